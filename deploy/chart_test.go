@@ -55,6 +55,7 @@ func TestOldKubernetesIsRefused(t *testing.T) {
 		{deploy.OperatorMode, "v1.31.9", "mode operator needs Kubernetes 1.32 or later, and this is v1.31.9"},
 		{deploy.OperatorMode, "v1.32.0-eks-5f3c1a2", ""},
 		{deploy.PoolMode, "v1.31.0", "mode pool needs Kubernetes 1.32 or later"},
+		{deploy.PortMode, "v1.31.0", "mode port needs Kubernetes 1.32 or later"},
 	} {
 		r := deploy.InMode(tt.mode, "test")
 		r.Kubernetes = tt.version
@@ -85,6 +86,8 @@ func TestCRDsAreTheReleases(t *testing.T) {
 		{deploy.NodeMode, "{}", 0, ""},
 		{deploy.OperatorMode, "{}", 6, "keep"},
 		{deploy.PoolMode, "{}", 6, "keep"},
+		{deploy.PortMode, "{}", 6, "keep"},
+		{deploy.NodeMode, "ports: {enabled: true}", 6, "keep"},
 		{deploy.PoolMode, "crds: {keep: false}", 6, ""},
 		{deploy.PoolMode, "crds: {install: false}", 0, ""},
 	} {
@@ -120,7 +123,7 @@ func TestCRDsAreTheReleases(t *testing.T) {
 // A release may be in any namespace, and its accounts may have any name: policies
 // and bindings know them by these.
 func TestReleaseInAnotherNamespace(t *testing.T) {
-	for _, mode := range []string{deploy.OperatorMode, deploy.PoolMode} {
+	for _, mode := range []string{deploy.OperatorMode, deploy.PoolMode, deploy.PortMode} {
 		r := values(t, mode, "{daemon: {serviceAccount: {name: agent}}, operator: {serviceAccount: {name: leader}}}")
 		r.Namespace = "networking"
 		objects, err := deploy.Render(r)
@@ -383,9 +386,10 @@ func TestNotes(t *testing.T) {
 // Each mode says which settings make it; the programs know them all.
 func TestModesAreThoseOfTheChart(t *testing.T) {
 	var of map[string]struct {
-		Kubernetes, EventsOf string
-		EC2                  bool
-		Daemon, Operator     map[string]any
+		Kubernetes       string
+		EventsOf         []string
+		EC2              bool
+		Daemon, Operator map[string]any
 	}
 	harness.OK(t, yaml.UnmarshalStrict(readFile(t, "chart/files/modes.yaml"), &of))
 	for mode, ipam := range modes {
@@ -395,8 +399,8 @@ func TestModesAreThoseOfTheChart(t *testing.T) {
 		}
 		dirs, err := filepath.Glob("chart/files/rbac/" + mode + "/*/role.yaml")
 		harness.OK(t, err)
-		if (m.Operator != nil) != (len(dirs) == 2) || (m.Operator != nil) != (m.EventsOf != "") {
-			t.Errorf("mode %s: operator %v, roles %v, events of %q", mode, m.Operator, dirs, m.EventsOf)
+		if (m.Operator != nil) != (len(dirs) == 2) || (m.Operator != nil) != (len(m.EventsOf) > 0) {
+			t.Errorf("mode %s: operator %v, roles %v, events of %v", mode, m.Operator, dirs, m.EventsOf)
 		}
 	}
 	if len(of) != len(modes) {

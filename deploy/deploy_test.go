@@ -74,6 +74,7 @@ var modes = map[string]string{
 	deploy.NodeMode:     config.IPAMENI,
 	deploy.OperatorMode: config.IPAMENIOperator,
 	deploy.PoolMode:     config.IPAMPool,
+	deploy.PortMode:     config.IPAMPort,
 }
 
 // render is what the chart makes of a mode.
@@ -185,7 +186,11 @@ func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container) 
 			t.Errorf("%s of the node is mounted at %s", host, m.MountPath)
 		}
 	}
-	for _, dir := range []string{cfg.StateDir, path.Dir(cfg.Socket), path.Dir(cfg.CRISocket), cfg.CNIBinDir, cfg.CNIConfDir} {
+	used := []string{cfg.StateDir, path.Dir(cfg.Socket), path.Dir(cfg.CRISocket), cfg.CNIBinDir, cfg.CNIConfDir}
+	if socket, local := strings.CutPrefix(cfg.OVSDB, "unix:"); local && cfg.HasPorts() {
+		used = append(used, path.Dir(socket))
+	}
+	for _, dir := range used {
 		if _, ok := propagation[dir]; !ok {
 			t.Errorf("%s is not mounted", dir)
 		}
@@ -231,6 +236,9 @@ func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 			return slices.Contains([]string{"BERTH_IPAM", "BERTH_AUTO_CREATE_NODE_NETWORK", "BERTH_CLUSTER_NAME"}, e.Name)
 		})
 		d.Spec.Template.Spec.AutomountServiceAccountToken = nil
+		isOVS := func(name string) bool { return mode == deploy.PortMode && name == "openvswitch" }
+		d.Spec.Template.Spec.Volumes = slices.DeleteFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return isOVS(v.Name) })
+		c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return isOVS(m.Name) })
 		return d
 	}
 	for mode := range modes {

@@ -40,6 +40,7 @@ const (
 	NodeMode     = "node"     // ENIs, by each node's own berthd
 	OperatorMode = "operator" // ENIs, by berth-operator for all nodes
 	PoolMode     = "pool"     // blocks of address pools, by berth-operator
+	PortMode     = "port"     // ports of VPCs, by berth-operator
 )
 
 // InMode is a release with nothing said but a mode and a cluster's name.

@@ -37,7 +37,13 @@ func rendered(t *testing.T, mode, text string) deploy.Objects {
 // A wrong value is refused before anything is installed, and the message has its name.
 func TestWrongValuesAreRefused(t *testing.T) {
 	for _, tt := range []struct{ values, want string }{
-		{"mode: enii", "at '/mode': value must be one of 'node', 'operator', 'pool'"},
+		{"mode: enii", "at '/mode': value must be one of 'node', 'operator', 'pool', 'port'"},
+		{"ports: {enabled: 'yes'}", "at '/ports/enabled': got string, want boolean"},
+		{"ports: true", "at '/ports': got boolean, want object"},
+		{"operator: {settings: {first-interface-is-port: true}}", "at '/operator/settings': additional properties 'first-interface-is-port' not allowed"},
+		{"daemon: {settings: {vpc-ports: true}}", "at '/daemon/settings': additional properties 'vpc-ports' not allowed"},
+		{"{mode: port, clusterName: ''}", "clusterName is empty: name the cluster; clusters whose ports"},
+		{"{mode: pool, ports: {enabled: true}, clusterName: ''}", "clusterName is empty: name the cluster; clusters whose ports"},
 		{"clustername: a", "additional properties 'clustername' not allowed"},
 		{"clusterName: ''", "clusterName is empty: name the cluster"},
 		{"{monitoring: {podMonitor: {enabled: true}}, daemon: {settings: {metrics-address: '127.0.0.1:9100'}}}",
@@ -166,11 +172,11 @@ func TestEverySettingIsAValue(t *testing.T) {
 	}{
 		"daemon": {
 			settings: config.Settings(), container: onlyContainer(t, daemonSet(t, deploy.OperatorMode).Spec.Template.Spec),
-			except: map[string]bool{"node-name": true, "cluster-name": true, "ipam": true, "kubeconfig": true, "sysctl-dir": true},
+			except: map[string]bool{"node-name": true, "cluster-name": true, "ipam": true, "vpc-ports": true, "kubeconfig": true, "sysctl-dir": true},
 		},
 		"operator": {
 			settings: config.OperatorSettings(), container: onlyContainer(t, operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec),
-			except: map[string]bool{"cluster-name": true, "ipam": true, "kubeconfig": true, "leader-election-namespace": true},
+			except: map[string]bool{"cluster-name": true, "ipam": true, "first-interface-is-port": true, "kubeconfig": true, "leader-election-namespace": true},
 		},
 	} {
 		all, want := map[string]any{}, map[string]string{}

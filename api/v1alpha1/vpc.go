@@ -46,7 +46,7 @@ const (
 	ProviderAlcor   VPCProvider = "alcor"   // Alcor's port manager
 )
 
-// VPCSpec is written by a person.
+// VPCSpec is which network it is, and whom it is for. Written by a person.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.credentials) || self.provider == 'neutron'",fieldPath=".credentials",message="credentials are of provider neutron; alcor takes none"
 // +kubebuilder:validation:XValidation:rule="!has(self.credentials) || self.endpoint.startsWith('https://') || has(self.tls) && self.tls.insecure",fieldPath=".endpoint",message="endpoint must begin with https:// where credentials go to it, or tls.insecure be true"
@@ -246,6 +246,12 @@ type VPCStatus struct {
 	// NetworkID is the ID of spec.network.
 	// +optional
 	NetworkID string `json:"networkID,omitempty"`
+
+	// ProjectID is the ID of the project whose ports the credentials see. While the VPC
+	// has PodNICs, credentials of another project are not used: it would say of their
+	// ports that there are none.
+	// +optional
+	ProjectID string `json:"projectID,omitempty"`
 
 	// MTU is that of the network, in bytes.
 	// +optional

@@ -79,7 +79,7 @@ func dirFlag(c *cobra.Command, dir *string) {
 }
 
 func modeFlag(c *cobra.Command, mode *string) {
-	c.Flags().StringVar(mode, "mode", string(lab.NodeMode), "where addresses come from: `node` (ENIs, by each berthd), operator (ENIs, by berth-operator) or pool (address pools)")
+	c.Flags().StringVar(mode, "mode", string(lab.NodeMode), "where addresses come from: `node` (ENIs, by each berthd), operator (ENIs, by berth-operator), pool (address pools) or port (ports of a VPC)")
 }
 
 func (f *labFlags) options() (lab.Options, error) {

@@ -12,8 +12,8 @@ import (
 // What the chart sets by itself, from other values or as the mode needs it, is no
 // value below settings.
 var (
-	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "kubeconfig", "sysctl-dir"}
-	ofOperator = []string{"cluster-name", "ipam", "kubeconfig", "leader-election-namespace"}
+	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "vpc-ports", "kubeconfig", "sysctl-dir"}
+	ofOperator = []string{"cluster-name", "ipam", "first-interface-is-port", "kubeconfig", "leader-election-namespace"}
 )
 
 // needed are settings without which the probes have nobody to ask.

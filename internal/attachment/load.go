@@ -125,6 +125,11 @@ func (s *Store) parse(name string, data []byte) (owner string, problem error) {
 			return "", fmt.Errorf("address %s of %s is held by %s too", a, r.Key, holder)
 		}
 	}
+	for _, n := range r.NICs {
+		if holder, ok := s.byPort[n.Port]; ok {
+			return "", fmt.Errorf("port %s of %s is held by %s too", n.Port, r.Key, holder)
+		}
+	}
 	s.index(r)
 	return r.InstanceID, nil
 }

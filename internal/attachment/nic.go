@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// NIC is an interface of the pod that is a port of a VPC, beside the one that has the
-// lease's addresses. The record has all that it takes to set it up again, compare it and
+// NIC is an interface of the pod that is a port of a VPC: beside the one that has the
+// lease's addresses or, where there is no lease, in its place. The record has all that it takes to set it up again, compare it and
 // remove it, also when the object that told it is gone.
 type NIC struct {
 	Object string   `json:"object"` // name of the PodNIC, in the pod's namespace
@@ -23,9 +23,10 @@ type NIC struct {
 	Addresses []NICAddress `json:"addresses"`
 	Routes    []NICRoute   `json:"routes,omitempty"` // of the port's subnets, besides those to gateways
 	// DefaultRoute: the pod's packets to elsewhere leave by this NIC.
-	DefaultRoute bool   `json:"defaultRoute,omitempty"`
-	HostLink     string `json:"hostLink,omitempty"` // on the node, where there is one
-	Plug         Plug   `json:"plug"`
+	DefaultRoute bool     `json:"defaultRoute,omitempty"`
+	HostLink     string   `json:"hostLink,omitempty"` // on the node, where there is one
+	HostMAC      mac.Addr `json:"hostMAC,omitempty"`  // of that link
+	Plug         Plug     `json:"plug"`
 }
 
 // NICAddress is an address of a port.
@@ -54,8 +55,8 @@ func (n NIC) validate() error {
 		return errors.New("object, uid, port or plug.type is empty")
 	case n.IfName == "" || n.HostLink != "" && !linkName.MatchString(n.HostLink):
 		return fmt.Errorf("ifName is %q and hostLink %q, expected names of links", n.IfName, n.HostLink)
-	case len(n.MAC) != 6:
-		return fmt.Errorf("mac is %q, expected six octets", n.MAC)
+	case len(n.MAC) != 6 || len(n.HostMAC) != 0 && len(n.HostMAC) != 6:
+		return fmt.Errorf("mac is %q and hostMAC %q, expected six octets", n.MAC, n.HostMAC)
 	case len(n.Addresses) == 0 || slices.ContainsFunc(n.Addresses, func(a NICAddress) bool { return !a.CIDR.IsValid() }):
 		return fmt.Errorf("addresses are %v, expected CIDRs", n.Addresses)
 	case slices.ContainsFunc(n.Routes, func(r NICRoute) bool { return !r.Destination.IsValid() }):
@@ -64,13 +65,30 @@ func (n NIC) validate() error {
 	return nil
 }
 
+// First is the NIC that is the attachment's own interface, the one named Key.IfName; nil
+// where the lease's addresses have that name.
+func (r Record) First() *NIC {
+	for i := range r.NICs {
+		if r.NICs[i].IfName == r.Key.IfName {
+			return &r.NICs[i]
+		}
+	}
+	return nil
+}
+
+// Further are the NICs but the First.
+func (r Record) Further() []NIC {
+	return slices.DeleteFunc(slices.Clone(r.NICs), func(n NIC) bool { return n.IfName == r.Key.IfName })
+}
+
 // checkNICs finds what is wrong with a record's NICs.
 func (r Record) checkNICs() error {
 	for i, n := range r.NICs {
 		if err := n.validate(); err != nil {
 			return fmt.Errorf("nics[%d]: %w", i, err)
 		}
-		if n.IfName == r.Key.IfName || slices.ContainsFunc(r.NICs[:i], func(o NIC) bool { return o.IfName == n.IfName || o.Port == n.Port }) {
+		taken := n.IfName == r.Key.IfName && !r.Lease.Empty()
+		if taken || slices.ContainsFunc(r.NICs[:i], func(o NIC) bool { return o.IfName == n.IfName || o.Port == n.Port }) {
 			return fmt.Errorf("nics[%d]: interface %s or port %s is there twice", i, n.IfName, n.Port)
 		}
 	}

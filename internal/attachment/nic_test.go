@@ -1,7 +1,10 @@
 package attachment
 
 import (
+	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -65,5 +68,69 @@ func TestNICsThatCannotBe(t *testing.T) {
 		if _, err := r.Encode(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A record without a lease is one of NICs alone: one of them has the interface's name.
+func TestRecordWithoutLease(t *testing.T) {
+	dir := t.TempDir()
+	s, _ := openStore(t, dir, testNode)
+	r := testRecord("c1", "10.0.0.5")
+	r.Lease, r.NICs = Lease{}, []NIC{testNIC("eth1", "p-1"), testNIC("eth0", "p-0")}
+	must(t, s.Put(r))
+	again, bad := openStore(t, dir, testNode)
+	got, ok := again.Get(r.Key)
+	if !ok || len(bad) > 0 || !got.Lease.Empty() {
+		t.Fatalf("read %+v, quarantined %v", got, bad)
+	}
+	if first, further := got.First(), got.Further(); first == nil || first.Port != "p-0" || len(further) != 1 || further[0].Port != "p-1" {
+		t.Errorf("first %+v, further %+v", first, further)
+	}
+	r.NICs = r.NICs[:1]
+	if err := s.Put(r); err == nil || !strings.Contains(err.Error(), "lease has no address, and no NIC is named eth0") {
+		t.Errorf("without a NIC of the name: %v", err)
+	}
+}
+
+// A port is one attachment's.
+func TestPortOfTwoAttachments(t *testing.T) {
+	dir := t.TempDir()
+	s, _ := openStore(t, dir, testNode)
+	a, b := testRecord("c1", "10.0.0.5"), testRecord("c2", "10.0.0.6")
+	a.NICs = []NIC{testNIC("eth1", "p-1"), testNIC("eth2", "p-2")}
+	b.NICs = []NIC{testNIC("eth1", "p-3"), testNIC("eth2", "p-2")}
+	must(t, s.Put(a))
+	refused := func() {
+		t.Helper()
+		taken, ok := errors.AsType[*PortTaken](s.Put(b))
+		if !ok || taken.Holder != a.Key || taken.Port != "p-2" || taken.IfName != "eth2" {
+			t.Fatalf("refused as %+v", taken)
+		}
+	}
+	refused()
+	if _, ok := s.ByPort("p-3"); ok {
+		t.Error("a port of what was refused is kept")
+	}
+	if r, ok := s.ByPort("p-2"); !ok || r.Key != a.Key {
+		t.Errorf("p-2 is of %v", r.Key)
+	}
+	s, _ = openStore(t, dir, testNode) // and after a restart
+	refused()
+	a.NICs = a.NICs[:1] // taken away
+	must(t, s.Put(a))
+	must(t, s.Put(b))
+	must(t, s.Delete(a.Key))
+	if _, ok := s.ByPort("p-1"); ok {
+		t.Error("the port of a record that is gone is kept")
+	}
+	// Two records of one port on disk: the later is no record.
+	must(t, s.Delete(b.Key))
+	must(t, s.Put(a))
+	b.NICs[1].Port, b.InstanceID, b.BootID = "p-1", testNode.InstanceID, testNode.BootID
+	data, err := b.Encode()
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, recordFile(b.HostLink)), data, 0o600))
+	if again, bad := openStore(t, dir, testNode); len(bad) != 1 || len(again.Records()) != 1 {
+		t.Errorf("quarantined %v, records %v", bad, again.Records())
 	}
 }

@@ -125,8 +125,8 @@ func (r Record) validate() error {
 		return fmt.Errorf("version is %d, expected %d", r.Version, Version)
 	case r.Key.ContainerID == "" || r.Key.IfName == "":
 		return fmt.Errorf("key %q lacks a container ID or interface name", r.Key)
-	case len(r.Lease.Addrs()) == 0:
-		return errors.New("lease has no address")
+	case r.Lease.Empty() && r.First() == nil:
+		return fmt.Errorf("lease has no address, and no NIC is named %s", r.Key.IfName)
 	case r.Lease.IPv4.IsValid() && !r.Lease.IPv4.Is4():
 		return fmt.Errorf("lease.ipv4 is %s, expected an IPv4 address", r.Lease.IPv4)
 	case r.Lease.IPv6.IsValid() && (!r.Lease.IPv6.Is6() || r.Lease.IPv6.Is4In6() || r.Lease.IPv6.Zone() != ""):

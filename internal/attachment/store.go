@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,9 +36,22 @@ type Store struct {
 	records map[Key]Record
 	byAddr  map[netip.Addr]Key
 	byLink  map[string]Key
+	byPort  map[string]Key // by the port ID of a NIC
 	cooling map[netip.Addr]Cooling
 
 	freed freedList
+}
+
+// PortTaken says that a port cannot be recorded, since another attachment has it.
+type PortTaken struct {
+	IfName string // of the NIC that was to have it
+	Port   string // its ID
+	Holder Key
+}
+
+// Error implements error.
+func (p *PortTaken) Error() string {
+	return fmt.Sprintf("port %s of NIC %s belongs to %s", p.Port, p.IfName, p.Holder)
 }
 
 // Open reads the records in dir, which it creates when missing (0700), and
@@ -52,8 +66,9 @@ func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error
 	}
 	s := &Store{
 		dir: dir, node: node, log: log,
-		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, byLink: map[string]Key{}, cooling: map[netip.Addr]Cooling{},
-		freed: freedList{at: map[netip.Addr]time.Duration{}},
+		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, byLink: map[string]Key{}, byPort: map[string]Key{},
+		cooling: map[netip.Addr]Cooling{},
+		freed:   freedList{at: map[netip.Addr]time.Duration{}},
 	}
 	bad, err := s.load()
 	if err != nil {
@@ -79,6 +94,18 @@ func (s *Store) ByAddr(addr netip.Addr) (Record, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	key, ok := s.byAddr[addr]
+	if !ok {
+		return Record{}, false
+	}
+	r, ok := s.records[key]
+	return r, ok
+}
+
+// ByPort returns the record of the attachment that has a port, by the port's ID.
+func (s *Store) ByPort(port string) (Record, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	key, ok := s.byPort[port]
 	if !ok {
 		return Record{}, false
 	}
@@ -119,7 +146,7 @@ func (s *Store) CoolingRecords() []Cooling {
 // Put writes a record, atomically replacing the one of the same key, and
 // stamps it with the node's identity. Without space for another file the one that
 // is there is overwritten. It refuses an address or host link that
-// another attachment holds.
+// another attachment holds, and a port, with a *PortTaken.
 func (s *Store) Put(r Record) error {
 	r.Version, r.InstanceID, r.BootID = Version, s.node.InstanceID, s.node.BootID
 	data, err := r.Encode()
@@ -148,7 +175,7 @@ func (s *Store) Put(r Record) error {
 	return nil
 }
 
-// reserve takes the record's addresses and link before the file is written, so that
+// reserve takes the record's addresses, ports and link before the file is written, so that
 // two attachments cannot both write one.
 func (s *Store) reserve(r Record) error {
 	s.mu.Lock()
@@ -164,8 +191,16 @@ func (s *Store) reserve(r Record) error {
 			return fmt.Errorf("recording attachment %s: address %s is held by %s", r.Key, a, holder)
 		}
 	}
+	for _, n := range r.NICs {
+		if holder, ok := s.byPort[n.Port]; ok && holder != r.Key {
+			return fmt.Errorf("recording attachment %s: %w", r.Key, &PortTaken{n.IfName, n.Port, holder})
+		}
+	}
 	for _, a := range r.Lease.Addrs() {
 		s.byAddr[a] = r.Key
+	}
+	for _, n := range r.NICs {
+		s.byPort[n.Port] = r.Key
 	}
 	s.byLink[r.HostLink] = r.Key
 	return nil
@@ -180,6 +215,11 @@ func (s *Store) unreserve(r Record) {
 	for _, a := range r.Lease.Addrs() {
 		if s.byAddr[a] == r.Key && (!had || (a != old.Lease.IPv4 && a != old.Lease.IPv6)) {
 			delete(s.byAddr, a)
+		}
+	}
+	for _, n := range r.NICs {
+		if s.byPort[n.Port] == r.Key && !slices.ContainsFunc(old.NICs, func(o NIC) bool { return o.Port == n.Port }) {
+			delete(s.byPort, n.Port)
 		}
 	}
 }
@@ -240,6 +280,9 @@ func (s *Store) index(r Record) {
 	for _, a := range r.Lease.Addrs() {
 		s.byAddr[a] = r.Key
 	}
+	for _, n := range r.NICs {
+		s.byPort[n.Port] = r.Key
+	}
 }
 
 // drop takes r out of the maps. s.mu is held.
@@ -251,6 +294,11 @@ func (s *Store) drop(r Record) {
 	for _, a := range r.Lease.Addrs() {
 		if s.byAddr[a] == r.Key {
 			delete(s.byAddr, a)
+		}
+	}
+	for _, n := range r.NICs {
+		if s.byPort[n.Port] == r.Key {
+			delete(s.byPort, n.Port)
 		}
 	}
 }

@@ -8,6 +8,8 @@
 //	nodemode.go    whose ENIs its own daemon manages
 //	operator.go    whose ENIs the operator manages
 //	routed.go      addresses of pools
+//	port.go        ports of VPCs in place of addresses
+//	ports.go       ports of VPCs, in that mode and beside the others
 //	podevents.go   what Pods are told of their ADDs
 //	installer.go   the plugin and its configuration on the node
 package berthd
@@ -28,6 +30,7 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/podevents"
+	"github.com/berthnet/berth/internal/source/port"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
@@ -42,6 +45,7 @@ type node struct {
 	metrics *daemon.Metrics
 	front   *daemon.Front
 	bootID  string
+	ports   *ports // nil while, or where, pods have none
 }
 
 // Run serves until ctx ends, or returns why it cannot. What it waits for, such as
@@ -182,12 +186,18 @@ func (n *node) datapathConfig() datapath.Config {
 
 // runDaemon puts the address source and the daemon together and runs them.
 func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net network) error {
-	src, err := m.newSource(ctx)
+	store, bad, err := attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
+		attachment.Node{InstanceID: instanceID, BootID: n.bootID}, n.log)
 	if err != nil {
 		return err
 	}
-	store, bad, err := attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
-		attachment.Node{InstanceID: instanceID, BootID: n.bootID}, n.log)
+	if n.cfg.HasPorts() {
+		if n.ports, err = n.openPorts(store); err != nil {
+			return err
+		}
+		defer n.ports.close()
+	}
+	src, err := m.newSource(ctx)
 	if err != nil {
 		return err
 	}
@@ -196,6 +206,12 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
 		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
+	}
+	if n.ports != nil {
+		o.NICs, o.NICWait = n.ports.nics, n.cfg.PortWait
+		if n.cfg.VPCPorts && n.cfg.IPAM != config.IPAMPort {
+			o.Source = port.NewBeside(src, n.ports.nics)
+		}
 	}
 	if n.cfg.CRISocket != "" {
 		runtime, err := daemon.NewRuntime(n.cfg.CRISocket)
@@ -206,7 +222,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		o.Sandboxes = runtime
 	}
 	if n.cfg.InstallCNI {
-		if o.Install, err = n.installer(src); err != nil {
+		if o.Install, err = n.installer(o.Source, o.NICs); err != nil {
 			return err
 		}
 	}

@@ -18,9 +18,10 @@ import (
 // pluginMargin is what the plugin's calls may take beyond the wait for an address.
 const pluginMargin = 15 * time.Second
 
-// tells are the capabilities by which the runtime tells what the source looks at of pods.
-func tells(src source.Source) []string {
-	if len(src.Annotations()) == 0 {
+// tells are the capabilities by which the runtime tells what is looked at of pods, by the
+// source and by nics, which may be nil.
+func tells(src source.Source, nics daemon.NICs) []string {
+	if len(src.Annotations()) == 0 && (nics == nil || len(nics.Annotations()) == 0) {
 		return nil
 	}
 	return []string{cni.PodAnnotations}
@@ -28,7 +29,7 @@ func tells(src source.Source) []string {
 
 // installer returns what installs the plugin and its configuration, and says
 // what it did and found.
-func (n *node) installer(src source.Source) (func(context.Context) (daemon.Installation, error), error) {
+func (n *node) installer(src source.Source, nics daemon.NICs) (func(context.Context) (daemon.Installation, error), error) {
 	plugin, bundle := n.cfg.CNIPlugin, n.cfg.CNIBundle
 	if self, err := os.Executable(); err == nil {
 		plugin = cmp.Or(plugin, filepath.Join(filepath.Dir(self), "berth"))
@@ -41,7 +42,7 @@ func (n *node) installer(src source.Source) (func(context.Context) (daemon.Insta
 		Bundle: bundle, CNIVersion: n.cfg.CNIVersion,
 		Network: install.Network{
 			Name: n.cfg.CNINetwork, Socket: n.cfg.Socket, Chain: n.cfg.CNIChain,
-			Timeout: max(n.cfg.WarmWait+pluginMargin, cni.DefaultTimeout), Tells: tells(src),
+			Timeout: max(n.patience()+pluginMargin, cni.DefaultTimeout), Tells: tells(src, nics),
 		},
 	}
 	if n.cfg.CNIVolatile {
@@ -60,6 +61,14 @@ func (n *node) installer(src source.Source) (func(context.Context) (daemon.Insta
 		}
 		return daemon.Installation{Remark: remark(report, o), LeftOut: leftOut(report)}, nil
 	}, nil
+}
+
+// patience is how long an ADD may wait.
+func (n *node) patience() time.Duration {
+	if !n.cfg.HasPorts() {
+		return n.cfg.WarmWait
+	}
+	return max(n.cfg.WarmWait, n.cfg.PortWait)
 }
 
 // remark is what is worth knowing of an installation, and needs nobody to act.

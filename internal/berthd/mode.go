@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source/eni"
 	"github.com/berthnet/berth/internal/source/nodenetwork"
 	"github.com/berthnet/berth/internal/source/pool"
+	"github.com/berthnet/berth/internal/source/port"
 )
 
 // modes are all there are, by --ipam. A new source of addresses is added here and
@@ -24,6 +25,7 @@ var modes = map[string]struct {
 	config.IPAMENI:         {func(n *node) mode { return &nodeMode{vpc{node: n}} }, eni.Reference},
 	config.IPAMENIOperator: {func(n *node) mode { return &operatorMode{vpc{node: n}} }, nodenetwork.Reference},
 	config.IPAMPool:        {func(n *node) mode { return &routed{node: n} }, pool.Reference},
+	config.IPAMPort:        {func(n *node) mode { return &portMode{node: n} }, port.Reference},
 }
 
 // WriteMetricsReference writes the page of metrics, with those of all modes.

@@ -5,6 +5,7 @@
 //	carrier.go   what all have
 //	vpc.go       ENIs
 //	routed.go    blocks
+//	ports.go     nothing, where pods have ports of VPCs only
 package carrier
 
 import (

@@ -20,6 +20,7 @@ const (
 	IPAMENI         = "eni"          // node mode: berthd calls EC2 itself
 	IPAMENIOperator = "eni-operator" // operator mode: the cluster's operator does
 	IPAMPool        = "pool"         // address pools: nobody does; the operator gives blocks
+	IPAMPort        = "port"         // ports of VPCs: nobody does; the operator has them made
 )
 
 // The values of pod-events.
@@ -38,7 +39,7 @@ type Config struct {
 	Socket      string
 
 	// Where addresses come from
-	IPAM                  string // IPAMENI, IPAMENIOperator or IPAMPool
+	IPAM                  string // IPAMENI, IPAMENIOperator, IPAMPool or IPAMPort
 	AutoCreateNodeNetwork bool
 	Kubeconfig            string // empty: in the cluster
 
@@ -79,6 +80,14 @@ type Config struct {
 	ExportTable             int
 	WithdrawOnExit          bool
 	IgnoreUntoldAnnotations bool
+
+	// VPC ports
+	VPCPorts        bool     // also beside another source of addresses; see HasPorts
+	OVSDB           string   // empty: there is no Open vSwitch
+	OVSBridges      []string // that ports may be plugged into
+	PortWait        time.Duration
+	AgentNamespaces []string // what names of VPCs' network namespaces begin with
+	AgentWait       time.Duration
 
 	// Cloud
 	EC2Endpoint  string
@@ -167,6 +176,9 @@ func (c *Config) BlocksMetadata() bool {
 	return c.IPAM == IPAMENI
 }
 
+// HasPorts tells whether pods have NICs that are ports of VPCs.
+func (c *Config) HasPorts() bool { return c.VPCPorts || c.IPAM == IPAMPort }
+
 // Logger logs as the settings ask for.
 func (c Config) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogLevel, c.LogFormat) }
 
@@ -193,12 +205,12 @@ func (c *Config) contradictions() []error {
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
 		{c.IPAM != IPAMPool && c.WithdrawOnExit, "--withdraw-on-exit needs --ipam=pool"},
-		{c.IPAM != IPAMPool && c.IgnoreUntoldAnnotations, "--ignore-untold-annotations needs --ipam=pool"},
+		{c.IPAM != IPAMPool && !c.HasPorts() && c.IgnoreUntoldAnnotations, "--ignore-untold-annotations needs --ipam=pool, --ipam=port or --vpc-ports"},
 		{c.IPAM != IPAMPool && c.ExportTable != defaultExportTable, "--export-table needs --ipam=pool"},
 		{c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr, "--introspection-address and --metrics-address are both " + c.MetricsAddr},
 	})
-	if c.IPAM == IPAMPool {
-		out = append(out, c.withoutMeaningForPools()...)
+	if c.IPAM == IPAMPool || c.IPAM == IPAMPort {
+		out = append(out, c.withoutMeaningWithoutENIs()...)
 	}
 	return out
 }

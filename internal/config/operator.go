@@ -6,6 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
 // Operator is every setting of berth-operator, parsed and checked.
@@ -20,7 +23,7 @@ type Operator struct {
 	// Cluster
 	ClusterName string
 	Kubeconfig  string   // empty: in the cluster
-	IPAM        []string // IPAMENIOperator, IPAMPool or both
+	IPAM        []string // some of IPAMENIOperator, IPAMPool and IPAMPort
 
 	// Leader election
 	LeaderElect    bool
@@ -52,6 +55,11 @@ type Operator struct {
 	BlockClaimGrace time.Duration
 	DownNodeRelease time.Duration // 0: never
 	NodeMaxPods     int           // that count for a node's quota of blocks; 0: no quota
+
+	// VPC ports
+	VPCCalls    int // under way at once, to one endpoint
+	UnplugGrace time.Duration
+	FirstIsPort bool // the first interface of pods with NICs is one of them
 
 	// Watching
 	MetricsAddr string
@@ -98,7 +106,10 @@ const renewJitter = 1.2
 
 func (o *Operator) contradictions() []error {
 	out := wrongTogether([]contradiction{
-		{len(o.IPAM) == 0, fmt.Sprintf("--ipam is empty: expected %s, %s or both", IPAMENIOperator, IPAMPool)},
+		{len(o.IPAM) == 0, fmt.Sprintf("--ipam is empty: expected %s, %s, %s or several of them", IPAMENIOperator, IPAMPool, IPAMPort)},
+		{o.VPCCalls == 0, "--vpc-calls must be at least 1"},
+		{slices.Contains(o.IPAM, IPAMPort) && strings.Contains(o.ClusterName, ":"),
+			fmt.Sprintf("--cluster-name %q has a colon, which --ipam=port cannot have: the name is part of ports' device IDs, between colons", o.ClusterName)},
 		{o.RenewDeadline > 0 && o.LeaseDuration <= o.RenewDeadline,
 			fmt.Sprintf("--lease-duration %s must be longer than --renew-deadline %s: else two operators may lead at once", o.LeaseDuration, o.RenewDeadline)},
 		{o.RetryPeriod > 0 && float64(o.RenewDeadline) <= renewJitter*float64(o.RetryPeriod),
@@ -130,6 +141,7 @@ func operatorTable(o *Operator) []Setting {
 			Doc: "Ceilings of EC2 calls by action, separated by commas, such as AssignPrivateIpAddresses=5/50, besides what is learned from EC2's refusals. An action that is not named has none."})},
 		{"Nodes", operatorNodeSettings(o)},
 		{"Address pools", operatorPoolSettings(o)},
+		{"VPC ports", operatorPortSettings(o)},
 		{"Watching", append(operatorWatchingSettings(o), logSettings(&o.LogLevel, &o.LogFormat)...)},
 	})
 }
@@ -138,8 +150,8 @@ func operatorClusterSettings(o *Operator) []Setting {
 	return []Setting{
 		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
 			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
-		{Flag: "ipam", Default: IPAMENIOperator, parse: list(&o.IPAM, among(IPAMENIOperator, IPAMPool)),
-			Doc: "What the operator works for, separated by commas: `eni-operator`, ENIs of nodes, or `pool`, address pools. Only the first needs EC2."},
+		{Flag: "ipam", Default: IPAMENIOperator, parse: list(&o.IPAM, among(IPAMENIOperator, IPAMPool, IPAMPort)),
+			Doc: "What the operator works for, separated by commas: `eni-operator`, ENIs of nodes, `pool`, address pools, or `port`, pods' NICs that are ports of VPCs. Only the first needs EC2."},
 		{Flag: "kubeconfig", parse: absolutePath(&o.Kubeconfig, true),
 			Doc: "File that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
 	}
@@ -173,7 +185,7 @@ func operatorNodeSettings(o *Operator) []Setting {
 		{Flag: "shrink-delay", Default: "1m", parse: duration(&o.ShrinkDelay, time.Millisecond, day),
 			Doc: "How long an address or ENI must be in excess before it goes back to the cloud."},
 		{Flag: "listing-interval", Default: "1m", parse: duration(&o.ListingInterval, time.Second, day),
-			Doc: "How often everything that the cloud holds for the cluster's nodes is listed, to repair what replies did not tell."},
+			Doc: "How often everything that the cloud holds for the cluster's nodes is listed, to repair what replies did not tell, and the network of a VPC is looked up."},
 		{Flag: "settle-time", Default: "1m", parse: duration(&o.SettleTime, time.Second, day),
 			Doc: "How long a reply of the cloud outranks listings, which may trail it."},
 		{Flag: "orphan-age", Default: "15m", parse: duration(&o.OrphanAge, time.Second, 30*day),
@@ -196,6 +208,17 @@ func operatorPoolSettings(o *Operator) []Setting {
 
 // DefaultOperatorMetrics is where an operator serves metrics unless it is told.
 const DefaultOperatorMetrics = "127.0.0.1:61680"
+
+func operatorPortSettings(o *Operator) []Setting {
+	return []Setting{
+		{Flag: "vpc-calls", Default: strconv.Itoa(lanes.DefaultMost), Unit: "calls", parse: integer(&o.VPCCalls, 1024, lanes.DefaultMost),
+			Doc: "How many calls to the provider of VPCs at one endpoint are under way at once. Fewer are after it refused some as too many."},
+		{Flag: "unplug-grace", Default: "1m", parse: duration(&o.UnplugGrace, time.Second, day),
+			Doc: "How long the port of a pod that is gone is left to its node's daemon to unplug, before it is deleted or bound elsewhere. A node that is gone, or has the taint node.kubernetes.io/out-of-service, is not waited for."},
+		{Flag: "first-interface-is-port", Default: "true", bare: true, parse: boolean(&o.FirstIsPort),
+			Doc: "Whether the first interface of pods with NICs, by which the kubelet knows the pod, is a port of a VPC too. Set to false where it comes from ENIs or address pools."},
+	}
+}
 
 func operatorWatchingSettings(o *Operator) []Setting {
 	return []Setting{

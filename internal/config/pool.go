@@ -22,7 +22,7 @@ func poolSettings(c *Config) []Setting {
 		{Flag: "export-table", Default: strconv.Itoa(defaultExportTable), parse: routingTable(&c.ExportTable),
 			Doc: "With ipam=pool, the number of the routing table with one route for each block of the node, for an external routing daemon to read. No rule looks it up."},
 		{Flag: "ignore-untold-annotations", Default: "false", bare: true, parse: boolean(&c.IgnoreUntoldAnnotations),
-			Doc: "With ipam=pool, take a pod whose annotations the container runtime does not tell for one without any. Multus does not tell them. A pod that chose a pool by its annotation then gets an address of its namespace's pool, unnoticed. Else such a pod gets none where a pool lets its namespace choose."},
+			Doc: "With ipam=pool, take a pod whose annotations the container runtime does not tell for one without any. Multus does not tell them. A pod that chose a pool by its annotation then gets an address of its namespace's pool, unnoticed. Else such a pod gets none where a pool lets its namespace choose. With ports of VPCs, such a pod gets the NICs that the operator has made for it by then; else none, with an error where its namespace names a VPC."},
 		{Flag: "withdraw-on-exit", Default: "false", bare: true, parse: boolean(&c.WithdrawOnExit),
 			Doc: "With ipam=pool, remove the routes from export-table when the daemon ends: the pods that stay are cut off from other nodes until another runs."},
 	}
@@ -41,9 +41,9 @@ func routingTable(dst *int) parser {
 	}, Form{Kind: Integer, Low: 1, High: math.MaxInt32}}
 }
 
-// withoutMeaningForPools finds settings that mean nothing where addresses come
-// from pools.
-func (c *Config) withoutMeaningForPools() []error {
+// withoutMeaningWithoutENIs finds settings that mean nothing where addresses come
+// from pools or are those of ports.
+func (c *Config) withoutMeaningWithoutENIs() []error {
 	var idle []string
 	for _, s := range []struct {
 		flag string
@@ -66,5 +66,9 @@ func (c *Config) withoutMeaningForPools() []error {
 	if len(idle) == 0 {
 		return nil
 	}
-	return []error{fmt.Errorf("%s: of no meaning with --ipam=pool: addresses come from AddressPools, not from ENIs, and nothing is translated", strings.Join(idle, ", "))}
+	from := "come from AddressPools"
+	if c.IPAM == IPAMPort {
+		from = "are those of ports of VPCs"
+	}
+	return []error{fmt.Errorf("%s: of no meaning with --ipam=%s: addresses %s, not from ENIs, and nothing is translated", strings.Join(idle, ", "), c.IPAM, from)}
 }

@@ -33,6 +33,7 @@ func table(c *Config) []Setting {
 		{"Warm addresses", warmSettings(c)},
 		{"ENIs", eniSettings(c)},
 		{"Address pools", poolSettings(c)},
+		{"VPC ports", portSettings(c)},
 		{"Cloud", cloudSettings(&c.Region, &c.EC2Endpoint, &c.IMDSEndpoint, &c.IMDSMode)},
 		{"Data path", datapathSettings(c)},
 		{"Serving", servingSettings(c)},
@@ -63,19 +64,19 @@ func rows(groups []group) []Setting {
 func nodeSettings(c *Config) []Setting {
 	return []Setting{
 		{Flag: "node-name", Env: []string{"MY_NODE_NAME", "NODE_NAME"}, parse: text(&c.NodeName),
-			Doc: "Name of this node, shown by introspection and put on ENIs; with ipam=eni-operator and ipam=pool that of its Node object. Default: the host name."},
+			Doc: "Name of this node, shown by introspection and put on ENIs; with ipam=eni-operator, ipam=pool and ports of VPCs that of its Node object. Default: the host name."},
 		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&c.ClusterName, nonEmpty),
 			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
 		{Flag: "state-dir", Default: "/run/berth", parse: absolutePath(&c.StateDir, false),
 			Doc: "Directory of the attachment records and the last inventory that the cloud, or the API server, confirmed. It should be on a tmpfs, so that it vanishes with the kernel state that it describes."},
 		{Flag: "socket", Default: "/run/berth/berthd.sock", parse: socketPath(&c.Socket, false),
 			Doc: "Unix socket on which the plugin reaches the daemon; made with mode 0600."},
-		{Flag: "ipam", Default: IPAMENI, parse: oneOf(&c.IPAM, IPAMENI, IPAMENIOperator, IPAMPool),
-			Doc: "Where this node's addresses come from: `eni`, from EC2, asked by the daemon itself; `eni-operator`, from EC2, asked by the cluster's operator, by way of the node's NodeNetwork object; `pool`, from address pools, by blocks that the operator gives the node. With `pool` no cloud is needed, and what is under \"Cloud\" means nothing."},
+		{Flag: "ipam", Default: IPAMENI, parse: oneOf(&c.IPAM, IPAMENI, IPAMENIOperator, IPAMPool, IPAMPort),
+			Doc: "Where this node's addresses come from: `eni`, from EC2, asked by the daemon itself; `eni-operator`, from EC2, asked by the cluster's operator, by way of the node's NodeNetwork object; `pool`, from address pools, by blocks that the operator gives the node; `port`, from the ports of VPCs that the operator has made for pods, as PodNIC objects say. With `pool` and `port` no cloud of ENIs is needed, and what is under \"Cloud\" means nothing."},
 		{Flag: "auto-create-node-network", Default: "false", bare: true, parse: boolean(&c.AutoCreateNodeNetwork),
 			Doc: "With ipam=eni-operator, create the node's NodeNetwork object if there is none, from the settings under \"Warm addresses\" and \"ENIs\", and replace one of another instance. An object that is there stays as it is. Else the object is waited for."},
 		{Flag: "kubeconfig", parse: absolutePath(&c.Kubeconfig, true),
-			Doc: "The file that tells how to reach the Kubernetes API, which ipam=eni uses for pod-events only. Default: as any pod of the cluster does."},
+			Doc: "The file that tells how to reach the Kubernetes API, which ipam=eni uses for pod-events, and vpc-ports, only. Default: as any pod of the cluster does."},
 	}
 }
 
@@ -192,7 +193,7 @@ func watchingSettings(c *Config) []Setting {
 		{Flag: "metrics-address", Default: "127.0.0.1:61678", parse: checked(&c.MetricsAddr, orEmpty(hostPort)),
 			Doc: "Where /metrics, /livez, /readyz and /startupz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
 		{Flag: "pod-events", Default: PodEventsAuto, parse: oneOf(&c.PodEvents, PodEventsAuto, PodEventsAlways, PodEventsNever),
-			Doc: "Tell Pods by Events why their ADDs wait or fail. `auto`: always with ipam=eni-operator and ipam=pool; with ipam=eni, which needs the Kubernetes API for nothing else, if there is a kubeconfig or a service account. `always`: end if there is neither. `never`: tell them nothing."},
+			Doc: "Tell Pods by Events why their ADDs wait or fail. `auto`: always with ipam=eni-operator, ipam=pool and ipam=port; with ipam=eni, which needs the Kubernetes API for nothing else, if there is a kubeconfig or a service account. `always`: end if there is neither. `never`: tell them nothing."},
 		{Flag: "pprof", Default: "false", bare: true, parse: boolean(&c.Pprof),
 			Doc: "Serve /debug/pprof on the introspection address."},
 	}

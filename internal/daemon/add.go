@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"time"
 
@@ -19,7 +20,7 @@ var _ = failpoint.Register(
 	"daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded",
 )
 
-// add attaches one interface: lease, record, kernel, record, in this order, so
+// add attaches one interface: NICs and lease, record, kernel, record, in this order, so
 // that a crash at any point leaves a record of what must be undone. want is the
 // record without what follows from here on: it has the key, the pod, the path of
 // the namespace and the MTU, 0 for the node's. The same add again gives the same
@@ -48,20 +49,25 @@ func (d *Daemon) add(ctx context.Context, want attachment.Record, wish source.Wi
 	if err := d.reaper.await(patience, want.HostLink, want.Netns); err != nil {
 		return attachment.Record{}, err
 	}
-	want.Lease, err = d.acquire(patience, source.Request{Key: want.Key, Pod: want.Pod, Wish: wish})
+	want, until, err := d.acquire(patience, want, wish)
 	if err != nil {
 		return attachment.Record{}, err
 	}
 	want.State, want.Since = attachment.Pending, d.Clock.Now().UTC().Round(0)
-	return d.setUp(ctx, want)
+	return d.setUp(ctx, want, until)
 }
 
 // addAgain answers an ADD for what is set up already, and sets up what someone
 // removed of it.
 func (d *Daemon) addAgain(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	return d.again(ctx, rec, d.wire)
+}
+
+// again sets up what is missing of an attachment that is ready, or of a part of it.
+func (d *Daemon) again(ctx context.Context, rec attachment.Record, wire func(context.Context, attachment.Record) (attachment.Record, error)) (attachment.Record, error) {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
-	now, err := d.wire(kctx, rec)
+	now, err := wire(kctx, rec)
 	if err != nil {
 		return attachment.Record{}, err
 	}
@@ -73,8 +79,8 @@ func (d *Daemon) addAgain(ctx context.Context, rec attachment.Record) (attachmen
 	return now, nil
 }
 
-// addAgainLater is addAgain for an attachment that was looked at without its
-// container's lock, if it still is to be there.
+// addAgainLater sets up what is missing of the lease of an attachment that was looked
+// at without its container's lock, if it still is to be there.
 func (d *Daemon) addAgainLater(ctx context.Context, seen attachment.Record) error {
 	unlock, err := d.locks.lock(ctx, seen.Key.ContainerID)
 	if err != nil {
@@ -85,7 +91,7 @@ func (d *Daemon) addAgainLater(ctx context.Context, seen attachment.Record) erro
 	if !ok || rec.State != attachment.Ready {
 		return nil
 	}
-	_, err = d.addAgain(ctx, rec)
+	_, err = d.again(ctx, rec, d.wireLease)
 	return err
 }
 
@@ -98,55 +104,22 @@ func (d *Daemon) clear(ctx context.Context, rec attachment.Record) error {
 	return d.release(ctx, rec, "replaced by a new sandbox")
 }
 
-// acquire gets addresses, waiting for them no longer than the daemon is
-// configured to, the caller lets it, no DEL comes, and the daemon lives.
-func (d *Daemon) acquire(ctx context.Context, req source.Request) (attachment.Lease, error) {
-	wait := d.WarmWait
-	if deadline, ok := ctx.Deadline(); ok {
-		wait = min(wait, time.Until(deadline)-replyMargin)
-	}
-	wctx, end := d.waits.add(ctx, req)
-	defer end()
-	wctx, cancel := context.WithTimeout(wctx, wait)
-	defer cancel()
-	defer context.AfterFunc(d.draining, cancel)()
-	lease, err := d.Source.Acquire(wctx, req)
-	if err == nil {
-		return lease, nil
-	}
-	if d.draining.Err() != nil {
-		return lease, &Failure{Code: types.ErrTryAgainLater, Reason: "draining", Message: "berthd is being restarted; try again", Ending: true}
-	}
-	if ctx.Err() != nil {
-		return lease, context.Cause(ctx)
-	}
-	if errors.Is(context.Cause(wctx), errDeleted) {
-		return lease, failf(types.ErrTryAgainLater, "deleted", "no address for the pod: %s", errDeleted)
-	}
-	if ex, ok := errors.AsType[*source.Exhausted](err); ok {
-		return lease, &Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: "no address for the pod: " + ex.Message, Err: ex}
-	}
-	return lease, failf(types.ErrTryAgainLater, "source", "no address for the pod: %s", err)
-}
-
-// replyMargin is kept of the caller's time to say why there was no address.
-const replyMargin = 500 * time.Millisecond
-
-// setUp takes a lease to a ready attachment or, failing that, undoes all of
-// it, the lease included. A panic leaves the record for the next start or DEL.
-func (d *Daemon) setUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+// setUp takes a lease, NICs or both to a ready attachment or, failing that, undoes all
+// of it, the lease included. NICs may take until a moment to carry packets. A panic
+// leaves the record for the next start or DEL.
+func (d *Daemon) setUp(ctx context.Context, rec attachment.Record, until time.Time) (attachment.Record, error) {
 	if err := d.begin(rec); err != nil {
 		d.Source.Cancel(rec.Key)
 		return attachment.Record{}, err
 	}
-	ready, err := d.trySetUp(ctx, rec)
+	ready, err := d.trySetUp(ctx, rec, until)
 	if err == nil {
 		err = context.Cause(ctx) // nobody will hear of it: the runtime would not use it
 	}
 	if err == nil {
 		d.usable.set()
-		d.Log.Info("attached", "attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name,
-			"addresses", rec.Lease.Addrs(), "from", rec.Lease.Group())
+		d.tellPlugged(ready)
+		d.logAttachment("attached", ready, "from", rec.Lease.Group())
 		return ready, nil
 	}
 	if undoErr := d.giveUp(ctx, rec, err); undoErr != nil {
@@ -176,7 +149,7 @@ func (d *Daemon) begin(rec attachment.Record) error {
 	return nil
 }
 
-func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record, until time.Time) (attachment.Record, error) {
 	// A cooling record that is still there has cooled, or the source would not
 	// have given the address away. The attachment's record outranks it.
 	for _, a := range rec.Lease.Addrs() {
@@ -196,11 +169,26 @@ func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record) (attachmen
 	if err := failpoint.Hit("daemon.add.wired"); err != nil {
 		return rec, err
 	}
+	if err := d.awaitNICs(ctx, rec, until); err != nil {
+		return rec, err
+	}
 	rec.State = attachment.Ready
 	if err := d.Store.Put(rec); err != nil {
 		return rec, recordFailure(err)
 	}
 	return rec, failpoint.Hit("daemon.add.ready")
+}
+
+// awaitNICs returns once the NICs of an attachment carry packets.
+func (d *Daemon) awaitNICs(ctx context.Context, rec attachment.Record, until time.Time) error {
+	if len(rec.NICs) == 0 {
+		return nil
+	}
+	req := source.Request{Key: rec.Key, Pod: rec.Pod}
+	if err := d.wait(ctx, req, until, noTraffic, func(ctx context.Context) error { return d.NICs.Await(ctx, rec) }); err != nil {
+		return err
+	}
+	return failpoint.Hit("daemon.nics.active")
 }
 
 // undo takes back an ADD of which the runtime never heard that it worked. The
@@ -221,13 +209,16 @@ func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
 	if err := failpoint.Hit("daemon.undo.detached"); err != nil {
 		return err
 	}
-	d.reaper.add(rec.HostLink, rec.Netns)
-	if err := d.reaper.await(kctx, rec.HostLink, attachment.Netns{}); err != nil {
-		return kernelFailure(err)
+	if !rec.Lease.Empty() {
+		d.reaper.add(rec.HostLink, rec.Netns)
+		if err := d.reaper.await(kctx, rec.HostLink, attachment.Netns{}); err != nil {
+			return kernelFailure(err)
+		}
 	}
 	if err := failpoint.Hit("daemon.undo.reaped"); err != nil {
 		return err
 	}
+	d.tellUnplugged(rec)
 	if err := d.Store.Delete(rec.Key); err != nil {
 		return recordFailure(err)
 	}
@@ -236,6 +227,19 @@ func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
 	return err
 }
 
+// logAttachment tells of an attachment that came or went.
+func (d *Daemon) logAttachment(event string, rec attachment.Record, more ...any) {
+	args := []any{"attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name, "addresses", rec.Lease.Addrs()}
+	if len(rec.NICs) > 0 {
+		args = append(args, "nics", nicNames(rec))
+	}
+	d.Log.Info(event, append(args, more...)...)
+}
+
 func recordFailure(err error) error {
+	if taken, ok := errors.AsType[*attachment.PortTaken](err); ok { // until the sandbox of before has gone
+		return &Failure{Code: types.ErrTryAgainLater, Reason: "port-in-use", Err: err,
+			Message: fmt.Sprintf("port %s of NIC %s is still plugged for %s", taken.Port, taken.IfName, taken.Holder)}
+	}
 	return &Failure{Code: CodeRecord, Reason: "record", Message: "the attachment's record could not be written", Details: err.Error(), Err: err}
 }

@@ -40,6 +40,7 @@ type Sandboxes interface {
 type Options struct {
 	Source source.Source
 	Kernel Kernel
+	NICs   NICs   // optional: pods then have none
 	Upkeep Upkeep // optional
 	// Install puts plugin and configuration in place, once an address was
 	// usable and now and then after that; a good installation it leaves as it
@@ -57,6 +58,7 @@ type Options struct {
 	StateDir    string // for the mark that an address was usable once
 
 	WarmWait     time.Duration // how long an ADD waits for an address
+	NICWait      time.Duration // how long an ADD with NICs waits for them and its address together, if longer
 	DrainTimeout time.Duration // how long kernel work may go on at the end
 	NetnsGrace   time.Duration // how long a namespace must be gone
 
@@ -91,6 +93,7 @@ type Daemon struct {
 	supply     *supply
 	writable   *writable
 	repairer   *repairer     // nil without Upkeep
+	nics       *nicKeeper    // nil without NICs
 	views      chan struct{} // a token for each question about a pod at work
 
 	draining context.Context // ends when the daemon begins to end
@@ -125,6 +128,9 @@ func New(o Options) *Daemon {
 			repairs: o.Metrics.repairs, interval: o.RepairInterval, again: d.addAgainLater,
 			clock: o.Clock, log: o.Log,
 		}
+	}
+	if o.NICs != nil {
+		d.nics = &nicKeeper{daemon: d}
 	}
 	d.cooling = &coolingRecords{
 		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,

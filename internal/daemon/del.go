@@ -61,10 +61,13 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	if err := d.unwire(kctx, rec); err != nil {
 		return err
 	}
+	d.tellUnplugged(rec)
 	if err := failpoint.Hit("daemon.del.detached"); err != nil {
 		return err
 	}
-	d.reaper.add(rec.HostLink, rec.Netns)
+	if !rec.Lease.Empty() {
+		d.reaper.add(rec.HostLink, rec.Netns)
+	}
 	if full != nil {
 		return recordFailure(&heldBack{full})
 	}
@@ -74,7 +77,6 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	err = failpoint.Hit("daemon.del.unrecorded")
 	d.Source.Release(rec.Key)
 	d.cooling.add(d.Clock.Boot(), rec.Lease.Addrs()...)
-	d.Log.Info("released", "attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name,
-		"addresses", rec.Lease.Addrs(), "why", why)
+	d.logAttachment("released", rec, "why", why)
 	return errors.Join(err, failpoint.Hit("daemon.del.released"))
 }

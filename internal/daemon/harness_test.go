@@ -32,6 +32,7 @@ type node struct {
 	ident  attachment.Node
 	addrs  []netip.Addr
 	listed map[string]bool // what the runtime lists; nil: there is no runtime to ask
+	board  *switchboard    // what NICs are plugged into; nil: daemons have none
 
 	warmWait time.Duration // real time, as contexts have it
 
@@ -45,6 +46,7 @@ type running struct {
 	*Daemon
 	front  *Front
 	source *sourcefake.Source
+	nics   *fakeNICs
 	client rpc.NodeClient
 	socket string
 	stop   func() // once; what fails then fails the test
@@ -107,6 +109,13 @@ func (n *node) assemble() *running {
 	}
 	if n.listed != nil {
 		o.Sandboxes = n
+	}
+	if n.board != nil {
+		n.board.mu.Lock()
+		n.board.records = func() *attachment.Store { return store }
+		n.board.mu.Unlock()
+		r.nics = newFakeNICs(n.board)
+		o.NICs, o.RepairInterval = r.nics, time.Hour
 	}
 	r.Daemon, r.source = New(o), src
 	return r

@@ -141,6 +141,11 @@ func (d *Daemon) releaseQuarantined(ctx context.Context, q attachment.Quarantine
 		return err
 	}
 	if q.HostLink != "" {
+		if d.NICs != nil {
+			if err := d.NICs.Clear(kctx, q.HostLink); err != nil {
+				return nicFailure("unplugging what "+q.HostLink+" has left", err)
+			}
+		}
 		if err := d.Kernel.DetachPod(kctx, q.HostLink, q.Addresses); err != nil {
 			return kernelFailure(err)
 		}

@@ -2,9 +2,11 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -17,6 +19,8 @@ type recovery struct {
 	links  map[string][]netip.Addr // pod links in the kernel, with the addresses routed to them
 	listed map[string]bool         // container IDs that the runtime knows; nil when it cannot be asked
 	owned  map[string]bool         // links that a record or a damaged record stands for
+	plugs  []string                // host links of attachments with NICs plugged, where records are damaged
+	later  bool                    // a NIC could not be unplugged: others wait for the sweep, not each for itself
 }
 
 // recoverState finishes or undoes what an earlier daemon left half done, tells
@@ -43,13 +47,20 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 			d.Log.Error("recovering an attachment, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
 		}
 	}
-	for _, q := range d.quarantine.all() {
+	damaged := d.quarantine.all()
+	if len(damaged) > 0 {
+		r.plugs = d.plugsOfDamaged(ctx)
+	}
+	for _, q := range damaged {
 		if err := r.quarantined(ctx, q); err != nil {
 			d.Log.Error("recovering a damaged record", "file", q.File, "err", err)
 		}
 	}
 	d.quarantine.report()
 	r.leftovers(ctx)
+	if d.nics != nil {
+		d.nics.takeUp(ctx)
+	}
 	r.awaitReaper(ctx)
 	return nil
 }
@@ -73,27 +84,61 @@ func (d *Daemon) runtimeLists(ctx context.Context) map[string]bool {
 // attachment takes one record up, finishes or undoes it.
 func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error {
 	_, inKernel := r.links[rec.HostLink]
-	if rec.BootID != r.d.Store.Node().BootID && !inKernel {
-		r.d.Log.Info("forgetting an attachment from before the reboot", "attachment", rec.Key.String())
-		return r.d.Store.Delete(rec.Key)
+	rebooted := rec.BootID != r.d.Store.Node().BootID && !inKernel
+	if rebooted && len(rec.NICs) == 0 {
+		return r.forget(rec)
 	}
 	r.owned[rec.HostLink] = true
 	// Held first: an undo that fails must not leave the address to others.
-	if err := r.d.Source.Restore(source.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
-		return fmt.Errorf("restoring its addresses: %w", err)
+	if !rec.Lease.Empty() {
+		if err := r.d.Source.Restore(source.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
+			return fmt.Errorf("restoring its addresses: %w", err)
+		}
 	}
-	switch rec.State {
-	case attachment.Pending:
-		r.d.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
-		return r.d.undo(ctx, rec)
-	case attachment.Releasing:
-		return r.d.release(ctx, rec, "removal that was half done")
+	if rec.State == attachment.Ready && !rebooted {
+		return r.ready(ctx, rec)
 	}
-	return r.ready(ctx, rec)
+	if len(rec.NICs) > 0 && r.later {
+		return errors.New("its NICs are left to the sweep, as those of another could not be unplugged")
+	}
+	err := r.finish(ctx, rec, rebooted)
+	r.later = r.later || err != nil && len(rec.NICs) > 0
+	return err
 }
 
-// ready takes up an attachment that was complete. When its sandbox is gone it
-// is released now only if the runtime says so too, else by the sweep in time.
+// finish undoes or finishes what was half done, or ended by a reboot, which leaves some
+// of NICs (rows of Open vSwitch's database).
+func (r *recovery) finish(ctx context.Context, rec attachment.Record, rebooted bool) error {
+	switch {
+	case rebooted:
+		kctx, cancel := kernelContext(ctx)
+		defer cancel()
+		if err := r.d.unplug(kctx, rec); err != nil {
+			return err
+		}
+		r.d.tellUnplugged(rec)
+		if err := r.forget(rec); err != nil {
+			return err
+		}
+		r.d.Source.Cancel(rec.Key)
+		return nil
+	case rec.State == attachment.Pending:
+		r.d.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
+		return r.d.undo(ctx, rec)
+	default:
+		return r.d.release(ctx, rec, "removal that was half done")
+	}
+}
+
+// forget drops the record of an attachment that a reboot ended.
+func (r *recovery) forget(rec attachment.Record) error {
+	r.d.Log.Info("forgetting an attachment from before the reboot", "attachment", rec.Key.String())
+	return r.d.Store.Delete(rec.Key)
+}
+
+// ready takes up an attachment that was complete; its NICs are looked at behind the
+// start. When its sandbox is gone it is released now only if the runtime says so too,
+// else by the sweep in time.
 func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 	alive, err := r.d.netnsAlive(rec.Netns)
 	if err != nil {
@@ -105,7 +150,7 @@ func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 		}
 		return r.d.release(ctx, rec, "sandbox gone")
 	}
-	_, err = r.d.addAgain(ctx, rec)
+	_, err = r.d.again(ctx, rec, r.d.wireLease)
 	return err
 }
 
@@ -128,7 +173,7 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 			return fmt.Errorf("holding its addresses: %w", err)
 		}
 	}
-	if inKernel {
+	if inKernel || slices.Contains(r.plugs, q.HostLink) {
 		r.owned[q.HostLink] = true
 		return nil
 	}

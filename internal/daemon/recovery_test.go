@@ -106,16 +106,15 @@ func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
 			n := newNode(t, "10.0.0.5")
 			ns := n.newNetns("a")
 			halted(t, n, point, func(d *running) {
-				lease, err := d.acquire(within(t), sourceRequest("a"))
+				rec, until, err := d.acquire(within(t), recordOf("a", attachment.Lease{}), source.Wish{})
 				if err != nil {
 					t.Fatal(err)
 				}
-				rec := recordOf("a", lease)
 				if rec.Netns, err = d.netnsOf(ns); err == nil {
 					err = d.begin(rec)
 				}
 				if err == nil {
-					_, err = d.trySetUp(within(t), rec)
+					_, err = d.trySetUp(within(t), rec, until)
 				}
 				if !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
@@ -357,8 +356,9 @@ func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
 func TestEveryFailpointIsHit(t *testing.T) {
 	// The crash tests take the list from failpoint.Names: a point that no
 	// path reaches would test nothing.
-	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
+	r.nics.bind("", testNIC("eth1", "p-1"))
 	defer n.tick()()
 	for _, name := range failpoint.Names() {
 		if !strings.HasPrefix(name, "daemon.") {
@@ -390,6 +390,7 @@ func TestEveryFailpointIsHit(t *testing.T) {
 			if left := r.Store.Records(); len(left) != 0 {
 				t.Errorf("left %v", left)
 			}
+			n.board.want(t)
 			n.clock.Advance(31 * time.Second)
 		})
 	}

@@ -124,7 +124,7 @@ func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event
 func (r *repairer) repair(ctx context.Context) {
 	var pods []datapath.Pod
 	for _, rec := range r.store.Records() {
-		if rec.State == attachment.Ready {
+		if rec.State == attachment.Ready && !rec.Lease.Empty() {
 			pods = append(pods, podOf(rec))
 		}
 	}
@@ -149,7 +149,7 @@ func (r *repairer) mayNeedUplink(number int) bool {
 	groups := r.source.Snapshot().Groups
 	return len(groups) == 0 ||
 		slices.ContainsFunc(groups, func(g source.Group) bool { return g.Uplink == number }) ||
-		slices.ContainsFunc(r.store.Records(), func(rec attachment.Record) bool { return rec.Lease.Uplink == number })
+		slices.ContainsFunc(r.store.Records(), func(rec attachment.Record) bool { return !rec.Lease.Empty() && rec.Lease.Uplink == number })
 }
 
 // repairPods puts back what pods miss on the node and removes nothing.

@@ -34,6 +34,14 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 			cancel(fmt.Errorf("the address source ended: %w", err))
 		}
 	})
+	if d.nics != nil {
+		wg.Go(func() {
+			if err := d.NICs.Run(loops); err != nil && loops.Err() == nil {
+				cancel(fmt.Errorf("what brings NICs ended: %w", err))
+			}
+		})
+		wg.Go(func() { d.nics.run(loops) })
+	}
 	wg.Go(func() { d.sweepLoop(loops) })
 	wg.Go(func() { d.writable.run(loops) })
 	wg.Go(func() { d.supply.run(loops) })

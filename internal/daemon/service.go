@@ -2,7 +2,7 @@ package daemon
 
 import (
 	"context"
-	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -25,8 +25,8 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 		return nil, err
 	}
 	d := s.front.daemon
-	wish := wishOf(req, d.Source.Annotations())
-	if err := d.Source.CheckWish(wish); err != nil {
+	wish := wishOf(req, d.annotations())
+	if err := d.checkWish(want, wish); err != nil {
 		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "%s", err)
 	}
 	rec, err := d.add(ctx, want, wish)
@@ -51,15 +51,11 @@ func (s *service) Check(ctx context.Context, req *rpc.CheckRequest) (*rpc.CheckR
 	if err != nil {
 		return nil, err
 	}
-	var addrs []netip.Addr
-	for _, a := range req.GetAddresses() {
-		p, err := netip.ParsePrefix(a)
-		if err != nil {
-			return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "prevResult: address %q is not a CIDR", a)
-		}
-		addrs = append(addrs, p.Addr())
+	prev, err := previousOf(req)
+	if err != nil {
+		return nil, err
 	}
-	return &rpc.CheckReply{}, s.front.daemon.check(ctx, key, req.GetNetns(), addrs)
+	return &rpc.CheckReply{}, s.front.daemon.check(ctx, key, req.GetNetns(), prev)
 }
 
 // GC implements rpc.NodeServer.
@@ -108,8 +104,24 @@ func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	return key, checkKey(key)
 }
 
-// wishOf is what a user wrote into the pod's annotations, of those that the source
-// looks at, and into the network's configuration.
+// annotations are the keys of those that this daemon looks at.
+func (d *Daemon) annotations() []string {
+	if d.NICs == nil {
+		return d.Source.Annotations()
+	}
+	return slices.Concat(d.Source.Annotations(), d.NICs.Annotations())
+}
+
+// checkWish refuses what no pod can have.
+func (d *Daemon) checkWish(want attachment.Record, wish source.Wish) error {
+	if err := d.Source.CheckWish(wish); err != nil || d.NICs == nil {
+		return err
+	}
+	return d.NICs.CheckWish(source.Request{Key: want.Key, Pod: want.Pod, Wish: wish})
+}
+
+// wishOf is what a user wrote into the pod's annotations, of those with some keys,
+// and into the network's configuration.
 func wishOf(req *rpc.AddRequest, keys []string) source.Wish {
 	wish := source.Wish{Told: req.GetAnnotations() != nil, NetworkPool: req.GetPool()}
 	for _, key := range keys {
@@ -121,28 +133,4 @@ func wishOf(req *rpc.AddRequest, keys []string) source.Wish {
 		}
 	}
 	return wish
-}
-
-// The gateways of the pod side (proposal for the Amazon VPC CNI, for IPv4; datapath sets them up).
-const (
-	podGateway4 = "169.254.1.1"
-	podGateway6 = "fe80::1"
-)
-
-func replyOf(rec attachment.Record) *rpc.AddReply {
-	reply := &rpc.AddReply{
-		Host:    &rpc.Interface{Name: rec.HostLink, Mac: rec.HostMAC.String()},
-		Sandbox: &rpc.Interface{Name: rec.Key.IfName, Mac: rec.PodMAC.String()},
-		Mtu:     uint32(rec.MTU),
-	}
-	for _, a := range rec.Lease.Addrs() {
-		reply.Addresses = append(reply.Addresses, netip.PrefixFrom(a, a.BitLen()).String())
-		if a.Is4() {
-			reply.Routes = append(reply.Routes,
-				&rpc.Route{Dst: podGateway4 + "/32"}, &rpc.Route{Dst: "0.0.0.0/0", Gateway: podGateway4})
-		} else {
-			reply.Routes = append(reply.Routes, &rpc.Route{Dst: "::/0", Gateway: podGateway6})
-		}
-	}
-	return reply
 }

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -113,15 +114,20 @@ func (d *Daemon) sweepGone(ctx context.Context, gone []attachment.Record) {
 	}
 	listed := d.runtimeLists(ctx)
 	for _, rec := range gone {
-		if listed != nil && listed[rec.Key.ContainerID] || listed == nil && inKernel[rec.HostLink] {
+		// A pod of NICs alone has no link that would tell.
+		if listed != nil && listed[rec.Key.ContainerID] || listed == nil && (inKernel[rec.HostLink] || rec.Lease.Empty()) {
 			continue
 		}
 		if _, err := d.releaseIf(ctx, rec, "network namespace gone without a DEL"); err != nil {
 			d.Log.Warn("releasing an attachment whose namespace is gone", "attachment", rec.Key.String(), "err", err)
 		}
 	}
+	if len(damaged) == 0 {
+		return
+	}
+	plugs := d.plugsOfDamaged(ctx)
 	for _, q := range damaged {
-		if inKernel[q.HostLink] {
+		if inKernel[q.HostLink] || slices.Contains(plugs, q.HostLink) {
 			continue
 		}
 		if err := d.releaseQuarantined(ctx, q); err != nil {

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,7 +54,10 @@ func (f *Front) whyWaits(key attachment.Key) (kind podevents.Kind, cause, messag
 	if d == nil {
 		return podevents.WaitsForNetwork, "starting", "berthd is starting: " + f.waitingFor()
 	}
-	if ex := d.Source.Why(key); ex != nil {
+	switch ex, nics := d.why(key); {
+	case ex != nil && nics:
+		return podevents.WaitsForNetwork, ex.Reason, ex.Message
+	case ex != nil:
 		return podevents.WaitsForAddress, ex.Reason, ex.Message
 	}
 	return podevents.WaitsForNetwork, podevents.Busy, "the kernel, or another call about the same container, takes long"
@@ -100,8 +104,14 @@ func (t *telling) trouble(kind podevents.Kind, cause, message string) {
 	}
 }
 
-// addressesOf are those of the reply to an ADD, in CIDR form.
+// addressesOf are those of the reply to an ADD, in CIDR form: of all interfaces.
 func addressesOf(reply any) []string {
 	add, _ := reply.(*rpc.AddReply)
-	return add.GetAddresses()
+	addresses := slices.Clone(add.GetAddresses()) // the reply is still to be sent
+	for _, l := range add.GetLinks() {
+		for _, a := range l.GetAddresses() {
+			addresses = append(addresses, a.GetCidr())
+		}
+	}
+	return addresses
 }

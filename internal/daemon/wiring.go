@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -13,11 +14,24 @@ import (
 )
 
 // What an attachment has in the kernel is set up, compared and taken down here, and
-// nowhere else: a link to the pod, with the addresses of the lease and their routes.
+// nowhere else: a link to the pod, with the addresses of the lease and their routes,
+// where there is a lease, and then its NICs.
 
 // wire sets up all that a record says, as far as it is not there, and returns the
 // record with what the kernel tells of it. The error is a Failure.
 func (d *Daemon) wire(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	rec, err := d.wireLease(ctx, rec)
+	if err != nil {
+		return rec, err
+	}
+	return d.plug(ctx, rec)
+}
+
+// wireLease is wire for the lease alone.
+func (d *Daemon) wireLease(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	if rec.Lease.Empty() {
+		return rec, nil
+	}
 	links, err := d.Kernel.AddPod(ctx, podOf(rec))
 	if err != nil {
 		return rec, kernelFailure(err)
@@ -26,21 +40,29 @@ func (d *Daemon) wire(ctx context.Context, rec attachment.Record) (attachment.Re
 	return rec, nil
 }
 
-// unwire takes down what leads to the pod. Its link is left for the reaper. The error
-// is a Failure.
+// unwire takes down what leads to the pod. The link of the lease is left for the
+// reaper. The error is a Failure. The lease is seen to also where a NIC fails.
 func (d *Daemon) unwire(ctx context.Context, rec attachment.Record) error {
+	err := d.unplug(ctx, rec)
+	if rec.Lease.Empty() {
+		return err
+	}
 	if err := d.Kernel.DetachPod(ctx, rec.HostLink, rec.Lease.Addrs()); err != nil {
 		return kernelFailure(err)
 	}
-	return nil
+	return err
 }
 
 // wired tells how the kernel differs from a record, and changes nothing.
 func (d *Daemon) wired(ctx context.Context, rec attachment.Record) error {
-	return d.Kernel.CheckPod(ctx, podOf(rec))
+	var err error
+	if !rec.Lease.Empty() {
+		err = d.Kernel.CheckPod(ctx, podOf(rec))
+	}
+	return cmp.Or(err, d.plugged(ctx, rec))
 }
 
-// podOf is a record as the data path wants it.
+// podOf is a record with a lease as the data path wants it.
 func podOf(r attachment.Record) datapath.Pod {
 	return datapath.Pod{
 		Netns: r.Netns.Path, NetnsID: netnsID(r.Netns),

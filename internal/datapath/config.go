@@ -10,7 +10,7 @@ import (
 
 // Config is the wanted state of a node apart from its ENIs, blocks and pods.
 type Config struct {
-	// Uplinks is how packets of pods leave the node: a VPC or a Routed.
+	// Uplinks is how packets of pods leave the node: a VPC, a Routed or Ports.
 	Uplinks Uplinks
 	// BlockMetadata keeps pods from 169.254.169.254 and fd00:ec2::254.
 	BlockMetadata bool
@@ -35,7 +35,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("MaxConnections %d: want 0 to %d", c.MaxConnections, math.MaxInt32)
 	}
 	if c.Uplinks == nil {
-		return errors.New("Uplinks: want a VPC or a Routed")
+		return errors.New("Uplinks: want a VPC, a Routed or Ports")
 	}
 	return c.Uplinks.validate()
 }

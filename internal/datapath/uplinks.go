@@ -9,8 +9,9 @@ import (
 )
 
 // Uplinks is how packets of pods leave the node and come to it: a VPC, where each
-// address is of an ENI, or a Routed, where a router knows the node's blocks. All
-// that differs between them is behind it, and none knows of another.
+// address is of an ENI, a Routed, where a router knows the node's blocks, or Ports,
+// where others carry them. All that differs between them is behind it, and none knows
+// of another.
 type Uplinks interface {
 	// kind is a word that tells one implementation from the others.
 	kind() string
@@ -40,7 +41,7 @@ type Uplinks interface {
 }
 
 // Carriers is what the addresses of pods are of, in the kernel: an UplinkList with a
-// VPC, a BlockList with a Routed.
+// VPC, a BlockList with a Routed, nothing with Ports.
 type Carriers interface {
 	// restore sets them up.
 	restore(n *Node) (did []string, err error)
@@ -49,7 +50,7 @@ type Carriers interface {
 }
 
 // implementations are all that there are, as zero values.
-var implementations = []Uplinks{VPC{}, Routed{}}
+var implementations = []Uplinks{VPC{}, Routed{}, Ports{}}
 
 // clearOthers removes what the implementations left that are not the chosen one.
 func (n *Node) clearOthers(chosen Uplinks) (changed []string, err error) {

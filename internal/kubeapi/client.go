@@ -26,9 +26,17 @@ const Timeout = 10 * time.Second
 // concurrently, and none repeats a request or holds one back: that is the
 // caller's to do.
 type Client struct {
-	rest  rest.Interface // of berth.dev
-	meta  metadata.Interface
-	param runtime.ParameterCodec
+	rest      rest.Interface // of berth.dev
+	meta      metadata.Interface
+	param     runtime.ParameterCodec
+	namespace string // of the objects that requests are about; empty: of none
+}
+
+// In is a client of objects in a namespace.
+func (c *Client) In(namespace string) *Client {
+	in := *c
+	in.namespace = namespace
+	return &in
 }
 
 // Config reads a kubeconfig file or, when that is empty, what the cluster gives
@@ -72,19 +80,19 @@ func New(cfg *rest.Config) (*Client, error) {
 
 // Get reads an object of berth.dev from etcd.
 func (c *Client) Get(ctx context.Context, resource, name string, into runtime.Object) error {
-	return c.rest.Get().Resource(resource).Name(name).Timeout(Timeout).Do(ctx).Into(into)
+	return c.rest.Get().NamespaceIfScoped(c.namespace, c.namespace != "").Resource(resource).Name(name).Timeout(Timeout).Do(ctx).Into(into)
 }
 
 // Create makes an object of berth.dev as the daemon's.
 func (c *Client) Create(ctx context.Context, resource string, o, into runtime.Object) error {
-	return c.rest.Post().Resource(resource).Param("fieldManager", v1alpha1.OwnerDaemon).Body(o).Timeout(Timeout).Do(ctx).Into(into)
+	return c.rest.Post().NamespaceIfScoped(c.namespace, c.namespace != "").Resource(resource).Param("fieldManager", v1alpha1.OwnerDaemon).Body(o).Timeout(Timeout).Do(ctx).Into(into)
 }
 
 // Patch changes an object of berth.dev, or its subresource unless that is
 // empty, as the daemon's; by an apply also what another owner has. into may be
 // nil.
 func (c *Client) Patch(ctx context.Context, kind types.PatchType, resource, name, subresource string, body []byte, into runtime.Object) error {
-	r := c.rest.Patch(kind).Resource(resource).Name(name).Param("fieldManager", v1alpha1.OwnerDaemon).Body(body).Timeout(Timeout)
+	r := c.rest.Patch(kind).NamespaceIfScoped(c.namespace, c.namespace != "").Resource(resource).Name(name).Param("fieldManager", v1alpha1.OwnerDaemon).Body(body).Timeout(Timeout)
 	if subresource != "" {
 		r = r.SubResource(subresource)
 	}
@@ -104,7 +112,7 @@ func (c *Client) Delete(ctx context.Context, resource, name string, uid types.UI
 	if version != "" {
 		opts.Preconditions.ResourceVersion = &version
 	}
-	return c.rest.Delete().Resource(resource).Name(name).Body(opts).Timeout(Timeout).Do(ctx).Error()
+	return c.rest.Delete().NamespaceIfScoped(c.namespace, c.namespace != "").Resource(resource).Name(name).Body(opts).Timeout(Timeout).Do(ctx).Error()
 }
 
 // Node reads the Node of a name into a value with the fields that the caller

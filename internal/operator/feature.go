@@ -17,7 +17,10 @@ import (
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
+	"github.com/berthnet/berth/internal/operator/vpcport"
+	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
 	"github.com/berthnet/berth/internal/operator/watched"
+	"github.com/berthnet/berth/internal/podnic"
 )
 
 // feature is one thing that the operator may work for.
@@ -40,11 +43,11 @@ type environment struct {
 // part is a feature at work.
 type part struct {
 	alive  check // fails once it hangs
-	gauges prometheus.Collector
+	gauges []prometheus.Collector
 }
 
 // newFeatures are all there are. A new one is added here and in config.Operator.
-func newFeatures() []feature { return []feature{eniFeature(), poolFeature()} }
+func newFeatures() []feature { return []feature{eniFeature(), poolFeature(), portFeature()} }
 
 // configured are those that the operator is to work for.
 func configured(features []feature, cfg config.Operator) []feature {
@@ -78,6 +81,19 @@ func poolFeature() feature {
 		name: config.IPAMPool, families: addresspool.Families, counters: m.Collectors(), watches: addresspool.Watches,
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupPools(ctx, mgr, env, m)
+		},
+	}
+}
+
+// portFeature is having ports of VPCs made for pods.
+func portFeature() feature {
+	calls, nics := vpc.NewMetrics(), vpcport.NewMetrics()
+	return feature{
+		name: config.IPAMPort, families: slices.Concat(vpc.Families, vpcport.Families),
+		counters: slices.Concat(calls.Collectors(), nics.Collectors()),
+		watches:  func() []*watched.Kind { return slices.Concat(vpc.Watches(), vpcport.Watches()) },
+		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
+			return setupPorts(ctx, mgr, env, calls, nics)
 		},
 	}
 }
@@ -119,7 +135,7 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 			fl.Kick("") // no node's name; what it locks, all work for nodes needs
 			fl.Subnets()
 		}),
-		gauges: networks.Gauges(fl.Subnets),
+		gauges: []prometheus.Collector{networks.Gauges(fl.Subnets)},
 	}, nil
 }
 
@@ -135,6 +151,36 @@ func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *ad
 	}
 	return part{
 		alive:  answers("the book of blocks", func() { pools.Usage() }),
-		gauges: pools.Gauges(),
+		gauges: []prometheus.Collector{pools.Gauges()},
+	}, nil
+}
+
+// firstInterface is the name by which container runtimes ask for a pod's first interface.
+const firstInterface = "eth0"
+
+// setupPorts makes what opens VPCs and has their ports made.
+func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *vpc.Metrics, nics *vpcport.Metrics) (part, error) {
+	cfg := env.cfg
+	vpcs, err := vpc.Setup(ctx, mgr, vpc.Options{
+		Namespace: cfg.LeaseNamespace, Interval: cfg.ListingInterval, Calls: cfg.VPCCalls,
+		Observer: calls, Clock: clock.Real{}, Logger: env.log,
+	})
+	if err != nil {
+		return part{}, err
+	}
+	ports, err := vpcport.Setup(ctx, mgr, vpcport.Options{
+		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
+		Clock: clock.Real{}, Logger: env.log, Metrics: nics,
+		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval, OrphanAge: cfg.OrphanAge,
+	})
+	if err != nil {
+		return part{}, err
+	}
+	return part{
+		alive: all([]check{
+			answers("the book of VPCs", vpcs.Alive),
+			answers("the book of NICs", func() { ports.Known() }),
+		}),
+		gauges: []prometheus.Collector{vpcs.Gauges(), ports.Gauges()},
 	}, nil
 }

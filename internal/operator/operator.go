@@ -1,6 +1,7 @@
 // Package operator is berth-operator: it owns the ENIs of all nodes of a
-// cluster, by their NodeNetwork objects, or cuts address pools into blocks for
-// them, or both (design: docs/architecture.md).
+// cluster, by their NodeNetwork objects, cuts address pools into blocks for
+// them, or has the ports of VPCs made that pods have for NICs (design:
+// docs/architecture.md).
 //
 //	operator.go  puts the parts together and runs them
 //	feature.go   what it may work for: each feature's metrics, watches and set-up
@@ -131,7 +132,7 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, features []fea
 		if err != nil {
 			return err
 		}
-		alive, collectors = append(alive, p.alive), append(collectors, p.gauges)
+		alive, collectors = append(alive, p.alive), append(collectors, p.gauges...)
 	}
 	for _, c := range collectors {
 		if err := ctrlmetrics.Registry.Register(c); err != nil {

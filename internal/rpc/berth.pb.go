@@ -285,13 +285,16 @@ func (x *AddRequest) GetPool() string {
 	return ""
 }
 
+// AddReply describes the interface CNI_IFNAME by its first five fields.
 type AddReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          *Interface             `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	Sandbox       *Interface             `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
-	Addresses     []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"` // in CIDR form, /32 and /128
-	Routes        []*Route               `protobuf:"bytes,4,rep,name=routes,proto3" json:"routes,omitempty"`       // in the sandbox
-	Mtu           uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Host      *Interface             `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"` // no name: there is no link of it on the node
+	Sandbox   *Interface             `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Addresses []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"` // in CIDR form: /32 and /128, or with a port's prefix length
+	Routes    []*Route               `protobuf:"bytes,4,rep,name=routes,proto3" json:"routes,omitempty"`       // in the sandbox
+	Mtu       uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// The pod's further interfaces, which are ports of a VPC.
+	Links         []*Link `protobuf:"bytes,6,rep,name=links,proto3" json:"links,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -361,6 +364,142 @@ func (x *AddReply) GetMtu() uint32 {
 	return 0
 }
 
+func (x *AddReply) GetLinks() []*Link {
+	if x != nil {
+		return x.Links
+	}
+	return nil
+}
+
+// Link is a further interface of the sandbox.
+type Link struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          *Interface             `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"` // no name: there is no link of it on the node
+	Sandbox       *Interface             `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Addresses     []*Address             `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Routes        []*Route               `protobuf:"bytes,4,rep,name=routes,proto3" json:"routes,omitempty"` // by it
+	Mtu           uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Link) Reset() {
+	*x = Link{}
+	mi := &file_berth_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Link) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Link) ProtoMessage() {}
+
+func (x *Link) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Link.ProtoReflect.Descriptor instead.
+func (*Link) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Link) GetHost() *Interface {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *Link) GetSandbox() *Interface {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+func (x *Link) GetAddresses() []*Address {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *Link) GetRoutes() []*Route {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *Link) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+type Address struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cidr          string                 `protobuf:"bytes,1,opt,name=cidr,proto3" json:"cidr,omitempty"`
+	Gateway       string                 `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"` // of its subnet; empty without one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Address) Reset() {
+	*x = Address{}
+	mi := &file_berth_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Address) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Address) ProtoMessage() {}
+
+func (x *Address) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Address.ProtoReflect.Descriptor instead.
+func (*Address) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Address) GetCidr() string {
+	if x != nil {
+		return x.Cidr
+	}
+	return ""
+}
+
+func (x *Address) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
 type Interface struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -371,7 +510,7 @@ type Interface struct {
 
 func (x *Interface) Reset() {
 	*x = Interface{}
-	mi := &file_berth_proto_msgTypes[5]
+	mi := &file_berth_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +522,7 @@ func (x *Interface) String() string {
 func (*Interface) ProtoMessage() {}
 
 func (x *Interface) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[5]
+	mi := &file_berth_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +535,7 @@ func (x *Interface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interface.ProtoReflect.Descriptor instead.
 func (*Interface) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{5}
+	return file_berth_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Interface) GetName() string {
@@ -423,7 +562,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_berth_proto_msgTypes[6]
+	mi := &file_berth_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -435,7 +574,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[6]
+	mi := &file_berth_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -448,7 +587,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{6}
+	return file_berth_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Route) GetDst() string {
@@ -475,7 +614,7 @@ type DelRequest struct {
 
 func (x *DelRequest) Reset() {
 	*x = DelRequest{}
-	mi := &file_berth_proto_msgTypes[7]
+	mi := &file_berth_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +626,7 @@ func (x *DelRequest) String() string {
 func (*DelRequest) ProtoMessage() {}
 
 func (x *DelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[7]
+	mi := &file_berth_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +639,7 @@ func (x *DelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelRequest.ProtoReflect.Descriptor instead.
 func (*DelRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{7}
+	return file_berth_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DelRequest) GetAttachment() *Attachment {
@@ -525,7 +664,7 @@ type DelReply struct {
 
 func (x *DelReply) Reset() {
 	*x = DelReply{}
-	mi := &file_berth_proto_msgTypes[8]
+	mi := &file_berth_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +676,7 @@ func (x *DelReply) String() string {
 func (*DelReply) ProtoMessage() {}
 
 func (x *DelReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[8]
+	mi := &file_berth_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,21 +689,24 @@ func (x *DelReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelReply.ProtoReflect.Descriptor instead.
 func (*DelReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{8}
+	return file_berth_proto_rawDescGZIP(), []int{10}
 }
 
 type CheckRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Attachment    *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
-	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"`
-	Addresses     []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"` // of prevResult, in CIDR form
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Attachment *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	Netns      string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"`
+	Addresses  []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"` // of prevResult, in CIDR form, of the interface CNI_IFNAME
+	// The sandbox's further interfaces in prevResult, with names and addresses: others'
+	// too, of which the daemon knows nothing.
+	Links         []*Link `protobuf:"bytes,4,rep,name=links,proto3" json:"links,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_berth_proto_msgTypes[9]
+	mi := &file_berth_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -576,7 +718,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[9]
+	mi := &file_berth_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -589,7 +731,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{9}
+	return file_berth_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CheckRequest) GetAttachment() *Attachment {
@@ -613,6 +755,13 @@ func (x *CheckRequest) GetAddresses() []string {
 	return nil
 }
 
+func (x *CheckRequest) GetLinks() []*Link {
+	if x != nil {
+		return x.Links
+	}
+	return nil
+}
+
 type CheckReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -621,7 +770,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_berth_proto_msgTypes[10]
+	mi := &file_berth_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +782,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[10]
+	mi := &file_berth_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +795,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{10}
+	return file_berth_proto_rawDescGZIP(), []int{12}
 }
 
 type GCRequest struct {
@@ -659,7 +808,7 @@ type GCRequest struct {
 
 func (x *GCRequest) Reset() {
 	*x = GCRequest{}
-	mi := &file_berth_proto_msgTypes[11]
+	mi := &file_berth_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +820,7 @@ func (x *GCRequest) String() string {
 func (*GCRequest) ProtoMessage() {}
 
 func (x *GCRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[11]
+	mi := &file_berth_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +833,7 @@ func (x *GCRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCRequest.ProtoReflect.Descriptor instead.
 func (*GCRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{11}
+	return file_berth_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GCRequest) GetNetwork() string {
@@ -710,7 +859,7 @@ type GCReply struct {
 
 func (x *GCReply) Reset() {
 	*x = GCReply{}
-	mi := &file_berth_proto_msgTypes[12]
+	mi := &file_berth_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -722,7 +871,7 @@ func (x *GCReply) String() string {
 func (*GCReply) ProtoMessage() {}
 
 func (x *GCReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[12]
+	mi := &file_berth_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -735,7 +884,7 @@ func (x *GCReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCReply.ProtoReflect.Descriptor instead.
 func (*GCReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{12}
+	return file_berth_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GCReply) GetReleased() []*Attachment {
@@ -754,7 +903,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_berth_proto_msgTypes[13]
+	mi := &file_berth_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +915,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[13]
+	mi := &file_berth_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +928,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{13}
+	return file_berth_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StatusRequest) GetNetwork() string {
@@ -797,7 +946,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_berth_proto_msgTypes[14]
+	mi := &file_berth_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -809,7 +958,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[14]
+	mi := &file_berth_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -822,7 +971,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{14}
+	return file_berth_proto_rawDescGZIP(), []int{16}
 }
 
 // Failure is a CNI error: code as in the CNI specification's table of
@@ -838,7 +987,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_berth_proto_msgTypes[15]
+	mi := &file_berth_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +999,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[15]
+	mi := &file_berth_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +1012,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{15}
+	return file_berth_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Failure) GetCode() uint32 {
@@ -916,13 +1065,23 @@ const file_berth_proto_rawDesc = "" +
 	"\x03pod\x18\x03 \x01(\v2\r.berth.v1.PodR\x03pod\x12\x10\n" +
 	"\x03mtu\x18\x04 \x01(\rR\x03mtu\x127\n" +
 	"\vannotations\x18\x05 \x01(\v2\x15.berth.v1.AnnotationsR\vannotations\x12\x12\n" +
-	"\x04pool\x18\x06 \x01(\tR\x04pool\"\xbb\x01\n" +
+	"\x04pool\x18\x06 \x01(\tR\x04pool\"\xe1\x01\n" +
 	"\bAddReply\x12'\n" +
 	"\x04host\x18\x01 \x01(\v2\x13.berth.v1.InterfaceR\x04host\x12-\n" +
 	"\asandbox\x18\x02 \x01(\v2\x13.berth.v1.InterfaceR\asandbox\x12\x1c\n" +
 	"\taddresses\x18\x03 \x03(\tR\taddresses\x12'\n" +
 	"\x06routes\x18\x04 \x03(\v2\x0f.berth.v1.RouteR\x06routes\x12\x10\n" +
-	"\x03mtu\x18\x05 \x01(\rR\x03mtu\"1\n" +
+	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12$\n" +
+	"\x05links\x18\x06 \x03(\v2\x0e.berth.v1.LinkR\x05links\"\xca\x01\n" +
+	"\x04Link\x12'\n" +
+	"\x04host\x18\x01 \x01(\v2\x13.berth.v1.InterfaceR\x04host\x12-\n" +
+	"\asandbox\x18\x02 \x01(\v2\x13.berth.v1.InterfaceR\asandbox\x12/\n" +
+	"\taddresses\x18\x03 \x03(\v2\x11.berth.v1.AddressR\taddresses\x12'\n" +
+	"\x06routes\x18\x04 \x03(\v2\x0f.berth.v1.RouteR\x06routes\x12\x10\n" +
+	"\x03mtu\x18\x05 \x01(\rR\x03mtu\"7\n" +
+	"\aAddress\x12\x12\n" +
+	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x18\n" +
+	"\agateway\x18\x02 \x01(\tR\agateway\"1\n" +
 	"\tInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03mac\x18\x02 \x01(\tR\x03mac\"3\n" +
@@ -936,13 +1095,14 @@ const file_berth_proto_rawDesc = "" +
 	"attachment\x12\x14\n" +
 	"\x05netns\x18\x02 \x01(\tR\x05netns\"\n" +
 	"\n" +
-	"\bDelReply\"x\n" +
+	"\bDelReply\"\x9e\x01\n" +
 	"\fCheckRequest\x124\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\v2\x14.berth.v1.AttachmentR\n" +
 	"attachment\x12\x14\n" +
 	"\x05netns\x18\x02 \x01(\tR\x05netns\x12\x1c\n" +
-	"\taddresses\x18\x03 \x03(\tR\taddresses\"\f\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12$\n" +
+	"\x05links\x18\x04 \x03(\v2\x0e.berth.v1.LinkR\x05links\"\f\n" +
 	"\n" +
 	"CheckReply\"Q\n" +
 	"\tGCRequest\x12\x18\n" +
@@ -976,53 +1136,61 @@ func file_berth_proto_rawDescGZIP() []byte {
 	return file_berth_proto_rawDescData
 }
 
-var file_berth_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_berth_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_berth_proto_goTypes = []any{
 	(*Attachment)(nil),    // 0: berth.v1.Attachment
 	(*Pod)(nil),           // 1: berth.v1.Pod
 	(*Annotations)(nil),   // 2: berth.v1.Annotations
 	(*AddRequest)(nil),    // 3: berth.v1.AddRequest
 	(*AddReply)(nil),      // 4: berth.v1.AddReply
-	(*Interface)(nil),     // 5: berth.v1.Interface
-	(*Route)(nil),         // 6: berth.v1.Route
-	(*DelRequest)(nil),    // 7: berth.v1.DelRequest
-	(*DelReply)(nil),      // 8: berth.v1.DelReply
-	(*CheckRequest)(nil),  // 9: berth.v1.CheckRequest
-	(*CheckReply)(nil),    // 10: berth.v1.CheckReply
-	(*GCRequest)(nil),     // 11: berth.v1.GCRequest
-	(*GCReply)(nil),       // 12: berth.v1.GCReply
-	(*StatusRequest)(nil), // 13: berth.v1.StatusRequest
-	(*StatusReply)(nil),   // 14: berth.v1.StatusReply
-	(*Failure)(nil),       // 15: berth.v1.Failure
-	nil,                   // 16: berth.v1.Annotations.AllEntry
+	(*Link)(nil),          // 5: berth.v1.Link
+	(*Address)(nil),       // 6: berth.v1.Address
+	(*Interface)(nil),     // 7: berth.v1.Interface
+	(*Route)(nil),         // 8: berth.v1.Route
+	(*DelRequest)(nil),    // 9: berth.v1.DelRequest
+	(*DelReply)(nil),      // 10: berth.v1.DelReply
+	(*CheckRequest)(nil),  // 11: berth.v1.CheckRequest
+	(*CheckReply)(nil),    // 12: berth.v1.CheckReply
+	(*GCRequest)(nil),     // 13: berth.v1.GCRequest
+	(*GCReply)(nil),       // 14: berth.v1.GCReply
+	(*StatusRequest)(nil), // 15: berth.v1.StatusRequest
+	(*StatusReply)(nil),   // 16: berth.v1.StatusReply
+	(*Failure)(nil),       // 17: berth.v1.Failure
+	nil,                   // 18: berth.v1.Annotations.AllEntry
 }
 var file_berth_proto_depIdxs = []int32{
-	16, // 0: berth.v1.Annotations.all:type_name -> berth.v1.Annotations.AllEntry
+	18, // 0: berth.v1.Annotations.all:type_name -> berth.v1.Annotations.AllEntry
 	0,  // 1: berth.v1.AddRequest.attachment:type_name -> berth.v1.Attachment
 	1,  // 2: berth.v1.AddRequest.pod:type_name -> berth.v1.Pod
 	2,  // 3: berth.v1.AddRequest.annotations:type_name -> berth.v1.Annotations
-	5,  // 4: berth.v1.AddReply.host:type_name -> berth.v1.Interface
-	5,  // 5: berth.v1.AddReply.sandbox:type_name -> berth.v1.Interface
-	6,  // 6: berth.v1.AddReply.routes:type_name -> berth.v1.Route
-	0,  // 7: berth.v1.DelRequest.attachment:type_name -> berth.v1.Attachment
-	0,  // 8: berth.v1.CheckRequest.attachment:type_name -> berth.v1.Attachment
-	0,  // 9: berth.v1.GCRequest.valid:type_name -> berth.v1.Attachment
-	0,  // 10: berth.v1.GCReply.released:type_name -> berth.v1.Attachment
-	3,  // 11: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
-	7,  // 12: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
-	9,  // 13: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
-	11, // 14: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
-	13, // 15: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
-	4,  // 16: berth.v1.Node.Add:output_type -> berth.v1.AddReply
-	8,  // 17: berth.v1.Node.Del:output_type -> berth.v1.DelReply
-	10, // 18: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
-	12, // 19: berth.v1.Node.GC:output_type -> berth.v1.GCReply
-	14, // 20: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
-	16, // [16:21] is the sub-list for method output_type
-	11, // [11:16] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	7,  // 4: berth.v1.AddReply.host:type_name -> berth.v1.Interface
+	7,  // 5: berth.v1.AddReply.sandbox:type_name -> berth.v1.Interface
+	8,  // 6: berth.v1.AddReply.routes:type_name -> berth.v1.Route
+	5,  // 7: berth.v1.AddReply.links:type_name -> berth.v1.Link
+	7,  // 8: berth.v1.Link.host:type_name -> berth.v1.Interface
+	7,  // 9: berth.v1.Link.sandbox:type_name -> berth.v1.Interface
+	6,  // 10: berth.v1.Link.addresses:type_name -> berth.v1.Address
+	8,  // 11: berth.v1.Link.routes:type_name -> berth.v1.Route
+	0,  // 12: berth.v1.DelRequest.attachment:type_name -> berth.v1.Attachment
+	0,  // 13: berth.v1.CheckRequest.attachment:type_name -> berth.v1.Attachment
+	5,  // 14: berth.v1.CheckRequest.links:type_name -> berth.v1.Link
+	0,  // 15: berth.v1.GCRequest.valid:type_name -> berth.v1.Attachment
+	0,  // 16: berth.v1.GCReply.released:type_name -> berth.v1.Attachment
+	3,  // 17: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
+	9,  // 18: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
+	11, // 19: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
+	13, // 20: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
+	15, // 21: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
+	4,  // 22: berth.v1.Node.Add:output_type -> berth.v1.AddReply
+	10, // 23: berth.v1.Node.Del:output_type -> berth.v1.DelReply
+	12, // 24: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
+	14, // 25: berth.v1.Node.GC:output_type -> berth.v1.GCReply
+	16, // 26: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
+	22, // [22:27] is the sub-list for method output_type
+	17, // [17:22] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_berth_proto_init() }
@@ -1036,7 +1204,7 @@ func file_berth_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_proto_rawDesc), len(file_berth_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

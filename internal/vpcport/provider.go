@@ -28,6 +28,10 @@ type Provider interface {
 	Update(ctx context.Context, id string, revision int, c Change) (Port, error)
 	// Delete deletes a port, bound or not. One that is gone is no error.
 	Delete(ctx context.Context, id string) error
+	// Project is the ID of the project whose ports the credentials see: of one that is
+	// another project's a provider may say that there is none. Without credentials it is
+	// the project that ports are made in. It is as of the last call that was let in.
+	Project(ctx context.Context) (string, error)
 	// Traits are what the provider can do. They do not change.
 	Traits() Traits
 }

@@ -52,8 +52,8 @@ var nodeMode = mode{
 	options: lab.Options{InstanceType: "t3.small", DaemonArgs: []string{
 		"--warm-ip-target=2", "--minimum-ip-target=2", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s",
 	}},
-	daemon:   named("daemon.", "eni.", "inventory.", "intent."),
-	kills:    named("daemon.", "eni.", "inventory.", "intent."),
+	daemon:   append(named("eni.", "inventory.", "intent."), ofDaemon...),
+	kills:    append(named("eni.", "inventory.", "intent."), ofDaemon...),
 	ops:      300,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
 	empty:    primaryAlone,
@@ -64,13 +64,16 @@ var nodeMode = mode{
 var operatorMode = mode{
 	name: lab.OperatorMode, pods: 6, faults: faults,
 	options:  lab.Options{InstanceType: "t3.small"},
-	daemon:   named("daemon.", "nodenetwork.", "inventory.save."),
+	daemon:   append(named("nodenetwork.", "inventory.save."), ofDaemon...),
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
 	ops:      200,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmAddress,
 }
+
+// ofDaemon are those that a daemon without NICs passes.
+var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool { return strings.HasPrefix(name, "daemon.nics.") })
 
 var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name string) bool { return strings.HasPrefix(name, "operator.pool.") })
 
@@ -82,7 +85,7 @@ var poolMode = mode{
 		Pools:        []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/26", IPv6: "fd02::/122"})},
 		OperatorArgs: []string{"--block-claim-grace=20s"},
 	},
-	daemon:   named("daemon.", "pool."),
+	daemon:   append(named("pool."), ofDaemon...),
 	operator: named("operator.pool."),
 	// What of the operator needs a pool or a node to go is in its own tests, and
 	// what of the daemon has nothing to do with pools is killed at in node mode.
@@ -204,7 +207,7 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 }
 
 // elsewhere are failpoints that tests of their own packages kill at.
-var elsewhere = named("nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.")
+var elsewhere = named("daemon.nics.", "nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.")
 
 // No failpoint is forgotten when one is added or renamed.
 func TestEveryFailpointIsKilledAt(t *testing.T) {

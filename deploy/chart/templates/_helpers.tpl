@@ -3,9 +3,22 @@
 {{- get (.Files.Get "files/modes.yaml" | fromYaml) .Values.mode | toYaml -}}
 {{- end -}}
 
+{{/* Not empty where pods may have NICs that are ports of VPCs. */}}
+{{- define "berth.ports" -}}
+{{- if or .Values.ports.enabled (eq .Values.mode "port") }}true{{ end -}}
+{{- end -}}
+
 {{/* Not empty where there is an operator. */}}
 {{- define "berth.hasOperator" -}}
-{{- if hasKey (include "berth.mode" . | fromYaml) "operator" }}true{{ end -}}
+{{- if or (hasKey (include "berth.mode" . | fromYaml) "operator") (include "berth.ports" .) }}true{{ end -}}
+{{- end -}}
+
+{{/* The kinds of objects that the operator tells of, as a list in YAML. */}}
+{{- define "berth.eventsOf" -}}
+{{- $mode := include "berth.mode" . | fromYaml -}}
+{{- $kinds := $mode.eventsOf | default list -}}
+{{- if include "berth.ports" . }}{{ $kinds = concat $kinds (get (.Files.Get "files/modes.yaml" | fromYaml) "port").eventsOf }}{{ end -}}
+{{- $kinds | uniq | toYaml -}}
 {{- end -}}
 
 {{/*
@@ -59,16 +72,30 @@ the schema lets them say nothing of what makes the mode.
 {{- if not (semverCompare (printf ">=%s" $mode.kubernetes) $root.Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "mode %s needs Kubernetes %s or later, and this is %s" $root.Values.mode ($mode.kubernetes | trimSuffix ".0-0") $root.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- if and $root.Values.ports.enabled (not (semverCompare ">=1.32.0-0" $root.Capabilities.KubeVersion.Version)) -}}
+{{- fail (printf "ports.enabled needs Kubernetes 1.32 or later, and this is %s" $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- $settings := deepCopy (index $root.Values $program).settings -}}
 {{- if $mode.ec2 -}}
 {{- $_ := set $settings "cluster-name" (required "clusterName is empty: name the cluster, as its IAM policy does; clusters that share a VPC need names that differ" $root.Values.clusterName) -}}
+{{- else if and (include "berth.ports" $root) (eq $program "operator") -}}
+{{- $_ := set $settings "cluster-name" (required "clusterName is empty: name the cluster; clusters whose ports are in the same VPC need names that differ" $root.Values.clusterName) -}}
 {{- end -}}
 {{- if not (hasKey $settings "metrics-address") -}}
 {{- $_ := set $settings "metrics-address" (printf "%s:%v" (ternary "[$(HOST_IP)]" "127.0.0.1" (eq (include "berth.onNodeAddress" $root) "true")) (index . 2)) -}}
 {{- else if and $root.Values.monitoring.podMonitor.enabled (regexMatch `^$|^127\.|^\[::1\]|^localhost:` (index $settings "metrics-address")) -}}
 {{- fail (printf "%s.settings.metrics-address is %s, where no PodMonitor reaches it: leave it out, or give one that is not a loopback address" $program (index $settings "metrics-address" | default "empty")) -}}
 {{- end -}}
-{{- merge $settings (get $mode $program) | toYaml -}}
+{{- $ofMode := deepCopy (get $mode $program | default dict) -}}
+{{- if and (include "berth.ports" $root) (ne $root.Values.mode "port") -}}
+{{- if eq $program "daemon" -}}
+{{- $_ := set $ofMode "vpc-ports" true -}}
+{{- else -}}
+{{- $_ := set $ofMode "ipam" (append ($ofMode.ipam | default list) "port") -}}
+{{- $_ := set $ofMode "first-interface-is-port" false -}}
+{{- end -}}
+{{- end -}}
+{{- merge $settings $ofMode | toYaml -}}
 {{- end -}}
 
 {{/*

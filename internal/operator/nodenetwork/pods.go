@@ -11,10 +11,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// podsByNode is the field by which the cache, which has only pods that wait for an
-// address, finds those of a node.
+// podsByNode is the field by which the cache, which has at least the pods that wait for
+// an address, finds those of a node.
 const podsByNode = "node"
 
 func nodeOfPod(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }
@@ -29,15 +30,15 @@ func (c *Controller) waitingPods(node string, used map[string]v1alpha1.UsedAddre
 	}
 	have := reportedUIDs(used)
 	for i := range pods.Items {
-		if p := &pods.Items[i]; p.DeletionTimestamp == nil && !have[p.UID] {
+		if p := &pods.Items[i]; watched.Waits(p) && p.DeletionTimestamp == nil && !have[p.UID] {
 			n++
 		}
 	}
 	return n
 }
 
-// podEvents tells a node of each pod that comes to wait, or does so no more: one
-// that got its address is deleted in what is watched.
+// podEvents tells a node of each pod that comes to wait, or does so no more: one that
+// got its address changes, or is deleted in what is watched.
 func (c *Controller) podEvents() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	changed := func(o client.Object) { c.podsChanged(nodeOfPod(o)[0]) }

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Queue is a controller's, of objects without a namespace. Until the controller
+// Queue is a controller's. Until the controller
 // starts it is of no effect: one that starts reconciles all objects.
 type Queue struct {
 	to atomic.Pointer[workqueue.TypedRateLimitingInterface[reconcile.Request]]
@@ -40,7 +40,14 @@ func (q *Queue) AddAfter(name string, d time.Duration) {
 	}
 }
 
-// Request is that of an object.
+// AddObject has an object of a namespace reconciled after some time.
+func (q *Queue) AddObject(key types.NamespacedName, d time.Duration) {
+	if to := q.to.Load(); to != nil {
+		(*to).AddAfter(reconcile.Request{NamespacedName: key}, d)
+	}
+}
+
+// Request is that of an object without a namespace.
 func Request(name string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 }

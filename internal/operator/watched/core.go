@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Nodes are all, with what tells whose instance one is, whether it lives, and
-// how many pods it may have.
+// Nodes are all, with their labels and with what tells whose instance one is, whether
+// it lives, and how many pods it may have.
 var Nodes = &Kind{
 	Object: &corev1.Node{}, List: func() client.ObjectList { return &corev1.NodeList{} },
 	Cache: cache.ByObject{Transform: trimNode},
@@ -24,7 +24,7 @@ var Nodes = &Kind{
 // their own and have none yet; of each, its node. The API server filters, so
 // that of 100,000 pods only those few are ever sent.
 var WaitingPods = &Kind{
-	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} },
+	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} }, Within: Pods,
 	Cache: cache.ByObject{
 		Transform: trimPod,
 		Field: fields.AndSelectors(
@@ -36,7 +36,25 @@ var WaitingPods = &Kind{
 	},
 }
 
-// Namespaces are the names of all, with Berth's annotations.
+// Pods are those that have a network of their own and have not ended; of each, what
+// tells which NICs it is to have, where it is, and whether it waits for an address.
+var Pods = &Kind{
+	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} },
+	Cache: cache.ByObject{
+		Transform: trimPod,
+		Field: fields.AndSelectors(
+			fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
+			fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
+		),
+	},
+}
+
+// Waits tells whether a pod is one of WaitingPods, for whoever may be given Pods.
+func Waits(p *corev1.Pod) bool {
+	return p.Spec.NodeName != "" && !p.Spec.HostNetwork && p.Status.Phase == corev1.PodPending && p.Status.PodIP == ""
+}
+
+// Namespaces are the names of all, with their labels and Berth's annotations.
 var Namespaces = &Kind{
 	Object: Namespace(""), List: namespaces,
 	Cache: cache.ByObject{Transform: trimNamespace},
@@ -63,6 +81,20 @@ func bare(m metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
+// annotated is what bare is, with some annotations where there are.
+func annotated(m metav1.ObjectMeta, keys ...string) metav1.ObjectMeta {
+	out := bare(m)
+	for _, key := range keys {
+		if value, has := m.Annotations[key]; has {
+			if out.Annotations == nil {
+				out.Annotations = map[string]string{}
+			}
+			out.Annotations[key] = value
+		}
+	}
+	return out
+}
+
 func trimNode(in any) (any, error) {
 	n, ok := in.(*corev1.Node)
 	if !ok {
@@ -79,26 +111,26 @@ func trimNode(in any) (any, error) {
 	if OutOfService(n) {
 		spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}}
 	}
+	labels := n.Labels
 	n.ObjectMeta, n.Spec, n.Status = bare(n.ObjectMeta), spec, status
+	n.Labels = labels // VPCs may name one that has the name of the machine
 	return n, nil
 }
 
 func trimPod(in any) (any, error) {
 	if p, ok := in.(*corev1.Pod); ok {
-		p.ObjectMeta = bare(p.ObjectMeta)
-		p.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName}
-		p.Status = corev1.PodStatus{}
+		p.ObjectMeta = annotated(p.ObjectMeta, v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs, corev1.MirrorPodAnnotationKey)
+		p.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork}
+		p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP}
 	}
 	return in, nil
 }
 
 func trimNamespace(in any) (any, error) {
 	if o, ok := in.(*metav1.PartialObjectMetadata); ok {
-		pool, named := o.Annotations[v1alpha1.AnnotationPool]
-		o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
-		if named {
-			o.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
-		}
+		labels := o.Labels
+		o.ObjectMeta = annotated(o.ObjectMeta, v1alpha1.AnnotationPool, v1alpha1.AnnotationVPC)
+		o.Labels = labels
 	}
 	return in, nil
 }

@@ -9,6 +9,7 @@ package watched
 
 import (
 	"fmt"
+	"slices"
 
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,6 +23,9 @@ type Kind struct {
 	List func() client.ObjectList
 	// Cache says which objects are kept, and what of them.
 	Cache cache.ByObject
+	// Within is another declaration of the same kind that keeps all of these objects
+	// and more; whoever reads them must not mind the others. Nil: there is none.
+	Within *Kind
 }
 
 // name tells kinds apart, also those of which only the metadata is read.
@@ -29,12 +33,15 @@ func (k *Kind) name() string {
 	return fmt.Sprintf("%T %s", k.Object, k.Object.GetObjectKind().GroupVersionKind().Kind)
 }
 
-// Set is each of some kinds once. The error names one that comes with two
+// Set is each of some kinds once, without those that are Within another. The error names one that comes with two
 // declarations: the objects kept for one feature would lack what another reads.
 func Set(kinds ...*Kind) ([]*Kind, error) {
 	var set []*Kind
 	byName := map[string]*Kind{}
 	for _, k := range kinds {
+		if k.Within != nil && slices.Contains(kinds, k.Within) {
+			continue
+		}
 		name := k.name()
 		switch byName[name] {
 		case nil:

@@ -42,6 +42,9 @@ func TestSet(t *testing.T) {
 	if got := len(ByObject(kinds)); got != 3 {
 		t.Errorf("the cache has %d kinds, want 3", got)
 	}
+	if kinds, err := Set(WaitingPods, Nodes, Pods); err != nil || len(kinds) != 2 || kinds[1] != Pods {
+		t.Errorf("got %d kinds, %v; want Nodes, and Pods with the waiting ones among them", len(kinds), err)
+	}
 	metadata := &Kind{Object: &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}}}
 	if _, err := Set(Namespaces, metadata); err != nil {
 		t.Errorf("metadata of two kinds: %v", err)

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	lib "github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"github.com/berthnet/berth/internal/plug"
 )
 
 // Interface is a row of table Interface.
@@ -59,9 +61,23 @@ func (c *Client) look(ctx context.Context, link, portID, bridge string) (state, 
 		s.ports = append(s.ports, portRow{uuidOf(row["_uuid"]), text(row["name"])})
 	}
 	for _, row := range results[3].Rows {
-		s.bridge = &Bridge{UUID: uuidOf(row["_uuid"]), Datapath: text(row["datapath_type"]), Ports: uuidsOf(row["ports"])}
+		b := readBridge(row)
+		s.bridge = &b
 	}
 	return s, nil
+}
+
+// Bridge asks for a bridge. Errors: plug.ErrNoBridge, plug.ErrUnreachable.
+func (c *Client) Bridge(ctx context.Context, name string) (*Bridge, error) {
+	results, err := c.transact(ctx, selectIn("Bridge", named(name), "_uuid", "datapath_type", "ports"))
+	if err != nil {
+		return nil, fmt.Errorf("look up bridge %s: %w", name, err)
+	}
+	if len(results) != 1 || len(results[0].Rows) == 0 {
+		return nil, fmt.Errorf("%w: %s", plug.ErrNoBridge, name)
+	}
+	b := readBridge(results[0].Rows[0])
+	return &b, nil
 }
 
 // Interfaces lists those that carry an attachment of Berth's, by name.
@@ -117,6 +133,10 @@ func readInterface(row lib.Row) Interface {
 		}
 	}
 	return i
+}
+
+func readBridge(row lib.Row) Bridge {
+	return Bridge{UUID: uuidOf(row["_uuid"]), Datapath: text(row["datapath_type"]), Ports: uuidsOf(row["ports"])}
 }
 
 func text(v any) string {

@@ -83,7 +83,8 @@ func (r DelRequest) Encode() []byte {
 type CheckRequest struct {
 	Attachment Attachment
 	Netns      string
-	Addresses  []string // of prevResult, in CIDR form
+	Addresses  []string // of prevResult, in CIDR form, of the attachment's interface
+	Links      []Link   // further interfaces of the sandbox in prevResult
 }
 
 // Encode returns the message's bytes.
@@ -93,6 +94,9 @@ func (r CheckRequest) Encode() []byte {
 	m.text(2, r.Netns)
 	for _, a := range r.Addresses {
 		m.nest(3, []byte(a))
+	}
+	for _, l := range r.Links {
+		m.nest(4, l.encode())
 	}
 	return m
 }
@@ -151,6 +155,33 @@ func (a Annotations) encode() []byte {
 	return m
 }
 
+func (l Link) encode() []byte {
+	var m message
+	m.nest(1, l.Host.encode())
+	m.nest(2, l.Sandbox.encode())
+	for _, a := range l.Addresses {
+		var address message
+		address.text(1, a.CIDR)
+		address.text(2, a.Gateway)
+		m.nest(3, address)
+	}
+	for _, r := range l.Routes {
+		var route message
+		route.text(1, r.Dst)
+		route.text(2, r.Gateway)
+		m.nest(4, route)
+	}
+	m.number(5, l.MTU)
+	return m
+}
+
+func (i Interface) encode() []byte {
+	var m message
+	m.text(1, i.Name)
+	m.text(2, i.MAC)
+	return m
+}
+
 // message grows by fields. As in proto3, text and numbers that are zero are
 // left out.
 type message []byte
@@ -173,11 +204,23 @@ func (m *message) number(field protowire.Number, n uint32) {
 
 // AddReply is an attachment that was made.
 type AddReply struct {
+	Host, Sandbox Interface // Host without a name: there is no link of it on the node
+	Addresses     []string  // in CIDR form
+	Routes        []Route   // in the sandbox
+	MTU           uint32
+	Links         []Link // further interfaces of the sandbox
+}
+
+// Link is a further interface of a sandbox.
+type Link struct {
 	Host, Sandbox Interface
-	Addresses     []string // in CIDR form
-	Routes        []Route  // in the sandbox
+	Addresses     []Address
+	Routes        []Route // by it
 	MTU           uint32
 }
+
+// Address is one of a Link.
+type Address struct{ CIDR, Gateway string } // Gateway of its subnet, or empty
 
 // Interface is one end of an attachment.
 type Interface struct{ Name, MAC string }
@@ -210,6 +253,49 @@ func (r *AddReply) Decode(b []byte) error {
 			err := route.decode(v)
 			r.Routes = append(r.Routes, route)
 			return err
+		case 6:
+			var link Link
+			err := link.decode(v)
+			r.Links = append(r.Links, link)
+			return err
+		}
+		return nil
+	})
+}
+
+func (l *Link) decode(b []byte) error {
+	return Fields(b, func(field protowire.Number, n uint64) {
+		if field == 5 {
+			l.MTU = uint32(n)
+		}
+	}, func(field protowire.Number, v []byte) error {
+		switch field {
+		case 1:
+			return l.Host.decode(v)
+		case 2:
+			return l.Sandbox.decode(v)
+		case 3:
+			var address Address
+			err := address.decode(v)
+			l.Addresses = append(l.Addresses, address)
+			return err
+		case 4:
+			var route Route
+			err := route.decode(v)
+			l.Routes = append(l.Routes, route)
+			return err
+		}
+		return nil
+	})
+}
+
+func (a *Address) decode(b []byte) error {
+	return Fields(b, nil, func(field protowire.Number, v []byte) error {
+		switch field {
+		case 1:
+			a.CIDR = string(v)
+		case 2:
+			a.Gateway = string(v)
 		}
 		return nil
 	})

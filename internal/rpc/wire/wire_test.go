@@ -160,7 +160,7 @@ func TestNoFieldIsForgotten(t *testing.T) {
 		{wire.Attachment{}, &rpc.Attachment{}}, {wire.Pod{}, &rpc.Pod{}}, {wire.Annotations{}, &rpc.Annotations{}}, {wire.AddRequest{}, &rpc.AddRequest{}},
 		{wire.DelRequest{}, &rpc.DelRequest{}}, {wire.CheckRequest{}, &rpc.CheckRequest{}}, {wire.GCRequest{}, &rpc.GCRequest{}},
 		{wire.StatusRequest{}, &rpc.StatusRequest{}}, {wire.AddReply{}, &rpc.AddReply{}}, {wire.Interface{}, &rpc.Interface{}},
-		{wire.Route{}, &rpc.Route{}}, {wire.Failure{}, &rpc.Failure{}},
+		{wire.Route{}, &rpc.Route{}}, {wire.Link{}, &rpc.Link{}}, {wire.Address{}, &rpc.Address{}}, {wire.Failure{}, &rpc.Failure{}},
 	} {
 		d := pair.theirs.ProtoReflect().Descriptor()
 		if diff := cmp.Diff(fieldsOf(d), goFields(pair.ours)); diff != "" {
@@ -174,8 +174,8 @@ func TestNoFieldIsForgotten(t *testing.T) {
 		}
 	}
 	known := (&rpc.Attachment{}).ProtoReflect().Descriptor().ParentFile()
-	if got := known.Messages().Len(); got != 16 {
-		t.Errorf("berth.proto has %d messages, 16 are looked at here", got)
+	if got := known.Messages().Len(); got != 18 {
+		t.Errorf("berth.proto has %d messages, 18 are looked at here", got)
 	}
 }
 
@@ -204,7 +204,8 @@ func goFields(v any) map[string]bool {
 // generated code on what it takes.
 func FuzzDecode(f *testing.F) {
 	for _, m := range []proto.Message{
-		&rpc.AddReply{Host: &rpc.Interface{Name: "a", Mac: "b"}, Addresses: []string{"10.0.0.1/32"}, Routes: []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "169.254.1.1"}}, Mtu: 9001},
+		&rpc.AddReply{Host: &rpc.Interface{Name: "a", Mac: "b"}, Addresses: []string{"10.0.0.1/32"}, Routes: []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "169.254.1.1"}}, Mtu: 9001,
+			Links: []*rpc.Link{{Sandbox: &rpc.Interface{Name: "eth1"}, Addresses: []*rpc.Address{{Cidr: "192.168.0.5/24", Gateway: "192.168.0.1"}}, Routes: []*rpc.Route{{Dst: "0.0.0.0/0"}}, Mtu: 1442}}},
 		&rpc.Failure{Code: 11, Message: "m", Details: "d"},
 	} {
 		b, err := proto.Marshal(m)
@@ -222,7 +223,7 @@ func FuzzDecode(f *testing.F) {
 		if theirs == nil && ours != nil {
 			t.Fatalf("the generated code takes it, Decode says %v", ours)
 		}
-		if theirs == nil && (got.Host.Name != want.GetHost().GetName() || got.MTU != want.GetMtu() || len(got.Addresses) != len(want.GetAddresses()) || len(got.Routes) != len(want.GetRoutes())) {
+		if theirs == nil && (got.Host.Name != want.GetHost().GetName() || got.MTU != want.GetMtu() || len(got.Addresses) != len(want.GetAddresses()) || len(got.Routes) != len(want.GetRoutes()) || len(got.Links) != len(want.GetLinks())) {
 			t.Fatalf("read %+v, the generated code %v", got, want)
 		}
 		_ = new(wire.Failure).Decode(b)

@@ -26,6 +26,8 @@ type Source struct {
 	// none and nothing unless set before it is used.
 	Wants   []string
 	Refuses func(source.Wish) error
+	// Nothing: it leases none, as where all interfaces of pods are NICs.
+	Nothing bool
 
 	clock  clock.Clock
 	period time.Duration
@@ -93,6 +95,13 @@ func (s *Source) Supply(addrs ...netip.Addr) {
 	s.notify()
 }
 
+// Drain takes the free addresses away.
+func (s *Source) Drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = nil
+}
+
 // notify lets every waiter look again. s.mu is held.
 func (s *Source) notify() {
 	for _, w := range s.waiting {
@@ -145,6 +154,9 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	s.mu.Lock()
 	s.wish = req.Wish
 	s.mu.Unlock()
+	if s.Nothing {
+		return source.Lease{}, nil
+	}
 	for {
 		lease, ok, changed, next := s.try(req.Key)
 		if ok {

@@ -43,6 +43,25 @@ func (p *Provider) connect(ctx context.Context) (*gophercloud.ServiceClient, err
 	return c, err
 }
 
+// Project implements vpcport.Provider.
+func (p *Provider) Project(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.settings.Timeout)
+	defer cancel()
+	client, err := p.connect(ctx)
+	if err != nil || p.settings.Credentials == nil {
+		return p.settings.Project, err
+	}
+	token, ok := client.GetAuthResult().(tokens.CreateResult)
+	if !ok {
+		return "", lie(opToken, "a token without a body")
+	}
+	project, err := token.ExtractProject()
+	if err != nil || project == nil || !validID(project.ID) {
+		return "", lie(opToken, "a token of no project")
+	}
+	return project.ID, nil
+}
+
 func (p *Provider) authenticate(ctx context.Context) (*gophercloud.ServiceClient, error) {
 	client, err := openstack.NewClient(p.endpoint)
 	if err != nil {
@@ -54,7 +73,7 @@ func (p *Provider) authenticate(ctx context.Context) (*gophercloud.ServiceClient
 		return service(client, p.endpoint), nil
 	}
 	if err := openstack.AuthenticateV3(ctx, client, p.settings.options(p.endpoint), gophercloud.EndpointOpts{}); err != nil {
-		return nil, failure(opToken, err, scope{keystone: true})
+		return nil, p.conceal(failure(opToken, err, scope{keystone: true}), nil)
 	}
 	result, ok := client.GetAuthResult().(tokens.CreateResult)
 	if !ok {

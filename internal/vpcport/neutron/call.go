@@ -57,7 +57,7 @@ func (p *Provider) call(ctx context.Context, r request, to any) error {
 		_ = resp.Body.Close() // read already
 	}
 	if err != nil {
-		return failure(r.op(), err, r.scope)
+		return p.conceal(failure(r.op(), err, r.scope), client.ProviderClient)
 	}
 	return nil
 }

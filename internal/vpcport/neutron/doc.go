@@ -15,6 +15,7 @@
 //	call.go       one request
 //	errors.go     failures into classes
 //	about.go      what a failure is about
+//	conceal.go    errors without credentials and tokens
 //	wire.go       requests and replies as they are sent
 //	binding.go    how a bound port is plugged
 //	network.go    Provider.Network

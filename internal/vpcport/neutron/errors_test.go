@@ -226,3 +226,40 @@ func TestOperations(t *testing.T) {
 		t.Errorf("got %v, want %s", got, want)
 	}
 }
+
+// A server that answers with what it was sent tells nobody the password, the secret or the
+// token.
+func TestSecretsAreConcealed(t *testing.T) {
+	b := withKeystone(t, lab.Options{}, lab.User{Credential: "credential-1", Secret: "battery staple"})
+	application := b.open(t, func(s *neutron.Settings) {
+		s.TLS.Insecure = true
+		s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "credential-1", Secret: "battery staple"}}
+	})
+	if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+		t.Fatal(err)
+	}
+	b.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(map[string]int{http.MethodGet: http.StatusInternalServerError, http.MethodPost: http.StatusBadRequest}[r.Method])
+		_, _ = fmt.Fprintf(w, "you sent %s, correct horse and battery staple", r.Header.Get("X-Auth-Token"))
+	})
+	_, ofPort := b.provider.Get(t.Context(), absent)
+	_, ofNetwork := b.provider.Network(t.Context(), "blue")
+	_, ofToken := application.Get(t.Context(), absent)
+	for what, tt := range map[string]struct {
+		err    error
+		secret []string
+	}{
+		"port":    {ofPort, []string{"gAAAAAB", "correct horse"}},
+		"network": {ofNetwork, []string{"gAAAAAB", "correct horse"}},
+		"token":   {ofToken, []string{"battery staple"}},
+	} {
+		if tt.err == nil || !strings.Contains(tt.err.Error(), "(concealed)") {
+			t.Errorf("%s: %v", what, tt.err)
+		}
+		for _, s := range tt.secret {
+			if strings.Contains(fmt.Sprintf("%v %+v", tt.err, tt.err), s) {
+				t.Errorf("%s: %q is in %v", what, s, tt.err)
+			}
+		}
+	}
+}

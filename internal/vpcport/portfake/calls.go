@@ -90,6 +90,11 @@ func refuse(class vpcport.Class, op, about, message string) error {
 // Traits implements vpcport.Provider.
 func (p *Provider) Traits() vpcport.Traits { return p.options.Traits }
 
+// Project implements vpcport.Provider.
+func (p *Provider) Project(ctx context.Context) (string, error) {
+	return p.options.Project, p.call(ctx, "Project", 1, func() error { return nil })
+}
+
 // Network implements vpcport.Provider.
 func (p *Provider) Network(ctx context.Context, idOrName string) (out vpcport.Network, err error) {
 	err = p.call(ctx, "Network", 1, func() error {

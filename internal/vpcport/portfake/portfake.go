@@ -34,6 +34,8 @@ type Options struct {
 	// at once.
 	Lag    time.Duration
 	Traits vpcport.Traits // zero: all that there is, 64 ports of a call, 100 values of a filter
+	// Project is the ID of the project of the credentials; empty: project.
+	Project string
 }
 
 // Provider is the provider. Make it with New, then add a network and hosts. It is safe
@@ -86,6 +88,7 @@ func New(o Options) *Provider {
 	if o.Traits == (vpcport.Traits{}) {
 		o.Traits = vpcport.Traits{MaxBatch: 64, MaxFilter: 100, ChosenMAC: true, Revisions: true}
 	}
+	o.Project = cmp.Or(o.Project, "project")
 	p := &Provider{
 		options: o, clock: o.Clock,
 		networks: map[string]vpcport.Network{}, hosts: map[string]vpcport.Plug{}, groups: map[string]bool{},

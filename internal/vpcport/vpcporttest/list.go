@@ -101,6 +101,17 @@ func get(t *testing.T, b Bed) {
 
 // A call whose context is over had no effect or may have had one: the same class as any
 // lost reply.
+// projectID: all calls are of one project, which has an ID.
+func projectID(t *testing.T, b Bed) {
+	first, err := b.Provider.Project(t.Context())
+	if err != nil || first == "" {
+		t.Fatalf("project %q, %v", first, err)
+	}
+	if again, err := b.Provider.Project(t.Context()); err != nil || again != first {
+		t.Errorf("project %q, then %q, %v", first, again, err)
+	}
+}
+
 func cancelled(t *testing.T, b Bed) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -51,7 +51,7 @@ func Run(t *testing.T, open func(t *testing.T) Bed) {
 		name string
 		test func(t *testing.T, b Bed)
 	}{
-		{"Network", network}, {"NoNetwork", noNetwork},
+		{"Network", network}, {"NoNetwork", noNetwork}, {"Project", projectID},
 		{"Create", create}, {"CreateBound", createBound}, {"CreateAt", createAt}, {"CreateIsAllOrNothing", createAllOrNothing},
 		{"CreateRefuses", createRefuses}, {"MACTaken", macTaken}, {"SubnetFull", subnetFull}, {"Quota", quota},
 		{"List", list}, {"ListNothing", listNothing}, {"Get", get},

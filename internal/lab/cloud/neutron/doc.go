@@ -15,6 +15,7 @@
 //	ports.go      making and changing ports
 //	binding.go    hosts with agents, plugged ports
 //	trail.go      listings that trail behind
+//	follow.go     for who carries packets: what there is, and when it changed
 //	handler.go    one call: faults, routes, the log of calls
 //	auth.go       who calls, and what policy lets them do
 //	keystone.go   tokens

@@ -85,7 +85,7 @@ func (c *Cloud) defaultGroup(project string) string {
 		}
 	}
 	id := c.newID()
-	c.groups[id] = Group{ID: id, Name: "default", Project: project}
+	c.groups[id] = Group{ID: id, Name: "default", Project: project, Rules: defaultRules(id)}
 	return id
 }
 

@@ -1,0 +1,73 @@
+package berthd
+
+import (
+	"fmt"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/plug/hybrid"
+	"github.com/berthnet/berth/internal/plug/nsveth"
+	"github.com/berthnet/berth/internal/plug/ovs"
+	"github.com/berthnet/berth/internal/plug/ovsdb"
+	"github.com/berthnet/berth/internal/source/port"
+)
+
+// ports are what plugs NICs that are ports of VPCs into pods.
+type ports struct {
+	nics  *port.NICs
+	close func()
+}
+
+// openPorts makes it, for the attachments of a store. Nothing is asked of Open vSwitch or
+// the API server yet.
+func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
+	var opened []func()
+	end := func() {
+		for i := len(opened) - 1; i >= 0; i-- {
+			opened[i]()
+		}
+	}
+	defer func() {
+		if err != nil {
+			end()
+		}
+	}()
+	agent, err := nsveth.New(nsveth.Options{Prefixes: n.cfg.AgentNamespaces, Wait: n.cfg.AgentWait})
+	if err != nil {
+		return nil, fmt.Errorf("--agent-netns-prefixes, --agent-wait: %w", err)
+	}
+	o := port.Config{
+		NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, Bridges: n.cfg.OVSBridges,
+		FirstIsPort: n.cfg.IPAM == config.IPAMPort, IgnoreUntold: n.cfg.IgnoreUntoldAnnotations,
+		Recorded: func(id string) bool { _, ok := store.ByPort(id); return ok },
+		Clock:    n.clock, Logger: n.log, Observer: port.NewMetrics(n.metrics.Registry),
+	}
+	pluggers := plug.Set{plug.Netns: agent}
+	if n.cfg.OVSDB != "" {
+		db, err := ovsdb.New(n.cfg.OVSDB, n.log)
+		if err != nil {
+			return nil, fmt.Errorf("--ovsdb: %w", err)
+		}
+		opened = append(opened, db.Close)
+		// Both kinds name links after ports, so they take turns.
+		common := ovs.Options{OVSDB: db, Bridges: n.cfg.OVSBridges, Turns: &plug.Turns{}}
+		straight, err := ovs.New(common)
+		if err != nil {
+			return nil, err
+		}
+		opened = append(opened, straight.Close)
+		filtered, err := hybrid.New(common)
+		if err != nil {
+			return nil, err
+		}
+		opened = append(opened, filtered.Close)
+		pluggers[plug.OVS], pluggers[plug.OVSHybrid], o.Switch = straight, filtered, db
+	}
+	o.Plugger = pluggers
+	nics, err := port.New(o)
+	if err != nil {
+		return nil, err
+	}
+	return &ports{nics: nics, close: end}, nil
+}

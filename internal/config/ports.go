@@ -1,0 +1,53 @@
+package config
+
+import (
+	"errors"
+	"strings"
+	"time"
+)
+
+// defaultOVSDB is where the Open vSwitch of distributions listens (ovsdb-server(1)).
+const defaultOVSDB = "unix:/run/openvswitch/db.sock"
+
+func portSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "vpc-ports", Default: "false", bare: true, parse: boolean(&c.VPCPorts),
+			Doc: "Give pods the NICs that their annotation berth.dev/nics asks for, beside the interface with the address of ipam. They are ports of a VPC, which the operator has made and bound to this node. Always so with ipam=port, where the first interface is such a NIC too."},
+		{Flag: "ovsdb", Default: defaultOVSDB, parse: checked(&c.OVSDB, orEmpty(ovsdbEndpoint)),
+			Doc: "With ports of VPCs, where the database of this node's Open vSwitch is: unix:PATH or tcp:HOST:PORT. Empty where there is none: then no port of the types OVS and OVSHybrid is plugged."},
+		{Flag: "ovs-bridges", Default: "br-int", parse: list(&c.OVSBridges, bridgeName),
+			Doc: "With ports of VPCs, the bridges of Open vSwitch that ports may be plugged into, separated by commas. A PodNIC that names another is refused."},
+		{Flag: "port-wait", Default: "45s", parse: duration(&c.PortWait, 0, 9*time.Minute),
+			Doc: "With ports of VPCs, how long an ADD waits until a pod's ports are bound to this node, are plugged and carry packets, before it fails with code 11 (try again later). An ADD that needs an address too waits for the longer of this and warm-wait, for all together."},
+		{Flag: "agent-netns-prefixes", Default: "vpc-ns-,vpc-ns", parse: list(&c.AgentNamespaces, netnsPrefix),
+			Doc: "With ports of VPCs of type Netns, what the names of the VPCs' network namespaces begin with, in which the provider's agent puts the links of ports, separated by commas. No other namespace is entered."},
+		{Flag: "agent-wait", Default: "3s", parse: duration(&c.AgentWait, time.Millisecond, time.Minute),
+			Doc: "With ports of VPCs of type Netns, how long an ADD waits for the agent to have made a port's link, once the port is bound."},
+	}
+}
+
+func ovsdbEndpoint(s string) error {
+	kind, rest, _ := strings.Cut(s, ":")
+	if kind == "unix" && strings.HasPrefix(rest, "/") {
+		return nil
+	}
+	if kind != "tcp" || hostPort(rest) != nil {
+		return errors.New("expected unix:/PATH or tcp:HOST:PORT")
+	}
+	return nil
+}
+
+// bridgeName is that of a link (dev_valid_name of the kernel, IFNAMSIZ).
+func bridgeName(s string) error {
+	if s == "" || len(s) > 15 || s == "." || s == ".." || strings.ContainsAny(s, "/: \t\n") {
+		return errors.New("expected the name of a bridge, of 15 characters at most")
+	}
+	return nil
+}
+
+func netnsPrefix(s string) error {
+	if s == "" || s[0] == '.' || strings.ContainsAny(s, "/ ") {
+		return errors.New("expected the beginning of a file name")
+	}
+	return nil
+}

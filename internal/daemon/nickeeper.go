@@ -1,0 +1,117 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+)
+
+// nicKeeper keeps what is plugged as the records want it. A start leaves NICs of ready
+// records to it, so that an Open vSwitch that is down holds no start up.
+type nicKeeper struct {
+	daemon *Daemon
+	swept  bool // nothing of no record is left from before
+	began  bool // ADDs may be under way
+}
+
+// takeUp removes what is of no record, and tells of the records that there are. It is
+// the end of a recovery.
+func (k *nicKeeper) takeUp(ctx context.Context) {
+	k.sweep(ctx)
+	for _, rec := range k.daemon.Store.Records() {
+		if rec.State == attachment.Ready {
+			k.daemon.tellPlugged(rec)
+		}
+	}
+}
+
+// run looks at all NICs at once, when somebody changed something and at an interval,
+// until ctx ends.
+func (k *nicKeeper) run(ctx context.Context) {
+	d := k.daemon
+	k.began = true
+	for {
+		k.look(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.Clock.After(d.RepairInterval):
+		case <-d.NICs.Changed():
+			if !sleep(ctx, d.Clock.After(repairDebounce)) {
+				return
+			}
+		}
+	}
+}
+
+// sleep waits for a moment, and tells whether ctx did not end before.
+func sleep(ctx context.Context, moment <-chan time.Time) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-moment:
+		return true
+	}
+}
+
+// look plugs again what somebody took away, and removes what is of no record if
+// that could not be done before.
+func (k *nicKeeper) look(ctx context.Context) {
+	if !k.swept {
+		k.sweep(ctx)
+	}
+	for _, rec := range k.daemon.Store.Records() {
+		if rec.State == attachment.Ready && len(rec.NICs) > 0 && ctx.Err() == nil {
+			k.heal(ctx, rec)
+		}
+	}
+}
+
+// heal plugs the NICs of an attachment again, if one of them is not as recorded.
+func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) {
+	d := k.daemon
+	unlock, err := d.locks.lock(ctx, seen.Key.ContainerID)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	rec, ok := d.Store.Get(seen.Key)
+	if !ok || rec.State != attachment.Ready {
+		return
+	}
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	differs := d.plugged(kctx, rec)
+	if differs == nil {
+		return
+	}
+	if alive, err := d.netnsAlive(rec.Netns); !alive && err == nil {
+		return // the sweep's matter
+	}
+	if _, err := d.again(ctx, rec, d.plug); err != nil {
+		d.Log.Warn("plugging NICs again, will try again", "attachment", rec.Key.String(), "was", differs, "err", err)
+		return
+	}
+	d.Metrics.repairs.WithLabelValues().Inc()
+	d.Log.Warn("plugged NICs again", "attachment", rec.Key.String(), "was", differs)
+}
+
+// sweep removes what is plugged and of no record.
+func (k *nicKeeper) sweep(ctx context.Context) {
+	d := k.daemon
+	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
+	defer cancel()
+	damaged := d.quarantine.links()
+	err := d.NICs.Sweep(ctx, func(hostLink, port string) bool {
+		if port == "" && hostLink == "" {
+			return k.began
+		}
+		rec, ok := d.Store.ByPort(port)
+		return ok && rec.HostLink == hostLink || slices.Contains(damaged, hostLink)
+	})
+	if k.swept = err == nil; err != nil && ctx.Err() == nil {
+		d.Log.Warn("removing NICs that no record has, will try again", "err", err)
+	}
+}

@@ -1,0 +1,109 @@
+package operator
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// The whole for VPC ports, under the roles and policies of the chart: an annotated pod
+// gets a port of Neutron bound to its node, and the port goes with it.
+func TestPodGetsPort(t *testing.T) {
+	c := newCluster(t)
+	c.use(harness.OperatorConfig(t, deploy.PortMode))
+	cloud := neutron.New(neutron.Options{})
+	cloud.AddUser(neutron.User{Name: "berth", Password: "correct horse"})
+	blue := cloud.AddNetwork(neutron.Network{Name: "blue"})
+	cloud.AddSubnet(neutron.Subnet{Name: "web", Network: blue.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
+	cloud.AddHost("node-a", neutron.Host{})
+	server := httptest.NewServer(cloud)
+	t.Cleanup(server.Close)
+
+	o := c.start("one", "--ipam=port", "--unplug-grace=1s")
+	o.until(c.leads("one"))
+	c.secret("neutron", map[string]string{"username": "berth", "password": "correct horse", "project": "berth"})
+	harness.OK(t, c.client.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: server.URL + "/v3",
+		Credentials:       &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "neutron"},
+		TLS:               &v1alpha1.VPCTLS{Insecure: true},
+		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
+	}}))
+	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
+	pod := &corev1.Pod{Spec: corev1.PodSpec{
+		NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+	}}
+	pod.Namespace, pod.Name = "default", "web-0"
+	pod.Annotations = map[string]string{v1alpha1.AnnotationVPC: "blue", v1alpha1.AnnotationNICs: "[{subnet: web, ip: 192.168.0.7}]"}
+	harness.OK(t, c.client.Create(t.Context(), pod))
+
+	o.until(c.nic(func(n v1alpha1.PodNIC) error {
+		if n.Status.Phase != v1alpha1.PhaseBound || len(n.Status.Addresses) != 1 || n.Status.Addresses[0].CIDR != "192.168.0.7/24" || n.Status.NodeName != "node-a" {
+			return fmt.Errorf("status %+v", n.Status)
+		}
+		return nil
+	}))
+	ports := cloud.Ports()
+	if len(ports) != 1 || ports[0].Host != "node-a" || !strings.HasPrefix(ports[0].Device, "berth:test:") || ports[0].Owner != vpcport.Owner {
+		t.Errorf("ports %+v", ports)
+	}
+	o.until(o.shows(map[string]string{
+		`berth_operator_vpc_ready{vpc="blue"}`:                           "1",
+		`berth_operator_podnics{phase="Bound",vpc="blue"}`:               "1",
+		`berth_operator_port_calls_total{class="ok",operation="Create"}`: "1",
+		`berth_operator_port_calls_allowed`:                              "8",
+		`berth_operator_port_call_seconds_count{operation="Create"}`:     "1",
+		`leader_election_master_status{name="berth-operator"}`:           "1",
+	}))
+	for path, status := range map[string]int{"/livez": 200, "/readyz": 200} {
+		harness.OK(t, answersWith(o.health, path, status)())
+	}
+
+	harness.OK(t, c.client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
+	o.until(func() error {
+		if n := len(cloud.Ports()); n != 0 {
+			return fmt.Errorf("%d ports are left", n)
+		}
+		return nil
+	})
+	_, log, _ := strings.Cut(o.LogTail(1000), "leading:") // before, the API server may not know the roles
+	for _, line := range strings.Split(log, "\n") {
+		if strings.Contains(line, "orbidden") || strings.Contains(line, "correct horse") {
+			t.Errorf("not allowed to do what it does, or a password: %s", line)
+		}
+	}
+}
+
+// secret makes a Secret of the operator's namespace, which goes with the test.
+func (c *cluster) secret(name string, data map[string]string) {
+	c.t.Helper()
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: account.Namespace, Name: name}, StringData: data}
+	harness.OK(c.t, client.IgnoreNotFound(c.client.Delete(c.t.Context(), s.DeepCopy())))
+	harness.OK(c.t, c.client.Create(c.t.Context(), s))
+}
+
+// nic is nil while there is one PodNIC, and it is as it should be.
+func (c *cluster) nic(is func(v1alpha1.PodNIC) error) func() error {
+	return func() error {
+		list := &v1alpha1.PodNICList{}
+		if err := c.client.List(c.t.Context(), list); err != nil {
+			return err
+		}
+		if len(list.Items) != 1 {
+			return fmt.Errorf("%d PodNICs", len(list.Items))
+		}
+		return is(list.Items[0])
+	}
+}

@@ -1,0 +1,56 @@
+package vpcport
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
+)
+
+// Watches are the kinds that the process keeps in memory for Setup.
+func Watches() []*watched.Kind {
+	return []*watched.Kind{watched.Nodes, watched.Namespaces, watched.Pods, PodNICs, VPCs}
+}
+
+// The fields by which the cache finds objects.
+const (
+	byPod    = "pod"    // PodNICs by the name of the pod that they are for, or that has them
+	byNode   = "node"   // PodNICs by status.nodeName
+	byVPC    = "vpc"    // PodNICs by spec.vpc
+	byUID    = "uid"    // PodNICs
+	byObject = "object" // pods by the PodNICs that their annotation names
+)
+
+func indexFields(ctx context.Context, ix client.FieldIndexer) error {
+	nic := func(o client.Object) *v1alpha1.PodNIC { return o.(*v1alpha1.PodNIC) }
+	for _, i := range []struct {
+		object client.Object
+		field  string
+		values func(client.Object) []string
+	}{
+		{&v1alpha1.PodNIC{}, byPod, func(o client.Object) []string { return podsOf(nic(o)) }},
+		{&v1alpha1.PodNIC{}, byNode, func(o client.Object) []string { return []string{nic(o).Status.NodeName} }},
+		{&v1alpha1.PodNIC{}, byVPC, func(o client.Object) []string { return []string{nic(o).Spec.VPC} }},
+		{&v1alpha1.PodNIC{}, byUID, func(o client.Object) []string { return []string{string(o.GetUID())} }},
+		{&corev1.Pod{}, byObject, func(o client.Object) []string { return namedObjects(o.(*corev1.Pod)) }},
+	} {
+		if err := ix.IndexField(ctx, i.object, i.field, i.values); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// podsOf are the names of the pods that a PodNIC is for and that has it.
+func podsOf(o *v1alpha1.PodNIC) (names []string) {
+	if o.Spec.Pod != nil {
+		names = append(names, o.Spec.Pod.Name)
+	}
+	if has := o.Status.Pod; has != nil && (o.Spec.Pod == nil || has.Name != o.Spec.Pod.Name) {
+		names = append(names, has.Name)
+	}
+	return names
+}

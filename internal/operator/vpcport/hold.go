@@ -1,0 +1,49 @@
+package vpcport
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
+)
+
+// held tells whether a node may still have a port plugged, and until when at the longest
+// that counts; zero: until it says otherwise. A node that is gone, or declared out of
+// service, holds nothing. One that does not answer holds for a grace from the end of the
+// pod (idle; zero while it lives), or from when the node was found not to be ready. To
+// be wrong harms nobody else: a VPC drops what comes from a port that is deleted, or bound
+// elsewhere.
+func held(says *v1alpha1.PodNICNode, port string, node *corev1.Node, idle, now time.Time, grace time.Duration) (bool, time.Time) {
+	if says == nil || says.State != v1alpha1.NodePlugged || says.PortID != port {
+		return false, time.Time{}
+	}
+	if node == nil || watched.OutOfService(node) {
+		return false, time.Time{}
+	}
+	until := time.Time{}
+	if !idle.IsZero() {
+		until = idle.Add(grace)
+	}
+	if r := watched.Readiness(node); r != nil && r.Status != corev1.ConditionTrue {
+		if at := r.LastTransitionTime.Add(grace); until.IsZero() || at.Before(until) {
+			until = at
+		}
+	}
+	return until.IsZero() || now.Before(until), until
+}
+
+// hostOf is the name by which a VPC's provider knows a node; empty with the reason if
+// nobody says it.
+func hostOf(n *corev1.Node, name, label string) (host, why string) {
+	switch {
+	case n == nil:
+		return "", "there is no Node " + name
+	case label == "":
+		return n.Name, ""
+	case n.Labels[label] == "":
+		return "", "Node " + name + " lacks the label " + label + " (spec.hostLabel of the VPC)"
+	}
+	return n.Labels[label], ""
+}

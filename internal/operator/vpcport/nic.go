@@ -1,0 +1,390 @@
+package vpcport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/vpcport/plan"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// reconcileNIC does the next step for a PodNIC: at most one write of it, or one call about
+// its port, whose answer has it reconciled again.
+func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	if c.book.isMaking(q.NamespacedName) {
+		return reconcile.Result{RequeueAfter: trailing}, nil
+	}
+	o := &v1alpha1.PodNIC{}
+	err := c.client.Get(ctx, q.NamespacedName, o)
+	if apierrors.IsNotFound(err) {
+		c.book.forget(q.NamespacedName)
+		return reconcile.Result{}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("read PodNIC %s from the cache: %w", q.NamespacedName, err)
+	}
+	n, ready := c.remember(o)
+	if !ready {
+		return reconcile.Result{}, nil // its events, or the answer of its call, come
+	}
+	s, err := c.look(ctx, o, n)
+	if errors.Is(err, errTrails) {
+		return reconcile.Result{RequeueAfter: trailing}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	c.noteIdle(s)
+	return c.step(ctx, s, n)
+}
+
+// remember is what is known of a NIC. It is not ready while a call about it is under way,
+// or the cache shows what this process has replaced.
+func (c *Controller) remember(o *v1alpha1.PodNIC) (known nic, ready bool) {
+	kept := controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerPort)
+	c.book.with(o, kept, func(n *nic) {
+		if n.busy || n.replaced == o.ResourceVersion {
+			return
+		}
+		ready = true
+		n.have.Kept = kept
+		if n.have.Recorded != o.Status.PortID { // another operator wrote it
+			n.have = plan.Restored(kept, o.Status.PortID)
+		}
+		known = *n
+	})
+	return known, ready
+}
+
+// noteIdle notes since when no pod that lives has a NIC.
+func (c *Controller) noteIdle(s *scene) {
+	idle := s.pod == nil || s.now.pod.UID != "" && s.now.pod.UID != string(s.pod.UID)
+	c.book.edit(s.o.UID, func(n *nic) {
+		switch {
+		case !idle:
+			n.idle = time.Time{}
+		case n.idle.IsZero():
+			n.idle = c.now()
+		}
+	})
+}
+
+// step does the next step.
+func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Result, error) {
+	if s.shut != nil && !s.want.Over && !n.have.Kept {
+		return c.rest(ctx, s, n, plan.Step{}, 0) // nothing is begun for a VPC that may never be
+	}
+	if s.o.Spec.Pod == nil && !s.want.Over && n.have.Kept && s.now.pod.UID == "" && s.next.pod.UID != "" {
+		return reconcile.Result{}, c.writeStatus(ctx, s, n, plan.Step{}) // it is that pod's before it is bound for it
+	}
+	next := plan.Next(s.want, n.have)
+	switch next.Kind {
+	case plan.Keep:
+		return reconcile.Result{}, c.keep(ctx, s.o)
+	case plan.Record:
+		return reconcile.Result{}, failpoint.Around("operator.port.record", func() error { return c.writeStatus(ctx, s, n, next) })
+	case plan.Forget:
+		return reconcile.Result{}, failpoint.Around("operator.port.forget", func() error { return c.release(ctx, s.o) })
+	case plan.Rename:
+		c.book.edit(s.o.UID, func(n *nic) { n.try, n.have = n.try+1, n.have.Renamed() })
+		return reconcile.Result{RequeueAfter: time.Nanosecond}, nil
+	case plan.Impossible:
+		return c.impossible(ctx, s, n, next)
+	case plan.Rest:
+		return c.rest(ctx, s, n, next, 0)
+	}
+	if s.shut != nil {
+		return c.rest(ctx, s, n, next, 0) // until it opens
+	}
+	if next.Kind == plan.Create && s.refuse != nil {
+		return c.rest(ctx, s, n, next, vpcport.PolicyOf(vpcport.Invalid).Last)
+	}
+	return c.call(ctx, s, n, next)
+}
+
+// call has a call made, unless it is to be waited with.
+func (c *Controller) call(ctx context.Context, s *scene, n nic, next plan.Step) (reconcile.Result, error) {
+	now := c.now()
+	until := n.failed.until
+	if next.Kind == plan.Poll || next.Kind == plan.Look && n.looks > 0 {
+		until = later(until, n.next)
+	}
+	if wait := until.Sub(now); wait > 0 {
+		return c.rest(ctx, s, n, next, wait)
+	}
+	if next.Kind == plan.Poll {
+		if wrote, err := c.writeIfOther(ctx, s, n, next); wrote || err != nil {
+			return reconcile.Result{}, err // what a node waits for comes first
+		}
+	}
+	heldUp, ok := c.book.pass(s.o.UID, s.want, next.Kind)
+	if !ok {
+		if n.failed.message == "" {
+			n.failed = heldUp // as others met it
+		}
+		return c.rest(ctx, s, n, next, max(heldUp.until.Sub(now), time.Millisecond))
+	}
+	c.desks.submit(s.o.Spec.VPC, s.opened.Provider, job{s.o.UID, next, s.want, n.have})
+	if s.next.node == s.now.node || s.held {
+		return reconcile.Result{}, nil
+	}
+	// While the call is under way: by the node its daemon finds the NIC, and can say what
+	// a pod waits for.
+	_, err := c.writeIfOther(ctx, s, n, next)
+	return reconcile.Result{}, err
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// rest writes the status if it is another, and looks again after a wait, or when a node's
+// hold is over; 0: when something changes.
+func (c *Controller) rest(ctx context.Context, s *scene, n nic, next plan.Step, wait time.Duration) (reconcile.Result, error) {
+	if s.held && !s.until.IsZero() {
+		if left := max(s.until.Sub(c.now()), time.Millisecond); wait == 0 || left < wait {
+			wait = left
+		}
+	}
+	_, err := c.writeIfOther(ctx, s, n, next)
+	return reconcile.Result{RequeueAfter: wait}, err
+}
+
+// impossible is a step that somebody has to change something for: it is looked at again
+// now and then, whether it was.
+func (c *Controller) impossible(ctx context.Context, s *scene, n nic, next plan.Step) (reconcile.Result, error) {
+	now := c.now()
+	why := c.explain(ctx, next.Why, n.have.Port)
+	if n.failed.message != why || !now.Before(n.failed.until) {
+		again := n.failed.message == why
+		c.book.edit(s.o.UID, func(m *nic) {
+			if again {
+				m.have.Looked, m.looks = false, 0
+			}
+			m.failed.fail(now, next.Class, errors.New(why))
+			m.failed.until = now.Add(retry.Delay(vpcport.PolicyOf(next.Class).First+time.Second, vpcport.PolicyOf(next.Class).Last, m.failed.times-1))
+			n = *m
+		})
+		if again {
+			return reconcile.Result{RequeueAfter: time.Nanosecond}, nil
+		}
+	}
+	return c.rest(ctx, s, n, next, max(n.failed.until.Sub(now), time.Millisecond))
+}
+
+// explain names the PodNIC that has a port, if one of this cluster has.
+func (c *Controller) explain(ctx context.Context, why string, p *vpcport.Port) string {
+	if p == nil {
+		return why
+	}
+	uid, ours := vpcport.DeviceUID(c.o.Cluster, p.Device)
+	if !ours {
+		return why
+	}
+	list := &v1alpha1.PodNICList{}
+	if err := c.client.List(ctx, list, client.MatchingFields{byUID: uid}, client.UnsafeDisableDeepCopy); err != nil || len(list.Items) == 0 {
+		return why
+	}
+	return fmt.Sprintf("port %s is in use by PodNIC %s/%s", p.ID, list.Items[0].Namespace, list.Items[0].Name)
+}
+
+// keep gives a PodNIC the finalizer.
+func (c *Controller) keep(ctx context.Context, o *v1alpha1.PodNIC) error {
+	before := o.DeepCopy()
+	controllerutil.AddFinalizer(o, v1alpha1.FinalizerPort)
+	if err := c.client.Patch(ctx, o, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator)); err != nil {
+		return fmt.Errorf("give PodNIC %s/%s its finalizer: %w", o.Namespace, o.Name, err)
+	}
+	c.book.edit(o.UID, func(n *nic) {
+		n.replaced, n.have.Kept, n.have.Looked = before.ResourceVersion, true, o.Spec.PortID == "" && o.Status.PortID == ""
+	})
+	return failpoint.Hit("operator.port.keep.after")
+}
+
+// release takes the finalizer off: nothing of the PodNIC is left at the provider.
+func (c *Controller) release(ctx context.Context, o *v1alpha1.PodNIC) error {
+	before := o.DeepCopy()
+	controllerutil.RemoveFinalizer(o, v1alpha1.FinalizerPort)
+	err := c.client.Patch(ctx, o, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("take the finalizer off PodNIC %s/%s: %w", o.Namespace, o.Name, err)
+	}
+	c.book.edit(o.UID, func(n *nic) { n.replaced = before.ResourceVersion })
+	return nil
+}
+
+// ifUnchanged is a patch that is refused if the object is another than before.
+func ifUnchanged(before client.Object) client.Patch {
+	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+}
+
+// writeIfOther writes the status if it is to be another, and tells whether it did.
+func (c *Controller) writeIfOther(ctx context.Context, s *scene, n nic, next plan.Step) (bool, error) {
+	want := statusOf(s, n, next, metav1.NewTime(c.now()))
+	if equality.Semantic.DeepEqual(want, s.o.Status) {
+		return false, nil
+	}
+	return true, c.writeStatus(ctx, s, n, next)
+}
+
+// writeStatus writes what has become of a PodNIC, and tells its pod what is wrong.
+func (c *Controller) writeStatus(ctx context.Context, s *scene, n nic, next plan.Step) error {
+	before := s.o.DeepCopy()
+	after := s.o.DeepCopy()
+	after.Status = statusOf(s, n, next, metav1.NewTime(c.now()))
+	if next.Kind == plan.Record {
+		after.Status.PortID = next.Port
+	}
+	err := c.client.Status().Patch(ctx, after, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator))
+	if err != nil {
+		return fmt.Errorf("write the status of PodNIC %s/%s: %w", s.o.Namespace, s.o.Name, client.IgnoreNotFound(err))
+	}
+	c.book.edit(s.o.UID, func(n *nic) {
+		if after.ResourceVersion != before.ResourceVersion {
+			n.replaced = before.ResourceVersion
+		}
+		n.have.Recorded = after.Status.PortID
+		if next.Kind == plan.Record {
+			n.lost = ""
+		}
+	})
+	c.report(s, before.Status, after.Status)
+	return nil
+}
+
+// report tells of what a status says that it did not before: the pod by an Event, the
+// log, the metrics.
+func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
+	is := func(st v1alpha1.PodNICStatus) bool {
+		return st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive
+	}
+	name := s.o.Namespace + "/" + s.o.Name
+	if s.pod != nil {
+		var wrong error
+		reason := ""
+		for _, k := range after.Conditions {
+			if k.Status == metav1.ConditionFalse && k.Reason != reasonUnscheduled && wrong == nil {
+				wrong, reason = fmt.Errorf("NIC %s: %s", s.next.name, k.Message), k.Reason
+			}
+		}
+		c.warn(s.pod, "nic "+s.next.name, reason, wrong)
+		if is(after) && !is(before) && after.PortID != "" {
+			c.o.Metrics.bound.WithLabelValues(s.o.Spec.VPC).Observe(age(s.pod, c.now()).Seconds())
+			c.o.Logger.Debug("port bound", "podnic", name, "port", after.PortID, "host", after.Host, "pod", s.pod.Name)
+		}
+	}
+	if before.PortID != after.PortID {
+		c.o.Logger.Info("port of a NIC", "podnic", name, "vpc", s.o.Spec.VPC, "port", after.PortID, "made", after.Made, "before", before.PortID)
+	}
+}
+
+// warn makes an Event of an error of a pod (see told).
+func (c *Controller) warn(p *corev1.Pod, nic, reason string, err error) {
+	_ = c.told.warn(c.events, p, nic, reason, err)
+}
+
+// answered takes in what came of a call, and has the NIC reconciled, and those that it
+// held up.
+func (c *Controller) answered(j job, a answer) {
+	now := c.now()
+	kind := j.step.Kind
+	err := a.err
+	if err == nil && a.port != nil && a.port.Binding.Result == vpcport.BindingFailed && a.port.Host != "" {
+		err = &bindingFailed{a.port.Host}
+	}
+	c.o.Metrics.count(kind, a.err)
+	var free []types.NamespacedName
+	key, ok := c.book.edit(j.uid, func(n *nic) {
+		free = c.book.settled(j.uid, n, j.want, kind, err)
+		had := n.have.Port
+		switch {
+		case a.err != nil:
+			n.have = n.have.Replied(j.step, nil, a.err)
+		case kind == plan.Look:
+			n.have = n.have.Seen(j.want, a.ports, c.book.late(n, a.began))
+		case kind == plan.Poll:
+			if had == nil || a.port.Revision >= had.Revision { // listings may trail
+				n.have.Port = a.port
+			}
+		default:
+			n.have = n.have.Replied(j.step, a.port, nil)
+		}
+		n.learn(j, a, now)
+		if kind == plan.Delete && a.err == nil {
+			free = append(free, c.book.room(n.vpc)...)
+		}
+	})
+	if !ok {
+		return // it is gone; what the call made, the sweep finds
+	}
+	c.nics.AddObject(key, 0)
+	for _, k := range free {
+		c.nics.AddObject(k, 0)
+	}
+}
+
+// bindingFailed is the error of a port that could not be bound, which is none of a call.
+type bindingFailed struct{ host string }
+
+func (e *bindingFailed) Error() string {
+	return fmt.Sprintf("the provider could not bind the port at host %s: does its agent there live, and is that the host's name to it?", e.host)
+}
+
+// Unwrap gives it the class of what is tried again soon.
+func (e *bindingFailed) Unwrap() error {
+	return &vpcport.Error{Class: vpcport.Conflict, Op: "bind", Message: reasonBinding}
+}
+
+// learn takes in what an answer says of when to ask again.
+func (n *nic) learn(j job, a answer, now time.Time) {
+	class := vpcport.ClassOf(a.err)
+	n.failed.reason = ""
+	if a.err == nil && n.failed.message != "" {
+		n.failed.reason = reasonBinding
+	}
+	switch {
+	case a.err != nil && j.step.Kind == plan.Create && n.have.Unclear:
+		n.unclear = now
+	case class == vpcport.AddressTaken && j.want.Over == false:
+		n.anew = true
+	case class == vpcport.PortGone && j.have.Recorded != "":
+		n.lost = j.have.Recorded
+	}
+	if a.err != nil {
+		return
+	}
+	switch j.step.Kind {
+	case plan.Look:
+		if n.have.Port == nil && j.have.Recorded != "" {
+			n.lost = j.have.Recorded
+		}
+		n.next = now.Add(retry.Delay(firstLook, lastLook, n.looks))
+		n.looks++
+	case plan.Poll:
+		n.polls++
+		n.next = onGrid(now.Add(retry.Delay(firstPoll, lastPoll, n.polls)))
+	default:
+		n.looks, n.polls = 0, 0
+		n.next = onGrid(now.Add(firstPoll))
+	}
+}
+
+// onGrid rounds a moment up, so that many are the same.
+func onGrid(t time.Time) time.Time { return t.Add(pollGrid - 1).Truncate(pollGrid) }

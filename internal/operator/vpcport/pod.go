@@ -1,0 +1,287 @@
+package vpcport
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/podnic"
+)
+
+// reconcilePod sees to it that a pod has a PodNIC for each NIC that it asks for, and none
+// that it does not: so that of one that is over none is left.
+func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	p := &corev1.Pod{}
+	err := c.client.Get(ctx, q.NamespacedName, p)
+	if client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("read pod %s from the cache: %w", q.NamespacedName, err)
+	}
+	there := err == nil
+	list := &v1alpha1.PodNICList{}
+	if err := c.client.List(ctx, list, client.InNamespace(q.Namespace), client.MatchingFields{byPod: q.Name}); err != nil {
+		return reconcile.Result{}, fmt.Errorf("list PodNICs of pod %s: %w", q.NamespacedName, err)
+	}
+	var mine, others []*v1alpha1.PodNIC
+	for i := range list.Items {
+		o := &list.Items[i]
+		switch {
+		case o.Spec.Pod == nil || o.Spec.Pod.Name != q.Name:
+		case there && o.Spec.Pod.UID == string(p.UID):
+			mine = append(mine, o)
+		case o.DeletionTimestamp == nil:
+			others = append(others, o)
+		}
+	}
+	trails, err := c.removeEnded(ctx, others)
+	if err != nil || trails {
+		return reconcile.Result{RequeueAfter: trailing}, err
+	}
+	if !there || p.DeletionTimestamp != nil {
+		return reconcile.Result{}, nil
+	}
+	return c.provide(ctx, p, mine)
+}
+
+// removeEnded deletes the PodNICs of pods of a name that are no more, or have ended. It
+// tells whether one of them lives, of which the cache knows nothing yet.
+func (c *Controller) removeEnded(ctx context.Context, nics []*v1alpha1.PodNIC) (trails bool, err error) {
+	ended := map[string]bool{}
+	for _, o := range nics {
+		over, known := ended[o.Spec.Pod.UID]
+		if !known {
+			if over, _, err = c.over(ctx, o.Namespace, *o.Spec.Pod); err != nil {
+				return false, err
+			}
+			ended[o.Spec.Pod.UID] = over
+		}
+		if !over {
+			trails = true
+			continue
+		}
+		c.told.forget(o.Spec.Pod.UID)
+		if err := c.remove(ctx, o, "its pod is gone or has ended"); err != nil {
+			return false, err
+		}
+	}
+	return trails, nil
+}
+
+// over asks the API server whether a pod is gone or has ended: the cache may not have it
+// yet, or lack it for a moment. Of one that lives it returns what there is.
+func (c *Controller) over(ctx context.Context, namespace string, ref v1alpha1.PodReference) (bool, *corev1.Pod, error) {
+	p := &corev1.Pod{}
+	err := c.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, p)
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil, nil
+	case err != nil:
+		return false, nil, fmt.Errorf("look whether pod %s/%s is over: %w", namespace, ref.Name, err)
+	case string(p.UID) != ref.UID || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
+		return true, nil, nil
+	}
+	return false, p, nil
+}
+
+// remove deletes a PodNIC, whose port goes before it does.
+func (c *Controller) remove(ctx context.Context, o *v1alpha1.PodNIC, why string) error {
+	if o.DeletionTimestamp != nil {
+		return nil
+	}
+	err := failpoint.Around("operator.port.remove", func() error {
+		return client.IgnoreNotFound(c.client.Delete(ctx, o, client.Preconditions{UID: &o.UID}))
+	})
+	if err != nil {
+		return fmt.Errorf("delete PodNIC %s/%s: %w", o.Namespace, o.Name, err)
+	}
+	c.o.Logger.Debug("PodNIC deleted", "podnic", o.Namespace+"/"+o.Name, "because", why)
+	return nil
+}
+
+// provide makes the PodNICs that a pod lacks, and deletes those that it does not ask for
+// any more.
+func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha1.PodNIC) (reconcile.Result, error) {
+	namespace := c.namespace(ctx, p.Namespace)
+	vpc := namespace.Annotations[v1alpha1.AnnotationVPC]
+	if len(mine) > 0 {
+		vpc = mine[0].Spec.VPC // what the namespace says now is for pods that come
+	}
+	w := wishOf(p, vpc, c.o.First, len(mine) == 0, 0)
+	if len(mine) > 0 && w.vpc != vpc {
+		errs := podnic.CheckVPCChange(vpc, w.vpc)
+		return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", errs.Err())
+	}
+	if len(w.errs) > 0 {
+		return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", w.errs.Err())
+	}
+	if w.vpc == "" {
+		return reconcile.Result{}, nil
+	}
+	opened, err := c.o.Networks.Of(w.vpc)
+	if err != nil {
+		return reconcile.Result{}, c.told.warn(c.events, p, "", "VPCNotReady", err)
+	}
+	if err := c.ending(ctx, w.vpc); err != nil {
+		return reconcile.Result{}, c.told.warn(c.events, p, "", "VPCNotReady", err)
+	}
+	if err := allows(opened.Spec, w.vpc, namespace); err != nil && len(mine) == 0 {
+		return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", err)
+	}
+	if most := opened.Spec.MaxNICsPerPod; most != nil {
+		w = wishOf(p, vpc, c.o.First, len(mine) == 0, int(*most))
+		if len(w.errs) > 0 {
+			return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", w.errs.Err())
+		}
+	}
+	return c.adjust(ctx, p, w, mine)
+}
+
+// allows tells why pods of a namespace may not have NICs in a VPC; nil: they may.
+func allows(spec v1alpha1.VPCSpec, vpc string, namespace *metav1.PartialObjectMetadata) error {
+	if a := spec.AllowedNamespaces; a != nil {
+		if slices.Contains(a.Names, "*") || slices.Contains(a.Names, namespace.Name) {
+			return nil
+		}
+		if a.Selector != nil {
+			selector, err := metav1.LabelSelectorAsSelector(a.Selector)
+			if err != nil {
+				return fmt.Errorf("VPC %s: spec.allowedNamespaces.selector: %w", vpc, err)
+			}
+			if selector.Matches(labels.Set(namespace.Labels)) {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("metadata.annotations[%s]: VPC %s is not for namespace %s (spec.allowedNamespaces of the VPC)", v1alpha1.AnnotationVPC, vpc, namespace.Name)
+}
+
+// adjust brings the PodNICs of a pod to what it asks for. One that is there is never
+// changed, and the first interface never taken away.
+func (c *Controller) adjust(ctx context.Context, p *corev1.Pod, w wish, mine []*v1alpha1.PodNIC) (reconcile.Result, error) {
+	errs := changes(mine, w.nics, c.o.First)
+	have := map[string]*v1alpha1.PodNIC{}
+	var extra []*v1alpha1.PodNIC
+	for _, o := range mine {
+		n, wanted := named(w.nics, o.Spec.Interface)
+		first := c.o.First.IsPort && o.Spec.Interface == c.o.First.Name
+		if wanted && n.Object == "" || first {
+			have[o.Spec.Interface] = o
+			continue
+		}
+		extra = append(extra, o)
+	}
+	for _, o := range extra {
+		if err := c.remove(ctx, o, "its pod does not ask for it any more"); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	for _, n := range w.nics {
+		if n.Object != "" || have[n.Name] != nil {
+			continue
+		}
+		if slices.ContainsFunc(extra, func(o *v1alpha1.PodNIC) bool { return o.Spec.Interface == n.Name }) {
+			continue // when that is gone
+		}
+		if err := c.make(ctx, p, w.vpc, n); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	missing, err := c.missing(ctx, p, w)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if err := errs.Err(); err != nil {
+		return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", err)
+	}
+	return reconcile.Result{}, c.told.warn(c.events, p, "", "PodNICNotFound", missing)
+}
+
+// missing is an error that names the PodNICs that a pod names and that are not there, or
+// are not in its VPC.
+func (c *Controller) missing(ctx context.Context, p *corev1.Pod, w wish) (error, error) {
+	for _, n := range w.nics {
+		if n.Object == "" {
+			continue
+		}
+		o := &v1alpha1.PodNIC{}
+		err := c.client.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: n.Object}, o)
+		switch {
+		case apierrors.IsNotFound(err):
+			return fmt.Errorf("NIC %s waits: there is no PodNIC %s in namespace %s", n.Name, n.Object, p.Namespace), nil
+		case err != nil:
+			return nil, fmt.Errorf("read PodNIC %s/%s from the cache: %w", p.Namespace, n.Object, err)
+		case o.Spec.VPC != w.vpc:
+			return fmt.Errorf("NIC %s waits: PodNIC %s is of VPC %s, and the pod's is %s", n.Name, n.Object, o.Spec.VPC, w.vpc), nil
+		case o.Spec.Pod != nil:
+			return fmt.Errorf("NIC %s waits: PodNIC %s is pod %s's alone (spec.pod)", n.Name, n.Object, o.Spec.Pod.Name), nil
+		case o.Status.Pod != nil && o.Status.Pod.UID != string(p.UID):
+			return fmt.Errorf("NIC %s waits: pod %s has PodNIC %s", n.Name, o.Status.Pod.Name, n.Object), nil
+		}
+	}
+	return nil, nil
+}
+
+// changes are what an edit of a pod's annotation asks for and does not get.
+func changes(mine []*v1alpha1.PodNIC, after []podnic.NIC, first podnic.First) podnic.Errors {
+	var before []podnic.NIC
+	for _, o := range mine {
+		n := nicOf(o.Spec)
+		if now, ok := named(after, n.Name); ok {
+			n.DefaultRoute = now.DefaultRoute // which its status tells, for the daemon
+			if o.Generation > 1 && now.Object == "" {
+				n.SecurityGroups = now.SecurityGroups // somebody changed them in the PodNIC
+			}
+		}
+		before = append(before, n)
+	}
+	return podnic.CheckChange(before, after, first)
+}
+
+// make makes the PodNIC of a pod's NIC.
+func (c *Controller) make(ctx context.Context, p *corev1.Pod, vpc string, n podnic.NIC) error {
+	yes := true
+	o := &v1alpha1.PodNIC{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, Name: podnic.ObjectName(p.Name, string(p.UID), n.Name),
+			Labels:          map[string]string{v1alpha1.LabelPodUID: string(p.UID)},
+			Finalizers:      []string{v1alpha1.FinalizerPort},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID, Controller: &yes}},
+		},
+		Spec: specOf(p, vpc, n),
+	}
+	key := client.ObjectKeyFromObject(o)
+	c.book.making(key)
+	var uid types.UID
+	err := failpoint.Hit("operator.port.nic.before")
+	if err == nil {
+		if err = c.client.Create(ctx, o, client.FieldOwner(v1alpha1.OwnerOperator)); err == nil {
+			uid = o.UID
+		}
+	}
+	c.book.made(key, uid)
+	switch {
+	case err == nil:
+		c.o.Logger.Debug("PodNIC made", "podnic", key.String(), "pod", p.Name, "vpc", vpc)
+		return failpoint.Hit("operator.port.nic.after")
+	case apierrors.IsAlreadyExists(err):
+		return nil // the cache trails, or the last one of its name is going; its events tell
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
+		_ = c.told.warn(c.events, p, n.Name, "NICRefused", err)
+	}
+	return fmt.Errorf("create PodNIC %s: %w", key, err)
+}
+
+// age is how long a pod has been there.
+func age(p *corev1.Pod, now time.Time) time.Duration {
+	return max(0, now.Sub(p.CreationTimestamp.Time))
+}

@@ -1,0 +1,280 @@
+package vpcport
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/vpcport/plan"
+	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// scene is what is true of a PodNIC at one moment, besides its port.
+type scene struct {
+	o      *v1alpha1.PodNIC
+	pod    *corev1.Pod // that lives and is to have it; nil: none
+	nic    podnic.NIC  // as that pod means it
+	opened Opened
+	shut   error // why the VPC is not open
+	now    assignment
+	next   assignment // what now is to become, once no node holds it
+	host   string     // where that is
+	noHost string     // why that is not known
+	held   bool
+	until  time.Time // when held is over at the latest; zero: not by itself
+	refuse error     // why no port is made
+	want   plan.Want
+}
+
+// assignment is which pod has a NIC, and how.
+type assignment struct {
+	pod          v1alpha1.PodReference // zero: none
+	name         string
+	defaultRoute bool
+	node         string
+}
+
+// assigned is what a PodNIC's status says.
+func assigned(o *v1alpha1.PodNIC) assignment {
+	a := assignment{name: o.Status.Interface, defaultRoute: o.Status.DefaultRoute, node: o.Status.NodeName}
+	if o.Status.Pod != nil {
+		a.pod = *o.Status.Pod
+	}
+	return a
+}
+
+// errTrails is that of a cache that does not show yet what is known.
+var errTrails = fmt.Errorf("the cache trails")
+
+// look finds out what is true of a PodNIC.
+func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scene, error) {
+	s := &scene{o: o, now: assigned(o)}
+	s.opened, s.shut = c.o.Networks.Of(o.Spec.VPC)
+	var err error
+	if o.Spec.Pod != nil {
+		err = c.lookAtPod(ctx, s)
+	} else {
+		err = c.lookForHolder(ctx, s, n)
+	}
+	if err != nil {
+		return nil, err
+	}
+	node, err := c.node(ctx, s.next.node)
+	if err != nil {
+		return nil, err
+	}
+	if s.next.node != "" {
+		s.host, s.noHost = hostOf(node, s.next.node, s.opened.Spec.HostLabel)
+	}
+	holder := node
+	if s.now.node != s.next.node {
+		if holder, err = c.node(ctx, s.now.node); err != nil {
+			return nil, err
+		}
+	}
+	idle := n.idle
+	if idle.IsZero() && (s.pod == nil || s.now.pod.UID != "" && s.now.pod.UID != string(s.pod.UID)) {
+		idle = c.now()
+	}
+	s.held, s.until = held(o.Status.Node, o.Status.PortID, holder, idle, c.now(), c.o.UnplugGrace)
+	s.desire(c.o.Cluster, n)
+	if s.refuse == nil && s.shut == nil {
+		s.refuse = cmp.Or(c.ending(ctx, o.Spec.VPC), allows(s.opened.Spec, o.Spec.VPC, c.namespace(ctx, o.Namespace)))
+	}
+	return s, nil
+}
+
+// ending is an error while a VPC is being deleted: it goes once it has no NICs, and gets
+// no new ones.
+func (c *Controller) ending(ctx context.Context, vpc string) error {
+	o := &v1alpha1.VPC{}
+	err := c.client.Get(ctx, client.ObjectKey{Name: vpc}, o, client.UnsafeDisableDeepCopy)
+	if err == nil && o.DeletionTimestamp != nil {
+		return fmt.Errorf("VPC %s is being deleted", vpc)
+	}
+	return nil
+}
+
+// lookAtPod finds the one pod that a PodNIC is for.
+func (c *Controller) lookAtPod(ctx context.Context, s *scene) error {
+	ref := s.o.Spec.Pod
+	p := &corev1.Pod{}
+	err := c.client.Get(ctx, client.ObjectKey{Namespace: s.o.Namespace, Name: ref.Name}, p)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read pod %s/%s from the cache: %w", s.o.Namespace, ref.Name, err)
+	}
+	if err != nil || string(p.UID) != ref.UID {
+		s.next = s.now // it is deleted, or the cache trails: nothing is changed for that
+		return nil
+	}
+	w := wishOf(p, s.o.Spec.VPC, c.o.First, false, 0)
+	s.pod, s.nic = p, nicOf(s.o.Spec)
+	if n, ok := named(w.nics, s.o.Spec.Interface); ok {
+		s.nic.Index, s.nic.DefaultRoute = n.Index, n.DefaultRoute
+	}
+	s.next = assignment{pod: *ref, name: s.o.Spec.Interface, node: p.Spec.NodeName, defaultRoute: hasDefaultRoute(w.nics, s.nic, c.o.First)}
+	return nil
+}
+
+// lookForHolder finds the pod that has, or is to have, a PodNIC that pods name.
+func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
+	list := &corev1.PodList{}
+	if err := c.client.List(ctx, list, client.InNamespace(s.o.Namespace), client.MatchingFields{byObject: s.o.Name}, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list pods that name PodNIC %s/%s: %w", s.o.Namespace, s.o.Name, err)
+	}
+	vpc := c.namespaceVPC(ctx, s.o.Namespace)
+	var candidates []*corev1.Pod
+	wishes := map[*corev1.Pod]wish{}
+	for i := range list.Items {
+		p := &list.Items[i]
+		w := wishOf(p, vpc, c.o.First, false, 0)
+		if len(w.errs) == 0 && w.vpc == s.o.Spec.VPC {
+			candidates = append(candidates, p)
+			wishes[p] = w
+		}
+	}
+	has := s.o.Status.Pod
+	p := chooseHolder(has, candidates)
+	if has != nil && (p == nil || string(p.UID) != has.UID) && n.gone != has.UID {
+		if err := c.confirmGone(ctx, s.o, *has); err != nil {
+			return err
+		}
+	}
+	if p == nil || s.o.DeletionTimestamp != nil && (has == nil || string(p.UID) != has.UID) {
+		return nil
+	}
+	for _, n := range wishes[p].nics {
+		if n.Object == s.o.Name {
+			s.nic = n
+		}
+	}
+	s.pod = p
+	s.next = assignment{
+		pod: v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, name: s.nic.Name, node: p.Spec.NodeName,
+		defaultRoute: hasDefaultRoute(wishes[p].nics, s.nic, c.o.First),
+	}
+	return nil
+}
+
+// confirmGone is an error unless a pod that had a PodNIC has it no more: the cache may
+// not show it.
+func (c *Controller) confirmGone(ctx context.Context, o *v1alpha1.PodNIC, has v1alpha1.PodReference) error {
+	over, p, err := c.over(ctx, o.Namespace, has)
+	if err != nil {
+		return err
+	}
+	if !over {
+		for _, name := range namedObjects(p) {
+			if name == o.Name {
+				return errTrails
+			}
+		}
+	}
+	c.book.edit(o.UID, func(n *nic) { n.gone = has.UID })
+	return nil
+}
+
+// node is a Node as it is known; nil without one.
+func (c *Controller) node(ctx context.Context, name string) (*corev1.Node, error) {
+	if name == "" {
+		return nil, nil
+	}
+	n := &corev1.Node{}
+	err := c.client.Get(ctx, client.ObjectKey{Name: name}, n, client.UnsafeDisableDeepCopy)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read Node %s from the cache: %w", name, err)
+	}
+	return n, nil
+}
+
+// desire is what is asked of the provider.
+func (s *scene) desire(cluster string, n nic) {
+	uid := string(s.o.UID)
+	w := plan.Want{
+		Device: vpcport.Device(cluster, uid), Name: portName(s.o.Namespace, s.o.Name), Given: s.o.Spec.PortID,
+		Host: s.host, Over: s.o.DeletionTimestamp != nil, Held: s.held,
+	}
+	if w.Host == "" && n.have.Port != nil && (s.pod == nil && s.o.Spec.Pod != nil || s.noHost != "") {
+		w.Host = n.have.Port.Host // where its node is, nobody says just now
+	}
+	defer func() { s.want = w }()
+	if s.shut != nil {
+		return
+	}
+	w.Network = s.opened.Network.ID
+	if w.Given != "" {
+		return
+	}
+	if s.opened.Spec.PortMAC != v1alpha1.PortMACProvider && s.opened.Provider.Traits().ChosenMAC {
+		w.MAC = vpcport.DerivedMAC(cluster, uid, n.try)
+	}
+	w.Groups = s.o.Spec.SecurityGroups
+	if w.Groups == nil {
+		w.Groups = s.opened.Spec.DefaultSecurityGroups
+	}
+	w.Addresses, s.refuse = s.addresses(n)
+}
+
+// portName is the name of a port that Berth makes, by which a person and the sweep know
+// it from one that a user made.
+func portName(namespace, name string) string { return portPrefix + namespace + "/" + name }
+
+const portPrefix = "berth/"
+
+// addresses are those that a new port is to have: those that the PodNIC had before, else
+// what is asked for.
+func (s *scene) addresses(n nic) ([]vpcport.NewAddress, error) {
+	var before []vpcport.NewAddress
+	for _, a := range s.o.Status.Addresses {
+		if p, err := netip.ParsePrefix(a.CIDR); err == nil && a.Subnet != "" {
+			before = append(before, vpcport.NewAddress{SubnetID: a.Subnet, IP: p.Addr()})
+		}
+	}
+	if len(before) > 0 && !n.anew {
+		return before, nil
+	}
+	asked := nicOf(s.o.Spec)
+	asked.Index = s.nic.Index
+	resolved, errs := podnic.Resolve([]podnic.NIC{asked}, networkOf(s.o.Spec.VPC, s.opened))
+	if err := errs.Err(); err != nil {
+		if s.o.Spec.Pod == nil {
+			err = fmt.Errorf("spec.addresses: %s", details(errs))
+		}
+		return nil, err
+	}
+	var out []vpcport.NewAddress
+	for _, a := range resolved[0].Addresses {
+		out = append(out, vpcport.NewAddress{SubnetID: a.Subnet, IP: a.IP})
+	}
+	return out, nil
+}
+
+// details are errors without the fields of a pod.
+func details(errs podnic.Errors) string {
+	texts := make([]string, len(errs))
+	for i, e := range errs {
+		texts[i] = e.Detail
+	}
+	return strings.Join(texts, "; ")
+}
+
+// networkOf is what addresses are held against.
+func networkOf(vpc string, opened Opened) podnic.Network {
+	net := podnic.Network{VPC: vpc, Default: opened.Spec.DefaultSubnets}
+	for _, s := range opened.Network.Subnets {
+		net.Subnets = append(net.Subnets, podnic.Subnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, Gateway: s.Gateway})
+	}
+	return net
+}

@@ -1,0 +1,206 @@
+package vpcport
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/vpcport/plan"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// The reasons of conditions that are not those of a failed call (vpcport.PolicyOf).
+const (
+	reasonReady       = "Ready"
+	reasonBound       = "Bound"
+	reasonVPC         = "VPCNotReady"
+	reasonRefused     = "Refused"
+	reasonLost        = "PortDeleted"
+	reasonNoPod       = "NoPod"
+	reasonUnscheduled = "Unscheduled"
+	reasonNoHost      = "NoHost"
+	reasonPlugged     = "StillPlugged"
+	reasonBinding     = "BindingFailed"
+)
+
+// maxMessage is how long a condition's message is at most, in bytes.
+const maxMessage = 1024
+
+// statusOf is what a PodNIC's status is to be, but for the times of conditions.
+func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICStatus {
+	st := *s.o.Status.DeepCopy()
+	assign(&st, s)
+	p := n.have.Port
+	if p != nil && (p.Device != s.want.Device || p.NetworkID != s.want.Network) {
+		p = nil // it is another's still
+	}
+	var lie error
+	if p != nil && s.shut == nil {
+		lie = describe(&st, p, s.opened.Network)
+		st.Made = s.want.Given == ""
+	}
+	here := s.next == assignedTo(st) && p != nil && lie == nil && s.host != "" && p.Host == s.host && p.Binding.Result == vpcport.Bound
+	st.Phase = phaseOf(s, n, step, p, here)
+	if !here {
+		st.Plug = nil
+	}
+	setCondition(&st, portReady(s, n, step, p, lie), now)
+	setCondition(&st, bound(s, n, p, here), now)
+	return st
+}
+
+// assign writes who has it: as long as a node holds it, who had it.
+func assign(st *v1alpha1.PodNICStatus, s *scene) {
+	a := s.next
+	if s.held && s.now.pod.UID != "" && s.now.pod.UID != a.pod.UID {
+		a = s.now
+	}
+	if a.pod != s.now.pod {
+		st.Node = nil // it was about the pod before
+	}
+	st.Pod, st.Interface, st.DefaultRoute, st.NodeName = nil, a.name, a.defaultRoute, a.node
+	if a.pod.UID != "" {
+		st.Pod = &a.pod
+	}
+}
+
+func assignedTo(st v1alpha1.PodNICStatus) assignment {
+	return assigned(&v1alpha1.PodNIC{Status: st})
+}
+
+// phaseOf is how far it has come.
+func phaseOf(s *scene, n nic, step plan.Step, p *vpcport.Port, here bool) v1alpha1.PodNICPhase {
+	edit := n.failed.message != "" && vpcport.PolicyOf(n.failed.class).Edit
+	switch {
+	case s.want.Over:
+		return v1alpha1.PhaseReleasing
+	case here && p.Status == vpcport.StatusActive:
+		return v1alpha1.PhaseActive
+	case here:
+		return v1alpha1.PhaseBound
+	case p == nil && (edit || s.refuse != nil || step.Kind == plan.Impossible):
+		return v1alpha1.PhaseFailed
+	case p != nil:
+		return v1alpha1.PhaseCreated
+	case s.o.Status.PortID != "" && !n.have.Looked:
+		return cmp.Or(s.o.Status.Phase, v1alpha1.PhasePending) // nothing was seen to have changed
+	}
+	return v1alpha1.PhasePending
+}
+
+// describe writes what a port is. The error says what a node could not use.
+func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) error {
+	st.PortID, st.Host, st.MAC, st.MTU = p.ID, p.Host, p.MAC.String(), int32(min(net.MTU, 1<<16)) //nolint:gosec // G115: bounded
+	st.Addresses, st.Routes = nil, nil
+	var lie error
+	for _, a := range p.Addresses {
+		i := slices.IndexFunc(net.Subnets, func(s vpcport.Subnet) bool { return s.ID == a.SubnetID })
+		if i < 0 {
+			lie = fmt.Errorf("port %s has %s of subnet %s, which network %s did not have when it was looked up", p.ID, a.IP, a.SubnetID, net.ID)
+			continue
+		}
+		s := net.Subnets[i]
+		out := v1alpha1.PortAddress{Subnet: s.ID}
+		if p, err := a.IP.Prefix(s.CIDR.Bits()); err == nil && p == s.CIDR.Masked() {
+			out.CIDR = fmt.Sprintf("%s/%d", a.IP, s.CIDR.Bits())
+		} else {
+			lie = fmt.Errorf("%s is not of subnet %s (%s)", a.IP, s.ID, s.CIDR)
+			continue
+		}
+		if s.Gateway.IsValid() {
+			out.Gateway = s.Gateway.String()
+		}
+		st.Addresses = append(st.Addresses, out)
+		for _, r := range s.Routes {
+			st.Routes = append(st.Routes, v1alpha1.PortRoute{Destination: r.Destination.String(), Gateway: r.Gateway.String()})
+		}
+	}
+	if len(st.Addresses) > 16 || len(st.Routes) > 64 {
+		lie = fmt.Errorf("port %s has %d addresses and %d routes, expected 16 and 64 at most", p.ID, len(st.Addresses), len(st.Routes))
+		st.Addresses, st.Routes = st.Addresses[:min(16, len(st.Addresses))], st.Routes[:min(64, len(st.Routes))]
+	}
+	plug := p.Binding.Plug
+	if p.Binding.Result != vpcport.Bound {
+		return lie
+	}
+	if len(plug.Bridge) > 15 || len(plug.Netns) > 128 {
+		return fmt.Errorf("port %s is to be plugged into bridge %.40q, network namespace %.40q, which no node can have", p.ID, plug.Bridge, plug.Netns)
+	}
+	types := map[vpcport.PlugKind]v1alpha1.PlugType{
+		vpcport.OVS: v1alpha1.PlugOVS, vpcport.OVSHybrid: v1alpha1.PlugOVSHybrid, vpcport.Netns: v1alpha1.PlugNetns,
+	}
+	st.Plug = &v1alpha1.PortPlug{Type: types[plug.Kind], Bridge: plug.Bridge, Netns: plug.Netns, OVN: plug.OVN}
+	if st.Plug.Type == "" {
+		st.Plug = nil
+		return fmt.Errorf("port %s is to be plugged in a way that Berth cannot", p.ID)
+	}
+	return lie
+}
+
+// portReady is whether there is a port as it is asked for; without a type: nothing is to
+// be said yet.
+func portReady(s *scene, n nic, step plan.Step, p *vpcport.Port, lie error) metav1.Condition {
+	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
+		return metav1.Condition{Type: v1alpha1.ConditionPortReady, Status: status, Reason: reason, Message: message}
+	}
+	failed := n.failed.message != "" && n.failed.reason == ""
+	switch {
+	case s.shut != nil:
+		return is(metav1.ConditionFalse, reasonVPC, s.shut.Error())
+	case lie != nil:
+		return is(metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, lie.Error())
+	case p == nil && s.refuse != nil && !s.want.Over:
+		return is(metav1.ConditionFalse, reasonRefused, s.refuse.Error())
+	case failed && (p == nil || n.have.Recorded == "" || step.Change.Groups != nil || s.want.Over):
+		return is(metav1.ConditionFalse, reasonOf(n.failed.class), n.failed.message)
+	case p == nil && n.lost != "":
+		return is(metav1.ConditionFalse, reasonLost, fmt.Sprintf("port %s was deleted by somebody else; another is made", n.lost))
+	case p == nil:
+		return metav1.Condition{}
+	}
+	return is(metav1.ConditionTrue, reasonReady, "port "+p.ID)
+}
+
+// reasonOf is that of a class of failures.
+func reasonOf(c vpcport.Class) string { return vpcport.PolicyOf(c).Reason }
+
+// bound is whether the port is bound where its pod is; without a type: nothing is to be
+// said yet.
+func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
+	is := func(status metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
+		return metav1.Condition{Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case p == nil:
+		return metav1.Condition{}
+	case here:
+		return is(metav1.ConditionTrue, reasonBound, "at host %s", p.Host)
+	case s.held && (s.want.Over || s.now.pod != s.next.pod):
+		return is(metav1.ConditionFalse, reasonPlugged, "node %s says that it has the port plugged still, for pod %s", s.now.node, s.now.pod.Name)
+	case s.pod == nil:
+		return is(metav1.ConditionFalse, reasonNoPod, "no pod has it")
+	case s.next.node == "":
+		return is(metav1.ConditionFalse, reasonUnscheduled, "pod %s has no node yet", s.pod.Name)
+	case s.noHost != "":
+		return is(metav1.ConditionFalse, reasonNoHost, "%s", s.noHost)
+	case n.failed.message != "":
+		return is(metav1.ConditionFalse, cmp.Or(n.failed.reason, reasonOf(n.failed.class)), "%s", n.failed.message)
+	}
+	return metav1.Condition{} // it is on its way
+}
+
+// setCondition sets a condition that has a type.
+func setCondition(st *v1alpha1.PodNICStatus, c metav1.Condition, now metav1.Time) {
+	if c.Type == "" {
+		return
+	}
+	if len(c.Message) > maxMessage {
+		c.Message = c.Message[:maxMessage]
+	}
+	c.LastTransitionTime = now
+	meta.SetStatusCondition(&st.Conditions, c)
+}

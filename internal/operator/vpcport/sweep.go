@@ -1,0 +1,191 @@
+package vpcport
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// What became of ports that no PodNIC named.
+const (
+	sweptDeleted  = "deleted"
+	sweptReturned = "returned"
+)
+
+// maxTries is of how many MAC addresses that a port may have got the sweep knows it.
+const maxTries = 16
+
+// sweep lists all ports of Berth now and then: to see what others did to those of NICs,
+// and those of which no PodNIC is left, such as that of a call which an operator made
+// that did not lead any more.
+func (c *Controller) sweep(ctx context.Context) error {
+	seen := map[string]time.Time{} // ports without a PodNIC, since when
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.o.Clock.After(c.o.Listing):
+		}
+		next := map[string]time.Time{}
+		for _, vpc := range c.inUse(ctx) {
+			if err := c.list(ctx, vpc, seen, next); err != nil {
+				c.o.Logger.Warn("listing the ports of a VPC, will try again", "vpc", vpc, "error", err)
+				for id, at := range seen { // what was not looked at is as it was
+					next[id] = at
+				}
+			}
+		}
+		seen = next
+	}
+}
+
+// inUse are the VPCs that there are.
+func (c *Controller) inUse(ctx context.Context) (names []string) {
+	list := &v1alpha1.VPCList{}
+	if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil
+	}
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names
+}
+
+// list lists the ports of one VPC.
+func (c *Controller) list(ctx context.Context, vpc string, seen, next map[string]time.Time) error {
+	opened, err := c.o.Networks.Of(vpc)
+	if err != nil {
+		return nil // its condition says it
+	}
+	began := c.now()
+	bounded, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	ports, err := opened.Provider.Ports(bounded, vpcport.Filter{NetworkID: opened.Network.ID, Owner: vpcport.Owner})
+	if err != nil {
+		return err
+	}
+	byUID := map[types.UID][]vpcport.Port{}
+	for _, p := range ports {
+		if uid, ok := vpcport.DeviceUID(c.o.Cluster, p.Device); ok && p.Mine(c.o.Cluster) {
+			byUID[types.UID(uid)] = append(byUID[types.UID(uid)], p)
+		}
+	}
+	for _, key := range c.book.compare(vpc, byUID, began) {
+		c.nics.AddObject(key, 0)
+	}
+	return c.orphans(ctx, opened, byUID, seen, next)
+}
+
+// compare holds what is known of NICs that no call was about since a listing began
+// against it, and returns those of which it shows something else.
+func (b *book) compare(vpc string, listed map[types.UID][]vpcport.Port, began time.Time) (other []types.NamespacedName) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for uid, n := range b.nics {
+		if n.vpc != vpc || n.busy || !n.have.Looked || !n.touched.Before(began) {
+			continue
+		}
+		ports := listed[uid]
+		if n.have.Port == nil && len(ports) == 0 || n.have.Port != nil && len(ports) == 1 && same(*n.have.Port, ports[0]) {
+			continue
+		}
+		n.have.Looked, n.looks, n.failed = false, 0, failure{}
+		other = append(other, n.key)
+	}
+	return other
+}
+
+// same tells whether a port is as it was, as far as it matters.
+func same(a, b vpcport.Port) bool {
+	return a.ID == b.ID && a.Device == b.Device && a.Owner == b.Owner && a.Host == b.Host && a.Status == b.Status &&
+		a.Binding == b.Binding && a.MAC.String() == b.MAC.String() && slices.Equal(a.Addresses, b.Addresses) &&
+		slices.Equal(slices.Sorted(slices.Values(a.Groups)), slices.Sorted(slices.Values(b.Groups)))
+}
+
+// orphans sees to the ports that no PodNIC has: those that were seen for long, and whose
+// PodNIC the API server does not have either.
+func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types.UID][]vpcport.Port, seen, next map[string]time.Time) error {
+	now := c.now()
+	due := map[types.UID][]vpcport.Port{}
+	for uid, ports := range byUID {
+		if c.book.has(uid) {
+			continue
+		}
+		for _, p := range ports {
+			since, known := seen[p.ID]
+			if !known {
+				since = now
+			}
+			next[p.ID] = since
+			if now.Sub(since) >= c.o.OrphanAge {
+				due[uid] = append(due[uid], p)
+			}
+		}
+	}
+	if len(due) == 0 {
+		return nil
+	}
+	list := &v1alpha1.PodNICList{}
+	if err := c.live.List(ctx, list); err != nil {
+		return fmt.Errorf("list PodNICs: %w", err)
+	}
+	for i := range list.Items {
+		delete(due, list.Items[i].UID)
+	}
+	for uid, ports := range due {
+		for _, p := range ports {
+			if err := c.sweepPort(ctx, opened.Provider, string(uid), p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sweepPort deletes a port that Berth made; from one that a user made it takes Berth's
+// marks.
+func (c *Controller) sweepPort(ctx context.Context, provider vpcport.Provider, uid string, p vpcport.Port) error {
+	bounded, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if madeByBerth(c.o.Cluster, uid, p) {
+		if err := provider.Delete(bounded, p.ID); err != nil {
+			return err
+		}
+		c.o.Logger.Warn("port deleted of which no PodNIC is left", "port", p.ID, "name", p.Name)
+		c.o.Metrics.swept.WithLabelValues(sweptDeleted).Inc()
+		return nil
+	}
+	none := ""
+	if _, err := provider.Update(bounded, p.ID, p.Revision, vpcport.Change{Device: &none, Owner: &none, Host: &none}); err != nil {
+		return err
+	}
+	c.o.Logger.Warn("a user's port given back of which no PodNIC is left", "port", p.ID, "name", p.Name)
+	c.o.Metrics.swept.WithLabelValues(sweptReturned).Inc()
+	return nil
+}
+
+// madeByBerth tells whether Berth made a port that has its marks, which a user's has too
+// while a NIC uses it: by its MAC address or its name.
+func madeByBerth(cluster, uid string, p vpcport.Port) bool {
+	for try := range byte(maxTries) {
+		if p.MAC.String() == vpcport.DerivedMAC(cluster, uid, try).String() {
+			return true
+		}
+	}
+	return strings.HasPrefix(p.Name, portPrefix)
+}
+
+// has tells whether a NIC is known.
+func (b *book) has(uid types.UID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.nics[uid] != nil || b.fresh[uid]
+}

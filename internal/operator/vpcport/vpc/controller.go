@@ -1,0 +1,158 @@
+package vpc
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/vpcport"
+	"github.com/berthnet/berth/internal/operator/watched"
+	"github.com/berthnet/berth/internal/vpcport/lanes"
+)
+
+// Options are what a Controller needs to know. Zero durations and numbers take the
+// defaults named.
+type Options struct {
+	// Namespace is the operator's own, whose Secrets have the credentials.
+	Namespace string
+	// Interval is about how often a network is looked up that was found; 1 min.
+	Interval time.Duration
+	// Calls is how many calls to one endpoint are under way at once; 8.
+	Calls int
+
+	Observer lanes.Observer // of calls; nil: nobody
+	Clock    clock.Clock
+	Logger   *slog.Logger
+}
+
+const (
+	// workers is how many VPCs are looked at once. A look waits for its provider, for
+	// lookTimeout at most.
+	workers = 16
+	// firstRetry and lastRetry bound the wait after a reconciliation that failed by the
+	// API server, which doubles.
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 10 * time.Second
+	// conflictPause lets the cache see what somebody else wrote.
+	conflictPause = 100 * time.Millisecond
+)
+
+// Controller works on VPC objects.
+type Controller struct {
+	o        Options
+	client   client.Client // reads from the cache
+	live     client.Reader // reads past it
+	events   events.EventRecorder
+	opener   *opener
+	secrets  *secrets
+	book     *book
+	reported *reports
+	vpcs     queue.Queue
+
+	mu     sync.Mutex        // guards states; not what is in them
+	states map[string]*state // by VPC; of each its one worker's
+}
+
+// Watches are the kinds that the process keeps in memory for Setup.
+func Watches() []*watched.Kind { return []*watched.Kind{vpcport.VPCs, vpcport.PodNICs} }
+
+// byVPC finds the PodNICs of a VPC in the cache.
+const byVPC = "podnic.vpc"
+
+// Setup adds the controller to mgr, whose cache must have been made with Watches. It
+// works while mgr leads.
+func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Interval = cmp.Or(o.Interval, time.Minute)
+	watch, err := client.NewWithWatch(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme(), HTTPClient: mgr.GetHTTPClient(), Mapper: mgr.GetRESTMapper()})
+	if err != nil {
+		return nil, fmt.Errorf("controller of VPCs: %w", err)
+	}
+	c := &Controller{
+		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
+		opener: newOpener(lanes.Options{Most: o.Calls, Clock: o.Clock, Observer: o.Observer}),
+		book:   newBook(), reported: newReports(), states: map[string]*state{},
+	}
+	c.secrets = &secrets{
+		namespace: o.Namespace, reader: c.live, watcher: watch, clock: o.Clock, log: o.Logger, changed: c.wake,
+		byVPC: map[string]use{}, follow: map[string]context.CancelFunc{},
+	}
+	err = mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.PodNIC{}, byVPC, func(o client.Object) []string {
+		return []string{o.(*v1alpha1.PodNIC).Spec.VPC}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("controller of VPCs: %w", err)
+	}
+	again := true // several in one process: tests
+	err = errors.Join(
+		ctrl.NewControllerManagedBy(mgr).Named("vpc").
+			For(&v1alpha1.VPC{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, finalizersChanged))).
+			Watches(&v1alpha1.PodNIC{}, handler.EnqueueRequestsFromMapFunc(vpcOf), builder.WithPredicates(comeOrGo)).
+			WatchesRawSource(c.vpcs.Source()).
+			WithOptions(controller.Options{
+				MaxConcurrentReconciles: workers, SkipNameValidation: &again, ReconciliationTimeout: 2 * lookTimeout,
+				RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+			}).
+			Complete(reconcile.Func(c.reconcileUnlessConflict)),
+		mgr.Add(manager.RunnableFunc(c.secrets.run)),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("controller of VPCs: %w", err)
+	}
+	return c, nil
+}
+
+// finalizersChanged passes on what brings a VPC's finalizer back that somebody took off.
+var finalizersChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	return len(e.ObjectOld.GetFinalizers()) != len(e.ObjectNew.GetFinalizers())
+}}
+
+// comeOrGo passes on PodNICs that are made and that are gone.
+var comeOrGo = predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
+
+func vpcOf(_ context.Context, o client.Object) []reconcile.Request {
+	return []reconcile.Request{queue.Request(o.(*v1alpha1.PodNIC).Spec.VPC)}
+}
+
+// reconcileUnlessConflict reconciles again, without logging an error, after a write that
+// was refused because the object had changed.
+func (c *Controller) reconcileUnlessConflict(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	result, err := c.reconcile(ctx, q)
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: conflictPause}, nil
+	}
+	return result, err
+}
+
+// Networks are the VPCs that are open, for others.
+func (c *Controller) Networks() vpcport.Networks { return c.book }
+
+// Alive returns once what all work for VPCs needs is not locked.
+func (c *Controller) Alive() {
+	c.stateOf("")
+	c.opener.usage()
+	_, _ = c.book.Of("")
+}
+
+func (c *Controller) now() time.Time { return c.o.Clock.Now() }

@@ -1,0 +1,64 @@
+package vpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// lookTimeout bounds a look: two calls, the first of which may have to get a token.
+const lookTimeout = 30 * time.Second
+
+// sight is what a look found.
+type sight struct {
+	network vpcport.Network
+	project string
+	why     *problem      // nil: it all is there
+	class   vpcport.Class // of why, if a call failed
+	after   time.Duration // that the provider asked to wait; 0: it did not
+}
+
+// look asks the provider for the network and the project of the credentials.
+func look(ctx context.Context, spec v1alpha1.VPCSpec, p vpcport.Provider) sight {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	var s sight
+	var err error
+	if s.network, err = p.Network(ctx, spec.Network); err == nil {
+		s.project, err = p.Project(ctx) // of the token by which the network was seen
+	}
+	if err != nil {
+		s.why, s.class = problemOf(spec, err), vpcport.ClassOf(err)
+		if e, ok := errors.AsType[*vpcport.Error](err); ok {
+			s.after = e.RetryAfter
+		}
+	}
+	return s
+}
+
+// complaint is what a person should know of a network that was found: pods would get no
+// address there. Nothing is held up by it but those pods.
+func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
+	if len(n.Subnets) == 0 {
+		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("network %s has no subnet: a NIC there gets no address", n.ID)}
+	}
+	for i, want := range spec.DefaultSubnets {
+		var is int
+		var names []string
+		for _, s := range n.Subnets {
+			if s.ID == want || s.Name == want {
+				is++
+			}
+			names = append(names, strings.TrimSpace(s.Name+" "+s.ID))
+		}
+		if is != 1 {
+			return &problem{ofNetwork, ReasonSubnetNotFound, fmt.Sprintf("spec.defaultSubnets[%d]: %d subnets of network %s are %s by ID or name, expected one of %s", i, is, n.ID, want, strings.Join(names, ", "))}
+		}
+	}
+	return nil
+}

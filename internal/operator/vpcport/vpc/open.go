@@ -1,0 +1,81 @@
+package vpc
+
+import (
+	"sync"
+
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/lanes"
+)
+
+// tended is the provider of a VPC, with what came of its calls.
+type tended struct {
+	access   access
+	provider vpcport.Provider // by the lanes of its endpoint
+	health   *health
+	close    func()
+}
+
+// opener opens providers. Those of one endpoint share lanes: it counts their calls
+// together.
+type opener struct {
+	options lanes.Options
+
+	mu    sync.Mutex         // guards lanes
+	lanes map[string]*shared // by endpoint
+}
+
+type shared struct {
+	*lanes.Lanes
+	users int
+}
+
+func newOpener(o lanes.Options) *opener { return &opener{options: o, lanes: map[string]*shared{}} }
+
+// open opens a provider. Worse is called when the VPC is to be looked at.
+func (o *opener) open(a access, worse func()) (*tended, error) {
+	p, err := a.open()
+	if err != nil {
+		return nil, err
+	}
+	h := newHealth(worse)
+	return &tended{
+		access: a, provider: o.take(p.endpoint).Provider(p.provider, h.told), health: h,
+		close: sync.OnceFunc(func() {
+			p.close()
+			o.giveBack(p.endpoint)
+		}),
+	}, nil
+}
+
+func (o *opener) take(endpoint string) *lanes.Lanes {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	l := o.lanes[endpoint]
+	if l == nil {
+		l = &shared{Lanes: lanes.New(o.options)}
+		o.lanes[endpoint] = l
+	}
+	l.users++
+	return l.Lanes
+}
+
+func (o *opener) giveBack(endpoint string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if l := o.lanes[endpoint]; l != nil {
+		if l.users--; l.users == 0 {
+			delete(o.lanes, endpoint)
+		}
+	}
+}
+
+// usage is that of all lanes together.
+func (o *opener) usage() (out lanes.Usage) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, l := range o.lanes {
+		u := l.Usage()
+		out.Allowed, out.UnderWay, out.Waiting = out.Allowed+u.Allowed, out.UnderWay+u.UnderWay, out.Waiting+u.Waiting
+	}
+	return out
+}

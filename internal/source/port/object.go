@@ -1,0 +1,189 @@
+package port
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"unicode"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/plug"
+)
+
+// object is a PodNIC of this node, as far as it matters here.
+type object struct {
+	name    types.NamespacedName
+	uid     types.UID
+	version string // resourceVersion
+
+	pod    string // the UID of the pod that has it
+	ifName string
+	port   string
+	host   string
+	phase  v1alpha1.PodNICPhase
+	wrong  []condition          // conditions that are not true
+	node   *v1alpha1.PodNICNode // what was said last; nil: nothing
+
+	nic attachment.NIC
+	err error // why nic cannot be plugged; of one that is bound
+}
+
+// condition is one of a PodNIC that is not true.
+type condition struct{ kind, reason, message string }
+
+// bound tells whether the port may be plugged here.
+func (o object) bound() bool {
+	return o.phase == v1alpha1.PhaseBound || o.phase == v1alpha1.PhaseActive
+}
+
+// longestMessage is what of a condition's message is passed on, in bytes.
+const longestMessage = 400
+
+// read takes from a PodNIC what matters. Nothing of it is believed: the object may be
+// damaged, or written by somebody who should not.
+func read(o *v1alpha1.PodNIC, bridges []string) object {
+	s := o.Status
+	out := object{
+		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, version: o.ResourceVersion,
+		ifName: s.Interface, port: s.PortID, host: s.Host, phase: s.Phase, node: s.Node.DeepCopy(),
+	}
+	if s.Pod != nil {
+		out.pod = s.Pod.UID
+	}
+	for _, c := range s.Conditions {
+		if c.Status != metav1.ConditionTrue {
+			out.wrong = append(out.wrong, condition{shown(c.Type, 64), shown(c.Reason, 64), shown(c.Message, longestMessage)})
+		}
+	}
+	if out.bound() {
+		if out.nic, out.err = nicOf(o, bridges); out.err != nil {
+			out.err = fmt.Errorf("PodNIC %s: %w", out.name, out.err)
+		}
+	}
+	return out
+}
+
+// nicOf is the NIC of a PodNIC that is bound. The error names the field and what was
+// expected, and is a plug.ErrInvalid.
+func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
+	s := o.Status
+	var zero attachment.NIC
+	if s.Plug == nil {
+		return zero, invalid("status.plug", "", "how the port is plugged")
+	}
+	if o.Spec.Pod != nil && (s.Pod == nil || s.Pod.UID != o.Spec.Pod.UID) {
+		return zero, invalid("status.pod", "", "the pod of spec.pod, which is the only one that may have it")
+	}
+	if o.Spec.PortID != "" && o.Spec.PortID != s.PortID {
+		return zero, invalid("status.portID", s.PortID, "that of spec.portID, %s", o.Spec.PortID)
+	}
+	hw, err := net.ParseMAC(s.MAC)
+	if err != nil || len(hw) != 6 {
+		return zero, invalid("status.mac", s.MAC, "an Ethernet address such as fa:16:3e:00:00:01")
+	}
+	n := attachment.NIC{
+		Object: o.Name, UID: string(o.UID), Port: s.PortID, IfName: s.Interface, MAC: mac.Addr(hw), MTU: int(s.MTU), DefaultRoute: s.DefaultRoute,
+		Plug: attachment.Plug{Type: string(s.Plug.Type), Bridge: s.Plug.Bridge, Netns: s.Plug.Netns, OVN: s.Plug.OVN},
+	}
+	if len(s.Addresses) == 0 {
+		return zero, invalid("status.addresses", "", "one at least")
+	}
+	for i, a := range s.Addresses {
+		field := fmt.Sprintf("status.addresses[%d]", i)
+		cidr, err := netip.ParsePrefix(a.CIDR)
+		if err != nil {
+			return zero, invalid(field+".cidr", a.CIDR, "an address with a prefix length, such as 192.168.0.12/24")
+		}
+		gateway, err := optionalAddr(field+".gateway", a.Gateway)
+		if err != nil {
+			return zero, err
+		}
+		n.Addresses = append(n.Addresses, attachment.NICAddress{CIDR: cidr, Gateway: gateway})
+	}
+	for i, r := range s.Routes {
+		field := fmt.Sprintf("status.routes[%d]", i)
+		to, err := netip.ParsePrefix(r.Destination)
+		if err != nil {
+			return zero, invalid(field+".destination", r.Destination, "a network such as 10.1.0.0/16")
+		}
+		via, err := optionalAddr(field+".gateway", r.Gateway)
+		if err != nil {
+			return zero, err
+		}
+		n.Routes = append(n.Routes, attachment.NICRoute{Destination: to.Masked(), Gateway: via})
+	}
+	if n.Plug.Type != string(plug.Netns) && !slices.Contains(bridges, n.Plug.Bridge) {
+		return zero, invalid("status.plug.bridge", n.Plug.Bridge, "one of %s, into which this node lets ports be plugged (--ovs-bridges)", strings.Join(bridges, ", "))
+	}
+	// The rest is checked as it will be used.
+	w := want(attachment.Record{HostLink: "bth0", Netns: attachment.Netns{Path: "/"}}, n)
+	return n, w.Validate()
+}
+
+func optionalAddr(field, s string) (netip.Addr, error) {
+	if s == "" {
+		return netip.Addr{}, nil
+	}
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return a, invalid(field, s, "an IP address")
+	}
+	return a, nil
+}
+
+func invalid(field, value, expected string, args ...any) error {
+	is := "is missing"
+	if value != "" {
+		is = fmt.Sprintf("is %q", shown(value, 80))
+	}
+	return fmt.Errorf("%s %s, expected %s: %w", field, is, fmt.Sprintf(expected, args...), plug.ErrInvalid)
+}
+
+// shown is a text of elsewhere on one line, and of some bytes at most.
+func shown(s string, most int) string {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
+}
+
+// want is a recorded NIC as it should be plugged.
+func want(rec attachment.Record, n attachment.NIC) plug.Want {
+	i := plug.Interface{MAC: net.HardwareAddr(n.MAC), MTU: n.MTU, Default: n.DefaultRoute}
+	family := map[bool]bool{}
+	for _, a := range n.Addresses {
+		i.Addresses = append(i.Addresses, a.CIDR)
+		// A port may have several addresses of a subnet, or of two: the first gateway of a
+		// family is the next hop.
+		if g := a.Gateway; g.IsValid() && !family[g.Is4()] {
+			family[g.Is4()] = true
+			i.Gateways = append(i.Gateways, g)
+		}
+	}
+	for _, r := range n.Routes {
+		i.Routes = append(i.Routes, plug.Route{Dst: r.Destination, Via: r.Gateway})
+	}
+	return plug.Want{Ref: ref(rec, n), Interface: i, OVN: n.Plug.OVN}
+}
+
+// ref names a recorded NIC and its place.
+func ref(rec attachment.Record, n attachment.NIC) plug.Ref {
+	return plug.Ref{
+		Attachment: rec.HostLink, PortID: n.Port, Kind: plug.Kind(n.Plug.Type), Bridge: n.Plug.Bridge, VPCNetns: n.Plug.Netns,
+		Pod: plug.Pod{Netns: rec.Netns.Path, NetnsID: rtnl.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}, IfName: n.IfName},
+	}
+}

@@ -1,0 +1,143 @@
+package port
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// waiter is an ADD that waits. why is called with NICs.mu held.
+type waiter struct {
+	why func() *source.Exhausted
+}
+
+// Acquire returns the NICs that a pod is to have, once all of them are bound to this
+// node: none for a pod that asks for none. When ctx ends first the error is an
+// *source.Exhausted that names the port, its host and its status; so it is, at once, about
+// what cannot be, and a plug.ErrInvalid where a PodNIC is to blame.
+func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NIC, error) {
+	decide := func() verdict { return n.book.decide(n.rules, req) }
+	begun := n.clock.Now()
+	defer n.waits(req.Key, func() *source.Exhausted { return decide().wait })()
+	for {
+		n.mu.Lock()
+		v, news := decide(), n.news
+		n.mu.Unlock()
+		switch {
+		case v.err != nil:
+			return nil, refused(v.err)
+		case v.wait == nil:
+			if len(v.nics) > 0 {
+				n.cfg.Observer.Waited("bound", n.clock.Now().Sub(begun))
+			}
+			return v.nics, nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			v.wait.Err = errors.Join(v.wait.Err, ctx.Err())
+			return nil, v.wait
+		}
+	}
+}
+
+// refused is an ADD's answer about what cannot be, until somebody changes an annotation or
+// a PodNIC.
+func refused(err error) *source.Exhausted {
+	reason := "nic-refused"
+	if errors.Is(err, plug.ErrInvalid) {
+		reason = "podnic-invalid"
+	}
+	return &source.Exhausted{Reason: reason, Message: err.Error(), Err: err}
+}
+
+// waits notes that an ADD waits, until the function that it returns is called.
+func (n *NICs) waits(key attachment.Key, why func() *source.Exhausted) (over func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.waiters[key] = waiter{why}
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.waiters, key)
+	}
+}
+
+// Why tells what the Acquire, or the Await, of key waits for; nil when none does.
+func (n *NICs) Why(key attachment.Key) *source.Exhausted {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if w, ok := n.waiters[key]; ok {
+		return w.why()
+	}
+	return nil
+}
+
+// Await returns once all NICs of an attachment carry packets, as OVN says on the node,
+// or else as the provider says by the PodNIC's phase. When ctx ends first the error is
+// an *source.Exhausted.
+func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
+	begun := n.clock.Now()
+	for _, nic := range rec.NICs {
+		if err := n.await(ctx, rec, nic); err != nil {
+			return err
+		}
+	}
+	n.cfg.Observer.Waited("active", n.clock.Now().Sub(begun))
+	return nil
+}
+
+func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
+	what := fmt.Sprintf("NIC %s: port %s of PodNIC %s/%s", nic.IfName, nic.Port, rec.Pod.Namespace, nic.Object)
+	over := n.waits(rec.Key, func() *source.Exhausted {
+		return exhausted("not-active", "%s is plugged and waits for the VPC's part of the node (OVN's controller, or Neutron's agent)", what)
+	})
+	err := n.cfg.Plugger.Await(ctx, want(rec, nic))
+	over()
+	switch {
+	case errors.Is(err, plug.ErrNotReady):
+		return &source.Exhausted{Reason: "not-active", Message: what + ": " + err.Error(), Err: err}
+	case errors.Is(err, plug.ErrUnreachable):
+		return &source.Exhausted{Reason: "ovsdb-unreachable", Message: what + ": " + err.Error(), Err: err}
+	case err != nil:
+		return err
+	}
+	if nic.Plug.OVN || plug.Kind(nic.Plug.Type) == plug.Netns {
+		return nil // the node knows better than the provider, and sooner
+	}
+	return n.awaitActive(ctx, rec, nic, what)
+}
+
+// awaitActive waits for the provider's word, which the operator passes on.
+func (n *NICs) awaitActive(ctx context.Context, rec attachment.Record, nic attachment.NIC, what string) error {
+	why := func() *source.Exhausted {
+		o := n.book.find(rec, nic)
+		switch {
+		case o == nil:
+			return exhausted("podnic-gone", "%s is plugged, and its PodNIC is gone or has another port", what)
+		case o.phase == v1alpha1.PhaseActive:
+			return nil
+		}
+		return n.book.unlessUnreachable(exhausted("not-active", "%s is plugged at host %s, and the provider does not say that it is active: phase %s", what, shown(o.host, 80), o.phase))
+	}
+	defer n.waits(rec.Key, why)()
+	for {
+		n.mu.Lock()
+		w, news := why(), n.news
+		n.mu.Unlock()
+		if w == nil {
+			return nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			w.Err = errors.Join(w.Err, ctx.Err())
+			return w
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package lanes
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// The calls, as an Observer is told of them.
+const (
+	OpNetwork = "Network"
+	OpPorts   = "Ports"
+	OpGet     = "Get"
+	OpCreate  = "Create"
+	OpUpdate  = "Update"
+	OpDelete  = "Delete"
+	OpProject = "Project"
+)
+
+// Ops are all calls.
+func Ops() []string {
+	return []string{OpCreate, OpDelete, OpGet, OpNetwork, OpPorts, OpProject, OpUpdate}
+}
+
+// Provider is p with all its calls through the lanes. Several providers may share them.
+// Told, unless it is nil, is told what came of each call that was sent, before its caller
+// is; several at once.
+func (l *Lanes) Provider(p vpcport.Provider, told func(op string, err error)) vpcport.Provider {
+	if told == nil {
+		told = func(string, error) {}
+	}
+	return &provider{l, p, told}
+}
+
+type provider struct {
+	lanes *Lanes
+	in    vpcport.Provider
+	told  func(op string, err error)
+}
+
+// through makes a call that has an answer.
+func through[T any](ctx context.Context, p *provider, op string, u urgency, call func() (T, error)) (out T, err error) {
+	err = p.lanes.do(ctx, op, u, func() error {
+		out, err = call()
+		p.told(op, err)
+		return err
+	})
+	return out, err
+}
+
+// Network implements vpcport.Provider.
+func (p *provider) Network(ctx context.Context, idOrName string) (vpcport.Network, error) {
+	return through(ctx, p, OpNetwork, second, func() (vpcport.Network, error) { return p.in.Network(ctx, idOrName) })
+}
+
+// Ports implements vpcport.Provider.
+func (p *provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
+	return through(ctx, p, OpPorts, second, func() ([]vpcport.Port, error) { return p.in.Ports(ctx, f) })
+}
+
+// Get implements vpcport.Provider.
+func (p *provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
+	return through(ctx, p, OpGet, second, func() (vpcport.Port, error) { return p.in.Get(ctx, id) })
+}
+
+// Create implements vpcport.Provider.
+func (p *provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
+	return through(ctx, p, OpCreate, third, func() ([]vpcport.Port, error) { return p.in.Create(ctx, ports) })
+}
+
+// Update implements vpcport.Provider.
+func (p *provider) Update(ctx context.Context, id string, revision int, c vpcport.Change) (vpcport.Port, error) {
+	return through(ctx, p, OpUpdate, first, func() (vpcport.Port, error) { return p.in.Update(ctx, id, revision, c) })
+}
+
+// Delete implements vpcport.Provider.
+func (p *provider) Delete(ctx context.Context, id string) error {
+	_, err := through(ctx, p, OpDelete, first, func() (struct{}, error) { return struct{}{}, p.in.Delete(ctx, id) })
+	return err
+}
+
+// Project implements vpcport.Provider.
+func (p *provider) Project(ctx context.Context) (string, error) {
+	return through(ctx, p, OpProject, second, func() (string, error) { return p.in.Project(ctx) })
+}
+
+// Traits implements vpcport.Provider.
+func (p *provider) Traits() vpcport.Traits { return p.in.Traits() }
+
+// retryAfter is how long the provider asked to wait; 0 when it did not.
+func retryAfter(err error) time.Duration {
+	if e, ok := errors.AsType[*vpcport.Error](err); ok {
+		return e.RetryAfter
+	}
+	return 0
+}
