@@ -83,6 +83,14 @@ func TestBlocksAndRequestsCarryNothingElse(t *testing.T) {
 	}
 }
 
+func TestPodNICsCarryNothingElse(t *testing.T) {
+	applyPortPolicies(t)
+	n := podNIC("own", "")
+	harness.OK(t, harness.KubeClient(t).Create(t.Context(), n))
+	bound(t, n, "node-1")
+	carriesNothingElse(t, account(t, "berthd", "node-1"), n)
+}
+
 // carriesNothingElse tries what a daemon can put into an object that is there,
 // also one whose managed fields others made large.
 func carriesNothingElse(t *testing.T, daemon client.Client, o client.Object) {
@@ -90,6 +98,7 @@ func carriesNothingElse(t *testing.T, daemon client.Client, o client.Object) {
 	kind := strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1alpha1.")
 	report := map[string]string{
 		"NodeNetwork":  `{"status":{"ipam":{"waiting":%d,"usedCount":1,"used":{"10.0.0.4":{"owner":"a/b","resource":"eni-1"}},"released":["10.0.0.5"],"instanceID":"i-1"}}}`,
+		"PodNIC":       `{"status":{"node":{"state":"Plugged","portID":"port-%d"}}}`,
 		"AddressBlock": `{"status":{"renewTime":"2026-01-01T00:00:0%d.000000Z"}}`,
 	}[kind]
 	reports := func(n int) {

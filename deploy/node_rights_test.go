@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"errors"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -8,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -25,7 +27,7 @@ func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 		}}},
 	}
 	harness.Eventually(t, limit, "another node's pod", func() error { return admin.Create(t.Context(), victim) })
-	for _, mode := range []string{deploy.PoolMode, deploy.OperatorMode} {
+	for _, mode := range []string{deploy.PoolMode, deploy.OperatorMode, deploy.PortMode} {
 		t.Run(mode, func(t *testing.T) {
 			bindRoles(t, mode, false)
 			node := account(t, "berthd", "node-1")
@@ -36,6 +38,9 @@ func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 				err := node.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &corev1.Node{})
 				if apierrors.IsForbidden(err) {
 					err = node.List(t.Context(), &corev1.NodeList{})
+				}
+				if apierrors.IsForbidden(err) {
+					err = node.List(t.Context(), &v1alpha1.PodNICList{})
 				}
 				return client.IgnoreNotFound(err)
 			})
@@ -48,6 +53,8 @@ func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 				"secrets":              node.List(t.Context(), &corev1.SecretList{}),
 				"a secret":             node.Get(t.Context(), client.ObjectKeyFromObject(victim), &corev1.Secret{}),
 				"service accounts":     node.List(t.Context(), &corev1.ServiceAccountList{}),
+				"VPCs":                 node.List(t.Context(), &v1alpha1.VPCList{}),
+				"a VPC":                node.Get(t.Context(), client.ObjectKey{Name: "vpc-1"}, &v1alpha1.VPC{}),
 			} {
 				if !apierrors.IsForbidden(err) {
 					t.Errorf("%s: %v, want no right to it", what, err)
@@ -61,4 +68,34 @@ func metadataOf(kind string) *metav1.PartialObjectMetadataList {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind + "List"))
 	return list
+}
+
+// berthd's token in port mode: it sees PodNICs, and reports on those of its node.
+func TestNodeTokenReportsOfItsNICs(t *testing.T) {
+	applyPortPolicies(t)
+	admin := harness.KubeClient(t)
+	own, other := podNIC("own", ""), podNIC("other", "")
+	for _, n := range []*v1alpha1.PodNIC{own, other} {
+		harness.OK(t, admin.Create(t.Context(), n))
+	}
+	bound(t, own, "node-1")
+	bound(t, other, "node-2")
+	bindRoles(t, deploy.PortMode, true)
+	node := account(t, "berthd", "node-1")
+	harness.Eventually(t, limit, "its role holds, and no other", func() error {
+		return errors.Join(notBoundMore(t, node), node.List(t.Context(), &v1alpha1.PodNICList{}))
+	})
+	var list v1alpha1.PodNICList
+	harness.OK(t, node.List(t.Context(), &list, client.MatchingFields{"status.nodeName": "node-1"}))
+	if len(list.Items) != 1 || list.Items[0].Name != "own" {
+		t.Errorf("of node-1 there are %v", list.Items)
+	}
+	harness.OK(t, node.List(t.Context(), &corev1.NamespaceList{}))
+	const report = `{"status":{"node":{"state":"Plugged","portID":"port-1"}}}`
+	harness.OK(t, patch(t, node, own, report, "status"))
+	forbidden(t, patch(t, node, other, report, "status"), "status.nodeName is node-2")
+	forbidden(t, patch(t, node, own, `{"status":{"portID":"of-another"}}`, "status"), "may write status.node only")
+	forbidden(t, patch(t, node, own, `{"spec":{"securityGroups":["open"]}}`), "cannot patch")
+	forbidden(t, node.Create(t.Context(), podNIC("new", "")), "cannot create")
+	forbidden(t, node.Delete(t.Context(), own), "cannot delete")
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -81,6 +82,9 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, operator.Create(t.Context(), own))
 		harness.OK(t, operator.Update(t.Context(), own))
 		harness.OK(t, admin.Delete(t.Context(), own))
+		if mode != deploy.PortMode { // whose NICs are in all namespaces
+			more = append(more, try{"an event of another namespace", denied, func() error { return operator.Create(t.Context(), event("kube-system", kind, "berth-operator")) }})
+		}
 		for _, c := range append(more,
 			try{"another's Lease", leases, func() error { return operator.Create(t.Context(), lease("another")) }},
 			try{"a Lease of another namespace", denied, func() error {
@@ -88,9 +92,8 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 				l.Namespace = "default"
 				return operator.Create(t.Context(), l)
 			}},
-			try{"an event of another namespace", denied, func() error { return operator.Create(t.Context(), event("kube-system", kind, "berth-operator")) }},
 			try{"an event in another's name", "its own events", func() error { return operator.Create(t.Context(), event("default", kind, "scheduler")) }},
-			try{"an event about another's object", "its own events", func() error { return operator.Create(t.Context(), event("default", "Pod", "berth-operator")) }},
+			try{"an event about another's object", "its own events", func() error { return operator.Create(t.Context(), event("default", "Service", "berth-operator")) }},
 			try{"another's event", "its own events", func() error { return patch(t, operator, theirs, again) }},
 			try{"another's event kept", "its own events", func() error { return patch(t, operator, theirs, `{"metadata":{"finalizers":["a/b"]}}`) }},
 			try{"secrets", denied, func() error { return operator.List(t.Context(), &corev1.SecretList{}) }},
@@ -143,6 +146,52 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 			)
 		}
 		check(t, operator, deploy.PoolMode, "AddressPool", more)
+	})
+	t.Run(deploy.PortMode, func(t *testing.T) {
+		operator := asOperator(t, deploy.PortMode, "VPC")
+		harness.OK(t, admin.Create(t.Context(), vpc("vpc-1", "*")))
+		users, made := podNIC("users", ""), podNIC("made", "a")
+		harness.OK(t, admin.Create(t.Context(), users))
+		harness.OK(t, operator.Create(t.Context(), made))
+		harness.OK(t, patch(t, operator, made, `{"status":{"phase":"Bound","nodeName":"node-1"}}`, "status"))
+		harness.OK(t, patch(t, operator, vpc("vpc-1"), `{"status":{"networkID":"id"}}`, "status"))
+		harness.OK(t, patch(t, operator, vpc("vpc-1"), `{"metadata":{"finalizers":["berth.dev/nics"]}}`))
+		harness.OK(t, patch(t, operator, vpc("vpc-1"), `{"metadata":{"finalizers":null}}`))
+		harness.OK(t, operator.Delete(t.Context(), made))
+		harness.OK(t, patch(t, operator, made, `{"metadata":{"finalizers":null}}`))
+		pod := annotated("a", v1alpha1.AnnotationVPC, "vpc-1")
+		harness.OK(t, admin.Create(t.Context(), pod))
+		password := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "neutron"}}
+		harness.OK(t, admin.Create(t.Context(), password))
+		t.Cleanup(func() { harness.OK(t, admin.Delete(context.Background(), password)) })
+		harness.OK(t, operator.Get(t.Context(), client.ObjectKeyFromObject(password), password))
+		elsewhere := client.ObjectKey{Namespace: "default", Name: "neutron"}
+		check(t, operator, deploy.PortMode, "VPC", []try{
+			{"a VPC's spec", "spec is a person's", func() error { return patch(t, operator, vpc("vpc-1"), `{"spec":{"allowedNamespaces":null}}`) }},
+			{"a VPC", denied, func() error { return operator.Create(t.Context(), vpc("vpc-2", "*")) }},
+			{"an end of a VPC", denied, func() error { return operator.Delete(t.Context(), vpc("vpc-1")) }},
+			{"an end of a user's NIC", "that it made for a pod only", func() error { return operator.Delete(t.Context(), users) }},
+			{"an end of all NICs", denied, func() error {
+				return operator.DeleteAllOf(t.Context(), &v1alpha1.PodNIC{}, client.InNamespace("default"))
+			}},
+			{"a node's report", "may take status.node of a PodNIC away", func() error {
+				return patch(t, operator, users, `{"status":{"node":{"state":"Plugged","portID":"port-1"}}}`, "status")
+			}},
+			{"a pod", denied, func() error { return operator.Delete(t.Context(), pod) }},
+			{"a pod's annotations", denied, func() error { return patch(t, operator, pod, `{"metadata":{"annotations":{"a":"b"}}}`) }},
+			{"a pod's status", denied, func() error { return patch(t, operator, pod, `{"status":{"phase":"Failed"}}`, "status") }},
+			{"a namespace's VPC", denied, func() error {
+				return patch(t, operator, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, `{"metadata":{"annotations":{"berth.dev/vpc":"vpc-1"}}}`)
+			}},
+			{"a secret of another namespace", denied, func() error { return operator.Get(t.Context(), elsewhere, &corev1.Secret{}) }},
+			{"secrets of its own namespace at once", denied, func() error {
+				return operator.List(t.Context(), &corev1.SecretList{}, client.InNamespace("kube-system"))
+			}},
+			{"a secret's text", denied, func() error { return patch(t, operator, password, `{"stringData":{"password":"a"}}`) }},
+			{"a secret of its own making", denied, func() error {
+				return operator.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "another"}})
+			}},
+		})
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -89,5 +90,49 @@ func TestUsersOfANamespaceCannotReachAPool(t *testing.T) {
 			berthd := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd"}}
 			denied(t, c.SubResource("token").Create(t.Context(), berthd, as), "serviceaccounts/token")
 		})
+	}
+}
+
+// Who edits a namespace makes PodNICs there, in VPCs that are for it, and reaches no
+// VPC, no status, and no other namespace's.
+func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
+	applyPortPolicies(t)
+	const namespace = "team-c"
+	admin := harness.KubeClient(t)
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), render(t, deploy.PortMode).Of("ClusterRole")))
+	mine, others := vpc("mine", namespace), vpc("others", "elsewhere")
+	harness.OK(t, admin.Create(t.Context(), mine))
+	harness.OK(t, admin.Create(t.Context(), others))
+	in := func(name, vpc string) *v1alpha1.PodNIC {
+		n := podNIC(name, "")
+		n.Namespace, n.Spec.VPC = namespace, vpc
+		return n
+	}
+	c := user(t, "edit", namespace)
+	// What Kubernetes' controller adds up elsewhere, is bound by name here.
+	for _, role := range []string{"berth-podnics-view", "berth-podnics-edit"} {
+		harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "edit-of-" + namespace}},
+		})))
+	}
+	db := in("db", "mine")
+	harness.Eventually(t, limit, "the role holds", func() error { return c.Create(t.Context(), db) })
+	harness.OK(t, patch(t, c, db, `{"spec":{"securityGroups":["web"]}}`))
+	forbidden(t, c.Create(t.Context(), in("another", "others")), "spec.vpc: VPC others is not for namespace "+namespace)
+	forPod := in("for-pod", "mine")
+	forPod.Spec.Pod, forPod.Spec.Interface = &v1alpha1.PodReference{Name: "a", UID: "1"}, "eth0"
+	forbidden(t, c.Create(t.Context(), forPod), "spec.pod: is set by berth-operator only")
+	denied(t, patch(t, c, db, `{"status":{"nodeName":"node-1","portID":"of-another"}}`, "status"), "podnics/status")
+	denied(t, c.Create(t.Context(), podNIC("elsewhere", "")), "podnics")
+	denied(t, c.Get(t.Context(), client.ObjectKeyFromObject(mine), &v1alpha1.VPC{}), "vpcs")
+	denied(t, patch(t, c, others, `{"spec":{"allowedNamespaces":{"names":["*"]}}}`), "vpcs")
+	denied(t, c.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "neutron"}, &corev1.Secret{}), "secrets")
+	harness.OK(t, c.Delete(t.Context(), db))
+	for name, label := range map[string]string{"berth-podnics-view": "aggregate-to-view", "berth-podnics-edit": "aggregate-to-edit"} {
+		if got := get[rbacv1.ClusterRole](t, deploy.PortMode, "ClusterRole", name); got.Labels["rbac.authorization.k8s.io/"+label] != "true" {
+			t.Errorf("%s has the labels %v", name, got.Labels)
+		}
 	}
 }

@@ -6,3 +6,5 @@ package v1alpha1
 //go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_addresspools.yaml deploy/chart/templates/admission/pools.yaml > ../../docs/reference/addresspool.md"
 //go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_addressblocks.yaml deploy/chart/templates/admission/pools.yaml > ../../docs/reference/addressblock.md"
 //go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_blockrequests.yaml deploy/chart/templates/admission/pools.yaml > ../../docs/reference/blockrequest.md"
+//go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_vpcs.yaml deploy/chart/templates/admission/ports.yaml > ../../docs/reference/vpc.md"
+//go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_podnics.yaml deploy/chart/templates/admission/ports.yaml > ../../docs/reference/podnic.md"

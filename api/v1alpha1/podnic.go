@@ -39,8 +39,8 @@ type PodNICList struct {
 	Items           []PodNIC `json:"items"`
 }
 
-// PodNICSpec is what is asked for. Written by the operator for a pod's NIC, by a person
-// for one that outlives pods. But for the security groups it cannot be changed.
+// PodNICSpec is what is asked for. Written by the operator or a person: by a person for
+// a NIC that outlives pods. But for the security groups it cannot be changed.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.portID) || !has(self.addresses) && !has(self.securityGroups)",fieldPath=".portID",message="portID excludes addresses and securityGroups, which the port has already"
 // +kubebuilder:validation:XValidation:rule="!has(self.pod) || has(self.interface)",fieldPath=".interface",message="interface must be set where pod is"
@@ -193,7 +193,7 @@ type PodNICStatus struct {
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// Node is what the daemon of the node says of it.
+	// Node is what the daemon of status.nodeName says of it. Written by the daemon.
 	// +optional
 	Node *PodNICNode `json:"node,omitempty"`
 }

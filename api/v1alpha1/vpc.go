@@ -46,7 +46,7 @@ const (
 	ProviderAlcor   VPCProvider = "alcor"   // Alcor's port manager
 )
 
-// VPCSpec is written by a person.
+// VPCSpec is which network it is, and whom it is for. Written by a person.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.credentials) || self.provider == 'neutron'",fieldPath=".credentials",message="credentials are of provider neutron; alcor takes none"
 // +kubebuilder:validation:XValidation:rule="!has(self.credentials) || self.endpoint.startsWith('https://') || has(self.tls) && self.tls.insecure",fieldPath=".endpoint",message="endpoint must begin with https:// where credentials go to it, or tls.insecure be true"

@@ -218,12 +218,12 @@ func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
 	if err := failpoint.Hit("daemon.undo.reaped"); err != nil {
 		return err
 	}
+	d.tellUnplugged(rec)
 	if err := d.Store.Delete(rec.Key); err != nil {
 		return recordFailure(err)
 	}
 	err := failpoint.Hit("daemon.undo.unrecorded")
 	d.Source.Cancel(rec.Key)
-	d.tellUnplugged(rec)
 	return err
 }
 

@@ -56,9 +56,13 @@ func page(crd *apiextensionsv1.CustomResourceDefinition, policies string) (strin
 	root := v.Schema.OpenAPIV3Schema
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n<!-- Generated from deploy/chart/files/crds by \"make generate\". -->\n\n", names.Kind)
-	fmt.Fprintf(&b, "apiVersion `%s/%s`, %s, short name `%s`.\n\n%s\n", crd.Spec.Group, v.Name,
+	short := ""
+	if len(names.ShortNames) > 0 {
+		short = ", short name `" + strings.Join(names.ShortNames, "`, `") + "`"
+	}
+	fmt.Fprintf(&b, "apiVersion `%s/%s`, %s%s.\n\n%s\n", crd.Spec.Group, v.Name,
 		map[bool]string{true: "one for the cluster", false: "namespaced"}[crd.Spec.Scope == apiextensionsv1.ClusterScoped],
-		strings.Join(names.ShortNames, "`, `"), prose(root.Description))
+		short, prose(root.Description))
 	b.WriteString("\nThe writer is who sets a field: berthd of the node, berth-operator, or a person. Each of the\n" +
 		"programs writes its own fields only, which " + policies + " enforces.\n")
 	for _, s := range sections(root) {
@@ -233,6 +237,8 @@ func checks(f *schema, required bool) string {
 func writer(comment string) string {
 	text := prose(comment)
 	switch {
+	case strings.Contains(text, "Written by the operator or a person"):
+		return "operator, or a person"
 	case strings.Contains(text, "Written by the operator"):
 		return "operator"
 	case strings.Contains(text, "Written by the daemon"):

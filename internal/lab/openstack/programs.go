@@ -15,8 +15,9 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
-// folders are where Debian has the programs; some are not in everybody's PATH.
-var folders = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/rabbitmq/bin"}
+// folders are where Debian has the programs; some are not in everybody's PATH. RabbitMQ's come
+// first: those of the same names in /usr/sbin become another user, who may not read what is here.
+var folders = []string{"/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
 // programs are those that an instance needs.
 func (o Options) programs() []string {

@@ -34,7 +34,8 @@ func (c *Cloud) startRabbit(ctx context.Context) error {
 	}
 	p, err := c.service(program{what: "RabbitMQ", name: "rabbitmq-server", env: append(mapper,
 		"HOME="+c.in(rabbitDir), "RABBITMQ_NODENAME=lab@localhost", "RABBITMQ_CONFIG_FILE="+c.in(rabbitDir, "rabbitmq.conf"),
-		"RABBITMQ_MNESIA_BASE="+c.in(rabbitDir, "mnesia"), "RABBITMQ_LOG_BASE="+c.in(logDir), "RABBITMQ_ENABLED_PLUGINS_FILE="+c.in(rabbitDir, "plugins"),
+		"RABBITMQ_MNESIA_BASE="+c.in(rabbitDir, "mnesia"), "RABBITMQ_FEATURE_FLAGS_FILE="+c.in(rabbitDir, "features"), "ERL_CRASH_DUMP=/dev/null",
+		"RABBITMQ_LOG_BASE="+c.in(logDir), "RABBITMQ_ENABLED_PLUGINS_FILE="+c.in(rabbitDir, "plugins"),
 		"RABBITMQ_PID_FILE="+c.in(rabbitDir, "pid"), fmt.Sprintf("RABBITMQ_DIST_PORT=%d", distPort), "RABBITMQ_CONF_ENV_FILE=/dev/null",
 		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none",
 	)})

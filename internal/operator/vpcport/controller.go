@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -88,7 +87,6 @@ type Controller struct {
 	book   *book
 	desks  *desks
 	told   *told
-	vpcs   *known
 
 	pods, nics queue.Queue
 }
@@ -109,7 +107,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	o.OrphanAge = cmp.Or(o.OrphanAge, 10*time.Minute)
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		told: newTold(), vpcs: &known{names: map[string]bool{}},
+		told: newTold(),
 	}
 	c.book = newBook(o.Clock, o.Settle)
 	c.desks = newDesks(o.Clock, o.Cluster, c.answered)
@@ -231,7 +229,6 @@ func namespaceChanges() builder.Predicates {
 
 // vpcChanged has all reconciled that waits for a VPC.
 func (c *Controller) vpcChanged(vpc string) {
-	c.vpcs.note(vpc)
 	c.book.open(vpc)
 	ctx := context.Background()
 	nics, pods := &v1alpha1.PodNICList{}, &corev1.PodList{}
@@ -262,27 +259,6 @@ func (c *Controller) namespace(ctx context.Context, name string) *metav1.Partial
 		return watched.Namespace(name)
 	}
 	return ns
-}
-
-// known are the VPCs that there are or were.
-type known struct {
-	mu    sync.Mutex // guards names
-	names map[string]bool
-}
-
-func (k *known) note(vpc string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.names[vpc] = true
-}
-
-func (k *known) all() (out []string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for name := range k.names {
-		out = append(out, name)
-	}
-	return out
 }
 
 func (c *Controller) now() time.Time { return c.o.Clock.Now() }

@@ -139,7 +139,13 @@ func (c *Controller) call(ctx context.Context, s *scene, n nic, next plan.Step) 
 		return c.rest(ctx, s, n, next, max(heldUp.until.Sub(now), time.Millisecond))
 	}
 	c.desks.submit(s.o.Spec.VPC, s.opened.Provider, job{s.o.UID, next, s.want, n.have})
-	return reconcile.Result{}, nil
+	if s.next.node == s.now.node || s.held {
+		return reconcile.Result{}, nil
+	}
+	// While the call is under way: by the node its daemon finds the NIC, and can say what
+	// a pod waits for.
+	_, err := c.writeIfOther(ctx, s, n, next)
+	return reconcile.Result{}, err
 }
 
 func later(a, b time.Time) time.Time {

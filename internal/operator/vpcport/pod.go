@@ -131,6 +131,9 @@ func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha
 	if err != nil {
 		return reconcile.Result{}, c.told.warn(c.events, p, "", "VPCNotReady", err)
 	}
+	if err := c.ending(ctx, w.vpc); err != nil {
+		return reconcile.Result{}, c.told.warn(c.events, p, "", "VPCNotReady", err)
+	}
 	if err := allows(opened.Spec, w.vpc, namespace); err != nil && len(mine) == 0 {
 		return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", err)
 	}

@@ -1,6 +1,7 @@
 package vpcport
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -87,9 +88,20 @@ func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scen
 	s.held, s.until = held(o.Status.Node, o.Status.PortID, holder, idle, c.now(), c.o.UnplugGrace)
 	s.desire(c.o.Cluster, n)
 	if s.refuse == nil && s.shut == nil {
-		s.refuse = allows(s.opened.Spec, o.Spec.VPC, c.namespace(ctx, o.Namespace))
+		s.refuse = cmp.Or(c.ending(ctx, o.Spec.VPC), allows(s.opened.Spec, o.Spec.VPC, c.namespace(ctx, o.Namespace)))
 	}
 	return s, nil
+}
+
+// ending is an error while a VPC is being deleted: it goes once it has no NICs, and gets
+// no new ones.
+func (c *Controller) ending(ctx context.Context, vpc string) error {
+	o := &v1alpha1.VPC{}
+	err := c.client.Get(ctx, client.ObjectKey{Name: vpc}, o, client.UnsafeDisableDeepCopy)
+	if err == nil && o.DeletionTimestamp != nil {
+		return fmt.Errorf("VPC %s is being deleted", vpc)
+	}
+	return nil
 }
 
 // lookAtPod finds the one pod that a PodNIC is for.

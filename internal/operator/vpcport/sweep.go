@@ -47,17 +47,16 @@ func (c *Controller) sweep(ctx context.Context) error {
 	}
 }
 
-// inUse are the VPCs that there are, and those of PodNICs.
-func (c *Controller) inUse(ctx context.Context) []string {
-	names := c.vpcs.all()
-	list := &v1alpha1.PodNICList{}
-	if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err == nil {
-		for i := range list.Items {
-			names = append(names, list.Items[i].Spec.VPC)
-		}
+// inUse are the VPCs that there are.
+func (c *Controller) inUse(ctx context.Context) (names []string) {
+	list := &v1alpha1.VPCList{}
+	if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names
 }
 
 // list lists the ports of one VPC.

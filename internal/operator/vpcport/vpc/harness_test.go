@@ -118,7 +118,7 @@ func (b *bed) newVPC(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: b.server.URL + "/v3",
 		Credentials: &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "neutron"},
-		TLS:         &v1alpha1.VPCTLS{CABundle: trust(b.server)},
+		TLS:         &v1alpha1.VPCTLS{CABundle: trust(b.server)}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
 	}}
 	for _, e := range edit {
 		e(&v.Spec)

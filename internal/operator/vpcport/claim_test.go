@@ -1,0 +1,82 @@
+package vpcport
+
+import (
+	"errors"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// A user's PodNIC outlives pods and keeps its port, its address and its MAC address: it
+// is the next pod's of that name, on another node, once the node before has unplugged it.
+func TestPodNICOutlivesPods(t *testing.T) {
+	w := start(t, Options{})
+	w.podnic("db", v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{IP: "192.168.0.77"}}})
+	first := w.awaitObject("db", "has a port before any pod", in(v1alpha1.PhaseCreated))
+	if err := condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonNoPod)(first); err != nil {
+		t.Error(err)
+	}
+	w.pod("db-0", `[{name: eth0, nic: db}]`)
+	w.schedule("db-0", "node-a")
+	o := w.awaitObject("db", "is bound", boundAt("node-a"))
+	if st := o.Status; st.Interface != "eth0" || !st.DefaultRoute || st.Addresses[0].CIDR != "192.168.0.77/24" {
+		t.Errorf("status %+v", st)
+	}
+	w.Plug(o.Status.PortID, "node-a")
+	w.says(o, v1alpha1.NodePlugged)
+	o = w.awaitObject("db", "is active", in(v1alpha1.PhaseActive))
+	// By name a second pod waits for the first.
+	w.pod("db-1", `[{name: eth0, nic: db}]`)
+	w.schedule("db-1", "node-b")
+	w.awaitEvent("db-1", "PodNICNotFound", "pod db-0 has PodNIC db")
+	w.c.o.UnplugGrace = 3600e9
+	w.deletePod("db-0")
+	held := w.awaitObject("db", "waits for node-a", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonPlugged, "node-a", "db-0"))
+	if held.Status.NodeName != "node-a" || held.Status.Pod.Name != "db-0" || w.All()[0].Host != "node-a" {
+		t.Errorf("status %+v", held.Status)
+	}
+	w.says(o, v1alpha1.NodeUnplugged)
+	next := w.awaitObject("db", "is bound for the next pod", boundAt("node-b"))
+	if st := next.Status; st.Pod.Name != "db-1" || st.PortID != first.Status.PortID || st.MAC != first.Status.MAC || st.Addresses[0].CIDR != "192.168.0.77/24" || st.Node != nil {
+		t.Errorf("status %+v", st)
+	}
+	w.deletePod("db-1")
+	w.awaitObject("db", "is nobody's", func(o *v1alpha1.PodNIC) error {
+		if o.Status.Pod != nil || o.Status.NodeName != "" || w.All()[0].Host != "" {
+			return errors.New("it is somebody's")
+		}
+		return in(v1alpha1.PhaseCreated)(o)
+	})
+	harnessDelete(t, w, "db")
+	w.awaitGone("db")
+	w.awaitPorts(0, "the port goes with it")
+}
+
+// A user's port is bound and given back as it was, and never deleted.
+func TestGivenPort(t *testing.T) {
+	w := start(t, Options{})
+	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "mine", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: web.Gateway.Next()}}})
+	w.pod("web", `[{portID: `+given.ID+`}]`)
+	w.schedule("web", "node-a")
+	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	if o.Status.PortID != given.ID || o.Status.Made {
+		t.Errorf("status %+v", o.Status)
+	}
+	w.pod("other", `[{portID: `+given.ID+`}]`)
+	w.awaitNIC("other", "eth0", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "Conflict", "default/"+o.Name))
+	w.awaitEvent("other", "Conflict", "is in use by PodNIC")
+	w.deletePod("web")
+	w.awaitNIC("other", "eth0", "has it next", in(v1alpha1.PhaseCreated))
+	w.deletePod("other")
+	other := w.nicsOf("other")["eth0"]
+	if other != nil {
+		w.awaitGone(other.Name)
+	}
+	left := w.All()
+	if len(left) != 1 || left[0].ID != given.ID || left[0].Device != "" || left[0].Owner != "" || left[0].Host != "" || w.Count("Delete") > 0 {
+		t.Errorf("left are %+v", left)
+	}
+}
