@@ -111,6 +111,15 @@ var remedies = map[string]Remedy{
 	"port-in-use":   {"The pod's former sandbox has it until its DEL: wait a moment.", inNICs},
 	"nic":           {seeDaemon, inNICs},
 
+	// Their PodNICs.
+	"no-podnic":         {"See the Events of the pod, and whether berth-operator runs with the feature port.", inNICs},
+	"podnic-gone":       {seeOperator, inNICs},
+	"podnic-invalid":    {"Correct what the message names, in the VPC or in --ovs-bridges of berthd.", inNICs},
+	"nic-refused":       {"Correct the annotation that the message names.", inNICs},
+	"not-bound":         {seeOperator, inNICs},
+	"not-active":        {"See OVN's controller, or Neutron's agent, on the pod's node.", inNICs},
+	"ovsdb-unreachable": {"See whether Open vSwitch runs on the pod's node.", inNICs},
+
 	// What is not for want of an address.
 	Busy:            {seeDaemon, inNoAddress},
 	"deadline":      {"See CPU and memory of the node.", inPodSide},
