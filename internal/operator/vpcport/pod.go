@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -152,21 +151,7 @@ func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha
 
 // allows tells why pods of a namespace may not have NICs in a VPC; nil: they may.
 func allows(spec v1alpha1.VPCSpec, vpc string, namespace *metav1.PartialObjectMetadata) error {
-	if a := spec.AllowedNamespaces; a != nil {
-		if slices.Contains(a.Names, "*") || slices.Contains(a.Names, namespace.Name) {
-			return nil
-		}
-		if a.Selector != nil {
-			selector, err := metav1.LabelSelectorAsSelector(a.Selector)
-			if err != nil {
-				return fmt.Errorf("VPC %s: spec.allowedNamespaces.selector: %w", vpc, err)
-			}
-			if selector.Matches(labels.Set(namespace.Labels)) {
-				return nil
-			}
-		}
-	}
-	return fmt.Errorf("metadata.annotations[%s]: VPC %s is not for namespace %s (spec.allowedNamespaces of the VPC)", v1alpha1.AnnotationVPC, vpc, namespace.Name)
+	return podnic.CheckNamespace(vpc, spec.AllowedNamespaces, namespace.Name, namespace.Labels).Err()
 }
 
 // adjust brings the PodNICs of a pod to what it asks for. One that is there is never
