@@ -118,6 +118,7 @@ var remedies = map[string]Remedy{
 	"no-pod":         {wait, inVPCs},
 	"unscheduled":    {wait, inVPCs},
 	"no-host":        {"", inVPCs},
+	"node-limit":     {"Run fewer pods with NICs on the node.", inVPCs},
 	"binding-failed": {"See whether the provider's agent on the pod's node lives.", inVPCs},
 	"still-plugged":  {"See whether the node that had the port lives.", inVPCs},
 	// Their PodNICs.
