@@ -63,6 +63,21 @@ packages() {
 		ovn-northd    ovn-central
 		ovn-controller  ovn-host
 	EOF
+	neutron) cat <<-EOF ;;
+		conntrack     conntrack
+		epmd          erlang-base
+		ipset         ipset
+		iptables      iptables
+		keystone-manage   python3-keystone
+		mariadbd      mariadb-server-core
+		neutron-server    neutron-common
+		/usr/lib/python3/dist-packages/pymysql   python3-pymysql
+		ovsdb-server  openvswitch-switch
+		ovs-vswitchd  openvswitch-switch
+		ovn-northd    ovn-central
+		ovn-controller  ovn-host
+		/usr/lib/rabbitmq/bin/rabbitmq-server    rabbitmq-server
+	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler
 	EOF
@@ -74,6 +89,18 @@ packages() {
 		echo "hack/deps.sh: no group of packages is called $1" >&2
 		exit 2
 		;;
+	esac
+}
+
+# services PACKAGE prints the services that a package brings. Its programs are wanted, and
+# whoever wants one starts it: the services neither start now nor with the machine.
+services() {
+	case $1 in
+	openvswitch-switch) echo ovs-vswitchd.service ovsdb-server.service openvswitch-switch.service ;;
+	ovn-central) echo ovn-central.service ;;
+	ovn-host) echo ovn-host.service ;;
+	erlang-base) echo epmd.service epmd.socket ;;
+	rabbitmq-server) echo rabbitmq-server.service ;;
 	esac
 }
 
@@ -101,10 +128,19 @@ fi
 
 echo "Installing Debian packages: ${missing[*]}" >&2
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+policy= # made here, and to be removed
+trap 'rm -f "$log"; [ -z "$policy" ] || "${as_root[@]}" rm -f "$policy"' EXIT
+unwanted=$(for package in "${missing[@]}"; do services "$package"; done)
+# Debian's scripts ask this one before they start a service (invoke-rc.d(8)).
+if [ -n "$unwanted" ] && [ ! -e /usr/sbin/policy-rc.d ]; then
+	policy=/usr/sbin/policy-rc.d
+	printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+	"${as_root[@]}" chmod 755 "$policy"
+fi
 install() {
-	"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-		apt-get install -y -q --no-install-recommends -o Dpkg::Lock::Timeout=300 "${missing[@]}" >"$log" 2>&1 </dev/null
+	# shellcheck disable=SC2016 # the inner shell's
+	"$(dirname "$0")/slowly.sh" "Installing them" bash -c '"$@" >>"$0" 2>&1 </dev/null' "$log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -q --no-install-recommends -o Dpkg::Lock::Timeout=300 "${missing[@]}"
 }
 # A package list that was never fetched, or is old, is the usual first failure.
 if ! install; then
@@ -114,4 +150,8 @@ if ! install; then
 		echo "apt-get could not install: ${missing[*]}" >&2
 		exit 1
 	fi
+fi
+if [ -n "$unwanted" ] && [ -d /run/systemd/system ]; then
+	# shellcheck disable=SC2086 # several
+	"${as_root[@]}" systemctl disable --now --quiet $unwanted >>"$log" 2>&1 || true # those that there are
 fi

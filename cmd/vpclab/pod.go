@@ -32,15 +32,21 @@ func newPodAdd() *cobra.Command {
 		Short: "Add pods to a node",
 		Example: `  vpclab pod add node-1
   vpclab pod add node-1 web --port 30080:8080/tcp
-  vpclab pod add node-2 --count 8`,
+  vpclab pod add node-2 --count 8
+  vpclab pod add node-1 db --annotation 'berth.dev/nics=[{subnet: subnet-1, ip: 192.168.0.12}]'`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	namespace := c.Flags().StringP("namespace", "n", "default", "Kubernetes `namespace` that the plugin is told")
 	ports := c.Flags().StringArray("port", nil, "`HOST:POD[/tcp|udp]` for the portmap plugin (repeatable)")
+	annotations := c.Flags().StringArray("annotation", nil, "`KEY=VALUE` of the pod's object (repeatable)")
 	count := c.Flags().Int("count", 1, "how many pods, the named ones included")
 	timeout := c.Flags().Duration("timeout", 90*time.Second, "how long each may take; failures are tried again until then, as a kubelet does")
 	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, args []string) error {
 		mappings, err := parsePorts(*ports)
+		if err != nil {
+			return err
+		}
+		annotated, err := parseAnnotations(*annotations)
 		if err != nil {
 			return err
 		}
@@ -51,7 +57,7 @@ func newPodAdd() *cobra.Command {
 		var errs []error
 		for _, name := range names {
 			p, err := lab.AddPod(cmd.Context(), control.PodRequest{
-				Node: args[0], Name: name, Namespace: *namespace, Ports: mappings, Timeout: timeout.String(),
+				Node: args[0], Name: name, Namespace: *namespace, Ports: mappings, Annotations: annotated, Timeout: timeout.String(),
 			})
 			if err != nil {
 				errs = append(errs, err)
@@ -61,6 +67,18 @@ func newPodAdd() *cobra.Command {
 		}
 		return errors.Join(errs...)
 	})
+}
+
+func parseAnnotations(in []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, s := range in {
+		key, value, ok := strings.Cut(s, "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("--annotation %q: want KEY=VALUE", s)
+		}
+		out[key] = value
+	}
+	return out, nil
 }
 
 func parsePorts(in []string) ([]node.PortMapping, error) {

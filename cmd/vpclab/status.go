@@ -46,7 +46,7 @@ func newStatus() *cobra.Command {
 
 // printStatus writes what a person wants to see at a glance.
 func printStatus(out io.Writer, s lab.Status) error {
-	if s.Mode == lab.PoolMode {
+	if s.Mode == lab.PoolMode || s.Mode == lab.PortMode {
 		fmt.Fprintf(out, "Lab %s in %s: a data centre, outside host %s\n", s.ID, s.Dir, s.Internet)
 	} else {
 		fmt.Fprintf(out, "Lab %s in %s: VPC %s, internet host %s, on-premises host %s\n", s.ID, s.Dir, s.VPC, s.Internet, s.OnPrem)
@@ -56,9 +56,12 @@ func printStatus(out io.Writer, s lab.Status) error {
 		fmt.Fprintf(out, "Kubernetes API: export KUBECONFIG=%s\n", s.Kubeconfig)
 		operatorTable(w, s)
 	}
-	if s.Mode == lab.PoolMode {
+	switch s.Mode {
+	case lab.PoolMode:
 		poolTables(w, s)
-	} else {
+	case lab.PortMode:
+		portTables(w, s)
+	default:
 		eniTables(w, s)
 	}
 	if err := w.Flush(); err != nil {
@@ -81,6 +84,16 @@ func printStatus(out io.Writer, s lab.Status) error {
 	for _, p := range s.Pools {
 		if p.Why != "" {
 			fmt.Fprintf(out, "\nAddressPool %s: %s\n", p.Name, p.Why)
+		}
+	}
+	for _, v := range s.VPCs {
+		if v.Why != "" {
+			fmt.Fprintf(out, "\nVPC %s: %s\n", v.Name, v.Why)
+		}
+	}
+	for _, n := range s.NICs {
+		if n.Why != "" {
+			fmt.Fprintf(out, "\nPodNIC %s/%s: %s\n", n.Namespace, n.Name, n.Why)
 		}
 	}
 	for _, o := range s.Operators {
@@ -155,6 +168,28 @@ func poolTables(w io.Writer, s lab.Status) {
 	for _, n := range s.Nodes {
 		for _, p := range n.Pods {
 			fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.Block)
+		}
+	}
+}
+
+// portTables show VPCs, nodes, NICs and pods.
+func portTables(w io.Writer, s lab.Status) {
+	fmt.Fprintln(w, "\nVPC\tNETWORK\tSUBNETS\tNICS\tREADY")
+	for _, v := range s.VPCs {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", v.Name, v.Network, v.Subnets, v.NICs, v.Ready)
+	}
+	fmt.Fprintln(w, "\nNODE\tADDRESS\tBERTHD\tPID\tSTARTS\tPODS")
+	for _, n := range s.Nodes {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\n", n.Name, n.Address, n.Daemon, n.PID, n.Starts, len(n.Pods))
+	}
+	fmt.Fprintln(w, "\nPODNIC\tVPC\tPHASE\tPOD\tNODE\tINTERFACE\tADDRESSES\tPORT\tSTATUS")
+	for _, n := range s.NICs {
+		fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.Namespace, n.Name, n.VPC, n.Phase, n.Pod, n.Node, n.Interface, strings.Join(n.Addresses, ","), n.Port, n.State)
+	}
+	fmt.Fprintln(w, "\nPOD\tNAMESPACE\tADDRESSES")
+	for _, n := range s.Nodes {
+		for _, p := range n.Pods {
+			fmt.Fprintf(w, "%s/%s\t%s\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses))
 		}
 	}
 }

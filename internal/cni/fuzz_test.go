@@ -41,10 +41,15 @@ func FuzzNetconf(f *testing.F) {
 			}
 		}
 		for _, version := range Versions.SupportedVersions() {
-			addrs, err := previousAddresses(&skel.CmdArgs{StdinData: text, IfName: "eth0", Netns: "/n"}, version)
+			addrs, links, err := previousAddresses(&skel.CmdArgs{StdinData: text, IfName: "eth0", Netns: "/n"}, version)
 			wellFormed(t, err)
 			if err == nil && len(addrs) == 0 {
 				t.Errorf("%q was taken without an address", text)
+			}
+			for _, l := range links {
+				if len(l.Addresses) == 0 {
+					t.Errorf("%q was taken with an interface without an address", text)
+				}
 			}
 		}
 	})

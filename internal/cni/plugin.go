@@ -77,11 +77,11 @@ func check(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	addresses, err := previousAddresses(args, conf.CNIVersion)
+	addresses, links, err := previousAddresses(args, conf.CNIVersion)
 	if err != nil {
 		return err
 	}
-	_, err = conf.call("Check", wire.CheckRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns, Addresses: addresses}.Encode())
+	_, err = conf.call("Check", wire.CheckRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns, Addresses: addresses, Links: links}.Encode())
 	return err
 }
 

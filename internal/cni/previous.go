@@ -2,34 +2,52 @@ package cni
 
 import (
 	"encoding/json"
+	"maps"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
 // previousAddresses returns, in CIDR form, the addresses that the previous
-// result, which CHECK must come with, gives to the pod's interface.
-func previousAddresses(args *skel.CmdArgs, cniVersion string) ([]string, error) {
+// result, which CHECK must come with, gives to the pod's interface, and the
+// sandbox's further interfaces with theirs: those of chained plugins too.
+func previousAddresses(args *skel.CmdArgs, cniVersion string) ([]string, []wire.Link, error) {
 	result, err := previousResult(args.StdinData, cniVersion)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	index := podInterfaceIn(result, args)
 	if index < 0 {
-		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult has no interface %s in %s", args.IfName, args.Netns)
+		return nil, nil, failf(types.ErrInvalidNetworkConfig, "prevResult has no interface %s in %s", args.IfName, args.Netns)
 	}
-	var out []string
+	var own []string
+	others := map[int]*wire.Link{}
 	for _, ip := range result.IPs {
-		if ip.Interface == nil || *ip.Interface == index {
-			out = append(out, ip.Address.String())
+		switch {
+		case ip.Interface == nil || *ip.Interface == index:
+			own = append(own, ip.Address.String())
+		case *ip.Interface >= 0 && *ip.Interface < len(result.Interfaces) && result.Interfaces[*ip.Interface].Sandbox == args.Netns:
+			link := others[*ip.Interface]
+			if link == nil {
+				link = &wire.Link{Sandbox: wire.Interface{Name: result.Interfaces[*ip.Interface].Name}}
+				others[*ip.Interface] = link
+			}
+			link.Addresses = append(link.Addresses, wire.Address{CIDR: ip.Address.String()})
 		}
 	}
-	if len(out) == 0 {
-		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult has no address of interface %s", args.IfName)
+	if len(own) == 0 {
+		return nil, nil, failf(types.ErrInvalidNetworkConfig, "prevResult has no address of interface %s", args.IfName)
 	}
-	return out, nil
+	var links []wire.Link
+	for _, i := range slices.Sorted(maps.Keys(others)) {
+		links = append(links, *others[i])
+	}
+	return own, links, nil
 }
 
 func podInterfaceIn(result *current.Result, args *skel.CmdArgs) int {

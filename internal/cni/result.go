@@ -1,8 +1,11 @@
 package cni
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -12,36 +15,98 @@ import (
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
-// podInterface is the index of the pod's interface in a result; the host's is 0.
-const podInterface = 1
+// What a daemon may say at most. A pod has 32 NICs at most, and the status of a PodNIC
+// 16 addresses and 64 routes (api/v1alpha1), to which default routes come.
+const (
+	maxLinks     = 32
+	maxAddresses = 16
+	maxRoutes    = 64 + 2
+)
 
 // resultOf is the daemon's answer as a CNI result. Of what only version 1.1.0
 // can say, the MTU and the scope of a route, older results say nothing: a
-// route without gateway would mean one by the default gateway there.
+// route without gateway would mean one by the default gateway there. Of further
+// interfaces a result has those routes that lead anywhere: it cannot say by which
+// interface a route leads, and the others are nobody's but the interface's.
 func resultOf(reply wire.AddReply, netns string, conf addConf) (*current.Result, error) {
 	newest, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "1.1.0")
 	if err != nil {
 		return nil, types.NewError(types.ErrIncompatibleCNIVersion, "incompatible CNI version", err.Error())
 	}
-	host, pod := reply.Host, reply.Sandbox
-	result := &current.Result{
-		CNIVersion: current.ImplementedSpecVersion,
-		Interfaces: []*current.Interface{
-			{Name: host.Name, Mac: host.MAC},
-			{Name: pod.Name, Mac: pod.MAC, Sandbox: netns},
-		},
-		DNS: conf.DNS,
+	if err := checkSize(reply); err != nil {
+		return nil, err
 	}
-	if newest {
-		for _, i := range result.Interfaces {
-			i.Mtu = int(reply.MTU)
-		}
-	}
+	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: conf.DNS}
+	pod := addInterfaces(result, reply.Host, reply.Sandbox, netns, mtuIf(newest, reply.MTU))
 	gateways, err := addRoutes(result, reply.Routes, newest)
 	if err != nil {
 		return nil, err
 	}
-	return result, addAddresses(result, reply.Addresses, gateways)
+	if err := addAddresses(result, pod, reply.Addresses, gateways); err != nil {
+		return nil, err
+	}
+	for _, link := range reply.Links {
+		if err := addLink(result, link, netns, newest); err != nil {
+			return nil, err
+		}
+	}
+	return result, nil
+}
+
+func mtuIf(newest bool, mtu uint32) int {
+	if newest {
+		return int(mtu)
+	}
+	return 0
+}
+
+// checkSize refuses what no daemon says.
+func checkSize(reply wire.AddReply) error {
+	within := len(reply.Links) <= maxLinks && len(reply.Addresses) <= maxAddresses && len(reply.Routes) <= maxRoutes
+	for _, l := range reply.Links {
+		within = within && len(l.Addresses) <= maxAddresses && len(l.Routes) <= maxRoutes
+	}
+	if !within {
+		return types.NewError(types.ErrInternal, fmt.Sprintf(
+			"berthd answered with more than %d further interfaces, or %d addresses or %d routes of one; are plugin and daemon of the same release?",
+			maxLinks, maxAddresses, maxRoutes), "")
+	}
+	return nil
+}
+
+// addInterfaces adds a link's end on the node, if it has one, and that in the sandbox,
+// whose index it returns.
+func addInterfaces(result *current.Result, host, pod wire.Interface, netns string, mtu int) int {
+	if host.Name != "" {
+		result.Interfaces = append(result.Interfaces, &current.Interface{Name: host.Name, Mac: host.MAC, Mtu: mtu})
+	}
+	result.Interfaces = append(result.Interfaces, &current.Interface{Name: pod.Name, Mac: pod.MAC, Mtu: mtu, Sandbox: netns})
+	return len(result.Interfaces) - 1
+}
+
+// addLink adds a further interface of the sandbox.
+func addLink(result *current.Result, link wire.Link, netns string, newest bool) error {
+	index := addInterfaces(result, link.Host, link.Sandbox, netns, mtuIf(newest, link.MTU))
+	anywhere := slices.DeleteFunc(slices.Clone(link.Routes), func(r wire.Route) bool { return !strings.HasSuffix(r.Dst, "/0") })
+	if _, err := addRoutes(result, anywhere, newest); err != nil {
+		return err
+	}
+	for _, a := range link.Addresses {
+		prefix, err := netip.ParsePrefix(a.CIDR)
+		if err != nil {
+			return badReply("address", a.CIDR, err)
+		}
+		ip := &current.IPConfig{Interface: current.Int(index), Address: ipNet(prefix)}
+		if a.Gateway != "" {
+			gateway, err := netip.ParseAddr(a.Gateway)
+			if err != nil {
+				return badReply("gateway", a.Gateway, err)
+			}
+			ip.Gateway = gateway.AsSlice()
+		}
+		result.IPs = append(result.IPs, ip)
+	}
+	return nil
 }
 
 // gateways of the default routes, by whether they are IPv4.
@@ -76,13 +141,13 @@ func addRoutes(result *current.Result, routes []wire.Route, withScope bool) (gat
 	return defaults, nil
 }
 
-func addAddresses(result *current.Result, addresses []string, via gateways) error {
+func addAddresses(result *current.Result, index int, addresses []string, via gateways) error {
 	for _, a := range addresses {
 		prefix, err := netip.ParsePrefix(a)
 		if err != nil {
 			return badReply("address", a, err)
 		}
-		ip := &current.IPConfig{Interface: current.Int(podInterface), Address: ipNet(prefix)}
+		ip := &current.IPConfig{Interface: current.Int(index), Address: ipNet(prefix)}
 		if gw, ok := via[prefix.Addr().Is4()]; ok {
 			ip.Gateway = gw.AsSlice()
 		}

@@ -43,24 +43,92 @@ func TestResults(t *testing.T) {
 	socket := rpcfake.Start(t, &rpcfake.Node{OnAdd: dualStack})
 	for _, v := range versions {
 		t.Run(v, func(t *testing.T) {
-			got, failure := invocation{verb: "ADD", conf: conf(socket, v, "dns", `{"nameservers":["10.0.0.2"]}`)}.run(t)
-			if failure != nil {
-				t.Fatal(failure)
-			}
-			golden := filepath.Join("testdata", "result-"+v+".json")
-			if *update {
-				if err := os.WriteFile(golden, append(bytes.TrimSpace(got), '\n'), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(bytes.TrimSpace(want)), string(bytes.TrimSpace(got))); diff != "" {
-				t.Errorf("result differs from %s (-want +got):\n%s", golden, diff)
-			}
+			wantResult(t, conf(socket, v, "dns", `{"nameservers":["10.0.0.2"]}`), v)
 		})
+	}
+}
+
+// wantResult compares what an ADD prints with a golden file.
+func wantResult(t *testing.T, conf, name string) {
+	t.Helper()
+	got, failure := invocation{verb: "ADD", conf: conf}.run(t)
+	if failure != nil {
+		t.Fatal(failure)
+	}
+	golden := filepath.Join("testdata", "result-"+name+".json")
+	if *update {
+		if err := os.WriteFile(golden, append(bytes.TrimSpace(got), '\n'), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(bytes.TrimSpace(want)), string(bytes.TrimSpace(got))); diff != "" {
+		t.Errorf("result differs from %s (-want +got):\n%s", golden, diff)
+	}
+}
+
+// withNICs is a reply of a pod with NICs: one with a link of its own on the node, and the
+// default route, and one without either.
+func withNICs(r *rpc.AddReply) *rpc.AddReply {
+	r.Links = []*rpc.Link{
+		{
+			Host: &rpc.Interface{Name: "tapa2815656-76", Mac: "0a:00:00:00:00:03"}, Sandbox: &rpc.Interface{Name: "eth1", Mac: "fa:16:3e:00:00:01"},
+			Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}, {Cidr: "2001:db8:1::c/64"}},
+			Routes:    []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "192.168.0.1"}, {Dst: "172.16.0.0/12", Gateway: "192.168.0.254"}}, Mtu: 1442,
+		},
+		{
+			Host: &rpc.Interface{}, Sandbox: &rpc.Interface{Name: "eth2", Mac: "fa:16:3e:00:00:02"},
+			Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24"}}, Mtu: 1500,
+		},
+	}
+	return r
+}
+
+// A result has all interfaces of a pod with NICs, and each address names its own. One
+// whose first interface is a NIC may have no link on the node.
+func TestResultsWithNICs(t *testing.T) {
+	port := func(r *rpc.AddReply) *rpc.AddReply {
+		r.Host, r.Addresses, r.Mtu = &rpc.Interface{}, []string{"192.168.7.5/24"}, 1442
+		r.Routes = []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "192.168.7.1"}}
+		return r
+	}
+	for name, reply := range map[string]func(*rpc.AddReply) *rpc.AddReply{
+		"nics": withNICs, "port": port, "ports": func(r *rpc.AddReply) *rpc.AddReply { return withNICs(port(r)) },
+	} {
+		socket := rpcfake.Start(t, &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
+			return reply(rpcfake.DefaultReply("eth0")), nil
+		}})
+		for _, v := range []string{"0.3.1", "1.0.0", "1.1.0"} {
+			t.Run(name+" "+v, func(t *testing.T) { wantResult(t, conf(socket, v), name+"-"+v) })
+		}
+	}
+}
+
+// What a daemon says is bounded, and each part of it is checked.
+func TestLinksThatCannotBe(t *testing.T) {
+	for says, spoil := range map[string]func(*rpc.Link) []*rpc.Link{
+		"more than 32 further interfaces": func(l *rpc.Link) []*rpc.Link { return slices.Repeat([]*rpc.Link{l}, 33) },
+		"16 addresses": func(l *rpc.Link) []*rpc.Link {
+			l.Addresses = slices.Repeat(l.GetAddresses()[:1], 17)
+			return []*rpc.Link{l}
+		},
+		"66 routes": func(l *rpc.Link) []*rpc.Link {
+			l.Routes = slices.Repeat(l.GetRoutes()[:1], 67)
+			return []*rpc.Link{l}
+		},
+		"the address 10.0.0/8": func(l *rpc.Link) []*rpc.Link { l.Addresses[0].Cidr = "10.0.0/8"; return []*rpc.Link{l} },
+		"the gateway here":     func(l *rpc.Link) []*rpc.Link { l.Addresses[0].Gateway = "here"; return []*rpc.Link{l} },
+		"the route x/0":        func(l *rpc.Link) []*rpc.Link { l.Routes[0].Dst = "x/0"; return []*rpc.Link{l} },
+	} {
+		socket := rpcfake.Start(t, &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
+			reply := withNICs(rpcfake.DefaultReply("eth0"))
+			reply.Links = spoil(reply.GetLinks()[0])
+			return reply, nil
+		}})
+		invocation{verb: "ADD", conf: conf(socket, "1.0.0")}.check(t, types.ErrInternal, says)
 	}
 }
 
@@ -151,9 +219,13 @@ func TestCheckOfAChainsResult(t *testing.T) {
 	if _, failure := (invocation{verb: "CHECK", conf: conf(rpcfake.Start(t, n), "1.0.0", "prevResult", prev)}).run(t); failure != nil {
 		t.Fatal(failure)
 	}
-	want := []string{"10.0.0.5/32", "10.0.0.6/32"}
-	if diff := cmp.Diff(want, n.Calls()[0].(*rpc.CheckRequest).GetAddresses()); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
+	want := &rpc.CheckRequest{
+		Attachment: &rpc.Attachment{Network: "berth", ContainerId: "c0ffee", IfName: "eth0"}, Netns: netns,
+		Addresses: []string{"10.0.0.5/32", "10.0.0.6/32"},
+		Links:     []*rpc.Link{{Host: &rpc.Interface{}, Sandbox: &rpc.Interface{Name: "net1"}, Addresses: []*rpc.Address{{Cidr: "192.168.0.1/24"}}}},
+	}
+	if diff := cmp.Diff(want, n.Calls()[0], protocmp.Transform()); diff != "" {
+		t.Errorf("the daemon is asked (-want +got):\n%s", diff)
 	}
 }
 

@@ -189,13 +189,13 @@ func TestLifeOfAPodInTheKernel(t *testing.T) {
 	if again, err := s.add(ctx, want, source.Wish{}); err != nil || replyOf(again).String() != replyOf(first).String() {
 		t.Errorf("again %+v, %v; first %+v", again, err, first)
 	}
-	if err := s.check(ctx, keyFor("a"), ns, first.Lease.Addrs()); err != nil {
+	if err := s.check(ctx, keyFor("a"), ns, previous{"eth0": first.Lease.Addrs()}); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
 
 	s.stop() // a live pod is not touched by the end and the start of a daemon
 	s = m.start(time.Hour)
-	if err := s.check(ctx, keyFor("a"), ns, first.Lease.Addrs()); err != nil {
+	if err := s.check(ctx, keyFor("a"), ns, previous{"eth0": first.Lease.Addrs()}); err != nil {
 		t.Errorf("CHECK after a restart: %v", err)
 	}
 	if second, err := s.attach(ctx, "b", mustSpace(t)); err != nil || second.Lease.IPv4 == first.Lease.IPv4 {
@@ -286,7 +286,9 @@ func TestDeletedLinkAndRouteAreRepaired(t *testing.T) {
 	s := m.start(time.Hour)
 	ns := mustSpace(t)
 	rec := s.attached(t, "a", ns)
-	intact := func() bool { return s.check(context.Background(), keyFor("a"), ns, rec.Lease.Addrs()) == nil }
+	intact := func() bool {
+		return s.check(context.Background(), keyFor("a"), ns, previous{"eth0": rec.Lease.Addrs()}) == nil
+	}
 	routes, err := m.net.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: datapath.PodTable}, netlink.RT_FILTER_TABLE)
 	if err != nil || len(routes) != 1 {
 		t.Fatalf("routes %v, %v", routes, err)

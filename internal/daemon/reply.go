@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/mac"
@@ -25,9 +26,13 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 	for _, a := range rec.Lease.Addrs() {
 		reply.Addresses = append(reply.Addresses, netip.PrefixFrom(a, a.BitLen()).String())
 		if a.Is4() {
-			reply.Routes = append(reply.Routes,
-				&rpc.Route{Dst: podGateway4 + "/32"}, &rpc.Route{Dst: "0.0.0.0/0", Gateway: podGateway4})
-		} else {
+			reply.Routes = append(reply.Routes, &rpc.Route{Dst: podGateway4 + "/32"})
+		}
+		switch {
+		case leadByNIC(rec, a.Is4()):
+		case a.Is4():
+			reply.Routes = append(reply.Routes, &rpc.Route{Dst: "0.0.0.0/0", Gateway: podGateway4})
+		default:
 			reply.Routes = append(reply.Routes, &rpc.Route{Dst: "::/0", Gateway: podGateway6})
 		}
 	}
@@ -45,6 +50,15 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 	return reply
 }
 
+// leadByNIC tells whether packets of a family leave the pod for elsewhere by a NIC.
+func leadByNIC(rec attachment.Record, four bool) bool {
+	return slices.ContainsFunc(rec.NICs, func(nic attachment.NIC) bool {
+		return nic.DefaultRoute && slices.ContainsFunc(nic.Addresses, func(a attachment.NICAddress) bool {
+			return a.Gateway.IsValid() && a.Gateway.Is4() == four
+		})
+	})
+}
+
 func interfaceOf(name string, address mac.Addr) *rpc.Interface {
 	return &rpc.Interface{Name: name, Mac: address.String()}
 }
@@ -57,12 +71,11 @@ func linkOf(nic attachment.NIC) *rpc.Link {
 		address := &rpc.Address{Cidr: a.CIDR.String()}
 		if a.Gateway.IsValid() {
 			address.Gateway = a.Gateway.String()
-			if nic.DefaultRoute {
-				anywhere := netip.PrefixFrom(unspecified(a.CIDR.Addr()), 0)
-				link.Routes = append(link.Routes, &rpc.Route{Dst: anywhere.String(), Gateway: a.Gateway.String()})
-			}
 		}
 		link.Addresses = append(link.Addresses, address)
+	}
+	if nic.DefaultRoute {
+		link.Routes = append(defaultRoutes(nic, netip.IPv4Unspecified()), defaultRoutes(nic, netip.IPv6Unspecified())...)
 	}
 	for _, r := range nic.Routes {
 		route := &rpc.Route{Dst: r.Destination.String()}
@@ -74,10 +87,13 @@ func linkOf(nic attachment.NIC) *rpc.Link {
 	return link
 }
 
-// unspecified is the address of zeros of an address's family.
-func unspecified(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return netip.IPv4Unspecified()
+// defaultRoutes is the route to anywhere of the family of nowhere, by the first gateway
+// of that family; none without one.
+func defaultRoutes(nic attachment.NIC, nowhere netip.Addr) []*rpc.Route {
+	for _, a := range nic.Addresses {
+		if a.Gateway.IsValid() && a.Gateway.Is4() == nowhere.Is4() {
+			return []*rpc.Route{{Dst: netip.PrefixFrom(nowhere, 0).String(), Gateway: a.Gateway.String()}}
+		}
 	}
-	return netip.IPv6Unspecified()
+	return nil
 }

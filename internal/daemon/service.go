@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -52,15 +51,11 @@ func (s *service) Check(ctx context.Context, req *rpc.CheckRequest) (*rpc.CheckR
 	if err != nil {
 		return nil, err
 	}
-	var addrs []netip.Addr
-	for _, a := range req.GetAddresses() {
-		p, err := netip.ParsePrefix(a)
-		if err != nil {
-			return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "prevResult: address %q is not a CIDR", a)
-		}
-		addrs = append(addrs, p.Addr())
+	prev, err := previousOf(req)
+	if err != nil {
+		return nil, err
 	}
-	return &rpc.CheckReply{}, s.front.daemon.check(ctx, key, req.GetNetns(), addrs)
+	return &rpc.CheckReply{}, s.front.daemon.check(ctx, key, req.GetNetns(), prev)
 }
 
 // GC implements rpc.NodeServer.

@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
-// Cluster is the Kubernetes side of a lab in operator or pool mode: a real API
+// Cluster is the Kubernetes side of a lab, in all modes but node mode: a real API
 // server in the router's namespace, where nodes and operators reach it at
 // fabric.APIEndpoint, with what the chart installs (deploy/chart), its workloads aside. Schedulers,
 // controllers and kubelets are the lab itself.
@@ -34,10 +34,11 @@ type Cluster struct {
 	// Kubeconfig is a file by which a person outside the lab is administrator.
 	Kubeconfig string
 
-	mode    Mode
-	dir     string
-	reports *reports
-	forward *portForward // for Kubeconfig
+	mode       Mode
+	dir        string
+	namespaces map[string]string // annotations of those that the lab makes for pods
+	reports    *reports
+	forward    *portForward // for Kubeconfig
 }
 
 // The service accounts of the chart.

@@ -33,11 +33,16 @@ import (
 //     announced by that node and by no other, and reported so;
 //   - in operator mode, a node's NodeNetwork object makes available what EC2 has
 //     assigned to it and reports as used what pods have or what cools, and no
-//     address is available in two.
+//     address is available in two;
+//   - in port mode, pods, PodNICs, the cloud's ports, rows of OVSDB, links and records
+//     are the same NICs, and nobody has a port of Berth's that is none of these.
 //
 // It is meant for a lab at rest: what is being made or removed at the moment
 // shows up as a contradiction. WaitInvariants waits for rest.
 func (l *Lab) CheckInvariants(ctx context.Context) []error {
+	if l.Mode == PortMode {
+		return l.checkPorts(ctx)
+	}
 	books := l.Books()
 	nodes := l.Nodes()
 	var errs []error

@@ -22,6 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/site"
+	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
@@ -41,6 +42,11 @@ type Options struct {
 	Mode Mode // NodeMode when empty
 	// Pools are what a lab in pool mode begins with; DefaultPools() when nil.
 	Pools []v1alpha1.AddressPool
+	// VPCs are what a lab in port mode begins with; DefaultVPCs() when nil. Pods that
+	// name none are in the first.
+	VPCs []VPC
+	// PortCloud raises the OpenStack of a lab in port mode; portcloud.NewModel when nil.
+	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
 	// OperatorCount is how many berth-operator processes there are in operator
 	// mode, 1 when 0; one of them leads.
 	OperatorCount int
@@ -73,10 +79,11 @@ type Options struct {
 // Lab is a running one.
 type Lab struct {
 	Options
-	Cloud  *vpc.Cloud // nil in pool mode, as is Fabric
+	Cloud  *vpc.Cloud // nil in pool and port mode, as is Fabric
 	Fabric *fabric.Fabric
-	Site   *site.Site // in pool mode, else nil
-	Kube   *Cluster   // nil in node mode without kubelets
+	Site   *site.Site      // in pool and port mode, else nil
+	Ports  portcloud.Cloud // in port mode, else nil
+	Kube   *Cluster        // nil in node mode without kubelets
 
 	servers   []*http.Server
 	echoes    []*echo.Server
@@ -153,7 +160,7 @@ func (o Options) complete() (Options, error) {
 	if o.InstanceType == "" {
 		o.InstanceType = "m5.large"
 	}
-	if o.Spec == nil && o.Mode != PoolMode {
+	if o.Spec == nil && o.Mode.hasEC2() {
 		s := DefaultSpec(o.Nodes, o.InstanceType)
 		o.Spec = &s
 	}
@@ -177,9 +184,18 @@ func (l *Lab) raise(ctx context.Context) error {
 	if err := os.MkdirAll(l.Dir, 0o755); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
 	}
-	if l.Mode == PoolMode {
+	switch l.Mode {
+	case PoolMode:
 		return l.raiseSite(ctx)
+	case PortMode:
+		return l.raisePorts(ctx)
+	default:
+		return l.raiseEC2(ctx)
 	}
+}
+
+// raiseEC2 raises a lab with a VPC of EC2.
+func (l *Lab) raiseEC2(ctx context.Context) error {
 	var err error
 	if l.Cloud, err = vpc.New(*l.Spec, l.CloudOptions...); err != nil {
 		return err
@@ -278,7 +294,7 @@ func (l *Lab) Node(name string) (*node.Node, error) {
 	return nil, fmt.Errorf("no node %q; there are %v", name, slices.Sorted(maps.Keys(l.nodes)))
 }
 
-// Books are the cloud's books as they are now; empty in pool mode.
+// Books are EC2's books as they are now; empty where there is no EC2.
 func (l *Lab) Books() vpc.Books {
 	if l.Cloud == nil {
 		return vpc.Books{}
@@ -359,6 +375,9 @@ func (l *Lab) Close() error {
 	}
 	if l.Fabric != nil {
 		errs = append(errs, l.Fabric.Close())
+	}
+	if l.Ports != nil {
+		errs = append(errs, l.Ports.Close())
 	}
 	if l.Site != nil {
 		errs = append(errs, l.Site.Close())

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/host"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
@@ -20,6 +21,8 @@ type machine struct {
 	joined    chan struct{} // closed once the API knows the node, and it the API; nil in node mode
 	host      *host.Host    // what runs on it where it is a whole machine, else nil
 	dark      bool          // its plug is pulled; guarded by Lab.following
+
+	ports portcloud.Cloud // that it is a host of, in port mode, else nil
 }
 
 // PowerOff pulls the machine's plug.
@@ -27,6 +30,9 @@ func (m *machine) PowerOff() error {
 	var err error
 	if m.host != nil {
 		err = m.host.Kill()
+	}
+	if m.ports != nil {
+		err = errors.Join(err, m.ports.Leave(m.Name))
 	}
 	return errors.Join(err, m.Node.PowerOff())
 }
@@ -67,11 +73,16 @@ func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*
 	if l.modelled() {
 		l.Kube.equip(&o)
 	}
+	if l.Ports != nil {
+		if err := l.joinPorts(&o); err != nil {
+			return nil, err
+		}
+	}
 	n, err := node.New(o)
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{Node: n, autostart: !l.NoDaemons && l.Kubelets == nil}
+	m := &machine{Node: n, ports: l.Ports, autostart: !l.NoDaemons && l.Kubelets == nil}
 	if l.Kubelets != nil {
 		m.host, m.joined = l.newHost(m), make(chan struct{})
 	}

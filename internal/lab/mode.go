@@ -15,18 +15,23 @@ import (
 // Mode is where pods' addresses come from.
 type Mode string
 
-// The modes. In OperatorMode and PoolMode the lab has a Kubernetes API, and
+// The modes. In all but NodeMode the lab has a Kubernetes API, and
 // Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
-// permit no EC2 call; in PoolMode there is no EC2: the network is a data centre
-// (package site) in place of a VPC.
+// permit no EC2 call. In PoolMode and PortMode there is no EC2: the network is a data
+// centre (package site) in place of a VPC, and in PortMode it is for the machines only,
+// since pods are in networks of an OpenStack (package portcloud).
 const (
 	NodeMode     Mode = "node"     // ENIs, by each node's own berthd
 	OperatorMode Mode = "operator" // ENIs, by berth-operator for all nodes
 	PoolMode     Mode = "pool"     // blocks of address pools, by berth-operator
+	PortMode     Mode = "port"     // ports of a VPC, by berth-operator
 )
 
 // Modes are all there are.
-var Modes = []Mode{NodeMode, OperatorMode, PoolMode}
+var Modes = []Mode{NodeMode, OperatorMode, PoolMode, PortMode}
+
+// hasEC2 tells whether the mode's cloud is EC2.
+func (m Mode) hasEC2() bool { return m == NodeMode || m == OperatorMode }
 
 // DualStack tells whether nodes and pods have addresses of IPv6 beside those of IPv4.
 func (m Mode) DualStack() bool { return m == PoolMode }
@@ -52,9 +57,12 @@ func (o Options) completeMode() (Options, error) {
 			return o.completeAssets()
 		}
 		return o, nil
-	case OperatorMode, PoolMode:
+	case OperatorMode, PoolMode, PortMode:
 	default:
 		return o, fmt.Errorf("mode %q: want one of %v", o.Mode, Modes)
+	}
+	if o.Mode == PortMode && o.Kubelets != nil {
+		return o, errors.New("port mode: its nodes are no whole machines: leave out kubelets")
 	}
 	if o.OperatorCount == 0 {
 		o.OperatorCount = 1
@@ -100,7 +108,7 @@ func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
 
 // inCluster is the spec as it is for the lab's cluster; nil where there is none.
 func (o Options) inCluster() *spec.Spec {
-	if o.Spec == nil || o.Mode == PoolMode {
+	if o.Spec == nil || !o.Mode.hasEC2() {
 		return o.Spec
 	}
 	s := inCluster(*o.Spec, clusterName(o.ID))

@@ -20,6 +20,9 @@ const DefaultDir = "/run/vpclab/lab"
 // larger than what belongs into /run.
 const disksDir = "/var/lib/vpclab"
 
+// portsDir, in a lab's directory, has the files of the OpenStack of a lab in port mode.
+const portsDir = "ports"
+
 // kubeDir, in a lab's directory, holds its control plane's files and logs.
 const kubeDir = "kube"
 
@@ -44,7 +47,7 @@ func Sweep(dir, id string) ([]string, error) {
 	groups, groupErr := cgroup.Sweep(fabric.Prefix(id), time.Minute)
 	removed, err := fabric.Sweep(id)
 	removed, err = append(removed, groups...), errors.Join(groupErr, err)
-	for _, d := range []string{filepath.Join(dir, "nodes"), filepath.Join(dir, kubeDir), filepath.Join(disksDir, id)} {
+	for _, d := range []string{filepath.Join(dir, "nodes"), filepath.Join(dir, kubeDir), filepath.Join(dir, portsDir), filepath.Join(disksDir, id)} {
 		if _, statErr := os.Stat(d); statErr != nil {
 			continue
 		}

@@ -27,8 +27,8 @@ import (
 func (c *Cluster) equip(o *node.Options) {
 	o.EC2URL = ""
 	args := []string{"--ipam=eni-operator", "--auto-create-node-network"}
-	if c.mode == PoolMode {
-		args = []string{"--ipam=pool"}
+	if !c.mode.hasEC2() {
+		args = []string{"--ipam=" + string(c.mode)}
 	}
 	o.Args = slices.Concat(args, []string{"--kubeconfig=" + daemonKubeconfig(o.Dir)}, o.Args)
 	o.Objects = &podObjects{cluster: c, node: o.Name, uids: map[podKey]string{}}
@@ -188,7 +188,7 @@ func (c *Cluster) create(ctx context.Context, pod *corev1.Pod, uid *string) erro
 	binding := pod.Annotations[bindingAnnotation]
 	err := c.Client.Create(ctx, pod)
 	if apierrors.IsNotFound(err) {
-		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: pod.Namespace}}
+		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: pod.Namespace, Annotations: c.namespaces}}
 		if err := c.Client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}

@@ -101,8 +101,8 @@ func (o *Operator) args(mode Mode, kubeconfig, cluster string) []string {
 		"--cluster-name=" + cluster,
 		"--metrics-address=" + o.address,
 	}
-	if mode == PoolMode {
-		return append(args, "--ipam=pool")
+	if !mode.hasEC2() {
+		return append(args, "--ipam="+string(mode))
 	}
 	return append(args, "--ec2-endpoint="+EC2URL)
 }

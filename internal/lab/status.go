@@ -45,6 +45,9 @@ type Status struct {
 
 	Pools  []PoolStatus  `json:"pools,omitempty"` // of pool mode, as is the rest
 	Blocks []BlockStatus `json:"blocks,omitempty"`
+
+	VPCs []VPCStatus `json:"vpcs,omitempty"` // of port mode, as is the rest
+	NICs []NICStatus `json:"nics,omitempty"`
 }
 
 // PoolStatus is what stands in an AddressPool.
@@ -184,7 +187,7 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 	s.Kubeconfig = l.Kube.Kubeconfig
 	var networks []v1alpha1.NodeNetwork
 	var err error
-	if l.Mode != NodeMode {
+	if l.Mode == OperatorMode || l.Mode == PoolMode {
 		networks, err = l.Kube.NodeNetworks(ctx)
 	}
 	if l.Kubelets != nil {
@@ -192,6 +195,9 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 	}
 	if l.Mode == PoolMode {
 		err = errors.Join(err, l.siteStatus(ctx, s))
+	}
+	if l.Mode == PortMode {
+		err = errors.Join(err, l.portStatus(ctx, s))
 	}
 	leader, leaderErr := l.Leader(ctx)
 	if err := errors.Join(err, leaderErr); err != nil {

@@ -23,6 +23,8 @@ type PodRequest struct {
 	Namespace string             `json:"namespace,omitempty"`
 	Ports     []node.PortMapping `json:"ports,omitempty"`
 	Timeout   string             `json:"timeout,omitempty"` // as "90s"
+
+	Annotations map[string]string `json:"annotations,omitempty"` // of its object
 }
 
 // PodReply is a pod that came up.

@@ -188,7 +188,7 @@ func (s *server) addPod(r *http.Request) (any, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
 	began := time.Now()
-	p, err := n.AddPod(ctx, q.Name, node.PodOptions{Namespace: q.Namespace, Ports: q.Ports})
+	p, err := n.AddPod(ctx, q.Name, node.PodOptions{Namespace: q.Namespace, Ports: q.Ports, Annotations: q.Annotations})
 	if err != nil {
 		return nil, err
 	}

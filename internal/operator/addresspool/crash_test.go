@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -48,55 +45,7 @@ func startCrashing(t *testing.T, failpoints string) (deaths func() int) {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	harness.OK(t, kube.WriteKubeconfig(kubeconfig, operatorConfig(t)))
-	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	harness.OK(t, err)
-	launch := func(failpoints string) *exec.Cmd {
-		cmd, err := crashsource.Command(kubeconfig, log, failpoint.EnvVar+"="+failpoints)
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err != nil {
-			t.Error(err)
-		}
-		return cmd
-	}
-	var mu sync.Mutex // guards all below
-	n, over := 0, false
-	cmd := launch(failpoints)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			err := cmd.Wait()
-			mu.Lock()
-			if over {
-				mu.Unlock()
-				return
-			}
-			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-				t.Errorf("the operator ended by itself: %v", err)
-			}
-			n++
-			cmd = launch("")
-			mu.Unlock()
-		}
-	}()
-	t.Cleanup(func() {
-		mu.Lock()
-		over = true
-		_ = cmd.Process.Kill()
-		mu.Unlock()
-		<-done
-		if t.Failed() {
-			text, _ := os.ReadFile(log.Name())
-			t.Logf("the operators' log:\n%s", text)
-		}
-	})
-	return func() int {
-		mu.Lock()
-		defer mu.Unlock()
-		return n
-	}
+	return crashsource.Restarted(t, kubeconfig, failpoints)
 }
 
 // An operator that is killed at any step leaves nothing that the next one does

@@ -38,7 +38,7 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 	if c.Groups != nil && !sameSet(c.Groups, got.Groups) || got.Revision < revision {
 		return vpcport.Port{}, lie(r.op(), "port %s has the groups %q and revision %d after a change to %q of revision %d", id, got.Groups, got.Revision, c.Groups, revision)
 	}
-	return got, nil
+	return p.settledOne(ctx, got, c)
 }
 
 // Delete implements vpcport.Provider.

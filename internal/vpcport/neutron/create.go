@@ -24,7 +24,7 @@ func (p *Provider) Traits() vpcport.Traits {
 }
 
 // Create implements vpcport.Provider, by one request: Neutron's plugin ML2 makes all of
-// its ports in one transaction.
+// its ports in one transaction. Another one reads those that are bound.
 func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
 	r := request{method: http.MethodPost, path: "ports", scope: scope{names: namesOf(ports)}}
 	if len(ports) == 0 || len(ports) > maxBatch {
@@ -46,7 +46,11 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	if err := p.call(ctx, r, &reply); err != nil {
 		return nil, p.networkGone(ctx, err, r.scope.names.networks)
 	}
-	return made(r.op(), ports, reply.Ports)
+	out, err := made(r.op(), ports, reply.Ports)
+	if err != nil {
+		return nil, err
+	}
+	return p.settled(ctx, out)
 }
 
 // noSubnets is in what Neutron says to an administrator who asks for addresses of a network

@@ -23,4 +23,5 @@
 //	list.go       Provider.Ports and Get
 //	create.go     Provider.Create
 //	change.go     Provider.Update and Delete
+//	settle.go     what the answer to a binding does not tell
 package neutron

@@ -95,6 +95,10 @@ func Open(s Settings) (*Provider, error) {
 	return &Provider{settings: s, endpoint: base.String(), http: client, connecting: make(chan struct{}, 1)}, nil
 }
 
+// Endpoint is the URL of what is asked first, without a version: the same for each way to
+// write it.
+func (p *Provider) Endpoint() string { return p.endpoint }
+
 // Close ends connections that nobody uses. Calls under way end by their contexts.
 func (p *Provider) Close() { p.http.CloseIdleConnections() }
 

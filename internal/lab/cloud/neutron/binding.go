@@ -1,6 +1,9 @@
 package neutron
 
-import "cmp"
+import (
+	"cmp"
+	"maps"
+)
 
 // Host is a compute host with an agent that is alive, by what its agent is. The zero
 // value is one of OVN.
@@ -92,4 +95,19 @@ func (c *Cloud) vif(host string) VIF {
 		}
 		return VIF{Type: "ovs", Details: details}
 	}
+}
+
+// answered is a port as the answer to a request has it that made or changed it. Neutron answers
+// from what it knew before the binding was stored: without the drivers that bound the port, and,
+// where late says so, without the last change of the revision.
+func (c *Cloud) answered(p *Port, late bool) *Port {
+	out := p.copied()
+	if _, told := out.VIF.Details["bound_drivers"]; told {
+		out.VIF.Details = maps.Clone(out.VIF.Details)
+		delete(out.VIF.Details, "bound_drivers")
+	}
+	if late {
+		c.change(p, func() {})
+	}
+	return &out
 }

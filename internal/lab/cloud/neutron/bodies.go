@@ -108,6 +108,13 @@ func (b *portBody) check(method string) *refusal {
 			return badRequest("Invalid input for mac_address. Reason: '%s' is not a valid MAC address.", *b.MAC)
 		}
 	}
+	if b.Groups != nil {
+		for _, g := range *b.Groups {
+			if !uuid(g) {
+				return badRequest("Invalid input for security_groups. Reason: '%s' is not a valid UUID.", g)
+			}
+		}
+	}
 	if b.Project != nil && b.Tenant != nil && *b.Project != *b.Tenant {
 		return badRequest("'project_id' and 'tenant_id' do not match")
 	}

@@ -55,6 +55,8 @@ type Cloud struct {
 	made     int // things ever made, of which their IDs are
 	faults   []*Fault
 	calls    []Call
+
+	changed chan struct{} // of room for one
 }
 
 // New returns services without anything in them. Without a user there is no Keystone in
@@ -69,6 +71,7 @@ func New(o Options) *Cloud {
 	return &Cloud{
 		options: o, clock: o.Clock, tokens: map[string]token{}, networks: map[string]Network{}, subnets: map[string]Subnet{},
 		groups: map[string]Group{}, hosts: map[string]Host{}, ports: map[string]*Port{}, ips: map[place]int{}, macs: map[string]int{}, trail: trail{shown: map[string]Port{}}, quota: -1,
+		changed: make(chan struct{}, 1),
 	}
 }
 
@@ -80,12 +83,13 @@ func (c *Cloud) AddNetwork(n Network) Network {
 		n.Project = cmp.Or(n.Project, firstProject)
 		n.MTU = cmp.Or(n.MTU, 1442)
 		c.networks[n.ID] = n
+		c.tell()
 	})
 	return n
 }
 
 // RemoveNetwork removes a network. What is in it stays.
-func (c *Cloud) RemoveNetwork(id string) { c.set(func() { delete(c.networks, id) }) }
+func (c *Cloud) RemoveNetwork(id string) { c.set(func() { delete(c.networks, id); c.tell() }) }
 
 // AddSubnet adds a subnet, or replaces the one with its ID, and returns it with what it
 // lacked.
@@ -93,16 +97,19 @@ func (c *Cloud) AddSubnet(s Subnet) Subnet {
 	c.set(func() {
 		s.ID = cmp.Or(s.ID, c.newID())
 		c.subnets[s.ID] = s
+		c.tell()
 	})
 	return s
 }
 
-// AddGroup adds a security group and returns it with what it lacked.
+// AddGroup adds a security group, or replaces the one with its ID, and returns it with what
+// it lacked.
 func (c *Cloud) AddGroup(g Group) Group {
 	c.set(func() {
 		g.ID = cmp.Or(g.ID, c.newID())
 		g.Project = cmp.Or(g.Project, firstProject)
 		c.groups[g.ID] = g
+		c.tell()
 	})
 	return g
 }
@@ -193,6 +200,7 @@ func (c *Cloud) change(p *Port, edit func()) {
 	p.Updated = c.clock.Now()
 	now := p.copied()
 	c.trail.add(c.clock.Now(), p.ID, &now)
+	c.tell()
 }
 
 func (c *Cloud) drop(id string) {
@@ -200,6 +208,7 @@ func (c *Cloud) drop(id string) {
 		c.index(p, -1)
 		delete(c.ports, id)
 		c.trail.add(c.clock.Now(), id, nil)
+		c.tell()
 	}
 }
 

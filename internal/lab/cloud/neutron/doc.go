@@ -2,7 +2,7 @@
 // service in front of it (Keystone v3) over HTTP, with the books in memory: as strict as
 // the real ones where it answers at all, with their errors word for word. It is for
 // tests, the lab and benchmarks. What it knows is from the services' API references and
-// the exceptions of Neutron 21.0 (Zed); TestLabAnswersAsNeutron of internal/vpcport/neutron
+// the exceptions of Neutron 21.0 (Zed); TestLabAnswersAsNeutron of test/e2e/neutron
 // compares it with a real one. It shares no code with what it tests.
 //
 // Ports, networks and subnets can be read; ports made (one or many), changed and deleted.
@@ -15,6 +15,7 @@
 //	ports.go      making and changing ports
 //	binding.go    hosts with agents, plugged ports
 //	trail.go      listings that trail behind
+//	follow.go     for who carries packets: what there is, and when it changed
 //	handler.go    one call: faults, routes, the log of calls
 //	auth.go       who calls, and what policy lets them do
 //	keystone.go   tokens

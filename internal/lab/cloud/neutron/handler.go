@@ -176,8 +176,8 @@ func (c *Cloud) post(who caller, body []byte) reply {
 		return err.reply()
 	}
 	out := []map[string]any{}
-	for _, p := range made {
-		out = append(out, p.described(who))
+	for i, p := range made {
+		out = append(out, c.answered(p, list[i].Host != nil && *list[i].Host != "").described(who))
 	}
 	if bulk {
 		return jsonReply(201, map[string]any{"ports": out})
@@ -209,10 +209,11 @@ func (c *Cloud) put(r *http.Request, who caller, id string, body []byte) reply {
 		}
 		revision = n
 	}
-	if err := c.update(p, revision, b); err != nil {
+	late, err := c.update(p, revision, b)
+	if err != nil {
 		return err.reply()
 	}
-	return jsonReply(200, map[string]any{"port": p.described(who)})
+	return jsonReply(200, map[string]any{"port": c.answered(p, late).described(who)})
 }
 
 func (c *Cloud) remove(who caller, id string) reply {

@@ -56,4 +56,21 @@ type VIF struct {
 }
 
 // Group is a security group.
-type Group struct{ ID, Name, Project string }
+type Group struct {
+	ID, Name, Project string
+	// Rules are for who carries packets: the API does not show them.
+	Rules []Rule
+}
+
+// Rule lets packets of a group's ports through, and the answers to them.
+type Rule struct {
+	Egress   bool
+	Protocol string       // tcp, udp, icmp; empty: any
+	Port     uint16       // of tcp and udp, at the receiver; 0: any
+	Remote   netip.Prefix // the other side; zero: anybody
+	Group    string       // ID of the group that the other side is in; empty: anybody
+}
+
+// defaultRules are those of a project's default group: everything out, and in what comes
+// from the group itself (Neutron's API reference, security groups).
+func defaultRules(id string) []Rule { return []Rule{{Egress: true}, {Group: id}} }

@@ -176,9 +176,11 @@ func TestManyOrNone(t *testing.T) {
 	}
 }
 
-// A change of nothing leaves the revision, any other makes it another; If-Match holds.
+// Every change makes a revision, also one of nothing, and some answers are one behind; If-Match
+// holds.
 func TestRevisions(t *testing.T) {
 	c := served(t, neutron.Options{})
+	c.cloud.AddHost("node-a", neutron.Host{})
 	port := c.post(`, "name": "a"`)
 	put := func(body, match string) (int, any) {
 		status, out, _ := c.do("PUT", "/v2.0/ports/"+port, body, "If-Match", match)
@@ -192,12 +194,22 @@ func TestRevisions(t *testing.T) {
 		status      int
 		want        any
 	}{
-		{`{"port": {"name": "a"}}`, "revision_number=1", 200, 1.0},
-		{`{"port": {"name": "b"}}`, "revision_number=1", 200, 2.0},
-		{`{"port": {"name": "c"}}`, "revision_number=1", 412, "Constrained to 1, but current revision is 2"},
+		{`{"port": {"name": "a"}}`, "revision_number=1", 200, 2.0},
+		{`{"port": {"name": "a"}}`, "revision_number=2", 200, 3.0},
+		{`{"port": {"name": "c"}}`, "revision_number=1", 412, "Constrained to 1, but current revision is 3"},
 		{`{"port": {"name": "c"}}`, "revision_number=x", 400, "Bad if-match request: Revision number etag must be in the format of revision_number=<int>."},
-		{`{"port": {"name": "c"}}`, `"etag"`, 200, 3.0},
-		{`{"port": {"name": "d"}}`, "", 200, 4.0},
+		{`{"port": {"name": "c"}}`, `"etag"`, 200, 4.0},
+		{`{"port": {"name": "d"}}`, "", 200, 5.0},
+		// The answer is that of before the last revision.
+		{`{"port": {}}`, "", 200, 5.0},
+		{`{"port": {"binding:host_id": ""}}`, "revision_number=6", 200, 6.0},
+		{`{"port": {"binding:host_id": "node-a"}}`, "revision_number=7", 200, 8.0},
+		{`{"port": {"binding:host_id": "node-a"}}`, "revision_number=9", 200, 9.0},
+		{`{"port": {"binding:host_id": "node-a", "name": "e"}}`, "revision_number=10", 200, 11.0},
+		{`{"port": {"binding:host_id": ""}}`, "revision_number=11", 200, 11.0},
+		{`{"port": {"binding:host_id": "nowhere"}}`, "revision_number=12", 200, 13.0},
+		{`{"port": {"name": "f"}}`, "revision_number=14", 200, 15.0},
+		{`{"port": {"name": "g"}}`, "revision_number=16", 200, 17.0},
 	} {
 		if status, got := put(tc.body, tc.match); status != tc.status || got != tc.want {
 			t.Errorf("%s, %s: %d %v, want %d %v", tc.body, tc.match, status, got, tc.status, tc.want)

@@ -1,7 +1,6 @@
 package neutron
 
 import (
-	"reflect"
 	"slices"
 )
 
@@ -71,9 +70,6 @@ func (c *Cloud) groupsFor(p *Port, want *[]string) *refusal {
 		return nil
 	}
 	for _, g := range *want {
-		if !uuid(g) {
-			return refuse(400, "InvalidInput", "Invalid input for operation: '%s' is not an integer or uuid.", g)
-		}
 		if _, ok := c.groups[g]; !ok {
 			return refuse(404, "SecurityGroupNotFound", "Security group %s does not exist", g)
 		}
@@ -89,20 +85,26 @@ func (c *Cloud) defaultGroup(project string) string {
 		}
 	}
 	id := c.newID()
-	c.groups[id] = Group{ID: id, Name: "default", Project: project}
+	c.groups[id] = Group{ID: id, Name: "default", Project: project, Rules: defaultRules(id)}
 	return id
 }
 
-// update changes a port. With a revision, which is -1 for none, only if it still has it.
-func (c *Cloud) update(p *Port, revision int, b *portBody) *refusal {
+// update changes a port. With a revision, which is -1 for none, only if it still has it. Every
+// request makes a revision, also one that changes nothing. It is late, so that the answer does
+// not have it, where the port itself stays as it was; binding it makes two, of which the second is
+// late (seen with Neutron 21.0).
+func (c *Cloud) update(p *Port, revision int, b *portBody) (late bool, err *refusal) {
 	if revision >= 0 && revision != p.Revision {
-		return refuse(412, "RevisionNumberConstraintFailed", "Constrained to %d, but current revision is %d", revision, p.Revision)
+		return false, refuse(412, "RevisionNumberConstraintFailed", "Constrained to %d, but current revision is %d", revision, p.Revision)
 	}
-	was := p.copied()
+	failed := p.VIF.Type == "binding_failed"
+	touched := b.Name != nil || b.Device != nil || b.Owner != nil || b.AdminUp != nil
 	if b.Groups != nil {
+		had := p.Groups
 		if err := c.groupsFor(p, b.Groups); err != nil {
-			return err
+			return false, err
 		}
+		touched = touched || !slices.Equal(slices.Sorted(slices.Values(had)), slices.Sorted(slices.Values(p.Groups)))
 	}
 	b.copyTo(p)
 	moved := b.Host != nil && *b.Host != p.Host
@@ -110,10 +112,11 @@ func (c *Cloud) update(p *Port, revision int, b *portBody) *refusal {
 		p.Host = *b.Host
 	}
 	c.bind(p, moved)
-	if !reflect.DeepEqual(was, p.copied()) { // else the revision stays
+	binds := p.Host != "" && (moved || failed)
+	if binds || touched {
 		c.change(p, func() {})
 	}
-	return nil
+	return binds || !touched, nil
 }
 
 func (c *Cloud) network(who caller, id string) (Network, *refusal) {

@@ -24,10 +24,12 @@ import (
 	"github.com/berthnet/berth/internal/lab/network/ns"
 )
 
-// Options describe a site. All are needed.
+// Options describe a site. ID and Dir are needed.
 type Options struct {
 	ID  string // tells this site from other labs on the machine; see fabric.Options
 	Dir string // for the files and logs of the BIRDs
+	// Silent leaves out BIRD: pods have no addresses that the router would know.
+	Silent bool
 }
 
 // Addresses of the site that are not its nodes'.
@@ -51,7 +53,7 @@ const (
 // Site is a running one. Its methods may be called concurrently.
 type Site struct {
 	opts Options
-	bird *bird // the router's
+	bird *bird // the router's; nil in a silent site, as are the nodes'
 
 	mu     sync.Mutex // serialises changes and guards all below
 	rt     *netlink.Handle
@@ -93,7 +95,7 @@ func (s *Site) name(part string) string     { return fabric.Prefix(s.opts.ID) + 
 func (s *Site) nodeName(node string) string { return s.name("node-" + node) }
 
 func (s *Site) raise() error {
-	if _, err := birdPath(); err != nil {
+	if _, err := birdPath(); err != nil && !s.opts.Silent {
 		return err
 	}
 	if err := os.MkdirAll(s.opts.Dir, 0o755); err != nil {
@@ -109,6 +111,9 @@ func (s *Site) raise() error {
 	}
 	if err := s.raiseOutside(); err != nil {
 		return err
+	}
+	if s.opts.Silent {
+		return nil
 	}
 	s.bird = s.newBird("router", s.RouterPath(), routerConfig)
 	return s.bird.start()
@@ -171,6 +176,9 @@ func (s *Site) AddNode(node string) (Addrs, error) {
 	a := h.addrs()
 	if err := s.plug(fmt.Sprintf("node%d", h.number), s.NodePath(node), a, h.routers()); err != nil {
 		return Addrs{}, fmt.Errorf("add node %s: %w", node, err)
+	}
+	if s.opts.Silent {
+		return a, nil
 	}
 	h.bird = s.newBird(node, s.NodePath(node), h.config())
 	return a, h.bird.start()

@@ -66,10 +66,13 @@ func CNICode(err error) uint {
 	return 0
 }
 
+// firstInterface is what runtimes call the interface of a pod that they ask for.
+const firstInterface = "eth0"
+
 // runtimeConf is what a runtime tells the plugins of a pod.
 func (p *Pod) runtimeConf() *libcni.RuntimeConf {
 	rt := &libcni.RuntimeConf{
-		ContainerID: p.ContainerID, NetNS: p.Netns(), IfName: "eth0",
+		ContainerID: p.ContainerID, NetNS: p.Netns(), IfName: firstInterface,
 		Args: [][2]string{
 			{"IgnoreUnknown", "1"},
 			{"K8S_POD_NAMESPACE", p.Namespace},
@@ -125,7 +128,7 @@ func (n *Node) GC(ctx context.Context) error {
 	}
 	args := &libcni.GCArgs{}
 	for _, p := range n.Pods() {
-		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: p.ContainerID, IfName: "eth0"})
+		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: p.ContainerID, IfName: firstInterface})
 	}
 	return n.cni.GCNetworkList(ctx, list, args)
 }

@@ -27,7 +27,7 @@ type Pod struct {
 	ObjectName  string // as the plugin is told: of its object, if it has one
 	UID         string
 	ContainerID string
-	Addrs       []netip.Addr // as the plugin reported them
+	Addrs       []netip.Addr // of eth0, as the plugin reported them
 	Result      types.Result // the whole answer to ADD
 
 	netns  string // name of its namespace
@@ -203,6 +203,9 @@ func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod)
 		return fmt.Errorf("read the plugin's result: %w", err)
 	}
 	for _, ip := range cur.IPs {
+		if i := ip.Interface; i != nil && *i < len(cur.Interfaces) && cur.Interfaces[*i].Name != firstInterface {
+			continue // a runtime knows a pod by the addresses of the first one alone
+		}
 		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
 			p.Addrs = append(p.Addrs, a.Unmap())
 		}

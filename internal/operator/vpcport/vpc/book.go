@@ -1,6 +1,7 @@
 package vpc
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"sync"
@@ -38,7 +39,7 @@ func (b *book) Of(name string) (vpcport.Opened, error) {
 	a, ok := b.answers[name]
 	switch {
 	case !ok:
-		return vpcport.Opened{}, &NotReady{"VPCNotFound", "no VPC " + name}
+		return vpcport.Opened{}, &NotReady{"VPCNotFound", fmt.Sprintf("no VPC %s, or none that was looked at yet", name)}
 	case a.why != nil:
 		return vpcport.Opened{}, a.why
 	}

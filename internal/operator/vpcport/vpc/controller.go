@@ -95,8 +95,8 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 		book:   newBook(), reported: newReports(), states: map[string]*state{},
 	}
 	c.secrets = &secrets{
-		namespace: o.Namespace, reader: c.live, watch: watch, clock: o.Clock, log: o.Logger, changed: c.wake,
-		byVPC: map[string]string{}, follow: map[string]*follow{},
+		namespace: o.Namespace, reader: c.live, watcher: watch, clock: o.Clock, log: o.Logger, changed: c.wake,
+		byVPC: map[string]use{}, follow: map[string]context.CancelFunc{},
 	}
 	err = mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.PodNIC{}, byVPC, func(o client.Object) []string {
 		return []string{o.(*v1alpha1.PodNIC).Spec.VPC}

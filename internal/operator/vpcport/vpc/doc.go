@@ -4,7 +4,8 @@
 //
 //	controller.go  the controller: what it watches, and what wakes it
 //	reconcile.go   one VPC: opened, looked at, deleted
-//	settings.go    how to reach the provider, of a spec and a Secret: a decision
+//	access.go      how to reach a provider, by a spec and a Secret: a decision
+//	neutron.go     the same for Neutron
 //	secrets.go     the Secrets, each read by its name
 //	open.go        providers, and the lanes that those of one endpoint share
 //	look.go        what the provider says of the network

@@ -5,12 +5,11 @@ import (
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/lanes"
-	"github.com/berthnet/berth/internal/vpcport/neutron"
 )
 
 // tended is the provider of a VPC, with what came of its calls.
 type tended struct {
-	settings neutron.Settings
+	access   access
 	provider vpcport.Provider // by the lanes of its endpoint
 	health   *health
 	close    func()
@@ -21,54 +20,51 @@ type tended struct {
 type opener struct {
 	options lanes.Options
 
-	mu    sync.Mutex // guards lanes
-	lanes map[endpoint]*shared
+	mu    sync.Mutex         // guards lanes
+	lanes map[string]*shared // by endpoint
 }
-
-type endpoint struct{ url, region string }
 
 type shared struct {
 	*lanes.Lanes
 	users int
 }
 
-func newOpener(o lanes.Options) *opener { return &opener{options: o, lanes: map[endpoint]*shared{}} }
+func newOpener(o lanes.Options) *opener { return &opener{options: o, lanes: map[string]*shared{}} }
 
 // open opens a provider. Worse is called when the VPC is to be looked at.
-func (o *opener) open(s neutron.Settings, worse func()) (*tended, error) {
-	p, err := neutron.Open(s)
+func (o *opener) open(a access, worse func()) (*tended, error) {
+	p, err := a.open()
 	if err != nil {
 		return nil, err
 	}
-	at := endpoint{s.Endpoint, s.Region}
 	h := newHealth(worse)
 	return &tended{
-		settings: s, provider: o.take(at).Provider(p, h.told), health: h,
+		access: a, provider: o.take(p.endpoint).Provider(p.provider, h.told), health: h,
 		close: sync.OnceFunc(func() {
-			p.Close()
-			o.giveBack(at)
+			p.close()
+			o.giveBack(p.endpoint)
 		}),
 	}, nil
 }
 
-func (o *opener) take(at endpoint) *lanes.Lanes {
+func (o *opener) take(endpoint string) *lanes.Lanes {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	l := o.lanes[at]
+	l := o.lanes[endpoint]
 	if l == nil {
 		l = &shared{Lanes: lanes.New(o.options)}
-		o.lanes[at] = l
+		o.lanes[endpoint] = l
 	}
 	l.users++
 	return l.Lanes
 }
 
-func (o *opener) giveBack(at endpoint) {
+func (o *opener) giveBack(endpoint string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if l := o.lanes[at]; l != nil {
+	if l := o.lanes[endpoint]; l != nil {
 		if l.users--; l.users == 0 {
-			delete(o.lanes, at)
+			delete(o.lanes, endpoint)
 		}
 	}
 }

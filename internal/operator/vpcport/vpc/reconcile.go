@@ -35,6 +35,7 @@ type state struct {
 	bad    int       // looks in a row that failed
 
 	reported time.Time // when the status was last written
+	pin      pin       // what is in the status for sure
 }
 
 // stateOf is what is known of a VPC; nil: nothing.
@@ -105,6 +106,10 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 	if v.DeletionTimestamp == nil && controllerutil.AddFinalizer(v, v1alpha1.FinalizerVPC) {
 		return reconcile.Result{}, c.writeFinalizers(ctx, v, before) // the change brings it back here
 	}
+	due := s.woken.Swap(false) || s.generation != v.Generation || !c.now().Before(s.next)
+	if wait := s.reported.Add(reportEvery).Sub(c.now()); !due && wait > 0 && v.DeletionTimestamp == nil {
+		return reconcile.Result{RequeueAfter: wait}, nil // many PodNICs come and go at once
+	}
 	nics, err := c.nics(ctx, v.Name)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -115,11 +120,14 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 			return reconcile.Result{}, err
 		}
 	}
-	if s.woken.Swap(false) || s.generation != v.Generation || !c.now().Before(s.next) {
+	if due {
 		c.look(ctx, v, s, nics)
 	}
-	c.publish(v, s)
+	if !s.open {
+		c.publish(v, s) // before anything that may fail
+	}
 	wait, err := c.report(ctx, v, s, nics)
+	c.publish(v, s)
 	if until := max(s.next.Sub(c.now()), time.Millisecond); wait == 0 || until < wait {
 		wait = until
 	}
@@ -180,7 +188,7 @@ func (c *Controller) look(ctx context.Context, v *v1alpha1.VPC, s *state, nics i
 	asked := seen.why == nil
 	if asked {
 		if seen = look(ctx, v.Spec, s.tended.provider); seen.why == nil {
-			seen.why = pinned(v.Spec, v.Status, nics, seen.network.ID, seen.project)
+			seen.why = s.pinOf(v).holds(v.Spec, nics, seen)
 		}
 	}
 	why := seen.why
@@ -219,18 +227,18 @@ func (c *Controller) tend(ctx context.Context, v *v1alpha1.VPC, s *state) *probl
 	c.secrets.use(v.Name, name)
 	if name != "" {
 		var why *problem
-		if secret, why = c.secrets.read(ctx, name); why != nil {
+		if secret, why = c.secrets.read(ctx, v.Name, name); why != nil {
 			return why
 		}
 	}
-	settings, why := settingsOf(v.Spec, secret)
+	to, why := accessOf(v.Spec, secret)
 	if why != nil {
 		return why
 	}
-	if s.tended != nil && reflect.DeepEqual(s.tended.settings, settings) {
+	if s.tended != nil && reflect.DeepEqual(s.tended.access, to) {
 		return nil
 	}
-	t, err := c.opener.open(settings, func() { c.wakeAfter(v.Name, worsePause) })
+	t, err := c.opener.open(to, func() { c.wakeAfter(v.Name, worsePause) })
 	if err != nil {
 		return &problem{ofEndpoint, ReasonInvalidEndpoint, fmt.Sprintf("spec.%v", err)}
 	}
@@ -241,11 +249,15 @@ func (c *Controller) tend(ctx context.Context, v *v1alpha1.VPC, s *state) *probl
 	return nil
 }
 
-// publish tells others what is open.
+// publish tells others what is open. It is not before the status says whose the ports
+// are, so that an operator that comes after this one knows it too.
 func (c *Controller) publish(v *v1alpha1.VPC, s *state) {
-	if s.open {
+	switch {
+	case s.open && s.pin != s.found.pin():
+		return // the status is written at the next try
+	case s.open:
 		c.book.put(v.Name, &answer{opened: operator.Opened{Provider: s.tended.provider, Network: s.found.network, Spec: v.Spec}})
-		return
+	default:
+		c.book.put(v.Name, &answer{why: &NotReady{s.why.reason, fmt.Sprintf("VPC %s: %s", v.Name, s.why.message)}})
 	}
-	c.book.put(v.Name, &answer{why: &NotReady{s.why.reason, fmt.Sprintf("VPC %s: %s", v.Name, s.why.message)}})
 }

@@ -9,7 +9,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -21,24 +23,28 @@ import (
 type secrets struct {
 	namespace string
 	reader    client.Reader // past any cache
-	watch     client.WithWatch
+	watcher   client.WithWatch
 	clock     clock.Clock
 	log       *slog.Logger
 	changed   func(vpc string) // told of each VPC whose Secret may be another
 
-	mu     sync.Mutex         // guards all below
-	ctx    context.Context    // of the watches; nil until run
-	byVPC  map[string]string  // the Secret's name by VPC
-	follow map[string]*follow // by the Secret's name
-	done   sync.WaitGroup
+	mu     sync.Mutex      // guards all below
+	ctx    context.Context // of the watches; nil until run
+	byVPC  map[string]use
+	follow map[string]context.CancelFunc // ends the watch of a Secret, by its name
+	done   sync.WaitGroup                // of the watches
 }
 
-// follow is a watch of one Secret.
-type follow struct{ end context.CancelFunc }
+// use is the Secret that a VPC has.
+type use struct {
+	name    string
+	version string // that was read last
+}
 
-// read reads a Secret as of now.
-func (s *secrets) read(ctx context.Context, name string) (*corev1.Secret, *problem) {
+// read reads the Secret that a VPC uses as of now.
+func (s *secrets) read(ctx context.Context, vpc, name string) (*corev1.Secret, *problem) {
 	out := &corev1.Secret{}
+	defer func() { s.noteRead(vpc, use{name, out.ResourceVersion}) }()
 	err := s.reader.Get(ctx, client.ObjectKey{Namespace: s.namespace, Name: name}, out)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -49,34 +55,44 @@ func (s *secrets) read(ctx context.Context, name string) (*corev1.Secret, *probl
 	return out, nil
 }
 
+// noteRead notes which version of a Secret was read, so that the watch, which begins with
+// the Secret as it is, does not tell of it again.
+func (s *secrets) noteRead(vpc string, read use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byVPC[vpc].name == read.name {
+		s.byVPC[vpc] = read
+	}
+}
+
 // use notes which Secret a VPC has; empty: none. The Secret is watched as long as some
 // VPC has it.
 func (s *secrets) use(vpc, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	old := s.byVPC[vpc]
+	old := s.byVPC[vpc].name
 	if old == name {
 		return
 	}
 	delete(s.byVPC, vpc)
 	if name != "" {
-		s.byVPC[vpc] = name
+		s.byVPC[vpc] = use{name: name}
 	}
-	if f := s.follow[old]; f != nil && len(s.users(old)) == 0 {
-		f.end()
+	if end := s.follow[old]; end != nil && !s.used(old) {
+		end()
 		delete(s.follow, old)
 	}
 	s.begin(name)
 }
 
-// users are the VPCs that have a Secret. s.mu is held.
-func (s *secrets) users(name string) (out []string) {
-	for vpc, n := range s.byVPC {
-		if n == name {
-			out = append(out, vpc)
+// used tells whether some VPC uses a Secret. s.mu is held.
+func (s *secrets) used(name string) bool {
+	for _, u := range s.byVPC {
+		if u.name == name {
+			return true
 		}
 	}
-	return out
+	return false
 }
 
 // begin watches a Secret if nobody does. s.mu is held.
@@ -85,7 +101,7 @@ func (s *secrets) begin(name string) {
 		return
 	}
 	ctx, end := context.WithCancel(s.ctx)
-	s.follow[name] = &follow{end}
+	s.follow[name] = end
 	s.done.Go(func() { s.watchOne(ctx, name) })
 }
 
@@ -93,8 +109,8 @@ func (s *secrets) begin(name string) {
 func (s *secrets) run(ctx context.Context) error {
 	s.mu.Lock()
 	s.ctx = ctx
-	for _, name := range s.byVPC {
-		s.begin(name)
+	for _, u := range s.byVPC {
+		s.begin(u.name)
 	}
 	s.mu.Unlock()
 	<-ctx.Done()
@@ -128,7 +144,7 @@ func (s *secrets) watchOne(ctx context.Context, name string) {
 func (s *secrets) watchOnce(ctx context.Context, name string) error {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
-	w, err := s.watch.Watch(ctx, list, client.InNamespace(s.namespace), client.MatchingFields{"metadata.name": name})
+	w, err := s.watcher.Watch(ctx, list, client.InNamespace(s.namespace), client.MatchingFields{"metadata.name": name})
 	if err != nil {
 		return err
 	}
@@ -139,7 +155,7 @@ func (s *secrets) watchOnce(ctx context.Context, name string) error {
 			return apierrors.FromObject(status)
 		}
 		seen = true
-		for _, vpc := range s.usersOf(name) {
+		for _, vpc := range s.concerned(name, e) {
 			s.changed(vpc)
 		}
 	}
@@ -149,8 +165,18 @@ func (s *secrets) watchOnce(ctx context.Context, name string) error {
 	return nil
 }
 
-func (s *secrets) usersOf(name string) []string {
+// concerned are the VPCs whose Secret is another by an event than the one they read.
+func (s *secrets) concerned(name string, e watch.Event) (out []string) {
+	version := ""
+	if o, err := meta.Accessor(e.Object); err == nil && e.Type != watch.Deleted {
+		version = o.GetResourceVersion()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.users(name)
+	for vpc, u := range s.byVPC {
+		if u.name == name && u.version != version {
+			out = append(out, vpc)
+		}
+	}
+	return out
 }

@@ -58,6 +58,7 @@ func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics
 	describe(v, s, nics, c.now())
 	c.reported.put(v.Name, meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.ConditionReady))
 	if reflect.DeepEqual(before.Status, v.Status) {
+		s.pin = pinIn(v.Status)
 		return 0, nil
 	}
 	if wait := s.reported.Add(reportEvery).Sub(c.now()); wait > 0 {
@@ -68,6 +69,7 @@ func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics
 	if client.IgnoreNotFound(err) != nil {
 		return 0, fmt.Errorf("write the status of VPC %s: %w", v.Name, err)
 	}
+	s.pin = pinIn(v.Status)
 	c.tell(before, v)
 	return 0, nil
 }
@@ -75,9 +77,9 @@ func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics
 // describe makes a VPC's status what is known at now.
 func describe(v *v1alpha1.VPC, s *state, nics int, now time.Time) {
 	st := &v.Status
-	st.NICs = int32(min(nics, 1<<30)) //nolint:gosec // bounded
+	st.NICs = int32(min(nics, 1<<30))
 	if s.open {
-		st.NetworkID, st.ProjectID, st.MTU = s.found.network.ID, s.found.project, int32(s.found.network.MTU) //nolint:gosec // at most 65536
+		st.NetworkID, st.ProjectID, st.MTU = s.found.network.ID, s.found.project, int32(s.found.network.MTU)
 		st.Subnets = subnets(s.found.network)
 	}
 	all := verdicts(s.why, v.Spec.Credentials != nil, s.asked)

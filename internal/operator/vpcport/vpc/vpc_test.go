@@ -1,12 +1,19 @@
 package vpc
 
 import (
+	"fmt"
+	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	eventsv1 "k8s.io/api/events/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // A VPC is ready with what Neutron says of its network, and open for others.
@@ -41,5 +48,60 @@ func TestReady(t *testing.T) {
 	}
 	if _, err := b.vpcs.Networks().Of("red"); err == nil {
 		t.Error("a VPC that there is not is open")
+	}
+}
+
+// What changes at the provider is seen after the interval, and told to others; else it is
+// quiet: NICs that come and go are counted, and no call is made for them.
+func TestQuiet(t *testing.T) {
+	b := newBed(t, Options{})
+	b.secret("neutron", password())
+	b.vpc("blue")
+	b.ready("blue")
+	before := len(b.cloud.Calls())
+	for i := range 20 {
+		b.nic("blue", fmt.Sprintf("n-%d", i))
+	}
+	b.until("blue", "counts", func(v *v1alpha1.VPC) error {
+		if v.Status.NICs != 20 {
+			return fmt.Errorf("%d NICs", v.Status.NICs)
+		}
+		return nil
+	})
+	if n := len(b.cloud.Calls()) - before; n > 3 { // one more look may be due
+		t.Errorf("%d calls for nothing: %+v", n, b.cloud.Calls()[before:])
+	}
+	events := &eventsv1.EventList{}
+	harness.OK(t, b.client.List(t.Context(), events))
+	var reasons []string
+	for _, e := range events.Items {
+		if e.Regarding.Kind == "VPC" {
+			reasons = append(reasons, e.Type+" "+e.Reason)
+		}
+	}
+	if !slices.Equal(reasons, []string{"Normal Ready"}) {
+		t.Errorf("events %q", reasons)
+	}
+}
+
+func TestInterval(t *testing.T) {
+	b := newBed(t, Options{Interval: 200 * time.Millisecond})
+	b.secret("neutron", password())
+	b.vpc("blue")
+	b.ready("blue")
+	told := make(chan string, 100)
+	b.vpcs.Networks().Changed(func(vpc string) { told <- vpc })
+	b.cloud.AddSubnet(lab.Subnet{Name: "more", Network: b.blue.ID, CIDR: netip.MustParsePrefix("192.168.1.0/24")})
+	b.until("blue", "has the subnet", func(v *v1alpha1.VPC) error {
+		if len(v.Status.Subnets) != 2 {
+			return fmt.Errorf("subnets %+v", v.Status.Subnets)
+		}
+		return nil
+	})
+	if vpc := <-told; vpc != "blue" {
+		t.Errorf("told of %s", vpc)
+	}
+	if o, err := b.vpcs.Networks().Of("blue"); err != nil || len(o.Network.Subnets) != 2 {
+		t.Errorf("%+v, %v", o.Network, err)
 	}
 }

@@ -10,12 +10,11 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/neutron"
 )
 
-// settingsOf is how to reach the provider of a VPC. The Secret is that of its
-// credentials, and not looked at without such.
-func settingsOf(spec v1alpha1.VPCSpec, secret *corev1.Secret) (neutron.Settings, *problem) {
-	if spec.Provider != v1alpha1.ProviderNeutron {
-		return neutron.Settings{}, &problem{ofEndpoint, ReasonProviderNotSupported, fmt.Sprintf("spec.provider: this release has no provider %s, expected %s", spec.Provider, v1alpha1.ProviderNeutron)}
-	}
+// toNeutron is the access to a Neutron.
+type toNeutron struct{ neutron.Settings }
+
+// neutronOf is the access that a spec and the Secret of its credentials tell.
+func neutronOf(spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
 	s := neutron.Settings{
 		Endpoint: spec.Endpoint, Region: spec.Region, Project: spec.Project,
 		ProviderMAC: spec.PortMAC == v1alpha1.PortMACProvider, Agent: "berth-operator/" + version.String(),
@@ -23,12 +22,22 @@ func settingsOf(spec v1alpha1.VPCSpec, secret *corev1.Secret) (neutron.Settings,
 	if spec.TLS != nil {
 		s.TLS = neutron.TLS{CABundle: spec.TLS.CABundle, ServerName: spec.TLS.ServerName, Insecure: spec.TLS.Insecure}
 	}
-	if spec.Credentials == nil {
-		return s, nil
+	if spec.Credentials != nil {
+		var why *problem
+		if s.Credentials, why = credentialsOf(*spec.Credentials, secret); why != nil {
+			return nil, why
+		}
 	}
-	var why *problem
-	s.Credentials, why = credentialsOf(*spec.Credentials, secret)
-	return s, why
+	return toNeutron{s}, nil
+}
+
+// open implements access.
+func (to toNeutron) open() (opened, error) {
+	p, err := neutron.Open(to.Settings)
+	if err != nil {
+		return opened{}, err
+	}
+	return opened{provider: p, endpoint: p.Endpoint() + " " + to.Region, close: p.Close}, nil
 }
 
 // The keys of Secrets, as v1alpha1.VPCCredentials documents them.

@@ -1,0 +1,117 @@
+// Package portcloud is who has the ports of a lab in port mode, with the data path that
+// carries their packets on the lab's nodes.
+//
+//	portcloud.go  what the lab, tests and proofs ask of it
+//	model.go      the strict fake of Neutron and Keystone over OVN
+//	real.go       the real Neutron and Keystone with OVN
+package portcloud
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+
+	"github.com/berthnet/berth/internal/lab/network/ovn"
+)
+
+// Cloud is an OpenStack of one project with ports, as far as a lab is concerned: its
+// services, and Open vSwitch on the lab's nodes. Names of networks, subnets and groups are
+// the lab's own; IDs are the cloud's. Methods may be called concurrently.
+type Cloud interface {
+	// Access is how berth-operator gets in.
+	Access() Access
+	// Join makes a namespace a compute host of a name, with br-int, whose packets reach the
+	// other hosts. It returns the host's OVSDB, such as unix:/run/openvswitch/db.sock.
+	Join(ctx context.Context, host Host) (ovsdb string, err error)
+	// Leave ends what runs on a host, as pulling its plug does. An unknown one is no error.
+	Leave(host string) error
+	// AddNetwork makes a network with subnets, between which it routes by their gateways.
+	AddNetwork(ctx context.Context, n Network) (Network, error)
+	// AddGroup makes a security group that lets out everything, and in what rules say.
+	AddGroup(ctx context.Context, name string, in ...Rule) (id string, err error)
+	// Allow adds a rule to a group.
+	Allow(ctx context.Context, group string, in Rule) error
+	// AddPort makes a port as a user does: Network and Addresses, and Groups if not the
+	// default one, say how.
+	AddPort(ctx context.Context, p Port) (Port, error)
+	// RemovePort deletes a port behind everybody's back. One that is gone is no error.
+	RemovePort(ctx context.Context, id string) error
+	// Ports are those of workloads: not of routers.
+	Ports(ctx context.Context) ([]Port, error)
+	// Plugged are the links on a host that say which port they are, as its OVSDB has them.
+	Plugged(ctx context.Context, host string) ([]ovn.Interface, error)
+	// Alive is an error when one of its programs ended by itself.
+	Alive() error
+	Close() error
+}
+
+// Options of a cloud. All are needed.
+type Options struct {
+	Dir      string     // for its files and logs; short, as sockets lie in it
+	Netns    string     // the file of the namespace of what belongs to no node
+	Address  netip.Addr // there, by which nodes and operators reach its services
+	Log      *slog.Logger
+	Progress func(string)
+}
+
+// Access is the part of a VPC's spec that is about how to get in.
+type Access struct {
+	Endpoint string            // of Keystone, or of Neutron if there are no credentials
+	Project  string            // ID; without credentials only
+	Secret   map[string]string // username, password, project, as VPC.spec.credentials has them; nil: no credentials
+}
+
+// Host is a compute host.
+type Host struct {
+	Name  string
+	Netns string // the file of its namespace
+	Dir   string // for sockets
+	State string // for what outlives a restart of the machine
+}
+
+// Network is a network.
+type Network struct {
+	ID, Name string
+	Subnets  []Subnet
+}
+
+// Subnet is a subnet of a network. Gateway is the first address after the network's own.
+type Subnet struct {
+	ID, Name string
+	CIDR     netip.Prefix
+}
+
+// Gateway is the address of the subnet's router.
+func (s Subnet) Gateway() netip.Addr { return s.CIDR.Masked().Addr().Next() }
+
+// Subnet finds a network's subnet by name.
+func (n Network) Subnet(name string) Subnet {
+	for _, s := range n.Subnets {
+		if s.Name == name {
+			return s
+		}
+	}
+	return Subnet{}
+}
+
+// Rule lets packets in.
+type Rule struct {
+	Protocol string // tcp, udp or icmp
+	Port     uint16 // of tcp and udp; 0: any
+}
+
+// Port is a port.
+type Port struct {
+	ID, Name, Network string
+	Device, Owner     string
+	MAC               string
+	Addresses         []Address
+	Groups            []string
+	Host, Status      string
+}
+
+// Address is an address of a port.
+type Address struct {
+	Subnet string // ID
+	IP     netip.Addr
+}

@@ -1,0 +1,96 @@
+package lab
+
+import (
+	"context"
+	"strings"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// VPCStatus is what stands in a VPC object.
+type VPCStatus struct {
+	Name    string `json:"name"`
+	Network string `json:"network"` // ID
+	Subnets string `json:"subnets"` // name and CIDR of each
+	NICs    int    `json:"nics"`
+	Ready   string `json:"ready"`         // of the condition
+	Why     string `json:"why,omitempty"` // when it is not
+}
+
+// NICStatus is what stands in a PodNIC, and how the cloud has its port.
+type NICStatus struct {
+	Name      string   `json:"name"`
+	Namespace string   `json:"namespace"`
+	VPC       string   `json:"vpc"`
+	Phase     string   `json:"phase"`
+	Pod       string   `json:"pod,omitempty"`
+	Node      string   `json:"node,omitempty"`
+	Interface string   `json:"interface,omitempty"`
+	Addresses []string `json:"addresses,omitempty"`
+	MAC       string   `json:"mac,omitempty"`
+	Port      string   `json:"port,omitempty"`   // ID
+	State     string   `json:"status,omitempty"` // of the port in the cloud; empty: there is none
+	Made      bool     `json:"made"`             // Berth made the port
+	Why       string   `json:"why,omitempty"`    // of conditions that are not as they should be
+}
+
+// portStatus adds what port mode has.
+func (l *Lab) portStatus(ctx context.Context, s *Status) error {
+	for i := range s.Nodes {
+		s.Nodes[i].Address = l.Site.Addrs(s.Nodes[i].Name).IPv4
+	}
+	vpcs := &v1alpha1.VPCList{}
+	if err := l.Kube.Client.List(ctx, vpcs); err != nil {
+		return err
+	}
+	for i := range vpcs.Items {
+		s.VPCs = append(s.VPCs, vpcStatus(&vpcs.Items[i]))
+	}
+	nics, err := l.Kube.PodNICs(ctx)
+	if err != nil {
+		return err
+	}
+	ports, err := l.Ports.Ports(ctx)
+	if err != nil {
+		return err
+	}
+	states := map[string]string{}
+	for _, p := range ports {
+		states[p.ID] = p.Status
+	}
+	for i := range nics {
+		s.NICs = append(s.NICs, nicStatus(&nics[i], states))
+	}
+	return nil
+}
+
+func vpcStatus(o *v1alpha1.VPC) VPCStatus {
+	s := VPCStatus{Name: o.Name, Network: o.Status.NetworkID, NICs: int(o.Status.NICs)}
+	var subnets []string
+	for _, sub := range o.Status.Subnets {
+		subnets = append(subnets, sub.Name+" "+sub.CIDR)
+	}
+	s.Subnets = strings.Join(subnets, ", ")
+	s.Ready, s.Why = "Unknown", ""
+	for _, c := range o.Status.Conditions {
+		if c.Type == v1alpha1.ConditionReady {
+			s.Ready = string(c.Status)
+		}
+	}
+	s.Why = untrue(o.Status.Conditions)
+	return s
+}
+
+func nicStatus(n *v1alpha1.PodNIC, states map[string]string) NICStatus {
+	s := NICStatus{
+		Name: n.Name, Namespace: n.Namespace, VPC: n.Spec.VPC, Phase: string(n.Status.Phase), Node: n.Status.NodeName, Interface: n.Status.Interface,
+		MAC: n.Status.MAC, Port: n.Status.PortID, State: states[n.Status.PortID], Made: n.Status.Made, Why: untrue(n.Status.Conditions),
+	}
+	if n.Status.Pod != nil {
+		s.Pod = n.Status.Pod.Name
+	}
+	for _, a := range n.Status.Addresses {
+		s.Addresses = append(s.Addresses, a.CIDR)
+	}
+	return s
+}

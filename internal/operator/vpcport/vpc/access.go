@@ -1,0 +1,46 @@
+package vpc
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// access is all by which a provider is opened, credentials included. Two that are equal
+// by reflect.DeepEqual are of the same provider.
+type access interface {
+	// open talks to nobody. The error names the field of the spec that cannot be.
+	open() (opened, error)
+}
+
+// opened is a provider that was opened.
+type opened struct {
+	provider vpcport.Provider
+	endpoint string // the same for providers whose calls are counted together
+	close    func()
+}
+
+// providers are those that there are: each tells the access of a spec and, where the spec
+// has credentials, their Secret.
+var providers = map[v1alpha1.VPCProvider]func(v1alpha1.VPCSpec, *corev1.Secret) (access, *problem){
+	v1alpha1.ProviderNeutron: neutronOf,
+}
+
+// accessOf is the access to the provider of a VPC.
+func accessOf(spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
+	of, known := providers[spec.Provider]
+	if !known {
+		var names []string
+		for _, p := range slices.Sorted(maps.Keys(providers)) {
+			names = append(names, string(p))
+		}
+		return nil, &problem{ofEndpoint, ReasonProviderNotSupported, fmt.Sprintf("spec.provider: this release has no provider %s, expected %s", spec.Provider, strings.Join(names, " or "))}
+	}
+	return of(spec, secret)
+}
