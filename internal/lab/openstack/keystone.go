@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 )
 
 //go:embed keystone.py
@@ -26,6 +27,7 @@ type keystone struct {
 
 	mu      sync.Mutex // guards all below; held while there is no token yet, so that one is asked for
 	token   string     // of the user admin, in the project admin
+	since   time.Time  // that token was asked for
 	project string     // the ID of the project that things are made in
 }
 
