@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -32,7 +33,7 @@ type keystone struct {
 }
 
 func (c *Cloud) keystoneURL() string {
-	return fmt.Sprintf("http://%s:%d/v3", services.Addr(), keystonePort)
+	return "http://" + netip.AddrPortFrom(services.Addr(), keystonePort).String() + "/v3"
 }
 
 // secret is a new password.
