@@ -252,6 +252,20 @@ func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachm
 
 func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 
+// Replaced goes by bind: a NIC of the same interface with another port.
+func (f *fakeNICs) Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	nics = slices.Clone(rec.NICs)
+	for i, n := range nics {
+		at := slices.IndexFunc(f.bound[rec.Pod.Name], func(b attachment.NIC) bool { return b.IfName == n.IfName && b.Port != n.Port })
+		if at >= 0 {
+			nics[i], ok = f.bound[rec.Pod.Name][at], true
+		}
+	}
+	return nics, ok
+}
+
 func (f *fakeNICs) Plugged(rec attachment.Record) { f.tell(rec, true) }
 
 func (f *fakeNICs) Unplugged(rec attachment.Record) {

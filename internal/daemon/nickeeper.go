@@ -69,7 +69,8 @@ func (k *nicKeeper) look(ctx context.Context) {
 	}
 }
 
-// heal plugs the NICs of an attachment again, if one of them is not as recorded.
+// heal plugs the NICs of an attachment again, if one of them is not as recorded, or has
+// another port now.
 func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) {
 	d := k.daemon
 	unlock, err := d.locks.lock(ctx, seen.Key.ContainerID)
@@ -83,12 +84,21 @@ func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) {
 	}
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
+	now, replaced := d.NICs.Replaced(rec)
 	differs := d.plugged(kctx, rec)
-	if differs == nil {
+	if differs == nil && !replaced {
 		return
 	}
 	if alive, err := d.netnsAlive(rec.Netns); !alive && err == nil {
 		return // the sweep's matter
+	}
+	if replaced {
+		if err := d.replace(kctx, rec, now); err != nil {
+			d.Log.Warn("plugging other ports in place of an attachment's, will try again", "attachment", rec.Key.String(), "ports", nicNames(rec), "err", err)
+			return
+		}
+		d.Log.Warn("plugged other ports in place of an attachment's, as they were made again", "attachment", rec.Key.String(), "ports", nicNames(rec))
+		return
 	}
 	if _, err := d.again(ctx, rec, d.plug); err != nil {
 		d.Log.Warn("plugging NICs again, will try again", "attachment", rec.Key.String(), "was", differs, "err", err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/rpc"
@@ -223,6 +224,48 @@ func TestNICsAreKept(t *testing.T) {
 	if n.board.count("Plug") != plugs {
 		t.Error("plugged into a namespace that is gone")
 	}
+}
+
+// A port that was made again is plugged in place of the one that went, also where the
+// daemon ends in between.
+func TestPortMadeAgain(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-2"))
+	mustAdd(t, r, "a", n.newNetns("a"))
+	becomes := func(r *running, port string) {
+		t.Helper()
+		defer n.tick()()
+		waitFor(t, func() bool {
+			rec, ok := r.Store.ByPort(port)
+			return ok && rec.NICs[1].Port == port && rec.NICs[1].HostLink != ""
+		})
+	}
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-3"))
+	r.nics.changed.Set()
+	becomes(r, "p-3")
+	n.board.hear()
+	n.board.want(t, "p-1", "p-3")
+	if _, ok := r.Store.ByPort("p-2"); ok {
+		t.Error("the port that went is recorded")
+	}
+
+	broken, err := failpoint.Set("daemon.nics.replaced=error@1")
+	must(t, err)
+	defer broken()
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-4"))
+	r.nics.changed.Set()
+	func() {
+		defer n.tick()()
+		waitFor(t, func() bool { _, ok := r.Store.ByPort("p-4"); return ok })
+	}()
+	r = n.restart(r)
+	becomes(r, "p-4")
+	n.board.hear()
+	n.board.want(t, "p-1", "p-4")
+	mustDel(t, r, "a")
+	n.board.hear()
+	n.board.want(t)
 }
 
 // A start does not wait for what does not answer, and what could not be unplugged is

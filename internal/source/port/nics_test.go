@@ -261,6 +261,50 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// A port that was made again is told to the daemon once it is bound, and then to the
+// operator as plugged.
+func TestPortMadeAgain(t *testing.T) {
+	m := newMachine(t)
+	m.start()
+	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
+	rec := m.add(wish(1, nil), 1)
+	m.says("pod1-eth0", v1alpha1.NodePlugged)
+	if nics, ok := m.Replaced(rec); ok {
+		t.Errorf("nothing was replaced, and it should have %+v", nics)
+	}
+	for len(m.Changed()) > 0 {
+		<-m.Changed()
+	}
+	again := portID(77, 7)
+	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Phase, s.PortID, s.Host = v1alpha1.PhaseCreated, again, "" })
+	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Phase, s.Host = v1alpha1.PhaseBound, "host-1" })
+	<-m.Changed()
+	nics, ok := m.Replaced(rec)
+	if !ok || len(nics) != 1 || nics[0].Port != again || !nics[0].DefaultRoute {
+		t.Fatalf("%v, %+v", ok, nics)
+	}
+	harness.OK(t, m.Unplug(t.Context(), rec, rec.NICs[0]))
+	m.forget(rec)
+	rec.NICs = nics
+	m.record(rec)
+	var err error
+	rec.NICs[0], err = m.Plug(t.Context(), rec, nics[0])
+	harness.OK(t, err)
+	m.Plugged(rec)
+	m.Until("the new port is told of", func() bool {
+		n := m.nic("pod1-eth0").Status.Node
+		return n.State == v1alpha1.NodePlugged && n.PortID == again
+	},
+		func() string { return fmt.Sprintf("%+v", m.nic("pod1-eth0").Status.Node) })
+	if _, ok := m.Replaced(rec); ok {
+		t.Error("it is to be replaced again")
+	}
+	// A PodNIC that was deleted and made again for the pod that runs is another.
+	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))
+	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
+	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Replaced(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
+}
+
 // What cannot be plugged is told of in the PodNIC.
 func TestPlugThatFails(t *testing.T) {
 	m := newMachine(t)
