@@ -77,6 +77,6 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	err = failpoint.Hit("daemon.del.unrecorded")
 	d.Source.Release(rec.Key)
 	d.cooling.add(d.Clock.Boot(), rec.Lease.Addrs()...)
-	d.logAttachment("released", rec, "why", why)
+	d.Log.Info("released", forLog(rec, "why", why)...)
 	return errors.Join(err, failpoint.Hit("daemon.del.released"))
 }

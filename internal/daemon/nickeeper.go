@@ -70,11 +70,12 @@ func (k *nicKeeper) look(ctx context.Context) {
 }
 
 // heal plugs the NICs of an attachment again, if one of them is not as recorded, or has
-// another port now.
+// another port now. Where a call about the container is at work the next look is early
+// enough.
 func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) {
 	d := k.daemon
-	unlock, err := d.locks.lock(ctx, seen.Key.ContainerID)
-	if err != nil {
+	unlock, ok := d.locks.try(seen.Key.ContainerID)
+	if !ok {
 		return
 	}
 	defer unlock()

@@ -175,3 +175,28 @@ func TestPodIsToldOfItsNICs(t *testing.T) {
 			"48s attached default/pod-a : 10.0.0.5/32,192.168.0.12/24")
 	})
 }
+
+// The sweep does not wait for an ADD that waits for its NICs, and leaves it alone.
+func TestSweepBesideAnAddThatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newPortNode(t, "10.0.0.5")
+		r := n.assemble()
+		r.nics.hush(true)
+		r.nics.bind("", testNIC("eth1", "p-1"))
+		added := make(chan error)
+		go func() {
+			_, err := r.attach(t.Context(), "a", n.newNetns("a"))
+			added <- err
+		}()
+		synctest.Wait()
+		n.clock.Advance(kernelTimeout)
+		begun := time.Now()
+		r.sweep(t.Context())
+		if took := time.Since(begun); took > 0 {
+			t.Errorf("the sweep took %v", took)
+		}
+		r.nics.hush(false)
+		must(t, <-added)
+		n.board.want(t, "p-1")
+	})
+}

@@ -7,6 +7,7 @@ const Busy = "busy"
 const (
 	inNoAddress = "No address"
 	inNICs      = "No NIC"
+	inVPCs      = "Conditions of VPCs and NICs"
 	inPodSide   = "The pod's network namespace, the kernel, the record"
 	inOperator  = "Reasons of conditions"
 	inWaits     = "A pod waits"
@@ -110,6 +111,15 @@ var remedies = map[string]Remedy{
 	"nic-not-ready": {"See whether the agent of the VPC runs on the pod's node.", inNICs},
 	"port-in-use":   {"The pod's former sandbox has it until its DEL: wait a moment.", inNICs},
 	"nic":           {seeDaemon, inNICs},
+
+	// The conditions of PodNICs.
+	"vpc-not-ready":  {"", inVPCs},
+	"port-deleted":   {wait, inVPCs},
+	"no-pod":         {wait, inVPCs},
+	"unscheduled":    {wait, inVPCs},
+	"no-host":        {"", inVPCs},
+	"binding-failed": {"See whether the provider's agent on the pod's node lives.", inVPCs},
+	"still-plugged":  {"See whether the node that had the port lives.", inVPCs},
 
 	// What is not for want of an address.
 	Busy:            {seeDaemon, inNoAddress},

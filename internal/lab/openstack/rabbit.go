@@ -42,7 +42,7 @@ func (c *Cloud) startRabbit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.within(ctx, "RabbitMQ, which logs to "+p.LogFile(), func() error {
+	return c.within(ctx, "RabbitMQ, which logs to "+p.LogFile(), func(ctx context.Context) error {
 		conn, err := ns.Dial(ctx, c.ground.netns, "tcp", netip.AddrPortFrom(services.Addr(), brokerPort), netip.Addr{})
 		if err != nil {
 			return err

@@ -108,11 +108,11 @@ func (c *Controller) ending(ctx context.Context, vpc string) error {
 func (c *Controller) lookAtPod(ctx context.Context, s *scene) error {
 	ref := s.o.Spec.Pod
 	p := &corev1.Pod{}
-	err := c.client.Get(ctx, client.ObjectKey{Namespace: s.o.Namespace, Name: ref.Name}, p)
-	if client.IgnoreNotFound(err) != nil {
+	err := client.IgnoreNotFound(c.client.Get(ctx, client.ObjectKey{Namespace: s.o.Namespace, Name: ref.Name}, p))
+	if err != nil {
 		return fmt.Errorf("read pod %s/%s from the cache: %w", s.o.Namespace, ref.Name, err)
 	}
-	if err != nil || string(p.UID) != ref.UID {
+	if string(p.UID) != ref.UID {
 		s.next = s.now // it is deleted, or the cache trails: nothing is changed for that
 		return nil
 	}
@@ -242,7 +242,7 @@ func (s *scene) addresses(n nic) ([]vpcport.NewAddress, error) {
 			before = append(before, vpcport.NewAddress{SubnetID: a.Subnet, IP: p.Addr()})
 		}
 	}
-	if len(before) > 0 && !n.anew {
+	if len(before) > 0 && (!n.anew || s.o.Spec.Pod == nil) { // one that outlives pods waits for its own
 		return before, nil
 	}
 	asked := nicOf(s.o.Spec)

@@ -94,7 +94,7 @@ func phaseOf(s *scene, n nic, step plan.Step, p *vpcport.Port, here bool) v1alph
 
 // describe writes what a port is. The error says what a node could not use.
 func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) error {
-	st.PortID, st.Host, st.MAC, st.MTU = p.ID, p.Host, p.MAC.String(), int32(min(net.MTU, 1<<16)) //nolint:gosec // G115: bounded
+	st.PortID, st.Host, st.MAC, st.MTU = p.ID, p.Host, p.MAC.String(), int32(min(net.MTU, 1<<16))
 	st.Addresses, st.Routes = nil, nil
 	var lie error
 	for _, a := range p.Addresses {

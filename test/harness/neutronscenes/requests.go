@@ -53,13 +53,18 @@ func (r *requests) ask(what, method, path, body string) (ids []string) {
 	r.t.Helper()
 	status, text, ports := r.do(method, path, body)
 	line := fmt.Sprintf("%s: %d", anID.ReplaceAllString(what, "<id>"), status)
-	slices.SortFunc(ports, func(a, b map[string]any) int { return strings.Compare(fmt.Sprint(a["device_id"]), fmt.Sprint(b["device_id"])) })
+	slices.SortFunc(ports, func(a, b map[string]any) int {
+		return strings.Compare(fmt.Sprint(a["device_id"]), fmt.Sprint(b["device_id"]))
+	})
 	for _, p := range ports {
 		id := fmt.Sprint(p["id"])
 		ids = append(ids, id)
 		line += ";"
 		_, _, now := r.do("GET", "ports/"+id, "")
 		for _, n := range append([]map[string]any{p}, now...) {
+			if d, ok := n["binding:vif_details"].(map[string]any); ok {
+				delete(d, "datapath_type") // is the node's, not Neutron's
+			}
 			details, _ := json.Marshal(n["binding:vif_details"])
 			line += fmt.Sprintf(" [%v %v at %q %s %s]", n["revision_number"], n["status"], n["binding:host_id"], n["binding:vif_type"], details)
 		}
