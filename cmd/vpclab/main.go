@@ -9,9 +9,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // commands are the subcommands, each in a file of its own.
@@ -22,7 +20,6 @@ var commands = []func() *cobra.Command{
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	ctrllog.SetLogger(logr.Discard()) // of a lab's client; errors come as such
 	if err := newRoot().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "vpclab:", err)
 		stop()
