@@ -14,7 +14,6 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/network/ovn"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/lab/run/proc"
@@ -47,17 +46,6 @@ type mode struct {
 }
 
 var modes = []mode{nodeMode, operatorMode, poolMode, portMode}
-
-// canRun leaves the test out where a mode needs what is not installed.
-func (m mode) canRun(t *testing.T) {
-	t.Helper()
-	if m.name != lab.PortMode {
-		return
-	}
-	if err := ovn.Installed(); err != nil {
-		t.Skipf("NOT RUN: %v", err)
-	}
-}
 
 // nodeMode has addresses for nine pods on three ENIs, so that cooling and
 // exhaustion are met all the time.
