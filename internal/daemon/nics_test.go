@@ -202,6 +202,16 @@ func TestNICsAreKept(t *testing.T) {
 	seen(func() bool { return plugged() == 1 })
 	n.board.want(t, "p-1")
 
+	// A call about the container is at work: soon after it.
+	unlock, err := r.locks.lock(t.Context(), "a")
+	must(t, err)
+	n.board.lose()
+	r.nics.changed.Set()
+	seen(func() bool { return len(r.nics.changed) == 0 })
+	n.clock.Advance(repairDebounce)
+	unlock()
+	waitFor(t, func() bool { n.clock.Advance(againAfter); return plugged() == 1 })
+
 	r.stop()
 	n.board.lose()
 	n.board.plug("bthgone", "p-9")

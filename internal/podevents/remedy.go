@@ -118,8 +118,17 @@ var remedies = map[string]Remedy{
 	"no-pod":         {wait, inVPCs},
 	"unscheduled":    {wait, inVPCs},
 	"no-host":        {"", inVPCs},
+	"node-limit":     {"Run fewer pods with NICs on the node.", inVPCs},
 	"binding-failed": {"See whether the provider's agent on the pod's node lives.", inVPCs},
 	"still-plugged":  {"See whether the node that had the port lives.", inVPCs},
+	// Their PodNICs.
+	"no-podnic":         {"See the Events of the pod, and whether berth-operator runs with the feature port.", inNICs},
+	"podnic-gone":       {seeOperator, inNICs},
+	"podnic-invalid":    {"Correct what the message names, in the VPC or in --ovs-bridges of berthd.", inNICs},
+	"nic-refused":       {"Correct the annotation that the message names.", inNICs},
+	"not-bound":         {seeOperator, inNICs},
+	"not-active":        {"See OVN's controller, or Neutron's agent, on the pod's node.", inNICs},
+	"ovsdb-unreachable": {"See whether Open vSwitch runs on the pod's node.", inNICs},
 
 	// What is not for want of an address.
 	Busy:            {seeDaemon, inNoAddress},

@@ -21,6 +21,9 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
+// placeAgain is how often a NIC looks whether its node has a place for it.
+const placeAgain = 2 * time.Second
+
 // reconcileNIC does the next step for a PodNIC: at most one write of it, or one call about
 // its port, whose answer has it reconciled again.
 func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
@@ -104,7 +107,11 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 	case plan.Impossible:
 		return c.impossible(ctx, s, n, next)
 	case plan.Rest:
-		return c.rest(ctx, s, n, next, 0)
+		wait := time.Duration(0)
+		if s.full {
+			wait = placeAgain
+		}
+		return c.rest(ctx, s, n, next, wait)
 	}
 	if s.shut != nil {
 		return c.rest(ctx, s, n, next, 0) // until it opens

@@ -28,7 +28,8 @@ type scene struct {
 	now    assignment
 	next   assignment // what now is to become, once no node holds it
 	host   string     // where that is
-	noHost string     // why that is not known
+	noHost string     // why that is not known, or not to be
+	full   bool       // the node has as many NICs as it may
 	held   bool
 	until  time.Time // when held is over at the latest; zero: not by itself
 	refuse error     // why no port is made
@@ -74,6 +75,9 @@ func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scen
 	}
 	if s.next.node != "" {
 		s.host, s.noHost = hostOf(node, s.next.node, s.opened.Spec.HostLabel)
+	}
+	if err := c.lookForPlace(ctx, s); err != nil {
+		return nil, err
 	}
 	holder := node
 	if s.now.node != s.next.node {
@@ -180,6 +184,32 @@ func (c *Controller) confirmGone(ctx context.Context, o *v1alpha1.PodNIC, has v1
 		}
 	}
 	c.book.edit(o.UID, func(n *nic) { n.gone = has.UID })
+	return nil
+}
+
+// lookForPlace finds whether the node has as many NICs of the VPC as it may: those that
+// are bound there already, and of the others those that were made before.
+func (c *Controller) lookForPlace(ctx context.Context, s *scene) error {
+	most := s.opened.Spec.MaxNICsPerNode
+	if most == nil || s.host == "" || s.o.Status.Host == s.host {
+		return nil
+	}
+	list := &v1alpha1.PodNICList{}
+	if err := c.client.List(ctx, list, client.MatchingFields{byNode: s.next.node}, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list PodNICs of node %s: %w", s.next.node, err)
+	}
+	before := 0
+	for i := range list.Items {
+		other := &list.Items[i]
+		older := cmp.Or(other.CreationTimestamp.Compare(s.o.CreationTimestamp.Time), cmp.Compare(other.UID, s.o.UID)) < 0
+		if other.Spec.VPC == s.o.Spec.VPC && other.UID != s.o.UID && (other.Status.Host == s.host || older) {
+			before++
+		}
+	}
+	if before >= int(*most) {
+		s.full, s.host = true, ""
+		s.noHost = fmt.Sprintf("node %s has %d NICs in VPC %s, which is as many as it may (spec.maxNICsPerNode of the VPC)", s.next.node, *most, s.o.Spec.VPC)
+	}
 	return nil
 }
 

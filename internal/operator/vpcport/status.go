@@ -23,6 +23,7 @@ const (
 	reasonNoPod       = "NoPod"
 	reasonUnscheduled = "Unscheduled"
 	reasonNoHost      = "NoHost"
+	reasonNodeLimit   = "NodeLimit"
 	reasonPlugged     = "StillPlugged"
 	reasonBinding     = "BindingFailed"
 )
@@ -185,6 +186,8 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 		return is(metav1.ConditionFalse, reasonNoPod, "no pod has it")
 	case s.next.node == "":
 		return is(metav1.ConditionFalse, reasonUnscheduled, "pod %s has no node yet", s.pod.Name)
+	case s.full:
+		return is(metav1.ConditionFalse, reasonNodeLimit, "%s", s.noHost)
 	case s.noHost != "":
 		return is(metav1.ConditionFalse, reasonNoHost, "%s", s.noHost)
 	case n.failed.message != "":

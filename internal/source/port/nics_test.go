@@ -21,8 +21,8 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// expires waits for NICs in vain, and returns why.
-func (m *machine) expires(req source.Request, reason string) *source.Exhausted {
+// expires waits for NICs in vain, and returns what an ADD says then.
+func (m *machine) expires(req source.Request, reason string) (message string) {
 	m.T.Helper()
 	var why *source.Exhausted
 	m.Until("an ADD fails by "+reason, func() bool {
@@ -35,7 +35,7 @@ func (m *machine) expires(req source.Request, reason string) *source.Exhausted {
 		}
 		return why.Reason == reason
 	}, func() string { return fmt.Sprintf("it failed by %+v", why) })
-	return why
+	return why.Message
 }
 
 // begin has an ADD wait for NICs, and returns its outcome once it is called.
@@ -128,7 +128,7 @@ func TestWhyNICsDoNotCome(t *testing.T) {
 			Type: v1alpha1.ConditionPortReady, Status: metav1.ConditionFalse, Reason: "SubnetFull", Message: "no more addresses in subnet s", LastTransitionTime: metav1.Now(),
 		}}
 	})
-	if why := m.expires(req, "subnet-full"); !strings.Contains(why.Message, "no more addresses in subnet s") {
+	if why := m.expires(req, "subnet-full"); !strings.Contains(why, "no more addresses in subnet s") {
 		t.Error(why)
 	}
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) {
@@ -139,8 +139,8 @@ func TestWhyNICsDoNotCome(t *testing.T) {
 	})
 	why := m.expires(req, "binding-failed")
 	for _, want := range []string{portID(1, 0), "host-1", "Created", "no agent alive on host-1"} {
-		if !strings.Contains(why.Message, want) {
-			t.Errorf("%q lacks %q", why.Message, want)
+		if !strings.Contains(why, want) {
+			t.Errorf("%q lacks %q", why, want)
 		}
 	}
 	// Deleted while an ADD waits: it waits on for the next of the name.
@@ -168,10 +168,14 @@ func TestWhyNICsDoNotCome(t *testing.T) {
 func TestPodNICThatLies(t *testing.T) {
 	m := newMachine(t)
 	m.start()
-	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
-	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Plug.Bridge = "br-ex" })
+	lies := podNIC(1, 0, v1alpha1.PhaseBound)
+	lies.Status.Plug.Bridge = "br-ex"
+	m.make(lies)
 	why := m.expires(wish(1, nil), "podnic-invalid")
-	if !errors.Is(why, plug.ErrInvalid) || !strings.Contains(why.Message, `status.plug.bridge is "br-ex", expected one of br-int`) {
+	if _, err := m.Acquire(t.Context(), wish(1, nil)); !errors.Is(err, plug.ErrInvalid) {
+		t.Error(err)
+	}
+	if !strings.Contains(why, `status.plug.bridge is "br-ex", expected one of br-int`) {
 		t.Error(why)
 	}
 	m.Until("it is told of", func() bool {
