@@ -20,6 +20,7 @@ import (
 	_ "github.com/berthnet/berth/internal/operator/addresspool"
 	_ "github.com/berthnet/berth/internal/operator/nodenetwork"
 	_ "github.com/berthnet/berth/internal/operator/vpcport"
+	_ "github.com/berthnet/berth/internal/plug/ovs"
 	_ "github.com/berthnet/berth/internal/source/eni"
 	_ "github.com/berthnet/berth/internal/source/nodenetwork"
 	_ "github.com/berthnet/berth/internal/source/pool"
@@ -236,7 +237,7 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 // elsewhere are failpoints that tests of their own packages kill at.
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
-	"port.remove.", "plug.hybrid.", "plug.nsveth.", "plug.tap.",
+	"daemon.nics.replaced", "port.remove.", "plug.hybrid.", "plug.nsveth.", "plug.tap.",
 )
 
 // No failpoint is forgotten when one is added or renamed.
