@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func harnessDelete(t *testing.T, w *world, name string) {
+func deletePodNIC(t *testing.T, w *world, name string) {
 	t.Helper()
 	harness.OK(t, w.client().Delete(t.Context(), &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}))
 }
@@ -120,7 +120,7 @@ func TestPodNICDeletedByHand(t *testing.T) {
 	w.schedule("web", "node-a")
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	w.says(o, v1alpha1.NodePlugged)
-	harnessDelete(t, w, o.Name)
+	deletePodNIC(t, w, o.Name)
 	w.awaitObject(o.Name, "waits", in(v1alpha1.PhaseReleasing))
 	w.says(o, v1alpha1.NodeUnplugged)
 	w.awaitNIC("web", "eth0", "comes again", func(n *v1alpha1.PodNIC) error {
@@ -160,14 +160,11 @@ func TestNodesThatDie(t *testing.T) {
 
 // Lost replies and calls that fail lead to one port.
 func TestFaults(t *testing.T) {
-	w := start(t, Options{})
-	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Throttled, vpcport.Stale, vpcport.Conflict, vpcport.Bug} {
-		for _, after := range []bool{false, true} {
-			w.Inject(portfake.Fault{Times: 1, Err: portfake.Err(class), After: after && class == vpcport.Transient})
-		}
+	w := start(t, Options{Listing: time.Hour})
+	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Throttled, vpcport.Stale, vpcport.Conflict} {
+		w.Inject(portfake.Fault{Times: 1, Err: portfake.Err(class)})
 	}
 	w.Inject(portfake.Fault{Op: "Create", Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
-	w.c.o.Listing = time.Hour
 	w.pod("web", "")
 	w.schedule("web", "node-a")
 	harness.Eventually(t, limit, "faults are met", func() error {
