@@ -86,6 +86,7 @@ func TestBindingFails(t *testing.T) {
 // that somebody unbinds or gives other groups is put right.
 func TestPortChangedBehindItsBack(t *testing.T) {
 	w := start(t, Options{})
+	lower := w.AddPort(vpcport.Port{NetworkID: "n-blue", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: nth(web.Gateway, 1)}}})
 	w.pod("web", `[{subnet: web, securityGroup: g-1}]`)
 	w.schedule("web", "node-a")
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
@@ -93,14 +94,14 @@ func TestPortChangedBehindItsBack(t *testing.T) {
 		p.Host, p.Binding, p.Groups = "node-b", vpcport.Binding{Result: vpcport.Bound, Plug: ovn}, []string{"g-2"}
 	})
 	harness.Eventually(t, limit, "it is put right", func() error {
-		if p := w.All()[0]; p.Host != "node-a" || !slices.Equal(p.Groups, []string{"g-1"}) {
+		if p := w.All()[1]; p.Host != "node-a" || !slices.Equal(p.Groups, []string{"g-1"}) {
 			return fmt.Errorf("is %+v", p)
 		}
 		return nil
 	})
 	w.awaitNIC("web", "eth0", "is bound again", boundAt("node-a"))
+	w.Remove(lower.ID) // its address would be the next
 	w.Remove(o.Status.PortID)
-	w.AddPort(vpcport.Port{NetworkID: "n-blue", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: nth(web.Gateway, 9)}}})
 	next := w.awaitNIC("web", "eth0", "is bound again", func(n *v1alpha1.PodNIC) error {
 		if n.Status.PortID == o.Status.PortID {
 			return errors.New("is the one before")
