@@ -101,8 +101,11 @@ func TestLifeOfNICs(t *testing.T) {
 	if got := m.plugger.ports(); !slices.Equal(got, []string{portID(2, 0)}) {
 		t.Errorf("plugged are %v", got)
 	}
-	m.del(second)
+	// The record goes after it was told that nothing is left, and nobody says when.
+	harness.OK(t, m.Unplug(t.Context(), second, second.NICs[0]))
+	m.Unplugged(second)
 	m.says("pod2-eth0", v1alpha1.NodeUnplugged)
+	m.forget(second)
 }
 
 // waitsFor waits until the ADD of pod i waits for what a text says.
