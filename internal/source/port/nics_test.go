@@ -329,7 +329,17 @@ func TestPlugThatFails(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	m.plugger.fail = nil
-	m.del(m.add(wish(1, nil), 1))
+	rec = m.add(wish(1, nil), 1)
+	m.says("pod1-eth0", v1alpha1.NodePlugged)
+	m.plugger.fail = plug.ErrNoBridge // somebody took it away, and it is not plugged again at once
+	if _, err := m.Plug(t.Context(), rec, rec.NICs[0]); !errors.Is(err, plug.ErrNoBridge) {
+		t.Error(err)
+	}
+	m.plugger.fail = nil
+	_, err = m.Plug(t.Context(), rec, rec.NICs[0])
+	harness.OK(t, err)
+	m.del(rec)
+	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
 }
 
 // An ADD is answered once OVN, or else the provider, says that the port carries packets.

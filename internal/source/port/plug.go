@@ -28,6 +28,9 @@ func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.N
 		n.failed(rec, nic, err)
 		return nic, err
 	}
+	n.mu.Lock()
+	delete(n.book.failed, nic.UID)
+	n.mu.Unlock()
 	nic.HostLink, nic.HostMAC, nic.MTU = done.HostIfName, mac.Addr(done.HostMAC), cmp.Or(done.MTU, nic.MTU)
 	return nic, nil
 }
