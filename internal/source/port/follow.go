@@ -69,7 +69,7 @@ func (n *NICs) put(b *book, o object) (senseless error) {
 		senseless = o.err
 	}
 	for _, h := range b.plugged {
-		if h.nic.IfName == o.ifName && h.rec.Pod.UID == o.pod && h.nic.Port != o.port && o.bound() {
+		if h.nic.IfName == o.ifName && h.rec.Pod.UID == o.pod && (h.nic.Port != o.port || h.nic.UID != string(o.uid)) && o.bound() {
 			n.changed.Set()
 		}
 	}

@@ -306,9 +306,16 @@ func TestPortMadeAgain(t *testing.T) {
 	if _, ok := m.Replaced(rec); ok {
 		t.Error("it is to be replaced again")
 	}
-	// A PodNIC that was deleted and made again for the pod that runs is another.
+	// A PodNIC that was deleted and made again for the pod that runs is another, also with
+	// the same port.
 	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))
-	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
+	for len(m.Changed()) > 0 {
+		<-m.Changed()
+	}
+	o := podNIC(1, 0, v1alpha1.PhaseBound)
+	o.Status.PortID = again
+	m.make(o)
+	m.Until("the daemon is told to look", func() bool { return len(m.Changed()) > 0 }, func() string { return "" })
 	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Replaced(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
 }
 
