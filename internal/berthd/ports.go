@@ -33,7 +33,7 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 			end()
 		}
 	}()
-	agent, err := nsveth.New(nsveth.Options{Prefixes: n.cfg.AgentNamespaces, Wait: n.cfg.AgentWait})
+	agent, err := nsveth.New(nsveth.Options{Prefixes: n.cfg.AgentNamespaces, Wait: n.cfg.AgentWait, Sysctls: n.cfg.SysctlDir})
 	if err != nil {
 		return nil, fmt.Errorf("--agent-netns-prefixes, --agent-wait: %w", err)
 	}
@@ -51,7 +51,7 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 		}
 		opened = append(opened, db.Close)
 		// Both kinds name links after ports, so they take turns.
-		common := ovs.Options{OVSDB: db, Bridges: n.cfg.OVSBridges, Turns: &plug.Turns{}}
+		common := ovs.Options{OVSDB: db, Bridges: n.cfg.OVSBridges, Turns: &plug.Turns{}, Sysctls: n.cfg.SysctlDir}
 		straight, err := ovs.New(common)
 		if err != nil {
 			return nil, err

@@ -92,6 +92,13 @@ func (s *switchboard) set(method string, err error) {
 	s.fail[method] = err
 }
 
+// onEnter runs f at the begin of each call of a method.
+func (s *switchboard) onEnter(method string, f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hook[method] = f
+}
+
 // lose is somebody's removal of all that is plugged.
 func (s *switchboard) lose() {
 	s.mu.Lock()

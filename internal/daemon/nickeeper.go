@@ -2,10 +2,12 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/plug"
 )
 
 // nicKeeper keeps what is plugged as the records want it. A start leaves NICs of ready
@@ -64,49 +66,72 @@ func sleep(ctx context.Context, moment <-chan time.Time) bool {
 const againAfter = 2 * time.Second
 
 // look plugs again what somebody took away, and removes what is of no record if
-// that could not be done before. It tells whether it saw all NICs.
+// that could not be done before. It tells whether it saw all NICs but those that an Open
+// vSwitch which does not answer keeps from it: one look at it holds a container's lock for
+// long, and its return is a change.
 func (k *nicKeeper) look(ctx context.Context) (all bool) {
 	all = true
 	if !k.swept {
 		k.sweep(ctx)
 	}
+	away := false
 	for _, rec := range k.daemon.Store.Records() {
-		if rec.State == attachment.Ready && len(rec.NICs) > 0 && ctx.Err() == nil {
-			all = k.heal(ctx, rec) && all
+		if rec.State != attachment.Ready || len(rec.NICs) == 0 || ctx.Err() != nil || away && needsSwitch(rec) {
+			continue
 		}
+		looked, unreachable := k.heal(ctx, rec)
+		all, away = all && looked, away || unreachable
 	}
 	return all
 }
 
+// needsSwitch tells whether a NIC of an attachment is plugged into Open vSwitch.
+func needsSwitch(rec attachment.Record) bool {
+	return slices.ContainsFunc(rec.NICs, func(n attachment.NIC) bool { return plug.Kind(n.Plug.Type) != plug.Netns })
+}
+
 // heal plugs the NICs of an attachment again, if one of them is not as recorded, or has
 // another port now. It looks at nothing where a call about the container is at work:
-// that may be an ADD which waits for long.
-func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) (looked bool) {
+// that may be an ADD which waits for long. away tells that Open vSwitch does not answer.
+func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) (looked, away bool) {
 	d := k.daemon
 	unlock, ok := d.locks.try(seen.Key.ContainerID)
 	if !ok {
-		return false
+		return false, false
 	}
 	defer unlock()
 	if rec, ok := d.Store.Get(seen.Key); ok && rec.State == attachment.Ready {
-		k.healHeld(ctx, rec)
+		away = k.healHeld(ctx, rec)
 	}
-	return true
+	return true, away
 }
 
-// healHeld is heal while the container's lock is held.
-func (k *nicKeeper) healHeld(ctx context.Context, rec attachment.Record) {
+// healHeld is heal while the container's lock is held. The look ends with ctx; what is
+// begun after it is finished all the same.
+func (k *nicKeeper) healHeld(ctx context.Context, rec attachment.Record) (away bool) {
+	d := k.daemon
+	look, over := context.WithTimeout(ctx, kernelTimeout)
+	defer over()
+	now, replaced := d.NICs.Replaced(rec)
+	differs := d.plugged(look, rec)
+	switch {
+	case differs == nil && !replaced, ctx.Err() != nil:
+		return false
+	case errors.Is(differs, plug.ErrUnreachable):
+		return true
+	}
+	if alive, err := d.netnsAlive(rec.Netns); !alive && err == nil {
+		return false // the sweep's matter
+	}
+	k.mend(ctx, rec, differs, now, replaced)
+	return false
+}
+
+// mend plugs the NICs of an attachment again, or the ports that it is to have now.
+func (k *nicKeeper) mend(ctx context.Context, rec attachment.Record, differs error, now []attachment.NIC, replaced bool) {
 	d := k.daemon
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
-	now, replaced := d.NICs.Replaced(rec)
-	differs := d.plugged(kctx, rec)
-	if differs == nil && !replaced {
-		return
-	}
-	if alive, err := d.netnsAlive(rec.Netns); !alive && err == nil {
-		return // the sweep's matter
-	}
 	if replaced {
 		if err := d.replace(kctx, rec, now); err != nil {
 			d.Log.Warn("plugging other ports in place of an attachment's, will try again", "attachment", rec.Key.String(), "ports", nicNames(rec), "err", err)

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -313,6 +314,39 @@ func TestStartWithoutASwitch(t *testing.T) {
 		return len(r.Store.Records()) == 1
 	})
 	n.board.want(t, "p-c")
+}
+
+// While Open vSwitch is away one look at it is enough, and nothing is plugged again; so
+// where the daemon ends.
+func TestKeepingNICsWithoutASwitch(t *testing.T) {
+	for _, kind := range []plug.Kind{plug.OVS, plug.Netns} {
+		n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
+		r := n.start()
+		for _, c := range []string{"a", "b", "c"} {
+			nic := testNIC("eth1", "p-"+c)
+			nic.Plug.Type = string(kind)
+			r.nics.bind("pod-"+c, nic)
+			mustAdd(t, r, c, n.newNetns(c))
+		}
+		r.stop()
+		k := &nicKeeper{daemon: r.Daemon, swept: true, began: true}
+		look := func(ctx context.Context, name string, wantChecks, wantPlugs int) {
+			t.Helper()
+			n.board.lose()
+			checks, plugs := n.board.count("Check"), n.board.count("Plug")
+			k.look(ctx)
+			if checks, plugs = n.board.count("Check")-checks, n.board.count("Plug")-plugs; checks != wantChecks || plugs != wantPlugs {
+				t.Errorf("%s, %s: %d NICs looked at and %d plugged, want %d and %d", kind, name, checks, plugs, wantChecks, wantPlugs)
+			}
+		}
+		n.board.set("Check", plug.ErrUnreachable)
+		look(t.Context(), "away", map[plug.Kind]int{plug.OVS: 1, plug.Netns: 3}[kind], 0)
+		n.board.set("Check", nil)
+		look(t.Context(), "back", 3, 3)
+		ctx, cancel := context.WithCancel(t.Context())
+		n.board.onEnter("Check", cancel)
+		look(ctx, "at the end", 1, 0)
+	}
 }
 
 // A damaged record of a pod whose NICs are plugged is kept, until the pod's DEL.

@@ -7,12 +7,14 @@ import (
 
 // Ports are the uplinks of a node whose pods have ports of VPCs only: others carry their
 // packets, by links that internal/plug makes, and the node's own tables have no part in
-// it. What ENIs or blocks of before left is removed.
+// it, whatever their family: the node itself is not made to forward IPv6, which would
+// cost it a default route that a router advertised. What ENIs or blocks of before left is
+// removed.
 type Ports struct{}
 
 func (Ports) kind() string                                         { return "ports" }
 func (Ports) validate() error                                      { return nil }
-func (Ports) ipv6() bool                                           { return true }
+func (Ports) ipv6() bool                                           { return false }
 func (Ports) links(*Node, []netlink.Link) ([]netlink.Link, error)  { return nil, nil }
 func (Ports) rules(int) []netlink.Rule                             { return nil }
 func (Ports) owns(netlink.Rule) bool                               { return true }

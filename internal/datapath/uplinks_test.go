@@ -2,7 +2,10 @@ package datapath
 
 import (
 	"slices"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // A node whose pods have ports only keeps nothing of ENIs and blocks, which come again
@@ -36,6 +39,21 @@ func TestPorts(t *testing.T) {
 		v.host.must(err)
 		if inv, err = n.Inventory(ctx); err != nil || len(inv.Uplinks)+len(inv.Blocks) != 1 {
 			t.Errorf("%s: they did not come again: %+v, %v", name, inv, err)
+		}
+	}
+}
+
+// A node of ports alone does not forward IPv6: that would cost it a default route that a
+// router advertised, and a kernel without IPv6 has no such setting.
+func TestPortsLeaveIPv6Alone(t *testing.T) {
+	for _, s := range nodeSysctls(Ports{}, nil) {
+		if strings.HasPrefix(s.path, "net/ipv6/") {
+			t.Errorf("sets %s", s)
+		}
+	}
+	for _, r := range nodeRules(Ports{}) {
+		if r.Family != unix.AF_INET {
+			t.Errorf("makes the rule %v", r)
 		}
 	}
 }

@@ -101,15 +101,22 @@ func RemoveSourceRule(index int, addr netip.Addr, inPod *netlink.Handle) error {
 // namespace of the thread that looks, wherever the folder is mounted.
 const procSys = "/proc/sys"
 
+// SetIPv6 writes a setting of IPv6 of a link in its namespace, such as accept_ra. Settings
+// are below a folder, /proc/sys if empty: in a container that is not privileged one can only
+// read there. os.ErrNotExist tells of a kernel without IPv6.
+func SetIPv6(ns netns.NsHandle, sysctls, link, setting, value string) error {
+	return InNetns(ns, func() error {
+		return os.WriteFile(filepath.Join(cmp.Or(sysctls, procSys), "net/ipv6/conf", link, setting), []byte(value), 0)
+	})
+}
+
 // AddAddress gives a pod's interface an address, also in a sandbox that its runtime made
 // with IPv6 switched off. Sysctls are below a folder, /proc/sys if empty.
 func AddAddress(addr *netlink.Addr, index int, name string, ns netns.NsHandle, inPod *netlink.Handle, sysctls string) error {
 	add := func() error { return inPod.AddrReplace(LinkRef(index), addr) }
 	err := add()
 	if errors.Is(err, unix.EACCES) && addr.IP.To4() == nil {
-		if err = InNetns(ns, func() error {
-			return os.WriteFile(filepath.Join(cmp.Or(sysctls, procSys), "net/ipv6/conf", name, "disable_ipv6"), []byte("0"), 0)
-		}); err == nil {
+		if err = SetIPv6(ns, sysctls, name, "disable_ipv6", "0"); err == nil {
 			err = add()
 		}
 	}

@@ -21,6 +21,8 @@ type Node struct {
 	NS netns.NsHandle
 	ID rtnl.NetnsID
 	NL *netlink.Handle
+
+	Sysctls string // the folder of the kernel's settings; empty: /proc/sys
 }
 
 // Open binds to the network namespace at a path, or to the calling thread's if that is empty.

@@ -12,9 +12,7 @@ import (
 // address on them.
 func (n *Node) Raise(links ...Link) error {
 	for _, l := range links {
-		err := rtnl.InNetns(n.NS, func() error {
-			return os.WriteFile("/proc/sys/net/ipv6/conf/"+l.Name+"/disable_ipv6", []byte("1"), 0)
-		})
+		err := rtnl.SetIPv6(n.NS, n.Sysctls, l.Name, "disable_ipv6", "1")
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without IPv6
 			return fmt.Errorf("switch IPv6 off on %s: %w", l.Name, err)
 		}

@@ -39,12 +39,14 @@ type Options struct {
 	Dir      string        // where network namespaces are mounted; empty: /run/netns
 	Prefixes []string      // of the names of VPCs' namespaces, all of which are tried; nil: vpc-ns and vpc-ns-
 	Wait     time.Duration // for the agent; 0: DefaultWait, at most MaxWait
+	Sysctls  string        // the folder of the kernel's settings; empty: /proc/sys
 }
 
 // Plugger plugs ports of kind Namespace.
 type Plugger struct {
 	dir      string
 	prefixes []string // longest first
+	sysctls  string
 	wait     time.Duration
 	node     rtnl.NetnsID
 	turns    plug.Turns
@@ -69,7 +71,7 @@ func New(o Options) (*Plugger, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the node's network namespace: %w", err)
 	}
-	return &Plugger{dir: cmp.Or(o.Dir, "/run/netns"), prefixes: prefixes, wait: cmp.Or(o.Wait, DefaultWait), node: node}, nil
+	return &Plugger{dir: cmp.Or(o.Dir, "/run/netns"), prefixes: prefixes, sysctls: o.Sysctls, wait: cmp.Or(o.Wait, DefaultWait), node: node}, nil
 }
 
 // candidates are the paths of a VPC's namespace: as it is named, and with other prefixes.
@@ -147,6 +149,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want, paths []string) (plug.D
 	if err != nil {
 		return plug.Done{}, err
 	}
+	pod.Sysctls = p.sysctls
 	if err := pod.Configure(w.Pod.IfName, i); err != nil {
 		return plug.Done{}, err
 	}

@@ -131,6 +131,19 @@ func TestNamespaceOfTheVPCIsMadeAnew(t *testing.T) {
 	plugtest.Must(t, <-plugged)
 }
 
+// A container that is not privileged has the kernel's settings elsewhere than in /proc/sys.
+func TestFolderOfSettings(t *testing.T) {
+	a, pod := newAgent(t), plugtest.Space(t, "pod")
+	w := a.want(plugtest.One, plugtest.PortA, pod)
+	a.provision(plugtest.PortA, w.Interface)
+	dir, read := plugtest.Settings(t, "eth0")
+	_, err := newPlugger(t, Options{Wait: plugWait, Sysctls: dir}).Plug(plugtest.Bounded(t), w)
+	plugtest.Must(t, err)
+	if got := read("eth0", "accept_ra"); got != "0" {
+		t.Errorf("accept_ra written there is %q, want 0", got)
+	}
+}
+
 func TestAgentThatMakesNothing(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)

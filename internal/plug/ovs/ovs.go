@@ -26,6 +26,7 @@ type Options struct {
 	OVSDB   *ovsdb.Client // is not closed by the Plugger
 	Bridges []string      // that ports may be plugged into; empty: br-int
 	Turns   *plug.Turns   // of all pluggers of the node, as they share names of links; nil: of this one
+	Sysctls string        // the folder of the kernel's settings; empty: /proc/sys
 }
 
 // Plugger plugs ports of kind OVS.
@@ -47,6 +48,7 @@ func NewBase(o Options) (Base, error) {
 	if err != nil {
 		return Base{}, err
 	}
+	node.Sysctls = o.Sysctls
 	if len(o.Bridges) == 0 {
 		o.Bridges = []string{"br-int"}
 	}
@@ -145,6 +147,7 @@ func FinishPod(node *hostlink.Node, link hostlink.Link, bridge *ovsdb.Bridge, po
 	if err := errors.Join(node.KeepFromNode(), node.Raise(link)); err != nil {
 		return err
 	}
+	pod.Sysctls = node.Sysctls
 	return pod.Configure(w.Pod.IfName, w.Interface)
 }
 

@@ -119,6 +119,21 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// A container that is not privileged has the kernel's settings elsewhere than in /proc/sys.
+func TestFolderOfSettings(t *testing.T) {
+	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
+	w := plugtest.Want(plug.OVS, plugtest.One, plugtest.PortA, pod, t)
+	dir, read := plugtest.Settings(t, "eth0", ovs.LinkName(w.Ref))
+	p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client(), Sysctls: dir})
+	plugtest.Must(t, err)
+	t.Cleanup(p.Close)
+	_, err = p.Plug(plugtest.Bounded(t), w)
+	plugtest.Must(t, err)
+	if got := read("eth0", "accept_ra") + read(ovs.LinkName(w.Ref), "disable_ipv6"); got != "01" {
+		t.Errorf("written there are %q, want 0 and 1", got)
+	}
+}
+
 func TestPackets(t *testing.T) {
 	plugtest.Packets(t, plug.OVS, func(node *podif.Namespace, server *plugtest.Server) plug.Plugger {
 		p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})

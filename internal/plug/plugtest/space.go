@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -53,6 +54,21 @@ func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Settings makes a folder to be used in place of /proc/sys, with a place for those of IPv6 of
+// some links. read tells what was written there.
+func Settings(t testing.TB, links ...string) (dir string, read func(link, setting string) string) {
+	t.Helper()
+	dir = t.TempDir()
+	of := func(link string) string { return filepath.Join(dir, "net/ipv6/conf", link) }
+	for _, l := range links {
+		Must(t, os.MkdirAll(of(l), 0o755))
+	}
+	return dir, func(link, setting string) string {
+		value, _ := os.ReadFile(filepath.Join(of(link), setting))
+		return string(value)
 	}
 }
 

@@ -31,7 +31,7 @@ func (s *Namespace) Configure(name string, i plug.Interface) error {
 		}
 	}
 	for _, p := range i.Addresses {
-		if err := rtnl.AddAddress(address(p), index, name, s.NS, s.NL, ""); err != nil {
+		if err := rtnl.AddAddress(address(p), index, name, s.NS, s.NL, s.Sysctls); err != nil {
 			return fmt.Errorf("add address %s to %s in %s: %w", p, name, s.Path, err)
 		}
 	}
@@ -80,13 +80,11 @@ func linkMAC(i plug.Interface) net.HardwareAddr {
 // the addresses and routes of its ports and no others: a second default route would part its
 // traffic, and the VPC drops what comes from an address that it did not give.
 func (s *Namespace) ignoreAdvertisements(name string) error {
-	return rtnl.InNetns(s.NS, func() error {
-		err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/accept_ra", []byte("0"), 0)
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without IPv6
-			return fmt.Errorf("have %s in %s ignore router advertisements: %w", name, s.Path, err)
-		}
-		return nil
-	})
+	err := rtnl.SetIPv6(s.NS, s.Sysctls, name, "accept_ra", "0")
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without IPv6
+		return fmt.Errorf("have %s in %s ignore router advertisements: %w", name, s.Path, err)
+	}
+	return nil
 }
 
 // address is on its link without the kernel's own route of its subnet, which would have no

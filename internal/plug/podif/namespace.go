@@ -19,6 +19,8 @@ type Namespace struct {
 	Path string
 	NS   netns.NsHandle
 	NL   *netlink.Handle
+
+	Sysctls string // the folder of the kernel's settings; empty: /proc/sys
 }
 
 // OpenPod opens a pod's namespace; node is the node's own, which it must not be. Errors:

@@ -16,6 +16,7 @@ type book struct {
 	namespaces map[string]string  // annotation berth.dev/vpc, by name
 	plugged    map[string]held    // by the UID of the PodNIC: what is plugged and ready here
 	failed     map[string]failure // by the UID of the PodNIC: the last try to plug it, if it failed
+	unplugged  map[string]bool    // by the UID of the PodNIC: nothing is left of it, though its record may go a moment later
 	said       map[types.UID]saying
 	listed     struct{ nics, namespaces bool }
 	trouble    map[string]error // of what is watched, by what
@@ -32,7 +33,7 @@ type failure struct{ pod, message string }
 
 func newBook() *book {
 	return &book{
-		objects: map[types.NamespacedName]object{}, namespaces: map[string]string{}, plugged: map[string]held{}, failed: map[string]failure{},
+		objects: map[types.NamespacedName]object{}, namespaces: map[string]string{}, plugged: map[string]held{}, failed: map[string]failure{}, unplugged: map[string]bool{},
 		said: map[types.UID]saying{}, trouble: map[string]error{},
 	}
 }
@@ -57,6 +58,7 @@ func (b *book) gone(name types.NamespacedName, uid types.UID) {
 
 func (b *book) forget(o object) {
 	delete(b.failed, string(o.uid))
+	delete(b.unplugged, string(o.uid))
 	delete(b.said, o.uid)
 }
 

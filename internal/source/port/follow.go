@@ -35,13 +35,16 @@ func (n *NICs) podNICs() kubeapi.Handler[*v1alpha1.PodNIC] {
 			if o.Status.NodeName != n.cfg.NodeName {
 				return // the API server was asked for this node's
 			}
-			n.change(func(b *book) { n.put(b, read(o, n.cfg.Bridges)) })
+			var senseless error
+			n.change(func(b *book) { senseless = n.put(b, read(o, n.cfg.Bridges)) })
+			n.complain(senseless)
 		},
 		Gone: func(o *v1alpha1.PodNIC) {
 			n.change(func(b *book) { b.gone(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, o.UID) })
 		},
 		All: func(list []*v1alpha1.PodNIC) {
 			var all []object
+			var senseless []error
 			for _, o := range list {
 				if o.Status.NodeName == n.cfg.NodeName {
 					all = append(all, read(o, n.cfg.Bridges))
@@ -50,23 +53,34 @@ func (n *NICs) podNICs() kubeapi.Handler[*v1alpha1.PodNIC] {
 			n.change(func(b *book) {
 				b.keepOnly(all)
 				for _, o := range all {
-					n.put(b, o)
+					senseless = append(senseless, n.put(b, o))
 				}
 				b.listed.nics = true
 			})
+			n.complain(senseless...)
 		},
 	}
 }
 
-// put takes a state of a PodNIC, and logs once what makes no sense of it.
-func (n *NICs) put(b *book, o object) {
+// put takes a state of a PodNIC, and returns, once, what makes no sense of it.
+func (n *NICs) put(b *book, o object) (senseless error) {
 	before, had := b.put(o)
 	if o.err != nil && (!had || before.err == nil || before.err.Error() != o.err.Error()) {
-		n.log.Error("a PodNIC that makes no sense is not plugged", "error", o.err)
+		senseless = o.err
 	}
 	for _, h := range b.plugged {
-		if h.nic.IfName == o.ifName && h.rec.Pod.UID == o.pod && h.nic.Port != o.port && o.bound() {
+		if h.nic.IfName == o.ifName && h.rec.Pod.UID == o.pod && (h.nic.Port != o.port || h.nic.UID != string(o.uid)) && o.bound() {
 			n.changed.Set()
+		}
+	}
+	return senseless
+}
+
+// complain logs what put returned. It is called without the lock.
+func (n *NICs) complain(senseless ...error) {
+	for _, err := range senseless {
+		if err != nil {
+			n.log.Error("a PodNIC that makes no sense is not plugged", "error", err)
 		}
 	}
 }

@@ -335,6 +335,6 @@ func (m *machine) del(rec attachment.Record) {
 	for _, n := range rec.NICs {
 		harness.OK(m.T, m.Unplug(m.T.Context(), rec, n))
 	}
-	m.forget(rec)
 	m.Unplugged(rec)
+	m.forget(rec)
 }

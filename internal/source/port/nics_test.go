@@ -101,8 +101,11 @@ func TestLifeOfNICs(t *testing.T) {
 	if got := m.plugger.ports(); !slices.Equal(got, []string{portID(2, 0)}) {
 		t.Errorf("plugged are %v", got)
 	}
-	m.del(second)
+	// The record goes after it was told that nothing is left, and nobody says when.
+	harness.OK(t, m.Unplug(t.Context(), second, second.NICs[0]))
+	m.Unplugged(second)
 	m.says("pod2-eth0", v1alpha1.NodeUnplugged)
+	m.forget(second)
 }
 
 // waitsFor waits until the ADD of pod i waits for what a text says.
@@ -303,9 +306,16 @@ func TestPortMadeAgain(t *testing.T) {
 	if _, ok := m.Replaced(rec); ok {
 		t.Error("it is to be replaced again")
 	}
-	// A PodNIC that was deleted and made again for the pod that runs is another.
+	// A PodNIC that was deleted and made again for the pod that runs is another, also with
+	// the same port.
 	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))
-	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
+	for len(m.Changed()) > 0 {
+		<-m.Changed()
+	}
+	o := podNIC(1, 0, v1alpha1.PhaseBound)
+	o.Status.PortID = again
+	m.make(o)
+	m.Until("the daemon is told to look", func() bool { return len(m.Changed()) > 0 }, func() string { return "" })
 	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Replaced(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
 }
 
@@ -326,7 +336,17 @@ func TestPlugThatFails(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	m.plugger.fail = nil
-	m.del(m.add(wish(1, nil), 1))
+	rec = m.add(wish(1, nil), 1)
+	m.says("pod1-eth0", v1alpha1.NodePlugged)
+	m.plugger.fail = plug.ErrNoBridge // somebody took it away, and it is not plugged again at once
+	if _, err := m.Plug(t.Context(), rec, rec.NICs[0]); !errors.Is(err, plug.ErrNoBridge) {
+		t.Error(err)
+	}
+	m.plugger.fail = nil
+	_, err = m.Plug(t.Context(), rec, rec.NICs[0])
+	harness.OK(t, err)
+	m.del(rec)
+	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
 }
 
 // An ADD is answered once OVN, or else the provider, says that the port carries packets.

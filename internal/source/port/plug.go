@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/mac"
@@ -26,6 +28,9 @@ func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.N
 		n.failed(rec, nic, err)
 		return nic, err
 	}
+	n.mu.Lock()
+	delete(n.book.failed, nic.UID)
+	n.mu.Unlock()
 	nic.HostLink, nic.HostMAC, nic.MTU = done.HostIfName, mac.Addr(done.HostMAC), cmp.Or(done.MTU, nic.MTU)
 	return nic, nil
 }
@@ -63,17 +68,21 @@ func (n *NICs) Plugged(rec attachment.Record) {
 		for _, nic := range rec.NICs {
 			b.plugged[nic.UID] = held{rec, nic}
 			delete(b.failed, nic.UID)
+			delete(b.unplugged, nic.UID)
 		}
 	})
 }
 
 // Unplugged says that nothing is left of an attachment's NICs on the node. It is told
-// until the operator has heard it.
+// until the operator has heard it. Their record is there still: nobody says when it goes.
 func (n *NICs) Unplugged(rec attachment.Record) {
 	n.change(func(b *book) {
 		for _, nic := range rec.NICs {
 			if h, ok := b.plugged[nic.UID]; ok && h.rec.Key == rec.Key {
 				delete(b.plugged, nic.UID)
+			}
+			if o, ok := b.objects[types.NamespacedName{Namespace: rec.Pod.Namespace, Name: nic.Object}]; ok && string(o.uid) == nic.UID {
+				b.unplugged[nic.UID] = true
 			}
 		}
 	})

@@ -43,7 +43,7 @@ const longestTold = 512
 //
 // A NIC that is not plugged here and of which the object says that it is was unplugged
 // by a DEL, or vanished while no daemon ran. recorded tells that its port is in a record
-// all the same: an ADD or a DEL has it in its hands.
+// all the same: an ADD or a DEL has it in its hands, unless the DEL is through with it.
 func (b *book) state(o object, recorded bool, now time.Time) *v1alpha1.PodNICNode {
 	var want v1alpha1.PodNICNode
 	h, ok := b.plugged[string(o.uid)]
@@ -58,7 +58,7 @@ func (b *book) state(o object, recorded bool, now time.Time) *v1alpha1.PodNICNod
 		return nil // of the pod, or the port, of before: the daemon unplugs that
 	case failed && f.pod == o.pod:
 		want = v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: o.port, Message: told(f.message), Since: metav1.NewTime(now.Truncate(time.Second))}
-	case o.node != nil && o.node.State == v1alpha1.NodePlugged && !recorded:
+	case o.node != nil && o.node.State == v1alpha1.NodePlugged && (!recorded || b.unplugged[string(o.uid)]):
 		want = v1alpha1.PodNICNode{State: v1alpha1.NodeUnplugged, PortID: o.node.PortID, Since: metav1.NewTime(now.Truncate(time.Second))}
 	default:
 		return nil
