@@ -39,6 +39,9 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	if p != nil && (p.Device != s.want.Device || p.NetworkID != s.want.Network) {
 		p = nil // it is another's still
 	}
+	if p == nil && unseen(s, n) {
+		return st
+	}
 	var lie error
 	if p != nil && s.shut == nil {
 		lie = describe(&st, p, s.opened.Network)
@@ -52,6 +55,13 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	setCondition(&st, portReady(s, n, step, p, lie), now)
 	setCondition(&st, bound(s, n, p, here), now)
 	return st
+}
+
+// unseen tells whether a NIC was bound where it is to be, and the provider was not asked
+// since: its VPC is not open, or an operator has just begun. Then the status stays as it
+// is, by which a node can plug the port.
+func unseen(s *scene, n nic) bool {
+	return (s.shut != nil || !n.have.Looked) && n.lost == "" && !s.want.Over && s.now == s.next && s.o.Status.Plug != nil
 }
 
 // assign writes who has it: as long as a node holds it, who had it.
