@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/ovn"
 )
 
 // quickDaemon are settings of daemons in every mode under which nothing takes
@@ -39,6 +40,17 @@ func Quick(m lab.Mode, o lab.Options) lab.Options {
 	}
 	o.DaemonArgs, o.OperatorArgs = slices.Concat(daemon, o.DaemonArgs), slices.Concat(operator, o.OperatorArgs)
 	return o
+}
+
+// CanRun leaves a test out where a mode needs what is not installed.
+func CanRun(t *testing.T, m lab.Mode) {
+	t.Helper()
+	if m != lab.PortMode {
+		return
+	}
+	if err := ovn.Installed(); err != nil {
+		t.Skipf("NOT RUN: %v", err)
+	}
 }
 
 // RaiseQuick is Raise of Quick.
