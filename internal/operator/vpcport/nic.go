@@ -273,8 +273,11 @@ func (c *Controller) writeStatus(ctx context.Context, s *scene, n nic, next plan
 		after.Status.PortID = next.Port
 	}
 	err := c.client.Status().Patch(ctx, after, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator))
+	if apierrors.IsNotFound(err) {
+		return nil // its event comes
+	}
 	if err != nil {
-		return fmt.Errorf("write the status of PodNIC %s/%s: %w", s.o.Namespace, s.o.Name, client.IgnoreNotFound(err))
+		return fmt.Errorf("write the status of PodNIC %s/%s: %w", s.o.Namespace, s.o.Name, err)
 	}
 	c.book.edit(s.o.UID, func(n *nic) {
 		if after.ResourceVersion != before.ResourceVersion {
