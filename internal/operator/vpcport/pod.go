@@ -27,6 +27,9 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 		return reconcile.Result{}, fmt.Errorf("read pod %s from the cache: %w", q.NamespacedName, err)
 	}
 	there := err == nil
+	if !there {
+		c.told.forget(q.NamespacedName)
+	}
 	list := &v1alpha1.PodNICList{}
 	if err := c.client.List(ctx, list, client.InNamespace(q.Namespace), client.MatchingFields{byPod: q.Name}); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list PodNICs of pod %s: %w", q.NamespacedName, err)
@@ -72,7 +75,6 @@ func (c *Controller) removeEnded(ctx context.Context, nics []*v1alpha1.PodNIC) (
 			trails = true
 			continue
 		}
-		c.told.forget(o.Spec.Pod.UID)
 		if err := c.remove(ctx, o, "its pod is gone or has ended"); err != nil {
 			return false, err
 		}
