@@ -98,15 +98,6 @@ func TestRefusedPods(t *testing.T) {
 // run without.
 func TestVPCOfTheNamespace(t *testing.T) {
 	w := start(t, Options{})
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
-	set := func(value string) {
-		body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationVPC, value)
-		harness.OK(t, w.client().Patch(t.Context(), ns, client.RawPatch(types.MergePatchType, body)))
-	}
-	t.Cleanup(func() {
-		body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, v1alpha1.AnnotationVPC)
-		_ = harness.KubeClient(t).Patch(t.Context(), ns, client.RawPatch(types.MergePatchType, body))
-	})
 	plain := func(name string) {
 		p := newPod(name, "")
 		p.Annotations = nil
@@ -115,11 +106,11 @@ func TestVPCOfTheNamespace(t *testing.T) {
 	plain("old")
 	w.schedule("old", "node-a")
 	w.finish("old", corev1.PodRunning)
-	set(`"a"`)
+	w.nameVPC("a")
 	plain("new")
 	w.schedule("new", "node-a")
 	o := w.awaitNIC("new", "eth0", "is bound", boundAt("node-a"))
-	set("null")
+	w.nameVPC("")
 	w.pod("own", "")
 	w.awaitNIC("own", "eth0", "has a port", in(v1alpha1.PhaseCreated))
 	if got := w.nicsOf("old"); len(got) > 0 {

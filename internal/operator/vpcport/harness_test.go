@@ -235,7 +235,20 @@ func (w *world) annotate(pod, nics string) {
 	harness.OK(w.t, w.client().Patch(w.t.Context(), p, client.RawPatch(types.MergePatchType, body)))
 }
 
-// finish has a pod end by itself.
+// nameVPC has namespace default name a VPC, until the test is over; empty: none.
+func (w *world) nameVPC(vpc string) {
+	w.t.Helper()
+	value := "null"
+	if vpc != "" {
+		value = fmt.Sprintf("%q", vpc)
+		w.t.Cleanup(func() { w.nameVPC("") })
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationVPC, value)
+	harness.OK(w.t, w.client().Patch(context.WithoutCancel(w.t.Context()), ns, client.RawPatch(types.MergePatchType, body)))
+}
+
+// finish has a pod be in a phase.
 func (w *world) finish(pod string, phase corev1.PodPhase) {
 	w.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}}
