@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -206,14 +207,21 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 	return metav1.Condition{} // it is on its way
 }
 
+// shortened is a text of so many bytes at most, of whole characters: the API server keeps
+// no others, and what it keeps would be another text each time.
+func shortened(text string, most int) string {
+	if len(text) > most {
+		text = text[:most]
+	}
+	return strings.ToValidUTF8(text, "")
+}
+
 // setCondition sets a condition that has a type.
 func setCondition(st *v1alpha1.PodNICStatus, c metav1.Condition, now metav1.Time) {
 	if c.Type == "" {
 		return
 	}
-	if len(c.Message) > maxMessage {
-		c.Message = c.Message[:maxMessage]
-	}
+	c.Message = shortened(c.Message, maxMessage)
 	c.LastTransitionTime = now
 	meta.SetStatusCondition(&st.Conditions, c)
 }

@@ -35,7 +35,7 @@ func (c *Controller) warn(p *corev1.Pod, nic, reason string, err error) {
 	if !c.told.isNews(client.ObjectKeyFromObject(p), p.UID, nic, text) || err == nil {
 		return
 	}
-	c.events.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", text[:min(len(text), maxNote)])
+	c.events.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", shortened(text, maxNote))
 }
 
 // isNews notes a text, and tells whether the last one was another.

@@ -1,7 +1,9 @@
 package vpcport
 
 import (
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +28,20 @@ func TestToldOnce(t *testing.T) {
 		if got := said.isNews(web, tt.uid, tt.nic, tt.text); got != tt.news {
 			t.Errorf("%d: news is %v: %+v", i, got, tt)
 		}
+	}
+}
+
+// What is said is as the API server keeps it: cut between characters.
+func TestShortened(t *testing.T) {
+	for text, want := range map[string]string{"": "", "full": "full", "voll für heute": "voll f", "\xffull": "ull"} {
+		if got := shortened(text, 7); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	st := v1alpha1.PodNICStatus{}
+	setCondition(&st, metav1.Condition{Type: v1alpha1.ConditionPortReady, Message: "x" + strings.Repeat("ü", maxMessage)}, metav1.Now())
+	if m := st.Conditions[0].Message; !utf8.ValidString(m) || len(m) != maxMessage-1 {
+		t.Errorf("%d bytes: %q", len(m), m[len(m)-4:])
 	}
 }
 
