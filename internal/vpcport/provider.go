@@ -17,8 +17,9 @@ type Provider interface {
 	Ports(ctx context.Context, f Filter) ([]Port, error)
 	// Get describes one port as of now. Without it the class is PortGone.
 	Get(ctx context.Context, id string) (Port, error)
-	// Create makes all of the ports or, with an error, none; but for class Transient,
-	// after which the ports may exist: the caller looks before it asks again. There are
+	// Create makes all of the ports or, with an error, none; but for the classes
+	// Transient, Bug (an answer that cannot be true) and Forbidden (what was made cannot
+	// be seen), after which the ports may exist: the caller looks before it asks again. There are
 	// no more than Traits.MaxBatch. The answer is in the order of the request.
 	Create(ctx context.Context, ports []NewPort) ([]Port, error)
 	// Update changes one port if its revision still is the one given; else the class

@@ -53,11 +53,12 @@ func (r *Real) Join(ctx context.Context, h Host) (ovsdb string, err error) {
 }
 
 func (r *Real) node(host string) *openstack.Node {
-	i := slices.IndexFunc(r.cloud.Nodes(), func(n *openstack.Node) bool { return n.Name == host })
-	if i < 0 {
-		return nil
+	for _, n := range r.cloud.Nodes() {
+		if n.Name == host {
+			return n
+		}
 	}
-	return r.cloud.Nodes()[i]
+	return nil
 }
 
 // Leave implements Cloud.
@@ -165,7 +166,7 @@ func (r *Real) Plugged(ctx context.Context, host string) ([]ovn.Interface, error
 }
 
 // Alive implements Cloud.
-func (*Real) Alive() error { return nil }
+func (r *Real) Alive() error { return r.cloud.Alive() }
 
 // Close implements Cloud.
 func (r *Real) Close() error { return r.cloud.Close() }

@@ -2,6 +2,7 @@ package nodenetwork
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/workqueue"
@@ -41,10 +42,15 @@ func (c *Controller) waitingPods(node string, used map[string]v1alpha1.UsedAddre
 // got its address changes, or is deleted in what is watched.
 func (c *Controller) podEvents() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	changed := func(o client.Object) { c.podsChanged(nodeOfPod(o)[0]) }
+	// Where the cache has other pods too, theirs are no news.
+	changed := func(o ...client.Object) {
+		if slices.ContainsFunc(o, func(o client.Object) bool { return watched.Waits(o.(*corev1.Pod)) }) {
+			c.podsChanged(nodeOfPod(o[0])[0])
+		}
+	}
 	return handler.Funcs{
 		CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { changed(e.Object) },
-		UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ queue) { changed(e.ObjectNew) },
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ queue) { changed(e.ObjectNew, e.ObjectOld) },
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { changed(e.Object) },
 	}
 }

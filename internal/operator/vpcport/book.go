@@ -55,6 +55,7 @@ type nic struct {
 	replaced string
 
 	failed failure
+	asked  plan.Want // in vain, when it failed
 	looks  int       // in a row that did not settle it
 	polls  int       // since its port was last changed
 	next   time.Time // before when it is neither looked for nor polled

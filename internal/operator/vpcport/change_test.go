@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -97,15 +98,6 @@ func TestRefusedPods(t *testing.T) {
 // run without.
 func TestVPCOfTheNamespace(t *testing.T) {
 	w := start(t, Options{})
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
-	set := func(value string) {
-		body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationVPC, value)
-		harness.OK(t, w.client().Patch(t.Context(), ns, client.RawPatch(types.MergePatchType, body)))
-	}
-	t.Cleanup(func() {
-		body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, v1alpha1.AnnotationVPC)
-		_ = harness.KubeClient(t).Patch(t.Context(), ns, client.RawPatch(types.MergePatchType, body))
-	})
 	plain := func(name string) {
 		p := newPod(name, "")
 		p.Annotations = nil
@@ -114,11 +106,11 @@ func TestVPCOfTheNamespace(t *testing.T) {
 	plain("old")
 	w.schedule("old", "node-a")
 	w.finish("old", corev1.PodRunning)
-	set(`"a"`)
+	w.nameVPC("a")
 	plain("new")
 	w.schedule("new", "node-a")
 	o := w.awaitNIC("new", "eth0", "is bound", boundAt("node-a"))
-	set("null")
+	w.nameVPC("")
 	w.pod("own", "")
 	w.awaitNIC("own", "eth0", "has a port", in(v1alpha1.PhaseCreated))
 	if got := w.nicsOf("old"); len(got) > 0 {
@@ -177,6 +169,41 @@ func TestVPCThatIsNotOpen(t *testing.T) {
 	w.awaitGone("typo")
 	w.nets.set("later", Opened{Provider: w.Provider, Network: blue, Spec: specA()})
 	w.awaitObject("db", "has a port", in(v1alpha1.PhaseCreated))
+}
+
+// What was bound stays so in the status while its VPC is not open, as after an operator's
+// start: a node can plug it. Its pod is not told of a VPC that it does not wait for.
+func TestVPCThatIsShut(t *testing.T) {
+	w := start(t, Options{})
+	w.pod("web", "")
+	w.schedule("web", "node-a")
+	before := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a")).Status
+	w.podnic("own", v1alpha1.PodNICSpec{})
+	w.pod("db", `[{name: eth0, nic: own}]`)
+	w.schedule("db", "node-a")
+	own := w.awaitObject("own", "is bound", boundAt("node-a")).Status
+	check := func(when, late string) {
+		w.podnic(late, v1alpha1.PodNICSpec{})
+		w.awaitObject(late, "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonVPC))
+		w.pod(late, "")
+		w.awaitEvent(late, reasonVPC, "there is no VPC a")
+		if diff := cmp.Diff(before, w.nicsOf("web")["eth0"].Status); diff != "" {
+			t.Errorf("%s: %s", when, diff)
+		}
+		if diff := cmp.Diff(own, w.nicsOf("db")["eth0"].Status); diff != "" {
+			t.Errorf("%s: %s", when, diff)
+		}
+	}
+	w.nets.shut("a")
+	check("shut", "late-1")
+	w.end()
+	w.run(Options{})
+	check("started anew", "late-2")
+	for _, pod := range []string{"web", "db"} {
+		if err := w.hasEvent(pod, reasonVPC, ""); err == nil {
+			t.Errorf("pod %s was told of its VPC", pod)
+		}
+	}
 }
 
 // What a provider says that no node can use is not passed on.

@@ -5,10 +5,12 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // A user's PodNIC outlives pods and keeps its port, its address and its MAC address: it
@@ -53,6 +55,49 @@ func TestPodNICOutlivesPods(t *testing.T) {
 	deletePodNIC(t, w, "db")
 	w.awaitGone("db")
 	w.awaitPorts(0, "the port goes with it")
+}
+
+// A user's PodNIC stays with the pod that has it while the pod runs, whatever becomes of
+// the namespace's VPC and of the pod's annotations, and is seen to.
+func TestPodNICStaysWithItsPod(t *testing.T) {
+	w := start(t, Options{})
+	w.nameVPC("a")
+	w.podnic("db", v1alpha1.PodNICSpec{})
+	p := newPod("db-0", `[{name: eth0, nic: db}]`)
+	delete(p.Annotations, v1alpha1.AnnotationVPC)
+	harness.OK(t, w.client().Create(t.Context(), p))
+	w.schedule("db-0", "node-a")
+	o := w.awaitObject("db", "is bound", boundAt("node-a"))
+	seenTo := func(when string) {
+		w.Remove(o.Status.PortID)
+		o = w.awaitObject("db", "is bound again, "+when, func(n *v1alpha1.PodNIC) error {
+			if n.Status.PortID == o.Status.PortID {
+				return errors.New("is the one before")
+			}
+			return boundAt("node-a")(n)
+		}).DeepCopy()
+	}
+	w.finish("db-0", corev1.PodRunning)
+	seenTo("its pod runs")
+	if err := w.hasEvent("db-0", "NICsRefused", ""); err == nil {
+		t.Error("a pod that has its NIC was told that it gets none")
+	}
+	w.nameVPC("")
+	seenTo("its namespace has no VPC")
+	w.annotate("db-0", `[{name: eth0, nic: db}, {subnett: a}]`)
+	seenTo("its pod asks for nonsense besides")
+	w.annotate("db-0", `[`)
+	seenTo("its pod's annotation cannot be read")
+	if o.Status.Interface != "eth0" || o.Status.Pod == nil || o.Status.Pod.Name != "db-0" {
+		t.Errorf("status %+v", o.Status)
+	}
+	w.deletePod("db-0")
+	w.awaitObject("db", "is nobody's", func(n *v1alpha1.PodNIC) error {
+		if n.Status.Pod != nil {
+			return errors.New("it is somebody's")
+		}
+		return in(v1alpha1.PhaseCreated)(n)
+	})
 }
 
 // A user's port is bound and given back as it was, and never deleted.

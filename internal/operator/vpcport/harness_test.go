@@ -80,6 +80,17 @@ func (n *networks) set(vpc string, o Opened) {
 	}
 }
 
+// shut closes a VPC, as one that no operator has looked at yet.
+func (n *networks) shut(vpc string) {
+	n.mu.Lock()
+	delete(n.open, vpc)
+	tell := n.tell
+	n.mu.Unlock()
+	for _, do := range tell {
+		do(vpc)
+	}
+}
+
 var (
 	ovn = vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true}
 	web = vpcport.Subnet{
@@ -224,7 +235,20 @@ func (w *world) annotate(pod, nics string) {
 	harness.OK(w.t, w.client().Patch(w.t.Context(), p, client.RawPatch(types.MergePatchType, body)))
 }
 
-// finish has a pod end by itself.
+// nameVPC has namespace default name a VPC, until the test is over; empty: none.
+func (w *world) nameVPC(vpc string) {
+	w.t.Helper()
+	value := "null"
+	if vpc != "" {
+		value = fmt.Sprintf("%q", vpc)
+		w.t.Cleanup(func() { w.nameVPC("") })
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationVPC, value)
+	harness.OK(w.t, w.client().Patch(context.WithoutCancel(w.t.Context()), ns, client.RawPatch(types.MergePatchType, body)))
+}
+
+// finish has a pod be in a phase.
 func (w *world) finish(pod string, phase corev1.PodPhase) {
 	w.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}}
@@ -327,20 +351,23 @@ func condition(kind string, status metav1.ConditionStatus, reason string, words 
 // awaitEvent waits for an Event of a pod.
 func (w *world) awaitEvent(pod, reason, word string) {
 	w.t.Helper()
-	harness.Eventually(w.t, limit, "an Event of "+pod, func() error {
-		list := &corev1.EventList{}
-		if err := w.client().List(w.t.Context(), list, client.InNamespace("default")); err != nil {
-			return err
+	harness.Eventually(w.t, limit, "an Event of "+pod, func() error { return w.hasEvent(pod, reason, word) })
+}
+
+// hasEvent is an error if a pod has no Event of a reason with a word.
+func (w *world) hasEvent(pod, reason, word string) error {
+	list := &corev1.EventList{}
+	if err := w.client().List(w.t.Context(), list, client.InNamespace("default")); err != nil {
+		return err
+	}
+	var all []string
+	for _, e := range list.Items {
+		if e.InvolvedObject.Name == pod && e.Reason == reason && strings.Contains(e.Message, word) {
+			return nil
 		}
-		var all []string
-		for _, e := range list.Items {
-			if e.InvolvedObject.Name == pod && e.Reason == reason && strings.Contains(e.Message, word) {
-				return nil
-			}
-			all = append(all, fmt.Sprintf("%s %s: %s", e.InvolvedObject.Name, e.Reason, e.Message))
-		}
-		return fmt.Errorf("want %s with %q, got %q", reason, word, all)
-	})
+		all = append(all, fmt.Sprintf("%s %s: %s", e.InvolvedObject.Name, e.Reason, e.Message))
+	}
+	return fmt.Errorf("want %s with %q, got %q", reason, word, all)
 }
 
 // says writes what the daemon of a NIC's node says of it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -126,6 +127,9 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 func (c *Controller) call(ctx context.Context, s *scene, n nic, next plan.Step) (reconcile.Result, error) {
 	now := c.now()
 	until := n.failed.until
+	if n.edited(s.want) {
+		until = time.Time{}
+	}
 	if next.Kind == plan.Poll || next.Kind == plan.Look && n.looks > 0 {
 		until = later(until, n.next)
 	}
@@ -152,6 +156,15 @@ func (c *Controller) call(ctx context.Context, s *scene, n nic, next plan.Step) 
 	// a pod waits for.
 	_, err := c.writeIfOther(ctx, s, n, next)
 	return reconcile.Result{}, err
+}
+
+// edited tells whether something else is wanted by now than what failed: nobody need wait
+// for what somebody was to change, or for what is not needed any more.
+func (n *nic) edited(w plan.Want) bool {
+	if w.Over != n.asked.Over {
+		return true
+	}
+	return vpcport.PolicyOf(n.failed.class).Edit && !reflect.DeepEqual(w, n.asked)
 }
 
 func later(a, b time.Time) time.Time {
@@ -185,6 +198,7 @@ func (c *Controller) impossible(ctx context.Context, s *scene, n nic, next plan.
 				m.have.Looked, m.looks = false, 0
 			}
 			m.failed.fail(now, next.Class, errors.New(why))
+			m.asked = s.want
 			m.failed.until = now.Add(retry.Delay(vpcport.PolicyOf(next.Class).First+time.Second, vpcport.PolicyOf(next.Class).Last, m.failed.times-1))
 			n = *m
 		})
@@ -259,8 +273,11 @@ func (c *Controller) writeStatus(ctx context.Context, s *scene, n nic, next plan
 		after.Status.PortID = next.Port
 	}
 	err := c.client.Status().Patch(ctx, after, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator))
+	if apierrors.IsNotFound(err) {
+		return nil // its event comes
+	}
 	if err != nil {
-		return fmt.Errorf("write the status of PodNIC %s/%s: %w", s.o.Namespace, s.o.Name, client.IgnoreNotFound(err))
+		return fmt.Errorf("write the status of PodNIC %s/%s: %w", s.o.Namespace, s.o.Name, err)
 	}
 	c.book.edit(s.o.UID, func(n *nic) {
 		if after.ResourceVersion != before.ResourceVersion {
@@ -356,6 +373,7 @@ func (e *bindingFailed) Unwrap() error {
 // learn takes in what an answer says of when to ask again.
 func (n *nic) learn(j job, a answer, now time.Time) {
 	class := vpcport.ClassOf(a.err)
+	n.asked = j.want
 	n.failed.reason = ""
 	if a.err == nil && n.failed.message != "" {
 		n.failed.reason = reasonBinding

@@ -27,6 +27,9 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 		return reconcile.Result{}, fmt.Errorf("read pod %s from the cache: %w", q.NamespacedName, err)
 	}
 	there := err == nil
+	if !there {
+		c.told.forget(q.NamespacedName)
+	}
 	list := &v1alpha1.PodNICList{}
 	if err := c.client.List(ctx, list, client.InNamespace(q.Namespace), client.MatchingFields{byPod: q.Name}); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list PodNICs of pod %s: %w", q.NamespacedName, err)
@@ -72,7 +75,6 @@ func (c *Controller) removeEnded(ctx context.Context, nics []*v1alpha1.PodNIC) (
 			trails = true
 			continue
 		}
-		c.told.forget(o.Spec.Pod.UID)
 		if err := c.remove(ctx, o, "its pod is gone or has ended"); err != nil {
 			return false, err
 		}
@@ -131,7 +133,10 @@ func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha
 		return "", nil, nil
 	}
 	opened, err := c.o.Networks.Of(w.vpc)
-	if err != nil {
+	switch {
+	case err != nil && hasAll(mine, w.nics):
+		return "", nil, nil // each of its PodNICs says whether it waits
+	case err != nil:
 		return "VPCNotReady", err, nil
 	}
 	if err := c.ending(ctx, w.vpc); err != nil {
@@ -147,6 +152,14 @@ func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha
 		}
 	}
 	return c.adjust(ctx, p, w, mine)
+}
+
+// hasAll tells whether there is a PodNIC for each NIC that a pod asks for; those that it
+// names are not its own.
+func hasAll(mine []*v1alpha1.PodNIC, nics []podnic.NIC) bool {
+	return !slices.ContainsFunc(nics, func(n podnic.NIC) bool {
+		return n.Object == "" && !slices.ContainsFunc(mine, func(o *v1alpha1.PodNIC) bool { return o.Spec.Interface == n.Name })
+	})
 }
 
 // allows tells why pods of a namespace may not have NICs in a VPC; nil: they may.

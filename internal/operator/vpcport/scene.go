@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -135,22 +136,35 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 	if err := c.client.List(ctx, list, client.InNamespace(s.o.Namespace), client.MatchingFields{byObject: s.o.Name}, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list pods that name PodNIC %s/%s: %w", s.o.Namespace, s.o.Name, err)
 	}
-	vpc := c.namespaceVPC(ctx, s.o.Namespace)
+	namespaceVPC := c.namespaceVPC(ctx, s.o.Namespace)
+	has := s.o.Status.Pod
 	var candidates []*corev1.Pod
 	wishes := map[*corev1.Pod]wish{}
 	for i := range list.Items {
-		p := &list.Items[i]
+		p, vpc := &list.Items[i], namespaceVPC
+		holds := has != nil && string(p.UID) == has.UID
+		if holds {
+			vpc = s.o.Spec.VPC // what the namespace says now is for pods that come
+		}
 		w := wishOf(p, vpc, c.o.First, false, 0)
-		if len(w.errs) == 0 && w.vpc == s.o.Spec.VPC {
+		switch {
+		case len(w.errs) == 0 && w.vpc == s.o.Spec.VPC:
 			candidates = append(candidates, p)
 			wishes[p] = w
+		case holds:
+			s.stays(p)
+			return nil
 		}
 	}
-	has := s.o.Status.Pod
 	p := chooseHolder(has, candidates)
 	if has != nil && (p == nil || string(p.UID) != has.UID) && n.gone != has.UID {
-		if err := c.confirmGone(ctx, s.o, *has); err != nil {
+		holder, err := c.confirmGone(ctx, s.o, *has)
+		if err != nil {
 			return err
+		}
+		if holder != nil {
+			s.stays(holder)
+			return nil
 		}
 	}
 	if p == nil || s.o.DeletionTimestamp != nil && (has == nil || string(p.UID) != has.UID) {
@@ -169,22 +183,30 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 	return nil
 }
 
-// confirmGone is an error unless a pod that had a PodNIC has it no more: the cache may
-// not show it.
-func (c *Controller) confirmGone(ctx context.Context, o *v1alpha1.PodNIC, has v1alpha1.PodReference) error {
+// stays leaves a PodNIC to the pod that has it, whose annotations by now ask for what is
+// refused.
+func (s *scene) stays(p *corev1.Pod) {
+	s.pod, s.next = p, s.now
+	s.next.node = p.Spec.NodeName
+}
+
+// confirmGone finds whether a pod that had a PodNIC has it no more. It returns the pod if
+// that lives and what it asks for cannot be read; the cache that trails is an error.
+func (c *Controller) confirmGone(ctx context.Context, o *v1alpha1.PodNIC, has v1alpha1.PodReference) (*corev1.Pod, error) {
 	over, p, err := c.over(ctx, o.Namespace, has)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if !over {
-		for _, name := range namedObjects(p) {
-			if name == o.Name {
-				return errTrails
-			}
+		if slices.Contains(namedObjects(p), o.Name) {
+			return nil, errTrails
+		}
+		if _, errs := podnic.Parse(p.Annotations[v1alpha1.AnnotationNICs]); len(errs) > 0 {
+			return p, nil
 		}
 	}
 	c.book.edit(o.UID, func(n *nic) { n.gone = has.UID })
-	return nil
+	return nil, nil
 }
 
 // lookForPlace finds whether the node has as many NICs of the VPC as it may: those that

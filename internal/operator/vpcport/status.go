@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,6 +40,9 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	if p != nil && (p.Device != s.want.Device || p.NetworkID != s.want.Network) {
 		p = nil // it is another's still
 	}
+	if p == nil && unseen(s, n) {
+		return st
+	}
 	var lie error
 	if p != nil && s.shut == nil {
 		lie = describe(&st, p, s.opened.Network)
@@ -52,6 +56,13 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	setCondition(&st, portReady(s, n, step, p, lie), now)
 	setCondition(&st, bound(s, n, p, here), now)
 	return st
+}
+
+// unseen tells whether a NIC was bound where it is to be, and the provider was not asked
+// since: its VPC is not open, or an operator has just begun. Then the status stays as it
+// is, by which a node can plug the port.
+func unseen(s *scene, n nic) bool {
+	return (s.shut != nil || !n.have.Looked) && n.lost == "" && !s.want.Over && s.now == s.next && s.o.Status.Plug != nil
 }
 
 // assign writes who has it: as long as a node holds it, who had it.
@@ -196,14 +207,21 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 	return metav1.Condition{} // it is on its way
 }
 
+// shortened is a text of so many bytes at most, of whole characters: the API server keeps
+// no others, and what it keeps would be another text each time.
+func shortened(text string, most int) string {
+	if len(text) > most {
+		text = text[:most]
+	}
+	return strings.ToValidUTF8(text, "")
+}
+
 // setCondition sets a condition that has a type.
 func setCondition(st *v1alpha1.PodNICStatus, c metav1.Condition, now metav1.Time) {
 	if c.Type == "" {
 		return
 	}
-	if len(c.Message) > maxMessage {
-		c.Message = c.Message[:maxMessage]
-	}
+	c.Message = shortened(c.Message, maxMessage)
 	c.LastTransitionTime = now
 	meta.SetStatusCondition(&st.Conditions, c)
 }

@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // maxNote is how long an Event's note may be, in bytes (events.k8s.io/v1).
@@ -13,10 +14,16 @@ const maxNote = 1024
 // told is what the pods' Events said last, so that each is said once.
 type told struct {
 	mu  sync.Mutex // guards all
-	all map[types.UID]map[string]string
+	all map[types.NamespacedName]lastWords
 }
 
-func newTold() *told { return &told{all: map[types.UID]map[string]string{}} }
+// lastWords are those of one pod, by its NICs.
+type lastWords struct {
+	uid   types.UID
+	byNIC map[string]string
+}
+
+func newTold() *told { return &told{all: map[types.NamespacedName]lastWords{}} }
 
 // warn makes an Event of an error of a pod, or of one of its NICs, unless the last one was
 // the same; without an error it forgets that.
@@ -25,29 +32,31 @@ func (c *Controller) warn(p *corev1.Pod, nic, reason string, err error) {
 	if err != nil {
 		text = err.Error()
 	}
-	if !c.told.isNews(p.UID, nic, text) || err == nil {
+	if !c.told.isNews(client.ObjectKeyFromObject(p), p.UID, nic, text) || err == nil {
 		return
 	}
-	c.events.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", text[:min(len(text), maxNote)])
+	c.events.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", shortened(text, maxNote))
 }
 
 // isNews notes a text, and tells whether the last one was another.
-func (t *told) isNews(pod types.UID, nic, text string) bool {
+func (t *told) isNews(pod types.NamespacedName, uid types.UID, nic, text string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.all[pod][nic] == text {
+	last := t.all[pod]
+	if last.uid != uid { // another pod of its name
+		last = lastWords{uid: uid, byNIC: map[string]string{}}
+	}
+	if last.byNIC[nic] == text {
 		return false
 	}
-	if t.all[pod] == nil {
-		t.all[pod] = map[string]string{}
-	}
-	t.all[pod][nic] = text
+	last.byNIC[nic] = text
+	t.all[pod] = last
 	return true
 }
 
-// forget drops a pod that is no more.
-func (t *told) forget(pod string) {
+// forget drops the pod of a name, which is no more.
+func (t *told) forget(pod types.NamespacedName) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.all, types.UID(pod))
+	delete(t.all, pod)
 }

@@ -18,12 +18,12 @@ type wish struct {
 	errs podnic.Errors
 }
 
-// wishOf reads a pod's annotations. A namespace's VPC is none of a pod that runs without
-// NICs already (bare): it got its network when it began. With most above 0 there may be
-// no more NICs than that.
+// wishOf reads a pod's annotations. A namespace's VPC is none of a pod that asks for no
+// NICs itself and runs without any already (bare): it got its network when it began. With
+// most above 0 there may be no more NICs than that.
 func wishOf(p *corev1.Pod, namespaceVPC string, first podnic.First, bare bool, most int) wish {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
-	if bare && p.Status.Phase != corev1.PodPending {
+	if _, asks := p.Annotations[v1alpha1.AnnotationNICs]; bare && !asks && p.Status.Phase != corev1.PodPending {
 		namespaceVPC = ""
 	}
 	in := podnic.Pod{Annotations: p.Annotations, NamespaceVPC: namespaceVPC, HostNetwork: p.Spec.HostNetwork, Mirror: mirror}

@@ -131,6 +131,7 @@ func TestReplied(t *testing.T) {
 		{"a lost reply", create, looked("", nil), nil, refused(vpcport.Transient), plan.Have{Kept: true, Unclear: true}},
 		{"an answer that cannot be", create, looked("", nil), nil, refused(vpcport.Bug), plan.Have{Kept: true, Unclear: true}},
 		{"no provider's error", create, looked("", nil), nil, errors.New("else"), plan.Have{Kept: true, Unclear: true}},
+		{"made, and not to be seen", create, looked("", nil), nil, refused(vpcport.Forbidden), plan.Have{Kept: true, Looked: true, Unclear: true}},
 		{"a MAC address that is taken", create, looked("", nil), nil, refused(vpcport.MACTaken), plan.Have{Kept: true, Collided: true}},
 		{"a full subnet", create, looked("", nil), nil, refused(vpcport.SubnetFull), looked("", nil)},
 		{"a change that was lost", change, looked("p", port("p")), nil, refused(vpcport.Transient), plan.Have{Kept: true, Recorded: "p", Port: port("p")}},

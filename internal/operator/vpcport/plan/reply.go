@@ -8,7 +8,7 @@ func (h Have) Replied(s Step, port *vpcport.Port, err error) Have {
 	if err != nil {
 		class := vpcport.ClassOf(err)
 		h.Collided = h.Collided || class == vpcport.MACTaken
-		h.Unclear = h.Unclear || s.Kind == Create && (class == vpcport.Transient || class == vpcport.Unknown || class == vpcport.Bug)
+		h.Unclear = h.Unclear || s.Kind == Create && mayHaveMade(class)
 		if vpcport.PolicyOf(class).Look {
 			h.Looked = false
 		}
@@ -26,6 +26,16 @@ func (h Have) Replied(s Step, port *vpcport.Port, err error) Have {
 		}
 	}
 	return h
+}
+
+// mayHaveMade tells whether there may be a port after a Create that failed. Credentials
+// that may make ports and not see them get the answer Forbidden to one that was made.
+func mayHaveMade(c vpcport.Class) bool {
+	switch c {
+	case vpcport.Transient, vpcport.Unknown, vpcport.Bug, vpcport.Forbidden:
+		return true
+	}
+	return false
 }
 
 // Seen is what is known after a look: the ports that the provider showed by the NIC's

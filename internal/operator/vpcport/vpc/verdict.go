@@ -141,11 +141,13 @@ func secretOf(spec v1alpha1.VPCSpec) string {
 }
 
 // lasting tells whether a problem is a definite answer, after which nothing may be asked
-// for any more. Others may be over at the next call.
+// for any more. Others may be over at the next call, of the provider or of the API server.
 func (p *problem) lasting() bool {
 	switch p.reason {
 	case ReasonCertificateRefused, ReasonProviderNotSupported:
 		return true
+	case ReasonSecretUnreadable:
+		return false
 	}
 	return p.area != ofEndpoint
 }
