@@ -39,8 +39,9 @@ type mode struct {
 	daemon, operator []string // failpoints that these pass
 	kills            []string // those of them that are killed at in turn
 
-	ops      int       // of a short round
-	troubles []trouble // as likely as they are often here
+	ops      int           // of a short round
+	pace     time.Duration // between two troubles at most
+	troubles []trouble     // as likely as they are often here
 
 	// empty waits until nodes without pods have no more than they keep.
 	empty func(ctx context.Context, l *lab.Lab) error
@@ -58,6 +59,7 @@ var nodeMode = mode{
 	daemon:   append(named("eni.", "inventory.", "intent."), ofDaemon...),
 	kills:    append(named("eni.", "inventory.", "intent."), ofDaemon...),
 	ops:      300,
+	pace:     800 * time.Millisecond,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
 	empty:    primaryAlone,
 }
@@ -71,6 +73,7 @@ var operatorMode = mode{
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
 	ops:      200,
+	pace:     800 * time.Millisecond,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmAddress,
 }
@@ -78,7 +81,9 @@ var operatorMode = mode{
 // ofDaemon are those that a daemon without NICs passes.
 var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool { return strings.HasPrefix(name, "daemon.nics.") })
 
-var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name string) bool { return strings.HasPrefix(name, "operator.pool.") })
+var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name string) bool {
+	return strings.HasPrefix(name, "operator.pool.") || strings.HasPrefix(name, "operator.port.")
+})
 
 // poolMode has blocks of four pods, so that they come and go all the time, and a
 // pool with room for a few blocks more than the nodes need at most.
@@ -94,6 +99,7 @@ var poolMode = mode{
 	// what of the daemon has nothing to do with pools is killed at in node mode.
 	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
 	ops:      120,
+	pace:     800 * time.Millisecond,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
 	empty:    blocks(1),
 }
@@ -106,7 +112,8 @@ var portMode = mode{
 	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port."), func(name string) bool {
 		return slices.Contains(elsewhere, name)
 	}),
-	ops:      100,
+	ops:      30,
+	pace:     6 * time.Second, // an ADD needs an operator, which has to come to lead
 	troubles: []trouble{neutronFails, neutronFails, killAPIServer, haltOperator, killDaemon, killDaemon, killOperator, killOperator},
 	empty:    noPorts,
 }

@@ -33,7 +33,7 @@ type troublemaker struct {
 
 func (m *troublemaker) run(ctx context.Context) {
 	m.makeHasty()
-	for m.pause(ctx, 800*time.Millisecond) {
+	for m.pause(ctx, m.mode.pace) {
 		m.mode.troubles[m.dice.IntN(len(m.mode.troubles))](ctx, m)
 		m.restart(true)
 	}
