@@ -84,6 +84,7 @@ func TestPodNICStaysWithItsPod(t *testing.T) {
 	}
 	w.nameVPC("")
 	seenTo("its namespace has no VPC")
+	w.nameVPC("a")
 	w.annotate("db-0", `[{name: eth0, nic: db}, {subnett: a}]`)
 	seenTo("its pod asks for nonsense besides")
 	w.annotate("db-0", `[`)
