@@ -21,7 +21,23 @@ const (
 func (v *OVN) Apply(ctx context.Context, s State) error {
 	v.applying.Lock()
 	defer v.applying.Unlock()
-	commands := changes(v.applied, s, !v.begun)
+	// ovn-nbctl finds an address taken by a port that it removes in the same transaction,
+	// so what goes goes first.
+	if rest := v.applied.without(s); v.begun {
+		if err := v.write(ctx, changes(v.applied, rest, false)); err != nil {
+			return err
+		}
+		v.applied = rest
+	}
+	if err := v.write(ctx, changes(v.applied, s, !v.begun)); err != nil {
+		return err
+	}
+	v.applied, v.begun = s.clone(), true
+	return nil
+}
+
+// write runs commands of ovn-nbctl, if there are any, in one transaction.
+func (v *OVN) write(ctx context.Context, commands [][]string) error {
 	if len(commands) == 0 {
 		return nil
 	}
@@ -35,7 +51,6 @@ func (v *OVN) Apply(ctx context.Context, s State) error {
 	if err := v.nbctl(ctx, args...); err != nil {
 		return fmt.Errorf("write networks and ports to OVN: %w", err)
 	}
-	v.applied, v.begun = s.clone(), true
 	return nil
 }
 

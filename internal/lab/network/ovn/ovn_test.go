@@ -229,6 +229,28 @@ func TestMatch(t *testing.T) {
 	}
 }
 
+// A port may have the address of one that goes in the same moment.
+func TestAddressOfAPortThatGoes(t *testing.T) {
+	if err := Installed(); err != nil {
+		t.Skipf("NOT RUN: %v", err)
+	}
+	dir, err := os.MkdirTemp("", "ovn") // t.TempDir's paths are too long for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	b := &bench{t: t}
+	v, err := Start(t.Context(), Options{Dir: dir, Netns: b.space("router")})
+	b.ok(err)
+	t.Cleanup(func() { b.ok(v.Close()) })
+	for i := range 3 {
+		b.ok(v.Apply(t.Context(), State{
+			Groups:   []Group{{ID: open}},
+			Networks: []Network{{ID: blue, Ports: []Port{port(1+i, "192.168.0.10", "node-a", open)}}},
+		}))
+	}
+}
+
 // Nothing is written where nothing changed, and what goes is taken back.
 func TestChanges(t *testing.T) {
 	p := port(1, "192.168.0.10", "node-a", open)

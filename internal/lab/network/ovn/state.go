@@ -108,6 +108,16 @@ func (s State) members(group string) (ids []string) {
 	return ids
 }
 
+// without is what is left of a state when the ports go that another one has not, or not
+// there.
+func (s State) without(next State) State {
+	left, stay := s.clone(), next.ports()
+	for i, n := range left.Networks {
+		left.Networks[i].Ports = slices.DeleteFunc(n.Ports, func(p Port) bool { return stay[p.ID].network != n.ID })
+	}
+	return left
+}
+
 // ports are all ports there are, by ID.
 func (s State) ports() map[string]placed {
 	all := map[string]placed{}
