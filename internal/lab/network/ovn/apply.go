@@ -22,7 +22,7 @@ func (v *OVN) Apply(ctx context.Context, s State) error {
 	v.applying.Lock()
 	defer v.applying.Unlock()
 	// ovn-nbctl finds an address taken by a port that it removes in the same transaction,
-	// so what goes goes first.
+	// so removals come before the rest.
 	if rest := v.applied.without(s); v.begun {
 		if err := v.write(ctx, changes(v.applied, rest, false)); err != nil {
 			return err
