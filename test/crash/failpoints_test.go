@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
@@ -110,9 +108,6 @@ func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 		makeENI(t, l, n, vanished)
 	case strings.HasPrefix(name, "eni.tag."):
 		leaveMistagged(t, l, n)
-	case strings.HasPrefix(name, "operator.port.keep."):
-		nic := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: l.VPCs[0].Name}}
-		harness.OK(t, l.Kube.Client.Create(ctx, nic))
 	case strings.HasPrefix(name, "operator.pool.accept."):
 		another := lab.Pool("another-"+strings.TrimPrefix(name, "operator.pool.accept."), 2, v1alpha1.PoolSubnet{IPv4: fmt.Sprintf("10.3.%d.0/26", len(name))})
 		harness.OK(t, l.Kube.Client.Create(ctx, &another))

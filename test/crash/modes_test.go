@@ -105,9 +105,9 @@ var portMode = mode{
 	name: lab.PortMode, pods: 6,
 	daemon:   named("daemon.", "port.", "plug.link.", "plug.ovs."),
 	operator: named("operator.port."),
-	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port."), func(name string) bool {
-		return slices.Contains(elsewhere, name)
-	}),
+	// What else of the operator is killed at in its own package, where no lab is needed.
+	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port.create.", "operator.port.record.", "operator.port.forget."),
+		func(name string) bool { return slices.Contains(elsewhere, name) }),
 	empty: noPorts,
 }
 
@@ -237,7 +237,7 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 // elsewhere are failpoints that tests of their own packages kill at.
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
-	"daemon.nics.replaced", "operator.port.change.", "port.remove.", "plug.hybrid.", "plug.nsveth.", "plug.tap.",
+	"daemon.nics.replaced", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.", "plug.nsveth.", "plug.tap.",
 )
 
 // No failpoint is forgotten when one is added or renamed.
