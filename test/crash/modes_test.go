@@ -39,8 +39,9 @@ type mode struct {
 	daemon, operator []string // failpoints that these pass
 	kills            []string // those of them that are killed at in turn
 
-	ops      int       // of a short round
-	troubles []trouble // as likely as they are often here
+	ops      int           // of a short round
+	pace     time.Duration // between two troubles at most
+	troubles []trouble     // as likely as they are often here
 
 	// empty waits until nodes without pods have no more than they keep.
 	empty func(ctx context.Context, l *lab.Lab) error
@@ -58,6 +59,7 @@ var nodeMode = mode{
 	daemon:   append(named("eni.", "inventory.", "intent."), ofDaemon...),
 	kills:    append(named("eni.", "inventory.", "intent."), ofDaemon...),
 	ops:      300,
+	pace:     800 * time.Millisecond,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
 	empty:    primaryAlone,
 }
@@ -71,6 +73,7 @@ var operatorMode = mode{
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
 	ops:      200,
+	pace:     800 * time.Millisecond,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmAddress,
 }
@@ -96,6 +99,7 @@ var poolMode = mode{
 	// what of the daemon has nothing to do with pools is killed at in node mode.
 	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
 	ops:      120,
+	pace:     800 * time.Millisecond,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
 	empty:    blocks(1),
 }
@@ -108,7 +112,10 @@ var portMode = mode{
 	// What else of the operator is killed at in its own package, where no lab is needed.
 	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port.create.", "operator.port.record.", "operator.port.forget."),
 		func(name string) bool { return slices.Contains(elsewhere, name) }),
-	empty: noPorts,
+	ops:      80,
+	pace:     1500 * time.Millisecond, // an ADD needs an operator, which has to come to lead
+	troubles: []trouble{neutronFails, neutronFails, killAPIServer, haltOperator, killDaemon, killDaemon, killDaemon, killDaemon, killOperator, killOperator},
+	empty:    noPorts,
 }
 
 // noPorts waits until no PodNIC of a pod is left: its port goes first.
