@@ -9,13 +9,10 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -45,17 +42,9 @@ type Options struct {
 	Logger   *slog.Logger
 }
 
-const (
-	// workers is how many VPCs are looked at once. A look waits for its provider, for
-	// lookTimeout at most.
-	workers = 16
-	// firstRetry and lastRetry bound the wait after a reconciliation that failed by the
-	// API server, which doubles.
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 10 * time.Second
-	// conflictPause lets the cache see what somebody else wrote.
-	conflictPause = 100 * time.Millisecond
-)
+// workers is how many VPCs are looked at once. A look waits for its provider, for
+// lookTimeout at most.
+const workers = 16
 
 // Controller works on VPC objects.
 type Controller struct {
@@ -104,17 +93,12 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	if err != nil {
 		return nil, fmt.Errorf("controller of VPCs: %w", err)
 	}
-	again := true // several in one process: tests
 	err = errors.Join(
 		ctrl.NewControllerManagedBy(mgr).Named("vpc").
 			For(&v1alpha1.VPC{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, finalizersChanged))).
 			Watches(&v1alpha1.PodNIC{}, handler.EnqueueRequestsFromMapFunc(vpcOf), builder.WithPredicates(comeOrGo)).
-			WatchesRawSource(c.vpcs.Source()).
-			WithOptions(controller.Options{
-				MaxConcurrentReconciles: workers, SkipNameValidation: &again, ReconciliationTimeout: 2 * lookTimeout,
-				RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
-			}).
-			Complete(reconcile.Func(c.reconcileUnlessConflict)),
+			WatchesRawSource(c.vpcs.Source()).WithOptions(queue.Options(workers, 2*lookTimeout)).
+			Complete(queue.RetryConflicts(c.reconcile)),
 		mgr.Add(manager.RunnableFunc(c.secrets.run)),
 	)
 	if err != nil {
@@ -133,16 +117,6 @@ var comeOrGo = predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return
 
 func vpcOf(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{queue.Request(o.(*v1alpha1.PodNIC).Spec.VPC)}
-}
-
-// reconcileUnlessConflict reconciles again, without logging an error, after a write that
-// was refused because the object had changed.
-func (c *Controller) reconcileUnlessConflict(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	result, err := c.reconcile(ctx, q)
-	if apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: conflictPause}, nil
-	}
-	return result, err
 }
 
 // Networks are the VPCs that are open, for others.
