@@ -83,9 +83,9 @@ type Controller struct {
 	pods, nics queue.Queue
 }
 
-// Setup adds the controllers to mgr, whose cache must have been made with Watches. They
-// work while mgr leads.
-func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
+// Setup adds the controllers to mgr, whose cache must have been made with Watches and
+// Index. They work while mgr leads.
+func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	if o.Cluster == "" || o.Networks == nil {
 		return nil, errors.New("controllers of VPC ports: the cluster's name and Networks are needed")
 	}
@@ -103,9 +103,6 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	}
 	c.book = newBook(o.Clock, o.Settle)
 	c.desks = newDesks(o.Clock, c.answered)
-	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {
-		return nil, fmt.Errorf("controllers of VPC ports: %w", err)
-	}
 	err := errors.Join(
 		ctrl.NewControllerManagedBy(mgr).Named("portpod").For(&corev1.Pod{}).
 			Watches(&v1alpha1.PodNIC{}, handler.EnqueueRequestsFromMapFunc(podRequests)).
@@ -204,7 +201,7 @@ func (c *Controller) vpcChanged(vpc string) {
 	c.book.open(vpc)
 	ctx := context.Background()
 	nics, pods := &v1alpha1.PodNICList{}, &corev1.PodList{}
-	if err := c.client.List(ctx, nics, client.MatchingFields{byVPC: vpc}, client.UnsafeDisableDeepCopy); err == nil {
+	if err := c.client.List(ctx, nics, client.MatchingFields{ByVPC: vpc}, client.UnsafeDisableDeepCopy); err == nil {
 		for i := range nics.Items {
 			c.nics.AddObject(client.ObjectKeyFromObject(&nics.Items[i]), 0)
 		}

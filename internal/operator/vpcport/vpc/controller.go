@@ -65,12 +65,9 @@ type Controller struct {
 // Watches are the kinds that the process keeps in memory for Setup.
 func Watches() []*watched.Kind { return []*watched.Kind{vpcport.VPCs, vpcport.PodNICs} }
 
-// byVPC finds the PodNICs of a VPC in the cache.
-const byVPC = "podnic.vpc"
-
-// Setup adds the controller to mgr, whose cache must have been made with Watches. It
-// works while mgr leads.
-func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
+// Setup adds the controller to mgr, whose cache must have been made with Watches and
+// vpcport.Index. It works while mgr leads.
+func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Interval = cmp.Or(o.Interval, time.Minute)
@@ -86,12 +83,6 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	c.secrets = &secrets{
 		namespace: o.Namespace, reader: c.live, watcher: watch, clock: o.Clock, log: o.Logger, changed: c.wake,
 		byVPC: map[string]use{}, follow: map[string]context.CancelFunc{},
-	}
-	err = mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.PodNIC{}, byVPC, func(o client.Object) []string {
-		return []string{o.(*v1alpha1.PodNIC).Spec.VPC}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("controller of VPCs: %w", err)
 	}
 	err = errors.Join(
 		ctrl.NewControllerManagedBy(mgr).Named("vpc").
