@@ -163,14 +163,17 @@ const firstInterface = "eth0"
 // setupPorts makes what opens VPCs and has their ports made.
 func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *vpc.Metrics, nics *vpcport.Metrics) (part, error) {
 	cfg := env.cfg
-	vpcs, err := vpc.Setup(ctx, mgr, vpc.Options{
+	if err := vpcport.Index(ctx, mgr.GetFieldIndexer()); err != nil {
+		return part{}, err
+	}
+	vpcs, err := vpc.Setup(mgr, vpc.Options{
 		Namespace: cfg.LeaseNamespace, Interval: cfg.ListingInterval, Calls: cfg.VPCCalls,
 		Observer: calls, Clock: clock.Real{}, Logger: env.log,
 	})
 	if err != nil {
 		return part{}, err
 	}
-	ports, err := vpcport.Setup(ctx, mgr, vpcport.Options{
+	ports, err := vpcport.Setup(mgr, vpcport.Options{
 		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
 		Clock: clock.Real{}, Logger: env.log, Metrics: nics,
 		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval, OrphanAge: cfg.OrphanAge,

@@ -41,6 +41,20 @@ func (w Want) Validate() error {
 	return w.Interface.Validate()
 }
 
+// ValidateFor is Validate for a Plugger of one kind, which makes bare links only.
+func (w Want) ValidateFor(kind Kind) error {
+	if err := w.Validate(); err != nil {
+		return err
+	}
+	switch {
+	case w.Kind != kind:
+		return fmt.Errorf("Kind: %q: want %s here: %w", w.Kind, kind, ErrInvalid)
+	case w.Guest != nil:
+		return fmt.Errorf("Guest: want none here, since package tap makes what a machine needs: %w", ErrInvalid)
+	}
+	return nil
+}
+
 // ValidateName refuses what names no port, such as for Unplug. Each error is an ErrInvalid.
 func (r Ref) ValidateName() error {
 	switch {

@@ -3,7 +3,6 @@ package openstack
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"strings"
 
@@ -37,7 +36,7 @@ func (c *Cloud) startOVN(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := p.Wait(ctx, func() error { return listens(ctx, socket) }); err != nil {
+		if err := p.Wait(ctx, func() error { return proc.Listens(ctx, socket) }); err != nil {
 			return err
 		}
 		if _, err := c.once(ctx, program{name: db.init, args: []string{"--no-leader-only", "--db=unix:" + socket, "init"}}); err != nil {
@@ -48,15 +47,6 @@ func (c *Cloud) startOVN(ctx context.Context) error {
 		"--ovnnb-db=unix:" + c.in(ovnDir, "nb"), "--ovnsb-db=unix:" + c.in(ovnDir, "sb"), "--unixctl=" + c.in(ovnDir, "northd.ctl"), "-vconsole:warn",
 	}})
 	return err
-}
-
-// listens is an error where nobody does at a socket.
-func listens(ctx context.Context, socket string) error {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
 }
 
 // waitDriver returns once Neutron has put into OVN what ports are made with: its API answers

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
 // Names in Open vSwitch.
@@ -35,7 +36,7 @@ func (n *Node) startSwitch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := db.Wait(ctx, func() error { return listens(ctx, n.socket()) }); err != nil {
+	if err := db.Wait(ctx, func() error { return proc.Listens(ctx, n.socket()) }); err != nil {
 		return err
 	}
 	if err := n.vsctl(ctx, n.configuration()...); err != nil {

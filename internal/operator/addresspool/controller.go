@@ -10,13 +10,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -72,12 +70,6 @@ const (
 	nodeWorkers = 4
 	// reconcileTimeout bounds the reconciliation of one object.
 	reconcileTimeout = 30 * time.Second
-	// firstRetry and lastRetry bound the wait after a reconciliation that failed,
-	// which doubles: lastRetry is the longest wait once the API server is back.
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 10 * time.Second
-	// conflictPause lets the cache see what somebody else wrote.
-	conflictPause = 100 * time.Millisecond
 	// unconfirmedFor is how long an index is taken without its block having been
 	// seen in a watch, before the block is read from the API server.
 	unconfirmedFor = time.Minute
@@ -129,17 +121,17 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 		// book has all blocks, and opens the pools; no block is cut before.
 		ctrl.NewControllerManagedBy(mgr).Named("addresspool").For(&v1alpha1.AddressPool{}).
 			Watches(&v1alpha1.AddressBlock{}, c.bookkeeping()).
-			WatchesRawSource(c.pools.Source()).WithOptions(options(1)).
-			Complete(retryConflicts(c.reconcilePool)),
+			WatchesRawSource(c.pools.Source()).WithOptions(queue.Options(1, reconcileTimeout)).
+			Complete(queue.RetryConflicts(c.reconcilePool)),
 		ctrl.NewControllerManagedBy(mgr).Named("blockrequest").For(&v1alpha1.BlockRequest{}).
 			WatchesMetadata(&corev1.Namespace{}, c.namespaces(), builder.WithPredicates(predicate.AnnotationChangedPredicate{})).
-			WatchesRawSource(c.requests.Source()).WithOptions(options(requestWorkers)).
-			Complete(retryConflicts(c.reconcileRequest)),
+			WatchesRawSource(c.requests.Source()).WithOptions(queue.Options(requestWorkers, reconcileTimeout)).
+			Complete(queue.RetryConflicts(c.reconcileRequest)),
 		ctrl.NewControllerManagedBy(mgr).Named("blocknode").For(&corev1.Node{}, nodeEvents()).
 			Watches(&v1alpha1.AddressBlock{}, named(func(o client.Object) string { return o.(*v1alpha1.AddressBlock).NodeName })).
 			Watches(&v1alpha1.BlockRequest{}, named(func(o client.Object) string { return o.(*v1alpha1.BlockRequest).Spec.NodeName })).
-			WatchesRawSource(c.nodes.Source()).WithOptions(options(nodeWorkers)).
-			Complete(retryConflicts(c.reconcileNode)),
+			WatchesRawSource(c.nodes.Source()).WithOptions(queue.Options(nodeWorkers, reconcileTimeout)).
+			Complete(queue.RetryConflicts(c.reconcileNode)),
 		mgr.Add(manager.RunnableFunc(c.begin)),
 		mgr.Add(manager.RunnableFunc(c.sweep)),
 	)
@@ -147,26 +139,6 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 		return nil, fmt.Errorf("controllers of address pools: %w", err)
 	}
 	return c, nil
-}
-
-func options(workers int) controller.Options {
-	again := true // several in one process: tests
-	return controller.Options{
-		MaxConcurrentReconciles: workers, SkipNameValidation: &again, ReconciliationTimeout: reconcileTimeout,
-		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
-	}
-}
-
-// retryConflicts reconciles again, without logging an error, after a write that
-// was refused because the object had changed.
-func retryConflicts(look reconcile.Func) reconcile.Reconciler {
-	return reconcile.Func(func(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-		result, err := look(ctx, q)
-		if apierrors.IsConflict(err) {
-			return reconcile.Result{RequeueAfter: conflictPause}, nil
-		}
-		return result, err
-	})
 }
 
 // named reconciles the object that another one names.

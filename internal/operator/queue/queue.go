@@ -1,4 +1,5 @@
-// Package queue has objects reconciled that no event tells of.
+// Package queue has objects reconciled that no event tells of, and says at which pace
+// controllers work.
 package queue
 
 import (

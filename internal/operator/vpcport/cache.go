@@ -2,6 +2,7 @@ package vpcport
 
 import (
 	"context"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,12 +20,16 @@ func Watches() []*watched.Kind {
 const (
 	byPod    = "pod"    // PodNICs by the name of the pod that they are for, or that has them
 	byNode   = "node"   // PodNICs by status.nodeName
-	byVPC    = "vpc"    // PodNICs by spec.vpc
 	byUID    = "uid"    // PodNICs
 	byObject = "object" // pods by the PodNICs that their annotation names
 )
 
-func indexFields(ctx context.Context, ix client.FieldIndexer) error {
+// ByVPC is the field by which the cache finds PodNICs by spec.vpc.
+const ByVPC = "vpc"
+
+// Index has the cache find objects by the fields that this package and package vpc read
+// them by. It is called once for a manager, before it starts.
+func Index(ctx context.Context, ix client.FieldIndexer) error {
 	nic := func(o client.Object) *v1alpha1.PodNIC { return o.(*v1alpha1.PodNIC) }
 	for _, i := range []struct {
 		object client.Object
@@ -33,12 +38,12 @@ func indexFields(ctx context.Context, ix client.FieldIndexer) error {
 	}{
 		{&v1alpha1.PodNIC{}, byPod, func(o client.Object) []string { return podsOf(nic(o)) }},
 		{&v1alpha1.PodNIC{}, byNode, func(o client.Object) []string { return []string{nic(o).Status.NodeName} }},
-		{&v1alpha1.PodNIC{}, byVPC, func(o client.Object) []string { return []string{nic(o).Spec.VPC} }},
+		{&v1alpha1.PodNIC{}, ByVPC, func(o client.Object) []string { return []string{nic(o).Spec.VPC} }},
 		{&v1alpha1.PodNIC{}, byUID, func(o client.Object) []string { return []string{string(o.GetUID())} }},
 		{&corev1.Pod{}, byObject, func(o client.Object) []string { return namedObjects(o.(*corev1.Pod)) }},
 	} {
 		if err := ix.IndexField(ctx, i.object, i.field, i.values); err != nil {
-			return err
+			return fmt.Errorf("index %T by %s: %w", i.object, i.field, err)
 		}
 	}
 	return nil

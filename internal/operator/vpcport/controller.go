@@ -9,16 +9,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -71,11 +68,6 @@ const (
 	nicWorkers = 16
 	// reconcileTimeout bounds the reconciliation of one object.
 	reconcileTimeout = 30 * time.Second
-	// firstRetry and lastRetry bound the wait after a reconciliation that failed.
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 10 * time.Second
-	// trailing is how long the cache is given to see what is known otherwise.
-	trailing = 100 * time.Millisecond
 )
 
 // Controller works on the NICs of pods.
@@ -91,9 +83,9 @@ type Controller struct {
 	pods, nics queue.Queue
 }
 
-// Setup adds the controllers to mgr, whose cache must have been made with Watches. They
-// work while mgr leads.
-func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
+// Setup adds the controllers to mgr, whose cache must have been made with Watches and
+// Index. They work while mgr leads.
+func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	if o.Cluster == "" || o.Networks == nil {
 		return nil, errors.New("controllers of VPC ports: the cluster's name and Networks are needed")
 	}
@@ -111,20 +103,17 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	}
 	c.book = newBook(o.Clock, o.Settle)
 	c.desks = newDesks(o.Clock, c.answered)
-	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {
-		return nil, fmt.Errorf("controllers of VPC ports: %w", err)
-	}
 	err := errors.Join(
 		ctrl.NewControllerManagedBy(mgr).Named("portpod").For(&corev1.Pod{}).
 			Watches(&v1alpha1.PodNIC{}, handler.EnqueueRequestsFromMapFunc(podRequests)).
 			WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(c.podsOfNamespace), namespaceChanges()).
-			WatchesRawSource(c.pods.Source()).WithOptions(options(podWorkers)).
-			Complete(retryConflicts(c.reconcilePod)),
+			WatchesRawSource(c.pods.Source()).WithOptions(queue.Options(podWorkers, reconcileTimeout)).
+			Complete(queue.RetryConflicts(c.reconcilePod)),
 		ctrl.NewControllerManagedBy(mgr).Named("podnic").For(&v1alpha1.PodNIC{}).
 			Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(c.nicsOfPod)).
 			Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.nicsOfNode), nodeChanges()).
-			WatchesRawSource(c.nics.Source()).WithOptions(options(nicWorkers)).
-			Complete(retryConflicts(c.reconcileNIC)),
+			WatchesRawSource(c.nics.Source()).WithOptions(queue.Options(nicWorkers, reconcileTimeout)).
+			Complete(queue.RetryConflicts(c.reconcileNIC)),
 		mgr.Add(manager.RunnableFunc(c.work)),
 		mgr.Add(manager.RunnableFunc(c.sweep)),
 	)
@@ -133,26 +122,6 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	}
 	o.Networks.Changed(c.vpcChanged)
 	return c, nil
-}
-
-func options(workers int) controller.Options {
-	again := true // several in one process: tests
-	return controller.Options{
-		MaxConcurrentReconciles: workers, SkipNameValidation: &again, ReconciliationTimeout: reconcileTimeout,
-		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
-	}
-}
-
-// retryConflicts reconciles again, without logging an error, after a write that was
-// refused because the object had changed.
-func retryConflicts(look reconcile.Func) reconcile.Reconciler {
-	return reconcile.Func(func(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-		result, err := look(ctx, q)
-		if apierrors.IsConflict(err) {
-			return reconcile.Result{RequeueAfter: trailing}, nil
-		}
-		return result, err
-	})
 }
 
 // work has the calls to providers made until ctx ends, and those under way finish.
@@ -232,7 +201,7 @@ func (c *Controller) vpcChanged(vpc string) {
 	c.book.open(vpc)
 	ctx := context.Background()
 	nics, pods := &v1alpha1.PodNICList{}, &corev1.PodList{}
-	if err := c.client.List(ctx, nics, client.MatchingFields{byVPC: vpc}, client.UnsafeDisableDeepCopy); err == nil {
+	if err := c.client.List(ctx, nics, client.MatchingFields{ByVPC: vpc}, client.UnsafeDisableDeepCopy); err == nil {
 		for i := range nics.Items {
 			c.nics.AddObject(client.ObjectKeyFromObject(&nics.Items[i]), 0)
 		}

@@ -172,7 +172,10 @@ func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, ma
 	o.OrphanAge = cmp.Or(o.OrphanAge, time.Second)
 	o.UnplugGrace = cmp.Or(o.UnplugGrace, time.Second)
 	o.Settle = cmp.Or(o.Settle, time.Second)
-	c, err := Setup(ctx, mgr, o)
+	if err := Index(ctx, mgr.GetFieldIndexer()); err != nil {
+		return nil, nil, err
+	}
+	c, err := Setup(mgr, o)
 	return c, mgr, err
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/vpcport/plan"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/vpcport"
@@ -29,7 +30,7 @@ const placeAgain = 2 * time.Second
 // its port, whose answer has it reconciled again.
 func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	if c.book.isMaking(q.NamespacedName) {
-		return reconcile.Result{RequeueAfter: trailing}, nil
+		return reconcile.Result{RequeueAfter: queue.CacheLag}, nil
 	}
 	o := &v1alpha1.PodNIC{}
 	err := c.client.Get(ctx, q.NamespacedName, o)
@@ -46,7 +47,7 @@ func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (rec
 	}
 	s, err := c.look(ctx, o, n)
 	if errors.Is(err, errTrails) {
-		return reconcile.Result{RequeueAfter: trailing}, nil
+		return reconcile.Result{RequeueAfter: queue.CacheLag}, nil
 	}
 	if err != nil {
 		return reconcile.Result{}, err

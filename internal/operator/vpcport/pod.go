@@ -15,6 +15,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/podnic"
 )
 
@@ -47,7 +48,7 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 	}
 	trails, err := c.removeEnded(ctx, others)
 	if err != nil || trails {
-		return reconcile.Result{RequeueAfter: trailing}, err
+		return reconcile.Result{RequeueAfter: queue.CacheLag}, err
 	}
 	if !there || p.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil

@@ -115,14 +115,8 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 }
 
 func (p *Plugger) accept(w plug.Want) ([]string, error) {
-	if err := w.Validate(); err != nil {
+	if err := w.ValidateFor(plug.Netns); err != nil {
 		return nil, err
-	}
-	switch {
-	case w.Kind != plug.Netns:
-		return nil, fmt.Errorf("Kind: %q: want %s here: %w", w.Kind, plug.Netns, plug.ErrInvalid)
-	case w.Guest != nil:
-		return nil, fmt.Errorf("Guest: want none here, since package tap makes what a machine needs: %w", plug.ErrInvalid)
 	}
 	return p.candidates(w.VPCNetns)
 }

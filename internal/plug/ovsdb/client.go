@@ -23,6 +23,7 @@ import (
 // each loss. All methods are safe for concurrent use.
 type Client struct {
 	endpoint string
+	rows     model.ClientDBModel
 	log      *slog.Logger
 	dialing  plug.Turns
 
@@ -44,7 +45,11 @@ func New(endpoint string, log *slog.Logger) (*Client, error) {
 	if (kind != "unix" || !strings.HasPrefix(rest, "/")) && (kind != "tcp" || rest == "") {
 		return nil, fmt.Errorf("OVSDB endpoint: %q: want unix:/PATH or tcp:HOST:PORT", endpoint)
 	}
-	return &Client{endpoint: endpoint, log: log, waiting: map[string]chan struct{}{}, watchers: map[*watcher]bool{}}, nil
+	rows, err := schema()
+	if err != nil {
+		return nil, err
+	}
+	return &Client{endpoint: endpoint, rows: rows, log: log, waiting: map[string]chan struct{}{}, watchers: map[*watcher]bool{}}, nil
 }
 
 // Close ends the connection. Calls fail from then on.
@@ -119,7 +124,7 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 
 func (c *Client) dial(ctx context.Context) (client.Client, error) {
 	quiet := logr.Discard()
-	conn, err := client.NewOVSDBClient(schema(), client.WithEndpoint(c.endpoint), client.WithLogger(&quiet))
+	conn, err := client.NewOVSDBClient(c.rows, client.WithEndpoint(c.endpoint), client.WithLogger(&quiet))
 	if err != nil {
 		return nil, err
 	}

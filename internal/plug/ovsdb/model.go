@@ -1,6 +1,10 @@
 package ovsdb
 
-import "github.com/ovn-kubernetes/libovsdb/model"
+import (
+	"fmt"
+
+	"github.com/ovn-kubernetes/libovsdb/model"
+)
 
 // ifaceRow is what is watched of a row of table Interface (ovs-vswitchd.conf.db(5)).
 type ifaceRow struct {
@@ -11,10 +15,10 @@ type ifaceRow struct {
 	Error       *string           `ovsdb:"error"`
 }
 
-func schema() model.ClientDBModel {
+func schema() (model.ClientDBModel, error) {
 	m, err := model.NewClientDBModel(database, map[string]model.Model{"Interface": &ifaceRow{}})
 	if err != nil {
-		panic(err) //nolint:forbidigo // a constant, which tests read
+		return model.ClientDBModel{}, fmt.Errorf("model of the database %s: %w", database, err)
 	}
-	return m
+	return m, nil
 }

@@ -10,7 +10,19 @@ import (
 	"time"
 
 	"github.com/ovn-kubernetes/libovsdb/client"
+
+	"github.com/berthnet/berth/internal/lab/network/openvswitch"
 )
+
+// needed are the programs that the package runs.
+var needed = []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl", "ovn-northd", "ovn-controller", "ovn-nbctl", "ovn-sbctl"}
+
+// Installed tells whether all programs are there that the package runs. The error names one
+// that is not, and how to get it.
+func Installed() error {
+	_, err := openvswitch.Find("ovn", needed...)
+	return err
+}
 
 // Options describe an OVN. All are needed.
 type Options struct {
@@ -24,7 +36,7 @@ const startTimeout = 2 * time.Minute
 // OVN is a running one. Its methods may be called concurrently.
 type OVN struct {
 	opts    Options
-	central rack
+	central openvswitch.Runner
 	nb      client.Client
 
 	applying sync.Mutex // held while Apply works
@@ -44,13 +56,13 @@ type OVN struct {
 func Start(ctx context.Context, o Options) (*OVN, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	found, err := find(needed...)
+	found, err := openvswitch.Find("ovn", needed...)
 	if err != nil {
 		return nil, err
 	}
 	v := &OVN{
 		opts: o, nodes: map[string]*Switch{}, numbers: map[int]bool{}, up: map[string]bool{}, told: func(string, bool) {},
-		central: rack{programs: found, who: "OVN", netns: o.Netns, dir: o.Dir, logs: filepath.Join(o.Dir, "log")},
+		central: openvswitch.Runner{Programs: found, Who: "OVN", Netns: o.Netns, Dir: o.Dir, Logs: filepath.Join(o.Dir, "log")},
 	}
 	if err := v.raise(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start OVN: %w", err), v.Close())
@@ -59,7 +71,7 @@ func Start(ctx context.Context, o Options) (*OVN, error) {
 }
 
 func (v *OVN) raise(ctx context.Context) error {
-	if err := os.MkdirAll(v.central.logs, 0o755); err != nil {
+	if err := os.MkdirAll(v.central.Logs, 0o755); err != nil {
 		return err
 	}
 	if err := v.raiseUnderlay(); err != nil {
@@ -67,7 +79,7 @@ func (v *OVN) raise(ctx context.Context) error {
 	}
 	c := &v.central
 	for _, db := range []string{"nb", "sb"} {
-		if err := c.serve(ctx, db, c.in(db+".db"), c.schema("ovn-nbctl", "ovn/ovn-"+db+".ovsschema")); err != nil {
+		if err := c.Serve(ctx, db, c.In(db+".db"), c.Schema("ovn-nbctl", "ovn/ovn-"+db+".ovsschema")); err != nil {
 			return err
 		}
 	}
@@ -75,24 +87,24 @@ func (v *OVN) raise(ctx context.Context) error {
 	if err := v.nbctl(ctx, "init"); err != nil {
 		return err
 	}
-	if err := c.once(ctx, "ovn-sbctl", "--no-leader-only", "--db=unix:"+c.in("sb.sock"), "init"); err != nil {
+	if err := c.Once(ctx, "ovn-sbctl", "--no-leader-only", "--db=unix:"+c.In("sb.sock"), "init"); err != nil {
 		return err
 	}
-	if _, err := c.start("ovn-northd", "ovn-northd", "--ovnnb-db=unix:"+c.in("nb.sock"), "--ovnsb-db=unix:"+c.in("sb.sock")); err != nil {
+	if _, err := c.Start("ovn-northd", "ovn-northd", "--ovnnb-db=unix:"+c.In("nb.sock"), "--ovnsb-db=unix:"+c.In("sb.sock")); err != nil {
 		return err
 	}
 	return v.watch(ctx)
 }
 
 func (v *OVN) nbctl(ctx context.Context, args ...string) error {
-	return v.central.once(ctx, "ovn-nbctl", append([]string{"--no-leader-only", "--db=unix:" + v.central.in("nb.sock")}, args...)...)
+	return v.central.Once(ctx, "ovn-nbctl", append([]string{"--no-leader-only", "--db=unix:" + v.central.In("nb.sock")}, args...)...)
 }
 
 // Alive is an error when one of the programs ended by itself.
 func (v *OVN) Alive() error {
-	errs := []error{v.central.alive()}
+	errs := []error{v.central.Alive()}
 	for _, s := range v.Switches() {
-		errs = append(errs, s.rack.alive())
+		errs = append(errs, s.runner.Alive())
 	}
 	return errors.Join(errs...)
 }
@@ -114,5 +126,5 @@ func (v *OVN) Close() error {
 	if v.nb != nil {
 		v.nb.Close()
 	}
-	return errors.Join(append(errs, v.central.kill())...)
+	return errors.Join(append(errs, v.central.Kill())...)
 }

@@ -5,8 +5,7 @@
 // written by Apply in the words in which Neutron's OVN driver writes it, so security groups,
 // port security and ovn-installed are OVN's own.
 //
-//	programs.go   which programs, and how they are run
-//	central.go    databases and northd
+//	central.go    which programs; databases and northd
 //	switch.go     a node
 //	underlay.go   the link between nodes
 //	state.go      networks, ports, groups

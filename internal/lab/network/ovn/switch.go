@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/network/openvswitch"
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
@@ -31,8 +32,8 @@ const (
 
 // Switch is Open vSwitch and OVN's controller on a node.
 type Switch struct {
-	Node string // its name, and that of its chassis
-	rack
+	Node   string // its name, and that of its chassis
+	runner openvswitch.Runner
 	number int
 }
 
@@ -41,7 +42,7 @@ type Switch struct {
 func (v *OVN) AddNode(ctx context.Context, name, netns, dir, state string) (*Switch, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	s := &Switch{Node: name, rack: rack{programs: v.central.programs, who: name, netns: netns, dir: dir, logs: v.central.logs}}
+	s := &Switch{Node: name, runner: openvswitch.Runner{Programs: v.central.Programs, Who: name, Netns: netns, Dir: dir, Logs: v.central.Logs}}
 	if err := v.enter(s); err != nil {
 		return nil, err
 	}
@@ -68,24 +69,24 @@ func (v *OVN) enter(s *Switch) error {
 }
 
 func (s *Switch) raise(ctx context.Context, v *OVN, state string) error {
-	for _, dir := range []string{s.dir, state} {
+	for _, dir := range []string{s.runner.Dir, state} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
 	}
-	if err := v.join(s.number, s.netns, tunnelLink); err != nil {
+	if err := v.join(s.number, s.runner.Netns, tunnelLink); err != nil {
 		return err
 	}
-	if err := ns.Netlink(s.netns, func(h *netlink.Handle) error { return ns.LinkUp(h, tunnelLink) }); err != nil {
+	if err := ns.Netlink(s.runner.Netns, func(h *netlink.Handle) error { return ns.LinkUp(h, tunnelLink) }); err != nil {
 		return err
 	}
-	if err := s.serve(ctx, "db", filepath.Join(state, "conf.db"), s.schema("ovsdb-tool", "openvswitch/vswitch.ovsschema")); err != nil {
+	if err := s.runner.Serve(ctx, "db", filepath.Join(state, "conf.db"), s.runner.Schema("ovsdb-tool", "openvswitch/vswitch.ovsschema")); err != nil {
 		return err
 	}
 	tunnel := tunnelAddr(s.number)
 	if err := s.vsctl(ctx, "--no-wait", "init", "--",
 		"set", "Open_vSwitch", ".", "external_ids:system-id="+s.Node, "external_ids:hostname="+s.Node,
-		"external_ids:ovn-remote=unix:"+v.central.in("sb.sock"), "external_ids:ovn-encap-type=geneve", "external_ids:ovn-encap-ip="+tunnel.Addr().String(),
+		"external_ids:ovn-remote=unix:"+v.central.In("sb.sock"), "external_ids:ovn-encap-type=geneve", "external_ids:ovn-encap-ip="+tunnel.Addr().String(),
 		"external_ids:ovn-bridge="+Bridge, "external_ids:ovn-bridge-datapath-type=netdev",
 		"other_config:n-handler-threads=1", "other_config:n-revalidator-threads=1", "--",
 		"--may-exist", "add-br", Bridge, "--", "set", "Bridge", Bridge, "datapath_type=netdev", "fail_mode=secure", "--",
@@ -93,11 +94,11 @@ func (s *Switch) raise(ctx context.Context, v *OVN, state string) error {
 		"--may-exist", "add-port", tunnelBridge, tunnelLink); err != nil {
 		return err
 	}
-	if _, err := s.start("ovs-vswitchd", "ovs-vswitchd", s.Endpoint()); err != nil {
+	if _, err := s.runner.Start("ovs-vswitchd", "ovs-vswitchd", s.Endpoint()); err != nil {
 		return err
 	}
-	if err := s.until(ctx, "its bridges", func() error {
-		return ns.Netlink(s.netns, func(h *netlink.Handle) error {
+	if err := s.runner.Until(ctx, "its bridges", func() error {
+		return ns.Netlink(s.runner.Netns, func(h *netlink.Handle) error {
 			if _, err := h.LinkByName(Bridge); err != nil {
 				return err
 			}
@@ -106,15 +107,15 @@ func (s *Switch) raise(ctx context.Context, v *OVN, state string) error {
 	}); err != nil {
 		return err
 	}
-	_, err := s.start("ovn-controller", "ovn-controller", s.Endpoint())
+	_, err := s.runner.Start("ovn-controller", "ovn-controller", s.Endpoint())
 	return err
 }
 
 // Endpoint is where the node's OVSDB is.
-func (s *Switch) Endpoint() string { return "unix:" + s.in("db.sock") }
+func (s *Switch) Endpoint() string { return "unix:" + s.runner.In("db.sock") }
 
 func (s *Switch) vsctl(ctx context.Context, args ...string) error {
-	return s.once(ctx, "ovs-vsctl", append([]string{"--db=" + s.Endpoint()}, args...)...)
+	return s.runner.Once(ctx, "ovs-vsctl", append([]string{"--db=" + s.Endpoint()}, args...)...)
 }
 
 // Interface is a row of a node's OVSDB that says which port a link is.
@@ -131,13 +132,13 @@ func (s *Switch) Interfaces(ctx context.Context) ([]Interface, error) {
 
 // Interfaces are the rows of ports in the OVSDB at an endpoint, by port.
 func Interfaces(ctx context.Context, endpoint string) ([]Interface, error) {
-	found, err := find("ovs-vsctl")
+	found, err := openvswitch.Find("ovn", "ovs-vsctl")
 	if err != nil {
 		return nil, err
 	}
-	r := rack{programs: found}
+	r := openvswitch.Runner{Programs: found}
 	var out, errs bytes.Buffer
-	c := r.command("ovs-vsctl", "--db="+endpoint, "--timeout=60", "--format=json", "--columns=name,external_ids", "find", "Interface")
+	c := r.Command("ovs-vsctl", "--db="+endpoint, "--timeout=60", "--format=json", "--columns=name,external_ids", "find", "Interface")
 	if err := proc.Run(ctx, c, nil, &out, &errs); err != nil {
 		return nil, fmt.Errorf("list the interfaces of %s: %w: %s", endpoint, err, errs.String())
 	}
@@ -208,11 +209,11 @@ func (v *OVN) RemoveNode(name string) error {
 	if s == nil {
 		return nil
 	}
-	err := s.kill()
+	err := s.runner.Kill()
 	if closed {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	return errors.Join(err, v.central.once(ctx, "ovn-sbctl", "--no-leader-only", "--db=unix:"+v.central.in("sb.sock"), "--if-exists", "chassis-del", name))
+	return errors.Join(err, v.central.Once(ctx, "ovn-sbctl", "--no-leader-only", "--db=unix:"+v.central.In("sb.sock"), "--if-exists", "chassis-del", name))
 }

@@ -23,7 +23,7 @@ func (v *OVN) watch(ctx context.Context) error {
 		return err
 	}
 	quiet := logr.Discard()
-	if v.nb, err = client.NewOVSDBClient(schema, client.WithEndpoint("unix:"+v.central.in("nb.sock")), client.WithLogger(&quiet)); err != nil {
+	if v.nb, err = client.NewOVSDBClient(schema, client.WithEndpoint("unix:"+v.central.In("nb.sock")), client.WithLogger(&quiet)); err != nil {
 		return err
 	}
 	if err := v.nb.Connect(ctx); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,13 +49,7 @@ func (b *bird) start() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	return b.Wait(ctx, func() error {
-		c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.control)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	})
+	return b.Wait(ctx, func() error { return proc.Listens(ctx, b.control) })
 }
 
 // birdPath finds BIRD, which Debian puts where only root's PATH leads.

@@ -9,13 +9,10 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -45,17 +42,9 @@ type Options struct {
 	Logger   *slog.Logger
 }
 
-const (
-	// workers is how many VPCs are looked at once. A look waits for its provider, for
-	// lookTimeout at most.
-	workers = 16
-	// firstRetry and lastRetry bound the wait after a reconciliation that failed by the
-	// API server, which doubles.
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 10 * time.Second
-	// conflictPause lets the cache see what somebody else wrote.
-	conflictPause = 100 * time.Millisecond
-)
+// workers is how many VPCs are looked at once. A look waits for its provider, for
+// lookTimeout at most.
+const workers = 16
 
 // Controller works on VPC objects.
 type Controller struct {
@@ -76,12 +65,9 @@ type Controller struct {
 // Watches are the kinds that the process keeps in memory for Setup.
 func Watches() []*watched.Kind { return []*watched.Kind{vpcport.VPCs, vpcport.PodNICs} }
 
-// byVPC finds the PodNICs of a VPC in the cache.
-const byVPC = "podnic.vpc"
-
-// Setup adds the controller to mgr, whose cache must have been made with Watches. It
-// works while mgr leads.
-func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
+// Setup adds the controller to mgr, whose cache must have been made with Watches and
+// vpcport.Index. It works while mgr leads.
+func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Interval = cmp.Or(o.Interval, time.Minute)
@@ -98,23 +84,12 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 		namespace: o.Namespace, reader: c.live, watcher: watch, clock: o.Clock, log: o.Logger, changed: c.wake,
 		byVPC: map[string]use{}, follow: map[string]context.CancelFunc{},
 	}
-	err = mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.PodNIC{}, byVPC, func(o client.Object) []string {
-		return []string{o.(*v1alpha1.PodNIC).Spec.VPC}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("controller of VPCs: %w", err)
-	}
-	again := true // several in one process: tests
 	err = errors.Join(
 		ctrl.NewControllerManagedBy(mgr).Named("vpc").
 			For(&v1alpha1.VPC{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, finalizersChanged))).
 			Watches(&v1alpha1.PodNIC{}, handler.EnqueueRequestsFromMapFunc(vpcOf), builder.WithPredicates(comeOrGo)).
-			WatchesRawSource(c.vpcs.Source()).
-			WithOptions(controller.Options{
-				MaxConcurrentReconciles: workers, SkipNameValidation: &again, ReconciliationTimeout: 2 * lookTimeout,
-				RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
-			}).
-			Complete(reconcile.Func(c.reconcileUnlessConflict)),
+			WatchesRawSource(c.vpcs.Source()).WithOptions(queue.Options(workers, 2*lookTimeout)).
+			Complete(queue.RetryConflicts(c.reconcile)),
 		mgr.Add(manager.RunnableFunc(c.secrets.run)),
 	)
 	if err != nil {
@@ -133,16 +108,6 @@ var comeOrGo = predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return
 
 func vpcOf(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{queue.Request(o.(*v1alpha1.PodNIC).Spec.VPC)}
-}
-
-// reconcileUnlessConflict reconciles again, without logging an error, after a write that
-// was refused because the object had changed.
-func (c *Controller) reconcileUnlessConflict(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	result, err := c.reconcile(ctx, q)
-	if apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: conflictPause}, nil
-	}
-	return result, err
 }
 
 // Networks are the VPCs that are open, for others.

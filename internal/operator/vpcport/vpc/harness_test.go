@@ -27,6 +27,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/operator/vpcport"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
 )
@@ -103,7 +104,8 @@ func (b *bed) start(o Options) {
 	o.Namespace, o.Logger = namespace, slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	mgr, err := controllers.Manager(harness.OperatorConfig(b.t, deploy.PortMode), Watches())
 	harness.OK(b.t, err)
-	b.vpcs, err = Setup(b.t.Context(), mgr, o)
+	harness.OK(b.t, vpcport.Index(b.t.Context(), mgr.GetFieldIndexer()))
+	b.vpcs, err = Setup(mgr, o)
 	harness.OK(b.t, err)
 	b.end = controllers.Run(b.t, mgr)
 }

@@ -137,7 +137,7 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 // nics is how many PodNICs a VPC has.
 func (c *Controller) nics(ctx context.Context, vpc string) (int, error) {
 	list := &v1alpha1.PodNICList{}
-	if err := c.client.List(ctx, list, client.MatchingFields{byVPC: vpc}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := c.client.List(ctx, list, client.MatchingFields{operator.ByVPC: vpc}, client.UnsafeDisableDeepCopy); err != nil {
 		return 0, fmt.Errorf("list PodNICs of VPC %s: %w", vpc, err)
 	}
 	return len(list.Items), nil

@@ -1,0 +1,51 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// Only a conflict is no error, also a wrapped one; all else is passed on as it is.
+func TestRetryConflicts(t *testing.T) {
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "vpcs"}, "blue", errors.New("changed"))
+	other := errors.New("refused")
+	later := reconcile.Result{RequeueAfter: time.Minute}
+	for name, tt := range map[string]struct {
+		result  reconcile.Result
+		err     error
+		want    reconcile.Result
+		wantErr error
+	}{
+		"done":             {later, nil, later, nil},
+		"conflict":         {later, conflict, reconcile.Result{RequeueAfter: CacheLag}, nil},
+		"wrapped conflict": {reconcile.Result{}, fmt.Errorf("write: %w", conflict), reconcile.Result{RequeueAfter: CacheLag}, nil},
+		"another error":    {later, other, later, other},
+	} {
+		look := func(context.Context, reconcile.Request) (reconcile.Result, error) { return tt.result, tt.err }
+		if got, err := RetryConflicts(look).Reconcile(t.Context(), Request("blue")); got != tt.want || !errors.Is(err, tt.wantErr) {
+			t.Errorf("%s: got %v, %v; want %v, %v", name, got, err, tt.want, tt.wantErr)
+		}
+	}
+}
+
+// An object that fails is tried again later each time, up to the longest wait.
+func TestOptions(t *testing.T) {
+	o := Options(3, time.Second)
+	if o.MaxConcurrentReconciles != 3 || o.ReconciliationTimeout != time.Second {
+		t.Errorf("%d workers for %v each, want 3 for 1s", o.MaxConcurrentReconciles, o.ReconciliationTimeout)
+	}
+	var waits []time.Duration
+	for range 12 {
+		waits = append(waits, o.RateLimiter.When(Request("blue")))
+	}
+	if waits[0] != firstRetry || waits[1] != 2*firstRetry || waits[11] != lastRetry {
+		t.Errorf("waits %v, want %v, then twice as long each time, up to %v", waits, firstRetry, lastRetry)
+	}
+}
