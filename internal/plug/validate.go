@@ -30,14 +30,6 @@ func (w Want) Validate() error {
 	if w.Pod.Netns == "" || !strings.HasPrefix(w.Pod.Netns, "/") {
 		return invalid("Pod.Netns", w.Pod.Netns, "an absolute path")
 	}
-	if w.VMUUID != "" && !validID(w.VMUUID) {
-		return invalid("VMUUID", w.VMUUID, "up to %d letters, digits and dashes", maxID)
-	}
-	if g := w.Guest; g != nil {
-		if g.Mode != GuestTap && g.Mode != GuestBridge {
-			return invalid("Guest.Mode", string(g.Mode), "%s or %s", GuestTap, GuestBridge)
-		}
-	}
 	return w.Interface.Validate()
 }
 
@@ -79,9 +71,6 @@ func (r Ref) Validate() error {
 func (i Interface) Validate() error {
 	if !unicast(i.MAC) {
 		return invalid("Interface.MAC", i.MAC.String(), "a unicast address of six bytes")
-	}
-	if i.LinkMAC != nil && !unicast(i.LinkMAC) {
-		return invalid("Interface.LinkMAC", i.LinkMAC.String(), "a unicast address of six bytes")
 	}
 	v6, err := i.validAddresses()
 	if err != nil {

@@ -52,9 +52,6 @@ func (n *Node) ToPod(w plug.Want, name string, pod *podif.Namespace) (Link, erro
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName, veth.PeerMTU = w.Pod.IfName, uint32(w.Interface.MTU)
 	veth.PeerHardwareAddr = w.Interface.MAC
-	if w.Interface.LinkMAC != nil {
-		veth.PeerHardwareAddr = w.Interface.LinkMAC
-	}
 	veth.PeerNamespace = netlink.NsFd(pod.NS)
 	err = n.NL.LinkAdd(veth)
 	if errors.Is(err, unix.EEXIST) {

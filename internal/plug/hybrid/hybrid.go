@@ -43,7 +43,7 @@ func qvb(r plug.Ref) string { return "qvb" + r.Short() }
 func qvo(r plug.Ref) string { return "qvo" + r.Short() }
 
 func port(w plug.Want) ovsdb.Port {
-	return ovsdb.Port{Link: qvo(w.Ref), Ref: w.Ref, MAC: w.Interface.MAC.String(), VMUUID: w.VMUUID}
+	return ovsdb.Port{Link: qvo(w.Ref), Ref: w.Ref, MAC: w.Interface.MAC.String()}
 }
 
 // Plug implements plug.Plugger.
@@ -97,7 +97,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 			return plug.Done{}, err
 		}
 	}
-	return plug.Done{HostIfName: toPod.Name, HostMAC: toPod.MAC, PodMAC: w.Interface.MAC, MTU: w.Interface.MTU}, nil
+	return plug.Done{HostIfName: toPod.Name, HostMAC: toPod.MAC, MTU: w.Interface.MTU}, nil
 }
 
 // Await implements plug.Plugger.

@@ -121,8 +121,6 @@ func (p *Plugger) accept(w plug.Want) ([]string, error) {
 	switch {
 	case w.Kind != plug.Netns:
 		return nil, fmt.Errorf("Kind: %q: want %s here: %w", w.Kind, plug.Netns, plug.ErrInvalid)
-	case w.Guest != nil:
-		return nil, fmt.Errorf("Guest: want none here, since package tap makes what a machine needs: %w", plug.ErrInvalid)
 	}
 	return p.candidates(w.VPCNetns)
 }
@@ -156,7 +154,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want, paths []string) (plug.D
 	if err := failpoint.Hit("plug.nsveth.pod.after"); err != nil {
 		return plug.Done{}, err
 	}
-	return plug.Done{PodMAC: i.MAC, MTU: cmp.Or(i.MTU, l.Attrs().MTU)}, nil
+	return plug.Done{MTU: cmp.Or(i.MTU, l.Attrs().MTU)}, nil
 }
 
 // take waits for the agent's link and moves it into the pod.

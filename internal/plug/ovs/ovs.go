@@ -78,8 +78,6 @@ func (b *Base) Accept(w plug.Want, kind plug.Kind) error {
 	switch {
 	case w.Kind != kind:
 		return fmt.Errorf("Kind: %q: want %s here: %w", w.Kind, kind, plug.ErrInvalid)
-	case w.Guest != nil:
-		return fmt.Errorf("Guest: want none here, since package tap makes what a machine needs: %w", plug.ErrInvalid)
 	case !slices.Contains(b.bridges, w.Bridge):
 		return fmt.Errorf("Bridge: %q: want one of %q, into which this node lets ports be plugged: %w", w.Bridge, b.bridges, plug.ErrInvalid)
 	}
@@ -90,7 +88,7 @@ func (b *Base) Accept(w plug.Want, kind plug.Kind) error {
 func LinkName(r plug.Ref) string { return "tap" + r.Short() }
 
 func port(w plug.Want) ovsdb.Port {
-	return ovsdb.Port{Link: LinkName(w.Ref), Ref: w.Ref, MAC: w.Interface.MAC.String(), VMUUID: w.VMUUID}
+	return ovsdb.Port{Link: LinkName(w.Ref), Ref: w.Ref, MAC: w.Interface.MAC.String()}
 }
 
 // Plug implements plug.Plugger. The pod's end is complete before Open vSwitch, and so OVN, is
@@ -132,7 +130,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err != nil {
 		return plug.Done{}, err
 	}
-	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, PodMAC: w.Interface.MAC, MTU: w.Interface.MTU}, nil
+	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: w.Interface.MTU}, nil
 }
 
 // FinishPod sets both ends of a link to a pod up. The node's goes first: the pod's can send at

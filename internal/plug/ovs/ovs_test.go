@@ -102,7 +102,6 @@ func TestRefusals(t *testing.T) {
 	for field, spoil := range map[string]func(*plug.Want){
 		"Bridge":        func(w *plug.Want) { w.Bridge = "docker0" },
 		"Kind":          func(w *plug.Want) { w.Kind = plug.OVSHybrid },
-		"Guest":         func(w *plug.Want) { w.Guest = &plug.Guest{Mode: plug.GuestTap} },
 		"Interface.MAC": func(w *plug.Want) { w.Interface.MAC = nil },
 	} {
 		bad := w
