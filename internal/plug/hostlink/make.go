@@ -188,9 +188,6 @@ func (n *Node) Join(l, bridge Link) error {
 	return nil
 }
 
-// Up tells whether a link is set up.
-func Up(l netlink.Link) bool { return l.Attrs().Flags&net.FlagUp != 0 }
-
 // deriveMAC makes the MAC address of the node's end of a link: locally administered, and
 // another than the port's own, since a bridge keeps frames for its links to itself.
 func deriveMAC(name, port string) net.HardwareAddr {

@@ -20,7 +20,6 @@ import (
 func open(t *testing.T) plugtest.Fixture {
 	node, server := plugtest.Space(t, "node"), plugtest.NewServer(t)
 	return plugtest.Fixture{
-		Node: node,
 		Plugger: func() plug.Plugger {
 			p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
 			plugtest.Must(t, err)

@@ -18,8 +18,5 @@ const (
 	OVNInstalled = "ovn-installed" // "true" from OVN's controller when all flows of the port are there
 )
 
-// DefaultEndpoint is where Debian's, Red Hat's and OVN-Kubernetes' Open vSwitch listen.
-const DefaultEndpoint = "unix:/run/openvswitch/db.sock"
-
 // database is the name of Open vSwitch's schema.
 const database = "Open_vSwitch"

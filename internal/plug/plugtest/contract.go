@@ -19,7 +19,6 @@ import (
 
 // Fixture is a node on which ports of one kind can be plugged.
 type Fixture struct {
-	Node *podif.Namespace
 	// Plugger opens one that knows nothing of what another did, as after a restart.
 	Plugger func() plug.Plugger
 	// Want is a port for a pod. Whatever else plays a part in it (an agent's link) is there after it.
