@@ -42,7 +42,7 @@ type Options struct {
 	Sysctls  string        // the folder of the kernel's settings; empty: /proc/sys
 }
 
-// Plugger plugs ports of kind Namespace.
+// Plugger plugs ports of kind Netns.
 type Plugger struct {
 	dir      string
 	prefixes []string // longest first
