@@ -36,7 +36,7 @@ internal/lab/cloud/neutron/c_test.go $berth/internal/vpcport            -
 internal/plug/ovs/a.go              k8s.io/api/core/v1                  no-kubernetes
 internal/plug/ovs/b.go              github.com/ovn-kubernetes/libovsdb/client ovsdb
 internal/plug/ovsdb/a.go            github.com/ovn-kubernetes/libovsdb/client -
-internal/plug/tap/a.go              $berth/internal/lab/network/ns      lab
+internal/plug/ovs/c.go              $berth/internal/lab/network/ns      lab
 internal/plug/plugtest/a.go         $berth/internal/lab/network/ns      -
 internal/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes
 internal/eni/fleet/a.go             $berth/api/v1alpha1                 no-kubernetes

@@ -76,11 +76,6 @@ func (r Record) First() *NIC {
 	return nil
 }
 
-// Further are the NICs but the First.
-func (r Record) Further() []NIC {
-	return slices.DeleteFunc(slices.Clone(r.NICs), func(n NIC) bool { return n.IfName == r.Key.IfName })
-}
-
 // checkNICs finds what is wrong with a record's NICs.
 func (r Record) checkNICs() error {
 	for i, n := range r.NICs {

@@ -83,8 +83,8 @@ func TestRecordWithoutLease(t *testing.T) {
 	if !ok || len(bad) > 0 || !got.Lease.Empty() {
 		t.Fatalf("read %+v, quarantined %v", got, bad)
 	}
-	if first, further := got.First(), got.Further(); first == nil || first.Port != "p-0" || len(further) != 1 || further[0].Port != "p-1" {
-		t.Errorf("first %+v, further %+v", first, further)
+	if first := got.First(); first == nil || first.Port != "p-0" || len(got.NICs) != 2 || got.NICs[0].Port != "p-1" {
+		t.Errorf("first %+v of %+v", first, got.NICs)
 	}
 	r.NICs = r.NICs[:1]
 	if err := s.Put(r); err == nil || !strings.Contains(err.Error(), "lease has no address, and no NIC is named eth0") {

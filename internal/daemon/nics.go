@@ -53,8 +53,8 @@ type NICs interface {
 	// same order, if the port of one was made again and is bound to this node; else not ok.
 	Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool)
 	// Plugged says that the attachment is ready with its NICs, and no others: at its ADD,
-	// at start for each record that is, and after a port was replaced. Told to the operator
-	// behind the caller's back.
+	// at start for each record that is, and after a port was replaced. The operator is
+	// told later: this does not wait for it.
 	Plugged(rec attachment.Record)
 	// Unplugged says that nothing is left of NICs on the node; told until it is heard. The
 	// record goes right after it: what comes of one of its ports later comes after.

@@ -109,16 +109,6 @@ func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
 	return nil
 }
 
-// VPC is one of the lab's VPCs by the name of its object.
-func (l *Lab) VPC(name string) (VPC, error) {
-	for _, v := range l.VPCs {
-		if v.Name == name {
-			return v, nil
-		}
-	}
-	return VPC{}, fmt.Errorf("no VPC %q", name)
-}
-
 // joinPorts makes a machine a compute host, and tells its daemon of it.
 func (l *Lab) joinPorts(o *node.Options) error {
 	ctx, cancel := context.WithTimeout(context.Background(), joinTimeout)

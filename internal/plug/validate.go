@@ -30,27 +30,16 @@ func (w Want) Validate() error {
 	if w.Pod.Netns == "" || !strings.HasPrefix(w.Pod.Netns, "/") {
 		return invalid("Pod.Netns", w.Pod.Netns, "an absolute path")
 	}
-	if w.VMUUID != "" && !validID(w.VMUUID) {
-		return invalid("VMUUID", w.VMUUID, "up to %d letters, digits and dashes", maxID)
-	}
-	if g := w.Guest; g != nil {
-		if g.Mode != GuestTap && g.Mode != GuestBridge {
-			return invalid("Guest.Mode", string(g.Mode), "%s or %s", GuestTap, GuestBridge)
-		}
-	}
 	return w.Interface.Validate()
 }
 
-// ValidateFor is Validate for a Plugger of one kind, which makes bare links only.
+// ValidateFor is Validate for a Plugger of one kind.
 func (w Want) ValidateFor(kind Kind) error {
 	if err := w.Validate(); err != nil {
 		return err
 	}
-	switch {
-	case w.Kind != kind:
+	if w.Kind != kind {
 		return fmt.Errorf("Kind: %q: want %s here: %w", w.Kind, kind, ErrInvalid)
-	case w.Guest != nil:
-		return fmt.Errorf("Guest: want none here, since package tap makes what a machine needs: %w", ErrInvalid)
 	}
 	return nil
 }
@@ -93,9 +82,6 @@ func (r Ref) Validate() error {
 func (i Interface) Validate() error {
 	if !unicast(i.MAC) {
 		return invalid("Interface.MAC", i.MAC.String(), "a unicast address of six bytes")
-	}
-	if i.LinkMAC != nil && !unicast(i.LinkMAC) {
-		return invalid("Interface.LinkMAC", i.LinkMAC.String(), "a unicast address of six bytes")
 	}
 	v6, err := i.validAddresses()
 	if err != nil {

@@ -26,7 +26,7 @@ func whole() Want {
 func TestValidate(t *testing.T) {
 	for _, w := range []Want{whole(), func() Want {
 		w := whole()
-		w.Kind, w.Bridge, w.VPCNetns, w.Guest, w.VMUUID = Netns, "", "vpc-ns3dda2801-d675-4688-a63f-dcda8d327f50", &Guest{Mode: GuestBridge}, "vm-1"
+		w.Kind, w.Bridge, w.VPCNetns = Netns, "", "vpc-ns3dda2801-d675-4688-a63f-dcda8d327f50"
 		return w
 	}(), func() Want {
 		w := whole()
@@ -58,13 +58,10 @@ func TestValidate(t *testing.T) {
 		{"VPCNetns", func(w *Want) { w.Kind = Netns }},
 		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Netns, "../x" }},
 		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Netns, ".." }},
-		{"VMUUID", func(w *Want) { w.VMUUID = "a b" }},
-		{"Guest.Mode", func(w *Want) { w.Guest = &Guest{Mode: "macvtap"} }},
 		{"Interface.MAC", func(w *Want) { w.Interface.MAC = nil }},
 		{"Interface.MAC", func(w *Want) { w.Interface.MAC = make(net.HardwareAddr, 6) }},
 		{"Interface.MAC", func(w *Want) { w.Interface.MAC = net.HardwareAddr{1, 0, 0, 0, 0, 1} }},
 		{"Interface.MAC", func(w *Want) { w.Interface.MAC = make(net.HardwareAddr, 20) }},
-		{"Interface.LinkMAC", func(w *Want) { w.Interface.LinkMAC = net.HardwareAddr{1, 0, 0, 0, 0, 1} }},
 		{"Interface.MTU", func(w *Want) { w.Interface.MTU = 1279 }}, // with an IPv6 address
 		{"Interface.MTU", func(w *Want) { w.Interface.MTU = 65536 }},
 		{"Interface.MTU", func(w *Want) { w.Interface.MTU = -1 }},

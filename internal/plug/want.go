@@ -41,15 +41,12 @@ type Pod struct {
 type Want struct {
 	Ref
 	Interface Interface
-	Guest     *Guest // the interface is for a virtual machine; nil: for the pod's containers
-	VMUUID    string // of OVSDB's external ID vm-uuid; empty: none
-	OVN       bool   // OVS, OVSHybrid: OVN's controller says on the node when the port works
+	OVN       bool // OVS, OVSHybrid: OVN's controller says on the node when the port works
 }
 
 // Interface is what the pod sees of a port.
 type Interface struct {
 	MAC       net.HardwareAddr // the port's
-	LinkMAC   net.HardwareAddr // of the link in the pod, where a machine behind it has MAC; nil: MAC
 	MTU       int              // bytes; 0 keeps the link's
 	Addresses []netip.Prefix   // with the prefix lengths of their subnets
 	Gateways  []netip.Addr     // at most one a family
@@ -63,34 +60,11 @@ type Route struct {
 	Via netip.Addr // zero: on link
 }
 
-// Guest is how the runtime of a virtual machine finds its interface in the pod.
-type Guest struct {
-	Mode GuestMode
-	UID  uint32 // who may open the tap device, besides those with CAP_NET_ADMIN
-	GID  uint32
-}
-
-// GuestMode is what leads from the port to a tap device in the pod.
-type GuestMode string
-
-// The ways. What the pod's interface is called (Pod.IfName) is the tap device in both.
-const (
-	// GuestTap: the tap device has the port's MAC address, and frames are handed to and
-	// from it one to one. For runtimes that take a tap device as it is.
-	GuestTap GuestMode = "tap"
-	// GuestBridge: a Linux bridge in the pod joins the port with the tap device, so that
-	// the runtime can join more. A bridge keeps frames for its ports' own MAC addresses
-	// to itself, so the tap device has one of its own, and the machine has the port's.
-	GuestBridge GuestMode = "bridge"
-)
-
 // Done tells what Plug left.
 type Done struct {
 	HostIfName string // of the link on the node; empty where it is another's (Netns)
 	HostMAC    net.HardwareAddr
-	PodMAC     net.HardwareAddr // what the pod, or the machine in it, sends with
 	MTU        int
-	TapIfName  string // for a machine: the tap device in the pod
 }
 
 // Found is a port of Berth's that List came across.

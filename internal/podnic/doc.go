@@ -6,6 +6,7 @@
 //	complete.go names, and what contradicts itself
 //	resolve.go  subnets and addresses, held against the network
 //	pod.go      whether a pod may have NICs, and in which VPC
+//	vpc.go      whether a namespace may use a VPC, and what is wrong with a request
 //	change.go   what may change while the pod runs
 //	errors.go   errors that name the field
 //	name.go     the names of PodNICs

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Bounds of the annotation: more is read by nobody.
+// Bounds of the annotation, beyond which Parse refuses it.
 const (
 	MaxLength  = 16 << 10 // bytes
 	MaxEntries = 32

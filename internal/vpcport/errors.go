@@ -68,15 +68,6 @@ func (c Class) String() string {
 	return fmt.Sprintf("class(%d)", int(c))
 }
 
-// Classes are all there are.
-func Classes() []Class {
-	all := make([]Class, classes)
-	for i := range all {
-		all[i] = Class(i)
-	}
-	return all
-}
-
 // Error is a failed call.
 type Error struct {
 	Class   Class

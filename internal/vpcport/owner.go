@@ -2,7 +2,6 @@ package vpcport
 
 import (
 	"crypto/sha256"
-	"net/netip"
 	"strings"
 
 	"github.com/berthnet/berth/internal/mac"
@@ -43,14 +42,4 @@ func DerivedMAC(cluster, uid string, try byte) mac.Addr {
 	addr := mac.Addr(sum[:6:6])
 	addr[0] = addr[0]&^0x01 | 0x02
 	return addr
-}
-
-// Has tells whether a port has an address.
-func (p Port) Has(ip netip.Addr) bool {
-	for _, a := range p.Addresses {
-		if a.IP == ip {
-			return true
-		}
-	}
-	return false
 }

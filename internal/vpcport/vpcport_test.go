@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"regexp"
 	"strings"
 	"testing"
@@ -18,7 +17,7 @@ import (
 func TestEveryClassHasAPolicy(t *testing.T) {
 	names := map[string]bool{}
 	word := regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
-	for _, c := range vpcport.Classes() {
+	for _, c := range vpcport.Classes {
 		if n := c.String(); n == "" || names[n] || strings.HasPrefix(n, "class(") {
 			t.Errorf("class %d: the name %q", int(c), n)
 		}
@@ -121,14 +120,6 @@ func TestDerivedMAC(t *testing.T) {
 				seen[m.String()] = of
 			}
 		}
-	}
-}
-
-func TestHas(t *testing.T) {
-	a, b := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")
-	p := vpcport.Port{Addresses: []vpcport.FixedIP{{SubnetID: "s", IP: a}}}
-	if !p.Has(a) || p.Has(b) {
-		t.Errorf("%t, %t; want it to have %s alone", p.Has(a), p.Has(b), a)
 	}
 }
 

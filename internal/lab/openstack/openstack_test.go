@@ -31,7 +31,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 			if path(name) != "" {
 				continue
 			}
-			if err := Installed(o); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "hack/deps.sh neutron") {
+			if err := o.installed(); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "hack/deps.sh neutron") {
 				t.Errorf("%s is not there: %v", name, err)
 			}
 		}

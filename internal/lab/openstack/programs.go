@@ -45,14 +45,6 @@ func (o Options) installed() error {
 	return nil
 }
 
-// Installed is an error that says what is missing and how to get it where an instance cannot run.
-func Installed(o Options) error {
-	if o.Backend == "" {
-		o.Backend = OVN
-	}
-	return o.installed()
-}
-
 // path is where a program is; empty: nowhere.
 func path(name string) string {
 	for _, dir := range folders {

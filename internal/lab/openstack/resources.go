@@ -11,7 +11,6 @@ import (
 type Network struct {
 	ID   string `json:"id,omitempty"` // set by Neutron
 	Name string `json:"name"`
-	MTU  int    `json:"mtu,omitempty"` // bytes; 0: what tunnels leave
 
 	Project string `json:"project_id"`
 }
@@ -25,8 +24,6 @@ type Subnet struct {
 	// Version is set from CIDR.
 	Version int        `json:"ip_version"`
 	Gateway netip.Addr `json:"gateway_ip,omitzero"`
-	// IPv6 is how hosts get addresses of IPv6, ipv6_address_mode; empty: not from the network.
-	IPv6 string `json:"ipv6_address_mode,omitempty"`
 
 	Project string `json:"project_id"`
 }
@@ -41,15 +38,13 @@ type Group struct {
 
 // Rule lets packets to the ports of a group. Zero fields let all.
 type Rule struct {
-	ID        string       `json:"id,omitempty"`
-	Group     string       `json:"security_group_id"`
-	Direction string       `json:"direction"` // ingress or egress
-	EtherType string       `json:"ethertype"` // IPv4 or IPv6
-	Protocol  string       `json:"protocol,omitempty"`
-	First     int          `json:"port_range_min,omitempty"`
-	Last      int          `json:"port_range_max,omitempty"`
-	From      netip.Prefix `json:"remote_ip_prefix,omitzero"`
-	FromGroup string       `json:"remote_group_id,omitempty"`
+	ID        string `json:"id,omitempty"`
+	Group     string `json:"security_group_id"`
+	Direction string `json:"direction"` // ingress or egress
+	EtherType string `json:"ethertype"` // IPv4 or IPv6
+	Protocol  string `json:"protocol,omitempty"`
+	First     int    `json:"port_range_min,omitempty"`
+	Last      int    `json:"port_range_max,omitempty"`
 
 	Project string `json:"project_id"`
 }
@@ -66,7 +61,6 @@ type Port struct {
 	Owner   string   `json:"device_owner,omitempty"`
 	Host    string   `json:"binding:host_id,omitempty"`
 	Status  string   `json:"status,omitempty"` // DOWN, BUILD, ACTIVE, ERROR; Neutron's
-	VIF     string   `json:"binding:vif_type,omitempty"`
 
 	Project string `json:"project_id"`
 }
@@ -129,13 +123,6 @@ func (c *Cloud) AddPort(ctx context.Context, p Port) (Port, error) {
 	return create(ctx, c, "port", p)
 }
 
-// Port reads a port.
-func (c *Cloud) Port(ctx context.Context, id string) (Port, error) {
-	out := map[string]Port{}
-	err := c.network(ctx, "GET", "ports/"+id, nil, &out)
-	return out["port"], err
-}
-
 // Ports lists the ports of a network.
 func (c *Cloud) Ports(ctx context.Context, network string) ([]Port, error) {
 	var out struct {
@@ -159,7 +146,6 @@ func (c *Cloud) SetQuota(ctx context.Context, ports int) error {
 type agent struct {
 	Host  string `json:"host"`
 	Alive bool   `json:"alive"`
-	Type  string `json:"agent_type"`
 }
 
 // agents lists those of a host.

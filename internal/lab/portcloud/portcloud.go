@@ -1,5 +1,5 @@
-// Package portcloud is who has the ports of a lab in port mode, with the data path that
-// carries their packets on the lab's nodes.
+// Package portcloud has the ports of a lab in port mode: the OpenStack that Berth asks for
+// them, and the data path that carries their packets on the lab's nodes.
 //
 //	portcloud.go  what the lab, tests and proofs ask of it
 //	model.go      the strict fake of Neutron and Keystone over OVN

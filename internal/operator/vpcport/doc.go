@@ -6,6 +6,7 @@
 //
 //	controller.go  the controllers: what each watches and which workers it has
 //	cache.go       by which fields objects are found
+//	kinds.go       the kinds of objects that are kept in memory
 //	seam.go        the VPCs whose providers are opened (package vpc opens them)
 //	wish.go        what a pod's annotations ask for: decisions
 //	pod.go         a pod: PodNICs made for it, and deleted after it
@@ -20,9 +21,10 @@
 //	sweep.go       what others did to ports, and ports that nobody has
 //	tell.go        Events of pods
 //	metrics.go     the metrics
+//	rbac.go        what the operator may do at the API server
 //
 // What is next for a NIC is decided by package plan, which says why no port leaks and none
 // is made twice. A NIC's steps come one after the other: a call about it marks it busy in
 // the book, and its answer has it reconciled again; so no worker waits for a provider.
-// Calls of many NICs are put together on the desk of their VPC.
+// Calls for many NICs of a VPC are put together (desk.go).
 package vpcport

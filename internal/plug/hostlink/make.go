@@ -52,9 +52,6 @@ func (n *Node) ToPod(w plug.Want, name string, pod *podif.Namespace) (Link, erro
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName, veth.PeerMTU = w.Pod.IfName, uint32(w.Interface.MTU)
 	veth.PeerHardwareAddr = w.Interface.MAC
-	if w.Interface.LinkMAC != nil {
-		veth.PeerHardwareAddr = w.Interface.LinkMAC
-	}
 	veth.PeerNamespace = netlink.NsFd(pod.NS)
 	err = n.NL.LinkAdd(veth)
 	if errors.Is(err, unix.EEXIST) {
@@ -190,9 +187,6 @@ func (n *Node) Join(l, bridge Link) error {
 	}
 	return nil
 }
-
-// Up tells whether a link is set up.
-func Up(l netlink.Link) bool { return l.Attrs().Flags&net.FlagUp != 0 }
 
 // deriveMAC makes the MAC address of the node's end of a link: locally administered, and
 // another than the port's own, since a bridge keeps frames for its links to itself.

@@ -15,7 +15,6 @@ import (
 func open(t *testing.T) plugtest.Fixture {
 	node, server := plugtest.Space(t, "node"), plugtest.NewServer(t)
 	return plugtest.Fixture{
-		Node: node,
 		Plugger: func() plug.Plugger {
 			p, err := hybrid.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
 			plugtest.Must(t, err)

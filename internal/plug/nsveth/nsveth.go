@@ -42,7 +42,7 @@ type Options struct {
 	Sysctls  string        // the folder of the kernel's settings; empty: /proc/sys
 }
 
-// Plugger plugs ports of kind Namespace.
+// Plugger plugs ports of kind Netns.
 type Plugger struct {
 	dir      string
 	prefixes []string // longest first
@@ -150,7 +150,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want, paths []string) (plug.D
 	if err := failpoint.Hit("plug.nsveth.pod.after"); err != nil {
 		return plug.Done{}, err
 	}
-	return plug.Done{PodMAC: i.MAC, MTU: cmp.Or(i.MTU, l.Attrs().MTU)}, nil
+	return plug.Done{MTU: cmp.Or(i.MTU, l.Attrs().MTU)}, nil
 }
 
 // take waits for the agent's link and moves it into the pod.

@@ -66,7 +66,6 @@ func TestContract(t *testing.T) {
 	plugtest.Run(t, func(t *testing.T) plugtest.Fixture {
 		a := newAgent(t)
 		return plugtest.Fixture{
-			Node:    a.node,
 			Plugger: func() plug.Plugger { return newPlugger(t, Options{Wait: plugWait}) },
 			Want: func(attachment, portID string, pod *podif.Namespace) plug.Want {
 				w := a.want(attachment, portID, pod)

@@ -20,7 +20,6 @@ import (
 func open(t *testing.T) plugtest.Fixture {
 	node, server := plugtest.Space(t, "node"), plugtest.NewServer(t)
 	return plugtest.Fixture{
-		Node: node,
 		Plugger: func() plug.Plugger {
 			p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
 			plugtest.Must(t, err)
@@ -102,7 +101,6 @@ func TestRefusals(t *testing.T) {
 	for field, spoil := range map[string]func(*plug.Want){
 		"Bridge":        func(w *plug.Want) { w.Bridge = "docker0" },
 		"Kind":          func(w *plug.Want) { w.Kind = plug.OVSHybrid },
-		"Guest":         func(w *plug.Want) { w.Guest = &plug.Guest{Mode: plug.GuestTap} },
 		"Interface.MAC": func(w *plug.Want) { w.Interface.MAC = nil },
 	} {
 		bad := w

@@ -76,7 +76,7 @@ func (p *Plugger) row(r plug.Ref) ovsdb.Port {
 // port is a port's row in OVSDB, with what is wanted.
 func (p *Plugger) port(w plug.Want) ovsdb.Port {
 	row := p.row(w.Ref)
-	row.MAC, row.VMUUID = w.Interface.MAC.String(), w.VMUUID
+	row.MAC = w.Interface.MAC.String()
 	return row
 }
 
@@ -120,7 +120,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err != nil {
 		return plug.Done{}, err
 	}
-	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, PodMAC: w.Interface.MAC, MTU: w.Interface.MTU}, nil
+	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: w.Interface.MTU}, nil
 }
 
 // Await implements plug.Plugger.

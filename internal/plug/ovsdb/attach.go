@@ -15,17 +15,12 @@ import (
 type Port struct {
 	Link string
 	plug.Ref
-	MAC    string // of what sends by it
-	VMUUID string // empty: none
+	MAC string // of what sends by it
 }
 
 // ids are the external IDs that a port's Interface has, besides those of others.
 func (p Port) ids() map[string]string {
-	ids := map[string]string{IfaceID: p.PortID, AttachedMAC: p.MAC, IfaceStatus: "active", AttachmentID: p.Attachment}
-	if p.VMUUID != "" {
-		ids[VMUUID] = p.VMUUID
-	}
-	return ids
+	return map[string]string{IfaceID: p.PortID, AttachedMAC: p.MAC, IfaceStatus: "active", AttachmentID: p.Attachment}
 }
 
 // attempts is how often a change is decided on anew after another's came between the look and
@@ -190,7 +185,7 @@ func differences(s state, p Port, found *plug.Differences) {
 		}
 		mine++
 		want := p.ids()
-		for _, key := range []string{AttachedMAC, IfaceStatus, VMUUID} {
+		for _, key := range []string{AttachedMAC, IfaceStatus} {
 			if w, ok := want[key]; ok && i.IDs[key] != w {
 				found.Add("interface %s of Open vSwitch has %s %q, not %q", i.Name, key, i.IDs[key], w)
 			}

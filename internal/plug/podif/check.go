@@ -27,8 +27,8 @@ func (s *Namespace) Check(name string, i plug.Interface, found *plug.Differences
 	if l.Flags&net.FlagUp == 0 {
 		found.Add("%s is down in the pod", name)
 	}
-	if mac := linkMAC(i); !bytes.Equal(l.HardwareAddr, mac) {
-		found.Add("%s has MAC address %s in the pod, not %s", name, l.HardwareAddr, mac)
+	if !bytes.Equal(l.HardwareAddr, i.MAC) {
+		found.Add("%s has MAC address %s in the pod, not %s", name, l.HardwareAddr, i.MAC)
 	}
 	if i.MTU != 0 && l.MTU != i.MTU {
 		found.Add("%s has MTU %d in the pod, not %d", name, l.MTU, i.MTU)

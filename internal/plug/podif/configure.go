@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 
@@ -50,9 +49,9 @@ func (s *Namespace) Configure(name string, i plug.Interface) error {
 
 // shape sets what a link has without addresses: MAC, MTU, up.
 func (s *Namespace) shape(l *netlink.LinkAttrs, i plug.Interface) error {
-	if mac := linkMAC(i); !bytes.Equal(l.HardwareAddr, mac) {
-		if err := s.NL.LinkSetHardwareAddr(rtnl.LinkRef(l.Index), mac); err != nil {
-			return fmt.Errorf("give %s in %s the MAC address %s: %w", l.Name, s.Path, mac, err)
+	if !bytes.Equal(l.HardwareAddr, i.MAC) {
+		if err := s.NL.LinkSetHardwareAddr(rtnl.LinkRef(l.Index), i.MAC); err != nil {
+			return fmt.Errorf("give %s in %s the MAC address %s: %w", l.Name, s.Path, i.MAC, err)
 		}
 	}
 	if i.MTU != 0 && l.MTU != i.MTU {
@@ -67,13 +66,6 @@ func (s *Namespace) shape(l *netlink.LinkAttrs, i plug.Interface) error {
 		return fmt.Errorf("set %s up in %s: %w", l.Name, s.Path, err)
 	}
 	return nil
-}
-
-func linkMAC(i plug.Interface) net.HardwareAddr {
-	if i.LinkMAC != nil {
-		return i.LinkMAC
-	}
-	return i.MAC
 }
 
 // ignoreAdvertisements: routers of a VPC's subnet tell of themselves and of prefixes. A pod has

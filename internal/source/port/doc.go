@@ -19,5 +19,6 @@
 //	report.go    the status of PodNICs
 //	health.go    whether Open vSwitch can be used
 //	metrics.go   the metrics
+//	rbac.go      what the daemon may do at the API server
 //	none.go      the source of addresses of a node whose pods have ports only
 package port

@@ -63,7 +63,7 @@ func (p *fakePlugger) Plug(_ context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, plug.ErrPortInUse
 	}
 	p.plugged[w.PortID] = w
-	return plug.Done{HostIfName: "tap" + w.Short(), HostMAC: w.Interface.MAC, PodMAC: w.Interface.MAC, MTU: w.Interface.MTU}, nil
+	return plug.Done{HostIfName: "tap" + w.Short(), HostMAC: w.Interface.MAC, MTU: w.Interface.MTU}, nil
 }
 
 func (p *fakePlugger) Await(ctx context.Context, w plug.Want) error {

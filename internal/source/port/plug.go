@@ -60,8 +60,8 @@ func (n *NICs) Check(ctx context.Context, rec attachment.Record, nic attachment.
 }
 
 // Plugged says that an attachment is ready with its NICs, and no others: at its ADD, at
-// start for each record that is, and after a port was replaced. The operator is told
-// behind the caller's back.
+// start for each record that is, and after a port was replaced. Run
+// tells the operator later; this does not wait for it.
 func (n *NICs) Plugged(rec attachment.Record) {
 	n.change(func(b *book) {
 		maps.DeleteFunc(b.plugged, func(_ string, h held) bool { return h.rec.Key == rec.Key })

@@ -36,7 +36,6 @@ type bench struct {
 	ovn   *OVN
 	nodes map[string]string // namespaces
 	plugs map[string]*ovs.Plugger
-	wants map[string]plug.Want // by pod
 }
 
 func newBench(t *testing.T) *bench {
@@ -46,7 +45,7 @@ func newBench(t *testing.T) *bench {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
-	b := &bench{t: t, ctx: ctx, nodes: map[string]string{}, plugs: map[string]*ovs.Plugger{}, wants: map[string]plug.Want{}}
+	b := &bench{t: t, ctx: ctx, nodes: map[string]string{}, plugs: map[string]*ovs.Plugger{}}
 	dir, err := os.MkdirTemp("", "ovn") // t.TempDir's paths are too long for sockets
 	b.ok(err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
