@@ -23,7 +23,8 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator"))
 }
 
-// bench is a lab of two nodes in port mode.
+// bench is a lab of two nodes in port mode, on which berthd has what the chart gives it and no
+// more.
 type bench struct {
 	*testing.T
 	*lab.Lab
@@ -35,7 +36,7 @@ func raise(t *testing.T, o lab.Options) *bench {
 	t.Helper()
 	harness.CanRun(t, lab.PortMode)
 	o.Nodes = 2
-	l := harness.RaiseQuick(t, lab.PortMode, o)
+	l, _ := harness.RaiseContained(t, lab.PortMode, o)
 	model, ok := l.Ports.(*portcloud.Model)
 	if !ok {
 		t.Fatalf("the lab has %T", l.Ports)
