@@ -274,6 +274,12 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	delete(c.records, id)
 	delete(c.rows, id)
 	delete(c.links, link)
+	if end, ok := strings.CutPrefix(link, "qvo"); ok { // by a Linux bridge (package hybrid)
+		for _, prefix := range []string{"qbr", "qvb", "tap"} {
+			hasLink = hasLink && c.links[prefix+end]
+			delete(c.links, prefix+end)
+		}
+	}
 	switch {
 	case n.Status.Phase != v1alpha1.PhaseActive || n.Status.NodeName != p.Node:
 		return fmt.Errorf("it is on %q: %s", n.Status.NodeName, phase(n))
