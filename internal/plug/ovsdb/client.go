@@ -111,7 +111,9 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 		}
 		conn, err := c.dial(ctx)
 		c.mu.Lock()
-		c.failure = err
+		if err == nil || ctx.Err() == nil { // else time was up, which says nothing of the server
+			c.failure = err
+		}
 		c.mu.Unlock()
 		if err == nil {
 			return conn, nil
