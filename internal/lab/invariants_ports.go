@@ -270,10 +270,9 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	says := n.Status.Node
 	container := c.records[id]
 	link := row.Link
-	hasLink := c.links[link]
+	hasLink := c.takeLinks(link)
 	delete(c.records, id)
 	delete(c.rows, id)
-	delete(c.links, link)
 	switch {
 	case n.Status.Phase != v1alpha1.PhaseActive || n.Status.NodeName != p.Node:
 		return fmt.Errorf("it is on %q: %s", n.Status.NodeName, phase(n))
@@ -291,6 +290,21 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 		return fmt.Errorf("its status.node is %+v", says)
 	}
 	return nil
+}
+
+// takeLinks takes the links of a port that is plugged by one off the list, and tells whether all
+// are there.
+func (c *portNode) takeLinks(link string) bool {
+	all := []string{link}
+	if end, ok := strings.CutPrefix(link, "qvo"); ok { // by a Linux bridge (package hybrid)
+		all = append(all, "qbr"+end, "qvb"+end, "tap"+end)
+	}
+	there := true
+	for _, name := range all {
+		there = there && c.links[name]
+		delete(c.links, name)
+	}
+	return there
 }
 
 // podLink is an interface in a pod.

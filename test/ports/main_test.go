@@ -23,24 +23,26 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator"))
 }
 
-// bench is a lab of two nodes in port mode.
+// bench is a lab of two nodes in port mode, on which berthd has what the chart gives it and no
+// more.
 type bench struct {
 	*testing.T
 	*lab.Lab
-	model *portcloud.Model
-	a, b  *node.Node
+	model     *portcloud.Model
+	container *harness.Container
+	a, b      *node.Node
 }
 
 func raise(t *testing.T, o lab.Options) *bench {
 	t.Helper()
 	harness.CanRun(t, lab.PortMode)
 	o.Nodes = 2
-	l := harness.RaiseQuick(t, lab.PortMode, o)
+	l, c := harness.RaiseContained(t, lab.PortMode, o)
 	model, ok := l.Ports.(*portcloud.Model)
 	if !ok {
 		t.Fatalf("the lab has %T", l.Ports)
 	}
-	return &bench{t, l, model, l.Nodes()[0], l.Nodes()[1]}
+	return &bench{t, l, model, c, l.Nodes()[0], l.Nodes()[1]}
 }
 
 // on is the same lab for a subtest.

@@ -3,6 +3,8 @@ package ports
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -10,12 +12,14 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// A pod's life, with one NIC and with several, by the CNI verbs.
+// A pod's life, with one NIC and with several, by the CNI verbs, where berthd has what the chart
+// gives it.
 func TestPods(t *testing.T) {
 	b := raise(t, lab.Options{})
 	t.Run("OneNIC", func(t *testing.T) { b.on(t).oneNIC() })
@@ -26,6 +30,8 @@ func TestPods(t *testing.T) {
 	t.Run("Refused", func(t *testing.T) { b.on(t).refused() })
 	t.Run("OtherVPC", func(t *testing.T) { b.on(t).otherVPC() })
 	t.Run("ManyAtOnce", func(t *testing.T) { b.on(t).manyAtOnce() })
+	t.Run("ByALinuxBridge", func(t *testing.T) { b.on(t).byALinuxBridge() })
+	t.Run("SocketOfAnotherUser", func(t *testing.T) { b.on(t).socketOfAnotherUser() })
 }
 
 func (b *bench) oneNIC() {
@@ -224,5 +230,59 @@ func (b *bench) manyAtOnce() {
 	harness.Settle(b.T, b.Lab)
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// byALinuxBridge has pods of hosts whose firewall is of iptables, as Neutron tells.
+func (b *bench) byALinuxBridge() {
+	for _, n := range b.Nodes() {
+		b.model.Neutron.AddHost(n.Name, neutron.Host{Agent: true, Hybrid: true})
+		defer b.model.Neutron.AddHost(n.Name, neutron.Host{})
+	}
+	near, far := b.add(b.a, "near", "[{}, {subnet: subnet-2}]"), b.add(b.b, "far", "- subnet: subnet-2")
+	bridge := "qbr" + b.nic(near, "eth0").Status.PortID[:11]
+	there := func() bool {
+		err := ns.Netlink(b.a.Netns, func(h *netlink.Handle) error { _, err := h.LinkByName(bridge); return err })
+		return err == nil
+	}
+	if !there() {
+		b.Errorf("%s has no %s", b.a.Name, bridge)
+	}
+	b.reaches(near, far)
+	b.reaches(far, near)
+	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "near"))
+	harness.Settle(b.T, b.Lab)
+	harness.Remove(b.T, b.a, "near")
+	harness.Remove(b.T, b.b, "far")
+	if there() {
+		b.Errorf("%s still has %s", b.a.Name, bridge)
+	}
+	b.empty()
+}
+
+// socketOfAnotherUser has Open vSwitch's socket be one that berthd, which has no right to pass
+// over permissions, may not write to.
+func (b *bench) socketOfAnotherUser() {
+	socket := strings.TrimPrefix(b.model.OVN.Switch(b.a.Name).Endpoint(), "unix:")
+	info, err := os.Stat(socket)
+	harness.OK(b.T, err)
+	harness.OK(b.T, os.Chmod(socket, 0))
+	begun, err := os.Stat(b.a.LogFile())
+	harness.OK(b.T, err)
+	harness.OK(b.T, b.a.Kill())
+	harness.OK(b.T, b.a.Start())
+	harness.Eventually(b.T, harness.Patience, "berthd tells that permission is denied", func() error {
+		text, err := os.ReadFile(b.a.LogFile())
+		if err == nil && !harness.Says(string(text[begun.Size():]), socket, "permission denied") {
+			err = errors.New(b.a.LogTail(20))
+		}
+		return err
+	})
+	b.container.Allow(b.T, append(b.container.Capabilities(), "DAC_OVERRIDE")...)
+	harness.Restart(b.T, b.a)
+	b.add(b.a, "let-in", "")
+	b.container.Allow(b.T, b.container.Capabilities()...)
+	harness.OK(b.T, os.Chmod(socket, info.Mode()))
+	harness.RemoveAll(b.T, b.a)
 	b.empty()
 }

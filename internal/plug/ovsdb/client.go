@@ -32,6 +32,7 @@ type Client struct {
 	waiting  map[string]chan struct{} // guarded by mu; by link, closed when its Interface changes or a connection is lost or made
 	watchers map[*watcher]bool        // guarded by mu, with what they point to
 	closed   bool                     // guarded by mu
+	failure  error                    // guarded by mu; of the last try to connect
 }
 
 // probe is how often a server that says nothing is asked for a sign of life, and how long it
@@ -101,6 +102,11 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 	}
 	done, err := c.dialing.Take(ctx, "the connection")
 	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.failure != nil { // that of the call which has the turn
+			err = c.failure
+		}
 		return nil, fmt.Errorf("%w: %s: %w", plug.ErrUnreachable, c.endpoint, err)
 	}
 	defer done()
@@ -109,6 +115,11 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 			return conn, err
 		}
 		conn, err := c.dial(ctx)
+		c.mu.Lock()
+		if err == nil || ctx.Err() == nil { // else time was up, which says nothing of the server
+			c.failure = err
+		}
+		c.mu.Unlock()
 		if err == nil {
 			return conn, nil
 		}

@@ -1,0 +1,188 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/run/node"
+)
+
+// enter does to berthd what a runtime does to a container: it has a root folder of its own
+// that nobody can write to, the mounts that are told and no others, a /proc/sys to read
+// only, and a bounding set of capabilities. The machine's own programs and libraries are
+// its image's; no seccomp profile is imitated.
+const enter = `#!/bin/sh
+exec unshare --mount --propagation slave sh -ec '
+	dir=$1 program=$2
+	shift 2
+	root=$dir/root
+	mount -t tmpfs -o mode=755 tmpfs "$root"
+	for d in usr bin sbin lib lib64; do
+		if [ -L "/$d" ]; then
+			cp -P "/$d" "$root/$d"
+		elif [ -d "/$d" ]; then
+			mkdir "$root/$d"
+			mount --rbind "/$d" "$root/$d"
+		fi
+	done
+	mkdir "$root/dev" "$root/proc"
+	touch "$root/dev/null"
+	mount --bind /dev/null "$root/dev/null"
+	mount --rbind /proc "$root/proc"
+	mount --bind /proc/sys "$root/proc/sys"
+	mount -o remount,bind,ro "$root/proc/sys"
+	while read -r from to propagation; do
+		mkdir -p "$root$to"
+		mount --rbind "$from" "$root$to"
+		mount "--make-$propagation" "$root$to"
+	done <"$dir/mounts"
+	mount -o remount,bind,ro "$root"
+	exec chroot "$root" setpriv --bounding-set "$(cat "$dir/capabilities")" "$program" "$@"
+' enter %s %s "$@"
+`
+
+// Container has berthd of a lab's nodes run as the chart's DaemonSet has it: not privileged,
+// with a few capabilities and the host's folders that the chart mounts.
+type Container struct {
+	of   corev1.Container // of the chart's default values
+	dirs []string         // one a node
+}
+
+// RaiseContained is RaiseQuick with berthd in containers. It wants that mounts in the folder of
+// network namespaces propagate, as on a machine with systemd: they reach containers then.
+func RaiseContained(t *testing.T, m lab.Mode, o lab.Options) (*lab.Lab, *Container) {
+	t.Helper()
+	const netns = "/run/netns"
+	// It must have been so before the first namespace, whosever, is there.
+	if err := unix.Mount("", netns, "", unix.MS_SHARED, ""); err != nil {
+		t.Fatalf("%s is no mount of its own: run this in hack/sandbox.sh, as make test does: %v", netns, err)
+	}
+	dir, err := os.MkdirTemp("", "contained-")
+	OK(t, err)
+	t.Cleanup(func() { OK(t, os.RemoveAll(dir)) })
+	o.NoDaemons = true
+	l, c := RaiseQuick(t, m, o), &Container{}
+	for _, n := range l.Nodes() {
+		c.contain(t, l, n, filepath.Join(dir, n.Name))
+	}
+	c.Allow(t, c.Capabilities()...)
+	for _, operator := range l.Operators() {
+		OK(t, operator.Start())
+	}
+	for _, n := range l.Nodes() {
+		OK(t, n.Start())
+	}
+	ctx := Deadline(t, Patience)
+	OK(t, l.WaitReady(ctx))
+	if m == lab.PortMode {
+		OK(t, l.WaitVPCs(ctx))
+	}
+	return l, c
+}
+
+// contain has a node's berthd, which does not run, run in a container from now on.
+func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) {
+	t.Helper()
+	OK(t, os.MkdirAll(filepath.Join(dir, "root"), 0o755))
+	c.dirs = append(c.dirs, dir)
+	pod := chartPod(t, l.Mode, n)
+	c.of = pod.Containers[0]
+	if s := c.of.SecurityContext; s.Privileged != nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || !*s.ReadOnlyRootFilesystem || !pod.HostNetwork {
+		t.Fatalf("not imitated: security context %+v, the node's network %t", s, pod.HostNetwork)
+	}
+	mounts := hostMounts(t, pod)
+	// What is the image's, and the token of the service account.
+	own := []string{dir, BinDir}
+	if kube := filepath.Join(n.Dir, "etc", "kubernetes"); l.Kube != nil {
+		own = append(own, kube)
+	}
+	for _, folder := range own {
+		mounts += folder + " " + folder + " rprivate\n"
+	}
+	program := filepath.Join(dir, "berthd")
+	for name, content := range map[string]string{"mounts": mounts, "berthd": fmt.Sprintf(enter, dir, filepath.Join(BinDir, "berthd"))} {
+		OK(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+	OK(t, errors.Join(os.Chmod(program, 0o700), os.Symlink(filepath.Join(BinDir, "berth"), filepath.Join(dir, "berth"))))
+	n.BinDir, n.Env = dir, maps.Clone(n.Env)
+	if n.Env == nil {
+		n.Env = map[string]string{}
+	}
+	for _, e := range c.of.Env {
+		if e.Name == "BERTH_SYSCTL_DIR" { // the lab tells the rest by flags
+			n.Env[e.Name] = e.Value
+		}
+	}
+}
+
+// chartPod is berthd's pod as the chart makes it for a node whose folders are where the lab
+// has them.
+func chartPod(t *testing.T, m lab.Mode, n *node.Node) corev1.PodSpec {
+	t.Helper()
+	settings := map[string]any{
+		"state-dir": n.StateDir(), "socket": n.Socket(), "cni-bin-dir": n.CNIBinDir(), "cni-conf-dir": n.ConfDir(), "cri-socket": nil,
+	}
+	for _, arg := range n.Args {
+		if ovsdb, ok := strings.CutPrefix(arg, "--ovsdb="); ok {
+			settings["ovsdb"] = ovsdb
+		}
+	}
+	r := deploy.InMode(string(m), "lab")
+	r.Values["daemon"] = map[string]any{"settings": settings}
+	objects, err := deploy.Render(r)
+	OK(t, err)
+	d, err := deploy.Get[appsv1.DaemonSet](objects, "DaemonSet", "berthd")
+	OK(t, err)
+	return d.Spec.Template.Spec
+}
+
+// hostMounts are the mounts of a pod's container, all of which must be the host's: a line
+// each of what, where and how it propagates.
+func hostMounts(t *testing.T, pod corev1.PodSpec) (lines string) {
+	t.Helper()
+	for _, m := range pod.Containers[0].VolumeMounts {
+		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		if i < 0 || pod.Volumes[i].HostPath == nil || m.ReadOnly {
+			t.Fatalf("mount %+v of %+v is not imitated", m, pod.Volumes)
+		}
+		propagation := "rprivate" // kubelets' own (corev1.MountPropagationNone)
+		if p := m.MountPropagation; p != nil && *p == corev1.MountPropagationHostToContainer {
+			propagation = "rslave"
+		}
+		host := pod.Volumes[i].HostPath
+		if *host.Type == corev1.HostPathDirectoryOrCreate {
+			OK(t, os.MkdirAll(host.Path, 0o755))
+		}
+		lines += host.Path + " " + m.MountPath + " " + propagation + "\n"
+	}
+	return lines
+}
+
+// Capabilities are those of the chart's container, which has no others and is not privileged.
+func (c *Container) Capabilities() []corev1.Capability {
+	return slices.Clone(c.of.SecurityContext.Capabilities.Add)
+}
+
+// Allow has berthd have some capabilities, and no others, from its next start on.
+func (c *Container) Allow(t *testing.T, capabilities ...corev1.Capability) {
+	t.Helper()
+	set := "-all" // as setpriv(1) writes it
+	for _, one := range capabilities {
+		set += ",+" + strings.ToLower(string(one))
+	}
+	for _, dir := range c.dirs {
+		OK(t, os.WriteFile(filepath.Join(dir, "capabilities"), []byte(set), 0o600))
+	}
+}
