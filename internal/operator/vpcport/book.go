@@ -54,6 +54,7 @@ type nic struct {
 	// cache trails while it shows that.
 	replaced string
 
+	waits  waits // of its pod, for metrics
 	failed failure
 	asked  plan.Want // in vain, when it failed
 	looks  int       // in a row that did not settle it

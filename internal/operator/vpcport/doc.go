@@ -20,6 +20,7 @@
 //	call.go        the calls
 //	sweep.go       what others did to ports, and ports that nobody has
 //	tell.go        Events of pods
+//	waits.go       what pods wait for, and since when
 //	metrics.go     the metrics
 //	rbac.go        what the operator may do at the API server
 //

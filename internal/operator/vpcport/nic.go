@@ -53,6 +53,7 @@ func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (rec
 		return reconcile.Result{}, err
 	}
 	c.noteIdle(s)
+	c.noteWaits(s)
 	return c.step(ctx, s, n)
 }
 
@@ -296,9 +297,6 @@ func (c *Controller) writeStatus(ctx context.Context, s *scene, n nic, next plan
 // report tells of what a status says that it did not before: the pod by an Event, the
 // log, the metrics.
 func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
-	is := func(st v1alpha1.PodNICStatus) bool {
-		return st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive
-	}
 	name := s.o.Namespace + "/" + s.o.Name
 	if s.pod != nil {
 		var wrong error
@@ -309,8 +307,10 @@ func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
 			}
 		}
 		c.warn(s.pod, "nic "+s.next.name, reason, wrong)
-		if is(after) && !is(before) && after.PortID != "" {
-			c.o.Metrics.bound.WithLabelValues(s.o.Spec.VPC).Observe(age(s.pod, c.now()).Seconds())
+		if isBound(after) && !isBound(before) && after.PortID != "" {
+			if starts(s.pod) {
+				c.o.Metrics.bound.WithLabelValues(s.o.Spec.VPC).Observe(age(s.pod, c.now()).Seconds())
+			}
 			c.o.Logger.Debug("port bound", "podnic", name, "port", after.PortID, "host", after.Host, "pod", s.pod.Name)
 		}
 	}

@@ -54,12 +54,13 @@ type store interface {
 // keeper has a certificate to serve with, and while it leads keeps the authorities that
 // sign such certificates fresh.
 type keeper struct {
-	store store
-	names []string
-	leads func() bool
-	every time.Duration // it looks
-	clock clock.Clock
-	log   *slog.Logger
+	store   store
+	names   []string
+	leads   func() bool
+	every   time.Duration // it looks
+	clock   clock.Clock
+	log     *slog.Logger
+	metrics *Metrics
 
 	seen parsed // by run alone
 
@@ -101,6 +102,9 @@ func (k *keeper) run(ctx context.Context) error {
 	said := ""
 	for {
 		err := k.keep(ctx)
+		if ctx.Err() == nil {
+			k.metrics.checked(err)
+		}
 		if text := fmt.Sprint(err); err == nil || ctx.Err() != nil {
 			said = ""
 		} else if text != said {

@@ -74,7 +74,7 @@ func (m *memory) accepts(k *keeper) error {
 }
 
 func (m *memory) keeper(leads func() bool) *keeper {
-	return &keeper{store: m, names: []string{"berth-operator.kube-system.svc"}, leads: leads, every: 20 * time.Minute, clock: clock.Real{}, log: slog.New(slog.DiscardHandler)}
+	return &keeper{store: m, names: []string{"berth-operator.kube-system.svc"}, leads: leads, every: 20 * time.Minute, clock: clock.Real{}, log: slog.New(slog.DiscardHandler), metrics: NewMetrics()}
 }
 
 // For four years there is no moment at which the API server would not take what either
