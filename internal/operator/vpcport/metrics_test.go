@@ -13,6 +13,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/vpcport/plan"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/test/harness"
@@ -133,7 +134,7 @@ func TestListedPorts(t *testing.T) {
 	}
 	m.listed("blue", &vpcport.Error{Class: vpcport.Transient})
 	m.keepOnly([]string{"blue"})
-	harness.CheckMetrics(t, m.Collectors(), nil, map[string]string{
+	harness.CheckMetrics(t, m.Collectors(), []metric.Family{famSteps, famBound, famPlugged, famListed, famAstray, famSwept}, map[string]string{
 		`berth_operator_stray_ports{kind="orphan",vpc="blue"}`:                           "2",
 		`berth_operator_stray_ports{kind="double",vpc="blue"}`:                           "1",
 		`berth_operator_port_listings_total{result="success",vpc="blue"}`:                "1",

@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and what came of them: ok, or the class of the failure, such as transient, throttled, unauthorized, forbidden, subnet-full or over-quota.", "vpc", "operation", "class")
+	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and what came of them: ok, or the class of the failure (transient, throttled, unauthorized, forbidden, invalid, network-gone, reference-gone, port-gone, subnet-full, address-taken, mac-taken, over-quota, conflict, stale, too-large, bug or unknown).", "vpc", "operation", "class")
 	famDuration  = metric.New("berth_operator_port_call_seconds", "histogram", "How long a call to a provider of VPC ports took.", "vpc", "operation")
 	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long a call waited until it was sent, as others were under way or the provider had asked for fewer.", "vpc")
 	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers that are under way.")
