@@ -15,6 +15,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
 
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 const (
@@ -53,11 +54,11 @@ func (p *Provider) Project(ctx context.Context) (string, error) {
 	}
 	token, ok := client.GetAuthResult().(tokens.CreateResult)
 	if !ok {
-		return "", lie(opToken, "a token without a body")
+		return "", rest.Lie(opToken, "a token without a body")
 	}
 	project, err := token.ExtractProject()
-	if err != nil || project == nil || !validID(project.ID) {
-		return "", lie(opToken, "a token of no project")
+	if err != nil || project == nil || !rest.ValidID(project.ID) {
+		return "", rest.Lie(opToken, "a token of no project")
 	}
 	return project.ID, nil
 }
