@@ -137,7 +137,7 @@ func (s Settings) endpointIn(catalog []tokens.CatalogEntry) (string, error) {
 }
 
 func (s Settings) endpointOf(found string) (string, error) {
-	u, err := baseURL(found)
+	u, err := rest.BaseURL(found, "/v3", "/v2.0")
 	if err != nil {
 		return "", fmt.Errorf("the network service in Keystone's catalog: %w", err)
 	}
