@@ -271,7 +271,7 @@ func TestVPCsAreForTheirNamespaces(t *testing.T) {
 	}
 	seenVPC(t, others)
 	for name, allowed := range map[string]bool{"all": true, "some": true, "none": false, "selected": true, "others": false, "unknown": true} {
-		want := ": VPC " + name + " is not for namespace default (spec.allowedNamespaces)"
+		want := ": VPC " + name + " is not for namespace default (spec.allowedNamespaces of the VPC)"
 		nic := podNIC("of-"+name, "")
 		nic.Spec.VPC = name
 		for field, err := range map[string]error{

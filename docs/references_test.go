@@ -64,7 +64,7 @@ var others = map[string]string{
 	"tags":             "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
 	"configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
-	"previous": "kubectl", "filters": "aws",
+	"previous": "kubectl", "filters": "aws", "from-literal": "kubectl", "for": "kubectl",
 	"set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }
 
@@ -132,7 +132,7 @@ func TestMetricsExist(t *testing.T) {
 // Every field in the documents is one that a kind of Berth's has.
 func TestFieldsExist(t *testing.T) {
 	known := map[string]bool{"spec.providerID": true, "spec.nodeName": true, "spec.hostNetwork": true, "status.phase": true, "status.podIP": true} // of a Node and a Pod
-	for _, kind := range []string{"nodenetwork", "addresspool", "addressblock", "blockrequest"} {
+	for _, kind := range []string{"nodenetwork", "addresspool", "addressblock", "blockrequest", "vpc", "podnic"} {
 		section := ""
 		for line := range strings.Lines(readPage(t, "reference/"+kind+".md")) {
 			if s, ok := strings.CutPrefix(line, "## s"); ok {

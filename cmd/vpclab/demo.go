@@ -38,8 +38,12 @@ mode. Exits with 0 when every proof passed.`,
 			if err := f.absolute(); err != nil {
 				return err
 			}
+			cloud, err := f.portCloud()
+			if err != nil {
+				return err
+			}
 			o := demo.Options{
-				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: lab.Mode(f.mode), Kubelets: f.kubeletOptions()},
+				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: lab.Mode(f.mode), Kubelets: f.kubeletOptions(), PortCloud: cloud},
 				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {
@@ -51,7 +55,7 @@ mode. Exits with 0 when every proof passed.`,
 				o.Out, o.Told = report, func(err error) error { return control.ReportEnd(report, err) }
 			case keep: // the lab outlives this command: a process in the background has it
 				_, err := control.Spawn(cmd.Context(), f.dir, append([]string{
-					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", f.nodes), "--mode=" + f.mode,
+					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", f.nodes), "--mode=" + f.mode, "--neutron=" + f.neutron,
 				}, f.kubeletArgs()...), func(line string) { fmt.Fprintln(cmd.OutOrStdout(), line) })
 				return err
 			}
@@ -61,6 +65,7 @@ mode. Exits with 0 when every proof passed.`,
 	c.Flags().StringVar(&f.dir, "dir", demo.DefaultDir, "`directory` of the demo's lab")
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
+	neutronFlag(c, &f.neutron)
 	f.kubeletFlags(c)
 	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, 2 or more")
 	c.Flags().BoolVar(&keep, "keep", false, "leave the lab up afterwards")

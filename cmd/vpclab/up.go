@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/control"
 	"github.com/berthnet/berth/internal/lab/demo"
+	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
@@ -27,6 +29,7 @@ type labFlags struct {
 	noDaemons                           bool
 	kubelets                            bool
 	containerd, proxy, helm             string
+	neutron                             string
 	images                              []string
 }
 
@@ -37,6 +40,7 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.instanceType, "instance-type", "m5.large", "instance `type` of the nodes, when no spec is given")
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
+	neutronFlag(c, &f.neutron)
 	c.Flags().IntVar(&f.operators, "operators", 2, "how many berth-operator processes in operator mode; one leads")
 	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
@@ -82,12 +86,37 @@ func modeFlag(c *cobra.Command, mode *string) {
 	c.Flags().StringVar(mode, "mode", string(lab.NodeMode), "where addresses come from: `node` (ENIs, by each berthd), operator (ENIs, by berth-operator), pool (address pools) or port (ports of a VPC)")
 }
 
+// The values of --neutron.
+const (
+	modelNeutron = "model"
+	realNeutron  = "real"
+)
+
+func neutronFlag(c *cobra.Command, neutron *string) {
+	c.Flags().StringVar(neutron, "neutron", modelNeutron, "whose ports there are in port mode: `model` (Neutron and Keystone imitated strictly, OVN real) or real (all of them real; hack/deps.sh neutron installs them)")
+}
+
+// portCloud is what --neutron names.
+func (f *labFlags) portCloud() (func(context.Context, portcloud.Options) (portcloud.Cloud, error), error) {
+	switch f.neutron {
+	case modelNeutron:
+		return portcloud.NewModel, nil
+	case realNeutron:
+		return portcloud.NewReal, nil
+	}
+	return nil, fmt.Errorf("--neutron %q: want %s or %s", f.neutron, modelNeutron, realNeutron)
+}
+
 func (f *labFlags) options() (lab.Options, error) {
 	o := lab.Options{
 		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
 		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
 		Mode: lab.Mode(f.mode), OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
 		Kubelets: f.kubeletOptions(),
+	}
+	var err error
+	if o.PortCloud, err = f.portCloud(); err != nil {
+		return o, err
 	}
 	if f.nodes < 1 || f.nodes > 100 {
 		return o, fmt.Errorf("--nodes %d: want 1 to 100", f.nodes)
@@ -107,7 +136,7 @@ func (f *labFlags) args() []string {
 	out := []string{
 		"--dir=" + f.dir, "--spec=" + f.specFile, "--instance-type=" + f.instanceType, "--bin-dir=" + f.binDir,
 		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
-		"--mode=" + f.mode, fmt.Sprintf("--operators=%d", f.operators),
+		"--mode=" + f.mode, "--neutron=" + f.neutron, fmt.Sprintf("--operators=%d", f.operators),
 	}
 	out = append(out, f.kubeletArgs()...)
 	for _, a := range f.operatorArgs {

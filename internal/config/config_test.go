@@ -63,6 +63,7 @@ func TestDefaults(t *testing.T) {
 		SubnetTags: map[string]string{}, SecurityGroupTags: map[string]string{}, DeleteOnTermination: true,
 		SysctlDir:      "/proc/sys",
 		BlockWatermark: 25, BlockReleaseDelay: 5 * time.Minute, BlockClaimInterval: 20 * time.Second, ExportTable: 119,
+		OVSDB: "unix:/run/openvswitch/db.sock", OVSBridges: []string{"br-int"}, PortWait: 45 * time.Second, AgentNamespaces: []string{"vpc-ns-", "vpc-ns"}, AgentWait: 3 * time.Second,
 		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
 		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", PodEvents: PodEventsAuto, LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
@@ -112,6 +113,31 @@ func TestPoolMode(t *testing.T) {
 	}
 	if c, err := load(t, []string{"--ipam=pool"}, nil); err != nil || c.ExportTable != 119 || c.BlockWatermark != 25 || c.WithdrawOnExit {
 		t.Errorf("%+v, %v", c, err)
+	}
+}
+
+func TestPorts(t *testing.T) {
+	c, err := load(t, []string{"--ipam=port", "--ignore-untold-annotations"}, nil)
+	if err != nil || !c.HasPorts() || c.VPCPorts || c.OVSDB != "unix:/run/openvswitch/db.sock" || c.PortWait != 45*time.Second || c.AgentWait != 3*time.Second {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if diff := cmp.Diff([][]string{{"br-int"}, {"vpc-ns-", "vpc-ns"}}, [][]string{c.OVSBridges, c.AgentNamespaces}); diff != "" {
+		t.Error(diff)
+	}
+	c, err = load(t, []string{"--ipam=pool", "--vpc-ports", "--ovsdb=", "--ovs-bridges=br-a,br-b", "--port-wait=2m"}, nil)
+	if err != nil || !c.HasPorts() || c.OVSDB != "" || len(c.OVSBridges) != 2 || c.PortWait != 2*time.Minute {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if c, err := load(t, nil, nil); err != nil || c.HasPorts() {
+		t.Errorf("%+v, %v", c, err)
+	}
+	for arg, want := range map[string]string{
+		"--ovsdb=/run/openvswitch/db.sock": "expected unix:/PATH or tcp:HOST:PORT", "--ovsdb=unix:db.sock": "expected unix:/PATH", "--ovsdb=tcp:127.0.0.1": "expected unix:/PATH",
+		"--ovs-bridges=br-int,a-name-that-is-too-long": "of 15 characters at most", "--agent-wait=61s": "--agent-wait is more than 1m", "--agent-netns-prefixes=../x": "beginning of a file name",
+	} {
+		if _, err := load(t, []string{"--ipam=port", arg}, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", arg, err, want)
+		}
 	}
 }
 
@@ -239,6 +265,9 @@ func TestContradictions(t *testing.T) {
 		"--ipam=pool --auto-create-node-network":                                  "needs --ipam=eni-operator",
 		"--ipam=pool --warm-ip-target=2 --external-snat":                          "--warm-ip-target, --external-snat: of no meaning",
 		"--ipam=pool --subnets=subnet-1":                                          "--subnets: of no meaning",
+		"--ipam=port --warm-ip-target=2":                                          "--warm-ip-target: of no meaning with --ipam=port: addresses are those of ports of VPCs",
+		"--ipam=port --withdraw-on-exit":                                          "--withdraw-on-exit needs --ipam=pool",
+		"--vpc-ports --ovs-bridges=":                                              "--ovs-bridges is empty",
 		"--ipam=pool --export-table=254":                                          "but for 253 to 255",
 		"--ipam=pool --export-table=0":                                            "expected the number of a routing table",
 		"--ipam=pool --block-watermark=101":                                       "from 0 to 100",

@@ -59,6 +59,7 @@ type Operator struct {
 	// VPC ports
 	VPCCalls    int // under way at once, to one endpoint
 	UnplugGrace time.Duration
+	WebhookAddr string
 	FirstIsPort bool // the first interface of pods with NICs is one of them
 
 	// Watching
@@ -118,7 +119,7 @@ func (o *Operator) contradictions() []error {
 	})
 	listeners := map[string]string{}
 	for _, l := range []struct{ flag, address string }{
-		{"metrics-address", o.MetricsAddr}, {"health-address", o.HealthAddr}, {"pprof-address", o.PprofAddr},
+		{"metrics-address", o.MetricsAddr}, {"health-address", o.HealthAddr}, {"pprof-address", o.PprofAddr}, {"webhook-address", o.WebhookAddr},
 	} {
 		if l.address == "" || strings.HasSuffix(l.address, ":0") {
 			continue
@@ -217,6 +218,8 @@ func operatorPortSettings(o *Operator) []Setting {
 			Doc: "How long the port of a pod that is gone is left to its node's daemon to unplug, before it is deleted or bound elsewhere. A node that is gone, or has the taint node.kubernetes.io/out-of-service, is not waited for."},
 		{Flag: "first-interface-is-port", Default: "true", bare: true, parse: boolean(&o.FirstIsPort),
 			Doc: "Whether the first interface of pods with NICs, by which the kubelet knows the pod, is a port of a VPC too. Set to false where it comes from ENIs or address pools."},
+		{Flag: "webhook-address", parse: checked(&o.WebhookAddr, orEmpty(hostPort)),
+			Doc: "Where the API server asks, by TLS, about pods that ask for NICs, and PodNICs. Every operator answers, leading or not. Not set: it is not asked, and whoever makes a pod hears by Events what is wrong with it."},
 	}
 }
 

@@ -21,8 +21,8 @@ func portSettings(c *Config) []Setting {
 			Doc: "With ports of VPCs, how long an ADD waits until a pod's ports are bound to this node, are plugged and carry packets, before it fails with code 11 (try again later). An ADD that needs an address too waits for the longer of this and warm-wait, for all together."},
 		{Flag: "agent-netns-prefixes", Default: "vpc-ns-,vpc-ns", parse: list(&c.AgentNamespaces, netnsPrefix),
 			Doc: "With ports of VPCs of type Netns, what the names of the VPCs' network namespaces begin with, in which the provider's agent puts the links of ports, separated by commas. No other namespace is entered."},
-		{Flag: "agent-wait", Default: "3s", parse: duration(&c.AgentWait, time.Millisecond, time.Minute),
-			Doc: "With ports of VPCs of type Netns, how long an ADD waits for the agent to have made a port's link, once the port is bound."},
+		{Flag: "agent-wait", Default: "3s", parse: duration(&c.AgentWait, time.Millisecond, 10*time.Minute),
+			Doc: "With ports of VPCs of type Netns, how long an ADD waits for the agent to have made a port's link, once the port is bound; a minute at most."},
 	}
 }
 

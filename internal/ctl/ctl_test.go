@@ -152,9 +152,23 @@ func poolNode() introspect.Document {
 	return doc
 }
 
+// portNode has a pod of NICs alone.
+func portNode() introspect.Document {
+	return introspect.Document{Node: "node-a", InstanceID: "node-a", IPAM: "port", NICs: []introspect.NIC{
+		{
+			Namespace: "shop", Pod: "web-0", ContainerID: "4f5e6d7c8b9a0f1e2d3c", Interface: "eth0", PodNIC: "web-0-eth0-7f", Port: "a2815656-76f7-46d4-9d11-057063db1a14",
+			Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.0.12/24"), netip.MustParsePrefix("2001:db8::c/64")}, Plug: "OVS", HostLink: "tapa2815656-76", MTU: 1442,
+		},
+		{
+			Namespace: "shop", Pod: "web-0", ContainerID: "4f5e6d7c8b9a0f1e2d3c", Interface: "eth1", PodNIC: "web-0-eth1-7f", Port: "c30b3c59-9e3d-4b0a-8f6e-1d2c3b4a5f60",
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/24")}, Plug: "Netns", MTU: 1500,
+		},
+	}}
+}
+
 func TestIPManager(t *testing.T) {
 	for name, doc := range map[string]introspect.Document{
-		"busy": busyNode(), "dual-stack": dualStackNode(), "pool": poolNode(), "empty": {Node: "node-a"},
+		"busy": busyNode(), "dual-stack": dualStackNode(), "pool": poolNode(), "ports": portNode(), "empty": {Node: "node-a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			goldenRun(t, "ip-manager-"+name+".txt", "ip-manager", "--address", serve(t, doc, ""))

@@ -119,7 +119,7 @@ func (d *Daemon) setUp(ctx context.Context, rec attachment.Record, until time.Ti
 	if err == nil {
 		d.usable.set()
 		d.tellPlugged(ready)
-		d.logAttachment("attached", ready, "from", rec.Lease.Group())
+		d.Log.Info("attached", forLog(ready, "from", rec.Lease.Group())...)
 		return ready, nil
 	}
 	if undoErr := d.giveUp(ctx, rec, err); undoErr != nil {
@@ -218,22 +218,22 @@ func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
 	if err := failpoint.Hit("daemon.undo.reaped"); err != nil {
 		return err
 	}
+	d.tellUnplugged(rec)
 	if err := d.Store.Delete(rec.Key); err != nil {
 		return recordFailure(err)
 	}
 	err := failpoint.Hit("daemon.undo.unrecorded")
 	d.Source.Cancel(rec.Key)
-	d.tellUnplugged(rec)
 	return err
 }
 
-// logAttachment tells of an attachment that came or went.
-func (d *Daemon) logAttachment(event string, rec attachment.Record, more ...any) {
-	args := []any{"attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name, "addresses", rec.Lease.Addrs()}
+// forLog is an attachment that came or went for a log line, and more about that.
+func forLog(rec attachment.Record, more ...any) []any {
+	args := append([]any{"attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name, "addresses", rec.Lease.Addrs()}, more...)
 	if len(rec.NICs) > 0 {
 		args = append(args, "nics", nicNames(rec))
 	}
-	d.Log.Info(event, append(args, more...)...)
+	return args
 }
 
 func recordFailure(err error) error {

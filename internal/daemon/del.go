@@ -61,6 +61,7 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	if err := d.unwire(kctx, rec); err != nil {
 		return err
 	}
+	d.tellUnplugged(rec)
 	if err := failpoint.Hit("daemon.del.detached"); err != nil {
 		return err
 	}
@@ -76,7 +77,6 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	err = failpoint.Hit("daemon.del.unrecorded")
 	d.Source.Release(rec.Key)
 	d.cooling.add(d.Clock.Boot(), rec.Lease.Addrs()...)
-	d.tellUnplugged(rec)
-	d.logAttachment("released", rec, "why", why)
+	d.Log.Info("released", forLog(rec, "why", why)...)
 	return errors.Join(err, failpoint.Hit("daemon.del.released"))
 }

@@ -99,7 +99,32 @@ func (s *switchboard) lose() {
 	clear(s.plugs)
 }
 
-// wantPlugs asserts what is plugged, by port, that nothing was done that may not be, and
+// plug is what a daemon that is no more left.
+func (s *switchboard) plug(hostLink, port string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plugs[plugged{hostLink, port}] = attachment.NIC{Port: port}
+}
+
+// count tells how often a method was called.
+func (s *switchboard) count(method string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls[method]
+}
+
+// hear has the operator compare what it believes with what is plugged, as those do who
+// implement NICs where no record tells them.
+func (s *switchboard) hear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for port := range s.told {
+		_, ok := s.records().ByPort(port)
+		s.told[port] = ok
+	}
+}
+
+// want asserts what is plugged, by port, that nothing was done that may not be, and
 // what the operator heard of each port.
 func (s *switchboard) want(t testing.TB, ports ...string) {
 	t.Helper()
@@ -227,16 +252,31 @@ func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachm
 
 func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 
+// Replaced goes by bind: a NIC of the same interface with another port.
+func (f *fakeNICs) Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	nics = slices.Clone(rec.NICs)
+	for i, n := range nics {
+		at := slices.IndexFunc(f.bound[rec.Pod.Name], func(b attachment.NIC) bool { return b.IfName == n.IfName && b.Port != n.Port })
+		if at >= 0 {
+			nics[i], ok = f.bound[rec.Pod.Name][at], true
+		}
+	}
+	return nics, ok
+}
+
 func (f *fakeNICs) Plugged(rec attachment.Record) { f.tell(rec, true) }
 
 func (f *fakeNICs) Unplugged(rec attachment.Record) {
-	if now, ok := f.records().Get(rec.Key); ok {
-		f.tell(now, true)
-		f.switchboard.mu.Lock()
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is told to be unplugged, and has a record", rec.Key))
-		f.switchboard.mu.Unlock()
-	}
 	f.tell(rec, false)
+	f.switchboard.mu.Lock()
+	defer f.switchboard.mu.Unlock()
+	for p := range f.plugs {
+		if p.hostLink == rec.HostLink {
+			f.wrong = append(f.wrong, fmt.Sprintf("%s is told to be unplugged, and has %s", rec.Key, p.port))
+		}
+	}
 }
 
 func (f *fakeNICs) tell(rec attachment.Record, is bool) {

@@ -13,7 +13,7 @@ import (
 )
 
 // callLimit bounds a call of which the caller set no bound, or a later one.
-// An ADD may wait for an address besides.
+// An ADD may wait for an address and for NICs besides.
 const callLimit = 60 * time.Second
 
 // observe is around every call of the plugin: it enforces a deadline, turns a
@@ -21,7 +21,7 @@ const callLimit = 60 * time.Second
 func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.UnaryHandler) (reply any, err error) {
 	limit := callLimit
 	if verb == "Add" {
-		limit += d.WarmWait
+		limit += max(d.WarmWait, d.NICWait)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -17,8 +18,13 @@ import (
 
 // TestInterleavings has ADDs, DELs, GCs, CHECKs and sweeps of a few containers run
 // into each other in any order, ADDs cancelled at any moment. Nobody ever has an
-// address that another has, and at rest records, kernel and source say the same.
+// address or port that another has, and at rest records, kernel and source say the same.
 func TestInterleavings(t *testing.T) {
+	t.Run("addresses alone", func(t *testing.T) { interleavings(t, newNode) })
+	t.Run("with NICs", func(t *testing.T) { interleavings(t, newPortNode) })
+}
+
+func interleavings(t *testing.T, newNode func(t *testing.T, addrs ...string) *node) {
 	const rounds, workers, calls = 20, 8, 25
 	var addrs []string
 	for i := range 9 {
@@ -52,6 +58,9 @@ func TestInterleavings(t *testing.T) {
 			keys = append(keys, k)
 		}
 		netns[fmt.Sprint("c", c)] = n.newNetns(fmt.Sprint("c", c))
+		if r.nics != nil && c > 0 { // both attachments of a container want the same port
+			r.nics.bind(fmt.Sprint("c", c), testNIC("eth1", fmt.Sprint("p-", c)))
+		}
 	}
 	seed := rand.Uint64()
 	t.Log("seed", seed)
@@ -67,7 +76,8 @@ func TestInterleavings(t *testing.T) {
 					}
 					switch rnd.IntN(10) {
 					case 0, 1, 2, 3, 4:
-						_, err := r.add(ctx, attachment.Record{Key: key, Netns: attachment.Netns{Path: netns[key.ContainerID]}}, source.Wish{})
+						want := attachment.Record{Key: key, Netns: attachment.Netns{Path: netns[key.ContainerID]}, Pod: attachment.Pod{Name: key.ContainerID}}
+						_, err := r.add(ctx, want, source.Wish{})
 						// An address that another has is refused by the records or by the kernel.
 						if err != nil && failureOf(err).Code != types.ErrTryAgainLater {
 							t.Errorf("ADD %s: %v", key, err)
@@ -102,6 +112,9 @@ func TestInterleavings(t *testing.T) {
 	}
 	waitFor(t, func() bool { return r.reaper.count() == 0 })
 	n.wantKernel(t, 0, 0)
+	if n.board != nil {
+		n.board.want(t)
+	}
 	waitFor(t, func() bool { return r.document().Totals.Available == len(addrs) && len(r.Store.CoolingRecords()) == 0 })
 }
 
@@ -113,7 +126,11 @@ func atRest(t *testing.T, n *node, r *running, addrs int) {
 	if len(links) != len(records) || len(routes) != len(records) {
 		t.Errorf("records %v, links %v, routes %v", records, links, routes)
 	}
+	var ports []string
 	for _, rec := range records {
+		for _, nic := range rec.NICs {
+			ports = append(ports, nic.Port)
+		}
 		if rec.State != attachment.Ready {
 			t.Errorf("%s is %s", rec.Key, rec.State)
 		}
@@ -125,6 +142,10 @@ func atRest(t *testing.T, n *node, r *running, addrs int) {
 		if _, cools := r.Store.Cooling(rec.Lease.IPv4); cools {
 			t.Errorf("%s of %s cools", rec.Lease.IPv4, rec.Key)
 		}
+	}
+	if n.board != nil {
+		slices.Sort(ports)
+		n.board.want(t, ports...)
 	}
 	if d := r.document().Totals; d.Allocated != len(records) || d.Allocated+d.Cooling+d.Available != addrs {
 		t.Errorf("totals %+v with %d records", d, len(records))

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -20,7 +21,7 @@ func (d *Daemon) document() introspect.Document {
 		InstanceID: d.Store.Node().InstanceID, Node: d.NodeName, IPAM: d.IPAM, Version: version.String(), Time: d.Clock.Now().UTC(),
 		Allocated: allocated(d.Store.Records()), Available: []introspect.Available{}, Cooling: []introspect.Cooling{},
 		ENIs: []introspect.ENI{}, Pools: []introspect.Pool{}, Blocks: []introspect.Block{},
-		Conditions: []introspect.Condition{}, LastError: snap.LastError,
+		NICs: nics(d.Store.Records()), Conditions: []introspect.Condition{}, LastError: snap.LastError,
 	}
 	doc.Totals = totals(snap)
 	describeAddresses(&doc, snap.Addresses, d.Source.CoolingPeriod())
@@ -51,21 +52,63 @@ func totals(snap source.Snapshot) introspect.Totals {
 	return t
 }
 
+// allocated are the addresses of leases.
 func allocated(records []attachment.Record) []introspect.Allocated {
 	out := []introspect.Allocated{}
 	for _, rec := range records {
-		a := introspect.Allocated{
-			Address: rec.Lease.IPv4, IPv6: rec.Lease.IPv6,
-			Namespace: rec.Pod.Namespace, Pod: rec.Pod.Name, UID: rec.Pod.UID,
-			ContainerID: rec.Key.ContainerID, Network: rec.Key.Network, Interface: rec.Key.IfName,
-			Origin: rec.Lease.Origin, DeviceIndex: rec.Lease.Uplink, Since: rec.Since,
+		if !rec.Lease.Empty() {
+			out = append(out, addressOf(rec))
 		}
-		if !a.Address.IsValid() {
-			a.Address, a.IPv6 = a.IPv6, netip.Addr{}
-		}
-		out = append(out, a)
 	}
 	slices.SortFunc(out, func(a, b introspect.Allocated) int { return a.Address.Compare(b.Address) })
+	return out
+}
+
+// addressOf is the address of an attachment's own interface: of the lease, or of the
+// NIC of its name.
+func addressOf(rec attachment.Record) introspect.Allocated {
+	a := introspect.Allocated{
+		Address: rec.Lease.IPv4, IPv6: rec.Lease.IPv6,
+		Namespace: rec.Pod.Namespace, Pod: rec.Pod.Name, UID: rec.Pod.UID,
+		ContainerID: rec.Key.ContainerID, Network: rec.Key.Network, Interface: rec.Key.IfName,
+		Origin: rec.Lease.Origin, DeviceIndex: rec.Lease.Uplink, Since: rec.Since,
+	}
+	if first := rec.First(); first != nil {
+		for _, one := range first.Addresses {
+			of := &a.IPv6
+			if one.CIDR.Addr().Is4() {
+				of = &a.Address
+			}
+			if !of.IsValid() {
+				*of = one.CIDR.Addr()
+			}
+		}
+	}
+	if !a.Address.IsValid() {
+		a.Address, a.IPv6 = a.IPv6, netip.Addr{}
+	}
+	return a
+}
+
+// nics are those of all attachments.
+func nics(records []attachment.Record) []introspect.NIC {
+	out := []introspect.NIC{}
+	for _, rec := range records {
+		for _, n := range rec.NICs {
+			one := introspect.NIC{
+				Namespace: rec.Pod.Namespace, Pod: rec.Pod.Name, ContainerID: rec.Key.ContainerID, Network: rec.Key.Network,
+				Interface: n.IfName, PodNIC: n.Object, Port: n.Port, MAC: n.MAC.String(), MTU: n.MTU,
+				DefaultRoute: n.DefaultRoute, Plug: n.Plug.Type, HostLink: n.HostLink,
+			}
+			for _, a := range n.Addresses {
+				one.Addresses = append(one.Addresses, a.CIDR)
+			}
+			out = append(out, one)
+		}
+	}
+	slices.SortFunc(out, func(a, b introspect.NIC) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.Interface, b.Interface))
+	})
 	return out
 }
 

@@ -43,6 +43,22 @@ func (k *keyLocks) lock(ctx context.Context, key string) (unlock func(), err err
 	}
 }
 
+// try takes the key's lock if nobody holds it. unlock must be called once, if ok.
+func (k *keyLocks) try(key string) (unlock func(), ok bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.locks[key] != nil {
+		return nil, false
+	}
+	l := &keyLock{sem: make(chan struct{}, 1), uses: 1}
+	l.sem <- struct{}{}
+	k.locks[key] = l
+	return func() {
+		<-l.sem
+		k.drop(key, l)
+	}, true
+}
+
 func (k *keyLocks) drop(key string, l *keyLock) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

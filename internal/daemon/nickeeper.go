@@ -33,11 +33,14 @@ func (k *nicKeeper) run(ctx context.Context) {
 	d := k.daemon
 	k.began = true
 	for {
-		k.look(ctx)
+		wait := d.RepairInterval
+		if !k.look(ctx) {
+			wait = min(wait, againAfter)
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-d.Clock.After(d.RepairInterval):
+		case <-d.Clock.After(wait):
 		case <-d.NICs.Changed():
 			if !sleep(ctx, d.Clock.After(repairDebounce)) {
 				return
@@ -56,39 +59,61 @@ func sleep(ctx context.Context, moment <-chan time.Time) bool {
 	}
 }
 
+// againAfter is when NICs are looked at again that could not be, as a call about their
+// container was at work.
+const againAfter = 2 * time.Second
+
 // look plugs again what somebody took away, and removes what is of no record if
-// that could not be done before.
-func (k *nicKeeper) look(ctx context.Context) {
+// that could not be done before. It tells whether it saw all NICs.
+func (k *nicKeeper) look(ctx context.Context) (all bool) {
+	all = true
 	if !k.swept {
 		k.sweep(ctx)
 	}
 	for _, rec := range k.daemon.Store.Records() {
 		if rec.State == attachment.Ready && len(rec.NICs) > 0 && ctx.Err() == nil {
-			k.heal(ctx, rec)
+			all = k.heal(ctx, rec) && all
 		}
 	}
+	return all
 }
 
-// heal plugs the NICs of an attachment again, if one of them is not as recorded.
-func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) {
+// heal plugs the NICs of an attachment again, if one of them is not as recorded, or has
+// another port now. It looks at nothing where a call about the container is at work:
+// that may be an ADD which waits for long.
+func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) (looked bool) {
 	d := k.daemon
-	unlock, err := d.locks.lock(ctx, seen.Key.ContainerID)
-	if err != nil {
-		return
+	unlock, ok := d.locks.try(seen.Key.ContainerID)
+	if !ok {
+		return false
 	}
 	defer unlock()
-	rec, ok := d.Store.Get(seen.Key)
-	if !ok || rec.State != attachment.Ready {
-		return
+	if rec, ok := d.Store.Get(seen.Key); ok && rec.State == attachment.Ready {
+		k.healHeld(ctx, rec)
 	}
+	return true
+}
+
+// healHeld is heal while the container's lock is held.
+func (k *nicKeeper) healHeld(ctx context.Context, rec attachment.Record) {
+	d := k.daemon
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
+	now, replaced := d.NICs.Replaced(rec)
 	differs := d.plugged(kctx, rec)
-	if differs == nil {
+	if differs == nil && !replaced {
 		return
 	}
 	if alive, err := d.netnsAlive(rec.Netns); !alive && err == nil {
 		return // the sweep's matter
+	}
+	if replaced {
+		if err := d.replace(kctx, rec, now); err != nil {
+			d.Log.Warn("plugging other ports in place of an attachment's, will try again", "attachment", rec.Key.String(), "ports", nicNames(rec), "err", err)
+			return
+		}
+		d.Log.Warn("plugged other ports in place of an attachment's, as they were made again", "attachment", rec.Key.String(), "ports", nicNames(rec))
+		return
 	}
 	if _, err := d.again(ctx, rec, d.plug); err != nil {
 		d.Log.Warn("plugging NICs again, will try again", "attachment", rec.Key.String(), "was", differs, "err", err)

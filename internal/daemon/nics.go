@@ -46,12 +46,18 @@ type NICs interface {
 	Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
 	// Check tells how the kernel differs from a NIC, and changes nothing.
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
-	// Changed fires when somebody else may have changed what is plugged; nil: never.
+	// Changed fires when somebody else may have changed what is plugged, or what is to
+	// be; nil: never.
 	Changed() <-chan struct{}
-	// Plugged says that the attachment is ready with its NICs: at its ADD, and at
-	// start for each record that is. Told to the operator behind the caller's back.
+	// Replaced returns the NICs that a ready attachment should have, as many and in the
+	// same order, if the port of one was made again and is bound to this node; else not ok.
+	Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool)
+	// Plugged says that the attachment is ready with its NICs, and no others: at its ADD,
+	// at start for each record that is, and after a port was replaced. Told to the operator
+	// behind the caller's back.
 	Plugged(rec attachment.Record)
-	// Unplugged says that nothing is left of NICs on the node; told until it is heard.
+	// Unplugged says that nothing is left of NICs on the node; told until it is heard. The
+	// record goes right after it: what comes of one of its ports later comes after.
 	Unplugged(rec attachment.Record)
 	// Plugs names the attachments that have anything plugged on the node, by their host
 	// links. For damaged records, of which nothing else may be known.
@@ -152,7 +158,8 @@ func (d *Daemon) tellPlugged(rec attachment.Record) {
 	}
 }
 
-// tellUnplugged says that nothing is left of an attachment.
+// tellUnplugged says that nothing is left of the NICs of an attachment. It is called
+// while the record is there still, so that nobody else can have their ports yet.
 func (d *Daemon) tellUnplugged(rec attachment.Record) {
 	if len(rec.NICs) > 0 && d.NICs != nil {
 		d.NICs.Unplugged(rec)

@@ -1,17 +1,26 @@
 package daemon
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // newPortNode is a node whose pods may have NICs.
@@ -124,4 +133,344 @@ func TestCheckWithNICs(t *testing.T) {
 	// The same ADD puts it back.
 	mustAdd(t, r, "a", "/run/netns/a")
 	must(t, check("eth1", "192.168.0.12/24"))
+}
+
+// The node's documents have the NICs; the address of a pod of NICs alone is that of the
+// NIC with the interface's name.
+func TestDocumentsHaveNICs(t *testing.T) {
+	n := newPortNode(t)
+	r := n.assemble()
+	r.source.Nothing = true
+	six := testNIC("eth0", "p-0")
+	six.Addresses = append(six.Addresses, attachment.NICAddress{CIDR: netip.MustParsePrefix("2001:db8::5/64")})
+	r.nics.bind("web-0", testNIC("eth1", "p-1"), six)
+	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
+	_, err := r.add(within(t), want, source.Wish{})
+	must(t, err)
+	doc := r.document()
+	nic := func(ifName, port string, addrs ...string) introspect.NIC {
+		n := introspect.NIC{
+			Namespace: "shop", Pod: "web-0", ContainerID: "a", Network: "berth", Interface: ifName, PodNIC: "nic-" + port, Port: port,
+			MAC: "fa:16:3e:00:00:01", MTU: 1442, Plug: "OVS", HostLink: "tap" + port,
+		}
+		for _, a := range addrs {
+			n.Addresses = append(n.Addresses, netip.MustParsePrefix(a))
+		}
+		return n
+	}
+	all := []introspect.NIC{nic("eth0", "p-0", "192.168.0.12/24", "2001:db8::5/64"), nic("eth1", "p-1", "192.168.0.12/24")}
+	same := cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})
+	if diff := cmp.Diff(all, doc.NICs, same); diff != "" {
+		t.Errorf("NICs (-want +got):\n%s", diff)
+	}
+	if len(doc.Allocated) != 0 {
+		t.Errorf("allocated %+v: no address is leased", doc.Allocated)
+	}
+	a := askPod(t, frontOf(r), "namespace=shop&name=web-0").Attachments[0]
+	if diff := cmp.Diff(all, a.NICs, same); diff != "" {
+		t.Errorf("NICs of the pod (-want +got):\n%s", diff)
+	}
+	if a.Address.String() != "192.168.0.12" || a.IPv6.String() != "2001:db8::5" || a.HostLink != "tapp-0" || a.MTU != 1442 || !a.Checked || a.Fault != "" || len(a.Rules) != 0 {
+		t.Errorf("%+v", a)
+	}
+	n.board.lose()
+	if a := askPod(t, frontOf(r), "namespace=shop&name=web-0").Attachments[0]; !strings.Contains(a.Fault, "NIC eth1, port p-1: is not plugged") {
+		t.Errorf("unplugged: %+v", a)
+	}
+}
+
+// What somebody unplugs is plugged again: when that is seen, and at a start. What is of
+// no record goes at the start, or once it can.
+func TestNICsAreKept(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.restart(nil)
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"))
+	mustAdd(t, r, "a", n.newNetns("a"))
+	mustAdd(t, r, "b", n.newNetns("b"))
+	plugged := func() int {
+		n.board.mu.Lock()
+		defer n.board.mu.Unlock()
+		return len(n.board.plugs)
+	}
+	seen := func(ready func() bool) {
+		t.Helper()
+		defer n.tick()()
+		waitFor(t, ready)
+	}
+	n.board.lose()
+	r.nics.changed.Set()
+	seen(func() bool { return plugged() == 1 })
+	n.board.want(t, "p-1")
+
+	// A call about the container is at work: soon after it.
+	unlock, err := r.locks.lock(t.Context(), "a")
+	must(t, err)
+	n.board.lose()
+	r.nics.changed.Set()
+	seen(func() bool { return len(r.nics.changed) == 0 })
+	n.clock.Advance(repairDebounce)
+	unlock()
+	waitFor(t, func() bool { n.clock.Advance(againAfter); return plugged() == 1 })
+
+	r.stop()
+	n.board.lose()
+	n.board.plug("bthgone", "p-9")
+	n.board.set("Sweep", errors.New("nobody answers"))
+	r = n.restart(nil)
+	seen(func() bool { return plugged() == 2 })
+	n.board.set("Sweep", nil)
+	r.nics.changed.Set()
+	seen(func() bool { return plugged() == 1 })
+	n.board.want(t, "p-1")
+
+	// Nothing is plugged where the namespace is gone.
+	n.removeNetns("/run/netns/a")
+	n.board.lose()
+	plugs := n.board.count("Plug")
+	r.nics.changed.Set()
+	checks := n.board.count("Check")
+	seen(func() bool { return n.board.count("Check") > checks })
+	r.stop()
+	if n.board.count("Plug") != plugs {
+		t.Error("plugged into a namespace that is gone")
+	}
+}
+
+// A port that was made again is plugged in place of the one that went, also where the
+// daemon ends in between.
+func TestPortMadeAgain(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-2"))
+	mustAdd(t, r, "a", n.newNetns("a"))
+	becomes := func(r *running, port string) {
+		t.Helper()
+		defer n.tick()()
+		waitFor(t, func() bool {
+			rec, ok := r.Store.ByPort(port)
+			return ok && rec.NICs[1].Port == port && rec.NICs[1].HostLink != ""
+		})
+	}
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-3"))
+	r.nics.changed.Set()
+	becomes(r, "p-3")
+	n.board.hear()
+	n.board.want(t, "p-1", "p-3")
+	if _, ok := r.Store.ByPort("p-2"); ok {
+		t.Error("the port that went is recorded")
+	}
+
+	broken, err := failpoint.Set("daemon.nics.replaced=error@1")
+	must(t, err)
+	defer broken()
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-4"))
+	r.nics.changed.Set()
+	func() {
+		defer n.tick()()
+		waitFor(t, func() bool { _, ok := r.Store.ByPort("p-4"); return ok })
+	}()
+	r = n.restart(r)
+	becomes(r, "p-4")
+	n.board.hear()
+	n.board.want(t, "p-1", "p-4")
+	mustDel(t, r, "a")
+	n.board.hear()
+	n.board.want(t)
+}
+
+// A start does not wait for what does not answer, and what could not be unplugged is
+// later.
+func TestStartWithoutASwitch(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
+	r := n.restart(nil)
+	for _, c := range []string{"a", "b", "c"} {
+		r.nics.bind("pod-"+c, testNIC("eth1", "p-"+c))
+		mustAdd(t, r, c, n.newNetns(c))
+	}
+	for _, c := range []string{"a", "b"} { // half removed
+		rec, _ := r.Store.Get(keyFor(c))
+		rec.State = attachment.Releasing
+		must(t, r.Store.Put(rec))
+	}
+	r.stop()
+	for _, method := range []string{"Plug", "Unplug", "Check", "Plugs", "Sweep"} {
+		n.board.set(method, plug.ErrUnreachable)
+	}
+	before := n.board.count("Unplug")
+	r = n.restart(nil)
+	if got := n.board.count("Unplug") - before; got != 1 {
+		t.Errorf("the start tried %d times to unplug something", got)
+	}
+	if f := r.refused(t, addOf("a", "/run/netns/a"), types.ErrTryAgainLater); !strings.Contains(f.GetMessage(), "unplugging NIC eth1, port p-a") {
+		t.Errorf("message %q", f.GetMessage())
+	}
+	for _, method := range []string{"Plug", "Unplug", "Check", "Plugs", "Sweep"} {
+		n.board.set(method, nil)
+	}
+	n.clock.Advance(kernelTimeout)
+	waitFor(t, func() bool {
+		n.clock.Advance(time.Second)
+		return len(r.Store.Records()) == 1
+	})
+	n.board.want(t, "p-c")
+}
+
+// A damaged record of a pod whose NICs are plugged is kept, until the pod's DEL.
+func TestDamagedRecordWithNICs(t *testing.T) {
+	for name, pod := range portPods {
+		t.Run(name, func(t *testing.T) {
+			n := newPortNode(t, pod.addrs...)
+			r := n.startPorts(pod.nics)
+			mustAdd(t, r, "a", n.newNetns("a"))
+			r.stop()
+			n.damage("a", 30)
+			r = n.startPorts(nil)
+			r.sweep(within(t))
+			n.board.mu.Lock()
+			left := len(n.board.plugs)
+			n.board.mu.Unlock()
+			if left != 2 || len(r.quarantine.all()) != 1 {
+				t.Fatalf("%d plugs, damaged %v", left, r.quarantine.all())
+			}
+			mustDel(t, r, "a")
+			func() {
+				defer n.tick()()
+				waitFor(t, func() bool { return r.reaper.count() == 0 })
+			}()
+			n.board.hear()
+			n.wantAllPlugged(t, r)
+			if len(r.quarantine.all()) != 0 {
+				t.Errorf("damaged %v", r.quarantine.all())
+			}
+		})
+	}
+}
+
+// A reboot ends links, and leaves rows in the switch's database: they go with the record.
+func TestRebootWithNICs(t *testing.T) {
+	for name, pod := range portPods {
+		t.Run(name, func(t *testing.T) {
+			n := newPortNode(t, pod.addrs...)
+			r := n.startPorts(pod.nics)
+			mustAdd(t, r, "a", n.newNetns("a"))
+			r.stop()
+			n.ident.BootID, n.kernel = "boot-2", newFakeKernel()
+			n.removeNetns("/run/netns/a")
+			n.board.set("Unplug", plug.ErrUnreachable)
+			r = n.startPorts(pod.nics)
+			if len(r.Store.Records()) != 1 {
+				t.Error("the record went before its NICs")
+			}
+			n.board.set("Unplug", nil)
+			r = n.restart(r)
+			n.wantAllPlugged(t, r)
+			if len(r.Store.CoolingRecords()) != 0 {
+				t.Error("an address cools that the reboot freed")
+			}
+		})
+	}
+}
+
+// A daemon that is not configured for NICs keeps the addresses of pods that have some,
+// says so, and lets the pods go.
+func TestNICsThatNobodyPlugs(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5")
+	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
+	mustAdd(t, r, "a", n.newNetns("a"))
+	r.stop()
+	board := n.board
+	n.board = nil
+	r = n.restart(nil)
+	n.wantKernel(t, 1, 1)
+	if f := r.refused(t, addOf("a", "/run/netns/a"), CodeKernel); !strings.Contains(f.GetDetails(), "not configured to plug any") {
+		t.Errorf("%v", f)
+	}
+	mustDel(t, r, "a")
+	r.stop()
+	n.board = board // configured again: what was left behind goes
+	r = n.restart(nil)
+	n.board.want(t)
+	r.stop()
+}
+
+// What fails of a NIC has a code that tells whose matter it is.
+func TestFailuresOfNICs(t *testing.T) {
+	for err, want := range map[error]struct {
+		code   uint
+		reason string
+	}{
+		plug.ErrInvalid:         {types.ErrInvalidNetworkConfig, "nic-invalid"},
+		plug.ErrDefaultRoute:    {types.ErrInvalidNetworkConfig, "nic-invalid"},
+		plug.ErrNoBridge:        {types.ErrTryAgainLater, "nic-switch"},
+		plug.ErrUnreachable:     {types.ErrTryAgainLater, "nic-switch"},
+		plug.ErrNotReady:        {types.ErrTryAgainLater, "nic-not-ready"},
+		plug.ErrPortInUse:       {types.ErrTryAgainLater, "port-in-use"},
+		datapath.ErrNoNetns:     {types.ErrInvalidNetNS, "netns-missing"},
+		plug.ErrInterfaceExists: {CodeKernel, "nic"},
+		error(&source.Exhausted{Reason: "agent-away", Message: "m"}): {types.ErrTryAgainLater, "agent-away"},
+	} {
+		n := newPortNode(t, "10.0.0.5")
+		r := n.start()
+		r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-2"))
+		n.board.set("Plug", fmt.Errorf("plugging: %w", err))
+		stop := n.tick()
+		f := r.refused(t, addOf("a", n.newNetns("a")), want.code)
+		if f.GetMessage() != "plugging NIC eth1, port p-1" || f.GetDetails() != "plugging: "+err.Error() {
+			t.Errorf("%v: %v", err, f)
+		}
+		if got := failureOf(nicFailure("x", err)).Reason; got != want.reason {
+			t.Errorf("%v: reason %s, want %s", err, got, want.reason)
+		}
+		stop()
+		n.board.want(t)
+		n.wantKernel(t, 0, 0)
+		r.stop()
+	}
+}
+
+// Where a NIC leads elsewhere, the pod's own interface does not, as far as it is told.
+func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
+	rec := recordOf("a", attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5"), IPv6: netip.MustParseAddr("2001:db8::5")})
+	routes := func(r *rpc.AddReply) (out []string) {
+		for _, one := range r.GetRoutes() {
+			out = append(out, one.GetDst()+" "+one.GetGateway())
+		}
+		return out
+	}
+	nic := testNIC("eth1", "p-1")
+	rec.NICs = []attachment.NIC{nic}
+	want := []string{"169.254.1.1/32 ", "0.0.0.0/0 169.254.1.1", "::/0 fe80::1"}
+	if diff := cmp.Diff(want, routes(replyOf(rec))); diff != "" {
+		t.Errorf("without (-want +got):\n%s", diff)
+	}
+	nic.DefaultRoute = true
+	rec.NICs = []attachment.NIC{nic}
+	reply := replyOf(rec)
+	if diff := cmp.Diff([]string{"169.254.1.1/32 ", "::/0 fe80::1"}, routes(reply)); diff != "" {
+		t.Errorf("with (-want +got):\n%s", diff)
+	}
+	if got := reply.GetLinks()[0].GetRoutes(); len(got) != 1 || got[0].GetDst() != "0.0.0.0/0" || got[0].GetGateway() != "192.168.0.1" {
+		t.Errorf("routes of the NIC: %v", got)
+	}
+}
+
+// A pod of NICs alone has no link whose absence would tell that its namespace is gone:
+// the runtime's word is waited for.
+func TestVanishedSandboxOfNICsAlone(t *testing.T) {
+	for _, listed := range []map[string]bool{nil, {"a": true}, {}} {
+		n := newPortNode(t)
+		n.listed = listed
+		r := n.assemble()
+		r.source.Nothing = true
+		r.nics.bind("", testNIC("eth0", "p-0"))
+		ns := n.newNetns("a")
+		r.attached(t, "a", ns)
+		n.removeNetns(ns)
+		r.sweep(within(t))
+		n.clock.Advance(time.Minute)
+		r.sweep(within(t))
+		if gone := len(r.Store.Records()) == 0; gone != (listed != nil && !listed["a"]) {
+			t.Errorf("the runtime lists %v: released %v", listed, gone)
+		}
+	}
 }

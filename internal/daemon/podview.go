@@ -42,8 +42,11 @@ func (d *Daemon) podView(ctx context.Context, namespace, name string) introspect
 	})
 	for i, rec := range mine {
 		a := introspect.Attachment{
-			Allocated: allocated([]attachment.Record{rec})[0],
-			State:     string(rec.State), HostLink: rec.HostLink, MTU: rec.MTU, Rules: []string{},
+			Allocated: addressOf(rec), NICs: nics([]attachment.Record{rec}),
+			State: string(rec.State), HostLink: rec.HostLink, MTU: rec.MTU, Rules: []string{},
+		}
+		if first := rec.First(); first != nil {
+			a.HostLink, a.MTU = first.HostLink, first.MTU
 		}
 		if i < podViewAttachments {
 			d.lookAt(ctx, rec, &a)
@@ -55,9 +58,12 @@ func (d *Daemon) podView(ctx context.Context, namespace, name string) introspect
 
 // lookAt compares a record with the kernel, as check does.
 func (d *Daemon) lookAt(ctx context.Context, rec attachment.Record, a *introspect.Attachment) {
-	rules, err := d.Kernel.PodRules(ctx, rec.Lease.Uplink, rec.Lease.Addrs())
-	if err == nil {
-		a.Rules = append(a.Rules, rules...)
+	var err error
+	if !rec.Lease.Empty() {
+		var rules []string
+		if rules, err = d.Kernel.PodRules(ctx, rec.Lease.Uplink, rec.Lease.Addrs()); err == nil {
+			a.Rules = append(a.Rules, rules...)
+		}
 	}
 	if rec.State != attachment.Ready {
 		return

@@ -116,11 +116,11 @@ func (r *recovery) finish(ctx context.Context, rec attachment.Record, rebooted b
 		if err := r.d.unplug(kctx, rec); err != nil {
 			return err
 		}
+		r.d.tellUnplugged(rec)
 		if err := r.forget(rec); err != nil {
 			return err
 		}
 		r.d.Source.Cancel(rec.Key)
-		r.d.tellUnplugged(rec)
 		return nil
 	case rec.State == attachment.Pending:
 		r.d.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())

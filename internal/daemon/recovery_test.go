@@ -375,7 +375,10 @@ func TestEveryFailpointIsHit(t *testing.T) {
 			}
 			defer restore()
 			ns := n.newNetns(name)
-			_, addErr := r.attach(within(t), name, ns)
+			rec, addErr := r.attach(within(t), name, ns)
+			if name == "daemon.nics.replaced" && addErr == nil {
+				addErr = r.replace(within(t), rec, rec.NICs)
+			}
 			delErr := r.del(within(t), keyFor(name))
 			if strings.HasPrefix(name, "daemon.undo.") {
 				if !errors.Is(addErr, failpoint.ErrHit) {

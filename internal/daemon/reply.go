@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/mac"
@@ -25,9 +26,13 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 	for _, a := range rec.Lease.Addrs() {
 		reply.Addresses = append(reply.Addresses, netip.PrefixFrom(a, a.BitLen()).String())
 		if a.Is4() {
-			reply.Routes = append(reply.Routes,
-				&rpc.Route{Dst: podGateway4 + "/32"}, &rpc.Route{Dst: "0.0.0.0/0", Gateway: podGateway4})
-		} else {
+			reply.Routes = append(reply.Routes, &rpc.Route{Dst: podGateway4 + "/32"})
+		}
+		switch {
+		case leadByNIC(rec, a.Is4()):
+		case a.Is4():
+			reply.Routes = append(reply.Routes, &rpc.Route{Dst: "0.0.0.0/0", Gateway: podGateway4})
+		default:
 			reply.Routes = append(reply.Routes, &rpc.Route{Dst: "::/0", Gateway: podGateway6})
 		}
 	}
@@ -43,6 +48,15 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 		}
 	}
 	return reply
+}
+
+// leadByNIC tells whether packets of a family leave the pod for elsewhere by a NIC.
+func leadByNIC(rec attachment.Record, four bool) bool {
+	return slices.ContainsFunc(rec.NICs, func(nic attachment.NIC) bool {
+		return nic.DefaultRoute && slices.ContainsFunc(nic.Addresses, func(a attachment.NICAddress) bool {
+			return a.Gateway.IsValid() && a.Gateway.Is4() == four
+		})
+	})
 }
 
 func interfaceOf(name string, address mac.Addr) *rpc.Interface {

@@ -47,13 +47,14 @@ func (d *Daemon) sweep(ctx context.Context) {
 	d.sweepGone(ctx, gone)
 }
 
-// sweepHalfDone retries, once the container's lock is free, what failed before.
+// sweepHalfDone retries what failed before, unless a call about the container is at work:
+// an ADD may wait for its NICs for long.
 func (d *Daemon) sweepHalfDone(ctx context.Context, rec attachment.Record) {
 	if d.Clock.Now().Sub(rec.Since) < kernelTimeout {
 		return // most likely under way
 	}
-	unlock, err := d.locks.lock(ctx, rec.Key.ContainerID)
-	if err != nil {
+	unlock, ok := d.locks.try(rec.Key.ContainerID)
+	if !ok {
 		return
 	}
 	defer unlock()

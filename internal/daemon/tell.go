@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -103,8 +104,17 @@ func (t *telling) trouble(kind podevents.Kind, cause, message string) {
 	}
 }
 
-// addressesOf are those of the reply to an ADD, in CIDR form.
+// addressesOf are those of the reply to an ADD, in CIDR form: of all interfaces.
 func addressesOf(reply any) []string {
 	add, _ := reply.(*rpc.AddReply)
-	return add.GetAddresses()
+	if len(add.GetLinks()) == 0 {
+		return add.GetAddresses()
+	}
+	addresses := slices.Clone(add.GetAddresses()) // the reply is still to be sent
+	for _, l := range add.GetLinks() {
+		for _, a := range l.GetAddresses() {
+			addresses = append(addresses, a.GetCidr())
+		}
+	}
+	return addresses
 }

@@ -64,12 +64,23 @@ func (d *Daemon) wired(ctx context.Context, rec attachment.Record) error {
 
 // podOf is a record with a lease as the data path wants it.
 func podOf(r attachment.Record) datapath.Pod {
-	return datapath.Pod{
+	p := datapath.Pod{
 		Netns: r.Netns.Path, NetnsID: netnsID(r.Netns),
 		IfName: r.Key.IfName, HostIfName: r.HostLink, MTU: r.MTU,
 		IPv4: r.Lease.IPv4, IPv6: r.Lease.IPv6,
 		HostMAC: net.HardwareAddr(r.HostMAC), PodMAC: net.HardwareAddr(r.PodMAC),
+		Several: len(r.NICs) > 0,
 	}
+	for _, nic := range r.NICs {
+		for _, a := range nic.Addresses {
+			if leads := nic.DefaultRoute && a.Gateway.IsValid(); leads && a.Gateway.Is4() {
+				p.Yield4 = true
+			} else if leads {
+				p.Yield6 = true
+			}
+		}
+	}
+	return p
 }
 
 // kernelFailure says what a person can do about a data path error.

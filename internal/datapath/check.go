@@ -185,7 +185,7 @@ func (c *check) wayOut(addr netip.Addr) error {
 			c.differs("the pod lacks its route to %s", rtnl.RouteDst(*want))
 		}
 	}
-	further := slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Priority == rtnl.LaterMetric+c.peer.Index })
+	further := c.pod.Several || slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Priority == rtnl.LaterMetric+c.peer.Index })
 	if !further {
 		return nil
 	}

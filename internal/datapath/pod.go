@@ -22,7 +22,16 @@ type Pod struct {
 	// HostMAC and PodMAC are fixed when the link is made; nil derives them
 	// from HostIfName.
 	HostMAC, PodMAC net.HardwareAddr
+	// Several tells that the pod has interfaces of other networks, by which this one's
+	// addresses must not leave: whoever is in such a network would be answered by it.
+	Several bool
+	// Yield4 and Yield6 tell that another interface has the pod's default route of the
+	// family.
+	Yield4, Yield6 bool
 }
+
+// yields tells whether another interface has the default route of an address's family.
+func (p Pod) yields(addr netip.Addr) bool { return addr.Is4() && p.Yield4 || !addr.Is4() && p.Yield6 }
 
 // PodLinks describes the two ends of a pod link as they are in the kernel.
 type PodLinks struct {

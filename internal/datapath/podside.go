@@ -28,16 +28,29 @@ func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Hand
 			return fmt.Errorf("add neighbour %s in %s: %w", gw, pod.Netns, err)
 		}
 		for _, r := range podSideRoutes(links.PodIndex, addr) {
-			first, err := rtnl.SetRoute(r, inPod)
-			if err == nil && !first && rtnl.RouteDst(*r).Bits() == 0 {
-				err = rtnl.RouteBySource(r, addr, inPod)
-			}
-			if err != nil {
+			if err := setPodRoute(pod, addr, r, inPod); err != nil {
 				return fmt.Errorf("add route %s in %s: %w", r, pod.Netns, err)
 			}
 		}
 	}
 	return nil
+}
+
+// setPodRoute puts a route of the way out of the pod in place, behind those of an interface
+// that was there before, or that is to have the default route.
+func setPodRoute(pod Pod, addr netip.Addr, r *netlink.Route, inPod *netlink.Handle) error {
+	leads := rtnl.RouteDst(*r).Bits() == 0
+	first, err := false, error(nil)
+	if leads && pod.yields(addr) {
+		r.Priority = rtnl.LaterMetric + r.LinkIndex
+		err = inPod.RouteReplace(r)
+	} else {
+		first, err = rtnl.SetRoute(r, inPod)
+	}
+	if err == nil && leads && (!first || pod.Several) {
+		err = rtnl.RouteBySource(r, addr, inPod)
+	}
+	return err
 }
 
 func addPodAddress(pod Pod, index int, addr netip.Addr, ns netns.NsHandle, inPod *netlink.Handle, sysctls string) error {

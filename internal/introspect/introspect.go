@@ -18,12 +18,13 @@ const DefaultURL = "http://localhost:6666" + Path
 const Path = "/ip-manager"
 
 // Document is one node's addresses at one moment. Lists are sorted by address,
-// ENIs by device index, pools and blocks by name, conditions by type, and are
-// never null. A node has ENIs, or pools and blocks.
+// ENIs by device index, pools and blocks by name, NICs by pod and interface,
+// conditions by type, and are never null. A node has ENIs, or pools and blocks, or
+// neither, where pods have no addresses but those of their NICs.
 type Document struct {
 	InstanceID string    `json:"instanceID"`     // the node's name where addresses are of pools
 	Node       string    `json:"node"`           // in Kubernetes
-	IPAM       string    `json:"ipam,omitempty"` // where addresses come from: eni (this daemon gets them), eni-operator or pool
+	IPAM       string    `json:"ipam,omitempty"` // where addresses come from: eni (this daemon gets them), eni-operator, pool or port
 	Version    string    `json:"version"`        // of berthd; empty before it was told
 	Time       time.Time `json:"time"`           // when the document was made
 
@@ -34,6 +35,7 @@ type Document struct {
 	ENIs       []ENI       `json:"enis"`
 	Pools      []Pool      `json:"pools"`
 	Blocks     []Block     `json:"blocks"`
+	NICs       []NIC       `json:"nics"`
 	Conditions []Condition `json:"conditions"`
 
 	// LastError is the last trouble with the cloud or, where addresses are of

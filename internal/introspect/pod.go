@@ -14,15 +14,17 @@ type Pod struct {
 	Node        string       `json:"node"`        // in Kubernetes
 	Time        time.Time    `json:"time"`        // of the answer
 	Attachments []Attachment `json:"attachments"` // oldest first; one a sandbox and interface
-	Waiting     []Waiting    `json:"waiting"`     // ADDs that wait for an address, oldest first
+	Waiting     []Waiting    `json:"waiting"`     // ADDs that wait for an address or for NICs, oldest first
 }
 
 // Attachment is an address of a pod with the path to it, which was compared with
-// the kernel as CHECK does.
+// the kernel as CHECK does. Where the pod's own interface is a NIC, the address is that
+// NIC's.
 type Attachment struct {
 	Allocated
+	NICs     []NIC  `json:"nics"`     // all that are ports of a VPC
 	State    string `json:"state"`    // pending (half made), ready, releasing (half removed)
-	HostLink string `json:"hostLink"` // on the node
+	HostLink string `json:"hostLink"` // on the node; empty where the pod's own interface is a NIC without one
 	MTU      int    `json:"mtu"`      // bytes
 	Checked  bool   `json:"checked"`  // the kernel was looked at
 	Fault    string `json:"fault,omitempty"`
@@ -31,13 +33,13 @@ type Attachment struct {
 	Rules []string `json:"rules"`
 }
 
-// Waiting is an ADD that waits for an address.
+// Waiting is an ADD that waits for an address or for NICs.
 type Waiting struct {
 	ContainerID string    `json:"containerID"`
 	Interface   string    `json:"interface"`
 	Since       time.Time `json:"since"`
 	// Reason is a short word for why, of those that Events of Pods have in brackets, and
-	// Message says it to a person. Both are empty where it has an address by now.
+	// Message says it to a person. Both are empty where it has them by now.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 }

@@ -19,8 +19,10 @@ import (
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/vpcport"
 	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
+	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/web"
 )
 
 // feature is one thing that the operator may work for.
@@ -172,6 +174,17 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
 		Clock: clock.Real{}, Logger: env.log, Metrics: nics,
 		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval, OrphanAge: cfg.OrphanAge,
+	})
+	if err != nil {
+		return part{}, err
+	}
+	asked, err := web.Listen("webhook-address", cfg.WebhookAddr)
+	if err != nil {
+		return part{}, err
+	}
+	err = webhook.Setup(mgr, webhook.Options{
+		Listener: asked, Namespace: cfg.LeaseNamespace, First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
+		Clock: clock.Real{}, Logger: env.log,
 	})
 	if err != nil {
 		return part{}, err

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -22,7 +23,7 @@ import (
 // gets a port of Neutron bound to its node, and the port goes with it.
 func TestPodGetsPort(t *testing.T) {
 	c := newCluster(t)
-	c.use(harness.OperatorConfig(t, deploy.PortMode))
+	c.usePortMode()
 	cloud := neutron.New(neutron.Options{})
 	cloud.AddUser(neutron.User{Name: "berth", Password: "correct horse"})
 	blue := cloud.AddNetwork(neutron.Network{Name: "blue"})
@@ -84,6 +85,22 @@ func TestPodGetsPort(t *testing.T) {
 			t.Errorf("not allowed to do what it does, or a password: %s", line)
 		}
 	}
+}
+
+// usePortMode has operators that start from now on reach the API server as the chart has
+// it in mode port, once that mode's policies are what counts.
+func (c *cluster) usePortMode() {
+	c.t.Helper()
+	cfg := harness.OperatorConfig(c.t, deploy.PortMode)
+	c.use(cfg)
+	operator := harness.KubeClientFor(c.t, cfg)
+	harness.Eventually(c.t, limit, "the operator may write events of VPCs", func() error {
+		return operator.Create(c.t.Context(), &eventsv1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", GenerateName: "probe-"}, EventTime: metav1.NowMicro(),
+			ReportingController: v1alpha1.OwnerOperator, ReportingInstance: "probe", Action: "Report", Reason: "Probe", Type: corev1.EventTypeNormal,
+			Regarding: corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "VPC", Name: "blue"},
+		}, client.DryRunAll)
+	})
 }
 
 // secret makes a Secret of the operator's namespace, which goes with the test.

@@ -6,6 +6,8 @@ const Busy = "busy"
 // Headings of docs/troubleshoot.md, under which the causes are.
 const (
 	inNoAddress = "No address"
+	inNICs      = "No NIC"
+	inVPCs      = "Conditions of VPCs and NICs"
 	inPodSide   = "The pod's network namespace, the kernel, the record"
 	inOperator  = "Reasons of conditions"
 	inWaits     = "A pod waits"
@@ -100,6 +102,33 @@ var remedies = map[string]Remedy{
 	"annotations-untold": {"", inPoolWaits},
 	"pool-unsupported":   {"", inNoAddress},
 	"pod-unnamed":        {"Use a container runtime that tells the pod's name.", inPoolWaits},
+
+	// NICs that are ports of a VPC.
+	"nic-name":      {"", inNICs},
+	"no-nic":        {"Name one of them so by the annotation berth.dev/nics.", inNICs},
+	"nic-invalid":   {"See the PodNIC that the message names.", inNICs},
+	"nic-switch":    {"See whether Open vSwitch runs on the pod's node and has the integration bridge.", inNICs},
+	"nic-not-ready": {"See whether the agent of the VPC runs on the pod's node.", inNICs},
+	"port-in-use":   {"The pod's former sandbox has it until its DEL: wait a moment.", inNICs},
+	"nic":           {seeDaemon, inNICs},
+
+	// The conditions of PodNICs.
+	"vpc-not-ready":  {"", inVPCs},
+	"port-deleted":   {wait, inVPCs},
+	"no-pod":         {wait, inVPCs},
+	"unscheduled":    {wait, inVPCs},
+	"no-host":        {"", inVPCs},
+	"node-limit":     {"Run fewer pods with NICs on the node.", inVPCs},
+	"binding-failed": {"See whether the provider's agent on the pod's node lives.", inVPCs},
+	"still-plugged":  {"See whether the node that had the port lives.", inVPCs},
+	// Their PodNICs.
+	"no-podnic":         {"See the Events of the pod, and whether berth-operator runs with the feature port.", inNICs},
+	"podnic-gone":       {seeOperator, inNICs},
+	"podnic-invalid":    {"Correct what the message names, in the VPC or in --ovs-bridges of berthd.", inNICs},
+	"nic-refused":       {"Correct the annotation that the message names.", inNICs},
+	"not-bound":         {seeOperator, inNICs},
+	"not-active":        {"See OVN's controller, or Neutron's agent, on the pod's node.", inNICs},
+	"ovsdb-unreachable": {"See whether Open vSwitch runs on the pod's node.", inNICs},
 
 	// What is not for want of an address.
 	Busy:            {seeDaemon, inNoAddress},

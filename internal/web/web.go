@@ -3,8 +3,11 @@ package web
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -48,18 +51,43 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	if l == nil {
 		return nil
 	}
-	server := &http.Server{
-		Handler: h, MaxHeaderBytes: maxHeader,
-		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
-		ConnState: func(c net.Conn, s http.ConnState) { c.(*listener.Conn).Working(s == http.StateActive) },
-	}
+	server := newServer(h, func(c net.Conn) *listener.Conn { return c.(*listener.Conn) })
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	limits := listener.Limits{Total: Connections, PerPeer: perPeer, LocalOnly: OnLoopback(l)}
-	if err := server.Serve(listener.Limit(l, limits)); !errors.Is(err, http.ErrServerClosed) {
-		return err
+	return ended(server.Serve(limited(l)))
+}
+
+// ServeTLS is Serve with TLS, as a configuration has it, and HTTP/2.
+func ServeTLS(ctx context.Context, l net.Listener, h http.Handler, with *tls.Config) error {
+	if l == nil {
+		return nil
 	}
-	return nil
+	server := newServer(h, func(c net.Conn) *listener.Conn { return c.(*tls.Conn).NetConn().(*listener.Conn) })
+	server.TLSConfig = with
+	server.ErrorLog = log.New(io.Discard, "", 0) // handshakes of whoever connects
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	return ended(server.ServeTLS(limited(l), "", ""))
+}
+
+func newServer(h http.Handler, below func(net.Conn) *listener.Conn) *http.Server {
+	return &http.Server{
+		Handler: h, MaxHeaderBytes: maxHeader,
+		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		ConnState: func(c net.Conn, s http.ConnState) { below(c).Working(s == http.StateActive) },
+	}
+}
+
+func limited(l net.Listener) net.Listener {
+	return listener.Limit(l, listener.Limits{Total: Connections, PerPeer: perPeer, LocalOnly: OnLoopback(l)})
+}
+
+// ended is nil for a server that was closed.
+func ended(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
 }
 
 // HandleProbe answers a probe: with 200, or while check returns an error with

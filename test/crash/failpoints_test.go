@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
@@ -29,9 +31,9 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 		for kills := range slices.Chunk(m.kills, killsOfALab) {
 			t.Run(string(m.name), func(t *testing.T) {
 				t.Parallel() // most of the time it waits for a process to start
-
+				m.canRun(t)
 				l := harness.Raise(t, m.lab(2, 1))
-				book := newLedger(func(k kind, text string) { t.Errorf("%s: %s", k, text) })
+				book := newLedger(m, func(k kind, text string) { t.Errorf("%s: %s", k, text) })
 				for _, name := range kills {
 					if !t.Run(name, func(t *testing.T) { killAt(t, m, l, book, name) }) {
 						break // the lab is no longer what the next one expects
@@ -108,6 +110,9 @@ func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 		makeENI(t, l, n, vanished)
 	case strings.HasPrefix(name, "eni.tag."):
 		leaveMistagged(t, l, n)
+	case strings.HasPrefix(name, "operator.port.keep."):
+		nic := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: l.VPCs[0].Name}}
+		harness.OK(t, l.Kube.Client.Create(ctx, nic))
 	case strings.HasPrefix(name, "operator.pool.accept."):
 		another := lab.Pool("another-"+strings.TrimPrefix(name, "operator.pool.accept."), 2, v1alpha1.PoolSubnet{IPv4: fmt.Sprintf("10.3.%d.0/26", len(name))})
 		harness.OK(t, l.Kube.Client.Create(ctx, &another))

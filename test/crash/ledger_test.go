@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
@@ -16,6 +17,7 @@ import (
 // double use is seen at once and not only if it lasts until the end.
 type ledger struct {
 	violate func(k kind, text string) // is told
+	cooling time.Duration             // of addresses
 
 	mu    sync.Mutex // guards all below
 	owner map[netip.Addr]string
@@ -24,8 +26,12 @@ type ledger struct {
 	dels  int
 }
 
-func newLedger(violate func(kind, string)) *ledger {
-	return &ledger{violate: violate, owner: map[netip.Addr]string{}, freed: map[netip.Addr]time.Time{}}
+func newLedger(m mode, violate func(kind, string)) *ledger {
+	l := &ledger{violate: violate, cooling: cooling, owner: map[netip.Addr]string{}, freed: map[netip.Addr]time.Time{}}
+	if m.name == lab.PortMode { // where addresses are the VPC's
+		l.cooling = 0
+	}
+	return l
 }
 
 // add makes a pod and books its address.
@@ -47,8 +53,8 @@ func (l *ledger) book(who string, now time.Time, addrs []netip.Addr) {
 		if former, taken := l.owner[a]; taken {
 			l.violate(duplicate, fmt.Sprintf("%s was given to %s while %s has it", a, who, former))
 		}
-		if since, ok := l.freed[a]; ok && now.Before(since.Add(cooling)) {
-			l.violate(tooSoon, fmt.Sprintf("%s was given to %s %v after its release began, it cools for %v", a, who, now.Sub(since), cooling))
+		if since, ok := l.freed[a]; ok && now.Before(since.Add(l.cooling)) {
+			l.violate(tooSoon, fmt.Sprintf("%s was given to %s %v after its release began, it cools for %v", a, who, now.Sub(since), l.cooling))
 		}
 		l.owner[a] = who
 	}
@@ -78,7 +84,7 @@ func (l *ledger) free(now time.Time, addrs []netip.Addr) {
 func TestLedger(t *testing.T) {
 	a, b, at := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), time.Now()
 	var got []kind
-	l := newLedger(func(k kind, _ string) { got = append(got, k) })
+	l := newLedger(nodeMode, func(k kind, _ string) { got = append(got, k) })
 	l.book("node-1/p1", at, []netip.Addr{a})
 	l.book("node-2/p1", at, []netip.Addr{b})
 	l.book("node-2/p2", at, []netip.Addr{a})

@@ -14,14 +14,17 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/network/ovn"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/lab/run/proc"
 	_ "github.com/berthnet/berth/internal/operator/addresspool"
 	_ "github.com/berthnet/berth/internal/operator/nodenetwork"
+	_ "github.com/berthnet/berth/internal/operator/vpcport"
 	_ "github.com/berthnet/berth/internal/source/eni"
 	_ "github.com/berthnet/berth/internal/source/nodenetwork"
 	_ "github.com/berthnet/berth/internal/source/pool"
+	_ "github.com/berthnet/berth/internal/source/port"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -43,7 +46,18 @@ type mode struct {
 	empty func(ctx context.Context, l *lab.Lab) error
 }
 
-var modes = []mode{nodeMode, operatorMode, poolMode}
+var modes = []mode{nodeMode, operatorMode, poolMode, portMode}
+
+// canRun leaves the test out where a mode needs what is not installed.
+func (m mode) canRun(t *testing.T) {
+	t.Helper()
+	if m.name != lab.PortMode {
+		return
+	}
+	if err := ovn.Installed(); err != nil {
+		t.Skipf("NOT RUN: %v", err)
+	}
+}
 
 // nodeMode has addresses for nine pods on three ENIs, so that cooling and
 // exhaustion are met all the time.
@@ -93,6 +107,31 @@ var poolMode = mode{
 	ops:      120,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
 	empty:    blocks(1),
+}
+
+// portMode has pods with a port each, on nodes with the real OVN.
+var portMode = mode{
+	name: lab.PortMode, pods: 6,
+	daemon:   named("daemon.", "port.", "plug.link.", "plug.ovs."),
+	operator: named("operator.port."),
+	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port."), func(name string) bool {
+		return slices.Contains(elsewhere, name)
+	}),
+	ops:      100,
+	troubles: []trouble{neutronFails, neutronFails, killAPIServer, haltOperator, killDaemon, killDaemon, killOperator, killOperator},
+	empty:    noPorts,
+}
+
+// noPorts waits until no PodNIC of a pod is left: its port goes first.
+func noPorts(ctx context.Context, l *lab.Lab) error {
+	return poll.Until(ctx, func() error {
+		nics, err := l.Kube.PodNICs(ctx)
+		if err != nil {
+			return err
+		}
+		users := func(n v1alpha1.PodNIC) bool { return n.Spec.Pod == nil }
+		return harness.Equal("PodNICs of pods", len(slices.DeleteFunc(nics, users)), 0)
+	})
 }
 
 // cooling is the cooling period of all labs (harness.Quick).
@@ -207,7 +246,10 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 }
 
 // elsewhere are failpoints that tests of their own packages kill at.
-var elsewhere = named("daemon.nics.", "nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.")
+var elsewhere = named(
+	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
+	"port.remove.", "plug.hybrid.", "plug.nsveth.", "plug.tap.",
+)
 
 // No failpoint is forgotten when one is added or renamed.
 func TestEveryFailpointIsKilledAt(t *testing.T) {
@@ -225,7 +267,7 @@ func TestEveryFailpointIsKilledAt(t *testing.T) {
 			t.Errorf("%s is killed at in no mode", name)
 		}
 	}
-	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
+	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "plug.ovs.": 6, "operator.port.": 10, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
 		if got := len(named(prefix)); got < want {
 			t.Errorf("only %d failpoints %s are registered", got, prefix)
 		}

@@ -129,7 +129,7 @@ func (r *round) play() {
 		_, err := l.Cloud.Inject(f)
 		r.ok("inject", err)
 	}
-	book := newLedger(r.violate)
+	book := newLedger(r.mode, r.violate)
 	r.operate(ctx, l, book)
 	if l.Cloud != nil {
 		r.tally.met(l.Cloud.FaultsMet())

@@ -43,6 +43,7 @@ func TestSoak(t *testing.T) {
 			continue
 		}
 		t.Run(string(m.name), func(t *testing.T) {
+			m.canRun(t)
 			tally := newTally(m.name)
 			s.tallies = append(s.tallies, tally)
 			t.Parallel() // the others' tallies are there before it goes on

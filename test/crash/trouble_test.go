@@ -11,6 +11,8 @@ import (
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
@@ -69,6 +71,23 @@ func stopDaemon(_ context.Context, m *troublemaker) {
 func killOperator(_ context.Context, m *troublemaker) {
 	p := m.someOperator().Process
 	m.end(operatorKill, p, p.Kill())
+}
+
+// neutronFails has Neutron fail a few calls, before or after they take effect.
+func neutronFails(_ context.Context, m *troublemaker) {
+	model, ok := m.lab.Ports.(*portcloud.Model)
+	if !ok {
+		return
+	}
+	f := []neutron.Fault{
+		{Path: "/v2.0/*", Status: 503, Message: "busy"},
+		{Path: "/v2.0/*", HangUp: true},
+		{Path: "/v2.0/*", HangUp: true, After: true},
+		{Path: "/v2.0/ports*", Method: "POST", Status: 500, Type: "HTTPInternalServerError", Message: "Request Failed: internal server error while processing your request.", After: true},
+		{Path: "/v2.0/*", Status: 429, Message: "slow down", RetryAfter: 1},
+	}[m.dice.IntN(5)]
+	f.Times = 1 + m.dice.IntN(3)
+	model.Neutron.Inject(f)
 }
 
 // end books that a program was ended, unless it was gone already, and the error.

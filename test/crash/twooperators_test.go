@@ -37,7 +37,7 @@ func TestTwoActiveOperators(t *testing.T) {
 			var watching sync.WaitGroup
 			watching.Go(func() { availableOnce(t, w) })
 
-			book := newLedger(r.violate)
+			book := newLedger(m, r.violate)
 			done := make(chan struct{})
 			go func() {
 				defer close(done)

@@ -33,6 +33,9 @@ func Quick(m lab.Mode, o lab.Options) lab.Options {
 	case lab.PoolMode:
 		daemon = slices.Concat(daemon, []string{"--block-release-delay=300ms"})
 		operator = slices.Concat(operator, []string{"--orphan-interval=1s"})
+	case lab.PortMode:
+		daemon = slices.Concat(daemon, []string{"--port-wait=5s"})
+		operator = slices.Concat(operator, []string{"--listing-interval=2s", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s", "--unplug-grace=3s"})
 	}
 	o.DaemonArgs, o.OperatorArgs = slices.Concat(daemon, o.DaemonArgs), slices.Concat(operator, o.OperatorArgs)
 	return o

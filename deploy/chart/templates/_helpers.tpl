@@ -8,6 +8,11 @@
 {{- if or .Values.ports.enabled (eq .Values.mode "port") }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty where the operator judges pods that ask for NICs. */}}
+{{- define "berth.webhook" -}}
+{{- if and (include "berth.ports" .) .Values.ports.webhook.enabled }}true{{ end -}}
+{{- end -}}
+
 {{/* Not empty where there is an operator. */}}
 {{- define "berth.hasOperator" -}}
 {{- if or (hasKey (include "berth.mode" . | fromYaml) "operator") (include "berth.ports" .) }}true{{ end -}}
@@ -94,6 +99,9 @@ the schema lets them say nothing of what makes the mode.
 {{- $_ := set $ofMode "ipam" (append ($ofMode.ipam | default list) "port") -}}
 {{- $_ := set $ofMode "first-interface-is-port" false -}}
 {{- end -}}
+{{- end -}}
+{{- if and (eq $program "operator") (include "berth.webhook" $root) -}}
+{{- $_ := set $ofMode "webhook-address" ":61682" -}}
 {{- end -}}
 {{- merge $settings $ofMode | toYaml -}}
 {{- end -}}

@@ -105,7 +105,7 @@ func (p *program) askAll(ctx context.Context, dial connect.Dialer, daemons []dae
 			for d := range work {
 				doc, err := p.document(ctx, dial, d)
 				// Of thousands of nodes only the sums are kept.
-				doc.Allocated, doc.Available, doc.Cooling = nil, nil, nil
+				doc.Allocated, doc.Available, doc.Cooling, doc.NICs = nil, nil, nil, nil
 				mu.Lock()
 				out[d.node] = answer{doc, err}
 				n := len(out)

@@ -222,6 +222,13 @@ func writePod(p *view.Printer, d PodDetails, prog *program, wide bool) {
 		}
 		p.Section("On its node", g, "")
 	}
+	var nics []introspect.NIC
+	for _, a := range d.Attachments {
+		nics = append(nics, a.NICs...)
+	}
+	if len(nics) > 0 {
+		p.Section("Ports of its VPC", view.NICs(nics), "")
+	}
 	for _, a := range d.Attachments {
 		if len(a.Rules) == 0 {
 			continue

@@ -8,12 +8,19 @@ import (
 	"github.com/berthnet/berth/internal/introspect"
 )
 
-// Addresses prints the document's addresses, by state.
+// Addresses prints the document's addresses, by state, and the NICs of pods.
 func Addresses(p *Printer, doc introspect.Document) {
+	if doc.IPAM == "port" {
+		ports(p, doc)
+		return
+	}
 	from := supplyOf(doc)
 	p.Section("Allocated", allocatedGrid(doc, from), "No pod holds an address.")
 	p.Section("Available", availableGrid(doc, from), "No address is available.")
 	p.Section("Cooling", coolingGrid(doc, from), "No address is cooling.")
+	if len(doc.NICs) > 0 {
+		ports(p, doc)
+	}
 }
 
 // Node is `berthctl ip-manager`.
@@ -54,6 +61,9 @@ func LastTrouble(p *Printer, doc introspect.Document) {
 // Totals is a line of the document's numbers.
 func Totals(doc introspect.Document) string {
 	t := doc.Totals
+	if doc.IPAM == "port" {
+		return Count(len(doc.NICs), "NIC")
+	}
 	s := fmt.Sprintf("%d allocated, %d available, %d cooling", t.Allocated, t.Available, t.Cooling)
 	for _, more := range []struct {
 		n    int

@@ -3,7 +3,6 @@ package view
 import (
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/berthnet/berth/internal/introspect"
 )
@@ -30,6 +29,9 @@ type columns[T any] struct {
 }
 
 func supplyOf(doc introspect.Document) supply {
+	if doc.IPAM == "port" {
+		return ofPorts
+	}
 	if doc.IPAM == "pool" || len(doc.Pools)+len(doc.Blocks) > 0 {
 		return ofPools
 	}
@@ -55,6 +57,17 @@ var ofPools = supply{
 	cooling:   columns[introspect.Cooling]{blockColumns, func(c introspect.Cooling) []string { return []string{c.Pool, c.Block} }},
 	besides:   poolsAndBlocks,
 	status:    poolsAndBlocks,
+}
+
+// ofPorts is of nodes whose pods have no addresses but those of their NICs.
+var ofPorts = supply{
+	authority: "ports of VPCs",
+	besides:   func(*Printer, introspect.Document) {},
+	status:    ports,
+}
+
+func ports(p *Printer, doc introspect.Document) {
+	p.Section("Ports of VPCs", portGrid(doc), "No pod has a NIC.")
 }
 
 var blockColumns = []string{"POOL", "BLOCK"}
@@ -91,11 +104,7 @@ func poolGrid(pools []introspect.Pool) *Grid {
 func blockGrid(blocks []introspect.Block) *Grid {
 	g := NewGrid("BLOCK", "POOL", "PREFIXES", "USED", "COOLING", "FREE", "READY")
 	for _, b := range blocks {
-		var prefixes []string
-		for _, p := range b.Prefixes {
-			prefixes = append(prefixes, p.String())
-		}
-		g.Add(b.Name, b.Pool, strings.Join(prefixes, " "),
+		g.Add(b.Name, b.Pool, spaced(b.Prefixes),
 			strconv.Itoa(b.Used), strconv.Itoa(b.Cooling), strconv.Itoa(b.Free), yesOrWhy(b.Ready, b.Reason))
 	}
 	return g

@@ -24,18 +24,18 @@ import (
 
 // clusterProofs are those of a lab with kubelets, in the order in which they are shown.
 var clusterProofs = []proof{
-	{inAll, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
-	{inAll, "Berth installed: nodes are Ready, as soon as it serves", installed},
-	{inAll, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
-	{inAll, "names and Services from a pod; logs and exec", namesAndServices},
-	{inAll, "NodePort of every node, from the host outside", nodePorts},
+	{routed, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
+	{routed, "Berth installed: nodes are Ready, as soon as it serves", installed},
+	{routed, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
+	{routed, "names and Services from a pod; logs and exec", namesAndServices},
+	{routed, "NodePort of every node, from the host outside", nodePorts},
 	{inOperator, "kubectl shows NodeNetworks", showObjects},
 	{inPool, "kubectl shows pools and blocks", showObjects},
-	{inAll, "Berth rolled under traffic: no request is lost", rolled},
-	{inAll, "a node drained, and back", drained},
-	{inAll, "a node rebooted: its pods start again", rebooted},
-	{inAll, "a node killed: its pods run elsewhere", killed},
-	{inAll, "every pod has an address of its own, and berthd knows it", agreed},
+	{routed, "Berth rolled under traffic: no request is lost", rolled},
+	{routed, "a node drained, and back", drained},
+	{routed, "a node rebooted: its pods start again", rebooted},
+	{routed, "a node killed: its pods run elsewhere", killed},
+	{routed, "every pod has an address of its own, and berthd knows it", agreed},
 }
 
 // What the story puts into the cluster.

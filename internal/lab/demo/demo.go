@@ -54,6 +54,7 @@ var sizes = map[lab.Mode]size{
 	lab.NodeMode:     {instanceType: "t3.small", addresses: 9, pods: 5},
 	lab.OperatorMode: {instanceType: "t3.medium", addresses: 10, pods: 6},
 	lab.PoolMode:     {pods: 10}, // a block holds 8
+	lab.PortMode:     {},
 }
 
 // stage is what the proofs act on.
@@ -62,6 +63,7 @@ type stage struct {
 	lab   *lab.Lab
 	nodes []*node.Node
 	quote func(text string) // shows what a program printed; may be nil
+	ports portStory         // of port mode
 }
 
 // errFailed says that the story was told to its end, but not all of it held.
@@ -89,6 +91,8 @@ func Run(ctx context.Context, o Options) error {
 		t.say("Raising a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Lab.Nodes, o.Lab.Mode)
 	} else if o.Lab.Mode == lab.PoolMode {
 		t.say("Raising a data centre with %d nodes on this machine ...", o.Lab.Nodes)
+	} else if o.Lab.Mode == lab.PortMode {
+		t.say("Raising an OpenStack with %d nodes on this machine ...", o.Lab.Nodes)
 	} else {
 		t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Lab.Nodes, o.Lab.InstanceType)
 	}
@@ -138,6 +142,10 @@ func (o Options) complete() (Options, error) {
 		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
 		o.Lab.OperatorArgs = append(slices.Clone(poolOperatorArgs), o.Lab.OperatorArgs...)
 		o.Lab.Pools = demoPools()
+	case lab.PortMode:
+		args = slices.Clone(portArgs)
+		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
+		o.Lab.OperatorArgs = append(slices.Clone(portOperatorArgs), o.Lab.OperatorArgs...)
 	}
 	o.Lab.DaemonArgs = append(args, o.Lab.DaemonArgs...)
 	return o, nil

@@ -286,7 +286,7 @@ func revive(o *lab.Operator) error {
 // failOver kills the leader and has pods come up without one, on a machine of any
 // speed: the others are halted, and go on after that.
 func (s *stage) failOver(ctx context.Context, t *traffic, n *node.Node, leader *lab.Operator, goOn func() error, far netip.Addr) (string, error) {
-	if err := t.begin(ctx, s.nodes[0].Pods(), far); err != nil {
+	if err := t.begin(ctx, s.nodes[0].Pods(), internet, far); err != nil {
 		return "", err
 	}
 	if err := leader.Kill(); err != nil {

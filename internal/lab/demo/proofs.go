@@ -15,16 +15,29 @@ type proof struct {
 }
 
 var (
-	inAll      = lab.Modes
+	routed     = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} // pods' addresses are routed between nodes
 	withVPC    = []lab.Mode{lab.NodeMode, lab.OperatorMode}
 	inNode     = []lab.Mode{lab.NodeMode}
 	inOperator = []lab.Mode{lab.OperatorMode}
 	inPool     = []lab.Mode{lab.PoolMode}
+	inPort     = []lab.Mode{lab.PortMode}
 )
 
 // proofs in the order in which they are shown; later ones build on earlier ones.
 var proofs = []proof{
 	{inOperator, "nodes join, and may not call EC2", join},
+	{inPort, "VPCs are opened, by Keystone and Neutron", vpcsReady},
+	{inPort, "pods come up with default, chosen, fixed and users' ports", samplePods},
+	{inPort, "pod to pod in a VPC", vpcPodsTalk},
+	{inPort, "a security group drops, then allows", groups},
+	{inPort, "a VPC of the same addresses is not reached", otherVPC},
+	{inPort, "a PodNIC keeps its address on another node", fixedNIC},
+	{inPort, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
+	{inPort, "a port deleted behind its back is made again", portDeleted},
+	{inPort, "a user's port survives its pod", usersPort},
+	{inPort, "operator killed with -9: a standby makes the next ports", killPortOperator},
+	{inPort, "pods, PodNICs, ports, OVSDB, kernel and records agree", portsAgree},
+
 	{inOperator, "a burst of pods is seen before its first ADD", burst},
 	{inPool, "nodes have blocks, and the router has learned them", firstBlocks},
 	{withVPC, "pods come up through CNI, on several ENIs", onSeveralENIs},
@@ -33,7 +46,7 @@ var proofs = []proof{
 	{withVPC, "pod to pod on one node, within and across its ENIs", podToPodOnOneNode},
 	{withVPC, "pod to pod across nodes, every pair of ENIs", podToPodAcrossNodes},
 	{inPool, "pod to pod on one node and across nodes", podsToPods},
-	{inAll, "pod to node and node to pod", podsAndNodes},
+	{routed, "pod to node and node to pod", podsAndNodes},
 	{withVPC, "pod to internet, seen as the node's primary address", toInternet},
 	{withVPC, "pod to on-premises host and back, with its own address", onPremises},
 	{inPool, "pod to the outside and back, with its own address", toOutside},
@@ -43,8 +56,8 @@ var proofs = []proof{
 
 	{inPool, "a namespace's annotation chooses the pool", annotatedNamespace},
 	{inPool, "a pod's own annotation counts where the pool allows it", annotatedPod},
-	{inAll, "curl localhost:6666/ip-manager tells who has what", introspection},
-	{inAll, "a deleted pod's address cools and is not reused", cooling},
+	{routed, "curl localhost:6666/ip-manager tells who has what", introspection},
+	{routed, "a deleted pod's address cools and is not reused", cooling},
 	{[]lab.Mode{lab.NodeMode, lab.PoolMode}, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
 
 	{inPool, "operator killed with -9: a standby cuts the next block", killPoolOperator},

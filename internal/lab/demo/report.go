@@ -108,9 +108,14 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 	pool := s.Mode == lab.PoolMode
 	shown, kinds := "nodes, ENIs, addresses, pods, dropped packets", "nodenetworks"
 	routes := [2]string{at("exec", node+" -- ip rule"), "policy routing"}
-	if pool {
+	port := s.Mode == lab.PortMode
+	switch {
+	case pool:
 		shown, kinds = "pools, blocks, nodes, pods", "addresspools,addressblocks"
 		routes = [2]string{at("exec", node+" -- ip route show table 119"), "what BIRD announces"}
+	case port:
+		shown, kinds = "VPCs, nodes, PodNICs with their ports, pods", "vpcs,podnics"
+		routes = [2]string{at("pod add", node+" db --annotation 'berth.dev/nics=[{ip: 192.168.0.99}]'"), "a pod with an address of its own"}
 	}
 	var rows [][2]string
 	if s.Kubeconfig != "" {
@@ -127,7 +132,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 		{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
 		routes,
 	}...)
-	if !pool {
+	if !pool && !port {
 		rows = append(rows, [][2]string{
 			{at("exec", node+"/web -- curl -s "+internet.String()+":8080/"), "ask the internet who you are"},
 			{at("calls", "--follow"), "EC2 calls with their parameters"},
@@ -166,6 +171,7 @@ func (t *reporter) after(program string) {
 		{program + " demo --keep", "the same, and leave the lab up to look around"},
 		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each its own"},
 		{program + " demo --mode pool", "addresses from pools, announced by BGP, in place of a cloud's"},
+		{program + " demo --mode port", "ports of an OpenStack's networks, made and bound for each pod"},
 		{"make demo MODE=cluster", "a whole cluster: containerd, kubelet, kube-proxy on each node"},
 		{program + " up --nodes 3", "a lab of your own; it says how to go on"},
 		{program + " help", "what else there is"},

@@ -97,17 +97,25 @@ func killUnderTraffic(ctx context.Context, s *stage) (string, error) {
 	}
 	talk, stop := context.WithCancel(ctx)
 	t := &traffic{stop: stop}
-	figures, err := t.around(talk, n, far.Addr())
+	figures, err := t.around(talk, n, s.outside(far), far.Addr())
 	if err = errors.Join(err, t.end()); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures), nil
 }
 
-// begin makes each pod talk to a far one and to the internet.
-func (t *traffic) begin(ctx context.Context, pods []*node.Pod, far netip.Addr) error {
+// outside is whom pods ask besides a far one: a host on the internet, where they have a way there.
+func (s *stage) outside(far *node.Pod) netip.Addr {
+	if s.lab.Ports != nil {
+		return far.Addr()
+	}
+	return internet
+}
+
+// begin makes each pod talk to a far one and to a host outside.
+func (t *traffic) begin(ctx context.Context, pods []*node.Pod, outside, far netip.Addr) error {
 	for _, p := range pods {
-		for network, to := range map[string]netip.Addr{"tcp": far, "udp": internet} {
+		for network, to := range map[string]netip.Addr{"tcp": far, "udp": outside} {
 			if err := t.converse(ctx, p.Netns(), network, to); err != nil {
 				return err
 			}
@@ -120,8 +128,8 @@ func (t *traffic) begin(ctx context.Context, pods []*node.Pod, far netip.Addr) e
 const answersEach = 1000
 
 // around is the crash, with traffic before, during and after it.
-func (t *traffic) around(ctx context.Context, n *node.Node, far netip.Addr) (string, error) {
-	if err := t.begin(ctx, n.Pods(), far); err != nil {
+func (t *traffic) around(ctx context.Context, n *node.Node, outside, far netip.Addr) (string, error) {
+	if err := t.begin(ctx, n.Pods(), outside, far); err != nil {
 		return "", err
 	}
 	if err := t.flow(ctx); err != nil {

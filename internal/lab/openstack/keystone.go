@@ -66,7 +66,7 @@ func (c *Cloud) startKeystone() error {
 		return err
 	}
 	k.ready = func(ctx context.Context) error {
-		return c.within(ctx, "Keystone, which logs to "+p.LogFile(), func() error {
+		return c.within(ctx, "Keystone, which logs to "+p.LogFile(), func(ctx context.Context) error {
 			_, err := c.do(ctx, call{method: "GET", url: c.keystoneURL()}, nil)
 			return err
 		})

@@ -152,14 +152,15 @@ func (c *Cloud) raise(ctx context.Context) error {
 	if c.Keystone {
 		g.Go(func() error { return c.waitKeystone(groupCtx) })
 	}
-	first := c.startOVN
-	if c.Backend == Agent {
-		first = c.startRabbit
+	if c.Backend == Agent { // the server waits for it
+		g.Go(func() error { return c.startRabbit(groupCtx) })
 	}
 	c.Progress(c.summary())
 	g.Go(func() error {
-		if err := first(groupCtx); err != nil {
-			return err
+		if c.Backend == OVN {
+			if err := c.startOVN(groupCtx); err != nil {
+				return err
+			}
 		}
 		return c.startServer(groupCtx)
 	})

@@ -6,9 +6,7 @@ import (
 	"net"
 	"os"
 	"strings"
-	"time"
 
-	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
@@ -75,21 +73,3 @@ func (c *Cloud) waitDriver(ctx context.Context, server *proc.Process) error {
 		return err
 	})
 }
-
-// within calls is until it returns nil, a service fails, or ctx ends, and says what it waits
-// for when that takes long.
-func (c *Cloud) within(ctx context.Context, what string, is func() error) error {
-	slow := time.AfterFunc(patience, func() { c.Progress("waiting for " + what) })
-	defer slow.Stop()
-	err := poll.Retry(ctx, is, func(error) bool { return c.failed() == nil })
-	if failed := c.failed(); err != nil && failed != nil {
-		return failed
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return nil
-}
-
-// patience is how long nothing needs to be said.
-const patience = 5 * time.Second

@@ -9,14 +9,17 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
-// folders are where Debian has the programs; some are not in everybody's PATH.
-var folders = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/rabbitmq/bin"}
+// folders are where Debian has the programs; some are not in everybody's PATH. RabbitMQ's come
+// first: those of the same names in /usr/sbin become another user, who may not read what is here.
+var folders = []string{"/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
 // programs are those that an instance needs.
 func (o Options) programs() []string {
@@ -133,3 +136,26 @@ func (c *Cloud) failed() error {
 	}
 	return nil
 }
+
+// within calls is until it returns nil, a service fails, or ctx ends, and says what it waits
+// for when that takes long.
+func (c *Cloud) within(ctx context.Context, what string, is func(ctx context.Context) error) error {
+	slow := time.AfterFunc(patience, func() { c.Progress("waiting for " + what) })
+	defer slow.Stop()
+	err := poll.Retry(ctx, func() error {
+		// Whoever else has the port may take a connection and never answer.
+		look, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		return is(look)
+	}, func(error) bool { return c.failed() == nil })
+	if failed := c.failed(); err != nil && failed != nil {
+		return failed
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// patience is how long nothing needs to be said.
+const patience = 5 * time.Second

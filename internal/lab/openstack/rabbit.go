@@ -34,14 +34,15 @@ func (c *Cloud) startRabbit(ctx context.Context) error {
 	}
 	p, err := c.service(program{what: "RabbitMQ", name: "rabbitmq-server", env: append(mapper,
 		"HOME="+c.in(rabbitDir), "RABBITMQ_NODENAME=lab@localhost", "RABBITMQ_CONFIG_FILE="+c.in(rabbitDir, "rabbitmq.conf"),
-		"RABBITMQ_MNESIA_BASE="+c.in(rabbitDir, "mnesia"), "RABBITMQ_LOG_BASE="+c.in(logDir), "RABBITMQ_ENABLED_PLUGINS_FILE="+c.in(rabbitDir, "plugins"),
+		"RABBITMQ_MNESIA_BASE="+c.in(rabbitDir, "mnesia"), "RABBITMQ_FEATURE_FLAGS_FILE="+c.in(rabbitDir, "features"), "ERL_CRASH_DUMP=/dev/null",
+		"RABBITMQ_LOG_BASE="+c.in(logDir), "RABBITMQ_ENABLED_PLUGINS_FILE="+c.in(rabbitDir, "plugins"),
 		"RABBITMQ_PID_FILE="+c.in(rabbitDir, "pid"), fmt.Sprintf("RABBITMQ_DIST_PORT=%d", distPort), "RABBITMQ_CONF_ENV_FILE=/dev/null",
 		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none",
 	)})
 	if err != nil {
 		return err
 	}
-	return c.within(ctx, "RabbitMQ, which logs to "+p.LogFile(), func() error {
+	return c.within(ctx, "RabbitMQ, which logs to "+p.LogFile(), func(ctx context.Context) error {
 		conn, err := ns.Dial(ctx, c.ground.netns, "tcp", netip.AddrPortFrom(services.Addr(), brokerPort), netip.Addr{})
 		if err != nil {
 			return err

@@ -49,7 +49,7 @@ func (c *Cloud) startServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = c.within(ctx, "neutron-server, which logs to "+p.LogFile(), func() error {
+	err = c.within(ctx, "neutron-server, which logs to "+p.LogFile(), func(ctx context.Context) error {
 		_, err := c.do(ctx, call{method: "GET", url: c.neutronURL() + "/"}, nil)
 		return err
 	})

@@ -22,7 +22,7 @@ type caller struct {
 func (c *caller) do(ctx context.Context, t tray, batch []job) {
 	switch t {
 	case creates:
-		c.create(ctx, batch)
+		_ = c.create(ctx, batch) // each job is told
 	case looks:
 		c.look(ctx, batch)
 	case polls:

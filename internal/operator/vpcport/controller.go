@@ -110,7 +110,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 		told: newTold(),
 	}
 	c.book = newBook(o.Clock, o.Settle)
-	c.desks = newDesks(o.Clock, o.Cluster, c.answered)
+	c.desks = newDesks(o.Clock, c.answered)
 	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, fmt.Errorf("controllers of VPC ports: %w", err)
 	}

@@ -66,10 +66,9 @@ type answer struct {
 
 // desks are one for each VPC.
 type desks struct {
-	clock   clock.Clock
-	cluster string
-	tell    func(job, answer)
-	under   sync.WaitGroup // calls under way
+	clock clock.Clock
+	tell  func(job, answer)
+	under sync.WaitGroup // calls under way
 
 	mu     sync.Mutex // guards all below
 	ctx    context.Context
@@ -88,8 +87,8 @@ type desk struct {
 	most     int // ports of one Create; 0: what the provider says
 }
 
-func newDesks(c clock.Clock, cluster string, tell func(job, answer)) *desks {
-	return &desks{clock: c, cluster: cluster, tell: tell, byVPC: map[string]*desk{}}
+func newDesks(c clock.Clock, tell func(job, answer)) *desks {
+	return &desks{clock: c, tell: tell, byVPC: map[string]*desk{}}
 }
 
 // open has calls be made, with ctx.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +20,9 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/vpcport"
 )
+
+// placeAgain is how often a NIC looks whether its node has a place for it.
+const placeAgain = 2 * time.Second
 
 // reconcileNIC does the next step for a PodNIC: at most one write of it, or one call about
 // its port, whose answer has it reconciled again.
@@ -105,7 +107,11 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 	case plan.Impossible:
 		return c.impossible(ctx, s, n, next)
 	case plan.Rest:
-		return c.rest(ctx, s, n, next, 0)
+		wait := time.Duration(0)
+		if s.full {
+			wait = placeAgain
+		}
+		return c.rest(ctx, s, n, next, wait)
 	}
 	if s.shut != nil {
 		return c.rest(ctx, s, n, next, 0) // until it opens
@@ -295,11 +301,6 @@ func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
 	}
 }
 
-// warn makes an Event of an error of a pod (see told).
-func (c *Controller) warn(p *corev1.Pod, nic, reason string, err error) {
-	_ = c.told.warn(c.events, p, nic, reason, err)
-}
-
 // answered takes in what came of a call, and has the NIC reconciled, and those that it
 // held up.
 func (c *Controller) answered(j job, a answer) {
@@ -362,7 +363,7 @@ func (n *nic) learn(j job, a answer, now time.Time) {
 	switch {
 	case a.err != nil && j.step.Kind == plan.Create && n.have.Unclear:
 		n.unclear = now
-	case class == vpcport.AddressTaken && j.want.Over == false:
+	case class == vpcport.AddressTaken:
 		n.anew = true
 	case class == vpcport.PortGone && j.have.Recorded != "":
 		n.lost = j.have.Recorded

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -50,7 +49,11 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 	if !there || p.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
-	return c.provide(ctx, p, mine)
+	reason, refusal, err := c.provide(ctx, p, mine)
+	if err == nil {
+		c.warn(p, "", reason, refusal)
+	}
+	return reconcile.Result{}, err
 }
 
 // removeEnded deletes the PodNICs of pods of a name that are no more, or have ended. It
@@ -109,8 +112,8 @@ func (c *Controller) remove(ctx context.Context, o *v1alpha1.PodNIC, why string)
 }
 
 // provide makes the PodNICs that a pod lacks, and deletes those that it does not ask for
-// any more.
-func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha1.PodNIC) (reconcile.Result, error) {
+// any more. A refusal is what the pod asks for and does not get.
+func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha1.PodNIC) (reason string, refusal, err error) {
 	namespace := c.namespace(ctx, p.Namespace)
 	vpc := namespace.Annotations[v1alpha1.AnnotationVPC]
 	if len(mine) > 0 {
@@ -119,28 +122,28 @@ func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha
 	w := wishOf(p, vpc, c.o.First, len(mine) == 0, 0)
 	if len(mine) > 0 && w.vpc != vpc {
 		errs := podnic.CheckVPCChange(vpc, w.vpc)
-		return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", errs.Err())
+		return "NICsRefused", errs.Err(), nil
 	}
 	if len(w.errs) > 0 {
-		return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", w.errs.Err())
+		return "NICsRefused", w.errs.Err(), nil
 	}
 	if w.vpc == "" {
-		return reconcile.Result{}, nil
+		return "", nil, nil
 	}
 	opened, err := c.o.Networks.Of(w.vpc)
 	if err != nil {
-		return reconcile.Result{}, c.told.warn(c.events, p, "", "VPCNotReady", err)
+		return "VPCNotReady", err, nil
 	}
 	if err := c.ending(ctx, w.vpc); err != nil {
-		return reconcile.Result{}, c.told.warn(c.events, p, "", "VPCNotReady", err)
+		return "VPCNotReady", err, nil
 	}
 	if err := allows(opened.Spec, w.vpc, namespace); err != nil && len(mine) == 0 {
-		return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", err)
+		return "NICsRefused", err, nil
 	}
 	if most := opened.Spec.MaxNICsPerPod; most != nil {
 		w = wishOf(p, vpc, c.o.First, len(mine) == 0, int(*most))
 		if len(w.errs) > 0 {
-			return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", w.errs.Err())
+			return "NICsRefused", w.errs.Err(), nil
 		}
 	}
 	return c.adjust(ctx, p, w, mine)
@@ -148,26 +151,12 @@ func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha
 
 // allows tells why pods of a namespace may not have NICs in a VPC; nil: they may.
 func allows(spec v1alpha1.VPCSpec, vpc string, namespace *metav1.PartialObjectMetadata) error {
-	if a := spec.AllowedNamespaces; a != nil {
-		if slices.Contains(a.Names, "*") || slices.Contains(a.Names, namespace.Name) {
-			return nil
-		}
-		if a.Selector != nil {
-			selector, err := metav1.LabelSelectorAsSelector(a.Selector)
-			if err != nil {
-				return fmt.Errorf("VPC %s: spec.allowedNamespaces.selector: %w", vpc, err)
-			}
-			if selector.Matches(labels.Set(namespace.Labels)) {
-				return nil
-			}
-		}
-	}
-	return fmt.Errorf("metadata.annotations[%s]: VPC %s is not for namespace %s (spec.allowedNamespaces of the VPC)", v1alpha1.AnnotationVPC, vpc, namespace.Name)
+	return podnic.CheckNamespace(vpc, spec.AllowedNamespaces, namespace.Name, namespace.Labels).Err()
 }
 
 // adjust brings the PodNICs of a pod to what it asks for. One that is there is never
 // changed, and the first interface never taken away.
-func (c *Controller) adjust(ctx context.Context, p *corev1.Pod, w wish, mine []*v1alpha1.PodNIC) (reconcile.Result, error) {
+func (c *Controller) adjust(ctx context.Context, p *corev1.Pod, w wish, mine []*v1alpha1.PodNIC) (reason string, refusal, err error) {
 	errs := changes(mine, w.nics, c.o.First)
 	have := map[string]*v1alpha1.PodNIC{}
 	var extra []*v1alpha1.PodNIC
@@ -182,7 +171,7 @@ func (c *Controller) adjust(ctx context.Context, p *corev1.Pod, w wish, mine []*
 	}
 	for _, o := range extra {
 		if err := c.remove(ctx, o, "its pod does not ask for it any more"); err != nil {
-			return reconcile.Result{}, err
+			return "", nil, err
 		}
 	}
 	for _, n := range w.nics {
@@ -193,17 +182,17 @@ func (c *Controller) adjust(ctx context.Context, p *corev1.Pod, w wish, mine []*
 			continue // when that is gone
 		}
 		if err := c.make(ctx, p, w.vpc, n); err != nil {
-			return reconcile.Result{}, err
+			return "", nil, err
 		}
 	}
 	missing, err := c.missing(ctx, p, w)
 	if err != nil {
-		return reconcile.Result{}, err
+		return "", nil, err
 	}
 	if err := errs.Err(); err != nil {
-		return reconcile.Result{}, c.told.warn(c.events, p, "", "NICsRefused", err)
+		return "NICsRefused", err, nil
 	}
-	return reconcile.Result{}, c.told.warn(c.events, p, "", "PodNICNotFound", missing)
+	return "PodNICNotFound", missing, nil
 }
 
 // missing is an error that names the PodNICs that a pod names and that are not there, or
@@ -276,7 +265,7 @@ func (c *Controller) make(ctx context.Context, p *corev1.Pod, vpc string, n podn
 	case apierrors.IsAlreadyExists(err):
 		return nil // the cache trails, or the last one of its name is going; its events tell
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
-		_ = c.told.warn(c.events, p, n.Name, "NICRefused", err)
+		c.warn(p, n.Name, "NICRefused", err)
 	}
 	return fmt.Errorf("create PodNIC %s: %w", key, err)
 }

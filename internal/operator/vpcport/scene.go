@@ -28,7 +28,8 @@ type scene struct {
 	now    assignment
 	next   assignment // what now is to become, once no node holds it
 	host   string     // where that is
-	noHost string     // why that is not known
+	noHost string     // why that is not known, or not to be
+	full   bool       // the node has as many NICs as it may
 	held   bool
 	until  time.Time // when held is over at the latest; zero: not by itself
 	refuse error     // why no port is made
@@ -75,6 +76,9 @@ func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scen
 	if s.next.node != "" {
 		s.host, s.noHost = hostOf(node, s.next.node, s.opened.Spec.HostLabel)
 	}
+	if err := c.lookForPlace(ctx, s); err != nil {
+		return nil, err
+	}
 	holder := node
 	if s.now.node != s.next.node {
 		if holder, err = c.node(ctx, s.now.node); err != nil {
@@ -108,11 +112,11 @@ func (c *Controller) ending(ctx context.Context, vpc string) error {
 func (c *Controller) lookAtPod(ctx context.Context, s *scene) error {
 	ref := s.o.Spec.Pod
 	p := &corev1.Pod{}
-	err := c.client.Get(ctx, client.ObjectKey{Namespace: s.o.Namespace, Name: ref.Name}, p)
-	if client.IgnoreNotFound(err) != nil {
+	err := client.IgnoreNotFound(c.client.Get(ctx, client.ObjectKey{Namespace: s.o.Namespace, Name: ref.Name}, p))
+	if err != nil {
 		return fmt.Errorf("read pod %s/%s from the cache: %w", s.o.Namespace, ref.Name, err)
 	}
-	if err != nil || string(p.UID) != ref.UID {
+	if string(p.UID) != ref.UID {
 		s.next = s.now // it is deleted, or the cache trails: nothing is changed for that
 		return nil
 	}
@@ -183,6 +187,32 @@ func (c *Controller) confirmGone(ctx context.Context, o *v1alpha1.PodNIC, has v1
 	return nil
 }
 
+// lookForPlace finds whether the node has as many NICs of the VPC as it may: those that
+// are bound there already, and of the others those that were made before.
+func (c *Controller) lookForPlace(ctx context.Context, s *scene) error {
+	most := s.opened.Spec.MaxNICsPerNode
+	if most == nil || s.host == "" || s.o.Status.Host == s.host {
+		return nil
+	}
+	list := &v1alpha1.PodNICList{}
+	if err := c.client.List(ctx, list, client.MatchingFields{byNode: s.next.node}, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list PodNICs of node %s: %w", s.next.node, err)
+	}
+	before := 0
+	for i := range list.Items {
+		other := &list.Items[i]
+		older := cmp.Or(other.CreationTimestamp.Compare(s.o.CreationTimestamp.Time), cmp.Compare(other.UID, s.o.UID)) < 0
+		if other.Spec.VPC == s.o.Spec.VPC && other.UID != s.o.UID && (other.Status.Host == s.host || older) {
+			before++
+		}
+	}
+	if before >= int(*most) {
+		s.full, s.host = true, ""
+		s.noHost = fmt.Sprintf("node %s has %d NICs in VPC %s, which is as many as it may (spec.maxNICsPerNode of the VPC)", s.next.node, *most, s.o.Spec.VPC)
+	}
+	return nil
+}
+
 // node is a Node as it is known; nil without one.
 func (c *Controller) node(ctx context.Context, name string) (*corev1.Node, error) {
 	if name == "" {
@@ -242,7 +272,7 @@ func (s *scene) addresses(n nic) ([]vpcport.NewAddress, error) {
 			before = append(before, vpcport.NewAddress{SubnetID: a.Subnet, IP: p.Addr()})
 		}
 	}
-	if len(before) > 0 && !n.anew {
+	if len(before) > 0 && (!n.anew || s.o.Spec.Pod == nil) { // one that outlives pods waits for its own
 		return before, nil
 	}
 	asked := nicOf(s.o.Spec)

@@ -23,6 +23,7 @@ const (
 	reasonNoPod       = "NoPod"
 	reasonUnscheduled = "Unscheduled"
 	reasonNoHost      = "NoHost"
+	reasonNodeLimit   = "NodeLimit"
 	reasonPlugged     = "StillPlugged"
 	reasonBinding     = "BindingFailed"
 )
@@ -94,7 +95,7 @@ func phaseOf(s *scene, n nic, step plan.Step, p *vpcport.Port, here bool) v1alph
 
 // describe writes what a port is. The error says what a node could not use.
 func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) error {
-	st.PortID, st.Host, st.MAC, st.MTU = p.ID, p.Host, p.MAC.String(), int32(min(net.MTU, 1<<16)) //nolint:gosec // G115: bounded
+	st.PortID, st.Host, st.MAC, st.MTU = p.ID, p.Host, p.MAC.String(), int32(min(net.MTU, 1<<16))
 	st.Addresses, st.Routes = nil, nil
 	var lie error
 	for _, a := range p.Addresses {
@@ -185,6 +186,8 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 		return is(metav1.ConditionFalse, reasonNoPod, "no pod has it")
 	case s.next.node == "":
 		return is(metav1.ConditionFalse, reasonUnscheduled, "pod %s has no node yet", s.pod.Name)
+	case s.full:
+		return is(metav1.ConditionFalse, reasonNodeLimit, "%s", s.noHost)
 	case s.noHost != "":
 		return is(metav1.ConditionFalse, reasonNoHost, "%s", s.noHost)
 	case n.failed.message != "":

@@ -5,7 +5,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 )
 
 // maxNote is how long an Event's note may be, in bytes (events.k8s.io/v1).
@@ -20,21 +19,19 @@ type told struct {
 func newTold() *told { return &told{all: map[types.UID]map[string]string{}} }
 
 // warn makes an Event of an error of a pod, or of one of its NICs, unless the last one was
-// the same; without an error it forgets that. It returns nil.
-func (t *told) warn(to events.EventRecorder, p *corev1.Pod, nic, reason string, err error) error {
+// the same; without an error it forgets that.
+func (c *Controller) warn(p *corev1.Pod, nic, reason string, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	if t.isNews(p.UID, nic, text) && err != nil {
-		if len(text) > maxNote {
-			text = text[:maxNote]
-		}
-		to.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", text)
+	if !c.told.isNews(p.UID, nic, text) || err == nil {
+		return
 	}
-	return nil
+	c.events.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", text[:min(len(text), maxNote)])
 }
 
+// isNews notes a text, and tells whether the last one was another.
 func (t *told) isNews(pod types.UID, nic, text string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -96,6 +96,29 @@ func (b *book) sorted() []object {
 	return slices.SortedFunc(maps.Values(b.objects), func(x, y object) int { return strings.Compare(x.name.String(), y.name.String()) })
 }
 
+// replaced are the NICs that an attachment should have where PodNICs of its pod have
+// another port than was plugged, or are others of the same interface.
+func (b *book) replaced(rec attachment.Record) (nics []attachment.NIC, ok bool) {
+	there := b.of(rec.Pod)
+	if checkTogether(there) != nil {
+		return nil, false
+	}
+	nics = slices.Clone(rec.NICs)
+	for i, old := range nics {
+		at := slices.IndexFunc(there, func(o object) bool { return o.ifName == old.IfName })
+		if at < 0 || !there[at].bound() || there[at].err != nil {
+			continue
+		}
+		now := there[at].nic
+		if now.Port == old.Port && now.UID == old.UID {
+			continue
+		}
+		now.DefaultRoute = old.DefaultRoute // was decided on when the pod came
+		nics[i], ok = now, true
+	}
+	return nics, ok
+}
+
 // find is the PodNIC of a recorded NIC, and nil if it is gone.
 func (b *book) find(rec attachment.Record, n attachment.NIC) *object {
 	o, ok := b.objects[types.NamespacedName{Namespace: rec.Pod.Namespace, Name: n.Object}]

@@ -21,10 +21,3 @@
 //	metrics.go   the metrics
 //	none.go      the source of addresses of a node whose pods have ports only
 package port
-
-// What berthd may do in the Kubernetes API. An admission policy narrows it to the
-// PodNICs of its own node, and there to status.node.
-//
-// +kubebuilder:rbac:groups=berth.dev,resources=podnics,verbs=list;watch
-// +kubebuilder:rbac:groups=berth.dev,resources=podnics/status,verbs=patch
-// +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch

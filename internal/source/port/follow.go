@@ -64,6 +64,11 @@ func (n *NICs) put(b *book, o object) {
 	if o.err != nil && (!had || before.err == nil || before.err.Error() != o.err.Error()) {
 		n.log.Error("a PodNIC that makes no sense is not plugged", "error", o.err)
 	}
+	for _, h := range b.plugged {
+		if h.nic.IfName == o.ifName && h.rec.Pod.UID == o.pod && h.nic.Port != o.port && o.bound() {
+			n.changed.Set()
+		}
+	}
 }
 
 func (n *NICs) namespaces() kubeapi.Handler[*kubeapi.Metadata] {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -53,10 +54,12 @@ func (n *NICs) Check(ctx context.Context, rec attachment.Record, nic attachment.
 	return n.cfg.Plugger.Check(ctx, want(rec, nic))
 }
 
-// Plugged says that an attachment is ready with its NICs: at its ADD, and at start for
-// each record that is. The operator is told behind the caller's back.
+// Plugged says that an attachment is ready with its NICs, and no others: at its ADD, at
+// start for each record that is, and after a port was replaced. The operator is told
+// behind the caller's back.
 func (n *NICs) Plugged(rec attachment.Record) {
 	n.change(func(b *book) {
+		maps.DeleteFunc(b.plugged, func(_ string, h held) bool { return h.rec.Key == rec.Key })
 		for _, nic := range rec.NICs {
 			b.plugged[nic.UID] = held{rec, nic}
 			delete(b.failed, nic.UID)
@@ -121,8 +124,16 @@ func (n *NICs) remove(ctx context.Context, unwanted func(plug.Found) bool) error
 	return errors.Join(errs...)
 }
 
-// Changed has an element when others changed something that is plugged, and the NICs of
-// all attachments are to be checked.
+// Replaced returns the NICs that a ready attachment should have, as many and in the same
+// order, if the port of one was made again and is bound to this node; else not ok.
+func (n *NICs) Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.book.replaced(rec)
+}
+
+// Changed has an element when others changed something that is plugged, or the operator
+// what is to be, and the NICs of all attachments are to be checked.
 func (n *NICs) Changed() <-chan struct{} { return n.changed }
 
 // watchSwitch tells of changes in OVSDB, and tries again when it was told of none for a

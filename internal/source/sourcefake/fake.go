@@ -95,6 +95,13 @@ func (s *Source) Supply(addrs ...netip.Addr) {
 	s.notify()
 }
 
+// Drain takes the free addresses away.
+func (s *Source) Drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = nil
+}
+
 // notify lets every waiter look again. s.mu is held.
 func (s *Source) notify() {
 	for _, w := range s.waiting {

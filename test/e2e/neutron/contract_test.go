@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/lab/openstack"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
@@ -102,48 +105,25 @@ func (w *world) bed(t *testing.T, p vpcport.Provider, plug vpcport.Plug) vpcport
 	}
 }
 
-// TestContract holds the provider to its contract with OVN and no Keystone.
-func TestContract(t *testing.T) {
-	w := of(t, openstack.OVN, false)
-	p := w.provider(t, nil)
-	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return w.bed(t, p, byOVN) })
+// contract holds a provider to its contract with an instance.
+func contract(t *testing.T, w *world, p vpcport.Provider, plug vpcport.Plug) {
+	t.Helper()
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return w.bed(t, p, plug) })
 }
 
-// TestLabAnswersAsNeutron holds the lab's Neutron to the real one: every request of the provider
-// is answered with the same status, type and words of errors, and attributes.
-func TestLabAnswersAsNeutron(t *testing.T) {
-	w := of(t, openstack.OVN, false)
+// compare holds the lab's Neutron to the real one: every request of the provider is answered with
+// the same status, type and words of errors, and attributes; and revisions and bindings come as
+// they do there.
+func compare(t *testing.T, w *world, host lab.Host) {
+	t.Helper()
 	s := neutronscenes.Stage{Host: nodeNames[0], Project: w.Project(), Quota: func(n int) { harness.OK(t, w.SetQuota(context.Background(), n)) }}
 	s.Group, s.Network = w.group(t, neutronscenes.Name).ID, w.network(t, neutronscenes.Name).ID
 	s.Web, s.Small = w.subnet(t, s.Network, "web", neutronscenes.Web).ID, w.subnet(t, s.Network, "small", neutronscenes.Small).ID
-	real := neutronscenes.Play(t, w.Endpoint(), s)
-	url, s := neutronscenes.OfLab(t)
-	s.Project = w.Project()
-	neutronscenes.Compare(t, neutronscenes.Play(t, url, s), real)
-}
-
-// TestContractWithAgent is the same with Neutron's own agent and hybrid plugs.
-func TestContractWithAgent(t *testing.T) {
-	w := of(t, openstack.Agent, false)
-	p := w.provider(t, nil)
-	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return w.bed(t, p, byHybrid) })
-}
-
-// TestContractBehindKeystone is the same for a user of the project who has exactly the rights
-// that the provider says it needs, by password and by an application credential.
-func TestContractBehindKeystone(t *testing.T) {
-	w := of(t, openstack.OVN, true)
-	u, err := w.AddUser(t.Context(), name(), openstack.Role)
-	harness.OK(t, err)
-	id, secret, err := w.ApplicationCredential(t.Context(), u, "berth")
-	harness.OK(t, err)
-	for by, c := range map[string]*neutron.Credentials{
-		"Password":    {Password: &neutron.Password{User: u.Name, Password: u.Password, Project: u.Project}},
-		"Application": {Application: &neutron.Application{ID: id, Secret: secret}},
-	} {
-		t.Run(by, func(t *testing.T) {
-			p := w.provider(t, c)
-			vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return w.bed(t, p, byOVN) })
-		})
+	url, ofLab := neutronscenes.OfLab(t, host)
+	ofLab.Project = s.Project
+	want, got := neutronscenes.Requests(t, w.Endpoint(), s), neutronscenes.Requests(t, url, ofLab)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("of Neutron (-) and the lab (+):\n%s", diff)
 	}
+	neutronscenes.Compare(t, neutronscenes.Play(t, url, ofLab), neutronscenes.Play(t, w.Endpoint(), s))
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/openstack"
 	"github.com/berthnet/berth/test/harness"
@@ -57,14 +59,15 @@ func of(t *testing.T, backend openstack.Backend, keystone bool) *world {
 	if w.Cloud, err = openstack.Start(ctx, w.options); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range nodeNames {
+	var joining errgroup.Group
+	w.nodes = make([]*openstack.Node, len(nodeNames))
+	for i, name := range nodeNames {
 		space := fmt.Sprintf("btneutron-%d-%s", os.Getpid(), name)
 		harness.OK(t, ns.Create(space))
 		w.spaces = append(w.spaces, space)
-		n, err := w.Join(ctx, name, ns.Path(space))
-		harness.OK(t, err)
-		w.nodes = append(w.nodes, n)
+		joining.Go(func() (err error) { w.nodes[i], err = w.Join(ctx, name, ns.Path(space)); return err })
 	}
+	harness.OK(t, joining.Wait())
 	// What it tells from now on is of no test.
 	return w
 }

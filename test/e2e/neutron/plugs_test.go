@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -87,6 +88,11 @@ func (p *pod) plug(t *testing.T, provider vpcport.Provider) {
 	harness.OK(t, p.plugger.Await(ctx, p.want))
 	harness.OK(t, p.plugger.Check(ctx, p.want))
 	p.becomes(t, provider, vpcport.StatusActive)
+	now, err := provider.Get(ctx, p.port.ID)
+	harness.OK(t, err)
+	if now.Revision <= p.port.Revision {
+		t.Errorf("revision %d before it was plugged, %d when active: want it changed by that", p.port.Revision, now.Revision)
+	}
 }
 
 // becomes waits until Neutron says that the port has a status.
@@ -127,9 +133,10 @@ func (p *pod) missesSoon(t *testing.T, network string, to *pod) {
 	})
 }
 
-// plugs is a life of ports: on two nodes they are bound, plugged, active and carry packets; where
-// filtered says so, only those that a security group lets pass.
-func plugs(t *testing.T, w *world, filtered bool) {
+// plugs is a life of ports: on two nodes they are bound, plugged, active and carry packets, and
+// only those that their security groups let pass.
+func plugs(t *testing.T, w *world) {
+	t.Helper()
 	provider := w.provider(t, nil)
 	open, shut := w.group(t, name()), w.group(t, name())
 	_, err := w.AddRule(t.Context(), openstack.Rule{Group: open.ID, Direction: "ingress", EtherType: "IPv4"})
@@ -155,28 +162,28 @@ func plugs(t *testing.T, w *world, filtered bool) {
 		away.reaches(t, network, one)
 		closed.reaches(t, network, one) // answers pass
 	}
-	if filtered {
-		if err := one.ask(t, "tcp", closed); err == nil {
-			t.Error("a packet passed that no rule allows")
-		}
-		rule, err := w.AddRule(t.Context(), openstack.Rule{Group: shut.ID, Direction: "ingress", EtherType: "IPv4", Protocol: "tcp", First: echo.Port, Last: echo.Port})
-		harness.OK(t, err)
-		one.reaches(t, "tcp", closed)
-		if err := one.ask(t, "udp", closed); err == nil {
-			t.Error("UDP passed, and a rule allows TCP only")
-		}
-		harness.OK(t, w.Delete(t.Context(), "security-group-rule", rule.ID))
-		one.missesSoon(t, "tcp", closed)
+	if err := one.ask(t, "tcp", closed); err == nil {
+		t.Error("a packet passed that no rule allows")
 	}
+	rule, err := w.AddRule(t.Context(), openstack.Rule{Group: shut.ID, Direction: "ingress", EtherType: "IPv4", Protocol: "tcp", First: echo.Port, Last: echo.Port})
+	harness.OK(t, err)
+	one.reaches(t, "tcp", closed)
+	if err := one.ask(t, "udp", closed); err == nil {
+		t.Error("UDP passed, and a rule allows TCP only")
+	}
+	harness.OK(t, w.Delete(t.Context(), "security-group-rule", rule.ID))
+	one.missesSoon(t, "tcp", closed)
 	harness.OK(t, beside.plugger.Unplug(t.Context(), beside.want.Ref))
 	beside.becomes(t, provider, vpcport.StatusDown)
 	if err := one.ask(t, "tcp", beside); err == nil {
 		t.Error("a port that is unplugged answers")
 	}
+	// Deleted while it is plugged, it carries nothing, and its row is the node's to remove.
+	harness.OK(t, provider.Delete(t.Context(), away.port.ID))
+	one.missesSoon(t, "tcp", away)
+	list, err := away.plugger.List(t.Context())
+	harness.OK(t, err)
+	if !slices.ContainsFunc(list, func(f plug.Found) bool { return f.PortID == away.port.ID }) {
+		t.Errorf("the port that was deleted is not among those plugged: %+v", list)
+	}
 }
-
-// TestPlugsWithOVN has ports of two nodes carry packets, with OVN's controller.
-func TestPlugsWithOVN(t *testing.T) { plugs(t, of(t, openstack.OVN, false), true) }
-
-// TestPlugsWithAgent is the same with Neutron's agent and Linux bridges between ports and br-int.
-func TestPlugsWithAgent(t *testing.T) { plugs(t, of(t, openstack.Agent, false), true) }

@@ -36,11 +36,11 @@ type Exchange struct {
 	Answer  any    `json:"answer,omitempty"`
 }
 
-// OfLab is a Neutron of the lab for scenes, and its URL.
-func OfLab(t *testing.T) (string, Stage) {
+// OfLab is a Neutron of the lab for scenes, with a host of a kind, and its URL.
+func OfLab(t *testing.T, host lab.Host) (string, Stage) {
 	t.Helper()
 	cloud := lab.New(lab.Options{})
-	cloud.AddHost("node-a", lab.Host{})
+	cloud.AddHost("node-a", host)
 	server := httptest.NewServer(cloud)
 	t.Cleanup(server.Close)
 	s := Stage{
@@ -63,7 +63,7 @@ var (
 const absent = "00000000-0000-4000-8000-000000000000"
 
 // Stage is what there is before the scenes: IDs of the network, of its subnets Web and Small,
-// with DHCP, of a group, the name of a host with OVN, and the project that they are of.
+// with DHCP, of a group, the name of a host, and the project that they are of.
 type Stage struct {
 	Network, Web, Small, Group, Host, Project string
 	Quota                                     func(ports int) // -1: none

@@ -225,6 +225,23 @@ func TestMetricsOfVPCs(t *testing.T) {
 	}
 }
 
+// A VPC is open for others once its status tells whose its ports are, and not before.
+func TestOpenAfterTheStatus(t *testing.T) {
+	c := &Controller{book: newBook()}
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
+	s := &state{open: true, tended: &tended{}, found: sight{network: vpcport.Network{ID: "n-1"}, project: "p-1"}}
+	for _, tt := range []struct {
+		pin  pin
+		open bool
+	}{{pin{}, false}, {pin{"n-1", "p-2"}, false}, {pin{"n-1", "p-1"}, true}} {
+		s.pin = tt.pin
+		c.publish(v, s)
+		if _, err := c.book.Of("blue"); (err == nil) != tt.open {
+			t.Errorf("with the pin %+v: %v", tt.pin, err)
+		}
+	}
+}
+
 // Providers of one endpoint share its lanes, however it is written.
 func TestLanesAreShared(t *testing.T) {
 	o := newOpener(lanes.Options{Most: 8})

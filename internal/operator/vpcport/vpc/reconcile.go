@@ -123,6 +123,9 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 	if due {
 		c.look(ctx, v, s, nics)
 	}
+	if !s.open {
+		c.publish(v, s) // before anything that may fail
+	}
 	wait, err := c.report(ctx, v, s, nics)
 	c.publish(v, s)
 	if until := max(s.next.Sub(c.now()), time.Millisecond); wait == 0 || until < wait {

@@ -1,0 +1,192 @@
+package vpcport
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// NICs are added to a pod and removed from it while it runs; one that it has is not
+// changed, and the first is not removed: an Event says so.
+func TestHotChanges(t *testing.T) {
+	w := start(t, Options{})
+	w.pod("web", `[{subnet: web}]`)
+	w.schedule("web", "node-a")
+	first := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	w.annotate("web", `[{subnet: web}, {subnet: small}]`)
+	second := w.awaitNIC("web", "eth1", "is bound", boundAt("node-a"))
+	if second.Status.DefaultRoute || second.Status.Addresses[0].Subnet != "s-small" {
+		t.Errorf("status %+v", second.Status)
+	}
+	w.annotate("web", `[{subnet: small}, {subnet: small}, {name: eth2}]`)
+	w.awaitNIC("web", "eth2", "is bound", boundAt("node-a"))
+	w.awaitEvent("web", "NICsRefused", "[0]: eth0 cannot be changed")
+	w.annotate("web", `[{name: eth2}]`)
+	w.awaitEvent("web", "NICsRefused", "names no NIC eth0")
+	w.annotate("web", `[{subnet: web}, {name: eth2}]`)
+	w.awaitGone(second.Name)
+	w.annotate("web", `[{subnet: web}]`)
+	w.awaitPorts(1, "the others go")
+	if o := w.nicsOf("web")["eth0"]; o == nil || o.UID != first.UID || o.Status.PortID != first.Status.PortID {
+		t.Errorf("was %+v, is %+v", first, o)
+	}
+}
+
+// A NIC that a person gives other groups has them at the provider.
+func TestGroupsOfAPodNIC(t *testing.T) {
+	w := start(t, Options{})
+	w.pod("web", `[{subnet: web, securityGroup: g-1}]`)
+	o := w.awaitNIC("web", "eth0", "has a port", in(v1alpha1.PhaseCreated))
+	harness.OK(t, w.client().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"securityGroups":["g-2"]}}`))))
+	harness.Eventually(t, limit, "the port has them", func() error {
+		if p := w.All()[0]; len(p.Groups) != 1 || p.Groups[0] != "g-2" {
+			return fmt.Errorf("is %+v", p)
+		}
+		return nil
+	})
+	harness.OK(t, w.client().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"securityGroups":["g-3"]}}`))))
+	w.awaitNIC("web", "eth0", "says why not", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "NotFound", "g-3"))
+}
+
+// What a pod may not ask for is said by an Event, and makes nothing.
+func TestRefusedPods(t *testing.T) {
+	w := start(t, Options{})
+	w.nets.set("b", Opened{Provider: w.Provider, Network: blue, Spec: v1alpha1.VPCSpec{}})
+	for name, tt := range map[string]struct {
+		edit   func(*corev1.Pod)
+		reason string
+		word   string
+	}{
+		"unknown-key": {func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationNICs] = `[{subnett: a}]` }, "NICsRefused", "[0].subnett: unknown"},
+		"too-many":    {func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationNICs] = `[{}, {}, {}, {}, {}]` }, "NICsRefused", "expected 4 at most"},
+		"no-first":    {func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationNICs] = `[{name: net1}]` }, "NICsRefused", "names no NIC eth0"},
+		"no-vpc":      {func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationVPC] = "none" }, "VPCNotReady", "there is no VPC none"},
+		"not-allowed": {func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationVPC] = "b" }, "NICsRefused", "VPC b is not for namespace default"},
+		"host":        {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "NICsRefused", "spec.hostNetwork"},
+		"absent":      {func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationNICs] = `[{name: eth0, nic: absent}]` }, "PodNICNotFound", "there is no PodNIC absent"},
+	} {
+		p := newPod(name, "")
+		tt.edit(p)
+		if err := w.client().Create(t.Context(), p); err != nil {
+			t.Logf("%s: the API server itself refuses it: %v", name, err)
+			continue
+		}
+		w.awaitEvent(name, tt.reason, tt.word)
+		if got := w.nicsOf(name); len(got) > 0 {
+			t.Errorf("%s: PodNICs %v", name, got)
+		}
+	}
+	if len(w.All()) > 0 {
+		t.Errorf("ports %+v", w.All())
+	}
+	// It goes on once there is what it waits for.
+	w.podnic("absent", v1alpha1.PodNICSpec{})
+	w.awaitNIC("absent", "eth0", "has a port", in(v1alpha1.PhaseCreated))
+}
+
+// A namespace's VPC is that of pods which begin after it was named, and not of those that
+// run without.
+func TestVPCOfTheNamespace(t *testing.T) {
+	w := start(t, Options{})
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	set := func(value string) {
+		body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationVPC, value)
+		harness.OK(t, w.client().Patch(t.Context(), ns, client.RawPatch(types.MergePatchType, body)))
+	}
+	t.Cleanup(func() {
+		body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, v1alpha1.AnnotationVPC)
+		_ = harness.KubeClient(t).Patch(t.Context(), ns, client.RawPatch(types.MergePatchType, body))
+	})
+	plain := func(name string) {
+		p := newPod(name, "")
+		p.Annotations = nil
+		harness.OK(t, w.client().Create(t.Context(), p))
+	}
+	plain("old")
+	w.schedule("old", "node-a")
+	w.finish("old", corev1.PodRunning)
+	set(`"a"`)
+	plain("new")
+	w.schedule("new", "node-a")
+	o := w.awaitNIC("new", "eth0", "is bound", boundAt("node-a"))
+	set("null")
+	w.pod("own", "")
+	w.awaitNIC("own", "eth0", "has a port", in(v1alpha1.PhaseCreated))
+	if got := w.nicsOf("old"); len(got) > 0 {
+		t.Errorf("the old one got %v", got)
+	}
+	if again := w.nicsOf("new")["eth0"]; again == nil || again.UID != o.UID {
+		t.Errorf("was %+v, is %+v", o, again)
+	}
+}
+
+// A pod that takes the name of one that is gone has NICs of its own.
+func TestPodIsReplaced(t *testing.T) {
+	w := start(t, Options{})
+	w.pod("web", "")
+	before := w.awaitNIC("web", "eth0", "has a port", in(v1alpha1.PhaseCreated))
+	w.deletePod("web")
+	w.pod("web", "")
+	harness.Eventually(t, limit, "it has one of its own", func() error {
+		o := w.nicsOf("web")["eth0"]
+		if o == nil || o.UID == before.UID || o.Name == before.Name {
+			return errors.New("not yet")
+		}
+		return in(v1alpha1.PhaseCreated)(o)
+	})
+	w.awaitGone(before.Name)
+	w.awaitPorts(1, "one port")
+}
+
+// A host's name is that of the Node's label where the VPC says so; a Node without it is
+// waited for.
+func TestHostLabel(t *testing.T) {
+	w := start(t, Options{})
+	spec := specA()
+	spec.HostLabel = "node-restriction.kubernetes.io/host"
+	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: spec})
+	w.AddHost("rack-7", ovn)
+	w.pod("web", "")
+	w.schedule("web", "node-a")
+	w.awaitNIC("web", "eth0", "waits", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonNoHost, "node-restriction.kubernetes.io/host"))
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+	harness.OK(t, w.client().Patch(t.Context(), n, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"node-restriction.kubernetes.io/host":"rack-7"}}}`))))
+	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	if o.Status.Host != "rack-7" || w.All()[0].Host != "rack-7" {
+		t.Errorf("status %+v", o.Status)
+	}
+}
+
+// A VPC that is not open yet is waited for; PodNICs of one that never is can be deleted.
+func TestVPCThatIsNotOpen(t *testing.T) {
+	w := start(t, Options{})
+	w.podnic("db", v1alpha1.PodNICSpec{VPC: "later"})
+	w.podnic("typo", v1alpha1.PodNICSpec{VPC: "never"})
+	w.awaitObject("db", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonVPC, "there is no VPC later"))
+	w.awaitObject("typo", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonVPC))
+	harnessDelete(t, w, "typo")
+	w.awaitGone("typo")
+	w.nets.set("later", Opened{Provider: w.Provider, Network: blue, Spec: specA()})
+	w.awaitObject("db", "has a port", in(v1alpha1.PhaseCreated))
+}
+
+// What a provider says that no node can use is not passed on.
+func TestLyingProvider(t *testing.T) {
+	w := start(t, Options{})
+	w.AddHost("node-a", vpcport.Plug{Kind: vpcport.OVS, Bridge: "a-bridge-with-a-name-too-long"})
+	w.pod("web", "")
+	w.schedule("web", "node-a")
+	o := w.awaitNIC("web", "eth0", "is refused", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "UnexpectedAnswer", "which no node can have"))
+	if o.Status.Plug != nil || o.Status.Phase == v1alpha1.PhaseBound {
+		t.Errorf("status %+v", o.Status)
+	}
+}

@@ -1,0 +1,19 @@
+// Package webhook judges pods that ask for NICs, and PodNICs, when they are made or
+// edited: what the API server's own policies cannot, since it takes reading the
+// annotation or the VPC. It says what the controller would say later (internal/podnic).
+// Every operator serves it, and pods are admitted while none does.
+//
+//	judge.go     requests of the API server, and answers
+//	authority.go certificates of its own authority
+//	rotation.go  when there is a new authority, and which one signs
+//	keeper.go    the authorities' Secret, and whom the API server trusts
+//	setup.go     serving
+//
+// The chart makes the Secret, without data, and the ValidatingWebhookConfiguration. The
+// operator may fill in these two and no other.
+//
+// +kubebuilder:rbac:groups="",namespace=kube-system,resources=secrets,resourceNames=berth-operator-webhook,verbs=get;patch
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=berth-ports,verbs=get;patch
+package webhook
+
+//go:generate controller-gen rbac:roleName=berth-operator paths=. output:rbac:dir=../../../../deploy/chart/files/rbac/webhook/berth-operator

@@ -1,0 +1,127 @@
+package webhook
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
+	"github.com/berthnet/berth/internal/podnic"
+)
+
+// judge answers requests of the API server.
+type judge struct {
+	decoder admission.Decoder
+	// cached is asked first. It trails, so live is asked before anything is refused.
+	cached, live client.Reader
+	first        podnic.First
+}
+
+// Handle implements admission.Handler. What it cannot judge, it lets pass.
+func (j judge) Handle(ctx context.Context, q admission.Request) admission.Response {
+	do := j.pod
+	switch q.Resource.Resource {
+	case "pods":
+	case "podnics":
+		do = j.nic
+	default:
+		return admission.Allowed("")
+	}
+	missing, errs, err := do(ctx, j.cached, q)
+	if err == nil && (len(errs) > 0 || missing != "") {
+		missing, errs, err = do(ctx, j.live, q)
+	}
+	switch {
+	case err != nil:
+		return admission.Errored(http.StatusInternalServerError, err)
+	case len(errs) > 0:
+		return admission.Response{AdmissionResponse: admissionv1.AdmissionResponse{Result: &metav1.Status{
+			Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid, Message: errs.Err().Error(),
+		}}}
+	case missing != "":
+		return admission.Allowed("").WithWarnings(podnic.Missing(missing))
+	}
+	return admission.Allowed("")
+}
+
+// pod judges one that is made, or whose annotations are edited.
+func (j judge) pod(ctx context.Context, r client.Reader, q admission.Request) (string, podnic.Errors, error) {
+	p, before := &corev1.Pod{}, &corev1.Pod{}
+	if err := j.decoder.Decode(q, p); err != nil {
+		return "", nil, fmt.Errorf("read the pod: %w", err)
+	}
+	if p.DeletionTimestamp != nil {
+		return "", nil, nil
+	}
+	ns, err := namespace(ctx, r, q.Namespace)
+	if err != nil {
+		return "", nil, err
+	}
+	of := podnic.Request{Pod: asking(p, ns), Namespace: q.Namespace, Labels: ns.Labels, First: j.first}
+	if of.Edit = q.Operation == admissionv1.Update; of.Edit {
+		if err := j.decoder.DecodeRaw(q.OldObject, before); err != nil {
+			return "", nil, fmt.Errorf("read the pod as it was: %w", err)
+		}
+		of.Before = asking(before, ns)
+	}
+	if name, errs := of.Pod.VPC(); name != "" && len(errs) == 0 {
+		if of.VPC, err = vpc(ctx, r, name); err != nil {
+			return "", nil, err
+		}
+	}
+	missing, errs := of.Judge()
+	return missing, errs, nil
+}
+
+// asking is what a pod of a namespace asks for.
+func asking(p *corev1.Pod, ns *metav1.PartialObjectMetadata) podnic.Pod {
+	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
+	return podnic.Pod{Annotations: p.Annotations, NamespaceVPC: ns.Annotations[v1alpha1.AnnotationVPC], HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
+}
+
+// nic judges a PodNIC that is made.
+func (j judge) nic(ctx context.Context, r client.Reader, q admission.Request) (string, podnic.Errors, error) {
+	n := &v1alpha1.PodNIC{}
+	if err := j.decoder.Decode(q, n); err != nil {
+		return "", nil, fmt.Errorf("read the PodNIC: %w", err)
+	}
+	v, err := vpc(ctx, r, n.Spec.VPC)
+	if err != nil || v == nil {
+		return n.Spec.VPC, nil, err
+	}
+	ns, err := namespace(ctx, r, q.Namespace)
+	if err != nil {
+		return "", nil, err
+	}
+	return "", podnic.CheckObject(n.Spec, v.Spec.AllowedNamespaces, q.Namespace, ns.Labels, podnic.NetworkOf(v)), nil
+}
+
+// vpc is the one of a name; nil without.
+func vpc(ctx context.Context, r client.Reader, name string) (*v1alpha1.VPC, error) {
+	v := &v1alpha1.VPC{}
+	err := r.Get(ctx, client.ObjectKey{Name: name}, v)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read VPC %s: %w", name, err)
+	}
+	return v, nil
+}
+
+// namespace is the metadata of one; empty for one that is not seen yet.
+func namespace(ctx context.Context, r client.Reader, name string) (*metav1.PartialObjectMetadata, error) {
+	ns := watched.Namespace(name)
+	if err := r.Get(ctx, client.ObjectKey{Name: name}, ns); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("read namespace %s: %w", name, err)
+	}
+	return ns, nil
+}

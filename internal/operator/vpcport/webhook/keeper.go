@@ -1,0 +1,239 @@
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/internal/clock"
+)
+
+// Objects that the chart makes, and that the operator fills in.
+const (
+	SecretName        = "berth-operator-webhook" // in the operator's namespace
+	ConfigurationName = "berth-ports"
+	ServiceName       = "berth-operator"
+)
+
+// The keys of the Secret.
+const (
+	keyCerts = "ca.crt"
+	keyKeys  = "ca.key"
+)
+
+const (
+	// look is how often an operator reads the Secret and, leading, whom the API
+	// server trusts.
+	look = time.Minute
+	// lookFirst is how often while it has no certificate.
+	lookFirst = 2 * time.Second
+)
+
+// store is where authorities are kept, and the API server told of them.
+type store interface {
+	// read is what there is, with a version by which write knows that it is what was
+	// read.
+	read(ctx context.Context) (certs, keys []byte, version string, err error)
+	write(ctx context.Context, certs, keys []byte, version string) error
+	// trust has the API server trust certificates of some authorities.
+	trust(ctx context.Context, certs []byte) error
+}
+
+// keeper has a certificate to serve with, and while it leads keeps the authorities that
+// sign such certificates fresh.
+type keeper struct {
+	store store
+	names []string
+	leads func() bool
+	every time.Duration // it looks
+	clock clock.Clock
+	log   *slog.Logger
+
+	seen parsed // by run alone
+
+	mu      sync.Mutex // guards serving
+	serving *tls.Certificate
+}
+
+// parsed is what was read last, and what it says.
+type parsed struct {
+	certs, keys []byte
+	list        []authority
+}
+
+// authorities are what the Secret says.
+func (k *keeper) authorities(certs, secret []byte) ([]authority, error) {
+	if k.seen.list != nil && bytes.Equal(certs, k.seen.certs) && bytes.Equal(secret, k.seen.keys) {
+		return k.seen.list, nil
+	}
+	list, err := read(certs, secret)
+	if err != nil {
+		return nil, fmt.Errorf("secret %s: %w", SecretName, err)
+	}
+	k.seen = parsed{certs, secret, list}
+	return list, nil
+}
+
+// certificate is that with which this operator serves now; as tls.Config.GetCertificate.
+func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.serving == nil {
+		return nil, errors.New("the webhook has no certificate yet")
+	}
+	return k.serving, nil
+}
+
+// run looks again and again until ctx ends.
+func (k *keeper) run(ctx context.Context) error {
+	said := ""
+	for {
+		err := k.keep(ctx)
+		if text := fmt.Sprint(err); err == nil || ctx.Err() != nil {
+			said = ""
+		} else if text != said {
+			said = text
+			k.log.Warn("the webhook's certificates cannot be kept: pods are admitted, and judged by the controller", "err", err)
+		}
+		wait := k.every
+		if _, none := k.certificate(nil); none != nil {
+			wait = lookFirst
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-k.clock.After(wait):
+		}
+	}
+}
+
+// keep looks once.
+func (k *keeper) keep(ctx context.Context) error {
+	now := k.clock.Now()
+	certs, secret, version, err := k.store.read(ctx)
+	if err != nil {
+		return err
+	}
+	leads := k.leads()
+	list, err := k.authorities(certs, secret)
+	if err != nil && !leads {
+		return err
+	}
+	if leads { // what cannot be read, it makes anew
+		if list, err = k.renew(ctx, list, now, version); err != nil {
+			return err
+		}
+		if err := k.store.trust(ctx, bundle(list)); err != nil {
+			return err
+		}
+	}
+	return k.serve(list, now)
+}
+
+// renew writes what the list of authorities should be, if it is not.
+func (k *keeper) renew(ctx context.Context, list []authority, now time.Time, version string) ([]authority, error) {
+	kept, due := current(list, now)
+	if !due && len(kept) == len(list) {
+		return kept, nil
+	}
+	if due {
+		a, err := newAuthority(now)
+		if err != nil {
+			return nil, err
+		}
+		kept = append(kept, a)
+	}
+	secret, err := keys(kept)
+	if err != nil {
+		return nil, err
+	}
+	if err := k.store.write(ctx, bundle(kept), secret, version); err != nil {
+		return nil, err
+	}
+	k.log.Info("the webhook's authorities were renewed", "authorities", len(kept), "until", kept[len(kept)-1].cert.NotAfter)
+	return kept, nil
+}
+
+// serve makes a certificate where there is none, the one there is ends, or another
+// authority signs.
+func (k *keeper) serve(list []authority, now time.Time) error {
+	by, ok := signer(list, now)
+	if !ok {
+		return fmt.Errorf("secret %s: no operator that leads has filled it in yet", SecretName)
+	}
+	k.mu.Lock()
+	has := k.serving
+	k.mu.Unlock()
+	if has != nil && now.Before(has.Leaf.NotAfter.Add(-certificateLife/3)) && bytes.Equal(has.Leaf.AuthorityKeyId, by.cert.SubjectKeyId) {
+		return nil
+	}
+	fresh, err := by.serving(now, k.names)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.serving = fresh
+	return nil
+}
+
+// objects is the store of a cluster: a Secret, and a ValidatingWebhookConfiguration.
+type objects struct {
+	live      client.Reader
+	writer    client.Client
+	namespace string
+}
+
+func (o objects) read(ctx context.Context) (certs, keys []byte, version string, err error) {
+	s := &corev1.Secret{}
+	if err := o.live.Get(ctx, client.ObjectKey{Namespace: o.namespace, Name: SecretName}, s); err != nil {
+		return nil, nil, "", fmt.Errorf("read the webhook's authorities: %w", err)
+	}
+	return s.Data[keyCerts], s.Data[keyKeys], s.ResourceVersion, nil
+}
+
+func (o objects) write(ctx context.Context, certs, keys []byte, version string) error {
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: SecretName, ResourceVersion: version}}
+	before := s.DeepCopy()
+	s.Data = map[string][]byte{keyCerts: certs, keyKeys: keys}
+	if err := o.writer.Patch(ctx, s, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("write the webhook's authorities: %w", err)
+	}
+	return nil
+}
+
+func (o objects) trust(ctx context.Context, certs []byte) error {
+	c := &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	err := o.live.Get(ctx, client.ObjectKey{Name: ConfigurationName}, c)
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("ValidatingWebhookConfiguration %s: there is none: nobody asks the webhook", ConfigurationName)
+	}
+	if err != nil {
+		return fmt.Errorf("read whom the API server trusts: %w", err)
+	}
+	if !slices.ContainsFunc(c.Webhooks, func(w admissionregistrationv1.ValidatingWebhook) bool {
+		return !bytes.Equal(w.ClientConfig.CABundle, certs)
+	}) {
+		return nil
+	}
+	before := c.DeepCopy()
+	for i := range c.Webhooks {
+		c.Webhooks[i].ClientConfig.CABundle = certs
+	}
+	if err := o.writer.Patch(ctx, c, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("have the API server trust the webhook: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,197 @@
+package webhook_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/vpcport"
+	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
+	"github.com/berthnet/berth/internal/operator/watched"
+	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
+)
+
+func TestMain(m *testing.M) {
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(harness.Kube(m.Run))
+}
+
+// limit is for what takes seconds on an idle machine.
+const limit = 3 * time.Minute
+
+// serve has an operator with the chart's rights serve the webhook, and the API server
+// ask it, until end or the end of the test.
+func serve(t *testing.T) (end func()) {
+	t.Helper()
+	cfg := harness.OperatorConfig(t, deploy.PortMode)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	harness.OK(t, err)
+	objects, err := deploy.Render(deploy.InMode(deploy.PortMode, "test"))
+	harness.OK(t, err)
+	config, err := deploy.Get[admissionregistrationv1.ValidatingWebhookConfiguration](objects, "ValidatingWebhookConfiguration", webhook.ConfigurationName)
+	harness.OK(t, err)
+	at := fmt.Sprintf("https://%s%s", l.Addr(), webhook.Path)
+	for i := range config.Webhooks {
+		if *config.Webhooks[i].ClientConfig.Service.Path != webhook.Path || config.Webhooks[i].ClientConfig.Service.Name != webhook.ServiceName {
+			t.Errorf("the chart asks %+v", config.Webhooks[i].ClientConfig.Service)
+		}
+		config.Webhooks[i].ClientConfig = admissionregistrationv1.WebhookClientConfig{URL: &at}
+	}
+	admin := harness.KubeClient(t)
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: webhook.SecretName}}
+	harness.OK(t, admin.Create(t.Context(), secret))
+	harness.OK(t, admin.Create(t.Context(), &config))
+	t.Cleanup(func() {
+		harness.OK(t, admin.Delete(context.Background(), &config))
+		harness.OK(t, admin.Delete(context.Background(), secret))
+	})
+	kinds, err := watched.Set(watched.Namespaces, vpcport.VPCs)
+	harness.OK(t, err)
+	mgr, err := controllers.Manager(cfg, kinds)
+	harness.OK(t, err)
+	harness.OK(t, webhook.Setup(mgr, webhook.Options{
+		Listener: l, Namespace: "kube-system", First: podnic.First{Name: "eth0", IsPort: true},
+		Clock: clock.Real{}, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}))
+	return controllers.Run(t, mgr)
+}
+
+func pod(name string, annotations ...string) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{}},
+		Spec:       corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{Name: "a", Image: "a"}}},
+	}
+	for i := 0; i < len(annotations); i += 2 {
+		p.Annotations[annotations[i]] = annotations[i+1]
+	}
+	return p
+}
+
+// inVPC is a pod with NICs in vpc-1.
+func inVPC(nics string) *corev1.Pod {
+	return pod("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, nics)
+}
+
+// makeVPC makes one with the subnet web, which is for namespaces with a label.
+func makeVPC(t *testing.T, name string) {
+	t.Helper()
+	most, admin := int32(2), harness.KubeClient(t)
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: "http://127.0.0.1:9696", Project: "p", MaxNICsPerPod: &most,
+		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"elsewhere"}, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "default"}}},
+	}}
+	harness.OK(t, admin.Create(t.Context(), v))
+	v.Status.Subnets = []v1alpha1.VPCSubnet{{ID: "subnet-1", Name: "web", CIDR: "10.0.0.0/24", Gateway: "10.0.0.1"}}
+	harness.OK(t, admin.Status().Update(t.Context(), v))
+}
+
+// refused is nil if the webhook refused with a text.
+func refused(err error, text string) error {
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "ports.berth.dev") || !strings.Contains(err.Error(), text) {
+		return fmt.Errorf("got %w, want it refused by the webhook: %s", err, text)
+	}
+	return nil
+}
+
+// Each row of what the API server's policies cannot judge is refused with its text,
+// and once no operator is there pods are admitted.
+func TestWebhook(t *testing.T) {
+	harness.KubeClean(t)
+	makeVPC(t, "vpc-1")
+	end, admin := serve(t), harness.KubeClient(t)
+	harness.Eventually(t, limit, "the webhook is asked", func() error {
+		err := admin.Create(t.Context(), inVPC("no list"), client.DryRunAll)
+		if err == nil {
+			return fmt.Errorf("not asked yet")
+		}
+		return refused(err, "expected a list of NICs")
+	})
+	const nics = "metadata.annotations[berth.dev/nics]"
+	for text, want := range map[string]string{
+		"- [":                                    nics + ": is neither YAML nor JSON",
+		"[{subnett: web}]":                       nics + "[0].subnett: unknown, expected one of",
+		"[{}, {name: eth0}, {}]":                 nics + ": has 3 NICs, expected 2 at most",
+		"[{name: eth0}, {name: eth0}]":           nics + "[1].name: eth0 is the name of " + nics + "[0] too",
+		"[{name: lo}]":                           nics + "[0].name: is \"lo\"",
+		"[{name: net1}]":                         nics + ": names no NIC eth0",
+		"[{portID: a2815656-76f7, subnet: web}]": nics + "[0].portID: excludes subnet",
+		"[{portID: a2815656-76f7}, {portID: a2815656-76f7}]": nics + "[1].portID: is that of " + nics + "[0]",
+		"[{ip: 10.0.0}]":                   nics + "[0].ip: is \"10.0.0\"",
+		"[{ip: 10.0.0.1}]":                 nics + "[0].ip: 10.0.0.1 is the gateway of subnet subnet-1",
+		"[{ip: 10.0.0.0}]":                 nics + "[0].ip: 10.0.0.0 is the address of subnet subnet-1",
+		"[{ip: 10.0.0.255}]":               nics + "[0].ip: 10.0.0.255 is the broadcast address of subnet subnet-1",
+		"[{ip: 10.0.1.5}]":                 nics + "[0].ip: 10.0.1.5 is in no subnet of VPC vpc-1",
+		"[{subnet: web, ip: 10.0.1.5}]":    nics + "[0].ip: 10.0.1.5 is not in subnet subnet-1",
+		"[{subnet: green}]":                nics + "[0].subnet: VPC vpc-1 has no subnet \"green\"",
+		"[{ip: 10.0.0.5}, {ip: 10.0.0.5}]": nics + "[1].ip: 10.0.0.5 is asked for by " + nics + "[0] too",
+	} {
+		if err := refused(admin.Create(t.Context(), inVPC(text), client.DryRunAll), want); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	harness.OK(t, admin.Create(t.Context(), inVPC("[{subnet: web, ip: 10.0.0.5}, {}]"), client.DryRunAll))
+	harness.OK(t, admin.Create(t.Context(), pod("a", v1alpha1.AnnotationVPC, "unknown"), client.DryRunAll))
+
+	t.Run("namespaces by labels", func(t *testing.T) {
+		other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "other-"}}
+		harness.OK(t, admin.Create(t.Context(), other))
+		p := pod("a", v1alpha1.AnnotationVPC, "vpc-1")
+		p.Namespace = other.Name
+		harness.Eventually(t, limit, "a pod of another namespace is refused", func() error {
+			return refused(admin.Create(t.Context(), p.DeepCopy(), client.DryRunAll), "VPC vpc-1 is not for namespace "+other.Name)
+		})
+		n := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: other.Name, Name: "a"}, Spec: v1alpha1.PodNICSpec{VPC: "vpc-1"}}
+		harness.OK(t, refused(admin.Create(t.Context(), n), "spec.vpc: VPC vpc-1 is not for namespace "+other.Name))
+		harness.OK(t, admin.Delete(t.Context(), other))
+	})
+	t.Run("edits of a pod", func(t *testing.T) {
+		p := inVPC("[{ip: 10.0.0.5}]")
+		harness.OK(t, admin.Create(t.Context(), p))
+		edit := func(text string) error {
+			now := p.DeepCopy()
+			now.Annotations[v1alpha1.AnnotationNICs] = text
+			return admin.Update(t.Context(), now, client.DryRunAll)
+		}
+		harness.OK(t, refused(edit("[{ip: 10.0.0.6}]"), nics+"[0]: eth0 cannot be changed while the pod has it"))
+		harness.OK(t, refused(edit("[{name: net1}]"), nics))
+		harness.OK(t, refused(edit("[{ip: 10.0.0.5}, {ip: 10.0.0.1}]"), nics+"[1].ip: 10.0.0.1 is the gateway"))
+		harness.OK(t, edit("[{ip: 10.0.0.5}, {ip: 10.0.0.7}]"))
+		harness.OK(t, admin.Delete(t.Context(), p))
+	})
+	t.Run("PodNICs", func(t *testing.T) {
+		for want, a := range map[string]v1alpha1.NICAddress{
+			"spec.addresses[0].ip: 10.0.0.1 is the gateway":               {IP: "10.0.0.1"},
+			"spec.addresses[0].subnet: VPC vpc-1 has no subnet \"green\"": {Subnet: "green"},
+			"": {Subnet: "web", IP: "10.0.0.9"},
+		} {
+			n := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, Spec: v1alpha1.PodNICSpec{VPC: "vpc-1", Addresses: []v1alpha1.NICAddress{a}}}
+			err := admin.Create(t.Context(), n, client.DryRunAll)
+			if want != "" {
+				err = refused(err, want)
+			}
+			harness.OK(t, err)
+		}
+	})
+	t.Run("without an operator", func(t *testing.T) {
+		end()
+		harness.OK(t, admin.Create(t.Context(), inVPC("no list"), client.DryRunAll))
+	})
+}

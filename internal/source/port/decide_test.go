@@ -1,0 +1,208 @@
+package port
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/sourcetest"
+)
+
+// Which NICs a pod is to have, by the settings, its annotations and its namespace's.
+func TestWants(t *testing.T) {
+	type annotations = map[string]string
+	const vpc, nics = v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs
+	only, beside := rules{firstIsPort: true}, rules{}
+	for name, c := range map[string]struct {
+		rules   rules
+		told    annotations // nil: the runtime tells none
+		ns      string      // the namespace's VPC; "?": it is not known yet
+		ifName  string      // eth0 unless set
+		noUID   bool
+		want    string // names; empty: no NICs
+		waiting bool
+		err     string
+	}{
+		"of the namespace's VPC":            {rules: only, told: annotations{}, ns: "blue", want: "eth0"},
+		"of the pod's own":                  {rules: only, told: annotations{vpc: "red"}, ns: "?", want: "eth0"},
+		"several":                           {rules: only, told: annotations{nics: "[{}, {name: data}]"}, ns: "blue", want: "eth0 data"},
+		"first interface of another name":   {rules: only, told: annotations{}, ns: "blue", ifName: "net1", err: "names no NIC net1"},
+		"namespace unknown":                 {rules: only, told: annotations{}, ns: "?", waiting: true},
+		"no VPC":                            {rules: only, told: annotations{}, err: "metadata.annotations[berth.dev/vpc] is missing"},
+		"none wanted where there must be":   {rules: only, told: annotations{vpc: ""}, ns: "blue", err: "is missing"},
+		"no list":                           {rules: only, told: annotations{nics: "eth0"}, ns: "blue", err: "expected a list"},
+		"no UID":                            {rules: only, told: annotations{}, ns: "blue", noUID: true, err: "K8S_POD_UID is missing"},
+		"untold":                            {rules: only, ns: "blue", err: "tells no annotations"},
+		"untold, ignored":                   {rules: rules{firstIsPort: true, ignoreUntold: true}, ns: "blue", want: "eth0"},
+		"beside: no VPC":                    {rules: beside, told: annotations{}},
+		"beside: the default one":           {rules: beside, told: annotations{}, ns: "blue", want: "eth1"},
+		"beside: NICs without a VPC":        {rules: beside, told: annotations{nics: "[{}]"}, err: "neither the pod nor its namespace names their VPC"},
+		"beside: name of the first":         {rules: beside, told: annotations{nics: "[{name: eth0}]"}, ns: "blue", err: "is the name of the pod's first interface"},
+		"beside: opted out":                 {rules: beside, told: annotations{vpc: ""}, ns: "blue"},
+		"beside: of another interface":      {rules: beside, told: annotations{}, ns: "blue", ifName: "net1"},
+		"beside: namespace unknown":         {rules: beside, told: annotations{}, ns: "?", waiting: true},
+		"beside: untold, no VPC":            {rules: beside},
+		"beside: untold, namespace's VPC":   {rules: beside, ns: "blue", err: "has its pods in VPC blue"},
+		"beside: untold, ignored":           {rules: rules{ignoreUntold: true}, ns: "blue"},
+		"beside: untold, namespace unknown": {rules: beside, ns: "?", waiting: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := sourcetest.Request(1)
+			req.Wish = source.Wish{Told: c.told != nil, Annotations: c.told}
+			if c.ifName != "" {
+				req.Key.IfName = c.ifName
+			}
+			if c.noUID {
+				req.Pod.UID = ""
+			}
+			ns := c.ns
+			if ns == "?" {
+				ns = ""
+			}
+			w, err := c.rules.of(req, ns, c.ns != "?")
+			switch {
+			case c.err != "":
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("%+v, %v; want %q", w, err, c.err)
+				}
+			case err != nil || (w.waiting != "") != c.waiting || w.any != (c.want != "") || strings.Join(w.names, " ") != c.want:
+				t.Errorf("%+v, %v", w, err)
+			}
+		})
+	}
+}
+
+// A PodNIC of which one field cannot be is refused by that field's name.
+func TestObjectsThatLie(t *testing.T) {
+	for want, spoil := range map[string]func(*v1alpha1.PodNIC){
+		"status.plug is missing":                                func(o *v1alpha1.PodNIC) { o.Status.Plug = nil },
+		`status.plug.bridge is "br-ex", expected one of br-int`: func(o *v1alpha1.PodNIC) { o.Status.Plug.Bridge = "br-ex" },
+		"status.plug.bridge is missing":                         func(o *v1alpha1.PodNIC) { o.Status.Plug.Bridge = "" },
+		"Kind":                                                  func(o *v1alpha1.PodNIC) { o.Status.Plug.Type = "SRIOV" },
+		"VPCNetns": func(o *v1alpha1.PodNIC) {
+			o.Status.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "../1/ns/net"}
+		},
+		"status.pod is missing, expected the pod of spec.pod": func(o *v1alpha1.PodNIC) { o.Status.Pod = &v1alpha1.PodReference{Name: "x", UID: "y"} },
+		"expected that of spec.portID":                        func(o *v1alpha1.PodNIC) { o.Spec.PortID = portID(9, 9) },
+		`status.mac is "fa:16"`:                               func(o *v1alpha1.PodNIC) { o.Status.MAC = "fa:16" },
+		`status.mac is "02:00:5e:10:00:00:00:01"`:             func(o *v1alpha1.PodNIC) { o.Status.MAC = "02:00:5e:10:00:00:00:01" },
+		"Interface.MAC":                                       func(o *v1alpha1.PodNIC) { o.Status.MAC = "ff:ff:ff:ff:ff:ff" },
+		"Interface.MTU":                                       func(o *v1alpha1.PodNIC) { o.Status.MTU = 1 << 20 },
+		"PortID":                                              func(o *v1alpha1.PodNIC) { o.Status.PortID = "; rm -rf / #" },
+		"Pod.IfName":                                          func(o *v1alpha1.PodNIC) { o.Status.Interface = "../eth0" },
+		"status.addresses is missing":                         func(o *v1alpha1.PodNIC) { o.Status.Addresses = nil },
+		"status.addresses[0].cidr":                            func(o *v1alpha1.PodNIC) { o.Status.Addresses[0].CIDR = "192.168.0.12" },
+		"Interface.Addresses[0]":                              func(o *v1alpha1.PodNIC) { o.Status.Addresses[0].CIDR = "127.0.0.1/8" },
+		"status.addresses[0].gateway":                         func(o *v1alpha1.PodNIC) { o.Status.Addresses[0].Gateway = "router" },
+		"Interface.Gateways[0]":                               func(o *v1alpha1.PodNIC) { o.Status.Addresses[0].Gateway = "192.168.0.11" },
+		"status.routes[0].destination":                        func(o *v1alpha1.PodNIC) { o.Status.Routes = []v1alpha1.PortRoute{{Destination: "all"}} },
+		"status.routes[0].gateway": func(o *v1alpha1.PodNIC) {
+			o.Status.Routes = []v1alpha1.PortRoute{{Destination: "10.0.0.0/8", Gateway: "x"}}
+		},
+		"Interface.Routes[0].Dst": func(o *v1alpha1.PodNIC) { o.Status.Routes = []v1alpha1.PortRoute{{Destination: "0.0.0.0/0"}} },
+	} {
+		o := podNIC(1, 0, v1alpha1.PhaseBound)
+		spoil(o)
+		got := read(o, []string{"br-int"})
+		if !errors.Is(got.err, plug.ErrInvalid) || !strings.Contains(got.err.Error(), want) || !strings.Contains(got.err.Error(), "PodNIC ns/pod1-eth0: ") {
+			t.Errorf("%v, want %q", got.err, want)
+		}
+		o.Status.Phase = v1alpha1.PhaseCreated
+		if got := read(o, []string{"br-int"}); got.err != nil {
+			t.Errorf("one that is not bound is refused: %v", got.err)
+		}
+	}
+	o := podNIC(1, 0, v1alpha1.PhaseActive)
+	o.Status.Routes = []v1alpha1.PortRoute{{Destination: "10.9.0.1/16", Gateway: "192.168.0.254"}}
+	got := read(o, []string{"br-int"})
+	if got.err != nil || got.nic.Routes[0].Destination.String() != "10.9.0.0/16" {
+		t.Errorf("%+v", got)
+	}
+	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound, Status: metav1.ConditionTrue}, {Type: v1alpha1.ConditionPortReady, Reason: "a", Message: "two\nlines" + strings.Repeat(".", 1000)}}
+	if got := read(o, nil).wrong; len(got) != 1 || strings.Contains(got[0].message, "\n") || len(got[0].message) > longestMessage+3 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// PodNICs that exclude each other, and which NIC has the default route.
+func TestDecide(t *testing.T) {
+	of := func(list ...*v1alpha1.PodNIC) *book {
+		b := newBook()
+		b.namespaces[namespace] = "blue"
+		b.listed.nics = true
+		for _, o := range list {
+			b.put(read(o, []string{"br-int"}))
+		}
+		return b
+	}
+	with := func(i, k int, change func(*v1alpha1.PodNICStatus)) *v1alpha1.PodNIC {
+		o := podNIC(i, k, v1alpha1.PhaseBound)
+		change(&o.Status)
+		return o
+	}
+	plain := func(*v1alpha1.PodNICStatus) {}
+	for name, c := range map[string]struct {
+		list []*v1alpha1.PodNIC
+		nics string // names, with * after that of the default route
+		err  string
+		wait string // reason
+	}{
+		"one":                         {list: []*v1alpha1.PodNIC{with(1, 0, plain)}, nics: "eth0*"},
+		"more than the runtime tells": {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, plain)}, nics: "eth0* eth1"},
+		"more that is not bound":      {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseCreated })}, wait: "not-bound"},
+		"another's default route":     {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true })}, nics: "eth0 eth1*"},
+		"two default routes": {list: []*v1alpha1.PodNIC{
+			with(1, 0, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true }), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true }),
+		}, err: "status.defaultRoute is true of both"},
+		"one interface twice": {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.Interface = "eth0" })}, err: `status.interface is "eth0" of both`},
+		"one port twice":      {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.PortID = portID(1, 0) })}, err: "status.portID"},
+		"nothing yet":         {wait: "no-podnic"},
+		"failed":              {list: []*v1alpha1.PodNIC{with(1, 0, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseFailed })}, wait: "not-bound"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := of(c.list...).decide(rules{firstIsPort: true}, wish(1, nil))
+			var got []string
+			for _, n := range v.nics {
+				if n.DefaultRoute {
+					n.IfName += "*"
+				}
+				got = append(got, n.IfName)
+			}
+			switch {
+			case c.err != "" && (v.err == nil || !strings.Contains(v.err.Error(), c.err) || !errors.Is(v.err, plug.ErrInvalid)),
+				c.err == "" && v.err != nil, (c.wait != "") != (v.wait != nil), c.wait != "" && v.wait.Reason != c.wait, strings.Join(got, " ") != c.nics:
+				t.Errorf("%+v", v)
+			}
+		})
+	}
+	// Beside another source no NIC has the default route unless it says so, and a pod of
+	// which nothing is told has those that there are.
+	b := of(with(1, 1, plain))
+	v := b.decide(rules{}, wish(1, nil))
+	if v.err != nil || len(v.nics) != 1 || v.nics[0].DefaultRoute {
+		t.Errorf("%+v", v)
+	}
+	b.namespaces[namespace] = ""
+	untold := sourcetest.Request(1)
+	untold.Wish.Told = false
+	if v := b.decide(rules{}, untold); v.err != nil || v.wait != nil || len(v.nics) != 1 {
+		t.Errorf("%+v", v)
+	}
+	untold.Key.IfName = "net1"
+	if v := b.decide(rules{}, untold); v.err != nil || v.wait != nil || len(v.nics) != 0 {
+		t.Errorf("an interface that was added later has NICs: %+v", v)
+	}
+	// While the API server is away, that is why.
+	b.trouble[podNICs] = errors.New("connection refused")
+	if v := b.decide(rules{}, wish(2, map[string]string{v1alpha1.AnnotationVPC: "blue"})); v.wait == nil || v.wait.Reason != "unreachable" {
+		t.Errorf("%+v", v)
+	}
+	if got := word("Subnet Full\n" + strings.Repeat("x", 99)); len(got) != 40 || !strings.HasPrefix(got, "SubnetFullx") {
+		t.Errorf("the word of a reason is %q", got)
+	}
+}

@@ -1,0 +1,124 @@
+//go:build e2e
+
+package neutron
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/openstack"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// processes lists the programs of instances in a directory that run.
+func processes(t *testing.T, dir string) (found []string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	harness.OK(t, err)
+	for _, file := range all {
+		args, _ := os.ReadFile(file) // it may have ended
+		if line := strings.ReplaceAll(string(args), "\x00", " "); strings.Contains(line, dir) {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+// nothingIsLeft wants all programs of an instance in a directory gone, and its links.
+func nothingIsLeft(t *testing.T, dir string) {
+	t.Helper()
+	harness.Eventually(t, time.Minute, "all programs have ended", func() error {
+		if left := processes(t, dir); len(left) > 0 {
+			return errors.New(strings.Join(left, "\n"))
+		}
+		return nil
+	})
+	links, err := net.Interfaces()
+	harness.OK(t, err)
+	for _, l := range links {
+		if strings.HasPrefix(l.Name, "vpc") {
+			t.Errorf("link %s is left", l.Name)
+		}
+	}
+	left, err := os.ReadDir(dir)
+	harness.OK(t, err)
+	for _, e := range left {
+		if e.IsDir() && e.Name() != "log" {
+			t.Errorf("folder %s is left", e.Name())
+		}
+	}
+}
+
+// An instance that is interrupted while it starts leaves nothing, with either backend.
+func TestInterruptedStart(t *testing.T) {
+	harness.OK(t, present.close())
+	for _, b := range []openstack.Backend{openstack.OVN, openstack.Agent} {
+		dir, err := os.MkdirTemp("", "os")
+		harness.OK(t, err)
+		defer os.RemoveAll(dir)
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err = openstack.Start(ctx, openstack.Options{Dir: dir, Backend: b, Keystone: true, Progress: func(line string) {
+			if strings.HasPrefix(line, "starting") {
+				time.AfterFunc(300*time.Millisecond, cancel)
+			}
+		}})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v, want %v", b, err, context.Canceled)
+		}
+		nothingIsLeft(t, dir)
+	}
+}
+
+// A program that ends while an instance starts is named, with the end of its log, and nothing is
+// left; so it is with a node that cannot join.
+func TestStartFails(t *testing.T) {
+	harness.OK(t, present.close())
+	l, err := net.Listen("tcp", ":9696")
+	harness.OK(t, err)
+	defer l.Close()
+	dir, err := os.MkdirTemp("", "os")
+	harness.OK(t, err)
+	defer os.RemoveAll(dir)
+	_, err = openstack.Start(harness.Deadline(t, 2*time.Minute), openstack.Options{Dir: dir})
+	if err == nil || !strings.Contains(err.Error(), "neutron-server ended") {
+		t.Errorf("with its port taken: %v", err)
+	}
+	nothingIsLeft(t, dir)
+}
+
+// A node that leaves takes its programs along, and joins again under its name; one that cannot
+// join leaves nothing.
+func TestNodesComeAndGo(t *testing.T) {
+	w := of(t, openstack.OVN, false)
+	ctx := harness.Deadline(t, 2*time.Minute)
+	if _, err := w.Join(ctx, nodeNames[0], ns.Path(w.spaces[0])); err == nil || !strings.Contains(err.Error(), "has joined already") {
+		t.Errorf("a name that is taken: %v", err)
+	}
+	for _, name := range []string{"", "Node", "a_b", strings.Repeat("n", 43)} {
+		if _, err := w.Join(ctx, name, ns.Path(w.spaces[0])); err == nil || !strings.Contains(err.Error(), "node name") {
+			t.Errorf("the name %q: %v", name, err)
+		}
+	}
+	if _, err := w.Join(ctx, "node-z", ns.Path("there-is-none")); err == nil || !strings.Contains(err.Error(), "join node node-z") {
+		t.Errorf("a namespace that is not there: %v", err)
+	}
+	last := w.nodes[1]
+	harness.OK(t, last.Leave())
+	dir := filepath.Dir(strings.TrimPrefix(last.OVSDB(), "unix:"))
+	if left := processes(t, dir); len(left) > 0 {
+		t.Errorf("of a node that left: %v", left)
+	}
+	again, err := w.Join(ctx, last.Name, last.Netns())
+	harness.OK(t, err)
+	w.nodes[1] = again
+	if got := len(w.Nodes()); got != len(nodeNames) {
+		t.Errorf("%d nodes, want %d", got, len(nodeNames))
+	}
+}

@@ -1,0 +1,126 @@
+// Package ports holds the tests of pods with ports of VPCs, from the annotation to the packet:
+// the real plugin, daemon and operator, a strict Neutron behind Keystone, and the real OVN on
+// the nodes. Where OVN is not installed they are left out, and say so.
+package ports
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/ovn"
+	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator"))
+}
+
+// bench is a lab of two nodes in port mode.
+type bench struct {
+	*testing.T
+	*lab.Lab
+	model *portcloud.Model
+	a, b  *node.Node
+}
+
+func raise(t *testing.T, o lab.Options) *bench {
+	t.Helper()
+	if err := ovn.Installed(); err != nil {
+		t.Skipf("NOT RUN: %v", err)
+	}
+	o.Nodes = 2
+	l := harness.RaiseQuick(t, lab.PortMode, o)
+	model, ok := l.Ports.(*portcloud.Model)
+	if !ok {
+		t.Fatalf("the lab has %T", l.Ports)
+	}
+	return &bench{t, l, model, l.Nodes()[0], l.Nodes()[1]}
+}
+
+// on is the same lab for a subtest.
+func (b *bench) on(t *testing.T) *bench {
+	c := *b
+	c.T = t
+	return &c
+}
+
+// pod is what is special about a pod with NICs as told.
+func pod(nics string) node.PodOptions {
+	return node.PodOptions{Annotations: map[string]string{"berth.dev/nics": nics}, Once: true}
+}
+
+// add makes a pod at the first attempt.
+func (b *bench) add(n *node.Node, name, nics string) *node.Pod {
+	b.Helper()
+	o := pod(nics)
+	if nics == "" {
+		o.Annotations = nil
+	}
+	p, err := n.AddPod(harness.Deadline(b.T, harness.Patience), name, o)
+	harness.OK(b.T, err)
+	return p
+}
+
+// result is what the plugin answered.
+func (b *bench) result(p *node.Pod) *types100.Result {
+	b.Helper()
+	r, err := types100.GetResult(p.Result)
+	harness.OK(b.T, err)
+	return r
+}
+
+// nic is the PodNIC of an interface of a pod.
+func (b *bench) nic(p *node.Pod, link string) *v1alpha1.PodNIC {
+	b.Helper()
+	all, err := b.Kube.PodNICs(b.Context())
+	harness.OK(b.T, err)
+	for i := range all {
+		if n := &all[i]; n.Status.Pod != nil && n.Status.Pod.UID == p.UID && n.Status.Interface == link {
+			return n
+		}
+	}
+	b.Fatalf("pod %s has no PodNIC for %s", p.Name, link)
+	return nil
+}
+
+// reaches waits until a pod gets an answer of another.
+func (b *bench) reaches(from, to *node.Pod) {
+	b.Helper()
+	harness.Eventually(b.T, time.Minute, from.Name+" reaches "+to.Name, func() error {
+		ctx, cancel := context.WithTimeout(b.Context(), 5*time.Second)
+		defer cancel()
+		_, err := from.Ask(ctx, "tcp", to.Addr(), "hello")
+		return err
+	})
+}
+
+// addresses are those of the first VPC's PodNIC, without prefix lengths.
+func addresses(n *v1alpha1.PodNIC) string {
+	var all []string
+	for _, a := range n.Status.Addresses {
+		bare, _, _ := strings.Cut(a.CIDR, "/")
+		all = append(all, bare)
+	}
+	return strings.Join(all, " ")
+}
+
+// vpcPod is a pod of a VPC that its namespace does not name.
+func vpcPod(vpc, nics string) node.PodOptions {
+	o := node.PodOptions{Annotations: map[string]string{"berth.dev/vpc": vpc}, Once: true}
+	if nics != "" {
+		o.Annotations["berth.dev/nics"] = nics
+	}
+	return o
+}
+
+// soon is for questions that nobody answers.
+func soon(t *testing.T) context.Context { return harness.Deadline(t, time.Second) }

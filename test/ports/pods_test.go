@@ -1,0 +1,228 @@
+package ports
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// A pod's life, with one NIC and with several, by the CNI verbs.
+func TestPods(t *testing.T) {
+	b := raise(t, lab.Options{})
+	t.Run("OneNIC", func(t *testing.T) { b.on(t).oneNIC() })
+	t.Run("SeveralNICs", func(t *testing.T) { b.on(t).severalNICs() })
+	t.Run("Check", func(t *testing.T) { b.on(t).check() })
+	t.Run("FixedAddress", func(t *testing.T) { b.on(t).fixedAddress() })
+	t.Run("UsersPort", func(t *testing.T) { b.on(t).usersPort() })
+	t.Run("Refused", func(t *testing.T) { b.on(t).refused() })
+	t.Run("OtherVPC", func(t *testing.T) { b.on(t).otherVPC() })
+	t.Run("ManyAtOnce", func(t *testing.T) { b.on(t).manyAtOnce() })
+}
+
+func (b *bench) oneNIC() {
+	near, far := b.add(b.a, "near", ""), b.add(b.b, "far", "- subnet: subnet-2")
+	r := b.result(near)
+	if len(r.IPs) != 1 || r.IPs[0].Gateway.String() != "192.168.0.1" || r.IPs[0].Address.Mask.String() != "ffffff00" {
+		b.Errorf("the result has %+v", r.IPs)
+	}
+	nic := b.nic(near, "eth0")
+	var inPod string
+	for _, i := range r.Interfaces {
+		if i.Name == "eth0" {
+			inPod = i.Mac
+		}
+	}
+	if inPod != nic.Status.MAC || !nic.Status.Made || !nic.Status.DefaultRoute {
+		b.Errorf("the result has %+v, the PodNIC %+v", r.Interfaces, nic.Status)
+	}
+	b.reaches(near, far) // by the network's router
+	b.reaches(far, near)
+	harness.Settle(b.T, b.Lab)
+	harness.Remove(b.T, b.a, "near")
+	harness.OK(b.T, b.a.DelAgain(harness.Deadline(b.T, harness.Patience), near))
+	harness.Remove(b.T, b.b, "far")
+	b.empty()
+}
+
+// empty waits until nothing is left of pods.
+func (b *bench) empty() {
+	b.Helper()
+	harness.Settle(b.T, b.Lab)
+	harness.Eventually(b.T, harness.Rest, "no PodNICs and ports", func() error {
+		nics, err := b.Kube.PodNICs(b.Context())
+		ports, portErr := b.Ports.Ports(b.Context())
+		return errors.Join(err, portErr, harness.Equal("PodNICs", len(nics), 0), harness.Equal("ports", len(ports), 0))
+	})
+}
+
+func (b *bench) severalNICs() {
+	p := b.add(b.a, "several", "- {}\n- subnet: subnet-2\n  ip: 192.168.1.20\n- {name: storage, subnet: subnet-1}")
+	r := b.result(p)
+	names := map[string]bool{}
+	for _, i := range r.Interfaces {
+		if i.Sandbox != "" {
+			names[i.Name] = true
+		}
+	}
+	if len(r.IPs) != 3 || !names["eth0"] || !names["eth1"] || !names["storage"] {
+		b.Errorf("the result has %+v with %v", r.Interfaces, r.IPs)
+	}
+	if got := addresses(b.nic(p, "eth1")); got != "192.168.1.20" {
+		b.Errorf("eth1 has %s", got)
+	}
+	other := b.add(b.b, "other", "- {subnet: subnet-2, ip: 192.168.1.30}")
+	b.reaches(p, other)
+	harness.Settle(b.T, b.Lab)
+	harness.Remove(b.T, b.a, "several")
+	harness.Remove(b.T, b.b, "other")
+	b.empty()
+}
+
+// check finds what somebody took away of a NIC.
+func (b *bench) check() {
+	p := b.add(b.a, "checked", "[{}, {subnet: subnet-2}]")
+	ctx := harness.Deadline(b.T, harness.Patience)
+	harness.OK(b.T, b.a.CheckPod(ctx, "checked"))
+	harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
+		l, err := h.LinkByName("eth1")
+		if err != nil {
+			return err
+		}
+		addrs, err := h.AddrList(l, netlink.FAMILY_V4)
+		if err != nil || len(addrs) == 0 {
+			return fmt.Errorf("eth1 has %v: %w", addrs, err)
+		}
+		return h.AddrDel(l, &addrs[0])
+	}))
+	if err := b.a.CheckPod(ctx, "checked"); err == nil || !harness.Says(err.Error(), "eth1") {
+		b.Errorf("CHECK of a pod whose eth1 lost its address: %v", err)
+	}
+	harness.OK(b.T, b.a.Status(ctx))
+	harness.OK(b.T, b.a.GC(ctx))
+	harness.Remove(b.T, b.a, "checked")
+	b.empty()
+}
+
+// fixedAddress has a user's PodNIC outlive pods, on one node after the other.
+func (b *bench) fixedAddress() {
+	ctx := harness.Deadline(b.T, harness.Patience)
+	nic := &v1alpha1.PodNIC{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db-0"},
+		Spec:       v1alpha1.PodNICSpec{VPC: b.VPCs[0].Name, Addresses: []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: "192.168.0.50"}}},
+	}
+	harness.OK(b.T, b.Kube.Client.Create(ctx, nic))
+	client := b.add(b.b, "client", "")
+	var first v1alpha1.PodNICStatus
+	for i, n := range b.Nodes() {
+		p := b.add(n, "db", "[{nic: db-0}]")
+		s := b.nic(p, "eth0").Status
+		if i == 0 {
+			first = s
+		}
+		if p.Addr().String() != "192.168.0.50" || s.PortID != first.PortID || s.MAC != first.MAC || s.NodeName != n.Name {
+			b.Errorf("on %s the pod has %s with %+v, was %+v", n.Name, p.Addr(), s, first)
+		}
+		b.reaches(client, p)
+		harness.Settle(b.T, b.Lab)
+		harness.Remove(b.T, n, "db")
+	}
+	harness.Remove(b.T, b.b, "client")
+	harness.Settle(b.T, b.Lab)
+	harness.OK(b.T, b.Kube.Client.Delete(ctx, nic))
+	b.empty()
+}
+
+// usersPort gives a port that a user made to a pod, and takes it back.
+func (b *bench) usersPort() {
+	ctx := harness.Deadline(b.T, harness.Patience)
+	v := b.VPCs[0]
+	subnet := v.Network.Subnet("subnet-1")
+	made, err := b.Ports.AddPort(ctx, portcloud.Port{
+		Name: "given", Network: v.Network.ID, Groups: []string{v.Open}, Addresses: []portcloud.Address{{Subnet: subnet.ID, IP: subnet.CIDR.Addr().Next().Next().Next()}},
+	})
+	harness.OK(b.T, err)
+	p := b.add(b.a, "given", "- portID: "+made.ID)
+	if s := b.nic(p, "eth0").Status; s.PortID != made.ID || s.MAC != made.MAC || s.Made || p.Addr() != made.Addresses[0].IP {
+		b.Errorf("the pod has %s with %+v, the port is %+v", p.Addr(), s, made)
+	}
+	second := pod("- portID: " + made.ID)
+	_, err = b.b.AddPod(ctx, "thief", second)
+	harness.Fails(b.T, err, 11, made.ID)
+	harness.Settle(b.T, b.Lab)
+	harness.Remove(b.T, b.a, "given")
+	harness.Eventually(b.T, harness.Rest, "the port is given back", func() error {
+		ports, err := b.Ports.Ports(ctx)
+		if err != nil || len(ports) != 1 || ports[0].ID != made.ID || ports[0].Host != "" || ports[0].Device != "" || ports[0].Owner != "" {
+			return fmt.Errorf("there are %+v: %w", ports, err)
+		}
+		return nil
+	})
+	harness.OK(b.T, b.Ports.RemovePort(ctx, made.ID))
+	b.empty()
+}
+
+// refused are pods that nobody can have.
+func (b *bench) refused() {
+	ctx := harness.Deadline(b.T, harness.Patience)
+	for name, tc := range map[string]struct {
+		nics string
+		code uint
+		says []string
+	}{
+		"gateway": {"[{subnet: subnet-1, ip: 192.168.0.1}]", 11, []string{"192.168.0.1", "gateway"}},
+		"subnet":  {"[{subnet: subnet-9}]", 11, []string{"subnet-9"}},
+		"key":     {"[{subnett: subnet-1}]", 7, []string{"berth.dev/nics", "subnett"}},
+		"twice":   {"[{name: eth0}, {name: eth0}]", 7, []string{"berth.dev/nics", "eth0"}},
+		"yaml":    {"[{", 7, []string{"berth.dev/nics"}},
+	} {
+		b.Run(name, func(t *testing.T) {
+			_, err := b.a.AddPod(ctx, "refused-"+name, pod(tc.nics))
+			harness.Fails(t, err, tc.code, tc.says...)
+		})
+	}
+	_, err := b.a.AddPod(ctx, "nowhere", vpcPod("no-such-vpc", ""))
+	harness.Fails(b.T, err, 11, "no-such-vpc")
+	b.empty()
+}
+
+// otherVPC has pods of one address in two VPCs, on one node.
+func (b *bench) otherVPC() {
+	ctx := harness.Deadline(b.T, harness.Patience)
+	mine := b.add(b.a, "mine", "[{ip: 192.168.0.12}]")
+	theirs, err := b.a.AddPod(ctx, "theirs", vpcPod(b.VPCs[1].Name, "[{ip: 192.168.0.12}]"))
+	harness.OK(b.T, err)
+	friend, err := b.b.AddPod(ctx, "friend", vpcPod(b.VPCs[1].Name, ""))
+	harness.OK(b.T, err)
+	far := b.add(b.b, "far", "[{ip: 192.168.0.99}]")
+	b.reaches(far, mine)
+	b.reaches(friend, theirs)
+	if r, err := theirs.Ask(soon(b.T), "tcp", far.Addr(), "hello"); err == nil {
+		b.Errorf("a pod of another VPC was answered: %+v", r)
+	}
+	harness.Settle(b.T, b.Lab)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// manyAtOnce makes pods at one moment on both nodes.
+func (b *bench) manyAtOnce() {
+	const each = 8
+	b.model.Neutron.ResetCalls()
+	harness.OK(b.T, harness.AtOnce(2, func(i int) error { return harness.AddMany(b.T, b.Nodes()[i], "many", each, harness.Once) }))
+	posts := b.model.Neutron.Count("POST", "/v2.0/ports")
+	b.Logf("%d pods by %d calls that create ports, %d that change them, %d that read", 2*each, posts, b.model.Neutron.Count("PUT", "/v2.0/ports/*"), b.model.Neutron.Count("GET", "/v2.0/ports"))
+	harness.Settle(b.T, b.Lab)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
