@@ -51,7 +51,7 @@ type Provider struct {
 var _ vpcport.Provider = (*Provider)(nil)
 
 // netnsPrefix is what may begin the name of a namespace: it goes to nodes, as part of a path.
-var netnsPrefix = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$`)
+var netnsPrefix = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 // Open returns a provider. It talks to nobody. Errors name the field of the settings that
 // cannot be.
@@ -67,7 +67,7 @@ func Open(s Settings) (*Provider, error) {
 	case !rest.ValidID(s.Project):
 		return nil, fmt.Errorf("project: %q must be the ID of a project: up to 64 letters, digits, - and _", s.Project)
 	case !netnsPrefix.MatchString(s.NetnsPrefix):
-		return nil, fmt.Errorf("alcor.netnsPrefix: %q must begin a file's name: up to 32 letters, digits, dots, - and _", s.NetnsPrefix)
+		return nil, fmt.Errorf("alcor.netnsPrefix: %q must begin a file's name: up to 64 letters, digits, dots, - and _", s.NetnsPrefix)
 	}
 	client, err := rest.Client(s.TLS, maxReply)
 	if err != nil {
