@@ -60,19 +60,23 @@ func refusal(r request, resp *http.Response, body []byte) error {
 	return out
 }
 
+// byStatus are the classes of statuses, whatever is said with them: those of 502, 503 and
+// 504 are of whoever is in front of Alcor.
+var byStatus = map[int]vpcport.Class{
+	http.StatusTooManyRequests: vpcport.Throttled,
+	http.StatusBadGateway:      vpcport.Transient, http.StatusServiceUnavailable: vpcport.Transient, http.StatusGatewayTimeout: vpcport.Transient,
+	http.StatusRequestTimeout: vpcport.Transient,
+	http.StatusUnauthorized:   vpcport.Unauthorized, http.StatusForbidden: vpcport.Forbidden,
+	http.StatusRequestEntityTooLarge: vpcport.TooLarge, http.StatusRequestURITooLong: vpcport.TooLarge, http.StatusRequestHeaderFieldsTooLarge: vpcport.TooLarge,
+}
+
 // classify is the class of a status and what is said with it.
 func classify(status int, message string, r request, comesBack bool) vpcport.Class {
-	switch {
-	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable && comesBack:
+	if status == http.StatusServiceUnavailable && comesBack {
 		return vpcport.Throttled
-	case status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout || status == http.StatusRequestTimeout:
-		return vpcport.Transient // of whoever is in front of Alcor
-	case status == http.StatusUnauthorized:
-		return vpcport.Unauthorized
-	case status == http.StatusForbidden:
-		return vpcport.Forbidden
-	case status == http.StatusRequestEntityTooLarge || status == http.StatusRequestURITooLong || status == http.StatusRequestHeaderFieldsTooLarge:
-		return vpcport.TooLarge
+	}
+	if class, ok := byStatus[status]; ok {
+		return class
 	}
 	message = strings.ToLower(message)
 	for _, s := range said {

@@ -144,7 +144,7 @@ func TestAnothersChange(t *testing.T) {
 
 // Ports of other projects are none of this, though Alcor shows them to everybody.
 func TestOtherProjects(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, lab.Options{Unfiltered: true})
 	p := b.cloud.AddPort(lab.Port{Network: b.network.ID, Project: "another", Device: "d"})
 	_, err := b.provider.Get(t.Context(), p.ID)
 	wantError(t, "Get", err, vpcport.PortGone, p.ID)
@@ -163,6 +163,10 @@ func TestOtherProjects(t *testing.T) {
 	shared := b.cloud.AddNetwork(lab.Network{Name: "shared", Project: "another", Shared: true})
 	if n, err := b.provider.Network(t.Context(), shared.ID); err != nil || n.ID != shared.ID {
 		t.Errorf("a shared VPC: %+v, %v", n, err)
+	}
+	b.cloud.AddSubnet(lab.Subnet{Name: "theirs", Network: shared.ID, CIDR: b.web.CIDR})
+	if n, err := b.provider.Network(t.Context(), b.network.ID); err != nil || len(n.Subnets) != 2 {
+		t.Errorf("subnets of other VPCs are in it: %+v, %v", n, err)
 	}
 	b.cloud.AddNetwork(lab.Network{Name: "shared"})
 	_, err = b.provider.Network(t.Context(), "shared")

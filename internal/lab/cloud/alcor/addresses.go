@@ -22,25 +22,32 @@ func (c *Cloud) allocate(network string, want *[]fixedIP, taken map[netip.Addr]b
 		if e != nil {
 			return nil, e
 		}
-		ip, ok := netip.Addr{}, false
-		if w.IP == nil {
-			if ip, ok = c.free(s, taken); !ok {
-				return nil, c.errFull()
-			}
-		} else {
-			ip, _ = netip.ParseAddr(*w.IP) // checked
-			first, last := span(s.CIDR)
-			switch {
-			case !s.CIDR.Contains(ip) || ip.Less(first) || last.Less(ip):
-				return nil, c.errOutside()
-			case c.ipTaken(s, ip, taken):
-				return nil, c.errConflict()
-			}
+		ip, e := c.address(s, w, taken)
+		if e != nil {
+			return nil, e
 		}
 		taken[ip] = true
 		out = append(out, FixedIP{s.ID, ip})
 	}
 	return out, nil
+}
+
+// address is the one that is asked for in a subnet, or the first that is free.
+func (c *Cloud) address(s Subnet, w fixedIP, taken map[netip.Addr]bool) (netip.Addr, *refusal) {
+	if w.IP == nil {
+		if ip, ok := c.free(s, taken); ok {
+			return ip, nil
+		}
+		return netip.Addr{}, c.errFull()
+	}
+	ip, _ := netip.ParseAddr(*w.IP) // checked
+	switch first, last := span(s.CIDR); {
+	case !s.CIDR.Contains(ip) || ip.Less(first) || last.Less(ip):
+		return ip, c.errOutside()
+	case c.ipTaken(s, ip, taken):
+		return ip, c.errConflict()
+	}
+	return ip, nil
 }
 
 // subnetFor is the subnet of an address that is asked for.
