@@ -113,12 +113,12 @@ endif
 
 .PHONY: test
 test: ## Run all tests with the race detector
-	@hack/deps.sh test
+	@hack/deps.sh test ovn
 	@hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: soak
 soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_OPS=100000, SOAK_MODE=pool, SOAK_SEED=7)
-	@hack/deps.sh test
+	@hack/deps.sh test ovn
 	@hack/soak.sh -soak.time=$(SOAK_TIME) $(if $(SOAK_OPS),-soak.ops=$(SOAK_OPS)) \
 		$(if $(SOAK_MODE),-soak.mode=$(SOAK_MODE)) $(if $(SOAK_SEED),-soak.seed=$(SOAK_SEED))
 
@@ -138,6 +138,12 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
+
+# A part of it that is bounded to minutes: a real Neutron with OVN.
+.PHONY: neutron-short
+neutron-short:
+	@hack/deps.sh test neutron
+	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" hack/test.sh ./test/e2e/neutron -timeout 20m -run '^(TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN)$$'
 
 .PHONY: conformance
 conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")

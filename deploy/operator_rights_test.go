@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -188,6 +189,12 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 				return operator.List(t.Context(), &corev1.SecretList{}, client.InNamespace("kube-system"))
 			}},
 			{"a secret's text", denied, func() error { return patch(t, operator, password, `{"stringData":{"password":"a"}}`) }},
+			{"whom the API server asks of all", denied, func() error {
+				return operator.Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "mine"}})
+			}},
+			{"whom another is asked", denied, func() error {
+				return patch(t, operator, &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "another"}}, `{"webhooks":null}`)
+			}},
 			{"a secret of its own making", denied, func() error {
 				return operator.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "another"}})
 			}},

@@ -59,11 +59,13 @@ func TestPortsAreWhereTheyAreAskedFor(t *testing.T) {
 			}
 			for _, r := range rules {
 				if slices.Contains(r.Resources, "secrets") {
-					secrets += o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName() + " " + strings.Join(r.Verbs, ",")
+					secrets += o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName() + " " + strings.Join(r.Verbs, ",") + " " + strings.Join(r.ResourceNames, ",") + ";"
 				}
 			}
 		}
-		want := map[string]string{deploy.PortMode: "Role kube-system/berth-operator get,watch"}[mode]
+		want := map[string]string{
+			deploy.PortMode: "Role kube-system/berth-operator get,watch ;Role kube-system/berth-operator-webhook get,patch berth-operator-webhook;",
+		}[mode]
 		if secrets != want {
 			t.Errorf("%s: secrets by %q, want %q", mode, secrets, want)
 		}
@@ -85,6 +87,24 @@ func TestPortsAreWhereTheyAreAskedFor(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%s: %q is mounted, want %q", settings, got, want)
+		}
+	}
+}
+
+// Without the webhook the operator has no right to change whom the API server asks.
+func TestWebhookCanBeLeftOut(t *testing.T) {
+	kinds := []string{"ValidatingWebhookConfiguration", "Service", "Secret"}
+	for values, want := range map[string]int{"{}": 3, "{ports: {webhook: {enabled: false}}}": 0} {
+		objects := rendered(t, deploy.PortMode, values)
+		if got := len(objects.Of(kinds...)); got != want {
+			t.Errorf("%s: %d objects of the webhook, want %d", values, got, want)
+		}
+		_, err := deploy.Get[rbacv1.ClusterRole](objects, "ClusterRole", "berth-operator-webhook")
+		c := onlyContainer(t, podOf(t, objects, "operator"))
+		cfg := loadBy(t, config.NewOperatorLoader, c)
+		listens := slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "webhook" && p.HostPort == 61682 })
+		if asked := want > 0; (err == nil) != asked || (cfg.WebhookAddr == ":61682") != asked || listens != asked {
+			t.Errorf("%s: role %v, address %q, port %v", values, err, cfg.WebhookAddr, c.Ports)
 		}
 	}
 }

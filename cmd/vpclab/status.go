@@ -86,16 +86,7 @@ func printStatus(out io.Writer, s lab.Status) error {
 			fmt.Fprintf(out, "\nAddressPool %s: %s\n", p.Name, p.Why)
 		}
 	}
-	for _, v := range s.VPCs {
-		if v.Why != "" {
-			fmt.Fprintf(out, "\nVPC %s: %s\n", v.Name, v.Why)
-		}
-	}
-	for _, n := range s.NICs {
-		if n.Why != "" {
-			fmt.Fprintf(out, "\nPodNIC %s/%s: %s\n", n.Namespace, n.Name, n.Why)
-		}
-	}
+	portTroubles(out, s)
 	for _, o := range s.Operators {
 		if o.Why != "" {
 			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", o.Name, o.Why, o.Log)
@@ -168,6 +159,20 @@ func poolTables(w io.Writer, s lab.Status) {
 	for _, n := range s.Nodes {
 		for _, p := range n.Pods {
 			fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.Block)
+		}
+	}
+}
+
+// portTroubles tells of VPCs and NICs that are not as they should be.
+func portTroubles(out io.Writer, s lab.Status) {
+	for _, v := range s.VPCs {
+		if v.Why != "" {
+			fmt.Fprintf(out, "\nVPC %s: %s\n", v.Name, v.Why)
+		}
+	}
+	for _, n := range s.NICs {
+		if n.Why != "" {
+			fmt.Fprintf(out, "\nPodNIC %s/%s: %s\n", n.Namespace, n.Name, n.Why)
 		}
 	}
 }

@@ -206,11 +206,10 @@ func (c *Config) contradictions() []error {
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
 		{c.IPAM != IPAMPool && c.WithdrawOnExit, "--withdraw-on-exit needs --ipam=pool"},
 		{c.IPAM != IPAMPool && !c.HasPorts() && c.IgnoreUntoldAnnotations, "--ignore-untold-annotations needs --ipam=pool, --ipam=port or --vpc-ports"},
-		{c.AgentWait > time.Minute, "--agent-wait is more than 1m: whoever waits for an agent holds the pod's lock"},
-		{c.HasPorts() && c.OVSDB != "" && len(c.OVSBridges) == 0, "--ovs-bridges is empty: expected the bridges that ports may be plugged into, or an empty --ovsdb"},
 		{c.IPAM != IPAMPool && c.ExportTable != defaultExportTable, "--export-table needs --ipam=pool"},
 		{c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr, "--introspection-address and --metrics-address are both " + c.MetricsAddr},
 	})
+	out = append(out, c.contradictionsOfPorts()...)
 	if c.IPAM == IPAMPool || c.IPAM == IPAMPort {
 		out = append(out, c.withoutMeaningWithoutENIs()...)
 	}

@@ -26,6 +26,14 @@ func portSettings(c *Config) []Setting {
 	}
 }
 
+// contradictionsOfPorts is contradictions of these settings.
+func (c *Config) contradictionsOfPorts() []error {
+	return wrongTogether([]contradiction{
+		{c.AgentWait > time.Minute, "--agent-wait is more than 1m: whoever waits for an agent holds the pod's lock"},
+		{c.HasPorts() && c.OVSDB != "" && len(c.OVSBridges) == 0, "--ovs-bridges is empty: expected the bridges that ports may be plugged into, or an empty --ovsdb"},
+	})
+}
+
 func ovsdbEndpoint(s string) error {
 	kind, rest, _ := strings.Cut(s, ":")
 	if kind == "unix" && strings.HasPrefix(rest, "/") {

@@ -40,7 +40,8 @@ func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Hand
 // that was there before, or that is to have the default route.
 func setPodRoute(pod Pod, addr netip.Addr, r *netlink.Route, inPod *netlink.Handle) error {
 	leads := rtnl.RouteDst(*r).Bits() == 0
-	first, err := false, error(nil)
+	var first bool
+	var err error
 	if leads && pod.yields(addr) {
 		r.Priority = rtnl.LaterMetric + r.LinkIndex
 		err = inPod.RouteReplace(r)

@@ -9,12 +9,14 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
@@ -105,6 +107,7 @@ func newClient(control *kube.ControlPlane) (client.WithWatch, error) {
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
+	ctrllog.SetLogger(logr.Discard()) // errors come as such; without, a lab that is half a minute old is told of a missing logger
 	cfg := control.Config()
 	cfg.WarningHandler = rest.NoWarnings{} // advice for persons who write manifests
 	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})

@@ -194,8 +194,8 @@ func (v VPC) object(access portcloud.Access) *v1alpha1.VPC {
 func (l *Lab) WaitVPCs(ctx context.Context) error {
 	return poll.Until(ctx, func() error {
 		for _, v := range l.VPCs {
-			o := &v1alpha1.VPC{}
-			if err := l.Kube.read(ctx, "VPC", v.Name, o); err != nil {
+			o, err := l.Kube.VPC(ctx, v.Name)
+			if err != nil {
 				return err
 			}
 			if !meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady) {
@@ -204,6 +204,12 @@ func (l *Lab) WaitVPCs(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// VPC reads a VPC.
+func (c *Cluster) VPC(ctx context.Context, name string) (*v1alpha1.VPC, error) {
+	o := &v1alpha1.VPC{}
+	return o, c.read(ctx, "VPC", name, o)
 }
 
 // PodNICs lists all PodNICs.

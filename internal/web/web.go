@@ -6,8 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -64,7 +63,7 @@ func ServeTLS(ctx context.Context, l net.Listener, h http.Handler, with *tls.Con
 	}
 	server := newServer(h, func(c net.Conn) *listener.Conn { return c.(*tls.Conn).NetConn().(*listener.Conn) })
 	server.TLSConfig = with
-	server.ErrorLog = log.New(io.Discard, "", 0) // handshakes of whoever connects
+	server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // handshakes of whoever connects
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	return ended(server.ServeTLS(limited(l), "", ""))

@@ -31,7 +31,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 		for kills := range slices.Chunk(m.kills, killsOfALab) {
 			t.Run(string(m.name), func(t *testing.T) {
 				t.Parallel() // most of the time it waits for a process to start
-				m.canRun(t)
+				harness.CanRun(t, m.name)
 				l := harness.Raise(t, m.lab(2, 1))
 				book := newLedger(m, func(k kind, text string) { t.Errorf("%s: %s", k, text) })
 				for _, name := range kills {

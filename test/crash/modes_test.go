@@ -14,13 +14,13 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/network/ovn"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/lab/run/proc"
 	_ "github.com/berthnet/berth/internal/operator/addresspool"
 	_ "github.com/berthnet/berth/internal/operator/nodenetwork"
 	_ "github.com/berthnet/berth/internal/operator/vpcport"
+	_ "github.com/berthnet/berth/internal/plug/ovs"
 	_ "github.com/berthnet/berth/internal/source/eni"
 	_ "github.com/berthnet/berth/internal/source/nodenetwork"
 	_ "github.com/berthnet/berth/internal/source/pool"
@@ -47,17 +47,6 @@ type mode struct {
 }
 
 var modes = []mode{nodeMode, operatorMode, poolMode, portMode}
-
-// canRun leaves the test out where a mode needs what is not installed.
-func (m mode) canRun(t *testing.T) {
-	t.Helper()
-	if m.name != lab.PortMode {
-		return
-	}
-	if err := ovn.Installed(); err != nil {
-		t.Skipf("NOT RUN: %v", err)
-	}
-}
 
 // nodeMode has addresses for nine pods on three ENIs, so that cooling and
 // exhaustion are met all the time.
@@ -248,7 +237,7 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 // elsewhere are failpoints that tests of their own packages kill at.
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
-	"port.remove.", "plug.hybrid.", "plug.nsveth.", "plug.tap.",
+	"daemon.nics.replaced", "operator.port.change.", "port.remove.", "plug.hybrid.", "plug.nsveth.", "plug.tap.",
 )
 
 // No failpoint is forgotten when one is added or renamed.

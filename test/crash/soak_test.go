@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/test/harness"
 )
 
 // TestSoak makes and removes pods at random on three nodes, one worker each,
@@ -43,7 +45,7 @@ func TestSoak(t *testing.T) {
 			continue
 		}
 		t.Run(string(m.name), func(t *testing.T) {
-			m.canRun(t)
+			harness.CanRun(t, m.name)
 			tally := newTally(m.name)
 			s.tallies = append(s.tallies, tally)
 			t.Parallel() // the others' tallies are there before it goes on

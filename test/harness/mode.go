@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/ovn"
 )
 
 // quickDaemon are settings of daemons in every mode under which nothing takes
@@ -34,11 +35,22 @@ func Quick(m lab.Mode, o lab.Options) lab.Options {
 		daemon = slices.Concat(daemon, []string{"--block-release-delay=300ms"})
 		operator = slices.Concat(operator, []string{"--orphan-interval=1s"})
 	case lab.PortMode:
-		daemon = slices.Concat(daemon, []string{"--port-wait=5s"})
+		daemon = slices.Concat(daemon, []string{"--port-wait=5s", "--warm-wait=5s"})
 		operator = slices.Concat(operator, []string{"--listing-interval=2s", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s", "--unplug-grace=3s"})
 	}
 	o.DaemonArgs, o.OperatorArgs = slices.Concat(daemon, o.DaemonArgs), slices.Concat(operator, o.OperatorArgs)
 	return o
+}
+
+// CanRun leaves a test out where a mode needs what is not installed.
+func CanRun(t *testing.T, m lab.Mode) {
+	t.Helper()
+	if m != lab.PortMode {
+		return
+	}
+	if err := ovn.Installed(); err != nil {
+		t.Skipf("NOT RUN: %v", err)
+	}
 }
 
 // RaiseQuick is Raise of Quick.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/ovn"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
@@ -34,9 +33,7 @@ type bench struct {
 
 func raise(t *testing.T, o lab.Options) *bench {
 	t.Helper()
-	if err := ovn.Installed(); err != nil {
-		t.Skipf("NOT RUN: %v", err)
-	}
+	harness.CanRun(t, lab.PortMode)
 	o.Nodes = 2
 	l := harness.RaiseQuick(t, lab.PortMode, o)
 	model, ok := l.Ports.(*portcloud.Model)

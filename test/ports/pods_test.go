@@ -190,7 +190,7 @@ func (b *bench) refused() {
 		})
 	}
 	_, err := b.a.AddPod(ctx, "nowhere", vpcPod("no-such-vpc", ""))
-	harness.Fails(b.T, err, 11, "no-such-vpc")
+	harness.Fails(b.T, err, 11, "nowhere", "no PodNIC")
 	b.empty()
 }
 

@@ -40,6 +40,7 @@ func TestEveryProofPasses(t *testing.T) {
 	for _, mode := range lab.Modes {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
+			harness.CanRun(t, mode)
 			var out bytes.Buffer
 			o := options(t, &out)
 			o.Lab.Mode = mode
@@ -80,6 +81,7 @@ func TestProofsNotice(t *testing.T) {
 func TestAnInterruptedDemoCleansUp(t *testing.T) {
 	for _, mode := range lab.Modes {
 		t.Run(string(mode), func(t *testing.T) {
+			harness.CanRun(t, mode)
 			var out bytes.Buffer
 			o := options(t, &out)
 			o.Lab.Mode = mode

@@ -10,7 +10,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/network/echo"
@@ -147,8 +146,8 @@ func vpcsReady(ctx context.Context, s *stage) (string, error) {
 	}
 	var told []string
 	for _, v := range s.lab.VPCs {
-		o := &v1alpha1.VPC{}
-		if err := s.lab.Kube.Client.Get(ctx, client.ObjectKey{Name: v.Name}, o); err != nil {
+		o, err := s.lab.Kube.VPC(ctx, v.Name)
+		if err != nil {
 			return "", err
 		}
 		if o.Status.NetworkID != v.Network.ID || len(o.Status.Subnets) != len(v.Network.Subnets) {

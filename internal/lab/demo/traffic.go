@@ -97,25 +97,28 @@ func killUnderTraffic(ctx context.Context, s *stage) (string, error) {
 	}
 	talk, stop := context.WithCancel(ctx)
 	t := &traffic{stop: stop}
-	figures, err := t.around(talk, n, s.outside(far), far.Addr())
+	figures, err := t.around(talk, n, s.outside(), far.Addr())
 	if err = errors.Join(err, t.end()); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures), nil
 }
 
-// outside is whom pods ask besides a far one: a host on the internet, where they have a way there.
-func (s *stage) outside(far *node.Pod) netip.Addr {
+// outside is whom pods ask besides a far one; zero where they have no way out.
+func (s *stage) outside() netip.Addr {
 	if s.lab.Ports != nil {
-		return far.Addr()
+		return netip.Addr{}
 	}
 	return internet
 }
 
-// begin makes each pod talk to a far one and to a host outside.
+// begin makes each pod talk to a far one, and to a host outside by UDP.
 func (t *traffic) begin(ctx context.Context, pods []*node.Pod, outside, far netip.Addr) error {
 	for _, p := range pods {
 		for network, to := range map[string]netip.Addr{"tcp": far, "udp": outside} {
+			if !to.IsValid() {
+				continue
+			}
 			if err := t.converse(ctx, p.Netns(), network, to); err != nil {
 				return err
 			}

@@ -7,8 +7,10 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"os"
 	"sync"
+	"time"
 )
 
 //go:embed keystone.py
@@ -26,11 +28,12 @@ type keystone struct {
 
 	mu      sync.Mutex // guards all below; held while there is no token yet, so that one is asked for
 	token   string     // of the user admin, in the project admin
+	since   time.Time  // that token was asked for
 	project string     // the ID of the project that things are made in
 }
 
 func (c *Cloud) keystoneURL() string {
-	return fmt.Sprintf("http://%s:%d/v3", services.Addr(), keystonePort)
+	return "http://" + netip.AddrPortFrom(services.Addr(), keystonePort).String() + "/v3"
 }
 
 // secret is a new password.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sync"
 
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
@@ -27,7 +28,14 @@ type Node struct {
 	dir    string
 	cloud  *Cloud
 
-	programs []*proc.Process // only Join and remove use them, one after the other
+	mu       sync.Mutex // guards programs; never held across I/O
+	programs []*proc.Process
+}
+
+func (n *Node) running() []*proc.Process {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.programs)
 }
 
 // Join makes a network namespace a node: it gets links to the services and the other nodes,
@@ -95,7 +103,8 @@ func (n *Node) raise(ctx context.Context) error {
 	if err := start(); err != nil {
 		return err
 	}
-	last := n.programs[len(n.programs)-1]
+	programs := n.running()
+	last := programs[len(programs)-1]
 	if err := last.Wait(ctx, func() error { return n.alive(ctx) }); err != nil {
 		return err
 	}
@@ -109,7 +118,9 @@ func (n *Node) run(p program) (*proc.Process, error) {
 	p.env = append(p.env, "OVS_RUNDIR="+n.dir, "OVN_RUNDIR="+n.dir, "OVS_LOGDIR="+n.dir)
 	started, err := n.cloud.start(p)
 	if err == nil {
+		n.mu.Lock()
 		n.programs = append(n.programs, started)
+		n.mu.Unlock()
 	}
 	return started, err
 }
@@ -140,5 +151,5 @@ func (n *Node) Leave() error {
 
 // remove ends what runs on the node and takes it off the ground.
 func (n *Node) remove() error {
-	return errors.Join(end(n.programs), n.cloud.ground.leave(n.number), os.RemoveAll(n.dir))
+	return errors.Join(end(n.running()), n.cloud.ground.leave(n.number), os.RemoveAll(n.dir))
 }

@@ -58,7 +58,7 @@ type Options struct {
 	Netns    string
 	Backend  Backend      // OVN when empty
 	Keystone bool         // who asks Neutron needs a token; without, Neutron believes everybody
-	Progress func(string) // told one line a step; may be nil
+	Progress func(string) // told one line a step, by several goroutines; may be nil
 }
 
 // Cloud is a running instance. Its methods may be called concurrently.

@@ -3,6 +3,7 @@ package openstack
 import (
 	"context"
 	"fmt"
+	"time"
 )
 
 // noauthProject is that of things where there is no Keystone: Neutron takes any then.
@@ -52,6 +53,9 @@ func (c *Cloud) login(ctx context.Context, user, secret, project string) (token,
 	return header.Get("X-Subject-Token"), out.Token.User.ID, nil
 }
 
+// tokenLife is how long Keystone's tokens are good (fernet, "expiration").
+const tokenLife = time.Hour
+
 // adminToken is a token of the administrator; empty without Keystone.
 func (c *Cloud) adminToken(ctx context.Context) (string, error) {
 	k := c.keystone
@@ -60,11 +64,11 @@ func (c *Cloud) adminToken(ctx context.Context) (string, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.token != "" {
+	if k.token != "" && time.Since(k.since) < tokenLife/2 {
 		return k.token, nil
 	}
 	token, _, err := c.login(ctx, "admin", k.password, "admin")
-	k.token = token // for an hour; no lab of tests lives longer without asking again
+	k.token, k.since = token, time.Now()
 	return token, err
 }
 

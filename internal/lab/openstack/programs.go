@@ -124,6 +124,22 @@ func end(programs []*proc.Process) error {
 	return errors.Join(errs...)
 }
 
+// Alive is the error of a program that ended by itself, of the services or of a node, with the
+// end of its log.
+func (c *Cloud) Alive() error {
+	if err := c.failed(); err != nil {
+		return err
+	}
+	for _, n := range c.Nodes() {
+		for _, p := range n.running() {
+			if err := p.Failed(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // failed is the error of a service that ended by itself.
 func (c *Cloud) failed() error {
 	c.mu.Lock()

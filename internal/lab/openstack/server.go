@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed" // the programs in Python
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -27,7 +28,9 @@ func (c *Cloud) Endpoint() string {
 	return c.neutronURL()
 }
 
-func (c *Cloud) neutronURL() string { return fmt.Sprintf("http://%s:%d", services.Addr(), neutronPort) }
+func (c *Cloud) neutronURL() string {
+	return "http://" + netip.AddrPortFrom(services.Addr(), neutronPort).String()
+}
 
 // startServer starts Neutron's server and returns once it takes ports.
 func (c *Cloud) startServer(ctx context.Context) error {

@@ -173,7 +173,7 @@ func TestVPCThatIsNotOpen(t *testing.T) {
 	w.podnic("typo", v1alpha1.PodNICSpec{VPC: "never"})
 	w.awaitObject("db", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonVPC, "there is no VPC later"))
 	w.awaitObject("typo", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonVPC))
-	harnessDelete(t, w, "typo")
+	deletePodNIC(t, w, "typo")
 	w.awaitGone("typo")
 	w.nets.set("later", Opened{Provider: w.Provider, Network: blue, Spec: specA()})
 	w.awaitObject("db", "has a port", in(v1alpha1.PhaseCreated))

@@ -3,6 +3,7 @@ package vpcport
 import (
 	"errors"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -13,7 +14,7 @@ import (
 // A user's PodNIC outlives pods and keeps its port, its address and its MAC address: it
 // is the next pod's of that name, on another node, once the node before has unplugged it.
 func TestPodNICOutlivesPods(t *testing.T) {
-	w := start(t, Options{})
+	w := start(t, Options{UnplugGrace: time.Hour})
 	w.podnic("db", v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{IP: "192.168.0.77"}}})
 	first := w.awaitObject("db", "has a port before any pod", in(v1alpha1.PhaseCreated))
 	if err := condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonNoPod)(first); err != nil {
@@ -32,7 +33,6 @@ func TestPodNICOutlivesPods(t *testing.T) {
 	w.pod("db-1", `[{name: eth0, nic: db}]`)
 	w.schedule("db-1", "node-b")
 	w.awaitEvent("db-1", "PodNICNotFound", "pod db-0 has PodNIC db")
-	w.c.o.UnplugGrace = 3600e9
 	w.deletePod("db-0")
 	held := w.awaitObject("db", "waits for node-a", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonPlugged, "node-a", "db-0"))
 	if held.Status.NodeName != "node-a" || held.Status.Pod.Name != "db-0" || w.All()[0].Host != "node-a" {
@@ -50,7 +50,7 @@ func TestPodNICOutlivesPods(t *testing.T) {
 		}
 		return in(v1alpha1.PhaseCreated)(o)
 	})
-	harnessDelete(t, w, "db")
+	deletePodNIC(t, w, "db")
 	w.awaitGone("db")
 	w.awaitPorts(0, "the port goes with it")
 }

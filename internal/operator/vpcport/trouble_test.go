@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func harnessDelete(t *testing.T, w *world, name string) {
+func deletePodNIC(t *testing.T, w *world, name string) {
 	t.Helper()
 	harness.OK(t, w.client().Delete(t.Context(), &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}))
 }
@@ -86,6 +86,7 @@ func TestBindingFails(t *testing.T) {
 // that somebody unbinds or gives other groups is put right.
 func TestPortChangedBehindItsBack(t *testing.T) {
 	w := start(t, Options{})
+	lower := w.AddPort(vpcport.Port{NetworkID: "n-blue", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: nth(web.Gateway, 1)}}})
 	w.pod("web", `[{subnet: web, securityGroup: g-1}]`)
 	w.schedule("web", "node-a")
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
@@ -93,14 +94,14 @@ func TestPortChangedBehindItsBack(t *testing.T) {
 		p.Host, p.Binding, p.Groups = "node-b", vpcport.Binding{Result: vpcport.Bound, Plug: ovn}, []string{"g-2"}
 	})
 	harness.Eventually(t, limit, "it is put right", func() error {
-		if p := w.All()[0]; p.Host != "node-a" || !slices.Equal(p.Groups, []string{"g-1"}) {
+		if p := w.All()[1]; p.Host != "node-a" || !slices.Equal(p.Groups, []string{"g-1"}) {
 			return fmt.Errorf("is %+v", p)
 		}
 		return nil
 	})
 	w.awaitNIC("web", "eth0", "is bound again", boundAt("node-a"))
+	w.Remove(lower.ID) // its address would be the next
 	w.Remove(o.Status.PortID)
-	w.AddPort(vpcport.Port{NetworkID: "n-blue", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: nth(web.Gateway, 9)}}})
 	next := w.awaitNIC("web", "eth0", "is bound again", func(n *v1alpha1.PodNIC) error {
 		if n.Status.PortID == o.Status.PortID {
 			return errors.New("is the one before")
@@ -120,7 +121,7 @@ func TestPodNICDeletedByHand(t *testing.T) {
 	w.schedule("web", "node-a")
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	w.says(o, v1alpha1.NodePlugged)
-	harnessDelete(t, w, o.Name)
+	deletePodNIC(t, w, o.Name)
 	w.awaitObject(o.Name, "waits", in(v1alpha1.PhaseReleasing))
 	w.says(o, v1alpha1.NodeUnplugged)
 	w.awaitNIC("web", "eth0", "comes again", func(n *v1alpha1.PodNIC) error {
@@ -160,14 +161,11 @@ func TestNodesThatDie(t *testing.T) {
 
 // Lost replies and calls that fail lead to one port.
 func TestFaults(t *testing.T) {
-	w := start(t, Options{})
-	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Throttled, vpcport.Stale, vpcport.Conflict, vpcport.Bug} {
-		for _, after := range []bool{false, true} {
-			w.Inject(portfake.Fault{Times: 1, Err: portfake.Err(class), After: after && class == vpcport.Transient})
-		}
+	w := start(t, Options{Listing: time.Hour})
+	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Throttled, vpcport.Stale, vpcport.Conflict} {
+		w.Inject(portfake.Fault{Times: 1, Err: portfake.Err(class)})
 	}
 	w.Inject(portfake.Fault{Op: "Create", Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
-	w.c.o.Listing = time.Hour
 	w.pod("web", "")
 	w.schedule("web", "node-a")
 	harness.Eventually(t, limit, "faults are met", func() error {

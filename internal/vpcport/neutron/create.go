@@ -10,9 +10,9 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// Neutron reads requests of 114,688 bytes at most (oslo.middleware,
-// max_request_body_size). A port takes about 600, and 1,700 with the longest names and 16
-// groups (TestLargestBatch).
+// Where Neutron is served behind oslo.middleware's filter sizelimit, it reads requests of
+// 114,688 bytes at most (max_request_body_size); its own server has no limit. A port takes
+// about 600, and 1,700 with the longest names and 16 groups (TestLargestBatch).
 const maxBatch = 64
 
 // maxName is the longest name of a port, in bytes; Neutron takes as many characters.

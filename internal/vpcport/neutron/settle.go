@@ -8,9 +8,9 @@ import (
 
 // settled reads ports that have a host again, after the call that made them. Neutron answers that
 // call before the binding is stored: without the drivers that bound the port, by which OVN is
-// told, and with a revision that is over a moment later (seen with Neutron 21.0;
-// TestAnswers of test/e2e/neutron). The error of the look is of class Transient, since
-// the ports are there.
+// told, and with a revision that is over a moment later (TestLabAnswersAsNeutron of
+// test/e2e/neutron, with Neutron 21.0). The error of the look is of class Transient, since the
+// ports are there.
 func (p *Provider) settled(ctx context.Context, ports []vpcport.Port) ([]vpcport.Port, error) {
 	place := map[string]int{}
 	var ids []string

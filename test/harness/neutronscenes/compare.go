@@ -8,10 +8,10 @@ import (
 
 // Compare fails a test where the lab's Neutron answers otherwise than a real one: with another
 // status, type or words of errors, or with attributes that the real one has not.
-func Compare(t *testing.T, lab, real []Exchange) {
+func Compare(t *testing.T, lab, neutron []Exchange) {
 	t.Helper()
-	for i := range min(len(lab), len(real)) {
-		g, w := lab[i], real[i]
+	for i := range min(len(lab), len(neutron)) {
+		g, w := lab[i], neutron[i]
 		if g.Request != w.Request || g.Match != w.Match || !equal(g.Body, w.Body) {
 			t.Fatalf("exchange %d\nwith the lab   %s\nwith Neutron   %s", i, text(g), text(w))
 		}
@@ -23,8 +23,8 @@ func Compare(t *testing.T, lab, real []Exchange) {
 			t.Errorf("exchange %d, %s: %s\nof the lab   %d %s\nof Neutron   %d %s", i, g.Request, why, g.Status, text(g.Answer), w.Status, text(w.Answer))
 		}
 	}
-	if len(lab) != len(real) {
-		t.Errorf("%d exchanges with the lab, %d with Neutron", len(lab), len(real))
+	if len(lab) != len(neutron) {
+		t.Errorf("%d exchanges with the lab, %d with Neutron", len(lab), len(neutron))
 	}
 }
 

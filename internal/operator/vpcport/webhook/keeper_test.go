@@ -91,7 +91,7 @@ func TestCertificatesAreAlwaysTrusted(t *testing.T) {
 			both = append(both, k)
 			go func() { _ = k.run(ctx) }()
 		}
-		time.Sleep(m.lag + lookFirst + time.Second)
+		time.Sleep(m.lag + lookFirst + time.Second) //nolint:forbidigo // inside a synctest bubble
 		begin, authorities := time.Now(), map[string]bool{}
 		for time.Since(begin) < 4*authorityLife {
 			for i, k := range both {
@@ -104,7 +104,7 @@ func TestCertificatesAreAlwaysTrusted(t *testing.T) {
 			mu.Lock()
 			leader = rand.IntN(2)
 			mu.Unlock()
-			time.Sleep(time.Duration(1+rand.IntN(12)) * time.Hour)
+			time.Sleep(time.Duration(1+rand.IntN(12)) * time.Hour) //nolint:forbidigo // inside a synctest bubble
 		}
 		cancel()
 		synctest.Wait()
@@ -126,7 +126,7 @@ func TestAuthoritiesAreMadeByWhoLeads(t *testing.T) {
 			t.Error("it serves without a certificate")
 		}
 		leads := m.keeper(func() bool { return true })
-		for what, break_ := range map[string]func(){
+		for what, spoil := range map[string]func(){
 			"nothing":        func() { m.certs, m.keys = nil, nil },
 			"no certificate": func() { m.certs, m.keys = []byte("a"), []byte("b") },
 			"half of it":     func() { m.keys = nil },
@@ -138,7 +138,7 @@ func TestAuthoritiesAreMadeByWhoLeads(t *testing.T) {
 				m.keys, _ = keys([]authority{other})
 			},
 		} {
-			break_()
+			spoil()
 			if err := leads.keep(t.Context()); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
