@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -301,23 +300,10 @@ func (b *bench) linkGoesBack() {
 	ctx := harness.Deadline(b.T, harness.Patience)
 	nic := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: b.VPCs[0].Name}}
 	harness.OK(b.T, b.Kube.Client.Create(ctx, nic))
-	home := ns.Path(filepath.Base(b.a.Netns) + "-vpc-ns" + b.VPCs[0].Network.ID)
-	links := func() (found []string, err error) {
-		err = ns.Netlink(home, func(h *netlink.Handle) error {
-			all, err := h.LinkList()
-			for _, l := range all {
-				if name := l.Attrs().Name; name != "lo" {
-					found = append(found, strings.TrimSpace(name+" "+l.Attrs().Alias))
-				}
-			}
-			return err
-		})
-		return found, err
-	}
-	are := func(want ...string) {
+	home := func(want ...string) {
 		b.Helper()
-		harness.Eventually(b.T, harness.Rest, fmt.Sprintf("in %s are %q", home, want), func() error {
-			got, err := links()
+		harness.Eventually(b.T, harness.Rest, fmt.Sprintf("in VPCs' namespaces are %q", want), func() error {
+			got, err := b.alcor.Home(b.a.Name)
 			if err == nil && !slices.Equal(got, want) {
 				err = fmt.Errorf("there are %q", got)
 			}
@@ -326,15 +312,15 @@ func (b *bench) linkGoesBack() {
 	}
 	for range 2 {
 		p := b.add(b.a, "kept", "[{nic: kept}]")
-		are()
+		home()
 		id := b.nic(p, "eth0").Status.PortID
 		harness.Settle(b.T, b.Lab)
 		harness.Remove(b.T, b.a, "kept")
-		are("veth" + id[:11])
+		home(id)
 		harness.Settle(b.T, b.Lab)
 	}
 	harness.OK(b.T, b.Kube.Client.Delete(ctx, nic))
-	are()
+	home()
 	b.empty()
 }
 

@@ -185,18 +185,33 @@ func toldByAlcor(p alcor.Port) Port {
 
 // Plugged implements Cloud.
 func (a *Alcor) Plugged(_ context.Context, host string) (all []ovn.Interface, err error) {
+	ends, err := a.ends(host)
+	for _, port := range slices.Sorted(maps.Keys(ends)) {
+		if !ends[port].Home {
+			all = append(all, ovn.Interface{Link: ends[port].Link, Port: port})
+		}
+	}
+	return all, err
+}
+
+// Home are the ports on a host that nobody has: their links are in the VPC's namespace, as the
+// agent has made them.
+func (a *Alcor) Home(host string) (ports []string, err error) {
+	ends, err := a.ends(host)
+	for _, port := range slices.Sorted(maps.Keys(ends)) {
+		if ends[port].Home {
+			ports = append(ports, port)
+		}
+	}
+	return ports, err
+}
+
+func (a *Alcor) ends(host string) (map[string]alcor.End, error) {
 	agent := a.agent(host)
 	if agent == nil {
 		return nil, fmt.Errorf("no host %s", host)
 	}
-	lent, err := agent.Lent()
-	if err != nil {
-		return nil, err
-	}
-	for _, port := range slices.Sorted(maps.Keys(lent)) {
-		all = append(all, ovn.Interface{Link: lent[port], Port: port})
-	}
-	return all, nil
+	return agent.Ends()
 }
 
 // Alive implements Cloud.

@@ -312,9 +312,16 @@ func (a *Agent) remove(port string) error {
 	return ns.Netlink(a.o.Netns, func(h *netlink.Handle) error { return ns.DeleteLink(h, peer) })
 }
 
-// Lent are the ports on the node whose ends are not in their VPC's namespace, or are marked
-// there by somebody, by ID, with the names of the ends that stay on the node.
-func (a *Agent) Lent() (map[string]string, error) {
+// End is what there is of a port on a node.
+type End struct {
+	Link string // of the agent's on the node
+	// Home: the other end is in the VPC's namespace, as the agent has made it; else somebody has
+	// it, or has marked it there.
+	Home bool
+}
+
+// Ends are those of the ports on the node, by the port's ID.
+func (a *Agent) Ends() (map[string]End, error) {
 	peers := map[string]bool{}
 	err := ns.Netlink(a.o.Netns, func(h *netlink.Handle) error {
 		links, err := h.LinkList()
@@ -328,7 +335,7 @@ func (a *Agent) Lent() (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list links in %s: %w", a.o.Netns, err)
 	}
-	lent := map[string]string{}
+	ends := map[string]End{}
 	for _, p := range a.cloud.Ports() {
 		if !peers[peerName(p.ID)] {
 			continue
@@ -337,11 +344,9 @@ func (a *Agent) Lent() (map[string]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !home {
-			lent[p.ID] = peerName(p.ID)
-		}
+		ends[p.ID] = End{peerName(p.ID), home}
 	}
-	return lent, nil
+	return ends, nil
 }
 
 // isHome tells whether a port's end is in its VPC's namespace as the agent has made it.
