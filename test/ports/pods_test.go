@@ -39,6 +39,7 @@ func TestPods(t *testing.T) {
 		{"Alcor", portcloud.NewAlcor, []proof{{"LinkGoesBack", (*bench).linkGoesBack}}},
 	} {
 		t.Run(provider.name, func(t *testing.T) {
+			t.Parallel() // most of the time something is waited for
 			// A second operator, which there is none of, would wait for the Lease of a killed one.
 			b := raise(t, lab.Options{PortCloud: provider.raise, OperatorArgs: []string{"--leader-elect=false"}})
 			for _, p := range slices.Concat([]proof{
