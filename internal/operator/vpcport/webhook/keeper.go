@@ -97,9 +97,16 @@ func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return k.serving, nil
 }
 
+// errUnfilled is that of a Secret which no operator that leads has filled in yet. Where all
+// is well it is over once one leads.
+var errUnfilled = fmt.Errorf("secret %s: no operator that leads has filled it in yet", SecretName)
+
+// unfilled is how long nothing is said of it: a Lease is waited for no longer.
+const unfilled = time.Minute
+
 // run looks again and again until ctx ends.
 func (k *keeper) run(ctx context.Context) error {
-	said := ""
+	said, began := "", k.clock.Now()
 	for {
 		err := k.keep(ctx)
 		if ctx.Err() == nil {
@@ -107,7 +114,7 @@ func (k *keeper) run(ctx context.Context) error {
 		}
 		if text := fmt.Sprint(err); err == nil || ctx.Err() != nil {
 			said = ""
-		} else if text != said {
+		} else if text != said && !(errors.Is(err, errUnfilled) && k.clock.Now().Sub(began) < unfilled) {
 			said = text
 			k.log.Warn("the webhook's certificates cannot be kept: pods are admitted, and judged by the controller", "err", err)
 		}
@@ -175,7 +182,7 @@ func (k *keeper) renew(ctx context.Context, list []authority, now time.Time, ver
 func (k *keeper) serve(list []authority, now time.Time) error {
 	by, ok := signer(list, now)
 	if !ok {
-		return fmt.Errorf("secret %s: no operator that leads has filled it in yet", SecretName)
+		return errUnfilled
 	}
 	k.mu.Lock()
 	has := k.serving
