@@ -265,8 +265,8 @@ func Remedy(reason string) string {
 	return cmp.Or(remedies[reason], "See what the message names; it is tried again by itself.")
 }
 
-// remedies are those of reasons of VPCs and PodNICs (docs/troubleshoot.md, "Conditions of
-// VPCs and NICs").
+// remedies are those of the reasons of VPCs and PodNICs, as in
+// docs/troubleshoot.md, "Conditions of VPCs and NICs".
 var remedies = map[string]string{
 	"ProviderFailed":       "Nothing: it is tried again. If it stays, see to what the provider says.",
 	"Throttled":            "Nothing: it is tried again. If it stays, raise the rate that the provider allows.",
