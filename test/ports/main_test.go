@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator"))
 }
 
-// bench is a lab of two nodes in port mode, on which berthd has what the chart gives it and no
+// bench is a lab of two nodes with ports, on which berthd has what the chart gives it and no
 // more.
 type bench struct {
 	*testing.T
@@ -35,9 +35,15 @@ type bench struct {
 
 func raise(t *testing.T, o lab.Options) *bench {
 	t.Helper()
+	return raiseIn(t, lab.PortMode, o)
+}
+
+// raiseIn is raise in another mode, beside which there are ports.
+func raiseIn(t *testing.T, mode lab.Mode, o lab.Options) *bench {
+	t.Helper()
 	harness.CanRun(t, lab.PortMode)
 	o.Nodes = 2
-	l, c := harness.RaiseContained(t, lab.PortMode, o)
+	l, c := harness.RaiseContained(t, mode, o)
 	model, ok := l.Ports.(*portcloud.Model)
 	if !ok {
 		t.Fatalf("the lab has %T", l.Ports)
