@@ -48,7 +48,7 @@ type Options struct {
 	// VPCs are what a lab with ports begins with; DefaultVPCs() when nil. In port mode pods
 	// that name none are in the first.
 	VPCs []VPC
-	// PortCloud raises the OpenStack of a lab with ports; portcloud.NewModel when nil.
+	// PortCloud raises who has the ports of a lab with ports; portcloud.NewModel when nil.
 	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
 	// OperatorCount is how many berth-operator processes there are where the mode, or
 	// VPCPorts, has operators, 1 when 0; one of them leads.
