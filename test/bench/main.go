@@ -26,11 +26,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/berthnet/berth/test/bench/bubble"
+	"github.com/berthnet/berth/test/bench/ports"
 	"github.com/berthnet/berth/test/bench/scale"
 )
 
 func main() {
-	scale.Child() // does one scale run and ends, if this process is for that
+	bubble.Child(map[string]bubble.Work{scale.Name: scale.Work, ports.Name: ports.Work}) // does one run and ends, if this process is for that
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
 	stop()

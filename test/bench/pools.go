@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/test/bench/blocks"
-	"github.com/berthnet/berth/test/bench/scale"
+	"github.com/berthnet/berth/test/bench/bubble"
 )
 
 // Requests for blocks at once, and how often each number is measured: a run
@@ -71,9 +71,9 @@ func poolBook(context.Context, *bench) ([]Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	empty := scale.LiveHeap()
+	empty := bubble.LiveHeap()
 	many := taken(muchTaken)
-	memory := scale.LiveHeap() - empty
+	memory := bubble.LiveHeap() - empty
 	few, full := taken(someTaken), taken(layout.Blocks())
 
 	all, err := rounds(200, func(_ int, note note) error {
