@@ -13,9 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/testing"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -51,7 +53,9 @@ func newAPI() (*api, error) {
 	}
 	mapper.Add(v1alpha1.GroupVersion.WithKind("PodNIC"), meta.RESTScopeNamespace)
 	mapper.Add(v1alpha1.GroupVersion.WithKind("VPC"), meta.RESTScopeRoot)
-	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).
+	// Without managed fields, which cost more than all else here.
+	books := testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
+	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjectTracker(books).
 		WithStatusSubresource(&v1alpha1.PodNIC{}, &v1alpha1.VPC{}, &corev1.Pod{}, &corev1.Node{}).Build()
 	return &api{WithWatch: c, scheme: scheme, mapper: mapper, writes: map[string]int{}}, nil
 }

@@ -1,17 +1,24 @@
 package ports
 
 import (
+	"os"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
 func TestRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		out, err := run(t.Context(), Order{Pods: 200, Nodes: 10, Latency: 400 * time.Millisecond, AtOnce: 8})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Logf("%+v", out)
-	})
+	n, _ := strconv.Atoi(os.Getenv("PODS"))
+	for _, o := range []Order{{}, {Scheduled: 50}, {Late: time.Minute}, {Naive: true}} {
+		o.Pods, o.Nodes, o.Latency, o.AtOnce = n, 100, 400*time.Millisecond, 8
+		synctest.Test(t, func(t *testing.T) {
+			out, err := run(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%+v", o)
+			t.Logf("%+v", out)
+		})
+	}
 }
