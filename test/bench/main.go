@@ -113,7 +113,7 @@ type group struct {
 }
 
 // prefixes stand for all groups whose names begin with them and a hyphen.
-var prefixes = []string{"scale", "limiter", "pools"}
+var prefixes = []string{"scale", "limiter", "pools", "ports"}
 
 // These groups take long, or build much that nothing else needs.
 const (
@@ -143,6 +143,7 @@ var groups = []group{
 	{"pools-book", "which of a million blocks are taken", nothing, poolBook},
 	{"pools-requests", "5,000 nodes ask for a block at once, in turn with 1,000, with a real API server", controlPlanePrograms, blockRequests},
 	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", poolModeLab, poolAdds},
+	{"ports-burst", "2,000 pods ask at once for ports of a VPC whose API takes 400 ms a call and eight at a time; in virtual time", nothing, portBursts},
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods for one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},

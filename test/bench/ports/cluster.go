@@ -186,6 +186,7 @@ func (c *cluster) plug(ctx context.Context, o *v1alpha1.PodNIC) {
 
 // await returns once all PodNICs are Active. It looks at the heap now and then.
 func (c *cluster) await(ctx context.Context) error {
+	look := time.Duration(0)
 	for {
 		select {
 		case <-ctx.Done():
@@ -197,8 +198,9 @@ func (c *cluster) await(ctx context.Context) error {
 		c.mu.Lock()
 		n, since := len(c.active), time.Since(c.began)
 		c.mu.Unlock()
-		if since%(500*time.Millisecond) == 0 || n == c.order.Pods {
+		if since >= look || n == c.order.Pods {
 			c.most = max(c.most, bubble.LiveHeap())
+			look = since + max(since/4, 500*time.Millisecond)
 		}
 		if n == c.order.Pods {
 			return nil

@@ -49,9 +49,10 @@ type Outcome struct {
 	Writes    map[string]int // the operator's at the Kubernetes API, by what was written
 	Heap      uint64         // the most that the operator had at a time, without the two APIs
 	CPU       time.Duration  // of everything
-	// Forced is what the provider alone forces: the fewest calls by which so many ports are
-	// made and bound, at its pace.
-	Forced time.Duration
+	// Forced is what the provider alone forces for Bound: the fewest calls by which so many
+	// ports are made and bound, at its pace. ForcedActive adds what a node takes, and the
+	// look that shows the last port active.
+	Forced, ForcedActive time.Duration
 }
 
 // TotalCalls is the number of calls that the provider took.
@@ -100,6 +101,7 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 		return out, err
 	}
 	out.Calls, out.Writes, out.Forced = callsOf(p), api.written(), forced(o, p.Traits())
+	out.ForcedActive = out.Forced + nodesTake + o.Latency
 	// The controller is gone by now: what is left are the two APIs.
 	out.Heap -= min(out.Heap, bubble.LiveHeap())
 	runtime.KeepAlive(p)
