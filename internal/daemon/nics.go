@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
@@ -85,18 +86,19 @@ func (d *Daemon) plug(ctx context.Context, rec attachment.Record) (attachment.Re
 	if d.NICs == nil {
 		return rec, nicFailure("plugging "+nicName(rec.NICs[0]), errNoNICs)
 	}
-	rec.NICs = slices.Clone(rec.NICs) // others read those of the store
+	plugged := slices.Clone(rec.NICs) // others read those of the store
+	g, ctx := errgroup.WithContext(ctx)
 	for i, nic := range rec.NICs {
-		now, err := d.NICs.Plug(ctx, rec, nic)
-		if err != nil {
-			return rec, nicFailure("plugging "+nicName(nic), err)
-		}
-		rec.NICs[i] = now
-		if err := failpoint.Hit("daemon.nics.plugged"); err != nil {
-			return rec, err
-		}
+		g.Go(func() (err error) {
+			if plugged[i], err = d.NICs.Plug(ctx, rec, nic); err != nil {
+				return nicFailure("plugging "+nicName(nic), err)
+			}
+			return failpoint.Hit("daemon.nics.plugged")
+		})
 	}
-	return rec, nil
+	err := g.Wait()
+	rec.NICs = plugged
+	return rec, err
 }
 
 // unplug takes down the NICs of a record, the last first. All are tried. The error is
