@@ -97,8 +97,11 @@ var budgets = []figure{
 	{"ports-2000-writes", budget{1.05, false, "made, bound, active"}},
 	{"ports-2000-memory", budget{16, false, ""}},
 	{"ports-2000-scheduled-bound", budget{1.15, false, "the last pod's node, and a call"}},
-	{"ports-2000-scheduled-calls", budget{0.25, false, eachPort}},
+	{"ports-2000-scheduled-calls", budget{0.4, false, eachPort}},
 	{"ports-2000-late-bound", budget{1.15, false, "what the VPC's API forces"}},
+	{"port-add", budget{1.1, false, byVsctl}},
+	{"port-add-4", budget{0.75, false, byVsctl}},
+	{"port-daemon-idle", budget{40, false, ""}},
 
 	{"vpc-cni-30-adds", budget{1, false, amazon}},
 	{"vpc-cni-burst", budget{1, false, amazon}},
@@ -115,6 +118,7 @@ var budgets = []figure{
 
 const (
 	amazon   = "the Amazon VPC CNI"
+	byVsctl  = "a plugin that executes ovs-vsctl"
 	eachPort = "a call that makes each port, and one that looks"
 )
 
