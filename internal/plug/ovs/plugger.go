@@ -76,7 +76,7 @@ func (p *Plugger) row(r plug.Ref) ovsdb.Port {
 // port is a port's row in OVSDB, with what is wanted.
 func (p *Plugger) port(w plug.Want) ovsdb.Port {
 	row := p.row(w.Ref)
-	row.MAC = w.Interface.MAC.String()
+	row.MAC, row.VMUUID = w.Interface.MAC.String(), w.VMUUID
 	return row
 }
 
