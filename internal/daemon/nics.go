@@ -191,6 +191,8 @@ func nicFailure(what string, err error) error {
 		return say(types.ErrTryAgainLater, "nic-switch")
 	case errors.Is(err, plug.ErrNotReady):
 		return say(types.ErrTryAgainLater, "nic-not-ready")
+	case errors.Is(err, plug.ErrNoTun):
+		return say(types.ErrTryAgainLater, "no-tun")
 	case errors.Is(err, plug.ErrPortInUse):
 		return say(types.ErrTryAgainLater, "port-in-use")
 	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
