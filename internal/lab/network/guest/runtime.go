@@ -31,8 +31,9 @@ func prepare(sandbox string, index int, nic NIC) (device string, mtu int, err er
 
 // bind is KubeVirt's bridge binding (bridgeBindingSpec of its pkg/network/setup/netpod): the
 // pod's interface loses its addresses, is renamed, takes the MAC address of a new bridge and
-// joins it, with a tap device; in its place is a dummy with its MAC address and its addresses,
-// by which the runtime remembers them.
+// joins it, with a tap device; in its place is a link with its MAC address and its addresses,
+// by which the runtime remembers them: a dummy there, here a bridge without ports, as not every
+// kernel has dummies.
 func bind(h *netlink.Handle, l netlink.Link, device string) error {
 	name, mac, mtu := l.Attrs().Name, l.Attrs().HardwareAddr, l.Attrs().MTU
 	addrs, err := h.AddrList(l, netlink.FAMILY_ALL)
@@ -50,9 +51,9 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 	}
 	tap := netlink.NewLinkAttrs()
 	tap.Name, tap.MTU = device, mtu
-	dummy := netlink.NewLinkAttrs()
-	dummy.Name, dummy.MTU, dummy.HardwareAddr = name, mtu, mac
-	for _, step := range []func() error{
+	memory := netlink.NewLinkAttrs()
+	memory.Name, memory.MTU, memory.HardwareAddr = name, mtu, mac
+	for i, step := range []func() error{
 		func() error { return h.LinkSetDown(l) },
 		func() error { return h.LinkSetName(l, name+"-nic") },
 		func() error { return h.LinkSetHardwareAddr(l, bridge.Attrs().HardwareAddr) },
@@ -70,26 +71,26 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 			return h.LinkAdd(&netlink.Tuntap{LinkAttrs: tap, Mode: netlink.TUNTAP_MODE_TAP, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR})
 		},
 		func() error { return join(h, device, bridge) },
-		func() error { return remember(h, &netlink.Dummy{LinkAttrs: dummy}, addrs) },
+		func() error { return remember(h, &netlink.Bridge{LinkAttrs: memory}, addrs) },
 		func() error { return h.LinkSetUp(l) },
 		func() error { return h.LinkSetUp(bridge) },
 	} {
 		if err := step(); err != nil {
-			return fmt.Errorf("bind %s by a bridge: %w", name, err)
+			return fmt.Errorf("bind %s by a bridge, step %d: %w", name, i+1, err)
 		}
 	}
 	return nil
 }
 
-func remember(h *netlink.Handle, dummy *netlink.Dummy, addrs []netlink.Addr) error {
-	if err := h.LinkAdd(dummy); err != nil {
+func remember(h *netlink.Handle, l netlink.Link, addrs []netlink.Addr) error {
+	if err := h.LinkAdd(l); err != nil {
 		return err
 	}
 	for _, a := range addrs {
 		if a.IP.IsLinkLocalUnicast() {
 			continue
 		}
-		if err := h.AddrAdd(dummy, &netlink.Addr{IPNet: a.IPNet}); err != nil {
+		if err := h.AddrAdd(l, &netlink.Addr{IPNet: a.IPNet}); err != nil {
 			return err
 		}
 	}
