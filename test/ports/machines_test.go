@@ -20,7 +20,7 @@ import (
 // Virtual machines in pods have NICs that are ports, by a tap device that is there or by a
 // bridge of their runtime's own, with each way to plug.
 func TestMachines(t *testing.T) {
-	b := raise(t, lab.Options{})
+	b := raise(t, lab.Options{DaemonArgs: []string{"--repair-interval=1h"}}) // what is mended is mended by events
 	t.Run("Tap", func(t *testing.T) { b.on(t).machines("tap") })
 	t.Run("Bridge", func(t *testing.T) { b.on(t).machines("bridge") })
 	t.Run("ByALinuxBridge", func(t *testing.T) {
@@ -31,8 +31,13 @@ func TestMachines(t *testing.T) {
 		}
 		c.machines("tap")
 		c.machines("bridge")
+		for _, prefix := range []string{"tap", "qbr", "qvb", "qvo"} {
+			c.deletedLink(prefix)
+		}
 	})
+	t.Run("DeletedLink", func(t *testing.T) { b.on(t).deletedLink("tap") })
 	t.Run("Spoofing", func(t *testing.T) { b.on(t).spoofing() })
+	t.Run("WithoutTun", func(t *testing.T) { b.on(t).withoutTun() })
 	t.Run("DaemonKilled", func(t *testing.T) { b.on(t).daemonKilled() })
 }
 
@@ -78,6 +83,30 @@ func (b *bench) machines(binding string) {
 	b.empty()
 }
 
+// deletedLink has somebody remove a link of a machine's port and of a pod's on the node, which are
+// mended at once.
+func (b *bench) deletedLink(prefix string) {
+	vm, plain, far := b.machine(b.a, "vm", "[{binding: tap}]"), b.add(b.a, "plain", ""), b.add(b.b, "far", "")
+	harness.Settle(b.T, b.Lab)
+	for _, p := range []*node.Pod{vm, plain} {
+		b.reaches(p, far)
+		link := prefix + b.nic(p, "eth0").Status.PortID[:11]
+		harness.OK(b.T, ns.Netlink(b.a.Netns, func(h *netlink.Handle) error {
+			l, err := h.LinkByName(link)
+			if err != nil {
+				return err
+			}
+			return h.LinkDel(l)
+		}))
+		b.reaches(p, far)
+		b.reaches(far, p)
+	}
+	harness.Settle(b.T, b.Lab)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
 // spoofing has a machine take another MAC address than its port's, which the VPC drops.
 func (b *bench) spoofing() {
 	vm, far := b.machine(b.a, "vm", "[{binding: tap}]"), b.add(b.b, "far", "")
@@ -102,6 +131,24 @@ func (b *bench) spoofing() {
 	b.reaches(vm, far)
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// withoutTun has a node be one without the kernel's module tun.
+func (b *bench) withoutTun() {
+	restore := b.container.Without(b.T, "/dev/net")
+	harness.Restart(b.T, b.a)
+	ctx := harness.Deadline(b.T, harness.Patience)
+	o := pod("[{binding: tap}]")
+	o.VM = true
+	_, err := b.a.AddPod(ctx, "no-tun", o)
+	harness.Fails(b.T, err, 11, "/dev/net/tun", "no tap device can be made")
+	_, err = b.a.AddPod(ctx, "bridged", pod("[{binding: bridge}]")) // which needs none
+	harness.OK(b.T, err)
+	restore()
+	harness.Restart(b.T, b.a)
+	b.machine(b.a, "no-tun", "[{binding: tap}]")
+	harness.RemoveAll(b.T, b.a)
 	b.empty()
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/plug/podif"
 )
 
-var _ = failpoint.Register("plug.link.made", "plug.link.marked", "plug.link.handed-over")
+var _ = failpoint.Register("plug.link.made", "plug.link.marked", "plug.bridge.handed-over")
 
 // Link describes a veth's end on the node.
 type Link struct {
@@ -90,7 +90,7 @@ func (n *Node) HandOver(r plug.Ref, l Link) error {
 	if err := n.NL.LinkSetAlias(rtnl.LinkRef(l.Index), r.Mark()+handedOver); err != nil {
 		return fmt.Errorf("mark %s as handed over: %w", l.Name, err)
 	}
-	return failpoint.Hit("plug.link.handed-over")
+	return failpoint.Hit("plug.bridge.handed-over")
 }
 
 // Between makes a veth whose two ends are on the node, or finds the one that is there.

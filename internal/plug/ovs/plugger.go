@@ -208,7 +208,7 @@ func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
 
 // removeHalfMade removes a link that List found half made, unless a Plug finishes it just now.
 func (p *Plugger) removeHalfMade(ctx context.Context, link string) error {
-	const prefix = len("tap") // of all names of links: tap, qbr, qvb, qvo
+	const prefix = len("tap") // of all names of links (plug.IsLinkOf)
 	if len(link) != prefix+plug.PrefixLen {
 		return fmt.Errorf("Link: %q: want the name of a port's link: %w", link, plug.ErrInvalid)
 	}

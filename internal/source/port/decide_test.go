@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -105,7 +106,7 @@ func TestObjectsThatLie(t *testing.T) {
 			o.Status.Routes = []v1alpha1.PortRoute{{Destination: "10.0.0.0/8", Gateway: "x"}}
 		},
 		"Binding": func(o *v1alpha1.PodNIC) { o.Spec.Binding = "macvtap" },
-		"expected tap, or none, for a port that an agent": func(o *v1alpha1.PodNIC) {
+		"want tap, or none, for a port that an agent": func(o *v1alpha1.PodNIC) {
 			o.Spec.Binding = v1alpha1.BindingBridge
 			o.Status.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns1"}
 		},
@@ -162,6 +163,23 @@ func TestBindings(t *testing.T) {
 		rec := recordOf(1, got.nic)
 		if w := want(rec, got.nic); w.Binding != plug.Binding(c.binding) || w.Tap != c.want || w.VMUUID != rec.Pod.UID {
 			t.Errorf("%s: %+v", name, w)
+		}
+	}
+}
+
+// Only of a link of a port that is plugged here is a change told; all are called by its ID.
+func TestLinkLost(t *testing.T) {
+	nic := read(podNIC(1, 0, v1alpha1.PhaseActive), []string{"br-int"}).nic
+	rec := recordOf(1, nic)
+	for name, want := range map[string]bool{
+		"tap" + nic.Port[:11]: true, "qvo" + nic.Port[:11]: true, "": true, // any
+		"tap" + nic.Port[:10]: false, "tap" + nic.Port[1:12]: false, "eth0": false, "tap": false,
+	} {
+		n := &NICs{book: newBook(), changed: retry.NewSignal()}
+		n.book.plugged[nic.UID] = held{rec, nic}
+		n.LinkLost(name)
+		if got := len(n.changed) > 0; got != want {
+			t.Errorf("%q: a change is told: %v, want %v", name, got, want)
 		}
 	}
 }
