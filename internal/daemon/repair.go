@@ -52,8 +52,8 @@ type repairer struct {
 	again func(ctx context.Context, seen attachment.Record) error
 	// linkLost hears of links that are gone or went down (NICs.LinkLost); nil: nobody.
 	linkLost func(name string)
-	clock clock.Clock
-	log   *slog.Logger
+	clock    clock.Clock
+	log      *slog.Logger
 }
 
 // run repairs what others change, at once when it is seen and at an

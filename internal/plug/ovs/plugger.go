@@ -110,6 +110,9 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	defer pod.Close()
+	if err := p.renew(ctx, w); err != nil {
+		return plug.Done{}, err
+	}
 	link, err := p.wiring.Make(p.node, w, pod)
 	if err == nil {
 		err = failpoint.Around(p.point("pod"), func() error { return p.finishPod(link, bridge, pod, w) })
@@ -121,6 +124,15 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: w.Interface.MTU}, nil
+}
+
+// renew makes place for the link that is a port of the bridge, if somebody removed the one that was.
+func (p *Plugger) renew(ctx context.Context, w plug.Want) error {
+	row := p.port(w)
+	if l, err := p.node.Find(row.Link); err != nil || l != nil {
+		return err
+	}
+	return p.db.Renew(ctx, row)
 }
 
 // Await implements plug.Plugger.
