@@ -37,8 +37,8 @@ func (v *portView) wrong(format string, args ...any) {
 }
 
 // checkPorts compares six views of the NICs of a lab in port mode with each other: pods and
-// what is in them, PodNICs, the cloud's ports, the nodes' OVSDBs, their kernels, and berthd's
-// records.
+// what is in them, PodNICs, the cloud's ports, what the nodes' OVSDBs or agents have plugged,
+// their kernels, and berthd's records.
 func (l *Lab) checkPorts(ctx context.Context) []error {
 	v := &portView{ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
 	if err := l.viewPorts(ctx, v); err != nil {
@@ -54,7 +54,7 @@ func (l *Lab) checkPorts(ctx context.Context) []error {
 		v.wrong("the lab itself: %w", err)
 	}
 	if err := l.Ports.Alive(); err != nil {
-		v.wrong("the lab's OpenStack: %w", err)
+		v.wrong("who has the lab's ports: %w", err)
 	}
 	return v.errs
 }
@@ -173,7 +173,7 @@ func (c *portNode) check(ctx context.Context, cloud portcloud.Cloud) {
 		}
 	}
 	for id, row := range c.rows {
-		c.wrong("%s is a row of OVSDB for port %s, which no pod has", row.Link, id)
+		c.wrong("%s is plugged, as OVSDB or the agent says, for port %s, which no pod has", row.Link, id)
 	}
 	for name := range c.links {
 		c.wrong("link %s is leaked: no pod is behind it", name)
@@ -191,7 +191,7 @@ func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 	}
 	for _, r := range rows {
 		if other, twice := c.rows[r.Port]; twice {
-			c.wrong("%s and %s are rows of OVSDB for port %s", other.Link, r.Link, r.Port)
+			c.wrong("%s and %s are plugged, as OVSDB or the agent says, for port %s", other.Link, r.Link, r.Port)
 		}
 		c.rows[r.Port] = r
 	}
@@ -270,7 +270,7 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	says := n.Status.Node
 	container := c.records[id]
 	link := row.Link
-	hasLink := c.takeLinks(link)
+	hasLink := n.Status.Plug != nil && n.Status.Plug.Type == v1alpha1.PlugNetns || c.takeLinks(link) // an agent's link is not Berth's
 	delete(c.records, id)
 	delete(c.rows, id)
 	switch {
@@ -283,7 +283,7 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	case in.mac != n.Status.MAC || !slices.Equal(in.addrs, want):
 		return fmt.Errorf("interface %s has %s and %v, want %s and %v", n.Status.Interface, in.mac, in.addrs, n.Status.MAC, want)
 	case link == "" || !hasLink:
-		return fmt.Errorf("port %s has the link %q in OVSDB, in the kernel: %v", id, link, hasLink)
+		return fmt.Errorf("port %s has the link %q in OVSDB or with the agent, in the kernel: %v", id, link, hasLink)
 	case container != p.ContainerID:
 		return fmt.Errorf("port %s is in the record of %q, want %s", id, container, p.ContainerID)
 	case says == nil || says.State != v1alpha1.NodePlugged || says.PortID != id || says.ContainerID != p.ContainerID:

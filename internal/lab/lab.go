@@ -45,7 +45,7 @@ type Options struct {
 	// VPCs are what a lab in port mode begins with; DefaultVPCs() when nil. Pods that
 	// name none are in the first.
 	VPCs []VPC
-	// PortCloud raises the OpenStack of a lab in port mode; portcloud.NewModel when nil.
+	// PortCloud raises who has the ports of a lab in port mode; portcloud.NewModel when nil.
 	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
 	// OperatorCount is how many berth-operator processes there are in operator
 	// mode, 1 when 0; one of them leads.

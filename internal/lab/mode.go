@@ -19,7 +19,7 @@ type Mode string
 // Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
 // permit no EC2 call. In PoolMode and PortMode there is no EC2: the network is a data
 // centre (package site) in place of a VPC, and in PortMode it is for the machines only,
-// since pods are in networks of an OpenStack (package portcloud).
+// since pods are in networks of an OpenStack or an Alcor (package portcloud).
 const (
 	NodeMode     Mode = "node"     // ENIs, by each node's own berthd
 	OperatorMode Mode = "operator" // ENIs, by berth-operator for all nodes

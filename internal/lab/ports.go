@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -113,13 +114,17 @@ func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
 func (l *Lab) joinPorts(o *node.Options) error {
 	ctx, cancel := context.WithTimeout(context.Background(), joinTimeout)
 	defer cancel()
-	ovsdb, err := l.Ports.Join(ctx, portcloud.Host{
+	joined, err := l.Ports.Join(ctx, portcloud.Host{
 		Name: o.Name, Netns: o.Netns, Dir: filepath.Join(o.Dir, "run", "openvswitch"), State: filepath.Join(o.Dir, "var", "lib", "openvswitch"),
 	})
 	if err != nil {
 		return fmt.Errorf("make %s a compute host: %w", o.Name, err)
 	}
-	o.Args = append([]string{"--ovsdb=" + ovsdb}, o.Args...)
+	args := []string{"--ovsdb=" + joined.OVSDB}
+	if joined.NetnsPrefixes != nil {
+		args = append(args, "--agent-netns-prefixes="+strings.Join(joined.NetnsPrefixes, ","))
+	}
+	o.Args = append(args, o.Args...)
 	return nil
 }
 
@@ -161,7 +166,7 @@ func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs [
 func (v VPC) object(access portcloud.Access) *v1alpha1.VPC {
 	o := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: v.Name}, Spec: *v.Spec.DeepCopy()}
 	s := &o.Spec
-	s.Provider, s.Network, s.Endpoint = v1alpha1.ProviderNeutron, v.Network.ID, access.Endpoint
+	s.Provider, s.Network, s.Endpoint = access.Provider, v.Network.ID, access.Endpoint
 	if access.Secret != nil {
 		s.Credentials = &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: credentials}
 		s.TLS = &v1alpha1.VPCTLS{Insecure: true}

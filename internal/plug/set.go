@@ -19,6 +19,15 @@ func (s Set) of(k Kind) (Plugger, error) {
 	return nil, fmt.Errorf("Kind: %q: want one of %q, which this node plugs: %w", k, slices.Sorted(maps.Keys(s)), ErrInvalid)
 }
 
+// Expect implements Plugger.
+func (s Set) Expect(ctx context.Context, w Want) error {
+	p, err := s.of(w.Kind)
+	if err != nil {
+		return err
+	}
+	return p.Expect(ctx, w)
+}
+
 // Plug implements Plugger.
 func (s Set) Plug(ctx context.Context, w Want) (Done, error) {
 	p, err := s.of(w.Kind)

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -39,6 +40,15 @@ func TestMachines(t *testing.T) {
 	t.Run("Spoofing", func(t *testing.T) { b.on(t).spoofing() })
 	t.Run("WithoutTun", func(t *testing.T) { b.on(t).withoutTun() })
 	t.Run("DaemonKilled", func(t *testing.T) { b.on(t).daemonKilled() })
+}
+
+// A tap device leads to a link of Alcor's agent too, which goes back to it.
+func TestMachinesInAlcor(t *testing.T) {
+	b := raise(t, lab.Options{PortCloud: portcloud.NewAlcor, OperatorArgs: []string{"--leader-elect=false"}})
+	b.machines("tap")
+	_, err := b.a.AddPod(harness.Deadline(t, harness.Patience), "bridged", pod("[{binding: bridge}]"))
+	harness.Fails(t, err, 11, "bridged")
+	b.linkGoesBack()
 }
 
 // machine makes a pod with a virtual machine.

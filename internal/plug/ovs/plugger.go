@@ -134,6 +134,8 @@ func (p *Plugger) renew(ctx context.Context, w plug.Want) error {
 	}
 	return p.db.Renew(ctx, row)
 }
+// Expect implements plug.Plugger.
+func (p *Plugger) Expect(context.Context, plug.Want) error { return nil }
 
 // Await implements plug.Plugger.
 func (p *Plugger) Await(ctx context.Context, w plug.Want) error {
