@@ -134,6 +134,7 @@ func (p *Plugger) renew(ctx context.Context, w plug.Want) error {
 	}
 	return p.db.Renew(ctx, row)
 }
+
 // Expect implements plug.Plugger.
 func (p *Plugger) Expect(context.Context, plug.Want) error { return nil }
 
