@@ -20,6 +20,9 @@ import (
 	"github.com/berthnet/berth/internal/plug"
 )
 
+// firstInterface is what runtimes call the interface of a pod that they ask for.
+const firstInterface = "eth0"
+
 // berthOwner is the device owner of the ports that Berth has, in the cloud.
 const berthOwner = "compute:berth"
 
@@ -27,6 +30,7 @@ const berthOwner = "compute:berth"
 type portView struct {
 	nics  []v1alpha1.PodNIC
 	ports map[string]portcloud.Port // by ID
+	first bool                      // pods' first interface is a port too
 	pods  map[string]bool           // UIDs of those that there are
 	used  map[string]string         // ports that pods of the lab have: to whom
 	errs  []error
@@ -36,11 +40,11 @@ func (v *portView) wrong(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
 }
 
-// checkPorts compares six views of the NICs of a lab in port mode with each other: pods and
+// checkPorts compares six views of the NICs of a lab with ports with each other: pods and
 // what is in them, PodNICs, the cloud's ports, what the nodes' OVSDBs or agents have plugged,
 // their kernels, and berthd's records.
 func (l *Lab) checkPorts(ctx context.Context) []error {
-	v := &portView{ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
+	v := &portView{first: l.Mode == PortMode, ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
 	if err := l.viewPorts(ctx, v); err != nil {
 		return []error{err}
 	}
@@ -231,6 +235,9 @@ func (c *portNode) checkPod(p *node.Pod) error {
 	inside, err := podLinks(p.Inside())
 	if err != nil {
 		return err
+	}
+	if !c.first { // the mode gives it
+		delete(inside, firstInterface)
 	}
 	for i := range c.nics {
 		n := &c.nics[i]

@@ -122,7 +122,7 @@ func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 
 // exercise makes pods at once, and removes them one after the other.
 func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pods int) {
-	if err := harness.AtOnce(pods, func(i int) error { return book.add(ctx, n, fmt.Sprintf("pod-%d", i)) }); err != nil {
+	if err := harness.AtOnce(pods, func(i int) error { return book.add(ctx, n, fmt.Sprintf("pod-%d", i), shape{}) }); err != nil {
 		t.Error(err)
 	}
 	for i := range pods {

@@ -105,18 +105,22 @@ var poolMode = mode{
 	empty:    blocks(1),
 }
 
-// portMode has pods with a port each, on nodes with the real OVN.
+// portMode has pods with one to four ports each, in two VPCs of the same addresses, on nodes with
+// the real OVN.
 var portMode = mode{
-	name: lab.PortMode, pods: 6,
-	daemon:   named("daemon.", "port.", "plug.link.", "plug.ovs."),
+	name: lab.PortMode, pods: 6, options: lab.Options{VPCs: twoVPCs()},
+	daemon:   named("daemon.", "port.", "plug.link.", "plug.ovs.", "plug.hybrid."),
 	operator: named("operator.port."),
 	// What else of the operator is killed at in its own package, where no lab is needed.
 	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port.create.", "operator.port.record.", "operator.port.forget."),
 		func(name string) bool { return slices.Contains(elsewhere, name) }),
-	ops:      80,
-	pace:     1500 * time.Millisecond, // an ADD needs an operator, which has to come to lead
-	troubles: []trouble{neutronFails, neutronFails, killAPIServer, haltOperator, killDaemon, killDaemon, killDaemon, killDaemon, killOperator, killOperator},
-	empty:    noPorts,
+	ops:  80,
+	pace: 1500 * time.Millisecond, // an ADD needs an operator, which has to come to lead
+	troubles: []trouble{
+		neutronFails, neutronFails, neutronAway, tokensRevoked, overQuota, hostAway, portChanged, portChanged, restartDatabase, killAPIServer, haltOperator,
+		killDaemon, killDaemon, killDaemon, killDaemon, killOperator, killOperator,
+	},
+	empty: onlyUsers,
 }
 
 // noPorts waits until no PodNIC of a pod is left: its port goes first.

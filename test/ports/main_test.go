@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator"))
 }
 
-// bench is a lab of two nodes in port mode, on which berthd has what the chart gives it and no
+// bench is a lab of two nodes with ports, on which berthd has what the chart gives it and no
 // more.
 type bench struct {
 	*testing.T
@@ -38,11 +38,17 @@ type bench struct {
 // raise raises a lab of Neutron, if o has no other provider.
 func raise(t *testing.T, o lab.Options) *bench {
 	t.Helper()
+	return raiseIn(t, lab.PortMode, o)
+}
+
+// raiseIn is raise in another mode, beside which there are ports.
+func raiseIn(t *testing.T, mode lab.Mode, o lab.Options) *bench {
+	t.Helper()
 	if o.PortCloud == nil {
 		harness.CanRun(t, lab.PortMode)
 	}
 	o.Nodes = 2
-	l, c := harness.RaiseContained(t, lab.PortMode, o)
+	l, c := harness.RaiseContained(t, mode, o)
 	b := &bench{T: t, Lab: l, container: c, a: l.Nodes()[0], b: l.Nodes()[1]}
 	b.model, _ = l.Ports.(*portcloud.Model)
 	b.alcor, _ = l.Ports.(*portcloud.Alcor)
