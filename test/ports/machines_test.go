@@ -55,7 +55,7 @@ func TestMachinesInAlcor(t *testing.T) {
 func (b *bench) machine(n *node.Node, name, nics string) *node.Pod {
 	b.Helper()
 	o := pod(nics)
-	o.VM = true
+	o.VM, o.Once = true, false
 	p, err := n.AddPod(harness.Deadline(b.T, harness.Patience), name, o)
 	harness.OK(b.T, err)
 	return p
