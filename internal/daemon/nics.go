@@ -55,6 +55,9 @@ type NICs interface {
 	// Changed fires when somebody else may have changed what is plugged, or what is to
 	// be; nil: never.
 	Changed() <-chan struct{}
+	// LinkLost says that a link of the node is gone or went down, or with an empty name that any
+	// may be: Changed fires if it may be a port's that is plugged.
+	LinkLost(name string)
 	// Replaced returns the NICs that a ready attachment should have, as many and in the
 	// same order, if the port of one was made again and is bound to this node; else not ok.
 	Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool)
@@ -209,6 +212,8 @@ func nicFailure(what string, err error) error {
 		return say(types.ErrTryAgainLater, "nic-switch")
 	case errors.Is(err, plug.ErrNotReady):
 		return say(types.ErrTryAgainLater, "nic-not-ready")
+	case errors.Is(err, plug.ErrNoTun):
+		return say(types.ErrTryAgainLater, "no-tun")
 	case errors.Is(err, plug.ErrPortInUse):
 		return say(types.ErrTryAgainLater, "port-in-use")
 	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
