@@ -255,7 +255,7 @@ func (c *Controller) node(ctx context.Context, name string) (*corev1.Node, error
 func (s *scene) desire(cluster string, n nic) {
 	uid := string(s.o.UID)
 	w := plan.Want{
-		Device: vpcport.Device(cluster, uid), Name: portName(s.o.Namespace, s.o.Name), Given: s.o.Spec.PortID,
+		Device: vpcport.Device(cluster, uid), Name: portName(uid, s.o.Namespace, s.o.Name), Given: s.o.Spec.PortID,
 		Host: s.host, Over: s.o.DeletionTimestamp != nil, Held: s.held,
 	}
 	if w.Host == "" && n.have.Port != nil && (s.pod == nil && s.o.Spec.Pod != nil || s.noHost != "") {
@@ -279,11 +279,14 @@ func (s *scene) desire(cluster string, n nic) {
 	w.Addresses, s.refuse = s.addresses(n)
 }
 
-// portName is the name of a port that Berth makes, by which a person and the sweep know
-// it from one that a user made.
-func portName(namespace, name string) string { return portPrefix + namespace + "/" + name }
+// portName is the name of a port that Berth makes for a PodNIC. It begins with the UID,
+// which nobody knows before the PodNIC is there: by that the sweep knows it from a port that a
+// user made, whatever that is called. The rest is for people, and may be cut by a provider.
+func portName(uid, namespace, name string) string {
+	return portPrefix(uid) + namespace + "/" + name
+}
 
-const portPrefix = "berth/"
+func portPrefix(uid string) string { return "berth/" + uid + "/" }
 
 // addresses are those that a new port is to have: those that the PodNIC had before, else
 // what is asked for.

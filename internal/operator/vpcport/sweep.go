@@ -173,14 +173,15 @@ func (c *Controller) sweepPort(ctx context.Context, provider vpcport.Provider, u
 }
 
 // madeByBerth tells whether Berth made a port that has its marks, which a user's has too
-// while a NIC uses it: by its MAC address or its name.
+// while a NIC uses it: by its MAC address or its name, of which either has the UID of the
+// PodNIC in it. A user's port is older than that.
 func madeByBerth(cluster, uid string, p vpcport.Port) bool {
 	for try := range byte(maxTries) {
 		if p.MAC.String() == vpcport.DerivedMAC(cluster, uid, try).String() {
 			return true
 		}
 	}
-	return strings.HasPrefix(p.Name, portPrefix)
+	return strings.HasPrefix(p.Name, portPrefix(uid))
 }
 
 // has tells whether a NIC is known.

@@ -180,27 +180,37 @@ func TestFaults(t *testing.T) {
 	w.awaitPorts(1, "one port")
 }
 
-// A port of no PodNIC is deleted after a while; one that a user made loses the marks.
+// A port of no PodNIC is deleted after a while; one that a user made loses the marks, whatever
+// it is called.
 func TestSweep(t *testing.T) {
 	w := start(t, Options{})
+	port := func(of, uid, name string) vpcport.Port {
+		return w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(of, uid), Owner: vpcport.Owner, Name: name})
+	}
 	made := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-1"), Owner: vpcport.Owner, MAC: vpcport.DerivedMAC(cluster, "uid-1", 1)})
-	named := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-2"), Owner: vpcport.Owner, Name: portName("x", "y")})
-	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-3"), Owner: vpcport.Owner, Name: "mine"})
-	other := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device("other", "uid-1"), Owner: vpcport.Owner})
-	w.awaitPorts(2, "those of no PodNIC go")
-	for _, p := range w.All() {
-		switch {
-		case p.ID == given.ID && p.Device == "" && p.Owner == "":
-		case p.ID == other.ID && p.Device == other.Device:
-		case p.ID == given.ID:
-			harness.Eventually(t, limit, "it is given back", func() error {
-				if got, err := w.Get(t.Context(), given.ID); err != nil || got.Device != "" {
-					return fmt.Errorf("is %+v, %w", got, err)
-				}
-				return nil
-			})
-		default:
-			t.Errorf("left is %+v of %s, %s", p, made.ID, named.ID)
+	named := port(cluster, "uid-2", portName("uid-2", "x", "y"))
+	users := []vpcport.Port{
+		port(cluster, "uid-3", "mine"),
+		port(cluster, "uid-4", "berth/shop/web"),
+		port(cluster, "uid-5", portName("uid-2", "x", "y")), // called as one of Berth's was
+		port(cluster, "uid-6", "berth/uid-66/x/y"),
+	}
+	other := port("other", "uid-1", portName("uid-1", "x", "y"))
+	for _, u := range users {
+		harness.Eventually(t, limit, u.Name+" is given back", func() error {
+			if got, err := w.Get(t.Context(), u.ID); err != nil || got.Device != "" || got.Owner != "" {
+				return fmt.Errorf("is %+v, %w", got, err)
+			}
+			return nil
+		})
+	}
+	w.awaitPorts(len(users)+1, "those of no PodNIC go")
+	if got, err := w.Get(t.Context(), other.ID); err != nil || got.Device != other.Device {
+		t.Errorf("that of another cluster is %+v: %v", got, err)
+	}
+	for _, p := range []vpcport.Port{made, named} {
+		if _, err := w.Get(t.Context(), p.ID); vpcport.ClassOf(err) != vpcport.PortGone {
+			t.Errorf("port %s, which Berth made: %v", p.ID, err)
 		}
 	}
 }
