@@ -12,40 +12,57 @@ import (
 	"github.com/berthnet/berth/internal/lab/openstack"
 )
 
-// Real is the real Neutron behind the real Keystone, with OVN.
+// Real is the real Neutron behind the real Keystone.
 type Real struct {
-	cloud *openstack.Cloud
-	user  openstack.User
+	// OpenStack is all of it: tests end its programs.
+	OpenStack *openstack.Cloud
+
+	user openstack.User
 
 	mu       sync.Mutex // guards networks
 	networks []string   // IDs
 }
 
-// NewReal starts one without networks.
+// NewReal starts one with OVN, without networks.
 func NewReal(ctx context.Context, o Options) (Cloud, error) {
-	c, err := openstack.Start(ctx, openstack.Options{Dir: filepath.Join(o.Dir, "openstack"), Netns: o.Netns, Backend: openstack.OVN, Keystone: true, Progress: o.Progress})
-	if err != nil {
-		return nil, err
+	return RealWith(openstack.Options{Backend: openstack.OVN})(ctx, o)
+}
+
+// NewHybrid starts one with Neutron's own agent on each host, whose firewall is of iptables, so
+// that a port has a Linux bridge of its own (hybrid plug).
+func NewHybrid(ctx context.Context, o Options) (Cloud, error) {
+	return RealWith(openstack.Options{Backend: openstack.Agent})(ctx, o)
+}
+
+// RealWith is NewReal with other options of OpenStack: Backend and AgentDown count.
+func RealWith(with openstack.Options) func(context.Context, Options) (Cloud, error) {
+	return func(ctx context.Context, o Options) (Cloud, error) {
+		all := with
+		all.Dir, all.Netns, all.Keystone, all.Progress = filepath.Join(o.Dir, "openstack"), o.Netns, true, o.Progress
+		c, err := openstack.Start(ctx, all)
+		if err != nil {
+			return nil, err
+		}
+		r := &Real{OpenStack: c}
+		if r.user, err = c.AddUser(ctx, user, openstack.Role); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+		return r, nil
 	}
-	r := &Real{cloud: c}
-	if r.user, err = c.AddUser(ctx, user, openstack.Role); err != nil {
-		_ = c.Close()
-		return nil, err
-	}
-	return r, nil
 }
 
 // Access implements Cloud.
 func (r *Real) Access() Access {
 	return Access{
-		Endpoint: r.cloud.Endpoint(),
+		Endpoint: r.OpenStack.Endpoint(),
 		Secret:   map[string]string{"username": r.user.Name, "password": r.user.Password, "project": r.user.Project},
 	}
 }
 
 // Join implements Cloud.
 func (r *Real) Join(ctx context.Context, h Host) (ovsdb string, err error) {
-	n, err := r.cloud.Join(ctx, h.Name, h.Netns)
+	n, err := r.OpenStack.Join(ctx, h.Name, h.Netns)
 	if err != nil {
 		return "", err
 	}
@@ -53,7 +70,7 @@ func (r *Real) Join(ctx context.Context, h Host) (ovsdb string, err error) {
 }
 
 func (r *Real) node(host string) *openstack.Node {
-	for _, n := range r.cloud.Nodes() {
+	for _, n := range r.OpenStack.Nodes() {
 		if n.Name == host {
 			return n
 		}
@@ -71,7 +88,7 @@ func (r *Real) Leave(host string) error {
 
 // AddNetwork implements Cloud.
 func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
-	made, err := r.cloud.AddNetwork(ctx, openstack.Network{Name: n.Name})
+	made, err := r.OpenStack.AddNetwork(ctx, openstack.Network{Name: n.Name})
 	if err != nil {
 		return n, err
 	}
@@ -80,7 +97,7 @@ func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	r.mu.Unlock()
 	n.ID, n.Subnets = made.ID, slices.Clone(n.Subnets)
 	for i, s := range n.Subnets {
-		sub, err := r.cloud.AddSubnet(ctx, openstack.Subnet{Name: s.Name, Network: n.ID, CIDR: s.CIDR, Gateway: s.Gateway()})
+		sub, err := r.OpenStack.AddSubnet(ctx, openstack.Subnet{Name: s.Name, Network: n.ID, CIDR: s.CIDR, Gateway: s.Gateway()})
 		if err != nil {
 			return n, err
 		}
@@ -91,7 +108,7 @@ func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
 
 // AddGroup implements Cloud.
 func (r *Real) AddGroup(ctx context.Context, name string, in ...Rule) (id string, err error) {
-	g, err := r.cloud.AddGroup(ctx, name)
+	g, err := r.OpenStack.AddGroup(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -105,7 +122,7 @@ func (r *Real) AddGroup(ctx context.Context, name string, in ...Rule) (id string
 
 // Allow implements Cloud.
 func (r *Real) Allow(ctx context.Context, group string, in Rule) error {
-	_, err := r.cloud.AddRule(ctx, openstack.Rule{
+	_, err := r.OpenStack.AddRule(ctx, openstack.Rule{
 		Group: group, Direction: "ingress", EtherType: "IPv4", Protocol: in.Protocol, First: int(in.Port), Last: int(in.Port),
 	})
 	return err
@@ -117,13 +134,13 @@ func (r *Real) AddPort(ctx context.Context, p Port) (Port, error) {
 	for _, a := range p.Addresses {
 		ask.Fixed = append(ask.Fixed, openstack.Fixed{Subnet: a.Subnet, IP: a.IP})
 	}
-	made, err := r.cloud.AddPort(ctx, ask)
+	made, err := r.OpenStack.AddPort(ctx, ask)
 	return described(made), err
 }
 
 // RemovePort implements Cloud.
 func (r *Real) RemovePort(ctx context.Context, id string) error {
-	return r.cloud.Delete(ctx, "port", id)
+	return r.OpenStack.Delete(ctx, "port", id)
 }
 
 // Ports implements Cloud.
@@ -132,7 +149,7 @@ func (r *Real) Ports(ctx context.Context) (all []Port, err error) {
 	networks := slices.Clone(r.networks)
 	r.mu.Unlock()
 	for _, n := range networks {
-		list, err := r.cloud.Ports(ctx, n)
+		list, err := r.OpenStack.Ports(ctx, n)
 		if err != nil {
 			return nil, err
 		}
@@ -166,9 +183,9 @@ func (r *Real) Plugged(ctx context.Context, host string) ([]ovn.Interface, error
 }
 
 // Alive implements Cloud.
-func (r *Real) Alive() error { return r.cloud.Alive() }
+func (r *Real) Alive() error { return r.OpenStack.Alive() }
 
 // Close implements Cloud.
-func (r *Real) Close() error { return r.cloud.Close() }
+func (r *Real) Close() error { return r.OpenStack.Close() }
 
 var _ Cloud = (*Real)(nil)
