@@ -79,6 +79,7 @@ type Controller struct {
 	book   *book
 	desks  *desks
 	told   *told
+	past   *past
 
 	pods, nics queue.Queue
 }
@@ -99,7 +100,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.OrphanAge = cmp.Or(o.OrphanAge, 10*time.Minute)
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		told: newTold(),
+		told: newTold(), past: newPast(),
 	}
 	c.book = newBook(o.Clock, o.Settle)
 	c.desks = newDesks(o.Clock, c.answered)

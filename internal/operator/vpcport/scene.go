@@ -121,12 +121,16 @@ func (c *Controller) lookAtPod(ctx context.Context, s *scene) error {
 		s.next = s.now // it is deleted, or the cache trails: nothing is changed for that
 		return nil
 	}
-	w := wishOf(p, s.o.Spec.VPC, c.o.First, false, 0)
+	had, err := c.pastOf(ctx, p)
+	if err != nil {
+		return err
+	}
+	w := wishOf(p, s.o.Spec.VPC, had.firstOf(p, c.o.First), false, 0)
 	s.pod, s.nic = p, nicOf(s.o.Spec)
 	if n, ok := named(w.nics, s.o.Spec.Interface); ok {
 		s.nic.Index, s.nic.DefaultRoute = n.Index, n.DefaultRoute
 	}
-	s.next = assignment{pod: *ref, name: s.o.Spec.Interface, node: p.Spec.NodeName, defaultRoute: hasDefaultRoute(w.nics, s.nic, c.o.First)}
+	s.next = assignment{pod: *ref, name: s.o.Spec.Interface, node: p.Spec.NodeName, defaultRoute: hasDefaultRoute(w.nics, s.nic, w.first)}
 	return nil
 }
 
@@ -146,7 +150,11 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 		if holds {
 			vpc = s.o.Spec.VPC // what the namespace says now is for pods that come
 		}
-		w := wishOf(p, vpc, c.o.First, false, 0)
+		had, err := c.pastOf(ctx, p)
+		if err != nil {
+			return err
+		}
+		w := wishOf(p, vpc, had.firstOf(p, c.o.First), false, 0)
 		switch {
 		case len(w.errs) == 0 && w.vpc == s.o.Spec.VPC:
 			candidates = append(candidates, p)
@@ -178,7 +186,7 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 	s.pod = p
 	s.next = assignment{
 		pod: v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, name: s.nic.Name, node: p.Spec.NodeName,
-		defaultRoute: hasDefaultRoute(wishes[p].nics, s.nic, c.o.First),
+		defaultRoute: hasDefaultRoute(wishes[p].nics, s.nic, wishes[p].first),
 	}
 	return nil
 }

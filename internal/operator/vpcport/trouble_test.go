@@ -133,6 +133,46 @@ func TestPodNICDeletedByHand(t *testing.T) {
 	w.awaitPorts(1, "one port")
 }
 
+// So does that of a pod which is in its namespace's VPC and asks for nothing itself, also when the
+// namespace has no VPC any more; one that never had any gets none.
+func TestDefaultPodNICDeletedByHand(t *testing.T) {
+	w := start(t, Options{})
+	plain := func(name string) {
+		p := newPod(name, "")
+		p.Annotations = nil
+		harness.OK(t, w.client().Create(t.Context(), p))
+		w.schedule(name, "node-a")
+	}
+	plain("before")
+	w.finish("before", corev1.PodRunning)
+	w.nameVPC("a")
+	plain("web")
+	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	w.finish("web", corev1.PodRunning)
+	again := func(when string) {
+		deletePodNIC(t, w, o.Name)
+		o = w.awaitNIC("web", "eth0", "comes again, "+when, func(n *v1alpha1.PodNIC) error {
+			if n.UID == o.UID {
+				return errors.New("is the one before")
+			}
+			return boundAt("node-a")(n)
+		})
+	}
+	again("its pod runs")
+	w.end()
+	w.run(Options{})
+	again("by another operator")
+	w.nameVPC("")
+	again("its namespace has no VPC")
+	if !o.Status.DefaultRoute {
+		t.Errorf("status %+v", o.Status)
+	}
+	if got := w.nicsOf("before"); len(got) > 0 {
+		t.Errorf("the pod from before got %v", got)
+	}
+	w.awaitPorts(1, "one port")
+}
+
 // A node that died with a port plugged holds it for the grace, one that is gone or out of
 // service not at all.
 func TestNodesThatDie(t *testing.T) {
