@@ -44,19 +44,13 @@ func (s *stage) removePods(ctx context.Context, pods ...*node.Pod) error {
 func OtherVPC(ctx context.Context, l *lab.Lab) (string, error) {
 	s := onPorts(l)
 	const both = "192.168.0.72"
-	var pods []*node.Pod
-	for _, p := range []vpcPod{
-		{name: "blue-1", node: 0, vpc: s.blue(), have: []string{both}},
-		{name: "green-1", node: 0, vpc: s.green(), have: []string{both}},
-		{name: "blue-2", node: 1, vpc: s.blue(), have: []string{"192.168.0.77"}},
-		{name: "green-2", node: 1, vpc: s.green(), have: []string{"192.168.0.78"}},
-	} {
-		p.nics = "[{subnet: subnet-1, ip: " + p.have[0] + "}]"
-		pod, err := s.addVPCPod(ctx, p)
-		if err != nil {
-			return "", err
-		}
-		pods = append(pods, pod)
+	at := func(name string, node int, vpc, ip string) vpcPod {
+		return vpcPod{name: name, node: node, vpc: vpc, nics: "[{subnet: subnet-1, ip: " + ip + "}]", have: []string{ip + "/24"}}
+	}
+	pods, err := s.addVPCPods(ctx, at("blue-1", 0, s.blue(), both), at("green-1", 0, s.green(), both),
+		at("blue-2", 1, s.blue(), "192.168.0.77"), at("green-2", 1, s.green(), "192.168.0.78"))
+	if err != nil {
+		return "", err
 	}
 	blue, green := [2]*node.Pod{pods[0], pods[2]}, [2]*node.Pod{pods[1], pods[3]}
 	for _, vpc := range [][2]*node.Pod{blue, green} {

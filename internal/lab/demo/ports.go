@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/network/echo"
@@ -68,6 +69,19 @@ func (s *stage) addVPCPod(ctx context.Context, p vpcPod) (*node.Pod, error) {
 		}
 	}
 	return pod, nil
+}
+
+// addVPCPods makes pods at once.
+func (s *stage) addVPCPods(ctx context.Context, pods ...vpcPod) ([]*node.Pod, error) {
+	made := make([]*node.Pod, len(pods))
+	var making errgroup.Group
+	for i, p := range pods {
+		making.Go(func() (err error) {
+			made[i], err = s.addVPCPod(ctx, p)
+			return err
+		})
+	}
+	return made, making.Wait()
 }
 
 // linkOf is the MAC address and the addresses of IPv4 of an interface in a pod.
@@ -186,16 +200,16 @@ func samplePods(ctx context.Context, s *stage) (string, error) {
 			nics: "- subnet: subnet-1\n  ip: 192.168.0.13\n  securityGroup: " + s.ports.firewall + "\n- portID: " + second.ID,
 		},
 	}
-	var told []string
-	for _, p := range pods {
-		began := time.Now()
-		pod, err := s.addVPCPod(ctx, p)
-		if err != nil {
-			return "", err
-		}
-		told = append(told, fmt.Sprintf("%s %s in %s", pod.Name, pod.Addr(), ms(time.Since(began))))
+	began := time.Now()
+	made, err := s.addVPCPods(ctx, pods...)
+	if err != nil {
+		return "", err
 	}
-	return strings.Join(told, ", "), nil
+	var told []string
+	for _, p := range made {
+		told = append(told, fmt.Sprintf("%s %s", p.Name, p.Addr()))
+	}
+	return fmt.Sprintf("%s, at once in %.1f s", strings.Join(told, ", "), time.Since(began).Seconds()), nil
 }
 
 func (s *stage) pod(name string) (*node.Pod, error) {

@@ -3,6 +3,7 @@ package portcloud
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -97,13 +98,28 @@ func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	r.mu.Unlock()
 	n.ID, n.Subnets = made.ID, slices.Clone(n.Subnets)
 	for i, s := range n.Subnets {
-		sub, err := r.OpenStack.AddSubnet(ctx, openstack.Subnet{Name: s.Name, Network: n.ID, CIDR: s.CIDR, Gateway: s.Gateway()})
+		sub, err := r.OpenStack.AddSubnet(ctx, openstack.Subnet{Name: s.Name, Network: n.ID, CIDR: s.CIDR, Gateway: s.Gateway(), Pools: upperHalf(s.CIDR)})
 		if err != nil {
 			return n, err
 		}
 		n.Subnets[i].ID = sub.ID
 	}
 	return n, nil
+}
+
+// upperHalf has Neutron choose, as it does so at random, no address that somebody may ask for: a
+// lab's fixed ones are in the lower half. The last one of a subnet is its broadcast address.
+func upperHalf(cidr netip.Prefix) []openstack.Pool {
+	if !cidr.Addr().Is4() || cidr.Bits() < 16 || cidr.Bits() > 28 {
+		return nil
+	}
+	first, last := cidr.Masked().Addr().As4(), cidr.Masked().Addr().As4()
+	bits := cidr.Bits()
+	first[bits/8] |= 0x80 >> (bits % 8)
+	for bit := bits; bit < 31; bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return []openstack.Pool{{Start: netip.AddrFrom4(first), End: netip.AddrFrom4(last)}}
 }
 
 // AddGroup implements Cloud.

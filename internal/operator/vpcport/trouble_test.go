@@ -1,9 +1,11 @@
 package vpcport
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -218,6 +220,58 @@ func TestFaults(t *testing.T) {
 	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: specA()})
 	w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	w.awaitPorts(1, "one port")
+}
+
+// hung is a provider that answers no listing.
+type hung struct {
+	vpcport.Provider
+	asked, ended chan struct{} // closed when the first listing begins, and ends
+	once         [2]sync.Once
+}
+
+func (h *hung) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
+	h.once[0].Do(func() { close(h.asked) })
+	<-ctx.Done()
+	h.once[1].Do(func() { close(h.ended) })
+	return nil, ctx.Err()
+}
+
+// A VPC whose provider does not answer keeps no other from being swept.
+func TestSweepOfOneVPCHangs(t *testing.T) {
+	w := start(t, Options{})
+	h := &hung{Provider: newProvider(portfake.Options{}), asked: make(chan struct{}), ended: make(chan struct{})}
+	harness.OK(t, w.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: specA()}))
+	w.nets.set("b", Opened{Provider: h, Network: blue, Spec: specA()})
+	<-h.asked
+	w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-1"), Owner: vpcport.Owner, MAC: vpcport.DerivedMAC(cluster, "uid-1", 0)})
+	w.awaitPorts(0, "the port of no PodNIC goes")
+	select {
+	case <-h.ended:
+		t.Error("the other VPC waited until the listing ended")
+	default:
+	}
+}
+
+// Ports of no PodNIC are looked for less often than ports are listed.
+func TestOrphansAreLookedForLessOften(t *testing.T) {
+	w := start(t, Options{Orphans: time.Hour})
+	orphan := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-1"), Owner: vpcport.Owner, MAC: vpcport.DerivedMAC(cluster, "uid-1", 0)})
+	w.pod("web", "")
+	w.schedule("web", "node-a")
+	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	for range 3 { // each seen by a listing, as OrphanAge goes by
+		w.Remove(o.Status.PortID)
+		before := o.Status.PortID
+		o = w.awaitNIC("web", "eth0", "is bound again", func(n *v1alpha1.PodNIC) error {
+			if n.Status.PortID == before {
+				return errors.New("is the one before")
+			}
+			return boundAt("node-a")(n)
+		})
+	}
+	if _, err := w.Get(t.Context(), orphan.ID); err != nil {
+		t.Errorf("the port of no PodNIC: %v", err)
+	}
 }
 
 // A port of no PodNIC is deleted after a while; one that a user made loses the marks, whatever
