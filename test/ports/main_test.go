@@ -120,6 +120,3 @@ func vpcPod(vpc, nics string) node.PodOptions {
 	}
 	return o
 }
-
-// soon is for questions that nobody answers.
-func soon(t *testing.T) context.Context { return harness.Deadline(t, time.Second) }

@@ -9,9 +9,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/lab/demo"
@@ -125,7 +123,7 @@ func (b *bench) flow(try func(context.Context, *lab.Lab) (string, error)) {
 	b.Helper()
 	figures, err := try(harness.Deadline(b.T, harness.Patience), b.Lab)
 	harness.OK(b.T, err)
-	b.Log(figures)
+	b.T.Log(figures)
 	b.empty()
 }
 
@@ -136,8 +134,9 @@ func (b *bench) fixedAddress() { b.flow(demo.FixedNIC) }
 func (b *bench) usersPort() {
 	b.flow(demo.UsersPort)
 	ctx, v := harness.Deadline(b.T, harness.Patience), b.VPCs[0]
+	subnet := v.Network.Subnet("subnet-1")
 	made, err := b.Ports.AddPort(ctx, portcloud.Port{
-		Name: "given", Network: v.Network.ID, Groups: []string{v.Open}, Addresses: []portcloud.Address{{Subnet: v.Network.Subnet("subnet-1").ID}},
+		Name: "given", Network: v.Network.ID, Groups: []string{v.Open}, Addresses: []portcloud.Address{{Subnet: subnet.ID, IP: subnet.CIDR.Addr().Next().Next().Next()}},
 	})
 	harness.OK(b.T, err)
 	b.add(b.a, "given", "- portID: "+made.ID)

@@ -41,7 +41,8 @@ func (h *past) note(p *corev1.Pod, nics []v1alpha1.PodNIC, first string) hadNICs
 		had = hadNICs{uid: p.UID}
 	}
 	for i := range nics {
-		o, name := &nics[i], ""
+		var name string
+		o := &nics[i]
 		switch own, holder := o.Spec.Pod, o.Status.Pod; {
 		case own != nil && own.UID == string(p.UID):
 			name, had.vpc = o.Spec.Interface, o.Spec.VPC
@@ -75,6 +76,16 @@ func (c *Controller) pastOf(ctx context.Context, p *corev1.Pod) (hadNICs, error)
 		return hadNICs{}, fmt.Errorf("list PodNICs of pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	return c.past.note(p, list.Items, c.o.First.Name), nil
+}
+
+// wishNow is what a pod's annotations ask for by now, if its namespace had a VPC, by what the pod
+// had when it came.
+func (c *Controller) wishNow(ctx context.Context, p *corev1.Pod, vpc string) (wish, error) {
+	had, err := c.pastOf(ctx, p)
+	if err != nil {
+		return wish{}, err
+	}
+	return wishOf(p, vpc, had.firstOf(p, c.o.First), false, 0), nil
 }
 
 // firstOf is the first interface of a pod: that of one which runs is what it was when the pod

@@ -121,11 +121,10 @@ func (c *Controller) lookAtPod(ctx context.Context, s *scene) error {
 		s.next = s.now // it is deleted, or the cache trails: nothing is changed for that
 		return nil
 	}
-	had, err := c.pastOf(ctx, p)
+	w, err := c.wishNow(ctx, p, s.o.Spec.VPC)
 	if err != nil {
 		return err
 	}
-	w := wishOf(p, s.o.Spec.VPC, had.firstOf(p, c.o.First), false, 0)
 	s.pod, s.nic = p, nicOf(s.o.Spec)
 	if n, ok := named(w.nics, s.o.Spec.Interface); ok {
 		s.nic.Index, s.nic.DefaultRoute = n.Index, n.DefaultRoute
@@ -150,11 +149,10 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 		if holds {
 			vpc = s.o.Spec.VPC // what the namespace says now is for pods that come
 		}
-		had, err := c.pastOf(ctx, p)
+		w, err := c.wishNow(ctx, p, vpc)
 		if err != nil {
 			return err
 		}
-		w := wishOf(p, vpc, had.firstOf(p, c.o.First), false, 0)
 		switch {
 		case len(w.errs) == 0 && w.vpc == s.o.Spec.VPC:
 			candidates = append(candidates, p)
