@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 )
 
@@ -15,7 +16,7 @@ type deaf struct {
 }
 
 func (deaf) Access() portcloud.Access {
-	return portcloud.Access{Endpoint: "http://198.18.0.1:9696", Project: "p"}
+	return portcloud.Access{Provider: v1alpha1.ProviderNeutron, Endpoint: "http://198.18.0.1:9696", Project: "p"}
 }
 
 func (deaf) AddNetwork(_ context.Context, n portcloud.Network) (portcloud.Network, error) {
@@ -27,10 +28,10 @@ func (deaf) AddGroup(context.Context, string, ...portcloud.Rule) (string, error)
 func (deaf) Leave(string) error                                                  { return nil }
 func (deaf) Close() error                                                        { return nil }
 
-func (d deaf) Join(ctx context.Context, _ portcloud.Host) (string, error) {
+func (d deaf) Join(ctx context.Context, _ portcloud.Host) (portcloud.Joined, error) {
 	close(d.asked)
 	<-ctx.Done()
-	return "", ctx.Err()
+	return portcloud.Joined{}, ctx.Err()
 }
 
 // A lab that is interrupted while a machine becomes a compute host does not wait for that.

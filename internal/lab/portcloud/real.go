@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/network/ovn"
 	"github.com/berthnet/berth/internal/lab/openstack"
 )
@@ -56,18 +57,19 @@ func RealWith(with openstack.Options) func(context.Context, Options) (Cloud, err
 // Access implements Cloud.
 func (r *Real) Access() Access {
 	return Access{
+		Provider: v1alpha1.ProviderNeutron,
 		Endpoint: r.OpenStack.Endpoint(),
 		Secret:   map[string]string{"username": r.user.Name, "password": r.user.Password, "project": r.user.Project},
 	}
 }
 
 // Join implements Cloud.
-func (r *Real) Join(ctx context.Context, h Host) (ovsdb string, err error) {
+func (r *Real) Join(ctx context.Context, h Host) (Joined, error) {
 	n, err := r.OpenStack.Join(ctx, h.Name, h.Netns)
 	if err != nil {
-		return "", err
+		return Joined{}, err
 	}
-	return n.OVSDB(), nil
+	return Joined{OVSDB: n.OVSDB()}, nil
 }
 
 func (r *Real) node(host string) *openstack.Node {
