@@ -143,7 +143,7 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 .PHONY: neutron-short
 neutron-short:
 	@hack/deps.sh test neutron
-	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" hack/test.sh ./test/e2e/neutron -timeout 20m -run '^(TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN)$$'
+	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" hack/test.sh ./test/e2e/neutron -timeout 20m -run '^(TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN|TestFlowsWithOVN)$$'
 
 .PHONY: conformance
 conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")

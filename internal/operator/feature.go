@@ -176,7 +176,8 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	ports, err := vpcport.Setup(mgr, vpcport.Options{
 		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
 		Clock: clock.Real{}, Logger: env.log, Metrics: nics,
-		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval, OrphanAge: cfg.OrphanAge,
+		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval,
+		Orphans: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
 	})
 	if err != nil {
 		return part{}, err

@@ -13,9 +13,10 @@ import (
 
 // wish is what a pod's annotations ask for, as far as the pod alone tells.
 type wish struct {
-	vpc  string // empty: no NICs
-	nics []podnic.NIC
-	errs podnic.Errors
+	vpc   string       // empty: no NICs
+	first podnic.First // under which it was read
+	nics  []podnic.NIC
+	errs  podnic.Errors
 }
 
 // wishOf reads a pod's annotations. A namespace's VPC is none of a pod that asks for no
@@ -27,7 +28,7 @@ func wishOf(p *corev1.Pod, namespaceVPC string, first podnic.First, bare bool, m
 		namespaceVPC = ""
 	}
 	in := podnic.Pod{Annotations: p.Annotations, NamespaceVPC: namespaceVPC, HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
-	var w wish
+	w := wish{first: first}
 	w.vpc, w.errs = in.VPC()
 	if w.vpc == "" || len(w.errs) > 0 {
 		return w

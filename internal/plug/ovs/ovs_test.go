@@ -1,9 +1,11 @@
 package ovs_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -142,6 +144,53 @@ func TestWithoutOVSDB(t *testing.T) {
 	}
 	if got := append(plugtest.Links(t, node), plugtest.Links(t, pod)...); len(got) > 0 {
 		t.Errorf("links were made: %v", got)
+	}
+}
+
+// On a node that has no OVSDB any more nothing can be plugged, and what was plugged can be
+// unplugged: its links go, its row once there is an OVSDB again.
+func TestOVSDBConfiguredNoMore(t *testing.T) {
+	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
+	var logged bytes.Buffer
+	open := func(o ovs.Options) plug.Plugger {
+		o.Netns, o.Logger = node.Path, slog.New(slog.NewTextHandler(&logged, nil))
+		p, err := ovs.New(o)
+		plugtest.Must(t, err)
+		t.Cleanup(p.Close)
+		return p
+	}
+	with, without, ctx := open(ovs.Options{OVSDB: server.Client()}), open(ovs.Options{}), plugtest.Bounded(t)
+	w := plugtest.Want(plug.OVS, plugtest.One, plugtest.PortA, pod, t)
+	_, err := with.Plug(ctx, w)
+	plugtest.Must(t, err)
+	list, err := without.List(ctx)
+	plugtest.Must(t, err)
+	if len(list) != 1 || list[0].PortID != w.PortID {
+		t.Errorf("List: %+v", list)
+	}
+	_, err = without.Plug(ctx, w)
+	for what, err := range map[string]error{"Plug": err, "Await": without.Await(ctx, w), "Check": without.Check(ctx, w)} {
+		if !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "not told where its database is") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for range 2 {
+		plugtest.Must(t, without.Unplug(ctx, w.Ref))
+	}
+	if got := append(plugtest.Links(t, node), plugtest.Links(t, pod)...); len(got) > 0 {
+		t.Errorf("links are left: %v", got)
+	}
+	if !strings.Contains(logged.String(), w.PortID) {
+		t.Errorf("logged: %s", &logged)
+	}
+	list, err = with.List(ctx)
+	plugtest.Must(t, err)
+	if len(list) != 1 || list[0].Link != "" {
+		t.Fatalf("with OVSDB again, List: %+v", list)
+	}
+	plugtest.Must(t, with.Remove(ctx, list[0]))
+	if rows := server.Interfaces(); len(rows) > 0 {
+		t.Errorf("rows are left: %v", rows)
 	}
 }
 
