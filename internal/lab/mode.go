@@ -61,9 +61,6 @@ func (o Options) completeMode() (Options, error) {
 	default:
 		return o, fmt.Errorf("mode %q: want one of %v", o.Mode, Modes)
 	}
-	if o.Mode == PortMode && o.Kubelets != nil {
-		return o, errors.New("port mode: its nodes are no whole machines: leave out kubelets")
-	}
 	if o.OperatorCount == 0 {
 		o.OperatorCount = 1
 	}

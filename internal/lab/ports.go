@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab/addons"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/site"
@@ -55,7 +56,11 @@ const joinTimeout = 3 * time.Minute
 
 // raisePorts raises a lab in port mode.
 func (l *Lab) raisePorts(ctx context.Context) (err error) {
-	if l.Site, err = site.New(site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log"), Silent: true}); err != nil {
+	of := site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log"), Silent: true}
+	if l.Kubelets != nil {
+		of.Services = kube.ServiceCIDR // for pods, whose packets never pass their node's kube-proxy
+	}
+	if l.Site, err = site.New(of); err != nil {
 		return err
 	}
 	e, err := echo.Serve(l.Site.OutsidePath())
@@ -76,6 +81,9 @@ func (l *Lab) raisePorts(ctx context.Context) (err error) {
 	if err := l.raiseNetworks(ctx); err != nil {
 		return err
 	}
+	if l.Kubelets != nil {
+		return l.raiseCluster(ctx, l.addHosts) // InstallBerth makes the VPC objects
+	}
 	if err := l.raiseKube(ctx); err != nil {
 		return err
 	}
@@ -95,6 +103,7 @@ func (l *Lab) raisePorts(ctx context.Context) (err error) {
 func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
 	if l.VPCs == nil {
 		l.VPCs = DefaultVPCs()
+		l.VPCs[0].Network.Routed = l.Kubelets != nil // as probes and Services need it
 	}
 	l.VPCs = slices.Clone(l.VPCs)
 	for i := range l.VPCs {
@@ -109,18 +118,17 @@ func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
 	return nil
 }
 
-// joinPorts makes a machine a compute host, and tells its daemon of it.
-func (l *Lab) joinPorts(o *node.Options) error {
+// joinPorts makes a machine a compute host, and returns where its OVSDB is.
+func (l *Lab) joinPorts(o node.Options) (ovsdb string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), joinTimeout)
 	defer cancel()
-	ovsdb, err := l.Ports.Join(ctx, portcloud.Host{
+	ovsdb, err = l.Ports.Join(ctx, portcloud.Host{
 		Name: o.Name, Netns: o.Netns, Dir: filepath.Join(o.Dir, "run", "openvswitch"), State: filepath.Join(o.Dir, "var", "lib", "openvswitch"),
 	})
 	if err != nil {
-		return fmt.Errorf("make %s a compute host: %w", o.Name, err)
+		return "", fmt.Errorf("make %s a compute host: %w", o.Name, err)
 	}
-	o.Args = append([]string{"--ovsdb=" + ovsdb}, o.Args...)
-	return nil
+	return ovsdb, nil
 }
 
 // credentials is the name of the Secret by which operators get into the lab's OpenStack.
@@ -146,15 +154,36 @@ func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs [
 		return nil
 	}
 	c.namespaces = map[string]string{annotationVPC: vpcs[0].Name}
+	return c.setVPC(ctx, metav1.NamespaceDefault, vpcs[0].Name)
+}
+
+// setVPC puts the pods of a namespace that name no VPC into one.
+func (c *Cluster) setVPC(ctx context.Context, namespace, vpc string) error {
 	return poll.Retry(ctx, func() error {
 		n := &corev1.Namespace{}
-		if err := c.Client.Get(ctx, client.ObjectKey{Name: metav1.NamespaceDefault}, n); err != nil {
+		if err := c.Client.Get(ctx, client.ObjectKey{Name: namespace}, n); err != nil {
 			return err
 		}
 		with := n.DeepCopy()
-		metav1.SetMetaDataAnnotation(&with.ObjectMeta, annotationVPC, vpcs[0].Name)
+		metav1.SetMetaDataAnnotation(&with.ObjectMeta, annotationVPC, vpc)
 		return c.Client.Patch(ctx, with, client.MergeFrom(n))
 	}, func(err error) bool { return apierrors.IsNotFound(err) || kube.Away(err) }) // the API server makes it when it has started
+}
+
+// installVPCs makes the VPC objects of a cluster with kubelets, in which every pod is in the
+// first that names none, those of kube-system and of namespaces to come too.
+func (l *Lab) installVPCs(ctx context.Context) error {
+	if err := l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs); err != nil || len(l.VPCs) == 0 {
+		return err
+	}
+	if err := l.Kube.setVPC(ctx, addons.Namespace, l.VPCs[0].Name); err != nil {
+		return err
+	}
+	objects, err := addons.DefaultVPC(l.VPCs[0].Name)
+	if err != nil {
+		return err
+	}
+	return kube.Again(ctx, "give namespaces a VPC", func() error { return l.Kube.ApplyObjects(ctx, objects) })
 }
 
 // object is the VPC in the Kubernetes API.

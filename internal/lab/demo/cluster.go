@@ -24,18 +24,24 @@ import (
 
 // clusterProofs are those of a lab with kubelets, in the order in which they are shown.
 var clusterProofs = []proof{
-	{routed, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
-	{routed, "Berth installed: nodes are Ready, as soon as it serves", installed},
-	{routed, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
-	{routed, "names and Services from a pod; logs and exec", namesAndServices},
-	{routed, "NodePort of every node, from the host outside", nodePorts},
+	{inClusters, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
+	{inClusters, "Berth installed: nodes are Ready, as soon as it serves", installed},
+	{inClusters, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
+	{inClusters, "names and Services from a pod; logs and exec", namesAndServices},
+	{inClusters, "NodePort of every node, from the host outside", nodePorts},
 	{inOperator, "kubectl shows NodeNetworks", showObjects},
 	{inPool, "kubectl shows pools and blocks", showObjects},
-	{routed, "Berth rolled under traffic: no request is lost", rolled},
-	{routed, "a node drained, and back", drained},
-	{routed, "a node rebooted: its pods start again", rebooted},
-	{routed, "a node killed: its pods run elsewhere", killed},
-	{routed, "every pod has an address of its own, and berthd knows it", agreed},
+	{inPort, "kubectl shows VPCs and PodNICs", showObjects},
+	{inPort, "pods come up with default, chosen, fixed and users' ports", clusterSamples},
+	{inPort, "a wrong annotation is refused by kubectl apply", refusedAtOnce},
+	{inPort, "a StatefulSet keeps its NIC on another node", statefulSet},
+	{inPort, "a port deleted behind its back is made again", remade},
+	{inPort, "pods go: their ports are deleted, the user's stay", givenBack},
+	{inClusters, "Berth rolled under traffic: no request is lost", rolled},
+	{inClusters, "a node drained, and back", drained},
+	{inClusters, "a node rebooted: its pods start again", rebooted},
+	{inClusters, "a node killed: its pods run elsewhere", killed},
+	{inClusters, "every pod has an address of its own, and berthd knows it", agreed},
 }
 
 // What the story puts into the cluster.
@@ -397,8 +403,12 @@ func (s *stage) nodePortURL(name string) string {
 // showObjects shows Berth's objects as kubectl does.
 func showObjects(ctx context.Context, s *stage) (string, error) {
 	kinds := "nodenetworks"
-	if s.lab.Mode == lab.PoolMode {
+	switch s.lab.Mode {
+	case lab.PoolMode:
 		kinds = "addresspools,addressblocks"
+	case lab.PortMode:
+		kinds = "vpcs,podnics"
+	default:
 	}
 	table, err := s.lab.Kubectl(ctx, "get", kinds)
 	if err != nil {

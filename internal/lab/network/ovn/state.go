@@ -17,6 +17,7 @@ type State struct {
 type Network struct {
 	ID       string
 	Gateways []netip.Prefix // the address of each subnet's gateway, with the subnet's length
+	Uplink   netip.Prefix   // the router's address on the uplink (OpenUplink), which it needs a gateway for; zero: it has none
 	Ports    []Port
 }
 
