@@ -34,6 +34,9 @@ const DefaultTag = "lab"
 // upgrade --install`.
 func (l *Lab) InstallBerth(ctx context.Context, more map[string]any) error {
 	values := merge(l.chartValues(), more)
+	if err := l.nameVPCs(ctx); err != nil {
+		return fmt.Errorf("install Berth: %w", err)
+	}
 	var err error
 	if l.Kubelets.Helm != "" {
 		err = l.helmInstall(ctx, values)
@@ -45,7 +48,7 @@ func (l *Lab) InstallBerth(ctx context.Context, more map[string]any) error {
 	}
 	switch l.Mode {
 	case PortMode:
-		return l.installVPCs(ctx)
+		return l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs)
 	case PoolMode:
 		return l.installPools(ctx)
 	default:

@@ -170,14 +170,16 @@ func (c *Cluster) setVPC(ctx context.Context, namespace, vpc string) error {
 	}, func(err error) bool { return apierrors.IsNotFound(err) || kube.Away(err) }) // the API server makes it when it has started
 }
 
-// installVPCs makes the VPC objects of a cluster with kubelets, in which every pod is in the
-// first that names none, those of kube-system and of namespaces to come too.
-func (l *Lab) installVPCs(ctx context.Context) error {
-	if err := l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs); err != nil || len(l.VPCs) == 0 {
-		return err
+// nameVPCs puts every pod of a cluster with kubelets that names no VPC into the first, those of
+// kube-system and of namespaces to come too. The VPC need not be there.
+func (l *Lab) nameVPCs(ctx context.Context) error {
+	if l.Mode != PortMode || len(l.VPCs) == 0 {
+		return nil
 	}
-	if err := l.Kube.setVPC(ctx, addons.Namespace, l.VPCs[0].Name); err != nil {
-		return err
+	for _, namespace := range []string{metav1.NamespaceDefault, addons.Namespace} {
+		if err := l.Kube.setVPC(ctx, namespace, l.VPCs[0].Name); err != nil {
+			return err
+		}
 	}
 	objects, err := addons.DefaultVPC(l.VPCs[0].Name)
 	if err != nil {
