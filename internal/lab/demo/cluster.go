@@ -415,7 +415,7 @@ func showObjects(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	if s.quote != nil {
-		s.quote(table)
+		s.quote(beginning(table, shownLines))
 	}
 	for _, n := range s.nodes {
 		if !strings.Contains(table, n.Name) {
@@ -423,4 +423,16 @@ func showObjects(ctx context.Context, s *stage) (string, error) {
 		}
 	}
 	return fmt.Sprintf("kubectl get %s", kinds), nil
+}
+
+// shownLines are enough of a table to know what it looks like.
+const shownLines = 12
+
+// beginning is the first lines of a text, and how many more there are.
+func beginning(text string, lines int) string {
+	all := strings.SplitAfter(strings.TrimRight(text, "\n"), "\n")
+	if len(all) <= lines {
+		return text
+	}
+	return strings.Join(all[:lines], "") + fmt.Sprintf("... and %d more lines\n", len(all)-lines)
 }
