@@ -83,18 +83,23 @@ func namespacesVPC(t *testing.T, w *world) {
 	}
 }
 
+// apartPort is served in the VPC that is not routed alone.
+const apartPort = 8099
+
 // probesAndRoutes has pods in a VPC that no node has a route to: probes by HTTP do not
 // reach them, those by commands do.
 func probesAndRoutes(t *testing.T, w *world) {
 	apart := map[string]string{vpcAnnotation: w.VPCs[1].Name}
 	byHTTP, byCommand := webPod("by-http", brokenNode, apart), webPod("by-command", brokenNode, apart)
 	byHTTP.Spec.Containers[0].ReadinessProbe = &corev1.Probe{
-		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(webPort)}}, PeriodSeconds: 1, TimeoutSeconds: 1,
+		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(apartPort)}}, PeriodSeconds: 1, TimeoutSeconds: 1,
 	}
 	byCommand.Spec.Containers[0].ReadinessProbe = &corev1.Probe{
-		ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"curl", "-sf", fmt.Sprintf("http://127.0.0.1:%d/healthz", webPort)}}}, PeriodSeconds: 1, TimeoutSeconds: 5,
+		ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"curl", "-sf", fmt.Sprintf("http://127.0.0.1:%d/healthz", apartPort)}}}, PeriodSeconds: 1, TimeoutSeconds: 5,
 	}
 	for _, p := range []*corev1.Pod{byHTTP, byCommand} {
+		// A port that no pod serves which has the same address in the VPC that is routed.
+		p.Spec.Containers[0].Args = []string{"netexec", fmt.Sprintf("--http-port=%d", apartPort)}
 		harness.OK(t, w.Kube.Client.Create(t.Context(), p))
 	}
 	w.podReady(t, byCommand.Name)
