@@ -89,9 +89,10 @@ func raise(t *testing.T, o lab.Options) *world {
 	return w
 }
 
-// callScript writes a line for each call of the Service: 200, or what else came of it.
+// callScript writes a line for each call of the Service: 200, or what else came of it, curl's
+// own exit status, and after how many seconds the name was resolved (0: it was not).
 // It is the container's own program, which no restart of kubelet or runtime ends.
-const callScript = `while :; do curl -s -o /dev/null -m 5 -w '%{http_code}\n' http://` + webName + `/hostname >>` + callFile + `; sleep 0.05; done`
+const callScript = `while :; do curl -s -o /dev/null -m 5 -w '%{http_code}/%{exitcode}/%{time_namelookup}\n' http://` + webName + `/hostname >>` + callFile + `; sleep 0.05; done`
 
 const callFile = "/tmp/calls"
 
