@@ -21,7 +21,7 @@ const (
 func (v *OVN) Apply(ctx context.Context, s State) error {
 	v.applying.Lock()
 	defer v.applying.Unlock()
-	// ovn-nbctl finds an address taken by a port that it removes in the same transaction,
+	// ovn-nbctl finds an address or a name taken by what it removes in the same transaction,
 	// so removals come before the rest.
 	if rest := v.applied.without(s); v.begun {
 		if err := v.write(ctx, changes(v.applied, rest, false)); err != nil {
@@ -106,7 +106,7 @@ func (d *diff) networks() {
 		if !there {
 			d.do("ls-add", n.ID)
 		}
-		if !slices.Equal(old.Gateways, n.Gateways) || old.Uplink != n.Uplink {
+		if !old.sameRouter(n) {
 			d.commands = append(d.commands, router(n)...)
 		}
 	}
