@@ -241,3 +241,16 @@ func (c *Cluster) PodNICs(ctx context.Context) ([]v1alpha1.PodNIC, error) {
 	}
 	return list.Items, nil
 }
+
+// DNSConfig is what pods that ask names all the time have in a cluster of the mode: nil where
+// their own node's kube-proxy takes the questions. In port mode a node takes them that they
+// reach by routers, where the questions for an address of IPv4 and one of IPv6, which a resolver
+// sends at once, may overtake each other, and its connection tracking drops one
+// (kubernetes/kubernetes#56903).
+func (m Mode) DNSConfig() *corev1.PodDNSConfig {
+	if m != PortMode {
+		return nil
+	}
+	second, many := "1", "5"
+	return &corev1.PodDNSConfig{Options: []corev1.PodDNSConfigOption{{Name: "single-request-reopen"}, {Name: "timeout", Value: &second}, {Name: "attempts", Value: &many}}}
+}

@@ -83,7 +83,7 @@ func spreadOver() []corev1.TopologySpreadConstraint {
 
 // web are a Deployment of HTTP servers that tell their names, the Service before them,
 // and a pod to ask from.
-func web() []client.Object {
+func web(mode lab.Mode) []client.Object {
 	replicas, grace := int32(earlyPods), int64(10)
 	unavailable := intstr.FromInt32(2)
 	server := corev1.Container{
@@ -122,6 +122,7 @@ func web() []client.Object {
 			// Where the story does not drain, reboot or kill.
 			NodeSelector:                  map[string]string{corev1.LabelHostname: clientNode},
 			TerminationGracePeriodSeconds: &one,
+			DNSConfig:                     mode.DNSConfig(),
 		},
 	}
 	return []client.Object{deployment, service, pod}
@@ -139,7 +140,7 @@ const (
 // and pods once the scheduler has refused them.
 func withoutPlugin(ctx context.Context, s *stage) (string, error) {
 	c := s.lab.Kube.Client
-	for _, o := range web() {
+	for _, o := range web(s.lab.Mode) {
 		if err := c.Create(ctx, o); err != nil {
 			return "", fmt.Errorf("create %T %s: %w", o, o.GetName(), err)
 		}
