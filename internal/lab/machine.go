@@ -74,19 +74,19 @@ func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*
 	if l.modelled() {
 		l.Kube.equip(&o)
 	}
-	var ovsdb string
+	var joined portcloud.Joined
 	if l.Ports != nil {
 		var err error
-		if ovsdb, err = l.joinPorts(o); err != nil {
+		if joined, err = l.joinPorts(o); err != nil {
 			return nil, err
 		}
-		o.Args = append([]string{"--ovsdb=" + ovsdb}, o.Args...)
+		o.Args = append(joinedArgs(joined), o.Args...)
 	}
 	n, err := node.New(o)
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{Node: n, ports: l.Ports, ovsdb: ovsdb, autostart: !l.NoDaemons && l.Kubelets == nil}
+	m := &machine{Node: n, ports: l.Ports, ovsdb: joined.OVSDB, autostart: !l.NoDaemons && l.Kubelets == nil}
 	if l.Kubelets != nil {
 		m.host, m.joined = l.newHost(m), make(chan struct{})
 	}
