@@ -3,7 +3,7 @@
 # MODE=cluster): whole nodes with containerd, kubelet and kube-proxy. It takes the
 # machine's own root, since pods need the machine's cgroups.
 #
-#   hack/cluster-demo.sh node|operator|pool [FLAG OF vpclab demo...]
+#   hack/cluster-demo.sh node|operator|pool|port [FLAG OF vpclab demo...]
 #
 # CONTAINERD=2 takes containerd 2, built from its Go module, in place of Debian's.
 set -euo pipefail
@@ -15,6 +15,7 @@ as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)
 "${as_root[@]}" hack/check-machine.sh
 groups=(cluster)
+[ "$mode" != port ] || groups+=(ovn)
 [ "$mode" != pool ] || groups+=(pool)
 hack/deps.sh "${groups[@]}"
 make build

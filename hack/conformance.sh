@@ -16,6 +16,7 @@ trap 'exit 130' INT TERM HUP
 hack/check-machine.sh
 groups=(cluster lab-images)
 [[ " $modes " != *" pool "* ]] || groups+=(pool)
+[[ " $modes " != *" port "* ]] || groups+=(ovn)
 hack/deps.sh "${groups[@]}"
 e2e=$(hack/tool.sh kubee2e e2e.test)
 ginkgo=$(hack/tool.sh kubee2e ginkgo)

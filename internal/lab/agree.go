@@ -13,10 +13,14 @@ import (
 )
 
 // AddressesAgree compares the addresses of a whole cluster's pods with each other, with
-// what berthd of their nodes says, and with what EC2 has for the nodes, and counts the
+// what berthd of their nodes says, and with what EC2 has for the nodes, in port mode with
+// PodNICs, the cloud's ports and the nodes' OVSDBs, and counts the
 // pods. Nodes in without are left out, such as one that is off. It is meant for a
 // cluster at rest: what comes or goes at the moment is an error.
 func (l *Lab) AddressesAgree(ctx context.Context, without ...string) (pods int, err error) {
+	if l.Mode == PortMode {
+		return l.portsAgree(ctx, without)
+	}
 	list := &corev1.PodList{}
 	if err := l.Kube.Client.List(ctx, list); err != nil {
 		return 0, fmt.Errorf("list pods: %w", err)

@@ -29,11 +29,14 @@ const Release = "berth"
 const DefaultTag = "lab"
 
 // InstallBerth installs Berth's chart, or changes the release to the values of the lab
-// with more over them, and the pools that a lab in pool mode begins with. It returns
+// with more over them, and the pools or VPCs that the lab begins with. It returns
 // when the API server has the objects; see WaitReady. With Kubelets.Helm it is `helm
 // upgrade --install`.
 func (l *Lab) InstallBerth(ctx context.Context, more map[string]any) error {
 	values := merge(l.chartValues(), more)
+	if err := l.nameVPCs(ctx); err != nil {
+		return fmt.Errorf("install Berth: %w", err)
+	}
 	var err error
 	if l.Kubelets.Helm != "" {
 		err = l.helmInstall(ctx, values)
@@ -43,9 +46,18 @@ func (l *Lab) InstallBerth(ctx context.Context, more map[string]any) error {
 	if err != nil {
 		return fmt.Errorf("install Berth: %w", err)
 	}
-	if l.Mode != PoolMode {
+	switch l.Mode {
+	case PortMode:
+		return l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs)
+	case PoolMode:
+		return l.installPools(ctx)
+	default:
 		return nil
 	}
+}
+
+// installPools makes the pools that the lab begins with.
+func (l *Lab) installPools(ctx context.Context) error {
 	pools := l.Pools
 	if pools == nil {
 		pools = DefaultPools()

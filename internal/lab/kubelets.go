@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -45,8 +46,8 @@ type Kubelets struct {
 	// NoCNIPlugins has machines come without reference plugins, as the images of some
 	// distributions do: those that pods need come with Berth.
 	NoCNIPlugins bool
-	// MaxPods of a node; when 0, as many as its ENIs have addresses for, and 110 in
-	// pool mode.
+	// MaxPods of a node; when 0, as many as its ENIs have addresses for, and 110 where
+	// there are none.
 	MaxPods int
 
 	runtime host.Containerd
@@ -177,12 +178,20 @@ func (l *Lab) waitJoined(ctx context.Context) error {
 
 // newHost makes the machine that runs on a node's network.
 func (l *Lab) newHost(m *machine) *host.Host {
+	folders := map[string]string{}
+	if socket, ok := strings.CutPrefix(m.ovsdb, "unix:"); ok {
+		folders[ovsDir] = filepath.Dir(socket)
+	}
 	return host.New(host.Options{
 		Name: m.Name, Netns: m.Netns, Group: cgroup.Group(fabric.Prefix(l.ID) + m.Name),
 		Disk: filepath.Join(disksDir, l.ID, m.Name), Logs: filepath.Join(m.Dir, "log"),
 		Kubernetes: l.KubeAssets, Runtime: l.Kubelets.runtime, Images: l.Kubelets.images, CNIPlugins: l.Kubelets.CNIPlugins,
+		Folders: folders,
 	})
 }
+
+// ovsDir is where a machine has the socket of its OVSDB, as Debian's Open vSwitch does.
+const ovsDir = "/run/openvswitch"
 
 // bootHost turns a machine on and makes it a node once there is an API server.
 func (l *Lab) bootHost(m *machine) {
@@ -225,7 +234,10 @@ func (l *Lab) joinHost(m *machine) error {
 		return err
 	}
 	if l.Site != nil {
-		c.Addresses = []netip.Addr{l.Site.Addrs(m.Name).IPv4, l.Site.Addrs(m.Name).IPv6}
+		c.Addresses = []netip.Addr{l.Site.Addrs(m.Name).IPv4}
+		if l.Mode.DualStack() {
+			c.Addresses = append(c.Addresses, l.Site.Addrs(m.Name).IPv6)
+		}
 	} else {
 		books := l.Cloud.Snapshot()
 		i, _ := books.Instance(m.InstanceID)

@@ -23,6 +23,7 @@ type machine struct {
 	dark      bool          // its plug is pulled; guarded by Lab.following
 
 	ports portcloud.Cloud // that it is a host of, in port mode, else nil
+	ovsdb string          // then where its OVSDB is, for this process
 }
 
 // PowerOff pulls the machine's plug.
@@ -73,16 +74,19 @@ func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*
 	if l.modelled() {
 		l.Kube.equip(&o)
 	}
+	var joined portcloud.Joined
 	if l.Ports != nil {
-		if err := l.joinPorts(&o); err != nil {
+		var err error
+		if joined, err = l.joinPorts(o); err != nil {
 			return nil, err
 		}
+		o.Args = append(joinedArgs(joined), o.Args...)
 	}
 	n, err := node.New(o)
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{Node: n, ports: l.Ports, autostart: !l.NoDaemons && l.Kubelets == nil}
+	m := &machine{Node: n, ports: l.Ports, ovsdb: joined.OVSDB, autostart: !l.NoDaemons && l.Kubelets == nil}
 	if l.Kubelets != nil {
 		m.host, m.joined = l.newHost(m), make(chan struct{})
 	}

@@ -64,8 +64,8 @@ func (o Options) completeMode() (Options, error) {
 	default:
 		return o, fmt.Errorf("mode %q: want one of %v", o.Mode, Modes)
 	}
-	if o.hasPorts() && o.Kubelets != nil {
-		return o, errors.New("nodes with ports of VPCs are no whole machines in a lab: leave out kubelets")
+	if o.VPCPorts && o.Mode != PortMode && o.Kubelets != nil {
+		return o, errors.New("nodes that have ports of VPCs beside other addresses are no whole machines in a lab: leave out kubelets")
 	}
 	if !o.hasOperators() {
 		if o.Kubelets != nil {

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab/addons"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/site"
@@ -56,7 +57,11 @@ const joinTimeout = 3 * time.Minute
 
 // raisePorts raises a lab in port mode.
 func (l *Lab) raisePorts(ctx context.Context) (err error) {
-	if l.Site, err = site.New(site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log"), Silent: true}); err != nil {
+	of := site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log"), Silent: true}
+	if l.Kubelets != nil {
+		of.Services = kube.ServiceCIDR // for pods, whose packets never pass their node's kube-proxy
+	}
+	if l.Site, err = site.New(of); err != nil {
 		return err
 	}
 	e, err := echo.Serve(l.Site.OutsidePath())
@@ -64,6 +69,12 @@ func (l *Lab) raisePorts(ctx context.Context) (err error) {
 		return err
 	}
 	l.echoes = append(l.echoes, e)
+	if l.Kubelets != nil { // InstallBerth makes the VPC objects
+		if err := l.raisePortCloud(ctx); err != nil {
+			return err
+		}
+		return l.raiseCluster(ctx, l.addHosts)
+	}
 	if err := l.raiseKube(ctx); err != nil {
 		return err
 	}
@@ -93,6 +104,7 @@ func (l *Lab) raisePortCloud(ctx context.Context) (err error) {
 func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
 	if l.VPCs == nil {
 		l.VPCs = DefaultVPCs()
+		l.VPCs[0].Network.Routed = l.Kubelets != nil // as probes and Services need it
 	}
 	l.VPCs = slices.Clone(l.VPCs)
 	for i := range l.VPCs {
@@ -122,22 +134,26 @@ func (l *Lab) patiently(d time.Duration) (context.Context, context.CancelFunc) {
 	return ctx, cancel
 }
 
-// joinPorts makes a machine a compute host, and tells its daemon of the host's OVSDB.
-func (l *Lab) joinPorts(o *node.Options) error {
+// joinPorts makes a machine a compute host, and returns what its daemon is to know.
+func (l *Lab) joinPorts(o node.Options) (portcloud.Joined, error) {
 	ctx, cancel := l.patiently(joinTimeout)
 	defer cancel()
 	joined, err := l.Ports.Join(ctx, portcloud.Host{
 		Name: o.Name, Netns: o.Netns, Dir: filepath.Join(o.Dir, "run", "openvswitch"), State: filepath.Join(o.Dir, "var", "lib", "openvswitch"),
 	})
 	if err != nil {
-		return fmt.Errorf("make %s a compute host: %w", o.Name, err)
+		return portcloud.Joined{}, fmt.Errorf("make %s a compute host: %w", o.Name, err)
 	}
-	args := []string{"--ovsdb=" + joined.OVSDB}
-	if joined.NetnsPrefixes != nil {
-		args = append(args, "--agent-netns-prefixes="+strings.Join(joined.NetnsPrefixes, ","))
+	return joined, nil
+}
+
+// joinedArgs are the flags of a host's daemon.
+func joinedArgs(j portcloud.Joined) []string {
+	args := []string{"--ovsdb=" + j.OVSDB}
+	if j.NetnsPrefixes != nil {
+		args = append(args, "--agent-netns-prefixes="+strings.Join(j.NetnsPrefixes, ","))
 	}
-	o.Args = append(args, o.Args...)
-	return nil
+	return args
 }
 
 // credentials is the name of the Secret by which operators get into the lab's OpenStack.
@@ -163,15 +179,38 @@ func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs [
 		return nil
 	}
 	c.namespaces = map[string]string{annotationVPC: vpcs[0].Name}
+	return c.setVPC(ctx, metav1.NamespaceDefault, vpcs[0].Name)
+}
+
+// setVPC puts the pods of a namespace that name no VPC into one.
+func (c *Cluster) setVPC(ctx context.Context, namespace, vpc string) error {
 	return poll.Retry(ctx, func() error {
 		n := &corev1.Namespace{}
-		if err := c.Client.Get(ctx, client.ObjectKey{Name: metav1.NamespaceDefault}, n); err != nil {
+		if err := c.Client.Get(ctx, client.ObjectKey{Name: namespace}, n); err != nil {
 			return err
 		}
 		with := n.DeepCopy()
-		metav1.SetMetaDataAnnotation(&with.ObjectMeta, annotationVPC, vpcs[0].Name)
+		metav1.SetMetaDataAnnotation(&with.ObjectMeta, annotationVPC, vpc)
 		return c.Client.Patch(ctx, with, client.MergeFrom(n))
 	}, func(err error) bool { return apierrors.IsNotFound(err) || kube.Away(err) }) // the API server makes it when it has started
+}
+
+// nameVPCs puts every pod of a cluster with kubelets that names no VPC into the first, those of
+// kube-system and of namespaces to come too. The VPC need not be there.
+func (l *Lab) nameVPCs(ctx context.Context) error {
+	if l.Mode != PortMode || len(l.VPCs) == 0 {
+		return nil
+	}
+	for _, namespace := range []string{metav1.NamespaceDefault, addons.Namespace} {
+		if err := l.Kube.setVPC(ctx, namespace, l.VPCs[0].Name); err != nil {
+			return err
+		}
+	}
+	objects, err := addons.DefaultVPC(l.VPCs[0].Name)
+	if err != nil {
+		return err
+	}
+	return kube.Again(ctx, "give namespaces a VPC", func() error { return l.Kube.ApplyObjects(ctx, objects) })
 }
 
 // object is the VPC in the Kubernetes API.
@@ -226,4 +265,17 @@ func (c *Cluster) PodNICs(ctx context.Context) ([]v1alpha1.PodNIC, error) {
 		return nil, fmt.Errorf("list PodNICs: %w", err)
 	}
 	return list.Items, nil
+}
+
+// DNSConfig is what pods that ask names all the time have in a cluster of the mode: nil where
+// their own node's kube-proxy takes the questions. In port mode a node takes them that they
+// reach by routers, where the questions for an address of IPv4 and one of IPv6, which a resolver
+// sends at once, may overtake each other, and its connection tracking drops one
+// (kubernetes/kubernetes#56903).
+func (m Mode) DNSConfig() *corev1.PodDNSConfig {
+	if m != PortMode {
+		return nil
+	}
+	second, many := "1", "5"
+	return &corev1.PodDNSConfig{Options: []corev1.PodDNSConfigOption{{Name: "single-request-reopen"}, {Name: "timeout", Value: &second}, {Name: "attempts", Value: &many}}}
 }

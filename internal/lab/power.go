@@ -89,7 +89,11 @@ func (l *Lab) plugNetwork(m *machine) error {
 
 func (l *Lab) addNetwork(m *machine) error {
 	if l.Site != nil {
-		_, err := l.Site.AddNode(m.Name) // gets the number that it had: the first that is free
+		// It gets the number that it had: the first that is free.
+		if _, err := l.Site.AddNode(m.Name); err != nil || l.Ports == nil {
+			return err
+		}
+		_, err := l.joinPorts(m.Options)
 		return err
 	}
 	if err := l.Fabric.AddNode(m.Name); err != nil {

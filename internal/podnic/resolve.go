@@ -122,6 +122,14 @@ func (net Network) family(a Address) bool {
 	return net.Subnets[i].CIDR.Addr().Is4()
 }
 
+// label is how people know the subnet: by its name, if it has one.
+func (s Subnet) label() string {
+	if s.Name != "" {
+		return s.Name
+	}
+	return s.ID
+}
+
 // refuses says why no host can have an address; empty if one can, or for none. Neutron
 // itself would give the gateway's to a port.
 func (s Subnet) refuses(ip netip.Addr) string {
@@ -130,15 +138,15 @@ func (s Subnet) refuses(ip netip.Addr) string {
 	case !ip.IsValid():
 		return ""
 	case !whole.Contains(ip):
-		return fmt.Sprintf("is not in subnet %s (%s)", s.ID, whole)
+		return fmt.Sprintf("is not in subnet %s (%s)", s.label(), whole)
 	case ip == s.Gateway:
-		return fmt.Sprintf("is the gateway of subnet %s (%s)", s.ID, whole)
+		return fmt.Sprintf("is the gateway of subnet %s (%s)", s.label(), whole)
 	case whole.Bits() >= ip.BitLen()-1: // RFC 3021, RFC 6164: both are hosts'
 		return ""
 	case ip == whole.Addr():
-		return fmt.Sprintf("is the address of subnet %s (%s) itself", s.ID, whole)
+		return fmt.Sprintf("is the address of subnet %s (%s) itself", s.label(), whole)
 	case ip.Is4() && ip == last(whole):
-		return fmt.Sprintf("is the broadcast address of subnet %s (%s)", s.ID, whole)
+		return fmt.Sprintf("is the broadcast address of subnet %s (%s)", s.label(), whole)
 	}
 	return ""
 }

@@ -101,6 +101,7 @@ func TestCluster(t *testing.T) {
 		{lab.NodeMode, host.NFTables, ""}, // Debian's
 		{lab.OperatorMode, host.IPTables, os.Getenv(containerdVariable)},
 		{lab.PoolMode, host.NFTables, ""},
+		{lab.PortMode, host.IPTables, ""},
 	} {
 		t.Run(string(tc.mode), func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "cluster")

@@ -203,25 +203,28 @@ func (w *world) newSandbox(t *testing.T, h *host.Host, pod string) {
 
 // operatorAway has no operator while pods come that nodes have addresses for.
 func operatorAway(t *testing.T, w *world) {
-	scale := func(replicas int) {
-		w.kubectl(t, "scale", "deployment/"+operator, "--namespace="+addons.Namespace, fmt.Sprintf("--replicas=%d", replicas))
-	}
 	var pods []string
 	w.underCalls(t, brokenNode, func() {
-		scale(0)
-		harness.Eventually(t, soon, "the operators end", func() error {
-			list := &corev1.PodList{}
-			err := w.Kube.Client.List(t.Context(), list, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": operator})
-			if err == nil && len(list.Items) > 0 {
-				err = fmt.Errorf("there are %d", len(list.Items))
-			}
-			return err
-		})
+		w.scaleOperator(t, 0)
 		pods = w.makePods(t, "no-operator", brokenNode, 2)
 		w.podReady(t, pods...)
-		scale(max(w.OperatorCount, 1))
+		w.scaleOperator(t, max(w.OperatorCount, 1))
 		harness.OK(t, w.WaitDeployment(harness.Deadline(t, soon), addons.Namespace, operator))
 	})
 	w.rest(t)
 	w.removePods(t, pods...)
+}
+
+// scaleOperator changes how many operators are wanted, and waits until the others are gone.
+func (w *world) scaleOperator(t *testing.T, replicas int) {
+	t.Helper()
+	w.kubectl(t, "scale", "deployment/"+operator, "--namespace="+addons.Namespace, fmt.Sprintf("--replicas=%d", replicas))
+	harness.Eventually(t, soon, "the other operators end", func() error {
+		list := &corev1.PodList{}
+		err := w.Kube.Client.List(t.Context(), list, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": operator})
+		if err == nil && len(list.Items) > replicas {
+			err = fmt.Errorf("there are %d", len(list.Items))
+		}
+		return err
+	})
 }

@@ -12,10 +12,12 @@ import (
 
 // Modes of a trouble: what is the same in all of them is brought in one.
 var (
-	inAll       = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode}
+	inAll       = lab.Modes
+	withOwn     = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} // addresses are Berth's to give
 	inVPC       = []lab.Mode{lab.NodeMode, lab.OperatorMode}
 	withCluster = []lab.Mode{lab.OperatorMode, lab.PoolMode}
 	inOperator  = []lab.Mode{lab.OperatorMode}
+	inPort      = []lab.Mode{lab.PortMode}
 )
 
 // trouble is one, or something to look at beside it.
@@ -27,9 +29,12 @@ type trouble struct {
 
 // looks are had of a cluster at rest, by what people use when something is wrong.
 var looks = []trouble{
-	{"chained plugins", inAll, chainedPlugins},
-	{"kubectl berth", inAll, kubectlBerth},
-	{"support bundle", inAll, supportBundle},
+	{"chained plugins", withOwn, chainedPlugins}, // no node sees the packets of a port to forward those of a host port
+	{"kubectl berth", withOwn, kubectlBerth},
+	{"support bundle", withOwn, supportBundle},
+	{"webhook", inPort, webhookRefuses},
+	{"VPC of a namespace", inPort, namespacesVPC},
+	{"probes", inPort, probesAndRoutes},
 }
 
 // troubles happen to a cluster in this order, and are put right again by who brings them.
@@ -39,6 +44,9 @@ var troubles = []trouble{
 	{"containerd killed in a burst", inAll, containerdDies},
 	{"API server away", inAll, apiServerAway},
 	{"operator away", withCluster, operatorAway},
+	{"operator of ports away", inPort, portOperatorAway},
+	{"port deleted", inPort, portDeleted},
+	{"security groups", inPort, groupsChange},
 	{"no room for records", inOperator, fullState},
 	{"no room for the plugin", inOperator, fullPlugins},
 	{"image of another architecture", inOperator, foreignImage},

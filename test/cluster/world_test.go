@@ -81,7 +81,7 @@ func raise(t *testing.T, o lab.Options) *world {
 			t.Errorf("kernel settings were %s before and are %s", settings, now)
 		}
 	})
-	for _, o := range workload() {
+	for _, o := range workload(o.Mode) {
 		harness.OK(t, l.Kube.Client.Create(ctx, o))
 	}
 	harness.OK(t, l.WaitDeployment(ctx, inDefault, webName))
@@ -89,14 +89,15 @@ func raise(t *testing.T, o lab.Options) *world {
 	return w
 }
 
-// callScript writes a line for each call of the Service: 200, or what else came of it.
+// callScript writes a line for each call of the Service: 200, or what else came of it, curl's
+// own exit status, and after how many seconds the name was resolved (0: it was not).
 // It is the container's own program, which no restart of kubelet or runtime ends.
-const callScript = `while :; do curl -s -o /dev/null -m 5 -w '%{http_code}\n' http://` + webName + `/hostname >>` + callFile + `; sleep 0.05; done`
+const callScript = `while :; do curl -s -o /dev/null -m 5 -w '%{http_code}/%{exitcode}/%{time_namelookup}\n' http://` + webName + `/hostname >>` + callFile + `; sleep 0.05; done`
 
 const callFile = "/tmp/calls"
 
 // workload is a Deployment of HTTP servers, the Service before them, and the client.
-func workload() []client.Object {
+func workload(mode lab.Mode) []client.Object {
 	replicas, grace, one := int32(6), int64(10), int64(1)
 	labels := map[string]string{"app": webName}
 	server := corev1.Container{
@@ -134,6 +135,7 @@ func workload() []client.Object {
 			Spec: corev1.PodSpec{
 				Containers:   []corev1.Container{{Name: clientName, Image: agnhost, ImagePullPolicy: corev1.PullNever, Command: []string{"sh", "-c", callScript}}},
 				NodeSelector: map[string]string{corev1.LabelHostname: calmNode}, TerminationGracePeriodSeconds: &one,
+				DNSConfig: mode.DNSConfig(),
 			},
 		},
 	}

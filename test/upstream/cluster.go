@@ -25,7 +25,7 @@ import (
 )
 
 // modes are those of Berth, in the order of the tables.
-var modes = []string{string(lab.NodeMode), string(lab.OperatorMode), string(lab.PoolMode)}
+var modes = []string{string(lab.NodeMode), string(lab.OperatorMode), string(lab.PoolMode), string(lab.PortMode)}
 
 const (
 	// labDirs is what the clusters' folders begin with, one for each mode. Sockets lie
@@ -54,7 +54,7 @@ var apiWithoutSNAT = fmt.Sprintf("--exclude-snat-cidrs=%s/32", fabric.APIEndpoin
 // network is what the cluster of a mode has. Both modes of kube-proxy get their run,
 // unless one is asked for.
 func (o options) network() network {
-	n := network{dualStack: lab.Mode(o.mode).DualStack(), proxy: host.NFTables}
+	n := network{dualStack: lab.Mode(o.mode).DualStack(), ports: lab.Mode(o.mode) == lab.PortMode, proxy: host.NFTables}
 	if lab.Mode(o.mode) == lab.PoolMode {
 		n.proxy = host.IPTables
 	}
@@ -144,7 +144,7 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 	up, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var vpcs *labspec.Spec
-	if lab.Mode(o.mode) != lab.PoolMode {
+	if m := lab.Mode(o.mode); m == lab.NodeMode || m == lab.OperatorMode {
 		vpcs = inZones()
 	}
 	l, err := lab.Start(up, lab.Options{

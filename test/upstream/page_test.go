@@ -57,7 +57,7 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"-focus (":                       "-focus: error parsing regexp",
 		"-page x.md":                     "-page needs -record",
 		"":                               "-e2e and -ginkgo are needed",
-		"-e2e x -ginkgo y -mode port":    `-mode is "port", expected one of node, operator, pool`,
+		"-e2e x -ginkgo y -mode ports":   `-mode is "ports", expected one of node, operator, pool, port`,
 		"-e2e x -ginkgo y -procs 0":      "-procs is 0",
 		"-e2e x -ginkgo y":               "-images is needed to raise a cluster",
 		"-e2e x -ginkgo y -nosuchthing2": "not defined: -nosuchthing2",

@@ -77,10 +77,12 @@ type exclusion struct {
 // network is what specs need of a cluster's network that not every cluster has.
 type network struct {
 	dualStack bool           // pods and Services have addresses of IPv4 and IPv6
+	ports     bool           // pods' packets pass the VPC alone, and no node's network
 	proxy     host.ProxyMode // of kube-proxy
 }
 
 func oneFamily(n network) bool   { return !n.dualStack }
+func withPorts(n network) bool   { return n.ports }
 func notIPTables(n network) bool { return n.proxy != host.IPTables }
 
 // exclusions are the specs that are not applicable. Anything else that a group

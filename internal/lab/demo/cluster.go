@@ -24,18 +24,24 @@ import (
 
 // clusterProofs are those of a lab with kubelets, in the order in which they are shown.
 var clusterProofs = []proof{
-	{routed, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
-	{routed, "Berth installed: nodes are Ready, as soon as it serves", installed},
-	{routed, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
-	{routed, "names and Services from a pod; logs and exec", namesAndServices},
-	{routed, "NodePort of every node, from the host outside", nodePorts},
+	{inClusters, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
+	{inClusters, "Berth installed: nodes are Ready, as soon as it serves", installed},
+	{inClusters, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
+	{inClusters, "names and Services from a pod; logs and exec", namesAndServices},
+	{inClusters, "NodePort of every node, from the host outside", nodePorts},
 	{inOperator, "kubectl shows NodeNetworks", showObjects},
 	{inPool, "kubectl shows pools and blocks", showObjects},
-	{routed, "Berth rolled under traffic: no request is lost", rolled},
-	{routed, "a node drained, and back", drained},
-	{routed, "a node rebooted: its pods start again", rebooted},
-	{routed, "a node killed: its pods run elsewhere", killed},
-	{routed, "every pod has an address of its own, and berthd knows it", agreed},
+	{inPort, "kubectl shows VPCs and PodNICs", showObjects},
+	{inPort, "pods come up with default, chosen, fixed and users' ports", clusterSamples},
+	{inPort, "a wrong annotation is refused by kubectl apply", refusedAtOnce},
+	{inPort, "a StatefulSet keeps its NIC on another node", statefulSet},
+	{inPort, "a port deleted behind its back is made again", remade},
+	{inPort, "pods go: their ports are deleted, the user's stay", givenBack},
+	{inClusters, "Berth rolled under traffic: no request is lost", rolled},
+	{inClusters, "a node drained, and back", drained},
+	{inClusters, "a node rebooted: its pods start again", rebooted},
+	{inClusters, "a node killed: its pods run elsewhere", killed},
+	{inClusters, "every pod has an address of its own, and berthd knows it", agreed},
 }
 
 // What the story puts into the cluster.
@@ -77,7 +83,7 @@ func spreadOver() []corev1.TopologySpreadConstraint {
 
 // web are a Deployment of HTTP servers that tell their names, the Service before them,
 // and a pod to ask from.
-func web() []client.Object {
+func web(mode lab.Mode) []client.Object {
 	replicas, grace := int32(earlyPods), int64(10)
 	unavailable := intstr.FromInt32(2)
 	server := corev1.Container{
@@ -116,6 +122,7 @@ func web() []client.Object {
 			// Where the story does not drain, reboot or kill.
 			NodeSelector:                  map[string]string{corev1.LabelHostname: clientNode},
 			TerminationGracePeriodSeconds: &one,
+			DNSConfig:                     mode.DNSConfig(),
 		},
 	}
 	return []client.Object{deployment, service, pod}
@@ -133,7 +140,7 @@ const (
 // and pods once the scheduler has refused them.
 func withoutPlugin(ctx context.Context, s *stage) (string, error) {
 	c := s.lab.Kube.Client
-	for _, o := range web() {
+	for _, o := range web(s.lab.Mode) {
 		if err := c.Create(ctx, o); err != nil {
 			return "", fmt.Errorf("create %T %s: %w", o, o.GetName(), err)
 		}
@@ -397,15 +404,19 @@ func (s *stage) nodePortURL(name string) string {
 // showObjects shows Berth's objects as kubectl does.
 func showObjects(ctx context.Context, s *stage) (string, error) {
 	kinds := "nodenetworks"
-	if s.lab.Mode == lab.PoolMode {
+	switch s.lab.Mode {
+	case lab.PoolMode:
 		kinds = "addresspools,addressblocks"
+	case lab.PortMode:
+		kinds = "vpcs,podnics"
+	default:
 	}
 	table, err := s.lab.Kubectl(ctx, "get", kinds)
 	if err != nil {
 		return "", err
 	}
 	if s.quote != nil {
-		s.quote(table)
+		s.quote(beginning(table, shownLines))
 	}
 	for _, n := range s.nodes {
 		if !strings.Contains(table, n.Name) {
@@ -413,4 +424,16 @@ func showObjects(ctx context.Context, s *stage) (string, error) {
 		}
 	}
 	return fmt.Sprintf("kubectl get %s", kinds), nil
+}
+
+// shownLines are enough of a table to know what it looks like.
+const shownLines = 12
+
+// beginning is the first lines of a text, and how many more there are.
+func beginning(text string, lines int) string {
+	all := strings.SplitAfter(strings.TrimRight(text, "\n"), "\n")
+	if len(all) <= lines {
+		return text
+	}
+	return strings.Join(all[:lines], "") + fmt.Sprintf("... and %d more lines\n", len(all)-lines)
 }

@@ -157,6 +157,9 @@ func (o Options) completeCluster() Options {
 	if o.Lab.Mode != lab.NodeMode {
 		o.Lab.OperatorCount = 2
 	}
+	if o.Lab.Mode == lab.PortMode {
+		o.Lab.OperatorArgs = append(slices.Clone(portClusterArgs), o.Lab.OperatorArgs...)
+	}
 	return o
 }
 

@@ -158,7 +158,7 @@ func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 		{at("kill", "kube-apiserver"), "kill -9 the API server; start brings it back"},
 		{at("down", ""), "remove everything"},
 	}
-	if s.Mode != lab.PoolMode {
+	if s.Mode != lab.PoolMode && s.Mode != lab.PortMode {
 		rows = slices.Insert(rows, len(rows)-1, [2]string{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"})
 	}
 	return rows

@@ -150,6 +150,9 @@ func (a *Alcor) Revive(name string) error {
 
 // AddNetwork implements Cloud.
 func (a *Alcor) AddNetwork(_ context.Context, n Network) (Network, error) {
+	if n.Routed {
+		return n, fmt.Errorf("network %s: the lab's Alcor has no networks that are routed to the outside", n.Name)
+	}
 	n.ID = a.Managers.AddNetwork(alcor.Network{Name: n.Name, Project: alcorProject, MTU: alcorMTU}).ID
 	n.Subnets = slices.Clone(n.Subnets)
 	var routers []netip.Prefix

@@ -40,13 +40,16 @@ type Model struct {
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
 
-	mu      sync.Mutex // guards trouble
-	trouble error      // the first that the follower met
+	opening sync.Mutex // held while the uplink is opened
+
+	mu      sync.Mutex     // guards all below
+	trouble error          // the first that the follower met
+	uplinks map[string]int // which router on the uplink a network has, by the network's ID
 }
 
 // NewModel starts one without networks.
 func NewModel(ctx context.Context, o Options) (Cloud, error) {
-	m := &Model{Neutron: neutron.New(neutron.Options{}), options: o, cancel: func() {}}
+	m := &Model{Neutron: neutron.New(neutron.Options{}), options: o, cancel: func() {}, uplinks: map[string]int{}}
 	m.Neutron.AddUser(neutron.User{Name: user, Password: password, Project: project})
 	if err := m.raise(ctx); err != nil {
 		return nil, errors.Join(err, m.Close())
@@ -102,7 +105,7 @@ func (m *Model) follow(ctx context.Context) {
 			return
 		case <-m.Neutron.Changes():
 		}
-		if err := m.OVN.Apply(ctx, state(m.Neutron.Snapshot())); err != nil && ctx.Err() == nil {
+		if err := m.OVN.Apply(ctx, m.state(m.Neutron.Snapshot())); err != nil && ctx.Err() == nil {
 			m.options.Log.Error("OVN does not follow Neutron", "err", err)
 			m.mu.Lock()
 			m.trouble = errors.Join(m.trouble, err)
@@ -112,7 +115,7 @@ func (m *Model) follow(ctx context.Context) {
 }
 
 // state is the books in OVN's terms.
-func state(b neutron.Books) (s ovn.State) {
+func (m *Model) state(b neutron.Books) (s ovn.State) {
 	for _, g := range b.Groups {
 		group := ovn.Group{ID: g.ID}
 		for _, r := range g.Rules {
@@ -121,7 +124,7 @@ func state(b neutron.Books) (s ovn.State) {
 		s.Groups = append(s.Groups, group)
 	}
 	for _, n := range b.Networks {
-		network := ovn.Network{ID: n.ID}
+		network := ovn.Network{ID: n.ID, Uplink: m.uplink(n.ID)}
 		for _, sub := range b.Subnets {
 			if sub.Network == n.ID && sub.Gateway.IsValid() {
 				network.Gateways = append(network.Gateways, netip.PrefixFrom(sub.Gateway, sub.CIDR.Bits()))
@@ -168,13 +171,51 @@ func (m *Model) Leave(host string) error {
 }
 
 // AddNetwork implements Cloud.
-func (m *Model) AddNetwork(_ context.Context, n Network) (Network, error) {
+func (m *Model) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	n.ID = m.Neutron.AddNetwork(neutron.Network{Name: n.Name}).ID
+	if n.Routed {
+		if err := m.join(ctx, n); err != nil {
+			return n, err
+		}
+	}
 	n.Subnets = slices.Clone(n.Subnets)
 	for i, s := range n.Subnets {
 		n.Subnets[i].ID = m.Neutron.AddSubnet(neutron.Subnet{Name: s.Name, Network: n.ID, CIDR: s.CIDR, Gateway: s.Gateway()}).ID
 	}
 	return n, nil
+}
+
+// join gives a network a router on the uplink, which the first one opens.
+func (m *Model) join(ctx context.Context, n Network) error {
+	m.opening.Lock()
+	defer m.opening.Unlock()
+	m.mu.Lock()
+	number := len(m.uplinks)
+	m.mu.Unlock()
+	if number == 0 {
+		if err := m.OVN.OpenUplink(ctx); err != nil {
+			return fmt.Errorf("lead networks to the outside: %w", err)
+		}
+	}
+	for _, s := range n.Subnets {
+		if err := m.OVN.Route(s.CIDR, ovn.UplinkAddr(number).Addr()); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.uplinks[n.ID] = number
+	return nil
+}
+
+// uplink is the address of a network's router on the uplink; zero if it has none.
+func (m *Model) uplink(network string) netip.Prefix {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if number, ok := m.uplinks[network]; ok {
+		return ovn.UplinkAddr(number)
+	}
+	return netip.Prefix{}
 }
 
 // AddGroup implements Cloud.

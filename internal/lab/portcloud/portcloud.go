@@ -83,6 +83,9 @@ type Host struct {
 type Network struct {
 	ID, Name string
 	Subnets  []Subnet
+	// Routed networks reach what the namespace of Options reaches, and are reached from
+	// there, by their own addresses: subnets of two may not overlap.
+	Routed bool
 }
 
 // Subnet is a subnet of a network. Gateway is the first address after the network's own.

@@ -91,6 +91,9 @@ func (r *Real) Leave(host string) error {
 
 // AddNetwork implements Cloud.
 func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
+	if n.Routed {
+		return n, fmt.Errorf("network %s: the lab's real Neutron has no networks that are routed to the outside", n.Name)
+	}
 	made, err := r.OpenStack.AddNetwork(ctx, openstack.Network{Name: n.Name})
 	if err != nil {
 		return n, err

@@ -21,7 +21,7 @@ const (
 func (v *OVN) Apply(ctx context.Context, s State) error {
 	v.applying.Lock()
 	defer v.applying.Unlock()
-	// ovn-nbctl finds an address taken by a port that it removes in the same transaction,
+	// ovn-nbctl finds an address or a name taken by what it removes in the same transaction,
 	// so removals come before the rest.
 	if rest := v.applied.without(s); v.begun {
 		if err := v.write(ctx, changes(v.applied, rest, false)); err != nil {
@@ -64,6 +64,7 @@ func changes(from, to State, first bool) [][]string {
 		d.do("acl-add", dropGroup, "from-lport", dropPriority, "inport == @"+dropGroup+" && ip", "drop")
 	}
 	d.groups()
+	d.uplink()
 	d.networks()
 	d.ports()
 	d.members(dropGroup, slices.Sorted(maps.Keys(d.before)), slices.Sorted(maps.Keys(d.after)))
@@ -105,7 +106,7 @@ func (d *diff) networks() {
 		if !there {
 			d.do("ls-add", n.ID)
 		}
-		if !slices.Equal(old.Gateways, n.Gateways) {
+		if !old.sameRouter(n) {
 			d.commands = append(d.commands, router(n)...)
 		}
 	}
@@ -157,6 +158,9 @@ func (d *diff) gone() {
 	}
 	for _, n := range d.from.Networks {
 		if _, there := d.to.network(n.ID); !there {
+			if n.Uplink.IsValid() {
+				d.do("--if-exists", "lsp-del", n.ID+"-uplink")
+			}
 			d.do("--if-exists", "lr-del", n.ID+"-router")
 			d.do("--if-exists", "ls-del", n.ID)
 		}
@@ -166,7 +170,7 @@ func (d *diff) gone() {
 // router makes a network's router anew, which has the gateways' addresses.
 func router(n Network) [][]string {
 	name, leg := n.ID+"-router", n.ID+"-gateway"
-	commands := [][]string{{"--if-exists", "lsp-del", leg}, {"--if-exists", "lr-del", name}}
+	commands := [][]string{{"--if-exists", "lsp-del", leg}, {"--if-exists", "lsp-del", n.ID + "-uplink"}, {"--if-exists", "lr-del", name}}
 	if len(n.Gateways) == 0 {
 		return commands
 	}
@@ -174,8 +178,12 @@ func router(n Network) [][]string {
 	for _, g := range n.Gateways {
 		port = append(port, g.String())
 	}
-	return append(commands, []string{"lr-add", name}, port, []string{"lsp-add", n.ID, leg}, []string{"lsp-set-type", leg, "router"},
+	commands = append(commands, []string{"lr-add", name}, port, []string{"lsp-add", n.ID, leg}, []string{"lsp-set-type", leg, "router"},
 		[]string{"lsp-set-addresses", leg, "router"}, []string{"lsp-set-options", leg, "router-port=" + name + "-leg"})
+	if n.Uplink.IsValid() {
+		commands = append(commands, onUplink(n, name)...)
+	}
+	return commands
 }
 
 // routerMAC is a locally administered address of a network's router.

@@ -8,6 +8,7 @@
 //	central.go    which programs; databases and northd
 //	switch.go     a node
 //	underlay.go   the link between nodes
+//	uplink.go     the way of networks to what is outside
 //	state.go      networks, ports, groups
 //	apply.go      from one state to the next
 //	watch.go      which ports are up

@@ -17,6 +17,7 @@ type State struct {
 type Network struct {
 	ID       string
 	Gateways []netip.Prefix // the address of each subnet's gateway, with the subnet's length
+	Uplink   netip.Prefix   // the router's address on the uplink (OpenUplink), which it needs a gateway for; zero: it has none
 	Ports    []Port
 }
 
@@ -108,11 +109,19 @@ func (s State) members(group string) (ids []string) {
 	return ids
 }
 
+// sameRouter tells whether a network's router is that of another state of it.
+func (n Network) sameRouter(other Network) bool {
+	return slices.Equal(n.Gateways, other.Gateways) && n.Uplink == other.Uplink
+}
+
 // without is what is left of a state when the ports go that another one has not, or not
-// there.
+// there, and the routers that are others there.
 func (s State) without(next State) State {
 	left, stay := s.clone(), next.ports()
 	for i, n := range left.Networks {
+		if to, there := next.network(n.ID); there && !n.sameRouter(to) {
+			left.Networks[i].Gateways, left.Networks[i].Uplink = nil, netip.Prefix{}
+		}
 		left.Networks[i].Ports = slices.DeleteFunc(n.Ports, func(p Port) bool { return stay[p.ID].network != n.ID })
 	}
 	return left

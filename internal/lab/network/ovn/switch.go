@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -89,6 +90,7 @@ func (s *Switch) raise(ctx context.Context, v *OVN, state string) error {
 		"external_ids:ovn-remote=unix:"+v.central.In("sb.sock"), "external_ids:ovn-encap-type=geneve", "external_ids:ovn-encap-ip="+tunnel.Addr().String(),
 		"external_ids:ovn-bridge="+Bridge, "external_ids:ovn-bridge-datapath-type=netdev",
 		"other_config:n-handler-threads=1", "other_config:n-revalidator-threads=1", "--",
+		"--id=@d", "create", "Datapath", "datapath_version=0", "--", "set", "Open_vSwitch", ".", "datapaths:netdev=@d", "--",
 		"--may-exist", "add-br", Bridge, "--", "set", "Bridge", Bridge, "datapath_type=netdev", "fail_mode=secure", "--",
 		"--may-exist", "add-br", tunnelBridge, "--", "set", "Bridge", tunnelBridge, "datapath_type=netdev", "--",
 		"--may-exist", "add-port", tunnelBridge, tunnelLink); err != nil {
@@ -107,8 +109,30 @@ func (s *Switch) raise(ctx context.Context, v *OVN, state string) error {
 	}); err != nil {
 		return err
 	}
+	if err := s.withoutZeroSNAT(ctx); err != nil {
+		return err
+	}
 	_, err := s.runner.Start("ovn-controller", "ovn-controller", s.Endpoint())
 	return err
+}
+
+// withoutZeroSNAT has OVN's controller find a switch that cannot give connections another
+// source port where one is taken ("all-zero SNAT"), of which it makes use where it can: Open
+// vSwitch 3.1 in user space ends by an assertion in conn_update_state when the tuple of such a
+// connection is used again, as a proxy's are that translates sources.
+func (s *Switch) withoutZeroSNAT(ctx context.Context) error {
+	return s.runner.Until(ctx, "what its switch is capable of", func() error {
+		var row, errs bytes.Buffer
+		find := s.runner.Command("ovs-vsctl", "--db="+s.Endpoint(), "--bare", "--columns=_uuid", "find", "Datapath", "capabilities:ct_zero_snat=true")
+		if err := proc.Run(ctx, find, nil, &row, &errs); err != nil {
+			return fmt.Errorf("%w: %s", err, &errs)
+		}
+		id := strings.TrimSpace(row.String())
+		if id == "" {
+			return errors.New("it does not say so yet")
+		}
+		return s.vsctl(ctx, "set", "Datapath", id, "capabilities:ct_zero_snat=false")
+	})
 }
 
 // RestartDatabase kills the node's OVSDB and starts it again, from its file. Open vSwitch and

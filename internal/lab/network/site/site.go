@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -30,6 +31,9 @@ type Options struct {
 	Dir string // for the files and logs of the BIRDs
 	// Silent leaves out BIRD: pods have no addresses that the router would know.
 	Silent bool
+	// Services is what the router sends to the nodes, to one for each pair of addresses, as
+	// their kube-proxies know what to do with it; zero: nothing.
+	Services netip.Prefix
 }
 
 // Addresses of the site that are not its nodes'.
@@ -177,6 +181,9 @@ func (s *Site) AddNode(node string) (Addrs, error) {
 	if err := s.plug(fmt.Sprintf("node%d", h.number), s.NodePath(node), a, h.routers()); err != nil {
 		return Addrs{}, fmt.Errorf("add node %s: %w", node, err)
 	}
+	if err := s.spreadServices(); err != nil {
+		return Addrs{}, fmt.Errorf("add node %s: %w", node, err)
+	}
 	if s.opts.Silent {
 		return a, nil
 	}
@@ -209,7 +216,25 @@ func (s *Site) RemoveNode(node string) error {
 	if h.bird != nil {
 		err = h.bird.Kill()
 	}
-	return errors.Join(err, ns.Remove(s.nodeName(node)))
+	return errors.Join(err, ns.Remove(s.nodeName(node)), s.spreadServices())
+}
+
+// spreadServices has the router send services to the nodes that there are.
+func (s *Site) spreadServices() error {
+	if !s.opts.Services.IsValid() || s.closed {
+		return nil
+	}
+	route := &netlink.Route{Dst: ns.IPNet(s.opts.Services)}
+	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
+		route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: s.nodes[name].addrs().IPv4.AsSlice()})
+	}
+	if len(route.MultiPath) == 0 {
+		return nil // the last node's link took the route along
+	}
+	if err := s.rt.RouteReplace(route); err != nil {
+		return fmt.Errorf("route %s to the nodes: %w", s.opts.Services, err)
+	}
+	return nil
 }
 
 // Routes lists where the router sends packets for pods: what it has learned.

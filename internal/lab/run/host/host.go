@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -33,6 +34,9 @@ type Options struct {
 	Runtime    Containerd // its container runtime
 	Images     []string   // archives that are imported when it boots for the first time
 	CNIPlugins string     // the folder of the reference plugins, such as /usr/lib/cni; empty: it has none
+	// Folders of this machine's that the machine sees, by the path at which it does, such
+	// as one with the sockets of a daemon that runs beside it. They exist when it boots.
+	Folders map[string]string
 }
 
 // Host is a machine. Its methods may be called concurrently.
@@ -129,7 +133,9 @@ func (h *Host) boot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	mounts, err := boot(h.disk(), map[string]string{"kubernetes": h.Kubernetes, "containerd": h.Runtime.Dir})
+	seen := map[string]string{programsDir + "/kubernetes": h.Kubernetes, programsDir + "/containerd": h.Runtime.Dir}
+	maps.Copy(seen, h.Folders)
+	mounts, err := boot(h.disk(), seen)
 	if err != nil {
 		return err
 	}

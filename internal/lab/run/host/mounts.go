@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -60,9 +61,9 @@ var kernelSettings = map[string]string{
 
 // boot makes a mount namespace with this machine's files, but for what a machine has
 // of its own: an empty /run, an /etc that takes changes, and the folders of its disk.
-// Programs are folders by name, which are seen below programsDir. The namespace lives
+// Seen are further folders by the path at which the machine has them. The namespace lives
 // as long as the file is open, or a process runs in it.
-func boot(d disk, programs map[string]string) (*os.File, error) {
+func boot(d disk, seen map[string]string) (*os.File, error) {
 	type result struct {
 		file *os.File
 		err  error
@@ -74,7 +75,7 @@ func boot(d disk, programs map[string]string) (*os.File, error) {
 			if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 				return nil, fmt.Errorf("make a mount namespace: %w", err)
 			}
-			if err := mountAll(d, programs); err != nil {
+			if err := mountAll(d, seen); err != nil {
 				return nil, err
 			}
 			return os.Open("/proc/thread-self/ns/mnt")
@@ -86,7 +87,7 @@ func boot(d disk, programs map[string]string) (*os.File, error) {
 }
 
 // mountAll mounts what boot promises, in the calling thread's namespace.
-func mountAll(d disk, programs map[string]string) error {
+func mountAll(d disk, seen map[string]string) error {
 	// Nothing may be seen outside; inside, kubelet and containers see each other's.
 	for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} {
 		if err := unix.Mount("", "/", "", unix.MS_REC|propagation, ""); err != nil {
@@ -101,12 +102,9 @@ func mountAll(d disk, programs map[string]string) error {
 		return err
 	}
 	// All folders are opened before the first hides another.
-	binds := map[string]string{} // source by target
+	binds := maps.Clone(seen) // source by target
 	for from, to := range folders {
 		binds[to] = d.path(from)
-	}
-	for name, dir := range programs {
-		binds[filepath.Join(programsDir, name)] = dir
 	}
 	sources := map[string]int{}
 	defer func() {

@@ -60,6 +60,8 @@ func (c *ControlPlane) apiServerArgs() []string {
 			"--enable-admission-plugins=NodeRestriction",
 			"--kubelet-client-certificate="+kubeletClientCert,
 			"--kubelet-client-key="+kubeletClientKey,
+			// It asks webhooks by their endpoints: there is no kube-proxy beside it.
+			"--enable-aggregator-routing",
 		)
 	} else {
 		args = append(args,
