@@ -28,7 +28,8 @@ import (
 // shape is what a pod is given beyond an address of the mode: nothing, or NICs that are ports of
 // a VPC.
 type shape struct {
-	network string // that the addresses are of; empty: the only one
+	network string // that the NICs' addresses are of; empty: it has none
+	beside  bool   // its first interface is the mode's
 	options node.PodOptions
 	nics    []wantNIC
 }
@@ -198,7 +199,7 @@ func (w *wardrobe) draw(dice *rand.Rand) shape {
 		return shape{}
 	}
 	vpc := w.vpcs[dice.IntN(len(w.vpcs))].Name
-	s := shape{network: vpc, options: node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc}}}
+	s := shape{network: vpc, beside: !w.first, options: node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc}}}
 	first := 0
 	if !w.first {
 		first = 1
@@ -240,10 +241,16 @@ func unnamed(nics []wantNIC) []wantNIC {
 }
 
 // is compares a pod with its shape, by what the plugin answered, and returns the addresses that
-// it has of the VPC.
-func (s shape) is(p *node.Pod) ([]netip.Addr, error) {
+// it has.
+func (s shape) is(p *node.Pod) ([]address, error) {
+	var all []address
+	if s.network == "" || s.beside {
+		for _, a := range p.Addrs {
+			all = append(all, address{addr: a})
+		}
+	}
 	if s.network == "" {
-		return p.Addrs, nil
+		return all, nil
 	}
 	r, err := types100.GetResult(p.Result)
 	if err != nil {
@@ -263,14 +270,13 @@ func (s shape) is(p *node.Pod) ([]netip.Addr, error) {
 			macs[i.Name] = i.Mac
 		}
 	}
-	var all []netip.Addr
 	var errs []error
 	for _, n := range s.nics {
 		if macs[n.name] == "" || !addrs[n.name].IsValid() {
 			errs = append(errs, fmt.Errorf("has no %s with an address, of %v", n.name, r.Interfaces))
 			continue
 		}
-		all = append(all, addrs[n.name])
+		all = append(all, address{s.network, addrs[n.name]})
 		if n.claim != nil {
 			if err := n.claim.holds(addrs[n.name], macs[n.name]); err != nil {
 				errs = append(errs, fmt.Errorf("%s (%s) %w", n.name, n.claim.entry, err))
@@ -278,7 +284,10 @@ func (s shape) is(p *node.Pod) ([]netip.Addr, error) {
 		}
 		delete(macs, n.name)
 	}
-	if delete(macs, "eth0"); len(macs) > 0 {
+	if s.beside {
+		delete(macs, "eth0")
+	}
+	if len(macs) > 0 {
 		errs = append(errs, fmt.Errorf("has %v too", macs))
 	}
 	return all, errors.Join(errs...)

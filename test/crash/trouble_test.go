@@ -12,6 +12,7 @@ import (
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -95,12 +96,28 @@ func neutronFails(_ context.Context, m *troublemaker) {
 	f := faults[m.dice.IntN(len(faults))]
 	f.Times = 1 + m.dice.IntN(3)
 	m.model().Neutron.Inject(f)
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
+}
+
+// alcorFails has the managers of Alcor fail a few calls, before or after they take effect.
+func alcorFails(_ context.Context, m *troublemaker) {
+	faults := []alcor.Fault{
+		{Status: 503, Message: "busy", Plain: true},
+		{HangUp: true},
+		{HangUp: true, After: true},
+		{Method: "POST", Status: 500, Message: "internal", After: true},
+		{Status: 429, Message: "slow down", Plain: true, RetryAfter: 1},
+		{Method: "DELETE", HangUp: true, After: true},
+	}
+	f := faults[m.dice.IntN(len(faults))]
+	f.Times = 1 + m.dice.IntN(3)
+	m.lab.Ports.(*portcloud.Alcor).Managers.Inject(f)
+	m.tally.count(providerFault, 1)
 }
 
 // neutronAway has Neutron refuse every call for a while.
 func neutronAway(ctx context.Context, m *troublemaker) {
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
 	m.model().Neutron.Inject(neutron.Fault{Status: 503, Message: "away"})
 	m.pause(ctx, 2*time.Second)
 	m.model().Neutron.ClearFaults()
@@ -108,13 +125,13 @@ func neutronAway(ctx context.Context, m *troublemaker) {
 
 // tokensRevoked has Keystone take back all tokens.
 func tokensRevoked(_ context.Context, m *troublemaker) {
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
 	m.model().Neutron.RevokeTokens()
 }
 
 // overQuota has the project have as many ports as it may for a while.
 func overQuota(ctx context.Context, m *troublemaker) {
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
 	cloud := m.model().Neutron
 	cloud.SetQuota(len(cloud.Ports()))
 	m.pause(ctx, 2*time.Second)
@@ -123,7 +140,7 @@ func overQuota(ctx context.Context, m *troublemaker) {
 
 // hostAway has Neutron bind no port to a host for a while, as when its agent is not heard of.
 func hostAway(ctx context.Context, m *troublemaker) {
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
 	name := m.node().Name
 	m.model().Neutron.RemoveHost(name)
 	m.pause(ctx, 2*time.Second)

@@ -42,7 +42,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 			} else {
 				done += w.some(len(w.pods)-want, func() func() { return w.del(ctx) })
 			}
-			if w.nics != nil && w.dice.IntN(lossOdds) == 0 {
+			if w.mode.loses && w.dice.IntN(lossOdds) == 0 {
 				w.loseNode(ctx)
 			}
 		}
