@@ -95,8 +95,8 @@ func twoVPCs() (all []lab.VPC) {
 	return all
 }
 
-// wardrobe is what pods of a round may be given as NICs.
-type wardrobe struct {
+// nicPool is what pods of a round may be given as NICs.
+type nicPool struct {
 	first bool // pods' first interface is a port too
 	vpcs  []lab.VPC
 	ports map[string]portcloud.Port // of users, by ID
@@ -105,12 +105,12 @@ type wardrobe struct {
 	free map[string][]*claim
 }
 
-// openWardrobe makes users' ports and PodNICs in a lab with ports. In others there is none.
-func openWardrobe(ctx context.Context, l *lab.Lab) (*wardrobe, error) {
+// newNICPool makes users' ports and PodNICs in a lab with ports. In others there is none.
+func newNICPool(ctx context.Context, l *lab.Lab) (*nicPool, error) {
 	if l.Ports == nil {
 		return nil, nil
 	}
-	w := &wardrobe{first: l.Mode == lab.PortMode, vpcs: l.VPCs, ports: map[string]portcloud.Port{}, free: map[string][]*claim{}}
+	w := &nicPool{first: l.Mode == lab.PortMode, vpcs: l.VPCs, ports: map[string]portcloud.Port{}, free: map[string][]*claim{}}
 	for _, v := range l.VPCs {
 		claims, err := w.claimsOf(ctx, l, v)
 		if err != nil {
@@ -121,7 +121,7 @@ func openWardrobe(ctx context.Context, l *lab.Lab) (*wardrobe, error) {
 	return w, nil
 }
 
-func (w *wardrobe) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
+func (w *nicPool) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
 	base := v.Network.Subnet("subnet-1").CIDR.Addr().As4()
 	at := func(last int) netip.Addr {
 		a := base
@@ -165,7 +165,7 @@ func (w *wardrobe) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*
 }
 
 // take returns a claim that is free, or nil.
-func (w *wardrobe) take(vpc string, dice *rand.Rand) *claim {
+func (w *nicPool) take(vpc string, dice *rand.Rand) *claim {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	free := w.free[vpc]
@@ -179,7 +179,7 @@ func (w *wardrobe) take(vpc string, dice *rand.Rand) *claim {
 }
 
 // back takes back what a pod had that is gone.
-func (w *wardrobe) back(s shape) {
+func (w *nicPool) back(s shape) {
 	if w == nil {
 		return
 	}
@@ -192,9 +192,9 @@ func (w *wardrobe) back(s shape) {
 	}
 }
 
-// draw is the shape of the next pod: of no NICs where there is no wardrobe, and at times where
+// draw is the shape of the next pod: of no NICs where there is no pool of them, and at times where
 // the first interface comes from elsewhere.
-func (w *wardrobe) draw(dice *rand.Rand) shape {
+func (w *nicPool) draw(dice *rand.Rand) shape {
 	if w == nil || !w.first && dice.IntN(3) == 0 {
 		return shape{}
 	}
@@ -294,7 +294,7 @@ func (s shape) is(p *node.Pod) ([]address, error) {
 }
 
 // there tells which of users' ports are gone.
-func (w *wardrobe) there(ctx context.Context, l *lab.Lab) error {
+func (w *nicPool) there(ctx context.Context, l *lab.Lab) error {
 	if w == nil {
 		return nil
 	}
@@ -309,7 +309,7 @@ func (w *wardrobe) there(ctx context.Context, l *lab.Lab) error {
 
 // watchPorts looks, until stop is closed, for what must be at no time: a user's port that is
 // gone, and two ports for one PodNIC.
-func (r *round) watchPorts(l *lab.Lab, w *wardrobe, stop <-chan struct{}) {
+func (r *round) watchPorts(l *lab.Lab, w *nicPool, stop <-chan struct{}) {
 	model, ok := l.Ports.(*portcloud.Model)
 	if !ok {
 		return
@@ -408,7 +408,7 @@ func setHybrid(l *lab.Lab, name string) {
 
 // A draw has one to four NICs, no claim twice, and what it takes comes back.
 func TestDraws(t *testing.T) {
-	w := &wardrobe{first: true, vpcs: twoVPCs(), free: map[string][]*claim{}}
+	w := &nicPool{first: true, vpcs: twoVPCs(), free: map[string][]*claim{}}
 	for _, v := range w.vpcs {
 		for i := range 6 {
 			w.free[v.Name] = append(w.free[v.Name], &claim{vpc: v.Name, entry: fmt.Sprintf("nic: a-%d", i)})

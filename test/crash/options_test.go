@@ -3,9 +3,12 @@ package crash
 import (
 	"flag"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/internal/lab"
 )
 
 func TestOptions(t *testing.T) {
@@ -36,6 +39,16 @@ func TestOptions(t *testing.T) {
 		case c.err == "" && (err != nil || o != c.want):
 			t.Errorf("%s: %+v, error %v, want %+v", c.args, o, err, c.want)
 		}
+	}
+}
+
+func TestSoakModes(t *testing.T) {
+	var titles []lab.Mode
+	for _, m := range slices.Concat(modes, furtherSoaks) {
+		titles = append(titles, m.title())
+	}
+	if !slices.Equal(titles, soakModes) {
+		t.Errorf("there are soaks %v, and may be asked for %v", titles, soakModes)
 	}
 }
 

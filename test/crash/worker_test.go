@@ -18,7 +18,7 @@ type worker struct {
 	lab    *lab.Lab
 	node   *node.Node
 	book   *ledger
-	nics   *wardrobe // nil where pods have none
+	nics   *nicPool // nil where pods have none
 	dice   *rand.Rand
 	atOnce int       // the most operations at a time
 	late   time.Time // when two thirds of the operations are enough
