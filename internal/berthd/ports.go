@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/plug/nsveth"
 	"github.com/berthnet/berth/internal/plug/ovs"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
+	"github.com/berthnet/berth/internal/plug/tap"
 	"github.com/berthnet/berth/internal/source/port"
 )
 
@@ -64,7 +65,9 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 		opened = append(opened, filtered.Close)
 		pluggers[plug.OVS], pluggers[plug.OVSHybrid], o.Switch = straight, filtered, db
 	}
-	o.Plugger = pluggers
+	if o.Plugger, err = tap.New(pluggers, n.cfg.SysctlDir); err != nil {
+		return nil, err
+	}
 	nics, err := port.New(o)
 	if err != nil {
 		return nil, err

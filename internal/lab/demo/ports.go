@@ -34,6 +34,7 @@ type vpcPod struct {
 	node int
 	vpc  string
 	nics string   // YAML; empty: one default NIC
+	vm   bool     // they are a virtual machine's, in the pod
 	have []string // addresses that its interfaces must have, in order; empty ones may be any
 }
 
@@ -42,7 +43,7 @@ func (p vpcPod) options() node.PodOptions {
 	if p.nics != "" {
 		a["berth.dev/nics"] = p.nics
 	}
-	return node.PodOptions{Annotations: a}
+	return node.PodOptions{Annotations: a, VM: p.vm}
 }
 
 // addVPCPod makes a pod and compares its interfaces with what was asked for.
@@ -71,9 +72,9 @@ func (s *stage) addVPCPod(ctx context.Context, p vpcPod) (*node.Pod, error) {
 	return pod, nil
 }
 
-// linkOf is the MAC address and the addresses of IPv4 of an interface in a pod.
+// linkOf is the MAC address and the addresses of IPv4 of an interface in a pod, or in its machine.
 func linkOf(p *node.Pod, name string) (mac string, addrs []string, err error) {
-	err = ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
+	err = ns.Netlink(p.Inside(), func(h *netlink.Handle) error {
 		l, err := h.LinkByName(name)
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", name, err)
@@ -117,7 +118,7 @@ func (s *stage) port(ctx context.Context, id string) (portcloud.Port, bool, erro
 func tcp(ctx context.Context, p *node.Pod, to netip.Addr, within time.Duration) error {
 	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	r, err := echo.Ask(one, p.Netns(), "tcp", port(to), netip.Addr{}, "hello from "+p.Name)
+	r, err := echo.Ask(one, p.Inside(), "tcp", port(to), netip.Addr{}, "hello from "+p.Name)
 	if err == nil && r.You != p.Addr() {
 		err = fmt.Errorf("seen as %s, not as %s", r.You, p.Addr())
 	}
@@ -190,10 +191,10 @@ func samplePods(ctx context.Context, s *stage) (string, error) {
 		{name: "pod1", node: 0, vpc: s.blue(), have: []string{""}},
 		{name: "pod2", node: 1, vpc: s.blue(), nics: "- subnet: subnet-1", have: []string{""}},
 		{name: "pod3", node: 0, vpc: s.blue(), nics: "- subnet: subnet-1\n  ip: 192.168.0.12", have: []string{"192.168.0.12/24"}},
-		{name: "pod4", node: 1, vpc: s.blue(), nics: "- portID: " + s.ports.given.ID, have: []string{"192.168.0.40/24"}},
+		{name: "pod4", node: 1, vpc: s.blue(), vm: true, nics: "- portID: " + s.ports.given.ID + "\n  binding: tap", have: []string{"192.168.0.40/24"}},
 		{
-			name: "pod5", node: 1, vpc: s.blue(), have: []string{"192.168.0.13/24", "192.168.0.41/24"},
-			nics: "- subnet: subnet-1\n  ip: 192.168.0.13\n  securityGroup: " + s.ports.firewall + "\n- portID: " + s.ports.second.ID,
+			name: "pod5", node: 1, vpc: s.blue(), vm: true, have: []string{"192.168.0.13/24", "192.168.0.41/24"},
+			nics: "- subnet: subnet-1\n  ip: 192.168.0.13\n  securityGroup: " + s.ports.firewall + "\n  binding: bridge\n- portID: " + s.ports.second.ID + "\n  binding: bridge",
 		},
 	}
 	var told []string
@@ -246,7 +247,7 @@ func vpcPodsTalk(ctx context.Context, s *stage) (string, error) {
 			if err := reached(ctx, p, q.Addr()); err != nil { // the first packet through a tunnel may be lost
 				return "", err
 			}
-			a.ask(ctx, p.Name, p.Netns(), port(q.Addr()), p.Addr())
+			a.ask(ctx, p.Name, p.Inside(), port(q.Addr()), p.Addr())
 			pairs++
 		}
 	}

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/berthnet/berth/internal/lab/network/guest"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/ovs"
 	"github.com/berthnet/berth/internal/plug/plugtest"
@@ -33,7 +35,55 @@ func open(t *testing.T) plugtest.Fixture {
 	}
 }
 
-func TestContract(t *testing.T) { plugtest.Run(t, open, "plug.ovs.", "plug.link.") }
+func TestContract(t *testing.T) {
+	t.Run("container", func(t *testing.T) { plugtest.Run(t, open, "plug.ovs.", "plug.link.") })
+	t.Run("bridge", func(t *testing.T) { plugtest.Run(t, openForMachines, "plug.bridge.") })
+}
+
+// openForMachines is open, whose ports have the bridge binding.
+func openForMachines(t *testing.T) plugtest.Fixture {
+	f := open(t)
+	want := f.Want
+	f.Want = func(attachment, portID string, pod *podif.Namespace) plug.Want {
+		w := want(attachment, portID, pod)
+		w.Binding = plug.BindingBridge
+		return w
+	}
+	return f
+}
+
+// What a machine's runtime did with its interface stays so, whatever is checked and plugged
+// again; with the node's part gone a second port takes no other's place.
+func TestInterfaceOfAMachine(t *testing.T) {
+	f, pod, ctx := openForMachines(t), plugtest.Space(t, "pod"), plugtest.Bounded(t)
+	w, before := f.Want(plugtest.One, plugtest.PortA, pod), f.State()
+	_, err := f.Plugger().Plug(ctx, w)
+	plugtest.Must(t, err)
+	g, err := guest.Start(pod.Path, filepath.Base(pod.Path)+"-vm", []guest.NIC{{Name: "eth0", MAC: w.Interface.MAC, Addrs: w.Interface.Addresses}})
+	plugtest.Must(t, err)
+	defer func() { plugtest.Must(t, g.Close()) }()
+	taken := plugtest.Describe(t, pod)
+	for range 2 {
+		plugtest.Must(t, f.Plugger().Check(ctx, w))
+		_, err = f.Plugger().Plug(ctx, w)
+		plugtest.Must(t, err)
+		if got := plugtest.Describe(t, pod); got != taken {
+			t.Errorf("the pod has\n%s\nafter its machine's runtime left it with\n%s", got, taken)
+		}
+	}
+	var m *plug.Mismatch
+	plugtest.Must(t, pod.NL.LinkDel(plugtest.Link(t, pod, "eth0-nic")))
+	if err := f.Plugger().Check(ctx, w); !errors.As(err, &m) {
+		t.Errorf("Check without the link: %v, want a mismatch", err)
+	}
+	if _, err := f.Plugger().Plug(ctx, w); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "only a new pod") {
+		t.Errorf("Plug in place of what a runtime had: %v", err)
+	}
+	plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref))
+	if got := f.State(); got != before {
+		t.Errorf("left: %s\nbefore: %s", got, before)
+	}
+}
 
 // Many calls at once, some about one port, leave what the last of each asked for.
 func TestManyAtOnce(t *testing.T) {

@@ -76,7 +76,7 @@ func (p *Plugger) row(r plug.Ref) ovsdb.Port {
 // port is a port's row in OVSDB, with what is wanted.
 func (p *Plugger) port(w plug.Want) ovsdb.Port {
 	row := p.row(w.Ref)
-	row.MAC = w.Interface.MAC.String()
+	row.MAC, row.VMUUID = w.Interface.MAC.String(), w.VMUUID
 	return row
 }
 
@@ -110,6 +110,9 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	defer pod.Close()
+	if err := p.renew(ctx, w); err != nil {
+		return plug.Done{}, err
+	}
 	link, err := p.wiring.Make(p.node, w, pod)
 	if err == nil {
 		err = failpoint.Around(p.point("pod"), func() error { return p.finishPod(link, bridge, pod, w) })
@@ -121,6 +124,15 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: w.Interface.MTU}, nil
+}
+
+// renew makes place for the link that is a port of the bridge, if somebody removed the one that was.
+func (p *Plugger) renew(ctx context.Context, w plug.Want) error {
+	row := p.port(w)
+	if l, err := p.node.Find(row.Link); err != nil || l != nil {
+		return err
+	}
+	return p.db.Renew(ctx, row)
 }
 
 // Expect implements plug.Plugger.
@@ -211,7 +223,7 @@ func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
 
 // removeHalfMade removes a link that List found half made, unless a Plug finishes it just now.
 func (p *Plugger) removeHalfMade(ctx context.Context, link string) error {
-	const prefix = len("tap") // of all names of links: tap, qbr, qvb, qvo
+	const prefix = len("tap") // of all names of links (plug.IsLinkOf)
 	if len(link) != prefix+plug.PrefixLen {
 		return fmt.Errorf("Link: %q: want the name of a port's link: %w", link, plug.ErrInvalid)
 	}
