@@ -15,7 +15,6 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/lab/run/proc"
@@ -128,19 +127,9 @@ var portMode = mode{
 	empty: onlyUsers,
 }
 
-// furtherSoaks are those that are made only when they are asked for by name: other providers,
-// and ports beside the interface of another mode.
-var furtherSoaks = []mode{alcorSoak, portsBeside("pool+ports", poolMode), portsBeside("node+ports", nodeMode)}
-
-// alcorSoak is port mode with an Alcor.
-var alcorSoak = mode{
-	name: lab.PortMode, soak: "alcor", pods: 6, options: lab.Options{VPCs: twoVPCs(), PortCloud: portcloud.NewAlcor},
-	daemon: named("daemon.", "port.", "plug.link.", "plug.nsveth."), operator: named("operator.port."),
-	ops: 80, pace: 1500 * time.Millisecond, loses: true, empty: onlyUsers,
-	troubles: []trouble{
-		alcorFails, alcorFails, alcorFails, killAPIServer, haltOperator, killDaemon, killDaemon, killDaemon, killDaemon, killOperator, killOperator,
-	},
-}
+// furtherSoaks are those that are made only when they are asked for by name: ports beside the
+// interface of another mode.
+var furtherSoaks = []mode{portsBeside("pool+ports", poolMode)}
 
 // portsBeside is a mode whose pods may have further interfaces that are ports.
 func portsBeside(title lab.Mode, m mode) mode {

@@ -142,11 +142,8 @@ func (r *round) play() {
 		r.tally.met(l.Cloud.FaultsMet())
 		l.Cloud.ClearFaults()
 	}
-	switch cloud := l.Ports.(type) {
-	case *portcloud.Model:
-		cloud.Neutron.ClearFaults()
-	case *portcloud.Alcor:
-		cloud.Managers.ClearFaults()
+	if model, ok := l.Ports.(*portcloud.Model); ok {
+		model.Neutron.ClearFaults()
 	}
 	if r.soak.Err() == nil {
 		r.rest(ctx, l, book)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -96,22 +95,6 @@ func neutronFails(_ context.Context, m *troublemaker) {
 	f := faults[m.dice.IntN(len(faults))]
 	f.Times = 1 + m.dice.IntN(3)
 	m.model().Neutron.Inject(f)
-	m.tally.count(providerFault, 1)
-}
-
-// alcorFails has the managers of Alcor fail a few calls, before or after they take effect.
-func alcorFails(_ context.Context, m *troublemaker) {
-	faults := []alcor.Fault{
-		{Status: 503, Message: "busy", Plain: true},
-		{HangUp: true},
-		{HangUp: true, After: true},
-		{Method: "POST", Status: 500, Message: "internal", After: true},
-		{Status: 429, Message: "slow down", Plain: true, RetryAfter: 1},
-		{Method: "DELETE", HangUp: true, After: true},
-	}
-	f := faults[m.dice.IntN(len(faults))]
-	f.Times = 1 + m.dice.IntN(3)
-	m.lab.Ports.(*portcloud.Alcor).Managers.Inject(f)
 	m.tally.count(providerFault, 1)
 }
 
