@@ -57,22 +57,21 @@ func (l *ledger) add(ctx context.Context, n *node.Node, name string, s shape) er
 	if err != nil {
 		l.violate(other, fmt.Sprintf("pod %s/%s: %v", n.Name, name, err))
 	}
-	l.book(n.Name+"/"+name, time.Now(), s.network, addrs)
+	l.book(n.Name+"/"+name, time.Now(), addrs...)
 	return nil
 }
 
 // book has somebody own addresses from now on.
-func (l *ledger) book(who string, now time.Time, network string, addrs []netip.Addr) {
+func (l *ledger) book(who string, now time.Time, addrs ...address) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.adds++
-	for _, addr := range addrs {
-		a := address{network, addr}
+	for _, a := range addrs {
 		if former, taken := l.owner[a]; taken {
-			l.violate(duplicate, fmt.Sprintf("%s was given to %s while %s has it", addr, who, former))
+			l.violate(duplicate, fmt.Sprintf("%s was given to %s while %s has it", a.addr, who, former))
 		}
-		if since, ok := l.freed[a]; ok && now.Before(since.Add(l.cooling)) {
-			l.violate(tooSoon, fmt.Sprintf("%s was given to %s %v after its release began, it cools for %v", addr, who, now.Sub(since), l.cooling))
+		if since, ok := l.freed[a]; ok && a.network == "" && now.Before(since.Add(l.cooling)) {
+			l.violate(tooSoon, fmt.Sprintf("%s was given to %s %v after its release began, it cools for %v", a.addr, who, now.Sub(since), l.cooling))
 		}
 		l.owner[a] = who
 		l.holds[who] = append(l.holds[who], a)
@@ -118,17 +117,17 @@ func (l *ledger) free(now time.Time, who string) {
 }
 
 func TestLedger(t *testing.T) {
-	a, b, at := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), time.Now()
+	a, b, at := address{addr: netip.MustParseAddr("10.0.0.1")}, address{addr: netip.MustParseAddr("10.0.0.2")}, time.Now()
 	var got []kind
 	l := newLedger(nodeMode, func(k kind, _ string) { got = append(got, k) })
-	l.book("node-1/p1", at, "", []netip.Addr{a})
-	l.book("node-2/p1", at, "", []netip.Addr{b})
-	l.book("node-2/p0", at, "another", []netip.Addr{a, b})
-	l.book("node-2/p2", at, "", []netip.Addr{a})
+	l.book("node-1/p1", at, a)
+	l.book("node-2/p1", at, b)
+	l.book("node-2/p0", at, address{"another", a.addr}, address{"another", b.addr})
+	l.book("node-2/p2", at, a)
 	l.free(at, "node-2/p1")
-	l.book("node-2/p3", at.Add(cooling-1), "", []netip.Addr{b})
+	l.book("node-2/p3", at.Add(cooling-1), b)
 	l.free(at, "node-2/p2")
-	l.book("node-2/p4", at.Add(cooling), "", []netip.Addr{a})
+	l.book("node-2/p4", at.Add(cooling), a)
 	if want := []kind{duplicate, tooSoon}; !slices.Equal(got, want) {
 		t.Errorf("the ledger saw %v, want %v", got, want)
 	}

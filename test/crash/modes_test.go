@@ -1,6 +1,7 @@
 package crash
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,7 @@ import (
 // mode is what differs between the modes in which Berth runs.
 type mode struct {
 	name lab.Mode
+	soak lab.Mode // what a soak calls it; its name when empty
 	// options are a lab's, besides its mode and numbers of nodes and operators.
 	options lab.Options
 	faults  []spec.Fault // of the cloud
@@ -43,6 +45,7 @@ type mode struct {
 	ops      int           // of a short round
 	pace     time.Duration // between two troubles at most
 	troubles []trouble     // as likely as they are often here
+	loses    bool          // nodes are lost at times, and come again
 
 	// empty waits until nodes without pods have no more than they keep.
 	empty func(ctx context.Context, l *lab.Lab) error
@@ -120,8 +123,27 @@ var portMode = mode{
 		neutronFails, neutronFails, neutronAway, tokensRevoked, overQuota, hostAway, portChanged, portChanged, restartDatabase, killAPIServer, haltOperator,
 		killDaemon, killDaemon, killDaemon, killDaemon, killOperator, killOperator,
 	},
+	loses: true,
 	empty: onlyUsers,
 }
+
+// furtherSoaks are those that are made only when they are asked for by name: ports beside the
+// interface of another mode.
+var furtherSoaks = []mode{portsBeside("pool+ports", poolMode)}
+
+// portsBeside is a mode whose pods may have further interfaces that are ports.
+func portsBeside(title lab.Mode, m mode) mode {
+	own := m.empty
+	m.soak, m.ops, m.pace = title, portMode.ops, portMode.pace
+	m.options.VPCPorts, m.options.VPCs = true, twoVPCs()
+	m.daemon, m.operator = slices.Concat(m.daemon, portMode.daemon), slices.Concat(m.operator, portMode.operator)
+	m.troubles = slices.Concat(m.troubles, portMode.troubles)
+	m.empty = func(ctx context.Context, l *lab.Lab) error { return errors.Join(own(ctx, l), onlyUsers(ctx, l)) }
+	return m
+}
+
+// title is what a soak calls the mode.
+func (m mode) title() lab.Mode { return cmp.Or(m.soak, m.name) }
 
 // noPorts waits until no PodNIC of a pod is left: its port goes first.
 func noPorts(ctx context.Context, l *lab.Lab) error {
@@ -162,7 +184,7 @@ func named(prefixes ...string) []string {
 func (m mode) lab(nodes, operators int) lab.Options {
 	o := m.options
 	o.Nodes, o.DaemonArgs = nodes, append([]string{"--warm-wait=5s"}, o.DaemonArgs...)
-	if m.name != lab.NodeMode {
+	if m.name != lab.NodeMode || o.VPCPorts {
 		o.OperatorCount, o.OperatorArgs = operators, append(leases(operators), o.OperatorArgs...)
 	}
 	return harness.Quick(m.name, o)
@@ -255,7 +277,7 @@ var elsewhere = named(
 // No failpoint is forgotten when one is added or renamed.
 func TestEveryFailpointIsKilledAt(t *testing.T) {
 	killed := map[string]int{}
-	for _, m := range slices.Concat(modes, []mode{alcorMode}) {
+	for _, m := range slices.Concat(modes, []mode{alcorMode, machineMode}) {
 		for _, name := range m.kills {
 			killed[name]++
 			if !slices.Contains(m.daemon, name) && !slices.Contains(m.operator, name) {

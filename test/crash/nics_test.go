@@ -28,7 +28,8 @@ import (
 // shape is what a pod is given beyond an address of the mode: nothing, or NICs that are ports of
 // a VPC.
 type shape struct {
-	network string // that the addresses are of; empty: the only one
+	network string // that the NICs' addresses are of; empty: it has none
+	beside  bool   // its first interface is the mode's
 	options node.PodOptions
 	nics    []wantNIC
 }
@@ -94,8 +95,8 @@ func twoVPCs() (all []lab.VPC) {
 	return all
 }
 
-// wardrobe is what pods of a round may be given as NICs.
-type wardrobe struct {
+// nicPool is what pods of a round may be given as NICs.
+type nicPool struct {
 	first bool // pods' first interface is a port too
 	vpcs  []lab.VPC
 	ports map[string]portcloud.Port // of users, by ID
@@ -104,12 +105,12 @@ type wardrobe struct {
 	free map[string][]*claim
 }
 
-// openWardrobe makes users' ports and PodNICs in a lab with ports. In others there is none.
-func openWardrobe(ctx context.Context, l *lab.Lab) (*wardrobe, error) {
+// newNICPool makes users' ports and PodNICs in a lab with ports. In others there is none.
+func newNICPool(ctx context.Context, l *lab.Lab) (*nicPool, error) {
 	if l.Ports == nil {
 		return nil, nil
 	}
-	w := &wardrobe{first: l.Mode == lab.PortMode, vpcs: l.VPCs, ports: map[string]portcloud.Port{}, free: map[string][]*claim{}}
+	w := &nicPool{first: l.Mode == lab.PortMode, vpcs: l.VPCs, ports: map[string]portcloud.Port{}, free: map[string][]*claim{}}
 	for _, v := range l.VPCs {
 		claims, err := w.claimsOf(ctx, l, v)
 		if err != nil {
@@ -120,7 +121,7 @@ func openWardrobe(ctx context.Context, l *lab.Lab) (*wardrobe, error) {
 	return w, nil
 }
 
-func (w *wardrobe) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
+func (w *nicPool) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
 	base := v.Network.Subnet("subnet-1").CIDR.Addr().As4()
 	at := func(last int) netip.Addr {
 		a := base
@@ -164,7 +165,7 @@ func (w *wardrobe) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*
 }
 
 // take returns a claim that is free, or nil.
-func (w *wardrobe) take(vpc string, dice *rand.Rand) *claim {
+func (w *nicPool) take(vpc string, dice *rand.Rand) *claim {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	free := w.free[vpc]
@@ -178,7 +179,7 @@ func (w *wardrobe) take(vpc string, dice *rand.Rand) *claim {
 }
 
 // back takes back what a pod had that is gone.
-func (w *wardrobe) back(s shape) {
+func (w *nicPool) back(s shape) {
 	if w == nil {
 		return
 	}
@@ -191,14 +192,14 @@ func (w *wardrobe) back(s shape) {
 	}
 }
 
-// draw is the shape of the next pod: of no NICs where there is no wardrobe, and at times where
+// draw is the shape of the next pod: of no NICs where there is no pool of them, and at times where
 // the first interface comes from elsewhere.
-func (w *wardrobe) draw(dice *rand.Rand) shape {
+func (w *nicPool) draw(dice *rand.Rand) shape {
 	if w == nil || !w.first && dice.IntN(3) == 0 {
 		return shape{}
 	}
 	vpc := w.vpcs[dice.IntN(len(w.vpcs))].Name
-	s := shape{network: vpc, options: node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc}}}
+	s := shape{network: vpc, beside: !w.first, options: node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc}}}
 	first := 0
 	if !w.first {
 		first = 1
@@ -240,10 +241,16 @@ func unnamed(nics []wantNIC) []wantNIC {
 }
 
 // is compares a pod with its shape, by what the plugin answered, and returns the addresses that
-// it has of the VPC.
-func (s shape) is(p *node.Pod) ([]netip.Addr, error) {
+// it has.
+func (s shape) is(p *node.Pod) ([]address, error) {
+	var all []address
+	if s.network == "" || s.beside {
+		for _, a := range p.Addrs {
+			all = append(all, address{addr: a})
+		}
+	}
 	if s.network == "" {
-		return p.Addrs, nil
+		return all, nil
 	}
 	r, err := types100.GetResult(p.Result)
 	if err != nil {
@@ -263,14 +270,13 @@ func (s shape) is(p *node.Pod) ([]netip.Addr, error) {
 			macs[i.Name] = i.Mac
 		}
 	}
-	var all []netip.Addr
 	var errs []error
 	for _, n := range s.nics {
 		if macs[n.name] == "" || !addrs[n.name].IsValid() {
 			errs = append(errs, fmt.Errorf("has no %s with an address, of %v", n.name, r.Interfaces))
 			continue
 		}
-		all = append(all, addrs[n.name])
+		all = append(all, address{s.network, addrs[n.name]})
 		if n.claim != nil {
 			if err := n.claim.holds(addrs[n.name], macs[n.name]); err != nil {
 				errs = append(errs, fmt.Errorf("%s (%s) %w", n.name, n.claim.entry, err))
@@ -278,14 +284,17 @@ func (s shape) is(p *node.Pod) ([]netip.Addr, error) {
 		}
 		delete(macs, n.name)
 	}
-	if delete(macs, "eth0"); len(macs) > 0 {
+	if s.beside {
+		delete(macs, "eth0")
+	}
+	if len(macs) > 0 {
 		errs = append(errs, fmt.Errorf("has %v too", macs))
 	}
 	return all, errors.Join(errs...)
 }
 
 // there tells which of users' ports are gone.
-func (w *wardrobe) there(ctx context.Context, l *lab.Lab) error {
+func (w *nicPool) there(ctx context.Context, l *lab.Lab) error {
 	if w == nil {
 		return nil
 	}
@@ -300,7 +309,7 @@ func (w *wardrobe) there(ctx context.Context, l *lab.Lab) error {
 
 // watchPorts looks, until stop is closed, for what must be at no time: a user's port that is
 // gone, and two ports for one PodNIC.
-func (r *round) watchPorts(l *lab.Lab, w *wardrobe, stop <-chan struct{}) {
+func (r *round) watchPorts(l *lab.Lab, w *nicPool, stop <-chan struct{}) {
 	model, ok := l.Ports.(*portcloud.Model)
 	if !ok {
 		return
@@ -399,7 +408,7 @@ func setHybrid(l *lab.Lab, name string) {
 
 // A draw has one to four NICs, no claim twice, and what it takes comes back.
 func TestDraws(t *testing.T) {
-	w := &wardrobe{first: true, vpcs: twoVPCs(), free: map[string][]*claim{}}
+	w := &nicPool{first: true, vpcs: twoVPCs(), free: map[string][]*claim{}}
 	for _, v := range w.vpcs {
 		for i := range 6 {
 			w.free[v.Name] = append(w.free[v.Name], &claim{vpc: v.Name, entry: fmt.Sprintf("nic: a-%d", i)})

@@ -35,8 +35,8 @@ func (o *options) complete() error {
 		return fmt.Errorf("soak.time is %v, expected a time from 0", o.time)
 	case o.ops < 0:
 		return fmt.Errorf("soak.ops is %d, expected a number from 0", o.ops)
-	case o.mode != "" && !slices.Contains(lab.Modes, lab.Mode(o.mode)):
-		return fmt.Errorf("soak.mode is %q, expected one of %v", o.mode, lab.Modes)
+	case o.mode != "" && !slices.Contains(soakModes, lab.Mode(o.mode)):
+		return fmt.Errorf("soak.mode is %q, expected one of %v", o.mode, soakModes)
 	}
 	if o.seed == 0 {
 		o.seed = uint64(1 + rand.Uint32())
@@ -47,8 +47,13 @@ func (o *options) complete() error {
 // long tells whether there are rounds until a limit.
 func (o *options) long() bool { return o.time > 0 || o.ops > 0 }
 
-// chosen tells whether a mode is soaked.
-func (o *options) chosen(m lab.Mode) bool { return o.mode == "" || o.mode == string(m) }
+// soakModes are what may be soaked: the lab's modes, and what is soaked only if it is named.
+var soakModes = append(slices.Clone(lab.Modes), "pool+ports")
+
+// chosen tells whether a mode is soaked, one that is not the lab's own only if it is named.
+func (o *options) chosen(m lab.Mode, further bool) bool {
+	return o.mode == "" && !further || o.mode == string(m)
+}
 
 // roundSeed is the seed of a round of a run, which begins with round 1. That of
 // the first is the run's own, so that any round can be made again as a first one.

@@ -3,9 +3,12 @@ package crash
 import (
 	"flag"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/internal/lab"
 )
 
 func TestOptions(t *testing.T) {
@@ -20,7 +23,7 @@ func TestOptions(t *testing.T) {
 		{args: "-soak.time=8", err: "invalid value"},
 		{args: "-soak.time=-1h", err: "soak.time is -1h0m0s"},
 		{args: "-soak.ops=-1", err: "soak.ops is -1"},
-		{args: "-soak.mode=eni", err: `soak.mode is "eni", expected one of [node operator pool port]`},
+		{args: "-soak.mode=eni", err: `soak.mode is "eni", expected one of [node operator pool port pool+ports]`},
 	} {
 		var o options
 		fs := flag.NewFlagSet("", flag.ContinueOnError)
@@ -36,6 +39,16 @@ func TestOptions(t *testing.T) {
 		case c.err == "" && (err != nil || o != c.want):
 			t.Errorf("%s: %+v, error %v, want %+v", c.args, o, err, c.want)
 		}
+	}
+}
+
+func TestSoakModes(t *testing.T) {
+	var titles []lab.Mode
+	for _, m := range slices.Concat(modes, furtherSoaks) {
+		titles = append(titles, m.title())
+	}
+	if !slices.Equal(titles, soakModes) {
+		t.Errorf("there are soaks %v, and may be asked for %v", titles, soakModes)
 	}
 }
 

@@ -132,7 +132,7 @@ func (r *round) play() {
 		_, err := l.Cloud.Inject(f)
 		r.ok("inject", err)
 	}
-	nics, err := openWardrobe(ctx, l)
+	nics, err := newNICPool(ctx, l)
 	if r.ok("what pods are given", err); err != nil {
 		return
 	}
@@ -152,7 +152,7 @@ func (r *round) play() {
 }
 
 // operate makes and removes pods at random, a worker for each node, among trouble.
-func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *wardrobe) {
+func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nicPool) {
 	kills, late := r.tally.kills(), time.Now().Add(operationsLimit)
 	stop := make(chan struct{})
 	var trouble, workers sync.WaitGroup

@@ -6,11 +6,13 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -40,13 +42,15 @@ func TestSoak(t *testing.T) {
 		}
 		stop()
 	})
-	for _, m := range modes {
-		if !o.chosen(m.name) {
+	for _, m := range slices.Concat(modes, furtherSoaks) {
+		if further := m.soak != ""; !o.chosen(m.title(), further) {
 			continue
 		}
-		t.Run(string(m.name), func(t *testing.T) {
-			harness.CanRun(t, m.name)
-			tally := newTally(m.name)
+		t.Run(string(m.title()), func(t *testing.T) {
+			if m.name == lab.PortMode || m.options.VPCPorts {
+				harness.CanRun(t, lab.PortMode)
+			}
+			tally := newTally(m.title())
 			s.tallies = append(s.tallies, tally)
 			t.Parallel() // the others' tallies are there before it goes on
 			s.rounds(t, m, tally)
@@ -82,11 +86,11 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 	for n := 1; more() && (n == 1 || s.long()); n++ {
 		made := tally.made()
 		r := &round{
-			place: place{m.name, n, roundSeed(s.seed, n), s.roundOps(whole, made)},
+			place: place{m.title(), n, roundSeed(s.seed, n), s.roundOps(whole, made)},
 			mode:  m, tally: tally, end: end, soak: s.ctx,
 		}
 		if s.report != "" && tally.of(failedRound) < keptRounds {
-			r.keepLogs = filepath.Join(filepath.Dir(s.report), "soak-logs", fmt.Sprintf("%s-%d", m.name, r.seed))
+			r.keepLogs = filepath.Join(filepath.Dir(s.report), "soak-logs", fmt.Sprintf("%s-%d", m.title(), r.seed))
 		}
 		fmt.Printf("%8v  %v: begins, %d operations\n", s.elapsed(), r.place, r.ops)
 		r.make()

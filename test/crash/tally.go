@@ -25,7 +25,7 @@ const (
 	endedByItself event = "operator ended by itself"
 	apiServerKill event = "API server killed"
 	ec2Outage     event = "EC2 outage"
-	neutronFault  event = "Neutron's fault"
+	providerFault event = "provider's fault"
 	portEdit      event = "port edited"
 	ovsdbKill     event = "OVSDB killed"
 	nodeLoss      event = "node lost"

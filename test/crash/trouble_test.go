@@ -95,12 +95,12 @@ func neutronFails(_ context.Context, m *troublemaker) {
 	f := faults[m.dice.IntN(len(faults))]
 	f.Times = 1 + m.dice.IntN(3)
 	m.model().Neutron.Inject(f)
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
 }
 
 // neutronAway has Neutron refuse every call for a while.
 func neutronAway(ctx context.Context, m *troublemaker) {
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
 	m.model().Neutron.Inject(neutron.Fault{Status: 503, Message: "away"})
 	m.pause(ctx, 2*time.Second)
 	m.model().Neutron.ClearFaults()
@@ -108,13 +108,13 @@ func neutronAway(ctx context.Context, m *troublemaker) {
 
 // tokensRevoked has Keystone take back all tokens.
 func tokensRevoked(_ context.Context, m *troublemaker) {
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
 	m.model().Neutron.RevokeTokens()
 }
 
 // overQuota has the project have as many ports as it may for a while.
 func overQuota(ctx context.Context, m *troublemaker) {
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
 	cloud := m.model().Neutron
 	cloud.SetQuota(len(cloud.Ports()))
 	m.pause(ctx, 2*time.Second)
@@ -123,7 +123,7 @@ func overQuota(ctx context.Context, m *troublemaker) {
 
 // hostAway has Neutron bind no port to a host for a while, as when its agent is not heard of.
 func hostAway(ctx context.Context, m *troublemaker) {
-	m.tally.count(neutronFault, 1)
+	m.tally.count(providerFault, 1)
 	name := m.node().Name
 	m.model().Neutron.RemoveHost(name)
 	m.pause(ctx, 2*time.Second)

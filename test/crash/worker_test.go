@@ -18,7 +18,7 @@ type worker struct {
 	lab    *lab.Lab
 	node   *node.Node
 	book   *ledger
-	nics   *wardrobe // nil where pods have none
+	nics   *nicPool // nil where pods have none
 	dice   *rand.Rand
 	atOnce int       // the most operations at a time
 	late   time.Time // when two thirds of the operations are enough
@@ -42,7 +42,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 			} else {
 				done += w.some(len(w.pods)-want, func() func() { return w.del(ctx) })
 			}
-			if w.nics != nil && w.dice.IntN(lossOdds) == 0 {
+			if w.mode.loses && w.dice.IntN(lossOdds) == 0 {
 				w.loseNode(ctx)
 			}
 		}
