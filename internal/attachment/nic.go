@@ -27,6 +27,17 @@ type NIC struct {
 	HostLink     string   `json:"hostLink,omitempty"` // on the node, where there is one
 	HostMAC      mac.Addr `json:"hostMAC,omitempty"`  // of that link
 	Plug         Plug     `json:"plug"`
+	// Binding is how a virtual machine in the pod gets the NIC, in the words of the PodNIC's
+	// spec; empty: it is the pod's containers'.
+	Binding string `json:"binding,omitempty"`
+	Tap     Tap    `json:"tap,omitzero"` // with binding tap
+}
+
+// Tap is what the tap device of a NIC is like.
+type Tap struct {
+	Owner      uint32 `json:"owner"` // user that may open it
+	Group      uint32 `json:"group"`
+	MultiQueue bool   `json:"multiQueue,omitempty"`
 }
 
 // NICAddress is an address of a port.

@@ -267,6 +267,9 @@ func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachm
 
 func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 
+// LinkLost has all be looked at.
+func (f *fakeNICs) LinkLost(string) { f.changed.Set() }
+
 // Replaced goes by bind: a NIC of the same interface with another port.
 func (f *fakeNICs) Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool) {
 	f.mu.Lock()

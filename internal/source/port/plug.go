@@ -145,6 +145,20 @@ func (n *NICs) Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool) 
 // what is to be, and the NICs of all attachments are to be checked.
 func (n *NICs) Changed() <-chan struct{} { return n.changed }
 
+// LinkLost says that a link of the node is gone or went down; empty: any may be. One of those
+// of a port that is plugged, all of which are called by its ID, is a change.
+func (n *NICs) LinkLost(name string) {
+	n.mu.Lock()
+	ours := name == ""
+	for _, h := range n.book.plugged {
+		ours = ours || plug.IsLinkOf(name, h.nic.Port)
+	}
+	n.mu.Unlock()
+	if ours {
+		n.changed.Set()
+	}
+}
+
 // watchSwitch tells of changes in OVSDB, and tries again when it was told of none for a
 // reason other than the end.
 func (n *NICs) watchSwitch(ctx context.Context) {
