@@ -255,7 +255,7 @@ var elsewhere = named(
 // No failpoint is forgotten when one is added or renamed.
 func TestEveryFailpointIsKilledAt(t *testing.T) {
 	killed := map[string]int{}
-	for _, m := range slices.Concat(modes, []mode{alcorMode}) {
+	for _, m := range slices.Concat(modes, []mode{alcorMode, machineMode}) {
 		for _, name := range m.kills {
 			killed[name]++
 			if !slices.Contains(m.daemon, name) && !slices.Contains(m.operator, name) {

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -60,7 +61,7 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 		func() error { return h.LinkSetMaster(l, bridge) },
 		func() error {
 			for _, a := range addrs {
-				if err := h.AddrDel(l, &netlink.Addr{IPNet: a.IPNet}); err != nil && !a.IP.IsLinkLocalUnicast() {
+				if err := h.AddrDel(l, &netlink.Addr{IPNet: a.IPNet}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // IPv6 goes when the link goes down
 					return err
 				}
 			}
