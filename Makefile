@@ -170,6 +170,7 @@ bench: ## Measure the budgets into bench/results.json
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
 		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
+		open-vswitch) hack/deps.sh ovn ;; \
 		amazon-vpc-cni) cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent); cni=$${cni%/*}; hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null ;; \
 		lab-images) $(AS_ROOT) hack/check-machine.sh; hack/deps.sh cluster; images=$$($(MAKE) lab-images LAB_IMAGES="pause coredns" | paste -sd:) ;; \
 		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \

@@ -133,14 +133,18 @@ func (k *nicKeeper) mend(ctx context.Context, rec attachment.Record, differs err
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
 	if replaced {
-		if err := d.replace(kctx, rec, now); err != nil {
+		err := d.replace(kctx, rec, now)
+		d.Metrics.countNICRepair(nicReplaced, err)
+		if err != nil {
 			d.Log.Warn("plugging other ports in place of an attachment's, will try again", "attachment", rec.Key.String(), "ports", nicNames(rec), "err", err)
 			return
 		}
 		d.Log.Warn("plugged other ports in place of an attachment's, as they were made again", "attachment", rec.Key.String(), "ports", nicNames(rec))
 		return
 	}
-	if _, err := d.again(ctx, rec, d.plug); err != nil {
+	_, err := d.again(ctx, rec, d.plug)
+	d.Metrics.countNICRepair(nicAgain, err)
+	if err != nil {
 		d.Log.Warn("plugging NICs again, will try again", "attachment", rec.Key.String(), "was", differs, "err", err)
 		return
 	}

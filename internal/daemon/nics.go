@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -84,8 +85,9 @@ type NICs interface {
 // errNoNICs is of a record with NICs on a daemon that was started without them.
 var errNoNICs = errors.New("the attachment has NICs that are ports of a VPC, and this berthd is not configured to plug any")
 
-// plug sets up the NICs of a record, in their order, and returns it with what the
-// kernel tells of them. The error is a Failure.
+// plug sets up the NICs of a record side by side, as a switch that learns of several ports
+// at once sets them up together, and returns it with what the kernel tells of them. The
+// error is a Failure, that of the first one that failed.
 func (d *Daemon) plug(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if len(rec.NICs) == 0 {
 		return rec, nil
@@ -93,18 +95,29 @@ func (d *Daemon) plug(ctx context.Context, rec attachment.Record) (attachment.Re
 	if d.NICs == nil {
 		return rec, nicFailure("plugging "+nicName(rec.NICs[0]), errNoNICs)
 	}
-	rec.NICs = slices.Clone(rec.NICs) // others read those of the store
-	for i, nic := range rec.NICs {
-		now, err := d.NICs.Plug(ctx, rec, nic)
+	plugged, errs := slices.Clone(rec.NICs), make([]error, len(rec.NICs)) // others read those of the store
+	var each sync.WaitGroup
+	for i := range rec.NICs {
+		each.Go(func() { errs[i] = d.plugOne(ctx, rec, &plugged[i]) })
+	}
+	each.Wait()
+	rec.NICs = plugged
+	for _, err := range errs {
 		if err != nil {
-			return rec, nicFailure("plugging "+nicName(nic), err)
-		}
-		rec.NICs[i] = now
-		if err := failpoint.Hit("daemon.nics.plugged"); err != nil {
 			return rec, err
 		}
 	}
 	return rec, nil
+}
+
+// plugOne sets up one NIC of a record.
+func (d *Daemon) plugOne(ctx context.Context, rec attachment.Record, nic *attachment.NIC) error {
+	now, err := d.NICs.Plug(ctx, rec, *nic)
+	if err != nil {
+		return nicFailure("plugging "+nicName(*nic), err)
+	}
+	*nic = now
+	return failpoint.Hit("daemon.nics.plugged")
 }
 
 // unplug takes down the NICs of a record, the last first. All are tried. The error is

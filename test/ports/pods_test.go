@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -33,15 +34,16 @@ func TestPods(t *testing.T) {
 	for _, provider := range []struct {
 		name  string
 		raise func(context.Context, portcloud.Options) (portcloud.Cloud, error) // nil: as labs have it
+		args  []string                                                          // of berthd
 		own   []proof
 	}{
-		{"Neutron", nil, []proof{{"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
-		{"Alcor", portcloud.NewAlcor, []proof{{"LinkGoesBack", (*bench).linkGoesBack}}},
+		{"Neutron", nil, nil, []proof{{"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
+		{"Alcor", portcloud.NewAlcor, []string{"--agent-wait=1m"}, []proof{{"LinkGoesBack", (*bench).linkGoesBack}, {"AgentAway", (*bench).agentAway}}},
 	} {
 		t.Run(provider.name, func(t *testing.T) {
 			t.Parallel() // most of the time something is waited for
 			// A second operator, which there is none of, would wait for the Lease of a killed one.
-			b := raise(t, lab.Options{PortCloud: provider.raise, OperatorArgs: []string{"--leader-elect=false"}})
+			b := raise(t, lab.Options{PortCloud: provider.raise, DaemonArgs: provider.args, OperatorArgs: []string{"--leader-elect=false"}})
 			for _, p := range slices.Concat([]proof{
 				{"OneNIC", (*bench).oneNIC},
 				{"SeveralNICs", (*bench).severalNICs},
@@ -322,6 +324,29 @@ func (b *bench) linkGoesBack() {
 	}
 	harness.OK(b.T, b.Kube.Client.Delete(ctx, nic))
 	home()
+	b.empty()
+}
+
+// agentAway has the agent of a node be away when a pod comes: its ADD waits for the port's link, no
+// longer than for all together, and another has it once the agent is back.
+func (b *bench) agentAway() {
+	harness.OK(b.T, b.alcor.Crash(b.a.Name))
+	ctx := harness.Deadline(b.T, harness.Patience)
+	_, err := b.a.AddPod(ctx, "early", pod("[{}]"))
+	harness.Fails(b.T, err, 11, "the pod's NICs are not on the node yet", "the agent of the VPC on this node has not made the port's link")
+	added := make(chan error, 1)
+	go func() { _, err := b.a.AddPod(ctx, "late", node.PodOptions{}); added <- err }()
+	harness.Eventually(b.T, harness.Patience, "its ADD waits for the link", func() error {
+		view, err := b.a.Get(ctx, node.IntrospectionURL+"/pod?namespace=default&name=late-"+b.a.Name)
+		if err == nil && !harness.Says(view, "no-link") {
+			err = errors.New(view)
+		}
+		return err
+	})
+	harness.OK(b.T, b.alcor.Revive(b.a.Name))
+	harness.OK(b.T, <-added)
+	harness.Settle(b.T, b.Lab)
+	harness.Remove(b.T, b.a, "late")
 	b.empty()
 }
 

@@ -271,7 +271,9 @@ func (c *Controller) make(ctx context.Context, p *corev1.Pod, vpc string, n podn
 			uid = o.UID
 		}
 	}
-	c.book.made(key, uid)
+	if c.book.made(key, uid) {
+		c.nics.AddObject(key, 0) // its event came before the answer
+	}
 	switch {
 	case err == nil:
 		c.o.Logger.Debug("PodNIC made", "podnic", key.String(), "pod", p.Name, "vpc", vpc)

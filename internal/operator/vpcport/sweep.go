@@ -34,8 +34,9 @@ func (c *Controller) sweep(ctx context.Context) error {
 			return nil
 		case <-c.o.Clock.After(c.o.Listing):
 		}
-		next := map[string]time.Time{}
-		for _, vpc := range c.inUse(ctx) {
+		next, vpcs := map[string]time.Time{}, c.inUse(ctx)
+		c.o.Metrics.keepOnly(vpcs)
+		for _, vpc := range vpcs {
 			if err := c.list(ctx, vpc, seen, next); err != nil {
 				c.o.Logger.Warn("listing the ports of a VPC, will try again", "vpc", vpc, "error", err)
 				for id, at := range seen { // what was not looked at is as it was
@@ -69,6 +70,7 @@ func (c *Controller) list(ctx context.Context, vpc string, seen, next map[string
 	bounded, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	ports, err := opened.Provider.Ports(bounded, vpcport.Filter{NetworkID: opened.Network.ID, Owner: vpcport.Owner})
+	defer func() { c.o.Metrics.listed(vpc, err) }()
 	if err != nil {
 		return err
 	}
@@ -81,7 +83,9 @@ func (c *Controller) list(ctx context.Context, vpc string, seen, next map[string
 	for _, key := range c.book.compare(vpc, byUID, began) {
 		c.nics.AddObject(key, 0)
 	}
-	return c.orphans(ctx, opened, byUID, seen, next)
+	c.o.Metrics.astray(vpc, c.book.astray(byUID))
+	err = c.orphans(ctx, opened, byUID, seen, next)
+	return err
 }
 
 // compare holds what is known of NICs that no call was about since a listing began
