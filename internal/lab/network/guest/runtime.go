@@ -54,7 +54,7 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 	tap.Name, tap.MTU = device, mtu
 	memory := netlink.NewLinkAttrs()
 	memory.Name, memory.MTU, memory.HardwareAddr = name, mtu, mac
-	for i, step := range []func() error{
+	for _, step := range []func() error{
 		func() error { return h.LinkSetDown(l) },
 		func() error { return h.LinkSetName(l, name+"-nic") },
 		func() error { return h.LinkSetHardwareAddr(l, bridge.Attrs().HardwareAddr) },
@@ -77,7 +77,7 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 		func() error { return h.LinkSetUp(bridge) },
 	} {
 		if err := step(); err != nil {
-			return fmt.Errorf("bind %s by a bridge, step %d: %w", name, i+1, err)
+			return fmt.Errorf("bind %s by a bridge: %w", name, err)
 		}
 	}
 	return nil
