@@ -130,7 +130,7 @@ func New(o Options) *Daemon {
 		}
 	}
 	if o.NICs != nil {
-		d.nics = &nicKeeper{daemon: d}
+		d.nics = newNICKeeper(d)
 	}
 	d.cooling = &coolingRecords{
 		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,

@@ -46,15 +46,23 @@ type NICs interface {
 	Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
 	// Check tells how the kernel differs from a NIC, and changes nothing.
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
-	// Changed fires when somebody else may have changed what is plugged, or what is to
-	// be; nil: never.
+	// Changed fires when somebody else may have changed what is plugged; nil: never.
 	Changed() <-chan struct{}
-	// Replaced returns the NICs that a ready attachment should have, as many and in the
-	// same order, if the port of one was made again and is bound to this node; else not ok.
-	Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool)
-	// Plugged says that the attachment is ready with its NICs, and no others: at its ADD,
-	// at start for each record that is, and after a port was replaced. The operator is
-	// told later: this does not wait for it.
+	// Touched names the ports of which that is so since it was asked last; all: it may be
+	// any.
+	Touched() (ports []string, all bool)
+	// News fires when a ready attachment may have to have other NICs than before; nil:
+	// never.
+	News() <-chan struct{}
+	// Wanted returns all NICs that a ready attachment is to have by now, and whether
+	// something is to be done for that. Each is in the state of what is to be done: plugging for one that
+	// is added, or that stands in the place of another; changing for one that is to be
+	// given other addresses. One that the pod gave up is not among them, but never is the
+	// attachment's own interface left out.
+	Wanted(rec attachment.Record) (nics []attachment.NIC, differ bool)
+	// Plugged says that the attachment is ready with those of its NICs that are not being
+	// plugged, and no others: at its ADD, at start for each record that is, and after
+	// a change. The operator is told later: this does not wait for it.
 	Plugged(rec attachment.Record)
 	// Unplugged says that nothing is left of NICs on the node; told until it is heard. The
 	// record goes right after it: what comes of one of its ports later comes after.
@@ -76,8 +84,8 @@ type NICs interface {
 // errNoNICs is of a record with NICs on a daemon that was started without them.
 var errNoNICs = errors.New("the attachment has NICs that are ports of a VPC, and this berthd is not configured to plug any")
 
-// plug sets up the NICs of a record, in their order, and returns it with what the
-// kernel tells of them. The error is a Failure.
+// plug sets up the NICs of a record, in their order and but for those that a change has
+// in its hands, and returns it with what the kernel tells of them. The error is a Failure.
 func (d *Daemon) plug(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if len(rec.NICs) == 0 {
 		return rec, nil
@@ -87,16 +95,24 @@ func (d *Daemon) plug(ctx context.Context, rec attachment.Record) (attachment.Re
 	}
 	rec.NICs = slices.Clone(rec.NICs) // others read those of the store
 	for i, nic := range rec.NICs {
-		now, err := d.NICs.Plug(ctx, rec, nic)
-		if err != nil {
-			return rec, nicFailure("plugging "+nicName(nic), err)
+		if !rec.Settled(nic) {
+			continue
 		}
-		rec.NICs[i] = now
-		if err := failpoint.Hit("daemon.nics.plugged"); err != nil {
+		if err := d.plugOne(ctx, rec, &rec.NICs[i]); err != nil {
 			return rec, err
 		}
 	}
 	return rec, nil
+}
+
+// plugOne sets up one NIC of a record.
+func (d *Daemon) plugOne(ctx context.Context, rec attachment.Record, nic *attachment.NIC) error {
+	now, err := d.NICs.Plug(ctx, rec, *nic)
+	if err != nil {
+		return nicFailure("plugging "+nicName(*nic), err)
+	}
+	*nic = now
+	return failpoint.Hit("daemon.nics.plugged")
 }
 
 // unplug takes down the NICs of a record, the last first. All are tried. The error is
@@ -128,6 +144,9 @@ func (d *Daemon) plugged(ctx context.Context, rec attachment.Record) error {
 	}
 	var errs []error
 	for _, nic := range rec.NICs {
+		if !rec.Settled(nic) {
+			continue
+		}
 		if err := d.NICs.Check(ctx, rec, nic); err != nil {
 			errs = append(errs, nicFailure(nicName(nic), err))
 		}

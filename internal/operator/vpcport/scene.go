@@ -126,8 +126,18 @@ func (c *Controller) lookAtPod(ctx context.Context, s *scene) error {
 	if n, ok := named(w.nics, s.o.Spec.Interface); ok {
 		s.nic.Index, s.nic.DefaultRoute = n.Index, n.DefaultRoute
 	}
-	s.next = assignment{pod: *ref, name: s.o.Spec.Interface, node: p.Spec.NodeName, defaultRoute: hasDefaultRoute(w.nics, s.nic, c.o.First)}
+	s.next = assignment{pod: *ref, name: s.o.Spec.Interface, node: p.Spec.NodeName}
+	s.next.defaultRoute = s.leads(p, hasDefaultRoute(w.nics, s.nic, c.o.First))
 	return nil
+}
+
+// leads tells whether a pod's packets to elsewhere are to leave by the NIC. That of a pod that
+// runs stays where it is, whatever its annotation says by now.
+func (s *scene) leads(p *corev1.Pod, says bool) bool {
+	if p.Status.Phase != corev1.PodRunning {
+		return says
+	}
+	return s.now.defaultRoute && s.now.pod.UID == string(p.UID)
 }
 
 // lookForHolder finds the pod that has, or is to have, a PodNIC that pods name.
@@ -178,8 +188,8 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 	s.pod = p
 	s.next = assignment{
 		pod: v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, name: s.nic.Name, node: p.Spec.NodeName,
-		defaultRoute: hasDefaultRoute(wishes[p].nics, s.nic, c.o.First),
 	}
+	s.next.defaultRoute = s.leads(p, hasDefaultRoute(wishes[p].nics, s.nic, c.o.First))
 	return nil
 }
 
