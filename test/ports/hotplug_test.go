@@ -154,15 +154,16 @@ func (b *bench) hotPlugRefused() {
 	b.event(p, "NICsRefused", "[1].defaultRoute", "is added")
 
 	// Somebody in the pod has the name already.
+	stranger := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}, PeerName: "stranger"}
 	harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
-		return h.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}})
+		return h.LinkAdd(stranger)
 	}))
 	b.annotate(p, "[{subnet: subnet-1}, {name: eth1, subnet: subnet-2}]")
 	b.says(p, "eth1", metav1.ConditionFalse, "InterfaceExists", "remove that interface from the pod")
 	b.event(p, "InterfaceExists", "NIC eth1")
 	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "stays"))
 	harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
-		return h.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}})
+		return h.LinkDel(stranger)
 	}))
 	b.plugged(p, "eth1") // it was tried again
 
