@@ -31,6 +31,7 @@ internal/vpcport/neutron/a.go       k8s.io/api/core/v1                  no-kuber
 internal/vpcport/neutron/b.go       github.com/gophercloud/gophercloud/v2 -
 internal/operator/vpcport/a.go      github.com/gophercloud/gophercloud/v2 neutron
 internal/lab/cloud/neutron/a.go     $berth/internal/vpcport             lab-is-independent
+internal/lab/cloud/alcor/a.go       $berth/internal/vpcport             lab-is-independent
 internal/lab/cloud/neutron/b.go     github.com/gophercloud/gophercloud/v2 neutron
 internal/lab/cloud/neutron/c_test.go $berth/internal/vpcport            -
 internal/plug/ovs/a.go              k8s.io/api/core/v1                  no-kubernetes

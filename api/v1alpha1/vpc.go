@@ -43,7 +43,7 @@ type VPCProvider string
 // The providers that there are.
 const (
 	ProviderNeutron VPCProvider = "neutron" // OpenStack Networking
-	ProviderAlcor   VPCProvider = "alcor"   // Alcor's port manager; this release opens none
+	ProviderAlcor   VPCProvider = "alcor"   // Alcor's port manager
 )
 
 // VPCSpec is which network it is, and whom it is for. Written by a person.
@@ -54,8 +54,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.alcor) || self.provider == 'alcor'",fieldPath=".alcor",message="alcor is of provider alcor"
 // +kubebuilder:validation:XValidation:rule="has(self.project) == has(oldSelf.project) && (!has(self.project) || self.project == oldSelf.project)",fieldPath=".project",message="project cannot be changed: ports are in it"
 type VPCSpec struct {
-	// Provider is neutron. This release has no alcor yet: such a VPC is not Ready, and
-	// its condition Reachable has the reason ProviderNotSupported. It cannot be changed.
+	// Provider is neutron or alcor. It cannot be changed.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="provider cannot be changed: ports are of it"
 	Provider VPCProvider `json:"provider"`
 
@@ -67,7 +66,7 @@ type VPCSpec struct {
 	Network string `json:"network"`
 
 	// Endpoint is the URL of Keystone, such as https://keystone.example:5000/v3; without
-	// credentials that of Neutron itself.
+	// credentials that of Neutron itself, or of Alcor's API gateway.
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHostname() != '' && !self.contains('@') && !self.contains('?') && !self.contains('#')",message="endpoint must be a URL that begins with http:// or https://, without user, query and fragment, such as https://keystone.example:5000/v3"
 	Endpoint string `json:"endpoint"`
@@ -146,7 +145,7 @@ type VPCSpec struct {
 	// +optional
 	PortMAC PortMAC `json:"portMAC,omitempty"`
 
-	// Alcor is what is of provider alcor only, which this release does not have yet.
+	// Alcor is what is of provider alcor only.
 	// +optional
 	Alcor *AlcorSpec `json:"alcor,omitempty"`
 }

@@ -20,9 +20,9 @@ func portSettings(c *Config) []Setting {
 		{Flag: "port-wait", Default: "45s", parse: duration(&c.PortWait, 0, 9*time.Minute),
 			Doc: "With ports of VPCs, how long an ADD waits until a pod's ports are bound to this node, are plugged and carry packets, before it fails with code 11 (try again later). An ADD that needs an address too waits for the longer of this and warm-wait, for all together."},
 		{Flag: "agent-netns-prefixes", Default: "vpc-ns-,vpc-ns", parse: list(&c.AgentNamespaces, netnsPrefix),
-			Doc: "With ports that an agent of the provider puts into network namespaces (Netns), which no provider of this release has: what the names of these namespaces begin with, separated by commas. No other namespace is entered."},
+			Doc: "With ports that an agent of the provider puts into network namespaces, as Alcor's does: what the names of these namespaces begin with, separated by commas. No other namespace is entered."},
 		{Flag: "agent-wait", Default: "3s", parse: duration(&c.AgentWait, time.Millisecond, 10*time.Minute),
-			Doc: "With ports that an agent of the provider puts into network namespaces (Netns), which no provider of this release has: how long an ADD waits for the agent to have made a port's link, once the port is bound; a minute at most."},
+			Doc: "With ports that an agent of the provider puts into network namespaces, as Alcor's does: how long an ADD waits for the agent to have made a port's link, once the port is bound; a minute at most."},
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/test/harness"
@@ -101,6 +102,75 @@ func (c *cluster) usePortMode() {
 			Regarding: corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "VPC", Name: "blue"},
 		}, client.DryRunAll)
 	})
+}
+
+// The same by Alcor, with a port that is made and one that is there: the node is told from
+// which namespace it takes them, and Alcor's agent, by the port's status, that they work.
+func TestPodGetsPortsOfAlcor(t *testing.T) {
+	c := newCluster(t)
+	c.use(harness.OperatorConfig(t, deploy.PortMode))
+	cloud := alcor.New(alcor.Options{})
+	green := cloud.AddNetwork(alcor.Network{Name: "green"})
+	web := cloud.AddSubnet(alcor.Subnet{Name: "web", Network: green.ID, CIDR: netip.MustParsePrefix("10.0.0.0/24"), Gateway: netip.MustParseAddr("10.0.0.1")})
+	given := cloud.AddPort(alcor.Port{Network: green.ID, Unsecured: true, FixedIPs: []alcor.FixedIP{{Subnet: web.ID, IP: netip.MustParseAddr("10.0.0.9")}}})
+	cloud.AddHost("node-a", alcor.Host{})
+	server := httptest.NewServer(cloud)
+	t.Cleanup(server.Close)
+
+	o := c.start("one", "--ipam=port", "--unplug-grace=1s")
+	o.until(c.leads("one"))
+	harness.OK(t, c.client.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "green"}, Spec: v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderAlcor, Network: "green", Endpoint: server.URL, Project: green.Project,
+		Alcor: &v1alpha1.AlcorSpec{NetnsPrefix: "vpc-ns-"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
+	}}))
+	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
+	pod := &corev1.Pod{Spec: corev1.PodSpec{
+		NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+	}}
+	pod.Namespace, pod.Name = "default", "web-0"
+	pod.Annotations = map[string]string{v1alpha1.AnnotationVPC: "green", v1alpha1.AnnotationNICs: fmt.Sprintf("[{subnet: web, ip: 10.0.0.7}, {portID: %s}]", given.ID)}
+	harness.OK(t, c.client.Create(t.Context(), pod))
+
+	phase := func(want v1alpha1.PodNICPhase) {
+		t.Helper()
+		o.until(func() error {
+			list := &v1alpha1.PodNICList{}
+			if err := c.client.List(t.Context(), list); err != nil {
+				return err
+			}
+			addresses := map[string]bool{}
+			for _, n := range list.Items {
+				if n.Status.Phase != want || n.Status.Plug == nil || *n.Status.Plug != (v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns-" + green.ID}) || len(n.Status.Addresses) != 1 || n.Status.MTU != 1450 {
+					return fmt.Errorf("status %+v", n.Status)
+				}
+				addresses[n.Status.Addresses[0].CIDR] = true
+			}
+			if len(addresses) != 2 || !addresses["10.0.0.7/24"] || !addresses["10.0.0.9/24"] {
+				return fmt.Errorf("the addresses are %v", addresses)
+			}
+			return nil
+		})
+	}
+	phase(v1alpha1.PhaseBound)
+	for _, p := range cloud.Ports() {
+		if p.Owner != vpcport.Owner || p.Host != "node-a" || p.Unsecured != (p.ID == given.ID) {
+			t.Errorf("port %+v", p)
+		}
+		cloud.Programmed(p.ID, "node-a", true)
+	}
+	phase(v1alpha1.PhaseActive)
+	harness.OK(t, c.client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
+	o.until(func() error {
+		left := cloud.Ports()
+		if len(left) != 1 || left[0].ID != given.ID || left[0].Device != "" || left[0].Owner != "" || !left[0].Unsecured {
+			return fmt.Errorf("left are %+v", left)
+		}
+		return nil
+	})
+	if ignored := cloud.Ignored(); len(ignored) > 0 {
+		t.Errorf("Alcor does not know what it was asked for: %v", ignored)
+	}
 }
 
 // secret makes a Secret of the operator's namespace, which goes with the test.

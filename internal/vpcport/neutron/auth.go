@@ -15,6 +15,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
 
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 const (
@@ -53,11 +54,11 @@ func (p *Provider) Project(ctx context.Context) (string, error) {
 	}
 	token, ok := client.GetAuthResult().(tokens.CreateResult)
 	if !ok {
-		return "", lie(opToken, "a token without a body")
+		return "", rest.Lie(opToken, "a token without a body")
 	}
 	project, err := token.ExtractProject()
-	if err != nil || project == nil || !validID(project.ID) {
-		return "", lie(opToken, "a token of no project")
+	if err != nil || project == nil || !rest.ValidID(project.ID) {
+		return "", rest.Lie(opToken, "a token of no project")
 	}
 	return project.ID, nil
 }
@@ -136,7 +137,7 @@ func (s Settings) endpointIn(catalog []tokens.CatalogEntry) (string, error) {
 }
 
 func (s Settings) endpointOf(found string) (string, error) {
-	u, err := baseURL(found)
+	u, err := rest.BaseURL(found, "/v3", "/v2.0")
 	if err != nil {
 		return "", fmt.Errorf("the network service in Keystone's catalog: %w", err)
 	}

@@ -6,17 +6,18 @@ import (
 	"net/http"
 
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 // Update implements vpcport.Provider. A binding that failed is tried again by any change.
 func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcport.Change) (vpcport.Port, error) {
-	r := request{method: http.MethodPut, path: "ports/" + id, scope: scope{port: true, names: names{groups: c.Groups, ports: []string{id}}}}
+	r := request{method: http.MethodPut, path: "ports/" + id, scope: scope{port: true, names: rest.Names{Groups: c.Groups, Ports: []string{id}}}}
 	change := wireChange{Host: c.Host, Device: c.Device, Owner: c.Owner}
 	if c.Groups != nil {
 		change.Groups = &c.Groups
 	}
 	if change == (wireChange{}) {
-		return vpcport.Port{}, misuse(r.op(), "a change of nothing")
+		return vpcport.Port{}, rest.Misuse(r.op(), "a change of nothing")
 	}
 	if revision != 0 {
 		r.match = fmt.Sprintf("revision_number=%d", revision)
@@ -32,18 +33,18 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 		got  string
 	}{{"host", c.Host, got.Host}, {"device", c.Device, got.Device}, {"owner", c.Owner, got.Owner}} {
 		if f.want != nil && *f.want != f.got {
-			return vpcport.Port{}, lie(r.op(), "port %s has the %s %q, asked for was %q", id, f.name, f.got, *f.want)
+			return vpcport.Port{}, rest.Lie(r.op(), "port %s has the %s %q, asked for was %q", id, f.name, f.got, *f.want)
 		}
 	}
-	if c.Groups != nil && !sameSet(c.Groups, got.Groups) || got.Revision < revision {
-		return vpcport.Port{}, lie(r.op(), "port %s has the groups %q and revision %d after a change to %q of revision %d", id, got.Groups, got.Revision, c.Groups, revision)
+	if c.Groups != nil && !rest.SameSet(c.Groups, got.Groups) || got.Revision < revision {
+		return vpcport.Port{}, rest.Lie(r.op(), "port %s has the groups %q and revision %d after a change to %q of revision %d", id, got.Groups, got.Revision, c.Groups, revision)
 	}
 	return p.settledOne(ctx, got, c)
 }
 
 // Delete implements vpcport.Provider.
 func (p *Provider) Delete(ctx context.Context, id string) error {
-	r := request{method: http.MethodDelete, path: "ports/" + id, scope: scope{port: true, names: names{ports: []string{id}}}}
+	r := request{method: http.MethodDelete, path: "ports/" + id, scope: scope{port: true, names: rest.Names{Ports: []string{id}}}}
 	err := checkID(r.op(), id)
 	if err == nil {
 		err = p.call(ctx, r, nil)

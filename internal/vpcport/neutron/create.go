@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 // Where Neutron is served behind oslo.middleware's filter sizelimit, it reads requests of
@@ -26,7 +26,7 @@ func (p *Provider) Traits() vpcport.Traits {
 // Create implements vpcport.Provider, by one request: Neutron's plugin ML2 makes all of
 // its ports in one transaction. Another one reads those that are bound.
 func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
-	r := request{method: http.MethodPost, path: "ports", scope: scope{names: namesOf(ports)}}
+	r := request{method: http.MethodPost, path: "ports", scope: scope{names: rest.NamesOf(ports)}}
 	if len(ports) == 0 || len(ports) > maxBatch {
 		return nil, &vpcport.Error{Class: vpcport.TooLarge, Op: r.op(), Message: "a request for no or too many ports"}
 	}
@@ -34,8 +34,8 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 		Ports []wireNew `json:"ports"`
 	}{}
 	for _, n := range ports {
-		if !validID(n.NetworkID) {
-			return nil, misuse(r.op(), "a port of network %q", n.NetworkID)
+		if !rest.ValidID(n.NetworkID) {
+			return nil, rest.Misuse(r.op(), "a port of network %q", n.NetworkID)
 		}
 		body.Ports = append(body.Ports, p.settings.wire(n))
 	}
@@ -44,7 +44,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 		Ports []wirePort `json:"ports"`
 	}
 	if err := p.call(ctx, r, &reply); err != nil {
-		return nil, p.networkGone(ctx, err, r.scope.names.networks)
+		return nil, p.networkGone(ctx, err, r.scope.names.Networks)
 	}
 	out, err := made(r.op(), ports, reply.Ports)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s Settings) wire(n vpcport.NewPort) wireNew {
 // what was asked.
 func made(op string, asked []vpcport.NewPort, got []wirePort) ([]vpcport.Port, error) {
 	if len(got) != len(asked) {
-		return nil, lie(op, "asked for %d ports, got %d", len(asked), len(got))
+		return nil, rest.Lie(op, "asked for %d ports, got %d", len(asked), len(got))
 	}
 	got = inOrder(asked, got)
 	ids := map[string]bool{}
@@ -113,8 +113,8 @@ func made(op string, asked []vpcport.NewPort, got []wirePort) ([]vpcport.Port, e
 		if out[i], err = w.port(op); err != nil {
 			return nil, err
 		}
-		if what := mismatch(asked[i], out[i]); what != "" || ids[w.ID] {
-			return nil, lie(op, "port %s for device %q has another %s", w.ID, asked[i].Device, what)
+		if what := rest.Mismatch(asked[i], out[i]); what != "" || ids[w.ID] {
+			return nil, rest.Lie(op, "port %s for device %q has another %s", w.ID, asked[i].Device, what)
 		}
 		ids[w.ID] = true
 	}
@@ -137,44 +137,4 @@ func inOrder(asked []vpcport.NewPort, got []wirePort) []wirePort {
 		out = append(out, got[i])
 	}
 	return out
-}
-
-// mismatch names what a port has other than it was asked for; empty: nothing.
-func mismatch(n vpcport.NewPort, p vpcport.Port) string {
-	switch {
-	case p.NetworkID != n.NetworkID:
-		return "network"
-	case p.Device != n.Device || p.Owner != vpcport.Owner:
-		return "device"
-	case n.MAC != nil && p.MAC.String() != n.MAC.String():
-		return "MAC address"
-	case n.Groups != nil && !sameSet(n.Groups, p.Groups):
-		return "set of security groups"
-	case p.Host != n.Host:
-		return "host"
-	case !hasAddresses(n.Addresses, p.Addresses):
-		return "address"
-	}
-	return ""
-}
-
-// hasAddresses tells whether each address that was asked for is there. A network whose
-// IPv6 addresses derive from MAC addresses adds one that was not (SLAAC).
-func hasAddresses(asked []vpcport.NewAddress, got []vpcport.FixedIP) bool {
-	left := slices.Clone(got)
-	for _, a := range asked {
-		i := slices.IndexFunc(left, func(f vpcport.FixedIP) bool {
-			return (a.SubnetID == "" || a.SubnetID == f.SubnetID) && (!a.IP.IsValid() || a.IP == f.IP)
-		})
-		if i < 0 {
-			return false
-		}
-		left = slices.Delete(left, i, i+1)
-	}
-	return true
-}
-
-func sameSet(a, b []string) bool {
-	unique := func(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
-	return slices.Equal(unique(a), unique(b))
 }

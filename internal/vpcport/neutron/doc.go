@@ -10,11 +10,9 @@
 // where MAC addresses are asked for.
 //
 //	settings.go   where Neutron is, and who asks
-//	transport.go  TLS, time-outs, how much of a reply is read
 //	auth.go       tokens, and Neutron's URL from the catalog
 //	call.go       one request
 //	errors.go     failures into classes
-//	about.go      what a failure is about
 //	conceal.go    errors without credentials and tokens
 //	wire.go       requests and replies as they are sent
 //	binding.go    how a bound port is plugged

@@ -7,21 +7,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
-	"time"
-	"unicode"
 
 	"github.com/gophercloud/gophercloud/v2"
 
 	"github.com/berthnet/berth/internal/vpcport"
-)
-
-// Bounds of what is taken from an error.
-const (
-	maxMessage    = 512 // runes
-	maxType       = 64
-	maxRetryAfter = 10 * time.Minute
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 // byType are the classes of Neutron's exceptions (neutron-lib exceptions, neutron
@@ -39,7 +30,7 @@ var byType = map[string]vpcport.Class{
 type scope struct {
 	keystone bool
 	port     bool // the request is of one port, by its ID
-	names    names
+	names    rest.Names
 }
 
 // failure makes an error of a failed request.
@@ -63,7 +54,7 @@ func failure(op string, err error, s scope) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		out.Message = "no reply in time"
-	case errors.Is(err, errReplyTooLarge), errors.As(err, &wrongType):
+	case errors.Is(err, rest.ErrReplyTooLarge), errors.As(err, &wrongType):
 		out.Class = vpcport.Bug
 	}
 	return out
@@ -72,15 +63,15 @@ func failure(op string, err error, s scope) error {
 // refusal judges a reply that is no success.
 func refusal(op string, r gophercloud.ErrUnexpectedResponseCode, s scope) error {
 	told := read(r.Body)
-	out := &vpcport.Error{Op: op, Status: r.Actual, Type: told.kind, Message: told.message, RetryAfter: retryAfter(r.ResponseHeader)}
+	out := &vpcport.Error{Op: op, Status: r.Actual, Type: told.kind, Message: told.message, RetryAfter: rest.RetryAfter(r.ResponseHeader)}
 	out.Class = classify(r.Actual, told, s, out.RetryAfter > 0)
 	if r.Actual >= 300 && r.Actual < 400 {
-		out.Message = fmt.Sprintf("it answers with a redirect to %q, which is not followed", shorten(r.ResponseHeader.Get("Location"), maxMessage))
+		out.Message = fmt.Sprintf("it answers with a redirect to %q, which is not followed", rest.Shorten(r.ResponseHeader.Get("Location"), rest.MaxMessage))
 	}
 	if out.Message == "" {
 		out.Message = http.StatusText(r.Actual)
 	}
-	out.About = s.names.about(out.Class, told.message)
+	out.About = s.names.About(out.Class, told.message)
 	return out
 }
 
@@ -132,7 +123,7 @@ func read(body []byte) told {
 		if strings.Contains(text, "<") { // a page for people
 			text = ""
 		}
-		return told{message: shorten(text, maxMessage)}
+		return told{message: rest.Shorten(text, rest.MaxMessage)}
 	}
 	for _, raw := range []json.RawMessage{e.Neutron, e.Error} {
 		var in struct {
@@ -143,39 +134,10 @@ func read(body []byte) told {
 		switch {
 		case len(raw) == 0:
 		case json.Unmarshal(raw, &in) == nil && in.Message != "":
-			return told{shorten(in.Type, maxType), shorten(in.Message, maxMessage)}
+			return told{rest.Shorten(in.Type, rest.MaxWord), rest.Shorten(in.Message, rest.MaxMessage)}
 		case json.Unmarshal(raw, &text) == nil:
-			return told{message: shorten(text, maxMessage)}
+			return told{message: rest.Shorten(text, rest.MaxMessage)}
 		}
 	}
-	return told{message: shorten(e.Message, maxMessage)}
-}
-
-// shorten makes one line of a text, of so many runes at most.
-func shorten(text string, most int) string {
-	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }), " ")
-	if runes := []rune(text); len(runes) > most {
-		return string(runes[:most-1]) + "…"
-	}
-	return text
-}
-
-// retryAfter is the header Retry-After in seconds; 0 without one. As a date nobody sends
-// it here.
-func retryAfter(h http.Header) time.Duration {
-	n, err := strconv.Atoi(strings.TrimSpace(h.Get("Retry-After")))
-	if err != nil || n < 0 {
-		return 0
-	}
-	return min(time.Duration(min(n, 1<<20))*time.Second, maxRetryAfter)
-}
-
-// lie is the error for an answer that cannot be true.
-func lie(op, format string, args ...any) error {
-	return &vpcport.Error{Class: vpcport.Bug, Op: op, Message: "the answer cannot be: " + shorten(fmt.Sprintf(format, args...), maxMessage)}
-}
-
-// misuse is the error for a request that is not made, as it cannot be meant.
-func misuse(op, format string, args ...any) error {
-	return &vpcport.Error{Class: vpcport.Bug, Op: op, Message: fmt.Sprintf(format, args...)}
+	return told{message: rest.Shorten(e.Message, rest.MaxMessage)}
 }

@@ -8,19 +8,15 @@ import (
 	"strings"
 
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// maxFilter is how many values a list of a filter has at most, and maxValues how many
-// bytes of them go into one URL: servers read about 8,000 of it (eventlet.wsgi and Apache
-// 8,190).
-const (
-	maxFilter = 100
-	maxValues = 5000
-)
+// maxFilter is how many values a list of a filter has at most.
+const maxFilter = 100
 
 // Get implements vpcport.Provider.
 func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
-	r := request{method: http.MethodGet, path: "ports/" + id, query: url.Values{"fields": portFields}, scope: scope{port: true, names: names{ports: []string{id}}}}
+	r := request{method: http.MethodGet, path: "ports/" + id, query: url.Values{"fields": portFields}, scope: scope{port: true, names: rest.Names{Ports: []string{id}}}}
 	return p.one(ctx, id, r)
 }
 
@@ -36,7 +32,7 @@ func (p *Provider) one(ctx context.Context, id string, r request) (vpcport.Port,
 		return vpcport.Port{}, err
 	}
 	if reply.Port == nil || reply.Port.ID != id {
-		return vpcport.Port{}, lie(r.op(), "asked for port %s, got %+v", id, reply.Port)
+		return vpcport.Port{}, rest.Lie(r.op(), "asked for port %s, got %+v", id, reply.Port)
 	}
 	return reply.Port.port(r.op())
 }
@@ -45,9 +41,9 @@ func (p *Provider) one(ctx context.Context, id string, r request) (vpcport.Port,
 func checkID(op, id string) error {
 	switch {
 	case id == "":
-		return misuse(op, "a port without an ID")
-	case !validID(id):
-		return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: shorten(id, maxType), Message: "no port has the ID " + shorten(id, maxType)}
+		return rest.Misuse(op, "a port without an ID")
+	case !rest.ValidID(id):
+		return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: rest.Shorten(id, rest.MaxWord), Message: "no port has the ID " + rest.Shorten(id, rest.MaxWord)}
 	}
 	return nil
 }
@@ -56,7 +52,7 @@ func checkID(op, id string) error {
 // requests as fit into URLs; the others are looked at here.
 func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
 	const op = "Neutron GET ports"
-	if err := checkFilter(op, f); err != nil {
+	if err := rest.CheckFilter(op, f, maxFilter); err != nil {
 		return nil, err
 	}
 	base := url.Values{"fields": portFields}
@@ -69,7 +65,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 	name, values := asked(f)
 	var out []vpcport.Port
 	seen := map[string]bool{}
-	for _, batch := range batches(values) {
+	for _, batch := range rest.Batches(name, values) {
 		if name != "" {
 			base[name] = batch
 		}
@@ -79,7 +75,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 		}
 		for _, w := range found {
 			if !answers(w, f, name, batch) {
-				return nil, lie(op, "port %s of device %q and owner %q in network %q was not asked for", w.ID, w.Device, w.Owner, w.Network)
+				return nil, rest.Lie(op, "port %s of device %q and owner %q in network %q was not asked for", w.ID, w.Device, w.Owner, w.Network)
 			}
 			port, err := w.port(op)
 			if err != nil {
@@ -92,24 +88,6 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 		}
 	}
 	return out, nil
-}
-
-// checkFilter refuses filters that would list all ports: Neutron drops empty values.
-func checkFilter(op string, f vpcport.Filter) error {
-	for _, list := range [][]string{f.IDs, f.Devices} {
-		if slices.Contains(list, "") {
-			return misuse(op, "an empty value in a filter")
-		}
-	}
-	for _, m := range f.MACs {
-		if len(m) != 6 {
-			return misuse(op, "%q in a filter is no MAC address", m)
-		}
-	}
-	if longest := max(len(f.IDs), len(f.Devices), len(f.MACs)); f.Empty() || longest > maxFilter {
-		return misuse(op, "a filter with lists of %d values, expected one that is not empty, with %d at most", longest, maxFilter)
-	}
-	return nil
 }
 
 // asked is the list of a filter that goes to Neutron: that which finds the fewest.
@@ -127,22 +105,6 @@ func asked(f vpcport.Filter) (name string, values []string) {
 	default:
 		return "", nil
 	}
-}
-
-// batches cuts values into lists that fit into a URL; no values are one empty list.
-func batches(values []string) [][]string {
-	values = slices.Compact(slices.Sorted(slices.Values(values)))
-	out := [][]string{nil}
-	size := 0
-	for _, v := range values {
-		n := len(url.QueryEscape(v)) + len("&mac_address=")
-		if size+n > maxValues && size > 0 {
-			out, size = append(out, nil), 0
-		}
-		size += n
-		out[len(out)-1] = append(out[len(out)-1], v)
-	}
-	return out
 }
 
 // answers tells whether Neutron was asked for a port.

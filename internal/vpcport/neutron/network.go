@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 type wireNetwork struct {
@@ -38,7 +39,7 @@ type wireRoute struct {
 func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Network, error) {
 	const op = "Neutron GET networks"
 	if idOrName == "" {
-		return vpcport.Network{}, misuse(op, "a network without ID and name")
+		return vpcport.Network{}, rest.Misuse(op, "a network without ID and name")
 	}
 	var found []wireNetwork
 	var err error
@@ -61,8 +62,8 @@ func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Networ
 		return vpcport.Network{}, &vpcport.Error{Class: vpcport.Invalid, Op: op, About: idOrName, Message: "several networks have the name " + idOrName + ": use the ID"}
 	}
 	n := vpcport.Network{ID: found[0].ID, Name: found[0].Name, MTU: found[0].MTU}
-	if !validID(n.ID) || n.ID != idOrName && n.Name != idOrName || n.MTU < 0 || n.MTU > 1<<16 {
-		return vpcport.Network{}, lie(op, "asked for %s, got network %q with the name %q and the MTU %d", idOrName, n.ID, n.Name, n.MTU)
+	if !rest.ValidID(n.ID) || n.ID != idOrName && n.Name != idOrName || n.MTU < 0 || n.MTU > 1<<16 {
+		return vpcport.Network{}, rest.Lie(op, "asked for %s, got network %q with the name %q and the MTU %d", idOrName, n.ID, n.Name, n.MTU)
 	}
 	n.Subnets, err = p.subnets(ctx, n.ID)
 	return n, err
@@ -96,19 +97,19 @@ func (w wireSubnet) subnet(network string) (vpcport.Subnet, error) {
 	op := (request{method: http.MethodGet, path: "subnets"}).op()
 	s := vpcport.Subnet{ID: w.ID, Name: w.Name}
 	var err error
-	if s.CIDR, err = netip.ParsePrefix(w.CIDR); err != nil || !validID(w.ID) || w.Network != network || s.CIDR != s.CIDR.Masked() {
-		return s, lie(op, "subnet %q of network %q with the addresses %q", w.ID, w.Network, w.CIDR)
+	if s.CIDR, err = netip.ParsePrefix(w.CIDR); err != nil || !rest.ValidID(w.ID) || w.Network != network || s.CIDR != s.CIDR.Masked() {
+		return s, rest.Lie(op, "subnet %q of network %q with the addresses %q", w.ID, w.Network, w.CIDR)
 	}
 	if w.Gateway != nil && *w.Gateway != "" {
 		if s.Gateway, err = netip.ParseAddr(*w.Gateway); err != nil || s.Gateway.Is4() != s.CIDR.Addr().Is4() {
-			return s, lie(op, "subnet %s with the gateway %q", w.ID, *w.Gateway)
+			return s, rest.Lie(op, "subnet %s with the gateway %q", w.ID, *w.Gateway)
 		}
 	}
 	for _, r := range w.Routes {
 		to, err := netip.ParsePrefix(r.Destination)
 		via, verr := netip.ParseAddr(strings.TrimSpace(r.NextHop))
 		if err != nil || verr != nil || to.Addr().Is4() != via.Is4() {
-			return s, lie(op, "subnet %s with the route %q by %q", w.ID, r.Destination, r.NextHop)
+			return s, rest.Lie(op, "subnet %s with the route %q by %q", w.ID, r.Destination, r.NextHop)
 		}
 		s.Routes = append(s.Routes, vpcport.Route{Destination: to.Masked(), Gateway: via})
 	}

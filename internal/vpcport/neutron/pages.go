@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 // Bounds of a listing: the items of a page, and of all pages. Neutron may have smaller
@@ -36,10 +38,10 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 			Rel string `json:"rel"`
 		}
 		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil {
-			return nil, lie(r.op(), "a page without %s", collection)
+			return nil, rest.Lie(r.op(), "a page without %s", collection)
 		}
 		if raw, ok := reply[collection+"_links"]; ok && json.Unmarshal(raw, &links) != nil {
-			return nil, lie(r.op(), "a page with links that are none")
+			return nil, rest.Lie(r.op(), "a page with links that are none")
 		}
 		news := 0
 		for _, item := range items {
@@ -57,9 +59,9 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 		case !more || len(items) == 0:
 			return out, nil
 		case news == 0:
-			return nil, lie(r.op(), "the same page again")
+			return nil, rest.Lie(r.op(), "the same page again")
 		case len(out) > maxItems:
-			return nil, lie(r.op(), "more than %d %s", maxItems, collection)
+			return nil, rest.Lie(r.op(), "more than %d %s", maxItems, collection)
 		}
 		r.query.Set("marker", id(items[len(items)-1]))
 	}

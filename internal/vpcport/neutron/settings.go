@@ -6,14 +6,22 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/gophercloud/gophercloud/v2"
 
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
+
+// TLS says how endpoints prove what they are. Insecure lets credentials and tokens go to
+// endpoints without TLS, too.
+type TLS = rest.TLS
+
+// maxReply is how much of a reply is read, in bytes. A port takes about a kilobyte, a page
+// has pageSize of them.
+const maxReply = 8 << 20
 
 // Settings say where Neutron is and who asks.
 type Settings struct {
@@ -81,14 +89,14 @@ var _ vpcport.Provider = (*Provider)(nil)
 // the field of the settings that cannot be.
 func Open(s Settings) (*Provider, error) {
 	s.Timeout, s.Agent = cmp.Or(s.Timeout, time.Minute), cmp.Or(s.Agent, "berth")
-	base, err := baseURL(s.Endpoint)
+	base, err := rest.BaseURL(s.Endpoint, "/v3", "/v2.0")
 	if err != nil {
 		return nil, err
 	}
 	if err := s.check(base); err != nil {
 		return nil, err
 	}
-	client, err := s.httpClient()
+	client, err := rest.Client(s.TLS, maxReply)
 	if err != nil {
 		return nil, err
 	}
@@ -101,23 +109,6 @@ func (p *Provider) Endpoint() string { return p.endpoint }
 
 // Close ends connections that nobody uses. Calls under way end by their contexts.
 func (p *Provider) Close() { p.http.CloseIdleConnections() }
-
-// baseURL is an endpoint without its version and with a slash at its end.
-func baseURL(endpoint string) (*url.URL, error) {
-	u, err := url.Parse(endpoint)
-	if err != nil {
-		return nil, fmt.Errorf("endpoint: %q is no URL", endpoint)
-	}
-	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("endpoint: %q must begin with http:// or https:// and have neither user, query nor fragment", u.Redacted())
-	}
-	path := strings.TrimRight(u.Path, "/")
-	for _, version := range []string{"/v3", "/v2.0"} {
-		path = strings.TrimSuffix(path, version)
-	}
-	u.Path = path + "/"
-	return u, nil
-}
 
 func (s Settings) check(base *url.URL) error {
 	c := s.Credentials

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 // wirePort is a port as Neutron sends it. What policy may hide is a pointer.
@@ -72,8 +73,8 @@ func (w wirePort) port(op string) (vpcport.Port, error) {
 		Status: statuses[strings.ToUpper(w.Status)], Revision: w.Revision, CreatedAt: created(w.Created),
 	}
 	switch {
-	case !validID(w.ID):
-		return p, lie(op, "a port with the ID %q", w.ID)
+	case !rest.ValidID(w.ID):
+		return p, rest.Lie(op, "a port with the ID %q", w.ID)
 	case w.VIFType == nil || w.Host == nil || w.VIF == nil:
 		return p, &vpcport.Error{
 			Class: vpcport.Forbidden, Op: op, About: "binding:vif_type",
@@ -83,13 +84,13 @@ func (w wirePort) port(op string) (vpcport.Port, error) {
 	p.Host, p.Binding = *w.Host, binding(*w.Host, *w.VIFType, w.VIF)
 	hw, err := net.ParseMAC(w.MAC)
 	if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
-		return p, lie(op, "port %s has the MAC address %q", w.ID, w.MAC)
+		return p, rest.Lie(op, "port %s has the MAC address %q", w.ID, w.MAC)
 	}
 	p.MAC = mac.Addr(hw)
 	for _, f := range w.FixedIPs {
 		ip, err := netip.ParseAddr(f.IP)
 		if err != nil || ip.Zone() != "" {
-			return p, lie(op, "port %s has the address %q", w.ID, f.IP)
+			return p, rest.Lie(op, "port %s has the address %q", w.ID, f.IP)
 		}
 		p.Addresses = append(p.Addresses, vpcport.FixedIP{SubnetID: f.Subnet, IP: ip.Unmap()})
 	}
@@ -105,17 +106,4 @@ func created(s string) time.Time {
 		}
 	}
 	return time.Time{}
-}
-
-// validID tells whether something may be an ID: letters, digits, - and _, so that it is
-// one element of a path.
-func validID(id string) bool {
-	for _, r := range id {
-		switch {
-		case r >= '0' && r <= '9', r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r == '-', r == '_':
-		default:
-			return false
-		}
-	}
-	return id != "" && len(id) <= 64
 }

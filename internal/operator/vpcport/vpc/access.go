@@ -30,6 +30,7 @@ type opened struct {
 // has credentials, their Secret.
 var providers = map[v1alpha1.VPCProvider]func(v1alpha1.VPCSpec, *corev1.Secret) (access, *problem){
 	v1alpha1.ProviderNeutron: neutronOf,
+	v1alpha1.ProviderAlcor:   alcorOf,
 }
 
 // accessOf is the access to the provider of a VPC.

@@ -15,9 +15,11 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	operator "github.com/berthnet/berth/internal/operator/vpcport"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/alcor"
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
+	"github.com/berthnet/berth/internal/vpcport/rest"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -55,6 +57,33 @@ func TestAccessOf(t *testing.T) {
 	spec.Credentials = &v1alpha1.VPCCredentials{Type: "token", SecretName: "neutron"}
 	if _, why := accessOf(spec, secret); why == nil || !strings.Contains(why.message, `"token"`) {
 		t.Errorf("an unknown type: %+v", why)
+	}
+	if _, why := accessOf(v1alpha1.VPCSpec{Provider: "nova"}, nil); why == nil || why.reason != ReasonProviderNotSupported || !strings.Contains(why.message, "nova, expected alcor or neutron") {
+		t.Errorf("a provider of a later release: %+v", why)
+	}
+}
+
+// Alcor is told of by the spec alone.
+func TestAccessOfAlcor(t *testing.T) {
+	spec := v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderAlcor, Network: "blue", Endpoint: "https://alcor.example:9009", Project: "p-1",
+		PortMAC: v1alpha1.PortMACProvider, TLS: &v1alpha1.VPCTLS{CABundle: "PEM", ServerName: "name", Insecure: true}, Alcor: &v1alpha1.AlcorSpec{NetnsPrefix: "vpc-ns-"},
+	}
+	a, why := accessOf(spec, nil)
+	got := a.(toAlcor).Settings
+	got.Agent = ""
+	want := alcor.Settings{
+		Endpoint: spec.Endpoint, Project: "p-1", ProviderMAC: true, NetnsPrefix: "vpc-ns-", TLS: rest.TLS{CABundle: "PEM", ServerName: "name", Insecure: true},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || why != nil {
+		t.Errorf("%v %s", why, diff)
+	}
+	spec.TLS.CABundle, spec.Alcor.NetnsPrefix = "", "../x"
+	if a, why = accessOf(spec, nil); why != nil {
+		t.Fatal(why)
+	}
+	if _, err := a.open(); err == nil || !strings.HasPrefix(err.Error(), "alcor.netnsPrefix:") {
+		t.Errorf("a prefix that leads elsewhere: %v", err)
 	}
 }
 

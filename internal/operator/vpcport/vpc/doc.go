@@ -6,6 +6,7 @@
 //	reconcile.go   one VPC: opened, looked at, deleted
 //	access.go      how to reach a provider, by a spec and a Secret: a decision
 //	neutron.go     the same for Neutron
+//	alcor.go       the same for Alcor
 //	secrets.go     the Secrets, each read by its name
 //	open.go        providers, and the lanes that those of one endpoint share
 //	look.go        what the provider says of the network

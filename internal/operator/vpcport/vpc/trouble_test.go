@@ -190,10 +190,6 @@ func TestCertificates(t *testing.T) {
 	b.fails("region", v1alpha1.ConditionReachable, ReasonInvalidEndpoint, "RegionTwo")
 	b.vpc("path", func(s *v1alpha1.VPCSpec) { s.Endpoint = b.server.URL + "/identity" })
 	b.fails("path", v1alpha1.ConditionReachable, ReasonInvalidEndpoint, "")
-	b.vpc("alcor", func(s *v1alpha1.VPCSpec) {
-		s.Provider, s.Credentials, s.Project = v1alpha1.ProviderAlcor, nil, "p-1"
-	})
-	b.fails("alcor", v1alpha1.ConditionReachable, ReasonProviderNotSupported, "alcor")
 	for _, name := range []string{"unknown", "name", "broken", "region"} {
 		b.edit(name, func(s *v1alpha1.VPCSpec) { *s = b.newVPC(name).Spec })
 		b.ready(name)

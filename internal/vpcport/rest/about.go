@@ -1,4 +1,4 @@
-package neutron
+package rest
 
 import (
 	"slices"
@@ -7,55 +7,56 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// names are what a request names, any of which a refusal may be about.
-type names struct {
-	networks, subnets, groups, ips, macs, ports []string
+// Names are what a request names, any of which a refusal may be about.
+type Names struct {
+	Networks, Subnets, Groups, IPs, MACs, Ports []string
 }
 
-func namesOf(ports []vpcport.NewPort) (n names) {
+// NamesOf are those of a request for ports.
+func NamesOf(ports []vpcport.NewPort) (n Names) {
 	add := func(to *[]string, name string) {
 		if name != "" && !slices.Contains(*to, name) {
 			*to = append(*to, name)
 		}
 	}
 	for _, p := range ports {
-		add(&n.networks, p.NetworkID)
+		add(&n.Networks, p.NetworkID)
 		for _, g := range p.Groups {
-			add(&n.groups, g)
+			add(&n.Groups, g)
 		}
 		for _, a := range p.Addresses {
-			add(&n.subnets, a.SubnetID)
+			add(&n.Subnets, a.SubnetID)
 			if a.IP.IsValid() {
-				add(&n.ips, a.IP.String())
+				add(&n.IPs, a.IP.String())
 			}
 		}
 		if p.MAC != nil {
-			add(&n.macs, p.MAC.String())
+			add(&n.MACs, p.MAC.String())
 		}
 	}
 	return n
 }
 
-// about is what a refusal of a class is about: the one name of the fitting kind that its
-// message has, or that the request has at all. Neutron names things in messages only, and
-// for a full subnet names the network.
-func (n names) about(class vpcport.Class, message string) string {
+// About is what a refusal of a class is about: the one name of the fitting kind that its
+// message has, or that the request has at all. Servers name things in messages only,
+// and Neutron for a full subnet names the network.
+func (n Names) About(class vpcport.Class, message string) string {
 	var of []string
 	switch class {
 	case vpcport.NetworkGone:
-		of = n.networks
+		of = n.Networks
 	case vpcport.ReferenceGone:
-		of = slices.Concat(n.subnets, n.groups)
+		of = slices.Concat(n.Subnets, n.Groups)
 	case vpcport.SubnetFull:
-		of = n.subnets
+		of = n.Subnets
 	case vpcport.AddressTaken:
-		of = n.ips
+		of = n.IPs
 	case vpcport.MACTaken:
-		of = n.macs
+		of = n.MACs
 	case vpcport.Invalid:
-		of = slices.Concat(n.ips, n.groups, n.subnets)
+		of = slices.Concat(n.IPs, n.Groups, n.Subnets)
 	case vpcport.PortGone, vpcport.Stale, vpcport.Conflict:
-		of = n.ports
+		of = n.Ports
 	}
 	words := strings.FieldsFunc(strings.ToLower(message), func(r rune) bool {
 		return r > 0x7f || !strings.ContainsRune("0123456789abcdefghijklmnopqrstuvwxyz-_.:", r)

@@ -1,4 +1,4 @@
-package neutron
+package rest
 
 import (
 	"crypto/tls"
@@ -20,30 +20,31 @@ type TLS struct {
 	Insecure bool
 }
 
-// How much of a reply is read, in bytes. A port takes about a kilobyte, a page has
-// pageSize of them; an error's words are cut to much less afterwards.
+// How much of a refusal and of a reply's header is read, in bytes; what it says is cut to
+// much less afterwards.
 const (
-	maxReply  = 8 << 20
 	maxError  = 64 << 10
 	maxHeader = 256 << 10
 )
 
-var errReplyTooLarge = errors.New("the reply is too large")
+// ErrReplyTooLarge is that of a body which goes on beyond what is read of it.
+var ErrReplyTooLarge = errors.New("the reply is too large")
 
-// httpClient is the client for Keystone and Neutron. It follows no redirects: the token
-// would go along, to wherever they lead.
-func (s Settings) httpClient() (*http.Client, error) {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.TLS.ServerName}
-	config.InsecureSkipVerify = s.TLS.Insecure
-	if s.TLS.CABundle != "" {
+// Client is a client that reads so many bytes of a reply at most. It follows no redirects:
+// credentials would go along, to wherever they lead. The error names the field of the
+// settings that cannot be.
+func Client(t TLS, maxReply int64) (*http.Client, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
+	config.InsecureSkipVerify = t.Insecure
+	if t.CABundle != "" {
 		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM([]byte(s.TLS.CABundle)) {
+		if !config.RootCAs.AppendCertsFromPEM([]byte(t.CABundle)) {
 			return nil, errors.New("tls.caBundle: has no certificate in PEM")
 		}
 	}
 	return &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: bounded{&http.Transport{
+		Transport: bounded{maxReply, &http.Transport{
 			Proxy:                  http.ProxyFromEnvironment,
 			DialContext:            (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
 			TLSClientConfig:        config,
@@ -58,7 +59,10 @@ func (s Settings) httpClient() (*http.Client, error) {
 }
 
 // bounded lets no more than so much of any reply through.
-type bounded struct{ *http.Transport }
+type bounded struct {
+	maxReply int64
+	*http.Transport
+}
 
 // RoundTrip implements http.RoundTripper.
 func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -66,17 +70,17 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	limit := int64(maxReply)
+	limit := b.maxReply
 	if resp.StatusCode >= 300 {
 		limit = maxError
 	}
-	resp.Body = &boundedBody{resp.Body, limit}
+	resp.Body = &boundedBody{resp.Body, limit, limit}
 	return resp, nil
 }
 
 type boundedBody struct {
 	io.ReadCloser
-	left int64
+	left, most int64
 }
 
 // Read implements io.Reader.
@@ -85,7 +89,7 @@ func (b *boundedBody) Read(to []byte) (int, error) {
 		if n, err := b.ReadCloser.Read(make([]byte, 1)); n == 0 && err != nil {
 			return 0, err // it ends here
 		}
-		return 0, fmt.Errorf("%w: more than %d MiB", errReplyTooLarge, maxReply>>20)
+		return 0, fmt.Errorf("%w: more than %d bytes", ErrReplyTooLarge, b.most)
 	}
 	n, err := b.ReadCloser.Read(to[:min(int64(len(to)), b.left)])
 	b.left -= int64(n)

@@ -1,0 +1,45 @@
+package alcor_test
+
+import (
+	"net/netip"
+	"testing"
+
+	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/alcor"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+)
+
+func (b *bed) contract(prefix string) vpcporttest.Bed {
+	return vpcporttest.Bed{
+		Provider: b.provider, Network: b.network.ID, Name: b.network.Name, Subnet: b.web.ID, CIDR: b.web.CIDR, Gateway: b.web.Gateway,
+		Free: netip.MustParseAddr("192.168.0.77"), Small: b.small.ID, Room: 5, Group: b.group, Host: "node-a", NoHost: "node-z", Absent: absent,
+		Plug: vpcport.Plug{Kind: vpcport.Netns, Netns: prefix + b.network.ID},
+	}
+}
+
+func TestContract(t *testing.T) {
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, lab.Options{}).contract("vpc-ns") })
+}
+
+// The same of a release that names, writes and filters otherwise, beside ports of others
+// that are not right.
+func TestContractOfAnotherRelease(t *testing.T) {
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
+		b := newBed(t, lab.Options{Lower: true, Networks: true, Unfiltered: true})
+		b.cloud.AddPort(lab.Port{Network: "x/y", MAC: "none", Device: "someone", Project: project})
+		b.cloud.AddPort(lab.Port{Network: b.network.ID, Owner: vpcport.Owner, Project: "another"})
+		b.cloud.AddNetwork(lab.Network{Name: "blue", Project: "another"})
+		b.provider = b.open(t, func(s *alcor.Settings) { s.NetnsPrefix = "vpc-ns-" })
+		return b.contract("vpc-ns-")
+	})
+}
+
+// The same with MAC addresses that Alcor chooses.
+func TestContractWithAlcorsMACs(t *testing.T) {
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
+		b := newBed(t, lab.Options{})
+		b.provider = b.open(t, func(s *alcor.Settings) { s.ProviderMAC = true })
+		return b.contract("vpc-ns")
+	})
+}

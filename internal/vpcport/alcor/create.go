@@ -1,0 +1,77 @@
+package alcor
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
+)
+
+// maxName is the longest name of a port, in bytes. Alcor tells no bound.
+const maxName = 255
+
+// Create implements vpcport.Provider, of one port.
+func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
+	const op = "Alcor POST ports"
+	if len(ports) != 1 {
+		return nil, &vpcport.Error{Class: vpcport.TooLarge, Op: op, Message: "a request for no or several ports, expected one"}
+	}
+	n := ports[0]
+	if !rest.ValidID(n.NetworkID) {
+		return nil, rest.Misuse(op, "a port of network %q", n.NetworkID)
+	}
+	out, err := p.create(ctx, n)
+	if n.Host != "" && hostRefused(err) { // of which nothing is left
+		host := n.Host
+		n.Host = ""
+		if out, err = p.create(ctx, n); err == nil {
+			out = nowhere(out, host)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return []vpcport.Port{out}, nil
+}
+
+func (p *Provider) create(ctx context.Context, n vpcport.NewPort) (vpcport.Port, error) {
+	r := request{method: http.MethodPost, path: "ports", body: envelope{wire(n)}, names: rest.NamesOf([]vpcport.NewPort{n})}
+	var reply struct {
+		Port *wirePort `json:"port"`
+	}
+	if err := p.call(ctx, r, &reply); err != nil {
+		return vpcport.Port{}, err
+	}
+	if reply.Port == nil {
+		return vpcport.Port{}, rest.Lie(r.op(), "asked for a port for device %q, got none", n.Device)
+	}
+	out, err := p.port(r.op(), *reply.Port)
+	if err != nil {
+		return vpcport.Port{}, err
+	}
+	if what := rest.Mismatch(n, out); what != "" || !p.owns(*reply.Port) {
+		return vpcport.Port{}, rest.Lie(r.op(), "port %s for device %q has another %s", out.ID, n.Device, what)
+	}
+	return out, nil
+}
+
+// wire is a request for a port as it is sent.
+func wire(n vpcport.NewPort) wireNew {
+	w := wireNew{Network: n.NetworkID, Name: n.Name, Up: true, Device: n.Device, Owner: vpcport.Owner, Groups: n.Groups, Host: n.Host}
+	if len(n.Name) > maxName {
+		w.Name = strings.ToValidUTF8(n.Name[:maxName], "")
+	}
+	if n.MAC != nil {
+		w.MAC = n.MAC.String()
+	}
+	for _, a := range n.Addresses {
+		ip := wireIP{Subnet: a.SubnetID}
+		if a.IP.IsValid() {
+			ip.IP = a.IP.String()
+		}
+		w.FixedIPs = append(w.FixedIPs, ip)
+	}
+	return w
+}

@@ -1,0 +1,133 @@
+package alcor
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
+)
+
+// said are the classes of what Alcor's managers say, in lower case: the reasons of their
+// exceptions (@ResponseStatus). Those of the managers of addresses, nodes and groups are
+// within the text of what the port manager says, whose status then is 500. The first that
+// fits counts.
+var said = []struct {
+	text  string
+	class vpcport.Class
+}{
+	{"ip address conflict with exist", vpcport.AddressTaken},     // private IP manager, IpAddrConflictException
+	{"ip address number not enough", vpcport.SubnetFull},         // IpAddrNotEnoughException
+	{"ip address invalid", vpcport.Invalid},                      // IpAddrInvalidException
+	{"this mac address is not unique", vpcport.MACTaken},         // MAC manager, MacAddressUniquenessViolationException
+	{"get vpcentity exception", vpcport.NetworkGone},             // port manager, GetVpcEntityException
+	{"vpc entity not found", vpcport.NetworkGone},                // VpcEntityNotFound
+	{"get subnetentity exception", vpcport.ReferenceGone},        // GetSubnetEntityException
+	{"subnet entity not found", vpcport.ReferenceGone},           // SubnetEntityNotFound
+	{"get securitygroupentity exception", vpcport.ReferenceGone}, // GetSecurityGroupException
+	{"security group entity not found", vpcport.ReferenceGone},   // SecurityGroupEntityNotFound
+	{noNode, vpcport.Conflict},                                   // GetNodeInfoException
+	{"node info not found", vpcport.Conflict},                    // NodeInfoNotFound
+	{"network id is required", vpcport.Invalid},                  // NetworkIdRequired
+	{"fixed ips invalid", vpcport.Invalid},                       // FixedIpsInvalid
+	{"mac address invalid", vpcport.Invalid},                     // MacAddressInvalid
+}
+
+const (
+	// noNode is said of a host that the node manager does not have.
+	noNode = "get node information exception"
+	// noAddress is said of no address, for whatever reason (AllocateIpAddrException).
+	noAddress = "allocate ip address error"
+	// noPort is said of a port that is not there (PortEntityNotFound). A proxy says
+	// something else.
+	noPort = "port not found"
+)
+
+// refusal judges a reply that is no success.
+func refusal(r request, resp *http.Response, body []byte) error {
+	t := read(body)
+	out := &vpcport.Error{Op: r.op(), Status: resp.StatusCode, Type: t.kind, Message: t.message, RetryAfter: rest.RetryAfter(resp.Header)}
+	out.Class = classify(resp.StatusCode, t.all, r, out.RetryAfter > 0)
+	if resp.StatusCode < 400 {
+		out.Message = fmt.Sprintf("it answers with a redirect to %q, which is not followed", rest.Shorten(resp.Header.Get("Location"), rest.MaxMessage))
+	}
+	if out.Message == "" {
+		out.Message = http.StatusText(resp.StatusCode)
+	}
+	out.About = r.names.About(out.Class, t.all)
+	return out
+}
+
+// byStatus are the classes of statuses, whatever is said with them: those of 502, 503 and
+// 504 are of whoever is in front of Alcor.
+var byStatus = map[int]vpcport.Class{
+	http.StatusTooManyRequests: vpcport.Throttled,
+	http.StatusBadGateway:      vpcport.Transient, http.StatusServiceUnavailable: vpcport.Transient, http.StatusGatewayTimeout: vpcport.Transient,
+	http.StatusRequestTimeout: vpcport.Transient,
+	http.StatusUnauthorized:   vpcport.Unauthorized, http.StatusForbidden: vpcport.Forbidden,
+	http.StatusRequestEntityTooLarge: vpcport.TooLarge, http.StatusRequestURITooLong: vpcport.TooLarge, http.StatusRequestHeaderFieldsTooLarge: vpcport.TooLarge,
+}
+
+// classify is the class of a status and what is said with it.
+func classify(status int, message string, r request, comesBack bool) vpcport.Class {
+	if status == http.StatusServiceUnavailable && comesBack {
+		return vpcport.Throttled
+	}
+	if class, ok := byStatus[status]; ok {
+		return class
+	}
+	message = strings.ToLower(message)
+	for _, s := range said {
+		if strings.Contains(message, s.text) {
+			return s.class
+		}
+	}
+	switch {
+	case strings.Contains(message, noAddress) && len(r.names.IPs) > 0:
+		return vpcport.AddressTaken
+	case strings.Contains(message, noAddress):
+		return vpcport.SubnetFull
+	case status == http.StatusNotFound && r.port && strings.Contains(message, noPort):
+		return vpcport.PortGone
+	case status == http.StatusNotFound || status >= 500:
+		return vpcport.Transient
+	case status == http.StatusConflict:
+		return vpcport.Conflict
+	default: // 400 and 412 (PRECONDITION_FAILED), by which Alcor refuses requests
+		return vpcport.Invalid
+	}
+}
+
+// hostRefused tells whether a request was refused for its host.
+func hostRefused(err error) bool {
+	e, ok := err.(*vpcport.Error) //nolint:errorlint // refusal makes them
+	return ok && strings.Contains(strings.ToLower(e.Message), noNode)
+}
+
+// told is what an error's body says.
+type told struct {
+	kind, message string // bounded, for people
+	all           string
+}
+
+// read reads the body that Spring makes of an exception: timestamp, status, error, message
+// and path; or whatever else there is.
+func read(body []byte) told {
+	var e struct {
+		Error   string `json:"error"`
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(body, &e) != nil {
+		text := string(body)
+		if strings.Contains(text, "<") { // a page for people
+			text = ""
+		}
+		return told{message: rest.Shorten(text, rest.MaxMessage), all: text}
+	}
+	if e.Message == "No message available" { // as Spring says nothing
+		e.Message = ""
+	}
+	return told{rest.Shorten(e.Error, rest.MaxWord), rest.Shorten(e.Message, rest.MaxMessage), e.Message}
+}

@@ -1,0 +1,265 @@
+package alcor_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/alcor"
+)
+
+// of is what the port manager says of another manager's refusal.
+func of(status int, message, path string) string {
+	return fmt.Sprintf(`org.springframework.web.client.HttpClientErrorException$X: %d : [{"timestamp":"2026-11-23T08:00:00.000+0000","status":%d,"error":"X","message":%q,"path":%q}]`, status, status, message, path)
+}
+
+// Every answer that is no success has a class, whoever gives it.
+func TestClassesOfAnswers(t *testing.T) {
+	for _, tc := range []struct {
+		status      int
+		message     string
+		after       int
+		create, get vpcport.Class
+	}{
+		{400, "JSON parse error: Unexpected character", 0, vpcport.Invalid, vpcport.Invalid},
+		{401, "", 0, vpcport.Unauthorized, vpcport.Unauthorized},
+		{403, "create_port is disallowed by policy.", 0, vpcport.Forbidden, vpcport.Forbidden},
+		{404, "Port not found", 0, vpcport.Transient, vpcport.PortGone},
+		{404, "No message available", 0, vpcport.Transient, vpcport.Transient},
+		{404, "Not Found", 0, vpcport.Transient, vpcport.Transient},
+		{405, "Request method 'POST' not supported", 0, vpcport.Invalid, vpcport.Invalid},
+		{408, "", 0, vpcport.Transient, vpcport.Transient},
+		{409, "something is under way", 0, vpcport.Conflict, vpcport.Conflict},
+		{412, "Network id is required", 0, vpcport.Invalid, vpcport.Invalid},
+		{412, "Fixed ips invalid", 0, vpcport.Invalid, vpcport.Invalid},
+		{412, "Ip address conflict with exist", 0, vpcport.AddressTaken, vpcport.AddressTaken},
+		{413, "", 0, vpcport.TooLarge, vpcport.TooLarge},
+		{429, "", 3, vpcport.Throttled, vpcport.Throttled},
+		{500, "No message available", 0, vpcport.Transient, vpcport.Transient},
+		{500, "java.lang.NullPointerException", 0, vpcport.Transient, vpcport.Transient},
+		{500, "Get VpcEntity exception", 0, vpcport.NetworkGone, vpcport.NetworkGone},
+		{500, "Get SubnetEntity exception", 0, vpcport.ReferenceGone, vpcport.ReferenceGone},
+		{500, "Get SecurityGroupEntity exception", 0, vpcport.ReferenceGone, vpcport.ReferenceGone},
+		{500, "Get node information exception", 0, vpcport.Conflict, vpcport.Conflict},
+		{500, "Allocate ip address error", 0, vpcport.SubnetFull, vpcport.SubnetFull},
+		{500, "Allocate mac address error", 0, vpcport.Transient, vpcport.Transient},
+		{500, of(412, "Ip address conflict with exist", "/ips"), 0, vpcport.AddressTaken, vpcport.AddressTaken},
+		{500, of(412, "Ip address number not enough in the specified Ipv4AddrRange", "/ips"), 0, vpcport.SubnetFull, vpcport.SubnetFull},
+		{500, of(400, "Ip address invalid", "/ips"), 0, vpcport.Invalid, vpcport.Invalid},
+		{500, of(400, "This mac address is not unique!!", "/macs"), 0, vpcport.MACTaken, vpcport.MACTaken},
+		{502, "Get VpcEntity exception", 0, vpcport.Transient, vpcport.Transient},
+		{503, "", 0, vpcport.Transient, vpcport.Transient},
+		{503, "", 30, vpcport.Throttled, vpcport.Throttled},
+		{504, "", 0, vpcport.Transient, vpcport.Transient},
+		{302, "", 0, vpcport.Invalid, vpcport.Invalid},
+	} {
+		b := newBed(t, lab.Options{})
+		b.cloud.Inject(lab.Fault{Status: tc.status, Message: tc.message, RetryAfter: tc.after})
+		_, cerr := b.provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.network.ID}})
+		_, gerr := b.provider.Get(t.Context(), absent)
+		if vpcport.ClassOf(cerr) != tc.create || vpcport.ClassOf(gerr) != tc.get {
+			t.Errorf("%d %s: Create %v, want %v; Get %v, want %v", tc.status, tc.message, vpcport.ClassOf(cerr), tc.create, vpcport.ClassOf(gerr), tc.get)
+		}
+		e, ok := gerr.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
+		if !ok || e.Status != tc.status || e.RetryAfter != time.Duration(tc.after)*time.Second || e.Message == "" {
+			t.Errorf("%d %s: got %+v", tc.status, tc.message, e)
+		}
+		if n := b.cloud.Count(http.MethodPost, "/project/*/ports"); n != 1 {
+			t.Errorf("%d %s: asked %d times", tc.status, tc.message, n)
+		}
+	}
+}
+
+// A proxy's word that something is not there is none of Alcor, so nothing is taken for
+// deleted by it.
+func TestDeleteBelievesAlcorOnly(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	p := b.make(t)
+	for _, body := range []string{"<html>no backend</html>", `{"status":404,"error":"Not Found","message":"No message available","path":"/"}`, ""} {
+		b.cloud.Inject(lab.Fault{Method: http.MethodDelete, Status: 404, Message: body, Plain: true, Times: 1})
+		err := b.provider.Delete(t.Context(), p.ID)
+		e := wantError(t, "by a proxy", err, vpcport.Transient, "")
+		if strings.Contains(e.Message, "<") {
+			t.Errorf("a page for people is told: %v", err)
+		}
+	}
+	if err := b.provider.Delete(t.Context(), p.ID); err != nil || len(b.cloud.Ports()) != 0 {
+		t.Errorf("by Alcor: %v, ports %v", err, b.cloud.Ports())
+	}
+}
+
+// What somebody wrote into an error's message is no way to fill logs.
+func TestMessagesAreBounded(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	b.cloud.Inject(lab.Fault{Status: 400, Message: strings.Repeat("é\n\x1b[31m", 5000)})
+	_, err := b.provider.Get(t.Context(), absent)
+	e := wantError(t, "Get", err, vpcport.Invalid, "")
+	if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") {
+		t.Errorf("the message has %d characters: %q", n, e.Message)
+	}
+}
+
+// What a refusal is about is told where the request names only one.
+func TestAbout(t *testing.T) {
+	taken := netip.MustParseAddr("192.168.0.7")
+	for _, tc := range []struct {
+		name  string
+		edit  func(*bed, *vpcport.NewPort)
+		class vpcport.Class
+		about func(*bed) string
+	}{
+		{"network", func(_ *bed, n *vpcport.NewPort) { n.NetworkID = absent }, vpcport.NetworkGone, func(*bed) string { return absent }},
+		{"subnet", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = absent }, vpcport.ReferenceGone, func(*bed) string { return absent }},
+		{"group, or subnet", func(_ *bed, n *vpcport.NewPort) { n.Groups = []string{absent} }, vpcport.ReferenceGone, func(*bed) string { return "" }},
+		{"address", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = taken }, vpcport.AddressTaken, func(*bed) string { return taken.String() }},
+		{"address outside", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = netip.MustParseAddr("10.0.0.1") }, vpcport.Invalid, func(*bed) string { return "" }},
+		{"MAC address", func(_ *bed, n *vpcport.NewPort) { n.MAC = vpcport.DerivedMAC("blue", "u-1", 0) }, vpcport.MACTaken, func(*bed) string { return vpcport.DerivedMAC("blue", "u-1", 0).String() }},
+		{"full subnet", func(b *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.small.ID }, vpcport.SubnetFull, func(b *bed) string { return b.small.ID }},
+	} {
+		b := newBed(t, lab.Options{})
+		b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = taken })
+		for ip := b.small.Gateway.Next(); b.small.CIDR.Contains(ip.Next()); ip = ip.Next() {
+			b.cloud.AddPort(lab.Port{Network: b.network.ID, FixedIPs: []lab.FixedIP{{Subnet: b.small.ID, IP: ip}}})
+		}
+		n := b.newPort("u-2")
+		tc.edit(b, &n)
+		before := len(b.cloud.Ports())
+		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
+		wantError(t, tc.name, err, tc.class, tc.about(b))
+		if len(b.cloud.Ports()) != before {
+			t.Errorf("%s: something is left of it", tc.name)
+		}
+	}
+}
+
+// Of an address that was not given and a subnet that is full Alcor may say the same. Which
+// of both it is shows by what was asked for.
+func TestNoAddress(t *testing.T) {
+	for ip, class := range map[string]vpcport.Class{"": vpcport.SubnetFull, "192.168.0.9": vpcport.AddressTaken} {
+		b := newBed(t, lab.Options{})
+		b.cloud.Inject(lab.Fault{Method: http.MethodPost, Status: 500, Message: "Allocate ip address error"})
+		n := b.newPort("u-1")
+		about := b.web.ID
+		if ip != "" {
+			n.Addresses[0].IP, about = netip.MustParseAddr(ip), ip
+		}
+		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
+		if e := wantError(t, ip, err, class, about); e.Message != "Allocate ip address error" {
+			t.Errorf("Alcor's words are %q", e.Message)
+		}
+	}
+}
+
+// A reply that is lost, late or cut off tells nothing of what became of the request: the
+// port may be there, and is found by its device.
+func TestLostReplies(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		fault lab.Fault
+		there bool
+	}{
+		{"hung up before", lab.Fault{HangUp: true}, false},
+		{"hung up after", lab.Fault{HangUp: true, After: true}, true},
+		{"a proxy's time-out after", lab.Fault{Status: 504, After: true}, true},
+		{"cut off", lab.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
+		{"empty", lab.Fault{After: true, Falsify: func([]byte) []byte { return nil }}, true},
+	} {
+		b := newBed(t, lab.Options{})
+		tc.fault.Method, tc.fault.Times = http.MethodPost, 1
+		b.cloud.Inject(tc.fault)
+		n := b.newPort("u-1")
+		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
+		wantError(t, tc.name, err, vpcport.Transient, "")
+		found, err := b.provider.Ports(t.Context(), vpcport.Filter{Devices: []string{n.Device}})
+		if err != nil || len(found) == 1 != tc.there {
+			t.Errorf("%s: found %v, %v; want it there: %t", tc.name, found, err, tc.there)
+		}
+		_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n})
+		if tc.there {
+			wantError(t, tc.name+", asked for again", err, vpcport.MACTaken, n.MAC.String())
+		} else if err != nil {
+			t.Errorf("%s, asked for again: %v", tc.name, err)
+		}
+	}
+}
+
+// A call ends with its context.
+func TestContextEnds(t *testing.T) {
+	b := newBed(t, lab.Options{Clock: start()})
+	b.cloud.Inject(lab.Fault{Delay: time.Hour})
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() { _, err := b.provider.Get(ctx, absent); failed <- err }()
+	cancel()
+	if err := <-failed; vpcport.ClassOf(err) != vpcport.Transient {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A server that says nothing is given up, also by a caller that would wait for ever.
+func TestTimeout(t *testing.T) {
+	b := newBed(t, lab.Options{Clock: start()})
+	b.cloud.Inject(lab.Fault{Delay: time.Hour})
+	p := b.open(t, func(s *alcor.Settings) { s.Timeout = 20 * time.Millisecond })
+	_, err := p.Get(t.Context(), absent)
+	e := wantError(t, "Get", err, vpcport.Transient, "")
+	if want := "Alcor GET ports: no reply in time"; e.Error() != want {
+		t.Errorf("got %v, want %s", &e, want)
+	}
+}
+
+// Errors name no IDs in their operation, which metrics count by.
+func TestOperations(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	b.cloud.Inject(lab.Fault{Method: http.MethodPut, Status: 504})
+	host := "node-a"
+	_, get := b.provider.Get(t.Context(), absent)
+	_, put := b.provider.Update(t.Context(), b.make(t).ID, 0, vpcport.Change{Host: &host})
+	_, net := b.provider.Network(t.Context(), absent)
+	var got []string
+	for _, err := range []error{get, put, net} {
+		got = append(got, err.(*vpcport.Error).Op) //nolint:errorlint // a provider's errors are of this type
+	}
+	if want := "[Alcor GET ports Alcor PUT ports Alcor GET vpcs]"; fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}
+
+// A redirect is not followed.
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	other := newBed(t, lab.Options{})
+	b.cloud.Inject(lab.Fault{Status: 307, Header: map[string]string{"Location": other.server.URL}})
+	_, err := b.provider.Get(t.Context(), absent)
+	if e := wantError(t, "Get", err, vpcport.Invalid, ""); !strings.Contains(e.Message, other.server.URL) || len(other.cloud.Calls()) != 0 {
+		t.Errorf("got %v, calls %v", err, other.cloud.Calls())
+	}
+}
+
+// Settings that cannot be are told by their field.
+func TestSettings(t *testing.T) {
+	good := alcor.Settings{Endpoint: "http://alcor.example:9009/", Project: project}
+	if p, err := alcor.Open(good); err != nil || p.Endpoint() != good.Endpoint {
+		t.Fatalf("%v, %v", p, err)
+	}
+	for field, edit := range map[string]func(*alcor.Settings){
+		"endpoint:":          func(s *alcor.Settings) { s.Endpoint = "alcor.example" },
+		"endpoint: ":         func(s *alcor.Settings) { s.Endpoint = "http://user:word@alcor.example" },
+		"project:":           func(s *alcor.Settings) { s.Project = "" },
+		"project: ":          func(s *alcor.Settings) { s.Project = "../admin" },
+		"alcor.netnsPrefix:": func(s *alcor.Settings) { s.NetnsPrefix = "../x" },
+		"tls.caBundle:":      func(s *alcor.Settings) { s.TLS.CABundle = "none" },
+	} {
+		s := good
+		edit(&s)
+		if _, err := alcor.Open(s); err == nil || !strings.HasPrefix(err.Error(), field) || strings.Contains(err.Error(), "word") {
+			t.Errorf("%s got %v", field, err)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package alcor
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
+)
+
+// maxFilter is how many values a list of a filter has at most.
+const maxFilter = 100
+
+// Get implements vpcport.Provider. A port of another project is none of this.
+func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
+	w, err := p.get(ctx, id)
+	if err != nil {
+		return vpcport.Port{}, err
+	}
+	return p.port("Alcor GET ports", w)
+}
+
+func (p *Provider) get(ctx context.Context, id string) (wirePort, error) {
+	r := request{method: http.MethodGet, path: "ports/" + id, port: true, names: rest.Names{Ports: []string{id}}}
+	if err := checkID(r.op(), id); err != nil {
+		return wirePort{}, err
+	}
+	var reply struct {
+		Port *wirePort `json:"port"`
+	}
+	if err := p.call(ctx, r, &reply); err != nil {
+		return wirePort{}, err
+	}
+	switch w := reply.Port; {
+	case w == nil || w.ID != id:
+		return wirePort{}, rest.Lie(r.op(), "asked for port %s, got %+v", id, w)
+	case !p.owns(*w):
+		return wirePort{}, gone(r.op(), id, "it is of another project")
+	default:
+		return *w, nil
+	}
+}
+
+// owns tells whether a port is the project's.
+func (p *Provider) owns(w wirePort) bool { return w.Project == "" || w.Project == p.settings.Project }
+
+// checkID refuses what can be no port's ID before it is part of a URL.
+func checkID(op, id string) error {
+	switch {
+	case id == "":
+		return rest.Misuse(op, "a port without an ID")
+	case !rest.ValidID(id):
+		return gone(op, rest.Shorten(id, rest.MaxWord), "no port has such an ID")
+	}
+	return nil
+}
+
+func gone(op, id, why string) error {
+	return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: id, Message: "there is no port " + id + ": " + why}
+}
+
+// Ports implements vpcport.Provider. Of a filter's lists one goes to Alcor, in as many
+// requests as fit into URLs; all is looked at here, as Alcor lists more than it is asked
+// for.
+func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
+	r := request{method: http.MethodGet, path: "ports"}
+	if err := rest.CheckFilter(r.op(), f, maxFilter); err != nil {
+		return nil, err
+	}
+	name, values := asked(f)
+	var out []vpcport.Port
+	seen := map[string]bool{}
+	for _, batch := range rest.Batches(name, values) {
+		r.query = url.Values{"project_id": {p.settings.Project}}
+		if name != "" {
+			r.query[name] = batch
+		}
+		if f.NetworkID != "" {
+			r.query.Set("network_id", f.NetworkID)
+		}
+		if f.Owner != "" {
+			r.query.Set("device_owner", f.Owner)
+		}
+		var reply struct {
+			Ports *[]wirePort `json:"ports"`
+		}
+		if err := p.call(ctx, r, &reply); err != nil {
+			return nil, err
+		}
+		if reply.Ports == nil {
+			return nil, rest.Lie(r.op(), "a listing without ports")
+		}
+		for _, w := range *reply.Ports {
+			if !p.owns(w) || !asks(f, w) {
+				continue
+			}
+			port, err := p.port(r.op(), w)
+			if err != nil {
+				return nil, err
+			}
+			if !seen[port.ID] && hasMAC(f, port) {
+				seen[port.ID] = true
+				out = append(out, port)
+			}
+		}
+	}
+	return out, nil
+}
+
+// asked is the list of a filter that goes to Alcor: that which finds the fewest. MAC
+// addresses do not, as Alcor keeps them in whatever form they came.
+func asked(f vpcport.Filter) (name string, values []string) {
+	switch {
+	case len(f.IDs) > 0:
+		return "id", f.IDs
+	case len(f.Devices) > 0:
+		return "device_id", f.Devices
+	default:
+		return "", nil
+	}
+}
+
+// asks tells whether a filter lets a port through, but for its MAC address. It is asked
+// before the port is read: what strangers have need not be right.
+func asks(f vpcport.Filter, w wirePort) bool {
+	return (len(f.IDs) == 0 || slices.Contains(f.IDs, w.ID)) && (len(f.Devices) == 0 || slices.Contains(f.Devices, w.Device)) &&
+		(f.NetworkID == "" || f.NetworkID == w.Network) && (f.Owner == "" || f.Owner == w.Owner)
+}
+
+func hasMAC(f vpcport.Filter, p vpcport.Port) bool {
+	for _, m := range f.MACs {
+		if m.String() == p.MAC.String() {
+			return true
+		}
+	}
+	return len(f.MACs) == 0
+}

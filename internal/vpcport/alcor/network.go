@@ -1,0 +1,161 @@
+package alcor
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/rest"
+)
+
+// wireVPC is a VPC (VpcEntity).
+type wireVPC struct {
+	ID      string `json:"id"`
+	Project string `json:"project_id"`
+	Name    string `json:"name"`
+	MTU     *int   `json:"mtu"`
+	Shared  bool   `json:"shared"`
+}
+
+// wireSubnet is a subnet (SubnetEntity).
+type wireSubnet struct {
+	ID      string      `json:"id"`
+	Name    string      `json:"name"`
+	Network string      `json:"network_id"`
+	CIDR    string      `json:"cidr"`
+	Gateway *string     `json:"gateway_ip"`
+	Routes  []wireRoute `json:"host_routes"`
+}
+
+type wireRoute struct {
+	Destination string `json:"destination"`
+	NextHop     string `json:"nexthop"`
+}
+
+// Network implements vpcport.Provider. What may be an ID is looked for as one first.
+func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Network, error) {
+	const op = "Alcor GET vpcs"
+	if idOrName == "" {
+		return vpcport.Network{}, rest.Misuse(op, "a network without ID and name")
+	}
+	found, err := p.vpcs(ctx, idOrName)
+	switch {
+	case err != nil:
+		return vpcport.Network{}, err
+	case len(found) == 0:
+		return vpcport.Network{}, &vpcport.Error{Class: vpcport.NetworkGone, Op: op, About: idOrName, Message: "no VPC of the project has the ID or name " + idOrName}
+	case len(found) > 1:
+		return vpcport.Network{}, &vpcport.Error{Class: vpcport.Invalid, Op: op, About: idOrName, Message: "several VPCs have the name " + idOrName + "; expected an ID"}
+	}
+	w := found[0]
+	out := vpcport.Network{ID: w.ID, Name: w.Name}
+	if w.MTU != nil {
+		out.MTU = *w.MTU
+	}
+	if !rest.ValidID(w.ID) || out.MTU < 0 || out.MTU > 65535 {
+		return out, rest.Lie(op, "VPC %q with the MTU %d", w.ID, out.MTU)
+	}
+	out.Subnets, err = p.subnets(ctx, w.ID)
+	return out, err
+}
+
+// vpcs are those of the project with an ID or a name. Alcor answers for one that is not
+// there with none, and lists those of all projects.
+func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, err error) {
+	if uuid.Validate(idOrName) == nil {
+		var one struct {
+			Network *wireVPC `json:"network"`
+		}
+		if err := p.call(ctx, request{method: http.MethodGet, path: "vpcs/" + idOrName}, &one); err != nil && !notThere(err) {
+			return nil, err
+		}
+		if w := one.Network; w != nil && w.ID != idOrName {
+			return nil, rest.Lie("Alcor GET vpcs", "asked for VPC %s, got %q", idOrName, w.ID)
+		} else if w != nil && p.sees(*w) {
+			return []wireVPC{*w}, nil
+		}
+	}
+	// Releases differ in what the list is called (VpcsWebJson, NetworksWebJson).
+	var reply struct {
+		VPCs     []wireVPC `json:"vpcs"`
+		Networks []wireVPC `json:"networks"`
+	}
+	if err := p.call(ctx, request{method: http.MethodGet, path: "vpcs", query: url.Values{"name": {idOrName}}}, &reply); err != nil {
+		return nil, err
+	}
+	for _, w := range append(reply.VPCs, reply.Networks...) {
+		if w.Name == idOrName && p.sees(w) {
+			out = append(out, w)
+		}
+	}
+	return out, nil
+}
+
+// notThere tells whether a refusal says that there is no such thing.
+func notThere(err error) bool {
+	e, ok := err.(*vpcport.Error) //nolint:errorlint // call makes them
+	return ok && e.Status == http.StatusNotFound && strings.Contains(strings.ToLower(e.Message), "not found")
+}
+
+// sees tells whether a VPC is the project's, or all projects'.
+func (p *Provider) sees(w wireVPC) bool {
+	return w.Shared || w.Project == "" || w.Project == p.settings.Project
+}
+
+// subnets are those of a VPC, in the order of their IDs.
+func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subnet, error) {
+	r := request{method: http.MethodGet, path: "subnets", query: url.Values{"network_id": {network}}}
+	var reply struct {
+		Subnets *[]wireSubnet `json:"subnets"`
+	}
+	if err := p.call(ctx, r, &reply); err != nil {
+		return nil, err
+	}
+	if reply.Subnets == nil {
+		return nil, rest.Lie(r.op(), "a listing without subnets")
+	}
+	var out []vpcport.Subnet
+	for _, w := range *reply.Subnets {
+		if w.Network != network {
+			continue // old releases list the project's
+		}
+		s, err := w.subnet(r.op())
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b vpcport.Subnet) int { return cmp.Compare(a.ID, b.ID) })
+	return out, nil
+}
+
+// subnet reads a subnet, and refuses one that cannot be.
+func (w wireSubnet) subnet(op string) (vpcport.Subnet, error) {
+	s := vpcport.Subnet{ID: w.ID, Name: w.Name}
+	var err error
+	if s.CIDR, err = netip.ParsePrefix(w.CIDR); err != nil || !rest.ValidID(w.ID) {
+		return s, rest.Lie(op, "subnet %q with the addresses %q", w.ID, w.CIDR)
+	}
+	s.CIDR = s.CIDR.Masked() // Alcor takes any address of it
+	if w.Gateway != nil && *w.Gateway != "" {
+		if s.Gateway, err = netip.ParseAddr(*w.Gateway); err != nil || s.Gateway.Is4() != s.CIDR.Addr().Is4() {
+			return s, rest.Lie(op, "subnet %s with the gateway %q", w.ID, *w.Gateway)
+		}
+	}
+	for _, r := range w.Routes {
+		to, err := netip.ParsePrefix(r.Destination)
+		via, verr := netip.ParseAddr(strings.TrimSpace(r.NextHop))
+		if err != nil || verr != nil || to.Addr().Is4() != via.Is4() {
+			return s, rest.Lie(op, "subnet %s with the route %q by %q", w.ID, r.Destination, r.NextHop)
+		}
+		s.Routes = append(s.Routes, vpcport.Route{Destination: to.Masked(), Gateway: via})
+	}
+	return s, nil
+}

@@ -1,0 +1,184 @@
+package alcor_test
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+func (b *bed) update(t *testing.T, id string, c vpcport.Change) vpcport.Port {
+	t.Helper()
+	p, err := b.provider.Update(t.Context(), id, 0, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (b *bed) get(t *testing.T, id string) vpcport.Port {
+	t.Helper()
+	p, err := b.provider.Get(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// A port's status comes from the agent of its host, in any case.
+func TestStatuses(t *testing.T) {
+	for status, want := range map[string]struct {
+		status  vpcport.Status
+		binding vpcport.BindingResult
+	}{
+		"": {vpcport.StatusDown, vpcport.Bound}, "DOWN": {vpcport.StatusDown, vpcport.Bound}, "Created": {vpcport.StatusDown, vpcport.Bound},
+		"pending": {vpcport.StatusBuild, vpcport.Bound}, "BUILD": {vpcport.StatusBuild, vpcport.Bound},
+		"ACTIVE": {vpcport.StatusActive, vpcport.Bound}, "active": {vpcport.StatusActive, vpcport.Bound}, "success": {vpcport.StatusActive, vpcport.Bound},
+		"failed": {vpcport.StatusError, vpcport.BindingFailed}, "FAILURE": {vpcport.StatusError, vpcport.BindingFailed}, "Error": {vpcport.StatusError, vpcport.BindingFailed},
+		"else": {vpcport.StatusDown, vpcport.Bound},
+	} {
+		b := newBed(t, lab.Options{})
+		p := b.cloud.AddPort(lab.Port{Network: b.network.ID, Host: "node-a", Status: status})
+		if got := b.get(t, p.ID); got.Status != want.status || got.Binding.Result != want.binding {
+			t.Errorf("%q: got %v, %v; want %v", status, got.Status, got.Binding.Result, want)
+		}
+		b.cloud.Edit(p.ID, func(p *lab.Port) { p.Host = "" })
+		if got := b.get(t, p.ID); got.Binding.Result != vpcport.Unbound || got.Status == vpcport.StatusActive {
+			t.Errorf("%q without a host: got %v, %v", status, got.Status, got.Binding.Result)
+		}
+	}
+}
+
+// A port is bound, let go, bound again and moved. Alcor tells the old host of one that is
+// bound to none, and so a tag tells of it. Tags of others stay.
+func TestLifeOfAPort(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	b.cloud.AddHost("node-b", lab.Host{})
+	p := b.make(t)
+	b.cloud.Edit(p.ID, func(p *lab.Port) { p.Tags = []string{"theirs"} })
+	a, other, none := "node-a", "node-b", ""
+	for _, step := range []struct {
+		host *string
+		tags []string
+		puts int // so far
+	}{
+		{&a, []string{"theirs"}, 1},
+		{&none, []string{"theirs", "berth:unbound"}, 2},
+		{&none, []string{"theirs", "berth:unbound"}, 2}, // already
+		{&a, []string{"theirs"}, 3},
+		{&other, []string{"theirs"}, 4},
+	} {
+		got := b.update(t, p.ID, vpcport.Change{Host: step.host})
+		there := b.cloud.Ports()[0]
+		if got.Host != *step.host || (got.Binding.Result == vpcport.Bound) != (*step.host != "") || !slices.Equal(there.Tags, step.tags) {
+			t.Errorf("to %q: got %q, %+v, with the tags %q", *step.host, got.Host, got.Binding, there.Tags)
+		}
+		if n := b.cloud.Count(http.MethodPut, "/project/*/ports/*"); n != step.puts {
+			t.Errorf("to %q: changed %d times, want %d", *step.host, n, step.puts)
+		}
+		b.cloud.Programmed(p.ID, there.Host, true)
+		if got := b.get(t, p.ID); (got.Status == vpcport.StatusActive) != (*step.host != "") {
+			t.Errorf("at %q: the status is %v", *step.host, got.Status)
+		}
+	}
+	given := b.update(t, p.ID, vpcport.Change{Host: &none, Device: &none, Owner: &none})
+	if given.Device != "" || given.Owner != "" || given.Host != "" {
+		t.Errorf("given back: %+v", given)
+	}
+}
+
+// A change leaves what it does not name: of port security Alcor itself does not.
+func TestPortSecurityStaysOff(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	device := vpcport.Device("blue", "u-1")
+	for _, off := range []bool{true, false} {
+		p := b.cloud.AddPort(lab.Port{Network: b.network.ID, Unsecured: off, Name: "theirs"})
+		b.update(t, p.ID, vpcport.Change{Device: &device})
+		i := slices.IndexFunc(b.cloud.Ports(), func(o lab.Port) bool { return o.ID == p.ID })
+		if now := b.cloud.Ports()[i]; now.Unsecured != off || now.Name != "theirs" || now.Device != device {
+			t.Errorf("without port security %t: it is %+v", off, now)
+		}
+	}
+}
+
+// A host that Alcor does not have is no error: the port is made, or changed, without it.
+func TestUnknownHosts(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	p := b.make(t, func(n *vpcport.NewPort) { n.Host = "node-z" })
+	if p.Host != "node-z" || p.Binding.Result != vpcport.BindingFailed || len(b.cloud.Ports()) != 1 {
+		t.Errorf("made %+v, there are %v", p, b.cloud.Ports())
+	}
+	z, device := "node-z", vpcport.Device("blue", "u-2")
+	p = b.update(t, p.ID, vpcport.Change{Host: &z, Device: &device})
+	if p.Host != z || p.Binding.Result != vpcport.BindingFailed || p.Device != device {
+		t.Errorf("changed %+v", p)
+	}
+	b.cloud.AddHost(z, lab.Host{Fails: true})
+	if p = b.update(t, p.ID, vpcport.Change{Host: &z}); p.Binding.Result != vpcport.BindingFailed {
+		t.Errorf("with an agent that fails: %+v", p)
+	}
+	b.cloud.AddHost(z, lab.Host{})
+	if p = b.update(t, p.ID, vpcport.Change{Host: &z}); p.Binding.Result != vpcport.Bound || p.Binding.Plug.Netns != "vpc-ns"+b.network.ID {
+		t.Errorf("with an agent: %+v", p)
+	}
+	b.cloud.RemoveHost(z)
+	wantError(t, "deleting a port of a host that went", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
+}
+
+// Somebody else's change in the same moment is seen, as the answer is not believed.
+func TestAnothersChange(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	p := b.make(t)
+	b.cloud.Inject(lab.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: swap("berth:blue:u-2", "berth:blue:u-3")})
+	device := vpcport.Device("blue", "u-2")
+	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Device: &device})
+	wantError(t, "Update", err, vpcport.Conflict, "")
+	b.cloud.Inject(lab.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "nothing done"})
+	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Groups: []string{b.group}})
+	wantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
+}
+
+// Ports of other projects are none of this, though Alcor shows them to everybody.
+func TestOtherProjects(t *testing.T) {
+	b := newBed(t, lab.Options{Unfiltered: true})
+	p := b.cloud.AddPort(lab.Port{Network: b.network.ID, Project: "another", Device: "d"})
+	_, err := b.provider.Get(t.Context(), p.ID)
+	wantError(t, "Get", err, vpcport.PortGone, p.ID)
+	host := "node-a"
+	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	wantError(t, "Update", err, vpcport.PortGone, p.ID)
+	if found, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{p.ID}}); err != nil || len(found) != 0 {
+		t.Errorf("listed %v, %v", found, err)
+	}
+	if id, err := b.provider.Project(t.Context()); id != project || err != nil {
+		t.Errorf("project %q, %v", id, err)
+	}
+	theirs := b.cloud.AddNetwork(lab.Network{Name: "theirs", Project: "another"})
+	_, err = b.provider.Network(t.Context(), theirs.ID)
+	wantError(t, "Network", err, vpcport.NetworkGone, theirs.ID)
+	shared := b.cloud.AddNetwork(lab.Network{Name: "shared", Project: "another", Shared: true})
+	if n, err := b.provider.Network(t.Context(), shared.ID); err != nil || n.ID != shared.ID {
+		t.Errorf("a shared VPC: %+v, %v", n, err)
+	}
+	b.cloud.AddSubnet(lab.Subnet{Name: "theirs", Network: shared.ID, CIDR: b.web.CIDR})
+	if n, err := b.provider.Network(t.Context(), b.network.ID); err != nil || len(n.Subnets) != 2 {
+		t.Errorf("subnets of other VPCs are in it: %+v, %v", n, err)
+	}
+	b.cloud.AddNetwork(lab.Network{Name: "shared"})
+	_, err = b.provider.Network(t.Context(), "shared")
+	wantError(t, "two of a name", err, vpcport.Invalid, "shared")
+}
+
+// A port says when it was made, and has a name that is not too long.
+func TestNameAndTime(t *testing.T) {
+	clock := start()
+	b := newBed(t, lab.Options{Clock: clock})
+	p := b.make(t, func(n *vpcport.NewPort) { n.Name = strings.Repeat("é", 200) })
+	if !p.CreatedAt.Equal(clock.Now().Truncate(time.Second)) || len(p.Name) > 255 || p.Revision != 0 {
+		t.Errorf("made at %v, named by %d bytes, revision %d", p.CreatedAt, len(p.Name), p.Revision)
+	}
+}

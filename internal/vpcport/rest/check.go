@@ -1,0 +1,48 @@
+package rest
+
+import (
+	"slices"
+
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// Mismatch names what a port has other than it was asked for; empty: nothing.
+func Mismatch(n vpcport.NewPort, p vpcport.Port) string {
+	switch {
+	case p.NetworkID != n.NetworkID:
+		return "network"
+	case p.Device != n.Device || p.Owner != vpcport.Owner:
+		return "device"
+	case n.MAC != nil && p.MAC.String() != n.MAC.String():
+		return "MAC address"
+	case n.Groups != nil && !SameSet(n.Groups, p.Groups):
+		return "set of security groups"
+	case p.Host != n.Host:
+		return "host"
+	case !hasAddresses(n.Addresses, p.Addresses):
+		return "address"
+	}
+	return ""
+}
+
+// hasAddresses tells whether each address that was asked for is there. A network whose
+// IPv6 addresses derive from MAC addresses adds one that was not (SLAAC).
+func hasAddresses(asked []vpcport.NewAddress, got []vpcport.FixedIP) bool {
+	left := slices.Clone(got)
+	for _, a := range asked {
+		i := slices.IndexFunc(left, func(f vpcport.FixedIP) bool {
+			return (a.SubnetID == "" || a.SubnetID == f.SubnetID) && (!a.IP.IsValid() || a.IP == f.IP)
+		})
+		if i < 0 {
+			return false
+		}
+		left = slices.Delete(left, i, i+1)
+	}
+	return true
+}
+
+// SameSet tells whether two lists have the same values.
+func SameSet(a, b []string) bool {
+	unique := func(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
+	return slices.Equal(unique(a), unique(b))
+}
