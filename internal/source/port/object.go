@@ -62,7 +62,7 @@ func read(o *v1alpha1.PodNIC, bridges []string) object {
 		out.pod = s.Pod.UID
 	}
 	for _, c := range s.Conditions {
-		if c.Status != metav1.ConditionTrue {
+		if c.Status != metav1.ConditionTrue && c.Type != v1alpha1.ConditionPlugged { // which passes on what this node says
 			out.wrong = append(out.wrong, condition{shown(c.Type, 64), shown(c.Reason, 64), shown(c.Message, longestMessage)})
 		}
 	}
