@@ -64,6 +64,10 @@ func printStatus(out io.Writer, s lab.Status) error {
 	default:
 		eniTables(w, s)
 	}
+	if s.Mode != lab.PortMode && len(s.VPCs) > 0 {
+		vpcTable(w, s)
+		nicTable(w, s)
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
@@ -179,23 +183,31 @@ func portTroubles(out io.Writer, s lab.Status) {
 
 // portTables show VPCs, nodes, NICs and pods.
 func portTables(w io.Writer, s lab.Status) {
-	fmt.Fprintln(w, "\nVPC\tNETWORK\tSUBNETS\tNICS\tREADY")
-	for _, v := range s.VPCs {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", v.Name, v.Network, v.Subnets, v.NICs, v.Ready)
-	}
+	vpcTable(w, s)
 	fmt.Fprintln(w, "\nNODE\tADDRESS\tBERTHD\tPID\tSTARTS\tPODS")
 	for _, n := range s.Nodes {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\n", n.Name, n.Address, n.Daemon, n.PID, n.Starts, len(n.Pods))
 	}
-	fmt.Fprintln(w, "\nPODNIC\tVPC\tPHASE\tPOD\tNODE\tINTERFACE\tADDRESSES\tPORT\tSTATUS")
-	for _, n := range s.NICs {
-		fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.Namespace, n.Name, n.VPC, n.Phase, n.Pod, n.Node, n.Interface, strings.Join(n.Addresses, ","), n.Port, n.State)
-	}
+	nicTable(w, s)
 	fmt.Fprintln(w, "\nPOD\tNAMESPACE\tADDRESSES")
 	for _, n := range s.Nodes {
 		for _, p := range n.Pods {
 			fmt.Fprintf(w, "%s/%s\t%s\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses))
 		}
+	}
+}
+
+func vpcTable(w io.Writer, s lab.Status) {
+	fmt.Fprintln(w, "\nVPC\tNETWORK\tSUBNETS\tNICS\tREADY")
+	for _, v := range s.VPCs {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", v.Name, v.Network, v.Subnets, v.NICs, v.Ready)
+	}
+}
+
+func nicTable(w io.Writer, s lab.Status) {
+	fmt.Fprintln(w, "\nPODNIC\tVPC\tPHASE\tPOD\tNODE\tINTERFACE\tADDRESSES\tPORT\tSTATUS")
+	for _, n := range s.NICs {
+		fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.Namespace, n.Name, n.VPC, n.Phase, n.Pod, n.Node, n.Interface, strings.Join(n.Addresses, ","), n.Port, n.State)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/control"
@@ -23,13 +24,14 @@ type labFlags struct {
 	dir, specFile, instanceType, binDir string
 	nodes                               int
 	mode                                string
+	vpcPorts                            bool
 	operators                           int
 	daemonArgs, operatorArgs            []string
 	env                                 map[string]string
 	noDaemons                           bool
 	kubelets                            bool
 	containerd, proxy, helm             string
-	neutron                             string
+	provider, neutron                   string
 	images                              []string
 }
 
@@ -40,8 +42,9 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.instanceType, "instance-type", "m5.large", "instance `type` of the nodes, when no spec is given")
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
-	neutronFlag(c, &f.neutron)
-	c.Flags().IntVar(&f.operators, "operators", 2, "how many berth-operator processes in operator mode; one leads")
+	c.Flags().BoolVar(&f.vpcPorts, "vpc-ports", false, "let pods have NICs that are ports of VPCs beside the interface that the mode gives them; always so in port mode")
+	f.providerFlags(c)
+	c.Flags().IntVar(&f.operators, "operators", 2, "how many berth-operator processes, where the mode or --vpc-ports has operators; one leads")
 	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
 	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "leave berthd to be started with vpclab start")
@@ -92,12 +95,28 @@ const (
 	realNeutron  = "real"
 )
 
-func neutronFlag(c *cobra.Command, neutron *string) {
-	c.Flags().StringVar(neutron, "neutron", modelNeutron, "whose ports there are in port mode: `model` (Neutron and Keystone imitated strictly, OVN real) or real (all of them real; hack/deps.sh neutron installs them)")
+// providerFlags say whose ports there are.
+func (f *labFlags) providerFlags(c *cobra.Command) {
+	c.Flags().StringVar(&f.provider, "provider", string(v1alpha1.ProviderNeutron), "whose ports there are in port mode and with --vpc-ports: `neutron`, or alcor (imitated strictly, with an agent on each node; it filters nothing)")
+	neutronFlag(c, &f.neutron)
 }
 
-// portCloud is what --neutron names.
+func neutronFlag(c *cobra.Command, neutron *string) {
+	c.Flags().StringVar(neutron, "neutron", modelNeutron, "which Neutron has the ports in port mode: `model` (Neutron and Keystone imitated strictly, OVN real) or real (all of them real; hack/deps.sh neutron installs them)")
+}
+
+// portCloud is what --provider and --neutron name.
 func (f *labFlags) portCloud() (func(context.Context, portcloud.Options) (portcloud.Cloud, error), error) {
+	switch v1alpha1.VPCProvider(f.provider) {
+	case v1alpha1.ProviderAlcor:
+		if f.neutron != modelNeutron {
+			return nil, fmt.Errorf("--neutron %q: is for --provider %s", f.neutron, v1alpha1.ProviderNeutron)
+		}
+		return portcloud.NewAlcor, nil
+	case v1alpha1.ProviderNeutron, "": // demo has Neutron only
+	default:
+		return nil, fmt.Errorf("--provider %q: want %s or %s", f.provider, v1alpha1.ProviderNeutron, v1alpha1.ProviderAlcor)
+	}
 	switch f.neutron {
 	case modelNeutron:
 		return portcloud.NewModel, nil
@@ -111,7 +130,7 @@ func (f *labFlags) options() (lab.Options, error) {
 	o := lab.Options{
 		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
 		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
-		Mode: lab.Mode(f.mode), OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
+		Mode: lab.Mode(f.mode), VPCPorts: f.vpcPorts, OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
 		Kubelets: f.kubeletOptions(),
 	}
 	var err error
@@ -136,7 +155,8 @@ func (f *labFlags) args() []string {
 	out := []string{
 		"--dir=" + f.dir, "--spec=" + f.specFile, "--instance-type=" + f.instanceType, "--bin-dir=" + f.binDir,
 		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
-		"--mode=" + f.mode, "--neutron=" + f.neutron, fmt.Sprintf("--operators=%d", f.operators),
+		"--mode=" + f.mode, fmt.Sprintf("--vpc-ports=%t", f.vpcPorts), "--provider=" + f.provider, "--neutron=" + f.neutron,
+		fmt.Sprintf("--operators=%d", f.operators),
 	}
 	out = append(out, f.kubeletArgs()...)
 	for _, a := range f.operatorArgs {
@@ -169,10 +189,15 @@ With --mode operator there is a Kubernetes API too, and berth-operator calls EC2
 for the nodes, which may not. KUBEBUILDER_ASSETS names the folder of the control
 plane's programs; hack/kubebox.sh builds them and prints it.
 
+With --vpc-ports pods of any mode may ask for NICs that are ports of a VPC, beside the
+interface that the mode gives them (docs/ports.md).
+
 With --kubelets the nodes are whole machines with containerd, kubelet and kube-proxy, in
 a whole cluster into which Berth is installed by its chart, in any mode.`,
 		Example: `  vpclab up
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode operator
+  KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode port --provider alcor
+  KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode pool --vpc-ports
   vpclab up --kubelets --images dist/lab-images --images "$(hack/lab-images.sh)"
   vpclab up --nodes 3 --instance-type t3.small --env WARM_IP_TARGET=2
   vpclab up --dir /run/vpclab/second --spec my-vpc.yaml`,

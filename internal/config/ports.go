@@ -22,7 +22,7 @@ func portSettings(c *Config) []Setting {
 		{Flag: "agent-netns-prefixes", Default: "vpc-ns-,vpc-ns", parse: list(&c.AgentNamespaces, netnsPrefix),
 			Doc: "With ports that an agent of the provider puts into network namespaces, as Alcor's does: what the names of these namespaces begin with, separated by commas. No other namespace is entered."},
 		{Flag: "agent-wait", Default: "3s", parse: duration(&c.AgentWait, time.Millisecond, 10*time.Minute),
-			Doc: "With ports that an agent of the provider puts into network namespaces, as Alcor's does: how long an ADD waits for the agent to have made a port's link, once the port is bound; a minute at most."},
+			Doc: "With ports that an agent of the provider puts into network namespaces, as Alcor's does: how long an ADD waits for the agent to have made a port's link, once the port is bound; a minute at most, and no longer than port-wait allows for all together."},
 	}
 }
 

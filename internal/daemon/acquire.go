@@ -19,6 +19,7 @@ const replyMargin = 500 * time.Millisecond
 const (
 	noAddress = "no address for the pod: "
 	noNICs    = "no NICs for the pod: "
+	noLinks   = "the pod's NICs are not on the node yet: "
 	noTraffic = "the pod's NICs carry no packets yet: "
 )
 

@@ -160,6 +160,9 @@ func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record, until time
 	if err := failpoint.Hit("daemon.add.recorded"); err != nil {
 		return rec, err
 	}
+	if err := d.expectNICs(ctx, rec, until); err != nil {
+		return rec, err
+	}
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
 	rec, err := d.wire(kctx, rec)
@@ -177,6 +180,16 @@ func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record, until time
 		return rec, recordFailure(err)
 	}
 	return rec, failpoint.Hit("daemon.add.ready")
+}
+
+// expectNICs returns once the NICs of an attachment can be plugged. The kernel's time does not
+// run meanwhile, and a DEL ends it.
+func (d *Daemon) expectNICs(ctx context.Context, rec attachment.Record, until time.Time) error {
+	if len(rec.NICs) == 0 || d.NICs == nil {
+		return nil // wire says what is wrong
+	}
+	req := source.Request{Key: rec.Key, Pod: rec.Pod}
+	return d.wait(ctx, req, until, noLinks, func(ctx context.Context) error { return d.NICs.Expect(ctx, rec) })
 }
 
 // awaitNICs returns once the NICs of an attachment carry packets.

@@ -45,8 +45,9 @@ type fakeNICs struct {
 	mu      sync.Mutex                  // guards all below; another than the switchboard's
 	bound   map[string][]attachment.NIC // by pod name: what Acquire gives
 	quiet   bool                        // what is plugged carries no packets
+	late    bool                        // nobody has brought the links yet
 	waiting map[attachment.Key]string
-	kick    chan struct{} // closed when bound or quiet changed
+	kick    chan struct{} // closed when bound, late or quiet changed
 }
 
 var _ NICs = (*fakeNICs)(nil)
@@ -65,6 +66,9 @@ func (f *fakeNICs) bind(pod string, nics ...attachment.NIC) {
 
 // hush has what is plugged carry packets or not.
 func (f *fakeNICs) hush(quiet bool) { f.change(func() { f.quiet = quiet }) }
+
+// delay has the links that NICs are plugged from be there or not.
+func (f *fakeNICs) delay(late bool) { f.change(func() { f.late = late }) }
 
 func (f *fakeNICs) change(what func()) {
 	f.mu.Lock()
@@ -211,6 +215,10 @@ func (f *fakeNICs) Why(key attachment.Key) *source.Exhausted {
 		return &source.Exhausted{Reason: "port-build", Message: why}
 	}
 	return nil
+}
+
+func (f *fakeNICs) Expect(ctx context.Context, rec attachment.Record) error {
+	return f.until(ctx, rec.Key, "NIC eth1: port p-1 has no link", func() bool { return !f.late })
 }
 
 func (f *fakeNICs) Await(ctx context.Context, rec attachment.Record) error {

@@ -26,12 +26,20 @@ func (d *Daemon) changeNICs(ctx context.Context, key attachment.Key) error {
 	if rec == nil {
 		return err
 	}
-	active, waits := d.awaitEach(ctx, *rec)
-	return errors.Join(err, waits, d.endChange(ctx, key, active))
+	there, missing := d.each(ctx, *rec, "waiting for ", d.NICs.Expect)
+	done, failed := d.plugChange(ctx, key, there)
+	if done == nil {
+		return errors.Join(err, missing, failed)
+	}
+	active, waits := d.each(ctx, *done, "waiting for packets of ", d.NICs.Await)
+	if len(active) > 0 {
+		waits = errors.Join(waits, failpoint.Hit("daemon.nics.active"))
+	}
+	return errors.Join(err, missing, failed, waits, d.endChange(ctx, key, active))
 }
 
-// beginChange unplugs, records and plugs. The record that it returns has the NICs alone
-// that are plugged and still to be waited for; nil: none are.
+// beginChange unplugs what is not wanted and records what is. The record that it returns has
+// the NICs alone that are to be plugged or changed; nil: there are none.
 func (d *Daemon) beginChange(ctx context.Context, key attachment.Key) (*attachment.Record, error) {
 	unlock, err := d.locks.lock(ctx, key.ContainerID)
 	if err != nil {
@@ -58,12 +66,13 @@ func (d *Daemon) beginChange(ctx context.Context, key attachment.Key) (*attachme
 	if put := d.recordNICs(&rec, nics); put != nil {
 		return nil, errors.Join(err, put)
 	}
-	if _, wire := d.wireLease(kctx, rec); wire != nil { // the pod's own interface may be one of several now
-		return nil, errors.Join(err, wire)
+	if rec.NICs = slices.DeleteFunc(slices.Clone(rec.NICs), settled); len(rec.NICs) == 0 {
+		return nil, err
 	}
-	done, plugErr := d.plugUnsettled(kctx, rec)
-	return done, errors.Join(err, plugErr)
+	return &rec, err
 }
+
+func settled(n attachment.NIC) bool { return n.State == attachment.Plugged }
 
 // recordNICs records the NICs that an attachment is to have, and tells of those that are
 // plugged, if they are others than before.
@@ -114,18 +123,36 @@ func (d *Daemon) unplugUnwanted(ctx context.Context, rec attachment.Record, want
 	return append(nics, stay...), err
 }
 
-// plugUnsettled plugs the NICs of a record that are being plugged or changed, records what
-// the kernel tells of them, and returns the record with those alone that are; nil: none.
-func (d *Daemon) plugUnsettled(ctx context.Context, rec attachment.Record) (*attachment.Record, error) {
+// plugChange plugs those NICs of an attachment that it is still to have as they are, and
+// records what the kernel tells of them. The record that it returns has those alone that are
+// plugged; nil: none.
+func (d *Daemon) plugChange(ctx context.Context, key attachment.Key, nics []attachment.NIC) (*attachment.Record, error) {
+	if len(nics) == 0 {
+		return nil, nil
+	}
+	unlock, err := d.locks.lock(ctx, key.ContainerID)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	rec, ok := d.Store.Get(key)
+	if !ok || rec.State != attachment.Ready {
+		return nil, nil
+	}
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	if _, err := d.wireLease(kctx, rec); err != nil { // the pod's own interface may be one of several now
+		return nil, err
+	}
 	rec.NICs = slices.Clone(rec.NICs)
 	var done []attachment.NIC
 	var errs []error
 	for i := range rec.NICs {
 		nic := &rec.NICs[i]
-		if nic.State == attachment.Plugged {
+		if !slices.ContainsFunc(nics, func(n attachment.NIC) bool { return reflect.DeepEqual(n, *nic) }) {
 			continue
 		}
-		if err := d.plugOne(ctx, rec, nic); err != nil {
+		if err := d.plugOne(kctx, rec, nic); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -141,24 +168,22 @@ func (d *Daemon) plugUnsettled(ctx context.Context, rec attachment.Record) (*att
 	return &rec, errors.Join(errs...)
 }
 
-// awaitEach returns those NICs of a record that carry packets. An ADD waits as long.
-func (d *Daemon) awaitEach(ctx context.Context, rec attachment.Record) (active []attachment.NIC, err error) {
+// each returns those NICs of a record of which something is so before an ADD would give it
+// up.
+func (d *Daemon) each(ctx context.Context, rec attachment.Record, what string, is func(context.Context, attachment.Record) error) (so []attachment.NIC, err error) {
 	ctx, cancel := context.WithTimeout(ctx, max(d.WarmWait, d.NICWait))
 	defer cancel()
 	defer context.AfterFunc(d.draining, cancel)()
 	for _, nic := range rec.NICs {
 		one := rec
 		one.NICs = []attachment.NIC{nic}
-		if failed := d.NICs.Await(ctx, one); failed != nil {
-			err = errors.Join(err, nicFailure("waiting until "+nicName(nic)+", carries packets", failed))
+		if failed := is(ctx, one); failed != nil {
+			err = errors.Join(err, nicFailure(what+nicName(nic), failed))
 			continue
 		}
-		active = append(active, nic)
+		so = append(so, nic)
 	}
-	if len(active) > 0 {
-		err = errors.Join(err, failpoint.Hit("daemon.nics.active"))
-	}
-	return active, err
+	return so, err
 }
 
 // endChange records that NICs are plugged, of those that the attachment has still and is to

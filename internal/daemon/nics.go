@@ -32,8 +32,13 @@ type NICs interface {
 	// the error is an *source.Exhausted that names the port, its host and its status. It
 	// takes nothing: there is nothing to give back after it.
 	Acquire(ctx context.Context, req source.Request) ([]attachment.NIC, error)
-	// Why tells what the Acquire or Await of key waits for; nil when none waits.
+	// Why tells what the Acquire, Expect or Await of key waits for; nil when none waits.
 	Why(key attachment.Key) *source.Exhausted
+	// Expect returns once all is on the node that the NICs of a recorded attachment are
+	// plugged from, where others bring it; at once where none do. When it does not come, or ctx
+	// ends, the error is an *source.Exhausted; all else is left to Plug. It may take as long as
+	// an ADD.
+	Expect(ctx context.Context, rec attachment.Record) error
 	// Plug puts a NIC of a recorded attachment into its pod, and returns it with what
 	// the kernel tells of it. It is idempotent, and finishes what is half done. Errors of
 	// package plug, and *source.Exhausted, are told apart; so of Unplug and Check.

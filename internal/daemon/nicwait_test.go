@@ -52,6 +52,16 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 			r.source.Drain()
 			time.AfterFunc(50*time.Second, func() { r.nics.bind("pod-a", testNIC("eth1", "p-1")) })
 		}, time.Minute, types.ErrTryAgainLater, "subnet-full", noAddress},
+		"the link comes in time": {func(_ *node, r *running) {
+			r.nics.delay(true)
+			time.AfterFunc(55*time.Second, func() { r.nics.delay(false) })
+		}, 55 * time.Second, 0, "", ""},
+		"the link never comes": {func(_ *node, r *running) { r.nics.delay(true) },
+			time.Minute, types.ErrTryAgainLater, "port-build", noLinks + "NIC eth1: port p-1 has no link"},
+		"a DEL while it waits for the link": {func(_ *node, r *running) {
+			r.nics.delay(true)
+			time.AfterFunc(time.Second, func() { _ = r.del(context.Background(), keyFor("a")) })
+		}, time.Second, types.ErrTryAgainLater, "deleted", noLinks + errDeleted.Error()},
 		"active in time": {func(_ *node, r *running) {
 			r.nics.hush(true)
 			time.AfterFunc(55*time.Second, func() { r.nics.hush(false) })

@@ -24,7 +24,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
-// Cluster is the Kubernetes side of a lab, in all modes but node mode: a real API
+// Cluster is the Kubernetes side of a lab, in all modes but node mode without ports: a real API
 // server in the router's namespace, where nodes and operators reach it at
 // fabric.APIEndpoint, with what the chart installs (deploy/chart), its workloads aside. Schedulers,
 // controllers and kubelets are the lab itself.
@@ -37,6 +37,7 @@ type Cluster struct {
 	Kubeconfig string
 
 	mode       Mode
+	beside     bool // pods have ports beside the interface that the mode gives them
 	dir        string
 	namespaces map[string]string // annotations of those that the lab makes for pods
 	reports    *reports
@@ -49,22 +50,35 @@ var (
 	operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
 )
 
-// raiseKube starts the control plane and the operators, but in node mode.
+// raiseKube starts the control plane and the operators, with the cloud and the VPCs where pods
+// have ports. There is none of it where there are no operators.
 func (l *Lab) raiseKube(ctx context.Context) error {
-	if l.Mode == NodeMode {
+	if !l.hasOperators() {
 		return nil
+	}
+	if l.hasPorts() {
+		if err := l.raisePortCloud(ctx); err != nil {
+			return err
+		}
 	}
 	if err := l.startKube(ctx, kube.Options{CRDs: deploy.CRDs()}); err != nil {
 		return err
 	}
-	objects, err := deploy.Render(deploy.InMode(string(l.Mode), l.clusterName()))
+	release := deploy.InMode(string(l.Mode), l.clusterName())
+	if l.VPCPorts {
+		release.Values["ports"] = map[string]any{"enabled": true}
+	}
+	objects, err := deploy.Render(release)
 	if err != nil {
 		return err
 	}
 	if err := l.Kube.ApplyObjects(ctx, objects.Access()); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
 	}
-	return l.raiseOperators(ctx)
+	if err := l.raiseOperators(ctx); err != nil || !l.hasPorts() {
+		return err
+	}
+	return l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs)
 }
 
 // startKube starts a control plane in the router's namespace, with what o says
@@ -75,7 +89,7 @@ func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 	if err != nil {
 		return err
 	}
-	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, dir: o.Dir, reports: newReports(l.note)}
+	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, beside: l.VPCPorts && l.Mode != PortMode, dir: o.Dir, reports: newReports(l.note)}
 	if l.Kube.Client, err = newClient(control); err != nil {
 		return err
 	}

@@ -34,8 +34,8 @@ import (
 //   - in operator mode, a node's NodeNetwork object makes available what EC2 has
 //     assigned to it and reports as used what pods have or what cools, and no
 //     address is available in two;
-//   - in port mode, pods, PodNICs, the cloud's ports, rows of OVSDB, links and records
-//     are the same NICs, and nobody has a port of Berth's that is none of these.
+//   - where pods have ports, pods, PodNICs, the cloud's ports, rows of OVSDB, links and
+//     records are the same NICs, and nobody has a port of Berth's that is none of these.
 //
 // It is meant for a lab at rest: what is being made or removed at the moment
 // shows up as a contradiction. WaitInvariants waits for rest.
@@ -70,7 +70,9 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 		})
 	}
 	wg.Wait()
-	if err := l.Trouble(); err != nil {
+	if l.hasPorts() {
+		errs = append(errs, l.checkPorts(ctx)...)
+	} else if err := l.Trouble(); err != nil {
 		errs = append(errs, fmt.Errorf("the lab itself: %w", err))
 	}
 	owner := map[netip.Addr]string{}

@@ -20,6 +20,9 @@ import (
 	"github.com/berthnet/berth/internal/plug"
 )
 
+// firstInterface is what runtimes call the interface of a pod that they ask for.
+const firstInterface = "eth0"
+
 // berthOwner is the device owner of the ports that Berth has, in the cloud.
 const berthOwner = "compute:berth"
 
@@ -27,6 +30,7 @@ const berthOwner = "compute:berth"
 type portView struct {
 	nics  []v1alpha1.PodNIC
 	ports map[string]portcloud.Port // by ID
+	first bool                      // pods' first interface is a port too
 	pods  map[string]bool           // UIDs of those that there are
 	used  map[string]string         // ports that pods of the lab have: to whom
 	errs  []error
@@ -36,11 +40,11 @@ func (v *portView) wrong(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
 }
 
-// checkPorts compares six views of the NICs of a lab in port mode with each other: pods and
-// what is in them, PodNICs, the cloud's ports, the nodes' OVSDBs, their kernels, and berthd's
-// records.
+// checkPorts compares six views of the NICs of a lab with ports with each other: pods and
+// what is in them, PodNICs, the cloud's ports, what the nodes' OVSDBs or agents have plugged,
+// their kernels, and berthd's records.
 func (l *Lab) checkPorts(ctx context.Context) []error {
-	v := &portView{ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
+	v := &portView{first: l.Mode == PortMode, ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
 	if err := l.viewPorts(ctx, v); err != nil {
 		return []error{err}
 	}
@@ -54,7 +58,7 @@ func (l *Lab) checkPorts(ctx context.Context) []error {
 		v.wrong("the lab itself: %w", err)
 	}
 	if err := l.Ports.Alive(); err != nil {
-		v.wrong("the lab's OpenStack: %w", err)
+		v.wrong("who has the lab's ports: %w", err)
 	}
 	return v.errs
 }
@@ -173,7 +177,7 @@ func (c *portNode) check(ctx context.Context, cloud portcloud.Cloud) {
 		}
 	}
 	for id, row := range c.rows {
-		c.wrong("%s is a row of OVSDB for port %s, which no pod has", row.Link, id)
+		c.wrong("%s is plugged, as OVSDB or the agent says, for port %s, which no pod has", row.Link, id)
 	}
 	for name := range c.links {
 		c.wrong("link %s is leaked: no pod is behind it", name)
@@ -191,7 +195,7 @@ func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 	}
 	for _, r := range rows {
 		if other, twice := c.rows[r.Port]; twice {
-			c.wrong("%s and %s are rows of OVSDB for port %s", other.Link, r.Link, r.Port)
+			c.wrong("%s and %s are plugged, as OVSDB or the agent says, for port %s", other.Link, r.Link, r.Port)
 		}
 		c.rows[r.Port] = r
 	}
@@ -232,6 +236,9 @@ func (c *portNode) checkPod(p *node.Pod) error {
 	if err != nil {
 		return err
 	}
+	if !c.first { // the mode gives it
+		delete(inside, firstInterface)
+	}
 	for i := range c.nics {
 		n := &c.nics[i]
 		if n.Status.Pod == nil || n.Status.Pod.UID != p.UID {
@@ -270,7 +277,7 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	says := n.Status.Node
 	container := c.records[id]
 	link := row.Link
-	hasLink := c.takeLinks(link)
+	hasLink := n.Status.Plug != nil && n.Status.Plug.Type == v1alpha1.PlugNetns || c.takeLinks(link) // an agent's link is not Berth's
 	delete(c.records, id)
 	delete(c.rows, id)
 	switch {
@@ -283,7 +290,7 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	case in.mac != n.Status.MAC || !slices.Equal(in.addrs, want):
 		return fmt.Errorf("interface %s has %s and %v, want %s and %v", n.Status.Interface, in.mac, in.addrs, n.Status.MAC, want)
 	case link == "" || !hasLink:
-		return fmt.Errorf("port %s has the link %q in OVSDB, in the kernel: %v", id, link, hasLink)
+		return fmt.Errorf("port %s has the link %q in OVSDB or with the agent, in the kernel: %v", id, link, hasLink)
 	case container != p.ContainerID:
 		return fmt.Errorf("port %s is in the record of %q, want %s", id, container, p.ContainerID)
 	case says == nil || says.State != v1alpha1.NodePlugged || says.PortID != id || says.ContainerID != p.ContainerID:

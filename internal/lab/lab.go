@@ -42,13 +42,16 @@ type Options struct {
 	Mode Mode // NodeMode when empty
 	// Pools are what a lab in pool mode begins with; DefaultPools() when nil.
 	Pools []v1alpha1.AddressPool
-	// VPCs are what a lab in port mode begins with; DefaultVPCs() when nil. Pods that
-	// name none are in the first.
+	// VPCPorts lets pods have NICs that are ports of VPCs beside the interface that the
+	// mode gives them. They ask for them by annotations. It is always so in port mode.
+	VPCPorts bool
+	// VPCs are what a lab with ports begins with; DefaultVPCs() when nil. In port mode pods
+	// that name none are in the first.
 	VPCs []VPC
-	// PortCloud raises the OpenStack of a lab in port mode; portcloud.NewModel when nil.
+	// PortCloud raises who has the ports of a lab with ports; portcloud.NewModel when nil.
 	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
-	// OperatorCount is how many berth-operator processes there are in operator
-	// mode, 1 when 0; one of them leads.
+	// OperatorCount is how many berth-operator processes there are where the mode, or
+	// VPCPorts, has operators, 1 when 0; one of them leads.
 	OperatorCount int
 	OperatorArgs  []string          // of every berth-operator
 	OperatorEnv   map[string]string // likewise
@@ -82,8 +85,8 @@ type Lab struct {
 	Cloud  *vpc.Cloud // nil in pool and port mode, as is Fabric
 	Fabric *fabric.Fabric
 	Site   *site.Site      // in pool and port mode, else nil
-	Ports  portcloud.Cloud // in port mode, else nil
-	Kube   *Cluster        // nil in node mode without kubelets
+	Ports  portcloud.Cloud // where pods have ports, else nil
+	Kube   *Cluster        // nil in node mode without kubelets and ports
 
 	servers   []*http.Server
 	echoes    []*echo.Server
@@ -229,7 +232,10 @@ func (l *Lab) settle(ctx context.Context) error {
 	if l.NoDaemons {
 		return nil
 	}
-	return l.WaitReady(ctx)
+	if err := l.WaitReady(ctx); err != nil || !l.hasPorts() {
+		return err
+	}
+	return l.WaitVPCs(ctx)
 }
 
 func cidrs(b vpc.Books) []netip.Prefix {

@@ -15,11 +15,11 @@ import (
 // Mode is where pods' addresses come from.
 type Mode string
 
-// The modes. In all but NodeMode the lab has a Kubernetes API, and
-// Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
+// The modes. In all but NodeMode, and there with Options.VPCPorts, the lab has a Kubernetes
+// API, and Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
 // permit no EC2 call. In PoolMode and PortMode there is no EC2: the network is a data
 // centre (package site) in place of a VPC, and in PortMode it is for the machines only,
-// since pods are in networks of an OpenStack (package portcloud).
+// since pods are in networks of an OpenStack or an Alcor (package portcloud).
 const (
 	NodeMode     Mode = "node"     // ENIs, by each node's own berthd
 	OperatorMode Mode = "operator" // ENIs, by berth-operator for all nodes
@@ -29,6 +29,13 @@ const (
 
 // Modes are all there are.
 var Modes = []Mode{NodeMode, OperatorMode, PoolMode, PortMode}
+
+// hasPorts tells whether pods may have NICs that are ports of VPCs.
+func (o Options) hasPorts() bool { return o.Mode == PortMode || o.VPCPorts }
+
+// hasOperators tells whether there are operators, and so a Kubernetes API, where nodes are no
+// whole machines.
+func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts }
 
 // hasEC2 tells whether the mode's cloud is EC2.
 func (m Mode) hasEC2() bool { return m == NodeMode || m == OperatorMode }
@@ -43,7 +50,7 @@ var OperatorKey = spec.AccessKey{ID: "AKIALABLABLABLABOPER", Secret: "lab-secret
 
 // programs of the lab, in BinDir.
 func (o Options) programs() []string {
-	if o.Mode != NodeMode {
+	if o.hasOperators() {
 		return []string{"berthd", "berth", "berth-operator"}
 	}
 	return []string{"berthd", "berth"}
@@ -53,16 +60,18 @@ func (o Options) completeMode() (Options, error) {
 	switch o.Mode {
 	case "", NodeMode:
 		o.Mode = NodeMode
-		if o.Kubelets != nil {
-			return o.completeAssets()
-		}
-		return o, nil
 	case OperatorMode, PoolMode, PortMode:
 	default:
 		return o, fmt.Errorf("mode %q: want one of %v", o.Mode, Modes)
 	}
-	if o.Mode == PortMode && o.Kubelets != nil {
-		return o, errors.New("port mode: its nodes are no whole machines: leave out kubelets")
+	if o.hasPorts() && o.Kubelets != nil {
+		return o, errors.New("nodes with ports of VPCs are no whole machines in a lab: leave out kubelets")
+	}
+	if !o.hasOperators() {
+		if o.Kubelets != nil {
+			return o.completeAssets()
+		}
+		return o, nil
 	}
 	if o.OperatorCount == 0 {
 		o.OperatorCount = 1
@@ -82,7 +91,11 @@ func (o Options) completeAssets() (Options, error) {
 		return o, errors.New("kubelets need Kubernetes: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=cluster does)")
 	}
 	if o.KubeAssets == "" {
-		return o, fmt.Errorf("%[1]s mode needs a Kubernetes control plane: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=%[1]s does)", o.Mode)
+		mode := o.Mode
+		if o.VPCPorts {
+			mode = PortMode
+		}
+		return o, fmt.Errorf("%[1]s mode needs a Kubernetes control plane: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=%[1]s does)", mode)
 	}
 	return o, nil
 }

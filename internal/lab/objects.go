@@ -25,12 +25,20 @@ import (
 )
 
 // equip makes a node one of the cluster: its daemon is told where the API is
-// and not where EC2 is, and its pods are objects.
+// and, unless it calls EC2 itself, not where EC2 is, and its pods are objects.
 func (c *Cluster) equip(o *node.Options) {
-	o.EC2URL = ""
-	args := []string{"--ipam=eni-operator", "--auto-create-node-network"}
-	if !c.mode.hasEC2() {
+	if c.mode != NodeMode {
+		o.EC2URL = ""
+	}
+	var args []string
+	switch {
+	case c.mode == OperatorMode:
+		args = []string{"--ipam=eni-operator", "--auto-create-node-network"}
+	case !c.mode.hasEC2():
 		args = []string{"--ipam=" + string(c.mode)}
+	}
+	if c.beside {
+		args = append(args, "--vpc-ports")
 	}
 	o.Args = slices.Concat(args, []string{"--kubeconfig=" + daemonKubeconfig(o.Dir)}, o.Args)
 	o.Objects = &podObjects{cluster: c, node: o.Name, uids: map[podKey]string{}}

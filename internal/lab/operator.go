@@ -54,7 +54,7 @@ func (l *Lab) raiseOperators(ctx context.Context) error {
 		o.Process = proc.New(name, filepath.Join(logs, name+".log"), func() proc.Command {
 			return proc.Command{
 				Path: filepath.Join(l.BinDir, "berth-operator"), Netns: o.netns,
-				Args: append(o.args(l.Mode, kubeconfig, l.clusterName()), l.OperatorArgs...), Env: l.operatorEnv(name),
+				Args: slices.Concat(o.args(kubeconfig, l.clusterName()), l.operatorArgs(), l.OperatorArgs), Env: l.operatorEnv(name),
 			}
 		})
 		l.operators = append(l.operators, o)
@@ -95,16 +95,28 @@ func (l *Lab) restartOperators() {
 }
 
 // args are what the lab tells every operator.
-func (o *Operator) args(mode Mode, kubeconfig, cluster string) []string {
-	args := []string{
+func (o *Operator) args(kubeconfig, cluster string) []string {
+	return []string{
 		"--kubeconfig=" + kubeconfig,
 		"--cluster-name=" + cluster,
 		"--metrics-address=" + o.address,
 	}
-	if !mode.hasEC2() {
-		return append(args, "--ipam="+string(mode))
+}
+
+// operatorArgs are what follows from where pods' interfaces come from.
+func (l *Lab) operatorArgs() (args []string) {
+	var from []string
+	switch l.Mode {
+	case NodeMode: // by the daemons alone
+	case OperatorMode:
+		from, args = []string{"eni-operator"}, []string{"--ec2-endpoint=" + EC2URL}
+	default:
+		from = []string{string(l.Mode)}
 	}
-	return append(args, "--ec2-endpoint="+EC2URL)
+	if l.Kube.beside {
+		from, args = append(from, string(PortMode)), append(args, "--first-interface-is-port=false")
+	}
+	return append(args, "--ipam="+strings.Join(from, ","))
 }
 
 func (l *Lab) operatorEnv(name string) []string {

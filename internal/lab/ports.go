@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,7 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/poll"
 )
 
-// VPC is a VPC object of a lab in port mode, with the network that it names.
+// VPC is a VPC object of a lab with ports, with the network that it names.
 type VPC struct {
 	Name    string // of the object
 	Network portcloud.Network
@@ -63,6 +64,18 @@ func (l *Lab) raisePorts(ctx context.Context) (err error) {
 		return err
 	}
 	l.echoes = append(l.echoes, e)
+	if err := l.raiseKube(ctx); err != nil {
+		return err
+	}
+	if err := l.addHosts(); err != nil {
+		return err
+	}
+	return l.settle(ctx)
+}
+
+// raisePortCloud raises the OpenStack, in the namespace of what belongs to no node, with the
+// VPCs' networks.
+func (l *Lab) raisePortCloud(ctx context.Context) (err error) {
 	raise := l.PortCloud
 	if raise == nil {
 		raise = portcloud.NewModel
@@ -73,22 +86,7 @@ func (l *Lab) raisePorts(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := l.raiseNetworks(ctx); err != nil {
-		return err
-	}
-	if err := l.raiseKube(ctx); err != nil {
-		return err
-	}
-	if err := l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs); err != nil {
-		return err
-	}
-	if err := l.addHosts(); err != nil {
-		return err
-	}
-	if err := l.settle(ctx); err != nil || l.NoDaemons {
-		return err
-	}
-	return l.WaitVPCs(ctx)
+	return l.raiseNetworks(ctx)
 }
 
 // raiseNetworks makes the VPCs' networks in the cloud.
@@ -109,25 +107,29 @@ func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
 	return nil
 }
 
-// joinPorts makes a machine a compute host, and tells its daemon of it.
+// joinPorts makes a machine a compute host, and tells its daemon of the host's OVSDB.
 func (l *Lab) joinPorts(o *node.Options) error {
 	ctx, cancel := context.WithTimeout(context.Background(), joinTimeout)
 	defer cancel()
-	ovsdb, err := l.Ports.Join(ctx, portcloud.Host{
+	joined, err := l.Ports.Join(ctx, portcloud.Host{
 		Name: o.Name, Netns: o.Netns, Dir: filepath.Join(o.Dir, "run", "openvswitch"), State: filepath.Join(o.Dir, "var", "lib", "openvswitch"),
 	})
 	if err != nil {
 		return fmt.Errorf("make %s a compute host: %w", o.Name, err)
 	}
-	o.Args = append([]string{"--ovsdb=" + ovsdb}, o.Args...)
+	args := []string{"--ovsdb=" + joined.OVSDB}
+	if joined.NetnsPrefixes != nil {
+		args = append(args, "--agent-netns-prefixes="+strings.Join(joined.NetnsPrefixes, ","))
+	}
+	o.Args = append(args, o.Args...)
 	return nil
 }
 
 // credentials is the name of the Secret by which operators get into the lab's OpenStack.
 const credentials = "openstack"
 
-// raiseVPCs makes the VPC objects, with their Secret, and lets pods that name no VPC be in the
-// first.
+// raiseVPCs makes the VPC objects, with their Secret. Where all pods have ports, those that name
+// no VPC are in the first.
 func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs []VPC) error {
 	if access.Secret != nil {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: operatorAccount.Namespace, Name: credentials}, StringData: access.Secret}
@@ -142,7 +144,7 @@ func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs [
 			return fmt.Errorf("create VPC %s: %w", v.Name, err)
 		}
 	}
-	if len(vpcs) == 0 {
+	if len(vpcs) == 0 || c.beside {
 		return nil
 	}
 	c.namespaces = map[string]string{annotationVPC: vpcs[0].Name}
@@ -161,7 +163,7 @@ func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs [
 func (v VPC) object(access portcloud.Access) *v1alpha1.VPC {
 	o := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: v.Name}, Spec: *v.Spec.DeepCopy()}
 	s := &o.Spec
-	s.Provider, s.Network, s.Endpoint = v1alpha1.ProviderNeutron, v.Network.ID, access.Endpoint
+	s.Provider, s.Network, s.Endpoint = access.Provider, v.Network.ID, access.Endpoint
 	if access.Secret != nil {
 		s.Credentials = &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: credentials}
 		s.TLS = &v1alpha1.VPCTLS{Insecure: true}

@@ -196,7 +196,7 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 	if l.Mode == PoolMode {
 		err = errors.Join(err, l.siteStatus(ctx, s))
 	}
-	if l.Mode == PortMode {
+	if l.hasPorts() {
 		err = errors.Join(err, l.portStatus(ctx, s))
 	}
 	leader, leaderErr := l.Leader(ctx)

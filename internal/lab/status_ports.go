@@ -34,10 +34,12 @@ type NICStatus struct {
 	Why       string   `json:"why,omitempty"`    // of conditions that are not as they should be
 }
 
-// portStatus adds what port mode has.
+// portStatus adds what a lab with ports has.
 func (l *Lab) portStatus(ctx context.Context, s *Status) error {
-	for i := range s.Nodes {
-		s.Nodes[i].Address = l.Site.Addrs(s.Nodes[i].Name).IPv4
+	if l.Mode == PortMode {
+		for i := range s.Nodes {
+			s.Nodes[i].Address = l.Site.Addrs(s.Nodes[i].Name).IPv4
+		}
 	}
 	vpcs := &v1alpha1.VPCList{}
 	if err := l.Kube.Client.List(ctx, vpcs); err != nil {

@@ -19,6 +19,15 @@ func (s Set) of(k Kind) (Plugger, error) {
 	return nil, fmt.Errorf("Kind: %q: want one of %q, which this node plugs: %w", k, slices.Sorted(maps.Keys(s)), ErrInvalid)
 }
 
+// Expect implements Plugger.
+func (s Set) Expect(ctx context.Context, w Want) error {
+	p, err := s.of(w.Kind)
+	if err != nil {
+		return err
+	}
+	return p.Expect(ctx, w)
+}
+
 // Plug implements Plugger.
 func (s Set) Plug(ctx context.Context, w Want) (Done, error) {
 	p, err := s.of(w.Kind)
@@ -37,13 +46,15 @@ func (s Set) Await(ctx context.Context, w Want) error {
 	return p.Await(ctx, w)
 }
 
-// Unplug implements Plugger.
+// Unplug implements Plugger. Of a kind that this node does not plug, such as OVS where berthd is
+// told of no Open vSwitch, there is nothing that could be taken away here, and the pod must go all
+// the same. What an earlier berthd plugged of it is taken away once the kind is plugged again: its
+// start looks for what is nobody's.
 func (s Set) Unplug(ctx context.Context, r Ref) error {
-	p, err := s.of(r.Kind)
-	if err != nil {
-		return err
+	if p := s[r.Kind]; p != nil {
+		return p.Unplug(ctx, r)
 	}
-	return p.Unplug(ctx, r)
+	return nil
 }
 
 // Check implements Plugger.

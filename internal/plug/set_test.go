@@ -41,12 +41,15 @@ func TestSet(t *testing.T) {
 		t.Errorf("calls: %q, %q", a.calls, b.calls)
 	}
 	for _, err := range []error{
-		s.Unplug(ctx, Ref{Kind: OVSHybrid}), s.Check(ctx, Want{}), s.Await(ctx, Want{}), s.Remove(ctx, Found{}),
+		s.Check(ctx, Want{}), s.Await(ctx, Want{}), s.Remove(ctx, Found{}),
 		func() error { _, err := s.Plug(ctx, Want{Ref: Ref{Kind: "vhostuser"}}); return err }(),
 	} {
 		if !errors.Is(err, ErrInvalid) {
 			t.Errorf("a kind that nobody plugs: %v", err)
 		}
+	}
+	if err := s.Unplug(ctx, Ref{Kind: OVSHybrid}); err != nil {
+		t.Errorf("unplugging what is not plugged on this node keeps its pod: %v", err)
 	}
 	list, err := s.List(ctx)
 	if !errors.Is(err, broken) || len(list) != 2 || list[0].PortID != "a" {

@@ -82,6 +82,11 @@ func (f Found) Compare(o Found) int {
 // Plugger plugs ports of one kind. All methods are safe for concurrent use; calls about
 // ports whose links have one name take turns. Each ends when its context does.
 type Plugger interface {
+	// Expect returns once there is on the node what Plug takes the port from, where another
+	// brings that; at once where Plug makes all itself. It changes nothing, and may take as
+	// long as the other is waited for: far longer than Plug, so hold nothing that others need.
+	// Errors: as Plug's; ErrNotReady with what is missing.
+	Expect(ctx context.Context, w Want) error
 	// Plug puts a port into a pod. It is idempotent: what is there stays as it is, what is
 	// half done is finished, and what is another's is an error. After a failure, or the end
 	// of the program at any point, Plug or Unplug may be called again.

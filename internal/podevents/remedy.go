@@ -127,6 +127,7 @@ var remedies = map[string]Remedy{
 	"podnic-invalid":    {"Correct what the message names, in the VPC or in --ovs-bridges of berthd.", inNICs},
 	"nic-refused":       {"Correct the annotation that the message names.", inNICs},
 	"not-bound":         {seeOperator, inNICs},
+	"no-link":           {"See whether the agent of the VPC runs on the pod's node.", inNICs},
 	"not-active":        {"See OVN's controller, or Neutron's agent, on the pod's node.", inNICs},
 	"ovsdb-unreachable": {"See whether Open vSwitch runs on the pod's node.", inNICs},
 

@@ -50,7 +50,18 @@ const killsOfALab = 24
 func killAt(t *testing.T, m mode, l *lab.Lab, book *ledger, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	n := l.Nodes()[0]
+	// So many pods that all ENIs or blocks are needed; leaving returns them.
+	dieAt(ctx, t, m, l, name, func() { exercise(ctx, t, book, l.Nodes()[0], m.pods) })
+	if err := m.empty(ctx, l); err != nil {
+		t.Fatalf("not all goes back: %v", err)
+	}
+	harness.Settle(t, l)
+}
+
+// dieAt has the program that passes a failpoint be killed there while do is at work, and
+// started again.
+func dieAt(ctx context.Context, t *testing.T, m mode, l *lab.Lab, name string, do func()) {
+	t.Helper()
 	programs := m.programs(l)
 	victim := programs[slices.IndexFunc(programs, func(p program) bool { return slices.Contains(p.points, name) })]
 	harness.OK(t, victim.Stop(patience))
@@ -69,8 +80,7 @@ func killAt(t *testing.T, m mode, l *lab.Lab, book *ledger, name string) {
 		}
 	}()
 
-	// So many pods that all ENIs or blocks are needed; leaving returns them.
-	exercise(ctx, t, book, n, m.pods)
+	do()
 	harness.OK(t, <-restarted)
 	for _, p := range programs {
 		if !p.Running() {
@@ -78,10 +88,6 @@ func killAt(t *testing.T, m mode, l *lab.Lab, book *ledger, name string) {
 		}
 	}
 	harness.OK(t, l.WaitReady(ctx))
-	if err := m.empty(ctx, l); err != nil {
-		t.Fatalf("not all goes back: %v", err)
-	}
-	harness.Settle(t, l)
 }
 
 // armed is what BERTH_FAILPOINTS holds to be killed at a failpoint: those of
@@ -116,7 +122,7 @@ func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 
 // exercise makes pods at once, and removes them one after the other.
 func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pods int) {
-	if err := harness.AtOnce(pods, func(i int) error { return book.add(ctx, n, fmt.Sprintf("pod-%d", i)) }); err != nil {
+	if err := harness.AtOnce(pods, func(i int) error { return book.add(ctx, n, fmt.Sprintf("pod-%d", i), shape{}) }); err != nil {
 		t.Error(err)
 	}
 	for i := range pods {

@@ -9,8 +9,14 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
 )
 
 // ledger is the test's own book of who had which address when, so that a
@@ -20,64 +26,94 @@ type ledger struct {
 	cooling time.Duration             // of addresses
 
 	mu    sync.Mutex // guards all below
-	owner map[netip.Addr]string
-	freed map[netip.Addr]time.Time // when its last DEL began
+	owner map[address]string
+	freed map[address]time.Time // when its last DEL began
+	holds map[string][]address  // by who holds them
 	adds  int
 	dels  int
 }
 
+// address is one of a network: those of VPCs may overlap.
+type address struct {
+	network string // empty: of the mode
+	addr    netip.Addr
+}
+
 func newLedger(m mode, violate func(kind, string)) *ledger {
-	l := &ledger{violate: violate, cooling: cooling, owner: map[netip.Addr]string{}, freed: map[netip.Addr]time.Time{}}
+	l := &ledger{violate: violate, cooling: cooling, owner: map[address]string{}, freed: map[address]time.Time{}, holds: map[string][]address{}}
 	if m.name == lab.PortMode { // where addresses are the VPC's
 		l.cooling = 0
 	}
 	return l
 }
 
-// add makes a pod and books its address.
-func (l *ledger) add(ctx context.Context, n *node.Node, name string) error {
-	p, err := n.AddPod(ctx, name, node.PodOptions{})
+// add makes a pod of a shape and books its addresses.
+func (l *ledger) add(ctx context.Context, n *node.Node, name string, s shape) error {
+	p, err := n.AddPod(ctx, name, s.options)
 	if err != nil {
 		return err
 	}
-	l.book(n.Name+"/"+name, time.Now(), p.Addrs)
+	addrs, err := s.is(p)
+	if err != nil {
+		l.violate(other, fmt.Sprintf("pod %s/%s: %v", n.Name, name, err))
+	}
+	l.book(n.Name+"/"+name, time.Now(), s.network, addrs)
 	return nil
 }
 
 // book has somebody own addresses from now on.
-func (l *ledger) book(who string, now time.Time, addrs []netip.Addr) {
+func (l *ledger) book(who string, now time.Time, network string, addrs []netip.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.adds++
-	for _, a := range addrs {
+	for _, addr := range addrs {
+		a := address{network, addr}
 		if former, taken := l.owner[a]; taken {
-			l.violate(duplicate, fmt.Sprintf("%s was given to %s while %s has it", a, who, former))
+			l.violate(duplicate, fmt.Sprintf("%s was given to %s while %s has it", addr, who, former))
 		}
 		if since, ok := l.freed[a]; ok && now.Before(since.Add(l.cooling)) {
-			l.violate(tooSoon, fmt.Sprintf("%s was given to %s %v after its release began, it cools for %v", a, who, now.Sub(since), l.cooling))
+			l.violate(tooSoon, fmt.Sprintf("%s was given to %s %v after its release began, it cools for %v", addr, who, now.Sub(since), l.cooling))
 		}
 		l.owner[a] = who
+		l.holds[who] = append(l.holds[who], a)
 	}
 }
 
 // del removes a pod. Its address is free from the moment that DEL begins.
 func (l *ledger) del(ctx context.Context, n *node.Node, name string) error {
+	if _, err := n.Pod(name); err != nil {
+		return fmt.Errorf("delete: %w", err)
+	}
+	l.free(time.Now(), n.Name+"/"+name)
+	return n.DelPod(ctx, name)
+}
+
+// force removes a pod whose object somebody deletes by force before its runtime knows.
+func (l *ledger) force(ctx context.Context, lab *lab.Lab, n *node.Node, name string) error {
 	p, err := n.Pod(name)
 	if err != nil {
 		return fmt.Errorf("delete: %w", err)
 	}
-	l.free(time.Now(), p.Addrs)
+	l.free(time.Now(), n.Name+"/"+name)
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.ObjectName}}
+	err = poll.Until(ctx, func() error {
+		return client.IgnoreNotFound(lab.Kube.Client.Delete(ctx, o.DeepCopy(), client.GracePeriodSeconds(0)))
+	})
+	if err != nil {
+		return fmt.Errorf("delete the object of %s by force: %w", name, err)
+	}
 	return n.DelPod(ctx, name)
 }
 
-// free ends the ownership of addresses.
-func (l *ledger) free(now time.Time, addrs []netip.Addr) {
+// free ends the ownership of somebody's addresses.
+func (l *ledger) free(now time.Time, who string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, a := range addrs {
+	for _, a := range l.holds[who] {
 		delete(l.owner, a)
 		l.freed[a] = now
 	}
+	delete(l.holds, who)
 	l.dels++
 }
 
@@ -85,13 +121,14 @@ func TestLedger(t *testing.T) {
 	a, b, at := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), time.Now()
 	var got []kind
 	l := newLedger(nodeMode, func(k kind, _ string) { got = append(got, k) })
-	l.book("node-1/p1", at, []netip.Addr{a})
-	l.book("node-2/p1", at, []netip.Addr{b})
-	l.book("node-2/p2", at, []netip.Addr{a})
-	l.free(at, []netip.Addr{b})
-	l.book("node-2/p3", at.Add(cooling-1), []netip.Addr{b})
-	l.free(at, []netip.Addr{a})
-	l.book("node-2/p4", at.Add(cooling), []netip.Addr{a})
+	l.book("node-1/p1", at, "", []netip.Addr{a})
+	l.book("node-2/p1", at, "", []netip.Addr{b})
+	l.book("node-2/p0", at, "another", []netip.Addr{a, b})
+	l.book("node-2/p2", at, "", []netip.Addr{a})
+	l.free(at, "node-2/p1")
+	l.book("node-2/p3", at.Add(cooling-1), "", []netip.Addr{b})
+	l.free(at, "node-2/p2")
+	l.book("node-2/p4", at.Add(cooling), "", []netip.Addr{a})
 	if want := []kind{duplicate, tooSoon}; !slices.Equal(got, want) {
 		t.Errorf("the ledger saw %v, want %v", got, want)
 	}

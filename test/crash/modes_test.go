@@ -20,6 +20,7 @@ import (
 	_ "github.com/berthnet/berth/internal/operator/addresspool"
 	_ "github.com/berthnet/berth/internal/operator/nodenetwork"
 	_ "github.com/berthnet/berth/internal/operator/vpcport"
+	_ "github.com/berthnet/berth/internal/plug/nsveth"
 	_ "github.com/berthnet/berth/internal/plug/ovs"
 	_ "github.com/berthnet/berth/internal/source/eni"
 	_ "github.com/berthnet/berth/internal/source/nodenetwork"
@@ -104,18 +105,22 @@ var poolMode = mode{
 	empty:    blocks(1),
 }
 
-// portMode has pods with a port each, on nodes with the real OVN.
+// portMode has pods with one to four ports each, in two VPCs of the same addresses, on nodes with
+// the real OVN.
 var portMode = mode{
-	name: lab.PortMode, pods: 6,
-	daemon:   named("daemon.", "port.", "plug.link.", "plug.ovs."),
+	name: lab.PortMode, pods: 6, options: lab.Options{VPCs: twoVPCs()},
+	daemon:   named("daemon.", "port.", "plug.link.", "plug.ovs.", "plug.hybrid."),
 	operator: named("operator.port."),
 	// What else of the operator is killed at in its own package, where no lab is needed.
 	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port.create.", "operator.port.record.", "operator.port.forget."),
 		func(name string) bool { return slices.Contains(elsewhere, name) }),
-	ops:      80,
-	pace:     1500 * time.Millisecond, // an ADD needs an operator, which has to come to lead
-	troubles: []trouble{neutronFails, neutronFails, killAPIServer, haltOperator, killDaemon, killDaemon, killDaemon, killDaemon, killOperator, killOperator},
-	empty:    noPorts,
+	ops:  80,
+	pace: 1500 * time.Millisecond, // an ADD needs an operator, which has to come to lead
+	troubles: []trouble{
+		neutronFails, neutronFails, neutronAway, tokensRevoked, overQuota, hostAway, portChanged, portChanged, restartDatabase, killAPIServer, haltOperator,
+		killDaemon, killDaemon, killDaemon, killDaemon, killOperator, killOperator,
+	},
+	empty: onlyUsers,
 }
 
 // noPorts waits until no PodNIC of a pod is left: its port goes first.
@@ -244,13 +249,13 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 // elsewhere are failpoints that tests of their own packages kill at.
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
-	"daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.", "plug.nsveth.",
+	"daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.",
 )
 
 // No failpoint is forgotten when one is added or renamed.
 func TestEveryFailpointIsKilledAt(t *testing.T) {
 	killed := map[string]int{}
-	for _, m := range modes {
+	for _, m := range slices.Concat(modes, []mode{alcorMode}) {
 		for _, name := range m.kills {
 			killed[name]++
 			if !slices.Contains(m.daemon, name) && !slices.Contains(m.operator, name) {
@@ -263,7 +268,7 @@ func TestEveryFailpointIsKilledAt(t *testing.T) {
 			t.Errorf("%s is killed at in no mode", name)
 		}
 	}
-	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "plug.ovs.": 6, "operator.port.": 10, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
+	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "plug.ovs.": 6, "plug.nsveth.": 5, "operator.port.": 10, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
 		if got := len(named(prefix)); got < want {
 			t.Errorf("only %d failpoints %s are registered", got, prefix)
 		}

@@ -67,6 +67,10 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 	line("at failpoints", "daemons %d, operators %d", e[daemonDeath], e[operatorDeath])
 	line("other trouble", "daemons stopped %d, operators halted %d, operators ended by themselves %d, EC2 away %d",
 		e[daemonStop], e[operatorHalt], e[endedByItself], e[ec2Outage])
+	if n := e[neutronFault] + e[portEdit] + e[ovsdbKill] + e[nodeLoss] + e[forcedDelete]; n > 0 {
+		line("of ports", "faults of Neutron %d, ports changed behind Berth's back %d, OVSDB killed %d, nodes lost %d, pods deleted by force %d",
+			e[neutronFault], e[portEdit], e[ovsdbKill], e[nodeLoss], e[forcedDelete])
+	}
 	line("EC2 faults", "%s", counts(slices.Sorted(maps.Keys(t.faults)), t.faults))
 	line("violations", "%s", counts(kinds, t.wrong))
 	for _, what := range []event{added, deleted} {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
@@ -46,6 +47,8 @@ type round struct {
 	end      time.Time       // of the soak: when no more operations begin; zero if at none
 	soak     context.Context // ends when the soak is interrupted
 	keepLogs string          // a folder for the logs of a failed round; none if empty
+
+	roster sync.Mutex // held while nodes of the lab come and go, and by whoever has them stay
 
 	mu   sync.Mutex // guards all below
 	told []string   // what is wrong, and how to make it happen again
@@ -129,28 +132,42 @@ func (r *round) play() {
 		_, err := l.Cloud.Inject(f)
 		r.ok("inject", err)
 	}
+	nics, err := openWardrobe(ctx, l)
+	if r.ok("what pods are given", err); err != nil {
+		return
+	}
 	book := newLedger(r.mode, r.violate)
-	r.operate(ctx, l, book)
+	r.operate(ctx, l, book, nics)
 	if l.Cloud != nil {
 		r.tally.met(l.Cloud.FaultsMet())
 		l.Cloud.ClearFaults()
 	}
+	if model, ok := l.Ports.(*portcloud.Model); ok {
+		model.Neutron.ClearFaults()
+	}
 	if r.soak.Err() == nil {
 		r.rest(ctx, l, book)
+		r.ok("users' ports", nics.there(ctx, l))
 	}
 }
 
 // operate makes and removes pods at random, a worker for each node, among trouble.
-func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger) {
+func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *wardrobe) {
 	kills, late := r.tally.kills(), time.Now().Add(operationsLimit)
 	stop := make(chan struct{})
 	var trouble, workers sync.WaitGroup
 	m := &troublemaker{round: r, lab: l, dice: rand.New(rand.NewPCG(r.seed, 0)), stop: stop, armed: map[*proc.Process]bool{}}
 	trouble.Go(func() { m.run(ctx) })
 	nodes := l.Nodes()
+	if nics != nil {
+		trouble.Go(func() { r.watchPorts(l, nics, stop) })
+		for _, n := range nodes {
+			setHybrid(l, n.Name)
+		}
+	}
 	for i, n := range nodes {
 		workers.Go(func() {
-			w := &worker{round: r, node: n, late: late, book: book, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
+			w := &worker{round: r, lab: l, node: n, late: late, book: book, nics: nics, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
 			w.run(ctx, (r.ops+i)/len(nodes))
 		})
 	}
@@ -174,6 +191,9 @@ func (r *round) over() bool { return !r.end.IsZero() && time.Now().After(r.end) 
 func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger) {
 	r.ok("ready", r.timed("ready", "", func() error { return l.WaitReady(ctx) }))
 	r.settle(ctx, l, "settle")
+	if l.Ports != nil {
+		r.tryNICs(ctx, l)
+	}
 	for _, n := range l.Nodes() {
 		for _, p := range n.Pods() {
 			r.operation(deleted, n, p.Name, func() error { return book.del(ctx, n, p.Name) })

@@ -25,6 +25,11 @@ const (
 	endedByItself event = "operator ended by itself"
 	apiServerKill event = "API server killed"
 	ec2Outage     event = "EC2 outage"
+	neutronFault  event = "Neutron's fault"
+	portEdit      event = "port edited"
+	ovsdbKill     event = "OVSDB killed"
+	nodeLoss      event = "node lost"
+	forcedDelete  event = "forced deletion"
 	failed        event = "failed operation"
 	failedRound   event = "failed round"
 )
@@ -163,7 +168,7 @@ func (t *tally) made() int { return t.of(added) + t.of(deleted) }
 func (t *tally) kills() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.events[daemonKill] + t.events[operatorKill] + t.events[apiServerKill] + t.events[daemonDeath] + t.events[operatorDeath]
+	return t.events[daemonKill] + t.events[operatorKill] + t.events[apiServerKill] + t.events[daemonDeath] + t.events[operatorDeath] + t.events[ovsdbKill]
 }
 
 // violated is how often something was wrong.

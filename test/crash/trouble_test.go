@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,8 +35,10 @@ type troublemaker struct {
 func (m *troublemaker) run(ctx context.Context) {
 	m.makeHasty()
 	for m.pause(ctx, m.mode.pace) {
+		m.roster.Lock()
 		m.mode.troubles[m.dice.IntN(len(m.mode.troubles))](ctx, m)
 		m.restart(true)
+		m.roster.Unlock()
 	}
 	m.restart(false)
 }
@@ -73,21 +76,95 @@ func killOperator(_ context.Context, m *troublemaker) {
 	m.end(operatorKill, p, p.Kill())
 }
 
+// model is the Neutron of a lab with ports.
+func (m *troublemaker) model() *portcloud.Model { return m.lab.Ports.(*portcloud.Model) }
+
 // neutronFails has Neutron fail a few calls, before or after they take effect.
 func neutronFails(_ context.Context, m *troublemaker) {
-	model, ok := m.lab.Ports.(*portcloud.Model)
-	if !ok {
-		return
-	}
-	f := []neutron.Fault{
+	faults := []neutron.Fault{
 		{Path: "/v2.0/*", Status: 503, Message: "busy"},
 		{Path: "/v2.0/*", HangUp: true},
 		{Path: "/v2.0/*", HangUp: true, After: true},
 		{Path: "/v2.0/ports*", Method: "POST", Status: 500, Type: "HTTPInternalServerError", Message: "Request Failed: internal server error while processing your request.", After: true},
 		{Path: "/v2.0/*", Status: 429, Message: "slow down", RetryAfter: 1},
-	}[m.dice.IntN(5)]
+		{Path: "/v2.0/ports/*", Method: "PUT", Status: 504, Message: "timeout", After: true},
+		{Path: "/v2.0/ports/*", Method: "DELETE", HangUp: true, After: true},
+		{Path: "/v2.0/ports", Method: "POST", Status: 409, Type: "IpAddressGenerationFailure", Message: "No more IP addresses available on network 0."},
+		{Path: "/v3/auth/tokens", Status: 503, Message: "busy"},
+	}
+	f := faults[m.dice.IntN(len(faults))]
 	f.Times = 1 + m.dice.IntN(3)
-	model.Neutron.Inject(f)
+	m.model().Neutron.Inject(f)
+	m.tally.count(neutronFault, 1)
+}
+
+// neutronAway has Neutron refuse every call for a while.
+func neutronAway(ctx context.Context, m *troublemaker) {
+	m.tally.count(neutronFault, 1)
+	m.model().Neutron.Inject(neutron.Fault{Status: 503, Message: "away"})
+	m.pause(ctx, 2*time.Second)
+	m.model().Neutron.ClearFaults()
+}
+
+// tokensRevoked has Keystone take back all tokens.
+func tokensRevoked(_ context.Context, m *troublemaker) {
+	m.tally.count(neutronFault, 1)
+	m.model().Neutron.RevokeTokens()
+}
+
+// overQuota has the project have as many ports as it may for a while.
+func overQuota(ctx context.Context, m *troublemaker) {
+	m.tally.count(neutronFault, 1)
+	cloud := m.model().Neutron
+	cloud.SetQuota(len(cloud.Ports()))
+	m.pause(ctx, 2*time.Second)
+	cloud.SetQuota(-1)
+}
+
+// hostAway has Neutron bind no port to a host for a while, as when its agent is not heard of.
+func hostAway(ctx context.Context, m *troublemaker) {
+	m.tally.count(neutronFault, 1)
+	name := m.node().Name
+	m.model().Neutron.RemoveHost(name)
+	m.pause(ctx, 2*time.Second)
+	m.model().Neutron.AddHost(name, neutron.Host{})
+	setHybrid(m.lab, name)
+}
+
+// portChanged has somebody delete a port that Berth made, or change one that it has, behind its
+// back.
+func portChanged(_ context.Context, m *troublemaker) {
+	cloud := m.model().Neutron
+	ports := slices.DeleteFunc(cloud.Ports(), func(p neutron.Port) bool { return p.Owner == "" })
+	if len(ports) == 0 {
+		return
+	}
+	m.tally.count(portEdit, 1)
+	p := ports[m.dice.IntN(len(ports))]
+	elsewhere := m.node().Name
+	switch m.dice.IntN(4) {
+	case 0:
+		cloud.Edit(p.ID, func(p *neutron.Port) { p.Device = "" })
+	case 1:
+		cloud.Edit(p.ID, func(p *neutron.Port) { p.Host = elsewhere })
+	default:
+		// What a user deletes is gone for good, and an address that nobody asked for is given
+		// to the next who comes.
+		if !strings.HasPrefix(p.Name, "given-") && askedFor(p) {
+			cloud.Remove(p.ID)
+		}
+	}
+}
+
+// askedFor tells whether a port's addresses are of those that pods ask for.
+func askedFor(p neutron.Port) bool {
+	return !slices.ContainsFunc(p.FixedIPs, func(f neutron.FixedIP) bool { return f.IP.As4()[3] < firstFixed })
+}
+
+// restartDatabase kills the OVSDB of a node and starts it again.
+func restartDatabase(ctx context.Context, m *troublemaker) {
+	m.tally.count(ovsdbKill, 1)
+	m.ok("restart OVSDB", m.model().OVN.Switch(m.node().Name).RestartDatabase(ctx))
 }
 
 // end books that a program was ended, unless it was gone already, and the error.

@@ -2,23 +2,28 @@ package crash
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
 // worker makes and removes the pods of one node.
 type worker struct {
 	*round
+	lab    *lab.Lab
 	node   *node.Node
 	book   *ledger
+	nics   *wardrobe // nil where pods have none
 	dice   *rand.Rand
 	atOnce int       // the most operations at a time
 	late   time.Time // when two thirds of the operations are enough
 	pods   []string
+	shapes map[string]shape // of pods
 	next   int
 }
 
@@ -27,6 +32,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 	more := func() bool {
 		return done < ops && ctx.Err() == nil && !w.over() && (done < ops*2/3 || time.Now().Before(w.late))
 	}
+	w.shapes = map[string]shape{}
 	for more() {
 		// Mostly towards a target that wanders between empty and full.
 		want := w.dice.IntN(w.mode.pods + 1)
@@ -35,6 +41,9 @@ func (w *worker) run(ctx context.Context, ops int) {
 				done += w.some(want-len(w.pods), func() func() { return w.add(ctx) })
 			} else {
 				done += w.some(len(w.pods)-want, func() func() { return w.del(ctx) })
+			}
+			if w.nics != nil && w.dice.IntN(lossOdds) == 0 {
+				w.loseNode(ctx)
 			}
 		}
 	}
@@ -54,9 +63,10 @@ func (w *worker) some(most int, begin func() func()) int {
 func (w *worker) add(ctx context.Context) func() {
 	name := fmt.Sprintf("p%d", w.next)
 	w.next++
-	w.pods = append(w.pods, name)
+	s := w.nics.draw(w.dice)
+	w.pods, w.shapes[name] = append(w.pods, name), s
 	return func() {
-		w.operation(added, w.node, name, func() error { return w.book.add(ctx, w.node, name) })
+		w.operation(added, w.node, name, func() error { return w.book.add(ctx, w.node, name, s) })
 	}
 }
 
@@ -64,7 +74,48 @@ func (w *worker) del(ctx context.Context) func() {
 	i := w.dice.IntN(len(w.pods))
 	name := w.pods[i]
 	w.pods = append(w.pods[:i], w.pods[i+1:]...)
+	s, forced := w.shapes[name], w.nics != nil && w.dice.IntN(forceOdds) == 0
+	delete(w.shapes, name)
 	return func() {
-		w.operation(deleted, w.node, name, func() error { return w.book.del(ctx, w.node, name) })
+		w.operation(deleted, w.node, name, func() error {
+			if forced {
+				w.tally.count(forcedDelete, 1)
+				return w.book.force(ctx, w.lab, w.node, name)
+			}
+			return w.book.del(ctx, w.node, name)
+		})
+		w.nics.back(s)
 	}
+}
+
+// In one of how many steps a node is lost, and one of how many DELs is of a pod whose object is
+// gone already, in modes with ports.
+const (
+	lossOdds  = 20
+	forceOdds = 5
+)
+
+// loseNode ends the machine of the node with all its pods, and has another of its name come.
+func (w *worker) loseNode(ctx context.Context) {
+	w.roster.Lock()
+	defer w.roster.Unlock()
+	name := w.node.Name
+	for _, p := range w.pods {
+		w.book.free(time.Now(), name+"/"+p)
+		w.nics.back(w.shapes[p])
+	}
+	w.pods, w.shapes = nil, map[string]shape{}
+	w.tally.count(nodeLoss, 1)
+	w.ok("lose a node", w.timed("lose a node", name, func() error {
+		if err := errors.Join(w.lab.RemoveHost(name), w.lab.Reported(ctx), w.lab.RemoveNodeObject(ctx, name)); err != nil {
+			return err
+		}
+		n, err := w.lab.AddHost(name)
+		if err != nil {
+			return err
+		}
+		w.node = n
+		setHybrid(w.lab, name)
+		return n.WaitReady(ctx)
+	}))
 }

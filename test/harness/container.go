@@ -86,7 +86,7 @@ func RaiseContained(t *testing.T, m lab.Mode, o lab.Options) (*lab.Lab, *Contain
 	}
 	ctx := Deadline(t, Patience)
 	OK(t, l.WaitReady(ctx))
-	if m == lab.PortMode {
+	if l.Ports != nil {
 		OK(t, l.WaitVPCs(ctx))
 	}
 	return l, c
@@ -97,7 +97,7 @@ func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) 
 	t.Helper()
 	OK(t, os.MkdirAll(filepath.Join(dir, "root"), 0o755))
 	c.dirs = append(c.dirs, dir)
-	pod := chartPod(t, l.Mode, n)
+	pod := chartPod(t, l, n)
 	c.of = pod.Containers[0]
 	if s := c.of.SecurityContext; s.Privileged != nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || !*s.ReadOnlyRootFilesystem || !pod.HostNetwork {
 		t.Fatalf("not imitated: security context %+v, the node's network %t", s, pod.HostNetwork)
@@ -129,7 +129,7 @@ func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) 
 
 // chartPod is berthd's pod as the chart makes it for a node whose folders are where the lab
 // has them.
-func chartPod(t *testing.T, m lab.Mode, n *node.Node) corev1.PodSpec {
+func chartPod(t *testing.T, l *lab.Lab, n *node.Node) corev1.PodSpec {
 	t.Helper()
 	settings := map[string]any{
 		"state-dir": n.StateDir(), "socket": n.Socket(), "cni-bin-dir": n.CNIBinDir(), "cni-conf-dir": n.ConfDir(), "cri-socket": nil,
@@ -139,7 +139,10 @@ func chartPod(t *testing.T, m lab.Mode, n *node.Node) corev1.PodSpec {
 			settings["ovsdb"] = ovsdb
 		}
 	}
-	r := deploy.InMode(string(m), "lab")
+	r := deploy.InMode(string(l.Mode), "lab")
+	if l.VPCPorts {
+		r.Values["ports"] = map[string]any{"enabled": true}
+	}
 	r.Values["daemon"] = map[string]any{"settings": settings}
 	objects, err := deploy.Render(r)
 	OK(t, err)

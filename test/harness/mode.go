@@ -17,6 +17,12 @@ var quickDaemon = []string{"--log-level=debug", "--cni-chain=", "--cooling-perio
 // stays one, however busy the machine.
 var quickLeases = []string{"--log-level=debug", "--lease-duration=3600s", "--renew-deadline=3000s", "--retry-period=1s"}
 
+// Settings of daemons and operators where pods have ports.
+var (
+	quickPorts    = []string{"--port-wait=5s", "--warm-wait=5s"}
+	quickPortDesk = []string{"--listing-interval=2s", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s", "--unplug-grace=3s"}
+)
+
 // quickReconciler are settings of who calls EC2: the daemon, or the operator.
 var quickReconciler = []string{"--shrink-delay=300ms", "--listing-interval=2s"}
 
@@ -35,8 +41,10 @@ func Quick(m lab.Mode, o lab.Options) lab.Options {
 		daemon = slices.Concat(daemon, []string{"--block-release-delay=300ms"})
 		operator = slices.Concat(operator, []string{"--orphan-interval=1s"})
 	case lab.PortMode:
-		daemon = slices.Concat(daemon, []string{"--port-wait=5s", "--warm-wait=5s"})
-		operator = slices.Concat(operator, []string{"--listing-interval=2s", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s", "--unplug-grace=3s"})
+		daemon, operator = slices.Concat(daemon, quickPorts), slices.Concat(operator, quickPortDesk)
+	}
+	if o.VPCPorts {
+		daemon, operator = slices.Concat(daemon, quickPorts), slices.Concat(operator, quickPortDesk)
 	}
 	o.DaemonArgs, o.OperatorArgs = slices.Concat(daemon, o.DaemonArgs), slices.Concat(operator, o.OperatorArgs)
 	return o

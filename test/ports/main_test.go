@@ -1,6 +1,7 @@
 // Package ports holds the tests of pods with ports of VPCs, from the annotation to the packet:
-// the real plugin, daemon and operator, a strict Neutron behind Keystone, and the real OVN on
-// the nodes. Where OVN is not installed they are left out, and say so.
+// the real plugin, daemon and operator; with a strict Neutron behind Keystone, and the real OVN
+// on the nodes; and with a strict Alcor, and its agents on the nodes. Where OVN is not installed
+// those of Neutron are left out, and say so.
 package ports
 
 import (
@@ -23,26 +24,35 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator"))
 }
 
-// bench is a lab of two nodes in port mode, on which berthd has what the chart gives it and no
+// bench is a lab of two nodes with ports, on which berthd has what the chart gives it and no
 // more.
 type bench struct {
 	*testing.T
 	*lab.Lab
-	model     *portcloud.Model
+	model     *portcloud.Model // nil in one of Alcor
+	alcor     *portcloud.Alcor // nil in one of Neutron
 	container *harness.Container
 	a, b      *node.Node
 }
 
+// raise raises a lab of Neutron, if o has no other provider.
 func raise(t *testing.T, o lab.Options) *bench {
 	t.Helper()
-	harness.CanRun(t, lab.PortMode)
-	o.Nodes = 2
-	l, c := harness.RaiseContained(t, lab.PortMode, o)
-	model, ok := l.Ports.(*portcloud.Model)
-	if !ok {
-		t.Fatalf("the lab has %T", l.Ports)
+	return raiseIn(t, lab.PortMode, o)
+}
+
+// raiseIn is raise in another mode, beside which there are ports.
+func raiseIn(t *testing.T, mode lab.Mode, o lab.Options) *bench {
+	t.Helper()
+	if o.PortCloud == nil {
+		harness.CanRun(t, lab.PortMode)
 	}
-	return &bench{t, l, model, c, l.Nodes()[0], l.Nodes()[1]}
+	o.Nodes = 2
+	l, c := harness.RaiseContained(t, mode, o)
+	b := &bench{T: t, Lab: l, container: c, a: l.Nodes()[0], b: l.Nodes()[1]}
+	b.model, _ = l.Ports.(*portcloud.Model)
+	b.alcor, _ = l.Ports.(*portcloud.Alcor)
+	return b
 }
 
 // on is the same lab for a subtest.
@@ -123,3 +133,11 @@ func vpcPod(vpc, nics string) node.PodOptions {
 
 // soon is for questions that nobody answers.
 func soon(t *testing.T) context.Context { return harness.Deadline(t, time.Second) }
+
+// calls are how many calls of a method the provider had so far, of a path below that of ports.
+func (b *bench) calls(method, path string) int {
+	if b.alcor != nil {
+		return b.alcor.Managers.Count(method, "/project/*/ports"+path)
+	}
+	return b.model.Neutron.Count(method, "/v2.0/ports"+path)
+}

@@ -1,11 +1,14 @@
 package ports
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,25 +21,47 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
+// proof is something that is to hold on a bench, which has no pods before and after it.
+type proof struct {
+	name string
+	test func(*bench)
+}
+
 // A pod's life, with one NIC and with several, by the CNI verbs, where berthd has what the chart
-// gives it.
+// gives it: with each provider the same, and what each has of its own.
 func TestPods(t *testing.T) {
-	b := raise(t, lab.Options{})
-	t.Run("OneNIC", func(t *testing.T) { b.on(t).oneNIC() })
-	t.Run("SeveralNICs", func(t *testing.T) { b.on(t).severalNICs() })
-	t.Run("Check", func(t *testing.T) { b.on(t).check() })
-	t.Run("HotPlug", func(t *testing.T) { b.on(t).hotPlug() })
-	t.Run("HotPlugRefused", func(t *testing.T) { b.on(t).hotPlugRefused() })
-	t.Run("HotPlugOfUsersNICs", func(t *testing.T) { b.on(t).hotPlugOfUsersNICs() })
-	t.Run("HotPlugWhileKilled", func(t *testing.T) { b.on(t).hotPlugWhileKilled() })
-	t.Run("AddressesThatChange", func(t *testing.T) { b.on(t).addressesThatChange() })
-	t.Run("FixedAddress", func(t *testing.T) { b.on(t).fixedAddress() })
-	t.Run("UsersPort", func(t *testing.T) { b.on(t).usersPort() })
-	t.Run("Refused", func(t *testing.T) { b.on(t).refused() })
-	t.Run("OtherVPC", func(t *testing.T) { b.on(t).otherVPC() })
-	t.Run("ManyAtOnce", func(t *testing.T) { b.on(t).manyAtOnce() })
-	t.Run("ByALinuxBridge", func(t *testing.T) { b.on(t).byALinuxBridge() })
-	t.Run("SocketOfAnotherUser", func(t *testing.T) { b.on(t).socketOfAnotherUser() })
+	for _, provider := range []struct {
+		name  string
+		raise func(context.Context, portcloud.Options) (portcloud.Cloud, error) // nil: as labs have it
+		own   []proof
+	}{
+		{"Neutron", nil, []proof{{"AddressesThatChange", (*bench).addressesThatChange}, {"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
+		{"Alcor", portcloud.NewAlcor, []proof{{"LinkGoesBack", (*bench).linkGoesBack}}},
+	} {
+		t.Run(provider.name, func(t *testing.T) {
+			t.Parallel() // most of the time something is waited for
+			// A second operator, which there is none of, would wait for the Lease of a killed one.
+			b := raise(t, lab.Options{PortCloud: provider.raise, OperatorArgs: []string{"--leader-elect=false"}})
+			for _, p := range slices.Concat([]proof{
+				{"OneNIC", (*bench).oneNIC},
+				{"SeveralNICs", (*bench).severalNICs},
+				{"Check", (*bench).check},
+				{"HotPlug", (*bench).hotPlug},
+				{"HotPlugRefused", (*bench).hotPlugRefused},
+				{"HotPlugOfUsersNICs", (*bench).hotPlugOfUsersNICs},
+				{"HotPlugWhileKilled", (*bench).hotPlugWhileKilled},
+				{"FixedAddress", (*bench).fixedAddress},
+				{"UsersPort", (*bench).usersPort},
+				{"Refused", (*bench).refused},
+				{"OtherVPC", (*bench).otherVPC},
+				{"ManyAtOnce", (*bench).manyAtOnce},
+				{"PortDeleted", (*bench).portDeleted},
+				{"Killed", (*bench).killed},
+			}, provider.own) {
+				t.Run(p.name, func(t *testing.T) { p.test(b.on(t)) })
+			}
+		})
+	}
 }
 
 func (b *bench) oneNIC() {
@@ -228,13 +253,79 @@ func (b *bench) otherVPC() {
 // manyAtOnce makes pods at one moment on both nodes.
 func (b *bench) manyAtOnce() {
 	const each = 8
-	b.model.Neutron.ResetCalls()
+	calls := func() [3]int { return [...]int{b.calls("POST", ""), b.calls("PUT", "/*"), b.calls("GET", "")} }
+	before := calls()
 	harness.OK(b.T, harness.AtOnce(2, func(i int) error { return harness.AddMany(b.T, b.Nodes()[i], "many", each, harness.Once) }))
-	posts := b.model.Neutron.Count("POST", "/v2.0/ports")
-	b.Logf("%d pods by %d calls that create ports, %d that change them, %d that read", 2*each, posts, b.model.Neutron.Count("PUT", "/v2.0/ports/*"), b.model.Neutron.Count("GET", "/v2.0/ports"))
+	after := calls()
+	b.Logf("%d pods by %d calls that create ports, %d that change them, %d that list them", 2*each, after[0]-before[0], after[1]-before[1], after[2]-before[2])
 	harness.Settle(b.T, b.Lab)
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// portDeleted has somebody delete the port of a running pod.
+func (b *bench) portDeleted() {
+	asker, p := b.add(b.b, "asker", ""), b.add(b.a, "robbed", "")
+	before := b.nic(p, "eth0").Status
+	harness.OK(b.T, b.Ports.RemovePort(b.Context(), before.PortID))
+	harness.Eventually(b.T, time.Minute, "another port in its place", func() error {
+		if now := b.nic(p, "eth0").Status; now.PortID == "" || now.PortID == before.PortID || now.MAC != before.MAC {
+			return fmt.Errorf("it has port %q with %s", now.PortID, now.MAC)
+		}
+		return nil
+	})
+	b.reaches(asker, p)
+	harness.Settle(b.T, b.Lab)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// killed ends a daemon and the operator while pods run, and has them make more pods.
+func (b *bench) killed() {
+	near, far := b.add(b.a, "near", ""), b.add(b.b, "far", "")
+	b.reaches(near, far)
+	operator := b.Operators()[0]
+	harness.OK(b.T, errors.Join(b.a.Kill(), operator.Kill()))
+	b.reaches(near, far) // packets need neither
+	harness.OK(b.T, errors.Join(operator.Start(), b.a.Start()))
+	harness.OK(b.T, b.WaitReady(harness.Deadline(b.T, harness.Patience)))
+	harness.Add(b.T, b.a, "later")
+	b.reaches(near, far)
+	harness.Settle(b.T, b.Lab)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// linkGoesBack has a NIC outlive its pod: the agent's link is in the pod, then back in the VPC's
+// namespace as the agent made it, and gone with the port.
+func (b *bench) linkGoesBack() {
+	ctx := harness.Deadline(b.T, harness.Patience)
+	nic := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: b.VPCs[0].Name}}
+	harness.OK(b.T, b.Kube.Client.Create(ctx, nic))
+	home := func(want ...string) {
+		b.Helper()
+		harness.Eventually(b.T, harness.Rest, fmt.Sprintf("in VPCs' namespaces are %q", want), func() error {
+			got, err := b.alcor.Home(b.a.Name)
+			if err == nil && !slices.Equal(got, want) {
+				err = fmt.Errorf("there are %q", got)
+			}
+			return err
+		})
+	}
+	for range 2 {
+		p := b.add(b.a, "kept", "[{nic: kept}]")
+		home()
+		id := b.nic(p, "eth0").Status.PortID
+		harness.Settle(b.T, b.Lab)
+		harness.Remove(b.T, b.a, "kept")
+		home(id)
+		harness.Settle(b.T, b.Lab)
+	}
+	harness.OK(b.T, b.Kube.Client.Delete(ctx, nic))
+	home()
 	b.empty()
 }
 

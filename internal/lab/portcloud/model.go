@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/cloud/httpreply"
 	"github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -144,19 +145,20 @@ func state(b neutron.Books) (s ovn.State) {
 // Access implements Cloud.
 func (m *Model) Access() Access {
 	return Access{
+		Provider: v1alpha1.ProviderNeutron,
 		Endpoint: fmt.Sprintf("http://%s/v3", netip.AddrPortFrom(m.options.Address, keystonePort)),
 		Secret:   map[string]string{"username": user, "password": password, "project": project},
 	}
 }
 
 // Join implements Cloud.
-func (m *Model) Join(ctx context.Context, h Host) (ovsdb string, err error) {
+func (m *Model) Join(ctx context.Context, h Host) (Joined, error) {
 	s, err := m.OVN.AddNode(ctx, h.Name, h.Netns, h.Dir, h.State)
 	if err != nil {
-		return "", err
+		return Joined{}, err
 	}
 	m.Neutron.AddHost(h.Name, neutron.Host{})
-	return s.Endpoint(), nil
+	return Joined{OVSDB: s.Endpoint()}, nil
 }
 
 // Leave implements Cloud.

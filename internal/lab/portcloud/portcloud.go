@@ -1,9 +1,10 @@
-// Package portcloud has the ports of a lab in port mode: the OpenStack that Berth asks for
-// them, and the data path that carries their packets on the lab's nodes.
+// Package portcloud has the ports of a lab in port mode: the OpenStack, or the Alcor, that
+// Berth asks for them, and the data path that carries their packets on the lab's nodes.
 //
 //	portcloud.go  what the lab, tests and proofs ask of it
 //	model.go      the strict fake of Neutron and Keystone over OVN
 //	real.go       the real Neutron and Keystone with OVN
+//	alcor.go      the strict fake of Alcor, with the agents of nodes
 package portcloud
 
 import (
@@ -11,23 +12,24 @@ import (
 	"log/slog"
 	"net/netip"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/network/ovn"
 )
 
-// Cloud is an OpenStack of one project with ports, as far as a lab is concerned: its
-// services, and Open vSwitch on the lab's nodes. Names of networks, subnets and groups are
+// Cloud is a provider of ports of one project, as far as a lab is concerned: its services,
+// and Open vSwitch or an agent on the lab's nodes. Names of networks, subnets and groups are
 // the lab's own; IDs are the cloud's. Methods may be called concurrently.
 type Cloud interface {
 	// Access is how berth-operator gets in.
 	Access() Access
-	// Join makes a namespace a compute host of a name, with br-int, whose packets reach the
-	// other hosts. It returns the host's OVSDB, such as unix:/run/openvswitch/db.sock.
-	Join(ctx context.Context, host Host) (ovsdb string, err error)
+	// Join makes a namespace a compute host of a name, whose packets reach the other hosts.
+	Join(ctx context.Context, host Host) (Joined, error)
 	// Leave ends what runs on a host, as pulling its plug does. An unknown one is no error.
 	Leave(host string) error
 	// AddNetwork makes a network with subnets, between which it routes by their gateways.
 	AddNetwork(ctx context.Context, n Network) (Network, error)
-	// AddGroup makes a security group that lets out everything, and in what rules say.
+	// AddGroup makes a security group that lets out everything, and in what rules say. The
+	// lab's Alcor knows groups and filters nothing.
 	AddGroup(ctx context.Context, name string, in ...Rule) (id string, err error)
 	// Allow adds a rule to a group.
 	Allow(ctx context.Context, group string, in Rule) error
@@ -38,7 +40,8 @@ type Cloud interface {
 	RemovePort(ctx context.Context, id string) error
 	// Ports are those of workloads: not of routers.
 	Ports(ctx context.Context) ([]Port, error)
-	// Plugged are the links on a host that say which port they are, as its OVSDB has them.
+	// Plugged are the links on a host that say which port they are, as its OVSDB has them;
+	// or the ends of an agent's links whose other ends somebody has taken.
 	Plugged(ctx context.Context, host string) ([]ovn.Interface, error)
 	// Alive is an error when one of its programs ended by itself.
 	Alive() error
@@ -56,9 +59,16 @@ type Options struct {
 
 // Access is the part of a VPC's spec that is about how to get in.
 type Access struct {
-	Endpoint string            // of Keystone, or of Neutron if there are no credentials
+	Provider v1alpha1.VPCProvider
+	Endpoint string            // of Keystone, or of Neutron or Alcor if there are no credentials
 	Project  string            // ID; without credentials only
 	Secret   map[string]string // username, password, project, as VPC.spec.credentials has them; nil: no credentials
+}
+
+// Joined is what the daemon of a host is to know.
+type Joined struct {
+	OVSDB         string   // such as unix:/run/openvswitch/db.sock; empty: there is none
+	NetnsPrefixes []string // begin the names of the VPCs' namespaces; nil: there are none
 }
 
 // Host is a compute host.

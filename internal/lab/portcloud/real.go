@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/network/ovn"
 	"github.com/berthnet/berth/internal/lab/openstack"
 )
@@ -38,18 +39,19 @@ func NewReal(ctx context.Context, o Options) (Cloud, error) {
 // Access implements Cloud.
 func (r *Real) Access() Access {
 	return Access{
+		Provider: v1alpha1.ProviderNeutron,
 		Endpoint: r.cloud.Endpoint(),
 		Secret:   map[string]string{"username": r.user.Name, "password": r.user.Password, "project": r.user.Project},
 	}
 }
 
 // Join implements Cloud.
-func (r *Real) Join(ctx context.Context, h Host) (ovsdb string, err error) {
+func (r *Real) Join(ctx context.Context, h Host) (Joined, error) {
 	n, err := r.cloud.Join(ctx, h.Name, h.Netns)
 	if err != nil {
-		return "", err
+		return Joined{}, err
 	}
-	return n.OVSDB(), nil
+	return Joined{OVSDB: n.OVSDB()}, nil
 }
 
 func (r *Real) node(host string) *openstack.Node {

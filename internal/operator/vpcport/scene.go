@@ -266,7 +266,7 @@ func (s *scene) desire(cluster string, n nic) {
 	uid := string(s.o.UID)
 	w := plan.Want{
 		Device: vpcport.Device(cluster, uid), Name: portName(s.o.Namespace, s.o.Name), Given: s.o.Spec.PortID,
-		Host: s.host, Over: s.o.DeletionTimestamp != nil, Held: s.held,
+		Host: s.host, Over: s.o.DeletionTimestamp != nil, Held: s.held, Leaving: s.now.node != s.next.node,
 	}
 	if w.Host == "" && n.have.Port != nil && (s.pod == nil && s.o.Spec.Pod != nil || s.noHost != "") {
 		w.Host = n.have.Port.Host // where its node is, nobody says just now

@@ -90,6 +90,7 @@ func TestPortChangedBehindItsBack(t *testing.T) {
 	w.pod("web", `[{subnet: web, securityGroup: g-1}]`)
 	w.schedule("web", "node-a")
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	w.says(o, v1alpha1.NodePlugged)
 	w.Touch(o.Status.PortID, func(p *vpcport.Port) {
 		p.Host, p.Binding, p.Groups = "node-b", vpcport.Binding{Result: vpcport.Bound, Plug: ovn}, []string{"g-2"}
 	})
@@ -100,6 +101,13 @@ func TestPortChangedBehindItsBack(t *testing.T) {
 		return nil
 	})
 	w.awaitNIC("web", "eth0", "is bound again", boundAt("node-a"))
+	w.Touch(o.Status.PortID, func(p *vpcport.Port) { p.Device = "" })
+	harness.Eventually(t, limit, "it has its device again", func() error {
+		if p := w.All(); len(p) != 2 || p[1].ID != o.Status.PortID || p[1].Device != vpcport.Device(cluster, string(o.UID)) {
+			return fmt.Errorf("there are %+v", p)
+		}
+		return nil
+	})
 	w.Remove(lower.ID) // its address would be the next
 	w.Remove(o.Status.PortID)
 	next := w.awaitNIC("web", "eth0", "is bound again", func(n *v1alpha1.PodNIC) error {

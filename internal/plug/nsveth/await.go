@@ -21,10 +21,10 @@ import (
 // found. Links in it are told by the kernel.
 const again = 50 * time.Millisecond
 
-// await waits until the agent has put the port's link into the VPC's namespace. Errors:
-// plug.ErrNotReady with what is missing.
-func (p *Plugger) await(ctx context.Context, r plug.Ref, paths []string) (*podif.Namespace, netlink.Link, error) {
-	bounded, cancel := context.WithTimeout(ctx, p.wait)
+// await waits until the agent has put the port's link into the VPC's namespace, for so long at
+// most. Errors: plug.ErrNotReady with what is missing.
+func await(ctx context.Context, r plug.Ref, paths []string, most time.Duration) (*podif.Namespace, netlink.Link, error) {
+	bounded, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	began := time.Now()
 	for {

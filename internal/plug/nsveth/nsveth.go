@@ -2,8 +2,8 @@
 // the node: the agent makes a veth, keeps one end, and puts the other, called veth and the
 // first 11 characters of the port's ID, into a network namespace of the VPC, called vpc-ns (or
 // vpc-ns-) and the VPC's ID. Once it is there the port is ready (the design of NICs and VPCs in
-// Arktos, "Alcor CNI Plugin"). Plug waits for it, takes it to the pod and names it; Unplug gives
-// it back under its old name.
+// Arktos, "Alcor CNI Plugin"). Expect waits for it, Plug takes it to the pod and names it; Unplug
+// gives it back under its old name.
 package nsveth
 
 import (
@@ -28,10 +28,13 @@ import (
 var _ = failpoint.Register("plug.nsveth.mark.after", "plug.nsveth.move.after", "plug.nsveth.pod.after",
 	"plug.nsveth.return.before", "plug.nsveth.return.after")
 
-// Limits of how long Plug waits for the agent.
+// Limits of how long the agent is waited for.
 const (
 	DefaultWait = 3 * time.Second
 	MaxWait     = time.Minute
+	// briefly is how long Plug itself waits at most: who calls it holds the pod's lock, and
+	// has the kernel's time only. Expect waits as long as was told.
+	briefly = DefaultWait
 )
 
 // Options of New.
@@ -95,8 +98,38 @@ func (p *Plugger) candidates(name string) ([]string, error) {
 // LinkName is the name of a port's link in the VPC's namespace.
 func LinkName(r plug.Ref) string { return "veth" + r.Short() }
 
+// Expect implements plug.Plugger: it waits for the agent, unless the port is in the pod already.
+func (p *Plugger) Expect(ctx context.Context, w plug.Want) error {
+	paths, err := p.accept(w)
+	if err != nil {
+		return err
+	}
+	if err := p.expect(ctx, w.Ref, paths); err != nil {
+		return fmt.Errorf("wait for port %s: %w", w.PortID, err)
+	}
+	return nil
+}
+
+func (p *Plugger) expect(ctx context.Context, r plug.Ref, paths []string) error {
+	pod, err := podif.OpenPod(r.Pod, p.node)
+	if err != nil {
+		return err
+	}
+	l, err := pod.Marked(r)
+	pod.Close()
+	if err != nil || l != nil {
+		return err
+	}
+	vpc, _, err := await(ctx, r, paths, p.wait)
+	if err != nil {
+		return err
+	}
+	vpc.Close()
+	return nil
+}
+
 // Plug implements plug.Plugger. Without Addresses in w, the interface has those, the gateways
-// and the MTU that the agent gave it.
+// and the MTU that the agent gave it. It waits for the agent too, but briefly.
 func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	paths, err := p.accept(w)
 	if err != nil {
@@ -160,7 +193,7 @@ func (p *Plugger) take(ctx context.Context, w plug.Want, paths []string, pod *po
 	} else if other != nil {
 		return nil, fmt.Errorf("%s in %s: %w", w.Pod.IfName, pod.Path, plug.ErrInterfaceExists)
 	}
-	vpc, link, err := p.await(ctx, w.Ref, paths)
+	vpc, link, err := await(ctx, w.Ref, paths, min(p.wait, briefly))
 	if err != nil {
 		return nil, err
 	}

@@ -81,8 +81,8 @@ func TestContract(t *testing.T) {
 // plugWait only ends what hangs.
 const plugWait = MaxWait
 
-// The link, and the VPC's namespace before it, may come while Plug waits.
-func TestPlugWaitsForTheAgent(t *testing.T) {
+// The link, and the VPC's namespace before it, may come while somebody waits, who then has it.
+func TestWaitsForTheAgent(t *testing.T) {
 	for _, prefix := range []string{"vpc-ns", "vpc-ns-"} {
 		t.Run(prefix, func(t *testing.T) {
 			vpcs++
@@ -91,7 +91,7 @@ func TestPlugWaitsForTheAgent(t *testing.T) {
 			w := plugtest.Want(plug.Netns, plugtest.One, plugtest.PortA, pod, t)
 			w.Bridge, w.VPCNetns = "", "vpc-ns"+id
 			p, plugged := newPlugger(t, Options{Wait: plugWait}), make(chan error, 1)
-			go func() { _, err := p.Plug(plugtest.Bounded(t), w); plugged <- err }()
+			go func() { plugged <- expectAndPlug(t, p, w) }()
 			still(t, plugged)
 			a := &agent{t: t, node: plugtest.Space(t, "node"), vpc: plugtest.NamedSpace(t, prefix+id), name: w.VPCNetns}
 			still(t, plugged)
@@ -108,21 +108,30 @@ func TestPlugWaitsForTheAgent(t *testing.T) {
 	}
 }
 
+// expectAndPlug is what an ADD does.
+func expectAndPlug(t *testing.T, p *Plugger, w plug.Want) error {
+	if err := p.Expect(plugtest.Bounded(t), w); err != nil {
+		return err
+	}
+	_, err := p.Plug(plugtest.Bounded(t), w)
+	return err
+}
+
 func still(t *testing.T, plugged <-chan error) {
 	t.Helper()
 	select {
 	case err := <-plugged:
-		t.Fatalf("Plug did not wait: %v", err)
+		t.Fatalf("nobody waited: %v", err)
 	case <-time.After(2 * again): // so that it waits where it is to wait; sooner makes the test weaker only
 	}
 }
 
-// An agent that starts anew makes the VPC's namespace anew, while Plug waits in the old one.
+// An agent that starts anew makes the VPC's namespace anew, while somebody waits in the old one.
 func TestNamespaceOfTheVPCIsMadeAnew(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)
 	p, plugged := newPlugger(t, Options{Wait: plugWait}), make(chan error, 1)
-	go func() { _, err := p.Plug(plugtest.Bounded(t), w); plugged <- err }()
+	go func() { plugged <- expectAndPlug(t, p, w) }()
 	still(t, plugged)
 	plugtest.Must(t, ns.Remove(a.name))
 	a.vpc = plugtest.NamedSpace(t, a.name)
@@ -147,19 +156,25 @@ func TestAgentThatMakesNothing(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)
 	p := newPlugger(t, Options{Wait: 100 * time.Millisecond})
-	_, err := p.Plug(plugtest.Bounded(t), w)
-	if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no veth3f2a9c10-76 in "+ns.Path(a.name)) {
-		t.Errorf("without the link: %v", err)
-	}
-	w.VPCNetns = "vpc-nsnone"
-	_, err = p.Plug(plugtest.Bounded(t), w)
-	if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no network namespace") || !strings.Contains(err.Error(), "vpc-ns-none") {
-		t.Errorf("without the namespace: %v", err)
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := newPlugger(t, Options{Wait: plugWait}).Plug(ctx, w); err == nil {
-		t.Error("with a context that ended: no error")
+	for name, try := range map[string]func(context.Context, *Plugger, plug.Want) error{
+		"Expect": func(ctx context.Context, p *Plugger, w plug.Want) error { return p.Expect(ctx, w) },
+		"Plug":   func(ctx context.Context, p *Plugger, w plug.Want) error { _, err := p.Plug(ctx, w); return err },
+	} {
+		err := try(plugtest.Bounded(t), p, w)
+		if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no veth3f2a9c10-76 in "+ns.Path(a.name)) {
+			t.Errorf("%s without the link: %v", name, err)
+		}
+		elsewhere := w
+		elsewhere.VPCNetns = "vpc-nsnone"
+		err = try(plugtest.Bounded(t), p, elsewhere)
+		if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no network namespace") || !strings.Contains(err.Error(), "vpc-ns-none") {
+			t.Errorf("%s without the namespace: %v", name, err)
+		}
+		if err := try(ctx, newPlugger(t, Options{Wait: plugWait}), w); err == nil {
+			t.Errorf("%s with a context that ended: no error", name)
+		}
 	}
 	plugtest.Must(t, p.Unplug(plugtest.Bounded(t), w.Ref))
 }

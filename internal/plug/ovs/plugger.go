@@ -123,6 +123,9 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: w.Interface.MTU}, nil
 }
 
+// Expect implements plug.Plugger.
+func (p *Plugger) Expect(context.Context, plug.Want) error { return nil }
+
 // Await implements plug.Plugger.
 func (p *Plugger) Await(ctx context.Context, w plug.Want) error {
 	if err := p.accept(w); err != nil {

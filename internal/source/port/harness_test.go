@@ -42,15 +42,29 @@ func TestMain(m *testing.M) {
 type fakePlugger struct {
 	mu      sync.Mutex // guards all below
 	plugged map[string]plug.Want
-	half    []string // links
-	fail    error    // of Plug
+	half    []string      // links
+	fail    error         // of Plug
+	arrived chan struct{} // closed: what Plug takes ports from is there
 	active  chan struct{}
 }
 
 func newFakePlugger() *fakePlugger {
-	p := &fakePlugger{plugged: map[string]plug.Want{}, active: make(chan struct{})}
+	p := &fakePlugger{plugged: map[string]plug.Want{}, arrived: make(chan struct{}), active: make(chan struct{})}
+	close(p.arrived)
 	close(p.active)
 	return p
+}
+
+func (p *fakePlugger) Expect(ctx context.Context, w plug.Want) error {
+	p.mu.Lock()
+	arrived := p.arrived
+	p.mu.Unlock()
+	select {
+	case <-arrived:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w: port %s: no link of the agent's", plug.ErrNotReady, w.PortID)
+	}
 }
 
 func (p *fakePlugger) Plug(_ context.Context, w plug.Want) (plug.Done, error) {

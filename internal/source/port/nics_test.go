@@ -351,6 +351,34 @@ func TestPlugThatFails(t *testing.T) {
 	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
 }
 
+// An ADD waits until an agent has brought the link of a port, and tells of one that has not.
+func TestExpect(t *testing.T) {
+	m := newMachine(t)
+	m.start()
+	o := podNIC(1, 0, v1alpha1.PhaseBound)
+	o.Status.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns1"}
+	m.make(o)
+	nics, err := m.begin(wish(1, nil))()
+	harness.OK(t, err)
+	rec := recordOf(1, nics...)
+	m.record(rec)
+	m.plugger.arrived = make(chan struct{})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	err = m.Expect(ctx, rec)
+	cancel()
+	if why, ok := errors.AsType[*source.Exhausted](err); !ok || why.Reason != "no-link" || !strings.Contains(why.Message, portID(1, 0)) {
+		t.Error(err)
+	}
+	if got := m.says("pod1-eth0", v1alpha1.NodeFailed); !strings.Contains(got.Message, "no link of the agent's") {
+		t.Errorf("%+v", got)
+	}
+	done := make(chan error, 1)
+	go func() { done <- m.Expect(t.Context(), rec) }()
+	m.waitsFor(1, "waits for the agent of the VPC on this node")
+	close(m.plugger.arrived)
+	harness.OK(t, <-done)
+}
+
 // An ADD is answered once OVN, or else the provider, says that the port carries packets.
 func TestAwait(t *testing.T) {
 	m := newMachine(t)

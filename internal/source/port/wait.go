@@ -68,12 +68,38 @@ func (n *NICs) waits(key attachment.Key, why func() *source.Exhausted) (over fun
 	}
 }
 
-// Why tells what the Acquire, or the Await, of key waits for; nil when none does.
+// Why tells what the Acquire, the Expect, or the Await of key waits for; nil when none does.
 func (n *NICs) Why(key attachment.Key) *source.Exhausted {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if w, ok := n.waiters[key]; ok {
 		return w.why()
+	}
+	return nil
+}
+
+// Expect returns once all is on the node that the NICs of an attachment are plugged from, where
+// others bring it (Alcor's agent). When that takes too long, or ctx ends, the error is an
+// *source.Exhausted. What else is wrong is left for Plug to find and tell.
+func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
+	begun, foreign := n.clock.Now(), false
+	for _, nic := range rec.NICs {
+		what := fmt.Sprintf("NIC %s: port %s of PodNIC %s/%s", nic.IfName, nic.Port, rec.Pod.Namespace, nic.Object)
+		over := n.waits(rec.Key, func() *source.Exhausted {
+			return exhausted("no-link", "%s waits for the agent of the VPC on this node, which has not made its link", what)
+		})
+		err := n.cfg.Plugger.Expect(ctx, want(rec, nic))
+		over()
+		if errors.Is(err, plug.ErrNotReady) {
+			if !errors.Is(ctx.Err(), context.Canceled) { // else nobody waits for it any more
+				n.failed(rec, nic, reasonPlug, err)
+			}
+			return &source.Exhausted{Reason: "no-link", Message: what + ": " + err.Error(), Err: err}
+		}
+		foreign = foreign || plug.Kind(nic.Plug.Type) == plug.Netns
+	}
+	if foreign {
+		n.cfg.Observer.Waited("link", n.clock.Now().Sub(begun))
 	}
 	return nil
 }

@@ -27,6 +27,9 @@ type AgentOptions struct {
 	Host   string // as ports are bound to it
 	Netns  string // the file of the node's network namespace
 	Prefix string // of the names of VPCs' namespaces; empty: DefaultPrefix
+	// Uplink joins the bridge of a VPC, which was just made on the node, to those of other
+	// nodes; nil: packets stay on the node.
+	Uplink func(vpc, bridge string) error
 }
 
 // Agent is the control agent of a node. Of each port that is bound there and that somebody
@@ -80,7 +83,7 @@ func (a *Agent) Close() error {
 	}
 	for id := range a.networks {
 		a.note(ns.Remove(a.vpc(id)))
-		a.note(ns.Netlink(a.o.Netns, func(h *netlink.Handle) error { return deleteLink(h, bridgeName(id)) }))
+		a.note(ns.Netlink(a.o.Netns, func(h *netlink.Handle) error { return ns.DeleteLink(h, bridgeName(id)) }))
 	}
 	return a.Err()
 }
@@ -288,7 +291,7 @@ func (a *Agent) join(vpc string) error {
 	if err != nil {
 		return err
 	}
-	return ns.Netlink(a.o.Netns, func(h *netlink.Handle) error {
+	err = ns.Netlink(a.o.Netns, func(h *netlink.Handle) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = bridgeName(vpc)
 		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -296,25 +299,68 @@ func (a *Agent) join(vpc string) error {
 		}
 		return ns.LinkUp(h, attrs.Name)
 	})
+	if err != nil || a.o.Uplink == nil {
+		return err
+	}
+	return a.o.Uplink(vpc, bridgeName(vpc))
 }
 
 // remove takes a port's link away, by the end that stays on the node.
 func (a *Agent) remove(port string) error {
 	peer := a.links[port].peer
 	delete(a.links, port)
-	return ns.Netlink(a.o.Netns, func(h *netlink.Handle) error { return deleteLink(h, peer) })
+	return ns.Netlink(a.o.Netns, func(h *netlink.Handle) error { return ns.DeleteLink(h, peer) })
 }
 
-func deleteLink(h *netlink.Handle, name string) error {
-	l, err := h.LinkByName(name)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil
-	}
-	if err == nil {
-		err = h.LinkDel(l)
-	}
+// End is what there is of a port on a node.
+type End struct {
+	Link string // of the agent's on the node
+	// Home: the other end is in the VPC's namespace, as the agent has made it; else somebody has
+	// it, or has marked it there.
+	Home bool
+}
+
+// Ends are those of the ports on the node, by the port's ID.
+func (a *Agent) Ends() (map[string]End, error) {
+	peers := map[string]bool{}
+	err := ns.Netlink(a.o.Netns, func(h *netlink.Handle) error {
+		links, err := h.LinkList()
+		for _, l := range links {
+			if strings.HasPrefix(l.Attrs().Name, peerName("")) {
+				peers[l.Attrs().Name] = true
+			}
+		}
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("remove link %s: %w", name, err)
+		return nil, fmt.Errorf("list links in %s: %w", a.o.Netns, err)
 	}
-	return nil
+	ends := map[string]End{}
+	for _, p := range a.cloud.Ports() {
+		if !peers[peerName(p.ID)] {
+			continue
+		}
+		home, err := a.isHome(p)
+		if err != nil {
+			return nil, err
+		}
+		ends[p.ID] = End{peerName(p.ID), home}
+	}
+	return ends, nil
+}
+
+// isHome tells whether a port's end is in its VPC's namespace as the agent has made it.
+func (a *Agent) isHome(p Port) (home bool, err error) {
+	err = ns.Netlink(ns.Path(a.vpc(p.Network)), func(h *netlink.Handle) error {
+		l, err := h.LinkByName(linkName(p.ID))
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			return nil
+		}
+		home = err == nil && l.Attrs().Alias == ""
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("look for port %s in %s: %w", p.ID, a.vpc(p.Network), err)
+	}
+	return home, nil
 }

@@ -58,3 +58,15 @@ func deleteGroup(group uint32) error {
 func gone(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.As(err, &netlink.LinkNotFoundError{})
 }
+
+// DeleteLink deletes a link. One that is not there is no error.
+func DeleteLink(h *netlink.Handle, name string) error {
+	l, err := h.LinkByName(name)
+	if err == nil {
+		err = h.LinkDel(l)
+	}
+	if err != nil && !gone(err) {
+		return fmt.Errorf("delete link %s: %w", name, err)
+	}
+	return nil
+}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/berthnet/berth/internal/lab/run/poll"
@@ -75,7 +76,7 @@ func (r *Runner) Start(what, program string, args ...string) (*proc.Process, err
 	if program != "ovn-controller" { // which has a control socket of its own in OVN_RUNDIR
 		args = append(args, "--unixctl="+r.In(what+".ctl"))
 	}
-	p := proc.New(what+" of "+r.Who, filepath.Join(r.Logs, what+"-"+r.Who+".log"), func() proc.Command { return r.Command(program, args...) })
+	p := proc.New(r.title(what), filepath.Join(r.Logs, what+"-"+r.Who+".log"), func() proc.Command { return r.Command(program, args...) })
 	r.procs = append(r.procs, p)
 	return p, p.Start()
 }
@@ -103,6 +104,26 @@ func (r *Runner) Serve(ctx context.Context, name, file, schema string) error {
 	}
 	return db.Wait(ctx, func() error { return proc.Listens(ctx, r.In(name+".sock")) })
 }
+
+// Restart kills a database that Serve began, and serves it again. It returns once it can be
+// spoken to.
+func (r *Runner) Restart(ctx context.Context, name string) error {
+	i := slices.IndexFunc(r.procs, func(p *proc.Process) bool { return p.String() == r.title(name) })
+	if i < 0 {
+		return fmt.Errorf("%s serves no database %s", r.Who, name)
+	}
+	db := r.procs[i]
+	if err := db.Kill(); err != nil {
+		return err
+	}
+	if err := db.Start(); err != nil {
+		return err
+	}
+	return db.Wait(ctx, func() error { return proc.Listens(ctx, r.In(name+".sock")) })
+}
+
+// title is what a process is called.
+func (r *Runner) title(what string) string { return what + " of " + r.Who }
 
 // Alive is nil while no program has ended by itself.
 func (r *Runner) Alive() error {

@@ -80,7 +80,7 @@ func (s *Switch) raise(ctx context.Context, v *OVN, state string) error {
 	if err := ns.Netlink(s.runner.Netns, func(h *netlink.Handle) error { return ns.LinkUp(h, tunnelLink) }); err != nil {
 		return err
 	}
-	if err := s.runner.Serve(ctx, "db", filepath.Join(state, "conf.db"), s.runner.Schema("ovsdb-tool", "openvswitch/vswitch.ovsschema")); err != nil {
+	if err := s.runner.Serve(ctx, database, filepath.Join(state, "conf.db"), s.runner.Schema("ovsdb-tool", "openvswitch/vswitch.ovsschema")); err != nil {
 		return err
 	}
 	tunnel := tunnelAddr(s.number)
@@ -111,8 +111,17 @@ func (s *Switch) raise(ctx context.Context, v *OVN, state string) error {
 	return err
 }
 
+// RestartDatabase kills the node's OVSDB and starts it again, from its file. Open vSwitch and
+// OVN's controller go on meanwhile. It returns once the database listens.
+func (s *Switch) RestartDatabase(ctx context.Context) error {
+	return s.runner.Restart(ctx, database)
+}
+
+// database is what the node's OVSDB is called.
+const database = "db"
+
 // Endpoint is where the node's OVSDB is.
-func (s *Switch) Endpoint() string { return "unix:" + s.runner.In("db.sock") }
+func (s *Switch) Endpoint() string { return "unix:" + s.runner.In(database+".sock") }
 
 func (s *Switch) vsctl(ctx context.Context, args ...string) error {
 	return s.runner.Once(ctx, "ovs-vsctl", append([]string{"--db=" + s.Endpoint()}, args...)...)

@@ -3,6 +3,7 @@ package ovn
 import (
 	"fmt"
 	"net/netip"
+	"os"
 
 	"github.com/vishvananda/netlink"
 
@@ -23,15 +24,33 @@ func tunnelAddr(number int) netip.Prefix {
 }
 
 func (v *OVN) raiseUnderlay() error {
-	return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error {
+	err := ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = underlay, underlayMTU
-		bridge := &netlink.Bridge{LinkAttrs: attrs}
-		if err := h.LinkAdd(bridge); err != nil {
+		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
 			return fmt.Errorf("make the bridge between nodes: %w", err)
 		}
-		return h.LinkSetUp(bridge)
+		return nil
 	})
+	if err != nil {
+		return err
+	}
+	if err := ns.Do(v.opts.Netns, leaveAlone); err != nil {
+		return fmt.Errorf("have the bridge between nodes carry everything: %w", err)
+	}
+	return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error { return ns.LinkUp(h, underlay) })
+}
+
+// leaveAlone has the namespace do nothing to what goes over the bridge, if it is a router: neither
+// answer for the nodes (proxy ARP) nor filter (br_netfilter, where the kernel has it).
+func leaveAlone() error {
+	off := []ns.Sysctl{{Name: "net/ipv4/conf/" + underlay + "/proxy_arp", Value: "0"}}
+	for _, name := range []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"} {
+		if _, err := os.Stat("/proc/sys/" + name); err == nil {
+			off = append(off, ns.Sysctl{Name: name, Value: "0"})
+		}
+	}
+	return ns.SetSysctls(off...)
 }
 
 // join leads a link of the underlay to a namespace, where it is called as told.

@@ -87,7 +87,7 @@ func withPort(w Want, h Have) Step {
 		return Step{Kind: Record, Port: p.ID}
 	case w.regrouped(p):
 		return Step{Kind: Change, Port: p.ID, Change: vpcport.Change{Groups: w.Groups}}
-	case moves && w.Held && p.Host != "" && p.Host != w.Host:
+	case moves && w.Held && w.Leaving && p.Host != "" && p.Host != w.Host:
 		return Step{Kind: Rest} // its old node comes first
 	case moves:
 		return Step{Kind: Change, Port: p.ID, Change: vpcport.Change{Host: &w.Host}}
@@ -110,7 +110,7 @@ func ending(w Want, h Have) Step {
 		return Step{Kind: Delete, Port: h.Extra[0]}
 	case h.Port == nil && h.Unclear && w.Given == "":
 		return Step{Kind: Look} // it may come yet
-	case h.Port == nil, !w.mine(h.Port):
+	case h.Port == nil, h.Port.Device != "" && !w.mine(h.Port), w.Given != "" && h.Port.Device == "" && h.Port.Owner != vpcport.Owner:
 		return Step{Kind: Forget}
 	case w.Given == "":
 		return Step{Kind: Delete, Port: h.Port.ID}

@@ -48,10 +48,12 @@ func bound(host string) func(*vpcport.Port) {
 func failed(host string) func(*vpcport.Port) {
 	return func(p *vpcport.Port) { p.Host, p.Binding.Result = host, vpcport.BindingFailed }
 }
-func active(p *vpcport.Port) { p.Status = vpcport.StatusActive }
-func free(p *vpcport.Port)   { p.Device, p.Owner = "", "" }
-func taken(p *vpcport.Port)  { p.Device, p.Owner = "somebody", "compute:nova" }
-func abroad(p *vpcport.Port) { p.NetworkID = "m" }
+func active(p *vpcport.Port)   { p.Status = vpcport.StatusActive }
+func free(p *vpcport.Port)     { p.Device, p.Owner = "", "" }
+func taken(p *vpcport.Port)    { p.Device, p.Owner = "somebody", "compute:nova" }
+func abroad(p *vpcport.Port)   { p.NetworkID = "m" }
+func unmarked(p *vpcport.Port) { p.Device = "" } // by somebody
+func elsewhere(w *plan.Want)   { w.Held, w.Leaving = true, true }
 
 // looked is what is known after a look that showed a port.
 func looked(recorded string, p *vpcport.Port, extra ...string) plan.Have {
@@ -84,7 +86,9 @@ func TestNext(t *testing.T) {
 		{"bound", wants(at("node-a")), looked("p", port("p", bound("node-a"))), plan.Step{Kind: plan.Poll, Port: "p"}},
 		{"active", wants(at("node-a")), looked("p", port("p", bound("node-a"), active)), plan.Step{Kind: plan.Rest}},
 		{"binding failed", wants(at("node-a")), looked("p", port("p", failed("node-a"))), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Host: &host}}},
-		{"moved, and the old node has it", wants(at("node-a"), held), looked("p", port("p", bound("node-b"), active)), plan.Step{Kind: plan.Rest}},
+		{"moved, and the old node has it", wants(at("node-a"), elsewhere), looked("p", port("p", bound("node-b"), active)), plan.Step{Kind: plan.Rest}},
+		{"plugged, and somebody bound it elsewhere", wants(at("node-a"), held), looked("p", port("p", bound("node-b"), active)), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Host: &host}}},
+		{"somebody took its device off", wants(at("node-a")), looked("p", port("p", bound("node-a"), unmarked)), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Device: &device, Owner: &owner}}},
 		{"moved", wants(at("node-a")), looked("p", port("p", bound("node-b"), active)), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Host: &host}}},
 		{"waiting for its next pod", wants(), looked("p", port("p", bound("node-b"))), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Host: &none}}},
 		{"other groups", wants(inGroup), looked("p", port("p", func(p *vpcport.Port) { p.Groups = []string{"h"} })), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Groups: []string{"g", "h"}}}},
@@ -102,6 +106,9 @@ func TestNext(t *testing.T) {
 		{"over, and it may come yet", wants(over), plan.Have{Kept: true, Looked: true, Unclear: true}, plan.Step{Kind: plan.Look}},
 		{"over", wants(over, at("node-a")), looked("p", port("p", bound("node-a"))), plan.Step{Kind: plan.Delete, Port: "p"}},
 		{"over, with two", wants(over), looked("p", port("p"), "q"), plan.Step{Kind: plan.Delete, Port: "q"}},
+		{"over, and somebody took its device off", wants(over), looked("p", port("p", unmarked)), plan.Step{Kind: plan.Delete, Port: "p"}},
+		{"over, and somebody else's by now", wants(over), looked("p", port("p", taken)), plan.Step{Kind: plan.Forget}},
+		{"over, of a user's port whose device somebody took off", wants(over, ofUser), looked(given, port(given, bound("node-a"), unmarked)), plan.Step{Kind: plan.Change, Port: given, Change: vpcport.Change{Device: &none, Owner: &none, Host: &none}}},
 		{"over, and gone", wants(over), looked("p", nil), plan.Step{Kind: plan.Forget}},
 		{"over, of a network that is not known", wants(over, noNetwork), looked("", nil), plan.Step{Kind: plan.Forget}},
 		{"over, of a user's port", wants(over, ofUser), looked(given, port(given, bound("node-a"))), plan.Step{Kind: plan.Change, Port: given, Change: vpcport.Change{Device: &none, Owner: &none, Host: &none}}},
@@ -164,6 +171,11 @@ func TestSeen(t *testing.T) {
 		{"nothing, late", wants(), unclear, nil, true, plan.Have{Kept: true, Collided: true, Looked: true}},
 		{"its port", wants(), unclear, []vpcport.Port{*port("p")}, false, looked("", port("p"))},
 		{"a stranger with its MAC address", wants(), unclear, []vpcport.Port{*port("s", taken)}, true, plan.Have{Kept: true, Collided: true, Stranger: true, Looked: true}},
+		{"its port, whose device somebody took off", wants(), plan.Have{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", unmarked)}, true, looked("p", port("p", unmarked))},
+		{"its port without any mark", wants(), plan.Have{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", free)}, true, looked("p", port("p", free))},
+		{"its port, which somebody else has by now", wants(), plan.Have{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", taken)}, true, plan.Have{Kept: true, Recorded: "p", Stranger: true, Looked: true}},
+		{"one that is not recorded, by the mark and the MAC address that are left", wants(), unclear, []vpcport.Port{*port("p", unmarked)}, true, looked("", port("p", unmarked))},
+		{"one with its MAC address, of nobody's", wants(), unclear, []vpcport.Port{*port("s", free)}, true, plan.Have{Kept: true, Collided: true, Stranger: true, Looked: true}},
 		{"one of its device in another network", wants(), plan.Have{Kept: true}, []vpcport.Port{*port("p", abroad)}, true, looked("", port("p", abroad))},
 		{"its port, and its network is not known any more", wants(over, noNetwork), plan.Have{Kept: true}, []vpcport.Port{*port("p")}, true, looked("", port("p"))},
 		{"the user's", wants(ofUser), plan.Have{Kept: true}, []vpcport.Port{*port(given, free)}, true, looked("", port(given, free))},

@@ -24,6 +24,9 @@ type Want struct {
 	// Held tells that a node may still have it plugged: it is neither let go nor bound
 	// to another host.
 	Held bool
+	// Leaving tells that it is to be on another node than the one that Held is about, or
+	// on none.
+	Leaving bool
 }
 
 // Have is what is recorded and what was seen.
@@ -54,6 +57,26 @@ func Restored(kept bool, recorded string) Have {
 
 // mine tells whether a port carries the NIC's mark.
 func (w Want) mine(p *vpcport.Port) bool { return p.Device == w.Device && p.Owner == vpcport.Owner }
+
+// stripped tells whether a port, which is not marked as the NIC's, was made for it and has lost
+// the mark to somebody who gave it to nobody else: it is the one that is recorded, or has the owner
+// that Berth gives and the MAC address that only this NIC's port has.
+func (w Want) stripped(p *vpcport.Port, recorded string) bool {
+	if w.Given != "" || p.Device != "" {
+		return false
+	}
+	switch p.Owner {
+	case vpcport.Owner:
+		return p.ID == recorded || w.sameMAC(p)
+	case "":
+		return p.ID == recorded
+	}
+	return false
+}
+
+func (w Want) sameMAC(p *vpcport.Port) bool {
+	return w.MAC != nil && p.NetworkID == w.Network && p.MAC.String() == w.MAC.String()
+}
 
 // regrouped tells whether a port has other groups than it is to have.
 func (w Want) regrouped(p *vpcport.Port) bool {

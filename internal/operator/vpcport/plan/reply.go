@@ -51,9 +51,9 @@ func (h Have) Seen(w Want, ports []vpcport.Port, late bool) Have {
 		switch {
 		case w.Given != "" && p.ID == w.Given:
 			h.Port = &ports[i]
-		case w.Given == "" && w.mine(&p):
+		case w.Given == "" && w.mine(&p), w.stripped(&p, h.Recorded):
 			claimed = append(claimed, p)
-		case w.MAC != nil && p.NetworkID == w.Network && p.MAC.String() == w.MAC.String():
+		case w.sameMAC(&p):
 			h.Stranger = true
 		}
 	}

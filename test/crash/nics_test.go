@@ -1,0 +1,444 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// shape is what a pod is given beyond an address of the mode: nothing, or NICs that are ports of
+// a VPC.
+type shape struct {
+	network string // that the addresses are of; empty: the only one
+	options node.PodOptions
+	nics    []wantNIC
+}
+
+// wantNIC is an interface that a pod is to have.
+type wantNIC struct {
+	name  string
+	claim *claim // what of others' it takes; nil: a port of its own
+}
+
+// claim is what one pod may have at a time: an address that is asked for, or of a small subnet, a
+// PodNIC or a port of a user.
+type claim struct {
+	vpc, entry string // of the annotation
+	keeps      bool   // address and MAC address, for one pod after the other
+
+	mu  sync.Mutex // guards what follows
+	ip  netip.Addr // invalid: not known yet
+	mac string
+}
+
+// holds compares an interface with what the claim had before.
+func (c *claim) holds(ip netip.Addr, mac string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ip.IsValid() && c.ip != ip {
+		return fmt.Errorf("has %s, want %s", ip, c.ip)
+	}
+	if c.mac != "" && c.mac != mac {
+		return fmt.Errorf("has the MAC address %s, want %s", mac, c.mac)
+	}
+	if c.keeps {
+		c.ip, c.mac = ip, mac
+	}
+	return nil
+}
+
+// How many of each kind of claim a VPC has, of which pods want fewer than there are.
+const (
+	fixedClaims  = 8
+	podNICClaims = 5
+	portClaims   = 5
+	narrowClaims = 8 // addresses of a small subnet, which are soon used again
+)
+
+const maxNICs = 4
+
+// firstFixed is the last byte from which on addresses are asked for.
+const firstFixed = 200
+
+// narrow is a subnet of 13 addresses.
+const narrow = "narrow"
+
+// twoVPCs are VPCs whose subnets have the same addresses.
+func twoVPCs() (all []lab.VPC) {
+	for i, name := range []string{"blue", "green"} {
+		all = append(all, lab.VPC{Name: fmt.Sprintf("vpc-%d", i+1), Network: portcloud.Network{Name: name, Subnets: []portcloud.Subnet{
+			{Name: "subnet-1", CIDR: netip.MustParsePrefix("192.168.0.0/24")},
+			{Name: "subnet-2", CIDR: netip.MustParsePrefix("192.168.1.0/24")},
+			{Name: narrow, CIDR: netip.MustParsePrefix("192.168.2.0/28")},
+		}}})
+	}
+	return all
+}
+
+// wardrobe is what pods of a round may be given as NICs.
+type wardrobe struct {
+	first bool // pods' first interface is a port too
+	vpcs  []lab.VPC
+	ports map[string]portcloud.Port // of users, by ID
+
+	mu   sync.Mutex // guards free
+	free map[string][]*claim
+}
+
+// openWardrobe makes users' ports and PodNICs in a lab with ports. In others there is none.
+func openWardrobe(ctx context.Context, l *lab.Lab) (*wardrobe, error) {
+	if l.Ports == nil {
+		return nil, nil
+	}
+	w := &wardrobe{first: l.Mode == lab.PortMode, vpcs: l.VPCs, ports: map[string]portcloud.Port{}, free: map[string][]*claim{}}
+	for _, v := range l.VPCs {
+		claims, err := w.claimsOf(ctx, l, v)
+		if err != nil {
+			return nil, err
+		}
+		w.free[v.Name] = claims
+	}
+	return w, nil
+}
+
+func (w *wardrobe) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
+	base := v.Network.Subnet("subnet-1").CIDR.Addr().As4()
+	at := func(last int) netip.Addr {
+		a := base
+		a[3] = byte(last)
+		return netip.AddrFrom4(a)
+	}
+	for i := range fixedClaims {
+		ip := at(firstFixed + i)
+		all = append(all, &claim{vpc: v.Name, entry: "ip: " + ip.String(), ip: ip})
+	}
+	for range narrowClaims {
+		all = append(all, &claim{vpc: v.Name, entry: "subnet: " + narrow})
+	}
+	for i := range podNICClaims {
+		o := &v1alpha1.PodNIC{
+			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-kept-%d", v.Name, i)},
+			Spec:       v1alpha1.PodNICSpec{VPC: v.Name},
+		}
+		c := &claim{vpc: v.Name, entry: "nic: " + o.Name, keeps: true}
+		if i%2 == 0 {
+			c.ip = at(220 + i)
+			o.Spec.Addresses = []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: c.ip.String()}}
+		}
+		if err := l.Kube.Client.Create(ctx, o); err != nil {
+			return nil, fmt.Errorf("make a user's PodNIC: %w", err)
+		}
+		all = append(all, c)
+	}
+	for i := range portClaims {
+		p, err := l.Ports.AddPort(ctx, portcloud.Port{
+			Name: fmt.Sprintf("given-%d", i), Network: v.Network.ID, Groups: []string{v.Open},
+			Addresses: []portcloud.Address{{Subnet: v.Network.Subnet("subnet-1").ID, IP: at(240 + i)}},
+		})
+		if err != nil {
+			return nil, fmt.Errorf("make a user's port: %w", err)
+		}
+		w.ports[p.ID] = p
+		all = append(all, &claim{vpc: v.Name, entry: "portID: " + p.ID, keeps: true, ip: p.Addresses[0].IP, mac: p.MAC})
+	}
+	return all, nil
+}
+
+// take returns a claim that is free, or nil.
+func (w *wardrobe) take(vpc string, dice *rand.Rand) *claim {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	free := w.free[vpc]
+	if len(free) == 0 {
+		return nil
+	}
+	i := dice.IntN(len(free))
+	c := free[i]
+	w.free[vpc] = slices.Delete(free, i, i+1)
+	return c
+}
+
+// back takes back what a pod had that is gone.
+func (w *wardrobe) back(s shape) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, n := range s.nics {
+		if n.claim != nil {
+			w.free[n.claim.vpc] = append(w.free[n.claim.vpc], n.claim)
+		}
+	}
+}
+
+// draw is the shape of the next pod: of no NICs where there is no wardrobe, and at times where
+// the first interface comes from elsewhere.
+func (w *wardrobe) draw(dice *rand.Rand) shape {
+	if w == nil || !w.first && dice.IntN(3) == 0 {
+		return shape{}
+	}
+	vpc := w.vpcs[dice.IntN(len(w.vpcs))].Name
+	s := shape{network: vpc, options: node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc}}}
+	first := 0
+	if !w.first {
+		first = 1
+	}
+	if dice.IntN(8) == 0 { // the default one, without being asked for
+		s.nics = []wantNIC{{name: fmt.Sprintf("eth%d", first)}}
+		return s
+	}
+	var entries []string
+	route := dice.IntN(3 * maxNICs) // mostly none says that it has the default route
+	for i := range 1 + dice.IntN(maxNICs) {
+		n := wantNIC{name: fmt.Sprintf("eth%d", first+len(unnamed(s.nics)))}
+		var keys []string
+		if i > 0 && dice.IntN(6) == 0 {
+			n.name = fmt.Sprintf("net-%d", i)
+			keys = append(keys, "name: "+n.name)
+		}
+		if dice.IntN(5) < 2 {
+			n.claim = w.take(vpc, dice)
+		}
+		switch {
+		case n.claim != nil:
+			keys = append(keys, n.claim.entry)
+		case dice.IntN(3) == 0:
+			keys = append(keys, "subnet: subnet-2")
+		}
+		if i == route {
+			keys = append(keys, "defaultRoute: true")
+		}
+		entries, s.nics = append(entries, "{"+strings.Join(keys, ", ")+"}"), append(s.nics, n)
+	}
+	s.options.Annotations[v1alpha1.AnnotationNICs] = "[" + strings.Join(entries, ", ") + "]"
+	return s
+}
+
+// unnamed are the NICs that are named by their place.
+func unnamed(nics []wantNIC) []wantNIC {
+	return slices.DeleteFunc(slices.Clone(nics), func(n wantNIC) bool { return !strings.HasPrefix(n.name, "eth") })
+}
+
+// is compares a pod with its shape, by what the plugin answered, and returns the addresses that
+// it has of the VPC.
+func (s shape) is(p *node.Pod) ([]netip.Addr, error) {
+	if s.network == "" {
+		return p.Addrs, nil
+	}
+	r, err := types100.GetResult(p.Result)
+	if err != nil {
+		return nil, err
+	}
+	addrs := map[string]netip.Addr{}
+	for _, ip := range r.IPs {
+		if ip.Interface != nil && *ip.Interface < len(r.Interfaces) {
+			if a, ok := netip.AddrFromSlice(ip.Address.IP); ok && a.Unmap().Is4() {
+				addrs[r.Interfaces[*ip.Interface].Name] = a.Unmap()
+			}
+		}
+	}
+	macs := map[string]string{}
+	for _, i := range r.Interfaces {
+		if i.Sandbox != "" {
+			macs[i.Name] = i.Mac
+		}
+	}
+	var all []netip.Addr
+	var errs []error
+	for _, n := range s.nics {
+		if macs[n.name] == "" || !addrs[n.name].IsValid() {
+			errs = append(errs, fmt.Errorf("has no %s with an address, of %v", n.name, r.Interfaces))
+			continue
+		}
+		all = append(all, addrs[n.name])
+		if n.claim != nil {
+			if err := n.claim.holds(addrs[n.name], macs[n.name]); err != nil {
+				errs = append(errs, fmt.Errorf("%s (%s) %w", n.name, n.claim.entry, err))
+			}
+		}
+		delete(macs, n.name)
+	}
+	if delete(macs, "eth0"); len(macs) > 0 {
+		errs = append(errs, fmt.Errorf("has %v too", macs))
+	}
+	return all, errors.Join(errs...)
+}
+
+// there tells which of users' ports are gone.
+func (w *wardrobe) there(ctx context.Context, l *lab.Lab) error {
+	if w == nil {
+		return nil
+	}
+	ports, err := l.Ports.Ports(ctx)
+	for id, p := range w.ports {
+		if !slices.ContainsFunc(ports, func(p portcloud.Port) bool { return p.ID == id }) {
+			err = errors.Join(err, fmt.Errorf("port %s (%s), which is a user's, is gone", id, p.Name))
+		}
+	}
+	return err
+}
+
+// watchPorts looks, until stop is closed, for what must be at no time: a user's port that is
+// gone, and two ports for one PodNIC.
+func (r *round) watchPorts(l *lab.Lab, w *wardrobe, stop <-chan struct{}) {
+	model, ok := l.Ports.(*portcloud.Model)
+	if !ok {
+		return
+	}
+	said := map[string]bool{}
+	for {
+		there, of := map[string]bool{}, map[string]string{}
+		for _, p := range model.Neutron.Ports() {
+			there[p.ID] = true
+			if other := of[p.Device]; p.Device != "" && other != "" && !said[p.Device] {
+				said[p.Device] = true
+				r.violate(duplicate, fmt.Sprintf("ports %s and %s are of one PodNIC, %s", other, p.ID, p.Device))
+			}
+			of[p.Device] = p.ID
+		}
+		for id, p := range w.ports {
+			if !there[id] && !said[id] {
+				said[id] = true
+				r.violate(leak, fmt.Sprintf("port %s (%s), which is a user's, is gone", id, p.Name))
+			}
+		}
+		select {
+		case <-stop:
+			return
+		case <-time.After(200 * time.Millisecond): // the pace of the looks
+		}
+	}
+}
+
+// tryNICs has CHECK find every pod as it should be, and pods of a VPC reach each other, in a lab
+// at rest.
+func (r *round) tryNICs(ctx context.Context, l *lab.Lab) {
+	before := map[string]*node.Pod{} // by VPC
+	for _, n := range l.Nodes() {
+		for _, p := range n.Pods() {
+			r.ok("CHECK of "+n.Name+"/"+p.Name, n.CheckPod(ctx, p.Name))
+			vpc := p.Annotations[v1alpha1.AnnotationVPC]
+			if from := before[vpc]; from != nil {
+				r.ok(fmt.Sprintf("%s/%s reaches %s/%s", from.Node, from.Name, n.Name, p.Name), answers(ctx, from, p))
+			}
+			before[vpc] = p
+		}
+	}
+}
+
+// answers waits until a pod is answered by another.
+func answers(ctx context.Context, from, to *node.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return poll.Until(ctx, func() error {
+		once, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		_, err := from.Ask(once, "udp", to.Addr(), "hello")
+		return err
+	})
+}
+
+// onlyUsers waits until no PodNIC of a pod is left, and every user's port is given back; and,
+// once users' PodNICs are deleted too, no port but users'.
+func onlyUsers(ctx context.Context, l *lab.Lab) error {
+	if err := noPorts(ctx, l); err != nil {
+		return err
+	}
+	if err := poll.Until(ctx, func() error {
+		return l.Kube.Client.DeleteAllOf(ctx, &v1alpha1.PodNIC{}, client.InNamespace(metav1.NamespaceDefault))
+	}); err != nil {
+		return err
+	}
+	return poll.Until(ctx, func() error {
+		nics, err := l.Kube.PodNICs(ctx)
+		if err != nil {
+			return err
+		}
+		ports, err := l.Ports.Ports(ctx)
+		if err != nil {
+			return err
+		}
+		for _, p := range ports {
+			if p.Owner != "" || p.Device != "" || p.Host != "" || !strings.HasPrefix(p.Name, "given-") {
+				err = errors.Join(err, fmt.Errorf("port %s (%s) is left with the device %q of %q on %q", p.ID, p.Name, p.Device, p.Owner, p.Host))
+			}
+		}
+		return errors.Join(err, harness.Equal("PodNICs", len(nics), 0))
+	})
+}
+
+// hybrid is the node whose agent wants a Linux bridge for each port.
+const hybrid = "node-3"
+
+// setHybrid has a node of a lab have the agent that it should, after it joined.
+func setHybrid(l *lab.Lab, name string) {
+	if model, ok := l.Ports.(*portcloud.Model); ok && name == hybrid {
+		model.Neutron.AddHost(name, neutron.Host{Agent: true, Hybrid: true})
+	}
+}
+
+// A draw has one to four NICs, no claim twice, and what it takes comes back.
+func TestDraws(t *testing.T) {
+	w := &wardrobe{first: true, vpcs: twoVPCs(), free: map[string][]*claim{}}
+	for _, v := range w.vpcs {
+		for i := range 6 {
+			w.free[v.Name] = append(w.free[v.Name], &claim{vpc: v.Name, entry: fmt.Sprintf("nic: a-%d", i)})
+		}
+	}
+	dice := rand.New(rand.NewPCG(1, 1))
+	counts, held := map[int]int{}, map[*claim]bool{}
+	var drawn []shape
+	for range 200 {
+		s := w.draw(dice)
+		counts[len(s.nics)]++
+		for _, n := range s.nics {
+			if n.claim == nil {
+				continue
+			}
+			if held[n.claim] || n.claim.vpc != s.network {
+				t.Fatalf("%+v is drawn twice, or into another VPC", n.claim)
+			}
+			held[n.claim] = true
+		}
+		if drawn = append(drawn, s); len(drawn) > 10 {
+			for _, n := range drawn[0].nics {
+				delete(held, n.claim)
+			}
+			w.back(drawn[0])
+			drawn = drawn[1:]
+		}
+	}
+	for n := 1; n <= maxNICs; n++ {
+		if counts[n] < 20 {
+			t.Errorf("%d of 200 pods have %d NICs", counts[n], n)
+		}
+	}
+	for _, s := range drawn {
+		w.back(s)
+	}
+	for _, v := range w.vpcs {
+		if n := len(w.free[v.Name]); n != 6 {
+			t.Errorf("%d claims are back in %s, want 6", n, v.Name)
+		}
+	}
+}
