@@ -143,7 +143,7 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 .PHONY: neutron-short
 neutron-short:
 	@hack/deps.sh test neutron
-	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" hack/test.sh ./test/e2e/neutron -timeout 20m -run '^(TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN)$$'
+	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" hack/test.sh ./test/e2e/neutron -timeout 20m -run '^(TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN|TestFlowsWithOVN)$$'
 
 .PHONY: conformance
 conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")
@@ -170,6 +170,7 @@ bench: ## Measure the budgets into bench/results.json
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
 		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
+		open-vswitch) hack/deps.sh ovn ;; \
 		amazon-vpc-cni) cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent); cni=$${cni%/*}; hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null ;; \
 		lab-images) $(AS_ROOT) hack/check-machine.sh; hack/deps.sh cluster; images=$$($(MAKE) lab-images LAB_IMAGES="pause coredns" | paste -sd:) ;; \
 		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \

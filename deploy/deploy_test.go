@@ -236,9 +236,11 @@ func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 			return slices.Contains([]string{"BERTH_IPAM", "BERTH_AUTO_CREATE_NODE_NETWORK", "BERTH_CLUSTER_NAME"}, e.Name)
 		})
 		d.Spec.Template.Spec.AutomountServiceAccountToken = nil
-		isOVS := func(name string) bool { return mode == deploy.PortMode && name == "openvswitch" }
-		d.Spec.Template.Spec.Volumes = slices.DeleteFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return isOVS(v.Name) })
-		c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return isOVS(m.Name) })
+		ofPorts := func(name string) bool {
+			return mode == deploy.PortMode && slices.Contains([]string{"openvswitch", "tun"}, name)
+		}
+		d.Spec.Template.Spec.Volumes = slices.DeleteFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return ofPorts(v.Name) })
+		c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return ofPorts(m.Name) })
 		return d
 	}
 	for mode := range modes {

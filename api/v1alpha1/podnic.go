@@ -47,6 +47,9 @@ type PodNICList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.pod) == has(oldSelf.pod) && (!has(self.pod) || self.pod == oldSelf.pod)",fieldPath=".pod",message="pod cannot be changed; the NIC of another pod is another PodNIC"
 // +kubebuilder:validation:XValidation:rule="has(self.interface) == has(oldSelf.interface) && (!has(self.interface) || self.interface == oldSelf.interface)",fieldPath=".interface",message="interface cannot be changed; make another PodNIC"
 // +kubebuilder:validation:XValidation:rule="has(self.portID) == has(oldSelf.portID) && (!has(self.portID) || self.portID == oldSelf.portID)",fieldPath=".portID",message="portID cannot be changed; make another PodNIC"
+// +kubebuilder:validation:XValidation:rule="!has(self.tap) || has(self.binding) && self.binding == 'tap'",fieldPath=".tap",message="tap is what a tap device is like, and needs binding tap"
+// +kubebuilder:validation:XValidation:rule="has(self.binding) == has(oldSelf.binding) && (!has(self.binding) || self.binding == oldSelf.binding)",fieldPath=".binding",message="binding cannot be changed; make another PodNIC"
+// +kubebuilder:validation:XValidation:rule="has(self.tap) == has(oldSelf.tap) && (!has(self.tap) || self.tap == oldSelf.tap)",fieldPath=".tap",message="tap cannot be changed; make another PodNIC"
 // +kubebuilder:validation:XValidation:rule="has(self.addresses) == has(oldSelf.addresses) && (!has(self.addresses) || self.addresses == oldSelf.addresses)",fieldPath=".addresses",message="addresses cannot be changed; make another PodNIC"
 type PodNICSpec struct {
 	// VPC is the VPC whose port it is.
@@ -90,7 +93,54 @@ type PodNICSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9A-Za-z][0-9A-Za-z-]{10,}$')",message="portID must be the ID of a port, such as a2815656-76f7-46d4-9d11-057063db1a14"
 	// +optional
 	PortID string `json:"portID,omitempty"`
+
+	// Binding is how a virtual machine in the pod gets it, in KubeVirt's words: bridge,
+	// an interface that the machine's runtime takes to a bridge of its own; or tap, a
+	// tap device in the place of the interface, with the port's MAC address, that the
+	// runtime opens. Not set: it is an interface of the pod's containers.
+	// +optional
+	Binding NICBinding `json:"binding,omitempty"`
+
+	// Tap is what the tap device is like, with binding tap.
+	// +optional
+	Tap *TapDevice `json:"tap,omitempty"`
 }
+
+// NICBinding is how a virtual machine gets a NIC of its pod.
+//
+// +kubebuilder:validation:Enum=bridge;tap
+type NICBinding string
+
+// The bindings that there are.
+const (
+	BindingBridge NICBinding = "bridge"
+	BindingTap    NICBinding = "tap"
+)
+
+// TapDevice says who may open a tap device, and how.
+type TapDevice struct {
+	// Owner is the number of the user that may open it. Not set: 107, as KubeVirt's
+	// virtual machines run.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4294967294
+	// +optional
+	Owner *int64 `json:"owner,omitempty"`
+
+	// Group is the number of the group that it must be in. Not set: that of owner.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4294967294
+	// +optional
+	Group *int64 `json:"group,omitempty"`
+
+	// MultiQueue has it opened with several queues (IFF_MULTI_QUEUE): it must be
+	// opened so then, and cannot be otherwise.
+	// +optional
+	MultiQueue bool `json:"multiQueue,omitempty"`
+}
+
+// DefaultTapOwner is the user and group of a tap device without any: the one that
+// KubeVirt's virtual machines run as (its util.NonRootUID).
+const DefaultTapOwner = 107
 
 // PodReference names one pod, and not another of the same name.
 type PodReference struct {

@@ -59,6 +59,11 @@ var badNICs = []refusal{
 	{"a port with an address", "{vpc: blue, portID: " + aPort + ", addresses: [{ip: 192.168.0.12}]}", "spec.portID", portExcludes},
 	{"a port with a subnet", "{vpc: blue, portID: " + aPort + ", addresses: [{subnet: subnet-1}]}", "spec.portID", portExcludes},
 	{"a port with groups", "{vpc: blue, portID: " + aPort + ", securityGroups: [a]}", "spec.portID", portExcludes},
+	{"an unknown binding", "{vpc: blue, binding: macvtap}", "spec.binding", "Unsupported value"},
+	{"a tap device without its binding", "{vpc: blue, tap: {owner: 0}}", "spec.tap", "tap is what a tap device is like, and needs binding tap"},
+	{"a tap device on a bridge", "{vpc: blue, binding: bridge, tap: {}}", "spec.tap", "tap is what a tap device is like, and needs binding tap"},
+	{"a user below 0", "{vpc: blue, binding: tap, tap: {owner: -1}}", "spec.tap.owner", "should be greater than or equal to 0"},
+	{"nobody's group", "{vpc: blue, binding: tap, tap: {group: 4294967295}}", "spec.tap.group", "should be less than or equal to 4294967294"},
 	{"a short port", "{vpc: blue, portID: a2815656}", "spec.portID", portText},
 	{"a path of a port", "{vpc: blue, portID: '../../../networks/1'}", "spec.portID", portText},
 }
@@ -78,6 +83,9 @@ func TestGoodPodNICs(t *testing.T) {
 		"groups":  "{vpc: vpc-1a2b3c4d, interface: eth0, addresses: [{subnet: subnet-1, ip: 192.168.0.12}], securityGroups: [aa5db150-a63d-4bd1-8d70-2dff67c6a5d9]}",
 		"dual":    "{vpc: blue, addresses: [{ip: 192.168.0.12}, {ip: 'fd00:0:0:1::c'}]}",
 		"subnets": "{vpc: blue, addresses: [{subnet: four}, {subnet: six, ip: 'fd00::c'}]}",
+		"bridge":  "{vpc: blue, binding: bridge}",
+		"tap":     "{vpc: blue, binding: tap}",
+		"queues":  "{vpc: blue, portID: " + aPort + ", binding: tap, tap: {owner: 0, group: 4294967294, multiQueue: true}}",
 		"of-pod":  "{vpc: blue, interface: net1.5_a-b, pod: {name: web-0, uid: 6b1f3c9e-0000-4000-8000-000000000000}}",
 	} {
 		if err := c.Create(t.Context(), newNIC(t, name, spec)); err != nil {
@@ -92,7 +100,8 @@ func TestPodNICChanges(t *testing.T) {
 	mine := newNIC(t, "web-0-eth0", "{vpc: blue, interface: eth0, pod: {name: web-0, uid: u}, addresses: [{subnet: a, ip: 10.0.0.5}], securityGroups: [g]}")
 	users := newNIC(t, "db", "{vpc: blue}")
 	ported := newNIC(t, "ported", "{vpc: blue, portID: "+aPort+"}")
-	for _, o := range []client.Object{mine, users, ported} {
+	guest := newNIC(t, "guest", "{vpc: blue, binding: tap, tap: {owner: 0}}")
+	for _, o := range []client.Object{mine, users, ported, guest} {
 		harness.OK(t, c.Create(t.Context(), o))
 	}
 	respec := func(o *unstructured.Unstructured) func(*testing.T, string) error {
@@ -112,6 +121,12 @@ func TestPodNICChanges(t *testing.T) {
 		{"an address of one without", "{addresses: [{ip: 10.0.0.5}]}", "spec.addresses", "addresses cannot be changed"},
 	}, respec(users))
 	refuses(t, []refusal{{"another port", "{portID: b" + aPort[1:] + "}", "spec.portID", "portID cannot be changed"}}, respec(ported))
+	refuses(t, []refusal{{"a binding of one without", "{binding: bridge}", "spec.binding", "binding cannot be changed"}}, respec(users))
+	refuses(t, []refusal{
+		{"another binding", "{binding: bridge, tap: null}", "spec.binding", "binding cannot be changed"},
+		{"no binding", "{binding: null, tap: null}", "spec.binding", "binding cannot be changed"},
+		{"another tap device", "{tap: {owner: 107}}", "spec.tap", "tap cannot be changed"},
+	}, respec(guest))
 	for _, groups := range []string{"{securityGroups: [g, h]}", "{securityGroups: null}"} {
 		harness.OK(t, respec(mine)(t, groups))
 	}

@@ -349,3 +349,17 @@ func TestPoolModeByCommand(t *testing.T) {
 	c.fails("no on-premises host", "exec", "onprem", "--", "true")
 	c.has(c.run("down"), "Nothing of the lab is left")
 }
+
+func TestAlcorByCommand(t *testing.T) {
+	c := newCLI(t)
+	c.fails("want neutron or alcor", "up", "--mode", "port", "--provider", "nova")
+	c.fails("is for --provider neutron", "up", "--mode", "port", "--provider", "alcor", "--neutron", "real")
+	c.has(c.run("up", "--mode", "port", "--provider", "alcor", "--operators", "1"), "Alcor, imitated strictly")
+	c.run("pod", "add", "node-1", "db", "--annotation", "berth.dev/nics=[{ip: 192.168.0.12}]")
+	c.run("pod", "add", "node-2", "web")
+	c.shows(func(s lab.Status) bool {
+		return s.Mode == lab.PortMode && len(s.VPCs) == 2 && len(s.NICs) == 2 && s.NICs[0].State == "ACTIVE" && s.NICs[1].State == "ACTIVE"
+	})
+	c.has(c.run("exec", "node-2/web", "--", "bash", "-c", "exec 3<>/dev/tcp/192.168.0.12/7777; echo hello >&3; head -1 <&3"), "to 192.168.0.12: hello")
+	c.has(c.run("down"), "Nothing of the lab is left")
+}

@@ -91,8 +91,9 @@ func modeFlag(c *cobra.Command, mode *string) {
 
 // The values of --neutron.
 const (
-	modelNeutron = "model"
-	realNeutron  = "real"
+	modelNeutron  = "model"
+	realNeutron   = "real"
+	hybridNeutron = "hybrid"
 )
 
 // providerFlags say whose ports there are.
@@ -102,7 +103,7 @@ func (f *labFlags) providerFlags(c *cobra.Command) {
 }
 
 func neutronFlag(c *cobra.Command, neutron *string) {
-	c.Flags().StringVar(neutron, "neutron", modelNeutron, "which Neutron has the ports in port mode: `model` (Neutron and Keystone imitated strictly, OVN real) or real (all of them real; hack/deps.sh neutron installs them)")
+	c.Flags().StringVar(neutron, "neutron", modelNeutron, "which Neutron has the ports in port mode: `model` (Neutron and Keystone imitated strictly, OVN real), real (all of them real, with OVN; hack/deps.sh neutron installs them) or hybrid (real, with Neutron's own agent and a Linux bridge for each port)")
 }
 
 // portCloud is what --provider and --neutron name.
@@ -122,8 +123,10 @@ func (f *labFlags) portCloud() (func(context.Context, portcloud.Options) (portcl
 		return portcloud.NewModel, nil
 	case realNeutron:
 		return portcloud.NewReal, nil
+	case hybridNeutron:
+		return portcloud.NewHybrid, nil
 	}
-	return nil, fmt.Errorf("--neutron %q: want %s or %s", f.neutron, modelNeutron, realNeutron)
+	return nil, fmt.Errorf("--neutron %q: want %s, %s or %s", f.neutron, modelNeutron, realNeutron, hybridNeutron)
 }
 
 func (f *labFlags) options() (lab.Options, error) {

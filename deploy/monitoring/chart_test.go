@@ -3,6 +3,7 @@ package monitoring
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,9 +14,10 @@ import (
 )
 
 // monitored is a release of a mode with all of monitoring.
-func monitored(t *testing.T, mode string) map[string]*unstructured.Unstructured {
+func monitored(t *testing.T, mode string, ports bool) map[string]*unstructured.Unstructured {
 	t.Helper()
 	r := deploy.InMode(mode, "test")
+	r.Values["ports"] = map[string]any{"enabled": ports}
 	on := func() map[string]any {
 		return map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}
 	}
@@ -34,7 +36,7 @@ func monitored(t *testing.T, mode string) map[string]*unstructured.Unstructured 
 // TestChartShipsRulesAndDashboard wants the files in the objects as they are, and
 // the labels by which others find the objects.
 func TestChartShipsRulesAndDashboard(t *testing.T) {
-	objects := monitored(t, deploy.NodeMode)
+	objects := monitored(t, deploy.NodeMode, false)
 	rules, board := objects["PrometheusRule berth"], objects["ConfigMap berth-dashboard"]
 	if rules == nil || board == nil {
 		t.Fatal("no PrometheusRule berth, or no ConfigMap berth-dashboard")
@@ -62,12 +64,46 @@ func TestChartShipsRulesAndDashboard(t *testing.T) {
 	}
 }
 
+// TestRulesOfPorts wants those of ports of VPCs where they are used, after the others, and
+// nowhere else.
+func TestRulesOfPorts(t *testing.T) {
+	var of [][]map[string]any // groups, by file
+	for _, path := range ruleFiles {
+		var file struct {
+			Groups []map[string]any `json:"groups"`
+		}
+		readYAML(t, path, &file)
+		of = append(of, file.Groups)
+	}
+	both := slices.Concat(of...)
+	for _, tt := range []struct {
+		mode  string
+		ports bool
+		want  []map[string]any
+	}{
+		{deploy.PoolMode, false, of[0]}, {deploy.PoolMode, true, both}, {deploy.NodeMode, true, both}, {deploy.PortMode, false, both},
+	} {
+		rules := monitored(t, tt.mode, tt.ports)["PrometheusRule berth"]
+		got, err := json.Marshal(rules.Object["spec"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := json.Marshal(map[string]any{"groups": tt.want})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("%s, ports %t (-want +got):\n%s", tt.mode, tt.ports, diff)
+		}
+	}
+}
+
 // TestPodMonitorsScrapeWhatListens compares ports, addresses and labels of the
 // PodMonitors with those of the pods.
 func TestPodMonitorsScrapeWhatListens(t *testing.T) {
-	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode} {
+	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode, deploy.PortMode} {
 		t.Run(mode, func(t *testing.T) {
-			objects := monitored(t, mode)
+			objects := monitored(t, mode, false)
 			scraped(t, objects["PodMonitor berthd"], objects["DaemonSet berthd"], "berthd", 61678)
 			if mode == deploy.NodeMode {
 				if objects["PodMonitor berth-operator"] != nil {

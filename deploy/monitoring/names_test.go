@@ -146,7 +146,7 @@ func TestNamesAreOfThePrograms(t *testing.T) {
 // values are those that a matcher names, of labels whose values Berth chooses.
 func values(label, pattern string) []string {
 	switch label {
-	case "state", "category", "type", "result", "ipam", "call", "reason", "name":
+	case "state", "category", "type", "result", "ipam", "call", "reason", "name", "class", "outcome", "kind":
 		return strings.FieldsFunc(pattern, func(r rune) bool { return r == '|' })
 	}
 	return nil

@@ -15,8 +15,11 @@ import (
 
 const (
 	rulesFile     = "../chart/files/monitoring/rules.yaml"
+	portsFile     = "../chart/files/monitoring/rules-ports.yaml" // where ports of VPCs are used
 	dashboardFile = "../chart/files/monitoring/dashboard.json"
 )
+
+var ruleFiles = []string{rulesFile, portsFile}
 
 // rule is a recording rule or an alert of a rule file.
 type rule struct {
@@ -38,10 +41,12 @@ type ruleFile struct {
 
 func readRules(t *testing.T) (all []rule) {
 	t.Helper()
-	var file ruleFile
-	readYAML(t, rulesFile, &file)
-	for _, g := range file.Groups {
-		all = append(all, g.Rules...)
+	for _, path := range ruleFiles {
+		var file ruleFile
+		readYAML(t, path, &file)
+		for _, g := range file.Groups {
+			all = append(all, g.Rules...)
+		}
 	}
 	return all
 }
@@ -94,7 +99,11 @@ type scenario struct {
 
 func scenarios(t *testing.T) (all []scenario) {
 	t.Helper()
-	readYAML(t, "testdata/scenarios.yaml", &all)
+	for _, name := range []string{"scenarios.yaml", "scenarios-ports.yaml"} {
+		var some []scenario
+		readYAML(t, "testdata/"+name, &some)
+		all = append(all, some...)
+	}
 	return all
 }
 
@@ -161,12 +170,15 @@ func (s scenario) unitTest(t *testing.T) unitTest {
 
 // TestRules has promtool evaluate the rules over the scenarios.
 func TestRules(t *testing.T) {
-	rules, err := filepath.Abs(rulesFile)
-	if err != nil {
-		t.Fatal(err)
+	file := unitTests{Interval: "1m"}
+	for _, path := range ruleFiles {
+		rules, err := filepath.Abs(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file.RuleFiles = append(file.RuleFiles, rules)
 	}
-	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", rules)
-	file := unitTests{RuleFiles: []string{rules}, Interval: "1m"}
+	promtool(t, append([]string{"check", "rules", "--lint=all", "--lint-fatal"}, file.RuleFiles...)...)
 	for _, s := range scenarios(t) {
 		file.Tests = append(file.Tests, s.unitTest(t))
 	}

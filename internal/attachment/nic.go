@@ -27,6 +27,10 @@ type NIC struct {
 	HostLink     string   `json:"hostLink,omitempty"` // on the node, where there is one
 	HostMAC      mac.Addr `json:"hostMAC,omitempty"`  // of that link
 	Plug         Plug     `json:"plug"`
+	// Binding is how a virtual machine in the pod gets the NIC, in the words of the PodNIC's
+	// spec; empty: it is the pod's containers'.
+	Binding string `json:"binding,omitempty"`
+	Tap     Tap    `json:"tap,omitzero"` // with binding tap
 	// State is how far it has come. That of a ready record alone may be other than Plugged.
 	State NICState `json:"state,omitempty"`
 	// Later: it came, or became another, after the ADD: what the runtime remembers of the
@@ -52,7 +56,14 @@ const (
 // besides can be changed in place.
 func (n NIC) Is(o NIC) bool {
 	return n.Port == o.Port && n.UID == o.UID && n.IfName == o.IfName &&
-		n.Plug.Type == o.Plug.Type && n.Plug.Bridge == o.Plug.Bridge && n.Plug.Netns == o.Plug.Netns
+		n.Plug.Type == o.Plug.Type && n.Plug.Bridge == o.Plug.Bridge && n.Plug.Netns == o.Plug.Netns && n.Binding == o.Binding && n.Tap == o.Tap
+}
+
+// Tap is what the tap device of a NIC is like.
+type Tap struct {
+	Owner      uint32 `json:"owner"` // user that may open it
+	Group      uint32 `json:"group"`
+	MultiQueue bool   `json:"multiQueue,omitempty"`
 }
 
 // NICAddress is an address of a port.

@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/plug/nsveth"
 	"github.com/berthnet/berth/internal/plug/ovs"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
+	"github.com/berthnet/berth/internal/plug/tap"
 	"github.com/berthnet/berth/internal/source/port"
 )
 
@@ -43,28 +44,31 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 		Recorded: func(id string) bool { _, ok := store.ByPort(id); return ok },
 		Clock:    n.clock, Logger: n.log, Observer: port.NewMetrics(n.metrics.Registry),
 	}
-	pluggers := plug.Set{plug.Netns: agent}
+	// Both kinds name links after ports, so they take turns. Without --ovsdb they take away
+	// what was plugged while there was one.
+	common := ovs.Options{Bridges: n.cfg.OVSBridges, Turns: &plug.Turns{}, Sysctls: n.cfg.SysctlDir, Logger: n.log}
 	if n.cfg.OVSDB != "" {
 		db, err := ovsdb.New(n.cfg.OVSDB, n.log)
 		if err != nil {
 			return nil, fmt.Errorf("--ovsdb: %w", err)
 		}
 		opened = append(opened, db.Close)
-		// Both kinds name links after ports, so they take turns.
-		common := ovs.Options{OVSDB: db, Bridges: n.cfg.OVSBridges, Turns: &plug.Turns{}, Sysctls: n.cfg.SysctlDir}
-		straight, err := ovs.New(common)
-		if err != nil {
-			return nil, err
-		}
-		opened = append(opened, straight.Close)
-		filtered, err := hybrid.New(common)
-		if err != nil {
-			return nil, err
-		}
-		opened = append(opened, filtered.Close)
-		pluggers[plug.OVS], pluggers[plug.OVSHybrid], o.Switch = straight, filtered, db
+		common.OVSDB, o.Switch = db, db
 	}
-	o.Plugger = pluggers
+	straight, err := ovs.New(common)
+	if err != nil {
+		return nil, err
+	}
+	opened = append(opened, straight.Close)
+	filtered, err := hybrid.New(common)
+	if err != nil {
+		return nil, err
+	}
+	opened = append(opened, filtered.Close)
+	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered}
+	if o.Plugger, err = tap.New(pluggers, n.cfg.SysctlDir); err != nil {
+		return nil, err
+	}
 	nics, err := port.New(o)
 	if err != nil {
 		return nil, err

@@ -190,9 +190,9 @@ func operatorNodeSettings(o *Operator) []Setting {
 		{Flag: "settle-time", Default: "1m", parse: duration(&o.SettleTime, time.Second, day),
 			Doc: "How long a reply of the cloud outranks listings, which may trail it."},
 		{Flag: "orphan-age", Default: "15m", parse: duration(&o.OrphanAge, time.Second, 30*day),
-			Doc: "How long this process must have seen an ENI of a vanished instance of this cluster detached before it deletes it. A restart begins anew."},
+			Doc: "How long this process must have seen an ENI of a vanished instance of this cluster detached, or a port that no PodNIC has, before it deletes it. A restart begins anew."},
 		{Flag: "orphan-interval", Default: "10m", parse: duration(&o.OrphanInterval, time.Second, day),
-			Doc: "How often such ENIs are looked for, at random times around it."},
+			Doc: "How often such ENIs are looked for, at random times around it, and such ports, in a listing of all."},
 	}
 }
 

@@ -131,6 +131,9 @@ func New(o Options) *Daemon {
 	}
 	if o.NICs != nil {
 		d.nics = newNICKeeper(d)
+		if d.repairer != nil {
+			d.repairer.linkLost = o.NICs.LinkLost
+		}
 	}
 	d.cooling = &coolingRecords{
 		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,

@@ -269,6 +269,9 @@ func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachm
 
 func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 
+// LinkLost has all be looked at.
+func (f *fakeNICs) LinkLost(string) { f.changed.Set() }
+
 func (f *fakeNICs) News() <-chan struct{} { return f.news }
 
 func (f *fakeNICs) Touched() ([]string, bool) { return nil, true }

@@ -19,6 +19,7 @@ type Metrics struct {
 	requests *prometheus.CounterVec
 	add, del *prometheus.HistogramVec
 	repairs  *prometheus.CounterVec
+	nics     *prometheus.CounterVec
 	events   *prometheus.CounterVec
 }
 
@@ -27,22 +28,42 @@ func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
 		requests: famRequests.Counter(), add: famAdd.Histogram(metric.CallBuckets), del: famDel.Histogram(metric.CallBuckets),
-		repairs: famRepairs.Counter(), events: famPodEvents.Counter(),
+		repairs: famRepairs.Counter(), nics: famNICRepairs.Counter(), events: famPodEvents.Counter(),
 	}
 	build := famBuild.Gauge()
 	build.WithLabelValues(version.String()).Set(1)
-	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, m.events, build,
+	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, m.nics, m.events, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, v := range []*prometheus.HistogramVec{m.add, m.del} {
 		v.WithLabelValues() // shown from the start, with a count of 0
 	}
 	m.repairs.WithLabelValues()
+	for _, done := range []string{nicAgain, nicReplaced} { // so that the first can be seen to be one more
+		for _, result := range []string{"success", "error"} {
+			m.nics.WithLabelValues(done, result)
+		}
+	}
 	return m
 }
 
 // CountPodEvents counts what became of Events.
 func (m *Metrics) CountPodEvents(r podevents.Result, n int) {
 	m.events.WithLabelValues(string(r)).Add(float64(n))
+}
+
+// What was done about NICs that were not as they should be.
+const (
+	nicAgain    = "again"
+	nicReplaced = "replaced"
+)
+
+// countNICRepair counts a pod whose NICs were not as they should be.
+func (m *Metrics) countNICRepair(done string, err error) {
+	result := "success"
+	if err != nil {
+		result = "error"
+	}
+	m.nics.WithLabelValues(done, result).Inc()
 }
 
 // observeCall counts a call of the plugin, and the time that it took.

@@ -161,7 +161,9 @@ func (k *nicKeeper) healHeld(ctx context.Context, rec attachment.Record) (healed
 	if alive, err := d.netnsAlive(rec.Netns); !alive && err == nil {
 		return true, false // the sweep's matter
 	}
-	if _, err := d.again(ctx, rec, d.plug); err != nil {
+	_, err := d.again(ctx, rec, d.plug)
+	d.Metrics.countNICRepair(nicAgain, err)
+	if err != nil {
 		d.Log.Warn("plugging NICs again, will try again", "attachment", rec.Key.String(), "was", differs, "err", err)
 		return false, false
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -53,6 +54,9 @@ type NICs interface {
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
 	// Changed fires when somebody else may have changed what is plugged; nil: never.
 	Changed() <-chan struct{}
+	// LinkLost says that a link of the node is gone or went down, or with an empty name that any
+	// may be: Changed fires if it may be a port's that is plugged.
+	LinkLost(name string)
 	// Touched names the ports of which that is so since it was asked last; all: it may be
 	// any.
 	Touched() (ports []string, all bool)
@@ -89,8 +93,10 @@ type NICs interface {
 // errNoNICs is of a record with NICs on a daemon that was started without them.
 var errNoNICs = errors.New("the attachment has NICs that are ports of a VPC, and this berthd is not configured to plug any")
 
-// plug sets up the NICs of a record, in their order and but for those that a change has
-// in its hands, and returns it with what the kernel tells of them. The error is a Failure.
+// plug sets up the NICs of a record but for those that a change has in its hands, side by
+// side, as a switch that learns of several ports at once sets them up together, and
+// returns it with what the kernel tells of them. The error is a Failure, that of the first
+// one that failed.
 func (d *Daemon) plug(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if len(rec.NICs) == 0 {
 		return rec, nil
@@ -98,12 +104,18 @@ func (d *Daemon) plug(ctx context.Context, rec attachment.Record) (attachment.Re
 	if d.NICs == nil {
 		return rec, nicFailure("plugging "+nicName(rec.NICs[0]), errNoNICs)
 	}
-	rec.NICs = slices.Clone(rec.NICs) // others read those of the store
-	for i, nic := range rec.NICs {
-		if !rec.Settled(nic) {
+	plugged, errs := slices.Clone(rec.NICs), make([]error, len(rec.NICs)) // others read those of the store
+	var each sync.WaitGroup
+	for i := range rec.NICs {
+		if !rec.Settled(rec.NICs[i]) {
 			continue
 		}
-		if err := d.plugOne(ctx, rec, &rec.NICs[i]); err != nil {
+		each.Go(func() { errs[i] = d.plugOne(ctx, rec, &plugged[i]) })
+	}
+	each.Wait()
+	rec.NICs = plugged
+	for _, err := range errs {
+		if err != nil {
 			return rec, err
 		}
 	}
@@ -215,6 +227,8 @@ func nicFailure(what string, err error) error {
 		return say(types.ErrTryAgainLater, "nic-switch")
 	case errors.Is(err, plug.ErrNotReady):
 		return say(types.ErrTryAgainLater, "nic-not-ready")
+	case errors.Is(err, plug.ErrNoTun):
+		return say(types.ErrTryAgainLater, "no-tun")
 	case errors.Is(err, plug.ErrPortInUse):
 		return say(types.ErrTryAgainLater, "port-in-use")
 	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):

@@ -50,8 +50,10 @@ type repairer struct {
 	interval   time.Duration
 	// again sets up what is missing of an attachment, unless it is another by now.
 	again func(ctx context.Context, seen attachment.Record) error
-	clock clock.Clock
-	log   *slog.Logger
+	// linkLost hears of links that are gone or went down (NICs.LinkLost); nil: nobody.
+	linkLost func(name string)
+	clock    clock.Clock
+	log      *slog.Logger
 }
 
 // run repairs what others change, at once when it is seen and at an
@@ -96,6 +98,9 @@ func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 func (r *repairer) disturbed(e datapath.Event) bool {
 	if e.Kind != datapath.StateLost {
 		r.source.Kick()
+	}
+	if r.linkLost != nil && (e.Link != "" && e.Kind != datapath.LinkAppeared || e.Kind == datapath.Resync) {
+		r.linkLost(e.Link)
 	}
 	if (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false

@@ -15,17 +15,19 @@ func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 		event  datapath.Event
 		kicked int
 		repair bool
+		lost   string // what NICs hear of
 	}{
-		"an ENI's link came":        {datapath.Event{Kind: datapath.LinkAppeared, Link: "ens6"}, 1, false},
-		"an ENI's link went":        {datapath.Event{Kind: datapath.LinkVanished, Link: "ens6"}, 1, false},
-		"a pod's link went":         {datapath.Event{Kind: datapath.LinkVanished, Link: datapath.LinkPrefix + "c0ffee"}, 1, true},
-		"events were lost":          {datapath.Event{Kind: datapath.Resync}, 1, true},
-		"something else was undone": {datapath.Event{Kind: datapath.StateLost}, 0, true},
+		"an ENI's link came":        {datapath.Event{Kind: datapath.LinkAppeared, Link: "ens6"}, 1, false, "nothing"},
+		"an ENI's link went":        {datapath.Event{Kind: datapath.LinkVanished, Link: "ens6"}, 1, false, "ens6"},
+		"a pod's link went":         {datapath.Event{Kind: datapath.LinkVanished, Link: datapath.LinkPrefix + "c0ffee"}, 1, true, datapath.LinkPrefix + "c0ffee"},
+		"a port's link went down":   {datapath.Event{Kind: datapath.StateLost, Link: "tapa2815656-76"}, 0, true, "tapa2815656-76"},
+		"events were lost":          {datapath.Event{Kind: datapath.Resync}, 1, true, ""},
+		"something else was undone": {datapath.Event{Kind: datapath.StateLost}, 0, true, "nothing"},
 	} {
-		src := sourcefake.New(clock.Real{}, 0)
-		r := &repairer{source: src, log: slog.New(slog.DiscardHandler)}
-		if repair := r.disturbed(tc.event); repair != tc.repair || src.Kicks() != tc.kicked {
-			t.Errorf("%s: %d kicks and repair %v, want %d and %v", name, src.Kicks(), repair, tc.kicked, tc.repair)
+		src, lost := sourcefake.New(clock.Real{}, 0), "nothing"
+		r := &repairer{source: src, log: slog.New(slog.DiscardHandler), linkLost: func(name string) { lost = name }}
+		if repair := r.disturbed(tc.event); repair != tc.repair || src.Kicks() != tc.kicked || lost != tc.lost {
+			t.Errorf("%s: %d kicks, repair %v and %s lost, want %d, %v and %s", name, src.Kicks(), repair, lost, tc.kicked, tc.repair, tc.lost)
 		}
 	}
 }

@@ -232,7 +232,7 @@ func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 // checkPod compares a pod with its PodNICs and what there is of them. What is found is taken
 // off the node's lists.
 func (c *portNode) checkPod(p *node.Pod) error {
-	inside, err := podLinks(p.Netns())
+	inside, err := podLinks(p.Inside())
 	if err != nil {
 		return err
 	}

@@ -93,6 +93,7 @@ type Lab struct {
 	operators []*Operator
 	cancel    func()        // ends the subscription to the cloud's events
 	ended     chan struct{} // closed when the lab is
+	givenUp   chan struct{} // closed when who wanted the lab gives it up while it is raised
 	kubeUp    chan struct{} // closed when kubelets may join
 	booting   sync.WaitGroup
 
@@ -113,7 +114,9 @@ func Start(ctx context.Context, o Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{Options: o, nodes: map[string]*machine{}, cancel: func() {}, ended: make(chan struct{}), kubeUp: make(chan struct{})}
+	l := &Lab{Options: o, nodes: map[string]*machine{}, cancel: func() {}, ended: make(chan struct{}), givenUp: make(chan struct{}), kubeUp: make(chan struct{})}
+	stop := context.AfterFunc(ctx, func() { close(l.givenUp) })
+	defer stop()
 	l.moved = sync.NewCond(&l.mu)
 	if err := l.raise(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())

@@ -107,9 +107,24 @@ func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
 	return nil
 }
 
+// patiently ends after a time, when who wanted the lab gives it up while it is raised, and with
+// the lab.
+func (l *Lab) patiently(d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-l.givenUp:
+		case <-l.ended:
+		}
+		cancel()
+	}()
+	return ctx, cancel
+}
+
 // joinPorts makes a machine a compute host, and tells its daemon of the host's OVSDB.
 func (l *Lab) joinPorts(o *node.Options) error {
-	ctx, cancel := context.WithTimeout(context.Background(), joinTimeout)
+	ctx, cancel := l.patiently(joinTimeout)
 	defer cancel()
 	joined, err := l.Ports.Join(ctx, portcloud.Host{
 		Name: o.Name, Netns: o.Netns, Dir: filepath.Join(o.Dir, "run", "openvswitch"), State: filepath.Join(o.Dir, "var", "lib", "openvswitch"),

@@ -89,13 +89,13 @@ func poolFeature() feature {
 
 // portFeature is having ports of VPCs made for pods.
 func portFeature() feature {
-	calls, nics := vpc.NewMetrics(), vpcport.NewMetrics()
+	calls, nics, reviews := vpc.NewMetrics(), vpcport.NewMetrics(), webhook.NewMetrics()
 	return feature{
-		name: config.IPAMPort, families: slices.Concat(vpc.Families, vpcport.Families),
-		counters: slices.Concat(calls.Collectors(), nics.Collectors()),
+		name: config.IPAMPort, families: slices.Concat(vpc.Families, vpcport.Families, webhook.Families),
+		counters: slices.Concat(calls.Collectors(), nics.Collectors(), reviews.Collectors()),
 		watches:  func() []*watched.Kind { return slices.Concat(vpc.Watches(), vpcport.Watches()) },
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
-			return setupPorts(ctx, mgr, env, calls, nics)
+			return setupPorts(ctx, mgr, env, calls, nics, reviews)
 		},
 	}
 }
@@ -161,7 +161,7 @@ func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *ad
 const firstInterface = "eth0"
 
 // setupPorts makes what opens VPCs and has their ports made.
-func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *vpc.Metrics, nics *vpcport.Metrics) (part, error) {
+func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *vpc.Metrics, nics *vpcport.Metrics, reviews *webhook.Metrics) (part, error) {
 	cfg := env.cfg
 	if err := vpcport.Index(ctx, mgr.GetFieldIndexer()); err != nil {
 		return part{}, err
@@ -176,7 +176,8 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	ports, err := vpcport.Setup(mgr, vpcport.Options{
 		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
 		Clock: clock.Real{}, Logger: env.log, Metrics: nics,
-		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval, OrphanAge: cfg.OrphanAge,
+		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval,
+		Orphans: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
 	})
 	if err != nil {
 		return part{}, err
@@ -185,9 +186,9 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	if err != nil {
 		return part{}, err
 	}
-	err = webhook.Setup(mgr, webhook.Options{
+	hook, err := webhook.Setup(mgr, webhook.Options{
 		Listener: asked, Namespace: cfg.LeaseNamespace, First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
-		Clock: clock.Real{}, Logger: env.log,
+		Clock: clock.Real{}, Logger: env.log, Metrics: reviews,
 	})
 	if err != nil {
 		return part{}, err
@@ -197,6 +198,6 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 			answers("the book of VPCs", vpcs.Alive),
 			answers("the book of NICs", func() { ports.Known() }),
 		}),
-		gauges: []prometheus.Collector{vpcs.Gauges(), ports.Gauges()},
+		gauges: append([]prometheus.Collector{vpcs.Gauges(), ports.Gauges()}, hook...),
 	}, nil
 }

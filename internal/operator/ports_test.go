@@ -62,12 +62,12 @@ func TestPodGetsPort(t *testing.T) {
 		t.Errorf("ports %+v", ports)
 	}
 	o.until(o.shows(map[string]string{
-		`berth_operator_vpc_ready{vpc="blue"}`:                           "1",
-		`berth_operator_podnics{phase="Bound",vpc="blue"}`:               "1",
-		`berth_operator_port_calls_total{class="ok",operation="Create"}`: "1",
-		`berth_operator_port_calls_allowed`:                              "8",
-		`berth_operator_port_call_seconds_count{operation="Create"}`:     "1",
-		`leader_election_master_status{name="berth-operator"}`:           "1",
+		`berth_operator_vpc_condition{type="Ready",vpc="blue"}`:                     "1",
+		`berth_operator_podnics{phase="Bound",vpc="blue"}`:                          "1",
+		`berth_operator_port_calls_total{class="ok",operation="Create",vpc="blue"}`: "1",
+		`berth_operator_port_calls_allowed`:                                         "8",
+		`berth_operator_port_call_seconds_count{operation="Create",vpc="blue"}`:     "1",
+		`leader_election_master_status{name="berth-operator"}`:                      "1",
 	}))
 	for path, status := range map[string]int{"/livez": 200, "/readyz": 200} {
 		harness.OK(t, answersWith(o.health, path, status)())

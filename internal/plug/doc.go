@@ -5,6 +5,7 @@
 //	ovs     straight on the integration bridge of Open vSwitch, for OVN and Neutron's OVS agent
 //	hybrid  by a Linux bridge of the port's own before it, for firewalls that filter there
 //	nsveth  an interface that an agent (Alcor's) has put into the VPC's namespace
+//	tap     a tap device before any of them, for a virtual machine in the pod
 //
 // Nothing here knows Kubernetes or asks a provider: what to plug comes in a Want, and
 // everything in it that came from elsewhere is checked (Want.Validate) before the

@@ -23,6 +23,8 @@ var (
 	ErrUnreachable = errors.New("OVSDB does not answer")
 	// ErrNotReady: what the provider's part of the node has to do was not done in time.
 	ErrNotReady = errors.New("not ready in time")
+	// ErrNoTun: the node has no /dev/net/tun, or none that may be opened.
+	ErrNoTun = errors.New("no tap device can be made")
 	// ErrDefaultRoute: another interface of the pod has the default route that this one is to have.
 	ErrDefaultRoute = errors.New("another interface has the pod's default route")
 )

@@ -17,6 +17,13 @@ const LinkGroup = rtnl.Protocol<<16 - 1
 // as Neutron's agents and Alcor's expect. Two ports may share it.
 func (r Ref) Short() string { return r.PortID[:PrefixLen] }
 
+// IsLinkOf tells whether a link on the node is called as those of a port are: tap, qbr, qvb or
+// qvo, and Short.
+func IsLinkOf(link, portID string) bool {
+	const prefix = len("tap")
+	return len(link) == prefix+PrefixLen && len(portID) >= PrefixLen && link[prefix:] == portID[:PrefixLen]
+}
+
 // Mark is what links that are made for a port carry as their alias.
 func (r Ref) Mark() string {
 	return strings.Join([]string{"berth", string(r.Kind), r.Attachment, r.PortID, r.Pod.IfName}, " ")

@@ -30,6 +30,18 @@ func (w Want) Validate() error {
 	if w.Pod.Netns == "" || !strings.HasPrefix(w.Pod.Netns, "/") {
 		return invalid("Pod.Netns", w.Pod.Netns, "an absolute path")
 	}
+	if w.VMUUID != "" && !validID(w.VMUUID) {
+		return invalid("VMUUID", w.VMUUID, "up to %d letters, digits and dashes", maxID)
+	}
+	switch w.Binding {
+	case "", BindingTap:
+	case BindingBridge:
+		if w.Kind == Netns {
+			return invalid("Binding", string(w.Binding), "%s, or none, for a port that an agent puts into a namespace: its link must go back there as it was", BindingTap)
+		}
+	default:
+		return invalid("Binding", string(w.Binding), "%s, %s or none", BindingBridge, BindingTap)
+	}
 	return w.Interface.Validate()
 }
 

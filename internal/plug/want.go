@@ -41,7 +41,32 @@ type Pod struct {
 type Want struct {
 	Ref
 	Interface Interface
-	OVN       bool // OVS, OVSHybrid: OVN's controller says on the node when the port works
+	Binding   Binding   // who in the pod has it; empty: its containers
+	Tap       TapDevice // with BindingTap
+	VMUUID    string    // of OVSDB's external ID vm-uuid; empty: none
+	OVN       bool      // OVS, OVSHybrid: OVN's controller says on the node when the port works
+}
+
+// Binding is how a virtual machine in the pod gets the port, in KubeVirt's words.
+type Binding string
+
+// The bindings, as a PodNIC's spec tells them.
+const (
+	// BindingBridge: the interface is as for containers, and once it is, it is the machine's
+	// runtime's, which renames it, takes its MAC address and addresses, and joins it to a bridge
+	// of its own (KubeVirt's bridge binding and managedTap). From then on nothing is set or
+	// compared in the pod.
+	BindingBridge Binding = "bridge"
+	// BindingTap: in the place of the interface is a tap device with the port's MAC address,
+	// for runtimes that take one as it is (KubeVirt's domainAttachmentType tap). No link in the
+	// pod has an address or a route: the machine has them.
+	BindingTap Binding = "tap"
+)
+
+// TapDevice is what the tap device of BindingTap is like.
+type TapDevice struct {
+	Owner, Group uint32 // user and group that may open it; so may who has CAP_NET_ADMIN
+	MultiQueue   bool   // it must be opened with IFF_MULTI_QUEUE, and cannot be without
 }
 
 // Interface is what the pod sees of a port.
@@ -52,6 +77,7 @@ type Interface struct {
 	Gateways  []netip.Addr     // at most one a family
 	Routes    []Route
 	Default   bool // the pod's own connections leave by it
+	Bare      bool // the pod's own namespace sends nothing by it: no addresses, not even IPv6's own
 }
 
 // Route is a further route of a subnet.

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 )
 
 // NIC is one that a pod is to have.
@@ -16,6 +18,8 @@ type NIC struct {
 	PortID         string   // a port that is there; else one is made
 	Object         string   // a PodNIC that is there; else one is made
 	DefaultRoute   bool     // packets to elsewhere leave by it
+	Binding        string   // how a virtual machine in the pod gets it; empty: it is the containers'
+	Tap            *Tap     // of binding tap; nil: as usual
 }
 
 // Address is an address that is asked for: of a subnet, by its ID or name, or of the one
@@ -65,17 +69,25 @@ func Complete(entries []Entry, first First, most int) ([]NIC, Errors) {
 
 // nic is the entry's, without what depends on others.
 func (e Entry) nic(index int, errs *Errors) NIC {
-	n := NIC{Index: index, Name: e.Name, SecurityGroups: e.SecurityGroups, PortID: e.PortID, Object: e.NIC, DefaultRoute: e.DefaultRoute}
+	n := NIC{Index: index, Name: e.Name, SecurityGroups: e.SecurityGroups, PortID: e.PortID, Object: e.NIC, DefaultRoute: e.DefaultRoute, Binding: e.Binding, Tap: e.Tap}
 	own := e.Subnet != "" || e.IP != "" || e.Addresses != nil || e.SecurityGroups != nil
 	switch {
-	case e.NIC != "" && (own || e.PortID != ""):
-		errs.add(field(index, "nic"), "excludes subnet, ip, addresses, securityGroups and portID, which the PodNIC has already")
+	case e.NIC != "" && (own || e.PortID != "" || e.Binding != "" || e.Tap != nil):
+		errs.add(field(index, "nic"), "excludes subnet, ip, addresses, securityGroups, portID, binding and tap, which the PodNIC has already")
 	case e.NIC != "" && !objectName.MatchString(e.NIC):
 		errs.add(field(index, "nic"), "is %.80q, expected the name of a PodNIC", e.NIC)
 	case e.PortID != "" && own:
 		errs.add(field(index, "portID"), "excludes subnet, ip, addresses and securityGroups, which the port has already")
 	case e.PortID != "" && !portID.MatchString(e.PortID):
 		errs.add(field(index, "portID"), "is %.80q, expected the ID of a port, such as a2815656-76f7-46d4-9d11-057063db1a14", e.PortID)
+	}
+	switch v1alpha1.NICBinding(e.Binding) {
+	case "", v1alpha1.BindingBridge, v1alpha1.BindingTap:
+	default:
+		errs.add(field(index, "binding"), "is %.40q, expected %s or %s, for a virtual machine in the pod", e.Binding, v1alpha1.BindingBridge, v1alpha1.BindingTap)
+	}
+	if e.Tap != nil && e.NIC == "" && e.Binding != string(v1alpha1.BindingTap) {
+		errs.add(field(index, "tap"), "is what a tap device is like, expected binding: %s with it", v1alpha1.BindingTap)
 	}
 	for i, g := range e.SecurityGroups {
 		if len(g) > 255 || slices.Index(e.SecurityGroups, g) < i {

@@ -115,6 +115,10 @@ func TestCompleteRefuses(t *testing.T) {
 		{"two of one family", "[{addresses: [{ip: 10.0.0.5}, {ip: 10.0.0.6}]}]", ofPort, "[0].addresses[1].ip: is of the same family as that before"},
 		{"no address among addresses", "[{addresses: [{ip: a}]}]", ofPort, `[0].addresses[0].ip: is "a", ` + ipText},
 		{"a group twice", "[{securityGroups: [a, b, a]}]", ofPort, `[0].securityGroups[2]: is "a", expected the ID of a group that is not named before`},
+		{"an unknown binding", "[{binding: masquerade}]", ofPort, `[0].binding: is "masquerade", expected bridge or tap, for a virtual machine in the pod`},
+		{"a tap device without its binding", "[{tap: {owner: 0}}]", ofPort, "[0].tap: is what a tap device is like, expected binding: tap with it"},
+		{"a tap device on a bridge", "[{binding: bridge, tap: {owner: 0}}]", ofPort, "[0].tap: is what a tap device is like"},
+		{"a binding of a PodNIC", "[{nic: db, binding: tap}]", ofPort, "[0].nic: excludes subnet, ip, addresses, securityGroups, portID, binding and tap, which the PodNIC has already"},
 		{"two default routes", "[{defaultRoute: true}, {defaultRoute: true}]", ofPort, "[1].defaultRoute: is true, and of " + nicsField + "[0] too"},
 	} {
 		entries, errs := podnic.Parse(tc.text)

@@ -25,6 +25,14 @@ type Entry struct {
 	PortID         string // a port that is there
 	NIC            string // a PodNIC that is there
 	DefaultRoute   bool
+	Binding        string // how a virtual machine in the pod gets it
+	Tap            *Tap
+}
+
+// Tap is what the tap device of a NIC is like. What it does not say is nil.
+type Tap struct {
+	Owner, Group *int64
+	MultiQueue   bool
 }
 
 // EntryAddress is an address as the annotation says it.
@@ -42,6 +50,8 @@ var keys = map[string]func(*Entry, json.RawMessage) error{
 	"securityGroups": func(e *Entry, v json.RawMessage) error { return texts(v, &e.SecurityGroups) },
 	"portID":         func(e *Entry, v json.RawMessage) error { return text(v, &e.PortID) },
 	"nic":            func(e *Entry, v json.RawMessage) error { return text(v, &e.NIC) },
+	"binding":        func(e *Entry, v json.RawMessage) error { return text(v, &e.Binding) },
+	"tap":            func(e *Entry, v json.RawMessage) error { return tap(v, &e.Tap) },
 	"defaultRoute": func(e *Entry, v json.RawMessage) error {
 		if json.Unmarshal(v, &e.DefaultRoute) != nil || string(v) == "null" {
 			return fmt.Errorf("is %s, expected true or false", shown(v))
@@ -150,6 +160,38 @@ func addresses(v json.RawMessage, into *[]EntryAddress) error {
 	}
 	return nil
 }
+
+// tap reads what a tap device is like, in the words of the reference plugin of that name.
+func tap(v json.RawMessage, into **Tap) error {
+	var values map[string]json.RawMessage
+	if json.Unmarshal(v, &values) != nil || len(values) == 0 {
+		return fmt.Errorf("is %s, expected keys and values such as {owner: 107, multiQueue: true}", shown(v))
+	}
+	var t Tap
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		value := values[key]
+		null := string(value) == "null"
+		switch key {
+		case "owner", "group":
+			var id int64
+			if json.Unmarshal(value, &id) != nil || null || id < 0 || id > maxID {
+				return fmt.Errorf("has the %s %s, expected the number of a %s, 0 to %d", key, shown(value), map[string]string{"owner": "user", "group": "group"}[key], int64(maxID))
+			}
+			*map[string]**int64{"owner": &t.Owner, "group": &t.Group}[key] = &id
+		case "multiQueue":
+			if json.Unmarshal(value, &t.MultiQueue) != nil || null {
+				return fmt.Errorf("has multiQueue %s, expected true or false", shown(value))
+			}
+		default:
+			return fmt.Errorf("has the key %.40q, expected owner, group or multiQueue", key)
+		}
+	}
+	*into = &t
+	return nil
+}
+
+// maxID is the highest number of a user or group; the next means none (chown(2)).
+const maxID = 1<<32 - 2
 
 // shown is a value in an error: on one line, as JSON is, and short.
 func shown(v json.RawMessage) string { return short(string(v), 60) }

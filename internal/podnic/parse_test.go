@@ -36,6 +36,9 @@ func TestParse(t *testing.T) {
 			{NIC: "db", DefaultRoute: true},
 			{Addresses: []podnic.EntryAddress{{Subnet: "four"}, {Subnet: "six", IP: "fd00::5"}}, SecurityGroups: []string{"a", "b"}},
 		}},
+		{"virtual machines'", "[{binding: bridge}, {binding: tap, tap: {owner: 0, group: 36, multiQueue: true}}]", []podnic.Entry{
+			{Binding: "bridge"}, {Binding: "tap", Tap: &podnic.Tap{Owner: id(0), Group: id(36), MultiQueue: true}},
+		}},
 		{"one without anything", "[{}]", []podnic.Entry{{}}},
 	} {
 		got, errs := podnic.Parse(tc.text)
@@ -44,6 +47,8 @@ func TestParse(t *testing.T) {
 		}
 	}
 }
+
+func id(n int64) *int64 { return &n }
 
 // Whoever wrote it wrong is told which field, and what was expected.
 func TestParseSaysWhatIsWrong(t *testing.T) {
@@ -54,7 +59,7 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"one NIC", "{subnet: a}", nicsField + `: is {"subnet":"a"}, expected a list of NICs`},
 		{"a text in the list", "[subnet-1]", nicsField + `[0]: is "subnet-1", expected keys and values`},
 		{"null in the list", "[{}, null]", nicsField + `[1]: is null, expected keys and values`},
-		{"an unknown key", "[{}, {subnett: a}]", nicsField + "[1].subnett: unknown, expected one of addresses, defaultRoute, ip, name, nic, portID, securityGroups, subnet"},
+		{"an unknown key", "[{}, {subnett: a}]", nicsField + "[1].subnett: unknown, expected one of addresses, binding, defaultRoute, ip, name, nic, portID, securityGroups, subnet, tap"},
 		{"a key in other letters", "[{PortID: a}]", nicsField + "[0].PortID: unknown"},
 		{"a key twice", "[{ip: 10.0.0.1, ip: 10.0.0.2}]", nicsField + `: is neither YAML nor JSON: unmarshal errors: line 1: key "ip" already set in map`},
 		{"a key in two spellings", "[{ip: 10.0.0.1, ipAddress: 10.0.0.2}]", nicsField + "[0].ipAddress: says what ip says too, expected one of them"},
@@ -69,6 +74,12 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"addresses that are none", "[{addresses: 10.0.0.1}]", nicsField + `[0].addresses: is "10.0.0.1", expected a list such as`},
 		{"a key of an address", "[{addresses: [{subnetName: a}]}]", nicsField + `[0].addresses: [0] has the key "subnetName", expected subnet and ip`},
 		{"a word for a truth", "[{defaultRoute: 'yes'}]", nicsField + `[0].defaultRoute: is "yes", expected true or false`},
+		{"a tap that is none", "[{tap: true}]", nicsField + "[0].tap: is true, expected keys and values such as {owner: 107, multiQueue: true}"},
+		{"a key of a tap", "[{tap: {mac: a}}]", nicsField + `[0].tap: has the key "mac", expected owner, group or multiQueue`},
+		{"a user's name", "[{tap: {owner: qemu}}]", nicsField + `[0].tap: has the owner "qemu", expected the number of a user, 0 to 4294967294`},
+		{"nobody", "[{tap: {group: 4294967295}}]", nicsField + `[0].tap: has the group 4294967295, expected the number of a group`},
+		{"null for a user", "[{tap: {owner: null}}]", nicsField + `[0].tap: has the owner null, expected`},
+		{"a number of queues", "[{tap: {multiQueue: 2}}]", nicsField + `[0].tap: has multiQueue 2, expected true or false`},
 		{"null for a truth", "[{defaultRoute: null}]", nicsField + `[0].defaultRoute: is null, expected true or false`},
 		{"too long", strings.Repeat("#", 16<<10) + "\n", nicsField + ": is 16385 bytes long, expected 16384 at most"},
 		{"too many", "[" + strings.Repeat("{},", 33) + "]", nicsField + ": has 33 NICs, expected 32 at most"},

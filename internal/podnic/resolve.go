@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 )
 
 // Network is a VPC as far as addresses of NICs are held against it.
@@ -11,6 +13,7 @@ type Network struct {
 	VPC     string
 	Subnets []Subnet
 	Default []string // IDs or names of the subnets of a NIC that names none; empty: the provider chooses
+	Lends   bool     // links of ports are an agent's, which gets them back as they were
 }
 
 // Subnet is one of a network.
@@ -29,6 +32,7 @@ func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
 	holder := map[Address]int{}
 	for i := range out {
 		n := &out[i]
+		net.checkBinding(n.Binding, field(n.Index, "binding"), &errs)
 		if n.PortID != "" || n.Object != "" {
 			continue
 		}
@@ -58,6 +62,13 @@ func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
 		}
 	}
 	return out, errs
+}
+
+// checkBinding finds a binding that ports of the network cannot have.
+func (net Network) checkBinding(binding, at string, errs *Errors) {
+	if net.Lends && binding == string(v1alpha1.BindingBridge) {
+		errs.add(at, "is %s, expected %s in VPC %s, whose agent gets a port's link back as it was", binding, v1alpha1.BindingTap, net.VPC)
+	}
 }
 
 // fieldNames are the fields that addresses come from.

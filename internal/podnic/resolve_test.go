@@ -74,7 +74,8 @@ func TestResolve(t *testing.T) {
 }
 
 func TestResolveRefuses(t *testing.T) {
-	twice := blue
+	twice, lending := blue, blue
+	lending.Lends = true
 	twice.Default = []string{"web", "db"}
 	for _, tc := range []struct {
 		name, text string
@@ -94,6 +95,7 @@ func TestResolveRefuses(t *testing.T) {
 		{"the gateway of IPv6", "[{ip: 'fd00:1::1'}]", blue, "[0].ip: fd00:1::1 is the gateway of subnet s-six (fd00:1::/64)"},
 		{"all routers of IPv6", "[{ip: 'fd00:1::'}]", blue, "[0].ip: fd00:1:: is the address of subnet s-six (fd00:1::/64) itself"},
 		{"an address twice", "[{ip: 192.168.0.9}, {subnet: web, ip: 192.168.0.9}]", blue, "[1].ip: 192.168.0.9 is asked for by " + nicsField + "[0] too"},
+		{"a link that is to be given back", "[{}, {binding: bridge}]", lending, "[1].binding: is bridge, expected tap in VPC blue, whose agent gets a port's link back as it was"},
 		{"two subnets of one family", "[{addresses: [{subnet: web}, {subnet: db}]}]", blue, "[0].addresses[1].subnet: is of the same family as the subnet before"},
 		{"one of two that is wrong", "[{addresses: [{subnet: web}, {ip: 'fd00:2::5'}]}]", blue, "[0].addresses[1].ip: fd00:2::5 is in no subnet of VPC blue"},
 	} {

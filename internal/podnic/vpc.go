@@ -47,6 +47,7 @@ func checkNamespace(at, vpc string, of *v1alpha1.VPCNamespaces, namespace string
 // without subnets is one that is not known yet.
 func CheckObject(spec v1alpha1.PodNICSpec, of *v1alpha1.VPCNamespaces, namespace string, has map[string]string, net Network) Errors {
 	errs := checkNamespace(fieldSpecVPC, spec.VPC, of, namespace, has)
+	net.checkBinding(string(spec.Binding), "spec.binding", &errs)
 	if len(errs) > 0 || len(net.Subnets) == 0 || spec.PortID != "" || len(spec.Addresses) == 0 {
 		return errs
 	}
@@ -69,7 +70,7 @@ func CheckObject(spec v1alpha1.PodNICSpec, of *v1alpha1.VPCNamespaces, namespace
 // NetworkOf is what a VPC says of its network by which addresses are judged. Subnets
 // that cannot be read, it lacks.
 func NetworkOf(vpc *v1alpha1.VPC) Network {
-	net := Network{VPC: vpc.Name, Default: vpc.Spec.DefaultSubnets}
+	net := Network{VPC: vpc.Name, Default: vpc.Spec.DefaultSubnets, Lends: vpc.Spec.Provider == v1alpha1.ProviderAlcor}
 	for _, s := range vpc.Status.Subnets {
 		cidr, err := netip.ParsePrefix(s.CIDR)
 		if err != nil {

@@ -26,11 +26,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/berthnet/berth/test/bench/bubble"
+	"github.com/berthnet/berth/test/bench/ports"
 	"github.com/berthnet/berth/test/bench/scale"
 )
 
 func main() {
-	scale.Child() // does one scale run and ends, if this process is for that
+	bubble.Child(map[string]bubble.Work{scale.Name: scale.Work, ports.Name: ports.Work}) // does one run and ends, if this process is for that
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
 	stop()
@@ -111,7 +113,7 @@ type group struct {
 }
 
 // prefixes stand for all groups whose names begin with them and a hyphen.
-var prefixes = []string{"scale", "limiter", "pools"}
+var prefixes = []string{"scale", "limiter", "pools", "ports"}
 
 // These groups take long, or build much that nothing else needs.
 const (
@@ -141,6 +143,8 @@ var groups = []group{
 	{"pools-book", "which of a million blocks are taken", nothing, poolBook},
 	{"pools-requests", "5,000 nodes ask for a block at once, in turn with 1,000, with a real API server", controlPlanePrograms, blockRequests},
 	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", poolModeLab, poolAdds},
+	{"ports-burst", "2,000 pods ask at once for ports of a VPC whose API takes 400 ms a call and eight at a time; in virtual time", nothing, portBursts},
+	{"ports-add", "ADD and DEL with one port of a VPC and with four, in turn with ovs-vsctl", portModeLab, portAdds},
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods for one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/berthnet/berth/internal/lab/network/ovn"
 	"github.com/berthnet/berth/test/bench/vpccni"
 )
 
@@ -18,6 +19,7 @@ const (
 	nothing              need = iota
 	nodeModeLab               // a VPC with three nodes
 	poolModeLab               // a lab in pool mode with one node
+	portModeLab               // a lab of VPC ports with one node
 	controlPlanePrograms      // a control plane's: the group raises it itself
 	wholeCluster              // one with kubelets
 	comparison                // what Berth and the Amazon VPC CNI are run with: the group raises its labs itself
@@ -29,6 +31,7 @@ const (
 	controlPlane     = "control-plane"
 	amazonVPCCNI     = "amazon-vpc-cni"
 	clusterImages    = "lab-images"
+	openVSwitch      = "open-vswitch" // with OVN
 )
 
 // parts are what must be there before the bench starts: packages whose
@@ -36,6 +39,7 @@ const (
 var parts = map[need][]string{
 	nodeModeLab:          {"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins},
 	poolModeLab:          {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", referencePlugins, controlPlane},
+	portModeLab:          {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", "./test/bench/null", openVSwitch, controlPlane},
 	controlPlanePrograms: {"./cmd/berth-operator", controlPlane},
 	wholeCluster:         {clusterImages, controlPlane},
 	comparison:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
@@ -67,6 +71,10 @@ func (b *bench) check(chosen []group) error {
 				return errors.New("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
 			}
 			programs = append(programs, filepath.Join(b.assets, "kube-apiserver"))
+		case openVSwitch:
+			if err := ovn.Installed(); err != nil {
+				return err
+			}
 		case clusterImages:
 			if b.images == "" {
 				return errors.New("-lab-images is empty: expected the folders that make lab-images prints, separated by colons")

@@ -13,8 +13,10 @@ func TestOnlyNeededProgramsAreBuilt(t *testing.T) {
 		"exec,daemon,limiter": lab,
 		amazonGroup:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 		"scale-operator":      {"./cmd/berth-operator", controlPlane},
+		"ports-burst":         nil,
+		"ports-add":           {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, openVSwitch},
 		"burst-ready":         {controlPlane, clusterImages},
-		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, clusterImages, referencePlugins},
+		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, clusterImages, openVSwitch, referencePlugins},
 	} {
 		chosen, err := choose(only)
 		if err != nil {

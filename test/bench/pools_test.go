@@ -26,7 +26,7 @@ func TestPools(t *testing.T) {
 		run   func(context.Context, *bench) ([]Result, error)
 	}{
 		{nothing, poolBook},
-		{controlPlanePrograms, func(ctx context.Context, b *bench) ([]Result, error) { return b.blockRequests(ctx, 1, 40, 20) }},
+		{controlPlanePrograms, func(ctx context.Context, b *bench) ([]Result, error) { return b.blockRequests(ctx, 1, 40, 40) }},
 		{poolModeLab, poolAdds},
 	} {
 		harness.OK(t, b.provide(t.Context(), g.needs))

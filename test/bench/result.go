@@ -90,6 +90,19 @@ var budgets = []figure{
 	{"pool-requests-cpu", budget{1.3, false, "1,000 requests instead of 5,000"}}, // linear but for noise
 	{"pool-carve", budget{1.5, false, "1,000 blocks taken instead of 1,000,000"}},
 
+	{"ports-2000-bound", budget{1.15, false, "what the VPC's API forces"}},
+	{"ports-2000-active", budget{1.5, false, "that, what a node takes, and one look"}},
+	{"ports-2000-each", budget{0.1, false, eachPort}},
+	{"ports-2000-calls", budget{0.05, false, eachPort}},
+	{"ports-2000-writes", budget{1.05, false, "made, bound, active"}},
+	{"ports-2000-memory", budget{16, false, ""}},
+	{"ports-2000-scheduled-bound", budget{1.15, false, "the last pod's node, and a call"}},
+	{"ports-2000-scheduled-calls", budget{0.4, false, eachPort}},
+	{"ports-2000-late-bound", budget{1.15, false, "what the VPC's API forces"}},
+	{"port-add", budget{1.1, false, byVsctl}},
+	{"port-add-4", budget{0.75, false, byVsctl}},
+	{"port-daemon-idle", budget{40, false, ""}},
+
 	{"vpc-cni-30-adds", budget{1, false, amazon}},
 	{"vpc-cni-burst", budget{1, false, amazon}},
 	{"vpc-cni-burst-failed", budget{0, false, amazon}},
@@ -103,7 +116,11 @@ var budgets = []figure{
 	{"vpc-cni-lost-attach", budget{1, false, amazon}},
 }
 
-const amazon = "the Amazon VPC CNI"
+const (
+	amazon   = "the Amazon VPC CNI"
+	byVsctl  = "a plugin that executes ovs-vsctl"
+	eachPort = "a call that makes each port, and one that looks"
+)
 
 // series are measurements by what they are of.
 type series map[string][]float64

@@ -66,7 +66,7 @@ func (b *bench) provide(ctx context.Context, n need) error {
 		return err
 	}
 	switch n {
-	case nodeModeLab, poolModeLab:
+	case nodeModeLab, poolModeLab, portModeLab:
 		b.up = n
 		return b.open(ctx)
 	case wholeCluster:
@@ -91,6 +91,9 @@ func (b *bench) open(ctx context.Context) (err error) {
 	}
 	if err := b.makeDirs(); err != nil {
 		return err
+	}
+	if b.up == portModeLab {
+		return b.raisePortMode(ctx)
 	}
 	raise := b.raise
 	if b.up == poolModeLab {

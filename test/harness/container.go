@@ -178,6 +178,29 @@ func (c *Container) Capabilities() []corev1.Capability {
 	return slices.Clone(c.of.SecurityContext.Capabilities.Add)
 }
 
+// Without has berthd of all nodes not see a folder that is mounted, from its next start on, until
+// restore is called.
+func (c *Container) Without(t *testing.T, folder string) (restore func()) {
+	t.Helper()
+	was := map[string][]byte{}
+	for _, dir := range c.dirs {
+		file := filepath.Join(dir, "mounts")
+		text, err := os.ReadFile(file)
+		OK(t, err)
+		was[file] = text
+		left := slices.DeleteFunc(strings.SplitAfter(string(text), "\n"), func(line string) bool { return strings.Contains(line, " "+folder+" ") })
+		OK(t, os.WriteFile(file, []byte(strings.Join(left, "")), 0o600))
+		if strings.Join(left, "") == string(text) {
+			t.Fatalf("%s is not mounted: %s", folder, text)
+		}
+	}
+	return func() {
+		for file, text := range was {
+			OK(t, os.WriteFile(file, text, 0o600))
+		}
+	}
+}
+
 // Allow has berthd have some capabilities, and no others, from its next start on.
 func (c *Container) Allow(t *testing.T, capabilities ...corev1.Capability) {
 	t.Helper()

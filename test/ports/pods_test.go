@@ -16,8 +16,10 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/lab/demo"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -33,15 +35,16 @@ func TestPods(t *testing.T) {
 	for _, provider := range []struct {
 		name  string
 		raise func(context.Context, portcloud.Options) (portcloud.Cloud, error) // nil: as labs have it
+		args  []string                                                          // of berthd
 		own   []proof
 	}{
-		{"Neutron", nil, []proof{{"AddressesThatChange", (*bench).addressesThatChange}, {"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
-		{"Alcor", portcloud.NewAlcor, []proof{{"LinkGoesBack", (*bench).linkGoesBack}}},
+		{"Neutron", nil, nil, []proof{{"AddressesThatChange", (*bench).addressesThatChange}, {"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
+		{"Alcor", portcloud.NewAlcor, []string{"--agent-wait=1m"}, []proof{{"LinkGoesBack", (*bench).linkGoesBack}, {"AgentAway", (*bench).agentAway}}},
 	} {
 		t.Run(provider.name, func(t *testing.T) {
 			t.Parallel() // most of the time something is waited for
 			// A second operator, which there is none of, would wait for the Lease of a killed one.
-			b := raise(t, lab.Options{PortCloud: provider.raise, OperatorArgs: []string{"--leader-elect=false"}})
+			b := raise(t, lab.Options{PortCloud: provider.raise, DaemonArgs: provider.args, OperatorArgs: []string{"--leader-elect=false"}})
 			for _, p := range slices.Concat([]proof{
 				{"OneNIC", (*bench).oneNIC},
 				{"SeveralNICs", (*bench).severalNICs},
@@ -148,60 +151,32 @@ func (b *bench) check() {
 	b.empty()
 }
 
-// fixedAddress has a user's PodNIC outlive pods, on one node after the other.
-func (b *bench) fixedAddress() {
-	ctx := harness.Deadline(b.T, harness.Patience)
-	nic := &v1alpha1.PodNIC{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db-0"},
-		Spec:       v1alpha1.PodNICSpec{VPC: b.VPCs[0].Name, Addresses: []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: "192.168.0.50"}}},
-	}
-	harness.OK(b.T, b.Kube.Client.Create(ctx, nic))
-	client := b.add(b.b, "client", "")
-	var first v1alpha1.PodNICStatus
-	for i, n := range b.Nodes() {
-		p := b.add(n, "db", "[{nic: db-0}]")
-		s := b.nic(p, "eth0").Status
-		if i == 0 {
-			first = s
-		}
-		if p.Addr().String() != "192.168.0.50" || s.PortID != first.PortID || s.MAC != first.MAC || s.NodeName != n.Name {
-			b.Errorf("on %s the pod has %s with %+v, was %+v", n.Name, p.Addr(), s, first)
-		}
-		b.reaches(client, p)
-		harness.Settle(b.T, b.Lab)
-		harness.Remove(b.T, n, "db")
-	}
-	harness.Remove(b.T, b.b, "client")
-	harness.Settle(b.T, b.Lab)
-	harness.OK(b.T, b.Kube.Client.Delete(ctx, nic))
+// flow is one that the demo and the tests of a real Neutron go through too.
+func (b *bench) flow(try func(context.Context, *lab.Lab) (string, error)) {
+	b.Helper()
+	figures, err := try(harness.Deadline(b.T, harness.Patience), b.Lab)
+	harness.OK(b.T, err)
+	b.T.Log(figures)
 	b.empty()
 }
 
-// usersPort gives a port that a user made to a pod, and takes it back.
+func (b *bench) fixedAddress() { b.flow(demo.FixedNIC) }
+
+// usersPort gives a port that a user made to a pod, and takes it back; a second pod cannot have
+// it meanwhile.
 func (b *bench) usersPort() {
-	ctx := harness.Deadline(b.T, harness.Patience)
-	v := b.VPCs[0]
+	b.flow(demo.UsersPort)
+	ctx, v := harness.Deadline(b.T, harness.Patience), b.VPCs[0]
 	subnet := v.Network.Subnet("subnet-1")
 	made, err := b.Ports.AddPort(ctx, portcloud.Port{
 		Name: "given", Network: v.Network.ID, Groups: []string{v.Open}, Addresses: []portcloud.Address{{Subnet: subnet.ID, IP: subnet.CIDR.Addr().Next().Next().Next()}},
 	})
 	harness.OK(b.T, err)
-	p := b.add(b.a, "given", "- portID: "+made.ID)
-	if s := b.nic(p, "eth0").Status; s.PortID != made.ID || s.MAC != made.MAC || s.Made || p.Addr() != made.Addresses[0].IP {
-		b.Errorf("the pod has %s with %+v, the port is %+v", p.Addr(), s, made)
-	}
-	second := pod("- portID: " + made.ID)
-	_, err = b.b.AddPod(ctx, "thief", second)
+	b.add(b.a, "given", "- portID: "+made.ID)
+	_, err = b.b.AddPod(ctx, "thief", pod("- portID: "+made.ID))
 	harness.Fails(b.T, err, 11, made.ID)
-	harness.Settle(b.T, b.Lab)
 	harness.Remove(b.T, b.a, "given")
-	harness.Eventually(b.T, harness.Rest, "the port is given back", func() error {
-		ports, err := b.Ports.Ports(ctx)
-		if err != nil || len(ports) != 1 || ports[0].ID != made.ID || ports[0].Host != "" || ports[0].Device != "" || ports[0].Owner != "" {
-			return fmt.Errorf("there are %+v: %w", ports, err)
-		}
-		return nil
-	})
+	harness.Settle(b.T, b.Lab)
 	harness.OK(b.T, b.Ports.RemovePort(ctx, made.ID))
 	b.empty()
 }
@@ -226,29 +201,11 @@ func (b *bench) refused() {
 		})
 	}
 	_, err := b.a.AddPod(ctx, "nowhere", vpcPod("no-such-vpc", ""))
-	harness.Fails(b.T, err, 11, "nowhere", "no PodNIC")
+	harness.Fails(b.T, err, 11, "nowhere", "no PodNIC", "VPC no-such-vpc", "Events")
 	b.empty()
 }
 
-// otherVPC has pods of one address in two VPCs, on one node.
-func (b *bench) otherVPC() {
-	ctx := harness.Deadline(b.T, harness.Patience)
-	mine := b.add(b.a, "mine", "[{ip: 192.168.0.12}]")
-	theirs, err := b.a.AddPod(ctx, "theirs", vpcPod(b.VPCs[1].Name, "[{ip: 192.168.0.12}]"))
-	harness.OK(b.T, err)
-	friend, err := b.b.AddPod(ctx, "friend", vpcPod(b.VPCs[1].Name, ""))
-	harness.OK(b.T, err)
-	far := b.add(b.b, "far", "[{ip: 192.168.0.99}]")
-	b.reaches(far, mine)
-	b.reaches(friend, theirs)
-	if r, err := theirs.Ask(soon(b.T), "tcp", far.Addr(), "hello"); err == nil {
-		b.Errorf("a pod of another VPC was answered: %+v", r)
-	}
-	harness.Settle(b.T, b.Lab)
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
-}
+func (b *bench) otherVPC() { b.flow(demo.OtherVPC) }
 
 // manyAtOnce makes pods at one moment on both nodes.
 func (b *bench) manyAtOnce() {
@@ -326,6 +283,29 @@ func (b *bench) linkGoesBack() {
 	}
 	harness.OK(b.T, b.Kube.Client.Delete(ctx, nic))
 	home()
+	b.empty()
+}
+
+// agentAway has the agent of a node be away when a pod comes: its ADD waits for the port's link, no
+// longer than for all together, and another has it once the agent is back.
+func (b *bench) agentAway() {
+	harness.OK(b.T, b.alcor.Crash(b.a.Name))
+	ctx := harness.Deadline(b.T, harness.Patience)
+	_, err := b.a.AddPod(ctx, "early", pod("[{}]"))
+	harness.Fails(b.T, err, 11, "the pod's NICs are not on the node yet", "the agent of the VPC on this node has not made the port's link")
+	added := make(chan error, 1)
+	go func() { _, err := b.a.AddPod(ctx, "late", node.PodOptions{}); added <- err }()
+	harness.Eventually(b.T, harness.Patience, "its ADD waits for the link", func() error {
+		view, err := b.a.Get(ctx, node.IntrospectionURL+"/pod?namespace=default&name=late-"+b.a.Name)
+		if err == nil && !harness.Says(view, "no-link") {
+			err = errors.New(view)
+		}
+		return err
+	})
+	harness.OK(b.T, b.alcor.Revive(b.a.Name))
+	harness.OK(b.T, <-added)
+	harness.Settle(b.T, b.Lab)
+	harness.Remove(b.T, b.a, "late")
 	b.empty()
 }
 

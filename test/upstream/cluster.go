@@ -115,6 +115,20 @@ func zone(ctx context.Context, c *lab.Cluster) error {
 	return nil
 }
 
+// forget removes the folder of a cluster that was raised and is lowered, with the logs of its
+// programs, which nobody needs where all went well.
+func (o options) forget() error {
+	dir := labDirs + o.mode
+	if _, err := lab.Sweep(dir, lab.IDOf(dir)); err != nil {
+		return fmt.Errorf("remove what is left of the cluster: %w", err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove the folder of the cluster: %w", err)
+	}
+	_ = os.Remove(filepath.Dir(dir)) // unless another lab is there
+	return nil
+}
+
 // raise raises a cluster of the lab with Berth in it, from the chart and the images
 // that users have, and returns what removes it again.
 func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() error, error) {

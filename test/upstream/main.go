@@ -210,7 +210,9 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 				fmt.Fprintf(out, "The cluster stays until Ctrl-C: nsenter --net=%s kubectl --kubeconfig %s\n", c.netns, c.kubeconfig)
 				<-ctx.Done()
 			}
-			err = errors.Join(err, lower())
+			if err = errors.Join(err, lower()); err == nil {
+				err = o.forget()
+			}
 		}()
 	}
 	started := time.Now()

@@ -3,6 +3,7 @@ package bundle
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -244,6 +246,55 @@ func TestCluster(t *testing.T) {
 	}
 	if len(index.Errors) < 5 || index.Scope != "cluster" {
 		t.Errorf("index %+v", index)
+	}
+}
+
+// TestBundleOfVPCs: VPCs, PodNICs and the webhook's configuration are in it, and nothing of the
+// Secrets that they name.
+func TestBundleOfVPCs(t *testing.T) {
+	populate(t, nil)
+	c := harness.KubeClient(t)
+	ref := &v1alpha1.PodReference{Name: "web", UID: "u-1"}
+	rules := []admissionregistrationv1.RuleWithOperations{{
+		Operations: []admissionregistrationv1.OperationType{"CREATE"}, Rule: admissionregistrationv1.Rule{APIGroups: []string{"none.example"}, APIVersions: []string{"v1"}, Resources: []string{"nones"}},
+	}}
+	ignore, none := admissionregistrationv1.Ignore, admissionregistrationv1.SideEffectClassNone
+	for _, o := range []client.Object{
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "openstack"}, StringData: map[string]string{"username": planted + "user", "password": planted, "unsuspicious": planted}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berth-operator-webhook"}, StringData: map[string]string{"ca.key": planted, "ca.crt": planted}},
+		&v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.VPCSpec{
+			Provider: v1alpha1.ProviderNeutron, Network: "tenant-a", Endpoint: "https://keystone.example:5000/v3",
+			Credentials: &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "openstack"},
+		}},
+		&v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-eth0"}, Spec: v1alpha1.PodNICSpec{VPC: "blue", Pod: ref, Interface: "eth0"}},
+		&admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "berth-ports"}, Webhooks: []admissionregistrationv1.ValidatingWebhook{{
+			Name: "ports.berth.dev", Rules: rules, FailurePolicy: &ignore, SideEffects: &none, AdmissionReviewVersions: []string{"v1"},
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: ns, Name: "berth-operator"}},
+		}}},
+	} {
+		harness.OK(t, c.Create(t.Context(), o))
+		t.Cleanup(func() { _ = client.IgnoreNotFound(c.Delete(context.Background(), o)) })
+	}
+	_, got, index := bundled(t, "--all", "--kubeconfig", reach(t, harness.ControlPlane.Config(), nil))
+	for name, parts := range map[string][]string{
+		"cluster/vpcs.yaml":                            {"kind: VPC", "network: tenant-a", "keystone.example:5000/v3", "secretName: REDACTED"},
+		"cluster/podnics.yaml":                         {"kind: PodNIC", "name: web-eth0", "vpc: blue"},
+		"cluster/validatingwebhookconfigurations.yaml": {"name: berth-ports", "failurePolicy: Ignore"},
+		"cluster/customresourcedefinitions.yaml":       {"vpcs.berth.dev", "podnics.berth.dev"},
+	} {
+		for _, part := range parts {
+			if !bytes.Contains(got[name], []byte(part)) {
+				t.Errorf("%s lacks %q:\n%s", name, part, got[name])
+			}
+		}
+	}
+	for name, content := range got {
+		if bytes.Contains(content, []byte(planted)) || bytes.Contains(content, []byte(base64.StdEncoding.EncodeToString([]byte(planted)))) || bytes.Contains(content, []byte("kind: Secret\n")) {
+			t.Errorf("%s has a secret:\n%s", name, content)
+		}
+	}
+	for _, e := range index.Errors {
+		t.Errorf("%s: %s", e.Part, e.Error)
 	}
 }
 

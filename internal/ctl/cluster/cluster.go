@@ -10,7 +10,7 @@
 //	ask.go       what daemons answer
 //	output.go    forms of output
 //	complete.go  completion of names
-//	status.go, node.go, pod.go, pools.go, top.go, events.go  a command each
+//	status.go, node.go, pod.go, pools.go, vpcs.go, top.go, events.go  a command each
 package cluster
 
 import (
@@ -101,7 +101,7 @@ answered, and something is not well (status, node, pod, pools).`,
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", p.completeNamespace)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", p.completeNamespace)
 	_ = cmd.RegisterFlagCompletionFunc("context", p.completeContext)
-	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newTop(p), newEvents(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
+	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newTop(p), newEvents(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
 }
 

@@ -55,6 +55,11 @@ func (p *program) completePool(cmd *cobra.Command, args []string, typed string) 
 	return starting(slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), typed)
 }
 
+func (p *program) completeVPC(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	names := p.names(cmd.Context(), vpcsPath)
+	return starting(slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), typed)
+}
+
 func (p *program) completeNamespace(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	return starting(p.names(cmd.Context(), namespacesPath), typed)
 }

@@ -63,6 +63,8 @@ func modeOf(ipam string) diagnose.Mode {
 		return diagnose.OperatorMode
 	case "pool":
 		return diagnose.PoolMode
+	case "port":
+		return diagnose.PortMode
 	default:
 		return diagnose.NodeMode
 	}

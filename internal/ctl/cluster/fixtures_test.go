@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/connect"
@@ -196,6 +197,77 @@ func poolCluster() objects {
 		},
 		operators: []corev1.Pod{operatorPod("berth-operator-0", false)},
 	}
+}
+
+// vpc is one with the subnet web.
+func vpc(name string, ready metav1.Condition) v1alpha1.VPC {
+	v := v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	v.Spec = v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: "tenant-a", Endpoint: "http://192.0.2.1:9696", Project: "p-1",
+		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
+	}
+	v.Status = v1alpha1.VPCStatus{NetworkID: "n-1", ProjectID: "p-1", MTU: 1442, Subnets: []v1alpha1.VPCSubnet{
+		{ID: "s-1", Name: "web", CIDR: "192.168.0.0/24", Gateway: "192.168.0.1"}, {ID: "s-2", Name: "small", CIDR: "192.168.1.0/29"},
+	}, Conditions: []metav1.Condition{ready}}
+	return v
+}
+
+// nic is a PodNIC in VPC blue that works, of a pod of a node.
+func nic(pod, node, ip string) v1alpha1.PodNIC {
+	ref := &v1alpha1.PodReference{Name: pod, UID: "uid-" + pod}
+	n := v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod + "-eth0", CreationTimestamp: ago(time.Hour), Labels: map[string]string{v1alpha1.LabelPodUID: ref.UID}}}
+	n.Spec = v1alpha1.PodNICSpec{VPC: "blue", Pod: ref, Interface: "eth0", Addresses: []v1alpha1.NICAddress{{Subnet: "small"}}}
+	n.Status = v1alpha1.PodNICStatus{
+		Phase: v1alpha1.PhaseActive, Pod: ref, Interface: "eth0", NodeName: node, Host: "host-" + node, PortID: "port-" + pod, Made: true, MAC: "02:00:00:00:00:01", MTU: 1442,
+		Addresses: []v1alpha1.PortAddress{{CIDR: ip + "/24", Subnet: "s-1"}}, Plug: &v1alpha1.PortPlug{Type: v1alpha1.PlugOVS, Bridge: "br-int"},
+		Node: &v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: "port-" + pod},
+		Conditions: []metav1.Condition{
+			is("PortReady", metav1.ConditionTrue, "Ready", "port port-"+pod, time.Hour), is("Bound", metav1.ConditionTrue, "Bound", "at host host-"+node, time.Hour),
+		},
+	}
+	return n
+}
+
+// portCluster is one in port mode, with NICs in every kind of trouble.
+func portCluster() objects {
+	full := nic("full", "node-a", "192.168.1.2")
+	full.Status = v1alpha1.PodNICStatus{Phase: v1alpha1.PhasePending, Pod: full.Spec.Pod, NodeName: "node-a", Conditions: []metav1.Condition{
+		is("PortReady", metav1.ConditionFalse, "SubnetFull", "Neutron POST ports: IpAddressGenerationFailure (409): no more addresses", time.Minute),
+	}}
+	unbound := nic("unbound", "node-b", "192.168.0.4")
+	unbound.Status.Phase, unbound.Status.Plug, unbound.Status.Node = v1alpha1.PhaseCreated, nil, nil
+	unbound.Status.Conditions[1] = is("Bound", metav1.ConditionFalse, "BindingFailed", "the provider could not bind the port at host host-node-b", time.Minute)
+	also := unbound
+	also.Name = "unbound-eth1"
+	silent := nic("silent", "node-b", "192.168.0.5")
+	silent.Status.Phase, silent.Status.Node = v1alpha1.PhaseBound, nil
+	moved, lost := nic("moved", "node-b", "192.168.0.6"), nic("lost", "node-a", "192.168.0.7")
+	kept := nic("kept", "", "192.168.0.8")
+	kept.Spec.Pod, kept.Status.Pod, kept.Status.Phase, kept.Status.Plug, kept.Status.Node = nil, nil, v1alpha1.PhaseCreated, nil, nil
+	kept.Status.Conditions[1] = is("Bound", metav1.ConditionFalse, "NoPod", "no pod has it", time.Minute)
+	stray := nic("stray", "node-a", "192.168.0.9")
+	stray.Spec.VPC = "gone"
+	o := objects{
+		now:       at,
+		nodes:     []corev1.Node{node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue)},
+		daemons:   daemonsOf([]corev1.Pod{berthd("node-a", "port", true), berthd("node-b", "port", true)}),
+		operators: []corev1.Pod{operatorPod("berth-operator-0", true)},
+		vpcs: []v1alpha1.VPC{
+			vpc("red", is("Ready", metav1.ConditionFalse, "NoAnswer", "Neutron GET networks: connection refused", time.Minute)), vpc("blue", is("Ready", metav1.ConditionTrue, "Ready", "", time.Hour)),
+		},
+		nics: []v1alpha1.PodNIC{nic("web-0", "node-a", "192.168.0.3"), full, unbound, also, silent, moved, lost, kept, stray},
+		pods: map[string]*corev1.Pod{},
+	}
+	for _, n := range o.nics {
+		if n.Spec.Pod != nil && n.Spec.Pod.Name != "lost" {
+			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Spec.Pod.Name, UID: types.UID(n.Spec.Pod.UID)}, Spec: corev1.PodSpec{NodeName: n.Status.NodeName}}
+			if p.Name == "moved" {
+				p.Spec.NodeName = "node-a"
+			}
+			o.pods[n.Namespace+"/"+p.Name] = p
+		}
+	}
+	return o
 }
 
 // nodeCluster is one in node mode, in which nodes were asked.

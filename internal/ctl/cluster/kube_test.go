@@ -146,13 +146,17 @@ func TestRightsSuffice(t *testing.T) {
 				create(t, &b)
 			}
 		},
+		"port": func() {
+			v := vpc("blue", is("Ready", metav1.ConditionTrue, "Ready", "", time.Hour))
+			create(t, &v)
+		},
 	} {
 		t.Run(ipam, func(t *testing.T) {
 			dial, _ := inMode(t, ipam)
 			more()
 			o := Options{Config: cfg, Dial: dial}
 			for _, args := range [][]string{
-				{"status"}, {"status", "--details"}, {"node", "node-a"}, {"pod", "default/web-0"}, {"pod", "web-0"}, {"pools"}, {"top"}, {"top", "--details"}, {"events"},
+				{"status"}, {"status", "--details"}, {"node", "node-a"}, {"pod", "default/web-0"}, {"pod", "web-0"}, {"pools"}, {"vpcs"}, {"vpcs", "--details"}, {"top"}, {"top", "--details"}, {"events"},
 			} {
 				for _, form := range []string{"table", "wide", "json", "yaml"} {
 					out, code, err := try(t, o, append(slices.Clone(args), "-o", form)...)
@@ -204,7 +208,7 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	dial, _ := inMode(t, "eni")
 	eve, err := harness.ControlPlane.ConfigFor("eve")
 	harness.OK(t, err)
-	for _, args := range [][]string{{"status"}, {"pools"}, {"top"}, {"events"}, {"node", "node-a"}} {
+	for _, args := range [][]string{{"status"}, {"pools"}, {"vpcs"}, {"top"}, {"events"}, {"node", "node-a"}} {
 		out, code, _ := try(t, Options{Config: eve, Dial: dial}, args...)
 		if !strings.Contains(out, "could not be read") || !strings.Contains(out, `"eve"`) || code == ExitTrouble {
 			t.Errorf("%v: %d\n%s", args, code, out)
@@ -215,7 +219,7 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	bad.BearerToken = "nobody's"
 	for args, want := range map[string]string{
 		"pod default/none": "there is no pod default/none", "pod default/none/x": "expected NAMESPACE/POD", "pod /x": "expected NAMESPACE/POD", "node none": `there is no Node "none"`,
-		"pools none": `there is no AddressPool "none"`, "status -o xml": "expected one of table, wide, json, yaml", "status --parallel 0": "--parallel is 0",
+		"pools none": `there is no AddressPool "none"`, "vpcs none": `there is no VPC "none"`, "status -o xml": "expected one of table, wide, json, yaml", "status --parallel 0": "--parallel is 0",
 		"status --node-timeout 0s": "--node-timeout is 0s", "top --most 0": "--most is 0", "events -f -o yaml": "--follow prints", "node": "accepts 1 arg",
 	} {
 		if _, code, err := try(t, Options{Config: ops}, strings.Fields(args)...); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), want) {
@@ -235,6 +239,74 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	out, code, err := try(t, Options{Config: ops, Dial: nobody}, "status")
 	if code != ExitUnwell || err != nil || strings.Count(out, "berthd could not be asked: nobody listens") != 2 {
 		t.Errorf("%d, %v\n%s", code, err, out)
+	}
+}
+
+// What is asked about NICs in VPCs is answered from the API server's objects, with the
+// rights that docs/operate.md gives: each NIC's port, and what it waits for.
+func TestNICsInVPCs(t *testing.T) {
+	cfg := person(t)
+	dial, web := inMode(t, "port")
+	blue := vpc("blue", is("Ready", metav1.ConditionTrue, "Ready", "", time.Hour))
+	create(t, &blue)
+	c := harness.KubeClient(t)
+	stuck := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "stuck", Annotations: map[string]string{v1alpha1.AnnotationVPC: "blue", v1alpha1.AnnotationNICs: "[{nic: db-0}, {}]"}},
+		Spec:       corev1.PodSpec{NodeName: "node-b", Containers: []corev1.Container{{Name: "c", Image: "i"}}}, Status: corev1.PodStatus{Phase: corev1.PodPending},
+	}
+	create(t, stuck)
+	before := web.DeepCopy()
+	web.Annotations = map[string]string{v1alpha1.AnnotationVPC: "blue"}
+	harness.OK(t, c.Patch(t.Context(), web, client.MergeFrom(before)))
+	of := func(n v1alpha1.PodNIC, pod *corev1.Pod) *v1alpha1.PodNIC {
+		n.Spec.Pod = &v1alpha1.PodReference{Name: pod.Name, UID: string(pod.UID)}
+		n.Status.Pod, n.Labels[v1alpha1.LabelPodUID] = n.Spec.Pod, string(pod.UID)
+		return &n
+	}
+	works := of(nic("web-0", "node-a", "10.0.0.5"), web)
+	waits := of(nic("stuck", "node-b", "192.168.0.9"), stuck)
+	waits.Status.Phase, waits.Status.Plug, waits.Status.Node = v1alpha1.PhaseCreated, nil, nil
+	waits.Status.Conditions[1] = is("Bound", metav1.ConditionFalse, "BindingFailed", "the provider could not bind the port at host node-b", time.Minute)
+	named := of(nic("db-0", "node-b", "192.168.0.20"), stuck)
+	named.Name, named.Labels, named.Spec.Pod, named.Spec.Interface = "db-0", nil, nil, ""
+	forged := nic("forged", "node-b", "192.168.0.66") // whose label is another pod's
+	forged.Labels[v1alpha1.LabelPodUID] = string(web.UID)
+	create(t, works, waits, named, &forged)
+	o := Options{Config: cfg, Dial: dial}
+
+	out, code, err := try(t, o, "pod", "default/stuck")
+	for _, want := range []string{"NotBound", "BindingFailed", "port-stuck", "192.168.0.9/24", "02:00:00:00:00:01", "host-node-b", "Created", "agent on the node lives", "port-db-0"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("pod: no %q in\n%s", want, out)
+		}
+	}
+	if code != ExitUnwell || err != nil || strings.Contains(out, "could not be read") {
+		t.Errorf("pod: %d, %v\n%s", code, err, out)
+	}
+	var d PodDetails
+	out, _, _ = try(t, o, "pod", "web-0", "-o", "json")
+	harness.OK(t, json.Unmarshal([]byte(out), &d))
+	if len(d.NICs) != 1 || d.NICs[0].Port != "port-web-0" || d.NICs[0].Diagnosis.Verdict != diagnose.Works || d.Diagnosis.Verdict != diagnose.Works {
+		t.Errorf("%+v", d)
+	}
+	var list VPCs
+	out, code, err = try(t, o, "vpcs", "blue", "--details", "-o", "json")
+	harness.OK(t, json.Unmarshal([]byte(out), &list))
+	if v := list.VPCs[0]; code != ExitUnwell || err != nil || v.NICs != 4 || len(v.Troubled) != 1 || v.Troubled[0].Name != "stuck-eth0" || v.Troubled[0].Diagnosis.Verdict != diagnose.NotBound {
+		t.Errorf("%d, %v, %+v", code, err, list)
+	}
+	var n NodeDetails
+	out, code, _ = try(t, o, "node", "node-b", "-o", "json")
+	harness.OK(t, json.Unmarshal([]byte(out), &n))
+	if code != ExitUnwell || len(n.Ports) != 3 || !slices.ContainsFunc(n.Trouble, func(s string) bool { return strings.Contains(s, "NotBound") }) {
+		t.Errorf("%d, %+v", code, n)
+	}
+	out, code, _ = try(t, o, "status")
+	if code != ExitUnwell || !strings.Contains(out, "VPC blue:") || !strings.Contains(out, "! node-b: NotBound") || strings.Contains(out, "! node-a") {
+		t.Errorf("status: %d\n%s", code, out)
+	}
+	if out, _, _ := try(t, o, "__completeNoDesc", "vpcs", "b"); !strings.HasPrefix(out, "blue\n") {
+		t.Errorf("completion of vpcs: %s", out)
 	}
 }
 

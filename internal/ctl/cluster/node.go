@@ -21,6 +21,7 @@ type NodeDetails struct {
 	Document   *introspect.Document   `json:"document,omitempty"`
 	Unasked    string                 `json:"unasked,omitempty"` // why the daemon's document is missing
 	Requests   []string               `json:"requests"`          // names of BlockRequests
+	Ports      []NIC                  `json:"ports"`             // NICs of VPCs that are to be there, by namespace and name
 	Events     []Event                `json:"events"`            // of the Node by Berth, oldest first
 	Unread     []string               `json:"unread"`
 }
@@ -30,8 +31,8 @@ func newNode(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "node NODE",
 		Short: "Show a node: its berthd, addresses, ENIs or blocks, conditions and events",
-		Long: `Show a node: its berthd, ENIs or blocks, conditions, and events; with -o wide each
-address too. The node is asked itself; what its objects say is shown where it does
+		Long: `Show a node: its berthd, ENIs, blocks or NICs in VPCs, conditions, and events; with
+-o wide each address too. The node is asked itself; what its objects say is shown where it does
 not answer. Ends with 2 when something is not well.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: p.completeNode,
@@ -74,7 +75,19 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 		f.blocks = a.blocks(ctx, name)
 		f.requests = a.requests(ctx, name)
 	}
-	d := NodeDetails{Conditions: []introspect.Condition{}, Requests: []string{}, Events: []Event{}}
+	d := NodeDetails{Conditions: []introspect.Condition{}, Requests: []string{}, Ports: []NIC{}, Events: []Event{}}
+	if list := a.nics(ctx, podnicsPath, query{"fieldSelector": "status.nodeName=" + name}); len(list) > 0 {
+		o := objects{now: f.now, vpcs: a.vpcs(ctx), nics: list, pods: a.podsOfNICs(ctx, list), operators: p.operatorPods(ctx, a)}
+		if f.daemon != nil {
+			o.daemons = map[string]daemon{name: *f.daemon}
+		}
+		o.unread = a.unread
+		around := o.around()
+		for i := range list {
+			d.Ports = append(d.Ports, nicOf(&list[i], around.judge(&list[i])))
+		}
+		f.nics = d.Ports
+	}
 	if f.daemon != nil {
 		dial, err := p.dialer()
 		if err != nil {
@@ -139,6 +152,10 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 			view.Addresses(p, *d.Document)
 		}
 		view.Supply(p, *d.Document)
+	}
+	if len(d.Ports) > 0 {
+		p.Section("NICs in VPCs", nicGrid(d.Ports, false, wide), "")
+		explain(p, d.Ports)
 	}
 	view.Conditions(p, d.Conditions, now)
 	if len(d.Events) > 0 {

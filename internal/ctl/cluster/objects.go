@@ -21,6 +21,8 @@ const (
 	poolsPath      = berthPath + "/addresspools"
 	blocksPath     = berthPath + "/addressblocks"
 	requestsPath   = berthPath + "/blockrequests"
+	vpcsPath       = berthPath + "/vpcs"
+	podnicsPath    = berthPath + "/podnics"
 	leasesPath     = "/apis/coordination.k8s.io/v1/namespaces"
 )
 
@@ -92,6 +94,22 @@ func (a *api) requests(ctx context.Context, node string) []v1alpha1.BlockRequest
 		q["fieldSelector"] = "spec.nodeName=" + node
 	}
 	list, _ := all[v1alpha1.BlockRequest](ctx, a, "BlockRequests", requestsPath, q)
+	return list
+}
+
+func (a *api) vpcs(ctx context.Context) []v1alpha1.VPC {
+	list, _ := all[v1alpha1.VPC](ctx, a, "VPCs", vpcsPath, nil)
+	return list
+}
+
+// podnicsIn is the path of a namespace's PodNICs.
+func podnicsIn(namespace string) string {
+	return berthPath + "/namespaces" + join(namespace) + "/podnics"
+}
+
+// nics at a path.
+func (a *api) nics(ctx context.Context, path string, q query) []v1alpha1.PodNIC {
+	list, _ := all[v1alpha1.PodNIC](ctx, a, "PodNICs", path, q)
 	return list
 }
 

@@ -24,6 +24,7 @@ type PodDetails struct {
 	Phase       string                  `json:"phase"`
 	Addresses   []string                `json:"addresses"` // of its status
 	Diagnosis   diagnose.Diagnosis      `json:"diagnosis"`
+	NICs        []NIC                   `json:"nics"`        // that are ports of VPCs, by interface
 	Attachments []introspect.Attachment `json:"attachments"` // as its node has them
 	Waiting     []introspect.Waiting    `json:"waiting"`
 	Events      []Event                 `json:"events"` // of Berth, and of its sandbox, oldest first
@@ -35,8 +36,9 @@ func newPod(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pod [NAMESPACE/]POD",
 		Short: "Tell why a pod has no address; or which, and whether its path works",
-		Long: `Tell why a pod has no address, and what to do. Of one that has: which, of which ENI
-or block, by which rules, since when; its node compares link, addresses,
+		Long: `Tell why a pod has no address or a NIC of it does not come, and what to do. Of one that
+has: which, of which ENI or block, by which rules, since when; of NICs in VPCs port,
+addresses, MAC address, host and what they wait for. Its node compares link, addresses,
 neighbours and routes with the kernel, as CNI CHECK does.
 
 Ends with 2 when somebody has to do something.`,
@@ -92,10 +94,16 @@ func (p *program) podDetails(ctx context.Context, namespace, name string) (PodDe
 	}
 	d := PodDetails{
 		Namespace: namespace, Name: name, Node: pod.Value.Spec.NodeName, Phase: string(pod.Value.Status.Phase), Addresses: []string{},
-		Diagnosis: diagnose.Pod(f), Attachments: []introspect.Attachment{}, Waiting: []introspect.Waiting{}, Events: []Event{}, Unread: append([]string{}, a.unread...),
+		Diagnosis: diagnose.Pod(f), NICs: []NIC{}, Attachments: []introspect.Attachment{}, Waiting: []introspect.Waiting{}, Events: []Event{}, Unread: append([]string{}, a.unread...),
 	}
 	for _, ip := range pod.Value.Status.PodIPs {
 		d.Addresses = append(d.Addresses, ip.IP)
+	}
+	if f.NICs.Value != nil {
+		for i := range *f.NICs.Value {
+			o := &(*f.NICs.Value)[i]
+			d.NICs = append(d.NICs, nicOf(o, f.OfNIC(o)))
+		}
 	}
 	if v := f.View.Value; v != nil {
 		d.Attachments, d.Waiting = append(d.Attachments, v.Attachments...), append(d.Waiting, v.Waiting...)
@@ -112,6 +120,9 @@ func (p *program) podDetails(ctx context.Context, namespace, name string) (PodDe
 // on nothing of Berth's.
 func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.Facts, error) {
 	f := diagnose.Facts{Now: p.Now(), Pod: pod}
+	if !pod.Spec.HostNetwork {
+		a.nicFacts(ctx, pod, &f)
+	}
 	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork {
 		return f, nil
 	}
@@ -142,12 +153,11 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 	case diagnose.OperatorMode:
 		f.NodeNetwork = a.network(ctx, node)
 	case diagnose.PoolMode:
-		f.Namespace = a.namespace(ctx, pod.Namespace)
 		f.Pools = listFact(a, "AddressPools", a.pools(ctx))
 		f.Requests = listFact(a, "BlockRequests", a.requests(ctx, node))
-	case diagnose.NodeMode:
+	case diagnose.NodeMode, diagnose.PortMode:
 	}
-	if mode != diagnose.NodeMode {
+	if mode != diagnose.NodeMode || f.NICs.Value != nil {
 		o := operatorOf(p.operatorPods(ctx, a))
 		f.Operators = diagnose.Of(diagnose.Operators{Ready: o.Ready, All: o.Pods})
 		if isUnread(a.unread, "pods of berth-operator") {
@@ -201,10 +211,17 @@ func writePod(p *view.Printer, d PodDetails, prog *program, wide bool) {
 	if d.Diagnosis.See != "" {
 		p.Printf("See %s\n", d.Diagnosis.See)
 	}
+	if len(d.NICs) > 0 {
+		p.Section("NICs in VPCs", nicGrid(d.NICs, true, wide), "")
+		explain(p, d.NICs)
+	}
 	if len(d.Attachments) > 0 {
 		g := view.NewGrid("ADDRESS", "IPV6", "INTERFACE", "FROM", "POOL", "LINK", "MTU", "SINCE", "STATE", "PATH")
 		for _, a := range d.Attachments {
-			v6 := ""
+			v4, v6 := "", "" // none, where all interfaces are NICs in VPCs
+			if a.Address.IsValid() {
+				v4 = a.Address.String()
+			}
 			if a.IPv6.IsValid() {
 				v6 = a.IPv6.String()
 			}
@@ -215,7 +232,7 @@ func writePod(p *view.Printer, d PodDetails, prog *program, wide bool) {
 			case a.Checked:
 				path = "as it was set up"
 			}
-			g.Add(a.Address.String(), v6, a.Interface, a.Group(), a.Pool, a.HostLink, strconv.Itoa(a.MTU), view.Age(a.Since, now), a.State, path)
+			g.Add(v4, v6, a.Interface, a.Group(), a.Pool, a.HostLink, strconv.Itoa(a.MTU), view.Age(a.Since, now), a.State, path)
 			if a.Checked && a.Fault != "" {
 				g.Tint(9, view.Bad)
 			}

@@ -29,6 +29,7 @@ type Status struct {
 	Trouble  []string        `json:"trouble"` // of the cluster as a whole
 	Nodes    []Node          `json:"nodes"`   // by name
 	Pools    []Pool          `json:"pools"`   // by name
+	VPCs     []VPC           `json:"vpcs"`    // by name
 	Unread   []string        `json:"unread"`  // what could not be read, and why
 }
 
@@ -59,6 +60,7 @@ type Node struct {
 	Addresses    *Counts       `json:"addresses,omitempty"` // not there where they are not known
 	ENIs         int           `json:"enis"`                // that serve pods
 	Blocks       int           `json:"blocks"`              // of address pools
+	NICs         int           `json:"nics"`                // ports of VPCs, of pods there
 	Short        bool          `json:"short"`               // of addresses
 	Trouble      []string      `json:"trouble"`
 }
@@ -82,13 +84,16 @@ type objects struct {
 	pools     []v1alpha1.AddressPool
 	blocks    []v1alpha1.AddressBlock
 	requests  []v1alpha1.BlockRequest
-	answers   map[string]answer // of nodes that were asked
+	vpcs      []v1alpha1.VPC
+	nics      []v1alpha1.PodNIC
+	pods      map[string]*corev1.Pod // of NICs, by namespace/name; nil: they were not looked for
+	answers   map[string]answer      // of nodes that were asked
 	unread    []string
 }
 
 // statusOf is the whole cluster's.
 func statusOf(o objects) Status {
-	s := Status{Time: o.now, Modes: []diagnose.Mode{}, Versions: []Version{}, Trouble: []string{}, Pools: poolsOf(o), Unread: append([]string{}, o.unread...)}
+	s := Status{Time: o.now, Modes: []diagnose.Mode{}, Versions: []Version{}, Trouble: []string{}, Pools: poolsOf(o), VPCs: vpcRows(o), Unread: append([]string{}, o.unread...)}
 	s.Nodes = nodesOf(o)
 	versions := map[string]int{}
 	for _, n := range s.Nodes {
@@ -121,13 +126,14 @@ func statusOf(o objects) Status {
 		s.Trouble = append(s.Trouble, "no pod of berthd was found: is Berth installed, and in the namespace that --berth-namespace says?")
 	}
 	s.Healthy = len(s.Trouble)+len(s.Unread) == 0 && s.Totals.Healthy == s.Totals.Nodes &&
-		!slices.ContainsFunc(s.Pools, func(p Pool) bool { return len(p.Trouble) > 0 })
+		!slices.ContainsFunc(s.Pools, func(p Pool) bool { return len(p.Trouble) > 0 }) &&
+		!slices.ContainsFunc(s.VPCs, func(v VPC) bool { return len(v.Trouble) > 0 })
 	return s
 }
 
 // operator tells how the operator does, where a node has need of one.
 func (s *Status) operator(o objects) {
-	if !slices.ContainsFunc(s.Modes, func(m diagnose.Mode) bool { return m != diagnose.NodeMode }) {
+	if !slices.ContainsFunc(s.Modes, func(m diagnose.Mode) bool { return m != diagnose.NodeMode }) && len(o.vpcs) == 0 {
 		return
 	}
 	op := operatorOf(o.operators)
@@ -135,12 +141,16 @@ func (s *Status) operator(o objects) {
 		op.Leader = *l.Spec.HolderIdentity
 	}
 	s.Operator = &op
+	lacks := "no node gets more addresses"
+	if len(o.vpcs) > 0 {
+		lacks = "no pod gets NICs of VPCs, and " + lacks
+	}
 	switch {
 	case op.Ready > 0 || slices.ContainsFunc(o.unread, func(why string) bool { return strings.HasPrefix(why, "pods of berth-operator") }):
 	case op.Pods == 0:
-		s.Trouble = append(s.Trouble, "there is no pod of berth-operator: no node gets more addresses")
+		s.Trouble = append(s.Trouble, "there is no pod of berth-operator: "+lacks)
 	default:
-		s.Trouble = append(s.Trouble, "no pod of berth-operator is ready, so that no node gets more addresses: "+op.Why)
+		s.Trouble = append(s.Trouble, "no pod of berth-operator is ready, so that "+lacks+": "+op.Why)
 	}
 }
 
@@ -167,12 +177,18 @@ func nodesOf(o objects) []Node {
 	for _, r := range o.requests {
 		requests[r.Spec.NodeName] = append(requests[r.Spec.NodeName], r)
 	}
+	nics, around := map[string][]NIC{}, o.around()
+	for i := range o.nics {
+		if node := o.nics[i].Status.NodeName; node != "" {
+			nics[node] = append(nics[node], nicOf(&o.nics[i], around.judge(&o.nics[i])))
+		}
+	}
 	out := []Node{}
 	for name, is := range names {
 		if !is {
 			continue
 		}
-		f := nodeFacts{name: name, now: o.now, node: nodes[name], network: networks[name], blocks: blocks[name], requests: requests[name],
+		f := nodeFacts{name: name, now: o.now, node: nodes[name], network: networks[name], blocks: blocks[name], requests: requests[name], nics: nics[name],
 			nodesUnread: isUnread(o.unread, "Nodes"), podsUnread: isUnread(o.unread, "pods of berthd"), networksUnread: isUnread(o.unread, "NodeNetworks")}
 		if d, ok := o.daemons[name]; ok {
 			f.daemon = &d
@@ -206,13 +222,14 @@ type nodeFacts struct {
 	network  *v1alpha1.NodeNetwork
 	blocks   []v1alpha1.AddressBlock
 	requests []v1alpha1.BlockRequest
+	nics     []NIC
 	answer   *answer
 
 	nodesUnread, podsUnread, networksUnread bool
 }
 
 func (f nodeFacts) row() Node {
-	r := Node{Name: f.name, Trouble: []string{}, Blocks: len(f.blocks)}
+	r := Node{Name: f.name, Trouble: []string{}, Blocks: len(f.blocks), NICs: len(f.nics)}
 	if f.node != nil {
 		r.Ready = string(corev1.ConditionUnknown)
 		for _, c := range f.node.Status.Conditions {
@@ -242,7 +259,7 @@ func (f nodeFacts) row() Node {
 		r.ENIs, r.Blocks = max(r.ENIs, len(a.doc.ENIs)), max(r.Blocks, len(a.doc.Blocks))
 		r.Daemon.Version = cmp.Or(a.doc.Version, r.Daemon.Version)
 	}
-	for _, look := range []func(*Node){f.kubernetes, f.daemons, f.networks, f.pools, f.answers} {
+	for _, look := range []func(*Node){f.kubernetes, f.daemons, f.networks, f.pools, f.ports, f.answers} {
 		look(&r)
 	}
 	if c := r.Addresses; c != nil && c.Waiting > 0 {
@@ -340,6 +357,19 @@ func (f nodeFacts) pools(r *Node) {
 			r.Short = true
 			r.bad("a block of pool %s was asked for %s ago, and nobody has answered", q.Spec.PoolName, view.Age(q.CreationTimestamp.Time, f.now))
 		}
+	}
+}
+
+// ofNode are the verdicts of NICs that a node, or what the provider has there, is to be
+// seen to for.
+var ofNode = []diagnose.Verdict{
+	diagnose.NotBound, diagnose.BoundElsewhere, diagnose.NotPlugged, diagnose.PlugFailed, diagnose.NotActive, diagnose.PodMissing, diagnose.NotReleased,
+}
+
+func (f nodeFacts) ports(r *Node) {
+	its := slices.DeleteFunc(unwell(f.nics), func(n NIC) bool { return !slices.Contains(ofNode, n.Diagnosis.Verdict) })
+	for _, line := range told(its) {
+		r.bad("%s", line)
 	}
 }
 

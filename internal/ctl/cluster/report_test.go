@@ -8,10 +8,14 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/test/harness/hostile"
 )
@@ -25,7 +29,7 @@ func TestStatusTables(t *testing.T) {
 	well.nodes, well.daemons = well.nodes[:1], map[string]daemon{"node-a": well.daemons["node-a"]}
 	blind := objects{now: at, unread: []string{"Nodes: nodes is forbidden", "pods of berthd: pods is forbidden"}}
 	for name, o := range map[string]objects{
-		"operator": operatorCluster(), "pool": poolCluster(), "node": nodeCluster(), "well": well, "blind": blind, "empty": {now: at},
+		"operator": operatorCluster(), "pool": poolCluster(), "node": nodeCluster(), "port": portCluster(), "well": well, "blind": blind, "empty": {now: at},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := statusOf(o)
@@ -88,6 +92,55 @@ func TestTopAndPoolTables(t *testing.T) {
 	golden(t, "pools-wide.txt", printed(t, func(p *view.Printer) { writePools(p, pools, true, true) }))
 }
 
+// Of VPCs each trouble of their NICs is told, with a remedy, and what is well is not.
+func TestVPCs(t *testing.T) {
+	o := portCluster()
+	list := VPCs{VPCs: vpcRows(o)}
+	prog := &program{Options: Options{Now: func() time.Time { return at }}}
+	for name, wide := range map[string]bool{"vpcs.txt": false, "vpcs-wide.txt": true} {
+		golden(t, name, printed(t, func(p *view.Printer) { writeVPCs(p, list, prog, wide, wide) }))
+	}
+	blue := list.VPCs[0]
+	verdicts := map[string]diagnose.Verdict{}
+	for _, n := range blue.Troubled {
+		verdicts[n.Name] = n.Diagnosis.Verdict
+	}
+	want := map[string]diagnose.Verdict{
+		"full-eth0": diagnose.NoPort, "unbound-eth0": diagnose.NotBound, "unbound-eth1": diagnose.NotBound, "silent-eth0": diagnose.NotPlugged,
+		"moved-eth0": diagnose.BoundElsewhere, "lost-eth0": diagnose.PodMissing,
+	}
+	if diff := cmp.Diff(want, verdicts); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if blue.NICs != 8 || blue.Phases["Active"] != 3 || blue.Subnets[0].Waiting != 0 || blue.Subnets[1].Waiting != 1 {
+		t.Errorf("%+v", blue)
+	}
+	o.pods = nil // then it is not known where pods are
+	if n := len(vpcRows(o)[0].Troubled); n != 4 {
+		t.Errorf("%d NICs without a look at their pods", n)
+	}
+}
+
+// Thousands of NICs with the same trouble are one line, and a table that ends.
+func TestVPCOfManyNICs(t *testing.T) {
+	o := portCluster()
+	o.nics = nil
+	for i := range 5000 {
+		n := nic(fmt.Sprintf("web-%04d", i), "node-a", "192.168.0.3")
+		n.Status.Phase, n.Status.Plug, n.Status.Node = v1alpha1.PhaseCreated, nil, nil
+		n.Status.Conditions[1] = is("Bound", metav1.ConditionFalse, "BindingFailed", "no agent", time.Minute)
+		o.nics = append(o.nics, n)
+	}
+	prog := &program{Options: Options{Now: func() time.Time { return at }}}
+	out := printed(t, func(p *view.Printer) { writeVPCs(p, VPCs{VPCs: vpcRows(o)}, prog, false, false) })
+	if !strings.Contains(out, "NotBound of 5000 NICs, such as default/web-0000-eth0") || !strings.Contains(out, "4950 NICs more") || strings.Count(out, "\n") > 300 {
+		t.Errorf("%d lines:\n%.3000s", strings.Count(out, "\n"), out)
+	}
+	if s := printed(t, func(p *view.Printer) { writeStatus(p, statusOf(o), false, false) }); strings.Count(s, "\n") > 40 {
+		t.Errorf("status:\n%.3000s", s)
+	}
+}
+
 func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
 	check := func(name, out string) {
 		t.Helper()
@@ -104,7 +157,10 @@ func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
 	pod := PodDetails{Addresses: []string{""}, Events: []Event{{}}, Unread: []string{""}}
 	pools := Pools{Pools: poolsOf(poolCluster())}
 	s.Pools = poolsOf(poolCluster())
-	for _, v := range []any{&s, &top, &d, &pod, &pools} {
+	s.VPCs = vpcRows(portCluster())
+	vpcs := VPCs{VPCs: vpcRows(portCluster())}
+	d.Ports, pod.NICs = vpcs.VPCs[0].Troubled[:1:1], vpcs.VPCs[0].Troubled[1:2:2]
+	for _, v := range []any{&s, &top, &d, &pod, &pools, &vpcs} {
 		hostile.Fill(v)
 		for name, write := range map[string]func(*bytes.Buffer) error{
 			"JSON": func(b *bytes.Buffer) error { return view.WriteJSON(b, v) },
@@ -123,5 +179,6 @@ func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
 	check("top", printed(t, func(p *view.Printer) { writeTop(p, top, 20, true) }))
 	check("node", printed(t, func(p *view.Printer) { writeNode(p, d, prog, true) }))
 	check("pod", printed(t, func(p *view.Printer) { writePod(p, pod, prog, true) }))
+	check("vpcs", printed(t, func(p *view.Printer) { writeVPCs(p, vpcs, prog, true, true) }))
 	check("pools", printed(t, func(p *view.Printer) { writePools(p, pools, true, true) }))
 }

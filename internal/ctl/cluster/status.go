@@ -29,11 +29,12 @@ func newStatus(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show how Berth does in the whole cluster, and what is wrong",
-		Long: `Show nodes, addresses, pools, versions and what is wrong.
+		Long: `Show nodes, addresses, pools, VPCs, versions and what is wrong.
 
 Where nodes have objects (operator mode), those are read and no node is asked. In
 node mode nodes have none, so that each berthd is asked; with address pools
-blocks are known and addresses are not. --details asks every node in all modes.
+blocks are known and addresses are not; with ports of VPCs their NICs are. --details
+asks every node in all modes.
 
 Of more than 50 nodes the table has those with trouble; --all lists all. JSON and
 YAML always do. Ends with 2 when something is not well.`,
@@ -103,9 +104,9 @@ func (p *program) read(ctx context.Context) (objects, error) {
 	}
 	o := objects{
 		now: p.Now(), nodes: a.nodes(ctx), daemons: p.daemonPods(ctx, a, ""),
-		networks: a.networks(ctx), pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, ""),
+		networks: a.networks(ctx), pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, ""), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil),
 	}
-	if slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode }) {
+	if len(o.vpcs) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode }) {
 		o.operators = p.operatorPods(ctx, a)
 		o.lease = a.lease(ctx, p.daemons)
 	}
@@ -131,6 +132,9 @@ func writeStatus(p *view.Printer, s Status, wide, every bool) {
 	if len(s.Pools) > 0 {
 		p.Section("Pools", poolGrid(s.Pools, wide), "")
 	}
+	if len(s.VPCs) > 0 {
+		p.Section("VPCs", vpcGrid(s.VPCs, wide), "")
+	}
 	for _, n := range s.Nodes {
 		for _, t := range n.Trouble {
 			p.Printf("\n%s %s", view.Toned{Text: "! " + n.Name + ":", Tone: view.Bad}, t)
@@ -141,7 +145,12 @@ func writeStatus(p *view.Printer, s Status, wide, every bool) {
 			p.Printf("\n%s %s", view.Toned{Text: "! pool " + pool.Name + ":", Tone: view.Bad}, t)
 		}
 	}
-	if s.Totals.Healthy < s.Totals.Nodes || slices.ContainsFunc(s.Pools, func(p Pool) bool { return len(p.Trouble) > 0 }) {
+	for _, v := range s.VPCs {
+		for _, t := range v.Trouble {
+			p.Printf("\n%s %s", view.Toned{Text: "! VPC " + v.Name + ":", Tone: view.Bad}, t)
+		}
+	}
+	if slices.ContainsFunc(s.VPCs, func(v VPC) bool { return len(v.Trouble) > 0 }) || s.Totals.Healthy < s.Totals.Nodes || slices.ContainsFunc(s.Pools, func(p Pool) bool { return len(p.Trouble) > 0 }) {
 		p.Printf("\n")
 	}
 	unread(p, s.Unread)
@@ -186,6 +195,9 @@ func nodeHead(s Status, wide bool) []string {
 	if slices.Contains(s.Modes, diagnose.PoolMode) {
 		h = append(h, "BLOCKS")
 	}
+	if len(s.VPCs) > 0 {
+		h = append(h, "NICS")
+	}
 	h = append(h, "TROUBLE")
 	if wide {
 		h = append(h, "MODE", "VERSION", "RESTARTS", "NEEDED", "CAPACITY", "ENIS", "INSTANCE", "TYPE", "ZONE", "POD")
@@ -204,6 +216,9 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 	row := append([]string{n.Name, yesNo(n.Ready), state}, n.Addresses.cells()...)
 	if slices.Contains(s.Modes, diagnose.PoolMode) {
 		row = append(row, strconv.Itoa(n.Blocks))
+	}
+	if len(s.VPCs) > 0 {
+		row = append(row, strconv.Itoa(n.NICs))
 	}
 	what := "none"
 	if len(n.Trouble) > 0 {

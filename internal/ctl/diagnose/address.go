@@ -35,7 +35,11 @@ func ready(f Facts) (out []introspect.Attachment) {
 	return out
 }
 
-func has(a introspect.Attachment, addr netip.Addr) bool { return a.Address == addr || a.IPv6 == addr }
+func has(a introspect.Attachment, addr netip.Addr) bool {
+	return a.Address == addr || a.IPv6 == addr || slices.ContainsFunc(a.NICs, func(n introspect.NIC) bool {
+		return slices.ContainsFunc(n.Addresses, func(p netip.Prefix) bool { return p.Addr() == addr })
+	})
+}
 
 // hasAddress is about a pod that has an address in its status.
 func hasAddress(f Facts) *Diagnosis {
@@ -84,7 +88,7 @@ func attached(f Facts) *Diagnosis {
 func broken(attachments []introspect.Attachment) *Diagnosis {
 	for _, a := range attachments {
 		if a.Checked && a.Fault != "" {
-			return trouble(PathBroken, fmt.Sprintf("The path to %s is broken on its node: %s", a.Address, a.Fault),
+			return trouble(PathBroken, fmt.Sprintf("The path to %s is broken on its node: %s", list(held([]introspect.Attachment{a})), a.Fault),
 				"berthd puts back what it sees to be changed; what stays, or comes again, somebody else changes: a network manager, another network plugin, or the pod itself. Else delete the pod.", seePackets)
 		}
 	}
@@ -93,9 +97,17 @@ func broken(attachments []introspect.Attachment) *Diagnosis {
 
 func held(attachments []introspect.Attachment) (out []netip.Addr) {
 	for _, a := range attachments {
-		out = append(out, a.Address)
-		if a.IPv6.IsValid() {
-			out = append(out, a.IPv6)
+		for _, addr := range []netip.Addr{a.Address, a.IPv6} {
+			if addr.IsValid() {
+				out = append(out, addr)
+			}
+		}
+		for _, n := range a.NICs {
+			for _, p := range n.Addresses {
+				if !slices.Contains(out, p.Addr()) {
+					out = append(out, p.Addr())
+				}
+			}
 		}
 	}
 	return out

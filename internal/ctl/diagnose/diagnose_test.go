@@ -42,7 +42,7 @@ func waits(mode Mode) Facts {
 		f.NodeNetwork = Of(n)
 	case PoolMode:
 		f.Pools, f.Requests = Of([]v1alpha1.AddressPool{pool("default", nil)}), Of([]v1alpha1.BlockRequest{})
-	case NodeMode:
+	case NodeMode, PortMode:
 	}
 	return f
 }
@@ -54,6 +54,18 @@ func runs() Facts {
 	f.View.Value.Waiting = nil
 	f.View.Value.Attachments = []introspect.Attachment{{Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.5")}, State: "ready", Checked: true}}
 	return f
+}
+
+// inVPC is a pod that waits, whose one NIC works.
+func inVPC() Facts {
+	f, of := waits(PortMode), plugged()
+	f.Pod.UID, f.Pod.CreationTimestamp, f.Pod.Annotations = "u-1", of.NIC.CreationTimestamp, map[string]string{v1alpha1.AnnotationVPC: "blue"}
+	f.NICs, f.VPCs = Of([]v1alpha1.PodNIC{*of.NIC}), map[string]Fact[v1alpha1.VPC]{"blue": of.VPC}
+	return f
+}
+
+func nic(edit func(*v1alpha1.PodNIC)) func(*Facts) {
+	return func(f *Facts) { edit(&(*f.NICs.Value)[0]) }
 }
 
 func pool(name string, edit func(*v1alpha1.AddressPool)) v1alpha1.AddressPool {
@@ -275,6 +287,46 @@ func TestPod(t *testing.T) {
 			f.Operators = Of(Operators{All: 1})
 		}, NoOperator, "none of 1"},
 		{"pools may not be read", waits(PoolMode), func(f *Facts) { f.Pools = Unread[[]v1alpha1.AddressPool]("forbidden") }, Waiting, ""},
+
+		// Its NICs that are ports of VPCs.
+		{"NICs that come", inVPC(), nil, Waiting, "7s"},
+		{"no PodNIC", inVPC(), func(f *Facts) { f.NICs = Of([]v1alpha1.PodNIC{}) }, NoPodNIC, "has made no PodNIC"},
+		{"no PodNIC, no operator", inVPC(), func(f *Facts) { f.NICs, f.Operators = Of([]v1alpha1.PodNIC{}), Of(Operators{All: 2}) }, NoPodNIC, "None of 2"},
+		{"no PodNIC yet", inVPC(), func(f *Facts) { f.NICs, f.Pod.CreationTimestamp = Of([]v1alpha1.PodNIC{}), metav1.NewTime(now) }, Waiting, ""},
+		{"no VPC", inVPC(), func(f *Facts) { f.NICs, f.VPCs = Of([]v1alpha1.PodNIC{}), nil }, VPCNotReady, "no such VPC"},
+		{"NICs without a VPC", inVPC(), func(f *Facts) {
+			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), map[string]string{v1alpha1.AnnotationNICs: "[]"}
+		}, NoPodNIC, "names their VPC"},
+		{"the namespace's VPC", inVPC(), func(f *Facts) {
+			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), nil
+			f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationVPC: "blue"}
+		}, NoPodNIC, "in VPC blue"},
+		{"PodNICs may not be read", inVPC(), func(f *Facts) { f.NICs = Unread[[]v1alpha1.PodNIC]("forbidden") }, Waiting, ""},
+		{"NIC without a port", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status = v1alpha1.PodNICStatus{} }), NoPort, "NIC without a name (PodNIC web-0-eth0-x7)"},
+		{"another port", inVPC(), nic(func(o *v1alpha1.PodNIC) {
+			o.Status.Conditions = []metav1.Condition{condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "PortDeleted", "port p-1 was deleted", time.Hour)}
+		}), PortDiffers, "NIC eth0"},
+		{"agent is down", inVPC(), nic(func(o *v1alpha1.PodNIC) {
+			o.Status.Conditions = []metav1.Condition{condition(v1alpha1.ConditionBound, metav1.ConditionFalse, "BindingFailed", "at host host-a", time.Hour)}
+		}), NotBound, "BindingFailed"},
+		{"another pod's NIC", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod.UID = nil, "u-0" }), NotBound, "another pod's"},
+		{"NIC that nobody gave it", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod = nil, nil }), NotBound, "has not given it"},
+		{"at another node", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.NodeName = "node-b" }), BoundElsewhere, "node-b"},
+		{"not plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Node = nil }), NotPlugged, "has not said"},
+		{"cannot be plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) {
+			o.Status.Node.State, o.Status.Node.Message = v1alpha1.NodeFailed, "no bridge"
+		}), PlugFailed, "no bridge"},
+		{"no packets", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Phase = v1alpha1.PhaseBound }), NotActive, "active"},
+		{"works, with its NIC's address", inVPC(), func(f *Facts) {
+			f.Pod.Status = runs().Pod.Status
+			f.View.Value.Waiting = nil
+			f.View.Value.Attachments = []introspect.Attachment{{State: "ready", Checked: true, Allocated: introspect.Allocated{}, NICs: []introspect.NIC{{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.5/24")}}}}}
+		}, Works, "10.0.0.5"},
+		{"an address, and a NIC that does not come", inVPC(), func(f *Facts) {
+			nic(func(o *v1alpha1.PodNIC) { o.Status = v1alpha1.PodNICStatus{} })(f)
+			with := runs()
+			f.Pod.Status, f.View = with.Pod.Status, with.View
+		}, NoPort, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.edit != nil {

@@ -10,6 +10,8 @@
 //	operator.go  it waits for the operator's ENIs
 //	pool.go      it waits for a pool's blocks
 //	waiting.go   it waits, or was refused
+//	podnics.go   its NICs that are ports of VPCs
+//	nic.go       one such NIC by itself
 package diagnose
 
 import (
@@ -38,6 +40,9 @@ type Facts struct {
 	Pools       Fact[[]v1alpha1.AddressPool]  // all
 	Requests    Fact[[]v1alpha1.BlockRequest] // of the node
 
+	NICs Fact[[]v1alpha1.PodNIC]       // of the pod, or that its annotation names
+	VPCs map[string]Fact[v1alpha1.VPC] // of those, and that the pod's are to be in
+
 	Events []corev1.Event // of the pod, oldest first
 }
 
@@ -64,6 +69,7 @@ const (
 	NodeMode     Mode = "node"     // ENIs, by the node's own daemon
 	OperatorMode Mode = "operator" // ENIs, by berth-operator
 	PoolMode     Mode = "pool"     // blocks of address pools
+	PortMode     Mode = "port"     // ports of VPCs
 )
 
 // Daemon is the berthd of a node, as its pod tells.

@@ -35,6 +35,15 @@ const (
 	Waiting           Verdict = "Waiting"           // for an address; the summary says why
 	Refused           Verdict = "Refused"           // the plugin or the daemon failed the ADD
 	PathBroken        Verdict = "PathBroken"        // the kernel is not as it was set up
+	NoPodNIC          Verdict = "NoPodNIC"          // the operator has made none for a NIC that it asks for
+	VPCNotReady       Verdict = "VPCNotReady"       // or there is none
+	NoPort            Verdict = "NoPort"            // a NIC of it has none
+	PortDiffers       Verdict = "PortDiffers"       // the one at the provider is another than the PodNIC says
+	NotBound          Verdict = "NotBound"          // its port, to the pod's node
+	BoundElsewhere    Verdict = "BoundElsewhere"    // to another node
+	NotPlugged        Verdict = "NotPlugged"        // by the node
+	PlugFailed        Verdict = "PlugFailed"        // as the node says
+	NotActive         Verdict = "NotActive"         // plugged, and the provider does not say that it carries packets
 	NotOfBerth        Verdict = "NotOfBerth"        // another plugin gave the address
 	AddressesDisagree Verdict = "AddressesDisagree" // the pod's status and its node's record
 )
@@ -60,6 +69,8 @@ func trouble(v Verdict, summary, remedy, see string) *Diagnosis {
 
 // Headings of docs/troubleshoot.md.
 const (
+	seeNoNIC     = `docs/troubleshoot.md, "No NIC"`
+	seeNICs      = `docs/troubleshoot.md, "Conditions of VPCs and NICs"`
 	seeWaits     = `docs/troubleshoot.md, "No address"`
 	seeDaemon    = `docs/troubleshoot.md, "berthd is not there"`
 	seeSandbox   = `docs/troubleshoot.md, "A pod stays in ContainerCreating"`

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/network/echo"
@@ -34,6 +34,7 @@ type vpcPod struct {
 	node int
 	vpc  string
 	nics string   // YAML; empty: one default NIC
+	vm   bool     // they are a virtual machine's, in the pod
 	have []string // addresses that its interfaces must have, in order; empty ones may be any
 }
 
@@ -42,7 +43,7 @@ func (p vpcPod) options() node.PodOptions {
 	if p.nics != "" {
 		a["berth.dev/nics"] = p.nics
 	}
-	return node.PodOptions{Annotations: a}
+	return node.PodOptions{Annotations: a, VM: p.vm}
 }
 
 // addVPCPod makes a pod and compares its interfaces with what was asked for.
@@ -71,9 +72,22 @@ func (s *stage) addVPCPod(ctx context.Context, p vpcPod) (*node.Pod, error) {
 	return pod, nil
 }
 
-// linkOf is the MAC address and the addresses of IPv4 of an interface in a pod.
+// addVPCPods makes pods at once.
+func (s *stage) addVPCPods(ctx context.Context, pods ...vpcPod) ([]*node.Pod, error) {
+	made := make([]*node.Pod, len(pods))
+	var making errgroup.Group
+	for i, p := range pods {
+		making.Go(func() (err error) {
+			made[i], err = s.addVPCPod(ctx, p)
+			return err
+		})
+	}
+	return made, making.Wait()
+}
+
+// linkOf is the MAC address and the addresses of IPv4 of an interface in a pod, or in its machine.
 func linkOf(p *node.Pod, name string) (mac string, addrs []string, err error) {
-	err = ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
+	err = ns.Netlink(p.Inside(), func(h *netlink.Handle) error {
 		l, err := h.LinkByName(name)
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", name, err)
@@ -117,7 +131,7 @@ func (s *stage) port(ctx context.Context, id string) (portcloud.Port, bool, erro
 func tcp(ctx context.Context, p *node.Pod, to netip.Addr, within time.Duration) error {
 	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	r, err := echo.Ask(one, p.Netns(), "tcp", port(to), netip.Addr{}, "hello from "+p.Name)
+	r, err := echo.Ask(one, p.Inside(), "tcp", port(to), netip.Addr{}, "hello from "+p.Name)
 	if err == nil && r.You != p.Addr() {
 		err = fmt.Errorf("seen as %s, not as %s", r.You, p.Addr())
 	}
@@ -160,52 +174,43 @@ func vpcsReady(ctx context.Context, s *stage) (string, error) {
 
 // Things of the story that are in the cloud.
 type portStory struct {
-	firewall string         // ID of a group that lets nothing in
-	given    portcloud.Port // that a user made, for pod4
-	second   portcloud.Port // likewise, for pod5
+	firewall string // ID of a group that lets nothing in
 }
 
 // samplePods are the five kinds of pods with NICs.
 func samplePods(ctx context.Context, s *stage) (string, error) {
-	v := s.lab.VPCs[0]
-	subnet := v.Network.Subnet("subnet-1").ID
 	var err error
 	if s.ports.firewall, err = s.lab.Ports.AddGroup(ctx, "firewall"); err != nil {
 		return "", err
 	}
-	for _, p := range []struct {
-		into *portcloud.Port
-		name string
-		ip   string
-	}{{&s.ports.given, "users-port", "192.168.0.40"}, {&s.ports.second, "users-second-port", "192.168.0.41"}} {
-		*p.into, err = s.lab.Ports.AddPort(ctx, portcloud.Port{
-			Name: p.name, Network: v.Network.ID, Groups: []string{v.Open},
-			Addresses: []portcloud.Address{{Subnet: subnet, IP: netip.MustParseAddr(p.ip)}},
-		})
-		if err != nil {
-			return "", err
-		}
+	given, err := s.addUsersPort(ctx, "users-port", "192.168.0.40")
+	if err != nil {
+		return "", err
+	}
+	second, err := s.addUsersPort(ctx, "users-second-port", "192.168.0.41")
+	if err != nil {
+		return "", err
 	}
 	pods := []vpcPod{
 		{name: "pod1", node: 0, vpc: s.blue(), have: []string{""}},
 		{name: "pod2", node: 1, vpc: s.blue(), nics: "- subnet: subnet-1", have: []string{""}},
 		{name: "pod3", node: 0, vpc: s.blue(), nics: "- subnet: subnet-1\n  ip: 192.168.0.12", have: []string{"192.168.0.12/24"}},
-		{name: "pod4", node: 1, vpc: s.blue(), nics: "- portID: " + s.ports.given.ID, have: []string{"192.168.0.40/24"}},
+		{name: "pod4", node: 1, vpc: s.blue(), vm: true, nics: "- portID: " + given.ID + "\n  binding: tap", have: []string{"192.168.0.40/24"}},
 		{
-			name: "pod5", node: 1, vpc: s.blue(), have: []string{"192.168.0.13/24", "192.168.0.41/24"},
-			nics: "- subnet: subnet-1\n  ip: 192.168.0.13\n  securityGroup: " + s.ports.firewall + "\n- portID: " + s.ports.second.ID,
+			name: "pod5", node: 1, vpc: s.blue(), vm: true, have: []string{"192.168.0.13/24", "192.168.0.41/24"},
+			nics: "- subnet: subnet-1\n  ip: 192.168.0.13\n  securityGroup: " + s.ports.firewall + "\n  binding: bridge\n- portID: " + second.ID + "\n  binding: bridge",
 		},
 	}
-	var told []string
-	for _, p := range pods {
-		began := time.Now()
-		pod, err := s.addVPCPod(ctx, p)
-		if err != nil {
-			return "", err
-		}
-		told = append(told, fmt.Sprintf("%s %s in %s", pod.Name, pod.Addr(), ms(time.Since(began))))
+	began := time.Now()
+	made, err := s.addVPCPods(ctx, pods...)
+	if err != nil {
+		return "", err
 	}
-	return strings.Join(told, ", "), nil
+	var told []string
+	for _, p := range made {
+		told = append(told, fmt.Sprintf("%s %s", p.Name, p.Addr()))
+	}
+	return fmt.Sprintf("%s, at once in %.1f s", strings.Join(told, ", "), time.Since(began).Seconds()), nil
 }
 
 func (s *stage) pod(name string) (*node.Pod, error) {
@@ -246,7 +251,7 @@ func vpcPodsTalk(ctx context.Context, s *stage) (string, error) {
 			if err := reached(ctx, p, q.Addr()); err != nil { // the first packet through a tunnel may be lost
 				return "", err
 			}
-			a.ask(ctx, p.Name, p.Netns(), port(q.Addr()), p.Addr())
+			a.ask(ctx, p.Name, p.Inside(), port(q.Addr()), p.Addr())
 			pairs++
 		}
 	}
@@ -271,99 +276,6 @@ func groups(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("%s is shut, and open %.1f s after a rule was added", closed.Addr(), time.Since(began).Seconds()), nil
-}
-
-// otherVPC makes pods of the other VPC, one with an address that a pod of blue has.
-func otherVPC(ctx context.Context, s *stage) (string, error) {
-	var green []*node.Pod
-	for i, ip := range []string{"192.168.0.12", "192.168.0.77"} {
-		p, err := s.addVPCPod(ctx, vpcPod{
-			name: fmt.Sprintf("green-%d", i+1), node: i, vpc: s.green(), nics: "[{subnet: subnet-1, ip: " + ip + "}]", have: []string{ip + "/24"},
-		})
-		if err != nil {
-			return "", err
-		}
-		green = append(green, p)
-	}
-	blue, err := s.pods("pod1", "pod3")
-	if err != nil {
-		return "", err
-	}
-	if err := reached(ctx, green[1], green[0].Addr()); err != nil {
-		return "", err
-	}
-	if err := errors.Join(notReached(ctx, green[0], blue[0].Addr()), notReached(ctx, blue[0], green[1].Addr())); err != nil {
-		return "", err
-	}
-	for i, p := range green {
-		if err := s.nodes[i].DelPod(ctx, p.Name); err != nil {
-			return "", err
-		}
-	}
-	return fmt.Sprintf("both have a pod %s; neither VPC reaches the other", blue[1].Addr()), nil
-}
-
-// fixedNIC has a user's PodNIC go from a pod to its successor on another node.
-func fixedNIC(ctx context.Context, s *stage) (string, error) {
-	nic := &v1alpha1.PodNIC{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db-0"},
-		Spec:       v1alpha1.PodNICSpec{VPC: s.blue(), Addresses: []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: "192.168.0.50"}}},
-	}
-	if err := s.lab.Kube.Client.Create(ctx, nic); err != nil {
-		return "", fmt.Errorf("create PodNIC db-0: %w", err)
-	}
-	asker, err := s.pod("pod2")
-	if err != nil {
-		return "", err
-	}
-	var was v1alpha1.PodNICStatus
-	for i := range 2 {
-		p, err := s.addVPCPod(ctx, vpcPod{name: "db", node: i, vpc: s.blue(), nics: "[{nic: db-0}]", have: []string{"192.168.0.50/24"}})
-		if err != nil {
-			return "", err
-		}
-		now, err := s.nicOf(ctx, p, "eth0")
-		if err != nil {
-			return "", err
-		}
-		if i > 0 && (now.Status.PortID != was.PortID || now.Status.MAC != was.MAC) {
-			return "", fmt.Errorf("the port was %s with %s, and is %s with %s", was.PortID, was.MAC, now.Status.PortID, now.Status.MAC)
-		}
-		was = now.Status
-		if err := reached(ctx, asker, p.Addr()); err != nil {
-			return "", err
-		}
-		if err := s.nodes[i].DelPod(ctx, "db"); err != nil {
-			return "", err
-		}
-	}
-	return fmt.Sprintf("192.168.0.50, %s, port %.8s on %s, then on %s", was.MAC, was.PortID, s.nodes[0].Name, s.nodes[1].Name), nil
-}
-
-// usersPort deletes the pod that has a port which a user made.
-func usersPort(ctx context.Context, s *stage) (string, error) {
-	p, err := s.pod("pod4")
-	if err != nil {
-		return "", err
-	}
-	if err := s.nodes[1].DelPod(ctx, p.Name); err != nil {
-		return "", err
-	}
-	err = until(ctx, "port "+s.ports.given.ID, func() error {
-		now, there, err := s.port(ctx, s.ports.given.ID)
-		switch {
-		case err != nil:
-			return err
-		case !there:
-			return errors.New("it is gone")
-		case now.Host != "" || now.Device != s.ports.given.Device:
-			return fmt.Errorf("it is bound to %q for %q", now.Host, now.Device)
-		case now.MAC != s.ports.given.MAC:
-			return fmt.Errorf("its MAC address is %s, was %s", now.MAC, s.ports.given.MAC)
-		}
-		return nil
-	})
-	return fmt.Sprintf("port %.8s is there, bound to nothing", s.ports.given.ID), err
 }
 
 // portDeleted deletes a port of a running pod in the cloud.

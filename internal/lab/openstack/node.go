@@ -103,14 +103,26 @@ func (n *Node) raise(ctx context.Context) error {
 	if err := start(); err != nil {
 		return err
 	}
-	programs := n.running()
-	last := programs[len(programs)-1]
-	if err := last.Wait(ctx, func() error { return n.alive(ctx) }); err != nil {
+	if err := n.agent().Wait(ctx, func() error { return n.Alive(ctx) }); err != nil {
 		return err
 	}
 	n.cloud.Progress(fmt.Sprintf("node %s has joined, its tunnels end at %s", n.Name, n.tunnel().Addr()))
 	return nil
 }
+
+// agent is what programs its Open vSwitch, the last program to start.
+func (n *Node) agent() *proc.Process {
+	programs := n.running()
+	return programs[len(programs)-1]
+}
+
+// KillAgent ends what programs the node's Open vSwitch: OVN's controller or Neutron's agent. The
+// ports that are plugged go on; Neutron binds none there once it has not heard of it for
+// Options.AgentDown.
+func (n *Node) KillAgent() error { return end([]*proc.Process{n.agent()}) }
+
+// RestartAgent starts it again.
+func (n *Node) RestartAgent() error { return n.agent().Start() }
 
 // run starts a program on the node.
 func (n *Node) run(p program) (*proc.Process, error) {

@@ -32,6 +32,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -56,16 +57,20 @@ type Options struct {
 	Dir string
 	// Netns is the file of the network namespace of the services; the starter's own when empty.
 	Netns    string
-	Backend  Backend      // OVN when empty
-	Keystone bool         // who asks Neutron needs a token; without, Neutron believes everybody
-	Progress func(string) // told one line a step, by several goroutines; may be nil
+	Backend  Backend // OVN when empty
+	Keystone bool    // who asks Neutron needs a token; without, Neutron believes everybody
+	// AgentDown is for how long Neutron believes in a node's agent that says nothing, in whole
+	// seconds; 30 s when zero.
+	AgentDown time.Duration
+	Progress  func(string) // told one line a step, by several goroutines; may be nil
 }
 
 // Cloud is a running instance. Its methods may be called concurrently.
 type Cloud struct {
 	Options
 	ground   *ground
-	keystone *keystone // nil without
+	keystone *keystone     // nil without
+	server   *proc.Process // Neutron's; nil before it is started
 
 	mu       sync.Mutex // guards all below; never held across I/O
 	programs []*proc.Process
@@ -113,6 +118,12 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Backend != OVN && o.Backend != Agent {
 		return o, fmt.Errorf("backend: %q: want %s or %s", o.Backend, OVN, Agent)
+	}
+	if o.AgentDown == 0 {
+		o.AgentDown = 30 * time.Second
+	}
+	if o.AgentDown < 3*time.Second {
+		return o, fmt.Errorf("time in which an agent must say something: %v: want 3 s at least, as it does so each third of that", o.AgentDown)
 	}
 	if o.Progress == nil {
 		o.Progress = func(string) {}

@@ -17,7 +17,8 @@ const (
 )
 
 // startRabbit starts RabbitMQ and returns once it takes connections. It is started with
-// Erlang's port mapper beside it, which it would else leave running.
+// Erlang's port mapper beside it, which it would else leave running, and as below systemd, where
+// its script becomes the server: one that waited for it would leave it running when it is killed.
 func (c *Cloud) startRabbit(ctx context.Context) error {
 	if err := os.MkdirAll(c.in(rabbitDir, "mnesia"), 0o755); err != nil {
 		return err
@@ -33,7 +34,7 @@ func (c *Cloud) startRabbit(ctx context.Context) error {
 		return err
 	}
 	p, err := c.service(program{what: "RabbitMQ", name: "rabbitmq-server", env: append(mapper,
-		"HOME="+c.in(rabbitDir), "RABBITMQ_NODENAME=lab@localhost", "RABBITMQ_CONFIG_FILE="+c.in(rabbitDir, "rabbitmq.conf"),
+		"RUNNING_UNDER_SYSTEMD=true", "HOME="+c.in(rabbitDir), "RABBITMQ_NODENAME=lab@localhost", "RABBITMQ_CONFIG_FILE="+c.in(rabbitDir, "rabbitmq.conf"),
 		"RABBITMQ_MNESIA_BASE="+c.in(rabbitDir, "mnesia"), "RABBITMQ_FEATURE_FLAGS_FILE="+c.in(rabbitDir, "features"), "ERL_CRASH_DUMP=/dev/null",
 		"RABBITMQ_LOG_BASE="+c.in(logDir), "RABBITMQ_ENABLED_PLUGINS_FILE="+c.in(rabbitDir, "plugins"),
 		"RABBITMQ_PID_FILE="+c.in(rabbitDir, "pid"), fmt.Sprintf("RABBITMQ_DIST_PORT=%d", distPort), "RABBITMQ_CONF_ENV_FILE=/dev/null",

@@ -24,8 +24,16 @@ type Subnet struct {
 	// Version is set from CIDR.
 	Version int        `json:"ip_version"`
 	Gateway netip.Addr `json:"gateway_ip,omitzero"`
+	// Pools are the addresses that Neutron chooses from, at random; a port may ask for others.
+	Pools []Pool `json:"allocation_pools,omitempty"`
 
 	Project string `json:"project_id"`
+}
+
+// Pool is a range of addresses, with both ends.
+type Pool struct {
+	Start netip.Addr `json:"start"`
+	End   netip.Addr `json:"end"`
 }
 
 // Group is a security group. A new one lets its ports send to everybody and nobody send to them.

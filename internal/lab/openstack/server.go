@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
 //go:embed neutron.py
@@ -46,23 +48,43 @@ func (c *Cloud) startServer(ctx context.Context) error {
 			return err
 		}
 	}
-	p, err := c.service(program{what: "neutron-server", name: "python3", args: []string{
+	var err error
+	c.server, err = c.service(program{what: "neutron-server", name: "python3", args: []string{
 		"-P", script, c.database("neutron"), "--config-file", c.in("neutron.conf"), "--config-file", c.in("ml2.ini"),
 	}})
 	if err != nil {
 		return err
 	}
-	err = c.within(ctx, "neutron-server, which logs to "+p.LogFile(), func(ctx context.Context) error {
+	return c.waitServer(ctx, began)
+}
+
+// waitServer returns once Neutron takes ports.
+func (c *Cloud) waitServer(ctx context.Context, began time.Time) error {
+	err := c.within(ctx, "neutron-server, which logs to "+c.server.LogFile(), func(ctx context.Context) error {
 		_, err := c.do(ctx, call{method: "GET", url: c.neutronURL() + "/"}, nil)
 		return err
 	})
 	if err == nil && c.Backend == OVN {
-		err = c.waitDriver(ctx, p)
+		err = c.waitDriver(ctx, c.server)
 	}
 	if err == nil {
 		c.Progress(fmt.Sprintf("Neutron answers at %s, %.1f s after its start", c.neutronURL(), time.Since(began).Seconds()))
 	}
 	return err
+}
+
+// KillServer ends Neutron's server at once, with its workers: nobody answers there until
+// RestartServer.
+func (c *Cloud) KillServer() error { return end([]*proc.Process{c.server}) }
+
+// RestartServer starts Neutron's server again, over the databases that it had, and returns once
+// it takes ports.
+func (c *Cloud) RestartServer(ctx context.Context) error {
+	began := time.Now()
+	if err := c.server.Start(); err != nil {
+		return err
+	}
+	return c.waitServer(ctx, began)
 }
 
 // neutronConf is the configuration of server and agents.
@@ -87,13 +109,13 @@ state_path = %s
 transport_url = %s
 %s
 rpc_state_report_workers = 0
-agent_down_time = 30
+agent_down_time = %d
 notify_nova_on_port_status_changes = false
 notify_nova_on_port_data_changes = false
 dhcp_agent_notification = false
 api_paste_config = %s
 [agent]
-report_interval = 10
+report_interval = %d
 [database]
 connection = %s
 [oslo_concurrency]
@@ -102,7 +124,8 @@ lock_path = %s
 enforce_scope = false
 enforce_new_defaults = false
 policy_file = %s
-%s`, services.Addr(), neutronPort, auth, plugins, c.Dir, transport, workers, apiPaste, c.database("neutron"), c.in(lockDir), c.in("policy.yaml"), tokens)
+%s`, services.Addr(), neutronPort, auth, plugins, c.Dir, transport, workers,
+		int(c.AgentDown.Seconds()), apiPaste, int(c.AgentDown.Seconds())/3, c.database("neutron"), c.in(lockDir), c.in("policy.yaml"), tokens)
 }
 
 // ml2Conf is the configuration of Neutron's plugin.

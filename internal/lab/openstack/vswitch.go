@@ -88,8 +88,10 @@ func (n *Node) startController() error {
 	return err
 }
 
-// alive is an error where Neutron would not bind a port to the node.
-func (n *Node) alive(ctx context.Context) error {
+// Alive is an error where Neutron would not bind a port to the node. With OVN Neutron asks its
+// controller for a sign of life when somebody asks for agents, and no more often than twice in
+// Options.AgentDown.
+func (n *Node) Alive(ctx context.Context) error {
 	agents, err := n.cloud.agents(ctx, n.Name)
 	if err != nil {
 		return err

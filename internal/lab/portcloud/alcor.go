@@ -41,13 +41,19 @@ type Alcor struct {
 
 	mu     sync.Mutex // guards all below; nothing is asked of the kernel under it
 	hubs   map[string]*hub.Hub
-	agents map[string]*alcor.Agent // by host
-	ended  error                   // what agents met that are no more
+	agents map[string]*host // by name
+	ended  error            // what agents met that are no more
+}
+
+// host is a node with its agent, which may have crashed.
+type host struct {
+	options alcor.AgentOptions
+	*alcor.Agent
 }
 
 // NewAlcor starts one without networks.
 func NewAlcor(_ context.Context, o Options) (Cloud, error) {
-	a := &Alcor{Managers: alcor.New(alcor.Options{}), options: o, hubs: map[string]*hub.Hub{}, agents: map[string]*alcor.Agent{}}
+	a := &Alcor{Managers: alcor.New(alcor.Options{}), options: o, hubs: map[string]*hub.Hub{}, agents: map[string]*host{}}
 	ln, err := ns.Listen(o.Netns, netip.AddrPortFrom(o.Address, gatewayPort))
 	if err != nil {
 		return nil, err
@@ -77,7 +83,7 @@ func (a *Alcor) Join(_ context.Context, h Host) (Joined, error) {
 		return Joined{}, fmt.Errorf("there is a host %s already", h.Name)
 	}
 	a.Managers.AddHost(h.Name, alcor.Host{})
-	a.agents[h.Name] = a.Managers.StartAgent(alcor.AgentOptions{
+	o := alcor.AgentOptions{
 		Host: h.Name, Netns: h.Netns, Prefix: prefix,
 		Uplink: func(vpc, bridge string) error {
 			a.mu.Lock()
@@ -88,7 +94,8 @@ func (a *Alcor) Join(_ context.Context, h Host) (Joined, error) {
 			}
 			return to.Join(h.Netns, bridge, "alcu"+vpc[:11])
 		},
-	})
+	}
+	a.agents[h.Name] = &host{o, a.Managers.StartAgent(o)}
 	return Joined{NetnsPrefixes: []string{alcor.DefaultPrefix, prefix}}, nil
 }
 
@@ -109,11 +116,36 @@ func (a *Alcor) Leave(host string) error {
 	return err
 }
 
-// agent is that of a host; nil: there is none.
-func (a *Alcor) agent(host string) *alcor.Agent {
+// host finds one that has joined.
+func (a *Alcor) host(name string) (*host, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.agents[host]
+	if h := a.agents[name]; h != nil {
+		return h, nil
+	}
+	return nil, fmt.Errorf("no host %s", name)
+}
+
+// Crash ends the agent of a host, which leaves what it has made, until Revive.
+func (a *Alcor) Crash(name string) error {
+	h, err := a.host(name)
+	if err == nil {
+		h.Agent.Crash()
+	}
+	return err
+}
+
+// Revive starts the agent of a host again.
+func (a *Alcor) Revive(name string) error {
+	h, err := a.host(name)
+	if err != nil {
+		return err
+	}
+	again := &host{h.options, a.Managers.StartAgent(h.options)}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.agents[name], a.ended = again, errors.Join(a.ended, h.Err())
+	return nil
 }
 
 // AddNetwork implements Cloud.
@@ -207,11 +239,11 @@ func (a *Alcor) Home(host string) (ports []string, err error) {
 }
 
 func (a *Alcor) ends(host string) (map[string]alcor.End, error) {
-	agent := a.agent(host)
-	if agent == nil {
-		return nil, fmt.Errorf("no host %s", host)
+	h, err := a.host(host)
+	if err != nil {
+		return nil, err
 	}
-	return agent.Ends()
+	return h.Ends()
 }
 
 // Alive implements Cloud.

@@ -3,7 +3,7 @@
 //
 //	portcloud.go  what the lab, tests and proofs ask of it
 //	model.go      the strict fake of Neutron and Keystone over OVN
-//	real.go       the real Neutron and Keystone with OVN
+//	real.go       the real Neutron and Keystone, with OVN or Neutron's own agent
 //	alcor.go      the strict fake of Alcor, with the agents of nodes
 package portcloud
 

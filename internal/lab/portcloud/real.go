@@ -3,6 +3,7 @@ package portcloud
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,41 +14,58 @@ import (
 	"github.com/berthnet/berth/internal/lab/openstack"
 )
 
-// Real is the real Neutron behind the real Keystone, with OVN.
+// Real is the real Neutron behind the real Keystone.
 type Real struct {
-	cloud *openstack.Cloud
-	user  openstack.User
+	// OpenStack is all of it: tests end its programs.
+	OpenStack *openstack.Cloud
+
+	user openstack.User
 
 	mu       sync.Mutex // guards networks
 	networks []string   // IDs
 }
 
-// NewReal starts one without networks.
+// NewReal starts one with OVN, without networks.
 func NewReal(ctx context.Context, o Options) (Cloud, error) {
-	c, err := openstack.Start(ctx, openstack.Options{Dir: filepath.Join(o.Dir, "openstack"), Netns: o.Netns, Backend: openstack.OVN, Keystone: true, Progress: o.Progress})
-	if err != nil {
-		return nil, err
+	return RealWith(openstack.Options{Backend: openstack.OVN})(ctx, o)
+}
+
+// NewHybrid starts one with Neutron's own agent on each host, whose firewall is of iptables, so
+// that a port has a Linux bridge of its own (hybrid plug).
+func NewHybrid(ctx context.Context, o Options) (Cloud, error) {
+	return RealWith(openstack.Options{Backend: openstack.Agent})(ctx, o)
+}
+
+// RealWith is NewReal with other options of OpenStack: Backend and AgentDown count.
+func RealWith(with openstack.Options) func(context.Context, Options) (Cloud, error) {
+	return func(ctx context.Context, o Options) (Cloud, error) {
+		all := with
+		all.Dir, all.Netns, all.Keystone, all.Progress = filepath.Join(o.Dir, "openstack"), o.Netns, true, o.Progress
+		c, err := openstack.Start(ctx, all)
+		if err != nil {
+			return nil, err
+		}
+		r := &Real{OpenStack: c}
+		if r.user, err = c.AddUser(ctx, user, openstack.Role); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+		return r, nil
 	}
-	r := &Real{cloud: c}
-	if r.user, err = c.AddUser(ctx, user, openstack.Role); err != nil {
-		_ = c.Close()
-		return nil, err
-	}
-	return r, nil
 }
 
 // Access implements Cloud.
 func (r *Real) Access() Access {
 	return Access{
 		Provider: v1alpha1.ProviderNeutron,
-		Endpoint: r.cloud.Endpoint(),
+		Endpoint: r.OpenStack.Endpoint(),
 		Secret:   map[string]string{"username": r.user.Name, "password": r.user.Password, "project": r.user.Project},
 	}
 }
 
 // Join implements Cloud.
 func (r *Real) Join(ctx context.Context, h Host) (Joined, error) {
-	n, err := r.cloud.Join(ctx, h.Name, h.Netns)
+	n, err := r.OpenStack.Join(ctx, h.Name, h.Netns)
 	if err != nil {
 		return Joined{}, err
 	}
@@ -55,7 +73,7 @@ func (r *Real) Join(ctx context.Context, h Host) (Joined, error) {
 }
 
 func (r *Real) node(host string) *openstack.Node {
-	for _, n := range r.cloud.Nodes() {
+	for _, n := range r.OpenStack.Nodes() {
 		if n.Name == host {
 			return n
 		}
@@ -73,7 +91,7 @@ func (r *Real) Leave(host string) error {
 
 // AddNetwork implements Cloud.
 func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
-	made, err := r.cloud.AddNetwork(ctx, openstack.Network{Name: n.Name})
+	made, err := r.OpenStack.AddNetwork(ctx, openstack.Network{Name: n.Name})
 	if err != nil {
 		return n, err
 	}
@@ -82,7 +100,7 @@ func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	r.mu.Unlock()
 	n.ID, n.Subnets = made.ID, slices.Clone(n.Subnets)
 	for i, s := range n.Subnets {
-		sub, err := r.cloud.AddSubnet(ctx, openstack.Subnet{Name: s.Name, Network: n.ID, CIDR: s.CIDR, Gateway: s.Gateway()})
+		sub, err := r.OpenStack.AddSubnet(ctx, openstack.Subnet{Name: s.Name, Network: n.ID, CIDR: s.CIDR, Gateway: s.Gateway(), Pools: upperHalf(s.CIDR)})
 		if err != nil {
 			return n, err
 		}
@@ -91,9 +109,24 @@ func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	return n, nil
 }
 
+// upperHalf has Neutron choose, as it does so at random, no address that somebody may ask for: a
+// lab's fixed ones are in the lower half. The last one of a subnet is its broadcast address.
+func upperHalf(cidr netip.Prefix) []openstack.Pool {
+	if !cidr.Addr().Is4() || cidr.Bits() < 16 || cidr.Bits() > 28 {
+		return nil
+	}
+	first, last := cidr.Masked().Addr().As4(), cidr.Masked().Addr().As4()
+	bits := cidr.Bits()
+	first[bits/8] |= 0x80 >> (bits % 8)
+	for bit := bits; bit < 31; bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return []openstack.Pool{{Start: netip.AddrFrom4(first), End: netip.AddrFrom4(last)}}
+}
+
 // AddGroup implements Cloud.
 func (r *Real) AddGroup(ctx context.Context, name string, in ...Rule) (id string, err error) {
-	g, err := r.cloud.AddGroup(ctx, name)
+	g, err := r.OpenStack.AddGroup(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -107,7 +140,7 @@ func (r *Real) AddGroup(ctx context.Context, name string, in ...Rule) (id string
 
 // Allow implements Cloud.
 func (r *Real) Allow(ctx context.Context, group string, in Rule) error {
-	_, err := r.cloud.AddRule(ctx, openstack.Rule{
+	_, err := r.OpenStack.AddRule(ctx, openstack.Rule{
 		Group: group, Direction: "ingress", EtherType: "IPv4", Protocol: in.Protocol, First: int(in.Port), Last: int(in.Port),
 	})
 	return err
@@ -119,13 +152,13 @@ func (r *Real) AddPort(ctx context.Context, p Port) (Port, error) {
 	for _, a := range p.Addresses {
 		ask.Fixed = append(ask.Fixed, openstack.Fixed{Subnet: a.Subnet, IP: a.IP})
 	}
-	made, err := r.cloud.AddPort(ctx, ask)
+	made, err := r.OpenStack.AddPort(ctx, ask)
 	return described(made), err
 }
 
 // RemovePort implements Cloud.
 func (r *Real) RemovePort(ctx context.Context, id string) error {
-	return r.cloud.Delete(ctx, "port", id)
+	return r.OpenStack.Delete(ctx, "port", id)
 }
 
 // Ports implements Cloud.
@@ -134,7 +167,7 @@ func (r *Real) Ports(ctx context.Context) (all []Port, err error) {
 	networks := slices.Clone(r.networks)
 	r.mu.Unlock()
 	for _, n := range networks {
-		list, err := r.cloud.Ports(ctx, n)
+		list, err := r.OpenStack.Ports(ctx, n)
 		if err != nil {
 			return nil, err
 		}
@@ -168,9 +201,9 @@ func (r *Real) Plugged(ctx context.Context, host string) ([]ovn.Interface, error
 }
 
 // Alive implements Cloud.
-func (r *Real) Alive() error { return r.cloud.Alive() }
+func (r *Real) Alive() error { return r.OpenStack.Alive() }
 
 // Close implements Cloud.
-func (r *Real) Close() error { return r.cloud.Close() }
+func (r *Real) Close() error { return r.OpenStack.Close() }
 
 var _ Cloud = (*Real)(nil)

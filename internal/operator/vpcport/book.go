@@ -37,8 +37,9 @@ type book struct {
 	nics     map[types.UID]*nic
 	uids     map[types.NamespacedName]types.UID
 	fresh    map[types.UID]bool            // PodNICs that this process made and has not seen yet
-	underway map[types.NamespacedName]bool // PodNICs that it makes in this moment
+	underway map[types.NamespacedName]bool // PodNICs that it makes in this moment; whether they were asked for
 	gates    map[gateKey]*gate
+	placed   map[string]time.Time // when a NIC of a VPC last was to have a port whose host was known
 }
 
 // nic is one of them.
@@ -54,6 +55,7 @@ type nic struct {
 	// cache trails while it shows that.
 	replaced string
 
+	waits  waits // of its pod, for metrics
 	failed failure
 	asked  plan.Want // in vain, when it failed
 	looks  int       // in a row that did not settle it
@@ -61,7 +63,10 @@ type nic struct {
 	next   time.Time // before when it is neither looked for nor polled
 	// unclear is when a call ended last of which it is not known what it did.
 	unclear time.Time
+	called  time.Time // when the call about it that is under way was asked for
 	touched time.Time // when a call about it ended last
+	// unplaced is since when it is to have a port while its pod has no node.
+	unplaced time.Time
 	// idle is since when no pod that lives has it; zero while one has.
 	idle time.Time
 	// gone is the UID of a pod that was found to be no more.
@@ -75,6 +80,7 @@ func newBook(c clock.Clock, settle time.Duration) *book {
 	return &book{
 		clock: c, settle: settle, began: c.Now(), nics: map[types.UID]*nic{}, uids: map[types.NamespacedName]types.UID{},
 		fresh: map[types.UID]bool{}, underway: map[types.NamespacedName]bool{}, gates: map[gateKey]*gate{},
+		placed: map[string]time.Time{},
 	}
 }
 
@@ -89,25 +95,31 @@ func (b *book) begin() {
 func (b *book) making(key types.NamespacedName) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.underway[key] = true
+	b.underway[key] = false
 }
 
 // made notes the UID of a PodNIC that this process made: nothing was ever asked for it. An
-// empty one tells that it was not made.
-func (b *book) made(key types.NamespacedName, uid types.UID) {
+// empty one tells that it was not made. It tells whether isMaking was asked meanwhile.
+func (b *book) made(key types.NamespacedName, uid types.UID) (asked bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	asked = b.underway[key]
 	delete(b.underway, key)
 	if uid != "" {
 		b.fresh[uid] = true
 	}
+	return asked
 }
 
 // isMaking tells whether a PodNIC is made in this moment.
 func (b *book) isMaking(key types.NamespacedName) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.underway[key]
+	_, is := b.underway[key]
+	if is {
+		b.underway[key] = true
+	}
+	return is
 }
 
 // with has do read and change what is known of a PodNIC's NIC, which is new if there was

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -198,6 +199,46 @@ func TestVPCOfTheNamespace(t *testing.T) {
 	}
 	if again := w.nicsOf("new")["eth0"]; again == nil || again.UID != o.UID {
 		t.Errorf("was %+v, is %+v", o, again)
+	}
+}
+
+// Pods that run keep their NICs, and the names of these, when an operator is told that the first
+// interface is a port from now on, or is none any more.
+func TestFirstInterfaceIsTurned(t *testing.T) {
+	isPort, isNone := Options{First: podnic.First{Name: "eth0", IsPort: true}}, Options{First: podnic.First{Name: "eth0"}}
+	for name, tt := range map[string]struct {
+		before, after Options
+		have          []string
+		next          string // the name of one more, and of that of a pod that comes
+		first         string
+	}{
+		"ToPorts":   {isNone, isPort, []string{"eth1", "eth2"}, "eth3", "eth0"},
+		"FromPorts": {isPort, isNone, []string{"eth0", "eth1"}, "eth2", "eth1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := start(t, tt.before)
+			w.podnic("own", v1alpha1.PodNICSpec{})
+			w.pod("web", `[{subnet: web}, {nic: own}]`)
+			w.schedule("web", "node-a")
+			first := w.awaitNIC("web", tt.have[0], "is bound", boundAt("node-a"))
+			own := w.awaitNIC("web", tt.have[1], "is bound", boundAt("node-a"))
+			w.finish("web", corev1.PodRunning)
+			w.end()
+			w.run(tt.after)
+			w.annotate("web", `[{subnet: web}, {nic: own}, {subnet: small}]`)
+			w.awaitNIC("web", tt.next, "is bound", boundAt("node-a"))
+			w.pod("new", `[{subnet: web}]`)
+			w.awaitNIC("new", tt.first, "has a port", in(v1alpha1.PhaseCreated))
+			if got := w.nicsOf("web"); len(got) != 3 {
+				t.Errorf("the pod has %v", got)
+			}
+			for i, before := range []*v1alpha1.PodNIC{first, own} {
+				now := w.nicsOf("web")[tt.have[i]]
+				if now == nil || now.UID != before.UID || now.DeletionTimestamp != nil || now.Status.DefaultRoute != before.Status.DefaultRoute || now.Status.PortID != before.Status.PortID {
+					t.Errorf("%s was %+v, is %+v", tt.have[i], before, now)
+				}
+			}
+		})
 	}
 }
 

@@ -56,6 +56,8 @@ type Options struct {
 	// Listing is how often all ports of Berth are listed, by which is seen what others
 	// did to them; 1 min.
 	Listing time.Duration
+	// Orphans is how often ports of no PodNIC are looked for, in such a listing; 10 min.
+	Orphans time.Duration
 	// OrphanAge is how long a port of no PodNIC must have been seen before it is
 	// deleted; 10 min.
 	OrphanAge time.Duration
@@ -79,6 +81,7 @@ type Controller struct {
 	book   *book
 	desks  *desks
 	told   *told
+	past   *past
 
 	pods, nics queue.Queue
 }
@@ -96,10 +99,11 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Settle = cmp.Or(o.Settle, time.Minute)
 	o.UnplugGrace = cmp.Or(o.UnplugGrace, time.Minute)
 	o.Listing = cmp.Or(o.Listing, time.Minute)
+	o.Orphans = cmp.Or(o.Orphans, 10*time.Minute)
 	o.OrphanAge = cmp.Or(o.OrphanAge, 10*time.Minute)
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		told: newTold(),
+		told: newTold(), past: newPast(),
 	}
 	c.book = newBook(o.Clock, o.Settle)
 	c.desks = newDesks(o.Clock, c.answered)

@@ -2,6 +2,7 @@ package vpcport
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,8 +14,13 @@ import (
 )
 
 const (
-	// gather is how long a call waits for others that it can be made together with.
-	gather = 20 * time.Millisecond
+	// gather is how long a call waits for others that it can be made together with, and
+	// gatherMore how long while several that were not full are under way.
+	gather     = 20 * time.Millisecond
+	gatherMore = 200 * time.Millisecond
+	// yields is how long a poll waits at most for calls by which pods get their ports:
+	// it tells what is so already, and polls that wait become one.
+	yields = 2 * time.Second
 	// callTimeout bounds a call, with its wait for its turn.
 	callTimeout = 2 * time.Minute
 )
@@ -30,9 +36,13 @@ const (
 	trays
 )
 
-// atOnce is how many calls of a tray are under way at most. How many the provider bears
-// is the matter of whoever opened it; more than these would only make batches small.
-var atOnce = [trays]int{creates: 8, looks: 4, polls: 2, singles: 32}
+// atOnce is how many calls of a tray are under way at most, and partly how many of them
+// before one that is not full waits for more: so the more there is to do, the more goes into
+// a call. How many the provider bears is the matter of whoever opened it.
+var (
+	atOnce = [trays]int{creates: 8, looks: 8, polls: 8, singles: 32}
+	partly = [trays]int{creates: 4, looks: 4, polls: 2, singles: 32}
+)
 
 // trayOf is where a step's call is made.
 func trayOf(k plan.Kind) tray {
@@ -54,6 +64,7 @@ type job struct {
 	step plan.Step
 	want plan.Want
 	have plan.Have
+	at   time.Time // when it was submitted
 }
 
 // answer is what came of a job.
@@ -66,9 +77,10 @@ type answer struct {
 
 // desks are one for each VPC.
 type desks struct {
-	clock clock.Clock
-	tell  func(job, answer)
-	under sync.WaitGroup // calls under way
+	clock  clock.Clock
+	tell   func(job, answer)
+	under  sync.WaitGroup // calls under way
+	closed chan struct{}
 
 	mu     sync.Mutex // guards all below
 	ctx    context.Context
@@ -82,13 +94,13 @@ type desk struct {
 	*desks
 	provider vpcport.Provider // guarded by desks.mu, as all below
 	waiting  [trays][]job
-	gathers  [trays]bool
+	wakes    [trays]time.Time // when begin is called once more; zero: not by itself
 	running  [trays]int
 	most     int // ports of one Create; 0: what the provider says
 }
 
 func newDesks(c clock.Clock, tell func(job, answer)) *desks {
-	return &desks{clock: c, tell: tell, byVPC: map[string]*desk{}}
+	return &desks{clock: c, tell: tell, closed: make(chan struct{}), byVPC: map[string]*desk{}}
 }
 
 // open has calls be made, with ctx.
@@ -98,7 +110,7 @@ func (d *desks) open(ctx context.Context) {
 	d.ctx, d.cancel = context.WithCancel(ctx)
 	for _, each := range d.byVPC {
 		for t := range trays {
-			each.gather(t)
+			each.begin(t)
 		}
 	}
 }
@@ -107,6 +119,7 @@ func (d *desks) open(ctx context.Context) {
 func (d *desks) close() {
 	d.mu.Lock()
 	d.shut = true
+	close(d.closed)
 	d.mu.Unlock()
 	d.under.Wait()
 	d.cancel()
@@ -125,86 +138,136 @@ func (d *desks) submit(vpc string, provider vpcport.Provider, j job) {
 		of.provider, of.most = provider, 0
 	}
 	t := trayOf(j.step.Kind)
+	j.at = d.clock.Now()
 	of.waiting[t] = append(of.waiting[t], j)
-	of.gather(t)
+	of.begin(t)
 }
 
-// gather begins calls soon. d.mu is held.
-func (d *desk) gather(t tray) {
-	if d.ctx == nil || d.shut || d.gathers[t] || len(d.waiting[t]) == 0 || d.running[t] >= atOnce[t] {
+// due is how long the next call of a tray waits for others; no: until another one ends.
+// d.mu is held.
+func (d *desk) due(t tray) (wait time.Duration, ok bool) {
+	n := len(d.waiting[t])
+	if d.ctx == nil || d.shut || n == 0 || d.running[t] >= atOnce[t] {
+		return 0, false
+	}
+	limit := gather
+	switch {
+	case t == polls && d.running[creates]+d.running[singles] >= atOnce[polls]:
+		limit = yields
+	case n >= d.full(t):
+		return 0, true
+	case d.running[t] >= partly[t]:
+		limit = gatherMore
+	}
+	return max(0, limit-d.clock.Now().Sub(d.waiting[t][0].at)), true
+}
+
+// begin begins as many calls as may be, and has the next ones begin when it is time. d.mu is
+// held.
+func (d *desk) begin(t tray) {
+	wait, ok := d.due(t)
+	for ; ok && wait == 0; wait, ok = d.due(t) {
+		d.start(t)
+	}
+	at := d.clock.Now().Add(wait)
+	if !ok || !d.wakes[t].IsZero() && !at.Before(d.wakes[t]) {
 		return
 	}
-	d.gathers[t] = true
-	wait := d.clock.After(gather)
-	d.under.Add(1)
+	d.wakes[t] = at
+	after := d.clock.After(wait)
 	go func() {
-		defer d.under.Done()
-		<-wait
+		select {
+		case <-d.closed:
+			return
+		case <-after:
+		}
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.gathers[t] = false
+		if d.wakes[t].Equal(at) {
+			d.wakes[t] = time.Time{}
+		}
 		d.begin(t)
 	}()
 }
 
-// begin begins as many calls as may be. d.mu is held.
-func (d *desk) begin(t tray) {
-	for !d.shut && d.running[t] < atOnce[t] && len(d.waiting[t]) > 0 {
-		batch := d.take(t)
-		provider, ctx, most := d.provider, d.ctx, d.most
-		d.running[t]++
-		d.under.Add(1)
-		go func() {
-			defer d.under.Done()
-			bounded, cancel := context.WithTimeout(ctx, callTimeout)
-			defer cancel()
-			c := caller{provider, d.clock, d.tell, most}
-			c.do(bounded, t, batch)
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			if c.most != most {
-				d.most = c.most
-			}
-			d.running[t]--
-			d.begin(t)
-		}()
+// start starts the next call of a tray. d.mu is held.
+func (d *desk) start(t tray) {
+	batch := d.take(t)
+	provider, ctx, most := d.provider, d.ctx, d.most
+	d.running[t]++
+	d.under.Add(1)
+	go func() {
+		defer d.under.Done()
+		bounded, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		c := caller{provider, d.clock, d.tell, most}
+		c.do(bounded, t, batch)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if c.most != most {
+			d.most = c.most
+		}
+		d.running[t]--
+		d.begin(t)
+		if t != polls {
+			d.begin(polls) // which may have waited for this
+		}
+	}()
+}
+
+// full is how many jobs fill a call. d.mu is held.
+func (d *desk) full(t tray) int {
+	traits := d.provider.Traits()
+	switch {
+	case t == singles:
+		return 1
+	case t != creates:
+		return max(1, traits.MaxFilter)
+	case d.most > 0:
+		return min(d.most, max(1, traits.MaxBatch))
 	}
+	return max(1, traits.MaxBatch)
 }
 
 // take removes the jobs of the next call from a tray. d.mu is held.
 func (d *desk) take(t tray) []job {
-	waiting, traits := d.waiting[t], d.provider.Traits()
-	var picked []int
-	switch t {
-	case creates:
-		most := max(1, traits.MaxBatch)
-		if d.most > 0 {
-			most = min(most, d.most)
-		}
-		ports := make([]vpcport.NewPort, len(waiting))
-		for i, j := range waiting {
-			ports[i] = j.want.New()
-		}
-		picked = plan.Batches(ports, most)[0]
-	case looks, polls:
-		for i := range min(len(waiting), max(1, traits.MaxFilter)) {
-			picked = append(picked, i)
-		}
-	default:
-		picked = []int{0}
+	waiting, n := d.waiting[t], d.full(t)
+	if t == creates {
+		return d.takeAlike(n)
 	}
-	taken := make(map[int]bool, len(picked))
-	batch := make([]job, 0, len(picked))
-	for _, i := range picked {
-		taken[i] = true
-		batch = append(batch, waiting[i])
-	}
-	rest := make([]job, 0, len(waiting)-len(picked))
-	for i, j := range waiting {
-		if !taken[i] {
-			rest = append(rest, j)
+	n = min(n, len(waiting))
+	batch := slices.Clone(waiting[:n])
+	clear(waiting[:n]) // what they point to is not kept
+	d.waiting[t] = waiting[n:]
+	return batch
+}
+
+// takeAlike removes those new ports that one call asks for, most at a time. d.mu is held.
+func (d *desk) takeAlike(most int) []job {
+	waiting := d.waiting[creates]
+	picked := plan.Batch(func(yield func(vpcport.NewPort) bool) {
+		for _, j := range waiting {
+			if !yield(j.want.New()) {
+				return
+			}
 		}
+	}, most)
+	batch := make([]job, len(picked))
+	for at, i := range picked {
+		batch[at] = waiting[i]
 	}
-	d.waiting[t] = rest
+	// Those that stay move up to the last one that goes.
+	last := len(picked) - 1
+	to := picked[last] + 1
+	for i := picked[last]; i >= 0; i-- {
+		if last >= 0 && picked[last] == i {
+			last--
+			continue
+		}
+		to--
+		waiting[to] = waiting[i]
+	}
+	clear(waiting[:to])
+	d.waiting[creates] = waiting[to:]
 	return batch
 }

@@ -120,6 +120,64 @@ func TestManyPortsAtOnce(t *testing.T) {
 	})
 }
 
+// Few calls that are not full are under way at once: the others wait for more, and not for
+// long.
+func TestTrickleOfPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ports, every, latency = 300, 10 * time.Millisecond, 400 * time.Millisecond
+		p := bigProvider(portfake.Options{Latency: latency, AtOnce: 8})
+		a := &answers{of: map[types.UID]answer{}}
+		d := newDesks(clock.Real{}, a.take)
+		d.open(context.Background())
+		for i := range ports {
+			d.submit("a", p, createJob(i))
+			time.Sleep(every) //nolint:forbidigo // virtual time
+		}
+		time.Sleep(latency + gatherMore) //nolint:forbidigo // virtual time
+		if len(a.failed()) > 0 || len(a.of) != ports {
+			t.Errorf("%d answers, failed %v, %v after the last one was asked for", len(a.of), a.failed(), latency+gatherMore)
+		}
+		d.close()
+		if n := p.Count("Create"); n > ports/5 {
+			t.Errorf("%d calls for %d ports", n, ports)
+		}
+	})
+}
+
+// Polls let calls go first by which pods get their ports, but not for ever.
+func TestPollsYield(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const latency = 400 * time.Millisecond
+		p := bigProvider(portfake.Options{Latency: latency, AtOnce: 8})
+		port := p.AddPort(vpcport.Port{NetworkID: "n-big"})
+		polled := make(chan time.Time, 1)
+		d := newDesks(clock.Real{}, func(j job, _ answer) {
+			if j.step.Kind == plan.Poll {
+				polled <- time.Now()
+			}
+		})
+		d.open(context.Background())
+		for i := range 64 * 8 * 10 { // four seconds of calls
+			d.submit("a", p, createJob(i))
+		}
+		began := time.Now()
+		d.submit("a", p, job{uid: "polled", step: plan.Step{Kind: plan.Poll, Port: port.ID}})
+		took := (<-polled).Sub(began)
+		if took < yields || took > yields+2*latency+gather {
+			t.Errorf("a poll among calls that make ports took %v, want %v and a turn", took, yields)
+		}
+		d.close()
+		d = newDesks(clock.Real{}, func(job, answer) { polled <- time.Now() })
+		d.open(context.Background())
+		began = time.Now()
+		d.submit("a", p, job{uid: "polled", step: plan.Step{Kind: plan.Poll, Port: port.ID}})
+		if took := (<-polled).Sub(began); took != gather+latency {
+			t.Errorf("a poll alone took %v, want %v", took, gather+latency)
+		}
+		d.close()
+	})
+}
+
 // A batch that does not fit as a whole fills what room there is, in few calls.
 func TestNoRoomForAll(t *testing.T) {
 	for _, tt := range []struct {

@@ -15,11 +15,13 @@
 //	hold.go        whether a node may still have a port plugged: a decision
 //	status.go      what people and nodes see of it: a decision
 //	book.go        what is known of each NIC besides its PodNIC
+//	early.go       ports of pods that have no node yet: a decision
 //	gate.go        failures that hold up several NICs
 //	desk.go        which calls are made together, and how many at once
 //	call.go        the calls
 //	sweep.go       what others did to ports, and ports that nobody has
 //	tell.go        Events of pods
+//	waits.go       what pods wait for, and since when
 //	metrics.go     the metrics
 //	rbac.go        what the operator may do at the API server
 //

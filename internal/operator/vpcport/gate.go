@@ -83,7 +83,7 @@ func (b *book) pass(uid types.UID, w plan.Want, k plan.Kind) (held failure, ok b
 	for _, g := range probes {
 		g.probe = uid
 	}
-	n.busy = true
+	n.busy, n.called = true, now
 	return failure{}, true
 }
 

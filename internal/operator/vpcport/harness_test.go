@@ -170,6 +170,7 @@ func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, ma
 	}
 	o.Cluster = cluster
 	o.Listing = cmp.Or(o.Listing, time.Second)
+	o.Orphans = cmp.Or(o.Orphans, time.Second)
 	o.OrphanAge = cmp.Or(o.OrphanAge, time.Second)
 	o.UnplugGrace = cmp.Or(o.UnplugGrace, time.Second)
 	o.Settle = cmp.Or(o.Settle, time.Second)

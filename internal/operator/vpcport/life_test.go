@@ -34,7 +34,7 @@ func TestLifeOfANIC(t *testing.T) {
 	if got := fmt.Sprintf("%v %v %+v", st.Addresses, st.Routes, *st.Plug); got != "[{192.168.0.2/24 s-web 192.168.0.1}] [{10.9.0.0/16 192.168.0.254}] {Type:OVS Bridge:br-int Netns: OVN:true}" {
 		t.Errorf("got %s", got)
 	}
-	if port.MAC.String() != vpcport.DerivedMAC(cluster, string(o.UID), 0).String() || port.Name != portName("default", o.Name) {
+	if port.MAC.String() != vpcport.DerivedMAC(cluster, string(o.UID), 0).String() || port.Name != portName(string(o.UID), "default", o.Name) {
 		t.Errorf("port %+v", port)
 	}
 	w.Plug(port.ID, "node-a")

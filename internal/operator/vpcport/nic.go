@@ -24,14 +24,18 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// placeAgain is how often a NIC looks whether its node has a place for it.
-const placeAgain = 2 * time.Second
+const (
+	// placeAgain is how often a NIC looks whether its node has a place for it.
+	placeAgain = 2 * time.Second
+	// lasts is how long a call may be under way before the NIC's node is told of it.
+	lasts = 2 * time.Second
+)
 
 // reconcileNIC does the next step for a PodNIC: at most one write of it, or one call about
 // its port, whose answer has it reconciled again.
 func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	if c.book.isMaking(q.NamespacedName) {
-		return reconcile.Result{RequeueAfter: queue.CacheLag}, nil
+		return reconcile.Result{}, nil // it is reconciled once that is answered
 	}
 	o := &v1alpha1.PodNIC{}
 	err := c.client.Get(ctx, q.NamespacedName, o)
@@ -43,8 +47,11 @@ func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (rec
 		return reconcile.Result{}, fmt.Errorf("read PodNIC %s from the cache: %w", q.NamespacedName, err)
 	}
 	n, ready := c.remember(o)
+	if n.busy {
+		return c.during(ctx, o, n)
+	}
 	if !ready {
-		return reconcile.Result{}, nil // its events, or the answer of its call, come
+		return reconcile.Result{}, nil // its events come
 	}
 	s, err := c.look(ctx, o, n)
 	if errors.Is(err, errTrails) {
@@ -54,6 +61,7 @@ func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (rec
 		return reconcile.Result{}, err
 	}
 	c.noteIdle(s)
+	c.noteWaits(s)
 	return c.step(ctx, s, n)
 }
 
@@ -63,6 +71,7 @@ func (c *Controller) remember(o *v1alpha1.PodNIC) (known nic, ready bool) {
 	kept := controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerPort)
 	c.book.with(o, kept, func(n *nic) {
 		if n.busy || n.replaced == o.ResourceVersion {
+			known = *n
 			return
 		}
 		ready = true
@@ -122,6 +131,11 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 	if next.Kind == plan.Create && s.refuse != nil {
 		return c.rest(ctx, s, n, next, vpcport.PolicyOf(vpcport.Invalid).Last)
 	}
+	if next.Kind == plan.Create {
+		if wait := c.early(s); wait > 0 {
+			return reconcile.Result{RequeueAfter: wait}, nil // without a write: its pod's event comes before
+		}
+	}
 	return c.call(ctx, s, n, next)
 }
 
@@ -150,13 +164,22 @@ func (c *Controller) call(ctx context.Context, s *scene, n nic, next plan.Step) 
 		}
 		return c.rest(ctx, s, n, next, max(heldUp.until.Sub(now), time.Millisecond))
 	}
-	c.desks.submit(s.o.Spec.VPC, s.opened.Provider, job{s.o.UID, next, s.want, n.have})
-	if s.next.node == s.now.node || s.held {
-		return reconcile.Result{}, nil
+	c.desks.submit(s.o.Spec.VPC, s.opened.Provider, job{uid: s.o.UID, step: next, want: s.want, have: n.have})
+	return reconcile.Result{RequeueAfter: lasts}, nil // as a call may that takes long
+}
+
+// during is what is done for a NIC about which a call is under way. If that lasts, its node
+// is told: by that the daemon there finds it, and can say what a pod waits for. Else the
+// answer brings a write that says all.
+func (c *Controller) during(ctx context.Context, o *v1alpha1.PodNIC, n nic) (reconcile.Result, error) {
+	if left := lasts - c.now().Sub(n.called); left > 0 || n.replaced == o.ResourceVersion {
+		return reconcile.Result{}, nil // it is looked at then, and when its answer or its events come
 	}
-	// While the call is under way: by the node its daemon finds the NIC, and can say what
-	// a pod waits for.
-	_, err := c.writeIfOther(ctx, s, n, next)
+	s, err := c.look(ctx, o, n)
+	if err != nil || s.next.node == s.now.node || s.held {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	_, err = c.writeIfOther(ctx, s, n, plan.Step{})
 	return reconcile.Result{}, err
 }
 
@@ -297,9 +320,6 @@ func (c *Controller) writeStatus(ctx context.Context, s *scene, n nic, next plan
 // report tells of what a status says that it did not before: the pod by an Event, the
 // log, the metrics.
 func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
-	is := func(st v1alpha1.PodNICStatus) bool {
-		return st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive
-	}
 	name := s.o.Namespace + "/" + s.o.Name
 	if s.pod != nil {
 		var wrong error
@@ -310,8 +330,10 @@ func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
 			}
 		}
 		c.warn(s.pod, "nic "+s.next.name, reason, wrong)
-		if is(after) && !is(before) && after.PortID != "" {
-			c.o.Metrics.bound.WithLabelValues(s.o.Spec.VPC).Observe(age(s.pod, c.now()).Seconds())
+		if isBound(after) && !isBound(before) && after.PortID != "" {
+			if starts(s.pod) {
+				c.o.Metrics.bound.WithLabelValues(s.o.Spec.VPC).Observe(age(s.pod, c.now()).Seconds())
+			}
 			c.o.Logger.Debug("port bound", "podnic", name, "port", after.PortID, "host", after.Host, "pod", s.pod.Name)
 		}
 	}

@@ -1,6 +1,7 @@
 package vpcport
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -30,6 +31,7 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 	there := err == nil
 	if !there {
 		c.told.forget(q.NamespacedName)
+		c.past.forget(q.NamespacedName)
 	}
 	list := &v1alpha1.PodNICList{}
 	if err := c.client.List(ctx, list, client.InNamespace(q.Namespace), client.MatchingFields{byPod: q.Name}); err != nil {
@@ -53,7 +55,7 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 	if !there || p.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
-	reason, refusal, err := c.provide(ctx, p, mine)
+	reason, refusal, err := c.provide(ctx, p, mine, c.past.note(p, list.Items, c.o.First.Name))
 	if err == nil {
 		c.warn(p, "", reason, refusal)
 	}
@@ -116,14 +118,12 @@ func (c *Controller) remove(ctx context.Context, o *v1alpha1.PodNIC, why string)
 
 // provide makes the PodNICs that a pod lacks, and deletes those that it does not ask for
 // any more. A refusal is what the pod asks for and does not get.
-func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha1.PodNIC) (reason string, refusal, err error) {
+func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha1.PodNIC, had hadNICs) (reason string, refusal, err error) {
 	namespace := c.namespace(ctx, p.Namespace)
-	vpc := namespace.Annotations[v1alpha1.AnnotationVPC]
-	if len(mine) > 0 {
-		vpc = mine[0].Spec.VPC // what the namespace says now is for pods that come
-	}
-	w := wishOf(p, vpc, c.o.First, len(mine) == 0, 0)
-	if len(mine) > 0 && w.vpc != vpc {
+	vpc := cmp.Or(had.vpc, namespace.Annotations[v1alpha1.AnnotationVPC])
+	first := had.firstOf(p, c.o.First)
+	w := wishOf(p, vpc, first, had.vpc == "", 0)
+	if had.vpc != "" && w.vpc != vpc {
 		errs := podnic.CheckVPCChange(vpc, w.vpc)
 		return "NICsRefused", errs.Err(), nil
 	}
@@ -147,7 +147,7 @@ func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha
 		return "NICsRefused", err, nil
 	}
 	if most := opened.Spec.MaxNICsPerPod; most != nil {
-		w = wishOf(p, vpc, c.o.First, len(mine) == 0, int(*most))
+		w = wishOf(p, vpc, first, had.vpc == "", int(*most))
 		if len(w.errs) > 0 {
 			return "NICsRefused", w.errs.Err(), nil
 		}
@@ -173,12 +173,12 @@ func allows(spec v1alpha1.VPCSpec, vpc string, namespace *metav1.PartialObjectMe
 // runs given to another NIC.
 func (c *Controller) adjust(ctx context.Context, p *corev1.Pod, w wish, mine []*v1alpha1.PodNIC) (reason string, refusal, err error) {
 	runs := p.Status.Phase == corev1.PodRunning // so it has all NICs that it was made with
-	errs := changes(mine, w.nics, c.o.First, runs)
+	errs := changes(mine, w.nics, w.first, runs)
 	have := map[string]*v1alpha1.PodNIC{}
 	var extra []*v1alpha1.PodNIC
 	for _, o := range mine {
 		n, wanted := named(w.nics, o.Spec.Interface)
-		first := c.o.First.IsPort && o.Spec.Interface == c.o.First.Name
+		first := w.first.IsPort && o.Spec.Interface == w.first.Name
 		if wanted && n.Object == "" || first || runs && o.Status.DefaultRoute {
 			have[o.Spec.Interface] = o
 			continue
@@ -279,7 +279,9 @@ func (c *Controller) make(ctx context.Context, p *corev1.Pod, vpc string, n podn
 			uid = o.UID
 		}
 	}
-	c.book.made(key, uid)
+	if c.book.made(key, uid) {
+		c.nics.AddObject(key, 0) // its event came before the answer
+	}
 	switch {
 	case err == nil:
 		c.o.Logger.Debug("PodNIC made", "podnic", key.String(), "pod", p.Name, "vpc", vpc)

@@ -121,23 +121,30 @@ func (c *Controller) lookAtPod(ctx context.Context, s *scene) error {
 		s.next = s.now // it is deleted, or the cache trails: nothing is changed for that
 		return nil
 	}
-	w := wishOf(p, s.o.Spec.VPC, c.o.First, false, 0)
+	w, err := c.wishNow(ctx, p, s.o.Spec.VPC)
+	if err != nil {
+		return err
+	}
 	s.pod, s.nic = p, nicOf(s.o.Spec)
 	if n, ok := named(w.nics, s.o.Spec.Interface); ok {
 		s.nic.Index, s.nic.DefaultRoute = n.Index, n.DefaultRoute
 	}
 	s.next = assignment{pod: *ref, name: s.o.Spec.Interface, node: p.Spec.NodeName}
-	s.next.defaultRoute = s.leads(p, hasDefaultRoute(w.nics, s.nic, c.o.First))
+	s.next.defaultRoute = s.leads(p, w.first, hasDefaultRoute(w.nics, s.nic, w.first))
 	return nil
 }
 
 // leads tells whether a pod's packets to elsewhere are to leave by the NIC. That of a pod that
-// runs stays where it is, whatever its annotation says by now.
-func (s *scene) leads(p *corev1.Pod, says bool) bool {
-	if p.Status.Phase != corev1.PodRunning {
+// runs stays where it is, whatever its annotation says by now; the PodNIC of the first
+// interface may be one that was made again.
+func (s *scene) leads(p *corev1.Pod, first podnic.First, says bool) bool {
+	switch {
+	case p.Status.Phase != corev1.PodRunning:
 		return says
+	case s.now.pod.UID == string(p.UID):
+		return s.now.defaultRoute
 	}
-	return s.now.defaultRoute && s.now.pod.UID == string(p.UID)
+	return says && first.IsPort && s.next.name == first.Name
 }
 
 // lookForHolder finds the pod that has, or is to have, a PodNIC that pods name.
@@ -156,7 +163,10 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 		if holds {
 			vpc = s.o.Spec.VPC // what the namespace says now is for pods that come
 		}
-		w := wishOf(p, vpc, c.o.First, false, 0)
+		w, err := c.wishNow(ctx, p, vpc)
+		if err != nil {
+			return err
+		}
 		switch {
 		case len(w.errs) == 0 && w.vpc == s.o.Spec.VPC:
 			candidates = append(candidates, p)
@@ -189,7 +199,7 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 	s.next = assignment{
 		pod: v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, name: s.nic.Name, node: p.Spec.NodeName,
 	}
-	s.next.defaultRoute = s.leads(p, hasDefaultRoute(wishes[p].nics, s.nic, c.o.First))
+	s.next.defaultRoute = s.leads(p, wishes[p].first, hasDefaultRoute(wishes[p].nics, s.nic, wishes[p].first))
 	return nil
 }
 
@@ -265,7 +275,7 @@ func (c *Controller) node(ctx context.Context, name string) (*corev1.Node, error
 func (s *scene) desire(cluster string, n nic) {
 	uid := string(s.o.UID)
 	w := plan.Want{
-		Device: vpcport.Device(cluster, uid), Name: portName(s.o.Namespace, s.o.Name), Given: s.o.Spec.PortID,
+		Device: vpcport.Device(cluster, uid), Name: portName(uid, s.o.Namespace, s.o.Name), Given: s.o.Spec.PortID,
 		Host: s.host, Over: s.o.DeletionTimestamp != nil, Held: s.held, Leaving: s.now.node != s.next.node,
 	}
 	if w.Host == "" && n.have.Port != nil && (s.pod == nil && s.o.Spec.Pod != nil || s.noHost != "") {
@@ -289,11 +299,14 @@ func (s *scene) desire(cluster string, n nic) {
 	w.Addresses, s.refuse = s.addresses(n)
 }
 
-// portName is the name of a port that Berth makes, by which a person and the sweep know
-// it from one that a user made.
-func portName(namespace, name string) string { return portPrefix + namespace + "/" + name }
+// portName is the name of a port that Berth makes for a PodNIC. It begins with the UID,
+// which nobody knows before the PodNIC is there: by that the sweep knows it from a port that a
+// user made, whatever that is called. The rest is for people, and may be cut by a provider.
+func portName(uid, namespace, name string) string {
+	return portPrefix(uid) + namespace + "/" + name
+}
 
-const portPrefix = "berth/"
+func portPrefix(uid string) string { return "berth/" + uid + "/" }
 
 // addresses are those that a new port is to have: those that the PodNIC had before, else
 // what is asked for.
@@ -334,7 +347,7 @@ func details(errs podnic.Errors) string {
 
 // networkOf is what addresses are held against.
 func networkOf(vpc string, opened Opened) podnic.Network {
-	net := podnic.Network{VPC: vpc, Default: opened.Spec.DefaultSubnets}
+	net := podnic.Network{VPC: vpc, Default: opened.Spec.DefaultSubnets, Lends: opened.Spec.Provider == v1alpha1.ProviderAlcor}
 	for _, s := range opened.Network.Subnets {
 		net.Subnets = append(net.Subnets, podnic.Subnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, Gateway: s.Gateway})
 	}

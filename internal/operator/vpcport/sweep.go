@@ -3,8 +3,11 @@ package vpcport
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -23,27 +26,61 @@ const (
 // maxTries is of how many MAC addresses that a port may have got the sweep knows it.
 const maxTries = 16
 
+// sightings are ports of a VPC without a PodNIC, by ID, since when.
+type sightings map[string]time.Time
+
+// vpcSweep is what the sweep of one VPC keeps from one time to the next.
+type vpcSweep struct {
+	busy   atomic.Bool // it is under way, and seen is its alone
+	seen   sightings
+	looked time.Time // when ports of no PodNIC were looked for last
+}
+
 // sweep lists all ports of Berth now and then: to see what others did to those of NICs,
-// and those of which no PodNIC is left, such as that of a call which an operator made
-// that did not lead any more.
+// and, less often, those of which no PodNIC is left, such as that of a call which an operator
+// made that did not lead any more. Each VPC goes at its own pace: one whose provider does not
+// answer holds up no other. How many calls there are at a time, providers bound.
 func (c *Controller) sweep(ctx context.Context) error {
-	seen := map[string]time.Time{} // ports without a PodNIC, since when
+	var underway sync.WaitGroup
+	defer underway.Wait()
+	all := map[string]*vpcSweep{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.o.Clock.After(c.o.Listing):
 		}
-		next := map[string]time.Time{}
-		for _, vpc := range c.inUse(ctx) {
-			if err := c.list(ctx, vpc, seen, next); err != nil {
-				c.o.Logger.Warn("listing the ports of a VPC, will try again", "vpc", vpc, "error", err)
-				for id, at := range seen { // what was not looked at is as it was
-					next[id] = at
-				}
+		vpcs := c.inUse(ctx)
+		c.o.Metrics.keepOnly(vpcs)
+		maps.DeleteFunc(all, func(vpc string, s *vpcSweep) bool { return !s.busy.Load() && !slices.Contains(vpcs, vpc) })
+		for _, vpc := range vpcs {
+			s := all[vpc]
+			if s == nil {
+				s = &vpcSweep{looked: c.now()}
+				all[vpc] = s
 			}
+			if !s.busy.CompareAndSwap(false, true) {
+				continue
+			}
+			underway.Go(func() {
+				defer s.busy.Store(false)
+				c.sweepVPC(ctx, vpc, s)
+			})
 		}
-		seen = next
+	}
+}
+
+// sweepVPC is sweep for one VPC, once.
+func (c *Controller) sweepVPC(ctx context.Context, vpc string, s *vpcSweep) {
+	now := c.now()
+	collect := now.Sub(s.looked) >= c.o.Orphans
+	next, err := c.list(ctx, vpc, s.seen, collect)
+	if err != nil {
+		c.o.Logger.Warn("listing the ports of a VPC, will try again", "vpc", vpc, "error", err)
+		return
+	}
+	if s.seen = next; collect {
+		s.looked = now
 	}
 }
 
@@ -59,18 +96,20 @@ func (c *Controller) inUse(ctx context.Context) (names []string) {
 	return names
 }
 
-// list lists the ports of one VPC.
-func (c *Controller) list(ctx context.Context, vpc string, seen, next map[string]time.Time) error {
+// list lists the ports of one VPC and, if they are to be collected, sees to those of no PodNIC:
+// it returns those that there are then.
+func (c *Controller) list(ctx context.Context, vpc string, seen sightings, collect bool) (sightings, error) {
 	opened, err := c.o.Networks.Of(vpc)
 	if err != nil {
-		return nil // its condition says it
+		return seen, nil // its condition says it
 	}
 	began := c.now()
 	bounded, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	ports, err := opened.Provider.Ports(bounded, vpcport.Filter{NetworkID: opened.Network.ID, Owner: vpcport.Owner})
+	defer func() { c.o.Metrics.listed(vpc, err) }()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	byUID := map[types.UID][]vpcport.Port{}
 	for _, p := range ports {
@@ -81,7 +120,12 @@ func (c *Controller) list(ctx context.Context, vpc string, seen, next map[string
 	for _, key := range c.book.compare(vpc, byUID, began) {
 		c.nics.AddObject(key, 0)
 	}
-	return c.orphans(ctx, opened, byUID, seen, next)
+	c.o.Metrics.astray(vpc, c.book.astray(byUID))
+	if !collect {
+		return seen, nil
+	}
+	next, err := c.orphans(ctx, opened, byUID, seen)
+	return next, err
 }
 
 // compare holds what is known of NICs that no call was about since a listing began
@@ -112,8 +156,8 @@ func same(a, b vpcport.Port) bool {
 
 // orphans sees to the ports that no PodNIC has: those that were seen for long, and whose
 // PodNIC the API server does not have either.
-func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types.UID][]vpcport.Port, seen, next map[string]time.Time) error {
-	now := c.now()
+func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types.UID][]vpcport.Port, seen sightings) (sightings, error) {
+	now, next := c.now(), sightings{}
 	due := map[types.UID][]vpcport.Port{}
 	for uid, ports := range byUID {
 		if c.book.has(uid) {
@@ -131,11 +175,11 @@ func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types
 		}
 	}
 	if len(due) == 0 {
-		return nil
+		return next, nil
 	}
 	list := &v1alpha1.PodNICList{}
 	if err := c.live.List(ctx, list); err != nil {
-		return fmt.Errorf("list PodNICs: %w", err)
+		return nil, fmt.Errorf("list PodNICs: %w", err)
 	}
 	for i := range list.Items {
 		delete(due, list.Items[i].UID)
@@ -143,11 +187,11 @@ func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types
 	for uid, ports := range due {
 		for _, p := range ports {
 			if err := c.sweepPort(ctx, opened.Provider, string(uid), p); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
-	return nil
+	return next, nil
 }
 
 // sweepPort deletes a port that Berth made; from one that a user made it takes Berth's
@@ -173,14 +217,15 @@ func (c *Controller) sweepPort(ctx context.Context, provider vpcport.Provider, u
 }
 
 // madeByBerth tells whether Berth made a port that has its marks, which a user's has too
-// while a NIC uses it: by its MAC address or its name.
+// while a NIC uses it: by its MAC address or its name, of which either has the UID of the
+// PodNIC in it. A user's port is older than that.
 func madeByBerth(cluster, uid string, p vpcport.Port) bool {
 	for try := range byte(maxTries) {
 		if p.MAC.String() == vpcport.DerivedMAC(cluster, uid, try).String() {
 			return true
 		}
 	}
-	return strings.HasPrefix(p.Name, portPrefix)
+	return strings.HasPrefix(p.Name, portPrefix(uid))
 }
 
 // has tells whether a NIC is known.

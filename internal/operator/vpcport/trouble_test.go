@@ -1,9 +1,11 @@
 package vpcport
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -141,6 +143,46 @@ func TestPodNICDeletedByHand(t *testing.T) {
 	w.awaitPorts(1, "one port")
 }
 
+// So does that of a pod which is in its namespace's VPC and asks for nothing itself, also when the
+// namespace has no VPC any more; one that never had any gets none.
+func TestDefaultPodNICDeletedByHand(t *testing.T) {
+	w := start(t, Options{})
+	plain := func(name string) {
+		p := newPod(name, "")
+		p.Annotations = nil
+		harness.OK(t, w.client().Create(t.Context(), p))
+		w.schedule(name, "node-a")
+	}
+	plain("before")
+	w.finish("before", corev1.PodRunning)
+	w.nameVPC("a")
+	plain("web")
+	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	w.finish("web", corev1.PodRunning)
+	again := func(when string) {
+		deletePodNIC(t, w, o.Name)
+		o = w.awaitNIC("web", "eth0", "comes again, "+when, func(n *v1alpha1.PodNIC) error {
+			if n.UID == o.UID {
+				return errors.New("is the one before")
+			}
+			return boundAt("node-a")(n)
+		})
+	}
+	again("its pod runs")
+	w.end()
+	w.run(Options{})
+	again("by another operator")
+	w.nameVPC("")
+	again("its namespace has no VPC")
+	if !o.Status.DefaultRoute {
+		t.Errorf("status %+v", o.Status)
+	}
+	if got := w.nicsOf("before"); len(got) > 0 {
+		t.Errorf("the pod from before got %v", got)
+	}
+	w.awaitPorts(1, "one port")
+}
+
 // A node that died with a port plugged holds it for the grace, one that is gone or out of
 // service not at all.
 func TestNodesThatDie(t *testing.T) {
@@ -188,27 +230,89 @@ func TestFaults(t *testing.T) {
 	w.awaitPorts(1, "one port")
 }
 
-// A port of no PodNIC is deleted after a while; one that a user made loses the marks.
+// hung is a provider that answers no listing.
+type hung struct {
+	vpcport.Provider
+	asked, ended chan struct{} // closed when the first listing begins, and ends
+	once         [2]sync.Once
+}
+
+func (h *hung) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
+	h.once[0].Do(func() { close(h.asked) })
+	<-ctx.Done()
+	h.once[1].Do(func() { close(h.ended) })
+	return nil, ctx.Err()
+}
+
+// A VPC whose provider does not answer keeps no other from being swept.
+func TestSweepOfOneVPCHangs(t *testing.T) {
+	w := start(t, Options{})
+	h := &hung{Provider: newProvider(portfake.Options{}), asked: make(chan struct{}), ended: make(chan struct{})}
+	harness.OK(t, w.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: specA()}))
+	w.nets.set("b", Opened{Provider: h, Network: blue, Spec: specA()})
+	<-h.asked
+	w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-1"), Owner: vpcport.Owner, MAC: vpcport.DerivedMAC(cluster, "uid-1", 0)})
+	w.awaitPorts(0, "the port of no PodNIC goes")
+	select {
+	case <-h.ended:
+		t.Error("the other VPC waited until the listing ended")
+	default:
+	}
+}
+
+// Ports of no PodNIC are looked for less often than ports are listed.
+func TestOrphansAreLookedForLessOften(t *testing.T) {
+	w := start(t, Options{Orphans: time.Hour})
+	orphan := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-1"), Owner: vpcport.Owner, MAC: vpcport.DerivedMAC(cluster, "uid-1", 0)})
+	w.pod("web", "")
+	w.schedule("web", "node-a")
+	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	for range 3 { // each seen by a listing, as OrphanAge goes by
+		w.Remove(o.Status.PortID)
+		before := o.Status.PortID
+		o = w.awaitNIC("web", "eth0", "is bound again", func(n *v1alpha1.PodNIC) error {
+			if n.Status.PortID == before {
+				return errors.New("is the one before")
+			}
+			return boundAt("node-a")(n)
+		})
+	}
+	if _, err := w.Get(t.Context(), orphan.ID); err != nil {
+		t.Errorf("the port of no PodNIC: %v", err)
+	}
+}
+
+// A port of no PodNIC is deleted after a while; one that a user made loses the marks, whatever
+// it is called.
 func TestSweep(t *testing.T) {
 	w := start(t, Options{})
+	port := func(of, uid, name string) vpcport.Port {
+		return w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(of, uid), Owner: vpcport.Owner, Name: name})
+	}
 	made := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-1"), Owner: vpcport.Owner, MAC: vpcport.DerivedMAC(cluster, "uid-1", 1)})
-	named := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-2"), Owner: vpcport.Owner, Name: portName("x", "y")})
-	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-3"), Owner: vpcport.Owner, Name: "mine"})
-	other := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device("other", "uid-1"), Owner: vpcport.Owner})
-	w.awaitPorts(2, "those of no PodNIC go")
-	for _, p := range w.All() {
-		switch {
-		case p.ID == given.ID && p.Device == "" && p.Owner == "":
-		case p.ID == other.ID && p.Device == other.Device:
-		case p.ID == given.ID:
-			harness.Eventually(t, limit, "it is given back", func() error {
-				if got, err := w.Get(t.Context(), given.ID); err != nil || got.Device != "" {
-					return fmt.Errorf("is %+v, %w", got, err)
-				}
-				return nil
-			})
-		default:
-			t.Errorf("left is %+v of %s, %s", p, made.ID, named.ID)
+	named := port(cluster, "uid-2", portName("uid-2", "x", "y"))
+	users := []vpcport.Port{
+		port(cluster, "uid-3", "mine"),
+		port(cluster, "uid-4", "berth/shop/web"),
+		port(cluster, "uid-5", portName("uid-2", "x", "y")), // called as one of Berth's was
+		port(cluster, "uid-6", "berth/uid-66/x/y"),
+	}
+	other := port("other", "uid-1", portName("uid-1", "x", "y"))
+	for _, u := range users {
+		harness.Eventually(t, limit, u.Name+" is given back", func() error {
+			if got, err := w.Get(t.Context(), u.ID); err != nil || got.Device != "" || got.Owner != "" {
+				return fmt.Errorf("is %+v, %w", got, err)
+			}
+			return nil
+		})
+	}
+	w.awaitPorts(len(users)+1, "those of no PodNIC go")
+	if got, err := w.Get(t.Context(), other.ID); err != nil || got.Device != other.Device {
+		t.Errorf("that of another cluster is %+v: %v", got, err)
+	}
+	for _, p := range []vpcport.Port{made, named} {
+		if _, err := w.Get(t.Context(), p.ID); vpcport.ClassOf(err) != vpcport.PortGone {
+			t.Errorf("port %s, which Berth made: %v", p.ID, err)
 		}
 	}
 }

@@ -13,9 +13,10 @@ import (
 
 // wish is what a pod's annotations ask for, as far as the pod alone tells.
 type wish struct {
-	vpc  string // empty: no NICs
-	nics []podnic.NIC
-	errs podnic.Errors
+	vpc   string       // empty: no NICs
+	first podnic.First // under which it was read
+	nics  []podnic.NIC
+	errs  podnic.Errors
 }
 
 // wishOf reads a pod's annotations. A namespace's VPC is none of a pod that asks for no
@@ -27,7 +28,7 @@ func wishOf(p *corev1.Pod, namespaceVPC string, first podnic.First, bare bool, m
 		namespaceVPC = ""
 	}
 	in := podnic.Pod{Annotations: p.Annotations, NamespaceVPC: namespaceVPC, HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
-	var w wish
+	w := wish{first: first}
 	w.vpc, w.errs = in.VPC()
 	if w.vpc == "" || len(w.errs) > 0 {
 		return w
@@ -54,7 +55,10 @@ func namedObjects(p *corev1.Pod) (names []string) {
 func specOf(p *corev1.Pod, vpc string, n podnic.NIC) v1alpha1.PodNICSpec {
 	spec := v1alpha1.PodNICSpec{
 		VPC: vpc, Pod: &v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, Interface: n.Name,
-		SecurityGroups: n.SecurityGroups, PortID: n.PortID,
+		SecurityGroups: n.SecurityGroups, PortID: n.PortID, Binding: v1alpha1.NICBinding(n.Binding),
+	}
+	if t := n.Tap; t != nil {
+		spec.Tap = &v1alpha1.TapDevice{Owner: t.Owner, Group: t.Group, MultiQueue: t.MultiQueue}
 	}
 	for _, a := range n.Addresses {
 		out := v1alpha1.NICAddress{Subnet: a.Subnet}
@@ -68,7 +72,10 @@ func specOf(p *corev1.Pod, vpc string, n podnic.NIC) v1alpha1.PodNICSpec {
 
 // nicOf is the NIC that a PodNIC was made for, as far as it tells.
 func nicOf(spec v1alpha1.PodNICSpec) podnic.NIC {
-	n := podnic.NIC{Name: spec.Interface, SecurityGroups: spec.SecurityGroups, PortID: spec.PortID}
+	n := podnic.NIC{Name: spec.Interface, SecurityGroups: spec.SecurityGroups, PortID: spec.PortID, Binding: string(spec.Binding)}
+	if t := spec.Tap; t != nil {
+		n.Tap = &podnic.Tap{Owner: t.Owner, Group: t.Group, MultiQueue: t.MultiQueue}
+	}
 	for _, a := range spec.Addresses {
 		ip, _ := netip.ParseAddr(a.IP)
 		n.Addresses = append(n.Addresses, podnic.Address{Subnet: a.Subnet, IP: ip})

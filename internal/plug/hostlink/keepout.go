@@ -2,6 +2,8 @@ package hostlink
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -27,21 +29,60 @@ func (n *Node) KeepFromNode() error {
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
-	table := conn.AddTable(&nftables.Table{Name: NftTable, Family: nftables.TableFamilyINet})
-	drop := func(hook *nftables.ChainHook, name string, matches ...[]expr.Any) {
-		chain := conn.AddChain(&nftables.Chain{Name: name, Table: table, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityRaw})
+	if kept(conn) {
+		return nil // a change of rules has the kernel wait for packets under way: half of a Plug's time
+	}
+	table := conn.AddTable(keepTable)
+	for _, c := range keepChains() {
+		chain := conn.AddChain(&nftables.Chain{Name: c.name, Table: table, Type: nftables.ChainTypeFilter, Hooknum: c.hook, Priority: nftables.ChainPriorityRaw})
 		conn.FlushChain(chain)
-		for _, m := range matches {
-			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(m, &expr.Verdict{Kind: expr.VerdictDrop})})
+		for _, exprs := range c.drops {
+			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: exprs})
 		}
 	}
-	drop(nftables.ChainHookPrerouting, "from_switch", comesBy("tap"), comesBy("qvo"))
-	drop(nftables.ChainHookInput, "from_bridge", comesBy("qbr"))
-	drop(nftables.ChainHookForward, "by_bridge", append(comesBy("qbr"), group(expr.MetaKeyOIFGROUP, expr.CmpOpNeq)...))
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("keep what pods send to links of ports from the node: %w", err)
 	}
 	return nil
+}
+
+var keepTable = &nftables.Table{Name: NftTable, Family: nftables.TableFamilyINet}
+
+// keepChain is a chain of KeepFromNode, with its rules.
+type keepChain struct {
+	name  string
+	hook  *nftables.ChainHook
+	drops [][]expr.Any
+}
+
+func keepChains() []keepChain {
+	drop := func(matches ...expr.Any) []expr.Any { return append(matches, &expr.Verdict{Kind: expr.VerdictDrop}) }
+	return []keepChain{
+		{"from_switch", nftables.ChainHookPrerouting, [][]expr.Any{drop(comesBy("tap")...), drop(comesBy("qvo")...)}},
+		{"from_bridge", nftables.ChainHookInput, [][]expr.Any{drop(comesBy("qbr")...)}},
+		{"by_bridge", nftables.ChainHookForward, [][]expr.Any{drop(append(comesBy("qbr"), group(expr.MetaKeyOIFGROUP, expr.CmpOpNeq)...)...)}},
+	}
+}
+
+// kept tells whether the rules of KeepFromNode are there, as it makes them and no others. What
+// cannot be read is not there.
+func kept(conn *nftables.Conn) bool {
+	there, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return false
+	}
+	for _, c := range keepChains() {
+		i := slices.IndexFunc(there, func(o *nftables.Chain) bool { return o.Table.Name == NftTable && o.Name == c.name })
+		if i < 0 || there[i].Type != nftables.ChainTypeFilter || there[i].Hooknum == nil || *there[i].Hooknum != *c.hook ||
+			there[i].Priority == nil || *there[i].Priority != *nftables.ChainPriorityRaw {
+			return false
+		}
+		rules, err := conn.GetRules(keepTable, there[i])
+		if err != nil || !slices.EqualFunc(rules, c.drops, func(r *nftables.Rule, want []expr.Any) bool { return reflect.DeepEqual(r.Exprs, want) }) {
+			return false
+		}
+	}
+	return true
 }
 
 // comesBy matches what comes in by links of ports whose names begin so.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -16,13 +17,14 @@ import (
 	"github.com/berthnet/berth/internal/plug/podif"
 )
 
-var _ = failpoint.Register("plug.link.made", "plug.link.marked")
+var _ = failpoint.Register("plug.link.made", "plug.link.marked", "plug.bridge.handed-over")
 
 // Link describes a veth's end on the node.
 type Link struct {
-	Name  string
-	Index int
-	MAC   net.HardwareAddr
+	Name       string
+	Index      int
+	MAC        net.HardwareAddr
+	HandedOver bool // its other end is a machine's runtime's by now
 }
 
 // ToPod makes a veth whose one end is name on the node and whose other end is the pod's
@@ -34,7 +36,7 @@ func (n *Node) ToPod(w plug.Want, name string, pod *podif.Namespace) (Link, erro
 		return Link{}, err
 	}
 	if l != nil {
-		same, err := leadsTo(l, w.Pod.IfName, pod)
+		same, err := leadsTo(l, w, pod)
 		if err != nil {
 			return Link{}, err
 		}
@@ -54,6 +56,9 @@ func (n *Node) ToPod(w plug.Want, name string, pod *podif.Namespace) (Link, erro
 	veth.PeerHardwareAddr = w.Interface.MAC
 	veth.PeerNamespace = netlink.NsFd(pod.NS)
 	err = n.NL.LinkAdd(veth)
+	if errors.Is(err, unix.EEXIST) && w.Binding == plug.BindingBridge {
+		return Link{}, fmt.Errorf("%s in %s: %w; where it is the machine's runtime's, only a new pod gets the port again", w.Pod.IfName, pod.Path, plug.ErrInterfaceExists)
+	}
 	if errors.Is(err, unix.EEXIST) {
 		return Link{}, fmt.Errorf("%s in %s: %w", w.Pod.IfName, pod.Path, plug.ErrInterfaceExists)
 	}
@@ -63,14 +68,29 @@ func (n *Node) ToPod(w plug.Want, name string, pod *podif.Namespace) (Link, erro
 	return n.mark(w.Ref, name)
 }
 
-// leadsTo tells whether a link's other end is a pod's interface.
-func leadsTo(l netlink.Link, ifName string, pod *podif.Namespace) (bool, error) {
-	peer, err := pod.Link(ifName)
+// leadsTo tells whether a link's other end is a pod's interface. A machine's runtime may call
+// that as it likes.
+func leadsTo(l netlink.Link, w plug.Want, pod *podif.Namespace) (bool, error) {
+	if l.Type() != "veth" {
+		return false, nil
+	}
+	peer, err := pod.Peer(l.Attrs())
 	if err != nil || peer == nil {
 		return false, err
 	}
-	h, p := l.Attrs(), peer.Attrs()
-	return l.Type() == "veth" && peer.Type() == "veth" && h.ParentIndex == p.Index && p.ParentIndex == h.Index, nil
+	return w.Binding == plug.BindingBridge || peer.Attrs().Name == w.Pod.IfName, nil
+}
+
+// handedOver ends the mark of a link whose other end is a machine's runtime's by now.
+const handedOver = " handed-over"
+
+// HandOver notes that the pod's end of a link is complete, and a machine's runtime's from now
+// on. ToPod tells so of the link later, also after a restart.
+func (n *Node) HandOver(r plug.Ref, l Link) error {
+	if err := n.NL.LinkSetAlias(rtnl.LinkRef(l.Index), r.Mark()+handedOver); err != nil {
+		return fmt.Errorf("mark %s as handed over: %w", l.Name, err)
+	}
+	return failpoint.Hit("plug.bridge.handed-over")
 }
 
 // Between makes a veth whose two ends are on the node, or finds the one that is there.
@@ -177,7 +197,7 @@ func (n *Node) resize(l netlink.Link, mtu int) (Link, error) {
 			return Link{}, fmt.Errorf("give %s the MTU %d: %w", a.Name, mtu, err)
 		}
 	}
-	return Link{Name: a.Name, Index: a.Index, MAC: a.HardwareAddr}, nil
+	return Link{Name: a.Name, Index: a.Index, MAC: a.HardwareAddr, HandedOver: strings.HasSuffix(a.Alias, handedOver)}, nil
 }
 
 // Join makes a link a port of a Linux bridge.

@@ -24,7 +24,7 @@ func remember(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, error)
 	if _, ok := plug.ParseMark(l.Attrs().Alias); ok { // a move that was not finished
 		return l.Attrs().Alias, nil
 	}
-	if len(w.Interface.Addresses) > 0 {
+	if len(w.Interface.Addresses) > 0 || w.Interface.Bare {
 		return w.Mark(), nil
 	}
 	addrs, err := rtnl.Whole(func() ([]netlink.Addr, error) { return vpc.NL.AddrList(l, netlink.FAMILY_ALL) })
@@ -59,7 +59,7 @@ func remember(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, error)
 // recall completes what is wanted by what a link had before it was moved.
 func recall(mark string, i plug.Interface) (plug.Interface, error) {
 	parts := strings.Split(mark, " ")
-	if len(i.Addresses) > 0 || len(parts) != 8 {
+	if len(i.Addresses) > 0 || i.Bare || len(parts) != 8 {
 		return i, nil
 	}
 	mtu, err := strconv.Atoi(parts[5])

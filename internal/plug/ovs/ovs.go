@@ -7,6 +7,8 @@
 package ovs
 
 import (
+	"log/slog"
+
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/hostlink"
@@ -19,11 +21,14 @@ var _ = failpoint.Register("plug.ovs.pod.before", "plug.ovs.pod.after", "plug.ov
 
 // Options of New.
 type Options struct {
-	Netns   string        // path of the node's network namespace; empty: the calling thread's
-	OVSDB   *ovsdb.Client // is not closed by the Plugger
-	Bridges []string      // that ports may be plugged into; empty: br-int
-	Turns   *plug.Turns   // of all pluggers of the node, as they share names of links; nil: of this one
-	Sysctls string        // the folder of the kernel's settings; empty: /proc/sys
+	Netns string // path of the node's network namespace; empty: the calling thread's
+	// OVSDB is not closed by the Plugger. Without one (nil) nothing can be plugged, and what
+	// was plugged before loses its links.
+	OVSDB   *ovsdb.Client
+	Bridges []string     // that ports may be plugged into; empty: br-int
+	Turns   *plug.Turns  // of all pluggers of the node, as they share names of links; nil: of this one
+	Sysctls string       // the folder of the kernel's settings; empty: /proc/sys
+	Logger  *slog.Logger // discards when nil
 }
 
 // New makes a Plugger of ports of kind OVS. Close releases it.

@@ -1,15 +1,19 @@
 package ovs_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/berthnet/berth/internal/lab/network/guest"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/ovs"
 	"github.com/berthnet/berth/internal/plug/plugtest"
@@ -33,7 +37,55 @@ func open(t *testing.T) plugtest.Fixture {
 	}
 }
 
-func TestContract(t *testing.T) { plugtest.Run(t, open, "plug.ovs.", "plug.link.") }
+func TestContract(t *testing.T) {
+	t.Run("container", func(t *testing.T) { plugtest.Run(t, open, "plug.ovs.", "plug.link.") })
+	t.Run("bridge", func(t *testing.T) { plugtest.Run(t, openForMachines, "plug.bridge.") })
+}
+
+// openForMachines is open, whose ports have the bridge binding.
+func openForMachines(t *testing.T) plugtest.Fixture {
+	f := open(t)
+	want := f.Want
+	f.Want = func(attachment, portID string, pod *podif.Namespace) plug.Want {
+		w := want(attachment, portID, pod)
+		w.Binding = plug.BindingBridge
+		return w
+	}
+	return f
+}
+
+// What a machine's runtime did with its interface stays so, whatever is checked and plugged
+// again; with the node's part gone a second port takes no other's place.
+func TestInterfaceOfAMachine(t *testing.T) {
+	f, pod, ctx := openForMachines(t), plugtest.Space(t, "pod"), plugtest.Bounded(t)
+	w, before := f.Want(plugtest.One, plugtest.PortA, pod), f.State()
+	_, err := f.Plugger().Plug(ctx, w)
+	plugtest.Must(t, err)
+	g, err := guest.Start(pod.Path, filepath.Base(pod.Path)+"-vm", []guest.NIC{{Name: "eth0", MAC: w.Interface.MAC, Addrs: w.Interface.Addresses}})
+	plugtest.Must(t, err)
+	defer func() { plugtest.Must(t, g.Close()) }()
+	taken := plugtest.Describe(t, pod)
+	for range 2 {
+		plugtest.Must(t, f.Plugger().Check(ctx, w))
+		_, err = f.Plugger().Plug(ctx, w)
+		plugtest.Must(t, err)
+		if got := plugtest.Describe(t, pod); got != taken {
+			t.Errorf("the pod has\n%s\nafter its machine's runtime left it with\n%s", got, taken)
+		}
+	}
+	var m *plug.Mismatch
+	plugtest.Must(t, pod.NL.LinkDel(plugtest.Link(t, pod, "eth0-nic")))
+	if err := f.Plugger().Check(ctx, w); !errors.As(err, &m) {
+		t.Errorf("Check without the link: %v, want a mismatch", err)
+	}
+	if _, err := f.Plugger().Plug(ctx, w); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "only a new pod") {
+		t.Errorf("Plug in place of what a runtime had: %v", err)
+	}
+	plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref))
+	if got := f.State(); got != before {
+		t.Errorf("left: %s\nbefore: %s", got, before)
+	}
+}
 
 // Many calls at once, some about one port, leave what the last of each asked for.
 func TestManyAtOnce(t *testing.T) {
@@ -92,6 +144,53 @@ func TestWithoutOVSDB(t *testing.T) {
 	}
 	if got := append(plugtest.Links(t, node), plugtest.Links(t, pod)...); len(got) > 0 {
 		t.Errorf("links were made: %v", got)
+	}
+}
+
+// On a node that has no OVSDB any more nothing can be plugged, and what was plugged can be
+// unplugged: its links go, its row once there is an OVSDB again.
+func TestOVSDBConfiguredNoMore(t *testing.T) {
+	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
+	var logged bytes.Buffer
+	open := func(o ovs.Options) plug.Plugger {
+		o.Netns, o.Logger = node.Path, slog.New(slog.NewTextHandler(&logged, nil))
+		p, err := ovs.New(o)
+		plugtest.Must(t, err)
+		t.Cleanup(p.Close)
+		return p
+	}
+	with, without, ctx := open(ovs.Options{OVSDB: server.Client()}), open(ovs.Options{}), plugtest.Bounded(t)
+	w := plugtest.Want(plug.OVS, plugtest.One, plugtest.PortA, pod, t)
+	_, err := with.Plug(ctx, w)
+	plugtest.Must(t, err)
+	list, err := without.List(ctx)
+	plugtest.Must(t, err)
+	if len(list) != 1 || list[0].PortID != w.PortID {
+		t.Errorf("List: %+v", list)
+	}
+	_, err = without.Plug(ctx, w)
+	for what, err := range map[string]error{"Plug": err, "Await": without.Await(ctx, w), "Check": without.Check(ctx, w)} {
+		if !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "not told where its database is") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for range 2 {
+		plugtest.Must(t, without.Unplug(ctx, w.Ref))
+	}
+	if got := append(plugtest.Links(t, node), plugtest.Links(t, pod)...); len(got) > 0 {
+		t.Errorf("links are left: %v", got)
+	}
+	if !strings.Contains(logged.String(), w.PortID) {
+		t.Errorf("logged: %s", &logged)
+	}
+	list, err = with.List(ctx)
+	plugtest.Must(t, err)
+	if len(list) != 1 || list[0].Link != "" {
+		t.Fatalf("with OVSDB again, List: %+v", list)
+	}
+	plugtest.Must(t, with.Remove(ctx, list[0]))
+	if rows := server.Interfaces(); len(rows) > 0 {
+		t.Errorf("rows are left: %v", rows)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/berthnet/berth/internal/failpoint"
@@ -33,9 +34,10 @@ type Wiring struct {
 type Plugger struct {
 	wiring  Wiring
 	node    *hostlink.Node
-	db      *ovsdb.Client
+	db      *ovsdb.Client // nil: the node plugs nothing into Open vSwitch any more
 	turns   *plug.Turns
 	bridges []string
+	log     *slog.Logger
 }
 
 // NewWired makes a Plugger of a kind. Close releases it.
@@ -51,7 +53,10 @@ func NewWired(o Options, w Wiring) (*Plugger, error) {
 	if o.Turns == nil {
 		o.Turns = &plug.Turns{}
 	}
-	return &Plugger{wiring: w, node: node, db: o.OVSDB, turns: o.Turns, bridges: o.Bridges}, nil
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Plugger{wiring: w, node: node, db: o.OVSDB, turns: o.Turns, bridges: o.Bridges, log: o.Logger}, nil
 }
 
 // Close releases the node's namespace; ports stay as they are.
@@ -61,6 +66,9 @@ func (p *Plugger) Close() { p.node.Close() }
 func (p *Plugger) accept(w plug.Want) error {
 	if err := w.ValidateFor(p.wiring.Kind); err != nil {
 		return err
+	}
+	if p.db == nil {
+		return fmt.Errorf("Kind: %q: this node plugs nothing into Open vSwitch, as it is not told where its database is: %w", w.Kind, plug.ErrInvalid)
 	}
 	if !slices.Contains(p.bridges, w.Bridge) {
 		return fmt.Errorf("Bridge: %q: want one of %q, into which this node lets ports be plugged: %w", w.Bridge, p.bridges, plug.ErrInvalid)
@@ -76,7 +84,7 @@ func (p *Plugger) row(r plug.Ref) ovsdb.Port {
 // port is a port's row in OVSDB, with what is wanted.
 func (p *Plugger) port(w plug.Want) ovsdb.Port {
 	row := p.row(w.Ref)
-	row.MAC = w.Interface.MAC.String()
+	row.MAC, row.VMUUID = w.Interface.MAC.String(), w.VMUUID
 	return row
 }
 
@@ -110,6 +118,9 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	defer pod.Close()
+	if err := p.renew(ctx, w); err != nil {
+		return plug.Done{}, err
+	}
 	link, err := p.wiring.Make(p.node, w, pod)
 	if err == nil {
 		err = failpoint.Around(p.point("pod"), func() error { return p.finishPod(link, bridge, pod, w) })
@@ -121,6 +132,15 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: w.Interface.MTU}, nil
+}
+
+// renew makes place for the link that is a port of the bridge, if somebody removed the one that was.
+func (p *Plugger) renew(ctx context.Context, w plug.Want) error {
+	row := p.port(w)
+	if l, err := p.node.Find(row.Link); err != nil || l != nil {
+		return err
+	}
+	return p.db.Renew(ctx, row)
 }
 
 // Expect implements plug.Plugger.
@@ -135,7 +155,8 @@ func (p *Plugger) Await(ctx context.Context, w plug.Want) error {
 }
 
 // Unplug implements plug.Plugger. The links go even when OVSDB does not answer, which is an
-// error then: a row without a link carries nothing.
+// error then: a row without a link carries nothing. Where the node has no OVSDB any more it is
+// none, as a pod must go all the same; the row is taken away by List and Remove once it has.
 func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
@@ -148,7 +169,7 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := failpoint.Hit(p.point("detach.before")); err != nil {
 		return err
 	}
-	rowErr := p.db.Detach(ctx, p.row(r))
+	rowErr := p.detach(ctx, r)
 	if err := failpoint.Hit(p.point("detach.after")); err != nil {
 		return err
 	}
@@ -157,6 +178,16 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 		return fmt.Errorf("unplug port %s: %w", r.PortID, err)
 	}
 	return nil
+}
+
+// detach takes a port's row out of OVSDB.
+func (p *Plugger) detach(ctx context.Context, r plug.Ref) error {
+	if p.db == nil {
+		p.log.Warn("unplugged by its links alone, as no database of Open vSwitch is configured: its row there, if it has one, is left",
+			"port", r.PortID, "attachment", r.Attachment, "interface", p.row(r).Link)
+		return nil
+	}
+	return p.db.Detach(ctx, p.row(r))
 }
 
 // Check implements plug.Plugger.
@@ -184,9 +215,11 @@ func (p *Plugger) List(ctx context.Context) ([]plug.Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := p.db.Interfaces(ctx)
-	if err != nil {
-		return nil, err
+	var rows []ovsdb.Interface
+	if p.db != nil {
+		if rows, err = p.db.Interfaces(ctx); err != nil {
+			return nil, err
+		}
 	}
 	for _, i := range rows {
 		r := plug.Ref{Kind: p.wiring.Kind, Attachment: i.IDs[ovsdb.AttachmentID], PortID: i.IDs[ovsdb.IfaceID]}
@@ -211,7 +244,7 @@ func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
 
 // removeHalfMade removes a link that List found half made, unless a Plug finishes it just now.
 func (p *Plugger) removeHalfMade(ctx context.Context, link string) error {
-	const prefix = len("tap") // of all names of links: tap, qbr, qvb, qvo
+	const prefix = len("tap") // of all names of links (plug.IsLinkOf)
 	if len(link) != prefix+plug.PrefixLen {
 		return fmt.Errorf("Link: %q: want the name of a port's link: %w", link, plug.ErrInvalid)
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/hostlink"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
@@ -11,8 +13,11 @@ import (
 )
 
 // finishPod sets both ends of a link to a pod up. The node's goes first: the pod's can send at
-// once then.
+// once then. An end that is a machine's runtime's by now is left as it is.
 func (p *Plugger) finishPod(link hostlink.Link, bridge *ovsdb.Bridge, pod *podif.Namespace, w plug.Want) error {
+	if link.HandedOver {
+		return errors.Join(p.node.KeepFromNode(), p.node.Raise(link))
+	}
 	if bridge.Datapath == "netdev" {
 		err := errors.Join(podif.FillChecksums(pod.NS, w.Pod.IfName), podif.FillChecksums(p.node.NS, link.Name))
 		if err != nil {
@@ -23,7 +28,11 @@ func (p *Plugger) finishPod(link hostlink.Link, bridge *ovsdb.Bridge, pod *podif
 		return err
 	}
 	pod.Sysctls = p.node.Sysctls
-	return pod.Configure(w.Pod.IfName, w.Interface)
+	err := pod.Configure(w.Pod.IfName, w.Interface)
+	if err == nil && w.Binding == plug.BindingBridge {
+		err = p.node.HandOver(w.Ref, link)
+	}
+	return err
 }
 
 // forget removes the rules of a port's interface in the pod, if that is there: they are
@@ -41,13 +50,13 @@ func (p *Plugger) forget(r plug.Ref) {
 	if owner, _ := r.OwnerOf(host.Attrs()); owner != plug.Mine {
 		return
 	}
-	l, err := pod.Link(r.Pod.IfName)
-	if err == nil && l != nil && l.Attrs().ParentIndex == host.Attrs().Index {
+	if l, err := pod.Peer(host.Attrs()); err == nil && l != nil {
 		_ = pod.Forget(l.Attrs().Index)
 	}
 }
 
-// checkPod notes how a link to a pod differs from what is wanted, on both sides.
+// checkPod notes how a link to a pod differs from what is wanted, on both sides. Of one that is
+// a machine's runtime's nothing is compared in the pod, but that it is there.
 func (p *Plugger) checkPod(w plug.Want, found *plug.Differences) error {
 	pod, err := podif.OpenPod(w.Pod, p.node.ID)
 	if err != nil {
@@ -58,18 +67,20 @@ func (p *Plugger) checkPod(w plug.Want, found *plug.Differences) error {
 	if err != nil {
 		return err
 	}
-	peer, err := pod.Link(w.Pod.IfName)
-	if err != nil {
-		return err
-	}
+	var peer netlink.Link
 	if host != nil {
-		a := host.Attrs()
-		if a.Flags&net.FlagUp == 0 {
-			found.Add("%s is down", a.Name)
+		if host.Attrs().Flags&net.FlagUp == 0 {
+			found.Add("%s is down", host.Attrs().Name)
 		}
-		if peer != nil && a.ParentIndex != peer.Attrs().Index {
-			found.Add("%s on the node and %s in the pod are not one link", a.Name, w.Pod.IfName)
+		if peer, err = pod.Peer(host.Attrs()); err != nil {
+			return err
 		}
+		if peer == nil || w.Binding != plug.BindingBridge && peer.Attrs().Name != w.Pod.IfName {
+			found.Add("%s on the node and %s in the pod are not one link", host.Attrs().Name, w.Pod.IfName)
+		}
+	}
+	if w.Binding == plug.BindingBridge {
+		return nil
 	}
 	return pod.Check(w.Pod.IfName, w.Interface, found)
 }

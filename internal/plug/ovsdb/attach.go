@@ -15,12 +15,17 @@ import (
 type Port struct {
 	Link string
 	plug.Ref
-	MAC string // of what sends by it
+	MAC    string // of what sends by it
+	VMUUID string // empty: none
 }
 
 // ids are the external IDs that a port's Interface has, besides those of others.
 func (p Port) ids() map[string]string {
-	return map[string]string{IfaceID: p.PortID, AttachedMAC: p.MAC, IfaceStatus: "active", AttachmentID: p.Attachment}
+	ids := map[string]string{IfaceID: p.PortID, AttachedMAC: p.MAC, IfaceStatus: "active", AttachmentID: p.Attachment}
+	if p.VMUUID != "" {
+		ids[VMUUID] = p.VMUUID
+	}
+	return ids
 }
 
 // attempts is how often a change is decided on anew after another's came between the look and
@@ -185,7 +190,7 @@ func differences(s state, p Port, found *plug.Differences) {
 		}
 		mine++
 		want := p.ids()
-		for _, key := range []string{AttachedMAC, IfaceStatus} {
+		for _, key := range []string{AttachedMAC, IfaceStatus, VMUUID} {
 			if w, ok := want[key]; ok && i.IDs[key] != w {
 				found.Add("interface %s of Open vSwitch has %s %q, not %q", i.Name, key, i.IDs[key], w)
 			}

@@ -16,7 +16,7 @@ import (
 )
 
 var port = ovsdb.Port{
-	Link: "tap3f2a9c10-76", MAC: "fa:16:3e:01:02:03",
+	Link: "tap3f2a9c10-76", MAC: "fa:16:3e:01:02:03", VMUUID: "5ba2e9f0-0000-4000-8000-000000000001",
 	Ref: plug.Ref{Attachment: "bthaaaaaaaaaaaa", PortID: plugtest.PortA, Bridge: "br-int"},
 }
 
@@ -31,7 +31,7 @@ func TestAttachAndDetach(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c, ctx := server.Client(), bounded(t)
 	want := map[string]map[string]string{port.Link: {
-		"iface-id": plugtest.PortA, "attached-mac": port.MAC, "iface-status": "active", "berth-attachment": port.Attachment,
+		"iface-id": plugtest.PortA, "attached-mac": port.MAC, "iface-status": "active", "vm-uuid": port.VMUUID, "berth-attachment": port.Attachment,
 	}}
 	server.AddInterface("other", map[string]string{"iface-id": "x"})
 	want["other"] = map[string]string{"iface-id": "x"}
@@ -49,8 +49,8 @@ func TestAttachAndDetach(t *testing.T) {
 	}})
 	var found plug.Differences
 	plugtest.Must(t, c.Check(ctx, port, &found))
-	if len(found) != 2 {
-		t.Errorf("differences: %q, want those of attached-mac and iface-status", found)
+	if len(found) != 3 {
+		t.Errorf("differences: %q, want those of attached-mac, iface-status and vm-uuid", found)
 	}
 	plugtest.Must(t, c.Attach(ctx, port))
 	want[port.Link]["ovn-installed"] = "true"

@@ -4,7 +4,7 @@
 // What is decided on is asked for each time: what the library keeps in memory of the
 // database trails the transactions of one's own. It is used for waiting alone.
 //
-// The external IDs iface-id, attached-mac and iface-status are those that OVN's
+// The external IDs iface-id, attached-mac, iface-status and vm-uuid are those that OVN's
 // controller and Neutron's OVS agent look for (ovn-architecture(7), "Life Cycle of a VIF";
 // Open vSwitch's Documentation/topics/integration.rst). berth-attachment is Berth's own.
 package ovsdb
@@ -14,6 +14,7 @@ const (
 	IfaceID      = "iface-id"
 	AttachedMAC  = "attached-mac"
 	IfaceStatus  = "iface-status"
+	VMUUID       = "vm-uuid"
 	AttachmentID = "berth-attachment"
 	OVNInstalled = "ovn-installed" // "true" from OVN's controller when all flows of the port are there
 )

@@ -94,7 +94,7 @@ func (c *Client) rowChanged(before, now model.Model) {
 	}
 	if is != nil {
 		same := true
-		for _, key := range []string{AttachmentID, IfaceID, AttachedMAC, IfaceStatus} {
+		for _, key := range []string{AttachmentID, IfaceID, AttachedMAC, IfaceStatus, VMUUID} {
 			same = same && was.ExternalIDs[key] == is.ExternalIDs[key]
 		}
 		if same {

@@ -66,8 +66,22 @@ func (s *Namespace) shape(l *netlink.LinkAttrs, i plug.Interface) error {
 	if err := s.ignoreAdvertisements(l.Name); err != nil {
 		return err
 	}
+	if i.Bare {
+		if err := s.Silence(l.Name); err != nil {
+			return err
+		}
+	}
 	if err := s.NL.LinkSetUp(rtnl.LinkRef(l.Index)); err != nil {
 		return fmt.Errorf("set %s up in %s: %w", l.Name, s.Path, err)
+	}
+	return nil
+}
+
+// Silence keeps the pod's own namespace from sending by a link that is a machine's.
+func (s *Namespace) Silence(name string) error {
+	err := rtnl.SetIPv6(s.NS, s.Sysctls, name, "disable_ipv6", "1")
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without IPv6
+		return fmt.Errorf("switch IPv6 off on %s in %s: %w", name, s.Path, err)
 	}
 	return nil
 }

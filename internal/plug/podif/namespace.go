@@ -69,6 +69,22 @@ func (s *Namespace) Link(name string) (netlink.Link, error) {
 	return l, nil
 }
 
+// Peer finds the pod's end of a veth whose other end is on the node, under whatever name; nil
+// when it is not there.
+func (s *Namespace) Peer(host *netlink.LinkAttrs) (netlink.Link, error) {
+	l, err := s.NL.LinkByIndex(host.ParentIndex)
+	if rtnl.IsNoLink(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up the other end of %s in %s: %w", host.Name, s.Path, err)
+	}
+	if l.Type() != "veth" || l.Attrs().ParentIndex != host.Index {
+		return nil, nil
+	}
+	return l, nil
+}
+
 // Marked finds the veth that carries the mark of a port, under whatever name; nil when there
 // is none.
 func (s *Namespace) Marked(r plug.Ref) (netlink.Link, error) {

@@ -40,7 +40,7 @@ func (b *book) decide(r rules, req source.Request) verdict {
 	for _, name := range order(w.names, there) {
 		i := slices.IndexFunc(there, func(o object) bool { return o.ifName == name })
 		if i < 0 {
-			return verdict{wait: b.missing(req, name)}
+			return verdict{wait: b.missing(req, w.vpc, name)}
 		}
 		o := there[i]
 		switch {
@@ -100,13 +100,18 @@ func withDefaultRoute(nics []attachment.NIC, r rules, first string) []attachment
 	return nics
 }
 
-// missing says that no PodNIC here is that of a NIC.
-func (b *book) missing(req source.Request, name string) *source.Exhausted {
+// missing says that no PodNIC here is that of a NIC. What keeps the operator from making one, such
+// as that there is no such VPC, it tells the pod alone: a node may read PodNICs and no VPCs.
+func (b *book) missing(req source.Request, vpc, name string) *source.Exhausted {
 	if !b.listed.nics {
 		return b.unlessUnreachable(exhausted("starting", "NIC %s: the API server has not told yet which PodNICs this node has", name))
 	}
-	return b.unlessUnreachable(exhausted("no-podnic", "NIC %s: the operator has made no PodNIC yet for pod %s/%s (%s) with a port for this node: see kubectl -n %s get podnics",
-		name, shown(req.Pod.Namespace, 80), shown(req.Pod.Name, 260), shown(req.Pod.UID, 64), shown(req.Pod.Namespace, 80)))
+	namespace, pod := shown(req.Pod.Namespace, 80), shown(req.Pod.Name, 260)
+	if vpc != "" {
+		name += " in VPC " + shown(vpc, 260)
+	}
+	return b.unlessUnreachable(exhausted("no-podnic", "NIC %s: the operator has made no PodNIC yet for pod %s/%s (%s) with a port for this node; if it cannot, as there is no such VPC, the pod's Events say so: kubectl -n %s describe pod %s",
+		name, namespace, pod, shown(req.Pod.UID, 64), namespace, pod))
 }
 
 // unbound says what keeps a PodNIC's port from being plugged.

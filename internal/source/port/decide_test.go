@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -104,6 +105,15 @@ func TestObjectsThatLie(t *testing.T) {
 		"status.routes[0].gateway": func(o *v1alpha1.PodNIC) {
 			o.Status.Routes = []v1alpha1.PortRoute{{Destination: "10.0.0.0/8", Gateway: "x"}}
 		},
+		"Binding": func(o *v1alpha1.PodNIC) { o.Spec.Binding = "macvtap" },
+		"want tap, or none, for a port that an agent": func(o *v1alpha1.PodNIC) {
+			o.Spec.Binding = v1alpha1.BindingBridge
+			o.Status.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns1"}
+		},
+		`spec.tap.owner is "-1"`: func(o *v1alpha1.PodNIC) {
+			owner := int64(-1)
+			o.Spec.Binding, o.Spec.Tap = v1alpha1.BindingTap, &v1alpha1.TapDevice{Owner: &owner}
+		},
 		"Interface.Routes[0].Dst": func(o *v1alpha1.PodNIC) { o.Status.Routes = []v1alpha1.PortRoute{{Destination: "0.0.0.0/0"}} },
 	} {
 		o := podNIC(1, 0, v1alpha1.PhaseBound)
@@ -126,6 +136,51 @@ func TestObjectsThatLie(t *testing.T) {
 	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound, Status: metav1.ConditionTrue}, {Type: v1alpha1.ConditionPortReady, Reason: "a", Message: "two\nlines" + strings.Repeat(".", 1000)}}
 	if got := read(o, nil).wrong; len(got) != 1 || strings.Contains(got[0].message, "\n") || len(got[0].message) > longestMessage+3 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// What a PodNIC says of a virtual machine, and what it means where it says nothing.
+func TestBindings(t *testing.T) {
+	id := func(n int64) *int64 { return &n }
+	for name, c := range map[string]struct {
+		binding v1alpha1.NICBinding
+		tap     *v1alpha1.TapDevice
+		want    plug.TapDevice
+	}{
+		"containers": {},
+		"bridge":     {binding: v1alpha1.BindingBridge},
+		"tap":        {v1alpha1.BindingTap, nil, plug.TapDevice{Owner: 107, Group: 107}},
+		"owner":      {v1alpha1.BindingTap, &v1alpha1.TapDevice{Owner: id(0)}, plug.TapDevice{}},
+		"group":      {v1alpha1.BindingTap, &v1alpha1.TapDevice{Group: id(36), MultiQueue: true}, plug.TapDevice{Owner: 107, Group: 36, MultiQueue: true}},
+	} {
+		o := podNIC(1, 0, v1alpha1.PhaseActive)
+		o.Spec.Binding, o.Spec.Tap = c.binding, c.tap
+		got := read(o, []string{"br-int"})
+		if got.err != nil {
+			t.Errorf("%s: %v", name, got.err)
+			continue
+		}
+		rec := recordOf(1, got.nic)
+		if w := want(rec, got.nic); w.Binding != plug.Binding(c.binding) || w.Tap != c.want || w.VMUUID != rec.Pod.UID {
+			t.Errorf("%s: %+v", name, w)
+		}
+	}
+}
+
+// Only of a link of a port that is plugged here is a change told; all are called by its ID.
+func TestLinkLost(t *testing.T) {
+	nic := read(podNIC(1, 0, v1alpha1.PhaseActive), []string{"br-int"}).nic
+	rec := recordOf(1, nic)
+	for name, want := range map[string]bool{
+		"tap" + nic.Port[:11]: true, "qvo" + nic.Port[:11]: true, "": true, // any
+		"tap" + nic.Port[:10]: false, "tap" + nic.Port[1:12]: false, "eth0": false, "tap": false,
+	} {
+		n := &NICs{book: newBook(), changed: retry.NewSignal()}
+		n.book.plugged[nic.UID] = held{rec, nic}
+		n.LinkLost(name)
+		if got := len(n.changed) > 0; got != want {
+			t.Errorf("%q: a change is told: %v, want %v", name, got, want)
+		}
 	}
 }
 

@@ -90,6 +90,8 @@ func reasonOf(err error) string {
 		return "invalid"
 	case is(plug.ErrUnreachable, plug.ErrNoBridge):
 		return "ovsdb"
+	case is(plug.ErrNoTun):
+		return "no-tun"
 	case is(plug.ErrNotReady):
 		return "not-ready"
 	case is(plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrInterfaceExists, plug.ErrDefaultRoute):

@@ -163,7 +163,12 @@ func TestWhyNICsDoNotCome(t *testing.T) {
 	elsewhere.Pod.Namespace = "elsewhere"
 	m.expires(elsewhere, "starting")
 	m.namespace("elsewhere", "blue")
-	m.expires(elsewhere, "no-podnic")
+	why = m.expires(elsewhere, "no-podnic")
+	for _, want := range []string{"NIC eth0 in VPC blue", "kubectl -n elsewhere describe pod " + elsewhere.Pod.Name} {
+		if !strings.Contains(why, want) {
+			t.Errorf("%q lacks %q", why, want)
+		}
+	}
 }
 
 // A PodNIC that says what cannot be is refused with the field, and is told of; one that

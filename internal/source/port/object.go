@@ -2,6 +2,7 @@ package port
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -94,7 +95,13 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
 	}
 	n := attachment.NIC{
 		Object: o.Name, UID: string(o.UID), Port: s.PortID, IfName: s.Interface, MAC: mac.Addr(hw), MTU: int(s.MTU), DefaultRoute: s.DefaultRoute,
-		Plug: attachment.Plug{Type: string(s.Plug.Type), Bridge: s.Plug.Bridge, Netns: s.Plug.Netns, OVN: s.Plug.OVN},
+		Plug:    attachment.Plug{Type: string(s.Plug.Type), Bridge: s.Plug.Bridge, Netns: s.Plug.Netns, OVN: s.Plug.OVN},
+		Binding: string(o.Spec.Binding),
+	}
+	if o.Spec.Binding == v1alpha1.BindingTap {
+		if n.Tap, err = tapOf(o.Spec.Tap); err != nil {
+			return zero, err
+		}
 	}
 	if len(s.Addresses) == 0 {
 		return zero, invalid("status.addresses", "", "one at least")
@@ -129,6 +136,30 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
 	// The rest is checked as it will be used.
 	w := want(attachment.Record{HostLink: "bth0", Netns: attachment.Netns{Path: "/"}}, n)
 	return n, w.Validate()
+}
+
+// tapOf is what a tap device is like, with what is not said as it is by default.
+func tapOf(t *v1alpha1.TapDevice) (attachment.Tap, error) {
+	if t == nil {
+		t = &v1alpha1.TapDevice{}
+	}
+	owner := int64(v1alpha1.DefaultTapOwner)
+	if t.Owner != nil {
+		owner = *t.Owner
+	}
+	group := owner
+	if t.Group != nil {
+		group = *t.Group
+	}
+	for _, id := range []struct {
+		field  string
+		number int64
+	}{{"spec.tap.owner", owner}, {"spec.tap.group", group}} {
+		if id.number < 0 || id.number >= math.MaxUint32 { // which chown(2) has mean none
+			return attachment.Tap{}, invalid(id.field, fmt.Sprint(id.number), "0 to %d", math.MaxUint32-1)
+		}
+	}
+	return attachment.Tap{Owner: uint32(owner), Group: uint32(group), MultiQueue: t.MultiQueue}, nil
 }
 
 func optionalAddr(field, s string) (netip.Addr, error) {
@@ -180,7 +211,10 @@ func want(rec attachment.Record, n attachment.NIC) plug.Want {
 	for _, r := range n.Routes {
 		i.Routes = append(i.Routes, plug.Route{Dst: r.Destination, Via: r.Gateway})
 	}
-	return plug.Want{Ref: ref(rec, n), Interface: i, OVN: n.Plug.OVN}
+	return plug.Want{
+		Ref: ref(rec, n), Interface: i, OVN: n.Plug.OVN, VMUUID: rec.Pod.UID,
+		Binding: plug.Binding(n.Binding), Tap: plug.TapDevice(n.Tap),
+	}
 }
 
 // ref names a recorded NIC and its place.

@@ -193,6 +193,22 @@ func (n *NICs) Touched() (ports []string, all bool) {
 	return ports, all
 }
 
+// LinkLost says that a link of the node is gone or went down; empty: any may be. One of those
+// of a port that is plugged, all of which are called by its ID, is a change.
+func (n *NICs) LinkLost(name string) {
+	n.mu.Lock()
+	var ports []string
+	for _, h := range n.book.plugged {
+		if plug.IsLinkOf(name, h.nic.Port) {
+			ports = append(ports, h.nic.Port)
+		}
+	}
+	n.mu.Unlock()
+	if name == "" || len(ports) > 0 {
+		n.touch(ports...)
+	}
+}
+
 // watchSwitch tells of changes in OVSDB, and tries again when it was told of none for a
 // reason other than the end.
 func (n *NICs) watchSwitch(ctx context.Context) {

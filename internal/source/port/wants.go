@@ -22,6 +22,7 @@ type rules struct {
 // wants are the NICs that a pod asks for.
 type wants struct {
 	any     bool     // else the pod has none
+	vpc     string   // in which; empty: not known
 	names   []string // of its interfaces; more may be there
 	waiting string   // what is not known yet and decides about it; empty: all is known
 }
@@ -50,7 +51,7 @@ func (r rules) of(req source.Request, namespaceVPC string, known bool) (wants, e
 	if err := errs.Err(); err != nil {
 		return wants{}, err
 	}
-	w := wants{any: true}
+	w := wants{any: true, vpc: vpc}
 	for _, n := range nics {
 		w.names = append(w.names, n.Name)
 	}

@@ -25,24 +25,15 @@ const DefaultMost = 8
 
 // Options are what Lanes need to know. Zero values take the defaults named.
 type Options struct {
-	Most     int // calls at once; DefaultMost
-	Clock    clock.Clock
-	Observer Observer // nil: nobody
-}
-
-// Observer is told of every call. Its methods must be quick; several run at once.
-type Observer interface {
-	// Called is told of a call that was made: what it was, what came of it, how long
-	// it waited for its turn, and how long it took then.
-	Called(op string, err error, waited, took time.Duration)
+	Most  int // calls at once; DefaultMost
+	Clock clock.Clock
 }
 
 // Lanes are for all calls that a provider counts together: those to one endpoint.
 // They may be used by many goroutines at once.
 type Lanes struct {
-	most     int
-	clock    clock.Clock
-	observer Observer
+	most  int
+	clock clock.Clock
 
 	mu       sync.Mutex // guards all below; nothing is called under it
 	allowed  int        // calls at once, for now
@@ -58,7 +49,7 @@ type Lanes struct {
 // New returns lanes without any calls.
 func New(o Options) *Lanes {
 	o.Most = cmp.Or(max(o.Most, 0), DefaultMost)
-	return &Lanes{most: o.Most, allowed: o.Most, clock: cmp.Or[clock.Clock](o.Clock, clock.Real{}), observer: o.Observer}
+	return &Lanes{most: o.Most, allowed: o.Most, clock: cmp.Or[clock.Clock](o.Clock, clock.Real{})}
 }
 
 // Usage is what goes on now.
@@ -72,7 +63,7 @@ func (l *Lanes) Usage() Usage {
 }
 
 // do makes a call once it is its turn. A call whose context ends before is not made.
-func (l *Lanes) do(ctx context.Context, op string, u urgency, call func() error) error {
+func (l *Lanes) do(ctx context.Context, op string, u urgency, told Observer, call func() error) error {
 	asked := l.clock.Now()
 	if err := l.enter(ctx, u); err != nil {
 		return &vpcport.Error{Class: vpcport.Transient, Op: op, Message: "not sent: it waited for other calls to end", Err: err}
@@ -81,8 +72,8 @@ func (l *Lanes) do(ctx context.Context, op string, u urgency, call func() error)
 	err := error(&vpcport.Error{Class: vpcport.Bug, Op: op, Message: "the call panicked"})
 	defer func() { l.leave(began, err) }()
 	err = call()
-	if l.observer != nil {
-		l.observer.Called(op, err, began.Sub(asked), l.clock.Now().Sub(began))
+	if told != nil {
+		told.Called(op, err, began.Sub(asked), l.clock.Now().Sub(began))
 	}
 	return err
 }

@@ -238,7 +238,8 @@ func TestPanic(t *testing.T) {
 func TestObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		seen := &observed{}
-		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 1, Observer: seen})
+		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 1})
+		tr.provider = tr.lanes.Provider(tr.fake, seen)
 		tr.ask(t.Context(), 2)
 		tr.group.Wait()
 		want := []told{{lanes.OpGet, vpcport.PortGone, 0, call}, {lanes.OpGet, vpcport.PortGone, call, call}}

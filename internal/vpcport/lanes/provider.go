@@ -19,32 +19,30 @@ const (
 	OpProject = "Project"
 )
 
-// Ops are all calls.
-func Ops() []string {
-	return []string{OpCreate, OpDelete, OpGet, OpNetwork, OpPorts, OpProject, OpUpdate}
+// Observer is told of every call of a provider that was sent, before its caller knows
+// what came of it. Its methods must be quick; several run at once.
+type Observer interface {
+	// Called is told what a call was, what came of it, how long it waited for its turn,
+	// and how long it took then.
+	Called(op string, err error, waited, took time.Duration)
 }
 
 // Provider is p with all its calls through the lanes. Several providers may share them.
-// Told, unless it is nil, is told what came of each call that was sent, before its caller
-// is; several at once.
-func (l *Lanes) Provider(p vpcport.Provider, told func(op string, err error)) vpcport.Provider {
-	if told == nil {
-		told = func(string, error) {}
-	}
+// Told may be nil.
+func (l *Lanes) Provider(p vpcport.Provider, told Observer) vpcport.Provider {
 	return &provider{l, p, told}
 }
 
 type provider struct {
 	lanes *Lanes
 	in    vpcport.Provider
-	told  func(op string, err error)
+	told  Observer
 }
 
 // through makes a call that has an answer.
 func through[T any](ctx context.Context, p *provider, op string, u urgency, call func() (T, error)) (out T, err error) {
-	err = p.lanes.do(ctx, op, u, func() error {
+	err = p.lanes.do(ctx, op, u, p.told, func() error {
 		out, err = call()
-		p.told(op, err)
 		return err
 	})
 	return out, err

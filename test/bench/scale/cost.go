@@ -1,11 +1,10 @@
 package scale
 
 import (
-	"runtime"
 	"runtime/metrics"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/berthnet/berth/test/bench/bubble"
 )
 
 // meter measures what is spent between start and stop, without the CPU time of
@@ -35,21 +34,9 @@ func (m *meter) now() spent {
 	return all
 }
 
-// processSpent is the process's CPU time on the kernel's clock, which no bubble
-// changes, and what it allocated.
+// processSpent is the process's CPU time and what it allocated.
 func processSpent() spent {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts) // always there on Linux
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)
-	return spent{time.Duration(ts.Nano()), sample[0].Value.Uint64()}
-}
-
-// LiveHeap is what the process needs after a full collection.
-func LiveHeap() uint64 {
-	runtime.GC()
-	runtime.GC() // the second one collects what the first one's finalizers let go
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
+	return spent{bubble.CPU(), sample[0].Value.Uint64()}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/bench/bubble"
 )
 
 // Addresses of each node in runMemory.
@@ -18,7 +19,7 @@ const usedByPods, keptFree = 10, 8
 func runMemory(ctx context.Context, o Order) (Outcome, error) {
 	p := ipam.DefaultCilium()
 	p.MinAllocate, p.PreAllocate = usedByPods+keptFree, keptFree
-	empty := LiveHeap()
+	empty := bubble.LiveHeap()
 	c, err := newCluster(o, want{policy: p})
 	if err != nil {
 		return Outcome{}, err
@@ -34,7 +35,7 @@ func runMemory(ctx context.Context, o Order) (Outcome, error) {
 	}
 	c.idle(5 * time.Minute)
 	c.ec2.ResetCalls()
-	all := LiveHeap()
+	all := bubble.LiveHeap()
 	books, err := booksAlone(ctx, o)
 	if err != nil {
 		return Outcome{}, err
@@ -45,7 +46,7 @@ func runMemory(ctx context.Context, o Order) (Outcome, error) {
 
 // booksAlone is the heap of an EC2 with the ENIs of runMemory, made without Berth.
 func booksAlone(ctx context.Context, o Order) (uint64, error) {
-	before := LiveHeap()
+	before := bubble.LiveHeap()
 	e := newEC2(o, nil)
 	for i, id := range e.instances {
 		made, err := e.CreateENI(ctx, cloud.CreateENI{
@@ -60,7 +61,7 @@ func booksAlone(ctx context.Context, o Order) (uint64, error) {
 		}
 	}
 	e.ResetCalls()
-	size := LiveHeap() - before
+	size := bubble.LiveHeap() - before
 	runtime.KeepAlive(e)
 	return size, nil
 }

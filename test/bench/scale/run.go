@@ -2,23 +2,16 @@
 // to ten thousand nodes against an EC2 in memory, in virtual time, and measures
 // what it costs and how long it takes. There is no HTTP and no Kubernetes in it.
 //
-// Each run is a process of its own, so that none inherits another's heap: a
-// program that uses the package calls Child first thing in main, and then Run
-// as often as it likes.
+// A program that uses the package gives Work to bubble.Child under the name Name, and
+// then calls Run as often as it likes: each run is a process of its own.
 package scale
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"runtime/pprof"
-	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/berthnet/berth/test/bench/bubble"
 )
 
 // Order is one run.
@@ -29,7 +22,7 @@ type Order struct {
 	Join     time.Duration // from one node's arrival to the next; 0: all at once
 	Calm     bool          // without the throttling that the workload is named for
 	// Profile is where a CPU profile of what was measured goes; empty: none.
-	Profile string
+	Profile string `json:"-"`
 }
 
 // Workload is what the nodes of a run do.
@@ -82,84 +75,22 @@ func (o Outcome) TotalCalls() (n int) {
 	return n
 }
 
-// childArg is how a process knows that it is to do one run.
-const childArg = "scale-run"
+// Name is Work's among those of a program.
+const Name = "scale"
 
-// Child does the run that the process was started for, if it was, and ends the process.
-func Child() {
-	if len(os.Args) != 3 || os.Args[1] != childArg {
-		return
-	}
-	order := []byte(os.Args[2])
-	os.Args = os.Args[:1] // testing.Main has flags of its own
-	all := func(string, string) (bool, error) { return true, nil }
-	testing.Main(all, []testing.InternalTest{{Name: "scale", F: func(t *testing.T) {
-		out, err := runHere(t, order)
-		if err == nil {
-			err = json.NewEncoder(os.NewFile(3, "outcome")).Encode(out)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}}}, nil, nil)
-}
-
-// runHere does a run in this process, in a bubble with a time of its own.
-func runHere(t *testing.T, order []byte) (out Outcome, err error) {
-	var o Order
-	if err := json.Unmarshal(order, &o); err != nil {
-		return Outcome{}, fmt.Errorf("read the order: %w", err)
-	}
+// Work does one run.
+var Work = bubble.Of(func(ctx context.Context, o Order) (Outcome, error) {
 	work, ok := workloads[o.Workload]
 	if !ok {
 		return Outcome{}, fmt.Errorf("workload %q: want one of those of this package", o.Workload)
 	}
-	if o.Profile != "" {
-		f, err := os.Create(o.Profile)
-		if err != nil {
-			return Outcome{}, fmt.Errorf("make the profile: %w", err)
-		}
-		defer func() { err = errors.Join(err, f.Close()) }()
-		// It must start out here, where time is the machine's.
-		if err := pprof.StartCPUProfile(f); err != nil {
-			return Outcome{}, fmt.Errorf("start the profile: %w", err)
-		}
-		defer pprof.StopCPUProfile()
-	}
-	synctest.Test(t, func(t *testing.T) { out, err = work(t.Context(), o) })
-	return out, err
-}
+	return work(ctx, o)
+})
 
 // Run does a run in a process of its own.
-func Run(ctx context.Context, o Order) (Outcome, error) {
-	order, err := json.Marshal(o)
-	if err != nil {
-		return Outcome{}, fmt.Errorf("write the order: %w", err)
+func Run(ctx context.Context, o Order) (out Outcome, err error) {
+	if err := bubble.Run(ctx, Name, o, &out, o.Profile); err != nil {
+		return Outcome{}, fmt.Errorf("%s with %d nodes: %w", o.Workload, o.Nodes, err)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return Outcome{}, fmt.Errorf("find this program: %w", err)
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		return Outcome{}, err
-	}
-	defer r.Close()
-	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, childArg, string(order))
-	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &said, &said, []*os.File{w}
-	err = cmd.Start()
-	_ = w.Close()
-	if err != nil {
-		return Outcome{}, fmt.Errorf("start a run: %w", err)
-	}
-	var out Outcome
-	decodeErr := json.NewDecoder(r).Decode(&out)
-	if err := cmd.Wait(); err != nil {
-		return Outcome{}, fmt.Errorf("%s with %d nodes: %w\n%s", o.Workload, o.Nodes, err, tail(said.Bytes()))
-	}
-	return out, decodeErr
+	return out, nil
 }
-
-// tail is the end of what a run said.
-func tail(b []byte) []byte { return b[max(0, len(b)-4000):] }

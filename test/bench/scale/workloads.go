@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/bench/bubble"
 )
 
 // workloads is how each is run.
@@ -75,7 +76,7 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	c.idle(quiet)
 	out := Outcome{Repair: m.stop().cpu / (quiet / time.Minute), Calls: map[string]int{}}
 
-	enough := allocatedInAll * LiveHeap()
+	enough := allocatedInAll * bubble.LiveHeap()
 	for out.Bytes < enough || out.Events < 5*eventsOfRound {
 		if err := c.round(ctx, &m, &out); err != nil {
 			return Outcome{}, err

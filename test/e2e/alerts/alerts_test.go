@@ -248,31 +248,43 @@ func TestAlertsOfPools(t *testing.T) {
 // elsewhere are alerts that no lab brings to fire; scenarios of promtool alone
 // hold them (deploy/monitoring).
 var elsewhere = map[string]string{
-	"BerthVersionsDiffer":         "lasts six hours, minutes here, and needs two builds",
-	"BerthADDsSlow":               "needs 50 ADDs of more than 10 s, which are not scaled",
-	"BerthLinksNotRemoved":        "needs a kernel that does not remove links",
-	"BerthEC2Throttled":           "the limiter learns the rate within seconds, which are not scaled: a fifth refused for half an hour is another's doing",
-	"BerthEC2CallsHeldBack":       "needs waits of 10 s, which are not scaled",
-	"BerthSubnetRefusesAddresses": "a full subnet is tried again after a minute, which is not scaled",
-	"BerthENIsNotRemoved":         "what only a person can heal is tried again after a minute, which is not scaled",
-	"BerthENICreationsFail":       "the same",
-	"BerthENIsLeftBehind":         "orphans are looked for every ten minutes, which is not scaled",
-	"BerthTwoLeaders":             "needs two installations",
-	"BerthAddressesComeLate":      "needs waits of 30 s, which are not scaled",
-	"BerthBlocksComeLate":         "needs waits of 10 s, which are not scaled",
-	"BerthListingsStopped":        "needs an operator that hangs and leads",
-	"BerthBlockRequestsRefused":   "needs a node that asks for what it has no pods for, which berthd does not",
-	"BerthKubernetesCallsFail":    "requests are tried again after up to 15 s, which is not scaled",
+	"BerthVersionsDiffer":            "lasts six hours, minutes here, and needs two builds",
+	"BerthADDsSlow":                  "needs 50 ADDs of more than 10 s, which are not scaled",
+	"BerthLinksNotRemoved":           "needs a kernel that does not remove links",
+	"BerthEC2Throttled":              "the limiter learns the rate within seconds, which are not scaled: a fifth refused for half an hour is another's doing",
+	"BerthEC2CallsHeldBack":          "needs waits of 10 s, which are not scaled",
+	"BerthSubnetRefusesAddresses":    "a full subnet is tried again after a minute, which is not scaled",
+	"BerthENIsNotRemoved":            "what only a person can heal is tried again after a minute, which is not scaled",
+	"BerthENICreationsFail":          "the same",
+	"BerthENIsLeftBehind":            "orphans are looked for every ten minutes, which is not scaled",
+	"BerthTwoLeaders":                "needs two installations",
+	"BerthAddressesComeLate":         "needs waits of 30 s, which are not scaled",
+	"BerthBlocksComeLate":            "needs waits of 10 s, which are not scaled",
+	"BerthListingsStopped":           "needs an operator that hangs and leads",
+	"BerthBlockRequestsRefused":      "needs a node that asks for what it has no pods for, which berthd does not",
+	"BerthVPCCallsFail":              "needs a provider that fails more often than not and is reached all the same: pauses after failures are not scaled",
+	"BerthVPCThrottled":              "calls are held back for seconds, which are not scaled",
+	"BerthNICsNotPlugged":            "needs another plugin, or an agent, that keeps NICs from being plugged",
+	"BerthNICReportsFail":            "a report is tried again after up to 15 s, which is not scaled",
+	"BerthWebhookCertificateExpires": "a certificate lasts for 30 days",
+	"BerthWebhookFails":              "needs an operator that the API server reaches and that does not reach it",
+	"BerthKubernetesCallsFail":       "requests are tried again after up to 15 s, which is not scaled",
 }
 
 // TestEveryAlertFires looks for each alert in the tests above, or in the list.
 func TestEveryAlertFires(t *testing.T) {
-	rules, err := os.ReadFile(filepath.Join(harness.Tree(), rulesFile))
-	harness.OK(t, err)
-	tests, err := os.ReadFile(filepath.Join(harness.Tree(), "test/e2e/alerts/alerts_test.go"))
-	harness.OK(t, err)
-	body, _, _ := strings.Cut(string(tests), "var elsewhere")
-	alerts := regexp.MustCompile(`(?m)^ *- alert: (\w+)$`).FindAllStringSubmatch(string(rules), -1)
+	read := func(path string) string {
+		data, err := os.ReadFile(filepath.Join(harness.Tree(), path))
+		harness.OK(t, err)
+		return string(data)
+	}
+	rules := ""
+	for _, path := range ruleFiles {
+		rules += read(path)
+	}
+	body, _, _ := strings.Cut(read("test/e2e/alerts/alerts_test.go"), "var elsewhere")
+	body += read("test/e2e/alerts/ports_test.go")
+	alerts := regexp.MustCompile(`(?m)^ *- alert: (\w+)(?: #.*)?$`).FindAllStringSubmatch(rules, -1)
 	if len(alerts) < 30 {
 		t.Fatalf("found only %d alerts", len(alerts))
 	}

@@ -27,7 +27,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-const rulesFile = "deploy/chart/files/monitoring/rules.yaml"
+// ruleFiles are those of the chart.
+var ruleFiles = []string{"deploy/chart/files/monitoring/rules.yaml", "deploy/chart/files/monitoring/rules-ports.yaml"}
 
 // prometheus is a real one, in the namespace of a lab's router.
 type prometheus struct {
@@ -57,14 +58,16 @@ func watch(t *testing.T, l *lab.Lab, faster int) *prometheus {
 	t.Helper()
 	lint(t, l)
 	p := &prometheus{l: l, dir: t.TempDir(), fired: map[string]bool{}}
-	rules, err := os.Open(filepath.Join(harness.Tree(), rulesFile))
-	harness.OK(t, err)
-	defer rules.Close()
-	scale := exec.CommandContext(t.Context(), tool(t, "promexpr"), "scale", fmt.Sprint(faster))
-	scale.Stdin, scale.Stderr = rules, os.Stderr
-	scaled, err := scale.Output()
-	harness.OK(t, err)
-	harness.OK(t, os.WriteFile(filepath.Join(p.dir, "rules.yaml"), scaled, 0o600))
+	for _, path := range ruleFiles {
+		rules, err := os.Open(filepath.Join(harness.Tree(), path))
+		harness.OK(t, err)
+		defer rules.Close()
+		scale := exec.CommandContext(t.Context(), tool(t, "promexpr"), "scale", fmt.Sprint(faster))
+		scale.Stdin, scale.Stderr = rules, os.Stderr
+		scaled, err := scale.Output()
+		harness.OK(t, err)
+		harness.OK(t, os.WriteFile(filepath.Join(p.dir, filepath.Base(path)), scaled, 0o600))
+	}
 	daemons, operators := targets{}, targets{}
 	for _, n := range l.Nodes() {
 		daemons[n.Name] = netip.AddrPortFrom(nodeAddress(t, l, n), 61678).String()
@@ -158,7 +161,7 @@ func (p *prometheus) configure(t *testing.T, jobs map[string]targets) {
 	}
 	data, err := yaml.Marshal(map[string]any{
 		"global":     map[string]any{"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
-		"rule_files": []string{"rules.yaml"}, "scrape_configs": scrape,
+		"rule_files": []string{"rules*.yaml"}, "scrape_configs": scrape,
 	})
 	harness.OK(t, err)
 	harness.OK(t, os.WriteFile(filepath.Join(p.dir, "prometheus.yaml"), data, 0o600))
@@ -231,6 +234,18 @@ func (p *prometheus) quiet(t *testing.T) {
 	if names := p.firing(t); len(names) > 0 {
 		t.Errorf("nothing is wrong, and there fire %v", names)
 	}
+}
+
+// resolves waits until alerts that fired do so no more.
+func (p *prometheus) resolves(t *testing.T, names ...string) {
+	t.Helper()
+	harness.Eventually(t, harness.Patience, fmt.Sprintf("%v resolve", names), func() error {
+		if still := slices.DeleteFunc(p.firing(t), func(n string) bool { return !slices.Contains(names, n) }); len(still) > 0 {
+			return fmt.Errorf("still %v", still)
+		}
+		return nil
+	})
+	t.Logf("resolved: %v", names)
 }
 
 // fires waits until alerts have fired, together or one after the other.

@@ -3,10 +3,13 @@
 package neutron
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -120,5 +123,49 @@ func TestNodesComeAndGo(t *testing.T) {
 	w.nodes[1] = again
 	if got := len(w.Nodes()); got != len(nodeNames) {
 		t.Errorf("%d nodes, want %d", got, len(nodeNames))
+	}
+}
+
+// starter is set in the environment of a test that only starts an instance: its directory and
+// the namespace of its services.
+const starter = "BERTH_TEST_STARTER"
+
+// An instance whose starter is killed leaves no program running, with either backend.
+func TestStarterKilled(t *testing.T) {
+	if dir, netns, ok := strings.Cut(os.Getenv(starter), " "); ok {
+		_, err := openstack.Start(t.Context(), openstack.Options{Dir: dir, Netns: netns, Backend: openstack.Backend(filepath.Base(dir))})
+		harness.OK(t, err)
+		fmt.Println("started")
+		select {}
+	}
+	harness.OK(t, present.close())
+	for _, b := range []openstack.Backend{openstack.OVN, openstack.Agent} {
+		parent, err := os.MkdirTemp("", "os")
+		harness.OK(t, err)
+		defer os.RemoveAll(parent)
+		dir, space := filepath.Join(parent, string(b)), fmt.Sprintf("btneutron-%d-%s", os.Getpid(), b)
+		harness.OK(t, ns.Create(space))
+		defer func() { harness.OK(t, ns.Remove(space)) }()
+		child := exec.Command(os.Args[0], "-test.run=^TestStarterKilled$")
+		child.Env = append(os.Environ(), starter+"="+dir+" "+ns.Path(space))
+		out, err := child.StdoutPipe()
+		harness.OK(t, err)
+		harness.OK(t, child.Start())
+		lines := bufio.NewScanner(out)
+		for lines.Scan() && lines.Text() != "started" {
+			t.Log(lines.Text())
+		}
+		running := processes(t, dir)
+		harness.OK(t, child.Process.Kill())
+		_ = child.Wait() // it was killed
+		if len(running) < 4 {
+			t.Errorf("%s: only these ran: %v", b, running)
+		}
+		harness.Eventually(t, time.Minute, string(b)+": all programs have ended", func() error {
+			if left := processes(t, dir); len(left) > 0 {
+				return errors.New(strings.Join(left, "\n"))
+			}
+			return nil
+		})
 	}
 }

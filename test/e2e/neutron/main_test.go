@@ -18,7 +18,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	code := harness.Main(m)
+	code := harness.Main(m, "berthd", "berth", "berth-operator")
 	if err := present.close(); err != nil {
 		fmt.Println("FAIL: left behind:", err)
 		code = 1

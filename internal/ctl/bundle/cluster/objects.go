@@ -49,6 +49,8 @@ var kinds = []kind{
 	{path: "/apis/berth.dev/v1alpha1", resource: "addresspools"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "addressblocks"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "blockrequests"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "vpcs"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "podnics"},
 }
 
 // What is read of one kind.

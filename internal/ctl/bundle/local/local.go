@@ -6,6 +6,7 @@
 //	files.go    state, network configuration, what the kernel tells in files
 //	logs.go     logs of pods, of units, of the kernel
 //	runtime.go  the container runtime
+//	ovsdb.go    Open vSwitch's database
 //	process.go  programs that matter, as far as they can be seen
 package local
 
@@ -42,6 +43,8 @@ type node struct {
 	Options
 	metrics   string // address; empty: none
 	cniBinDir string
+	ports     bool   // NICs of pods may be ports of VPCs
+	ovsdbAt   string // Open vSwitch's database, as --ovsdb says; empty: none
 }
 
 // Parts are all that is collected. It asks the daemon for its settings first.
@@ -51,7 +54,8 @@ func Parts(ctx context.Context, o Options) []archive.Part {
 	if err != nil {
 		settings, source = ownSettings(), "the environment of this program and defaults"
 	}
-	n := node{Options: o, metrics: get(settings, "metrics-address"), cniBinDir: get(settings, "cni-bin-dir")}
+	n := node{Options: o, metrics: get(settings, "metrics-address"), cniBinDir: get(settings, "cni-bin-dir"), ovsdbAt: get(settings, "ovsdb")}
+	n.ports = get(settings, "ipam") == config.IPAMPort || get(settings, "vpc-ports") == "true"
 	for _, v := range []struct {
 		to   *string
 		name string
@@ -77,6 +81,7 @@ func Parts(ctx context.Context, o Options) []archive.Part {
 		n.part("system", n.system),
 		n.part("processes", processes),
 		n.part("runtime", n.runtime),
+		n.part("ovsdb", n.ovsdb),
 		n.part("kubelet", kubelet),
 		n.part("kernel log", kernelLog),
 		n.part("pod logs", n.podLogs),

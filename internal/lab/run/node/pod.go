@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"regexp"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/guest"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 )
 
@@ -30,8 +32,9 @@ type Pod struct {
 	Addrs       []netip.Addr // of eth0, as the plugin reported them
 	Result      types.Result // the whole answer to ADD
 
-	netns  string // name of its namespace
-	up     bool   // guarded by Node.mu
+	netns  string       // name of its namespace
+	up     bool         // guarded by Node.mu
+	guest  *guest.Guest // of VM
 	server *echo.Server
 }
 
@@ -42,6 +45,8 @@ type PodOptions struct {
 	Annotations map[string]string // of its object
 	// Once: return the first failure instead of trying again as a kubelet does.
 	Once bool
+	// VM: what is in the pod is a virtual machine, which has its NICs.
+	VM bool
 }
 
 // PortMapping is one of a runtime's portMappings (CNI conventions document).
@@ -54,6 +59,15 @@ type PortMapping struct {
 // Netns is the file of the pod's namespace.
 func (p *Pod) Netns() string { return ns.Path(p.netns) }
 
+// Inside is the file of the namespace of what has the pod's addresses: the pod's, or that of
+// the machine in it.
+func (p *Pod) Inside() string {
+	if p.guest != nil {
+		return p.guest.Netns()
+	}
+	return p.Netns()
+}
+
 // Addr is the pod's first address.
 func (p *Pod) Addr() netip.Addr {
 	if len(p.Addrs) == 0 {
@@ -64,7 +78,7 @@ func (p *Pod) Addr() netip.Addr {
 
 // Ask sends a message from the pod to an echo server and returns its answer.
 func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text string) (echo.Reply, error) {
-	return echo.Ask(ctx, p.Netns(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, text)
+	return echo.Ask(ctx, p.Inside(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, text)
 }
 
 // PodObjects are the Pods of the Kubernetes API that stand for a node's pods.
@@ -210,8 +224,37 @@ func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod)
 			p.Addrs = append(p.Addrs, a.Unmap())
 		}
 	}
-	p.server, err = echo.Serve(p.Netns())
+	if p.VM {
+		if p.guest, err = guest.Start(p.Netns(), p.netns+"-vm", machineNICs(cur)); err != nil {
+			return err
+		}
+	}
+	p.server, err = echo.Serve(p.Inside())
 	return err
+}
+
+// machineNICs are what a machine in a pod has, as its runtime reads of the plugin's result.
+func machineNICs(r *types100.Result) (nics []guest.NIC) {
+	for i, in := range r.Interfaces {
+		if in.Sandbox == "" {
+			continue
+		}
+		mac, _ := net.ParseMAC(in.Mac) // one that is none is refused when it is set
+		nic := guest.NIC{Name: in.Name, MAC: mac}
+		for _, ip := range r.IPs {
+			addr, ok := netip.AddrFromSlice(ip.Address.IP)
+			if ip.Interface == nil || *ip.Interface != i || !ok {
+				continue
+			}
+			ones, _ := ip.Address.Mask.Size()
+			nic.Addrs = append(nic.Addrs, netip.PrefixFrom(addr.Unmap(), ones))
+			if via, ok := netip.AddrFromSlice(ip.Gateway); ok && in.Name == firstInterface {
+				nic.Gateways = append(nic.Gateways, via.Unmap())
+			}
+		}
+		nics = append(nics, nic)
+	}
+	return nics
 }
 
 // unwire runs DEL, again and again unless the pod is tried once only, and
@@ -285,11 +328,22 @@ func (p *Pod) stop() {
 	}
 }
 
+// turnOff ends the machine in the pod, if there is one.
+func (p *Pod) turnOff() error {
+	if p.guest == nil {
+		return nil
+	}
+	return p.guest.Close()
+}
+
 // vanish removes the pod's namespace without a word to any plugin.
 func (p *Pod) vanish() error {
 	p.stop()
 	if p.netns == "" {
 		return nil // not made yet
+	}
+	if err := p.turnOff(); err != nil {
+		return err
 	}
 	if _, err := ns.Kill(time.Minute, p.Netns()); err != nil {
 		return err

@@ -3,31 +3,36 @@ package plan
 import (
 	"cmp"
 	"errors"
+	"iter"
 	"slices"
 	"strings"
 
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Batches puts new ports together that one call asks for, most at a time, in the order in
-// which they came. A call is all or nothing: so those that ask for a certain address,
-// which may be taken, go alone, and a full subnet holds up those of that subnet only. It
-// returns indexes.
-func Batches(ports []vpcport.NewPort, most int) [][]int {
-	var out [][]int
-	open := map[string]int{} // by what they have in common; the batch that has room
-	for i, p := range ports {
+// Batch is which new ports, of those that wait in the order in which they came, go into the
+// next call: the first, and those that are like it, most at a time. A call is all or
+// nothing: so one that asks for a certain address, which may be taken, goes alone, and a
+// full subnet holds up those of that subnet only. It returns indexes that rise, and looks at
+// no more ports than it needs.
+func Batch(waiting iter.Seq[vpcport.NewPort], most int) (picked []int) {
+	first, i := "", 0
+	for p := range waiting {
 		key, alone := common(p)
-		at, has := open[key]
-		if alone || !has || len(out[at]) == most {
-			at = len(out)
-			out = append(out, nil)
+		switch {
+		case i == 0:
+			if picked, first = append(picked, 0), key; alone {
+				return picked
+			}
+		case key == first && !alone:
+			picked = append(picked, i)
 		}
-		if out[at] = append(out[at], i); !alone {
-			open[key] = at
+		if len(picked) >= most {
+			return picked
 		}
+		i++
 	}
-	return out
+	return picked
 }
 
 // common is what all ports of a batch have, and alone whether a port is one by itself.

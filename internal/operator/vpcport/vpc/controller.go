@@ -37,9 +37,19 @@ type Options struct {
 	// Calls is how many calls to one endpoint are under way at once; 8.
 	Calls int
 
-	Observer lanes.Observer // of calls; nil: nobody
+	Observer Observer // of calls; nil: nobody
 	Clock    clock.Clock
 	Logger   *slog.Logger
+}
+
+// Observer is told of the calls to the providers of VPCs. Its methods must be quick;
+// several run at once.
+type Observer interface {
+	// Called is told of a call about a VPC: what it was, what came of it, how long it
+	// waited for its turn, and how long it took then.
+	Called(vpc, op string, err error, waited, took time.Duration)
+	// Gone is told that there is no such VPC any more.
+	Gone(vpc string)
 }
 
 // workers is how many VPCs are looked at once. A look waits for its provider, for
@@ -77,7 +87,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	}
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		opener: newOpener(lanes.Options{Most: o.Calls, Clock: o.Clock, Observer: o.Observer}),
+		opener: newOpener(lanes.Options{Most: o.Calls, Clock: o.Clock}, o.Observer),
 		book:   newBook(), reported: newReports(), states: map[string]*state{},
 	}
 	c.secrets = &secrets{

@@ -229,24 +229,27 @@ func TestBook(t *testing.T) {
 
 func TestMetricsOfVPCs(t *testing.T) {
 	m := NewMetrics()
-	m.Called(lanes.OpCreate, nil, time.Second, 2*time.Second)
-	m.Called(lanes.OpCreate, &vpcport.Error{Class: vpcport.SubnetFull}, 0, time.Second)
-	c := &Controller{opener: newOpener(lanes.Options{Most: 5}), reported: newReports()}
-	p, err := c.opener.open(toNeutron{neutron.Settings{Endpoint: "http://127.0.0.1:1", Project: "p-1"}}, func() {})
+	m.Called("blue", lanes.OpCreate, nil, time.Second, 2*time.Second)
+	m.Called("blue", lanes.OpCreate, &vpcport.Error{Class: vpcport.SubnetFull}, 0, time.Second)
+	m.Called("gone", lanes.OpCreate, nil, 0, time.Second)
+	m.Gone("gone")
+	c := &Controller{opener: newOpener(lanes.Options{Most: 5}, nil), reported: newReports()}
+	p, err := c.opener.open("blue", toNeutron{neutron.Settings{Endpoint: "http://127.0.0.1:1", Project: "p-1"}}, func() {})
 	harness.OK(t, err)
-	c.reported.put("blue", true)
-	c.reported.put("red", false)
+	c.reported.put("blue", []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue}})
+	c.reported.put("red", []metav1.Condition{{Type: "Reachable", Status: metav1.ConditionFalse}, {Type: "NetworkFound", Status: metav1.ConditionUnknown}})
 	harness.CheckMetrics(t, append(m.Collectors(), c.Gauges()), Families, map[string]string{
-		`berth_operator_port_calls_total{class="ok",operation="Create"}`:          "1",
-		`berth_operator_port_calls_total{class="subnet-full",operation="Create"}`: "1",
-		`berth_operator_port_calls_total{class="ok",operation="Delete"}`:          "0",
-		`berth_operator_port_call_seconds_sum{operation="Create"}`:                "3",
-		`berth_operator_port_call_wait_seconds_sum{operation="Create"}`:           "1",
-		`berth_operator_port_calls_allowed`:                                       "5",
-		`berth_operator_port_calls_in_flight`:                                     "0",
-		`berth_operator_port_calls_waiting`:                                       "0",
-		`berth_operator_vpc_ready{vpc="blue"}`:                                    "1",
-		`berth_operator_vpc_ready{vpc="red"}`:                                     "0",
+		`berth_operator_port_calls_total{class="ok",operation="Create",vpc="blue"}`:          "1",
+		`berth_operator_port_calls_total{class="subnet-full",operation="Create",vpc="blue"}`: "1",
+		`berth_operator_port_calls_total{class="ok",operation="Create",vpc="gone"}`:          "",
+		`berth_operator_port_call_seconds_sum{operation="Create",vpc="blue"}`:                "3",
+		`berth_operator_port_call_wait_seconds_sum{vpc="blue"}`:                              "1",
+		`berth_operator_port_calls_allowed`:                                                  "5",
+		`berth_operator_port_calls_in_flight`:                                                "0",
+		`berth_operator_port_calls_waiting`:                                                  "0",
+		`berth_operator_vpc_condition{type="Ready",vpc="blue"}`:                              "1",
+		`berth_operator_vpc_condition{type="Reachable",vpc="red"}`:                           "0",
+		`berth_operator_vpc_condition{type="NetworkFound",vpc="red"}`:                        "",
 	})
 	p.close()
 	if got := c.opener.usage(); got != (lanes.Usage{}) {
@@ -273,9 +276,9 @@ func TestOpenAfterTheStatus(t *testing.T) {
 
 // Providers of one endpoint share its lanes, however it is written.
 func TestLanesAreShared(t *testing.T) {
-	o := newOpener(lanes.Options{Most: 8})
+	o := newOpener(lanes.Options{Most: 8}, nil)
 	for _, endpoint := range []string{"http://127.0.0.1:1", "http://127.0.0.1:1/", "http://127.0.0.1:1/v3", "http://127.0.0.1:2/v3"} {
-		_, err := o.open(toNeutron{neutron.Settings{Endpoint: endpoint, Project: "p-1"}}, func() {})
+		_, err := o.open("blue", toNeutron{neutron.Settings{Endpoint: endpoint, Project: "p-1"}}, func() {})
 		harness.OK(t, err)
 	}
 	if got := o.usage(); got.Allowed != 16 {

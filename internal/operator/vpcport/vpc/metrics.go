@@ -7,21 +7,24 @@ import (
 
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/vpcport"
-	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
 var (
-	famCalls    = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by operation and by what came of them: ok, or the class of the failure.", "operation", "class")
-	famDuration = metric.New("berth_operator_port_call_seconds", "histogram", "How long a call to a provider of VPC ports took.", "operation")
-	famWait     = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long a call waited until it was sent, as others were under way or the provider had asked for fewer.", "operation")
-	famUnderWay = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers that are under way.")
-	famWaiting  = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls that wait until they may be sent.")
-	famAllowed  = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls that may be under way at once, to all endpoints together: --vpc-calls for each, fewer after it refused some as too many.")
-	famReady    = metric.New("berth_operator_vpc_ready", "gauge", "1 for a VPC whose condition Ready is True, else 0.", "vpc")
+	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and what came of them: ok, or the class of the failure (transient, throttled, unauthorized, forbidden, invalid, network-gone, reference-gone, port-gone, subnet-full, address-taken, mac-taken, over-quota, conflict, stale, too-large, bug or unknown).", "vpc", "operation", "class")
+	famDuration  = metric.New("berth_operator_port_call_seconds", "histogram", "How long a call to a provider of VPC ports took.", "vpc", "operation")
+	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long a call waited until it was sent, as others were under way or the provider had asked for fewer.", "vpc")
+	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers that are under way.")
+	famWaiting   = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls that wait until they may be sent.")
+	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls that may be under way at once, to all endpoints together: --vpc-calls for each, fewer after it refused some as too many.")
+	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Not there while it is Unknown, as one before it is False.", "vpc", "type")
 )
 
 // Families are the metrics, for the page that documents them.
-var Families = []metric.Family{famCalls, famDuration, famWait, famUnderWay, famWaiting, famAllowed, famReady}
+var Families = []metric.Family{famCalls, famDuration, famWait, famUnderWay, famWaiting, famAllowed, famCondition}
+
+// providerBuckets are seconds, from a quick answer of a provider near by to the longest
+// that is waited for one. They are few, as there are some for each VPC.
+var providerBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
 // Metrics count the calls to providers. They may be used by many goroutines at once.
 type Metrics struct {
@@ -31,13 +34,7 @@ type Metrics struct {
 
 // NewMetrics makes metrics that are not registered.
 func NewMetrics() *Metrics {
-	m := &Metrics{famCalls.Counter(), famDuration.Histogram(metric.CallBuckets), famWait.Histogram(metric.CallBuckets)}
-	for _, op := range lanes.Ops() { // so that they are there before the first
-		m.calls.WithLabelValues(op, classOK)
-		m.duration.WithLabelValues(op)
-		m.wait.WithLabelValues(op)
-	}
-	return m
+	return &Metrics{famCalls.Counter(), famDuration.Histogram(providerBuckets), famWait.Histogram(providerBuckets)}
 }
 
 // classOK is that of calls that did not fail.
@@ -48,15 +45,23 @@ func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.calls, m.duration, m.wait}
 }
 
-// Called implements lanes.Observer.
-func (m *Metrics) Called(op string, err error, waited, took time.Duration) {
+// Called implements Observer.
+func (m *Metrics) Called(vpc, op string, err error, waited, took time.Duration) {
 	class := classOK
 	if err != nil {
 		class = vpcport.ClassOf(err).String()
 	}
-	m.calls.WithLabelValues(op, class).Inc()
-	m.duration.WithLabelValues(op).Observe(took.Seconds())
-	m.wait.WithLabelValues(op).Observe(waited.Seconds())
+	m.calls.WithLabelValues(vpc, op, class).Inc()
+	m.duration.WithLabelValues(vpc, op).Observe(took.Seconds())
+	m.wait.WithLabelValues(vpc).Observe(waited.Seconds())
+}
+
+// Gone implements Observer: a VPC that is gone has no metrics.
+func (m *Metrics) Gone(vpc string) {
+	of := prometheus.Labels{"vpc": vpc}
+	m.calls.DeletePartialMatch(of)
+	m.duration.DeletePartialMatch(of)
+	m.wait.DeletePartialMatch(of)
 }
 
 // Gauges are read when Prometheus asks.
@@ -66,7 +71,7 @@ type gauges struct{ c *Controller }
 
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range []metric.Family{famUnderWay, famWaiting, famAllowed, famReady} {
+	for _, f := range []metric.Family{famUnderWay, famWaiting, famAllowed, famCondition} {
 		ch <- f.Desc()
 	}
 }
@@ -77,11 +82,13 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	ch <- famUnderWay.Value(float64(u.UnderWay))
 	ch <- famWaiting.Value(float64(u.Waiting))
 	ch <- famAllowed.Value(float64(u.Allowed))
-	for name, yes := range g.c.reported.all() {
-		ready := 0.
-		if yes {
-			ready = 1
+	for name, conditions := range g.c.reported.all() {
+		for kind, yes := range conditions {
+			is := 0.
+			if yes {
+				is = 1
+			}
+			ch <- famCondition.Value(is, name, kind)
 		}
-		ch <- famReady.Value(ready, name)
 	}
 }

@@ -2,6 +2,7 @@ package vpc
 
 import (
 	"sync"
+	"time"
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/lanes"
@@ -19,6 +20,7 @@ type tended struct {
 // together.
 type opener struct {
 	options lanes.Options
+	calls   Observer // nil: nobody
 
 	mu    sync.Mutex         // guards lanes
 	lanes map[string]*shared // by endpoint
@@ -29,22 +31,39 @@ type shared struct {
 	users int
 }
 
-func newOpener(o lanes.Options) *opener { return &opener{options: o, lanes: map[string]*shared{}} }
+func newOpener(o lanes.Options, calls Observer) *opener {
+	return &opener{options: o, calls: calls, lanes: map[string]*shared{}}
+}
 
-// open opens a provider. Worse is called when the VPC is to be looked at.
-func (o *opener) open(a access, worse func()) (*tended, error) {
+// open opens the provider of a VPC. Worse is called when the VPC is to be looked at.
+func (o *opener) open(vpc string, a access, worse func()) (*tended, error) {
 	p, err := a.open()
 	if err != nil {
 		return nil, err
 	}
 	h := newHealth(worse)
 	return &tended{
-		access: a, provider: o.take(p.endpoint).Provider(p.provider, h.told), health: h,
+		access: a, provider: o.take(p.endpoint).Provider(p.provider, ear{vpc, h, o.calls}), health: h,
 		close: sync.OnceFunc(func() {
 			p.close()
 			o.giveBack(p.endpoint)
 		}),
 	}, nil
+}
+
+// ear hears of the calls of a VPC, for its health and for whoever counts them.
+type ear struct {
+	vpc    string
+	health *health
+	calls  Observer // nil: nobody
+}
+
+// Called implements lanes.Observer.
+func (e ear) Called(op string, err error, waited, took time.Duration) {
+	e.health.told(op, err)
+	if e.calls != nil {
+		e.calls.Called(e.vpc, op, err, waited, took)
+	}
 }
 
 func (o *opener) take(endpoint string) *lanes.Lanes {

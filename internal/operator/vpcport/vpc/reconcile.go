@@ -73,6 +73,9 @@ func (c *Controller) forget(name string) {
 	if s != nil && s.tended != nil {
 		s.tended.close()
 	}
+	if c.o.Observer != nil {
+		c.o.Observer.Gone(name)
+	}
 }
 
 // wake has a VPC looked at.
@@ -238,7 +241,7 @@ func (c *Controller) tend(ctx context.Context, v *v1alpha1.VPC, s *state) *probl
 	if s.tended != nil && reflect.DeepEqual(s.tended.access, to) {
 		return nil
 	}
-	t, err := c.opener.open(to, func() { c.wakeAfter(v.Name, worsePause) })
+	t, err := c.opener.open(v.Name, to, func() { c.wakeAfter(v.Name, worsePause) })
 	if err != nil {
 		return &problem{ofEndpoint, ReasonInvalidEndpoint, fmt.Sprintf("spec.%v", err)}
 	}

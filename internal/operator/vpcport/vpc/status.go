@@ -25,18 +25,24 @@ const (
 	maxSubnets = 1024
 )
 
-// reports are whether VPCs are ready, for metrics.
+// reports are the conditions of VPCs, for metrics.
 type reports struct {
-	mu sync.Mutex // guards by
-	by map[string]bool
+	mu sync.Mutex                 // guards by
+	by map[string]map[string]bool // by VPC and type; without those that are Unknown
 }
 
-func newReports() *reports { return &reports{by: map[string]bool{}} }
+func newReports() *reports { return &reports{by: map[string]map[string]bool{}} }
 
-func (r *reports) put(vpc string, ready bool) {
+func (r *reports) put(vpc string, conditions []metav1.Condition) {
+	known := map[string]bool{}
+	for _, c := range conditions {
+		if c.Status != metav1.ConditionUnknown {
+			known[c.Type] = c.Status == metav1.ConditionTrue
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.by[vpc] = ready
+	r.by[vpc] = known
 }
 
 func (r *reports) drop(vpc string) {
@@ -45,7 +51,8 @@ func (r *reports) drop(vpc string) {
 	delete(r.by, vpc)
 }
 
-func (r *reports) all() map[string]bool {
+// all is what there is; what it returns is not changed.
+func (r *reports) all() map[string]map[string]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.by)
@@ -56,7 +63,7 @@ func (r *reports) all() map[string]bool {
 func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics int) (time.Duration, error) {
 	before := v.DeepCopy()
 	describe(v, s, nics, c.now())
-	c.reported.put(v.Name, meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.ConditionReady))
+	c.reported.put(v.Name, v.Status.Conditions)
 	if reflect.DeepEqual(before.Status, v.Status) {
 		s.pin = pinIn(v.Status)
 		return 0, nil

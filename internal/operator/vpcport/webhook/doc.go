@@ -8,6 +8,7 @@
 //	rotation.go  when there is a new authority, and which one signs
 //	keeper.go    the authorities' Secret, and whom the API server trusts
 //	setup.go     serving
+//	metrics.go   the metrics
 //
 // The chart makes the Secret, without data, and the ValidatingWebhookConfiguration. The
 // operator may fill in these two and no other.

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/podnic"
 )
@@ -23,33 +24,43 @@ type judge struct {
 	// cached is asked first. It trails, so live is asked before anything is refused.
 	cached, live client.Reader
 	first        podnic.First
+	clock        clock.Clock
+	metrics      *Metrics
 }
 
 // Handle implements admission.Handler. What it cannot judge, it lets pass.
 func (j judge) Handle(ctx context.Context, q admission.Request) admission.Response {
-	do := j.pod
+	do, resource := j.pod, ofPods
 	switch q.Resource.Resource {
-	case "pods":
-	case "podnics":
-		do = j.nic
+	case ofPods:
+	case ofPodNICs:
+		do, resource = j.nic, ofPodNICs
 	default:
 		return admission.Allowed("")
 	}
+	began := j.clock.Now()
+	answer, outcome := j.answer(ctx, q, do)
+	j.metrics.reviewed(resource, outcome, j.clock.Now().Sub(began))
+	return answer
+}
+
+// answer is what one that judges has to say, and in a word.
+func (j judge) answer(ctx context.Context, q admission.Request, do func(context.Context, client.Reader, admission.Request) (string, podnic.Errors, error)) (admission.Response, string) {
 	missing, errs, err := do(ctx, j.cached, q)
 	if err == nil && (len(errs) > 0 || missing != "") {
 		missing, errs, err = do(ctx, j.live, q)
 	}
 	switch {
 	case err != nil:
-		return admission.Errored(http.StatusInternalServerError, err)
+		return admission.Errored(http.StatusInternalServerError, err), outcomeError
 	case len(errs) > 0:
 		return admission.Response{AdmissionResponse: admissionv1.AdmissionResponse{Result: &metav1.Status{
 			Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid, Message: errs.Err().Error(),
-		}}}
+		}}}, outcomeRefused
 	case missing != "":
-		return admission.Allowed("").WithWarnings(podnic.Missing(missing))
+		return admission.Allowed("").WithWarnings(podnic.Missing(missing)), outcomeWarned
 	}
-	return admission.Allowed("")
+	return admission.Allowed(""), outcomeAllowed
 }
 
 // pod judges one that is made, or whose annotations are edited.

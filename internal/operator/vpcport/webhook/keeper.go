@@ -54,12 +54,13 @@ type store interface {
 // keeper has a certificate to serve with, and while it leads keeps the authorities that
 // sign such certificates fresh.
 type keeper struct {
-	store store
-	names []string
-	leads func() bool
-	every time.Duration // it looks
-	clock clock.Clock
-	log   *slog.Logger
+	store   store
+	names   []string
+	leads   func() bool
+	every   time.Duration // it looks
+	clock   clock.Clock
+	log     *slog.Logger
+	metrics *Metrics
 
 	seen parsed // by run alone
 
@@ -96,14 +97,24 @@ func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return k.serving, nil
 }
 
+// errUnfilled is that of a Secret which no operator that leads has filled in yet. Where all
+// is well it is over once one leads.
+var errUnfilled = fmt.Errorf("secret %s: no operator that leads has filled it in yet", SecretName)
+
+// unfilled is how long nothing is said of it: a Lease is waited for no longer.
+const unfilled = time.Minute
+
 // run looks again and again until ctx ends.
 func (k *keeper) run(ctx context.Context) error {
-	said := ""
+	said, began := "", k.clock.Now()
 	for {
 		err := k.keep(ctx)
+		if ctx.Err() == nil {
+			k.metrics.checked(err)
+		}
 		if text := fmt.Sprint(err); err == nil || ctx.Err() != nil {
 			said = ""
-		} else if text != said {
+		} else if text != said && !(errors.Is(err, errUnfilled) && k.clock.Now().Sub(began) < unfilled) {
 			said = text
 			k.log.Warn("the webhook's certificates cannot be kept: pods are admitted, and judged by the controller", "err", err)
 		}
@@ -171,7 +182,7 @@ func (k *keeper) renew(ctx context.Context, list []authority, now time.Time, ver
 func (k *keeper) serve(list []authority, now time.Time) error {
 	by, ok := signer(list, now)
 	if !ok {
-		return fmt.Errorf("secret %s: no operator that leads has filled it in yet", SecretName)
+		return errUnfilled
 	}
 	k.mu.Lock()
 	has := k.serving

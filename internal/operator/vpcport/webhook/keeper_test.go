@@ -1,12 +1,14 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -74,7 +76,7 @@ func (m *memory) accepts(k *keeper) error {
 }
 
 func (m *memory) keeper(leads func() bool) *keeper {
-	return &keeper{store: m, names: []string{"berth-operator.kube-system.svc"}, leads: leads, every: 20 * time.Minute, clock: clock.Real{}, log: slog.New(slog.DiscardHandler)}
+	return &keeper{store: m, names: []string{"berth-operator.kube-system.svc"}, leads: leads, every: 20 * time.Minute, clock: clock.Real{}, log: slog.New(slog.DiscardHandler), metrics: NewMetrics()}
 }
 
 // For four years there is no moment at which the API server would not take what either
@@ -157,6 +159,39 @@ func TestAuthoritiesAreMadeByWhoLeads(t *testing.T) {
 		}
 		if err := m.accepts(leads); err != nil {
 			t.Errorf("while the API server is away: %v", err)
+		}
+	})
+}
+
+// That the Secret is empty is no news while an operator may be about to lead; that it stays
+// so is, once. All else is told at once.
+func TestAnEmptySecretIsToldOnceItLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var log bytes.Buffer
+		m := &memory{}
+		k := m.keeper(func() bool { return false })
+		k.log = slog.New(slog.NewTextHandler(&log, nil))
+		go func() { _ = k.run(ctx) }()
+		for _, step := range []struct {
+			after time.Duration
+			lines int
+		}{{unfilled - time.Second, 0}, {4 * time.Second, 1}, {time.Hour, 1}} {
+			time.Sleep(step.after) //nolint:forbidigo // inside a synctest bubble
+			synctest.Wait()
+			if n := strings.Count(log.String(), "\n"); n != step.lines {
+				t.Errorf("after %v more: %d lines, want %d:\n%s", step.after, n, step.lines, log.String())
+			}
+		}
+		log.Reset()
+		m.mu.Lock()
+		m.fail = errors.New("the API server is away")
+		m.mu.Unlock()
+		time.Sleep(lookFirst) //nolint:forbidigo // inside a synctest bubble
+		synctest.Wait()
+		if strings.Count(log.String(), "is away") != 1 {
+			t.Errorf("logged %q", log.String())
 		}
 	})
 }

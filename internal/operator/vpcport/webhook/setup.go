@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"net/netip"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -29,14 +31,16 @@ type Options struct {
 	First     podnic.First // of pods with NICs
 	Clock     clock.Clock
 	Logger    *slog.Logger
+	Metrics   *Metrics // nil: nothing is counted
 }
 
 // Setup has a manager serve the webhook, leading or not. It needs a cache of VPCs and
-// of Namespaces' metadata.
-func Setup(mgr manager.Manager, o Options) error {
+// of Namespaces' metadata. It returns what Prometheus reads besides Options.Metrics.
+func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	if o.Listener == nil {
-		return nil
+		return nil, nil
 	}
+	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
 	k := &keeper{
 		store: objects{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace},
 		names: names(o),
@@ -48,14 +52,14 @@ func Setup(mgr manager.Manager, o Options) error {
 				return false
 			}
 		},
-		every: look, clock: o.Clock, log: o.Logger,
+		every: look, clock: o.Clock, log: o.Logger, metrics: o.Metrics,
 	}
 	hook, err := admission.StandaloneWebhook(
-		&admission.Webhook{Handler: judge{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First}},
+		&admission.Webhook{Handler: judge{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics}},
 		admission.StandaloneOptions{Logger: logr.Discard()},
 	)
 	if err != nil {
-		return fmt.Errorf("webhook: %w", err)
+		return nil, fmt.Errorf("webhook: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("POST "+Path, hook)
@@ -66,7 +70,7 @@ func Setup(mgr manager.Manager, o Options) error {
 		}
 		return nil
 	}
-	return errors.Join(mgr.Add(always(serve)), mgr.Add(always(k.run)))
+	return []prometheus.Collector{expiry{k}}, errors.Join(mgr.Add(always(serve)), mgr.Add(always(k.run)))
 }
 
 // names are those by which the API server may know this operator: its Service, and,

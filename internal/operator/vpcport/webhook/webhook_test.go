@@ -6,11 +6,13 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -38,8 +40,8 @@ func TestMain(m *testing.M) {
 const limit = 3 * time.Minute
 
 // serve has an operator with the chart's rights serve the webhook, and the API server
-// ask it, until end or the end of the test.
-func serve(t *testing.T) (end func()) {
+// ask it, until end or the end of the test; and what Prometheus reads of it.
+func serve(t *testing.T) (end func(), all []prometheus.Collector) {
 	t.Helper()
 	cfg := harness.OperatorConfig(t, deploy.PortMode)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -67,11 +69,13 @@ func serve(t *testing.T) (end func()) {
 	harness.OK(t, err)
 	mgr, err := controllers.Manager(cfg, kinds)
 	harness.OK(t, err)
-	harness.OK(t, webhook.Setup(mgr, webhook.Options{
+	m := webhook.NewMetrics()
+	hook, err := webhook.Setup(mgr, webhook.Options{
 		Listener: l, Namespace: "kube-system", First: podnic.First{Name: "eth0", IsPort: true},
-		Clock: clock.Real{}, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	}))
-	return controllers.Run(t, mgr)
+		Clock: clock.Real{}, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Metrics: m,
+	})
+	harness.OK(t, err)
+	return controllers.Run(t, mgr), append(hook, m.Collectors()...)
 }
 
 func pod(name string, annotations ...string) *corev1.Pod {
@@ -103,6 +107,30 @@ func makeVPC(t *testing.T, name string) {
 	harness.OK(t, admin.Status().Update(t.Context(), v))
 }
 
+// value is that of one series, by the values of its labels.
+func value(t *testing.T, from []prometheus.Collector, name string, labels ...string) float64 {
+	t.Helper()
+	r := prometheus.NewRegistry()
+	for _, c := range from {
+		harness.OK(t, r.Register(c))
+	}
+	families, err := r.Gather()
+	harness.OK(t, err)
+	for _, f := range families {
+		for _, m := range f.Metric {
+			var has []string
+			for _, l := range m.Label {
+				has = append(has, l.GetValue())
+			}
+			if f.GetName() == name && slices.Equal(has, labels) {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	t.Fatalf("there is no %s with %q", name, labels)
+	return 0
+}
+
 // refused is nil if the webhook refused with a text.
 func refused(err error, text string) error {
 	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "ports.berth.dev") || !strings.Contains(err.Error(), text) {
@@ -116,7 +144,8 @@ func refused(err error, text string) error {
 func TestWebhook(t *testing.T) {
 	harness.KubeClean(t)
 	makeVPC(t, "vpc-1")
-	end, admin := serve(t), harness.KubeClient(t)
+	admin := harness.KubeClient(t)
+	end, metrics := serve(t)
 	harness.Eventually(t, limit, "the webhook is asked", func() error {
 		err := admin.Create(t.Context(), inVPC("no list"), client.DryRunAll)
 		if err == nil {
@@ -188,6 +217,24 @@ func TestWebhook(t *testing.T) {
 				err = refused(err, want)
 			}
 			harness.OK(t, err)
+		}
+	})
+	t.Run("metrics", func(t *testing.T) {
+		harness.CheckMetrics(t, metrics, webhook.Families, map[string]string{
+			`berth_operator_webhook_reviews_total{outcome="warned",resource="pods"}`:     "1",
+			`berth_operator_webhook_reviews_total{outcome="error",resource="pods"}`:      "0",
+			`berth_operator_webhook_reviews_total{outcome="allowed",resource="podnics"}`: "1",
+			`berth_operator_webhook_reviews_total{outcome="refused",resource="podnics"}`: "3",
+		})
+		ends := value(t, metrics, "berth_operator_webhook_certificate_expiry_timestamp_seconds")
+		if left := time.Until(time.Unix(int64(ends), 0)); left < 24*time.Hour || left > 30*24*time.Hour {
+			t.Errorf("the certificate ends in %v", left)
+		}
+		if n := value(t, metrics, "berth_operator_webhook_certificate_checks_total", "success"); n < 1 {
+			t.Error("the authorities were never looked at")
+		}
+		if n := value(t, metrics, "berth_operator_webhook_reviews_total", "refused", "pods"); n < 16 {
+			t.Errorf("%v pods were refused", n)
 		}
 	})
 	t.Run("without an operator", func(t *testing.T) {

@@ -1,0 +1,88 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/internal/plug/ovsdb"
+	"github.com/berthnet/berth/internal/plug/plugtest"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// collect is what is in a bundle of Open vSwitch's database at an endpoint.
+func collect(t *testing.T, endpoint string) (files map[string][]byte, index archive.Index) {
+	t.Helper()
+	n := node{Options: Options{Timeout: 5 * time.Second, Root: "/"}, ports: true, ovsdbAt: endpoint}
+	var out bytes.Buffer
+	a := archive.New(&out, "x", "node-1", archive.Limits{File: 1 << 20, Total: 8 << 20}, time.Now)
+	harness.OK(t, a.Collect(t.Context(), 1, []archive.Part{n.part("ovsdb", n.ovsdb)}))
+	_, err := a.Close()
+	harness.OK(t, err)
+	files, index, err = archive.Open(&out)
+	harness.OK(t, err)
+	return files, index
+}
+
+// Of Open vSwitch's rows those with Berth's mark are in the bundle, and no others.
+func TestRowsOfOpenVSwitch(t *testing.T) {
+	if ovsMark != ovsdb.AttachmentID {
+		t.Fatalf("the mark is %q, and Berth's rows have %q", ovsMark, ovsdb.AttachmentID)
+	}
+	server := plugtest.NewServer(t)
+	server.AddInterface("bthone", map[string]string{ovsdb.AttachmentID: "berth/c-1/eth0", ovsdb.IfaceID: "port-1"})
+	server.AddInterface("tapvm", map[string]string{ovsdb.IfaceID: "port-of-a-machine", "vm-secret": "planted"})
+	files, index := collect(t, server.Endpoint)
+	var rows map[string][]map[string]any
+	harness.OK(t, json.Unmarshal(files["ovsdb.json"], &rows))
+	if len(rows["interfaces"]) != 1 || rows["interfaces"][0]["name"] != "bthone" || len(rows["bridges"]) != 1 || len(index.Errors) > 0 {
+		t.Errorf("%s\nerrors %+v", files["ovsdb.json"], index.Errors)
+	}
+	if !bytes.Contains(files["ovsdb.json"], []byte("port-1")) || bytes.Contains(files["ovsdb.json"], []byte("planted")) {
+		t.Errorf("%s", files["ovsdb.json"])
+	}
+}
+
+// One that is not there, or speaks otherwise, is told, and ends.
+func TestOpenVSwitchThatDoesNotAnswer(t *testing.T) {
+	dir := t.TempDir()
+	for name, tt := range map[string]struct{ says, want string }{
+		"absent": {"", "reach Open vSwitch's database"},
+		"noise":  {"HTTP/1.1 400 Bad Request\r\n\r\n", "read the answer"},
+		"error":  {`{"id":1,"error":"unknown database","result":null}`, "unknown database"},
+		"table":  {`{"id":1,"error":null,"result":[{"error":"constraint violation","details":"no column x"},{"rows":[]},{"rows":[]},{"rows":[]}]}`, "table Interface of Open vSwitch's database: constraint violation: no column x"},
+	} {
+		path := filepath.Join(dir, name)
+		if name != "absent" {
+			l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+			harness.OK(t, err)
+			t.Cleanup(func() { _ = l.Close() })
+			go func() {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = conn.Write([]byte(tt.says))
+				_ = conn.Close()
+			}()
+		}
+		_, index := collect(t, "unix:"+path)
+		if len(index.Errors) != 1 || !strings.Contains(index.Errors[0].Error, tt.want) {
+			t.Errorf("%s: %+v, want %s", name, index.Errors, tt.want)
+		}
+	}
+	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, "silent"))
+	harness.OK(t, err)
+	defer silent.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := askOVSDB(ctx, "unix:"+filepath.Join(dir, "silent"), 1<<20); err == nil {
+		t.Error("one that says nothing was waited for and believed")
+	}
+}

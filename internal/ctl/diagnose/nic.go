@@ -1,0 +1,307 @@
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// The verdicts of a NIC that is as it should be, or soon, besides Works, Starting and
+// Ending.
+const (
+	Unused      Verdict = "Unused"      // no pod has it
+	Unscheduled Verdict = "Unscheduled" // its pod has no node yet
+)
+
+// The verdicts of a NIC that somebody has to see to, besides those of its pod.
+const (
+	PodMissing  Verdict = "PodMissing"  // it did not go with its pod
+	NotReleased Verdict = "NotReleased" // its port is not given back
+)
+
+// patience is how long a step of a NIC's life may take: a node that does not answer is
+// waited for a minute (--unplug-grace), and all else takes seconds.
+const patience = 90 * time.Second
+
+// NICFacts are what is known of a PodNIC and of what it depends on.
+type NICFacts struct {
+	Now       time.Time
+	NIC       *v1alpha1.PodNIC
+	VPC       Fact[v1alpha1.VPC] // that it is in
+	Pod       Fact[corev1.Pod]   // that it is for, or that has it
+	Node      Fact[corev1.Node]  // of the pod
+	Daemon    Fact[Daemon]       // of that node
+	Operators Fact[Operators]
+}
+
+// NIC finds what there is to say about a PodNIC: the first of these that applies.
+func NIC(f NICFacts) Diagnosis {
+	for _, step := range []func(NICFacts) *Diagnosis{
+		releasing, podGone, ofVPC, portOf, unused, elsewhere, boundOf, notBound, notPlugged, notActive,
+	} {
+		if d := step(f); d != nil {
+			return *d
+		}
+	}
+	return *fine(Works, fmt.Sprintf("Port %s is plugged on node %s and carries packets.", f.NIC.Status.PortID, f.NIC.Status.NodeName))
+}
+
+// PodOf is the pod that a PodNIC is for, or that has it; nil: none.
+func PodOf(o *v1alpha1.PodNIC) *v1alpha1.PodReference {
+	if o.Spec.Pod != nil {
+		return o.Spec.Pod
+	}
+	return o.Status.Pod
+}
+
+func (f NICFacts) condition(kind string) *metav1.Condition {
+	return meta.FindStatusCondition(f.NIC.Status.Conditions, kind)
+}
+
+// late tells whether something lasts for long.
+func (f NICFacts) late(since time.Time) bool { return f.Now.Sub(since) > patience }
+
+// since is when the NIC came to what it is: when it was made, its pod got its node, or a
+// condition changed.
+func (f NICFacts) since() time.Time {
+	at := f.NIC.CreationTimestamp.Time
+	later := func(t time.Time) {
+		if t.After(at) {
+			at = t
+		}
+	}
+	if f.Pod.Value != nil {
+		for _, c := range f.Pod.Value.Status.Conditions {
+			if c.Type == corev1.PodScheduled {
+				later(c.LastTransitionTime.Time)
+			}
+		}
+	}
+	for _, c := range f.NIC.Status.Conditions {
+		later(c.LastTransitionTime.Time)
+	}
+	return at
+}
+
+func (f NICFacts) age(since time.Time) time.Duration {
+	return max(0, f.Now.Sub(since)).Round(time.Second)
+}
+
+func releasing(f NICFacts) *Diagnosis {
+	st := f.NIC.Status
+	if f.NIC.DeletionTimestamp == nil && st.Phase != v1alpha1.PhaseReleasing {
+		return nil
+	}
+	since := f.since()
+	if t := f.NIC.DeletionTimestamp; t != nil {
+		since = t.Time
+	}
+	if !f.late(since) {
+		return fine(Ending, "Its port is being given back.")
+	}
+	if c := f.condition(v1alpha1.ConditionBound); c != nil && c.Reason == "StillPlugged" {
+		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s: %s", f.age(since), c.Message), remedies[c.Reason], seeNICs)
+	}
+	if c := f.condition(v1alpha1.ConditionPortReady); c != nil && c.Status == metav1.ConditionFalse {
+		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s (%s): %s", f.age(since), c.Reason, c.Message), Remedy(c.Reason), seeNICs)
+	}
+	return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s.", f.age(since)),
+		"See whether berth-operator is ready and leads, and its log: it takes the finalizer off once the port is deleted or unbound.", seeNICs)
+}
+
+// podGone is about a NIC that should have gone with its pod.
+func podGone(f NICFacts) *Diagnosis {
+	ref := PodOf(f.NIC)
+	if ref == nil || f.NIC.Status.Phase != v1alpha1.PhaseActive && f.NIC.Status.Phase != v1alpha1.PhaseBound {
+		return nil
+	}
+	gone := f.Pod.Absent() || f.Pod.Value != nil && string(f.Pod.Value.UID) != ref.UID
+	if !gone || !f.late(f.since()) {
+		return nil
+	}
+	return trouble(PodMissing, fmt.Sprintf("It is %s on node %s, and its pod %s is gone.", f.NIC.Status.Phase, f.NIC.Status.NodeName, ref.Name),
+		"Nothing, if the pod went moments ago. Else see whether berth-operator is ready and leads, and its log.", seeNICs)
+}
+
+func ofVPC(f NICFacts) *Diagnosis {
+	name := f.NIC.Spec.VPC
+	if f.VPC.Absent() {
+		return trouble(VPCNotReady, fmt.Sprintf("There is no VPC %s.", name), "Create it, or correct the annotation berth.dev/vpc of the pod or its namespace.", seeNICs)
+	}
+	if f.VPC.Value == nil || f.NIC.Status.Plug != nil { // NICs that are there go on
+		return nil
+	}
+	c := meta.FindStatusCondition(f.VPC.Value.Status.Conditions, v1alpha1.ConditionReady)
+	if c == nil || c.Status != metav1.ConditionFalse || c.Reason == "NoSubnet" || c.Reason == "SubnetNotFound" {
+		return nil
+	}
+	return trouble(VPCNotReady, fmt.Sprintf("VPC %s is not ready (%s): %s", name, c.Reason, c.Message), Remedy(c.Reason), seeNICs)
+}
+
+// differs are the reasons of a port that is not as the PodNIC has it.
+var differs = map[string]bool{"PortDeleted": true, "MACTaken": true, "Conflict": true, "UnexpectedAnswer": true}
+
+func portOf(f NICFacts) *Diagnosis {
+	c := f.condition(v1alpha1.ConditionPortReady)
+	switch {
+	case c != nil && c.Status == metav1.ConditionFalse && differs[c.Reason]:
+		return trouble(PortDiffers, fmt.Sprintf("The port at the provider is not as the PodNIC has it (%s): %s", c.Reason, c.Message), Remedy(c.Reason), seeNICs)
+	case c != nil && c.Status == metav1.ConditionFalse:
+		return trouble(NoPort, fmt.Sprintf("It has no port as asked for (%s): %s", c.Reason, c.Message), Remedy(c.Reason), seeNICs)
+	case f.NIC.Status.PortID != "":
+		return nil
+	case !f.late(f.since()):
+		return fine(Starting, "Its port is being made.")
+	}
+	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and no operator has said why.", f.age(f.since())), noOperatorRemedy(f), seeNICs)
+}
+
+func noOperatorRemedy(f NICFacts) string {
+	if o := f.Operators.Value; o != nil && o.Ready == 0 {
+		return fmt.Sprintf("None of %d berth-operator pods is ready: see them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
+	}
+	return "See whether berth-operator leads, and its log."
+}
+
+// unused is about a NIC that no pod on a node has.
+func unused(f NICFacts) *Diagnosis {
+	if PodOf(f.NIC) == nil {
+		return fine(Unused, fmt.Sprintf("It has port %s, and no pod has it.", f.NIC.Status.PortID))
+	}
+	if p := f.Pod.Value; p != nil && p.Spec.NodeName == "" {
+		return fine(Unscheduled, fmt.Sprintf("It has port %s, and pod %s has no node yet.", f.NIC.Status.PortID, p.Name))
+	}
+	return nil
+}
+
+// elsewhere is about a NIC that is at another node than its pod.
+func elsewhere(f NICFacts) *Diagnosis {
+	p, st := f.Pod.Value, f.NIC.Status
+	if p == nil || st.Plug == nil || st.NodeName == "" || st.NodeName == p.Spec.NodeName {
+		return nil
+	}
+	text := fmt.Sprintf("Port %s is bound at host %s, of node %s, and pod %s is on node %s.", st.PortID, st.Host, st.NodeName, p.Name, p.Spec.NodeName)
+	if !f.late(f.since()) {
+		return fine(Starting, text)
+	}
+	return trouble(BoundElsewhere, text, "The operator binds it anew once the node before has unplugged it: see whether berthd runs there. Of a node that is gone for good delete the Node, or set the taint node.kubernetes.io/out-of-service.", seeNICs)
+}
+
+func boundOf(f NICFacts) *Diagnosis {
+	c := f.condition(v1alpha1.ConditionBound)
+	if c == nil || c.Status != metav1.ConditionFalse {
+		return nil
+	}
+	switch c.Reason {
+	case "NoPod":
+		return fine(Unused, "No pod has it.")
+	case "Unscheduled":
+		return fine(Unscheduled, c.Message)
+	}
+	return trouble(NotBound, fmt.Sprintf("Port %s is not bound to the pod's node (%s): %s", f.NIC.Status.PortID, c.Reason, c.Message), Remedy(c.Reason), seeNICs)
+}
+
+// notBound is about a port that nobody has bound, and nobody has said why.
+func notBound(f NICFacts) *Diagnosis {
+	st := f.NIC.Status
+	if st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive {
+		return nil
+	}
+	if !f.late(f.since()) {
+		return fine(Starting, fmt.Sprintf("Port %s is being bound.", st.PortID))
+	}
+	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and no operator has said why.", st.PortID, f.age(f.since())), noOperatorRemedy(f), seeNICs)
+}
+
+// notPlugged is about a port that its node has not plugged.
+func notPlugged(f NICFacts) *Diagnosis {
+	st := f.NIC.Status
+	n := st.Node
+	if n != nil && n.PortID == st.PortID && n.State == v1alpha1.NodePlugged {
+		return nil
+	}
+	if n != nil && n.PortID == st.PortID && n.State == v1alpha1.NodeFailed {
+		return trouble(PlugFailed, fmt.Sprintf("Node %s cannot plug port %s: %s", st.NodeName, st.PortID, n.Message),
+			"berthd tries again by itself; what the message names must be mended first.", seeNoNIC)
+	}
+	text := fmt.Sprintf("Port %s is bound to node %s, which has not said that it is plugged", st.PortID, st.NodeName)
+	switch {
+	case f.Daemon.Absent():
+		return trouble(NotPlugged, text+": no berthd pod runs there.", "See why the DaemonSet has no pod there: its node selector and tolerations, and its events (kubectl describe daemonset).", seeDaemon)
+	case f.Daemon.Value != nil && !f.Daemon.Value.Ready:
+		return trouble(NotPlugged, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(f.Daemon.Value.Why, "it has not said why")), fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", f.Daemon.Value.Pod, st.NodeName), seeNode)
+	case !f.late(f.since()):
+		return fine(Starting, text+" yet.")
+	}
+	return trouble(NotPlugged, fmt.Sprintf("%s for %s.", text, f.age(f.since())),
+		"See the pod's events (kubectl describe pod): images, volumes and secrets come before the network. Else berthd's log on the node.", seeNoNIC)
+}
+
+func notActive(f NICFacts) *Diagnosis {
+	st := f.NIC.Status
+	if st.Phase == v1alpha1.PhaseActive {
+		return nil
+	}
+	since := f.since()
+	if st.Node.Since.After(since) {
+		since = st.Node.Since.Time
+	}
+	text := fmt.Sprintf("Port %s is plugged on node %s, and the provider does not call it active", st.PortID, st.NodeName)
+	if !f.late(since) {
+		return fine(Starting, text+" yet.")
+	}
+	return trouble(NotActive, fmt.Sprintf("%s since %s.", text, f.age(since)),
+		"See OVN's controller, or the provider's agent, on the node: it installs the flows of the port and reports them.", seeNoNIC)
+}
+
+// Remedy is what to do about the reason of a VPC's condition, or of a PodNIC's.
+func Remedy(reason string) string {
+	return cmp.Or(remedies[reason], "See what the message names; it is tried again by itself.")
+}
+
+// remedies are those of the reasons of VPCs and PodNICs, as in
+// docs/troubleshoot.md, "Conditions of VPCs and NICs".
+var remedies = map[string]string{
+	"ProviderFailed":       "Nothing: it is tried again. If it stays, see to what the provider says.",
+	"Throttled":            "Nothing: it is tried again. If it stays, raise the rate that the provider allows.",
+	"Conflict":             "Release the port from what has it, if somebody else has; else nothing: it is tried again.",
+	"NoAnswer":             "See to the provider's endpoint, and the way there from berth-operator's node.",
+	"CertificateRefused":   "Let tls.caBundle of the VPC have the authority that signed the endpoint's certificate, tls.serverName the name in it.",
+	"InvalidEndpoint":      "Correct the VPC's endpoint, region or tls as the message says.",
+	"ProviderNotSupported": "Make the VPC anew with a provider that this release has.",
+	"SecretNotFound":       "Create the Secret in the namespace of berth-operator.",
+	"SecretIncomplete":     "Give the Secret the key that the message names.",
+	"SecretUnreadable":     "Let berth-operator read Secrets of its own namespace, as the chart's Role does.",
+	"CredentialsRefused":   "Correct the Secret that the VPC names; it is read again at once.",
+	"ProjectChanged":       "Put the credentials of the old project back, or delete the VPC's PodNICs with them before the change.",
+	"Forbidden":            "Let the operator's user do what the message names, or set the VPC's portMAC to Provider if it is about MAC addresses.",
+	"NetworkNotFound":      "Create the network, or make the VPC anew with another.",
+	"NetworkAmbiguous":     "Make the VPC anew with the network's ID: several have the name.",
+	"NetworkChanged":       "Rename the networks as they were, or delete the VPC's PodNICs first.",
+	"NoSubnet":             "Give the network a subnet.",
+	"SubnetNotFound":       "Correct the VPC's defaultSubnets.",
+	"Deleting":             "Delete the pods and PodNICs that still have NICs in the VPC.",
+	"NotFound":             "Correct the subnet or security group that the message names.",
+	"Invalid":              "Correct what the pod asks for, as the message says.",
+	"VPCNotReady":          "See the VPC's own conditions (kubectl berth vpcs), or create the VPC that the message names.",
+	"Refused":              "Correct what the pod or the PodNIC asks for, as the message says.",
+	"NoPod":                "Nothing: no pod has it.",
+	"Unscheduled":          "Nothing: the scheduler has no node for its pod yet.",
+	"NoHost":               "Give the Node the label that the message names, or wait for the Node.",
+	"NodeLimit":            "Raise maxNICsPerNode of the VPC, or let the pod go elsewhere; nothing, if pods on the node are to end.",
+	"BindingFailed":        "See whether the provider's agent on the node lives, and has the Node's name or what hostLabel says; it is tried again.",
+	"StillPlugged":         "See whether berthd runs on the node that had it. Of a node that is gone for good delete the Node, or set the taint node.kubernetes.io/out-of-service.",
+	"PortDeleted":          "Nothing: another port is made, where Berth made it.",
+	"MACTaken":             "Nothing: it is looked at, and made again.",
+	"SubnetFull":           "Take another subnet, or give the network a further one; it is tried again once an address is free.",
+	"AddressTaken":         "Ask for another address, or remove the port that has it.",
+	"OverQuota":            "Raise the project's quota of ports.",
+	"TooLarge":             "Ask for help, with the message.",
+	"UnexpectedAnswer":     "Ask for help, with the message.",
+}

@@ -1,0 +1,167 @@
+package diagnose
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+func condition(kind string, status metav1.ConditionStatus, reason, message string, ago time.Duration) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now.Add(-ago))}
+}
+
+// plugged is a NIC that works, of a pod of node-a.
+func plugged() NICFacts {
+	ref := &v1alpha1.PodReference{Name: "web-0", UID: "u-1"}
+	return NICFacts{
+		Now: now,
+		NIC: &v1alpha1.PodNIC{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0-eth0-x7", CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))},
+			Spec:       v1alpha1.PodNICSpec{VPC: "blue", Pod: ref},
+			Status: v1alpha1.PodNICStatus{
+				Phase: v1alpha1.PhaseActive, Pod: ref, NodeName: "node-a", Host: "host-a", PortID: "p-1", Interface: "eth0", Plug: &v1alpha1.PortPlug{Type: v1alpha1.PlugOVS},
+				Node: &v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: "p-1"},
+				Conditions: []metav1.Condition{
+					condition(v1alpha1.ConditionPortReady, metav1.ConditionTrue, "Ready", "port p-1", time.Hour),
+					condition(v1alpha1.ConditionBound, metav1.ConditionTrue, "Bound", "at host host-a", time.Hour),
+				},
+			},
+		},
+		VPC: Of(v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Status: v1alpha1.VPCStatus{Conditions: []metav1.Condition{
+			condition(v1alpha1.ConditionReady, metav1.ConditionTrue, "Ready", "", time.Hour),
+		}}}),
+		Pod:    Of(corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", UID: "u-1"}, Spec: corev1.PodSpec{NodeName: "node-a"}}),
+		Daemon: Of(Daemon{Pod: "-n kube-system berthd-x", Mode: PortMode, Ready: true}), Operators: Of(Operators{Ready: 1, All: 2}),
+	}
+}
+
+func TestNIC(t *testing.T) {
+	is := func(kind, reason, message string) func(*NICFacts) {
+		return func(f *NICFacts) {
+			st := &f.NIC.Status
+			st.Phase, st.Plug, st.Node = v1alpha1.PhasePending, nil, nil
+			if kind == v1alpha1.ConditionPortReady {
+				st.PortID = ""
+			}
+			for i := range st.Conditions {
+				if st.Conditions[i].Type == kind {
+					st.Conditions[i] = condition(kind, metav1.ConditionFalse, reason, message, time.Minute)
+				}
+			}
+		}
+	}
+	young := func(f *NICFacts) {
+		f.NIC.CreationTimestamp = metav1.NewTime(now.Add(-time.Second))
+		for i := range f.NIC.Status.Conditions {
+			f.NIC.Status.Conditions[i].LastTransitionTime = f.NIC.CreationTimestamp
+		}
+	}
+	bare := func(f *NICFacts) {
+		f.NIC.Status = v1alpha1.PodNICStatus{}
+	}
+	bound := func(f *NICFacts) { f.NIC.Status.Phase, f.NIC.Status.Node = v1alpha1.PhaseBound, nil }
+	for name, tt := range map[string]struct {
+		edit []func(*NICFacts)
+		want Verdict
+		says string // in summary and remedy
+	}{
+		"works":                        {nil, Works, "Port p-1 is plugged on node node-a"},
+		"its pod was not looked at":    {[]func(*NICFacts){func(f *NICFacts) { f.Pod = Unread[corev1.Pod]("forbidden") }}, Works, ""},
+		"just made":                    {[]func(*NICFacts){bare, young}, Starting, "being made"},
+		"no port, and nobody says why": {[]func(*NICFacts){bare}, NoPort, "no operator has said why"},
+		"no port, no operator": {[]func(*NICFacts){bare, func(f *NICFacts) { f.Operators = Of(Operators{All: 2}) }},
+			NoPort, "None of 2 berth-operator pods"},
+		"no such VPC": {[]func(*NICFacts){bare, young, func(f *NICFacts) { f.VPC = Fact[v1alpha1.VPC]{} }}, VPCNotReady, "no VPC blue"},
+		"VPC that is not reached": {[]func(*NICFacts){bare, func(f *NICFacts) {
+			f.VPC.Value.Status.Conditions[0] = condition(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAnswer", "connection refused", time.Minute)
+		}}, VPCNotReady, "connection refused"},
+		"the same, with a NIC that is there": {[]func(*NICFacts){func(f *NICFacts) {
+			f.VPC.Value.Status.Conditions[0] = condition(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAnswer", "connection refused", time.Minute)
+		}}, Works, ""},
+		"full subnet":        {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "SubnetFull", "subnet web is full")}, NoPort, "subnet web is full"},
+		"refused":            {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Refused", "ip: 10.0.0.1 is the gateway")}, NoPort, "Correct what the pod"},
+		"port deleted":       {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "PortDeleted", "port p-1 was deleted by somebody else")}, PortDiffers, "deleted by somebody else"},
+		"port of somebody":   {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Conflict", "port p-1 is in use by nova")}, PortDiffers, "in use by nova"},
+		"agent is down":      {[]func(*NICFacts){is(v1alpha1.ConditionBound, "BindingFailed", "could not bind the port at host host-a")}, NotBound, "agent on the node lives"},
+		"held by a node":     {[]func(*NICFacts){is(v1alpha1.ConditionBound, "StillPlugged", "node node-b says that it has the port plugged still")}, NotBound, "out-of-service"},
+		"no reason known":    {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NewReason", "of a release to come")}, NotBound, "tried again by itself"},
+		"not scheduled":      {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", "pod web-0 has no node yet")}, Unscheduled, ""},
+		"not scheduled, too": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", ""), func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "" }}, Unscheduled, "has no node yet"},
+		"nobody's": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it"), func(f *NICFacts) { f.NIC.Spec.Pod, f.NIC.Status.Pod = nil, nil }},
+			Unused, "no pod has it"},
+		"nobody's, and said otherwise": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it")}, Unused, "No pod has it"},
+		"at another node":              {[]func(*NICFacts){func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "node-b" }}, BoundElsewhere, "is on node node-b"},
+		"at another node for a moment": {[]func(*NICFacts){young, func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "node-b" }}, Starting, "is on node node-b"},
+		"its pod is gone":              {[]func(*NICFacts){func(f *NICFacts) { f.Pod = Fact[corev1.Pod]{} }}, PodMissing, "pod web-0 is gone"},
+		"its pod is another":           {[]func(*NICFacts){func(f *NICFacts) { f.Pod.Value.UID = "u-2" }}, PodMissing, "pod web-0 is gone"},
+		"nobody binds it":              {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseCreated }}, NotBound, "has not been bound"},
+		"it is being bound":            {[]func(*NICFacts){young, func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseCreated }}, Starting, "being bound"},
+		"it is being plugged":          {[]func(*NICFacts){bound, young}, Starting, "has not said that it is plugged yet"},
+		"its node is silent":           {[]func(*NICFacts){bound}, NotPlugged, "for 1h0m0s"},
+		"its node speaks of another port": {[]func(*NICFacts){bound, func(f *NICFacts) {
+			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: "p-0"}
+		}}, NotPlugged, ""},
+		"its node has no berthd": {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon = Fact[Daemon]{} }}, NotPlugged, "no berthd pod runs there"},
+		"its node's berthd crashes": {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon.Value.Ready, f.Daemon.Value.Why = false, "CrashLoopBackOff" }},
+			NotPlugged, "CrashLoopBackOff"},
+		"its node cannot": {[]func(*NICFacts){bound, func(f *NICFacts) {
+			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: "p-1", Message: "no bridge br-int"}
+		}}, PlugFailed, "no bridge br-int"},
+		"plugged, no packets":     {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, NotActive, "does not call it active"},
+		"plugged, no packets yet": {[]func(*NICFacts){young, func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, Starting, "yet"},
+		"given back":              {[]func(*NICFacts){func(f *NICFacts) { f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Second)} }}, Ending, ""},
+		"not given back":          {[]func(*NICFacts){func(f *NICFacts) { f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)} }}, NotReleased, "for 1h0m0s"},
+		"not given back, as refused": {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Forbidden", "delete_port is not allowed"), func(f *NICFacts) {
+			f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
+		}}, NotReleased, "delete_port is not allowed"},
+		"not given back, as plugged": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "StillPlugged", "node node-b says"), func(f *NICFacts) {
+			f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
+		}}, NotReleased, "node node-b says"},
+	} {
+		f := plugged()
+		for _, edit := range tt.edit {
+			edit(&f)
+		}
+		d := NIC(f)
+		if d.Verdict != tt.want || !strings.Contains(d.Summary+d.Remedy, tt.says) {
+			t.Errorf("%s: %+v\nwant %s with %q", name, d, tt.want, tt.says)
+		}
+		if !d.OK && (d.Remedy == "" || d.See == "") {
+			t.Errorf("%s: %s says nothing of what to do", name, d.Verdict)
+		}
+	}
+}
+
+// Each reason that the page explains has a remedy here, and no other has.
+func TestRemediesAreThoseOfThePage(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/troubleshoot.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "### Conditions of VPCs and NICs\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	explained := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*`) \\| `").FindAllStringSubmatch(section, -1) {
+		for _, m := range regexp.MustCompile("`([A-Za-z]+)`").FindAllStringSubmatch(row[1], -1) {
+			explained[m[1]] = true
+			if remedies[m[1]] == "" {
+				t.Errorf("%s has no remedy", m[1])
+			}
+		}
+	}
+	for reason := range remedies {
+		if !explained[reason] {
+			t.Errorf("the page does not explain %s", reason)
+		}
+	}
+	if len(explained) < 30 {
+		t.Errorf("only %d reasons were found", len(explained))
+	}
+}

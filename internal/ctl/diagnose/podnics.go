@@ -1,0 +1,81 @@
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/podnic"
+)
+
+// made is how long an operator may take to make a pod's PodNICs; it does within a second.
+const made = 10 * time.Second
+
+// AsksForNICs is the VPC in which a pod is to have NICs; empty for one without. The error
+// says what is wrong with what it asks for.
+func AsksForNICs(f Facts) (vpc string, err error) {
+	p := podnic.Pod{Annotations: f.Pod.Annotations, HostNetwork: f.Pod.Spec.HostNetwork}
+	_, p.Mirror = f.Pod.Annotations[corev1.MirrorPodAnnotationKey]
+	if ns := f.Namespace.Value; ns != nil {
+		p.NamespaceVPC = ns.Annotations[v1alpha1.AnnotationVPC]
+	}
+	vpc, errs := p.VPC()
+	return vpc, errs.Err()
+}
+
+// unlessNICs is a diagnosis of a pod's address, unless that is fine and its NICs are not.
+func unlessNICs(f Facts, d *Diagnosis) *Diagnosis {
+	if d.OK {
+		return cmp.Or(nics(f), d)
+	}
+	return d
+}
+
+// nics is about the first NIC of a pod that somebody has to see to.
+func nics(f Facts) *Diagnosis {
+	if f.NICs.Value == nil {
+		return nil
+	}
+	for i := range *f.NICs.Value {
+		o := &(*f.NICs.Value)[i]
+		if d := f.OfNIC(o); !d.OK {
+			d.Summary = fmt.Sprintf("NIC %s (PodNIC %s): %s", cmp.Or(o.Status.Interface, o.Spec.Interface, "without a name"), o.Name, d.Summary)
+			return &d
+		}
+	}
+	vpc, err := AsksForNICs(f)
+	switch {
+	case len(*f.NICs.Value) > 0, vpc == "" && err == nil:
+		return nil
+	case err != nil:
+		return trouble(NoPodNIC, fmt.Sprintf("The pod asks for NICs that it cannot have: %v", err), "Correct its annotations.", seeNoNIC)
+	case f.VPCs[vpc].Absent():
+		return trouble(VPCNotReady, fmt.Sprintf("The pod is to have NICs in VPC %s, and there is no such VPC.", vpc), "Create it, or correct the annotation "+v1alpha1.AnnotationVPC+" of the pod or its namespace.", seeNICs)
+	case f.Now.Sub(f.Pod.CreationTimestamp.Time) < made:
+		return nil
+	}
+	remedy := "See the pod's events, which say what is wrong with its annotations; else whether berth-operator leads, and its log."
+	if o := f.Operators.Value; o != nil && o.Ready == 0 {
+		remedy = fmt.Sprintf("None of %d berth-operator pods is ready: see them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
+	}
+	return trouble(NoPodNIC, fmt.Sprintf("The pod is to have NICs in VPC %s, and the operator has made no PodNIC for it.", vpc), remedy, seeNoNIC)
+}
+
+// OfNIC finds what there is to say about one NIC of the pod.
+func (f Facts) OfNIC(o *v1alpha1.PodNIC) Diagnosis {
+	g := NICFacts{Now: f.Now, NIC: o, VPC: f.VPCs[o.Spec.VPC], Pod: Fact[corev1.Pod]{Value: f.Pod}, Node: f.Node, Daemon: f.Daemon, Operators: f.Operators}
+	ref := PodOf(o)
+	switch {
+	case ref == nil && o.DeletionTimestamp == nil && f.Now.Sub(f.Pod.CreationTimestamp.Time) > patience:
+		return *trouble(NotBound, "The pod names it, and the operator has not given it to the pod.", noOperatorRemedy(g), seeNICs)
+	case ref != nil && ref.UID != string(f.Pod.UID):
+		return *trouble(NotBound, fmt.Sprintf("It is another pod's: %s has it.", ref.Name), "Nothing, if that one ends: the pod waits until then. Else name another PodNIC.", seeNICs)
+	}
+	if o.Status.NodeName != f.Pod.Spec.NodeName { // whose daemon is not looked at
+		g.Daemon = Unread[Daemon]("it is another node's")
+	}
+	return NIC(g)
+}

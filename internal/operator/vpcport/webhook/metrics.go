@@ -1,0 +1,92 @@
+package webhook
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/metric"
+)
+
+var (
+	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Requests of the API server to judge what is made or edited, by resource (pods or podnics) and outcome: allowed, warned (allowed, of a VPC that there is not yet), refused or error (not judged, and so allowed).", "resource", "outcome")
+	famReview  = metric.New("berth_operator_webhook_review_seconds", "histogram", "How long it took to judge a request, by resource. The API server waits meanwhile.", "resource")
+	famExpiry  = metric.New("berth_operator_webhook_certificate_expiry_timestamp_seconds", "gauge", "When the certificate ends with which this operator serves the webhook, in seconds since 1970; 0 while it has none. Not there where there is no webhook.")
+	famChecks  = metric.New("berth_operator_webhook_certificate_checks_total", "counter", "Looks at the webhook's authorities and, by the operator that leads, at whom the API server trusts, by result: success or error.", "result")
+)
+
+// Families are the metrics, for the page that documents them.
+var Families = []metric.Family{famReviews, famReview, famExpiry, famChecks}
+
+// reviewBuckets are seconds: the API server waits for no longer than the last but one
+// (timeoutSeconds of the chart's ValidatingWebhookConfiguration).
+var reviewBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10}
+
+// What is judged, and what comes of it.
+const (
+	ofPods    = "pods"
+	ofPodNICs = "podnics"
+
+	outcomeAllowed = "allowed"
+	outcomeWarned  = "warned"
+	outcomeRefused = "refused"
+	outcomeError   = "error"
+
+	resultSuccess = "success"
+	resultError   = "error"
+)
+
+// Metrics count what the webhook is asked. They may be used by many goroutines at once.
+type Metrics struct {
+	reviews *prometheus.CounterVec
+	review  *prometheus.HistogramVec
+	checks  *prometheus.CounterVec
+}
+
+// NewMetrics makes metrics that are not registered.
+func NewMetrics() *Metrics {
+	m := &Metrics{famReviews.Counter(), famReview.Histogram(reviewBuckets), famChecks.Counter()}
+	for _, resource := range []string{ofPods, ofPodNICs} {
+		for _, outcome := range []string{outcomeAllowed, outcomeWarned, outcomeRefused, outcomeError} {
+			m.reviews.WithLabelValues(resource, outcome) // so that the first can be seen to be one more
+		}
+		m.review.WithLabelValues(resource)
+	}
+	for _, result := range []string{resultSuccess, resultError} {
+		m.checks.WithLabelValues(result)
+	}
+	return m
+}
+
+// Collectors are to be registered.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.reviews, m.review, m.checks}
+}
+
+func (m *Metrics) reviewed(resource, outcome string, took time.Duration) {
+	m.reviews.WithLabelValues(resource, outcome).Inc()
+	m.review.WithLabelValues(resource).Observe(took.Seconds())
+}
+
+func (m *Metrics) checked(err error) {
+	result := resultSuccess
+	if err != nil {
+		result = resultError
+	}
+	m.checks.WithLabelValues(result).Inc()
+}
+
+// expiry is read when Prometheus asks.
+type expiry struct{ k *keeper }
+
+// Describe implements prometheus.Collector.
+func (expiry) Describe(ch chan<- *prometheus.Desc) { ch <- famExpiry.Desc() }
+
+// Collect implements prometheus.Collector.
+func (e expiry) Collect(ch chan<- prometheus.Metric) {
+	at := 0.
+	if c, err := e.k.certificate(nil); err == nil {
+		at = float64(c.Leaf.NotAfter.Unix())
+	}
+	ch <- famExpiry.Value(at)
+}

@@ -1,0 +1,90 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestAlcorsAgent has real runtimes make sandboxes whose interfaces are links of Alcor's agents:
+// these are in the sandboxes, packets pass between nodes, and the link of a NIC that outlives its
+// pod is back in the VPC's namespace, also where berthd was killed meanwhile.
+func TestAlcorsAgent(t *testing.T) {
+	t.Parallel()
+	l := harness.RaiseQuick(t, lab.PortMode, lab.Options{Nodes: 2, NoDaemons: true, PortCloud: portcloud.NewAlcor})
+	cloud := l.Ports.(*portcloud.Alcor)
+	for _, o := range l.Operators() {
+		harness.OK(t, o.Start())
+	}
+	var runtimes []*containerd
+	for _, n := range l.Nodes() {
+		c := startContainerd(t, n)
+		c.startDaemon(t)
+		runtimes = append(runtimes, c)
+	}
+	ctx := harness.Deadline(t, 5*time.Minute)
+	harness.OK(t, l.WaitVPCs(ctx))
+	for _, c := range runtimes {
+		c.networkReady(t)
+	}
+	kept := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{
+		VPC: l.VPCs[0].Name, Addresses: []v1alpha1.NICAddress{{Subnet: "subnet-2", IP: "192.168.1.50"}},
+	}}
+	harness.OK(t, l.Kube.Client.Create(ctx, kept))
+
+	near := runtimes[0].withNICs(t, "near", "[{nic: kept}, {subnet: subnet-1}]")
+	far := runtimes[1].withNICs(t, "far", "[{subnet: subnet-1}]")
+	if near.addr.String() != "192.168.1.50" {
+		t.Errorf("CRI says %s", near.addr)
+	}
+	near.answers(t, far.netns, far.addr)
+	far.answers(t, near.netns, ipv4Of(t, near.netns, "eth1")) // which is in its subnet
+	harness.OK(t, runtimes[0].node.Kill())
+	near.answers(t, far.netns, far.addr)
+	runtimes[0].startDaemon(t)
+	harness.Ready(t, runtimes[0].node)
+
+	harness.OK(t, l.Kube.Client.Get(ctx, client.ObjectKeyFromObject(kept), kept))
+	for _, s := range []*sandbox{near, far} {
+		harness.OK(t, s.on.remove(ctx, s.id))
+		s.on.node.Objects.Gone("default", s.name)
+	}
+	harness.Eventually(t, patience, "the link of the NIC that is kept is back, and no other is there", func() error {
+		home, err := cloud.Home(runtimes[0].node.Name)
+		if err == nil && !slices.Equal(home, []string{kept.Status.PortID}) {
+			err = fmt.Errorf("at home are %q, want %s", home, kept.Status.PortID)
+		}
+		return err
+	})
+	harness.OK(t, l.Kube.Client.Delete(ctx, kept))
+	harness.Settle(t, l)
+}
+
+// withNICs makes the sandbox of a pod with the NICs that its annotation asks for.
+func (c *containerd) withNICs(t *testing.T, name, nics string) *sandbox {
+	t.Helper()
+	ctx := harness.Deadline(t, 2*time.Minute)
+	annotations := map[string]string{v1alpha1.AnnotationNICs: nics}
+	uid, object, err := c.node.Objects.Bind(ctx, "default", name, annotations)
+	harness.OK(t, err)
+	config := c.sandboxConfig(object, 0)
+	config.Metadata.Uid, config.Annotations = uid, annotations
+	reply, err := c.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+	harness.OK(t, err)
+	s, err := c.inspect(ctx, reply.GetPodSandboxId())
+	harness.OK(t, err)
+	s.name = name // as the node knows it
+	return s
+}

@@ -1,0 +1,193 @@
+package ports
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// Virtual machines in pods have NICs that are ports, by a tap device that is there or by a
+// bridge of their runtime's own, with each way to plug.
+func TestMachines(t *testing.T) {
+	b := raise(t, lab.Options{DaemonArgs: []string{"--repair-interval=1h"}}) // what is mended is mended by events
+	t.Run("Tap", func(t *testing.T) { b.on(t).machines("tap") })
+	t.Run("Bridge", func(t *testing.T) { b.on(t).machines("bridge") })
+	t.Run("ByALinuxBridge", func(t *testing.T) {
+		c := b.on(t)
+		for _, n := range c.Nodes() {
+			c.model.Neutron.AddHost(n.Name, neutron.Host{Agent: true, Hybrid: true})
+			defer c.model.Neutron.AddHost(n.Name, neutron.Host{})
+		}
+		c.machines("tap")
+		c.machines("bridge")
+		for _, prefix := range []string{"tap", "qbr", "qvb", "qvo"} {
+			c.deletedLink(prefix)
+		}
+	})
+	t.Run("DeletedLink", func(t *testing.T) { b.on(t).deletedLink("tap") })
+	t.Run("Spoofing", func(t *testing.T) { b.on(t).spoofing() })
+	t.Run("WithoutTun", func(t *testing.T) { b.on(t).withoutTun() })
+	t.Run("DaemonKilled", func(t *testing.T) { b.on(t).daemonKilled() })
+}
+
+// A tap device leads to a link of Alcor's agent too, which goes back to it.
+func TestMachinesInAlcor(t *testing.T) {
+	b := raise(t, lab.Options{PortCloud: portcloud.NewAlcor, OperatorArgs: []string{"--leader-elect=false"}})
+	b.machines("tap")
+	_, err := b.a.AddPod(harness.Deadline(t, harness.Patience), "bridged", pod("[{binding: bridge}]"))
+	harness.Fails(t, err, 11, "bridged")
+	b.linkGoesBack()
+}
+
+// machine makes a pod with a virtual machine.
+func (b *bench) machine(n *node.Node, name, nics string) *node.Pod {
+	b.Helper()
+	o := pod(nics)
+	o.VM, o.Once = true, false
+	p, err := n.AddPod(harness.Deadline(b.T, harness.Patience), name, o)
+	harness.OK(b.T, err)
+	return p
+}
+
+// machines has a machine with two NICs talk to a pod on another node and to another machine.
+func (b *bench) machines(binding string) {
+	nics := fmt.Sprintf("[{binding: %[1]s}, {subnet: subnet-2, binding: %[1]s}]", binding)
+	vm, other, far := b.machine(b.a, "vm", nics), b.machine(b.b, "vm-too", nics), b.add(b.b, "far", "")
+	b.reaches(vm, far)
+	b.reaches(far, vm)
+	b.reaches(other, vm)
+	// By their second NICs.
+	second := netip.MustParseAddr(addresses(b.nic(other, "eth1")))
+	harness.Eventually(b.T, time.Minute, fmt.Sprintf("%s reaches %s", vm.Name, second), func() error {
+		ctx, cancel := context.WithTimeout(b.Context(), 5*time.Second)
+		defer cancel()
+		r, err := vm.Ask(ctx, "udp", second, "hello")
+		if err == nil && r.You.String() != addresses(b.nic(vm, "eth1")) {
+			err = fmt.Errorf("seen as %s", r.You)
+		}
+		return err
+	})
+	ctx := harness.Deadline(b.T, harness.Patience)
+	harness.OK(b.T, b.a.CheckPod(ctx, "vm"))
+	harness.OK(b.T, b.a.GC(ctx))
+	harness.Settle(b.T, b.Lab)
+	harness.Restart(b.T, b.a)
+	harness.OK(b.T, b.a.CheckPod(ctx, "vm"))
+	b.reaches(far, vm)
+	harness.Settle(b.T, b.Lab)
+	harness.Remove(b.T, b.a, "vm") // with the machine running
+	harness.OK(b.T, b.a.DelAgain(ctx, vm))
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// deletedLink has somebody remove a link of a machine's port and of a pod's on the node, which are
+// mended at once.
+func (b *bench) deletedLink(prefix string) {
+	vm, plain, far := b.machine(b.a, "vm", "[{binding: tap}]"), b.add(b.a, "plain", ""), b.add(b.b, "far", "")
+	harness.Settle(b.T, b.Lab)
+	for _, p := range []*node.Pod{vm, plain} {
+		b.reaches(p, far)
+		link := prefix + b.nic(p, "eth0").Status.PortID[:11]
+		harness.OK(b.T, ns.Netlink(b.a.Netns, func(h *netlink.Handle) error {
+			l, err := h.LinkByName(link)
+			if err != nil {
+				return err
+			}
+			return h.LinkDel(l)
+		}))
+		b.reaches(p, far)
+		b.reaches(far, p)
+	}
+	harness.Settle(b.T, b.Lab)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// spoofing has a machine take another MAC address than its port's, which the VPC drops.
+func (b *bench) spoofing() {
+	vm, far := b.machine(b.a, "vm", "[{binding: tap}]"), b.add(b.b, "far", "")
+	b.reaches(vm, far)
+	own, err := net.ParseMAC(b.nic(vm, "eth0").Status.MAC)
+	harness.OK(b.T, err)
+	call := func(mac net.HardwareAddr) {
+		b.Helper()
+		harness.OK(b.T, ns.Netlink(vm.Inside(), func(h *netlink.Handle) error {
+			l, err := h.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return h.LinkSetHardwareAddr(l, mac)
+		}))
+	}
+	call(net.HardwareAddr{0x02, 0, 0, 0, 0, 0x66})
+	if r, err := vm.Ask(soon(b.T), "tcp", far.Addr(), "hello"); err == nil {
+		b.Errorf("what came from another MAC address was answered: %+v", r)
+	}
+	call(own)
+	b.reaches(vm, far)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// withoutTun has a node be one without the kernel's module tun.
+func (b *bench) withoutTun() {
+	restore := b.container.Without(b.T, "/dev/net")
+	harness.Restart(b.T, b.a)
+	ctx := harness.Deadline(b.T, harness.Patience)
+	o := pod("[{binding: tap}]")
+	o.VM = true
+	_, err := b.a.AddPod(ctx, "no-tun", o)
+	harness.Fails(b.T, err, 11, "/dev/net/tun", "no tap device can be made")
+	_, err = b.a.AddPod(ctx, "bridged", pod("[{binding: bridge}]")) // which needs none
+	harness.OK(b.T, err)
+	restore()
+	harness.Restart(b.T, b.a)
+	b.machine(b.a, "no-tun", "[{binding: tap}]")
+	harness.RemoveAll(b.T, b.a)
+	b.empty()
+}
+
+// daemonKilled has berthd killed while machines talk, which does not notice.
+func (b *bench) daemonKilled() {
+	tap, bridged, far := b.machine(b.a, "tap", "[{binding: tap}]"), b.machine(b.a, "bridged", "[{binding: bridge}]"), b.add(b.b, "far", "")
+	b.reaches(tap, far)
+	b.reaches(bridged, far)
+	harness.Settle(b.T, b.Lab)
+	ask := func(when string) {
+		b.Helper()
+		for _, p := range []*node.Pod{tap, bridged} {
+			ctx, cancel := context.WithTimeout(b.Context(), 30*time.Second)
+			_, err := p.Ask(ctx, "tcp", far.Addr(), when)
+			cancel()
+			if err != nil {
+				b.Errorf("%s: pod %s: %v", when, p.Name, err)
+			}
+		}
+	}
+	harness.OK(b.T, b.a.Kill())
+	ask("berthd does not run")
+	harness.OK(b.T, b.a.Start())
+	ask("berthd starts")
+	harness.OK(b.T, b.WaitReady(harness.Deadline(b.T, harness.Patience)))
+	ask("berthd runs again")
+	harness.Settle(b.T, b.Lab)
+	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "tap"))
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
