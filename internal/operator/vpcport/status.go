@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,12 +38,12 @@ const maxMessage = 1024
 func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICStatus {
 	st := *s.o.Status.DeepCopy()
 	assign(&st, s)
-	setPlugged(&st, now)
 	p := n.have.Port
 	if p != nil && (p.Device != s.want.Device || p.NetworkID != s.want.Network) {
 		p = nil // it is another's still
 	}
 	if p == nil && unseen(s, n) {
+		setPlugged(&st, now)
 		return st
 	}
 	var lie error
@@ -52,6 +53,7 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	}
 	here := s.next == assignedTo(st) && p != nil && lie == nil && s.host != "" && p.Host == s.host && p.Binding.Result == vpcport.Bound
 	st.Phase = phaseOf(s, n, step, p, here)
+	setPlugged(&st, now)
 	if !here {
 		st.Plug = nil
 	}
@@ -213,6 +215,10 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 // any more.
 func (s *scene) leaves() bool { return s.held && s.now.pod != s.next.pod }
 
+// soonActive is how long the condition that a port is plugged waits for the write which says
+// that it is active, and most follow at once: each PodNIC is written once less by that.
+const soonActive = 5 * time.Second
+
 // setPlugged sets the condition Plugged: what the node says of the port that there is.
 func setPlugged(st *v1alpha1.PodNICStatus, now metav1.Time) {
 	says := st.Node
@@ -224,6 +230,9 @@ func setPlugged(st *v1alpha1.PodNICStatus, now metav1.Time) {
 	switch {
 	case says.State == v1alpha1.NodePlugged && says.Reason == "":
 		c.Status, c.Message = metav1.ConditionTrue, strings.TrimSuffix("by node "+st.NodeName+" as "+says.HostInterface, " as ")
+		if st.Phase != v1alpha1.PhaseActive && meta.FindStatusCondition(st.Conditions, c.Type) == nil && now.Sub(says.Since.Time) < soonActive {
+			return
+		}
 	case says.State == v1alpha1.NodeUnplugged:
 		c.Message = "nothing of it is left on the node"
 	}
