@@ -48,7 +48,7 @@ E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/cluster
 
 # make conformance: one cluster after the other in each of these modes;
 # CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
-CONFORMANCE_MODES ?= node operator pool port
+CONFORMANCE_MODES ?= node operator pool
 CONFORMANCE_FLAGS ?=
 
 # make soak: until SOAK_TIME is over or each mode has SOAK_OPS operations;

@@ -67,7 +67,7 @@ var others = map[string]string{
 	"service-cluster-ip-range": "kube-apiserver", "enable-aggregator-routing": "kube-apiserver",
 	"create-namespace": "helm", "image": "kubectl", "annotations": "kubectl",
 	"previous": "kubectl", "filters": "aws", "network": "openstack", "ports": "openstack", "host": "openstack", "device-owner": "openstack", "from-literal": "kubectl", "for": "kubectl",
-	"set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
+	"overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }
 
 // variables of the environment that are no settings of a program.

@@ -237,7 +237,7 @@ type PodNICStatus struct {
 	// +optional
 	Plug *PortPlug `json:"plug,omitempty"`
 
-	// Conditions are PortReady and Bound.
+	// Conditions are PortReady, Bound and, once the node has said something, Plugged.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -260,7 +260,7 @@ const (
 	PhaseBound     PodNICPhase = "Bound"     // it is bound to the pod's node, which may plug it
 	PhaseActive    PodNICPhase = "Active"    // and carries packets, as the provider says
 	PhaseFailed    PodNICPhase = "Failed"    // somebody has to change something; conditions say what
-	PhaseReleasing PodNICPhase = "Releasing" // the port is given back
+	PhaseReleasing PodNICPhase = "Releasing" // its pod gives it up: the node unplugs it, then the port is given back
 )
 
 // PortAddress is an address of a port.
@@ -349,7 +349,14 @@ type PodNICNode struct {
 	// +optional
 	HostInterface string `json:"hostInterface,omitempty"`
 
-	// Message says for a person why it failed.
+	// Reason says in a word why it failed, or why what is plugged is not as the port is
+	// by now. It is that of the condition Plugged.
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[A-Za-z]*$`
+	// +optional
+	Reason string `json:"reason,omitempty"`
+
+	// Message says that for a person, and what to do.
 	// +kubebuilder:validation:MaxLength=512
 	// +kubebuilder:validation:Pattern=`^[ -~]*$`
 	// +optional
@@ -374,6 +381,7 @@ const (
 const (
 	ConditionPortReady = "PortReady" // there is a port as it is asked for
 	ConditionBound     = "Bound"     // it is bound to the pod's node
+	ConditionPlugged   = "Plugged"   // the node has it plugged, as the port is
 )
 
 const (

@@ -31,6 +31,32 @@ type NIC struct {
 	// spec; empty: it is the pod's containers'.
 	Binding string `json:"binding,omitempty"`
 	Tap     Tap    `json:"tap,omitzero"` // with binding tap
+	// State is how far it has come. That of a ready record alone may be other than Plugged.
+	State NICState `json:"state,omitempty"`
+	// Later: it came, or became another, after the ADD: what the runtime remembers of the
+	// interface is not what it is.
+	Later bool `json:"later,omitempty"`
+}
+
+// NICState is how far a NIC of a ready attachment has come.
+type NICState string
+
+// The states.
+const (
+	// Plugged: it was set up as recorded.
+	Plugged NICState = ""
+	// Plugging: it is being added; the kernel may or may not have been touched.
+	Plugging NICState = "plugging"
+	// Changing: it was set up, and is being given the addresses, or what else is recorded,
+	// that its port has now.
+	Changing NICState = "changing"
+)
+
+// Is tells whether both are one port, plugged in one way under one name: what differs
+// besides can be changed in place.
+func (n NIC) Is(o NIC) bool {
+	return n.Port == o.Port && n.UID == o.UID && n.IfName == o.IfName &&
+		n.Plug.Type == o.Plug.Type && n.Plug.Bridge == o.Plug.Bridge && n.Plug.Netns == o.Plug.Netns && n.Binding == o.Binding && n.Tap == o.Tap
 }
 
 // Tap is what the tap device of a NIC is like.
@@ -72,6 +98,8 @@ func (n NIC) validate() error {
 		return fmt.Errorf("addresses are %v, expected CIDRs", n.Addresses)
 	case slices.ContainsFunc(n.Routes, func(r NICRoute) bool { return !r.Destination.IsValid() }):
 		return fmt.Errorf("routes are %v, expected those to CIDRs", n.Routes)
+	case n.State != Plugged && n.State != Plugging && n.State != Changing:
+		return fmt.Errorf("state is %q, expected plugging, changing or none", n.State)
 	}
 	return nil
 }
@@ -86,6 +114,11 @@ func (r Record) First() *NIC {
 	}
 	return nil
 }
+
+// Settled tells whether a NIC of the record is to be as recorded: it is set up so, or is the
+// attachment's own interface, without which the pod has no network. Of others it is not
+// known while they are plugged or changed.
+func (r Record) Settled(n NIC) bool { return n.State == Plugged || n.IfName == r.Key.IfName }
 
 // checkNICs finds what is wrong with a record's NICs.
 func (r Record) checkNICs() error {

@@ -42,10 +42,14 @@ func previousOf(req *rpc.CheckRequest) (previous, error) {
 }
 
 // differs names an address that a record does not have where the runtime remembers it.
-// Interfaces that are others' are passed over.
+// Interfaces that are others' are passed over, and those that came, or became others, after
+// the ADD of which the runtime knows.
 func (p previous) differs(rec attachment.Record) error {
 	have := previous{rec.Key.IfName: rec.Lease.Addrs()}
 	for _, nic := range rec.NICs {
+		if nic.Later && nic.IfName != rec.Key.IfName {
+			continue
+		}
 		for _, a := range nic.Addresses {
 			have[nic.IfName] = append(have[nic.IfName], a.CIDR.Addr())
 		}

@@ -130,7 +130,7 @@ func New(o Options) *Daemon {
 		}
 	}
 	if o.NICs != nil {
-		d.nics = &nicKeeper{daemon: d}
+		d.nics = newNICKeeper(d)
 		if d.repairer != nil {
 			d.repairer.linkLost = o.NICs.LinkLost
 		}

@@ -18,10 +18,11 @@ import (
 type switchboard struct {
 	mu      sync.Mutex // guards all
 	plugs   map[plugged]attachment.NIC
-	fail    map[string]error  // by method
-	hook    map[string]func() // by method
-	told    map[string]bool   // by port: what the operator heard last, that it is plugged
-	calls   map[string]int    // by method
+	fail    map[string]error          // by method
+	hook    map[string]func()         // by method
+	told    map[string]bool           // by port: what the operator heard last, that it is plugged
+	holder  map[string]attachment.Key // by port: whose it is then
+	calls   map[string]int            // by method
 	records func() *attachment.Store
 	wrong   []string // what was done that may not be
 }
@@ -30,7 +31,7 @@ type switchboard struct {
 type plugged struct{ hostLink, port string }
 
 func newSwitchboard() *switchboard {
-	return &switchboard{plugs: map[plugged]attachment.NIC{}, fail: map[string]error{}, hook: map[string]func(){}, told: map[string]bool{}, calls: map[string]int{}}
+	return &switchboard{plugs: map[plugged]attachment.NIC{}, fail: map[string]error{}, hook: map[string]func(){}, told: map[string]bool{}, holder: map[string]attachment.Key{}, calls: map[string]int{}}
 }
 
 // fakeNICs is a NICs in memory that follows the contracts of the interface.
@@ -39,6 +40,7 @@ type fakeNICs struct {
 	keys    []string
 	refuses func(source.Request) error
 	changed retry.Signal
+	news    retry.Signal
 
 	mu      sync.Mutex                  // guards all below; another than the switchboard's
 	bound   map[string][]attachment.NIC // by pod name: what Acquire gives
@@ -52,7 +54,7 @@ var _ NICs = (*fakeNICs)(nil)
 
 func newFakeNICs(board *switchboard) *fakeNICs {
 	return &fakeNICs{
-		switchboard: board, changed: retry.NewSignal(), bound: map[string][]attachment.NIC{},
+		switchboard: board, changed: retry.NewSignal(), news: retry.NewSignal(), bound: map[string][]attachment.NIC{},
 		waiting: map[attachment.Key]string{}, kick: make(chan struct{}),
 	}
 }
@@ -270,21 +272,60 @@ func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 // LinkLost has all be looked at.
 func (f *fakeNICs) LinkLost(string) { f.changed.Set() }
 
-// Replaced goes by bind: a NIC of the same interface with another port.
-func (f *fakeNICs) Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool) {
+func (f *fakeNICs) News() <-chan struct{} { return f.news }
+
+func (f *fakeNICs) Touched() ([]string, bool) { return nil, true }
+
+// Wanted goes by bind.
+func (f *fakeNICs) Wanted(rec attachment.Record) (nics []attachment.NIC, differ bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	nics = slices.Clone(rec.NICs)
-	for i, n := range nics {
-		at := slices.IndexFunc(f.bound[rec.Pod.Name], func(b attachment.NIC) bool { return b.IfName == n.IfName && b.Port != n.Port })
-		if at >= 0 {
-			nics[i], ok = f.bound[rec.Pod.Name][at], true
-		}
+	bound, ok := f.bound[rec.Pod.Name]
+	if !ok {
+		return rec.NICs, false
 	}
-	return nics, ok
+	for _, n := range bound {
+		if n.Plug.Type == "" {
+			continue
+		}
+		n.State, n.Later = attachment.Plugging, true
+		if at := slices.IndexFunc(rec.NICs, n.Is); at >= 0 {
+			if old := rec.NICs[at]; slices.Equal(old.Addresses, n.Addresses) {
+				n = old
+			} else if n.HostLink, n.HostMAC = old.HostLink, old.HostMAC; old.State != attachment.Plugging {
+				n.State = attachment.Changing
+			}
+		}
+		nics, differ = append(nics, n), differ || n.State != attachment.Plugged
+	}
+	return nics, differ || len(nics) != len(rec.NICs)
 }
 
-func (f *fakeNICs) Plugged(rec attachment.Record) { f.tell(rec, true) }
+// Plugged takes that none but the record's ports are plugged for its attachment.
+func (f *fakeNICs) Plugged(rec attachment.Record) {
+	for _, n := range f.tellLess(rec) {
+		if n.State == attachment.Plugging {
+			continue
+		}
+		f.switchboard.mu.Lock()
+		f.told[n.Port] = true
+		f.holder[n.Port] = rec.Key
+		f.switchboard.mu.Unlock()
+	}
+}
+
+// tellLess takes that nothing is plugged of an attachment, and returns its NICs.
+func (f *fakeNICs) tellLess(rec attachment.Record) []attachment.NIC {
+	f.switchboard.mu.Lock()
+	defer f.switchboard.mu.Unlock()
+	for port, key := range f.holder {
+		if key == rec.Key {
+			f.told[port] = false
+			delete(f.holder, port)
+		}
+	}
+	return rec.NICs
+}
 
 func (f *fakeNICs) Unplugged(rec attachment.Record) {
 	f.tell(rec, false)

@@ -98,7 +98,7 @@ func nics(records []attachment.Record) []introspect.NIC {
 			one := introspect.NIC{
 				Namespace: rec.Pod.Namespace, Pod: rec.Pod.Name, ContainerID: rec.Key.ContainerID, Network: rec.Key.Network,
 				Interface: n.IfName, PodNIC: n.Object, Port: n.Port, MAC: n.MAC.String(), MTU: n.MTU,
-				DefaultRoute: n.DefaultRoute, Plug: n.Plug.Type, HostLink: n.HostLink, Binding: n.Binding,
+				DefaultRoute: n.DefaultRoute, Plug: n.Plug.Type, HostLink: n.HostLink, State: string(n.State), Binding: n.Binding,
 			}
 			for _, a := range n.Addresses {
 				one.Addresses = append(one.Addresses, a.CIDR)

@@ -13,10 +13,13 @@ import (
 // nicKeeper keeps what is plugged as the records want it. A start leaves NICs of ready
 // records to it, so that an Open vSwitch that is down holds no start up.
 type nicKeeper struct {
-	daemon *Daemon
-	swept  bool // nothing of no record is left from before
-	began  bool // ADDs may be under way
+	daemon  *Daemon
+	changes *nicChanges
+	swept   bool // nothing of no record is left from before
+	began   bool // ADDs may be under way
 }
+
+func newNICKeeper(d *Daemon) *nicKeeper { return &nicKeeper{daemon: d, changes: newNICChanges(d)} }
 
 // takeUp removes what is of no record, and tells of the records that there are. It is
 // the end of a recovery.
@@ -29,26 +32,62 @@ func (k *nicKeeper) takeUp(ctx context.Context) {
 	}
 }
 
-// run looks at all NICs at once, when somebody changed something and at an interval,
-// until ctx ends.
+// run looks at all NICs at once, when somebody changed something and at an interval, and
+// has those of running pods changed, until ctx ends.
 func (k *nicKeeper) run(ctx context.Context) {
 	d := k.daemon
+	defer k.changes.wait()
 	k.began = true
+	wait := k.lookAtAll(ctx)
+	due := d.Clock.After(wait)
 	for {
-		wait := d.RepairInterval
-		if !k.look(ctx) {
-			wait = min(wait, againAfter)
+		var again <-chan time.Time
+		if next := k.changes.begin(ctx); !next.IsZero() {
+			again = d.Clock.After(next.Sub(d.Clock.Now()))
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-d.Clock.After(wait):
+		case <-due:
+			due = d.Clock.After(k.lookAtAll(ctx))
 		case <-d.NICs.Changed():
 			if !sleep(ctx, d.Clock.After(repairDebounce)) {
 				return
 			}
+			if ports, all := d.NICs.Touched(); all {
+				due = d.Clock.After(k.lookAtAll(ctx))
+			} else if !k.lookAt(ctx, ports) {
+				due = d.Clock.After(againAfter)
+			}
+		case <-d.NICs.News():
+		case <-k.changes.ended:
+		case <-again:
 		}
 	}
+}
+
+// lookAtAll is look, and tells when to look again.
+func (k *nicKeeper) lookAtAll(ctx context.Context) time.Duration {
+	if k.look(ctx) {
+		return k.daemon.RepairInterval
+	}
+	return min(k.daemon.RepairInterval, againAfter)
+}
+
+// lookAt is look for the attachments that have one of some ports.
+func (k *nicKeeper) lookAt(ctx context.Context, ports []string) (all bool) {
+	all = true
+	seen := map[attachment.Key]bool{}
+	for _, port := range ports {
+		rec, ok := k.daemon.Store.ByPort(port)
+		if !ok || rec.State != attachment.Ready || seen[rec.Key] {
+			continue
+		}
+		seen[rec.Key] = true
+		looked, _ := k.heal(ctx, rec)
+		all = all && looked
+	}
+	return all
 }
 
 // sleep waits for a moment, and tells whether ctx did not end before.
@@ -62,7 +101,7 @@ func sleep(ctx context.Context, moment <-chan time.Time) bool {
 }
 
 // againAfter is when NICs are looked at again that could not be, as a call about their
-// container was at work.
+// container was at work, or that could not be plugged again.
 const againAfter = 2 * time.Second
 
 // look plugs again what somebody took away, and removes what is of no record if
@@ -90,9 +129,9 @@ func needsSwitch(rec attachment.Record) bool {
 	return slices.ContainsFunc(rec.NICs, func(n attachment.NIC) bool { return plug.Kind(n.Plug.Type) != plug.Netns })
 }
 
-// heal plugs the NICs of an attachment again, if one of them is not as recorded, or has
-// another port now. It looks at nothing where a call about the container is at work:
-// that may be an ADD which waits for long. away tells that Open vSwitch does not answer.
+// heal plugs the NICs of an attachment again, if one of them is not as recorded. It looks
+// at nothing where a call about the container is at work: that may be an ADD which waits
+// for long. away tells that Open vSwitch does not answer.
 func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) (looked, away bool) {
 	d := k.daemon
 	unlock, ok := d.locks.try(seen.Key.ContainerID)
@@ -101,55 +140,36 @@ func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) (looked, a
 	}
 	defer unlock()
 	if rec, ok := d.Store.Get(seen.Key); ok && rec.State == attachment.Ready {
-		away = k.healHeld(ctx, rec)
+		return k.healHeld(ctx, rec)
 	}
-	return true, away
+	return true, false
 }
 
 // healHeld is heal while the container's lock is held. The look ends with ctx; what is
 // begun after it is finished all the same.
-func (k *nicKeeper) healHeld(ctx context.Context, rec attachment.Record) (away bool) {
+func (k *nicKeeper) healHeld(ctx context.Context, rec attachment.Record) (healed, away bool) {
 	d := k.daemon
 	look, over := context.WithTimeout(ctx, kernelTimeout)
 	defer over()
-	now, replaced := d.NICs.Replaced(rec)
 	differs := d.plugged(look, rec)
 	switch {
-	case differs == nil && !replaced, ctx.Err() != nil:
-		return false
+	case differs == nil, ctx.Err() != nil:
+		return true, false
 	case errors.Is(differs, plug.ErrUnreachable):
-		return true
+		return true, true
 	}
 	if alive, err := d.netnsAlive(rec.Netns); !alive && err == nil {
-		return false // the sweep's matter
-	}
-	k.mend(ctx, rec, differs, now, replaced)
-	return false
-}
-
-// mend plugs the NICs of an attachment again, or the ports that it is to have now.
-func (k *nicKeeper) mend(ctx context.Context, rec attachment.Record, differs error, now []attachment.NIC, replaced bool) {
-	d := k.daemon
-	kctx, cancel := kernelContext(ctx)
-	defer cancel()
-	if replaced {
-		err := d.replace(kctx, rec, now)
-		d.Metrics.countNICRepair(nicReplaced, err)
-		if err != nil {
-			d.Log.Warn("plugging other ports in place of an attachment's, will try again", "attachment", rec.Key.String(), "ports", nicNames(rec), "err", err)
-			return
-		}
-		d.Log.Warn("plugged other ports in place of an attachment's, as they were made again", "attachment", rec.Key.String(), "ports", nicNames(rec))
-		return
+		return true, false // the sweep's matter
 	}
 	_, err := d.again(ctx, rec, d.plug)
 	d.Metrics.countNICRepair(nicAgain, err)
 	if err != nil {
 		d.Log.Warn("plugging NICs again, will try again", "attachment", rec.Key.String(), "was", differs, "err", err)
-		return
+		return false, false
 	}
 	d.Metrics.repairs.WithLabelValues().Inc()
 	d.Log.Warn("plugged NICs again", "attachment", rec.Key.String(), "was", differs)
+	return true, false
 }
 
 // sweep removes what is plugged and of no record.

@@ -52,18 +52,26 @@ type NICs interface {
 	Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
 	// Check tells how the kernel differs from a NIC, and changes nothing.
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
-	// Changed fires when somebody else may have changed what is plugged, or what is to
-	// be; nil: never.
+	// Changed fires when somebody else may have changed what is plugged; nil: never.
 	Changed() <-chan struct{}
 	// LinkLost says that a link of the node is gone or went down, or with an empty name that any
 	// may be: Changed fires if it may be a port's that is plugged.
 	LinkLost(name string)
-	// Replaced returns the NICs that a ready attachment should have, as many and in the
-	// same order, if the port of one was made again and is bound to this node; else not ok.
-	Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool)
-	// Plugged says that the attachment is ready with its NICs, and no others: at its ADD,
-	// at start for each record that is, and after a port was replaced. The operator is
-	// told later: this does not wait for it.
+	// Touched names the ports of which that is so since it was asked last; all: it may be
+	// any.
+	Touched() (ports []string, all bool)
+	// News fires when a ready attachment may have to have other NICs than before; nil:
+	// never.
+	News() <-chan struct{}
+	// Wanted returns all NICs that a ready attachment is to have by now, and whether
+	// something is to be done for that. Each is in the state of what is to be done: plugging for one that
+	// is added, or that stands in the place of another; changing for one that is to be
+	// given other addresses. One that the pod gave up is not among them, but never is the
+	// attachment's own interface left out.
+	Wanted(rec attachment.Record) (nics []attachment.NIC, differ bool)
+	// Plugged says that the attachment is ready with those of its NICs that are not being
+	// plugged, and no others: at its ADD, at start for each record that is, and after
+	// a change. The operator is told later: this does not wait for it.
 	Plugged(rec attachment.Record)
 	// Unplugged says that nothing is left of NICs on the node; told until it is heard. The
 	// record goes right after it: what comes of one of its ports later comes after.
@@ -85,9 +93,10 @@ type NICs interface {
 // errNoNICs is of a record with NICs on a daemon that was started without them.
 var errNoNICs = errors.New("the attachment has NICs that are ports of a VPC, and this berthd is not configured to plug any")
 
-// plug sets up the NICs of a record side by side, as a switch that learns of several ports
-// at once sets them up together, and returns it with what the kernel tells of them. The
-// error is a Failure, that of the first one that failed.
+// plug sets up the NICs of a record but for those that a change has in its hands, side by
+// side, as a switch that learns of several ports at once sets them up together, and
+// returns it with what the kernel tells of them. The error is a Failure, that of the first
+// one that failed.
 func (d *Daemon) plug(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if len(rec.NICs) == 0 {
 		return rec, nil
@@ -98,6 +107,9 @@ func (d *Daemon) plug(ctx context.Context, rec attachment.Record) (attachment.Re
 	plugged, errs := slices.Clone(rec.NICs), make([]error, len(rec.NICs)) // others read those of the store
 	var each sync.WaitGroup
 	for i := range rec.NICs {
+		if !rec.Settled(rec.NICs[i]) {
+			continue
+		}
 		each.Go(func() { errs[i] = d.plugOne(ctx, rec, &plugged[i]) })
 	}
 	each.Wait()
@@ -149,6 +161,9 @@ func (d *Daemon) plugged(ctx context.Context, rec attachment.Record) error {
 	}
 	var errs []error
 	for _, nic := range rec.NICs {
+		if !rec.Settled(nic) {
+			continue
+		}
 		if err := d.NICs.Check(ctx, rec, nic); err != nil {
 			errs = append(errs, nicFailure(nicName(nic), err))
 		}

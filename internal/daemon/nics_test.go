@@ -249,11 +249,11 @@ func TestPortMadeAgain(t *testing.T) {
 		defer n.tick()()
 		waitFor(t, func() bool {
 			rec, ok := r.Store.ByPort(port)
-			return ok && rec.NICs[1].Port == port && rec.NICs[1].HostLink != ""
+			return ok && rec.NICs[1].Port == port && rec.NICs[1].State == attachment.Plugged
 		})
 	}
 	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-3"))
-	r.nics.changed.Set()
+	r.nics.news.Set()
 	becomes(r, "p-3")
 	n.board.hear()
 	n.board.want(t, "p-1", "p-3")
@@ -261,16 +261,18 @@ func TestPortMadeAgain(t *testing.T) {
 		t.Error("the port that went is recorded")
 	}
 
-	broken, err := failpoint.Set("daemon.nics.replaced=error@1")
+	broken, err := failpoint.Set("daemon.nics.recorded=error@1")
 	must(t, err)
 	defer broken()
 	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-4"))
-	r.nics.changed.Set()
+	r.nics.news.Set()
 	func() {
 		defer n.tick()()
 		waitFor(t, func() bool { _, ok := r.Store.ByPort("p-4"); return ok })
 	}()
 	r = n.restart(r)
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-4"))
+	r.nics.news.Set()
 	becomes(r, "p-4")
 	n.board.hear()
 	n.board.want(t, "p-1", "p-4")
@@ -329,7 +331,8 @@ func TestKeepingNICsWithoutASwitch(t *testing.T) {
 			mustAdd(t, r, c, n.newNetns(c))
 		}
 		r.stop()
-		k := &nicKeeper{daemon: r.Daemon, swept: true, began: true}
+		k := newNICKeeper(r.Daemon)
+		k.swept, k.began = true, true
 		look := func(ctx context.Context, name string, wantChecks, wantPlugs int) {
 			t.Helper()
 			n.board.lose()

@@ -376,8 +376,11 @@ func TestEveryFailpointIsHit(t *testing.T) {
 			defer restore()
 			ns := n.newNetns(name)
 			rec, addErr := r.attach(within(t), name, ns)
-			if name == "daemon.nics.replaced" && addErr == nil {
-				addErr = r.replace(within(t), rec, rec.NICs)
+			if addErr == nil {
+				r.nics.bind("", testNIC("eth1", "p-1"), testNIC("eth2", "p-2"))
+				addErr = r.changeNICs(within(t), rec.Key)
+				r.nics.bind("", testNIC("eth1", "p-1"))
+				addErr = errors.Join(addErr, r.changeNICs(within(t), rec.Key))
 			}
 			delErr := r.del(within(t), keyFor(name))
 			if strings.HasPrefix(name, "daemon.undo.") {

@@ -37,6 +37,9 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 		}
 	}
 	for _, nic := range rec.NICs {
+		if !rec.Settled(nic) {
+			continue
+		}
 		link := linkOf(nic)
 		if nic.IfName != rec.Key.IfName {
 			reply.Links = append(reply.Links, link)

@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
@@ -210,6 +212,19 @@ func (c *Cluster) create(ctx context.Context, pod *corev1.Pod, uid *string) erro
 	}
 	*uid = string(pod.UID)
 	return err
+}
+
+// AnnotatePod gives the object of a pod an annotation, as a user does while the pod runs.
+func (c *Cluster) AnnotatePod(ctx context.Context, p *node.Pod, key, value string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
+	if err != nil {
+		return err
+	}
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.ObjectName}}
+	if err := c.Client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		return fmt.Errorf("annotate pod %s/%s: %w", p.Namespace, p.ObjectName, err)
+	}
+	return nil
 }
 
 // Running implements node.PodObjects.

@@ -15,7 +15,8 @@ func CheckVPCChange(before, after string) Errors {
 }
 
 // CheckChange finds what an edit of a pod's NICs may not do: NICs may be added and
-// removed, but for the first interface, and none may become another.
+// removed, but for the first interface and the one with the pod's default route, and none
+// may become another.
 func CheckChange(before, after []NIC, first First) Errors {
 	var errs Errors
 	for _, old := range before {
@@ -23,6 +24,8 @@ func CheckChange(before, after []NIC, first First) Errors {
 		if i < 0 {
 			if first.IsPort && old.Name == first.Name {
 				errs.add(fieldNICs, "lacks %s, the pod's first interface, which cannot be removed", old.Name)
+			} else if old.DefaultRoute {
+				errs.add(fieldNICs, "lacks %s, which has the pod's default route and cannot be removed while the pod runs", old.Name)
 			}
 			continue
 		}
@@ -30,6 +33,11 @@ func CheckChange(before, after []NIC, first First) Errors {
 		old.Index = now.Index
 		if !reflect.DeepEqual(old, now) {
 			errs.add(field(now.Index, ""), "%s cannot be changed while the pod has it: remove it, and add one of another name", now.Name)
+		}
+	}
+	for _, n := range after {
+		if n.DefaultRoute && !slices.ContainsFunc(before, func(o NIC) bool { return o.Name == n.Name }) {
+			errs.add(field(n.Index, "defaultRoute"), "is true of %s, which is added: the default route of a pod stays where it was when the pod came; leave it out, or make the pod anew", n.Name)
 		}
 	}
 	return errs

@@ -81,6 +81,18 @@ func (e Entry) nic(index int, errs *Errors) NIC {
 	case e.PortID != "" && !portID.MatchString(e.PortID):
 		errs.add(field(index, "portID"), "is %.80q, expected the ID of a port, such as a2815656-76f7-46d4-9d11-057063db1a14", e.PortID)
 	}
+	e.checkBinding(index, errs)
+	for i, g := range e.SecurityGroups {
+		if len(g) > 255 || slices.Index(e.SecurityGroups, g) < i {
+			errs.add(field(index, fmt.Sprintf("securityGroups[%d]", i)), "is %.80q, expected the ID of a group that is not named before", g)
+		}
+	}
+	n.Addresses = e.addresses(index, errs)
+	return n
+}
+
+// checkBinding finds what no virtual machine can have.
+func (e Entry) checkBinding(index int, errs *Errors) {
 	switch v1alpha1.NICBinding(e.Binding) {
 	case "", v1alpha1.BindingBridge, v1alpha1.BindingTap:
 	default:
@@ -89,13 +101,6 @@ func (e Entry) nic(index int, errs *Errors) NIC {
 	if e.Tap != nil && e.NIC == "" && e.Binding != string(v1alpha1.BindingTap) {
 		errs.add(field(index, "tap"), "is what a tap device is like, expected binding: %s with it", v1alpha1.BindingTap)
 	}
-	for i, g := range e.SecurityGroups {
-		if len(g) > 255 || slices.Index(e.SecurityGroups, g) < i {
-			errs.add(field(index, fmt.Sprintf("securityGroups[%d]", i)), "is %.80q, expected the ID of a group that is not named before", g)
-		}
-	}
-	n.Addresses = e.addresses(index, errs)
-	return n
 }
 
 // addresses are what subnet and ip say, or addresses.

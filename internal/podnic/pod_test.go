@@ -74,6 +74,8 @@ func TestChange(t *testing.T) {
 		{"other groups", "[{}, {securityGroup: a}]", "[{}, {securityGroup: b}]", ofPort, "[1]: eth1 " + assigned},
 		{"another port", "[{portID: " + sample + "}]", "[{}]", ofPort, "[0]: eth0 " + assigned},
 		{"one removed in front, and the names with it", "[{}, {subnet: a}, {subnet: b}]", "[{}, {subnet: b}]", ofPort, "[1]: eth1 " + assigned},
+		{"one more with the default route", "[{}]", "[{}, {name: net1, defaultRoute: true}]", ofPort, "[1].defaultRoute: is true of net1, which is added"},
+		{"one less, which has the default route", "[{}, {name: net1, defaultRoute: true}]", "[{}]", ofPort, ": lacks net1, which has the pod's default route"},
 		{"the first", "[{}, {name: net1}]", "[{name: eth0, subnet: a}, {name: net1}]", ofPort, "[0]: eth0 " + assigned},
 	} {
 		err := podnic.CheckChange(nics(tc.before), nics(tc.after), tc.first).Err()

@@ -271,7 +271,7 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 // elsewhere are failpoints that tests of their own packages kill at.
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
-	"daemon.nics.replaced", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.",
+	"daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.",
 )
 
 // No failpoint is forgotten when one is added or renamed.

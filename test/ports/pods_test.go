@@ -38,7 +38,7 @@ func TestPods(t *testing.T) {
 		args  []string                                                          // of berthd
 		own   []proof
 	}{
-		{"Neutron", nil, nil, []proof{{"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
+		{"Neutron", nil, nil, []proof{{"AddressesThatChange", (*bench).addressesThatChange}, {"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
 		{"Alcor", portcloud.NewAlcor, []string{"--agent-wait=1m"}, []proof{{"LinkGoesBack", (*bench).linkGoesBack}, {"AgentAway", (*bench).agentAway}}},
 	} {
 		t.Run(provider.name, func(t *testing.T) {
@@ -49,6 +49,10 @@ func TestPods(t *testing.T) {
 				{"OneNIC", (*bench).oneNIC},
 				{"SeveralNICs", (*bench).severalNICs},
 				{"Check", (*bench).check},
+				{"HotPlug", (*bench).hotPlug},
+				{"HotPlugRefused", (*bench).hotPlugRefused},
+				{"HotPlugOfUsersNICs", (*bench).hotPlugOfUsersNICs},
+				{"HotPlugWhileKilled", (*bench).hotPlugWhileKilled},
 				{"FixedAddress", (*bench).fixedAddress},
 				{"UsersPort", (*bench).usersPort},
 				{"Refused", (*bench).refused},

@@ -85,6 +85,9 @@ func oneFamily(n network) bool   { return !n.dualStack }
 func withPorts(n network) bool   { return n.ports }
 func notIPTables(n network) bool { return n.proxy != host.IPTables }
 
+// pastTheNode is why Services are not what they are elsewhere where pods have ports of VPCs.
+const pastTheNode = "needs the pod's own node to translate Services, which sees no packets of a port"
+
 // exclusions are the specs that are not applicable. Anything else that a group
 // has is run; a spec may still find by itself that the cluster is not made for it.
 var exclusions = []exclusion{
@@ -99,6 +102,10 @@ var exclusions = []exclusion{
 	{label: "Feature:PerformanceDNS", why: "makes 10,000 services to load the DNS server"},
 	{label: "Feature:LocalhostNodePorts", in: notIPTables, why: "kube-proxy serves node ports on loopback in iptables mode alone"},
 	{label: "Feature:KubeProxyNFAcct", in: notIPTables, why: "is about a metric of kube-proxy's iptables mode"},
+	{name: "should preserve source pod IP for traffic thru service cluster IP", in: withPorts, why: pastTheNode},
+	{name: "with InternalTrafficPolicy set to Local", in: withPorts, why: pastTheNode},
+	{name: "correctly when ExternalTrafficPolicy changes", in: withPorts, why: pastTheNode},
+	{name: "in the same zone when using PreferClose", in: withPorts, why: pastTheNode},
 	{name: "should let a node pull an image from a registry exposed via localhost NodePort", why: "needs images of upstream's registry, which its agnhost carries and the one that is built here does not"},
 	{name: "should forward PTR records lookup to upstream nameserver", why: "needs the internet: it resolves 8.8.8.8"},
 	{name: "[Provider:gce", why: "is for clusters on Google's or other clouds, and enters nodes by SSH"},

@@ -24,6 +24,9 @@ func TestChoose(t *testing.T) {
 	}
 	node, pool := network{proxy: host.NFTables}, network{dualStack: true, proxy: host.IPTables}
 	everything := []string{"conformance", "network", "node"}
+	if s := (spec{name: "[sig-network] Services should preserve source pod IP for traffic thru service cluster IP [LinuxOnly]", labels: []string{"sig-network"}}); excluded(s, node) != "" || excluded(s, network{ports: true}) == "" {
+		t.Error("what needs the pod's own node in the path is to be left out where it is not, and nowhere else")
+	}
 	for _, tc := range []struct {
 		name         string
 		choice       choice

@@ -33,6 +33,7 @@ var proofs = []proof{
 	{inPort, "a VPC of the same addresses is not reached", alone(OtherVPC)},
 	{inPort, "a PodNIC keeps its address on another node", alone(FixedNIC)},
 	{inPort, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
+	{inPort, "a running pod gets a NIC, answers by it, and loses it", hotPlug},
 	{inPort, "a port deleted behind its back is made again", portDeleted},
 	{inPort, "a user's port survives its pod", alone(UsersPort)},
 	{inPort, "operator killed with -9: a standby makes the next ports", killPortOperator},

@@ -43,6 +43,86 @@ func TestHotChanges(t *testing.T) {
 	}
 }
 
+// What a node says of a NIC is its condition Plugged, and of one that a running pod does not
+// get an Event.
+func TestPlugged(t *testing.T) {
+	w := start(t, Options{})
+	w.pod("web", `[{}]`)
+	w.schedule("web", "node-a")
+	w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	w.node(w.nicsOf("web")["eth0"], v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, Reason: "NoBridge", Message: "no such bridge"})
+	w.awaitNIC("web", "eth0", "is not plugged", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, "NoBridge", "no such bridge"))
+	w.node(w.nicsOf("web")["eth0"], v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1"})
+	w.awaitNIC("web", "eth0", "is plugged", condition(v1alpha1.ConditionPlugged, metav1.ConditionTrue, "Plugged", "by node node-a as tap1"))
+	if err := w.hasEvent("web", "NoBridge", ""); err == nil {
+		t.Error("a pod that starts was told what its ADD tells")
+	}
+	w.finish("web", corev1.PodRunning)
+	w.annotate("web", `[{}, {name: eth1}]`)
+	w.awaitNIC("web", "eth1", "is bound", boundAt("node-a"))
+	w.node(w.nicsOf("web")["eth1"], v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, Reason: "InterfaceExists", Message: "remove it"})
+	w.awaitEvent("web", "InterfaceExists", "NIC eth1: remove it")
+	w.node(w.nicsOf("web")["eth0"], v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1", Reason: "AddressChanged", Message: "other addresses"})
+	w.awaitNIC("web", "eth0", "is not as its port is", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, "AddressChanged", "other addresses"))
+}
+
+// The default route of a pod that runs stays where it is.
+func TestDefaultRouteOfARunningPod(t *testing.T) {
+	w := start(t, Options{})
+	w.pod("web", `[{}, {name: eth1, subnet: small, defaultRoute: true}]`)
+	w.schedule("web", "node-a")
+	w.awaitNIC("web", "eth1", "is bound", boundAt("node-a"))
+	w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	w.finish("web", corev1.PodRunning)
+	w.annotate("web", `[{}]`)
+	w.awaitEvent("web", "NICsRefused", "lacks eth1, which has the pod's default route")
+	w.annotate("web", `[{}, {name: eth1, subnet: small, defaultRoute: true}, {name: eth2}]`)
+	w.awaitNIC("web", "eth2", "is bound", boundAt("node-a"))
+	for name, o := range w.nicsOf("web") {
+		if o.Status.DefaultRoute != (name == "eth1") || o.DeletionTimestamp != nil {
+			t.Errorf("%s: %+v", name, o)
+		}
+	}
+	w.pod("db", `[{}]`)
+	w.schedule("db", "node-a")
+	w.awaitNIC("db", "eth0", "is bound", boundAt("node-a"))
+	w.finish("db", corev1.PodRunning)
+	w.annotate("db", `[{}, {name: eth1, defaultRoute: true}]`)
+	w.awaitEvent("db", "NICsRefused", "is true of eth1, which is added")
+	if nics := w.nicsOf("db"); len(nics) != 1 || !nics["eth0"].Status.DefaultRoute {
+		t.Errorf("it has %+v", nics)
+	}
+}
+
+// A PodNIC that a user made leaves a running pod that does not name it any more: its node is
+// told so until it says that nothing of it is left, and then it is another pod's.
+func TestPodNICThatIsGivenUp(t *testing.T) {
+	w := start(t, Options{})
+	w.podnic("vip", v1alpha1.PodNICSpec{})
+	for _, name := range []string{"one", "two"} {
+		w.pod(name, `[{}]`)
+		w.schedule(name, "node-a")
+		w.awaitNIC(name, "eth0", "is bound", boundAt("node-a"))
+		w.finish(name, corev1.PodRunning)
+	}
+	w.annotate("one", `[{}, {name: vip, nic: vip}]`)
+	o := w.awaitObject("vip", "is bound", boundAt("node-a"))
+	w.node(o, v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1"})
+	w.awaitObject("vip", "is plugged", condition(v1alpha1.ConditionPlugged, metav1.ConditionTrue, "Plugged"))
+	w.annotate("two", `[{}, {name: vip, nic: vip}]`)
+	w.awaitEvent("two", "PodNICNotFound", "pod one has PodNIC vip")
+	w.annotate("one", `[{}]`)
+	o = w.awaitObject("vip", "is given up", in(v1alpha1.PhaseReleasing))
+	if o.Status.Pod == nil || o.Status.Pod.Name != "one" || o.Status.NodeName != "node-a" || o.Status.Interface != "vip" {
+		t.Errorf("its node does not find it: %+v", o.Status)
+	}
+	w.node(o, v1alpha1.PodNICNode{State: v1alpha1.NodeUnplugged})
+	o = w.awaitObject("vip", "is the other's", boundAt("node-a"))
+	if o.Status.Pod.Name != "two" || o.Status.Node != nil {
+		t.Errorf("%+v", o.Status)
+	}
+}
+
 // A NIC that a person gives other groups has them at the provider.
 func TestGroupsOfAPodNIC(t *testing.T) {
 	w := start(t, Options{})

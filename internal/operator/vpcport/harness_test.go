@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -374,14 +375,27 @@ func (w *world) hasEvent(pod, reason, word string) error {
 	return fmt.Errorf("want %s with %q, got %q", reason, word, all)
 }
 
-// says writes what the daemon of a NIC's node says of it.
+// says writes a state of a NIC as the daemon of its node.
 func (w *world) says(o *v1alpha1.PodNIC, state v1alpha1.NodeNICState) {
+	w.t.Helper()
+	w.node(o, v1alpha1.PodNICNode{State: state})
+}
+
+// node writes what the daemon of a NIC's node says of its port, all of it.
+func (w *world) node(o *v1alpha1.PodNIC, says v1alpha1.PodNICNode) {
 	w.t.Helper()
 	account := types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
 	token, err := harness.ControlPlane.NodeToken(w.t.Context(), account, o.Status.NodeName)
 	harness.OK(w.t, err)
 	c := harness.KubeClientFor(w.t, harness.ControlPlane.ConfigWithToken(token))
-	body := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q}}}`, state, o.Status.PortID)
+	optional := func(s string) string {
+		if s == "" {
+			return "null"
+		}
+		return strconv.Quote(s)
+	}
+	body := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q,"hostInterface":%s,"reason":%s,"message":%s}}}`,
+		says.State, o.Status.PortID, optional(says.HostInterface), optional(says.Reason), optional(says.Message))
 	harness.OK(w.t, c.Status().Patch(w.t.Context(), o.DeepCopy(), client.RawPatch(types.MergePatchType, body)))
 }
 

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -324,7 +325,7 @@ func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
 		var wrong error
 		reason := ""
 		for _, k := range after.Conditions {
-			if k.Status == metav1.ConditionFalse && k.Reason != reasonUnscheduled && wrong == nil {
+			if k.Status == metav1.ConditionFalse && wrong == nil && toldTo(s.pod, k) {
 				wrong, reason = fmt.Errorf("NIC %s: %s", s.next.name, k.Message), k.Reason
 			}
 		}
@@ -339,6 +340,15 @@ func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
 	if before.PortID != after.PortID {
 		c.o.Logger.Info("port of a NIC", "podnic", name, "vpc", s.o.Spec.VPC, "port", after.PortID, "made", after.Made, "before", before.PortID)
 	}
+}
+
+// toldTo tells whether a pod gets an Event of a condition that is not true. Of what a node
+// cannot plug while the pod starts, the ADD that fails tells.
+func toldTo(p *corev1.Pod, k metav1.Condition) bool {
+	if k.Type == v1alpha1.ConditionPlugged {
+		return k.Reason != reasonUnplugged && p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil
+	}
+	return k.Reason != reasonUnscheduled
 }
 
 // answered takes in what came of a call, and has the NIC reconciled, and those that it

@@ -169,15 +169,17 @@ func allows(spec v1alpha1.VPCSpec, vpc string, namespace *metav1.PartialObjectMe
 }
 
 // adjust brings the PodNICs of a pod to what it asks for. One that is there is never
-// changed, and the first interface never taken away.
+// changed, and the first interface never taken away, nor the default route of a pod that
+// runs given to another NIC.
 func (c *Controller) adjust(ctx context.Context, p *corev1.Pod, w wish, mine []*v1alpha1.PodNIC) (reason string, refusal, err error) {
-	errs := changes(mine, w.nics, w.first)
+	runs := p.Status.Phase == corev1.PodRunning // so it has all NICs that it was made with
+	errs := changes(mine, w.nics, w.first, runs)
 	have := map[string]*v1alpha1.PodNIC{}
 	var extra []*v1alpha1.PodNIC
 	for _, o := range mine {
 		n, wanted := named(w.nics, o.Spec.Interface)
 		first := w.first.IsPort && o.Spec.Interface == w.first.Name
-		if wanted && n.Object == "" || first {
+		if wanted && n.Object == "" || first || runs && o.Status.DefaultRoute {
 			have[o.Spec.Interface] = o
 			continue
 		}
@@ -189,7 +191,7 @@ func (c *Controller) adjust(ctx context.Context, p *corev1.Pod, w wish, mine []*
 		}
 	}
 	for _, n := range w.nics {
-		if n.Object != "" || have[n.Name] != nil {
+		if n.Object != "" || have[n.Name] != nil || runs && n.DefaultRoute {
 			continue
 		}
 		if slices.ContainsFunc(extra, func(o *v1alpha1.PodNIC) bool { return o.Spec.Interface == n.Name }) {
@@ -234,11 +236,17 @@ func (c *Controller) missing(ctx context.Context, p *corev1.Pod, w wish) (error,
 	return nil, nil
 }
 
-// changes are what an edit of a pod's annotation asks for and does not get.
-func changes(mine []*v1alpha1.PodNIC, after []podnic.NIC, first podnic.First) podnic.Errors {
+// changes are what an edit of a pod's annotation asks for and does not get; of one that
+// does not run yet, all that it lacks may be what it was made with.
+func changes(mine []*v1alpha1.PodNIC, after []podnic.NIC, first podnic.First, runs bool) podnic.Errors {
 	var before []podnic.NIC
+	after = slices.Clone(after)
+	for i, n := range after { // those that a user made and the pod names are not among its own
+		after[i].DefaultRoute = n.DefaultRoute && runs && n.Object == ""
+	}
 	for _, o := range mine {
 		n := nicOf(o.Spec)
+		n.DefaultRoute = runs && o.Status.DefaultRoute
 		if now, ok := named(after, n.Name); ok {
 			n.DefaultRoute = now.DefaultRoute // which its status tells, for the daemon
 			if o.Generation > 1 && now.Object == "" {

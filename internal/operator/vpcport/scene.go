@@ -129,8 +129,22 @@ func (c *Controller) lookAtPod(ctx context.Context, s *scene) error {
 	if n, ok := named(w.nics, s.o.Spec.Interface); ok {
 		s.nic.Index, s.nic.DefaultRoute = n.Index, n.DefaultRoute
 	}
-	s.next = assignment{pod: *ref, name: s.o.Spec.Interface, node: p.Spec.NodeName, defaultRoute: hasDefaultRoute(w.nics, s.nic, w.first)}
+	s.next = assignment{pod: *ref, name: s.o.Spec.Interface, node: p.Spec.NodeName}
+	s.next.defaultRoute = s.leads(p, w.first, hasDefaultRoute(w.nics, s.nic, w.first))
 	return nil
+}
+
+// leads tells whether a pod's packets to elsewhere are to leave by the NIC. That of a pod that
+// runs stays where it is, whatever its annotation says by now; the PodNIC of the first
+// interface may be one that was made again.
+func (s *scene) leads(p *corev1.Pod, first podnic.First, says bool) bool {
+	switch {
+	case p.Status.Phase != corev1.PodRunning:
+		return says
+	case s.now.pod.UID == string(p.UID):
+		return s.now.defaultRoute
+	}
+	return says && first.IsPort && s.next.name == first.Name
 }
 
 // lookForHolder finds the pod that has, or is to have, a PodNIC that pods name.
@@ -184,8 +198,8 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 	s.pod = p
 	s.next = assignment{
 		pod: v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, name: s.nic.Name, node: p.Spec.NodeName,
-		defaultRoute: hasDefaultRoute(wishes[p].nics, s.nic, wishes[p].first),
 	}
+	s.next.defaultRoute = s.leads(p, wishes[p].first, hasDefaultRoute(wishes[p].nics, s.nic, wishes[p].first))
 	return nil
 }
 

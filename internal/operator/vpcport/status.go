@@ -27,6 +27,7 @@ const (
 	reasonNodeLimit   = "NodeLimit"
 	reasonPlugged     = "StillPlugged"
 	reasonBinding     = "BindingFailed"
+	reasonUnplugged   = "Unplugged"
 )
 
 // maxMessage is how long a condition's message is at most, in bytes.
@@ -36,6 +37,7 @@ const maxMessage = 1024
 func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICStatus {
 	st := *s.o.Status.DeepCopy()
 	assign(&st, s)
+	setPlugged(&st, now)
 	p := n.have.Port
 	if p != nil && (p.Device != s.want.Device || p.NetworkID != s.want.Network) {
 		p = nil // it is another's still
@@ -88,7 +90,7 @@ func assignedTo(st v1alpha1.PodNICStatus) assignment {
 func phaseOf(s *scene, n nic, step plan.Step, p *vpcport.Port, here bool) v1alpha1.PodNICPhase {
 	edit := n.failed.message != "" && vpcport.PolicyOf(n.failed.class).Edit
 	switch {
-	case s.want.Over:
+	case s.want.Over, s.leaves():
 		return v1alpha1.PhaseReleasing
 	case here && p.Status == vpcport.StatusActive:
 		return v1alpha1.PhaseActive
@@ -191,7 +193,7 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 		return metav1.Condition{}
 	case here:
 		return is(metav1.ConditionTrue, reasonBound, "at host %s", p.Host)
-	case s.held && (s.want.Over || s.now.pod != s.next.pod):
+	case s.held && s.want.Over, s.leaves():
 		return is(metav1.ConditionFalse, reasonPlugged, "node %s says that it has the port plugged still, for pod %s", s.now.node, s.now.pod.Name)
 	case s.pod == nil:
 		return is(metav1.ConditionFalse, reasonNoPod, "no pod has it")
@@ -205,6 +207,27 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 		return is(metav1.ConditionFalse, cmp.Or(n.failed.reason, reasonOf(n.failed.class)), "%s", n.failed.message)
 	}
 	return metav1.Condition{} // it is on its way
+}
+
+// leaves tells whether a node has the port plugged still for a pod that is not to have it
+// any more.
+func (s *scene) leaves() bool { return s.held && s.now.pod != s.next.pod }
+
+// setPlugged sets the condition Plugged: what the node says of the port that there is.
+func setPlugged(st *v1alpha1.PodNICStatus, now metav1.Time) {
+	says := st.Node
+	if says == nil || says.PortID != st.PortID {
+		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionPlugged)
+		return
+	}
+	c := metav1.Condition{Type: v1alpha1.ConditionPlugged, Status: metav1.ConditionFalse, Reason: cmp.Or(says.Reason, string(says.State)), Message: says.Message}
+	switch {
+	case says.State == v1alpha1.NodePlugged && says.Reason == "":
+		c.Status, c.Message = metav1.ConditionTrue, strings.TrimSuffix("by node "+st.NodeName+" as "+says.HostInterface, " as ")
+	case says.State == v1alpha1.NodeUnplugged:
+		c.Message = "nothing of it is left on the node"
+	}
+	setCondition(st, c, now)
 }
 
 // shortened is a text of so many bytes at most, of whole characters: the API server keeps

@@ -89,17 +89,13 @@ func keyOf(r netlink.Route, table int) routeKey {
 }
 
 func (s *Namespace) routes(l *netlink.LinkAttrs, i plug.Interface, family int, found *plug.Differences) error {
-	const mainTable = 254
 	have := map[routeKey]bool{}
-	for _, table := range []int{mainTable, rtnl.SourceTable(l.Index)} {
-		list, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return s.NL.RouteListFiltered(family, &netlink.Route{Table: table, LinkIndex: l.Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
-		})
+	for _, table := range tables(l.Index) {
+		list, err := s.routesIn(table, l.Index, family)
 		if err != nil {
-			return fmt.Errorf("list routes in %s: %w", s.Path, err)
+			return err
 		}
 		for _, r := range list {
-			r.Family = family
 			have[keyOf(r, table)] = true
 		}
 	}
@@ -126,6 +122,13 @@ func (s *Namespace) rules(l *netlink.LinkAttrs, i plug.Interface, family int, fo
 		if rtnl.FamilyOf(p.Addr()) == family && !slices.Contains(from, p.Addr()) {
 			found.Add("the pod lacks its rule for packets from %s", p.Addr())
 		}
+	}
+	stale, err := s.stale(l.Index, family, i)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.Path, err)
+	}
+	for _, p := range stale {
+		found.Add("%s has address %s, which the port does not have any more", l.Name, p)
 	}
 	return nil
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/plug"
 )
 
-// Configure sets a link of the pod up as a port's interface. Errors: plug.ErrDefaultRoute.
+// Configure sets a link of the pod up as a port's interface; what it was given before and is
+// not to have any more goes. Errors: plug.ErrDefaultRoute.
 func (s *Namespace) Configure(name string, i plug.Interface) error {
 	link, err := s.NL.LinkByName(name)
 	if err != nil {
@@ -28,6 +29,9 @@ func (s *Namespace) Configure(name string, i plug.Interface) error {
 		if err := s.mayHaveDefault(index, i); err != nil {
 			return err
 		}
+	}
+	if err := s.takeBack(index, i); err != nil {
+		return fmt.Errorf("take back what %s in %s is not to have any more: %w", name, s.Path, err)
 	}
 	for _, p := range i.Addresses {
 		if err := rtnl.AddAddress(address(p), index, name, s.NS, s.NL, s.Sysctls); err != nil {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -197,6 +198,65 @@ func routing(t *testing.T, s *podif.Namespace) string {
 		}
 	}
 	return b.String()
+}
+
+// An interface is given other addresses, routes and prefix lengths in place: what it has then
+// is what it would have had from the begin, and what the pod added of its own.
+func TestInterfaceThatChanges(t *testing.T) {
+	router := newRouter(t)
+	a := addSubnet(t, router, "a", "10.1.0.1/24", "2001:db8:1::1/64")
+	gateways := []string{"10.1.0.1", "2001:db8:1::1"}
+	with := func(i plug.Interface, routes ...string) plug.Interface {
+		for _, r := range routes {
+			i.Routes = append(i.Routes, plug.Route{Dst: netip.MustParsePrefix(r), Via: i.Gateways[0]})
+		}
+		return i
+	}
+	states := []plug.Interface{
+		with(nic(1, false, gateways, "10.1.0.10/24", "10.1.0.11/24", "2001:db8:1::10/64"), "172.16.0.0/12", "172.30.0.0/16"),
+		with(nic(1, false, gateways, "10.1.0.11/24", "2001:db8:1::10/64"), "172.16.0.0/12"),
+		nic(2, false, gateways, "10.1.0.10/24", "10.1.0.12/24", "2001:db8:1::20/64"),
+		nic(2, false, gateways[:1], "10.1.0.10/16"),
+		nic(2, false, nil, "10.1.0.30/24"),
+	}
+	pod := plugtest.Space(t, "pod")
+	a.join(pod, "eth0")
+	l := plugtest.Link(t, pod, "eth0")
+	plugtest.Must(t, pod.Configure("eth0", states[0]))
+	own := &netlink.Addr{IPNet: rtnl.IPNet(netip.MustParsePrefix("10.99.0.1/24"))}
+	plugtest.Must(t, pod.NL.AddrAdd(l, own))
+	for n := range 2 * len(states) {
+		was, is := states[n%len(states)], states[(n+1)%len(states)]
+		var before, after plug.Differences
+		plugtest.Must(t, pod.Check("eth0", is, &before))
+		plugtest.Must(t, pod.Configure("eth0", is))
+		plugtest.Must(t, pod.Check("eth0", is, &after))
+		if len(before) == 0 || len(after) > 0 {
+			t.Errorf("from %v to %v: before %q, after %q", was.Addresses, is.Addresses, before, after)
+		}
+		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return pod.NL.AddrList(l, unix.AF_INET) })
+		plugtest.Must(t, err)
+		var got []string
+		for _, a := range list {
+			got = append(got, a.IPNet.String())
+		}
+		want := []string{"10.99.0.1/24"}
+		for _, p := range is.Addresses {
+			if p.Addr().Is4() {
+				want = append(want, p.String())
+			}
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("it has %v, want %v", got, want)
+		}
+		for _, r := range was.Routes {
+			if len(is.Routes) == 0 && strings.Contains(routing(t, pod), r.Dst.String()) {
+				t.Errorf("the route to %s is left:\n%s", r.Dst, routing(t, pod))
+			}
+		}
+	}
 }
 
 func TestDefaultRouteOfAnotherInterface(t *testing.T) {

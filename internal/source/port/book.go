@@ -13,10 +13,11 @@ import (
 // book is what is known. It is not safe for concurrent use.
 type book struct {
 	objects    map[types.NamespacedName]object
-	namespaces map[string]string  // annotation berth.dev/vpc, by name
-	plugged    map[string]held    // by the UID of the PodNIC: what is plugged and ready here
-	failed     map[string]failure // by the UID of the PodNIC: the last try to plug it, if it failed
-	unplugged  map[string]bool    // by the UID of the PodNIC: nothing is left of it, though its record may go a moment later
+	ofPod      map[string]map[types.NamespacedName]bool // names in objects, by the UID of the pod
+	namespaces map[string]string                        // annotation berth.dev/vpc, by name
+	plugged    map[string]held                          // by the UID of the PodNIC: what is plugged and ready here
+	failed     map[string]failure                       // by the UID of the PodNIC: the last try to plug it, if it failed
+	unplugged  map[string]bool                          // by the UID of the PodNIC: nothing is left of it, though its record may go a moment later
 	said       map[types.UID]saying
 	listed     struct{ nics, namespaces bool }
 	trouble    map[string]error // of what is watched, by what
@@ -28,12 +29,12 @@ type held struct {
 	nic attachment.NIC
 }
 
-// failure is why a NIC could not be plugged.
-type failure struct{ pod, message string }
+// failure is why a NIC could not be plugged, or unplugged.
+type failure struct{ pod, port, reason, message string }
 
 func newBook() *book {
 	return &book{
-		objects: map[types.NamespacedName]object{}, namespaces: map[string]string{}, plugged: map[string]held{}, failed: map[string]failure{}, unplugged: map[string]bool{},
+		objects: map[types.NamespacedName]object{}, ofPod: map[string]map[types.NamespacedName]bool{}, namespaces: map[string]string{}, plugged: map[string]held{}, failed: map[string]failure{}, unplugged: map[string]bool{},
 		said: map[types.UID]saying{}, trouble: map[string]error{},
 	}
 }
@@ -44,7 +45,14 @@ func (b *book) put(o object) (before object, had bool) {
 	if had && before.uid != o.uid {
 		b.forget(before)
 	}
+	b.unlist(before)
 	b.objects[o.name] = o
+	if o.pod != "" {
+		if b.ofPod[o.pod] == nil {
+			b.ofPod[o.pod] = map[types.NamespacedName]bool{}
+		}
+		b.ofPod[o.pod][o.name] = true
+	}
 	return before, had
 }
 
@@ -52,7 +60,17 @@ func (b *book) put(o object) (before object, had bool) {
 func (b *book) gone(name types.NamespacedName, uid types.UID) {
 	if o, ok := b.objects[name]; ok && (uid == "" || o.uid == uid) {
 		delete(b.objects, name)
+		b.unlist(o)
 		b.forget(o)
+	}
+}
+
+// unlist takes a PodNIC from those of its pod.
+func (b *book) unlist(o object) {
+	if names := b.ofPod[o.pod]; names != nil {
+		if delete(names, o.name); len(names) == 0 {
+			delete(b.ofPod, o.pod)
+		}
 	}
 }
 
@@ -79,9 +97,9 @@ func (b *book) keepOnly(list []object) {
 // are not among them.
 func (b *book) of(pod attachment.Pod) []object {
 	var list []object
-	for _, o := range b.objects {
-		if o.pod != "" && o.pod == pod.UID && o.name.Namespace == pod.Namespace {
-			list = append(list, o)
+	for name := range b.ofPod[pod.UID] {
+		if name.Namespace == pod.Namespace {
+			list = append(list, b.objects[name])
 		}
 	}
 	slices.SortFunc(list, func(x, y object) int {
@@ -96,29 +114,6 @@ func (b *book) of(pod attachment.Pod) []object {
 // sorted lists all PodNICs by name.
 func (b *book) sorted() []object {
 	return slices.SortedFunc(maps.Values(b.objects), func(x, y object) int { return strings.Compare(x.name.String(), y.name.String()) })
-}
-
-// replaced are the NICs that an attachment should have where PodNICs of its pod have
-// another port than was plugged, or are others of the same interface.
-func (b *book) replaced(rec attachment.Record) (nics []attachment.NIC, ok bool) {
-	there := b.of(rec.Pod)
-	if checkTogether(there) != nil {
-		return nil, false
-	}
-	nics = slices.Clone(rec.NICs)
-	for i, old := range nics {
-		at := slices.IndexFunc(there, func(o object) bool { return o.ifName == old.IfName })
-		if at < 0 || !there[at].bound() || there[at].err != nil {
-			continue
-		}
-		now := there[at].nic
-		if now.Port == old.Port && now.UID == old.UID {
-			continue
-		}
-		now.DefaultRoute = old.DefaultRoute // was decided on when the pod came
-		nics[i], ok = now, true
-	}
-	return nics, ok
 }
 
 // find is the PodNIC of a recorded NIC, and nil if it is gone.

@@ -59,7 +59,7 @@ func (b *book) decide(r rules, req source.Request) verdict {
 func order(asked []string, there []object) []string {
 	names := slices.Clone(asked)
 	for _, o := range there {
-		if !slices.Contains(names, o.ifName) {
+		if !slices.Contains(names, o.ifName) && !o.givenUp {
 			names = append(names, o.ifName)
 		}
 	}

@@ -8,7 +8,9 @@
 //	wants.go     which NICs a pod asks for
 //	book.go      what is known of PodNICs and namespaces
 //	decide.go    whether a pod's NICs are all here, and why not
+//	wanted.go    which NICs a running pod is to have by now
 //	state.go     what is to be said of a NIC in its PodNIC's status
+//	reason.go    why something cannot be done about a NIC, and what to do
 //
 // NICs owns the book's lock and has the edges:
 //

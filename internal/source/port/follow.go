@@ -36,11 +36,13 @@ func (n *NICs) podNICs() kubeapi.Handler[*v1alpha1.PodNIC] {
 				return // the API server was asked for this node's
 			}
 			var senseless error
-			n.change(func(b *book) { senseless = n.put(b, read(o, n.cfg.Bridges)) })
+			n.change(func(b *book) { senseless = b.take(read(o, n.cfg.Bridges)) })
+			n.news.Set()
 			n.complain(senseless)
 		},
 		Gone: func(o *v1alpha1.PodNIC) {
 			n.change(func(b *book) { b.gone(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, o.UID) })
+			n.news.Set()
 		},
 		All: func(list []*v1alpha1.PodNIC) {
 			var all []object
@@ -53,30 +55,26 @@ func (n *NICs) podNICs() kubeapi.Handler[*v1alpha1.PodNIC] {
 			n.change(func(b *book) {
 				b.keepOnly(all)
 				for _, o := range all {
-					senseless = append(senseless, n.put(b, o))
+					senseless = append(senseless, b.take(o))
 				}
 				b.listed.nics = true
 			})
+			n.news.Set()
 			n.complain(senseless...)
 		},
 	}
 }
 
-// put takes a state of a PodNIC, and returns, once, what makes no sense of it.
-func (n *NICs) put(b *book, o object) (senseless error) {
+// take is put, and returns, once, what makes no sense of the PodNIC.
+func (b *book) take(o object) (senseless error) {
 	before, had := b.put(o)
 	if o.err != nil && (!had || before.err == nil || before.err.Error() != o.err.Error()) {
-		senseless = o.err
+		return o.err
 	}
-	for _, h := range b.plugged {
-		if h.nic.IfName == o.ifName && h.rec.Pod.UID == o.pod && (h.nic.Port != o.port || h.nic.UID != string(o.uid)) && o.bound() {
-			n.changed.Set()
-		}
-	}
-	return senseless
+	return nil
 }
 
-// complain logs what put returned. It is called without the lock.
+// complain logs what take returned. It is called without the lock.
 func (n *NICs) complain(senseless ...error) {
 	for _, err := range senseless {
 		if err != nil {

@@ -53,12 +53,14 @@ type NICs struct {
 
 	report  retry.Signal // wakes the goroutine that writes status
 	changed retry.Signal // others changed something plugged
+	news    retry.Signal // a pod may have to have other NICs
 
 	mu      sync.Mutex // guards all below; memory only, no call is made under it
 	book    *book
-	news    chan struct{} // closed when the book changes, and replaced
+	next    chan struct{} // closed when the book changes, and replaced
 	waiters map[attachment.Key]waiter
 	health  health
+	touched touched
 }
 
 // New checks the configuration. It makes no request yet.
@@ -95,8 +97,8 @@ func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 	return &NICs{
 		cfg: cfg, rules: rules{firstIsPort: cfg.FirstIsPort, ignoreUntold: cfg.IgnoreUntold},
 		api: api, clock: cfg.Clock, log: cfg.Logger,
-		report: retry.NewSignal(), changed: retry.NewSignal(),
-		book: newBook(), news: make(chan struct{}), waiters: map[attachment.Key]waiter{},
+		report: retry.NewSignal(), changed: retry.NewSignal(), news: retry.NewSignal(),
+		book: newBook(), next: make(chan struct{}), waiters: map[attachment.Key]waiter{},
 	}, nil
 }
 
@@ -135,7 +137,7 @@ func (n *NICs) change(do func(b *book)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	do(n.book)
-	close(n.news)
-	n.news = make(chan struct{})
+	close(n.next)
+	n.next = make(chan struct{})
 	n.report.Set()
 }

@@ -281,17 +281,18 @@ func TestPortMadeAgain(t *testing.T) {
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
 	rec := m.add(wish(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
-	if nics, ok := m.Replaced(rec); ok {
+	if nics, ok := m.Wanted(rec); ok {
 		t.Errorf("nothing was replaced, and it should have %+v", nics)
 	}
-	for len(m.Changed()) > 0 {
-		<-m.Changed()
+	for len(m.News()) > 0 {
+		<-m.News()
 	}
 	again := portID(77, 7)
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Phase, s.PortID, s.Host = v1alpha1.PhaseCreated, again, "" })
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Phase, s.Host = v1alpha1.PhaseBound, "host-1" })
-	<-m.Changed()
-	nics, ok := m.Replaced(rec)
+	var nics []attachment.NIC
+	ok := false
+	m.Until("it is wanted", func() bool { nics, ok = m.Wanted(rec); return ok }, func() string { return fmt.Sprintf("%+v", nics) })
 	if !ok || len(nics) != 1 || nics[0].Port != again || !nics[0].DefaultRoute {
 		t.Fatalf("%v, %+v", ok, nics)
 	}
@@ -302,26 +303,27 @@ func TestPortMadeAgain(t *testing.T) {
 	var err error
 	rec.NICs[0], err = m.Plug(t.Context(), rec, nics[0])
 	harness.OK(t, err)
+	rec.NICs[0].State = attachment.Plugged
 	m.Plugged(rec)
 	m.Until("the new port is told of", func() bool {
 		n := m.nic("pod1-eth0").Status.Node
 		return n.State == v1alpha1.NodePlugged && n.PortID == again
 	},
 		func() string { return fmt.Sprintf("%+v", m.nic("pod1-eth0").Status.Node) })
-	if _, ok := m.Replaced(rec); ok {
+	if _, ok := m.Wanted(rec); ok {
 		t.Error("it is to be replaced again")
 	}
 	// A PodNIC that was deleted and made again for the pod that runs is another, also with
 	// the same port.
 	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))
-	for len(m.Changed()) > 0 {
-		<-m.Changed()
+	for len(m.News()) > 0 {
+		<-m.News()
 	}
 	o := podNIC(1, 0, v1alpha1.PhaseBound)
 	o.Status.PortID = again
 	m.make(o)
-	m.Until("the daemon is told to look", func() bool { return len(m.Changed()) > 0 }, func() string { return "" })
-	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Replaced(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
+	m.Until("the daemon is told to look", func() bool { return len(m.News()) > 0 }, func() string { return "" })
+	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Wanted(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
 }
 
 // What cannot be plugged is told of in the PodNIC.

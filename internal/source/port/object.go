@@ -32,6 +32,8 @@ type object struct {
 	phase  v1alpha1.PodNICPhase
 	wrong  []condition          // conditions that are not true
 	node   *v1alpha1.PodNICNode // what was said last; nil: nothing
+	// givenUp tells that the pod gives it up: nothing of it may be plugged for long.
+	givenUp bool
 
 	nic attachment.NIC
 	err error // why nic cannot be plugged; of one that is bound
@@ -55,12 +57,13 @@ func read(o *v1alpha1.PodNIC, bridges []string) object {
 	out := object{
 		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, version: o.ResourceVersion,
 		ifName: s.Interface, port: s.PortID, host: s.Host, phase: s.Phase, node: s.Node.DeepCopy(),
+		givenUp: o.DeletionTimestamp != nil || s.Phase == v1alpha1.PhaseReleasing,
 	}
 	if s.Pod != nil {
 		out.pod = s.Pod.UID
 	}
 	for _, c := range s.Conditions {
-		if c.Status != metav1.ConditionTrue {
+		if c.Status != metav1.ConditionTrue && c.Type != v1alpha1.ConditionPlugged { // which passes on what this node says
 			out.wrong = append(out.wrong, condition{shown(c.Type, 64), shown(c.Reason, 64), shown(c.Message, longestMessage)})
 		}
 	}

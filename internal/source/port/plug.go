@@ -25,7 +25,7 @@ func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.N
 	done, err := n.cfg.Plugger.Plug(ctx, want(rec, nic))
 	n.cfg.Observer.Plugged(nic.Plug.Type, err, n.clock.Now().Sub(begun))
 	if err != nil {
-		n.failed(rec, nic, err)
+		n.failed(rec, nic, reasonPlug, err)
 		return nic, err
 	}
 	n.mu.Lock()
@@ -35,15 +35,17 @@ func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.N
 	return nic, nil
 }
 
-// failed has the operator told why a NIC cannot be plugged, unless nobody waits for it
-// any more.
-func (n *NICs) failed(rec attachment.Record, nic attachment.NIC, err error) {
+// failed has the operator told why something cannot be done about a NIC, unless nobody
+// waits for it any more. Reason is that of an error that has none of its own.
+func (n *NICs) failed(rec attachment.Record, nic attachment.NIC, reason string, err error) {
 	if errors.Is(err, context.Canceled) {
 		return
 	}
+	f := failureOf(err, reason)
+	f.pod, f.port = rec.Pod.UID, nic.Port
 	n.change(func(b *book) {
 		if b.find(rec, nic) != nil {
-			b.failed[nic.UID] = failure{rec.Pod.UID, err.Error()}
+			b.failed[nic.UID] = f
 		}
 	})
 }
@@ -51,7 +53,15 @@ func (n *NICs) failed(rec attachment.Record, nic attachment.NIC, err error) {
 // Unplug takes a NIC away with all that Plug made, also what is half there, and in a
 // namespace that is gone. It is idempotent.
 func (n *NICs) Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
-	return n.cfg.Plugger.Unplug(ctx, ref(rec, nic))
+	err := n.cfg.Plugger.Unplug(ctx, ref(rec, nic))
+	if err != nil {
+		n.failed(rec, nic, reasonUnplug, err)
+		return err
+	}
+	n.mu.Lock()
+	delete(n.book.failed, nic.UID)
+	n.mu.Unlock()
+	return nil
 }
 
 // Check tells how the kernel and Open vSwitch differ from a NIC, and changes nothing.
@@ -59,16 +69,21 @@ func (n *NICs) Check(ctx context.Context, rec attachment.Record, nic attachment.
 	return n.cfg.Plugger.Check(ctx, want(rec, nic))
 }
 
-// Plugged says that an attachment is ready with its NICs, and no others: at its ADD, at
-// start for each record that is, and after a port was replaced. Run
-// tells the operator later; this does not wait for it.
+// Plugged says that an attachment is ready with those of its NICs that are not being
+// plugged, and no others: at its ADD, at start for each record that is, and after a
+// change. Run tells the operator later; this does not wait for it.
 func (n *NICs) Plugged(rec attachment.Record) {
 	n.change(func(b *book) {
 		maps.DeleteFunc(b.plugged, func(_ string, h held) bool { return h.rec.Key == rec.Key })
 		for _, nic := range rec.NICs {
-			b.plugged[nic.UID] = held{rec, nic}
-			delete(b.failed, nic.UID)
 			delete(b.unplugged, nic.UID)
+			if nic.State == attachment.Plugging {
+				continue
+			}
+			b.plugged[nic.UID] = held{rec, nic}
+			if nic.State == attachment.Plugged {
+				delete(b.failed, nic.UID)
+			}
 		}
 	})
 }
@@ -78,6 +93,7 @@ func (n *NICs) Plugged(rec attachment.Record) {
 func (n *NICs) Unplugged(rec attachment.Record) {
 	n.change(func(b *book) {
 		for _, nic := range rec.NICs {
+			delete(b.failed, nic.UID)
 			if h, ok := b.plugged[nic.UID]; ok && h.rec.Key == rec.Key {
 				delete(b.plugged, nic.UID)
 			}
@@ -133,29 +149,63 @@ func (n *NICs) remove(ctx context.Context, unwanted func(plug.Found) bool) error
 	return errors.Join(errs...)
 }
 
-// Replaced returns the NICs that a ready attachment should have, as many and in the same
-// order, if the port of one was made again and is bound to this node; else not ok.
-func (n *NICs) Replaced(rec attachment.Record) (nics []attachment.NIC, ok bool) {
+// Wanted returns all NICs that a ready attachment is to have by now, and whether something
+// is to be done for that, which their states say.
+func (n *NICs) Wanted(rec attachment.Record) (nics []attachment.NIC, differ bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.book.replaced(rec)
+	return n.book.wanted(n.rules, rec)
 }
 
-// Changed has an element when others changed something that is plugged, or the operator
-// what is to be, and the NICs of all attachments are to be checked.
+// News has an element when a ready attachment may have to have other NICs than before.
+func (n *NICs) News() <-chan struct{} { return n.news }
+
+// touched are the ports of which others may have changed what is plugged.
+type touched struct {
+	all   bool
+	ports map[string]bool
+}
+
+// touch notes that others may have changed what is plugged of ports; of none: of any.
+func (n *NICs) touch(ports ...string) {
+	n.mu.Lock()
+	if n.touched.ports == nil {
+		n.touched.ports = map[string]bool{}
+	}
+	n.touched.all = n.touched.all || len(ports) == 0
+	for _, p := range ports {
+		n.touched.ports[p] = true
+	}
+	n.mu.Unlock()
+	n.changed.Set()
+}
+
+// Changed has an element when others may have changed something that is plugged.
 func (n *NICs) Changed() <-chan struct{} { return n.changed }
+
+// Touched names the ports of which others may have changed what is plugged, since it was
+// asked last; all: it may be any.
+func (n *NICs) Touched() (ports []string, all bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ports, all = slices.Sorted(maps.Keys(n.touched.ports)), n.touched.all
+	n.touched = touched{}
+	return ports, all
+}
 
 // LinkLost says that a link of the node is gone or went down; empty: any may be. One of those
 // of a port that is plugged, all of which are called by its ID, is a change.
 func (n *NICs) LinkLost(name string) {
 	n.mu.Lock()
-	ours := name == ""
+	var ports []string
 	for _, h := range n.book.plugged {
-		ours = ours || plug.IsLinkOf(name, h.nic.Port)
+		if plug.IsLinkOf(name, h.nic.Port) {
+			ports = append(ports, h.nic.Port)
+		}
 	}
 	n.mu.Unlock()
-	if ours {
-		n.changed.Set()
+	if name == "" || len(ports) > 0 {
+		n.touch(ports...)
 	}
 }
 
@@ -163,7 +213,15 @@ func (n *NICs) LinkLost(name string) {
 // reason other than the end.
 func (n *NICs) watchSwitch(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; failures++ {
-		n.cfg.Switch.Watch(ctx, func([]ovsdb.Change) { n.changed.Set() })
+		n.cfg.Switch.Watch(ctx, func(changes []ovsdb.Change) {
+			for _, c := range changes {
+				if c.PortID == "" {
+					n.touch()
+				} else {
+					n.touch(c.PortID)
+				}
+			}
+		})
 		select {
 		case <-ctx.Done():
 		case <-n.clock.After(retry.Delay(retry.First, retry.Most, failures)):

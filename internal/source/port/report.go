@@ -139,6 +139,6 @@ func fields(s v1alpha1.PodNICNode) map[string]any {
 	}
 	return map[string]any{
 		"state": s.State, "portID": s.PortID, "since": s.Since,
-		"containerID": optional(s.ContainerID), "hostInterface": optional(s.HostInterface), "message": optional(s.Message),
+		"containerID": optional(s.ContainerID), "hostInterface": optional(s.HostInterface), "reason": optional(s.Reason), "message": optional(s.Message),
 	}
 }

@@ -54,10 +54,16 @@ func (b *book) state(o object, recorded bool, now time.Time) *v1alpha1.PodNICNod
 			State: v1alpha1.NodePlugged, PortID: h.nic.Port, ContainerID: h.rec.Key.ContainerID, HostInterface: h.nic.HostLink,
 			Since: metav1.NewTime(h.rec.Since.Truncate(time.Second)),
 		}
+		switch {
+		case failed && f.port == o.port:
+			want.Reason, want.Message = f.reason, told(f.message)
+		case usable(o) && moved(h.rec, h.nic, o.nic):
+			want.Reason, want.Message = reasonMoved, told(movedMessage(h.nic, o.nic))
+		}
 	case ok:
 		return nil // of the pod, or the port, of before: the daemon unplugs that
-	case failed && f.pod == o.pod:
-		want = v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: o.port, Message: told(f.message), Since: metav1.NewTime(now.Truncate(time.Second))}
+	case failed && f.pod == o.pod && f.port == o.port:
+		want = v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: o.port, Reason: f.reason, Message: told(f.message), Since: metav1.NewTime(now.Truncate(time.Second))}
 	case o.node != nil && o.node.State == v1alpha1.NodePlugged && (!recorded || b.unplugged[string(o.uid)]):
 		want = v1alpha1.PodNICNode{State: v1alpha1.NodeUnplugged, PortID: o.node.PortID, Since: metav1.NewTime(now.Truncate(time.Second))}
 	default:

@@ -26,7 +26,7 @@ func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NI
 	defer n.waits(req.Key, func() *source.Exhausted { return decide().wait })()
 	for {
 		n.mu.Lock()
-		v, news := decide(), n.news
+		v, next := decide(), n.next
 		n.mu.Unlock()
 		switch {
 		case v.err != nil:
@@ -38,7 +38,7 @@ func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NI
 			return v.nics, nil
 		}
 		select {
-		case <-news:
+		case <-next:
 		case <-ctx.Done():
 			v.wait.Err = errors.Join(v.wait.Err, ctx.Err())
 			return nil, v.wait
@@ -92,7 +92,7 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 		over()
 		if errors.Is(err, plug.ErrNotReady) {
 			if !errors.Is(ctx.Err(), context.Canceled) { // else nobody waits for it any more
-				n.failed(rec, nic, err)
+				n.failed(rec, nic, reasonPlug, err)
 			}
 			return &source.Exhausted{Reason: "no-link", Message: what + ": " + err.Error(), Err: err}
 		}
@@ -111,6 +111,7 @@ func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
 	begun := n.clock.Now()
 	for _, nic := range rec.NICs {
 		if err := n.await(ctx, rec, nic); err != nil {
+			n.failed(rec, nic, reasonPlug, err)
 			return err
 		}
 	}
@@ -154,13 +155,13 @@ func (n *NICs) awaitActive(ctx context.Context, rec attachment.Record, nic attac
 	defer n.waits(rec.Key, why)()
 	for {
 		n.mu.Lock()
-		w, news := why(), n.news
+		w, next := why(), n.next
 		n.mu.Unlock()
 		if w == nil {
 			return nil
 		}
 		select {
-		case <-news:
+		case <-next:
 		case <-ctx.Done():
 			w.Err = errors.Join(w.Err, ctx.Err())
 			return w

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -53,14 +54,14 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 	tap.Name, tap.MTU = device, mtu
 	memory := netlink.NewLinkAttrs()
 	memory.Name, memory.MTU, memory.HardwareAddr = name, mtu, mac
-	for i, step := range []func() error{
+	for _, step := range []func() error{
 		func() error { return h.LinkSetDown(l) },
 		func() error { return h.LinkSetName(l, name+"-nic") },
 		func() error { return h.LinkSetHardwareAddr(l, bridge.Attrs().HardwareAddr) },
 		func() error { return h.LinkSetMaster(l, bridge) },
 		func() error {
 			for _, a := range addrs {
-				if err := h.AddrDel(l, &netlink.Addr{IPNet: a.IPNet}); err != nil && !a.IP.IsLinkLocalUnicast() {
+				if err := h.AddrDel(l, &netlink.Addr{IPNet: a.IPNet}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // IPv6 goes when the link goes down
 					return err
 				}
 			}
@@ -76,7 +77,7 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 		func() error { return h.LinkSetUp(bridge) },
 	} {
 		if err := step(); err != nil {
-			return fmt.Errorf("bind %s by a bridge, step %d: %w", name, i+1, err)
+			return fmt.Errorf("bind %s by a bridge: %w", name, err)
 		}
 	}
 	return nil

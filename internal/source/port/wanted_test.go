@@ -1,0 +1,184 @@
+package port
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/test/harness/sourcetest"
+)
+
+// known is a book with PodNICs of one pod, and what the pod's record has of them: all that
+// are named, as they were at first.
+func known(t *testing.T, has []string, list ...*v1alpha1.PodNIC) (*book, attachment.Record) {
+	t.Helper()
+	b := newBook()
+	b.listed.nics = true
+	rec := recordOf(1)
+	for _, o := range list {
+		o.UID = types.UID("uid-" + o.Name)
+		b.take(read(o, []string{"br-int"}))
+		if slices.Contains(has, o.Status.Interface) {
+			n := b.objects[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}].nic
+			n.DefaultRoute = n.IfName == "eth0"
+			rec.NICs = append(rec.NICs, n)
+		}
+	}
+	rec.State = attachment.Ready
+	return b, rec
+}
+
+// become has a PodNIC of pod 1 say something else.
+func (b *book) become(k int, change func(*v1alpha1.PodNIC)) {
+	o := podNIC(1, k, v1alpha1.PhaseActive)
+	o.UID = types.UID("uid-" + o.Name)
+	change(o)
+	b.take(read(o, []string{"br-int"}))
+}
+
+// Which NICs a running pod is to have, by what its PodNICs say after it began with eth0 and
+// eth1: names with what is to be done, + to plug, ~ to change.
+func TestWanted(t *testing.T) {
+	other := portID(9, 9)
+	status := func(change func(*v1alpha1.PodNICStatus)) func(*v1alpha1.PodNIC) {
+		return func(o *v1alpha1.PodNIC) { change(&o.Status) }
+	}
+	in := func(p v1alpha1.PodNICPhase) func(*v1alpha1.PodNIC) {
+		return status(func(s *v1alpha1.PodNICStatus) { s.Phase = p })
+	}
+	going := func(o *v1alpha1.PodNIC) { o.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }
+	made := func(o *v1alpha1.PodNIC) { o.UID += "-2" }
+	at := func(cidrs ...string) func(*v1alpha1.PodNIC) {
+		return status(func(s *v1alpha1.PodNICStatus) {
+			s.Addresses = nil
+			for _, c := range cidrs {
+				s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: c})
+			}
+		})
+	}
+	for name, c := range map[string]struct {
+		k      int
+		change func(*v1alpha1.PodNIC) // of PodNIC k; nil: none
+		more   func(b *book, rec *attachment.Record)
+		want   string // empty: nothing is to be done
+	}{
+		"as it was":                   {},
+		"another":                     {k: 2, change: func(*v1alpha1.PodNIC) {}, want: "eth0 eth1 eth2+"},
+		"another that is not bound":   {k: 2, change: in(v1alpha1.PhaseCreated)},
+		"another that makes no sense": {k: 2, change: status(func(s *v1alpha1.PodNICStatus) { s.MAC = "x" })},
+		"another that goes already":   {k: 2, change: going},
+		"given up":                    {k: 1, change: going, want: "eth0"},
+		"a user's, given up":          {k: 1, change: in(v1alpha1.PhaseReleasing), want: "eth0"},
+		"the first, given up":         {k: 0, change: going},
+		"gone": {more: func(b *book, _ *attachment.Record) {
+			b.gone(types.NamespacedName{Namespace: namespace, Name: "pod1-eth1"}, "")
+		}, want: "eth0"},
+		"the first, gone": {more: func(b *book, _ *attachment.Record) {
+			b.gone(types.NamespacedName{Namespace: namespace, Name: "pod1-eth0"}, "")
+		}},
+		"with the default route, given up": {k: 1, change: going, more: func(_ *book, rec *attachment.Record) { rec.NICs[1].DefaultRoute = true }},
+		"nothing was listed":               {k: 1, change: going, more: func(b *book, _ *attachment.Record) { b.listed.nics = false }},
+		"a pod without UID":                {k: 1, change: going, more: func(_ *book, rec *attachment.Record) { rec.Pod.UID = "" }},
+		"bound anew":                       {k: 1, change: in(v1alpha1.PhaseCreated)},
+		"the port made again":              {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.PortID = other }), want: "eth0 eth1+"},
+		"the first port made again":        {k: 0, change: status(func(s *v1alpha1.PodNICStatus) { s.PortID = other }), want: "eth0+ eth1"},
+		"the PodNIC made again":            {k: 1, change: made, want: "eth0 eth1+"},
+		"plugged otherwise":                {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.Plug.Type = v1alpha1.PlugOVSHybrid }), want: "eth0 eth1+"},
+		"another name":                     {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.Interface = "net1" }), want: "eth0 net1+"},
+		"another address":                  {k: 1, change: at("192.168.1.99/24"), want: "eth0 eth1~"},
+		"another MAC address":              {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.MAC = "fa:16:3e:00:00:99" }), want: "eth0 eth1~"},
+		"another MTU":                      {k: 0, change: status(func(s *v1alpha1.PodNICStatus) { s.MTU = 1500 }), want: "eth0~ eth1"},
+		"the first, another address":       {k: 0, change: at("192.168.0.99/24")},
+		"the first, a further address":     {k: 0, change: at("192.168.0.99/24", "192.168.0.11/24"), want: "eth0~ eth1"},
+		"the default route":                {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true })},
+		"two of a name":                    {k: 2, change: status(func(s *v1alpha1.PodNICStatus) { s.Interface = "eth1" })},
+		"unfinished":                       {more: func(_ *book, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0 eth1+"},
+		"unfinished, and not bound":        {k: 1, change: in(v1alpha1.PhaseCreated), more: func(_ *book, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }},
+		"unfinished, and given up":         {k: 1, change: going, more: func(_ *book, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0"},
+		"unfinished change":                {more: func(_ *book, rec *attachment.Record) { rec.NICs[1].State = attachment.Changing }, want: "eth0 eth1~"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, rec := known(t, []string{"eth0", "eth1"}, podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive))
+			if c.change != nil {
+				b.become(c.k, c.change)
+			}
+			if c.more != nil {
+				c.more(b, &rec)
+			}
+			nics, differ := b.wanted(rules{firstIsPort: true}, rec)
+			var got []string
+			for _, n := range nics {
+				got = append(got, n.IfName+map[attachment.NICState]string{attachment.Plugging: "+", attachment.Changing: "~"}[n.State])
+			}
+			if differ != (c.want != "") || differ && strings.Join(got, " ") != c.want {
+				t.Errorf("differs: %v, %v; want %q", differ, got, c.want)
+			}
+			for _, n := range nics {
+				if n.DefaultRoute != (n.IfName == "eth0") && name != "with the default route, given up" {
+					t.Errorf("%s has the default route: %v", n.IfName, n.DefaultRoute)
+				}
+			}
+		})
+	}
+}
+
+// Beside another source the pod's first interface is no NIC; interfaces that others add
+// later have none.
+func TestWantedBesideAnotherSource(t *testing.T) {
+	b, rec := known(t, nil, podNIC(1, 1, v1alpha1.PhaseBound))
+	rec.Lease = attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5")}
+	if nics, differ := b.wanted(rules{}, rec); !differ || len(nics) != 1 || nics[0].IfName != "eth1" || nics[0].State != attachment.Plugging || !nics[0].Later {
+		t.Errorf("%v, %+v", differ, nics)
+	}
+	rec.Key.IfName = "net1"
+	if nics, differ := b.wanted(rules{}, rec); differ {
+		t.Errorf("an interface that was added later is to have %+v", nics)
+	}
+	rec.Key.IfName = "eth0"
+	b.become(0, func(*v1alpha1.PodNIC) {}) // of the name of the first interface
+	if nics, _ := b.wanted(rules{}, rec); len(nics) != 1 {
+		t.Errorf("is to have %+v", nics)
+	}
+	rec.Pod.UID = sourcetest.Request(2).Pod.UID
+	if nics, differ := b.wanted(rules{}, rec); differ {
+		t.Errorf("another pod is to have %+v", nics)
+	}
+}
+
+// What a node says of a NIC that is plugged and not as its port is, and of one that cannot be
+// plugged.
+func TestStateOfAChange(t *testing.T) {
+	b, rec := known(t, []string{"eth0", "eth1"}, podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive))
+	for _, n := range rec.NICs {
+		b.plugged[n.UID] = held{rec, n}
+	}
+	says := func(k int) *v1alpha1.PodNICNode {
+		return b.state(b.of(rec.Pod)[k], true, time.Unix(1, 0))
+	}
+	if s := says(0); s == nil || s.State != v1alpha1.NodePlugged || s.Reason != "" {
+		t.Errorf("%+v", s)
+	}
+	b.become(0, func(o *v1alpha1.PodNIC) { o.Status.Addresses[0].CIDR = "192.168.0.99/24" })
+	if s := says(0); s == nil || s.State != v1alpha1.NodePlugged || s.Reason != reasonMoved || !strings.Contains(s.Message, "has 192.168.0.99/24 now, and eth0 of the running pod 192.168.0.11/24") {
+		t.Errorf("%+v", s)
+	}
+	f := failureOf(fmt.Errorf("plug: %w", plug.ErrInterfaceExists), reasonPlug)
+	f.pod, f.port = rec.Pod.UID, rec.NICs[1].Port
+	b.failed[rec.NICs[1].UID] = f
+	if s := says(1); s == nil || s.State != v1alpha1.NodePlugged || s.Reason != "InterfaceExists" || !strings.Contains(s.Message, "remove that interface") {
+		t.Errorf("%+v", s)
+	}
+	delete(b.plugged, rec.NICs[1].UID)
+	if s := says(1); s == nil || s.State != v1alpha1.NodeFailed || s.Reason != "InterfaceExists" {
+		t.Errorf("%+v", s)
+	}
+}
