@@ -3,7 +3,6 @@
 package neutron
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -194,5 +193,5 @@ func (b *bench) agentKilled() {
 	b.talk(near, far)
 	harness.OK(b.T, at.RestartAgent())
 	b.comes(waiting, near)
-	harness.OK(b.T, b.Nodes()[1].DelPod(context.WithoutCancel(b.Context()), waiting.name))
+	harness.OK(b.T, b.Nodes()[1].DelPod(harness.Deadline(b.T, harness.Patience), waiting.name))
 }
