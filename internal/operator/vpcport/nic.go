@@ -178,10 +178,16 @@ func (c *Controller) call(ctx context.Context, s *scene, n nic, next plan.Step) 
 // is told: by that the daemon there finds it, and can say what a pod waits for. Else the
 // answer brings a write that says all.
 func (c *Controller) during(ctx context.Context, o *v1alpha1.PodNIC, n nic) (reconcile.Result, error) {
-	if left := lasts - c.now().Sub(n.called); left > 0 || n.replaced == o.ResourceVersion {
-		return reconcile.Result{}, nil // it is looked at then, and when its answer or its events come
+	if n.replaced == o.ResourceVersion {
+		return reconcile.Result{}, nil // its events come
+	}
+	if left := lasts - c.now().Sub(n.called); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil // as the queue keeps the sooner of two moments, and this is it
 	}
 	s, err := c.look(ctx, o, n)
+	if errors.Is(err, errTrails) {
+		return reconcile.Result{RequeueAfter: queue.CacheLag}, nil
+	}
 	if err != nil || s.next.node == s.now.node || s.held {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -338,7 +344,7 @@ func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
 		c.warn(s.pod, "nic "+s.next.name, reason, wrong)
 		if isBound(after) && !isBound(before) && after.PortID != "" {
 			if starts(s.pod) {
-				c.o.Metrics.bound.WithLabelValues(s.o.Spec.VPC).Observe(age(s.pod, c.now()).Seconds())
+				c.o.Metrics.observe(c.o.Metrics.bound, s.o.Spec.VPC, age(s.pod, c.now()))
 			}
 			c.o.Logger.Debug("port bound", "podnic", name, "port", after.PortID, "host", after.Host, "pod", s.pod.Name)
 		}

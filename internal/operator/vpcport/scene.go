@@ -28,6 +28,7 @@ type scene struct {
 	shut   error // why the VPC is not open
 	now    assignment
 	next   assignment // what now is to become, once no node holds it
+	first  bool       // it is the pod's first interface, by whose address Kubernetes knows the pod
 	host   string     // where that is
 	noHost string     // why that is not known, or not to be
 	full   bool       // the node has as many NICs as it may
@@ -70,6 +71,7 @@ func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scen
 	if err != nil {
 		return nil, err
 	}
+	s.first = s.next.name == c.o.First.Name
 	node, err := c.node(ctx, s.next.node)
 	if err != nil {
 		return nil, err
