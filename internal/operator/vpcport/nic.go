@@ -102,7 +102,7 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 	if s.shut != nil && !s.want.Over && !n.have.Kept {
 		return c.rest(ctx, s, n, plan.Step{}, 0) // nothing is begun for a VPC that may never be
 	}
-	if s.isClaimed() && !s.want.Over && n.have.Kept {
+	if s.o.Spec.Pod == nil && !s.want.Over && n.have.Kept && s.now.pod.UID == "" && s.next.pod.UID != "" {
 		return reconcile.Result{}, c.writeStatus(ctx, s, n, plan.Step{}) // it is that pod's before it is bound for it
 	}
 	next := plan.Next(s.want, n.have)
@@ -125,16 +125,22 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 		}
 		return c.rest(ctx, s, n, next, wait)
 	}
-	if s.shut != nil {
+	switch {
+	case s.shut != nil:
 		return c.rest(ctx, s, n, next, 0) // until it opens
+	case next.Kind == plan.Create:
+		return c.create(ctx, s, n, next)
 	}
-	if next.Kind == plan.Create && s.refuse != nil {
+	return c.call(ctx, s, n, next)
+}
+
+// create has a port made, unless what is asked for cannot be, or its pod's node is waited for.
+func (c *Controller) create(ctx context.Context, s *scene, n nic, next plan.Step) (reconcile.Result, error) {
+	if s.refuse != nil {
 		return c.rest(ctx, s, n, next, vpcport.PolicyOf(vpcport.Invalid).Last)
 	}
-	if next.Kind == plan.Create {
-		if wait := c.early(s); wait > 0 {
-			return reconcile.Result{RequeueAfter: wait}, nil // without a write: its pod's event comes before
-		}
+	if wait := c.early(s); wait > 0 {
+		return reconcile.Result{RequeueAfter: wait}, nil // without a write: its pod's event comes before
 	}
 	return c.call(ctx, s, n, next)
 }

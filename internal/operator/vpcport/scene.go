@@ -196,7 +196,7 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 	return nil
 }
 
-// goesTo gives a PodNIC to the pod that names it.
+// goesTo gives a PodNIC to a pod that names it.
 func (s *scene) goesTo(p *corev1.Pod, w wish) {
 	for _, n := range w.nics {
 		if n.Object == s.o.Name {
@@ -208,11 +208,6 @@ func (s *scene) goesTo(p *corev1.Pod, w wish) {
 		pod: v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, name: s.nic.Name, node: p.Spec.NodeName,
 	}
 	s.next.defaultRoute = s.leads(p, w.first, hasDefaultRoute(w.nics, s.nic, w.first))
-}
-
-// isClaimed tells whether a pod is to have a PodNIC that a user made, and none has it yet.
-func (s *scene) isClaimed() bool {
-	return s.o.Spec.Pod == nil && s.now.pod.UID == "" && s.next.pod.UID != ""
 }
 
 // stays leaves a PodNIC to the pod that has it, whose annotations by now ask for what is

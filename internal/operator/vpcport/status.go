@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -40,12 +41,12 @@ const maxMessage = 1024
 func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICStatus {
 	st := *s.o.Status.DeepCopy()
 	assign(&st, s)
-	setPlugged(&st, s, now)
 	p := n.have.Port
 	if p != nil && (p.Device != s.want.Device || p.NetworkID != s.want.Network) {
 		p = nil // it is another's still
 	}
 	if p == nil && unseen(s, n) {
+		setPlugged(&st, s, now)
 		return st
 	}
 	var lie error
@@ -55,6 +56,7 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	}
 	here := s.next == assignedTo(st) && p != nil && lie == nil && s.host != "" && p.Host == s.host && p.Binding.Result == vpcport.Bound
 	st.Phase = phaseOf(s, n, step, p, here)
+	setPlugged(&st, s, now)
 	if !here {
 		st.Plug = nil
 	}
@@ -216,6 +218,10 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 // any more.
 func (s *scene) leaves() bool { return s.held && s.now.pod != s.next.pod }
 
+// soonActive is how long the condition that a port is plugged waits for the write which says
+// that it is active, and most follow at once: each PodNIC is written once less by that.
+const soonActive = 5 * time.Second
+
 // setPlugged sets the condition Plugged: what the node says of the port that there is.
 func setPlugged(st *v1alpha1.PodNICStatus, s *scene, now metav1.Time) {
 	says := st.Node
@@ -230,6 +236,9 @@ func setPlugged(st *v1alpha1.PodNICStatus, s *scene, now metav1.Time) {
 		c.Message = fmt.Sprintf("port %s has %s, and Kubernetes knows the running pod by %s, which stays: make the pod anew", st.PortID, addressesOf(*st), s.pod.Status.PodIP)
 	case says.State == v1alpha1.NodePlugged && says.Reason == "":
 		c.Status, c.Message = metav1.ConditionTrue, strings.TrimSuffix("by node "+st.NodeName+" as "+says.HostInterface, " as ")
+		if st.Phase != v1alpha1.PhaseActive && meta.FindStatusCondition(st.Conditions, c.Type) == nil && now.Sub(says.Since.Time) < soonActive {
+			return
+		}
 	case says.State == v1alpha1.NodeUnplugged:
 		c.Message = "nothing of it is left on the node"
 	}
