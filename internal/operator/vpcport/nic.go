@@ -102,7 +102,7 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 	if s.shut != nil && !s.want.Over && !n.have.Kept {
 		return c.rest(ctx, s, n, plan.Step{}, 0) // nothing is begun for a VPC that may never be
 	}
-	if s.o.Spec.Pod == nil && !s.want.Over && n.have.Kept && s.now.pod.UID == "" && s.next.pod.UID != "" {
+	if s.isClaimed() && !s.want.Over && n.have.Kept {
 		return reconcile.Result{}, c.writeStatus(ctx, s, n, plan.Step{}) // it is that pod's before it is bound for it
 	}
 	next := plan.Next(s.want, n.have)
