@@ -77,6 +77,18 @@ func printStatus(out io.Writer, s lab.Status) error {
 	for _, f := range s.Faults {
 		fmt.Fprintf(out, "\nFault: %s\n", f)
 	}
+	nodeTroubles(out, s)
+	poolTroubles(out, s)
+	portTroubles(out, s)
+	operatorTroubles(out, s)
+	if s.Trouble != "" {
+		fmt.Fprintf(out, "\nTrouble in the lab itself: %s\n", s.Trouble)
+	}
+	return nil
+}
+
+// nodeTroubles tells of nodes that are not ready.
+func nodeTroubles(out io.Writer, s lab.Status) {
 	for _, n := range s.Nodes {
 		if n.Why != "" {
 			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", n.Name, n.Why, n.Log)
@@ -85,21 +97,22 @@ func printStatus(out io.Writer, s lab.Status) error {
 			fmt.Fprintf(out, "\nNodeNetwork %s: %s\n", n.Name, n.Network.Why)
 		}
 	}
+}
+
+func poolTroubles(out io.Writer, s lab.Status) {
 	for _, p := range s.Pools {
 		if p.Why != "" {
 			fmt.Fprintf(out, "\nAddressPool %s: %s\n", p.Name, p.Why)
 		}
 	}
-	portTroubles(out, s)
+}
+
+func operatorTroubles(out io.Writer, s lab.Status) {
 	for _, o := range s.Operators {
 		if o.Why != "" {
 			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", o.Name, o.Why, o.Log)
 		}
 	}
-	if s.Trouble != "" {
-		fmt.Fprintf(out, "\nTrouble in the lab itself: %s\n", s.Trouble)
-	}
-	return nil
 }
 
 // operatorTable shows the operators, of which a lab with kubelets has none: there they

@@ -108,6 +108,9 @@ func releasing(f NICFacts) *Diagnosis {
 	if c := f.condition(v1alpha1.ConditionBound); c != nil && c.Reason == "StillPlugged" {
 		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s: %s", f.age(since), c.Message), remedies[c.Reason], seeNICs)
 	}
+	if n := f.NIC.Status.Node; n != nil && n.Reason != "" && n.State != v1alpha1.NodeUnplugged {
+		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s: node %s cannot unplug it: %s", f.age(since), f.NIC.Status.NodeName, n.Message), plugRemedy(n.Reason), seeNICs)
+	}
 	if c := f.condition(v1alpha1.ConditionPortReady); c != nil && c.Status == metav1.ConditionFalse {
 		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s (%s): %s", f.age(since), c.Reason, c.Message), Remedy(c.Reason), seeNICs)
 	}
@@ -219,16 +222,18 @@ func notBound(f NICFacts) *Diagnosis {
 	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and no operator has said why.", st.PortID, f.age(f.since())), noOperatorRemedy(f), seeNICs)
 }
 
-// notPlugged is about a port that its node has not plugged.
+// notPlugged is about a port that its node has not plugged, or not as it is to be.
 func notPlugged(f NICFacts) *Diagnosis {
 	st := f.NIC.Status
 	n := st.Node
-	if n != nil && n.PortID == st.PortID && n.State == v1alpha1.NodePlugged {
-		return nil
-	}
 	if n != nil && n.PortID == st.PortID && n.State == v1alpha1.NodeFailed {
-		return trouble(PlugFailed, fmt.Sprintf("Node %s cannot plug port %s: %s", st.NodeName, st.PortID, n.Message),
-			"berthd tries again by itself; what the message names must be mended first.", seeNoNIC)
+		return trouble(PlugFailed, fmt.Sprintf("Node %s cannot plug port %s: %s", st.NodeName, st.PortID, n.Message), plugRemedy(n.Reason), seeNoNIC)
+	}
+	if n != nil && n.PortID == st.PortID && n.State == v1alpha1.NodePlugged {
+		if c := f.condition(v1alpha1.ConditionPlugged); c != nil && c.Status == metav1.ConditionFalse {
+			return trouble(PlugFailed, fmt.Sprintf("Port %s is plugged on node %s, and not as it is to be (%s): %s", st.PortID, st.NodeName, c.Reason, c.Message), plugRemedy(c.Reason), seeNICs)
+		}
+		return nil
 	}
 	text := fmt.Sprintf("Port %s is bound to node %s, which has not said that it is plugged", st.PortID, st.NodeName)
 	switch {
@@ -241,6 +246,15 @@ func notPlugged(f NICFacts) *Diagnosis {
 	}
 	return trouble(NotPlugged, fmt.Sprintf("%s for %s.", text, f.age(f.since())),
 		"See the pod's events (kubectl describe pod): images, volumes and secrets come before the network. Else berthd's log on the node.", seeNoNIC)
+}
+
+// plugRemedy is what to do about what keeps a node from plugging a port.
+func plugRemedy(reason string) string {
+	const again = "berthd tries again by itself; what the message names must be mended first."
+	if reason == "Invalid" { // the port: remedies has what to do about a pod that asks for what cannot be
+		return again
+	}
+	return cmp.Or(remedies[reason], again)
 }
 
 func notActive(f NICFacts) *Diagnosis {
@@ -268,40 +282,51 @@ func Remedy(reason string) string {
 // remedies are those of the reasons of VPCs and PodNICs, as in
 // docs/troubleshoot.md, "Conditions of VPCs and NICs".
 var remedies = map[string]string{
-	"ProviderFailed":       "Nothing: it is tried again. If it stays, see to what the provider says.",
-	"Throttled":            "Nothing: it is tried again. If it stays, raise the rate that the provider allows.",
-	"Conflict":             "Release the port from what has it, if somebody else has; else nothing: it is tried again.",
-	"NoAnswer":             "See to the provider's endpoint, and the way there from berth-operator's node.",
-	"CertificateRefused":   "Let tls.caBundle of the VPC have the authority that signed the endpoint's certificate, tls.serverName the name in it.",
-	"InvalidEndpoint":      "Correct the VPC's endpoint, region or tls as the message says.",
-	"ProviderNotSupported": "Make the VPC anew with a provider that this release has.",
-	"SecretNotFound":       "Create the Secret in the namespace of berth-operator.",
-	"SecretIncomplete":     "Give the Secret the key that the message names.",
-	"SecretUnreadable":     "Let berth-operator read Secrets of its own namespace, as the chart's Role does.",
-	"CredentialsRefused":   "Correct the Secret that the VPC names; it is read again at once.",
-	"ProjectChanged":       "Put the credentials of the old project back, or delete the VPC's PodNICs with them before the change.",
-	"Forbidden":            "Let the operator's user do what the message names, or set the VPC's portMAC to Provider if it is about MAC addresses.",
-	"NetworkNotFound":      "Create the network, or make the VPC anew with another.",
-	"NetworkAmbiguous":     "Make the VPC anew with the network's ID: several have the name.",
-	"NetworkChanged":       "Rename the networks as they were, or delete the VPC's PodNICs first.",
-	"NoSubnet":             "Give the network a subnet.",
-	"SubnetNotFound":       "Correct the VPC's defaultSubnets.",
-	"Deleting":             "Delete the pods and PodNICs that still have NICs in the VPC.",
-	"NotFound":             "Correct the subnet or security group that the message names.",
-	"Invalid":              "Correct what the pod asks for, as the message says.",
-	"VPCNotReady":          "See the VPC's own conditions (kubectl berth vpcs), or create the VPC that the message names.",
-	"Refused":              "Correct what the pod or the PodNIC asks for, as the message says.",
-	"NoPod":                "Nothing: no pod has it.",
-	"Unscheduled":          "Nothing: the scheduler has no node for its pod yet.",
-	"NoHost":               "Give the Node the label that the message names, or wait for the Node.",
-	"NodeLimit":            "Raise maxNICsPerNode of the VPC, or let the pod go elsewhere; nothing, if pods on the node are to end.",
-	"BindingFailed":        "See whether the provider's agent on the node lives, and has the Node's name or what hostLabel says; it is tried again.",
-	"StillPlugged":         "See whether berthd runs on the node that had it. Of a node that is gone for good delete the Node, or set the taint node.kubernetes.io/out-of-service.",
-	"PortDeleted":          "Nothing: another port is made, where Berth made it.",
-	"MACTaken":             "Nothing: it is looked at, and made again.",
-	"SubnetFull":           "Take another subnet, or give the network a further one; it is tried again once an address is free.",
-	"AddressTaken":         "Ask for another address, or remove the port that has it.",
-	"OverQuota":            "Raise the project's quota of ports.",
-	"TooLarge":             "Ask for help, with the message.",
-	"UnexpectedAnswer":     "Ask for help, with the message.",
+	"ProviderFailed":         "Nothing: it is tried again. If it stays, see to what the provider says.",
+	"Throttled":              "Nothing: it is tried again. If it stays, raise the rate that the provider allows.",
+	"Conflict":               "Release the port from what has it, if somebody else has; else nothing: it is tried again.",
+	"NoAnswer":               "See to the provider's endpoint, and the way there from berth-operator's node.",
+	"CertificateRefused":     "Let tls.caBundle of the VPC have the authority that signed the endpoint's certificate, tls.serverName the name in it.",
+	"InvalidEndpoint":        "Correct the VPC's endpoint, region or tls as the message says.",
+	"ProviderNotSupported":   "Make the VPC anew with a provider that this release has.",
+	"SecretNotFound":         "Create the Secret in the namespace of berth-operator.",
+	"SecretIncomplete":       "Give the Secret the key that the message names.",
+	"SecretUnreadable":       "Let berth-operator read Secrets of its own namespace, as the chart's Role does.",
+	"CredentialsRefused":     "Correct the Secret that the VPC names; it is read again at once.",
+	"ProjectChanged":         "Put the credentials of the old project back, or delete the VPC's PodNICs with them before the change.",
+	"Forbidden":              "Let the operator's user do what the message names, or set the VPC's portMAC to Provider if it is about MAC addresses.",
+	"NetworkNotFound":        "Create the network, or make the VPC anew with another.",
+	"NetworkAmbiguous":       "Make the VPC anew with the network's ID: several have the name.",
+	"NetworkChanged":         "Rename the networks as they were, or delete the VPC's PodNICs first.",
+	"NoSubnet":               "Give the network a subnet.",
+	"SubnetNotFound":         "Correct the VPC's defaultSubnets.",
+	"Deleting":               "Delete the pods and PodNICs that still have NICs in the VPC.",
+	"NotFound":               "Correct the subnet or security group that the message names.",
+	"Invalid":                "Correct what the pod asks for, as the message says.",
+	"VPCNotReady":            "See the VPC's own conditions (kubectl berth vpcs), or create the VPC that the message names.",
+	"Refused":                "Correct what the pod or the PodNIC asks for, as the message says.",
+	"NoPod":                  "Nothing: no pod has it.",
+	"Unscheduled":            "Nothing: the scheduler has no node for its pod yet.",
+	"NoHost":                 "Give the Node the label that the message names, or wait for the Node.",
+	"NodeLimit":              "Raise maxNICsPerNode of the VPC, or let the pod go elsewhere; nothing, if pods on the node are to end.",
+	"BindingFailed":          "See whether the provider's agent on the node lives, and has the Node's name or what hostLabel says; it is tried again.",
+	"StillPlugged":           "See whether berthd runs on the node that had it. Of a node that is gone for good delete the Node, or set the taint node.kubernetes.io/out-of-service.",
+	"AddressChanged":         "Give the port the addresses back that the message names, or make the pod anew.",
+	"InterfaceExists":        "Remove the interface of that name from the pod, or give the NIC another name.",
+	"DefaultRoute":           "Leave defaultRoute out, or make the pod anew: another interface has its default route.",
+	"NotActive":              "See that OVN's controller, or the provider's agent, runs on the node.",
+	"OpenVSwitchUnreachable": "See that Open vSwitch runs on the node, where --ovsdb says.",
+	"NoBridge":               "See that Open vSwitch on the node has the bridge (--ovs-bridges).",
+	"LinkNameTaken":          "Remove what has the link's name on the node.",
+	"PortInUse":              "Nothing, if another sandbox of the pod has the port still; else see which attachment has it.",
+	"PlugFailed":             "See to what the message names; it is tried again.",
+	"UnplugFailed":           "See to what the message names; it is tried again.",
+	"Unplugged":              "Nothing: the node has nothing left of it.",
+	"PortDeleted":            "Nothing: another port is made, where Berth made it.",
+	"MACTaken":               "Nothing: it is looked at, and made again.",
+	"SubnetFull":             "Take another subnet, or give the network a further one; it is tried again once an address is free.",
+	"AddressTaken":           "Ask for another address, or remove the port that has it.",
+	"OverQuota":              "Raise the project's quota of ports.",
+	"TooLarge":               "Ask for help, with the message.",
+	"UnexpectedAnswer":       "Ask for help, with the message.",
 }

@@ -114,6 +114,16 @@ func TestNIC(t *testing.T) {
 		"its node cannot": {[]func(*NICFacts){bound, func(f *NICFacts) {
 			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: "p-1", Message: "no bridge br-int"}
 		}}, PlugFailed, "no bridge br-int"},
+		"its node cannot, and the reason is known": {[]func(*NICFacts){bound, func(f *NICFacts) {
+			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: "p-1", Reason: "InterfaceExists", Message: "eth1 exists"}
+		}}, PlugFailed, "give the NIC another name"},
+		"plugged, with other addresses than its port": {[]func(*NICFacts){func(f *NICFacts) {
+			f.NIC.Status.Conditions = append(f.NIC.Status.Conditions, condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, "AddressChanged", "port p-1 has 10.0.0.9/24 now", time.Minute))
+		}}, PlugFailed, "has 10.0.0.9/24 now"},
+		"not given back, as its node cannot unplug it": {[]func(*NICFacts){func(f *NICFacts) {
+			f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
+			f.NIC.Status.Node.Reason, f.NIC.Status.Node.Message = "UnplugFailed", "device is busy"
+		}}, NotReleased, "node-a cannot unplug it: device is busy"},
 		"plugged, no packets":     {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, NotActive, "does not call it active"},
 		"plugged, no packets yet": {[]func(*NICFacts){young, func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, Starting, "yet"},
 		"given back":              {[]func(*NICFacts){func(f *NICFacts) { f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Second)} }}, Ending, ""},
