@@ -21,11 +21,11 @@ var (
 	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, else 0.", "type")
 	famRepairs   = metric.New("berth_repairs_total", "counter", "Pieces of kernel state that someone else changed and berthd put back.")
 
-	famNICRepairs = metric.New("berth_nic_repairs_total", "counter", "Pods with ports of a VPC whose NICs were found not to be as they should, by what was done (again: plugged again; replaced: another port plugged in place of one that was made again) and result: success or error.", "done", "result")
+	famNICRepairs = metric.New("berth_nic_repairs_total", "counter", "Pods with ports of a VPC whose NICs were found not to be as they should, by what was done (again: plugged again; changed: NICs of a running pod added, taken away, replaced or given other addresses) and result: success or error.", "done", "result")
 
 	famPodEvents = metric.New("berth_pod_events_total", "counter", "Events of Pods, and counting them up, by result: written, refused (by the API server) or dropped (too many at once, or the API server away for minutes).", "result")
 
-	famIPAM  = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells where the node's addresses come from: eni (EC2, asked by this daemon), eni-operator (EC2, asked by the operator) pool (address pools) or port (ports of VPCs, by the operator).", "ipam")
+	famIPAM  = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells where the node's addresses come from: eni (EC2, asked by this daemon), eni-operator (EC2, asked by the operator), pool (address pools) or port (ports of VPCs, by the operator).", "ipam")
 	famBuild = metric.New("berth_build_info", "gauge", "Always 1; the label tells the version.", "version")
 
 	families = []metric.Family{

@@ -38,7 +38,7 @@ func NewMetrics() *Metrics {
 		v.WithLabelValues() // shown from the start, with a count of 0
 	}
 	m.repairs.WithLabelValues()
-	for _, done := range []string{nicAgain, nicReplaced} { // so that the first can be seen to be one more
+	for _, done := range []string{nicAgain, nicChanged} { // so that the first can be seen to be one more
 		for _, result := range []string{"success", "error"} {
 			m.nics.WithLabelValues(done, result)
 		}
@@ -53,8 +53,8 @@ func (m *Metrics) CountPodEvents(r podevents.Result, n int) {
 
 // What was done about NICs that were not as they should be.
 const (
-	nicAgain    = "again"
-	nicReplaced = "replaced"
+	nicAgain   = "again"
+	nicChanged = "changed"
 )
 
 // countNICRepair counts a pod whose NICs were not as they should be.

@@ -131,7 +131,11 @@ func (c *nicChanges) end(rec attachment.Record, err error) {
 		news, one.failed = one.failed != err.Error(), err.Error()
 	}
 	c.mu.Unlock()
-	if news && d.draining.Err() == nil && !errors.Is(err, context.Canceled) {
+	if d.draining.Err() != nil || errors.Is(err, context.Canceled) {
+		return // something else is wanted by now, or the daemon ends
+	}
+	d.Metrics.countNICRepair(nicChanged, err)
+	if news {
 		d.Log.Warn("changing the NICs of a running pod, will try again", forLog(rec, "err", err)...)
 	}
 }

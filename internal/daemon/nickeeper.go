@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // nicKeeper keeps what is plugged as the records want it. A start leaves NICs of ready
@@ -17,6 +18,8 @@ type nicKeeper struct {
 	changes *nicChanges
 	swept   bool // nothing of no record is left from before
 	began   bool // ADDs may be under way
+	failed  bool // in the last look: NICs could not be plugged again
+	fails   int  // in how many looks at all, one after the other
 }
 
 func newNICKeeper(d *Daemon) *nicKeeper { return &nicKeeper{daemon: d, changes: newNICChanges(d)} }
@@ -38,8 +41,7 @@ func (k *nicKeeper) run(ctx context.Context) {
 	d := k.daemon
 	defer k.changes.wait()
 	k.began = true
-	wait := k.lookAtAll(ctx)
-	due := d.Clock.After(wait)
+	due := k.lookAtAll(ctx)
 	for {
 		var again <-chan time.Time
 		if next := k.changes.begin(ctx); !next.IsZero() {
@@ -48,16 +50,16 @@ func (k *nicKeeper) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-due:
-			due = d.Clock.After(k.lookAtAll(ctx))
+		case <-d.Clock.After(due.Sub(d.Clock.Now())):
+			due = k.lookAtAll(ctx)
 		case <-d.NICs.Changed():
 			if !sleep(ctx, d.Clock.After(repairDebounce)) {
 				return
 			}
 			if ports, all := d.NICs.Touched(); all {
-				due = d.Clock.After(k.lookAtAll(ctx))
-			} else if !k.lookAt(ctx, ports) {
-				due = d.Clock.After(againAfter)
+				due = k.lookAtAll(ctx)
+			} else if soon := k.lookAt(ctx, ports); soon.Before(due) && !soon.IsZero() {
+				due = soon // never later, however often ports are touched
 			}
 		case <-d.NICs.News():
 		case <-k.changes.ended:
@@ -66,17 +68,28 @@ func (k *nicKeeper) run(ctx context.Context) {
 	}
 }
 
-// lookAtAll is look, and tells when to look again.
-func (k *nicKeeper) lookAtAll(ctx context.Context) time.Duration {
-	if k.look(ctx) {
-		return k.daemon.RepairInterval
+// lookAtAll is look, and tells when to look again: after longer and longer while NICs cannot
+// be plugged again, which may be for good.
+func (k *nicKeeper) lookAtAll(ctx context.Context) time.Time {
+	wait := k.daemon.RepairInterval
+	k.failed = false
+	if !k.look(ctx) {
+		wait = min(wait, againAfter)
 	}
-	return min(k.daemon.RepairInterval, againAfter)
+	if k.failed {
+		wait = min(wait, retry.Delay(againAfter, wait, k.fails))
+		k.fails++
+	} else {
+		k.fails = 0
+	}
+	return k.daemon.Clock.Now().Add(wait)
 }
 
-// lookAt is look for the attachments that have one of some ports.
-func (k *nicKeeper) lookAt(ctx context.Context, ports []string) (all bool) {
-	all = true
+// lookAt is look for the attachments that have one of some ports, and tells when to look at
+// all again for that; zero: it need not be.
+func (k *nicKeeper) lookAt(ctx context.Context, ports []string) (soon time.Time) {
+	k.failed = false
+	all := true
 	seen := map[attachment.Key]bool{}
 	for _, port := range ports {
 		rec, ok := k.daemon.Store.ByPort(port)
@@ -87,7 +100,13 @@ func (k *nicKeeper) lookAt(ctx context.Context, ports []string) (all bool) {
 		looked, _ := k.heal(ctx, rec)
 		all = all && looked
 	}
-	return all
+	switch {
+	case !all:
+		return k.daemon.Clock.Now().Add(againAfter)
+	case k.failed:
+		return k.daemon.Clock.Now().Add(retry.Delay(againAfter, k.daemon.RepairInterval, k.fails))
+	}
+	return time.Time{}
 }
 
 // sleep waits for a moment, and tells whether ctx did not end before.
@@ -101,7 +120,7 @@ func sleep(ctx context.Context, moment <-chan time.Time) bool {
 }
 
 // againAfter is when NICs are looked at again that could not be, as a call about their
-// container was at work, or that could not be plugged again.
+// container was at work, and first when they could not be plugged again.
 const againAfter = 2 * time.Second
 
 // look plugs again what somebody took away, and removes what is of no record if
@@ -140,36 +159,37 @@ func (k *nicKeeper) heal(ctx context.Context, seen attachment.Record) (looked, a
 	}
 	defer unlock()
 	if rec, ok := d.Store.Get(seen.Key); ok && rec.State == attachment.Ready {
-		return k.healHeld(ctx, rec)
+		away = k.healHeld(ctx, rec)
 	}
-	return true, false
+	return true, away
 }
 
 // healHeld is heal while the container's lock is held. The look ends with ctx; what is
 // begun after it is finished all the same.
-func (k *nicKeeper) healHeld(ctx context.Context, rec attachment.Record) (healed, away bool) {
+func (k *nicKeeper) healHeld(ctx context.Context, rec attachment.Record) (away bool) {
 	d := k.daemon
 	look, over := context.WithTimeout(ctx, kernelTimeout)
 	defer over()
 	differs := d.plugged(look, rec)
 	switch {
 	case differs == nil, ctx.Err() != nil:
-		return true, false
+		return false
 	case errors.Is(differs, plug.ErrUnreachable):
-		return true, true
+		return true
 	}
 	if alive, err := d.netnsAlive(rec.Netns); !alive && err == nil {
-		return true, false // the sweep's matter
+		return false // the sweep's matter
 	}
 	_, err := d.again(ctx, rec, d.plug)
 	d.Metrics.countNICRepair(nicAgain, err)
 	if err != nil {
 		d.Log.Warn("plugging NICs again, will try again", "attachment", rec.Key.String(), "was", differs, "err", err)
-		return false, false
+		k.failed = true
+		return false
 	}
 	d.Metrics.repairs.WithLabelValues().Inc()
 	d.Log.Warn("plugged NICs again", "attachment", rec.Key.String(), "was", differs)
-	return true, false
+	return false
 }
 
 // sweep removes what is plugged and of no record.

@@ -237,6 +237,51 @@ func TestNICsAreKept(t *testing.T) {
 	}
 }
 
+// What cannot be plugged again is tried after longer and longer, at most at the interval of
+// repairs, and then soon again when it fails anew.
+func TestNICsThatCannotBePluggedAgain(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"))
+	mustAdd(t, r, "a", n.newNetns("a"))
+	n.board.set("Plug", plug.ErrNameTaken)
+	n.board.lose()
+	tried := n.board.count("Plug")
+	r.nics.changed.Set()
+	waitFor(t, func() bool { n.clock.Advance(againAfter); return n.board.count("Plug") > tried+5 })
+	passes := func(times int, d time.Duration) { // so that the keeper sees each moment
+		for range times {
+			n.clock.Advance(d)
+			for range 2 {
+				r.nics.news.Set()
+				waitFor(t, func() bool { return len(r.nics.news) == 0 })
+			}
+		}
+	}
+	passes(60, time.Minute) // it may have been about to look
+	tried = n.board.count("Plug")
+	passes(60, time.Minute)
+	if got := n.board.count("Plug") - tried; got > 4 {
+		t.Errorf("tried %d times within an hour, at intervals of minutes", got)
+	}
+	n.board.set("Plug", nil)
+	waitFor(t, func() bool {
+		n.clock.Advance(time.Minute)
+		n.board.mu.Lock()
+		defer n.board.mu.Unlock()
+		return len(n.board.plugs) == 1
+	})
+	n.board.set("Plug", plug.ErrNameTaken)
+	n.board.lose()
+	tried = n.board.count("Plug")
+	r.nics.changed.Set()
+	waitFor(t, func() bool { n.clock.Advance(repairDebounce); return n.board.count("Plug") > tried })
+	passes(2, againAfter)
+	if n.board.count("Plug") == tried+1 {
+		t.Error("it was not tried again soon")
+	}
+}
+
 // A port that was made again is plugged in place of the one that went, also where the
 // daemon ends in between.
 func TestPortMadeAgain(t *testing.T) {

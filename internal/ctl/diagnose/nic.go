@@ -314,6 +314,7 @@ var remedies = map[string]string{
 	"AddressChanged":         "Give the port the addresses back that the message names, or make the pod anew.",
 	"InterfaceExists":        "Remove the interface of that name from the pod, or give the NIC another name.",
 	"DefaultRoute":           "Leave defaultRoute out, or make the pod anew: another interface has its default route.",
+	"NoTun":                  "Load the kernel's module tun on the node, and see that berthd may open /dev/net/tun.",
 	"NotActive":              "See that OVN's controller, or the provider's agent, runs on the node.",
 	"OpenVSwitchUnreachable": "See that Open vSwitch runs on the node, where --ovsdb says.",
 	"NoBridge":               "See that Open vSwitch on the node has the bridge (--ovs-bridges).",

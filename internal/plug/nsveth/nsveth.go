@@ -315,15 +315,10 @@ func (p *Plugger) giveBack(r plug.Ref, index int, pod, vpc *podif.Namespace) err
 	return nil
 }
 
-// openVPC opens a VPC's namespace; it is nil when there is none.
+// openVPC opens a VPC's namespace; it is nil when there is none, or none that may be entered:
+// a pod must go also when the prefixes of VPCs' namespaces are others than at its ADD.
 func (p *Plugger) openVPC(name string) (*podif.Namespace, error) {
-	if name == "" {
-		return nil, nil
-	}
-	paths, err := p.candidates(name)
-	if err != nil {
-		return nil, err
-	}
+	paths, _ := p.candidates(name)
 	for _, path := range paths {
 		vpc, err := podif.Open(path)
 		switch {

@@ -242,6 +242,24 @@ func TestUnplugWithoutThePlaceToGoBackTo(t *testing.T) {
 	}
 }
 
+// A pod goes also when namespaces of its VPC may be entered no longer, as berthd was given other
+// prefixes: its link goes with it, and the namespace is left alone.
+func TestUnplugAfterThePrefixesChanged(t *testing.T) {
+	a, pod := newAgent(t), plugtest.Space(t, "pod")
+	w := a.want(plugtest.One, plugtest.PortA, pod)
+	a.provision(plugtest.PortA, w.Interface)
+	ctx := plugtest.Bounded(t)
+	_, err := newPlugger(t, Options{}).Plug(ctx, w)
+	plugtest.Must(t, err)
+	p := newPlugger(t, Options{Prefixes: []string{"tenant-"}})
+	for range 2 {
+		plugtest.Must(t, p.Unplug(ctx, w.Ref))
+		if there, in := plugtest.Links(t, a.vpc), plugtest.Links(t, pod); len(there) > 0 || len(in) > 0 {
+			t.Errorf("left: %v in the VPC's namespace, %v in the pod", there, in)
+		}
+	}
+}
+
 // A link that was marked and never moved is the agent's again, also when the pod went meanwhile.
 func TestCrashBeforeTheMove(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")

@@ -22,7 +22,7 @@ var (
 	famOVSDB    = metric.New("berth_port_ovsdb_reachable", "gauge", "1 if the node's Open vSwitch answered and has an integration bridge when it was last asked, else 0.")
 	famWait     = metric.New("berth_port_wait_duration_seconds", "histogram", "Time that ADDs waited for NICs, by what for: bound (until all ports were bound to this node), link (until an agent had made the links of those that are Netns) or active (from plugged until they carried packets).", "for")
 	famPlug     = metric.New("berth_port_plug_duration_seconds", "histogram", "Time that it took to plug one NIC, by type: OVS, OVSHybrid or Netns.", "type")
-	famFailures = metric.New("berth_port_plug_failures_total", "counter", "NICs that could not be plugged, by type and reason: invalid, ovsdb, not-ready, taken or other.", "type", "reason")
+	famFailures = metric.New("berth_port_plug_failures_total", "counter", "NICs that could not be plugged, by type and reason: invalid, ovsdb, no-tun, not-ready, taken or other.", "type", "reason")
 	famReports  = metric.New("berth_port_reports_total", "counter", "Writes of what is plugged into the status of PodNICs, by state (Plugged, Unplugged or Failed) and result: success or error.", "state", "result")
 )
 

@@ -31,6 +31,7 @@ var reasons = []struct {
 	{plug.ErrDefaultRoute, "DefaultRoute", "leave defaultRoute out, or make the pod anew"},
 	{plug.ErrNoBridge, "NoBridge", "see that Open vSwitch on the node has the bridge (--ovs-bridges)"},
 	{plug.ErrUnreachable, "OpenVSwitchUnreachable", "see that Open vSwitch runs on the node (--ovsdb)"},
+	{plug.ErrNoTun, "NoTun", "load the kernel's module tun on the node, and see that berthd may open /dev/net/tun"},
 	{plug.ErrNotReady, "NotActive", "see that OVN's controller, or the provider's agent, runs on the node"},
 }
 
@@ -45,8 +46,12 @@ func failureOf(err error, reason string) failure {
 	return failure{reason: reason, message: err.Error()}
 }
 
-// movedMessage says why the pod's own interface does not get the addresses of its port.
+// movedMessage says why an interface does not get the addresses of its port.
 func movedMessage(has, port attachment.NIC) string {
+	if ofMachine(has) {
+		return fmt.Sprintf("port %s has %s with MAC address %s now, and %s of the running pod %s with %s: a virtual machine has it, and what it began with stays; give the port that back, or make the pod anew",
+			port.Port, addressesOf(port), port.MAC, has.IfName, addressesOf(has), has.MAC)
+	}
 	return fmt.Sprintf("port %s has %s now, and %s of the running pod %s: it is the address by which Kubernetes knows the pod, and stays; give the port its address back, or make the pod anew",
 		port.Port, addressesOf(port), has.IfName, addressesOf(has))
 }

@@ -57,7 +57,7 @@ func (b *book) state(o object, recorded bool, now time.Time) *v1alpha1.PodNICNod
 		switch {
 		case failed && f.port == o.port:
 			want.Reason, want.Message = f.reason, told(f.message)
-		case usable(o) && moved(h.rec, h.nic, o.nic):
+		case usable(o) && outdated(h.rec, h.nic, o.nic):
 			want.Reason, want.Message = reasonMoved, told(movedMessage(h.nic, o.nic))
 		}
 	case ok:

@@ -86,6 +86,9 @@ func adapted(rec attachment.Record, old, now attachment.NIC) attachment.NIC {
 	if now.Plug.Type == string(plug.Netns) || now.MTU == 0 {
 		now.MTU = old.MTU // as the agent has it
 	}
+	if ofMachine(old) {
+		now.MAC, now.MTU, now.Addresses, now.Routes = old.MAC, old.MTU, old.Addresses, old.Routes
+	}
 	if alike(old, now) || moved(rec, old, now) {
 		return old
 	}
@@ -98,6 +101,15 @@ func adapted(rec attachment.Record, old, now attachment.NIC) attachment.NIC {
 // alike tells whether two states of a NIC have one interface in the pod.
 func alike(a, b attachment.NIC) bool {
 	return slices.Equal(a.MAC, b.MAC) && a.MTU == b.MTU && a.Plug == b.Plug && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Routes, b.Routes)
+}
+
+// ofMachine tells whether a virtual machine has the NIC by now: its guest has the addresses,
+// and its device the MAC address and the MTU, that there were when it began.
+func ofMachine(n attachment.NIC) bool { return n.Binding != "" && n.State == attachment.Plugged }
+
+// outdated tells whether a NIC that is plugged stays as it is although its port is another.
+func outdated(rec attachment.Record, has, port attachment.NIC) bool {
+	return moved(rec, has, port) || ofMachine(has) && !(slices.Equal(has.MAC, port.MAC) && slices.Equal(has.Addresses, port.Addresses))
 }
 
 // moved tells whether the pod's own interface would lose an address: the kubelet knows the

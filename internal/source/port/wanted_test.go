@@ -182,3 +182,50 @@ func TestStateOfAChange(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// A machine in the pod has the addresses and the MAC address that there were when it began:
+// nothing is changed below it, and the node says that the port is another by now.
+func TestPortOfAMachineThatChanges(t *testing.T) {
+	for _, binding := range []v1alpha1.NICBinding{v1alpha1.BindingBridge, v1alpha1.BindingTap} {
+		first, further := podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive)
+		further.Spec.Binding = binding
+		b, rec := known(t, []string{"eth0", "eth1"}, first, further)
+		for _, n := range rec.NICs {
+			b.plugged[n.UID] = held{rec, n}
+		}
+		for what, change := range map[string]func(*v1alpha1.PodNICStatus){
+			"192.168.1.99/24":   func(s *v1alpha1.PodNICStatus) { s.Addresses[0].CIDR = "192.168.1.99/24" },
+			"fa:16:3e:00:00:99": func(s *v1alpha1.PodNICStatus) { s.MAC = "fa:16:3e:00:00:99" },
+		} {
+			b.become(1, func(o *v1alpha1.PodNIC) {
+				o.Spec.Binding = binding
+				change(&o.Status)
+			})
+			if nics, differ := b.wanted(rules{firstIsPort: true}, rec); differ {
+				t.Errorf("%s, %s: is to be changed to %+v", binding, what, nics)
+			}
+			s := b.state(b.of(rec.Pod)[1], true, time.Unix(1, 0))
+			if s == nil || s.State != v1alpha1.NodePlugged || s.Reason != reasonMoved || !strings.Contains(s.Message, what) || !strings.Contains(s.Message, "virtual machine") {
+				t.Errorf("%s, %s: the node says %+v", binding, what, s)
+			}
+			begun := rec
+			begun.NICs = slices.Clone(rec.NICs)
+			begun.NICs[1].State = attachment.Plugging // no machine has it yet
+			if nics, differ := b.wanted(rules{firstIsPort: true}, begun); !differ || alike(nics[1], rec.NICs[1]) {
+				t.Errorf("%s, %s: before it is plugged it is to be %+v", binding, what, nics)
+			}
+		}
+	}
+}
+
+// What a node lacks has a reason, and words for what to do.
+func TestReasonsOfFailures(t *testing.T) {
+	for _, err := range []error{
+		plug.ErrInvalid, plug.ErrInterfaceExists, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrDefaultRoute,
+		plug.ErrNoBridge, plug.ErrUnreachable, plug.ErrNotReady, plug.ErrNoTun,
+	} {
+		if f := failureOf(fmt.Errorf("plug: %w", err), reasonPlug); f.reason == reasonPlug || !strings.HasSuffix(f.message, "; it is tried again") {
+			t.Errorf("%v: %+v", err, f)
+		}
+	}
+}
