@@ -46,8 +46,8 @@ for program in $prometheus; do hack/tool.sh prometheus "$program" >/dev/null; do
 # first prints packages, those that take longest before the rest, so that none of
 # them is left to run alone. A summary's list of slowest packages tells them.
 first() {
-	awk 'BEGIN { split("test/crash test/trouble internal/source/pool test/bench internal/operator/addresspool test/conformance " \
-			"internal/lab/demo internal/source/nodenetwork internal/operator internal/operator/nodenetwork deploy " \
+	awk 'BEGIN { split("test/crash test/trouble internal/source/pool test/ports test/bench internal/operator/addresspool test/conformance " \
+			"internal/operator/vpcport internal/lab/demo internal/source/nodenetwork internal/operator internal/operator/nodenetwork deploy " \
 			"internal/source/eni internal/datapath internal/cloud/pace internal/cloud/aws", long, " ")
 		for (i in long) place["github.com/berthnet/berth/" long[i]] = i }
 		{ print ($0 in place ? place[$0] : 99), $0 }' | sort -ns -k 1,1 | cut -d ' ' -f 2-

@@ -259,21 +259,12 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	id := n.Status.PortID
 	port, row := c.ports[id], c.rows[id]
 	c.used[id] = p.Node + "/" + p.Name
-	var want []string
-	for _, a := range n.Status.Addresses {
-		want = append(want, a.CIDR)
-	}
+	want, bare := addressesOf(n)
 	var at []string
 	for _, a := range port.Addresses {
 		at = append(at, a.IP.String())
 	}
-	slices.Sort(want)
 	slices.Sort(at)
-	bare := make([]string, len(want))
-	for i, w := range want {
-		bare[i], _, _ = strings.Cut(w, "/")
-	}
-	slices.Sort(bare)
 	says := n.Status.Node
 	container := c.records[id]
 	link := row.Link
@@ -297,6 +288,17 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 		return fmt.Errorf("its status.node is %+v", says)
 	}
 	return nil
+}
+
+// addressesOf are the addresses of a PodNIC with prefix lengths, and without, in order.
+func addressesOf(n *v1alpha1.PodNIC) (cidrs, bare []string) {
+	for _, a := range n.Status.Addresses {
+		ip, _, _ := strings.Cut(a.CIDR, "/")
+		cidrs, bare = append(cidrs, a.CIDR), append(bare, ip)
+	}
+	slices.Sort(cidrs)
+	slices.Sort(bare)
+	return cidrs, bare
 }
 
 // takeLinks takes the links of a port that is plugged by one off the list, and tells whether all

@@ -214,8 +214,20 @@ func (c *Cluster) create(ctx context.Context, pod *corev1.Pod, uid *string) erro
 	return err
 }
 
-// AnnotatePod gives the object of a pod an annotation, as a user does while the pod runs.
+// AnnotatePod gives the object of a pod an annotation, as a user does once the pod runs: what
+// is asked for before, it is made with.
 func (c *Cluster) AnnotatePod(ctx context.Context, p *node.Pod, key, value string) error {
+	err := poll.Until(ctx, func() error {
+		o := &corev1.Pod{}
+		err := c.Client.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: p.ObjectName}, o)
+		if err == nil && o.Status.Phase != corev1.PodRunning {
+			err = fmt.Errorf("it is %s", o.Status.Phase)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("wait until pod %s/%s runs: %w", p.Namespace, p.ObjectName, err)
+	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
 	if err != nil {
 		return err

@@ -5,6 +5,8 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"net"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -51,7 +53,7 @@ func (w *world) nicOf(t *testing.T, p *corev1.Pod) (v1alpha1.PodNIC, error) {
 // asks calls an address from the client.
 func (w *world) asks(t *testing.T, address string) error {
 	t.Helper()
-	out, err := w.Kubectl(t.Context(), "exec", clientName, "--", "curl", "-sf", "-m", "2", fmt.Sprintf("http://%s:%d/hostname", address, webPort))
+	out, err := w.Kubectl(t.Context(), "exec", clientName, "--", "curl", "-sf", "-m", "2", "http://"+net.JoinHostPort(address, strconv.Itoa(webPort))+"/hostname")
 	if err != nil {
 		return fmt.Errorf("ask %s: %w: %s", address, err, out)
 	}

@@ -270,7 +270,7 @@ func (b *bench) withoutOpenVSwitch() {
 	far := harness.Add(b.T, b.b, "far")
 	b.reaches(harness.Add(b.T, b.a, "plain"), far)
 	_, err := b.a.AddPod(ctx, "several", vpcPod(b.VPCs[0].Name, two))
-	harness.Fails(b.T, err, 7, `Kind: "OVS"`, "which this node plugs")
+	harness.Fails(b.T, err, 7, `Kind: "OVS"`, "--ovsdb")
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
 	b.empty()

@@ -24,7 +24,7 @@ import (
 // annotate edits the NICs that a running pod asks for.
 func (b *bench) annotate(p *node.Pod, nics string) {
 	b.Helper()
-	harness.OK(b.T, b.Kube.AnnotatePod(b.Context(), p, v1alpha1.AnnotationNICs, nics))
+	harness.OK(b.T, b.Kube.AnnotatePod(harness.Deadline(b.T, harness.Patience), p, v1alpha1.AnnotationNICs, nics))
 }
 
 // find is the PodNIC of an interface of a pod; nil without.

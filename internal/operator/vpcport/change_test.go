@@ -3,6 +3,8 @@ package vpcport
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -64,6 +66,40 @@ func TestPlugged(t *testing.T) {
 	w.awaitEvent("web", "InterfaceExists", "NIC eth1: remove it")
 	w.node(w.nicsOf("web")["eth0"], v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1", Reason: "AddressChanged", Message: "other addresses"})
 	w.awaitNIC("web", "eth0", "is not as its port is", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, "AddressChanged", "other addresses"))
+}
+
+// A running pod whose first interface got a port in place of a lost one, with another address,
+// is told: Kubernetes knows it by the address of before.
+func TestPortMadeAgainWithAnotherAddress(t *testing.T) {
+	w := start(t, Options{})
+	w.pod("web", `[{}, {name: eth1}]`)
+	w.schedule("web", "node-a")
+	was := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	w.awaitNIC("web", "eth1", "is bound", boundAt("node-a"))
+	plugged := func(name string) {
+		w.node(w.nicsOf("web")[name], v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1"})
+	}
+	plugged("eth0")
+	plugged("eth1")
+	ip, _, _ := strings.Cut(was.Status.Addresses[0].CIDR, "/")
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}
+	body := fmt.Appendf(nil, `{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}]}}`, ip, ip)
+	harness.OK(t, w.client().Status().Patch(t.Context(), p, client.RawPatch(types.MergePatchType, body)))
+	for _, name := range []string{"eth0", "eth1"} {
+		w.awaitNIC("web", name, "is plugged", condition(v1alpha1.ConditionPlugged, metav1.ConditionTrue, "Plugged"))
+	}
+
+	w.Remove(was.Status.PortID)
+	w.AddPort(vpcport.Port{NetworkID: blue.ID, Addresses: []vpcport.FixedIP{{SubnetID: web.ID, IP: netip.MustParseAddr(ip)}}})
+	now := w.awaitNIC("web", "eth0", "has another port", func(o *v1alpha1.PodNIC) error {
+		if o.Status.PortID == was.Status.PortID {
+			return errors.New("it has the port of before")
+		}
+		return boundAt("node-a")(o)
+	})
+	plugged("eth0")
+	w.awaitNIC("web", "eth0", "has another address than the pod", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, reasonMoved, now.Status.Addresses[0].CIDR, ip, "make the pod anew"))
+	w.awaitEvent("web", reasonMoved, "NIC eth0: port "+now.Status.PortID)
 }
 
 // The default route of a pod that runs stays where it is.

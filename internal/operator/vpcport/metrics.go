@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -47,7 +48,7 @@ type Metrics struct {
 	stray          *prometheus.GaugeVec
 	swept          *prometheus.CounterVec
 
-	mu   sync.Mutex      // guards vpcs
+	mu   sync.Mutex      // guards vpcs, and series of VPCs from being made while they are removed
 	vpcs map[string]bool // of which there are series
 }
 
@@ -85,13 +86,29 @@ func (m *Metrics) listed(vpc string, err error) {
 	if err != nil {
 		result = "error"
 	}
-	m.listings.WithLabelValues(vpc, result).Inc()
+	m.of(vpc, func() { m.listings.WithLabelValues(vpc, result).Inc() })
 }
 
 // astray takes in how many ports of a VPC should not be there.
 func (m *Metrics) astray(vpc string, s stray) {
-	m.stray.WithLabelValues(vpc, strayOrphan).Set(float64(s.orphans))
-	m.stray.WithLabelValues(vpc, strayDouble).Set(float64(s.doubles))
+	m.of(vpc, func() {
+		m.stray.WithLabelValues(vpc, strayOrphan).Set(float64(s.orphans))
+		m.stray.WithLabelValues(vpc, strayDouble).Set(float64(s.doubles))
+	})
+}
+
+// observe takes in how long a pod of a VPC waited: m.bound or m.plugged.
+func (m *Metrics) observe(wait *prometheus.HistogramVec, vpc string, took time.Duration) {
+	m.of(vpc, func() { wait.WithLabelValues(vpc).Observe(took.Seconds()) })
+}
+
+// of counts something of a VPC. What is counted of one that is gone, such as by a listing that
+// was under way then, goes when keepOnly is called next.
+func (m *Metrics) of(vpc string, count func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.vpcs[vpc] = true
+	count()
 }
 
 // keepOnly takes that there are no other VPCs: one that is gone has no metrics.

@@ -129,10 +129,13 @@ func TestListedPorts(t *testing.T) {
 	for _, vpc := range []string{"blue", "gone"} {
 		m.astray(vpc, s)
 		m.listed(vpc, nil)
-		m.bound.WithLabelValues(vpc).Observe(1)
-		m.plugged.WithLabelValues(vpc).Observe(2)
+		m.observe(m.bound, vpc, time.Second)
+		m.observe(m.plugged, vpc, 2*time.Second)
 	}
 	m.listed("blue", &vpcport.Error{Class: vpcport.Transient})
+	m.keepOnly([]string{"blue"})
+	m.listed("gone", nil) // that was under way
+	m.astray("gone", s)
 	m.keepOnly([]string{"blue"})
 	harness.CheckMetrics(t, m.Collectors(), []metric.Family{famSteps, famBound, famPlugged, famListed, famAstray, famSwept}, map[string]string{
 		`berth_operator_stray_ports{kind="orphan",vpc="blue"}`:                           "2",

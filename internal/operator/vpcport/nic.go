@@ -125,16 +125,22 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 		}
 		return c.rest(ctx, s, n, next, wait)
 	}
-	if s.shut != nil {
+	switch {
+	case s.shut != nil:
 		return c.rest(ctx, s, n, next, 0) // until it opens
+	case next.Kind == plan.Create:
+		return c.create(ctx, s, n, next)
 	}
-	if next.Kind == plan.Create && s.refuse != nil {
+	return c.call(ctx, s, n, next)
+}
+
+// create has a port made, unless what is asked for cannot be, or its pod's node is waited for.
+func (c *Controller) create(ctx context.Context, s *scene, n nic, next plan.Step) (reconcile.Result, error) {
+	if s.refuse != nil {
 		return c.rest(ctx, s, n, next, vpcport.PolicyOf(vpcport.Invalid).Last)
 	}
-	if next.Kind == plan.Create {
-		if wait := c.early(s); wait > 0 {
-			return reconcile.Result{RequeueAfter: wait}, nil // without a write: its pod's event comes before
-		}
+	if wait := c.early(s); wait > 0 {
+		return reconcile.Result{RequeueAfter: wait}, nil // without a write: its pod's event comes before
 	}
 	return c.call(ctx, s, n, next)
 }
@@ -172,10 +178,16 @@ func (c *Controller) call(ctx context.Context, s *scene, n nic, next plan.Step) 
 // is told: by that the daemon there finds it, and can say what a pod waits for. Else the
 // answer brings a write that says all.
 func (c *Controller) during(ctx context.Context, o *v1alpha1.PodNIC, n nic) (reconcile.Result, error) {
-	if left := lasts - c.now().Sub(n.called); left > 0 || n.replaced == o.ResourceVersion {
-		return reconcile.Result{}, nil // it is looked at then, and when its answer or its events come
+	if n.replaced == o.ResourceVersion {
+		return reconcile.Result{}, nil // its events come
+	}
+	if left := lasts - c.now().Sub(n.called); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil // as the queue keeps the sooner of two moments, and this is it
 	}
 	s, err := c.look(ctx, o, n)
+	if errors.Is(err, errTrails) {
+		return reconcile.Result{RequeueAfter: queue.CacheLag}, nil
+	}
 	if err != nil || s.next.node == s.now.node || s.held {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -332,7 +344,7 @@ func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
 		c.warn(s.pod, "nic "+s.next.name, reason, wrong)
 		if isBound(after) && !isBound(before) && after.PortID != "" {
 			if starts(s.pod) {
-				c.o.Metrics.bound.WithLabelValues(s.o.Spec.VPC).Observe(age(s.pod, c.now()).Seconds())
+				c.o.Metrics.observe(c.o.Metrics.bound, s.o.Spec.VPC, age(s.pod, c.now()))
 			}
 			c.o.Logger.Debug("port bound", "podnic", name, "port", after.PortID, "host", after.Host, "pod", s.pod.Name)
 		}

@@ -28,6 +28,7 @@ type scene struct {
 	shut   error // why the VPC is not open
 	now    assignment
 	next   assignment // what now is to become, once no node holds it
+	first  bool       // it is the pod's first interface, by whose address Kubernetes knows the pod
 	host   string     // where that is
 	noHost string     // why that is not known, or not to be
 	full   bool       // the node has as many NICs as it may
@@ -70,6 +71,7 @@ func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scen
 	if err != nil {
 		return nil, err
 	}
+	s.first = s.next.name == c.o.First.Name
 	node, err := c.node(ctx, s.next.node)
 	if err != nil {
 		return nil, err
@@ -190,7 +192,13 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 	if p == nil || s.o.DeletionTimestamp != nil && (has == nil || string(p.UID) != has.UID) {
 		return nil
 	}
-	for _, n := range wishes[p].nics {
+	s.goesTo(p, wishes[p])
+	return nil
+}
+
+// goesTo gives a PodNIC to a pod that names it.
+func (s *scene) goesTo(p *corev1.Pod, w wish) {
+	for _, n := range w.nics {
 		if n.Object == s.o.Name {
 			s.nic = n
 		}
@@ -199,8 +207,7 @@ func (c *Controller) lookForHolder(ctx context.Context, s *scene, n nic) error {
 	s.next = assignment{
 		pod: v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, name: s.nic.Name, node: p.Spec.NodeName,
 	}
-	s.next.defaultRoute = s.leads(p, wishes[p].first, hasDefaultRoute(wishes[p].nics, s.nic, wishes[p].first))
-	return nil
+	s.next.defaultRoute = s.leads(p, w.first, hasDefaultRoute(w.nics, s.nic, w.first))
 }
 
 // stays leaves a PodNIC to the pod that has it, whose annotations by now ask for what is

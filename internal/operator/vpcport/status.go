@@ -3,9 +3,12 @@ package vpcport
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -28,6 +31,7 @@ const (
 	reasonPlugged     = "StillPlugged"
 	reasonBinding     = "BindingFailed"
 	reasonUnplugged   = "Unplugged"
+	reasonMoved       = "AddressChanged"
 )
 
 // maxMessage is how long a condition's message is at most, in bytes.
@@ -37,12 +41,12 @@ const maxMessage = 1024
 func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICStatus {
 	st := *s.o.Status.DeepCopy()
 	assign(&st, s)
-	setPlugged(&st, now)
 	p := n.have.Port
 	if p != nil && (p.Device != s.want.Device || p.NetworkID != s.want.Network) {
 		p = nil // it is another's still
 	}
 	if p == nil && unseen(s, n) {
+		setPlugged(&st, s, now)
 		return st
 	}
 	var lie error
@@ -52,6 +56,7 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	}
 	here := s.next == assignedTo(st) && p != nil && lie == nil && s.host != "" && p.Host == s.host && p.Binding.Result == vpcport.Bound
 	st.Phase = phaseOf(s, n, step, p, here)
+	setPlugged(&st, s, now)
 	if !here {
 		st.Plug = nil
 	}
@@ -213,8 +218,12 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 // any more.
 func (s *scene) leaves() bool { return s.held && s.now.pod != s.next.pod }
 
+// soonActive is how long the condition that a port is plugged waits for the write which says
+// that it is active, and most follow at once: each PodNIC is written once less by that.
+const soonActive = 5 * time.Second
+
 // setPlugged sets the condition Plugged: what the node says of the port that there is.
-func setPlugged(st *v1alpha1.PodNICStatus, now metav1.Time) {
+func setPlugged(st *v1alpha1.PodNICStatus, s *scene, now metav1.Time) {
 	says := st.Node
 	if says == nil || says.PortID != st.PortID {
 		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionPlugged)
@@ -222,12 +231,40 @@ func setPlugged(st *v1alpha1.PodNICStatus, now metav1.Time) {
 	}
 	c := metav1.Condition{Type: v1alpha1.ConditionPlugged, Status: metav1.ConditionFalse, Reason: cmp.Or(says.Reason, string(says.State)), Message: says.Message}
 	switch {
+	case says.State == v1alpha1.NodePlugged && says.Reason == "" && s.moved(*st):
+		c.Reason = reasonMoved
+		c.Message = fmt.Sprintf("port %s, which stands in for one that was lost, has %s, and Kubernetes knows the running pod by %s, which stays: make the pod anew", st.PortID, addressesOf(*st), s.pod.Status.PodIP)
 	case says.State == v1alpha1.NodePlugged && says.Reason == "":
 		c.Status, c.Message = metav1.ConditionTrue, strings.TrimSuffix("by node "+st.NodeName+" as "+says.HostInterface, " as ")
+		if st.Phase != v1alpha1.PhaseActive && meta.FindStatusCondition(st.Conditions, c.Type) == nil && now.Sub(says.Since.Time) < soonActive {
+			return
+		}
 	case says.State == v1alpha1.NodeUnplugged:
 		c.Message = "nothing of it is left on the node"
 	}
 	setCondition(st, c, now)
+}
+
+// moved tells whether the pod that runs has another address at Kubernetes than its first
+// interface, which a port that was made again may have: the kubelet asks only when the pod
+// begins.
+func (s *scene) moved(st v1alpha1.PodNICStatus) bool {
+	if !s.first || s.pod == nil || s.pod.Status.Phase != corev1.PodRunning || st.Pod == nil || st.Pod.UID != string(s.pod.UID) {
+		return false
+	}
+	known, err := netip.ParseAddr(s.pod.Status.PodIP)
+	return err == nil && len(st.Addresses) > 0 && !slices.ContainsFunc(st.Addresses, func(a v1alpha1.PortAddress) bool {
+		p, err := netip.ParsePrefix(a.CIDR)
+		return err == nil && p.Addr() == known
+	})
+}
+
+func addressesOf(st v1alpha1.PodNICStatus) string {
+	var list []string
+	for _, a := range st.Addresses {
+		list = append(list, a.CIDR)
+	}
+	return strings.Join(list, " and ")
 }
 
 // shortened is a text of so many bytes at most, of whole characters: the API server keeps

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/test/harness"
@@ -314,5 +315,20 @@ func TestSweep(t *testing.T) {
 		if _, err := w.Get(t.Context(), p.ID); vpcport.ClassOf(err) != vpcport.PortGone {
 			t.Errorf("port %s, which Berth made: %v", p.ID, err)
 		}
+	}
+}
+
+// A NIC that is looked at while a call about it lasts is looked at again when its node is to be
+// told: the controller's queue drops the later one of two moments.
+func TestLookedAtDuringACall(t *testing.T) {
+	now := time.Unix(1000, 0)
+	c := &Controller{o: Options{Clock: clock.NewFake(now)}}
+	o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "7"}}
+	got, err := c.during(t.Context(), o, nic{busy: true, called: now.Add(-lasts / 4)})
+	if want := lasts * 3 / 4; err != nil || got.RequeueAfter != want {
+		t.Errorf("again after %v, %v; want %v", got.RequeueAfter, err, want)
+	}
+	if got, err := c.during(t.Context(), o, nic{busy: true, called: now, replaced: "7"}); err != nil || got.RequeueAfter != 0 {
+		t.Errorf("before the cache has its last write: again after %v, %v; want not", got.RequeueAfter, err)
 	}
 }

@@ -71,7 +71,7 @@ func (c *Controller) noteWaits(s *scene) {
 	done := false
 	c.book.edit(s.o.UID, func(n *nic) { done = n.waits.at(progressOf(s.o, s.pod), c.now()) })
 	if done && starts(s.pod) {
-		c.o.Metrics.plugged.WithLabelValues(s.o.Spec.VPC).Observe(age(s.pod, c.now()).Seconds())
+		c.o.Metrics.observe(c.o.Metrics.plugged, s.o.Spec.VPC, age(s.pod, c.now()))
 	}
 }
 

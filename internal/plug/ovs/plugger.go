@@ -68,7 +68,7 @@ func (p *Plugger) accept(w plug.Want) error {
 		return err
 	}
 	if p.db == nil {
-		return fmt.Errorf("Kind: %q: this node plugs nothing into Open vSwitch, as it is not told where its database is: %w", w.Kind, plug.ErrInvalid)
+		return fmt.Errorf("Kind: %q: this node plugs nothing into Open vSwitch, as berthd is not told where its database is (--ovsdb): %w", w.Kind, plug.ErrInvalid)
 	}
 	if !slices.Contains(p.bridges, w.Bridge) {
 		return fmt.Errorf("Bridge: %q: want one of %q, into which this node lets ports be plugged: %w", w.Bridge, p.bridges, plug.ErrInvalid)

@@ -26,7 +26,7 @@ func known(t *testing.T, has []string, list ...*v1alpha1.PodNIC) (*book, attachm
 	rec := recordOf(1)
 	for _, o := range list {
 		o.UID = types.UID("uid-" + o.Name)
-		b.take(read(o, []string{"br-int"}))
+		b.put(read(o, []string{"br-int"}))
 		if slices.Contains(has, o.Status.Interface) {
 			n := b.objects[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}].nic
 			n.DefaultRoute = n.IfName == "eth0"
@@ -42,7 +42,7 @@ func (b *book) become(k int, change func(*v1alpha1.PodNIC)) {
 	o := podNIC(1, k, v1alpha1.PhaseActive)
 	o.UID = types.UID("uid-" + o.Name)
 	change(o)
-	b.take(read(o, []string{"br-int"}))
+	b.put(read(o, []string{"br-int"}))
 }
 
 // Which NICs a running pod is to have, by what its PodNICs say after it began with eth0 and

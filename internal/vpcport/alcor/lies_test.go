@@ -168,3 +168,22 @@ func TestListings(t *testing.T) {
 		}
 	}
 }
+
+// A port of somebody else that cannot be read is in nobody's way.
+func TestStrangersPortThatCannotBe(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	p := b.make(t)
+	other := b.make(t, func(n *vpcport.NewPort) {
+		n.Device, n.MAC = vpcport.Device("blue", "u-2"), vpcport.DerivedMAC("blue", "u-2", 0)
+	})
+	for name, lie := range map[string]func([]byte) []byte{
+		"its address": swap(other.Addresses[0].IP.String(), "none"), "its MAC address": swap(other.MAC.String(), "none"),
+	} {
+		b.cloud.Inject(lab.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
+		got, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID, MACs: []mac.Addr{p.MAC}})
+		if err != nil || len(got) != 1 || got[0].ID != p.ID {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+		b.cloud.ClearFaults()
+	}
+}

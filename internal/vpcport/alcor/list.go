@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"slices"
 
+	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
@@ -100,7 +101,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 			if err != nil {
 				return nil, err
 			}
-			if !seen[port.ID] && hasMAC(f, port) {
+			if !seen[port.ID] {
 				seen[port.ID] = true
 				out = append(out, port)
 			}
@@ -122,18 +123,14 @@ func asked(f vpcport.Filter) (name string, values []string) {
 	}
 }
 
-// asks tells whether a filter lets a port through, but for its MAC address. It is asked
-// before the port is read: what strangers have need not be right.
+// asks tells whether a filter lets a port through. It is asked before the port is read: what
+// strangers have need not be right.
 func asks(f vpcport.Filter, w wirePort) bool {
 	return (len(f.IDs) == 0 || slices.Contains(f.IDs, w.ID)) && (len(f.Devices) == 0 || slices.Contains(f.Devices, w.Device)) &&
-		(f.NetworkID == "" || f.NetworkID == w.Network) && (f.Owner == "" || f.Owner == w.Owner)
+		(f.NetworkID == "" || f.NetworkID == w.Network) && (f.Owner == "" || f.Owner == w.Owner) && (len(f.MACs) == 0 || hasMAC(f.MACs, w))
 }
 
-func hasMAC(f vpcport.Filter, p vpcport.Port) bool {
-	for _, m := range f.MACs {
-		if m.String() == p.MAC.String() {
-			return true
-		}
-	}
-	return len(f.MACs) == 0
+func hasMAC(list []mac.Addr, w wirePort) bool {
+	hw, err := w.mac()
+	return err == nil && slices.ContainsFunc(list, func(m mac.Addr) bool { return m.String() == hw.String() })
 }

@@ -78,7 +78,7 @@ func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 	if !rest.ValidID(w.ID) || !rest.ValidID(w.Network) {
 		return out, rest.Lie(op, "a port with the ID %q of network %q", w.ID, w.Network)
 	}
-	hw, err := net.ParseMAC(strings.ReplaceAll(w.MAC, ",", ":")) // which Alcor takes for a separator, too
+	hw, err := w.mac()
 	if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
 		return out, rest.Lie(op, "port %s has the MAC address %q", w.ID, w.MAC)
 	}
@@ -92,6 +92,11 @@ func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 	}
 	p.bind(&out, w)
 	return out, nil
+}
+
+// mac reads the MAC address. A comma is a separator to Alcor, too.
+func (w wirePort) mac() (net.HardwareAddr, error) {
+	return net.ParseMAC(strings.ReplaceAll(w.MAC, ",", ":"))
 }
 
 // created reads a time, which is in UTC and does not say so; zero for anything else.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -138,23 +139,22 @@ func (c *cluster) nodes(ctx context.Context) error {
 	}
 	defer w.Stop()
 	c.bound, c.active = map[string]time.Duration{}, map[string]time.Duration{}
-	var plugging sync.WaitGroup
-	defer plugging.Wait()
+	plugging, plugs := errgroup.WithContext(ctx)
 	for {
 		var e watch.Event
 		select {
-		case <-ctx.Done():
-			return nil
+		case <-plugs.Done():
+			return plugging.Wait()
 		case e = <-w.ResultChan():
 		}
 		o, is := e.Object.(*v1alpha1.PodNIC)
 		if is && c.notes(o) {
-			plugging.Go(func() { c.plug(ctx, o) })
+			plugging.Go(func() error { return c.plug(plugs, o) })
 		}
 	}
 }
 
-// notes notes how far a PodNIC has come, and tells whether it is to be plugged now.
+// notes takes down how far a PodNIC has come, and tells whether it is to be plugged now.
 func (c *cluster) notes(o *v1alpha1.PodNIC) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,18 +170,20 @@ func (c *cluster) notes(o *v1alpha1.PodNIC) bool {
 }
 
 // plug plugs a port and says so, as a daemon does.
-func (c *cluster) plug(ctx context.Context, o *v1alpha1.PodNIC) {
+func (c *cluster) plug(ctx context.Context, o *v1alpha1.PodNIC) error {
 	select {
 	case <-ctx.Done():
-		return
+		return nil
 	case <-time.After(nodesTake):
 	}
 	c.provider.Plug(o.Status.PortID, o.Status.NodeName)
-	said := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q}}}`, v1alpha1.NodePlugged, o.Status.PortID)
+	said := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q,"since":%q}}}`,
+		v1alpha1.NodePlugged, o.Status.PortID, time.Now().UTC().Format(time.RFC3339))
 	err := c.api.Status().Patch(ctx, o.DeepCopy(), client.RawPatch(client.Merge.Type(), said))
 	if err != nil && ctx.Err() == nil {
-		panic(fmt.Sprintf("say that %s is plugged: %v", o.Name, err))
+		return fmt.Errorf("say that %s is plugged: %w", o.Name, err)
 	}
+	return nil
 }
 
 // await returns once all PodNICs are Active. It looks at the heap now and then.

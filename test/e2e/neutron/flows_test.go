@@ -3,7 +3,6 @@
 package neutron
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -53,11 +52,11 @@ func flows(t *testing.T, backend openstack.Backend, plug v1alpha1.PortPlug) {
 	})
 	harness.OK(t, err)
 	l := harness.Raise(t, o)
-	real, ok := l.Ports.(*portcloud.Real)
+	cloud, ok := l.Ports.(*portcloud.Real)
 	if !ok {
 		t.Fatalf("the lab has %T", l.Ports)
 	}
-	b := &bench{t, l, real.OpenStack}
+	b := &bench{t, l, cloud.OpenStack}
 	for i, f := range demo.Story(l) {
 		passed := t.Run(f.Name, func(t *testing.T) {
 			figures, err := f.Try(harness.Deadline(t, harness.Patience))
@@ -109,7 +108,7 @@ func (b *bench) begin(n *node.Node, name string) *pending {
 	return p
 }
 
-// waits waits until a condition of the pod's PodNIC is False, with a word in reason or message.
+// waits returns once a condition of the pod's PodNIC is False, with a word in reason or message.
 func (b *bench) waits(p *pending, kind, word string) {
 	b.Helper()
 	harness.Eventually(b.T, time.Minute, p.name+" waits", func() error {
@@ -194,5 +193,5 @@ func (b *bench) agentKilled() {
 	b.talk(near, far)
 	harness.OK(b.T, at.RestartAgent())
 	b.comes(waiting, near)
-	harness.OK(b.T, b.Nodes()[1].DelPod(context.WithoutCancel(b.Context()), waiting.name))
+	harness.OK(b.T, b.Nodes()[1].DelPod(harness.Deadline(b.T, harness.Patience), waiting.name))
 }

@@ -110,7 +110,7 @@ func ending(w Want, h Have) Step {
 		return Step{Kind: Delete, Port: h.Extra[0]}
 	case h.Port == nil && h.Unclear && w.Given == "":
 		return Step{Kind: Look} // it may come yet
-	case h.Port == nil, h.Port.Device != "" && !w.mine(h.Port), w.Given != "" && h.Port.Device == "" && h.Port.Owner != vpcport.Owner:
+	case h.Port == nil, w.lost(h.Port):
 		return Step{Kind: Forget}
 	case w.Given == "":
 		return Step{Kind: Delete, Port: h.Port.ID}

@@ -108,6 +108,8 @@ func TestNext(t *testing.T) {
 		{"over, with two", wants(over), looked("p", port("p"), "q"), plan.Step{Kind: plan.Delete, Port: "q"}},
 		{"over, and somebody took its device off", wants(over), looked("p", port("p", unmarked)), plan.Step{Kind: plan.Delete, Port: "p"}},
 		{"over, and somebody else's by now", wants(over), looked("p", port("p", taken)), plan.Step{Kind: plan.Forget}},
+		{"over, and its owner is somebody else", wants(over), looked("p", port("p", func(p *vpcport.Port) { p.Device, p.Owner = "", "network:dhcp" })), plan.Step{Kind: plan.Forget}},
+		{"over, and somebody took all marks off", wants(over), looked("p", port("p", free)), plan.Step{Kind: plan.Delete, Port: "p"}},
 		{"over, of a user's port whose device somebody took off", wants(over, ofUser), looked(given, port(given, bound("node-a"), unmarked)), plan.Step{Kind: plan.Change, Port: given, Change: vpcport.Change{Device: &none, Owner: &none, Host: &none}}},
 		{"over, and gone", wants(over), looked("p", nil), plan.Step{Kind: plan.Forget}},
 		{"over, of a network that is not known", wants(over, noNetwork), looked("", nil), plan.Step{Kind: plan.Forget}},

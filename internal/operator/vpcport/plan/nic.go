@@ -74,6 +74,18 @@ func (w Want) stripped(p *vpcport.Port, recorded string) bool {
 	return false
 }
 
+// lost tells whether the NIC's port is somebody else's by now, or its user's again: it is not
+// marked as the NIC's, nor one from which only the mark was taken.
+func (w Want) lost(p *vpcport.Port) bool {
+	switch {
+	case p.Device != "":
+		return !w.mine(p)
+	case p.Owner == "":
+		return w.Given != ""
+	}
+	return p.Owner != vpcport.Owner
+}
+
 func (w Want) sameMAC(p *vpcport.Port) bool {
 	return w.MAC != nil && p.NetworkID == w.Network && p.MAC.String() == w.MAC.String()
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/metric"
 	operator "github.com/berthnet/berth/internal/operator/vpcport"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/alcor"
@@ -255,6 +256,22 @@ func TestMetricsOfVPCs(t *testing.T) {
 	if got := c.opener.usage(); got != (lanes.Usage{}) {
 		t.Errorf("lanes of nobody: %+v", got)
 	}
+}
+
+// What comes of a call that was under way when its VPC went is not counted: it would be for
+// ever.
+func TestCallThatOutlivesItsVPC(t *testing.T) {
+	m := NewMetrics()
+	e := &ear{vpc: "gone", health: newHealth(func() {}), calls: m}
+	e.Called(lanes.OpPorts, nil, 0, time.Second)
+	e.close()
+	m.Gone("gone")
+	e.Called(lanes.OpPorts, nil, 0, time.Second)
+	m.Called("blue", lanes.OpPorts, nil, 0, time.Second)
+	harness.CheckMetrics(t, m.Collectors(), []metric.Family{famCalls, famDuration, famWait}, map[string]string{
+		`berth_operator_port_calls_total{class="ok",operation="Ports",vpc="gone"}`: "",
+		`berth_operator_port_call_wait_seconds_count{vpc="gone"}`:                  "",
+	})
 }
 
 // A VPC is open for others once its status tells whose its ports are, and not before.

@@ -41,10 +41,11 @@ func (o *opener) open(vpc string, a access, worse func()) (*tended, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := newHealth(worse)
+	e := &ear{vpc: vpc, health: newHealth(worse), calls: o.calls}
 	return &tended{
-		access: a, provider: o.take(p.endpoint).Provider(p.provider, ear{vpc, h, o.calls}), health: h,
+		access: a, provider: o.take(p.endpoint).Provider(p.provider, e), health: e.health,
 		close: sync.OnceFunc(func() {
+			e.close()
 			p.close()
 			o.giveBack(p.endpoint)
 		}),
@@ -55,12 +56,24 @@ func (o *opener) open(vpc string, a access, worse func()) (*tended, error) {
 type ear struct {
 	vpc    string
 	health *health
-	calls  Observer // nil: nobody
+
+	mu    sync.Mutex // guards calls, also while it is told
+	calls Observer   // nil: nobody
+}
+
+// close has nobody count what still comes of calls under way: their VPC may be gone, and would
+// have metrics for ever.
+func (e *ear) close() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.calls = nil
 }
 
 // Called implements lanes.Observer.
-func (e ear) Called(op string, err error, waited, took time.Duration) {
+func (e *ear) Called(op string, err error, waited, took time.Duration) {
 	e.health.told(op, err)
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if e.calls != nil {
 		e.calls.Called(e.vpc, op, err, waited, took)
 	}
