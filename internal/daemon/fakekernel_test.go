@@ -75,6 +75,9 @@ func (k *fakeKernel) CheckPod(ctx context.Context, p datapath.Pod) error {
 			return &datapath.Mismatch{Pod: p, Differences: []string{fmt.Sprintf("no route to %s", a)}}
 		}
 	}
+	if p.Several && !k.links[p.HostIfName].Several {
+		return &datapath.Mismatch{Pod: p, Differences: []string{"no rule for what the pod sends by this one of its interfaces"}}
+	}
 	return nil
 }
 

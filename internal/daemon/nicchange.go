@@ -66,6 +66,9 @@ func (d *Daemon) beginChange(ctx context.Context, key attachment.Key) (*attachme
 	if put := d.recordNICs(&rec, nics); put != nil {
 		return nil, errors.Join(err, put)
 	}
+	if _, failed := d.wireLease(kctx, rec); failed != nil { // the own interface may be one of several now
+		return nil, errors.Join(err, failed)
+	}
 	if rec.NICs = slices.DeleteFunc(slices.Clone(rec.NICs), settled); len(rec.NICs) == 0 {
 		return nil, err
 	}
@@ -141,9 +144,6 @@ func (d *Daemon) plugChange(ctx context.Context, key attachment.Key, nics []atta
 	}
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
-	if _, err := d.wireLease(kctx, rec); err != nil { // the pod's own interface may be one of several now
-		return nil, err
-	}
 	rec.NICs = slices.Clone(rec.NICs)
 	var done []attachment.NIC
 	var errs []error

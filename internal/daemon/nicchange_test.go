@@ -169,6 +169,25 @@ func TestNICThatCarriesNoPackets(t *testing.T) {
 	r.nics.hush(false)
 }
 
+// While the link of a pod's first NIC beside its address is waited for, the pod is as its record
+// has it: CHECK finds nothing.
+func TestFirstNICThatIsWaitedFor(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5")
+	r := n.startPorts([]attachment.NIC{})
+	mustAdd(t, r, "a", n.newNetns("a"))
+	defer n.tick()()
+	r.nics.delay(true)
+	r.given(testNIC("eth1", "p-1"))
+	waitFor(t, func() bool {
+		r.nics.mu.Lock()
+		defer r.nics.mu.Unlock()
+		return len(r.nics.waiting) == 1
+	})
+	must(t, r.checks(t))
+	r.nics.delay(false)
+	r.settles(t, "p-1")
+}
+
 // A NIC whose unplugging fails stays, and what is to have its name or port waits; the rest
 // does not.
 func TestNICThatCannotBeUnplugged(t *testing.T) {
@@ -249,6 +268,11 @@ func TestCrashesOfChanges(t *testing.T) {
 								ports = append(ports, nic.Port)
 							}
 							r.settles(t, ports...)
+							waitFor(t, func() bool { // what the record has and the crash took is plugged again behind the start
+								n.board.mu.Lock()
+								defer n.board.mu.Unlock()
+								return len(n.board.plugs) == len(ports)
+							})
 							n.board.hear()
 							n.wantAllPlugged(t, r, ports...)
 							must(t, r.checks(t))
