@@ -42,7 +42,7 @@ type ground struct{ netns string }
 func newGround(netns string) (*ground, error) {
 	g := &ground{netns: netns}
 	if g.netns == "" {
-		g.netns = "/proc/self/ns/net"
+		g.netns = "/proc/thread-self/ns/net" // the first thread may be in another, for good
 	}
 	return g, g.raise()
 }
