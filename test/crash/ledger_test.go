@@ -64,8 +64,15 @@ func (l *ledger) add(ctx context.Context, n *node.Node, name string, s shape) er
 // book has somebody own addresses from now on.
 func (l *ledger) book(who string, now time.Time, addrs ...address) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.adds++
+	l.mu.Unlock()
+	l.take(who, now, addrs...)
+}
+
+// take has somebody own further addresses.
+func (l *ledger) take(who string, now time.Time, addrs ...address) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, a := range addrs {
 		if former, taken := l.owner[a]; taken {
 			l.violate(duplicate, fmt.Sprintf("%s was given to %s while %s has it", a.addr, who, former))
@@ -102,6 +109,19 @@ func (l *ledger) force(ctx context.Context, lab *lab.Lab, n *node.Node, name str
 		return fmt.Errorf("delete the object of %s by force: %w", name, err)
 	}
 	return n.DelPod(ctx, name)
+}
+
+// giveLast ends the ownership of the address that somebody took last.
+func (l *ledger) giveLast(who string, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := l.holds[who]
+	if len(list) == 0 {
+		return
+	}
+	a := list[len(list)-1]
+	delete(l.owner, a)
+	l.freed[a], l.holds[who] = now, list[:len(list)-1]
 }
 
 // free ends the ownership of somebody's addresses.

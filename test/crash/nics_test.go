@@ -32,6 +32,7 @@ type shape struct {
 	beside  bool   // its first interface is the mode's
 	options node.PodOptions
 	nics    []wantNIC
+	entries []string // of the annotation, one for each NIC
 }
 
 // wantNIC is an interface that a pod is to have.
@@ -205,10 +206,9 @@ func (w *nicPool) draw(dice *rand.Rand) shape {
 		first = 1
 	}
 	if dice.IntN(8) == 0 { // the default one, without being asked for
-		s.nics = []wantNIC{{name: fmt.Sprintf("eth%d", first)}}
+		s.nics, s.entries = []wantNIC{{name: fmt.Sprintf("eth%d", first)}}, []string{"{}"}
 		return s
 	}
-	var entries []string
 	route := dice.IntN(3 * maxNICs) // mostly none says that it has the default route
 	for i := range 1 + dice.IntN(maxNICs) {
 		n := wantNIC{name: fmt.Sprintf("eth%d", first+len(unnamed(s.nics)))}
@@ -229,9 +229,9 @@ func (w *nicPool) draw(dice *rand.Rand) shape {
 		if i == route {
 			keys = append(keys, "defaultRoute: true")
 		}
-		entries, s.nics = append(entries, "{"+strings.Join(keys, ", ")+"}"), append(s.nics, n)
+		s.entries, s.nics = append(s.entries, "{"+strings.Join(keys, ", ")+"}"), append(s.nics, n)
 	}
-	s.options.Annotations[v1alpha1.AnnotationNICs] = "[" + strings.Join(entries, ", ") + "]"
+	s.options.Annotations[v1alpha1.AnnotationNICs] = "[" + strings.Join(s.entries, ", ") + "]"
 	return s
 }
 

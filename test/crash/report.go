@@ -70,6 +70,7 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 	if n := e[providerFault] + e[portEdit] + e[ovsdbKill] + e[nodeLoss] + e[forcedDelete]; n > 0 {
 		line("of ports", "faults of the provider %d, ports changed behind Berth's back %d, OVSDB killed %d, nodes lost %d, pods deleted by force %d",
 			e[providerFault], e[portEdit], e[ovsdbKill], e[nodeLoss], e[forcedDelete])
+		line("running pods", "%d NICs given, %d taken", e[given], e[taken])
 	}
 	line("EC2 faults", "%s", counts(slices.Sorted(maps.Keys(t.faults)), t.faults))
 	line("violations", "%s", counts(kinds, t.wrong))

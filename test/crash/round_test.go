@@ -46,6 +46,7 @@ type round struct {
 	tally    *tally
 	end      time.Time       // of the soak: when no more operations begin; zero if at none
 	soak     context.Context // ends when the soak is interrupted
+	hot      bool            // running pods are given NICs, and lose them
 	keepLogs string          // a folder for the logs of a failed round; none if empty
 
 	roster sync.Mutex // held while nodes of the lab come and go, and by whoever has them stay

@@ -87,7 +87,7 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 		made := tally.made()
 		r := &round{
 			place: place{m.title(), n, roundSeed(s.seed, n), s.roundOps(whole, made)},
-			mode:  m, tally: tally, end: end, soak: s.ctx,
+			mode:  m, tally: tally, end: end, soak: s.ctx, hot: s.long(),
 		}
 		if s.report != "" && tally.of(failedRound) < keptRounds {
 			r.keepLogs = filepath.Join(filepath.Dir(s.report), "soak-logs", fmt.Sprintf("%s-%d", m.title(), r.seed))

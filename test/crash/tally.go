@@ -16,6 +16,8 @@ type event string
 const (
 	added         event = "ADD"
 	deleted       event = "DEL"
+	given         event = "NIC given" // to a running pod
+	taken         event = "NIC taken"
 	daemonKill    event = "daemon killed"
 	daemonStop    event = "daemon stopped"
 	daemonDeath   event = "daemon died at a failpoint"
@@ -135,7 +137,7 @@ func (t *tally) took(p place, what, who string, d time.Duration, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch e := event(what); {
-	case e != added && e != deleted:
+	case !slices.Contains([]event{added, deleted, given, taken}, e):
 	case err != nil:
 		t.events[failed]++
 	default:
