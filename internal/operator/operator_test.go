@@ -75,8 +75,12 @@ func created(subnet string) string {
 	return fmt.Sprintf(`berth_operator_eni_interface_creation_ops_total{status="success",subnet_id=%q}`, subnet)
 }
 
-// gaugesOfOthers begin the names of those that there are with --ipam=pool and port only.
-var gaugesOfOthers = []string{"berth_operator_pool_", "berth_operator_port_calls_", "berth_operator_vpc_", "berth_operator_podnics", "berth_operator_port_bound_"}
+// gaugesOfOthers begin the names of those that there are with --ipam=pool and port only, or
+// once there is a VPC.
+var gaugesOfOthers = []string{
+	"berth_operator_pool_", "berth_operator_port_", "berth_operator_vpc_", "berth_operator_podnic", "berth_operator_stray_ports",
+	"berth_operator_webhook_certificate_expiry_",
+}
 
 // checkFamilies holds /metrics against the page that documents it.
 func checkFamilies(t *testing.T, o *process) {

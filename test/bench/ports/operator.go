@@ -2,13 +2,13 @@ package ports
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -42,10 +42,11 @@ func (m overAPI) GetEventRecorder(string) recorder.EventRecorder { return &event
 // newManager is a manager over api that keeps what the controller needs.
 func newManager(api *api) (manager.Manager, error) {
 	ctrllog.SetLogger(logr.Discard()) // errors come as such
-	var failed error
 	informer := func(_ toolscache.ListerWatcher, o runtime.Object, every time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
 		lw, err := api.listWatch(o)
-		failed = errors.Join(failed, err)
+		if err != nil {
+			lw = &toolscache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, err }}
+		}
 		return toolscache.NewSharedIndexInformer(lw, o, every, by)
 	}
 	mgr, err := manager.New(&rest.Config{Host: "in-memory"}, ctrl.Options{
@@ -56,7 +57,7 @@ func newManager(api *api) (manager.Manager, error) {
 			return operatorClient{api, o.Cache.Reader}, nil
 		},
 	})
-	if err = errors.Join(err, failed); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("make a manager: %w", err)
 	}
 	return overAPI{mgr, api}, nil

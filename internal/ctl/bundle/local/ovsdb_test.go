@@ -68,6 +68,8 @@ func TestOpenVSwitchThatDoesNotAnswer(t *testing.T) {
 				if err != nil {
 					return
 				}
+				var asked any
+				_ = json.NewDecoder(conn).Decode(&asked) // who is not heard out may not hear the answer
 				_, _ = conn.Write([]byte(tt.says))
 				_ = conn.Close()
 			}()
