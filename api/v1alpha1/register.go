@@ -25,6 +25,9 @@ func AddToScheme(s *runtime.Scheme) error {
 		&BlockRequest{}, &BlockRequestList{},
 		&VPC{}, &VPCList{},
 		&PodNIC{}, &PodNICList{},
+		&Egress{}, &EgressList{},
+		&EgressClient{}, &EgressClientList{},
+		&EgressClientSlice{}, &EgressClientSliceList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
