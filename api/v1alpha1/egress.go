@@ -269,6 +269,10 @@ const (
 	AnnotationEgressPrefix = "egress.berth.dev/"
 	// LabelEgress is the name of the Egress that an object belongs to, in its namespace.
 	LabelEgress = "egress.berth.dev/name"
+	// AnnotationEgressGateway with the value "true" tells the node's daemon that a pod is a
+	// gateway: packets are forwarded in its network namespace, which the pod, without
+	// privileges, cannot have by itself. The operator sets it.
+	AnnotationEgressGateway = "berth.dev/egress-gateway"
 )
 
 // EgressPort is the UDP port of Foo-over-UDP, of gateways and clients, unless the settings
