@@ -41,6 +41,7 @@ type Options struct {
 	Source source.Source
 	Kernel Kernel
 	NICs   NICs   // optional: pods then have none
+	Egress Egress // optional: pods then have none
 	Upkeep Upkeep // optional
 	// Install puts plugin and configuration in place, once an address was
 	// usable and now and then after that; a good installation it leaves as it
