@@ -269,8 +269,16 @@ const (
 	AnnotationEgressPrefix = "egress.berth.dev/"
 	// LabelEgress is the name of the Egress that an object belongs to, in its namespace.
 	LabelEgress = "egress.berth.dev/name"
+	// AnnotationEgressGateway with the value "true" tells the node's daemon that a pod is a
+	// gateway: packets are forwarded in its network namespace, which the pod, without
+	// privileges, cannot have by itself. The operator sets it.
+	AnnotationEgressGateway = "berth.dev/egress-gateway"
 )
 
 // EgressPort is the UDP port of Foo-over-UDP, of gateways and clients, unless the settings
 // of operator and daemons say otherwise (the one of the source document).
 const EgressPort = 5555
+
+// EgressHealthPort is the TCP port where a gateway answers probes, of the kubelet and of the
+// daemons whose pods use it, and has its metrics.
+const EgressHealthPort = 61690

@@ -15,6 +15,9 @@ type Egress struct {
 	// Egresses are those that the pod is a client of, the one that comes first first; none
 	// for a pod that is a client no more.
 	Egresses []UsedEgress `json:"egresses,omitempty"`
+	// LastID is that of the gateway which got one last: IDs go round, so that one which
+	// became free is not another's soon. 0: none got one.
+	LastID int `json:"lastID,omitempty"`
 	// Forward: the pod is a gateway, whose own namespace forwards packets.
 	Forward bool `json:"forward,omitempty"`
 	// State is how far it has come. That of a ready record alone may be other than SetUp.
@@ -56,8 +59,9 @@ type UsedEgress struct {
 // EgressGateway is a gateway of an Egress.
 type EgressGateway struct {
 	// ID is what the pod's kernel knows the gateway by: its next hop, table and part of the
-	// mark, 1 to MaxEgressGateways. No two gateways of a pod have the same; a gateway keeps its own.
-	ID        int          `json:"id"`
+	// mark, 1 to MaxEgressGateways. No two gateways of a pod have the same; a gateway keeps its
+	// own. 0 of an Egress whose tunnels lead to its Service: only answers come from there.
+	ID        int          `json:"id,omitempty"`
 	UID       string       `json:"uid"`       // of the gateway's pod
 	Addresses []netip.Addr `json:"addresses"` // one of a family
 	Ending    bool         `json:"ending,omitempty"`
@@ -128,6 +132,9 @@ func (e Egress) validate() error {
 	if e.State != EgressSetUp && e.State != EgressChanging {
 		return fmt.Errorf("state is %q, expected changing or none", e.State)
 	}
+	if e.LastID < 0 || e.LastID > MaxEgressGateways {
+		return fmt.Errorf("lastID is %d, expected 0 to %d", e.LastID, MaxEgressGateways)
+	}
 	ids := map[int]bool{}
 	for i, u := range e.Egresses {
 		same := func(o UsedEgress) bool { return o.Namespace == u.Namespace && o.Name == u.Name }
@@ -154,15 +161,16 @@ func (u UsedEgress) validate(ids map[int]bool) error {
 	}
 	uids := map[string]bool{}
 	for i, g := range u.Gateways {
+		nameless := g.ID == 0 && len(u.Service) > 0
 		switch {
-		case g.ID < 1 || g.ID > MaxEgressGateways || ids[g.ID]:
+		case !nameless && (g.ID < 1 || g.ID > MaxEgressGateways || ids[g.ID]):
 			return fmt.Errorf("gateways[%d].id is %d, expected one of 1 to %d that no other gateway of the pod has", i, g.ID, MaxEgressGateways)
 		case g.UID == "" || uids[g.UID]:
 			return fmt.Errorf("gateways[%d].uid is %q, expected one that no other gateway has", i, g.UID)
 		case !oneOfAFamily(g.Addresses):
 			return fmt.Errorf("gateways[%d].addresses are %v, expected an IP address of each family", i, g.Addresses)
 		}
-		ids[g.ID], uids[g.UID] = true, true
+		ids[g.ID], uids[g.UID] = !nameless, true
 	}
 	return nil
 }

@@ -1,0 +1,2 @@
+// Package egress is the operator's side of Egresses themselves.
+package egress
