@@ -14,7 +14,7 @@ import (
 
 // commands are the subcommands, each in a file of its own.
 var commands = []func() *cobra.Command{
-	newUp, newStatus, newPod, newExec, newKill, newStart, newFault, newCalls, newDown, newDemo, newServe, newLabProcess,
+	newUp, newStatus, newPod, newExec, newKill, newStart, newFault, newCalls, newDown, newDemo, newVM, newServe, newLabProcess,
 }
 
 func main() {
