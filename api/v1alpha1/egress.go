@@ -278,3 +278,7 @@ const (
 // EgressPort is the UDP port of Foo-over-UDP, of gateways and clients, unless the settings
 // of operator and daemons say otherwise (the one of the source document).
 const EgressPort = 5555
+
+// EgressHealthPort is the TCP port where a gateway answers probes, of the kubelet and of the
+// daemons whose pods use it, and has its metrics.
+const EgressHealthPort = 61690

@@ -41,6 +41,7 @@ type Options struct {
 	Source source.Source
 	Kernel Kernel
 	NICs   NICs   // optional: pods then have none
+	Egress Egress // optional: pods then have none
 	Upkeep Upkeep // optional
 	// Install puts plugin and configuration in place, once an address was
 	// usable and now and then after that; a good installation it leaves as it
@@ -94,6 +95,7 @@ type Daemon struct {
 	writable   *writable
 	repairer   *repairer     // nil without Upkeep
 	nics       *nicKeeper    // nil without NICs
+	egress     *egressKeeper // nil without Egress
 	views      chan struct{} // a token for each question about a pod at work
 
 	draining context.Context // ends when the daemon begins to end
@@ -134,6 +136,9 @@ func New(o Options) *Daemon {
 		if d.repairer != nil {
 			d.repairer.linkLost = o.NICs.LinkLost
 		}
+	}
+	if o.Egress != nil {
+		d.egress = newEgressKeeper(d)
 	}
 	d.cooling = &coolingRecords{
 		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,
