@@ -264,6 +264,19 @@ const (
 	ConditionClientsReady = "ClientsReady" // no pod is kept from being a client that would be one, and none waits
 )
 
+// The reasons of Available and ServiceReady.
+const (
+	EgressGatewaysReady   = "GatewaysReady"   // Available: gateways take connections to all destinations
+	EgressNoReplicas      = "NoReplicas"      // Available: spec.replicas is 0
+	EgressNoGateways      = "NoGateways"      // Available: none is ready
+	EgressFamilyMissing   = "FamilyMissing"   // Available: destinations are of a family that gateways have no address of
+	EgressApplied         = "Applied"         // ServiceReady: all is there
+	EgressInvalidTemplate = "InvalidTemplate" // ServiceReady: spec.template is no template of a pod
+	EgressNameTaken       = "NameTaken"       // ServiceReady: an object of that name is not the Egress's
+	EgressRefused         = "Refused"         // ServiceReady: the API server refuses an object
+	EgressPodsRefused     = "PodsRefused"     // ServiceReady: the API server refuses the gateways' pods
+)
+
 const (
 	// AnnotationEgressPrefix with the name of a namespace is the key of a pod's annotation
 	// that names Egresses of that namespace, separated by commas.
