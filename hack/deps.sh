@@ -78,6 +78,13 @@ packages() {
 		ovn-controller  ovn-host
 		/usr/lib/rabbitmq/bin/rabbitmq-server    rabbitmq-server
 	EOF
+	vm) cat <<-EOF ;;
+		qemu-system-x86_64    qemu-system-x86
+		busybox   busybox-static
+		ip        iproute2
+		modprobe  kmod
+		xz        xz-utils
+	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler
 	EOF

@@ -95,6 +95,7 @@ type Daemon struct {
 	writable   *writable
 	repairer   *repairer     // nil without Upkeep
 	nics       *nicKeeper    // nil without NICs
+	egress     *egressKeeper // nil without Egress
 	views      chan struct{} // a token for each question about a pod at work
 
 	draining context.Context // ends when the daemon begins to end
@@ -135,6 +136,9 @@ func New(o Options) *Daemon {
 		if d.repairer != nil {
 			d.repairer.linkLost = o.NICs.LinkLost
 		}
+	}
+	if o.Egress != nil {
+		d.egress = newEgressKeeper(d)
 	}
 	d.cooling = &coolingRecords{
 		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,

@@ -2,10 +2,18 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/source"
 )
+
+var _ = failpoint.Register("daemon.egress.acquired", "daemon.egress.applied", "daemon.egress.cleared")
 
 // Egress is how pods reach networks outside besides their own interface: as clients of
 // Egresses or, of their gateways, as those who forward. All methods may be called
@@ -46,24 +54,151 @@ type Egress interface {
 	News() <-chan struct{}
 	// Wanted returns what a ready attachment is to have by now, and whether that differs
 	// from rec.Egress in anything but the state; false while it is not known, as before the
-	// API server answered. Gateways that rec.Egress has keep their IDs. It is asked for every record whenever
-	// News fires: it answers from memory.
+	// API server answered. Gateways that rec.Egress has keep their IDs. It is asked for every
+	// record whenever News fires: it answers from memory.
 	Wanted(rec attachment.Record) (egress *attachment.Egress, differ bool)
+	// TakeUp says, before Run and once, which attachments are ready at a start. Those whose
+	// egress is settled are set up as recorded. Of a pod of this node whose EgressClient
+	// names another sandbox than theirs, that sandbox is gone.
+	TakeUp(ready []attachment.Record)
 	// SetUp says that a ready attachment is set up as rec.Egress says, nil included: at its
-	// ADD, after each change, after a repair that failed before, and, before Run, once for
-	// each ready record. The operator is told later: this does not wait for it.
+	// ADD, after each change and after each repair. The operator is told later, and only of
+	// what is new to it: this does not wait for it. So of Failed and Gone.
 	SetUp(rec attachment.Record)
-	// Failed says that rec.Egress could not be set up as yet, at an ADD or for a pod that
-	// runs; rec.Egress.Egresses are those wanted. It is tried again, and told again only if
-	// the error differs. A person is to hear of it: by the EgressClient's condition and an
-	// Event of the Pod.
+	// Failed says that rec.Egress could not be set up, at an ADD, of which nothing stays then,
+	// or for a pod that runs, and what it had before may be there still, in part. It is told
+	// at each attempt. A person is to hear of a pod that runs: by the EgressClient's condition
+	// and an Event of the Pod; of an ADD the daemon tells.
 	Failed(rec attachment.Record, err error)
 	// Gone says that the attachment is no more, after its record went: its addresses may soon
-	// be another's. Told also of one that has no egress. What went while no daemon ran, or
-	// was not told before the last one ended, is known by that SetUp was not called for it
-	// before Run.
+	// be another's. Told also of one that has no egress, and before TakeUp.
 	Gone(rec attachment.Record)
 	// Run follows what the operator says, and tells it what there is to tell, until ctx
 	// ends, and returns only then.
 	Run(ctx context.Context) error
 }
+
+// errNoEgress is of a record with egress on a daemon that was started without it.
+var errNoEgress = errors.New("the attachment reaches networks outside by an Egress, and this berthd is not configured to set that up")
+
+// applyEgress sets up what a record says of egress, and returns it with that settled. The
+// error is a Failure.
+func (d *Daemon) applyEgress(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	if rec.Egress == nil {
+		return rec, nil
+	}
+	if d.Egress == nil {
+		return rec, egressFailure(rec, errNoEgress)
+	}
+	if err := d.Egress.Apply(ctx, rec); err != nil {
+		d.Egress.Failed(rec, err)
+		return rec, egressFailure(rec, err)
+	}
+	rec.Egress = settledEgress(rec.Egress)
+	return rec, failpoint.Hit("daemon.egress.applied")
+}
+
+// settledEgress is what a record says of egress once it is set up: nothing where there is
+// nothing.
+func settledEgress(e *attachment.Egress) *attachment.Egress {
+	if e == nil || len(e.Egresses) == 0 && !e.Forward {
+		return nil
+	}
+	settled := *e
+	settled.State = attachment.EgressSetUp
+	return &settled
+}
+
+// changingEgress is what a record says of egress while that is being set up in the place of
+// something else.
+func changingEgress(e *attachment.Egress) *attachment.Egress {
+	changing := attachment.Egress{}
+	if e != nil {
+		changing = *e
+	}
+	changing.State = attachment.EgressChanging
+	return &changing
+}
+
+// clearEgress takes away what an attachment that ends has of egress. It holds up no pod
+// that goes: all of it ends with the pod's namespace at the latest, and nothing of it is the
+// node's.
+func (d *Daemon) clearEgress(ctx context.Context, rec attachment.Record) error {
+	if rec.Egress == nil || d.Egress == nil {
+		return nil
+	}
+	if alive, err := d.netnsAlive(rec.Netns); !alive {
+		if err != nil {
+			d.Log.Warn("looking for the namespace of an egress that goes", "attachment", rec.Key.String(), "err", err)
+		}
+		return nil
+	}
+	if err := d.Egress.Clear(ctx, rec); err != nil {
+		d.Log.Warn("what a pod had of egress stays in its namespace", "attachment", rec.Key.String(), "err", err)
+		return nil
+	}
+	return failpoint.Hit("daemon.egress.cleared")
+}
+
+// egressDiffers tells how the kernel differs from what a record says of egress. Of one that is
+// changing that is not known.
+func (d *Daemon) egressDiffers(ctx context.Context, rec attachment.Record) error {
+	switch {
+	case rec.Egress == nil || rec.Egress.State != attachment.EgressSetUp:
+		return nil
+	case d.Egress == nil:
+		return errNoEgress
+	}
+	if err := d.Egress.Check(ctx, rec); err != nil {
+		return fmt.Errorf("egress: %w", err)
+	}
+	return nil
+}
+
+// tellSetUp says that an attachment is ready with its egress.
+func (d *Daemon) tellSetUp(rec attachment.Record) {
+	if d.Egress != nil {
+		d.Egress.SetUp(rec)
+	}
+}
+
+// tellGone says that an attachment is no more.
+func (d *Daemon) tellGone(rec attachment.Record) {
+	if d.Egress != nil {
+		d.Egress.Gone(rec)
+	}
+}
+
+// egressNames are the Egresses of a record, for people.
+func egressNames(rec attachment.Record) (names []string) {
+	if rec.Egress == nil {
+		return nil
+	}
+	for _, e := range rec.Egress.Egresses {
+		names = append(names, e.Namespace+"/"+e.Name)
+	}
+	return names
+}
+
+// egressFailure says what came of something that was to be set up of egress.
+func egressFailure(rec attachment.Record, err error) error {
+	what := "setting up the pod's egress"
+	if names := egressNames(rec); len(names) > 0 {
+		what += fmt.Sprintf(" by %v", names)
+	}
+	code, reason := CodeKernel, "egress"
+	switch ex, _ := errors.AsType[*source.Exhausted](err); {
+	case ex != nil:
+		code, reason = types.ErrTryAgainLater, ex.Reason
+	case errors.Is(err, errNoFoU):
+		code, reason = types.ErrTryAgainLater, "no-fou"
+	case errors.Is(err, errNoEgress):
+		reason = "no-egress"
+	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
+		code, reason = types.ErrInvalidNetNS, "netns-missing"
+	}
+	return &Failure{Code: code, Reason: reason, Message: what, Details: err.Error(), Err: err}
+}
+
+// errNoFoU stands in until package client has it.
+var errNoFoU = errors.New("the kernel has no Foo-over-UDP")

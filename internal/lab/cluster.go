@@ -21,6 +21,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/network/forward"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
@@ -41,7 +42,7 @@ type Cluster struct {
 	dir        string
 	namespaces map[string]string // annotations of those that the lab makes for pods
 	reports    *reports
-	forward    *portForward // for Kubeconfig
+	forward    *forward.Forward // for Kubeconfig
 }
 
 // The service accounts of the chart.

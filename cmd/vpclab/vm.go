@@ -1,0 +1,90 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/lab/vm"
+	"github.com/berthnet/berth/internal/lab/vm/guestapi"
+)
+
+// vmFlags are the flags of `vpclab vm`.
+type vmFlags struct {
+	machine vm.Machine
+	prepare bool
+	api     bool
+	verbose bool
+}
+
+func newVM() *cobra.Command {
+	var f vmFlags
+	c := &cobra.Command{
+		Use:   "vm [--share DIR] -- COMMAND [ARG...]",
+		Short: "Run a command in a virtual machine with Debian's kernel and this machine's files",
+		Long: `Run a command as root in a virtual machine (QEMU without KVM) with Debian's stock
+kernel, which has Foo-over-UDP. Its files are this machine's; what the command writes
+is gone with the machine, but in the folders of --share. Its output is shown as it
+comes, and its exit code is that of vpclab.`,
+		Example: `  vpclab vm -- uname -r
+  vpclab vm --share "$PWD/dist" -- sh -c 'nft list ruleset >dist/ruleset'`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 && !f.prepare {
+				return errors.New("want a command, such as vpclab vm -- uname -r")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
+	}
+	flags := c.Flags()
+	flags.SetInterspersed(false) // those after the command are the command's
+	flags.IntVar(&f.machine.CPUs, "cpus", vm.DefaultCPUs, "processors of the machine")
+	flags.IntVar(&f.machine.Memory, "memory", vm.DefaultMemory, "memory of the machine in MiB; three quarters of it take what the command writes")
+	flags.StringArrayVar(&f.machine.Shared, "share", nil, "folder that the command writes to, by the same path (may be repeated)")
+	flags.BoolVar(&f.api, "control-plane", false, "start a Kubernetes control plane with Berth's kinds on this machine, of the programs in $KUBEBUILDER_ASSETS, which the command reaches by $KUBECONFIG")
+	flags.BoolVar(&f.prepare, "prepare", false, "only make the machine's kernel ready, and print its folder, for "+vm.Environment)
+	flags.BoolVar(&f.verbose, "verbose", false, "tell when the machine has booted")
+	return c
+}
+
+func (f *vmFlags) run(cmd *cobra.Command, args []string) (err error) {
+	ctx := cmd.Context()
+	image, err := vm.Prepare(ctx, func(what string) { fmt.Fprintln(os.Stderr, what+" ...") })
+	if err != nil {
+		return err
+	}
+	if f.prepare {
+		fmt.Println(image)
+		return nil
+	}
+	m := f.machine
+	m.Image = image
+	for i := range m.Shared {
+		if m.Shared[i], err = filepath.Abs(m.Shared[i]); err != nil {
+			return err
+		}
+	}
+	if f.verbose {
+		m.Booted = func(took time.Duration) {
+			fmt.Fprintf(os.Stderr, "the virtual machine booted in %.1f s\n", took.Seconds())
+		}
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	env := os.Environ()
+	if f.api {
+		api, startErr := guestapi.Start(ctx, os.Getenv("KUBEBUILDER_ASSETS"))
+		if startErr != nil {
+			return startErr
+		}
+		defer func() { err = errors.Join(err, api.Close()) }()
+		env = append(env, api.Join(&m)...)
+	}
+	return m.Run(ctx, vm.Command{Argv: args, Env: env, Dir: dir, Stdout: os.Stdout, Stderr: os.Stderr})
+}

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Runs a command as root in a virtual machine with Debian's kernel, which has
+# Foo-over-UDP, and this machine's files (vpclab vm). What it writes is gone with the
+# machine, but in folders of --share. Its exit code is this script's.
+#
+#   hack/vm.sh [--share DIR] [--cpus N] [--memory MIB] COMMAND [ARGUMENT...]
+#   hack/vm.sh --prepare      makes the kernel ready, and prints its folder
+#
+# Programs are built here, which is ten times as fast, and tests of a package run
+# there, each package in a machine of its own, by
+#
+#   go test -tags guest -exec "$PWD/hack/vm.sh" -run X ./internal/egress/client
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+"$root/hack/deps.sh" vm
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/berth/vm
+vpclab=$cache/vpclab-$(sha256sum <<<"$root" | cut -c1-12)
+mkdir -p "$cache"
+CGO_ENABLED=0 GOFLAGS='' "$root/hack/slowly.sh" "Building vpclab" flock "$vpclab.lock" \
+	go build -C "$root" -trimpath -tags grpcnotrace -o "$vpclab" ./cmd/vpclab
+exec "$vpclab" vm "$@"
