@@ -22,6 +22,17 @@ import (
 // (RFC 6298, section 2).
 const reportsAtOnce = 16
 
+// TakeUp implements daemon.Egress.
+func (c *Clients) TakeUp(ready []attachment.Record) {
+	c.change(func(b *book) {
+		for _, rec := range ready {
+			if told(rec) {
+				b.setUp(rec)
+			}
+		}
+	})
+}
+
 // SetUp implements daemon.Egress.
 func (c *Clients) SetUp(rec attachment.Record) {
 	if told(rec) {
@@ -29,9 +40,9 @@ func (c *Clients) SetUp(rec attachment.Record) {
 	}
 }
 
-// Failed implements daemon.Egress.
+// Failed implements daemon.Egress. Of an ADD the pod is told by its own Event.
 func (c *Clients) Failed(rec attachment.Record, err error) {
-	if told(rec) {
+	if told(rec) && rec.State == attachment.Ready {
 		c.change(func(b *book) { b.fail(rec, err) })
 	}
 }
