@@ -62,7 +62,9 @@ func (c *Cluster) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for k, f := range c.feeds {
 		resource := schema.GroupVersionResource{Version: "v1", Resource: k.resource}
-		wg.Go(func() { Follow(ctx, k.resource, c.api.metadata(resource, k.fields, bare(k.labels, f.annotations...)), f.all()) })
+		wg.Go(func() {
+			Follow(ctx, k.resource, c.api.metadata(resource, k.fields, bare(k.labels, f.annotations...)), f.all())
+		})
 	}
 	wg.Wait()
 }

@@ -221,4 +221,3 @@ func (c *Clients) noteAnswer(r answer, before, now int) {
 		c.log.Info("a gateway answers again", "egress", r.of.egress.name.String(), "gateway", r.of.uid, "addresses", r.of.addrs)
 	}
 }
-

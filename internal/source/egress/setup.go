@@ -99,7 +99,7 @@ func (c *Clients) setup(rec attachment.Record) client.Setup {
 // daemon's settings alone.
 func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) client.Setup {
 	own := ownAddresses(rec)
-	s := client.Setup{Link: rec.Key.IfName, MTU: rec.MTU, Addrs: own, Port: port, ClusterNetworks: networks}
+	s := client.Setup{Link: rec.Key.IfName, Addrs: own, Port: port, ClusterNetworks: networks}
 	for _, a := range slices.Concat(rec.OwnAddrs(), rec.OtherAddrs()) {
 		if !slices.Contains(own, a) {
 			s.Others = append(s.Others, a)
