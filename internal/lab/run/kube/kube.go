@@ -68,6 +68,7 @@ type ControlPlane struct {
 	address netip.AddrPort
 	ca      *authority
 	admin   *rest.Config
+	remote  bool // another process runs it
 
 	// APIServer is its process; KillAPIServer and StartAPIServer act on it.
 	APIServer *proc.Process
@@ -155,11 +156,14 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 }
 
 // URL is the API server's.
-func (c *ControlPlane) URL() string { return "https://" + c.address.String() }
+func (c *ControlPlane) URL() string { return c.admin.Host }
 
 // StartAPIServer starts the API server again, on the same port and with the
 // same data, and returns when it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
+	if c.remote {
+		return errRemote
+	}
 	for tries := 1; ; tries++ {
 		if err := c.APIServer.Start(); err != nil {
 			return err
@@ -176,7 +180,12 @@ const starts = 3
 
 // KillAPIServer ends the API server at once, as a crash does: connections are
 // reset and the port refuses new ones. Etcd and the others keep running.
-func (c *ControlPlane) KillAPIServer() error { return c.APIServer.Kill() }
+func (c *ControlPlane) KillAPIServer() error {
+	if c.remote {
+		return errRemote
+	}
+	return c.APIServer.Kill()
+}
 
 // Stop ends every program and returns when all are gone. The directory stays. A
 // graceful end takes an API server more than a minute, so they are killed.
