@@ -255,7 +255,7 @@ func TestContradictions(t *testing.T) {
 		"--ipam=eni --use-primary-address":                                        "--use-primary-address needs --ipam=eni-operator",
 		"--introspection-address=127.0.0.1:7000 --metrics-address=127.0.0.1:7000": "are both 127.0.0.1:7000",
 		"--auto-create-node-network":                                              "needs --ipam=eni-operator",
-		"--kubeconfig=/k --pod-events=never":                                      "node mode uses the Kubernetes API for Events only",
+		"--kubeconfig=/k --pod-events=never":                                      "node mode uses the Kubernetes API for Events and --egress only",
 		"--pod-events=maybe":                                                      "expected one of auto, always, never",
 		"--ipam=eni --auto-create-node-network":                                   "needs --ipam=eni-operator",
 		"--ipam=crd":                                                              "expected one of eni, eni-operator",

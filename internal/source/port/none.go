@@ -84,7 +84,7 @@ func (n *NICs) beside(s source.Snapshot) source.Snapshot {
 	defer n.mu.Unlock()
 	s.Waiting += len(n.waiters)
 	s.Conditions = append(s.Conditions[:len(s.Conditions):len(s.Conditions)], n.conditions()...)
-	s.Detail = both{s.Detail, n.count()}
+	s.Detail = source.Details{s.Detail, n.count()}
 	if err := n.book.anyTrouble(); err != nil && s.LastError == "" {
 		s.LastError = "the Kubernetes API cannot be used: " + err.Error()
 	}
