@@ -180,7 +180,7 @@ func (b *bench) checkBeside() {
 		}))
 		err := b.a.CheckPod(ctx, "checked")
 		if err == nil || !harness.Says(err.Error(), "eth2", addr.String()) {
-			return fmt.Errorf("CHECK of a pod whose eth2 has lost %s: %v", addr, err)
+			return fmt.Errorf("CHECK of a pod whose eth2 has lost %s: %s", addr, fmt.Sprint(err))
 		}
 		return nil
 	})
