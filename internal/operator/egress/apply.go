@@ -110,7 +110,7 @@ func (c *Controller) look(ctx context.Context, kind schema.GroupVersionKind, key
 // is not there made only if nobody else has made it meanwhile.
 func (c *Controller) apply(ctx context.Context, key types.NamespacedName, wanted *unstructured.Unstructured, there client.Object, sum uint64) error {
 	kind := wanted.GroupVersionKind()
-	if err := failpoint.Hit("operator.egress.apply.before"); err != nil {
+	if err := failpoint.Hit("operator.gateways.apply.before"); err != nil {
 		return err
 	}
 	o := wanted.DeepCopy()
@@ -123,7 +123,7 @@ func (c *Controller) apply(ctx context.Context, key types.NamespacedName, wanted
 		c.book.drop(key, kind)
 		return fmt.Errorf("apply %s %s: %w", kind.Kind, key, err)
 	}
-	if err := failpoint.Hit("operator.egress.apply.after"); err != nil {
+	if err := failpoint.Hit("operator.gateways.apply.after"); err != nil {
 		return err
 	}
 	c.book.note(key, kind, entry{uid: o.GetUID(), wanted: sum, version: versionOf(o), at: c.now()})
@@ -146,14 +146,14 @@ func (c *Controller) remove(ctx context.Context, e *v1alpha1.Egress, kind schema
 	if there == nil || !metav1.IsControlledBy(there, e) || there.GetDeletionTimestamp() != nil {
 		return nil
 	}
-	if err := failpoint.Hit("operator.egress.remove.before"); err != nil {
+	if err := failpoint.Hit("operator.gateways.remove.before"); err != nil {
 		return err
 	}
 	err = c.client.Delete(ctx, there, client.Preconditions{UID: new(there.GetUID())})
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete %s %s: %w", kind.Kind, key, err)
 	}
-	return failpoint.Hit("operator.egress.remove.after")
+	return failpoint.Hit("operator.gateways.remove.after")
 }
 
 // notOurs is the error of an object that is not the Egress's.

@@ -43,7 +43,7 @@ func child(m mortal) error {
 func TestKillAtEveryFailpoint(t *testing.T) {
 	var names []string
 	for _, name := range failpoint.Names() {
-		if strings.HasPrefix(name, "operator.egress.") && !strings.HasPrefix(name, "operator.egress.client") {
+		if strings.HasPrefix(name, "operator.gateways.") {
 			names = append(names, name)
 		}
 	}
