@@ -21,6 +21,10 @@ import (
 // cacheGrace is how long the cache may take to have what was applied.
 const cacheGrace = time.Second
 
+// noVersion is a resource version that no object has, as it is etcd's before anything is
+// written: an object with it is made if there is none, and else it is a conflict.
+const noVersion = "1"
+
 // provide has an Egress have its objects. The problem is the first that a person has to
 // see to; the error one that is tried again at once. again is when to look once more.
 func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again time.Duration, problem *plan.Problem, err error) {
@@ -116,6 +120,8 @@ func (c *Controller) apply(ctx context.Context, key types.NamespacedName, wanted
 	o := wanted.DeepCopy()
 	if there != nil {
 		o.SetUID(there.GetUID())
+	} else {
+		o.SetResourceVersion(noVersion)
 	}
 	err := c.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
 	c.o.Metrics.applied(kind.Kind, err)

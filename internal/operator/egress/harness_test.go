@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -71,13 +72,18 @@ func stage(t *testing.T) *world {
 	return w
 }
 
-// run starts an operator, under its account, with its roles and policies.
-func (w *world) run(o Options) {
+// run starts an operator, under its account, with its roles and policies, each request
+// through some transports.
+func (w *world) run(o Options, through ...transport.WrapperFunc) {
 	w.t.Helper()
+	cfg := operatorConfig(w.t)
+	for _, wrap := range through {
+		cfg.Wrap(wrap)
+	}
 	if o.Logger == nil {
 		o.Logger = sourcetest.Logger(w.t.Output())
 	}
-	c, mgr, err := assemble(w.t.Context(), operatorConfig(w.t), o)
+	c, mgr, err := assemble(w.t.Context(), cfg, o)
 	harness.OK(w.t, err)
 	w.c, w.end = c, controllers.Run(w.t, mgr)
 }

@@ -2,12 +2,17 @@ package egress
 
 import (
 	"errors"
+	"net/http"
+	"path"
+	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
@@ -43,6 +48,49 @@ func TestForeignObjectsStay(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// Somebody who makes an object of the name at the moment when the operator is about to, or
+// in place of one that it is about to mend, keeps it.
+func TestObjectsOfTheLastMoment(t *testing.T) {
+	w := stage(t)
+	mine := func(name string) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+	}
+	var replace sync.Map // names of Services to be somebody's before the operator's next write
+	w.run(Options{}, harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		name := path.Base(r.URL.Path)
+		if r.Method != http.MethodPatch || !strings.HasSuffix(path.Dir(r.URL.Path), "/services") {
+			return next.RoundTrip(r)
+		}
+		if _, now := replace.LoadAndDelete(name); now {
+			if err := client.IgnoreNotFound(w.client.Delete(r.Context(), mine(name))); err != nil {
+				t.Error(err)
+			}
+			if err := w.client.Create(r.Context(), mine(name)); err != nil {
+				t.Error(err)
+			}
+		}
+		return next.RoundTrip(r)
+	}))
+	isMine := func(s *corev1.Service) error {
+		if len(s.OwnerReferences) > 0 || len(s.Labels) > 0 || s.Spec.Ports[0].Port != 80 {
+			return errors.New("it is not mine")
+		}
+		return nil
+	}
+	taken := conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service")
+	replace.Store("made", true)
+	w.egress("made", v1alpha1.EgressSpec{})
+	w.status("made", "finds another's Service", taken)
+	w.service("made", "is mine", isMine)
+
+	e := w.egress("mended", v1alpha1.EgressSpec{})
+	w.status("mended", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+	replace.Store("mended", true)
+	w.change(e, `{"spec":{"sessionAffinity":"None"}}`)
+	w.status("mended", "finds another's Service", taken)
+	w.service("mended", "is mine", isMine)
 }
 
 // A template that is none is said where it is wrong, by Berth and by the API server; what
