@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -34,8 +35,21 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Kube(func() int { return harness.Main(m, "berthd", "berth") }))
 }
 
-// reference is where the distribution has the reference plugins.
+// reference is where the distribution has the reference plugins, which speak CNI up to 1.0.0.
 const reference = "/usr/lib/cni"
+
+// newer is where there are reference plugins that speak 1.1.0.
+func newer(t *testing.T) (dir string) {
+	t.Helper()
+	for _, name := range []string{"host-local", "ptp"} { // both in one folder
+		cmd := exec.CommandContext(t.Context(), filepath.Join(harness.Tree(), "hack/tool.sh"), "cniplugins", name)
+		cmd.Stderr = os.Stderr
+		path, err := cmd.Output()
+		harness.OK(t, err)
+		dir = filepath.Dir(strings.TrimSpace(string(path)))
+	}
+	return dir
+}
 
 // host is a node of another network, with a berthd without addresses.
 type host struct {
@@ -44,6 +58,7 @@ type host struct {
 	url    string // of /ip-manager
 	daemon *proc.Process
 	cni    *libcni.CNIConfig
+	cache  string // the runtime's
 }
 
 func newHost(t *testing.T) *host {
@@ -73,8 +88,14 @@ func newHost(t *testing.T) *host {
 			harness.OK(t, h.daemon.Stop(harness.Patience))
 		}
 	})
-	h.cni = libcni.NewCNIConfigWithCacheDir([]string{h.bin()}, t.TempDir(), nil)
+	h.cache = t.TempDir()
+	h.cni = h.runtime()
 	return h
+}
+
+// runtime is one that looks for plugins in more folders first.
+func (h *host) runtime(more ...string) *libcni.CNIConfig {
+	return libcni.NewCNIConfigWithCacheDir(append(more, h.bin()), h.cache, nil)
 }
 
 func (h *host) bin() string    { return filepath.Join(h.dir, "bin") }
@@ -189,6 +210,9 @@ func TestVerbsAfterAnotherNetwork(t *testing.T) {
 	harness.OK(t, os.MkdirAll(h.conf(), 0o755))
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
+			if version == "1.1.0" {
+				h.cni = h.runtime(newer(t))
+			}
 			ctx := harness.Deadline(t, harness.Patience)
 			list := h.list(version, h.berth())
 			rt := h.sandbox()
