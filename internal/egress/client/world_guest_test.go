@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -169,11 +170,11 @@ func (w *world) client() {
 	w.host(clientNS, "10.1.0.2/24", "fd01::2/64")
 }
 
-// host makes a namespace with addresses, behind the router, which has the first one of its
+// host makes a namespace with addresses in networks, behind the router, which has the first one of its
 // first two's networks.
-func (w *world) host(space string, addrs ...string) {
+func (w *world) host(space string, networks ...string) {
 	w.t.Helper()
-	own := prefixes(addrs...)
+	own := prefixes(networks...)
 	w.must(ns.Create(space))
 	w.must(ns.Netlink("/proc/thread-self/ns/net", func(h *netlink.Handle) error {
 		_ = ns.DeleteLink(h, "v"+space)
@@ -303,3 +304,16 @@ ip fou show; ip -6 fou show; nft list ruleset; grep -r . /proc/sys/net/ipv4/conf
 func keysOf(m map[netip.Addr]int) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(m), netip.Addr.Compare)
 }
+
+func addrs(list ...string) []netip.Addr {
+	var all []netip.Addr
+	for _, a := range list {
+		all = append(all, netip.MustParseAddr(a))
+	}
+	return all
+}
+
+var numbers = regexp.MustCompile(`@if\d+|fe80::[0-9a-f:]+|link-netnsid \d+|permaddr [0-9a-f:]+|link/ether [0-9a-f:]+`)
+
+// withoutNumbers leaves out what differs from one namespace to the next.
+func withoutNumbers(dump string) string { return numbers.ReplaceAllString(dump, "-") }
