@@ -67,13 +67,12 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 		}
 		found = append(found, list...)
 	}
-	if l := was.links[unix.AF_INET]; l != nil {
-		v, err := k.pathFilter(l.Attrs().Index)
-		if err != nil {
-			return nil, err
+	if l := was.links[unix.AF_INET]; l != nil && p.has(unix.AF_INET) {
+		if !was.loose {
+			note("%s has no loose reverse path filtering", l.Attrs().Name)
 		}
-		if v != looseFilter {
-			note("%s has reverse path filtering %d, not %d", l.Attrs().Name, v, looseFilter)
+		if !was.numbered {
+			note("%s lacks the pod's address", l.Attrs().Name)
 		}
 	}
 	wantRoutes := map[place]bool{}

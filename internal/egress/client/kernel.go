@@ -125,7 +125,7 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 			return err
 		}
 	}
-	devices, err := k.setTunnels(p)
+	devices, err := k.setTunnels(was, p)
 	if errors.Is(err, ErrNoFoU) && was.fresh() {
 		return errors.Join(err, k.undo())
 	}
