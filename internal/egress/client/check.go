@@ -50,7 +50,7 @@ func check(ctx context.Context, netnsPath string, s Setup) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := newFilter(s)
+	f, err := newFilter(s, was.loosened)
 	if err != nil {
 		return nil, err
 	}

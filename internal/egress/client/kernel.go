@@ -115,7 +115,11 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 	if err := s.checkMTU(link.mtu); err != nil {
 		return err
 	}
-	want, err := newFilter(s)
+	loose, err := k.loosen(s, link, was)
+	if err != nil {
+		return err
+	}
+	want, err := newFilter(s, loose)
 	if err != nil {
 		return err
 	}
@@ -139,13 +143,14 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 		func() error { return k.addRoutes(was, p, devices, ofGateways) },
 		func() error { return k.addRules(was, p) },
 		func() error { return k.addRoutes(was, p, devices, ofDestinations) },
+		func() error { return k.takeBack(was.loosened, loose) },
 		func() error {
 			if was.fresh() || was.filter == want.summary() {
 				return nil
 			}
 			return k.setFilter(want)
 		},
-		func() error { return k.answerByLink(s, link) },
+		func() error { return k.setLoose(loose) },
 		func() error { return k.removeRules(was, p.rules) },
 		func() error { return k.removeRoutes(was, p.routes) },
 		func() error { return k.removeTunnels(was, p) },

@@ -22,6 +22,7 @@ type state struct {
 	// numbered and loose tell of the device of IPv4 that it has its tunnel's address, and that its
 	// reverse path filtering is loose.
 	numbered, loose bool
+	loosened        loosened
 }
 
 // held is a route of the kernel's with the link that it leads to.
@@ -43,7 +44,7 @@ func (k *kernel) look() (state, error) {
 	if s.filter, err = k.filterSummary(); err != nil {
 		return s, err
 	}
-	s.port = portIn(s.filter)
+	s.port, s.loosened = portIn(s.filter), loosenedIn(s.filter)
 	for _, f := range bothFamilies {
 		l, err := k.nl.LinkByName(linkOf(f))
 		switch {

@@ -72,32 +72,3 @@ func (k *kernel) pathFilter(index int) (uint32, error) {
 	}
 	return 0, fmt.Errorf("read reverse path filtering: the kernel does not tell")
 }
-
-func (s Setup) answersOwnWay() bool {
-	for _, e := range s.Egresses {
-		if e.OriginatingOnly {
-			return true
-		}
-	}
-	return false
-}
-
-// answerByLink lets connections from a destination come in by the pod's own link, where the
-// namespace filters strictly.
-func (k *kernel) answerByLink(s Setup, own ownLink) error {
-	if !s.answersOwnWay() || !of(s.Addrs, unix.AF_INET).IsValid() {
-		return nil
-	}
-	all, err := k.pathFilter(netconfIndexAll)
-	if err != nil {
-		return err
-	}
-	one, err := k.pathFilter(own.index)
-	if err != nil {
-		return err
-	}
-	if max(all, one) != 1 {
-		return nil
-	}
-	return k.do("set reverse path filtering of "+s.Link, func() error { return k.setPathFilter(own.index, looseFilter) })
-}

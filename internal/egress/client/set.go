@@ -276,6 +276,9 @@ func (k *kernel) clear(was state) error {
 	if err := k.removeTunnels(was, plan{}); err != nil {
 		return err
 	}
+	if err := k.takeBack(was.loosened, loosened{}); err != nil {
+		return err
+	}
 	return k.removeFilter()
 }
 

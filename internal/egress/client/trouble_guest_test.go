@@ -56,8 +56,10 @@ func TestEndsAtEachStep(t *testing.T) {
 			w := &world{t}
 			begin := func() {
 				t.Helper()
-				w.apply(Setup{})
-				w.apply(way.from)
+				_, err := w.steps(Setup{}, nil)
+				w.must(err)
+				_, err = w.steps(way.from, nil)
+				w.must(err)
 			}
 			begin()
 			list, err := w.steps(way.to, nil)

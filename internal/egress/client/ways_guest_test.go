@@ -88,6 +88,7 @@ func TestOriginatingOnly(t *testing.T) {
 		w.in(clientNS, "sysctl -qw net.ipv4.conf.all.rp_filter=%s", strict)
 		server, err := echo.Serve(ns.Path(clientNS))
 		w.must(err)
+		before := w.dump()
 		s := setup(gateway(1), gateway(2))
 		w.apply(s)
 		for _, network := range networks {
@@ -120,7 +121,17 @@ func TestOriginatingOnly(t *testing.T) {
 			}
 		}
 		_ = server.Close()
+		s.Egresses[0].OriginatingOnly = false
+		w.apply(s)
+		if now := w.in(clientNS, "cat /proc/sys/net/ipv4/conf/eth0/rp_filter"); now != "0\n" {
+			t.Errorf("rp_filter of eth0 is %s afterwards", now)
+		}
+		s.Egresses[0].OriginatingOnly = true
+		w.apply(s)
 		w.apply(Setup{})
+		if after := w.dump(); after != before {
+			t.Errorf("before\n%s\nafter\n%s", before, after)
+		}
 	}
 }
 
