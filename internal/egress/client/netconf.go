@@ -25,13 +25,15 @@ const (
 
 // request sends a message of NETLINK_ROUTE in the pod's namespace.
 func (k *kernel) request(kind, flags int, parts ...nl.NetlinkRequestData) ([][]byte, error) {
-	socket, err := nl.GetNetlinkSocketAt(k.ns, netns.None(), unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink: %w", err)
+	if k.raw == nil {
+		socket, err := nl.GetNetlinkSocketAt(k.ns, netns.None(), unix.NETLINK_ROUTE)
+		if err != nil {
+			return nil, fmt.Errorf("open netlink: %w", err)
+		}
+		k.raw = &nl.SocketHandle{Socket: socket}
 	}
-	defer socket.Close()
 	req := nl.NewNetlinkRequest(kind, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: k.raw}
 	for _, p := range parts {
 		req.AddData(p)
 	}

@@ -15,10 +15,10 @@ import (
 // everything is a Setup that uses all that there is.
 func everything() Setup {
 	s := setup(gateway(1))
-	s.Others, s.ClusterNetworks = addrs("10.9.9.9"), prefixes("10.0.0.0/8")
+	s.Others, s.ClusterNetworks = addrsOf("10.9.9.9"), nets("10.0.0.0/8")
 	s.Egresses = append(s.Egresses,
-		Egress{Name: "ns/all", Destinations: prefixes("0.0.0.0/0"), Gateways: []Gateway{gateway(3)}, OriginatingOnly: true, SourcePortAuto: true},
-		Egress{Name: "ns/service", Destinations: prefixes("198.51.100.0/24"), Gateways: []Gateway{gateway(2)}, Service: addrs(service4.String(), service6.String())})
+		Egress{Name: "ns/all", Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{gateway(3)}, OriginatingOnly: true, SourcePortAuto: true},
+		Egress{Name: "ns/service", Destinations: nets("198.51.100.0/24"), Gateways: []Gateway{gateway(2)}, Service: addrsOf(service4.String(), service6.String())})
 	return s
 }
 
@@ -188,6 +188,24 @@ func TestCheck(t *testing.T) {
 			w.from("udp", outside4, gateway4(1), gateway4(2))
 			w.from("udp", outside6, gateway6(1), gateway6(2))
 		})
+	}
+}
+
+// A kernel that lacks the device of a family shows at the second step: what was made is taken away.
+func TestLacksADevice(t *testing.T) {
+	w := newWorld(t)
+	before := w.dump()
+	list, err := w.steps(setup(gateway(1)), func(what string) error {
+		if what == "make the tunnel from fd01::2" {
+			return fmt.Errorf("%w: as if", ErrNoFoU)
+		}
+		return nil
+	})
+	if !errors.Is(err, ErrNoFoU) || !slices.Contains(list, "make the tunnel from 10.1.0.2") {
+		t.Errorf("after %q: %v, want %v", list, err, ErrNoFoU)
+	}
+	if after := w.dump(); after != before {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 }
 

@@ -235,8 +235,8 @@ func TestInjection(t *testing.T) {
 func TestClusterNetworks(t *testing.T) {
 	w := newWorld(t)
 	s := setup(gateway(1))
-	s.Egresses[0].Destinations = prefixes("0.0.0.0/0", "::/0")
-	s.ClusterNetworks = prefixes("10.1.99.0/24", "fd01:0:99::/64")
+	s.Egresses[0].Destinations = nets("0.0.0.0/0", "::/0")
+	s.ClusterNetworks = nets("10.1.99.0/24", "fd01:0:99::/64")
 	for range 2 {
 		w.apply(s)
 		for _, network := range networks {
@@ -245,9 +245,9 @@ func TestClusterNetworks(t *testing.T) {
 			w.from(network, stranger4, client4)
 			w.from(network, stranger6, client6)
 		}
-		s.Egresses[0].Destinations = prefixes("203.0.113.0/24", "10.1.0.0/17", "2001:db8::/32", "fd01::/48")
+		s.Egresses[0].Destinations = nets("203.0.113.0/24", "10.1.0.0/17", "2001:db8::/32", "fd01::/48")
 		s.ClusterNetworks = nil
-		s.Egresses[0].Destinations = append(s.Egresses[0].Destinations[:1:1], prefixes("10.1.1.0/24", "2001:db8::/32", "fd01:0:1::/64")...)
+		s.Egresses[0].Destinations = append(s.Egresses[0].Destinations[:1:1], nets("10.1.1.0/24", "2001:db8::/32", "fd01:0:1::/64")...)
 	}
 }
 
@@ -263,7 +263,7 @@ ip -6 route add default via fd02::1 dev eth1 table 2053; ip -6 rule add pref 204
 	for _, destinations := range [][]string{{"203.0.113.0/24", "2001:db8:9::/64"}, {"0.0.0.0/0", "::/0"}} {
 		s := setup(gateway(1))
 		s.Others = []netip.Addr{nic4, nic6}
-		s.Egresses[0].Destinations = prefixes(destinations...)
+		s.Egresses[0].Destinations = nets(destinations...)
 		w.apply(s)
 		for from, to := range map[netip.Addr]netip.Addr{nic4: outside4, nic6: outside6} {
 			for _, network := range networks {
@@ -355,9 +355,9 @@ func TestManyDestinations(t *testing.T) {
 	s := setup(gateway(1))
 	many := Egress{Name: "ns/many", Gateways: []Gateway{gateway(2)}}
 	for i := range 50 {
-		many.Destinations = append(many.Destinations, prefixes(fmt.Sprintf("192.0.%d.0/24", i), fmt.Sprintf("2001:db8:a%02d::/48", i))...)
+		many.Destinations = append(many.Destinations, nets(fmt.Sprintf("192.0.%d.0/24", i), fmt.Sprintf("2001:db8:a%02d::/48", i))...)
 	}
-	many.Destinations = append(many.Destinations, prefixes("198.51.100.0/24", "2001:db8:51::/48")...)
+	many.Destinations = append(many.Destinations, nets("198.51.100.0/24", "2001:db8:51::/48")...)
 	s.Egresses = append(s.Egresses, many)
 	w.apply(s)
 	w.from("tcp", other4, gateway4(2))

@@ -66,20 +66,12 @@ func ending(n int) Gateway {
 	return g
 }
 
-func prefixes(list ...string) []netip.Prefix {
-	var all []netip.Prefix
-	for _, p := range list {
-		all = append(all, netip.MustParsePrefix(p))
-	}
-	return all
-}
-
 // setup is a client with one Egress to the outside by gateways.
 func setup(gateways ...Gateway) Setup {
 	return Setup{
 		Link: "eth0", MTU: 1500, Addrs: []netip.Addr{client4, client6}, Port: fouPort,
-		ClusterNetworks: prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),
-		Egresses:        []Egress{{Name: "ns/nat", Destinations: prefixes("203.0.113.0/24", "2001:db8:9::/64"), Gateways: gateways}},
+		ClusterNetworks: nets("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),
+		Egresses:        []Egress{{Name: "ns/nat", Destinations: nets("203.0.113.0/24", "2001:db8:9::/64"), Gateways: gateways}},
 	}
 }
 
@@ -174,7 +166,7 @@ func (w *world) client() {
 // first two's networks.
 func (w *world) host(space string, networks ...string) {
 	w.t.Helper()
-	own := prefixes(networks...)
+	own := nets(networks...)
 	w.must(ns.Create(space))
 	w.must(ns.Netlink("/proc/thread-self/ns/net", func(h *netlink.Handle) error {
 		_ = ns.DeleteLink(h, "v"+space)
@@ -303,14 +295,6 @@ ip fou show; ip -6 fou show; nft list ruleset; grep -r . /proc/sys/net/ipv4/conf
 
 func keysOf(m map[netip.Addr]int) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(m), netip.Addr.Compare)
-}
-
-func addrs(list ...string) []netip.Addr {
-	var all []netip.Addr
-	for _, a := range list {
-		all = append(all, netip.MustParseAddr(a))
-	}
-	return all
 }
 
 var numbers = regexp.MustCompile(`@if\d+|fe80::[0-9a-f:]+|link-netnsid \d+|permaddr [0-9a-f:]+|link/ether [0-9a-f:]+`)
