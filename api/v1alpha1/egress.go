@@ -54,7 +54,7 @@ type EgressSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=43
-	// +kubebuilder:validation:XValidation:rule="self.all(d, isCIDR(d) && string(cidr(d).masked()) == string(cidr(d)))",message="destinations must be CIDRs without host bits, such as 203.0.113.0/24, 0.0.0.0/0 or 2001:db8::/32"
+	// +kubebuilder:validation:XValidation:rule="self.all(d, isCIDR(d) && string(cidr(d).masked()) == d)",message="destinations must be CIDRs without host bits, such as 203.0.113.0/24, 0.0.0.0/0 or 2001:db8::/32"
 	Destinations []string `json:"destinations"`
 
 	// Replicas is how many gateways there are.
@@ -68,6 +68,9 @@ type EgressSpec struct {
 	// Deployment does.
 	// +kubebuilder:validation:XValidation:rule="!has(self.type) || self.type in ['Recreate', 'RollingUpdate']",fieldPath=".type",message="type must be Recreate or RollingUpdate"
 	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.type) || self.type == 'RollingUpdate'",fieldPath=".rollingUpdate",message="rollingUpdate is of type RollingUpdate"
+	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.rollingUpdate.maxSurge) || (type(self.rollingUpdate.maxSurge) == int ? int(self.rollingUpdate.maxSurge) >= 0 : string(self.rollingUpdate.maxSurge).matches('^[0-9]+%$'))",fieldPath=".rollingUpdate.maxSurge",message="maxSurge must be a number of pods, or a percentage such as 25%"
+	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.rollingUpdate.maxUnavailable) || (type(self.rollingUpdate.maxUnavailable) == int ? int(self.rollingUpdate.maxUnavailable) >= 0 : string(self.rollingUpdate.maxUnavailable).matches('^([0-9]|[1-9][0-9]|100)%$'))",fieldPath=".rollingUpdate.maxUnavailable",message="maxUnavailable must be a number of pods, or a percentage from 0% to 100%"
+	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.rollingUpdate.maxSurge) || !has(self.rollingUpdate.maxUnavailable) || !(string(self.rollingUpdate.maxSurge) in ['0', '0%']) || !(string(self.rollingUpdate.maxUnavailable) in ['0', '0%'])",fieldPath=".rollingUpdate",message="maxSurge and maxUnavailable cannot both be 0: no gateway could ever be replaced"
 	// +optional
 	Strategy *appsv1.DeploymentStrategy `json:"strategy,omitempty"`
 
@@ -82,7 +85,9 @@ type EgressSpec struct {
 	// +optional
 	SessionAffinity corev1.ServiceAffinity `json:"sessionAffinity,omitempty"`
 
-	// SessionAffinityConfig is that of the Service.
+	// SessionAffinityConfig is that of the Service: for how many seconds a client keeps its
+	// gateway.
+	// +kubebuilder:validation:XValidation:rule="has(self.clientIP) && has(self.clientIP.timeoutSeconds) && self.clientIP.timeoutSeconds >= 1 && self.clientIP.timeoutSeconds <= 86400",fieldPath=".clientIP",message="clientIP.timeoutSeconds must be from 1 to 86400"
 	// +optional
 	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
 
@@ -162,18 +167,25 @@ type EgressPodTemplate struct {
 type EgressPodMetadata struct {
 	// Labels are added to those that Berth gives them; of domain berth.dev none may be
 	// set.
-	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && !format.qualifiedName().validate(k).hasValue() && size(self[k]) <= 63 && !format.labelValue().validate(self[k]).hasValue())",message="labels must be keys and values of labels"
-	// +kubebuilder:validation:XValidation:rule="self.all(k, !k.matches('^([^/]*[.])?berth[.]dev/'))",message="labels of berth.dev are Berth's own"
+	// +kubebuilder:validation:MaxProperties=32
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$'))",message="labels must have keys such as example.com/name"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, !k.startsWith('berth.dev/') && !k.contains('.berth.dev/'))",message="labels of berth.dev are Berth's own"
 	// +optional
-	Labels map[string]string `json:"labels,omitempty"`
+	Labels map[string]EgressPodLabel `json:"labels,omitempty"`
 
 	// Annotations are added likewise.
-	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && !format.qualifiedName().validate(k).hasValue())",message="annotations must have keys such as example.com/name"
+	// +kubebuilder:validation:MaxProperties=32
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$'))",message="annotations must have keys such as example.com/name"
 	// +optional
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
+
+// EgressPodLabel is the value of a label (Kubernetes documentation, "Labels and
+// Selectors").
+//
+// +kubebuilder:validation:MaxLength=63
+// +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
+type EgressPodLabel string
 
 // EgressPodDisruptionBudget says how many gateways may be away at once by somebody's will.
 //
@@ -263,14 +275,35 @@ const (
 	ConditionClientsReady = "ClientsReady" // no pod is kept from being a client that would be one, and none waits
 )
 
+// The reasons of Available and ServiceReady.
+const (
+	EgressGatewaysReady   = "GatewaysReady"   // Available: gateways take connections to all destinations
+	EgressNoReplicas      = "NoReplicas"      // Available: spec.replicas is 0
+	EgressNoGateways      = "NoGateways"      // Available: none is ready
+	EgressFamilyMissing   = "FamilyMissing"   // Available: destinations are of a family that gateways have no address of
+	EgressApplied         = "Applied"         // ServiceReady: all is there
+	EgressInvalidTemplate = "InvalidTemplate" // ServiceReady: spec.template is no template of a pod
+	EgressNameTaken       = "NameTaken"       // ServiceReady: an object of that name is not the Egress's
+	EgressRefused         = "Refused"         // ServiceReady: the API server refuses an object
+	EgressPodsRefused     = "PodsRefused"     // ServiceReady: the API server refuses the gateways' pods
+)
+
 const (
 	// AnnotationEgressPrefix with the name of a namespace is the key of a pod's annotation
 	// that names Egresses of that namespace, separated by commas.
 	AnnotationEgressPrefix = "egress.berth.dev/"
 	// LabelEgress is the name of the Egress that an object belongs to, in its namespace.
 	LabelEgress = "egress.berth.dev/name"
+	// AnnotationEgressGateway with the value "true" tells the node's daemon that a pod is a
+	// gateway: packets are forwarded in its network namespace, which the pod, without
+	// privileges, cannot have by itself. The operator sets it.
+	AnnotationEgressGateway = "berth.dev/egress-gateway"
 )
 
 // EgressPort is the UDP port of Foo-over-UDP, of gateways and clients, unless the settings
 // of operator and daemons say otherwise (the one of the source document).
 const EgressPort = 5555
+
+// EgressHealthPort is the TCP port where a gateway answers probes, of the kubelet and of the
+// daemons whose pods use it, and has its metrics.
+const EgressHealthPort = 61690

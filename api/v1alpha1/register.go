@@ -14,6 +14,9 @@ var GroupVersion = schema.GroupVersion{Group: "berth.dev", Version: "v1alpha1"}
 const (
 	OwnerDaemon   = "berthd"
 	OwnerOperator = "berth-operator"
+	// OwnerOperatorClients is the operator's too, for what it says of an Egress's clients in
+	// the Egress's status, beside what it says of gateways.
+	OwnerOperatorClients = "berth-operator-clients"
 )
 
 // AddToScheme makes the kinds known to a scheme.

@@ -4,12 +4,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/lab/vm"
 )
 
 // commands are the subcommands, each in a file of its own.
@@ -20,7 +23,13 @@ var commands = []func() *cobra.Command{
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := newRoot().ExecuteContext(ctx); err != nil {
+	err := newRoot().ExecuteContext(ctx)
+	var exit *vm.ExitError // of a command whose exit code is vpclab's
+	if errors.As(err, &exit) {
+		stop()
+		os.Exit(exit.Code)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "vpclab:", err)
 		stop()
 		os.Exit(1)

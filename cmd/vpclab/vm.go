@@ -10,12 +10,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/lab/vm"
+	"github.com/berthnet/berth/internal/lab/vm/guestapi"
 )
 
 // vmFlags are the flags of `vpclab vm`.
 type vmFlags struct {
 	machine vm.Machine
 	prepare bool
+	api     bool
 	verbose bool
 }
 
@@ -43,12 +45,13 @@ comes, and its exit code is that of vpclab.`,
 	flags.IntVar(&f.machine.CPUs, "cpus", vm.DefaultCPUs, "processors of the machine")
 	flags.IntVar(&f.machine.Memory, "memory", vm.DefaultMemory, "memory of the machine in MiB; three quarters of it take what the command writes")
 	flags.StringArrayVar(&f.machine.Shared, "share", nil, "folder that the command writes to, by the same path (may be repeated)")
+	flags.BoolVar(&f.api, "control-plane", false, "start a Kubernetes control plane with Berth's kinds on this machine, of the programs in $KUBEBUILDER_ASSETS, which the command reaches by $KUBECONFIG")
 	flags.BoolVar(&f.prepare, "prepare", false, "only make the machine's kernel ready, and print its folder, for "+vm.Environment)
 	flags.BoolVar(&f.verbose, "verbose", false, "tell when the machine has booted")
 	return c
 }
 
-func (f *vmFlags) run(cmd *cobra.Command, args []string) error {
+func (f *vmFlags) run(cmd *cobra.Command, args []string) (err error) {
 	ctx := cmd.Context()
 	image, err := vm.Prepare(ctx, func(what string) { fmt.Fprintln(os.Stderr, what+" ...") })
 	if err != nil {
@@ -74,10 +77,14 @@ func (f *vmFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	err = m.Run(ctx, vm.Command{Argv: args, Env: os.Environ(), Dir: dir, Stdout: os.Stdout, Stderr: os.Stderr})
-	var exit *vm.ExitError
-	if errors.As(err, &exit) {
-		os.Exit(exit.Code)
+	env := os.Environ()
+	if f.api {
+		api, startErr := guestapi.Start(ctx, os.Getenv("KUBEBUILDER_ASSETS"))
+		if startErr != nil {
+			return startErr
+		}
+		defer func() { err = errors.Join(err, api.Close()) }()
+		env = append(env, api.Join(&m)...)
 	}
-	return err
+	return m.Run(ctx, vm.Command{Argv: args, Env: env, Dir: dir, Stdout: os.Stdout, Stderr: os.Stderr})
 }

@@ -47,6 +47,8 @@ type Record struct {
 	Pod        Pod       `json:"pod,omitzero"`
 	Lease      Lease     `json:"lease"`
 	NICs       []NIC     `json:"nics,omitempty"`
+	Chained    *Chained  `json:"chained,omitempty"` // with another network's plugin; then there is no lease
+	Egress     *Egress   `json:"egress,omitempty"`  // nil: the pod has none
 	Netns      Netns     `json:"netns"`
 	HostLink   string    `json:"hostLink"` // names the record's file too
 	HostMAC    mac.Addr  `json:"hostMAC,omitempty"`
@@ -125,7 +127,7 @@ func (r Record) validate() error {
 		return fmt.Errorf("version is %d, expected %d", r.Version, Version)
 	case r.Key.ContainerID == "" || r.Key.IfName == "":
 		return fmt.Errorf("key %q lacks a container ID or interface name", r.Key)
-	case r.Lease.Empty() && r.First() == nil:
+	case r.Lease.Empty() && r.First() == nil && r.Chained == nil:
 		return fmt.Errorf("lease has no address, and no NIC is named %s", r.Key.IfName)
 	case r.Lease.IPv4.IsValid() && !r.Lease.IPv4.Is4():
 		return fmt.Errorf("lease.ipv4 is %s, expected an IPv4 address", r.Lease.IPv4)
@@ -138,7 +140,10 @@ func (r Record) validate() error {
 	case r.InstanceID == "" || r.BootID == "":
 		return errors.New("instanceID or bootID is empty")
 	}
-	return r.checkNICs()
+	if err := r.checkNICs(); err != nil {
+		return err
+	}
+	return r.checkEgress()
 }
 
 func (c Cooling) validate() error {

@@ -23,7 +23,7 @@ type Operator struct {
 	// Cluster
 	ClusterName string
 	Kubeconfig  string   // empty: in the cluster
-	IPAM        []string // some of IPAMENIOperator, IPAMPool and IPAMPort
+	IPAM        []string // some of IPAMENIOperator, IPAMPool and IPAMPort; none where Egress is all
 
 	// Leader election
 	LeaderElect    bool
@@ -61,6 +61,11 @@ type Operator struct {
 	UnplugGrace time.Duration
 	WebhookAddr string
 	FirstIsPort bool // the first interface of pods with NICs is one of them
+
+	// Egress
+	Egress      bool
+	EgressImage string
+	EgressPort  int // UDP
 
 	// Watching
 	MetricsAddr string
@@ -107,7 +112,9 @@ const renewJitter = 1.2
 
 func (o *Operator) contradictions() []error {
 	out := wrongTogether([]contradiction{
-		{len(o.IPAM) == 0, fmt.Sprintf("--ipam is empty: expected %s, %s, %s or several of them", IPAMENIOperator, IPAMPool, IPAMPort)},
+		{len(o.IPAM) == 0 && !o.Egress, fmt.Sprintf("--ipam is empty: expected %s, %s, %s or several of them, or --egress", IPAMENIOperator, IPAMPool, IPAMPort)},
+		{o.EgressPort == 0, "--egress-port must be at least 1"},
+		{o.Egress && o.EgressImage == "", "--egress needs --egress-image, the image of gateways"},
 		{o.VPCCalls == 0, "--vpc-calls must be at least 1"},
 		{slices.Contains(o.IPAM, IPAMPort) && strings.Contains(o.ClusterName, ":"),
 			fmt.Sprintf("--cluster-name %q has a colon, which --ipam=port cannot have: the name is part of ports' device IDs, between colons", o.ClusterName)},
@@ -143,6 +150,7 @@ func operatorTable(o *Operator) []Setting {
 		{"Nodes", operatorNodeSettings(o)},
 		{"Address pools", operatorPoolSettings(o)},
 		{"VPC ports", operatorPortSettings(o)},
+		{"Egress", operatorEgressSettings(o)},
 		{"Watching", append(operatorWatchingSettings(o), logSettings(&o.LogLevel, &o.LogFormat)...)},
 	})
 }
@@ -152,7 +160,7 @@ func operatorClusterSettings(o *Operator) []Setting {
 		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
 			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
 		{Flag: "ipam", Default: IPAMENIOperator, parse: list(&o.IPAM, among(IPAMENIOperator, IPAMPool, IPAMPort)),
-			Doc: "What the operator works for, separated by commas: `eni-operator`, ENIs of nodes, `pool`, address pools, or `port`, pods' NICs that are ports of VPCs. Only the first needs EC2."},
+			Doc: "What the operator works for, separated by commas: `eni-operator`, ENIs of nodes, `pool`, address pools, or `port`, pods' NICs that are ports of VPCs. Only the first needs EC2. Empty with --egress alone."},
 		{Flag: "kubeconfig", parse: absolutePath(&o.Kubeconfig, true),
 			Doc: "File that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
 	}
@@ -220,6 +228,17 @@ func operatorPortSettings(o *Operator) []Setting {
 			Doc: "Whether the first interface of pods with NICs, by which the kubelet knows the pod, is a port of a VPC too. Set to false where it comes from ENIs or address pools."},
 		{Flag: "webhook-address", parse: checked(&o.WebhookAddr, orEmpty(hostPort)),
 			Doc: "Where the API server asks, by TLS, about pods that ask for NICs, and PodNICs. Every operator answers, leading or not. Not set: it is not asked, and whoever makes a pod hears by Events what is wrong with it."},
+	}
+}
+
+func operatorEgressSettings(o *Operator) []Setting {
+	return []Setting{
+		{Flag: "egress", Default: "false", bare: true, parse: boolean(&o.Egress),
+			Doc: "Make gateways for Egresses, and tell them and nodes which pods are their clients, beside what --ipam says, or alone with an empty --ipam."},
+		{Flag: "egress-image", parse: text(&o.EgressImage),
+			Doc: "The image of gateways, which has the program berth-egress; needed with --egress."},
+		{Flag: "egress-port", Default: "5555", Unit: "port", parse: integer(&o.EgressPort, 1<<16-1, 5555),
+			Doc: "UDP port of the tunnels between clients and gateways. The daemons' setting of this name must be the same."},
 	}
 }
 

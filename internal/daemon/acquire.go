@@ -21,11 +21,12 @@ const (
 	noNICs    = "no NICs for the pod: "
 	noLinks   = "the pod's NICs are not on the node yet: "
 	noTraffic = "the pod's NICs carry no packets yet: "
+	noEgress  = "no egress for the pod: "
 )
 
 // acquire gets what an attachment is to have, and returns its record with that: NICs
-// first, so that no address is held while ports are made. until is the moment up to
-// which an ADD with NICs may go on to wait.
+// and egress first, so that no address is held while ports are made or the operator is waited
+// for. until is the moment up to which an ADD with NICs or egress may go on to wait.
 func (d *Daemon) acquire(ctx context.Context, want attachment.Record, wish source.Wish) (_ attachment.Record, until time.Time, err error) {
 	req := source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}
 	begun := time.Now()
@@ -46,6 +47,16 @@ func (d *Daemon) acquire(ctx context.Context, want attachment.Record, wish sourc
 			}
 		}
 	}
+	longer := begun.Add(max(d.WarmWait, d.EgressWait))
+	if longer.Before(until) {
+		longer = until
+	}
+	if want.Egress, err = d.acquireEgress(ctx, req, longer); err != nil {
+		return want, until, err
+	}
+	if want.Egress != nil {
+		until = longer
+	}
 	err = d.wait(ctx, req, until, noAddress, func(ctx context.Context) (err error) {
 		want.Lease, err = d.Source.Acquire(ctx, req)
 		return err
@@ -60,10 +71,27 @@ func (d *Daemon) acquire(ctx context.Context, want attachment.Record, wish sourc
 	return want, until, nil
 }
 
+// acquireEgress gets what is to be set up of egress; nil: nothing.
+func (d *Daemon) acquireEgress(ctx context.Context, req source.Request, until time.Time) (egress *attachment.Egress, err error) {
+	if d.Egress == nil {
+		return nil, nil
+	}
+	err = d.wait(ctx, req, until, noEgress, func(ctx context.Context) (err error) {
+		egress, err = d.Egress.Acquire(ctx, req)
+		return err
+	})
+	if err != nil || egress == nil {
+		return nil, err
+	}
+	return egress, failpoint.Hit("daemon.egress.acquired")
+}
+
 // checkInterface refuses an attachment whose own interface, the one that the runtime
 // asks for, is there twice or not at all.
 func checkInterface(want attachment.Record) error {
 	switch first := want.First(); {
+	case want.Chained != nil:
+		return nil
 	case first != nil && !want.Lease.Empty():
 		return failf(types.ErrInvalidNetworkConfig, "nic-name", "NIC %s, port %s, has the name of the interface that has the pod's address %s; name it otherwise",
 			first.IfName, first.Port, want.Lease.Addrs()[0])
@@ -103,12 +131,17 @@ func (d *Daemon) wait(ctx context.Context, req source.Request, until time.Time, 
 	return failf(types.ErrTryAgainLater, "source", "%s%s", lacks, err)
 }
 
-// why tells what an ADD waits for, and whether that is NICs; nil when none waits.
-func (d *Daemon) why(key attachment.Key) (ex *source.Exhausted, nics bool) {
+// why tells what an ADD waits for, and whether that is an address; nil when none waits.
+func (d *Daemon) why(key attachment.Key) (ex *source.Exhausted, address bool) {
 	if d.NICs != nil {
 		if ex := d.NICs.Why(key); ex != nil {
-			return ex, true
+			return ex, false
 		}
 	}
-	return d.Source.Why(key), false
+	if d.Egress != nil {
+		if ex := d.Egress.Why(key); ex != nil {
+			return ex, false
+		}
+	}
+	return d.Source.Why(key), true
 }

@@ -38,7 +38,7 @@ func (d *Daemon) add(ctx context.Context, want attachment.Record, wish source.Wi
 		return attachment.Record{}, err
 	}
 	if rec, ok := d.Store.Get(want.Key); ok {
-		if rec.State == attachment.Ready && rec.Netns.Same(want.Netns) {
+		if rec.State == attachment.Ready && rec.Netns.Same(want.Netns) && reflect.DeepEqual(rec.Chained, want.Chained) {
 			return d.addAgain(ctx, rec)
 		}
 		if err := d.clear(ctx, rec); err != nil {
@@ -60,7 +60,11 @@ func (d *Daemon) add(ctx context.Context, want attachment.Record, wish source.Wi
 // addAgain answers an ADD for what is set up already, and sets up what someone
 // removed of it.
 func (d *Daemon) addAgain(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
-	return d.again(ctx, rec, d.wire)
+	now, err := d.again(ctx, rec, d.wire)
+	if err == nil && now.Egress != nil {
+		d.tellSetUp(now)
+	}
+	return now, err
 }
 
 // again sets up what is missing of an attachment that is ready, or of a part of it.
@@ -92,6 +96,7 @@ func (d *Daemon) addAgainLater(ctx context.Context, seen attachment.Record) erro
 		return nil
 	}
 	_, err = d.again(ctx, rec, d.wireLease)
+	d.touchEgress(rec)
 	return err
 }
 
@@ -119,6 +124,7 @@ func (d *Daemon) setUp(ctx context.Context, rec attachment.Record, until time.Ti
 	if err == nil {
 		d.usable.set()
 		d.tellPlugged(ready)
+		d.tellSetUp(ready)
 		d.Log.Info("attached", forLog(ready, "from", rec.Lease.Group())...)
 		return ready, nil
 	}
@@ -245,6 +251,9 @@ func forLog(rec attachment.Record, more ...any) []any {
 	args := append([]any{"attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name, "addresses", rec.Lease.Addrs()}, more...)
 	if len(rec.NICs) > 0 {
 		args = append(args, "nics", nicNames(rec))
+	}
+	if names := egressNames(rec); len(names) > 0 {
+		args = append(args, "egress", names)
 	}
 	return args
 }

@@ -41,7 +41,11 @@ type Options struct {
 	Source source.Source
 	Kernel Kernel
 	NICs   NICs   // optional: pods then have none
-	Upkeep Upkeep // optional
+	Egress Egress // optional: pods then have none
+	// Chained: pods' interfaces are another network's, after whose plugins this one is called;
+	// Source has no addresses then.
+	Chained bool
+	Upkeep  Upkeep // optional
 	// Install puts plugin and configuration in place, once an address was
 	// usable and now and then after that; a good installation it leaves as it
 	// is. Optional.
@@ -59,6 +63,7 @@ type Options struct {
 
 	WarmWait     time.Duration // how long an ADD waits for an address
 	NICWait      time.Duration // how long an ADD with NICs waits for them and its address together, if longer
+	EgressWait   time.Duration // how long an ADD waits to hear of egress, and what it needs besides then, if longer
 	DrainTimeout time.Duration // how long kernel work may go on at the end
 	NetnsGrace   time.Duration // how long a namespace must be gone
 
@@ -94,6 +99,7 @@ type Daemon struct {
 	writable   *writable
 	repairer   *repairer     // nil without Upkeep
 	nics       *nicKeeper    // nil without NICs
+	egress     *egressKeeper // nil without Egress
 	views      chan struct{} // a token for each question about a pod at work
 
 	draining context.Context // ends when the daemon begins to end
@@ -134,6 +140,9 @@ func New(o Options) *Daemon {
 		if d.repairer != nil {
 			d.repairer.linkLost = o.NICs.LinkLost
 		}
+	}
+	if o.Egress != nil {
+		d.egress = newEgressKeeper(d)
 	}
 	d.cooling = &coolingRecords{
 		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,

@@ -75,6 +75,7 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 		return recordFailure(err)
 	}
 	err = failpoint.Hit("daemon.del.unrecorded")
+	d.tellGone(rec)
 	d.Source.Release(rec.Key)
 	d.cooling.add(d.Clock.Boot(), rec.Lease.Addrs()...)
 	d.Log.Info("released", forLog(rec, "why", why)...)

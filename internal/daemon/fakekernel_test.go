@@ -2,42 +2,25 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 
 	"github.com/berthnet/berth/internal/datapath"
 )
 
 // fakeKernel is a Kernel in memory that follows datapath.Node's contracts.
 type fakeKernel struct {
-	mu     sync.Mutex // guards all
-	links  map[string]datapath.Pod
-	routes map[netip.Addr]string
-	fail   map[string]error // by method
-	hook   map[string]func()
-	reaps  [][]string
+	fakeCalls // its mu guards all
+	links     map[string]datapath.Pod
+	routes    map[netip.Addr]string
+	reaps     [][]string
 }
 
 var _ Kernel = (*fakeKernel)(nil)
 
 func newFakeKernel() *fakeKernel {
-	return &fakeKernel{links: map[string]datapath.Pod{}, routes: map[netip.Addr]string{}, fail: map[string]error{}, hook: map[string]func(){}}
-}
-
-// enter runs a method's hook without the lock and returns its armed error with
-// the lock held.
-func (k *fakeKernel) enter(ctx context.Context, method string) error {
-	k.mu.Lock()
-	hook := k.hook[method]
-	k.mu.Unlock()
-	if hook != nil {
-		hook()
-	}
-	k.mu.Lock()
-	return errors.Join(k.fail[method], ctx.Err())
+	return &fakeKernel{fakeCalls: newFakeCalls(), links: map[string]datapath.Pod{}, routes: map[netip.Addr]string{}}
 }
 
 func (k *fakeKernel) AddPod(ctx context.Context, p datapath.Pod) (datapath.PodLinks, error) {
@@ -139,20 +122,6 @@ func (k *fakeKernel) Inventory(ctx context.Context) (datapath.Inventory, error) 
 		inv.Routes = append(inv.Routes, datapath.RouteInfo{Addr: a, Link: l})
 	}
 	return inv, nil
-}
-
-// set arms an error for a method, nil disarms it.
-func (k *fakeKernel) set(method string, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.fail[method] = err
-}
-
-// onEnter runs f at the begin of each call of a method.
-func (k *fakeKernel) onEnter(method string, f func()) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.hook[method] = f
 }
 
 // dropRoutes is somebody's removal of all routes.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -16,22 +15,19 @@ import (
 // switchboard is what NICs are plugged into: a node's Open vSwitch and links, which
 // outlive its daemons.
 type switchboard struct {
-	mu      sync.Mutex // guards all
-	plugs   map[plugged]attachment.NIC
-	fail    map[string]error          // by method
-	hook    map[string]func()         // by method
-	told    map[string]bool           // by port: what the operator heard last, that it is plugged
-	holder  map[string]attachment.Key // by port: whose it is then
-	calls   map[string]int            // by method
-	records func() *attachment.Store
-	wrong   []string // what was done that may not be
+	fakeCalls // its mu guards all
+	plugs     map[plugged]attachment.NIC
+	told      map[string]bool           // by port: what the operator heard last, that it is plugged
+	holder    map[string]attachment.Key // by port: whose it is then
+	records   func() *attachment.Store
+	wrong     []string // what was done that may not be
 }
 
 // plugged names a port of an attachment.
 type plugged struct{ hostLink, port string }
 
 func newSwitchboard() *switchboard {
-	return &switchboard{plugs: map[plugged]attachment.NIC{}, fail: map[string]error{}, hook: map[string]func(){}, told: map[string]bool{}, holder: map[string]attachment.Key{}, calls: map[string]int{}}
+	return &switchboard{fakeCalls: newFakeCalls(), plugs: map[plugged]attachment.NIC{}, told: map[string]bool{}, holder: map[string]attachment.Key{}}
 }
 
 // fakeNICs is a NICs in memory that follows the contracts of the interface.
@@ -42,12 +38,10 @@ type fakeNICs struct {
 	changed retry.Signal
 	news    retry.Signal
 
-	mu      sync.Mutex                  // guards all below; another than the switchboard's
-	bound   map[string][]attachment.NIC // by pod name: what Acquire gives
-	quiet   bool                        // what is plugged carries no packets
-	late    bool                        // nobody has brought the links yet
-	waiting map[attachment.Key]string
-	kick    chan struct{} // closed when bound, late or quiet changed
+	fakeWaits                             // its mu guards all below; another than the switchboard's
+	bound     map[string][]attachment.NIC // by pod name: what Acquire gives
+	quiet     bool                        // what is plugged carries no packets
+	late      bool                        // nobody has brought the links yet
 }
 
 var _ NICs = (*fakeNICs)(nil)
@@ -55,7 +49,7 @@ var _ NICs = (*fakeNICs)(nil)
 func newFakeNICs(board *switchboard) *fakeNICs {
 	return &fakeNICs{
 		switchboard: board, changed: retry.NewSignal(), news: retry.NewSignal(), bound: map[string][]attachment.NIC{},
-		waiting: map[attachment.Key]string{}, kick: make(chan struct{}),
+		fakeWaits: newFakeWaits("port-build"),
 	}
 }
 
@@ -70,41 +64,6 @@ func (f *fakeNICs) hush(quiet bool) { f.change(func() { f.quiet = quiet }) }
 // delay has the links that NICs are plugged from be there or not.
 func (f *fakeNICs) delay(late bool) { f.change(func() { f.late = late }) }
 
-func (f *fakeNICs) change(what func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	what()
-	close(f.kick)
-	f.kick = make(chan struct{})
-}
-
-// enter is fakeKernel.enter of a switchboard.
-func (s *switchboard) enter(ctx context.Context, method string) error {
-	s.mu.Lock()
-	s.calls[method]++
-	hook := s.hook[method]
-	s.mu.Unlock()
-	if hook != nil {
-		hook()
-	}
-	s.mu.Lock()
-	return errors.Join(s.fail[method], ctx.Err())
-}
-
-// set arms an error for a method, nil disarms it.
-func (s *switchboard) set(method string, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fail[method] = err
-}
-
-// onEnter runs f at the begin of each call of a method.
-func (s *switchboard) onEnter(method string, f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.hook[method] = f
-}
-
 // lose is somebody's removal of all that is plugged.
 func (s *switchboard) lose() {
 	s.mu.Lock()
@@ -117,13 +76,6 @@ func (s *switchboard) plug(hostLink, port string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.plugs[plugged{hostLink, port}] = attachment.NIC{Port: port}
-}
-
-// count tells how often a method was called.
-func (s *switchboard) count(method string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.calls[method]
 }
 
 // hear has the operator compare what it believes with what is plugged, as those do who
@@ -170,31 +122,6 @@ func (f *fakeNICs) CheckWish(req source.Request) error {
 	return f.refuses(req)
 }
 
-// until waits until ok, which is asked with f.mu held, or says why not.
-func (f *fakeNICs) until(ctx context.Context, key attachment.Key, why string, ok func() bool) error {
-	defer func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		delete(f.waiting, key)
-	}()
-	for {
-		f.mu.Lock()
-		done, kick := ok(), f.kick
-		if !done {
-			f.waiting[key] = why
-		}
-		f.mu.Unlock()
-		if done {
-			return nil
-		}
-		select {
-		case <-kick:
-		case <-ctx.Done():
-			return &source.Exhausted{Reason: "port-build", Message: why, Err: ctx.Err()}
-		}
-	}
-}
-
 func (f *fakeNICs) Acquire(ctx context.Context, req source.Request) (nics []attachment.NIC, err error) {
 	if err := f.enter(ctx, "Acquire"); err != nil {
 		f.switchboard.mu.Unlock()
@@ -206,15 +133,6 @@ func (f *fakeNICs) Acquire(ctx context.Context, req source.Request) (nics []atta
 		return !slices.ContainsFunc(nics, func(n attachment.NIC) bool { return n.Plug.Type == "" })
 	})
 	return nics, err
-}
-
-func (f *fakeNICs) Why(key attachment.Key) *source.Exhausted {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if why, ok := f.waiting[key]; ok {
-		return &source.Exhausted{Reason: "port-build", Message: why}
-	}
-	return nil
 }
 
 func (f *fakeNICs) Expect(ctx context.Context, rec attachment.Record) error {

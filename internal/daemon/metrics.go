@@ -20,6 +20,7 @@ type Metrics struct {
 	add, del *prometheus.HistogramVec
 	repairs  *prometheus.CounterVec
 	nics     *prometheus.CounterVec
+	egress   *prometheus.CounterVec
 	events   *prometheus.CounterVec
 }
 
@@ -28,20 +29,20 @@ func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
 		requests: famRequests.Counter(), add: famAdd.Histogram(metric.CallBuckets), del: famDel.Histogram(metric.CallBuckets),
-		repairs: famRepairs.Counter(), nics: famNICRepairs.Counter(), events: famPodEvents.Counter(),
+		repairs: famRepairs.Counter(), nics: famNICRepairs.Counter(), egress: famEgressChanges.Counter(), events: famPodEvents.Counter(),
 	}
 	build := famBuild.Gauge()
 	build.WithLabelValues(version.String()).Set(1)
-	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, m.nics, m.events, build,
+	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, m.nics, m.egress, m.events, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, v := range []*prometheus.HistogramVec{m.add, m.del} {
 		v.WithLabelValues() // shown from the start, with a count of 0
 	}
 	m.repairs.WithLabelValues()
-	for _, done := range []string{nicAgain, nicChanged} { // so that the first can be seen to be one more
-		for _, result := range []string{"success", "error"} {
-			m.nics.WithLabelValues(done, result)
-		}
+	for _, result := range []string{"success", "error"} { // so that the first can be seen to be one more
+		m.nics.WithLabelValues(nicAgain, result)
+		m.nics.WithLabelValues(nicChanged, result)
+		m.egress.WithLabelValues(result)
 	}
 	return m
 }
@@ -59,11 +60,17 @@ const (
 
 // countNICRepair counts a pod whose NICs were not as they should be.
 func (m *Metrics) countNICRepair(done string, err error) {
-	result := "success"
+	m.nics.WithLabelValues(done, resultOf(err)).Inc()
+}
+
+// countEgressChange counts a running pod whose egress was not as it should be.
+func (m *Metrics) countEgressChange(err error) { m.egress.WithLabelValues(resultOf(err)).Inc() }
+
+func resultOf(err error) string {
 	if err != nil {
-		result = "error"
+		return "error"
 	}
-	m.nics.WithLabelValues(done, result).Inc()
+	return "success"
 }
 
 // observeCall counts a call of the plugin, and the time that it took.
@@ -100,6 +107,9 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(famWaiting, float64(snap.Waiting))
 	gauge(famReap, float64(c.daemon.reaper.count()))
+	for state, n := range c.daemon.egressClients() {
+		gauge(famEgressClients, float64(n), state)
+	}
 	for _, cond := range c.daemon.conditions.all() {
 		v := 0.0
 		if cond.Healthy {

@@ -219,3 +219,13 @@ func (d *Daemon) endChange(ctx context.Context, key attachment.Key, active []att
 	d.Log.Info("NICs of a running pod carry packets", forLog(rec)...)
 	return failpoint.Hit("daemon.nics.changed")
 }
+
+// asked is what the operator says of NICs, without what the kernel tells and how far they
+// have come.
+func asked(nics []attachment.NIC) []attachment.NIC {
+	nics = slices.Clone(nics)
+	for i := range nics {
+		nics[i].HostLink, nics[i].HostMAC, nics[i].State, nics[i].Later = "", nil, attachment.Plugged, false
+	}
+	return nics
+}

@@ -15,14 +15,29 @@ import (
 // records to it, so that an Open vSwitch that is down holds no start up.
 type nicKeeper struct {
 	daemon  *Daemon
-	changes *nicChanges
+	changes *changes
 	swept   bool // nothing of no record is left from before
 	began   bool // ADDs may be under way
 	failed  bool // in the last look: NICs could not be plugged again
 	fails   int  // in how many looks at all, one after the other
 }
 
-func newNICKeeper(d *Daemon) *nicKeeper { return &nicKeeper{daemon: d, changes: newNICChanges(d)} }
+func newNICKeeper(d *Daemon) *nicKeeper {
+	return &nicKeeper{daemon: d, changes: newChanges(d, changing{
+		wanted: func(rec attachment.Record) (any, bool) {
+			wanted, differ := d.NICs.Wanted(rec)
+			return asked(wanted), differ
+		},
+		change: d.changeNICs,
+		done: func(rec attachment.Record, err error, news bool) {
+			d.touchEgress(rec) // whose packets leave by them
+			d.Metrics.countNICRepair(nicChanged, err)
+			if news {
+				d.Log.Warn("changing the NICs of a running pod, will try again", forLog(rec, "err", err)...)
+			}
+		},
+	})}
+}
 
 // takeUp removes what is of no record, and tells of the records that there are. It is
 // the end of a recovery.
@@ -188,6 +203,7 @@ func (k *nicKeeper) healHeld(ctx context.Context, rec attachment.Record) (away b
 		return false
 	}
 	d.Metrics.repairs.WithLabelValues().Inc()
+	d.touchEgress(rec)
 	d.Log.Warn("plugged NICs again", "attachment", rec.Key.String(), "was", differs)
 	return false
 }

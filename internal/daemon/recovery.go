@@ -61,6 +61,9 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 	if d.nics != nil {
 		d.nics.takeUp(ctx)
 	}
+	if d.egress != nil {
+		d.egress.takeUp()
+	}
 	r.awaitReaper(ctx)
 	return nil
 }
@@ -136,7 +139,7 @@ func (r *recovery) forget(rec attachment.Record) error {
 	return r.d.Store.Delete(rec.Key)
 }
 
-// ready takes up an attachment that was complete; its NICs are looked at behind the
+// ready takes up an attachment that was complete; its NICs and its egress are looked at behind the
 // start. When its sandbox is gone it is released now only if the runtime says so too,
 // else by the sweep in time.
 func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {

@@ -42,6 +42,14 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		})
 		wg.Go(func() { d.nics.run(loops) })
 	}
+	if d.egress != nil {
+		wg.Go(func() {
+			if err := d.Egress.Run(loops); err != nil && loops.Err() == nil {
+				cancel(fmt.Errorf("what brings egress ended: %w", err))
+			}
+		})
+		wg.Go(func() { d.egress.run(loops) })
+	}
 	wg.Go(func() { d.sweepLoop(loops) })
 	wg.Go(func() { d.writable.run(loops) })
 	wg.Go(func() { d.supply.run(loops) })

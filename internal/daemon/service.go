@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -25,6 +26,9 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 		return nil, err
 	}
 	d := s.front.daemon
+	if want.Chained, err = d.chainedBy(req); err != nil {
+		return nil, err
+	}
 	wish := wishOf(req, d.annotations())
 	if err := d.checkWish(want, wish); err != nil {
 		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "%s", err)
@@ -106,30 +110,54 @@ func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 
 // annotations are the keys of those that this daemon looks at.
 func (d *Daemon) annotations() []string {
-	if d.NICs == nil {
-		return d.Source.Annotations()
+	keys := slices.Clone(d.Source.Annotations())
+	if d.NICs != nil {
+		keys = append(keys, d.NICs.Annotations()...)
 	}
-	return slices.Concat(d.Source.Annotations(), d.NICs.Annotations())
+	if d.Egress != nil {
+		keys = append(keys, d.Egress.Annotations()...)
+	}
+	return keys
 }
 
 // checkWish refuses what no pod can have.
 func (d *Daemon) checkWish(want attachment.Record, wish source.Wish) error {
-	if err := d.Source.CheckWish(wish); err != nil || d.NICs == nil {
+	if err := d.Source.CheckWish(wish); err != nil {
 		return err
 	}
-	return d.NICs.CheckWish(source.Request{Key: want.Key, Pod: want.Pod, Wish: wish})
+	req := source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}
+	if d.NICs != nil {
+		if err := d.NICs.CheckWish(req); err != nil {
+			return err
+		}
+	}
+	if d.Egress != nil {
+		return d.Egress.CheckWish(req)
+	}
+	return nil
 }
 
-// wishOf is what a user wrote into the pod's annotations, of those with some keys,
-// and into the network's configuration.
+// wishOf is what a user wrote into the pod's annotations, of those with some keys (one that
+// ends in "/" stands for all that begin with it), and into the network's configuration.
 func wishOf(req *rpc.AddRequest, keys []string) source.Wish {
 	wish := source.Wish{Told: req.GetAnnotations() != nil, NetworkPool: req.GetPool()}
+	note := func(key, value string) {
+		if wish.Annotations == nil {
+			wish.Annotations = make(map[string]string, len(keys))
+		}
+		wish.Annotations[key] = value
+	}
 	for _, key := range keys {
-		if value, ok := req.GetAnnotations().Get(key); ok {
-			if wish.Annotations == nil {
-				wish.Annotations = make(map[string]string, len(keys))
+		if strings.HasSuffix(key, "/") {
+			for told, value := range req.GetAnnotations().GetAll() {
+				if strings.HasPrefix(told, key) {
+					note(told, value)
+				}
 			}
-			wish.Annotations[key] = value
+			continue
+		}
+		if value, ok := req.GetAnnotations().Get(key); ok {
+			note(key, value)
 		}
 	}
 	return wish

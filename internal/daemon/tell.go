@@ -54,8 +54,8 @@ func (f *Front) whyWaits(key attachment.Key) (kind podevents.Kind, cause, messag
 	if d == nil {
 		return podevents.WaitsForNetwork, "starting", "berthd is starting: " + f.waitingFor()
 	}
-	switch ex, nics := d.why(key); {
-	case ex != nil && nics:
+	switch ex, address := d.why(key); {
+	case ex != nil && !address:
 		return podevents.WaitsForNetwork, ex.Reason, ex.Message
 	case ex != nil:
 		return podevents.WaitsForAddress, ex.Reason, ex.Message

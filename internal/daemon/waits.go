@@ -17,7 +17,7 @@ import (
 // errDeleted ends the wait of an ADD for whose attachment a DEL has come.
 var errDeleted = errors.New("a DEL of the attachment came while its ADD waited")
 
-// waits lets a DEL end the wait, for an address or for NICs, of the ADD that it
+// waits lets a DEL end the wait, for an address, NICs or egress, of the ADD that it
 // follows, which has the container's lock and would keep the DEL for as long as it waits.
 type waits struct {
 	clock clock.Clock
@@ -27,7 +27,7 @@ type waits struct {
 	dels map[attachment.Key]int        // DELs that want the container's lock
 }
 
-// waitingADD is an ADD that asks for an address or for NICs.
+// waitingADD is an ADD that asks for an address, NICs or egress.
 type waitingADD struct {
 	pod   attachment.Pod
 	since time.Time
@@ -39,7 +39,7 @@ func newWaits(clk clock.Clock) *waits {
 }
 
 // of are the ADDs of a pod that wait, oldest first, with what why says of each.
-func (w *waits) of(namespace, name string, why func(attachment.Key) (_ *source.Exhausted, nics bool)) []introspect.Waiting {
+func (w *waits) of(namespace, name string, why func(attachment.Key) (_ *source.Exhausted, address bool)) []introspect.Waiting {
 	out, keys := []introspect.Waiting{}, []attachment.Key{}
 	w.mu.Lock()
 	for key, a := range w.adds {

@@ -15,7 +15,7 @@ import (
 
 // What an attachment has in the kernel is set up, compared and taken down here, and
 // nowhere else: a link to the pod, with the addresses of the lease and their routes,
-// where there is a lease, and then its NICs.
+// where there is a lease, then its NICs, and then its egress, whose packets leave by one of them.
 
 // wire sets up all that a record says, as far as it is not there, and returns the
 // record with what the kernel tells of it. The error is a Failure.
@@ -24,7 +24,11 @@ func (d *Daemon) wire(ctx context.Context, rec attachment.Record) (attachment.Re
 	if err != nil {
 		return rec, err
 	}
-	return d.plug(ctx, rec)
+	rec, err = d.plug(ctx, rec)
+	if err != nil {
+		return rec, err
+	}
+	return d.applyEgress(ctx, rec)
 }
 
 // wireLease is wire for the lease alone.
@@ -43,6 +47,9 @@ func (d *Daemon) wireLease(ctx context.Context, rec attachment.Record) (attachme
 // unwire takes down what leads to the pod. The link of the lease is left for the
 // reaper. The error is a Failure. The lease is seen to also where a NIC fails.
 func (d *Daemon) unwire(ctx context.Context, rec attachment.Record) error {
+	if err := d.clearEgress(ctx, rec); err != nil {
+		return err
+	}
 	err := d.unplug(ctx, rec)
 	if rec.Lease.Empty() {
 		return err
@@ -59,7 +66,7 @@ func (d *Daemon) wired(ctx context.Context, rec attachment.Record) error {
 	if !rec.Lease.Empty() {
 		err = d.Kernel.CheckPod(ctx, podOf(rec))
 	}
-	return cmp.Or(err, d.plugged(ctx, rec))
+	return cmp.Or(err, d.plugged(ctx, rec), d.egressDiffers(ctx, rec))
 }
 
 // podOf is a record with a lease as the data path wants it.

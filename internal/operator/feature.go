@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -16,6 +17,9 @@ import (
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/addresspool"
+	"github.com/berthnet/berth/internal/operator/egress"
+	"github.com/berthnet/berth/internal/operator/egress/clients"
+	egressplan "github.com/berthnet/berth/internal/operator/egress/plan"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/vpcport"
 	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
@@ -27,8 +31,8 @@ import (
 
 // feature is one thing that the operator may work for.
 type feature struct {
-	name     string          // in --ipam
-	families []metric.Family // of all its metrics
+	isOn     func(config.Operator) bool // whether the settings have the operator work for it
+	families []metric.Family            // of all its metrics
 	// counters are registered also while the operator does not work for it: they
 	// stay at 0 then.
 	counters []prometheus.Collector
@@ -49,11 +53,18 @@ type part struct {
 }
 
 // newFeatures are all there are. A new one is added here and in config.Operator.
-func newFeatures() []feature { return []feature{eniFeature(), poolFeature(), portFeature()} }
+func newFeatures() []feature {
+	return []feature{eniFeature(), poolFeature(), portFeature(), egressFeature()}
+}
+
+// inIPAM tells of settings whether --ipam has a name.
+func inIPAM(name string) func(config.Operator) bool {
+	return func(cfg config.Operator) bool { return slices.Contains(cfg.IPAM, name) }
+}
 
 // configured are those that the operator is to work for.
 func configured(features []feature, cfg config.Operator) []feature {
-	return slices.DeleteFunc(slices.Clone(features), func(f feature) bool { return !slices.Contains(cfg.IPAM, f.name) })
+	return slices.DeleteFunc(slices.Clone(features), func(f feature) bool { return !f.isOn(cfg) })
 }
 
 // watches are the kinds that some features watch.
@@ -69,7 +80,7 @@ func watches(features []feature) ([]*watched.Kind, error) {
 func eniFeature() feature {
 	m := nodenetwork.NewMetrics()
 	return feature{
-		name: config.IPAMENIOperator, families: nodenetwork.Families, counters: m.Collectors(), watches: nodenetwork.Watches,
+		isOn: inIPAM(config.IPAMENIOperator), families: nodenetwork.Families, counters: m.Collectors(), watches: nodenetwork.Watches,
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupENIs(ctx, mgr, env, m)
 		},
@@ -80,7 +91,7 @@ func eniFeature() feature {
 func poolFeature() feature {
 	m := addresspool.NewMetrics()
 	return feature{
-		name: config.IPAMPool, families: addresspool.Families, counters: m.Collectors(), watches: addresspool.Watches,
+		isOn: inIPAM(config.IPAMPool), families: addresspool.Families, counters: m.Collectors(), watches: addresspool.Watches,
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupPools(ctx, mgr, env, m)
 		},
@@ -91,11 +102,24 @@ func poolFeature() feature {
 func portFeature() feature {
 	calls, nics, reviews := vpc.NewMetrics(), vpcport.NewMetrics(), webhook.NewMetrics()
 	return feature{
-		name: config.IPAMPort, families: slices.Concat(vpc.Families, vpcport.Families, webhook.Families),
+		isOn: inIPAM(config.IPAMPort), families: slices.Concat(vpc.Families, vpcport.Families, webhook.Families),
 		counters: slices.Concat(calls.Collectors(), nics.Collectors(), reviews.Collectors()),
 		watches:  func() []*watched.Kind { return slices.Concat(vpc.Watches(), vpcport.Watches()) },
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupPorts(ctx, mgr, env, calls, nics, reviews)
+		},
+	}
+}
+
+// egressFeature is having gateways for Egresses, and telling them and nodes of clients.
+func egressFeature() feature {
+	gateways, members := egress.NewMetrics(), clients.NewMetrics()
+	return feature{
+		isOn: func(cfg config.Operator) bool { return cfg.Egress }, families: slices.Concat(egress.Families, clients.Families),
+		counters: slices.Concat(gateways.Collectors(), members.Collectors()),
+		watches:  func() []*watched.Kind { return slices.Concat(egress.Watches(), clients.Watches()) },
+		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
+			return setupEgress(ctx, mgr, env, gateways, members)
 		},
 	}
 }
@@ -199,5 +223,31 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 			answers("the book of NICs", func() { ports.Known() }),
 		}),
 		gauges: append([]prometheus.Collector{vpcs.Gauges(), ports.Gauges()}, hook...),
+	}, nil
+}
+
+// setupEgress makes what has gateways made for Egresses, and tells of their clients.
+func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gateways *egress.Metrics, members *clients.Metrics) (part, error) {
+	cfg := env.cfg
+	if err := errors.Join(egress.Index(ctx, mgr.GetFieldIndexer()), clients.Index(ctx, mgr.GetFieldIndexer())); err != nil {
+		return part{}, err
+	}
+	egresses, err := egress.Setup(mgr, egress.Options{
+		Settings: egressplan.Settings{Image: cfg.EgressImage, Port: uint16(cfg.EgressPort)},
+		Clock:    clock.Real{}, Logger: env.log, Metrics: gateways,
+	})
+	if err != nil {
+		return part{}, err
+	}
+	pods, err := clients.Setup(mgr, clients.Options{Clock: clock.Real{}, Logger: env.log, Metrics: members})
+	if err != nil {
+		return part{}, err
+	}
+	return part{
+		alive: all([]check{
+			answers("the book of Egresses", func() { egresses.Known() }),
+			answers("the book of clients of Egresses", func() { pods.Known() }),
+		}),
+		gauges: []prometheus.Collector{egresses.Gauges(), pods.Gauges()},
 	}, nil
 }

@@ -6,9 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
@@ -23,20 +20,12 @@ func CheckNamespace(vpc string, of *v1alpha1.VPCNamespaces, namespace string, ha
 
 func checkNamespace(at, vpc string, of *v1alpha1.VPCNamespaces, namespace string, has map[string]string) Errors {
 	var errs Errors
-	if of != nil {
-		if slices.Contains(of.Names, "*") || slices.Contains(of.Names, namespace) {
-			return nil
-		}
-		if of.Selector != nil {
-			selector, err := metav1.LabelSelectorAsSelector(of.Selector)
-			if err != nil {
-				errs.add(at, "VPC %s: spec.allowedNamespaces.selector: %s", vpc, err)
-				return errs
-			}
-			if selector.Matches(labels.Set(has)) {
-				return nil
-			}
-		}
+	allowed, err := of.Allows(namespace, has)
+	if err != nil {
+		errs.add(at, "VPC %s: %s", vpc, err)
+	}
+	if allowed || err != nil {
+		return errs
 	}
 	errs.add(at, "VPC %s is not for namespace %s (spec.allowedNamespaces of the VPC)", vpc, namespace)
 	return errs

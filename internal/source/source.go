@@ -31,7 +31,7 @@ type Request struct {
 // runtime speaks for every pod.
 type Wish struct {
 	Told bool // the runtime tells the pod's annotations; else nothing is known of them
-	// Annotations are those of the pod that the source looks at, by key.
+	// Annotations are those of the pod that the daemon's parts look at, by key.
 	Annotations map[string]string
 	// NetworkPool is the pool that the network's configuration names; empty
 	// without. It comes before the annotation, and is as much a user's word: Multus

@@ -31,12 +31,23 @@ import (
 var ControlPlane *kube.ControlPlane
 
 // Kube starts a control plane that has Berth's CRDs, has prepare add to it, runs a
-// package's tests, and returns the exit code, for TestMain.
+// package's tests, and returns the exit code, for TestMain. In a virtual machine the
+// control plane is the host's (test/guest), which the tests of several packages share.
 //
 //	func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 func Kube(run func() int, prepare ...func() error) (code int) {
+	return kubeOf(kube.Options{}, run, prepare...)
+}
+
+// KubeWithControllers is Kube with kube-controller-manager too, and Services of both
+// families: Deployments have pods, which nobody runs, and what lost its owner goes.
+func KubeWithControllers(run func() int, prepare ...func() error) (code int) {
+	return kubeOf(kube.Options{Controllers: true, DualStack: true}, run, prepare...)
+}
+
+func kubeOf(o kube.Options, run func() int, prepare ...func() error) (code int) {
 	ctrllog.SetLogger(logr.Discard()) // of the tests' own clients
-	err := kubeUp()
+	own, err := kubeUp(o)
 	for _, do := range prepare {
 		if err == nil {
 			err = do()
@@ -45,7 +56,7 @@ func Kube(run func() int, prepare ...func() error) (code int) {
 	if err == nil {
 		code = run()
 	}
-	if ControlPlane != nil {
+	if own {
 		err = errors.Join(err, ControlPlane.Stop(), os.RemoveAll(ControlPlane.Dir))
 	}
 	if err != nil {
@@ -55,22 +66,25 @@ func Kube(run func() int, prepare ...func() error) (code int) {
 	return code
 }
 
-// kubeUp starts ControlPlane.
-func kubeUp() error {
-	o := kube.Options{Assets: os.Getenv("KUBEBUILDER_ASSETS"), CRDs: deploy.CRDs()}
-	if o.Assets == "" {
-		return errors.New("these tests need a Kubernetes control plane: run them by `make test`, or set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints")
+// kubeUp sets ControlPlane, and starts it (own) if no other process runs it for the tests.
+func kubeUp(o kube.Options) (own bool, err error) {
+	if dir := os.Getenv(kube.RemoteDir); dir != "" {
+		ControlPlane, err = kube.Remote(dir)
+		return false, err
 	}
-	var err error
+	o.Assets, o.CRDs = os.Getenv("KUBEBUILDER_ASSETS"), deploy.CRDs()
+	if o.Assets == "" {
+		return false, errors.New("these tests need a Kubernetes control plane: run them by `make test`, or set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints")
+	}
 	if o.Dir, err = os.MkdirTemp("", "kube-"); err != nil {
-		return err
+		return false, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	if ControlPlane, err = kube.Start(ctx, o); err != nil {
-		return errors.Join(err, os.RemoveAll(o.Dir))
+		return false, errors.Join(err, os.RemoveAll(o.Dir))
 	}
-	return nil
+	return true, nil
 }
 
 // WithoutAPIServer kills the API server of ControlPlane. It runs again, with the
@@ -159,6 +173,7 @@ func kubeCleanOnce(ctx context.Context, c client.Client) error {
 	for _, list := range []client.ObjectList{
 		&v1alpha1.NodeNetworkList{}, &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}, &v1alpha1.AddressPoolList{},
 		&v1alpha1.PodNICList{}, &v1alpha1.VPCList{},
+		&v1alpha1.EgressClientSliceList{}, &v1alpha1.EgressClientList{}, &v1alpha1.EgressList{},
 	} {
 		if err := removeAll(ctx, c, list); err != nil {
 			return err

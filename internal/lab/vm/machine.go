@@ -110,7 +110,7 @@ func (m Machine) Run(ctx context.Context, c Command) (err error) {
 		if errors.As(err, &exit) {
 			return err
 		}
-		return fmt.Errorf("%w\nThe end of the virtual machine's console:\n%s", err, proc.Tail(console, 30))
+		return fmt.Errorf("%w\nThe end of the virtual machine's console:\n%s", err, proc.Tail(console, 60))
 	}
 	return nil
 }
@@ -214,7 +214,9 @@ func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 			m.Booted(time.Since(began))
 		}
 	})
-	p.kill() // all that was written has arrived
+	if told != (words{}) {
+		p.kill() // all that was written has arrived
+	} // else it ends by itself, or by ctx
 	ended := p.wait()
 	copiers.Wait()
 	switch {

@@ -1,6 +1,9 @@
 package watched
 
 import (
+	"slices"
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -39,15 +42,23 @@ var WaitingPods = &Kind{
 // Pods are those that have a network of their own and have not ended; of each, what
 // tells which NICs it is to have, where it is, and whether it waits for an address.
 var Pods = &Kind{
-	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} },
-	Cache: cache.ByObject{
-		Transform: trimPod,
-		Field: fields.AndSelectors(
-			fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
-			fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
-		),
-	},
+	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} }, Within: EgressPods,
+	Cache: cache.ByObject{Transform: trimPod, Field: notEnded},
 }
+
+// EgressPods are the same pods; of each also what tells which Egresses it uses, its
+// addresses, and whether it is ready; and of gateways of Egresses whose they are, and why
+// one is not ready.
+var EgressPods = &Kind{
+	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} },
+	Cache: cache.ByObject{Transform: trimEgressPod, Field: notEnded},
+}
+
+// notEnded is what the API server selects pods by that may run still.
+var notEnded = fields.AndSelectors(
+	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
+	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
+)
 
 // Waits tells whether a pod is one of WaitingPods, for whoever may be given Pods.
 func Waits(p *corev1.Pod) bool {
@@ -119,11 +130,48 @@ func trimNode(in any) (any, error) {
 
 func trimPod(in any) (any, error) {
 	if p, ok := in.(*corev1.Pod); ok {
-		p.ObjectMeta = annotated(p.ObjectMeta, v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs, corev1.MirrorPodAnnotationKey)
+		p.ObjectMeta = annotated(p.ObjectMeta, portKeys...)
 		p.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork}
 		p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP}
 	}
 	return in, nil
+}
+
+// portKeys are annotations of pods that tell which NICs they are to have.
+var portKeys = []string{v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs, corev1.MirrorPodAnnotationKey}
+
+func trimEgressPod(in any) (any, error) {
+	p, ok := in.(*corev1.Pod)
+	if !ok {
+		return in, nil
+	}
+	keys := slices.Clone(portKeys)
+	for key := range p.Annotations {
+		if strings.HasPrefix(key, v1alpha1.AnnotationEgressPrefix) {
+			keys = append(keys, key)
+		}
+	}
+	_, isGateway := p.Labels[v1alpha1.LabelEgress]
+	status := corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady || isGateway && c.Type == corev1.PodScheduled {
+			status.Conditions = append(status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
+		}
+	}
+	labels, owners := p.Labels, p.OwnerReferences
+	p.ObjectMeta = annotated(p.ObjectMeta, keys...)
+	p.Labels = labels
+	if isGateway {
+		p.OwnerReferences = owners
+		for _, c := range p.Status.ContainerStatuses {
+			if w := c.State.Waiting; w != nil {
+				status.ContainerStatuses = append(status.ContainerStatuses, corev1.ContainerStatus{Name: c.Name, State: corev1.ContainerState{Waiting: w}})
+			}
+		}
+	}
+	p.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork}
+	p.Status = status
+	return p, nil
 }
 
 func trimNamespace(in any) (any, error) {

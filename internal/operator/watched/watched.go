@@ -28,6 +28,11 @@ type Kind struct {
 	Within *Kind
 }
 
+// isWithin tells whether one of some declarations keeps all that k does, and more.
+func (k *Kind) isWithin(kinds []*Kind) bool {
+	return k.Within != nil && (slices.Contains(kinds, k.Within) || k.Within.isWithin(kinds))
+}
+
 // name tells kinds apart, also those of which only the metadata is read.
 func (k *Kind) name() string {
 	return fmt.Sprintf("%T %s", k.Object, k.Object.GetObjectKind().GroupVersionKind().Kind)
@@ -39,7 +44,7 @@ func Set(kinds ...*Kind) ([]*Kind, error) {
 	var set []*Kind
 	byName := map[string]*Kind{}
 	for _, k := range kinds {
-		if k.Within != nil && slices.Contains(kinds, k.Within) {
+		if k.isWithin(kinds) {
 			continue
 		}
 		name := k.name()

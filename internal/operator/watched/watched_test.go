@@ -1,6 +1,7 @@
 package watched
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -8,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 )
 
 // An update of a Node that changes nothing of what is asked for is left out.
@@ -45,6 +48,12 @@ func TestSet(t *testing.T) {
 	if kinds, err := Set(WaitingPods, Nodes, Pods); err != nil || len(kinds) != 2 || kinds[1] != Pods {
 		t.Errorf("got %d kinds, %v; want Nodes, and Pods with the waiting ones among them", len(kinds), err)
 	}
+	if kinds, err := Set(EgressPods, WaitingPods); err != nil || len(kinds) != 1 || kinds[0] != EgressPods {
+		t.Errorf("got %d kinds, %v; want the pods of which most is kept", len(kinds), err)
+	}
+	if kinds, err := Set(Pods, WaitingPods, EgressPods); err != nil || len(kinds) != 1 || kinds[0] != EgressPods {
+		t.Errorf("got %d kinds, %v; want the pods of which most is kept", len(kinds), err)
+	}
 	metadata := &Kind{Object: &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}}}
 	if _, err := Set(Namespaces, metadata); err != nil {
 		t.Errorf("metadata of two kinds: %v", err)
@@ -52,5 +61,42 @@ func TestSet(t *testing.T) {
 	second := &Kind{Object: &corev1.Node{}, List: func() client.ObjectList { return &corev1.NodeList{} }}
 	if _, err := Set(Nodes, second); err == nil || !strings.Contains(err.Error(), "Node") {
 		t.Errorf("a second declaration of Nodes: %v, want an error that names them", err)
+	}
+}
+
+// What is kept of a pod for Egresses: all that the other declarations keep, and of a
+// gateway why it is not ready.
+func TestTrimEgressPod(t *testing.T) {
+	pod := func() *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "a", Name: "b", Labels: map[string]string{"app": "web"},
+			Annotations:     map[string]string{"egress.berth.dev/internet": "nat", "berth.dev/vpc": "blue", "large": "text"},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "b-1"}},
+			Finalizers:      []string{"a/b"}, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet"}},
+		}}
+		p.Spec = corev1.PodSpec{NodeName: "node-a", Containers: []corev1.Container{{Name: "c"}}}
+		p.Status = corev1.PodStatus{
+			Phase: corev1.PodPending, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Message: "text",
+			Conditions:        []corev1.PodCondition{{Type: corev1.PodReady}, {Type: corev1.PodScheduled}, {Type: corev1.PodInitialized}},
+			ContainerStatuses: []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}},
+		}
+		return p
+	}
+	plain := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "a", Name: "b", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"egress.berth.dev/internet": "nat", "berth.dev/vpc": "blue"},
+	}}
+	plain.Spec.NodeName = "node-a"
+	plain.Status = corev1.PodStatus{
+		Phase: corev1.PodPending, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady}},
+	}
+	if got, _ := trimEgressPod(pod()); !reflect.DeepEqual(got, plain) {
+		t.Errorf("got %+v, want %+v", got, plain)
+	}
+	gateway, in := plain.DeepCopy(), pod()
+	in.Labels[v1alpha1.LabelEgress], gateway.Labels[v1alpha1.LabelEgress] = "nat", "nat"
+	gateway.OwnerReferences, gateway.Status.ContainerStatuses = in.OwnerReferences, in.Status.ContainerStatuses
+	gateway.Status.Conditions = in.Status.Conditions[:2]
+	if got, _ := trimEgressPod(in); !reflect.DeepEqual(got, gateway) {
+		t.Errorf("a gateway: got %+v, want %+v", got, gateway)
 	}
 }

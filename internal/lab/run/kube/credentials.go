@@ -98,6 +98,9 @@ func (c *ControlPlane) CA() []byte { return c.ca.pem }
 
 // ConfigFor is that of a user with groups, who may what RBAC says.
 func (c *ControlPlane) ConfigFor(user string, groups ...string) (*rest.Config, error) {
+	if c.remote {
+		return nil, fmt.Errorf("make a certificate for %s: %w", user, errRemote)
+	}
 	cert, key, err := c.ca.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -118,7 +121,10 @@ func (c *ControlPlane) ConfigWithToken(token string) *rest.Config {
 }
 
 func (c *ControlPlane) anonymous() *rest.Config {
-	cfg := &rest.Config{Host: c.URL(), QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem}}
+	cfg := &rest.Config{Host: "https://" + c.address.String(), QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem}}
+	if c.remote {
+		cfg.Host, cfg.ServerName = c.admin.Host, c.admin.ServerName
+	}
 	if c.Netns != "" {
 		cfg.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return ns.Dial(ctx, c.Netns, network, c.address, netip.Addr{})

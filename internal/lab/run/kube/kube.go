@@ -54,6 +54,16 @@ type Options struct {
 	APIServerArgs, ControllerArgs, SchedulerArgs []string
 }
 
+// Workloads are the options of a control plane whose Deployments and such have pods that somebody
+// runs who is no kubelet: with controllers, but for the one that wants to hear of each node every
+// ten seconds, and a scheduler; pods need no service account.
+func (o Options) Workloads() Options {
+	o.Controllers, o.Scheduler, o.DualStack = true, true, true
+	o.ControllerArgs = append(o.ControllerArgs, "--controllers=*,-node-lifecycle-controller")
+	o.APIServerArgs = append(o.APIServerArgs, "--disable-admission-plugins=ServiceAccount")
+	return o
+}
+
 // The programs, which are also the names of their logs.
 const (
 	etcd        = "etcd"
@@ -68,6 +78,7 @@ type ControlPlane struct {
 	address netip.AddrPort
 	ca      *authority
 	admin   *rest.Config
+	remote  bool // another process runs it
 
 	// APIServer is its process; KillAPIServer and StartAPIServer act on it.
 	APIServer *proc.Process
@@ -155,11 +166,14 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 }
 
 // URL is the API server's.
-func (c *ControlPlane) URL() string { return "https://" + c.address.String() }
+func (c *ControlPlane) URL() string { return c.admin.Host }
 
 // StartAPIServer starts the API server again, on the same port and with the
 // same data, and returns when it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
+	if c.remote {
+		return errRemote
+	}
 	for tries := 1; ; tries++ {
 		if err := c.APIServer.Start(); err != nil {
 			return err
@@ -176,7 +190,12 @@ const starts = 3
 
 // KillAPIServer ends the API server at once, as a crash does: connections are
 // reset and the port refuses new ones. Etcd and the others keep running.
-func (c *ControlPlane) KillAPIServer() error { return c.APIServer.Kill() }
+func (c *ControlPlane) KillAPIServer() error {
+	if c.remote {
+		return errRemote
+	}
+	return c.APIServer.Kill()
+}
 
 // Stop ends every program and returns when all are gone. The directory stays. A
 // graceful end takes an API server more than a minute, so they are killed.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"reflect"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,7 +12,7 @@ import (
 )
 
 const (
-	// changesAtOnce is how many attachments have NICs changed at one moment: each may wait
+	// changesAtOnce is how many attachments are changed at one moment: each may wait
 	// for Open vSwitch, or for a port to carry packets.
 	changesAtOnce = 16
 
@@ -21,32 +20,46 @@ const (
 	changeMost = 30 * time.Second
 )
 
-// nicChanges has the NICs of ready attachments changed where they are to be others: one
-// change of an attachment at a time, beside each other, and again when they failed.
-type nicChanges struct {
+// changes has what ready attachments have besides their addresses changed where that is to
+// be other than it is: one change of an attachment at a time, beside each other, and again
+// when they failed.
+type changes struct {
+	changing
 	daemon *Daemon
 	ended  retry.Signal // a change ended
 	wg     sync.WaitGroup
 
 	mu  sync.Mutex // guards all below, memory only
-	all map[attachment.Key]*nicChange
+	all map[attachment.Key]*change
 }
 
-// nicChange is one that is under way, or that did not come to what is wanted.
-type nicChange struct {
+// changing is what changes are about: NICs, or egress.
+type changing struct {
+	// wanted tells whether there is something to change about a ready record, and what is
+	// wanted, by which a change that failed is known again. It answers from memory.
+	wanted func(rec attachment.Record) (what any, differ bool)
+	// change makes it so. Nothing is to be changed after it, if there was no error. A cancelled
+	// context tells that something else is wanted, or nothing any more.
+	change func(ctx context.Context, key attachment.Key) error
+	// done hears how each ended; news: with another error than the one before.
+	done func(rec attachment.Record, err error, news bool)
+}
+
+// change is one that is under way, or that did not come to what is wanted.
+type change struct {
 	end    context.CancelFunc // has it wait for nothing any more; nil: it is not under way
-	wanted []attachment.NIC   // that it was about
+	wanted any                // that it was about
 	failed string             // empty: it did not
 	wait   retry.Backoff
 }
 
-func newNICChanges(d *Daemon) *nicChanges {
-	return &nicChanges{daemon: d, ended: retry.NewSignal(), all: map[attachment.Key]*nicChange{}}
+func newChanges(d *Daemon, of changing) *changes {
+	return &changes{changing: of, daemon: d, ended: retry.NewSignal(), all: map[attachment.Key]*change{}}
 }
 
 // begin begins the changes that are due, and tells when others are; zero: when there is
 // news, or one ended.
-func (c *nicChanges) begin(ctx context.Context) (next time.Time) {
+func (c *changes) begin(ctx context.Context) (next time.Time) {
 	d := c.daemon
 	now := d.Clock.Now()
 	records := d.Store.Records()
@@ -55,17 +68,17 @@ func (c *nicChanges) begin(ctx context.Context) (next time.Time) {
 		if rec.State != attachment.Ready || ctx.Err() != nil {
 			continue
 		}
-		wanted, differ := d.NICs.Wanted(rec)
+		wanted, differ := c.wanted(rec)
 		if !differ {
 			c.drop(rec.Key)
 			continue
 		}
-		change, at := c.start(ctx, rec.Key, asked(wanted), now)
+		during, at := c.start(ctx, rec.Key, wanted, now)
 		next = retry.Earliest(time.Time{}, next, at)
-		if change == nil {
+		if during == nil {
 			continue
 		}
-		c.wg.Go(func() { c.end(rec, d.changeNICs(change, rec.Key)) })
+		c.wg.Go(func() { c.end(rec, c.change(during, rec.Key)) })
 	}
 	return next
 }
@@ -73,7 +86,7 @@ func (c *nicChanges) begin(ctx context.Context) (next time.Time) {
 // start notes that a change is under way, which goes on while the context lasts that it
 // returns; nil: one is under way already, or it is to be waited until a moment. One that
 // waits while something else is wanted by now need not any longer.
-func (c *nicChanges) start(ctx context.Context, key attachment.Key, wanted []attachment.NIC, now time.Time) (_ context.Context, at time.Time) {
+func (c *changes) start(ctx context.Context, key attachment.Key, wanted any, now time.Time) (_ context.Context, at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	one := c.all[key]
@@ -89,7 +102,7 @@ func (c *nicChanges) start(ctx context.Context, key attachment.Key, wanted []att
 	case same && one.wait.Until.After(now):
 		return nil, one.wait.Until
 	case !same:
-		one = &nicChange{wanted: wanted}
+		one = &change{wanted: wanted}
 		c.all[key] = one
 	}
 	ctx, one.end = context.WithCancel(ctx)
@@ -97,7 +110,7 @@ func (c *nicChanges) start(ctx context.Context, key attachment.Key, wanted []att
 }
 
 // underWay is how many changes are. c.mu is held.
-func (c *nicChanges) underWay() (n int) {
+func (c *changes) underWay() (n int) {
 	for _, one := range c.all {
 		if one.end != nil {
 			n++
@@ -106,19 +119,9 @@ func (c *nicChanges) underWay() (n int) {
 	return n
 }
 
-// asked is what the operator says of NICs, without what the kernel tells and how far they
-// have come.
-func asked(nics []attachment.NIC) []attachment.NIC {
-	nics = slices.Clone(nics)
-	for i := range nics {
-		nics[i].HostLink, nics[i].HostMAC, nics[i].State, nics[i].Later = "", nil, attachment.Plugged, false
-	}
-	return nics
-}
-
 // end notes what came of a change. If all is as it is to be, nothing is wanted any more; else
 // it is tried again after a wait.
-func (c *nicChanges) end(rec attachment.Record, err error) {
+func (c *changes) end(rec attachment.Record, err error) {
 	defer c.ended.Set()
 	d := c.daemon
 	c.mu.Lock()
@@ -134,14 +137,11 @@ func (c *nicChanges) end(rec attachment.Record, err error) {
 	if d.draining.Err() != nil || errors.Is(err, context.Canceled) {
 		return // something else is wanted by now, or the daemon ends
 	}
-	d.Metrics.countNICRepair(nicChanged, err)
-	if news {
-		d.Log.Warn("changing the NICs of a running pod, will try again", forLog(rec, "err", err)...)
-	}
+	c.done(rec, err, news)
 }
 
-// drop forgets an attachment whose NICs are as they are to be.
-func (c *nicChanges) drop(key attachment.Key) {
+// drop forgets an attachment that is as it is to be.
+func (c *changes) drop(key attachment.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if one := c.all[key]; one != nil && one.end == nil {
@@ -150,7 +150,7 @@ func (c *nicChanges) drop(key attachment.Key) {
 }
 
 // forget drops attachments that are no more.
-func (c *nicChanges) forget(records []attachment.Record) {
+func (c *changes) forget(records []attachment.Record) {
 	there := make(map[attachment.Key]bool, len(records))
 	for _, rec := range records {
 		there[rec.Key] = true
@@ -165,4 +165,4 @@ func (c *nicChanges) forget(records []attachment.Record) {
 }
 
 // wait returns once no change is under way. None may begin any more.
-func (c *nicChanges) wait() { c.wg.Wait() }
+func (c *changes) wait() { c.wg.Wait() }

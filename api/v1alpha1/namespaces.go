@@ -1,0 +1,28 @@
+package v1alpha1
+
+import (
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Allows tells whether a namespace with some labels is one of those that are named or
+// selected; nil allows none. The error says what is wrong with the selector.
+func (n *VPCNamespaces) Allows(namespace string, has map[string]string) (bool, error) {
+	if n == nil {
+		return false, nil
+	}
+	if slices.Contains(n.Names, "*") || slices.Contains(n.Names, namespace) {
+		return true, nil
+	}
+	if n.Selector == nil {
+		return false, nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(n.Selector)
+	if err != nil {
+		return false, fmt.Errorf("spec.allowedNamespaces.selector: %w", err)
+	}
+	return selector.Matches(labels.Set(has)), nil
+}

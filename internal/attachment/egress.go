@@ -1,0 +1,191 @@
+package attachment
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Egress is how a pod reaches networks outside besides its own interface, or lets others
+// reach them. Nothing of it is taken from anybody: it goes with the pod. The record has
+// all that it takes to set it up again, compare it and remove it, also when the objects that
+// told it are gone.
+type Egress struct {
+	// Egresses are those that the pod is a client of, the one that comes first first; none
+	// for a pod that is a client no more.
+	Egresses []UsedEgress `json:"egresses,omitempty"`
+	// LastID is that of the gateway which got one last: IDs go round, so that one which
+	// became free is not another's soon. 0: none got one.
+	LastID int `json:"lastID,omitempty"`
+	// Forward: the pod is a gateway, whose own namespace forwards packets.
+	Forward bool `json:"forward,omitempty"`
+	// State is how far it has come. That of a ready record alone may be other than SetUp.
+	State EgressState `json:"state,omitempty"`
+}
+
+// EgressState is how far the egress of a ready attachment has come.
+type EgressState string
+
+// The states.
+const (
+	// EgressSetUp: it was set up as recorded.
+	EgressSetUp EgressState = ""
+	// EgressChanging: what is recorded is being set up in the place of something else; the
+	// kernel may have either, or some of both.
+	EgressChanging EgressState = "changing"
+)
+
+// UsedEgress is an Egress as a client needs to know it.
+type UsedEgress struct {
+	Namespace    string         `json:"namespace"`
+	Name         string         `json:"name"`
+	UID          string         `json:"uid"` // one of the same name may follow
+	Destinations []netip.Prefix `json:"destinations"`
+	// Gateways are those that tunnels may lead to, and those that answers may come from;
+	// without one the destinations are out of reach.
+	Gateways []EgressGateway `json:"gateways,omitempty"`
+	// Service are addresses of the Egress's Service, one of a family, where tunnels lead
+	// there and not to gateways.
+	Service []netip.Addr `json:"service,omitempty"`
+	// SourcePortAuto: the tunnel's UDP source port follows from each connection's addresses
+	// and ports; else it is the port of the tunnels.
+	SourcePortAuto bool `json:"sourcePortAuto,omitempty"`
+	// OriginatingOnly: answers to connections from outside keep the way that they have
+	// without the Egress.
+	OriginatingOnly bool `json:"originatingOnly,omitempty"`
+}
+
+// EgressGateway is a gateway of an Egress.
+type EgressGateway struct {
+	// ID is what the pod's kernel knows the gateway by: its next hop, table and part of the
+	// mark, 1 to MaxEgressGateways. No two gateways of a pod have the same; a gateway keeps its
+	// own. 0 of an Egress whose tunnels lead to its Service: only answers come from there.
+	ID        int          `json:"id,omitempty"`
+	UID       string       `json:"uid"`       // of the gateway's pod
+	Addresses []netip.Addr `json:"addresses"` // one of a family
+	Ending    bool         `json:"ending,omitempty"`
+	// Chosen: new connections may take it.
+	Chosen bool `json:"chosen,omitempty"`
+}
+
+// MaxEgressGateways is how many gateways of all its Egresses a pod can tell apart.
+const MaxEgressGateways = 255
+
+// Chained is what another network's plugin, after which this one was called, made of the
+// interface that is the attachment's own.
+type Chained struct {
+	Addresses []netip.Addr `json:"addresses"` // at least one; nobody's to give back
+}
+
+// OwnAddrs are the addresses of the attachment's own interface, the one named Key.IfName:
+// those of the lease, of the NIC of that name, or of another network's plugin.
+func (r Record) OwnAddrs() []netip.Addr {
+	if first := r.First(); first != nil {
+		return first.addrs()
+	}
+	if r.Chained != nil {
+		return slices.Clone(r.Chained.Addresses)
+	}
+	return r.Lease.Addrs()
+}
+
+// OtherAddrs are the addresses of the attachment's further interfaces.
+func (r Record) OtherAddrs() (addrs []netip.Addr) {
+	for _, n := range r.NICs {
+		if n.IfName != r.Key.IfName {
+			addrs = append(addrs, n.addrs()...)
+		}
+	}
+	return addrs
+}
+
+func (n NIC) addrs() (addrs []netip.Addr) {
+	for _, a := range n.Addresses {
+		addrs = append(addrs, a.CIDR.Addr())
+	}
+	return addrs
+}
+
+// checkEgress finds what is wrong with a record's egress and what another plugin told of
+// its interface.
+func (r Record) checkEgress() error {
+	if c := r.Chained; c != nil {
+		if !r.Lease.Empty() || r.First() != nil {
+			return fmt.Errorf("chained is there, and a lease or a NIC is named %s too", r.Key.IfName)
+		}
+		if len(c.Addresses) == 0 || slices.ContainsFunc(c.Addresses, badAddr) {
+			return fmt.Errorf("chained.addresses are %v, expected IP addresses without zones", c.Addresses)
+		}
+	}
+	if r.Egress == nil {
+		return nil
+	}
+	if err := r.Egress.validate(); err != nil {
+		return fmt.Errorf("egress.%w", err)
+	}
+	return nil
+}
+
+// validate finds what is wrong with an egress. The error begins with the field's path.
+func (e Egress) validate() error {
+	if e.State != EgressSetUp && e.State != EgressChanging {
+		return fmt.Errorf("state is %q, expected changing or none", e.State)
+	}
+	if e.LastID < 0 || e.LastID > MaxEgressGateways {
+		return fmt.Errorf("lastID is %d, expected 0 to %d", e.LastID, MaxEgressGateways)
+	}
+	ids := map[int]bool{}
+	for i, u := range e.Egresses {
+		same := func(o UsedEgress) bool { return o.Namespace == u.Namespace && o.Name == u.Name }
+		if slices.ContainsFunc(e.Egresses[:i], same) {
+			return fmt.Errorf("egresses[%d]: %s/%s is there twice", i, u.Namespace, u.Name)
+		}
+		if err := u.validate(ids); err != nil {
+			return fmt.Errorf("egresses[%d]: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// validate finds what is wrong with an Egress of a pod, whose gateways have some ids, and
+// adds to these.
+func (u UsedEgress) validate(ids map[int]bool) error {
+	switch {
+	case u.Namespace == "" || u.Name == "" || u.UID == "":
+		return errors.New("namespace, name or uid is empty")
+	case len(u.Destinations) == 0 || slices.ContainsFunc(u.Destinations, badDestination):
+		return fmt.Errorf("destinations are %v, expected CIDRs without host bits", u.Destinations)
+	case len(u.Service) > 0 && !oneOfAFamily(u.Service):
+		return fmt.Errorf("service is %v, expected an IP address of each family", u.Service)
+	}
+	uids := map[string]bool{}
+	for i, g := range u.Gateways {
+		nameless := g.ID == 0 && len(u.Service) > 0
+		switch {
+		case !nameless && (g.ID < 1 || g.ID > MaxEgressGateways || ids[g.ID]):
+			return fmt.Errorf("gateways[%d].id is %d, expected one of 1 to %d that no other gateway of the pod has", i, g.ID, MaxEgressGateways)
+		case g.UID == "" || uids[g.UID]:
+			return fmt.Errorf("gateways[%d].uid is %q, expected one that no other gateway has", i, g.UID)
+		case !oneOfAFamily(g.Addresses):
+			return fmt.Errorf("gateways[%d].addresses are %v, expected an IP address of each family", i, g.Addresses)
+		}
+		ids[g.ID], uids[g.UID] = !nameless, true
+	}
+	return nil
+}
+
+func badAddr(a netip.Addr) bool { return !a.IsValid() || a.Is4In6() || a.Zone() != "" }
+
+func badDestination(p netip.Prefix) bool { return !p.IsValid() || badAddr(p.Addr()) || p.Masked() != p }
+
+// oneOfAFamily tells whether addresses are one or two, and two of different families.
+func oneOfAFamily(addrs []netip.Addr) bool {
+	switch len(addrs) {
+	case 1:
+		return !badAddr(addrs[0])
+	case 2:
+		return !slices.ContainsFunc(addrs, badAddr) && addrs[0].Is4() != addrs[1].Is4()
+	}
+	return false
+}

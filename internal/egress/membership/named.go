@@ -1,0 +1,138 @@
+// Package membership reads by which Egresses a pod is to reach the outside: what its
+// annotations name, and what an Egress selects. The operator, which decides, and the
+// daemon, which must know whether to wait for the decision, both use it, so that they
+// agree. It is pure: values in, values and errors out.
+//
+//	named.go    the annotations
+//	selector.go spec.clients of an Egress
+package membership
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// MaxEgresses is how many Egresses a pod can be a client of.
+const MaxEgresses = 32
+
+// Ref names an Egress.
+type Ref struct{ Namespace, Name string }
+
+// String reads "namespace/name".
+func (r Ref) String() string { return r.Namespace + "/" + r.Name }
+
+// Compare orders by namespace, then name.
+func (r Ref) Compare(o Ref) int {
+	return cmp.Or(strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
+}
+
+// Error is something wrong with one annotation, of which none of its Egresses is used.
+type Error struct {
+	// Namespace is the part of the key that is to name one.
+	Namespace string
+	// Detail is what it is, and what was expected.
+	Detail string
+}
+
+// Error reads "metadata.annotations[egress.berth.dev/internet]: names nat twice".
+func (e Error) Error() string { return Field(e.Namespace) + ": " + e.Detail }
+
+// Errors are all that is wrong, in the order of the annotations' keys.
+type Errors []Error
+
+// Err is the errors as one; nil without any.
+func (e Errors) Err() error {
+	all := make([]error, len(e))
+	for i, one := range e {
+		all[i] = one
+	}
+	if err := errors.Join(all...); err != nil {
+		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
+}
+
+func (e *Errors) add(namespace, format string, args ...any) {
+	*e = append(*e, Error{namespace, fmt.Sprintf(format, args...)})
+}
+
+// Field is the path of the annotation that names Egresses of a namespace.
+func Field(namespace string) string {
+	return "metadata.annotations[" + v1alpha1.AnnotationEgressPrefix + namespace + "]"
+}
+
+var (
+	// namespaceName is RFC 1123's label, which namespaces are named by; egressName what
+	// the definition of Egress takes.
+	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	egressName    = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$`)
+)
+
+// Annotated tells whether annotations of a pod name Egresses, or are to.
+func Annotated(annotations map[string]string) bool {
+	for key := range annotations {
+		if IsKey(key) {
+			return true
+		}
+	}
+	return false
+}
+
+// IsKey tells whether an annotation with a key names Egresses.
+func IsKey(key string) bool { return strings.HasPrefix(key, v1alpha1.AnnotationEgressPrefix) }
+
+// Named are the Egresses that a pod's annotations name (egress.berth.dev/NAMESPACE:
+// NAME[,NAME]), ordered by namespace and name. Spaces around names do not count. Of an
+// annotation with an error none is among them; with more than MaxEgresses altogether
+// those of the last annotations are not.
+func Named(annotations map[string]string) ([]Ref, Errors) {
+	var named []Ref
+	var errs Errors
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		namespace, is := strings.CutPrefix(key, v1alpha1.AnnotationEgressPrefix)
+		if !is {
+			continue
+		}
+		refs, detail := parse(namespace, annotations[key])
+		if detail == "" && len(named)+len(refs) > MaxEgresses {
+			detail = fmt.Sprintf("names %d Egresses, with other annotations more than %d, expected at most so many of a pod", len(refs), MaxEgresses)
+		}
+		if detail != "" {
+			errs.add(namespace, "%s", detail)
+			continue
+		}
+		named = append(named, refs...)
+	}
+	slices.SortFunc(named, Ref.Compare)
+	return named, errs
+}
+
+// parse reads one annotation; what is wrong with it is empty if nothing is.
+func parse(namespace, value string) (refs []Ref, wrong string) {
+	if !namespaceName.MatchString(namespace) {
+		return nil, fmt.Sprintf("names Egresses of %q, expected the name of a namespace: at most 63 lower-case letters, digits and hyphens", namespace)
+	}
+	if n := strings.Count(value, ",") + 1; n > MaxEgresses {
+		return nil, fmt.Sprintf("names %d Egresses, expected at most %d of a pod", n, MaxEgresses)
+	}
+	for i, name := range strings.Split(value, ",") {
+		ref := Ref{namespace, strings.TrimSpace(name)}
+		switch {
+		case ref.Name == "":
+			return nil, fmt.Sprintf("is %.80q, whose name %d is empty, expected names of Egresses separated by commas", value, i+1)
+		case !egressName.MatchString(ref.Name):
+			return nil, fmt.Sprintf("names %.80q, expected the name of an Egress: a letter, and at most 52 lower-case letters, digits and hyphens", ref.Name)
+		case slices.Contains(refs, ref):
+			return nil, fmt.Sprintf("names %s twice, expected each Egress once", ref.Name)
+		}
+		refs = append(refs, ref)
+	}
+	return refs, ""
+}

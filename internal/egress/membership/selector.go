@@ -1,0 +1,58 @@
+package membership
+
+import (
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// Selector is spec.clients of an Egress. The zero value selects nothing.
+type Selector struct {
+	own        string          // the Egress's namespace, where namespaces is nil
+	namespaces labels.Selector // nil: own alone
+	pods       labels.Selector // nil: nothing is selected
+}
+
+// NewSelector is that of an Egress of a namespace; nil selects nothing. The error names the
+// selector that cannot be read.
+func NewSelector(namespace string, of *v1alpha1.EgressClientSelector) (Selector, error) {
+	if of == nil {
+		return Selector{}, nil
+	}
+	s := Selector{own: namespace, pods: labels.Everything()}
+	var err error
+	if of.NamespaceSelector != nil {
+		if s.namespaces, err = metav1.LabelSelectorAsSelector(of.NamespaceSelector); err != nil {
+			return Selector{}, fmt.Errorf("spec.clients.namespaceSelector: %w", err)
+		}
+	}
+	if of.PodSelector != nil {
+		if s.pods, err = metav1.LabelSelectorAsSelector(of.PodSelector); err != nil {
+			return Selector{}, fmt.Errorf("spec.clients.podSelector: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// Any tells whether it may select anything at all.
+func (s Selector) Any() bool { return s.pods != nil }
+
+// Namespace tells whether pods of a namespace with some labels may be selected: all of
+// them, or those that Pod says.
+func (s Selector) Namespace(name string, has map[string]string) bool {
+	switch {
+	case s.pods == nil:
+		return false
+	case s.namespaces == nil:
+		return name == s.own
+	}
+	return s.namespaces.Matches(labels.Set(has))
+}
+
+// Pod tells whether a pod with some labels is selected in a namespace that is.
+func (s Selector) Pod(has map[string]string) bool {
+	return s.pods != nil && s.pods.Matches(labels.Set(has))
+}

@@ -1,0 +1,75 @@
+package clients
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+)
+
+// isServed tells whether gateways serve a pod.
+type isServed func(key types.NamespacedName, uid string) bool
+
+// conflict tells whose one of the addresses is that the node of a pod says of it, if it is
+// not that pod's; empty: they are its own.
+func (c *Controller) conflict(ctx context.Context, p *corev1.Pod, o *v1alpha1.EgressClient, served isServed) (string, error) {
+	mine := addressesOf(p)
+	for _, address := range said(o) {
+		claims, err := c.claims(ctx, p, address, served)
+		if err != nil {
+			return "", err
+		}
+		if len(claims) == 0 {
+			continue
+		}
+		me := claimOf(p, served)
+		for _, a := range mine {
+			me.Confirmed = me.Confirmed || a == address
+		}
+		if h := plan.Holder(append(claims, me)); h.UID != me.UID {
+			return fmt.Sprintf("the node says that the pod sends from %s, which is the address of pod %s: gateways do not serve it there while that is so", address, h.Pod), nil
+		}
+	}
+	return "", nil
+}
+
+// claims are other live pods that have an address, or whose nodes say so.
+func (c *Controller) claims(ctx context.Context, p *corev1.Pod, address string, served isServed) ([]plan.Claim, error) {
+	pods, others := &corev1.PodList{}, &v1alpha1.EgressClientList{}
+	if err := c.client.List(ctx, pods, client.MatchingFields{byAddress: address}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list pods with address %s: %w", address, err)
+	}
+	if err := c.client.List(ctx, others, client.MatchingFields{byAddress: address}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list EgressClients with address %s: %w", address, err)
+	}
+	var claims []plan.Claim
+	has := map[types.UID]bool{p.UID: true}
+	for i := range pods.Items {
+		if q := &pods.Items[i]; !has[q.UID] {
+			has[q.UID] = true
+			claim := claimOf(q, served)
+			claim.Confirmed = true
+			claims = append(claims, claim)
+		}
+	}
+	for i := range others.Items {
+		o := &others.Items[i]
+		q := &corev1.Pod{}
+		err := c.client.Get(ctx, client.ObjectKeyFromObject(o), q, client.UnsafeDisableDeepCopy)
+		if err == nil && !has[q.UID] && runtimeUID(q) == o.Spec.PodUID {
+			has[q.UID] = true
+			claims = append(claims, claimOf(q, served))
+		}
+	}
+	return claims, nil
+}
+
+func claimOf(p *corev1.Pod, served isServed) plan.Claim {
+	key := client.ObjectKeyFromObject(p)
+	return plan.Claim{UID: string(p.UID), Pod: key.String(), Served: served(key, string(p.UID)), Created: p.CreationTimestamp.Time}
+}

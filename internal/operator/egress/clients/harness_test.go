@@ -1,0 +1,400 @@
+package clients
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/crashsource"
+	"github.com/berthnet/berth/test/harness/sourcetest"
+)
+
+func TestMain(m *testing.M) {
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run) }, child))
+}
+
+// limit is for what takes a second on an idle machine.
+const limit = 3 * time.Minute
+
+// world is an API server and an operator. Egresses are in namespace internet, pods in
+// namespace shop, unless they say otherwise.
+type world struct {
+	t       *testing.T
+	c       *Controller
+	end     func()
+	daemons map[string]client.Client // by node
+}
+
+func start(t *testing.T, o Options) *world {
+	t.Helper()
+	harness.KubeClean(t)
+	w := newWorld(t)
+	w.run(o)
+	return w
+}
+
+// newWorld is one without an operator.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, daemons: map[string]client.Client{}}
+	w.namespace("internet", nil)
+	w.namespace("shop", map[string]string{"team": "shop"})
+	return w
+}
+
+func (w *world) client() client.Client { return harness.KubeClient(w.t) }
+
+// run starts an operator.
+func (w *world) run(o Options) {
+	w.t.Helper()
+	if o.Logger == nil {
+		o.Logger = sourcetest.Logger(w.t.Output())
+	}
+	c, mgr, err := assemble(w.t.Context(), operatorConfig(w.t), o)
+	harness.OK(w.t, err)
+	w.c, w.end = c, controllers.Run(w.t, mgr)
+}
+
+// operatorConfig is the access of the operator, with the roles and policies that the chart
+// gives it.
+func operatorConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	objects, err := deploy.Render(deploy.Release{Values: map[string]any{
+		"mode": deploy.NodeMode, "clusterName": "test", "egress": map[string]any{"enabled": true},
+	}})
+	harness.OK(t, err)
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects.Access()))
+	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"daemon.yaml": {Data: []byte(daemonRole)}}))
+	token, err := harness.ControlPlane.Token(t.Context(), key("kube-system", "berth-operator"), nil)
+	harness.OK(t, err)
+	return harness.ControlPlane.ConfigWithToken(token)
+}
+
+// daemonRole has berthd write the status of EgressClients.
+const daemonRole = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: test-daemon}
+rules:
+  - {apiGroups: [berth.dev], resources: [egressclients/status], verbs: [patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: test-daemon}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: test-daemon}
+subjects: [{kind: ServiceAccount, name: berthd, namespace: kube-system}]
+`
+
+// operator is a client with the operator's access.
+func (w *world) operator() client.Client {
+	w.t.Helper()
+	return harness.KubeClientFor(w.t, operatorConfig(w.t))
+}
+
+// daemon is a client with the access of a node's daemon.
+func (w *world) daemon(node string) client.Client {
+	w.t.Helper()
+	if c := w.daemons[node]; c != nil {
+		return c
+	}
+	token, err := harness.ControlPlane.NodeToken(w.t.Context(), key("kube-system", "berthd"), node)
+	harness.OK(w.t, err)
+	w.daemons[node] = harness.KubeClientFor(w.t, harness.ControlPlane.ConfigWithToken(token))
+	return w.daemons[node]
+}
+
+// assemble makes an operator that leads.
+func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, manager.Manager, error) {
+	mgr, err := controllers.Manager(cfg, Watches())
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := Index(ctx, mgr.GetFieldIndexer()); err != nil {
+		return nil, nil, err
+	}
+	c, err := Setup(mgr, o)
+	return c, mgr, err
+}
+
+// namespace makes one, or gives one that is there these labels.
+func (w *world) namespace(name string, labels map[string]string) {
+	w.t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	err := w.client().Create(w.t.Context(), ns)
+	if !apierrors.IsAlreadyExists(err) {
+		harness.OK(w.t, err)
+	}
+	harness.OK(w.t, w.client().Get(w.t.Context(), client.ObjectKeyFromObject(ns), ns))
+	ns.Labels = maps.Clone(labels)
+	harness.OK(w.t, w.client().Update(w.t.Context(), ns))
+	sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "default"}}
+	if err := w.client().Create(w.t.Context(), sa); !apierrors.IsAlreadyExists(err) {
+		harness.OK(w.t, err)
+	}
+}
+
+// egress makes one in namespace internet.
+func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
+	w.t.Helper()
+	if len(spec.Destinations) == 0 {
+		spec.Destinations = []string{"0.0.0.0/0", "::/0"}
+	}
+	o := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: spec}
+	harness.OK(w.t, w.client().Create(w.t.Context(), o))
+	w.gateways(o, 1)
+	return o
+}
+
+// open are namespaces whose pods may name an Egress: all.
+func open() *v1alpha1.VPCNamespaces { return &v1alpha1.VPCNamespaces{Names: []string{"*"}} }
+
+// gateways has an Egress have so many gateways that are ready.
+func (w *world) gateways(o *v1alpha1.Egress, n int) {
+	w.t.Helper()
+	harness.OK(w.t, w.operator().Status().Patch(w.t.Context(), o.DeepCopy(), client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"replicas":%d,"readyGateways":%d}}`, n, n))))
+}
+
+// newPod is one of namespace shop that names Egresses of namespace internet; empty: none.
+func newPod(name, egresses string) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"app": "web"}},
+		Spec:       corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}
+	if egresses != "" {
+		p.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": egresses}
+	}
+	return p
+}
+
+// pod makes one on node-a.
+func (w *world) pod(name, egresses string) *corev1.Pod {
+	w.t.Helper()
+	return w.make(newPod(name, egresses), "node-a")
+}
+
+// make makes a pod on a node.
+func (w *world) make(p *corev1.Pod, node string) *corev1.Pod {
+	w.t.Helper()
+	harness.OK(w.t, w.client().Create(w.t.Context(), p))
+	b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
+	harness.OK(w.t, w.client().SubResource("binding").Create(w.t.Context(), p, b))
+	return p
+}
+
+// edit changes a pod by a merge patch.
+func (w *world) edit(p *corev1.Pod, patch string) {
+	w.t.Helper()
+	harness.OK(w.t, w.client().Patch(w.t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch))))
+}
+
+// deletePod ends a pod as a kubelet does, or by force.
+func (w *world) deletePod(p *corev1.Pod) {
+	w.t.Helper()
+	harness.OK(w.t, w.client().Delete(w.t.Context(), p.DeepCopy(), client.GracePeriodSeconds(0)))
+}
+
+// status has a pod be in a phase, with addresses.
+func (w *world) status(p *corev1.Pod, phase corev1.PodPhase, addresses ...string) {
+	w.t.Helper()
+	o := p.DeepCopy()
+	harness.OK(w.t, w.client().Get(w.t.Context(), client.ObjectKeyFromObject(p), o))
+	o.Status.Phase, o.Status.PodIP, o.Status.PodIPs = phase, "", nil
+	for _, a := range addresses {
+		o.Status.PodIPs = append(o.Status.PodIPs, corev1.PodIP{IP: a})
+	}
+	if len(addresses) > 0 {
+		o.Status.PodIP = addresses[0]
+	}
+	harness.OK(w.t, w.client().Status().Update(w.t.Context(), o))
+}
+
+// setUp has a pod's node say that it has set up all that the EgressClient asks for.
+func (w *world) setUp(p *corev1.Pod, addresses ...string) {
+	w.t.Helper()
+	o := w.await(p, "is there", func(o *v1alpha1.EgressClient) error {
+		if o.Spec.PodUID != string(p.UID) {
+			return errors.New("another pod's")
+		}
+		return nil
+	})
+	w.says(o, v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, ContainerID: "c", Addresses: addresses, Egresses: o.Spec.Egresses})
+}
+
+// says writes what the daemon of a client's node says.
+func (w *world) says(o *v1alpha1.EgressClient, says v1alpha1.EgressClientNode) {
+	w.t.Helper()
+	after := o.DeepCopy()
+	after.Status.Node = &says
+	harness.OK(w.t, w.daemon(o.Spec.NodeName).Status().Patch(w.t.Context(), after, client.MergeFrom(o)))
+}
+
+// object is the EgressClient of a pod; nil: there is none.
+func (w *world) object(p *corev1.Pod) *v1alpha1.EgressClient {
+	o := &v1alpha1.EgressClient{}
+	err := w.client().Get(w.t.Context(), client.ObjectKeyFromObject(p), o)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	harness.OK(w.t, err)
+	return o
+}
+
+// await waits until a pod's EgressClient is as it should be.
+func (w *world) await(p *corev1.Pod, what string, is func(*v1alpha1.EgressClient) error) (got *v1alpha1.EgressClient) {
+	w.t.Helper()
+	harness.Eventually(w.t, limit, "the EgressClient of "+p.Name+" "+what, func() error {
+		if got = w.object(p); got == nil {
+			return errors.New("there is none")
+		}
+		if err := is(got); err != nil {
+			return fmt.Errorf("%w: %+v %+v", err, got.Spec, got.Status)
+		}
+		return nil
+	})
+	return got
+}
+
+// awaitNone waits until a pod has no EgressClient.
+func (w *world) awaitNone(p *corev1.Pod) {
+	w.t.Helper()
+	harness.Eventually(w.t, limit, p.Name+" has no EgressClient", func() error {
+		if o := w.object(p); o != nil {
+			return fmt.Errorf("it is there: %+v", o.Spec)
+		}
+		return nil
+	})
+}
+
+// uses wants an EgressClient to have these Egresses of namespace internet and no others, and refusals
+// as name and reason.
+func uses(names []string, refusals ...string) func(*v1alpha1.EgressClient) error {
+	return func(o *v1alpha1.EgressClient) error {
+		var has, refused []string
+		for _, r := range o.Spec.Egresses {
+			has = append(has, r.Name)
+		}
+		for _, r := range o.Spec.Refused {
+			refused = append(refused, r.Name+" "+r.Reason)
+		}
+		if !slices.Equal(has, names) || !slices.Equal(refused, refusals) {
+			return fmt.Errorf("uses %q, refused %q; want %q, %q", has, refused, names, refusals)
+		}
+		return nil
+	}
+}
+
+// ready wants the condition Ready to have a reason, and words in its message.
+func ready(reason string, words ...string) func(*v1alpha1.EgressClient) error {
+	return func(o *v1alpha1.EgressClient) error {
+		c := meta.FindStatusCondition(o.Status.Conditions, conditionReady)
+		if c == nil || c.Reason != reason || (c.Status == metav1.ConditionTrue) != (reason == reasonSetUp) {
+			return fmt.Errorf("want Ready for %s, got %+v", reason, c)
+		}
+		for _, word := range words {
+			if !strings.Contains(c.Message, word) {
+				return fmt.Errorf("message %q, want %q in it", c.Message, word)
+			}
+		}
+		return nil
+	}
+}
+
+// slices are those of an Egress.
+func (w *world) slices(egress string) []v1alpha1.EgressClientSlice {
+	list := &v1alpha1.EgressClientSliceList{}
+	harness.OK(w.t, w.client().List(w.t.Context(), list, client.InNamespace("internet"), client.MatchingLabels{v1alpha1.LabelEgress: egress}))
+	return list.Items
+}
+
+// served are the clients of an Egress that gateways serve, as pod and addresses.
+func (w *world) served(egress string) (out []string) {
+	for _, s := range w.slices(egress) {
+		for _, c := range s.Clients {
+			out = append(out, strings.TrimPrefix(c.Pod, "shop/")+" "+strings.Join(c.Addresses, ","))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// awaitServed waits until an Egress serves exactly these.
+func (w *world) awaitServed(egress string, want ...string) {
+	w.t.Helper()
+	slices.Sort(want)
+	harness.Eventually(w.t, limit, egress+" serves its clients", func() error {
+		if got := w.served(egress); !slices.Equal(got, want) {
+			return fmt.Errorf("serves %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+// awaitCounts waits until the status of an Egress says so many clients.
+func (w *world) awaitCounts(egress string, clients, refused int32, reason string, words ...string) {
+	w.t.Helper()
+	harness.Eventually(w.t, limit, egress+" counts its clients", func() error {
+		o := &v1alpha1.Egress{}
+		if err := w.client().Get(w.t.Context(), client.ObjectKey{Namespace: "internet", Name: egress}, o); err != nil {
+			return err
+		}
+		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionClientsReady)
+		if o.Status.Clients != clients || o.Status.RefusedClients != refused || c == nil || c.Reason != reason {
+			return fmt.Errorf("status %+v, want %d clients, %d refused, %s", o.Status, clients, refused, reason)
+		}
+		for _, word := range words {
+			if !strings.Contains(c.Message, word) {
+				return fmt.Errorf("message %q, want %q in it", c.Message, word)
+			}
+		}
+		return nil
+	})
+}
+
+// events are those of a pod, as reason and message.
+func (w *world) events(p *corev1.Pod) (out []string) {
+	list := &corev1.EventList{}
+	harness.OK(w.t, w.client().List(w.t.Context(), list, client.InNamespace(p.Namespace)))
+	for _, e := range list.Items {
+		if e.InvolvedObject.UID == p.UID {
+			out = append(out, e.Reason+": "+e.Message)
+		}
+	}
+	return out
+}
+
+// awaitEvent waits for an Event of a pod with words.
+func (w *world) awaitEvent(p *corev1.Pod, words ...string) {
+	w.t.Helper()
+	harness.Eventually(w.t, limit, "an Event of "+p.Name, func() error {
+		all := w.events(p)
+		for _, e := range all {
+			if harness.Says(e, words...) {
+				return nil
+			}
+		}
+		return fmt.Errorf("want %q, got %q", words, all)
+	})
+}

@@ -1,0 +1,77 @@
+package clients
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/metric"
+)
+
+var (
+	famClients = metric.New("berth_operator_egress_clients", "gauge", "Pods that use an Egress, or would, by state: served (its gateways serve them), stuck (they may use it, and are not served) or refused (they may not use it).", "namespace", "egress", "state")
+	famSlices  = metric.New("berth_operator_egress_client_slices", "gauge", "EgressClientSlices of an Egress.", "namespace", "egress")
+	famWrites  = metric.New("berth_operator_egress_client_writes_total", "counter", "Writes about clients of Egresses at the Kubernetes API, by kind of object (client, slice, or status of an Egress) and result: success or error.", "kind", "result")
+	famServed  = metric.New("berth_operator_egress_served_seconds", "histogram", "Time from when the operator saw that a node had set a client up until it had told the Egress's gateways.")
+)
+
+// Families are the metrics, for the page that documents them.
+var Families = []metric.Family{famClients, famSlices, famWrites, famServed}
+
+// The kinds of objects that are written.
+const (
+	kindClient = "client"
+	kindSlice  = "slice"
+	kindStatus = "status"
+)
+
+// Metrics count the work for clients. They may be used by many goroutines at once.
+type Metrics struct {
+	writes *prometheus.CounterVec
+	served *prometheus.HistogramVec
+}
+
+// NewMetrics makes metrics that are not registered.
+func NewMetrics() *Metrics {
+	m := &Metrics{writes: famWrites.Counter(), served: famServed.Histogram(metric.CallBuckets)}
+	for _, kind := range []string{kindClient, kindSlice, kindStatus} {
+		for _, result := range []string{"success", "error"} {
+			m.writes.WithLabelValues(kind, result)
+		}
+	}
+	m.served.WithLabelValues()
+	return m
+}
+
+// Collectors are to be registered.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.writes, m.served}
+}
+
+// wrote counts a write.
+func (m *Metrics) wrote(kind string, err error) {
+	result := "success"
+	if err != nil {
+		result = "error"
+	}
+	m.writes.WithLabelValues(kind, result).Inc()
+}
+
+// Gauges are read when Prometheus asks: how many clients there are.
+func (c *Controller) Gauges() prometheus.Collector { return gauges{c.book} }
+
+type gauges struct{ book *book }
+
+// Describe implements prometheus.Collector.
+func (gauges) Describe(ch chan<- *prometheus.Desc) {
+	ch <- famClients.Desc()
+	ch <- famSlices.Desc()
+}
+
+// Collect implements prometheus.Collector.
+func (g gauges) Collect(ch chan<- prometheus.Metric) {
+	for ref, n := range g.book.counts() {
+		ch <- famClients.Value(float64(n.served), ref.Namespace, ref.Name, "served")
+		ch <- famClients.Value(float64(n.stuck), ref.Namespace, ref.Name, "stuck")
+		ch <- famClients.Value(float64(n.refused), ref.Namespace, ref.Name, "refused")
+		ch <- famSlices.Value(float64(n.slices), ref.Namespace, ref.Name)
+	}
+}

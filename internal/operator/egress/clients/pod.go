@@ -1,0 +1,209 @@
+package clients
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/queue"
+)
+
+// reconcilePod sees to it that a pod has the EgressClient that it is to have, and that it is
+// served by those Egresses that are to serve it.
+func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	if err := c.begin(ctx); err != nil {
+		return reconcile.Result{}, err
+	}
+	at := q.NamespacedName
+	p, err := c.pod(ctx, at)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	o := &v1alpha1.EgressClient{}
+	if err := c.client.Get(ctx, at, o, client.UnsafeDisableDeepCopy); apierrors.IsNotFound(err) {
+		o = nil
+	} else if err != nil {
+		return reconcile.Result{}, fmt.Errorf("read EgressClient %s from the cache: %w", at, err)
+	}
+	s, err := c.see(ctx, p, c.namespace(ctx, at.Namespace), o, c.book.known(), c.book.isServed)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	c.touch(c.book.note(at, s.entry(c.now())))
+	if c.wrote.trails(at, o) {
+		return reconcile.Result{}, nil // the event of what was written comes
+	}
+	if o != nil && s.o == nil {
+		return c.removeEnded(ctx, o)
+	}
+	if p == nil {
+		return reconcile.Result{}, nil
+	}
+	if err := c.write(ctx, s); err != nil {
+		return reconcile.Result{}, err
+	}
+	if reason, _ := s.waits(); reason == reasonWaiting && len(s.decision.Egresses) > 0 {
+		return reconcile.Result{RequeueAfter: max(0, s.waitsUntil().Sub(c.now()))}, nil
+	}
+	return reconcile.Result{}, nil
+}
+
+// removeEnded deletes the EgressClient of a pod of its name that is no more, or has ended.
+func (c *Controller) removeEnded(ctx context.Context, o *v1alpha1.EgressClient) (reconcile.Result, error) {
+	if o.DeletionTimestamp != nil {
+		return reconcile.Result{}, nil
+	}
+	over, err := c.over(ctx, o)
+	if err != nil || !over {
+		return reconcile.Result{RequeueAfter: queue.CacheLag}, err
+	}
+	return reconcile.Result{}, c.remove(ctx, o, "its pod is gone or has ended")
+}
+
+// over asks the API server whether the pod of an EgressClient is gone or has ended: the
+// cache may not have it yet.
+func (c *Controller) over(ctx context.Context, o *v1alpha1.EgressClient) (bool, error) {
+	p := &corev1.Pod{}
+	err := c.live.Get(ctx, client.ObjectKeyFromObject(o), p)
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("look whether pod %s/%s is over: %w", o.Namespace, o.Name, err)
+	}
+	return runtimeUID(p) != o.Spec.PodUID || ended(p), nil
+}
+
+// write brings the EgressClient of a pod to what is true of it.
+func (c *Controller) write(ctx context.Context, s scene) error {
+	o, d := s.o, s.decision
+	switch {
+	case !d.Wanted && o == nil:
+		return nil
+	case !d.Wanted:
+		return c.remove(ctx, o, "its pod uses no Egress any more")
+	case o == nil && s.pod.DeletionTimestamp != nil, o != nil && o.DeletionTimestamp != nil:
+		return nil
+	case o == nil:
+		made, err := c.make(ctx, s)
+		if err != nil || made == nil {
+			return err
+		}
+		o = made
+	case !slices.Equal(o.Spec.Egresses, d.Egresses) || !slices.Equal(o.Spec.Refused, d.Refused):
+		if err := c.change(ctx, s); err != nil {
+			return err
+		}
+	}
+	return c.sayReady(ctx, s, o)
+}
+
+// make makes the EgressClient of a pod; nil: the cache trails, or the last one of the name is
+// going.
+func (c *Controller) make(ctx context.Context, s scene) (*v1alpha1.EgressClient, error) {
+	p, yes := s.pod, true
+	o := &v1alpha1.EgressClient{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, Name: p.Name,
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID, Controller: &yes}},
+		},
+		Spec: v1alpha1.EgressClientSpec{
+			PodUID: runtimeUID(p), NodeName: p.Spec.NodeName, Egresses: s.decision.Egresses, Refused: s.decision.Refused,
+		},
+	}
+	err := failpoint.Around("operator.egressclient.make", func() error {
+		return c.client.Create(ctx, o, client.FieldOwner(v1alpha1.OwnerOperator))
+	})
+	c.o.Metrics.wrote(kindClient, err)
+	if apierrors.IsAlreadyExists(err) {
+		return nil, nil // its events tell
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create EgressClient %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	c.wrote.note(client.ObjectKeyFromObject(o), o.ResourceVersion)
+	c.tell(p, nil, s.decision.Refused)
+	c.o.Logger.Debug("EgressClient made", "pod", p.Namespace+"/"+p.Name, "egresses", len(s.decision.Egresses), "refused", len(s.decision.Refused))
+	return o, nil
+}
+
+// change has an EgressClient say which Egresses its pod uses by now.
+func (c *Controller) change(ctx context.Context, s scene) error {
+	spec := map[string]any{"egresses": s.decision.Egresses, "refused": s.decision.Refused}
+	err := c.patch(ctx, s.o, "operator.egressclient.change", map[string]any{"spec": spec}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
+		return c.client.Patch(ctx, o, patch, client.FieldOwner(v1alpha1.OwnerOperator))
+	})
+	if err != nil {
+		return fmt.Errorf("change EgressClient %s/%s: %w", s.o.Namespace, s.o.Name, err)
+	}
+	c.tell(s.pod, s.o.Spec.Refused, s.decision.Refused)
+	c.o.Logger.Debug("EgressClient changed", "pod", s.o.Namespace+"/"+s.o.Name, "egresses", len(s.decision.Egresses), "refused", len(s.decision.Refused))
+	return nil
+}
+
+// sayReady writes an EgressClient's condition if it is to be another.
+func (c *Controller) sayReady(ctx context.Context, s scene, o *v1alpha1.EgressClient) error {
+	want, has := s.ready(), o.Status.Conditions
+	after := slices.Clone(has)
+	if want == nil {
+		meta.RemoveStatusCondition(&after, conditionReady)
+	} else {
+		want.LastTransitionTime = metav1.NewTime(c.now())
+		meta.SetStatusCondition(&after, *want)
+	}
+	if slices.Equal(after, has) {
+		return nil
+	}
+	status := map[string]any{"conditions": after}
+	err := c.patch(ctx, o, "operator.egressclient.ready", map[string]any{"status": status}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
+		return c.client.Status().Patch(ctx, o, patch, client.FieldOwner(v1alpha1.OwnerOperator))
+	})
+	if err != nil {
+		return fmt.Errorf("write the status of EgressClient %s/%s: %w", o.Namespace, o.Name, err)
+	}
+	return nil
+}
+
+// patch changes an EgressClient, if it is still the same object. Nobody else writes the same
+// fields, so that it may have changed otherwise.
+func (c *Controller) patch(ctx context.Context, o *v1alpha1.EgressClient, point string, what map[string]any, do func(*v1alpha1.EgressClient, client.Patch) error) error {
+	what["metadata"] = map[string]any{"uid": o.UID}
+	body, err := json.Marshal(what)
+	if err != nil {
+		return err
+	}
+	target := &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name}}
+	err = failpoint.Around(point, func() error { return do(target, client.RawPatch(types.MergePatchType, body)) })
+	c.o.Metrics.wrote(kindClient, err)
+	if apierrors.IsNotFound(err) {
+		return nil // its event comes
+	}
+	if err == nil {
+		c.wrote.note(client.ObjectKeyFromObject(o), target.ResourceVersion)
+	}
+	return err
+}
+
+// remove deletes an EgressClient.
+func (c *Controller) remove(ctx context.Context, o *v1alpha1.EgressClient, why string) error {
+	err := failpoint.Around("operator.egressclient.remove", func() error {
+		return client.IgnoreNotFound(c.client.Delete(ctx, o.DeepCopy(), client.Preconditions{UID: &o.UID}))
+	})
+	c.o.Metrics.wrote(kindClient, err)
+	if err != nil {
+		return fmt.Errorf("delete EgressClient %s/%s: %w", o.Namespace, o.Name, err)
+	}
+	c.o.Logger.Debug("EgressClient deleted", "pod", o.Namespace+"/"+o.Name, "because", why)
+	return nil
+}

@@ -1,0 +1,127 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// maxGateways is how many an Egress's status names (its definition says so).
+const maxGateways = 1024
+
+// IsGateway tells whether a pod is one of an Egress's: by its label, and because a
+// ReplicaSet of the Egress's Deployment has made it, not somebody who has put the label on
+// a pod by mistake.
+func IsGateway(egress string, p *corev1.Pod) bool {
+	owner := metav1.GetControllerOf(p)
+	return p.Labels[v1alpha1.LabelEgress] == egress && !p.Spec.HostNetwork &&
+		owner != nil && owner.Kind == "ReplicaSet" && strings.HasPrefix(owner.Name, egress+"-")
+}
+
+// Gateways are those pods of an Egress that clients' tunnels may lead to, by name: the ones
+// that are ready, and the ones that are deleted and still answer their probe, which end.
+func Gateways(pods []*corev1.Pod) (out []v1alpha1.EgressGateway) {
+	for _, p := range pods {
+		addresses := addressesOf(p)
+		if !isReady(p) || len(addresses) == 0 {
+			continue
+		}
+		out = append(out, v1alpha1.EgressGateway{Name: p.Name, UID: string(p.UID), Addresses: addresses, Ending: p.DeletionTimestamp != nil})
+	}
+	slices.SortFunc(out, func(a, b v1alpha1.EgressGateway) int {
+		return cmp.Or(boolCompare(a.Ending, b.Ending), cmp.Compare(a.Name, b.Name))
+	})
+	out = out[:min(len(out), maxGateways)] // of too many, those that end are left out
+	slices.SortFunc(out, func(a, b v1alpha1.EgressGateway) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+func boolCompare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// replicasOf is how many gateways there are that were not told to end, as a Deployment
+// counts them.
+func replicasOf(pods []*corev1.Pod) (n int32) {
+	for _, p := range pods {
+		if p.DeletionTimestamp == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func isReady(p *corev1.Pod) bool {
+	c := condition(p, corev1.PodReady)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+func condition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
+	for i := range p.Status.Conditions {
+		if p.Status.Conditions[i].Type == kind {
+			return &p.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// addressesOf are a pod's, the first of each family.
+func addressesOf(p *corev1.Pod) (out []string) {
+	four, six := false, false
+	for _, a := range p.Status.PodIPs {
+		ip, err := netip.ParseAddr(a.IP)
+		if err != nil || ip.Is4() && four || ip.Is6() && six {
+			continue
+		}
+		four, six = four || ip.Is4(), six || ip.Is6()
+		out = append(out, ip.String())
+	}
+	return out
+}
+
+// maxExplained is how many pods that are not ready are named one by one.
+const maxExplained = 3
+
+// notReady says of pods that are no gateways yet why; empty: there are none.
+func notReady(pods []*corev1.Pod) string {
+	var why []string
+	for _, p := range pods {
+		if p.DeletionTimestamp == nil && !isReady(p) {
+			why = append(why, fmt.Sprintf("pod %s %s", p.Name, unready(p)))
+		}
+	}
+	slices.Sort(why)
+	if more := len(why) - maxExplained; more > 0 {
+		why = append(why[:maxExplained], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(why, "; ")
+}
+
+// unready is why a pod is not ready.
+func unready(p *corev1.Pod) string {
+	if c := condition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
+		return fmt.Sprintf("has no node: %s: %s", c.Reason, c.Message)
+	}
+	for _, s := range p.Status.ContainerStatuses {
+		if w := s.State.Waiting; w != nil && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing" {
+			return strings.TrimSuffix(fmt.Sprintf("waits: container %s: %s: %s", s.Name, w.Reason, w.Message), ": ")
+		}
+	}
+	if p.Status.PodIP == "" {
+		return "starts"
+	}
+	return "is not ready: its readiness probe or its log says why"
+}
