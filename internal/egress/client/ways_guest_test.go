@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -373,4 +374,52 @@ func TestManyDestinations(t *testing.T) {
 	if now := w.talk(long); now != from {
 		t.Errorf("seen from %s, then %s", from, now)
 	}
+}
+
+// While gateways, ports, destinations and Egresses change, no packet to a destination leaves another
+// way, and each Apply is done in between.
+func TestNeverAnotherWay(t *testing.T) {
+	w := newWorld(t)
+	all := setup(gateway(2))
+	all.Egresses[0].Destinations = nets("0.0.0.0/0", "::/0", "203.0.113.0/24", "2001:db8:9::/64")
+	split := setup(gateway(3), ending(2))
+	split.Egresses[0].Destinations = nets("203.0.113.0/25", "203.0.113.128/25", "2001:db8:9::/65", "2001:db8:9:0:8000::/65")
+	moved := setup(gateway(1))
+	moved.Egresses[0].Name = "ns/other"
+	port := setup(gateway(1))
+	port.Egresses[0].SourcePortAuto = true
+	states := []Setup{setup(gateway(1), gateway(2)), setup(), all, split, setup(ending(2)), moved, port}
+	w.apply(states[0])
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	for _, to := range outsides {
+		running.Go(func() {
+			asked, answered := 0, 0
+			for ; ctx.Err() == nil; asked++ {
+				c, err := ns.Dial(ctx, ns.Path(clientNS), "udp", netip.AddrPortFrom(to, echo.Port), netip.Addr{})
+				if err != nil {
+					continue
+				}
+				_, _ = c.Write([]byte("x"))
+				_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+				answer := make([]byte, 200)
+				if n, err := c.Read(answer); err == nil {
+					answered++
+					r, err := echo.Parse(string(answer[:n]))
+					if err != nil || r.You == client4 || r.You == client6 {
+						t.Errorf("to %s: %s, %v: a packet left by the pod's own way", to, r, err)
+					}
+				}
+				_ = c.Close()
+			}
+			t.Logf("to %s: %d asked, %d answered", to, asked, answered)
+		})
+	}
+	for range 3 {
+		for _, s := range states {
+			w.apply(s)
+		}
+	}
+	cancel()
+	running.Wait()
 }
