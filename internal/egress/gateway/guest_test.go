@@ -3,11 +3,14 @@
 package gateway
 
 import (
+	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -469,5 +472,59 @@ func TestTimeExceeded(t *testing.T) {
 				t.Errorf("time exceeded by %v (%v), want %s", from, err, w.gateway.of(f))
 			}
 		})
+	}
+}
+
+// TestKilled has processes that change clients killed at any moment, while connections last. The next one
+// finds all as it should be, and serves nobody whom the last one did not.
+func TestKilled(t *testing.T) {
+	w := newWorld(t)
+	k := w.open(t)
+	s := w.setup()
+	apply(t, k, s)
+	want := w.state(t)
+	c4, c6 := connect(t, w.one, w.outside.of(4)), connect(t, w.two, w.outside.of(6))
+	for i := range 10 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), childEnv+"="+w.gateway.path())
+		out, err := cmd.StdoutPipe()
+		must(t, err)
+		must(t, cmd.Start())
+		_, err = bufio.NewReader(out).ReadString('\n') // it has begun
+		must(t, err)
+		<-time.After(time.Duration(i*37) * time.Millisecond)
+		must(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+		alive(t, c4, true)
+		alive(t, c6, true)
+	}
+	apply(t, w.open(t), s)
+	if got := w.state(t); got != want {
+		t.Errorf("there is now\n%s\nwant\n%s", got, want)
+	}
+	alive(t, c4, true)
+	alive(t, c6, true)
+}
+
+// childEnv has a process of the tests change clients of a gateway until it is killed.
+const childEnv = "BERTH_TEST_GATEWAY"
+
+func child(path string) error {
+	k, err := Open(path)
+	if err != nil {
+		return err
+	}
+	s := newHosts().setup()
+	fmt.Println("begun")
+	for i := 0; ; i++ {
+		more := s
+		a4, a6 := netip.MustParseAddr("10.9.0.0"), netip.MustParseAddr("fd09::")
+		for n := range 50 * (1 + i%3) {
+			a4, a6 = a4.Next(), a6.Next()
+			more.Clients = append(more.Clients, Client{UID: fmt.Sprintf("uid-%d-%d", i%2, n), Addrs: []netip.Addr{a4, a6}})
+		}
+		if err := k.Apply(context.Background(), more); err != nil {
+			return err
+		}
 	}
 }
