@@ -54,7 +54,7 @@ type EgressSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=43
-	// +kubebuilder:validation:XValidation:rule="self.all(d, isCIDR(d) && cidr(d).masked() == cidr(d))",message="destinations must be CIDRs without host bits, such as 203.0.113.0/24, 0.0.0.0/0 or 2001:db8::/32"
+	// +kubebuilder:validation:XValidation:rule="self.all(d, isCIDR(d) && string(cidr(d).masked()) == d)",message="destinations must be CIDRs without host bits, such as 203.0.113.0/24, 0.0.0.0/0 or 2001:db8::/32"
 	Destinations []string `json:"destinations"`
 
 	// Replicas is how many gateways there are.
@@ -162,19 +162,25 @@ type EgressPodTemplate struct {
 type EgressPodMetadata struct {
 	// Labels are added to those that Berth gives them; of domain berth.dev none may be
 	// set.
-	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && !format.qualifiedName().validate(k).hasValue())",message="labels must have keys such as example.com/name"
-	// +kubebuilder:validation:XValidation:rule="self.all(k, size(self[k]) <= 63)",message="labels must have values of at most 63 characters"
-	// +kubebuilder:validation:XValidation:rule="self.all(k, !k.matches('^([^/]*[.])?berth[.]dev/'))",message="labels of berth.dev are Berth's own"
+	// +kubebuilder:validation:MaxProperties=32
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$'))",message="labels must have keys such as example.com/name"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, !k.startsWith('berth.dev/') && !k.contains('.berth.dev/'))",message="labels of berth.dev are Berth's own"
 	// +optional
-	Labels map[string]string `json:"labels,omitempty"`
+	Labels map[string]EgressPodLabel `json:"labels,omitempty"`
 
 	// Annotations are added likewise.
-	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && !format.qualifiedName().validate(k).hasValue())",message="annotations must have keys such as example.com/name"
+	// +kubebuilder:validation:MaxProperties=32
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$'))",message="annotations must have keys such as example.com/name"
 	// +optional
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
+
+// EgressPodLabel is the value of a label (Kubernetes documentation, "Labels and
+// Selectors").
+//
+// +kubebuilder:validation:MaxLength=63
+// +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
+type EgressPodLabel string
 
 // EgressPodDisruptionBudget says how many gateways may be away at once by somebody's will.
 //

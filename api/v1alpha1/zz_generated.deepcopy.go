@@ -828,7 +828,7 @@ func (in *EgressPodMetadata) DeepCopyInto(out *EgressPodMetadata) {
 	*out = *in
 	if in.Labels != nil {
 		in, out := &in.Labels, &out.Labels
-		*out = make(map[string]string, len(*in))
+		*out = make(map[string]EgressPodLabel, len(*in))
 		for key, val := range *in {
 			(*out)[key] = val
 		}

@@ -13,7 +13,7 @@ import (
 // value below settings.
 var (
 	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "vpc-ports", "kubeconfig", "sysctl-dir"}
-	ofOperator = []string{"cluster-name", "ipam", "first-interface-is-port", "kubeconfig", "leader-election-namespace"}
+	ofOperator = []string{"cluster-name", "ipam", "egress", "egress-image", "egress-port", "first-interface-is-port", "kubeconfig", "leader-election-namespace"}
 )
 
 // needed are settings without which the probes have nobody to ask.

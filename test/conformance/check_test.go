@@ -98,7 +98,7 @@ func checkNames(t *testing.T, n *node.Node) {
 // mismatch is nil when CHECK answered that the pod is not as it should be, in such words.
 func mismatch(answer error, words []string) error {
 	if node.CNICode(answer) != daemon.CodeMismatch || !harness.Says(answer.Error(), words...) {
-		return fmt.Errorf("CHECK answers %v with code %d, want code %d and something about %q", answer, node.CNICode(answer), daemon.CodeMismatch, words)
+		return fmt.Errorf("CHECK answers %s with code %d, want code %d and something about %q", fmt.Sprint(answer), node.CNICode(answer), daemon.CodeMismatch, words)
 	}
 	return nil
 }

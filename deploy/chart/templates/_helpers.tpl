@@ -13,9 +13,14 @@
 {{- if and (include "berth.ports" .) .Values.ports.webhook.enabled }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty where pods may reach networks outside by gateways. */}}
+{{- define "berth.egress" -}}
+{{- if .Values.egress.enabled }}true{{ end -}}
+{{- end -}}
+
 {{/* Not empty where there is an operator. */}}
 {{- define "berth.hasOperator" -}}
-{{- if or (hasKey (include "berth.mode" . | fromYaml) "operator") (include "berth.ports" .) }}true{{ end -}}
+{{- if or (hasKey (include "berth.mode" . | fromYaml) "operator") (include "berth.ports" .) (include "berth.egress" .) }}true{{ end -}}
 {{- end -}}
 
 {{/* The kinds of objects that the operator tells of, as a list in YAML. */}}
@@ -23,6 +28,7 @@
 {{- $mode := include "berth.mode" . | fromYaml -}}
 {{- $kinds := $mode.eventsOf | default list -}}
 {{- if include "berth.ports" . }}{{ $kinds = concat $kinds (get (.Files.Get "files/modes.yaml" | fromYaml) "port").eventsOf }}{{ end -}}
+{{- if include "berth.egress" . }}{{ $kinds = concat $kinds (list "Egress" "Pod") }}{{ end -}}
 {{- $kinds | uniq | toYaml -}}
 {{- end -}}
 
@@ -80,6 +86,9 @@ the schema lets them say nothing of what makes the mode.
 {{- if and $root.Values.ports.enabled (not (semverCompare ">=1.32.0-0" $root.Capabilities.KubeVersion.Version)) -}}
 {{- fail (printf "ports.enabled needs Kubernetes 1.32 or later, and this is %s" $root.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- if and $root.Values.egress.enabled (not (semverCompare ">=1.32.0-0" $root.Capabilities.KubeVersion.Version)) -}}
+{{- fail (printf "egress.enabled needs Kubernetes 1.32 or later, and this is %s" $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- $settings := deepCopy (index $root.Values $program).settings -}}
 {{- if $mode.ec2 -}}
 {{- $_ := set $settings "cluster-name" (required "clusterName is empty: name the cluster, as its IAM policy does; clusters that share a VPC need names that differ" $root.Values.clusterName) -}}
@@ -99,6 +108,12 @@ the schema lets them say nothing of what makes the mode.
 {{- $_ := set $ofMode "ipam" (append ($ofMode.ipam | default list) "port") -}}
 {{- $_ := set $ofMode "first-interface-is-port" false -}}
 {{- end -}}
+{{- end -}}
+{{- if and (eq $program "operator") (include "berth.egress" $root) -}}
+{{- $_ := set $ofMode "ipam" ($ofMode.ipam | default list) -}}
+{{- $_ := set $ofMode "egress" true -}}
+{{- $_ := set $ofMode "egress-image" (include "berth.image" (list $root $root.Values.egress.image)) -}}
+{{- $_ := set $ofMode "egress-port" $root.Values.egress.port -}}
 {{- end -}}
 {{- if and (eq $program "operator") (include "berth.webhook" $root) -}}
 {{- $_ := set $ofMode "webhook-address" ":61682" -}}

@@ -14,10 +14,9 @@ var networks = []string{"tcp", "udp"}
 
 // What goes to a destination is seen to come from the gateway, all else from the pod.
 func TestPackets(t *testing.T) {
-	w := newWorld(t, 1)
+	w := newWorld(t)
 	before := w.dump()
 	w.apply(setup(gateway(1)))
-	t.Log(w.dump())
 	for _, network := range networks {
 		w.from(network, outside4, gateway4(1))
 		w.from(network, outside6, gateway6(1))
@@ -43,7 +42,7 @@ func TestPackets(t *testing.T) {
 // Connections spread over the gateways, those of one client to one destination too, and each stays
 // with its own while that one ends and others come and go.
 func TestSpreadAndPinning(t *testing.T) {
-	w := newWorld(t, 3)
+	w := newWorld(t)
 	w.apply(setup(gateway(1), gateway(2)))
 	type long struct {
 		talk func() netip.Addr
@@ -101,7 +100,7 @@ func TestSpreadAndPinning(t *testing.T) {
 
 // Without a gateway a destination is unreachable at once, and never reached another way.
 func TestNoGateway(t *testing.T) {
-	w := newWorld(t, 2)
+	w := newWorld(t)
 	w.apply(setup(gateway(1)))
 	w.from("tcp", outside4, gateway4(1))
 	w.kill(1)

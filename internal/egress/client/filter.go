@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
@@ -123,6 +124,9 @@ func sortedUnique(list [][]byte) [][]byte {
 // addMap adds a verdict map, which leads to chains.
 func (f *filter) addMap(name string, key nftables.SetDatatype, to []leap) {
 	s := set{Set: nftables.Set{Name: name, KeyType: key, DataType: nftables.TypeVerdict, IsMap: true}}
+	if key == nftables.TypeMark {
+		s.KeyByteOrder = binaryutil.NativeEndian
+	}
 	slices.SortFunc(to, func(a, b leap) int { return slices.Compare(a.key, b.key) })
 	to = slices.CompactFunc(to, func(a, b leap) bool { return slices.Equal(a.key, b.key) })
 	for _, l := range to {

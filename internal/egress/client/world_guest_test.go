@@ -4,15 +4,21 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
-	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+	"github.com/berthnet/berth/internal/egress/tunnel"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 )
@@ -25,10 +31,7 @@ import (
 //	stranger  10.1.99.2    fd01:0:99::2      a pod that is no gateway
 //	outside   203.0.113.9  2001:db8:9::9     a destination, and 203.0.113.10 2001:db8:9::a
 //	elsewhere 198.51.100.9 2001:db8:51::9    another network
-type world struct {
-	t       testing.TB
-	servers []*echo.Server
-}
+type world struct{ t testing.TB }
 
 const (
 	clientNS, outsideNS, elsewhereNS, strangerNS = "kc", "ko", "ke", "ks"
@@ -99,76 +102,129 @@ func (w *world) in(space, script string, args ...any) string {
 	return string(out)
 }
 
-// newWorld makes one with gateways 1 to n.
-func newWorld(t testing.TB, n int) *world {
+// newWorld is the world with its three gateways, which tests share, and nothing of Egress in the
+// client.
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t}
-	w.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0")
-	w.host(clientNS, client4, client6)
-	w.host(strangerNS, stranger4, stranger6)
-	w.host(outsideNS, outside4, outside6, further4, further6)
-	w.host(elsewhereNS, other4, other6)
-	for i := range n {
-		w.gateway(i + 1)
+	made.Do(func() { w.make() })
+	for n := range gateways {
+		if _, err := os.Stat(ns.Path(gatewayNS(n + 1))); err != nil {
+			w.gateway(n + 1)
+		}
 	}
-	for _, space := range []string{outsideNS, elsewhereNS, strangerNS} {
-		w.serve(space)
-	}
+	w.client()
 	return w
 }
 
-func (w *world) serve(space string) {
+const gateways = 3
+
+var made sync.Once
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, space := range spaces() {
+		_ = ns.Remove(space)
+	}
+	os.Exit(code)
+}
+
+func spaces() []string {
+	list := []string{clientNS, strangerNS, outsideNS, elsewhereNS}
+	for n := range gateways {
+		list = append(list, gatewayNS(n+1))
+	}
+	return list
+}
+
+func (w *world) must(err error) {
 	w.t.Helper()
-	s, err := echo.Serve(ns.Path(space))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(func() { _ = s.Close() })
 }
 
-// host makes a namespace as Berth makes a pod's.
-func (w *world) host(space string, addrs ...netip.Addr) {
+func (w *world) make() {
 	w.t.Helper()
-	script := fmt.Sprintf(`
-ip netns add %[1]s
-ip link add v%[1]s type veth peer name eth0 netns %[1]s
-ip link set v%[1]s up
-ip addr add 169.254.1.1/32 dev v%[1]s; ip addr add fe80::1/64 dev v%[1]s nodad
-ip netns exec %[1]s bash -ec 'ip link set lo up; ip link set eth0 up
-ip route add 169.254.1.1 dev eth0; ip route add default via 169.254.1.1 dev eth0; ip -6 route add default via fe80::1 dev eth0'
-`, space)
-	for _, a := range addrs {
-		script += fmt.Sprintf("ip netns exec %s ip addr add %s dev eth0 nodad\nip route add %s dev v%[1]s\n", space, netip.PrefixFrom(a, a.BitLen()), a)
+	for _, space := range spaces() {
+		_ = ns.Remove(space) // of a run before in the same guest
 	}
-	w.sh("%s", strings.ReplaceAll(script, "%", "%%"))
-	w.t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", space).Run() })
+	w.must(ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}, ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"},
+		ns.Sysctl{Name: "net/ipv4/conf/all/rp_filter", Value: "0"}, ns.Sysctl{Name: "net/ipv4/conf/default/rp_filter", Value: "0"}))
+	w.host(strangerNS, "10.1.99.2/24", "fd01:0:99::2/64")
+	w.host(outsideNS, "203.0.113.9/24", "2001:db8:9::9/64", "203.0.113.10/24", "2001:db8:9::a/64")
+	w.host(elsewhereNS, "198.51.100.9/24", "2001:db8:51::9/64")
+	for _, space := range []string{outsideNS, elsewhereNS, strangerNS} {
+		_, err := echo.Serve(ns.Path(space))
+		w.must(err)
+	}
+}
+
+// client makes the client's namespace anew.
+func (w *world) client() {
+	w.t.Helper()
+	if _, err := os.Stat(ns.Path(clientNS)); err == nil {
+		w.must(ns.Remove(clientNS))
+	}
+	w.host(clientNS, "10.1.0.2/24", "fd01::2/64")
+}
+
+// host makes a namespace with addresses, behind the router, which has the first one of its
+// first two's networks.
+func (w *world) host(space string, addrs ...string) {
+	w.t.Helper()
+	own := prefixes(addrs...)
+	w.must(ns.Create(space))
+	w.must(ns.Netlink("/proc/thread-self/ns/net", func(h *netlink.Handle) error {
+		_ = ns.DeleteLink(h, "v"+space)
+		return ns.AddHost(h, "v"+space, ns.Path(space), own[:2], []netip.Addr{own[0].Masked().Addr().Next(), own[1].Masked().Addr().Next()}, 1500)
+	}))
+	w.must(ns.Netlink(ns.Path(space), func(h *netlink.Handle) error {
+		l, err := h.LinkByName("eth0")
+		for _, p := range own[2:] {
+			err = errors.Join(err, ns.AddAddr(h, l, p))
+		}
+		return err
+	}))
 }
 
 // gateway makes gateway n, which passes on what clients send, to wherever it goes.
 func (w *world) gateway(n int) {
 	w.t.Helper()
 	space := gatewayNS(n)
-	w.host(space, gateway4(n), gateway6(n))
-	w.in(space, `
-sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
-ip fou add port 5555 ipproto 4; ip -6 fou add port 5555 ipproto 41
-ip link add eg4 type ipip remote any local %s ttl 64 encap fou encap-sport auto encap-dport 5555
-ip link add eg6 type ip6tnl mode ip6ip6 remote any local %s encaplimit none hoplimit 64 encap fou encap-sport auto encap-dport 5555 encap-csum6
-ip link set eg4 up mtu 1472; ip link set eg6 up mtu 1452
-ip route add 10.1.0.2 dev eg4; ip -6 route add fd01::2 dev eg6
-sysctl -qw net.ipv4.conf.eg4.rp_filter=0
-nft -f - <<N
+	w.host(space, fmt.Sprintf("10.1.%d.2/24", n), fmt.Sprintf("fd01:0:%d::2/64", n))
+	at, err := rtnl.OpenNetns(ns.Path(space))
+	w.must(err)
+	defer func() { _ = at.Close() }()
+	h, err := tunnel.Handle(at)
+	w.must(err)
+	defer h.Close()
+	for _, own := range []netip.Addr{gateway4(n), gateway6(n)} {
+		index, err := tunnel.Ensure(h, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(1500, own), Port: fouPort, SourcePortAuto: true})
+		w.must(err)
+		to := of([]netip.Addr{client4, client6}, rtnl.FamilyOf(own))
+		w.must(h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: rtnl.IPNet(rtnl.HostPrefix(to)), Table: 117}))
+		// The tunnels' own packets, which are to the same address, go by the main table.
+		rule := netlink.NewRule()
+		rule.Family, rule.Priority, rule.Table, rule.IifName, rule.Invert = rtnl.FamilyOf(own), 100, 117, "lo", true
+		w.must(h.RuleAdd(rule))
+	}
+	w.must(ns.Do(ns.Path(space), func() error {
+		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}, ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"},
+			ns.Sysctl{Name: "net/ipv4/conf/all/rp_filter", Value: "0"}, ns.Sysctl{Name: "net/ipv4/conf/berth-egress4/rp_filter", Value: "0"})
+	}))
+	w.in(space, `nft -f - <<N
 table inet e {
  chain raw { type filter hook prerouting priority raw; udp dport 5555 notrack; }
- chain out { type filter hook output priority raw; udp dport 5555 notrack; }
- chain fwd { type filter hook forward priority 0; ct state invalid drop; }
- chain post { type nat hook postrouting priority srcnat; oifname eth0 masquerade; }
+ chain sent { type filter hook output priority raw; udp dport 5555 notrack; }
+ chain passed { type filter hook forward priority 0; ct state invalid drop; }
+ chain leaving { type nat hook postrouting priority srcnat; oifname eth0 masquerade; }
 }
-N`, gateway4(n), gateway6(n))
+N`)
 }
 
 // kill has a gateway gone at once.
-func (w *world) kill(n int) { w.sh("ip netns del %s", gatewayNS(n)) }
+func (w *world) kill(n int) { w.must(ns.Remove(gatewayNS(n))) }
 
 func (w *world) apply(s Setup) {
 	w.t.Helper()

@@ -110,7 +110,7 @@ func deployment(e *v1alpha1.Egress) *appsv1.Deployment {
 	labels, annotations := map[string]string{"app.kubernetes.io/name": programName}, map[string]string{}
 	if t := e.Spec.Template; t != nil {
 		for k, v := range t.Metadata.Labels {
-			labels[k] = v
+			labels[k] = string(v)
 		}
 		for k, v := range t.Metadata.Annotations {
 			annotations[k] = v

@@ -1,0 +1,63 @@
+package deploy_test
+
+import (
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// Beside each mode there is an operator for Egresses, with its roles, and it works for what
+// the mode asks for besides.
+func TestEgressBesideAMode(t *testing.T) {
+	for mode, ipam := range map[string][]string{
+		deploy.NodeMode:     nil,
+		deploy.OperatorMode: {config.IPAMENIOperator},
+		deploy.PoolMode:     {config.IPAMPool},
+		deploy.PortMode:     {config.IPAMPort},
+	} {
+		objects := rendered(t, mode, "egress: {enabled: true, port: 5556, image: {repository: registry.example.com/berth-egress, tag: v1}}")
+		operator := loadBy(t, config.NewOperatorLoader, onlyContainer(t, podOf(t, objects, "operator")))
+		if !slices.Equal(operator.IPAM, ipam) || !operator.Egress || operator.EgressImage != "registry.example.com/berth-egress:v1" || operator.EgressPort != 5556 {
+			t.Errorf("%s: ipam %q, egress %v with %s at %d", mode, operator.IPAM, operator.Egress, operator.EgressImage, operator.EgressPort)
+		}
+		role, err := deploy.Get[rbacv1.ClusterRole](objects, "ClusterRole", "berth-operator-egress")
+		harness.OK(t, err)
+		if !slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "deployments") }) {
+			t.Errorf("%s: the operator may make no Deployment: %v", mode, role.Rules)
+		}
+		if n := len(objects.Of("CustomResourceDefinition")); n != definitions {
+			t.Errorf("%s: %d definitions", mode, n)
+		}
+	}
+}
+
+// Without egress there is nothing of it: an operator that is not asked to makes no
+// Deployment anywhere.
+func TestEgressIsWhereItIsAskedFor(t *testing.T) {
+	for mode := range modes {
+		objects := render(t, mode)
+		for _, o := range objects.Of("ClusterRole") {
+			role, err := deploy.Get[rbacv1.ClusterRole](objects, "ClusterRole", o.GetName())
+			harness.OK(t, err)
+			for _, r := range role.Rules {
+				for _, resource := range []string{"deployments", "roles", "rolebindings", "egresses"} {
+					if slices.Contains(r.Resources, resource) {
+						t.Errorf("%s: ClusterRole %s is about %s", mode, o.GetName(), resource)
+					}
+				}
+			}
+		}
+		for _, o := range objects.Of("Deployment") {
+			c := onlyContainer(t, podOf(t, objects, "operator"))
+			if slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "BERTH_EGRESS" }) {
+				t.Errorf("%s: %s has egress on", mode, o.GetName())
+			}
+		}
+	}
+}

@@ -1,0 +1,221 @@
+package clients
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func labelled(key, value string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
+}
+
+// change edits an Egress.
+func (w *world) change(name string, how func(*v1alpha1.EgressSpec)) {
+	w.t.Helper()
+	o := &v1alpha1.Egress{}
+	harness.OK(w.t, w.client().Get(w.t.Context(), client.ObjectKey{Namespace: "internet", Name: name}, o))
+	before := o.DeepCopy()
+	how(&o.Spec)
+	harness.OK(w.t, w.client().Patch(w.t.Context(), o, client.MergeFrom(before)))
+}
+
+// A pod that may not use what it names is told why, once, and uses it once it may.
+func TestRefusals(t *testing.T) {
+	w := start(t, Options{})
+	w.egress("nat", v1alpha1.EgressSpec{})
+	p := w.pod("web", "nat,dc")
+	w.await(p, "is refused", uses(nil, "dc NotFound", "nat NotAllowed"))
+	w.await(p, "says so", ready(v1alpha1.EgressNotFound, "there is no Egress internet/dc", "Egress internet/nat does not allow pods of namespace shop"))
+	w.awaitEvent(p, "EgressNotFound", "there is no Egress internet/dc")
+	w.awaitEvent(p, "EgressNotAllowed", "internet/nat does not allow")
+	w.awaitCounts("nat", 0, 1, reasonRefused, "pod shop/web may not use it (NotAllowed)")
+	w.edit(p, `{"metadata":{"labels":{"a":"b"}}}`)
+	w.change("nat", func(s *v1alpha1.EgressSpec) {
+		s.AllowedNamespaces = &v1alpha1.VPCNamespaces{Selector: labelled("team", "shop")}
+	})
+	w.await(p, "may use one", uses([]string{"nat"}, "dc NotFound"))
+	w.awaitCounts("nat", 0, 0, reasonServed)
+	w.setUp(p, "10.1.0.5")
+	w.awaitServed("nat", "web 10.1.0.5")
+	w.egress("dc", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24"}, AllowedNamespaces: open()})
+	w.await(p, "may use both", uses([]string{"dc", "nat"}))
+	w.awaitServed("dc", "web 10.1.0.5") // before the node has set it up
+	w.await(p, "waits for the node", ready(reasonWaiting, "Egress internet/dc"))
+	w.setUp(p, "10.1.0.5")
+	w.await(p, "is ready", ready(reasonSetUp))
+	w.egress("dc2", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/25"}, AllowedNamespaces: open()})
+	w.edit(p, `{"metadata":{"annotations":{"egress.berth.dev/internet":"nat,dc,dc2"}}}`)
+	w.await(p, "has two that overlap", uses([]string{"dc", "nat"}, "dc2 Overlaps"))
+	w.awaitEvent(p, "EgressOverlaps", "203.0.113.0/25")
+	w.change("dc2", func(s *v1alpha1.EgressSpec) { s.Destinations = []string{"198.51.100.0/24"} })
+	w.await(p, "has none any more", uses([]string{"dc", "dc2", "nat"}))
+	w.namespace("shop", nil)
+	w.await(p, "is in another kind of namespace", uses([]string{"dc", "dc2"}, "nat NotAllowed"))
+	w.awaitServed("nat")
+	w.edit(p, `{"metadata":{"annotations":{"egress.berth.dev/internet":""}}}`)
+	w.await(p, "names nothing", uses(nil, " Invalid"))
+	w.awaitEvent(p, "EgressInvalid", "metadata.annotations[egress.berth.dev/internet]")
+	w.awaitServed("dc")
+	w.edit(p, `{"metadata":{"annotations":null}}`)
+	w.awaitNone(p)
+	counts := map[string]int{}
+	for _, e := range w.events(p) {
+		counts[e]++
+	}
+	for e, n := range counts {
+		if n > 1 && !strings.Contains(e, "NotAllowed") { // which it was twice
+			t.Errorf("said %d times: %s", n, e)
+		}
+	}
+}
+
+// An Egress selects pods by labels; the others of their namespace get an EgressClient that
+// says that they use none.
+func TestSelected(t *testing.T) {
+	w := start(t, Options{})
+	w.namespace("shop", nil)
+	web, db, hosts, gateway := w.pod("web", ""), newPod("db", ""), newPod("hosts", ""), newPod("gateway", "")
+	db.Labels["app"], hosts.Spec.HostNetwork, gateway.Labels[v1alpha1.LabelEgress] = "db", true, "another"
+	for _, p := range []*corev1.Pod{db, hosts, gateway} {
+		w.make(p, "node-b")
+	}
+	w.egress("nat", v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: labelled("team", "shop"), PodSelector: labelled("app", "web")}})
+	w.namespace("shop", map[string]string{"team": "shop"})
+	w.await(web, "is selected", uses([]string{"nat"}))
+	w.await(db, "is not", uses(nil))
+	w.await(gateway, "is a gateway", uses(nil))
+	if o := w.object(hosts); o != nil {
+		t.Errorf("of the node's network: %+v", o)
+	}
+	if c := w.object(db).Status.Conditions; len(c) > 0 {
+		t.Errorf("a pod that uses none says %+v", c)
+	}
+	w.setUp(web, "10.1.0.5")
+	w.awaitServed("nat", "web 10.1.0.5")
+	w.edit(web, `{"metadata":{"labels":{"app":"db"}}}`)
+	w.edit(db, `{"metadata":{"labels":{"app":"web"}}}`)
+	w.await(web, "is not any more", uses(nil))
+	w.await(db, "is selected", uses([]string{"nat"}))
+	w.awaitServed("nat")
+	w.change("nat", func(s *v1alpha1.EgressSpec) { s.Clients.PodSelector = nil })
+	w.await(web, "is again", uses([]string{"nat"}))
+	w.awaitServed("nat", "web 10.1.0.5")
+	w.namespace("shop", nil)
+	w.awaitNone(web)
+	w.awaitNone(db)
+	w.awaitNone(gateway)
+	w.awaitServed("nat")
+}
+
+// An Egress that is deleted leaves no slice, and one of its name serves pods anew.
+func TestEgressMadeAnew(t *testing.T) {
+	w := start(t, Options{})
+	first := w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	p := w.pod("web", "nat")
+	w.setUp(p, "10.1.0.5")
+	w.awaitServed("nat", "web 10.1.0.5")
+	harness.OK(t, w.client().Delete(t.Context(), first))
+	w.await(p, "is refused", uses(nil, "nat NotFound"))
+	w.awaitServed("nat")
+	second := w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	o := w.await(p, "uses the new one", uses([]string{"nat"}))
+	if o.Spec.Egresses[0].UID != string(second.UID) {
+		t.Errorf("uses %+v, want %s", o.Spec.Egresses, second.UID)
+	}
+	w.awaitServed("nat", "web 10.1.0.5")
+	for _, s := range w.slices("nat") {
+		if len(s.OwnerReferences) != 1 || s.OwnerReferences[0].UID != second.UID {
+			t.Errorf("slice %s is of %+v", s.Name, s.OwnerReferences)
+		}
+	}
+	w.gateways(second, 0)
+	w.setUp(p, "10.1.0.5")
+	w.await(p, "has no gateway", ready(reasonNoGateway, "internet/nat"))
+	w.gateways(second, 2)
+	w.await(p, "has one", ready(reasonSetUp))
+}
+
+// A pod of the same name is another client, and what the last one's node said counts for
+// nothing.
+func TestPodMadeAnew(t *testing.T) {
+	w := start(t, Options{})
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	p := w.pod("web-0", "nat")
+	w.setUp(p, "10.1.0.5")
+	w.awaitServed("nat", "web-0 10.1.0.5")
+	w.deletePod(p)
+	next := w.make(newPod("web-0", "nat"), "node-b")
+	w.await(next, "is the new one's", func(o *v1alpha1.EgressClient) error {
+		if o.Spec.PodUID != string(next.UID) || o.Spec.NodeName != "node-b" || o.Status.Node != nil {
+			return fmt.Errorf("it is of %s", o.Spec.PodUID)
+		}
+		return nil
+	})
+	w.awaitServed("nat")
+	w.setUp(next, "10.1.0.6")
+	w.awaitServed("nat", "web-0 10.1.0.6")
+}
+
+// What a node says of a client, and what has become of its pod, decides whether gateways
+// serve it.
+func TestServedWhileItLives(t *testing.T) {
+	w := start(t, Options{})
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	p := w.pod("web", "nat")
+	o := w.await(p, "is there", uses([]string{"nat"}))
+	set := v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, ContainerID: "c", Addresses: []string{"10.1.0.5"}, Egresses: o.Spec.Egresses}
+	failed := set
+	failed.State, failed.Reason, failed.Message = v1alpha1.EgressClientFailed, "NoFoU", "the kernel lacks module fou"
+	failedAll := failed
+	failedAll.Egresses = nil
+	w.says(o, failedAll)
+	w.await(p, "says what failed", ready(reasonFailed, "node-a", "module fou"))
+	w.awaitCounts("nat", 0, 0, reasonWaits, "pod shop/web is not served (SetUpFailed)")
+	w.says(w.object(p), set)
+	w.awaitServed("nat", "web 10.1.0.5")
+	w.says(w.object(p), failed)
+	w.await(p, "failed later", ready(reasonFailed))
+	w.awaitServed("nat", "web 10.1.0.5")
+	w.says(w.object(p), v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone})
+	w.awaitServed("nat")
+	set.ContainerID, set.Addresses = "d", []string{"10.1.0.6"}
+	w.says(w.object(p), set)
+	w.awaitServed("nat", "web 10.1.0.6")
+	w.status(p, corev1.PodSucceeded, "10.1.0.6")
+	w.awaitServed("nat")
+	w.awaitNone(p)
+}
+
+// The address of a pod that lives is nobody else's, whatever a node says; that of one that
+// has ended is.
+func TestAddressesOfOthers(t *testing.T) {
+	w := start(t, Options{})
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	plain, mine, theirs := w.pod("plain", ""), w.pod("mine", "nat"), w.pod("theirs", "nat")
+	w.status(plain, corev1.PodRunning, "10.1.0.4")
+	w.setUp(mine, "10.1.0.5")
+	w.awaitServed("nat", "mine 10.1.0.5")
+	w.setUp(theirs, "10.1.0.4")
+	w.await(theirs, "has another's", ready(reasonConflict, "10.1.0.4", "pod shop/plain"))
+	w.awaitCounts("nat", 1, 0, reasonWaits, "AddressConflict")
+	w.says(w.object(theirs), v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, Addresses: []string{"10.1.0.5"}, Egresses: w.object(theirs).Spec.Egresses})
+	w.await(theirs, "has another's", ready(reasonConflict, "10.1.0.5", "pod shop/mine"))
+	w.awaitServed("nat", "mine 10.1.0.5")
+	w.status(theirs, corev1.PodRunning, "10.1.0.5") // its own status says so too: then it is
+	w.awaitServed("nat", "theirs 10.1.0.5")
+	w.await(mine, "has lost it", ready(reasonConflict, "pod shop/theirs"))
+	w.status(mine, corev1.PodRunning, "10.1.0.5") // both: who is served stays so
+	w.status(theirs, corev1.PodFailed, "10.1.0.5")
+	w.awaitServed("nat", "mine 10.1.0.5")
+	w.await(mine, "has it again", ready(reasonSetUp))
+	w.deletePod(mine)
+	w.awaitServed("nat")
+}

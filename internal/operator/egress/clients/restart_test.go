@@ -1,0 +1,132 @@
+package clients
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/sourcetest"
+)
+
+// counted is access of which the writes are counted.
+func counted(t *testing.T) (*rest.Config, *atomic.Int64) {
+	t.Helper()
+	cfg, writes := rest.CopyConfig(operatorConfig(t)), &atomic.Int64{}
+	cfg.Wrap(harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if r.Method != http.MethodGet && !strings.Contains(r.URL.Path, "/events") {
+			writes.Add(1)
+		}
+		return next.RoundTrip(r)
+	}))
+	return cfg, writes
+}
+
+// begin starts an operator by some access, and waits until it has looked at everything.
+func (w *world) begin(cfg *rest.Config) {
+	w.t.Helper()
+	c, mgr, err := assemble(w.t.Context(), cfg, Options{Logger: sourcetest.Logger(w.t.Output())})
+	harness.OK(w.t, err)
+	w.c, w.end = c, controllers.Run(w.t, mgr)
+	probe := w.pod("probe", "nat") // comes after all that was there
+	w.setUp(probe, "10.1.255.1")
+	w.await(probe, "is ready", ready(reasonSetUp))
+}
+
+// An operator that takes over writes nothing about what is as it is to be.
+func TestRestartWritesNothing(t *testing.T) {
+	w := start(t, Options{})
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	w.egress("picky", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24"}})
+	var last *corev1.Pod
+	var want []string
+	for i := range 120 {
+		last = w.pod(fmt.Sprintf("web-%d", i), "nat")
+		address := fmt.Sprintf("10.1.0.%d", i)
+		want = append(want, last.Name+" "+address)
+		w.setUp(last, address)
+	}
+	refused := w.pod("refused", "picky")
+	w.await(refused, "is refused", ready(v1alpha1.EgressNotAllowed))
+	w.awaitServed("nat", want...)
+	for i := range 120 {
+		w.await(newPod(fmt.Sprintf("web-%d", i), ""), "is ready", ready(reasonSetUp))
+	}
+	w.awaitCounts("nat", 120, 0, reasonServed)
+	w.awaitCounts("picky", 0, 1, reasonRefused)
+	before := len(w.events(refused))
+	w.end()
+	cfg, writes := counted(t)
+	w.begin(cfg)
+	w.awaitCounts("nat", 121, 0, reasonServed)
+	// The probe's own: its EgressClient, its condition twice, its slice, and counts.
+	if n := writes.Load(); n > 6 {
+		t.Errorf("%d writes", n)
+	}
+	if n := len(w.events(refused)); n != before {
+		t.Errorf("%d Events, were %d", n, before)
+	}
+}
+
+// What became of pods, Egresses and slices while no operator was there is made good by the
+// next.
+func TestChangesWhileAway(t *testing.T) {
+	w := start(t, Options{})
+	gone := w.egress("gone", v1alpha1.EgressSpec{AllowedNamespaces: open(), Destinations: []string{"203.0.113.0/24"}})
+	anew := w.egress("anew", v1alpha1.EgressSpec{AllowedNamespaces: open(), Destinations: []string{"198.51.100.0/24"}})
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	stays, goes, moves := w.pod("stays", "nat,gone,anew"), w.pod("goes", "nat"), w.pod("moves", "nat")
+	for i, p := range []*corev1.Pod{stays, goes, moves} {
+		w.setUp(p, fmt.Sprintf("10.1.0.%d", i))
+	}
+	w.awaitServed("nat", "stays 10.1.0.0", "goes 10.1.0.1", "moves 10.1.0.2")
+	w.awaitServed("gone", "stays 10.1.0.0")
+	w.awaitServed("anew", "stays 10.1.0.0")
+	w.end()
+	w.deletePod(goes)
+	w.edit(moves, `{"metadata":{"annotations":null}}`)
+	harness.OK(t, w.client().Delete(context.Background(), gone))
+	harness.OK(t, w.client().Delete(context.Background(), anew))
+	w.egress("anew", v1alpha1.EgressSpec{AllowedNamespaces: open(), Destinations: []string{"198.51.100.0/24"}})
+	slice := w.slices("nat")[0]
+	slice.Clients = append(slice.Clients, v1alpha1.ServedClient{UID: "nobody", Addresses: []string{"10.9.9.9"}})
+	harness.OK(t, w.client().Update(t.Context(), &slice))
+	w.run(Options{})
+	w.awaitServed("nat", "stays 10.1.0.0")
+	w.awaitServed("gone")
+	w.awaitServed("anew", "stays 10.1.0.0")
+	w.awaitNone(goes)
+	w.awaitNone(moves)
+	w.await(stays, "uses what is there", uses([]string{"anew", "nat"}, "gone NotFound"))
+}
+
+// A slice that somebody changes or deletes is put right.
+func TestSlicesMeddledWith(t *testing.T) {
+	w := start(t, Options{})
+	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
+	p := w.pod("web", "nat")
+	w.setUp(p, "10.1.0.5")
+	w.awaitServed("nat", "web 10.1.0.5")
+	slice := w.slices("nat")[0]
+	added := slice.DeepCopy()
+	added.Clients = append(added.Clients, v1alpha1.ServedClient{UID: "nobody", Addresses: []string{"10.9.9.9"}})
+	harness.OK(t, w.client().Update(t.Context(), added))
+	w.awaitServed("nat", "web 10.1.0.5")
+	harness.OK(t, w.client().Delete(t.Context(), &slice))
+	w.awaitServed("nat", "web 10.1.0.5")
+	doubled := slice.DeepCopy()
+	doubled.ObjectMeta.ResourceVersion, doubled.UID, doubled.Name = "", "", "nat-double"
+	harness.OK(t, w.client().Create(t.Context(), doubled))
+	w.awaitServed("nat", "web 10.1.0.5")
+	if got := w.slices("nat"); len(got) != 1 {
+		t.Errorf("%d slices", len(got))
+	}
+}
