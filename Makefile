@@ -113,7 +113,7 @@ endif
 
 .PHONY: test
 test: ## Run all tests with the race detector
-	@hack/deps.sh test ovn
+	@hack/deps.sh test ovn vm
 	@hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: soak
@@ -190,6 +190,7 @@ check-docs:
 .PHONY: vet
 vet:
 	go vet ./...
+	go vet -tags=guest,grpcnotrace ./...
 	for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; *) go -C "$$module" vet ./... ;; esac; done
 
 .PHONY: golangci

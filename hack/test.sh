@@ -43,10 +43,18 @@ case $all in
 esac
 for program in $prometheus; do hack/tool.sh prometheus "$program" >/dev/null; done
 
+# The virtual machine's kernel, which is downloaded.
+case $all in
+*/test/guest* | */internal/lab/vm*)
+	BERTH_VM_IMAGE=$(hack/vm.sh --prepare)
+	export BERTH_VM_IMAGE
+	;;
+esac
+
 # first prints packages, those that take longest before the rest, so that none of
 # them is left to run alone. A summary's list of slowest packages tells them.
 first() {
-	awk 'BEGIN { split("test/crash test/trouble internal/source/pool test/ports test/bench internal/operator/addresspool test/conformance " \
+	awk 'BEGIN { split("test/crash test/trouble test/guest internal/source/pool test/ports test/bench internal/operator/addresspool test/conformance " \
 			"internal/operator/vpcport internal/lab/demo internal/source/nodenetwork internal/operator internal/operator/nodenetwork deploy " \
 			"internal/source/eni internal/datapath internal/cloud/pace internal/cloud/aws", long, " ")
 		for (i in long) place["github.com/berthnet/berth/" long[i]] = i }

@@ -10,6 +10,7 @@
 //	routed.go      addresses of pools
 //	port.go        ports of VPCs in place of addresses
 //	ports.go       ports of VPCs, in that mode and beside the others
+//	egress.go      gateways by which pods reach the outside, in all modes
 //	podevents.go   what Pods are told of their ADDs
 //	installer.go   the plugin and its configuration on the node
 package berthd
@@ -19,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -30,6 +32,7 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/podevents"
+	"github.com/berthnet/berth/internal/source/egress"
 	"github.com/berthnet/berth/internal/source/port"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
@@ -45,7 +48,10 @@ type node struct {
 	metrics *daemon.Metrics
 	front   *daemon.Front
 	bootID  string
-	ports   *ports // nil while, or where, pods have none
+	ports   *ports          // nil while, or where, pods have none
+	egress  *egress.Clients // likewise
+	// vpcCIDRs are those of the VPC that the node is in, of both families; none elsewhere.
+	vpcCIDRs []netip.Prefix
 }
 
 // Run serves until ctx ends, or returns why it cannot. What it waits for, such as
@@ -197,6 +203,11 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		}
 		defer n.ports.close()
 	}
+	if n.cfg.Egress {
+		if n.egress, err = n.openEgress(); err != nil {
+			return err
+		}
+	}
 	src, err := m.newSource(ctx)
 	if err != nil {
 		return err
@@ -213,6 +224,10 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 			o.Source = port.NewBeside(src, n.ports.nics)
 		}
 	}
+	if n.egress != nil {
+		o.Egress = n.egress
+		o.Source = egress.NewBeside(o.Source, n.egress)
+	}
 	if n.cfg.CRISocket != "" {
 		runtime, err := daemon.NewRuntime(n.cfg.CRISocket)
 		if err != nil {
@@ -222,7 +237,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		o.Sandboxes = runtime
 	}
 	if n.cfg.InstallCNI {
-		if o.Install, err = n.installer(o.Source, o.NICs); err != nil {
+		if o.Install, err = n.installer(tells(o)); err != nil {
 			return err
 		}
 	}

@@ -12,16 +12,15 @@ import (
 	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/install"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // pluginMargin is what the plugin's calls may take beyond the wait for an address.
 const pluginMargin = 15 * time.Second
 
-// tells are the capabilities by which the runtime tells what is looked at of pods, by the
-// source and by nics, which may be nil.
-func tells(src source.Source, nics daemon.NICs) []string {
-	if len(src.Annotations()) == 0 && (nics == nil || len(nics.Annotations()) == 0) {
+// tells are the capabilities by which the runtime tells what a daemon looks at of pods.
+func tells(o daemon.Options) []string {
+	looks := len(o.Source.Annotations()) > 0 || o.NICs != nil && len(o.NICs.Annotations()) > 0 || o.Egress != nil && len(o.Egress.Annotations()) > 0
+	if !looks {
 		return nil
 	}
 	return []string{cni.PodAnnotations}
@@ -29,7 +28,7 @@ func tells(src source.Source, nics daemon.NICs) []string {
 
 // installer returns what installs the plugin and its configuration, and says
 // what it did and found.
-func (n *node) installer(src source.Source, nics daemon.NICs) (func(context.Context) (daemon.Installation, error), error) {
+func (n *node) installer(tells []string) (func(context.Context) (daemon.Installation, error), error) {
 	plugin, bundle := n.cfg.CNIPlugin, n.cfg.CNIBundle
 	if self, err := os.Executable(); err == nil {
 		plugin = cmp.Or(plugin, filepath.Join(filepath.Dir(self), "berth"))
@@ -42,7 +41,7 @@ func (n *node) installer(src source.Source, nics daemon.NICs) (func(context.Cont
 		Bundle: bundle, CNIVersion: n.cfg.CNIVersion,
 		Network: install.Network{
 			Name: n.cfg.CNINetwork, Socket: n.cfg.Socket, Chain: n.cfg.CNIChain,
-			Timeout: max(n.patience()+pluginMargin, cni.DefaultTimeout), Tells: tells(src, nics),
+			Timeout: max(n.patience()+pluginMargin, cni.DefaultTimeout), Tells: tells,
 		},
 	}
 	if n.cfg.CNIVolatile {
@@ -65,10 +64,14 @@ func (n *node) installer(src source.Source, nics daemon.NICs) (func(context.Cont
 
 // patience is how long an ADD may wait.
 func (n *node) patience() time.Duration {
-	if !n.cfg.HasPorts() {
-		return n.cfg.WarmWait
+	longest := n.cfg.WarmWait
+	if n.cfg.HasPorts() {
+		longest = max(longest, n.cfg.PortWait)
 	}
-	return max(n.cfg.WarmWait, n.cfg.PortWait)
+	if n.cfg.Egress {
+		longest = max(longest, n.cfg.EgressWait)
+	}
+	return longest
 }
 
 // remark is what is worth knowing of an installation, and needs nobody to act.

@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/egress"
 	"github.com/berthnet/berth/internal/source/eni"
 	"github.com/berthnet/berth/internal/source/nodenetwork"
 	"github.com/berthnet/berth/internal/source/pool"
@@ -34,6 +35,7 @@ func WriteMetricsReference(w io.Writer) error {
 	for _, ipam := range slices.Sorted(maps.Keys(modes)) {
 		all = append(all, modes[ipam].reference)
 	}
+	all = append(all, egress.Reference)
 	return daemon.WriteMetricsReference(w, all...)
 }
 

@@ -36,7 +36,7 @@ func TestInstallationWithPorts(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	src := sourcefake.New(clock.Real{}, 0)
 	n := &node{cfg: config.Config{NodeName: "n", WarmWait: 45 * time.Second, PortWait: time.Minute}, log: quiet, clock: clock.Real{}, metrics: daemon.NewMetrics()}
-	if got := tells(src, nil); got != nil {
+	if got := tells(daemon.Options{Source: src}); got != nil {
 		t.Errorf("without NICs the runtime tells %v", got)
 	}
 	if got := n.patience(); got != 45*time.Second {
@@ -56,7 +56,7 @@ func TestInstallationWithPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.ports.close()
-	if got := tells(src, n.ports.nics); !slices.Equal(got, []string{cni.PodAnnotations}) {
+	if got := tells(daemon.Options{Source: src, NICs: n.ports.nics}); !slices.Equal(got, []string{cni.PodAnnotations}) {
 		t.Errorf("with NICs the runtime tells %v", got)
 	}
 	// What a mode without addresses serves is nothing, and it is not ready before it knows.

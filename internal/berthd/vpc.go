@@ -35,6 +35,7 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 		return err
 	})
 	if err == nil {
+		m.setVPC(m.id.VPCCIDRs)
 		m.log.Info("identified", "instance", m.id.InstanceID, "type", m.id.InstanceType, "zone", m.id.Zone, "vpc", m.id.VPCID)
 	}
 	return m.id.InstanceID, err
@@ -44,14 +45,14 @@ func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (network, error)
 	m.datapath = carrier.NewVPC(kernel)
 	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
-		LocalCIDRs: podCIDRs(m.id), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
+		LocalCIDRs: ofPods(m.id.VPCCIDRs), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
 		MarkShift: uint(m.cfg.MarkShift),
 	})
 }
 
-// podCIDRs are the VPC's CIDRs of the family that pods get from ENIs.
-func podCIDRs(id cloud.Identity) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(id.VPCCIDRs), func(p netip.Prefix) bool { return !p.Addr().Is4() })
+// ofPods are those of a VPC's CIDRs that are of the family that pods get from ENIs.
+func ofPods(cidrs []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(cidrs), func(p netip.Prefix) bool { return !p.Addr().Is4() })
 }
 
 // follow keeps the data path to the VPC's CIDRs, of which one may be associated at
@@ -63,10 +64,12 @@ func (m *vpc) follow(ctx context.Context) {
 			return
 		case <-m.clock.After(m.cfg.ListingInterval):
 		}
-		cidrs, ok := m.vpcCIDRs(ctx)
+		all, ok := m.askVPCCIDRs(ctx)
 		if !ok {
 			continue // they stay as they are
 		}
+		m.setVPC(all)
+		cidrs := ofPods(all)
 		switch changed, err := m.datapath.SetLocalCIDRs(ctx, cidrs); {
 		case err != nil:
 			m.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", cidrs, "err", err)
@@ -76,9 +79,9 @@ func (m *vpc) follow(ctx context.Context) {
 	}
 }
 
-// vpcCIDRs asks for podCIDRs again. What is said of another instance says nothing of
+// askVPCCIDRs asks for the VPC's CIDRs again. What is said of another instance says nothing of
 // this one; a metadata service that does not answer was told of at the start.
-func (m *vpc) vpcCIDRs(ctx context.Context) (_ []netip.Prefix, ok bool) {
+func (m *vpc) askVPCCIDRs(ctx context.Context) (_ []netip.Prefix, ok bool) {
 	id, err := m.meta.Identity(ctx)
 	if err != nil {
 		return nil, false
@@ -87,5 +90,5 @@ func (m *vpc) vpcCIDRs(ctx context.Context) (_ []netip.Prefix, ok bool) {
 		m.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", m.id.InstanceID, "other", id.InstanceID)
 		return nil, false
 	}
-	return podCIDRs(id), true
+	return id.VPCCIDRs, true
 }

@@ -6,6 +6,7 @@
 //	vpc.go       ENIs
 //	routed.go    blocks
 //	ports.go     nothing, where pods have ports of VPCs only
+//	none.go      nothing, where pods' interfaces are another network's
 package carrier
 
 import (

@@ -41,7 +41,12 @@ func FuzzNetconf(f *testing.F) {
 			}
 		}
 		for _, version := range Versions.SupportedVersions() {
-			addrs, links, err := previousAddresses(&skel.CmdArgs{StdinData: text, IfName: "eth0", Netns: "/n"}, version)
+			result, err := network{CNIVersion: version}.previousResult(text)
+			wellFormed(t, err)
+			if err != nil {
+				continue
+			}
+			addrs, links, err := addressesIn(result, &skel.CmdArgs{IfName: "eth0", Netns: "/n"})
 			wellFormed(t, err)
 			if err == nil && len(addrs) == 0 {
 				t.Errorf("%q was taken without an address", text)

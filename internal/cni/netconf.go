@@ -47,7 +47,7 @@ type addConf struct {
 	DNS           types.DNS       `json:"dns"`  // passed on to the result
 	IPAM          types.IPAM      `json:"ipam"`
 	RuntimeConfig runtimeConfig   `json:"runtimeConfig"`
-	PrevResult    json.RawMessage `json:"prevResult"`
+	PrevResult    json.RawMessage `json:"prevResult"` // of plugins before this one
 }
 
 // runtimeConfig holds the capability arguments (CNI conventions) that Berth
@@ -98,8 +98,10 @@ func parseAdd(stdin []byte) (addConf, error) {
 		return c, invalid("mtu", fmt.Sprint(c.MTU), fmt.Sprintf("0 for the daemon's choice, or %d to %d bytes", minMTU, maxMTU))
 	case len(c.Pool) > maxPoolName:
 		return c, invalid("pool", fmt.Sprintf("%d bytes long", len(c.Pool)), "the name of an AddressPool")
-	case isSet(c.PrevResult):
-		return c, failf(types.ErrInvalidNetworkConfig, "prevResult: berth makes the pod's interface, and must be the first plugin of its list")
+	case isSet(c.PrevResult) && c.MTU != 0:
+		return c, unsupported("mtu", fmt.Sprint(c.MTU), "the plugin before berth made the pod's interface; remove mtu")
+	case isSet(c.PrevResult) && c.Pool != "":
+		return c, unsupported("pool", c.Pool, "the plugin before berth gave the pod its address; remove pool")
 	case c.IPAM.Type != "":
 		return c, unsupported("ipam.type", c.IPAM.Type, "berth's addresses come from berthd; remove ipam")
 	case len(c.RuntimeConfig.IPs) > 0:

@@ -10,6 +10,7 @@ package cni
 import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/berthnet/berth/internal/rpc/wire"
@@ -23,7 +24,8 @@ func Funcs() skel.CNIFuncs {
 	return skel.CNIFuncs{Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-// add attaches an interface and prints the result.
+// add attaches an interface and prints the result; after another network's plugins, what
+// these made of it is printed as it is.
 func add(args *skel.CmdArgs) error {
 	conf, err := parseAdd(args.StdinData)
 	if err != nil {
@@ -36,18 +38,29 @@ func add(args *skel.CmdArgs) error {
 	if err := checkNetns(args); err != nil {
 		return err
 	}
-	answer, err := conf.call("Add", wire.AddRequest{
+	request := wire.AddRequest{
 		Attachment: attachmentOf(conf.network, args), Netns: args.Netns, Pod: pod, MTU: uint32(conf.MTU),
 		Annotations: conf.RuntimeConfig.Annotations.known, Pool: conf.Pool,
-	}.Encode())
+	}
+	var before *current.Result
+	if isSet(conf.PrevResult) {
+		if before, err = conf.resultIn(conf.PrevResult); err != nil {
+			return err
+		}
+		own, _, err := addressesIn(before, args)
+		if err != nil {
+			return err
+		}
+		request.Previous = &wire.Previous{Addresses: own}
+	}
+	reply, err := conf.add(request)
 	if err != nil {
 		return err
 	}
-	var reply wire.AddReply
-	if err := reply.Decode(answer); err != nil {
-		return types.NewError(types.ErrInternal, "berthd answered with something else than an attachment", err.Error())
+	result := before
+	if result == nil {
+		result, err = resultOf(reply, args.Netns, conf)
 	}
-	result, err := resultOf(reply, args.Netns, conf)
 	if err != nil {
 		return err
 	}
@@ -55,6 +68,21 @@ func add(args *skel.CmdArgs) error {
 		return types.NewError(types.ErrIOFailure, "writing the result", err.Error())
 	}
 	return nil
+}
+
+// add makes the call of ADD.
+func (c addConf) add(request wire.AddRequest) (reply wire.AddReply, err error) {
+	answer, err := c.call("Add", request.Encode())
+	if err != nil {
+		return reply, err
+	}
+	if err := reply.Decode(answer); err != nil {
+		return reply, types.NewError(types.ErrInternal, "berthd answered with something else than an attachment", err.Error())
+	}
+	if reply.Chained != (request.Previous != nil) {
+		return reply, types.NewError(types.ErrInternal, "berthd took no notice of prevResult; are plugin and daemon of the same release?", "")
+	}
+	return reply, nil
 }
 
 // del asks for no more of the configuration than it needs, so that a pod can
@@ -77,7 +105,11 @@ func check(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	addresses, links, err := previousAddresses(args, conf.CNIVersion)
+	before, err := conf.previousResult(args.StdinData)
+	if err != nil {
+		return err
+	}
+	addresses, links, err := addressesIn(before, args)
 	if err != nil {
 		return err
 	}

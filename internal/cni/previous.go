@@ -13,14 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
-// previousAddresses returns, in CIDR form, the addresses that the previous
-// result, which CHECK must come with, gives to the pod's interface, and the
-// sandbox's further interfaces with theirs: those of chained plugins too.
-func previousAddresses(args *skel.CmdArgs, cniVersion string) ([]string, []wire.Link, error) {
-	result, err := previousResult(args.StdinData, cniVersion)
-	if err != nil {
-		return nil, nil, err
-	}
+// addressesIn returns, in CIDR form, the addresses that a previous result gives to the pod's
+// interface, and the sandbox's further interfaces with theirs: those of other plugins too.
+func addressesIn(result *current.Result, args *skel.CmdArgs) ([]string, []wire.Link, error) {
 	index := podInterfaceIn(result, args)
 	if index < 0 {
 		return nil, nil, failf(types.ErrInvalidNetworkConfig, "prevResult has no interface %s in %s", args.IfName, args.Netns)
@@ -59,7 +54,8 @@ func podInterfaceIn(result *current.Result, args *skel.CmdArgs) int {
 	return -1
 }
 
-func previousResult(stdin []byte, cniVersion string) (*current.Result, error) {
+// previousResult reads the result that CHECK must come with, from a call's whole configuration.
+func (n network) previousResult(stdin []byte) (*current.Result, error) {
 	var conf struct {
 		PrevResult json.RawMessage `json:"prevResult"`
 	}
@@ -69,16 +65,21 @@ func previousResult(stdin []byte, cniVersion string) (*current.Result, error) {
 	if !isSet(conf.PrevResult) {
 		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult: missing, expected the result of ADD")
 	}
-	if err := refuseNulls(conf.PrevResult); err != nil {
+	return n.resultIn(conf.PrevResult)
+}
+
+// resultIn reads a previous result, which is of the configuration's version.
+func (n network) resultIn(prevResult []byte) (*current.Result, error) {
+	if err := refuseNulls(prevResult); err != nil {
 		return nil, err
 	}
-	old, err := version.NewResult(cniVersion, conf.PrevResult)
+	old, err := version.NewResult(n.CNIVersion, prevResult)
 	if err != nil {
-		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult is not a result of version %s: %s", cniVersion, err)
+		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult is not a result of version %s: %s", n.CNIVersion, err)
 	}
 	result, err := current.NewResultFromResult(old)
 	if err != nil {
-		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult is not a result of version %s: %s", cniVersion, err)
+		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult is not a result of version %s: %s", n.CNIVersion, err)
 	}
 	return result, nil
 }

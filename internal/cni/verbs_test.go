@@ -229,6 +229,50 @@ func TestCheckOfAChainsResult(t *testing.T) {
 	}
 }
 
+// After another network's plugins the daemon hears of the addresses that they gave, and the
+// runtime gets their result as it was, in every version.
+func TestAfterOtherPlugins(t *testing.T) {
+	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
+		return &rpc.AddReply{Chained: true}, nil
+	}}
+	socket := rpcfake.Start(t, n)
+	for k, v := range versions {
+		prev := `{"cniVersion":"` + v + `","interfaces":[{"name":"veth1","mac":"0a:00:00:00:00:01"},{"name":"eth0","mac":"0a:00:00:00:00:02","sandbox":"` + netns + `"}],
+			"ips":[{"version":"4","interface":1,"address":"10.4.0.7/24","gateway":"10.4.0.1"},{"version":"6","interface":1,"address":"2001:db8:4::7/64"}],
+			"routes":[{"dst":"0.0.0.0/0"}],"dns":{"nameservers":["10.0.0.2"]}}`
+		if atLeast(v, "1.0.0") {
+			prev = strings.NewReplacer(`"version":"4",`, "", `"version":"6",`, "").Replace(prev)
+		}
+		if atLeast(v, "1.1.0") {
+			prev = strings.Replace(prev, `"mac":"0a:00:00:00:00:02"`, `"mac":"0a:00:00:00:00:02","mtu":1450`, 1)
+		}
+		out, failure := invocation{verb: "ADD", conf: conf(socket, v, "prevResult", prev, "dns", `{"domain":"not.this.one"}`)}.run(t)
+		if failure != nil {
+			t.Fatal(failure)
+		}
+		var want, got any
+		if err := errors.Join(json.Unmarshal([]byte(prev), &want), json.Unmarshal(out, &got)); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: the result is not as it was (-before +after):\n%s", v, diff)
+		}
+		asked := n.Calls()[k].(*rpc.AddRequest).GetPrevious()
+		if diff := cmp.Diff(&rpc.Previous{Addresses: []string{"10.4.0.7/24", "2001:db8:4::7/64"}}, asked, protocmp.Transform()); diff != "" {
+			t.Errorf("%s: the daemon is told (-want +got):\n%s", v, diff)
+		}
+	}
+}
+
+// A daemon that does not know of others' plugins would give the pod an address.
+func TestAfterOtherPluginsWithADaemonOfBefore(t *testing.T) {
+	prev := `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"` + netns + `"}],"ips":[{"interface":0,"address":"10.4.0.7/24"}]}`
+	_, failure := invocation{verb: "ADD", conf: conf(rpcfake.Start(t, &rpcfake.Node{}), "1.0.0", "prevResult", prev)}.run(t)
+	if failure == nil || !strings.Contains(failure.Msg, "took no notice of prevResult") {
+		t.Errorf("ADD says %v", failure)
+	}
+}
+
 func TestPluginWithoutACommandSaysWhatItIs(t *testing.T) {
 	cmd := invocation{}.command(t.Context())
 	var stderr bytes.Buffer

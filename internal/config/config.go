@@ -89,6 +89,13 @@ type Config struct {
 	AgentNamespaces []string // what names of VPCs' network namespaces begin with
 	AgentWait       time.Duration
 
+	// Egress
+	Egress                bool
+	EgressPort            int // UDP
+	EgressClusterNetworks []netip.Prefix
+	EgressWait            time.Duration
+	EgressProbeInterval   time.Duration // 0: gateways are not asked
+
 	// Cloud
 	EC2Endpoint  string
 	IMDSEndpoint string
@@ -200,7 +207,7 @@ func (c *Config) contradictions() []error {
 			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
 		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
 		{c.IPAM != IPAMENIOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
-		{c.IPAM == IPAMENI && c.Kubeconfig != "" && c.PodEvents == PodEventsNever, "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events only"},
+		{c.IPAM == IPAMENI && c.Kubeconfig != "" && c.PodEvents == PodEventsNever && !c.Egress, "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events and --egress only"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
@@ -210,6 +217,7 @@ func (c *Config) contradictions() []error {
 		{c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr, "--introspection-address and --metrics-address are both " + c.MetricsAddr},
 	})
 	out = append(out, c.contradictionsOfPorts()...)
+	out = append(out, c.contradictionsOfEgress()...)
 	if c.IPAM == IPAMPool || c.IPAM == IPAMPort {
 		out = append(out, c.withoutMeaningWithoutENIs()...)
 	}

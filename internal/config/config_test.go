@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/internal/introspect"
@@ -64,13 +65,16 @@ func TestDefaults(t *testing.T) {
 		SysctlDir:      "/proc/sys",
 		BlockWatermark: 25, BlockReleaseDelay: 5 * time.Minute, BlockClaimInterval: 20 * time.Second, ExportTable: 119,
 		OVSDB: "unix:/run/openvswitch/db.sock", OVSBridges: []string{"br-int"}, PortWait: 45 * time.Second, AgentNamespaces: []string{"vpc-ns-", "vpc-ns"}, AgentWait: 3 * time.Second,
+		EgressPort: 5555, EgressClusterNetworks: []netip.Prefix{
+			netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
+		}, EgressWait: 45 * time.Second, EgressProbeInterval: time.Second,
 		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
 		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", PodEvents: PodEventsAuto, LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
 		CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
 	}
 	c.Effective = nil // TestEffectiveSettings
-	if diff := cmp.Diff(want, c); diff != "" {
+	if diff := cmp.Diff(want, c, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -239,6 +243,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"--ec2-endpoint=ec2.local", "--metrics-address=61678", "--metrics-address=:99999", "--log-level=loud", "--log-format=xml",
 		"--cni-version=0.2.0", "--cni-conf-name=../x.conflist", "--cni-conf-name=10-berth.conf", "--security-groups=subnet-1", "--subnet-tags=a", "--pprof=maybe",
 		"--mark-shift=25", "--introspection-address=example:1", "--cni-chain=a/b",
+		"--egress-port=0", "--egress-port=65536", "--egress-cluster-networks=10.0.0.1/8", "--egress-wait=-1s", "--egress-probe-interval=1h",
 	} {
 		if _, err := load(t, []string{arg}, nil); err == nil {
 			t.Errorf("%s was accepted", arg)
@@ -255,7 +260,7 @@ func TestContradictions(t *testing.T) {
 		"--ipam=eni --use-primary-address":                                        "--use-primary-address needs --ipam=eni-operator",
 		"--introspection-address=127.0.0.1:7000 --metrics-address=127.0.0.1:7000": "are both 127.0.0.1:7000",
 		"--auto-create-node-network":                                              "needs --ipam=eni-operator",
-		"--kubeconfig=/k --pod-events=never":                                      "node mode uses the Kubernetes API for Events only",
+		"--kubeconfig=/k --pod-events=never":                                      "node mode uses the Kubernetes API for Events and --egress only",
 		"--pod-events=maybe":                                                      "expected one of auto, always, never",
 		"--ipam=eni --auto-create-node-network":                                   "needs --ipam=eni-operator",
 		"--ipam=crd":                                                              "expected one of eni, eni-operator",
@@ -267,6 +272,7 @@ func TestContradictions(t *testing.T) {
 		"--ipam=pool --subnets=subnet-1":                                          "--subnets: of no meaning",
 		"--ipam=port --warm-ip-target=2":                                          "--warm-ip-target: of no meaning with --ipam=port: addresses are those of ports of VPCs",
 		"--ipam=port --withdraw-on-exit":                                          "--withdraw-on-exit needs --ipam=pool",
+		"--egress --egress-probe-interval=50ms":                                   "--egress-probe-interval is less than 100ms",
 		"--vpc-ports --ovs-bridges=":                                              "--ovs-bridges is empty",
 		"--ipam=pool --export-table=254":                                          "but for 253 to 255",
 		"--ipam=pool --export-table=0":                                            "expected the number of a routing table",

@@ -98,6 +98,15 @@ func integer(dst *int, high, unset int) parser {
 	}, Form{Kind: Integer, Low: 0, High: high}}
 }
 
+func udpPort(dst *int) parser {
+	return parser{func(s string) error {
+		if err := integer(dst, math.MaxUint16, 0).store(s); err != nil || *dst == 0 {
+			return errors.New("expected a port from 1 to 65535")
+		}
+		return nil
+	}, Form{Kind: Integer, Low: 1, High: math.MaxUint16}}
+}
+
 // positiveOr is integer that takes any number below 1 for unset, as the Amazon
 // VPC CNI reads MAX_ENI.
 func positiveOr(dst *int, high, unset int) parser {

@@ -34,6 +34,7 @@ func table(c *Config) []Setting {
 		{"ENIs", eniSettings(c)},
 		{"Address pools", poolSettings(c)},
 		{"VPC ports", portSettings(c)},
+		{"Egress", egressSettings(c)},
 		{"Cloud", cloudSettings(&c.Region, &c.EC2Endpoint, &c.IMDSEndpoint, &c.IMDSMode)},
 		{"Data path", datapathSettings(c)},
 		{"Serving", servingSettings(c)},

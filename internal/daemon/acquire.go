@@ -26,7 +26,7 @@ const (
 
 // acquire gets what an attachment is to have, and returns its record with that: NICs
 // and egress first, so that no address is held while ports are made or the operator is waited
-// for. until is the moment up to which an ADD with NICs may go on to wait.
+// for. until is the moment up to which an ADD with NICs or egress may go on to wait.
 func (d *Daemon) acquire(ctx context.Context, want attachment.Record, wish source.Wish) (_ attachment.Record, until time.Time, err error) {
 	req := source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}
 	begun := time.Now()
@@ -47,8 +47,15 @@ func (d *Daemon) acquire(ctx context.Context, want attachment.Record, wish sourc
 			}
 		}
 	}
-	if want.Egress, err = d.acquireEgress(ctx, req, until); err != nil {
+	longer := begun.Add(max(d.WarmWait, d.EgressWait))
+	if longer.Before(until) {
+		longer = until
+	}
+	if want.Egress, err = d.acquireEgress(ctx, req, longer); err != nil {
 		return want, until, err
+	}
+	if want.Egress != nil {
+		until = longer
 	}
 	err = d.wait(ctx, req, until, noAddress, func(ctx context.Context) (err error) {
 		want.Lease, err = d.Source.Acquire(ctx, req)
@@ -83,6 +90,8 @@ func (d *Daemon) acquireEgress(ctx context.Context, req source.Request, until ti
 // asks for, is there twice or not at all.
 func checkInterface(want attachment.Record) error {
 	switch first := want.First(); {
+	case want.Chained != nil:
+		return nil
 	case first != nil && !want.Lease.Empty():
 		return failf(types.ErrInvalidNetworkConfig, "nic-name", "NIC %s, port %s, has the name of the interface that has the pod's address %s; name it otherwise",
 			first.IfName, first.Port, want.Lease.Addrs()[0])

@@ -38,7 +38,7 @@ func (d *Daemon) add(ctx context.Context, want attachment.Record, wish source.Wi
 		return attachment.Record{}, err
 	}
 	if rec, ok := d.Store.Get(want.Key); ok {
-		if rec.State == attachment.Ready && rec.Netns.Same(want.Netns) {
+		if rec.State == attachment.Ready && rec.Netns.Same(want.Netns) && reflect.DeepEqual(rec.Chained, want.Chained) {
 			return d.addAgain(ctx, rec)
 		}
 		if err := d.clear(ctx, rec); err != nil {

@@ -46,6 +46,9 @@ func previousOf(req *rpc.CheckRequest) (previous, error) {
 // the ADD of which the runtime knows.
 func (p previous) differs(rec attachment.Record) error {
 	have := previous{rec.Key.IfName: rec.Lease.Addrs()}
+	if rec.Chained != nil {
+		have[rec.Key.IfName] = rec.Chained.Addresses
+	}
 	for _, nic := range rec.NICs {
 		if nic.Later && nic.IfName != rec.Key.IfName {
 			continue

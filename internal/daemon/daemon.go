@@ -42,7 +42,10 @@ type Options struct {
 	Kernel Kernel
 	NICs   NICs   // optional: pods then have none
 	Egress Egress // optional: pods then have none
-	Upkeep Upkeep // optional
+	// Chained: pods' interfaces are another network's, after whose plugins this one is called;
+	// Source has no addresses then.
+	Chained bool
+	Upkeep  Upkeep // optional
 	// Install puts plugin and configuration in place, once an address was
 	// usable and now and then after that; a good installation it leaves as it
 	// is. Optional.
@@ -60,6 +63,7 @@ type Options struct {
 
 	WarmWait     time.Duration // how long an ADD waits for an address
 	NICWait      time.Duration // how long an ADD with NICs waits for them and its address together, if longer
+	EgressWait   time.Duration // how long an ADD waits to hear of egress, and what it needs besides then, if longer
 	DrainTimeout time.Duration // how long kernel work may go on at the end
 	NetnsGrace   time.Duration // how long a namespace must be gone
 

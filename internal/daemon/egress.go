@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/egress"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -38,8 +39,8 @@ type Egress interface {
 	// Apply makes the pod's namespace as rec.Egress says, nil like one that has nothing, and
 	// removes what else of Berth's egress is there. Addresses are rec.OwnAddrs() and
 	// rec.OtherAddrs(), the interface is Key.IfName with its own MTU. It is idempotent and
-	// finishes what is half done. Errors of package client (internal/egress/client) are told
-	// apart, such as ErrNoFoU; so of Check, Clear and Supported.
+	// finishes what is half done. Of errors egress.ErrNoFoU and those of datapath about the
+	// namespace are told apart; so of Check, Clear and Supported.
 	Apply(ctx context.Context, rec attachment.Record) error
 	// Check tells how the kernel differs from rec.Egress, and changes nothing.
 	Check(ctx context.Context, rec attachment.Record) error
@@ -190,7 +191,7 @@ func egressFailure(rec attachment.Record, err error) error {
 	switch ex, _ := errors.AsType[*source.Exhausted](err); {
 	case ex != nil:
 		code, reason = types.ErrTryAgainLater, ex.Reason
-	case errors.Is(err, errNoFoU):
+	case errors.Is(err, egress.ErrNoFoU):
 		code, reason = types.ErrTryAgainLater, "no-fou"
 	case errors.Is(err, errNoEgress):
 		reason = "no-egress"
@@ -199,6 +200,3 @@ func egressFailure(rec attachment.Record, err error) error {
 	}
 	return &Failure{Code: code, Reason: reason, Message: what, Details: err.Error(), Err: err}
 }
-
-// errNoFoU stands in until package client has it.
-var errNoFoU = errors.New("the kernel has no Foo-over-UDP")

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/egress"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/retry"
 )
@@ -89,7 +90,7 @@ func (k *egressKeeper) lookAtKernel(ctx context.Context) {
 	case err == nil:
 		d.conditions.set(ConditionEgress, true, "Supported", "")
 	case ctx.Err() != nil:
-	case errors.Is(err, errNoFoU):
+	case errors.Is(err, egress.ErrNoFoU):
 		d.conditions.set(ConditionEgress, false, "NoFoU", err.Error()+": pods that are to reach networks by an Egress cannot run on this node; others are not affected")
 	default:
 		d.conditions.set(ConditionEgress, false, "Unknown", err.Error())

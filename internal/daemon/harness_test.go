@@ -25,14 +25,15 @@ import (
 // node is a machine that outlives the daemons that are started on it: its
 // kernel, its directory, its namespaces.
 type node struct {
-	t      *testing.T
-	dir    string
-	kernel *fakeKernel
-	clock  *clock.Fake
-	ident  attachment.Node
-	addrs  []netip.Addr
-	listed map[string]bool // what the runtime lists; nil: there is no runtime to ask
-	board  *switchboard    // what NICs are plugged into; nil: daemons have none
+	t       *testing.T
+	dir     string
+	kernel  *fakeKernel
+	clock   *clock.Fake
+	ident   attachment.Node
+	addrs   []netip.Addr
+	listed  map[string]bool // what the runtime lists; nil: there is no runtime to ask
+	board   *switchboard    // what NICs are plugged into; nil: daemons have none
+	tunnels *tunnels        // what pods have of egress; nil: daemons have none
 
 	warmWait time.Duration // real time, as contexts have it
 
@@ -47,6 +48,7 @@ type running struct {
 	front  *Front
 	source *sourcefake.Source
 	nics   *fakeNICs
+	egress *fakeEgress
 	client rpc.NodeClient
 	socket string
 	stop   func() // once; what fails then fails the test
@@ -116,6 +118,13 @@ func (n *node) assemble() *running {
 		n.board.mu.Unlock()
 		r.nics = newFakeNICs(n.board)
 		o.NICs, o.RepairInterval = r.nics, time.Hour
+	}
+	if n.tunnels != nil {
+		n.tunnels.mu.Lock()
+		n.tunnels.records = func() *attachment.Store { return store }
+		n.tunnels.mu.Unlock()
+		r.egress = newFakeEgress(n.tunnels)
+		o.Egress, o.RepairInterval = r.egress, time.Hour
 	}
 	r.Daemon, r.source = New(o), src
 	return r

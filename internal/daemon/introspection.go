@@ -64,8 +64,8 @@ func allocated(records []attachment.Record) []introspect.Allocated {
 	return out
 }
 
-// addressOf is the address of an attachment's own interface: of the lease, or of the
-// NIC of its name.
+// addressOf is the address of an attachment's own interface: of the lease, of the NIC of its
+// name, or of another network's plugin.
 func addressOf(rec attachment.Record) introspect.Allocated {
 	a := introspect.Allocated{
 		Address: rec.Lease.IPv4, IPv6: rec.Lease.IPv6,
@@ -73,15 +73,13 @@ func addressOf(rec attachment.Record) introspect.Allocated {
 		ContainerID: rec.Key.ContainerID, Network: rec.Key.Network, Interface: rec.Key.IfName,
 		Origin: rec.Lease.Origin, DeviceIndex: rec.Lease.Uplink, Since: rec.Since,
 	}
-	if first := rec.First(); first != nil {
-		for _, one := range first.Addresses {
-			of := &a.IPv6
-			if one.CIDR.Addr().Is4() {
-				of = &a.Address
-			}
-			if !of.IsValid() {
-				*of = one.CIDR.Addr()
-			}
+	for _, one := range rec.OwnAddrs() {
+		of := &a.IPv6
+		if one.Is4() {
+			of = &a.Address
+		}
+		if !of.IsValid() {
+			*of = one
 		}
 	}
 	if !a.Address.IsValid() {
@@ -109,6 +107,25 @@ func nics(records []attachment.Record) []introspect.NIC {
 	slices.SortFunc(out, func(a, b introspect.NIC) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.Interface, b.Interface))
 	})
+	return out
+}
+
+// egressOf is what an attachment has of egress; nil: nothing.
+func egressOf(rec attachment.Record) *introspect.Egress {
+	if rec.Egress == nil {
+		return nil
+	}
+	out := &introspect.Egress{Forward: rec.Egress.Forward, State: string(rec.Egress.State), Egresses: []introspect.UsedEgress{}}
+	for _, e := range rec.Egress.Egresses {
+		used := introspect.UsedEgress{
+			Namespace: e.Namespace, Name: e.Name, Destinations: e.Destinations, Service: e.Service,
+			SourcePortAuto: e.SourcePortAuto, OriginatingOnly: e.OriginatingOnly, Gateways: []introspect.EgressGateway{},
+		}
+		for _, g := range e.Gateways {
+			used.Gateways = append(used.Gateways, introspect.EgressGateway{ID: g.ID, UID: g.UID, Addresses: g.Addresses, Ending: g.Ending, Chosen: g.Chosen})
+		}
+		out.Egresses = append(out.Egresses, used)
+	}
 	return out
 }
 

@@ -127,7 +127,9 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 	t.Helper()
 	r := n.assemble()
 	r.source.Nothing = len(n.addrs) == 0
-	r.nics.bind("pod-a", nics...)
+	if r.nics != nil {
+		r.nics.bind("pod-a", nics...)
+	}
 	rec := recordOf("a", attachment.Lease{})
 	rec.Pod = attachment.Pod{Namespace: "default", Name: "pod-a", UID: "uid-a"}
 	if now, ok := r.Store.Get(rec.Key); ok {

@@ -42,7 +42,7 @@ func (d *Daemon) podView(ctx context.Context, namespace, name string) introspect
 	})
 	for i, rec := range mine {
 		a := introspect.Attachment{
-			Allocated: addressOf(rec), NICs: nics([]attachment.Record{rec}),
+			Allocated: addressOf(rec), NICs: nics([]attachment.Record{rec}), Egress: egressOf(rec),
 			State: string(rec.State), HostLink: rec.HostLink, MTU: rec.MTU, Rules: []string{},
 		}
 		if first := rec.First(); first != nil {

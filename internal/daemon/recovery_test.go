@@ -357,6 +357,7 @@ func TestEveryFailpointIsHit(t *testing.T) {
 	// The crash tests take the list from failpoint.Names: a point that no
 	// path reaches would test nothing.
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
+	n.tunnels = newTunnels()
 	r := n.restart(nil)
 	r.nics.bind("", testNIC("eth1", "p-1"))
 	defer n.tick()()
@@ -375,12 +376,15 @@ func TestEveryFailpointIsHit(t *testing.T) {
 			}
 			defer restore()
 			ns := n.newNetns(name)
+			r.egress.change(func() { r.egress.wants[""] = testEgress("nat") })
 			rec, addErr := r.attach(within(t), name, ns)
 			if addErr == nil {
 				r.nics.bind("", testNIC("eth1", "p-1"), testNIC("eth2", "p-2"))
 				addErr = r.changeNICs(within(t), rec.Key)
 				r.nics.bind("", testNIC("eth1", "p-1"))
 				addErr = errors.Join(addErr, r.changeNICs(within(t), rec.Key))
+				r.egress.change(func() { r.egress.wants[""] = testEgress("partner") })
+				addErr = errors.Join(addErr, r.Daemon.egress.change(within(t), rec.Key))
 			}
 			delErr := r.del(within(t), keyFor(name))
 			if strings.HasPrefix(name, "daemon.undo.") {
@@ -397,6 +401,7 @@ func TestEveryFailpointIsHit(t *testing.T) {
 				t.Errorf("left %v", left)
 			}
 			n.board.want(t)
+			n.tunnels.want(t)
 			n.clock.Advance(31 * time.Second)
 		})
 	}

@@ -16,15 +16,18 @@ const (
 )
 
 // replyOf is an attachment for the plugin: its own interface, from the lease or from the
-// NIC of its name, and then the other NICs.
+// NIC of its name, and then the other NICs. Of what other plugins made nothing is said.
 func replyOf(rec attachment.Record) *rpc.AddReply {
+	if rec.Chained != nil {
+		return &rpc.AddReply{Chained: true, Addresses: texts(rec.Chained.Addresses)}
+	}
 	reply := &rpc.AddReply{
 		Host:    interfaceOf(rec.HostLink, rec.HostMAC),
 		Sandbox: interfaceOf(rec.Key.IfName, rec.PodMAC),
 		Mtu:     uint32(rec.MTU),
 	}
+	reply.Addresses = texts(rec.Lease.Addrs())
 	for _, a := range rec.Lease.Addrs() {
-		reply.Addresses = append(reply.Addresses, netip.PrefixFrom(a, a.BitLen()).String())
 		if a.Is4() {
 			reply.Routes = append(reply.Routes, &rpc.Route{Dst: podGateway4 + "/32"})
 		}
@@ -51,6 +54,14 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 		}
 	}
 	return reply
+}
+
+// texts are addresses in CIDR form, each as a network of its own.
+func texts(addrs []netip.Addr) (cidrs []string) {
+	for _, a := range addrs {
+		cidrs = append(cidrs, netip.PrefixFrom(a, a.BitLen()).String())
+	}
+	return cidrs
 }
 
 // leadByNIC tells whether packets of a family leave the pod for elsewhere by a NIC.

@@ -26,6 +26,9 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 		return nil, err
 	}
 	d := s.front.daemon
+	if want.Chained, err = d.chainedBy(req); err != nil {
+		return nil, err
+	}
 	wish := wishOf(req, d.annotations())
 	if err := d.checkWish(want, wish); err != nil {
 		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "%s", err)

@@ -14,7 +14,7 @@ type Pod struct {
 	Node        string       `json:"node"`        // in Kubernetes
 	Time        time.Time    `json:"time"`        // of the answer
 	Attachments []Attachment `json:"attachments"` // oldest first; one a sandbox and interface
-	Waiting     []Waiting    `json:"waiting"`     // ADDs that wait for an address or for NICs, oldest first
+	Waiting     []Waiting    `json:"waiting"`     // ADDs that wait for an address, NICs or egress, oldest first
 }
 
 // Attachment is an address of a pod with the path to it, which was compared with
@@ -22,18 +22,19 @@ type Pod struct {
 // NIC's.
 type Attachment struct {
 	Allocated
-	NICs     []NIC  `json:"nics"`     // all that are ports of a VPC
-	State    string `json:"state"`    // pending (half made), ready, releasing (half removed)
-	HostLink string `json:"hostLink"` // on the node; empty where the pod's own interface is a NIC without one
-	MTU      int    `json:"mtu"`      // bytes
-	Checked  bool   `json:"checked"`  // the kernel was looked at
-	Fault    string `json:"fault,omitempty"`
+	NICs     []NIC   `json:"nics"`             // all that are ports of a VPC
+	Egress   *Egress `json:"egress,omitempty"` // none for a pod that has nothing of it
+	State    string  `json:"state"`            // pending (half made), ready, releasing (half removed)
+	HostLink string  `json:"hostLink"`         // on the node; empty where the pod's own interface is a NIC without one
+	MTU      int     `json:"mtu"`              // bytes
+	Checked  bool    `json:"checked"`          // the kernel was looked at
+	Fault    string  `json:"fault,omitempty"`
 	// Rules are the node's policy rules that the pod's packets meet, by priority,
 	// as the kernel has them.
 	Rules []string `json:"rules"`
 }
 
-// Waiting is an ADD that waits for an address or for NICs.
+// Waiting is an ADD that waits for an address, NICs or egress.
 type Waiting struct {
 	ContainerID string    `json:"containerID"`
 	Interface   string    `json:"interface"`

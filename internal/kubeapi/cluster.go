@@ -16,13 +16,19 @@ type Metadata = metav1.PartialObjectMetadata
 type Kind struct {
 	resource string
 	fields   string // a selector
+	labels   bool   // with their labels
 }
 
-// Namespaces are all there are.
-var Namespaces = Kind{resource: "namespaces"}
+// Namespaces are all there are; LabelledNamespaces are they with their labels.
+var (
+	Namespaces         = Kind{resource: "namespaces"}
+	LabelledNamespaces = Kind{resource: "namespaces", labels: true}
+)
 
 // NodeNamed is the Node of a name.
-func NodeNamed(name string) Kind { return Kind{"nodes", Only("metadata.name", name)} }
+func NodeNamed(name string) Kind {
+	return Kind{resource: "nodes", fields: Only("metadata.name", name)}
+}
 
 // Cluster brings the metadata of Kubernetes' own objects to all parts of a daemon
 // that ask for it. However many they are, each kind is watched once.
@@ -40,8 +46,8 @@ type feed struct {
 // NewCluster returns one that follows nothing yet.
 func NewCluster(api *Client) *Cluster { return &Cluster{api, map[Kind]*feed{}} }
 
-// Follow keeps h told of a kind, with these annotations at least and no labels. It
-// is to be called before Run.
+// Follow keeps h told of a kind, with these annotations at least. It is to be called
+// before Run.
 func (c *Cluster) Follow(k Kind, h Handler[*Metadata], annotations ...string) {
 	f := c.feeds[k]
 	if f == nil {
@@ -56,7 +62,9 @@ func (c *Cluster) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for k, f := range c.feeds {
 		resource := schema.GroupVersionResource{Version: "v1", Resource: k.resource}
-		wg.Go(func() { Follow(ctx, k.resource, c.api.metadata(resource, k.fields, bare(f.annotations...)), f.all()) })
+		wg.Go(func() {
+			Follow(ctx, k.resource, c.api.metadata(resource, k.fields, bare(k.labels, f.annotations...)), f.all())
+		})
 	}
 	wg.Wait()
 }

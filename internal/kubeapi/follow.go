@@ -178,11 +178,14 @@ func (l metadataOf) Watch(ctx context.Context, o metav1.ListOptions) (watch.Inte
 }
 
 // bare removes from metadata what tells of no object which one it is, but for
-// the annotations named.
-func bare(annotations ...string) func(*Metadata) {
+// the labels, if they are wanted, and the annotations named.
+func bare(labels bool, annotations ...string) func(*Metadata) {
 	return func(o *Metadata) {
 		kept := metav1.ObjectMeta{
 			Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion,
+		}
+		if labels {
+			kept.Labels = o.Labels
 		}
 		for _, a := range annotations {
 			if v, ok := o.Annotations[a]; ok {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/forward"
+	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
@@ -39,6 +41,7 @@ type Cluster struct {
 
 	mode       Mode
 	beside     bool // pods have ports beside the interface that the mode gives them
+	egress     bool // pods reach the outside by gateways of Egresses
 	dir        string
 	namespaces map[string]string // annotations of those that the lab makes for pods
 	reports    *reports
@@ -62,12 +65,19 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := l.startKube(ctx, kube.Options{CRDs: deploy.CRDs()}); err != nil {
+	o := kube.Options{CRDs: deploy.CRDs()}
+	if l.Egress {
+		o = o.Workloads()
+	}
+	if err := l.startKube(ctx, o); err != nil {
 		return err
 	}
 	release := deploy.InMode(string(l.Mode), l.clusterName())
 	if l.VPCPorts {
 		release.Values["ports"] = map[string]any{"enabled": true}
+	}
+	if l.Egress {
+		release.Values["egress"] = map[string]any{"enabled": true}
 	}
 	objects, err := deploy.Render(release)
 	if err != nil {
@@ -76,8 +86,14 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if err := l.Kube.ApplyObjects(ctx, objects.Access()); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
 	}
-	if err := l.raiseOperators(ctx); err != nil || !l.hasPorts() {
+	if err := l.raiseOperators(ctx); err != nil {
 		return err
+	}
+	if l.Egress {
+		l.gateways = newGateways(l)
+	}
+	if !l.hasPorts() {
+		return nil
 	}
 	return l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs)
 }
@@ -86,19 +102,47 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 // further, and opens it to the outside.
 func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), fabric.APIEndpoint
-	control, err := kube.Start(ctx, o)
+	control, carried, err := l.controlPlane(ctx, o)
 	if err != nil {
 		return err
 	}
-	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, beside: l.VPCPorts && l.Mode != PortMode, dir: o.Dir, reports: newReports(l.note)}
+	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, beside: l.VPCPorts && l.Mode != PortMode, egress: l.Egress, dir: o.Dir, reports: newReports(l.note)}
 	if l.Kube.Client, err = newClient(control); err != nil {
 		return err
 	}
-	if err := l.Kube.open(); err != nil {
+	if carried != nil {
+		l.Kube.forward, l.Kube.Kubeconfig = carried, control.AdminKubeconfig()
+		// Programs in the lab's namespaces reach it where it would be.
+		l.Kube.ControlPlane = control.At(netip.AddrPortFrom(fabric.APIEndpoint, control.Endpoint().Port()))
+	} else if err := l.Kube.open(); err != nil {
 		return fmt.Errorf("open the Kubernetes API to the outside: %w", err)
 	}
 	l.Progress("Kubernetes API, real; KUBECONFIG=" + l.Kube.Kubeconfig)
 	return nil
+}
+
+// controlPlane starts one or, where another process runs one for this machine, carries the
+// router's connections to it.
+func (l *Lab) controlPlane(ctx context.Context, o kube.Options) (*kube.ControlPlane, *forward.Forward, error) {
+	remote := os.Getenv(kube.RemoteDir)
+	if remote == "" {
+		control, err := kube.Start(ctx, o)
+		return control, nil, err
+	}
+	control, err := kube.Remote(remote)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+		return nil, nil, err
+	}
+	at, err := ns.Listen(l.RouterPath(), netip.AddrPortFrom(fabric.APIEndpoint, control.Endpoint().Port()))
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen for the Kubernetes API: %w", err)
+	}
+	return control, forward.Start(at, func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", control.Endpoint().String())
+	}), nil
 }
 
 // open makes the API reachable from outside the lab.

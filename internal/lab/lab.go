@@ -50,8 +50,11 @@ type Options struct {
 	VPCs []VPC
 	// PortCloud raises who has the ports of a lab with ports; portcloud.NewModel when nil.
 	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
+	// Egress has pods reach the outside by gateways of Egresses, and the lab run the gateways.
+	// It takes a kernel with Foo-over-UDP (package vm).
+	Egress bool
 	// OperatorCount is how many berth-operator processes there are where the mode, or
-	// VPCPorts, has operators, 1 when 0; one of them leads.
+	// VPCPorts or Egress, has operators, 1 when 0; one of them leads.
 	OperatorCount int
 	OperatorArgs  []string          // of every berth-operator
 	OperatorEnv   map[string]string // likewise
@@ -86,11 +89,12 @@ type Lab struct {
 	Fabric *fabric.Fabric
 	Site   *site.Site      // in pool and port mode, else nil
 	Ports  portcloud.Cloud // where pods have ports, else nil
-	Kube   *Cluster        // nil in node mode without kubelets and ports
+	Kube   *Cluster        // nil in node mode without kubelets, ports and egress
 
 	servers   []*http.Server
 	echoes    []*echo.Server
 	operators []*Operator
+	gateways  *gateways     // nil without egress
 	cancel    func()        // ends the subscription to the cloud's events
 	ended     chan struct{} // closed when the lab is
 	givenUp   chan struct{} // closed when who wanted the lab gives it up while it is raised
@@ -368,6 +372,9 @@ func (l *Lab) Close() error {
 	}
 	if l.Cloud != nil {
 		l.Cloud.Close()
+	}
+	if l.gateways != nil {
+		errs = append(errs, l.gateways.close())
 	}
 	errs = append(errs, l.closeKube())
 	l.booting.Wait()

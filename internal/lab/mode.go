@@ -15,7 +15,7 @@ import (
 // Mode is where pods' addresses come from.
 type Mode string
 
-// The modes. In all but NodeMode, and there with Options.VPCPorts, the lab has a Kubernetes
+// The modes. In all but NodeMode, and there with Options.VPCPorts or Egress, the lab has a Kubernetes
 // API, and Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
 // permit no EC2 call. In PoolMode and PortMode there is no EC2: the network is a data
 // centre (package site) in place of a VPC, and in PortMode it is for the machines only,
@@ -35,7 +35,7 @@ func (o Options) hasPorts() bool { return o.Mode == PortMode || o.VPCPorts }
 
 // hasOperators tells whether there are operators, and so a Kubernetes API, where nodes are no
 // whole machines.
-func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts }
+func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts || o.Egress }
 
 // hasEC2 tells whether the mode's cloud is EC2.
 func (m Mode) hasEC2() bool { return m == NodeMode || m == OperatorMode }
@@ -50,10 +50,14 @@ var OperatorKey = spec.AccessKey{ID: "AKIALABLABLABLABOPER", Secret: "lab-secret
 
 // programs of the lab, in BinDir.
 func (o Options) programs() []string {
+	programs := []string{"berthd", "berth"}
 	if o.hasOperators() {
-		return []string{"berthd", "berth", "berth-operator"}
+		programs = append(programs, "berth-operator")
 	}
-	return []string{"berthd", "berth"}
+	if o.Egress {
+		programs = append(programs, gatewayProgram)
+	}
+	return programs
 }
 
 func (o Options) completeMode() (Options, error) {
@@ -66,6 +70,9 @@ func (o Options) completeMode() (Options, error) {
 	}
 	if o.VPCPorts && o.Mode != PortMode && o.Kubelets != nil {
 		return o, errors.New("nodes that have ports of VPCs beside other addresses are no whole machines in a lab: leave out kubelets")
+	}
+	if o.Egress && o.Kubelets != nil {
+		return o, errors.New("gateways of Egresses run where nodes are no whole machines in a lab: leave out kubelets")
 	}
 	if !o.hasOperators() {
 		if o.Kubelets != nil {

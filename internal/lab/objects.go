@@ -40,6 +40,9 @@ func (c *Cluster) equip(o *node.Options) {
 	if c.beside {
 		args = append(args, "--vpc-ports")
 	}
+	if c.egress {
+		args = append(args, "--egress")
+	}
 	o.Args = slices.Concat(args, []string{"--kubeconfig=" + daemonKubeconfig(o.Dir)}, o.Args)
 	o.Objects = &podObjects{cluster: c, node: o.Name, uids: map[podKey]string{}}
 }

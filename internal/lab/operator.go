@@ -116,6 +116,9 @@ func (l *Lab) operatorArgs() (args []string) {
 	if l.Kube.beside {
 		from, args = append(from, string(PortMode)), append(args, "--first-interface-is-port=false")
 	}
+	if l.Egress {
+		args = append(args, "--egress", "--egress-image="+gatewayProgram)
+	}
 	return append(args, "--ipam="+strings.Join(from, ","))
 }
 

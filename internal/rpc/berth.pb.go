@@ -202,13 +202,16 @@ func (x *Annotations) GetAll() map[string]string {
 }
 
 type AddRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Attachment    *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
-	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"` // path of the sandbox's network namespace
-	Pod           *Pod                   `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
-	Mtu           uint32                 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"`                // bytes; 0: the daemon's choice
-	Annotations   *Annotations           `protobuf:"bytes,5,opt,name=annotations,proto3" json:"annotations,omitempty"` // unset: the runtime does not tell them
-	Pool          string                 `protobuf:"bytes,6,opt,name=pool,proto3" json:"pool,omitempty"`               // the pool of the network configuration; empty without
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Attachment  *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	Netns       string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"` // path of the sandbox's network namespace
+	Pod         *Pod                   `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
+	Mtu         uint32                 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"`                // bytes; 0: the daemon's choice
+	Annotations *Annotations           `protobuf:"bytes,5,opt,name=annotations,proto3" json:"annotations,omitempty"` // unset: the runtime does not tell them
+	Pool        string                 `protobuf:"bytes,6,opt,name=pool,proto3" json:"pool,omitempty"`               // the pool of the network configuration; empty without
+	// What plugins before this one made; unset: this is the first. Of a daemon that does not
+	// know it the reply lacks chained.
+	Previous      *Previous `protobuf:"bytes,7,opt,name=previous,proto3" json:"previous,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -285,6 +288,58 @@ func (x *AddRequest) GetPool() string {
 	return ""
 }
 
+func (x *AddRequest) GetPrevious() *Previous {
+	if x != nil {
+		return x.Previous
+	}
+	return nil
+}
+
+// Previous is what plugins before this one of a network's list made.
+type Previous struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addresses     []string               `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"` // in CIDR form, of the interface CNI_IFNAME
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Previous) Reset() {
+	*x = Previous{}
+	mi := &file_berth_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Previous) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Previous) ProtoMessage() {}
+
+func (x *Previous) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Previous.ProtoReflect.Descriptor instead.
+func (*Previous) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Previous) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 // AddReply describes the interface CNI_IFNAME by its first five fields.
 type AddReply struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -294,14 +349,16 @@ type AddReply struct {
 	Routes    []*Route               `protobuf:"bytes,4,rep,name=routes,proto3" json:"routes,omitempty"`       // in the sandbox
 	Mtu       uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// The pod's further interfaces, which are ports of a VPC.
-	Links         []*Link `protobuf:"bytes,6,rep,name=links,proto3" json:"links,omitempty"`
+	Links []*Link `protobuf:"bytes,6,rep,name=links,proto3" json:"links,omitempty"`
+	// The interface is what plugins before this one made, as it was; nothing else is said.
+	Chained       bool `protobuf:"varint,7,opt,name=chained,proto3" json:"chained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AddReply) Reset() {
 	*x = AddReply{}
-	mi := &file_berth_proto_msgTypes[4]
+	mi := &file_berth_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -313,7 +370,7 @@ func (x *AddReply) String() string {
 func (*AddReply) ProtoMessage() {}
 
 func (x *AddReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[4]
+	mi := &file_berth_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -326,7 +383,7 @@ func (x *AddReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddReply.ProtoReflect.Descriptor instead.
 func (*AddReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{4}
+	return file_berth_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AddReply) GetHost() *Interface {
@@ -371,6 +428,13 @@ func (x *AddReply) GetLinks() []*Link {
 	return nil
 }
 
+func (x *AddReply) GetChained() bool {
+	if x != nil {
+		return x.Chained
+	}
+	return false
+}
+
 // Link is a further interface of the sandbox.
 type Link struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -385,7 +449,7 @@ type Link struct {
 
 func (x *Link) Reset() {
 	*x = Link{}
-	mi := &file_berth_proto_msgTypes[5]
+	mi := &file_berth_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -397,7 +461,7 @@ func (x *Link) String() string {
 func (*Link) ProtoMessage() {}
 
 func (x *Link) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[5]
+	mi := &file_berth_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -410,7 +474,7 @@ func (x *Link) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Link.ProtoReflect.Descriptor instead.
 func (*Link) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{5}
+	return file_berth_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Link) GetHost() *Interface {
@@ -458,7 +522,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_berth_proto_msgTypes[6]
+	mi := &file_berth_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -470,7 +534,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[6]
+	mi := &file_berth_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -483,7 +547,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{6}
+	return file_berth_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Address) GetCidr() string {
@@ -510,7 +574,7 @@ type Interface struct {
 
 func (x *Interface) Reset() {
 	*x = Interface{}
-	mi := &file_berth_proto_msgTypes[7]
+	mi := &file_berth_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -522,7 +586,7 @@ func (x *Interface) String() string {
 func (*Interface) ProtoMessage() {}
 
 func (x *Interface) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[7]
+	mi := &file_berth_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -535,7 +599,7 @@ func (x *Interface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interface.ProtoReflect.Descriptor instead.
 func (*Interface) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{7}
+	return file_berth_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Interface) GetName() string {
@@ -562,7 +626,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_berth_proto_msgTypes[8]
+	mi := &file_berth_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +638,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[8]
+	mi := &file_berth_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +651,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{8}
+	return file_berth_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Route) GetDst() string {
@@ -614,7 +678,7 @@ type DelRequest struct {
 
 func (x *DelRequest) Reset() {
 	*x = DelRequest{}
-	mi := &file_berth_proto_msgTypes[9]
+	mi := &file_berth_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +690,7 @@ func (x *DelRequest) String() string {
 func (*DelRequest) ProtoMessage() {}
 
 func (x *DelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[9]
+	mi := &file_berth_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +703,7 @@ func (x *DelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelRequest.ProtoReflect.Descriptor instead.
 func (*DelRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{9}
+	return file_berth_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DelRequest) GetAttachment() *Attachment {
@@ -664,7 +728,7 @@ type DelReply struct {
 
 func (x *DelReply) Reset() {
 	*x = DelReply{}
-	mi := &file_berth_proto_msgTypes[10]
+	mi := &file_berth_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -676,7 +740,7 @@ func (x *DelReply) String() string {
 func (*DelReply) ProtoMessage() {}
 
 func (x *DelReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[10]
+	mi := &file_berth_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -689,7 +753,7 @@ func (x *DelReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelReply.ProtoReflect.Descriptor instead.
 func (*DelReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{10}
+	return file_berth_proto_rawDescGZIP(), []int{11}
 }
 
 type CheckRequest struct {
@@ -706,7 +770,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_berth_proto_msgTypes[11]
+	mi := &file_berth_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +782,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[11]
+	mi := &file_berth_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +795,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{11}
+	return file_berth_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CheckRequest) GetAttachment() *Attachment {
@@ -770,7 +834,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_berth_proto_msgTypes[12]
+	mi := &file_berth_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +846,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[12]
+	mi := &file_berth_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +859,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{12}
+	return file_berth_proto_rawDescGZIP(), []int{13}
 }
 
 type GCRequest struct {
@@ -808,7 +872,7 @@ type GCRequest struct {
 
 func (x *GCRequest) Reset() {
 	*x = GCRequest{}
-	mi := &file_berth_proto_msgTypes[13]
+	mi := &file_berth_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +884,7 @@ func (x *GCRequest) String() string {
 func (*GCRequest) ProtoMessage() {}
 
 func (x *GCRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[13]
+	mi := &file_berth_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +897,7 @@ func (x *GCRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCRequest.ProtoReflect.Descriptor instead.
 func (*GCRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{13}
+	return file_berth_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GCRequest) GetNetwork() string {
@@ -859,7 +923,7 @@ type GCReply struct {
 
 func (x *GCReply) Reset() {
 	*x = GCReply{}
-	mi := &file_berth_proto_msgTypes[14]
+	mi := &file_berth_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -871,7 +935,7 @@ func (x *GCReply) String() string {
 func (*GCReply) ProtoMessage() {}
 
 func (x *GCReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[14]
+	mi := &file_berth_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -884,7 +948,7 @@ func (x *GCReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCReply.ProtoReflect.Descriptor instead.
 func (*GCReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{14}
+	return file_berth_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GCReply) GetReleased() []*Attachment {
@@ -903,7 +967,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_berth_proto_msgTypes[15]
+	mi := &file_berth_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +979,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[15]
+	mi := &file_berth_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +992,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{15}
+	return file_berth_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StatusRequest) GetNetwork() string {
@@ -946,7 +1010,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_berth_proto_msgTypes[16]
+	mi := &file_berth_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1022,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[16]
+	mi := &file_berth_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1035,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{16}
+	return file_berth_proto_rawDescGZIP(), []int{17}
 }
 
 // Failure is a CNI error: code as in the CNI specification's table of
@@ -987,7 +1051,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_berth_proto_msgTypes[17]
+	mi := &file_berth_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1063,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[17]
+	mi := &file_berth_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1076,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{17}
+	return file_berth_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Failure) GetCode() uint32 {
@@ -1055,7 +1119,7 @@ const file_berth_proto_rawDesc = "" +
 	"\x03all\x18\x02 \x03(\v2\x1e.berth.v1.Annotations.AllEntryR\x03all\x1a6\n" +
 	"\bAllEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x88\x02\n" +
 	"\n" +
 	"AddRequest\x124\n" +
 	"\n" +
@@ -1065,14 +1129,18 @@ const file_berth_proto_rawDesc = "" +
 	"\x03pod\x18\x03 \x01(\v2\r.berth.v1.PodR\x03pod\x12\x10\n" +
 	"\x03mtu\x18\x04 \x01(\rR\x03mtu\x127\n" +
 	"\vannotations\x18\x05 \x01(\v2\x15.berth.v1.AnnotationsR\vannotations\x12\x12\n" +
-	"\x04pool\x18\x06 \x01(\tR\x04pool\"\xe1\x01\n" +
+	"\x04pool\x18\x06 \x01(\tR\x04pool\x12.\n" +
+	"\bprevious\x18\a \x01(\v2\x12.berth.v1.PreviousR\bprevious\"(\n" +
+	"\bPrevious\x12\x1c\n" +
+	"\taddresses\x18\x01 \x03(\tR\taddresses\"\xfb\x01\n" +
 	"\bAddReply\x12'\n" +
 	"\x04host\x18\x01 \x01(\v2\x13.berth.v1.InterfaceR\x04host\x12-\n" +
 	"\asandbox\x18\x02 \x01(\v2\x13.berth.v1.InterfaceR\asandbox\x12\x1c\n" +
 	"\taddresses\x18\x03 \x03(\tR\taddresses\x12'\n" +
 	"\x06routes\x18\x04 \x03(\v2\x0f.berth.v1.RouteR\x06routes\x12\x10\n" +
 	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12$\n" +
-	"\x05links\x18\x06 \x03(\v2\x0e.berth.v1.LinkR\x05links\"\xca\x01\n" +
+	"\x05links\x18\x06 \x03(\v2\x0e.berth.v1.LinkR\x05links\x12\x18\n" +
+	"\achained\x18\a \x01(\bR\achained\"\xca\x01\n" +
 	"\x04Link\x12'\n" +
 	"\x04host\x18\x01 \x01(\v2\x13.berth.v1.InterfaceR\x04host\x12-\n" +
 	"\asandbox\x18\x02 \x01(\v2\x13.berth.v1.InterfaceR\asandbox\x12/\n" +
@@ -1136,61 +1204,63 @@ func file_berth_proto_rawDescGZIP() []byte {
 	return file_berth_proto_rawDescData
 }
 
-var file_berth_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_berth_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_berth_proto_goTypes = []any{
 	(*Attachment)(nil),    // 0: berth.v1.Attachment
 	(*Pod)(nil),           // 1: berth.v1.Pod
 	(*Annotations)(nil),   // 2: berth.v1.Annotations
 	(*AddRequest)(nil),    // 3: berth.v1.AddRequest
-	(*AddReply)(nil),      // 4: berth.v1.AddReply
-	(*Link)(nil),          // 5: berth.v1.Link
-	(*Address)(nil),       // 6: berth.v1.Address
-	(*Interface)(nil),     // 7: berth.v1.Interface
-	(*Route)(nil),         // 8: berth.v1.Route
-	(*DelRequest)(nil),    // 9: berth.v1.DelRequest
-	(*DelReply)(nil),      // 10: berth.v1.DelReply
-	(*CheckRequest)(nil),  // 11: berth.v1.CheckRequest
-	(*CheckReply)(nil),    // 12: berth.v1.CheckReply
-	(*GCRequest)(nil),     // 13: berth.v1.GCRequest
-	(*GCReply)(nil),       // 14: berth.v1.GCReply
-	(*StatusRequest)(nil), // 15: berth.v1.StatusRequest
-	(*StatusReply)(nil),   // 16: berth.v1.StatusReply
-	(*Failure)(nil),       // 17: berth.v1.Failure
-	nil,                   // 18: berth.v1.Annotations.AllEntry
+	(*Previous)(nil),      // 4: berth.v1.Previous
+	(*AddReply)(nil),      // 5: berth.v1.AddReply
+	(*Link)(nil),          // 6: berth.v1.Link
+	(*Address)(nil),       // 7: berth.v1.Address
+	(*Interface)(nil),     // 8: berth.v1.Interface
+	(*Route)(nil),         // 9: berth.v1.Route
+	(*DelRequest)(nil),    // 10: berth.v1.DelRequest
+	(*DelReply)(nil),      // 11: berth.v1.DelReply
+	(*CheckRequest)(nil),  // 12: berth.v1.CheckRequest
+	(*CheckReply)(nil),    // 13: berth.v1.CheckReply
+	(*GCRequest)(nil),     // 14: berth.v1.GCRequest
+	(*GCReply)(nil),       // 15: berth.v1.GCReply
+	(*StatusRequest)(nil), // 16: berth.v1.StatusRequest
+	(*StatusReply)(nil),   // 17: berth.v1.StatusReply
+	(*Failure)(nil),       // 18: berth.v1.Failure
+	nil,                   // 19: berth.v1.Annotations.AllEntry
 }
 var file_berth_proto_depIdxs = []int32{
-	18, // 0: berth.v1.Annotations.all:type_name -> berth.v1.Annotations.AllEntry
+	19, // 0: berth.v1.Annotations.all:type_name -> berth.v1.Annotations.AllEntry
 	0,  // 1: berth.v1.AddRequest.attachment:type_name -> berth.v1.Attachment
 	1,  // 2: berth.v1.AddRequest.pod:type_name -> berth.v1.Pod
 	2,  // 3: berth.v1.AddRequest.annotations:type_name -> berth.v1.Annotations
-	7,  // 4: berth.v1.AddReply.host:type_name -> berth.v1.Interface
-	7,  // 5: berth.v1.AddReply.sandbox:type_name -> berth.v1.Interface
-	8,  // 6: berth.v1.AddReply.routes:type_name -> berth.v1.Route
-	5,  // 7: berth.v1.AddReply.links:type_name -> berth.v1.Link
-	7,  // 8: berth.v1.Link.host:type_name -> berth.v1.Interface
-	7,  // 9: berth.v1.Link.sandbox:type_name -> berth.v1.Interface
-	6,  // 10: berth.v1.Link.addresses:type_name -> berth.v1.Address
-	8,  // 11: berth.v1.Link.routes:type_name -> berth.v1.Route
-	0,  // 12: berth.v1.DelRequest.attachment:type_name -> berth.v1.Attachment
-	0,  // 13: berth.v1.CheckRequest.attachment:type_name -> berth.v1.Attachment
-	5,  // 14: berth.v1.CheckRequest.links:type_name -> berth.v1.Link
-	0,  // 15: berth.v1.GCRequest.valid:type_name -> berth.v1.Attachment
-	0,  // 16: berth.v1.GCReply.released:type_name -> berth.v1.Attachment
-	3,  // 17: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
-	9,  // 18: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
-	11, // 19: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
-	13, // 20: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
-	15, // 21: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
-	4,  // 22: berth.v1.Node.Add:output_type -> berth.v1.AddReply
-	10, // 23: berth.v1.Node.Del:output_type -> berth.v1.DelReply
-	12, // 24: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
-	14, // 25: berth.v1.Node.GC:output_type -> berth.v1.GCReply
-	16, // 26: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	4,  // 4: berth.v1.AddRequest.previous:type_name -> berth.v1.Previous
+	8,  // 5: berth.v1.AddReply.host:type_name -> berth.v1.Interface
+	8,  // 6: berth.v1.AddReply.sandbox:type_name -> berth.v1.Interface
+	9,  // 7: berth.v1.AddReply.routes:type_name -> berth.v1.Route
+	6,  // 8: berth.v1.AddReply.links:type_name -> berth.v1.Link
+	8,  // 9: berth.v1.Link.host:type_name -> berth.v1.Interface
+	8,  // 10: berth.v1.Link.sandbox:type_name -> berth.v1.Interface
+	7,  // 11: berth.v1.Link.addresses:type_name -> berth.v1.Address
+	9,  // 12: berth.v1.Link.routes:type_name -> berth.v1.Route
+	0,  // 13: berth.v1.DelRequest.attachment:type_name -> berth.v1.Attachment
+	0,  // 14: berth.v1.CheckRequest.attachment:type_name -> berth.v1.Attachment
+	6,  // 15: berth.v1.CheckRequest.links:type_name -> berth.v1.Link
+	0,  // 16: berth.v1.GCRequest.valid:type_name -> berth.v1.Attachment
+	0,  // 17: berth.v1.GCReply.released:type_name -> berth.v1.Attachment
+	3,  // 18: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
+	10, // 19: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
+	12, // 20: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
+	14, // 21: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
+	16, // 22: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
+	5,  // 23: berth.v1.Node.Add:output_type -> berth.v1.AddReply
+	11, // 24: berth.v1.Node.Del:output_type -> berth.v1.DelReply
+	13, // 25: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
+	15, // 26: berth.v1.Node.GC:output_type -> berth.v1.GCReply
+	17, // 27: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
+	23, // [23:28] is the sub-list for method output_type
+	18, // [18:23] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_berth_proto_init() }
@@ -1204,7 +1274,7 @@ func file_berth_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_proto_rawDesc), len(file_berth_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

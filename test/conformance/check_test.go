@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -65,23 +66,19 @@ func checkNames(t *testing.T, n *node.Node) {
 		t.Run(name, func(t *testing.T) {
 			s := harness.NewSandbox(t, n)
 			r := add(t, s, list)
-			made := hostLink(t, n, r)
 			harness.OK(t, s.Check(t, list))
-			harness.OK(t, tt.breaks(s, r))
-			err := s.Check(t, list)
-			for now := hostLink(t, n, r); now != 0 && now != made; now = hostLink(t, n, r) {
-				// The daemon made the link again, perhaps before CHECK looked.
-				harness.OK(t, tt.breaks(s, r))
-				err = s.Check(t, list)
-			}
-			if node.CNICode(err) != daemon.CodeMismatch {
-				t.Errorf("CHECK answers %v with code %d, want code %d", err, node.CNICode(err), daemon.CodeMismatch)
-			}
-			for _, want := range tt.want {
-				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("CHECK answers %v, want something about %q", err, want)
+			// The daemon may make the link again before CHECK looks, whole: then it is broken again.
+			harness.Eventually(t, patience, "CHECK names it", func() error {
+				made := hostLink(t, n, r)
+				if err := tt.breaks(s, r); err != nil {
+					return err
 				}
-			}
+				err := mismatch(s.Check(t, list), tt.want)
+				if err != nil && hostLink(t, n, r) == made {
+					t.Fatal(err)
+				}
+				return err
+			})
 			harness.OK(t, s.Del(t, list))
 			gone(t, n, r)
 		})
@@ -96,6 +93,14 @@ func checkNames(t *testing.T, n *node.Node) {
 		}
 		harness.OK(t, s.Del(t, list))
 	})
+}
+
+// mismatch is nil when CHECK answered that the pod is not as it should be, in such words.
+func mismatch(answer error, words []string) error {
+	if node.CNICode(answer) != daemon.CodeMismatch || !harness.Says(answer.Error(), words...) {
+		return fmt.Errorf("CHECK answers %s with code %d, want code %d and something about %q", fmt.Sprint(answer), node.CNICode(answer), daemon.CodeMismatch, words)
+	}
+	return nil
 }
 
 // hostLink is the index of the node's end of the pod's link, 0 if there is none.

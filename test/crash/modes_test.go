@@ -82,8 +82,11 @@ var operatorMode = mode{
 	empty:    oneWarmAddress,
 }
 
-// ofDaemon are those that a daemon without NICs passes.
-var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool { return strings.HasPrefix(name, "daemon.nics.") })
+// ofDaemon are those that a daemon without NICs passes, ofPortDaemon those of one with them.
+var (
+	ofPortDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool { return strings.HasPrefix(name, "daemon.egress.") })
+	ofDaemon     = slices.DeleteFunc(slices.Clone(ofPortDaemon), func(name string) bool { return strings.HasPrefix(name, "daemon.nics.") })
+)
 
 var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name string) bool {
 	return strings.HasPrefix(name, "operator.pool.") || strings.HasPrefix(name, "operator.port.")
@@ -112,7 +115,7 @@ var poolMode = mode{
 // the real OVN.
 var portMode = mode{
 	name: lab.PortMode, pods: 6, options: lab.Options{VPCs: twoVPCs()},
-	daemon:   named("daemon.", "port.", "plug.link.", "plug.ovs.", "plug.hybrid."),
+	daemon:   append(named("port.", "plug.link.", "plug.ovs.", "plug.hybrid."), ofPortDaemon...),
 	operator: named("operator.port."),
 	// What else of the operator is killed at in its own package, where no lab is needed.
 	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port.create.", "operator.port.record.", "operator.port.forget."),
@@ -271,7 +274,8 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 // elsewhere are failpoints that tests of their own packages kill at.
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
-	"daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.",
+	"daemon.egress.", "daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.",
+	"operator.gateways.", "operator.egress.",
 )
 
 // No failpoint is forgotten when one is added or renamed.

@@ -52,14 +52,30 @@ func Prepare(ctx context.Context, say func(string)) (Image, error) {
 	if err != nil {
 		return "", fmt.Errorf("find the folder for the virtual machine's kernel: %w", err)
 	}
-	k, err := findKernel(ctx)
-	if err != nil {
-		return "", err
+	prepare := func() (Image, error) {
+		k, err := findKernel(ctx)
+		if err != nil {
+			return "", err
+		}
+		return prepareIn(ctx, filepath.Join(cache, "berth", "vm"), k, func(ctx context.Context, dir string) error {
+			say("Preparing the virtual machine's kernel once for this version, of the Debian package " + k.name + " " + k.version)
+			return makeImage(ctx, dir, k)
+		})
 	}
-	return prepareIn(ctx, filepath.Join(cache, "berth", "vm"), k, func(ctx context.Context, dir string) error {
-		say("Preparing the virtual machine's kernel once for this version, of the Debian package " + k.name + " " + k.version)
-		return makeImage(ctx, dir, k)
-	})
+	i, err := prepare()
+	if err == nil || os.Geteuid() != 0 || ctx.Err() != nil {
+		return i, err
+	}
+	// Package lists that were never fetched, or are old, are the usual reason.
+	apt, missing := program(aptGet)
+	if missing != nil {
+		return "", missing
+	}
+	say("Refreshing the package lists")
+	if _, stale := output(exec.CommandContext(ctx, apt, "update", "-q")); stale != nil {
+		return "", errors.Join(err, stale)
+	}
+	return prepare()
 }
 
 // kernel is a Debian package with a kernel.
@@ -70,6 +86,9 @@ func (k kernel) key() string {
 	sum := sha256.Sum256(append([]byte("1\n"+strings.Join(bootModules, " ")+"\n"), initScript...))
 	return k.name + "_" + strings.ReplaceAll(k.version, ":", "%3a") + "_" + hex.EncodeToString(sum[:6])
 }
+
+// halfMade is the name of a folder in which an image is being made, or was.
+const halfMade = "half-made"
 
 // prepareIn returns the image of a kernel below dir, which has it made where it is not
 // there yet.
@@ -89,7 +108,7 @@ func prepareIn(ctx context.Context, dir string, k kernel, make func(ctx context.
 	if _, err := os.Stat(final); err == nil {
 		return Image(final), nil // somebody else was first
 	}
-	half := filepath.Join(dir, "half-made") // one's own: the lock is held
+	half := filepath.Join(dir, halfMade) // one's own: the lock is held
 	if err := os.RemoveAll(half); err != nil {
 		return "", err
 	}

@@ -36,7 +36,9 @@ var directories = []string{"/usr/sbin/", "/sbin/", "/usr/bin/", "/bin/"}
 
 // program returns the path of one of them. The error of one that is missing names the
 // Debian package that has it.
-func program(name string) (string, error) {
+func program(name string) (string, error) { return find(name, packages[name]) }
+
+func find(name, debian string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil
 	}
@@ -45,7 +47,7 @@ func program(name string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("a virtual machine needs the program %s, of the Debian package %s (hack/deps.sh vm installs it)", name, packages[name])
+	return "", fmt.Errorf("a virtual machine needs the program %s, of the Debian package %s (hack/deps.sh vm installs it)", name, debian)
 }
 
 // rightArchitecture tells whether machines can be run here.

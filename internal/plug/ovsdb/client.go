@@ -133,6 +133,8 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 	}
 }
 
+var errLost = errors.New("the connection was lost as soon as it was made")
+
 func (c *Client) dial(ctx context.Context) (client.Client, error) {
 	quiet := logr.Discard()
 	conn, err := client.NewOVSDBClient(c.rows, client.WithEndpoint(c.endpoint), client.WithLogger(&quiet))
@@ -142,7 +144,12 @@ func (c *Client) dial(ctx context.Context) (client.Client, error) {
 	if err := conn.Connect(ctx); err != nil {
 		return nil, err
 	}
-	conn.Cache().AddEventHandler(&cache.EventHandlerFuncs{
+	rows := conn.Cache()
+	if rows == nil { // the connection was lost at once, and the library forgot all of it
+		conn.Close()
+		return nil, errLost
+	}
+	rows.AddEventHandler(&cache.EventHandlerFuncs{
 		AddFunc:    func(_ string, m model.Model) { c.rowChanged(nil, m) },
 		UpdateFunc: func(_ string, before, m model.Model) { c.rowChanged(before, m) },
 		DeleteFunc: func(_ string, m model.Model) { c.rowChanged(m, nil) },

@@ -49,6 +49,12 @@ type AddRequest struct {
 	MTU         uint32       // bytes; 0: the daemon's choice
 	Annotations *Annotations // nil: the runtime does not tell them
 	Pool        string       // the pool of the network configuration; empty without
+	Previous    *Previous    // nil: the plugin is the first of its network's list
+}
+
+// Previous is what plugins before this one of a network's list made.
+type Previous struct {
+	Addresses []string // in CIDR form, of the attachment's interface
 }
 
 // Encode returns the message's bytes.
@@ -62,6 +68,13 @@ func (r AddRequest) Encode() []byte {
 		m.nest(5, r.Annotations.encode())
 	}
 	m.text(6, r.Pool)
+	if r.Previous != nil {
+		var previous message
+		for _, a := range r.Previous.Addresses {
+			previous.nest(1, []byte(a))
+		}
+		m.nest(7, previous)
+	}
 	return m
 }
 
@@ -209,6 +222,7 @@ type AddReply struct {
 	Routes        []Route   // in the sandbox
 	MTU           uint32
 	Links         []Link // further interfaces of the sandbox
+	Chained       bool   // the interface is what plugins before this one made
 }
 
 // Link is a further interface of a sandbox.
@@ -237,8 +251,11 @@ type Failure struct {
 // Decode reads the message from its bytes, into a zero AddReply.
 func (r *AddReply) Decode(b []byte) error {
 	return Fields(b, func(field protowire.Number, n uint64) {
-		if field == 5 {
+		switch field {
+		case 5:
 			r.MTU = uint32(n)
+		case 7:
+			r.Chained = n != 0
 		}
 	}, func(field protowire.Number, v []byte) error {
 		switch field {

@@ -76,6 +76,8 @@ func fill(t *rapid.T, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(rapid.SampledFrom([]string{"", "a", "10.0.0.1/32", "子网", strings.Repeat("x", 300)}).Draw(t, "text"))
+	case reflect.Bool:
+		v.SetBool(rapid.Bool().Draw(t, "bool"))
 	case reflect.Uint32:
 		v.SetUint(uint64(rapid.Uint32().Draw(t, "number")))
 	case reflect.Pointer:
@@ -161,6 +163,7 @@ func TestNoFieldIsForgotten(t *testing.T) {
 		{wire.DelRequest{}, &rpc.DelRequest{}}, {wire.CheckRequest{}, &rpc.CheckRequest{}}, {wire.GCRequest{}, &rpc.GCRequest{}},
 		{wire.StatusRequest{}, &rpc.StatusRequest{}}, {wire.AddReply{}, &rpc.AddReply{}}, {wire.Interface{}, &rpc.Interface{}},
 		{wire.Route{}, &rpc.Route{}}, {wire.Link{}, &rpc.Link{}}, {wire.Address{}, &rpc.Address{}}, {wire.Failure{}, &rpc.Failure{}},
+		{wire.Previous{}, &rpc.Previous{}},
 	} {
 		d := pair.theirs.ProtoReflect().Descriptor()
 		if diff := cmp.Diff(fieldsOf(d), goFields(pair.ours)); diff != "" {
@@ -174,8 +177,8 @@ func TestNoFieldIsForgotten(t *testing.T) {
 		}
 	}
 	known := (&rpc.Attachment{}).ProtoReflect().Descriptor().ParentFile()
-	if got := known.Messages().Len(); got != 18 {
-		t.Errorf("berth.proto has %d messages, 18 are looked at here", got)
+	if got := known.Messages().Len(); got != 19 {
+		t.Errorf("berth.proto has %d messages, 19 are looked at here", got)
 	}
 }
 

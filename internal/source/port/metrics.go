@@ -158,24 +158,5 @@ func (c counts) Metrics() (out []prometheus.Metric) {
 	return out
 }
 
-// both is what a source has to tell, and NICs.
-type both struct {
-	source source.Detail // nil: nothing
-	counts
-}
-
 // Describe implements source.Detail.
-func (b both) Describe(doc *introspect.Document) {
-	if b.source != nil {
-		b.source.Describe(doc)
-	}
-}
-
-// Metrics implements source.Detail.
-func (b both) Metrics() []prometheus.Metric {
-	own := b.counts.Metrics()
-	if b.source == nil {
-		return own
-	}
-	return append(b.source.Metrics(), own...)
-}
+func (counts) Describe(*introspect.Document) {}

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // object is a PodNIC of this node, as far as it matters here.
@@ -181,19 +181,8 @@ func invalid(field, value, expected string, args ...any) error {
 	return fmt.Errorf("%s %s, expected %s: %w", field, is, fmt.Sprintf(expected, args...), plug.ErrInvalid)
 }
 
-// shown is a text of elsewhere on one line, and of some bytes at most.
-func shown(s string, most int) string {
-	s = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > most {
-		return strings.ToValidUTF8(s[:most], "") + "..."
-	}
-	return s
-}
+// shown is a text of elsewhere as messages have it.
+func shown(s string, most int) string { return source.OneLine(s, most) }
 
 // want is a recorded NIC as it should be plugged.
 func want(rec attachment.Record, n attachment.NIC) plug.Want {

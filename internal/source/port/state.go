@@ -1,7 +1,6 @@
 package port
 
 import (
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // watchDelay is how long the watch has to show what a report did before it is made again.
@@ -81,13 +81,5 @@ func sameState(a, b v1alpha1.PodNICNode) bool {
 	return a == b
 }
 
-// told is a text as PodNICNode.message may be: one line of ASCII, of so many bytes.
-func told(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' {
-			return '?'
-		}
-		return r
-	}, s)
-	return s[:min(len(s), longestTold)]
-}
+// told is a text as PodNICNode.message may be.
+func told(s string) string { return source.ASCII(s, longestTold) }

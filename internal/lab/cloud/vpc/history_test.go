@@ -45,6 +45,10 @@ func plugNew(t *testing.T, c *Cloud) (eniID, attachmentID string) {
 // ENIs, instances and calls that come and go leave nothing behind once no
 // reader can see them any more.
 func TestWhatIsGoneIsForgotten(t *testing.T) {
+	synctest.Test(t, whatIsGoneIsForgotten)
+}
+
+func whatIsGoneIsForgotten(t *testing.T) {
 	c, fake := slow(t)
 	for n := range 3 * callLogSize / 20 {
 		id, attachment := plugNew(t, c)
@@ -65,7 +69,8 @@ func TestWhatIsGoneIsForgotten(t *testing.T) {
 		}
 	}
 	fake.Advance(48 * time.Hour)
-	c.Snapshot() // settles what is due
+	c.Snapshot()    // settles what is due
+	synctest.Wait() // for timers of the cloud, which may still deliver events
 	for what, n := range map[string]int{
 		"ENIs": len(c.enis.rows) - 2, "their order": len(c.enis.ids) - 2, "instances": len(c.instances.rows) - 2,
 		"places of ENIs": len(c.everHosts) - 2, "ENIs ever attached": len(c.everAttached) - 2, "attached ENIs": len(c.attachedENIs) - 2, "attachments": len(c.attachments) - 2,

@@ -54,6 +54,16 @@ type Options struct {
 	APIServerArgs, ControllerArgs, SchedulerArgs []string
 }
 
+// Workloads are the options of a control plane whose Deployments and such have pods that somebody
+// runs who is no kubelet: with controllers, but for the one that wants to hear of each node every
+// ten seconds, and a scheduler; pods need no service account.
+func (o Options) Workloads() Options {
+	o.Controllers, o.Scheduler, o.DualStack = true, true, true
+	o.ControllerArgs = append(o.ControllerArgs, "--controllers=*,-node-lifecycle-controller")
+	o.APIServerArgs = append(o.APIServerArgs, "--disable-admission-plugins=ServiceAccount")
+	return o
+}
+
 // The programs, which are also the names of their logs.
 const (
 	etcd        = "etcd"

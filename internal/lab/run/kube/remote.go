@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"strings"
 
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -36,9 +37,21 @@ func Remote(dir string) (*ControlPlane, error) {
 		return nil, fmt.Errorf("read how to reach the control plane: %w", err)
 	}
 	cfg.QPS = -1
+	if c.address, err = netip.ParseAddrPort(strings.TrimPrefix(cfg.Host, "https://")); err != nil {
+		return nil, fmt.Errorf("read how to reach the control plane: %w", err)
+	}
 	c.admin, c.ca = cfg, &authority{pem: cfg.CAData}
 	return c, nil
 }
 
 // RemoteDir names an environment variable with a folder for Remote.
 const RemoteDir = "BERTH_CONTROL_PLANE"
+
+// At is the control plane as programs reach it by another address, at which somebody
+// carries their connections to it.
+func (c *ControlPlane) At(address netip.AddrPort) *ControlPlane {
+	other := *c
+	other.admin = c.Config()
+	other.admin.Host = "https://" + address.String()
+	return &other
+}

@@ -45,9 +45,15 @@ type PodOptions struct {
 	Annotations map[string]string // of its object
 	// Once: return the first failure instead of trying again as a kubelet does.
 	Once bool
+	// Object is the pod's, where others have made it; else one is made, and removed with
+	// the pod.
+	Object *PodObject
 	// VM: what is in the pod is a virtual machine, which has its NICs.
 	VM bool
 }
+
+// PodObject names a Pod of the Kubernetes API.
+type PodObject struct{ Name, UID string }
 
 // PortMapping is one of a runtime's portMappings (CNI conventions document).
 type PortMapping struct {
@@ -130,7 +136,7 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 		last = err
 		if o.Once || !pause(ctx, retryDelay) {
 			n.settle(name, placeholder, nil)
-			if n.Objects != nil {
+			if n.Objects != nil && o.Object == nil {
 				n.Objects.Gone(o.Namespace, name)
 			}
 			return nil, fmt.Errorf("add pod %s on %s: %w", name, n.Name, err)
@@ -141,6 +147,9 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 
 // bind returns what the plugin is told of a pod that is to be.
 func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, objectName string, err error) {
+	if o.Object != nil {
+		return o.Object.UID, o.Object.Name, nil
+	}
 	if n.Objects == nil {
 		return randomHex(16), name, nil
 	}
@@ -176,7 +185,7 @@ func (n *Node) settle(name string, placeholder, p *Pod) {
 	case p == nil:
 	case !known:
 		_ = p.vanish()
-	case n.Objects != nil:
+	case n.Objects != nil && p.Object == nil:
 		n.Objects.Running(p)
 	}
 }
@@ -312,7 +321,7 @@ func (n *Node) DelPod(ctx context.Context, name string) error {
 		delete(n.pods, name)
 	}
 	n.mu.Unlock()
-	if n.Objects != nil {
+	if n.Objects != nil && p.Object == nil {
 		n.Objects.Gone(p.Namespace, p.Name)
 	}
 	return p.vanish()

@@ -21,7 +21,7 @@ type API struct {
 	kubeconfig string // the one there
 }
 
-// Start starts it with the programs in assets (see kube.Options) in a new folder. It ends
+// Start starts it, with controllers and a scheduler, with the programs in assets (see kube.Options) in a new folder. It ends
 // by Close.
 func Start(ctx context.Context, assets string) (*API, error) {
 	if assets == "" {
@@ -31,7 +31,7 @@ func Start(ctx context.Context, assets string) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := kube.Start(ctx, kube.Options{Assets: assets, Dir: dir, CRDs: deploy.CRDs()})
+	c, err := kube.Start(ctx, kube.Options{Assets: assets, Dir: dir, CRDs: deploy.CRDs()}.Workloads())
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}

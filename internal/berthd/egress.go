@@ -1,0 +1,37 @@
+package berthd
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/internal/source/egress"
+)
+
+// openEgress makes what has pods reach the outside by gateways. Nothing is asked of the kernel
+// or the API server yet.
+func (n *node) openEgress() (*egress.Clients, error) {
+	return egress.New(egress.Config{
+		NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, Kernel: egress.OfPods{Sysctls: n.cfg.SysctlDir},
+		Port: uint16(n.cfg.EgressPort), ClusterNetworks: n.clusterNetworks(), ProbeInterval: n.cfg.EgressProbeInterval,
+		Clock: n.clock, Logger: n.log, Observer: egress.NewMetrics(n.metrics.Registry),
+	})
+}
+
+// setVPC notes the CIDRs of the VPC that the node is in. Packets to these keep their way, too.
+func (n *node) setVPC(cidrs []netip.Prefix) {
+	n.vpcCIDRs = cidrs
+	if n.egress != nil {
+		n.egress.SetClusterNetworks(n.clusterNetworks())
+	}
+}
+
+// clusterNetworks are those whose packets keep their way although an Egress has a default route.
+func (n *node) clusterNetworks() []netip.Prefix {
+	networks := slices.Clone(n.cfg.EgressClusterNetworks)
+	for _, p := range n.vpcCIDRs {
+		if !slices.Contains(networks, p) {
+			networks = append(networks, p)
+		}
+	}
+	return networks
+}

@@ -1,0 +1,32 @@
+package config
+
+import "time"
+
+// defaultClusterNetworks are those for private use (RFC 1918, RFC 4193), where clusters have
+// their pods and nodes.
+const defaultClusterNetworks = "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7"
+
+// longestProbeInterval is above the time after which Kubernetes itself has noticed.
+const longestProbeInterval = 10 * time.Minute
+
+func egressSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "egress", Default: "false", bare: true, parse: boolean(&c.Egress),
+			Doc: "Have pods reach networks outside by the gateways of Egresses, as their annotation egress.berth.dev/NAMESPACE or the Egresses themselves ask for. Needs the Kubernetes API and a kernel with Foo over UDP."},
+		{Flag: "egress-port", Default: "5555", parse: udpPort(&c.EgressPort),
+			Doc: "With egress, the UDP port of the tunnels between clients and gateways. The operator's setting of the same name must be the same."},
+		{Flag: "egress-cluster-networks", Default: defaultClusterNetworks, parse: cidrs(&c.EgressClusterNetworks),
+			Doc: "With egress, networks of the cluster, separated by commas: packets to these go their usual way although an Egress has 0.0.0.0/0 or ::/0 as destination. In a VPC its CIDRs are such networks besides. A narrower destination of an Egress comes first."},
+		{Flag: "egress-wait", Default: "45s", parse: duration(&c.EgressWait, 0, 9*time.Minute),
+			Doc: "With egress, how long an ADD waits until the operator has said by which Egresses a pod is to reach the outside, of pods that name one or that one may select, before it fails with code 11 (try again later). An ADD that needs an address too waits for the longer of this and warm-wait, for all together."},
+		{Flag: "egress-probe-interval", Default: "1s", parse: duration(&c.EgressProbeInterval, 0, longestProbeInterval),
+			Doc: "With egress, how often this node asks each gateway of its pods by TCP whether it answers. New connections avoid one that did not three times in a row while another of its Egress does. 0 turns it off: then a gateway that is gone is avoided once Kubernetes has noticed."},
+	}
+}
+
+// contradictionsOfEgress is contradictions of these settings.
+func (c *Config) contradictionsOfEgress() []error {
+	return wrongTogether([]contradiction{
+		{c.EgressProbeInterval > 0 && c.EgressProbeInterval < 100*time.Millisecond, "--egress-probe-interval is less than 100ms: expected 0 or more than that"},
+	})
+}

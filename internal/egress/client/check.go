@@ -1,0 +1,117 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/egress"
+	"github.com/berthnet/berth/internal/egress/tunnel"
+)
+
+// Check tells how the pod's namespace at a path differs from s, in words; nil if it does not. Errors:
+// ErrNoFoU; ErrNoNetns; rtnl.ErrNotNetns; those of Validate.
+func Check(ctx context.Context, netnsPath string, s Setup) error {
+	found, err := check(ctx, netnsPath, s)
+	if err != nil {
+		return fmt.Errorf("check egress in %s: %w", netnsPath, err)
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("egress in %s: %s", netnsPath, strings.Join(found, "; "))
+	}
+	return nil
+}
+
+func check(ctx context.Context, netnsPath string, s Setup) ([]string, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	k, err := open(netnsPath)
+	if err != nil {
+		return nil, err
+	}
+	defer k.close()
+	was, err := k.look()
+	if err != nil {
+		return nil, err
+	}
+	if len(s.Egresses) == 0 {
+		if !was.fresh() {
+			return []string{"the pod has tunnels although it uses no Egress"}, nil
+		}
+		return nil, nil
+	}
+	link, further, err := k.links(s)
+	if err != nil {
+		return nil, err
+	}
+	f, err := newFilter(s)
+	if err != nil {
+		return nil, err
+	}
+	return k.differences(was, newPlan(s, link.mtu, further), f)
+}
+
+func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
+	var found []string
+	note := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
+	for _, t := range p.tunnels {
+		list, err := tunnel.Check(k.nl, t)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, list...)
+	}
+	if l := was.links[unix.AF_INET]; l != nil {
+		v, err := k.pathFilter(l.Attrs().Index)
+		if err != nil {
+			return nil, err
+		}
+		if v != looseFilter {
+			note("%s has reverse path filtering %d, not %d", l.Attrs().Name, v, looseFilter)
+		}
+	}
+	wantRoutes := map[place]bool{}
+	for _, r := range p.routes {
+		wantRoutes[r.place] = true
+		h, ok := was.routes[r.place]
+		switch l := was.links[r.family()]; {
+		case !ok:
+			note("the pod lacks the %s", r)
+		case h.route != r:
+			note("the pod has the %s, not the %s", h, r)
+		case r.via.IsValid() && (l == nil || h.link != l.Attrs().Index):
+			note("the %s leads by another link than %s", r, linkOf(r.family()))
+		}
+	}
+	for at, h := range was.routes {
+		if !wantRoutes[at] {
+			note("the pod has the %s, which no Egress of it asks for", h)
+		}
+	}
+	wantRules := map[rule]bool{}
+	for _, r := range p.rules {
+		wantRules[r] = true
+		if !was.rules[r] {
+			note("the pod lacks the %s", r)
+		}
+	}
+	for r := range was.rules {
+		if !wantRules[r] {
+			note("the pod has the %s, which no Egress of it asks for", r)
+		}
+	}
+	switch was.filter {
+	case f.summary():
+	case "":
+		note("the pod lacks nftables table %s", egress.Table)
+	default:
+		note("nftables table %s is not as it should be", egress.Table)
+	}
+	return found, nil
+}

@@ -1,0 +1,77 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+)
+
+// ErrNotForwarded tells that the namespace does not pass packets on, which cannot be changed from inside a
+// container that is not privileged.
+var ErrNotForwarded = errors.New("packets are not forwarded here")
+
+// Settings of IPv4 of a link (linux/ip.h, IPV4_DEVCONF).
+const (
+	confForwarding = 1
+	confRPFilter   = 8
+)
+
+const loose = 2 // rp_filter: a route to the source by any link will do (RFC 3704, section 2.4)
+
+// setLink sets IPv4's settings of a link by netlink, for which CAP_NET_ADMIN is enough, while /proc/sys is
+// read-only in a container (rtnetlink(7), IFLA_AF_SPEC).
+func (k *Kernel) setLink(name string, index int, settings map[int]uint32) error {
+	return rtnl.InNetns(k.ns, func() error {
+		req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+		msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+		msg.Index = int32(index)
+		req.AddData(msg)
+		spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+		conf := spec.AddRtAttr(unix.AF_INET, nil).AddRtAttr(iflaInetConf, nil)
+		for id, v := range settings {
+			conf.AddRtAttr(id, nl.Uint32Attr(v))
+		}
+		req.AddData(spec)
+		if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+			return fmt.Errorf("set IPv4's settings of %s: %w", name, err)
+		}
+		return nil
+	})
+}
+
+const iflaInetConf = 1 // IFLA_INET_CONF (linux/if_link.h)
+
+// forwarded finds families that have destinations and are not forwarded.
+func (k *Kernel) forwarded(s Setup) error {
+	return rtnl.InNetns(k.ns, func() error {
+		var problems []error
+		for _, of := range families {
+			if len(s.destinations(of)) == 0 || !s.own(of).IsValid() {
+				continue
+			}
+			// IPv4 has a switch for each link; IPv6 one for all, and those of links are for hosts and
+			// routers to tell apart.
+			setting := filepath.Join("net/ipv4/conf", s.Link, "forwarding")
+			if of == 6 {
+				setting = "net/ipv6/conf/all/forwarding"
+			}
+			text, err := os.ReadFile(filepath.Join("/proc/sys", setting))
+			if err != nil {
+				problems = append(problems, err)
+				continue
+			}
+			if strings.TrimSpace(string(text)) != "1" {
+				problems = append(problems, fmt.Errorf("%w: IPv%d needs %s = 1 in the pod: berthd sets it for pods with the annotation berth.dev/egress-gateway, another network by securityContext.sysctls of the Egress's template",
+					ErrNotForwarded, of, strings.ReplaceAll(setting, "/", ".")))
+			}
+		}
+		return errors.Join(problems...)
+	})
+}

@@ -1,0 +1,213 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+	"github.com/berthnet/berth/internal/egress/tunnel"
+)
+
+// Kernel is a gateway's network namespace. It is for one caller at a time, but for Counters,
+// Connections and ConnectionsRefused, which anybody may call at any time.
+type Kernel struct {
+	ns netns.NsHandle
+	nl *netlink.Handle
+
+	known *known // what the kernel has, as of the last Apply; nil: it is to be read
+	swept bool   // connections of everybody who is no client have ended
+}
+
+// known is what Apply left in the kernel.
+type known struct {
+	tag          string // of the rules
+	destinations map[int][]netip.Prefix
+	index        map[int]int // of the tunnels' devices by family
+	members      map[netip.Addr]string
+	routes       map[netip.Addr]bool
+}
+
+// Open opens the network namespace at a path, such as /proc/self/ns/net. It changes nothing. Errors:
+// rtnl.ErrNoNetns, rtnl.ErrNotNetns.
+func Open(path string) (*Kernel, error) {
+	ns, err := rtnl.OpenNetns(path)
+	if err != nil {
+		return nil, err
+	}
+	nl, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE, unix.NETLINK_GENERIC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		_ = ns.Close()
+		return nil, fmt.Errorf("open netlink sockets: %w", err)
+	}
+	return &Kernel{ns: ns, nl: nl}, nil
+}
+
+// Close lets go of the namespace, and leaves it as it is.
+func (k *Kernel) Close() {
+	k.nl.Close()
+	_ = k.ns.Close()
+}
+
+// Forget has the next Apply read again what the kernel has, and not rely on what the last one left.
+func (k *Kernel) Forget() { k.known = nil }
+
+// Apply makes the gateway as a setup says, changing only what differs: connections go on, but for
+// those of clients that went or whose address is another's now, which end. Clients that cannot be,
+// such as two with one address, are left out and told of in the error, with the rest done. Errors:
+// egress.ErrNoFoU; ErrNotForwarded, after all else is done; ctx's.
+func (k *Kernel) Apply(ctx context.Context, s Setup) error {
+	if err := (Setup{Link: s.Link, Addrs: s.Addrs, Port: s.Port, Destinations: s.Destinations}).Validate(); err != nil {
+		return err
+	}
+	want, problems := members(s.Clients)
+	if err := k.apply(ctx, s, want); err != nil {
+		k.Forget()
+		k.swept = false
+		return err
+	}
+	return errors.Join(problems, k.forwarded(s))
+}
+
+func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string) error {
+	conn, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	// The rules come before the devices: nothing is forwarded without them.
+	if err := k.rules(conn, s); err != nil {
+		return err
+	}
+	if err := k.devices(s); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return k.serve(conn, s, compare(k.known.members, want))
+}
+
+// rules makes rules and destinations, and reads what the kernel has of clients if that is not known.
+func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
+	chains := s.chains()
+	tag, err := fingerprint(chains)
+	if err != nil {
+		return err
+	}
+	if k.known == nil || k.known.tag != tag {
+		if err := setRules(conn, chains, tag); err != nil {
+			return err
+		}
+	}
+	if k.known == nil {
+		if err := k.look(conn); err != nil {
+			return err
+		}
+	}
+	k.known.tag = tag
+	for _, of := range families {
+		want := s.destinations(of)
+		if known, ok := k.known.destinations[of]; ok && slices.Equal(known, want) {
+			continue
+		}
+		if err := setDestinations(conn, of, want); err != nil {
+			return err
+		}
+		k.known.destinations[of] = want
+	}
+	return nil
+}
+
+// look reads what the kernel has of clients.
+func (k *Kernel) look(conn *nftables.Conn) error {
+	seen := &known{destinations: map[int][]netip.Prefix{}, index: map[int]int{}, members: map[netip.Addr]string{}}
+	for _, of := range families {
+		list, err := conn.GetSetElements(clientSet(of))
+		if err != nil {
+			return fmt.Errorf("list the set %s: %w", clientSet(of).Name, err)
+		}
+		for _, e := range list {
+			if a, ok := netip.AddrFromSlice(e.Key[:len(e.Key)/2]); ok {
+				seen.members[a] = e.Comment
+			}
+		}
+	}
+	k.known = seen
+	return nil
+}
+
+// devices makes the tunnels.
+func (k *Kernel) devices(s Setup) error {
+	link, err := k.nl.LinkByName(s.Link)
+	if err != nil {
+		return fmt.Errorf("look for %s: %w", s.Link, err)
+	}
+	tunnels, err := s.tunnels(link.Attrs().MTU)
+	if err != nil {
+		return err
+	}
+	for _, t := range tunnels {
+		if err := k.device(t, link.Attrs()); err != nil {
+			return err
+		}
+	}
+	if k.known.routes == nil {
+		k.known.routes, err = k.listRoutes()
+	}
+	return err
+}
+
+func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
+	of := family(t.Local)
+	index, err := tunnel.Ensure(k.nl, t)
+	if err != nil {
+		return err
+	}
+	if was, known := k.known.index[of]; known && was != index {
+		// It was made anew; routes went with the one before.
+		maps.DeleteFunc(k.known.routes, func(a netip.Addr, _ bool) bool { return family(a) == of })
+	}
+	k.known.index[of] = index
+	if of == 4 {
+		// To what comes out of the tunnel routes lead by the link, but for what is forwarded.
+		err := errors.Join(
+			k.setLink(t.Link(), index, map[int]uint32{confForwarding: 1, confRPFilter: loose}),
+			k.setLink(link.Name, link.Index, map[int]uint32{confForwarding: 1}))
+		if err != nil {
+			return err
+		}
+	}
+	return k.returnRule(of)
+}
+
+// serve brings clients from what they are to what they should be. Who is no client any more can send
+// nothing before its connections are ended, and who is one only then.
+func (k *Kernel) serve(conn *nftables.Conn, s Setup, c change) error {
+	if err := remove(conn, c.gone); err != nil {
+		return err
+	}
+	for _, a := range c.gone {
+		delete(k.known.members, a)
+	}
+	if err := k.endConnections(s, c); err != nil {
+		return err
+	}
+	if err := k.setRoutes(c); err != nil {
+		return err
+	}
+	if err := add(conn, c.added); err != nil {
+		return err
+	}
+	for a, uid := range c.added {
+		k.known.members[a] = uid
+	}
+	return nil
+}

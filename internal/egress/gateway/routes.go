@@ -1,0 +1,106 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+)
+
+// Where answers find their way: a table with a route into the tunnel for each client, which all that
+// is forwarded looks up before the main table. What the gateway itself sends does not, above all the
+// tunnels' own packets, which go to the same addresses.
+const (
+	ReturnTable = 117
+	returnPref  = 1900
+)
+
+// returnRule adds the rule of a family, if it is not there.
+func (k *Kernel) returnRule(of int) error {
+	want := netlink.NewRule()
+	want.Family, want.Priority, want.Table = netFamily(of), returnPref, ReturnTable
+	want.IifName, want.Invert = "lo", true
+	want.Protocol = rtnl.Protocol
+	rules, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(want.Family) })
+	if err != nil {
+		return fmt.Errorf("list rules: %w", err)
+	}
+	if slices.ContainsFunc(rules, func(r netlink.Rule) bool {
+		return r.Priority == want.Priority && r.Table == want.Table && r.IifName == want.IifName && r.Invert
+	}) {
+		return nil
+	}
+	if err := k.nl.RuleAdd(want); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add the rule that what is forwarded looks up table %d: %w", ReturnTable, err)
+	}
+	return nil
+}
+
+func netFamily(of int) int {
+	if of == 6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// listRoutes lists the addresses that routes of the table lead to.
+func (k *Kernel) listRoutes() (map[netip.Addr]bool, error) {
+	list := map[netip.Addr]bool{}
+	for _, of := range families {
+		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
+			return k.nl.RouteListFiltered(netFamily(of), &netlink.Route{Table: ReturnTable}, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list routes to clients: %w", err)
+		}
+		for _, r := range routes {
+			list[rtnl.RouteDst(r).Addr()] = true
+		}
+	}
+	return list, nil
+}
+
+// setRoutes removes routes of those that are gone and adds those that are missing of the others. Of a
+// client of a family that the gateway has no address of there is none.
+func (k *Kernel) setRoutes(c change) error {
+	index := k.known.index
+	wanted := func(a netip.Addr) bool {
+		_, stays := k.known.members[a]
+		_, added := c.added[a]
+		return (stays || added) && index[family(a)] != 0
+	}
+	for a := range maps.Clone(k.known.routes) {
+		if wanted(a) {
+			continue
+		}
+		if err := k.nl.RouteDel(route(a, 0)); err != nil && !rtnl.IsGone(err) {
+			return fmt.Errorf("remove the route to client %s: %w", a, err)
+		}
+		delete(k.known.routes, a)
+	}
+	for _, list := range []map[netip.Addr]string{k.known.members, c.added} {
+		for a := range list {
+			if k.known.routes[a] || !wanted(a) {
+				continue
+			}
+			if err := k.nl.RouteReplace(route(a, index[family(a)])); err != nil {
+				return fmt.Errorf("add the route to client %s: %w", a, err)
+			}
+			k.known.routes[a] = true
+		}
+	}
+	return nil
+}
+
+func route(a netip.Addr, index int) *netlink.Route {
+	return &netlink.Route{
+		LinkIndex: index, Dst: rtnl.IPNet(rtnl.HostPrefix(a)), Table: ReturnTable, Protocol: rtnl.Protocol,
+		Scope: rtnl.ScopeFor(a, netlink.SCOPE_LINK), Family: rtnl.FamilyOf(a),
+	}
+}

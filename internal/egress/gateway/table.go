@@ -1,0 +1,143 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// elementChunk bounds the elements of one message: they share an attribute of at most 64 KiB.
+const elementChunk = 256
+
+// setRules makes chains, sets and counters. It compares first and writes nothing when all is well; else
+// chains are filled anew in one transaction, so that no packet meets half of them, and sets and counters
+// stay.
+func setRules(conn *nftables.Conn, chains []chain, tag string) error {
+	if inKernel(conn, chains, tag) {
+		return nil
+	}
+	conn.AddTable(table())
+	for _, of := range families {
+		for _, set := range []*nftables.Set{clientSet(of), destinationSet(of)} {
+			if err := conn.AddSet(set, nil); err != nil {
+				return fmt.Errorf("add set %s: %w", set.Name, err)
+			}
+		}
+	}
+	for _, name := range counters() {
+		conn.AddObj(&nftables.NamedObj{Table: table(), Name: name, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+	}
+	for _, c := range chains {
+		conn.AddChain(&c.Chain)
+		conn.FlushChain(&c.Chain)
+	}
+	for _, c := range chains {
+		for _, r := range c.rules {
+			conn.AddRule(&nftables.Rule{Table: table(), Chain: &c.Chain, Exprs: r.exprs, UserData: r.userData(tag)})
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("set nftables table %s: %w", table().Name, err)
+	}
+	return nil
+}
+
+func inKernel(conn *nftables.Conn, chains []chain, tag string) bool {
+	tables, err := conn.ListTablesOfFamily(table().Family)
+	if err != nil || !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == table().Name && t.Flags == 0 }) {
+		return false
+	}
+	for _, c := range chains {
+		rules, err := conn.GetRules(table(), &c.Chain)
+		if err != nil || len(rules) != len(c.rules) {
+			return false
+		}
+		for i, r := range rules {
+			if !bytes.Equal(r.UserData, c.rules[i].userData(tag)) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// setDestinations makes the set of a family's destinations, in one transaction.
+func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
+	set, want := destinationSet(of), destinationElements(list)
+	have, err := conn.GetSetElements(set)
+	if err != nil {
+		return fmt.Errorf("list the set %s: %w", set.Name, err)
+	}
+	if sameElements(have, want) {
+		return nil
+	}
+	conn.FlushSet(set)
+	if err := conn.SetAddElements(set, want); err != nil {
+		return fmt.Errorf("encode elements of %s: %w", set.Name, err)
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("set destinations of IPv%d: %w", of, err)
+	}
+	return nil
+}
+
+// sameElements compares what an interval set has with what it should have. The kernel adds where no
+// element begins the end of a range that begins with the first address.
+func sameElements(have, want []nftables.SetElement) bool {
+	keys := func(list []nftables.SetElement) []string {
+		var out []string
+		for _, e := range list {
+			if a, _ := netip.AddrFromSlice(e.Key); e.IntervalEnd && a.IsUnspecified() {
+				continue
+			}
+			out = append(out, fmt.Sprintf("%x %t", e.Key, e.IntervalEnd))
+		}
+		slices.Sort(out)
+		return out
+	}
+	return slices.Equal(keys(have), keys(want))
+}
+
+// remove takes clients' addresses out of the sets, all in one transaction.
+func remove(conn *nftables.Conn, gone []netip.Addr) error {
+	list := map[netip.Addr]string{}
+	for _, a := range gone {
+		list[a] = ""
+	}
+	return eachSet(conn, list, "remove", conn.SetDeleteElements)
+}
+
+// add puts clients' addresses into the sets, all in one transaction.
+func add(conn *nftables.Conn, added map[netip.Addr]string) error {
+	return eachSet(conn, added, "add", conn.SetAddElements)
+}
+
+func eachSet(conn *nftables.Conn, of map[netip.Addr]string, what string, do func(*nftables.Set, []nftables.SetElement) error) error {
+	if len(of) == 0 {
+		return nil
+	}
+	elements := map[int][]nftables.SetElement{}
+	for a, uid := range of {
+		elements[family(a)] = append(elements[family(a)], clientElement(a, uid))
+	}
+	var problems []error
+	for f, list := range elements {
+		for part := range slices.Chunk(list, elementChunk) {
+			problems = append(problems, do(clientSet(f), part))
+		}
+	}
+	problems = append(problems, conn.Flush())
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("%s %d clients' addresses in nftables: %w", what, len(of), err)
+	}
+	return nil
+}
+
+// isNoTable tells that there is no such table, or nothing in it.
+func isNoTable(err error) bool { return errors.Is(err, unix.ENOENT) }

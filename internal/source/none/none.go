@@ -1,0 +1,62 @@
+// Package none is the source of a node without addresses of its own: pods have theirs from
+// elsewhere.
+package none
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Source leases nothing.
+type Source struct{}
+
+var _ source.Source = Source{}
+
+// Annotations implements source.Source.
+func (Source) Annotations() []string { return nil }
+
+// CheckWish implements source.Source.
+func (Source) CheckWish(source.Wish) error { return nil }
+
+// Restore implements source.Source. A lease of when the node had another source is
+// nobody's to hand out here.
+func (Source) Restore(source.Request, source.Lease) error { return nil }
+
+// RestoreCooling implements source.Source.
+func (Source) RestoreCooling(netip.Addr, time.Time) {}
+
+// Run implements source.Source.
+func (Source) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// Kick implements source.Source.
+func (Source) Kick() {}
+
+// Acquire implements source.Source: the lease has no address.
+func (Source) Acquire(context.Context, source.Request) (source.Lease, error) {
+	return source.Lease{}, nil
+}
+
+// Why implements source.Source.
+func (Source) Why(attachment.Key) *source.Exhausted { return nil }
+
+// Release implements source.Source.
+func (Source) Release(attachment.Key) {}
+
+// Cancel implements source.Source.
+func (Source) Cancel(attachment.Key) {}
+
+// CoolingPeriod implements source.Source.
+func (Source) CoolingPeriod() time.Duration { return 0 }
+
+// Ready implements source.Source: nothing is missing.
+func (Source) Ready() error { return nil }
+
+// Snapshot implements source.Source.
+func (Source) Snapshot() source.Snapshot { return source.Snapshot{Count: source.Count(nil)} }

@@ -1,0 +1,122 @@
+package guest
+
+import (
+	"bufio"
+	"fmt"
+	"go/ast"
+	"go/build/constraint"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// tag is that of files with tests for the guest.
+const tag = "guest"
+
+// found are the tests for the guest of one package.
+type found struct {
+	dir   string // below the module's root
+	tests []string
+}
+
+// find finds the tests for the guest: those of *_test.go files with a build constraint
+// that needs the tag.
+func find(module fs.FS) ([]found, error) {
+	tests := map[string][]string{}
+	err := fs.WalkDir(module, ".", func(name string, entry fs.DirEntry, err error) error {
+		base := path.Base(name)
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir():
+			if name != "." && (strings.HasPrefix(base, ".") || base == "testdata" || slices.Contains([]string{"bin", "dist", "tools"}, name)) {
+				return fs.SkipDir
+			}
+			return nil
+		case !strings.HasSuffix(base, "_test.go"):
+			return nil
+		}
+		source, err := fs.ReadFile(module, name)
+		if err != nil || !needsGuest(string(source)) {
+			return err
+		}
+		names, err := testsOf(name, source)
+		tests[path.Dir(name)] = append(tests[path.Dir(name)], names...)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for tests for the guest: %w", err)
+	}
+	var all []found
+	for dir, names := range tests {
+		if len(names) > 0 {
+			all = append(all, found{dir, names})
+		}
+	}
+	slices.SortFunc(all, func(a, b found) int { return strings.Compare(a.dir, b.dir) })
+	return all, nil
+}
+
+// needsGuest tells whether a file is built only with the tag.
+func needsGuest(source string) bool {
+	lines := bufio.NewScanner(strings.NewReader(source))
+	for lines.Scan() {
+		line := lines.Text()
+		if strings.HasPrefix(line, "package ") {
+			return false
+		}
+		if !constraint.IsGoBuild(line) {
+			continue
+		}
+		expr, err := constraint.Parse(line)
+		return err == nil && expr.Eval(func(string) bool { return true }) && !expr.Eval(func(t string) bool { return t != tag })
+	}
+	return false
+}
+
+// testsOf are the names of a file's tests.
+func testsOf(name string, source []byte) (tests []string, err error) {
+	file, err := parser.ParseFile(token.NewFileSet(), name, source, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") && f.Name.Name != "TestMain" && len(f.Type.Params.List) == 1 {
+			tests = append(tests, f.Name.Name)
+		}
+	}
+	return tests, nil
+}
+
+func TestFind(t *testing.T) {
+	const code = "\n\npackage p\n\nfunc TestMain(m *testing.M) {}\nfunc Test%s(t *testing.T) {}\nfunc Help%[1]s() {}\n"
+	module := fstest.MapFS{}
+	for name, head := range map[string]string{
+		"a/one_test.go":           "//go:build guest",
+		"a/two_test.go":           "// Comment.\n\n//go:build linux && guest",
+		"a/host_test.go":          "// Package p is.",
+		"a/not_test.go":           "//go:build !guest",
+		"b/either_test.go":        "//go:build guest || e2e",
+		"b/testdata/some_test.go": "//go:build guest",
+		"b/code.go":               "//go:build guest",
+		"dist/copy_test.go":       "//go:build guest",
+		"c/d/three_test.go":       "//go:build guest",
+	} {
+		title := strings.ToUpper(path.Base(name)[:1]) + strings.TrimSuffix(path.Base(name)[1:], "_test.go")
+		module[name] = &fstest.MapFile{Data: fmt.Appendf(nil, head+code, title)}
+	}
+	got, err := find(module)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []found{{"a", []string{"TestOne", "TestTwo"}}, {"c/d", []string{"TestThree"}}}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("found %v, want %v", got, want)
+	}
+}
