@@ -27,12 +27,13 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/test/bench/bubble"
+	"github.com/berthnet/berth/test/bench/egressclients"
 	"github.com/berthnet/berth/test/bench/ports"
 	"github.com/berthnet/berth/test/bench/scale"
 )
 
 func main() {
-	bubble.Child(map[string]bubble.Work{scale.Name: scale.Work, ports.Name: ports.Work}) // does one run and ends, if this process is for that
+	bubble.Child(map[string]bubble.Work{scale.Name: scale.Work, ports.Name: ports.Work, egressclients.Name: egressclients.Work}) // does one run and ends, if this process is for that
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
 	stop()
@@ -145,6 +146,7 @@ var groups = []group{
 	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", poolModeLab, poolAdds},
 	{"ports-burst", "2,000 pods ask at once for ports of a VPC whose API takes 400 ms a call and eight at a time; in virtual time", nothing, portBursts},
 	{"ports-add", "ADD and DEL with one port of a VPC and with four, in turn with ovs-vsctl", portModeLab, portAdds},
+	{"egress-clients", "clients of Egresses are replaced by others among 10,000 pods, in turn with 1,000; in virtual time", nothing, egressClientFigures},
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods for one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},

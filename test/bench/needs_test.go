@@ -14,6 +14,7 @@ func TestOnlyNeededProgramsAreBuilt(t *testing.T) {
 		amazonGroup:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 		"scale-operator":      {"./cmd/berth-operator", controlPlane},
 		"ports-burst":         nil,
+		"egress-clients":      nil,
 		"ports-add":           {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, openVSwitch},
 		"burst-ready":         {controlPlane, clusterImages},
 		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, clusterImages, openVSwitch, referencePlugins},

@@ -99,6 +99,12 @@ var budgets = []figure{
 	{"ports-2000-scheduled-bound", budget{1.15, false, "the last pod's node, and a call"}},
 	{"ports-2000-scheduled-calls", budget{0.4, false, eachPort}},
 	{"ports-2000-late-bound", budget{1.15, false, "what the VPC's API forces"}},
+	{"egress-client-cpu", budget{1.3, false, fewerPods}},
+	{"egress-other-pod-cpu", budget{2, false, fewerPods}}, // so little that noise is half of it
+	{"egress-client-told", budget{100, false, ""}},
+	{"egress-gateway-objects", budget{0.001, false, "all pods"}},
+	{"egress-gateway-bytes", budget{1.2, false, fewerPods}},
+	{"egress-clients-memory", budget{6, false, ""}},
 	{"port-add", budget{1.1, false, byVsctl}},
 	{"port-add-4", budget{0.75, false, byVsctl}},
 	{"port-daemon-idle", budget{40, false, ""}},
@@ -120,6 +126,8 @@ const (
 	amazon   = "the Amazon VPC CNI"
 	byVsctl  = "a plugin that executes ovs-vsctl"
 	eachPort = "a call that makes each port, and one that looks"
+
+	fewerPods = "a tenth of pods, clients and Egresses"
 )
 
 // series are measurements by what they are of.

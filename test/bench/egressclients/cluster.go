@@ -220,14 +220,14 @@ func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 	<-time.After(time.Minute)
 	out.Heap = bubble.LiveHeap()
 	var err error
-	if out.Idle, err = c.replace(ctx, c.order.Clients, c.order.Pods, false); err != nil {
+	if out.Idle, err = c.replace(ctx, c.order.Clients, false); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	before, began := c.bytes, time.Now()
 	c.mu.Unlock()
 	written := c.api.Written()
-	if out.CPU, err = c.replace(ctx, 0, c.order.Clients, true); err != nil {
+	if out.CPU, err = c.replace(ctx, 0, true); err != nil {
 		return err
 	}
 	if err := c.served(ctx, c.order.Clients); err != nil {
@@ -239,7 +239,7 @@ func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	took := time.Since(began).Seconds()
+	took := float64(c.order.Changes) / float64(c.order.PerSecond)
 	out.Bytes = float64(c.bytes-before) / took
 	out.Objects = 1 // its Egress
 	for _, is := range c.objects {
@@ -264,9 +264,8 @@ func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 	return nil
 }
 
-// replace deletes pods between two numbers and makes others, and returns the CPU time of
-// each.
-func (c *cluster) replace(ctx context.Context, from, to int, uses bool) (time.Duration, error) {
+// replace deletes pods from a number on and makes others, and returns the CPU time of each.
+func (c *cluster) replace(ctx context.Context, from int, uses bool) (time.Duration, error) {
 	byNumber := map[string]*corev1.Pod{}
 	list := &corev1.PodList{}
 	if err := c.api.List(ctx, list, client.InNamespace(shop)); err != nil {
@@ -278,7 +277,7 @@ func (c *cluster) replace(ctx context.Context, from, to int, uses bool) (time.Du
 	bubble.LiveHeap() // so that what the list left is not collected within
 	at := bubble.CPU()
 	err := objects.Each(ctx, c.order.Changes, 1, func(ctx context.Context, n int) error {
-		i := from + n*((to-from)/c.order.Changes)
+		i := from + n // one after the other of another Egress
 		if err := c.api.Delete(ctx, byNumber[fmt.Sprint(i)]); err != nil {
 			return err
 		}
