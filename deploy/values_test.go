@@ -177,7 +177,10 @@ func TestEverySettingIsAValue(t *testing.T) {
 		},
 		"operator": {
 			settings: config.OperatorSettings(), container: onlyContainer(t, operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec),
-			except: map[string]bool{"cluster-name": true, "ipam": true, "first-interface-is-port": true, "kubeconfig": true, "leader-election-namespace": true},
+			except: map[string]bool{
+				"cluster-name": true, "ipam": true, "egress": true, "egress-image": true, "egress-port": true,
+				"first-interface-is-port": true, "kubeconfig": true, "leader-election-namespace": true,
+			},
 		},
 	} {
 		all, want := map[string]any{}, map[string]string{}

@@ -27,12 +27,13 @@ import (
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/crashsource"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 func TestMain(m *testing.M) {
 	ctrllog.SetLogger(logr.Discard())
-	os.Exit(harness.Kube(m.Run))
+	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run) }, child))
 }
 
 // limit is for what takes a second on an idle machine.
@@ -50,10 +51,17 @@ type world struct {
 func start(t *testing.T, o Options) *world {
 	t.Helper()
 	harness.KubeClean(t)
+	w := newWorld(t)
+	w.run(o)
+	return w
+}
+
+// newWorld is one without an operator.
+func newWorld(t *testing.T) *world {
+	t.Helper()
 	w := &world{t: t, daemons: map[string]client.Client{}}
 	w.namespace("internet", nil)
 	w.namespace("shop", map[string]string{"team": "shop"})
-	w.run(o)
 	return w
 }
 
