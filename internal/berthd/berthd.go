@@ -225,7 +225,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		}
 	}
 	if n.egress != nil {
-		o.Egress = n.egress
+		o.Egress, o.EgressWait = n.egress, n.cfg.EgressWait
 		o.Source = egress.NewBeside(o.Source, n.egress)
 	}
 	if n.cfg.CRISocket != "" {

@@ -116,10 +116,10 @@ func (m *machine) client(i int, node string, egresses ...v1alpha1.EgressReferenc
 	m.T.Helper()
 	pod := sourcetest.Request(i).Pod
 	o := &v1alpha1.EgressClient{
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: types.UID(pod.UID)}}},
 		Spec:       v1alpha1.EgressClientSpec{PodUID: pod.UID, NodeName: node, Egresses: egresses},
 	}
-	harness.Eventually(m.T, sourcenode.Longest, "an EgressClient", func() error { return m.operator.Create(m.T.Context(), o) })
+	harness.OK(m.T, m.operator.Create(m.T.Context(), o))
 	return o
 }
 
