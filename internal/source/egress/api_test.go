@@ -300,12 +300,12 @@ func TestForeignClients(t *testing.T) {
 	if now.Status.Node != nil {
 		t.Errorf("of another node's pod it says %+v", now.Status.Node)
 	}
-	err := m.write(t.Context(), statement{nameOfObject(foreign), foreign.UID, v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}})
+	err := m.write(t.Context(), statement{nameOfObject(foreign), foreign.UID, foreign.ResourceVersion, v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}})
 	if !apierrors.IsForbidden(err) {
 		t.Errorf("a node's token wrote of another's pod: %v", err)
 	}
 	own := nameOf(sourcetest.Request(2).Pod)
-	if err := m.write(t.Context(), statement{own, "another", v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}}); !apierrors.IsConflict(err) {
+	if err := m.write(t.Context(), statement{own, "another", foreign.ResourceVersion, v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}}); !apierrors.IsConflict(err) {
 		t.Errorf("it wrote of another EgressClient of the name: %v", err)
 	}
 }
