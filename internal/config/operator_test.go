@@ -25,7 +25,7 @@ func TestOperatorDefaults(t *testing.T) {
 		OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
 		IPAM: []string{IPAMENIOperator}, BlockClaimGrace: 2 * time.Minute, NodeMaxPods: 1024,
 		VPCCalls: 8, UnplugGrace: time.Minute, FirstIsPort: true,
-		MetricsAddr: "127.0.0.1:61680", IMDSMode: imdsModeIPv4, LogLevel: "info", LogFormat: "text",
+		EgressPort: 5555, MetricsAddr: "127.0.0.1:61680", IMDSMode: imdsModeIPv4, LogLevel: "info", LogFormat: "text",
 	}
 	if len(o.Effective) != len(operatorTable(&Operator{})) {
 		t.Errorf("%d settings are told", len(o.Effective))
