@@ -58,8 +58,8 @@ func (l *literals) take(n ast.Node, path string) {
 		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "set" && len(n.Args) == 4 {
 			l.reason(n.Args[2], path)
 		}
-		// exhausted(reason, ...) of address pools and of ports, and events of theirs
-		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "exhausted" && (strings.HasSuffix(filepath.Dir(path), "source/pool") || strings.HasSuffix(filepath.Dir(path), "source/port")) {
+		// exhausted(reason, ...) of address pools, of ports and of egress, and events of theirs
+		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "exhausted" && (strings.HasSuffix(filepath.Dir(path), "source/pool") || strings.HasSuffix(filepath.Dir(path), "source/port") || strings.HasSuffix(filepath.Dir(path), "source/egress")) {
 			l.reason(n.Args[0], path)
 		}
 		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "Eventf" && len(n.Args) > 3 {

@@ -139,6 +139,15 @@ var remedies = map[string]Remedy{
 	"chained":     {"", inEgress},
 	"not-chained": {"", inEgress},
 
+	"no-egressclient":    {"See the Events of the pod, and whether berth-operator runs with the feature egress.", inEgress},
+	"egress-unknown":     {wait, inEgress},
+	"egress-invalid":     {"Correct what the message names in the Egress.", inEgress},
+	"egress-annotation":  {"Correct the annotation that the message names.", inEgress},
+	"egress-not-found":   {"Make the Egress, or correct the pod's annotation.", inEgress},
+	"egress-not-allowed": {"Name the pod's namespace in spec.allowedNamespaces of the Egress, or another Egress.", inEgress},
+	"egress-overlaps":    {"Name only one of the Egresses whose destinations overlap.", inEgress},
+	"egress-refused":     {seeOperator, inEgress},
+
 	// What is not for want of an address.
 	Busy:            {seeDaemon, inNoAddress},
 	"deadline":      {"See CPU and memory of the node.", inPodSide},

@@ -174,6 +174,7 @@ func (g gateway) same(o gateway) bool {
 type member struct {
 	name    types.NamespacedName // of the pod, too
 	uid     types.UID
+	version string // resourceVersion
 	pod     string // the pod's UID
 	uses    []use  // sorted by name, each once
 	refused []v1alpha1.EgressRefusal
@@ -193,7 +194,7 @@ func (u use) ref() v1alpha1.EgressReference {
 // readClient takes from an EgressClient what matters.
 func readClient(o *v1alpha1.EgressClient) member {
 	m := member{
-		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, pod: o.Spec.PodUID,
+		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, version: o.ResourceVersion, pod: o.Spec.PodUID,
 		refused: slices.Clone(o.Spec.Refused), node: o.Status.Node.DeepCopy(),
 	}
 	for _, r := range o.Spec.Egresses {

@@ -126,11 +126,12 @@ func (c *Clients) tell(ctx context.Context, s statement) error {
 	return err
 }
 
-// write applies status.node of an EgressClient, and of no other of its name.
+// write applies status.node of an EgressClient as it was looked at, and of no other of its name:
+// of a status the API server takes a UID for no precondition, but a resourceVersion.
 func (c *Clients) write(ctx context.Context, s statement) error {
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "EgressClient",
-		"metadata": map[string]any{"namespace": s.name.Namespace, "name": s.name.Name, "uid": s.uid},
+		"metadata": map[string]any{"namespace": s.name.Namespace, "name": s.name.Name, "uid": s.uid, "resourceVersion": s.version},
 		"status":   map[string]any{"node": s.state},
 	})
 	if err != nil {

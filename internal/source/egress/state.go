@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -22,13 +23,20 @@ const watchDelay = 2 * time.Second
 type saying struct {
 	state *v1alpha1.EgressClientNode // that the watch has not shown yet; nil: it has, or the report failed
 	busy  bool                       // a report is under way
-	retry retry.Backoff              // of a state: until when the watch has time; else until when no other report goes out
+	// overtaken is the resourceVersion of which a report was refused as there was a newer one:
+	// when the watch shows that, it is made again at once.
+	overtaken string
+	retry     retry.Backoff // of a state: until when the watch has time; else until when no other report goes out
 }
 
 // note takes the outcome of a report.
-func (s *saying) note(state v1alpha1.EgressClientNode, err error, now time.Time) {
-	s.busy = false
+func (s *saying) note(about statement, err error, now time.Time) {
+	s.busy, s.overtaken = false, ""
+	if apierrors.IsConflict(err) {
+		s.overtaken = about.version
+	}
 	if err == nil {
+		state := about.state
 		s.state, s.retry = &state, retry.Backoff{Until: now.Add(watchDelay)}
 		return
 	}
@@ -204,7 +212,7 @@ func (b *book) due(now time.Time, most int) (list []statement, next time.Time) {
 			said.state = nil // the watch had its time
 			b.said[m.uid] = said
 		}
-		state, later := b.state(m), said.retry.Until.After(now)
+		state, later := b.state(m), said.retry.Until.After(now) && (said.overtaken == "" || said.overtaken == m.version)
 		switch {
 		case said.busy:
 		case later && (state == nil) == (said.state != nil):
@@ -214,7 +222,7 @@ func (b *book) due(now time.Time, most int) (list []statement, next time.Time) {
 		case len(list) < most:
 			said.busy = true
 			b.said[m.uid] = said
-			list = append(list, statement{m.name, m.uid, *state})
+			list = append(list, statement{m.name, m.uid, m.version, *state})
 		}
 	}
 	return list, next
@@ -222,9 +230,10 @@ func (b *book) due(now time.Time, most int) (list []statement, next time.Time) {
 
 // statement is a report that is due.
 type statement struct {
-	name  types.NamespacedName
-	uid   types.UID
-	state v1alpha1.EgressClientNode
+	name    types.NamespacedName
+	uid     types.UID
+	version string
+	state   v1alpha1.EgressClientNode
 }
 
 // noted takes the outcome of a report, and tells whether it is the first of this EgressClient
@@ -236,7 +245,7 @@ func (b *book) noted(s statement, err error, now time.Time) (first bool) {
 	}
 	said := b.said[s.uid]
 	first = err != nil && said.retry == retry.Backoff{}
-	said.note(s.state, err, now)
+	said.note(s, err, now)
 	b.said[s.uid] = said
 	b.unsaid[s.name] = true
 	return first
