@@ -41,9 +41,16 @@ var policyKinds = []string{"ConfigMap", "ValidatingAdmissionPolicy", "Validating
 // applyPoliciesOf applies the policies of a mode, where roles refuse nothing.
 func applyPoliciesOf(t *testing.T, mode string) {
 	t.Helper()
+	applyPoliciesOfRelease(t, deploy.InMode(mode, "test"))
+}
+
+// applyPoliciesOfRelease is applyPoliciesOf for any release.
+func applyPoliciesOfRelease(t *testing.T, r deploy.Release) {
+	t.Helper()
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"everything.yaml": {Data: []byte(everything)}}))
-	objects := render(t, mode).Of(append(policyKinds, "ServiceAccount")...)
-	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects))
+	objects, err := deploy.Render(r)
+	harness.OK(t, err)
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects.Of(append(policyKinds, "ServiceAccount")...)))
 }
 
 // untilRefused waits until policies refuse each of the writes: the API server goes

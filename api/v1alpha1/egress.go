@@ -68,6 +68,9 @@ type EgressSpec struct {
 	// Deployment does.
 	// +kubebuilder:validation:XValidation:rule="!has(self.type) || self.type in ['Recreate', 'RollingUpdate']",fieldPath=".type",message="type must be Recreate or RollingUpdate"
 	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.type) || self.type == 'RollingUpdate'",fieldPath=".rollingUpdate",message="rollingUpdate is of type RollingUpdate"
+	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.rollingUpdate.maxSurge) || (type(self.rollingUpdate.maxSurge) == int ? int(self.rollingUpdate.maxSurge) >= 0 : string(self.rollingUpdate.maxSurge).matches('^[0-9]+%$'))",fieldPath=".rollingUpdate.maxSurge",message="maxSurge must be a number of pods, or a percentage such as 25%"
+	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.rollingUpdate.maxUnavailable) || (type(self.rollingUpdate.maxUnavailable) == int ? int(self.rollingUpdate.maxUnavailable) >= 0 : string(self.rollingUpdate.maxUnavailable).matches('^([0-9]|[1-9][0-9]|100)%$'))",fieldPath=".rollingUpdate.maxUnavailable",message="maxUnavailable must be a number of pods, or a percentage from 0% to 100%"
+	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.rollingUpdate.maxSurge) || !has(self.rollingUpdate.maxUnavailable) || !(string(self.rollingUpdate.maxSurge) in ['0', '0%']) || !(string(self.rollingUpdate.maxUnavailable) in ['0', '0%'])",fieldPath=".rollingUpdate",message="maxSurge and maxUnavailable cannot both be 0: no gateway could ever be replaced"
 	// +optional
 	Strategy *appsv1.DeploymentStrategy `json:"strategy,omitempty"`
 
@@ -82,7 +85,9 @@ type EgressSpec struct {
 	// +optional
 	SessionAffinity corev1.ServiceAffinity `json:"sessionAffinity,omitempty"`
 
-	// SessionAffinityConfig is that of the Service.
+	// SessionAffinityConfig is that of the Service: for how many seconds a client keeps its
+	// gateway.
+	// +kubebuilder:validation:XValidation:rule="has(self.clientIP) && has(self.clientIP.timeoutSeconds) && self.clientIP.timeoutSeconds >= 1 && self.clientIP.timeoutSeconds <= 86400",fieldPath=".clientIP",message="clientIP.timeoutSeconds must be from 1 to 86400"
 	// +optional
 	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
 

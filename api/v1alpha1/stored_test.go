@@ -42,6 +42,17 @@ type (
 		Spec   v1alpha1.PodNICSpec   `json:"spec"`
 		Status v1alpha1.PodNICStatus `json:"status"`
 	}
+	storedEgress struct {
+		Spec   v1alpha1.EgressSpec   `json:"spec"`
+		Status v1alpha1.EgressStatus `json:"status"`
+	}
+	storedEgressClient struct {
+		Spec   v1alpha1.EgressClientSpec   `json:"spec"`
+		Status v1alpha1.EgressClientStatus `json:"status"`
+	}
+	storedEgressClientSlice struct {
+		Clients []v1alpha1.ServedClient `json:"clients"`
+	}
 )
 
 // TestStoredObjects: objects of every release are taken by today's definitions, whole,
@@ -67,6 +78,9 @@ func TestStoredObjects(t *testing.T) {
 		format("blockrequest*.json", reflect.TypeFor[storedRequest](), func() client.Object { return &v1alpha1.BlockRequest{} }),
 		format("vpc*.json", reflect.TypeFor[storedVPC](), func() client.Object { return &v1alpha1.VPC{} }),
 		format("podnic*.json", reflect.TypeFor[storedPodNIC](), func() client.Object { return &v1alpha1.PodNIC{} }),
+		format("egress-*.json", reflect.TypeFor[storedEgress](), func() client.Object { return &v1alpha1.Egress{} }),
+		format("egressclient.json", reflect.TypeFor[storedEgressClient](), func() client.Object { return &v1alpha1.EgressClient{} }),
+		format("egressclientslice.json", reflect.TypeFor[storedEgressClientSlice](), func() client.Object { return &v1alpha1.EgressClientSlice{} }),
 	)
 }
 

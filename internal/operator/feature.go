@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/egress"
+	"github.com/berthnet/berth/internal/operator/egress/clients"
 	egressplan "github.com/berthnet/berth/internal/operator/egress/plan"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/vpcport"
@@ -109,13 +111,15 @@ func portFeature() feature {
 	}
 }
 
-// egressFeature is having gateways for Egresses.
+// egressFeature is having gateways for Egresses, and telling them and nodes of clients.
 func egressFeature() feature {
-	m := egress.NewMetrics()
+	gateways, members := egress.NewMetrics(), clients.NewMetrics()
 	return feature{
-		isOn: func(cfg config.Operator) bool { return cfg.Egress }, families: egress.Families, counters: m.Collectors(), watches: egress.Watches,
+		isOn: func(cfg config.Operator) bool { return cfg.Egress }, families: slices.Concat(egress.Families, clients.Families),
+		counters: slices.Concat(gateways.Collectors(), members.Collectors()),
+		watches:  func() []*watched.Kind { return slices.Concat(egress.Watches(), clients.Watches()) },
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
-			return setupEgress(ctx, mgr, env, m)
+			return setupEgress(ctx, mgr, env, gateways, members)
 		},
 	}
 }
@@ -222,21 +226,28 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	}, nil
 }
 
-// setupEgress makes what has gateways made for Egresses.
-func setupEgress(ctx context.Context, mgr manager.Manager, env environment, m *egress.Metrics) (part, error) {
+// setupEgress makes what has gateways made for Egresses, and tells of their clients.
+func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gateways *egress.Metrics, members *clients.Metrics) (part, error) {
 	cfg := env.cfg
-	if err := egress.Index(ctx, mgr.GetFieldIndexer()); err != nil {
+	if err := errors.Join(egress.Index(ctx, mgr.GetFieldIndexer()), clients.Index(ctx, mgr.GetFieldIndexer())); err != nil {
 		return part{}, err
 	}
 	egresses, err := egress.Setup(mgr, egress.Options{
 		Settings: egressplan.Settings{Image: cfg.EgressImage, Port: uint16(cfg.EgressPort)},
-		Clock:    clock.Real{}, Logger: env.log, Metrics: m,
+		Clock:    clock.Real{}, Logger: env.log, Metrics: gateways,
 	})
 	if err != nil {
 		return part{}, err
 	}
+	pods, err := clients.Setup(mgr, clients.Options{Clock: clock.Real{}, Logger: env.log, Metrics: members})
+	if err != nil {
+		return part{}, err
+	}
 	return part{
-		alive:  answers("the book of Egresses", func() { egresses.Known() }),
-		gauges: []prometheus.Collector{egresses.Gauges()},
+		alive: all([]check{
+			answers("the book of Egresses", func() { egresses.Known() }),
+			answers("the book of clients of Egresses", func() { pods.Known() }),
+		}),
+		gauges: []prometheus.Collector{egresses.Gauges(), pods.Gauges()},
 	}, nil
 }

@@ -275,6 +275,7 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
 	"daemon.egress.", "daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.",
+	"operator.gateways.", "operator.egress.",
 )
 
 // No failpoint is forgotten when one is added or renamed.

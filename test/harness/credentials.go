@@ -16,7 +16,13 @@ import (
 // account, with the roles and admission policies of a mode, which it applies.
 func OperatorConfig(t *testing.T, mode string) *rest.Config {
 	t.Helper()
-	OK(t, ApplyAccess(t.Context(), mode))
+	return OperatorConfigOf(t, deploy.InMode(mode, "test"))
+}
+
+// OperatorConfigOf is OperatorConfig for a release with values of its own.
+func OperatorConfigOf(t *testing.T, r deploy.Release) *rest.Config {
+	t.Helper()
+	OK(t, applyAccess(t.Context(), r))
 	token, err := ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}, nil)
 	OK(t, err)
 	return ControlPlane.ConfigWithToken(token)
@@ -25,7 +31,11 @@ func OperatorConfig(t *testing.T, mode string) *rest.Config {
 // ApplyAccess gives ControlPlane the accounts, roles and admission policies that
 // the chart has in a mode.
 func ApplyAccess(ctx context.Context, mode string) error {
-	objects, err := deploy.Render(deploy.InMode(mode, "test"))
+	return applyAccess(ctx, deploy.InMode(mode, "test"))
+}
+
+func applyAccess(ctx context.Context, r deploy.Release) error {
+	objects, err := deploy.Render(r)
 	if err != nil {
 		return err
 	}

@@ -36,8 +36,18 @@ var ControlPlane *kube.ControlPlane
 //
 //	func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 func Kube(run func() int, prepare ...func() error) (code int) {
+	return kubeOf(kube.Options{}, run, prepare...)
+}
+
+// KubeWithControllers is Kube with kube-controller-manager too, and Services of both
+// families: Deployments have pods, which nobody runs, and what lost its owner goes.
+func KubeWithControllers(run func() int, prepare ...func() error) (code int) {
+	return kubeOf(kube.Options{Controllers: true, DualStack: true}, run, prepare...)
+}
+
+func kubeOf(o kube.Options, run func() int, prepare ...func() error) (code int) {
 	ctrllog.SetLogger(logr.Discard()) // of the tests' own clients
-	own, err := kubeUp()
+	own, err := kubeUp(o)
 	for _, do := range prepare {
 		if err == nil {
 			err = do()
@@ -57,12 +67,12 @@ func Kube(run func() int, prepare ...func() error) (code int) {
 }
 
 // kubeUp sets ControlPlane, and starts it (own) if no other process runs it for the tests.
-func kubeUp() (own bool, err error) {
+func kubeUp(o kube.Options) (own bool, err error) {
 	if dir := os.Getenv(kube.RemoteDir); dir != "" {
 		ControlPlane, err = kube.Remote(dir)
 		return false, err
 	}
-	o := kube.Options{Assets: os.Getenv("KUBEBUILDER_ASSETS"), CRDs: deploy.CRDs()}
+	o.Assets, o.CRDs = os.Getenv("KUBEBUILDER_ASSETS"), deploy.CRDs()
 	if o.Assets == "" {
 		return false, errors.New("these tests need a Kubernetes control plane: run them by `make test`, or set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints")
 	}

@@ -21,6 +21,10 @@ import (
 // cacheGrace is how long the cache may take to have what was applied.
 const cacheGrace = time.Second
 
+// noVersion is a resource version that no object has, as it is etcd's before anything is
+// written: an object with it is made if there is none, and else it is a conflict.
+const noVersion = "1"
+
 // provide has an Egress have its objects. The problem is the first that a person has to
 // see to; the error one that is tried again at once. again is when to look once more.
 func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again time.Duration, problem *plan.Problem, err error) {
@@ -110,12 +114,14 @@ func (c *Controller) look(ctx context.Context, kind schema.GroupVersionKind, key
 // is not there made only if nobody else has made it meanwhile.
 func (c *Controller) apply(ctx context.Context, key types.NamespacedName, wanted *unstructured.Unstructured, there client.Object, sum uint64) error {
 	kind := wanted.GroupVersionKind()
-	if err := failpoint.Hit("operator.egress.apply.before"); err != nil {
+	if err := failpoint.Hit("operator.gateways.apply.before"); err != nil {
 		return err
 	}
 	o := wanted.DeepCopy()
 	if there != nil {
 		o.SetUID(there.GetUID())
+	} else {
+		o.SetResourceVersion(noVersion)
 	}
 	err := c.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
 	c.o.Metrics.applied(kind.Kind, err)
@@ -123,7 +129,7 @@ func (c *Controller) apply(ctx context.Context, key types.NamespacedName, wanted
 		c.book.drop(key, kind)
 		return fmt.Errorf("apply %s %s: %w", kind.Kind, key, err)
 	}
-	if err := failpoint.Hit("operator.egress.apply.after"); err != nil {
+	if err := failpoint.Hit("operator.gateways.apply.after"); err != nil {
 		return err
 	}
 	c.book.note(key, kind, entry{uid: o.GetUID(), wanted: sum, version: versionOf(o), at: c.now()})
@@ -146,14 +152,14 @@ func (c *Controller) remove(ctx context.Context, e *v1alpha1.Egress, kind schema
 	if there == nil || !metav1.IsControlledBy(there, e) || there.GetDeletionTimestamp() != nil {
 		return nil
 	}
-	if err := failpoint.Hit("operator.egress.remove.before"); err != nil {
+	if err := failpoint.Hit("operator.gateways.remove.before"); err != nil {
 		return err
 	}
 	err = c.client.Delete(ctx, there, client.Preconditions{UID: new(there.GetUID())})
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete %s %s: %w", kind.Kind, key, err)
 	}
-	return failpoint.Hit("operator.egress.remove.after")
+	return failpoint.Hit("operator.gateways.remove.after")
 }
 
 // notOurs is the error of an object that is not the Egress's.

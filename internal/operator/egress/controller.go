@@ -30,8 +30,8 @@ import (
 )
 
 var _ = failpoint.Register(
-	"operator.egress.apply.before", "operator.egress.apply.after", "operator.egress.remove.before", "operator.egress.remove.after",
-	"operator.egress.status.before", "operator.egress.status.after",
+	"operator.gateways.apply.before", "operator.gateways.apply.after", "operator.gateways.remove.before", "operator.gateways.remove.after",
+	"operator.gateways.status.before", "operator.gateways.status.after",
 )
 
 // Options are what a Controller needs to know.

@@ -3,9 +3,11 @@ package egress
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -20,7 +22,7 @@ func problemOf(kind schema.GroupVersionKind, name string, err error) *plan.Probl
 	switch {
 	case isTaken:
 		return &plan.Problem{Reason: v1alpha1.EgressNameTaken, Message: fmt.Sprintf("%s %s: %v", kind.Kind, name, taken)}
-	case !isStatus || !refuses(err):
+	case !isStatus || !refuses(err) || isAnothers(status):
 		return nil
 	}
 	p := &plan.Problem{Reason: v1alpha1.EgressRefused, Message: fmt.Sprintf("%s %s: %s", kind.Kind, name, status.Status().Message)}
@@ -41,6 +43,13 @@ func problemOf(kind schema.GroupVersionKind, name string, err error) *plan.Probl
 		p.Message = fmt.Sprintf("%s %s: %s", kind.Kind, name, p.Message)
 	}
 	return p
+}
+
+// isAnothers tells whether a refusal is about the UID: the object is another one of the name
+// than the cache has.
+func isAnothers(err *apierrors.StatusError) bool {
+	details := err.ErrStatus.Details
+	return details != nil && slices.ContainsFunc(details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
 // refuses tells whether the API server will not have something, and not because of the

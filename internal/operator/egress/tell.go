@@ -37,14 +37,14 @@ func (c *Controller) tell(ctx context.Context, e *v1alpha1.Egress, problem *plan
 	o.SetNamespace(e.Namespace)
 	o.SetName(e.Name)
 	o.SetUID(e.UID) // not another of its name
-	if err := failpoint.Hit("operator.egress.status.before"); err != nil {
+	if err := failpoint.Hit("operator.gateways.status.before"); err != nil {
 		return err
 	}
 	err = c.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("write the status of Egress %s/%s: %w", e.Namespace, e.Name, err)
 	}
-	if err := failpoint.Hit("operator.egress.status.after"); err != nil {
+	if err := failpoint.Hit("operator.gateways.status.after"); err != nil {
 		return err
 	}
 	c.event(e, st)

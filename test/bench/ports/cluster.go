@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/test/bench/bubble"
+	"github.com/berthnet/berth/test/bench/memapi"
 	"github.com/berthnet/berth/test/bench/objects"
 )
 
@@ -24,7 +25,7 @@ func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
 
 // work raises a cluster over api whose operator it is, makes the pods, waits until all of
 // their PodNICs are Active, and ends it all.
-func work(ctx context.Context, o Order, p *portfake.Provider, api *api, out *Outcome) (err error) {
+func work(ctx context.Context, o Order, p *portfake.Provider, api *memapi.API, out *Outcome) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	if err := furnish(ctx, o, api); err != nil {
@@ -61,7 +62,7 @@ func work(ctx context.Context, o Order, p *portfake.Provider, api *api, out *Out
 }
 
 // furnish makes what is there before pods are.
-func furnish(ctx context.Context, o Order, api *api) error {
+func furnish(ctx context.Context, o Order, api *memapi.API) error {
 	all := []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
 		&v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: vpcName}, Spec: vpcSpec()},
@@ -82,7 +83,7 @@ func furnish(ctx context.Context, o Order, api *api) error {
 // cluster is what becomes of the pods.
 type cluster struct {
 	order    Order
-	api      *api
+	api      *memapi.API
 	provider *portfake.Provider
 	began    time.Time
 

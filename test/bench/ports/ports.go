@@ -5,7 +5,6 @@
 // takes none. A controller that makes a call for each port has the same provider.
 //
 //	ports.go    a run
-//	api.go      the Kubernetes API in memory
 //	operator.go the controller over it
 //	cluster.go  who else is there: those who make pods, a scheduler, nodes
 //	naive.go    a call for each port
@@ -18,9 +17,13 @@ import (
 	"runtime"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/test/bench/bubble"
+	"github.com/berthnet/berth/test/bench/memapi"
 )
 
 // Order is one run.
@@ -93,14 +96,17 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	if o.Naive {
 		return naive(ctx, o, p)
 	}
-	api, err := newAPI()
+	api, err := memapi.New(
+		memapi.Kind{Object: &corev1.Pod{}, Status: true}, memapi.Kind{Object: &corev1.Node{}, Cluster: true, Status: true},
+		memapi.Kind{Object: &v1alpha1.PodNIC{}, Status: true}, memapi.Kind{Object: &v1alpha1.VPC{}, Cluster: true, Status: true},
+	)
 	if err != nil {
 		return out, err
 	}
 	if err := work(ctx, o, p, api, &out); err != nil {
 		return out, err
 	}
-	out.Calls, out.Writes, out.Forced = callsOf(p), api.written(), forced(o, p.Traits())
+	out.Calls, out.Writes, out.Forced = callsOf(p), api.Written(), forced(o, p.Traits())
 	out.ForcedActive = out.Forced + nodesTake + o.Latency
 	// The controller is gone by now: what is left are the two APIs.
 	out.Heap -= min(out.Heap, bubble.LiveHeap())

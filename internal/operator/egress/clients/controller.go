@@ -29,10 +29,10 @@ import (
 )
 
 var _ = failpoint.Register(
-	"operator.egress.client.before", "operator.egress.client.after", "operator.egress.change.before", "operator.egress.change.after",
-	"operator.egress.remove.before", "operator.egress.remove.after", "operator.egress.ready.before", "operator.egress.ready.after",
-	"operator.egress.slice.before", "operator.egress.slice.after", "operator.egress.drop.before", "operator.egress.drop.after",
-	"operator.egress.status.before", "operator.egress.status.after",
+	"operator.egressclient.make.before", "operator.egressclient.make.after", "operator.egressclient.change.before", "operator.egressclient.change.after",
+	"operator.egressclient.remove.before", "operator.egressclient.remove.after", "operator.egressclient.ready.before", "operator.egressclient.ready.after",
+	"operator.egressclient.slice.before", "operator.egressclient.slice.after", "operator.egressclient.drop.before", "operator.egressclient.drop.after",
+	"operator.egressclient.status.before", "operator.egressclient.status.after",
 )
 
 // Options are what a Controller needs to know. What is zero takes the default named.

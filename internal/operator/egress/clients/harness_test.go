@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -23,14 +24,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/crashsource"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 func TestMain(m *testing.M) {
 	ctrllog.SetLogger(logr.Discard())
-	os.Exit(harness.Kube(m.Run))
+	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run) }, child))
 }
 
 // limit is for what takes a second on an idle machine.
@@ -39,18 +42,26 @@ const limit = 3 * time.Minute
 // world is an API server and an operator. Egresses are in namespace internet, pods in
 // namespace shop, unless they say otherwise.
 type world struct {
-	t   *testing.T
-	c   *Controller
-	end func()
+	t       *testing.T
+	c       *Controller
+	end     func()
+	daemons map[string]client.Client // by node
 }
 
 func start(t *testing.T, o Options) *world {
 	t.Helper()
 	harness.KubeClean(t)
-	w := &world{t: t}
+	w := newWorld(t)
+	w.run(o)
+	return w
+}
+
+// newWorld is one without an operator.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, daemons: map[string]client.Client{}}
 	w.namespace("internet", nil)
 	w.namespace("shop", map[string]string{"team": "shop"})
-	w.run(o)
 	return w
 }
 
@@ -67,7 +78,53 @@ func (w *world) run(o Options) {
 	w.c, w.end = c, controllers.Run(w.t, mgr)
 }
 
-func operatorConfig(*testing.T) *rest.Config { return harness.ControlPlane.Config() }
+// operatorConfig is the access of the operator, with the roles and policies that the chart
+// gives it.
+func operatorConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	objects, err := deploy.Render(deploy.Release{Values: map[string]any{
+		"mode": deploy.NodeMode, "clusterName": "test", "egress": map[string]any{"enabled": true},
+	}})
+	harness.OK(t, err)
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects.Access()))
+	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"daemon.yaml": {Data: []byte(daemonRole)}}))
+	token, err := harness.ControlPlane.Token(t.Context(), key("kube-system", "berth-operator"), nil)
+	harness.OK(t, err)
+	return harness.ControlPlane.ConfigWithToken(token)
+}
+
+// daemonRole has berthd write the status of EgressClients.
+const daemonRole = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: test-daemon}
+rules:
+  - {apiGroups: [berth.dev], resources: [egressclients/status], verbs: [patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: test-daemon}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: test-daemon}
+subjects: [{kind: ServiceAccount, name: berthd, namespace: kube-system}]
+`
+
+// operator is a client with the operator's access.
+func (w *world) operator() client.Client {
+	w.t.Helper()
+	return harness.KubeClientFor(w.t, operatorConfig(w.t))
+}
+
+// daemon is a client with the access of a node's daemon.
+func (w *world) daemon(node string) client.Client {
+	w.t.Helper()
+	if c := w.daemons[node]; c != nil {
+		return c
+	}
+	token, err := harness.ControlPlane.NodeToken(w.t.Context(), key("kube-system", "berthd"), node)
+	harness.OK(w.t, err)
+	w.daemons[node] = harness.KubeClientFor(w.t, harness.ControlPlane.ConfigWithToken(token))
+	return w.daemons[node]
+}
 
 // assemble makes an operator that leads.
 func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, manager.Manager, error) {
@@ -117,7 +174,7 @@ func open() *v1alpha1.VPCNamespaces { return &v1alpha1.VPCNamespaces{Names: []st
 // gateways has an Egress have so many gateways that are ready.
 func (w *world) gateways(o *v1alpha1.Egress, n int) {
 	w.t.Helper()
-	harness.OK(w.t, w.client().Status().Patch(w.t.Context(), o.DeepCopy(), client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"replicas":%d,"readyGateways":%d}}`, n, n))))
+	harness.OK(w.t, w.operator().Status().Patch(w.t.Context(), o.DeepCopy(), client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"replicas":%d,"readyGateways":%d}}`, n, n))))
 }
 
 // newPod is one of namespace shop that names Egresses of namespace internet; empty: none.
@@ -191,7 +248,7 @@ func (w *world) says(o *v1alpha1.EgressClient, says v1alpha1.EgressClientNode) {
 	w.t.Helper()
 	after := o.DeepCopy()
 	after.Status.Node = &says
-	harness.OK(w.t, w.client().Status().Patch(w.t.Context(), after, client.MergeFrom(o)))
+	harness.OK(w.t, w.daemon(o.Spec.NodeName).Status().Patch(w.t.Context(), after, client.MergeFrom(o)))
 }
 
 // object is the EgressClient of a pod; nil: there is none.

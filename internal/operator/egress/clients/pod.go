@@ -122,7 +122,7 @@ func (c *Controller) make(ctx context.Context, s scene) (*v1alpha1.EgressClient,
 			PodUID: runtimeUID(p), NodeName: p.Spec.NodeName, Egresses: s.decision.Egresses, Refused: s.decision.Refused,
 		},
 	}
-	err := failpoint.Around("operator.egress.client", func() error {
+	err := failpoint.Around("operator.egressclient.make", func() error {
 		return c.client.Create(ctx, o, client.FieldOwner(v1alpha1.OwnerOperator))
 	})
 	c.o.Metrics.wrote(kindClient, err)
@@ -141,7 +141,7 @@ func (c *Controller) make(ctx context.Context, s scene) (*v1alpha1.EgressClient,
 // change has an EgressClient say which Egresses its pod uses by now.
 func (c *Controller) change(ctx context.Context, s scene) error {
 	spec := map[string]any{"egresses": s.decision.Egresses, "refused": s.decision.Refused}
-	err := c.patch(ctx, s.o, "operator.egress.change", map[string]any{"spec": spec}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
+	err := c.patch(ctx, s.o, "operator.egressclient.change", map[string]any{"spec": spec}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
 		return c.client.Patch(ctx, o, patch, client.FieldOwner(v1alpha1.OwnerOperator))
 	})
 	if err != nil {
@@ -166,7 +166,7 @@ func (c *Controller) sayReady(ctx context.Context, s scene, o *v1alpha1.EgressCl
 		return nil
 	}
 	status := map[string]any{"conditions": after}
-	err := c.patch(ctx, o, "operator.egress.ready", map[string]any{"status": status}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
+	err := c.patch(ctx, o, "operator.egressclient.ready", map[string]any{"status": status}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
 		return c.client.Status().Patch(ctx, o, patch, client.FieldOwner(v1alpha1.OwnerOperator))
 	})
 	if err != nil {
@@ -197,7 +197,7 @@ func (c *Controller) patch(ctx context.Context, o *v1alpha1.EgressClient, point 
 
 // remove deletes an EgressClient.
 func (c *Controller) remove(ctx context.Context, o *v1alpha1.EgressClient, why string) error {
-	err := failpoint.Around("operator.egress.remove", func() error {
+	err := failpoint.Around("operator.egressclient.remove", func() error {
 		return client.IgnoreNotFound(c.client.Delete(ctx, o.DeepCopy(), client.Preconditions{UID: &o.UID}))
 	})
 	c.o.Metrics.wrote(kindClient, err)

@@ -98,7 +98,7 @@ func TestChangesWhileAway(t *testing.T) {
 	w.egress("anew", v1alpha1.EgressSpec{AllowedNamespaces: open(), Destinations: []string{"198.51.100.0/24"}})
 	slice := w.slices("nat")[0]
 	slice.Clients = append(slice.Clients, v1alpha1.ServedClient{UID: "nobody", Addresses: []string{"10.9.9.9"}})
-	harness.OK(t, w.client().Update(t.Context(), &slice))
+	harness.OK(t, w.operator().Update(t.Context(), &slice))
 	w.run(Options{})
 	w.awaitServed("nat", "stays 10.1.0.0")
 	w.awaitServed("gone")
@@ -118,13 +118,13 @@ func TestSlicesMeddledWith(t *testing.T) {
 	slice := w.slices("nat")[0]
 	added := slice.DeepCopy()
 	added.Clients = append(added.Clients, v1alpha1.ServedClient{UID: "nobody", Addresses: []string{"10.9.9.9"}})
-	harness.OK(t, w.client().Update(t.Context(), added))
+	harness.OK(t, w.operator().Update(t.Context(), added))
 	w.awaitServed("nat", "web 10.1.0.5")
 	harness.OK(t, w.client().Delete(t.Context(), &slice))
 	w.awaitServed("nat", "web 10.1.0.5")
 	doubled := slice.DeepCopy()
 	doubled.ObjectMeta.ResourceVersion, doubled.UID, doubled.Name = "", "", "nat-double"
-	harness.OK(t, w.client().Create(t.Context(), doubled))
+	harness.OK(t, w.operator().Create(t.Context(), doubled))
 	w.awaitServed("nat", "web 10.1.0.5")
 	if got := w.slices("nat"); len(got) != 1 {
 		t.Errorf("%d slices", len(got))

@@ -59,7 +59,7 @@ func (c *Controller) writeSlice(ctx context.Context, e *plan.Egress, w plan.Writ
 		},
 		Clients: w.Clients,
 	}
-	err := failpoint.Around("operator.egress.slice", func() error {
+	err := failpoint.Around("operator.egressclient.slice", func() error {
 		if have.uid == "" {
 			return c.client.Create(ctx, o, client.FieldOwner(v1alpha1.OwnerOperator))
 		}
@@ -94,7 +94,7 @@ func (c *Controller) correct(ctx context.Context, ref membership.Ref, name strin
 // deleteSlice deletes a slice, if it is the one that is meant.
 func (c *Controller) deleteSlice(ctx context.Context, ref membership.Ref, name string, uid types.UID) error {
 	o := &v1alpha1.EgressClientSlice{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: name}}
-	err := failpoint.Around("operator.egress.drop", func() error {
+	err := failpoint.Around("operator.egressclient.drop", func() error {
 		err := c.client.Delete(ctx, o, client.Preconditions{UID: &uid})
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // another is there by now
 			return nil
@@ -129,7 +129,7 @@ func (c *Controller) sayClients(ctx context.Context, o *v1alpha1.Egress, e *plan
 			}},
 		},
 	}}
-	err = failpoint.Around("operator.egress.status", func() error {
+	err = failpoint.Around("operator.egressclient.status", func() error {
 		return c.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.OwnerOperatorClients), client.ForceOwnership)
 	})
 	c.o.Metrics.wrote(kindStatus, err)

@@ -98,7 +98,8 @@ func merge(asked []byte, needs *corev1.PodSpec) (map[string]any, error) {
 }
 
 // withoutBerths takes from the container of gateways what is Berth's to say, parts of which
-// would else be merged with what Berth says.
+// would else be merged with what Berth says. Where there is no such container it is made, as
+// the last: so all others are where a person finds them.
 func withoutBerths(pod map[string]any) {
 	containers, _ := pod["containers"].([]any)
 	for _, c := range containers {
@@ -106,8 +107,10 @@ func withoutBerths(pod map[string]any) {
 			for _, field := range []string{"command", "args", "readinessProbe", "livenessProbe", "securityContext"} {
 				delete(c, field)
 			}
+			return
 		}
 	}
+	pod["containers"] = append(containers, map[string]any{"name": containerName})
 }
 
 // refusedField is one of a PodSpec that no gateway can have; empty: there is none.

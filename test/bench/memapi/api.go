@@ -1,7 +1,13 @@
-package ports
+// Package memapi is a Kubernetes API in memory, for runs in virtual time, and a manager of
+// controllers over it. The controllers' writes are counted.
+//
+//	api.go     the API
+//	manager.go the manager
+package memapi
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,8 +33,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// api is the Kubernetes API in memory, of which the operator's writes are counted.
-type api struct {
+// API is the Kubernetes API in memory, of which the operator's writes are counted. It is
+// used as whoever is not the operator.
+type API struct {
 	client.WithWatch
 	scheme *runtime.Scheme
 	mapper meta.RESTMapper
@@ -37,7 +45,15 @@ type api struct {
 	writes map[string]int
 }
 
-func newAPI() (*api, error) {
+// Kind is a kind of object that there may be.
+type Kind struct {
+	Object client.Object
+	// Cluster tells that it is in no namespace, Status that its status is written apart.
+	Cluster, Status bool
+}
+
+// New is an API without objects, of some kinds besides Events and Namespaces.
+func New(kinds ...Kind) (*API, error) {
 	// A watch of this API ends the program when nobody reads what it has to say.
 	watch.DefaultChanSize = math.MaxInt16
 	scheme := runtime.NewScheme()
@@ -45,23 +61,31 @@ func newAPI() (*api, error) {
 		return nil, err
 	}
 	mapper := meta.NewDefaultRESTMapper(nil)
-	for _, kind := range []string{"Pod", "Event"} {
-		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeNamespace)
+	kinds = append(kinds, Kind{Object: &corev1.Event{}}, Kind{Object: &corev1.Namespace{}, Cluster: true})
+	var withStatus []client.Object
+	for _, k := range kinds {
+		gvk, err := apiutil.GVKForObject(k.Object, scheme)
+		if err != nil {
+			return nil, err
+		}
+		var scope meta.RESTScope = meta.RESTScopeNamespace
+		if k.Cluster {
+			scope = meta.RESTScopeRoot
+		}
+		mapper.Add(gvk, scope)
+		if k.Status {
+			withStatus = append(withStatus, k.Object)
+		}
 	}
-	for _, kind := range []string{"Node", "Namespace"} {
-		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeRoot)
-	}
-	mapper.Add(v1alpha1.GroupVersion.WithKind("PodNIC"), meta.RESTScopeNamespace)
-	mapper.Add(v1alpha1.GroupVersion.WithKind("VPC"), meta.RESTScopeRoot)
 	// Without managed fields, which cost more than all else here.
 	books := testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
 	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjectTracker(books).
-		WithStatusSubresource(&v1alpha1.PodNIC{}, &v1alpha1.VPC{}, &corev1.Pod{}, &corev1.Node{}).Build()
-	return &api{WithWatch: c, scheme: scheme, mapper: mapper, writes: map[string]int{}}, nil
+		WithStatusSubresource(withStatus...).Build()
+	return &API{WithWatch: c, scheme: scheme, mapper: mapper, writes: map[string]int{}}, nil
 }
 
 // Create gives an object what an API server gives it.
-func (a *api) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
+func (a *API) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
 	a.mu.Lock()
 	a.made++
 	o.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", a.made)))
@@ -72,7 +96,7 @@ func (a *api) Create(ctx context.Context, o client.Object, opts ...client.Create
 }
 
 // count notes a write.
-func (a *api) count(o client.Object, what string) {
+func (a *API) count(o client.Object, what string) {
 	gvk, err := apiutil.GVKForObject(o, a.scheme)
 	if err != nil {
 		gvk.Kind = "unknown"
@@ -82,15 +106,15 @@ func (a *api) count(o client.Object, what string) {
 	a.writes[what+" "+gvk.Kind]++
 }
 
-// written is how often the operator wrote what.
-func (a *api) written() map[string]int {
+// Written is how often the operator wrote what.
+func (a *API) Written() map[string]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return maps.Clone(a.writes)
 }
 
 // listWatch lists and watches objects like one, for an informer.
-func (a *api) listWatch(like runtime.Object) (toolscache.ListerWatcher, error) {
+func (a *API) listWatch(like runtime.Object) (toolscache.ListerWatcher, error) {
 	gvk, err := apiutil.GVKForObject(like, a.scheme)
 	if err != nil {
 		return nil, err
@@ -133,7 +157,7 @@ func (noStream) IsWatchListSemanticsUnSupported() bool { return true }
 // operatorClient is the API as the operator has it: it reads from its cache, and its
 // writes are counted.
 type operatorClient struct {
-	*api
+	*API
 	cache client.Reader
 }
 
@@ -147,29 +171,48 @@ func (c operatorClient) List(ctx context.Context, list client.ObjectList, opts .
 
 func (c operatorClient) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
 	c.count(o, "create")
-	return c.api.Create(ctx, o, opts...)
+	return c.API.Create(ctx, o, opts...)
 }
 
 func (c operatorClient) Patch(ctx context.Context, o client.Object, p client.Patch, opts ...client.PatchOption) error {
 	c.count(o, "patch")
-	return c.api.Patch(ctx, o, p, opts...)
+	return c.API.Patch(ctx, o, p, opts...)
+}
+
+func (c operatorClient) Update(ctx context.Context, o client.Object, opts ...client.UpdateOption) error {
+	c.count(o, "update")
+	return c.API.Update(ctx, o, opts...)
 }
 
 func (c operatorClient) Delete(ctx context.Context, o client.Object, opts ...client.DeleteOption) error {
 	c.count(o, "delete")
-	return c.api.Delete(ctx, o, opts...)
+	return c.API.Delete(ctx, o, opts...)
 }
 
 func (c operatorClient) Status() client.SubResourceWriter {
-	return statusWriter{c.api.Status(), c.api}
+	return statusWriter{c.API.Status(), c.API}
 }
 
 type statusWriter struct {
 	client.SubResourceWriter
-	api *api
+	api *API
 }
 
 func (w statusWriter) Patch(ctx context.Context, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
 	w.api.count(o, "status of")
 	return w.SubResourceWriter.Patch(ctx, o, p, opts...)
+}
+
+// Apply merges, as nobody else applies: this API has no managed fields.
+func (w statusWriter) Apply(ctx context.Context, what runtime.ApplyConfiguration, _ ...client.SubResourceApplyOption) error {
+	body, err := json.Marshal(what)
+	if err != nil {
+		return fmt.Errorf("encode what is applied: %w", err)
+	}
+	o := &unstructured.Unstructured{}
+	if err := json.Unmarshal(body, o); err != nil {
+		return fmt.Errorf("decode what is applied: %w", err)
+	}
+	w.api.count(o, "status of")
+	return w.SubResourceWriter.Patch(ctx, o, client.RawPatch(types.MergePatchType, body))
 }

@@ -1,0 +1,239 @@
+package egress
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/crashsource"
+	"github.com/berthnet/berth/test/harness/sourcetest"
+)
+
+func TestMain(m *testing.M) {
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(crashsource.Main(func() int { return harness.KubeWithControllers(m.Run) }, child))
+}
+
+// limit is for what takes a second on an idle machine.
+const limit = 3 * time.Minute
+
+// world is a namespace of its own in a cluster with Kubernetes' controllers, and an
+// operator.
+type world struct {
+	t      *testing.T
+	client client.Client
+	ns     string
+	c      *Controller
+	end    func()
+}
+
+var settings = plan.Settings{Image: "registry.example.com/berth-egress:v1", Port: 5555}
+
+func start(t *testing.T) *world {
+	t.Helper()
+	w := stage(t)
+	w.run(Options{})
+	return w
+}
+
+// stage is a world without an operator.
+func stage(t *testing.T) *world {
+	t.Helper()
+	harness.KubeClean(t)
+	w := &world{t: t, client: harness.KubeClient(t)}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "egress-"}}
+	harness.OK(t, w.client.Create(t.Context(), ns))
+	w.ns = ns.Name
+	return w
+}
+
+// run starts an operator, under its account, with its roles and policies, each request
+// through some transports.
+func (w *world) run(o Options, through ...transport.WrapperFunc) {
+	w.t.Helper()
+	cfg := operatorConfig(w.t)
+	for _, wrap := range through {
+		cfg.Wrap(wrap)
+	}
+	if o.Logger == nil {
+		o.Logger = sourcetest.Logger(w.t.Output())
+	}
+	c, mgr, err := assemble(w.t.Context(), cfg, o)
+	harness.OK(w.t, err)
+	w.c, w.end = c, controllers.Run(w.t, mgr)
+}
+
+func operatorConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	r := deploy.InMode(deploy.PoolMode, "test")
+	r.Values["egress"] = map[string]any{"enabled": true}
+	return harness.OperatorConfigOf(t, r)
+}
+
+// assemble makes an operator that leads.
+func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, manager.Manager, error) {
+	mgr, err := controllers.Manager(cfg, Watches())
+	if err != nil {
+		return nil, nil, err
+	}
+	o.Settings = settings
+	o.Retry = cmp.Or(o.Retry, time.Second)
+	if err := Index(ctx, mgr.GetFieldIndexer()); err != nil {
+		return nil, nil, err
+	}
+	c, err := Setup(mgr, o)
+	return c, mgr, err
+}
+
+// egress makes one.
+func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
+	w.t.Helper()
+	if spec.Destinations == nil {
+		spec.Destinations = []string{"0.0.0.0/0"}
+	}
+	e := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: spec}
+	harness.OK(w.t, w.client.Create(w.t.Context(), e))
+	return e
+}
+
+// change merges fields into an object, as a person does.
+func (w *world) change(o client.Object, format string, args ...any) {
+	w.t.Helper()
+	o = o.DeepCopyObject().(client.Object)
+	harness.OK(w.t, w.client.Patch(w.t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, format, args...)), client.FieldOwner("a-person")))
+}
+
+// await waits until an object of a name is as it should be.
+func await[O client.Object](w *world, o O, name, what string, is func(O) error) O {
+	w.t.Helper()
+	key := client.ObjectKey{Namespace: w.ns, Name: name}
+	harness.Eventually(w.t, limit, fmt.Sprintf("%T %s %s", o, name, what), func() error {
+		fresh := o.DeepCopyObject().(O)
+		if err := w.client.Get(w.t.Context(), key, fresh); err != nil {
+			return err
+		}
+		if err := is(fresh); err != nil {
+			return fmt.Errorf("%w: %+v", err, fresh)
+		}
+		o = fresh
+		return nil
+	})
+	return o
+}
+
+func isThere[O client.Object](O) error { return nil }
+
+func (w *world) deployment(name, what string, is func(*appsv1.Deployment) error) *appsv1.Deployment {
+	w.t.Helper()
+	return await(w, &appsv1.Deployment{}, name, what, is)
+}
+
+func (w *world) service(name, what string, is func(*corev1.Service) error) *corev1.Service {
+	w.t.Helper()
+	return await(w, &corev1.Service{}, name, what, is)
+}
+
+// status waits until an Egress's status is as it should be.
+func (w *world) status(name, what string, is func(v1alpha1.EgressStatus) error) *v1alpha1.Egress {
+	w.t.Helper()
+	return await(w, &v1alpha1.Egress{}, name, what, func(e *v1alpha1.Egress) error { return is(e.Status) })
+}
+
+// says wants a condition to have a status, a reason, and words in its message.
+func conditionIs(kind string, status metav1.ConditionStatus, reason string, words ...string) func(v1alpha1.EgressStatus) error {
+	return func(st v1alpha1.EgressStatus) error {
+		c := meta.FindStatusCondition(st.Conditions, kind)
+		if c == nil || c.Status != status || c.Reason != reason {
+			return fmt.Errorf("want %s %s for %s", kind, status, reason)
+		}
+		for _, word := range words {
+			if !strings.Contains(c.Message, word) {
+				return fmt.Errorf("message %q, want %q in it", c.Message, word)
+			}
+		}
+		return nil
+	}
+}
+
+// pods waits for so many gateways' pods, made by the Deployment's controller.
+func (w *world) pods(name string, n int) []corev1.Pod {
+	w.t.Helper()
+	list := &corev1.PodList{}
+	harness.Eventually(w.t, limit, fmt.Sprintf("%d pods of %s", n, name), func() error {
+		if err := w.client.List(w.t.Context(), list, client.InNamespace(w.ns), client.MatchingLabels(plan.Labels(name))); err != nil {
+			return err
+		}
+		var alive []corev1.Pod
+		for _, p := range list.Items {
+			if p.DeletionTimestamp == nil {
+				alive = append(alive, p)
+			}
+		}
+		if list.Items = alive; len(alive) != n {
+			return fmt.Errorf("there are %d", len(alive))
+		}
+		return nil
+	})
+	return list.Items
+}
+
+// ready says of a pod what a kubelet does, once its gateway is ready, or is not any more.
+func (w *world) ready(p corev1.Pod, is corev1.ConditionStatus, ips ...string) {
+	w.t.Helper()
+	body := fmt.Sprintf(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":%q}]`, is)
+	if len(ips) > 0 {
+		body += fmt.Sprintf(`,"podIP":%q,"podIPs":[{"ip":"%s"}]`, ips[0], strings.Join(ips, `"},{"ip":"`))
+	}
+	harness.OK(w.t, w.client.Status().Patch(w.t.Context(), p.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, []byte(body+"}}"))))
+}
+
+// owned are the objects of an Egress that are there.
+func (w *world) owned(name string) (out []string) {
+	for _, o := range []client.Object{
+		&corev1.ServiceAccount{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}, &corev1.Service{}, &policyv1.PodDisruptionBudget{}, &appsv1.Deployment{},
+	} {
+		err := w.client.Get(w.t.Context(), client.ObjectKey{Namespace: w.ns, Name: name}, o)
+		if err == nil {
+			out = append(out, strings.TrimPrefix(fmt.Sprintf("%T", o), "*"))
+		} else if !apierrors.IsNotFound(err) {
+			w.t.Error(err)
+		}
+	}
+	return out
+}
+
+// awaitGone waits until an object is not there.
+func (w *world) awaitGone(o client.Object, name string) {
+	w.t.Helper()
+	harness.Eventually(w.t, limit, fmt.Sprintf("%T %s goes", o, name), func() error {
+		if err := w.client.Get(w.t.Context(), client.ObjectKey{Namespace: w.ns, Name: name}, o); !apierrors.IsNotFound(err) {
+			return errors.Join(errors.New("it is there"), err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,155 @@
+package egress
+
+import (
+	"errors"
+	"net/http"
+	"path"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// An object of the Egress's name that is somebody's stays as it is, with the label of the
+// Egress or without; the Egress says what is in its way, and goes on once it is gone.
+func TestForeignObjectsStay(t *testing.T) {
+	w := start(t)
+	for name, labels := range map[string]map[string]string{"plain": nil, "labelled": {v1alpha1.LabelEgress: "labelled"}} {
+		mine := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: labels}, Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 80}},
+		}}
+		harness.OK(t, w.client.Create(t.Context(), mine))
+		budget := &policyv1.PodDisruptionBudget{ObjectMeta: mine.ObjectMeta}
+		budget.ResourceVersion, budget.UID = "", ""
+		harness.OK(t, w.client.Create(t.Context(), budget))
+		w.egress(name, v1alpha1.EgressSpec{})
+		w.status(name, "says what is in the way", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service "+name, "belongs to no Egress"))
+		w.pods(name, 1) // what can be there is
+		if s := w.service(name, "is there", isThere); s.ResourceVersion != mine.ResourceVersion {
+			t.Errorf("somebody's Service was written: %+v", s)
+		}
+		if b := await(w, &policyv1.PodDisruptionBudget{}, name, "is there", isThere[*policyv1.PodDisruptionBudget]); b.UID != budget.UID || len(b.OwnerReferences) > 0 {
+			t.Errorf("somebody's budget was written: %+v", b)
+		}
+		harness.OK(t, w.client.Delete(t.Context(), mine))
+		w.status(name, "has its Service", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+		w.service(name, "is the Egress's", func(s *corev1.Service) error {
+			if !metav1.IsControlledBy(s, w.status(name, "is there", func(v1alpha1.EgressStatus) error { return nil })) {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+	}
+}
+
+// Somebody who makes an object of the name at the moment when the operator is about to, or
+// in place of one that it is about to mend, keeps it.
+func TestObjectsOfTheLastMoment(t *testing.T) {
+	w := stage(t)
+	mine := func(name string) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+	}
+	var replace sync.Map // names of Services to be somebody's before the operator's next write
+	w.run(Options{}, harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		name := path.Base(r.URL.Path)
+		if r.Method != http.MethodPatch || !strings.HasSuffix(path.Dir(r.URL.Path), "/services") {
+			return next.RoundTrip(r)
+		}
+		if _, now := replace.LoadAndDelete(name); now {
+			if err := client.IgnoreNotFound(w.client.Delete(r.Context(), mine(name))); err != nil {
+				t.Error(err)
+			}
+			if err := w.client.Create(r.Context(), mine(name)); err != nil {
+				t.Error(err)
+			}
+		}
+		return next.RoundTrip(r)
+	}))
+	isMine := func(s *corev1.Service) error {
+		if len(s.OwnerReferences) > 0 || len(s.Labels) > 0 || s.Spec.Ports[0].Port != 80 {
+			return errors.New("it is not mine")
+		}
+		return nil
+	}
+	taken := conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service")
+	replace.Store("made", true)
+	w.egress("made", v1alpha1.EgressSpec{})
+	w.status("made", "finds another's Service", taken)
+	w.service("made", "is mine", isMine)
+
+	e := w.egress("mended", v1alpha1.EgressSpec{})
+	w.status("mended", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+	replace.Store("mended", true)
+	w.change(e, `{"spec":{"sessionAffinity":"None"}}`)
+	w.status("mended", "finds another's Service", taken)
+	w.service("mended", "is mine", isMine)
+}
+
+// A template that is none is said where it is wrong, by Berth and by the API server; what
+// is there stays, and all else of the Egress comes.
+func TestInvalidTemplates(t *testing.T) {
+	w := start(t)
+	e := w.egress("nat", v1alpha1.EgressSpec{})
+	w.pods("nat", 1)
+	for spec, want := range map[string]string{
+		`{"hostNetwork":true}`:                                                                       "spec.template.spec.hostNetwork: ",
+		`{"containers":[{"name":"egress","resourcs":{}}]}`:                                           `spec.template.spec: unknown field "containers[0].resourcs"`,
+		`{"containers":[{"name":"log"}]}`:                                                            "spec.template.spec.containers[0].image: Required value",
+		`{"tolerations":[{"key":"a","operator":"Maybe"}]}`:                                           "spec.template.spec.tolerations[0].operator: Unsupported value",
+		`{"restartPolicy":"Never"}`:                                                                  "spec.template.spec.restartPolicy: Unsupported value",
+		`{"containers":[{"name":"egress","resources":{"limits":{"memory":"many"}}}]}`:                "spec.template.spec: ",
+		`{"volumes":[{"name":"berth-egress-token","hostPath":{"path":"/"}}]}`:                        "spec.template.spec.volumes[0].projected: Forbidden: may not specify more than 1 volume type",
+		`{"containers":[{"name":"log","image":"log:1","ports":[{"containerPort":1,"name":"a_b"}]}]}`: "ports[0].name: Invalid value",
+	} {
+		w.change(e, `{"spec":{"template":{"spec":null}}}`)
+		w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+		w.change(e, `{"spec":{"template":{"spec":%s}}}`, spec)
+		w.status("nat", "says what is wrong with "+spec, conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, want))
+	}
+	w.pods("nat", 1)
+	one := intstr.FromInt32(1)
+	w.egress("bad", v1alpha1.EgressSpec{
+		Template: &v1alpha1.EgressPodTemplate{Spec: raw(`{"hostPID":true}`)}, PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one},
+	})
+	w.status("bad", "says so", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, "spec.template.spec.hostPID"))
+	harness.Eventually(t, limit, "all else is there", func() error {
+		if got := w.owned("bad"); len(got) != 5 {
+			return errors.New("there are other objects")
+		}
+		return nil
+	})
+}
+
+// A namespace whose pods may not have NET_ADMIN says so on the Egress.
+func TestPodsRefused(t *testing.T) {
+	w := start(t)
+	w.change(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"baseline"}}}`)
+	w.egress("nat", v1alpha1.EgressSpec{})
+	w.status("nat", "says that pods are refused", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressPodsRefused, "NET_ADMIN"))
+}
+
+// An Egress that is made anew at once has objects of its own, once Kubernetes has removed
+// those of the one before.
+func TestEgressMadeAnewAtOnce(t *testing.T) {
+	w := start(t)
+	e := w.egress("nat", v1alpha1.EgressSpec{})
+	w.pods("nat", 1)
+	harness.OK(t, w.client.Delete(t.Context(), e))
+	again := w.egress("nat", v1alpha1.EgressSpec{})
+	w.service("nat", "is the new one's", func(s *corev1.Service) error {
+		if !metav1.IsControlledBy(s, again) {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+	w.pods("nat", 1)
+}
