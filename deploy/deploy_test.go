@@ -288,7 +288,7 @@ type imagesSpec struct {
 // The images have the programs where they are looked for: the plugin beside
 // berthd, which installs it.
 func TestImagesHaveThePrograms(t *testing.T) {
-	programs := map[string][]string{"berth-node": {"berthd", "berth", "berthctl", "cni/loopback", "cni/portmap", "cni/bandwidth"}, "berth-operator": {"berth-operator"}}
+	programs := map[string][]string{"berth-node": {"berthd", "berth", "berthctl", "cni/loopback", "cni/portmap", "cni/bandwidth"}, "berth-operator": {"berth-operator"}, "berth-egress": {"berth-egress"}}
 	var spec imagesSpec
 	if err := yaml.Unmarshal(readFile(t, "images.yaml"), &spec); err != nil {
 		t.Fatal(err)

@@ -75,7 +75,7 @@ var variables = []string{"BERTH_FAILPOINTS"}
 
 // Every flag and variable in the documents is one that there is.
 func TestSettingsExist(t *testing.T) {
-	known := readPage(t, "reference/configuration.md") + readPage(t, "reference/operator-configuration.md")
+	known := readPage(t, "reference/configuration.md") + readPage(t, "reference/operator-configuration.md") + readPage(t, "reference/egress-configuration.md")
 	code := flagLiterals(t, "../cmd/vpclab", "../internal/ctl", "../test/bench")
 	named(t, "(?:^|[\\s`(\"])--([a-z][a-z0-9-]*[a-z0-9])\\b", 100, func(page string, m []string) {
 		if flag := m[1]; !strings.Contains(known, "`--"+flag+"`") && !code[flag] && others[flag] == "" {
@@ -108,7 +108,7 @@ func flagLiterals(t *testing.T, dirs ...string) map[string]bool {
 func TestMetricsExist(t *testing.T) {
 	known := map[string]string{} // metric to its labels
 	row := regexp.MustCompile("(?m)^\\| `(berth_[a-z0-9_]+)` \\| [a-z]+ \\| ([a-z_, ]*) \\|")
-	for _, page := range []string{"reference/metrics.md", "reference/operator-metrics.md"} {
+	for _, page := range []string{"reference/metrics.md", "reference/operator-metrics.md", "reference/egress-metrics.md"} {
 		for _, m := range row.FindAllStringSubmatch(readPage(t, page), -1) {
 			known[m[1]] = m[2]
 		}

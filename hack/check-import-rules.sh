@@ -38,6 +38,12 @@ internal/plug/ovs/a.go              k8s.io/api/core/v1                  no-kuber
 internal/plug/ovs/b.go              github.com/ovn-kubernetes/libovsdb/client ovsdb
 internal/plug/ovsdb/a.go            github.com/ovn-kubernetes/libovsdb/client -
 internal/plug/ovs/c.go              $berth/internal/lab/network/ns      lab
+internal/egress/gateway/a.go        k8s.io/api/core/v1                  no-kubernetes
+internal/egress/client/a.go         $berth/api/v1alpha1                 no-kubernetes
+internal/berthegress/a.go           sigs.k8s.io/controller-runtime/pkg/client berth-egress
+internal/berthegress/b.go           $berth/internal/operator/egress/plan berth-egress
+internal/berthegress/b_test.go      $berth/internal/operator/egress/plan -
+internal/berthegress/c.go           $berth/internal/kubeapi             -
 internal/plug/plugtest/a.go         $berth/internal/lab/network/ns      -
 internal/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes
 internal/eni/fleet/a.go             $berth/api/v1alpha1                 no-kubernetes

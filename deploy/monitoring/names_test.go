@@ -38,7 +38,7 @@ func readMetrics(t *testing.T) map[string]metric {
 	t.Helper()
 	all := maps.Clone(others)
 	row := regexp.MustCompile("(?m)^\\| `(berth_[a-z0-9_]+)` \\| (\\w+) \\| ([a-z_, ]*) ?\\| (.*) \\|$")
-	for _, page := range []string{"metrics.md", "operator-metrics.md"} {
+	for _, page := range []string{"metrics.md", "operator-metrics.md", "egress-metrics.md"} {
 		text := readFile(t, "../../docs/reference/"+page)
 		found := row.FindAllStringSubmatch(text, -1)
 		if len(found) < 10 {

@@ -138,13 +138,13 @@ func (w world) state(t *testing.T) string {
 
 // exceed sends a datagram that may pass one router, and tells who says that it ended there.
 func exceed(from host, to netip.Addr) (netip.Addr, error) {
-	network, any, level, hops, kind := "ip6:ipv6-icmp", "::", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, byte(3)
+	network, all, level, hops, kind := "ip6:ipv6-icmp", "::", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, byte(3)
 	if to.Is4() {
-		network, any, level, hops, kind = "ip4:icmp", "0.0.0.0", unix.IPPROTO_IP, unix.IP_TTL, 11
+		network, all, level, hops, kind = "ip4:icmp", "0.0.0.0", unix.IPPROTO_IP, unix.IP_TTL, 11
 	}
 	var said net.PacketConn
 	err := ns.Do(from.path(), func() (err error) {
-		said, err = net.ListenPacket(network, any)
+		said, err = net.ListenPacket(network, all)
 		return err
 	})
 	if err != nil {

@@ -100,8 +100,8 @@ type rule struct {
 	exprs   exprs
 }
 
-func base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nftables.ChainPriority, rules ...rule) chain {
-	return chain{nftables.Chain{Name: name, Table: table(), Type: kind, Hooknum: hook, Priority: at}, rules}
+func base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nftables.ChainPriority) chain {
+	return chain{nftables.Chain{Name: name, Table: table(), Type: kind, Hooknum: hook, Priority: at}, nil}
 }
 
 // linkLocal is what no router passes on (RFC 3927, section 2.6.2), and where clouds serve a node's
