@@ -105,10 +105,10 @@ demo: ## Raise a VPC on this machine, run pods in it, and show that they reach e
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
-	@hack/deps.sh demo $(filter pool,$(MODE)) $(if $(filter port,$(MODE)),neutron)
+	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
-	@$(if $(filter operator pool port,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
-	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+	@$(if $(filter operator pool port egress,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
+	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 endif
 
 .PHONY: test

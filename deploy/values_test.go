@@ -42,6 +42,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"ports: true", "at '/ports': got boolean, want object"},
 		{"operator: {settings: {first-interface-is-port: true}}", "at '/operator/settings': additional properties 'first-interface-is-port' not allowed"},
 		{"daemon: {settings: {vpc-ports: true}}", "at '/daemon/settings': additional properties 'vpc-ports' not allowed"},
+		{"daemon: {settings: {egress: true}}", "at '/daemon/settings': additional properties 'egress' not allowed"},
 		{"{mode: port, clusterName: ''}", "clusterName is empty: name the cluster; clusters whose ports"},
 		{"{mode: pool, ports: {enabled: true}, clusterName: ''}", "clusterName is empty: name the cluster; clusters whose ports"},
 		{"clustername: a", "additional properties 'clustername' not allowed"},
@@ -172,7 +173,7 @@ func TestEverySettingIsAValue(t *testing.T) {
 	}{
 		"daemon": {
 			settings: config.Settings(), container: onlyContainer(t, daemonSet(t, deploy.OperatorMode).Spec.Template.Spec),
-			except: map[string]bool{"node-name": true, "cluster-name": true, "ipam": true, "vpc-ports": true, "kubeconfig": true, "sysctl-dir": true},
+			except: map[string]bool{"node-name": true, "cluster-name": true, "ipam": true, "vpc-ports": true, "egress": true, "egress-port": true, "kubeconfig": true, "sysctl-dir": true},
 		},
 		"operator": {
 			settings: config.OperatorSettings(), container: onlyContainer(t, operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec),

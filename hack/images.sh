@@ -44,7 +44,7 @@ for arch in $archs; do
 	GOARCH=$arch hack/slowly.sh "Building Berth's programs for $arch (the first time takes some minutes)" \
 		go build -trimpath -buildvcs=false -tags grpcnotrace \
 		-ldflags "-s -w -buildid= -X github.com/berthnet/berth/internal/version.Version=$version" \
-		-o "$programs/$arch/" ./cmd/berthd ./cmd/berth ./cmd/berthctl ./cmd/berth-operator
+		-o "$programs/$arch/" ./cmd/berthd ./cmd/berth ./cmd/berthctl ./cmd/berth-operator ./cmd/berth-egress
 	# The plugins that Berth chains, for nodes that have none.
 	mkdir -p "$programs/$arch/cni"
 	GOARCH=$arch hack/slowly.sh "Building the chained plugins for $arch" \

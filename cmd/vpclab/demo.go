@@ -13,6 +13,10 @@ import (
 	"github.com/berthnet/berth/internal/lab/demo"
 )
 
+// egressMode is the demonstration of egress, for which addresses come from pools. It takes a kernel
+// with Foo-over-UDP: vpclab vm has one.
+const egressMode = "egress"
+
 func newDemo() *cobra.Command {
 	var f labFlags
 	var keep, background bool
@@ -32,8 +36,12 @@ mode. Exits with 0 when every proof passed.`,
   vpclab demo --keep        # leave the lab up afterwards`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains(lab.Modes, lab.Mode(f.mode)) {
-				return fmt.Errorf("--mode %q: want one of %v", f.mode, lab.Modes)
+			mode, egress := lab.Mode(f.mode), f.mode == egressMode
+			if egress {
+				mode = lab.PoolMode
+			}
+			if !slices.Contains(lab.Modes, mode) {
+				return fmt.Errorf("--mode %q: want %s or one of %v", f.mode, egressMode, lab.Modes)
 			}
 			if err := f.absolute(); err != nil {
 				return err
@@ -43,7 +51,7 @@ mode. Exits with 0 when every proof passed.`,
 				return err
 			}
 			o := demo.Options{
-				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: lab.Mode(f.mode), Kubelets: f.kubeletOptions(), PortCloud: cloud},
+				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, Egress: egress, Kubelets: f.kubeletOptions(), PortCloud: cloud},
 				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {

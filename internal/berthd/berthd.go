@@ -9,6 +9,7 @@
 //	operator.go    whose ENIs the operator manages
 //	routed.go      addresses of pools
 //	port.go        ports of VPCs in place of addresses
+//	none.go        another network's addresses
 //	ports.go       ports of VPCs, in that mode and beside the others
 //	egress.go      gateways by which pods reach the outside, in all modes
 //	podevents.go   what Pods are told of their ADDs
@@ -108,7 +109,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	if err != nil {
 		return err
 	}
-	var net network
+	var net daemon.Kernel
 	if err := n.until(ctx, "the node's data path", func() (err error) { net, err = m.setUp(ctx, kernel); return err }); err != nil {
 		return unlessEnded(ctx, errors.Join(err, kernel.Close()))
 	}
@@ -191,7 +192,7 @@ func (n *node) datapathConfig() datapath.Config {
 }
 
 // runDaemon puts the address source and the daemon together and runs them.
-func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net network) error {
+func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net daemon.Kernel) error {
 	store, bad, err := attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
 		attachment.Node{InstanceID: instanceID, BootID: n.bootID}, n.log)
 	if err != nil {
@@ -213,11 +214,12 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		return err
 	}
 	o := daemon.Options{
-		Source: src, Kernel: net, Upkeep: net,
+		Source: src, Kernel: net, Chained: n.cfg.IPAM == config.IPAMNone,
 		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
 		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
 	}
+	o.Upkeep, _ = net.(daemon.Upkeep)
 	if n.ports != nil {
 		o.NICs, o.NICWait = n.ports.nics, n.cfg.PortWait
 		if n.cfg.VPCPorts && n.cfg.IPAM != config.IPAMPort {
@@ -225,7 +227,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		}
 	}
 	if n.egress != nil {
-		o.Egress = n.egress
+		o.Egress, o.EgressWait = n.egress, n.cfg.EgressWait
 		o.Source = egress.NewBeside(o.Source, n.egress)
 	}
 	if n.cfg.CRISocket != "" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cni"
+	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/install"
 )
@@ -50,8 +51,12 @@ func (n *node) installer(tells []string) (func(context.Context) (daemon.Installa
 		o.Volatile = filepath.Join(filepath.Dir(n.cfg.Socket), "cni", n.cfg.CNIConfName)
 	}
 	i := install.New(o)
+	put := i.Install
+	if n.cfg.IPAM == config.IPAMNone {
+		put = func(context.Context) (install.Report, error) { return i.InstallChained() }
+	}
 	return func(ctx context.Context) (daemon.Installation, error) {
-		report, err := i.Install(ctx)
+		report, err := put(ctx)
 		if len(report.Changed) > 0 {
 			n.log.Info("installed", "files", report.Changed, "cni-versions", report.Versions)
 		}
@@ -100,6 +105,9 @@ func leftOut(r install.Report) string {
 	}
 	for _, u := range r.Failed {
 		all = append(all, u.Why)
+	}
+	if r.Unchained != "" {
+		all = append(all, r.Unchained)
 	}
 	return strings.Join(all, "; ")
 }

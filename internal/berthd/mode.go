@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
@@ -27,6 +28,7 @@ var modes = map[string]struct {
 	config.IPAMENIOperator: {func(n *node) mode { return &operatorMode{vpc{node: n}} }, nodenetwork.Reference},
 	config.IPAMPool:        {func(n *node) mode { return &routed{node: n} }, pool.Reference},
 	config.IPAMPort:        {func(n *node) mode { return &portMode{node: n} }, port.Reference},
+	config.IPAMNone:        {func(n *node) mode { return &noneMode{node: n} }, source.Reference{}},
 }
 
 // WriteMetricsReference writes the page of metrics, with those of all modes.
@@ -39,6 +41,9 @@ func WriteMetricsReference(w io.Writer) error {
 	return daemon.WriteMetricsReference(w, all...)
 }
 
+// The data paths of nodes with addresses or ports of their own are kept up.
+var _, _, _ daemon.Upkeep = (*carrier.VPC)(nil), (*carrier.Routed)(nil), (*carrier.Ports)(nil)
+
 // mode is what follows from where addresses come from.
 type mode interface {
 	// check finds settings that cannot work.
@@ -46,7 +51,8 @@ type mode interface {
 	// identify finds out who this node is.
 	identify(ctx context.Context) (instanceID string, err error)
 	// setUp makes the data path ready for the source's addresses.
-	setUp(ctx context.Context, kernel *datapath.Node) (network, error)
+	// What it returns may be a daemon.Upkeep too.
+	setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error)
 	// newSource makes the source of addresses.
 	newSource(ctx context.Context) (source.Source, error)
 	// follow keeps the data path to what changes around the node, until ctx ends.
@@ -59,9 +65,3 @@ type mode interface {
 func (n *node) check() error           { return nil }
 func (n *node) follow(context.Context) {}
 func (n *node) end() error             { return nil }
-
-// network is what a daemon asks of the data path.
-type network interface {
-	daemon.Kernel
-	daemon.Upkeep
-}

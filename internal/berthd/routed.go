@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/carrier"
+	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/pool"
@@ -34,7 +35,7 @@ func (m *routed) check() error {
 
 func (m *routed) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
 
-func (m *routed) setUp(ctx context.Context, kernel *datapath.Node) (network, error) {
+func (m *routed) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error) {
 	m.datapath = carrier.NewRouted(kernel)
 	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), m.uplinks())
 }

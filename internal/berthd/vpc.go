@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 )
 
@@ -41,7 +42,7 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 	return m.id.InstanceID, err
 }
 
-func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (network, error) {
+func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error) {
 	m.datapath = carrier.NewVPC(kernel)
 	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,

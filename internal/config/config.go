@@ -21,6 +21,7 @@ const (
 	IPAMENIOperator = "eni-operator" // operator mode: the cluster's operator does
 	IPAMPool        = "pool"         // address pools: nobody does; the operator gives blocks
 	IPAMPort        = "port"         // ports of VPCs: nobody does; the operator has them made
+	IPAMNone        = "none"         // another network: berth comes after its plugins, for egress
 )
 
 // The values of pod-events.
@@ -39,7 +40,7 @@ type Config struct {
 	Socket      string
 
 	// Where addresses come from
-	IPAM                  string // IPAMENI, IPAMENIOperator, IPAMPool or IPAMPort
+	IPAM                  string // IPAMENI, IPAMENIOperator, IPAMPool, IPAMPort or IPAMNone
 	AutoCreateNodeNetwork bool
 	Kubeconfig            string // empty: in the cluster
 
@@ -218,7 +219,7 @@ func (c *Config) contradictions() []error {
 	})
 	out = append(out, c.contradictionsOfPorts()...)
 	out = append(out, c.contradictionsOfEgress()...)
-	if c.IPAM == IPAMPool || c.IPAM == IPAMPort {
+	if c.IPAM == IPAMPool || c.IPAM == IPAMPort || c.IPAM == IPAMNone {
 		out = append(out, c.withoutMeaningWithoutENIs()...)
 	}
 	return out

@@ -27,6 +27,9 @@ func egressSettings(c *Config) []Setting {
 // contradictionsOfEgress is contradictions of these settings.
 func (c *Config) contradictionsOfEgress() []error {
 	return wrongTogether([]contradiction{
+		{c.IPAM == IPAMNone && !c.Egress, "--ipam=none needs --egress: besides that there is nothing to do without addresses"},
+		{c.IPAM == IPAMNone && c.VPCPorts, "--vpc-ports needs addresses or ports of this berthd's own, and not --ipam=none: the pods' interfaces are another network's"},
+		{c.IPAM == IPAMNone && c.MTU != 0, "--mtu is of no meaning with --ipam=none: the pods' interfaces are another network's"},
 		{c.EgressProbeInterval > 0 && c.EgressProbeInterval < 100*time.Millisecond, "--egress-probe-interval is less than 100ms: expected 0 or more than that"},
 	})
 }

@@ -42,7 +42,7 @@ func routingTable(dst *int) parser {
 }
 
 // withoutMeaningWithoutENIs finds settings that mean nothing where addresses come
-// from pools or are those of ports.
+// from pools, or are those of ports or of another network.
 func (c *Config) withoutMeaningWithoutENIs() []error {
 	var idle []string
 	for _, s := range []struct {
@@ -69,6 +69,9 @@ func (c *Config) withoutMeaningWithoutENIs() []error {
 	from := "come from AddressPools"
 	if c.IPAM == IPAMPort {
 		from = "are those of ports of VPCs"
+	}
+	if c.IPAM == IPAMNone {
+		from = "are another network's"
 	}
 	return []error{fmt.Errorf("%s: of no meaning with --ipam=%s: addresses %s, not from ENIs, and nothing is translated", strings.Join(idle, ", "), c.IPAM, from)}
 }

@@ -32,7 +32,7 @@ var conditionDocs = [][2]string{
 	{ConditionRecords, "all attachment records could be read"},
 	{ConditionWritable, "attachment records can be written"},
 	{ConditionInstalled, "plugin and configuration are in place, when berthd is to install them"},
-	{ConditionChain, "the plugins that are to be chained after berth work, those that the node has"},
+	{ConditionChain, "the plugins that are to be chained after berth work, those that the node has; with --ipam=none, that berth is after another network's"},
 	{ConditionEgress, "the node's kernel can set up the tunnels of Egresses' clients, when berthd is to"},
 }
 

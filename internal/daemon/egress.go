@@ -187,16 +187,19 @@ func egressFailure(rec attachment.Record, err error) error {
 	if names := egressNames(rec); len(names) > 0 {
 		what += fmt.Sprintf(" by %v", names)
 	}
-	code, reason := CodeKernel, "egress"
-	switch ex, _ := errors.AsType[*source.Exhausted](err); {
-	case ex != nil:
-		code, reason = types.ErrTryAgainLater, ex.Reason
-	case errors.Is(err, egress.ErrNoFoU):
-		code, reason = types.ErrTryAgainLater, "no-fou"
-	case errors.Is(err, errNoEgress):
-		reason = "no-egress"
-	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
-		code, reason = types.ErrInvalidNetNS, "netns-missing"
+	say := func(code uint, reason string) error {
+		return &Failure{Code: code, Reason: reason, Message: what, Details: err.Error(), Err: err}
 	}
-	return &Failure{Code: code, Reason: reason, Message: what, Details: err.Error(), Err: err}
+	if ex, ok := errors.AsType[*source.Exhausted](err); ok {
+		return say(types.ErrTryAgainLater, ex.Reason)
+	}
+	switch {
+	case errors.Is(err, egress.ErrNoFoU):
+		return say(types.ErrTryAgainLater, "no-fou")
+	case errors.Is(err, errNoEgress):
+		return say(CodeKernel, "no-egress")
+	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
+		return say(types.ErrInvalidNetNS, "netns-missing")
+	}
+	return say(CodeKernel, "egress")
 }

@@ -35,6 +35,7 @@ type node struct {
 	board   *switchboard    // what NICs are plugged into; nil: daemons have none
 	tunnels *tunnels        // what pods have of egress; nil: daemons have none
 
+	chained  bool          // pods' interfaces are another network's
 	warmWait time.Duration // real time, as contexts have it
 
 	mu     sync.Mutex                  // guards netns
@@ -119,6 +120,7 @@ func (n *node) assemble() *running {
 		r.nics = newFakeNICs(n.board)
 		o.NICs, o.RepairInterval = r.nics, time.Hour
 	}
+	o.Chained, src.Nothing = n.chained, n.chained
 	if n.tunnels != nil {
 		n.tunnels.mu.Lock()
 		n.tunnels.records = func() *attachment.Store { return store }

@@ -28,7 +28,7 @@ var (
 
 	famPodEvents = metric.New("berth_pod_events_total", "counter", "Events of Pods, and counting them up, by result: written, refused (by the API server) or dropped (too many at once, or the API server away for minutes).", "result")
 
-	famIPAM  = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells where the node's addresses come from: eni (EC2, asked by this daemon), eni-operator (EC2, asked by the operator), pool (address pools) or port (ports of VPCs, by the operator).", "ipam")
+	famIPAM  = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells where the node's addresses come from: eni (EC2, asked by this daemon), eni-operator (EC2, asked by the operator), pool (address pools) port (ports of VPCs, by the operator) or none (another network).", "ipam")
 	famBuild = metric.New("berth_build_info", "gauge", "Always 1; the label tells the version.", "version")
 
 	families = []metric.Family{

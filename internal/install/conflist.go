@@ -43,6 +43,20 @@ type pluginConf struct {
 
 // Conflist is the network configuration as a file.
 func (n Network) Conflist() ([]byte, error) {
+	c := conflist{Name: n.Name, Plugins: []pluginConf{n.plugin()}}
+	c.CNIVersion, c.CNIVersions = offered(n.CNIVersions)
+	for _, kind := range n.Chain {
+		c.Plugins = append(c.Plugins, chained(kind))
+	}
+	text, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("writing the network configuration: %w", err)
+	}
+	return append(text, '\n'), nil
+}
+
+// plugin is the entry of berth.
+func (n Network) plugin() pluginConf {
 	berth := pluginConf{Type: pluginName, Socket: n.Socket, MTU: n.MTU}
 	if n.Timeout > 0 {
 		berth.Timeout = n.Timeout.String()
@@ -53,16 +67,7 @@ func (n Network) Conflist() ([]byte, error) {
 		}
 		berth.Capabilities[capability] = true
 	}
-	c := conflist{Name: n.Name, Plugins: []pluginConf{berth}}
-	c.CNIVersion, c.CNIVersions = offered(n.CNIVersions)
-	for _, kind := range n.Chain {
-		c.Plugins = append(c.Plugins, chained(kind))
-	}
-	text, err := json.MarshalIndent(c, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("writing the network configuration: %w", err)
-	}
-	return append(text, '\n'), nil
+	return berth
 }
 
 // chained is the entry of a plugin after berth.
@@ -85,22 +90,28 @@ const (
 
 // owner tells whose network configuration a text is.
 func owner(text []byte) ownership {
-	var c struct {
-		Type    string       `json:"type"`
-		Plugins []pluginConf `json:"plugins"`
-	}
-	if json.NewDecoder(bytes.NewReader(text)).Decode(&c) != nil {
-		return nobodys
-	}
-	if c.Type != "" {
-		c.Plugins = append(c.Plugins, pluginConf{Type: c.Type})
-	}
 	result := nobodys
-	for _, p := range c.Plugins {
+	for _, p := range pluginsOf(text) {
 		if p.Type == pluginName {
 			return ours
 		}
 		result = others
 	}
 	return result
+}
+
+// pluginsOf are the plugins of a network configuration, a list or a single one; none if it is
+// none.
+func pluginsOf(text []byte) []pluginConf {
+	var c struct {
+		Type    string       `json:"type"`
+		Plugins []pluginConf `json:"plugins"`
+	}
+	if json.NewDecoder(bytes.NewReader(text)).Decode(&c) != nil {
+		return nil
+	}
+	if c.Type != "" {
+		c.Plugins = append(c.Plugins, pluginConf{Type: c.Type})
+	}
+	return c.Plugins
 }

@@ -5,6 +5,7 @@
 //
 //	install.go    the steps, and what is reported of them
 //	conflist.go   the configuration
+//	chained.go    the plugin alone, to be called after another network's
 //	versions.go   in which CNI versions, and with which plugins
 //	ask.go        what plugins of others speak
 //	file.go       a file that nobody sees half of
@@ -51,6 +52,9 @@ type Report struct {
 	// Preferred are configurations of others whose names sort before ours. A
 	// runtime that takes one network takes the first of them instead.
 	Preferred []string
+	// Unchained says what to do so that the plugin is called after another network's; empty:
+	// nothing.
+	Unchained string
 }
 
 // Installer installs, and remembers what plugins of others said. One goroutine uses
@@ -224,15 +228,24 @@ func present(dir string, plugins []string) (there, missing []string) {
 
 // preferred lists the configurations whose names sort before name.
 func preferred(dir, name string) ([]string, error) {
+	files, err := configurations(dir)
+	var before []string
+	for _, path := range files {
+		if filepath.Base(path) < name {
+			before = append(before, path)
+		}
+	}
+	return before, err
+}
+
+// configurations lists the network configurations in the order of their names. A folder that
+// is not there has none.
+func configurations(dir string) (out []string, err error) {
 	entries, err := os.ReadDir(dir) // sorted
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("listing network configurations: %w", err)
 	}
-	var out []string
 	for _, e := range entries {
-		if e.Name() >= name {
-			break
-		}
 		switch filepath.Ext(e.Name()) {
 		case confSuffix, ".conf", ".json": // what libcni's ConfFiles callers look for
 			out = append(out, filepath.Join(dir, e.Name()))

@@ -24,7 +24,7 @@ const Path = "/ip-manager"
 type Document struct {
 	InstanceID string    `json:"instanceID"`     // the node's name where addresses are of pools
 	Node       string    `json:"node"`           // in Kubernetes
-	IPAM       string    `json:"ipam,omitempty"` // where addresses come from: eni (this daemon gets them), eni-operator, pool or port
+	IPAM       string    `json:"ipam,omitempty"` // where addresses come from: eni (this daemon gets them), eni-operator, pool, port or none
 	Version    string    `json:"version"`        // of berthd; empty before it was told
 	Time       time.Time `json:"time"`           // when the document was made
 

@@ -1,6 +1,7 @@
 package kubeapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,7 +63,7 @@ func New(cfg *rest.Config) (*Client, error) {
 		return nil, err
 	}
 	cfg = rest.CopyConfig(cfg)
-	cfg.UserAgent = "berthd/" + version.String()
+	cfg.UserAgent = cmp.Or(cfg.UserAgent, "berthd/"+version.String())
 	cfg.QPS = -1 // callers pace themselves
 	meta, err := metadata.NewForConfig(cfg)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
@@ -111,26 +112,36 @@ func (c *Client) Read(ctx context.Context, resource, fields string, into runtime
 }
 
 // Objects lists the objects of a kind of berth.dev that a field selector
-// (empty: all) selects. list makes an empty list of them.
+// (empty: all) selects, in the client's namespace if it has one. list makes an empty
+// list of them.
 func (c *Client) Objects(resource, fields string, list func() runtime.Object) Lister {
-	return objects{c, resource, fields, list}
+	return objects{c, resource, fields, "", list}
+}
+
+// Labelled is Objects with a label selector.
+func (c *Client) Labelled(resource, labels string, list func() runtime.Object) Lister {
+	return objects{c, resource, "", labels, list}
 }
 
 type objects struct {
 	*Client
-	resource, fields string
-	list             func() runtime.Object
+	resource, fields, labels string
+	list                     func() runtime.Object
 }
 
 func (l objects) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	o.FieldSelector = l.fields
+	o.FieldSelector, o.LabelSelector = l.fields, l.labels
 	out := l.list()
-	return out, l.rest.Get().Resource(l.resource).VersionedParams(&o, l.param).Timeout(Timeout).Do(ctx).Into(out)
+	return out, l.request(&o).Timeout(Timeout).Do(ctx).Into(out)
 }
 
 func (l objects) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	o.FieldSelector, o.Watch = l.fields, true
-	return l.rest.Get().Resource(l.resource).VersionedParams(&o, l.param).Watch(ctx)
+	o.FieldSelector, o.LabelSelector, o.Watch = l.fields, l.labels, true
+	return l.request(&o).Watch(ctx)
+}
+
+func (l objects) request(o *metav1.ListOptions) *rest.Request {
+	return l.rest.Get().NamespaceIfScoped(l.namespace, l.namespace != "").Resource(l.resource).VersionedParams(o, l.param)
 }
 
 // Only is a field selector.

@@ -8,6 +8,7 @@ const (
 	inNoAddress = "No address"
 	inNICs      = "No NIC"
 	inVPCs      = "Conditions of VPCs and NICs"
+	inEgress    = "No egress"
 	inPodSide   = "The pod's network namespace, the kernel, the record"
 	inOperator  = "Reasons of conditions"
 	inWaits     = "A pod waits"
@@ -130,6 +131,13 @@ var remedies = map[string]Remedy{
 	"no-link":           {"See whether the agent of the VPC runs on the pod's node.", inNICs},
 	"not-active":        {"See OVN's controller, or Neutron's agent, on the pod's node.", inNICs},
 	"ovsdb-unreachable": {"See whether Open vSwitch runs on the pod's node.", inNICs},
+
+	// Egress, and berth after another network's plugins.
+	"no-fou":      {"Load the kernel modules that the message names on the pod's node, or keep the pod from it.", inEgress},
+	"egress":      {seeDaemon, inEgress},
+	"no-egress":   {"Start berthd with --egress again, or delete the pod.", inEgress},
+	"chained":     {"", inEgress},
+	"not-chained": {"", inEgress},
 
 	// What is not for want of an address.
 	Busy:            {seeDaemon, inNoAddress},

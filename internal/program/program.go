@@ -31,15 +31,19 @@ type Program[C Settings] struct {
 
 	Loader func(*pflag.FlagSet) *config.Loader[C]
 	Run    func(context.Context, C, *slog.Logger) error
+	// Patient programs end in their own time: a second signal changes nothing.
+	Patient bool
 	// Pages are of the documentation, by the hidden command that prints one.
 	Pages map[string]func(io.Writer) error
 }
 
 // Main runs the program until it ends or is asked to by SIGTERM or SIGINT, and
-// exits with 1 after an error. A second signal ends it at once.
+// exits with 1 after an error. A second signal ends it at once, unless it is Patient.
 func (p Program[C]) Main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop)
+	if !p.Patient {
+		context.AfterFunc(ctx, stop)
+	}
 	if err := p.Command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, p.Name+":", err)
 		os.Exit(1)

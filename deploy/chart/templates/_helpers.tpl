@@ -109,11 +109,13 @@ the schema lets them say nothing of what makes the mode.
 {{- $_ := set $ofMode "first-interface-is-port" false -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq $program "operator") (include "berth.egress" $root) -}}
-{{- $_ := set $ofMode "ipam" ($ofMode.ipam | default list) -}}
+{{- if include "berth.egress" $root -}}
 {{- $_ := set $ofMode "egress" true -}}
-{{- $_ := set $ofMode "egress-image" (include "berth.image" (list $root $root.Values.egress.image)) -}}
 {{- $_ := set $ofMode "egress-port" $root.Values.egress.port -}}
+{{- if eq $program "operator" -}}
+{{- $_ := set $ofMode "ipam" ($ofMode.ipam | default list) -}}
+{{- $_ := set $ofMode "egress-image" (include "berth.image" (list $root $root.Values.egress.image)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (eq $program "operator") (include "berth.webhook" $root) -}}
 {{- $_ := set $ofMode "webhook-address" ":61682" -}}

@@ -50,7 +50,7 @@ func check(ctx context.Context, netnsPath string, s Setup) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := newFilter(s)
+	f, err := newFilter(s, was.loosened)
 	if err != nil {
 		return nil, err
 	}
@@ -67,45 +67,16 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 		}
 		found = append(found, list...)
 	}
-	if l := was.links[unix.AF_INET]; l != nil {
-		v, err := k.pathFilter(l.Attrs().Index)
-		if err != nil {
-			return nil, err
+	if l := was.links[unix.AF_INET]; l != nil && p.has(unix.AF_INET) {
+		if !was.loose {
+			note("%s has no loose reverse path filtering", l.Attrs().Name)
 		}
-		if v != looseFilter {
-			note("%s has reverse path filtering %d, not %d", l.Attrs().Name, v, looseFilter)
-		}
-	}
-	wantRoutes := map[place]bool{}
-	for _, r := range p.routes {
-		wantRoutes[r.place] = true
-		h, ok := was.routes[r.place]
-		switch l := was.links[r.family()]; {
-		case !ok:
-			note("the pod lacks the %s", r)
-		case h.route != r:
-			note("the pod has the %s, not the %s", h, r)
-		case r.via.IsValid() && (l == nil || h.link != l.Attrs().Index):
-			note("the %s leads by another link than %s", r, linkOf(r.family()))
+		if !was.numbered {
+			note("%s lacks the pod's address", l.Attrs().Name)
 		}
 	}
-	for at, h := range was.routes {
-		if !wantRoutes[at] {
-			note("the pod has the %s, which no Egress of it asks for", h)
-		}
-	}
-	wantRules := map[rule]bool{}
-	for _, r := range p.rules {
-		wantRules[r] = true
-		if !was.rules[r] {
-			note("the pod lacks the %s", r)
-		}
-	}
-	for r := range was.rules {
-		if !wantRules[r] {
-			note("the pod has the %s, which no Egress of it asks for", r)
-		}
-	}
+	found = append(found, was.routesDiffer(p.routes)...)
+	found = append(found, was.rulesDiffer(p.rules)...)
 	switch was.filter {
 	case f.summary():
 	case "":
@@ -114,4 +85,46 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 		note("nftables table %s is not as it should be", egress.Table)
 	}
 	return found, nil
+}
+
+func (s state) routesDiffer(wanted []route) []string {
+	var found []string
+	note := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
+	keep := map[place]bool{}
+	for _, r := range wanted {
+		keep[r.place] = true
+		h, ok := s.routes[r.place]
+		switch l := s.links[r.family()]; {
+		case !ok:
+			note("the pod lacks the %s", r)
+		case h.route != r:
+			note("the pod has the %s, not the %s", h, r)
+		case r.via.IsValid() && (l == nil || h.link != l.Attrs().Index):
+			note("the %s leads by another link than %s", r, linkOf(r.family()))
+		}
+	}
+	for at, h := range s.routes {
+		if !keep[at] {
+			note("the pod has the %s, which no Egress of it asks for", h)
+		}
+	}
+	return found
+}
+
+func (s state) rulesDiffer(wanted []rule) []string {
+	var found []string
+	note := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
+	keep := map[rule]bool{}
+	for _, r := range wanted {
+		keep[r] = true
+		if !s.rules[r] {
+			note("the pod lacks the %s", r)
+		}
+	}
+	for r := range s.rules {
+		if !keep[r] {
+			note("the pod has the %s, which no Egress of it asks for", r)
+		}
+	}
+	return found
 }

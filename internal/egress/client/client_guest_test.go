@@ -84,7 +84,7 @@ func TestSpreadAndPinning(t *testing.T) {
 		}
 	}
 	s := setup(ending(1), ending(2), gateway(3))
-	s.Egresses[0].Destinations = append(s.Egresses[0].Destinations, prefixes("192.0.2.0/24", "2001:db8:10::/64")...)
+	s.Egresses[0].Destinations = append(s.Egresses[0].Destinations, nets("192.0.2.0/24", "2001:db8:10::/64")...)
 	s.Egresses[0].SourcePortAuto = true
 	w.apply(s)
 	again("with more destinations and another source port")

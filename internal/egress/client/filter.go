@@ -53,7 +53,7 @@ type set struct {
 //	gateway-N   a connection and its packet are given gateway N
 //	choose-…    a new connection is given one of an Egress's gateways
 //	refuse      there is none
-func newFilter(s Setup) (filter, error) {
+func newFilter(s Setup, l loosened) (filter, error) {
 	s = s.sorted()
 	f := filter{table: &nftables.Table{Family: nftables.TableFamilyINet, Name: egress.Table}}
 	for _, family := range s.families() {
@@ -67,7 +67,7 @@ func newFilter(s Setup) (filter, error) {
 			join(udpTo(s.Port), addressIn(family, destination, senders(family)), setMark(0, markGateway|markOwnWay), notrack())}}
 	})...))
 	f.addReceived(s)
-	f.addChoice(s)
+	f.addChoice(s, l)
 	var err error
 	f.tag, err = f.fingerprint()
 	return f, err
@@ -182,7 +182,7 @@ func (f *filter) addReceived(s Setup) {
 }
 
 // addChoice says which connection goes by which gateway.
-func (f *filter) addChoice(s Setup) {
+func (f *filter) addChoice(s Setup, l loosened) {
 	output := base("output", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle,
 		filterRule{"not by a tunnel", join(outLink(false), accept())})
 	forward := base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityMangle,
@@ -221,7 +221,7 @@ func (f *filter) addChoice(s Setup) {
 		address := addressType(family)
 		if len(answer) > 0 {
 			f.addSet(answering(family), address, answer...)
-			output.rules = append(output.rules, filterRule{"answers go their own way",
+			output.rules = append(output.rules, filterRule{"answers go their own way" + l.String(),
 				join(isFamily(family), direction(reply), nextHop(family), in(answering(family)), setMark(markOwnWay, markGateway|markOwnWay), accept())})
 		}
 		f.addSet(atHome(family), nftables.MustConcatSetType(address, nftables.TypeMark), home...)

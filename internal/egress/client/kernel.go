@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
@@ -19,6 +21,7 @@ type kernel struct {
 	ns   netns.NsHandle
 	nl   *netlink.Handle
 	nft  *nftables.Conn
+	raw  *nl.SocketHandle // of NETLINK_ROUTE, for what the library has no call for; opened when needed
 	// before is called before each change, with what is about to be done; an error of it is one
 	// of the change. Tests fail at each.
 	before func(what string) error
@@ -47,6 +50,9 @@ func (k *kernel) close() {
 	if k.nl != nil {
 		k.nl.Close()
 	}
+	if k.raw != nil {
+		k.raw.Close()
+	}
 	_ = k.ns.Close()
 }
 
@@ -65,6 +71,9 @@ func (k *kernel) do(what string, change func() error) error {
 // Supported tells whether the kernel receives Foo over UDP. Errors: ErrNoFoU.
 func Supported() error { return tunnel.Supported() }
 
+// supported remembers that the kernel does.
+var supported atomic.Bool
+
 // Apply makes the pod's namespace at a path as s says, writes only what differs, and removes what
 // of Berth's egress is there besides: with a Setup without Egresses, all. What an earlier Apply
 // left half done is completed. What need not change stays as it is all the while, with the
@@ -78,10 +87,11 @@ func apply(ctx context.Context, netnsPath string, s Setup, before func(string) e
 	if err := errors.Join(s.Validate(), ctx.Err()); err != nil {
 		return fmt.Errorf("set up egress in %s: %w", netnsPath, err)
 	}
-	if len(s.Egresses) > 0 {
+	if len(s.Egresses) > 0 && !supported.Load() {
 		if err := Supported(); err != nil {
 			return fmt.Errorf("set up egress in %s: %w", netnsPath, err)
 		}
+		supported.Store(true)
 	}
 	k, err := open(netnsPath)
 	if err != nil {
@@ -115,7 +125,11 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 	if err := s.checkMTU(link.mtu); err != nil {
 		return err
 	}
-	want, err := newFilter(s)
+	loose, err := k.loosen(s, link, was)
+	if err != nil {
+		return err
+	}
+	want, err := newFilter(s, loose)
 	if err != nil {
 		return err
 	}
@@ -125,7 +139,7 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 			return err
 		}
 	}
-	devices, err := k.setTunnels(p)
+	devices, err := k.setTunnels(was, p)
 	if errors.Is(err, ErrNoFoU) && was.fresh() {
 		return errors.Join(err, k.undo())
 	}
@@ -139,13 +153,14 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 		func() error { return k.addRoutes(was, p, devices, ofGateways) },
 		func() error { return k.addRules(was, p) },
 		func() error { return k.addRoutes(was, p, devices, ofDestinations) },
+		func() error { return k.takeBack(was.loosened, loose) },
 		func() error {
 			if was.fresh() || was.filter == want.summary() {
 				return nil
 			}
 			return k.setFilter(want)
 		},
-		func() error { return k.answerByLink(s, link) },
+		func() error { return k.setLoose(loose) },
 		func() error { return k.removeRules(was, p.rules) },
 		func() error { return k.removeRoutes(was, p.routes) },
 		func() error { return k.removeTunnels(was, p) },

@@ -19,6 +19,10 @@ type state struct {
 	links  map[int]netlink.Link
 	routes map[place]held
 	rules  map[rule]bool
+	// numbered and loose tell of the device of IPv4 that it has its tunnel's address, and that its
+	// reverse path filtering is loose.
+	numbered, loose bool
+	loosened        loosened
 }
 
 // held is a route of the kernel's with the link that it leads to.
@@ -40,7 +44,7 @@ func (k *kernel) look() (state, error) {
 	if s.filter, err = k.filterSummary(); err != nil {
 		return s, err
 	}
-	s.port = portIn(s.filter)
+	s.port, s.loosened = portIn(s.filter), loosenedIn(s.filter)
 	for _, f := range bothFamilies {
 		l, err := k.nl.LinkByName(linkOf(f))
 		switch {
@@ -54,6 +58,9 @@ func (k *kernel) look() (state, error) {
 	if s.fresh() {
 		return s, nil
 	}
+	if err := k.lookSource(&s); err != nil {
+		return s, err
+	}
 	for _, f := range bothFamilies {
 		if err := k.lookRoutes(f, s.routes); err != nil {
 			return s, err
@@ -63,6 +70,21 @@ func (k *kernel) look() (state, error) {
 		}
 	}
 	return s, nil
+}
+
+func (k *kernel) lookSource(s *state) error {
+	l, ok := s.links[unix.AF_INET].(*netlink.Iptun)
+	if !ok {
+		return nil
+	}
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.nl.AddrList(l, unix.AF_INET) })
+	if err != nil {
+		return fmt.Errorf("list addresses of %s: %w", l.Name, err)
+	}
+	s.numbered = slices.ContainsFunc(list, func(a netlink.Addr) bool { return a.IPNet != nil && addressOf(a.IP) == addressOf(l.Local) })
+	v, err := k.pathFilter(l.Index)
+	s.loose = v == looseFilter
+	return err
 }
 
 // portOf is the port of FoU to which a device sends.

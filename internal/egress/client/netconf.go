@@ -25,13 +25,15 @@ const (
 
 // request sends a message of NETLINK_ROUTE in the pod's namespace.
 func (k *kernel) request(kind, flags int, parts ...nl.NetlinkRequestData) ([][]byte, error) {
-	socket, err := nl.GetNetlinkSocketAt(k.ns, netns.None(), unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink: %w", err)
+	if k.raw == nil {
+		socket, err := nl.GetNetlinkSocketAt(k.ns, netns.None(), unix.NETLINK_ROUTE)
+		if err != nil {
+			return nil, fmt.Errorf("open netlink: %w", err)
+		}
+		k.raw = &nl.SocketHandle{Socket: socket}
 	}
-	defer socket.Close()
 	req := nl.NewNetlinkRequest(kind, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: k.raw}
 	for _, p := range parts {
 		req.AddData(p)
 	}
@@ -71,33 +73,4 @@ func (k *kernel) pathFilter(index int) (uint32, error) {
 		}
 	}
 	return 0, fmt.Errorf("read reverse path filtering: the kernel does not tell")
-}
-
-func (s Setup) answersOwnWay() bool {
-	for _, e := range s.Egresses {
-		if e.OriginatingOnly {
-			return true
-		}
-	}
-	return false
-}
-
-// answerByLink lets connections from a destination come in by the pod's own link, where the
-// namespace filters strictly.
-func (k *kernel) answerByLink(s Setup, own ownLink) error {
-	if !s.answersOwnWay() || !of(s.Addrs, unix.AF_INET).IsValid() {
-		return nil
-	}
-	all, err := k.pathFilter(netconfIndexAll)
-	if err != nil {
-		return err
-	}
-	one, err := k.pathFilter(own.index)
-	if err != nil {
-		return err
-	}
-	if max(all, one) != 1 {
-		return nil
-	}
-	return k.do("set reverse path filtering of "+s.Link, func() error { return k.setPathFilter(own.index, looseFilter) })
 }

@@ -20,9 +20,8 @@ func addressOf(ip net.IP) netip.Addr {
 	return a.Unmap()
 }
 
-// setTunnels makes devices and ports, and tells each family's index. Reverse path filtering of
-// devices is loose (RFC 3704): answers come from where the main table leads another way.
-func (k *kernel) setTunnels(p plan) (map[int]int, error) {
+// setTunnels makes devices and ports, and tells each family's index.
+func (k *kernel) setTunnels(was state, p plan) (map[int]int, error) {
 	devices := map[int]int{}
 	for _, t := range p.tunnels {
 		err := k.do("make the tunnel from "+t.Local.String(), func() error {
@@ -34,12 +33,31 @@ func (k *kernel) setTunnels(p plan) (map[int]int, error) {
 			return nil, err
 		}
 		if t.Local.Is4() {
-			if err := k.do("set reverse path filtering of "+t.Link(), func() error { return k.setPathFilter(devices[unix.AF_INET], looseFilter) }); err != nil {
+			if err := k.setSource(was, t, devices[unix.AF_INET]); err != nil {
 				return nil, err
 			}
 		}
 	}
 	return devices, nil
+}
+
+// setSource lets the device of IPv4 take packets from whichever source, as ICMP errors come from
+// routers to which the pod has another way: reverse path filtering is loose (RFC 3704), which the
+// kernel heeds for a link that has an address only, hence the pod's own.
+func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
+	l, _ := was.links[unix.AF_INET].(*netlink.Iptun)
+	if l == nil || addressOf(l.Local) != t.Local || l.Attrs().Index != device || !was.numbered {
+		err := k.do("give "+t.Link()+" the address "+t.Local.String(), func() error {
+			return k.nl.AddrReplace(rtnl.LinkRef(device), &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(t.Local)), Flags: unix.IFA_F_NOPREFIXROUTE})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if was.loose && l != nil && l.Attrs().Index == device {
+		return nil
+	}
+	return k.do("set reverse path filtering of "+t.Link(), func() error { return k.setPathFilter(device, looseFilter) })
 }
 
 // removeTunnels removes device and port of families that have none any more.
@@ -256,6 +274,9 @@ func (k *kernel) clear(was state) error {
 		return err
 	}
 	if err := k.removeTunnels(was, plan{}); err != nil {
+		return err
+	}
+	if err := k.takeBack(was.loosened, loosened{}); err != nil {
 		return err
 	}
 	return k.removeFilter()

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
@@ -68,6 +69,35 @@ func (k *Kernel) Connections() (count, limit int, err error) {
 		return err
 	})
 	return count, limit, err
+}
+
+// OpenConnections is how many connections of clients are tracked that may still have packets: of TCP those that are
+// not closed, of all else those that had packets lately. It is for who calls Apply.
+func (k *Kernel) OpenConnections() (int, error) {
+	var open int
+	for _, of := range families {
+		list, err := k.nl.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(netFamily(of)))
+		if err != nil {
+			return 0, fmt.Errorf("list connections of IPv%d: %w", of, err)
+		}
+		for _, flow := range list {
+			if k.isOpen(flow) {
+				open++
+			}
+		}
+	}
+	return open, nil
+}
+
+func (k *Kernel) isOpen(flow *netlink.ConntrackFlow) bool {
+	from, _ := netip.AddrFromSlice(flow.Forward.SrcIP)
+	if k.known != nil {
+		if _, served := k.known.members[from.Unmap()]; !served {
+			return false
+		}
+	}
+	tcp, ok := flow.ProtoInfo.(*netlink.ProtoInfoTCP)
+	return !ok || (tcp.State != nl.TCP_CONNTRACK_TIME_WAIT && tcp.State != nl.TCP_CONNTRACK_CLOSE && tcp.State != nl.TCP_CONNTRACK_LAST_ACK)
 }
 
 func number(path string) (int, error) {

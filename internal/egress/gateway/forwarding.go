@@ -17,36 +17,29 @@ import (
 // container that is not privileged.
 var ErrNotForwarded = errors.New("packets are not forwarded here")
 
-// Settings of IPv4 of a link (linux/ip.h, IPV4_DEVCONF).
-const (
-	confForwarding = 1
-	confRPFilter   = 8
-)
-
-const loose = 2 // rp_filter: a route to the source by any link will do (RFC 3704, section 2.4)
-
-// setLink sets IPv4's settings of a link by netlink, for which CAP_NET_ADMIN is enough, while /proc/sys is
-// read-only in a container (rtnetlink(7), IFLA_AF_SPEC).
-func (k *Kernel) setLink(name string, index int, settings map[int]uint32) error {
+// forwardFrom has the kernel forward what comes from a link by IPv4. By netlink CAP_NET_ADMIN is enough,
+// while /proc/sys is read-only in a container (rtnetlink(7), IFLA_AF_SPEC).
+func (k *Kernel) forwardFrom(name string, index int) error {
 	return rtnl.InNetns(k.ns, func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
 		msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 		msg.Index = int32(index)
 		req.AddData(msg)
 		spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
-		conf := spec.AddRtAttr(unix.AF_INET, nil).AddRtAttr(iflaInetConf, nil)
-		for id, v := range settings {
-			conf.AddRtAttr(id, nl.Uint32Attr(v))
-		}
+		spec.AddRtAttr(unix.AF_INET, nil).AddRtAttr(iflaInetConf, nil).AddRtAttr(confForwarding, nl.Uint32Attr(1))
 		req.AddData(spec)
 		if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-			return fmt.Errorf("set IPv4's settings of %s: %w", name, err)
+			return fmt.Errorf("have packets from %s forwarded: %w", name, err)
 		}
 		return nil
 	})
 }
 
-const iflaInetConf = 1 // IFLA_INET_CONF (linux/if_link.h)
+// IFLA_INET_CONF (linux/if_link.h), IPV4_DEVCONF_FORWARDING (linux/ip.h).
+const (
+	iflaInetConf   = 1
+	confForwarding = 1
+)
 
 // forwarded finds families that have destinations and are not forwarded.
 func (k *Kernel) forwarded(s Setup) error {

@@ -61,9 +61,8 @@ func (k *Kernel) Close() {
 func (k *Kernel) Forget() { k.known = nil }
 
 // Apply makes the gateway as a setup says, changing only what differs: connections go on, but for
-// those of clients that went or whose address is another's now, which end. Clients that cannot be,
-// such as two with one address, are left out and told of in the error, with the rest done. Errors:
-// egress.ErrNoFoU; ErrNotForwarded, after all else is done; ctx's.
+// those of clients that went or whose address is another's now, which end. Errors: egress.ErrNoFoU;
+// ErrLeftOut and ErrNotForwarded, after all else is done; ctx's.
 func (k *Kernel) Apply(ctx context.Context, s Setup) error {
 	if err := (Setup{Link: s.Link, Addrs: s.Addrs, Port: s.Port, Destinations: s.Destinations}).Validate(); err != nil {
 		return err
@@ -93,6 +92,35 @@ func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string)
 		return err
 	}
 	return k.serve(conn, s, compare(k.known.members, want))
+}
+
+// Standing tells whether a gateway as a setup says, but with whatever clients and destinations, has been
+// set up by an earlier process, and serves clients.
+func (k *Kernel) Standing(s Setup) (bool, error) {
+	conn, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
+	if err != nil {
+		return false, fmt.Errorf("open nftables: %w", err)
+	}
+	chains := s.chains()
+	tag, err := fingerprint(chains)
+	if err != nil || !inKernel(conn, chains, tag) {
+		return false, err
+	}
+	link, err := k.nl.LinkByName(s.Link)
+	if err != nil {
+		return false, fmt.Errorf("look for %s: %w", s.Link, err)
+	}
+	tunnels, err := s.tunnels(link.Attrs().MTU)
+	if err != nil {
+		return false, err
+	}
+	for _, t := range tunnels {
+		if differ, err := tunnel.Check(k.nl, t); err != nil || len(differ) > 0 {
+			return false, err
+		}
+	}
+	there, err := listMembers(conn)
+	return len(there) > 0, err
 }
 
 // rules makes rules and destinations, and reads what the kernel has of clients if that is not known.
@@ -128,19 +156,11 @@ func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
 
 // look reads what the kernel has of clients.
 func (k *Kernel) look(conn *nftables.Conn) error {
-	seen := &known{destinations: map[int][]netip.Prefix{}, index: map[int]int{}, members: map[netip.Addr]string{}}
-	for _, of := range families {
-		list, err := conn.GetSetElements(clientSet(of))
-		if err != nil {
-			return fmt.Errorf("list the set %s: %w", clientSet(of).Name, err)
-		}
-		for _, e := range list {
-			if a, ok := netip.AddrFromSlice(e.Key[:len(e.Key)/2]); ok {
-				seen.members[a] = e.Comment
-			}
-		}
+	there, err := listMembers(conn)
+	if err != nil {
+		return err
 	}
-	k.known = seen
+	k.known = &known{destinations: map[int][]netip.Prefix{}, index: map[int]int{}, members: there}
 	return nil
 }
 
@@ -177,15 +197,11 @@ func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
 	}
 	k.known.index[of] = index
 	if of == 4 {
-		// To what comes out of the tunnel routes lead by the link, but for what is forwarded.
-		err := errors.Join(
-			k.setLink(t.Link(), index, map[int]uint32{confForwarding: 1, confRPFilter: loose}),
-			k.setLink(link.Name, link.Index, map[int]uint32{confForwarding: 1}))
-		if err != nil {
+		if err := errors.Join(k.forwardFrom(t.Link(), index), k.forwardFrom(link.Name, link.Index)); err != nil {
 			return err
 		}
 	}
-	return k.returnRule(of)
+	return k.returnRules(of)
 }
 
 // serve brings clients from what they are to what they should be. Who is no client any more can send

@@ -158,3 +158,39 @@ func drop() exprs             { return exprs{&expr.Verdict{Kind: expr.VerdictDro
 func goTo(chain string) exprs { return exprs{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}} }
 func notrack() exprs          { return exprs{&expr.Notrack{}} }
 func masquerade() exprs       { return exprs{&expr.Masq{}} }
+
+// reset: reject with tcp reset.
+func reset() exprs { return exprs{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}} }
+
+// notBeginning: tcp flags & (fin | syn | rst | ack) != syn (RFC 9293, section 3.1).
+func notBeginning() exprs {
+	const flags, fin, syn, rst, ack = 13, 0x01, 0x02, 0x04, 0x10
+	few := exprs{&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{fin | syn | rst | ack}, Xor: []byte{0}}}
+	return join(transport(flags, 1), few, isNot(syn))
+}
+
+// icmpErrors are the types of messages that quote the packet that they are about, by family (RFC 792:
+// destination unreachable, time exceeded, parameter problem; RFC 4443: these, and packet too big).
+var icmpErrors = map[int][]byte{4: {3, 11, 12}, 6: {1, 2, 3, 4}}
+
+// icmp: icmp type, icmpv6 type.
+func icmp(of int, kind byte) exprs {
+	if of == 6 {
+		return join(protocol(unix.IPPROTO_ICMPV6), transport(0, 1), is(kind))
+	}
+	return join(protocol(unix.IPPROTO_ICMP), transport(0, 1), is(kind))
+}
+
+// aboutDestination loads the destination of the packet that an ICMP error quotes, behind 8 bytes.
+func aboutDestination(of int) exprs {
+	offset, length := source(of)
+	return transport(8+offset+length, length)
+}
+
+// mark: meta mark set.
+func mark(m uint32) exprs {
+	return exprs{
+		&expr.Immediate{Register: reg, Data: binaryutil.NativeEndian.PutUint32(m)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg, SourceRegister: true},
+	}
+}

@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/lab/network/ns"
 )
@@ -54,6 +56,9 @@ func ping(from host, to netip.Addr, kind map[bool]byte) error {
 		n, err := c.Read(buf)
 		if err != nil {
 			return fmt.Errorf("%w to ping from %s to %s: %w", errNone, from.name, to, err)
+		}
+		if n >= 20 && buf[0] == 0x45 { // Linux gives the IPv4 header too
+			n = copy(buf, buf[20:n])
 		}
 		if n > 5 && buf[0] == echoReply[to.Is4()] && binary.BigEndian.Uint16(buf[4:]) == 4711 {
 			return nil
@@ -129,4 +134,50 @@ func (w world) state(t *testing.T) string {
 		}
 	}
 	return out
+}
+
+// exceed sends a datagram that may pass one router, and tells who says that it ended there.
+func exceed(from host, to netip.Addr) (netip.Addr, error) {
+	network, any, level, hops, kind := "ip6:ipv6-icmp", "::", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, byte(3)
+	if to.Is4() {
+		network, any, level, hops, kind = "ip4:icmp", "0.0.0.0", unix.IPPROTO_IP, unix.IP_TTL, 11
+	}
+	var said net.PacketConn
+	err := ns.Do(from.path(), func() (err error) {
+		said, err = net.ListenPacket(network, any)
+		return err
+	})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer said.Close()
+	c, err := ns.Dial(context.Background(), from.path(), "udp", netip.AddrPortFrom(to, 33434), netip.Addr{})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer c.Close()
+	raw, err := c.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if err := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, hops, 1) }); err != nil {
+		return netip.Addr{}, err
+	}
+	if _, err := c.Write([]byte("trace")); err != nil {
+		return netip.Addr{}, err
+	}
+	if err := said.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		return netip.Addr{}, err
+	}
+	buf := make([]byte, 1500)
+	for {
+		n, by, err := said.ReadFrom(buf)
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		if n > 0 && buf[0] == kind {
+			a, _ := netip.AddrFromSlice(by.(*net.IPAddr).IP)
+			return a.Unmap(), nil
+		}
+	}
 }

@@ -13,31 +13,35 @@ import (
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
-// Where answers find their way: a table with a route into the tunnel for each client, which all that
-// is forwarded looks up before the main table. What the gateway itself sends does not, above all the
-// tunnels' own packets, which go to the same addresses.
+// Where answers find their way: a table with a route into the tunnel for each client. All that is
+// forwarded looks it up before the main table, and of what the gateway sends itself that which has the
+// mark. The rest does not, above all the tunnels' own packets, which go to the same addresses.
 const (
 	ReturnTable = 117
 	returnPref  = 1900
+	returnMark  = 117
 )
 
-// returnRule adds the rule of a family, if it is not there.
-func (k *Kernel) returnRule(of int) error {
-	want := netlink.NewRule()
-	want.Family, want.Priority, want.Table = netFamily(of), returnPref, ReturnTable
-	want.IifName, want.Invert = "lo", true
-	want.Protocol = rtnl.Protocol
-	rules, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(want.Family) })
+// returnRules adds the rules of a family that are not there.
+func (k *Kernel) returnRules(of int) error {
+	forwarded := netlink.NewRule()
+	forwarded.IifName, forwarded.Invert = "lo", true
+	marked := netlink.NewRule()
+	marked.Mark = returnMark
+	there, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(netFamily(of)) })
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
-	if slices.ContainsFunc(rules, func(r netlink.Rule) bool {
-		return r.Priority == want.Priority && r.Table == want.Table && r.IifName == want.IifName && r.Invert
-	}) {
-		return nil
-	}
-	if err := k.nl.RuleAdd(want); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add the rule that what is forwarded looks up table %d: %w", ReturnTable, err)
+	for _, want := range []*netlink.Rule{forwarded, marked} {
+		want.Family, want.Priority, want.Table, want.Protocol = netFamily(of), returnPref, ReturnTable, rtnl.Protocol
+		if slices.ContainsFunc(there, func(r netlink.Rule) bool {
+			return r.Priority == want.Priority && r.Table == want.Table && r.IifName == want.IifName && r.Invert == want.Invert && r.Mark == want.Mark
+		}) {
+			continue
+		}
+		if err := k.nl.RuleAdd(want); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("add rule %v: %w", want, err)
+		}
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ type Reason string
 const (
 	NotClient    Reason = "not-a-client"  // they came to the tunnels' port from somebody who is no client, or says to be another
 	Destination  Reason = "destination"   // a client sent them to what is none of the Egress's destinations
-	Invalid      Reason = "invalid"       // connection tracking cannot say which connection they are of
+	Invalid      Reason = "invalid"       // they are of no connection that is known, and begin none
 	NotForwarded Reason = "not-forwarded" // between clients, to the gateway itself, or from outside and no answer
 )
 
@@ -113,6 +113,7 @@ var linkLocal = netip.MustParsePrefix("169.254.0.0/16")
 func (s Setup) chains() []chain {
 	receive := base("receive", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
 	send := base("send", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw)
+	refuse := base("refuse", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle)
 	input := base("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter)
 	forward := base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	translate := base("translate", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
@@ -127,6 +128,7 @@ func (s Setup) chains() []chain {
 			rule{"the tunnels' devices would take it without UDP too", join(isFamily(of), protocol(unix.IPPROTO_IPV6), counted(counterName(string(NotClient), of)), drop())},
 		)
 		send.rules = append(send.rules, rule{"tunnels are no connections", join(isFamily(of), notToTunnel(of), udpTo(s.Port), notrack())})
+		refuse.rules = append(refuse.rules, s.refusals(of)...)
 		input.rules = append(input.rules, rule{"clients reach others by the gateway, not the gateway", join(fromTunnel(of), counted(counterName(string(NotForwarded), of)), drop())})
 		forward.rules = append(forward.rules,
 			rule{"of no connection", join(isFamily(of), state(expr.CtStateBitINVALID), counted(counterName(string(Invalid), of)), drop())},
@@ -138,7 +140,21 @@ func (s Setup) chains() []chain {
 			translate.rules = append(translate.rules, rule{"what is not the gateway's own", join(isFamily(of), notToTunnel(of), notFrom(own), masquerade())})
 		}
 	}
-	return append(chains, receive, send, input, forward, translate)
+	return append(chains, receive, send, refuse, input, forward, translate)
+}
+
+// refusals go to clients by the tunnel, as answers do: resets, which come in the name of a host outside, and
+// the gateway's errors about what was inside a tunnel, which was not for itself.
+func (s Setup) refusals(of int) []rule {
+	own := s.own(of)
+	if !own.IsValid() {
+		return nil
+	}
+	rules := []rule{{"resets", join(isFamily(of), protocol(unix.IPPROTO_TCP), notFrom(own), mark(returnMark))}}
+	for _, kind := range icmpErrors[of] {
+		rules = append(rules, rule{"errors", join(isFamily(of), icmp(of, kind), aboutDestination(of), isNot(own.AsSlice()...), mark(returnMark))})
+	}
+	return rules
 }
 
 // isOwn compares the loaded address with the gateway's own. The unspecified address of a family
@@ -169,6 +185,8 @@ func fromClients(of int) chain {
 		c.rules = append(c.rules, rule{"link-local", join(destination(of), inside(linkLocal), counted(counterName(string(Destination), of)), drop())})
 	}
 	c.rules = append(c.rules,
+		rule{"in the middle of a connection that is not known: it may have been another pod's",
+			join(protocol(unix.IPPROTO_TCP), notBeginning(), counted(counterName(string(Invalid), of)), reset())},
 		rule{"to a destination", join(destination(of), in(destinationSet(of)), counted(counterName(Out, of)), accept())},
 		rule{"to none", join(counted(counterName(string(Destination), of)), drop())},
 	)

@@ -37,6 +37,9 @@ type Client struct {
 // maxUID bounds a UID, which is an element's comment in the kernel (NFT_USERDATA_MAXLEN is 256).
 const maxUID = 64
 
+// ErrLeftOut tells that clients are not served that should be, as nobody can tell whose packets are theirs.
+var ErrLeftOut = errors.New("clients are left out")
+
 // Validate finds what cannot be set up, by field.
 func (s Setup) Validate() error {
 	var problems []error
@@ -99,7 +102,10 @@ func members(clients []Client) (map[netip.Addr]string, error) {
 	for a := range twice {
 		delete(of, a) // nobody knows whose it is
 	}
-	return of, errors.Join(problems...)
+	if len(problems) > 0 {
+		return of, fmt.Errorf("%w: %w", ErrLeftOut, errors.Join(problems...))
+	}
+	return of, nil
 }
 
 // change is what is to be done about clients' addresses.

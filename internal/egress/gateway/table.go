@@ -104,6 +104,23 @@ func sameElements(have, want []nftables.SetElement) bool {
 	return slices.Equal(keys(have), keys(want))
 }
 
+// listMembers lists the addresses of clients with their UIDs.
+func listMembers(conn *nftables.Conn) (map[netip.Addr]string, error) {
+	there := map[netip.Addr]string{}
+	for _, of := range families {
+		list, err := conn.GetSetElements(clientSet(of))
+		if err != nil {
+			return nil, fmt.Errorf("list the set %s: %w", clientSet(of).Name, err)
+		}
+		for _, e := range list {
+			if a, ok := netip.AddrFromSlice(e.Key[:len(e.Key)/2]); ok {
+				there[a] = e.Comment
+			}
+		}
+	}
+	return there, nil
+}
+
 // remove takes clients' addresses out of the sets, all in one transaction.
 func remove(conn *nftables.Conn, gone []netip.Addr) error {
 	list := map[netip.Addr]string{}

@@ -50,13 +50,17 @@ const (
 
 var families46 = map[string]int{"IPv4": 4, "IPv6": 6}
 
-func newWorld(t *testing.T) world {
-	t.Helper()
-	w := world{
+func newHosts() world {
+	return world{
 		gateway: at("gateway", 1, "10.1.%d.2", "fd01:%x::2"), one: at("one", 2, "10.1.%d.2", "fd01:%x::2"),
 		two: at("two", 3, "10.1.%d.2", "fd01:%x::2"), stranger: at("stranger", 4, "10.1.%d.2", "fd01:%x::2"),
 		outside: at("outside", 113, "203.0.%d.2", "2001:db8:%x::2"), other: at("other", 100, "198.51.%d.2", "2001:db8:%x::2"),
 	}
+}
+
+func newWorld(t *testing.T) world {
+	t.Helper()
+	w := newHosts()
 	for _, name := range []string{router, far} {
 		create(t, name)
 		within(t, ns.Path(name), func() error { return ns.SetSysctls(ns.Forwarding...) })
@@ -264,6 +268,10 @@ func onlyMore(t *testing.T, k *Kernel, family int, before map[Reason]uint64, why
 func TestMain(m *testing.M) {
 	if err := tunnel.Supported(); err != nil {
 		fmt.Fprintln(os.Stderr, "this kernel has no Foo over UDP, run it in the machine that does (hack/vm.sh):", err)
+		os.Exit(1)
+	}
+	if path := os.Getenv(childEnv); path != "" {
+		fmt.Fprintln(os.Stderr, child(path))
 		os.Exit(1)
 	}
 	os.Exit(m.Run())

@@ -89,6 +89,8 @@ func Run(ctx context.Context, o Options) error {
 	defer release()
 	if o.Lab.Kubelets != nil {
 		t.say("Raising a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Lab.Nodes, o.Lab.Mode)
+	} else if o.Lab.Egress {
+		t.say("Raising a data centre with %d nodes, whose pods reach the outside by gateways ...", o.Lab.Nodes)
 	} else if o.Lab.Mode == lab.PoolMode {
 		t.say("Raising a data centre with %d nodes on this machine ...", o.Lab.Nodes)
 	} else if o.Lab.Mode == lab.PortMode {
@@ -137,6 +139,9 @@ func (o Options) complete() (Options, error) {
 		s := labSpec(o.Lab.Nodes, size.instanceType)
 		o.Lab.Spec = &s
 	case lab.PoolMode:
+		if o.Lab.Egress {
+			return o.completeEgress(), nil
+		}
 		args = slices.Clone(poolArgs)
 		o.Lab.Nodes = max(o.Lab.Nodes, 3)
 		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
@@ -149,6 +154,15 @@ func (o Options) complete() (Options, error) {
 	}
 	o.Lab.DaemonArgs = append(args, o.Lab.DaemonArgs...)
 	return o, nil
+}
+
+// completeEgress is the same for a lab with egress.
+func (o Options) completeEgress() Options {
+	o.Lab.Nodes = max(o.Lab.Nodes, 3)
+	o.Lab.OperatorArgs = append(slices.Clone(egressOperatorArgs), o.Lab.OperatorArgs...)
+	o.Lab.DaemonArgs = append(slices.Clone(egressArgs), o.Lab.DaemonArgs...)
+	o.Lab.Pools = egressPools()
+	return o
 }
 
 // completeCluster is the same for a lab with kubelets: Berth comes later, by a proof.

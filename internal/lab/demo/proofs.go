@@ -87,8 +87,11 @@ var proofs = []proof{
 // proofsOf are those that are shown in a lab.
 func proofsOf(o lab.Options) []proof {
 	all := proofs
-	if o.Kubelets != nil {
+	switch {
+	case o.Kubelets != nil:
 		all = clusterProofs
+	case o.Egress:
+		all = egressProofs
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !slices.Contains(p.modes, o.Mode) })
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // firstInterface is the one by which the kubelet knows a pod: its packets to the outside leave
@@ -73,6 +74,10 @@ func (b *book) putMember(m member) {
 	}
 	b.members[m.name] = m
 	b.unsaid[m.name] = true
+	if said := b.said[m.uid]; said.state != nil && m.node != nil && sameNode(*said.state, *m.node) {
+		said.state, said.retry = nil, retry.Backoff{}
+		b.said[m.uid] = said
+	}
 	if had && before.same(m) {
 		return
 	}

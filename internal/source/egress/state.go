@@ -20,23 +20,9 @@ const watchDelay = 2 * time.Second
 
 // saying is the last report of an EgressClient.
 type saying struct {
-	state *v1alpha1.EgressClientNode // nil: it failed
-	busy  bool                       // it is under way
-	retry retry.Backoff
-}
-
-// mayBeSaid tells whether a report of a state may go out, and else when; zero: when the one
-// that is under way has ended.
-func (s saying) mayBeSaid(state v1alpha1.EgressClientNode, now time.Time) (bool, time.Time) {
-	switch {
-	case s.busy:
-		return false, time.Time{}
-	case s.state != nil && !sameNode(*s.state, state):
-		return true, time.Time{} // nobody waits for the watch to show what is not so any more
-	case s.retry.Until.After(now):
-		return false, s.retry.Until
-	}
-	return true, time.Time{}
+	state *v1alpha1.EgressClientNode // that the watch has not shown yet; nil: it has, or the report failed
+	busy  bool                       // a report is under way
+	retry retry.Backoff              // of a state: until when the watch has time; else until when no other report goes out
 }
 
 // note takes the outcome of a report.
@@ -128,12 +114,16 @@ func (b *book) holder(m member) (h held, ok bool) {
 // DEL, or while no daemon ran: its addresses may be another's.
 func (b *book) state(m member) *v1alpha1.EgressClientNode {
 	var want v1alpha1.EgressClientNode
+	node := m.node
+	if said := b.said[m.uid].state; said != nil {
+		node = said
+	}
 	h, ok := b.holder(m)
 	switch e := h.rec.Egress; {
-	case !ok && (m.node == nil || m.node.State == v1alpha1.EgressClientGone):
+	case !ok && (node == nil || node.State == v1alpha1.EgressClientGone):
 		return nil
 	case !ok:
-		want = v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone, ContainerID: m.node.ContainerID}
+		want = v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone, ContainerID: node.ContainerID}
 	case h.failed == nil && e != nil && e.State != attachment.EgressSetUp:
 		return nil // it is being changed, and told of then
 	default:
@@ -145,11 +135,11 @@ func (b *book) state(m member) *v1alpha1.EgressClientNode {
 			want.State, want.Egresses = v1alpha1.EgressClientFailed, h.before
 			want.Reason, want.Message = h.failed.reason, source.ASCII(h.failed.message, longestMessage)
 		}
-		if m.node == nil && h.failed == nil && len(want.Egresses) == 0 {
+		if node == nil && h.failed == nil && len(want.Egresses) == 0 {
 			return nil // it is nobody's client, and never was
 		}
 	}
-	if m.node != nil && sameNode(*m.node, want) {
+	if node != nil && sameNode(*node, want) {
 		return nil
 	}
 	return &want
@@ -209,17 +199,18 @@ func (b *book) due(now time.Time, most int) (list []statement, next time.Time) {
 			delete(b.unsaid, name)
 			continue
 		}
-		state, said := b.state(m), b.said[m.uid]
-		if state == nil {
-			if !said.busy {
-				delete(b.unsaid, name)
-			}
-			continue
+		said := b.said[m.uid]
+		if said.state != nil && !said.retry.Until.After(now) {
+			said.state = nil // the watch had its time
+			b.said[m.uid] = said
 		}
-		may, at := said.mayBeSaid(*state, now)
+		state, later := b.state(m), said.retry.Until.After(now)
 		switch {
-		case !may:
-			next = retry.Earliest(now, next, at)
+		case said.busy:
+		case later && (state == nil) == (said.state != nil):
+			next = retry.Earliest(now, next, said.retry.Until)
+		case state == nil:
+			delete(b.unsaid, name)
 		case len(list) < most:
 			said.busy = true
 			b.said[m.uid] = said

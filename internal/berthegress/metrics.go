@@ -1,0 +1,155 @@
+package berthegress
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/metric"
+)
+
+const (
+	counter   = "counter"
+	gauge     = "gauge"
+	histogram = "histogram"
+)
+
+// The metrics.
+var (
+	notReady    = metric.New("berth_egress_not_ready", gauge, "1 while the gateway takes no connections, with the reason: "+clientsUnknown+", "+noFoU+" (the kernel lacks Foo over UDP), "+notForwarded+" (the pod's sysctls) or "+failing+".", "reason")
+	ending      = metric.New("berth_egress_ending", gauge, "1 while the gateway was asked to end and serves the connections that it has.")
+	clients     = metric.New("berth_egress_client_addresses", gauge, "Addresses of clients that are served.", "family")
+	connections = metric.New("berth_egress_connections", gauge, "Connections that the kernel tracks in the pod.")
+	limit       = metric.New("berth_egress_connections_limit", gauge, "How many it can track (net.netfilter.nf_conntrack_max of the node): beyond, packets of new connections are dropped.")
+	refused     = metric.New("berth_egress_connections_refused_total", counter, "Packets that were dropped as their connection had no room.")
+	packets     = metric.New("berth_egress_translated_packets_total", counter, "Packets from clients (out) and answers to them (in).", "direction", "family")
+	bytes       = metric.New("berth_egress_translated_bytes_total", counter, "Bytes of these, from their IP headers on, without the tunnels' headers.", "direction", "family")
+	dropped     = metric.New("berth_egress_dropped_packets_total", counter, "Packets that were dropped: not-a-client, came to the tunnels' port from somebody who is no client, or says to be another; destination, from a client to none of the Egress's destinations; invalid, of no connection that is known, and beginning none; not-forwarded, between clients, to the gateway itself, or from outside and no answer.", "reason", "family")
+	lost        = metric.New("berth_egress_dropped_bytes_total", counter, "Bytes of these.", "reason", "family")
+	apiFailures = metric.New("berth_egress_api_failures_total", counter, "Requests to the Kubernetes API that failed.")
+	failures    = metric.New("berth_egress_apply_failures_total", counter, "Changes of the kernel that failed, or left clients out.")
+	applies     = metric.New("berth_egress_apply_duration_seconds", histogram, "How long changes of the kernel took.")
+
+	families = []metric.Family{notReady, ending, clients, connections, limit, refused, packets, bytes, dropped, lost, apiFailures, failures, applies}
+)
+
+// metrics are those that are counted here; the others are read when they are asked for.
+type metrics struct {
+	failures *prometheus.CounterVec
+	applies  *prometheus.HistogramVec
+}
+
+func newMetrics() metrics {
+	m := metrics{failures.Counter(), applies.Histogram(metric.CallBuckets)}
+	m.failures.WithLabelValues()
+	return m
+}
+
+func (m metrics) all() []prometheus.Collector { return []prometheus.Collector{m.failures, m.applies} }
+
+func (m metrics) applied(took time.Duration, err error) {
+	m.applies.WithLabelValues().Observe(took.Seconds())
+	if err != nil {
+		m.failures.WithLabelValues().Inc()
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (a *agent) Describe(ch chan<- *prometheus.Desc) {
+	for _, f := range families {
+		if f.Name != failures.Name && f.Name != applies.Name {
+			ch <- f.Desc()
+		}
+	}
+}
+
+var familyNames = map[int]string{4: "ipv4", 6: "ipv6"}
+
+// Collect implements prometheus.Collector. What cannot be read is left out, and the scrape has the rest.
+func (a *agent) Collect(ch chan<- prometheus.Metric) {
+	word, _ := a.ready()
+	for _, reason := range []string{clientsUnknown, noFoU, notForwarded, failing} {
+		ch <- notReady.Value(one(word == reason), reason)
+	}
+	a.mu.Lock()
+	served, ends := a.clients, a.state.ending
+	a.mu.Unlock()
+	ch <- ending.Value(one(ends))
+	for f, name := range familyNames {
+		ch <- clients.Value(float64(served[f]), name)
+	}
+	a.book.mu.Lock()
+	failed := a.book.failed
+	a.book.mu.Unlock()
+	ch <- total(apiFailures, failed)
+	if err := errors.Join(a.collectConnections(ch), a.collectPackets(ch)); err != nil {
+		a.log.Debug("metrics of the kernel are left out", "err", err)
+	}
+}
+
+func (a *agent) collectConnections(ch chan<- prometheus.Metric) error {
+	count, most, err := a.kernel.Connections()
+	if err != nil {
+		return err
+	}
+	ch <- connections.Value(float64(count))
+	ch <- limit.Value(float64(most))
+	n, err := a.kernel.ConnectionsRefused()
+	if err != nil {
+		return err
+	}
+	ch <- total(refused, n)
+	return nil
+}
+
+func (a *agent) collectPackets(ch chan<- prometheus.Metric) error {
+	c, err := a.kernel.Counters()
+	if err != nil {
+		return err
+	}
+	for f, name := range familyNames {
+		for _, direction := range []string{gateway.Out, gateway.In} {
+			n := c.Translated[direction][f]
+			ch <- total(packets, n.Packets, direction, name)
+			ch <- total(bytes, n.Bytes, direction, name)
+		}
+		for _, r := range gateway.Reasons {
+			n := c.Dropped[r][f]
+			ch <- total(dropped, n.Packets, string(r), name)
+			ch <- total(lost, n.Bytes, string(r), name)
+		}
+	}
+	return nil
+}
+
+func total(f metric.Family, n uint64, labels ...string) prometheus.Metric {
+	return prometheus.MustNewConstMetric(f.Desc(), prometheus.CounterValue, float64(n), labels...)
+}
+
+func one(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// WriteMetricsReference writes the page docs/reference/egress-metrics.md.
+func WriteMetricsReference(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString(`# Metrics of berth-egress
+
+<!-- Generated from internal/berthegress by "make generate". -->
+
+Served at /metrics on --metrics-address of each gateway in the Prometheus text
+format, besides the Go runtime's and the process's own. Counts of packets and bytes
+go on when the program is restarted in its pod.
+
+`)
+	metric.WriteTable(&b, families)
+	_, err := io.WriteString(w, b.String())
+	return err
+}

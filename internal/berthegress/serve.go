@@ -1,0 +1,27 @@
+package berthegress
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/berthnet/berth/internal/web"
+)
+
+// handler serves metrics and probes.
+func (a *agent) handler() http.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a)
+	for _, c := range a.counts.all() {
+		reg.MustRegister(c)
+	}
+	mux := http.NewServeMux()
+	web.HandleMetrics(mux, reg)
+	web.HandleProbe(mux, "/livez", a.alive)
+	web.HandleProbe(mux, "/readyz", func() error {
+		_, err := a.ready()
+		return err
+	})
+	return mux
+}

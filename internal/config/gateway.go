@@ -1,0 +1,129 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+// Gateway is every setting of berth-egress, parsed and checked.
+type Gateway struct {
+	// Egress
+	EgressName string
+	Namespace  string
+	Kubeconfig string // empty: in the cluster
+
+	// Gateway
+	PodIPs      []netip.Addr
+	Link        string
+	Port        int
+	GracePeriod time.Duration
+	EndDelay    time.Duration
+
+	// Watching
+	MetricsAddr string
+	LogLevel    string
+	LogFormat   string
+
+	// Unknown are environment variables that begin with BERTH_ and mean nothing.
+	Unknown []string
+	// Effective is every setting as it was given, or its default, for people.
+	Effective []introspect.Setting
+}
+
+// Logger logs as the settings ask for.
+func (g Gateway) Logger(w io.Writer) *slog.Logger { return newLogger(w, g.LogLevel, g.LogFormat) }
+
+// NewGatewayLoader registers a flag for every setting of berth-egress.
+func NewGatewayLoader(flags *pflag.FlagSet) *Loader[Gateway] {
+	g := &Gateway{}
+	return newLoader(flags, g, gatewayTable(g), g.finish)
+}
+
+// GatewaySettings are those of berth-egress, in the order of the reference.
+func GatewaySettings() []Setting { return gatewayTable(&Gateway{}) }
+
+// finish fills in what is not set and finds what is wrong with settings together.
+func (g *Gateway) finish(unknown []string, effective []introspect.Setting) []error {
+	g.Unknown, g.Effective = unknown, effective
+	if g.Namespace == "" {
+		text, _ := os.ReadFile(inClusterNamespace) // not there out of a cluster
+		g.Namespace = strings.TrimSpace(string(text))
+	}
+	return wrongTogether([]contradiction{
+		{g.Namespace == "", "--namespace is empty: expected the namespace of the Egress"},
+		{len(g.PodIPs) == 0, "--pod-ips is empty: expected the pod's own addresses, one of a family"},
+		{g.EndDelay > g.GracePeriod, fmt.Sprintf("--end-delay %s is longer than --grace-period %s", g.EndDelay, g.GracePeriod)},
+	})
+}
+
+// gatewayTable lists every setting of berth-egress; parsing writes to g.
+func gatewayTable(g *Gateway) []Setting {
+	return rows([]group{
+		{"Egress", []Setting{
+			{Flag: "egress-name", parse: checked(&g.EgressName, nonEmpty),
+				Doc: "Name of the Egress that this is a gateway of."},
+			{Flag: "namespace", Env: []string{"POD_NAMESPACE"}, parse: text(&g.Namespace),
+				Doc: "Its namespace. Default: the pod's own."},
+			{Flag: "kubeconfig", parse: absolutePath(&g.Kubeconfig, true),
+				Doc: "File that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
+		}},
+		{"Gateway", []Setting{
+			{Flag: "pod-ips", Env: []string{"POD_IPS"}, parse: podIPs(&g.PodIPs),
+				Doc: "The pod's own addresses, separated by commas; the first of each family counts. Clients' tunnels lead there, and the outside sees these."},
+			{Flag: "link", Default: "eth0", parse: checked(&g.Link, nonEmpty),
+				Doc: "The pod's interface that has them."},
+			{Flag: "fou-port", Default: "5555", parse: udpPort(&g.Port),
+				Doc: "UDP port of the tunnels between clients and gateways."},
+			{Flag: "grace-period", Default: "30s", parse: duration(&g.GracePeriod, time.Second, day),
+				Doc: "How long after it was asked to end a gateway serves the connections that it has; what the kubelet gives the pod (terminationGracePeriodSeconds)."},
+			{Flag: "end-delay", Default: "10s", parse: duration(&g.EndDelay, 0, day),
+				Doc: "How long it goes on in any case then, so that clients hear of it and take other gateways. In the last 2 s of grace-period it ends all the same."},
+		}},
+		{"Watching", append([]Setting{
+			{Flag: "metrics-address", Default: ":61690", parse: checked(&g.MetricsAddr, hostPort),
+				Doc: "Where /metrics, /livez and /readyz are served. Nodes of clients connect there too, to notice a gateway that is gone."},
+		}, logSettings(&g.LogLevel, &g.LogFormat)...)},
+	})
+}
+
+// podIPs takes addresses as the downward API writes them (status.podIPs), and keeps the first of each family.
+func podIPs(dst *[]netip.Addr) parser {
+	return parser{func(s string) error {
+		var first [2]netip.Addr
+		for item := range items(s) {
+			a, err := netip.ParseAddr(item)
+			if err != nil || a.Zone() != "" || !a.Unmap().IsGlobalUnicast() {
+				return fmt.Errorf("%q: expected addresses of a host, separated by commas", item)
+			}
+			a = a.Unmap()
+			of := 0
+			if a.Is6() {
+				of = 1
+			}
+			if !first[of].IsValid() {
+				first[of] = a
+			}
+		}
+		*dst = nil
+		for _, a := range first {
+			if a.IsValid() {
+				*dst = append(*dst, a)
+			}
+		}
+		return nil
+	}, Form{Kind: List}}
+}
+
+// WriteGatewayReference writes berth-egress's settings as the page docs/reference/egress-configuration.md.
+func WriteGatewayReference(w io.Writer) error {
+	return writeReference(w, "berth-egress", gatewayTable(&Gateway{}))
+}
