@@ -81,7 +81,7 @@ func split(guest io.Reader, progress func(string)) (all []*outcome, err error) {
 
 // read has go read what the program printed, and sorts it by tests.
 func (o *outcome) read(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json")
+	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-t")
 	cmd.Stdin = bytes.NewReader(o.output)
 	out, err := cmd.Output()
 	if err != nil {
