@@ -149,7 +149,9 @@ func TestBadEgressClientIsRefused(t *testing.T) {
 		{"an Egress without its UID", "{podUID: u, nodeName: a, egresses: [{namespace: a, name: b}]}", "spec.egresses[0].uid", "Required value"},
 		{"an Egress twice", "{podUID: u, nodeName: a, egresses: [{namespace: a, name: b, uid: c}, {namespace: a, name: b, uid: d}]}", "spec.egresses[1]", "Duplicate value"},
 		{"a refusal without a reason", "{podUID: u, nodeName: a, refused: [{namespace: a, name: b, message: c}]}", "spec.refused[0].reason", "Required value"},
-	}, func(t *testing.T, spec string) error { return c.Create(t.Context(), inDefault(t, "EgressClient", "web-0", "spec: "+spec)) })
+	}, func(t *testing.T, spec string) error {
+		return c.Create(t.Context(), inDefault(t, "EgressClient", "web-0", "spec: "+spec))
+	})
 	o := inDefault(t, "EgressClient", "web-0", "spec: {podUID: u, nodeName: a, egresses: [{namespace: a, name: b, uid: c}]}")
 	harness.OK(t, c.Create(t.Context(), o))
 	refuses(t, []refusal{

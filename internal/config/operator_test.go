@@ -24,7 +24,7 @@ func TestOperatorDefaults(t *testing.T) {
 		NodeGoneGrace: time.Minute, ShrinkDelay: time.Minute, ListingInterval: time.Minute, SettleTime: time.Minute,
 		OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
 		IPAM: []string{IPAMENIOperator}, BlockClaimGrace: 2 * time.Minute, NodeMaxPods: 1024,
-		VPCCalls: 8, UnplugGrace: time.Minute, FirstIsPort: true,
+		VPCCalls: 8, UnplugGrace: time.Minute, FirstIsPort: true, EgressPort: 5555,
 		MetricsAddr: "127.0.0.1:61680", IMDSMode: imdsModeIPv4, LogLevel: "info", LogFormat: "text",
 	}
 	if len(o.Effective) != len(operatorTable(&Operator{})) {
@@ -100,4 +100,23 @@ func TestOperatorMistakesAreNamedAtOnce(t *testing.T) {
 func TestLeaseIsCountedInSeconds(t *testing.T) {
 	_, err := loadOperator(t, []string{"--lease-duration=12500ms"}, nil)
 	says(t, err, "whole number of seconds")
+}
+
+// Egress needs no source of addresses, and an image.
+func TestEgressAlone(t *testing.T) {
+	for text, want := range map[string]string{
+		"--ipam= --egress --egress-image=berth-egress:v1":     "",
+		"--ipam=pool --egress --egress-image=berth-egress:v1": "",
+		"--ipam=":          "--ipam is empty",
+		"--ipam= --egress": "--egress needs --egress-image",
+		"--egress --egress-image=berth-egress:v1 --egress-port=0": "--egress-port must be at least 1",
+	} {
+		o, err := loadOperator(t, strings.Fields(text), nil)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+		if err == nil && (!o.Egress || o.EgressImage != "berth-egress:v1" || o.EgressPort != 5555) {
+			t.Errorf("%s: %+v", text, o)
+		}
+	}
 }

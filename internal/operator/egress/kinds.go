@@ -46,14 +46,16 @@ var (
 	budgets  = metadataOf(plan.Budget)
 )
 
-var ofEgresses = hasLabel(v1alpha1.LabelEgress)
+// ofEgresses selects what has the label of an Egress.
+var ofEgresses = labels.NewSelector().Add(labeled(v1alpha1.LabelEgress)...)
 
-func hasLabel(key string) labels.Selector {
+// labeled is that a label is there; nothing where the key is none.
+func labeled(key string) []labels.Requirement {
 	r, err := labels.NewRequirement(key, selection.Exists, nil)
 	if err != nil {
-		panic(err) // the key is one
+		return nil
 	}
-	return labels.NewSelector().Add(*r)
+	return []labels.Requirement{*r}
 }
 
 func metadataOf(kind schema.GroupVersionKind) *watched.Kind {

@@ -156,7 +156,7 @@ func strategy(s *appsv1.DeploymentStrategy) appsv1.DeploymentStrategy {
 func finished(e *v1alpha1.Egress, kind schema.GroupVersionKind, o runtime.Object) *unstructured.Unstructured {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 	if err != nil {
-		panic(fmt.Sprintf("%s as an object without a type: %v", kind.Kind, err)) // types of Kubernetes' own can
+		panic(fmt.Sprintf("%s as an object without a type: %v", kind.Kind, err)) //nolint:forbidigo // types of Kubernetes' own can be converted
 	}
 	delete(fields, "status")
 	delete(fields, "metadata")

@@ -162,6 +162,25 @@ func TestTemplateAdds(t *testing.T) {
 	}
 }
 
+// A gateway that may live for a moment only does not wait for longer.
+func TestShortGrace(t *testing.T) {
+	for spec, want := range map[string]string{`{"terminationGracePeriodSeconds":5}`: "5s", `{"terminationGracePeriodSeconds":0}`: "0s", `{"terminationGracePeriodSeconds":10}`: "", `{}`: ""} {
+		all, problem := Objects(newEgress(template(spec)), settings)
+		if problem != nil {
+			t.Fatal(problem)
+		}
+		got := ""
+		for _, e := range as[appsv1.Deployment](t, all, Deployment).Spec.Template.Spec.Containers[0].Env {
+			if e.Name == "BERTH_END_DELAY" {
+				got = e.Value
+			}
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", spec, got, want)
+		}
+	}
+}
+
 func TestInvalidTemplates(t *testing.T) {
 	for spec, want := range map[string]string{
 		`{"hostNetwork":true}`: "spec.template.spec.hostNetwork: gateways have",

@@ -45,6 +45,10 @@ const (
 // not say.
 const defaultGrace = 60
 
+// endDelay is how long a gateway that is told to end goes on at least, in seconds, unless it
+// is told otherwise (berth-egress, --end-delay).
+const endDelay = 10
+
 // podSpec is what gateways run: the template's spec, merged with what Berth needs by the
 // rules of a strategic merge patch, of which Berth's part is the patch.
 func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
@@ -71,6 +75,10 @@ func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
 		grace = *typed.TerminationGracePeriodSeconds
 	}
 	needs := needed(e.Name, s, grace)
+	if grace < endDelay { // a gateway never waits longer than it may live
+		c := &needs.Containers[0]
+		c.Env = append(c.Env, corev1.EnvVar{Name: "BERTH_END_DELAY", Value: fmt.Sprintf("%ds", grace)})
+	}
 	if typed.SecurityContext == nil || typed.SecurityContext.SeccompProfile == nil {
 		needs.SecurityContext = &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
 	}
