@@ -113,7 +113,7 @@ func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 	if carried != nil {
 		l.Kube.forward, l.Kube.Kubeconfig = carried, control.AdminKubeconfig()
 		// Programs in the lab's namespaces reach it where it would be.
-		l.Kube.ControlPlane = control.At(netip.AddrPortFrom(fabric.APIEndpoint, control.Endpoint().Port()))
+		l.Kube.ControlPlane = control.In(l.RouterPath(), netip.AddrPortFrom(fabric.APIEndpoint, control.Endpoint().Port()))
 	} else if err := l.Kube.open(); err != nil {
 		return fmt.Errorf("open the Kubernetes API to the outside: %w", err)
 	}

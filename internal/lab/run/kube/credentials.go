@@ -126,11 +126,14 @@ func (c *ControlPlane) anonymous() *rest.Config {
 		cfg.Host, cfg.ServerName = c.admin.Host, c.admin.ServerName
 	}
 	if c.Netns != "" {
-		cfg.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return ns.Dial(ctx, c.Netns, network, c.address, netip.Addr{})
-		}
+		cfg.Dial = c.dial
 	}
 	return cfg
+}
+
+// dial connects to the API server in its namespace.
+func (c *ControlPlane) dial(ctx context.Context, network, _ string) (net.Conn, error) {
+	return ns.Dial(ctx, c.Netns, network, c.address, netip.Addr{})
 }
 
 // WriteKubeconfig writes a file from which other programs read cfg, as far as

@@ -47,11 +47,13 @@ func Remote(dir string) (*ControlPlane, error) {
 // RemoteDir names an environment variable with a folder for Remote.
 const RemoteDir = "BERTH_CONTROL_PLANE"
 
-// At is the control plane as programs reach it by another address, at which somebody
-// carries their connections to it.
-func (c *ControlPlane) At(address netip.AddrPort) *ControlPlane {
+// In is the control plane as programs in a network namespace reach it, by an address there
+// at which somebody carries their connections to it.
+func (c *ControlPlane) In(netns string, address netip.AddrPort) *ControlPlane {
 	other := *c
+	other.Netns, other.address = netns, address
 	other.admin = c.Config()
 	other.admin.Host = "https://" + address.String()
+	other.admin.Dial = other.dial
 	return &other
 }
