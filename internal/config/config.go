@@ -208,7 +208,7 @@ func (c *Config) contradictions() []error {
 			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
 		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
 		{c.IPAM != IPAMENIOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
-		{c.IPAM == IPAMENI && c.Kubeconfig != "" && c.PodEvents == PodEventsNever && !c.Egress, "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events and --egress only"},
+		{c.Kubeconfig != "" && !c.asksKubernetes(), "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events and --egress only"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
@@ -223,6 +223,11 @@ func (c *Config) contradictions() []error {
 		out = append(out, c.withoutMeaningWithoutENIs()...)
 	}
 	return out
+}
+
+// asksKubernetes tells whether the daemon uses the Kubernetes API for anything.
+func (c *Config) asksKubernetes() bool {
+	return c.IPAM != IPAMENI || c.PodEvents != PodEventsNever || c.Egress
 }
 
 // contradiction is a condition that must not hold, and what is said where it does.

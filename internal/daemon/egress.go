@@ -183,10 +183,7 @@ func egressNames(rec attachment.Record) (names []string) {
 
 // egressFailure says what came of something that was to be set up of egress.
 func egressFailure(rec attachment.Record, err error) error {
-	what := "setting up the pod's egress"
-	if names := egressNames(rec); len(names) > 0 {
-		what += fmt.Sprintf(" by %v", names)
-	}
+	what := fmt.Sprintf("setting up the pod's egress by %v", egressNames(rec))
 	say := func(code uint, reason string) error {
 		return &Failure{Code: code, Reason: reason, Message: what, Details: err.Error(), Err: err}
 	}

@@ -54,6 +54,6 @@ func inNetnsAt(path string, do func() error) error {
 	if err != nil {
 		return err
 	}
-	defer ns.Close() //nolint:errcheck // nothing was written to it
+	defer ns.Close()
 	return rtnl.InNetns(ns, do)
 }

@@ -260,7 +260,10 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod) err
 			deleted, ended = nil, make(chan error, 1)
 			go func() { ended <- one.Stop(grace) }()
 			continue
-		case <-ended: // one that was killed at the end of its grace period has ended too
+		case err := <-ended:
+			if err != nil {
+				g.lab.Log.Debug("gateway killed at the end of its grace period", "gateway", one.Name, "err", err)
+			}
 			return nil
 		case <-tick.C:
 		}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os/exec"
@@ -70,7 +71,7 @@ func split(guest io.Reader, progress func(string)) (all []*outcome, err error) {
 			}
 			now = nil
 		}
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return all, nil
 		}
 		if err != nil {

@@ -43,7 +43,7 @@ func Prepare(ctx context.Context, say func(string)) (Image, error) {
 	}
 	if dir := os.Getenv(Environment); dir != "" {
 		i := Image(dir)
-		if _, err := os.Stat(i.initrd()); err != nil {
+		if _, err := os.Stat(i.initrd()); err != nil { //nolint:gosec // who runs tests says where the folder is
 			return "", fmt.Errorf("%s is %s, expected a folder that hack/vm.sh --prepare printed: %w", Environment, dir, err)
 		}
 		return i, nil
@@ -90,9 +90,9 @@ func (k kernel) key() string {
 // halfMade is the name of a folder in which an image is being made, or was.
 const halfMade = "half-made"
 
-// prepareIn returns the image of a kernel below dir, which has it made where it is not
+// prepareIn returns the image of a kernel below dir, which has build make it where it is not
 // there yet.
-func prepareIn(ctx context.Context, dir string, k kernel, make func(ctx context.Context, dir string) error) (Image, error) {
+func prepareIn(ctx context.Context, dir string, k kernel, build func(ctx context.Context, dir string) error) (Image, error) {
 	final := filepath.Join(dir, k.key())
 	if _, err := os.Stat(final); err == nil {
 		return Image(final), nil // complete: it got its name last
@@ -115,7 +115,7 @@ func prepareIn(ctx context.Context, dir string, k kernel, make func(ctx context.
 	if err := os.Mkdir(half, 0o755); err != nil {
 		return "", err
 	}
-	if err := make(ctx, half); err != nil {
+	if err := build(ctx, half); err != nil {
 		return "", errors.Join(fmt.Errorf("prepare the virtual machine's kernel: %w", err), os.RemoveAll(half))
 	}
 	if err := os.Rename(half, final); err != nil {

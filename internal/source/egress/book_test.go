@@ -41,7 +41,7 @@ func known(targets ...target) *book {
 	b.listed = map[string]bool{egressClients: true, egresses: true, namespaces: true}
 	b.namespaces[sourcetest.Namespace] = map[string]string{"team": "a"}
 	for _, t := range targets {
-		b.putTarget(t)
+		_ = b.putTarget(t)
 	}
 	return b
 }
@@ -180,16 +180,16 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 		}
 	}
 	touched()
-	b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
+	_ = b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
 	is("a gateway of nat came", 1)
 	if n := len(recs[1].Egress.Egresses[0].Gateways); n != 2 {
 		t.Errorf("pod 1 has %d gateways", n)
 	}
-	b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
+	_ = b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
 	is("nat is as it was")
 	b.putMember(memberOf(3, useNamed("web")))
 	is("pod 3 became a client", 3)
-	b.putTarget(targetWith("web", gatewayNumber(4)))
+	_ = b.putTarget(targetWith("web", gatewayNumber(4)))
 	is("the gateway of web is another", 2, 3)
 	b.dropTarget(useNamed("web").name, "")
 	is("web is deleted", 2, 3)
@@ -198,7 +198,7 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 	}
 	again := targetWith("web", gatewayNumber(5))
 	again.uid = "made-again"
-	b.putTarget(again)
+	_ = b.putTarget(again)
 	is("web is made again", 2, 3)
 	b.putMember(memberOf(2, use{useNamed("web").name, "made-again"}))
 	is("the operator says so", 2)

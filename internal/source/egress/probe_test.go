@@ -181,14 +181,14 @@ func TestProbes(t *testing.T) {
 				if time.Since(begun) > most {
 					t.Fatalf("%s: after %v connections take %v", what, time.Since(begun), takes())
 				}
-				time.Sleep(10 * time.Millisecond)
+				time.Sleep(10 * time.Millisecond) //nolint:forbidigo // virtual time
 			}
 			if took := time.Since(begun); took < least {
 				t.Errorf("%s: after %v already", what, took)
 			}
 		}
 		within("all answer", 0, 0, "gw-0001", "gw-0002")
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) //nolint:forbidigo // virtual time
 		net.mu.Lock()
 		for _, a := range []netip.Addr{one.addrs[0], one.addrs[1], two.addrs[0]} {
 			if n := net.asked[a]; n < 50 || n > 70 {
@@ -201,7 +201,7 @@ func TestProbes(t *testing.T) {
 		net.mu.Unlock()
 
 		net.set(true, one.addrs[0])
-		time.Sleep(10 * time.Second)
+		time.Sleep(10 * time.Second) //nolint:forbidigo // virtual time
 		within("one family is away", 0, 0, "gw-0001", "gw-0002")
 		select {
 		case <-c.news: // of before
@@ -232,7 +232,7 @@ func TestProbes(t *testing.T) {
 		net.mu.Lock()
 		clear(net.asked)
 		net.mu.Unlock()
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) //nolint:forbidigo // virtual time
 		net.mu.Lock()
 		if len(net.asked) > 0 {
 			t.Errorf("nobody uses them, and asked were %v", net.asked)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -72,7 +73,7 @@ func (c *Controller) pod(ctx context.Context, key types.NamespacedName) (*corev1
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read pod %s from the cache: %w", key, err)
 	}
-	if err != nil || ended(p) {
+	if apierrors.IsNotFound(err) || ended(p) {
 		return nil, nil
 	}
 	return p, nil

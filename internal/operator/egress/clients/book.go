@@ -101,9 +101,9 @@ func (b *book) learn(ref membership.Ref, now *plan.Egress) (before *plan.Egress)
 	return before
 }
 
-// account is that of an Egress as it is known, made anew if it is another of its name. The
-// lock is held. Nil: there is nothing to account for.
-func (b *book) account(ref membership.Ref) *account {
+// account has an account of an Egress as it is known, made anew if it is another of its name,
+// where there is something to account for. The lock is held.
+func (b *book) account(ref membership.Ref) {
 	uid := ""
 	if e := b.egresses.Get(ref); e != nil {
 		uid = e.UID
@@ -111,7 +111,7 @@ func (b *book) account(ref membership.Ref) *account {
 	a := b.accounts[ref]
 	switch {
 	case a == nil && uid == "":
-		return nil
+		return
 	case a == nil:
 		a = newAccount(uid)
 		b.accounts[ref] = a
@@ -126,9 +126,8 @@ func (b *book) account(ref membership.Ref) *account {
 	}
 	if a.uid == "" && len(a.stale) == 0 {
 		delete(b.accounts, ref)
-		return nil
+		return
 	}
-	return a
 }
 
 // note takes in what a pod is to its Egresses, and returns those of which a slice or the

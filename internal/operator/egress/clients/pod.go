@@ -141,7 +141,7 @@ func (c *Controller) make(ctx context.Context, s scene) (*v1alpha1.EgressClient,
 // change has an EgressClient say which Egresses its pod uses by now.
 func (c *Controller) change(ctx context.Context, s scene) error {
 	spec := map[string]any{"egresses": s.decision.Egresses, "refused": s.decision.Refused}
-	err := c.patch(ctx, s.o, "operator.egressclient.change", map[string]any{"spec": spec}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
+	err := c.patch(s.o, "operator.egressclient.change", map[string]any{"spec": spec}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
 		return c.client.Patch(ctx, o, patch, client.FieldOwner(v1alpha1.OwnerOperator))
 	})
 	if err != nil {
@@ -166,7 +166,7 @@ func (c *Controller) sayReady(ctx context.Context, s scene, o *v1alpha1.EgressCl
 		return nil
 	}
 	status := map[string]any{"conditions": after}
-	err := c.patch(ctx, o, "operator.egressclient.ready", map[string]any{"status": status}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
+	err := c.patch(o, "operator.egressclient.ready", map[string]any{"status": status}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
 		return c.client.Status().Patch(ctx, o, patch, client.FieldOwner(v1alpha1.OwnerOperator))
 	})
 	if err != nil {
@@ -177,7 +177,7 @@ func (c *Controller) sayReady(ctx context.Context, s scene, o *v1alpha1.EgressCl
 
 // patch changes an EgressClient, if it is still the same object. Nobody else writes the same
 // fields, so that it may have changed otherwise.
-func (c *Controller) patch(ctx context.Context, o *v1alpha1.EgressClient, point string, what map[string]any, do func(*v1alpha1.EgressClient, client.Patch) error) error {
+func (c *Controller) patch(o *v1alpha1.EgressClient, point string, what map[string]any, do func(*v1alpha1.EgressClient, client.Patch) error) error {
 	what["metadata"] = map[string]any{"uid": o.UID}
 	body, err := json.Marshal(what)
 	if err != nil {
