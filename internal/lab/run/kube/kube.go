@@ -56,11 +56,12 @@ type Options struct {
 
 // Workloads are the options of a control plane whose Deployments and such have pods that somebody
 // runs who is no kubelet: with controllers, but for the one that wants to hear of each node every
-// ten seconds, and a scheduler; pods need no service account.
+// ten seconds and takes the taint off that new nodes get, which they do not get therefore, and a
+// scheduler; pods need no service account.
 func (o Options) Workloads() Options {
 	o.Controllers, o.Scheduler, o.DualStack = true, true, true
 	o.ControllerArgs = append(o.ControllerArgs, "--controllers=*,-node-lifecycle-controller")
-	o.APIServerArgs = append(o.APIServerArgs, "--disable-admission-plugins=ServiceAccount")
+	o.APIServerArgs = append(o.APIServerArgs, "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition")
 	return o
 }
 
