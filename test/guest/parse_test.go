@@ -25,7 +25,7 @@ func script(root, dir string, all []found) string {
 	var b strings.Builder
 	for i, p := range all {
 		fmt.Fprintf(&b, "echo '%sbegin %s'\n", mark, p.dir)
-		fmt.Fprintf(&b, "(cd '%s/%s' && exec '%s/%d.test' -test.v=test2json -test.timeout=20m -test.run='^(%s)$') 2>&1\n", root, p.dir, dir, i, strings.Join(p.tests, "|"))
+		fmt.Fprintf(&b, "(cd '%s/%s' && exec '%s/%d.test' -test.v=test2json -test.short -test.timeout=40m -test.run='^(%s)$') 2>&1\n", root, p.dir, dir, i, strings.Join(p.tests, "|"))
 		fmt.Fprintf(&b, "code=$?; printf '\\n%send %%d\\n' $code\n", mark)
 	}
 	return b.String()

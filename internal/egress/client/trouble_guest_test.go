@@ -5,6 +5,7 @@ package client
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -65,7 +66,14 @@ func TestEndsAtEachStep(t *testing.T) {
 			list, err := w.steps(way.to, nil)
 			w.must(err)
 			want := stateOf(t)
-			for i := range list {
+			// All of them take minutes in a machine that is emulated.
+			first, stride := 0, 1
+			if testing.Short() {
+				stride = 6
+				first = rand.IntN(stride)
+				t.Logf("steps %d, %d ... of %d", first, first+stride, len(list))
+			}
+			for i := first; i < len(list); i += stride {
 				begin()
 				done := 0
 				stop := errors.New("ended")

@@ -158,8 +158,7 @@ func (o Options) complete() (Options, error) {
 
 // completeEgress is the same for a lab with egress.
 func (o Options) completeEgress() Options {
-	o.Lab.Nodes = max(o.Lab.Nodes, 3)
-	o.Lab.OperatorArgs = append(slices.Clone(egressOperatorArgs), o.Lab.OperatorArgs...)
+	o.Lab.Nodes, o.Lab.RestartOperators = max(o.Lab.Nodes, 3), true
 	o.Lab.DaemonArgs = append(slices.Clone(egressArgs), o.Lab.DaemonArgs...)
 	o.Lab.Pools = egressPools()
 	return o

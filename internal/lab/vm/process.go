@@ -59,6 +59,9 @@ func (p *process) wait() error {
 	return p.err
 }
 
+// priority is QEMU's (nice(2)).
+const priority = -10
+
 // start starts QEMU, where the machine has ways to and from the host in a network
 // namespace of its own. The thread that starts it stays until it ends: the kernel ends
 // the process with it (prctl(2), PR_SET_PDEATHSIG), and so when the caller dies.
@@ -67,7 +70,10 @@ func (m Machine) start(cmd *exec.Cmd) (*process, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // an interrupt of the terminal's is for the caller
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good where the thread enters another namespace
+		runtime.LockOSThread() // for good: the thread has another priority from here on
+		// Emulated, all takes ten times as long: who waits for a machine among others that are
+		// busy would wait for very long. It is no error where this is not permitted.
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, priority)
 		if m.network() {
 			ways, err := m.enterNetwork()
 			if err != nil {
@@ -75,8 +81,6 @@ func (m Machine) start(cmd *exec.Cmd) (*process, error) {
 				return
 			}
 			defer ways.close()
-		} else {
-			defer runtime.UnlockOSThread()
 		}
 		if err := cmd.Start(); err != nil {
 			started <- err
