@@ -50,13 +50,13 @@ func working(t *testing.T, a *agent) (end context.CancelFunc, ended <-chan time.
 	})
 	go func() {
 		defer close(over)
-		var asked time.Time
-		context.AfterFunc(ctx, func() { asked = time.Now() })
+		asked := make(chan time.Time, 1)
+		context.AfterFunc(ctx, func() { asked <- time.Now() })
 		idle := func(ctx context.Context) { <-ctx.Done() }
 		if err := a.run(ctx, idle, func(ctx context.Context) error { idle(ctx); return nil }); err != nil {
 			t.Error(err)
 		}
-		done <- time.Since(asked)
+		done <- time.Since(<-asked)
 	}()
 	synctest.Wait()
 	return cancel, done

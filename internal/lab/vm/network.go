@@ -57,20 +57,26 @@ func (m Machine) enterNetwork() (_ *ways, err error) {
 			w.close()
 		}
 	}()
+	offered := map[uint16]net.Listener{}
 	for port, at := range m.Offer { // before the thread leaves the host's namespace
-		l, err := net.Listen("tcp", at.String())
-		if err != nil {
+		if offered[port], err = net.Listen("tcp", at.String()); err != nil {
+			delete(offered, port)
+			closeListeners(offered)
 			return nil, fmt.Errorf("listen for port %d of the guest: %w", port, err)
 		}
-		w.carried = append(w.carried, forward.Start(l, func(ctx context.Context) (net.Conn, error) {
-			return ns.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d", w.netns.Fd()), "tcp", netip.AddrPortFrom(loopback, port), netip.Addr{})
-		}))
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		closeListeners(offered)
 		return nil, fmt.Errorf("make a network namespace for the way to the host (this takes root): %w", err)
 	}
 	if w.netns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+		closeListeners(offered)
 		return nil, err
+	}
+	for port, l := range offered {
+		w.carried = append(w.carried, forward.Start(l, func(ctx context.Context) (net.Conn, error) {
+			return ns.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d", w.netns.Fd()), "tcp", netip.AddrPortFrom(loopback, port), netip.Addr{})
+		}))
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
@@ -89,6 +95,12 @@ func (m Machine) enterNetwork() (_ *ways, err error) {
 		}))
 	}
 	return w, nil
+}
+
+func closeListeners(listeners map[uint16]net.Listener) {
+	for _, l := range listeners {
+		_ = l.Close()
+	}
 }
 
 func (w *ways) close() {
