@@ -59,6 +59,11 @@ func TestEgressAlone(t *testing.T) {
 	}
 	_, log, _ := strings.Cut(o.LogTail(1000), "leading:") // before, the API server may not know the roles
 	for _, line := range strings.Split(log, "\n") {
+		// Another test installed this policy without egress, and the API server takes a while
+		// to read it anew: an Event may come before.
+		if strings.Contains(line, "ValidatingAdmissionPolicy 'berth-operator-leads-and-tells'") {
+			continue
+		}
 		if strings.Contains(line, "orbidden") || strings.Contains(line, "level=ERROR") {
 			t.Errorf("the operator logs: %s", line)
 		}
