@@ -234,7 +234,8 @@ type EgressStatus struct {
 	ServiceIPs []string `json:"serviceIPs,omitempty"`
 
 	// Gateways are the gateways that clients' tunnels may lead to, by which the nodes set
-	// tunnels up: those that are ready, and those that end and still serve connections.
+	// tunnels up: those that are ready, those that end and still serve connections, and those
+	// whose program is being started again.
 	// +listType=map
 	// +listMapKey=uid
 	// +kubebuilder:validation:MaxItems=1024
@@ -263,7 +264,8 @@ type EgressGateway struct {
 	// +kubebuilder:validation:MaxItems=2
 	Addresses []string `json:"addresses"`
 
-	// Ending tells that it takes no new connections, and serves those that it has.
+	// Ending tells that it is to get no new connections, and serves those that it has: it ends, or
+	// its program is being started again while others are ready.
 	// +optional
 	Ending bool `json:"ending,omitempty"`
 }

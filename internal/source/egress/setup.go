@@ -48,12 +48,21 @@ func (OfPods) Forwards(netnsPath string) error { return datapath.CheckForwarding
 // Supported implements Kernel.
 func (OfPods) Supported() error { return client.Supported() }
 
+// isGateway tells whether the tunnels in a pod's namespace are a gateway's own, which have the
+// names of a client's: they are not this node's to compare or take away.
+func isGateway(rec attachment.Record) bool {
+	return rec.Egress != nil && rec.Egress.Forward && len(rec.Egress.Egresses) == 0
+}
+
 // Apply implements daemon.Egress.
 func (c *Clients) Apply(ctx context.Context, rec attachment.Record) error {
 	if rec.Egress != nil && rec.Egress.Forward {
 		if err := c.cfg.Kernel.Forward(rec.Netns.Path); err != nil {
 			return err
 		}
+	}
+	if isGateway(rec) {
+		return nil
 	}
 	return c.cfg.Kernel.Apply(ctx, rec.Netns.Path, c.setup(rec))
 }
@@ -65,11 +74,17 @@ func (c *Clients) Check(ctx context.Context, rec attachment.Record) error {
 			return err
 		}
 	}
+	if isGateway(rec) {
+		return nil
+	}
 	return c.cfg.Kernel.Check(ctx, rec.Netns.Path, c.setup(rec))
 }
 
 // Clear implements daemon.Egress. That a namespace forwards goes with it.
 func (c *Clients) Clear(ctx context.Context, rec attachment.Record) error {
+	if isGateway(rec) {
+		return nil
+	}
 	rec.Egress = nil
 	if err := c.cfg.Kernel.Apply(ctx, rec.Netns.Path, c.setup(rec)); !errors.Is(err, datapath.ErrNoNetns) {
 		return err

@@ -25,15 +25,22 @@ func IsGateway(egress string, p *corev1.Pod) bool {
 		owner != nil && owner.Kind == "ReplicaSet" && strings.HasPrefix(owner.Name, egress+"-")
 }
 
-// Gateways are those pods of an Egress that clients' tunnels may lead to, by name: the ones
-// that are ready, and the ones that are deleted and still answer their probe, which end.
-func Gateways(pods []*corev1.Pod) (out []v1alpha1.EgressGateway) {
+// Gateways are those pods of an Egress that clients' tunnels may lead to, by name: the ones that are
+// ready; the ones that are deleted and still answer their probe, which end; and of those that were
+// gateways before the ones whose program is being started again. The kernel passes on what these
+// serve meanwhile, so connections stay with them, and new ones go there where no gateway is ready.
+func Gateways(pods []*corev1.Pod, before []v1alpha1.EgressGateway) (out []v1alpha1.EgressGateway) {
+	others := readyGateways(pods) > 0
 	for _, p := range pods {
 		addresses := addressesOf(p)
-		if !isReady(p) || len(addresses) == 0 {
+		was := slices.ContainsFunc(before, func(g v1alpha1.EgressGateway) bool { return g.UID == string(p.UID) })
+		again := was && startsAgain(p)
+		if !isReady(p) && !again || len(addresses) == 0 {
 			continue
 		}
-		out = append(out, v1alpha1.EgressGateway{Name: p.Name, UID: string(p.UID), Addresses: addresses, Ending: p.DeletionTimestamp != nil})
+		out = append(out, v1alpha1.EgressGateway{
+			Name: p.Name, UID: string(p.UID), Addresses: addresses, Ending: p.DeletionTimestamp != nil || again && others,
+		})
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.EgressGateway) int {
 		return cmp.Or(boolCompare(a.Ending, b.Ending), cmp.Compare(a.Name, b.Name))
@@ -62,6 +69,24 @@ func replicasOf(pods []*corev1.Pod) (n int32) {
 		}
 	}
 	return n
+}
+
+// readyGateways is how many pods take new connections.
+func readyGateways(pods []*corev1.Pod) (n int32) {
+	for _, p := range pods {
+		if isReady(p) && p.DeletionTimestamp == nil && len(addressesOf(p)) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// startsAgain tells whether the program of a pod that stays is away for a moment: its kubelet says
+// that its container is not ready. Of a node that is gone only the controller of nodes speaks, and
+// of the pod alone.
+func startsAgain(p *corev1.Pod) bool {
+	c := condition(p, corev1.ContainersReady)
+	return p.DeletionTimestamp == nil && !isReady(p) && c != nil && c.Status == corev1.ConditionFalse
 }
 
 func isReady(p *corev1.Pod) bool {

@@ -29,12 +29,7 @@ const maxMessage = 1024
 func Status(e *v1alpha1.Egress, seen Seen, now metav1.Time) v1alpha1.EgressStatus {
 	st := v1alpha1.EgressStatus{
 		ObservedGeneration: e.Generation, Replicas: replicasOf(seen.Pods), Selector: Selector(e.Name),
-		Gateways: Gateways(seen.Pods), ServiceIPs: serviceIPs(seen.Service),
-	}
-	for _, g := range st.Gateways {
-		if !g.Ending {
-			st.ReadyGateways++
-		}
+		Gateways: Gateways(seen.Pods, e.Status.Gateways), ReadyGateways: readyGateways(seen.Pods), ServiceIPs: serviceIPs(seen.Service),
 	}
 	for _, c := range []metav1.Condition{available(e, &st, seen), serviceReady(seen)} {
 		if was := meta.FindStatusCondition(e.Status.Conditions, c.Type); was != nil {

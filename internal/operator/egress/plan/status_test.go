@@ -66,7 +66,7 @@ func TestGateways(t *testing.T) {
 	got := Gateways([]*corev1.Pod{
 		gateway("c", "10.0.0.3", "10.0.0.4", "2001:db8::3"), unreadied(gateway("b", "10.0.0.2")), ended(gateway("a", "10.0.0.1")),
 		ended(unreadied(gateway("d", "10.0.0.5"))), gateway("e"), gateway("f", "what"),
-	})
+	}, nil)
 	want := []v1alpha1.EgressGateway{
 		{Name: "a", UID: "uid-a", Addresses: []string{"10.0.0.1"}, Ending: true},
 		{Name: "c", UID: "uid-c", Addresses: []string{"10.0.0.3", "2001:db8::3"}},
@@ -82,7 +82,7 @@ func TestGateways(t *testing.T) {
 		}
 		many = append(many, p)
 	}
-	got = Gateways(many)
+	got = Gateways(many, nil)
 	ready := 0
 	for _, g := range got {
 		if !g.Ending {
@@ -91,6 +91,40 @@ func TestGateways(t *testing.T) {
 	}
 	if len(got) != 1024 || ready != 900 {
 		t.Errorf("of 1100 pods, 900 of them ready, there are %d gateways, %d of them ready", len(got), ready)
+	}
+}
+
+// A gateway whose program is killed keeps its connections while it starts again.
+func TestGatewaysWhoseProgramStartsAgain(t *testing.T) {
+	starting := func(name, address string) *corev1.Pod {
+		p := unreadied(gateway(name, address))
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.ContainersReady, Status: corev1.ConditionFalse})
+		return p
+	}
+	lost := unreadied(gateway("lost", "10.0.0.4"))
+	lost.Status.Conditions = append(lost.Status.Conditions, corev1.PodCondition{Type: corev1.ContainersReady, Status: corev1.ConditionTrue})
+	a := v1alpha1.EgressGateway{Name: "a", UID: "uid-a", Addresses: []string{"10.0.0.1"}}
+	b := v1alpha1.EgressGateway{Name: "b", UID: "uid-b", Addresses: []string{"10.0.0.2"}}
+	away := a
+	away.Ending = true
+	for name, tt := range map[string]struct {
+		pods         []*corev1.Pod
+		before, want []v1alpha1.EgressGateway
+	}{
+		"beside one that is ready": {[]*corev1.Pod{starting("a", "10.0.0.1"), gateway("b", "10.0.0.2")}, []v1alpha1.EgressGateway{a, b}, []v1alpha1.EgressGateway{away, b}},
+		"the only one":             {[]*corev1.Pod{starting("a", "10.0.0.1")}, []v1alpha1.EgressGateway{away}, []v1alpha1.EgressGateway{a}},
+		"never was a gateway":      {[]*corev1.Pod{starting("a", "10.0.0.1"), gateway("b", "10.0.0.2")}, []v1alpha1.EgressGateway{b}, []v1alpha1.EgressGateway{b}},
+		"ends and is away":         {[]*corev1.Pod{ended(starting("a", "10.0.0.1")), gateway("b", "10.0.0.2")}, []v1alpha1.EgressGateway{a, b}, []v1alpha1.EgressGateway{b}},
+		"its node does not answer": {[]*corev1.Pod{lost, gateway("b", "10.0.0.2")}, []v1alpha1.EgressGateway{{Name: "lost", UID: "uid-lost"}, b}, []v1alpha1.EgressGateway{b}},
+		"its sandbox is made anew": {[]*corev1.Pod{starting("a", "what"), gateway("b", "10.0.0.2")}, []v1alpha1.EgressGateway{a, b}, []v1alpha1.EgressGateway{b}},
+	} {
+		if d := cmp.Diff(tt.want, Gateways(tt.pods, tt.before)); d != "" {
+			t.Errorf("%s: -want +got:\n%s", name, d)
+		}
+	}
+	e := &v1alpha1.Egress{Status: v1alpha1.EgressStatus{Gateways: []v1alpha1.EgressGateway{a}}}
+	if st := Status(e, Seen{Pods: []*corev1.Pod{starting("a", "10.0.0.1")}}, metav1.Now()); st.ReadyGateways != 0 || len(st.Gateways) != 1 {
+		t.Errorf("the only gateway starts again: %d are ready of %v", st.ReadyGateways, st.Gateways)
 	}
 }
 
