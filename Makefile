@@ -21,8 +21,9 @@ endif
 
 # make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
 # "operator" (one for the cluster), "pool": addresses of pools in place of
-# EC2's, or "port": ports of a real Neutron. The last three build a Kubernetes control plane the first time. "cluster" is a
-# whole cluster with containerd, kubelet and kube-proxy on its nodes, CLUSTER_MODE is
+# EC2's, "egress": the same with gateways to the outside, or "port": ports of a real
+# Neutron. All but the first build a Kubernetes control plane the first time. "cluster" is a whole
+# cluster with containerd, kubelet and kube-proxy on its nodes, CLUSTER_MODE is
 # where its addresses come from, and CONTAINERD=2 takes containerd 2 in place of
 # Debian's. KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
 MODE       ?= node
@@ -101,7 +102,7 @@ check-images: ## Fail when the images depend on anything but the sources
 	@hack/check-images.sh
 
 .PHONY: demo
-demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, MODE=port, MODE=cluster, KEEP=1)
+demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, MODE=egress, MODE=port, MODE=cluster, KEEP=1)
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else

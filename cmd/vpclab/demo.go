@@ -43,6 +43,9 @@ mode. Exits with 0 when every proof passed.`,
 			if !slices.Contains(lab.Modes, mode) {
 				return fmt.Errorf("--mode %q: want %s or one of %v", f.mode, egressMode, lab.Modes)
 			}
+			if egress && keep {
+				return fmt.Errorf("--keep with --mode %s: the lab ends with its virtual machine, leave it out", egressMode)
+			}
 			if err := f.absolute(); err != nil {
 				return err
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/egress/client"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
 	"github.com/berthnet/berth/test/harness"
@@ -116,6 +117,14 @@ func TestKernel(t *testing.T) {
 	}
 	harness.OK(t, c.Apply(ctx, rec))
 	harness.OK(t, c.Check(ctx, rec))
+	// What is in a gateway's namespace has the names of a client's tunnels, and is the gateway's.
+	k.applied[rec.Netns.Path] = client.Setup{}
+	harness.OK(t, c.Apply(ctx, rec))
+	harness.OK(t, c.Check(ctx, rec))
+	harness.OK(t, c.Clear(ctx, rec))
+	if len(k.applied) != 1 {
+		t.Error("a gateway's tunnels are taken away")
+	}
 	k.err = errors.New("no memory")
 	if c.Apply(ctx, rec) == nil || c.Supported(ctx) == nil {
 		t.Error("the kernel's error is not told")
