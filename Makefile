@@ -45,7 +45,7 @@ TEST_FLAGS   ?=
 TEST_TIMEOUT ?= 45m
 
 # make e2e: packages, each of which is tested alone.
-E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/cluster
+E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
 
 # make conformance: one cluster after the other in each of these modes;
 # CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
@@ -128,7 +128,7 @@ soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_
 # Both mount cgroups for themselves, so each has a sandbox of its own.
 .PHONY: e2e
 e2e: ## Run the tests against real container runtimes, and those of whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
-	@hack/deps.sh test e2e cluster neutron
+	@hack/deps.sh test e2e cluster neutron vm
 	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
 	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
@@ -191,7 +191,7 @@ check-docs:
 .PHONY: vet
 vet:
 	go vet ./...
-	go vet -tags=guest,grpcnotrace ./...
+	go vet -tags=guest,e2e,grpcnotrace ./...
 	for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; *) go -C "$$module" vet ./... ;; esac; done
 
 .PHONY: golangci

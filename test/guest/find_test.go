@@ -15,8 +15,12 @@ import (
 	"testing/fstest"
 )
 
-// tag is that of files with tests for the guest.
-const tag = "guest"
+// tag is that of files with tests for the guest; those that have longTag too take minutes, and are
+// run by make e2e only (long).
+const (
+	tag     = "guest"
+	longTag = "e2e"
+)
 
 // found are the tests for the guest of one package.
 type found struct {
@@ -25,8 +29,8 @@ type found struct {
 }
 
 // find finds the tests for the guest: those of *_test.go files with a build constraint
-// that needs the tag.
-func find(module fs.FS) ([]found, error) {
+// that needs the tag, and with long also those that need longTag besides.
+func find(module fs.FS, long bool) ([]found, error) {
 	tests := map[string][]string{}
 	err := fs.WalkDir(module, ".", func(name string, entry fs.DirEntry, err error) error {
 		base := path.Base(name)
@@ -42,7 +46,7 @@ func find(module fs.FS) ([]found, error) {
 			return nil
 		}
 		source, err := fs.ReadFile(module, name)
-		if err != nil || !needsGuest(string(source)) {
+		if err != nil || !needsGuest(string(source), long) {
 			return err
 		}
 		names, err := testsOf(name, source)
@@ -62,8 +66,8 @@ func find(module fs.FS) ([]found, error) {
 	return all, nil
 }
 
-// needsGuest tells whether a file is built only with the tag.
-func needsGuest(source string) bool {
+// needsGuest tells whether a file is built with the tag, and longTag if long, and not without the tag.
+func needsGuest(source string, long bool) bool {
 	lines := bufio.NewScanner(strings.NewReader(source))
 	for lines.Scan() {
 		line := lines.Text()
@@ -74,7 +78,8 @@ func needsGuest(source string) bool {
 			continue
 		}
 		expr, err := constraint.Parse(line)
-		return err == nil && expr.Eval(func(string) bool { return true }) && !expr.Eval(func(t string) bool { return t != tag })
+		with := func(t string) bool { return t != longTag || long }
+		return err == nil && expr.Eval(with) && !expr.Eval(func(t string) bool { return t != tag && with(t) })
 	}
 	return false
 }
@@ -100,6 +105,7 @@ func TestFind(t *testing.T) {
 	for name, head := range map[string]string{
 		"a/one_test.go":           "//go:build guest",
 		"a/two_test.go":           "// Comment.\n\n//go:build linux && guest",
+		"a/long_test.go":          "//go:build guest && e2e",
 		"a/host_test.go":          "// Package p is.",
 		"a/not_test.go":           "//go:build !guest",
 		"b/either_test.go":        "//go:build guest || e2e",
@@ -111,12 +117,16 @@ func TestFind(t *testing.T) {
 		title := strings.ToUpper(path.Base(name)[:1]) + strings.TrimSuffix(path.Base(name)[1:], "_test.go")
 		module[name] = &fstest.MapFile{Data: fmt.Appendf(nil, head+code, title)}
 	}
-	got, err := find(module)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []found{{"a", []string{"TestOne", "TestTwo"}}, {"c/d", []string{"TestThree"}}}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("found %v, want %v", got, want)
+	for long, want := range map[bool][]found{
+		false: {{"a", []string{"TestOne", "TestTwo"}}, {"b", []string{"TestEither"}}, {"c/d", []string{"TestThree"}}},
+		true:  {{"a", []string{"TestLong", "TestOne", "TestTwo"}}, {"c/d", []string{"TestThree"}}},
+	} {
+		got, err := find(module, long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("long %t: found %v, want %v", long, got, want)
+		}
 	}
 }

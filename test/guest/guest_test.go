@@ -29,7 +29,7 @@ import (
 // packages run meanwhile.
 const (
 	cpus   = 1
-	memory = 3072 // MiB
+	memory = 4096 // MiB
 )
 
 // root is the module's, from this package.
@@ -38,7 +38,7 @@ const root = "../.."
 // TestGuest has a subtest for each test that was run in the machine, below that of its
 // package.
 func TestGuest(t *testing.T) {
-	all, err := find(os.DirFS(root))
+	all, err := find(os.DirFS(root), long)
 	harness.OK(t, err)
 	if len(all) == 0 {
 		t.Fatal("no package has tests for the guest")
@@ -62,7 +62,7 @@ func TestGuest(t *testing.T) {
 	m := vm.Machine{Image: image, CPUs: cpus, Memory: memory, Booted: func(time.Duration) { progress("it has booted") }}
 	env := append(api.Join(&m), "PATH="+os.Getenv("PATH"), "HOME=/root", "BERTH_TEST_BIN="+filepath.Join(dir, "bin"))
 
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 40*time.Minute, errors.New("the tests in the guest take too long"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), within, errors.New("the tests in the guest take too long"))
 	defer cancel()
 	output, guest := io.Pipe()
 	ended := make(chan error, 1)
@@ -71,7 +71,7 @@ func TestGuest(t *testing.T) {
 		_ = guest.Close()
 		ended <- err
 	}()
-	outcomes, err := split(output, func(dir string) { progress("testing " + dir) })
+	outcomes, err := split(output, func(what string) { progress("testing " + what) })
 	harness.OK(t, err)
 	if err := <-ended; err != nil {
 		t.Error(err)
@@ -93,6 +93,10 @@ func TestGuest(t *testing.T) {
 // which would make the machine ten times as slow once more.
 func build(t *testing.T, module, dir string, all []found) {
 	t.Helper()
+	tags := "guest,grpcnotrace"
+	if long {
+		tags += "," + longTag
+	}
 	g, ctx := errgroup.WithContext(t.Context())
 	g.SetLimit(runtime.NumCPU())
 	run := func(args ...string) error {
@@ -106,7 +110,7 @@ func build(t *testing.T, module, dir string, all []found) {
 	}
 	for i, p := range all {
 		g.Go(func() error {
-			return run("test", "-c", "-trimpath", "-tags=guest,grpcnotrace", "-ldflags=-s -w", "-o", filepath.Join(dir, fmt.Sprint(i)+".test"), "./"+p.dir)
+			return run("test", "-c", "-trimpath", "-tags="+tags, "-ldflags=-s -w", "-o", filepath.Join(dir, fmt.Sprint(i)+".test"), "./"+p.dir)
 		})
 	}
 	if programs := needed(t, module, all); len(programs) > 0 {

@@ -25,7 +25,7 @@ func script(root, dir string, all []found) string {
 	var b strings.Builder
 	for i, p := range all {
 		fmt.Fprintf(&b, "echo '%sbegin %s'\n", mark, p.dir)
-		fmt.Fprintf(&b, "(cd '%s/%s' && exec '%s/%d.test' -test.v=test2json -test.short -test.timeout=40m -test.run='^(%s)$') 2>&1\n", root, p.dir, dir, i, strings.Join(p.tests, "|"))
+		fmt.Fprintf(&b, "(cd '%s/%s' && exec '%s/%d.test' -test.v=test2json -test.short -test.timeout=%s -test.run='^(%s)$') 2>&1\n", root, p.dir, dir, i, within, strings.Join(p.tests, "|"))
 		fmt.Fprintf(&b, "code=$?; printf '\\n%send %%d\\n' $code\n", mark)
 	}
 	return b.String()
@@ -48,7 +48,11 @@ type result struct {
 	output strings.Builder // with that of its subtests
 }
 
-// split splits the output of the script by its marks; progress is told of each package.
+// started begins a line about a test that is begun, in the output of a test program.
+const started = "\x16=== RUN   "
+
+// split splits the output of the script by its marks; progress is told of each package, and with long
+// of each test.
 func split(guest io.Reader, progress func(string)) (all []*outcome, err error) {
 	var now *outcome
 	r := bufio.NewReader(guest)
@@ -59,6 +63,9 @@ func split(guest io.Reader, progress func(string)) (all []*outcome, err error) {
 		case !strings.HasPrefix(line, mark):
 			if now != nil {
 				now.output = append(now.output, line...)
+				if test, ok := strings.CutPrefix(strings.TrimSpace(line), started); ok && long && !strings.Contains(test, "/") {
+					progress(now.dir + " " + test)
+				}
 			}
 		case len(words) == 2 && words[0] == "begin":
 			now = &outcome{dir: words[1]}
@@ -165,7 +172,8 @@ func TestSplit(t *testing.T) {
 		mark + "begin c\nhalf"
 	var told []string
 	all, err := split(strings.NewReader(guest), func(dir string) { told = append(told, dir) })
-	if err != nil || len(all) != 2 || fmt.Sprint(told) != "[a/b c]" {
+	tests := func(s string) bool { return strings.Contains(s, " ") }
+	if err != nil || len(all) != 2 || fmt.Sprint(slices.DeleteFunc(slices.Clone(told), tests)) != "[a/b c]" || slices.ContainsFunc(told, tests) != long {
 		t.Fatalf("got %v, %v, told of %q", all, err, told)
 	}
 	if o := all[1]; o.dir != "c" || o.ended || string(o.output) != "half" {

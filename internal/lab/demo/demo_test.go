@@ -13,7 +13,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berth-operator")) }
+func TestMain(m *testing.M) {
+	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator", "berth-egress"))
+}
 
 func options(t *testing.T, out *bytes.Buffer) Options {
 	t.Helper()
