@@ -37,6 +37,8 @@ var benchDaemonArgs = []string{"--cooling-period=1s", "--cni-chain=", "--log-lev
 type bench struct {
 	binDir, refDir string
 	images         string // folders of those of a whole cluster's machines
+	machine        string // the script that runs a command in a virtual machine
+	inside         bool   // this is that machine
 	amazonDir      string // of the Amazon VPC CNI's programs
 	assets         string // of the control plane
 	profiles       string // directory; empty: none
