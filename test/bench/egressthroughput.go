@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/nftables"
@@ -17,15 +18,19 @@ import (
 	egressclient "github.com/berthnet/berth/internal/egress/client"
 	"github.com/berthnet/berth/internal/egress/gateway"
 	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/test/bench/objects"
 )
 
 // What egressThroughput moves, and how often.
 const (
 	throughputTurns = 7
 	throughputTime  = time.Second // of each transfer
+	throughputConns = 4           // at once: a single one leaves a processor idle, which one is left to chance
 	throughputPort  = 5001
 	fouPort         = 5555
 	egressMTU       = 1500
+
+	throughputPatience = time.Minute // for a transfer, with all that is on its way
 )
 
 // Namespaces of egressThroughput. Each of the last four is behind the first, its node and router,
@@ -228,50 +233,65 @@ func raiseEgress(ctx context.Context) (err error) {
 	})
 }
 
-// transfer moves as much as goes over one connection from the client to the host outside, or down from
-// there, and returns the rate in Mbit/s, from the first byte to the last that arrives.
+// transfer moves as much as goes over some connections at once from the client to the host outside, or
+// down from there, and returns the rate of all in Mbit/s, from the first byte to the last that arrives.
 func transfer(ctx context.Context, to netip.AddrPort, down bool) (float64, error) {
 	l, err := ns.Listen(ns.Path(throughputOutside), to)
 	if err != nil {
 		return 0, err
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second+throughputTime)
+	ctx, cancel := context.WithTimeout(ctx, throughputPatience)
 	defer cancel()
-	c, err := ns.Dial(ctx, ns.Path(throughputClient), "tcp", to, netip.Addr{})
-	if err != nil {
-		return 0, fmt.Errorf("connect to %s: %w", to, err)
-	}
-	defer c.Close()
-	s, err := l.Accept()
-	if err != nil {
-		return 0, fmt.Errorf("accept at %s: %w", to, err)
-	}
-	defer s.Close()
-	seen, err := netip.ParseAddrPort(s.RemoteAddr().String())
-	if err != nil {
-		return 0, err
-	}
-	if by := throughputBy(to.Addr()); !by.Contains(seen.Addr()) {
-		return 0, fmt.Errorf("a connection to %s comes from %s, expected it from %s", to, seen, by)
-	}
-	from, into := c, s
-	if down {
-		from, into = s, c
-	}
 	deadline, _ := ctx.Deadline()
-	if err := errors.Join(from.SetDeadline(deadline), into.SetDeadline(deadline)); err != nil {
-		return 0, err
+	var from, into []net.Conn
+	for range throughputConns {
+		c, s, err := connect(ctx, l, to)
+		if err != nil {
+			return 0, err
+		}
+		defer c.Close()
+		defer s.Close()
+		if err := errors.Join(c.SetDeadline(deadline), s.SetDeadline(deadline)); err != nil {
+			return 0, err
+		}
+		if down {
+			c, s = s, c
+		}
+		from, into = append(from, c), append(into, s)
 	}
-	sent := make(chan error, 1)
+	var all atomic.Int64
 	begin := time.Now()
-	go func() { sent <- pour(from, begin.Add(throughputTime)) }()
-	n, err := drain(into)
-	took := time.Since(begin)
-	if err := errors.Join(<-sent, err); err != nil {
+	err = objects.Each(ctx, 2*throughputConns, 2*throughputConns, func(_ context.Context, i int) error {
+		if i < throughputConns {
+			return pour(from[i], begin.Add(throughputTime))
+		}
+		n, err := drain(into[i-throughputConns])
+		all.Add(n)
+		return err
+	})
+	if err != nil {
 		return 0, fmt.Errorf("transfer to %s: %w", to, err)
 	}
-	return float64(n) * 8 / 1e6 / took.Seconds(), nil
+	return float64(all.Load()) * 8 / 1e6 / time.Since(begin).Seconds(), nil
+}
+
+// connect connects the client to a listener outside, and wants the connection to go its way.
+func connect(ctx context.Context, l net.Listener, to netip.AddrPort) (c, s net.Conn, err error) {
+	if c, err = ns.Dial(ctx, ns.Path(throughputClient), "tcp", to, netip.Addr{}); err != nil {
+		return nil, nil, fmt.Errorf("connect to %s: %w", to, err)
+	}
+	if s, err = l.Accept(); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("accept at %s: %w", to, err), c.Close())
+	}
+	seen, err := netip.ParseAddrPort(s.RemoteAddr().String())
+	if by := throughputBy(to.Addr()); err == nil && !by.Contains(seen.Addr()) {
+		err = fmt.Errorf("a connection to %s comes from %s, expected it from %s", to, seen, by)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, c.Close(), s.Close())
+	}
+	return c, s, nil
 }
 
 // throughputBy is the network that connections to an address of the host outside come from.

@@ -68,7 +68,7 @@ func (b *bench) provide(ctx context.Context, n need) error {
 		return err
 	}
 	switch n {
-	case nodeModeLab, poolModeLab, portModeLab:
+	case nodeModeLab, poolModeLab, portModeLab, machineLab:
 		b.up = n
 		return b.open(ctx)
 	case wholeCluster:
@@ -96,6 +96,9 @@ func (b *bench) open(ctx context.Context) (err error) {
 	}
 	if b.up == portModeLab {
 		return b.raisePortMode(ctx)
+	}
+	if b.up == machineLab {
+		return b.raiseEgressLab(ctx)
 	}
 	raise := b.raise
 	if b.up == poolModeLab {
