@@ -226,7 +226,12 @@ func (g *gateways) start(ctx context.Context, one *Gateway, pod *corev1.Pod, san
 	}
 	kubeconfig := filepath.Join(g.lab.Kube.dir, pod.Name+".kubeconfig")
 	account := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Spec.ServiceAccountName}
-	token, err := g.lab.Kube.Token(ctx, account, pod)
+	var token string
+	// While its Egress is being deleted the account may be gone before the pod is.
+	err := poll.Retry(ctx, func() (err error) {
+		token, err = g.lab.Kube.Token(ctx, account, pod)
+		return err
+	}, func(error) bool { return true })
 	if err != nil {
 		return err
 	}
