@@ -31,6 +31,9 @@ func (c *Controller) writeSlices(ctx context.Context, ref membership.Ref, e *pla
 		errs = append(errs, err)
 	}
 	for _, w := range writes {
+		if len(w.Clients) == 0 && errors.Join(errs...) != nil {
+			break // its clients may be on their way to a slice that could not be written
+		}
 		is, err := c.writeSlice(ctx, e, w, have[w.Name])
 		if err == nil {
 			for _, d := range c.book.written(ref, e.UID, w, is) {
