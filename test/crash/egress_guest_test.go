@@ -18,6 +18,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/egress"
+	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -26,7 +27,9 @@ import (
 // nothing says nothing.
 func TestEgressInvariantsFindTrouble(t *testing.T) {
 	m := egressMode
-	l := harness.Raise(t, m.lab(1, 1))
+	var l *lab.Lab
+	t.Cleanup(func() { harness.OK(t, forget(l)) }) // the control plane is others' too
+	l = harness.Raise(t, m.lab(1, 1))
 	ctx := harness.Deadline(t, patience)
 	r := &round{soak: ctx, tally: newTally(m.title()), mode: m}
 	u, err := newEgressUsers(ctx, r, l)

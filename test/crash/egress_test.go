@@ -393,7 +393,7 @@ func noEgress(ctx context.Context, l *lab.Lab) error {
 
 // forget removes what a lab leaves in a control plane that outlives it, for the next round.
 func forget(l *lab.Lab) error {
-	if os.Getenv(kube.RemoteDir) == "" {
+	if l == nil || os.Getenv(kube.RemoteDir) == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
