@@ -166,12 +166,21 @@ func (g *gateways) run(ctx context.Context, one *Gateway, pod *corev1.Pod) error
 		err = g.start(wanted, one, pod, sandbox)
 	}
 	if err == nil {
-		err = g.serve(ctx, one, pod)
+		err = g.serve(ctx, one, pod, n)
 	}
 	if wanted.Err() != nil && ctx.Err() == nil {
 		err = nil // what was under way when it was deleted
 	}
+	if g.gone(n) {
+		err = nil // all that was under way
+	}
 	return errors.Join(err, g.end(ctx, one, pod, n, sandbox))
+}
+
+// gone tells whether a node went, with all its pods and its kubelet: nobody is left to report.
+func (g *gateways) gone(n *node.Node) bool {
+	now, err := g.lab.Node(n.Name)
+	return err != nil || now != n
 }
 
 // gatewaySandbox is the name of a pod on its node.
@@ -238,8 +247,8 @@ func environment(pod *corev1.Pod, c corev1.Container) (env []string, err error) 
 }
 
 // serve keeps a gateway running and tells the API whether it is ready, until its pod is deleted and its
-// program has ended, or ctx ends.
-func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod) error {
+// program has ended, its node is gone, or ctx ends.
+func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *node.Node) error {
 	grace := 30 * time.Second
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
 		grace = time.Duration(*s) * time.Second
@@ -267,13 +276,16 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod) err
 			return nil
 		case <-tick.C:
 		}
+		if g.gone(n) {
+			return nil
+		}
 		if one.EndedByItself() || !one.Running() && ended == nil {
 			if err := one.Start(); err != nil {
 				g.lab.Log.Debug("gateway not restarted", "gateway", one.Name, "err", err)
 			}
 		}
 		now := probed(ctx, one.Pod, pod)
-		if now == ready {
+		if now == ready || g.gone(n) {
 			continue
 		}
 		if err := g.report(ctx, pod, now); err != nil {
@@ -366,15 +378,16 @@ func (g *gateways) end(ctx context.Context, one *Gateway, pod *corev1.Pod, n *no
 	if ctx.Err() != nil {
 		return errors.Join(errs...) // the lab goes, with all there is on its nodes
 	}
-	if sandbox != nil {
-		if _, err := n.Pod(sandbox.Name); err == nil { // else its node went, with all its pods
+	var err error
+	if !g.gone(n) { // else its node went, with all its pods
+		if sandbox != nil {
 			errs = append(errs, n.DelPod(ctx, sandbox.Name))
 		}
+		err = poll.Retry(ctx, func() error {
+			return g.lab.Kube.Client.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
+				client.GracePeriodSeconds(0), client.Preconditions{UID: &pod.UID})
+		}, kube.Away)
 	}
-	err := poll.Retry(ctx, func() error {
-		return g.lab.Kube.Client.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
-			client.GracePeriodSeconds(0), client.Preconditions{UID: &pod.UID})
-	}, kube.Away)
 	g.mu.Lock()
 	delete(g.all, pod.UID)
 	g.mu.Unlock()
