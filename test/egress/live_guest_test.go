@@ -56,6 +56,7 @@ func TestLive(t *testing.T) {
 		{"LabelsAndAnnotations", changeClients},
 		{"AllowedNamespaces", takePermission},
 		{"Service", leadToService},
+		{"Killed", killAtChanges},
 		{"BadPod", breakPod},
 		{"Egress", makeEgressAnew},
 		{"NothingStays", deleteEgress},
