@@ -440,6 +440,10 @@ func (s *scene) noObjects() error {
 // e2e has many (TestManyFirstConnections).
 func TestFirstConnections(t *testing.T) { firstConnections(t, 6) }
 
+// runtimesAtOnce is how many pods are made at one moment: each is processes of its own, of which an emulated
+// processor runs few.
+const runtimesAtOnce = 8
+
 func firstConnections(t *testing.T, pods int) {
 	s := &scene{tell(t, "first")}
 	gateways := s.gatewayAddresses()
@@ -447,7 +451,10 @@ func firstConnections(t *testing.T, pods int) {
 	var mu sync.Mutex // guards took
 	var took, adds []time.Duration
 	began := time.Now()
+	turns := make(chan struct{}, runtimesAtOnce)
 	err := harness.AtOnce(pods, func(i int) error {
+		turns <- struct{}{}
+		defer func() { <-turns }()
 		at := s.lab.Nodes()[i%len(s.lab.Nodes())]
 		added := time.Now()
 		p, err := at.AddPod(s.ctx(), fmt.Sprintf("first-%d", i), s.named())
