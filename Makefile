@@ -37,14 +37,17 @@ DEMO_FLAGS ?=
 IMAGE_PREFIX ?=
 IMAGE_TAG    ?=
 
-# make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`;
+# make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`; SAMPLE is
+# the number of the sample of what is many and alike (harness.Sample), or "all";
 # make bench: BENCH_FLAGS are flags of the bench program, such as -only.
 PKG          ?= ./...
 BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
+SAMPLE       ?= 0
 TEST_TIMEOUT ?= 45m
 
-# make e2e: packages, each of which is tested alone.
+# make e2e: packages, each of which is tested alone. Without any named, all of what
+# make test has a sample of comes last.
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/cluster
 
 # make conformance: one cluster after the other in each of these modes;
@@ -115,7 +118,7 @@ endif
 .PHONY: test
 test: ## Run all tests with the race detector
 	@hack/deps.sh test ovn vm
-	@hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
+	@BERTH_SAMPLE="$(SAMPLE)" hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: soak
 soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_OPS=100000, SOAK_MODE=pool, SOAK_SEED=7)
@@ -138,7 +141,14 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
-	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
+	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
+	$(if $(filter file,$(origin E2E_PKG)),$(MAKE) sampled || status=$$?;) exit $$status
+
+.PHONY: sampled
+sampled: ## Run all of what make test has a sample of
+	@hack/deps.sh test ovn
+	@packages=$$(hack/sampled.sh packages); tests=$$(hack/sampled.sh tests); \
+	BERTH_SAMPLE=all hack/test.sh "$$packages" -race -timeout 60m -run "$$tests" $(TEST_FLAGS)
 
 # A part of it that is bounded to minutes: a real Neutron with OVN.
 .PHONY: neutron-short

@@ -163,6 +163,14 @@ func (l *Lab) RegisterHost(ctx context.Context, name string) error {
 // stays until RemoveNodeObject, as it does where no cloud's controller removes
 // it; it is not ready any more.
 func (l *Lab) RemoveHost(name string) error {
+	err := l.LoseHost(name)
+	l.MissHost(name)
+	return err
+}
+
+// LoseHost pulls the plug of a node of a lab in pool mode for good, and nobody is told: its
+// Node and Pods stay as they were until MissHost.
+func (l *Lab) LoseHost(name string) error {
 	l.mu.Lock()
 	m := l.nodes[name]
 	delete(l.nodes, name)
@@ -170,10 +178,12 @@ func (l *Lab) RemoveHost(name string) error {
 	if m == nil {
 		return fmt.Errorf("no node %q", name)
 	}
-	err := errors.Join(m.PowerOff(), l.Site.RemoveNode(name), m.Scrap())
-	l.Kube.stopped(name)
-	return err
+	return errors.Join(m.PowerOff(), l.Site.RemoveNode(name), m.Scrap())
 }
+
+// MissHost has Kubernetes notice that a node was lost, as it does when its kubelet has not
+// reported for a while: the Node is not ready, and its Pods go.
+func (l *Lab) MissHost(name string) { l.Kube.stopped(name) }
 
 // RemoveNodeObject deletes a Node, as an administrator does, and the Pods that
 // are bound to it if its machine is gone.

@@ -246,16 +246,12 @@ func line(w io.Writer, r Result, against, budget, word string) {
 // besides are the results of a file, those that were measured now in place of
 // the earlier ones of their names. No file is no results.
 func besides(path string, measured []Result) ([]Result, error) {
-	data, err := os.ReadFile(path)
+	all, err := read(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return measured, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read earlier results: %w", err)
-	}
-	var all []Result
-	if err := json.Unmarshal(data, &all); err != nil {
-		return nil, fmt.Errorf("read earlier results in %s: %w", path, err)
+		return nil, err
 	}
 	for _, r := range measured {
 		i := slices.IndexFunc(all, func(old Result) bool { return old.Name == r.Name })
@@ -264,6 +260,19 @@ func besides(path string, measured []Result) ([]Result, error) {
 		} else {
 			all[i] = r
 		}
+	}
+	return all, nil
+}
+
+// read reads the results in a file.
+func read(path string) ([]Result, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read results: %w", err)
+	}
+	var all []Result
+	if err := json.Unmarshal(data, &all); err != nil {
+		return nil, fmt.Errorf("read results in %s: %w", path, err)
 	}
 	return all, nil
 }

@@ -159,8 +159,8 @@ func (o Options) complete() (Options, error) {
 // completeEgress is the same for a lab with egress.
 func (o Options) completeEgress() Options {
 	o.Lab.Nodes, o.Lab.RestartOperators = max(o.Lab.Nodes, 3), true
-	o.Lab.DaemonArgs = append(slices.Clone(egressArgs), o.Lab.DaemonArgs...)
-	o.Lab.Pools = egressPools()
+	o.Lab.DaemonArgs = append(slices.Clone(lab.EgressArgs), o.Lab.DaemonArgs...)
+	o.Lab.Pools = lab.EgressPools()
 	return o
 }
 

@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab"
@@ -23,27 +22,14 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/poll"
 )
 
-// The cast of the story of egress: gateways have addresses of a pool that the outside knows
-// them by.
+// The cast of the story of egress.
 const (
-	gatewayPool      = "gateways"
 	gatewayNamespace = "egress"
 	internetEgress   = "internet"
 )
 
 // egressClients are the namespaces of the clients.
 var egressClients = []string{"shop", "bank"}
-
-// egressArgs are settings under which the story is short. Leases are long: in a virtual machine an
-// operator may stand still for a while.
-var egressArgs = []string{"--repair-interval=2s", "--cooling-period=1s"}
-
-// gatewayAddresses are those of gateways: each is a block of its own.
-var gatewayAddresses = v1alpha1.PoolSubnet{IPv4: "198.51.101.0/27", IPv6: "2001:db8:51::/123"}
-
-func egressPools() []v1alpha1.AddressPool {
-	return append(lab.DefaultPools(), lab.Pool(gatewayPool, 0, gatewayAddresses))
-}
 
 // egressProofs are those of a lab with egress.
 var egressProofs = []proof{
@@ -60,64 +46,19 @@ var egressProofs = []proof{
 // internetKey is the name of the story's Egress.
 var internetKey = types.NamespacedName{Namespace: gatewayNamespace, Name: internetEgress}
 
-// readEgress reads it.
-func (s *stage) readEgress(ctx context.Context) (*v1alpha1.Egress, error) {
-	e := &v1alpha1.Egress{}
-	if err := s.lab.Kube.Client.Get(ctx, internetKey, e); err != nil {
-		return nil, fmt.Errorf("read Egress %s: %w", internetKey, err)
-	}
-	return e, nil
-}
-
 // editEgress changes it as a person does with kubectl edit.
 func (s *stage) editEgress(ctx context.Context, change func(*v1alpha1.Egress)) error {
-	e, err := s.readEgress(ctx)
-	if err != nil {
-		return err
-	}
-	edited := e.DeepCopy()
-	change(edited)
-	if err := s.lab.Kube.Client.Patch(ctx, edited, client.MergeFrom(e)); err != nil {
-		return fmt.Errorf("edit Egress %s: %w", internetKey, err)
-	}
-	return nil
+	return s.lab.Kube.EditEgress(ctx, internetKey, change)
 }
 
-// gateways waits until an Egress has so many that are ready and none that ends, and returns their
+// gateways waits until the Egress has so many that are ready and none that ends, and returns their
 // addresses.
 func (s *stage) gateways(ctx context.Context, n int) (map[netip.Addr]string, error) {
-	addrs := map[netip.Addr]string{}
-	return addrs, until(ctx, fmt.Sprintf("%d gateways", n), func() error {
-		e, err := s.readEgress(ctx)
-		if err != nil {
-			return err
-		}
-		clear(addrs)
-		for _, g := range e.Status.Gateways {
-			for _, text := range g.Addresses {
-				if a, err := netip.ParseAddr(text); err == nil && !g.Ending {
-					addrs[a] = g.Name
-				}
-			}
-		}
-		if len(e.Status.Gateways) != n || int(e.Status.ReadyGateways) != n {
-			return fmt.Errorf("status has %d, of which %d are ready: %s", len(e.Status.Gateways), e.Status.ReadyGateways, tellConditions(e.Status.Conditions))
-		}
-		return nil
-	})
-}
-
-// tellConditions is what they say, in a line.
-func tellConditions(all []metav1.Condition) string {
-	var told []string
-	for _, c := range all {
-		told = append(told, fmt.Sprintf("%s %s %s %s", c.Type, c.Status, c.Reason, c.Message))
-	}
-	return strings.Join(told, "; ")
+	return s.lab.Kube.WaitGateways(ctx, internetKey, n)
 }
 
 func egressReady(ctx context.Context, s *stage) (string, error) {
-	if err := s.lab.Kube.CreateNamespace(ctx, gatewayNamespace, map[string]string{"berth.dev/pool": gatewayPool}); err != nil {
+	if err := s.lab.Kube.CreateNamespace(ctx, gatewayNamespace, map[string]string{"berth.dev/pool": lab.GatewayPool}); err != nil {
 		return "", err
 	}
 	for _, name := range append([]string{"stranger"}, egressClients...) {
@@ -146,8 +87,8 @@ func egressReady(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	for a, name := range addrs {
-		if !netip.MustParsePrefix(gatewayAddresses.IPv4).Contains(a) && !netip.MustParsePrefix(gatewayAddresses.IPv6).Contains(a) {
-			return "", fmt.Errorf("gateway %s has %s, which is not of pool %s", name, a, gatewayPool)
+		if !netip.MustParsePrefix(lab.GatewayNetworks.IPv4).Contains(a) && !netip.MustParsePrefix(lab.GatewayNetworks.IPv6).Contains(a) {
+			return "", fmt.Errorf("gateway %s has %s, which is not of pool %s", name, a, lab.GatewayPool)
 		}
 	}
 	return fmt.Sprintf("%s, for %s; ready after %s", tellAddresses(slices.Collect(maps.Keys(addrs))), outside, ms(time.Since(began))), nil
@@ -423,7 +364,7 @@ func deleteGateway(ctx context.Context, s *stage) (string, error) {
 }
 
 func deleteEgress(ctx context.Context, s *stage) (string, error) {
-	e, err := s.readEgress(ctx)
+	e, err := s.lab.Kube.Egress(ctx, internetKey)
 	if err != nil {
 		return "", err
 	}

@@ -1,0 +1,260 @@
+//go:build guest
+
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/network/site"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// world is the lab of all tests of the package, raised by the first that asks for it. Tests run one after
+// the other in it, and leave its nodes, daemons and operator running.
+var world struct {
+	once sync.Once
+	lab  *lab.Lab
+	err  error
+}
+
+func TestMain(m *testing.M) {
+	code := harness.Main(m, "berthd", "berth", "berth-operator", "berth-egress")
+	if l := world.lab; l != nil {
+		var errs []error
+		for _, p := range harness.Programs(l) {
+			errs = append(errs, harness.BadLog(p))
+		}
+		if err := errors.Join(append(errs, l.Close(), l.Trouble(), os.RemoveAll(l.Dir))...); err != nil {
+			fmt.Println("FAIL: the lab:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// raised is the lab, with all that runs in it ready.
+func raised(t *testing.T) *lab.Lab {
+	t.Helper()
+	world.once.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+		defer cancel()
+		world.lab, world.err = harness.Start(ctx, lab.Options{
+			Mode: lab.PoolMode, Egress: true, Nodes: 3, RestartOperators: true,
+			DaemonArgs: lab.EgressArgs, Pools: lab.EgressPools(),
+		})
+	})
+	harness.OK(t, world.err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			tellLogs(t, world.lab)
+		}
+	})
+	harness.OK(t, world.lab.WaitReady(harness.Deadline(t, harness.Patience)))
+	return world.lab
+}
+
+// tellLogs shows the end of what the lab's programs and the gateways say.
+func tellLogs(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	files, _ := filepath.Glob(filepath.Join(l.Dir, "log", "*.log"))
+	for _, n := range l.Nodes() {
+		files = append(files, n.LogFile())
+	}
+	for _, f := range files {
+		t.Logf("end of %s:\n%s", filepath.Base(f), proc.Tail(f, 15))
+	}
+}
+
+// story is an Egress with gateways in a namespace of its own, and its clients.
+type story struct {
+	t   *testing.T
+	lab *lab.Lab
+	key types.NamespacedName // of the Egress
+}
+
+// change is what a test has differ in an Egress.
+type change = func(*v1alpha1.EgressSpec)
+
+// replicas has an Egress have so many gateways, each on a node of its own.
+func replicas(n int32) change {
+	return func(s *v1alpha1.EgressSpec) { s.Replicas = &n }
+}
+
+// tell makes a namespace of this name with the Egress "way", whose destinations are both addresses of the
+// host outside, with two gateways unless changes say otherwise, which may be used by pods of the namespace
+// "NAME-clients" that name it. It returns once all gateways are ready. All of it goes when the test ends.
+func tell(t *testing.T, name string, changes ...change) *story {
+	t.Helper()
+	s := &story{t: t, lab: raised(t), key: types.NamespacedName{Namespace: name, Name: "way"}}
+	ctx := harness.Deadline(t, harness.Patience)
+	harness.OK(t, s.lab.Kube.CreateNamespace(ctx, name, map[string]string{"berth.dev/pool": lab.GatewayPool}))
+	harness.OK(t, s.lab.Kube.CreateNamespace(ctx, s.clients(), nil))
+	two := int32(2)
+	e := &v1alpha1.Egress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: s.key.Name},
+		Spec: v1alpha1.EgressSpec{
+			Destinations:      []string{site.OutsideHost.String() + "/32", site.OutsideHost6.String() + "/128"},
+			Replicas:          &two,
+			SessionAffinity:   corev1.ServiceAffinityNone,
+			AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{s.clients()}},
+		},
+	}
+	for _, c := range changes {
+		c(&e.Spec)
+	}
+	harness.OK(t, s.lab.Kube.Client.Create(ctx, e))
+	t.Cleanup(s.end)
+	s.gateways(int(*e.Spec.Replicas))
+	return s
+}
+
+// clients is the namespace of the Egress's clients.
+func (s *story) clients() string { return s.key.Namespace + "-clients" }
+
+// end removes the clients, the Egress and its gateways.
+func (s *story) end() {
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	for _, n := range s.lab.Nodes() {
+		for _, p := range n.Pods() {
+			if p.Namespace == s.clients() || p.Namespace == s.key.Namespace && p.Object == nil {
+				if err := n.DelPod(ctx, p.Name); err != nil {
+					s.t.Error(err)
+				}
+			}
+		}
+	}
+	e := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: s.key.Namespace, Name: s.key.Name}}
+	if err := s.lab.Kube.Client.Delete(ctx, e); client.IgnoreNotFound(err) != nil {
+		s.t.Error(err)
+	}
+	// Nobody needs their connections any more.
+	if err := poll.Until(ctx, func() error {
+		left := s.lab.Gateways(s.key)
+		for _, g := range left {
+			if err := g.Kill(); err != nil {
+				return err
+			}
+		}
+		return harness.Equal("gateways", len(left), 0)
+	}); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// gateways waits until the Egress has so many gateways, all ready and none that ends, and returns
+// their addresses with their names.
+func (s *story) gateways(n int) map[netip.Addr]string {
+	s.t.Helper()
+	addrs, err := s.lab.Kube.WaitGateways(harness.Deadline(s.t, harness.Patience), s.key, n)
+	harness.OK(s.t, err)
+	return addrs
+}
+
+// edit changes the Egress.
+func (s *story) edit(c change) {
+	s.t.Helper()
+	harness.OK(s.t, s.lab.Kube.EditEgress(harness.Deadline(s.t, harness.Patience), s.key, func(e *v1alpha1.Egress) { c(&e.Spec) }))
+}
+
+// client makes a pod that names the Egress.
+func (s *story) client(n *node.Node, name string) *node.Pod {
+	s.t.Helper()
+	p, err := n.AddPod(harness.Deadline(s.t, harness.Patience), name, s.named())
+	harness.OK(s.t, err)
+	return p
+}
+
+// named are options of a pod that names the Egress.
+func (s *story) named() node.PodOptions {
+	return node.PodOptions{Namespace: s.clients(), Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + s.key.Namespace: s.key.Name}}
+}
+
+// outside are the addresses of the host outside, which are the Egress's destinations.
+var outside = []netip.Addr{site.OutsideHost, site.OutsideHost6}
+
+// answerWithin only ends what hangs.
+const answerWithin = 20 * time.Second
+
+// seenAs asks the host outside once, by a new connection, by which address it sees a pod.
+func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr, within time.Duration) (netip.Addr, error) {
+	one, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	r, err := echo.Ask(one, p.Netns(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "hello")
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("pod %s to %s by %s: %w", p.Name, to, network, err)
+	}
+	return r.You, nil
+}
+
+// reaches waits until a pod reaches the host outside by both families, by one of the gateways; nil: any
+// of those that there are. It fails at once where the pod is seen by its own address.
+func (s *story) reaches(p *node.Pod, by map[netip.Addr]string) {
+	s.t.Helper()
+	for _, to := range outside {
+		leaked := false
+		harness.Eventually(s.t, harness.Patience, fmt.Sprintf("pod %s reaches %s", p.Name, to), func() error {
+			as, err := seenAs(s.t.Context(), p, "tcp", to, answerWithin)
+			if err != nil {
+				return err
+			}
+			if slices.Contains(p.Addrs, as) {
+				leaked = true
+				return nil
+			}
+			if _, ok := by[as]; !ok && by != nil {
+				return fmt.Errorf("it is seen as %s, want one of %v", as, by)
+			}
+			return nil
+		})
+		if leaked {
+			s.t.Fatalf("pod %s reached %s by its own address", p.Name, to)
+		}
+	}
+}
+
+// gateway is one that runs, by its name.
+func (s *story) gateway(name string) *lab.Gateway {
+	s.t.Helper()
+	for _, g := range s.lab.Gateways(s.key) {
+		if g.Name == name {
+			return g
+		}
+	}
+	s.t.Fatalf("no gateway %s runs", name)
+	return nil
+}
+
+// metrics is what a gateway tells a scraper.
+func (s *story) metrics(g *lab.Gateway) string {
+	s.t.Helper()
+	text, err := ns.Get(harness.Deadline(s.t, time.Minute), g.Pod.Netns(), fmt.Sprintf("http://%s/metrics", netip.AddrPortFrom(g.Pod.Addr(), v1alpha1.EgressHealthPort)))
+	harness.OK(s.t, err)
+	return text
+}
+
+// isGateway tells whether an address is of those that gateways have.
+func isGateway(a netip.Addr) bool {
+	return netip.MustParsePrefix(lab.GatewayNetworks.IPv4).Contains(a) || netip.MustParsePrefix(lab.GatewayNetworks.IPv6).Contains(a)
+}
