@@ -37,14 +37,17 @@ DEMO_FLAGS ?=
 IMAGE_PREFIX ?=
 IMAGE_TAG    ?=
 
-# make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`;
+# make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`; SAMPLE is
+# the number of the sample of what is many and alike (harness.Sample), or "all";
 # make bench: BENCH_FLAGS are flags of the bench program, such as -only.
 PKG          ?= ./...
 BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
+SAMPLE       ?= 0
 TEST_TIMEOUT ?= 45m
 
-# make e2e: packages, each of which is tested alone.
+# make e2e: packages, each of which is tested alone. Without any named, all of what
+# make test has a sample of comes last.
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
 
 # make conformance: one cluster after the other in each of these modes;
@@ -115,7 +118,7 @@ endif
 .PHONY: test
 test: ## Run all tests with the race detector
 	@hack/deps.sh test ovn vm
-	@hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
+	@BERTH_SAMPLE="$(SAMPLE)" hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: soak
 soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_OPS=100000, SOAK_MODE=pool, SOAK_SEED=7)
@@ -138,7 +141,14 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
-	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
+	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
+	$(if $(filter file,$(origin E2E_PKG)),$(MAKE) sampled || status=$$?;) exit $$status
+
+.PHONY: sampled
+sampled: ## Run all of what make test has a sample of
+	@hack/deps.sh test ovn
+	@packages=$$(hack/sampled.sh packages); tests=$$(hack/sampled.sh tests); \
+	BERTH_SAMPLE=all hack/test.sh "$$packages" -race -timeout 60m -run "$$tests" $(TEST_FLAGS)
 
 # A part of it that is bounded to minutes: a real Neutron with OVN.
 .PHONY: neutron-short
@@ -167,17 +177,18 @@ bench: ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
 	@CGO_ENABLED=0 go build -trimpath -o bin/bench ./test/bench
-	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images=; \
+	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images= machine=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
 		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
 		open-vswitch) hack/deps.sh ovn ;; \
+		virtual-machine) hack/deps.sh vm; machine=hack/vm.sh ;; \
 		amazon-vpc-cni) cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent); cni=$${cni%/*}; hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null ;; \
 		lab-images) $(AS_ROOT) hack/check-machine.sh; hack/deps.sh cluster; images=$$($(MAKE) lab-images LAB_IMAGES="pause coredns" | paste -sd:) ;; \
 		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \
 	esac; done; \
 	[ -z "$$packages" ] || $(MAKE) build PACKAGES="$$packages"; \
-	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -out bench/results.json $(BENCH_FLAGS)
+	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -virtual-machine "$$machine" -out bench/results.json $(BENCH_FLAGS)
 
 .PHONY: lint
 lint: check-format check-docs vet golangci ## Check formatting, documents, go vet, and the linters with the import rules
@@ -190,8 +201,7 @@ check-docs:
 # Kubernetes and CoreDNS for them.
 .PHONY: vet
 vet:
-	go vet ./...
-	go vet -tags=guest,e2e,grpcnotrace ./...
+	go vet -tags=e2e,guest,grpcnotrace ./... # no file asks for one of them to be unset
 	for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; *) go -C "$$module" vet ./... ;; esac; done
 
 .PHONY: golangci

@@ -43,6 +43,11 @@ case $all in
 esac
 for program in $prometheus; do hack/tool.sh prometheus "$program" >/dev/null; done
 
+# The reference plugins that Berth is chained after.
+case $all in
+*/test/chained*) for program in ptp host-local; do hack/tool.sh cniplugins "$program" >/dev/null; done ;;
+esac
+
 # The virtual machine's kernel, which is downloaded.
 case $all in
 */test/guest* | */internal/lab/vm*)
@@ -85,10 +90,11 @@ done
 # Results are never taken from the cache: the kernel and the programs that the
 # tests run are no part of its key. Twice as many packages as processors run at a
 # time, since each waits for something for a good part of its time. The programs
-# they start live for seconds, so that garbage is collected late.
+# they start live for seconds, so that garbage is collected late. Vet is a step of
+# its own (make vet), and symbols are for debuggers: panics have their lines without.
 export GOGC=400
 BERTH_LEFTOVERS=check "$testrun" \
 	-packages "$others" -later "$kube" -await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
-	-- hack/sandbox.sh go test -json -count=1 -p "$((2 * $(nproc)))" -ldflags=-s "$@" || status=$?
+	-- hack/sandbox.sh go test -json -count=1 -p "$((2 * $(nproc)))" -vet=off -ldflags='-s -w' "$@" || status=$?
 if [ "$status" = 0 ]; then echo PASS; else echo FAIL; fi
 exit "$status"

@@ -6,8 +6,9 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/nft"
 )
 
 // A pod has no question to ask by ARP: its gateway is a permanent neighbour, and
@@ -65,7 +66,7 @@ func arpRuleset() (ruleset, error) {
 	rs := ruleset{
 		table: &nftables.Table{Name: NftTable, Family: nftables.TableFamilyARP},
 		chains: []chainSpec{base("requests", nftables.ChainTypeFilter, hookARPInput, nftables.ChainPriorityFilter,
-			ruleSpec{"pods ask nobody", rule(fromPod(), arpRequest(), count(), drop())})},
+			ruleSpec{"pods ask nobody", nft.Join(fromPod(), arpRequest(), nft.Count(), nft.Drop())})},
 	}
 	var err error
 	rs.tag, err = rs.fingerprint()
@@ -76,9 +77,6 @@ func arpRuleset() (ruleset, error) {
 var hookARPInput = nftables.ChainHookRef(0)
 
 // arpRequest: arp operation request (RFC 826: opcode 1, in octets 6 and 7).
-func arpRequest() exprs {
-	return exprs{
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 6, Len: 2},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{0, 1}},
-	}
+func arpRequest() nft.Exprs {
+	return nft.Join(nft.Network(6, 2), nft.Is(0, 1))
 }

@@ -87,28 +87,6 @@ func TestDisjoint(t *testing.T) {
 	}
 }
 
-func TestIntervals(t *testing.T) {
-	for _, c := range []struct{ in, want string }{
-		{"10.0.0.0/16", "0a000000 0a010000!"},
-		{"10.0.0.5/32", "0a000005 0a000006!"},
-		{"240.0.0.0/4", "f0000000"}, // past the last address there is none
-		{"0.0.0.0/0", "00000000"},
-		{"2001:db8::/32", "20010db8000000000000000000000000 20010db9000000000000000000000000!"},
-	} {
-		var got []string
-		for _, e := range intervals(prefixes(c.in)) {
-			s := fmt.Sprintf("%x", e.Key)
-			if e.IntervalEnd {
-				s += "!"
-			}
-			got = append(got, s)
-		}
-		if s := strings.Join(got, " "); s != c.want {
-			t.Errorf("intervals(%s) = %s, want %s", c.in, s, c.want)
-		}
-	}
-}
-
 func TestMarksKeepToTheirBits(t *testing.T) {
 	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkUplink != 0 || MarkUplink != MaxUplink {
 		t.Error("the mark's fields overlap")

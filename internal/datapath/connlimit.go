@@ -4,6 +4,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/nft"
 )
 
 // All connections of a node share one table of connection tracking; a pod that
@@ -18,12 +20,12 @@ var atConnections = nftables.ChainPriorityMangle
 // connections.
 func (rs *ruleset) addConnectionLimit(limit uint32) {
 	ch := base("connections", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atConnections,
-		ruleSpec{"not from a pod", rule(notFromPod(), accept())})
+		ruleSpec{"not from a pod", nft.Join(notFromPod(), nft.Accept())})
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		set := connectionSet(family)
 		rs.sets = append(rs.sets, setSpec{set: set})
 		ch.rules = append(ch.rules, ruleSpec{"more connections than a pod may have",
-			rule(isFamily(family), isNew(), loadSource(family), countedOver(set, limit), count(), drop())})
+			nft.Join(nft.Family(family), nft.CtState(expr.CtStateBitNEW), nft.Source(family), countedOver(set, limit), nft.Count(), nft.Drop())})
 	}
 	rs.chains = append(rs.chains, ch)
 }
@@ -39,7 +41,7 @@ func connectionSet(family int) *nftables.Set {
 }
 
 // countedOver: add @set { the loaded value ct count over N }.
-func countedOver(s *nftables.Set, limit uint32) exprs {
-	return exprs{&expr.Dynset{SrcRegKey: reg, SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_ADD,
+func countedOver(s *nftables.Set, limit uint32) nft.Exprs {
+	return nft.Exprs{&expr.Dynset{SrcRegKey: nft.Register, SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_ADD,
 		Exprs: []expr.Any{&expr.Connlimit{Count: limit, Flags: expr.NFT_CONNLIMIT_F_INV}}}}
 }

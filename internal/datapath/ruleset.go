@@ -8,6 +8,9 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/nft"
 )
 
 // ruleset is the wanted content of one of Berth's nftables tables, as data.
@@ -34,7 +37,7 @@ type chainSpec struct {
 
 type ruleSpec struct {
 	comment string
-	exprs   exprs
+	exprs   nft.Exprs
 }
 
 // Where the base chains hook in. Spoofed packets go before conntrack sees
@@ -81,17 +84,17 @@ func base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nf
 // would be passed on to the pod's own link, for an entry each.
 func antispoofChain() chainSpec {
 	return base("antispoof", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atAntispoof,
-		ruleSpec{"not from a pod", rule(notFromPod(), accept())},
-		ruleSpec{"pods are no routers", rule(icmpv6(routerAdvertisement), count(), drop())},
-		ruleSpec{"pods are no routers", rule(icmpv6(redirect), count(), drop())},
-		ruleSpec{"the node's loopback is not for pods", rule(toLoopback(), count(), drop())},
-		ruleSpec{"solicitations fill the neighbour table", rule(solicitation(), atMost(solicitRate, solicitBurst), count(), drop())},
-		ruleSpec{"link-local addresses are on one link", rule(toLinkLocal(), notToNode(), count(), drop())},
-		ruleSpec{"IPv6 neighbour discovery", rule(linkLocalSource(), neighbourDiscovery(), accept())},
-		ruleSpec{"link-local sources are for neighbour discovery", rule(linkLocalSource(), count(), drop())},
-		ruleSpec{"no source", rule(sourceIs(netip.IPv4Unspecified()), count(), drop())},
-		ruleSpec{"no source", rule(sourceIs(netip.IPv6Unspecified()), count(), drop())},
-		ruleSpec{"source is not the pod's", rule(sourceNotBehindLink(), count(), drop())},
+		ruleSpec{"not from a pod", nft.Join(notFromPod(), nft.Accept())},
+		ruleSpec{"pods are no routers", nft.Join(icmpv6(routerAdvertisement), nft.Count(), nft.Drop())},
+		ruleSpec{"pods are no routers", nft.Join(icmpv6(redirect), nft.Count(), nft.Drop())},
+		ruleSpec{"the node's loopback is not for pods", nft.Join(nft.DestinationIn(loopback4), nft.Count(), nft.Drop())},
+		ruleSpec{"solicitations fill the neighbour table", nft.Join(solicitation(), nft.Over(solicitRate, solicitBurst), nft.Count(), nft.Drop())},
+		ruleSpec{"link-local addresses are on one link", nft.Join(nft.DestinationIn(linkLocalNet), notToNode(), nft.Count(), nft.Drop())},
+		ruleSpec{"IPv6 neighbour discovery", nft.Join(nft.SourceIn(linkLocalNet), neighbourDiscovery(), nft.Accept())},
+		ruleSpec{"link-local sources are for neighbour discovery", nft.Join(nft.SourceIn(linkLocalNet), nft.Count(), nft.Drop())},
+		ruleSpec{"no source", nft.Join(nft.SourceIs(netip.IPv4Unspecified()), nft.Count(), nft.Drop())},
+		ruleSpec{"no source", nft.Join(nft.SourceIs(netip.IPv6Unspecified()), nft.Count(), nft.Drop())},
+		ruleSpec{"source is not the pod's", nft.Join(sourceNotBehindLink(), nft.Count(), nft.Drop())},
 	)
 }
 
@@ -114,7 +117,7 @@ func forwardChain() chainSpec {
 	ch := base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	for _, a := range metadata {
 		ch.rules = append(ch.rules, ruleSpec{"pods are kept from instance metadata",
-			rule(fromPod(), destinationIs(a), count(), reject())})
+			nft.Join(fromPod(), nft.DestinationIs(a), nft.Count(), nft.Reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED))})
 	}
 	return ch
 }

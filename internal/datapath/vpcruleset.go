@@ -2,11 +2,13 @@ package datapath
 
 import (
 	"fmt"
-	"net/netip"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/nft"
 )
 
 // addTo adds what chooses the ENI by which a packet leaves, and its source.
@@ -14,7 +16,7 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 	rs.markShift = u.MarkShift
 	maps := uplinkMaps()
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		rs.sets = append(rs.sets, setSpec{directSet(family), intervals(u.direct(family))})
+		rs.sets = append(rs.sets, setSpec{directSet(family), nft.Intervals(u.direct(family))})
 	}
 	for _, m := range maps {
 		rs.sets = append(rs.sets, setSpec{set: m.set})
@@ -24,8 +26,8 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 
 func (u VPC) classifyChain(primary string) chainSpec {
 	return base("classify", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atClassify,
-		ruleSpec{"from a pod", rule(fromPod(), goTo("from_pod"))},
-		ruleSpec{"came in by the primary link", rule(fromLink(primary), isNew(), setCtMark(u.mark(MarkPrimary)))},
+		ruleSpec{"from a pod", nft.Join(fromPod(), nft.GoTo("from_pod"))},
+		ruleSpec{"came in by the primary link", nft.Join(fromLink(primary), nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(u.mark(MarkPrimary), u.mark(MarkPrimary)))},
 	)
 }
 
@@ -35,28 +37,28 @@ func (u VPC) classifyChain(primary string) chainSpec {
 func (u VPC) fromPodChain() chainSpec {
 	ch := chainSpec{chain: nftables.Chain{Name: "from_pod"}}
 	ch.rules = append(ch.rules, ruleSpec{"answers to what came in by the primary link",
-		rule(direction(reply), ctMarked(u.mark(MarkPrimary)), setMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), accept())})
+		nft.Join(nft.CtDirection(nft.Reply), nft.CtMarked(u.mark(MarkPrimary)), nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())})
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
-			outside := rule(isFamily(family), loadDestination(family), notIn(directSet(family)))
+			outside := nft.Join(nft.Family(family), nft.Destination(family), nft.NotIn(directSet(family)))
 			ch.rules = append(ch.rules,
 				ruleSpec{"leaves the VPC",
-					rule(direction(original), outside, setMark(u.mark(MarkOutside), u.mark(MarkOutside)), accept())},
-				ruleSpec{"would leave the VPC untranslated", rule(isUntranslatable(), outside, count(), drop())})
+					nft.Join(nft.CtDirection(nft.Original), outside, nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())},
+				ruleSpec{"would leave the VPC untranslated", nft.Join(isUntranslatable(), outside, nft.Count(), nft.Drop())})
 		}
 	}
-	ch.rules = append(ch.rules, ruleSpec{"by the ENI of the source", goTo("by_eni")})
+	ch.rules = append(ch.rules, ruleSpec{"by the ENI of the source", nft.GoTo("by_eni")})
 	return ch
 }
 
 func byUplinkChain(maps []uplinkMap) chainSpec {
 	ch := chainSpec{chain: nftables.Chain{Name: "by_eni"}}
 	for _, m := range maps {
-		match := rule(isFamily(m.family), loadSource(m.family))
+		match := nft.Join(nft.Family(m.family), nft.Source(m.family))
 		if m.bits != 0 {
-			match = rule(match, masked(m.family, m.bits))
+			match = nft.Join(match, nft.MaskBits(m.family, m.bits))
 		}
-		ch.rules = append(ch.rules, ruleSpec{"ENI of the source", rule(match, verdictOf(m.set))})
+		ch.rules = append(ch.rules, ruleSpec{"ENI of the source", nft.Join(match, nft.VerdictOf(m.set))})
 	}
 	return ch
 }
@@ -65,7 +67,7 @@ func uplinkChainName(number int) string { return fmt.Sprintf("eni_%d", number) }
 
 func uplinkChain(markShift uint, number int) chainSpec {
 	return chainSpec{nftables.Chain{Name: uplinkChainName(number)}, []ruleSpec{
-		{"table of the ENI", setMark(uint32(number)<<markShift, MarkUplink<<markShift)},
+		{"table of the ENI", nft.SetMark(uint32(number)<<markShift, MarkUplink<<markShift)},
 	}}
 }
 
@@ -74,7 +76,7 @@ func (u VPC) snatChain() chainSpec {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if to := u.snat(family); to.IsValid() {
 			ch.rules = append(ch.rules, ruleSpec{"to the primary address",
-				rule(isFamily(family), notToPod(), marked(u.mark(MarkOutside)), count(), snatTo(to))})
+				nft.Join(nft.Family(family), notToPod(), nft.Marked(u.mark(MarkOutside)), nft.Count(), nft.SNATTo(to))})
 		}
 	}
 	return ch
@@ -87,28 +89,6 @@ func directSet(family int) *nftables.Set {
 		s.ID, s.Name, s.KeyType = 2, "direct6", nftables.TypeIP6Addr
 	}
 	return s
-}
-
-// intervals are disjoint prefixes as the elements of an interval set: each
-// start, and the first address after the end unless that is past the last.
-func intervals(prefixes []netip.Prefix) []nftables.SetElement {
-	var out []nftables.SetElement
-	for _, p := range prefixes {
-		out = append(out, nftables.SetElement{Key: p.Addr().AsSlice()})
-		if after := lastAddr(p).Next(); after.IsValid() {
-			out = append(out, nftables.SetElement{Key: after.AsSlice(), IntervalEnd: true})
-		}
-	}
-	return out
-}
-
-func lastAddr(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 // uplinkMap is one of the maps from a source address to the chain of its ENI.

@@ -13,8 +13,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -54,6 +56,31 @@ type Gateway struct {
 
 	deleted chan struct{} // closed when the Pod is to end
 	once    sync.Once
+	gone    atomic.Bool // see Vanish
+}
+
+// Cut kills the gateway's program, and has its addresses answer no more. Its kubelet starts the
+// program again, which reaches nobody, and tells that it is not ready. What is left goes with
+// its Pod.
+func (g *Gateway) Cut() error {
+	err := ns.Netlink(g.Pod.Netns(), func(h *netlink.Handle) error {
+		l, err := h.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return h.LinkSetDown(l)
+	})
+	if err := errors.Join(err, g.Kill()); err != nil {
+		return fmt.Errorf("cut gateway %s: %w", g.Name, err)
+	}
+	return nil
+}
+
+// Vanish is Cut, as if its node were gone: nobody starts the program again, and nobody tells the
+// API, until its Pod is deleted.
+func (g *Gateway) Vanish() error {
+	g.gone.Store(true)
+	return g.Cut()
 }
 
 func newGateways(l *Lab) *gateways {
@@ -199,7 +226,12 @@ func (g *gateways) start(ctx context.Context, one *Gateway, pod *corev1.Pod, san
 	}
 	kubeconfig := filepath.Join(g.lab.Kube.dir, pod.Name+".kubeconfig")
 	account := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Spec.ServiceAccountName}
-	token, err := g.lab.Kube.Token(ctx, account, pod)
+	var token string
+	// While its Egress is being deleted the account may be gone before the pod is.
+	err := poll.Retry(ctx, func() (err error) {
+		token, err = g.lab.Kube.Token(ctx, account, pod)
+		return err
+	}, func(error) bool { return true })
 	if err != nil {
 		return err
 	}
@@ -253,7 +285,7 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
 		grace = time.Duration(*s) * time.Second
 	}
-	ready := false
+	ready, answered := false, time.Now()
 	if err := g.report(ctx, pod, ready); err != nil {
 		return err
 	}
@@ -279,13 +311,19 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 		if g.gone(n) {
 			return nil
 		}
+		if one.gone.Load() {
+			continue
+		}
 		if one.EndedByItself() || !one.Running() && ended == nil {
 			if err := one.Start(); err != nil {
 				g.lab.Log.Debug("gateway not restarted", "gateway", one.Name, "err", err)
 			}
 		}
 		now := probed(ctx, one.Pod, pod)
-		if now == ready || g.gone(n) {
+		if now {
+			answered = time.Now()
+		}
+		if now == ready || !now && time.Since(answered) < patience(pod) || one.gone.Load() || g.gone(n) {
 			continue
 		}
 		if err := g.report(ctx, pod, now); err != nil {
@@ -298,6 +336,17 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 
 // probeInterval is how often a gateway's readiness is asked for: a kubelet's may be a second or more.
 const probeInterval = 250 * time.Millisecond
+
+// patience is how long a kubelet lets a gateway's readiness probe fail before it says so: as often as its
+// threshold says, its period apart.
+func patience(pod *corev1.Pod) time.Duration {
+	for _, c := range pod.Spec.Containers {
+		if p := c.ReadinessProbe; c.Image == gatewayProgram && p != nil {
+			return time.Duration(p.FailureThreshold*p.PeriodSeconds) * time.Second
+		}
+	}
+	return 0
+}
 
 // probed asks a gateway's readiness probe.
 func probed(ctx context.Context, sandbox *node.Pod, pod *corev1.Pod) bool {

@@ -35,7 +35,8 @@ import (
 //     assigned to it and reports as used what pods have or what cools, and no
 //     address is available in two;
 //   - where pods have ports, pods, PodNICs, the cloud's ports, rows of OVSDB, links and
-//     records are the same NICs, and nobody has a port of Berth's that is none of these.
+//     records are the same NICs, and nobody has a port of Berth's that is none of these;
+//   - with egress, what CheckEgress says.
 //
 // It is meant for a lab at rest: what is being made or removed at the moment
 // shows up as a contradiction. WaitInvariants waits for rest.
@@ -74,6 +75,9 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 		errs = append(errs, l.checkPorts(ctx)...)
 	} else if err := l.Trouble(); err != nil {
 		errs = append(errs, fmt.Errorf("the lab itself: %w", err))
+	}
+	if l.Egress {
+		errs = append(errs, l.CheckEgress(ctx)...)
 	}
 	owner := map[netip.Addr]string{}
 	for _, f := range found {

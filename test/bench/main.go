@@ -9,7 +9,8 @@
 // kubelets of one cluster; Berth against the Amazon VPC CNI in a lab of
 // the same specification; and the operator with thousands of nodes,
 // against itself with few, or against the time that EC2's limits force, or with
-// nodes that ask for blocks of an address pool. Value and reference of what
+// nodes that ask for blocks of an address pool; and egress by tunnels, in a virtual machine
+// whose kernel has them, against the same without. Value and reference of what
 // depends on the machine alternate run by run; medians are reported.
 // Run it as root on a machine that does nothing else.
 package main
@@ -51,6 +52,8 @@ func run(ctx context.Context) (err error) {
 	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+
 		"; or those that begin alike by "+strings.Join(prefixes, ", ")+" (default: all but "+strings.Join(onDemand, " and ")+"). Other figures stay in the file as they are")
 	flag.StringVar(&b.amazonDir, "amazon-vpc-cni-dir", "", "where the Amazon VPC CNI's programs are")
+	flag.StringVar(&b.machine, "virtual-machine", "", "the script that runs a command in a virtual machine: hack/vm.sh")
+	flag.BoolVar(&b.inside, "inside", false, "this is the virtual machine: measure here what needs it, and tell the results by the file only")
 	flag.StringVar(&b.images, "lab-images", "", "folders of the images that machines of a whole cluster have, separated by colons")
 	flag.IntVar(&b.rounds, "rounds", 40, "runs behind each median of what a lab measures")
 	flag.StringVar(&b.profiles, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
@@ -78,7 +81,8 @@ func run(ctx context.Context) (err error) {
 	start := time.Now()
 	defer func() { err = errors.Join(err, b.close()) }()
 	var results []Result
-	for _, g := range chosen {
+	here, machine := b.split(chosen)
+	for _, g := range here {
 		if err := b.provide(ctx, g.needs); err != nil {
 			return err
 		}
@@ -86,6 +90,19 @@ func run(ctx context.Context) (err error) {
 		got, err := g.run(ctx, b)
 		if err != nil {
 			return fmt.Errorf("measure %s: %w", g.name, err)
+		}
+		results = append(results, got...)
+	}
+	if b.inside {
+		return write(*out, results)
+	}
+	if len(machine) > 0 {
+		if err := b.provide(ctx, nothing); err != nil {
+			return err
+		}
+		got, err := b.inMachine(ctx, machine)
+		if err != nil {
+			return err
 		}
 		results = append(results, got...)
 	}
@@ -114,7 +131,7 @@ type group struct {
 }
 
 // prefixes stand for all groups whose names begin with them and a hyphen.
-var prefixes = []string{"scale", "limiter", "pools", "ports"}
+var prefixes = []string{"scale", "limiter", "pools", "ports", "egress"}
 
 // These groups take long, or build much that nothing else needs.
 const (
@@ -147,6 +164,9 @@ var groups = []group{
 	{"ports-burst", "2,000 pods ask at once for ports of a VPC whose API takes 400 ms a call and eight at a time; in virtual time", nothing, portBursts},
 	{"ports-add", "ADD and DEL with one port of a VPC and with four, in turn with ovs-vsctl", portModeLab, portAdds},
 	{"egress-clients", "clients of Egresses are replaced by others among 10,000 pods, in turn with 1,000; in virtual time", nothing, egressClientFigures},
+	{"egress-throughput", "TCP by a tunnel and a gateway, in turn with the same hops without a tunnel", machineKernel, egressThroughput},
+	{"egress-add", "ADD and DEL with an Egress, in turn with none", machineLab, egressAdds},
+	{"egress-failover", "a client's gateway goes: new connections by tunnels to gateways, in turn with the Service", machineLab, egressFailover},
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods for one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},

@@ -22,6 +22,8 @@ const (
 	portModeLab               // a lab of VPC ports with one node
 	controlPlanePrograms      // a control plane's: the group raises it itself
 	wholeCluster              // one with kubelets
+	machineKernel             // a virtual machine with a kernel that has Foo-over-UDP
+	machineLab                // in it, a lab of address pools whose pods reach the outside by gateways
 	comparison                // what Berth and the Amazon VPC CNI are run with: the group raises its labs itself
 )
 
@@ -32,6 +34,7 @@ const (
 	amazonVPCCNI     = "amazon-vpc-cni"
 	clusterImages    = "lab-images"
 	openVSwitch      = "open-vswitch" // with OVN
+	virtualMachine   = "virtual-machine"
 )
 
 // parts are what must be there before the bench starts: packages whose
@@ -42,6 +45,8 @@ var parts = map[need][]string{
 	portModeLab:          {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", "./test/bench/null", openVSwitch, controlPlane},
 	controlPlanePrograms: {"./cmd/berth-operator", controlPlane},
 	wholeCluster:         {clusterImages, controlPlane},
+	machineKernel:        {virtualMachine},
+	machineLab:           {"./cmd/berth", "./cmd/berthd", "./cmd/berth-egress", "./cmd/berth-operator", virtualMachine, controlPlane},
 	comparison:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 }
 
@@ -59,6 +64,9 @@ func needed(chosen []group) []string {
 func (b *bench) check(chosen []group) error {
 	var programs []string
 	for _, part := range needed(chosen) {
+		if b.inside && (part == virtualMachine || part == controlPlane) {
+			continue // this is the machine, whose host has the control plane
+		}
 		switch part {
 		case referencePlugins:
 			if b.refDir == "" {
@@ -75,6 +83,11 @@ func (b *bench) check(chosen []group) error {
 			if err := ovn.Installed(); err != nil {
 				return err
 			}
+		case virtualMachine:
+			if b.machine == "" {
+				return errors.New("-virtual-machine is empty: expected the path of hack/vm.sh")
+			}
+			programs = append(programs, b.machine)
 		case clusterImages:
 			if b.images == "" {
 				return errors.New("-lab-images is empty: expected the folders that make lab-images prints, separated by colons")

@@ -99,6 +99,11 @@ var budgets = []figure{
 	{"ports-2000-scheduled-bound", budget{1.15, false, "the last pod's node, and a call"}},
 	{"ports-2000-scheduled-calls", budget{0.4, false, eachPort}},
 	{"ports-2000-late-bound", budget{1.15, false, "what the VPC's API forces"}},
+	{"egress-throughput", budget{0.8, true, withoutTunnel}},
+	{"egress-throughput-down", budget{0.8, true, withoutTunnel}},
+	{"egress-throughput-ipv6", budget{0.8, true, withoutTunnel}},
+	{"egress-throughput-down-ipv6", budget{0.8, true, withoutTunnel}},
+	{"egress-add", budget{1.6, false, "no Egress"}},
 	{"egress-client-cpu", budget{1.3, false, fewerPods}},
 	{"egress-other-pod-cpu", budget{2, false, fewerPods}}, // so little that noise is half of it
 	{"egress-client-told", budget{100, false, ""}},
@@ -126,6 +131,8 @@ const (
 	amazon   = "the Amazon VPC CNI"
 	byVsctl  = "a plugin that executes ovs-vsctl"
 	eachPort = "a call that makes each port, and one that looks"
+
+	withoutTunnel = "the same hops without a tunnel"
 
 	fewerPods = "a tenth of pods, clients and Egresses"
 )
@@ -246,16 +253,12 @@ func line(w io.Writer, r Result, against, budget, word string) {
 // besides are the results of a file, those that were measured now in place of
 // the earlier ones of their names. No file is no results.
 func besides(path string, measured []Result) ([]Result, error) {
-	data, err := os.ReadFile(path)
+	all, err := read(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return measured, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read earlier results: %w", err)
-	}
-	var all []Result
-	if err := json.Unmarshal(data, &all); err != nil {
-		return nil, fmt.Errorf("read earlier results in %s: %w", path, err)
+		return nil, err
 	}
 	for _, r := range measured {
 		i := slices.IndexFunc(all, func(old Result) bool { return old.Name == r.Name })
@@ -264,6 +267,19 @@ func besides(path string, measured []Result) ([]Result, error) {
 		} else {
 			all[i] = r
 		}
+	}
+	return all, nil
+}
+
+// read reads the results in a file.
+func read(path string) ([]Result, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read results: %w", err)
+	}
+	var all []Result
+	if err := json.Unmarshal(data, &all); err != nil {
+		return nil, fmt.Errorf("read results in %s: %w", path, err)
 	}
 	return all, nil
 }

@@ -37,6 +37,8 @@ var benchDaemonArgs = []string{"--cooling-period=1s", "--cni-chain=", "--log-lev
 type bench struct {
 	binDir, refDir string
 	images         string // folders of those of a whole cluster's machines
+	machine        string // the script that runs a command in a virtual machine
+	inside         bool   // this is that machine
 	amazonDir      string // of the Amazon VPC CNI's programs
 	assets         string // of the control plane
 	profiles       string // directory; empty: none
@@ -66,7 +68,7 @@ func (b *bench) provide(ctx context.Context, n need) error {
 		return err
 	}
 	switch n {
-	case nodeModeLab, poolModeLab, portModeLab:
+	case nodeModeLab, poolModeLab, portModeLab, machineLab:
 		b.up = n
 		return b.open(ctx)
 	case wholeCluster:
@@ -94,6 +96,9 @@ func (b *bench) open(ctx context.Context) (err error) {
 	}
 	if b.up == portModeLab {
 		return b.raisePortMode(ctx)
+	}
+	if b.up == machineLab {
+		return b.raiseEgressLab(ctx)
 	}
 	raise := b.raise
 	if b.up == poolModeLab {

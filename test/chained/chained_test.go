@@ -1,6 +1,6 @@
 // Package chained holds the tests of berth after another network's plugins, for egress
 // only: the real programs, and the reference plugins ptp and host-local as the other network.
-// What needs tunnels is tested where there is a kernel with Foo over UDP.
+// What needs tunnels is in the files for the guest (test/guest).
 package chained
 
 import (

@@ -14,7 +14,7 @@ var soakFlags options
 
 func TestMain(m *testing.M) {
 	soakFlags.register(flag.CommandLine)
-	os.Exit(harness.Main(m, "berth", "berthd", "berth-operator"))
+	os.Exit(harness.Main(m, "berth", "berthd", "berth-operator", "berth-egress"))
 }
 
 // patience is how long anything may take: it only ends what hangs.

@@ -131,8 +131,8 @@ var portMode = mode{
 }
 
 // furtherSoaks are those that are made only when they are asked for by name: ports beside the
-// interface of another mode.
-var furtherSoaks = []mode{portsBeside("pool+ports", poolMode)}
+// interface of another mode, and egress, which takes the virtual machine.
+var furtherSoaks = []mode{portsBeside("pool+ports", poolMode), egressMode}
 
 // portsBeside is a mode whose pods may have further interfaces that are ports.
 func portsBeside(title lab.Mode, m mode) mode {

@@ -72,6 +72,10 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 			e[providerFault], e[portEdit], e[ovsdbKill], e[nodeLoss], e[forcedDelete])
 		line("running pods", "%d NICs given, %d taken", e[given], e[taken])
 	}
+	if e[egressEdit] > 0 {
+		line("of Egresses", "changes of Egresses, pods and namespaces %d, gateways killed %d, their pods deleted %d, rollouts restarted %d, pods given up %d",
+			e[egressEdit], e[gatewayKill], e[gatewayDeletion], e[rolloutRestart], e[givenUp])
+	}
 	line("EC2 faults", "%s", counts(slices.Sorted(maps.Keys(t.faults)), t.faults))
 	line("violations", "%s", counts(kinds, t.wrong))
 	for _, what := range []event{added, deleted} {

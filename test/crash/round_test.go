@@ -137,8 +137,12 @@ func (r *round) play() {
 	if r.ok("what pods are given", err); err != nil {
 		return
 	}
+	users, err := newEgressUsers(ctx, r, l)
+	if r.ok("namespaces of Egresses", err); err != nil {
+		return
+	}
 	book := newLedger(r.mode, r.violate)
-	r.operate(ctx, l, book, nics)
+	r.operate(ctx, l, book, nics, users)
 	if l.Cloud != nil {
 		r.tally.met(l.Cloud.FaultsMet())
 		l.Cloud.ClearFaults()
@@ -147,13 +151,13 @@ func (r *round) play() {
 		model.Neutron.ClearFaults()
 	}
 	if r.soak.Err() == nil {
-		r.rest(ctx, l, book)
+		r.rest(ctx, l, book, users)
 		r.ok("users' ports", nics.there(ctx, l))
 	}
 }
 
 // operate makes and removes pods at random, a worker for each node, among trouble.
-func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nicPool) {
+func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nicPool, users *egressUsers) {
 	kills, late := r.tally.kills(), time.Now().Add(operationsLimit)
 	stop := make(chan struct{})
 	var trouble, workers sync.WaitGroup
@@ -168,7 +172,7 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nic
 	}
 	for i, n := range nodes {
 		workers.Go(func() {
-			w := &worker{round: r, lab: l, node: n, late: late, book: book, nics: nics, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
+			w := &worker{round: r, lab: l, node: n, late: late, book: book, nics: nics, users: users, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
 			w.run(ctx, (r.ops+i)/len(nodes))
 		})
 	}
@@ -189,11 +193,17 @@ func (r *round) over() bool { return !r.end.IsZero() && time.Now().After(r.end) 
 
 // rest waits until all agree, removes the pods, and waits until nodes have no
 // more than they keep.
-func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger) {
+func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger, users *egressUsers) {
 	r.ok("ready", r.timed("ready", "", func() error { return l.WaitReady(ctx) }))
 	r.settle(ctx, l, "settle")
 	if l.Ports != nil {
 		r.tryNICs(ctx, l)
+	}
+	if users != nil {
+		users.quiet(ctx)
+		r.ok("delete all Egresses", users.removeAll(ctx))
+		r.settle(ctx, l, "settle without Egresses")
+		users.quiet(ctx)
 	}
 	for _, n := range l.Nodes() {
 		for _, p := range n.Pods() {
@@ -234,6 +244,9 @@ func (r *round) finish(l *lab.Lab) {
 		r.ok("keep logs", r.keep(l.Dir))
 	}
 	r.ok("remove", os.RemoveAll(l.Dir))
+	if l.Egress {
+		r.ok("forget its objects", forget(l))
+	}
 }
 
 // keep copies the logs of a lab, with what was wrong.

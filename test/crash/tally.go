@@ -14,26 +14,31 @@ import (
 type event string
 
 const (
-	added         event = "ADD"
-	deleted       event = "DEL"
-	given         event = "NIC given" // to a running pod
-	taken         event = "NIC taken"
-	daemonKill    event = "daemon killed"
-	daemonStop    event = "daemon stopped"
-	daemonDeath   event = "daemon died at a failpoint"
-	operatorKill  event = "operator killed"
-	operatorHalt  event = "operator halted"
-	operatorDeath event = "operator died at a failpoint"
-	endedByItself event = "operator ended by itself"
-	apiServerKill event = "API server killed"
-	ec2Outage     event = "EC2 outage"
-	providerFault event = "provider's fault"
-	portEdit      event = "port edited"
-	ovsdbKill     event = "OVSDB killed"
-	nodeLoss      event = "node lost"
-	forcedDelete  event = "forced deletion"
-	failed        event = "failed operation"
-	failedRound   event = "failed round"
+	added           event = "ADD"
+	deleted         event = "DEL"
+	given           event = "NIC given" // to a running pod
+	taken           event = "NIC taken"
+	daemonKill      event = "daemon killed"
+	daemonStop      event = "daemon stopped"
+	daemonDeath     event = "daemon died at a failpoint"
+	operatorKill    event = "operator killed"
+	operatorHalt    event = "operator halted"
+	operatorDeath   event = "operator died at a failpoint"
+	endedByItself   event = "operator ended by itself"
+	apiServerKill   event = "API server killed"
+	ec2Outage       event = "EC2 outage"
+	providerFault   event = "provider's fault"
+	portEdit        event = "port edited"
+	ovsdbKill       event = "OVSDB killed"
+	nodeLoss        event = "node lost"
+	forcedDelete    event = "forced deletion"
+	egressEdit      event = "Egress, pod or namespace changed"
+	givenUp         event = "pod given up" // it named an Egress that it may not use, for long
+	gatewayKill     event = "gateway killed"
+	gatewayDeletion event = "gateway's pod deleted"
+	rolloutRestart  event = "rollout restarted"
+	failed          event = "failed operation"
+	failedRound     event = "failed round"
 )
 
 // kind is how something is wrong.
@@ -170,7 +175,7 @@ func (t *tally) made() int { return t.of(added) + t.of(deleted) }
 func (t *tally) kills() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.events[daemonKill] + t.events[operatorKill] + t.events[apiServerKill] + t.events[daemonDeath] + t.events[operatorDeath] + t.events[ovsdbKill]
+	return t.events[daemonKill] + t.events[operatorKill] + t.events[apiServerKill] + t.events[daemonDeath] + t.events[operatorDeath] + t.events[ovsdbKill] + t.events[gatewayKill]
 }
 
 // violated is how often something was wrong.

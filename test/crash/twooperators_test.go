@@ -53,7 +53,7 @@ func TestTwoActiveOperators(t *testing.T) {
 			}()
 			haltInTurn(t, l.Operators(), done)
 			<-done
-			r.rest(ctx, l, book)
+			r.rest(ctx, l, book, nil)
 			w.Stop()
 			watching.Wait()
 			for _, text := range r.violations() {

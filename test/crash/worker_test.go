@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,13 +19,17 @@ type worker struct {
 	lab    *lab.Lab
 	node   *node.Node
 	book   *ledger
-	nics   *nicPool // nil where pods have none
+	nics   *nicPool     // nil where pods have none
+	users  *egressUsers // nil where there are no Egresses
 	dice   *rand.Rand
 	atOnce int       // the most operations at a time
 	late   time.Time // when two thirds of the operations are enough
 	pods   []string
 	shapes map[string]shape // of pods
 	next   int
+
+	mu    sync.Mutex // guards given
+	given []string   // pods that were given up
 }
 
 func (w *worker) run(ctx context.Context, ops int) {
@@ -41,6 +46,9 @@ func (w *worker) run(ctx context.Context, ops int) {
 				done += w.some(want-len(w.pods), func() func() { return w.add(ctx) })
 			} else {
 				done += w.some(len(w.pods)-want, func() func() { return w.del(ctx) })
+			}
+			for range w.edits() {
+				w.users.step(ctx, w.dice, w.node)
 			}
 			if w.mode.loses && w.dice.IntN(lossOdds) == 0 {
 				w.loseNode(ctx)
@@ -60,16 +68,46 @@ func (w *worker) some(most int, begin func() func()) int {
 		wg.Go(begin())
 	}
 	wg.Wait()
+	w.pods = slices.DeleteFunc(w.pods, func(p string) bool { return slices.Contains(w.given, p) })
+	w.given = nil
 	return n
 }
 
 func (w *worker) add(ctx context.Context) func() {
 	name := fmt.Sprintf("p%d", w.next)
 	w.next++
+	if w.users != nil {
+		return w.addClient(ctx, name)
+	}
 	s := w.nics.draw(w.dice)
 	w.pods, w.shapes[name] = append(w.pods, name), s
 	return func() {
 		w.operation(added, w.node, name, func() error { return w.book.add(ctx, w.node, name, s) })
+	}
+}
+
+// edits is how many changes are made between two steps.
+func (w *worker) edits() int {
+	if w.users == nil {
+		return 0
+	}
+	return 1 + w.dice.IntN(3)
+}
+
+// addClient makes a pod that may be a client of Egresses.
+func (w *worker) addClient(ctx context.Context, name string) func() {
+	o := w.users.draw(w.dice)
+	w.pods = append(w.pods, name)
+	return func() {
+		w.operation(added, w.node, name, func() error {
+			there, err := w.users.addClient(ctx, w.book, w.node, name, o)
+			if !there {
+				w.mu.Lock()
+				w.given = append(w.given, name)
+				w.mu.Unlock()
+			}
+			return err
+		})
 	}
 }
 

@@ -32,6 +32,12 @@ const (
 	memory = 4096 // MiB
 )
 
+// What make test runs; make e2e sets them otherwise (long_test.go).
+var (
+	long   = false            // also what takes minutes
+	within = 40 * time.Minute // it only ends what hangs
+)
+
 // root is the module's, from this package.
 const root = "../.."
 

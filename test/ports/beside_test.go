@@ -22,7 +22,7 @@ import (
 // Pods whose first interface comes from ENIs or a pool, and further ones from ports of a VPC,
 // where berthd has what the chart gives it.
 func TestBeside(t *testing.T) {
-	for _, mode := range []lab.Mode{lab.PoolMode, lab.NodeMode, lab.OperatorMode} {
+	for _, mode := range harness.Sample(t, 3, []lab.Mode{lab.PoolMode, lab.NodeMode, lab.OperatorMode}) {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			b := raiseIn(t, mode, lab.Options{VPCPorts: true})
@@ -235,7 +235,7 @@ func (b *bench) killsBeside() {
 	if b.Mode == lab.PoolMode { // the others are the same for the daemon
 		points = append(points, "daemon.nics.acquired", "daemon.add.wired", "daemon.nics.active", "daemon.del.detached")
 	}
-	for _, point := range points {
+	for _, point := range harness.Sample(b.T, 3, points) {
 		b.Run(point, func(t *testing.T) {
 			b := b.on(t)
 			if !slices.Contains(failpoint.Names(), point) {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/datapath/nft"
 	"github.com/berthnet/berth/internal/egress"
 )
 
@@ -34,7 +35,7 @@ type chain struct {
 
 type filterRule struct {
 	comment string
-	exprs   exprs
+	exprs   nft.Exprs
 }
 
 type set struct {
@@ -60,11 +61,11 @@ func newFilter(s Setup, l loosened) (filter, error) {
 		f.addSenders(s, family)
 	}
 	f.add(base("raw", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw, s.eachFamily(func(family int) []filterRule {
-		return []filterRule{{"tunnels are not tracked", join(udpTo(s.Port), addressIn(family, source, senders(family)), notrack())}}
+		return []filterRule{{"tunnels are not tracked", nft.Join(nft.UDPTo(s.Port), nft.Family(family), nft.Source(family), in(senders(family)), nft.Notrack())}}
 	})...))
 	f.add(base("sent", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw, s.eachFamily(func(family int) []filterRule {
 		return []filterRule{{"nor is the inner packet's mark theirs",
-			join(udpTo(s.Port), addressIn(family, destination, senders(family)), setMark(0, markGateway|markOwnWay), notrack())}}
+			nft.Join(nft.UDPTo(s.Port), nft.Family(family), nft.Destination(family), in(senders(family)), nft.SetMark(0, markGateway|markOwnWay), nft.Notrack())}}
 	})...))
 	f.addReceived(s)
 	f.addChoice(s, l)
@@ -149,7 +150,7 @@ func (f *filter) addSenders(s Setup, family int) {
 			list = append(list, of(g.Addrs, family))
 		}
 	}
-	f.addSet(senders(family), addressType(family), keys(list...)...)
+	f.addSet(senders(family), nft.AddressType(family), keys(list...)...)
 }
 
 // notFromGateway, with the port behind it, is the comment by which an Apply knows the port of the
@@ -173,21 +174,21 @@ func (f *filter) addReceived(s Setup) {
 			inner = unix.IPPROTO_IPV6
 		}
 		return []filterRule{
-			{"from a gateway", join(udpTo(s.Port), addressIn(family, source, senders(family)), accept())},
-			{"tunnels without UDP", join(isFamily(family), protocol(inner), count(), drop())},
+			{"from a gateway", nft.Join(nft.UDPTo(s.Port), nft.Family(family), nft.Source(family), in(senders(family)), nft.Accept())},
+			{"tunnels without UDP", nft.Join(nft.Family(family), nft.Protocol(inner), nft.Count(), nft.Drop())},
 		}
 	})...)
-	in.rules = append(in.rules, filterRule{fmt.Sprint(notFromGateway, s.Port), join(udpTo(s.Port), count(), drop())})
+	in.rules = append(in.rules, filterRule{fmt.Sprint(notFromGateway, s.Port), nft.Join(nft.UDPTo(s.Port), nft.Count(), nft.Drop())})
 	f.add(in)
 }
 
 // addChoice says which connection goes by which gateway.
 func (f *filter) addChoice(s Setup, l loosened) {
 	output := base("output", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle,
-		filterRule{"not by a tunnel", join(outLink(false), accept())})
+		filterRule{"not by a tunnel", nft.Join(notByTunnel(), nft.Accept())})
 	forward := base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityMangle,
-		filterRule{"not by a tunnel", join(outLink(false), accept())},
-		filterRule{"it has a gateway", join(gatewayOfConnection(), isNot(word(0)), accept())})
+		filterRule{"not by a tunnel", nft.Join(notByTunnel(), nft.Accept())},
+		filterRule{"it has a gateway", nft.Join(nft.CtMark(markGateway), nft.IsNot(nft.Word(0)...), nft.Accept())})
 	var chosenChains []chain
 	ids := map[int]bool{}
 	for _, family := range s.families() {
@@ -214,30 +215,30 @@ func (f *filter) addChoice(s Setup, l loosened) {
 				member = append(member, leap{a.AsSlice(), gatewayChain(g.ID)})
 				choice = append(choice, leap{a.AsSlice(), to.Name})
 				if a == base {
-					home = append(home, append(a.AsSlice(), word(markOf(g.ID))...))
+					home = append(home, append(a.AsSlice(), nft.Word(markOf(g.ID))...))
 				}
 			}
 		}
-		address := addressType(family)
+		address := nft.AddressType(family)
 		if len(answer) > 0 {
 			f.addSet(answering(family), address, answer...)
 			output.rules = append(output.rules, filterRule{"answers go their own way" + l.String(),
-				join(isFamily(family), direction(reply), nextHop(family), in(answering(family)), setMark(markOwnWay, markGateway|markOwnWay), accept())})
+				nft.Join(nft.Family(family), nft.CtDirection(nft.Reply), nft.NextHop(family), in(answering(family)), nft.SetMark(markOwnWay, markGateway|markOwnWay), nft.Accept())})
 		}
 		f.addSet(atHome(family), nftables.MustConcatSetType(address, nftables.TypeMark), home...)
 		f.addMap(members(family), address, member)
 		f.addMap(choices(family), address, choice)
 		output.rules = append(output.rules, filterRule{"it is on its way to its gateway",
-			join(isFamily(family), nextHop(family), gatewayBeside(family), in(atHome(family)), accept())})
+			nft.Join(nft.Family(family), nft.NextHop(family), nft.CtMarkBeside(family, markGateway), in(atHome(family)), nft.Accept())})
 		forward.rules = append(forward.rules, filterRule{"it stays where it went",
-			join(isFamily(family), nextHop(family), leadTo(members(family)))})
+			nft.Join(nft.Family(family), nft.NextHop(family), leadTo(members(family)))})
 	}
-	output.rules = append(output.rules, filterRule{"it has a gateway", join(gatewayOfConnection(), leadTo(pins))})
+	output.rules = append(output.rules, filterRule{"it has a gateway", nft.Join(nft.CtMark(markGateway), leadTo(pins))})
 	for _, family := range s.families() {
 		output.rules = append(output.rules,
-			filterRule{"it went before it was noted", join(isFamily(family), ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED),
-				gatewayOfConnection(), is(word(0)), nextHop(family), leadTo(members(family)))},
-			filterRule{"it is new", join(isFamily(family), nextHop(family), leadTo(choices(family)))})
+			filterRule{"it went before it was noted", nft.Join(nft.Family(family), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED),
+				nft.CtMark(markGateway), nft.Is(nft.Word(0)...), nft.NextHop(family), leadTo(members(family)))},
+			filterRule{"it is new", nft.Join(nft.Family(family), nft.NextHop(family), leadTo(choices(family)))})
 	}
 	f.addPins(ids)
 	f.add(tunnelled())
@@ -258,9 +259,9 @@ func (e Egress) chooser(number, family int) chain {
 	c := chain{Chain: nftables.Chain{Name: fmt.Sprintf("choose-%d-%s", number, familyDigit(family))}}
 	for i, g := range list[1:] {
 		// Each of those that are left with the same chance.
-		c.rules = append(c.rules, filterRule{e.Name, join(oneOf(uint32(len(list)-i)), goTo(gatewayChain(g.ID)))})
+		c.rules = append(c.rules, filterRule{e.Name, nft.Join(nft.OneOf(uint32(len(list)-i)), nft.GoTo(gatewayChain(g.ID)))})
 	}
-	c.rules = append(c.rules, filterRule{e.Name, goTo(gatewayChain(list[0].ID))})
+	c.rules = append(c.rules, filterRule{e.Name, nft.GoTo(gatewayChain(list[0].ID))})
 	return c
 }
 
@@ -271,9 +272,9 @@ func (f *filter) addPins(ids map[int]bool) {
 		if !ids[id] {
 			continue
 		}
-		to = append(to, leap{word(markOf(id)), gatewayChain(id)})
+		to = append(to, leap{nft.Word(markOf(id)), gatewayChain(id)})
 		f.add(chain{nftables.Chain{Name: gatewayChain(id)}, []filterRule{
-			{"this one", join(setConnectionMark(markOf(id), markGateway), setMark(markOf(id), markGateway))},
+			{"this one", nft.Join(nft.SetCtMark(markOf(id), markGateway), nft.SetMark(markOf(id), markGateway))},
 		}})
 	}
 	f.addMap(pins, nftables.TypeMark, to)
@@ -281,17 +282,17 @@ func (f *filter) addPins(ids map[int]bool) {
 
 func tunnelled() chain {
 	return base("tunnelled", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
-		filterRule{"what went out is answered", join(inLink(true), ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		filterRule{"nobody begins to talk through a tunnel", join(inLink(true), count(), drop())},
-		filterRule{"what the pod passes on keeps its gateway", join(direction(original), gatewayOfConnection(), leadTo(pins))})
+		filterRule{"what went out is answered", nft.Join(fromTunnel(), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept())},
+		filterRule{"nobody begins to talk through a tunnel", nft.Join(fromTunnel(), nft.Count(), nft.Drop())},
+		filterRule{"what the pod passes on keeps its gateway", nft.Join(nft.CtDirection(nft.Original), nft.CtMark(markGateway), leadTo(pins))})
 }
 
 // refuseChain answers at once, as a route that is unreachable does: TCP would take an ICMP
 // message that comes while it still sends for one that may pass.
 func refuseChain() chain {
 	return chain{nftables.Chain{Name: refuse}, []filterRule{
-		{"no gateway takes new connections", join(protocol(unix.IPPROTO_TCP), exprs{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})},
-		{"no gateway takes new connections", exprs{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_NO_ROUTE}}},
+		{"no gateway takes new connections", nft.Join(nft.Protocol(unix.IPPROTO_TCP), nft.Reset())},
+		{"no gateway takes new connections", nft.Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE)},
 	}}
 }
 

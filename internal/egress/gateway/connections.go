@@ -29,8 +29,8 @@ func (k *Kernel) endConnections(s Setup, c change) error {
 		end.gone[a] = true
 	}
 	for _, of := range families {
-		if _, err := k.nl.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(netFamily(of)), end); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("end connections of IPv%d of clients that are gone: %w", of, err)
+		if _, err := k.nl.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(of), end); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("end connections of IPv%d of clients that are gone: %w", digit(of), err)
 		}
 	}
 	k.swept = true
@@ -76,9 +76,9 @@ func (k *Kernel) Connections() (count, limit int, err error) {
 func (k *Kernel) OpenConnections() (int, error) {
 	var open int
 	for _, of := range families {
-		list, err := k.nl.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(netFamily(of)))
+		list, err := k.nl.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(of))
 		if err != nil {
-			return 0, fmt.Errorf("list connections of IPv%d: %w", of, err)
+			return 0, fmt.Errorf("list connections of IPv%d: %w", digit(of), err)
 		}
 		for _, flow := range list {
 			if k.isOpen(flow) {

@@ -43,10 +43,10 @@ func (k *Kernel) Counters() (Counters, error) {
 	}
 	for _, of := range families {
 		for _, direction := range []string{Out, In} {
-			c.Translated[direction][of] = counts[counterName(direction, of)]
+			c.Translated[direction][digit(of)] = counts[counterName(direction, of)]
 		}
 		for _, r := range Reasons {
-			c.Dropped[r][of] = counts[counterName(string(r), of)]
+			c.Dropped[r][digit(of)] = counts[counterName(string(r), of)]
 		}
 	}
 	return c, nil

@@ -52,7 +52,7 @@ func (k *Kernel) forwarded(s Setup) error {
 			// IPv4 has a switch for each link; IPv6 one for all, and those of links are for hosts and
 			// routers to tell apart.
 			setting := filepath.Join("net/ipv4/conf", s.Link, "forwarding")
-			if of == 6 {
+			if of == unix.AF_INET6 {
 				setting = "net/ipv6/conf/all/forwarding"
 			}
 			text, err := os.ReadFile(filepath.Join("/proc/sys", setting))
@@ -62,7 +62,7 @@ func (k *Kernel) forwarded(s Setup) error {
 			}
 			if strings.TrimSpace(string(text)) != "1" {
 				problems = append(problems, fmt.Errorf("%w: IPv%d needs %s = 1 in the pod: berthd sets it for pods with the annotation berth.dev/egress-gateway, another network by securityContext.sysctls of the Egress's template",
-					ErrNotForwarded, of, strings.ReplaceAll(setting, "/", ".")))
+					ErrNotForwarded, digit(of), strings.ReplaceAll(setting, "/", ".")))
 			}
 		}
 		return errors.Join(problems...)

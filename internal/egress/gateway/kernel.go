@@ -186,17 +186,17 @@ func (k *Kernel) devices(s Setup) error {
 }
 
 func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
-	of := family(t.Local)
+	of := rtnl.FamilyOf(t.Local)
 	index, err := tunnel.Ensure(k.nl, t)
 	if err != nil {
 		return err
 	}
 	if was, known := k.known.index[of]; known && was != index {
 		// It was made anew; routes went with the one before.
-		maps.DeleteFunc(k.known.routes, func(a netip.Addr, _ bool) bool { return family(a) == of })
+		maps.DeleteFunc(k.known.routes, func(a netip.Addr, _ bool) bool { return rtnl.FamilyOf(a) == of })
 	}
 	k.known.index[of] = index
-	if of == 4 {
+	if of == unix.AF_INET {
 		if err := errors.Join(k.forwardFrom(t.Link(), index), k.forwardFrom(link.Name, link.Index)); err != nil {
 			return err
 		}

@@ -28,12 +28,12 @@ func (k *Kernel) returnRules(of int) error {
 	forwarded.IifName, forwarded.Invert = "lo", true
 	marked := netlink.NewRule()
 	marked.Mark = returnMark
-	there, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(netFamily(of)) })
+	there, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(of) })
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
 	for _, want := range []*netlink.Rule{forwarded, marked} {
-		want.Family, want.Priority, want.Table, want.Protocol = netFamily(of), returnPref, ReturnTable, rtnl.Protocol
+		want.Family, want.Priority, want.Table, want.Protocol = of, returnPref, ReturnTable, rtnl.Protocol
 		if slices.ContainsFunc(there, func(r netlink.Rule) bool {
 			return r.Priority == want.Priority && r.Table == want.Table && r.IifName == want.IifName && r.Invert == want.Invert && r.Mark == want.Mark
 		}) {
@@ -46,19 +46,12 @@ func (k *Kernel) returnRules(of int) error {
 	return nil
 }
 
-func netFamily(of int) int {
-	if of == 6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
-
 // listRoutes lists the addresses that routes of the table lead to.
 func (k *Kernel) listRoutes() (map[netip.Addr]bool, error) {
 	list := map[netip.Addr]bool{}
 	for _, of := range families {
 		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return k.nl.RouteListFiltered(netFamily(of), &netlink.Route{Table: ReturnTable}, netlink.RT_FILTER_TABLE)
+			return k.nl.RouteListFiltered(of, &netlink.Route{Table: ReturnTable}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes to clients: %w", err)
@@ -77,7 +70,7 @@ func (k *Kernel) setRoutes(c change) error {
 	wanted := func(a netip.Addr) bool {
 		_, stays := k.known.members[a]
 		_, added := c.added[a]
-		return (stays || added) && index[family(a)] != 0
+		return (stays || added) && index[rtnl.FamilyOf(a)] != 0
 	}
 	for a := range maps.Clone(k.known.routes) {
 		if wanted(a) {
@@ -93,7 +86,7 @@ func (k *Kernel) setRoutes(c change) error {
 			if k.known.routes[a] || !wanted(a) {
 				continue
 			}
-			if err := k.nl.RouteReplace(route(a, index[family(a)])); err != nil {
+			if err := k.nl.RouteReplace(route(a, index[rtnl.FamilyOf(a)])); err != nil {
 				return fmt.Errorf("add the route to client %s: %w", a, err)
 			}
 			k.known.routes[a] = true

@@ -11,6 +11,8 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/datapath/nft"
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/egress"
 )
 
@@ -34,10 +36,10 @@ const (
 	In  = "in"  // to clients
 )
 
-func counterName(what string, of int) string { return fmt.Sprintf("%s-%d", what, of) }
+func counterName(what string, of int) string { return fmt.Sprintf("%s-%d", what, digit(of)) }
 
 // families are those of the ruleset, which has rules for both whatever the gateway has.
-var families = []int{4, 6}
+var families = []int{unix.AF_INET, unix.AF_INET6}
 
 func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: egress.Table}
@@ -45,12 +47,9 @@ func table() *nftables.Table {
 
 // clientSet has a client's address twice: as the source outside and inside.
 func clientSet(of int) *nftables.Set {
-	kind := nftables.TypeIPAddr
-	if of == 6 {
-		kind = nftables.TypeIP6Addr
-	}
+	kind := nft.AddressType(of)
 	return &nftables.Set{
-		Table: table(), Name: fmt.Sprintf("clients-%d", of), Concatenation: true, KeyType: nftables.MustConcatSetType(kind, kind),
+		Table: table(), Name: fmt.Sprintf("clients-%d", digit(of)), Concatenation: true, KeyType: nftables.MustConcatSetType(kind, kind),
 	}
 }
 
@@ -59,34 +58,8 @@ func clientElement(a netip.Addr, uid string) nftables.SetElement {
 }
 
 func destinationSet(of int) *nftables.Set {
-	kind := nftables.TypeIPAddr
-	if of == 6 {
-		kind = nftables.TypeIP6Addr
-	}
-	return &nftables.Set{Table: table(), Name: fmt.Sprintf("destinations-%d", of), Interval: true, KeyType: kind}
-}
-
-// destinationElements are networks as an interval set has them: where one begins, and where it ends,
-// unless that is the end of all addresses.
-func destinationElements(list []netip.Prefix) []nftables.SetElement {
-	var out []nftables.SetElement
-	for _, p := range list {
-		out = append(out, nftables.SetElement{Key: p.Addr().AsSlice()})
-		if end := after(p); end.IsValid() {
-			out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
-		}
-	}
-	return out
-}
-
-// after is the first address behind a network; invalid, if there is none.
-func after(p netip.Prefix) netip.Addr {
-	last := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(last)
-	return a.Next()
+	kind := nft.AddressType(of)
+	return &nftables.Set{Table: table(), Name: fmt.Sprintf("destinations-%d", digit(of)), Interval: true, KeyType: kind}
 }
 
 // chain is one of the table's, as it should be.
@@ -97,7 +70,7 @@ type chain struct {
 
 type rule struct {
 	comment string
-	exprs   exprs
+	exprs   nft.Exprs
 }
 
 func base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nftables.ChainPriority) chain {
@@ -122,22 +95,22 @@ func (s Setup) chains() []chain {
 		fou, from, to := s.fou(of), fromClients(of), toClients(of)
 		chains = append(chains, fou, from, to)
 		receive.rules = append(receive.rules,
-			rule{"a tunnel in a tunnel is none", join(isFamily(of), fromTunnel(of), udpTo(s.Port), destination(of), s.isOwn(of), counted(counterName(string(NotForwarded), of)), drop())},
-			rule{"what comes to the port of tunnels", join(isFamily(of), notFromTunnel(of), udpTo(s.Port), destination(of), s.isOwn(of), goTo(fou.Name))},
-			rule{"the tunnels' devices would take it without UDP too", join(isFamily(of), protocol(unix.IPPROTO_IPIP), counted(counterName(string(NotClient), of)), drop())},
-			rule{"the tunnels' devices would take it without UDP too", join(isFamily(of), protocol(unix.IPPROTO_IPV6), counted(counterName(string(NotClient), of)), drop())},
+			rule{"a tunnel in a tunnel is none", nft.Join(nft.Family(of), fromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())},
+			rule{"what comes to the port of tunnels", nft.Join(nft.Family(of), notFromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.GoTo(fou.Name))},
+			rule{"the tunnels' devices would take it without UDP too", nft.Join(nft.Family(of), nft.Protocol(unix.IPPROTO_IPIP), nft.CountAs(counterName(string(NotClient), of)), nft.Drop())},
+			rule{"the tunnels' devices would take it without UDP too", nft.Join(nft.Family(of), nft.Protocol(unix.IPPROTO_IPV6), nft.CountAs(counterName(string(NotClient), of)), nft.Drop())},
 		)
-		send.rules = append(send.rules, rule{"tunnels are no connections", join(isFamily(of), notToTunnel(of), udpTo(s.Port), notrack())})
+		send.rules = append(send.rules, rule{"tunnels are no connections", nft.Join(nft.Family(of), notToTunnel(of), nft.UDPTo(s.Port), nft.Notrack())})
 		refuse.rules = append(refuse.rules, s.refusals(of)...)
-		input.rules = append(input.rules, rule{"clients reach others by the gateway, not the gateway", join(fromTunnel(of), counted(counterName(string(NotForwarded), of)), drop())})
+		input.rules = append(input.rules, rule{"clients reach others by the gateway, not the gateway", nft.Join(fromTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())})
 		forward.rules = append(forward.rules,
-			rule{"of no connection", join(isFamily(of), state(expr.CtStateBitINVALID), counted(counterName(string(Invalid), of)), drop())},
-			rule{"from clients", join(isFamily(of), fromTunnel(of), goTo(from.Name))},
-			rule{"to clients", join(isFamily(of), toTunnel(of), goTo(to.Name))},
-			rule{"the gateway is no other router", join(isFamily(of), counted(counterName(string(NotForwarded), of)), drop())},
+			rule{"of no connection", nft.Join(nft.Family(of), nft.CtState(expr.CtStateBitINVALID), nft.CountAs(counterName(string(Invalid), of)), nft.Drop())},
+			rule{"from clients", nft.Join(nft.Family(of), fromTunnel(of), nft.GoTo(from.Name))},
+			rule{"to clients", nft.Join(nft.Family(of), toTunnel(of), nft.GoTo(to.Name))},
+			rule{"the gateway is no other router", nft.Join(nft.Family(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())},
 		)
 		if own := s.own(of); own.IsValid() {
-			translate.rules = append(translate.rules, rule{"what is not the gateway's own", join(isFamily(of), notToTunnel(of), notFrom(own), masquerade())})
+			translate.rules = append(translate.rules, rule{"what is not the gateway's own", nft.Join(nft.Family(of), notToTunnel(of), notFrom(own), nft.Masquerade())})
 		}
 	}
 	return append(chains, receive, send, refuse, input, forward, translate)
@@ -150,53 +123,53 @@ func (s Setup) refusals(of int) []rule {
 	if !own.IsValid() {
 		return nil
 	}
-	rules := []rule{{"resets", join(isFamily(of), protocol(unix.IPPROTO_TCP), notFrom(own), mark(returnMark))}}
+	rules := []rule{{"resets", nft.Join(nft.Family(of), nft.Protocol(unix.IPPROTO_TCP), notFrom(own), nft.SetWholeMark(returnMark))}}
 	for _, kind := range icmpErrors[of] {
-		rules = append(rules, rule{"errors", join(isFamily(of), icmp(of, kind), aboutDestination(of), isNot(own.AsSlice()...), mark(returnMark))})
+		rules = append(rules, rule{"errors", nft.Join(nft.Family(of), icmp(of, kind), aboutDestination(of), nft.IsNot(own.AsSlice()...), nft.SetWholeMark(returnMark))})
 	}
 	return rules
 }
 
 // isOwn compares the loaded address with the gateway's own. The unspecified address of a family
 // that it has none of is no packet's destination.
-func (s Setup) isOwn(of int) exprs {
+func (s Setup) isOwn(of int) nft.Exprs {
 	if own := s.own(of); own.IsValid() {
-		return is(own.AsSlice()...)
+		return nft.Is(own.AsSlice()...)
 	}
-	_, length := source(of)
-	return is(make([]byte, length)...)
+	_, length := nft.SourceAt(of)
+	return nft.Is(make([]byte, length)...)
 }
 
 // fou lets in what a client sends from its own address, inside and outside.
 func (s Setup) fou(of int) chain {
-	return chain{nftables.Chain{Name: fmt.Sprintf("fou-%d", of), Table: table()}, []rule{
-		{"clients", join(plainHeaders(of), outerAndInner(of), in(clientSet(of)), notrack(), accept())},
-		{"nobody else", join(counted(counterName(string(NotClient), of)), drop())},
+	return chain{nftables.Chain{Name: fmt.Sprintf("fou-%d", digit(of)), Table: table()}, []rule{
+		{"clients", nft.Join(plainHeaders(of), outerAndInner(of), nft.In(clientSet(of)), nft.Notrack(), nft.Accept())},
+		{"nobody else", nft.Join(nft.CountAs(counterName(string(NotClient), of)), nft.Drop())},
 	}}
 }
 
 func fromClients(of int) chain {
-	c := chain{nftables.Chain{Name: fmt.Sprintf("from-clients-%d", of), Table: table()}, nil}
+	c := chain{nftables.Chain{Name: fmt.Sprintf("from-clients-%d", digit(of)), Table: table()}, nil}
 	c.rules = append(c.rules,
-		rule{"from a client to a client", join(toTunnel(of), counted(counterName(string(NotForwarded), of)), drop())},
-		rule{"of a connection", join(state(answered), counted(counterName(Out, of)), accept())},
+		rule{"from a client to a client", nft.Join(toTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())},
+		rule{"of a connection", nft.Join(nft.CtState(answered), nft.CountAs(counterName(Out, of)), nft.Accept())},
 	)
-	if of == family(linkLocal.Addr()) {
-		c.rules = append(c.rules, rule{"link-local", join(destination(of), inside(linkLocal), counted(counterName(string(Destination), of)), drop())})
+	if of == rtnl.FamilyOf(linkLocal.Addr()) {
+		c.rules = append(c.rules, rule{"link-local", nft.Join(nft.Destination(of), nft.Inside(linkLocal), nft.CountAs(counterName(string(Destination), of)), nft.Drop())})
 	}
 	c.rules = append(c.rules,
 		rule{"in the middle of a connection that is not known: it may have been another pod's",
-			join(protocol(unix.IPPROTO_TCP), notBeginning(), counted(counterName(string(Invalid), of)), reset())},
-		rule{"to a destination", join(destination(of), in(destinationSet(of)), counted(counterName(Out, of)), accept())},
-		rule{"to none", join(counted(counterName(string(Destination), of)), drop())},
+			nft.Join(nft.Protocol(unix.IPPROTO_TCP), notBeginning(), nft.CountAs(counterName(string(Invalid), of)), nft.Reset())},
+		rule{"to a destination", nft.Join(nft.Destination(of), nft.In(destinationSet(of)), nft.CountAs(counterName(Out, of)), nft.Accept())},
+		rule{"to none", nft.Join(nft.CountAs(counterName(string(Destination), of)), nft.Drop())},
 	)
 	return c
 }
 
 func toClients(of int) chain {
-	return chain{nftables.Chain{Name: fmt.Sprintf("to-clients-%d", of), Table: table()}, []rule{
-		{"answers", join(state(answered), counted(counterName(In, of)), accept())},
-		{"clients are not reached from outside", join(counted(counterName(string(NotForwarded), of)), drop())},
+	return chain{nftables.Chain{Name: fmt.Sprintf("to-clients-%d", digit(of)), Table: table()}, []rule{
+		{"answers", nft.Join(nft.CtState(answered), nft.CountAs(counterName(In, of)), nft.Accept())},
+		{"clients are not reached from outside", nft.Join(nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())},
 	}}
 }
 

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/egress/tunnel"
 )
@@ -55,7 +57,7 @@ func (s Setup) Validate() error {
 	}
 	for family, list := range byFamily(s.Addrs) {
 		if len(list) > 1 {
-			add("Addrs %v: expected one address of family IPv%d", list, family)
+			add("Addrs %v: expected one address of family IPv%d", list, digit(family))
 		}
 	}
 	for _, a := range s.Addrs {
@@ -132,18 +134,18 @@ func compare(have, want map[netip.Addr]string) change {
 	return c
 }
 
-// byFamily sorts addresses by 4 and 6.
+// byFamily sorts addresses by family.
 func byFamily(addrs []netip.Addr) map[int][]netip.Addr {
 	of := map[int][]netip.Addr{}
 	for _, a := range addrs {
-		of[family(a)] = append(of[family(a)], a)
+		of[rtnl.FamilyOf(a)] = append(of[rtnl.FamilyOf(a)], a)
 	}
 	return of
 }
 
-// family is 4 or 6.
-func family(a netip.Addr) int {
-	if rtnl.IsIPv6(a) {
+// digit is how people call a family: 4 or 6.
+func digit(family int) int {
+	if family == unix.AF_INET6 {
 		return 6
 	}
 	return 4
@@ -152,7 +154,7 @@ func family(a netip.Addr) int {
 // own is the gateway's address of a family; invalid, if it has none.
 func (s Setup) own(of int) netip.Addr {
 	for _, a := range s.Addrs {
-		if family(a) == of {
+		if rtnl.FamilyOf(a) == of {
 			return a
 		}
 	}
@@ -164,7 +166,7 @@ func (s Setup) own(of int) netip.Addr {
 func (s Setup) destinations(of int) []netip.Prefix {
 	var list []netip.Prefix
 	for _, p := range s.Destinations {
-		if family(p.Addr()) == of {
+		if rtnl.FamilyOf(p.Addr()) == of {
 			list = append(list, p)
 		}
 	}
@@ -186,7 +188,7 @@ func (s Setup) tunnels(mtu int) ([]tunnel.Tunnel, error) {
 	var list []tunnel.Tunnel
 	for _, a := range s.Addrs {
 		t := tunnel.Tunnel{Local: a, MTU: tunnel.MTU(mtu, a), Port: s.Port, SourcePortAuto: true}
-		if family(a) == 6 && t.MTU < tunnel.MinMTU6 {
+		if rtnl.IsIPv6(a) && t.MTU < tunnel.MinMTU6 {
 			return nil, fmt.Errorf("the MTU of %s is %d: IPv6 through tunnels needs at least %d", s.Link, mtu, tunnel.MinMTU6+tunnel.Overhead6)
 		}
 		list = append(list, t)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 )
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -71,15 +72,7 @@ func TestDestinations(t *testing.T) {
 	for _, p := range []string{"10.1.0.0/16", "10.0.0.0/8", "2001:db8::/32", "11.0.0.0/8", "10.0.0.0/8", "255.0.0.0/8", "::/0"} {
 		s.Destinations = append(s.Destinations, netip.MustParsePrefix(p))
 	}
-	if got, want := fmt.Sprint(s.destinations(4), s.destinations(6)), "[10.0.0.0/8 11.0.0.0/8 255.0.0.0/8] [::/0]"; got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
-	var ends []string
-	for _, e := range destinationElements(s.destinations(4)) {
-		a, _ := netip.AddrFromSlice(e.Key)
-		ends = append(ends, fmt.Sprint(a, e.IntervalEnd))
-	}
-	if got, want := strings.Join(ends, ", "), "10.0.0.0 false, 11.0.0.0 true, 11.0.0.0 false, 12.0.0.0 true, 255.0.0.0 false"; got != want {
+	if got, want := fmt.Sprint(s.destinations(unix.AF_INET), s.destinations(unix.AF_INET6)), "[10.0.0.0/8 11.0.0.0/8 255.0.0.0/8] [::/0]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-)
 
-// elementChunk bounds the elements of one message: they share an attribute of at most 64 KiB.
-const elementChunk = 256
+	"github.com/berthnet/berth/internal/datapath/nft"
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+)
 
 // setRules makes chains, sets and counters. It compares first and writes nothing when all is well; else
 // chains are filled anew in one transaction, so that no packet meets half of them, and sets and counters
@@ -69,7 +69,7 @@ func inKernel(conn *nftables.Conn, chains []chain, tag string) bool {
 
 // setDestinations makes the set of a family's destinations, in one transaction.
 func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
-	set, want := destinationSet(of), destinationElements(list)
+	set, want := destinationSet(of), nft.Intervals(list)
 	have, err := conn.GetSetElements(set)
 	if err != nil {
 		return fmt.Errorf("list the set %s: %w", set.Name, err)
@@ -82,7 +82,7 @@ func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
 		return fmt.Errorf("encode elements of %s: %w", set.Name, err)
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("set destinations of IPv%d: %w", of, err)
+		return fmt.Errorf("set destinations of IPv%d: %w", digit(of), err)
 	}
 	return nil
 }
@@ -141,11 +141,11 @@ func eachSet(conn *nftables.Conn, of map[netip.Addr]string, what string, do func
 	}
 	elements := map[int][]nftables.SetElement{}
 	for a, uid := range of {
-		elements[family(a)] = append(elements[family(a)], clientElement(a, uid))
+		elements[rtnl.FamilyOf(a)] = append(elements[rtnl.FamilyOf(a)], clientElement(a, uid))
 	}
 	var problems []error
 	for f, list := range elements {
-		for part := range slices.Chunk(list, elementChunk) {
+		for part := range slices.Chunk(list, nft.ElementChunk) {
 			problems = append(problems, do(clientSet(f), part))
 		}
 	}

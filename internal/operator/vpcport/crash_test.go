@@ -167,7 +167,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 	if len(names) < 15 {
 		t.Fatalf("only %v are registered", names)
 	}
-	for _, name := range names {
+	for _, name := range harness.Sample(t, 5, names) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, name+"=kill", v1alpha1.PortMACDerived)
 			s.live()
@@ -191,7 +191,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 // The same where the provider chooses MAC addresses, and nothing but a look tells whether
 // a port was made.
 func TestKillAfterCreateWithoutChosenMAC(t *testing.T) {
-	for _, name := range []string{"operator.port.create.before", "operator.port.create.after", "operator.port.record.before"} {
+	for _, name := range harness.Sample(t, 3, []string{"operator.port.create.before", "operator.port.create.after", "operator.port.record.before"}) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, name+"=kill", v1alpha1.PortMACProvider)
 			s.live()

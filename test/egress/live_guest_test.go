@@ -1,0 +1,498 @@
+//go:build guest
+
+package egress
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/egress"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/network/site"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestLive changes what there is to change of an Egress and its clients while pods run, and
+// looks at the packets of these pods, none of which is started again.
+func TestLive(t *testing.T) {
+	s := &scene{tell(t, "live", selects)}
+	harness.OK(t, s.lab.Kube.CreateNamespace(s.ctx(), s.selected(), nil))
+	named := s.client(s.lab.Nodes()[0], "cart")
+	plain := s.add(1, "till", node.PodOptions{Namespace: s.selected()})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+		defer cancel()
+		harness.OK(t, s.lab.Nodes()[1].DelPod(ctx, plain.Name))
+	})
+	s.byGateways(named, outside...)
+	s.asItself(plain, outside...)
+	for _, step := range []struct {
+		name string
+		run  func(*scene, *node.Pod, *node.Pod)
+	}{
+		{"Destinations", changeDestinations},
+		{"SourcePort", switchSourcePort},
+		{"Affinity", switchAffinity},
+		{"Gateways", scaleGateways},
+		{"LabelsAndAnnotations", changeClients},
+		{"AllowedNamespaces", takePermission},
+		{"Service", leadToService},
+		{"Killed", killAtChanges},
+		{"BadPod", breakPod},
+		{"Egress", makeEgressAnew},
+		{"NothingStays", deleteEgress},
+	} {
+		if !t.Run(step.name, func(t *testing.T) { step.run(s.in(t), named, plain) }) {
+			return
+		}
+	}
+}
+
+func changeDestinations(s *scene, named, _ *node.Pod) {
+	four, six := site.OutsideHost.String()+"/32", site.OutsideHost6.String()+"/128"
+	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{four} })
+	s.asItself(named, site.OutsideHost6)
+	s.byGateways(named, site.OutsideHost)
+	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{six} })
+	s.asItself(named, site.OutsideHost)
+	s.byGateways(named, site.OutsideHost6)
+	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{"0.0.0.0/0", "::/0"} })
+	s.byGateways(named, outside...)
+	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{four, six} })
+	s.byGateways(named, outside...)
+}
+
+func switchSourcePort(s *scene, named, _ *node.Pod) {
+	source := func(auto bool) {
+		s.t.Helper()
+		for _, to := range outside {
+			s.until(fmt.Sprintf("source ports to %s, chosen by connection %t", to, auto), func() error {
+				seen, err := s.tunnels(named, to, 8)
+				if err != nil {
+					return err
+				}
+				got := ports(seen)
+				if fixed := slices.Equal(got, []uint16{fouPort}); len(got) == 0 || fixed == auto || auto && len(got) < 2 {
+					return fmt.Errorf("tunnel packets come from ports %v", got)
+				}
+				return nil
+			})
+		}
+	}
+	source(false)
+	s.edit(func(e *v1alpha1.EgressSpec) { e.FouSourcePortAuto = true })
+	source(true)
+	s.edit(func(e *v1alpha1.EgressSpec) { e.FouSourcePortAuto = false })
+	source(false)
+}
+
+// ends waits until a pod's connections go to so many gateways.
+func (s *scene) ends(p *node.Pod, want int) {
+	s.t.Helper()
+	for _, to := range outside {
+		s.until(fmt.Sprintf("pod %s uses %d gateways to %s", p.Name, want, to), func() error {
+			seen, err := s.tunnels(p, to, 16)
+			if err != nil {
+				return err
+			}
+			if got := ends(seen); len(got) != want {
+				return fmt.Errorf("tunnels lead to %v", got)
+			}
+			return nil
+		})
+	}
+}
+
+func switchAffinity(s *scene, named, _ *node.Pod) {
+	s.ends(named, 2)
+	s.edit(func(e *v1alpha1.EgressSpec) { e.SessionAffinity = corev1.ServiceAffinityClientIP })
+	s.ends(named, 1)
+	s.edit(func(e *v1alpha1.EgressSpec) { e.SessionAffinity = corev1.ServiceAffinityNone })
+	s.ends(named, 2)
+}
+
+func scaleGateways(s *scene, named, _ *node.Pod) {
+	for _, n := range []int32{3, 1, 2} {
+		s.edit(func(e *v1alpha1.EgressSpec) { e.Replicas = &n })
+		s.gateways(int(n))
+		s.ends(named, int(n))
+	}
+}
+
+// changeClients has a pod become a client, and none again, by its namespace's label, by its own, and by
+// its annotation.
+func changeClients(s *scene, _, plain *node.Pod) {
+	namespace := namespaceOf(s.selected())
+	s.label(namespace, "team", "live")
+	s.label(podOf(plain), "out", "gateway")
+	s.byGateways(plain, outside...)
+	s.label(podOf(plain), "out", "")
+	s.asItself(plain, outside...)
+	s.label(podOf(plain), "out", "gateway")
+	s.byGateways(plain, outside...)
+	s.label(namespace, "team", "")
+	s.asItself(plain, outside...)
+	// It may not name the Egress before the Egress allows its namespace.
+	s.annotate(plain, s.key.Name)
+	s.refused(plain, v1alpha1.EgressNotAllowed)
+	s.asItself(plain, outside...)
+	s.edit(func(e *v1alpha1.EgressSpec) {
+		e.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{s.clients(), s.selected()}}
+	})
+	s.byGateways(plain, outside...)
+	s.annotate(plain, "")
+	s.asItself(plain, outside...)
+}
+
+// refused waits until a pod's EgressClient says why it may not use an Egress.
+func (s *scene) refused(p *node.Pod, reason string) {
+	s.t.Helper()
+	s.until("pod "+p.Name+" is refused", func() error {
+		c := &v1alpha1.EgressClient{}
+		if err := s.lab.Kube.Client.Get(s.ctx(), client.ObjectKey{Namespace: p.Namespace, Name: p.ObjectName}, c); err != nil {
+			return err
+		}
+		if len(c.Spec.Refused) != 1 || c.Spec.Refused[0].Reason != reason {
+			return fmt.Errorf("it is refused %+v", c.Spec.Refused)
+		}
+		return nil
+	})
+}
+
+func takePermission(s *scene, named, _ *node.Pod) {
+	s.edit(func(e *v1alpha1.EgressSpec) { e.AllowedNamespaces = nil })
+	s.refused(named, v1alpha1.EgressNotAllowed)
+	s.asItself(named, outside...)
+	s.until("nothing of egress in pod "+named.Name, func() error { return nothingIn(named) })
+	s.edit(func(e *v1alpha1.EgressSpec) {
+		e.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{s.clients()}}
+	})
+	s.byGateways(named, outside...)
+}
+
+// leadToService switches to tunnels to the Service's address and back, and has the Service made anew with
+// another address between. For kube-proxy stands a rule of nftables on the pod's node.
+func leadToService(s *scene, named, _ *node.Pod) {
+	at := s.lab.Nodes()[0]
+	s.edit(func(e *v1alpha1.EgressSpec) { e.TunnelTo = v1alpha1.TunnelToService })
+	first := s.byService(at, named)
+	service := &corev1.Service{}
+	service.Namespace, service.Name = s.key.Namespace, s.key.Name
+	harness.OK(s.t, s.lab.Kube.Client.Get(s.ctx(), s.key, service))
+	// Its address is taken by another before the operator makes it anew.
+	harness.OK(s.t, s.lab.Kube.Client.Delete(s.ctx(), service))
+	s.until("the Service has another address", func() error {
+		if slices.ContainsFunc(s.serviceAddresses(), func(a netip.Addr) bool { return slices.Contains(first, a) }) || len(s.serviceAddresses()) != 2 {
+			return fmt.Errorf("it has %v, and had %v", s.serviceAddresses(), first)
+		}
+		return nil
+	})
+	second := s.byService(at, named)
+	if slices.Equal(first, second) {
+		s.t.Errorf("tunnels lead to %v before and after", first)
+	}
+	s.edit(func(e *v1alpha1.EgressSpec) { e.TunnelTo = v1alpha1.TunnelToGateways })
+	s.until("tunnels lead to gateways", func() error {
+		for _, to := range outside {
+			seen, err := s.tunnels(named, to, 4)
+			if err != nil {
+				return err
+			}
+			for _, a := range ends(seen) {
+				if !slices.Contains(s.gatewayAddresses(), a) {
+					return fmt.Errorf("a tunnel leads to %s", a)
+				}
+			}
+		}
+		return nil
+	})
+	harness.OK(s.t, noProxy(at))
+}
+
+// byService waits until a pod's tunnels lead to the Service's addresses, and returns these.
+func (s *scene) byService(at *node.Node, p *node.Pod) (addrs []netip.Addr) {
+	s.t.Helper()
+	addrs = s.serviceAddresses()
+	harness.OK(s.t, s.proxy(at, addrs))
+	for i, to := range outside {
+		s.until(fmt.Sprintf("tunnels for %s lead to %s", to, addrs[i]), func() error {
+			seen, err := s.tunnels(p, to, 4)
+			if err != nil {
+				return err
+			}
+			if got := ends(seen); !slices.Equal(got, addrs[i:i+1]) {
+				return fmt.Errorf("tunnels lead to %v", got)
+			}
+			return nil
+		})
+	}
+	s.byGateways(p, outside...)
+	return addrs
+}
+
+// serviceAddresses are the Service's, IPv4 first.
+func (s *scene) serviceAddresses() (addrs []netip.Addr) {
+	service := &corev1.Service{}
+	if err := s.lab.Kube.Client.Get(s.ctx(), s.key, service); err != nil {
+		return nil
+	}
+	for _, text := range service.Spec.ClusterIPs {
+		if a, err := netip.ParseAddr(text); err == nil {
+			addrs = append(addrs, a)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return addrs
+}
+
+const proxyTable = "stands-for-kube-proxy"
+
+// proxy has a node lead packets to a Service's addresses to one gateway.
+func (s *scene) proxy(at *node.Node, service []netip.Addr) error {
+	gateways := s.gatewayAddresses()
+	slices.SortFunc(gateways, netip.Addr.Compare)
+	if len(service) != 2 || len(gateways) < 2 {
+		return fmt.Errorf("the Service has %v, gateways %v", service, gateways)
+	}
+	text := fmt.Sprintf(`add table inet %[1]s
+delete table inet %[1]s
+table inet %[1]s {
+	chain services {
+		type nat hook prerouting priority dstnat;
+		ip daddr %[2]s udp dport %[6]d dnat ip to %[3]s
+		ip6 daddr %[4]s udp dport %[6]d dnat ip6 to %[5]s
+	}
+}`, proxyTable, service[0], gateways[0], service[1], gateways[len(gateways)-1], fouPort)
+	return nft(at, text)
+}
+
+func noProxy(at *node.Node) error { return nft(at, "delete table inet "+proxyTable) }
+
+func nft(at *node.Node, text string) error {
+	return ns.Do(at.Netns, func() error {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(text)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("nft: %w\n%s", err, out)
+		}
+		return nil
+	})
+}
+
+// breakPod has one pod that cannot be changed, as another's link has the name of its tunnel, and changes
+// what all have.
+func breakPod(s *scene, named, _ *node.Pod) {
+	bad := s.add(0, "bad", s.named())
+	s.byGateways(bad, outside...)
+	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error {
+		if err := ns.DeleteLink(h, egress.Link4); err != nil {
+			return err
+		}
+		return h.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: egress.Link4}})
+	}))
+	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{site.OutsideHost.String() + "/32"} })
+	s.asItself(named, site.OutsideHost6)
+	other := s.add(0, "other", s.named())
+	s.byGateways(other, site.OutsideHost)
+	s.edit(func(e *v1alpha1.EgressSpec) {
+		e.Destinations = []string{site.OutsideHost.String() + "/32", site.OutsideHost6.String() + "/128"}
+	})
+	s.byGateways(named, outside...)
+	s.byGateways(other, outside...)
+	// What is in the way is gone, or is put away: the pod is as it should be in the end.
+	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error { return ns.DeleteLink(h, egress.Link4) }))
+	s.byGateways(bad, outside...)
+	for _, name := range []string{"bad", "other"} {
+		harness.OK(s.t, s.lab.Nodes()[0].DelPod(s.ctx(), name))
+	}
+}
+
+// makeEgressAnew deletes the Egress and makes it again by the same name.
+func makeEgressAnew(s *scene, named, _ *node.Pod) {
+	before := s.read()
+	harness.OK(s.t, s.lab.Kube.Client.Delete(s.ctx(), before))
+	again := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: s.key.Namespace, Name: s.key.Name}, Spec: before.Spec}
+	s.until("the Egress is made again", func() error {
+		err := s.lab.Kube.Client.Create(s.ctx(), again.DeepCopy())
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	})
+	if s.read().UID == before.UID {
+		s.t.Fatal("it is the Egress of before")
+	}
+	s.gateways(2)
+	s.byGateways(named, outside...)
+}
+
+// deleteEgress deletes it: nothing of it stays, anywhere.
+func deleteEgress(s *scene, named, plain *node.Pod) {
+	s.label(namespaceOf(s.selected()), "team", "live")
+	s.label(podOf(plain), "out", "gateway")
+	s.byGateways(plain, outside...)
+	harness.OK(s.t, s.lab.Kube.Client.Delete(s.ctx(), s.read()))
+	for i, p := range []*node.Pod{named, plain} {
+		s.asItself(p, outside...)
+		s.until("nothing of egress in pod "+p.Name, func() error { return nothingIn(p) })
+		s.until("nothing of it in the record of pod "+p.Name, func() error { return s.notRecorded(i, p) })
+	}
+	s.until("no object of it is there", s.noObjects)
+}
+
+// notRecorded wants a pod's record to say nothing of egress.
+func (s *scene) notRecorded(at int, p *node.Pod) error {
+	text, err := s.lab.Nodes()[at].Get(s.ctx(), node.IntrospectionURL+"/pod?namespace="+p.Namespace+"&name="+p.ObjectName)
+	if err != nil {
+		return err
+	}
+	var pod introspect.Pod
+	if err := json.Unmarshal([]byte(text), &pod); err != nil {
+		return err
+	}
+	if len(pod.Attachments) != 1 || pod.Attachments[0].Egress != nil {
+		return fmt.Errorf("pod %s is recorded with %s", p.Name, text)
+	}
+	return nil
+}
+
+// nothingIn wants nothing of egress in a pod's namespace: links, rules, routes, tables of nftables
+// and ports of Foo over UDP.
+func nothingIn(p *node.Pod) error {
+	return ns.Do(p.Netns(), func() error {
+		var errs []error
+		for what, command := range map[string][]string{
+			"links": {"ip", "-o", "link", "show", "type", "ipip"}, "links of IPv6": {"ip", "-o", "link", "show", "type", "ip6tnl"},
+			"tables of nftables": {"nft", "list", "tables"}, "ports of FoU": {"ip", "fou", "show"}, "ports of FoU6": {"ip", "-6", "fou", "show"},
+			"next hops": {"ip", "nexthop", "show"},
+		} {
+			out, err := exec.Command(command[0], command[1:]...).CombinedOutput() //nolint:gosec // those above
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%v: %w: %s", command, err, out))
+			}
+			for line := range strings.Lines(string(out)) {
+				if strings.Contains(line, "berth-egress") || strings.Contains(line, fmt.Sprint("port ", fouPort)) || what == "next hops" {
+					errs = append(errs, fmt.Errorf("%s: %s", what, strings.TrimSpace(line)))
+				}
+			}
+		}
+		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			rules, err := netlink.RuleList(family)
+			errs = append(errs, err)
+			for _, r := range rules {
+				if r.Priority != 0 && r.Priority < 32766 {
+					errs = append(errs, fmt.Errorf("rule %s", r))
+				}
+			}
+			routes, err := netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+			errs = append(errs, err)
+			for _, r := range routes {
+				if r.Table != 254 && r.Table != 255 {
+					errs = append(errs, fmt.Errorf("route %s", r))
+				}
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// noObjects wants no object of the Egress to be left.
+func (s *scene) noObjects() error {
+	var errs []error
+	kube := s.lab.Kube.Client
+	clients, slices := &v1alpha1.EgressClientList{}, &v1alpha1.EgressClientSliceList{}
+	errs = append(errs, kube.List(s.ctx(), slices))
+	for _, o := range slices.Items {
+		errs = append(errs, fmt.Errorf("slice %s/%s", o.Namespace, o.Name))
+	}
+	errs = append(errs, kube.List(s.ctx(), clients))
+	for _, o := range clients.Items {
+		if len(o.Spec.Egresses) > 0 {
+			errs = append(errs, fmt.Errorf("EgressClient %s/%s: %+v", o.Namespace, o.Name, o.Spec))
+		}
+	}
+	if left := s.lab.Gateways(s.key); len(left) > 0 {
+		errs = append(errs, fmt.Errorf("%d gateways", len(left)))
+	}
+	return errors.Join(errs...)
+}
+
+// TestFirstConnections has a few pods, made at once, each connect as soon as it has its network. make
+// e2e has many (TestManyFirstConnections).
+func TestFirstConnections(t *testing.T) { firstConnections(t, 6) }
+
+// runtimesAtOnce is how many pods are made at one moment: each is processes of its own, of which an emulated
+// processor runs few.
+const runtimesAtOnce = 8
+
+func firstConnections(t *testing.T, pods int) {
+	s := &scene{tell(t, "first")}
+	gateways := s.gatewayAddresses()
+
+	var mu sync.Mutex // guards took
+	var took, adds []time.Duration
+	began := time.Now()
+	turns := make(chan struct{}, runtimesAtOnce)
+	err := harness.AtOnce(pods, func(i int) error {
+		turns <- struct{}{}
+		defer func() { <-turns }()
+		at := s.lab.Nodes()[i%len(s.lab.Nodes())]
+		added := time.Now()
+		p, err := at.AddPod(s.ctx(), fmt.Sprintf("first-%d", i), s.named())
+		if err != nil {
+			return err
+		}
+		connects := time.Now()
+		to := outside[i/len(s.lab.Nodes())%len(outside)]
+		ctx, cancel := context.WithTimeout(s.ctx(), time.Minute)
+		defer cancel()
+		r, err := echo.Ask(ctx, p.Netns(), "tcp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "first")
+		if err != nil {
+			return fmt.Errorf("the first connection of pod %s: %w", p.Name, err)
+		}
+		if !slices.Contains(gateways, r.You) {
+			return fmt.Errorf("the first connection of pod %s is seen as %s, want one of %v", p.Name, r.You, gateways)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		took, adds = append(took, time.Since(connects)), append(adds, connects.Sub(added))
+		return nil
+	})
+	if len(took) == 0 {
+		t.Fatal(err)
+	}
+	slices.Sort(took)
+	slices.Sort(adds)
+	t.Logf("%d pods in %.1f s: ADD median %.2f s, slowest %.2f s; first connection median %.0f ms, slowest %.0f ms",
+		pods, time.Since(began).Seconds(), adds[pods/2].Seconds(), adds[pods-1].Seconds(), took[pods/2].Seconds()*1000, took[pods-1].Seconds()*1000)
+	second := 0
+	for _, d := range took {
+		if d >= time.Second {
+			second++
+		}
+	}
+	t.Logf("%d of them waited for a second SYN", second)
+	harness.OK(t, err)
+	harness.OK(t, harness.AtOnce(pods, func(i int) error {
+		return s.lab.Nodes()[i%len(s.lab.Nodes())].DelPod(s.ctx(), fmt.Sprintf("first-%d", i))
+	}))
+}

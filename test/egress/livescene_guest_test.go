@@ -1,0 +1,231 @@
+//go:build guest
+
+package egress
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// scene is the story of an Egress that changes while pods run.
+type scene struct{ *story }
+
+const fouPort = 5555
+
+// selected is a namespace whose pods the Egress may select.
+func (s *scene) selected() string { return s.key.Namespace + "-selected" }
+
+// selects has the Egress select pods by their labels and those of their namespaces, and end its gateways soon.
+func selects(e *v1alpha1.EgressSpec) {
+	e.Clients = &v1alpha1.EgressClientSelector{
+		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "live"}},
+		PodSelector:       &metav1.LabelSelector{MatchLabels: map[string]string{"out": "gateway"}},
+	}
+	e.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"terminationGracePeriodSeconds":5}`)}}
+}
+
+func (s *scene) ctx() context.Context { return harness.Deadline(s.t, harness.Patience) }
+
+// in is the scene in a test of its own.
+func (s *scene) in(t *testing.T) *scene {
+	of := *s.story
+	of.t = t
+	return &scene{&of}
+}
+
+func (s *scene) read() *v1alpha1.Egress {
+	s.t.Helper()
+	e, err := s.lab.Kube.Egress(s.ctx(), s.key)
+	harness.OK(s.t, err)
+	return e
+}
+
+func (s *scene) until(what string, is func() error) {
+	s.t.Helper()
+	began := time.Now()
+	harness.Eventually(s.t, harness.Patience, what, is)
+	s.t.Logf("%s: after %.1f s", what, time.Since(began).Seconds())
+}
+
+func (s *scene) add(at int, name string, o node.PodOptions) *node.Pod {
+	s.t.Helper()
+	p, err := s.lab.Nodes()[at].AddPod(s.ctx(), name, o)
+	harness.OK(s.t, err)
+	return p
+}
+
+// seenAs tells whether the outside sees a pod by one of these addresses.
+func (s *scene) seenAs(p *node.Pod, to netip.Addr, by []netip.Addr) error {
+	for _, network := range []string{"tcp", "udp"} {
+		as, err := seenAs(s.ctx(), p, network, to, answerWithin)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(by, as) {
+			return fmt.Errorf("pod %s is seen as %s by %s, want one of %v", p.Name, as, to, by)
+		}
+	}
+	return nil
+}
+
+// byGateways and asItself wait until a pod reaches hosts outside so.
+func (s *scene) byGateways(p *node.Pod, to ...netip.Addr) {
+	s.t.Helper()
+	s.until(fmt.Sprintf("pod %s by a gateway to %v", p.Name, to), func() error {
+		var errs []error
+		for _, a := range to {
+			errs = append(errs, s.seenAs(p, a, s.gatewayAddresses()))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (s *scene) asItself(p *node.Pod, to ...netip.Addr) {
+	s.t.Helper()
+	s.until(fmt.Sprintf("pod %s as itself to %v", p.Name, to), func() error {
+		var errs []error
+		for _, a := range to {
+			errs = append(errs, s.seenAs(p, a, p.Addrs))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (s *scene) gatewayAddresses() (addrs []netip.Addr) {
+	e := &v1alpha1.Egress{}
+	if err := s.lab.Kube.Client.Get(s.ctx(), s.key, e); err != nil {
+		return nil
+	}
+	for _, g := range e.Status.Gateways {
+		for _, text := range g.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil {
+				addrs = append(addrs, a)
+			}
+		}
+	}
+	return addrs
+}
+
+// label sets labels of a pod or a namespace; an empty value takes one away.
+func (s *scene) label(o client.Object, key, value string) {
+	s.t.Helper()
+	body := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
+	if value == "" {
+		body = fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, key)
+	}
+	harness.OK(s.t, s.lab.Kube.Client.Patch(s.ctx(), o, client.RawPatch(types.MergePatchType, []byte(body))))
+}
+
+// annotate names Egresses in a running pod's annotation; none takes it away.
+func (s *scene) annotate(p *node.Pod, names string) {
+	s.t.Helper()
+	key := v1alpha1.AnnotationEgressPrefix + s.key.Namespace
+	body := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, key, names)
+	if names == "" {
+		body = fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, key)
+	}
+	harness.OK(s.t, s.lab.Kube.Client.Patch(s.ctx(), podOf(p), client.RawPatch(types.MergePatchType, []byte(body))))
+}
+
+func podOf(p *node.Pod) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.ObjectName}}
+}
+
+func namespaceOf(name string) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+// tunnelled is a packet of Foo over UDP that leaves a pod.
+type tunnelled struct {
+	to   netip.Addr
+	from uint16 // source port
+}
+
+// tunnels listens at a pod's interface while it talks to a host outside by so many connections,
+// and returns the tunnel packets that left.
+func (s *scene) tunnels(p *node.Pod, to netip.Addr, connections int) (map[tunnelled]int, error) {
+	var fd int
+	err := ns.Do(p.Netns(), func() (err error) {
+		all := uint16(unix.ETH_P_ALL)
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(all<<8|all>>8))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen in pod %s: %w", p.Name, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	for range connections {
+		if _, err := seenAs(s.ctx(), p, "tcp", to, answerWithin); err != nil {
+			return nil, err
+		}
+	}
+	seen := map[tunnelled]int{}
+	packet := make([]byte, 2048)
+	for {
+		n, from, err := unix.Recvfrom(fd, packet, 0)
+		if errors.Is(err, unix.EAGAIN) {
+			return seen, nil
+		}
+		if err != nil {
+			return nil, os.NewSyscallError("recvfrom", err)
+		}
+		if link, ok := from.(*unix.SockaddrLinklayer); ok && link.Pkttype == unix.PACKET_OUTGOING {
+			if of, ok := outer(packet[:n]); ok {
+				seen[of]++
+			}
+		}
+	}
+}
+
+// outer reads the outer headers of a tunnel packet.
+func outer(b []byte) (of tunnelled, ok bool) {
+	var udp []byte
+	switch {
+	case len(b) >= 28 && b[0]>>4 == 4 && b[9] == unix.IPPROTO_UDP:
+		of.to, udp = netip.AddrFrom4([4]byte(b[16:20])), b[int(b[0]&15)*4:]
+	case len(b) >= 48 && b[0]>>4 == 6 && b[6] == unix.IPPROTO_UDP:
+		of.to, udp = netip.AddrFrom16([16]byte(b[24:40])), b[40:]
+	}
+	if len(udp) < 8 || binary.BigEndian.Uint16(udp[2:]) != fouPort {
+		return of, false
+	}
+	of.from = binary.BigEndian.Uint16(udp)
+	return of, true
+}
+
+// ports and ends are what tunnel packets had.
+func ports(of map[tunnelled]int) []uint16 {
+	all := map[uint16]bool{}
+	for p := range of {
+		all[p.from] = true
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+func ends(of map[tunnelled]int) []netip.Addr {
+	all := map[netip.Addr]bool{}
+	for p := range of {
+		all[p.to] = true
+	}
+	return slices.SortedFunc(maps.Keys(all), netip.Addr.Compare)
+}

@@ -1,0 +1,43 @@
+package harness
+
+import (
+	"cmp"
+	"os"
+	"strconv"
+	"testing"
+)
+
+// SampleVar is the environment variable that says which of many cases that are alike
+// are run: "all" (`make e2e`), or the number of the sample, 0 when it is not set.
+const SampleVar = "BERTH_SAMPLE"
+
+// Sample returns the cases that a test runs of a list of those that are alike, such as a
+// kill at each step: every n-th, and the first of them when there are fewer than n. The
+// samples 0 to n-1 have all of them. An odd n has of steps in order, each with a place
+// before and one after it, both kinds.
+func Sample[T any](t *testing.T, n int, all []T) []T {
+	t.Helper()
+	asked := os.Getenv(SampleVar)
+	part, err := sample(asked, n, all)
+	if err != nil {
+		t.Fatalf("%s is %q, expected all or a number from 0 on", SampleVar, asked)
+	}
+	if len(part) < len(all) {
+		t.Logf("%d of %d cases: sample %s, %s=all has the others", len(part), len(all), cmp.Or(asked, "0"), SampleVar)
+	}
+	return part
+}
+
+func sample[T any](asked string, n int, all []T) (part []T, err error) {
+	if asked == "all" {
+		return all, nil
+	}
+	number, err := strconv.ParseUint(cmp.Or(asked, "0"), 10, 31)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	for i := int(number) % min(n, len(all)); i < len(all); i += n {
+		part = append(part, all[i])
+	}
+	return part, nil
+}
