@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -33,13 +34,17 @@ import (
 // TestLive changes what there is to change of an Egress and its clients while pods run, and
 // looks at the packets of these pods, none of which is started again.
 func TestLive(t *testing.T) {
-	s := raiseScene(t)
-	s.create(s.egress(2))
-	s.gateways(2)
-	named := s.add(0, "cart", node.PodOptions{Namespace: namedNamespace, Annotations: s.named()})
-	plain := s.add(1, "till", node.PodOptions{Namespace: selectedNamespace})
-	s.byGateways(named, both...)
-	s.asItself(plain, both...)
+	s := &scene{tell(t, "live", selects)}
+	harness.OK(t, s.lab.Kube.CreateNamespace(s.ctx(), s.selected(), nil))
+	named := s.client(s.lab.Nodes()[0], "cart")
+	plain := s.add(1, "till", node.PodOptions{Namespace: s.selected()})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+		defer cancel()
+		harness.OK(t, s.lab.Nodes()[1].DelPod(ctx, plain.Name))
+	})
+	s.byGateways(named, outside...)
+	s.asItself(plain, outside...)
 	for _, step := range []struct {
 		name string
 		run  func(*scene, *node.Pod, *node.Pod)
@@ -51,6 +56,7 @@ func TestLive(t *testing.T) {
 		{"LabelsAndAnnotations", changeClients},
 		{"AllowedNamespaces", takePermission},
 		{"Service", leadToService},
+		{"Killed", killAtChanges},
 		{"BadPod", breakPod},
 		{"Egress", makeEgressAnew},
 		{"NothingStays", deleteEgress},
@@ -70,15 +76,15 @@ func changeDestinations(s *scene, named, _ *node.Pod) {
 	s.asItself(named, site.OutsideHost)
 	s.byGateways(named, site.OutsideHost6)
 	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{"0.0.0.0/0", "::/0"} })
-	s.byGateways(named, both...)
+	s.byGateways(named, outside...)
 	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{four, six} })
-	s.byGateways(named, both...)
+	s.byGateways(named, outside...)
 }
 
 func switchSourcePort(s *scene, named, _ *node.Pod) {
 	source := func(auto bool) {
 		s.t.Helper()
-		for _, to := range both {
+		for _, to := range outside {
 			s.until(fmt.Sprintf("source ports to %s, chosen by connection %t", to, auto), func() error {
 				seen, err := s.tunnels(named, to, 8)
 				if err != nil {
@@ -102,7 +108,7 @@ func switchSourcePort(s *scene, named, _ *node.Pod) {
 // ends waits until a pod's connections go to so many gateways.
 func (s *scene) ends(p *node.Pod, want int) {
 	s.t.Helper()
-	for _, to := range both {
+	for _, to := range outside {
 		s.until(fmt.Sprintf("pod %s uses %d gateways to %s", p.Name, want, to), func() error {
 			seen, err := s.tunnels(p, to, 16)
 			if err != nil {
@@ -135,26 +141,26 @@ func scaleGateways(s *scene, named, _ *node.Pod) {
 // changeClients has a pod become a client, and none again, by its namespace's label, by its own, and by
 // its annotation.
 func changeClients(s *scene, _, plain *node.Pod) {
-	namespace := namespaceOf(selectedNamespace)
+	namespace := namespaceOf(s.selected())
 	s.label(namespace, "team", "live")
 	s.label(podOf(plain), "out", "gateway")
-	s.byGateways(plain, both...)
+	s.byGateways(plain, outside...)
 	s.label(podOf(plain), "out", "")
-	s.asItself(plain, both...)
+	s.asItself(plain, outside...)
 	s.label(podOf(plain), "out", "gateway")
-	s.byGateways(plain, both...)
+	s.byGateways(plain, outside...)
 	s.label(namespace, "team", "")
-	s.asItself(plain, both...)
+	s.asItself(plain, outside...)
 	// It may not name the Egress before the Egress allows its namespace.
 	s.annotate(plain, s.key.Name)
 	s.refused(plain, v1alpha1.EgressNotAllowed)
-	s.asItself(plain, both...)
+	s.asItself(plain, outside...)
 	s.edit(func(e *v1alpha1.EgressSpec) {
-		e.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{namedNamespace, selectedNamespace}}
+		e.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{s.clients(), s.selected()}}
 	})
-	s.byGateways(plain, both...)
+	s.byGateways(plain, outside...)
 	s.annotate(plain, "")
-	s.asItself(plain, both...)
+	s.asItself(plain, outside...)
 }
 
 // refused waits until a pod's EgressClient says why it may not use an Egress.
@@ -175,12 +181,12 @@ func (s *scene) refused(p *node.Pod, reason string) {
 func takePermission(s *scene, named, _ *node.Pod) {
 	s.edit(func(e *v1alpha1.EgressSpec) { e.AllowedNamespaces = nil })
 	s.refused(named, v1alpha1.EgressNotAllowed)
-	s.asItself(named, both...)
+	s.asItself(named, outside...)
 	s.until("nothing of egress in pod "+named.Name, func() error { return nothingIn(named) })
 	s.edit(func(e *v1alpha1.EgressSpec) {
-		e.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{namedNamespace}}
+		e.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{s.clients()}}
 	})
-	s.byGateways(named, both...)
+	s.byGateways(named, outside...)
 }
 
 // leadToService switches to tunnels to the Service's address and back, and has the Service made anew with
@@ -206,7 +212,7 @@ func leadToService(s *scene, named, _ *node.Pod) {
 	}
 	s.edit(func(e *v1alpha1.EgressSpec) { e.TunnelTo = v1alpha1.TunnelToGateways })
 	s.until("tunnels lead to gateways", func() error {
-		for _, to := range both {
+		for _, to := range outside {
 			seen, err := s.tunnels(named, to, 4)
 			if err != nil {
 				return err
@@ -227,7 +233,7 @@ func (s *scene) byService(at *node.Node, p *node.Pod) (addrs []netip.Addr) {
 	s.t.Helper()
 	addrs = s.serviceAddresses()
 	harness.OK(s.t, s.proxy(at, addrs))
-	for i, to := range both {
+	for i, to := range outside {
 		s.until(fmt.Sprintf("tunnels for %s lead to %s", to, addrs[i]), func() error {
 			seen, err := s.tunnels(p, to, 4)
 			if err != nil {
@@ -239,7 +245,7 @@ func (s *scene) byService(at *node.Node, p *node.Pod) (addrs []netip.Addr) {
 			return nil
 		})
 	}
-	s.byGateways(p, both...)
+	s.byGateways(p, outside...)
 	return addrs
 }
 
@@ -295,8 +301,8 @@ func nft(at *node.Node, text string) error {
 // breakPod has one pod that cannot be changed, as another's link has the name of its tunnel, and changes
 // what all have.
 func breakPod(s *scene, named, _ *node.Pod) {
-	bad := s.add(0, "bad", node.PodOptions{Namespace: namedNamespace, Annotations: s.named()})
-	s.byGateways(bad, both...)
+	bad := s.add(0, "bad", s.named())
+	s.byGateways(bad, outside...)
 	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error {
 		if err := ns.DeleteLink(h, egress.Link4); err != nil {
 			return err
@@ -305,16 +311,16 @@ func breakPod(s *scene, named, _ *node.Pod) {
 	}))
 	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{site.OutsideHost.String() + "/32"} })
 	s.asItself(named, site.OutsideHost6)
-	other := s.add(0, "other", node.PodOptions{Namespace: namedNamespace, Annotations: s.named()})
+	other := s.add(0, "other", s.named())
 	s.byGateways(other, site.OutsideHost)
 	s.edit(func(e *v1alpha1.EgressSpec) {
 		e.Destinations = []string{site.OutsideHost.String() + "/32", site.OutsideHost6.String() + "/128"}
 	})
-	s.byGateways(named, both...)
-	s.byGateways(other, both...)
+	s.byGateways(named, outside...)
+	s.byGateways(other, outside...)
 	// What is in the way is gone, or is put away: the pod is as it should be in the end.
 	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error { return ns.DeleteLink(h, egress.Link4) }))
-	s.byGateways(bad, both...)
+	s.byGateways(bad, outside...)
 	for _, name := range []string{"bad", "other"} {
 		harness.OK(s.t, s.lab.Nodes()[0].DelPod(s.ctx(), name))
 	}
@@ -324,7 +330,7 @@ func breakPod(s *scene, named, _ *node.Pod) {
 func makeEgressAnew(s *scene, named, _ *node.Pod) {
 	before := s.read()
 	harness.OK(s.t, s.lab.Kube.Client.Delete(s.ctx(), before))
-	again := s.egress(2)
+	again := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: s.key.Namespace, Name: s.key.Name}, Spec: before.Spec}
 	s.until("the Egress is made again", func() error {
 		err := s.lab.Kube.Client.Create(s.ctx(), again.DeepCopy())
 		if apierrors.IsAlreadyExists(err) {
@@ -336,17 +342,17 @@ func makeEgressAnew(s *scene, named, _ *node.Pod) {
 		s.t.Fatal("it is the Egress of before")
 	}
 	s.gateways(2)
-	s.byGateways(named, both...)
+	s.byGateways(named, outside...)
 }
 
 // deleteEgress deletes it: nothing of it stays, anywhere.
 func deleteEgress(s *scene, named, plain *node.Pod) {
-	s.label(namespaceOf(selectedNamespace), "team", "live")
+	s.label(namespaceOf(s.selected()), "team", "live")
 	s.label(podOf(plain), "out", "gateway")
-	s.byGateways(plain, both...)
+	s.byGateways(plain, outside...)
 	harness.OK(s.t, s.lab.Kube.Client.Delete(s.ctx(), s.read()))
 	for i, p := range []*node.Pod{named, plain} {
-		s.asItself(p, both...)
+		s.asItself(p, outside...)
 		s.until("nothing of egress in pod "+p.Name, func() error { return nothingIn(p) })
 		s.until("nothing of it in the record of pod "+p.Name, func() error { return s.notRecorded(i, p) })
 	}
@@ -430,28 +436,33 @@ func (s *scene) noObjects() error {
 	return errors.Join(errs...)
 }
 
-// TestFirstConnections has 100 pods, made at once, each connect as soon as it has its network.
-func TestFirstConnections(t *testing.T) {
-	const pods = 100
-	s := raiseScene(t)
-	e := s.egress(2)
-	e.Spec.Clients = nil
-	e.Spec.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{namedNamespace}}
-	s.create(e)
-	gateways := s.gateways(2)
+// TestFirstConnections has a few pods, made at once, each connect as soon as it has its network. make
+// e2e has many (TestManyFirstConnections).
+func TestFirstConnections(t *testing.T) { firstConnections(t, 6) }
+
+// runtimesAtOnce is how many pods are made at one moment: each is processes of its own, of which an emulated
+// processor runs few.
+const runtimesAtOnce = 8
+
+func firstConnections(t *testing.T, pods int) {
+	s := &scene{tell(t, "first")}
+	gateways := s.gatewayAddresses()
 
 	var mu sync.Mutex // guards took
 	var took, adds []time.Duration
 	began := time.Now()
+	turns := make(chan struct{}, runtimesAtOnce)
 	err := harness.AtOnce(pods, func(i int) error {
+		turns <- struct{}{}
+		defer func() { <-turns }()
 		at := s.lab.Nodes()[i%len(s.lab.Nodes())]
 		added := time.Now()
-		p, err := at.AddPod(s.ctx(), fmt.Sprintf("first-%d", i), node.PodOptions{Namespace: namedNamespace, Annotations: s.named()})
+		p, err := at.AddPod(s.ctx(), fmt.Sprintf("first-%d", i), s.named())
 		if err != nil {
 			return err
 		}
 		connects := time.Now()
-		to := both[i/2%2]
+		to := outside[i/len(s.lab.Nodes())%len(outside)]
 		ctx, cancel := context.WithTimeout(s.ctx(), time.Minute)
 		defer cancel()
 		r, err := echo.Ask(ctx, p.Netns(), "tcp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "first")
@@ -466,7 +477,9 @@ func TestFirstConnections(t *testing.T) {
 		took, adds = append(took, time.Since(connects)), append(adds, connects.Sub(added))
 		return nil
 	})
-	harness.OK(t, err)
+	if len(took) == 0 {
+		t.Fatal(err)
+	}
 	slices.Sort(took)
 	slices.Sort(adds)
 	t.Logf("%d pods in %.1f s: ADD median %.2f s, slowest %.2f s; first connection median %.0f ms, slowest %.0f ms",
@@ -478,4 +491,8 @@ func TestFirstConnections(t *testing.T) {
 		}
 	}
 	t.Logf("%d of them waited for a second SYN", second)
+	harness.OK(t, err)
+	harness.OK(t, harness.AtOnce(pods, func(i int) error {
+		return s.lab.Nodes()[i%len(s.lab.Nodes())].DelPod(s.ctx(), fmt.Sprintf("first-%d", i))
+	}))
 }

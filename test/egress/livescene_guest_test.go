@@ -22,94 +22,42 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/network/site"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// scene is a lab whose pods reach the outside by an Egress, which tests change.
-type scene struct {
-	t   *testing.T
-	lab *lab.Lab
-	key types.NamespacedName // of the Egress
-}
+// scene is the story of an Egress that changes while pods run.
+type scene struct{ *story }
 
-// liveNetworks are the addresses of gateways.
-var liveNetworks = v1alpha1.PoolSubnet{IPv4: "198.51.101.0/27", IPv6: "2001:db8:51::/123"}
+const fouPort = 5555
 
-const (
-	selectedNamespace = "bank" // whose pods with the label are clients
-	namedNamespace    = "shop" // whose pods may name the Egress
-	fouPort           = 5555
-)
+// selected is a namespace whose pods the Egress may select.
+func (s *scene) selected() string { return s.key.Namespace + "-selected" }
 
-// both are the hosts outside, of either family.
-var both = []netip.Addr{site.OutsideHost, site.OutsideHost6}
-
-func raiseScene(t *testing.T, daemonArgs ...string) *scene {
-	s := &scene{t: t, key: types.NamespacedName{Namespace: "egress", Name: "internet"}}
-	s.lab = harness.Raise(t, lab.Options{
-		Mode: lab.PoolMode, Nodes: 2, Egress: true, RestartOperators: true,
-		DaemonArgs: append([]string{"--repair-interval=2s", "--cooling-period=1s"}, daemonArgs...),
-		Pools:      append(lab.DefaultPools(), lab.Pool("gateways", 0, liveNetworks)),
-		Progress:   func(what string) { t.Log(what) },
-	})
-	ctx := s.ctx()
-	harness.OK(t, s.lab.Kube.CreateNamespace(ctx, s.key.Namespace, map[string]string{"berth.dev/pool": "gateways"}))
-	for _, name := range []string{namedNamespace, selectedNamespace} {
-		harness.OK(t, s.lab.Kube.CreateNamespace(ctx, name, nil))
+// selects has the Egress select pods by their labels and those of their namespaces, and end its gateways soon.
+func selects(e *v1alpha1.EgressSpec) {
+	e.Clients = &v1alpha1.EgressClientSelector{
+		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "live"}},
+		PodSelector:       &metav1.LabelSelector{MatchLabels: map[string]string{"out": "gateway"}},
 	}
-	return s
+	e.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"terminationGracePeriodSeconds":5}`)}}
 }
 
 func (s *scene) ctx() context.Context { return harness.Deadline(s.t, harness.Patience) }
 
 // in is the scene in a test of its own.
 func (s *scene) in(t *testing.T) *scene {
-	of := *s
+	of := *s.story
 	of.t = t
-	return &of
-}
-
-// egress is the Egress that tests begin with.
-func (s *scene) egress(replicas int32) *v1alpha1.Egress {
-	return &v1alpha1.Egress{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.key.Namespace, Name: s.key.Name},
-		Spec: v1alpha1.EgressSpec{
-			Destinations: []string{site.OutsideHost.String() + "/32", site.OutsideHost6.String() + "/128"}, Replicas: &replicas,
-			SessionAffinity:   corev1.ServiceAffinityNone,
-			AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{namedNamespace}},
-			Clients: &v1alpha1.EgressClientSelector{
-				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "live"}},
-				PodSelector:       &metav1.LabelSelector{MatchLabels: map[string]string{"out": "gateway"}},
-			},
-			Template: &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"terminationGracePeriodSeconds":5}`)}},
-		},
-	}
-}
-
-func (s *scene) create(e *v1alpha1.Egress) {
-	s.t.Helper()
-	harness.OK(s.t, s.lab.Kube.Client.Create(s.ctx(), e))
+	return &scene{&of}
 }
 
 func (s *scene) read() *v1alpha1.Egress {
 	s.t.Helper()
-	e := &v1alpha1.Egress{}
-	harness.OK(s.t, s.lab.Kube.Client.Get(s.ctx(), s.key, e))
+	e, err := s.lab.Kube.Egress(s.ctx(), s.key)
+	harness.OK(s.t, err)
 	return e
-}
-
-// edit changes the Egress as a person does with kubectl edit.
-func (s *scene) edit(change func(*v1alpha1.EgressSpec)) {
-	s.t.Helper()
-	e := s.read()
-	edited := e.DeepCopy()
-	change(&edited.Spec)
-	harness.OK(s.t, s.lab.Kube.Client.Patch(s.ctx(), edited, client.MergeFrom(e)))
 }
 
 func (s *scene) until(what string, is func() error) {
@@ -119,32 +67,6 @@ func (s *scene) until(what string, is func() error) {
 	s.t.Logf("%s: after %.1f s", what, time.Since(began).Seconds())
 }
 
-// gateways waits until the Egress has so many that are ready and none that ends.
-func (s *scene) gateways(n int) (addrs []netip.Addr) {
-	s.t.Helper()
-	s.until(fmt.Sprintf("%d gateways", n), func() error {
-		e := s.read()
-		addrs = nil
-		for _, g := range e.Status.Gateways {
-			for _, text := range g.Addresses {
-				if a, err := netip.ParseAddr(text); err == nil && !g.Ending {
-					addrs = append(addrs, a)
-				}
-			}
-		}
-		if len(e.Status.Gateways) != n || int(e.Status.ReadyGateways) != n {
-			return fmt.Errorf("it has %d, %d ready: %+v", len(e.Status.Gateways), e.Status.ReadyGateways, e.Status.Conditions)
-		}
-		return nil
-	})
-	return addrs
-}
-
-// named names the Egress in a pod's annotations.
-func (s *scene) named() map[string]string {
-	return map[string]string{v1alpha1.AnnotationEgressPrefix + s.key.Namespace: s.key.Name}
-}
-
 func (s *scene) add(at int, name string, o node.PodOptions) *node.Pod {
 	s.t.Helper()
 	p, err := s.lab.Nodes()[at].AddPod(s.ctx(), name, o)
@@ -152,21 +74,10 @@ func (s *scene) add(at int, name string, o node.PodOptions) *node.Pod {
 	return p
 }
 
-// ask opens a connection from a pod, and returns as whom the outside sees it.
-func ask(ctx context.Context, p *node.Pod, network string, to netip.Addr) (netip.Addr, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	r, err := echo.Ask(ctx, p.Netns(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "from "+p.Name)
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("pod %s to %s by %s: %w", p.Name, to, network, err)
-	}
-	return r.You, nil
-}
-
 // seenAs tells whether the outside sees a pod by one of these addresses.
 func (s *scene) seenAs(p *node.Pod, to netip.Addr, by []netip.Addr) error {
 	for _, network := range []string{"tcp", "udp"} {
-		as, err := ask(s.ctx(), p, network, to)
+		as, err := seenAs(s.ctx(), p, network, to, answerWithin)
 		if err != nil {
 			return err
 		}
@@ -264,7 +175,7 @@ func (s *scene) tunnels(p *node.Pod, to netip.Addr, connections int) (map[tunnel
 	}
 	defer func() { _ = unix.Close(fd) }()
 	for range connections {
-		if _, err := ask(s.ctx(), p, "tcp", to); err != nil {
+		if _, err := seenAs(s.ctx(), p, "tcp", to, answerWithin); err != nil {
 			return nil, err
 		}
 	}
