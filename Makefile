@@ -47,7 +47,7 @@ SAMPLE       ?= 0
 TEST_TIMEOUT ?= 45m
 
 # make e2e: packages, each of which is tested alone. Without any named, all of what
-# make test has a sample of comes last.
+# make test has a sample of comes last, and a short soak of egress.
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
 
 # make conformance: one cluster after the other in each of these modes;
@@ -121,8 +121,8 @@ test: ## Run all tests with the race detector
 	@BERTH_SAMPLE="$(SAMPLE)" hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: soak
-soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_OPS=100000, SOAK_MODE=pool, SOAK_SEED=7)
-	@hack/deps.sh test ovn
+soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_OPS=100000, SOAK_MODE=egress, SOAK_SEED=7)
+	@hack/deps.sh test ovn vm
 	@hack/soak.sh -soak.time=$(SOAK_TIME) $(if $(SOAK_OPS),-soak.ops=$(SOAK_OPS)) \
 		$(if $(SOAK_MODE),-soak.mode=$(SOAK_MODE)) $(if $(SOAK_SEED),-soak.seed=$(SOAK_SEED))
 
@@ -142,7 +142,7 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
-	$(if $(filter file,$(origin E2E_PKG)),$(MAKE) sampled || status=$$?;) exit $$status
+	$(if $(filter file,$(origin E2E_PKG)),$(MAKE) sampled || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?;) exit $$status
 
 .PHONY: sampled
 sampled: ## Run all of what make test has a sample of

@@ -404,12 +404,12 @@ func (c *podCheck) filter(ids numbered, six bool) {
 func (c *podCheck) chosen(a netip.Addr, ids numbered, choices string) (out []netip.Addr) {
 	i := slices.IndexFunc(c.state.sets[choices], func(e nftables.SetElement) bool {
 		to, _ := netip.AddrFromSlice(e.Key)
-		return to == a && e.VerdictData != nil
+		return to == a
 	})
 	if i < 0 {
 		return nil
 	}
-	for _, to := range c.state.leads[c.state.sets[choices][i].VerdictData.Chain] {
+	for _, to := range c.state.leads[verdictChain(c.state.sets[choices][i].Val)] {
 		var id int
 		if _, err := fmt.Sscanf(to, "gateway-%d", &id); err == nil {
 			out = append(out, ids[id])

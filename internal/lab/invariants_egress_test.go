@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	mdnetlink "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -95,5 +97,20 @@ func TestWayOf(t *testing.T) {
 		if got != want {
 			t.Errorf("%s goes by %q, want %q", to, got, want)
 		}
+	}
+}
+
+func TestVerdictChain(t *testing.T) {
+	value, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{
+		{Type: unix.NFTA_VERDICT_CODE, Data: []byte{0xff, 0xff, 0xff, 0xfc}}, {Type: unix.NFTA_VERDICT_CHAIN, Data: []byte("choose-0-4\x00")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := verdictChain(value); got != "choose-0-4" {
+		t.Errorf("leads to %q", got)
+	}
+	if got := verdictChain([]byte{1}); got != "" {
+		t.Errorf("no value leads to %q", got)
 	}
 }

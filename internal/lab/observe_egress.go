@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -292,4 +293,20 @@ func (s egressState) addresses(set string) (out []netip.Addr) {
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return out
+}
+
+// verdictChain is the chain to which an element of a verdict map leads, of the value that the
+// nftables library leaves as the kernel sent it (NFTA_VERDICT_CHAIN, linux/netfilter/nf_tables.h);
+// empty: it is no such value.
+func verdictChain(value []byte) (chain string) {
+	ad, err := mdnetlink.NewAttributeDecoder(value)
+	if err != nil {
+		return ""
+	}
+	for ad.Next() {
+		if ad.Type() == unix.NFTA_VERDICT_CHAIN {
+			chain = ad.String()
+		}
+	}
+	return chain
 }
