@@ -4,5 +4,5 @@
 //
 //	fixture_guest_test.go   the lab, one for all tests, and an Egress for each
 //	traffic_guest_test.go   connections that go on, and new ones in a steady flow
-//	live…_test.go           changes under pods that run, and first connections
+//	live…_test.go           changes under pods that run, and first connections (for make e2e)
 package egress
