@@ -177,17 +177,18 @@ bench: ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
 	@CGO_ENABLED=0 go build -trimpath -o bin/bench ./test/bench
-	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images=; \
+	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images= machine=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
 		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
 		open-vswitch) hack/deps.sh ovn ;; \
+		virtual-machine) hack/deps.sh vm; machine=hack/vm.sh ;; \
 		amazon-vpc-cni) cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent); cni=$${cni%/*}; hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null ;; \
 		lab-images) $(AS_ROOT) hack/check-machine.sh; hack/deps.sh cluster; images=$$($(MAKE) lab-images LAB_IMAGES="pause coredns" | paste -sd:) ;; \
 		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \
 	esac; done; \
 	[ -z "$$packages" ] || $(MAKE) build PACKAGES="$$packages"; \
-	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -out bench/results.json $(BENCH_FLAGS)
+	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -virtual-machine "$$machine" -out bench/results.json $(BENCH_FLAGS)
 
 .PHONY: lint
 lint: check-format check-docs vet golangci ## Check formatting, documents, go vet, and the linters with the import rules
@@ -200,8 +201,7 @@ check-docs:
 # Kubernetes and CoreDNS for them.
 .PHONY: vet
 vet:
-	go vet ./...
-	go vet -tags=guest,grpcnotrace ./...
+	go vet -tags=e2e,guest,grpcnotrace ./... # no file asks for one of them to be unset
 	for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; *) go -C "$$module" vet ./... ;; esac; done
 
 .PHONY: golangci

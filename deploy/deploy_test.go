@@ -75,6 +75,7 @@ var modes = map[string]string{
 	deploy.OperatorMode: config.IPAMENIOperator,
 	deploy.PoolMode:     config.IPAMPool,
 	deploy.PortMode:     config.IPAMPort,
+	deploy.EgressMode:   config.IPAMNone,
 }
 
 // render is what the chart makes of a mode.
@@ -233,7 +234,7 @@ func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 		d := daemonSet(t, mode)
 		c := &d.Spec.Template.Spec.Containers[0]
 		c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool {
-			return slices.Contains([]string{"BERTH_IPAM", "BERTH_AUTO_CREATE_NODE_NETWORK", "BERTH_CLUSTER_NAME"}, e.Name)
+			return slices.Contains([]string{"BERTH_IPAM", "BERTH_AUTO_CREATE_NODE_NETWORK", "BERTH_CLUSTER_NAME", "BERTH_EGRESS", "BERTH_EGRESS_PORT"}, e.Name)
 		})
 		d.Spec.Template.Spec.AutomountServiceAccountToken = nil
 		ofPorts := func(name string) bool {

@@ -1,16 +1,26 @@
 package deploy_test
 
 import (
+	"context"
+	"encoding/json"
+	"strconv"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/operator/egress/plan"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -41,17 +51,35 @@ func egressSlice(name, of string) *v1alpha1.EgressClientSlice {
 	}
 }
 
+// egressRelease is one with Egresses.
+var egressRelease = deploy.Release{Values: map[string]any{"mode": deploy.NodeMode, "clusterName": "test", "egress": map[string]any{"enabled": true}}}
+
 // applyEgressPolicies begins a test with the policies of Egresses and nothing else, each of
 // which holds.
 func applyEgressPolicies(t *testing.T) {
 	t.Helper()
 	harness.KubeClean(t)
-	applyPoliciesOfRelease(t, deploy.Release{Values: map[string]any{"mode": deploy.NodeMode, "clusterName": "test", "egress": map[string]any{"enabled": true}}})
+	applyPoliciesOfRelease(t, egressRelease)
 	daemon, operator, other := account(t, "berthd", ""), account(t, "berth-operator", ""), account(t, "another", "")
 	untilRefused(t, map[string]func() error{
 		"daemon's":   func() error { return daemon.Create(t.Context(), egressClient("probe"), client.DryRunAll) },
 		"operator's": func() error { return operator.Create(t.Context(), egress("probe"), client.DryRunAll) },
 		"others'":    func() error { return other.Create(t.Context(), egressClient("probe"), client.DryRunAll) },
+		"accounts": func() error {
+			return operator.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe"}}, client.DryRunAll)
+		},
+		"pods of others": func() error {
+			return operator.Create(t.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe"}, Spec: appsv1.DeploymentSpec{
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
+				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}},
+			}}, client.DryRunAll)
+		},
+		"who poses": func() error {
+			return other.Create(t.Context(), &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe", Labels: map[string]string{v1alpha1.LabelEgress: "a"}},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+			}, client.DryRunAll)
+		},
 	})
 }
 
@@ -200,4 +228,184 @@ func TestOperatorTellsOfEgressClients(t *testing.T) {
 func edited[O client.Object](o O, how func(O)) O {
 	how(o)
 	return o
+}
+
+// gatewaysOf are the objects of an Egress as the operator applies them, by kind.
+func gatewaysOf(t *testing.T, e *v1alpha1.Egress) map[string]*unstructured.Unstructured {
+	t.Helper()
+	chart, err := deploy.Render(egressRelease)
+	harness.OK(t, err)
+	operator, err := deploy.Get[appsv1.Deployment](chart, "Deployment", "berth-operator")
+	harness.OK(t, err)
+	settings := loadBy(t, config.NewOperatorLoader, operator.Spec.Template.Spec.Containers[0])
+	objects, problem := plan.Objects(e, plan.Settings{Image: settings.EgressImage, Port: uint16(settings.EgressPort)})
+	if problem != nil {
+		t.Fatal(problem)
+	}
+	out := map[string]*unstructured.Unstructured{}
+	for kind, o := range objects {
+		out[kind.Kind] = o
+	}
+	return out
+}
+
+// set is that of a field, with a value as JSON, by a path in which numbers are indexes.
+func set(t *testing.T, path, value string) func(*unstructured.Unstructured) {
+	return func(o *unstructured.Unstructured) {
+		t.Helper()
+		var is any
+		harness.OK(t, json.Unmarshal([]byte(value), &is))
+		fields := strings.Split(path, ".")
+		var at any = o.Object
+		for _, f := range fields[:len(fields)-1] {
+			switch of := at.(type) {
+			case map[string]any:
+				if of[f] == nil {
+					of[f] = map[string]any{}
+				}
+				at = of[f]
+			case []any:
+				i, err := strconv.Atoi(f)
+				harness.OK(t, err)
+				at = of[i]
+			}
+		}
+		at.(map[string]any)[fields[len(fields)-1]] = is
+	}
+}
+
+// The operator's own token makes what gateways need, and nothing else of these kinds.
+func TestOperatorMakesGatewaysAlone(t *testing.T) {
+	applyEgressPolicies(t)
+	operator := account(t, "berth-operator", "node-1")
+	one := intstr.FromInt32(1)
+	e := egress("nat")
+	e.Spec.PodDisruptionBudget = &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}
+	e.Spec.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"priorityClassName":"a","containers":[{"name":"log","image":"log:1"}],"volumes":[{"name":"tmp","emptyDir":{}}]}`)}}
+	harness.OK(t, harness.KubeClient(t).Create(t.Context(), e))
+	apply := func(o *unstructured.Unstructured) error {
+		return operator.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o.DeepCopy()), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
+	}
+	made := gatewaysOf(t, e)
+	for kind, o := range made {
+		t.Cleanup(func() { _ = harness.KubeClient(t).Delete(context.WithoutCancel(t.Context()), o.DeepCopy()) })
+		if err := apply(o); err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	const added = "spec.template.spec."
+	e.UID, e.Spec = "uid", egress("other").Spec
+	for i, tt := range []struct {
+		kind, path, value string
+	}{
+		{"Role", "rules.0.resources", `["secrets"]`},
+		{"Role", "rules.0.verbs", `["get", "list", "watch", "delete"]`},
+		{"Role", "rules.0.resourceNames", `[]`},
+		{"Role", "rules.0.apiGroups", `["*"]`},
+		{"RoleBinding", "subjects", `[{"kind":"ServiceAccount","name":"default","namespace":"default"}]`},
+		{"RoleBinding", "subjects", `[{"kind":"Group","name":"system:authenticated","apiGroup":"rbac.authorization.k8s.io"}]`},
+		{"RoleBinding", "subjects.0.namespace", `"kube-system"`},
+		{"RoleBinding", "roleRef", `{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"other"}`},
+		{"ServiceAccount", "automountServiceAccountToken", `true`},
+		{"ServiceAccount", "imagePullSecrets", `[{"name":"a"}]`},
+		{"ServiceAccount", "metadata.labels", `{}`},
+		{"ServiceAccount", "metadata.annotations", `{"eks.amazonaws.com/role-arn":"arn"}`},
+		{"ServiceAccount", "metadata.finalizers", `["a/b"]`},
+		{"ServiceAccount", "metadata.ownerReferences", `[]`},
+		{"ServiceAccount", "metadata.ownerReferences.0.kind", `"Pod"`},
+		{"ServiceAccount", "metadata.ownerReferences.0.name", `"another"`},
+		{"ServiceAccount", "metadata.ownerReferences.0.controller", `false`},
+		{"Service", "spec.selector", `{"app":"web"}`},
+		{"Service", "spec.type", `"LoadBalancer"`},
+		{"Service", "spec.externalIPs", `["192.0.2.1"]`},
+		{"Service", "spec.ports.0.protocol", `"TCP"`},
+		{"Service", "spec.ports.0.port", `53`},
+		{"Deployment", added + "serviceAccountName", `"default"`},
+		{"Deployment", added + "automountServiceAccountToken", `true`},
+		{"Deployment", added + "hostNetwork", `true`},
+		{"Deployment", added + "hostPID", `true`},
+		{"Deployment", added + "hostIPC", `true`},
+		{"Deployment", added + "shareProcessNamespace", `true`},
+		{"Deployment", added + "nodeName", `"node-1"`},
+		{"Deployment", added + "volumes", `[{"name":"berth-egress-token","emptyDir":{}},{"name":"a","hostPath":{"path":"/"}}]`},
+		{"Deployment", added + "volumes", `[{"name":"berth-egress-token","emptyDir":{}},{"name":"a","secret":{"secretName":"a"}}]`},
+		{"Deployment", added + "volumes", `[{"name":"berth-egress-token","emptyDir":{}},{"name":"a","projected":{"sources":[{"serviceAccountToken":{"path":"a"}}]}}]`},
+		{"Deployment", added + "containers.0.image", `"other:1"`},
+		{"Deployment", added + "containers.0.command", `["sh"]`},
+		{"Deployment", added + "containers.0.args", `["a"]`},
+		{"Deployment", added + "containers.0.lifecycle", `{"postStart":{"exec":{"command":["a"]}}}`},
+		{"Deployment", added + "containers.0.startupProbe", `{"exec":{"command":["a"]}}`},
+		{"Deployment", added + "containers.0.envFrom", `[{"secretRef":{"name":"a"}}]`},
+		{"Deployment", added + "containers.0.env", `[{"name":"A","valueFrom":{"secretKeyRef":{"name":"a","key":"a"}}}]`},
+		{"Deployment", added + "containers.0.securityContext.capabilities", `{"add":["NET_ADMIN","SYS_ADMIN"]}`},
+		{"Deployment", added + "containers.0.securityContext", `{"privileged":true,"capabilities":{"add":["NET_ADMIN"]}}`},
+		{"Deployment", added + "initContainers", `[{"name":"a","image":"a","securityContext":{"privileged":true}}]`},
+		{"Deployment", added + "initContainers", `[{"name":"a","image":"a","securityContext":{"capabilities":{"add":["NET_ADMIN"]}}}]`},
+		{"Deployment", added + "initContainers", `[{"name":"a","image":"a","env":[{"name":"A","valueFrom":{"secretKeyRef":{"name":"a","key":"a"}}}]}]`},
+		{"Deployment", added + "initContainers", `[{"name":"a","image":"a","envFrom":[{"secretRef":{"name":"a"}}]}]`},
+		{"Deployment", added + "initContainers", `[{"name":"a","image":"a","volumeMounts":[{"name":"berth-egress-token","mountPath":"/a"}]}]`},
+		{"Deployment", "spec.selector.matchLabels", `{"app.kubernetes.io/name":"berth-egress"}`},
+	} {
+		e.Name = "other-" + strconv.Itoa(i)
+		o := gatewaysOf(t, e)[tt.kind]
+		set(t, tt.path, tt.value)(o)
+		if err := apply(o); err == nil || !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator") {
+			t.Errorf("%s with %s %s: %v", tt.kind, tt.path, tt.value, err)
+		}
+	}
+}
+
+// What somebody else has made stays theirs, and what a person adds to the Egress's Deployment does
+// not keep the operator from it.
+func TestOperatorLeavesOthersObjects(t *testing.T) {
+	applyEgressPolicies(t)
+	operator, admin := account(t, "berth-operator", "node-1"), harness.KubeClient(t)
+	e := egress("nat")
+	harness.OK(t, admin.Create(t.Context(), e))
+	apply := func(o *unstructured.Unstructured) error {
+		return operator.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o.DeepCopy()), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
+	}
+	made := gatewaysOf(t, e)
+	account := made["ServiceAccount"].DeepCopy()
+	account.SetOwnerReferences(nil)
+	harness.OK(t, admin.Create(t.Context(), account))
+	t.Cleanup(func() { _ = admin.Delete(context.WithoutCancel(t.Context()), account) })
+	forbidden(t, apply(made["ServiceAccount"]), "berth-operator may not take over what no Egress owns")
+
+	d := made["Deployment"]
+	harness.OK(t, apply(d))
+	t.Cleanup(func() { _ = admin.Delete(context.WithoutCancel(t.Context()), d.DeepCopy()) })
+	harness.OK(t, patch(t, admin, d, `{"metadata":{"annotations":{"a":"b"}}}`))
+	mine := client.RawPatch(types.JSONPatchType, []byte(`[{"op":"add","path":"/spec/template/spec/volumes/-","value":{"name":"mine","secret":{"secretName":"mine"}}}]`))
+	harness.OK(t, admin.Patch(t.Context(), d.DeepCopy(), mine))
+	set(t, "spec.replicas", "3")(d)
+	harness.OK(t, apply(d))
+}
+
+// Nobody makes pods that look like gateways but what makes those of Deployments.
+func TestNobodyPosesAsGateway(t *testing.T) {
+	applyEgressPolicies(t)
+	admin := harness.KubeClient(t)
+	pod := func(name string, labels map[string]string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	}
+	label := map[string]string{v1alpha1.LabelEgress: "nat"}
+	const why = "are made by the Deployment of an Egress"
+	cfg, err := harness.ControlPlane.ConfigFor("system:serviceaccount:kube-system:replicaset-controller", "system:masters")
+	harness.OK(t, err)
+	gateway, web := pod("gateway", label), pod("web", nil)
+	harness.OK(t, harness.KubeClientFor(t, cfg).Create(t.Context(), gateway))
+	harness.OK(t, admin.Create(t.Context(), web))
+	for _, as := range []client.Client{admin, account(t, "berth-operator", "node-1"), account(t, "another", "node-1")} {
+		forbidden(t, as.Create(t.Context(), pod("posing", label)), why)
+		forbidden(t, patch(t, as, web, `{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`), why)
+		forbidden(t, patch(t, as, gateway, `{"metadata":{"labels":{"egress.berth.dev/name":"other"}}}`), why)
+		forbidden(t, patch(t, as, gateway, `{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"a","uid":"b","controller":true}]}}`), why)
+		harness.OK(t, patch(t, as, gateway, `{"metadata":{"annotations":{"a":"b"}}}`))
+		forbidden(t, as.Create(t.Context(), &appsv1.ReplicaSet{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "posing", Labels: label},
+			Spec:       appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: label}, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: label}, Spec: web.Spec}},
+		}), why)
+	}
+	harness.OK(t, patch(t, admin, gateway, `{"metadata":{"labels":{"egress.berth.dev/name":null}}}`)) // to look into one that is out of service
 }

@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,10 +38,40 @@ func TestEgressBesideAMode(t *testing.T) {
 	}
 }
 
+// In mode egress there is nothing but egress, without any value that turns it on: no
+// definition is needed besides, and addresses are another network's.
+func TestEgressAlone(t *testing.T) {
+	objects := render(t, deploy.EgressMode)
+	pod := podOf(t, objects, "daemon")
+	daemon := load(t, onlyContainer(t, pod))
+	if daemon.IPAM != config.IPAMNone || !daemon.Egress || daemon.EgressPort != 5555 || !daemon.InstallCNI {
+		t.Errorf("berthd: ipam %s, egress %v at %d, installs %v", daemon.IPAM, daemon.Egress, daemon.EgressPort, daemon.InstallCNI)
+	}
+	operator := loadBy(t, config.NewOperatorLoader, onlyContainer(t, podOf(t, objects, "operator")))
+	if len(operator.IPAM) > 0 || !operator.Egress {
+		t.Errorf("berth-operator: ipam %v, egress %v", operator.IPAM, operator.Egress)
+	}
+	for _, name := range []string{"berthd", "berth-operator"} {
+		_, err := deploy.Get[rbacv1.ClusterRole](objects, "ClusterRole", name)
+		harness.OK(t, err)
+	}
+	notes, err := deploy.Notes(deploy.InMode(deploy.EgressMode, "test"))
+	harness.OK(t, err)
+	if !strings.Contains(notes, "docs/install.md#egress-beside-another-network") {
+		t.Errorf("notes do not say what to add to the other network:\n%s", notes)
+	}
+	if _, err := deploy.Render(deploy.Release{Values: map[string]any{"mode": deploy.EgressMode, "clusterName": "test", "ports": map[string]any{"enabled": true}}}); err == nil || !strings.Contains(err.Error(), "ports.enabled is of no use in mode egress") {
+		t.Errorf("with ports: %v", err)
+	}
+}
+
 // Without egress there is nothing of it: an operator that is not asked to makes no
 // Deployment anywhere.
 func TestEgressIsWhereItIsAskedFor(t *testing.T) {
 	for mode := range modes {
+		if mode == deploy.EgressMode {
+			continue // where it is all there is
+		}
 		objects := render(t, mode)
 		for _, o := range objects.Of("ClusterRole") {
 			role, err := deploy.Get[rbacv1.ClusterRole](objects, "ClusterRole", o.GetName())

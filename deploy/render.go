@@ -41,6 +41,7 @@ const (
 	OperatorMode = "operator" // ENIs, by berth-operator for all nodes
 	PoolMode     = "pool"     // blocks of address pools, by berth-operator
 	PortMode     = "port"     // ports of VPCs, by berth-operator
+	EgressMode   = "egress"   // none: another network's, after whose plugins berth comes
 )
 
 // InMode is a release with nothing said but a mode and a cluster's name.

@@ -33,7 +33,7 @@ egress() {
 	CGO_ENABLED=0 go test -c -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$dir/soak.test" ./test/crash
 	local status=0 as_root=()
 	[ "$(id -u)" = 0 ] || as_root=(hack/sandbox.sh)
-	"${as_root[@]}" env BERTH_TEST_BIN="$dir/bin" hack/vm.sh --control-plane --cpus 2 --memory 4096 --share "$dir" \
+	"${as_root[@]}" env BERTH_TEST_BIN="$dir/bin" hack/vm.sh --control-plane --cpus "${BERTH_SOAK_CPUS:-2}" --memory 4096 --share "$dir" \
 		"$dir/soak.test" -test.run='^TestSoak$' -test.timeout=0 -soak.report="$dir/soak-report.txt" "$@" -soak.mode=egress || status=$?
 	return "$status"
 }

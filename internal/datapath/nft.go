@@ -10,10 +10,6 @@ import (
 	"github.com/google/nftables/userdata"
 )
 
-// elementChunk bounds the elements of one message: they share an attribute of
-// at most 64 KiB.
-const elementChunk = 256
-
 func (k *kernel) nft() (*nftables.Conn, error) {
 	c, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
 	if err != nil {

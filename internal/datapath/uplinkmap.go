@@ -14,6 +14,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/datapath/nft"
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
@@ -100,7 +101,7 @@ func (m uplinkEntries) queue(send func(*nftables.Set, []nftables.SetElement) err
 					VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(m[p])}})
 			}
 		}
-		for chunk := range slices.Chunk(elements, elementChunk) {
+		for chunk := range slices.Chunk(elements, nft.ElementChunk) {
 			if err := send(em.set, chunk); err != nil {
 				return err
 			}

@@ -15,9 +15,11 @@ func TestOnlyNeededProgramsAreBuilt(t *testing.T) {
 		"scale-operator":      {"./cmd/berth-operator", controlPlane},
 		"ports-burst":         nil,
 		"egress-clients":      nil,
+		"egress-throughput":   {virtualMachine},
+		"egress":              {"./cmd/berth", "./cmd/berth-egress", "./cmd/berth-operator", "./cmd/berthd", controlPlane, virtualMachine},
 		"ports-add":           {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, openVSwitch},
 		"burst-ready":         {controlPlane, clusterImages},
-		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, clusterImages, openVSwitch, referencePlugins},
+		"":                    {"./cmd/berth", "./cmd/berth-egress", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, clusterImages, openVSwitch, referencePlugins, virtualMachine},
 	} {
 		chosen, err := choose(only)
 		if err != nil {

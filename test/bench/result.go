@@ -99,6 +99,11 @@ var budgets = []figure{
 	{"ports-2000-scheduled-bound", budget{1.15, false, "the last pod's node, and a call"}},
 	{"ports-2000-scheduled-calls", budget{0.4, false, eachPort}},
 	{"ports-2000-late-bound", budget{1.15, false, "what the VPC's API forces"}},
+	{"egress-throughput", budget{0.8, true, withoutTunnel}},
+	{"egress-throughput-down", budget{0.8, true, withoutTunnel}},
+	{"egress-throughput-ipv6", budget{0.8, true, withoutTunnel}},
+	{"egress-throughput-down-ipv6", budget{0.8, true, withoutTunnel}},
+	{"egress-add", budget{1.6, false, "no Egress"}},
 	{"egress-client-cpu", budget{1.3, false, fewerPods}},
 	{"egress-other-pod-cpu", budget{2, false, fewerPods}}, // so little that noise is half of it
 	{"egress-client-told", budget{100, false, ""}},
@@ -126,6 +131,8 @@ const (
 	amazon   = "the Amazon VPC CNI"
 	byVsctl  = "a plugin that executes ovs-vsctl"
 	eachPort = "a call that makes each port, and one that looks"
+
+	withoutTunnel = "the same hops without a tunnel"
 
 	fewerPods = "a tenth of pods, clients and Egresses"
 )

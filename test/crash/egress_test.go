@@ -47,7 +47,7 @@ var egressMode = mode{
 	},
 	daemon:   slices.Concat(named("pool.", "daemon.egress."), ofDaemon),
 	operator: named("operator.pool.", "operator.gateways.", "operator.egressclient."),
-	ops:      24,
+	ops:      12,
 	pace:     6 * time.Second, // programs start slowly there
 	troubles: []trouble{haltOperator, killDaemon, killDaemon, killOperator, killOperator, killGateway, killGateway, killGateway, deleteGateway, deleteGateway, restartRollout},
 	empty:    noEgress,
@@ -367,15 +367,25 @@ func restartRollout(ctx context.Context, m *troublemaker) {
 	}
 }
 
-// noEgress waits until no object of Egresses is left.
+// noEgress waits until no object of Egresses is left, nor a block of the gateways' pool.
 func noEgress(ctx context.Context, l *lab.Lab) error {
+	if err := blocks(1)(ctx, l); err != nil {
+		return err
+	}
 	return poll.Until(ctx, func() error {
 		var errs []error
 		for _, list := range []client.ObjectList{
-			&v1alpha1.EgressClientList{}, &v1alpha1.EgressClientSliceList{}, &appsv1.DeploymentList{}, &policyv1.PodDisruptionBudgetList{}, &corev1.PodList{},
+			&v1alpha1.EgressClientList{}, &v1alpha1.EgressClientSliceList{}, &appsv1.DeploymentList{}, &policyv1.PodDisruptionBudgetList{},
 		} {
 			errs = append(errs, l.Kube.Client.List(ctx, list))
 			errs = append(errs, harness.Equal(fmt.Sprintf("%T", list), meta.LenList(list), 0))
+		}
+		pods := &corev1.PodList{}
+		errs = append(errs, l.Kube.Client.List(ctx, pods))
+		for _, p := range pods.Items {
+			if p.Namespace != metav1.NamespaceSystem { // the daemons' own
+				errs = append(errs, fmt.Errorf("pod %s is there", client.ObjectKeyFromObject(&p)))
+			}
 		}
 		return errors.Join(errs...)
 	})
@@ -383,7 +393,7 @@ func noEgress(ctx context.Context, l *lab.Lab) error {
 
 // forget removes what a lab leaves in a control plane that outlives it, for the next round.
 func forget(l *lab.Lab) error {
-	if os.Getenv(kube.RemoteDir) == "" {
+	if l == nil || os.Getenv(kube.RemoteDir) == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -47,7 +47,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 			} else {
 				done += w.some(len(w.pods)-want, func() func() { return w.del(ctx) })
 			}
-			if w.users != nil {
+			for range w.edits() {
 				w.users.step(ctx, w.dice, w.node)
 			}
 			if w.mode.loses && w.dice.IntN(lossOdds) == 0 {
@@ -86,6 +86,15 @@ func (w *worker) add(ctx context.Context) func() {
 	}
 }
 
+// edits is how many changes are made between two steps.
+func (w *worker) edits() int {
+	if w.users == nil {
+		return 0
+	}
+	return 1 + w.dice.IntN(3)
+}
+
+// addClient makes a pod that may be a client of Egresses.
 func (w *worker) addClient(ctx context.Context, name string) func() {
 	o := w.users.draw(w.dice)
 	w.pods = append(w.pods, name)

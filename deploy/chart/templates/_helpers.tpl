@@ -15,7 +15,7 @@
 
 {{/* Not empty where pods may reach networks outside by gateways. */}}
 {{- define "berth.egress" -}}
-{{- if .Values.egress.enabled }}true{{ end -}}
+{{- if or .Values.egress.enabled (eq .Values.mode "egress") }}true{{ end -}}
 {{- end -}}
 
 {{/* Not empty where there is an operator. */}}
@@ -88,6 +88,9 @@ the schema lets them say nothing of what makes the mode.
 {{- end -}}
 {{- if and $root.Values.egress.enabled (not (semverCompare ">=1.32.0-0" $root.Capabilities.KubeVersion.Version)) -}}
 {{- fail (printf "egress.enabled needs Kubernetes 1.32 or later, and this is %s" $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and (eq $root.Values.mode "egress") $root.Values.ports.enabled -}}
+{{- fail "ports.enabled is of no use in mode egress: pods' interfaces are another network's" -}}
 {{- end -}}
 {{- $settings := deepCopy (index $root.Values $program).settings -}}
 {{- if $mode.ec2 -}}

@@ -24,6 +24,10 @@ func VerdictOf(s *nftables.Set) Exprs {
 	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID, IsDestRegSet: true}}
 }
 
+// ElementChunk is how many elements of a set one message may have: they share an attribute of at most
+// 64 KiB (linux/netlink.h, nla_len), and with more the kernel takes some of them without a word.
+const ElementChunk = 256
+
 // AddressType is that of a family's addresses as keys of a set.
 func AddressType(family int) nftables.SetDatatype {
 	if family == unix.AF_INET6 {

@@ -10,6 +10,7 @@ import (
 	mdnetlink "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/datapath/nft"
 	"github.com/berthnet/berth/internal/egress"
 )
 
@@ -28,8 +29,13 @@ func (k *kernel) setFilter(f filter) error {
 		for _, s := range f.sets {
 			own := s.Set
 			own.Table = f.table
-			if err := k.nft.AddSet(&own, s.elements); err != nil {
+			if err := k.nft.AddSet(&own, nil); err != nil {
 				return fmt.Errorf("encode set %s: %w", s.Name, err)
+			}
+			for part := range slices.Chunk(s.elements, nft.ElementChunk) {
+				if err := k.nft.SetAddElements(&own, part); err != nil {
+					return fmt.Errorf("encode elements of set %s: %w", s.Name, err)
+				}
 			}
 		}
 		for _, c := range f.chains {

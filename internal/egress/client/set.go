@@ -25,7 +25,11 @@ func (k *kernel) setTunnels(was state, p plan) (map[int]int, error) {
 	devices := map[int]int{}
 	for _, t := range p.tunnels {
 		err := k.do("make the tunnel from "+t.Local.String(), func() error {
-			index, err := tunnel.Ensure(k.nl, t)
+			ensure := tunnel.Ensure
+			if was.fresh() {
+				ensure = tunnel.Make
+			}
+			index, err := ensure(k.nl, t)
 			devices[rtnl.FamilyOf(t.Local)] = index
 			return err
 		})

@@ -15,9 +15,6 @@ import (
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
-// elementChunk bounds the elements of one message: they share an attribute of at most 64 KiB.
-const elementChunk = 256
-
 // setRules makes chains, sets and counters. It compares first and writes nothing when all is well; else
 // chains are filled anew in one transaction, so that no packet meets half of them, and sets and counters
 // stay.
@@ -148,7 +145,7 @@ func eachSet(conn *nftables.Conn, of map[netip.Addr]string, what string, do func
 	}
 	var problems []error
 	for f, list := range elements {
-		for part := range slices.Chunk(list, elementChunk) {
+		for part := range slices.Chunk(list, nft.ElementChunk) {
 			problems = append(problems, do(clientSet(f), part))
 		}
 	}

@@ -37,6 +37,26 @@ func Ensure(h *netlink.Handle, t Tunnel) (index int, err error) {
 	return link.Attrs().Index, nil
 }
 
+// Make is Ensure where nothing of t is thought to be: it looks for nothing before it adds, which saves
+// a third of the messages. Where there is something nevertheless, it does what Ensure does.
+func Make(h *netlink.Handle, t Tunnel) (index int, err error) {
+	if err := h.FouAdd(t.receiver()); err != nil {
+		if err := ensurePort(h, t); err != nil { // which tells what is wrong
+			return 0, err
+		}
+	}
+	link, err := add(h, t)
+	if errors.Is(err, unix.EEXIST) {
+		link, err = ensureDevice(h, t)
+	} else if err == nil {
+		err = setUp(h, t, link)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return link.Attrs().Index, nil
+}
+
 func ensurePort(h *netlink.Handle, t Tunnel) error {
 	want := t.receiver()
 	got, err := ports(h, want.Family)
@@ -95,11 +115,18 @@ func ensureDevice(h *netlink.Handle, t Tunnel) (netlink.Link, error) {
 		}
 	}
 	if found.Attrs().Flags&net.FlagUp == 0 {
-		if err := h.LinkSetUp(found); err != nil {
-			return nil, fmt.Errorf("set %s up: %w", t.Link(), err)
+		if err := setUp(h, t, found); err != nil {
+			return nil, err
 		}
 	}
 	return found, nil
+}
+
+func setUp(h *netlink.Handle, t Tunnel, link netlink.Link) error {
+	if err := h.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set %s up: %w", t.Link(), err)
+	}
+	return nil
 }
 
 // change makes a device as wanted while it carries packets, if the kernel can, else removes

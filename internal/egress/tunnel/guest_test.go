@@ -96,6 +96,47 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
+// TestMake makes all where nothing is, and what lacks where some is: what Ensure would have made.
+func TestMake(t *testing.T) {
+	for name, want := range both {
+		t.Run(name, func(t *testing.T) {
+			for there, before := range map[string]func(*netlink.Handle) error{
+				"nothing":  func(*netlink.Handle) error { return nil },
+				"the port": func(h *netlink.Handle) error { return h.FouAdd(want.receiver()) },
+				"another port": func(h *netlink.Handle) error {
+					other := want.receiver()
+					other.Protocol = 47
+					return h.FouAdd(other)
+				},
+				"the device": func(h *netlink.Handle) error { return h.LinkAdd(want.device()) },
+				"another device": func(h *netlink.Handle) error {
+					other := want
+					other.MTU -= 50
+					return h.LinkAdd(other.device())
+				},
+				"all": func(h *netlink.Handle) error { _, err := Ensure(h, want); return err },
+			} {
+				t.Run(there, func(t *testing.T) {
+					h := namespace(t)
+					if err := before(h); err != nil {
+						t.Fatal(err)
+					}
+					index, err := Make(h, want)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if differ, err := Check(h, want); err != nil || len(differ) != 0 {
+						t.Errorf("after Make: %q, %v", differ, err)
+					}
+					if ensure(t, h, want) != index {
+						t.Error("Ensure makes another device")
+					}
+				})
+			}
+		})
+	}
+}
+
 // TestOthersDevice has somebody else's link and port where ours belong.
 func TestOthersDevice(t *testing.T) {
 	for name, want := range both {

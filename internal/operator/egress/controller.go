@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -150,7 +151,15 @@ func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (plan.Seen, e
 		return seen, fmt.Errorf("list gateways of Egress %s: %w", key, err)
 	}
 	for i := range pods.Items {
-		if p := &pods.Items[i]; plan.IsGateway(e.Name, p) {
+		p := &pods.Items[i]
+		// One that was a gateway is one until it ends: its ReplicaSet may go first.
+		is := slices.ContainsFunc(e.Status.Gateways, func(g v1alpha1.EgressGateway) bool { return g.UID == string(p.UID) })
+		if !is {
+			if is, err = IsGateway(ctx, c.client, c.live, p); err != nil {
+				return seen, err
+			}
+		}
+		if is {
 			seen.Pods = append(seen.Pods, p)
 		}
 	}

@@ -26,8 +26,11 @@ var Egresses = &watched.Kind{
 
 // Watches are the kinds that the process keeps in memory for Setup.
 func Watches() []*watched.Kind {
-	return []*watched.Kind{Egresses, watched.EgressPods, services, deployments, accounts, roles, bindings, budgets}
+	return append([]*watched.Kind{Egresses, watched.EgressPods, services, accounts, roles, bindings, budgets}, Makers...)
 }
+
+// Makers are the kinds of what makes gateways' pods, which IsGateway reads.
+var Makers = []*watched.Kind{deployments, replicaSets}
 
 // Of what belongs to Egresses, that is by its label, little is kept: of which Egress it is
 // and which version, and of two kinds what the status tells.
@@ -44,6 +47,8 @@ var (
 	roles    = metadataOf(plan.Role)
 	bindings = metadataOf(plan.RoleBinding)
 	budgets  = metadataOf(plan.Budget)
+	// ReplicaSets have the label of the pods that they make.
+	replicaSets = metadataOf(plan.ReplicaSet)
 )
 
 // ofEgresses selects what has the label of an Egress.

@@ -36,7 +36,8 @@ func (c *Controller) tell(ctx context.Context, e *v1alpha1.Egress, problem *plan
 	o.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Egress"))
 	o.SetNamespace(e.Namespace)
 	o.SetName(e.Name)
-	o.SetUID(e.UID) // not another of its name
+	// Not another of its name: of a status the API server minds the version, not the UID.
+	o.SetResourceVersion(e.ResourceVersion)
 	if err := failpoint.Hit("operator.gateways.status.before"); err != nil {
 		return err
 	}

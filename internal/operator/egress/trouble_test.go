@@ -153,3 +153,40 @@ func TestEgressMadeAnewAtOnce(t *testing.T) {
 	w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
 	w.pods("nat", 1)
 }
+
+// What was seen of an Egress is not written to another one of its name, made between.
+func TestStatusIsNotAnothers(t *testing.T) {
+	w := stage(t)
+	answers := make(chan int, 1)
+	var once sync.Once
+	w.run(Options{}, harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/egresses/nat/status") {
+			return next.RoundTrip(r)
+		}
+		replaced := false
+		once.Do(func() {
+			replaced = true
+			if err := w.client.Delete(r.Context(), &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "nat"}}); err != nil {
+				t.Error(err)
+			}
+			again := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "nat"}, Spec: v1alpha1.EgressSpec{Destinations: []string{"::/0"}}}
+			if err := w.client.Create(r.Context(), again); err != nil {
+				t.Error(err)
+			}
+		})
+		resp, err := next.RoundTrip(r)
+		if replaced && err == nil {
+			answers <- resp.StatusCode
+		}
+		return resp, err
+	}))
+	w.egress("nat", v1alpha1.EgressSpec{})
+	select {
+	case got := <-answers:
+		if got != http.StatusConflict {
+			t.Errorf("the status of the Egress before was answered with %d, want %d", got, http.StatusConflict)
+		}
+	case <-t.Context().Done():
+	}
+	w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+}

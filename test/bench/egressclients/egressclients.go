@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -68,6 +69,7 @@ const deadline = time.Hour
 
 func run(ctx context.Context, o Order) (out Outcome, err error) {
 	api, err := memapi.New(
+		memapi.Kind{Object: &appsv1.Deployment{}}, memapi.Kind{Object: &appsv1.ReplicaSet{}},
 		memapi.Kind{Object: &corev1.Pod{}, Status: true}, memapi.Kind{Object: &v1alpha1.Egress{}, Status: true},
 		memapi.Kind{Object: &v1alpha1.EgressClient{}, Status: true}, memapi.Kind{Object: &v1alpha1.EgressClientSlice{}},
 	)

@@ -301,6 +301,10 @@ func (b *book) due(ref membership.Ref) (writes []plan.Write, have map[string]fou
 		return nil, nil, nil, wait
 	}
 	a.wrote = now
+	if a.uid != "" {
+		a.ledger.Merge()
+		writes = a.ledger.Due()
+	}
 	return writes, maps.Clone(a.slices), maps.Clone(a.stale), 0
 }
 

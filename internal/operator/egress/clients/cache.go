@@ -31,7 +31,7 @@ var (
 
 // Watches are the kinds that the process keeps in memory for Setup.
 func Watches() []*watched.Kind {
-	return []*watched.Kind{watched.Namespaces, watched.EgressPods, egress.Egresses, EgressClients, EgressClientSlices}
+	return append([]*watched.Kind{watched.Namespaces, watched.EgressPods, egress.Egresses, EgressClients, EgressClientSlices}, egress.Makers...)
 }
 
 // The fields by which the cache finds objects.

@@ -1,10 +1,12 @@
 package clients
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -83,8 +85,12 @@ func TestSelected(t *testing.T) {
 	w := start(t, Options{})
 	w.namespace("shop", nil)
 	web, db, hosts, gateway := w.pod("web", ""), newPod("db", ""), newPod("hosts", ""), newPod("gateway", "")
-	db.Labels["app"], hosts.Spec.HostNetwork, gateway.Labels[v1alpha1.LabelEgress] = "db", true, "another"
-	for _, p := range []*corev1.Pod{db, hosts, gateway} {
+	posing := newPod("posing", "")
+	db.Labels["app"], hosts.Spec.HostNetwork = "db", true
+	gateway.Labels[v1alpha1.LabelEgress], posing.Labels[v1alpha1.LabelEgress] = "another", "another"
+	gateway.OwnerReferences = []metav1.OwnerReference{w.madeBy("another")}
+	posing.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "another-5d9f", UID: "of-nobody", Controller: new(true)}}
+	for _, p := range []*corev1.Pod{db, hosts, gateway, posing} {
 		w.make(p, "node-b")
 	}
 	w.egress("nat", v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: labelled("team", "shop"), PodSelector: labelled("app", "web")}})
@@ -92,6 +98,7 @@ func TestSelected(t *testing.T) {
 	w.await(web, "is selected", uses([]string{"nat"}))
 	w.await(db, "is not", uses(nil))
 	w.await(gateway, "is a gateway", uses(nil))
+	w.await(posing, "has a gateway's label, and is none", uses([]string{"nat"}))
 	if o := w.object(hosts); o != nil {
 		t.Errorf("of the node's network: %+v", o)
 	}
@@ -113,6 +120,36 @@ func TestSelected(t *testing.T) {
 	w.awaitNone(db)
 	w.awaitNone(gateway)
 	w.awaitServed("nat")
+}
+
+// madeBy is that an Egress of namespace shop has made a pod, by a Deployment and a ReplicaSet.
+func (w *world) madeBy(egress string) metav1.OwnerReference {
+	w.t.Helper()
+	yes, labels := true, map[string]string{v1alpha1.LabelEgress: egress}
+	o := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: egress}, Spec: v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/24"}}}
+	harness.OK(w.t, w.client().Create(w.t.Context(), o))
+	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	selector := &metav1.LabelSelector{MatchLabels: labels}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: egress, Labels: labels, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Egress", Name: egress, UID: o.UID, Controller: &yes},
+		}},
+		Spec: appsv1.DeploymentSpec{Selector: selector, Template: template},
+	}
+	harness.OK(w.t, w.client().Create(w.t.Context(), d))
+	set := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: egress + "-5d9f", Labels: labels, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "apps/v1", Kind: "Deployment", Name: egress, UID: d.UID, Controller: &yes},
+		}},
+		Spec: appsv1.ReplicaSetSpec{Selector: selector, Template: template},
+	}
+	harness.OK(w.t, w.controller().Create(w.t.Context(), set))
+	w.t.Cleanup(func() {
+		for _, o := range []client.Object{set, d} {
+			_ = w.client().Delete(context.WithoutCancel(w.t.Context()), o)
+		}
+	})
+	return metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: set.Name, UID: set.UID, Controller: &yes}
 }
 
 // An Egress that is deleted leaves no slice, and one of its name serves pods anew.

@@ -114,6 +114,14 @@ func (w *world) operator() client.Client {
 	return harness.KubeClientFor(w.t, operatorConfig(w.t))
 }
 
+// controller is a client with the name of Kubernetes' own controllers, and all rights.
+func (w *world) controller() client.Client {
+	w.t.Helper()
+	cfg, err := harness.ControlPlane.ConfigFor("system:kube-controller-manager", "system:masters")
+	harness.OK(w.t, err)
+	return harness.KubeClientFor(w.t, cfg)
+}
+
 // daemon is a client with the access of a node's daemon.
 func (w *world) daemon(node string) client.Client {
 	w.t.Helper()
@@ -198,7 +206,11 @@ func (w *world) pod(name, egresses string) *corev1.Pod {
 // make makes a pod on a node.
 func (w *world) make(p *corev1.Pod, node string) *corev1.Pod {
 	w.t.Helper()
-	harness.OK(w.t, w.client().Create(w.t.Context(), p))
+	as := w.client()
+	if _, gateway := p.Labels[v1alpha1.LabelEgress]; gateway {
+		as = w.controller()
+	}
+	harness.OK(w.t, as.Create(w.t.Context(), p))
 	b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
 	harness.OK(w.t, w.client().SubResource("binding").Create(w.t.Context(), p, b))
 	return p

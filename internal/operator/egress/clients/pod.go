@@ -102,9 +102,11 @@ func (c *Controller) write(ctx context.Context, s scene) error {
 		}
 		o = made
 	case !slices.Equal(o.Spec.Egresses, d.Egresses) || !slices.Equal(o.Spec.Refused, d.Refused):
-		if err := c.change(ctx, s); err != nil {
+		changed, err := c.change(ctx, s)
+		if err != nil || changed == nil {
 			return err
 		}
+		o = changed
 	}
 	return c.sayReady(ctx, s, o)
 }
@@ -138,18 +140,22 @@ func (c *Controller) make(ctx context.Context, s scene) (*v1alpha1.EgressClient,
 	return o, nil
 }
 
-// change has an EgressClient say which Egresses its pod uses by now.
-func (c *Controller) change(ctx context.Context, s scene) error {
-	spec := map[string]any{"egresses": s.decision.Egresses, "refused": s.decision.Refused}
-	err := c.patch(s.o, "operator.egressclient.change", map[string]any{"spec": spec}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
+// change has an EgressClient say which Egresses its pod uses by now, and returns how it is then;
+// nil: it is gone.
+func (c *Controller) change(ctx context.Context, s scene) (*v1alpha1.EgressClient, error) {
+	body := map[string]any{
+		"metadata": map[string]any{"uid": s.o.UID},
+		"spec":     map[string]any{"egresses": s.decision.Egresses, "refused": s.decision.Refused},
+	}
+	changed, err := c.patch(s.o, "operator.egressclient.change", body, func(o *v1alpha1.EgressClient, patch client.Patch) error {
 		return c.client.Patch(ctx, o, patch, client.FieldOwner(v1alpha1.OwnerOperator))
 	})
 	if err != nil {
-		return fmt.Errorf("change EgressClient %s/%s: %w", s.o.Namespace, s.o.Name, err)
+		return nil, fmt.Errorf("change EgressClient %s/%s: %w", s.o.Namespace, s.o.Name, err)
 	}
 	c.tell(s.pod, s.o.Spec.Refused, s.decision.Refused)
 	c.o.Logger.Debug("EgressClient changed", "pod", s.o.Namespace+"/"+s.o.Name, "egresses", len(s.decision.Egresses), "refused", len(s.decision.Refused))
-	return nil
+	return changed, nil
 }
 
 // sayReady writes an EgressClient's condition if it is to be another.
@@ -165,8 +171,12 @@ func (c *Controller) sayReady(ctx context.Context, s scene, o *v1alpha1.EgressCl
 	if slices.Equal(after, has) {
 		return nil
 	}
-	status := map[string]any{"conditions": after}
-	err := c.patch(o, "operator.egressclient.ready", map[string]any{"status": status}, func(o *v1alpha1.EgressClient, patch client.Patch) error {
+	body := map[string]any{
+		// Not another of its name: of a status the API server minds the version, not the UID.
+		"metadata": map[string]any{"resourceVersion": o.ResourceVersion},
+		"status":   map[string]any{"conditions": after},
+	}
+	_, err := c.patch(o, "operator.egressclient.ready", body, func(o *v1alpha1.EgressClient, patch client.Patch) error {
 		return c.client.Status().Patch(ctx, o, patch, client.FieldOwner(v1alpha1.OwnerOperator))
 	})
 	if err != nil {
@@ -175,24 +185,24 @@ func (c *Controller) sayReady(ctx context.Context, s scene, o *v1alpha1.EgressCl
 	return nil
 }
 
-// patch changes an EgressClient, if it is still the same object. Nobody else writes the same
-// fields, so that it may have changed otherwise.
-func (c *Controller) patch(o *v1alpha1.EgressClient, point string, what map[string]any, do func(*v1alpha1.EgressClient, client.Patch) error) error {
-	what["metadata"] = map[string]any{"uid": o.UID}
+// patch changes an EgressClient as a body says, which names which object is meant, and returns how
+// it is then; nil: it is gone.
+func (c *Controller) patch(o *v1alpha1.EgressClient, point string, what map[string]any, do func(*v1alpha1.EgressClient, client.Patch) error) (*v1alpha1.EgressClient, error) {
 	body, err := json.Marshal(what)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	target := &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name}}
 	err = failpoint.Around(point, func() error { return do(target, client.RawPatch(types.MergePatchType, body)) })
 	c.o.Metrics.wrote(kindClient, err)
 	if apierrors.IsNotFound(err) {
-		return nil // its event comes
+		return nil, nil // its event comes
 	}
-	if err == nil {
-		c.wrote.note(client.ObjectKeyFromObject(o), target.ResourceVersion)
+	if err != nil {
+		return nil, err
 	}
-	return err
+	c.wrote.note(client.ObjectKeyFromObject(o), target.ResourceVersion)
+	return target, nil
 }
 
 // remove deletes an EgressClient.

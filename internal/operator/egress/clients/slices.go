@@ -31,6 +31,9 @@ func (c *Controller) writeSlices(ctx context.Context, ref membership.Ref, e *pla
 		errs = append(errs, err)
 	}
 	for _, w := range writes {
+		if len(w.Clients) == 0 && errors.Join(errs...) != nil {
+			break // its clients may be on their way to a slice that could not be written
+		}
 		is, err := c.writeSlice(ctx, e, w, have[w.Name])
 		if err == nil {
 			for _, d := range c.book.written(ref, e.UID, w, is) {
@@ -120,7 +123,8 @@ func (c *Controller) sayClients(ctx context.Context, o *v1alpha1.Egress, e *plan
 	}
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "Egress",
-		"metadata": map[string]any{"namespace": o.Namespace, "name": o.Name, "uid": string(o.UID)},
+		// Not another of its name: of a status the API server minds the version, not the UID.
+		"metadata": map[string]any{"namespace": o.Namespace, "name": o.Name, "resourceVersion": o.ResourceVersion},
 		"status": map[string]any{
 			"clients": int64(want.clients), "refusedClients": int64(want.refused),
 			"conditions": []any{map[string]any{

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/egress/membership"
+	"github.com/berthnet/berth/internal/operator/egress"
 	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
 )
 
@@ -42,7 +43,11 @@ func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace *metav1.P
 	if p == nil {
 		return s, nil
 	}
-	s.decision = decide(p, namespace, all)
+	gateway, err := egress.IsGateway(ctx, c.client, c.live, p)
+	if err != nil {
+		return s, err
+	}
+	s.decision = decide(p, gateway, namespace, all)
 	if o == nil || o.Spec.PodUID != runtimeUID(p) {
 		return s, nil
 	}
@@ -54,12 +59,11 @@ func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace *metav1.P
 }
 
 // decide finds which Egresses a pod uses.
-func decide(p *corev1.Pod, namespace *metav1.PartialObjectMetadata, all plan.Egresses) plan.Decision {
+func decide(p *corev1.Pod, gateway bool, namespace *metav1.PartialObjectMetadata, all plan.Egresses) plan.Decision {
 	if p.Spec.NodeName == "" {
 		return plan.Decision{} // it is told once it has one
 	}
 	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
-	_, gateway := p.Labels[v1alpha1.LabelEgress]
 	return plan.Decide(plan.Pod{
 		Namespace: p.Namespace, Labels: p.Labels, Annotations: p.Annotations,
 		HostNetwork: p.Spec.HostNetwork, Static: static, Gateway: gateway,

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 )
@@ -16,13 +17,16 @@ import (
 // maxGateways is how many an Egress's status names (its definition says so).
 const maxGateways = 1024
 
-// IsGateway tells whether a pod is one of an Egress's: by its label, and because a
-// ReplicaSet of the Egress's Deployment has made it, not somebody who has put the label on
-// a pod by mistake.
-func IsGateway(egress string, p *corev1.Pod) bool {
-	owner := metav1.GetControllerOf(p)
-	return p.Labels[v1alpha1.LabelEgress] == egress && !p.Spec.HostNetwork &&
-		owner != nil && owner.Kind == "ReplicaSet" && strings.HasPrefix(owner.Name, egress+"-")
+// IsGateway tells whether a pod is one of an Egress's: by its label, and because the ReplicaSet that
+// made it is one of the Egress's Deployment. The names and UIDs of both are compared, as a pod may
+// say of itself what its maker likes. of is the ReplicaSet that the pod names as its controller, nil
+// if there is none; deployment is the UID of the Egress's Deployment.
+func IsGateway(egress string, p *corev1.Pod, of *metav1.PartialObjectMetadata, deployment types.UID) bool {
+	if p.Labels[v1alpha1.LabelEgress] != egress || p.Spec.HostNetwork || of == nil || deployment == "" || !metav1.IsControlledBy(p, of) {
+		return false
+	}
+	owner := metav1.GetControllerOf(of)
+	return owner != nil && owner.Kind == Deployment.Kind && owner.Name == egress && owner.UID == deployment
 }
 
 // Gateways are those pods of an Egress that clients' tunnels may lead to, by name: the ones that are

@@ -33,6 +33,9 @@ var (
 	Budget         = policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget")
 )
 
+// ReplicaSet is the kind of what a Deployment makes pods by.
+var ReplicaSet = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
+
 // Kinds are those that an Egress may have an object of, of its own name and in its
 // namespace, in the order in which they are made: what gateways need before gateways.
 var Kinds = []schema.GroupVersionKind{ServiceAccount, Role, RoleBinding, Service, Budget, Deployment}

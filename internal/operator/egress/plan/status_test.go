@@ -22,7 +22,7 @@ var moment = metav1.NewTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 func gateway(name string, ips ...string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Name: name, UID: types.UID("uid-" + name), Labels: Labels("nat"),
-		OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "nat-5d9f", Controller: new(true)}},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "nat-5d9f", UID: "set", Controller: new(true)}},
 	}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	for _, ip := range ips {
@@ -43,22 +43,33 @@ func unreadied(p *corev1.Pod) *corev1.Pod {
 }
 
 func TestIsGateway(t *testing.T) {
+	type set = metav1.PartialObjectMetadata
 	for name, tt := range map[string]struct {
-		change func(*corev1.Pod)
+		change func(*corev1.Pod, *set)
 		want   bool
 	}{
-		"gateway":               {func(*corev1.Pod) {}, true},
-		"another's":             {func(p *corev1.Pod) { p.Labels = Labels("other") }, false},
-		"of no owner":           {func(p *corev1.Pod) { p.OwnerReferences = nil }, false},
-		"of a DaemonSet":        {func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" }, false},
-		"of another Deployment": {func(p *corev1.Pod) { p.OwnerReferences[0].Name = "web-5d9f" }, false},
-		"of the host":           {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, false},
+		"gateway":                   {func(*corev1.Pod, *set) {}, true},
+		"another's":                 {func(p *corev1.Pod, _ *set) { p.Labels = Labels("other") }, false},
+		"of no owner":               {func(p *corev1.Pod, _ *set) { p.OwnerReferences = nil }, false},
+		"of an owner of the name":   {func(p *corev1.Pod, _ *set) { p.OwnerReferences[0].UID = "other" }, false},
+		"of no controller":          {func(p *corev1.Pod, _ *set) { p.OwnerReferences[0].Controller = nil }, false},
+		"of the host":               {func(p *corev1.Pod, _ *set) { p.Spec.HostNetwork = true }, false},
+		"of a ReplicaSet of nobody": {func(_ *corev1.Pod, s *set) { s.OwnerReferences = nil }, false},
+		"of another Deployment":     {func(_ *corev1.Pod, s *set) { s.OwnerReferences[0].Name = "web" }, false},
+		"of the Deployment before":  {func(_ *corev1.Pod, s *set) { s.OwnerReferences[0].UID = "before" }, false},
+		"of a StatefulSet":          {func(_ *corev1.Pod, s *set) { s.OwnerReferences[0].Kind = "StatefulSet" }, false},
 	} {
-		p := gateway("nat-1")
-		tt.change(p)
-		if got := IsGateway("nat", p); got != tt.want {
+		p, of := gateway("nat-1"), &set{ObjectMeta: metav1.ObjectMeta{
+			Name: "nat-5d9f", UID: "set", OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "nat", UID: "deployment", Controller: new(true)}},
+		}}
+		of.SetGroupVersionKind(ReplicaSet)
+		tt.change(p, of)
+		if got := IsGateway("nat", p, of, "deployment"); got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+	if p := gateway("nat-1"); IsGateway("nat", p, nil, "deployment") {
+		t.Error("a pod whose ReplicaSet is not there is a gateway")
 	}
 }
 

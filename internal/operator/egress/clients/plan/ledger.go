@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -130,6 +131,41 @@ func (l *Ledger) Place(fresh func(taken func(string) bool) string) {
 	}
 }
 
+// mergeTo is how many clients a slice has at most after Merge put those of another into it. It leaves
+// room, so that clients that come and go do not have slices merged and made again.
+const mergeTo = v1alpha1.SliceClients * 3 / 4
+
+// Merge puts the clients of slices that lost many into others, the smallest first, into the
+// fullest that takes them all. Each slice that is emptied so costs its deletion, and the one that
+// takes its clients a write, of which that one has no more for all that it takes.
+func (l *Ledger) Merge() {
+	names := slices.SortedFunc(maps.Keys(l.slices), func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(l.slices[a].members), len(l.slices[b].members)), cmp.Compare(a, b))
+	})
+	for i, from := range names {
+		for _, to := range slices.Backward(names[i+1:]) {
+			if l.merge(from, to) {
+				break
+			}
+		}
+	}
+}
+
+// merge moves all clients of a slice to another, and tells whether it did.
+func (l *Ledger) merge(from, to string) bool {
+	source, target := l.slices[from], l.slices[to]
+	if len(source.members) == 0 || len(source.members)+len(target.members) > mergeTo {
+		return false
+	}
+	for uid := range source.members {
+		l.put(uid, to)
+	}
+	clear(source.members)
+	source.version++
+	target.version++
+	return true
+}
+
 func (l *Ledger) put(uid, name string) {
 	l.place[uid] = name
 	delete(l.homeless, uid)
@@ -143,7 +179,9 @@ type Write struct {
 	version int
 }
 
-// Due are the slices that are not written as they are to be, ordered by name.
+// Due are the slices that are not written as they are to be, ordered by name, those that are to go
+// behind all others. They are to be written in this order, and none is to go before all others are
+// written: a client that moved to another slice is in one at any time.
 func (l *Ledger) Due() (due []Write) {
 	for _, name := range slices.Sorted(maps.Keys(l.slices)) {
 		s := l.slices[name]
@@ -156,6 +194,7 @@ func (l *Ledger) Due() (due []Write) {
 		}
 		due = append(due, w)
 	}
+	slices.SortStableFunc(due, func(a, b Write) int { return cmp.Compare(min(1, len(b.Clients)), min(1, len(a.Clients))) })
 	return due
 }
 

@@ -26,6 +26,7 @@ func numbered(taken func(string) bool) string {
 // writes that took.
 func flush(l *Ledger, at map[string][]v1alpha1.ServedClient) int {
 	l.Place(numbered)
+	l.Merge()
 	due := l.Due()
 	for _, w := range due {
 		if len(w.Clients) == 0 {
@@ -127,6 +128,68 @@ func TestLedgerFindsWhatIsThere(t *testing.T) {
 	found(l)
 	if n := flush(l, at); n != 1 || at["x"] != nil || l.Slices() != 1 {
 		t.Errorf("%d writes, slices %d, of clients that went meanwhile", n, l.Slices())
+	}
+}
+
+// Slices that lost most of their clients become few, by a write for each that takes clients and one for
+// each that goes; a client is in one all the while.
+func TestLedgerMerges(t *testing.T) {
+	for name, tt := range map[string]struct {
+		left           []int // clients of each slice
+		slices, writes int
+	}{
+		"few of three":                   {[]int{10, 10, 10}, 1, 3},
+		"few of many":                    {[]int{5, 5, 5, 5, 5, 5, 5, 5, 5, 5}, 1, 10},
+		"as many as leaves room":         {[]int{25, 50}, 1, 2},
+		"more than leaves room":          {[]int{26, 50}, 2, 0},
+		"a full one takes none":          {[]int{100, 3}, 2, 0},
+		"the fullest that takes it":      {[]int{100, 60, 70, 5}, 3, 2},
+		"some, each in two":              {[]int{40, 40, 30, 30}, 2, 4},
+		"nobody is left in one":          {[]int{0, 60}, 1, 1},
+		"one that has few of its own":    {[]int{1}, 1, 0},
+		"those that go and one that not": {[]int{20, 20, 20, 70}, 2, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, at := NewLedger(), map[string][]v1alpha1.ServedClient{}
+			for s, n := range tt.left {
+				for i := range n {
+					at[strconv.Itoa(s)] = append(at[strconv.Itoa(s)], served(1000*s+i, "10.0.0.1"))
+				}
+				for _, c := range at[strconv.Itoa(s)] {
+					l.Set(c)
+				}
+				l.Found(strconv.Itoa(s), at[strconv.Itoa(s)])
+			}
+			l.Place(numbered)
+			l.Merge()
+			due := l.Due()
+			if len(due) != tt.writes {
+				t.Errorf("%d writes, want %d", len(due), tt.writes)
+			}
+			for _, w := range due {
+				if len(w.Clients) == 0 {
+					delete(at, w.Name)
+				} else {
+					at[w.Name] = w.Clients
+				}
+				there := map[string]bool{}
+				for _, list := range at {
+					for _, c := range list {
+						there[c.UID] = true
+					}
+				}
+				if len(there) != l.Len() {
+					t.Fatalf("after slice %s was written %d clients of %d are in any", w.Name, len(there), l.Len())
+				}
+				l.Written(w)
+			}
+			if len(at) != tt.slices || l.Slices() != tt.slices {
+				t.Errorf("%d slices at the API server, %d in the ledger, want %d", len(at), l.Slices(), tt.slices)
+			}
+			if n := flush(l, at); n != 0 {
+				t.Errorf("%d writes of nothing", n)
+			}
+		})
 	}
 }
 

@@ -1,0 +1,227 @@
+//go:build guest && e2e
+
+package egress
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/site"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// apart has each gateway on a node of its own.
+func apart(s *v1alpha1.EgressSpec) {
+	s.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+		{"labelSelector": {"matchLabels": {"egress.berth.dev/name": "way"}}, "topologyKey": "kubernetes.io/hostname"}]}}}`)}}
+}
+
+// TestNodeGone pulls the plug of a gateway's node, and nobody is told: nodes find out by asking gateways, and
+// new connections go on by the other one. Once Kubernetes misses the node, another gateway takes its place.
+func TestNodeGone(t *testing.T) {
+	s := tell(t, "node-gone", apart)
+	by := s.gateways(2)
+	lost := s.lab.Gateways(s.key)[0]
+	var n *node.Node
+	for _, other := range s.lab.Nodes() {
+		if other.Name != lost.Pod.Node {
+			n = other
+		}
+	}
+	p := s.client(n, "client")
+	s.reaches(p, by)
+	flood := s.pour(p, 100*time.Millisecond, answerWithin)
+	began := time.Now()
+	harness.OK(t, s.lab.LoseHost(lost.Pod.Node))
+	t.Cleanup(func() {
+		s.lab.MissHost(lost.Pod.Node)
+		_, err := s.lab.AddHost(lost.Pod.Node)
+		harness.OK(t, err)
+	})
+	harness.Eventually(t, harness.Patience, "ten new connections in a row are answered within 2 s", func() error {
+		for i := range 10 {
+			if _, err := seenAs(t.Context(), p, "tcp", outside[i%2], 2*time.Second); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	t.Logf("a node gone: all new connections work after %s", time.Since(began))
+	s.lab.MissHost(lost.Pod.Node)
+	s.reaches(p, s.gateways(2))
+	flood.end()
+	if len(flood.leaked) > 0 {
+		t.Errorf("%d connections left by another way, first as %s", len(flood.leaked), flood.leaked[0])
+	}
+	t.Logf("%d new connections, %d of them not answered within %s, longest gap between answers %s", flood.begun, len(flood.errs), answerWithin, flood.gap)
+}
+
+// The traffic of a rolling update.
+const (
+	long       = 200
+	newASecond = 50
+)
+
+// TestRollingUpdate replaces all gateways under long connections and new ones: no new one fails, and the
+// old ones are served until they end.
+func TestRollingUpdate(t *testing.T) {
+	s := tell(t, "rolling")
+	before := s.gateways(2)
+	p := s.client(s.lab.Nodes()[0], "client")
+	s.reaches(p, before)
+	talks := s.talk(p, "tcp", long, 2*time.Second)
+	flood := s.pour(p, time.Second/newASecond, answerWithin)
+	talks.flow(s, long)
+	began := time.Now()
+	harness.OK(t, s.lab.Kube.EditEgress(harness.Deadline(t, harness.Patience), s.key, func(e *v1alpha1.Egress) {
+		e.Spec.Template = &v1alpha1.EgressPodTemplate{Metadata: v1alpha1.EgressPodMetadata{Annotations: map[string]string{"example.com/rolled": "yes"}}}
+	}))
+	// Until new gateways alone take new connections.
+	harness.Eventually(t, harness.Patience, "new gateways take over", func() error {
+		for i := range 10 {
+			as, err := seenAs(t.Context(), p, "tcp", outside[i%2], answerWithin)
+			if err != nil {
+				return err
+			}
+			if _, old := before[as]; old {
+				return fmt.Errorf("a new connection goes by %s, an old gateway", as)
+			}
+		}
+		return nil
+	})
+	took := time.Since(began)
+	talks.flow(s, long)
+	if err := talks.end(); err != nil {
+		t.Errorf("long connections: %v", err)
+	}
+	flood.end()
+	flood.none(s)
+	t.Logf("%d long connections lost nothing; %d new ones in %s, the slowest took %s; only new gateways after %s",
+		long, flood.begun, time.Since(began), flood.worst, took)
+	after := s.gateways(2)
+	for a := range before {
+		if _, ok := after[a]; ok {
+			t.Errorf("address %s is still a gateway's", a)
+		}
+	}
+}
+
+// TestAllAway kills the operator and the client's daemon, and then a gateway: what runs goes on, a new pod waits and
+// gets through once they are back.
+func TestAllAway(t *testing.T) {
+	s := tell(t, "away")
+	n := s.lab.Nodes()[0]
+	p := s.client(n, "before")
+	s.reaches(p, s.gateways(2))
+	talks := s.talk(p, "tcp", 8, 50*time.Millisecond)
+	talks.flow(s, 40)
+	for _, o := range s.lab.Operators() {
+		harness.OK(t, o.Kill())
+	}
+	harness.OK(t, n.Kill())
+	back := func() {
+		for _, o := range s.lab.Operators() {
+			if !o.Running() {
+				harness.OK(t, o.Start())
+			}
+		}
+		if !n.Running() {
+			harness.OK(t, n.Start())
+		}
+	}
+	t.Cleanup(back)
+	for _, g := range s.lab.Gateways(s.key) {
+		harness.OK(t, g.Kill())
+	}
+	talks.flow(s, 100)
+	s.reaches(p, nil)
+
+	type made struct {
+		pod *node.Pod
+		err error
+	}
+	pods := make(chan made, 1)
+	go func() {
+		pod, err := n.AddPod(t.Context(), "after", s.named())
+		pods <- made{pod, err}
+	}()
+	talks.flow(s, 40)
+	began := time.Now()
+	back()
+	m := <-pods
+	harness.OK(t, m.err)
+	s.reaches(m.pod, nil)
+	t.Logf("a pod made meanwhile reached the outside %s after they were back", time.Since(began))
+	if err := talks.end(); err != nil {
+		t.Errorf("connections: %v", err)
+	}
+}
+
+// TestConnectionTrackingFull has two clients open more connections than a gateway may track: its metrics
+// tell, it does not end, and serves again when there is room.
+func TestConnectionTrackingFull(t *testing.T) {
+	const limit, each = 5000, 2700
+	s := tell(t, "full", replicas(1))
+	g := s.lab.Gateways(s.key)[0]
+	nodes := s.lab.Nodes()
+	a, b := s.client(nodes[0], "one"), s.client(nodes[1], "two")
+	s.reaches(a, nil)
+	s.reaches(b, nil)
+	setLimit(t, limit)
+	for _, p := range []*node.Pod{a, b} {
+		for range each {
+			c, err := echo.Connect(t.Context(), p.Netns(), "udp", netip.AddrPortFrom(site.OutsideHost, echo.Port), netip.Addr{})
+			harness.OK(t, err)
+			_, err = c.Write([]byte("hello"))
+			_ = c.Close()
+			harness.OK(t, err)
+		}
+	}
+	text := s.metrics(g)
+	count, refused := sample(t, text, "berth_egress_connections"), sample(t, text, "berth_egress_connections_refused_total")
+	if got := sample(t, text, "berth_egress_connections_limit"); got != limit {
+		t.Errorf("the limit is told as %v, want %d", got, limit)
+	}
+	if count < limit*99/100 || refused == 0 {
+		t.Errorf("%v connections are tracked and %v packets refused, want the limit %d and some", count, refused, limit)
+	}
+	setLimit(t, 100000)
+	s.reaches(a, nil)
+	if g.Starts() != 1 {
+		t.Errorf("berth-egress was started %d times", g.Starts())
+	}
+	t.Logf("%v connections tracked, %v packets refused", count, refused)
+}
+
+// setLimit sets how many connections each namespace may track, until the test ends.
+func setLimit(t *testing.T, n int) {
+	t.Helper()
+	const file = "/proc/sys/net/netfilter/nf_conntrack_max"
+	was, err := os.ReadFile(file)
+	harness.OK(t, err)
+	harness.OK(t, os.WriteFile(file, []byte(strconv.Itoa(n)), 0o644))
+	t.Cleanup(func() { harness.OK(t, os.WriteFile(file, []byte(strings.TrimSpace(string(was))), 0o644)) })
+}
+
+// sample is the value of a metric without labels.
+func sample(t *testing.T, text, name string) float64 {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^` + name + ` (\S+)$`).FindStringSubmatch(text)
+	if m == nil {
+		t.Fatalf("no metric %s", name)
+	}
+	v, err := strconv.ParseFloat(m[1], 64)
+	harness.OK(t, err)
+	return v
+}
