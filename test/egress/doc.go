@@ -5,5 +5,5 @@
 //	fixture_guest_test.go   the lab, one for all tests, and an Egress for each
 //	traffic_guest_test.go   connections that go on, and new ones in a steady flow
 //	trouble_guest_test.go   troubles that take minutes (make e2e)
-//	live…_test.go           changes under pods that run, and first connections
+//	live…_test.go           changes under pods that run, and first connections (make e2e)
 package egress

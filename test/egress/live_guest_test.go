@@ -1,4 +1,4 @@
-//go:build guest
+//go:build guest && e2e
 
 package egress
 
@@ -206,6 +206,7 @@ func leadToService(s *scene, named, _ *node.Pod) {
 		}
 		return nil
 	})
+	harness.OK(s.t, forget(at, first))
 	second := s.byService(at, named)
 	if slices.Equal(first, second) {
 		s.t.Errorf("tunnels lead to %v before and after", first)
@@ -283,6 +284,25 @@ table inet %[1]s {
 	}
 }`, proxyTable, service[0], gateways[0], service[1], gateways[len(gateways)-1], fouPort)
 	return nft(at, text)
+}
+
+// forget has a node forget connections to addresses of a Service that is gone, as kube-proxy does.
+func forget(at *node.Node, service []netip.Addr) error {
+	return ns.Netlink(at.Netns, func(h *netlink.Handle) error {
+		for _, a := range service {
+			family, filter := netlink.InetFamily(netlink.FAMILY_V4), &netlink.ConntrackFilter{}
+			if a.Is6() {
+				family = netlink.FAMILY_V6
+			}
+			if err := filter.AddIP(netlink.ConntrackOrigDstIP, a.AsSlice()); err != nil {
+				return err
+			}
+			if _, err := h.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter); err != nil {
+				return fmt.Errorf("forget connections to %s: %w", a, err)
+			}
+		}
+		return nil
+	})
 }
 
 func noProxy(at *node.Node) error { return nft(at, "delete table inet "+proxyTable) }
