@@ -281,10 +281,6 @@ func environment(pod *corev1.Pod, c corev1.Container) (env []string, err error) 
 // serve keeps a gateway running and tells the API whether it is ready, until its pod is deleted and its
 // program has ended, its node is gone, or ctx ends.
 func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *node.Node) error {
-	grace := 30 * time.Second
-	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
-		grace = time.Duration(*s) * time.Second
-	}
 	ready, answered := false, time.Now()
 	if err := g.report(ctx, pod, ready); err != nil {
 		return err
@@ -299,7 +295,7 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 			return nil
 		case <-deleted:
 			deleted, ended = nil, make(chan error, 1)
-			go func() { ended <- one.Stop(grace) }()
+			go func() { ended <- one.Stop(gracePeriod(pod)) }()
 			continue
 		case err := <-ended:
 			if err != nil {
@@ -315,9 +311,7 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 			continue
 		}
 		if one.EndedByItself() || !one.Running() && ended == nil {
-			if err := one.Start(); err != nil {
-				g.lab.Log.Debug("gateway not restarted", "gateway", one.Name, "err", err)
-			}
+			g.restart(one)
 		}
 		now := probed(ctx, one.Pod, pod)
 		if now {
@@ -332,6 +326,20 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 		}
 		ready = now
 	}
+}
+
+func (g *gateways) restart(one *Gateway) {
+	if err := one.Start(); err != nil {
+		g.lab.Log.Debug("gateway not restarted", "gateway", one.Name, "err", err)
+	}
+}
+
+// gracePeriod is a pod's, or what Kubernetes takes where it has none.
+func gracePeriod(pod *corev1.Pod) time.Duration {
+	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
+		return time.Duration(*s) * time.Second
+	}
+	return corev1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
 // probeInterval is how often a gateway's readiness is asked for: a kubelet's may be a second or more.

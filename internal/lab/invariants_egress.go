@@ -165,6 +165,16 @@ func selects(e *v1alpha1.Egress, namespace string, has labels.Set, pod labels.Se
 	return some, some && matches(of.PodSelector, pod, true)
 }
 
+// allows tells whether pods of a namespace may name an Egress.
+func allows(e *v1alpha1.Egress, namespace string, has labels.Set) bool {
+	a := e.Spec.AllowedNamespaces
+	if namespace == e.Namespace || a == nil {
+		return namespace == e.Namespace
+	}
+	s, err := metav1.LabelSelectorAsSelector(a.Selector)
+	return slices.Contains(a.Names, "*") || slices.Contains(a.Names, namespace) || a.Selector != nil && err == nil && s.Matches(has)
+}
+
 // decide finds the Egresses that a pod uses and those that it may not use.
 func (v *egressView) decide(p *corev1.Pod) {
 	if p.Spec.NodeName == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
@@ -188,14 +198,7 @@ func (v *egressView) decide(p *corev1.Pod) {
 			}
 			continue
 		}
-		allowed := p.Namespace == e.Namespace || selected
-		if a := e.Spec.AllowedNamespaces; a != nil && !allowed {
-			allowed = slices.Contains(a.Names, "*") || slices.Contains(a.Names, p.Namespace)
-			if s, err := metav1.LabelSelectorAsSelector(a.Selector); a.Selector != nil && err == nil {
-				allowed = allowed || s.Matches(has)
-			}
-		}
-		if !allowed {
+		if !selected && !allows(e, p.Namespace, has) {
 			refused[ref] = v1alpha1.EgressNotAllowed
 			continue
 		}
@@ -216,6 +219,12 @@ func (v *egressView) decide(p *corev1.Pod) {
 		}
 		return
 	}
+	v.use(uid, first, then)
+}
+
+// use has a pod use those of its Egresses that do not overlap: the ones that it names before the others,
+// of each the older ones first.
+func (v *egressView) use(uid string, first, then []*v1alpha1.Egress) {
 	older := func(a, b *v1alpha1.Egress) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	}
@@ -223,7 +232,7 @@ func (v *egressView) decide(p *corev1.Pod) {
 	slices.SortStableFunc(then, older)
 	for _, e := range append(first, then...) {
 		if slices.ContainsFunc(v.uses[uid], func(o *v1alpha1.Egress) bool { return overlap(e, o) }) {
-			refused[key(e).String()] = v1alpha1.EgressOverlaps
+			v.refused[uid][key(e).String()] = v1alpha1.EgressOverlaps
 			continue
 		}
 		v.uses[uid] = append(v.uses[uid], e)

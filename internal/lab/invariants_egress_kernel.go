@@ -253,30 +253,11 @@ func (c *podCheck) routes(own netip.Addr, six bool) numbered {
 		if toService(e) && len(e.Status.Gateways) == 0 {
 			to = nil
 		}
-		some := false
-		for _, d := range destinations(e) {
-			if d.Addr().Is6() != six {
-				continue
-			}
-			some = true
-			table := specificTable
-			if d.Bits() == 0 {
-				table = defaultTable
-			}
-			if !take(func(r egressRoute) bool {
-				return r.unreachable && r.dst == d && r.table == table && r.metric == noMetric
-			}) {
-				c.wrong("nothing keeps %s unreachable without a gateway of Egress %s (table %d)", d, key(e), table)
-			}
-			leads := func(r egressRoute) bool {
-				in := slices.Contains(to, r.via) || len(to) == 0 && e.Spec.OriginatingOnly && isDummy(r.via)
-				return in && r.src == own && r.link == link && r.dst == d && r.table == table && r.metric == viaMetric
-			}
-			if (len(to) > 0 || e.Spec.OriginatingOnly) && !take(leads) {
-				c.wrong("no route leads to %s by Egress %s, %v (table %d)", d, key(e), to, table)
-			}
+		ofFamily := slices.DeleteFunc(destinations(e), func(d netip.Prefix) bool { return d.Addr().Is6() != six })
+		for _, d := range ofFamily {
+			c.destination(e, d, to, func(r egressRoute) bool { return r.src == own && r.link == link }, take)
 		}
-		if some && !toService(e) {
+		if len(ofFamily) > 0 && !toService(e) {
 			want = append(want, to...)
 		}
 	}
@@ -295,6 +276,26 @@ func (c *podCheck) routes(own netip.Addr, six bool) numbered {
 		c.wrong("%s is there and nobody asks for it", r)
 	}
 	return ids
+}
+
+// destination compares the routes to a destination of an Egress, which lead to any of the ends of its
+// tunnels; by tells that a route is one of the tunnel's, take takes a route that is there.
+func (c *podCheck) destination(e *v1alpha1.Egress, d netip.Prefix, to []netip.Addr, by func(egressRoute) bool, take func(func(egressRoute) bool) bool) {
+	table := specificTable
+	if d.Bits() == 0 {
+		table = defaultTable
+	}
+	there := func(r egressRoute) bool { return r.dst == d && r.table == table }
+	if !take(func(r egressRoute) bool { return r.unreachable && there(r) && r.metric == noMetric }) {
+		c.wrong("nothing keeps %s unreachable without a gateway of Egress %s (table %d)", d, key(e), table)
+	}
+	leads := func(r egressRoute) bool {
+		in := slices.Contains(to, r.via) || len(to) == 0 && e.Spec.OriginatingOnly && isDummy(r.via)
+		return in && by(r) && there(r) && r.metric == viaMetric
+	}
+	if (len(to) > 0 || e.Spec.OriginatingOnly) && !take(leads) {
+		c.wrong("no route leads to %s by Egress %s, %v (table %d)", d, key(e), to, table)
+	}
 }
 
 // isDummy tells addresses that are nobody's (RFC 7600, section 4.8; RFC 6666).

@@ -69,7 +69,7 @@ func egressFailover(ctx context.Context, b *bench) (results []Result, err error)
 // failOver kills the gateway by which a client's connections go, and returns the longest gap once
 // connections go by another. It has the Egress whole again before it returns.
 func (b *bench) failOver(ctx context.Context, key types.NamespacedName, client *node.Pod, kill func(*lab.Gateway) error) (time.Duration, error) {
-	if _, err := b.egressReady(ctx, key); err != nil {
+	if err := b.egressReady(ctx, key); err != nil {
 		return 0, err
 	}
 	bounded, cancel := context.WithTimeout(ctx, egressPatience)

@@ -64,7 +64,7 @@ func (b *bench) raiseEgressLab(ctx context.Context) (err error) {
 		}
 	}
 	for _, key := range []types.NamespacedName{directEgress, serviceEgress} {
-		if _, err := b.egressReady(ctx, key); err != nil {
+		if err := b.egressReady(ctx, key); err != nil {
 			return err
 		}
 	}
@@ -79,13 +79,12 @@ func (b *bench) raiseEgressLab(ctx context.Context) (err error) {
 	return nil
 }
 
-// egressReady waits until an Egress has all its gateways and no other, and none that ends, and
-// returns it.
-func (b *bench) egressReady(ctx context.Context, key types.NamespacedName) (*v1alpha1.Egress, error) {
+// egressReady waits until an Egress has all its gateways and no other, and none that ends.
+func (b *bench) egressReady(ctx context.Context, key types.NamespacedName) error {
 	e := &v1alpha1.Egress{}
 	ctx, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
-	err := poll.Until(ctx, func() error {
+	return poll.Until(ctx, func() error {
 		if err := b.lab.Kube.Client.Get(ctx, key, e); err != nil {
 			return err
 		}
@@ -95,7 +94,6 @@ func (b *bench) egressReady(ctx context.Context, key types.NamespacedName) (*v1a
 		}
 		return nil
 	})
-	return e, err
 }
 
 // egressPod makes a Pod on the node, that names Egresses by annotation.

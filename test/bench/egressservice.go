@@ -54,7 +54,7 @@ func (p *serviceProxy) run(ctx context.Context) error {
 			kubeclient.InNamespace(p.of.Namespace), kubeclient.MatchingLabels{discoveryv1.LabelServiceName: p.of.Name})
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil
+				return nil //nolint:nilerr // it was ended
 			}
 			return fmt.Errorf("watch EndpointSlices: %w", err)
 		}

@@ -234,18 +234,6 @@ func (s *story) reaches(p *node.Pod, by map[netip.Addr]string) {
 	}
 }
 
-// gateway is one that runs, by its name.
-func (s *story) gateway(name string) *lab.Gateway {
-	s.t.Helper()
-	for _, g := range s.lab.Gateways(s.key) {
-		if g.Name == name {
-			return g
-		}
-	}
-	s.t.Fatalf("no gateway %s runs", name)
-	return nil
-}
-
 // metrics is what a gateway tells a scraper.
 func (s *story) metrics(g *lab.Gateway) string {
 	s.t.Helper()

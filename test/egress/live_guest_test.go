@@ -405,7 +405,7 @@ func nothingIn(p *node.Pod) error {
 			"tables of nftables": {"nft", "list", "tables"}, "ports of FoU": {"ip", "fou", "show"}, "ports of FoU6": {"ip", "-6", "fou", "show"},
 			"next hops": {"ip", "nexthop", "show"},
 		} {
-			out, err := exec.Command(command[0], command[1:]...).CombinedOutput() //nolint:gosec // those above
+			out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%v: %w: %s", command, err, out))
 			}

@@ -89,7 +89,7 @@ func (t *talks) flow(s *story, more int) {
 		if time.Now().After(deadline) {
 			s.t.Fatalf("conversations stand still: %v", t.broken())
 		}
-		time.Sleep(10 * time.Millisecond) // as often as answers come
+		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // as often as answers come
 	}
 }
 
@@ -97,18 +97,6 @@ func (t *talks) answers() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.answered
-}
-
-// open is how many go on by a gateway's address.
-func (t *talks) open(by map[netip.Addr]string, name string) (n int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for a, count := range t.by {
-		if by[a] == name {
-			n += count
-		}
-	}
-	return n
 }
 
 func (t *talks) broken() error {
@@ -199,7 +187,7 @@ func (f *flood) poured(s *story, more int) {
 		if time.Now().After(deadline) {
 			s.t.Fatal("new connections stand still")
 		}
-		time.Sleep(10 * time.Millisecond) // as often as they are begun
+		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // as often as they are begun
 	}
 }
 

@@ -29,7 +29,7 @@ func LinkName(name string) []byte {
 	return data
 }
 
-// Family: meta nfproto.
+// Family is meta nfproto.
 func Family(family int) Exprs {
 	return Join(Meta(expr.MetaKeyNFPROTO), Is(byte(protoOf(family))))
 }
@@ -41,15 +41,15 @@ func protoOf(family int) uint32 {
 	return unix.NFPROTO_IPV4
 }
 
-// Protocol: meta l4proto.
+// Protocol is meta l4proto.
 func Protocol(p byte) Exprs { return Join(Meta(expr.MetaKeyL4PROTO), Is(p)) }
 
-// UDPTo: udp dport.
+// UDPTo is udp dport.
 func UDPTo(port uint16) Exprs {
 	return Join(Protocol(unix.IPPROTO_UDP), Transport(2, 2), Is(binaryutil.BigEndian.PutUint16(port)...))
 }
 
-// SourceIs: ip saddr, ip6 saddr.
+// SourceIs is ip saddr, ip6 saddr.
 func SourceIs(a netip.Addr) Exprs {
 	return Join(Family(rtnl.FamilyOf(a)), Source(rtnl.FamilyOf(a)), Is(a.AsSlice()...))
 }
@@ -59,7 +59,7 @@ func SourceIn(p netip.Prefix) Exprs {
 	return Join(Family(rtnl.FamilyOf(p.Addr())), Source(rtnl.FamilyOf(p.Addr())), Inside(p))
 }
 
-// DestinationIs: ip daddr, ip6 daddr.
+// DestinationIs is ip daddr, ip6 daddr.
 func DestinationIs(a netip.Addr) Exprs {
 	return Join(Family(rtnl.FamilyOf(a)), Destination(rtnl.FamilyOf(a)), Is(a.AsSlice()...))
 }
@@ -86,20 +86,20 @@ const (
 	Reply    byte = 1 // IP_CT_DIR_REPLY
 )
 
-// CtDirection: ct direction. A packet that is not tracked has none.
+// CtDirection is ct direction. A packet that is not tracked has none.
 func CtDirection(d byte) Exprs { return Join(Ct(expr.CtKeyDIRECTION), Is(d)) }
 
-// CtState: ct state, one of those of which the bits are set (expr.CtStateBitNEW …).
+// CtState is ct state, one of those of which the bits are set (expr.CtStateBitNEW …).
 func CtState(states uint32) Exprs {
 	return Join(Ct(expr.CtKeySTATE), Mask(Word(states)...), IsNot(Word(0)...))
 }
 
-// OneOf: numgen random mod n 0, which one packet of n matches, at random.
+// OneOf is numgen random mod n 0, which one packet of n matches, at random.
 func OneOf(n uint32) Exprs {
 	return Join(Exprs{&expr.Numgen{Register: Register, Modulus: n, Type: unix.NFT_NG_RANDOM}}, Is(Word(0)...))
 }
 
-// Over: limit rate over N/second burst M packets. It matches what is beyond.
+// Over is limit rate over N/second burst M packets. It matches what is beyond.
 func Over(rate uint64, burst uint32) Exprs {
 	return Exprs{&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Over: true, Unit: expr.LimitTimeSecond, Burst: burst}}
 }

@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// In: @set, for the loaded value. A set that is made in the same transaction has a name, and an
+// In is @set, for the loaded value. A set that is made in the same transaction has a name, and an
 // ID if it was given one.
 func In(s *nftables.Set) Exprs {
 	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID}}
 }
 
-// NotIn: != @set, for the loaded value.
+// NotIn is != @set, for the loaded value.
 func NotIn(s *nftables.Set) Exprs {
 	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID, Invert: true}}
 }
 
-// VerdictOf: vmap @map, for the loaded value.
+// VerdictOf is vmap @map, for the loaded value.
 func VerdictOf(s *nftables.Set) Exprs {
 	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID, IsDestRegSet: true}}
 }
