@@ -70,8 +70,8 @@ var others = map[string]string{
 	"overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }
 
-// variables of the environment that are no settings of a program.
-var variables = []string{"BERTH_FAILPOINTS"}
+// variables of the environment that are no settings of a program, but of tests.
+var variables = []string{"BERTH_FAILPOINTS", "BERTH_SOAK_EGRESS"}
 
 // Every flag and variable in the documents is one that there is.
 func TestSettingsExist(t *testing.T) {

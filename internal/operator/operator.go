@@ -139,7 +139,9 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, features []fea
 			return fmt.Errorf("registering metrics: %w", err)
 		}
 	}
-	f.watch(cachesFilled(mgr.GetCache(), kinds), all(alive))
+	filled := cachesFilled(mgr.GetCache(), kinds)
+	_ = filled(ctx) // so that what is only read is watched before the process leads, too
+	f.watch(filled, all(alive))
 	return nil
 }
 
@@ -156,18 +158,19 @@ func all(checks []check) check {
 }
 
 // cachesFilled is a check whether all that is watched was read once; one that
-// stands by is ready then to take over.
+// stands by is ready then to take over. It begins to watch what is not watched yet.
 func cachesFilled(c cache.Cache, kinds []*watched.Kind) check {
 	return func(ctx context.Context) error {
+		var missing error
 		for _, k := range kinds {
 			informer, err := c.GetInformer(ctx, k.Object, cache.BlockUntilSynced(false))
 			if err != nil {
 				return fmt.Errorf("starting: watching %T: %w", k.Object, err)
 			}
-			if !informer.HasSynced() {
-				return fmt.Errorf("starting: %T objects are not read yet", k.Object)
+			if !informer.HasSynced() && missing == nil {
+				missing = fmt.Errorf("starting: %T objects are not read yet", k.Object)
 			}
 		}
-		return nil
+		return missing
 	}
 }

@@ -89,7 +89,9 @@ var (
 )
 
 var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name string) bool {
-	return strings.HasPrefix(name, "operator.pool.") || strings.HasPrefix(name, "operator.port.")
+	return slices.ContainsFunc([]string{"operator.pool.", "operator.port.", "operator.gateways.", "operator.egressclient."}, func(prefix string) bool {
+		return strings.HasPrefix(name, prefix)
+	})
 })
 
 // poolMode has blocks of four pods, so that they come and go all the time, and a

@@ -91,7 +91,8 @@ func (w *world) run(o Options, through ...transport.WrapperFunc) {
 func operatorConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	r := deploy.InMode(deploy.PoolMode, "test")
-	r.Values["egress"] = map[string]any{"enabled": true}
+	image, tag, _ := strings.Cut(settings.Image, ":") // the policies let it be no other
+	r.Values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": image, "tag": tag}}
 	return harness.OperatorConfigOf(t, r)
 }
 

@@ -17,6 +17,7 @@ import (
 // API is a control plane with Berth's CRDs that machines reach.
 type API struct {
 	*kube.ControlPlane
+	assets     string // folder with Kubernetes' programs, which the guest sees too
 	guest      string // folder with what the guest needs
 	kubeconfig string // the one there
 }
@@ -35,7 +36,7 @@ func Start(ctx context.Context, assets string) (*API, error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	a := &API{ControlPlane: c, guest: filepath.Join(dir, "guest")}
+	a := &API{ControlPlane: c, assets: assets, guest: filepath.Join(dir, "guest")}
 	if err = os.Mkdir(a.guest, 0o755); err == nil {
 		a.kubeconfig, err = c.Export(a.guest, vm.HostAddr)
 	}
@@ -46,12 +47,14 @@ func Start(ctx context.Context, assets string) (*API, error) {
 }
 
 // Join lets the guest of a machine that is to be started reach the API server, and
-// returns what its command finds it by: KUBECONFIG, and kube.RemoteDir.
+// returns what its command finds it and Kubernetes' programs by: KUBECONFIG, kube.RemoteDir
+// and KUBEBUILDER_ASSETS.
 func (a *API) Join(m *vm.Machine) (env []string) {
 	m.Reach = append(m.Reach, a.Endpoint())
 	return []string{
 		kube.RemoteDir + "=" + a.guest,
 		"KUBECONFIG=" + a.kubeconfig,
+		"KUBEBUILDER_ASSETS=" + a.assets,
 	}
 }
 
