@@ -20,7 +20,7 @@ import (
 func TestEgressAlone(t *testing.T) {
 	c := newCluster(t)
 	r := deploy.InMode(deploy.NodeMode, "test")
-	r.Values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": "berth-egress", "tag": "v1"}}
+	r.Values["egress"] = map[string]any{"enabled": true, "port": 5556, "image": map[string]any{"repository": "berth-egress", "tag": "v1"}}
 	c.use(harness.OperatorConfigOf(t, r))
 	o := c.start("one", "--ipam=", "--egress", "--egress-image=berth-egress:v1", "--egress-port=5556")
 	o.until(c.leads("one"))

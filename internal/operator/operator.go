@@ -140,10 +140,19 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, features []fea
 		}
 	}
 	filled := cachesFilled(mgr.GetCache(), kinds)
-	_ = filled(ctx) // so that what is only read is watched before the process leads, too
 	f.watch(filled, all(alive))
-	return nil
+	return mgr.Add(watcher(func(ctx context.Context) error {
+		_ = filled(ctx) // it says what is not read yet, and is asked again
+		return nil
+	}))
 }
+
+// watcher is what begins when a process starts, whether it leads or not: so what is only
+// read is in memory before it is asked for.
+type watcher func(context.Context) error
+
+func (w watcher) Start(ctx context.Context) error { return w(ctx) }
+func (watcher) NeedLeaderElection() bool          { return false }
 
 // all is a check that fails with the first of some that does.
 func all(checks []check) check {
