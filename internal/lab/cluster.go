@@ -77,7 +77,7 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 		release.Values["ports"] = map[string]any{"enabled": true}
 	}
 	if l.Egress {
-		release.Values["egress"] = map[string]any{"enabled": true}
+		release.Values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": gatewayImageTag}}
 	}
 	objects, err := deploy.Render(release)
 	if err != nil {

@@ -31,8 +31,12 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
-// gatewayProgram is what runs in gateways, and the name of its image in a lab.
-const gatewayProgram = "berth-egress"
+// gatewayProgram is what runs in gateways, and gatewayImage its image in a lab.
+const (
+	gatewayProgram  = "berth-egress"
+	gatewayImage    = gatewayProgram + ":" + gatewayImageTag
+	gatewayImageTag = "lab"
+)
 
 // gateways runs the pods of Egresses' Deployments as their nodes' kubelets would: their network by
 // the plugin, their program as a process in it, its readiness by its probe; it restarts one that
@@ -215,9 +219,9 @@ func gatewaySandbox(pod *corev1.Pod) string { return "gw-" + string(pod.UID)[:8]
 
 // start starts the gateway's program in its sandbox, and reports the pod's addresses.
 func (g *gateways) start(ctx context.Context, one *Gateway, pod *corev1.Pod, sandbox *node.Pod) error {
-	i := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Image == gatewayProgram })
+	i := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Image == gatewayImage })
 	if i < 0 {
-		return fmt.Errorf("no container has the image %s", gatewayProgram)
+		return fmt.Errorf("no container has the image %s", gatewayImage)
 	}
 	container := pod.Spec.Containers[i]
 	pod.Status.Phase, pod.Status.PodIP = corev1.PodRunning, sandbox.Addr().String()
@@ -349,7 +353,7 @@ const probeInterval = 250 * time.Millisecond
 // threshold says, its period apart.
 func patience(pod *corev1.Pod) time.Duration {
 	for _, c := range pod.Spec.Containers {
-		if p := c.ReadinessProbe; c.Image == gatewayProgram && p != nil {
+		if p := c.ReadinessProbe; c.Image == gatewayImage && p != nil {
 			return time.Duration(p.FailureThreshold*p.PeriodSeconds) * time.Second
 		}
 	}
@@ -359,7 +363,7 @@ func patience(pod *corev1.Pod) time.Duration {
 // probed asks a gateway's readiness probe.
 func probed(ctx context.Context, sandbox *node.Pod, pod *corev1.Pod) bool {
 	for _, c := range pod.Spec.Containers {
-		if c.Image != gatewayProgram || c.ReadinessProbe == nil || c.ReadinessProbe.HTTPGet == nil {
+		if c.Image != gatewayImage || c.ReadinessProbe == nil || c.ReadinessProbe.HTTPGet == nil {
 			continue
 		}
 		get := c.ReadinessProbe.HTTPGet

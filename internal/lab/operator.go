@@ -117,7 +117,7 @@ func (l *Lab) operatorArgs() (args []string) {
 		from, args = append(from, string(PortMode)), append(args, "--first-interface-is-port=false")
 	}
 	if l.Egress {
-		args = append(args, "--egress", "--egress-image="+gatewayProgram)
+		args = append(args, "--egress", "--egress-image="+gatewayImage)
 	}
 	return append(args, "--ipam="+strings.Join(from, ","))
 }
