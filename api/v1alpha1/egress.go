@@ -309,3 +309,11 @@ const EgressPort = 5555
 // EgressHealthPort is the TCP port where a gateway answers probes, of the kubelet and of the
 // daemons whose pods use it, and has its metrics.
 const EgressHealthPort = 61690
+
+// At EgressHealthPort a gateway tells by HTTP whether it serves a pod: GET EgressClientsPath and the
+// pod's UID, with a parameter EgressClientAddress for each of its addresses. The answer is 200 as
+// soon as it does.
+const (
+	EgressClientsPath   = "/clients/"
+	EgressClientAddress = "address"
+)

@@ -227,7 +227,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		}
 	}
 	if n.egress != nil {
-		o.Egress, o.EgressWait = n.egress, n.cfg.EgressWait
+		o.Egress, o.EgressWait, o.GatewayWait = n.egress, n.cfg.EgressWait, n.cfg.EgressGatewayWait
 		o.Source = egress.NewBeside(o.Source, n.egress)
 	}
 	if n.cfg.CRISocket != "" {

@@ -74,7 +74,7 @@ func (n *node) patience() time.Duration {
 		longest = max(longest, n.cfg.PortWait)
 	}
 	if n.cfg.Egress {
-		longest = max(longest, n.cfg.EgressWait)
+		longest = max(longest, n.cfg.EgressWait) + n.cfg.EgressGatewayWait
 	}
 	return longest
 }

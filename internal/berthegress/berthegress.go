@@ -6,6 +6,7 @@
 //	follow.go       hearing of it
 //	keep.go         the loop that keeps the kernel so
 //	end.go          ending in order
+//	roster.go       whom the kernel serves, for nodes that ask
 //	serve.go        metrics and probes
 //	metrics.go      what there is to count
 package berthegress

@@ -33,6 +33,7 @@ type agent struct {
 	clock  clock.Clock
 	log    *slog.Logger
 	book   *book
+	roster *roster
 	news   retry.Signal
 	counts metrics
 
@@ -52,7 +53,7 @@ type state struct {
 }
 
 func newAgent(cfg config.Gateway, k Kernel, c clock.Clock, log *slog.Logger) *agent {
-	return &agent{cfg: cfg, kernel: k, clock: c, log: log, book: newBook(), news: retry.NewSignal(), counts: newMetrics()}
+	return &agent{cfg: cfg, kernel: k, clock: c, log: log, book: newBook(), roster: newRoster(), news: retry.NewSignal(), counts: newMetrics()}
 }
 
 // repairInterval is how often the kernel is compared with what it should be, as nobody else is expected to
@@ -154,6 +155,9 @@ func (a *agent) report(err error, done bool, clients []gateway.Client, garbage [
 		a.state.serves = true
 	}
 	a.mu.Unlock()
+	if done {
+		a.roster.set(clients)
+	}
 	for _, g := range garbage {
 		a.log.Warn("passed over what cannot be", "what", g)
 	}

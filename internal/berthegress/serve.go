@@ -6,10 +6,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/web"
 )
 
-// handler serves metrics and probes.
+// handler serves metrics, probes and the questions of nodes.
 func (a *agent) handler() http.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a)
@@ -23,5 +24,6 @@ func (a *agent) handler() http.Handler {
 		_, err := a.ready()
 		return err
 	})
+	mux.HandleFunc("GET "+v1alpha1.EgressClientsPath+"{uid}", a.roster.handleClient)
 	return mux
 }

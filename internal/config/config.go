@@ -95,6 +95,7 @@ type Config struct {
 	EgressPort            int // UDP
 	EgressClusterNetworks []netip.Prefix
 	EgressWait            time.Duration
+	EgressGatewayWait     time.Duration
 	EgressProbeInterval   time.Duration // 0: gateways are not asked
 
 	// Cloud

@@ -22,6 +22,8 @@ const (
 	noLinks   = "the pod's NICs are not on the node yet: "
 	noTraffic = "the pod's NICs carry no packets yet: "
 	noEgress  = "no egress for the pod: "
+	// noGateways is of an ADD that nobody needs any more.
+	noGateways = "the pod's gateways do not serve it yet: "
 )
 
 // acquire gets what an attachment is to have, and returns its record with that: NICs

@@ -166,6 +166,7 @@ func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record, until time
 	if err := failpoint.Hit("daemon.add.recorded"); err != nil {
 		return rec, err
 	}
+	d.tellComing(rec)
 	if err := d.expectNICs(ctx, rec, until); err != nil {
 		return rec, err
 	}
@@ -179,6 +180,9 @@ func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record, until time
 		return rec, err
 	}
 	if err := d.awaitNICs(ctx, rec, until); err != nil {
+		return rec, err
+	}
+	if err := d.awaitGateways(ctx, rec); err != nil {
 		return rec, err
 	}
 	rec.State = attachment.Ready
@@ -241,6 +245,7 @@ func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
 	if err := d.Store.Delete(rec.Key); err != nil {
 		return recordFailure(err)
 	}
+	d.tellGone(rec)
 	err := failpoint.Hit("daemon.undo.unrecorded")
 	d.Source.Cancel(rec.Key)
 	return err

@@ -63,6 +63,7 @@ type Options struct {
 
 	WarmWait     time.Duration // how long an ADD waits for an address
 	NICWait      time.Duration // how long an ADD with NICs waits for them and its address together, if longer
+	GatewayWait  time.Duration // how long an ADD waits for gateways to serve the pod, until it goes on without
 	EgressWait   time.Duration // how long an ADD waits to hear of egress, and what it needs besides then, if longer
 	DrainTimeout time.Duration // how long kernel work may go on at the end
 	NetnsGrace   time.Duration // how long a namespace must be gone

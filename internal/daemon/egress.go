@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -62,6 +63,14 @@ type Egress interface {
 	// egress is settled are set up as recorded. Of a pod of this node whose EgressClient
 	// names another sandbox than theirs, that sandbox is gone.
 	TakeUp(ready []attachment.Record)
+	// Coming says that an attachment that is not ready yet is being set up as rec.Egress says, with
+	// the addresses that it has by now: so that gateways may be told of it meanwhile. SetUp
+	// follows, or Gone.
+	Coming(rec attachment.Record)
+	// Await returns once every gateway that new connections of the attachment may take serves it.
+	// The error says which do not, when ctx ends or it is no use to wait for these. The attachment is
+	// set up and its operator was told of it.
+	Await(ctx context.Context, rec attachment.Record) error
 	// SetUp says that a ready attachment is set up as rec.Egress says, nil included: at its
 	// ADD, after each change and after each repair. The operator is told later, and only of
 	// what is new to it: this does not wait for it. So of Failed and Gone.
@@ -72,7 +81,7 @@ type Egress interface {
 	// and an Event of the Pod; of an ADD the daemon tells.
 	Failed(rec attachment.Record, err error)
 	// Gone says that the attachment is no more, after its record went: its addresses may soon
-	// be another's. Told also of one that has no egress, and before TakeUp.
+	// be another's. Told also of one that has no egress or never was ready, and before TakeUp.
 	Gone(rec attachment.Record)
 	// Run follows what the operator says, and tells it what there is to tell, until ctx
 	// ends, and returns only then.
@@ -168,6 +177,34 @@ func (d *Daemon) tellGone(rec attachment.Record) {
 	if d.Egress != nil {
 		d.Egress.Gone(rec)
 	}
+}
+
+// tellComing says that an attachment is being set up with egress.
+func (d *Daemon) tellComing(rec attachment.Record) {
+	if d.Egress != nil && rec.Egress != nil {
+		d.Egress.Coming(rec)
+	}
+}
+
+// awaitGateways returns once gateways serve a pod that is set up, so that its first packets get
+// through. The pod starts all the same when they take longer than GatewayWait: what it sends again
+// then finds its way. The error is a Failure, of one that need not start any more.
+func (d *Daemon) awaitGateways(ctx context.Context, rec attachment.Record) error {
+	if d.Egress == nil || rec.Egress == nil || len(rec.Egress.Egresses) == 0 || d.GatewayWait <= 0 {
+		return nil
+	}
+	req := source.Request{Key: rec.Key, Pod: rec.Pod}
+	return d.wait(ctx, req, time.Now().Add(d.GatewayWait), noGateways, func(ctx context.Context) error {
+		err := d.Egress.Await(ctx, rec)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) && d.draining.Err() == nil {
+			return context.Cause(ctx)
+		}
+		d.Log.Info("a pod starts before all gateways serve it", forLog(rec, "egresses", egressNames(rec), "err", err)...)
+		return nil
+	})
 }
 
 // egressNames are the Egresses of a record, for people.

@@ -109,6 +109,57 @@ func TestADDWaitsForTheOperatorsWord(t *testing.T) {
 	n.tunnels.want(t, "internet/nat")
 }
 
+// An ADD goes on when the gateways serve the pod, or without them when its time is over; a DEL
+// ends that, and then gateways are told of the pod no more.
+func TestADDWaitsForGateways(t *testing.T) {
+	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
+	n.tunnels.serves, n.gatewayWait = make(chan struct{}), time.Minute
+	r := n.restart(nil)
+	waits := func(times int) {
+		t.Helper()
+		waitFor(t, func() bool { n.tunnels.mu.Lock(); defer n.tunnels.mu.Unlock(); return n.tunnels.waited == times })
+	}
+	for _, pod := range []string{"a", "b", "c"} {
+		r.egress.says("pod-"+pod, testEgress("nat"))
+		n.newNetns(pod)
+	}
+	added := make(chan error, 1)
+	add := func(pod string) {
+		go func() { _, err := r.client.Add(within(t), addOf(pod, "/run/netns/"+pod)); added <- err }()
+	}
+	add("a")
+	waits(1)
+	if told := n.tunnels.told[keyFor("a")]; told.state != "Coming" || len(told.addrs) != 1 {
+		t.Errorf("the operator heard %+v", told)
+	}
+	mustDel(t, r, "a")
+	wantFailure(t, <-added, types.ErrTryAgainLater)
+	if len(n.tunnels.told) != 0 || len(r.Store.Records()) != 0 {
+		t.Errorf("after the DEL the operator knows of %v, and there are %d records", n.tunnels.told, len(r.Store.Records()))
+	}
+
+	add("b")
+	waits(2)
+	close(n.tunnels.serves)
+	must(t, <-added)
+	n.tunnels.want(t, "internet/nat")
+	if told := n.tunnels.told[keyFor("b")]; told.state != "SetUp" {
+		t.Errorf("the operator heard %+v", told)
+	}
+
+	n.tunnels.serves, n.gatewayWait = make(chan struct{}), 20*time.Millisecond
+	r = n.restart(r)
+	r.egress.says("pod-c", testEgress("nat"))
+	mustAdd(t, r, "c", "/run/netns/c")
+	waits(3)
+
+	n.gatewayWait = 0
+	r = n.restart(r)
+	r.egress.says("pod-a", testEgress("nat"))
+	mustAdd(t, r, "a", "/run/netns/a")
+	waits(3)
+}
+
 // Annotations of a prefix reach who looks at them, and others do not.
 func TestAnnotationsByPrefix(t *testing.T) {
 	req := addOf("a", "")

@@ -21,7 +21,9 @@ type tunnels struct {
 	has       map[attachment.Netns]setUp
 	told      map[attachment.Key]heard
 	records   func() *attachment.Store
-	wrong     []string // what was done that may not be
+	wrong     []string      // what was done that may not be
+	serves    chan struct{} // closed once gateways serve; nil: they do
+	waited    int           // ADDs, for them
 }
 
 // setUp is what one namespace has.
@@ -32,7 +34,7 @@ type setUp struct {
 
 // heard is what the operator heard last of a sandbox.
 type heard struct {
-	state    string // SetUp or Failed; Gone is not kept
+	state    string // Coming, SetUp or Failed; Gone is not kept
 	egresses []string
 	addrs    []netip.Addr
 }
@@ -165,6 +167,37 @@ func (f *fakeEgress) hear(rec attachment.Record, state string) {
 	delete(f.told, rec.Key)
 	if names := egressNames(rec); len(names) > 0 {
 		f.told[rec.Key] = heard{state, names, rec.OwnAddrs()}
+	}
+}
+
+func (f *fakeEgress) Coming(rec attachment.Record) {
+	f.tunnels.mu.Lock()
+	defer f.tunnels.mu.Unlock()
+	if stored, ok := f.records().Get(rec.Key); !ok || stored.State != attachment.Pending {
+		f.wrong = append(f.wrong, fmt.Sprintf("%s is told to come, and its record is %+v", rec.Key, stored))
+	}
+	if have, ok := f.has[nsOf(rec)]; ok {
+		f.wrong = append(f.wrong, fmt.Sprintf("%s is told to come, and has %+v", rec.Key, have))
+	}
+	f.hear(rec, "Coming")
+}
+
+func (f *fakeEgress) Await(ctx context.Context, rec attachment.Record) error {
+	f.tunnels.mu.Lock()
+	serves := f.serves
+	if have, ok := f.has[nsOf(rec)]; !ok || f.told[rec.Key].state != "Coming" {
+		f.wrong = append(f.wrong, fmt.Sprintf("%s waits for gateways, has %+v, and the operator heard %+v", rec.Key, have, f.told[rec.Key]))
+	}
+	f.waited++
+	f.tunnels.mu.Unlock()
+	if serves == nil {
+		return nil
+	}
+	select {
+	case <-serves:
+		return nil
+	case <-ctx.Done():
+		return errors.New("gateway nat1 does not serve it")
 	}
 }
 

@@ -35,8 +35,9 @@ type node struct {
 	board   *switchboard    // what NICs are plugged into; nil: daemons have none
 	tunnels *tunnels        // what pods have of egress; nil: daemons have none
 
-	chained  bool          // pods' interfaces are another network's
-	warmWait time.Duration // real time, as contexts have it
+	chained     bool          // pods' interfaces are another network's
+	warmWait    time.Duration // real time, as contexts have it
+	gatewayWait time.Duration
 
 	mu     sync.Mutex                  // guards netns
 	netns  map[string]datapath.NetnsID // by path
@@ -107,7 +108,7 @@ func (n *node) assemble() *running {
 	r := &running{socket: filepath.Join(n.dir, "berthd.sock")}
 	o := Options{
 		Source: src, Kernel: n.kernel, Store: store, Quarantined: bad, Metrics: NewMetrics(), Clock: n.clock, Log: log,
-		StateDir: n.dir, WarmWait: n.warmWait, DrainTimeout: time.Minute, NetnsGrace: time.Minute,
+		StateDir: n.dir, WarmWait: n.warmWait, GatewayWait: n.gatewayWait, DrainTimeout: time.Minute, NetnsGrace: time.Minute,
 		InspectNetns: n.inspect,
 	}
 	if n.listed != nil {

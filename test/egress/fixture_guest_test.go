@@ -61,7 +61,7 @@ func raised(t *testing.T) *lab.Lab {
 		defer cancel()
 		world.lab, world.err = harness.Start(ctx, lab.Options{
 			Mode: lab.PoolMode, Egress: true, Nodes: 3, RestartOperators: true,
-			DaemonArgs: lab.EgressArgs, Pools: lab.EgressPools(),
+			DaemonArgs: append(slices.Clone(lab.EgressArgs), "--egress-gateway-wait=20s"), Pools: lab.EgressPools(),
 		})
 	})
 	harness.OK(t, world.err)

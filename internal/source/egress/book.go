@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -24,6 +25,7 @@ type book struct {
 	users      map[types.NamespacedName]map[types.NamespacedName]bool // EgressClients in members, by the names of Egresses
 	namespaces map[string]map[string]string                           // labels, by name
 	silent     map[use]silentOnes                                     // gateways that do not answer while others do
+	muted      map[string]time.Time                                   // gateways, by UID, for which no ADD waits until then
 	listed     map[string]bool                                        // what the API server told of, by what is watched
 	late       bool                                                   // it had its time to do so
 	trouble    map[string]error                                       // of what is watched
@@ -60,7 +62,7 @@ type held struct {
 func newBook() *book {
 	return &book{
 		members: map[types.NamespacedName]member{}, targets: map[types.NamespacedName]target{}, selecting: map[types.NamespacedName]bool{},
-		users: map[types.NamespacedName]map[types.NamespacedName]bool{}, namespaces: map[string]map[string]string{}, silent: map[use]silentOnes{},
+		users: map[types.NamespacedName]map[types.NamespacedName]bool{}, namespaces: map[string]map[string]string{}, silent: map[use]silentOnes{}, muted: map[string]time.Time{},
 		listed: map[string]bool{}, trouble: map[string]error{}, pods: map[types.NamespacedName]*local{}, waiters: map[attachment.Key]*waiter{},
 		unsaid: map[types.NamespacedName]bool{}, said: map[types.UID]saying{},
 	}

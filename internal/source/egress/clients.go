@@ -29,6 +29,7 @@ type Config struct {
 
 	ProbeInterval time.Duration // between two questions to a gateway whether it answers; 0: none is asked
 	Probe         Probe         // nil: by TCP
+	Ask           Ask           // nil: by HTTP
 
 	Clock    clock.Clock
 	Logger   *slog.Logger
@@ -85,6 +86,9 @@ func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
 	}
 	if cfg.Probe == nil {
 		cfg.Probe = Connect
+	}
+	if cfg.Ask == nil {
+		cfg.Ask = AskByHTTP
 	}
 	return &Clients{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,

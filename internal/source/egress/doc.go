@@ -19,6 +19,7 @@
 //	setup.go     the kernel
 //	report.go    the status of EgressClients
 //	probe.go     whether gateways answer
+//	served.go    whether they serve a pod that starts
 //	metrics.go   the metrics
 //	rbac.go      what the daemon may do at the API server
 //

@@ -19,41 +19,53 @@ var (
 	famUnsaid   = metric.New("berth_egress_pending_reports", "gauge", "EgressClients whose status does not say yet what is set up on this node.")
 	famWaiting  = metric.New("berth_egress_waiting_adds", "gauge", "ADDs that wait for the operator to say which Egresses their pods use.")
 	famWait     = metric.New("berth_egress_wait_duration_seconds", "histogram", "Time that ADDs waited, of those that had to, until the operator had said which Egresses their pods use.")
+	famServed   = metric.New("berth_egress_gateway_wait_duration_seconds", "histogram", "Time that ADDs waited for the gateways that their pods' connections may take, by result: served, or not-served where one did not say in time that it serves the pod.", "result")
 	famReports  = metric.New("berth_egress_reports_total", "counter", "Writes of what is set up into the status of EgressClients, by state (SetUp, Failed or Gone) and result: success or error.", "state", "result")
 )
 
 // Reference is what egress adds to the page of metrics.
 var Reference = source.Reference{
-	Families:   []metric.Family{famClients, famUnusable, famSilent, famUnsaid, famWaiting, famWait, famReports},
+	Families:   []metric.Family{famClients, famUnusable, famSilent, famUnsaid, famWaiting, famWait, famServed, famReports},
 	Conditions: [][2]string{{conditionEgresses, "with egress: what Egresses of the node's pods say can be"}},
 }
 
 // Observer is told what is done about clients.
 type Observer interface {
 	Waited(took time.Duration)
+	Served(took time.Duration, err error)
 	Reported(state string, err error)
 }
 
 type nobody struct{}
 
-func (nobody) Waited(time.Duration)   {}
-func (nobody) Reported(string, error) {}
+func (nobody) Waited(time.Duration)        {}
+func (nobody) Served(time.Duration, error) {}
+func (nobody) Reported(string, error)      {}
 
 // Metrics count what is done about clients. They observe it.
 type Metrics struct {
-	wait    *prometheus.HistogramVec
-	reports *prometheus.CounterVec
+	wait, served *prometheus.HistogramVec
+	reports      *prometheus.CounterVec
 }
 
 // NewMetrics makes and registers them.
 func NewMetrics(to prometheus.Registerer) Metrics {
-	m := Metrics{famWait.Histogram(metric.CallBuckets), famReports.Counter()}
-	to.MustRegister(m.wait, m.reports)
+	m := Metrics{famWait.Histogram(metric.CallBuckets), famServed.Histogram(metric.CallBuckets), famReports.Counter()}
+	to.MustRegister(m.wait, m.served, m.reports)
 	return m
 }
 
 // Waited counts an ADD that waited.
 func (m Metrics) Waited(took time.Duration) { m.wait.WithLabelValues().Observe(took.Seconds()) }
+
+// Served counts an ADD that waited for gateways.
+func (m Metrics) Served(took time.Duration, err error) {
+	result := "served"
+	if err != nil {
+		result = "not-served"
+	}
+	m.served.WithLabelValues(result).Observe(took.Seconds())
+}
 
 // Reported counts a write of an EgressClient's status.
 func (m Metrics) Reported(state string, err error) {

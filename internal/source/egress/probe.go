@@ -43,7 +43,7 @@ type Probe func(ctx context.Context, to netip.AddrPort) error
 func Connect(ctx context.Context, to netip.AddrPort) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
 	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
+	case refusedConnection(err):
 		return nil
 	case err != nil:
 		return fmt.Errorf("connect to gateway: %w", err)
@@ -54,6 +54,8 @@ func Connect(ctx context.Context, to netip.AddrPort) error {
 	_ = conn.Close()
 	return nil
 }
+
+func refusedConnection(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 // asked names a gateway that is probed.
 type asked struct {

@@ -71,6 +71,9 @@ func failureOf(err error) *failure {
 func (b *book) setUp(rec attachment.Record) {
 	b.local(rec.Pod).held[rec.Key] = held{rec: rec}
 	b.unsaid[nameOf(rec.Pod)] = true
+	if _, differ := b.wanted(rec); differ {
+		b.news = true // since its ADD was told what to set up
+	}
 }
 
 // fail takes that it could not be. What was set up before may be in force.
