@@ -49,8 +49,9 @@ type node struct {
 	metrics *daemon.Metrics
 	front   *daemon.Front
 	bootID  string
-	ports   *ports          // nil while, or where, pods have none
-	egress  *egress.Clients // likewise
+	ports   *ports               // nil while, or where, pods have none
+	egress  *egress.Clients      // likewise
+	tell    func(podevents.News) // nil where nobody tells Pods
 	// vpcCIDRs are those of the VPC that the node is in, of both families; none elsewhere.
 	vpcCIDRs []netip.Prefix
 }
@@ -99,6 +100,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	}
 	defer n.front.Close()
 	if teller != nil {
+		n.tell = teller.Tell
 		defer background(ctx, teller.Run)()
 	}
 	instanceID, err := m.identify(ctx)

@@ -4,15 +4,23 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/source/egress"
 )
 
 // openEgress makes what has pods reach the outside by gateways. Nothing is asked of the kernel
 // or the API server yet.
 func (n *node) openEgress() (*egress.Clients, error) {
+	var full egress.Full
+	if n.tell != nil {
+		full = func(rec attachment.Record, message string) {
+			n.tell(podevents.News{Pod: rec.Pod, IfName: rec.Key.IfName, Kind: podevents.GatewayFull, Cause: podevents.ConnectionsFull, Message: message})
+		}
+	}
 	return egress.New(egress.Config{
 		NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, Kernel: egress.OfPods{Sysctls: n.cfg.SysctlDir},
-		Port: uint16(n.cfg.EgressPort), ClusterNetworks: n.clusterNetworks(), ProbeInterval: n.cfg.EgressProbeInterval,
+		Port: uint16(n.cfg.EgressPort), ClusterNetworks: n.clusterNetworks(), ProbeInterval: n.cfg.EgressProbeInterval, Full: full,
 		Clock: n.clock, Logger: n.log, Observer: egress.NewMetrics(n.metrics.Registry),
 	})
 }

@@ -17,6 +17,8 @@ const (
 	NetworkFailed
 	// Attached: an ADD worked.
 	Attached
+	// GatewayFull: a gateway of an Egress has no room for new connections.
+	GatewayFull
 )
 
 // What of an Event follows from the kind of news.
@@ -33,6 +35,7 @@ var forms = map[Kind]form{
 	NoAddress:       {"NoAddress", "AssignAddress", true},
 	NetworkFailed:   {"NetworkNotSetUp", "SetUpNetwork", true},
 	Attached:        {"AddressAssigned", "AssignAddress", false},
+	GatewayFull:     {"ConnectionsFull", "ForwardPackets", true},
 }
 
 // Reasons are those of all Events that a Teller writes, in order.

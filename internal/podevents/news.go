@@ -2,7 +2,7 @@ package podevents
 
 import "github.com/berthnet/berth/internal/attachment"
 
-// News is what became of the ADD of one interface of a pod.
+// News is what became of the ADD of one interface of a pod, or of a pod that runs.
 type News struct {
 	Pod    attachment.Pod // as the runtime names it
 	IfName string

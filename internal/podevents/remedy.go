@@ -3,6 +3,9 @@ package podevents
 // Busy is the cause of a wait for which the daemon knows none.
 const Busy = "busy"
 
+// ConnectionsFull is the cause of GatewayFull.
+const ConnectionsFull = "connections-full"
+
 // Headings of docs/troubleshoot.md, under which the causes are.
 const (
 	inNoAddress = "No address"
@@ -147,6 +150,7 @@ var remedies = map[string]Remedy{
 	"egress-not-allowed": {"Name the pod's namespace in spec.allowedNamespaces of the Egress, or another Egress.", inEgress},
 	"egress-overlaps":    {"Name only one of the Egresses whose destinations overlap.", inEgress},
 	"egress-refused":     {seeOperator, inEgress},
+	ConnectionsFull:      {"Give the Egress more replicas, or raise net.netfilter.nf_conntrack_max on the gateway's node.", inEgress},
 
 	// What is not for want of an address.
 	Busy:            {seeDaemon, inNoAddress},

@@ -7,12 +7,16 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/network/echo"
@@ -169,7 +173,7 @@ func TestAllAway(t *testing.T) {
 }
 
 // TestConnectionTrackingFull has two clients open more connections than a gateway may track: its metrics
-// tell, it does not end, and serves again when there is room.
+// and an Event of its pod tell, it does not end, and serves again when there is room.
 func TestConnectionTrackingFull(t *testing.T) {
 	const limit, each = 5000, 2700
 	s := tell(t, "full", replicas(1))
@@ -196,6 +200,23 @@ func TestConnectionTrackingFull(t *testing.T) {
 	if count < limit*99/100 || refused == 0 {
 		t.Errorf("%v connections are tracked and %v packets refused, want the limit %d and some", count, refused, limit)
 	}
+	harness.Eventually(t, harness.Patience, "an Event of the gateway", func() error {
+		// Refused once more: the node compares what it sees with what it saw.
+		if c, err := echo.Connect(t.Context(), a.Netns(), "udp", netip.AddrPortFrom(site.OutsideHost, echo.Port), netip.Addr{}); err == nil {
+			_, _ = c.Write([]byte("hello"))
+			_ = c.Close()
+		}
+		events := &eventsv1.EventList{}
+		if err := s.lab.Kube.Client.List(t.Context(), events, client.InNamespace(s.key.Namespace)); err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
+			return e.Reason == "ConnectionsFull" && e.Type == corev1.EventTypeWarning && e.Regarding.Name == g.Pod.Name && strings.Contains(e.Note, "of 5000 connections")
+		}) {
+			return fmt.Errorf("none among %d", len(events.Items))
+		}
+		return nil
+	})
 	setLimit(t, 100000)
 	s.reaches(a, nil)
 	if g.Starts() != 1 {

@@ -71,6 +71,27 @@ func (k *Kernel) Connections() (count, limit int, err error) {
 	return count, limit, err
 }
 
+// Tracked is what connection tracking of a gateway says.
+type Tracked struct {
+	Count, Limit int    // connections, and how many there can be
+	Refused      uint64 // packets that began connections for which there was no room
+}
+
+// TrackedAt is what connection tracking says in the network namespace at a path, for who is not the gateway
+// itself. Errors: as Open.
+func TrackedAt(path string) (t Tracked, err error) {
+	k, err := Open(path)
+	if err != nil {
+		return t, err
+	}
+	defer k.Close()
+	if t.Count, t.Limit, err = k.Connections(); err != nil {
+		return t, err
+	}
+	t.Refused, err = k.ConnectionsRefused()
+	return t, err
+}
+
 // OpenConnections is how many connections of clients are tracked that may still have packets: of TCP those that are
 // not closed, of all else those that had packets lately. It is for who calls Apply.
 func (k *Kernel) OpenConnections() (int, error) {

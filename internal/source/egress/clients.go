@@ -31,6 +31,8 @@ type Config struct {
 	Probe         Probe         // nil: by TCP
 	Ask           Ask           // nil: by HTTP
 
+	Full Full // nil: nobody is told
+
 	Clock    clock.Clock
 	Logger   *slog.Logger
 	Observer Observer // nil: nobody
@@ -126,6 +128,9 @@ func (c *Clients) Run(ctx context.Context) error {
 	wg.Go(func() { confirm.Await(ctx, c.clock, c.hadItsTime) })
 	if c.cfg.ProbeInterval > 0 {
 		wg.Go(func() { c.probe(ctx) })
+	}
+	if c.cfg.Full != nil {
+		wg.Go(func() { c.track(ctx) })
 	}
 	c.reports(ctx)
 	wg.Wait()

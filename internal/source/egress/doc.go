@@ -20,6 +20,7 @@
 //	report.go    the status of EgressClients
 //	probe.go     whether gateways answer
 //	served.go    whether they serve a pod that starts
+//	tracking.go  gateways of this node whose connections have no room
 //	metrics.go   the metrics
 //	rbac.go      what the daemon may do at the API server
 //

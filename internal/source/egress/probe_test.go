@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/egress/client"
+	kernelgateway "github.com/berthnet/berth/internal/egress/gateway"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -63,9 +64,30 @@ type fakeKernel struct {
 	applied   map[string]client.Setup
 	forwarded []string
 	err       error
+	tracked   map[string]kernelgateway.Tracked
 }
 
-func newFakeKernel() *fakeKernel { return &fakeKernel{applied: map[string]client.Setup{}} }
+func (k *fakeKernel) Tracked(path string) (kernelgateway.Tracked, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.tracked[path], k.err
+}
+
+func (k *fakeKernel) track(path string, t kernelgateway.Tracked) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.tracked[path] = t
+}
+
+func (k *fakeKernel) set(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.err = err
+}
+
+func newFakeKernel() *fakeKernel {
+	return &fakeKernel{applied: map[string]client.Setup{}, tracked: map[string]kernelgateway.Tracked{}}
+}
 
 func (k *fakeKernel) Apply(_ context.Context, path string, s client.Setup) error {
 	k.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/egress/client"
+	kernelgateway "github.com/berthnet/berth/internal/egress/gateway"
 )
 
 // Kernel is the kernel in pods' network namespaces. Errors of package client are told apart.
@@ -19,6 +20,8 @@ type Kernel interface {
 	// Forward has a namespace pass on packets, and Forwards tells why it does not.
 	Forward(netnsPath string) error
 	Forwards(netnsPath string) error
+	// Tracked is what connection tracking says in a namespace.
+	Tracked(netnsPath string) (kernelgateway.Tracked, error)
 	// Supported tells whether the node's kernel has what tunnels need.
 	Supported() error
 }
@@ -44,6 +47,11 @@ func (k OfPods) Forward(netnsPath string) error {
 
 // Forwards implements Kernel.
 func (OfPods) Forwards(netnsPath string) error { return datapath.CheckForwarding(netnsPath) }
+
+// Tracked implements Kernel.
+func (OfPods) Tracked(netnsPath string) (kernelgateway.Tracked, error) {
+	return kernelgateway.TrackedAt(netnsPath)
+}
 
 // Supported implements Kernel.
 func (OfPods) Supported() error { return client.Supported() }
