@@ -458,14 +458,14 @@ func (s *scene) noObjects() error {
 
 // TestFirstConnections has a few pods, made at once, each connect as soon as it has its network: none fails,
 // and no gateway drops a packet of a pod that it does not know yet. make e2e has many (TestManyFirstConnections).
-func TestFirstConnections(t *testing.T) { firstConnections(t, 6) }
+func TestFirstConnections(t *testing.T) { firstConnections(t, "first", 6) }
 
 // runtimesAtOnce is how many pods are made at one moment: each is processes of its own, of which an emulated
 // processor runs few.
 const runtimesAtOnce = 8
 
-func firstConnections(t *testing.T, pods int) {
-	s := &scene{tell(t, "first")}
+func firstConnections(t *testing.T, name string, pods int) {
+	s := &scene{tell(t, name)}
 	gateways := s.gatewayAddresses()
 	strangers := s.strangers()
 

@@ -5,4 +5,4 @@ package egress
 import "testing"
 
 // TestManyFirstConnections is TestFirstConnections with 100 pods.
-func TestManyFirstConnections(t *testing.T) { firstConnections(t, 100) }
+func TestManyFirstConnections(t *testing.T) { firstConnections(t, "many-first", 100) }
