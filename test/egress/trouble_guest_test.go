@@ -197,7 +197,9 @@ func TestConnectionTrackingFull(t *testing.T) {
 	}
 	more := each
 	harness.Eventually(t, harness.Patience, "an Event of the gateway", func() error {
-		begin(t, a, more, more+each/10) // refused too: the node compares what it sees with what it saw
+		// Refused too: the node compares what it sees with what it saw.
+		begin(t, a, more, more+each/10)
+		begin(t, b, more, more+each/10)
 		more += each / 10
 		events := &eventsv1.EventList{}
 		if err := s.lab.Kube.Client.List(t.Context(), events, client.InNamespace(s.key.Namespace)); err != nil {
