@@ -206,7 +206,7 @@ func TestConnectionTrackingFull(t *testing.T) {
 			return err
 		}
 		if !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
-			return e.Reason == "ConnectionsFull" && e.Type == corev1.EventTypeWarning && e.Regarding.Name == g.Pod.Name && strings.Contains(e.Note, "of 5000 connections")
+			return e.Reason == "ConnectionsFull" && e.Type == corev1.EventTypeWarning && e.Regarding.Name == g.Name && strings.Contains(e.Note, "of 5000 connections")
 		}) {
 			return fmt.Errorf("none among %d", len(events.Items))
 		}
