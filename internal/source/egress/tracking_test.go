@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,9 +17,14 @@ import (
 func TestGatewaysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newFakeKernel()
+		var mu sync.Mutex // guards told
 		var told []string
 		c := clients(t, newBook(), func(cfg *Config) {
-			cfg.Kernel, cfg.Full = k, func(rec attachment.Record, message string) { told = append(told, rec.Pod.Name+": "+message) }
+			cfg.Kernel, cfg.Full = k, func(rec attachment.Record, message string) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, rec.Pod.Name+": "+message)
+			}
 		})
 		for i := range 3 {
 			rec := record(i)
@@ -29,9 +35,13 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 		go c.track(t.Context())
 		look := func(want ...string) {
 			t.Helper()
+			mu.Lock()
 			told = nil
+			mu.Unlock()
 			time.Sleep(trackingInterval * 3 / 2) //nolint:forbidigo // virtual time
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			slices.Sort(told)
 			if !slices.EqualFunc(told, want, strings.HasPrefix) {
 				t.Errorf("told %q, want %q", told, want)
