@@ -243,7 +243,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"--ec2-endpoint=ec2.local", "--metrics-address=61678", "--metrics-address=:99999", "--log-level=loud", "--log-format=xml",
 		"--cni-version=0.2.0", "--cni-conf-name=../x.conflist", "--cni-conf-name=10-berth.conf", "--security-groups=subnet-1", "--subnet-tags=a", "--pprof=maybe",
 		"--mark-shift=25", "--introspection-address=example:1", "--cni-chain=a/b",
-		"--egress-port=0", "--egress-port=65536", "--egress-cluster-networks=10.0.0.1/8", "--egress-wait=-1s", "--egress-gateway-wait=2m", "--egress-probe-interval=1h",
+		"--egress-port=0", "--egress-port=65536", "--egress-cluster-networks=10.0.0.1/8", "--egress-wait=-1s", "--egress-gateway-wait=3m", "--egress-probe-interval=1h",
 	} {
 		if _, err := load(t, []string{arg}, nil); err == nil {
 			t.Errorf("%s was accepted", arg)

@@ -19,7 +19,7 @@ func egressSettings(c *Config) []Setting {
 			Doc: "With egress, networks of the cluster, separated by commas: packets to these go their usual way although an Egress has 0.0.0.0/0 or ::/0 as destination. In a VPC its CIDRs are such networks besides. A narrower destination of an Egress comes first."},
 		{Flag: "egress-wait", Default: "45s", parse: duration(&c.EgressWait, 0, 9*time.Minute),
 			Doc: "With egress, how long an ADD waits until the operator has said by which Egresses a pod is to reach the outside, of pods that name one or that one may select, before it fails with code 11 (try again later). An ADD that needs an address too waits for the longer of this and warm-wait, for all together."},
-		{Flag: "egress-gateway-wait", Default: "2s", parse: duration(&c.EgressGatewayWait, 0, time.Minute),
+		{Flag: "egress-gateway-wait", Default: "2s", parse: duration(&c.EgressGatewayWait, 0, 2*time.Minute),
 			Doc: "With egress, how long an ADD waits for the gateways that the pod's connections may take to say that they serve it, so that the first packet of its containers gets through. After that the pod starts all the same. 0: it is not waited for."},
 		{Flag: "egress-probe-interval", Default: "1s", parse: duration(&c.EgressProbeInterval, 0, longestProbeInterval),
 			Doc: "With egress, how often this node asks each gateway of its pods by TCP whether it answers. New connections avoid one that did not three times in a row while another of its Egress does. 0 turns it off: then a gateway that is gone is avoided once Kubernetes has noticed."},
