@@ -31,7 +31,7 @@ func work(ctx context.Context, o Order, p *portfake.Provider, api *memapi.API, o
 	if err := furnish(ctx, o, api); err != nil {
 		return err
 	}
-	c := &cluster{order: o, api: api, provider: p}
+	c := &cluster{order: o, api: api, provider: p, bound: map[string]time.Duration{}, active: map[string]time.Duration{}}
 	var running sync.WaitGroup
 	failed := make(chan error, 3)
 	begin := func(what string, do func() error) {
@@ -139,7 +139,6 @@ func (c *cluster) nodes(ctx context.Context) error {
 		return err
 	}
 	defer w.Stop()
-	c.bound, c.active = map[string]time.Duration{}, map[string]time.Duration{}
 	plugging, plugs := errgroup.WithContext(ctx)
 	for {
 		var e watch.Event
