@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 )
 
@@ -75,7 +76,7 @@ func TestRulesOfPorts(t *testing.T) {
 		readYAML(t, path, &file)
 		of = append(of, file.Groups)
 	}
-	both := slices.Concat(of...)
+	both := slices.Concat(of[:2]...)
 	for _, tt := range []struct {
 		mode  string
 		ports bool
@@ -95,6 +96,47 @@ func TestRulesOfPorts(t *testing.T) {
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
 			t.Errorf("%s, ports %t (-want +got):\n%s", tt.mode, tt.ports, diff)
 		}
+	}
+}
+
+// TestEgressIsMonitored wants the rules of Egresses where egress is, after the others, and gateways scraped wherever
+// they are, with the labels by which the rules know them.
+func TestEgressIsMonitored(t *testing.T) {
+	r := deploy.InMode(deploy.EgressMode, "test")
+	r.Values["monitoring"] = map[string]any{"podMonitor": map[string]any{"enabled": true}, "rules": map[string]any{"enabled": true}}
+	objects, err := deploy.Render(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var groups []string
+	var monitor string
+	for _, o := range objects {
+		switch o.GetKind() + " " + o.GetName() {
+		case "PrometheusRule berth":
+			list, _, _ := unstructured.NestedSlice(o.Object, "spec", "groups")
+			for _, g := range list {
+				groups = append(groups, fmt.Sprint(g.(map[string]any)["name"]))
+			}
+		case "PodMonitor berth-egress":
+			text, err := json.Marshal(o.Object["spec"])
+			if err != nil {
+				t.Fatal(err)
+			}
+			monitor = string(text)
+		}
+	}
+	if n := len(groups); n < 2 || groups[n-1] != "berth-egress" {
+		t.Errorf("groups of rules are %q", groups)
+	}
+	for _, want := range []string{
+		`"namespaceSelector":{"any":true}`, `"key":"` + v1alpha1.LabelEgress + `"`, `"port":"health"`, `"replacement":"berth-egress","targetLabel":"job"`, `"targetLabel":"namespace"`, `"targetLabel":"egress"`, `"targetLabel":"instance"`,
+	} {
+		if !strings.Contains(monitor, want) {
+			t.Errorf("the PodMonitor of gateways lacks %s: %s", want, monitor)
+		}
+	}
+	if monitored(t, deploy.PoolMode, false)["PodMonitor berth-egress"] != nil {
+		t.Error("gateways are scraped where there are none")
 	}
 }
 

@@ -30,6 +30,9 @@ var others = map[string]metric{
 	"workqueue_depth":               {labels: []string{"name"}},
 }
 
+// ofGateways are labels that Prometheus gives to all series of a gateway of an Egress.
+var ofGateways = []string{"namespace", "egress"}
+
 // everywhere are labels that Prometheus gives to all series of a target.
 var everywhere = []string{"job", "instance"}
 
@@ -40,6 +43,10 @@ func readMetrics(t *testing.T) map[string]metric {
 	row := regexp.MustCompile("(?m)^\\| `(berth_[a-z0-9_]+)` \\| (\\w+) \\| ([a-z_, ]*) ?\\| (.*) \\|$")
 	for _, page := range []string{"metrics.md", "operator-metrics.md", "egress-metrics.md"} {
 		text := readFile(t, "../../docs/reference/"+page)
+		var beside []string
+		if page == "egress-metrics.md" {
+			beside = ofGateways
+		}
 		found := row.FindAllStringSubmatch(text, -1)
 		if len(found) < 10 {
 			t.Fatalf("%s: found only %d metrics", page, len(found))
@@ -49,6 +56,7 @@ func readMetrics(t *testing.T) map[string]metric {
 			if m[3] != "" {
 				of.labels = strings.Split(strings.TrimSpace(m[3]), ", ")
 			}
+			of.labels = append(of.labels, beside...)
 			if m[1] == "berth_condition" {
 				of.meaning = text // of which a table has the types
 			}

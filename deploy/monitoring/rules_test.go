@@ -15,11 +15,12 @@ import (
 
 const (
 	rulesFile     = "../chart/files/monitoring/rules.yaml"
-	portsFile     = "../chart/files/monitoring/rules-ports.yaml" // where ports of VPCs are used
+	portsFile     = "../chart/files/monitoring/rules-ports.yaml"  // where ports of VPCs are used
+	egressFile    = "../chart/files/monitoring/rules-egress.yaml" // where egress is
 	dashboardFile = "../chart/files/monitoring/dashboard.json"
 )
 
-var ruleFiles = []string{rulesFile, portsFile}
+var ruleFiles = []string{rulesFile, portsFile, egressFile}
 
 // rule is a recording rule or an alert of a rule file.
 type rule struct {
@@ -99,7 +100,7 @@ type scenario struct {
 
 func scenarios(t *testing.T) (all []scenario) {
 	t.Helper()
-	for _, name := range []string{"scenarios.yaml", "scenarios-ports.yaml"} {
+	for _, name := range []string{"scenarios.yaml", "scenarios-ports.yaml", "scenarios-egress.yaml"} {
 		var some []scenario
 		readYAML(t, "testdata/"+name, &some)
 		all = append(all, some...)
