@@ -269,6 +269,18 @@ var elsewhere = map[string]string{
 	"BerthWebhookCertificateExpires": "a certificate lasts for 30 days",
 	"BerthWebhookFails":              "needs an operator that the API server reaches and that does not reach it",
 	"BerthKubernetesCallsFail":       "requests are tried again after up to 15 s, which is not scaled",
+
+	// These labs have no Egress: the kernel of the machine may lack Foo-over-UDP.
+	"BerthEgressWithoutGateways":       "needs an Egress",
+	"BerthEgressGatewaysMissing":       "needs an Egress",
+	"BerthEgressRefused":               "needs an Egress",
+	"BerthEgressClientsNotServed":      "needs an Egress",
+	"BerthEgressReportsFail":           "needs an Egress",
+	"BerthEgressGatewaysSilent":        "needs an Egress",
+	"BerthEgressServesLate":            "needs an Egress",
+	"BerthEgressConnectionsFull":       "needs an Egress",
+	"BerthEgressConnectionsNearlyFull": "needs an Egress",
+	"BerthEgressGatewayFails":          "needs an Egress",
 }
 
 // TestEveryAlertFires looks for each alert in the tests above, or in the list.

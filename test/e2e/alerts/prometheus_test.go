@@ -28,7 +28,9 @@ import (
 )
 
 // ruleFiles are those of the chart.
-var ruleFiles = []string{"deploy/chart/files/monitoring/rules.yaml", "deploy/chart/files/monitoring/rules-ports.yaml"}
+var ruleFiles = []string{
+	"deploy/chart/files/monitoring/rules.yaml", "deploy/chart/files/monitoring/rules-ports.yaml", "deploy/chart/files/monitoring/rules-egress.yaml",
+}
 
 // prometheus is a real one, in the namespace of a lab's router.
 type prometheus struct {
