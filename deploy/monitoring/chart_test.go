@@ -158,6 +158,30 @@ func TestPodMonitorsScrapeWhatListens(t *testing.T) {
 	}
 }
 
+// ofPods are labels that the Prometheus Operator gives to all series of a pod.
+var ofPods = []string{"namespace", "pod", "container"}
+
+// TestLabelsOfMetricsStand wants PodMonitors to leave metrics the labels that they have: Prometheus renames
+// one that the target has too, namespace to exported_namespace, and no rule would find it.
+func TestLabelsOfMetricsStand(t *testing.T) {
+	metrics := readMetrics(t)
+	for program, page := range map[string]string{"berthd": "metrics.md", "berth-operator": "operator-metrics.md"} {
+		var of []string
+		for name, m := range metrics {
+			for _, label := range m.labels {
+				if m.page == page && slices.Contains(ofPods, label) {
+					of = append(of, name+"{"+label+"}")
+				}
+			}
+		}
+		endpoints, _, _ := unstructured.NestedSlice(monitored(t, deploy.PoolMode, false)["PodMonitor "+program].Object, "spec", "podMetricsEndpoints")
+		honor, _, _ := unstructured.NestedBool(endpoints[0].(map[string]any), "honorLabels")
+		if honor != (len(of) > 0) {
+			t.Errorf("PodMonitor %s: honorLabels %t; metrics with labels of pods: %v", program, honor, of)
+		}
+	}
+}
+
 func scraped(t *testing.T, monitor, workload *unstructured.Unstructured, job string, port int64) {
 	t.Helper()
 	if monitor == nil || workload == nil {

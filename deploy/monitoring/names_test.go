@@ -14,6 +14,7 @@ import (
 
 // metric is what the programs, or Prometheus itself, say of one.
 type metric struct {
+	page    string // of the reference
 	labels  []string
 	meaning string // which names the values of its labels
 }
@@ -51,8 +52,13 @@ func readMetrics(t *testing.T) map[string]metric {
 		if len(found) < 10 {
 			t.Fatalf("%s: found only %d metrics", page, len(found))
 		}
+		listed := map[string]bool{}
 		for _, m := range found {
-			of := metric{meaning: m[4]}
+			if listed[m[1]] { // a registry that gathers both has nothing but an error for the scraper
+				t.Errorf("%s: %s is listed twice", page, m[1])
+			}
+			listed[m[1]] = true
+			of := metric{page: page, meaning: m[4]}
 			if m[3] != "" {
 				of.labels = strings.Split(strings.TrimSpace(m[3]), ", ")
 			}
@@ -146,7 +152,7 @@ func TestNamesAreOfThePrograms(t *testing.T) {
 			}
 		}
 		if i < len(rules) && rules[i].Record != "" {
-			metrics[rules[i].Record] = metric{n.Labels, meaning}
+			metrics[rules[i].Record] = metric{labels: n.Labels, meaning: meaning}
 		}
 	}
 }

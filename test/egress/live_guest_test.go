@@ -509,9 +509,23 @@ func firstConnections(t *testing.T, name string, pods int) {
 	if n := s.strangers() - strangers; n != 0 {
 		t.Errorf("gateways dropped %v packets as they were of no client", n)
 	}
+	if n := s.setUp(); n < float64(pods) {
+		t.Errorf("berthds tell scrapers of %v clients that are set up, want %d at least", n, pods)
+	}
 	harness.OK(t, harness.AtOnce(pods, func(i int) error {
 		return s.lab.Nodes()[i%len(s.lab.Nodes())].DelPod(s.ctx(), fmt.Sprintf("first-%d", i))
 	}))
+}
+
+// setUp is how many clients all nodes' berthds tell scrapers of.
+func (s *story) setUp() (n float64) {
+	s.t.Helper()
+	for _, at := range s.lab.Nodes() {
+		text, err := at.Get(s.t.Context(), node.MetricsURL)
+		harness.OK(s.t, err)
+		n += sample(s.t, text, `berth_egress_clients{state="set-up"}`)
+	}
+	return n
 }
 
 // strangers is how many packets the Egress's gateways have dropped as they were of no client.

@@ -13,7 +13,6 @@ import (
 const conditionEgresses = "EgressesUsable"
 
 var (
-	famClients  = metric.New("berth_egress_clients", "gauge", "Pods of this node that are clients of Egresses.")
 	famUnusable = metric.New("berth_egress_unusable_egresses", "gauge", "Egresses of this node's pods of which something is left out, as it cannot be.")
 	famSilent   = metric.New("berth_egress_silent_gateways", "gauge", "Gateways of this node's pods that do not answer the node's probes while others of their Egress do.")
 	famUnsaid   = metric.New("berth_egress_pending_reports", "gauge", "EgressClients whose status does not say yet what is set up on this node.")
@@ -25,7 +24,7 @@ var (
 
 // Reference is what egress adds to the page of metrics.
 var Reference = source.Reference{
-	Families:   []metric.Family{famClients, famUnusable, famSilent, famUnsaid, famWaiting, famWait, famServed, famReports},
+	Families:   []metric.Family{famUnusable, famSilent, famUnsaid, famWaiting, famWait, famServed, famReports},
 	Conditions: [][2]string{{conditionEgresses, "with egress: what Egresses of the node's pods say can be"}},
 }
 
@@ -77,15 +76,12 @@ func (m Metrics) Reported(state string, err error) {
 }
 
 // counts are how clients are at one moment.
-type counts struct{ clients, unusable, silent, unsaid, waiting int }
+type counts struct{ unusable, silent, unsaid, waiting int }
 
 // count counts. c.mu is held.
 func (c *Clients) count() counts {
 	n := counts{unusable: len(c.book.unusable()), waiting: len(c.book.waiters)}
 	for _, m := range c.book.members {
-		if len(m.uses) > 0 {
-			n.clients++
-		}
 		if c.book.state(m) != nil {
 			n.unsaid++
 		}
@@ -102,7 +98,7 @@ func (counts) Describe(*introspect.Document) {}
 // Metrics implements source.Detail.
 func (n counts) Metrics() []prometheus.Metric {
 	return []prometheus.Metric{
-		famClients.Value(float64(n.clients)), famUnusable.Value(float64(n.unusable)), famSilent.Value(float64(n.silent)),
+		famUnusable.Value(float64(n.unusable)), famSilent.Value(float64(n.silent)),
 		famUnsaid.Value(float64(n.unsaid)), famWaiting.Value(float64(n.waiting)),
 	}
 }
