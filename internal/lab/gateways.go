@@ -177,10 +177,6 @@ func (g *gateways) see(ctx context.Context, what watch.EventType, pod *corev1.Po
 
 // run is the life of a gateway's pod.
 func (g *gateways) run(ctx context.Context, one *Gateway, pod *corev1.Pod) error {
-	n, err := g.lab.Node(pod.Spec.NodeName)
-	if err != nil {
-		return err
-	}
 	wanted, forget := context.WithCancel(ctx)
 	defer forget()
 	go func() {
@@ -190,6 +186,10 @@ func (g *gateways) run(ctx context.Context, one *Gateway, pod *corev1.Pod) error
 		case <-wanted.Done():
 		}
 	}()
+	n := g.node(wanted, pod.Spec.NodeName)
+	if n == nil {
+		return nil
+	}
 	sandbox, err := n.AddPod(wanted, gatewaySandbox(pod), node.PodOptions{
 		Namespace: pod.Namespace, Annotations: pod.Annotations, Object: &node.PodObject{Name: pod.Name, UID: string(pod.UID)},
 	})
@@ -206,6 +206,19 @@ func (g *gateways) run(ctx context.Context, one *Gateway, pod *corev1.Pod) error
 		err = nil // all that was under way
 	}
 	return errors.Join(err, g.end(ctx, one, pod, n, sandbox))
+}
+
+// node is a node by name. A Pod may be bound to one that was lost a moment before: nobody sees to it until
+// the node is back. There is none when ctx ends first.
+func (g *gateways) node(ctx context.Context, name string) *node.Node {
+	for {
+		if n, err := g.lab.Node(name); err == nil {
+			return n
+		}
+		if poll.Pause(ctx, time.Now(), poll.Often) != nil {
+			return nil
+		}
+	}
 }
 
 // gone tells whether a node went, with all its pods and its kubelet: nobody is left to report.
