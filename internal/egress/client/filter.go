@@ -168,7 +168,9 @@ func portIn(summary string) uint16 {
 // addReceived guards what comes in. A tunnel's device also takes packets that come without UDP
 // around them, which no gateway sends.
 func (f *filter) addReceived(s Setup) {
-	in := base("received", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter, s.eachFamily(func(family int) []filterRule {
+	received := base("received", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
+		filterRule{"no tunnel's packet", nft.Join(nft.Protocol(unix.IPPROTO_TCP), nft.Accept())})
+	received.rules = append(received.rules, s.eachFamily(func(family int) []filterRule {
 		inner := byte(unix.IPPROTO_IPIP)
 		if family == unix.AF_INET6 {
 			inner = unix.IPPROTO_IPV6
@@ -178,8 +180,8 @@ func (f *filter) addReceived(s Setup) {
 			{"tunnels without UDP", nft.Join(nft.Family(family), nft.Protocol(inner), nft.Count(), nft.Drop())},
 		}
 	})...)
-	in.rules = append(in.rules, filterRule{fmt.Sprint(notFromGateway, s.Port), nft.Join(nft.UDPTo(s.Port), nft.Count(), nft.Drop())})
-	f.add(in)
+	received.rules = append(received.rules, filterRule{fmt.Sprint(notFromGateway, s.Port), nft.Join(nft.UDPTo(s.Port), nft.Count(), nft.Drop())})
+	f.add(received)
 }
 
 // addChoice says which connection goes by which gateway.

@@ -90,6 +90,9 @@ func (s Setup) chains() []chain {
 	input := base("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter)
 	forward := base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	translate := base("translate", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+	// Of most packets this is all: the rules of both families cost what a tunnel's packet can do without.
+	receive.rules = append(receive.rules, rule{"what is in no tunnel, or came out of one", nft.Join(nft.Protocol(unix.IPPROTO_TCP), nft.Accept())})
+	refuse.rules = append(refuse.rules, rule{"tunnels' packets", nft.Join(nft.UDPTo(s.Port), nft.Accept())})
 	chains := []chain{}
 	for _, of := range families {
 		fou, from, to := s.fou(of), fromClients(of), toClients(of)
