@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -35,6 +37,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -246,6 +249,50 @@ func TestCluster(t *testing.T) {
 	}
 	if len(index.Errors) < 5 || index.Scope != "cluster" {
 		t.Errorf("index %+v", index)
+	}
+}
+
+// TestBundleOfEgresses: Egresses, what belongs to them, and the logs of their gateways are in it.
+func TestBundleOfEgresses(t *testing.T) {
+	populate(t, nil)
+	c := harness.KubeClient(t)
+	managed := metav1.ObjectMeta{Namespace: "default", Name: "internet", Labels: map[string]string{"app.kubernetes.io/managed-by": v1alpha1.OwnerOperator}}
+	other := metav1.ObjectMeta{Namespace: "default", Name: "somebodys"}
+	port := []corev1.ServicePort{{Port: 5555, Protocol: corev1.ProtocolUDP}}
+	for _, o := range []client.Object{
+		&v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "internet"}, Spec: v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/24"}, Template: &v1alpha1.EgressPodTemplate{
+			Spec: &runtime.RawExtension{Raw: []byte(`{"containers": [{"name": "egress", "env": [{"name": "API_TOKEN", "value": "` + planted + `"}]}]}`)},
+		}}},
+		&v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0"}, Spec: v1alpha1.EgressClientSpec{PodUID: "u-1", NodeName: "node-1"}},
+		&v1alpha1.EgressClientSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "internet-x7"}, Clients: []v1alpha1.ServedClient{{UID: "u-1", Addresses: []string{"10.0.0.5"}}}},
+		&corev1.Service{ObjectMeta: managed, Spec: corev1.ServiceSpec{Ports: port}}, &corev1.Service{ObjectMeta: other, Spec: corev1.ServiceSpec{Ports: port}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "internet-1", Labels: map[string]string{connect.NameLabel: connect.EgressName}}, Spec: corev1.PodSpec{
+			NodeName: "node-1", Containers: []corev1.Container{{Name: "egress", Image: "i"}},
+		}},
+	} {
+		harness.OK(t, c.Create(t.Context(), o))
+		t.Cleanup(func() {
+			_ = client.IgnoreNotFound(c.Delete(context.Background(), o, client.GracePeriodSeconds(0)))
+		})
+	}
+	_, got, index := bundled(t, "--all", "--kubeconfig", reach(t, harness.ControlPlane.Config(), nil))
+	for name, part := range map[string]string{
+		"cluster/egresses.yaml": "192.0.2.0/24", "cluster/egressclients.yaml": "podUID: u-1", "cluster/egressclientslices.yaml": "10.0.0.5", "cluster/services.yaml": "name: internet", "cluster/pods.yaml": "name: internet-1",
+	} {
+		if !bytes.Contains(got[name], []byte(part)) {
+			t.Errorf("%s lacks %q:\n%s", name, part, got[name])
+		}
+	}
+	for name, content := range got {
+		if bytes.Contains(content, []byte(planted)) {
+			t.Errorf("%s has a secret:\n%s", name, content)
+		}
+	}
+	if bytes.Contains(got["cluster/services.yaml"], []byte("somebodys")) {
+		t.Errorf("others' Services are in it:\n%s", got["cluster/services.yaml"])
+	}
+	if !slices.ContainsFunc(index.Errors, func(e archive.Error) bool { return e.Part == "gateway default/internet-1" }) { // it is Pending
+		t.Errorf("the gateway was not asked: %+v", index.Errors)
 	}
 }
 

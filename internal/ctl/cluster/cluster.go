@@ -10,7 +10,7 @@
 //	ask.go       what daemons answer
 //	output.go    forms of output
 //	complete.go  completion of names
-//	status.go, node.go, pod.go, pools.go, vpcs.go, top.go, events.go  a command each
+//	status.go, node.go, pod.go, pools.go, vpcs.go, egresses.go, top.go, events.go  a command each
 package cluster
 
 import (
@@ -82,7 +82,8 @@ Everything is read through the Kubernetes API. What only a node knows is asked
 of its berthd by port forwarding to the pod.
 
 Exit codes: 0 all is well; 1 the question could not be answered; 2 it was
-answered, and something is not well (status, node, pod, pools).`,
+answered, and something is not well (status, node, pod, pools,
+vpcs, egresses).`,
 		Example: `  kubectl berth status
   kubectl berth pod shop/web-0
   kubectl berth node ip-10-0-1-7.eu-central-1.compute.internal
@@ -101,7 +102,7 @@ answered, and something is not well (status, node, pod, pools).`,
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", p.completeNamespace)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", p.completeNamespace)
 	_ = cmd.RegisterFlagCompletionFunc("context", p.completeContext)
-	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newTop(p), newEvents(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
+	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newTop(p), newEvents(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
 }
 

@@ -82,18 +82,28 @@ func (p *program) completePod(cmd *cobra.Command, args []string, typed string) (
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	pods := func(ns, prefix string) (out []string) {
-		for _, n := range p.names(cmd.Context(), podsPath(ns)) {
+	return p.completeIn(cmd, podsPath, typed)
+}
+
+// completeEgress does so for Egresses.
+func (p *program) completeEgress(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	return p.completeIn(cmd, egressesIn, typed)
+}
+
+// completeIn completes what has its path in a namespace.
+func (p *program) completeIn(cmd *cobra.Command, path func(namespace string) string, typed string) ([]string, cobra.ShellCompDirective) {
+	of := func(ns, prefix string) (out []string) {
+		for _, n := range p.names(cmd.Context(), path(ns)) {
 			out = append(out, prefix+n)
 		}
 		return out
 	}
 	if ns, _, ok := strings.Cut(typed, "/"); ok {
-		return starting(pods(ns, ns+"/"), typed)
+		return starting(of(ns, ns+"/"), typed)
 	}
 	var all []string
 	if ns, err := p.namespace(); err == nil {
-		all = pods(ns, "")
+		all = of(ns, "")
 	}
 	for _, ns := range p.names(cmd.Context(), namespacesPath) {
 		all = append(all, ns+"/")

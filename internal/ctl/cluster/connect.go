@@ -2,6 +2,8 @@ package cluster
 
 import (
 	"cmp"
+	"fmt"
+	"strings"
 
 	"k8s.io/client-go/rest"
 
@@ -14,6 +16,23 @@ func (p *program) namespace() (string, error) {
 		return cmp.Or(p.NamedNamespace(), "default"), nil
 	}
 	return p.Namespace()
+}
+
+// named is the namespace and name of an argument: NAMESPACE/NAME, or NAME of the chosen
+// namespace. The error calls it what.
+func (p *program) named(what, arg string) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(arg, "/")
+	if !ok {
+		name = arg
+		if namespace, err = p.namespace(); err != nil {
+			return "", "", err
+		}
+	}
+	if namespace == "" || name == "" || strings.Contains(name, "/") {
+		kind := strings.ToUpper(what)
+		return "", "", fmt.Errorf("%s is %q, expected NAMESPACE/%s or %s", what, arg, kind, kind)
+	}
+	return namespace, name, nil
 }
 
 // config is how to reach the API server.

@@ -65,6 +65,8 @@ func modeOf(ipam string) diagnose.Mode {
 		return diagnose.PoolMode
 	case "port":
 		return diagnose.PortMode
+	case "none":
+		return diagnose.EgressMode
 	default:
 		return diagnose.NodeMode
 	}

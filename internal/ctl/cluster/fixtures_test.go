@@ -270,6 +270,67 @@ func portCluster() objects {
 	return o
 }
 
+// egress is one whose gateway takes connections.
+func egress(name string, conditions ...metav1.Condition) v1alpha1.Egress {
+	e := v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "egress", Name: name}}
+	e.Spec = v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0", "::/0"}, Replicas: new(int32(2)), TunnelTo: v1alpha1.TunnelToGateways}
+	e.Status = v1alpha1.EgressStatus{
+		Replicas: 2, ReadyGateways: 1, Clients: 1, ServiceIPs: []string{"10.96.0.7"},
+		Gateways: []v1alpha1.EgressGateway{{Name: name + "-a", UID: "g-1", Addresses: []string{"10.3.0.1", "fd03::1"}}, {Name: name + "-b", UID: "g-2", Addresses: []string{"10.3.0.2"}, Ending: true}},
+	}
+	if conditions == nil {
+		conditions = []metav1.Condition{
+			is("Available", metav1.ConditionTrue, "GatewaysReady", "", time.Hour), is("ServiceReady", metav1.ConditionTrue, "Applied", "", time.Hour), is("ClientsReady", metav1.ConditionTrue, "Served", "", time.Hour),
+		}
+	}
+	e.Status.Conditions = conditions
+	return e
+}
+
+// egressClient is a pod of a node that uses Egresses, and is served.
+func egressClient(pod, node string, egresses ...string) v1alpha1.EgressClient {
+	o := v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod, CreationTimestamp: ago(time.Hour)}}
+	o.Spec = v1alpha1.EgressClientSpec{PodUID: "uid-" + pod, NodeName: node}
+	for _, name := range egresses {
+		o.Spec.Egresses = append(o.Spec.Egresses, v1alpha1.EgressReference{Namespace: "egress", Name: name, UID: "uid-" + name})
+	}
+	o.Status = v1alpha1.EgressClientStatus{
+		Conditions: []metav1.Condition{is("Ready", metav1.ConditionTrue, "SetUp", "", time.Hour)},
+		Node:       &v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, Addresses: []string{"10.0.0.5"}, Egresses: o.Spec.Egresses},
+	}
+	return o
+}
+
+// egressCluster adds egress to another network, with clients in every kind of trouble.
+func egressCluster() objects {
+	failed := egressClient("failed", "node-b", "internet")
+	failed.Status = v1alpha1.EgressClientStatus{
+		Conditions: []metav1.Condition{is("Ready", metav1.ConditionFalse, "SetUpFailed", "berthd of node node-b: the kernel has no Foo over UDP", time.Minute)},
+		Node:       &v1alpha1.EgressClientNode{State: v1alpha1.EgressClientFailed, Message: "the kernel has no Foo over UDP"},
+	}
+	refused := egressClient("refused", "node-a", "internet")
+	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "none", Reason: "NotFound", Message: "there is no Egress egress/none", Named: true}}
+	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
+	alone := egressClient("alone", "node-a", "down")
+	alone.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NoGateway", "Egress egress/down has no gateway that is ready", time.Minute)
+	down := egress("down", is("Available", metav1.ConditionFalse, "NoGateways", "no gateway is ready: pod down-a is Pending", time.Minute), is("ServiceReady", metav1.ConditionTrue, "Applied", "", time.Hour),
+		is("ClientsReady", metav1.ConditionFalse, "Waiting", "pod default/alone is not served", time.Minute))
+	down.Status.ReadyGateways, down.Status.Gateways = 0, nil
+	idle := egress("idle", is("Available", metav1.ConditionFalse, "NoReplicas", "spec.replicas is 0", time.Minute))
+	idle.Spec.Replicas, idle.Status = new(int32(0)), v1alpha1.EgressStatus{Conditions: idle.Status.Conditions}
+	fresh := egress("fresh")
+	fresh.Status = v1alpha1.EgressStatus{}
+	taken := egress("taken", is("Available", metav1.ConditionTrue, "GatewaysReady", "", time.Hour), is("ServiceReady", metav1.ConditionFalse, "NameTaken", "Service taken: it is not this Egress's", time.Minute))
+	return objects{
+		now:       at,
+		nodes:     []corev1.Node{node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue)},
+		daemons:   daemonsOf([]corev1.Pod{berthd("node-a", "none", true), berthd("node-b", "none", true)}),
+		operators: []corev1.Pod{operatorPod("berth-operator-0", true)},
+		egresses:  []v1alpha1.Egress{taken, egress("internet"), down, idle, fresh},
+		clients:   []v1alpha1.EgressClient{egressClient("web-0", "node-a", "internet"), failed, refused, alone, egressClient("nothing", "node-a")},
+	}
+}
+
 // nodeCluster is one in node mode, in which nodes were asked.
 func nodeCluster() objects {
 	sick := document("node-b")

@@ -146,6 +146,11 @@ func TestRightsSuffice(t *testing.T) {
 				create(t, &b)
 			}
 		},
+		"none": func() {
+			e, c := egress("internet"), egressClient("web-0", "node-a", "internet")
+			harness.OK(t, client.IgnoreAlreadyExists(rbacClient(t).Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "egress"}})))
+			create(t, &e, &c)
+		},
 		"port": func() {
 			v := vpc("blue", is("Ready", metav1.ConditionTrue, "Ready", "", time.Hour))
 			create(t, &v)
@@ -156,7 +161,7 @@ func TestRightsSuffice(t *testing.T) {
 			more()
 			o := Options{Config: cfg, Dial: dial}
 			for _, args := range [][]string{
-				{"status"}, {"status", "--details"}, {"node", "node-a"}, {"pod", "default/web-0"}, {"pod", "web-0"}, {"pools"}, {"vpcs"}, {"vpcs", "--details"}, {"top"}, {"top", "--details"}, {"events"},
+				{"status"}, {"status", "--details"}, {"node", "node-a"}, {"pod", "default/web-0"}, {"pod", "web-0"}, {"pools"}, {"vpcs"}, {"vpcs", "--details"}, {"egresses"}, {"top"}, {"top", "--details"}, {"events"},
 			} {
 				for _, form := range []string{"table", "wide", "json", "yaml"} {
 					out, code, err := try(t, o, append(slices.Clone(args), "-o", form)...)
@@ -195,6 +200,9 @@ func TestRightsSuffice(t *testing.T) {
 					t.Errorf("completion of %q: %q, want %q", line, got, want)
 				}
 			}
+			if out, _, _ := try(t, o, "__completeNoDesc", "egresses", "egress/i"); ipam == "none" && !strings.HasPrefix(out, "egress/internet\n") {
+				t.Errorf("completion of egresses: %s", out)
+			}
 			if out, _, _ := try(t, o, "__completeNoDesc", "pools", ""); ipam == "pool" && !strings.HasPrefix(out, "default\n") {
 				t.Errorf("completion of pools: %s", out)
 			}
@@ -208,7 +216,7 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	dial, _ := inMode(t, "eni")
 	eve, err := harness.ControlPlane.ConfigFor("eve")
 	harness.OK(t, err)
-	for _, args := range [][]string{{"status"}, {"pools"}, {"vpcs"}, {"top"}, {"events"}, {"node", "node-a"}} {
+	for _, args := range [][]string{{"status"}, {"pools"}, {"vpcs"}, {"egresses"}, {"top"}, {"events"}, {"node", "node-a"}} {
 		out, code, _ := try(t, Options{Config: eve, Dial: dial}, args...)
 		if !strings.Contains(out, "could not be read") || !strings.Contains(out, `"eve"`) || code == ExitTrouble {
 			t.Errorf("%v: %d\n%s", args, code, out)
@@ -219,7 +227,7 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	bad.BearerToken = "nobody's"
 	for args, want := range map[string]string{
 		"pod default/none": "there is no pod default/none", "pod default/none/x": "expected NAMESPACE/POD", "pod /x": "expected NAMESPACE/POD", "node none": `there is no Node "none"`,
-		"pools none": `there is no AddressPool "none"`, "vpcs none": `there is no VPC "none"`, "status -o xml": "expected one of table, wide, json, yaml", "status --parallel 0": "--parallel is 0",
+		"pools none": `there is no AddressPool "none"`, "vpcs none": `there is no VPC "none"`, "egresses none": "there is no Egress default/none", "egresses a/b/c": "expected NAMESPACE/EGRESS", "status -o xml": "expected one of table, wide, json, yaml", "status --parallel 0": "--parallel is 0",
 		"status --node-timeout 0s": "--node-timeout is 0s", "top --most 0": "--most is 0", "events -f -o yaml": "--follow prints", "node": "accepts 1 arg",
 	} {
 		if _, code, err := try(t, Options{Config: ops}, strings.Fields(args)...); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), want) {

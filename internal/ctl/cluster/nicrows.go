@@ -3,7 +3,6 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -32,6 +31,9 @@ type NIC struct {
 	NodeState string             `json:"nodeState,omitempty"` // what the node says of it: Plugged, Unplugged or Failed
 	Diagnosis diagnose.Diagnosis `json:"diagnosis"`
 }
+
+func (n NIC) id() string                    { return n.Namespace + "/" + n.Name }
+func (n NIC) diagnosis() diagnose.Diagnosis { return n.Diagnosis }
 
 func nicOf(o *v1alpha1.PodNIC, d diagnose.Diagnosis) NIC {
 	st := o.Status
@@ -87,15 +89,9 @@ func (a around) judge(o *v1alpha1.PodNIC) diagnose.Diagnosis {
 		f.Pod = known(a.pods[o.Namespace+"/"+ref.Name], whyUnread(a.unread, "pods of namespace "+o.Namespace))
 	}
 	if node := o.Status.NodeName; node != "" {
-		f.Daemon = known[diagnose.Daemon](nil, whyUnread(a.unread, "pods of berthd"))
-		if d, ok := a.daemons[node]; ok {
-			f.Daemon = diagnose.Of(d.facts())
-		}
+		f.Daemon = objects{daemons: a.daemons, unread: a.unread}.daemonFact(node)
 	}
-	if whyUnread(a.unread, "pods of berth-operator") == "" {
-		op := operatorOf(a.operators)
-		f.Operators = diagnose.Of(diagnose.Operators{Ready: op.Ready, All: op.Pods})
-	}
+	f.Operators = operatorsFact(objects{operators: a.operators, unread: a.unread})
 	return diagnose.NIC(f)
 }
 
@@ -195,39 +191,4 @@ func nicGrid(nics []NIC, ofPod, wide bool) *view.Grid {
 		g.Tint(state, tone)
 	}
 	return g
-}
-
-// explain prints what the NICs that are not well wait for, and what to do.
-func explain(p *view.Printer, nics []NIC) {
-	for _, n := range nics {
-		if n.Diagnosis.OK {
-			continue
-		}
-		p.Printf("\n%s %s\n", view.Toned{Text: fmt.Sprintf("! %s/%s:", n.Namespace, n.Name), Tone: view.Bad}, n.Diagnosis.Summary)
-		if n.Diagnosis.Remedy != "" {
-			p.Printf("  What to do: %s\n", n.Diagnosis.Remedy)
-		}
-	}
-}
-
-// unwell are the NICs that somebody has to see to.
-func unwell(nics []NIC) []NIC {
-	return slices.DeleteFunc(slices.Clone(nics), func(n NIC) bool { return n.Diagnosis.OK })
-}
-
-// told sums NICs that are not well up, a line for each kind of trouble.
-func told(nics []NIC) (lines []string) {
-	by := map[diagnose.Verdict][]NIC{}
-	for _, n := range unwell(nics) {
-		by[n.Diagnosis.Verdict] = append(by[n.Diagnosis.Verdict], n)
-	}
-	for verdict, list := range by {
-		text := fmt.Sprintf("%s: %s/%s: %s", verdict, list[0].Namespace, list[0].Name, list[0].Diagnosis.Summary)
-		if len(list) > 1 {
-			text = fmt.Sprintf("%s of %d NICs, such as %s/%s: %s", verdict, len(list), list[0].Namespace, list[0].Name, list[0].Diagnosis.Summary)
-		}
-		lines = append(lines, text)
-	}
-	slices.Sort(lines)
-	return lines
 }

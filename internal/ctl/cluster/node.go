@@ -22,6 +22,7 @@ type NodeDetails struct {
 	Unasked    string                 `json:"unasked,omitempty"` // why the daemon's document is missing
 	Requests   []string               `json:"requests"`          // names of BlockRequests
 	Ports      []NIC                  `json:"ports"`             // NICs of VPCs that are to be there, by namespace and name
+	EgressPods []EgressClient         `json:"egressPods"`        // its pods that use Egresses, or would, by namespace and name
 	Events     []Event                `json:"events"`            // of the Node by Berth, oldest first
 	Unread     []string               `json:"unread"`
 }
@@ -32,7 +33,7 @@ func newNode(p *program) *cobra.Command {
 		Use:   "node NODE",
 		Short: "Show a node: its berthd, addresses, ENIs or blocks, conditions and events",
 		Long: `Show a node: its berthd, ENIs, blocks or NICs in VPCs, conditions, and events; with
--o wide each address too. The node is asked itself; what its objects say is shown where it does
+-o wide each address and each client of an Egress too. The node is asked itself; what its objects say is shown where it does
 not answer. Ends with 2 when something is not well.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: p.completeNode,
@@ -76,6 +77,8 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 		f.requests = a.requests(ctx, name)
 	}
 	d := NodeDetails{Conditions: []introspect.Condition{}, Requests: []string{}, Ports: []NIC{}, Events: []Event{}}
+	d.EgressPods = p.clientsOn(ctx, a, f)
+	f.clients = d.EgressPods
 	if list := a.nics(ctx, podnicsPath, query{"fieldSelector": "status.nodeName=" + name}); len(list) > 0 {
 		o := objects{now: f.now, vpcs: a.vpcs(ctx), nics: list, pods: a.podsOfNICs(ctx, list), operators: p.operatorPods(ctx, a)}
 		if f.daemon != nil {
@@ -105,11 +108,7 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 		d.Unasked = "no pod of berthd runs there"
 	}
 	if n := network.Value; n != nil {
-		for _, c := range n.Status.Conditions {
-			d.Conditions = append(d.Conditions, introspect.Condition{
-				Type: c.Type, Status: string(c.Status), Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.UTC(),
-			})
-		}
+		d.Conditions = append(d.Conditions, conditionsOf(n.Status.Conditions)...)
 	}
 	for _, r := range f.requests {
 		d.Requests = append(d.Requests, r.Name)
@@ -123,6 +122,20 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 	slices.SortStableFunc(d.Events, func(a, b Event) int { return a.Last.Compare(b.Last) })
 	d.Node, d.Unread = f.row(), append([]string{}, a.unread...)
 	return d, nil
+}
+
+// clientsOn are the pods of a node that use Egresses, or would.
+func (p *program) clientsOn(ctx context.Context, a *api, f nodeFacts) []EgressClient {
+	o := objects{now: f.now, clients: a.egressClients(ctx, query{"fieldSelector": "spec.nodeName=" + f.name})}
+	if len(o.clients) == 0 {
+		return []EgressClient{}
+	}
+	o.operators = p.operatorPods(ctx, a)
+	if f.daemon != nil {
+		o.daemons = map[string]daemon{f.name: *f.daemon}
+	}
+	o.unread = a.unread
+	return clientRows(o)
 }
 
 func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
@@ -156,6 +169,13 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 	if len(d.Ports) > 0 {
 		p.Section("NICs in VPCs", nicGrid(d.Ports, false, wide), "")
 		explain(p, d.Ports)
+	}
+	if clients := d.EgressPods; len(clients) > 0 {
+		if !wide {
+			clients = unwell(clients)
+		}
+		p.Section("Clients of Egresses", clientGrid(clients, false), fmt.Sprintf("None of %s has trouble.", view.Count(len(d.EgressPods), "pod")))
+		explain(p, clients)
 	}
 	view.Conditions(p, d.Conditions, now)
 	if len(d.Events) > 0 {

@@ -23,6 +23,8 @@ const (
 	requestsPath   = berthPath + "/blockrequests"
 	vpcsPath       = berthPath + "/vpcs"
 	podnicsPath    = berthPath + "/podnics"
+	egressesPath   = berthPath + "/egresses"
+	clientsPath    = berthPath + "/egressclients"
 	leasesPath     = "/apis/coordination.k8s.io/v1/namespaces"
 )
 
@@ -110,6 +112,27 @@ func podnicsIn(namespace string) string {
 // nics at a path.
 func (a *api) nics(ctx context.Context, path string, q query) []v1alpha1.PodNIC {
 	list, _ := all[v1alpha1.PodNIC](ctx, a, "PodNICs", path, q)
+	return list
+}
+
+func (a *api) egresses(ctx context.Context) []v1alpha1.Egress {
+	list, _ := all[v1alpha1.Egress](ctx, a, "Egresses", egressesPath, nil)
+	return list
+}
+
+// egressesIn is the path of a namespace's Egresses.
+func egressesIn(namespace string) string {
+	return berthPath + "/namespaces" + join(namespace) + "/egresses"
+}
+
+// egressclientsIn is the path of a namespace's EgressClients.
+func egressclientsIn(namespace string) string {
+	return berthPath + "/namespaces" + join(namespace) + "/egressclients"
+}
+
+// egressClients of all namespaces.
+func (a *api) egressClients(ctx context.Context, q query) []v1alpha1.EgressClient {
+	list, _ := all[v1alpha1.EgressClient](ctx, a, "EgressClients", clientsPath, q)
 	return list
 }
 

@@ -7,12 +7,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/egress/membership"
 	"github.com/berthnet/berth/internal/introspect"
 )
 
@@ -24,8 +26,9 @@ type PodDetails struct {
 	Phase       string                  `json:"phase"`
 	Addresses   []string                `json:"addresses"` // of its status
 	Diagnosis   diagnose.Diagnosis      `json:"diagnosis"`
-	NICs        []NIC                   `json:"nics"`        // that are ports of VPCs, by interface
-	Attachments []introspect.Attachment `json:"attachments"` // as its node has them
+	NICs        []NIC                   `json:"nics"`                   // that are ports of VPCs, by interface
+	Egress      *EgressClient           `json:"egressClient,omitempty"` // not there for one that uses no Egress
+	Attachments []introspect.Attachment `json:"attachments"`            // as its node has them
 	Waiting     []introspect.Waiting    `json:"waiting"`
 	Events      []Event                 `json:"events"` // of Berth, and of its sandbox, oldest first
 	Unread      []string                `json:"unread"`
@@ -38,7 +41,8 @@ func newPod(p *program) *cobra.Command {
 		Short: "Tell why a pod has no address; or which, and whether its path works",
 		Long: `Tell why a pod has no address or a NIC of it does not come, and what to do. Of one that
 has: which, of which ENI or block, by which rules, since when; of NICs in VPCs port,
-addresses, MAC address, host and what they wait for. Its node compares link, addresses,
+addresses, MAC address, host and what they wait for; of Egresses which it uses, and the
+gateways that its tunnels lead to. Its node compares link, addresses,
 neighbours and routes with the kernel, as CNI CHECK does.
 
 Ends with 2 when somebody has to do something.`,
@@ -47,16 +51,9 @@ Ends with 2 when somebody has to do something.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: p.completePod,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ns, name, ok := strings.Cut(args[0], "/")
-			if !ok {
-				var err error
-				if ns, err = p.namespace(); err != nil {
-					return err
-				}
-				name = args[0]
-			}
-			if ns == "" || name == "" || strings.Contains(name, "/") {
-				return fmt.Errorf("pod is %q, expected NAMESPACE/POD or POD", args[0])
+			ns, name, err := p.named("pod", args[0])
+			if err != nil {
+				return err
 			}
 			d, err := p.podDetails(cmd.Context(), ns, name)
 			if err != nil {
@@ -105,6 +102,11 @@ func (p *program) podDetails(ctx context.Context, namespace, name string) (PodDe
 			d.NICs = append(d.NICs, nicOf(o, f.OfNIC(o)))
 		}
 	}
+	if o := diagnose.EgressClientOf(f); o != nil {
+		if c := clientOf(o, *f.OfEgress()); c.uses() {
+			d.Egress = &c
+		}
+	}
 	if v := f.View.Value; v != nil {
 		d.Attachments, d.Waiting = append(d.Attachments, v.Attachments...), append(d.Waiting, v.Waiting...)
 	}
@@ -122,6 +124,7 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 	f := diagnose.Facts{Now: p.Now(), Pod: pod}
 	if !pod.Spec.HostNetwork {
 		a.nicFacts(ctx, pod, &f)
+		a.egressFacts(ctx, pod.Namespace, pod.Name, &f)
 	}
 	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork {
 		return f, nil
@@ -155,14 +158,10 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 	case diagnose.PoolMode:
 		f.Pools = listFact(a, "AddressPools", a.pools(ctx))
 		f.Requests = listFact(a, "BlockRequests", a.requests(ctx, node))
-	case diagnose.NodeMode, diagnose.PortMode:
+	case diagnose.NodeMode, diagnose.PortMode, diagnose.EgressMode:
 	}
-	if mode != diagnose.NodeMode || f.NICs.Value != nil {
-		o := operatorOf(p.operatorPods(ctx, a))
-		f.Operators = diagnose.Of(diagnose.Operators{Ready: o.Ready, All: o.Pods})
-		if isUnread(a.unread, "pods of berth-operator") {
-			f.Operators = diagnose.Unread[diagnose.Operators]("the operator's pods may not be read")
-		}
+	if mode != diagnose.NodeMode || f.NICs.Value != nil || f.EgressClient.Value != nil || membership.Annotated(pod.Annotations) {
+		f.Operators = operatorsFact(objects{operators: p.operatorPods(ctx, a), unread: a.unread})
 	}
 	return f, nil
 }
@@ -215,6 +214,19 @@ func writePod(p *view.Printer, d PodDetails, prog *program, wide bool) {
 		p.Section("NICs in VPCs", nicGrid(d.NICs, true, wide), "")
 		explain(p, d.NICs)
 	}
+	if d.Egress != nil {
+		p.Section("Egresses", clientGrid([]EgressClient{*d.Egress}, true), "")
+		explain(p, []EgressClient{*d.Egress})
+	}
+	writeAttachments(p, d, now, wide)
+	if len(d.Events) > 0 {
+		p.Section("Events", eventGrid(d.Events, now, wide), "")
+	}
+	unread(p, d.Unread)
+}
+
+// writeAttachments prints what the pod's node has of it.
+func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 	if len(d.Attachments) > 0 {
 		g := view.NewGrid("ADDRESS", "IPV6", "INTERFACE", "FROM", "POOL", "LINK", "MTU", "SINCE", "STATE", "PATH")
 		for _, a := range d.Attachments {
@@ -246,6 +258,7 @@ func writePod(p *view.Printer, d PodDetails, prog *program, wide bool) {
 	if len(nics) > 0 {
 		p.Section("Ports of its VPC", view.NICs(nics), "")
 	}
+	writeTunnels(p, d.Attachments)
 	for _, a := range d.Attachments {
 		if len(a.Rules) == 0 {
 			continue
@@ -259,8 +272,17 @@ func writePod(p *view.Printer, d PodDetails, prog *program, wide bool) {
 			break
 		}
 	}
-	if len(d.Events) > 0 {
-		p.Section("Events", eventGrid(d.Events, now, wide), "")
+}
+
+// writeTunnels prints where a pod's tunnels lead, and whether it is where others' end.
+func writeTunnels(p *view.Printer, attachments []introspect.Attachment) {
+	for _, a := range attachments {
+		switch e := a.Egress; {
+		case e == nil:
+		case e.Forward:
+			p.Printf("\nIt is a gateway of an Egress: its node has packets forwarded in its network namespace.\n")
+		case len(e.Egresses) > 0:
+			p.Section("Tunnels to gateways", view.Tunnels(*e), "")
+		}
 	}
-	unread(p, d.Unread)
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -26,11 +27,12 @@ type Status struct {
 	Versions []Version       `json:"versions"`
 	Operator *Operator       `json:"operator,omitempty"` // where a node needs one
 	Totals   Totals          `json:"totals"`
-	Trouble  []string        `json:"trouble"` // of the cluster as a whole
-	Nodes    []Node          `json:"nodes"`   // by name
-	Pools    []Pool          `json:"pools"`   // by name
-	VPCs     []VPC           `json:"vpcs"`    // by name
-	Unread   []string        `json:"unread"`  // what could not be read, and why
+	Trouble  []string        `json:"trouble"`  // of the cluster as a whole
+	Nodes    []Node          `json:"nodes"`    // by name
+	Pools    []Pool          `json:"pools"`    // by name
+	VPCs     []VPC           `json:"vpcs"`     // by name
+	Egresses []Egress        `json:"egresses"` // by namespace and name
+	Unread   []string        `json:"unread"`   // what could not be read, and why
 }
 
 // Version is one of berthd, as its images are tagged.
@@ -61,6 +63,7 @@ type Node struct {
 	ENIs         int           `json:"enis"`                // that serve pods
 	Blocks       int           `json:"blocks"`              // of address pools
 	NICs         int           `json:"nics"`                // ports of VPCs, of pods there
+	Clients      int           `json:"egressClients"`       // pods there that use Egresses, or would
 	Short        bool          `json:"short"`               // of addresses
 	Trouble      []string      `json:"trouble"`
 }
@@ -86,6 +89,8 @@ type objects struct {
 	requests  []v1alpha1.BlockRequest
 	vpcs      []v1alpha1.VPC
 	nics      []v1alpha1.PodNIC
+	egresses  []v1alpha1.Egress
+	clients   []v1alpha1.EgressClient
 	pods      map[string]*corev1.Pod // of NICs, by namespace/name; nil: they were not looked for
 	answers   map[string]answer      // of nodes that were asked
 	unread    []string
@@ -93,7 +98,7 @@ type objects struct {
 
 // statusOf is the whole cluster's.
 func statusOf(o objects) Status {
-	s := Status{Time: o.now, Modes: []diagnose.Mode{}, Versions: []Version{}, Trouble: []string{}, Pools: poolsOf(o), VPCs: vpcRows(o), Unread: append([]string{}, o.unread...)}
+	s := Status{Time: o.now, Modes: []diagnose.Mode{}, Versions: []Version{}, Trouble: []string{}, Pools: poolsOf(o), VPCs: vpcRows(o), Egresses: egressRows(o), Unread: append([]string{}, o.unread...)}
 	s.Nodes = nodesOf(o)
 	versions := map[string]int{}
 	for _, n := range s.Nodes {
@@ -127,13 +132,44 @@ func statusOf(o objects) Status {
 	}
 	s.Healthy = len(s.Trouble)+len(s.Unread) == 0 && s.Totals.Healthy == s.Totals.Nodes &&
 		!slices.ContainsFunc(s.Pools, func(p Pool) bool { return len(p.Trouble) > 0 }) &&
-		!slices.ContainsFunc(s.VPCs, func(v VPC) bool { return len(v.Trouble) > 0 })
+		!slices.ContainsFunc(s.VPCs, func(v VPC) bool { return len(v.Trouble) > 0 }) && !slices.ContainsFunc(s.Egresses, Egress.unwell)
 	return s
+}
+
+// needOperator tells whether somebody has need of one: a node, a VPC or an Egress.
+func (o objects) needOperator() bool {
+	return len(o.vpcs)+len(o.egresses) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode })
+}
+
+// operatorsFact is how many operators there are.
+func operatorsFact(o objects) diagnose.Fact[diagnose.Operators] {
+	if isUnread(o.unread, "pods of berth-operator") {
+		return diagnose.Unread[diagnose.Operators]("the operator's pods may not be read")
+	}
+	op := operatorOf(o.operators)
+	return diagnose.Of(diagnose.Operators{Ready: op.Ready, All: op.Pods})
+}
+
+// daemonFact is the berthd of a node.
+func (o objects) daemonFact(node string) diagnose.Fact[diagnose.Daemon] {
+	if d, ok := o.daemons[node]; ok {
+		return diagnose.Of(d.facts())
+	}
+	return known[diagnose.Daemon](nil, whyUnread(o.unread, "pods of berthd"))
+}
+
+// conditionsOf are an object's conditions.
+func conditionsOf(list []metav1.Condition) []introspect.Condition {
+	out := []introspect.Condition{}
+	for _, c := range list {
+		out = append(out, introspect.Condition{Type: c.Type, Status: string(c.Status), Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.UTC()})
+	}
+	return out
 }
 
 // operator tells how the operator does, where a node has need of one.
 func (s *Status) operator(o objects) {
-	if !slices.ContainsFunc(s.Modes, func(m diagnose.Mode) bool { return m != diagnose.NodeMode }) && len(o.vpcs) == 0 {
+	if !o.needOperator() {
 		return
 	}
 	op := operatorOf(o.operators)
@@ -144,6 +180,9 @@ func (s *Status) operator(o objects) {
 	lacks := "no node gets more addresses"
 	if len(o.vpcs) > 0 {
 		lacks = "no pod gets NICs of VPCs, and " + lacks
+	}
+	if len(o.egresses) > 0 {
+		lacks = "no pod becomes a client of an Egress, and " + lacks
 	}
 	switch {
 	case op.Ready > 0 || slices.ContainsFunc(o.unread, func(why string) bool { return strings.HasPrefix(why, "pods of berth-operator") }):
@@ -177,6 +216,10 @@ func nodesOf(o objects) []Node {
 	for _, r := range o.requests {
 		requests[r.Spec.NodeName] = append(requests[r.Spec.NodeName], r)
 	}
+	clients := map[string][]EgressClient{}
+	for _, c := range clientRows(o) {
+		clients[c.Node] = append(clients[c.Node], c)
+	}
 	nics, around := map[string][]NIC{}, o.around()
 	for i := range o.nics {
 		if node := o.nics[i].Status.NodeName; node != "" {
@@ -188,7 +231,7 @@ func nodesOf(o objects) []Node {
 		if !is {
 			continue
 		}
-		f := nodeFacts{name: name, now: o.now, node: nodes[name], network: networks[name], blocks: blocks[name], requests: requests[name], nics: nics[name],
+		f := nodeFacts{name: name, now: o.now, node: nodes[name], network: networks[name], blocks: blocks[name], requests: requests[name], nics: nics[name], clients: clients[name],
 			nodesUnread: isUnread(o.unread, "Nodes"), podsUnread: isUnread(o.unread, "pods of berthd"), networksUnread: isUnread(o.unread, "NodeNetworks")}
 		if d, ok := o.daemons[name]; ok {
 			f.daemon = &d
@@ -223,13 +266,14 @@ type nodeFacts struct {
 	blocks   []v1alpha1.AddressBlock
 	requests []v1alpha1.BlockRequest
 	nics     []NIC
+	clients  []EgressClient
 	answer   *answer
 
 	nodesUnread, podsUnread, networksUnread bool
 }
 
 func (f nodeFacts) row() Node {
-	r := Node{Name: f.name, Trouble: []string{}, Blocks: len(f.blocks), NICs: len(f.nics)}
+	r := Node{Name: f.name, Trouble: []string{}, Blocks: len(f.blocks), NICs: len(f.nics), Clients: len(f.clients)}
 	if f.node != nil {
 		r.Ready = string(corev1.ConditionUnknown)
 		for _, c := range f.node.Status.Conditions {
@@ -259,7 +303,7 @@ func (f nodeFacts) row() Node {
 		r.ENIs, r.Blocks = max(r.ENIs, len(a.doc.ENIs)), max(r.Blocks, len(a.doc.Blocks))
 		r.Daemon.Version = cmp.Or(a.doc.Version, r.Daemon.Version)
 	}
-	for _, look := range []func(*Node){f.kubernetes, f.daemons, f.networks, f.pools, f.ports, f.answers} {
+	for _, look := range []func(*Node){f.kubernetes, f.daemons, f.networks, f.pools, f.ports, f.egress, f.answers} {
 		look(&r)
 	}
 	if c := r.Addresses; c != nil && c.Waiting > 0 {
@@ -368,7 +412,15 @@ var ofNode = []diagnose.Verdict{
 
 func (f nodeFacts) ports(r *Node) {
 	its := slices.DeleteFunc(unwell(f.nics), func(n NIC) bool { return !slices.Contains(ofNode, n.Diagnosis.Verdict) })
-	for _, line := range told(its) {
+	for _, line := range told(its, "NICs") {
+		r.bad("%s", line)
+	}
+}
+
+// egress is about clients of Egresses that the node has not set up.
+func (f nodeFacts) egress(r *Node) {
+	its := slices.DeleteFunc(unwell(f.clients), func(c EgressClient) bool { return c.Diagnosis.Verdict != diagnose.NotSetUp })
+	for _, line := range told(its, "pods") {
 		r.bad("%s", line)
 	}
 }

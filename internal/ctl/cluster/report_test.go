@@ -3,6 +3,8 @@ package cluster
 import (
 	"bytes"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +19,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/test/harness/hostile"
 )
 
@@ -29,7 +32,7 @@ func TestStatusTables(t *testing.T) {
 	well.nodes, well.daemons = well.nodes[:1], map[string]daemon{"node-a": well.daemons["node-a"]}
 	blind := objects{now: at, unread: []string{"Nodes: nodes is forbidden", "pods of berthd: pods is forbidden"}}
 	for name, o := range map[string]objects{
-		"operator": operatorCluster(), "pool": poolCluster(), "node": nodeCluster(), "port": portCluster(), "well": well, "blind": blind, "empty": {now: at},
+		"operator": operatorCluster(), "pool": poolCluster(), "node": nodeCluster(), "port": portCluster(), "egress": egressCluster(), "well": well, "blind": blind, "empty": {now: at},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := statusOf(o)
@@ -141,6 +144,58 @@ func TestVPCOfManyNICs(t *testing.T) {
 	}
 }
 
+// Of Egresses each trouble of theirs and of their clients is told once, with a remedy, and
+// what is well is not.
+func TestEgresses(t *testing.T) {
+	o := egressCluster()
+	list := Egresses{Egresses: egressRows(o)}
+	prog := &program{Options: Options{Now: func() time.Time { return at }}}
+	for name, wide := range map[string]bool{"egresses.txt": false, "egresses-wide.txt": true} {
+		golden(t, name, printed(t, func(p *view.Printer) { writeEgresses(p, list, prog, wide, wide) }))
+	}
+	got := map[string][]string{}
+	for _, e := range list.Egresses {
+		for _, c := range e.Troubled {
+			got[e.Name] = append(got[e.Name], fmt.Sprint(c.Pod, " ", c.Diagnosis.Verdict))
+		}
+		if e.unwell() != (e.Name != "idle") {
+			t.Errorf("%s: %q", e.Name, e.Trouble)
+		}
+	}
+	want := map[string][]string{"internet": {"failed NotSetUp"}, "none": {"refused EgressRefused"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	o.egresses, o.unread = nil, []string{"Egresses: forbidden"} // then it is not known which there are
+	for _, e := range egressRows(o) {
+		if slices.Contains(e.Trouble, "there is no such Egress, and pods are to use it") {
+			t.Errorf("%s: %q", e.Name, e.Trouble)
+		}
+	}
+}
+
+// Of a pod that uses Egresses the view has the gateways that its tunnels lead to.
+func TestTunnelsOfAPod(t *testing.T) {
+	o := egressClient("web-0", "node-a", "internet")
+	c := clientOf(&o, diagnose.EgressClient(diagnose.ClientFacts{Now: at, Client: &o}))
+	prefixes := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+	addrs := func(a string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(a)} }
+	d := PodDetails{
+		Namespace: "default", Name: "web-0", Node: "node-a", Diagnosis: diagnose.Diagnosis{Verdict: diagnose.Works, OK: true, Summary: "The pod has 10.0.0.5."}, Egress: &c,
+		Attachments: []introspect.Attachment{{
+			Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.5"), Interface: "eth0"}, State: "ready", Checked: true,
+			Egress: &introspect.Egress{Egresses: []introspect.UsedEgress{
+				{Namespace: "egress", Name: "internet", Destinations: prefixes, Gateways: []introspect.EgressGateway{
+					{ID: 1, Addresses: addrs("10.3.0.1"), Chosen: true}, {ID: 2, Addresses: addrs("10.3.0.2"), Ending: true, Chosen: true}, {ID: 3, Addresses: addrs("10.3.0.3")},
+				}},
+				{Namespace: "egress", Name: "bank", Destinations: prefixes, Service: addrs("10.96.0.7")}, {Namespace: "egress", Name: "down", Destinations: prefixes},
+			}},
+		}, {Allocated: introspect.Allocated{Interface: "eth1"}, Egress: &introspect.Egress{Forward: true}}},
+	}
+	prog := &program{Options: Options{Now: func() time.Time { return at }}}
+	golden(t, "pod-egress.txt", printed(t, func(p *view.Printer) { writePod(p, d, prog, false) }))
+}
+
 func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
 	check := func(name, out string) {
 		t.Helper()
@@ -157,10 +212,14 @@ func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
 	pod := PodDetails{Addresses: []string{""}, Events: []Event{{}}, Unread: []string{""}}
 	pools := Pools{Pools: poolsOf(poolCluster())}
 	s.Pools = poolsOf(poolCluster())
-	s.VPCs = vpcRows(portCluster())
+	s.VPCs, s.Egresses = vpcRows(portCluster()), egressRows(egressCluster())
+	egresses := Egresses{Egresses: egressRows(egressCluster())}
+	d.EgressPods = clientRows(egressCluster())
+	pod.Egress = &clientRows(egressCluster())[0]
+	pod.Attachments = []introspect.Attachment{{Egress: &introspect.Egress{Egresses: []introspect.UsedEgress{{Gateways: []introspect.EgressGateway{{}}}}}}}
 	vpcs := VPCs{VPCs: vpcRows(portCluster())}
 	d.Ports, pod.NICs = vpcs.VPCs[0].Troubled[:1:1], vpcs.VPCs[0].Troubled[1:2:2]
-	for _, v := range []any{&s, &top, &d, &pod, &pools, &vpcs} {
+	for _, v := range []any{&s, &top, &d, &pod, &pools, &vpcs, &egresses} {
 		hostile.Fill(v)
 		for name, write := range map[string]func(*bytes.Buffer) error{
 			"JSON": func(b *bytes.Buffer) error { return view.WriteJSON(b, v) },
@@ -180,5 +239,6 @@ func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
 	check("node", printed(t, func(p *view.Printer) { writeNode(p, d, prog, true) }))
 	check("pod", printed(t, func(p *view.Printer) { writePod(p, pod, prog, true) }))
 	check("vpcs", printed(t, func(p *view.Printer) { writeVPCs(p, vpcs, prog, true, true) }))
+	check("egresses", printed(t, func(p *view.Printer) { writeEgresses(p, egresses, prog, true, true) }))
 	check("pools", printed(t, func(p *view.Printer) { writePools(p, pools, true, true) }))
 }

@@ -29,7 +29,7 @@ func newStatus(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show how Berth does in the whole cluster, and what is wrong",
-		Long: `Show nodes, addresses, pools, VPCs, versions and what is wrong.
+		Long: `Show nodes, addresses, pools, VPCs, Egresses, versions and what is wrong.
 
 Where nodes have objects (operator mode), those are read and no node is asked. In
 node mode nodes have none, so that each berthd is asked; with address pools
@@ -106,7 +106,10 @@ func (p *program) read(ctx context.Context) (objects, error) {
 		now: p.Now(), nodes: a.nodes(ctx), daemons: p.daemonPods(ctx, a, ""),
 		networks: a.networks(ctx), pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, ""), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil),
 	}
-	if len(o.vpcs) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode }) {
+	if o.egresses = a.egresses(ctx); len(o.egresses) > 0 {
+		o.clients = a.egressClients(ctx, nil)
+	}
+	if o.needOperator() {
 		o.operators = p.operatorPods(ctx, a)
 		o.lease = a.lease(ctx, p.daemons)
 	}
@@ -135,25 +138,37 @@ func writeStatus(p *view.Printer, s Status, wide, every bool) {
 	if len(s.VPCs) > 0 {
 		p.Section("VPCs", vpcGrid(s.VPCs, wide), "")
 	}
-	for _, n := range s.Nodes {
-		for _, t := range n.Trouble {
-			p.Printf("\n%s %s", view.Toned{Text: "! " + n.Name + ":", Tone: view.Bad}, t)
+	if len(s.Egresses) > 0 {
+		p.Section("Egresses", egressGrid(s.Egresses, wide), "")
+	}
+	troubles(p, s)
+	unread(p, s.Unread)
+}
+
+// troubles prints what is wrong, a line each.
+func troubles(p *view.Printer, s Status) {
+	some := false
+	say := func(what string, lines []string) {
+		for _, t := range lines {
+			p.Printf("\n%s %s", view.Toned{Text: "! " + what + ":", Tone: view.Bad}, t)
+			some = true
 		}
+	}
+	for _, n := range s.Nodes {
+		say(n.Name, n.Trouble)
 	}
 	for _, pool := range s.Pools {
-		for _, t := range pool.Trouble {
-			p.Printf("\n%s %s", view.Toned{Text: "! pool " + pool.Name + ":", Tone: view.Bad}, t)
-		}
+		say("pool "+pool.Name, pool.Trouble)
 	}
 	for _, v := range s.VPCs {
-		for _, t := range v.Trouble {
-			p.Printf("\n%s %s", view.Toned{Text: "! VPC " + v.Name + ":", Tone: view.Bad}, t)
-		}
+		say("VPC "+v.Name, v.Trouble)
 	}
-	if slices.ContainsFunc(s.VPCs, func(v VPC) bool { return len(v.Trouble) > 0 }) || s.Totals.Healthy < s.Totals.Nodes || slices.ContainsFunc(s.Pools, func(p Pool) bool { return len(p.Trouble) > 0 }) {
+	for _, e := range s.Egresses {
+		say("Egress "+e.id(), e.Trouble)
+	}
+	if some {
 		p.Printf("\n")
 	}
-	unread(p, s.Unread)
 }
 
 // head says in a few lines how the cluster does.
@@ -198,6 +213,9 @@ func nodeHead(s Status, wide bool) []string {
 	if len(s.VPCs) > 0 {
 		h = append(h, "NICS")
 	}
+	if len(s.Egresses) > 0 {
+		h = append(h, "CLIENTS")
+	}
 	h = append(h, "TROUBLE")
 	if wide {
 		h = append(h, "MODE", "VERSION", "RESTARTS", "NEEDED", "CAPACITY", "ENIS", "INSTANCE", "TYPE", "ZONE", "POD")
@@ -219,6 +237,9 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 	}
 	if len(s.VPCs) > 0 {
 		row = append(row, strconv.Itoa(n.NICs))
+	}
+	if len(s.Egresses) > 0 {
+		row = append(row, strconv.Itoa(n.Clients))
 	}
 	what := "none"
 	if len(n.Trouble) > 0 {

@@ -139,7 +139,7 @@ func vpcRows(o objects) []VPC {
 		slices.SortFunc(row.Troubled, func(a, b NIC) int {
 			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 		})
-		row.Trouble = append(row.Trouble, told(row.Troubled)...)
+		row.Trouble = append(row.Trouble, told(row.Troubled, "NICs")...)
 		out = append(out, *row)
 	}
 	slices.SortFunc(out, func(a, b VPC) int { return cmp.Compare(a.Name, b.Name) })
@@ -149,12 +149,7 @@ func vpcRows(o objects) []VPC {
 func vpcOf(v *v1alpha1.VPC) VPC {
 	row := VPC{
 		Name: v.Name, Provider: string(v.Spec.Provider), Network: v.Spec.Network, NetworkID: v.Status.NetworkID, ProjectID: v.Status.ProjectID,
-		Ready: string(metav1.ConditionUnknown), Conditions: []introspect.Condition{}, Phases: map[string]int{}, Subnets: []VPCSubnet{}, Troubled: []NIC{}, Trouble: []string{},
-	}
-	for _, c := range v.Status.Conditions {
-		row.Conditions = append(row.Conditions, introspect.Condition{
-			Type: c.Type, Status: string(c.Status), Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.UTC(),
-		})
+		Ready: string(metav1.ConditionUnknown), Conditions: conditionsOf(v.Status.Conditions), Phases: map[string]int{}, Subnets: []VPCSubnet{}, Troubled: []NIC{}, Trouble: []string{},
 	}
 	for _, s := range v.Status.Subnets {
 		row.Subnets = append(row.Subnets, VPCSubnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, Gateway: s.Gateway})
@@ -207,13 +202,10 @@ func writeVPCs(p *view.Printer, list VPCs, prog *program, wide, whole bool) {
 			p.Section("Subnets of "+v.Name, g, "None is known.")
 		}
 		if len(v.Troubled) > 0 {
-			few := v.Troubled
-			if !wide {
-				few = few[:min(len(few), listed)]
-			}
-			p.Section("NICs in "+v.Name+" that somebody has to see to", nicGrid(few, false, wide), "")
-			explain(p, few)
-			if more := len(v.Troubled) - len(few); more > 0 {
+			shown, more := few(v.Troubled, wide)
+			p.Section("NICs in "+v.Name+" that somebody has to see to", nicGrid(shown, false, wide), "")
+			explain(p, shown)
+			if more > 0 {
 				p.Printf("%s more: -o wide lists them too.\n", view.Count(more, "NIC"))
 			}
 		}

@@ -52,6 +52,12 @@ func hasAddress(f Facts) *Diagnosis {
 		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path could not be checked: %s", text, f.View.Unread))
 	}
 	attachments := ready(f)
+	if f.mode() == EgressMode { // whose pods' addresses are another network's
+		if d := broken(attachments); d != nil {
+			return d
+		}
+		return fine(Works, fmt.Sprintf("The pod has %s, which another network gave to it; what Berth added on node %s is as it was set up.", text, f.Pod.Spec.NodeName))
+	}
 	if len(attachments) == 0 {
 		return trouble(NotOfBerth, fmt.Sprintf("The pod has %s, which berthd on node %s has not given to it.", text, f.Pod.Spec.NodeName),
 			"Look for a network configuration of another plugin on the node, in the runtime's folder (/etc/cni/net.d), whose name sorts before Berth's; then delete the pod.", seeNode)

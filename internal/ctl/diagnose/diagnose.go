@@ -6,9 +6,9 @@ package diagnose
 func Pod(f Facts) Diagnosis {
 	steps := []func(Facts) *Diagnosis{finished, hostNetwork, notScheduled}
 	if len(addressesOf(f)) > 0 {
-		steps = append(steps, func(f Facts) *Diagnosis { return unlessNICs(f, hasAddress(f)) })
+		steps = append(steps, func(f Facts) *Diagnosis { return besides(f, hasAddress(f)) })
 	} else {
-		steps = append(steps, attached, ending, nodeGone, noDaemon, daemonNotReady, nics, refused,
+		steps = append(steps, attached, ending, nodeGone, noDaemon, daemonNotReady, nics, egressNamed, refused,
 			operatorMode, poolMode, waiting, nodeNotReady)
 	}
 	for _, step := range steps {

@@ -42,7 +42,7 @@ func waits(mode Mode) Facts {
 		f.NodeNetwork = Of(n)
 	case PoolMode:
 		f.Pools, f.Requests = Of([]v1alpha1.AddressPool{pool("default", nil)}), Of([]v1alpha1.BlockRequest{})
-	case NodeMode, PortMode:
+	case NodeMode, PortMode, EgressMode:
 	}
 	return f
 }
@@ -62,6 +62,23 @@ func inVPC() Facts {
 	f.Pod.UID, f.Pod.CreationTimestamp, f.Pod.Annotations = "u-1", of.NIC.CreationTimestamp, map[string]string{v1alpha1.AnnotationVPC: "blue"}
 	f.NICs, f.VPCs = Of([]v1alpha1.PodNIC{*of.NIC}), map[string]Fact[v1alpha1.VPC]{"blue": of.VPC}
 	return f
+}
+
+// useEgress makes a pod one that is served, but for an edit of that.
+func useEgress(f Facts, edit func(*ClientFacts)) Facts {
+	of := served()
+	if edit != nil {
+		edit(&of)
+	}
+	f.Pod.UID, f.Pod.CreationTimestamp, f.Pod.Annotations = "u-1", of.Client.CreationTimestamp, map[string]string{v1alpha1.AnnotationEgressPrefix + "egress": "internet"}
+	f.EgressClient = Of(*of.Client)
+	return f
+}
+
+// namesWrong has a pod's annotation name an Egress that it may not use.
+func namesWrong(f *ClientFacts) {
+	isNot("NotAllowed", "Egress egress/bank does not allow namespace shop", time.Minute)(f)
+	f.Client.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "bank", Reason: "NotAllowed", Message: "Egress egress/bank does not allow namespace shop", Named: true}}
 }
 
 func nic(edit func(*v1alpha1.PodNIC)) func(*Facts) {
@@ -327,6 +344,27 @@ func TestPod(t *testing.T) {
 			with := runs()
 			f.Pod.Status, f.View = with.Pod.Status, with.View
 		}, NoPort, ""},
+
+		// Egresses that it uses.
+		{"uses an Egress", useEgress(runs(), nil), nil, Works, ""},
+		{"tunnels that are not set up", useEgress(runs(), isNot("SetUpFailed", "berthd of node node-a: no FoU", time.Minute)), nil, NotSetUp, "no FoU"},
+		{"address of another", useEgress(runs(), isNot("AddressConflict", "10.0.0.5 is shop/web-1's", time.Minute)), nil, NotServed, "web-1"},
+		{"no gateway", useEgress(runs(), isNot("NoGateway", "Egress egress/internet has no gateway", time.Minute)), nil, NoGateway, "Available"},
+		{"an Egress that it may not use", useEgress(runs(), namesWrong), nil, EgressRefused, "does not allow"},
+		{"the same, while it starts", useEgress(waits(NodeMode), namesWrong), nil, EgressRefused, "does not allow"},
+		{"selected by one that it may not use", useEgress(waits(NodeMode), namesWrong), func(f *Facts) { f.EgressClient.Value.Spec.Refused[0].Named = false }, Waiting, ""},
+		{"its tunnels wait for its address", useEgress(waits(NodeMode), isNot("WaitingForNode", "not yet", time.Hour)), nil, Waiting, ""},
+		{"no EgressClient", useEgress(waits(NodeMode), nil), func(f *Facts) { f.EgressClient = Fact[v1alpha1.EgressClient]{} }, NoEgressClient, "feature egress"},
+		{"no EgressClient, running", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Fact[v1alpha1.EgressClient]{} }, NoEgressClient, ""},
+		{"an earlier pod's EgressClient", useEgress(runs(), nil), func(f *Facts) { f.EgressClient.Value.Spec.PodUID = "u-0" }, NoEgressClient, ""},
+		{"no EgressClient yet", useEgress(runs(), nil), func(f *Facts) {
+			f.EgressClient, f.Pod.CreationTimestamp = Fact[v1alpha1.EgressClient]{}, metav1.NewTime(now)
+		}, Works, ""},
+		{"EgressClients may not be read", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Unread[v1alpha1.EgressClient]("forbidden") }, Works, ""},
+		{"another network's address", runs(), func(f *Facts) { f.Daemon.Value.Mode, f.View.Value.Attachments = EgressMode, nil }, Works, "another network"},
+		{"another network's address, and tunnels that are gone", runs(), func(f *Facts) {
+			f.Daemon.Value.Mode, f.View.Value.Attachments[0].Fault = EgressMode, "tunnel fou4 is missing"
+		}, PathBroken, "fou4"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.edit != nil {

@@ -12,6 +12,8 @@
 //	waiting.go   it waits, or was refused
 //	podnics.go   its NICs that are ports of VPCs
 //	nic.go       one such NIC by itself
+//	podegress.go     the Egresses that it is to use
+//	egressclient.go  what its EgressClient says of them
 package diagnose
 
 import (
@@ -43,6 +45,8 @@ type Facts struct {
 	NICs Fact[[]v1alpha1.PodNIC]       // of the pod, or that its annotation names
 	VPCs map[string]Fact[v1alpha1.VPC] // of those, and that the pod's are to be in
 
+	EgressClient Fact[v1alpha1.EgressClient] // of the pod's name
+
 	Events []corev1.Event // of the pod, oldest first
 }
 
@@ -70,6 +74,7 @@ const (
 	OperatorMode Mode = "operator" // ENIs, by berth-operator
 	PoolMode     Mode = "pool"     // blocks of address pools
 	PortMode     Mode = "port"     // ports of VPCs
+	EgressMode   Mode = "egress"   // another network: Berth adds egress to it
 )
 
 // Daemon is the berthd of a node, as its pod tells.

@@ -162,11 +162,12 @@ func portOf(f NICFacts) *Diagnosis {
 	case !f.late(f.since()):
 		return fine(Starting, "Its port is being made.")
 	}
-	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and no operator has said why.", f.age(f.since())), noOperatorRemedy(f), seeNICs)
+	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and no operator has said why.", f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
-func noOperatorRemedy(f NICFacts) string {
-	if o := f.Operators.Value; o != nil && o.Ready == 0 {
+// operatorRemedy is what to do about something that an operator has not done.
+func operatorRemedy(operators Fact[Operators]) string {
+	if o := operators.Value; o != nil && o.Ready == 0 {
 		return fmt.Sprintf("None of %d berth-operator pods is ready: see them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
 	}
 	return "See whether berth-operator leads, and its log."
@@ -219,7 +220,7 @@ func notBound(f NICFacts) *Diagnosis {
 	if !f.late(f.since()) {
 		return fine(Starting, fmt.Sprintf("Port %s is being bound.", st.PortID))
 	}
-	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and no operator has said why.", st.PortID, f.age(f.since())), noOperatorRemedy(f), seeNICs)
+	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and no operator has said why.", st.PortID, f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
 // notPlugged is about a port that its node has not plugged, or not as it is to be.
@@ -236,16 +237,25 @@ func notPlugged(f NICFacts) *Diagnosis {
 		return nil
 	}
 	text := fmt.Sprintf("Port %s is bound to node %s, which has not said that it is plugged", st.PortID, st.NodeName)
-	switch {
-	case f.Daemon.Absent():
-		return trouble(NotPlugged, text+": no berthd pod runs there.", "See why the DaemonSet has no pod there: its node selector and tolerations, and its events (kubectl describe daemonset).", seeDaemon)
-	case f.Daemon.Value != nil && !f.Daemon.Value.Ready:
-		return trouble(NotPlugged, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(f.Daemon.Value.Why, "it has not said why")), fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", f.Daemon.Value.Pod, st.NodeName), seeNode)
-	case !f.late(f.since()):
+	if d := withoutDaemon(NotPlugged, text, f.Daemon, st.NodeName); d != nil {
+		return d
+	}
+	if !f.late(f.since()) {
 		return fine(Starting, text+" yet.")
 	}
 	return trouble(NotPlugged, fmt.Sprintf("%s for %s.", text, f.age(f.since())),
 		"See the pod's events (kubectl describe pod): images, volumes and secrets come before the network. Else berthd's log on the node.", seeNoNIC)
+}
+
+// withoutDaemon is about what a node has not done because no berthd there can; nil: one can.
+func withoutDaemon(v Verdict, text string, d Fact[Daemon], node string) *Diagnosis {
+	switch {
+	case d.Absent():
+		return trouble(v, text+": no berthd pod runs there.", "See why the DaemonSet has no pod there: its node selector and tolerations, and its events (kubectl describe daemonset).", seeDaemon)
+	case d.Value != nil && !d.Value.Ready:
+		return trouble(v, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(d.Value.Why, "it has not said why")), fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Value.Pod, node), seeNode)
+	}
+	return nil
 }
 
 // plugRemedy is what to do about what keeps a node from plugging a port.

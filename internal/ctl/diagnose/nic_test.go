@@ -155,23 +155,30 @@ func TestRemediesAreThoseOfThePage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(page), "### Conditions of VPCs and NICs\n")
-	section, _, _ = strings.Cut(section, "\n## ")
-	explained := map[string]bool{}
-	for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*`) \\| `").FindAllStringSubmatch(section, -1) {
-		for _, m := range regexp.MustCompile("`([A-Za-z]+)`").FindAllStringSubmatch(row[1], -1) {
-			explained[m[1]] = true
-			if remedies[m[1]] == "" {
-				t.Errorf("%s has no remedy", m[1])
+	for heading, of := range map[string]struct {
+		remedies map[string]string
+		least    int
+	}{
+		"### Conditions of VPCs and NICs\n": {remedies, 30}, "## With Egresses\n": {egressRemedies, 15},
+	} {
+		_, section, _ := strings.Cut(string(page), heading)
+		section, _, _ = strings.Cut(section, "\n## ")
+		explained := map[string]bool{}
+		for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*`) \\| `").FindAllStringSubmatch(section, -1) {
+			for _, m := range regexp.MustCompile("`([A-Za-z]+)`").FindAllStringSubmatch(row[1], -1) {
+				explained[m[1]] = true
+				if of.remedies[m[1]] == "" {
+					t.Errorf("%s has no remedy", m[1])
+				}
 			}
 		}
-	}
-	for reason := range remedies {
-		if !explained[reason] {
-			t.Errorf("the page does not explain %s", reason)
+		for reason := range of.remedies {
+			if !explained[reason] {
+				t.Errorf("the page does not explain %s", reason)
+			}
 		}
-	}
-	if len(explained) < 30 {
-		t.Errorf("only %d reasons were found", len(explained))
+		if len(explained) < of.least {
+			t.Errorf("only %d reasons were found under %s", len(explained), heading)
+		}
 	}
 }

@@ -26,10 +26,11 @@ func AsksForNICs(f Facts) (vpc string, err error) {
 	return vpc, errs.Err()
 }
 
-// unlessNICs is a diagnosis of a pod's address, unless that is fine and its NICs are not.
-func unlessNICs(f Facts, d *Diagnosis) *Diagnosis {
+// besides is a diagnosis of a pod's address, unless that is fine and its NICs or Egresses are
+// not.
+func besides(f Facts, d *Diagnosis) *Diagnosis {
 	if d.OK {
-		return cmp.Or(nics(f), d)
+		return cmp.Or(nics(f), egress(f), d)
 	}
 	return d
 }
@@ -70,7 +71,7 @@ func (f Facts) OfNIC(o *v1alpha1.PodNIC) Diagnosis {
 	ref := PodOf(o)
 	switch {
 	case ref == nil && o.DeletionTimestamp == nil && f.Now.Sub(f.Pod.CreationTimestamp.Time) > patience:
-		return *trouble(NotBound, "The pod names it, and the operator has not given it to the pod.", noOperatorRemedy(g), seeNICs)
+		return *trouble(NotBound, "The pod names it, and the operator has not given it to the pod.", operatorRemedy(g.Operators), seeNICs)
 	case ref != nil && ref.UID != string(f.Pod.UID):
 		return *trouble(NotBound, fmt.Sprintf("It is another pod's: %s has it.", ref.Name), "Nothing, if that one ends: the pod waits until then. Else name another PodNIC.", seeNICs)
 	}

@@ -44,6 +44,11 @@ const (
 	NotPlugged        Verdict = "NotPlugged"        // by the node
 	PlugFailed        Verdict = "PlugFailed"        // as the node says
 	NotActive         Verdict = "NotActive"         // plugged, and the provider does not say that it carries packets
+	NoEgressClient    Verdict = "NoEgressClient"    // the operator has made none for a pod that names Egresses
+	EgressRefused     Verdict = "EgressRefused"     // it may not use an Egress
+	NotSetUp          Verdict = "NotSetUp"          // its tunnels to gateways, by its node
+	NotServed         Verdict = "NotServed"         // by gateways
+	NoGateway         Verdict = "NoGateway"         // of an Egress that it uses is ready
 	NotOfBerth        Verdict = "NotOfBerth"        // another plugin gave the address
 	AddressesDisagree Verdict = "AddressesDisagree" // the pod's status and its node's record
 )
@@ -71,6 +76,8 @@ func trouble(v Verdict, summary, remedy, see string) *Diagnosis {
 const (
 	seeNoNIC     = `docs/troubleshoot.md, "No NIC"`
 	seeNICs      = `docs/troubleshoot.md, "Conditions of VPCs and NICs"`
+	seeNoEgress  = `docs/troubleshoot.md, "No egress"`
+	seeEgresses  = `docs/troubleshoot.md, "Conditions of Egresses"`
 	seeWaits     = `docs/troubleshoot.md, "No address"`
 	seeDaemon    = `docs/troubleshoot.md, "berthd is not there"`
 	seeSandbox   = `docs/troubleshoot.md, "A pod stays in ContainerCreating"`
@@ -80,4 +87,6 @@ const (
 	seeReasons   = `docs/troubleshoot.md, "Reasons of conditions"`
 	seePools     = `docs/troubleshoot.md, "Pools and requests"`
 	seePoolWaits = `docs/troubleshoot.md, "A pod waits for an address of a pool"`
+
+	seeEgressClients = `docs/troubleshoot.md, "Conditions of EgressClients"`
 )

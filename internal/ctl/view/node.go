@@ -10,8 +10,11 @@ import (
 
 // Addresses prints the document's addresses, by state, and the NICs of pods.
 func Addresses(p *Printer, doc introspect.Document) {
-	if doc.IPAM == "port" {
+	switch doc.IPAM {
+	case "port":
 		ports(p, doc)
+		return
+	case "none":
 		return
 	}
 	from := supplyOf(doc)
@@ -61,8 +64,11 @@ func LastTrouble(p *Printer, doc introspect.Document) {
 // Totals is a line of the document's numbers.
 func Totals(doc introspect.Document) string {
 	t := doc.Totals
-	if doc.IPAM == "port" {
+	switch doc.IPAM {
+	case "port":
 		return Count(len(doc.NICs), "NIC")
+	case "none":
+		return "pods have another network's addresses; Berth adds egress"
 	}
 	s := fmt.Sprintf("%d allocated, %d available, %d cooling", t.Allocated, t.Available, t.Cooling)
 	for _, more := range []struct {

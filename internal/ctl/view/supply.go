@@ -29,8 +29,11 @@ type columns[T any] struct {
 }
 
 func supplyOf(doc introspect.Document) supply {
-	if doc.IPAM == "port" {
+	switch doc.IPAM {
+	case "port":
 		return ofPorts
+	case "none":
+		return ofOthers
 	}
 	if doc.IPAM == "pool" || len(doc.Pools)+len(doc.Blocks) > 0 {
 		return ofPools
@@ -64,6 +67,13 @@ var ofPorts = supply{
 	authority: "ports of VPCs",
 	besides:   func(*Printer, introspect.Document) {},
 	status:    ports,
+}
+
+// ofOthers is of nodes whose pods have the addresses of another network.
+var ofOthers = supply{
+	authority: "the network",
+	besides:   func(*Printer, introspect.Document) {},
+	status:    func(*Printer, introspect.Document) {},
 }
 
 func ports(p *Printer, doc introspect.Document) {

@@ -6,7 +6,7 @@
 //	events.go   events
 //	logs.go     logs of Berth's pods, and of kubelets
 //	exec.go     the bundle of a node, which its own berthctl makes
-//	operator.go what operators serve
+//	operator.go what operators and gateways serve
 package cluster
 
 import (
@@ -29,7 +29,7 @@ import (
 )
 
 // ours selects Berth's pods.
-const ours = connect.NameLabel + " in (" + connect.DaemonName + ", " + connect.OperatorName + ")"
+const ours = connect.NameLabel + " in (" + connect.DaemonName + ", " + connect.OperatorName + ", " + connect.EgressName + ")"
 
 // Options say what to collect.
 type Options struct {
@@ -130,10 +130,14 @@ func (k *Cluster) Objects() []archive.Part {
 	}
 	for _, p := range k.pods {
 		isOperator := p.Labels[connect.NameLabel] == connect.OperatorName
-		if isOperator {
+		wanted := isOperator || k.wanted(p.Spec.NodeName)
+		switch {
+		case isOperator:
 			parts = append(parts, k.part("operator "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.operator(ctx, s, p) }))
+		case wanted && p.Labels[connect.NameLabel] == connect.EgressName:
+			parts = append(parts, k.part("gateway "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.gateway(ctx, s, p) }))
 		}
-		if isOperator || k.wanted(p.Spec.NodeName) {
+		if wanted {
 			parts = append(parts, k.part("logs of "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.podLogs(ctx, s, p) }))
 		}
 	}

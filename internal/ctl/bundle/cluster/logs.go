@@ -61,6 +61,9 @@ func folderOf(p corev1.Pod) string {
 	if p.Labels[connect.NameLabel] == connect.DaemonName && p.Spec.NodeName != "" {
 		return "nodes/" + p.Spec.NodeName
 	}
+	if p.Labels[connect.NameLabel] == connect.EgressName {
+		return gatewayFolder(p)
+	}
 	return "cluster"
 }
 

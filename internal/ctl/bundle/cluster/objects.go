@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/redact"
 )
@@ -22,7 +23,7 @@ type kind struct {
 	path     string // of its group and version
 	resource string
 	labels   string // selector; empty: all
-	ours     bool   // only those with berth in their name
+	ours     bool   // only those with berth in their name, or of Egresses
 }
 
 func (k kind) name() string { return k.resource }
@@ -31,6 +32,7 @@ var kinds = []kind{
 	{path: "/api/v1", resource: "nodes"},
 	{path: "/api/v1", resource: "pods", labels: ours},
 	{path: "/api/v1", resource: "serviceaccounts", ours: true},
+	{path: "/api/v1", resource: "services", ours: true},
 	{path: "/apis/apps/v1", resource: "daemonsets"}, // others' too: what else changes nodes' networks
 	{path: "/apis/apps/v1", resource: "deployments", ours: true},
 	{path: "/apis/apps/v1", resource: "controllerrevisions", ours: true},
@@ -51,6 +53,9 @@ var kinds = []kind{
 	{path: "/apis/berth.dev/v1alpha1", resource: "blockrequests"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "vpcs"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "podnics"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "egresses"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "egressclients"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "egressclientslices"},
 }
 
 // What is read of one kind.
@@ -129,7 +134,8 @@ func isOurs(o map[string]any) bool {
 	name, _ := m["name"].(string)
 	labels, _ := m["labels"].(map[string]any)
 	partOf, _ := labels["app.kubernetes.io/part-of"].(string)
-	return strings.Contains(name, "berth") || partOf == "berth"
+	managedBy, _ := labels["app.kubernetes.io/managed-by"].(string)
+	return strings.Contains(name, "berth") || partOf == "berth" || managedBy == v1alpha1.OwnerOperator
 }
 
 // shown is an object without secrets, and without what only machines read.

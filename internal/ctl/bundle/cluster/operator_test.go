@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/introspect"
@@ -60,19 +61,7 @@ func TestOperator(t *testing.T) {
 		"metrics are turned off as well": {operatorPod(corev1.PodRunning, "--health-address=", "--metrics-address="), 0, nil, nil, []string{"see its --health-address"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dial := func(_ context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
-				if port != tc.port || pod.Name != tc.pod.Name {
-					t.Errorf("port %d of %s, want %d", port, pod.Name, tc.port)
-				}
-				if tc.serves == nil {
-					return nil, errors.New("nobody listens")
-				}
-				here, there := net.Pipe()
-				l := &once{conn: there}
-				go func() { _ = http.Serve(l, tc.serves) }()
-				return here, nil
-			}
-			k := &Cluster{Options: Options{Timeout: time.Minute}, dial: dial, pods: []corev1.Pod{tc.pod}}
+			k := &Cluster{Options: Options{Timeout: time.Minute}, dial: dials(t, tc.pod, tc.port, tc.serves), pods: []corev1.Pod{tc.pod}}
 			parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != "operator kube-system/berth-operator-1" })
 			var out bytes.Buffer
 			a := archive.New(&out, "x", "cluster", archive.Limits{File: 1 << 20, Total: 1 << 20}, time.Now)
@@ -107,6 +96,51 @@ func TestOperator(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// dials is a way to a port of a pod where something serves; nil: nobody listens.
+func dials(t *testing.T, to corev1.Pod, at uint16, serves http.Handler) connect.Dialer {
+	return func(_ context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
+		if port != at || pod.Name != to.Name {
+			t.Errorf("port %d of %s, want %d", port, pod.Name, at)
+		}
+		if serves == nil {
+			return nil, errors.New("nobody listens")
+		}
+		here, there := net.Pipe()
+		l := &once{conn: there}
+		go func() { _ = http.Serve(l, serves) }()
+		return here, nil
+	}
+}
+
+// TestGateway: what a gateway of a node that is asked for serves is in the bundle.
+func TestGateway(t *testing.T) {
+	serves := http.NewServeMux()
+	serves.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("up 1\n")) })
+	serves.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "not-forwarded", http.StatusServiceUnavailable)
+	})
+	pod := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "egress", Name: "internet-1", Labels: map[string]string{connect.NameLabel: connect.EgressName}},
+		Spec:       corev1.PodSpec{NodeName: "node-1"}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	for node, want := range map[string]int{"node-1": 1, "node-2": 0} {
+		k := &Cluster{Options: Options{Timeout: time.Minute, Nodes: []string{node}}, dial: dials(t, pod, v1alpha1.EgressHealthPort, serves), pods: []corev1.Pod{pod}}
+		parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != "gateway egress/internet-1" })
+		var out bytes.Buffer
+		a := archive.New(&out, "x", "cluster", archive.Limits{File: 1 << 20, Total: 1 << 20}, time.Now)
+		harness.OK(t, a.Collect(t.Context(), 1, parts))
+		_, err := a.Close()
+		harness.OK(t, err)
+		contents, _, err := archive.Open(&out)
+		harness.OK(t, err)
+		for name, text := range map[string]string{"metrics.txt": "up 1", "readyz.txt": "not-forwarded"} {
+			if has := bytes.Contains(contents["cluster/gateways/egress/internet-1/"+name], []byte(text)); len(parts) != want || has != (want == 1) {
+				t.Errorf("of %s: %d parts, %s: %v", node, len(parts), name, has)
+			}
+		}
 	}
 }
 

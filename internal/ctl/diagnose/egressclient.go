@@ -1,0 +1,101 @@
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// ClientFacts are what is known of an EgressClient and of what it depends on.
+type ClientFacts struct {
+	Now       time.Time
+	Client    *v1alpha1.EgressClient
+	Daemon    Fact[Daemon] // of its node
+	Operators Fact[Operators]
+}
+
+// EgressClient finds what there is to say about a pod that uses Egresses, or would.
+func EgressClient(f ClientFacts) Diagnosis {
+	ready := meta.FindStatusCondition(f.Client.Status.Conditions, v1alpha1.ConditionReady)
+	spec := f.Client.Spec
+	switch {
+	case f.Client.DeletionTimestamp != nil:
+		return *fine(Ending, "Its pod is gone, or uses no Egress any more.")
+	case len(spec.Egresses)+len(spec.Refused) == 0:
+		return *fine(Unused, "The pod uses no Egress.")
+	case ready == nil:
+		return *notLooked(f)
+	case ready.Status == metav1.ConditionTrue:
+		return *fine(Works, "Its tunnels are set up, and gateways serve it.")
+	}
+	return *kept(f, *ready)
+}
+
+// notLooked is about a client of which no operator has said how it does.
+func notLooked(f ClientFacts) *Diagnosis {
+	since := f.Client.CreationTimestamp.Time
+	if f.Now.Sub(since) < made {
+		return fine(Starting, "It was just made.")
+	}
+	return trouble(NotSetUp, fmt.Sprintf("No operator has said for %s how it does.", f.Now.Sub(since).Round(time.Second)), operatorRemedy(f.Operators), seeNoEgress)
+}
+
+// kept is about a client that something keeps from its Egresses.
+func kept(f ClientFacts, c metav1.Condition) *Diagnosis {
+	remedy := EgressRemedy(c.Reason)
+	switch c.Reason {
+	case v1alpha1.EgressNotFound, v1alpha1.EgressNotAllowed, v1alpha1.EgressOverlaps, v1alpha1.EgressInvalid:
+		return trouble(EgressRefused, fmt.Sprintf("It may not use an Egress (%s): %s", c.Reason, c.Message), remedy, seeEgressClients)
+	case "SetUpFailed":
+		return trouble(NotSetUp, "Its tunnels are not set up: "+c.Message, remedy, seeNoEgress)
+	case "WaitingForNode":
+		return cmp.Or(withoutDaemon(NotSetUp, "Its tunnels are not set up", f.Daemon, f.Client.Spec.NodeName), slow(f, c))
+	case "NoGateway":
+		return trouble(NoGateway, c.Message, remedy, seeEgresses)
+	}
+	return trouble(NotServed, fmt.Sprintf("Gateways do not serve it (%s): %s", c.Reason, c.Message), remedy, seeEgressClients)
+}
+
+// slow is about a client whose node has not set it up.
+func slow(f ClientFacts, c metav1.Condition) *Diagnosis {
+	waited := f.Now.Sub(c.LastTransitionTime.Time)
+	if waited < patience {
+		return fine(Starting, c.Message)
+	}
+	return trouble(NotSetUp, fmt.Sprintf("%s, for %s", c.Message, waited.Round(time.Second)), EgressRemedy(c.Reason), seeNoEgress)
+}
+
+// EgressRemedy is what to do about the reason of an Egress's condition, or of an
+// EgressClient's.
+func EgressRemedy(reason string) string {
+	return cmp.Or(egressRemedies[reason], "See what the message names; it is tried again by itself.")
+}
+
+// egressRemedies are those of the reasons of Egresses and EgressClients, as in
+// docs/troubleshoot.md, "With Egresses".
+var egressRemedies = map[string]string{
+	"GatewaysReady":   "Nothing.",
+	"Applied":         "Nothing.",
+	"NoReplicas":      "Give it replicas: its clients do not reach its destinations until then.",
+	"NoGateways":      "See the pods of its Deployment: their events, and of those that run their log and /readyz.",
+	"FamilyMissing":   "Take out the destination that the message names, or run gateways where pods have addresses of its family.",
+	"InvalidTemplate": "Correct the field of spec.template that the message names.",
+	"NameTaken":       "Delete or rename the object that the message names, or name the Egress otherwise.",
+	"PodsRefused":     "Have the Egress in a namespace whose Pod Security admits NET_ADMIN, or see to what else the message names.",
+	"NotFound":        "Create the Egress that the message names, or correct the pod's annotation.",
+	"NotAllowed":      "Have allowedNamespaces or clients of the Egress allow the pod, or take it out of the annotation.",
+	"Overlaps":        "Have the pod use one of the two Egresses, or change their destinations.",
+	"Invalid":         "Correct the pod's annotation, as the message says.",
+	"WaitingForNode":  "See berthd of the node: its log, and whether it runs with --egress.",
+	"SetUpFailed":     "As the message says, which is the node's; it is tried again.",
+	"AddressConflict": "See which of the two pods has the address, and which network gave it out twice.",
+	"NoGateway":       "See the Egress's condition Available (kubectl berth egresses).",
+	"Refused":         "See the object or the pod that the message names.",
+	"Waiting":         "See the EgressClient that the message names.",
+	"InvalidSelector": "Correct the selector that the message names: it selects nothing.",
+}

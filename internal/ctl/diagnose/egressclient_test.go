@@ -1,0 +1,77 @@
+package diagnose
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// served is a client of Egress egress/internet that gateways serve.
+func served() ClientFacts {
+	uses := []v1alpha1.EgressReference{{Namespace: "egress", Name: "internet", UID: "e-1"}}
+	return ClientFacts{
+		Now: now,
+		Client: &v1alpha1.EgressClient{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))},
+			Spec:       v1alpha1.EgressClientSpec{PodUID: "u-1", NodeName: "node-a", Egresses: uses},
+			Status: v1alpha1.EgressClientStatus{
+				Conditions: []metav1.Condition{condition("Ready", metav1.ConditionTrue, "SetUp", "", time.Hour)},
+				Node:       &v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, Addresses: []string{"10.0.0.5"}, Egresses: uses},
+			},
+		},
+		Daemon: Of(Daemon{Pod: "-n kube-system berthd-x", Ready: true}), Operators: Of(Operators{Ready: 1, All: 2}),
+	}
+}
+
+// isNot edits a client's condition.
+func isNot(reason, message string, ago time.Duration) func(*ClientFacts) {
+	return func(f *ClientFacts) {
+		f.Client.Status.Conditions[0] = condition("Ready", metav1.ConditionFalse, reason, message, ago)
+	}
+}
+
+func TestEgressClient(t *testing.T) {
+	unsaid := func(f *ClientFacts) { f.Client.Status = v1alpha1.EgressClientStatus{} }
+	const waits = "berthd of node node-a has not set up the pod's tunnels yet"
+	for name, tt := range map[string]struct {
+		edit []func(*ClientFacts)
+		want Verdict
+		says string // in summary and remedy
+	}{
+		"served":       {nil, Works, "gateways serve it"},
+		"goes":         {[]func(*ClientFacts){func(f *ClientFacts) { f.Client.DeletionTimestamp = &metav1.Time{Time: now} }}, Ending, ""},
+		"no client":    {[]func(*ClientFacts){func(f *ClientFacts) { f.Client.Spec.Egresses = nil }}, Unused, "uses no Egress"},
+		"just made":    {[]func(*ClientFacts){unsaid, func(f *ClientFacts) { f.Client.CreationTimestamp = metav1.NewTime(now) }}, Starting, ""},
+		"nobody looks": {[]func(*ClientFacts){unsaid}, NotSetUp, "No operator has said for 1h0m0s"},
+		"no operator":  {[]func(*ClientFacts){unsaid, func(f *ClientFacts) { f.Operators = Of(Operators{All: 2}) }}, NotSetUp, "None of 2"},
+		"no Egress":    {[]func(*ClientFacts){isNot("NotFound", "there is no Egress egress/none", time.Minute)}, EgressRefused, "Create the Egress"},
+		"not allowed":  {[]func(*ClientFacts){isNot("NotAllowed", "Egress egress/bank: not for shop", time.Minute)}, EgressRefused, "not for shop"},
+		"overlaps":     {[]func(*ClientFacts){isNot("Overlaps", "0.0.0.0/0 contains 10.0.0.0/8", time.Minute)}, EgressRefused, "one of the two"},
+		"waits":        {[]func(*ClientFacts){isNot("WaitingForNode", waits, time.Second)}, Starting, "has not set up"},
+		"waits on":     {[]func(*ClientFacts){isNot("WaitingForNode", waits, time.Hour)}, NotSetUp, "runs with --egress"},
+		"no berthd":    {[]func(*ClientFacts){isNot("WaitingForNode", waits, time.Second), func(f *ClientFacts) { f.Daemon = Fact[Daemon]{} }}, NotSetUp, "no berthd pod runs there"},
+		"berthd is not ready": {[]func(*ClientFacts){isNot("WaitingForNode", waits, time.Second), func(f *ClientFacts) {
+			f.Daemon = Of(Daemon{Pod: "-n kube-system berthd-x", Why: "CrashLoopBackOff"})
+		}}, NotSetUp, "CrashLoopBackOff"},
+		"node fails":   {[]func(*ClientFacts){isNot("SetUpFailed", "berthd of node node-a: no FoU", time.Minute)}, NotSetUp, "no FoU"},
+		"conflict":     {[]func(*ClientFacts){isNot("AddressConflict", "10.0.0.5 is shop/web-1's", time.Minute)}, NotServed, "gave it out twice"},
+		"no gateway":   {[]func(*ClientFacts){isNot("NoGateway", "Egress egress/internet has no gateway", time.Minute)}, NoGateway, "kubectl berth egresses"},
+		"a new reason": {[]func(*ClientFacts){isNot("OfLater", "something", time.Minute)}, NotServed, "something"},
+	} {
+		f := served()
+		for _, edit := range tt.edit {
+			edit(&f)
+		}
+		d := EgressClient(f)
+		if d.Verdict != tt.want || !strings.Contains(d.Summary+d.Remedy, tt.says) {
+			t.Errorf("%s: %+v\nwant %s with %q", name, d, tt.want, tt.says)
+		}
+		if !d.OK && (d.Remedy == "" || d.See == "") {
+			t.Errorf("%s: %s says nothing of what to do", name, d.Verdict)
+		}
+	}
+}
