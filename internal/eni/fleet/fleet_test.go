@@ -182,6 +182,8 @@ func TestInvalidateFindsWhatIsGone(t *testing.T) {
 		looked := 0
 		for _, e := range w.attached() {
 			looked++
+			// Else the operator, if it looks meanwhile, attaches it again.
+			w.cloud.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Transient, "")})
 			if err := w.cloud.DetachENI(t.Context(), e.Attachment.ID); err != nil {
 				t.Fatal(err)
 			}
@@ -189,6 +191,7 @@ func TestInvalidateFindsWhatIsGone(t *testing.T) {
 			if err := w.cloud.DeleteENI(t.Context(), e.ID); err != nil {
 				t.Fatal(err)
 			}
+			w.cloud.ClearFaults()
 			p.Invalidate(n.name)
 			n.run(0)
 			pass(5 * time.Second)
