@@ -36,7 +36,7 @@ func Run(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	kernel, err := gateway.Open("/proc/self/ns/net")
+	kernel, err := gateway.OpenOwn()
 	if err != nil {
 		return fmt.Errorf("open the pod's network namespace: %w", err)
 	}

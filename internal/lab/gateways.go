@@ -261,12 +261,22 @@ func (g *gateways) start(ctx context.Context, one *Gateway, pod *corev1.Pod, san
 	}
 	env = append(env, "BERTH_KUBECONFIG="+kubeconfig)
 	program := proc.New("gateway "+pod.Name, filepath.Join(g.lab.Dir, "log", pod.Name+".log"), func() proc.Command {
-		return proc.Command{Path: filepath.Join(g.lab.BinDir, gatewayProgram), Args: container.Args, Env: env, Netns: sandbox.Netns()}
+		return proc.Command{
+			Path: filepath.Join(g.lab.BinDir, gatewayProgram), Args: container.Args, Env: env, Netns: sandbox.Netns(), Capabilities: capabilities(container),
+		}
 	})
 	g.mu.Lock()
 	one.Process, one.Pod = program, sandbox
 	g.mu.Unlock()
 	return program.Start()
+}
+
+// capabilities are those that a container may have, which drops all but what it adds.
+func capabilities(c corev1.Container) (names []string) {
+	for _, name := range c.SecurityContext.Capabilities.Add {
+		names = append(names, strings.ToLower(string(name)))
+	}
+	return names
 }
 
 // environment are the variables of a container, those of the downward API included.

@@ -140,10 +140,14 @@ func (l *Lab) chartValues() map[string]any {
 	case OperatorMode:
 		operator["settings"].(map[string]any)["ec2-endpoint"] = EC2URL
 	}
-	return map[string]any{
+	values := map[string]any{
 		"mode": string(l.Mode), "clusterName": l.clusterName(), "daemon": daemon, "operator": operator,
 		"apiServer": map[string]any{"host": host, "port": json.Number(port)},
 	}
+	if l.Egress {
+		values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": l.Kubelets.Tag}}
+	}
+	return values
 }
 
 // settings are flags, each --name=value or --name, as the chart has them.

@@ -50,8 +50,8 @@ type Options struct {
 	VPCs []VPC
 	// PortCloud raises who has the ports of a lab with ports; portcloud.NewModel when nil.
 	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
-	// Egress has pods reach the outside by gateways of Egresses, and the lab run the gateways.
-	// It takes a kernel with Foo-over-UDP (package vm).
+	// Egress has pods reach the outside by gateways of Egresses, which the lab runs unless it has
+	// kubelets. It takes a kernel with Foo-over-UDP (package vm).
 	Egress bool
 	// OperatorCount is how many berth-operator processes there are where the mode, or
 	// VPCPorts or Egress, has operators, 1 when 0; one of them leads.

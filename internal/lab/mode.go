@@ -71,9 +71,6 @@ func (o Options) completeMode() (Options, error) {
 	if o.VPCPorts && o.Mode != PortMode && o.Kubelets != nil {
 		return o, errors.New("nodes that have ports of VPCs beside other addresses are no whole machines in a lab: leave out kubelets")
 	}
-	if o.Egress && o.Kubelets != nil {
-		return o, errors.New("gateways of Egresses run where nodes are no whole machines in a lab: leave out kubelets")
-	}
 	if !o.hasOperators() {
 		if o.Kubelets != nil {
 			return o.completeAssets()

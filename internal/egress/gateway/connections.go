@@ -11,8 +11,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-
-	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // endConnections has connection tracking forget connections of those that are gone; at first also
@@ -61,7 +59,7 @@ func (e ended) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 // Connections is how many connections are tracked in the namespace, and how many can be. Where the kernel
 // tracks none yet both are 0.
 func (k *Kernel) Connections() (count, limit int, err error) {
-	err = rtnl.InNetns(k.ns, func() error {
+	err = k.inside(func() error {
 		if count, err = number("/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
 			return err
 		}
@@ -140,7 +138,7 @@ func number(path string) (int, error) {
 // no room, since the namespace is there.
 func (k *Kernel) ConnectionsRefused() (uint64, error) {
 	var refused uint64
-	err := rtnl.InNetns(k.ns, func() error {
+	err := k.inside(func() error {
 		// Not /proc/net: that is the one of the process's first thread.
 		text, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
 		if errors.Is(err, fs.ErrNotExist) {

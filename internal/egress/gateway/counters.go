@@ -22,9 +22,9 @@ func (k *Kernel) Counters() (Counters, error) {
 	for _, r := range Reasons {
 		c.Dropped[r] = map[int]Count{}
 	}
-	conn, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
+	conn, err := k.nftables()
 	if err != nil {
-		return c, fmt.Errorf("open nftables: %w", err)
+		return c, err
 	}
 	objects, err := conn.GetNamedObjects(table())
 	if err != nil {

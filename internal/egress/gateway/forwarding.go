@@ -9,8 +9,6 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // ErrNotForwarded tells that the namespace does not pass packets on, which cannot be changed from inside a
@@ -20,7 +18,7 @@ var ErrNotForwarded = errors.New("packets are not forwarded here")
 // forwardFrom has the kernel forward what comes from a link by IPv4. By netlink CAP_NET_ADMIN is enough,
 // while /proc/sys is read-only in a container (rtnetlink(7), IFLA_AF_SPEC).
 func (k *Kernel) forwardFrom(name string, index int) error {
-	return rtnl.InNetns(k.ns, func() error {
+	return k.inside(func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
 		msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 		msg.Index = int32(index)
@@ -43,7 +41,7 @@ const (
 
 // forwarded finds families that have destinations and are not forwarded.
 func (k *Kernel) forwarded(s Setup) error {
-	return rtnl.InNetns(k.ns, func() error {
+	return k.inside(func() error {
 		var problems []error
 		for _, of := range families {
 			if len(s.destinations(of)) == 0 || !s.own(of).IsValid() {

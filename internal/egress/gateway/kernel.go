@@ -20,7 +20,7 @@ import (
 // Kernel is a gateway's network namespace. It is for one caller at a time, but for Counters,
 // Connections and ConnectionsRefused, which anybody may call at any time.
 type Kernel struct {
-	ns netns.NsHandle
+	ns netns.NsHandle // not open: the process's own, which a gateway has no right to enter (OpenOwn)
 	nl *netlink.Handle
 
 	known *known // what the kernel has, as of the last Apply; nil: it is to be read
@@ -36,14 +36,27 @@ type known struct {
 	routes       map[netip.Addr]bool
 }
 
-// Open opens the network namespace at a path, such as /proc/self/ns/net. It changes nothing. Errors:
-// rtnl.ErrNoNetns, rtnl.ErrNotNetns.
+// sockets are the netlink families that a gateway speaks.
+var sockets = []int{unix.NETLINK_ROUTE, unix.NETLINK_GENERIC, unix.NETLINK_NETFILTER}
+
+// OpenOwn opens the network namespace that the process is in, which takes CAP_NET_ADMIN to change and no
+// more. It changes nothing.
+func OpenOwn() (*Kernel, error) {
+	nl, err := netlink.NewHandle(sockets...)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink sockets: %w", err)
+	}
+	return &Kernel{ns: netns.None(), nl: nl}, nil
+}
+
+// Open opens the network namespace at a path. It changes nothing. To enter one, be it the process's own,
+// takes CAP_SYS_ADMIN (setns(2)). Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
 func Open(path string) (*Kernel, error) {
 	ns, err := rtnl.OpenNetns(path)
 	if err != nil {
 		return nil, err
 	}
-	nl, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE, unix.NETLINK_GENERIC, unix.NETLINK_NETFILTER)
+	nl, err := netlink.NewHandleAt(ns, sockets...)
 	if err != nil {
 		_ = ns.Close()
 		return nil, fmt.Errorf("open netlink sockets: %w", err)
@@ -54,7 +67,30 @@ func Open(path string) (*Kernel, error) {
 // Close lets go of the namespace, and leaves it as it is.
 func (k *Kernel) Close() {
 	k.nl.Close()
-	_ = k.ns.Close()
+	if k.ns.IsOpen() {
+		_ = k.ns.Close()
+	}
+}
+
+// inside runs f in the namespace.
+func (k *Kernel) inside(f func() error) error {
+	if !k.ns.IsOpen() {
+		return f()
+	}
+	return rtnl.InNetns(k.ns, f)
+}
+
+// nftables is a connection to those of the namespace.
+func (k *Kernel) nftables() (conn *nftables.Conn, err error) {
+	if k.ns.IsOpen() {
+		conn, err = nftables.New(nftables.WithNetNSFd(int(k.ns)))
+	} else {
+		conn, err = nftables.New()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	return conn, nil
 }
 
 // Forget has the next Apply read again what the kernel has, and not rely on what the last one left.
@@ -77,9 +113,9 @@ func (k *Kernel) Apply(ctx context.Context, s Setup) error {
 }
 
 func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string) error {
-	conn, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
+	conn, err := k.nftables()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
 	// The rules come before the devices: nothing is forwarded without them.
 	if err := k.rules(conn, s); err != nil {
@@ -97,9 +133,9 @@ func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string)
 // Standing tells whether a gateway as a setup says, but with whatever clients and destinations, has been
 // set up by an earlier process, and serves clients.
 func (k *Kernel) Standing(s Setup) (bool, error) {
-	conn, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
+	conn, err := k.nftables()
 	if err != nil {
-		return false, fmt.Errorf("open nftables: %w", err)
+		return false, err
 	}
 	chains := s.chains()
 	tag, err := fingerprint(chains)

@@ -36,6 +36,9 @@ type Command struct {
 	// Cgroups are the directories of cgroups that it is born in, besides those
 	// that the lab is in.
 	Cgroups []string
+	// Capabilities are those that it may have at most, such as net_admin; all of the
+	// lab's when empty.
+	Capabilities []string
 }
 
 // joinCgroups is a shell's script that enters cgroups and becomes a program: what is
@@ -45,6 +48,9 @@ const joinCgroups = `while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit
 // argv is what is executed for the command, with further arguments.
 func (c Command) argv(more []string) []string {
 	argv := slices.Concat([]string{c.Path}, c.Args, more)
+	if len(c.Capabilities) > 0 {
+		argv = slices.Concat([]string{"setpriv", "--bounding-set", "-all,+" + strings.Join(c.Capabilities, ",+"), "--"}, argv)
+	}
 	if len(c.Cgroups) == 0 {
 		return argv
 	}

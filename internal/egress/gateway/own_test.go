@@ -1,0 +1,87 @@
+package gateway
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/egress"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+)
+
+// ownVariable tells a process of TestOwnNamespace that it is the gateway.
+const ownVariable = "BERTH_TEST_OWN_NAMESPACE"
+
+// TestOwnNamespace has a process with CAP_NET_ADMIN and no more, as a gateway's container is, change and read
+// the namespace that it is in. Where the kernel lacks Foo-over-UDP that is all but the tunnels.
+func TestOwnNamespace(t *testing.T) {
+	if os.Getenv(ownVariable) != "" {
+		asGateway(t)
+		return
+	}
+	const name = "berth-own"
+	if err := ns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Remove(name); err != nil {
+			t.Error(err)
+		}
+	})
+	err := ns.Do(ns.Path(name), func() error {
+		cmd := exec.Command("setpriv", "--bounding-set", "-all,+net_admin", "--", os.Args[0], "-test.run=^TestOwnNamespace$", "-test.v")
+		cmd.Env = append(os.Environ(), ownVariable+"=1")
+		out, err := cmd.CombinedOutput()
+		t.Logf("%s", out)
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func asGateway(t *testing.T) {
+	if _, err := Open("/proc/self/ns/net"); err == nil || !strings.Contains(err.Error(), unix.EPERM.Error()) {
+		t.Fatalf("entering a namespace: %v, want it not permitted: this process is no gateway", err)
+	}
+	k, err := OpenOwn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	own := netip.MustParseAddr("10.1.0.2")
+	err = k.Apply(t.Context(), Setup{
+		Link: "lo", Addrs: []netip.Addr{own}, Port: 5555, Destinations: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},
+		Clients: []Client{{UID: "1", Addrs: []netip.Addr{own.Next()}}},
+	})
+	if err != nil && !errors.Is(err, egress.ErrNoFoU) {
+		t.Errorf("apply: %v", err)
+	}
+	conn, err := k.nftables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := conn.ListTables()
+	if err != nil || !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == egress.Table }) {
+		t.Errorf("there are tables %v, %v, want %s", tables, err, egress.Table)
+	}
+	if _, err := k.Counters(); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := k.Connections(); err != nil {
+		t.Error(err)
+	}
+	if _, err := k.ConnectionsRefused(); err != nil {
+		t.Error(err)
+	}
+	if _, err := k.OpenConnections(); err != nil {
+		t.Error(err)
+	}
+}
