@@ -29,6 +29,13 @@ func egress(name string) *v1alpha1.Egress {
 	return &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0"}}}
 }
 
+// withTemplate is an Egress whose gateways are to have part of a PodSpec.
+func withTemplate(name, spec string) *v1alpha1.Egress {
+	e := egress(name)
+	e.Spec.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(spec)}}
+	return e
+}
+
 // egressClient is one as the operator makes it for a pod of default on node-1.
 func egressClient(pod string) *v1alpha1.EgressClient {
 	return &v1alpha1.EgressClient{
@@ -73,6 +80,9 @@ func applyEgressPolicies(t *testing.T) {
 				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
 				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}},
 			}}, client.DryRunAll)
+		},
+		"templates": func() error {
+			return other.Create(t.Context(), withTemplate("probe", `{"hostPID":true}`), client.DryRunAll)
 		},
 		"who poses": func() error {
 			return other.Create(t.Context(), &corev1.Pod{
@@ -279,9 +289,8 @@ func TestOperatorMakesGatewaysAlone(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "node-1")
 	one := intstr.FromInt32(1)
-	e := egress("nat")
+	e := withTemplate("nat", `{"priorityClassName":"a","containers":[{"name":"log","image":"log:1"}],"volumes":[{"name":"tmp","emptyDir":{}}]}`)
 	e.Spec.PodDisruptionBudget = &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}
-	e.Spec.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"priorityClassName":"a","containers":[{"name":"log","image":"log:1"}],"volumes":[{"name":"tmp","emptyDir":{}}]}`)}}
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), e))
 	apply := func(o *unstructured.Unstructured) error {
 		return operator.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o.DeepCopy()), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
@@ -353,6 +362,49 @@ func TestOperatorMakesGatewaysAlone(t *testing.T) {
 			t.Errorf("%s with %s %s: %v", tt.kind, tt.path, tt.value, err)
 		}
 	}
+}
+
+// What gateways cannot have their Egress's template cannot ask for: who writes it is told at once, with the field.
+func TestEgressTemplates(t *testing.T) {
+	applyEgressPolicies(t)
+	user := account(t, "another", "node-1")
+	const path = "spec.template.spec."
+	for spec, why := range map[string]string{
+		`{"hostNetwork":true}`:            path + "hostNetwork: gateways have a network, processes and IPC of their own",
+		`{"hostPID":true,"hostIPC":true}`: path + "hostPID: gateways have",
+		`{"shareProcessNamespace":true}`:  path + "shareProcessNamespace: gateways have",
+		`{"nodeName":"node-1"}`:           path + "nodeName: ",
+		`{"volumes":[{"name":"tmp","emptyDir":{}},{"name":"a","hostPath":{"path":"/"}}]}`:                                      path + "volumes: a is of the node",
+		`{"volumes":[{"name":"a","secret":{"secretName":"a"}}]}`:                                                               path + "volumes: a is of the node",
+		`{"volumes":[{"name":"a","projected":{"sources":[{"configMap":{"name":"a"}},{"serviceAccountToken":{"path":"a"}}]}}]}`: path + "volumes: a is of the node",
+		`{"containers":[{"name":"log","securityContext":{"privileged":true}}]}`:                                                path + "containers: log is privileged",
+		`{"initContainers":[{"name":"log","securityContext":{"capabilities":{"add":["NET_BIND_SERVICE","NET_ADMIN"]}}}]}`:      path + "containers: log is privileged or adds another capability",
+		`{"containers":[{"name":"log","envFrom":[{"secretRef":{"name":"a"}}]}]}`:                                               path + "containers: log has variables of a Secret",
+		`{"containers":[{"name":"egress","env":[{"name":"A","valueFrom":{"secretKeyRef":{"name":"a","key":"a"}}}]}]}`:          path + "containers: egress has variables of a Secret",
+		`{"initContainers":[{"name":"a","volumeMounts":[{"name":"berth-egress-token","mountPath":"/a"}]}]}`:                    path + "containers: a has variables of a Secret or the token",
+		`{"containers":[{"name":"egress","lifecycle":{}}]}`:                                                                    path + "containers: the container egress runs the program of Berth alone: leave out lifecycle",
+	} {
+		if err := user.Create(t.Context(), withTemplate("bad", spec)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: got %v\nwant it invalid because %s", spec, err, why)
+		}
+	}
+	// What is of a wrong type the operator's condition tells of, by its path.
+	for _, spec := range []string{
+		`{}`, `{"hostNetwork":false,"nodeSelector":{"a":"b"},"containers":[{"name":"egress","resources":{"limits":{"cpu":"1"}}},{"name":"log","image":"log:1","env":[{"name":"A","value":"b"}]}]}`,
+		`{"hostNetwork":"yes","volumes":"a","containers":{"a":"b"},"initContainers":["a",1]}`,
+		`{"volumes":[1,{"projected":1},{"projected":{"sources":1}}],"containers":[{"name":1,"securityContext":1,"envFrom":1,"env":1,"volumeMounts":1},{"securityContext":{"capabilities":1}}]}`,
+		`{"containers":[{"securityContext":{"capabilities":{"add":1}},"envFrom":[1],"env":[1,{"valueFrom":1}],"volumeMounts":[1]}]}`,
+	} {
+		if err := user.Create(t.Context(), withTemplate("good", spec), client.DryRunAll); err != nil {
+			t.Errorf("%s: %v", spec, err)
+		}
+	}
+	good := egress("good")
+	harness.OK(t, user.Create(t.Context(), good))
+	if err := patch(t, user, good, `{"spec":{"template":{"spec":{"hostIPC":true}}}}`); !apierrors.IsInvalid(err) {
+		t.Errorf("got %v, want it invalid", err)
+	}
+	harness.OK(t, patch(t, user, good, `{"spec":{"replicas":3}}`))
 }
 
 // What somebody else has made stays theirs, and what a person adds to the Egress's Deployment does
