@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/egress"
@@ -35,7 +36,15 @@ func TestOwnNamespace(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	err := ns.Do(ns.Path(name), func() error {
+	// That of lo is more than a tunnel can have.
+	err := ns.Netlink(ns.Path(name), func(h *netlink.Handle) error {
+		lo, err := h.LinkByName("lo")
+		return errors.Join(err, h.LinkSetMTU(lo, 1500))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = ns.Do(ns.Path(name), func() error {
 		cmd := exec.Command("setpriv", "--bounding-set", "-all,+net_admin", "--", os.Args[0], "-test.run=^TestOwnNamespace$", "-test.v")
 		cmd.Env = append(os.Environ(), ownVariable+"=1")
 		out, err := cmd.CombinedOutput()

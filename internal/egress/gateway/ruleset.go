@@ -84,39 +84,54 @@ var linkLocal = netip.MustParsePrefix("169.254.0.0/16")
 // chains are the table's. The gateway's own address of a family decides what is translated; where it
 // has none nothing comes out of a tunnel.
 func (s Setup) chains() []chain {
-	receive := base("receive", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
+	receive := split{base: base("receive", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)}
 	send := base("send", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw)
 	refuse := base("refuse", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle)
 	input := base("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter)
-	forward := base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
+	forward := split{base: base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)}
 	translate := base("translate", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 	// Of most packets this is all: the rules of both families cost what a tunnel's packet can do without.
-	receive.rules = append(receive.rules, rule{"what is in no tunnel, or came out of one", nft.Join(nft.Protocol(unix.IPPROTO_TCP), nft.Accept())})
+	receive.base.rules = append(receive.base.rules, rule{"what is in no tunnel, or came out of one", nft.Join(nft.Protocol(unix.IPPROTO_TCP), nft.Accept())})
 	refuse.rules = append(refuse.rules, rule{"tunnels' packets", nft.Join(nft.UDPTo(s.Port), nft.Accept())})
 	chains := []chain{}
 	for _, of := range families {
 		fou, from, to := s.fou(of), fromClients(of), toClients(of)
 		chains = append(chains, fou, from, to)
-		receive.rules = append(receive.rules,
-			rule{"a tunnel in a tunnel is none", nft.Join(nft.Family(of), fromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())},
-			rule{"what comes to the port of tunnels", nft.Join(nft.Family(of), notFromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.GoTo(fou.Name))},
-			rule{"the tunnels' devices would take it without UDP too", nft.Join(nft.Family(of), nft.Protocol(unix.IPPROTO_IPIP), nft.CountAs(counterName(string(NotClient), of)), nft.Drop())},
-			rule{"the tunnels' devices would take it without UDP too", nft.Join(nft.Family(of), nft.Protocol(unix.IPPROTO_IPV6), nft.CountAs(counterName(string(NotClient), of)), nft.Drop())},
+		receive.of(of,
+			rule{"what comes to the port of tunnels", nft.Join(notFromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.GoTo(fou.Name))},
+			rule{"a tunnel in a tunnel is none", nft.Join(fromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())},
+			rule{"the tunnels' devices would take it without UDP too", nft.Join(nft.Protocol(unix.IPPROTO_IPIP), nft.CountAs(counterName(string(NotClient), of)), nft.Drop())},
+			rule{"the tunnels' devices would take it without UDP too", nft.Join(nft.Protocol(unix.IPPROTO_IPV6), nft.CountAs(counterName(string(NotClient), of)), nft.Drop())},
 		)
 		send.rules = append(send.rules, rule{"tunnels are no connections", nft.Join(nft.Family(of), notToTunnel(of), nft.UDPTo(s.Port), nft.Notrack())})
 		refuse.rules = append(refuse.rules, s.refusals(of)...)
 		input.rules = append(input.rules, rule{"clients reach others by the gateway, not the gateway", nft.Join(fromTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())})
-		forward.rules = append(forward.rules,
-			rule{"of no connection", nft.Join(nft.Family(of), nft.CtState(expr.CtStateBitINVALID), nft.CountAs(counterName(string(Invalid), of)), nft.Drop())},
-			rule{"from clients", nft.Join(nft.Family(of), fromTunnel(of), nft.GoTo(from.Name))},
-			rule{"to clients", nft.Join(nft.Family(of), toTunnel(of), nft.GoTo(to.Name))},
-			rule{"the gateway is no other router", nft.Join(nft.Family(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())},
+		forward.of(of,
+			rule{"of no connection", nft.Join(nft.CtState(expr.CtStateBitINVALID), nft.CountAs(counterName(string(Invalid), of)), nft.Drop())},
+			rule{"from clients", nft.Join(fromTunnel(of), nft.GoTo(from.Name))},
+			rule{"to clients", nft.Join(toTunnel(of), nft.GoTo(to.Name))},
+			rule{"the gateway is no other router", nft.Join(nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop())},
 		)
 		if own := s.own(of); own.IsValid() {
 			translate.rules = append(translate.rules, rule{"what is not the gateway's own", nft.Join(nft.Family(of), notToTunnel(of), notFrom(own), nft.Masquerade())})
 		}
 	}
-	return append(chains, receive, send, refuse, input, forward, translate)
+	chains = append(chains, receive.families...)
+	chains = append(chains, forward.families...)
+	return append(chains, receive.base, send, refuse, input, forward.base, translate)
+}
+
+// split is a chain whose rules are in chains of their own, one of a family: no packet meets those of the other.
+type split struct {
+	base     chain
+	families []chain
+}
+
+// of adds the rules of a family.
+func (c *split) of(of int, rules ...rule) {
+	own := chain{nftables.Chain{Name: fmt.Sprintf("%s-%d", c.base.Name, digit(of)), Table: table()}, rules}
+	c.families = append(c.families, own)
+	c.base.rules = append(c.base.rules, rule{fmt.Sprintf("of IPv%d", digit(of)), nft.Join(nft.Family(of), nft.GoTo(own.Name))})
 }
 
 // refusals go to clients by the tunnel, as answers do: resets, which come in the name of a host outside, and
