@@ -100,9 +100,6 @@ var budgets = []figure{
 	{"ports-2000-scheduled-calls", budget{0.4, false, eachPort}},
 	{"ports-2000-late-bound", budget{1.15, false, "what the VPC's API forces"}},
 	{"egress-throughput", budget{0.8, true, withoutTunnel}},
-	{"egress-throughput-down", budget{0.8, true, withoutTunnel}},
-	{"egress-throughput-ipv6", budget{0.8, true, withoutTunnel}},
-	{"egress-throughput-down-ipv6", budget{0.8, true, withoutTunnel}},
 	{"egress-add", budget{1.6, false, "no Egress"}},
 	{"egress-client-cpu", budget{1.3, false, fewerPods}},
 	{"egress-other-pod-cpu", budget{2, false, fewerPods}}, // so little that noise is half of it
