@@ -33,7 +33,7 @@ func TestKilledWithAnAgentsLink(t *testing.T) {
 	harness.OK(t, l.Kube.Client.Create(harness.Deadline(t, patience), kept))
 	pod := node.PodOptions{Annotations: map[string]string{"berth.dev/nics": "[{nic: kept}]"}}
 	port := ""
-	for _, name := range harness.Sample(t, 5, alcorMode.kills) {
+	for _, name := range harness.Sample(t, 9, alcorMode.kills) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()

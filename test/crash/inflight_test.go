@@ -30,7 +30,7 @@ func TestADDOutlivesItsDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, roomy(3))
 	n := l.Nodes()[0]
-	for _, name := range harness.Sample(t, 3, named("daemon.add.")) {
+	for _, name := range harness.Sample(t, 5, named("daemon.add.")) {
 		t.Run(name, func(t *testing.T) {
 			ctx := harness.Deadline(t, patience)
 			restarted := killTimes(ctx, t, n, name+"=kill", 1)
@@ -52,7 +52,7 @@ func TestDELOutlivesItsDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, roomy(3))
 	n := l.Nodes()[0]
-	for _, name := range harness.Sample(t, 3, named("daemon.del.")) {
+	for _, name := range harness.Sample(t, 5, named("daemon.del.")) {
 		t.Run(name, func(t *testing.T) {
 			ctx := harness.Deadline(t, patience)
 			p, err := n.AddPod(ctx, "pod", node.PodOptions{Once: true})

@@ -25,7 +25,7 @@ func TestKilledWithAMachine(t *testing.T) {
 	l := harness.Raise(t, machineMode.lab(1, 1))
 	n := l.Nodes()[0]
 	pod := node.PodOptions{VM: true, Annotations: map[string]string{"berth.dev/nics": "[{binding: tap}, {subnet: subnet-2, binding: bridge}]"}}
-	for _, name := range harness.Sample(t, 5, machineMode.kills) {
+	for _, name := range harness.Sample(t, 9, machineMode.kills) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()

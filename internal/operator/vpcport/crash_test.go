@@ -167,7 +167,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 	if len(names) < 15 {
 		t.Fatalf("only %v are registered", names)
 	}
-	for _, name := range harness.Sample(t, 5, names) {
+	for _, name := range harness.Sample(t, 9, names) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, name+"=kill", v1alpha1.PortMACDerived)
 			s.live()

@@ -107,7 +107,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 	if tried < 11 {
 		t.Errorf("only %d failpoints are registered", tried)
 	}
-	for _, hit := range harness.Sample(t, 5, hits) {
+	for _, hit := range harness.Sample(t, 9, hits) {
 		t.Run(strings.Replace(hit, "=kill", "", 1), func(t *testing.T) { killedAt(t, hit) })
 	}
 }

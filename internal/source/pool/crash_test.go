@@ -177,7 +177,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 	if len(hits) < 24 {
 		t.Errorf("only %d failpoints are registered", len(hits)/2)
 	}
-	for _, hit := range harness.Sample(t, 5, hits) {
+	for _, hit := range harness.Sample(t, 9, hits) {
 		t.Run(strings.Replace(hit, "=kill", "", 1), func(t *testing.T) { killedAt(t, hit) })
 	}
 }

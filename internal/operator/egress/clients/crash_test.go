@@ -47,7 +47,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 	if len(names) < 14 {
 		t.Fatalf("only %v are registered", names)
 	}
-	for _, name := range harness.Sample(t, 5, names) {
+	for _, name := range harness.Sample(t, 9, names) {
 		t.Run(name, func(t *testing.T) {
 			harness.KubeClean(t)
 			w := newWorld(t)
