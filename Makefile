@@ -46,8 +46,9 @@ TEST_FLAGS   ?=
 SAMPLE       ?= 0
 TEST_TIMEOUT ?= 45m
 
-# make e2e: packages, each of which is tested alone. Without any named, all of what
-# make test has a sample of comes last, and a short soak of egress.
+# make e2e: packages, each of which is tested alone. Without any named, Egresses on a
+# cluster in the virtual machine, all of what make test has a sample of, and a short soak of
+# egress come last.
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
 
 # make conformance: one cluster after the other in each of these modes;
@@ -142,7 +143,7 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
-	$(if $(filter file,$(origin E2E_PKG)),$(MAKE) sampled || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?;) exit $$status
+	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?;) exit $$status
 
 .PHONY: sampled
 sampled: ## Run all of what make test has a sample of

@@ -24,7 +24,7 @@ type labFlags struct {
 	dir, specFile, instanceType, binDir string
 	nodes                               int
 	mode                                string
-	vpcPorts                            bool
+	vpcPorts, egress                    bool
 	operators                           int
 	daemonArgs, operatorArgs            []string
 	env                                 map[string]string
@@ -44,7 +44,8 @@ func (f *labFlags) register(c *cobra.Command) {
 	modeFlag(c, &f.mode)
 	c.Flags().BoolVar(&f.vpcPorts, "vpc-ports", false, "let pods have NICs that are ports of VPCs beside the interface that the mode gives them; always so in port mode")
 	f.providerFlags(c)
-	c.Flags().IntVar(&f.operators, "operators", 2, "how many berth-operator processes, where the mode or --vpc-ports has operators; one leads")
+	c.Flags().BoolVar(&f.egress, "egress", false, "let pods reach the outside by gateways of Egresses; takes a kernel with Foo-over-UDP (hack/vm.sh)")
+	c.Flags().IntVar(&f.operators, "operators", 2, "how many berth-operator processes, where the mode, --vpc-ports or --egress has operators; one leads")
 	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
 	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "leave berthd to be started with vpclab start")
@@ -133,7 +134,7 @@ func (f *labFlags) options() (lab.Options, error) {
 	o := lab.Options{
 		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
 		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
-		Mode: lab.Mode(f.mode), VPCPorts: f.vpcPorts, OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
+		Mode: lab.Mode(f.mode), VPCPorts: f.vpcPorts, Egress: f.egress, OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
 		Kubelets: f.kubeletOptions(),
 	}
 	var err error
@@ -158,7 +159,7 @@ func (f *labFlags) args() []string {
 	out := []string{
 		"--dir=" + f.dir, "--spec=" + f.specFile, "--instance-type=" + f.instanceType, "--bin-dir=" + f.binDir,
 		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
-		"--mode=" + f.mode, fmt.Sprintf("--vpc-ports=%t", f.vpcPorts), "--provider=" + f.provider, "--neutron=" + f.neutron,
+		"--mode=" + f.mode, fmt.Sprintf("--vpc-ports=%t", f.vpcPorts), fmt.Sprintf("--egress=%t", f.egress), "--provider=" + f.provider, "--neutron=" + f.neutron,
 		fmt.Sprintf("--operators=%d", f.operators),
 	}
 	out = append(out, f.kubeletArgs()...)
@@ -194,6 +195,9 @@ plane's programs; hack/kubebox.sh builds them and prints it.
 
 With --vpc-ports pods of any mode may ask for NICs that are ports of a VPC, beside the
 interface that the mode gives them (docs/ports.md).
+
+With --egress pods reach the outside by gateways of Egresses (docs/egress.md). It takes a
+kernel with Foo-over-UDP.
 
 With --kubelets the nodes are whole machines with containerd, kubelet and kube-proxy, in
 a whole cluster into which Berth is installed by its chart, in any mode.`,

@@ -34,10 +34,13 @@ const (
 	containerdVariable = "BERTH_CONTAINERD2"
 )
 
+// needs are the variables without which nothing is run.
+var needs = []string{imagesVariable, nextVariable, foreignVariable, helmVariable, containerdVariable}
+
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	for _, name := range []string{imagesVariable, nextVariable, foreignVariable, helmVariable, containerdVariable} {
+	for _, name := range needs {
 		if os.Getenv(name) == "" {
 			fmt.Printf("NOT RUN: tests of whole clusters: %s is not set; make e2e builds what it names\nFAIL\n", name)
 			return 1

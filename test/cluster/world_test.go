@@ -53,10 +53,21 @@ type world struct {
 	dir string
 }
 
-// raise starts a cluster of two nodes, unless the options say how many, with a
-// Deployment behind a Service and a client that calls it all the time, and removes it at
-// the end of the test.
+// raise is raiseEmpty with a Deployment behind a Service and a client that calls it all the time.
 func raise(t *testing.T, o lab.Options) *world {
+	t.Helper()
+	w := raiseEmpty(t, o)
+	for _, o := range workload(o.Mode) {
+		harness.OK(t, w.Kube.Client.Create(t.Context(), o))
+	}
+	harness.OK(t, w.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))
+	w.podReady(t, clientName)
+	return w
+}
+
+// raiseEmpty starts a cluster of two nodes, unless the options say how many, and removes it at the end
+// of the test.
+func raiseEmpty(t *testing.T, o lab.Options) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "trouble")
 	harness.OK(t, err)
@@ -81,11 +92,6 @@ func raise(t *testing.T, o lab.Options) *world {
 			t.Errorf("kernel settings were %s before and are %s", settings, now)
 		}
 	})
-	for _, o := range workload(o.Mode) {
-		harness.OK(t, l.Kube.Client.Create(ctx, o))
-	}
-	harness.OK(t, l.WaitDeployment(ctx, inDefault, webName))
-	w.podReady(t, clientName)
 	return w
 }
 

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Runs the test of Egresses on a cluster with containerd, kubelets and kube-proxy (test/cluster, TestEgress)
+# in the virtual machine, whose kernel has Foo-over-UDP. BERTH_LAB_IMAGES are the folders
+# that make lab-images prints, separated by colons.
+#
+#   hack/egress-cluster.sh [FLAG OF THE TEST...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+trap 'exit 130' INT TERM HUP
+mkdir "$dir/bin"
+CGO_ENABLED=0 GOFLAGS='' hack/slowly.sh "Building the test of Egresses on a cluster" \
+	go test -c -trimpath -tags e2e,fou,grpcnotrace -ldflags '-s -w' -o "$dir/cluster.test" ./test/cluster
+CGO_ENABLED=0 GOFLAGS='' go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$dir/bin/" ./cmd/berthctl
+KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
+as_root=()
+[ "$(id -u)" = 0 ] || as_root=(hack/sandbox.sh)
+# Overlays of containers are not made upon the machine's own.
+# shellcheck disable=SC2016 # the guest's
+"${as_root[@]}" hack/vm.sh --cpus 2 --memory 12288 env KUBEBUILDER_ASSETS="$KUBEBUILDER_ASSETS" BERTH_TEST_BIN="$dir/bin" \
+	BERTH_LAB_IMAGES="$BERTH_LAB_IMAGES" \
+	sh -c 'mkdir -p /var/lib/vpclab && mount -t tmpfs -o size=100% tmpfs /var/lib/vpclab && cd test/cluster && exec "$0" -test.run "^TestEgress\$" -test.v -test.timeout 60m "$@"' \
+	"$dir/cluster.test" "$@"

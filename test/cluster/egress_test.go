@@ -1,0 +1,233 @@
+//go:build e2e && fou
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/site"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func init() { needs = []string{imagesVariable} }
+
+// shop is the namespace of clients.
+const shop = "shop"
+
+// internet is the Egress that they use.
+var internet = types.NamespacedName{Namespace: "egress", Name: "internet"}
+
+// TestEgress has gateways and clients as users have them: installed by the chart with what its berthd and
+// gateways are allowed, run by containerd and kubelets, with Services by kube-proxy. It wants a kernel with
+// Foo-over-UDP, and is run in the virtual machine (hack/egress-cluster.sh).
+func TestEgress(t *testing.T) {
+	w := raiseEmpty(t, lab.Options{Mode: lab.PoolMode, Egress: true, Pools: lab.EgressPools(), Kubelets: &lab.Kubelets{}, Progress: func(line string) { t.Log(line) }})
+	t.Cleanup(func() {
+		if t.Failed() {
+			w.tellGateways(t)
+		}
+	})
+	ctx := harness.Deadline(t, 6*soon)
+	harness.OK(t, w.Kube.CreateNamespace(ctx, internet.Namespace, map[string]string{"berth.dev/pool": lab.GatewayPool}))
+	harness.OK(t, w.Kube.CreateNamespace(ctx, shop, nil))
+	two := int32(2)
+	e := &v1alpha1.Egress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: internet.Namespace, Name: internet.Name},
+		Spec: v1alpha1.EgressSpec{
+			Destinations: []string{site.OutsideHost.String() + "/32", site.OutsideHost6.String() + "/128"}, Replicas: &two,
+			SessionAffinity: corev1.ServiceAffinityNone, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{shop}},
+		},
+	}
+	harness.OK(t, w.Kube.Client.Create(ctx, e))
+	gateways := w.gateways(t, 2)
+	t.Logf("gateways: %v", gateways)
+	for name, uses := range map[string]map[string]string{
+		"named": {v1alpha1.AnnotationEgressPrefix + internet.Namespace: internet.Name}, "plain": nil,
+	} {
+		p := plainPod(name, brokenNode)
+		p.Namespace, p.Annotations = shop, uses
+		harness.OK(t, w.Kube.Client.Create(ctx, p))
+	}
+	for _, name := range []string{"named", "plain"} {
+		harness.Eventually(t, soon, "pod "+name+" is Ready", func() error { return w.readyIn(ctx, shop, name) })
+	}
+
+	t.Run("a client is seen as a gateway, another pod as itself", func(t *testing.T) {
+		w.seenBy(t, "named", gateways)
+		w.seenBy(t, "plain", w.own(t, "plain"))
+	})
+	t.Run("kubectl shows it", func(t *testing.T) {
+		w.shows(t, []string{internet.Name, "GatewaysReady"}, "get", "egresses", "--namespace", internet.Namespace)
+		w.shows(t, []string{"named", "SetUp"}, "get", "egressclients", "--namespace", shop)
+	})
+	t.Run("by the Service and kube-proxy", func(t *testing.T) {
+		w.editEgress(t, func(s *v1alpha1.EgressSpec) { s.TunnelTo, s.FouSourcePortAuto = v1alpha1.TunnelToService, true })
+		w.shows(t, []string{"Service"}, "get", "egress", internet.Name, "--namespace", internet.Namespace, "--output=jsonpath={.spec.tunnelTo}")
+		w.seenBy(t, "named", gateways)
+		w.editEgress(t, func(s *v1alpha1.EgressSpec) { s.TunnelTo, s.FouSourcePortAuto = v1alpha1.TunnelToGateways, false })
+		w.seenBy(t, "named", gateways)
+	})
+	t.Run("a daemon is replaced", func(t *testing.T) {
+		p, err := w.daemon(ctx, brokenNode)
+		harness.OK(t, err)
+		harness.OK(t, w.Kube.Client.Delete(ctx, p))
+		w.seenBy(t, "named", gateways)
+		harness.Eventually(t, soon, "another berthd is ready", func() error {
+			now, err := w.daemon(ctx, brokenNode)
+			if err != nil {
+				return err
+			}
+			return w.readyIn(ctx, now.Namespace, now.Name)
+		})
+		w.seenBy(t, "named", gateways)
+	})
+	t.Run("gateways are replaced by a rollout restart", func(t *testing.T) {
+		w.kubectl(t, "rollout", "restart", "deployment/"+internet.Name, "--namespace", internet.Namespace)
+		harness.OK(t, w.WaitDeployment(harness.Deadline(t, 2*soon), internet.Namespace, internet.Name))
+		// Those of before may serve what they have for a while.
+		harness.Eventually(t, soon, "others are seen", func() error {
+			now := w.gatewaysNow(t)
+			for a := range gateways {
+				delete(now, a)
+			}
+			if len(now) != 4 {
+				return fmt.Errorf("new gateways have %v", slices.Collect(maps.Keys(now)))
+			}
+			w.seenBy(t, "named", now)
+			return nil
+		})
+	})
+	t.Run("nothing of it stays", func(t *testing.T) {
+		harness.OK(t, w.Kube.Client.Delete(ctx, e))
+		harness.Eventually(t, soon, "the pod is seen as itself", func() error { return w.isSeenBy(ctx, "named", w.own(t, "named")) })
+		harness.Eventually(t, soon, "no gateway is left", func() error {
+			pods := &corev1.PodList{}
+			if err := w.Kube.Client.List(ctx, pods, client.InNamespace(internet.Namespace)); err != nil {
+				return err
+			}
+			if len(pods.Items) > 0 {
+				return fmt.Errorf("there are %d pods", len(pods.Items))
+			}
+			return nil
+		})
+	})
+	for _, name := range []string{daemonName, operator} {
+		out := w.kubectl(t, "logs", "--namespace", addons.Namespace, "--selector=app.kubernetes.io/name="+name, "--tail=-1", "--prefix")
+		for line := range strings.Lines(out) {
+			if strings.Contains(line, "level=ERROR") || strings.Contains(line, "panic") {
+				t.Errorf("%s says: %s", name, line)
+			}
+		}
+	}
+}
+
+// tellGateways shows what gateways say, also those that ended.
+func (w *world) tellGateways(t *testing.T) {
+	for _, more := range []string{"--previous=true", "--previous=false"} {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		out, err := w.Kubectl(ctx, "logs", "--namespace", internet.Namespace, "--selector="+v1alpha1.LabelEgress, "--tail=20", "--prefix", "--ignore-errors", more)
+		cancel()
+		t.Logf("logs of gateways, %s: %v\n%s", more, err, out)
+	}
+}
+
+func (w *world) editEgress(t *testing.T, change func(*v1alpha1.EgressSpec)) {
+	t.Helper()
+	harness.OK(t, w.Kube.EditEgress(t.Context(), internet, func(e *v1alpha1.Egress) { change(&e.Spec) }))
+}
+
+// gateways waits until the Egress has so many, and returns their addresses.
+func (w *world) gateways(t *testing.T, n int) map[netip.Addr]string {
+	t.Helper()
+	addrs, err := w.Kube.WaitGateways(harness.Deadline(t, soon), internet, n)
+	harness.OK(t, err)
+	return addrs
+}
+
+// gatewaysNow are the addresses of those that do not end.
+func (w *world) gatewaysNow(t *testing.T) map[netip.Addr]string {
+	t.Helper()
+	e, err := w.Kube.Egress(t.Context(), internet)
+	harness.OK(t, err)
+	addrs := map[netip.Addr]string{}
+	for _, g := range e.Status.Gateways {
+		for _, text := range g.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil && !g.Ending {
+				addrs[a] = g.Name
+			}
+		}
+	}
+	return addrs
+}
+
+// own are a pod's addresses.
+func (w *world) own(t *testing.T, name string) map[netip.Addr]string {
+	t.Helper()
+	p := &corev1.Pod{}
+	harness.OK(t, w.Kube.Client.Get(t.Context(), client.ObjectKey{Namespace: shop, Name: name}, p))
+	addrs := map[netip.Addr]string{}
+	for _, ip := range p.Status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil {
+			addrs[a] = name
+		}
+	}
+	if len(addrs) != 2 {
+		t.Fatalf("pod %s has %v, want an address of each family", name, p.Status.PodIPs)
+	}
+	return addrs
+}
+
+func (w *world) readyIn(ctx context.Context, namespace, name string) error {
+	p := &corev1.Pod{}
+	if err := w.Kube.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, p); err != nil {
+		return err
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return nil
+		}
+	}
+	return fmt.Errorf("pod %s is %s: %+v", name, p.Status.Phase, p.Status.Conditions)
+}
+
+// isSeenBy has a pod's container ask the host outside over both families, which must see it by one of these
+// addresses.
+func (w *world) isSeenBy(ctx context.Context, name string, by map[netip.Addr]string) error {
+	var errs []error
+	for _, to := range []netip.Addr{site.OutsideHost, site.OutsideHost6} {
+		url := "http://" + netip.AddrPortFrom(to, echo.HTTPPort).String() + "/"
+		out, err := w.Kubectl(ctx, "exec", "--namespace", shop, name, "--", "curl", "--silent", "--show-error", "--max-time", "20", url)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		r, err := echo.Parse(out)
+		if err == nil && by[r.You] == "" {
+			err = fmt.Errorf("%s sees pod %s as %s, want one of %v", to, name, r.You, slices.Collect(maps.Keys(by)))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (w *world) seenBy(t *testing.T, name string, by map[netip.Addr]string) {
+	t.Helper()
+	harness.Eventually(t, soon, "pod "+name+" is seen", func() error { return w.isSeenBy(t.Context(), name, by) })
+}
