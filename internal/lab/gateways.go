@@ -340,7 +340,7 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 		if one.EndedByItself() || !one.Running() && ended == nil {
 			g.restart(one)
 		}
-		now := probed(ctx, one.Pod, pod)
+		now := probed(ctx, n, one.Pod, pod)
 		if now {
 			answered = time.Now()
 		}
@@ -383,8 +383,8 @@ func patience(pod *corev1.Pod) time.Duration {
 	return 0
 }
 
-// probed asks a gateway's readiness probe.
-func probed(ctx context.Context, sandbox *node.Pod, pod *corev1.Pod) bool {
+// probed asks a gateway's readiness probe from its node, as a kubelet does.
+func probed(ctx context.Context, n *node.Node, sandbox *node.Pod, pod *corev1.Pod) bool {
 	for _, c := range pod.Spec.Containers {
 		if c.Image != gatewayImage || c.ReadinessProbe == nil || c.ReadinessProbe.HTTPGet == nil {
 			continue
@@ -396,7 +396,7 @@ func probed(ctx context.Context, sandbox *node.Pod, pod *corev1.Pod) bool {
 				port = int(p.ContainerPort)
 			}
 		}
-		return answers(ctx, sandbox.Netns(), netip.AddrPortFrom(sandbox.Addr(), uint16(port)), get.Path)
+		return answers(ctx, n.Netns, netip.AddrPortFrom(sandbox.Addr(), uint16(port)), get.Path)
 	}
 	return true
 }
