@@ -374,15 +374,17 @@ func TestEgressTemplates(t *testing.T) {
 		`{"hostPID":true,"hostIPC":true}`: path + "hostPID: gateways have",
 		`{"shareProcessNamespace":true}`:  path + "shareProcessNamespace: gateways have",
 		`{"nodeName":"node-1"}`:           path + "nodeName: ",
-		`{"volumes":[{"name":"tmp","emptyDir":{}},{"name":"a","hostPath":{"path":"/"}}]}`:                                      path + "volumes: a is of the node",
-		`{"volumes":[{"name":"a","secret":{"secretName":"a"}}]}`:                                                               path + "volumes: a is of the node",
-		`{"volumes":[{"name":"a","projected":{"sources":[{"configMap":{"name":"a"}},{"serviceAccountToken":{"path":"a"}}]}}]}`: path + "volumes: a is of the node",
+		`{"volumes":[{"name":"tmp","emptyDir":{}},{"name":"a","hostPath":{"path":"/"}}]}`:                                      path + "volumes: a: gateways have volumes of",
+		`{"volumes":[{"name":"a","secret":{"secretName":"a"}}]}`:                                                               path + "volumes: a: gateways have volumes of",
+		`{"volumes":[{"name":"a","projected":{"sources":[{"configMap":{"name":"a"}},{"serviceAccountToken":{"path":"a"}}]}}]}`: path + "volumes: a: gateways have volumes of",
 		`{"containers":[{"name":"log","securityContext":{"privileged":true}}]}`:                                                path + "containers: log is privileged",
 		`{"initContainers":[{"name":"log","securityContext":{"capabilities":{"add":["NET_BIND_SERVICE","NET_ADMIN"]}}}]}`:      path + "containers: log is privileged or adds another capability",
 		`{"containers":[{"name":"log","envFrom":[{"secretRef":{"name":"a"}}]}]}`:                                               path + "containers: log has variables of a Secret",
 		`{"containers":[{"name":"egress","env":[{"name":"A","valueFrom":{"secretKeyRef":{"name":"a","key":"a"}}}]}]}`:          path + "containers: egress has variables of a Secret",
 		`{"initContainers":[{"name":"a","volumeMounts":[{"name":"berth-egress-token","mountPath":"/a"}]}]}`:                    path + "containers: a has variables of a Secret or the token",
-		`{"containers":[{"name":"egress","lifecycle":{}}]}`:                                                                    path + "containers: the container egress runs the program of Berth alone: leave out lifecycle",
+		`{"containers":[{"name":"egress","lifecycle":{"postStart":{}}}]}`:                                                      path + "containers: the container egress runs the program of Berth alone: leave out lifecycle",
+		`{"containers":[{"name":"egress","env":[{"name":"A","valueFrom":{"configMapKeyRef":{"name":"a","key":"a"}}}]}]}`:       path + "containers: the container egress runs the program of Berth alone: leave out variables",
+		`{"volumes":[{"name":"a","ephemeral":{}}]}`:                                                                            path + "volumes: a: gateways have volumes of",
 	} {
 		if err := user.Create(t.Context(), withTemplate("bad", spec)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: got %v\nwant it invalid because %s", spec, err, why)
@@ -394,6 +396,8 @@ func TestEgressTemplates(t *testing.T) {
 		`{"hostNetwork":"yes","volumes":"a","containers":{"a":"b"},"initContainers":["a",1]}`,
 		`{"volumes":[1,{"projected":1},{"projected":{"sources":1}}],"containers":[{"name":1,"securityContext":1,"envFrom":1,"env":1,"volumeMounts":1},{"securityContext":{"capabilities":1}}]}`,
 		`{"containers":[{"securityContext":{"capabilities":{"add":1}},"envFrom":[1],"env":[1,{"valueFrom":1}],"volumeMounts":[1]}]}`,
+		`{"volumes":[{"name":"a","emptyDir":{},"hostPath":null,"projected":[]}],"containers":[{"name":"egress","envFrom":[],"lifecycle":null,"startupProbe":{},"env":[{"name":"A","valueFrom":{"fieldRef":{}}}]}]}`,
+		`{"containers":[{"name":"a","securityContext":[],"env":{},"envFrom":null},{"name":"b","securityContext":{"capabilities":["NET_ADMIN"]},"env":[{"valueFrom":[]}]},{"name":"c","securityContext":null}]}`,
 	} {
 		if err := user.Create(t.Context(), withTemplate("good", spec), client.DryRunAll); err != nil {
 			t.Errorf("%s: %v", spec, err)

@@ -100,13 +100,12 @@ func TestInvalidTemplates(t *testing.T) {
 	e := w.egress("nat", v1alpha1.EgressSpec{})
 	w.pods("nat", 1)
 	for spec, want := range map[string]string{
-		`{"hostNetwork":true}`:                                                                       "spec.template.spec.hostNetwork: ",
 		`{"containers":[{"name":"egress","resourcs":{}}]}`:                                           `spec.template.spec: unknown field "containers[0].resourcs"`,
 		`{"containers":[{"name":"log"}]}`:                                                            "spec.template.spec.containers[0].image: Required value",
 		`{"tolerations":[{"key":"a","operator":"Maybe"}]}`:                                           "spec.template.spec.tolerations[0].operator: Unsupported value",
 		`{"restartPolicy":"Never"}`:                                                                  "spec.template.spec.restartPolicy: Unsupported value",
 		`{"containers":[{"name":"egress","resources":{"limits":{"memory":"many"}}}]}`:                "spec.template.spec: ",
-		`{"volumes":[{"name":"berth-egress-token","hostPath":{"path":"/"}}]}`:                        "spec.template.spec.volumes[0].projected: Forbidden: may not specify more than 1 volume type",
+		`{"volumes":[{"name":"berth-egress-token","emptyDir":{}}]}`:                                  "spec.template.spec.volumes[0].projected: Forbidden: may not specify more than 1 volume type",
 		`{"containers":[{"name":"log","image":"log:1","ports":[{"containerPort":1,"name":"a_b"}]}]}`: "ports[0].name: Invalid value",
 	} {
 		w.change(e, `{"spec":{"template":{"spec":null}}}`)
@@ -117,9 +116,9 @@ func TestInvalidTemplates(t *testing.T) {
 	w.pods("nat", 1)
 	one := intstr.FromInt32(1)
 	w.egress("bad", v1alpha1.EgressSpec{
-		Template: &v1alpha1.EgressPodTemplate{Spec: raw(`{"hostPID":true}`)}, PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one},
+		Template: &v1alpha1.EgressPodTemplate{Spec: raw(`{"containers":[{"name":"egress","resourcs":{}}]}`)}, PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one},
 	})
-	w.status("bad", "says so", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, "spec.template.spec.hostPID"))
+	w.status("bad", "says so", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, "spec.template.spec: unknown field"))
 	harness.Eventually(t, limit, "all else is there", func() error {
 		if got := w.owned("bad"); len(got) != 5 {
 			return errors.New("there are other objects")
