@@ -46,6 +46,9 @@ mode. Exits with 0 when every proof passed.`,
 			if egress && keep {
 				return fmt.Errorf("--keep with --mode %s: the lab ends with its virtual machine, leave it out", egressMode)
 			}
+			if egress && f.kubelets {
+				return fmt.Errorf("--kubelets with --mode %s: the demo's gateways are no pods of kubelets, leave it out", egressMode)
+			}
 			if err := f.absolute(); err != nil {
 				return err
 			}

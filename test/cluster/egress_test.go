@@ -79,9 +79,16 @@ func TestEgress(t *testing.T) {
 	})
 	t.Run("by the Service and kube-proxy", func(t *testing.T) {
 		w.editEgress(t, func(s *v1alpha1.EgressSpec) { s.TunnelTo, s.FouSourcePortAuto = v1alpha1.TunnelToService, true })
-		w.shows(t, []string{"Service"}, "get", "egress", internet.Name, "--namespace", internet.Namespace, "--output=jsonpath={.spec.tunnelTo}")
+		service := &corev1.Service{}
+		harness.OK(t, w.Kube.Client.Get(ctx, internet, service))
+		w.leads(t, "named", service.Spec.ClusterIP)
 		w.seenBy(t, "named", gateways)
 		w.editEgress(t, func(s *v1alpha1.EgressSpec) { s.TunnelTo, s.FouSourcePortAuto = v1alpha1.TunnelToGateways, false })
+		var direct []string
+		for a := range gateways {
+			direct = append(direct, a.String())
+		}
+		w.leads(t, "named", direct...)
 		w.seenBy(t, "named", gateways)
 	})
 	t.Run("a daemon is replaced", func(t *testing.T) {
@@ -225,6 +232,18 @@ func (w *world) isSeenBy(ctx context.Context, name string, by map[netip.Addr]str
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// leads waits until a client's tunnel leads to one of these.
+func (w *world) leads(t *testing.T, name string, to ...string) {
+	t.Helper()
+	harness.Eventually(t, soon, fmt.Sprintf("the tunnel of pod %s leads to %v", name, to), func() error {
+		out, err := w.Kubectl(t.Context(), "exec", "--namespace", shop, name, "--", "ip", "route", "show", "table", "117")
+		if err == nil && !slices.ContainsFunc(to, func(a string) bool { return strings.Contains(out, " via "+a+" ") }) {
+			err = fmt.Errorf("its routes are\n%s", out)
+		}
+		return err
+	})
 }
 
 func (w *world) seenBy(t *testing.T, name string, by map[netip.Addr]string) {
