@@ -82,7 +82,7 @@ func writeStatus(cmd *cobra.Command, s nodeStatus, doc introspect.Document) erro
 	}
 	p.Printf("Node %s: %s\n%s\n", view.NodeName(doc), verdict, view.Totals(doc))
 	view.Supply(p, doc)
-	view.Conditions(p, s.Conditions, doc.Time)
+	view.Conditions(p, "Conditions", s.Conditions, doc.Time)
 	view.LastTrouble(p, doc)
 	return p.Err
 }

@@ -266,8 +266,8 @@ func TestBundleOfEgresses(t *testing.T) {
 		&v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0"}, Spec: v1alpha1.EgressClientSpec{PodUID: "u-1", NodeName: "node-1"}},
 		&v1alpha1.EgressClientSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "internet-x7"}, Clients: []v1alpha1.ServedClient{{UID: "u-1", Addresses: []string{"10.0.0.5"}}}},
 		&corev1.Service{ObjectMeta: managed, Spec: corev1.ServiceSpec{Ports: port}}, &corev1.Service{ObjectMeta: other, Spec: corev1.ServiceSpec{Ports: port}},
-		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "internet-1", Labels: map[string]string{connect.NameLabel: connect.EgressName}}, Spec: corev1.PodSpec{
-			NodeName: "node-1", Containers: []corev1.Container{{Name: "egress", Image: "i"}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "internet-1", Labels: map[string]string{v1alpha1.LabelEgress: "internet", connect.NameLabel: "the-makers"}}, Spec: corev1.PodSpec{
+			NodeName: "node-1", Containers: []corev1.Container{{Name: "egress", Image: "i"}, {Name: "sidecar", Image: "i"}},
 		}},
 	} {
 		harness.OK(t, c.Create(t.Context(), o))
@@ -275,9 +275,17 @@ func TestBundleOfEgresses(t *testing.T) {
 			_ = client.IgnoreNotFound(c.Delete(context.Background(), o, client.GracePeriodSeconds(0)))
 		})
 	}
-	_, got, index := bundled(t, "--all", "--kubeconfig", reach(t, harness.ControlPlane.Config(), nil))
+	gateway := &corev1.Pod{}
+	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "internet-1"}, gateway))
+	for _, name := range []string{"egress", "sidecar"} {
+		gateway.Status.ContainerStatuses = append(gateway.Status.ContainerStatuses, corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
+	}
+	harness.OK(t, c.Status().Update(t.Context(), gateway))
+	// That Berth's own pods are elsewhere makes no difference.
+	_, got, index := bundled(t, "--all", "--berth-namespace", ns, "--kubeconfig", reach(t, harness.ControlPlane.Config(), nil))
 	for name, part := range map[string]string{
-		"cluster/egresses.yaml": "192.0.2.0/24", "cluster/egressclients.yaml": "podUID: u-1", "cluster/egressclientslices.yaml": "10.0.0.5", "cluster/services.yaml": "name: internet", "cluster/pods.yaml": "name: internet-1",
+		"cluster/egresses.yaml": "192.0.2.0/24", "cluster/egressclients.yaml": "podUID: u-1", "cluster/egressclientslices.yaml": "10.0.0.5", "cluster/services.yaml": "name: internet", "cluster/gateways.yaml": "name: internet-1",
+		"cluster/gateways/default/logs/internet-1/egress.log": "of=internet-1",
 	} {
 		if !bytes.Contains(got[name], []byte(part)) {
 			t.Errorf("%s lacks %q:\n%s", name, part, got[name])
@@ -287,6 +295,9 @@ func TestBundleOfEgresses(t *testing.T) {
 		if bytes.Contains(content, []byte(planted)) {
 			t.Errorf("%s has a secret:\n%s", name, content)
 		}
+	}
+	if log := got["cluster/gateways/default/logs/internet-1/sidecar.log"]; log != nil {
+		t.Errorf("others' logs are in it:\n%s", log)
 	}
 	if bytes.Contains(got["cluster/services.yaml"], []byte("somebodys")) {
 		t.Errorf("others' Services are in it:\n%s", got["cluster/services.yaml"])
@@ -372,7 +383,7 @@ func TestWithoutRights(t *testing.T) {
 	harness.OK(t, err)
 	kubeconfig := reach(t, cfg, nil)
 	said, got, _ := bundled(t, "--all", "--kubeconfig", kubeconfig)
-	for _, what := range []string{"objects nodes: ", "objects nodenetworks: ", "events: ", "pods of Berth: "} {
+	for _, what := range []string{"objects nodes: ", "objects nodenetworks: ", "events: ", "pods of Berth: ", "gateways of Egresses: "} {
 		if !bytes.Contains(got["errors.txt"], []byte(what)) || !strings.Contains(said, what) {
 			t.Errorf("%q is not told:\n%s", what, got["errors.txt"])
 		}

@@ -6,9 +6,12 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/egress/membership"
 )
 
 // EgressClient is a pod that uses Egresses, or would.
@@ -16,7 +19,7 @@ type EgressClient struct {
 	Namespace string             `json:"namespace"`
 	Pod       string             `json:"pod"`
 	Egresses  []string           `json:"egresses"` // that it uses, by namespace and name
-	Refused   []string           `json:"refused"`  // that it would use and may not
+	Refused   []string           `json:"refused"`  // that it would use and may not; of an annotation that names none its key
 	Node      string             `json:"node,omitempty"`
 	Addresses []string           `json:"addresses"`           // that it sends from, as its node says
 	NodeState string             `json:"nodeState,omitempty"` // what its node says of it: SetUp, Failed or Gone
@@ -35,7 +38,11 @@ func clientOf(o *v1alpha1.EgressClient, d diagnose.Diagnosis) EgressClient {
 		c.Egresses = append(c.Egresses, r.Namespace+"/"+r.Name)
 	}
 	for _, r := range o.Spec.Refused {
-		c.Refused = append(c.Refused, r.Namespace+"/"+r.Name)
+		id := r.Namespace + "/" + r.Name
+		if r.Name == "" {
+			id = v1alpha1.AnnotationEgressPrefix + r.Namespace
+		}
+		c.Refused = append(c.Refused, id)
 	}
 	if n := o.Status.Node; n != nil {
 		c.NodeState, c.Addresses = string(n.State), append(c.Addresses, n.Addresses...)
@@ -60,9 +67,40 @@ func clientRows(o objects) []EgressClient {
 	return out
 }
 
-// egressFacts reads what there is of a pod's Egresses.
-func (a *api) egressFacts(ctx context.Context, namespace, name string, f *diagnose.Facts) {
-	f.EgressClient = one[v1alpha1.EgressClient](ctx, a, "EgressClients", egressclientsIn(namespace)+join(name))
+// wanted are the Egresses that are to be there, as pods use them or lack them.
+func wanted(clients []v1alpha1.EgressClient) (ids []string) {
+	for _, c := range clients {
+		for _, r := range c.Spec.Egresses {
+			ids = append(ids, r.Namespace+"/"+r.Name)
+		}
+		for _, r := range c.Spec.Refused {
+			if r.Reason == v1alpha1.EgressNotFound && r.Name != "" {
+				ids = append(ids, r.Namespace+"/"+r.Name)
+			}
+		}
+	}
+	return ids
+}
+
+// strays are the clients that somebody has to see to and that no Egress lists.
+func strays(o objects, egresses []Egress) []EgressClient {
+	has := map[string]bool{}
+	for _, e := range egresses {
+		for _, c := range e.Troubled {
+			has[c.id()] = true
+		}
+	}
+	return slices.DeleteFunc(unwell(clientRows(o)), func(c EgressClient) bool {
+		return has[c.id()] || c.Diagnosis.Verdict == diagnose.NoGateway // which its Egress says
+	})
+}
+
+// egressFacts reads what there is of a pod's Egresses. One of its node's network is selected by
+// none, and is told if it names some.
+func (a *api) egressFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) {
+	if !pod.Spec.HostNetwork || membership.Annotated(pod.Annotations) {
+		f.EgressClient = one[v1alpha1.EgressClient](ctx, a, "EgressClients", egressclientsIn(pod.Namespace)+join(pod.Name))
+	}
 }
 
 // clientGrid is a table of clients.

@@ -19,8 +19,9 @@ import (
 
 // Egresses is what `kubectl berth egresses -o json` prints.
 type Egresses struct {
-	Egresses []Egress `json:"egresses"` // by namespace and name
-	Unread   []string `json:"unread"`
+	Egresses []Egress       `json:"egresses"` // by namespace and name
+	Strays   []EgressClient `json:"strays"`   // clients that somebody has to see to, of none of these; where all were asked for
+	Unread   []string       `json:"unread"`
 }
 
 // Egress is one Egress, with its gateways and what is wrong with its clients.
@@ -40,6 +41,7 @@ type Egress struct {
 	Conditions     []introspect.Condition `json:"conditions"`
 	Troubled       []EgressClient         `json:"troubled"` // clients that somebody has to see to, by namespace and name
 	Trouble        []string               `json:"trouble"`  // in words
+	unread         bool                   // it is known by its clients only
 }
 
 // EgressGateway is a gateway pod.
@@ -67,7 +69,7 @@ Egress or a client is not well.`,
 				return err
 			}
 			err = out.show(cmd, list, func(pr *view.Printer, wide bool) { writeEgresses(pr, list, p, wide, wide || len(args) > 0) })
-			if err == nil && (len(list.Unread) > 0 || slices.ContainsFunc(list.Egresses, Egress.unwell)) {
+			if err == nil && (len(list.Unread)+len(list.Strays) > 0 || slices.ContainsFunc(list.Egresses, Egress.unwell)) {
 				return errUnwell
 			}
 			return err
@@ -89,9 +91,9 @@ func (p *program) egressList(cmd *cobra.Command, args []string) (Egresses, error
 	o := objects{now: p.Now(), egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), daemons: p.daemonPods(ctx, a, ""), operators: p.operatorPods(ctx, a)}
 	o.unread = a.unread
 	rows := egressRows(o)
-	list := Egresses{Egresses: rows, Unread: append([]string{}, a.unread...)}
+	list := Egresses{Egresses: rows, Strays: strays(o, rows), Unread: append([]string{}, a.unread...)}
 	if len(args) > 0 {
-		list.Egresses = []Egress{}
+		list.Egresses, list.Strays = []Egress{}, []EgressClient{}
 	}
 	for _, arg := range args {
 		namespace, name, err := p.named("egress", arg)
@@ -115,14 +117,14 @@ func egressRows(o objects) []Egress {
 		row := egressOf(&o.egresses[i])
 		rows[row.id()] = &row
 	}
+	for _, id := range wanted(o.clients) {
+		if rows[id] == nil {
+			rows[id] = missingEgress(id, isUnread(o.unread, "Egresses"))
+		}
+	}
 	for _, c := range clientRows(o) {
 		for _, id := range slices.Concat(c.Egresses, c.Refused) {
-			row := rows[id]
-			if row == nil {
-				row = missingEgress(id, isUnread(o.unread, "Egresses"))
-				rows[id] = row
-			}
-			if row.concerns(c) {
+			if row := rows[id]; row != nil && row.concerns(c) {
 				row.Troubled = append(row.Troubled, c)
 			}
 		}
@@ -156,7 +158,7 @@ func missingEgress(id string, unread bool) *Egress {
 	namespace, name, _ := strings.Cut(id, "/")
 	row := &Egress{
 		Namespace: namespace, Name: name, Destinations: []string{}, Available: string(metav1.ConditionUnknown),
-		ServiceIPs: []string{}, Gateways: []EgressGateway{}, Conditions: []introspect.Condition{}, Troubled: []EgressClient{}, Trouble: []string{},
+		ServiceIPs: []string{}, Gateways: []EgressGateway{}, Conditions: []introspect.Condition{}, Troubled: []EgressClient{}, Trouble: []string{}, unread: unread,
 	}
 	if !unread {
 		row.Trouble = append(row.Trouble, "there is no such Egress, and pods are to use it")
@@ -188,6 +190,10 @@ func (e *Egress) judge() {
 	if len(e.Trouble) > 0 { // there is none
 		return
 	}
+	if e.unread { // but for its clients
+		e.Trouble = append(e.Trouble, told(e.Troubled, "pods")...)
+		return
+	}
 	known := map[string]introspect.Condition{}
 	for _, c := range e.Conditions {
 		known[c.Type] = c
@@ -216,21 +222,27 @@ func writeEgresses(p *view.Printer, list Egresses, prog *program, wide, whole bo
 		}
 	}
 	for _, e := range list.Egresses {
-		if whole {
-			view.Conditions(p, e.Conditions, prog.Now())
+		if whole && !e.unread {
+			view.Conditions(p, "Conditions of "+e.id(), e.Conditions, prog.Now())
 			p.Section("Gateways of "+e.id(), gatewayGrid(e.Gateways), "None takes connections.")
 		}
-		if len(e.Troubled) == 0 {
-			continue
-		}
-		shown, more := few(e.Troubled, wide)
-		p.Section("Clients of "+e.id()+" that somebody has to see to", clientGrid(shown, false), "")
-		explain(p, shown)
-		if more > 0 {
-			p.Printf("%s more: -o wide lists them too.\n", view.Count(more, "client"))
-		}
+		writeTroubled(p, "Clients of "+e.id(), e.Troubled, wide)
 	}
+	writeTroubled(p, "Other clients", list.Strays, wide)
 	unread(p, list.Unread)
+}
+
+// writeTroubled prints the clients that somebody has to see to, if any.
+func writeTroubled(p *view.Printer, whose string, clients []EgressClient, wide bool) {
+	if len(clients) == 0 {
+		return
+	}
+	shown, more := few(clients, wide)
+	p.Section(whose+" that somebody has to see to", clientGrid(shown, false), "")
+	explain(p, shown)
+	if more > 0 {
+		p.Printf("%s more: -o wide lists them too.\n", view.Count(more, "client"))
+	}
 }
 
 func egressGrid(egresses []Egress, wide bool) *view.Grid {
@@ -244,9 +256,11 @@ func egressGrid(egresses []Egress, wide bool) *view.Grid {
 		if e.Reason != "" && e.Available != string(metav1.ConditionTrue) {
 			state += " (" + e.Reason + ")"
 		}
-		row := []string{
-			e.id(), strings.Join(e.Destinations, " "), fmt.Sprintf("%d/%d", e.ReadyGateways, e.Desired), strconv.Itoa(int(e.Clients)), strconv.Itoa(int(e.RefusedClients)), state,
+		counts := []string{fmt.Sprintf("%d/%d", e.ReadyGateways, e.Desired), strconv.Itoa(int(e.Clients)), strconv.Itoa(int(e.RefusedClients))}
+		if e.unread {
+			counts = []string{"", "", ""}
 		}
+		row := slices.Concat([]string{e.id(), strings.Join(e.Destinations, " ")}, counts, []string{state})
 		if wide {
 			row = append(row, e.TunnelTo, strings.Join(e.ServiceIPs, " "))
 		}

@@ -313,6 +313,14 @@ func egressCluster() objects {
 	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
 	alone := egressClient("alone", "node-a", "down")
 	alone.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NoGateway", "Egress egress/down has no gateway that is ready", time.Minute)
+	typo := egressClient("typo", "node-a") // the operator refuses what an annotation cannot name without a name
+	typo.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Reason: "Invalid", Message: "metadata.annotations[egress.berth.dev/egress]: names nothing", Named: true}}
+	typo.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", typo.Spec.Refused[0].Message, time.Minute)
+	host := egressClient("host", "node-a")
+	host.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "any", Reason: "Invalid", Message: "names Egress egress/any, which a pod of the node's network cannot use: take it out", Named: true}}
+	host.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", host.Spec.Refused[0].Message, time.Minute)
+	unseen := egressClient("unseen", "node-a", "internet")
+	unseen.Status = v1alpha1.EgressClientStatus{}
 	down := egress("down", is("Available", metav1.ConditionFalse, "NoGateways", "no gateway is ready: pod down-a is Pending", time.Minute), is("ServiceReady", metav1.ConditionTrue, "Applied", "", time.Hour),
 		is("ClientsReady", metav1.ConditionFalse, "Waiting", "pod default/alone is not served", time.Minute))
 	down.Status.ReadyGateways, down.Status.Gateways = 0, nil
@@ -327,7 +335,7 @@ func egressCluster() objects {
 		daemons:   daemonsOf([]corev1.Pod{berthd("node-a", "none", true), berthd("node-b", "none", true)}),
 		operators: []corev1.Pod{operatorPod("berth-operator-0", true)},
 		egresses:  []v1alpha1.Egress{taken, egress("internet"), down, idle, fresh},
-		clients:   []v1alpha1.EgressClient{egressClient("web-0", "node-a", "internet"), failed, refused, alone, egressClient("nothing", "node-a")},
+		clients:   []v1alpha1.EgressClient{egressClient("web-0", "node-a", "internet"), failed, refused, alone, typo, host, unseen, egressClient("nothing", "node-a")},
 	}
 }
 

@@ -318,6 +318,38 @@ func TestNICsInVPCs(t *testing.T) {
 	}
 }
 
+// Pods that name Egresses are told of where there is none, those of the node's network too,
+// with the rights that docs/operate.md gives.
+func TestPodsThatNameNoEgress(t *testing.T) {
+	cfg := person(t)
+	dial, _ := inMode(t, "none")
+	host := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "host", Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "egress": "internet"}},
+		Spec:       corev1.PodSpec{NodeName: "node-a", HostNetwork: true, Containers: []corev1.Container{{Name: "c", Image: "i"}}}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	create(t, host)
+	refused, lacks := egressClient("host", "node-a"), egressClient("web-0", "node-a")
+	refused.Spec.PodUID = string(host.UID)
+	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "internet", Reason: "Invalid", Message: "names Egress egress/internet, which a pod of the node's network cannot use", Named: true}}
+	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", refused.Spec.Refused[0].Message, time.Minute)
+	lacks.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "none", Reason: "NotFound", Message: "there is no Egress egress/none", Named: true}}
+	lacks.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
+	create(t, &refused, &lacks)
+	o := Options{Config: cfg, Dial: dial}
+	for args, wants := range map[string][]string{
+		"status":           {"! Egress egress/none: there is no such Egress", "EgressRefused: default/host", "CLIENTS"},
+		"egresses":         {"! egress/none: there is no such Egress", "Other clients that somebody has to see to", "! default/host: It may not use an Egress (Invalid)"},
+		"pod default/host": {"EgressRefused", "a pod of the node's network cannot use"},
+	} {
+		out, code, err := try(t, o, strings.Fields(args)...)
+		for _, want := range wants {
+			if code != ExitUnwell || err != nil || !strings.Contains(out, want) || strings.Contains(out, "could not be read") {
+				t.Errorf("%s: %d, %v, no %q in\n%s", args, code, err, want, out)
+			}
+		}
+	}
+}
+
 // A large cluster is read by pages.
 func TestPages(t *testing.T) {
 	harness.KubeClean(t)

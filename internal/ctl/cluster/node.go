@@ -177,7 +177,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 		p.Section("Clients of Egresses", clientGrid(clients, false), fmt.Sprintf("None of %s has trouble.", view.Count(len(d.EgressPods), "pod")))
 		explain(p, clients)
 	}
-	view.Conditions(p, d.Conditions, now)
+	view.Conditions(p, "Conditions", d.Conditions, now)
 	if len(d.Events) > 0 {
 		p.Section("Events", eventGrid(d.Events, now, wide), "")
 	}

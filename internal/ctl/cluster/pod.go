@@ -124,9 +124,12 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 	f := diagnose.Facts{Now: p.Now(), Pod: pod}
 	if !pod.Spec.HostNetwork {
 		a.nicFacts(ctx, pod, &f)
-		a.egressFacts(ctx, pod.Namespace, pod.Name, &f)
 	}
+	a.egressFacts(ctx, pod, &f)
 	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork {
+		if membership.Annotated(pod.Annotations) {
+			f.Operators = p.operatorsNow(ctx, a)
+		}
 		return f, nil
 	}
 	node := pod.Spec.NodeName
@@ -161,9 +164,15 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 	case diagnose.NodeMode, diagnose.PortMode, diagnose.EgressMode:
 	}
 	if mode != diagnose.NodeMode || f.NICs.Value != nil || f.EgressClient.Value != nil || membership.Annotated(pod.Annotations) {
-		f.Operators = operatorsFact(objects{operators: p.operatorPods(ctx, a), unread: a.unread})
+		f.Operators = p.operatorsNow(ctx, a)
 	}
 	return f, nil
+}
+
+// operatorsNow reads how many operators there are.
+func (p *program) operatorsNow(ctx context.Context, a *api) diagnose.Fact[diagnose.Operators] {
+	pods := p.operatorPods(ctx, a) // which may note that they are not read
+	return operatorsFact(objects{operators: pods, unread: a.unread})
 }
 
 // listFact is a list as a fact.

@@ -127,6 +127,7 @@ func statusOf(o objects) Status {
 	}
 	slices.SortFunc(s.Versions, func(a, b Version) int { return cmp.Or(b.Nodes-a.Nodes, cmp.Compare(a.Version, b.Version)) })
 	s.operator(o)
+	s.Trouble = append(s.Trouble, told(strays(o, s.Egresses), "pods")...)
 	if len(s.Modes) == 0 && len(s.Unread) == 0 {
 		s.Trouble = append(s.Trouble, "no pod of berthd was found: is Berth installed, and in the namespace that --berth-namespace says?")
 	}
@@ -136,9 +137,10 @@ func statusOf(o objects) Status {
 	return s
 }
 
-// needOperator tells whether somebody has need of one: a node, a VPC or an Egress.
+// needOperator tells whether somebody has need of one: a node, a VPC, an Egress or a
+// pod that would use one.
 func (o objects) needOperator() bool {
-	return len(o.vpcs)+len(o.egresses) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode })
+	return len(o.vpcs)+len(o.egresses)+len(o.clients) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode })
 }
 
 // operatorsFact is how many operators there are.
@@ -181,7 +183,7 @@ func (s *Status) operator(o objects) {
 	if len(o.vpcs) > 0 {
 		lacks = "no pod gets NICs of VPCs, and " + lacks
 	}
-	if len(o.egresses) > 0 {
+	if len(o.egresses)+len(o.clients) > 0 {
 		lacks = "no pod becomes a client of an Egress, and " + lacks
 	}
 	switch {

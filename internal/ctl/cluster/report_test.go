@@ -148,7 +148,8 @@ func TestVPCOfManyNICs(t *testing.T) {
 // what is well is not.
 func TestEgresses(t *testing.T) {
 	o := egressCluster()
-	list := Egresses{Egresses: egressRows(o)}
+	rows := egressRows(o)
+	list := Egresses{Egresses: rows, Strays: strays(o, rows)}
 	prog := &program{Options: Options{Now: func() time.Time { return at }}}
 	for name, wide := range map[string]bool{"egresses.txt": false, "egresses-wide.txt": true} {
 		golden(t, name, printed(t, func(p *view.Printer) { writeEgresses(p, list, prog, wide, wide) }))
@@ -162,14 +163,56 @@ func TestEgresses(t *testing.T) {
 			t.Errorf("%s: %q", e.Name, e.Trouble)
 		}
 	}
-	want := map[string][]string{"internet": {"failed NotSetUp"}, "none": {"refused EgressRefused"}}
+	want := map[string][]string{"internet": {"failed NotSetUp", "unseen NotLookedAt"}, "none": {"refused EgressRefused"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
+	others := map[string]diagnose.Verdict{}
+	for _, c := range list.Strays {
+		others[c.Pod] = c.Diagnosis.Verdict
+	}
+	if diff := cmp.Diff(map[string]diagnose.Verdict{"typo": diagnose.EgressRefused, "host": diagnose.EgressRefused}, others); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
 	o.egresses, o.unread = nil, []string{"Egresses: forbidden"} // then it is not known which there are
-	for _, e := range egressRows(o) {
-		if slices.Contains(e.Trouble, "there is no such Egress, and pods are to use it") {
+	list = Egresses{Egresses: egressRows(o), Unread: o.unread}
+	golden(t, "egresses-unread.txt", printed(t, func(p *view.Printer) { writeEgresses(p, list, prog, true, true) }))
+	for _, e := range list.Egresses {
+		if !slices.Equal(e.Trouble, told(e.Troubled, "pods")) || e.unwell() != (e.Name != "down") {
 			t.Errorf("%s: %q", e.Name, e.Trouble)
+		}
+	}
+}
+
+// Pods that are to use an Egress are seen where there is none any more, and an operator is
+// missed.
+func TestStatusWithoutTheLastEgress(t *testing.T) {
+	o := nodeCluster()
+	refused := egressClient("refused", "node-a")
+	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "none", Reason: "NotFound", Message: "there is no Egress egress/none", Named: true}}
+	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
+	o.clients = []v1alpha1.EgressClient{refused}
+	out := printed(t, func(p *view.Printer) { writeStatus(p, statusOf(o), false, false) })
+	for _, want := range []string{"! Egress egress/none: there is no such Egress", "there is no pod of berth-operator: no pod becomes a client of an Egress", "CLIENTS"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	o.clients[0].Spec.Refused[0].Name, o.clients[0].Spec.Refused[0].Reason = "", "Invalid" // then there is no row of an Egress
+	o.clients[0].Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", "names nothing", time.Minute)
+	s := statusOf(o)
+	out = printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) })
+	if len(s.Egresses) > 0 || !strings.Contains(out, "EgressRefused: default/refused: It may not use an Egress (Invalid): names nothing") || !strings.Contains(out, "CLIENTS") {
+		t.Errorf("%+v\n%s", s.Egresses, out)
+	}
+}
+
+// That an operator is away is no node's trouble.
+func TestNodesAreNotBlamedForTheOperator(t *testing.T) {
+	o := egressCluster()
+	for _, n := range statusOf(o).Nodes {
+		if unwell := len(n.Trouble) > 0; unwell != (n.Name == "node-b") { // whose berthd failed
+			t.Errorf("%s: %q", n.Name, n.Trouble)
 		}
 	}
 }
@@ -213,7 +256,7 @@ func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
 	pools := Pools{Pools: poolsOf(poolCluster())}
 	s.Pools = poolsOf(poolCluster())
 	s.VPCs, s.Egresses = vpcRows(portCluster()), egressRows(egressCluster())
-	egresses := Egresses{Egresses: egressRows(egressCluster())}
+	egresses := Egresses{Egresses: egressRows(egressCluster()), Strays: strays(egressCluster(), nil)}
 	d.EgressPods = clientRows(egressCluster())
 	pod.Egress = &clientRows(egressCluster())[0]
 	pod.Attachments = []introspect.Attachment{{Egress: &introspect.Egress{Egresses: []introspect.UsedEgress{{Gateways: []introspect.EgressGateway{{}}}}}}}

@@ -105,9 +105,7 @@ func (p *program) read(ctx context.Context) (objects, error) {
 	o := objects{
 		now: p.Now(), nodes: a.nodes(ctx), daemons: p.daemonPods(ctx, a, ""),
 		networks: a.networks(ctx), pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, ""), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil),
-	}
-	if o.egresses = a.egresses(ctx); len(o.egresses) > 0 {
-		o.clients = a.egressClients(ctx, nil)
+		egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), // pods may name Egresses where there is none
 	}
 	if o.needOperator() {
 		o.operators = p.operatorPods(ctx, a)
@@ -213,7 +211,7 @@ func nodeHead(s Status, wide bool) []string {
 	if len(s.VPCs) > 0 {
 		h = append(h, "NICS")
 	}
-	if len(s.Egresses) > 0 {
+	if s.egress() {
 		h = append(h, "CLIENTS")
 	}
 	h = append(h, "TROUBLE")
@@ -221,6 +219,11 @@ func nodeHead(s Status, wide bool) []string {
 		h = append(h, "MODE", "VERSION", "RESTARTS", "NEEDED", "CAPACITY", "ENIS", "INSTANCE", "TYPE", "ZONE", "POD")
 	}
 	return h
+}
+
+// egress tells whether there are Egresses, or pods that use some or would.
+func (s Status) egress() bool {
+	return len(s.Egresses) > 0 || slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Clients > 0 })
 }
 
 func addNode(g *view.Grid, s Status, n Node, wide bool) {
@@ -238,7 +241,7 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 	if len(s.VPCs) > 0 {
 		row = append(row, strconv.Itoa(n.NICs))
 	}
-	if len(s.Egresses) > 0 {
+	if s.egress() {
 		row = append(row, strconv.Itoa(n.Clients))
 	}
 	what := "none"

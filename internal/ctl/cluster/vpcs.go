@@ -194,7 +194,7 @@ func writeVPCs(p *view.Printer, list VPCs, prog *program, wide, whole bool) {
 	}
 	for _, v := range list.VPCs {
 		if whole {
-			view.Conditions(p, v.Conditions, prog.Now())
+			view.Conditions(p, "Conditions of "+v.Name, v.Conditions, prog.Now())
 			g := view.NewGrid("SUBNET", "NAME", "CIDR", "GATEWAY", "NICS THAT WAIT")
 			for _, s := range v.Subnets {
 				g.Add(s.ID, s.Name, s.CIDR, s.Gateway, strconv.Itoa(s.Waiting))

@@ -13,7 +13,6 @@ const (
 	NameLabel    = "app.kubernetes.io/name"
 	DaemonName   = "berthd"
 	OperatorName = "berth-operator"
-	EgressName   = "berth-egress" // gateways of Egresses, in the Egresses' namespaces
 )
 
 // Container is that of a program in one of Berth's pods: the one of its name, or the only one.

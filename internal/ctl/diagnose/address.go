@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -51,13 +52,10 @@ func hasAddress(f Facts) *Diagnosis {
 	case f.View.Value == nil:
 		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path could not be checked: %s", text, f.View.Unread))
 	}
-	attachments := ready(f)
-	if f.mode() == EgressMode { // whose pods' addresses are another network's
-		if d := broken(attachments); d != nil {
-			return d
-		}
-		return fine(Works, fmt.Sprintf("The pod has %s, which another network gave to it; what Berth added on node %s is as it was set up.", text, f.Pod.Spec.NodeName))
+	if f.mode() == EgressMode {
+		return added(f, text)
 	}
+	attachments := ready(f)
 	if len(attachments) == 0 {
 		return trouble(NotOfBerth, fmt.Sprintf("The pod has %s, which berthd on node %s has not given to it.", text, f.Pod.Spec.NodeName),
 			"Look for a network configuration of another plugin on the node, in the runtime's folder (/etc/cni/net.d), whose name sorts before Berth's; then delete the pod.", seeNode)
@@ -69,13 +67,22 @@ func hasAddress(f Facts) *Diagnosis {
 		return trouble(AddressesDisagree, fmt.Sprintf("The pod's status has %s, and its node has %s for it.", mine[i], list(held(attachments))),
 			"A sandbox that was just replaced looks like this for moments. If it stays, see the kubelet's and berthd's logs, and delete the pod.", seePackets)
 	}
-	if d := broken(attachments); d != nil {
+	if d := cmp.Or(broken(attachments), unchecked(attachments, text)); d != nil {
 		return d
 	}
-	if i := slices.IndexFunc(attachments, func(a introspect.Attachment) bool { return !a.Checked }); i >= 0 {
-		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path was not checked: %s", text, attachments[i].Fault))
-	}
 	return fine(Works, fmt.Sprintf("The pod has %s, and link, addresses, neighbours and routes on node %s are as they were set up.", text, f.Pod.Spec.NodeName))
+}
+
+// added is about a pod whose addresses are another network's, and what Berth added to it.
+func added(f Facts, text string) *Diagnosis {
+	attachments := f.View.Value.Attachments
+	if len(attachments) == 0 {
+		return fine(Works, fmt.Sprintf("The pod has %s, which another network gave to it; berthd on node %s has added nothing to it.", text, f.Pod.Spec.NodeName))
+	}
+	if d := cmp.Or(broken(ready(f)), unchecked(attachments, text)); d != nil {
+		return d
+	}
+	return fine(Works, fmt.Sprintf("The pod has %s, which another network gave to it; what Berth added on node %s is as it was set up.", text, f.Pod.Spec.NodeName))
 }
 
 // attached is about a pod whose node has an address for it, and whose status has none yet.
@@ -96,6 +103,16 @@ func broken(attachments []introspect.Attachment) *Diagnosis {
 		if a.Checked && a.Fault != "" {
 			return trouble(PathBroken, fmt.Sprintf("The path to %s is broken on its node: %s", list(held([]introspect.Attachment{a})), a.Fault),
 				"berthd puts back what it sees to be changed; what stays, or comes again, somebody else changes: a network manager, another network plugin, or the pod itself. Else delete the pod.", seePackets)
+		}
+	}
+	return nil
+}
+
+// unchecked is about attachments of which one was not compared with the kernel.
+func unchecked(attachments []introspect.Attachment, text string) *Diagnosis {
+	for _, a := range attachments {
+		if !a.Checked {
+			return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path was not checked: %s", text, cmp.Or(a.Fault, "it is "+a.State+" on its node")))
 		}
 	}
 	return nil

@@ -18,7 +18,7 @@ func hostNetwork(f Facts) *Diagnosis {
 	if !f.Pod.Spec.HostNetwork {
 		return nil
 	}
-	return fine(HostNetwork, "The pod is on the host's network: it has its node's address, and Berth has nothing to do with it.")
+	return besides(f, fine(HostNetwork, "The pod is on the host's network: it has its node's address, and Berth has nothing to do with it."))
 }
 
 func notScheduled(f Facts) *Diagnosis {

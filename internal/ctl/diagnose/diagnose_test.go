@@ -75,6 +75,11 @@ func useEgress(f Facts, edit func(*ClientFacts)) Facts {
 	return f
 }
 
+// static makes a pod the mirror of a kubelet's own, by whose UID there its EgressClient is.
+func static(f *Facts) {
+	f.Pod.Annotations[corev1.MirrorPodAnnotationKey], f.EgressClient.Value.Spec.PodUID = "u-static", "u-static"
+}
+
 // namesWrong has a pod's annotation name an Egress that it may not use.
 func namesWrong(f *ClientFacts) {
 	isNot("NotAllowed", "Egress egress/bank does not allow namespace shop", time.Minute)(f)
@@ -356,15 +361,34 @@ func TestPod(t *testing.T) {
 		{"its tunnels wait for its address", useEgress(waits(NodeMode), isNot("WaitingForNode", "not yet", time.Hour)), nil, Waiting, ""},
 		{"no EgressClient", useEgress(waits(NodeMode), nil), func(f *Facts) { f.EgressClient = Fact[v1alpha1.EgressClient]{} }, NoEgressClient, "feature egress"},
 		{"no EgressClient, running", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Fact[v1alpha1.EgressClient]{} }, NoEgressClient, ""},
+		{"no operator looks", useEgress(runs(), func(f *ClientFacts) { f.Client.Status.Conditions = nil }), nil, NotLookedAt, "whether berth-operator leads"},
 		{"an earlier pod's EgressClient", useEgress(runs(), nil), func(f *Facts) { f.EgressClient.Value.Spec.PodUID = "u-0" }, NoEgressClient, ""},
 		{"no EgressClient yet", useEgress(runs(), nil), func(f *Facts) {
 			f.EgressClient, f.Pod.CreationTimestamp = Fact[v1alpha1.EgressClient]{}, metav1.NewTime(now)
 		}, Works, ""},
 		{"EgressClients may not be read", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Unread[v1alpha1.EgressClient]("forbidden") }, Works, ""},
-		{"another network's address", runs(), func(f *Facts) { f.Daemon.Value.Mode, f.View.Value.Attachments = EgressMode, nil }, Works, "another network"},
+		{"another network's address", runs(), func(f *Facts) { f.Daemon.Value.Mode, f.View.Value.Attachments = EgressMode, nil }, Works, "has added nothing to it"},
 		{"another network's address, and tunnels that are gone", runs(), func(f *Facts) {
 			f.Daemon.Value.Mode, f.View.Value.Attachments[0].Fault = EgressMode, "tunnel fou4 is missing"
 		}, PathBroken, "fou4"},
+		{"another network's address, and what Berth added", runs(), func(f *Facts) { f.Daemon.Value.Mode = EgressMode }, Works, "is as it was set up"},
+		{"another network's address, and nobody looked", runs(), func(f *Facts) {
+			f.Daemon.Value.Mode = EgressMode
+			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].Fault = false, "the kernel was not read"
+		}, Unchecked, "the kernel was not read"},
+		{"another network's address, and half of what Berth adds", runs(), func(f *Facts) {
+			f.Daemon.Value.Mode = EgressMode
+			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].State = false, "pending"
+		}, Unchecked, "it is pending on its node"},
+		{"a static pod's EgressClient", useEgress(runs(), nil), static, Works, ""},
+		{"an earlier static pod's EgressClient", useEgress(runs(), nil), func(f *Facts) {
+			static(f)
+			f.EgressClient.Value.Spec.PodUID = "u-1"
+		}, NoEgressClient, ""},
+		{"on the host's network, and names an Egress", useEgress(runs(), namesWrong), func(f *Facts) { f.Pod.Spec.HostNetwork = true }, EgressRefused, "does not allow"},
+		{"on the host's network, and names one on no node", useEgress(waits(NodeMode), nil), func(f *Facts) {
+			f.Pod.Spec.HostNetwork, f.Pod.Spec.NodeName, f.EgressClient = true, "", Fact[v1alpha1.EgressClient]{}
+		}, HostNetwork, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.edit != nil {

@@ -42,7 +42,7 @@ func notLooked(f ClientFacts) *Diagnosis {
 	if f.Now.Sub(since) < made {
 		return fine(Starting, "It was just made.")
 	}
-	return trouble(NotSetUp, fmt.Sprintf("No operator has said for %s how it does.", f.Now.Sub(since).Round(time.Second)), operatorRemedy(f.Operators), seeNoEgress)
+	return trouble(NotLookedAt, fmt.Sprintf("No operator has said for %s how it does.", f.Now.Sub(since).Round(time.Second)), operatorRemedy(f.Operators), seeNoEgress)
 }
 
 // kept is about a client that something keeps from its Egresses.
@@ -61,13 +61,14 @@ func kept(f ClientFacts, c metav1.Condition) *Diagnosis {
 	return trouble(NotServed, fmt.Sprintf("Gateways do not serve it (%s): %s", c.Reason, c.Message), remedy, seeEgressClients)
 }
 
-// slow is about a client whose node has not set it up.
+// slow is about a client whose node has not set it up. The condition's time is when the client
+// ceased to be ready, be it for another reason.
 func slow(f ClientFacts, c metav1.Condition) *Diagnosis {
 	waited := f.Now.Sub(c.LastTransitionTime.Time)
 	if waited < patience {
 		return fine(Starting, c.Message)
 	}
-	return trouble(NotSetUp, fmt.Sprintf("%s, for %s", c.Message, waited.Round(time.Second)), EgressRemedy(c.Reason), seeNoEgress)
+	return trouble(NotSetUp, fmt.Sprintf("%s. It has not been ready for %s.", c.Message, waited.Round(time.Second)), EgressRemedy(c.Reason), seeNoEgress)
 }
 
 // EgressRemedy is what to do about the reason of an Egress's condition, or of an

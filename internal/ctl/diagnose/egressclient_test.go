@@ -46,13 +46,15 @@ func TestEgressClient(t *testing.T) {
 		"goes":         {[]func(*ClientFacts){func(f *ClientFacts) { f.Client.DeletionTimestamp = &metav1.Time{Time: now} }}, Ending, ""},
 		"no client":    {[]func(*ClientFacts){func(f *ClientFacts) { f.Client.Spec.Egresses = nil }}, Unused, "uses no Egress"},
 		"just made":    {[]func(*ClientFacts){unsaid, func(f *ClientFacts) { f.Client.CreationTimestamp = metav1.NewTime(now) }}, Starting, ""},
-		"nobody looks": {[]func(*ClientFacts){unsaid}, NotSetUp, "No operator has said for 1h0m0s"},
-		"no operator":  {[]func(*ClientFacts){unsaid, func(f *ClientFacts) { f.Operators = Of(Operators{All: 2}) }}, NotSetUp, "None of 2"},
+		"nobody looks": {[]func(*ClientFacts){unsaid}, NotLookedAt, "No operator has said for 1h0m0s"},
+		"no operator":  {[]func(*ClientFacts){unsaid, func(f *ClientFacts) { f.Operators = Of(Operators{All: 2}) }}, NotLookedAt, "None of 2"},
 		"no Egress":    {[]func(*ClientFacts){isNot("NotFound", "there is no Egress egress/none", time.Minute)}, EgressRefused, "Create the Egress"},
 		"not allowed":  {[]func(*ClientFacts){isNot("NotAllowed", "Egress egress/bank: not for shop", time.Minute)}, EgressRefused, "not for shop"},
 		"overlaps":     {[]func(*ClientFacts){isNot("Overlaps", "0.0.0.0/0 contains 10.0.0.0/8", time.Minute)}, EgressRefused, "one of the two"},
 		"waits":        {[]func(*ClientFacts){isNot("WaitingForNode", waits, time.Second)}, Starting, "has not set up"},
 		"waits on":     {[]func(*ClientFacts){isNot("WaitingForNode", waits, time.Hour)}, NotSetUp, "runs with --egress"},
+		// It may have been another reason for most of that time.
+		"is not ready": {[]func(*ClientFacts){isNot("WaitingForNode", waits, time.Hour)}, NotSetUp, "tunnels yet. It has not been ready for 1h0m0s"},
 		"no berthd":    {[]func(*ClientFacts){isNot("WaitingForNode", waits, time.Second), func(f *ClientFacts) { f.Daemon = Fact[Daemon]{} }}, NotSetUp, "no berthd pod runs there"},
 		"berthd is not ready": {[]func(*ClientFacts){isNot("WaitingForNode", waits, time.Second), func(f *ClientFacts) {
 			f.Daemon = Of(Daemon{Pod: "-n kube-system berthd-x", Why: "CrashLoopBackOff"})

@@ -1,7 +1,10 @@
 package diagnose
 
 import (
+	"cmp"
 	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/egress/membership"
@@ -10,7 +13,9 @@ import (
 // EgressClientOf is the pod's own EgressClient, and not that of an earlier pod of the name;
 // nil: none is known.
 func EgressClientOf(f Facts) *v1alpha1.EgressClient {
-	if o := f.EgressClient.Value; o != nil && o.Spec.PodUID == string(f.Pod.UID) {
+	// The operator tells a static pod by its kubelet's UID, which its mirror has.
+	uid := cmp.Or(f.Pod.Annotations[corev1.MirrorPodAnnotationKey], string(f.Pod.UID))
+	if o := f.EgressClient.Value; o != nil && o.Spec.PodUID == uid {
 		return o
 	}
 	return nil
@@ -52,9 +57,10 @@ func egressNamed(f Facts) *Diagnosis {
 	return nil
 }
 
-// noEgressClient is about a pod that names Egresses, of which the operator knows nothing.
+// noEgressClient is about a pod that names Egresses, of which the operator knows nothing. It
+// makes none before the pod has a node.
 func noEgressClient(f Facts) *Diagnosis {
-	if f.EgressClient.Unread != "" || f.Pod.DeletionTimestamp != nil || !membership.Annotated(f.Pod.Annotations) || f.Now.Sub(f.Pod.CreationTimestamp.Time) < made {
+	if f.Pod.Spec.NodeName == "" || f.EgressClient.Unread != "" || f.Pod.DeletionTimestamp != nil || !membership.Annotated(f.Pod.Annotations) || f.Now.Sub(f.Pod.CreationTimestamp.Time) < made {
 		return nil
 	}
 	return trouble(NoEgressClient, "The pod names Egresses, and the operator has made no EgressClient for it.", operatorRemedy(f.Operators)+" It must run with the feature egress.", seeNoEgress)

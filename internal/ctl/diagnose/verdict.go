@@ -45,6 +45,7 @@ const (
 	PlugFailed        Verdict = "PlugFailed"        // as the node says
 	NotActive         Verdict = "NotActive"         // plugged, and the provider does not say that it carries packets
 	NoEgressClient    Verdict = "NoEgressClient"    // the operator has made none for a pod that names Egresses
+	NotLookedAt       Verdict = "NotLookedAt"       // no operator has said how its EgressClient does
 	EgressRefused     Verdict = "EgressRefused"     // it may not use an Egress
 	NotSetUp          Verdict = "NotSetUp"          // its tunnels to gateways, by its node
 	NotServed         Verdict = "NotServed"         // by gateways

@@ -42,8 +42,8 @@ func Node(p *Printer, doc introspect.Document) {
 // Supply prints the document's ENIs, or its pools and blocks.
 func Supply(p *Printer, doc introspect.Document) { supplyOf(doc).status(p, doc) }
 
-// Conditions prints a node's conditions, with their age at the moment now.
-func Conditions(p *Printer, list []introspect.Condition, now time.Time) {
+// Conditions prints conditions under a title, with their age at the moment now.
+func Conditions(p *Printer, title string, list []introspect.Condition, now time.Time) {
 	g := NewGrid("CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE")
 	for _, c := range list {
 		g.Add(c.Type, c.Status, Age(c.Since, now), c.Reason, c.Message)
@@ -51,7 +51,7 @@ func Conditions(p *Printer, list []introspect.Condition, now time.Time) {
 			g.Tint(1, Bad)
 		}
 	}
-	p.Section("Conditions", g, "No condition is known.")
+	p.Section(title, g, "No condition is known.")
 }
 
 // LastTrouble prints the document's last error, if any.

@@ -24,18 +24,20 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
-// ours selects Berth's pods.
-const ours = connect.NameLabel + " in (" + connect.DaemonName + ", " + connect.OperatorName + ", " + connect.EgressName + ")"
+// ours selects Berth's pods, but for gateways of Egresses: those are in the Egresses' namespaces,
+// and what they are named by is the Egress's maker's to say.
+const ours = connect.NameLabel + " in (" + connect.DaemonName + ", " + connect.OperatorName + ")"
 
 // Options say what to collect.
 type Options struct {
 	Nodes     []string // these, or
 	All       bool     // all
-	Namespace string   // of Berth's pods; empty: any
+	Namespace string   // of Berth's pods, but for gateways; empty: any
 	Timeout   time.Duration
 	// NodeTimeout is of a node's own bundle.
 	NodeTimeout time.Duration
@@ -52,6 +54,9 @@ type Cluster struct {
 	pods []corev1.Pod   // Berth's
 	// noPods is why they are not known.
 	noPods error
+	// gateways are those of Egresses; noGateways is why they are not known.
+	gateways   []corev1.Pod
+	noGateways error
 }
 
 // New reads which pods are Berth's. The error is that the API server is not reached, or
@@ -78,10 +83,8 @@ func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 	if err := core.Get().AbsPath("/version").Do(ctx).Error(); err != nil {
 		return nil, fmt.Errorf("reach the API server at %s: %w", cfg.Host, err)
 	}
-	var pods corev1.PodList
-	k.noPods = core.Get().Resource("pods").NamespaceIfScoped(o.Namespace, o.Namespace != "").
-		Param("labelSelector", ours).Do(ctx).Into(&pods)
-	k.pods = pods.Items
+	k.pods, k.noPods = k.labelled(ctx, o.Namespace, ours)
+	k.gateways, k.noGateways = k.labelled(ctx, "", v1alpha1.LabelEgress)
 	for _, name := range o.Nodes {
 		if _, known := k.daemons()[name]; known {
 			continue
@@ -92,6 +95,13 @@ func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 		}
 	}
 	return k, nil
+}
+
+// labelled are the pods that labels select, of a namespace or, empty, of any.
+func (k *Cluster) labelled(ctx context.Context, namespace, labels string) ([]corev1.Pod, error) {
+	var list corev1.PodList
+	err := k.core.Get().Resource("pods").NamespaceIfScoped(namespace, namespace != "").Param("labelSelector", labels).Do(ctx).Into(&list)
+	return list.Items, err
 }
 
 // nodesAtOnce is how many nodes make their bundles at a time.
@@ -128,17 +138,25 @@ func (k *Cluster) Objects() []archive.Part {
 	if k.noPods != nil {
 		parts = append(parts, k.part("pods of Berth", func(context.Context, *archive.Sink) error { return k.noPods }))
 	}
+	if k.noGateways != nil {
+		parts = append(parts, k.part("gateways of Egresses", func(context.Context, *archive.Sink) error { return k.noGateways }))
+	}
 	for _, p := range k.pods {
 		isOperator := p.Labels[connect.NameLabel] == connect.OperatorName
-		wanted := isOperator || k.wanted(p.Spec.NodeName)
-		switch {
-		case isOperator:
+		if isOperator {
 			parts = append(parts, k.part("operator "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.operator(ctx, s, p) }))
-		case wanted && p.Labels[connect.NameLabel] == connect.EgressName:
-			parts = append(parts, k.part("gateway "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.gateway(ctx, s, p) }))
 		}
-		if wanted {
-			parts = append(parts, k.part("logs of "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.podLogs(ctx, s, p) }))
+		if isOperator || k.wanted(p.Spec.NodeName) {
+			parts = append(parts, k.part("logs of "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.podLogs(ctx, s, p, folderOf(p)) }))
+		}
+	}
+	for _, p := range k.gateways {
+		if k.wanted(p.Spec.NodeName) {
+			parts = append(parts,
+				k.part("gateway "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.gateway(ctx, s, p) }),
+				k.part("logs of gateway "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error {
+					return k.podLogs(ctx, s, p, gatewayFolder(p), gatewayContainer)
+				}))
 		}
 	}
 	return parts

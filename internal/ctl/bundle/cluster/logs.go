@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,17 +24,20 @@ func mapsKeys(m map[string]int) iter.Seq[string] { return maps.Keys(m) }
 // into a number of lines to ask for.
 const lineBytes = 64
 
-// podLogs adds the logs of each container, and of the one before it if it was
-// restarted.
-func (k *Cluster) podLogs(ctx context.Context, s *archive.Sink, p corev1.Pod) error {
+// podLogs adds to a folder the logs of each container, or of those that are named, and of the
+// one before it if it was restarted.
+func (k *Cluster) podLogs(ctx context.Context, s *archive.Sink, p corev1.Pod, folder string, only ...string) error {
 	var failed error
 	statuses := append(append([]corev1.ContainerStatus{}, p.Status.InitContainerStatuses...), p.Status.ContainerStatuses...)
 	for _, c := range statuses {
+		if len(only) > 0 && !slices.Contains(only, c.Name) {
+			continue
+		}
 		for _, previous := range []bool{false, true} {
 			if previous && c.RestartCount == 0 || c.State.Waiting != nil && c.RestartCount == 0 {
 				continue
 			}
-			name := fmt.Sprintf("%s/logs/%s/%s.log", folderOf(p), p.Name, c.Name)
+			name := fmt.Sprintf("%s/logs/%s/%s.log", folder, p.Name, c.Name)
 			if previous {
 				name = strings.TrimSuffix(name, ".log") + ".previous.log"
 			}
@@ -60,9 +64,6 @@ func (k *Cluster) podLog(ctx context.Context, s *archive.Sink, p corev1.Pod, con
 func folderOf(p corev1.Pod) string {
 	if p.Labels[connect.NameLabel] == connect.DaemonName && p.Spec.NodeName != "" {
 		return "nodes/" + p.Spec.NodeName
-	}
-	if p.Labels[connect.NameLabel] == connect.EgressName {
-		return gatewayFolder(p)
 	}
 	return "cluster"
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,15 +23,17 @@ import (
 type kind struct {
 	path     string // of its group and version
 	resource string
+	file     string // where it is not the resource's
 	labels   string // selector; empty: all
 	ours     bool   // only those with berth in their name, or of Egresses
 }
 
-func (k kind) name() string { return k.resource }
+func (k kind) name() string { return cmp.Or(k.file, k.resource) }
 
 var kinds = []kind{
 	{path: "/api/v1", resource: "nodes"},
 	{path: "/api/v1", resource: "pods", labels: ours},
+	{path: "/api/v1", resource: "pods", labels: v1alpha1.LabelEgress, file: "gateways"},
 	{path: "/api/v1", resource: "serviceaccounts", ours: true},
 	{path: "/api/v1", resource: "services", ours: true},
 	{path: "/apis/apps/v1", resource: "daemonsets"}, // others' too: what else changes nodes' networks
@@ -67,7 +70,7 @@ const (
 // objects adds those of a kind, as YAML, in as many files as it takes. A kind that the
 // cluster does not have is none: Berth's depend on its mode.
 func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error {
-	files := &documents{s: s, name: "cluster/" + kind.resource}
+	files := &documents{s: s, name: "cluster/" + kind.name()}
 	err := k.each(ctx, kind, func(o map[string]any) error {
 		if kind.ours && !isOurs(o) {
 			return nil

@@ -38,6 +38,9 @@ func (k *Cluster) gateway(ctx context.Context, s *archive.Sink, pod corev1.Pod) 
 	return k.served(ctx, pod, v1alpha1.EgressHealthPort, health(s, gatewayFolder(pod)+"/"+pod.Name))
 }
 
+// gatewayContainer is that of a gateway's pod which is Berth's: others are whose Egress it is.
+const gatewayContainer = "egress"
+
 // gatewayFolder is where in the bundle gateways' logs and answers are.
 func gatewayFolder(pod corev1.Pod) string { return "cluster/gateways/" + pod.Namespace }
 

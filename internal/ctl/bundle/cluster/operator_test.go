@@ -123,11 +123,11 @@ func TestGateway(t *testing.T) {
 		http.Error(w, "not-forwarded", http.StatusServiceUnavailable)
 	})
 	pod := corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "egress", Name: "internet-1", Labels: map[string]string{connect.NameLabel: connect.EgressName}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "egress", Name: "internet-1", Labels: map[string]string{v1alpha1.LabelEgress: "internet"}},
 		Spec:       corev1.PodSpec{NodeName: "node-1"}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}
 	for node, want := range map[string]int{"node-1": 1, "node-2": 0} {
-		k := &Cluster{Options: Options{Timeout: time.Minute, Nodes: []string{node}}, dial: dials(t, pod, v1alpha1.EgressHealthPort, serves), pods: []corev1.Pod{pod}}
+		k := &Cluster{Options: Options{Timeout: time.Minute, Nodes: []string{node}}, dial: dials(t, pod, v1alpha1.EgressHealthPort, serves), gateways: []corev1.Pod{pod}}
 		parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != "gateway egress/internet-1" })
 		var out bytes.Buffer
 		a := archive.New(&out, "x", "cluster", archive.Limits{File: 1 << 20, Total: 1 << 20}, time.Now)
