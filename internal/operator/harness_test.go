@@ -180,7 +180,7 @@ func (c *cluster) start(name string, args ...string) *process {
 	key := c.lab.Credentials()
 	p.Process = proc.New(name, filepath.Join(c.t.TempDir(), name+".log"), func() proc.Command {
 		return proc.Command{
-			Path: filepath.Join(harness.BinDir, "berth-operator"), Netns: "/proc/self/ns/net",
+			Path: filepath.Join(harness.BinDir, "berth-operator"), Netns: "/proc/thread-self/ns/net",
 			Args: slices.Concat([]string{
 				"--kubeconfig=" + c.kubeconfig, "--cluster-name=test", "--ec2-endpoint=" + c.lab.EC2URL,
 				"--metrics-address=" + p.metrics, "--health-address=" + p.health,

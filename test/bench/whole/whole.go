@@ -152,7 +152,7 @@ func (r *run) start() error {
 	key := r.lab.Credentials()
 	r.operator = proc.New("berth-operator", filepath.Join(r.dir, "operator.log"), func() proc.Command {
 		return proc.Command{
-			Path: r.Operator, Netns: "/proc/self/ns/net",
+			Path: r.Operator, Netns: "/proc/thread-self/ns/net",
 			Args: []string{
 				"--kubeconfig=" + r.kube.AdminKubeconfig(), "--cluster-name=bench", "--leader-elect=false", "--log-level=warn",
 				"--metrics-address=127.0.0.1:0", "--health-address=127.0.0.1:0",
