@@ -25,7 +25,8 @@ func TestReplaced(t *testing.T) {
 		if n := out.Writes["create EgressClient"]; n != changes {
 			t.Errorf("%d EgressClients made: %v", n, out.Writes)
 		}
-		if n := out.Writes["status of EgressClient"]; n > 2*changes {
+		// One that another overtook is made again.
+		if n := out.Writes["status of EgressClient"]; n > 2*changes+changes/10 {
 			t.Errorf("%d writes of their status: %v", n, out.Writes)
 		}
 		if n := out.Writes["update EgressClientSlice"]; n < changes || n > 2*changes {
