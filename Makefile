@@ -202,7 +202,7 @@ check-docs:
 # Kubernetes and CoreDNS for them.
 .PHONY: vet
 vet:
-	go vet -tags=e2e,guest,grpcnotrace ./... # no file asks for one of them to be unset
+	go vet -tags=e2e,fou,guest,grpcnotrace ./... # no file asks for one of them to be unset
 	for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; *) go -C "$$module" vet ./... ;; esac; done
 
 .PHONY: golangci

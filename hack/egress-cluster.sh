@@ -20,6 +20,6 @@ as_root=()
 # Overlays of containers are not made upon the machine's own.
 # shellcheck disable=SC2016 # the guest's
 "${as_root[@]}" hack/vm.sh --cpus 2 --memory 12288 env KUBEBUILDER_ASSETS="$KUBEBUILDER_ASSETS" BERTH_TEST_BIN="$dir/bin" \
-	BERTH_LAB_IMAGES="$BERTH_LAB_IMAGES" \
+	BERTH_LAB_IMAGES="${BERTH_LAB_IMAGES:?names the folders that make lab-images prints, separated by colons}" \
 	sh -c 'mkdir -p /var/lib/vpclab && mount -t tmpfs -o size=100% tmpfs /var/lib/vpclab && cd test/cluster && exec "$0" -test.run "^TestEgress\$" -test.v -test.timeout 60m "$@"' \
 	"$dir/cluster.test" "$@"
