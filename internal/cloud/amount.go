@@ -1,6 +1,10 @@
 package cloud
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+)
 
 // Amount is a number of addresses and prefixes for pods, as they are asked of
 // EC2 or given back to it: single IPv4 addresses, IPv4 /28 prefixes, single
@@ -8,6 +12,27 @@ import "net/netip"
 type Amount struct {
 	Addresses, Prefixes int
 	IPv6, IPv6Prefixes  int `json:",omitempty"`
+}
+
+// AmountIn is an amount of one family.
+func AmountIn(f ipfamily.Family, addresses, prefixes int) Amount {
+	if f == ipfamily.IPv6 {
+		return Amount{IPv6: addresses, IPv6Prefixes: prefixes}
+	}
+	return Amount{Addresses: addresses, Prefixes: prefixes}
+}
+
+// Of is what an amount has of one family: single addresses, and prefixes.
+func (n Amount) Of(f ipfamily.Family) (addresses, prefixes int) {
+	if f == ipfamily.IPv6 {
+		return n.IPv6, n.IPv6Prefixes
+	}
+	return n.Addresses, n.Prefixes
+}
+
+// Plus is the sum of two amounts.
+func (n Amount) Plus(o Amount) Amount {
+	return Amount{n.Addresses + o.Addresses, n.Prefixes + o.Prefixes, n.IPv6 + o.IPv6, n.IPv6Prefixes + o.IPv6Prefixes}
 }
 
 // HostPrefix is the form that an address has among prefixes: the prefix that

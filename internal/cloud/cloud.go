@@ -116,7 +116,7 @@ type CreateENI struct {
 	Description string
 	Tags        map[string]string // applied in the creation call itself
 	ClientToken string
-	Amount      // to assign at creation; of one kind
+	Amount      // to assign at creation; of one kind a family
 }
 
 // ENIFilter narrows a listing of ENIs. Empty fields do not narrow.
@@ -176,12 +176,12 @@ type Changes interface {
 	// SetDeleteOnTermination sets whether an ENI goes with its instance.
 	SetDeleteOnTermination(ctx context.Context, eniID, attachmentID string, on bool) error
 	// AssignAddresses assigns further addresses or prefixes of the cloud's
-	// choice, of one kind, and returns them, an address as its HostPrefix. Not
+	// choice, of one kind and family, and returns them, an address as its HostPrefix. Not
 	// idempotent: after an error of class Transient the caller describes the ENI
 	// before it asks again.
 	AssignAddresses(ctx context.Context, eniID string, n Amount) ([]netip.Prefix, error)
 	// UnassignAddresses takes addresses, each given as its HostPrefix, or prefixes
-	// off an ENI; of one kind.
+	// off an ENI; of one kind and family.
 	UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error
 	// Tag creates or replaces tags on a resource.
 	Tag(ctx context.Context, resourceID string, tags map[string]string) error

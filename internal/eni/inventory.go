@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/statefile"
 )
@@ -18,6 +19,7 @@ import (
 type Inventory struct {
 	InstanceID   string       `json:"instanceID"`
 	InstanceType string       `json:"instanceType"`
+	Families     ipfamily.Set `json:"families,omitempty"` // of which new pods get addresses
 	Limits       cloud.Limits `json:"limits"`
 	ENIs         []ENI        `json:"enis"` // by device index
 	// Releasing are addresses and prefixes that the cloud was asked to take back
@@ -33,15 +35,18 @@ type Inventory struct {
 
 // ENI is an attached ENI of ours, with what the data path needs to know.
 type ENI struct {
-	ID           string         `json:"id"`
-	MAC          mac.Addr       `json:"mac"`
-	DeviceIndex  int            `json:"deviceIndex"`
-	Primary      bool           `json:"primary,omitempty"`
-	Serves       bool           `json:"serves"` // its addresses are for pods
-	SubnetID     string         `json:"subnetID"`
-	Subnet       netip.Prefix   `json:"subnet,omitzero"` // IPv4
-	PrimaryIPv4  netip.Addr     `json:"primaryIPv4,omitzero"`
-	Groups       []string       `json:"groups,omitempty"` // security groups; nothing on the node depends on them
+	ID          string         `json:"id"`
+	MAC         mac.Addr       `json:"mac"`
+	DeviceIndex int            `json:"deviceIndex"`
+	Primary     bool           `json:"primary,omitempty"`
+	Serves      bool           `json:"serves"` // its addresses are for pods
+	SubnetID    string         `json:"subnetID"`
+	Subnet      netip.Prefix   `json:"subnet,omitzero"` // IPv4
+	SubnetIPv6  []netip.Prefix `json:"subnetIPv6,omitempty"`
+	PrimaryIPv4 netip.Addr     `json:"primaryIPv4,omitzero"`
+	Groups      []string       `json:"groups,omitempty"` // security groups; nothing on the node depends on them
+	// For pods. Of the primary ENI the single IPv6 addresses are the instance's own
+	// and not here: nothing tells apart which of them its system uses.
 	Addresses    []netip.Addr   `json:"addresses,omitempty"`
 	Prefixes     []netip.Prefix `json:"prefixes,omitempty"`
 	IPv6         []netip.Addr   `json:"ipv6,omitempty"`
@@ -51,7 +56,7 @@ type ENI struct {
 // Equal tells whether two say the same.
 func (e ENI) Equal(o ENI) bool {
 	return e.ID == o.ID && slices.Equal(e.MAC, o.MAC) && e.DeviceIndex == o.DeviceIndex &&
-		e.Primary == o.Primary && e.Serves == o.Serves && e.SubnetID == o.SubnetID && e.Subnet == o.Subnet &&
+		e.Primary == o.Primary && e.Serves == o.Serves && e.SubnetID == o.SubnetID && e.Subnet == o.Subnet && slices.Equal(e.SubnetIPv6, o.SubnetIPv6) &&
 		e.PrimaryIPv4 == o.PrimaryIPv4 && slices.Equal(e.Addresses, o.Addresses) && slices.Equal(e.Prefixes, o.Prefixes) &&
 		slices.Equal(e.IPv6, o.IPv6) && slices.Equal(e.IPv6Prefixes, o.IPv6Prefixes)
 }

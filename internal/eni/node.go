@@ -41,7 +41,8 @@ type Usage struct {
 	Waiting int // pods that wait for an address
 }
 
-// ENIUsage is one ENI's part of it.
+// ENIUsage is one ENI's part of it. A pod with an address of each family counts
+// once; what is used or cools is counted in the family that has more of it.
 type ENIUsage struct {
 	Used, Cooling int
 	Free          cloud.Amount // could be withdrawn now

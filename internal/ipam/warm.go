@@ -3,7 +3,14 @@ package ipam
 import (
 	"errors"
 	"fmt"
+
+	"github.com/berthnet/berth/internal/ipfamily"
 )
+
+// IPv6PrefixAddresses is as how many addresses a delegated IPv6 prefix counts. A
+// /80 has 2^48 (EC2 User Guide, "Assigning prefixes to network interfaces"): more
+// than a node can run pods, so that one is as good as any number of them.
+const IPv6PrefixAddresses = 1 << 16
 
 // PrefixAddresses is the number of addresses in a delegated IPv4 prefix, a /28
 // (EC2 User Guide, "Assigning prefixes to network interfaces").
@@ -22,6 +29,10 @@ const (
 // counts are of usable addresses: an ENI's primary address is not one.
 type Policy struct {
 	Dialect Dialect
+
+	// Families are those of which each pod gets an address, all on one ENI. What
+	// an ENI has for pods is what it has of the family that it has least of.
+	Families ipfamily.Set
 
 	// WarmENI (WARM_ENI_TARGET) is how many whole ENIs' worth of addresses are
 	// kept free. With 0, at least one address is. Addresses are taken by whole
@@ -54,7 +65,8 @@ type Policy struct {
 	// whose ENI serves pods: 0 includes the primary ENI.
 	FirstInterfaceIndex int
 	// PrefixDelegation (ENABLE_PREFIX_DELEGATION) takes /28 prefixes instead of
-	// single addresses, on instance types that have them.
+	// single IPv4 addresses, on instance types that have them. IPv6 addresses come
+	// as a /80 wherever there are prefixes, as the Amazon VPC CNI has it.
 	PrefixDelegation bool
 	// MaxPods caps the addresses of the node: more pods than that it never
 	// runs. 0: no cap.

@@ -2,9 +2,11 @@ package plan
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Kind is what an Action does; also its name in logs and metrics.
@@ -43,7 +45,27 @@ type Action struct {
 }
 
 // Count is how many IPv4 addresses an amount is, those inside prefixes included.
-func Count(a cloud.Amount) int { return a.Addresses + a.Prefixes*ipam.PrefixAddresses }
+func Count(a cloud.Amount) int { return CountOf(ipfamily.IPv4, a) }
+
+// CountOf is how many addresses of a family an amount is, those inside prefixes
+// included: of a /80, ipam.IPv6PrefixAddresses.
+func CountOf(f ipfamily.Family, a cloud.Amount) int {
+	addresses, prefixes := a.Of(f)
+	return addresses + prefixes*prefixAddresses[f]
+}
+
+// prefixAddresses is as how many addresses a delegated prefix counts.
+var prefixAddresses = [ipfamily.Number]int{ipam.PrefixAddresses, ipam.IPv6PrefixAddresses}
+
+// Pods is for how many pods an amount on one ENI is enough: each takes one address
+// of every family.
+func Pods(s ipfamily.Set, a cloud.Amount) int {
+	n := math.MaxInt
+	for _, f := range s.Families() {
+		n = min(n, CountOf(f, a))
+	}
+	return n
+}
 
 // Weight is how many addresses of the subnet an action takes or gives back. A
 // new ENI takes one for itself.

@@ -1,0 +1,82 @@
+// Package ipfamily names IP families, and which of them pods get addresses of. It
+// is values only.
+package ipfamily
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Family is IPv4 or IPv6. As a number it is an index of an array of both.
+type Family int
+
+// The families.
+const (
+	IPv4 Family = iota
+	IPv6
+)
+
+// Number is how many families there are.
+const Number = 2
+
+// Of is the family of a valid address.
+func Of(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// String is the name as people write it.
+func (f Family) String() string {
+	if f == IPv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// Set is the families of which each pod gets an address, as settings and the API
+// write it. The empty one is OnlyIPv4.
+type Set string
+
+// The sets.
+const (
+	OnlyIPv4 Set = "ipv4"
+	OnlyIPv6 Set = "ipv6"
+	Dual     Set = "dual" // one address of each
+)
+
+// Parse reads a set; the empty text is OnlyIPv4.
+func Parse(text string) (Set, error) {
+	switch s := Set(text); s {
+	case "":
+		return OnlyIPv4, nil
+	case OnlyIPv4, OnlyIPv6, Dual:
+		return s, nil
+	}
+	return "", fmt.Errorf("%q: expected %s, %s or %s", text, OnlyIPv4, OnlyIPv6, Dual)
+}
+
+// Families lists those of the set, IPv4 first.
+func (s Set) Families() []Family {
+	switch s {
+	case OnlyIPv6:
+		return []Family{IPv6}
+	case Dual:
+		return []Family{IPv4, IPv6}
+	default:
+		return []Family{IPv4}
+	}
+}
+
+// Has tells whether a family is in the set.
+func (s Set) Has(f Family) bool {
+	switch s {
+	case Dual:
+		return true
+	case OnlyIPv6:
+		return f == IPv6
+	default:
+		return f == IPv4
+	}
+}
