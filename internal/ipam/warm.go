@@ -104,15 +104,20 @@ type Demand struct {
 	WholeENIs bool
 }
 
-// Demand computes what a node should have. slots is how many addresses or
-// prefixes an ENI holds besides its primary address; prefixes tells whether
-// the instance type has them.
+// ByPrefix tells whether addresses of a family come by prefixes, on an instance
+// type that has them.
+func (p Policy) ByPrefix(f ipfamily.Family) bool { return f == ipfamily.IPv6 || p.PrefixDelegation }
+
+// Demand computes what a node should have, in pods. slots is for how many of them
+// an ENI holds single addresses; prefixes tells whether the instance type has
+// prefixes. Of IPv6 alone a prefix counts as one of IPv4 does towards WarmPrefix:
+// a /80 is more than any warm target.
 //
 // A cooling address is no supply for a pod that waits, so that pods do not
 // starve behind it, and is supply for a warm target, as it will be back.
 func (p Policy) Demand(slots int, prefixes bool, u Usage) Demand {
 	d := Demand{Unit: 1}
-	if p.PrefixDelegation && prefixes {
+	if prefixes && p.ByPrefix(p.Families.Families()[0]) {
 		d.Unit = PrefixAddresses
 	}
 	busy := u.Used + u.Waiting

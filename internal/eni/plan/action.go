@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
@@ -41,7 +42,7 @@ type Action struct {
 	ENI          string // all but Create
 	Subnet       string // Create; Assign, once it is made
 	Index        int    // Create, Attach: the device index
-	cloud.Amount        // Assign, Create, Unassign
+	cloud.Amount        // Create; Assign, Unassign: of one family
 }
 
 // Count is how many IPv4 addresses an amount is, those inside prefixes included.
@@ -67,7 +68,7 @@ func Pods(s ipfamily.Set, a cloud.Amount) int {
 	return n
 }
 
-// Weight is how many addresses of the subnet an action takes or gives back. A
+// Weight is how many IPv4 addresses of the subnet an action takes or gives back. A
 // new ENI takes one for itself.
 func (a Action) Weight() int {
 	n := Count(a.Amount)
@@ -79,20 +80,33 @@ func (a Action) Weight() int {
 
 // String reads "assign 5 addresses to eni-a".
 func (a Action) String() string {
-	amount := fmt.Sprintf("%d addresses", a.Addresses)
-	if a.Prefixes > 0 {
-		amount = fmt.Sprintf("%d prefixes", a.Prefixes)
-	}
 	switch a.Kind {
 	case Assign:
-		return fmt.Sprintf("assign %s to %s", amount, a.ENI)
+		return fmt.Sprintf("assign %s to %s", amount(a.Amount), a.ENI)
 	case Unassign:
-		return fmt.Sprintf("unassign %s from %s", amount, a.ENI)
+		return fmt.Sprintf("unassign %s from %s", amount(a.Amount), a.ENI)
 	case Create:
-		return fmt.Sprintf("create an ENI with %s in %s for device index %d", amount, a.Subnet, a.Index)
+		return fmt.Sprintf("create an ENI with %s in %s for device index %d", amount(a.Amount), a.Subnet, a.Index)
 	case Attach:
 		return fmt.Sprintf("attach %s at device index %d", a.ENI, a.Index)
 	default:
 		return fmt.Sprintf("%s %s", a.Kind, a.ENI)
 	}
+}
+
+// amount reads "5 addresses and 1 IPv6 prefixes".
+func amount(a cloud.Amount) string {
+	var parts []string
+	for _, p := range [...]struct {
+		n    int
+		what string
+	}{{a.Addresses, "addresses"}, {a.Prefixes, "prefixes"}, {a.IPv6, "IPv6 addresses"}, {a.IPv6Prefixes, "IPv6 prefixes"}} {
+		if p.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.what))
+		}
+	}
+	if len(parts) == 0 {
+		return "0 addresses"
+	}
+	return strings.Join(parts, " and ")
 }

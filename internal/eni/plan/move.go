@@ -18,7 +18,7 @@ func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
 	if b.need > 0 {
 		return false
 	}
-	_, assign := b.move()
+	_, assign, _ := b.move()
 	return len(assign) > 0
 }
 
@@ -26,15 +26,14 @@ func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
 // how much more is in excess.
 func (b *planner) shift(gone, given map[string]bool) (excess int) {
 	excess = b.tally.total - b.demand.Keep
-	from, assign := b.move()
+	from, assign, gain := b.move()
 	if len(assign) == 0 {
 		return excess
 	}
 	gone[from.ID] = true
-	excess -= from.total()
+	excess += gain - b.total(from)
 	for _, a := range assign {
 		given[a.ENI] = true
-		excess += a.Weight()
 		b.do(a)
 	}
 	return excess
@@ -43,48 +42,44 @@ func (b *planner) shift(gone, given map[string]bool) (excess int) {
 // Moves tells whether an action is part of a move: no pod needs what it assigns.
 func (d Plan) Moves(a Action) bool { return a.Kind == Assign && d.Needed == 0 }
 
-// move finds the ENI with the highest index that can be emptied, and what is to be
-// assigned to the others for that.
-func (b *planner) move() (from ENI, assign []Action) {
+// move finds the ENI with the highest index that can be emptied, what is to be
+// assigned to the others for that, and for how many pods that is enough.
+func (b *planner) move() (from ENI, assign []Action, gain int) {
 	if b.demand.WholeENIs {
-		return from, nil
+		return from, nil, 0
 	}
 	surplus := b.tally.total - b.demand.Keep
 	for _, e := range b.unused() {
-		short := e.total() - surplus
+		short := b.total(e) - surplus
 		if short <= 0 {
 			break // it goes by itself, once that has lasted
 		}
-		if assign := b.elsewhere(e, short); assign != nil {
-			return e, assign
+		if assign, gain := b.elsewhere(e, short); assign != nil {
+			return e, assign, gain
 		}
 	}
-	return from, nil
+	return from, nil, 0
 }
 
-// elsewhere is how n addresses are had on the ENIs besides e; nil if they
+// elsewhere is how addresses for n pods are had on the ENIs besides e; nil if they
 // cannot. Those that would give addresses back before e are none to put more on.
-func (b *planner) elsewhere(e ENI, n int) (out []Action) {
+func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 	taken := map[string]int{} // by subnet
 	fits := func(o ENI) bool {
 		return serves(o, b.policy) && o.ID != e.ID && (o.Primary || o.Used > 0 || o.Index < e.Index)
 	}
 	for _, o := range sorted(b.enis, fits, byIndex) {
-		room, sn := b.slots-o.Addresses-o.Prefixes-o.Withdrawn, b.subnet(o.Subnet)
-		a := Action{Kind: Assign, ENI: o.ID}
-		if unit, free := b.demand.Unit, sn.Free-taken[o.Subnet]; unit == 1 {
-			a.Addresses = max(0, min(n, room, free))
-		} else if !sn.NoPrefix { // never single addresses in place of a prefix
-			a.Prefixes = max(0, min((n+unit-1)/unit, room, free/unit))
+		sn := b.subnet(o.Subnet)
+		more, a := b.extend(b.held(o), sn, sn.Free-taken[o.Subnet], n-gain)
+		if more == 0 || b.byPrefix() && a.Addresses > 0 { // never single addresses in place of a prefix
+			continue
 		}
-		if w := a.Weight(); w > 0 {
-			n -= w
-			taken[o.Subnet] += w
-			out = append(out, a)
-		}
-		if n <= 0 {
-			return out
+		gain += more
+		taken[o.Subnet] += Count(a)
+		b.each(a, func(a cloud.Amount) { out = append(out, Action{Kind: Assign, ENI: o.ID, Amount: a}) })
+		if gain >= n {
+			return out, gain
 		}
 	}
-	return nil
+	return nil, 0
 }

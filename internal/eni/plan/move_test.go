@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // end ends pods, and lets their addresses cool.
@@ -93,13 +94,13 @@ func TestPlanAtRestStaysAtRest(t *testing.T) {
 		s.release = true
 		enough := func() bool {
 			t := s.state().tally(p)
-			return t.total >= p.Demand(slots(l), l.Prefixes, t.Usage).Want
+			return t.total >= Demand(l, p, t.Usage).Want
 		}
 		s.converge()
 		running := map[int]bool{}
 		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
 			for range rapid.IntRange(0, 12).Draw(r, "start") {
-				if _, room := newPlanner(l, p, s.state()).freeIndex(); len(running) < 3*slots(l) || room {
+				if _, room := newPlanner(l, p, s.state()).freeIndex(); len(running) < 3*slots(ipfamily.IPv4, l) || room {
 					running[s.pods] = true
 					s.waiting++
 					s.sync()

@@ -6,21 +6,22 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Plan is what to do next for a node, and how the node does.
 type Plan struct {
 	Actions    []Action
-	Available  int  // addresses for pods, used ones included
+	Available  int  // for how many pods there are addresses, used ones included
 	Used       int  // of those; cooling ones too
-	Needed     int  // addresses that the policy wants beyond Available
+	Needed     int  // for how many more the policy wants some
 	Exhausted  bool // the node lacks addresses that its ENIs have room for and its subnets do not
 	AtCapacity bool // nothing can give the node what it would have without limits
 }
 
 // Make tells what to do next to bring a node to its policy. It is pure: the
 // same input gives the same actions, in the order in which to do them. Within
-// one plan each ENI is asked for addresses at most once.
+// one plan each ENI is asked for addresses at most once a family.
 //
 // Growth: first ENIs of ours that are begun but not attached, then room on
 // attached ENIs by device index, then new ENIs, each with as many addresses as
@@ -42,7 +43,7 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	} else {
 		b.shrink()
 	}
-	d.AtCapacity = len(b.actions) == 0 && p.Uncapped().Demand(b.slots, l.Prefixes, b.tally.Usage).Want > b.tally.total
+	d.AtCapacity = len(b.actions) == 0 && Demand(l, p.Uncapped(), b.tally.Usage).Want > b.tally.total
 	b.tidy()
 	d.Actions = b.actions
 	return d
@@ -50,35 +51,36 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 
 // planner is the working copy of a state that a plan's steps spend.
 type planner struct {
-	limits  cloud.Limits
-	policy  ipam.Policy
-	demand  ipam.Demand
-	tally   tally
-	slots   int
-	need    int // addresses still to ask for; 0 when the target is met
-	asked   int // addresses that the plan asks for so far
-	enis    []ENI
-	subnets []Subnet
-	indexes map[int]bool // device indexes taken
-	ours    int          // ENIs that count towards MAX_ENI
-	refused bool         // State.NoMoreENIs
-	moves   bool         // State.Moves
-	bonus   int          // addresses for pods that a new ENI brings by itself
-	release int
-	claimed map[string]bool // detached ENIs that the plan attaches
-	actions []Action
+	limits cloud.Limits
+	policy ipam.Policy
+	demand ipam.Demand
+	tally  tally
+	// supplies are those of the families that pods get, IPv6 first.
+	supplies []supply
+	need     int // pods for which addresses are still to be asked for; 0 when the target is met
+	asked    int // pods for which the plan asks for some so far
+	enis     []ENI
+	subnets  []Subnet
+	indexes  map[int]bool // device indexes taken
+	ours     int          // ENIs that count towards MAX_ENI
+	refused  bool         // State.NoMoreENIs
+	moves    bool         // State.Moves
+	bonus    int          // IPv4 addresses for pods that a new ENI brings by itself
+	release  int
+	claimed  map[string]bool // detached ENIs that the plan attaches
+	actions  []Action
 }
 
 func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
-		limits: l, policy: p, slots: slots(l), tally: s.tally(p), release: s.Release, refused: s.NoMoreENIs, moves: s.Moves,
+		limits: l, policy: p, supplies: supplies(l, p), tally: s.tally(p), release: s.Release, refused: s.NoMoreENIs, moves: s.Moves,
 		enis: slices.Clone(s.ENIs), subnets: slices.Clone(s.Subnets),
 		indexes: map[int]bool{}, claimed: map[string]bool{},
 	}
 	if s.PrimaryServes {
 		b.bonus = 1
 	}
-	b.demand = p.Demand(b.slots, l.Prefixes, b.tally.Usage)
+	b.demand = Demand(l, p, b.tally.Usage)
 	if b.tally.total < b.demand.Want {
 		b.need = b.demand.Request - b.tally.total
 	}
@@ -114,7 +116,7 @@ func (b *planner) grow() {
 // attachBegun finishes ENIs that were created but not attached.
 func (b *planner) attachBegun() {
 	begun := sorted(b.enis, func(e ENI) bool { return e.Ours && e.Phase == Detached && !e.Refused },
-		func(x, y ENI) int { return cmp.Or(cmp.Compare(y.total(), x.total()), cmp.Compare(x.ID, y.ID)) })
+		func(x, y ENI) int { return cmp.Or(cmp.Compare(b.total(y), b.total(x)), cmp.Compare(x.ID, y.ID)) })
 	for _, e := range begun {
 		index, ok := b.freeIndex()
 		if !ok || b.need <= 0 {
@@ -122,24 +124,24 @@ func (b *planner) attachBegun() {
 		}
 		b.claimed[e.ID] = true
 		b.useIndex(index)
-		b.need -= e.total()
-		b.asked += e.total()
+		b.need -= b.total(e)
+		b.asked += b.total(e)
 		b.do(Action{Kind: Attach, ENI: e.ID, Index: index})
 	}
 }
 
+// total is for how many pods an ENI has addresses.
+func (b *planner) total(e ENI) int { return e.total(b.policy.Families) }
+
 // assign fills room on an attached ENI.
 func (b *planner) assign(e ENI) {
-	room := b.slots - e.Addresses - e.Prefixes - e.Withdrawn
-	if b.need <= 0 || room <= 0 {
+	if b.need <= 0 {
 		return
 	}
 	sn := b.subnet(e.Subnet)
-	a := Action{Kind: Assign, ENI: e.ID}
-	if a.Amount = b.amount(room, sn.Free, sn.NoPrefix); a.Amount != none {
-		b.spend(sn, a)
-		b.do(a)
-	}
+	gain, more := b.extend(b.held(e), sn, sn.Free, b.need)
+	b.spend(sn, gain, more)
+	b.each(more, func(a cloud.Amount) { b.do(Action{Kind: Assign, ENI: e.ID, Amount: a}) })
 }
 
 // create plans a new ENI and tells whether it could.
@@ -152,56 +154,47 @@ func (b *planner) create() bool {
 	if sn == nil {
 		return false
 	}
-	a := Action{Kind: Create, Subnet: sn.ID, Index: index}
-	sn.Free-- // the ENI's primary address
-	b.need -= b.bonus
-	b.asked += b.bonus
-	a.Amount = b.amount(b.slots, sn.Free, sn.NoPrefix)
+	var h holding
+	h.count[ipfamily.IPv4] = b.bonus
+	own := b.pods(h)
+	gain, more := b.extend(h, sn, sn.Free-1, b.need-own) // less the ENI's primary address
 	// While prefixes cannot be had, a warm target is met as far as attached
 	// ENIs have room; a new ENI is for pods that wait, or when nothing is free.
-	free := b.tally.free() + b.asked
+	free := b.tally.free() + b.asked + own
 	wanting := b.tally.Waiting > free || free == 0
-	if a.Amount == none && b.bonus == 0 || b.demand.Unit > 1 && a.Prefixes == 0 && !wanting {
-		sn.Free++
-		b.need += b.bonus
-		b.asked -= b.bonus
+	if own+gain == 0 || b.byPrefix() && more.Prefixes == 0 && !wanting {
 		return false
 	}
-	b.spend(sn, a)
+	sn.Free--
+	b.spend(sn, own+gain, more)
 	b.useIndex(index)
-	b.do(a)
+	b.do(Action{Kind: Create, Subnet: sn.ID, Index: index, Amount: more})
 	return true
 }
 
-// amount is how much of the need one ENI with some free slots in a subnet with
-// some free addresses can take: whole prefixes where the policy says so and the
-// subnet has them, else single addresses.
-func (b *planner) amount(room, free int, noPrefix bool) cloud.Amount {
-	unit := b.demand.Unit
-	if unit > 1 && !noPrefix && free >= unit {
-		return cloud.Amount{Prefixes: min((b.need+unit-1)/unit, room, free/unit)}
-	}
-	return cloud.Amount{Addresses: max(0, min(b.need, room, free))}
-}
-
-func (b *planner) spend(sn *Subnet, a Action) {
-	n := Count(a.Amount)
-	b.need -= n
-	b.asked += n
-	sn.Free -= n
+// spend notes that addresses for pods are asked for in a subnet.
+func (b *planner) spend(sn *Subnet, pods int, more cloud.Amount) {
+	b.need -= pods
+	b.asked += pods
+	sn.Free -= Count(more)
 }
 
 // makeRoomForPrefixes gives single addresses back whose slots a prefix can
 // take: how a node that a fragmented subnet filled with singles recovers.
 func (b *planner) makeRoomForPrefixes() {
-	if b.demand.Unit == 1 {
-		return
-	}
-	for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) && e.Free.Addresses > 0 }, byIndex) {
-		sn := b.subnet(e.Subnet)
-		if n := min(e.Free.Addresses, (b.need+b.demand.Unit-1)/b.demand.Unit, sn.Free/b.demand.Unit); !sn.NoPrefix && n > 0 {
-			b.do(Action{Kind: Unassign, ENI: e.ID, Amount: cloud.Amount{Addresses: n}})
-			return
+	for _, s := range b.supplies {
+		if s.unit == 1 {
+			continue
+		}
+		for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) && e.count(s.family) == b.total(e) }, byIndex) {
+			singles, _ := e.Free.Of(s.family)
+			room := holding{} // as if the singles' slots were free
+			room.taken[s.family] = s.slots - singles
+			sn := b.subnet(e.Subnet)
+			if _, n := s.more(room, sn, sn.Free, b.need).Of(s.family); n > 0 {
+				b.do(Action{Kind: Unassign, ENI: e.ID, Amount: cloud.AmountIn(s.family, n, 0)})
+				return
+			}
 		}
 	}
 }
@@ -245,18 +238,32 @@ func (b *planner) subnet(id string) *Subnet {
 // subnetForNew picks the subnet for a new ENI: one with the routes of the
 // primary's, unless only others have all that pods wait for, then one that has
 // prefixes if those are wanted, then the most free addresses, then the lowest ID.
-// An ENI takes one address for itself, so two must be free, or one if that is for
-// pods.
 func (b *planner) subnetForNew() *Subnet {
 	var best *Subnet
 	apart := b.onlyOtherRoutes()
 	for i := range b.subnets {
 		sn := &b.subnets[i]
-		if sn.ForNew && sn.Free >= 2-b.bonus && (best == nil || b.better(sn, best, apart)) {
+		if sn.ForNew && len(b.lacking(sn)) == 0 && (best == nil || b.better(sn, best, apart)) {
 			best = sn
 		}
 	}
 	return best
+}
+
+// lacking are the families of which a subnet has no address for a new ENI's pods. An ENI takes one IPv4 address for itself, so two must be free, or one if
+// that is for pods, or pods need none.
+func (b *planner) lacking(sn *Subnet) (lacks []ipfamily.Family) {
+	least := 2 - b.bonus
+	if !b.policy.Families.Has(ipfamily.IPv4) {
+		least = 1
+	}
+	if sn.Free < least {
+		lacks = append(lacks, ipfamily.IPv4)
+	}
+	if sn.NoIPv6 && b.policy.Families.Has(ipfamily.IPv6) {
+		lacks = append(lacks, ipfamily.IPv6)
+	}
+	return lacks
 }
 
 // onlyOtherRoutes tells whether a new ENI gets all that pods wait for only in
@@ -279,11 +286,14 @@ func (b *planner) onlyOtherRoutes() bool {
 // suffices tells whether a new ENI in a subnet gets all that it has room for of what
 // pods wait for, and one address at least.
 func (b *planner) suffices(sn *Subnet) bool {
-	need, free, unit := min(b.need-b.bonus, max(1, b.tally.Waiting-b.tally.free())), sn.Free-1, b.demand.Unit
+	if len(b.lacking(sn)) > 0 || !b.policy.Families.Has(ipfamily.IPv4) {
+		return len(b.lacking(sn)) == 0
+	}
+	need, free, unit := min(b.need-b.bonus, max(1, b.tally.Waiting-b.tally.free())), sn.Free-1, b.unit()
 	if sn.NoPrefix {
 		unit = 1
 	}
-	return free >= unit*min((need+unit-1)/unit, b.slots)
+	return free >= unit*min((need+unit-1)/unit, slots(ipfamily.IPv4, b.limits))
 }
 
 // better tells whether x is the better subnet for a new ENI than y. With apart, one
@@ -300,5 +310,5 @@ func (b *planner) better(x, y *Subnet, apart bool) bool {
 }
 
 func (b *planner) hasPrefix(sn *Subnet) bool {
-	return b.demand.Unit > 1 && !sn.NoPrefix && sn.Free > b.demand.Unit
+	return b.byPrefix() && !sn.NoPrefix && sn.Free > b.unit()
 }

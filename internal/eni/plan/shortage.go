@@ -6,6 +6,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Reasons why pods wait although nothing failed, as in source.Exhausted.
@@ -15,6 +16,7 @@ const (
 	ReasonENILimit   = "eni-limit"
 	ReasonSubnetFull = "subnet-full"
 	ReasonFirstIndex = "first-interface-index"
+	ReasonNoIPv6     = "no-ipv6"
 )
 
 // Shortage tells why a plan cannot give the pods that wait more addresses: a
@@ -37,6 +39,9 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	if len(b.actions) > 0 || !wait && (!b.hasRoom() || b.subnetForNew() != nil) {
 		return "", "" // also while a warm target waits for prefixes
 	}
+	if reason, message := b.noIPv6(s.Subnets); reason != "" {
+		return reason, message
+	}
 	capped := p.Cap()
 	switch {
 	case capped > 0 && t.total >= capped && t.Cooling > 0:
@@ -46,18 +51,58 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	case b.hasRoom() && !slices.ContainsFunc(s.Subnets, func(sn Subnet) bool { return sn.ForNew }):
 		return ReasonSubnetFull, "none of the configured subnets exists in this node's zone and VPC: configure one that does"
 	case b.hasRoom():
-		return ReasonSubnetFull, "no subnet that this node may use has a free address: free some, or configure a further subnet"
+		return ReasonSubnetFull, fmt.Sprintf("no subnet that this node may use has a free %s: free some, or configure a further subnet", b.address(ipfamily.IPv4))
 	case t.Cooling > 0:
 		return ReasonCooling, fmt.Sprintf("every ENI that the instance may have is full, and %d addresses still cool", t.Cooling)
 	default:
-		return ReasonENILimit, fmt.Sprintf("every ENI that the instance may have is full (%d addresses used): use a larger instance type, raise MAX_ENI, or use prefixes", t.Used)
+		return ReasonENILimit, fmt.Sprintf("every ENI that the instance may have is full%s (%d addresses used): use a larger instance type, raise MAX_ENI, or use prefixes", b.fullOf(), t.Used)
 	}
+}
+
+// noIPv6 tells that nothing can give pods the IPv6 addresses that they are to have:
+// the instance type, or the subnets.
+func (b *planner) noIPv6(subnets []Subnet) (reason, message string) {
+	if !b.policy.Families.Has(ipfamily.IPv6) || b.limits.MaxENIs == 0 {
+		return "", ""
+	}
+	if b.limits.IPv6PerENI == 0 {
+		return ReasonNoIPv6, "the instance type has no IPv6: use another, or IPv4 addresses alone (ip-families)"
+	}
+	if !b.hasRoom() || len(subnets) == 0 || slices.ContainsFunc(subnets, func(sn Subnet) bool { return !sn.NoIPv6 }) {
+		return "", ""
+	}
+	return ReasonNoIPv6, "no subnet that this node may use has IPv6 addresses: associate an IPv6 CIDR block with one, or use IPv4 addresses alone (ip-families)"
+}
+
+// address is what people call an address of a family where pods get one of each.
+func (b *planner) address(f ipfamily.Family) string {
+	if len(b.supplies) == 1 && f == ipfamily.IPv4 {
+		return "address"
+	}
+	return f.String() + " address"
+}
+
+// fullOf names the family of which the ENIs have no room for more, where pods get
+// addresses of both.
+func (b *planner) fullOf() string {
+	if len(b.supplies) < 2 {
+		return ""
+	}
+	for _, s := range b.supplies {
+		full := func(e ENI) bool {
+			return !serves(e, b.policy) || b.held(e).taken[s.family] >= s.slots && e.count(s.family) == b.total(e)
+		}
+		if !slices.ContainsFunc(b.enis, func(e ENI) bool { return !full(e) }) {
+			return " of " + s.family.String() + " addresses"
+		}
+	}
+	return ""
 }
 
 // hasRoom tells whether the instance, were its subnets endless, could grow.
 func (b *planner) hasRoom() bool {
 	for _, e := range b.enis {
-		if serves(e, b.policy) && e.Addresses+e.Prefixes+e.Withdrawn < b.slots {
+		if serves(e, b.policy) && !b.full(b.held(e)) {
 			return true
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // sim is a node whose cloud does at once what a plan says, with the real
@@ -131,7 +132,7 @@ func (s *sim) act(a Action) {
 	default:
 		s.t.Fatalf("unexpected action %v", a)
 	}
-	if e != nil && len(e.addrs)+len(e.prefixes) > slots(s.limits) {
+	if e != nil && len(e.addrs)+len(e.prefixes) > slots(ipfamily.IPv4, s.limits) {
 		s.t.Fatalf("%v puts more on an ENI than it holds", a)
 	}
 	if len(s.enis) > s.limits.MaxENIs {
@@ -200,7 +201,7 @@ func (s *sim) layout() string {
 	st := s.state()
 	var out []string
 	for _, e := range sorted(st.ENIs, func(ENI) bool { return true }, byIndex) {
-		out = append(out, fmt.Sprint(e.total()))
+		out = append(out, fmt.Sprint(e.total(ipfamily.OnlyIPv4)))
 	}
 	return strings.Join(out, ",")
 }

@@ -2,10 +2,12 @@ package plan
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Phase is where an ENI is on its way in or out.
@@ -27,10 +29,11 @@ type ENI struct {
 	Primary bool
 	Ours    bool // the primary, or made by Berth: may be changed
 
-	cloud.Amount     // assigned for pods; what is withdrawn is not
-	Withdrawn    int // slots of addresses and prefixes on their way back
+	cloud.Amount              // assigned for pods; what is withdrawn is not
+	Withdrawn    cloud.Amount // on its way back; it still takes slots
+	OwnIPv6      int          // IPv6 addresses of the instance's own; they take slots too
 
-	Used, Cooling int
+	Used, Cooling int          // by pods, one with an address of each family counted once
 	Free          cloud.Amount // could be withdrawn now
 
 	Refused                  bool // detached, and cannot be attached
@@ -40,11 +43,21 @@ type ENI struct {
 	WrongTags                bool // carries another instance's ID
 }
 
-// total counts the addresses, those inside prefixes included.
-func (e ENI) total() int {
-	n := Count(e.Amount)
-	if e.PrimaryServes {
+// count counts an ENI's addresses of a family, those inside prefixes included.
+func (e ENI) count(f ipfamily.Family) int {
+	n := CountOf(f, e.Amount)
+	if e.PrimaryServes && f == ipfamily.IPv4 {
 		n++
+	}
+	return n
+}
+
+// total is how many pods an ENI has addresses for: as many as it has of the family
+// that it has least of.
+func (e ENI) total(s ipfamily.Set) int {
+	n := math.MaxInt
+	for _, f := range s.Families() {
+		n = min(n, e.count(f))
 	}
 	return n
 }
@@ -52,8 +65,9 @@ func (e ENI) total() int {
 // Subnet is one subnet as a plan sees it.
 type Subnet struct {
 	ID          string
-	Free        int  // addresses that can be had; Unlimited when not known
-	NoPrefix    bool // had no free aligned prefix a while ago
+	Free        int  // IPv4 addresses that can be had; Unlimited when not known
+	NoPrefix    bool // had no free aligned /28 a while ago
+	NoIPv6      bool // has no IPv6 block, or had nothing free in it a while ago
 	ForNew      bool // new ENIs may be made here
 	OtherRoutes bool // its route table is not that of the primary's subnet
 }
@@ -79,21 +93,18 @@ type State struct {
 	PrimaryServes bool
 }
 
-// slots is how many addresses or prefixes an ENI holds for pods (M−1 of
-// the M that EC2 allows, as the primary address serves none).
-func slots(l cloud.Limits) int { return max(0, l.IPv4PerENI-1) }
-
 // MaxPods is how many pods an instance type can run with single addresses:
 // ENIs × (addresses per ENI − 1) + 2, the two being host-network pods
 // (EKS best practices guide, "Maximum pods").
-func MaxPods(l cloud.Limits) int { return l.MaxENIs*slots(l) + 2 }
+func MaxPods(l cloud.Limits) int { return l.MaxENIs*slots(ipfamily.IPv4, l) + 2 }
 
 // serves tells whether an ENI's addresses are for pods.
 func serves(e ENI, p ipam.Policy) bool {
 	return e.Ours && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
 }
 
-// tally is the node's addresses summed over the ENIs that serve pods.
+// tally is the pods that the node's addresses are for, summed over the ENIs that
+// serve pods.
 type tally struct {
 	ipam.Usage
 	total int
@@ -103,7 +114,7 @@ func (s State) tally(p ipam.Policy) tally {
 	t := tally{Usage: ipam.Usage{Waiting: s.Waiting}}
 	for _, e := range s.ENIs {
 		if serves(e, p) {
-			t.total += e.total()
+			t.total += e.total(p.Families)
 			t.Used += e.Used
 			t.Cooling += e.Cooling
 		}
@@ -111,14 +122,14 @@ func (s State) tally(p ipam.Policy) tally {
 	return t
 }
 
-// free counts the addresses that could serve a pod that waits.
+// free counts the pods that wait whom there are addresses for.
 func (t tally) free() int { return t.total - t.Used - t.Cooling }
 
 // Excess is how many addresses the node has above what the policy keeps, and how
 // many it has in all.
 func Excess(l cloud.Limits, p ipam.Policy, s State) (excess, total int) {
 	t := s.tally(p)
-	return max(0, t.total-p.Demand(slots(l), l.Prefixes, t.Usage).Keep), t.total
+	return max(0, t.total-Demand(l, p, t.Usage).Keep), t.total
 }
 
 // sorted returns the ENIs that pass keep, in an order.
