@@ -79,8 +79,8 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	if err != nil {
 		return err
 	}
-	subnet, _ := r.cfg.Shared.Subnets.CIDR(p.Subnet)
-	if err := r.view.checkCreated(made, p.intent.Request, r.cfg.InstanceID, subnet); err != nil {
+	blocks := r.cfg.Shared.Subnets.blocks(p.Subnet)
+	if err := r.view.checkCreated(made, p.intent.Request, r.cfg.InstanceID, blocks); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
@@ -132,11 +132,10 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	if err != nil {
 		return err
 	}
-	subnet, _ := r.cfg.Shared.Subnets.CIDR(k.SubnetID)
-	if err := r.view.checkAssigned(k, given, subnet); err != nil {
+	if err := r.view.checkAssigned(k, given, r.cfg.Shared.Subnets.blocks(k.SubnetID)); err != nil {
 		return err
 	}
-	if err := r.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given); err != nil {
+	if err := r.checkOthers(assignOp(given), k.ID, k.SubnetID, given); err != nil {
 		return err
 	}
 	p.reserved.end(p.Weight())

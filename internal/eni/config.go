@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -32,6 +33,11 @@ type Settings struct {
 	// UsePrimaryAddress: the primary address of an ENI that serves pods, the
 	// instance's primary ENI excepted, is among its Addresses for pods.
 	UsePrimaryAddress bool
+}
+
+// primaryServes tells whether ENIs' primary addresses, which are of IPv4, are for pods.
+func (s Settings) primaryServes() bool {
+	return s.UsePrimaryAddress && s.Policy.Families.Has(ipfamily.IPv4)
 }
 
 // Config is what a Reconciler needs to know. Zero durations take the defaults

@@ -122,7 +122,7 @@ func (v *view) arbitrate(before []facts) {
 	clear(v.contradictions)
 	now := make([]facts, 0, len(v.enis))
 	for _, k := range v.list() {
-		k.disputed, k.ambiguous = 0, false
+		k.disputed, k.ambiguous = cloud.Amount{}, false
 		if k.contradiction != "" {
 			v.contradictions[k.contradiction] = []string{k.ID}
 		}
@@ -132,7 +132,7 @@ func (v *view) arbitrate(before []facts) {
 	}
 	for _, d := range disputes(before, now) {
 		k := v.enis[d.eni]
-		k.disputed++
+		k.disputed = k.disputed.Plus(cloud.AmountOf([]netip.Prefix{d.thing}))
 		k.held = without(k.held, func(p netip.Prefix) bool { return p == d.thing })
 		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.thing), k.ID)] = d.among
 	}

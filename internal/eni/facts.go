@@ -19,6 +19,7 @@ type facts struct {
 	Groups                []string
 	Primary               netip.Addr        // the ENI's own address
 	held                  []netip.Prefix    // for pods, in order, addresses as prefixes of full length
+	ownIPv6               int               // IPv6 addresses of the instance's own
 	Attachment            *cloud.Attachment // nil: detached
 
 	instanceTag string // the value of TagInstanceID
@@ -30,9 +31,13 @@ type facts struct {
 
 // factsOf reads EC2's description of an ENI.
 func factsOf(e cloud.ENI, cluster string) facts {
+	own := 0
+	if primary(e.Attachment) { // nothing tells which of them the instance's system uses
+		own, e.IPv6 = len(e.IPv6), nil
+	}
 	return facts{
 		ID: e.ID, MAC: e.MAC, VPCID: e.VPCID, Zone: e.Zone, SubnetID: e.SubnetID, Groups: e.Groups, Primary: e.Primary,
-		held: inOrder(held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)), Attachment: e.Attachment,
+		held: inOrder(held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)), ownIPv6: own, Attachment: e.Attachment,
 		instanceTag: e.Tags[TagInstanceID], createdTag: e.Tags[TagCreatedAt],
 		tagged:    cluster != "" && e.Tags[TagCluster] == cluster && e.Tags[TagOwner] == Owner,
 		described: strings.HasPrefix(e.Description, descriptionStart),

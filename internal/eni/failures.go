@@ -76,11 +76,15 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 	if p.Kind == plan.Create {
 		r.forgetIntent()
 	}
-	if p.Prefixes > 0 {
-		until := now.Add(r.cfg.jitter(prefixRetry))
+	until := now.Add(r.cfg.jitter(prefixRetry))
+	switch ofIPv6 := p.IPv6+p.IPv6Prefixes > 0; {
+	case ofIPv6 && p.Kind == plan.Assign:
+		r.cfg.Shared.Subnets.refusedIPv6(id, until)
+		r.placement.retryAt = until
+	case p.Prefixes > 0:
 		r.cfg.Shared.Subnets.refusedPrefix(id, until)
 		r.placement.retryAt = until
-	} else {
+	default: // of a new ENI's families IPv4 is the one that runs out
 		r.placement.retryAt = r.cfg.Shared.Subnets.refused(id, p.Weight(), now)
 		r.placement.newerThan = now
 	}

@@ -45,6 +45,7 @@ type Usage struct {
 // once; what is used or cools is counted in the family that has more of it.
 type ENIUsage struct {
 	Used, Cooling int
+	Assignable    int          // for how many pods more it has addresses
 	Free          cloud.Amount // could be withdrawn now
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // placement is where the node's ENIs are and new ones may be made: VPC, zone,
@@ -55,7 +56,11 @@ func (p *placement) instanceVPC() string {
 // subnetUnknown tells whether one of the node's ENIs is in a subnet that was not described.
 func (p *placement) subnetUnknown() bool {
 	for _, k := range p.view.enis {
-		if _, ok := p.cfg.Shared.Subnets.CIDRWith(k.SubnetID, k.Primary); !ok && k.facts.ours() {
+		if !k.facts.ours() {
+			continue
+		}
+		subnet := p.cfg.Shared.Subnets.blocksWith(k.SubnetID, k.Primary)
+		if !subnet.CIDR.IsValid() || len(subnet.IPv6) == 0 && p.cfg.Policy.Families.Has(ipfamily.IPv6) && !p.cfg.Shared.Subnets.described(k.SubnetID) {
 			return true
 		}
 	}

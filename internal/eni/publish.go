@@ -37,7 +37,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		in.limits, in.typ = inv.Limits, inv.InstanceType
 	}
 	for _, e := range inv.ENIs {
-		r.cfg.Shared.Subnets.Learn(e.SubnetID, e.Subnet)
+		r.cfg.Shared.Subnets.Learn(cloud.Subnet{ID: e.SubnetID, CIDR: e.Subnet, IPv6: e.SubnetIPv6})
 		k := newKnown(e.facts(r.cfg.InstanceID))
 		r.view.enis[e.ID] = k
 		// While this program was away others may have taken addresses off: no
@@ -73,7 +73,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 // inventory is the view as a Node sees it.
 func (r *Reconciler) inventory() Inventory {
 	now := r.cfg.Clock.Now()
-	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Limits: r.instance.limits, At: r.confidence.replied}
+	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Families: r.cfg.Policy.Families, Limits: r.instance.limits, At: r.confidence.replied}
 	for _, k := range r.view.list() {
 		since, leaving := r.view.detaching[k.ID]
 		if k.phase() == plan.Detaching {
@@ -91,10 +91,11 @@ func (r *Reconciler) inventory() Inventory {
 			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.Primary, Groups: k.Groups,
 		}
 		e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes = split(k.held)
-		if r.cfg.UsePrimaryAddress && !e.Primary && e.Serves && k.Primary.IsValid() {
+		if r.cfg.primaryServes() && !e.Primary && e.Serves && k.Primary.IsValid() {
 			e.Addresses = append([]netip.Addr{k.Primary}, e.Addresses...)
 		}
-		e.Subnet, _ = r.cfg.Shared.Subnets.CIDRWith(k.SubnetID, k.Primary)
+		subnet := r.cfg.Shared.Subnets.blocksWith(k.SubnetID, k.Primary)
+		e.Subnet, e.SubnetIPv6 = subnet.CIDR, subnet.IPv6
 		inv.ENIs = append(inv.ENIs, e)
 		for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
 			for _, p := range sortedKeys(m) {

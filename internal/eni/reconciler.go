@@ -353,7 +353,7 @@ func (r *Reconciler) growthWaits() bool {
 // state is the view as a plan sees it.
 func (r *Reconciler) state(now time.Time) plan.State {
 	u := r.cfg.Node.Usage()
-	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.UsePrimaryAddress}
+	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes()}
 	for _, k := range r.view.list() {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
 			continue // neither its device index nor the limits are those of the first card
@@ -373,8 +373,8 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.Attachment), Ours: r.ours(k),
-		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.Attachment) && r.ours(k),
-		Amount:        cloud.AmountOf(k.kept()), Withdrawn: len(k.releasing) + k.disputed,
+		PrimaryServes: r.cfg.primaryServes() && !primary(k.Attachment) && r.ours(k),
+		Amount:        cloud.AmountOf(k.kept()), Withdrawn: cloud.AmountOf(sortedKeys(k.releasing)).Plus(k.disputed), OwnIPv6: k.ownIPv6,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}
 	if _, ok := r.view.detaching[k.ID]; ok && e.Phase == plan.Attached {

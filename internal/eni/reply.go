@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // The reply of a call is taken for the truth at once, so it is compared with
@@ -29,16 +30,27 @@ func gone(op, format string, args ...any) error {
 
 // checkAssigned judges the addresses and prefixes that a reply says were
 // assigned to k: nobody has them, and they are of k's subnet, if that is known.
-func (v *view) checkAssigned(k *known, given []netip.Prefix, subnet netip.Prefix) error {
-	return checkFree("AssignPrivateIpAddresses", k.ID, given, subnet, v.list())
+func (v *view) checkAssigned(k *known, given []netip.Prefix, subnet []netip.Prefix) error {
+	return checkFree(assignOp(given), k.ID, given, subnet, v.list())
 }
 
-// checkFree refuses things that are not of the subnet, or that one of others has.
-// What is being released may have gone already, and come again.
-func checkFree(op, to string, things []netip.Prefix, subnet netip.Prefix, others []*known) error {
+// assignOp is EC2's name for the action that assigns addresses or prefixes, which
+// are of one family.
+func assignOp(things []netip.Prefix) string {
+	if len(things) > 0 && ipfamily.Of(things[0].Addr()) == ipfamily.IPv6 {
+		return "AssignIpv6Addresses"
+	}
+	return "AssignPrivateIpAddresses"
+}
+
+// checkFree refuses things that are not of the subnet's blocks, or that one of
+// others has. Of a family of which no block is known, all may be. What is being
+// released may have gone already, and come again.
+func checkFree(op, to string, things []netip.Prefix, subnet []netip.Prefix, others []*known) error {
 	for i, t := range things {
-		if subnet.IsValid() && (!subnet.Contains(t.Addr()) || t.Bits() < subnet.Bits()) {
-			return badReply(op, "%v for %s is not of its subnet, which has %v", brief(t), to, subnet)
+		blocks := without(subnet, func(b netip.Prefix) bool { return ipfamily.Of(b.Addr()) != ipfamily.Of(t.Addr()) })
+		if len(blocks) > 0 && !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(t.Addr()) && t.Bits() >= b.Bits() }) {
+			return badReply(op, "%v for %s is not of its subnet, which has %v", brief(t), to, blocks)
 		}
 		if slices.ContainsFunc(things[:i], t.Overlaps) {
 			return badReply(op, "%v for %s is named twice", brief(t), to)
@@ -57,16 +69,17 @@ func checkFree(op, to string, things []netip.Prefix, subnet netip.Prefix, others
 
 // checkCreated judges an ENI that a reply says was created on a request for an
 // instance.
-func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, subnet netip.Prefix) error {
+func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, subnet []netip.Prefix) error {
 	const op = "CreateNetworkInterface"
-	// As the reply has them, so that what is named twice shows. Its IPv6 addresses
-	// may be the subnet's doing.
-	things := held(e.Addresses, e.Prefixes, nil, nil)
+	// As the reply has them, so that what is named twice shows.
+	things := held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
 	switch {
 	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
 		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
 	case len(e.Addresses) != q.Addresses || len(e.Prefixes) != q.Prefixes:
 		return badReply(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), q.Addresses, q.Prefixes)
+	case len(e.IPv6) < q.IPv6 || len(e.IPv6) > q.IPv6+1 || len(e.IPv6Prefixes) != q.IPv6Prefixes: // one may be the subnet's doing
+		return badReply(op, "%s has %d IPv6 addresses and %d IPv6 prefixes, asked for %d and %d", e.ID, len(e.IPv6), len(e.IPv6Prefixes), q.IPv6, q.IPv6Prefixes)
 	case e.Attachment != nil && e.Attachment.InstanceID != instance:
 		return badReply(op, "%s is on instance %q", e.ID, e.Attachment.InstanceID)
 	case e.Primary.IsValid() && slices.ContainsFunc(things, func(p netip.Prefix) bool { return p.Contains(e.Primary) }):

@@ -49,24 +49,28 @@ func aView() *view {
 	v := newView(time.Minute)
 	one, two := eniOf(1, "10.0.0.4", "10.0.0.5"), eniOf(2, "10.0.0.20", "10.0.0.21", "10.0.0.22")
 	one.Prefixes = prefixes("10.0.1.16/28")
+	two.IPv6Prefixes = prefixes("2001:db8:0:0:2::/80")
 	one.Attachment = &cloud.Attachment{ID: "attach-1", InstanceID: "i-1"}
 	v.enis["eni-1"], v.enis["eni-2"] = newKnown(factsOf(one, "test")), newKnown(factsOf(two, "test"))
 	v.enis["eni-2"].releasing[cloud.HostPrefix(two.Addresses[1])] = time.Unix(1, 0)
 	return v
 }
 
-var subnet1 = netip.MustParsePrefix("10.0.0.0/22")
+var (
+	subnet1 = prefixes("10.0.0.0/22")
+	subnet6 = prefixes("10.0.0.0/22", "2001:db8::/64")
+)
 
 func TestRepliesToAssignments(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		given  []netip.Prefix
-		subnet netip.Prefix
+		subnet []netip.Prefix
 		says   string // empty: it fits
 	}{
 		{"new ones", cloud.HostPrefixes(addrs("10.0.0.6", "10.0.0.7")), subnet1, ""},
 		{"a new prefix", prefixes("10.0.1.32/28"), subnet1, ""},
-		{"in a subnet that is not known", cloud.HostPrefixes(addrs("10.9.0.6")), netip.Prefix{}, ""},
+		{"in a subnet that is not known", cloud.HostPrefixes(addrs("10.9.0.6")), nil, ""},
 		{"one that another is giving back", cloud.HostPrefixes(addrs("10.0.0.22")), subnet1, ""},
 		{"its primary", cloud.HostPrefixes(addrs("10.0.0.6", "10.0.0.4")), subnet1, "primary address of eni-1"},
 		{"another's primary", cloud.HostPrefixes(addrs("10.0.0.20")), subnet1, "primary address of eni-2"},
@@ -77,6 +81,11 @@ func TestRepliesToAssignments(t *testing.T) {
 		{"outside of the subnet", cloud.HostPrefixes(addrs("10.9.0.6")), subnet1, "not of its subnet"},
 		{"larger than the subnet", prefixes("10.0.0.0/16"), subnet1, "not of its subnet"},
 		{"one twice", cloud.HostPrefixes(addrs("10.0.0.6", "10.0.0.6")), subnet1, "named twice"},
+		{"an IPv6 prefix", prefixes("2001:db8:0:0:1::/80"), subnet6, ""},
+		{"IPv6 of a subnet whose IPv6 is not known", prefixes("2001:db8:9::/80"), subnet1, ""},
+		{"IPv6 of another subnet", prefixes("2001:db8:0:1:1::/80"), subnet6, "AssignIpv6Addresses"},
+		{"an IPv6 prefix larger than the subnet", prefixes("2001:db8::/56"), subnet6, "not of its subnet"},
+		{"IPv6 of another's prefix", cloud.HostPrefixes(addrs("2001:db8:0:0:2::7")), subnet6, "of eni-2 already"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v := aView()
@@ -109,6 +118,9 @@ func TestRepliesToCreations(t *testing.T) {
 		{"on another instance", func(e *cloud.ENI) { e.Attachment = &cloud.Attachment{InstanceID: "i-2"} }, "i-2"},
 		{"in another subnet", func(e *cloud.ENI) { e.SubnetID = "subnet-2" }, "subnet-2"},
 		{"with IPv6, which its subnet gives by itself", func(e *cloud.ENI) { e.IPv6 = addrs("2001:db8::5") }, ""},
+		{"with more IPv6 than that", func(e *cloud.ENI) { e.IPv6 = addrs("2001:db8::5", "2001:db8::6") }, "has 2 IPv6 addresses"},
+		{"with an IPv6 prefix that was not asked for", func(e *cloud.ENI) { e.IPv6Prefixes = prefixes("2001:db8:0:0:5::/80") }, "1 IPv6 prefixes"},
+		{"with another's IPv6", func(e *cloud.ENI) { e.IPv6 = addrs("2001:db8:0:0:2::5") }, "of eni-2 already"},
 		{"too many addresses", func(e *cloud.ENI) { e.Addresses = addrs("10.0.0.31", "10.0.0.32") }, "has 2 addresses"},
 		{"none", func(e *cloud.ENI) { e.Addresses = nil }, "has 0 addresses"},
 		{"its primary for pods", func(e *cloud.ENI) { e.Addresses = addrs("10.0.0.30") }, "primary address for pods"},

@@ -15,11 +15,11 @@ func (r *Reconciler) supplied() bool {
 	return free >= max(1, waiting)
 }
 
-// demand is how many pods wait for addresses, and at least how many are free.
+// demand is how many pods wait for addresses, and for how many there are some.
 func (r *Reconciler) demand() (waiting, free int) {
 	u := r.cfg.Node.Usage()
 	for _, e := range u.ENIs {
-		free += e.Free.Addresses + e.Free.Prefixes
+		free += e.Assignable
 	}
 	return u.Waiting, free
 }

@@ -31,7 +31,9 @@ type subnetEntry struct {
 	reserved  int       // asked for by calls under way
 	fullUntil time.Time // refused although the count had room
 	refusals  int       // in a row
-	noPrefix  time.Time // until when prefixes are not asked for
+	noPrefix  time.Time // until when /28 prefixes are not asked for
+	noIPv6    time.Time // until when nothing of IPv6 is
+	told      bool      // EC2 described it, so that the lack of a block is one
 }
 
 func newSubnets(api cloud.API, c clock.Clock) *Subnets {
@@ -66,7 +68,7 @@ func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Ti
 			if e.CIDR.IsValid() { // which a subnet has for life
 				s.CIDR = e.CIDR
 			}
-			e.Subnet, e.asOf = s, now
+			e.Subnet, e.asOf, e.told = s, now, true
 			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // it may be of before; the next one tells
 		}
 	}
@@ -94,38 +96,46 @@ func selects(f cloud.SubnetFilter, s cloud.Subnet) bool {
 	return plan.HasTags(s, f.Tags) && (len(f.IDs) == 0 || slices.Contains(f.IDs, s.ID)) && (f.VPCID == "" || f.VPCID == s.VPCID) && (f.Zone == "" || f.Zone == s.Zone)
 }
 
-// CIDR is a subnet's IPv4 block, if known.
-func (b *Subnets) CIDR(id string) (netip.Prefix, bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	e, ok := b.all[id]
-	if !ok || !e.CIDR.IsValid() {
-		return netip.Prefix{}, false
+// blocks are a subnet's blocks of both families, as far as they are known.
+func (b *Subnets) blocks(id string) []netip.Prefix {
+	s := b.blocksWith(id, netip.Addr{})
+	if !s.CIDR.IsValid() {
+		return s.IPv6
 	}
-	return e.CIDR, true
+	return append([]netip.Prefix{s.CIDR}, s.IPv6...)
 }
 
-// CIDRWith is CIDR for an ENI of the subnet with an address. A block without it
-// cannot be the subnet's: it is forgotten, until a description tells another.
-func (b *Subnets) CIDRWith(id string, a netip.Addr) (netip.Prefix, bool) {
+// blocksWith is a subnet with the blocks that are known of it, for an ENI of it with
+// an IPv4 address, if valid. An IPv4 block without that cannot be the subnet's: it is
+// forgotten, until a description tells another.
+func (b *Subnets) blocksWith(id string, a netip.Addr) cloud.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.all[id]
-	if ok && a.IsValid() && e.CIDR.IsValid() && !e.CIDR.Contains(a) {
+	if !ok {
+		return cloud.Subnet{}
+	}
+	if a.IsValid() && e.CIDR.IsValid() && !e.CIDR.Contains(a) {
 		e.CIDR = netip.Prefix{}
 	}
-	if !ok || !e.CIDR.IsValid() {
-		return netip.Prefix{}, false
-	}
-	return e.CIDR, true
+	return e.Subnet
 }
 
-// Learn remembers a subnet's block without a free count, as an inventory told.
-func (b *Subnets) Learn(id string, cidr netip.Prefix) {
+// described tells whether EC2 has described a subnet.
+func (b *Subnets) described(id string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, ok := b.all[id]; !ok && cidr.IsValid() {
-		b.entry(id).CIDR = cidr
+	e, ok := b.all[id]
+	return ok && e.told
+}
+
+// Learn remembers a subnet's blocks without a free count, as an inventory told.
+func (b *Subnets) Learn(s cloud.Subnet) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, ok := b.all[s.ID]; !ok && s.CIDR.IsValid() {
+		e := b.entry(s.ID)
+		e.CIDR, e.IPv6 = s.CIDR, s.IPv6
 	}
 }
 
@@ -145,7 +155,10 @@ func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Ca
 		if !fit && !relevant[id] {
 			continue
 		}
-		s := plan.Subnet{ID: id, Free: max(0, e.Free-e.reserved), NoPrefix: e.noPrefix.After(now), ForNew: fit}
+		s := plan.Subnet{
+			ID: id, Free: max(0, e.Free-e.reserved), ForNew: fit,
+			NoPrefix: e.noPrefix.After(now), NoIPv6: e.noIPv6.After(now) || e.told && len(e.IPv6) == 0,
+		}
 		if e.fullUntil.After(now) {
 			s.Free = 0
 		}
@@ -242,6 +255,13 @@ func (b *Subnets) refusedPrefix(id string, until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.entry(id).noPrefix = until
+}
+
+// refusedIPv6 remembers that a subnet had no IPv6 address or /80 to give.
+func (b *Subnets) refusedIPv6(id string, until time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.entry(id).noIPv6 = until
 }
 
 // refused remembers that a subnet had fewer than n addresses free at now. From the

@@ -35,7 +35,7 @@ type known struct {
 	added                  map[netip.Prefix]time.Time // given by a reply; a listing without them is old
 	removed                map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
 	releasing              map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
-	disputed               int                        // addresses and prefixes listed for it that another may have
+	disputed               cloud.Amount               // addresses and prefixes listed for it that another may have
 	contradiction          string                     // what the last listing said of it that cannot be true
 	deleteOnTerminationDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
 	ambiguous              bool                       // listed with another's MAC, primary address or device index: left alone

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -40,8 +41,8 @@ func (h *holders) set(inv eni.Inventory) {
 	h.forget(inv.InstanceID)
 	for i := range inv.ENIs {
 		e := &inv.ENIs[i]
-		things := append(cloud.HostPrefixes(e.Addresses), cloud.HostPrefix(e.PrimaryIPv4))
-		for _, t := range append(things, e.Prefixes...) {
+		own := cloud.HostPrefix(e.PrimaryIPv4)
+		for _, t := range slices.Concat(cloud.HostPrefixes(e.Addresses), e.Prefixes, cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes, []netip.Prefix{own}) {
 			if at := (key{e.SubnetID, t}); t.IsValid() && !leaving[t] {
 				h.by[at] = holder{inv.InstanceID, e.ID}
 				h.held[inv.InstanceID] = append(h.held[inv.InstanceID], at)
@@ -67,13 +68,21 @@ func (h *holders) forget(instance string) {
 	delete(h.held, instance)
 }
 
-// other names the ENI of another instance that has some of an IPv4 address or
-// delegated prefix; empty: none has.
+// other names the ENI of another instance that has some of an address or delegated
+// prefix; empty: none has.
 func (h *holders) other(instance, subnet string, thing netip.Prefix) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range overlapping(thing) {
 		if has, ok := h.by[key{subnet, t}]; ok && has.instance != instance {
+			return has.eni
+		}
+	}
+	if thing.IsSingleIP() || thing.Addr().Is4() {
+		return ""
+	}
+	for at, has := range h.by { // rare: an ENI gets a /80 once
+		if at.subnet == subnet && has.instance != instance && thing.Overlaps(at.thing) {
 			return has.eni
 		}
 	}

@@ -17,7 +17,7 @@ func (s *Source) Usage() eni.Usage {
 	defer s.mu.Unlock()
 	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: s.waiters.Len()}
 	for _, g := range s.alloc.Groups() {
-		u.ENIs[g.ID] = eni.ENIUsage{Used: g.Used, Cooling: g.Cooling, Free: cloud.Amount{Addresses: g.FreeSingles, Prefixes: g.FreePrefixes}}
+		u.ENIs[g.ID] = eni.ENIUsage{Used: g.Used, Cooling: g.Cooling, Assignable: g.Free, Free: cloud.Amount{Addresses: g.FreeSingles, Prefixes: g.FreePrefixes}}
 	}
 	return u
 }

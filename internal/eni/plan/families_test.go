@@ -1,0 +1,272 @@
+package plan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
+)
+
+// dual is limits of a Nitro instance type and of one before, which has no prefixes.
+var (
+	nitro = cloud.Limits{MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true}
+	xen   = cloud.Limits{MaxENIs: 3, IPv4PerENI: 6, IPv6PerENI: 4}
+)
+
+func TestPlansForFamilies(t *testing.T) {
+	eth0 := func(a cloud.Amount) ENI {
+		return ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: a, Free: a}
+	}
+	eth1 := func(a cloud.Amount) ENI {
+		return ENI{ID: "eni-1", Subnet: "subnet-1", Index: 1, Phase: Attached, Ours: true, Amount: a, Free: a}
+	}
+	open, closed := Subnet{ID: "subnet-1", Free: 100, ForNew: true}, Subnet{ID: "subnet-1", Free: 100, ForNew: true, NoIPv6: true}
+	dual, six := ipam.Policy{Families: ipfamily.Dual, WarmIP: 2}, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmENI: 1, WarmPrefix: 1}
+	index1 := ipam.Policy{Families: ipfamily.Dual, WarmIP: 2, FirstInterfaceIndex: 1}
+	for _, tt := range []struct {
+		name    string
+		limits  cloud.Limits
+		policy  ipam.Policy
+		subnet  Subnet
+		enis    []ENI
+		waiting int
+		want    string
+	}{
+		{"dual: both on the primary", nitro, dual, open, []ENI{eth0(cloud.Amount{})}, 0,
+			"assign 1 IPv6 prefixes to eni-0; assign 2 addresses to eni-0"},
+		{"dual: what lacks", nitro, dual, open, []ENI{eth0(cloud.Amount{Addresses: 2})}, 0, "assign 1 IPv6 prefixes to eni-0"},
+		{"dual: with /28 prefixes", nitro, ipam.Policy{Families: ipfamily.Dual, WarmPrefix: 1, PrefixDelegation: true}, open, []ENI{eth0(cloud.Amount{IPv6Prefixes: 1})}, 0,
+			"assign 1 prefixes to eni-0"},
+		{"dual: a new ENI has both at once", nitro, index1, open, []ENI{eth0(cloud.Amount{})}, 0,
+			"create an ENI with 2 addresses and 1 IPv6 prefixes in subnet-1 for device index 1"},
+		{"dual: no more IPv4 than there can be IPv6", xen, index1, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9,
+			"assign 4 IPv6 addresses to eni-1; assign 4 addresses to eni-1; create an ENI with 4 addresses and 4 IPv6 addresses in subnet-1 for device index 2"},
+		{"dual: an instance's own IPv6 addresses are none for pods", xen, dual, open, []ENI{eth0(cloud.Amount{})}, 0,
+			"create an ENI with 2 addresses and 2 IPv6 addresses in subnet-1 for device index 1"},
+		{"dual: a subnet without IPv6", nitro, dual, closed, []ENI{eth0(cloud.Amount{})}, 0, ""},
+		{"dual: enough", nitro, dual, open, []ENI{eth0(cloud.Amount{Addresses: 2, IPv6Prefixes: 1})}, 0, ""},
+		{"dual: what no pod can have goes back", xen, index1, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{Addresses: 4, IPv6: 2})}, 0,
+			"unassign 2 addresses from eni-1"},
+		{"IPv6: one prefix is enough", nitro, six, open, []ENI{eth0(cloud.Amount{})}, 5, "assign 1 IPv6 prefixes to eni-0"},
+		{"IPv6: and none more", nitro, six, open, []ENI{eth0(cloud.Amount{IPv6Prefixes: 1})}, 50, ""},
+		{"IPv6: IPv4 of before goes back", nitro, six, open, []ENI{eth0(cloud.Amount{IPv6Prefixes: 1, Addresses: 3})}, 0, "unassign 3 addresses from eni-0"},
+		{"IPv6: single addresses", xen, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, open, []ENI{eth0(cloud.Amount{})}, 0,
+			"create an ENI with 3 IPv6 addresses in subnet-1 for device index 1"},
+		{"IPv6: prefixes take the slots of single addresses", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 9, FirstInterfaceIndex: 1, MaxENI: 2}, open,
+			[]ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{IPv6: 4})}, 0, "unassign 1 IPv6 addresses from eni-1"},
+		{"IPv4: IPv6 of a subnet's doing stays", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1}), eth1(cloud.Amount{IPv6: 1})}, 0,
+			"detach eni-1"},
+		{"IPv4: prefixes of before go back", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1})}, 0,
+			"unassign 1 IPv6 prefixes from eni-1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got []string
+			for _, a := range Make(tt.limits, tt.policy, State{ENIs: tt.enis, Subnets: []Subnet{tt.subnet}, Waiting: tt.waiting}).Actions {
+				got = append(got, a.String())
+			}
+			if s := strings.Join(got, "; "); s != tt.want {
+				t.Errorf("got  %s\nwant %s", s, tt.want)
+			}
+		})
+	}
+}
+
+func TestShortageNamesTheFamily(t *testing.T) {
+	full := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: cloud.Amount{Addresses: 3, IPv6Prefixes: 1}, Used: 3}
+	empty := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true}
+	dual, one := ipam.Policy{Families: ipfamily.Dual, WarmIP: 1}, ipam.Policy{Families: ipfamily.Dual, WarmIP: 1, MaxENI: 1}
+	for _, tt := range []struct {
+		name         string
+		limits       cloud.Limits
+		policy       ipam.Policy
+		eni          ENI
+		subnet       Subnet
+		reason, says string
+	}{
+		{"no IPv6 on the type", cloud.Limits{MaxENIs: 2, IPv4PerENI: 2}, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonNoIPv6, "instance type has no IPv6"},
+		{"none in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true, NoIPv6: true}, ReasonNoIPv6, "associate an IPv6 CIDR block"},
+		{"no IPv4 in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
+		{"no slot for IPv4", nitro, one, full, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonENILimit, "full of IPv4 addresses"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := State{ENIs: []ENI{tt.eni}, Subnets: []Subnet{tt.subnet}, Waiting: 1}
+			if reason, message := Shortage(tt.limits, tt.policy, s); reason != tt.reason || !strings.Contains(message, tt.says) {
+				t.Errorf("%s: %s", reason, message)
+			}
+		})
+	}
+}
+
+// pairs is a node whose cloud does at once what a plan says; pods are numbers. What
+// of an ENI is used is spread over its prefixes and single addresses as it comes.
+type pairs struct {
+	limits  cloud.Limits
+	policy  ipam.Policy
+	subnet  Subnet
+	enis    []*pairENI
+	waiting int
+	made    int
+}
+
+type pairENI struct {
+	ENI
+	pods map[ipfamily.Set]int // by the families that they have addresses of
+}
+
+func (e *pairENI) used(f ipfamily.Family) (n int) {
+	for s, pods := range e.pods {
+		if s.Has(f) {
+			n += pods
+		}
+	}
+	return n
+}
+
+// state is the node as a plan sees it. Single addresses are used first.
+func (w *pairs) state() State {
+	st := State{Subnets: []Subnet{w.subnet}, Waiting: w.waiting, Release: Unlimited, Moves: true}
+	for _, e := range w.enis {
+		out := e.ENI
+		out.Free = cloud.Amount{}
+		for _, f := range []ipfamily.Family{ipfamily.IPv4, ipfamily.IPv6} {
+			used := e.used(f)
+			out.Used = max(out.Used, used)
+			addresses, prefixes := e.Of(f)
+			left := max(0, used-addresses)
+			busy := (left + prefixAddresses[f] - 1) / prefixAddresses[f]
+			out.Free = out.Free.Plus(cloud.AmountIn(f, max(0, addresses-used), prefixes-busy))
+		}
+		st.ENIs = append(st.ENIs, out)
+	}
+	return st
+}
+
+// place serves pods that wait, each by one ENI.
+func (w *pairs) place() {
+	for _, e := range w.enis {
+		for w.waiting > 0 && serves(e.ENI, w.policy) && !slices.ContainsFunc(w.policy.Families.Families(), func(f ipfamily.Family) bool {
+			return e.used(f) >= CountOf(f, e.Amount)
+		}) {
+			e.pods[w.policy.Families]++
+			w.waiting--
+		}
+	}
+}
+
+func (w *pairs) find(id string) *pairENI {
+	for _, e := range w.enis {
+		if e.ID == id {
+			return e
+		}
+	}
+	return nil
+}
+
+// act does what a plan says, and tells what is wrong with that.
+func (w *pairs) act(a Action, free cloud.Amount) error {
+	minus := func(x, y cloud.Amount) cloud.Amount {
+		return cloud.Amount{Addresses: x.Addresses - y.Addresses, Prefixes: x.Prefixes - y.Prefixes, IPv6: x.IPv6 - y.IPv6, IPv6Prefixes: x.IPv6Prefixes - y.IPv6Prefixes}
+	}
+	e := w.find(a.ENI)
+	switch a.Kind {
+	case Create:
+		w.made++
+		e = &pairENI{ENI: ENI{ID: fmt.Sprintf("eni-%d", w.made), Subnet: w.subnet.ID, Ours: true, Amount: a.Amount}, pods: map[ipfamily.Set]int{}}
+		w.enis = append(w.enis, e)
+	case Attach:
+		e.Phase, e.Index = Attached, a.Index
+	case Assign:
+		e.Amount = e.Plus(a.Amount)
+	case Unassign:
+		if left := minus(free, a.Amount); min(left.Addresses, left.Prefixes, left.IPv6, left.IPv6Prefixes) < 0 {
+			return fmt.Errorf("takes more than is free, %+v", free)
+		}
+		e.Amount = minus(e.Amount, a.Amount)
+	case Detach, Delete:
+		if e.used(ipfamily.IPv4)+e.used(ipfamily.IPv6) > 0 {
+			return fmt.Errorf("takes an ENI with pods")
+		}
+		w.enis = slices.DeleteFunc(w.enis, func(o *pairENI) bool { return o == e })
+		return nil
+	}
+	if e.Addresses+e.Prefixes > w.limits.IPv4PerENI-1 || e.IPv6+e.IPv6Prefixes+e.OwnIPv6 > w.limits.IPv6PerENI {
+		return fmt.Errorf("puts more on an ENI than it holds: %+v", e.Amount)
+	}
+	if e.Primary && a.IPv6 > 0 {
+		return fmt.Errorf("asks for single IPv6 addresses on the primary ENI")
+	}
+	if w.subnet.NoIPv6 && a.Kind != Unassign && a.IPv6+a.IPv6Prefixes > 0 {
+		return fmt.Errorf("asks for IPv6 in a subnet without")
+	}
+	return nil
+}
+
+// rest plans and acts until there is nothing left to do.
+func (w *pairs) rest() error {
+	for range 200 {
+		st := w.state()
+		plan := Make(w.limits, w.policy, st).Actions
+		if len(plan) == 0 {
+			return nil
+		}
+		// One step, and another plan, as a reconciler has it.
+		free := cloud.Amount{}
+		if i := slices.IndexFunc(st.ENIs, func(e ENI) bool { return e.ID == plan[0].ENI }); i >= 0 {
+			free = st.ENIs[i].Free
+		}
+		if err := w.act(plan[0], free); err != nil {
+			return fmt.Errorf("%v: %w", plan[0], err)
+		}
+		w.place()
+	}
+	return fmt.Errorf("no end of plans; the last: %v", Make(w.limits, w.policy, w.state()).Actions)
+}
+
+// Whatever pods and settings do, plans come to an end, keep to the limits, take
+// nothing from pods, and leave pods waiting only where they say why.
+func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w := &pairs{
+			limits: rapid.SampledFrom([]cloud.Limits{nitro, xen, {MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}, {MaxENIs: 2, IPv4PerENI: 2, IPv6PerENI: 2}, {MaxENIs: 3, IPv4PerENI: 3, IPv6PerENI: 1, Prefixes: true}}).Draw(r, "limits"),
+			policy: rapid.SampledFrom([]ipam.Policy{
+				{WarmIP: 2}, {WarmENI: 1, WarmPrefix: 1}, {WarmIP: 3, MinimumIP: 8}, {Dialect: ipam.Cilium, PreAllocate: 3, MaxAboveWatermark: 2, FirstInterfaceIndex: 1},
+			}).Draw(r, "policy"),
+			subnet: Subnet{ID: "subnet-1", Free: 10_000, ForNew: true},
+		}
+		w.policy.PrefixDelegation = rapid.Bool().Draw(r, "prefixes")
+		eth0 := &pairENI{ENI: ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true}, pods: map[ipfamily.Set]int{}}
+		eth0.OwnIPv6 = rapid.IntRange(0, 1).Draw(r, "own")
+		w.enis = append(w.enis, eth0)
+		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
+			switch rapid.IntRange(0, 5).Draw(r, "what") {
+			case 0:
+				w.policy.Families = rapid.SampledFrom([]ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual}).Draw(r, "families")
+			case 1:
+				w.subnet.NoIPv6 = !w.subnet.NoIPv6
+			case 2, 3:
+				w.waiting += rapid.IntRange(1, 9).Draw(r, "pods")
+			default:
+				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(r, "seed"), 0))
+				for _, e := range w.enis {
+					for s, n := range e.pods {
+						e.pods[s] -= random.IntN(n + 1)
+					}
+				}
+			}
+			w.place()
+			if err := w.rest(); err != nil {
+				r.Fatal(err)
+			}
+			if reason, message := Shortage(w.limits, w.policy, w.state()); w.waiting > 0 && (reason == "" || message == "") {
+				r.Fatalf("%d pods wait, and nothing says why: %+v", w.waiting, w.state())
+			}
+		}
+	})
+}
