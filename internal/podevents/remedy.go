@@ -53,6 +53,7 @@ var remedies = map[string]Remedy{
 	"subnet-full":           {"", inNoAddress},
 	"eni-limit":             {"", inNoAddress},
 	"first-interface-index": {"", inNoAddress},
+	"no-ipv6":               {"", inNoAddress},
 	"max-pods":              {"", inNoAddress},
 	"cooling":               {"They are free within the cooling period, by themselves.", inNoAddress},
 	"throttled":             {"", inNoAddress},
