@@ -17,6 +17,7 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/datapath/bare"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/rpc"
@@ -161,7 +162,8 @@ func (b *bench) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
 	return took, host.LinkDel(made)
 }
 
-// families measures AddPod of the data path with both families against IPv4.
+// families measures AddPod of the data path with both families, and with IPv6 alone,
+// against IPv4.
 func families(ctx context.Context, b *bench) ([]Result, error) {
 	n, err := datapath.Open(b.idle.Netns)
 	if err != nil {
@@ -179,31 +181,38 @@ func families(ctx context.Context, b *bench) ([]Result, error) {
 		return nil, err
 	}
 	all, err := rounds(b.rounds, func(i int, note note) error {
-		both, err := b.linkOnce(ctx, n, 2*i, true)
-		if err != nil {
-			return err
+		for j, set := range []ipfamily.Set{ipfamily.Dual, ipfamily.OnlyIPv4, ipfamily.OnlyIPv6} {
+			took, err := b.linkOnce(ctx, n, 3*i+j, set)
+			if err != nil {
+				return err
+			}
+			note(string(set), millis(took))
 		}
-		one, err := b.linkOnce(ctx, n, 2*i+1, false)
-		note("both", millis(both))
-		note("one", millis(one))
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return []Result{ratio("dual-stack-add", "ms", all["both"], all["one"])}, nil
+	one := all[string(ipfamily.OnlyIPv4)]
+	return []Result{
+		ratio("dual-stack-add", "ms", all[string(ipfamily.Dual)], one),
+		ratio("ipv6-add", "ms", all[string(ipfamily.OnlyIPv6)], one),
+	}, nil
 }
 
-func (b *bench) linkOnce(ctx context.Context, n *datapath.Node, i int, dual bool) (time.Duration, error) {
+// linkOnce measures one AddPod for a pod with addresses of these families.
+func (b *bench) linkOnce(ctx context.Context, n *datapath.Node, i int, set ipfamily.Set) (time.Duration, error) {
 	rt, err := b.sandboxes.sandbox()
 	if err != nil {
 		return 0, err
 	}
 	pod := datapath.Pod{
 		Netns: rt.NetNS, IfName: rt.IfName, HostIfName: datapath.HostLinkName("bench", rt.ContainerID, rt.IfName),
-		IPv4: netip.AddrFrom4([4]byte{10, 0, 200 + byte(i>>8), byte(i)}),
 	}
-	if dual {
+	if set.Has(ipfamily.IPv4) {
+		pod.IPv4 = netip.AddrFrom4([4]byte{10, 0, 200 + byte(i>>8), byte(i)})
+	}
+	if set.Has(ipfamily.IPv6) {
 		pod.IPv6 = netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: byte(i >> 8), 15: byte(i)})
 	}
 	start := time.Now()

@@ -53,6 +53,7 @@ var budgets = []figure{
 	{"burst-ready", budget{1.05, false, "ptp + host-local"}},
 	{"packets-250-pods", budget{0.95, true, "10 pods"}},
 	{"dual-stack-add", budget{1.3, false, "IPv4 only"}},
+	{"ipv6-add", budget{1.1, false, "IPv4 only"}},
 	{"plugin-size", budget{12, false, ""}},
 	{"daemon-idle", budget{40, false, ""}},
 	{"daemon-250-pods", budget{60, false, ""}},
