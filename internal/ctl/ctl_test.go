@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -275,21 +276,26 @@ func TestMaxPods(t *testing.T) {
 	for _, tc := range []struct {
 		kind     string
 		prefixes bool
+		families ipfamily.Set
 		want     int
 	}{
-		{"c5.large", false, 29}, {"m5.large", false, 29}, {"t3.small", false, 11}, {"m5.xlarge", false, 58},
-		{"m5.24xlarge", false, 737}, {"t3.small", true, 146}, {"m5.large", true, 434},
+		{"c5.large", false, "ipv4", 29}, {"m5.large", false, "ipv4", 29}, {"t3.small", false, "ipv4", 11}, {"m5.xlarge", false, "ipv4", 58},
+		{"m5.24xlarge", false, "ipv4", 737}, {"t3.small", true, "ipv4", 146}, {"m5.large", true, "ipv4", 434},
+		{"m5.large", false, "dual", 29}, {"m5.large", true, "dual", 434}, {"m5.large", false, "ipv6", 110},
+		{"m4.large", false, "dual", 11}, {"t2.small", false, "dual", 8}, {"t2.small", false, "ipv6", 10}, // 2 ENIs besides the primary, of 3 and 4
 	} {
-		c, err := capacityOf(tc.kind, tc.prefixes)
-		if err != nil || c.MaxPods != tc.want {
-			t.Errorf("%s, prefixes %v: %d pods, %v; want %d", tc.kind, tc.prefixes, c.MaxPods, err, tc.want)
+		c, err := capacityOf(tc.kind, tc.prefixes, tc.families)
+		if err != nil || c.MaxPods != tc.want || c.Unlimited != (tc.want == 110) {
+			t.Errorf("%s, prefixes %v, %s: %d pods, %v; want %d", tc.kind, tc.prefixes, tc.families, c.MaxPods, err, tc.want)
 		}
 	}
 	refused(t, map[string]string{
 		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "not known",
-		"max-pods --instance-type m4.large --prefix-delegation": "Nitro", "max-pods --instance-type m5.large -o yaml": "expected table or json",
+		"max-pods --instance-type m4.large --prefix-delegation": "Nitro", "max-pods --instance-type m3.medium --ip-families dual": "has no IPv6", "warm --instance-type m3.medium --ip-families ipv6": "has no IPv6",
+		"max-pods --instance-type m5.large --ip-families both": `--ip-families: "both": expected ipv4, ipv6 or dual`, "max-pods --instance-type m5.large -o yaml": "expected table or json",
 	})
 	goldenRun(t, "max-pods.txt", "max-pods", "--instance-type", "m5.24xlarge")
+	goldenRun(t, "max-pods-ipv6.txt", "max-pods", "--instance-type", "m5.large", "--ip-families", "ipv6")
 }
 
 // The table of what the Amazon VPC CNI itself does.
@@ -317,6 +323,9 @@ func TestWarm(t *testing.T) {
 		{"t3.small", "--enable-prefix-delegation --warm-prefix-target=1", 16, "32"},
 		{"t3.small", "--enable-prefix-delegation --warm-prefix-target=1", 17, "48"},
 		{"m5.large", "--pre-allocate=8", 0, "0,8"},
+		{"m5.large", "--pre-allocate=8 --ip-families=dual", 3, "0,9,2"},
+		{"m5.large", "--warm-ip-target=2 --ip-families=ipv6", 30, "65536"},
+		{"t2.small", "--warm-ip-target=2 --ip-families=dual", 4, "0,3,3"}, // single addresses of the primary are the node's own
 	} {
 		args := append([]string{"warm", "-o", "json", "--instance-type", tc.kind, "--pods", fmt.Sprint(tc.pods)}, strings.Fields(tc.flags)...)
 		out, err := run(t, args...)
@@ -341,6 +350,7 @@ func TestWarm(t *testing.T) {
 
 func TestWarmTables(t *testing.T) {
 	goldenRun(t, "warm.txt", "warm", "--instance-type", "t3.small", "--pods", "10", "--warm-ip-target", "2")
+	goldenRun(t, "warm-dual.txt", "warm", "--instance-type", "t3.small", "--pods", "4", "--warm-ip-target", "2", "--ip-families", "dual")
 	refused(t, map[string]string{
 		"warm --instance-type t3.none":                                      "not known",
 		"warm --instance-type t3.small --pods=-1":                           "--pods is -1",

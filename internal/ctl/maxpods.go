@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/limits"
 	"github.com/berthnet/berth/internal/ctl/view"
-	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // hostPods are the host-network pods that EKS counts in (AWS's best practices for the Amazon VPC CNI).
@@ -23,16 +23,20 @@ const kubernetesMax = 110
 // capacity is what `max-pods -o json` prints.
 type capacity struct {
 	InstanceType string `json:"instanceType"`
-	ENIs         int    `json:"enis"`
+	ENIs         int    `json:"enis"`            // whose addresses are for pods
 	PerENI       int    `json:"addressesPerENI"` // usable ones
 	Addresses    int    `json:"addresses"`       // usable ones on all ENIs
 	MaxPods      int    `json:"maxPods"`
 	Prefixes     bool   `json:"prefixes"`
+
+	IPFamilies ipfamily.Set `json:"ipFamilies"`
+	Unlimited  bool         `json:"unlimited,omitempty"` // addresses limit nothing; there are no numbers of them here
 }
 
 func newMaxPods() *cobra.Command {
 	var instanceType string
 	var prefixes bool
+	var families string
 	var out format
 	cmd := &cobra.Command{
 		Use:   "max-pods",
@@ -40,10 +44,19 @@ func newMaxPods() *cobra.Command {
 		Long: `Compute how many pods an instance type can run, for the kubelet's --max-pods:
 ENIs × (addresses per ENI − 1) + 2. An ENI's primary address serves no pod; the 2 are
 pods in the host's network, which need no address. With prefixes each address but
-the primary one is a /28 of 16.`,
+the primary one is a /28 of 16.
+
+IPv6 addresses come as a /80 for each ENI and limit nothing, so that with both families
+the number is that of IPv4. Instance types without prefixes have single IPv6 addresses,
+of which the primary ENI's are the node's own: (ENIs − 1) × addresses per ENI + 2, by the
+family that there are fewer addresses of.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := capacityOf(instanceType, prefixes)
+			set, err := ipfamily.Parse(families)
+			if err != nil {
+				return fmt.Errorf("--ip-families: %w", err)
+			}
+			c, err := capacityOf(instanceType, prefixes, set)
 			if err != nil {
 				return err
 			}
@@ -51,6 +64,10 @@ the primary one is a /28 of 16.`,
 				return view.WriteJSON(cmd.OutOrStdout(), c)
 			}
 			p := &view.Printer{W: cmd.OutOrStdout()}
+			if c.Unlimited {
+				p.Printf("%s: %d pods, which is what Kubernetes recommends at most; EKS allows 250 from 30 vCPUs\nIPv6 addresses limit nothing: one prefix has 2^48\n", c.InstanceType, c.MaxPods)
+				return p.Err
+			}
 			p.Printf("%s: %d pods\n%d ENIs × %d usable addresses = %d, and %d pods in the host's network\n",
 				c.InstanceType, c.MaxPods, c.ENIs, c.PerENI, c.Addresses, hostPods)
 			if c.MaxPods > kubernetesMax {
@@ -60,7 +77,8 @@ the primary one is a /28 of 16.`,
 		},
 	}
 	registerType(cmd, &instanceType)
-	cmd.Flags().BoolVar(&prefixes, "prefix-delegation", false, "with /28 prefixes instead of single addresses")
+	cmd.Flags().BoolVar(&prefixes, "prefix-delegation", false, "with /28 prefixes instead of single IPv4 addresses")
+	cmd.Flags().StringVar(&families, "ip-families", string(ipfamily.OnlyIPv4), "of which each pod gets an address: ipv4, ipv6 or dual")
 	out.register(cmd)
 	return cmd
 }
@@ -70,21 +88,34 @@ func registerType(cmd *cobra.Command, to *string) {
 	_ = cmd.MarkFlagRequired("instance-type")
 }
 
-func capacityOf(instanceType string, prefixes bool) (capacity, error) {
+// capacityOf is how many pods an instance type runs, with single IPv4 addresses or
+// prefixes, and addresses of some families. The error tells what the type does not have.
+func capacityOf(instanceType string, prefixes bool, s ipfamily.Set) (capacity, error) {
 	l, err := limitsOf(instanceType)
 	if err != nil {
 		return capacity{}, err
 	}
-	perENI := l.IPv4PerENI - 1
-	maxPods := plan.MaxPods(l)
-	if prefixes {
-		if !l.Prefixes {
-			return capacity{}, fmt.Errorf("%s has no prefixes: it is not a Nitro instance type", instanceType)
-		}
-		perENI *= ipam.PrefixAddresses
-		maxPods = l.MaxENIs*perENI + hostPods
+	if prefixes && !l.Prefixes {
+		return capacity{}, fmt.Errorf("%s has no prefixes: it is not a Nitro instance type", instanceType)
 	}
-	return capacity{instanceType, l.MaxENIs, perENI, l.MaxENIs * perENI, maxPods, prefixes}, nil
+	if s.Has(ipfamily.IPv6) && l.IPv6PerENI == 0 {
+		return capacity{}, fmt.Errorf("%s has no IPv6: use another instance type, or --ip-families=ipv4", instanceType)
+	}
+	c := capacity{InstanceType: instanceType, ENIs: l.MaxENIs, PerENI: l.IPv4PerENI - 1, Prefixes: prefixes, IPFamilies: s}
+	if prefixes {
+		c.PerENI *= ipam.PrefixAddresses
+	}
+	switch {
+	case s == ipfamily.OnlyIPv6 && l.Prefixes:
+		return capacity{InstanceType: instanceType, ENIs: l.MaxENIs, MaxPods: kubernetesMax, Prefixes: true, IPFamilies: s, Unlimited: true}, nil
+	case s == ipfamily.OnlyIPv6:
+		c.ENIs, c.PerENI = l.MaxENIs-1, l.IPv6PerENI
+	case s == ipfamily.Dual && !l.Prefixes:
+		c.ENIs, c.PerENI = l.MaxENIs-1, min(c.PerENI, l.IPv6PerENI)
+	}
+	c.Addresses = c.ENIs * c.PerENI
+	c.MaxPods = c.Addresses + hostPods
+	return c, nil
 }
 
 // limitsOf looks an instance type up, or names those that were perhaps meant.

@@ -3,6 +3,7 @@ package ctl
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -13,23 +14,26 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // warmENI is one ENI of the calculation, in `warm -o json`.
 type warmENI struct {
 	DeviceIndex int `json:"deviceIndex"`
-	Addresses   int `json:"addresses"` // usable ones, those in prefixes included
+	Addresses   int `json:"addresses"` // for how many pods, by the family that it has fewer of
 	Prefixes    int `json:"prefixes"`
+	IPv6        int `json:"ipv6,omitempty"`         // single addresses
+	IPv6Prefix  int `json:"ipv6Prefixes,omitempty"` // of 2^48 addresses each
 	Used        int `json:"used"`
 }
 
 // warmNode is a node at rest.
 type warmNode struct {
 	InstanceType string    `json:"instanceType"`
-	Pods         int       `json:"pods"`      // that got an address
-	Waiting      int       `json:"waiting"`   // that never will
-	Addresses    int       `json:"addresses"` // usable ones, used and free
-	SubnetIPs    int       `json:"subnetAddresses"`
+	Pods         int       `json:"pods"`            // that got an address
+	Waiting      int       `json:"waiting"`         // that never will
+	Addresses    int       `json:"addresses"`       // usable ones, used and free, for how many pods
+	SubnetIPs    int       `json:"subnetAddresses"` // of IPv4
 	ENIs         []warmENI `json:"enis"`
 }
 
@@ -64,6 +68,9 @@ environment variables.`,
 			return err
 		}
 		policy := cfg.Policy()
+		if policy.Families.Has(ipfamily.IPv6) && l.IPv6PerENI == 0 {
+			return fmt.Errorf("%s has no IPv6: use another instance type, or --ip-families=ipv4", instanceType)
+		}
 		if err := policy.Validate(); err != nil {
 			return err
 		}
@@ -82,7 +89,7 @@ const maxPods = 10_000
 // warmFlags are berthd's flags that have a bearing on the calculation.
 var warmFlags = map[string]bool{
 	"warm-eni-target": true, "warm-ip-target": true, "minimum-ip-target": true, "warm-prefix-target": true,
-	"enable-prefix-delegation": true, "min-allocate": true, "pre-allocate": true, "max-above-watermark": true,
+	"ip-families": true, "enable-prefix-delegation": true, "min-allocate": true, "pre-allocate": true, "max-above-watermark": true,
 	"max-allocate": true, "max-eni": true, "max-pods": true, "first-interface-index": true,
 	"instance-type": true, "pods": true, "output": true,
 }
@@ -95,9 +102,18 @@ func writeWarm(cmd *cobra.Command, n warmNode) error {
 	p := &view.Printer{W: cmd.OutOrStdout()}
 	p.Printf("%s with %s: %s with %d usable addresses, %d of them free; %d addresses of the subnet in all\n",
 		n.InstanceType, view.Count(n.Pods+n.Waiting, "pod"), view.Count(len(n.ENIs), "ENI"), n.Addresses, n.Addresses-n.Pods, n.SubnetIPs)
-	g := view.NewGrid("INDEX", "ADDRESSES", "PREFIXES", "USED")
+	head := []string{"INDEX", "ADDRESSES", "PREFIXES", "USED"}
+	six := slices.ContainsFunc(n.ENIs, func(e warmENI) bool { return e.IPv6+e.IPv6Prefix > 0 })
+	if six {
+		head = append(head, "IPV6", "IPV6 PREFIXES")
+	}
+	g := view.NewGrid(head...)
 	for _, e := range n.ENIs {
-		g.Add(strconv.Itoa(e.DeviceIndex), strconv.Itoa(e.Addresses), strconv.Itoa(e.Prefixes), strconv.Itoa(e.Used))
+		row := []string{strconv.Itoa(e.DeviceIndex), strconv.Itoa(e.Addresses), strconv.Itoa(e.Prefixes), strconv.Itoa(e.Used)}
+		if six {
+			row = append(row, strconv.Itoa(e.IPv6), strconv.Itoa(e.IPv6Prefix))
+		}
+		g.Add(row...)
 	}
 	p.Section("ENIs", g, "No ENI.")
 	if n.Waiting > 0 {
@@ -124,10 +140,10 @@ func nodeAtRest(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
 		}
 	}
 	for _, e := range s.ENIs {
-		total := plan.Count(e.Amount)
-		n.ENIs = append(n.ENIs, warmENI{DeviceIndex: e.Index, Addresses: total, Prefixes: e.Prefixes, Used: e.Used})
+		total := plan.Pods(policy.Families, e.Amount)
+		n.ENIs = append(n.ENIs, warmENI{DeviceIndex: e.Index, Addresses: total, Prefixes: e.Prefixes, Used: e.Used, IPv6: e.IPv6, IPv6Prefix: e.IPv6Prefixes})
 		n.Addresses += total
-		n.SubnetIPs += total + 1 // the primary address
+		n.SubnetIPs += plan.Count(e.Amount) + 1 // the primary address
 	}
 	return n
 }
@@ -135,7 +151,7 @@ func nodeAtRest(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
 // place gives a pod an address, if one is free.
 func place(policy ipam.Policy, s *plan.State) bool {
 	for i := range s.ENIs {
-		if e := &s.ENIs[i]; e.Index >= policy.FirstInterfaceIndex && e.Used < plan.Count(e.Amount) {
+		if e := &s.ENIs[i]; e.Index >= policy.FirstInterfaceIndex && e.Used < plan.Pods(policy.Families, e.Amount) {
 			e.Used++
 			return true
 		}
@@ -162,8 +178,7 @@ func grow(l cloud.Limits, policy ipam.Policy, s *plan.State) (grew bool) {
 			}
 			for i := range s.ENIs {
 				if s.ENIs[i].ID == a.ENI {
-					s.ENIs[i].Addresses += a.Addresses
-					s.ENIs[i].Prefixes += a.Prefixes
+					s.ENIs[i].Amount = s.ENIs[i].Plus(a.Amount)
 				}
 			}
 		}
