@@ -15,7 +15,8 @@ type Call struct {
 	Begins bool
 }
 
-// The actions that Berth uses. CreateENI is idempotent by its client token.
+// The actions that Berth uses. CreateENI is idempotent by its client token. Assign
+// and Unassign are of IPv4.
 var (
 	DescribeInstances      = Call{Action: "DescribeInstances", Idempotent: true}
 	DescribeTypes          = Call{Action: "DescribeInstanceTypes", Idempotent: true}
@@ -30,6 +31,8 @@ var (
 	ModifyENI              = Call{Action: "ModifyNetworkInterfaceAttribute", Idempotent: true}
 	Assign                 = Call{Action: "AssignPrivateIpAddresses"}
 	Unassign               = Call{Action: "UnassignPrivateIpAddresses", Idempotent: true}
+	AssignIPv6             = Call{Action: "AssignIpv6Addresses"}
+	UnassignIPv6           = Call{Action: "UnassignIpv6Addresses", Idempotent: true}
 	Tag                    = Call{Action: "CreateTags", Idempotent: true}
 )
 
@@ -38,7 +41,7 @@ func Actions() []string {
 	var names []string
 	for _, c := range []Call{
 		DescribeInstances, DescribeTypes, DescribeENIs, DescribeSubnets, DescribeSecurityGroups, DescribeRouteTables,
-		CreateENI, AttachENI, DetachENI, DeleteENI, ModifyENI, Assign, Unassign, Tag,
+		CreateENI, AttachENI, DetachENI, DeleteENI, ModifyENI, Assign, Unassign, AssignIPv6, UnassignIPv6, Tag,
 	} {
 		names = append(names, c.Action)
 	}
