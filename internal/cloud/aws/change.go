@@ -108,7 +108,7 @@ func (c *Client) Tag(ctx context.Context, resourceID string, tags map[string]str
 
 // AssignAddresses implements pace.Calls.
 func (c *Client) AssignAddresses(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
-	if n.Has(ipfamily.IPv6) {
+	if n.Family() == ipfamily.IPv6 {
 		return c.assignIPv6(ctx, eniID, n)
 	}
 	in := &ec2.AssignPrivateIpAddressesInput{
@@ -123,7 +123,7 @@ func (c *Client) AssignAddresses(ctx context.Context, eniID string, n cloud.Amou
 		for _, p := range got.AssignedIpv4Prefixes {
 			out = append(out, r.delegated(ipv4, "assignedIpv4PrefixSet", p.Ipv4Prefix))
 		}
-		r.assigned(eniID, ipfamily.IPv4, n, got.NetworkInterfaceId, out)
+		r.assigned(eniID, n, got.NetworkInterfaceId, out)
 		return out
 	})
 }
@@ -142,7 +142,7 @@ func (c *Client) assignIPv6(ctx context.Context, eniID string, n cloud.Amount) (
 		for _, p := range got.AssignedIpv6Prefixes {
 			out = append(out, r.delegated(ipv6, "assignedIpv6PrefixSet", &p))
 		}
-		r.assigned(eniID, ipfamily.IPv6, n, got.NetworkInterfaceId, out)
+		r.assigned(eniID, n, got.NetworkInterfaceId, out)
 		return out
 	})
 }
@@ -158,7 +158,7 @@ func texts[T fmt.Stringer](values []T) []string {
 // UnassignAddresses implements pace.Calls.
 func (c *Client) UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error {
 	addrs, prefixes := cloud.Split(things)
-	if cloud.AmountOf(things).Has(ipfamily.IPv6) {
+	if cloud.AmountOf(things).Family() == ipfamily.IPv6 {
 		_, err := invoke(ctx, c, pace.UnassignIPv6, c.api.UnassignIpv6Addresses, &ec2.UnassignIpv6AddressesInput{
 			NetworkInterfaceId: &eniID, Ipv6Addresses: texts(addrs), Ipv6Prefixes: texts(prefixes),
 		})

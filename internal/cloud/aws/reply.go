@@ -16,12 +16,12 @@ import (
 // node, by who called. The call has taken effect, so one that does not fit is
 // like a lost one: Transient.
 
-// assigned refuses what was not asked for of a family: EC2 assigns all or nothing.
-// The ID of the ENI may be left out of a reply.
-func (r *reading) assigned(eniID string, f ipfamily.Family, n cloud.Amount, repliedID *string, things []netip.Prefix) {
+// assigned refuses what was not asked for: EC2 assigns all or nothing. n has one
+// family. The ID of the ENI may be left out of a reply.
+func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, things []netip.Prefix) {
 	r.as("networkInterfaceId", sdk.ToString(repliedID), eniID)
 	if got := cloud.AmountOf(things); got != n {
-		r.bad("assigned", amountText(got, f), amountText(n, f))
+		r.bad("assigned", amountText(got, n.Family()), amountText(n, n.Family()))
 	}
 	for i, t := range things {
 		if slices.Contains(things[:i], t) {

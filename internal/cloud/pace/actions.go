@@ -1,6 +1,10 @@
 package pace
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+)
 
 // Call is what there is to know about the calls of one EC2 action.
 type Call struct {
@@ -34,6 +38,12 @@ var (
 	AssignIPv6             = Call{Action: "AssignIpv6Addresses"}
 	UnassignIPv6           = Call{Action: "UnassignIpv6Addresses", Idempotent: true}
 	Tag                    = Call{Action: "CreateTags", Idempotent: true}
+)
+
+// AssignOf and UnassignOf are the calls to assign and unassign, by family.
+var (
+	AssignOf   = [ipfamily.Number]Call{Assign, AssignIPv6}
+	UnassignOf = [ipfamily.Number]Call{Unassign, UnassignIPv6}
 )
 
 // Actions are the names of all, sorted.

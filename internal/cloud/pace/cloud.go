@@ -239,13 +239,10 @@ func checkAmount(c Call, n cloud.Amount) error {
 	return nil
 }
 
-// ofFamily is the call for an amount that is of one kind and family: that for
-// IPv4, or that for IPv6. Its errors are those of checkAmount.
-func ofFamily(n cloud.Amount, four, six Call) (Call, error) {
-	c := four
-	if n.Has(ipfamily.IPv6) {
-		c = six
-	}
+// ofFamily is the one of two calls, by family, for an amount that is of one kind
+// and family. Its errors are of class Bug.
+func ofFamily(n cloud.Amount, calls [ipfamily.Number]Call) (Call, error) {
+	c := calls[n.Family()]
 	switch four, six := n.Has(ipfamily.IPv4), n.Has(ipfamily.IPv6); {
 	case four && six:
 		return c, wrong(c, "IPv4 and IPv6 asked for: expected one family, as EC2 has a call for each")
@@ -296,7 +293,7 @@ func (p *paced) SetDeleteOnTermination(ctx context.Context, eniID, attachmentID 
 
 // AssignAddresses implements cloud.API.
 func (p *paced) AssignAddresses(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
-	c, err := ofFamily(n, Assign, AssignIPv6)
+	c, err := ofFamily(n, AssignOf)
 	if err != nil {
 		return nil, err
 	}
@@ -309,7 +306,7 @@ func (p *paced) UnassignAddresses(ctx context.Context, eniID string, things []ne
 	if len(things) == 0 {
 		return nil
 	}
-	c, err := ofFamily(cloud.AmountOf(things), Unassign, UnassignIPv6)
+	c, err := ofFamily(cloud.AmountOf(things), UnassignOf)
 	if err != nil {
 		return err
 	}
