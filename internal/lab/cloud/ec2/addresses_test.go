@@ -172,6 +172,7 @@ func TestAssignErrors(t *testing.T) {
 		})
 	}
 	r.refuses(t, "InvalidParameterValue", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &nodeB, Ipv6AddressCount: aws.Int32(1)})
+	r.refuses(t, "InvalidParameterValue", &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("tiny")), Ipv6PrefixCount: aws.Int32(1)})
 	r.refuses(t, "PrivateIpAddressLimitExceeded", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &node, Ipv6AddressCount: aws.Int32(11)})
 }
 
