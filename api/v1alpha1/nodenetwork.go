@@ -82,6 +82,13 @@ type ENISpec struct {
 	// +optional
 	AvailabilityZone string `json:"availabilityZone,omitempty"`
 
+	// IPFamilies are those of which each pod gets an address: ipv4, ipv6, or dual,
+	// one of each, both of the same ENI. Not set: ipv4. Change it on a node that runs
+	// no pods: a pod keeps the addresses that it got.
+	// +kubebuilder:validation:Enum=ipv4;ipv6;dual
+	// +optional
+	IPFamilies string `json:"ipFamilies,omitempty"`
+
 	// MinAllocate is how many addresses the node has at least.
 	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 65536",message="eni.minAllocate must be between 0 and 65536"
 	// +optional
@@ -185,19 +192,19 @@ type ENISpec struct {
 	// +optional
 	UsePrimaryAddress bool `json:"usePrimaryAddress,omitempty"`
 
-	// PrefixDelegation takes /28 prefixes instead of single addresses, on
-	// instance types that have them.
+	// PrefixDelegation takes /28 prefixes instead of single IPv4 addresses, on
+	// instance types that have them. IPv6 addresses come as a /80 there in any case.
 	// +optional
 	PrefixDelegation bool `json:"prefixDelegation,omitempty"`
 }
 
 // IPAMSpec is what the node may use. Written by the operator alone.
 type IPAMSpec struct {
-	// Available are the addresses, and /28 prefixes as such, that the node may
-	// give to pods, with the ENI that each is on.
+	// Available are the addresses of both families, and IPv4 /28 and IPv6 /80
+	// prefixes as such, that the node may give to pods, with the ENI that each is on.
 	// +mapType=atomic
 	// +kubebuilder:validation:MaxProperties=4096
-	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) || isCIDR(a) && cidr(a).prefixLength() == 28 && string(cidr(a).masked()) == a)",message="ipam.available must have addresses such as 10.0.0.1, or /28 prefixes such as 10.0.0.16/28, as its keys"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) && ip.isCanonical(a) || isCIDR(a) && cidr(a).prefixLength() == (cidr(a).ip().family() == 4 ? 28 : 80) && string(cidr(a).masked()) == a)",message="ipam.available must have addresses such as 10.0.0.1 or 2001:db8::1, or prefixes such as 10.0.0.16/28 or 2001:db8:0:1::/80, in their shortest form, as its keys"
 	// +optional
 	Available map[string]AvailableAddress `json:"available,omitempty"`
 
@@ -250,15 +257,18 @@ type NodeNetworkStatus struct {
 
 // IPAMStatus is what the node uses. Written by the daemon alone.
 type IPAMStatus struct {
-	// Used are the addresses of pods, and those that cool.
+	// Used are the addresses of pods, and those that cool; of a pod with one of each
+	// family, both.
 	// +mapType=atomic
 	// +kubebuilder:validation:MaxProperties=4096
-	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a))",message="ipam.used must have addresses such as 10.0.0.1 as its keys"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) && ip.isCanonical(a))",message="ipam.used must have addresses such as 10.0.0.1 or 2001:db8::1, in their shortest form, as its keys"
 	// +kubebuilder:validation:XValidation:rule="self.map(a, has(self[a].owner) ? size(self[a].owner) : 0).sum() <= 400000",message="ipam.used must have owners of at most 400000 characters together"
 	// +optional
 	Used map[string]UsedAddress `json:"used,omitempty"`
 
-	// UsedCount is the number of used addresses.
+	// UsedCount is how many pods those addresses are of, and cool after: of each ENI,
+	// the number of the family that more of it are of. So it compares with
+	// status.eni.available; where pods have one address it is the number of addresses.
 	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 4096",message="ipam.usedCount must be between 0 and 4096"
 	// +optional
 	UsedCount int32 `json:"usedCount"`
@@ -324,12 +334,14 @@ type ENIStatus struct {
 	// +optional
 	Count int32 `json:"count"`
 
-	// Available is how many addresses spec.ipam.available stands for, those of
-	// prefixes each counted.
+	// Available is for how many pods the addresses of spec.ipam.available are enough,
+	// used ones included: of each ENI, the number of the family that fewer are of
+	// among those of which pods get an address. A /28 counts as 16, a /80, which is
+	// more than a node ever needs, as 65536.
 	// +optional
 	Available int32 `json:"available"`
 
-	// Needed is how many addresses more the node should have.
+	// Needed is for how many pods more the node should have addresses.
 	// +optional
 	Needed int32 `json:"needed"`
 
@@ -348,6 +360,10 @@ type ENILimits struct {
 	// Prefixes tells whether prefixes can be delegated.
 	// +optional
 	Prefixes bool `json:"prefixes,omitempty"`
+	// IPv6AddressesPerENI is the most IPv6 addresses of one; a prefix takes the place
+	// of one. 0: the instance type has no IPv6.
+	// +optional
+	IPv6AddressesPerENI int32 `json:"ipv6AddressesPerENI,omitempty"`
 }
 
 // ENI is one elastic network interface.
@@ -363,6 +379,10 @@ type ENI struct {
 	// SubnetCIDR is the subnet's IPv4 block.
 	// +optional
 	SubnetCIDR string `json:"subnetCIDR,omitempty"`
+	// SubnetIPv6CIDRs are the subnet's IPv6 blocks.
+	// +listType=atomic
+	// +optional
+	SubnetIPv6CIDRs []string `json:"subnetIPv6CIDRs,omitempty"`
 	// SecurityGroups are those of the ENI.
 	// +listType=atomic
 	// +optional

@@ -34,6 +34,8 @@ var badSpecs = []refusal{
 	{"the same subnet twice", with(", eni: {subnetIDs: [subnet-1, subnet-1]}"), "spec.eni.subnetIDs[1]", "Duplicate value"},
 	{"groups", with(", eni: {securityGroups: [default]}"), "spec.eni.securityGroups",
 		"eni.securityGroups must be security group IDs such as sg-0123456789abcdef0"},
+	{"families", with(", eni: {ipFamilies: both}"), "spec.eni.ipFamilies", "supported values: \"ipv4\", \"ipv6\", \"dual\""},
+	{"families in another case", with(", eni: {ipFamilies: IPv6}"), "spec.eni.ipFamilies", "supported values"},
 	{"minAllocate", with(", eni: {minAllocate: -1}"), "spec.eni.minAllocate", "eni.minAllocate must be between 0 and 65536"},
 	{"preAllocate", with(", eni: {preAllocate: 65537}"), "spec.eni.preAllocate", "eni.preAllocate must be between 0 and 65536"},
 	{"maxAboveWatermark", with(", eni: {maxAboveWatermark: -1}"), "spec.eni.maxAboveWatermark", "eni.maxAboveWatermark must be between 0 and 65536"},
@@ -53,15 +55,27 @@ var badSpecs = []refusal{
 	{"no address", with(", ipam: {available: {eth0: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"a prefix of another size", with(", ipam: {available: {10.0.0.0/24: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address with a length", with(", ipam: {available: {10.0.0.1/28: {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an IPv6 prefix of another size", with(", ipam: {available: {'2001:db8::/64': {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an IPv6 prefix of IPv4's size", with(", ipam: {available: {'2001:d80::/28': {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an IPv4 prefix of IPv6's size", with(", ipam: {available: {10.0.0.0/80: {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an IPv6 address with a length", with(", ipam: {available: {'2001:db8::1/80': {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"a longer form of an address", with(", ipam: {available: {'2001:db8:0::7': {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an address in capitals", with(", ipam: {available: {'2001:DB8::7': {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"a longer form of a prefix", with(", ipam: {available: {'2001:db8:0:1:0::/80': {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an IPv4 address as IPv6 writes it", with(", ipam: {available: {'::ffff:10.0.0.1': {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address without an ENI", with(", ipam: {available: {10.0.0.1: {}}}"), "spec.ipam.available.10.0.0.1.resource", "Required value"},
 	{"releasing", with(", ipam: {releasing: [all]}"), "spec.ipam.releasing", "ipam.releasing must be addresses or prefixes of ipam.available"},
 	{"unassigning", with(", ipam: {unassigning: [all]}"), "spec.ipam.unassigning", "ipam.unassigning must be addresses or prefixes of ipam.available, or IDs of ENIs"},
 }
 
-const available = "ipam.available must have addresses such as 10.0.0.1, or /28 prefixes such as 10.0.0.16/28, as its keys"
+const (
+	available = "ipam.available must have addresses such as 10.0.0.1 or 2001:db8::1, or prefixes such as 10.0.0.16/28 or 2001:db8:0:1::/80, in their shortest form, as its keys"
+	used      = "ipam.used must have addresses such as 10.0.0.1 or 2001:db8::1, in their shortest form, as its keys"
+)
 
 var badStatuses = []refusal{
-	{"used", "{ipam: {usedCount: 1, used: {10.0.0.16/28: {}}}}", "status.ipam.used", "ipam.used must have addresses such as 10.0.0.1 as its keys"},
+	{"used", "{ipam: {usedCount: 1, used: {10.0.0.16/28: {}}}}", "status.ipam.used", used},
+	{"a longer form of a used address", "{ipam: {usedCount: 1, used: {'2001:db8:0::7': {}}}}", "status.ipam.used", used},
 	{"released", "{ipam: {usedCount: 1, released: [all]}}", "status.ipam.released", "ipam.released must be addresses or prefixes of ipam.releasing"},
 	{"more than a node has", "{ipam: {usedCount: 4097}}", "status.ipam.usedCount", "ipam.usedCount must be between 0 and 4096"},
 	{"more pods than there are", "{ipam: {usedCount: 0, waiting: 4097}}", "status.ipam.waiting", "ipam.waiting must be between 0 and 4096"},
@@ -112,10 +126,11 @@ func TestGoodSpecs(t *testing.T) {
 		"{warmENITarget: 1, minimumIPTarget: 30, warmPrefixTarget: 1, maxENIs: 4}",
 		"{subnetTags: {}, subnetIDs: [subnet-0123456789abcdef0]}",
 		"{vpcID: '', preAllocate: 0, firstInterfaceIndex: 0}",
+		"{ipFamilies: ipv4}", "{ipFamilies: ipv6}", "{ipFamilies: dual}",
 	} {
 		create(t, c, fmt.Sprintf("node-%d", i), ", eni: "+eni)
 	}
-	create(t, c, "prefixes", ", ipam: {available: {10.0.0.16/28: {resource: eni-1}, 10.0.1.7: {resource: eni-1}, '2001:db8::7': {resource: eni-1}}}")
+	create(t, c, "prefixes", ", ipam: {available: {10.0.0.16/28: {resource: eni-1}, 10.0.1.7: {resource: eni-1}, '2001:db8::7': {resource: eni-1}, '2001:db8:0:1:2::/80': {resource: eni-1}}}")
 }
 
 // The largest nodes that EC2 has stay far below what the API server spends on
@@ -127,6 +142,9 @@ func TestALargeNodeIsAccepted(t *testing.T) {
 	var list []string
 	for i := range 4096 {
 		a := fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)
+		if i >= 2048 { // pods have one of each
+			a = fmt.Sprintf("2001:db8:1234:5678:9abc:def0:1111:%x", i)
+		}
 		addresses[a] = map[string]string{"resource": "eni-0123456789abcdef0"}
 		list = append(list, a)
 	}

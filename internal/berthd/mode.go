@@ -25,7 +25,7 @@ var modes = map[string]struct {
 	reference source.Reference // what its source adds to the page of metrics
 }{
 	config.IPAMENI:         {func(n *node) mode { return &nodeMode{vpc{node: n}} }, eni.Reference},
-	config.IPAMENIOperator: {func(n *node) mode { return &operatorMode{vpc{node: n}} }, nodenetwork.Reference},
+	config.IPAMENIOperator: {func(n *node) mode { return newOperatorMode(n) }, nodenetwork.Reference},
 	config.IPAMPool:        {func(n *node) mode { return &routed{node: n} }, pool.Reference},
 	config.IPAMPort:        {func(n *node) mode { return &portMode{node: n} }, port.Reference},
 	config.IPAMNone:        {func(n *node) mode { return &noneMode{node: n} }, source.Reference{}},

@@ -24,7 +24,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	metrics := eni.NewMetrics(m.metrics.Registry)
 	files := eni.Files{Dir: m.cfg.StateDir}
 	return eni.New(eni.Options{
-		InstanceID: m.id.InstanceID, Datapath: m.datapath, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
+		InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
 	}, reconciler.Config{
 		Settings: reconciler.Settings{
 			InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),

@@ -3,7 +3,6 @@ package berthd
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/carrier"
@@ -11,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // metadataTimeout is short because asking is repeated.
@@ -22,7 +22,10 @@ type vpc struct {
 	aws      aws.Options
 	meta     cloud.Metadata
 	id       cloud.Identity
-	datapath *carrier.VPC
+	networks *vpcNetworks // the data path of ENIs
+	// ipv6 tells, before the data path is set up, whether it is to have IPv6 whatever
+	// the setting is; nil: it is not.
+	ipv6 func() bool
 }
 
 func (m *vpc) identify(ctx context.Context) (string, error) {
@@ -43,17 +46,14 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 }
 
 func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error) {
-	m.datapath = carrier.NewVPC(kernel)
-	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), datapath.VPC{
+	data := carrier.NewVPC(kernel)
+	m.networks = &vpcNetworks{vpcDatapath: data, ask: m.askVPCCIDRs, onDemand: m.ipv6 != nil}
+	ipv6 := m.cfg.IPFamilies.Has(ipfamily.IPv6) || m.ipv6 != nil && m.ipv6()
+	return data, data.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
-		LocalCIDRs: ofPods(m.id.VPCCIDRs), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
+		LocalCIDRs: m.networks.start(m.id.VPCCIDRs, ipv6), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
 		MarkShift: uint(m.cfg.MarkShift),
 	})
-}
-
-// ofPods are those of a VPC's CIDRs that are of the family that pods get from ENIs.
-func ofPods(cidrs []netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(cidrs), func(p netip.Prefix) bool { return !p.Addr().Is4() })
 }
 
 // follow keeps the data path to the VPC's CIDRs, of which one may be associated at
@@ -70,8 +70,7 @@ func (m *vpc) follow(ctx context.Context) {
 			continue // they stay as they are
 		}
 		m.setVPC(all)
-		cidrs := ofPods(all)
-		switch changed, err := m.datapath.SetLocalCIDRs(ctx, cidrs); {
+		switch cidrs, changed, err := m.networks.set(ctx, all); {
 		case err != nil:
 			m.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", cidrs, "err", err)
 		case changed:

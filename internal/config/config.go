@@ -13,6 +13,7 @@ import (
 
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // The values of ipam.
@@ -43,6 +44,7 @@ type Config struct {
 	IPAM                  string // IPAMENI, IPAMENIOperator, IPAMPool, IPAMPort or IPAMNone
 	AutoCreateNodeNetwork bool
 	Kubeconfig            string // empty: in the cluster
+	IPFamilies            ipfamily.Set
 
 	// Addresses, the AWS dialect. Negative means not set.
 	WarmENITarget    int
@@ -171,7 +173,7 @@ func (c *Config) Policy() ipam.Policy {
 			*v.to = v.set
 		}
 	}
-	p.MaxENI, p.MaxPods, p.PrefixDelegation = c.MaxENI, c.MaxPods, c.PrefixDelegation
+	p.MaxENI, p.MaxPods, p.PrefixDelegation, p.Families = c.MaxENI, c.MaxPods, c.PrefixDelegation, c.IPFamilies
 	return p
 }
 

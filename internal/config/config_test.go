@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 func load(t *testing.T, args, env []string) (Config, error) {
@@ -57,7 +58,7 @@ func TestDefaults(t *testing.T) {
 	}
 	host, _ := os.Hostname()
 	want := Config{
-		NodeName: host, ClusterName: "default", StateDir: "/run/berth", Socket: "/run/berth/berthd.sock", IPAM: IPAMENI, IMDSMode: imdsModeIPv4,
+		NodeName: host, ClusterName: "default", StateDir: "/run/berth", Socket: "/run/berth/berthd.sock", IPAM: IPAMENI, IMDSMode: imdsModeIPv4, IPFamilies: ipfamily.OnlyIPv4,
 		WarmENITarget: -1, WarmIPTarget: -1, MinimumIPTarget: -1, WarmPrefixTarget: -1,
 		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, FirstInterfaceIndex: -1,
 		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
@@ -148,7 +149,7 @@ func TestPorts(t *testing.T) {
 func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
 	c, err := load(t, nil, []string{
 		"WARM_ENI_TARGET=2", "MINIMUM_IP_TARGET=10", "WARM_PREFIX_TARGET=1", "MAX_ENI=4", "ENABLE_PREFIX_DELEGATION=true",
-		"IP_COOLDOWN_PERIOD=45", "AWS_VPC_K8S_CNI_EXTERNALSNAT=true", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS=192.168.0.0/16, 172.16.0.0/12",
+		"IP_COOLDOWN_PERIOD=45", "AWS_VPC_K8S_CNI_EXTERNALSNAT=true", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS=192.168.0.0/16, 2001:db8::/56",
 		"AWS_VPC_ENI_MTU=1500", "CLUSTER_NAME=prod", "AWS_VPC_K8S_CNI_LOGLEVEL=DEBUG", "MY_NODE_NAME=ip-10-0-0-1",
 		"AWS_ENDPOINT_URL_EC2=http://127.0.0.1:9000", "AWS_REGION=eu-west-1",
 	})
@@ -161,7 +162,7 @@ func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if want := []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("172.16.0.0/12")}; len(c.ExcludeSNATCIDRs) != 2 || c.ExcludeSNATCIDRs[0] != want[0] || c.ExcludeSNATCIDRs[1] != want[1] {
+	if want := []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("2001:db8::/56")}; len(c.ExcludeSNATCIDRs) != 2 || c.ExcludeSNATCIDRs[0] != want[0] || c.ExcludeSNATCIDRs[1] != want[1] {
 		t.Errorf("excluded %v", c.ExcludeSNATCIDRs)
 	}
 }
@@ -270,6 +271,8 @@ func TestContradictions(t *testing.T) {
 		"--ipam=pool --auto-create-node-network":                                  "needs --ipam=eni-operator",
 		"--ipam=pool --warm-ip-target=2 --external-snat":                          "--warm-ip-target, --external-snat: of no meaning",
 		"--ipam=pool --subnets=subnet-1":                                          "--subnets: of no meaning",
+		"--ipam=pool --ip-families=dual":                                          "--ip-families: of no meaning with --ipam=pool",
+		"--ip-families=both":                                                      "expected one of ipv4, ipv6, dual",
 		"--ipam=port --warm-ip-target=2":                                          "--warm-ip-target: of no meaning with --ipam=port: addresses are those of ports of VPCs",
 		"--ipam=port --withdraw-on-exit":                                          "--withdraw-on-exit needs --ipam=pool",
 		"--egress --egress-probe-interval=50ms":                                   "--egress-probe-interval is less than 100ms",
@@ -338,6 +341,7 @@ func TestReferenceListsEverySetting(t *testing.T) {
 
 func TestPolicy(t *testing.T) {
 	aws, cilium := ipam.DefaultAWS(), ipam.DefaultCilium()
+	aws.Families, cilium.Families = ipfamily.OnlyIPv4, ipfamily.OnlyIPv4
 	with := func(p ipam.Policy, change func(*ipam.Policy)) ipam.Policy { change(&p); return p }
 	for name, tt := range map[string]struct {
 		args []string
@@ -348,6 +352,8 @@ func TestPolicy(t *testing.T) {
 		"prefixes":         {[]string{"--enable-prefix-delegation", "--max-pods=110"}, with(aws, func(p *ipam.Policy) { p.PrefixDelegation, p.MaxPods = true, 110 })},
 		"Cilium":           {[]string{"--min-allocate=10"}, with(cilium, func(p *ipam.Policy) { p.MinAllocate = 10 })},
 		"Cilium, all ENIs": {[]string{"--pre-allocate=4", "--first-interface-index=0"}, with(cilium, func(p *ipam.Policy) { p.PreAllocate, p.FirstInterfaceIndex = 4, 0 })},
+		"dual":             {[]string{"--ip-families=dual"}, with(aws, func(p *ipam.Policy) { p.Families = ipfamily.Dual })},
+		"IPv6, Cilium":     {[]string{"--ip-families=IPv6", "--pre-allocate=4"}, with(cilium, func(p *ipam.Policy) { p.Families, p.PreAllocate = ipfamily.OnlyIPv6, 4 })},
 		"AWS, second ENI":  {[]string{"--first-interface-index=1"}, with(aws, func(p *ipam.Policy) { p.FirstInterfaceIndex = 1 })},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // defaultExportTable is the table that the routing daemons of Coil's design read.
@@ -54,6 +56,7 @@ func (c *Config) withoutMeaningWithoutENIs() []error {
 		{"--min-allocate", c.MinAllocate >= 0}, {"--pre-allocate", c.PreAllocate >= 0},
 		{"--max-above-watermark", c.MaxAboveWatermark >= 0}, {"--max-allocate", c.MaxAllocate >= 0},
 		{"--max-eni", c.MaxENI > 0}, {"--first-interface-index", c.FirstInterfaceIndex >= 0},
+		{"--ip-families", c.IPFamilies.Has(ipfamily.IPv6)},
 		{"--enable-prefix-delegation", c.PrefixDelegation}, {"--use-primary-address", c.UsePrimaryAddress},
 		{"--subnets", len(c.Subnets) > 0}, {"--subnet-tags", len(c.SubnetTags) > 0},
 		{"--security-groups", len(c.SecurityGroups) > 0}, {"--security-group-tags", len(c.SecurityGroupTags) > 0},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Setting is one row of the table.
@@ -92,7 +93,7 @@ func warmSettings(c *Config) []Setting {
 		{Flag: "warm-prefix-target", Env: []string{"WARM_PREFIX_TARGET"}, Unit: "prefixes", parse: integer(&c.WarmPrefixTarget, maxCount, -1),
 			Doc: "Unused /28 prefixes to keep assigned to the node, with prefix delegation."},
 		{Flag: "enable-prefix-delegation", Env: []string{"ENABLE_PREFIX_DELEGATION"}, Default: "false", bare: true, parse: boolean(&c.PrefixDelegation),
-			Doc: "Assign /28 prefixes to ENIs rather than single addresses, where the instance type allows it."},
+			Doc: "Assign /28 prefixes to ENIs rather than single IPv4 addresses, where the instance type allows it."},
 		{Flag: "min-allocate", Unit: "addresses", parse: integer(&c.MinAllocate, maxCount, -1),
 			Doc: "Addresses to have assigned to the node at least. With pre-allocate and max-above-watermark, the second way to ask for warm addresses; not to be mixed with the targets above."},
 		{Flag: "pre-allocate", Unit: "addresses", parse: integer(&c.PreAllocate, maxCount, -1),
@@ -120,6 +121,8 @@ func warmSettings(c *Config) []Setting {
 
 func eniSettings(c *Config) []Setting {
 	return []Setting{
+		{Flag: "ip-families", Default: string(ipfamily.OnlyIPv4), parse: oneOf((*string)(&c.IPFamilies), string(ipfamily.OnlyIPv4), string(ipfamily.OnlyIPv6), string(ipfamily.Dual)),
+			Doc: "Of which families each pod gets an address: `ipv4`, `ipv6`, or `dual`, one of each, both of the same ENI. IPv6 needs an IPv6 block of the VPC and of the subnets of ENIs; its addresses come as a /80 prefix for each ENI, or one by one where the instance type has no prefixes. With ipam=eni-operator it is what the NodeNetwork object is created with."},
 		{Flag: "max-eni", Env: []string{"MAX_ENI"}, Unit: "ENIs", parse: positiveOr(&c.MaxENI, 64, 0),
 			Doc: "Most ENIs on this node, the primary included. Not set, 0 or less: what the instance type allows."},
 		{Flag: "first-interface-index", parse: integer(&c.FirstInterfaceIndex, 15, -1),

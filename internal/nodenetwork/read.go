@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Reading is what an object says.
@@ -39,7 +40,11 @@ func Read(o *v1alpha1.NodeNetwork) Reading {
 	r := Reading{Available: map[netip.Prefix]bool{}}
 	r.Inventory = eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType}
 	if l := o.Status.ENI.Limits; l != nil {
-		r.Inventory.Limits = cloud.Limits{MaxENIs: int(l.ENIs), IPv4PerENI: int(l.AddressesPerENI), Prefixes: l.Prefixes}
+		r.Inventory.Limits = cloud.Limits{MaxENIs: int(l.ENIs), IPv4PerENI: int(l.AddressesPerENI), IPv6PerENI: int(l.IPv6AddressesPerENI), Prefixes: l.Prefixes}
+	}
+	var err error
+	if r.Inventory.Families, err = Families(o); err != nil {
+		r.refuse("%v", err)
 	}
 	r.readENIs(o)
 	r.readAvailable(o)
@@ -49,6 +54,16 @@ func Read(o *v1alpha1.NodeNetwork) Reading {
 	r.Releasing = slices.Compact(r.Releasing)
 	r.Released = r.among("status.ipam.released", o.Status.IPAM.Released)
 	return r
+}
+
+// Families are those of which the node's pods get addresses. The error names the
+// field, if that says none; IPv4 is meant then.
+func Families(o *v1alpha1.NodeNetwork) (ipfamily.Set, error) {
+	s, err := ipfamily.Parse(o.Spec.ENI.IPFamilies)
+	if err != nil {
+		return ipfamily.OnlyIPv4, fmt.Errorf("spec.eni.ipFamilies: %w", err)
+	}
+	return s, nil
 }
 
 func (r *Reading) refuse(format string, args ...any) {
@@ -93,17 +108,59 @@ func readENI(id string, in v1alpha1.ENI) (eni.ENI, error) {
 	if e.PrimaryIPv4, err = netip.ParseAddr(in.PrimaryIPv4); err != nil || !e.PrimaryIPv4.Is4() {
 		return e, fmt.Errorf("primaryIPv4: %q: expected an IPv4 address", in.PrimaryIPv4)
 	}
-	if in.SubnetCIDR == "" {
-		return e, nil
+	if in.SubnetCIDR != "" {
+		if e.Subnet, err = netip.ParsePrefix(in.SubnetCIDR); err != nil || !e.Subnet.Addr().Is4() || e.Subnet != e.Subnet.Masked() {
+			return e, fmt.Errorf("subnetCIDR: %q: expected an IPv4 CIDR", in.SubnetCIDR)
+		}
 	}
-	if e.Subnet, err = netip.ParsePrefix(in.SubnetCIDR); err != nil || !e.Subnet.Addr().Is4() || e.Subnet != e.Subnet.Masked() {
-		return e, fmt.Errorf("subnetCIDR: %q: expected an IPv4 CIDR", in.SubnetCIDR)
+	for _, text := range in.SubnetIPv6CIDRs {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || !isIPv6(p.Addr()) || p != p.Masked() {
+			return e, fmt.Errorf("subnetIPv6CIDRs: %q: expected an IPv6 CIDR", text)
+		}
+		e.SubnetIPv6 = append(e.SubnetIPv6, p)
 	}
 	return e, nil
 }
 
-// readAvailable puts the available addresses and prefixes on their ENIs. The
-// node's own address is never a pod's.
+// isIPv6 tells whether an address is one of IPv6, and no IPv4 address as IPv6 writes it.
+func isIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
+
+// blocksOf are the blocks of an ENI's subnet of the family of a thing, as far as they
+// are known.
+func blocksOf(e *eni.ENI, p netip.Prefix) []netip.Prefix {
+	if ipfamily.Of(p.Addr()) == ipfamily.IPv6 {
+		return e.SubnetIPv6
+	}
+	if e.Subnet.IsValid() {
+		return []netip.Prefix{e.Subnet}
+	}
+	return nil
+}
+
+// whyNot tells why a thing cannot be for pods of an ENI; empty: it can. The node's own
+// address is never a pod's. Of IPv6, EC2 calls no address of an ENI the primary one
+// that its system uses, so that no single one of eth0 is.
+func whyNot(e *eni.ENI, p netip.Prefix) string {
+	if e.Primary && p.Contains(e.PrimaryIPv4) {
+		return "this is the node's own address"
+	}
+	if e.Primary && p.IsSingleIP() && ipfamily.Of(p.Addr()) == ipfamily.IPv6 {
+		return "single IPv6 addresses of eth0 are the node's own: expected a /80 prefix, or an address of another ENI"
+	}
+	blocks := blocksOf(e, p)
+	in := func(block netip.Prefix) bool { return block.Contains(p.Addr()) && p.Bits() >= block.Bits() }
+	if len(blocks) == 0 || slices.ContainsFunc(blocks, in) {
+		return ""
+	}
+	texts := make([]string, len(blocks))
+	for i, block := range blocks {
+		texts[i] = block.String()
+	}
+	return fmt.Sprintf("not in %s, the subnet of %s", strings.Join(texts, " or "), e.ID)
+}
+
+// readAvailable puts the available addresses and prefixes on their ENIs.
 func (r *Reading) readAvailable(o *v1alpha1.NodeNetwork) {
 	index := map[string]int{}
 	for i, e := range r.Inventory.ENIs {
@@ -121,28 +178,38 @@ func (r *Reading) readAvailable(o *v1alpha1.NodeNetwork) {
 			continue
 		}
 		e := &r.Inventory.ENIs[i]
-		switch {
-		case e.Primary && p.Contains(e.PrimaryIPv4):
-			r.refuse("spec.ipam.available[%s]: this is the node's own address", text)
-			continue
-		case e.Subnet.IsValid() && !(e.Subnet.Contains(p.Addr()) && p.Bits() >= e.Subnet.Bits()):
-			r.refuse("spec.ipam.available[%s]: not in %v, the subnet of %s", text, e.Subnet, e.ID)
-			continue
-		case r.Available[p]:
-			r.refuse("spec.ipam.available[%s]: listed twice", text)
+		if why := whyNot(e, p); why != "" {
+			r.refuse("spec.ipam.available[%s]: %s", text, why)
 			continue
 		}
 		r.Available[p], e.Serves = true, true
-		if p.IsSingleIP() {
-			e.Addresses = append(e.Addresses, p.Addr())
-		} else {
-			e.Prefixes, prefixes = append(e.Prefixes, p), append(prefixes, p)
+		if !p.IsSingleIP() {
+			prefixes = append(prefixes, p)
 		}
+		put(e, p)
 	}
 	r.dropContained(prefixes)
 	for i := range r.Inventory.ENIs {
-		slices.SortFunc(r.Inventory.ENIs[i].Addresses, netip.Addr.Compare)
-		slices.SortFunc(r.Inventory.ENIs[i].Prefixes, netip.Prefix.Compare)
+		e := &r.Inventory.ENIs[i]
+		for _, list := range [][]netip.Addr{e.Addresses, e.IPv6} {
+			slices.SortFunc(list, netip.Addr.Compare)
+		}
+		for _, list := range [][]netip.Prefix{e.Prefixes, e.IPv6Prefixes} {
+			slices.SortFunc(list, netip.Prefix.Compare)
+		}
+	}
+}
+
+// put puts an address, as a prefix of full length, or a prefix on its ENI.
+func put(e *eni.ENI, p netip.Prefix) {
+	addresses, prefixes := &e.Addresses, &e.Prefixes
+	if ipfamily.Of(p.Addr()) == ipfamily.IPv6 {
+		addresses, prefixes = &e.IPv6, &e.IPv6Prefixes
+	}
+	if p.IsSingleIP() {
+		*addresses = append(*addresses, p.Addr())
+	} else {
+		*prefixes = append(*prefixes, p)
 	}
 }
 
@@ -151,16 +218,18 @@ func (r *Reading) dropContained(prefixes []netip.Prefix) {
 	if len(prefixes) == 0 {
 		return
 	}
+	contained := func(a netip.Addr) bool {
+		j := slices.IndexFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+		if j >= 0 {
+			r.refuse("spec.ipam.available[%v]: is in %v, which is available too", a, prefixes[j])
+			delete(r.Available, cloud.HostPrefix(a))
+		}
+		return j >= 0
+	}
 	for i := range r.Inventory.ENIs {
 		e := &r.Inventory.ENIs[i]
-		e.Addresses = slices.DeleteFunc(e.Addresses, func(a netip.Addr) bool {
-			j := slices.IndexFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
-			if j >= 0 {
-				r.refuse("spec.ipam.available[%v]: is in %v, which is available too", a, prefixes[j])
-				delete(r.Available, cloud.HostPrefix(a))
-			}
-			return j >= 0
-		})
+		e.Addresses = slices.DeleteFunc(e.Addresses, contained)
+		e.IPv6 = slices.DeleteFunc(e.IPv6, contained)
 	}
 }
 
@@ -207,17 +276,25 @@ func (r *Reading) among(field string, list []string) (out []netip.Prefix) {
 	return slices.Compact(out)
 }
 
-// Parse reads an IPv4 address, as a prefix of full length, or an aligned /28.
-func Parse(text string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
-		return cloud.HostPrefix(a), nil
+// Parse reads an IPv4 or IPv6 address, as a prefix of full length, or a prefix of
+// the size that EC2 delegates, aligned (cloud.PrefixAround). Of the spellings of one
+// it takes that of Format only, so that none is there twice under two names.
+func Parse(text string) (p netip.Prefix, err error) {
+	if a, addrErr := netip.ParseAddr(text); addrErr == nil {
+		p = cloud.HostPrefix(a)
+	} else if p, err = netip.ParsePrefix(text); err != nil || p != cloud.PrefixAround(p.Addr()) {
+		return p, errBadThing
 	}
-	p, err := netip.ParsePrefix(text)
-	if err != nil || !p.Addr().Is4() || p != cloud.PrefixAround(p.Addr()) {
-		return p, errors.New("expected an IPv4 address, or an aligned /28")
+	if p.Addr().Is4In6() {
+		return p, errBadThing
+	}
+	if s := Format(p); s != text {
+		return p, fmt.Errorf("expected it in its shortest form, %s", s)
 	}
 	return p, nil
 }
+
+var errBadThing = errors.New("expected an IPv4 or IPv6 address, or an aligned /28 of IPv4 or /80 of IPv6")
 
 // Format is Parse's opposite.
 func Format(p netip.Prefix) string {

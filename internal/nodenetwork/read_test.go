@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/mac"
 )
 
@@ -20,10 +21,10 @@ const (
 
 func small() *v1alpha1.NodeNetwork {
 	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0a1b2c3d", InstanceType: "m5.large"}}
-	o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10, Prefixes: true}
+	o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10, IPv6AddressesPerENI: 11, Prefixes: true}
 	o.Status.ENI.ENIs = map[string]v1alpha1.ENI{
 		eth0: {MAC: "02:00:00:00:00:00", DeviceIndex: 0, PrimaryIPv4: "10.0.0.4", SubnetID: "subnet-1", SubnetCIDR: "10.0.0.0/24"},
-		eth1: {MAC: "02:00:00:00:00:01", DeviceIndex: 1, PrimaryIPv4: "10.0.0.5", SubnetID: "subnet-1", SubnetCIDR: "10.0.0.0/24"},
+		eth1: {MAC: "02:00:00:00:00:01", DeviceIndex: 1, PrimaryIPv4: "10.0.0.5", SubnetID: "subnet-1", SubnetCIDR: "10.0.0.0/24", SubnetIPv6CIDRs: []string{"2001:db8::/64", "2001:db8:9::/64"}},
 	}
 	o.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{}
 	on(o, eth1, "10.0.0.10")
@@ -45,8 +46,17 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 		change func(*v1alpha1.NodeNetwork)
 		says   string // empty: silently left out
 	}{
-		"no address":           {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "ten") }, "spec.ipam.available[ten]: expected an IPv4 address"},
-		"IPv6":                 {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "fd00::1") }, "spec.ipam.available[fd00::1]"},
+		"no address":           {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "ten") }, "spec.ipam.available[ten]: expected an IPv4 or IPv6 address"},
+		"IPv6 of another size": {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8::/64") }, "/80 of IPv6"},
+		"IPv6 not aligned":     {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8::1/80") }, "/80 of IPv6"},
+		"IPv6 as IPv4 is long": {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:d80::/28") }, "/80 of IPv6"},
+		"IPv4 as IPv6":         {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "::ffff:10.0.0.12") }, "expected an IPv4 or IPv6 address"},
+		"another spelling":     {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:DB8::A") }, "spec.ipam.available[2001:DB8::A]: expected it in its shortest form, 2001:db8::a"},
+		"with a zone":          {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8::a%eth0") }, "expected it in its shortest form, 2001:db8::a"},
+		"IPv6 of eth0":         {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "2001:db8::a") }, "single IPv6 addresses of eth0 are the node's own"},
+		"IPv6 elsewhere":       {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8:1::a") }, "not in 2001:db8::/64 or 2001:db8:9::/64, the subnet of eni-1111"},
+		"/80 elsewhere":        {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8:1::/80") }, "not in 2001:db8::/64 or"},
+		"families":             {func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.IPFamilies = "both" }, `spec.eni.ipFamilies: "both": expected ipv4, ipv6 or dual`},
 		"prefix of no EC2":     {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.32/27") }, "aligned /28"},
 		"prefix not aligned":   {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.33/28") }, "aligned /28"},
 		"everything":           {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "0.0.0.0/0") }, "aligned /28"},
@@ -67,6 +77,9 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 		"ENI below index 0": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: -3, PrimaryIPv4: "10.0.0.6"}
 		}, "status.eni.enis[eni-3].deviceIndex"},
+		"ENI of a nonsense IPv6 block": {func(o *v1alpha1.NodeNetwork) {
+			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: 3, PrimaryIPv4: "10.0.0.6", SubnetIPv6CIDRs: []string{"10.0.1.0/24"}}
+		}, "status.eni.enis[eni-3].subnetIPv6CIDRs"},
 		"ENI of a nonsense subnet": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: 3, PrimaryIPv4: "10.0.0.6", SubnetCIDR: "10.0.0.1/24"}
 		}, "status.eni.enis[eni-3].subnetCIDR"},
@@ -99,9 +112,14 @@ func TestReadingOfMarks(t *testing.T) {
 func TestReading(t *testing.T) {
 	o := small()
 	on(o, eth1, "10.0.0.32/28")
-	on(o, eth1, "10.0.0.33") // inside the prefix
-	on(o, eth0, "10.0.0.20") // though eth0 is below the first index
-	o.Spec.IPAM.Releasing = []string{"10.0.0.32/28", "10.0.0.99"}
+	on(o, eth1, "10.0.0.33")           // inside the prefix
+	on(o, eth0, "10.0.0.20")           // though eth0 is below the first index
+	on(o, eth0, "2001:db8:0:0:7::/80") // of eth0, whose subnet's blocks are not known
+	for _, thing := range []string{"2001:db8::b", "2001:db8::a", "2001:db8:9:0:1::/80", "2001:db8:9:0:1::5"} {
+		on(o, eth1, thing)
+	}
+	o.Spec.ENI.IPFamilies = "dual"
+	o.Spec.IPAM.Releasing = []string{"10.0.0.32/28", "10.0.0.99", "2001:db8::a"}
 	o.Status.IPAM.Released = []string{"10.0.0.11"}
 	r := Read(o)
 	hw := func(s string) (a mac.Addr) {
@@ -115,16 +133,20 @@ func TestReading(t *testing.T) {
 		{ID: eth0, MAC: hw("02:00:00:00:00:00"), Primary: true, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: netip.MustParseAddr("10.0.0.4")},
 		{ID: eth1, MAC: hw("02:00:00:00:00:01"), DeviceIndex: 1, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: netip.MustParseAddr("10.0.0.5")},
 	}}
+	want.ENIs[0].IPv6Prefixes = []netip.Prefix{netip.MustParsePrefix("2001:db8:0:0:7::/80")}
+	want.ENIs[1].SubnetIPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8::/64"), netip.MustParsePrefix("2001:db8:9::/64")}
+	want.ENIs[1].IPv6 = []netip.Addr{netip.MustParseAddr("2001:db8::a"), netip.MustParseAddr("2001:db8::b")}
+	want.ENIs[1].IPv6Prefixes = []netip.Prefix{netip.MustParsePrefix("2001:db8:9:0:1::/80")}
 	want.ENIs[0].Addresses = append(want.ENIs[0].Addresses, netip.MustParseAddr("10.0.0.20"))
 	want.ENIs[1].Addresses = append(want.ENIs[1].Addresses, netip.MustParseAddr("10.0.0.10"), netip.MustParseAddr("10.0.0.11"))
 	want.ENIs[1].Prefixes = append(want.ENIs[1].Prefixes, r.Releasing[0])
-	if !same(r.Inventory, want) {
+	if !same(r.Inventory, want) || r.Inventory.Families != ipfamily.Dual {
 		t.Errorf("read %+v", r.Inventory)
 	}
-	if len(r.Releasing) != 1 || Format(r.Releasing[0]) != "10.0.0.32/28" || len(r.Released) != 1 || len(r.Bad) != 1 {
+	if len(r.Releasing) != 2 || Format(r.Releasing[0]) != "10.0.0.32/28" || Format(r.Releasing[1]) != "2001:db8::a" || len(r.Released) != 1 || len(r.Bad) != 2 {
 		t.Errorf("releasing %v, released %v, bad %v", r.Releasing, r.Released, r.Bad)
 	}
-	if l := r.Inventory.Limits; l.MaxENIs != 3 || l.IPv4PerENI != 10 || !l.Prefixes {
+	if l := r.Inventory.Limits; l.MaxENIs != 3 || l.IPv4PerENI != 10 || l.IPv6PerENI != 11 || !l.Prefixes {
 		t.Errorf("limits %+v", l)
 	}
 }
@@ -154,11 +176,14 @@ func TestAvailable(t *testing.T) {
 // Whatever the object holds, reading it neither fails nor gives an inventory
 // that a restart could not load.
 func FuzzRead(f *testing.F) {
-	f.Add("10.0.0.9", "10.0.0.0/28", "02:00:00:00:00:01", "10.0.0.5", "10.0.0.0/24", int32(1))
-	f.Add("::1", "0.0.0.0/0", "", "", "", int32(-1))
-	f.Fuzz(func(t *testing.T, one, two, mac, primary, cidr string, index int32) {
+	f.Add("10.0.0.9", "10.0.0.0/28", "02:00:00:00:00:01", "10.0.0.5", "10.0.0.0/24", "", int32(2))
+	f.Add("2001:db8::9", "2001:db8::/80", "02:00:00:00:00:01", "10.0.0.5", "10.0.0.0/24", "2001:db8::/64", int32(2))
+	f.Add("2001:db8:0::9", "2001:db8::9", "02:00:00:00:00:01", "10.0.0.5", "", "", int32(2))
+	f.Add("::ffff:10.0.0.9", "10.0.0.9", "02:00:00:00:00:01", "10.0.0.5", "", "::ffff:10.0.0.0/120", int32(2))
+	f.Add("::1", "0.0.0.0/0", "", "", "", "::/0", int32(-1))
+	f.Fuzz(func(t *testing.T, one, two, mac, primary, cidr, ipv6 string, index int32) {
 		o := small()
-		o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: mac, PrimaryIPv4: primary, SubnetCIDR: cidr, DeviceIndex: index}
+		o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: mac, PrimaryIPv4: primary, SubnetCIDR: cidr, SubnetIPv6CIDRs: slices.DeleteFunc([]string{ipv6}, func(s string) bool { return s == "" }), DeviceIndex: index}
 		on(o, "eni-3", one)
 		on(o, "eni-3", two)
 		o.Spec.IPAM.Releasing = []string{one, two}

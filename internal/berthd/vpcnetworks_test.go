@@ -1,0 +1,109 @@
+package berthd
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
+	source "github.com/berthnet/berth/internal/source/eni"
+)
+
+// kernelOfENIs is a data path that keeps what it is told.
+type kernelOfENIs struct {
+	cidrs  []netip.Prefix
+	enis   []string
+	noIPv6 error // what setting IPv6 CIDRs fails with
+}
+
+func (k *kernelOfENIs) SetENI(_ context.Context, e eni.ENI) error {
+	k.enis = append(k.enis, e.ID)
+	return nil
+}
+
+func (k *kernelOfENIs) RemoveENI(context.Context, string) error { return nil }
+
+func (k *kernelOfENIs) SetLocalCIDRs(_ context.Context, cidrs []netip.Prefix) (bool, error) {
+	if k.noIPv6 != nil && slices.ContainsFunc(cidrs, isIPv6) {
+		return false, k.noIPv6
+	}
+	changed := !slices.Equal(k.cidrs, cidrs)
+	k.cidrs = cidrs
+	return changed, nil
+}
+
+// Pods get IPv6 addresses only where the data path has IPv6, which it has where the
+// setting, or the operator by its addresses, asks for it.
+func TestIPv6OfTheDataPath(t *testing.T) {
+	four, six := netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/56")
+	both := []netip.Prefix{four, six}
+	plain := eni.ENI{ID: "eni-1", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}
+	dual := eni.ENI{ID: "eni-1", IPv6Prefixes: []netip.Prefix{netip.MustParsePrefix("2001:db8:0:1::/80")}}
+	single := eni.ENI{ID: "eni-1", IPv6: []netip.Addr{netip.MustParseAddr("2001:db8::7")}}
+	for name, tt := range map[string]struct {
+		set, onDemand bool
+		known, asked  []netip.Prefix
+		kernel        error
+		e             eni.ENI
+		fails         bool
+		want          []netip.Prefix
+	}{
+		"IPv4":                                {known: both, e: plain, want: both[:1]},
+		"IPv4, though the ENI has some":       {known: both, e: dual, want: both[:1]},
+		"set":                                 {set: true, known: both, e: plain, want: both},
+		"set, and the VPC got its block late": {set: true, known: both[:1], asked: both, e: dual, want: both},
+		"set, and the VPC has none":           {set: true, known: both[:1], asked: both[:1], e: dual, fails: true, want: both[:1]},
+		"the operator gave none":              {onDemand: true, known: both, e: plain, want: both[:1]},
+		"the operator gave a prefix":          {onDemand: true, known: both, e: dual, want: both},
+		"the operator gave an address":        {onDemand: true, known: both, e: single, want: both},
+		"no answer":                           {onDemand: true, known: both[:1], e: dual, fails: true, want: both[:1]},
+		"a kernel without IPv6":               {onDemand: true, known: both, kernel: errors.New("ipv6.disable=1"), e: dual, fails: true, want: both[:1]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := &kernelOfENIs{noIPv6: tt.kernel}
+			v := &vpcNetworks{vpcDatapath: k, onDemand: tt.onDemand, ask: func(context.Context) ([]netip.Prefix, bool) { return tt.asked, tt.asked != nil }}
+			k.cidrs = v.start(tt.known, tt.set)
+			if err := v.SetENI(t.Context(), tt.e); (err != nil) != tt.fails || (len(k.enis) == 0) != tt.fails {
+				t.Errorf("%v, set %v", err, k.enis)
+			}
+			if !slices.Equal(k.cidrs, tt.want) {
+				t.Errorf("CIDRs %v, want %v", k.cidrs, tt.want)
+			}
+			// What failed keeps nothing from following the VPC's IPv4.
+			more := append(slices.Clone(tt.known), netip.MustParsePrefix("100.64.0.0/16"))
+			if cidrs, changed, err := v.set(t.Context(), more); err != nil || !changed || !slices.Contains(cidrs, more[len(more)-1]) {
+				t.Errorf("followed: %v %v, %v", cidrs, changed, err)
+			}
+		})
+	}
+}
+
+// A daemon that is started again has IPv6 from the start where its pods may have it.
+func TestIPv6AfterARestart(t *testing.T) {
+	inv := eni.Inventory{InstanceID: "i-1", Families: ipfamily.Dual, ENIs: []eni.ENI{{ID: "eni-1", IPv6Prefixes: []netip.Prefix{netip.MustParsePrefix("2001:db8::/80")}}}}
+	for want, change := range map[bool]func(*eni.Inventory){
+		true:  func(*eni.Inventory) {},
+		false: func(inv *eni.Inventory) { inv.ENIs = nil },
+	} {
+		m := newOperatorMode(&node{cfg: config.Config{StateDir: t.TempDir()}})
+		m.id.InstanceID = "i-1"
+		if m.ipv6() {
+			t.Error("without an inventory")
+		}
+		i := inv
+		change(&i)
+		if err := (source.Files{Dir: m.cfg.StateDir}).Save(i); err != nil {
+			t.Fatal(err)
+		}
+		if m.ipv6() != want {
+			t.Errorf("%+v: %v", i, !want)
+		}
+		if m.id.InstanceID = "i-2"; m.ipv6() {
+			t.Error("what is stored is of another instance")
+		}
+	}
+}
