@@ -28,6 +28,9 @@ type AddressRequest struct {
 	IPv6Count       int
 	IPv6Prefixes    []netip.Prefix
 	IPv6PrefixCount int
+	// NoIPv6 is a count of 0 that was given: an ENI that is created gets no IPv6
+	// address, whatever its subnet assigns.
+	NoIPv6 bool
 	// AllowReassignment takes given secondary IPv4 addresses off other ENIs of the subnet.
 	AllowReassignment bool
 }
