@@ -3,6 +3,7 @@ package ipam
 import (
 	"fmt"
 	"iter"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -241,12 +242,14 @@ func (g NodeGroup) Cooling() int {
 }
 
 // Assignable is for how many holders a group has an address of each family of a
-// set, once it is ready.
+// set, once it is ready; of IPv6 alone at most IPv6PrefixAddresses.
 func (g NodeGroup) Assignable(set ipfamily.Set) int {
-	families := set.Families()
-	out := g.Of[families[0]].Free
-	for _, f := range families[1:] {
+	out := math.MaxInt
+	for _, f := range set.Families() {
 		out = min(out, g.Of[f].Free)
+	}
+	if !set.Has(ipfamily.IPv4) {
+		out = min(out, IPv6PrefixAddresses)
 	}
 	return out
 }

@@ -46,8 +46,29 @@ func (s *Source) Snapshot() source.Snapshot {
 	for _, e := range enis {
 		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
 	}
-	out.Count, out.Detail = source.Count(out.Addresses), detail{enis, out.Addresses}
+	out.Count, out.Detail = s.count(out.Addresses), detail{enis, out.Addresses}
 	return out
+}
+
+// count counts addresses by state, given those that are listed: a pod's of both
+// families once, and what is warm by the pods that it is enough for. s.mu is held.
+func (s *Source) count(listed []source.AddressInfo) map[source.State]int {
+	var of [ipfamily.Number][]source.AddressInfo
+	for _, a := range listed {
+		f := ipfamily.Of(a.Addr)
+		of[f] = append(of[f], a)
+	}
+	count := source.Count(of[ipfamily.IPv4])
+	for state, n := range source.Count(of[ipfamily.IPv6]) {
+		count[state] = max(count[state], n)
+	}
+	count[source.Used], count[source.Warm] = len(s.leases), 0
+	for _, g := range s.alloc.Groups() {
+		if g.Ready {
+			count[source.Warm] += g.Assignable(s.inv.Families)
+		}
+	}
+	return count
 }
 
 // detail is the ENIs of the node, by device index.
