@@ -60,7 +60,7 @@ func (n *node) conditions() []metav1.Condition {
 		look.writeErr = n.writes.retry.err
 	}
 	if n.fleet.inv != nil {
-		look.free = n.freeNow(tally(n.obj, n.reserved))
+		look.free = n.freeNow()
 	}
 	list := look.conditions()
 	for i := range list {

@@ -1,11 +1,6 @@
 package nodenetwork
 
-import (
-	"time"
-
-	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/nodenetwork"
-)
+import "time"
 
 // demand is since when more pods wait on a node than there are free addresses.
 type demand struct {
@@ -34,25 +29,19 @@ func (d *demand) update(waiting, free, available int, now time.Time) (served tim
 func (n *node) trackDemand() {
 	now := n.c.now()
 	n.mu.Lock()
-	u := n.usage()
-	since := n.demand.update(u.Waiting, n.freeNow(u), len(n.obj.Spec.IPAM.Available), now)
+	since := n.demand.update(n.usage().Waiting, n.freeNow(), len(n.obj.Spec.IPAM.Available), now)
 	n.mu.Unlock()
 	if !since.IsZero() && n.c.o.DemandServed != nil {
 		n.c.o.DemandServed(now.Sub(since))
 	}
 }
 
-// freeNow is how many published addresses no pod has and nobody takes back.
-// n.mu is held.
-func (n *node) freeNow(u eni.Usage) int {
-	sum := 0
-	for p := range nodenetwork.Available(n.obj) {
-		if !n.handshake.handedOrMarked(n.obj, p) {
-			sum += weight(p)
-		}
-	}
-	for _, e := range u.ENIs {
-		sum -= e.Used
+// freeNow is for how many pods there are published addresses that no pod has and
+// nobody takes back. n.mu is held.
+func (n *node) freeNow() (sum int) {
+	used, _ := usedOf(n.obj)
+	for _, room := range n.room(n.obj, used) {
+		sum += room
 	}
 	return sum
 }

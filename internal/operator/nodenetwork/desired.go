@@ -63,9 +63,11 @@ func (n *node) desired() desiredState {
 			want.eni.ENIs[at.Resource] = e
 		}
 	}
-	for p := range n.fleet.unmarked(n.obj) {
-		want.eni.Available += int32(weight(p))
+	available := amounts{}
+	for p, id := range n.fleet.unmarked(n.obj) {
+		available.add(id, p)
 	}
+	want.eni.Available = int32(available.pods(n.families()))
 	want.eni.Needed = int32(n.fleet.status.Needed)
 	return want
 }
@@ -109,13 +111,17 @@ func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
 		if e.Subnet.IsValid() {
 			out.SubnetCIDR = e.Subnet.String()
 		}
+		for _, p := range e.SubnetIPv6 {
+			out.SubnetIPv6CIDRs = append(out.SubnetIPv6CIDRs, p.String())
+		}
+		slices.Sort(out.SubnetIPv6CIDRs)
 		s.ENIs[e.ID] = out
 		if e.Serves {
 			s.Count++
 		}
 	}
 	if l := inv.Limits; l.MaxENIs > 0 {
-		s.Limits = &v1alpha1.ENILimits{ENIs: int32(l.MaxENIs), AddressesPerENI: int32(l.IPv4PerENI), Prefixes: l.Prefixes}
+		s.Limits = &v1alpha1.ENILimits{ENIs: int32(l.MaxENIs), AddressesPerENI: int32(l.IPv4PerENI), IPv6AddressesPerENI: int32(l.IPv6PerENI), Prefixes: l.Prefixes}
 	}
 	return s
 }
@@ -159,7 +165,7 @@ func explains(have, want map[string]v1alpha1.ENI) bool {
 func sameENI(x, y v1alpha1.ENI) bool {
 	groups := slices.Equal(x.SecurityGroups, y.SecurityGroups)
 	return groups && x.MAC == y.MAC && x.DeviceIndex == y.DeviceIndex && x.PrimaryIPv4 == y.PrimaryIPv4 &&
-		x.SubnetID == y.SubnetID && x.SubnetCIDR == y.SubnetCIDR
+		x.SubnetID == y.SubnetID && x.SubnetCIDR == y.SubnetCIDR && slices.Equal(x.SubnetIPv6CIDRs, y.SubnetIPv6CIDRs)
 }
 
 // newsAt is until when status may stay as it is; zero: for good. n.mu is held.

@@ -3,11 +3,13 @@ package nodenetwork
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
@@ -28,9 +30,16 @@ func (f *fleetState) setInventory(inv *eni.Inventory) {
 }
 
 // unmarked is what pods may have, and of which ENI, without ENIs that are marked.
+// Single IPv6 addresses where pods get none are most likely a subnet's doing, which
+// gives each new ENI one; they stay with EC2. Those that were published are of pods
+// of before, or may be.
 func (f *fleetState) unmarked(o *v1alpha1.NodeNetwork) map[netip.Prefix]string {
 	out := podAddresses(f.inv)
-	maps.DeleteFunc(out, func(_ netip.Prefix, id string) bool { return markedENI(o, id) })
+	six := f.inv.Families.Has(ipfamily.IPv6)
+	maps.DeleteFunc(out, func(p netip.Prefix, id string) bool {
+		foreign := !six && p.IsSingleIP() && ipfamily.Of(p.Addr()) == ipfamily.IPv6 && resourceOf(o, p) == ""
+		return foreign || markedENI(o, id)
+	})
 	return out
 }
 
@@ -42,10 +51,10 @@ func podAddresses(inv *eni.Inventory) map[netip.Prefix]string {
 		if !e.Serves {
 			continue
 		}
-		for _, a := range e.Addresses {
+		for _, a := range slices.Concat(e.Addresses, e.IPv6) {
 			out[cloud.HostPrefix(a)] = e.ID
 		}
-		for _, p := range e.Prefixes {
+		for _, p := range slices.Concat(e.Prefixes, e.IPv6Prefixes) {
 			out[p] = e.ID
 		}
 	}

@@ -1,12 +1,15 @@
 package nodenetwork
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
@@ -86,10 +89,31 @@ func (h *handshake) handedOrMarked(o *v1alpha1.NodeNetwork, p netip.Prefix) bool
 	return h.handed[p] || marked(o, nodenetwork.Format(p))
 }
 
+// kind is what a call to EC2 can take: single addresses, or prefixes, of one family.
+type kind struct {
+	family ipfamily.Family
+	single bool
+}
+
+func kindOf(p netip.Prefix) kind { return kind{ipfamily.Of(p.Addr()), p.IsSingleIP()} }
+
+// byKind are how many things of each kind an amount is, in the order in which they
+// are handed out.
+func byKind(a cloud.Amount) iter.Seq2[kind, int] {
+	return func(yield func(kind, int) bool) {
+		for _, f := range ipfamily.Dual.Families() {
+			addresses, prefixes := a.Of(f)
+			if !yield(kind{f, true}, addresses) || !yield(kind{f, false}, prefixes) {
+				return
+			}
+		}
+	}
+}
+
 // withdraw hands out what of an ENI the daemon has confirmed, at most want
-// single addresses or prefixes. If there is none, what f has free of it becomes
+// things of a kind. If there is none, what f has free of it becomes
 // candidates, until there are as many as wanted.
-func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, want int, single bool, now time.Time) (out []netip.Prefix) {
+func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, k kind, want int, now time.Time) (out []netip.Prefix) {
 	if want <= 0 || f.inv == nil {
 		return nil
 	}
@@ -99,7 +123,7 @@ func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, 
 		switch {
 		case marked(o, nodenetwork.Format(p)):
 			delete(h.candidates, p)
-		case p.IsSingleIP() != single:
+		case kindOf(p) != k:
 		case confirmed(o, p) && len(out) < want:
 			out = append(out, p)
 		case uses(o, p):
@@ -115,7 +139,7 @@ func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, 
 		}
 		return out
 	}
-	for _, p := range h.freeOf(o, f, id, single) {
+	for _, p := range h.freeOf(o, f, id, k) {
 		if listed >= want {
 			break
 		}
@@ -136,13 +160,13 @@ func (h *handshake) candidatesOf(o *v1alpha1.NodeNetwork, id string) (out []neti
 	return out
 }
 
-// freeOf lists what of an ENI could become a candidate, the highest first, so
+// freeOf lists what of a kind and an ENI could become a candidate, the highest first, so
 // that two operators choose alike. What the daemon still has in released is of
 // an earlier handshake, which is to end first.
-func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, single bool) (out []netip.Prefix) {
+func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, k kind) (out []netip.Prefix) {
 	assigned := f.unmarked(o)
 	for p, at := range nodenetwork.Available(o) {
-		if at != id || p.IsSingleIP() != single || assigned[p] != id || h.candidates[p] || h.handedOrMarked(o, p) || f.primaries[p] {
+		if at != id || kindOf(p) != k || assigned[p] != id || h.candidates[p] || h.handedOrMarked(o, p) || f.primaries[p] {
 			continue
 		}
 		if !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) && !uses(o, p) {
@@ -198,15 +222,6 @@ func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now 
 		}
 	}
 	return len(h.candidates) != before
-}
-
-// addresses is how many addresses the candidates stand for.
-func (h *handshake) addresses() int {
-	sum := 0
-	for p := range h.candidates {
-		sum += weight(p)
-	}
-	return sum
 }
 
 // confirmed tells whether the daemon withdrew what it was asked for.

@@ -28,6 +28,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/mac"
@@ -411,10 +412,15 @@ func inventory(enis ...[]string) eni.Inventory {
 			if err != nil {
 				panic(err)
 			}
-			if p.IsSingleIP() {
+			switch kindOf(p) {
+			case kind{ipfamily.IPv4, true}:
 				e.Addresses = append(e.Addresses, p.Addr())
-			} else {
+			case kind{ipfamily.IPv4, false}:
 				e.Prefixes = append(e.Prefixes, p)
+			case kind{ipfamily.IPv6, true}:
+				e.IPv6 = append(e.IPv6, p.Addr())
+			default:
+				e.IPv6Prefixes = append(e.IPv6Prefixes, p)
 			}
 		}
 		inv.ENIs = append(inv.ENIs, e)

@@ -15,7 +15,7 @@ import (
 // and more: how often everything is listed, free addresses of subnets, and how long
 // pods wait for addresses.
 var (
-	famIPs       = metric.New("berth_operator_eni_ips", "gauge", "Addresses of all nodes by type: used by pods (cooling ones included), available to pods (used ones included), or needed beyond those.", "type")
+	famIPs       = metric.New("berth_operator_eni_ips", "gauge", "Addresses of all nodes by type: used by pods (cooling ones included), available to pods (used ones included), or needed beyond those. A pod's addresses of both families count as one.", "type")
 	famAssigns   = metric.New("berth_operator_eni_allocation_ops_total", "counter", "Allocations of addresses or prefixes on ENIs that were there, by subnet.", "subnet_id")
 	famCreations = metric.New("berth_operator_eni_interface_creation_ops_total", "counter", "Creations of ENIs by subnet and status: success, or the class of the error.", "subnet_id", "status")
 	famENIs      = metric.New("berth_operator_eni_available", "gauge", "ENIs with an address that no pod uses.")

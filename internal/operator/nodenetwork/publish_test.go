@@ -32,7 +32,7 @@ func TestPublish(t *testing.T) {
 	})
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1", "10.0.1.17"), Waiting: 5})
 	awaitUsage(t, n, func(u eni.Usage) bool {
-		return u.Waiting == 5 && u.ENIs["eni-1"] == eni.ENIUsage{Used: 2, Free: cloud.Amount{Addresses: 1}} && fl.called("Kick") > 0
+		return u.Waiting == 5 && u.ENIs["eni-1"] == eni.ENIUsage{Used: 2, Assignable: 16, Free: cloud.Amount{Addresses: 1}} && fl.called("Kick") > 0
 	})
 	if got, want := fl.Totals(), (Totals{Used: 2, Available: 18, Needed: 3, ENIs: 1, Nodes: 1, InDeficit: 1}); got != want {
 		t.Errorf("totals: %+v, want %+v", got, want)

@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Settings is an object's spec in the fleet's words, with the defaults of
@@ -69,6 +70,10 @@ func policyOf(e *v1alpha1.ENISpec) (ipam.Policy, error) {
 		}
 	}
 	p.PrefixDelegation = e.PrefixDelegation
+	var err error
+	if p.Families, err = ipfamily.Parse(e.IPFamilies); err != nil {
+		errs = append(errs, fmt.Errorf("spec.eni.ipFamilies is %w", err))
+	}
 	if warm && marks {
 		errs = append(errs, errors.New("spec.eni has warm targets and watermarks: expected either warmENITarget, warmIPTarget, "+
 			"minimumIPTarget and warmPrefixTarget or minAllocate, preAllocate, maxAboveWatermark and maxAllocate"))

@@ -10,10 +10,11 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 func TestSettings(t *testing.T) {
-	base := eni.Settings{InstanceType: "m5.large", AnySubnet: true, Policy: ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 8, FirstInterfaceIndex: 1}}
+	base := eni.Settings{InstanceType: "m5.large", AnySubnet: true, Policy: ipam.Policy{Dialect: ipam.Cilium, Families: ipfamily.OnlyIPv4, PreAllocate: 8, FirstInterfaceIndex: 1}}
 	with := func(change func(*eni.Settings)) eni.Settings {
 		s := base
 		change(&s)
@@ -28,20 +29,22 @@ func TestSettings(t *testing.T) {
 		{"defaults of Cilium's AWS ENI allocator", v1alpha1.ENISpec{}, base},
 		{"watermarks", v1alpha1.ENISpec{MinAllocate: new(int32(16)), PreAllocate: new(int32(0)), MaxAboveWatermark: new(int32(4)), MaxAllocate: new(int32(40))},
 			with(func(s *eni.Settings) {
-				s.Policy = ipam.Policy{Dialect: ipam.Cilium, MinAllocate: 16, MaxAboveWatermark: 4, MaxAllocate: 40, FirstInterfaceIndex: 1}
+				s.Policy = ipam.Policy{Dialect: ipam.Cilium, Families: ipfamily.OnlyIPv4, MinAllocate: 16, MaxAboveWatermark: 4, MaxAllocate: 40, FirstInterfaceIndex: 1}
 			})},
 		{"warm targets", v1alpha1.ENISpec{WarmIPTarget: new(int32(5)), MinimumIPTarget: new(int32(10))},
 			with(func(s *eni.Settings) {
-				s.Policy = ipam.Policy{Dialect: ipam.AWS, WarmENI: 1, WarmPrefix: 1, WarmIP: 5, MinimumIP: 10, FirstInterfaceIndex: 1}
+				s.Policy = ipam.Policy{Dialect: ipam.AWS, Families: ipfamily.OnlyIPv4, WarmENI: 1, WarmPrefix: 1, WarmIP: 5, MinimumIP: 10, FirstInterfaceIndex: 1}
 			})},
 		{"prefixes kept warm", v1alpha1.ENISpec{WarmPrefixTarget: new(int32(2)), WarmENITarget: new(int32(0)), PrefixDelegation: true},
 			with(func(s *eni.Settings) {
-				s.Policy = ipam.Policy{Dialect: ipam.AWS, WarmPrefix: 2, FirstInterfaceIndex: 1, PrefixDelegation: true}
+				s.Policy = ipam.Policy{Dialect: ipam.AWS, Families: ipfamily.OnlyIPv4, WarmPrefix: 2, FirstInterfaceIndex: 1, PrefixDelegation: true}
 			})},
 		{"caps and eth0", v1alpha1.ENISpec{MaxENIs: new(int32(2)), MaxPods: new(int32(29)), FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: true},
 			with(func(s *eni.Settings) {
 				s.Policy.MaxENI, s.Policy.MaxPods, s.Policy.FirstInterfaceIndex, s.UsePrimaryAddress = 2, 29, 0, true
 			})},
+		{"both families", v1alpha1.ENISpec{IPFamilies: "dual"}, with(func(s *eni.Settings) { s.Policy.Families = ipfamily.Dual })},
+		{"IPv6", v1alpha1.ENISpec{IPFamilies: "ipv6"}, with(func(s *eni.Settings) { s.Policy.Families = ipfamily.OnlyIPv6 })},
 		{"where and with what", v1alpha1.ENISpec{
 			VPCID: "vpc-1", AvailabilityZone: "zone-a", SubnetIDs: []string{"subnet-2", "subnet-1"},
 			SecurityGroupTags: map[string]string{"a": "b"}, DeleteOnTermination: &no,
@@ -74,6 +77,8 @@ func TestSettingsThatMakeNoSense(t *testing.T) {
 		{"no instance", v1alpha1.NodeNetworkSpec{}, "spec.instanceID is empty: expected an EC2 instance ID"},
 		{"negative", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{PreAllocate: new(int32(-1))}},
 			"spec.eni.preAllocate is -1: expected a number from 0"},
+		{"families", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{IPFamilies: "both"}},
+			`spec.eni.ipFamilies is "both": expected ipv4, ipv6 or dual`},
 		{"two dialects", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{PreAllocate: new(int32(1)), WarmIPTarget: new(int32(1))}},
 			"spec.eni has warm targets and watermarks: expected either warmENITarget, warmIPTarget, minimumIPTarget and warmPrefixTarget or minAllocate, preAllocate, maxAboveWatermark and maxAllocate"},
 		{"least above most", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{MinAllocate: new(int32(9)), MaxAllocate: new(int32(8))}},

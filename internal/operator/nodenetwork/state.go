@@ -25,7 +25,7 @@ func (n *node) update(o *v1alpha1.NodeNetwork) change {
 		return change{}
 	}
 	before := n.obj
-	old := tally(before, n.reserved)
+	old := n.tally(before)
 	n.obj = o
 	c := change{foreign: n.ownership.foreign(before, o)}
 	if c.foreign {
@@ -36,7 +36,7 @@ func (n *node) update(o *v1alpha1.NodeNetwork) change {
 		return c // such as after an own write
 	}
 	n.liveness.reportedAt = n.c.now()
-	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, tally(o, n.reserved)) ||
+	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, n.tally(o)) ||
 		len(n.handshake.candidates) > 0 && !slices.Equal(before.Status.IPAM.Released, o.Status.IPAM.Released)
 	return c
 }

@@ -7,7 +7,7 @@ import (
 
 // Totals are sums over all nodes, for metrics (Cilium's AWS ENI allocator, "Metrics").
 type Totals struct {
-	Used, Available, Needed      int // addresses; used ones are available, too
+	Used, Available, Needed      int // pods that have addresses; that there are addresses for; that more are wanted for
 	ENIs                         int // with an address that no pod uses
 	Nodes, InDeficit, AtCapacity int // nodes
 }
@@ -37,11 +37,13 @@ func (n *node) count(t *Totals) {
 	if n.fleet.status.AtCapacity {
 		t.AtCapacity++
 	}
-	t.Used += len(n.obj.Status.IPAM.Used)
-	for p := range nodenetwork.Available(n.obj) {
-		t.Available += weight(p)
+	available := amounts{}
+	for p, id := range nodenetwork.Available(n.obj) {
+		available.add(id, p)
 	}
-	for _, e := range tally(n.obj, n.reserved).ENIs {
+	t.Available += available.pods(n.families())
+	for _, e := range n.tally(n.obj).ENIs {
+		t.Used += e.Used
 		if e.Free != (cloud.Amount{}) {
 			t.ENIs++
 		}

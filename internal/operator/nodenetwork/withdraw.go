@@ -2,11 +2,11 @@ package nodenetwork
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipam"
 )
@@ -22,7 +22,10 @@ func (n *node) Withdraw(id string, want cloud.Amount) []netip.Prefix {
 	now := n.c.now()
 	n.mu.Lock()
 	h := &n.handshake
-	out := slices.Concat(h.withdraw(n.obj, &n.fleet, id, want.Addresses, true, now), h.withdraw(n.obj, &n.fleet, id, want.Prefixes, false, now))
+	var out []netip.Prefix
+	for k, count := range byKind(want) {
+		out = append(out, h.withdraw(n.obj, &n.fleet, id, k, count, now)...)
+	}
 	unlisted := h.unlisted(n.obj)
 	n.mu.Unlock()
 	if unlisted {
@@ -77,23 +80,31 @@ func (n *node) cancelUnneeded(passBegan time.Time, s eni.Status) bool {
 		return false
 	}
 	u := n.usage()
-	needed := u.Waiting > 0 || s.Needed > 0 || n.excess(u) < n.handshake.addresses()
+	excess, loss := n.excess(u)
+	needed := u.Waiting > 0 || s.Needed > 0 || loss > max(0, excess)
 	return n.handshake.cancel(n.obj, needed, passBegan, n.c.now())
 }
 
-// excess is how many addresses the policy could do without. n.mu is held.
-func (n *node) excess(u eni.Usage) int {
-	total, busy := 0, ipam.Usage{Waiting: u.Waiting}
-	for p := range n.fleet.unmarked(n.obj) {
-		if !n.handshake.handedOrMarked(n.obj, p) {
-			total += weight(p)
+// excess is for how many pods fewer the policy would have addresses, and for how many
+// fewer there would be some without the candidates, of what is not on its way back.
+// n.mu is held.
+func (n *node) excess(u eni.Usage) (excess, loss int) {
+	policy := n.config.settings.Policy
+	all, kept, busy := amounts{}, amounts{}, ipam.Usage{Waiting: u.Waiting}
+	for p, id := range n.fleet.unmarked(n.obj) {
+		if n.handshake.handedOrMarked(n.obj, p) {
+			continue
+		}
+		all.add(id, p)
+		if !n.handshake.candidates[p] {
+			kept.add(id, p)
 		}
 	}
 	for _, e := range u.ENIs {
 		busy.Used += e.Used
 	}
-	l := n.fleet.inv.Limits
-	return total - n.config.settings.Policy.Demand(max(0, l.IPv4PerENI-1), l.Prefixes, busy).Keep
+	total := all.pods(policy.Families)
+	return total - plan.Demand(n.fleet.inv.Limits, policy, busy).Keep, total - kept.pods(policy.Families)
 }
 
 // reserved tells what is not free although no pod uses it: on its way back, or an

@@ -102,7 +102,7 @@ func (s *supplier) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
 }
 
 func sameInventory(x, y eni.Inventory) bool {
-	return x.InstanceType == y.InstanceType && x.Limits == y.Limits && slices.EqualFunc(x.ENIs, y.ENIs, eni.ENI.Equal)
+	return x.InstanceType == y.InstanceType && x.Families == y.Families && x.Limits == y.Limits && slices.EqualFunc(x.ENIs, y.ENIs, eni.ENI.Equal)
 }
 
 // intersect is the part of list that others has too, in its order.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/retry"
@@ -162,7 +163,7 @@ func (s *supplier) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 	uses, waiting := s.allocator.Uses()
 	s.logLost(uses)
 	st := v1alpha1.IPAMStatus{
-		Used: make(map[string]v1alpha1.UsedAddress, len(uses)), UsedCount: int32(len(uses)),
+		Used: make(map[string]v1alpha1.UsedAddress, len(uses)), UsedCount: podsOf(uses),
 		Waiting: int32(min(waiting, maxWaiting)), InstanceID: s.cfg.InstanceID,
 	}
 	owners := maxOwners
@@ -178,6 +179,21 @@ func (s *supplier) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 		st.Released = append(st.Released, nodenetwork.Format(p))
 	}
 	return st
+}
+
+// podsOf is for how many pods addresses are in use: of each ENI, the number of the
+// family that more of it are of, as an address that cools names no pod.
+func podsOf(uses []enisource.Use) (sum int32) {
+	byENI := map[string][ipfamily.Number]int32{}
+	for _, u := range uses {
+		n := byENI[u.ENI]
+		n[ipfamily.Of(u.Addr)]++
+		byENI[u.ENI] = n
+	}
+	for _, n := range byENI {
+		sum += slices.Max(n[:])
+	}
+	return sum
 }
 
 func sameStatus(x, y v1alpha1.IPAMStatus) bool {

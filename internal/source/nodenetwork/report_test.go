@@ -3,6 +3,7 @@ package nodenetwork
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -87,6 +88,26 @@ type stock struct {
 
 func (s stock) Room() (free, waiting int)                 { return 100, 0 }
 func (s stock) Uses() (uses []enisource.Use, waiting int) { return s.uses, 0 }
+
+// A pod's two addresses count once, and as one more where they are no pair.
+func TestUsedCountIsOfPods(t *testing.T) {
+	four, six := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")
+	use := func(a netip.Addr, id string) enisource.Use { return enisource.Use{Addr: a, ENI: id} }
+	for _, tt := range []struct {
+		uses []enisource.Use
+		want int32
+	}{
+		{nil, 0},
+		{[]enisource.Use{use(four, "eni-1"), use(four.Next(), "eni-1"), use(four.Next().Next(), "")}, 3},
+		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-1")}, 1},
+		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-1"), use(six.Next(), "eni-1")}, 2},
+		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-2")}, 2},
+	} {
+		if got := podsOf(tt.uses); got != tt.want {
+			t.Errorf("%v: %d, want %d", tt.uses, got, tt.want)
+		}
+	}
+}
 
 // A report that is due and says what the object has already makes no request.
 func TestNothingIsWrittenWithoutAChange(t *testing.T) {

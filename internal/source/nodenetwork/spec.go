@@ -4,6 +4,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // SpecOf is the spec of the object of an instance, in the words of whichever
@@ -12,7 +13,7 @@ func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 	return &v1alpha1.NodeNetworkSpec{
 		InstanceID: id.InstanceID, InstanceType: id.InstanceType,
 		ENI: v1alpha1.ENISpec{
-			VPCID: id.VPCID, AvailabilityZone: id.Zone,
+			VPCID: id.VPCID, AvailabilityZone: id.Zone, IPFamilies: unlessIPv4(c.IPFamilies),
 			MinAllocate: number(c.MinAllocate, 0), PreAllocate: number(c.PreAllocate, 0),
 			MaxAboveWatermark: number(c.MaxAboveWatermark, 0), MaxAllocate: number(c.MaxAllocate, 0),
 			WarmENITarget: number(c.WarmENITarget, 0), WarmIPTarget: number(c.WarmIPTarget, 0),
@@ -24,6 +25,14 @@ func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 			DeleteOnTermination: unless(c.DeleteOnTermination),
 		},
 	}
+}
+
+// unlessIPv4 is a set of families as the API writes it, or empty for the default.
+func unlessIPv4(s ipfamily.Set) string {
+	if s == ipfamily.OnlyIPv4 {
+		return ""
+	}
+	return string(s)
 }
 
 // unless is false as a setting, or nil for what is true by default.

@@ -40,6 +40,8 @@ func TestSpecOfSettings(t *testing.T) {
 			[]string{"--subnets=subnet-0a,subnet-0b", "--security-groups=sg-0c"},
 			v1alpha1.ENISpec{SubnetIDs: []string{"subnet-0a", "subnet-0b"}, SecurityGroups: []string{"sg-0c"}},
 		},
+		"both families": {[]string{"--ip-families=dual"}, v1alpha1.ENISpec{IPFamilies: "dual"}},
+		"IPv6":          {[]string{"--ip-families=ipv6"}, v1alpha1.ENISpec{IPFamilies: "ipv6"}},
 		"subnet tags": {
 			[]string{"--subnet-tags=for=pods"},
 			v1alpha1.ENISpec{SubnetTags: map[string]string{"for": "pods"}},

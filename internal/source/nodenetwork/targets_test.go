@@ -38,17 +38,25 @@ func TestWatermark(t *testing.T) {
 	n := func(i int32) *int32 { return &i }
 	for name, tt := range map[string]struct {
 		eni  v1alpha1.ENISpec
+		ipv6 int32 // single addresses that an ENI may have; 0: prefixes
 		want int
 	}{
-		"nothing set":   {v1alpha1.ENISpec{}, 8},
-		"min alone":     {v1alpha1.ENISpec{MinAllocate: n(20)}, 8},
-		"pre-allocate":  {v1alpha1.ENISpec{PreAllocate: n(3)}, 3},
-		"warm IPs":      {v1alpha1.ENISpec{WarmIPTarget: n(5), WarmENITarget: n(1)}, 5},
-		"warm prefixes": {v1alpha1.ENISpec{WarmPrefixTarget: n(2), PrefixDelegation: true}, 32},
-		"warm ENIs":     {v1alpha1.ENISpec{WarmENITarget: n(2)}, 18},
+		"nothing set":                 {v1alpha1.ENISpec{}, 0, 8},
+		"min alone":                   {v1alpha1.ENISpec{MinAllocate: n(20)}, 0, 8},
+		"pre-allocate":                {v1alpha1.ENISpec{PreAllocate: n(3)}, 0, 3},
+		"warm IPs":                    {v1alpha1.ENISpec{WarmIPTarget: n(5), WarmENITarget: n(1)}, 0, 5},
+		"warm prefixes":               {v1alpha1.ENISpec{WarmPrefixTarget: n(2), PrefixDelegation: true}, 0, 32},
+		"warm ENIs":                   {v1alpha1.ENISpec{WarmENITarget: n(2)}, 0, 18},
+		"dual, warm ENIs":             {v1alpha1.ENISpec{IPFamilies: "dual", WarmENITarget: n(2)}, 0, 18},
+		"dual, single addresses":      {v1alpha1.ENISpec{IPFamilies: "dual", WarmENITarget: n(2)}, 4, 8},
+		"dual, fewer of IPv4":         {v1alpha1.ENISpec{IPFamilies: "dual", WarmENITarget: n(2)}, 15, 18},
+		"IPv6, warm prefixes":         {v1alpha1.ENISpec{IPFamilies: "ipv6", WarmPrefixTarget: n(2)}, 0, 32},
+		"IPv6, warm ENIs":             {v1alpha1.ENISpec{IPFamilies: "ipv6", WarmENITarget: n(1)}, 0, 16},
+		"IPv6, single, and warm ENIs": {v1alpha1.ENISpec{IPFamilies: "ipv6", WarmENITarget: n(1), WarmPrefixTarget: n(5)}, 4, 4},
 	} {
 		o := small()
 		o.Spec.ENI = tt.eni
+		o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10, IPv6AddressesPerENI: tt.ipv6, Prefixes: tt.ipv6 == 0}
 		if got := watermark(o); got != tt.want {
 			t.Errorf("%s: %d, want %d", name, got, tt.want)
 		}
