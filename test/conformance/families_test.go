@@ -5,10 +5,14 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -16,8 +20,9 @@ import (
 // TestDualStack gives pods addresses of both families, of IPv6 alone, and for comparison of
 // IPv4 alone: each pod has one of each, all on one ENI, more pods than the primary ENI takes;
 // it reaches pods of its node and of another, nodes and the internet by each, which sees the
-// node's address of IPv4 and the pod's own of IPv6, and which reaches no pod. Addresses of
-// pods that went cool, and are not given to the next ones.
+// node's address of IPv4 and the pod's own of IPv6. Pods are kept from the metadata service,
+// and from who is outside, by each too. Addresses of pods that went cool, and are not given
+// to the next ones.
 func TestDualStack(t *testing.T) {
 	t.Parallel()
 	for _, families := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6} {
@@ -41,6 +46,7 @@ func TestDualStack(t *testing.T) {
 			if want := (many + few) * len(families.Families()) * 4 * 2; answers != want {
 				t.Errorf("%d questions were answered, want %d", answers, want)
 			}
+			keptApart(t, l, nodes[0].Pods()[0])
 			harness.Settle(t, l)
 
 			freed := nodes[1].Pods()[0].Addrs
@@ -59,6 +65,26 @@ func TestDualStack(t *testing.T) {
 			}
 			harness.Settle(t, l)
 		})
+	}
+}
+
+// keptApart wants that a pod gets no metadata, and that nobody outside reaches it, which no
+// security group allows.
+func keptApart(t *testing.T, l *lab.Lab, p *node.Pod) {
+	t.Helper()
+	for _, a := range p.Addrs {
+		metadata, outside := fabric.IMDSEndpoint, fabric.InternetHost
+		if a.Is6() {
+			metadata, outside = fabric.IMDSEndpoint6, fabric.InternetHost6
+		}
+		const within = 300 * time.Millisecond
+		url := "http://" + netip.AddrPortFrom(metadata, 80).String() + "/latest/meta-data/instance-id"
+		if got, err := ns.Get(harness.Deadline(t, within), p.Netns(), url); err == nil {
+			t.Errorf("the pod with %s got the instance ID %s", a, got)
+		}
+		if r, err := echo.Ask(harness.Deadline(t, within), l.OutsidePath(), "udp", netip.AddrPortFrom(a, echo.Port), outside, "x"); err == nil {
+			t.Errorf("%s is reached from outside: %q", a, r)
+		}
 	}
 }
 
