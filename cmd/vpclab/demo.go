@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/control"
 	"github.com/berthnet/berth/internal/lab/demo"
@@ -33,6 +34,7 @@ whole machines of a whole cluster, into which Berth is installed by its chart, i
 mode. Exits with 0 when every proof passed.`,
 		Example: `  vpclab demo
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab demo --mode operator
+  vpclab demo --ip-families dual
   vpclab demo --keep        # leave the lab up afterwards`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -57,7 +59,7 @@ mode. Exits with 0 when every proof passed.`,
 				return err
 			}
 			o := demo.Options{
-				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, Egress: egress, Kubelets: f.kubeletOptions(), PortCloud: cloud},
+				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, IPFamilies: ipfamily.Set(f.families), Egress: egress, Kubelets: f.kubeletOptions(), PortCloud: cloud},
 				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {
@@ -69,7 +71,7 @@ mode. Exits with 0 when every proof passed.`,
 				o.Out, o.Told = report, func(err error) error { return control.ReportEnd(report, err) }
 			case keep: // the lab outlives this command: a process in the background has it
 				_, err := control.Spawn(cmd.Context(), f.dir, append([]string{
-					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", f.nodes), "--mode=" + f.mode, "--neutron=" + f.neutron,
+					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", f.nodes), "--mode=" + f.mode, "--ip-families=" + f.families, "--neutron=" + f.neutron,
 				}, f.kubeletArgs()...), func(line string) { fmt.Fprintln(cmd.OutOrStdout(), line) })
 				return err
 			}
@@ -79,6 +81,7 @@ mode. Exits with 0 when every proof passed.`,
 	c.Flags().StringVar(&f.dir, "dir", demo.DefaultDir, "`directory` of the demo's lab")
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
+	c.Flags().StringVar(&f.families, "ip-families", "", "of which IP `families` each pod gets an address in the modes node and operator: ipv4 or dual (default: the demo's own)")
 	neutronFlag(c, &f.neutron)
 	f.kubeletFlags(c)
 	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, 2 or more")

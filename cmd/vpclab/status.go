@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/control"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
@@ -51,6 +52,9 @@ func printStatus(out io.Writer, s lab.Status) error {
 	} else {
 		fmt.Fprintf(out, "Lab %s in %s: VPC %s, internet host %s, on-premises host %s\n", s.ID, s.Dir, s.VPC, s.Internet, s.OnPrem)
 	}
+	if s.VPCIPv6 != "" {
+		fmt.Fprintf(out, "IPv6: VPC %s, internet host %s, on-premises host %s; pods have addresses of %s\n", s.VPCIPv6, fabric.InternetHost6, fabric.OnPremHost6, families(s.Families))
+	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	if s.Kubeconfig != "" {
 		fmt.Fprintf(out, "Kubernetes API: export KUBECONFIG=%s\n", s.Kubeconfig)
@@ -85,6 +89,15 @@ func printStatus(out io.Writer, s lab.Status) error {
 		fmt.Fprintf(out, "\nTrouble in the lab itself: %s\n", s.Trouble)
 	}
 	return nil
+}
+
+// families names those of a set.
+func families(s ipfamily.Set) string {
+	var names []string
+	for _, f := range s.Families() {
+		names = append(names, f.String())
+	}
+	return strings.Join(names, " and ")
 }
 
 // nodeTroubles tells of nodes that are not ready.
@@ -139,7 +152,11 @@ func eniTables(w io.Writer, s lab.Status) {
 	}
 	fmt.Fprintln(w, "\nNODE\tINSTANCE\tTYPE\tADDRESS\tBERTHD\tPID\tSTARTS\tENIS\tPODS")
 	for _, n := range s.Nodes {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", n.Name, n.InstanceID, n.Type, n.Address, n.Daemon, n.PID, n.Starts, len(n.ENIs), len(n.Pods))
+		address := n.Address.String()
+		if n.IPv6.IsValid() {
+			address += "," + n.IPv6.String()
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", n.Name, n.InstanceID, n.Type, address, n.Daemon, n.PID, n.Starts, len(n.ENIs), len(n.Pods))
 	}
 	fmt.Fprintln(w, "\nENI\tNODE\tCARD\tINDEX\tSTATUS\tSUBNET\tPRIMARY\tADDRESSES\tDROPS")
 	for _, n := range s.Nodes {

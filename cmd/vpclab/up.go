@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/control"
@@ -23,7 +24,7 @@ import (
 type labFlags struct {
 	dir, specFile, instanceType, binDir string
 	nodes                               int
-	mode                                string
+	mode, families                      string
 	vpcPorts, egress                    bool
 	operators                           int
 	daemonArgs, operatorArgs            []string
@@ -42,6 +43,7 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.instanceType, "instance-type", "m5.large", "instance `type` of the nodes, when no spec is given")
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
+	familiesFlag(c, &f.families)
 	c.Flags().BoolVar(&f.vpcPorts, "vpc-ports", false, "let pods have NICs that are ports of VPCs beside the interface that the mode gives them; always so in port mode")
 	f.providerFlags(c)
 	c.Flags().BoolVar(&f.egress, "egress", false, "let pods reach the outside by gateways of Egresses; takes a kernel with Foo-over-UDP (hack/vm.sh)")
@@ -90,6 +92,10 @@ func modeFlag(c *cobra.Command, mode *string) {
 	c.Flags().StringVar(mode, "mode", string(lab.NodeMode), "where addresses come from: `node` (ENIs, by each berthd), operator (ENIs, by berth-operator), pool (address pools) or port (ports of a VPC)")
 }
 
+func familiesFlag(c *cobra.Command, families *string) {
+	c.Flags().StringVar(families, "ip-families", string(ipfamily.OnlyIPv4), "of which IP `families` each pod gets an address in the modes node and operator: ipv4, ipv6 or dual; with IPv6 the VPC has blocks of it")
+}
+
 // The values of --neutron.
 const (
 	modelNeutron  = "model"
@@ -134,10 +140,16 @@ func (f *labFlags) options() (lab.Options, error) {
 	o := lab.Options{
 		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
 		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
-		Mode: lab.Mode(f.mode), VPCPorts: f.vpcPorts, Egress: f.egress, OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
+		Mode: lab.Mode(f.mode), IPFamilies: ipfamily.Set(f.families), VPCPorts: f.vpcPorts, Egress: f.egress, OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
 		Kubelets: f.kubeletOptions(),
 	}
 	var err error
+	if o.IPFamilies, err = ipfamily.Parse(f.families); err != nil {
+		return o, fmt.Errorf("--ip-families: %w", err)
+	}
+	if m := o.Mode; o.IPFamilies.Has(ipfamily.IPv6) && (m != lab.NodeMode && m != lab.OperatorMode || o.Kubelets != nil) {
+		return o, fmt.Errorf("--ip-families %s: is for --mode %s and %s without --kubelets", f.families, lab.NodeMode, lab.OperatorMode)
+	}
 	if o.PortCloud, err = f.portCloud(); err != nil {
 		return o, err
 	}
@@ -159,7 +171,7 @@ func (f *labFlags) args() []string {
 	out := []string{
 		"--dir=" + f.dir, "--spec=" + f.specFile, "--instance-type=" + f.instanceType, "--bin-dir=" + f.binDir,
 		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
-		"--mode=" + f.mode, fmt.Sprintf("--vpc-ports=%t", f.vpcPorts), fmt.Sprintf("--egress=%t", f.egress), "--provider=" + f.provider, "--neutron=" + f.neutron,
+		"--mode=" + f.mode, "--ip-families=" + f.families, fmt.Sprintf("--vpc-ports=%t", f.vpcPorts), fmt.Sprintf("--egress=%t", f.egress), "--provider=" + f.provider, "--neutron=" + f.neutron,
 		fmt.Sprintf("--operators=%d", f.operators),
 	}
 	out = append(out, f.kubeletArgs()...)
@@ -206,6 +218,7 @@ a whole cluster into which Berth is installed by its chart, in any mode.`,
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode port --provider alcor
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode pool --vpc-ports
   vpclab up --kubelets --images dist/lab-images --images "$(hack/lab-images.sh)"
+  vpclab up --ip-families dual
   vpclab up --nodes 3 --instance-type t3.small --env WARM_IP_TARGET=2
   vpclab up --dir /run/vpclab/second --spec my-vpc.yaml`,
 		Args: cobra.NoArgs,

@@ -30,6 +30,20 @@ func (n Amount) Of(f ipfamily.Family) (addresses, prefixes int) {
 	return n.Addresses, n.Prefixes
 }
 
+// Has tells whether an amount has any of a family.
+func (n Amount) Has(f ipfamily.Family) bool {
+	addresses, prefixes := n.Of(f)
+	return addresses != 0 || prefixes != 0
+}
+
+// Family is the family of an amount that has only one; IPv4 for nothing.
+func (n Amount) Family() ipfamily.Family {
+	if n.Has(ipfamily.IPv6) {
+		return ipfamily.IPv6
+	}
+	return ipfamily.IPv4
+}
+
 // Plus is the sum of two amounts.
 func (n Amount) Plus(o Amount) Amount {
 	return Amount{n.Addresses + o.Addresses, n.Prefixes + o.Prefixes, n.IPv6 + o.IPv6, n.IPv6Prefixes + o.IPv6Prefixes}

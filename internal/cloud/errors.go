@@ -15,8 +15,9 @@ const (
 	Unknown Class = iota
 	// Throttled: too many calls. Wait for the limiter and make the same call again.
 	Throttled
-	// SubnetFull: the subnet has not enough free addresses, or no free aligned
-	// prefix. Try another subnet or smaller unit, and again later.
+	// SubnetFull: the subnet has not enough free addresses, no free aligned
+	// prefix, or no block of the family. Try another subnet or smaller unit, and
+	// again later.
 	SubnetFull
 	// LimitReached: the instance, ENI or account has no room for more. Describe it again before the next plan.
 	LimitReached

@@ -71,7 +71,7 @@ func TestEC2Limits(t *testing.T) {
 		t.Error(diff)
 	}
 	for text, want := range map[string]string{
-		"AssignPrivateIPAddresses=5/50":  "expected AssignPrivateIpAddresses, ",
+		"AssignPrivateIPAddresses=5/50":  "expected AssignIpv6Addresses, AssignPrivateIpAddresses, ",
 		"AssignPrivateIpAddresses":       "expected key=value",
 		"AssignPrivateIpAddresses=5":     "a slash and a burst",
 		"AssignPrivateIpAddresses=0/5":   "from 0.01",

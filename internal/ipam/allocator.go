@@ -83,12 +83,16 @@ func (a *Allocator[K]) Take(key K, now time.Time) (Assignment, bool) {
 	if a.ready.Len() == 0 {
 		return Assignment{}, false
 	}
-	u := a.ready.top().units.top()
-	e := u.pick(a)
+	return a.takeIn(a.ready.top(), key, now), true
+}
+
+// takeIn gives key an address of a group that has an assignable one.
+func (a *Allocator[K]) takeIn(g *group[K], key K, now time.Time) Assignment {
+	e := g.units.top().pick(a)
 	a.move(e, used)
 	e.key, e.since = key, now
 	a.holders[key] = e
-	return e.assignment(), true
+	return e.assignment()
 }
 
 // Hold marks addr as held by key since a moment, as found in a record. An address that the

@@ -1,6 +1,7 @@
 // Package ipam is address logic without a world around it: no I/O, no clock,
 // no cloud, no Kubernetes. The Allocator hands out the addresses of one node
-// in one family; Policy turns warm targets into a demand.
+// in one family, Node those of both, a holder's all of one group; Policy turns warm
+// targets into a demand.
 //
 // Addresses come in groups (an ENI, or a block of a pool). A group holds units:
 // each delegated prefix is one, and the single addresses together are one.

@@ -50,25 +50,34 @@ func (l *Lab) agree(ctx context.Context, n *node.Node, pods []corev1.Pod, holder
 	}
 	told := map[netip.Addr]string{}
 	for _, a := range doc.Allocated {
-		told[a.Address] = a.Namespace + "/" + a.Pod
+		for _, address := range []netip.Addr{a.Address, a.IPv6} {
+			if address.IsValid() {
+				told[address] = a.Namespace + "/" + a.Pod
+			}
+		}
 	}
 	for _, p := range pods {
 		name := p.Namespace + "/" + p.Name
-		address, err := netip.ParseAddr(p.Status.PodIP)
-		if err != nil {
-			return fmt.Errorf("pod %s has the address %q", name, p.Status.PodIP)
+		if len(p.Status.PodIPs) == 0 {
+			return fmt.Errorf("pod %s has no address", name)
 		}
-		if other := holder[address]; other != "" {
-			return fmt.Errorf("%s is the address of pods %s and %s", address, other, name)
+		for _, ip := range p.Status.PodIPs {
+			address, err := netip.ParseAddr(ip.IP)
+			if err != nil {
+				return fmt.Errorf("pod %s has the address %q", name, ip.IP)
+			}
+			if other := holder[address]; other != "" {
+				return fmt.Errorf("%s is the address of pods %s and %s", address, other, name)
+			}
+			holder[address] = name
+			if told[address] != name {
+				return fmt.Errorf("berthd of %s says that %s has the address of %s: %q", n.Name, address, name, told[address])
+			}
+			if l.Cloud != nil && !l.onENI(n.InstanceID, address) {
+				return fmt.Errorf("no ENI of %s has %s, the address of %s", n.Name, address, name)
+			}
+			delete(told, address)
 		}
-		holder[address] = name
-		if told[address] != name {
-			return fmt.Errorf("berthd of %s says that %s has the address of %s: %q", n.Name, address, name, told[address])
-		}
-		if l.Cloud != nil && !l.onENI(n.InstanceID, address) {
-			return fmt.Errorf("no ENI of %s has %s, the address of %s", n.Name, address, name)
-		}
-		delete(told, address)
 	}
 	if len(told) > 0 {
 		return fmt.Errorf("berthd of %s holds addresses for pods that are gone: %v", n.Name, told)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
@@ -84,6 +85,14 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 		if o.Spec.ENI.UsePrimaryAddress && e.Attachment.DeviceIndex > 0 {
 			addrs = append(slices.Clone(addrs), e.Primary)
 		}
+		if f.families.Has(ipfamily.IPv6) && !e.Attachment.Primary() {
+			addrs = slices.Concat(addrs, e.IPv6)
+		}
+		if f.families.Has(ipfamily.IPv6) {
+			for _, p := range e.IPv6Prefixes {
+				available[p.String()] = e.ID
+			}
+		}
 		for _, a := range addrs {
 			available[a.String()] = e.ID
 		}
@@ -109,7 +118,7 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 			f.wrong("NodeNetwork: ENI %s is in status.eni and not attached", id)
 		}
 	}
-	if int(o.Status.ENI.Available) != total {
+	if int(o.Status.ENI.Available) != total && !f.families.Has(ipfamily.IPv6) { // as with the totals of introspection
 		f.wrong("NodeNetwork: status.eni.available is %d, EC2 has assigned %d", o.Status.ENI.Available, total)
 	}
 }
@@ -147,7 +156,7 @@ func (f *findings) checkUsed(o *v1alpha1.NodeNetwork, doc introspect.Document, h
 		}
 	}
 	for _, a := range slices.Concat(addrs(held), addrs(cooling)) {
-		if _, ok := s.Used[a.String()]; !ok && a.Is4() {
+		if _, ok := s.Used[a.String()]; !ok && (a.Is4() || f.families.Has(ipfamily.IPv6)) {
 			f.wrong("NodeNetwork: %s is in use or cools, and is not in status.ipam.used", a)
 		}
 	}

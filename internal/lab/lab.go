@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/echo"
@@ -40,6 +41,10 @@ type Options struct {
 	InstanceType string // default m5.large
 
 	Mode Mode // NodeMode when empty
+	// IPFamilies are those of which each pod gets an address in node mode and operator mode,
+	// and berthd is told so; only IPv4 when empty. With IPv6 the spec's VPCs and subnets have
+	// blocks of it (WithIPv6), and each node an address. In the other modes it is empty.
+	IPFamilies ipfamily.Set
 	// Pools are what a lab in pool mode begins with; DefaultPools() when nil.
 	Pools []v1alpha1.AddressPool
 	// VPCPorts lets pods have NICs that are ports of VPCs beside the interface that the
@@ -174,6 +179,9 @@ func (o Options) complete() (Options, error) {
 		s := DefaultSpec(o.Nodes, o.InstanceType)
 		o.Spec = &s
 	}
+	if o, err = o.completeFamilies(); err != nil {
+		return o, err
+	}
 	o.Spec = o.inCluster()
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -211,11 +219,14 @@ func (l *Lab) raiseEC2(ctx context.Context) error {
 		return err
 	}
 	books := l.Cloud.Snapshot()
-	if l.Fabric, err = fabric.New(fabric.Options{ID: l.ID, CIDRs: cidrs(books), Subnets: books.Subnets}); err != nil {
+	if l.Fabric, err = fabric.New(fabric.Options{ID: l.ID, CIDRs: cidrs(books), Subnets: books.Subnets, EgressOnly: egressOnly(books)}); err != nil {
 		return err
 	}
 	l.Progress(fmt.Sprintf("VPC %s with %d subnets; internet host %s, on-premises host %s",
 		books.VPCs[0].CIDRs[0], len(books.Subnets), fabric.InternetHost, fabric.OnPremHost))
+	if l.hasIPv6() {
+		l.Progress(fmt.Sprintf("VPC %s of IPv6; internet host %s, on-premises host %s", books.VPCs[0].IPv6CIDRs[0], fabric.InternetHost6, fabric.OnPremHost6))
+	}
 	if err := l.serve(); err != nil {
 		return err
 	}
@@ -251,6 +262,11 @@ func cidrs(b vpc.Books) []netip.Prefix {
 		out = append(append(out, v.CIDRs...), v.IPv6CIDRs...)
 	}
 	return out
+}
+
+// egressOnly tells whether IPv6 leaves by an egress-only internet gateway.
+func egressOnly(b vpc.Books) bool {
+	return slices.ContainsFunc(b.RouteTables, func(t vpc.RouteTable) bool { return slices.ContainsFunc(t.Routes, vpc.Route.EgressOnly) })
 }
 
 // WaitReady returns when the daemon of every node is ready, and every operator; with

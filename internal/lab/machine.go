@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -69,7 +70,7 @@ func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*
 		Name: name, InstanceID: instanceID, Netns: netns,
 		Dir: filepath.Join(l.Dir, "nodes", name), BinDir: l.BinDir,
 		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
-		EC2URL: EC2URL, Args: l.DaemonArgs, Env: l.BerthdEnv, Log: l.Log,
+		EC2URL: EC2URL, Args: slices.Concat(l.familyArgs(), l.DaemonArgs), Env: l.BerthdEnv, Log: l.Log,
 	}
 	if l.modelled() {
 		l.Kube.equip(&o)

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -29,6 +29,8 @@ type Status struct {
 	PID      int          `json:"pid"`
 	EC2URL   string       `json:"ec2URL"`
 	VPC      string       `json:"vpc"` // the VPC's primary block
+	VPCIPv6  string       `json:"vpcIPv6,omitempty"`
+	Families ipfamily.Set `json:"ipFamilies,omitempty"` // of pods' addresses, where they are of ENIs
 	Internet netip.Addr   `json:"internetHost"`
 	OnPrem   netip.Addr   `json:"onPremHost"`
 	Nodes    []NodeStatus `json:"nodes"`
@@ -98,6 +100,7 @@ type NodeStatus struct {
 	Type       string      `json:"type"`
 	Zone       string      `json:"zone"`
 	Address    netip.Addr  `json:"address"`
+	IPv6       netip.Addr  `json:"ipv6,omitzero"`
 	Netns      string      `json:"netns"`
 	Log        string      `json:"log"`
 	Daemon     string      `json:"berthd"` // ready, not ready, down
@@ -156,6 +159,10 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 			return Status{}, err
 		}
 		s.EC2URL, s.VPC, s.OnPrem = EC2URL, books.VPCs[0].CIDRs[0].String(), fabric.OnPremHost
+		s.Families = l.IPFamilies
+		if v6 := books.VPCs[0].IPv6CIDRs; len(v6) > 0 {
+			s.VPCIPv6 = v6[0].String()
+		}
 		s.Gateway, s.Calls = drops["igw"], callCounts(l.Cloud.Calls())
 	}
 	if err := l.Trouble(); err != nil {
@@ -368,6 +375,9 @@ func nodeStatus(ctx context.Context, n *node.Node, books vpc.Books, drops map[st
 	for _, e := range enis {
 		if e.Attachment.Primary() {
 			s.Address = e.Primary
+			if len(e.IPv6) > 0 {
+				s.IPv6 = e.IPv6[0]
+			}
 		}
 		s.ENIs = append(s.ENIs, eniStatus(e, books, drops[e.ID]))
 	}

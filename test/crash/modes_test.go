@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	_ "github.com/berthnet/berth/internal/daemon" // these register their failpoints
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -133,8 +134,21 @@ var portMode = mode{
 }
 
 // furtherSoaks are those that are made only when they are asked for by name: ports beside the
-// interface of another mode, and egress, which takes the virtual machine.
-var furtherSoaks = []mode{portsBeside("pool+ports", poolMode), egressMode}
+// interface of another mode, egress, which takes the virtual machine, and ENIs with IPv6.
+var furtherSoaks = []mode{
+	portsBeside("pool+ports", poolMode), egressMode,
+	ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual),
+	ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofFamilies(operatorMode, ipfamily.OnlyIPv6),
+}
+
+// ofFamilies is a mode whose pods have addresses of some IP families.
+func ofFamilies(m mode, families ipfamily.Set) mode {
+	m.soak, m.options.IPFamilies = m.name+"+"+lab.Mode(families), families
+	if m.name == lab.OperatorMode {
+		m.empty = oneFurtherENI
+	}
+	return m
+}
 
 // portsBeside is a mode whose pods may have further interfaces that are ports.
 func portsBeside(title lab.Mode, m mode) mode {
@@ -244,6 +258,14 @@ func oneWarmAddress(ctx context.Context, l *lab.Lab) error {
 			return fmt.Errorf("%s has %d ENIs with %d addresses, expected 2 with the warm one alone", n.Name, len(enis), addresses)
 		}
 		return nil
+	})
+}
+
+// oneFurtherENI waits until every node is back to one further ENI: of IPv6, what is on it is a
+// prefix that may stay.
+func oneFurtherENI(ctx context.Context, l *lab.Lab) error {
+	return eachNode(ctx, l, func(n *node.Node) error {
+		return harness.Equal("ENIs of "+n.Name, len(l.Books().InstanceENIs(n.InstanceID)), 2)
 	})
 }
 

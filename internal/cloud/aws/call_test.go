@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,13 @@ func TestRepeats(t *testing.T) {
 		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1})
 		return err
 	}
+	assignIPv6 := func(ctx context.Context, c cloud.API) error {
+		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: 1})
+		return err
+	}
+	unassignIPv6 := func(ctx context.Context, c cloud.API) error {
+		return c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("2001:db8::9/128")})
+	}
 	attachENI := func(ctx context.Context, c cloud.API) error {
 		_, err := c.AttachENI(ctx, "eni-1", "i-1", 1)
 		return err
@@ -68,6 +76,9 @@ func TestRepeats(t *testing.T) {
 		{"assign, internal error", assign, pace.Assign.Action, []answer{internal, ok(pace.Assign.Action, oneAddress)}, 1, cloud.Transient},
 		{"assign, throttled", assign, pace.Assign.Action, []answer{throttled, ok(pace.Assign.Action, oneAddress)}, 2, cloud.Unknown},
 		{"assign, throttled, then lost", assign, pace.Assign.Action, []answer{throttled, dropped, ok(pace.Assign.Action, oneAddress)}, 2, cloud.Transient},
+		{"assign IPv6, reply lost", assignIPv6, pace.AssignIPv6.Action, []answer{dropped, ok(pace.AssignIPv6.Action, assignedIPv6("2001:db8::9"))}, 1, cloud.Transient},
+		{"assign IPv6, throttled", assignIPv6, pace.AssignIPv6.Action, []answer{throttled, ok(pace.AssignIPv6.Action, assignedIPv6("2001:db8::9"))}, 2, cloud.Unknown},
+		{"unassign IPv6, reply lost", unassignIPv6, pace.UnassignIPv6.Action, []answer{dropped, ok(pace.UnassignIPv6.Action, "")}, 2, cloud.Unknown},
 		{"assign, subnet full", assign, pace.Assign.Action, []answer{refusal(400, "InsufficientFreeAddressesInSubnet", "")}, 1, cloud.SubnetFull},
 		{"attach, reply lost", attachENI, attach, []answer{dropped, ok(attach, "<attachmentId>a</attachmentId>")}, 1, cloud.Transient},
 		{"attach, throttled", attachENI, attach, []answer{throttled, ok(attach, "<attachmentId>a</attachmentId>")}, 2, cloud.Unknown},

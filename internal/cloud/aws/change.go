@@ -13,6 +13,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // positive returns n for a field of a request that leaves out zero.
@@ -39,6 +40,8 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 		ClientToken:                    &req.ClientToken,
 		SecondaryPrivateIpAddressCount: positive(req.Addresses),
 		Ipv4PrefixCount:                positive(req.Prefixes),
+		Ipv6AddressCount:               positive(req.IPv6),
+		Ipv6PrefixCount:                positive(req.IPv6Prefixes),
 	}
 	if req.Description != "" {
 		in.Description = &req.Description
@@ -105,6 +108,9 @@ func (c *Client) Tag(ctx context.Context, resourceID string, tags map[string]str
 
 // AssignAddresses implements pace.Calls.
 func (c *Client) AssignAddresses(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
+	if n.Family() == ipfamily.IPv6 {
+		return c.assignIPv6(ctx, eniID, n)
+	}
 	in := &ec2.AssignPrivateIpAddressesInput{
 		NetworkInterfaceId:             &eniID,
 		SecondaryPrivateIpAddressCount: positive(n.Addresses),
@@ -122,6 +128,25 @@ func (c *Client) AssignAddresses(ctx context.Context, eniID string, n cloud.Amou
 	})
 }
 
+// assignIPv6 is AssignAddresses for IPv6, which is another action of EC2.
+func (c *Client) assignIPv6(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
+	in := &ec2.AssignIpv6AddressesInput{
+		NetworkInterfaceId: &eniID,
+		Ipv6AddressCount:   positive(n.IPv6),
+		Ipv6PrefixCount:    positive(n.IPv6Prefixes),
+	}
+	return ask(ctx, c, pace.AssignIPv6, c.api.AssignIpv6Addresses, in, func(r *reading, got *ec2.AssignIpv6AddressesOutput) (out []netip.Prefix) {
+		for _, a := range got.AssignedIpv6Addresses {
+			out = append(out, cloud.HostPrefix(r.addr(ipv6, "assignedIpv6Addresses", &a)))
+		}
+		for _, p := range got.AssignedIpv6Prefixes {
+			out = append(out, r.delegated(ipv6, "assignedIpv6PrefixSet", &p))
+		}
+		r.assigned(eniID, n, got.NetworkInterfaceId, out)
+		return out
+	})
+}
+
 func texts[T fmt.Stringer](values []T) []string {
 	out := make([]string, len(values))
 	for i, v := range values {
@@ -133,6 +158,12 @@ func texts[T fmt.Stringer](values []T) []string {
 // UnassignAddresses implements pace.Calls.
 func (c *Client) UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error {
 	addrs, prefixes := cloud.Split(things)
+	if cloud.AmountOf(things).Family() == ipfamily.IPv6 {
+		_, err := invoke(ctx, c, pace.UnassignIPv6, c.api.UnassignIpv6Addresses, &ec2.UnassignIpv6AddressesInput{
+			NetworkInterfaceId: &eniID, Ipv6Addresses: texts(addrs), Ipv6Prefixes: texts(prefixes),
+		})
+		return err
+	}
 	_, err := invoke(ctx, c, pace.Unassign, c.api.UnassignPrivateIpAddresses, &ec2.UnassignPrivateIpAddressesInput{
 		NetworkInterfaceId: &eniID, PrivateIpAddresses: texts(addrs), Ipv4Prefixes: texts(prefixes),
 	})

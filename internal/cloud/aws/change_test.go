@@ -43,6 +43,22 @@ func TestRequests(t *testing.T) {
 			"ClientToken=t Ipv4PrefixCount=2 SubnetId=subnet-1", "eni-1",
 		},
 		{
+			"CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>",
+			func(ctx context.Context, c cloud.API) (any, error) {
+				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Amount: cloud.Amount{Addresses: 3, IPv6Prefixes: 1}})
+				return e.ID, err
+			},
+			"ClientToken=t Ipv6PrefixCount=1 SecondaryPrivateIpAddressCount=3 SubnetId=subnet-1", "eni-1",
+		},
+		{
+			"CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>",
+			func(ctx context.Context, c cloud.API) (any, error) {
+				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Amount: cloud.Amount{Prefixes: 2, IPv6: 4}})
+				return e.ID, err
+			},
+			"ClientToken=t Ipv4PrefixCount=2 Ipv6AddressCount=4 SubnetId=subnet-1", "eni-1",
+		},
+		{
 			attach, "<attachmentId>eni-attach-1</attachmentId>",
 			func(ctx context.Context, c cloud.API) (any, error) { return c.AttachENI(ctx, "eni-1", "i-1", 2) },
 			"DeviceIndex=2 InstanceId=i-1 NetworkCardIndex=0 NetworkInterfaceId=eni-1", "eni-attach-1",
@@ -93,6 +109,34 @@ func TestRequests(t *testing.T) {
 			"Ipv4Prefix.1=10.0.0.16/28 NetworkInterfaceId=eni-1", "<nil>",
 		},
 		{
+			"AssignIpv6Addresses", items("assignedIpv6Addresses", "<item>2001:db8::5</item>", "<item>2001:db8::6</item>"),
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: 2})
+			},
+			"Ipv6AddressCount=2 NetworkInterfaceId=eni-1", "[2001:db8::5/128 2001:db8::6/128]",
+		},
+		{
+			"AssignIpv6Addresses", items("assignedIpv6PrefixSet", "<item>2001:db8::1:0:0:0/80</item>"),
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6Prefixes: 1})
+			},
+			"Ipv6PrefixCount=1 NetworkInterfaceId=eni-1", "[2001:db8:0:0:1::/80]",
+		},
+		{
+			"UnassignIpv6Addresses", "<networkInterfaceId>eni-1</networkInterfaceId>",
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return nil, c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("2001:db8::5/128"), netip.MustParsePrefix("2001:db8::6/128")})
+			},
+			"Ipv6Addresses.1=2001:db8::5 Ipv6Addresses.2=2001:db8::6 NetworkInterfaceId=eni-1", "<nil>",
+		},
+		{
+			"UnassignIpv6Addresses", "<networkInterfaceId>eni-1</networkInterfaceId>",
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return nil, c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("2001:db8:0:0:1::/80")})
+			},
+			"Ipv6Prefix.1=2001:db8:0:0:1::/80 NetworkInterfaceId=eni-1", "<nil>",
+		},
+		{
 			"CreateTags", "<return>true</return>",
 			func(ctx context.Context, c cloud.API) (any, error) {
 				return nil, c.Tag(ctx, "eni-1", map[string]string{"k": "v"})
@@ -141,7 +185,25 @@ func TestNonsense(t *testing.T) {
 			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Amount: cloud.Amount{Addresses: 1, Prefixes: 1}})
 			return err
 		},
-		"IPv6": func() error { _, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: 1}); return err },
+		"both families": func() error {
+			_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1, IPv6: 1})
+			return err
+		},
+		"both kinds of IPv6": func() error {
+			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Amount: cloud.Amount{Addresses: 1, IPv6: 1, IPv6Prefixes: 1}})
+			return err
+		},
+		"fewer than no IPv6": func() error { _, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: -1}); return err },
+		"too many IPv6 prefixes": func() error {
+			_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6Prefixes: 1001})
+			return err
+		},
+		"unassign both families": func() error {
+			return c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("10.0.0.5/32"), netip.MustParsePrefix("2001:db8::5/128")})
+		},
+		"unassign both kinds of IPv6": func() error {
+			return c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("2001:db8:0:0:1::/80"), netip.MustParsePrefix("2001:db8::5/128")})
+		},
 		"unassign both kinds": func() error {
 			return c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("10.0.0.5/32"), netip.MustParsePrefix("10.0.0.16/28")})
 		},

@@ -17,7 +17,7 @@ import (
 // the HTTP status: 429 is Throttled, 5xx Transient, the rest Bug.
 //
 //	Throttled     RequestLimitExceeded and its kin
-//	SubnetFull    no free address, or no free aligned prefix
+//	SubnetFull    no free address, no free aligned prefix, or no IPv6 block at all
 //	LimitReached  *LimitExceeded: addresses of an ENI, ENIs of an instance or account, other quotas
 //	Gone          *.NotFound, whatever it names
 //	Conflict      *.InUse, wrong state, address taken
@@ -108,6 +108,7 @@ var phrases = []struct {
 	{"sufficient free ipv4 addresses or prefixes", cloud.SubnetFull}, // CreateNetworkInterface, AssignPrivateIpAddresses
 	{"sufficient free ipv6 addresses or prefixes", cloud.SubnetFull}, //
 	{"not enough free addresses", cloud.SubnetFull},                  //
+	{"does not contain any ipv6 cidr block", cloud.SubnetFull},       // AssignIpv6Addresses, RunInstances: the subnet has IPv4 only
 	{"does not exist", cloud.Gone},                                   // a subnet or group that was deleted
 }
 

@@ -27,6 +27,9 @@ func TestErrorClasses(t *testing.T) {
 		{400, "InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.", cloud.SubnetFull},
 		{400, "InvalidParameterValue", "There aren't sufficient free Ipv4 addresses or prefixes", cloud.SubnetFull},
 
+		{400, "InvalidParameterValue", "There aren't sufficient free Ipv6 addresses or prefixes", cloud.SubnetFull},
+		{400, "InvalidParameterValue", "Subnet does not contain any IPv6 CIDR block ranges", cloud.SubnetFull},
+
 		{400, "PrivateIpAddressLimitExceeded", "Number of private addresses will exceed limit.", cloud.LimitReached},
 		{400, "AttachmentLimitExceeded", "Interface count 4 exceeds the limit for t3.small", cloud.LimitReached},
 		{400, "NetworkInterfaceLimitExceeded", "", cloud.LimitReached},

@@ -40,6 +40,8 @@ func FuzzEC2Answers(f *testing.F) {
 		ok(attach, "<attachmentId>a</attachmentId>").body,
 		ok(pace.Assign.Action, oneAddress).body,
 		ok(pace.Assign.Action, "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>").body,
+		ok(pace.AssignIPv6.Action, assignedIPv6("2001:db8::9")).body,
+		ok(pace.AssignIPv6.Action, assignedIPv6Prefixes("2001:db8:0:0:1::/80")).body,
 	} {
 		f.Add(uint8(i), uint16(200), body)
 	}
@@ -66,7 +68,7 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	switch call % 8 {
+	switch call % 10 {
 	case 0:
 		list, err := c.ENIs(ctx, cloud.ENIFilter{})
 		for _, e := range list {
@@ -107,6 +109,22 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 		for _, a := range list {
 			if !a.Addr().Is4() || !a.IsSingleIP() {
 				t.Errorf("got %v", a)
+			}
+		}
+		return err
+	case 8:
+		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: 1})
+		for _, a := range list {
+			if !ipv6.has(a.Addr()) || !a.IsSingleIP() {
+				t.Errorf("got %v", a)
+			}
+		}
+		return err
+	case 9:
+		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6Prefixes: 1})
+		for _, p := range list {
+			if !ipv6.has(p.Addr()) || p.Bits() != ipv6.delegated || p != p.Masked() {
+				t.Errorf("got %v", p)
 			}
 		}
 		return err

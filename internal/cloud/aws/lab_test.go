@@ -185,6 +185,42 @@ func TestLabLife(t *testing.T) {
 	}
 }
 
+// TestLabIPv6 makes ENIs with both families, and gives and takes IPv6 addresses
+// and prefixes.
+func TestLabIPv6(t *testing.T) {
+	lab, c := labClient(t, labSpec())
+	ctx := t.Context()
+	node := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.InstanceID("node")))
+	block := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{node.SubnetID}}))[0].IPv6[0]
+	for _, n := range []cloud.Amount{{IPv6: 2}, {IPv6Prefixes: 1}, {Addresses: 1, IPv6Prefixes: 2}, {Prefixes: 1, IPv6: 1}} {
+		e := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Amount: n}))
+		if got := (cloud.Amount{Addresses: len(e.Addresses), Prefixes: len(e.Prefixes), IPv6: len(e.IPv6), IPv6Prefixes: len(e.IPv6Prefixes)}); got != n {
+			t.Errorf("made with %+v, want %+v", got, n)
+		}
+	}
+	eni := node.ENIs[0].ID
+	has := func(want ...netip.Prefix) {
+		t.Helper()
+		e := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni}}))[0]
+		if got := append(cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes...); !slices.Equal(got, want) || len(e.Addresses)+len(e.Prefixes) != 0 {
+			t.Errorf("has %+v, want %v", e, want)
+		}
+	}
+	addrs := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni, cloud.Amount{IPv6: 2}))
+	prefixes := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni, cloud.Amount{IPv6Prefixes: 1}))
+	if len(addrs) != 2 || len(prefixes) != 1 || prefixes[0].Bits() != 80 || !block.Contains(prefixes[0].Addr()) {
+		t.Errorf("assigned %v and %v of %v", addrs, prefixes, block)
+	}
+	has(addrs[0], addrs[1], prefixes[0])
+	if err := c.UnassignAddresses(ctx, eni, addrs[:1]); err != nil {
+		t.Error(err)
+	}
+	if err := c.UnassignAddresses(ctx, eni, prefixes); err != nil {
+		t.Error(err)
+	}
+	has(addrs[1])
+}
+
 // TestLabRefusals meets every refusal that the lab has for our calls.
 func TestLabRefusals(t *testing.T) {
 	s := labSpec()
@@ -209,6 +245,12 @@ func TestLabRefusals(t *testing.T) {
 	_, noPrefix := c.AssignAddresses(ctx, inTiny.ID, cloud.Amount{Prefixes: 1})
 	_, tooMany := c.AssignAddresses(ctx, primary.ID, cloud.Amount{Addresses: 4})
 	_, xenPrefix := c.AssignAddresses(ctx, xen.ENIs[0].ID, cloud.Amount{Prefixes: 1})
+	_, noIPv6 := c.AssignAddresses(ctx, inTiny.ID, cloud.Amount{IPv6: 1})
+	_, createNoIPv6 := c.CreateENI(ctx, cloud.CreateENI{SubnetID: tiny[0].ID, Amount: cloud.Amount{IPv6Prefixes: 1}})
+	_, tooManyIPv6 := c.AssignAddresses(ctx, primary.ID, cloud.Amount{IPv6: 5})
+	_, tooManyPrefixes := c.AssignAddresses(ctx, primary.ID, cloud.Amount{IPv6Prefixes: 5})
+	_, xenIPv6Prefix := c.AssignAddresses(ctx, xen.ENIs[0].ID, cloud.Amount{IPv6Prefixes: 1})
+	_, assignIPv6Gone := c.AssignAddresses(ctx, noENI, cloud.Amount{IPv6: 1})
 	_, instanceGone := c.Instance(ctx, noInstance)
 	_, attachGone := c.AttachENI(ctx, noENI, id, 2)
 	_, attachNowhere := c.AttachENI(ctx, inTiny.ID, noInstance, 2)
@@ -243,6 +285,14 @@ func TestLabRefusals(t *testing.T) {
 		{"no aligned prefix", noPrefix, cloud.SubnetFull, "InsufficientCidrBlocks"},
 		{"addresses of the ENI", tooMany, cloud.LimitReached, "PrivateIpAddressLimitExceeded"},
 		{"prefix on Xen", xenPrefix, cloud.Bug, "UnsupportedOperation"},
+		{"IPv6 of a subnet without", noIPv6, cloud.SubnetFull, "InvalidParameterValue"},
+		{"create with IPv6 of a subnet without", createNoIPv6, cloud.SubnetFull, "InvalidParameterValue"},
+		{"IPv6 addresses of the ENI", tooManyIPv6, cloud.LimitReached, "PrivateIpAddressLimitExceeded"},
+		{"IPv6 prefixes of the ENI", tooManyPrefixes, cloud.LimitReached, "PrivateIpAddressLimitExceeded"},
+		{"IPv6 prefix on Xen", xenIPv6Prefix, cloud.Bug, "UnsupportedOperation"},
+		{"assign IPv6 to no ENI", assignIPv6Gone, cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
+		{"unassign IPv6 that is not there", c.UnassignAddresses(ctx, eni.ID, []netip.Prefix{netip.MustParsePrefix("2001:db8:0:1::99/128")}), cloud.Gone, "InvalidParameterValue"},
+		{"unassign an IPv6 prefix that is not there", c.UnassignAddresses(ctx, eni.ID, []netip.Prefix{netip.MustParsePrefix("2001:db8:0:1:1::/80")}), cloud.Gone, "InvalidParameterValue"},
 		{"no such instance", instanceGone, cloud.Gone, "InvalidInstanceID.NotFound"},
 		{"attach no ENI", attachGone, cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
 		{"attach to no instance", attachNowhere, cloud.Gone, "InvalidInstanceID.NotFound"},

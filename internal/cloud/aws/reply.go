@@ -9,24 +9,31 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // A reply is compared with its request here; with what else is known of the
 // node, by who called. The call has taken effect, so one that does not fit is
 // like a lost one: Transient.
 
-// assigned refuses what was not asked for: EC2 assigns all or nothing. The ID of
-// the ENI may be left out of a reply.
+// assigned refuses what was not asked for: EC2 assigns all or nothing. n has one
+// family. The ID of the ENI may be left out of a reply.
 func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, things []netip.Prefix) {
 	r.as("networkInterfaceId", sdk.ToString(repliedID), eniID)
 	if got := cloud.AmountOf(things); got != n {
-		r.bad("assigned", fmt.Sprintf("%d addresses and %d prefixes", got.Addresses, got.Prefixes), fmt.Sprintf("%d and %d", n.Addresses, n.Prefixes))
+		r.bad("assigned", amountText(got, n.Family()), amountText(n, n.Family()))
 	}
 	for i, t := range things {
 		if slices.Contains(things[:i], t) {
 			r.bad("assigned", fmt.Sprint(things), "each once")
 		}
 	}
+}
+
+// amountText is what an amount has of a family, such as "3 IPv4 addresses and 0 prefixes".
+func amountText(n cloud.Amount, f ipfamily.Family) string {
+	addresses, prefixes := n.Of(f)
+	return fmt.Sprintf("%d %s addresses and %d prefixes", addresses, f, prefixes)
 }
 
 // listed refuses an element of a listing that its filter does not let through.

@@ -33,6 +33,21 @@ func assignedSet(addrs ...string) string {
 	return items("assignedPrivateIpAddressesSet", addrs...)
 }
 
+func elements(values []string) (out []string) {
+	for _, v := range values {
+		out = append(out, "<item>"+v+"</item>")
+	}
+	return out
+}
+
+func assignedIPv6(addrs ...string) string {
+	return items("assignedIpv6Addresses", elements(addrs)...)
+}
+
+func assignedIPv6Prefixes(prefixes ...string) string {
+	return items("assignedIpv6PrefixSet", elements(prefixes)...)
+}
+
 func eni(id, instance string) string {
 	return "<item><networkInterfaceId>" + id + "</networkInterfaceId><vpcId>vpc-1</vpcId><attachment><attachmentId>a</attachmentId>" +
 		"<instanceId>" + instance + "</instanceId><deviceIndex>1</deviceIndex></attachment></item>"
@@ -66,6 +81,7 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		return func(ctx context.Context, c cloud.API) error { _, err := c.AssignAddresses(ctx, "eni-1", n); return err }
 	}
 	oneMore, twoMore, aPrefix := assign(cloud.Amount{Addresses: 1}), assign(cloud.Amount{Addresses: 2}), assign(cloud.Amount{Prefixes: 1})
+	oneSix, twoSix, aSixPrefix := assign(cloud.Amount{IPv6: 1}), assign(cloud.Amount{IPv6: 2}), assign(cloud.Amount{IPv6Prefixes: 1})
 	listENIs := func(f cloud.ENIFilter) call {
 		return func(ctx context.Context, c cloud.API) error { _, err := c.ENIs(ctx, f); return err }
 	}
@@ -88,21 +104,39 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		says                 string // empty: it fits
 	}{
 		{"as asked", pace.Assign.Action, "<networkInterfaceId>eni-1</networkInterfaceId>" + assignedSet("10.0.0.5", "10.0.0.6"), twoMore, ""},
-		{"too many", pace.Assign.Action, assignedSet("10.0.0.5", "10.0.0.6", "10.0.0.7"), twoMore, "3 addresses"},
-		{"too few", pace.Assign.Action, assignedSet("10.0.0.5"), twoMore, "1 addresses"},
+		{"too many", pace.Assign.Action, assignedSet("10.0.0.5", "10.0.0.6", "10.0.0.7"), twoMore, "3 IPv4 addresses"},
+		{"too few", pace.Assign.Action, assignedSet("10.0.0.5"), twoMore, "1 IPv4 addresses"},
 		{"one twice", pace.Assign.Action, assignedSet("10.0.0.5", "10.0.0.5"), twoMore, "each once"},
 		{"another ENI", pace.Assign.Action, "<networkInterfaceId>eni-9</networkInterfaceId>" + assignedSet("10.0.0.5", "10.0.0.6"), twoMore, "eni-9"},
 		{"prefixes too", pace.Assign.Action, assignedSet("10.0.0.5", "10.0.0.6") + prefix, twoMore, "1 prefixes"},
 		{"a prefix", pace.Assign.Action, prefix, aPrefix, ""},
-		{"addresses for a prefix", pace.Assign.Action, assignedSet("10.0.0.5"), aPrefix, "1 addresses and 0 prefixes"},
+		{"addresses for a prefix", pace.Assign.Action, assignedSet("10.0.0.5"), aPrefix, "1 IPv4 addresses and 0 prefixes\": expected 0 IPv4 addresses and 1 prefixes"},
 		{"another ENI listed", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{IDs: []string{"eni-1"}}), "eni-2"},
 		{"another instance's ENI listed", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{InstanceIDs: []string{"i-1", "i-3"}}), "i-2"},
 		{"an ENI without the tag listed", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{Tags: map[string]string{"a": "b"}}), "tagSet[a]"},
 		{"the ENI asked for", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{IDs: []string{"eni-2"}, InstanceID: "i-2"}), ""},
-		{"nothing assigned", pace.Assign.Action, "", oneMore, "0 addresses"},
-		{"an empty set assigned", pace.Assign.Action, assignedSet(), oneMore, "0 addresses"},
+		{"nothing assigned", pace.Assign.Action, "", oneMore, "0 IPv4 addresses"},
+		{"an empty set assigned", pace.Assign.Action, assignedSet(), oneMore, "0 IPv4 addresses"},
 		{"an element without an address", pace.Assign.Action, "<assignedPrivateIpAddressesSet><item/></assignedPrivateIpAddressesSet>", oneMore, "assignedPrivateIpAddressesSet"},
 		{"an address that is none", pace.Assign.Action, assignedSet("x"), oneMore, "assignedPrivateIpAddressesSet"},
+
+		{"IPv6 as asked", pace.AssignIPv6.Action, "<networkInterfaceId>eni-1</networkInterfaceId>" + assignedIPv6("2001:db8::5", "2001:db8::6"), twoSix, ""},
+		{"too many of IPv6", pace.AssignIPv6.Action, assignedIPv6("2001:db8::5", "2001:db8::6", "2001:db8::7"), twoSix, "3 IPv6 addresses and 0 prefixes\": expected 2 IPv6 addresses and 0 prefixes"},
+		{"too few of IPv6", pace.AssignIPv6.Action, assignedIPv6("2001:db8::5"), twoSix, "1 IPv6 addresses"},
+		{"no IPv6 assigned", pace.AssignIPv6.Action, "", oneSix, "0 IPv6 addresses"},
+		{"one IPv6 address twice", pace.AssignIPv6.Action, assignedIPv6("2001:db8::5", "2001:db8:0::5"), twoSix, "each once"},
+		{"IPv6 of another ENI", pace.AssignIPv6.Action, "<networkInterfaceId>eni-9</networkInterfaceId>" + assignedIPv6("2001:db8::5"), oneSix, "networkInterfaceId \"eni-9\": expected eni-1"},
+		{"IPv4 for IPv6", pace.AssignIPv6.Action, assignedIPv6("10.0.0.5"), oneSix, "assignedIpv6Addresses \"10.0.0.5\": expected an IPv6 address"},
+		{"IPv4 mapped into IPv6", pace.AssignIPv6.Action, assignedIPv6("::ffff:10.0.0.5"), oneSix, "assignedIpv6Addresses"},
+		{"IPv6 with a zone", pace.AssignIPv6.Action, assignedIPv6("2001:db8::5%eth0"), oneSix, "assignedIpv6Addresses"},
+		{"an empty IPv6 element", pace.AssignIPv6.Action, assignedIPv6(""), oneSix, "assignedIpv6Addresses"},
+		{"IPv6 for IPv4", pace.Assign.Action, assignedSet("2001:db8::5"), oneMore, "expected an IPv4 address"},
+		{"an IPv6 prefix", pace.AssignIPv6.Action, assignedIPv6Prefixes("2001:db8:0:0:1::/80"), aSixPrefix, ""},
+		{"an IPv6 prefix of another size", pace.AssignIPv6.Action, assignedIPv6Prefixes("2001:db8::/64"), aSixPrefix, "expected a /80"},
+		{"an IPv6 prefix with host bits", pace.AssignIPv6.Action, assignedIPv6Prefixes("2001:db8:0:0:1::1/80"), aSixPrefix, "host bits"},
+		{"an IPv4 prefix for one of IPv6", pace.AssignIPv6.Action, assignedIPv6Prefixes("10.0.0.16/28"), aSixPrefix, "expected an IPv6 prefix"},
+		{"an IPv6 address for a prefix", pace.AssignIPv6.Action, assignedIPv6("2001:db8::5"), aSixPrefix, "1 IPv6 addresses and 0 prefixes"},
+		{"IPv6 prefixes too", pace.AssignIPv6.Action, assignedIPv6("2001:db8::5") + assignedIPv6Prefixes("2001:db8:0:0:1::/80"), oneSix, "1 prefixes"},
 
 		{"ENIs", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{VPCID: "vpc-1"}), ""},
 		{"an ENI twice, as it is", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{}), ""},

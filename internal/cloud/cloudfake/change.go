@@ -9,11 +9,12 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // CreateENI implements cloud.API.
 func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI, err error) {
-	q := call{"CreateENI", pace.CreateENI, "", r.Addresses + r.Prefixes}
+	q := call{"CreateENI", pace.CreateENI, "", total(r.Amount)}
 	err = c.change(ctx, q, func() error {
 		request := fmt.Sprintf("%+v", r)
 		if t, ok := c.tokens[r.ClientToken]; ok && r.ClientToken != "" {
@@ -31,8 +32,8 @@ func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI
 		switch {
 		case s == nil:
 			return q.refuse(cloud.Gone, "InvalidSubnetID.NotFound", "no subnet %s", r.SubnetID)
-		case r.Addresses < 0 || r.Prefixes < 0 || r.Addresses > 0 && r.Prefixes > 0:
-			return q.refuse(cloud.Bug, "InvalidParameterCombination", "expected addresses or prefixes, not both")
+		case !oneKind(r.Amount):
+			return q.refuse(cloud.Bug, "InvalidParameterCombination", "expected addresses or prefixes of a family, not both")
 		case s.left < 1+r.Addresses+prefixSize*r.Prefixes:
 			return q.full(s)
 		}
@@ -58,6 +59,19 @@ func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI
 	return out, err
 }
 
+// total is how many addresses and prefixes an amount has.
+func total(n cloud.Amount) int { return n.Addresses + n.Prefixes + n.IPv6 + n.IPv6Prefixes }
+
+// oneKind tells whether an amount has no more than one kind of a family.
+func oneKind(n cloud.Amount) bool {
+	for _, f := range ipfamily.Dual.Families() {
+		if addresses, prefixes := n.Of(f); addresses < 0 || prefixes < 0 || addresses > 0 && prefixes > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 func (q call) full(s *subnet) error {
 	return q.refuse(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet", "subnet %s has %d free addresses", s.ID, s.left)
 }
@@ -65,8 +79,14 @@ func (q call) full(s *subnet) error {
 // assign gives an ENI addresses or prefixes, all or nothing. c.mu is held.
 func (c *Cloud) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) {
 	s := c.subnets[e.SubnetID]
-	if s.left < n.Addresses {
+	switch {
+	case s.left < n.Addresses:
 		return nil, q.full(s)
+	case !n.Has(ipfamily.IPv6):
+	case s.six == nil:
+		return nil, q.refuse(cloud.SubnetFull, "InvalidParameterValue", "Subnet does not contain any IPv6 CIDR block ranges")
+	case s.six.free() < n.IPv6Prefixes:
+		return nil, q.refuse(cloud.SubnetFull, "InsufficientCidrBlocks", "subnet %s has no %d free /80 blocks", s.ID, n.IPv6Prefixes)
 	}
 	var blocks []netip.Prefix
 	for range n.Prefixes {
@@ -83,6 +103,16 @@ func (c *Cloud) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) {
 	for range n.Addresses {
 		a, _ := s.take()
 		e.Addresses = append(e.Addresses, a)
+		blocks = append(blocks, cloud.HostPrefix(a))
+	}
+	for range n.IPv6Prefixes {
+		p := s.six.takePrefix()
+		e.IPv6Prefixes = append(e.IPv6Prefixes, p)
+		blocks = append(blocks, p)
+	}
+	for range n.IPv6 {
+		a := s.six.take()
+		e.IPv6 = append(e.IPv6, a)
 		blocks = append(blocks, cloud.HostPrefix(a))
 	}
 	return blocks, nil
@@ -178,17 +208,30 @@ func (c *Cloud) SetDeleteOnTermination(ctx context.Context, id, attachment strin
 	})
 }
 
+// slots are how many slots of an ENI are taken in a family, and how many there
+// are by the limits of its instance. Of IPv4, the primary address takes one.
+func (e *eni) slots(f ipfamily.Family, l cloud.Limits) (has, most int) {
+	if f == ipfamily.IPv6 {
+		return len(e.IPv6) + len(e.IPv6Prefixes), l.IPv6PerENI
+	}
+	return 1 + len(e.Addresses) + len(e.Prefixes), l.IPv4PerENI
+}
+
 // AssignAddresses implements cloud.API.
 func (c *Cloud) AssignAddresses(ctx context.Context, id string, n cloud.Amount) (out []netip.Prefix, err error) {
-	q := call{"AssignAddresses", pace.Assign, id, n.Addresses + n.Prefixes}
+	f := n.Family()
+	q := call{"AssignAddresses", pace.AssignOf[f], id, total(n)}
 	err = c.changeENI(ctx, q, func(e *eni) (err error) {
-		if q.n < 1 {
-			return q.refuse(cloud.Bug, "InvalidParameterValue", "%d addresses asked for: expected at least 1", q.n)
+		switch {
+		case q.n < 1, !oneKind(n):
+			return q.refuse(cloud.Bug, "InvalidParameterValue", "%+v asked for: expected one kind, and at least 1", n)
+		case n.Has(ipfamily.IPv4) && n.Has(ipfamily.IPv6):
+			return q.refuse(cloud.Bug, "UnknownParameter", "%+v asked for: expected one family", n)
 		}
 		if e.Attachment != nil {
 			l, _ := c.limitsOf(c.instances[e.Attachment.InstanceID].Type)
-			if has := 1 + len(e.Addresses) + len(e.Prefixes); has+q.n > l.IPv4PerENI {
-				return q.refuse(cloud.LimitReached, "PrivateIpAddressLimitExceeded", "%s holds %d of %d", q.eni, has, l.IPv4PerENI)
+			if has, most := e.slots(f, l); has+q.n > most {
+				return q.refuse(cloud.LimitReached, "PrivateIpAddressLimitExceeded", "%s holds %d %s of %d", q.eni, has, f, most)
 			}
 		}
 		out, err = c.assign(q, e, n)
@@ -199,19 +242,27 @@ func (c *Cloud) AssignAddresses(ctx context.Context, id string, n cloud.Amount) 
 
 // UnassignAddresses implements cloud.API.
 func (c *Cloud) UnassignAddresses(ctx context.Context, id string, things []netip.Prefix) error {
-	q := call{"UnassignAddresses", pace.Unassign, id, len(things)}
+	n := cloud.AmountOf(things)
+	f := n.Family()
+	q := call{"UnassignAddresses", pace.UnassignOf[f], id, len(things)}
 	return c.changeENI(ctx, q, func(e *eni) error {
+		if n.Has(ipfamily.IPv4) && n.Has(ipfamily.IPv6) {
+			return q.refuse(cloud.Bug, "UnknownParameter", "%v: expected one family", things)
+		}
 		addrs, prefixes := cloud.Split(things)
-		keptAddrs, keptPrefixes := without(e.Addresses, addrs), without(e.Prefixes, prefixes)
-		if len(keptAddrs)+len(keptPrefixes)+len(things) != len(e.Addresses)+len(e.Prefixes) {
+		hasAddrs, hasPrefixes := &e.Addresses, &e.Prefixes
+		if f == ipfamily.IPv6 {
+			hasAddrs, hasPrefixes = &e.IPv6, &e.IPv6Prefixes
+		}
+		keptAddrs, keptPrefixes := without(*hasAddrs, addrs), without(*hasPrefixes, prefixes)
+		if len(keptAddrs)+len(keptPrefixes)+len(things) != len(*hasAddrs)+len(*hasPrefixes) {
 			return q.refuse(cloud.Gone, "InvalidParameterValue", "some of %v are not assigned to %s", things, q.eni)
 		}
-		e.Addresses, e.Prefixes = keptAddrs, keptPrefixes
-		for _, a := range addrs {
-			c.subnets[e.SubnetID].give(a)
-		}
-		for _, p := range prefixes {
-			c.subnets[e.SubnetID].givePrefix(p)
+		*hasAddrs, *hasPrefixes = keptAddrs, keptPrefixes
+		if s := c.subnets[e.SubnetID]; f == ipfamily.IPv6 {
+			s.giveAll(nil, nil, prefixes)
+		} else {
+			s.giveAll(addrs, prefixes, nil)
 		}
 		return nil
 	})

@@ -152,17 +152,28 @@ func (c *Cloud) AddSubnet(id, zone, cidr string, tags map[string]string) {
 	c.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, CIDR: p, Tags: maps.Clone(tags)})
 }
 
+// SetIPv6 gives a subnet an IPv6 /64, of which nothing is taken; once a subnet.
+func (c *Cloud) SetIPv6(id, cidr string) {
+	p := netip.MustParsePrefix(cidr)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.subnets[id]
+	must(s.six == nil, "subnet %s has IPv6 already", id)
+	s.IPv6 = []netip.Prefix{p}
+	s.six = newSpace6(p)
+}
+
 // RemoveSubnet deletes a subnet, as EC2 lets one that is empty.
 func (c *Cloud) RemoveSubnet(id string) { c.mu.Lock(); defer c.mu.Unlock(); delete(c.subnets, id) }
 
-// SetFree leaves a subnet with so many free addresses at most.
+// SetFree leaves a subnet with so many free IPv4 addresses at most.
 func (c *Cloud) SetFree(id string, most int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.subnets[id].left = min(c.subnets[id].left, most)
 }
 
-// SetFragmented tells whether a subnet has no free prefix left.
+// SetFragmented tells whether a subnet has no free IPv4 prefix left.
 func (c *Cloud) SetFragmented(id string, on bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,7 +233,7 @@ func (c *Cloud) Steal(id string, addr netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.enis[id]
-	e.Addresses = slices.DeleteFunc(e.Addresses, func(a netip.Addr) bool { return a == addr })
+	e.Addresses, e.IPv6 = without(e.Addresses, []netip.Addr{addr}), without(e.IPv6, []netip.Addr{addr})
 	c.remember()
 }
 
@@ -294,12 +305,7 @@ func (c *Cloud) newENI(s *subnet) *eni {
 func (c *Cloud) remove(e *eni) {
 	s := c.subnets[e.SubnetID]
 	s.give(e.Primary)
-	for _, a := range e.Addresses {
-		s.give(a)
-	}
-	for _, p := range e.Prefixes {
-		s.givePrefix(p)
-	}
+	s.giveAll(e.Addresses, e.Prefixes, e.IPv6Prefixes)
 	delete(c.enis, e.ID)
 	delete(c.detached, e.ID)
 	e.deleted = true
@@ -361,6 +367,7 @@ func clone(e *eni) cloud.ENI {
 	out := e.ENI
 	out.MAC, out.Groups = slices.Clone(e.MAC), slices.Clone(e.Groups)
 	out.Addresses, out.Prefixes = slices.Clone(e.Addresses), slices.Clone(e.Prefixes)
+	out.IPv6, out.IPv6Prefixes = slices.Clone(e.IPv6), slices.Clone(e.IPv6Prefixes)
 	if e.Attachment != nil {
 		a := *e.Attachment
 		out.Attachment = &a

@@ -3,6 +3,7 @@ package cloudfake
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -140,6 +141,102 @@ func TestPrefixes(t *testing.T) {
 	c.SetFragmented("subnet-1", true)
 	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
 	class(t, err, cloud.SubnetFull)
+}
+
+// TestIPv6: a subnet with an IPv6 block gives addresses and prefixes of it, by calls
+// of their own, within the limits of the instance, and takes them back.
+func TestIPv6(t *testing.T) {
+	c, ctx := small(t, Options{}), t.Context()
+	c.SetIPv6("subnet-1", "2001:db8::/64")
+	c.AddSubnet("subnet-2", "b", "10.1.0.0/28", nil)
+	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 1, IPv6Prefixes: 2}})
+	ok(t, err)
+	if len(e.Addresses) != 1 || len(e.IPv6) != 0 || len(e.IPv6Prefixes) != 2 || free(t, c) != 8 {
+		t.Errorf("made %+v, %d free", e, free(t, c))
+	}
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2", Amount: cloud.Amount{IPv6: 1}})
+	class(t, err, cloud.SubnetFull) // it has none
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6: 1, IPv6Prefixes: 1}})
+	class(t, err, cloud.Bug)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 8, IPv6: 1}})
+	class(t, err, cloud.SubnetFull)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6Prefixes: 65533}})
+	class(t, err, cloud.SubnetFull) // 65536 less the first and the last, and two
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1, IPv6: 1})
+	class(t, err, cloud.Bug)
+	_, err = c.AttachENI(ctx, e.ID, "i-1", 1)
+	ok(t, err)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 9})
+	class(t, err, cloud.LimitReached) // 10 on an ENI of an m5.large, none of them a primary one
+	got, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 8})
+	ok(t, err)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6Prefixes: 1})
+	class(t, err, cloud.LimitReached)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1}) // IPv4 has limits of its own
+	ok(t, err)
+	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{netip.MustParsePrefix("2001:db8::999/128")}), cloud.Gone)
+	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{got[0], cloud.HostPrefix(e.Addresses[0])}), cloud.Bug)
+	ok(t, c.UnassignAddresses(ctx, e.ID, got[:7]))
+	ok(t, c.UnassignAddresses(ctx, e.ID, e.IPv6Prefixes[:1]))
+
+	subnets, err := c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{"subnet-1"}})
+	if want := netip.MustParsePrefix("2001:db8::/64"); err != nil || len(subnets) != 1 || !slices.Equal(subnets[0].IPv6, []netip.Prefix{want}) {
+		t.Errorf("listed %+v: %v", subnets, err)
+	}
+	list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e.ID}})
+	ok(t, err)
+	if !slices.Equal(list[0].IPv6, []netip.Addr{got[7].Addr()}) || !slices.Equal(list[0].IPv6Prefixes, e.IPv6Prefixes[1:]) || len(list[0].Addresses) != 2 {
+		t.Errorf("listed %+v", list[0])
+	}
+	list[0].IPv6[0], list[0].IPv6Prefixes[0] = netip.Addr{}, netip.Prefix{}
+	if truth := c.Truth()[1]; !truth.IPv6[0].IsValid() || !truth.IPv6Prefixes[0].IsValid() {
+		t.Errorf("a caller changed the books: %+v", truth)
+	}
+	c.Steal(e.ID, got[7].Addr())
+	if truth := c.Truth()[1]; len(truth.IPv6) != 0 || len(truth.Addresses) != 2 {
+		t.Errorf("after one was stolen: %+v", truth)
+	}
+	if four, six := c.Total(pace.Assign.Action).Calls, c.Total(pace.AssignIPv6.Action).Calls; four != 1 || six != 4 {
+		t.Errorf("%d calls of %s and %d of %s, want 1 and 4", four, pace.Assign.Action, six, pace.AssignIPv6.Action)
+	}
+	if n := c.Total(pace.UnassignIPv6.Action).Calls; n != 4 {
+		t.Errorf("%d calls of %s, want 4", n, pace.UnassignIPv6.Action)
+	}
+	c.Inject(Fault{Action: pace.AssignIPv6.Action, Err: Err(cloud.SubnetFull, "")})
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1})
+	ok(t, err)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 1})
+	class(t, err, cloud.SubnetFull)
+	c.Terminate("i-1")
+	ok(t, c.DeleteENI(ctx, e.ID))
+	if n := c.subnets["subnet-1"].six.free(); n != 65534 {
+		t.Errorf("%d prefixes free at the end, want 65534", n)
+	}
+}
+
+// TestSpace6: no address is given twice or lies in a prefix, and a prefix comes again
+// after all others.
+func TestSpace6(t *testing.T) {
+	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/28"), IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8:0:7::/64")}}).six
+	first := s.takePrefix()
+	delete(s.taken, first)
+	seen := map[netip.Addr]bool{}
+	for range 65533 {
+		p, a := s.takePrefix(), s.take()
+		switch {
+		case p == first, seen[p.Addr()], seen[a], p.Bits() != 80, p != p.Masked(), !s.cidr.Contains(p.Addr()), !s.cidr.Contains(a):
+			t.Fatalf("gave %v and %v", p, a)
+		case seen[cloud.PrefixAround(a).Addr()]:
+			t.Fatalf("%v is of a prefix", a)
+		}
+		seen[p.Addr()], seen[a] = true, true
+	}
+	if p := s.takePrefix(); p != first || s.free() != 0 {
+		t.Errorf("%v, %d free; want %v as the last", p, s.free(), first)
+	}
+	if last := netip.MustParsePrefix("2001:db8:0:7:ffff::/80"); s.taken[last] || s.taken[s.cidr] || seen[s.at(0)] || seen[s.at(3)] || !seen[s.at(4)] {
+		t.Errorf("the reserved addresses were given: %v", s.taken[last])
+	}
 }
 
 // TestDelays: calls, attaching and buckets take the time that they are to take.

@@ -161,7 +161,7 @@ func (c *Cloud) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.
 	err = c.do(ctx, call{"Subnets", pace.DescribeSubnets, "", 0}, func() error {
 		for _, id := range slices.Sorted(maps.Keys(c.subnets)) {
 			s := c.subnets[id].Subnet
-			s.Free = c.subnets[id].left
+			s.Free, s.IPv6 = c.subnets[id].left, slices.Clone(s.IPv6)
 			if (len(f.IDs) == 0 || slices.Contains(f.IDs, id)) && (f.VPCID == "" || f.VPCID == s.VPCID) &&
 				(f.Zone == "" || f.Zone == s.Zone) && tagged(s.Tags, f.Tags) {
 				out = append(out, s)

@@ -18,10 +18,11 @@ type Call struct {
 
 // Fault makes calls fail. It is spent after Times calls, 0 meaning never.
 type Fault struct {
-	Op    string // the method's name; empty: any
-	ENI   string // the one that the call names; empty: any
-	Times int
-	Err   error
+	Op     string // the method's name; empty: any
+	Action string // EC2's name of the action, which tells the families apart; empty: any
+	ENI    string // the one that the call names; empty: any
+	Times  int
+	Err    error
 	// After lets the call take effect before it fails: a lost reply.
 	After bool
 	hits  int
@@ -45,7 +46,8 @@ func (c *Cloud) ClearFaults() { c.mu.Lock(); defer c.mu.Unlock(); c.faults = nil
 // fault is the one that a call meets; nil for none. c.mu is held.
 func (c *Cloud) fault(q call) *Fault {
 	for _, f := range c.faults {
-		if (f.Op == "" || f.Op == q.method) && (f.ENI == "" || f.ENI == q.eni) && (f.Times == 0 || f.hits < f.Times) {
+		if (f.Op == "" || f.Op == q.method) && (f.Action == "" || f.Action == q.action.Action) &&
+			(f.ENI == "" || f.ENI == q.eni) && (f.Times == 0 || f.hits < f.Times) {
 			f.hits++
 			return f
 		}

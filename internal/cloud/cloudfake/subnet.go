@@ -17,6 +17,7 @@ type subnet struct {
 	top        int      // no block from this one on is free for a prefix
 	left       int      // free addresses
 	fragmented bool     // no block counts as free for a prefix
+	six        *space6  // nil without IPv6
 }
 
 const (
@@ -25,12 +26,16 @@ const (
 )
 
 // newSubnet has all addresses free but the first four and the last, which EC2
-// reserves (VPC User Guide, "Subnet CIDR blocks").
+// reserves (VPC User Guide, "Subnet CIDR blocks"). It has an IPv4 CIDR, and an
+// IPv6 /64 or none.
 func newSubnet(s cloud.Subnet) *subnet {
 	size := 1 << (32 - s.CIDR.Bits())
 	out := &subnet{Subnet: s, blocks: make([]uint16, size/prefixSize), next: 4, top: size / prefixSize, left: size - 5}
 	out.blocks[0] |= 0x000f
 	out.blocks[len(out.blocks)-1] |= 0x8000
+	if len(s.IPv6) > 0 {
+		out.six = newSpace6(s.IPv6[0])
+	}
 	return out
 }
 
@@ -68,6 +73,20 @@ func (s *subnet) give(a netip.Addr) {
 	s.blocks[i/prefixSize] &^= 1 << (i % prefixSize)
 	s.left++
 	s.freed(i / prefixSize)
+}
+
+// giveAll takes back what an ENI had, but for its primary address. IPv6 addresses
+// need not be given back.
+func (s *subnet) giveAll(addrs []netip.Addr, prefixes, six []netip.Prefix) {
+	for _, a := range addrs {
+		s.give(a)
+	}
+	for _, p := range prefixes {
+		s.givePrefix(p)
+	}
+	for _, p := range six {
+		delete(s.six.taken, p)
+	}
 }
 
 // takePrefix gives a free /28; false when there is none.

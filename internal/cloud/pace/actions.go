@@ -1,6 +1,10 @@
 package pace
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+)
 
 // Call is what there is to know about the calls of one EC2 action.
 type Call struct {
@@ -15,7 +19,8 @@ type Call struct {
 	Begins bool
 }
 
-// The actions that Berth uses. CreateENI is idempotent by its client token.
+// The actions that Berth uses. CreateENI is idempotent by its client token. Assign
+// and Unassign are of IPv4.
 var (
 	DescribeInstances      = Call{Action: "DescribeInstances", Idempotent: true}
 	DescribeTypes          = Call{Action: "DescribeInstanceTypes", Idempotent: true}
@@ -30,7 +35,15 @@ var (
 	ModifyENI              = Call{Action: "ModifyNetworkInterfaceAttribute", Idempotent: true}
 	Assign                 = Call{Action: "AssignPrivateIpAddresses"}
 	Unassign               = Call{Action: "UnassignPrivateIpAddresses", Idempotent: true}
+	AssignIPv6             = Call{Action: "AssignIpv6Addresses"}
+	UnassignIPv6           = Call{Action: "UnassignIpv6Addresses", Idempotent: true}
 	Tag                    = Call{Action: "CreateTags", Idempotent: true}
+)
+
+// AssignOf and UnassignOf are the calls to assign and unassign, by family.
+var (
+	AssignOf   = [ipfamily.Number]Call{Assign, AssignIPv6}
+	UnassignOf = [ipfamily.Number]Call{Unassign, UnassignIPv6}
 )
 
 // Actions are the names of all, sorted.
@@ -38,7 +51,7 @@ func Actions() []string {
 	var names []string
 	for _, c := range []Call{
 		DescribeInstances, DescribeTypes, DescribeENIs, DescribeSubnets, DescribeSecurityGroups, DescribeRouteTables,
-		CreateENI, AttachENI, DetachENI, DeleteENI, ModifyENI, Assign, Unassign, Tag,
+		CreateENI, AttachENI, DetachENI, DeleteENI, ModifyENI, Assign, Unassign, AssignIPv6, UnassignIPv6, Tag,
 	} {
 		names = append(names, c.Action)
 	}

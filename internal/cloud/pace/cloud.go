@@ -9,14 +9,15 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // filterValues is the most values that a filter of a describe call may have
 // (EC2 API Reference, "Filter").
 const filterValues = 200
 
-// mostAtOnce is the most addresses, or prefixes, that one call asks for; EC2
-// gives no ENI as many.
+// mostAtOnce is the most addresses, or prefixes, of a family that one call asks
+// for; EC2 gives no ENI as many.
 const mostAtOnce = 1000
 
 // MaxPages is the most pages that a listing has: a cloud that has more is no EC2.
@@ -225,24 +226,37 @@ func wrong(c Call, format string, args ...any) error {
 }
 
 // checkAmount refuses an amount that a call should not be made for: EC2 would take
-// it for something else.
-func checkAmount(c Call, n cloud.Amount, least int) error {
-	switch {
-	case n.IPv6 != 0 || n.IPv6Prefixes != 0:
-		return wrong(c, "%d IPv6 addresses and %d IPv6 prefixes asked for: expected none", n.IPv6, n.IPv6Prefixes)
-	case n.Addresses > 0 && n.Prefixes > 0:
-		return wrong(c, "addresses and prefixes asked for: EC2 gives one kind in a call")
-	case min(n.Addresses, n.Prefixes) < 0, max(n.Addresses, n.Prefixes) < least, max(n.Addresses, n.Prefixes) > mostAtOnce:
-		return wrong(c, "%d addresses and %d prefixes asked for: expected %d to %d", n.Addresses, n.Prefixes, least, mostAtOnce)
+// it for something else. It has one kind of a family.
+func checkAmount(c Call, n cloud.Amount) error {
+	for _, f := range ipfamily.Dual.Families() {
+		switch addresses, prefixes := n.Of(f); {
+		case min(addresses, prefixes) < 0, max(addresses, prefixes) > mostAtOnce:
+			return wrong(c, "%d %s addresses and %d prefixes asked for: expected 0 to %d", addresses, f, prefixes, mostAtOnce)
+		case addresses > 0 && prefixes > 0:
+			return wrong(c, "%d %s addresses and %d prefixes asked for: expected one of the two, as EC2 gives one kind in a call", addresses, f, prefixes)
+		}
 	}
 	return nil
+}
+
+// ofFamily is the one of two calls, by family, for an amount that is of one kind
+// and family. Its errors are of class Bug.
+func ofFamily(n cloud.Amount, calls [ipfamily.Number]Call) (Call, error) {
+	c := calls[n.Family()]
+	switch four, six := n.Has(ipfamily.IPv4), n.Has(ipfamily.IPv6); {
+	case four && six:
+		return c, wrong(c, "IPv4 and IPv6 asked for: expected one family, as EC2 has a call for each")
+	case !four && !six:
+		return c, wrong(c, "no addresses and no prefixes asked for: expected 1 to %d", mostAtOnce)
+	}
+	return c, checkAmount(c, n)
 }
 
 // CreateENI implements cloud.API. Without a client token in the request it
 // makes one up, so that its own repetitions create one ENI only. A token that
 // was used for a different request is an error of class Bug.
 func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
-	if err := checkAmount(CreateENI, req.Amount, 0); err != nil {
+	if err := checkAmount(CreateENI, req.Amount); err != nil {
 		return cloud.ENI{}, err
 	}
 	if req.ClientToken == "" {
@@ -279,10 +293,11 @@ func (p *paced) SetDeleteOnTermination(ctx context.Context, eniID, attachmentID 
 
 // AssignAddresses implements cloud.API.
 func (p *paced) AssignAddresses(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
-	if err := checkAmount(Assign, n, 1); err != nil {
+	c, err := ofFamily(n, AssignOf)
+	if err != nil {
 		return nil, err
 	}
-	return do(ctx, p, Assign, func(ctx context.Context) ([]netip.Prefix, error) { return p.calls.AssignAddresses(ctx, eniID, n) })
+	return do(ctx, p, c, func(ctx context.Context) ([]netip.Prefix, error) { return p.calls.AssignAddresses(ctx, eniID, n) })
 }
 
 // UnassignAddresses implements cloud.API. An address that is not on the ENI is
@@ -291,10 +306,11 @@ func (p *paced) UnassignAddresses(ctx context.Context, eniID string, things []ne
 	if len(things) == 0 {
 		return nil
 	}
-	if err := checkAmount(Unassign, cloud.AmountOf(things), 1); err != nil {
+	c, err := ofFamily(cloud.AmountOf(things), UnassignOf)
+	if err != nil {
 		return err
 	}
-	return try(ctx, p, Unassign, func(ctx context.Context) error { return p.calls.UnassignAddresses(ctx, eniID, things) })
+	return try(ctx, p, c, func(ctx context.Context) error { return p.calls.UnassignAddresses(ctx, eniID, things) })
 }
 
 // Tag implements cloud.API.

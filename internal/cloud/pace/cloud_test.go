@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -85,6 +87,78 @@ func TestCloudRepeats(t *testing.T) {
 					t.Errorf("%d calls, class %v (%v); want %d, %v", a.calls, got, err, tt.calls, tt.want)
 				}
 			})
+		})
+	}
+}
+
+// TestCloudChoosesByFamily: which action is called for what amount, and what is
+// refused before, by what it says.
+func TestCloudChoosesByFamily(t *testing.T) {
+	four, six := netip.MustParsePrefix("10.0.0.20/32"), netip.MustParsePrefix("2001:db8::5/128")
+	block4, block6 := netip.MustParsePrefix("10.0.0.32/28"), netip.MustParsePrefix("2001:db8:0:0:1::/80")
+	sim := cloudfake.New(cloudfake.Options{})
+	sim.AddSubnet("subnet-1", "a", "10.0.0.0/24", nil)
+	sim.SetIPv6("subnet-1", "2001:db8::/64")
+	sim.AddInstance("i-1", "m5.xlarge", "subnet-1")
+	eni := sim.AddENI("i-1", 1, cloud.InterfaceOrdinary, nil)
+	api, ctx := pace.Cloud(sim, pace.Options{}), t.Context()
+	assign := func(n cloud.Amount) func() error {
+		return func() error { _, err := api.AssignAddresses(ctx, eni, n); return err }
+	}
+	unassign := func(things ...netip.Prefix) func() error {
+		return func() error { return api.UnassignAddresses(ctx, eni, things) }
+	}
+	create := func(n cloud.Amount) func() error {
+		return func() error {
+			_, err := api.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: n})
+			return err
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		call   func() error
+		action pace.Call
+		says   string // empty: it is called
+	}{
+		{"an IPv4 address", assign(cloud.Amount{Addresses: 1}), pace.Assign, ""},
+		{"an IPv4 prefix", assign(cloud.Amount{Prefixes: 1}), pace.Assign, ""},
+		{"an IPv6 address", assign(cloud.Amount{IPv6: 1}), pace.AssignIPv6, ""},
+		{"an IPv6 prefix", assign(cloud.Amount{IPv6Prefixes: 1}), pace.AssignIPv6, ""},
+		{"take an IPv4 address", unassign(four), pace.Unassign, ""},
+		{"take an IPv4 prefix", unassign(block4), pace.Unassign, ""},
+		{"take an IPv6 address", unassign(six), pace.UnassignIPv6, ""},
+		{"take an IPv6 prefix", unassign(block6), pace.UnassignIPv6, ""},
+		{"create with none", create(cloud.Amount{}), pace.CreateENI, ""},
+		{"create with addresses of both", create(cloud.Amount{Addresses: 2, IPv6: 2}), pace.CreateENI, ""},
+		{"create with a kind of each", create(cloud.Amount{Addresses: 2, IPv6Prefixes: 1}), pace.CreateENI, ""},
+		{"create with prefixes of both", create(cloud.Amount{Prefixes: 1, IPv6Prefixes: 1}), pace.CreateENI, ""},
+
+		{"nothing", assign(cloud.Amount{}), pace.Assign, "no addresses and no prefixes asked for: expected 1 to 1000"},
+		{"both families", assign(cloud.Amount{Addresses: 1, IPv6: 1}), pace.AssignIPv6, "IPv4 and IPv6 asked for: expected one family"},
+		{"prefixes of both", assign(cloud.Amount{Prefixes: 1, IPv6Prefixes: 1}), pace.AssignIPv6, "expected one family"},
+		{"both kinds of IPv4", assign(cloud.Amount{Addresses: 1, Prefixes: 2}), pace.Assign, "1 IPv4 addresses and 2 prefixes asked for: expected one of the two"},
+		{"both kinds of IPv6", assign(cloud.Amount{IPv6: 1, IPv6Prefixes: 2}), pace.AssignIPv6, "1 IPv6 addresses and 2 prefixes asked for: expected one of the two"},
+		{"fewer than none", assign(cloud.Amount{IPv6: 2, IPv6Prefixes: -1}), pace.AssignIPv6, "2 IPv6 addresses and -1 prefixes asked for: expected 0 to 1000"},
+		{"too many", assign(cloud.Amount{IPv6: 1001}), pace.AssignIPv6, "1001 IPv6 addresses and 0 prefixes asked for: expected 0 to 1000"},
+		{"take both families", unassign(four, six), pace.UnassignIPv6, "expected one family"},
+		{"take both kinds", unassign(six, block6), pace.UnassignIPv6, "expected one of the two"},
+		{"create with both kinds of IPv4", create(cloud.Amount{Addresses: 1, Prefixes: 1, IPv6: 1}), pace.CreateENI, "1 IPv4 addresses and 1 prefixes"},
+		{"create with both kinds of IPv6", create(cloud.Amount{Addresses: 1, IPv6Prefixes: 1, IPv6: 1}), pace.CreateENI, "1 IPv6 addresses and 1 prefixes"},
+		{"create with fewer than none", create(cloud.Amount{Addresses: 1, IPv6Prefixes: -1}), pace.CreateENI, "-1 prefixes"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			sim.ResetStats()
+			err := tt.call()
+			if tt.says == "" {
+				if all, of := sim.Total().Calls, sim.Total(tt.action.Action).Calls; all != 1 || of != 1 {
+					t.Errorf("%d calls, %d of %s; want 1 of that (%v)", all, of, tt.action.Action, err)
+				}
+				return
+			}
+			e, ok := errors.AsType[*cloud.Error](err)
+			if !ok || e.Class != cloud.Bug || e.Op != tt.action.Action || !strings.Contains(e.Message, tt.says) || sim.Total().Calls != 0 {
+				t.Errorf("got %v after %d calls; want class bug of %s that says %q", err, sim.Total().Calls, tt.action.Action, tt.says)
+			}
 		})
 	}
 }

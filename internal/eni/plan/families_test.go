@@ -115,6 +115,31 @@ type pairs struct {
 	made    int
 }
 
+// newPairs is a node with its primary ENI.
+func newPairs(l cloud.Limits, p ipam.Policy) *pairs {
+	eth0 := &pairENI{ENI: ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true}, pods: map[ipfamily.Set]int{}}
+	return &pairs{limits: l, policy: p, subnet: Subnet{ID: "subnet-1", Free: 10_000, ForNew: true}, enis: []*pairENI{eth0}}
+}
+
+// with is for how many pods each ENI has addresses once n pods came one by one.
+func (w *pairs) with(t *testing.T, n int) string {
+	t.Helper()
+	var out []string
+	for i := range n + 1 {
+		if i > 0 {
+			w.waiting++
+			w.place()
+		}
+		if err := w.rest(); err != nil || w.waiting > 0 {
+			t.Fatalf("pod %d of %d: %d wait: %v", i, n, w.waiting, err)
+		}
+	}
+	for _, e := range w.enis {
+		out = append(out, fmt.Sprint(e.total(w.policy.Families)))
+	}
+	return strings.Join(out, ",")
+}
+
 type pairENI struct {
 	ENI
 	pods map[ipfamily.Set]int // by the families that they have addresses of
@@ -233,17 +258,14 @@ func (w *pairs) rest() error {
 // nothing from pods, and leave pods waiting only where they say why.
 func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		w := &pairs{
-			limits: rapid.SampledFrom([]cloud.Limits{nitro, xen, {MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}, {MaxENIs: 2, IPv4PerENI: 2, IPv6PerENI: 2}, {MaxENIs: 3, IPv4PerENI: 3, IPv6PerENI: 1, Prefixes: true}}).Draw(r, "limits"),
-			policy: rapid.SampledFrom([]ipam.Policy{
+		w := newPairs(
+			rapid.SampledFrom([]cloud.Limits{nitro, xen, {MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}, {MaxENIs: 2, IPv4PerENI: 2, IPv6PerENI: 2}, {MaxENIs: 3, IPv4PerENI: 3, IPv6PerENI: 1, Prefixes: true}}).Draw(r, "limits"),
+			rapid.SampledFrom([]ipam.Policy{
 				{WarmIP: 2}, {WarmENI: 1, WarmPrefix: 1}, {WarmIP: 3, MinimumIP: 8}, {Dialect: ipam.Cilium, PreAllocate: 3, MaxAboveWatermark: 2, FirstInterfaceIndex: 1},
 			}).Draw(r, "policy"),
-			subnet: Subnet{ID: "subnet-1", Free: 10_000, ForNew: true},
-		}
+		)
 		w.policy.PrefixDelegation = rapid.Bool().Draw(r, "prefixes")
-		eth0 := &pairENI{ENI: ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true}, pods: map[ipfamily.Set]int{}}
-		eth0.OwnIPv6 = rapid.IntRange(0, 1).Draw(r, "own")
-		w.enis = append(w.enis, eth0)
+		w.enis[0].OwnIPv6 = rapid.IntRange(0, 1).Draw(r, "own")
 		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
 			switch rapid.IntRange(0, 5).Draw(r, "what") {
 			case 0:

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // What was observed of the Amazon VPC CNI, each row driven to its
@@ -59,6 +60,8 @@ func TestWarmTargetExamples(t *testing.T) {
 	five := cloud.Limits{MaxENIs: 10, IPv4PerENI: 6}
 	twenty := cloud.Limits{MaxENIs: 10, IPv4PerENI: 21}
 	ten := cloud.Limits{MaxENIs: 10, IPv4PerENI: 11}
+	prefixes := ipam.DefaultAWS()
+	prefixes.PrefixDelegation = true
 	for _, c := range []struct {
 		name   string
 		limits cloud.Limits
@@ -75,12 +78,31 @@ func TestWarmTargetExamples(t *testing.T) {
 		{"MINIMUM_IP_TARGET 100: 9 more ENIs at once", ten, ipam.Policy{MinimumIP: 100, WarmENI: 1, WarmIP: 1}, 0, "10,10,10,10,10,10,10,10,10,10"},
 		{"c5.large with a CoreDNS pod", c5large, ipam.DefaultAWS(), 1, "9,9"},
 		{"c5.large without pods", c5large, ipam.DefaultAWS(), 0, "9"},
+		// The same with prefixes, of which each takes the place of an address.
+		{"WARM_IP_TARGET 5, 15 used, by prefixes", prefixed(twenty), ipam.Policy{WarmIP: 5, PrefixDelegation: true}, 15, "32"},
+		{"WARM_IP_TARGET 5, 27 used, by prefixes", prefixed(twenty), ipam.Policy{WarmIP: 5, PrefixDelegation: true}, 27, "32"},
+		{"WARM_IP_TARGET 5, the 28th brings a third prefix", prefixed(twenty), ipam.Policy{WarmIP: 5, PrefixDelegation: true}, 28, "48"},
+		{"MINIMUM_IP_TARGET 100: 7 prefixes on one ENI", prefixed(ten), ipam.Policy{MinimumIP: 100, WarmIP: 1, PrefixDelegation: true}, 0, "112"},
+		{"WARM_PREFIX_TARGET 1, 80 used: a sixth prefix on a second ENI", prefixed(five), prefixes, 80, "80,16"},
+		{"c5.large with a CoreDNS pod, by prefixes", c5large, prefixes, 1, "32"},
+		{"c5.large without pods, by prefixes", c5large, prefixes, 0, "16"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			newSim(t, c.limits, c.policy).with(c.pods).wants("addresses per ENI", c.want)
+			// A pod with IPv6 beside takes no more of IPv4, and IPv6 alone takes one /80.
+			for set, want := range map[ipfamily.Set]string{ipfamily.Dual: c.want, ipfamily.OnlyIPv6: fmt.Sprint(ipam.IPv6PrefixAddresses)} {
+				w := newPairs(c.limits, c.policy)
+				w.limits.IPv6PerENI, w.limits.Prefixes, w.policy.Families = c.limits.IPv4PerENI, true, set
+				if got := w.with(t, c.pods); got != want {
+					t.Errorf("%s: pods per ENI: %s, want %s", set, got, want)
+				}
+			}
 		})
 	}
 }
+
+// prefixed are limits of a type that has prefixes.
+func prefixed(l cloud.Limits) cloud.Limits { l.Prefixes = true; return l }
 
 func TestMaxPods(t *testing.T) {
 	for _, c := range []struct {

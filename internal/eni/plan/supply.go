@@ -44,6 +44,23 @@ func supplies(l cloud.Limits, p ipam.Policy) (out []supply) {
 	return out
 }
 
+// Capacity is for how many pods one ENI of an instance type can have addresses.
+func Capacity(l cloud.Limits, p ipam.Policy, primary bool) int {
+	n := math.MaxInt
+	for _, s := range supplies(l, p) {
+		of := s.slots * s.unit
+		if primary && s.own() {
+			of = 0
+		}
+		n = min(n, of)
+	}
+	return n
+}
+
+// own tells that what the primary ENI has of the family is the instance's own: single
+// IPv6 addresses, as nothing tells which of them its system uses.
+func (s supply) own() bool { return s.family == ipfamily.IPv6 && s.unit == 1 }
+
 // Demand is what a policy wants of a node with an instance type's limits.
 func Demand(l cloud.Limits, p ipam.Policy, u ipam.Usage) ipam.Demand {
 	perENI := math.MaxInt
@@ -71,9 +88,9 @@ func (b *planner) held(e ENI) (h holding) {
 		h.taken[s.family] = addresses + prefixes + goneAddresses + gonePrefixes
 		if s.family == ipfamily.IPv6 {
 			h.taken[s.family] += e.OwnIPv6
-			if e.Primary && s.unit == 1 { // single ones there are the instance's own
-				h.taken[s.family] = s.slots
-			}
+		}
+		if e.Primary && s.own() {
+			h.taken[s.family] = s.slots
 		}
 	}
 	return h

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/control"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
@@ -126,8 +127,14 @@ func (o Options) complete() (Options, error) {
 	if o.Lab.Nodes < 2 {
 		return o, fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
 	}
+	if o.Lab.IPFamilies == ipfamily.OnlyIPv6 {
+		return o, fmt.Errorf("IP families %q: the demo shows IPv4 too: want %s or %s", o.Lab.IPFamilies, ipfamily.OnlyIPv4, ipfamily.Dual)
+	}
 	if o.Lab.Kubelets != nil {
 		return o.completeCluster(), nil
+	}
+	if o.Lab.IPFamilies == "" {
+		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
 	}
 	args := []string{"--exclude-snat-cidrs=192.168.100.0/24"}
 	o.Lab.InstanceType = size.instanceType

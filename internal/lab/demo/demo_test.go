@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -49,10 +50,27 @@ func TestEveryProofPasses(t *testing.T) {
 			if err := Run(t.Context(), o); err != nil {
 				t.Errorf("%v\n%s", err, &out)
 			}
-			if got := strings.Count(out.String(), "  ✓ "); got != len(proofsOf(lab.Options{Mode: mode})) {
-				t.Errorf("%d ticks for %d proofs:\n%s", got, len(proofsOf(lab.Options{Mode: mode})), &out)
+			proofs := proofsOf(lab.Options{Mode: mode, IPFamilies: familiesIn(mode)})
+			if got := strings.Count(out.String(), "  ✓ "); got != len(proofs) {
+				t.Errorf("%d ticks for %d proofs:\n%s", got, len(proofs), &out)
 			}
 		})
+	}
+}
+
+func TestDualProofsAreAdded(t *testing.T) {
+	for _, mode := range lab.Modes {
+		without, with := proofsOf(lab.Options{Mode: mode}), proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.Dual})
+		want := 0
+		if familiesIn(mode) != "" {
+			want = len(dualProofs)
+		}
+		if len(with)-len(without) != want {
+			t.Errorf("%s: dual stack adds %d proofs, want %d", mode, len(with)-len(without), want)
+		}
+	}
+	if _, err := (Options{Lab: lab.Options{Nodes: 2, IPFamilies: ipfamily.OnlyIPv6}}).complete(); err == nil || !strings.Contains(err.Error(), "want ipv4 or dual") {
+		t.Errorf("a demo of IPv6 alone: %v", err)
 	}
 }
 

@@ -200,7 +200,7 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	before := len(o.Spec.IPAM.Available)
+	before := ipv4Of(o.Spec.IPAM.Available)
 	handshake, stop, err := s.follow(ctx, n.Name)
 	if err != nil {
 		return "", err
@@ -216,12 +216,12 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 		if o, err = s.lab.Kube.NodeNetwork(ctx, n.Name); err != nil {
 			return err
 		}
-		have, want := len(o.Spec.IPAM.Available), len(n.Pods())+watermark
+		have, want := ipv4Of(o.Spec.IPAM.Available), len(n.Pods())+watermark
 		if left := len(s.lab.Books().InstanceENIs(n.InstanceID)); have > want || left >= enis {
 			return fmt.Errorf("%d addresses (want %d) on %d ENIs (had %d): %s", have, want, left, enis, conditions(o))
 		}
 		// What has happened is heard of a little later.
-		if back, seen := before-len(o.Spec.IPAM.Available), handshake(); seen.confirmed < back {
+		if back, seen := before-ipv4Of(o.Spec.IPAM.Available), handshake(); seen.confirmed < back {
 			return fmt.Errorf("%d addresses went back, the daemon confirmed %d of %d candidates", back, seen.confirmed, seen.listed)
 		}
 		return nil
@@ -231,7 +231,7 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 	}
 	seen := handshake()
 	return fmt.Sprintf("%s: %d addresses listed, %d confirmed by the daemon; from %d to %d; 1 ENI deleted; %.1f s, 4 of them cooling",
-		n.Name, seen.listed, seen.confirmed, before, len(o.Spec.IPAM.Available), time.Since(began).Seconds()), nil
+		n.Name, seen.listed, seen.confirmed, before, ipv4Of(o.Spec.IPAM.Available), time.Since(began).Seconds()), nil
 }
 
 // listing is what was seen of a handshake.

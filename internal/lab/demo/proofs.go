@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 )
 
@@ -48,7 +49,7 @@ var proofs = []proof{
 	{withVPC, "pod to pod across nodes, every pair of ENIs", podToPodAcrossNodes},
 	{inPool, "pod to pod on one node and across nodes", podsToPods},
 	{routed, "pod to node and node to pod", podsAndNodes},
-	{withVPC, "pod to internet, seen as the node's primary address", toInternet},
+	{withVPC, afterProof, toInternet},
 	{withVPC, "pod to on-premises host and back, with its own address", onPremises},
 	{inPool, "pod to the outside and back, with its own address", toOutside},
 	{inPool, "a packet to a free address is refused, and does not loop", freeAddress},
@@ -92,6 +93,8 @@ func proofsOf(o lab.Options) []proof {
 		all = clusterProofs
 	case o.Egress:
 		all = egressProofs
+	case o.IPFamilies == ipfamily.Dual:
+		all = withDual(all)
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !slices.Contains(p.modes, o.Mode) })
 }

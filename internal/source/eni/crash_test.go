@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -59,7 +61,9 @@ func (n *node) finalCheck() {
 	n.check()
 	have := map[string]bool{}
 	for _, a := range n.Snapshot().Addresses {
-		have[a.Addr.String()] = true
+		if a.Prefix.Bits() != 80 {
+			have[a.Addr.String()] = true
+		}
 	}
 	total := 0
 	for _, e := range n.cloud.Truth() {
@@ -70,16 +74,16 @@ func (n *node) finalCheck() {
 		if !e.Attachment.DeleteOnTermination {
 			n.t.Errorf("%s would outlive its instance", e.ID)
 		}
-		for _, a := range e.Addresses {
-			total++
-			if !have[a.String()] {
-				n.t.Errorf("%v is assigned and in nobody's books", a)
-			}
-		}
-		for _, p := range e.Prefixes {
-			total += ipam.PrefixAddresses
-			if !have[p.Addr().String()] {
+		for _, p := range things(e) {
+			switch f := ipfamily.Of(p.Addr()); {
+			case f == ipfamily.IPv6 && (!p.IsSingleIP() || primary(e) || !n.policy.Families.Has(f)):
+				// A /80 is not listed, and the others are not for pods.
+			case !n.policy.Families.Has(f):
+				n.t.Errorf("%v is assigned, and no pod is to have it", p)
+			case !have[p.Addr().String()]:
 				n.t.Errorf("%v is assigned and in nobody's books", p)
+			default:
+				total += plan.CountOf(f, cloud.AmountOf([]netip.Prefix{p}))
 			}
 		}
 	}
@@ -98,49 +102,55 @@ func TestCrashAtEveryStep(t *testing.T) {
 		}
 		tried++
 		for _, lag := range []time.Duration{0, 2 * time.Second} {
-			t.Run(fmt.Sprintf("%s/lag=%v", point, lag), func(t *testing.T) {
-				policy, want := ipam.Policy{WarmIP: 1}, "1"
-				if strings.HasPrefix(point, "eni.tag") { // an ENI to adopt must be needed
-					policy, want = ipam.Policy{MinimumIP: 4}, "3,1"
-				}
-				bubble(t, "t3.small", policy, func(t *testing.T, n *node) {
-					if strings.HasPrefix(point, "eni.tag") {
-						n.cloud.AddENI(instance, 1, cloud.InterfaceOrdinary,
-							map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-before"})
+			for _, set := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6} {
+				t.Run(fmt.Sprintf("%s/lag=%v/%s", point, lag, set), func(t *testing.T) {
+					policy, want, itype := ipam.Policy{WarmIP: 1, Families: set}, "1", "t3.small"
+					if strings.HasPrefix(point, "eni.tag") { // an ENI to adopt must be needed
+						policy, want = ipam.Policy{MinimumIP: 4, Families: set}, "3,1"
 					}
-					restore, err := failpoint.Set(point + "=error@1")
-					if err != nil {
-						t.Fatal(err)
+					if set == ipfamily.OnlyIPv6 { // one without prefixes, as with them there is nothing to grow
+						itype, want = "t2.small", strings.ReplaceAll(want, "3,1", "4")
+						want = "0," + want
 					}
-					defer restore()
-					k := n.arm()
-					n.cloud.SetLag(lag)
-					n.cloud.SetAttachTime(time.Second)
-					n.start()
-					n.settle(time.Second)
-					n.restartDead()
-					if failed := n.burst(0, 7, 5*time.Second); failed > 0 {
+					bubble(t, itype, policy, func(t *testing.T, n *node) {
+						if strings.HasPrefix(point, "eni.tag") {
+							n.cloud.AddENI(instance, 1, cloud.InterfaceOrdinary,
+								map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-before"})
+						}
+						restore, err := failpoint.Set(point + "=error@1")
+						if err != nil {
+							t.Fatal(err)
+						}
+						defer restore()
+						k := n.arm()
+						n.cloud.SetLag(lag)
+						n.cloud.SetAttachTime(time.Second)
+						n.start()
+						n.settle(time.Second)
 						n.restartDead()
-						for i := range 7 {
-							if _, ok := n.leases[key(i)]; !ok {
-								n.add(i, 45*time.Second) // as a runtime tries again
+						if failed := n.burst(0, 7, 5*time.Second); failed > 0 {
+							n.restartDead()
+							for i := range 7 {
+								if _, ok := n.leases[key(i)]; !ok {
+									n.add(i, 45*time.Second) // as a runtime tries again
+								}
 							}
 						}
-					}
-					n.settle(10 * time.Second)
-					n.check()
-					n.delAll(0, 7)
-					for range 60 {
-						n.settle(5 * time.Second)
-						n.restartDead()
-					}
-					n.finalCheck()
-					n.wantLayout(want)
-					if k.hits != 1 {
-						t.Errorf("the failpoint was hit %d times", k.hits)
-					}
+						n.settle(10 * time.Second)
+						n.check()
+						n.delAll(0, 7)
+						for range 60 {
+							n.settle(5 * time.Second)
+							n.restartDead()
+						}
+						n.finalCheck()
+						n.wantLayout(want)
+						if k.hits != 1 {
+							t.Errorf("the failpoint was hit %d times", k.hits)
+						}
+					})
 				})
-			})
+			}
 		}
 	}
 	if tried < 16 {
@@ -166,7 +176,9 @@ func randomTrouble(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	policies := []ipam.Policy{ipam.DefaultAWS(), {WarmIP: 2}, {WarmIP: 1, MinimumIP: 6}, {Dialect: ipam.Cilium, PreAllocate: 3, MaxAboveWatermark: 2, FirstInterfaceIndex: 1},
 		{PrefixDelegation: true, WarmPrefix: 1}, {PrefixDelegation: true, WarmIP: 3, MaxPods: 30}}
-	bubble(t, []string{"t3.small", "m5.xlarge"}[rng.IntN(2)], policies[rng.IntN(len(policies))], func(t *testing.T, n *node) {
+	policy := policies[rng.IntN(len(policies))]
+	policy.Families = []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6}[rng.IntN(3)]
+	bubble(t, []string{"t3.small", "m5.xlarge", "t2.medium"}[rng.IntN(3)], policy, func(t *testing.T, n *node) {
 		n.arm()
 		n.cloud.SetLag(time.Duration(rng.IntN(4)) * time.Second)
 		n.cloud.SetAttachTime(time.Duration(rng.IntN(5)) * time.Second)

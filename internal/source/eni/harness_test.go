@@ -17,7 +17,9 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -100,6 +102,9 @@ type node struct {
 func newNode(t *testing.T, itype string, p ipam.Policy) *node {
 	c := cloudfake.New(cloudfake.Options{})
 	c.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
+	if p.Families.Has(ipfamily.IPv6) {
+		c.SetIPv6("subnet-1", "2001:db8::/64")
+	}
 	c.AddInstance(instance, itype, "subnet-1")
 	return &node{
 		t: t, cloud: c, policy: p, links: newLinks(),
@@ -157,7 +162,7 @@ func (n *node) Acquire(ctx context.Context, r source.Request) (source.Lease, err
 	defer n.mu.Unlock()
 	if err == nil {
 		n.leases[r.Key] = l
-		n.t.Logf("%s %s got %v of %s", time.Now().Format(time.TimeOnly), r.Pod.Name, l.IPv4, l.ENI)
+		n.t.Logf("%s %s got %v of %s", time.Now().Format(time.TimeOnly), r.Pod.Name, l.Addrs(), l.ENI)
 	}
 	return l, err
 }
@@ -187,7 +192,9 @@ func (n *node) del(i int) {
 	l := n.leases[key(i)]
 	delete(n.leases, key(i))
 	n.Release(key(i))
-	n.cooling[l.IPv4] = time.Now()
+	for _, a := range l.Addrs() {
+		n.cooling[a] = time.Now()
+	}
 }
 
 // delAll ends the pods from..to.
@@ -212,7 +219,7 @@ func (n *node) addAll(from, to int, within time.Duration) {
 	}
 }
 
-// layout is the pods' addresses on each ENI by device index, as EC2 has them.
+// layout is for how many pods each ENI has addresses, by device index, as EC2 has them.
 func (n *node) layout() string {
 	list := n.cloud.Truth()
 	slices.SortFunc(list, func(x, y cloud.ENI) int { return index(x) - index(y) })
@@ -222,10 +229,16 @@ func (n *node) layout() string {
 			out = append(out, "detached")
 			continue
 		}
-		out = append(out, fmt.Sprint(len(e.Addresses)+16*len(e.Prefixes)))
+		a := cloud.Amount{Addresses: len(e.Addresses), Prefixes: len(e.Prefixes), IPv6Prefixes: len(e.IPv6Prefixes)}
+		if !primary(e) { // there they are the instance's own
+			a.IPv6 = len(e.IPv6)
+		}
+		out = append(out, fmt.Sprint(plan.Pods(n.policy.Families, a)))
 	}
 	return strings.Join(out, ",")
 }
+
+func primary(e cloud.ENI) bool { return e.Attachment != nil && e.Attachment.DeviceIndex == 0 }
 
 func index(e cloud.ENI) int {
 	if e.Attachment == nil {
@@ -239,35 +252,41 @@ func index(e cloud.ENI) int {
 // while cooling, and nothing that EC2 lacks is warm.
 func (n *node) check() {
 	n.t.Helper()
-	owner := map[netip.Addr]string{}
-	for _, e := range n.cloud.Truth() {
-		for _, a := range e.Addresses {
-			owner[a] = e.ID
-		}
-		for _, p := range e.Prefixes {
-			for a := p.Addr(); p.Contains(a); a = a.Next() {
-				owner[a] = e.ID
+	truth := n.cloud.Truth()
+	owner := func(a netip.Addr) string {
+		for _, e := range truth {
+			own := primary(e) && slices.Contains(e.IPv6, a)
+			if slices.ContainsFunc(things(e), func(p netip.Prefix) bool { return p.Contains(a) }) && !own {
+				return e.ID
 			}
 		}
+		return ""
 	}
 	holder := map[netip.Addr]attachment.Key{}
 	for k, l := range n.leases {
-		if other, ok := holder[l.IPv4]; ok {
-			n.t.Errorf("%v is held by %v and %v", l.IPv4, k, other)
-		}
-		holder[l.IPv4] = k
-		if owner[l.IPv4] != l.ENI {
-			n.t.Errorf("%v has %v of %s, EC2 says %q", k, l.IPv4, l.ENI, owner[l.IPv4])
-		}
-		if since, ok := n.cooling[l.IPv4]; ok && time.Since(since) < ipam.DefaultCooling {
-			n.t.Errorf("%v got %v, released %v ago", k, l.IPv4, time.Since(since))
+		for _, a := range l.Addrs() {
+			if other, ok := holder[a]; ok {
+				n.t.Errorf("%v is held by %v and %v", a, k, other)
+			}
+			holder[a] = k
+			if owner(a) != l.ENI {
+				n.t.Errorf("%v has %v of %s, EC2 says %q", k, a, l.ENI, owner(a))
+			}
+			if since, ok := n.cooling[a]; ok && time.Since(since) < ipam.DefaultCooling {
+				n.t.Errorf("%v got %v, released %v ago", k, a, time.Since(since))
+			}
 		}
 	}
 	for _, a := range n.Snapshot().Addresses {
-		if a.State == source.Warm && owner[a.Addr] == "" {
+		if a.State == source.Warm && owner(a.Addr) == "" {
 			n.t.Errorf("%v is warm here and not assigned at EC2", a.Addr)
 		}
 	}
+}
+
+// things are what EC2 has assigned to an ENI beside its primary address.
+func things(e cloud.ENI) []netip.Prefix {
+	return slices.Concat(cloud.HostPrefixes(e.Addresses), e.Prefixes, cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes)
 }
 
 func (n *node) wantLayout(want string) {

@@ -62,14 +62,9 @@ func (s *Source) restoreAllBut(back []netip.Prefix) {
 // idle lists those of things in which no address is used or cools, sorted.
 // s.mu is held.
 func (s *Source) idle(things []netip.Prefix) (out []netip.Prefix) {
-	for _, p := range things {
-		busy := false
-		for a := p.Addr(); p.Contains(a) && !busy; a = a.Next() {
-			busy = s.alloc.Busy(a)
-		}
-		if !busy {
-			out = append(out, p)
-		}
+	out = slices.Clone(things)
+	for v := range s.alloc.Busied() {
+		out = slices.DeleteFunc(out, func(p netip.Prefix) bool { return p.Contains(v.Addr) })
 	}
 	return sorted(out)
 }
@@ -107,14 +102,14 @@ func (s *Source) Uses() (uses []Use, waiting int) {
 	return uses, s.waiters.Len()
 }
 
-// Room tells how many addresses could be handed out now, and how many pods
+// Room tells for how many pods there are free addresses now, and how many pods
 // wait. It is quick.
 func (s *Source) Room() (free, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, g := range s.alloc.Groups() {
 		if g.Ready {
-			free += g.Free
+			free += g.Assignable(s.inv.Families)
 		}
 	}
 	return free, s.waiters.Len()

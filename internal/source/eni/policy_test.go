@@ -2,6 +2,7 @@ package eni
 
 import (
 	"context"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -53,6 +54,12 @@ func TestPolicyDenies(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			s := policySpec(policy)
 			s.Consistency.Describe, s.Delays = 0, spec.Delays{}
+			s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8::/56")}
+			for i := range s.VPCs[0].Subnets {
+				if s.VPCs[0].Subnets[i].Name == "a" {
+					s.VPCs[0].Subnets[i].IPv6 = netip.MustParsePrefix("2001:db8:0:1::/64")
+				}
+			}
 			root := spec.AccessKey{ID: "AKIALABLABLABLABROOT", Secret: "root"}
 			s.AccessKeys = append(s.AccessKeys, root)
 			lab := serve(t, s)
@@ -91,10 +98,10 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	stranger, err := lab.Cloud.RunInstance(spec.Instance{Name: "stranger", Type: "m5.large", Subnet: "a", Tags: map[string]string{"kubernetes.io/cluster/lab": "no"}})
 	must(err)
 
-	// attached makes an ENI with tags and one secondary address on the node.
+	// attached makes an ENI with tags and one secondary address of each family on the node.
 	attached := func(tags map[string]string) (e cloud.ENI, attachment string) {
 		t.Helper()
-		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Amount: cloud.Amount{Addresses: 1}})
+		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Amount: cloud.Amount{Addresses: 1, IPv6: 1}})
 		must(err)
 		attachment, err = admin.AttachENI(ctx, e.ID, node, 1)
 		must(err)
@@ -102,7 +109,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	}
 	detached := func(tags map[string]string) cloud.ENI {
 		t.Helper()
-		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Amount: cloud.Amount{Addresses: 1}})
+		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Amount: cloud.Amount{Addresses: 1, IPv6: 1}})
 		must(err)
 		return e
 	}
@@ -112,6 +119,13 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	}
 	unassign := func(ctx context.Context, e cloud.ENI) error {
 		return berth.UnassignAddresses(ctx, e.ID, cloud.HostPrefixes(e.Addresses))
+	}
+	assignIPv6 := func(ctx context.Context, e cloud.ENI) error {
+		_, err := berth.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 1})
+		return err
+	}
+	unassignIPv6 := func(ctx context.Context, e cloud.ENI) error {
+		return berth.UnassignAddresses(ctx, e.ID, cloud.HostPrefixes(e.IPv6))
 	}
 	denied := func(what string, err error) {
 		t.Helper()
@@ -134,6 +148,8 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 		e, attachment := attached(tags)
 		denied("assign to "+owner, assign(ctx, e))
 		denied("unassign from "+owner, unassign(ctx, e))
+		denied("assign IPv6 to "+owner, assignIPv6(ctx, e))
+		denied("unassign IPv6 from "+owner, unassignIPv6(ctx, e))
 		denied("modify "+owner, berth.SetDeleteOnTermination(ctx, e.ID, attachment, true))
 		denied("detach "+owner, berth.DetachENI(ctx, attachment))
 		denied("make "+owner+" its own", changeTag(e.ID, mine))
@@ -153,9 +169,11 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	}
 	own := cloud.ENI{ID: primary.ID}
 	allowed("assign to the primary", assign(ctx, own))
+	allowed("assign IPv6 to the primary", assignIPv6(ctx, own))
 	got, err := admin.ENIs(ctx, cloud.ENIFilter{IDs: []string{primary.ID}})
 	must(err)
 	allowed("unassign from the primary", unassign(ctx, got[0]))
+	allowed("unassign IPv6 from the primary", unassignIPv6(ctx, got[0]))
 	denied("modify the primary", berth.SetDeleteOnTermination(ctx, primary.ID, primary.Attachment.ID, false))
 	denied("detach the primary", berth.DetachENI(ctx, primary.Attachment.ID))
 	denied("delete the primary", berth.DeleteENI(ctx, primary.ID))
@@ -168,7 +186,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	denied("create without tags", err)
 	_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: map[string]string{eni.TagCluster: "other"}})
 	denied("create for another cluster", err)
-	e, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: mine, Amount: cloud.Amount{Addresses: 1}})
+	e, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: mine, Amount: cloud.Amount{Addresses: 1, IPv6: 1}})
 	must(err)
 	_, err = berth.AttachENI(ctx, e.ID, stranger.ID, 1)
 	denied("attach to an instance that is no node", err)
@@ -179,6 +197,8 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	allowed("attach its own", err)
 	allowed("modify its own", berth.SetDeleteOnTermination(ctx, e.ID, attachment, true))
 	allowed("unassign from its own", unassign(ctx, e))
+	allowed("unassign IPv6 from its own", unassignIPv6(ctx, e))
+	allowed("assign IPv6 to its own", assignIPv6(ctx, e))
 	allowed("detach its own", berth.DetachENI(ctx, attachment))
 	allowed("delete its own", berth.DeleteENI(ctx, e.ID))
 }

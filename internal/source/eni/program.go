@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -93,11 +94,11 @@ func (s *Source) wanted(e eni.ENI) eni.ENI {
 	return e
 }
 
-// freed has the data path look again if a free address is an ENI's own. s.mu is
-// held.
-func (s *Source) freed(a netip.Addr) {
+// freed has the data path look again if one of free addresses is an ENI's own. s.mu
+// is held.
+func (s *Source) freed(l ipam.Addresses) {
 	for _, e := range s.published {
-		if e.PrimaryIPv4 == a {
+		if slices.Contains(l.List(), e.PrimaryIPv4) {
 			s.program.Set()
 		}
 	}
@@ -111,8 +112,12 @@ func (s *Source) programming(e eni.ENI) {
 	if !ok {
 		return
 	}
-	done.Addresses = filter(done.Addresses, func(a netip.Addr) bool { return slices.Contains(e.Addresses, a) })
-	done.Prefixes = filter(done.Prefixes, func(p netip.Prefix) bool { return slices.Contains(e.Prefixes, p) })
+	for _, l := range [...]struct{ of, keep *[]netip.Addr }{{&done.Addresses, &e.Addresses}, {&done.IPv6, &e.IPv6}} {
+		*l.of = filter(*l.of, func(a netip.Addr) bool { return slices.Contains(*l.keep, a) })
+	}
+	for _, l := range [...]struct{ of, keep *[]netip.Prefix }{{&done.Prefixes, &e.Prefixes}, {&done.IPv6Prefixes, &e.IPv6Prefixes}} {
+		*l.of = filter(*l.of, func(p netip.Prefix) bool { return slices.Contains(*l.keep, p) })
+	}
 	s.programmed[e.ID] = done
 }
 
@@ -131,7 +136,7 @@ func (s *Source) programDone(e eni.ENI, err error) {
 	if _, ok := s.published[e.ID]; ok {
 		s.list(e.ID)
 	}
-	first := !s.usable && len(e.Addresses)+len(e.Prefixes) > 0
+	first := !s.usable && len(addressesOf(e))+len(prefixesOf(e)) > 0
 	s.usable = s.usable || first
 	s.serve(s.clock.Now())
 	s.mu.Unlock()

@@ -8,8 +8,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -21,10 +23,17 @@ func (s *Source) Snapshot() source.Snapshot {
 	seen := map[netip.Addr]bool{}
 	for v := range s.alloc.Addresses() {
 		seen[v.Addr] = true
+		if !v.Used && !v.Cooling && !s.inv.Families.Has(ipfamily.Of(v.Addr)) {
+			continue // no pod will get it
+		}
 		out.Addresses = append(out.Addresses, source.Info(v, introspect.Origin{ENI: v.Group}))
 	}
 	for _, id := range sortedIDs(s.published) {
-		out.Addresses = append(out.Addresses, pending(s.published[id], seen)...)
+		for _, a := range pending(s.published[id], seen) {
+			if s.inv.Families.Has(ipfamily.Of(a.Addr)) {
+				out.Addresses = append(out.Addresses, a)
+			}
+		}
 	}
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
 	var enis []introspect.ENI
@@ -37,8 +46,29 @@ func (s *Source) Snapshot() source.Snapshot {
 	for _, e := range enis {
 		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
 	}
-	out.Count, out.Detail = source.Count(out.Addresses), detail{enis, out.Addresses}
+	out.Count, out.Detail = s.count(out.Addresses), detail{enis, out.Addresses}
 	return out
+}
+
+// count counts addresses by state, given those that are listed: a pod's of both
+// families once, and what is warm by the pods that it is enough for. s.mu is held.
+func (s *Source) count(listed []source.AddressInfo) map[source.State]int {
+	var of [ipfamily.Number][]source.AddressInfo
+	for _, a := range listed {
+		f := ipfamily.Of(a.Addr)
+		of[f] = append(of[f], a)
+	}
+	count := source.Count(of[ipfamily.IPv4])
+	for state, n := range source.Count(of[ipfamily.IPv6]) {
+		count[state] = max(count[state], n)
+	}
+	count[source.Used], count[source.Warm] = len(s.leases), 0
+	for _, g := range s.alloc.Groups() {
+		if g.Ready {
+			count[source.Warm] += g.Assignable(s.inv.Families)
+		}
+	}
+	return count
 }
 
 // detail is the ENIs of the node, by device index.
@@ -74,13 +104,10 @@ func (d detail) Metrics() []prometheus.Metric {
 
 func (s *Source) describe(e eni.ENI) introspect.ENI {
 	_, ready := s.programmed[e.ID]
-	slots := max(0, s.inv.Limits.IPv4PerENI-1)
 	g := introspect.ENI{
 		ID: e.ID, DeviceIndex: e.DeviceIndex, Primary: e.Primary, MAC: e.MAC.String(), Subnet: e.SubnetID,
-		Ready: ready && e.Serves, Reason: s.down[e.ID], Capacity: slots,
-	}
-	if s.supply.PrefixDelegation() && s.inv.Limits.Prefixes {
-		g.Capacity = slots * ipam.PrefixAddresses
+		Ready: ready && e.Serves, Reason: s.down[e.ID],
+		Capacity: plan.Capacity(s.inv.Limits, ipam.Policy{Families: s.inv.Families, PrefixDelegation: s.supply.PrefixDelegation()}, e.Primary),
 	}
 	switch {
 	case !e.Serves:
@@ -91,17 +118,18 @@ func (s *Source) describe(e eni.ENI) introspect.ENI {
 	return g
 }
 
-// pending are the addresses of an ENI that its data path does not have yet.
+// pending are the addresses of an ENI that its data path does not have yet. Those of a
+// prefix that is too large to list are left out, as of one that it has.
 func pending(e eni.ENI, seen map[netip.Addr]bool) (out []source.AddressInfo) {
 	add := func(a netip.Addr, p netip.Prefix) {
 		if !seen[a] {
 			out = append(out, source.AddressInfo{Addr: a, State: source.NotReady, Origin: introspect.Origin{ENI: e.ID}, Prefix: p})
 		}
 	}
-	for _, a := range e.Addresses {
+	for _, a := range addressesOf(e) {
 		add(a, netip.Prefix{})
 	}
-	for _, p := range e.Prefixes {
+	for _, p := range e.Prefixes { // a /80 is not listed
 		for a := p.Addr(); p.Contains(a); a = a.Next() {
 			add(a, p)
 		}

@@ -86,7 +86,7 @@ type Source struct {
 	saving sync.Mutex // puts the writes of the inventory file in order; held during that I/O, by nothing that a pod waits for
 
 	mu          sync.Mutex // guards all below; memory only, no call is made under it
-	alloc       *ipam.Allocator[attachment.Key]
+	alloc       *ipam.Node[attachment.Key]
 	leases      map[attachment.Key]hold
 	waiters     waiting.Queue
 	inv         eni.Inventory
@@ -137,7 +137,7 @@ func newSource(o Options) (*Source, error) {
 	return &Source{
 		opts: o, clock: o.Clock, log: o.Logger,
 		program: retry.NewSignal(), cooled: retry.NewSignal(),
-		alloc: ipam.New[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
+		alloc: ipam.NewNode[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
 		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{},
 	}, nil
 }
@@ -158,12 +158,12 @@ func (s *Source) Kick() { s.program.Set() }
 
 // Restore implements source.Source.
 func (s *Source) Restore(req source.Request, lease source.Lease) error {
-	if !lease.IPv4.IsValid() {
-		return fmt.Errorf("restore the lease of %v: it has no IPv4 address", req.Key)
+	if len(lease.Addrs()) == 0 {
+		return fmt.Errorf("restore the lease of %v: it has no address", req.Key)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.alloc.Hold(req.Key, lease.IPv4, s.clock.Now()); err != nil {
+	if err := s.alloc.Hold(req.Key, lease.Addrs(), s.clock.Now()); err != nil {
 		return fmt.Errorf("restore the lease of %v: %w", req.Key, err)
 	}
 	s.leases[req.Key] = hold{lease, req.Pod}

@@ -27,7 +27,7 @@ func TestStoredInventoryAndIntent(t *testing.T) {
 		}
 	}
 	samples.Check(t,
-		samples.Format{Files: inventoryFile, Type: reflect.TypeFor[eni.Inventory](), Again: through(inventoryFile, func() (bool, error) {
+		samples.Format{Files: "inventory*.json", Type: reflect.TypeFor[eni.Inventory](), Again: through(inventoryFile, func() (bool, error) {
 			inv, ok, err := f.Load()
 			if err == nil && ok {
 				err = f.Save(inv)

@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Usage implements the reconciler's Node.
@@ -17,7 +18,11 @@ func (s *Source) Usage() eni.Usage {
 	defer s.mu.Unlock()
 	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: s.waiters.Len()}
 	for _, g := range s.alloc.Groups() {
-		u.ENIs[g.ID] = eni.ENIUsage{Used: g.Used, Cooling: g.Cooling, Assignable: g.Free, Free: cloud.Amount{Addresses: g.FreeSingles, Prefixes: g.FreePrefixes}}
+		of := eni.ENIUsage{Used: g.Used(), Cooling: g.Cooling(), Assignable: g.Assignable(s.inv.Families)}
+		for f, c := range g.Of {
+			of.Free = of.Free.Plus(cloud.AmountIn(ipfamily.Family(f), c.FreeSingles, c.FreePrefixes))
+		}
+		u.ENIs[g.ID] = of
 	}
 	return u
 }
@@ -106,14 +111,21 @@ func (s *Source) adopt(inv eni.Inventory) {
 func (s *Source) list(id string) {
 	e := s.published[id]
 	done, ready := s.programmed[id]
-	g := ipam.Group{ID: id, Index: e.DeviceIndex, Addresses: e.Addresses, Prefixes: e.Prefixes}
+	g := ipam.Group{ID: id, Index: e.DeviceIndex, Addresses: addressesOf(e), Prefixes: prefixesOf(e)}
 	if ready {
-		g.Addresses = filter(e.Addresses, func(a netip.Addr) bool { return slices.Contains(done.Addresses, a) || s.alloc.Busy(a) })
-		g.Prefixes = filter(e.Prefixes, func(p netip.Prefix) bool { return slices.Contains(done.Prefixes, p) })
+		addrs, prefixes := addressesOf(done), prefixesOf(done)
+		g.Addresses = filter(g.Addresses, func(a netip.Addr) bool { return slices.Contains(addrs, a) || s.alloc.Busy(a) })
+		g.Prefixes = filter(g.Prefixes, func(p netip.Prefix) bool { return slices.Contains(prefixes, p) })
 	}
 	s.alloc.SetGroup(g)
 	s.alloc.SetReady(id, ready)
 }
+
+// addressesOf are an ENI's single addresses for pods, of both families.
+func addressesOf(e eni.ENI) []netip.Addr { return slices.Concat(e.Addresses, e.IPv6) }
+
+// prefixesOf are an ENI's prefixes, of both families.
+func prefixesOf(e eni.ENI) []netip.Prefix { return slices.Concat(e.Prefixes, e.IPv6Prefixes) }
 
 func filter[T any](list []T, keep func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(list), func(x T) bool { return !keep(x) })
@@ -123,10 +135,11 @@ func filter[T any](list []T, keep func(T) bool) []T {
 func (s *Source) Withdraw(id string, want cloud.Amount) (withdrawn []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range s.alloc.Withdraw(id, want.Addresses) {
-		withdrawn = append(withdrawn, netip.PrefixFrom(a, a.BitLen()))
+	for _, f := range ipfamily.Dual.Families() {
+		addresses, prefixes := want.Of(f)
+		withdrawn = append(withdrawn, s.alloc.Withdraw(id, f, addresses, prefixes)...)
 	}
-	return append(withdrawn, s.alloc.WithdrawPrefixes(id, want.Prefixes)...)
+	return withdrawn
 }
 
 // RestoreWithdrawn implements the reconciler's Node.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
@@ -24,11 +25,14 @@ func (s *Source) serve(now time.Time) {
 	s.withdrawReleasing(now)
 	for s.waiters.Len() > 0 && !s.unconfirmed {
 		w := s.waiters.Front()
-		a, ok := s.alloc.Take(w.Request.Key, now)
+		t, ok := s.alloc.Take(w.Request.Key, s.inv.Families, now)
 		if !ok {
 			return
 		}
-		l := source.Lease{IPv4: a.Addr, Origin: introspect.Origin{ENI: a.Group}, Uplink: a.Index}
+		l := source.Lease{
+			IPv4: t.Addresses[ipfamily.IPv4], IPv6: t.Addresses[ipfamily.IPv6],
+			Origin: introspect.Origin{ENI: t.Group}, Uplink: t.Index,
+		}
 		s.leases[w.Request.Key] = hold{l, w.Request.Pod}
 		w.Grant(l)
 	}

@@ -30,9 +30,10 @@ const foreignAction = "DescribeInstances"
 // published are EC2's buckets (EC2 Developer Guide, "Request throttling for the
 // Amazon EC2 API").
 var published = map[string]cloudfake.Bucket{
-	"Describe":         {Rate: 20, Size: 100},
-	"":                 {Rate: 5, Size: 50},
-	pace.Assign.Action: {Rate: 5, Size: 100},
+	"Describe":             {Rate: 20, Size: 100},
+	"":                     {Rate: 5, Size: 50},
+	pace.Assign.Action:     {Rate: 5, Size: 100},
+	pace.AssignIPv6.Action: {Rate: 5, Size: 100},
 }
 
 func (l Limits) options() cloudfake.Options {

@@ -30,6 +30,12 @@ func (r *request) count(name string) int {
 	return n
 }
 
+// countOrNone is count where zero may be given, and means none.
+func (r *request) countOrNone(name string) (n int, none bool) {
+	n, given := r.number(name)
+	return n, given && n == 0
+}
+
 // addresses reads what CreateNetworkInterface and RunInstances say of the
 // addresses of a new ENI; at is the prefix of the parameters' names.
 func (r *request) addresses(at string) (primary netip.Addr, q vpc.AddressRequest) {
@@ -61,7 +67,8 @@ func (r *request) addresses(at string) (primary netip.Addr, q vpc.AddressRequest
 	}
 	r.oneOf(at+"Ipv4PrefixCount", at+"Ipv4Prefix")
 	r.oneOf(at+"Ipv6AddressCount", at+"Ipv6Addresses", at+"Ipv6PrefixCount", at+"Ipv6Prefix")
-	q.IPv6Count, q.IPv6PrefixCount = r.count(at+"Ipv6AddressCount"), r.count(at+"Ipv6PrefixCount")
+	q.IPv6Count, q.NoIPv6 = r.countOrNone(at + "Ipv6AddressCount")
+	q.IPv6PrefixCount = r.count(at + "Ipv6PrefixCount")
 	q.IPv6 = r.addrs(r.nested(at+"Ipv6Addresses", "Ipv6Address"), false)
 	q.IPv6Prefixes = r.prefixes("Ipv6Prefix", r.nested(at+"Ipv6Prefix", "Ipv6Prefix"), false)
 	return primary, q

@@ -116,6 +116,51 @@ func TestIPv6Addresses(t *testing.T) {
 	}
 }
 
+// Of a subnet that assigns IPv6 addresses a new ENI has one, and so has an instance, unless
+// the call says what they get.
+func TestIPv6OnCreation(t *testing.T) {
+	s := dual()
+	s.VPCs[0].Subnets[0].AssignIPv6, s.VPCs[0].EgressOnlyIPv6 = true, true
+	r := newRig(t, s)
+	for _, tc := range []struct {
+		name                string
+		in                  awsec2.CreateNetworkInterfaceInput
+		addresses, prefixes int
+	}{
+		{"nothing said", awsec2.CreateNetworkInterfaceInput{}, 1, 0},
+		{"IPv4 said", awsec2.CreateNetworkInterfaceInput{SecondaryPrivateIpAddressCount: aws.Int32(2)}, 1, 0},
+		{"none", awsec2.CreateNetworkInterfaceInput{Ipv6AddressCount: aws.Int32(0)}, 0, 0},
+		{"a count beside one of IPv4", awsec2.CreateNetworkInterfaceInput{SecondaryPrivateIpAddressCount: aws.Int32(2), Ipv6AddressCount: aws.Int32(3)}, 3, 0},
+		{"a prefix beside one of IPv4", awsec2.CreateNetworkInterfaceInput{Ipv4PrefixCount: aws.Int32(1), Ipv6PrefixCount: aws.Int32(1)}, 0, 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			e := r.describe(*r.create(tc.in).NetworkInterfaceId)
+			if len(e.Ipv6Addresses) != tc.addresses || len(e.Ipv6Prefixes) != tc.prefixes {
+				t.Errorf("addresses %+v, prefixes %+v", e.Ipv6Addresses, e.Ipv6Prefixes)
+			}
+		})
+	}
+	books := r.cloud.Snapshot()
+	node, _ := books.Instance("node-a")
+	if e := books.InstanceENIs(node.ID)[0]; len(e.IPv6) != 1 {
+		t.Errorf("an instance has %v", e.IPv6)
+	}
+	subnets, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{SubnetIds: []string{r.subnet("a")}})
+	ok(t, err)
+	if n := subnets.Subnets[0]; !*n.AssignIpv6AddressOnCreation || len(n.Ipv6CidrBlockAssociationSet) != 1 || n.Ipv6CidrBlockAssociationSet[0].Ipv6CidrBlockState.State != types.SubnetCidrBlockStateCodeAssociated {
+		t.Errorf("the subnet is %+v", n)
+	}
+	tables, err := r.DescribeRouteTables(t.Context(), &awsec2.DescribeRouteTablesInput{Filters: filters("route.egress-only-internet-gateway-id", "eigw-*")})
+	ok(t, err)
+	i := slices.IndexFunc(tables.RouteTables[0].Routes, func(o types.Route) bool { return aws.ToString(o.DestinationIpv6CidrBlock) == "::/0" })
+	if o := tables.RouteTables[0].Routes[i]; o.EgressOnlyInternetGatewayId == nil || o.GatewayId != nil {
+		t.Errorf("IPv6 leaves by %+v", o)
+	}
+	if err := r.cloud.Snapshot().Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAssignErrors(t *testing.T) {
 	s := dual()
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28")})
@@ -172,7 +217,12 @@ func TestAssignErrors(t *testing.T) {
 		})
 	}
 	r.refuses(t, "InvalidParameterValue", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &nodeB, Ipv6AddressCount: aws.Int32(1)})
+	r.refuses(t, "InvalidParameterValue", &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("tiny")), Ipv6PrefixCount: aws.Int32(1)})
 	r.refuses(t, "PrivateIpAddressLimitExceeded", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &node, Ipv6AddressCount: aws.Int32(11)})
+	r.refuses(t, "UnsupportedOperation", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &old, Ipv6PrefixCount: aws.Int32(1)})
+	r.refuses(t, "InvalidParameterValue", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &node, Ipv6Prefixes: []string{"2600:1f14:abc:de00:5::/96"}})
+	r.refuses(t, "InvalidParameterValue", &awsec2.UnassignIpv6AddressesInput{NetworkInterfaceId: &node, Ipv6Addresses: []string{"2600:1f14:abc:de00::99"}})
+	r.refuses(t, "MissingParameter", &awsec2.UnassignIpv6AddressesInput{NetworkInterfaceId: &node})
 }
 
 // A subnet with room enough but no free aligned block refuses prefixes, and

@@ -165,9 +165,10 @@ var vpcFilters = filterSet{
 // tableFilters are the filters of DescribeRouteTables.
 var tableFilters = filterSet{
 	named: `association.main association.route-table-association-id association.route-table-id association.subnet-id owner-id
-		route-table-id route.destination-cidr-block route.destination-ipv6-cidr-block route.gateway-id route.origin route.state vpc-id`,
+		route-table-id route.destination-cidr-block route.destination-ipv6-cidr-block route.egress-only-internet-gateway-id route.gateway-id route.origin
+		route.state vpc-id`,
 	within: map[string]string{"association": "associationSet>item", "route": "routeSet>item"},
-	absent: `association.gateway-id route.destination-prefix-list-id route.egress-only-internet-gateway-id route.instance-id
+	absent: `association.gateway-id route.destination-prefix-list-id route.instance-id
 		route.nat-gateway-id route.transit-gateway-id route.vpc-peering-connection-id`,
 }
 

@@ -68,10 +68,8 @@ func (r *request) launchAddresses(at string) (netip.Addr, vpc.AddressRequest) {
 	if at != "" {
 		return r.addresses(at)
 	}
-	q := vpc.AddressRequest{
-		IPv6Count: r.count("Ipv6AddressCount"),
-		IPv6:      r.addrs(r.nested("Ipv6Address", "Ipv6Address"), false),
-	}
+	q := vpc.AddressRequest{IPv6: r.addrs(r.nested("Ipv6Address", "Ipv6Address"), false)}
+	q.IPv6Count, q.NoIPv6 = r.countOrNone("Ipv6AddressCount")
 	return r.addr("PrivateIpAddress", true), q
 }
 

@@ -41,6 +41,7 @@ type subnetXML struct {
 	VPCID     string           `xml:"vpcId"`
 	CIDR      string           `xml:"cidrBlock"`
 	IPv6      []associationXML `xml:"ipv6CidrBlockAssociationSet>item"`
+	AutoIPv6  bool             `xml:"assignIpv6AddressOnCreation"`
 	Free      int              `xml:"availableIpAddressCount"`
 	Zone      string           `xml:"availabilityZone"`
 	ZoneID    string           `xml:"availabilityZoneId"`
@@ -63,6 +64,7 @@ func (n names) subnet(s *vpc.Subnet) subnetXML {
 	x := subnetXML{
 		ID: s.ID, ARN: "arn:aws:ec2:" + n.region + ":" + n.account + ":subnet/" + s.ID, State: "available", OwnerID: n.account,
 		VPCID: s.VPCID, CIDR: s.CIDR.String(), Free: s.Free, Zone: s.Zone, ZoneID: n.zones[s.Zone], PublicIPs: s.Public, Tags: tagSet(s.Tags),
+		AutoIPv6: s.AssignIPv6,
 	}
 	if s.IPv6.IsValid() {
 		x.IPv6 = []associationXML{association(s.ID, 0, s.IPv6)}
@@ -102,7 +104,8 @@ func (n names) vpc(v *vpc.VPC) vpcXML {
 type routeXML struct {
 	CIDR    string `xml:"destinationCidrBlock,omitempty"`
 	IPv6    string `xml:"destinationIpv6CidrBlock,omitempty"`
-	Gateway string `xml:"gatewayId"`
+	Gateway string `xml:"gatewayId,omitempty"`
+	Egress  string `xml:"egressOnlyInternetGatewayId,omitempty"`
 	State   string `xml:"state"`
 	Origin  string `xml:"origin"`
 }
@@ -138,6 +141,9 @@ func (n names) table(t *vpc.RouteTable) tableXML {
 	x := tableXML{ID: t.ID, VPCID: t.VPCID, OwnerID: n.account, Tags: tagSet(t.Tags)}
 	for _, r := range t.Routes {
 		o := routeXML{Gateway: r.Target, State: "active", Origin: "CreateRoute"}
+		if r.EgressOnly() {
+			o.Gateway, o.Egress = "", r.Target
+		}
 		if r.Target == "local" {
 			o.Origin = "CreateRouteTable"
 		}

@@ -54,10 +54,13 @@ type Spec struct {
 
 // VPC is one virtual network.
 type VPC struct {
-	Name           string            `json:"name"`
-	ID             string            `json:"id,omitempty"`
-	CIDRs          []netip.Prefix    `json:"cidrs"`          // IPv4, /16 to /28; the first is the primary block
-	IPv6           []netip.Prefix    `json:"ipv6,omitempty"` // /56
+	Name  string         `json:"name"`
+	ID    string         `json:"id,omitempty"`
+	CIDRs []netip.Prefix `json:"cidrs"`          // IPv4, /16 to /28; the first is the primary block
+	IPv6  []netip.Prefix `json:"ipv6,omitempty"` // /56
+	// EgressOnlyIPv6 gives the VPC an egress-only internet gateway for IPv6 in place
+	// of the internet gateway: connections begin inside only.
+	EgressOnlyIPv6 bool              `json:"egressOnlyIPv6,omitempty"`
 	Tags           map[string]string `json:"tags,omitempty"`
 	Subnets        []Subnet          `json:"subnets"`
 	SecurityGroups []SecurityGroup   `json:"securityGroups,omitempty"` // a "default" group is made when absent
@@ -65,13 +68,16 @@ type VPC struct {
 
 // Subnet is one subnet of a VPC.
 type Subnet struct {
-	Name   string            `json:"name"`
-	ID     string            `json:"id,omitempty"`
-	Zone   string            `json:"zone"`
-	CIDR   netip.Prefix      `json:"cidr"`           // /16 to /28
-	IPv6   netip.Prefix      `json:"ipv6,omitempty"` // /64
-	Public bool              `json:"public,omitempty"`
-	Tags   map[string]string `json:"tags,omitempty"`
+	Name string       `json:"name"`
+	ID   string       `json:"id,omitempty"`
+	Zone string       `json:"zone"`
+	CIDR netip.Prefix `json:"cidr"`           // /16 to /28
+	IPv6 netip.Prefix `json:"ipv6,omitempty"` // /64
+	// AssignIPv6 is the attribute AssignIpv6AddressOnCreation: an ENI that is created
+	// there gets an IPv6 address, unless the call says what it gets.
+	AssignIPv6 bool              `json:"assignIPv6,omitempty"`
+	Public     bool              `json:"public,omitempty"`
+	Tags       map[string]string `json:"tags,omitempty"`
 }
 
 // SecurityGroup is a stateful filter of ENIs.

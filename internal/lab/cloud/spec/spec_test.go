@@ -41,10 +41,12 @@ func TestParse(t *testing.T) {
 // Each mistake is reported with the path of its field.
 func TestMistakesNameTheField(t *testing.T) {
 	for _, tc := range []struct{ old, new, want string }{
-		{"zone: lab-1a", "zome: lab-1a", "vpcs[0].subnets[0].zome: unknown field; known are cidr,"},
+		{"zone: lab-1a", "zome: lab-1a", "vpcs[0].subnets[0].zome: unknown field; known are assignIPv6, cidr,"},
 		{"cidr: 10.0.0.0/24", "cidr: 10.0.0.0", "vpcs[0].subnets[0].cidr: netip.ParsePrefix"},
 		{"cidr: 10.0.0.0/24", "cidr: 10.0.0.1/24", "vpcs[0].subnets[0].cidr: 10.0.0.1/24; expected an IPv4 network"},
 		{"cidr: 10.0.0.0/24", "cidr: 10.1.0.0/24", "vpcs[0].subnets[0].cidr: 10.1.0.0/24 is not in the VPC's cidrs"},
+		{`ipv6: "2600:1f14:abc:de00::/64"`, "assignIPv6: true", "vpcs[0].subnets[0].assignIPv6: true; expected a subnet with ipv6"},
+		{"ipv6: [2600:1f14:abc:de00::/56]", "egressOnlyIPv6: true", "vpcs[0].egressOnlyIPv6: true; expected a VPC with ipv6"},
 		{"cidrs: [10.0.0.0/16]", "cidrs: 10.0.0.0/16", "vpcs[0].cidrs: expected a list, got text"},
 		{"cidrs: [10.0.0.0/16]", "cidrs: [10.0.0.0/8]", "vpcs[0].cidrs[0]: 10.0.0.0/8; expected"},
 		{"groups: [default]", "groups: [web]", `vpcs[0].securityGroups[0].ingress[0].groups: no security group "web"`},

@@ -121,6 +121,9 @@ func (v *validator) vpc(path string, p VPC) {
 			v.fail(fmt.Sprintf("%s.ipv6[%d]", path, i), "%v; expected an IPv6 /56", c)
 		}
 	}
+	if p.EgressOnlyIPv6 && len(p.IPv6) == 0 {
+		v.fail(path+".egressOnlyIPv6", "true; expected a VPC with ipv6")
+	}
 	v.groups[p.Name] = map[string]bool{"default": true}
 	for _, g := range p.SecurityGroups {
 		v.groups[p.Name][g.Name] = true
@@ -160,6 +163,9 @@ func (v *validator) subnet(path string, p VPC, n Subnet) {
 	v.cidrs = append(v.cidrs, n.CIDR)
 	if n.IPv6.IsValid() && (n.IPv6.Bits() != 64 || n.IPv6 != n.IPv6.Masked() || !within(n.IPv6, p.IPv6)) {
 		v.fail(path+".ipv6", "%v; expected a /64 of the VPC's ipv6", n.IPv6)
+	}
+	if n.AssignIPv6 && !n.IPv6.IsValid() {
+		v.fail(path+".assignIPv6", "true; expected a subnet with ipv6")
 	}
 }
 

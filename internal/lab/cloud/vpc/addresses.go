@@ -28,6 +28,9 @@ type AddressRequest struct {
 	IPv6Count       int
 	IPv6Prefixes    []netip.Prefix
 	IPv6PrefixCount int
+	// NoIPv6 is a count of 0 that was given: an ENI that is created gets no IPv6
+	// address, whatever its subnet assigns.
+	NoIPv6 bool
 	// AllowReassignment takes given secondary IPv4 addresses off other ENIs of the subnet.
 	AllowReassignment bool
 }
@@ -186,7 +189,7 @@ func (a *addressing) fits(r AddressRequest) error {
 	want4 := fresh + r.IPv4Count + len(r.Prefixes) + r.PrefixCount
 	want6 := len(r.IPv6) + r.IPv6Count + len(r.IPv6Prefixes) + r.IPv6PrefixCount
 	if want6 > 0 && a.v6 == nil {
-		return invalid("The subnet '%s' does not have an IPv6 CIDR block.", a.e.SubnetID)
+		return invalid("Subnet does not contain any IPv6 CIDR block ranges")
 	}
 	if want4 > 0 && a.e.slots4()+want4 > a.limits.IPv4PerENI || want6 > 0 && a.e.slots6()+want6 > a.limits.IPv6PerENI {
 		return tooManyAddresses()

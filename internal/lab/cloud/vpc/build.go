@@ -90,7 +90,7 @@ func (c *Cloud) buildSubnet(vpcID string, n spec.Subnet) {
 		c.space6[id] = newSpace6(n.IPv6)
 	}
 	c.subnets.put(id, &Subnet{
-		ID: id, Name: n.Name, VPCID: vpcID, Zone: n.Zone, CIDR: n.CIDR, IPv6: n.IPv6,
+		ID: id, Name: n.Name, VPCID: vpcID, Zone: n.Zone, CIDR: n.CIDR, IPv6: n.IPv6, AssignIPv6: n.AssignIPv6,
 		Free: c.space4[id].free, Public: n.Public, Tags: named(n.Name, n.Tags),
 	}, time.Time{}, 0)
 }
@@ -142,7 +142,7 @@ func rules(in []spec.Rule, ids map[string]string) []Rule {
 }
 
 // buildRoutes makes the main route table: the VPC's own blocks are local, the
-// rest goes to an internet gateway.
+// rest goes to an internet gateway, or IPv6 to an egress-only one.
 func (c *Cloud) buildRoutes(vpcID string, s spec.VPC) {
 	t := &RouteTable{ID: c.newID("rtb"), VPCID: vpcID, Main: true, Tags: Tags{}}
 	for _, p := range append(s.CIDRs[:len(s.CIDRs):len(s.CIDRs)], s.IPv6...) {
@@ -150,6 +150,9 @@ func (c *Cloud) buildRoutes(vpcID string, s spec.VPC) {
 	}
 	gateway := c.newID("igw")
 	t.Routes = append(t.Routes, Route{netip.MustParsePrefix("0.0.0.0/0"), gateway})
+	if s.EgressOnlyIPv6 {
+		gateway = c.newID(egressOnlyGateway)
+	}
 	if len(s.IPv6) > 0 {
 		t.Routes = append(t.Routes, Route{netip.MustParsePrefix("::/0"), gateway})
 	}

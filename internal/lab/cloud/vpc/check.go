@@ -12,11 +12,16 @@ import (
 // lies in its ENI's subnet and is not reserved, free counts add up, and
 // attachments respect the limits of the instance type.
 func (b Books) Check() error {
-	k := checker{held: map[netip.Addr]string{}, used: map[string]int{}, slots: map[string]string{}, cards: map[string]int{}}
+	k := checker{held: map[netip.Addr]string{}, held6: map[netip.Prefix]string{}, used: map[string]int{}, slots: map[string]string{}, cards: map[string]int{}}
 	for _, e := range b.ENIs {
 		k.addresses(b, e)
 		if e.Attachment != nil {
 			k.attachment(b, e)
+		}
+	}
+	for a, eni := range k.held {
+		if other := k.held6[around(a)]; a.Is6() && other != "" {
+			k.fail("%v of %s is of a prefix of %s", a, eni, other)
 		}
 	}
 	for _, s := range b.Subnets {
@@ -29,10 +34,11 @@ func (b Books) Check() error {
 
 type checker struct {
 	errs  []error
-	held  map[netip.Addr]string // ENI by address, prefixes written out
-	used  map[string]int        // IPv4 addresses by subnet
-	slots map[string]string     // ENI by instance, card and device index
-	cards map[string]int        // ENIs by instance and card
+	held  map[netip.Addr]string   // ENI by address, prefixes written out
+	held6 map[netip.Prefix]string // ENI by IPv6 prefix
+	used  map[string]int          // IPv4 addresses by subnet
+	slots map[string]string       // ENI by instance, card and device index
+	cards map[string]int          // ENIs by instance and card
 }
 
 func (k *checker) fail(format string, args ...any) {
@@ -66,6 +72,12 @@ func (k *checker) addresses(b Books, e ENI) {
 	for _, a := range append(append([]netip.Addr{}, e.Secondary...), e.IPv6...) {
 		hold(a)
 	}
+	for _, p := range e.IPv6Prefixes {
+		if other, twice := k.held6[p]; twice || !subnet.IPv6.Contains(p.Addr()) {
+			k.fail("%v of %s is not in %v, or of %s too", p, e.ID, subnet.IPv6, other)
+		}
+		k.held6[p] = e.ID
+	}
 	for _, p := range e.Prefixes {
 		for a := p.Addr(); p.Contains(a); a = a.Next() {
 			hold(a)
@@ -88,7 +100,7 @@ func (k *checker) attachment(b Books, e ENI) {
 	card := fmt.Sprintf("%s/%d", a.InstanceID, a.NetworkCard)
 	k.cards[card]++
 	l, _ := limits.Lookup(i.Type)
-	if k.cards[card] > l.MaxENIs || e.slots4() > l.IPv4PerENI || e.slots6() > l.IPv6PerENI || !l.Prefixes && len(e.Prefixes) > 0 {
+	if k.cards[card] > l.MaxENIs || e.slots4() > l.IPv4PerENI || e.slots6() > l.IPv6PerENI || !l.Prefixes && len(e.Prefixes)+len(e.IPv6Prefixes) > 0 {
 		k.fail("%s exceeds what a %s may carry", e.ID, i.Type)
 	}
 }

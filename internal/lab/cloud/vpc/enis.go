@@ -80,13 +80,23 @@ func (c *Cloud) create(r CreateRequest) (*ENI, error) {
 		VPCID: subnet.VPCID, SubnetID: subnet.ID, Zone: subnet.Zone, Type: r.Type, Description: r.Description,
 		Groups: groups, SourceDestCheck: true, RequesterID: r.Requester, Created: c.clock.Now(), Tags: maps.Clone(r.Tags),
 	}
-	if err := c.addresses(e, nil).create(r.Primary, r.Addresses); err != nil {
+	if err := c.addresses(e, nil).create(r.Primary, onCreation(subnet, e, r.Addresses)); err != nil {
 		return nil, err
 	}
 	e.ID, e.MAC = c.newID("eni"), c.newMAC()
 	c.putENI(e)
 	c.countFree(subnet.ID)
 	return e, nil
+}
+
+// onCreation is what a new ENI gets: of a subnet that assigns IPv6 addresses one, where the
+// call neither says which it gets nor that it gets none (EC2 API Reference,
+// CreateNetworkInterface, Ipv6AddressCount).
+func onCreation(s *Subnet, e *ENI, r AddressRequest) AddressRequest {
+	if s.AssignIPv6 && e.Type != efaOnly && !r.NoIPv6 && len(r.IPv6)+r.IPv6Count+len(r.IPv6Prefixes)+r.IPv6PrefixCount == 0 {
+		r.IPv6Count = 1
+	}
+	return r
 }
 
 // checkGroups returns the groups an ENI in a VPC gets for those asked for. The lock is held.

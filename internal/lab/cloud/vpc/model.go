@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -22,15 +23,17 @@ type VPC struct {
 
 // Subnet is one subnet, with the count that EC2 calls AvailableIpAddressCount.
 type Subnet struct {
-	ID     string
-	Name   string
-	VPCID  string
-	Zone   string
-	CIDR   netip.Prefix
-	IPv6   netip.Prefix // zero without IPv6
-	Free   int          // free IPv4 addresses; reserved ones are not free
-	Public bool
-	Tags   Tags
+	ID    string
+	Name  string
+	VPCID string
+	Zone  string
+	CIDR  netip.Prefix
+	IPv6  netip.Prefix // zero without IPv6
+	// AssignIPv6: an ENI that is created here gets an IPv6 address unless told otherwise.
+	AssignIPv6 bool
+	Free       int // free IPv4 addresses; reserved ones are not free
+	Public     bool
+	Tags       Tags
 }
 
 // SecurityGroup is a stateful filter of ENIs.
@@ -64,11 +67,19 @@ type RouteTable struct {
 	Tags    Tags
 }
 
-// Route sends a destination to a target: "local" or an internet gateway.
+// Route sends a destination to a target: "local", an internet gateway, or for IPv6 an
+// egress-only internet gateway.
 type Route struct {
 	Destination netip.Prefix
 	Target      string
 }
+
+// egressOnlyGateway begins the IDs of egress-only internet gateways.
+const egressOnlyGateway = "eigw"
+
+// EgressOnly tells whether the target is an egress-only internet gateway: connections
+// begin inside only (VPC User Guide, "Egress-only internet gateways").
+func (r Route) EgressOnly() bool { return strings.HasPrefix(r.Target, egressOnlyGateway+"-") }
 
 // InstanceState is where an instance is in its life.
 type InstanceState string

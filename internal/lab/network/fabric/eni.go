@@ -101,8 +101,10 @@ func (f *Fabric) plug(p *plugged) error {
 	return nil
 }
 
-// lease configures a primary ENI's link as DHCP and router advertisements do:
-// the primary addresses, a default route, and the link up.
+// lease configures a primary ENI's link as a DHCP client does: the primary
+// addresses, the default route of IPv4, and the link up. That of IPv6 is not DHCP's
+// affair (RFC 8415, section 4): the node's kernel learns it from the router's
+// advertisement, for which nobody waits longer than that takes to arrive.
 func (f *Fabric) lease(p *plugged, link string) error {
 	s, err := f.subnet(p.eni)
 	if err != nil {
@@ -112,9 +114,13 @@ func (f *Fabric) lease(p *plugged, link string) error {
 	via := []netip.Addr{RouterOf(s.CIDR)}
 	if len(p.eni.IPv6) > 0 {
 		addrs = append(addrs, netip.PrefixFrom(p.eni.IPv6[0], 128)) // DHCPv6 leases have no prefix (RFC 8415)
-		via = append(via, Router6)
 	}
-	return ns.Netlink(f.NodePath(p.node), func(h *netlink.Handle) error { return ns.Configure(h, link, addrs, via) })
+	return ns.Netlink(f.NodePath(p.node), func(h *netlink.Handle) error {
+		if err := ns.Configure(h, link, addrs, via); err != nil || len(p.eni.IPv6) == 0 {
+			return err
+		}
+		return f.adverts.until(p, func() (bool, error) { return hasDefault6(h, link) })
+	})
 }
 
 func (f *Fabric) subnet(e vpc.ENI) (vpc.Subnet, error) {

@@ -76,6 +76,9 @@ type Options struct {
 	CIDRs []netip.Prefix
 	// Subnets whose router address answers on their ENIs' links.
 	Subnets []vpc.Subnet
+	// EgressOnly has IPv6 leave by an egress-only internet gateway, which lets no
+	// connection in (VPC User Guide, "Egress-only internet gateways").
+	EgressOnly bool
 }
 
 // Fabric is a running one. Its methods may be called concurrently.
@@ -92,6 +95,8 @@ type Fabric struct {
 	enis   map[string]*plugged // by ENI ID
 	groups map[string]vpc.SecurityGroup
 	links  int // how many ENI links were ever made: each gets a name of its own
+
+	adverts *adverts
 }
 
 // plugged is an ENI in a node.
@@ -173,7 +178,12 @@ func (f *Fabric) raise() error {
 			return fmt.Errorf("gateway %s: %w", g.link, err)
 		}
 	}
-	return f.rules.install(f.nft)
+	if err := f.rules.install(f.nft, f.opts.EgressOnly); err != nil {
+		return err
+	}
+	var err error
+	f.adverts, err = f.advertise()
+	return err
 }
 
 // openRouter opens the handles, on a thread in the router's namespace.
@@ -243,6 +253,9 @@ func (f *Fabric) Close() error {
 		return nil
 	}
 	f.closed = true
+	if f.adverts != nil {
+		f.adverts.close()
+	}
 	if f.rt != nil {
 		f.rt.Close()
 	}

@@ -2,6 +2,8 @@ package fabric
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/echo"
@@ -37,17 +40,42 @@ func TestNodesReachEachOtherAndTheOutside(t *testing.T) {
 // the ENI: the router has to say so, and the sender to hear it.
 func TestPathMTU(t *testing.T) {
 	b := raise(t)
-	b.node("a", eni("a", "10.0.0.10", 0))
-	b.node("b", eni("b", "10.0.0.11", 0))
+	b.node("a", with6(eni("a", "10.0.0.10", 0), "2001:db8:1::10"))
+	b.node("b", with6(eni("b", "10.0.0.11", 0), "2001:db8:1::11"))
 	b.serve(b.InternetPath())
 	long := strings.Repeat("x", 30000)
-	for _, to := range []netip.Addr{netip.MustParseAddr("10.0.0.11"), InternetHost} {
+	for _, to := range []netip.Addr{netip.MustParseAddr("10.0.0.11"), InternetHost, netip.MustParseAddr("2001:db8:1::11"), InternetHost6} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		r, err := echo.Ask(ctx, b.NodePath("a"), "tcp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, long)
 		if err != nil || r.Text != long {
 			t.Errorf("to %s: %d bytes of %d came back, %v", to, len(r.Text), len(long), err)
 		}
+	}
+	// TCP keeps to what the other side takes; a datagram does not, and its sender is told.
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	ask := func() error {
+		_, err := echo.Ask(ctx, b.NodePath("a"), "udp", netip.AddrPortFrom(InternetHost6, echo.Port), netip.Addr{}, long[:5000])
+		return err
+	}
+	err := ask()
+	if errors.Is(err, unix.EMSGSIZE) {
+		err = ask()
+	}
+	if err != nil {
+		t.Errorf("a datagram of 5000 bytes to %s: %v", InternetHost6, err)
+	}
+	var learned int
+	b.inNode("a", func(h *netlink.Handle, _ netlink.Link) error {
+		routes, err := h.RouteGetWithOptions(InternetHost6.AsSlice(), &netlink.RouteGetOptions{})
+		if err == nil {
+			learned = routes[0].MTU
+		}
+		return err
+	})
+	if learned != GatewayMTU {
+		t.Errorf("the node learned an MTU of %d towards the internet by IPv6, want %d from Packet Too Big", learned, GatewayMTU)
 	}
 }
 
@@ -315,6 +343,88 @@ func TestIPv6(t *testing.T) {
 		return h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ns.IPNet(subnets[0].IPv6)})
 	})
 	b.reaches(b.NodePath("d"), "2001:db8:1::12", "2001:db8:1::10")
+}
+
+// Of an egress-only internet gateway, connections begin inside.
+func TestEgressOnlyGateway(t *testing.T) {
+	b := raiseWith(t, Options{EgressOnly: true})
+	b.node("a", with6(eni("a", "10.0.0.10", 0), "2001:db8:1::10"))
+	b.serve(b.InternetPath())
+	b.serve(b.OnPremPath())
+	b.reaches(b.NodePath("a"), "2001:db8:1::10", InternetHost6.String())
+	b.blocked(b.InternetPath(), "", "2001:db8:1::10", gatewayCounter, Gateway)
+	b.reaches(b.InternetPath(), "", "10.0.0.10") // IPv4 has a gateway of its own
+	b.reaches(b.OnPremPath(), "", "2001:db8:1::10")
+}
+
+func TestSecurityGroupsOfIPv6(t *testing.T) {
+	web := vpc.SecurityGroup{
+		ID: "sg-web",
+		Ingress: []vpc.Rule{
+			{Protocol: "udp", FromPort: echo.Port, ToPort: echo.Port, CIDRs: anywhere("2001:db8:1:1::/64")},
+			{Protocol: "udp", FromPort: echo.Port, ToPort: echo.Port, CIDRs: anywhere("0.0.0.0/0")},
+		},
+		Egress: []vpc.Rule{{Protocol: "udp", FromPort: 0, ToPort: 65535, CIDRs: anywhere("2001:db8:1:1:b::/80")}},
+	}
+	b := raise(t, web)
+	b.node("web", with6(eni("web", "10.0.0.10", 0, web.ID), "2001:db8:1::10"))
+	b.node("near", with6(eni("near", "10.0.0.11", 0), "2001:db8:1::11"))
+	far := with6(eni("far", "10.0.16.11", 0), "2001:db8:1:1::11")
+	far.IPv6Prefixes = anywhere("2001:db8:1:1:b::/80")
+	b.node("far", far)
+	b.own("far", "ens5", "2001:db8:1:1:b::7")
+	b.serve(b.InternetPath())
+	b.reaches(b.NodePath("far"), "2001:db8:1:1::11", "2001:db8:1::10")
+	b.reaches(b.NodePath("near"), "", "10.0.0.10") // by the rule of IPv4
+	b.blocked(b.NodePath("near"), "2001:db8:1::11", "2001:db8:1::10", "eni-web", Ingress)
+	b.blocked(b.InternetPath(), "", "2001:db8:1::10", "eni-web", Ingress)
+	b.reaches(b.NodePath("web"), "2001:db8:1::10", "2001:db8:1:1:b::7")
+	b.blocked(b.NodePath("web"), "2001:db8:1::10", "2001:db8:1:1::11", "eni-web", Egress)
+	b.blocked(b.NodePath("web"), "10.0.0.10", "10.0.16.11", "eni-web", Egress)
+}
+
+// A node has its default route of IPv6 from the router's advertisement: it is the kernel's,
+// it ends with its lifetime, and a node that begins to forward loses it unless its link
+// takes advertisements even so. Who solicits is answered.
+func TestRouterAdvertisements(t *testing.T) {
+	b := raise(t)
+	b.node("a", with6(eni("a", "10.0.0.10", 0), "2001:db8:1::10"))
+	b.node("c", with6(eni("c", "10.0.16.10", 0), "2001:db8:1:1::10"))
+	b.node("old", eni("old", "10.0.0.12", 0)) // without an address of IPv6
+	kernels := func(node string) (routes []netlink.Route) {
+		b.inNode(node, func(h *netlink.Handle, l netlink.Link) error {
+			list, err := h.RouteList(l, unix.AF_INET6)
+			for _, r := range list {
+				if r.Gw != nil && r.Gw.String() == Router6.String() && r.Protocol == unix.RTPROT_RA {
+					routes = append(routes, r)
+				}
+			}
+			return err
+		})
+		return routes
+	}
+	if got := kernels("a"); len(got) != 1 {
+		t.Fatalf("default routes by advertisements: %v", got)
+	}
+	forward := func(node, acceptRA string) {
+		b.inNode(node, func(*netlink.Handle, netlink.Link) error {
+			return ns.SetSysctls(ns.Sysctl{Name: "net/ipv6/conf/ens5/accept_ra", Value: acceptRA}, ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"})
+		})
+	}
+	b.serve(b.InternetPath())
+	forward("a", "2")
+	forward("c", "1")
+	if got := kernels("a"); len(got) != 1 {
+		t.Errorf("with accept_ra=2 a node that forwards has %v", got)
+	}
+	if got := kernels("c"); len(got) != 0 {
+		t.Errorf("with accept_ra=1 a node that forwards has %v", got)
+	}
+	b.reaches(b.NodePath("a"), "2001:db8:1::10", InternetHost6.String())
+	hops, advert := b.solicit("old")
+	if hops != neighbourHops || advert[4] != advertHopLimit || advert[5] != advertManaged || binary.BigEndian.Uint16(advert[6:]) != 1800 || len(advert) != 16 {
+		t.Errorf("advertised with hop limit %d: % x", hops, advert)
+	}
 }
 
 func TestServicesOfTheCloud(t *testing.T) {

@@ -2,6 +2,7 @@ package fabric
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	inet6 "golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
@@ -42,13 +44,18 @@ type harness struct {
 
 func raise(t testing.TB, groups ...vpc.SecurityGroup) *harness {
 	t.Helper()
+	return raiseWith(t, Options{}, groups...)
+}
+
+// raiseWith is raise with options; ID, subnets and CIDRs are filled in.
+func raiseWith(t testing.TB, o Options, groups ...vpc.SecurityGroup) *harness {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("the fabric's tests make network namespaces: run them as root")
 	}
-	f, err := New(Options{
-		ID: fmt.Sprintf("t%x", rand.Uint32()), Subnets: subnets,
-		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8:1::/56")},
-	})
+	o.ID, o.Subnets = fmt.Sprintf("t%x", rand.Uint32()), subnets
+	o.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8:1::/56")}
+	f, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,6 +92,12 @@ func eni(id, primary string, index int, groups ...string) vpc.ENI {
 		MAC:        net.HardwareAddr{0x0a, 0, b[0], b[1], b[2], b[3]},
 		Attachment: &vpc.Attachment{InstanceID: "i-x", DeviceIndex: index},
 	}
+}
+
+// with6 is an ENI with an IPv6 address.
+func with6(e vpc.ENI, addr string) vpc.ENI {
+	e.IPv6 = []netip.Addr{netip.MustParseAddr(addr)}
+	return e
 }
 
 // node adds a node with its primary ENI and a server that answers there.
@@ -254,4 +267,37 @@ func (b *harness) link(node, name string) netlink.Link {
 		return nil
 	}))
 	return l
+}
+
+// solicit has a node solicit advertisements (RFC 4861, section 4.1), and returns the first
+// with its hop limit.
+func (b *harness) solicit(node string) (hops int, advert []byte) {
+	b.t.Helper()
+	var conn *inet6.PacketConn
+	var link int
+	b.inNode(node, func(_ *netlink.Handle, ens5 netlink.Link) error {
+		link = ens5.Attrs().Index
+		c, err := net.ListenPacket("ip6:ipv6-icmp", "::")
+		if err != nil {
+			return err
+		}
+		conn = inet6.NewPacketConn(c)
+		var filter inet6.ICMPFilter
+		filter.SetAll(true)
+		filter.Accept(inet6.ICMPTypeRouterAdvertisement)
+		return errors.Join(conn.SetICMPFilter(&filter), conn.SetControlMessage(inet6.FlagHopLimit, true))
+	})
+	defer conn.Close()
+	buf := make([]byte, 1500)
+	for began := time.Now(); time.Since(began) < patience; {
+		// Until the link has an address to send from, nothing is sent.
+		_, _ = conn.WriteTo([]byte{byte(inet6.ICMPTypeRouterSolicitation), 0, 0, 0, 0, 0, 0, 0},
+			&inet6.ControlMessage{HopLimit: neighbourHops, IfIndex: link}, &net.IPAddr{IP: net.IPv6linklocalallrouters})
+		b.ok(conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)))
+		if n, cm, _, err := conn.ReadFrom(buf); err == nil {
+			return cm.HopLimit, buf[:n]
+		}
+	}
+	b.t.Fatalf("%s: no advertisement within %v", node, patience)
+	return 0, nil
 }

@@ -37,8 +37,9 @@ type ruleset struct {
 
 var accept, drop = nftables.ChainPolicyAccept, nftables.ChainPolicyDrop
 
-// install makes the part of the ruleset that no ENI changes.
-func (r *ruleset) install(c *nftables.Conn) error {
+// install makes the part of the ruleset that no ENI changes. With egressOnly no
+// connection of IPv6 comes in from the internet.
+func (r *ruleset) install(c *nftables.Conn, egressOnly bool) error {
 	r.groups, r.members, r.publicOf = map[string]*nftables.Set{}, map[string]map[string]bool{}, map[string]string{}
 	r.table = c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "vpclab"})
 	for _, m := range []struct {
@@ -80,6 +81,9 @@ func (r *ruleset) install(c *nftables.Conn) error {
 	r.addRule(c, forward, vmap(expr.MetaKeyIIFNAME, r.out))
 	r.addRule(c, forward, link(expr.MetaKeyIIFNAME, internetLink), ipv4(), daddr4(), notIn(r.public),
 		r.count(gatewayCounter, Gateway), verdict(expr.VerdictDrop))
+	if egressOnly {
+		r.addRule(c, forward, link(expr.MetaKeyIIFNAME, internetLink), ipv6(), r.count(gatewayCounter, Gateway), verdict(expr.VerdictDrop))
+	}
 	r.addRule(c, forward, vmap(expr.MetaKeyOIFNAME, r.in))
 	// Between the two gateways nothing passes: what is left must come from an ENI.
 	for _, outside := range []string{internetLink, onPremLink} {

@@ -1,0 +1,308 @@
+package ipam
+
+import (
+	"fmt"
+	"iter"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+)
+
+// Node hands out the addresses of one node in both families: an Allocator of each,
+// with the same groups. A holder's addresses are all of one group. Like an
+// Allocator it is not safe for concurrent use, its owner locks.
+type Node[K comparable] struct {
+	of [ipfamily.Number]*Allocator[K]
+}
+
+// NewNode returns one without addresses, whose released ones cool for period.
+func NewNode[K comparable](period time.Duration) *Node[K] {
+	return &Node[K]{[...]*Allocator[K]{New[K](period), New[K](period)}}
+}
+
+// Addresses are what one holder has of each family; zero: none.
+type Addresses [ipfamily.Number]netip.Addr
+
+// List returns those that there are, IPv4 first.
+func (l Addresses) List() (out []netip.Addr) {
+	for _, a := range l {
+		if a.IsValid() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// Taken is a holder's addresses and where they come from.
+type Taken struct {
+	Addresses
+	Group string
+	Index int
+}
+
+// SetGroup makes a group hold exactly what g lists, of both families, as
+// Allocator.SetGroup does.
+func (n *Node[K]) SetGroup(g Group) {
+	for f, a := range n.of {
+		of := Group{ID: g.ID, Index: g.Index}
+		for _, addr := range g.Addresses {
+			if ipfamily.Of(addr) == ipfamily.Family(f) {
+				of.Addresses = append(of.Addresses, addr)
+			}
+		}
+		for _, p := range g.Prefixes {
+			if ipfamily.Of(p.Addr()) == ipfamily.Family(f) {
+				of.Prefixes = append(of.Prefixes, p)
+			}
+		}
+		a.SetGroup(of)
+	}
+}
+
+// SetReady tells whether a group's data path works.
+func (n *Node[K]) SetReady(id string, ready bool) {
+	for _, a := range n.of {
+		a.SetReady(id, ready)
+	}
+}
+
+// LoseGroup forgets a group that the cloud took away.
+func (n *Node[K]) LoseGroup(id string) {
+	for _, a := range n.of {
+		a.LoseGroup(id)
+	}
+}
+
+// Take gives key an address of each family of a set, all of one group, or tells that
+// no group has one of each at now. Groups are chosen by what they have of the first
+// family, in Allocator's order. A key that holds addresses, of whatever families,
+// gets the same again. O(groups), and O(log n) in the number of addresses.
+func (n *Node[K]) Take(key K, set ipfamily.Set, now time.Time) (Taken, bool) {
+	if t, ok := n.holds(key); ok {
+		return t, true
+	}
+	n.Expire(now)
+	families := set.Families()
+	id, ok := n.choose(families)
+	if !ok {
+		return Taken{}, false
+	}
+	var out Taken
+	for _, f := range families {
+		a := n.of[f].takeIn(n.of[f].groups[id], key, now)
+		out.Addresses[f], out.Group, out.Index = a.Addr, a.Group, a.Index
+	}
+	return out, true
+}
+
+// choose picks the group that comes first of those that have an assignable address
+// of every family.
+func (n *Node[K]) choose(families []ipfamily.Family) (id string, ok bool) {
+	var best *group[K]
+	for _, g := range n.of[families[0]].ready.items {
+		has := true
+		for _, f := range families[1:] {
+			other := n.of[f].groups[g.id]
+			has = has && other != nil && other.pos >= 0
+		}
+		if has && (best == nil || lessGroup(g, best)) {
+			best = g
+		}
+	}
+	if best == nil {
+		return "", false
+	}
+	return best.id, true
+}
+
+// holds tells what key holds.
+func (n *Node[K]) holds(key K) (out Taken, ok bool) {
+	for f, a := range n.of {
+		if e, held := a.holders[key]; held {
+			at := e.assignment()
+			out.Addresses[f], ok = at.Addr, true
+			if at.Group != "" {
+				out.Group, out.Index = at.Group, at.Index
+			}
+		}
+	}
+	return out, ok
+}
+
+// Hold marks addresses as held by key since a moment, as found in a record: all of
+// them, or none with an error, as Allocator.Hold has it.
+func (n *Node[K]) Hold(key K, addrs []netip.Addr, since time.Time) error {
+	before, _ := n.holds(key)
+	for _, addr := range addrs {
+		f := ipfamily.Of(addr)
+		if err := n.of[f].Hold(key, addr, since); err != nil {
+			for f, a := range n.of {
+				if !before.Addresses[f].IsValid() {
+					a.Cancel(key)
+				}
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// Release ends key's hold; its addresses cool from now on. It tells which those
+// were, if any.
+func (n *Node[K]) Release(key K, now time.Time) (out Addresses, ok bool) {
+	return n.end(func(a *Allocator[K]) (netip.Addr, bool) { return a.Release(key, now) })
+}
+
+// Cancel ends key's hold on addresses that were never used.
+func (n *Node[K]) Cancel(key K) (out Addresses, ok bool) {
+	return n.end(func(a *Allocator[K]) (netip.Addr, bool) { return a.Cancel(key) })
+}
+
+func (n *Node[K]) end(hold func(*Allocator[K]) (netip.Addr, bool)) (out Addresses, ok bool) {
+	for f, a := range n.of {
+		if addr, held := hold(a); held {
+			out[f], ok = addr, true
+		}
+	}
+	return out, ok
+}
+
+// Cool marks an address as cooling since a moment, as found in a record.
+func (n *Node[K]) Cool(addr netip.Addr, since, now time.Time) {
+	n.of[ipfamily.Of(addr)].Cool(addr, since, now)
+}
+
+// Expire frees the addresses whose cooling ended by now, and tells how many.
+func (n *Node[K]) Expire(now time.Time) (freed int) {
+	for _, a := range n.of {
+		freed += a.Expire(now)
+	}
+	return freed
+}
+
+// NextExpiry tells when the next cooling ends, if any address cools.
+func (n *Node[K]) NextExpiry() (at time.Time, ok bool) {
+	for _, a := range n.of {
+		if t, cools := a.NextExpiry(); cools && (!ok || t.Before(at)) {
+			at, ok = t, true
+		}
+	}
+	return at, ok
+}
+
+// Busy tells whether an address is used or cooling, listed or not.
+func (n *Node[K]) Busy(addr netip.Addr) bool {
+	return addr.IsValid() && n.of[ipfamily.Of(addr)].Busy(addr)
+}
+
+// Busied yields the addresses that are used or cooling, listed or not, in no order.
+func (n *Node[K]) Busied() iter.Seq[AddressView[K]] {
+	return n.both((*Allocator[K]).Busied)
+}
+
+// Addresses yields every address, as Allocator.Addresses does, in no order.
+func (n *Node[K]) Addresses() iter.Seq[AddressView[K]] {
+	return n.both((*Allocator[K]).Addresses)
+}
+
+func (n *Node[K]) both(of func(*Allocator[K]) iter.Seq[AddressView[K]]) iter.Seq[AddressView[K]] {
+	return func(yield func(AddressView[K]) bool) {
+		for _, a := range n.of {
+			for v := range of(a) {
+				if !yield(v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// NodeGroup is one group with its counts in each family.
+type NodeGroup struct {
+	ID    string
+	Index int
+	Ready bool
+	Of    [ipfamily.Number]Counts
+}
+
+// Used counts the pods that have an address of the group: as many as it has used
+// addresses of the family that has more of them.
+func (g NodeGroup) Used() int { return max(g.Of[ipfamily.IPv4].Used, g.Of[ipfamily.IPv6].Used) }
+
+// Cooling counts likewise what cools beside what is used.
+func (g NodeGroup) Cooling() int {
+	busy := 0
+	for _, c := range g.Of {
+		busy = max(busy, c.Used+c.Cooling)
+	}
+	return busy - g.Used()
+}
+
+// Assignable is for how many holders a group has an address of each family of a
+// set, once it is ready; of IPv6 alone at most IPv6PrefixAddresses.
+func (g NodeGroup) Assignable(set ipfamily.Set) int {
+	out := math.MaxInt
+	for _, f := range set.Families() {
+		out = min(out, g.Of[f].Free)
+	}
+	if !set.Has(ipfamily.IPv4) {
+		out = min(out, IPv6PrefixAddresses)
+	}
+	return out
+}
+
+// Groups counts each group, by index and then ID. O(groups and prefixes).
+func (n *Node[K]) Groups() []NodeGroup {
+	var out []NodeGroup
+	for _, g := range n.of[ipfamily.IPv4].Groups() {
+		of := NodeGroup{ID: g.ID, Index: g.Index, Ready: g.Ready}
+		for f, a := range n.of {
+			of.Of[f] = a.Count(g.ID)
+		}
+		out = append(out, of)
+	}
+	return out
+}
+
+// Withdraw takes up to so many free single addresses, and prefixes in which nothing
+// is used or cooling, of one family out of a group, and returns them, addresses as
+// prefixes of full length.
+func (n *Node[K]) Withdraw(id string, f ipfamily.Family, addresses, prefixes int) (out []netip.Prefix) {
+	for _, a := range n.of[f].Withdraw(id, addresses) {
+		out = append(out, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return append(out, n.of[f].WithdrawPrefixes(id, prefixes)...)
+}
+
+// WithdrawGroup takes a whole group out, if nothing in it is used or cooling.
+func (n *Node[K]) WithdrawGroup(id string) error {
+	for _, a := range n.of {
+		if c := a.Count(id); c.Used+c.Cooling > 0 {
+			return fmt.Errorf("withdraw group %s: %d addresses used, %d cooling", id, c.Used, c.Cooling)
+		}
+	}
+	for _, a := range n.of {
+		if err := a.WithdrawGroup(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WithdrawThese takes exactly these addresses (as prefixes of full length) and
+// prefixes out, those of them that are free.
+func (n *Node[K]) WithdrawThese(things []netip.Prefix) { n.each(things, (*Allocator[K]).WithdrawThese) }
+
+// Restore makes withdrawn addresses (as prefixes of full length) and prefixes
+// assignable again.
+func (n *Node[K]) Restore(things []netip.Prefix) { n.each(things, (*Allocator[K]).Restore) }
+
+// each has the allocator of each family do something with what is of it.
+func (n *Node[K]) each(things []netip.Prefix, do func(*Allocator[K], []netip.Prefix)) {
+	for f, a := range n.of {
+		do(a, slices.DeleteFunc(slices.Clone(things), func(p netip.Prefix) bool { return ipfamily.Of(p.Addr()) != ipfamily.Family(f) }))
+	}
+}

@@ -1,0 +1,106 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestDualStack gives pods addresses of both families, of IPv6 alone, and for comparison of
+// IPv4 alone: each pod has one of each, all on one ENI, more pods than the primary ENI takes;
+// it reaches pods of its node and of another, nodes and the internet by each, which sees the
+// node's address of IPv4 and the pod's own of IPv6. Pods are kept from the metadata service,
+// and from who is outside, by each too. Addresses of pods that went cool, and are not given
+// to the next ones.
+func TestDualStack(t *testing.T) {
+	t.Parallel()
+	for _, families := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6} {
+		t.Run(string(families), func(t *testing.T) {
+			t.Parallel()
+			l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{
+				Nodes: 2, InstanceType: "t3.small", IPFamilies: families, DaemonArgs: []string{"--cooling-period=10m"},
+			})
+			nodes := l.Nodes()
+			const many, few = 5, 2
+			harness.OK(t, harness.AddMany(t, nodes[0], "pod", many, node.PodOptions{}))
+			harness.OK(t, harness.AddMany(t, nodes[1], "pod", few, node.PodOptions{}))
+			for _, n := range nodes {
+				for _, p := range n.Pods() {
+					harness.OK(t, onOneENI(families, p, harness.ENIs(l, n)))
+				}
+			}
+			answers, err := l.CheckReach(harness.Deadline(t, patience))
+			harness.OK(t, err)
+			// Two pods, the own node and the internet, by TCP and UDP.
+			if want := (many + few) * len(families.Families()) * 4 * 2; answers != want {
+				t.Errorf("%d questions were answered, want %d", answers, want)
+			}
+			keptApart(t, l, nodes[0].Pods()[0])
+			harness.Settle(t, l)
+
+			freed := nodes[1].Pods()[0].Addrs
+			harness.Remove(t, nodes[1], "pod-0")
+			next := harness.Add(t, nodes[1], "next")
+			if slices.ContainsFunc(next.Addrs, func(a netip.Addr) bool { return slices.Contains(freed, a) }) {
+				t.Errorf("the next pod has %v, of which some cool: %v", next.Addrs, freed)
+			}
+			harness.Restart(t, nodes[0])
+			if _, err := l.CheckReach(harness.Deadline(t, patience)); err != nil {
+				t.Errorf("after a restart of berthd: %v", err)
+			}
+			harness.Settle(t, l)
+			for _, n := range nodes {
+				harness.RemoveAll(t, n)
+			}
+			harness.Settle(t, l)
+		})
+	}
+}
+
+// keptApart wants that a pod gets no metadata, and that nobody outside reaches it, which no
+// security group allows.
+func keptApart(t *testing.T, l *lab.Lab, p *node.Pod) {
+	t.Helper()
+	for _, a := range p.Addrs {
+		metadata, outside := fabric.IMDSEndpoint, fabric.InternetHost
+		if a.Is6() {
+			metadata, outside = fabric.IMDSEndpoint6, fabric.InternetHost6
+		}
+		const within = 300 * time.Millisecond
+		url := "http://" + netip.AddrPortFrom(metadata, 80).String() + "/latest/meta-data/instance-id"
+		if got, err := ns.Get(harness.Deadline(t, within), p.Netns(), url); err == nil {
+			t.Errorf("the pod with %s got the instance ID %s", a, got)
+		}
+		if r, err := echo.Ask(harness.Deadline(t, within), l.OutsidePath(), "udp", netip.AddrPortFrom(a, echo.Port), outside, "x"); err == nil {
+			t.Errorf("%s is reached from outside: %q", a, r)
+		}
+	}
+}
+
+// onOneENI wants a pod to have one address of each family, all on one ENI.
+func onOneENI(families ipfamily.Set, p *node.Pod, enis []vpc.ENI) error {
+	var got []ipfamily.Family
+	for _, a := range p.Addrs {
+		got = append(got, ipfamily.Of(a))
+	}
+	if !slices.Equal(got, families.Families()) {
+		return fmt.Errorf("pod %s of %s has %v, want one address of each of %v", p.Name, p.Node, p.Addrs, families.Families())
+	}
+	for _, e := range enis {
+		if !slices.ContainsFunc(p.Addrs, func(a netip.Addr) bool { return !e.Owns(a) }) {
+			return nil
+		}
+	}
+	return fmt.Errorf("pod %s of %s has %v, which are not on one ENI", p.Name, p.Node, p.Addrs)
+}
