@@ -71,6 +71,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"daemon: {settings: {export-table: 0}}", "at '/daemon/settings/export-table': minimum: got 0, want 1"},
 		{"daemon: {settings: {external-snat: 'yes'}}", "at '/daemon/settings/external-snat': got string, want boolean"},
 		{"daemon: {settings: {warm-wait: soon}}", "at '/daemon/settings/warm-wait': 'soon' does not match pattern"},
+		{"daemon: {settings: {ip-families: both}}", "at '/daemon/settings/ip-families': value must be one of 'ipv4', 'ipv6', 'dual'"},
 		{"daemon: {settings: {log-level: loud}}", "at '/daemon/settings/log-level': value must be one of"},
 		{"daemon: {settings: {state-dir: berth}}", "at '/daemon/settings/state-dir': 'berth' does not match pattern"},
 		{"daemon: {settings: {subnets: ['a,b']}}", "at '/daemon/settings/subnets/0'"},
