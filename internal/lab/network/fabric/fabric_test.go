@@ -438,6 +438,15 @@ func TestRouterAdvertisements(t *testing.T) {
 		t.Errorf("with accept_ra=1 a node that forwards has %v", got)
 	}
 	b.reaches(b.NodePath("a"), "2001:db8:1::10", InternetHost6.String())
+	moved := with6(eni("c", "10.0.16.10", 0), "2001:db8:1:1::10")
+	b.inNode("c", func(*netlink.Handle, netlink.Link) error {
+		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv6/conf/default/forwarding", Value: "1"})
+	})
+	b.ok(b.Detach(moved.ID))
+	b.ok(b.Attach("c", moved)) // nobody waits for what it does not take
+	if got := kernels("c"); len(got) != 0 {
+		t.Errorf("a node that forwards already has %v of a link that appears", got)
+	}
 	hops, advert := b.solicit("old")
 	if hops != neighbourHops || advert[4] != advertHopLimit || advert[5] != advertManaged || binary.BigEndian.Uint16(advert[6:]) != 1800 || len(advert) != 16 {
 		t.Errorf("advertised with hop limit %d: % x", hops, advert)
