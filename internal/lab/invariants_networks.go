@@ -81,25 +81,11 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 		} else if int(known.DeviceIndex) != e.Attachment.DeviceIndex || known.MAC != e.MAC.String() {
 			f.wrong("NodeNetwork: ENI %s is %+v, EC2 says index %d and MAC %s", e.ID, known, e.Attachment.DeviceIndex, e.MAC)
 		}
-		addrs := e.Secondary
-		if o.Spec.ENI.UsePrimaryAddress && e.Attachment.DeviceIndex > 0 {
-			addrs = append(slices.Clone(addrs), e.Primary)
+		things, count := f.availableOf(e, o)
+		for _, a := range things {
+			available[a] = e.ID
 		}
-		if f.families.Has(ipfamily.IPv6) && !e.Attachment.Primary() {
-			addrs = slices.Concat(addrs, e.IPv6)
-		}
-		if f.families.Has(ipfamily.IPv6) {
-			for _, p := range e.IPv6Prefixes {
-				available[p.String()] = e.ID
-			}
-		}
-		for _, a := range addrs {
-			available[a.String()] = e.ID
-		}
-		for _, p := range e.Prefixes {
-			available[p.String()] = e.ID
-		}
-		total += len(addrs) + 16*len(e.Prefixes)
+		total += count
 	}
 	for a, eni := range available {
 		if got, ok := o.Spec.IPAM.Available[a]; !ok {
@@ -121,6 +107,30 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 	if int(o.Status.ENI.Available) != total && !f.families.Has(ipfamily.IPv6) { // as with the totals of introspection
 		f.wrong("NodeNetwork: status.eni.available is %d, EC2 has assigned %d", o.Status.ENI.Available, total)
 	}
+}
+
+// availableOf is what an ENI has for pods as a NodeNetwork names it, single addresses and
+// prefixes, and how many IPv4 addresses that are. The primary ENI's single IPv6 addresses are
+// the instance's.
+func (f *findings) availableOf(e vpc.ENI, o *v1alpha1.NodeNetwork) (things []string, ipv4 int) {
+	addrs, prefixes := e.Secondary, e.Prefixes
+	if o.Spec.ENI.UsePrimaryAddress && e.Attachment.DeviceIndex > 0 {
+		addrs = append(slices.Clone(addrs), e.Primary)
+	}
+	ipv4 = len(addrs) + 16*len(prefixes)
+	if f.families.Has(ipfamily.IPv6) {
+		prefixes = slices.Concat(prefixes, e.IPv6Prefixes)
+		if !e.Attachment.Primary() {
+			addrs = slices.Concat(addrs, e.IPv6)
+		}
+	}
+	for _, a := range addrs {
+		things = append(things, a.String())
+	}
+	for _, p := range prefixes {
+		things = append(things, p.String())
+	}
+	return things, ipv4
 }
 
 // serving are the attached ENIs that pods get addresses of.

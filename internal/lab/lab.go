@@ -175,20 +175,29 @@ func (o Options) complete() (Options, error) {
 	if o.InstanceType == "" {
 		o.InstanceType = "m5.large"
 	}
-	if o.Spec == nil && o.Mode.hasEC2() {
-		s := DefaultSpec(o.Nodes, o.InstanceType)
-		o.Spec = &s
-	}
-	if o, err = o.completeFamilies(); err != nil {
+	if o, err = o.completeSpec(); err != nil {
 		return o, err
 	}
-	o.Spec = o.inCluster()
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
+	return o, nil
+}
+
+// completeSpec is Spec as the lab has it.
+func (o Options) completeSpec() (Options, error) {
+	if o.Spec == nil && o.Mode.hasEC2() {
+		s := DefaultSpec(o.Nodes, o.InstanceType)
+		o.Spec = &s
+	}
+	o, err := o.completeFamilies()
+	if err != nil {
+		return o, err
+	}
+	o.Spec = o.inCluster()
 	return o, nil
 }
 

@@ -18,18 +18,29 @@ import (
 )
 
 // TestDualStack gives pods addresses of both families, of IPv6 alone, and for comparison of
-// IPv4 alone: each pod has one of each, all on one ENI, more pods than the primary ENI takes;
-// it reaches pods of its node and of another, nodes and the internet by each, which sees the
+// IPv4 alone, in both modes that take them of ENIs: each pod has one of each, all on one ENI,
+// more pods than one ENI takes of IPv4; it reaches pods of its node and of another, nodes and the internet by each, which sees the
 // node's address of IPv4 and the pod's own of IPv6. Pods are kept from the metadata service,
 // and from who is outside, by each too. Addresses of pods that went cool, and are not given
 // to the next ones.
 func TestDualStack(t *testing.T) {
 	t.Parallel()
-	for _, families := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6} {
-		t.Run(string(families), func(t *testing.T) {
+	for _, tc := range []struct {
+		mode     lab.Mode
+		families ipfamily.Set
+	}{
+		{lab.NodeMode, ipfamily.OnlyIPv4},
+		{lab.NodeMode, ipfamily.Dual},
+		{lab.NodeMode, ipfamily.OnlyIPv6},
+		{lab.OperatorMode, ipfamily.OnlyIPv4},
+		{lab.OperatorMode, ipfamily.Dual},
+		{lab.OperatorMode, ipfamily.OnlyIPv6},
+	} {
+		t.Run(fmt.Sprintf("%s/%s", tc.mode, tc.families), func(t *testing.T) {
 			t.Parallel()
-			l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{
-				Nodes: 2, InstanceType: "t3.small", IPFamilies: families, DaemonArgs: []string{"--cooling-period=10m"},
+			families := tc.families
+			l := harness.RaiseQuick(t, tc.mode, lab.Options{
+				Nodes: 2, InstanceType: "t3.small", IPFamilies: families, DaemonArgs: []string{"--cooling-period=10m", "--block-metadata"},
 			})
 			nodes := l.Nodes()
 			const many, few = 5, 2

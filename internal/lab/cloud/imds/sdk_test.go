@@ -88,6 +88,8 @@ func TestMetadata(t *testing.T) {
 	i, _ := books.Instance("node-a")
 	enis := books.InstanceENIs(i.ID)
 	e := enis[0]
+	six, err := cloud.AssignAddresses(e.ID, vpc.AddressRequest{IPv6PrefixCount: 1})
+	ok(t, err)
 	at := "network/interfaces/macs/" + e.MAC.String() + "/"
 	for path, want := range map[string]string{
 		"instance-id":                     i.ID,
@@ -100,7 +102,9 @@ func TestMetadata(t *testing.T) {
 		at + "interface-id":               e.ID,
 		at + "local-ipv4s":                e.Primary.String() + "\n" + e.Secondary[0].String() + "\n" + e.Secondary[1].String(),
 		at + "ipv4-prefix":                e.Prefixes[0].String(),
+		"ipv6":                            e.IPv6[0].String(),
 		at + "ipv6s":                      e.IPv6[0].String(),
+		at + "ipv6-prefix":                six.IPv6Prefixes[0].String(),
 		at + "subnet-id":                  e.SubnetID,
 		at + "subnet-ipv4-cidr-block":     "10.0.0.0/22",
 		at + "subnet-ipv6-cidr-blocks":    "2600:1f14:abc:de00::/64",

@@ -1,11 +1,14 @@
 package fabric
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -45,7 +48,7 @@ type adverts struct {
 func (f *Fabric) advertise() (*adverts, error) {
 	var conn *inet6.PacketConn
 	err := ns.Do(f.RouterPath(), func() error {
-		c, err := net.ListenPacket("ip6:ipv6-icmp", "::")
+		c, err := (&net.ListenConfig{}).ListenPacket(context.Background(), "ip6:ipv6-icmp", "::")
 		if err != nil {
 			return err
 		}
@@ -145,6 +148,21 @@ func (a *adverts) until(p *plugged, taken func() (bool, error)) error {
 		}
 		<-time.After(5 * time.Millisecond) // the kernel's edge: nothing tells when it is done
 	}
+}
+
+// takesAdverts tells whether the kernel takes a default route from advertisements on a link
+// of the calling thread's namespace (the kernel's Documentation/networking/ip-sysctl.rst,
+// accept_ra).
+func takesAdverts(link string) (bool, error) {
+	var values [2]string
+	for i, name := range []string{"accept_ra", "forwarding"} {
+		b, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + link + "/" + name)
+		if err != nil {
+			return false, fmt.Errorf("read sysctl %s of %s: %w", name, link, err)
+		}
+		values[i] = strings.TrimSpace(string(b))
+	}
+	return values[0] == "2" || values[0] == "1" && values[1] == "0", nil
 }
 
 // hasDefault6 tells whether a link has a default route of IPv6.

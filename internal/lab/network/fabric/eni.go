@@ -104,7 +104,7 @@ func (f *Fabric) plug(p *plugged) error {
 // lease configures a primary ENI's link as a DHCP client does: the primary
 // addresses, the default route of IPv4, and the link up. That of IPv6 is not DHCP's
 // affair (RFC 8415, section 4): the node's kernel learns it from the router's
-// advertisement, for which nobody waits longer than that takes to arrive.
+// advertisement before this returns, if it takes any.
 func (f *Fabric) lease(p *plugged, link string) error {
 	s, err := f.subnet(p.eni)
 	if err != nil {
@@ -117,6 +117,9 @@ func (f *Fabric) lease(p *plugged, link string) error {
 	}
 	return ns.Netlink(f.NodePath(p.node), func(h *netlink.Handle) error {
 		if err := ns.Configure(h, link, addrs, via); err != nil || len(p.eni.IPv6) == 0 {
+			return err
+		}
+		if takes, err := takesAdverts(link); err != nil || !takes {
 			return err
 		}
 		return f.adverts.until(p, func() (bool, error) { return hasDefault6(h, link) })

@@ -357,6 +357,23 @@ func TestEgressOnlyGateway(t *testing.T) {
 	b.reaches(b.OnPremPath(), "", "2001:db8:1::10")
 }
 
+// An error of ICMPv6 belongs to the connection that it is about: it comes back through the
+// security groups, which let nothing in.
+func TestErrorsOfICMPv6ComeBack(t *testing.T) {
+	shut := vpc.SecurityGroup{ID: "sg-shut", Egress: []vpc.Rule{{Protocol: "udp", FromPort: 0, ToPort: 65535, CIDRs: anywhere("::/0")}}}
+	b := raise(t, shut)
+	b.node("a", with6(eni("a", "10.0.0.10", 0, shut.ID), "2001:db8:1::10"))
+	b.node("c", with6(eni("c", "10.0.16.10", 0), "2001:db8:1:1::10"))
+	for _, to := range []netip.Addr{netip.MustParseAddr("2001:db8:1:1::10"), InternetHost6} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		_, err := echo.Ask(ctx, b.NodePath("a"), "udp", netip.AddrPortFrom(to, 9), netip.Addr{}, "x")
+		cancel()
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("from a port of %s that nobody has: %v, want connection refused", to, err)
+		}
+	}
+}
+
 func TestSecurityGroupsOfIPv6(t *testing.T) {
 	web := vpc.SecurityGroup{
 		ID: "sg-web",
@@ -421,6 +438,15 @@ func TestRouterAdvertisements(t *testing.T) {
 		t.Errorf("with accept_ra=1 a node that forwards has %v", got)
 	}
 	b.reaches(b.NodePath("a"), "2001:db8:1::10", InternetHost6.String())
+	moved := with6(eni("c", "10.0.16.10", 0), "2001:db8:1:1::10")
+	b.inNode("c", func(*netlink.Handle, netlink.Link) error {
+		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv6/conf/default/forwarding", Value: "1"})
+	})
+	b.ok(b.Detach(moved.ID))
+	b.ok(b.Attach("c", moved)) // nobody waits for what it does not take
+	if got := kernels("c"); len(got) != 0 {
+		t.Errorf("a node that forwards already has %v of a link that appears", got)
+	}
 	hops, advert := b.solicit("old")
 	if hops != neighbourHops || advert[4] != advertHopLimit || advert[5] != advertManaged || binary.BigEndian.Uint16(advert[6:]) != 1800 || len(advert) != 16 {
 		t.Errorf("advertised with hop limit %d: % x", hops, advert)
