@@ -1,12 +1,18 @@
 package cluster
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Counts are a node's numbers of addresses.
@@ -36,42 +42,87 @@ func (c *Counts) cells() []string {
 	return []string{strconv.Itoa(c.Used), strconv.Itoa(c.Warm), strconv.Itoa(c.Cooling), strconv.Itoa(c.Waiting)}
 }
 
-// countsOf are a NodeNetwork's, as its daemon and the operator reported them.
+// countsOf are a NodeNetwork's, as its daemon and the operator reported them. A pod with
+// an address of each family counts once.
 func countsOf(n *v1alpha1.NodeNetwork) Counts {
 	c := Counts{Waiting: int(n.Status.IPAM.Waiting), Needed: int(n.Status.ENI.Needed)}
-	for _, u := range n.Status.IPAM.Used {
-		if u.Cooling {
-			c.Cooling++
-		} else {
-			c.Used++
+	var used, cooling [ipfamily.Number]int
+	for text, u := range n.Status.IPAM.Used {
+		switch f := familyOf(text); {
+		case u.Cooling:
+			cooling[f]++
+		default:
+			used[f]++
 		}
 	}
-	free := 0
-	for a := range n.Spec.IPAM.Available {
-		if !slices.Contains(n.Spec.IPAM.Releasing, a) {
-			free += size(a)
-		}
+	c.Used, c.Cooling = slices.Max(used[:]), slices.Max(cooling[:])
+	policy := policyOf(n)
+	for _, e := range enisOf(n) {
+		c.Warm += e.room(policy.Families)
 	}
-	c.Warm = max(0, free-c.Used-c.Cooling)
 	if l := n.Status.ENI.Limits; l != nil {
-		each := max(0, int(l.AddressesPerENI)-1)
-		if n.Spec.ENI.PrefixDelegation && l.Prefixes {
-			each *= prefixAddresses
-		}
-		c.Capacity = int(n.Status.ENI.Count) * each
+		limits := cloud.Limits{IPv4PerENI: int(l.AddressesPerENI), IPv6PerENI: int(l.IPv6AddressesPerENI), Prefixes: l.Prefixes}
+		c.Capacity = int(n.Status.ENI.Count) * plan.Capacity(limits, policy, false)
 	}
 	return c
 }
 
-// prefixAddresses is the size of a delegated prefix, a /28.
-const prefixAddresses = 16
+// policyOf is what of a NodeNetwork's spec says what an ENI has for pods.
+func policyOf(n *v1alpha1.NodeNetwork) ipam.Policy {
+	return ipam.Policy{Families: ipfamily.Set(n.Spec.ENI.IPFamilies), PrefixDelegation: n.Spec.ENI.PrefixDelegation}
+}
 
-// size is how many addresses an entry of ipam.available stands for.
-func size(entry string) int {
-	if _, err := netip.ParsePrefix(entry); err == nil {
-		return prefixAddresses
+// eniCounts is what one ENI has for pods, and how many addresses of each family pods
+// have, or had a moment ago.
+type eniCounts struct {
+	all, stays cloud.Amount // available; what is on its way back is not in stays
+	used, busy [ipfamily.Number]int
+}
+
+// room is for how many pods more the ENI has addresses.
+func (e eniCounts) room(s ipfamily.Set) int {
+	n := math.MaxInt
+	for _, f := range s.Families() {
+		n = min(n, plan.CountOf(f, e.stays)-e.busy[f])
 	}
-	return 1
+	return max(0, n)
+}
+
+// enisOf counts a NodeNetwork's addresses by the ENI that they are of.
+func enisOf(n *v1alpha1.NodeNetwork) map[string]eniCounts {
+	out := map[string]eniCounts{}
+	for text, at := range n.Spec.IPAM.Available {
+		p, err := netip.ParsePrefix(text)
+		if a, aErr := netip.ParseAddr(text); aErr == nil {
+			p, err = cloud.HostPrefix(a), nil
+		}
+		if err != nil {
+			continue
+		}
+		e, amount := out[at.Resource], cloud.AmountOf([]netip.Prefix{p})
+		e.all = e.all.Plus(amount)
+		if !slices.Contains(n.Spec.IPAM.Releasing, text) {
+			e.stays = e.stays.Plus(amount)
+		}
+		out[at.Resource] = e
+	}
+	for text, u := range n.Status.IPAM.Used {
+		e, f := out[u.Resource], familyOf(text)
+		e.busy[f]++
+		if !u.Cooling {
+			e.used[f]++
+		}
+		out[u.Resource] = e
+	}
+	return out
+}
+
+// familyOf is the family of an address as text.
+func familyOf(text string) ipfamily.Family {
+	if strings.Contains(text, ":") {
+		return ipfamily.IPv6
+	}
+	return ipfamily.IPv4
 }
 
 // countsIn are a document's.

@@ -12,7 +12,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Top is what `kubectl berth top -o json` prints: the fullest first.
@@ -150,7 +153,7 @@ func (t *Top) addDocument(node string, doc introspect.Document, subnet func(stri
 		s := subnet(e.Subnet)
 		s.ENIs++
 		s.Used += e.Used
-		s.Addresses += max(e.Used, e.Prefixes*prefixAddresses)
+		s.Addresses += max(e.Used, e.Prefixes*ipam.PrefixAddresses)
 		here[e.Subnet] = true
 	}
 	// Which ENI a warm or cooling address is of was not kept: of a node whose ENIs
@@ -159,7 +162,7 @@ func (t *Top) addDocument(node string, doc introspect.Document, subnet func(stri
 		for id := range here {
 			s := subnet(id)
 			extra := doc.Totals.Available + doc.Totals.Cooling + doc.Totals.NotReady + doc.Totals.Withdrawn
-			s.Addresses += max(0, extra-max(0, prefixesOf(doc)*prefixAddresses-doc.Totals.Allocated))
+			s.Addresses += max(0, extra-max(0, prefixesOf(doc)*ipam.PrefixAddresses-doc.Totals.Allocated))
 		}
 	}
 	for id := range here {
@@ -176,15 +179,7 @@ func prefixesOf(doc introspect.Document) (n int) {
 
 func (t *Top) addNetwork(o *objects, i int, told map[string]bool, subnet func(string) *Subnet) {
 	n := &o.networks[i]
-	has, used := map[string]int{}, map[string]int{}
-	for a, at := range n.Spec.IPAM.Available {
-		has[at.Resource] += size(a)
-	}
-	for _, u := range n.Status.IPAM.Used {
-		if !u.Cooling {
-			used[u.Resource]++
-		}
-	}
+	counts, families := enisOf(n), policyOf(n).Families
 	here := map[string]bool{}
 	for _, id := range slices.Sorted(maps.Keys(n.Status.ENI.ENIs)) {
 		e := n.Status.ENI.ENIs[id]
@@ -193,14 +188,14 @@ func (t *Top) addNetwork(o *objects, i int, told map[string]bool, subnet func(st
 		if told[n.Name] {
 			continue
 		}
-		capacity := 0
+		capacity, has := 0, counts[id]
 		if l := n.Status.ENI.Limits; l != nil {
 			capacity = max(0, int(l.AddressesPerENI)-1)
 		}
-		t.ENIs = append(t.ENIs, ENI{Node: n.Name, ID: id, DeviceIndex: int(e.DeviceIndex), Subnet: e.SubnetID, Used: used[id], Capacity: max(capacity, has[id]), Ready: true})
+		t.ENIs = append(t.ENIs, ENI{Node: n.Name, ID: id, DeviceIndex: int(e.DeviceIndex), Subnet: e.SubnetID, Used: slices.Max(has.used[:]), Capacity: max(capacity, plan.Pods(families, has.all)), Ready: true})
 		s.ENIs++
-		s.Addresses += has[id]
-		s.Used += used[id]
+		s.Addresses += plan.Count(has.all)
+		s.Used += has.used[ipfamily.IPv4]
 		here[e.SubnetID] = true
 	}
 	for id := range here {

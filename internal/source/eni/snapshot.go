@@ -79,12 +79,15 @@ type detail struct {
 
 // Describe implements source.Detail.
 func (d detail) Describe(doc *introspect.Document) {
-	used, prefixes := map[string]int{}, map[string]map[netip.Prefix]bool{}
+	used, prefixes := map[string]*[ipfamily.Number]int{}, map[string]map[netip.Prefix]bool{}
 	for _, a := range d.addresses {
-		if a.State == source.Used {
-			used[a.ENI]++
+		if used[a.ENI] == nil {
+			used[a.ENI] = &[ipfamily.Number]int{}
 		}
-		if a.Prefix.IsValid() {
+		if a.State == source.Used {
+			used[a.ENI][ipfamily.Of(a.Addr)]++
+		}
+		if a.Prefix.IsValid() && a.Prefix.Addr().Is4() {
 			if prefixes[a.ENI] == nil {
 				prefixes[a.ENI] = map[netip.Prefix]bool{}
 			}
@@ -92,7 +95,10 @@ func (d detail) Describe(doc *introspect.Document) {
 		}
 	}
 	for _, e := range d.enis {
-		e.Used, e.Prefixes = used[e.ID], len(prefixes[e.ID])
+		if n := used[e.ID]; n != nil { // a pod with an address of each family counts once
+			e.Used = max(n[ipfamily.IPv4], n[ipfamily.IPv6])
+		}
+		e.Prefixes = len(prefixes[e.ID])
 		doc.ENIs = append(doc.ENIs, e)
 	}
 }
