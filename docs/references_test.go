@@ -62,7 +62,7 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 var others = map[string]string{
 	"multus-conf-file": "Multus",
 	"tags":             "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
-	"configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
+	"node-ip": "kubelet", "configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
 	"service-cluster-ip-range": "kube-apiserver", "enable-aggregator-routing": "kube-apiserver",
 	"create-namespace": "helm", "image": "kubectl", "annotations": "kubectl",
