@@ -76,14 +76,13 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 	switch {
 	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
 		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
-	case len(e.Addresses) != q.Addresses || len(e.Prefixes) != q.Prefixes:
-		return badReply(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), q.Addresses, q.Prefixes)
-	case len(e.IPv6) < q.IPv6 || len(e.IPv6) > q.IPv6+1 || len(e.IPv6Prefixes) != q.IPv6Prefixes: // one may be the subnet's doing
-		return badReply(op, "%s has %d IPv6 addresses and %d IPv6 prefixes, asked for %d and %d", e.ID, len(e.IPv6), len(e.IPv6Prefixes), q.IPv6, q.IPv6Prefixes)
 	case e.Attachment != nil && e.Attachment.InstanceID != instance:
 		return badReply(op, "%s is on instance %q", e.ID, e.Attachment.InstanceID)
 	case e.Primary.IsValid() && slices.ContainsFunc(things, func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
 		return badReply(op, "%s has its primary address for pods", e.ID)
+	}
+	if err := checkAmount(op, e, q.Amount); err != nil {
+		return err
 	}
 	if len(e.Tags) > 0 { // a reply may leave them out
 		for _, name := range slices.Sorted(maps.Keys(q.Tags)) {
@@ -106,6 +105,18 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 		things = append(things, cloud.HostPrefix(e.Primary))
 	}
 	return checkFree(op, e.ID, things, subnet, others)
+}
+
+// checkAmount judges how much a new ENI has of what was asked for. One IPv6 address
+// more may be its subnet's doing.
+func checkAmount(op string, e cloud.ENI, n cloud.Amount) error {
+	if len(e.Addresses) != n.Addresses || len(e.Prefixes) != n.Prefixes {
+		return badReply(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), n.Addresses, n.Prefixes)
+	}
+	if more := len(e.IPv6) - n.IPv6; more < 0 || more > 1 || len(e.IPv6Prefixes) != n.IPv6Prefixes {
+		return badReply(op, "%s has %d IPv6 addresses and %d IPv6 prefixes, asked for %d and %d", e.ID, len(e.IPv6), len(e.IPv6Prefixes), n.IPv6, n.IPv6Prefixes)
+	}
+	return nil
 }
 
 // checkOthers refuses things of a subnet that another node of the process has.

@@ -170,9 +170,27 @@ func (f *findings) checkUsed(o *v1alpha1.NodeNetwork, doc introspect.Document, h
 			f.wrong("NodeNetwork: %s is in use or cools, and is not in status.ipam.used", a)
 		}
 	}
-	if int(s.UsedCount) != len(s.Used) {
-		f.wrong("NodeNetwork: status.ipam.usedCount is %d for %d addresses", s.UsedCount, len(s.Used))
+	if want := podsUsing(s.Used); int(s.UsedCount) != want {
+		f.wrong("NodeNetwork: status.ipam.usedCount is %d, want %d for %d addresses", s.UsedCount, want, len(s.Used))
 	}
+}
+
+// podsUsing is how many pods some addresses are of: of each ENI, the number of the family
+// that more of it are of.
+func podsUsing(used map[string]v1alpha1.UsedAddress) (pods int) {
+	byENI := map[string]*[ipfamily.Number]int{}
+	for text, u := range used {
+		if byENI[u.Resource] == nil {
+			byENI[u.Resource] = &[ipfamily.Number]int{}
+		}
+		if a, err := netip.ParseAddr(text); err == nil {
+			byENI[u.Resource][ipfamily.Of(a)]++
+		}
+	}
+	for _, n := range byENI {
+		pods += slices.Max(n[:])
+	}
+	return pods
 }
 
 func addrs[V any](m map[netip.Addr]V) (out []netip.Addr) {

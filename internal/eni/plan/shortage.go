@@ -42,13 +42,18 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	if reason, message := b.noIPv6(s.Subnets); reason != "" {
 		return reason, message
 	}
-	capped := p.Cap()
+	return b.lack(p.Cap(), t, slices.ContainsFunc(s.Subnets, func(sn Subnet) bool { return sn.ForNew }))
+}
+
+// lack tells which limit keeps a node with such addresses, that can do nothing more,
+// from having others; candidates: there are subnets for new ENIs.
+func (b *planner) lack(capped int, t tally, candidates bool) (reason, message string) {
 	switch {
 	case capped > 0 && t.total >= capped && t.Cooling > 0:
 		return ReasonCooling, fmt.Sprintf("the node has the %d addresses that it may have and %d of them still cool", t.total, t.Cooling)
 	case capped > 0 && t.total >= capped:
 		return ReasonMaxPods, fmt.Sprintf("the node has %d addresses, as many as max-pods or max-allocate allow: run fewer pods here, or raise it", t.total)
-	case b.hasRoom() && !slices.ContainsFunc(s.Subnets, func(sn Subnet) bool { return sn.ForNew }):
+	case b.hasRoom() && !candidates:
 		return ReasonSubnetFull, "none of the configured subnets exists in this node's zone and VPC: configure one that does"
 	case b.hasRoom():
 		return ReasonSubnetFull, fmt.Sprintf("no subnet that this node may use has a free %s: free some, or configure a further subnet", b.address(ipfamily.IPv4))

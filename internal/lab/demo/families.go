@@ -14,7 +14,7 @@ import (
 
 // defaultFamilies are those of the demo's pods where their addresses are of ENIs, unless
 // others are asked for. With ipfamily.Dual its story has dualProofs too.
-const defaultFamilies = ipfamily.OnlyIPv4
+const defaultFamilies = ipfamily.Dual
 
 // familiesIn are those of a mode; empty where the mode's addresses say it.
 func familiesIn(m lab.Mode) ipfamily.Set {
