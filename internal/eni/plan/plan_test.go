@@ -104,17 +104,6 @@ func TestWarmTargetExamples(t *testing.T) {
 // prefixed are limits of a type that has prefixes.
 func prefixed(l cloud.Limits) cloud.Limits { l.Prefixes = true; return l }
 
-func TestMaxPods(t *testing.T) {
-	for _, c := range []struct {
-		l    cloud.Limits
-		want int
-	}{{t3small, 11}, {m5xlarge, 58}, {c5large, 29}} {
-		if got := MaxPods(c.l); got != c.want {
-			t.Errorf("MaxPods(%+v) = %d, want %d", c.l, got, c.want)
-		}
-	}
-}
-
 func mustPlan(t *testing.T, l cloud.Limits, p ipam.Policy, s State, want ...Action) {
 	t.Helper()
 	if d := cmp.Diff(want, Make(l, p, s).Actions); d != "" {

@@ -93,11 +93,6 @@ type State struct {
 	PrimaryServes bool
 }
 
-// MaxPods is how many pods an instance type can run with single addresses:
-// ENIs × (addresses per ENI − 1) + 2, the two being host-network pods
-// (EKS best practices guide, "Maximum pods").
-func MaxPods(l cloud.Limits) int { return l.MaxENIs*slots(ipfamily.IPv4, l) + 2 }
-
 // serves tells whether an ENI's addresses are for pods.
 func serves(e ENI, p ipam.Policy) bool {
 	return e.Ours && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex

@@ -29,7 +29,7 @@ func has(l source.Lease) ipfamily.Set {
 func TestFamiliesChange(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.SetIPv6("subnet-1", "2001:db8::/64")
-		for i, set := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6, ipfamily.OnlyIPv4} {
+		for i, set := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv4, ipfamily.OnlyIPv6} {
 			n.policy.Families = set
 			n.start()
 			n.settle(time.Second)
@@ -44,7 +44,7 @@ func TestFamiliesChange(t *testing.T) {
 		n.delAll(0, 4)
 		n.settle(5 * time.Minute)
 		n.finalCheck()
-		n.wantLayout("1")
+		n.wantLayout("65536")
 	})
 }
 
