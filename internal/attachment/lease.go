@@ -12,6 +12,9 @@ import (
 type Lease struct {
 	IPv4 netip.Addr `json:"ipv4,omitzero"` // zero without an IPv4 address
 	IPv6 netip.Addr `json:"ipv6,omitzero"` // zero without an IPv6 address
+	// NodeLocal is of the family that the pod has no address of, and nobody's outside
+	// the node: by it the pod reaches the world of that family, translated. Zero without.
+	NodeLocal netip.Addr `json:"nodeLocal,omitzero"`
 	introspect.Origin
 	// Uplink is the number of the uplink that carries the addresses; 0: the node's
 	// own. Records have it under the name that it had when all were ENIs.
@@ -21,10 +24,15 @@ type Lease struct {
 // Empty tells that no address is leased.
 func (l Lease) Empty() bool { return !l.IPv4.IsValid() && !l.IPv6.IsValid() }
 
-// Addrs returns the addresses that are set, IPv4 first.
-func (l Lease) Addrs() []netip.Addr {
-	var out []netip.Addr
-	for _, a := range [...]netip.Addr{l.IPv4, l.IPv6} {
+// Addrs returns the addresses by which others reach the pod, IPv4 first.
+func (l Lease) Addrs() []netip.Addr { return valid(l.IPv4, l.IPv6) }
+
+// Held returns all addresses that are the attachment's while it holds the lease: Addrs,
+// and the node-local one.
+func (l Lease) Held() []netip.Addr { return valid(l.IPv4, l.IPv6, l.NodeLocal) }
+
+func valid(addrs ...netip.Addr) (out []netip.Addr) {
+	for _, a := range addrs {
 		if a.IsValid() {
 			out = append(out, a)
 		}

@@ -120,7 +120,7 @@ func (s *Store) parse(name string, data []byte) (owner string, problem error) {
 	if r.InstanceID != s.node.InstanceID {
 		return r.InstanceID, nil
 	}
-	for _, a := range r.Lease.Addrs() {
+	for _, a := range r.Lease.Held() {
 		if holder, ok := s.byAddr[a]; ok {
 			return "", fmt.Errorf("address %s of %s is held by %s too", a, r.Key, holder)
 		}

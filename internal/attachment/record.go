@@ -133,6 +133,8 @@ func (r Record) validate() error {
 		return fmt.Errorf("lease.ipv4 is %s, expected an IPv4 address", r.Lease.IPv4)
 	case r.Lease.IPv6.IsValid() && (!r.Lease.IPv6.Is6() || r.Lease.IPv6.Is4In6() || r.Lease.IPv6.Zone() != ""):
 		return fmt.Errorf("lease.ipv6 is %s, expected an IPv6 address", r.Lease.IPv6)
+	case r.Lease.NodeLocal.IsValid() && (r.Lease.NodeLocal.Zone() != "" || r.Lease.NodeLocal.Is4In6() || !ofMissing(r.Lease)):
+		return fmt.Errorf("lease.nodeLocal is %s, expected an address of the one family that the lease lacks", r.Lease.NodeLocal)
 	case r.State != Pending && r.State != Ready && r.State != Releasing:
 		return fmt.Errorf("state is %q, expected pending, ready or releasing", r.State)
 	case !linkName.MatchString(r.HostLink):
@@ -144,6 +146,12 @@ func (r Record) validate() error {
 		return err
 	}
 	return r.checkEgress()
+}
+
+// ofMissing tells whether a lease's node-local address is of the one family that the lease
+// has no other address of.
+func ofMissing(l Lease) bool {
+	return len(l.Addrs()) == 1 && l.NodeLocal.Is4() != l.IPv4.IsValid()
 }
 
 func (c Cooling) validate() error {

@@ -186,7 +186,7 @@ func (s *Store) reserve(r Record) error {
 	if old, ok := s.records[r.Key]; ok && old.HostLink != r.HostLink {
 		return fmt.Errorf("recording attachment %s: its host link is %s, not %s", r.Key, old.HostLink, r.HostLink)
 	}
-	for _, a := range r.Lease.Addrs() {
+	for _, a := range r.Lease.Held() {
 		if holder, ok := s.byAddr[a]; ok && holder != r.Key {
 			return fmt.Errorf("recording attachment %s: address %s is held by %s", r.Key, a, holder)
 		}
@@ -196,7 +196,7 @@ func (s *Store) reserve(r Record) error {
 			return fmt.Errorf("recording attachment %s: %w", r.Key, &PortTaken{n.IfName, n.Port, holder})
 		}
 	}
-	for _, a := range r.Lease.Addrs() {
+	for _, a := range r.Lease.Held() {
 		s.byAddr[a] = r.Key
 	}
 	for _, n := range r.NICs {
@@ -212,8 +212,8 @@ func (s *Store) unreserve(r Record) {
 	if s.byLink[r.HostLink] == r.Key && !had {
 		delete(s.byLink, r.HostLink)
 	}
-	for _, a := range r.Lease.Addrs() {
-		if s.byAddr[a] == r.Key && (!had || (a != old.Lease.IPv4 && a != old.Lease.IPv6)) {
+	for _, a := range r.Lease.Held() {
+		if s.byAddr[a] == r.Key && (!had || !slices.Contains(old.Lease.Held(), a)) {
 			delete(s.byAddr, a)
 		}
 	}
@@ -277,7 +277,7 @@ func (s *Store) DeleteCooling(addr netip.Addr) error {
 func (s *Store) index(r Record) {
 	s.records[r.Key] = r
 	s.byLink[r.HostLink] = r.Key
-	for _, a := range r.Lease.Addrs() {
+	for _, a := range r.Lease.Held() {
 		s.byAddr[a] = r.Key
 	}
 	for _, n := range r.NICs {
@@ -291,7 +291,7 @@ func (s *Store) drop(r Record) {
 	if s.byLink[r.HostLink] == r.Key {
 		delete(s.byLink, r.HostLink)
 	}
-	for _, a := range r.Lease.Addrs() {
+	for _, a := range r.Lease.Held() {
 		if s.byAddr[a] == r.Key {
 			delete(s.byAddr, a)
 		}

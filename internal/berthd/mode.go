@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/egress"
 	"github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/nodelocal"
 	"github.com/berthnet/berth/internal/source/nodenetwork"
 	"github.com/berthnet/berth/internal/source/pool"
 	"github.com/berthnet/berth/internal/source/port"
@@ -37,7 +38,7 @@ func WriteMetricsReference(w io.Writer) error {
 	for _, ipam := range slices.Sorted(maps.Keys(modes)) {
 		all = append(all, modes[ipam].reference)
 	}
-	all = append(all, egress.Reference)
+	all = append(all, nodelocal.Reference, egress.Reference)
 	return daemon.WriteMetricsReference(w, all...)
 }
 

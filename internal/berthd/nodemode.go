@@ -23,7 +23,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	}
 	metrics := eni.NewMetrics(m.metrics.Registry)
 	files := eni.Files{Dir: m.cfg.StateDir}
-	return eni.New(eni.Options{
+	src, err := eni.New(eni.Options{
 		InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
 	}, reconciler.Config{
 		Settings: reconciler.Settings{
@@ -35,4 +35,5 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
 		Settle: m.cfg.SettleTime, OrphanAge: m.cfg.OrphanAge, CollectInterval: m.cfg.OrphanInterval,
 	})
+	return m.withNodeLocal(src, err)
 }

@@ -2,7 +2,6 @@ package berthd
 
 import (
 	"context"
-	"slices"
 
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/eni"
@@ -13,19 +12,7 @@ import (
 // node. It has no client of EC2.
 type operatorMode struct{ vpc }
 
-func newOperatorMode(n *node) *operatorMode {
-	m := &operatorMode{vpc{node: n}}
-	m.ipv6 = m.hadIPv6
-	return m
-}
-
-// hadIPv6 tells whether the operator had given this node IPv6 addresses when it was
-// last heard of: pods may have some, which must not be cut off by a restart. Without
-// an inventory that can be read there are none until the operator says so again.
-func (m *operatorMode) hadIPv6() bool {
-	inv, ok, err := eni.Files{Dir: m.cfg.StateDir}.Load()
-	return ok && err == nil && inv.InstanceID == m.id.InstanceID && slices.ContainsFunc(inv.ENIs, hasIPv6)
-}
+func newOperatorMode(n *node) *operatorMode { return &operatorMode{vpc{node: n, onDemand: true}} }
 
 func (m *operatorMode) newSource(context.Context) (source.Source, error) {
 	c := nodenetwork.Config{
@@ -36,5 +23,6 @@ func (m *operatorMode) newSource(context.Context) (source.Source, error) {
 	if m.cfg.AutoCreateNodeNetwork {
 		c.Spec = nodenetwork.SpecOf(&m.cfg, m.id)
 	}
-	return nodenetwork.New(c)
+	src, err := nodenetwork.New(c)
+	return m.withNodeLocal(src, err)
 }

@@ -5,12 +5,15 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/nodelocal"
 )
 
 // metadataTimeout is short because asking is repeated.
@@ -23,9 +26,7 @@ type vpc struct {
 	meta     cloud.Metadata
 	id       cloud.Identity
 	networks *vpcNetworks // the data path of ENIs
-	// ipv6 tells, before the data path is set up, whether it is to have IPv6 whatever
-	// the setting is; nil: it is not.
-	ipv6 func() bool
+	onDemand bool         // see vpcNetworks
 }
 
 func (m *vpc) identify(ctx context.Context) (string, error) {
@@ -47,13 +48,41 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 
 func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error) {
 	data := carrier.NewVPC(kernel)
-	m.networks = &vpcNetworks{vpcDatapath: data, ask: m.askVPCCIDRs, onDemand: m.ipv6 != nil}
-	ipv6 := m.cfg.IPFamilies.Has(ipfamily.IPv6) || m.ipv6 != nil && m.ipv6()
+	m.networks = &vpcNetworks{vpcDatapath: data, ask: m.askVPCCIDRs, onDemand: m.onDemand}
+	own, local := ipv6OfPods(m.store.Records())
 	return data, data.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
-		LocalCIDRs: m.networks.start(m.id.VPCCIDRs, ipv6), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
+		LocalCIDRs: m.networks.start(m.id.VPCCIDRs, own || m.cfg.IPFamilies.Has(ipfamily.IPv6)), NodeLocal: nodeLocal(local || m.cfg.IPv6Egress), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
 		MarkShift: uint(m.cfg.MarkShift),
 	})
+}
+
+// ipv6OfPods tells whether pods that run have IPv6 addresses, of their own or
+// node-local ones. A restart must not cut them off, whatever new pods get.
+func ipv6OfPods(records []attachment.Record) (own, local bool) {
+	for _, rec := range records {
+		own = own || rec.Lease.IPv6.IsValid()
+		local = local || rec.Lease.NodeLocal.Is6()
+	}
+	return own, local
+}
+
+// nodeLocal are the networks of node-local addresses. That of IPv4 costs nothing where
+// no pod has one, while that of IPv6 turns IPv6 on.
+func nodeLocal(ipv6 bool) []netip.Prefix {
+	if ipv6 {
+		return []netip.Prefix{nodelocal.Network4, nodelocal.Network6}
+	}
+	return []netip.Prefix{nodelocal.Network4}
+}
+
+// withNodeLocal has a source's leases of one family come with a node-local address of
+// the other, as the settings say.
+func (m *vpc) withNodeLocal(src source.Source, err error) (source.Source, error) {
+	if err != nil {
+		return nil, err
+	}
+	return nodelocal.New(src, m.cfg.IPv4Egress, m.cfg.IPv6Egress, m.clock), nil
 }
 
 // follow keeps the data path to the VPC's CIDRs, of which one may be associated at

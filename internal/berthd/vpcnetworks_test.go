@@ -7,10 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/ipfamily"
-	source "github.com/berthnet/berth/internal/source/eni"
 )
 
 // kernelOfENIs is a data path that keeps what it is told.
@@ -82,28 +80,26 @@ func TestIPv6OfTheDataPath(t *testing.T) {
 	}
 }
 
-// A daemon that is started again has IPv6 from the start where its pods may have it.
+// A daemon that is started again has IPv6 from the start where pods have it, whatever
+// new pods are to get.
 func TestIPv6AfterARestart(t *testing.T) {
-	inv := eni.Inventory{InstanceID: "i-1", Families: ipfamily.Dual, ENIs: []eni.ENI{{ID: "eni-1", IPv6Prefixes: []netip.Prefix{netip.MustParsePrefix("2001:db8::/80")}}}}
-	for want, change := range map[bool]func(*eni.Inventory){
-		true:  func(*eni.Inventory) {},
-		false: func(inv *eni.Inventory) { inv.ENIs = nil },
+	four, six := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("2001:db8::5")
+	for name, tt := range map[string]struct {
+		leases     []attachment.Lease
+		own, local bool
+	}{
+		"no pods":         {},
+		"IPv4":            {leases: []attachment.Lease{{IPv4: four}}},
+		"IPv6, by IPv4":   {leases: []attachment.Lease{{IPv6: six, NodeLocal: netip.MustParseAddr("169.254.172.5")}}, own: true},
+		"dual":            {leases: []attachment.Lease{{IPv4: four}, {IPv4: four, IPv6: six}}, own: true},
+		"IPv4, with IPv6": {leases: []attachment.Lease{{IPv4: four, NodeLocal: netip.MustParseAddr("fd00::ac:5")}}, local: true},
 	} {
-		m := newOperatorMode(&node{cfg: config.Config{StateDir: t.TempDir()}})
-		m.id.InstanceID = "i-1"
-		if m.ipv6() {
-			t.Error("without an inventory")
+		var records []attachment.Record
+		for _, l := range tt.leases {
+			records = append(records, attachment.Record{Lease: l})
 		}
-		i := inv
-		change(&i)
-		if err := (source.Files{Dir: m.cfg.StateDir}).Save(i); err != nil {
-			t.Fatal(err)
-		}
-		if m.ipv6() != want {
-			t.Errorf("%+v: %v", i, !want)
-		}
-		if m.id.InstanceID = "i-2"; m.ipv6() {
-			t.Error("what is stored is of another instance")
+		if own, local := ipv6OfPods(records); own != tt.own || local != tt.local {
+			t.Errorf("%s: own %v, node-local %v", name, own, local)
 		}
 	}
 }

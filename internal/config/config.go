@@ -108,6 +108,8 @@ type Config struct {
 
 	// Data path
 	ExternalSNAT     bool
+	IPv4Egress       bool // pods without an IPv4 address get a node-local one
+	IPv6Egress       bool // likewise
 	ExcludeSNATCIDRs []netip.Prefix
 	MTU              int // bytes; 0: the primary link's
 	SysctlDir        string

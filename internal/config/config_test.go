@@ -58,7 +58,7 @@ func TestDefaults(t *testing.T) {
 	}
 	host, _ := os.Hostname()
 	want := Config{
-		NodeName: host, ClusterName: "default", StateDir: "/run/berth", Socket: "/run/berth/berthd.sock", IPAM: IPAMENI, IMDSMode: imdsModeIPv4, IPFamilies: ipfamily.OnlyIPv4,
+		NodeName: host, ClusterName: "default", StateDir: "/run/berth", Socket: "/run/berth/berthd.sock", IPAM: IPAMENI, IMDSMode: imdsModeIPv4, IPFamilies: ipfamily.OnlyIPv4, IPv4Egress: true,
 		WarmENITarget: -1, WarmIPTarget: -1, MinimumIPTarget: -1, WarmPrefixTarget: -1,
 		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, FirstInterfaceIndex: -1,
 		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,

@@ -61,6 +61,7 @@ func (c *Config) withoutMeaningWithoutENIs() []error {
 		{"--subnets", len(c.Subnets) > 0}, {"--subnet-tags", len(c.SubnetTags) > 0},
 		{"--security-groups", len(c.SecurityGroups) > 0}, {"--security-group-tags", len(c.SecurityGroupTags) > 0},
 		{"--external-snat", c.ExternalSNAT}, {"--exclude-snat-cidrs", len(c.ExcludeSNATCIDRs) > 0},
+		{"--enable-v6-egress", c.IPv6Egress},
 	} {
 		if s.set {
 			idle = append(idle, s.flag)

@@ -158,7 +158,7 @@ func (d *Daemon) begin(rec attachment.Record) error {
 func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record, until time.Time) (attachment.Record, error) {
 	// A cooling record that is still there has cooled, or the source would not
 	// have given the address away. The attachment's record outranks it.
-	for _, a := range rec.Lease.Addrs() {
+	for _, a := range rec.Lease.Held() {
 		if err := d.Store.DeleteCooling(a); err != nil {
 			return rec, recordFailure(err)
 		}

@@ -51,7 +51,7 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	if err := failpoint.Hit("daemon.del.marked"); err != nil {
 		return err
 	}
-	full, err := d.cooling.begin(kctx, rec.Lease.Addrs(), attachment.Cooling{Key: rec.Key, HostLink: rec.HostLink})
+	full, err := d.cooling.begin(kctx, rec.Lease.Held(), attachment.Cooling{Key: rec.Key, HostLink: rec.HostLink})
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	err = failpoint.Hit("daemon.del.unrecorded")
 	d.tellGone(rec)
 	d.Source.Release(rec.Key)
-	d.cooling.add(d.Clock.Boot(), rec.Lease.Addrs()...)
+	d.cooling.add(d.Clock.Boot(), rec.Lease.Held()...)
 	d.Log.Info("released", forLog(rec, "why", why)...)
 	return errors.Join(err, failpoint.Hit("daemon.del.released"))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/nodelocal"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
@@ -35,6 +36,7 @@ type node struct {
 	board   *switchboard    // what NICs are plugged into; nil: daemons have none
 	tunnels *tunnels        // what pods have of egress; nil: daemons have none
 
+	nodeLocal   bool          // pods have node-local addresses of the family that they lack
 	chained     bool          // pods' interfaces are another network's
 	warmWait    time.Duration // real time, as contexts have it
 	gatewayWait time.Duration
@@ -110,6 +112,9 @@ func (n *node) assemble() *running {
 		Source: src, Kernel: n.kernel, Store: store, Quarantined: bad, Metrics: NewMetrics(), Clock: n.clock, Log: log,
 		StateDir: n.dir, WarmWait: n.warmWait, GatewayWait: n.gatewayWait, DrainTimeout: time.Minute, NetnsGrace: time.Minute,
 		InspectNetns: n.inspect,
+	}
+	if n.nodeLocal {
+		o.Source = nodelocal.New(src, true, true, n.clock)
 	}
 	if n.listed != nil {
 		o.Sandboxes = n

@@ -68,7 +68,7 @@ func allocated(records []attachment.Record) []introspect.Allocated {
 // name, or of another network's plugin.
 func addressOf(rec attachment.Record) introspect.Allocated {
 	a := introspect.Allocated{
-		Address: rec.Lease.IPv4, IPv6: rec.Lease.IPv6,
+		Address: rec.Lease.IPv4, IPv6: rec.Lease.IPv6, NodeLocal: rec.Lease.NodeLocal,
 		Namespace: rec.Pod.Namespace, Pod: rec.Pod.Name, UID: rec.Pod.UID,
 		ContainerID: rec.Key.ContainerID, Network: rec.Key.Network, Interface: rec.Key.IfName,
 		Origin: rec.Lease.Origin, DeviceIndex: rec.Lease.Uplink, Since: rec.Since,

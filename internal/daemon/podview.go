@@ -61,7 +61,7 @@ func (d *Daemon) lookAt(ctx context.Context, rec attachment.Record, a *introspec
 	var err error
 	if !rec.Lease.Empty() {
 		var rules []string
-		if rules, err = d.Kernel.PodRules(ctx, rec.Lease.Uplink, rec.Lease.Addrs()); err == nil {
+		if rules, err = d.Kernel.PodRules(ctx, rec.Lease.Uplink, rec.Lease.Held()); err == nil {
 			a.Rules = append(a.Rules, rules...)
 		}
 	}

@@ -169,7 +169,7 @@ func (r *repairer) repairPods(ctx context.Context) (did []string, err error) {
 	}
 	var errs []error
 	for _, rec := range r.store.Records() {
-		missing := rec.State == attachment.Ready && slices.ContainsFunc(rec.Lease.Addrs(), func(a netip.Addr) bool {
+		missing := rec.State == attachment.Ready && slices.ContainsFunc(rec.Lease.Held(), func(a netip.Addr) bool {
 			return !slices.Contains(have, a.String()+" "+rec.HostLink)
 		})
 		if !missing {

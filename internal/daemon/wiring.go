@@ -54,7 +54,7 @@ func (d *Daemon) unwire(ctx context.Context, rec attachment.Record) error {
 	if rec.Lease.Empty() {
 		return err
 	}
-	if err := d.Kernel.DetachPod(ctx, rec.HostLink, rec.Lease.Addrs()); err != nil {
+	if err := d.Kernel.DetachPod(ctx, rec.HostLink, rec.Lease.Held()); err != nil {
 		return kernelFailure(err)
 	}
 	return err
@@ -77,6 +77,12 @@ func podOf(r attachment.Record) datapath.Pod {
 		IPv4: r.Lease.IPv4, IPv6: r.Lease.IPv6,
 		HostMAC: net.HardwareAddr(r.HostMAC), PodMAC: net.HardwareAddr(r.PodMAC),
 		Several: len(r.NICs) > 0,
+	}
+	switch local := r.Lease.NodeLocal; {
+	case local.Is4():
+		p.IPv4 = local
+	case local.IsValid():
+		p.IPv6 = local
 	}
 	for _, nic := range r.NICs {
 		for _, a := range nic.Addresses {

@@ -56,13 +56,17 @@ func TestConfigValidate(t *testing.T) {
 	validated(t, Config{Uplinks: good}, map[string]func(*Config){
 		"PrimaryMAC":        vpc(func(u *VPC) { u.PrimaryMAC = nil }),
 		"PrimaryIPv4: want": vpc(func(u *VPC) { u.PrimaryIPv4 = netip.Addr{} }),
-		"PrimaryIPv4 2001":  vpc(func(u *VPC) { u.PrimaryIPv4 = netip.MustParseAddr(nodeAddr6) }),
-		"PrimaryIPv6 10":    vpc(func(u *VPC) { u.PrimaryIPv6 = netip.MustParseAddr(nodeAddr) }),
-		"LocalCIDRs":        vpc(func(u *VPC) { u.LocalCIDRs = nil }),
-		"ExcludeCIDRs":      vpc(func(u *VPC) { u.ExcludeCIDRs = []netip.Prefix{{}} }),
-		"MTU":               func(c *Config) { c.MTU = 70000 },
-		"MarkShift":         vpc(func(u *VPC) { u.MarkShift = 25 }),
-		"Uplinks":           func(c *Config) { c.Uplinks = nil },
+		"PrimaryIPv4: want the source address for SNAT of NodeLocal": vpc(func(u *VPC) {
+			u.ExternalSNAT, u.PrimaryIPv4, u.NodeLocal = true, netip.Addr{}, prefixes("169.254.172.0/22")
+		}),
+		"NodeLocal":        vpc(func(u *VPC) { u.NodeLocal = []netip.Prefix{{}} }),
+		"PrimaryIPv4 2001": vpc(func(u *VPC) { u.PrimaryIPv4 = netip.MustParseAddr(nodeAddr6) }),
+		"PrimaryIPv6 10":   vpc(func(u *VPC) { u.PrimaryIPv6 = netip.MustParseAddr(nodeAddr) }),
+		"LocalCIDRs":       vpc(func(u *VPC) { u.LocalCIDRs = nil }),
+		"ExcludeCIDRs":     vpc(func(u *VPC) { u.ExcludeCIDRs = []netip.Prefix{{}} }),
+		"MTU":              func(c *Config) { c.MTU = 70000 },
+		"MarkShift":        vpc(func(u *VPC) { u.MarkShift = 25 }),
+		"Uplinks":          func(c *Config) { c.Uplinks = nil },
 	})
 	good.ExternalSNAT, good.PrimaryIPv4 = true, netip.Addr{}
 	if err := (Config{Uplinks: good}).Validate(); err != nil {

@@ -34,6 +34,12 @@ type VPC struct {
 	// ExternalSNAT leaves translation to a NAT gateway: nothing is translated
 	// and every packet leaves by the ENI of its source.
 	ExternalSNAT bool
+	// NodeLocal are networks of addresses that pods have beside their own, of a family
+	// that they have no address of, and that mean nothing outside the node. What
+	// comes from one leaves the node with the node's own address, whatever its
+	// destination, ExternalSNAT or not, and nobody opens connections to one. One of
+	// IPv4 needs PrimaryIPv4; one of IPv6 turns the IPv6 data path on.
+	NodeLocal []netip.Prefix
 	// MarkShift moves the eight mark bits left, 0 to 24.
 	MarkShift uint
 }
@@ -56,14 +62,16 @@ func (u VPC) validate() error {
 	for _, f := range []struct {
 		name     string
 		prefixes []netip.Prefix
-	}{{"LocalCIDRs", u.LocalCIDRs}, {"ExcludeCIDRs", u.ExcludeCIDRs}} {
+	}{{"LocalCIDRs", u.LocalCIDRs}, {"ExcludeCIDRs", u.ExcludeCIDRs}, {"NodeLocal", u.NodeLocal}} {
 		if i := slices.IndexFunc(f.prefixes, isNoCIDR); i >= 0 {
 			return fmt.Errorf("%s: %s is not a CIDR", f.name, f.prefixes[i])
 		}
 	}
-	v4 := slices.ContainsFunc(u.LocalCIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() })
-	if v4 && !u.ExternalSNAT && !u.PrimaryIPv4.IsValid() {
+	if translated := !u.ExternalSNAT && slices.ContainsFunc(u.LocalCIDRs, isCIDR4); translated && !u.PrimaryIPv4.IsValid() {
 		return fmt.Errorf("PrimaryIPv4: want the source address for SNAT, or ExternalSNAT")
+	}
+	if slices.ContainsFunc(u.NodeLocal, isCIDR4) && !u.PrimaryIPv4.IsValid() {
+		return fmt.Errorf("PrimaryIPv4: want the source address for SNAT of NodeLocal")
 	}
 	if u.MarkShift > 24 {
 		return fmt.Errorf("MarkShift %d: want 0 to 24", u.MarkShift)
@@ -73,24 +81,30 @@ func (u VPC) validate() error {
 
 func isNoCIDR(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4In6() }
 
+func isCIDR4(p netip.Prefix) bool { return p.Addr().Is4() }
+
+func isCIDR6(p netip.Prefix) bool { return p.Addr().Is6() }
+
 func (u VPC) ipv6() bool {
-	return u.PrimaryIPv6.IsValid() || slices.ContainsFunc(u.LocalCIDRs, func(p netip.Prefix) bool {
-		return p.Addr().Is6()
-	})
+	return u.PrimaryIPv6.IsValid() || slices.ContainsFunc(u.LocalCIDRs, isCIDR6) || slices.ContainsFunc(u.NodeLocal, isCIDR6)
 }
 
 func (u VPC) mark(m uint32) uint32 { return m << u.MarkShift }
 
 // snat is the source of translated packets of a family; zero for no translation.
 func (u VPC) snat(family int) netip.Addr {
-	switch {
-	case u.ExternalSNAT:
+	if u.ExternalSNAT {
 		return netip.Addr{}
-	case family == unix.AF_INET:
-		return u.PrimaryIPv4
-	default:
+	}
+	return u.primary(family)
+}
+
+// primary is the node's own address of a family, as far as it is told.
+func (u VPC) primary(family int) netip.Addr {
+	if family == unix.AF_INET6 {
 		return u.PrimaryIPv6
 	}
+	return u.PrimaryIPv4
 }
 
 // direct are the destinations of one family that see a pod's own address.

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/datapath/nft"
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // addTo adds what chooses the ENI by which a packet leaves, and its source.
@@ -22,6 +23,9 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 		rs.sets = append(rs.sets, setSpec{set: m.set})
 	}
 	rs.chains = append(rs.chains, u.fromPodChain(), byUplinkChain(maps), u.classifyChain(primary), u.snatChain())
+	if len(u.NodeLocal) > 0 {
+		rs.chains = append(rs.chains, u.toNodeLocalChain())
+	}
 }
 
 func (u VPC) classifyChain(primary string) chainSpec {
@@ -38,6 +42,11 @@ func (u VPC) fromPodChain() chainSpec {
 	ch := chainSpec{chain: nftables.Chain{Name: "from_pod"}}
 	ch.rules = append(ch.rules, ruleSpec{"answers to what came in by the primary link",
 		nft.Join(nft.CtDirection(nft.Reply), nft.CtMarked(u.mark(MarkPrimary)), nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())})
+	for _, p := range u.NodeLocal {
+		ch.rules = append(ch.rules,
+			ruleSpec{"node-local, would leave untranslated", nft.Join(nft.SourceIn(p), isUntranslatable(), nft.Count(), nft.Drop())},
+			ruleSpec{"node-local", nft.Join(nft.SourceIn(p), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
+	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
 			outside := nft.Join(nft.Family(family), nft.Destination(family), nft.NotIn(directSet(family)))
@@ -73,11 +82,30 @@ func uplinkChain(markShift uint, number int) chainSpec {
 
 func (u VPC) snatChain() chainSpec {
 	ch := base("snat", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+	for _, p := range u.NodeLocal {
+		// Of IPv6 the node may get its address later than its pods theirs.
+		to := nft.Masquerade()
+		if own := u.primary(rtnl.FamilyOf(p.Addr())); own.IsValid() {
+			to = nft.SNATTo(own)
+		}
+		ch.rules = append(ch.rules, ruleSpec{"node-local, to the node's address", nft.Join(nft.SourceIn(p), nft.Count(), to)})
+	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if to := u.snat(family); to.IsValid() {
 			ch.rules = append(ch.rules, ruleSpec{"to the primary address",
 				nft.Join(nft.Family(family), notToPod(), nft.Marked(u.mark(MarkOutside)), nft.Count(), nft.SNATTo(to))})
 		}
+	}
+	return ch
+}
+
+// toNodeLocalChain keeps others, other pods and other machines alike, from opening
+// connections to pods' node-local addresses, of which nobody knows what they reach.
+func (u VPC) toNodeLocalChain() chainSpec {
+	ch := base("to_node_local", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
+	opens := nft.CtState(expr.CtStateBitNEW | expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED)
+	for _, p := range u.NodeLocal {
+		ch.rules = append(ch.rules, ruleSpec{"node-local addresses are not for others", nft.Join(nft.DestinationIn(p), opens, nft.Count(), nft.Drop())})
 	}
 	return ch
 }

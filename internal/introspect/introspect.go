@@ -58,8 +58,11 @@ type Totals struct {
 // Allocated is an address that a pod holds. Pod, Namespace and UID are empty
 // outside Kubernetes. DeviceIndex is the number of the uplink, where it has one.
 type Allocated struct {
-	Address     netip.Addr `json:"address"`
-	IPv6        netip.Addr `json:"ipv6,omitzero"` // the other one of a dual-stack pod
+	Address netip.Addr `json:"address"`
+	IPv6    netip.Addr `json:"ipv6,omitzero"` // the other one of a dual-stack pod
+	// NodeLocal is of the family that the pod has no address of: by it the pod reaches
+	// the world of that family as its node, and nobody reaches the pod.
+	NodeLocal   netip.Addr `json:"nodeLocal,omitzero"`
 	Namespace   string     `json:"namespace"`
 	Pod         string     `json:"pod"`
 	UID         string     `json:"uid,omitempty"`

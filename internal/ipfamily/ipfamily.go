@@ -35,6 +35,17 @@ func (f Family) String() string {
 	return "IPv4"
 }
 
+// Other is IPv6 of IPv4, and IPv4 of IPv6.
+func (f Family) Other() Family { return IPv6 - f }
+
+// Alone is the set of this family only.
+func (f Family) Alone() Set {
+	if f == IPv6 {
+		return OnlyIPv6
+	}
+	return OnlyIPv4
+}
+
 // Set is the families of which each pod gets an address, as settings and the API
 // write it. The empty one is OnlyIPv4.
 type Set string

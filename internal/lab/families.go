@@ -18,7 +18,7 @@ func (o Options) completeFamilies() (Options, error) {
 	if o.IPFamilies, err = ipfamily.Parse(string(o.IPFamilies)); err != nil {
 		return o, fmt.Errorf("IP families: %w", err)
 	}
-	if !o.IPFamilies.Has(ipfamily.IPv6) {
+	if !o.IPFamilies.Has(ipfamily.IPv6) && !o.IPv6Egress {
 		return o, nil
 	}
 	if !o.Mode.hasEC2() {
@@ -35,17 +35,37 @@ func (o Options) completeFamilies() (Options, error) {
 	return o, nil
 }
 
-// hasIPv6 tells whether nodes and pods have addresses of IPv6.
+// hasIPv6 tells whether nodes, and pods unless only IPv6Egress asks for it, have addresses
+// of IPv6.
 func (o Options) hasIPv6() bool {
-	return o.Mode.DualStack() || o.Mode.hasEC2() && o.IPFamilies.Has(ipfamily.IPv6)
+	return o.Mode.DualStack() || o.Mode.hasEC2() && (o.IPFamilies.Has(ipfamily.IPv6) || o.IPv6Egress)
 }
 
-// familyArgs tell berthd of which families pods get addresses, where it is not the default.
-func (o Options) familyArgs() []string {
-	if !o.Mode.hasEC2() || !o.IPFamilies.Has(ipfamily.IPv6) {
+// nodeLocal is the family of which pods have node-local addresses, if they have any.
+func (o Options) nodeLocal() (f ipfamily.Family, has bool) {
+	switch {
+	case !o.Mode.hasEC2() || o.IPFamilies == ipfamily.Dual:
+		return 0, false
+	case o.IPFamilies.Has(ipfamily.IPv6):
+		return ipfamily.IPv4, true
+	default:
+		return ipfamily.IPv6, o.IPv6Egress
+	}
+}
+
+// familyArgs tell berthd of which families pods get addresses, and reach the world, where it
+// is not the default.
+func (o Options) familyArgs() (args []string) {
+	if !o.Mode.hasEC2() {
 		return nil
 	}
-	return []string{"--ip-families=" + string(o.IPFamilies)}
+	if o.IPFamilies.Has(ipfamily.IPv6) {
+		args = append(args, "--ip-families="+string(o.IPFamilies))
+	}
+	if o.IPv6Egress {
+		args = append(args, "--enable-v6-egress")
+	}
+	return args
 }
 
 // The on-premises network by family, as security groups have it.

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -65,7 +66,8 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	var wg sync.WaitGroup
 	for i, n := range nodes {
 		wg.Go(func() {
-			found[i] = findings{node: n, mode: l.Mode, families: l.IPFamilies, network: networks[n.Name]}
+			found[i] = findings{node: n, mode: l.Mode, families: l.IPFamilies, network: networks[n.Name], local: map[netip.Addr]*node.Pod{}}
+			found[i].localFamily, found[i].hasLocal = l.nodeLocal()
 			if pools != nil {
 				found[i].blocks = pools.ofNode(n.Name)
 			}
@@ -130,8 +132,13 @@ type findings struct {
 	network  *v1alpha1.NodeNetwork   // in operator mode; nil when there is none
 	blocks   []v1alpha1.AddressBlock // in pool mode
 	pods     []*node.Pod
-	enis     []vpc.ENI // attached, by the books
-	errs     []error
+	local    map[netip.Addr]*node.Pod // that have node-local addresses
+
+	// localFamily is that of which each pod is to have a node-local address, if hasLocal.
+	localFamily ipfamily.Family
+	hasLocal    bool
+	enis        []vpc.ENI // attached, by the books
+	errs        []error
 }
 
 func (f *findings) wrong(format string, args ...any) {
@@ -168,6 +175,7 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 			continue
 		}
 		slices.SortFunc(s.addrs, netip.Addr.Compare)
+		s.addrs = f.takeNodeLocal(k, p, s)
 		if want := slices.SortedFunc(slices.Values(p.Addrs), netip.Addr.Compare); !slices.Equal(s.addrs, want) {
 			f.wrong("pod %s has %v on eth0, ADD answered %v", p.Name, s.addrs, want)
 		}
@@ -221,7 +229,7 @@ func (f *findings) checkKernel(k kernelState, held map[netip.Addr]*node.Pod) {
 		f.wrong("link %s is leaked: no pod is behind it", name)
 	}
 	for a := range k.routes {
-		if held[a] == nil {
+		if held[a] == nil && f.local[a] == nil {
 			f.wrong("the route to %s is leaked: no pod has the address", a)
 		}
 	}
@@ -259,8 +267,8 @@ func (f *findings) checkRecords(held map[netip.Addr]*node.Pod) {
 	recorded := map[string]bool{}
 	for _, rec := range r.attachments {
 		recorded[rec.Key.ContainerID] = true
-		for _, a := range rec.Lease.Addrs() {
-			if p := held[a]; p == nil || p.ContainerID != rec.Key.ContainerID {
+		for _, a := range rec.Lease.Held() {
+			if p := cmp.Or(held[a], f.local[a]); p == nil || p.ContainerID != rec.Key.ContainerID {
 				f.wrong("the record of %s (%s) holds %s, which that pod does not have", rec.Key, rec.State, a)
 			}
 		}
@@ -271,7 +279,7 @@ func (f *findings) checkRecords(held map[netip.Addr]*node.Pod) {
 		}
 	}
 	for _, c := range r.cooling {
-		if p := held[c.Addr]; p != nil {
+		if p := cmp.Or(held[c.Addr], f.local[c.Addr]); p != nil {
 			f.wrong("%s has a record as cooling and is in pod %s", c.Addr, p.Name)
 		}
 	}
@@ -325,15 +333,15 @@ func (f *findings) checkSpare(a netip.Addr, state string, held map[netip.Addr]*n
 	}
 }
 
-// checkTotals compares the numbers of addresses on the ENIs that Berth counts. How many
-// addresses a /80 is counts nowhere, so that of IPv6 the numbers say nothing here.
+// checkTotals compares the numbers of addresses on the ENIs that Berth counts, where they are
+// of IPv4 alone: how many addresses a /80 is counts nowhere.
 func (f *findings) checkTotals(doc introspect.Document) {
 	t := doc.Totals
 	known := t.Allocated + t.Available + t.Cooling + t.NotReady + t.Withdrawn
 	assigned := 0
 	for _, e := range f.enis {
 		if slices.ContainsFunc(doc.ENIs, func(d introspect.ENI) bool { return d.ID == e.ID }) {
-			assigned += len(e.Secondary) + 16*len(e.Prefixes) + len(e.IPv6)
+			assigned += len(e.Secondary) + 16*len(e.Prefixes)
 			if f.usesPrimaryOf(e) {
 				assigned++
 			}

@@ -7,6 +7,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/source/nodelocal"
 )
 
 // checkFamilies wants a pod whose addresses are of ENIs to have one of each family that the
@@ -35,4 +36,31 @@ func (f *findings) checkFamilies(p *node.Pod, addrs []netip.Addr) {
 	if !slices.ContainsFunc(f.enis, together) {
 		f.wrong("pod %s has %v, which are not on one ENI of this node", p.Name, addrs)
 	}
+}
+
+// takeNodeLocal takes note of a pod's node-local address, and returns its others. No two pods
+// of a node have the same one; those of other nodes may.
+func (f *findings) takeNodeLocal(k kernelState, p *node.Pod, s podState) (own []netip.Addr) {
+	var local []netip.Addr
+	for _, a := range s.addrs {
+		if !nodelocal.Contains(a) {
+			own = append(own, a)
+			continue
+		}
+		local = append(local, a)
+		if other := f.local[a]; other != nil {
+			f.wrong("node-local address %s is in two pods: %s and %s", a, other.Name, p.Name)
+		}
+		f.local[a] = p
+		if i, ok := k.routes[a]; !ok || i != s.peer {
+			f.wrong("pod %s: the route to %s leads to link %d, want %d", p.Name, a, i, s.peer)
+		}
+	}
+	switch {
+	case f.hasLocal && (len(local) != 1 || ipfamily.Of(local[0]) != f.localFamily):
+		f.wrong("pod %s has node-local addresses %v, want one of %s", p.Name, local, f.localFamily)
+	case !f.hasLocal && len(local) > 0:
+		f.wrong("pod %s has node-local addresses %v, want none", p.Name, local)
+	}
+	return own
 }

@@ -45,6 +45,9 @@ type Options struct {
 	// and berthd is told so; only IPv4 when empty. With IPv6 the spec's VPCs and subnets have
 	// blocks of it (WithIPv6), and each node an address. In the other modes it is empty.
 	IPFamilies ipfamily.Set
+	// IPv6Egress has pods without an IPv6 address reach the IPv6 world as their node, and berthd
+	// is told so. The VPC has IPv6 then. Pods without an IPv4 address reach that of IPv4 anyway.
+	IPv6Egress bool
 	// Pools are what a lab in pool mode begins with; DefaultPools() when nil.
 	Pools []v1alpha1.AddressPool
 	// VPCPorts lets pods have NICs that are ports of VPCs beside the interface that the

@@ -149,7 +149,7 @@ func observePod(path string) (p podState, err error) {
 			return fmt.Errorf("list addresses of eth0: %w", err)
 		}
 		for _, a := range addrs {
-			if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.IsLinkLocalUnicast() {
+			if ip, ok := netip.AddrFromSlice(a.IP); ok && (ip.Is4() || !ip.IsLinkLocalUnicast()) {
 				p.addrs = append(p.addrs, ip.Unmap())
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/site"
@@ -39,7 +40,9 @@ func (l *Lab) SeenOutside(n *node.Node, own netip.Addr) netip.Addr {
 
 // CheckReach asks by TCP and UDP from each pod, in each family that it has: the next pod of
 // its node, one of the next node, its own node, and the host outside; and wants the pod's own
-// address to be seen, outside what SeenOutside says. It returns how many questions were
+// address to be seen, outside what SeenOutside says. In the family of which it has a
+// node-local address it asks the next node and the host outside, and wants its own node's to
+// be seen. It returns how many questions were
 // answered. The errors are those that were not, or not so. It is for labs with pods whose
 // first interface is routed, with the daemon's default settings.
 func (l *Lab) CheckReach(ctx context.Context) (answers int, err error) {
@@ -68,9 +71,31 @@ func (l *Lab) CheckReach(ctx context.Context) (answers int, err error) {
 				answers += n
 				errs = append(errs, err)
 			}
+			n, err := seenBy(ctx, p, l.byNodeLocal(n, nodes[(i+1)%len(nodes)]))
+			answers += n
+			errs = append(errs, err)
 		}
 	}
 	return answers, errors.Join(errs...)
+}
+
+// byNodeLocal is whom a pod of a node asks from its node-local address, and as what it is to
+// be seen.
+func (l *Lab) byNodeLocal(n, next *node.Node) map[netip.Addr]netip.Addr {
+	family, has := l.nodeLocal()
+	if !has {
+		return nil
+	}
+	like := netip.IPv4Unspecified()
+	if family == ipfamily.IPv6 {
+		like = netip.IPv6Unspecified()
+	}
+	own, to := inFamily(l.addrsOf(n), like), map[netip.Addr]netip.Addr{}
+	to[inFamily(l.OutsideHosts(), like)] = own
+	if n != next {
+		to[inFamily(l.addrsOf(next), like)] = own
+	}
+	return to
 }
 
 // addrsOf are a node's own addresses.

@@ -21,26 +21,29 @@ import (
 // IPv4 alone, in both modes that take them of ENIs: each pod has one of each, all on one ENI,
 // more pods than one ENI takes of IPv4; it reaches pods of its node and of another, nodes and the internet by each, which sees the
 // node's address of IPv4 and the pod's own of IPv6. Pods are kept from the metadata service,
-// and from who is outside, by each too. Addresses of pods that went cool, and are not given
+// and from who is outside, by each too. The family that a pod has no address of it reaches as its
+// node, and nothing of that is told to the runtime; with IPv4 alone that takes a switch. Addresses of pods that went cool, and are not given
 // to the next ones.
 func TestDualStack(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		mode     lab.Mode
 		families ipfamily.Set
+		egress   bool // of IPv6, by the node
 	}{
-		{lab.NodeMode, ipfamily.OnlyIPv4},
-		{lab.NodeMode, ipfamily.Dual},
-		{lab.NodeMode, ipfamily.OnlyIPv6},
-		{lab.OperatorMode, ipfamily.OnlyIPv4},
-		{lab.OperatorMode, ipfamily.Dual},
-		{lab.OperatorMode, ipfamily.OnlyIPv6},
+		{lab.NodeMode, ipfamily.OnlyIPv4, false},
+		{lab.NodeMode, ipfamily.OnlyIPv4, true},
+		{lab.NodeMode, ipfamily.Dual, false},
+		{lab.NodeMode, ipfamily.OnlyIPv6, false},
+		{lab.OperatorMode, ipfamily.OnlyIPv4, true},
+		{lab.OperatorMode, ipfamily.Dual, false},
+		{lab.OperatorMode, ipfamily.OnlyIPv6, false},
 	} {
-		t.Run(fmt.Sprintf("%s/%s", tc.mode, tc.families), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s/%s/egress=%t", tc.mode, tc.families, tc.egress), func(t *testing.T) {
 			t.Parallel()
 			families := tc.families
 			l := harness.RaiseQuick(t, tc.mode, lab.Options{
-				Nodes: 2, InstanceType: "t3.small", IPFamilies: families, DaemonArgs: []string{"--cooling-period=10m", "--block-metadata"},
+				Nodes: 2, InstanceType: "t3.small", IPFamilies: families, IPv6Egress: tc.egress, DaemonArgs: []string{"--cooling-period=10m", "--block-metadata"},
 			})
 			nodes := l.Nodes()
 			const many, few = 5, 2
@@ -54,7 +57,11 @@ func TestDualStack(t *testing.T) {
 			answers, err := l.CheckReach(harness.Deadline(t, patience))
 			harness.OK(t, err)
 			// Two pods, the own node and the internet, by TCP and UDP.
-			if want := (many + few) * len(families.Families()) * 4 * 2; answers != want {
+			want := (many + few) * len(families.Families()) * 4 * 2
+			if tc.egress || families == ipfamily.OnlyIPv6 {
+				want += (many + few) * 2 * 2 // the other node, and the internet
+			}
+			if answers != want {
 				t.Errorf("%d questions were answered, want %d", answers, want)
 			}
 			keptApart(t, l, nodes[0].Pods()[0])

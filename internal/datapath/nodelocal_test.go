@@ -1,0 +1,107 @@
+package datapath
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Node-local addresses of the tests, of pods that have no address of the family.
+const (
+	local4, other4 = "169.254.172.5", "169.254.172.6"
+	local6         = "fd00::ac:5"
+)
+
+func withNodeLocal(v *vpc) { v.uplinks.NodeLocal = prefixes("169.254.172.0/22", "fd00::ac:0/118") }
+
+// A pod reaches the family that it has no address of by the node's address of it: in the
+// VPC, outside, and in pods of this node. Its own family stays as it is.
+func TestPodsReachTheOtherFamilyByTheirNode(t *testing.T) {
+	for name, edit := range map[string]func(*vpc){
+		"SNAT":                nil,
+		"external SNAT":       func(v *vpc) { v.uplinks.ExternalSNAT = true },
+		"IPv6 by its address": func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) },
+		"VPC without IPv6":    func(v *vpc) { v.uplinks.LocalCIDRs = prefixes("10.0.0.0/16") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newVPC(t, withNodeLocal, func(v *vpc) {
+				if edit != nil {
+					edit(v)
+				}
+			})
+			six, four := v.pod(local4, podB6), v.pod(podB, local6)
+			dual := v.pod(podA, podA6)
+			v.router.serveTCP(":80")
+			dual.serveTCP(":80")
+			v.host.serveTCP(":81")
+			v.host.service("172.20.0.1:80", peer+":80")
+			for _, to := range []string{peer, onPrem, internet, "169.254.169.254", podA, "172.20.0.1"} {
+				six.seenAs(to+":80", nodeAddr)
+			}
+			for _, to := range []string{peer6, internet6, podA6} {
+				four.seenAs("["+to+"]:80", nodeAddr6)
+			}
+			six.seenAs(nodeAddr+":81", local4)
+			four.seenAs("["+nodeAddr6+"]:81", local6)
+			four.seenAs(peer+":80", podB)
+			if name != "VPC without IPv6" {
+				six.seenAs("["+peer6+"]:80", podB6)
+			}
+			v.check(six)
+			v.check(four)
+		})
+	}
+}
+
+// Nobody opens a connection to a node-local address, and none leaves the node: neither
+// what connection tracking does not know, nor what another pod forges.
+func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
+	v := newVPC(t, withNodeLocal)
+	six, forger, four := v.pod(local4, podB6), v.pod(other4, podA6), v.pod(podA, local6)
+	six.serveTCP(":80")
+	four.serveTCP(":80")
+	v.router.serveTCP(":80")
+	v.router.route("169.254.172.0/22", nodeAddr, "r0")
+	v.router.route("fd00::ac:0/118", "fe80::a", "r0")
+	v.router.cannotReach("", local4+":80")
+	v.router.cannotReach("", "["+local6+"]:80")
+	forger.cannotReach("", local4+":80")
+	four.cannotReach("", local4+":80")
+	six.cannotReach("", "["+local6+"]:80")
+	forger.cannotReach("", "169.254.172.77:80") // nobody's
+
+	seen := v.router.sniff()
+	mine, theirs, outside := netip.MustParseAddr(local4), netip.MustParseAddr(other4), netip.MustParseAddr(internet)
+	broken := udp(mine, outside)
+	broken[27] ^= 1 // of its checksum, so that connection tracking calls it invalid
+	six.frames(unix.ETH_P_IP, broken)
+	forger.frames(unix.ETH_P_IP, udp(mine, outside))
+	mine6, outside6 := netip.MustParseAddr(local6), netip.MustParseAddr(internet6)
+	for _, kind := range []byte{130, routerSolicitation, neighbourAdvertisement} { // which it does not track
+		four.frames(unix.ETH_P_IPV6, icmp6(kind, four.links.PodMAC, mine6, outside6, outside6))
+	}
+	six.seenAs(internet+":80", nodeAddr) // came after them
+	forger.seenAs(internet+":80", nodeAddr)
+	four.seenAs("["+internet6+"]:80", nodeAddr6)
+	for _, s := range seen() {
+		if slices.ContainsFunc(v.uplinks.NodeLocal, func(p netip.Prefix) bool { return p.Contains(s.from) || p.Contains(s.to) }) {
+			t.Errorf("a packet from %s to %s left the node: % x", s.from, s.to, s.bytes)
+		}
+		if s.to == outside && s.from == theirs {
+			t.Errorf("a forged packet left the node: % x", s.bytes)
+		}
+	}
+}
+
+// Where nothing else is of a family, the node-local network has the data path made for it.
+func TestNodeLocalNetworksAlone(t *testing.T) {
+	u := VPC{LocalCIDRs: prefixes("10.0.0.0/16")}
+	if u.ipv6() {
+		t.Error("IPv6 is on without anything of IPv6")
+	}
+	if u.NodeLocal = prefixes("fd00::ac:0/118"); !u.ipv6() {
+		t.Error("IPv6 is off with a node-local network of IPv6")
+	}
+}

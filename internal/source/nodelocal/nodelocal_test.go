@@ -1,0 +1,192 @@
+package nodelocal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/sourcefake"
+)
+
+const period = 30 * time.Second
+
+var four, six = netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("2001:db8::5")
+
+func key(name string) attachment.Key {
+	return attachment.Key{Network: "berth", ContainerID: name, IfName: "eth0"}
+}
+
+func request(name string) source.Request { return source.Request{Key: key(name)} }
+
+// bed is a source of these addresses with node-local ones of IPv4.
+type bed struct {
+	*Source
+	t     *testing.T
+	of    *sourcefake.Source
+	clock *clock.Fake
+}
+
+func newBed(t *testing.T, addrs ...netip.Addr) bed {
+	clk := clock.NewFake(time.Unix(1700000000, 0))
+	of := sourcefake.New(clk, period, addrs...)
+	return bed{New(of, true, false, clk), t, of, clk}
+}
+
+func (b bed) acquire(name string) source.Lease {
+	b.t.Helper()
+	l, err := b.Acquire(b.t.Context(), request(name))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return l
+}
+
+// many are n IPv6 addresses.
+func many(n int) (addrs []netip.Addr) {
+	for i := range n {
+		addrs = append(addrs, netip.MustParseAddr(fmt.Sprintf("2001:db8::%x", i+1)))
+	}
+	return addrs
+}
+
+// dual leases an address of each family.
+type dual struct{ source.Source }
+
+func (dual) Acquire(context.Context, source.Request) (source.Lease, error) {
+	return source.Lease{IPv4: four, IPv6: six}, nil
+}
+
+// Only a lease of one family has a node-local address of the other, where that is asked for.
+func TestWhoGetsANodeLocalAddress(t *testing.T) {
+	for name, tt := range map[string]struct {
+		addr       netip.Addr
+		ipv4, ipv6 bool
+		both       bool
+		of         netip.Prefix // zero: none
+	}{
+		"IPv6":                {addr: six, ipv4: true, of: Network4},
+		"IPv6, off":           {addr: six, ipv6: true},
+		"IPv4":                {addr: four, ipv6: true, of: Network6},
+		"IPv4, off":           {addr: four, ipv4: true},
+		"dual":                {both: true, ipv4: true, ipv6: true},
+		"no lease, NICs only": {ipv4: true, ipv6: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clk := clock.NewFake(time.Unix(1700000000, 0))
+			fake := sourcefake.New(clk, period, tt.addr)
+			fake.Nothing = !tt.addr.IsValid()
+			var of source.Source = fake
+			if tt.both {
+				of = dual{fake}
+			}
+			s := New(of, tt.ipv4, tt.ipv6, clk)
+			first, err := s.Acquire(t.Context(), request("a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := first.NodeLocal; got.IsValid() != tt.of.IsValid() || got.IsValid() && !tt.of.Contains(got) {
+				t.Errorf("node-local address %s, want one of %s", got, tt.of)
+			}
+			if again, err := s.Acquire(t.Context(), request("a")); err != nil || again != first {
+				t.Errorf("again: %+v, %v", again, err)
+			}
+		})
+	}
+}
+
+// An address is nobody else's while a pod has it, and while it cools, also as records
+// tell it after a restart.
+func TestNodeLocalAddressesCool(t *testing.T) {
+	b := newBed(t, many(6)...)
+	released, kept, cancelled := b.acquire("released"), b.acquire("kept"), b.acquire("cancelled")
+	b.Release(key("released"))
+	b.Cancel(key("cancelled"))
+	if next := b.acquire("next"); next.NodeLocal != cancelled.NodeLocal {
+		t.Errorf("an address that no pod had is not handed out again at once, but %s", next.NodeLocal)
+	}
+
+	after := newBed(t, many(1200)...)
+	for name, l := range map[string]source.Lease{"kept": kept, "next": cancelled} {
+		if err := after.Restore(request(name), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after.RestoreCooling(released.NodeLocal, after.clock.Now().Add(-period/2))
+	if err := after.Restore(request("other"), source.Lease{IPv6: many(5)[4], NodeLocal: kept.NodeLocal}); err == nil {
+		t.Error("two pods have one address")
+	} else if l := after.acquire("other"); l.NodeLocal == kept.NodeLocal || l.IPv6 == kept.IPv6 {
+		t.Errorf("what could not be restored holds something: %+v", l)
+	}
+	had := map[netip.Addr]bool{kept.NodeLocal: true, cancelled.NodeLocal: true, released.NodeLocal: true}
+	for i := range 1020 {
+		l := after.acquire(fmt.Sprint(i))
+		if had[l.NodeLocal] {
+			t.Fatalf("%s is handed out, which is held or cools", l.NodeLocal)
+		}
+		had[l.NodeLocal] = true
+	}
+
+	// All 1,024 are held but the one that cools.
+	cancels := after.of.Cancels()
+	var full *source.Exhausted
+	if _, err := after.Acquire(t.Context(), request("late")); !errors.As(err, &full) || full.Reason != ReasonFull {
+		t.Errorf("with no node-local address left: %v", err)
+	}
+	if after.of.Cancels() != cancels+1 {
+		t.Error("a refused ADD keeps its address")
+	}
+	after.clock.Advance(period/2 + time.Second)
+	if l := after.acquire("late"); l.NodeLocal != released.NodeLocal {
+		t.Errorf("got %s, want %s, which has cooled", l.NodeLocal, released.NodeLocal)
+	}
+}
+
+// Of a damaged record only addresses are known.
+func TestRestoreOfADamagedRecord(t *testing.T) {
+	b := newBed(t, six)
+	local := Network4.Addr()
+	if err := b.Restore(request("damaged"), source.Lease{IPv4: local, IPv6: six}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Restore(request("rest"), source.Lease{IPv4: local.Next()}); err != nil {
+		t.Errorf("of which nothing but the node-local address is left: %v", err)
+	}
+	b.of.Supply(many(1)...)
+	if l := b.acquire("new"); l.NodeLocal == local || l.NodeLocal == local.Next() {
+		t.Errorf("%s is held", l.NodeLocal)
+	}
+	if _, held := b.of.Holder(local); held {
+		t.Error("the source of the pod's own addresses holds a node-local one")
+	}
+}
+
+func TestNodeLocalMetrics(t *testing.T) {
+	b := newBed(t, many(3)...)
+	b.acquire("a")
+	b.acquire("b")
+	b.Release(key("b"))
+	got := map[string]float64{}
+	for _, m := range b.Snapshot().Detail.Metrics() {
+		if m.Desc().String() != famAddresses.Desc().String() {
+			continue
+		}
+		var d dto.Metric
+		if err := prometheus.Metric(m).Write(&d); err != nil {
+			t.Fatal(err)
+		}
+		got[d.GetLabel()[0].GetValue()+" "+d.GetLabel()[1].GetValue()] = d.GetGauge().GetValue()
+	}
+	want := map[string]float64{"ipv4 used": 1, "ipv4 cooling": 1, "ipv6 used": 0, "ipv6 cooling": 0}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("metrics %v, want %v", got, want)
+	}
+}
