@@ -25,6 +25,7 @@ type labFlags struct {
 	dir, specFile, instanceType, binDir string
 	nodes                               int
 	mode, families                      string
+	ipv6Egress                          bool
 	vpcPorts, egress                    bool
 	operators                           int
 	daemonArgs, operatorArgs            []string
@@ -44,6 +45,7 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
 	familiesFlag(c, &f.families)
+	c.Flags().BoolVar(&f.ipv6Egress, "enable-v6-egress", false, "let pods without an IPv6 address reach the IPv6 world as their node, in the modes node and operator; the VPC has blocks of IPv6 then")
 	c.Flags().BoolVar(&f.vpcPorts, "vpc-ports", false, "let pods have NICs that are ports of VPCs beside the interface that the mode gives them; always so in port mode")
 	f.providerFlags(c)
 	c.Flags().BoolVar(&f.egress, "egress", false, "let pods reach the outside by gateways of Egresses; takes a kernel with Foo-over-UDP (hack/vm.sh)")
@@ -140,15 +142,15 @@ func (f *labFlags) options() (lab.Options, error) {
 	o := lab.Options{
 		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
 		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
-		Mode: lab.Mode(f.mode), IPFamilies: ipfamily.Set(f.families), VPCPorts: f.vpcPorts, Egress: f.egress, OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
+		Mode: lab.Mode(f.mode), IPFamilies: ipfamily.Set(f.families), IPv6Egress: f.ipv6Egress, VPCPorts: f.vpcPorts, Egress: f.egress, OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
 		Kubelets: f.kubeletOptions(),
 	}
 	var err error
 	if o.IPFamilies, err = ipfamily.Parse(f.families); err != nil {
 		return o, fmt.Errorf("--ip-families: %w", err)
 	}
-	if m := o.Mode; o.IPFamilies.Has(ipfamily.IPv6) && (m != lab.NodeMode && m != lab.OperatorMode || o.Kubelets != nil) {
-		return o, fmt.Errorf("--ip-families %s: is for --mode %s and %s without --kubelets", f.families, lab.NodeMode, lab.OperatorMode)
+	if m := o.Mode; (o.IPFamilies.Has(ipfamily.IPv6) || o.IPv6Egress) && (m != lab.NodeMode && m != lab.OperatorMode || o.Kubelets != nil) {
+		return o, fmt.Errorf("--ip-families %s, --enable-v6-egress %t: IPv6 is for --mode %s and %s without --kubelets", f.families, f.ipv6Egress, lab.NodeMode, lab.OperatorMode)
 	}
 	if o.PortCloud, err = f.portCloud(); err != nil {
 		return o, err
@@ -171,7 +173,7 @@ func (f *labFlags) args() []string {
 	out := []string{
 		"--dir=" + f.dir, "--spec=" + f.specFile, "--instance-type=" + f.instanceType, "--bin-dir=" + f.binDir,
 		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
-		"--mode=" + f.mode, "--ip-families=" + f.families, fmt.Sprintf("--vpc-ports=%t", f.vpcPorts), fmt.Sprintf("--egress=%t", f.egress), "--provider=" + f.provider, "--neutron=" + f.neutron,
+		"--mode=" + f.mode, "--ip-families=" + f.families, fmt.Sprintf("--enable-v6-egress=%t", f.ipv6Egress), fmt.Sprintf("--vpc-ports=%t", f.vpcPorts), fmt.Sprintf("--egress=%t", f.egress), "--provider=" + f.provider, "--neutron=" + f.neutron,
 		fmt.Sprintf("--operators=%d", f.operators),
 	}
 	out = append(out, f.kubeletArgs()...)

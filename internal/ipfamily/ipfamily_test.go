@@ -19,4 +19,7 @@ func TestSets(t *testing.T) {
 	if Of(netip.MustParseAddr("10.0.0.1")) != IPv4 || Of(netip.MustParseAddr("fd00::1")) != IPv6 {
 		t.Error("families of addresses")
 	}
+	if IPv4.Other() != IPv6 || IPv6.Other() != IPv4 || IPv4.Alone() != OnlyIPv4 || IPv6.Alone() != OnlyIPv6 {
+		t.Error("the other family, and each alone")
+	}
 }

@@ -21,11 +21,15 @@ func (o Options) completeFamilies() (Options, error) {
 	if !o.IPFamilies.Has(ipfamily.IPv6) && !o.IPv6Egress {
 		return o, nil
 	}
+	asked := fmt.Sprintf("IP families %q", o.IPFamilies)
+	if !o.IPFamilies.Has(ipfamily.IPv6) {
+		asked = "egress of IPv6"
+	}
 	if !o.Mode.hasEC2() {
-		return o, fmt.Errorf("IP families %q: of modes %s and %s only; in %s mode the addresses that there are say it", o.IPFamilies, NodeMode, OperatorMode, o.Mode)
+		return o, fmt.Errorf("%s: of modes %s and %s only; in %s mode the addresses that there are say it", asked, NodeMode, OperatorMode, o.Mode)
 	}
 	if o.Kubelets != nil {
-		return o, fmt.Errorf("IP families %q: nodes that are whole machines have IPv4 only in %s mode: leave out kubelets", o.IPFamilies, o.Mode)
+		return o, fmt.Errorf("%s: nodes that are whole machines have IPv4 only in %s mode: leave out kubelets", asked, o.Mode)
 	}
 	s, err := WithIPv6(*o.Spec)
 	if err != nil {

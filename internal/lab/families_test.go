@@ -70,6 +70,7 @@ func TestFamiliesAreRefused(t *testing.T) {
 		"a word":    {Options{IPFamilies: "IPv6"}, `IP families: "IPv6": expected ipv4, ipv6 or dual`},
 		"pool mode": {Options{IPFamilies: ipfamily.Dual, Mode: PoolMode, KubeAssets: "x"}, `IP families "dual": of modes node and operator only`},
 		"port mode": {Options{IPFamilies: ipfamily.OnlyIPv6, Mode: PortMode, KubeAssets: "x"}, `IP families "ipv6": of modes node and operator only`},
+		"egress":    {Options{IPv6Egress: true, Mode: PoolMode, KubeAssets: "x"}, `egress of IPv6: of modes node and operator only`},
 	} {
 		tc.o.Dir, tc.o.NoDaemons = t.TempDir(), true
 		if _, err := Start(t.Context(), tc.o); err == nil || !strings.Contains(err.Error(), tc.want) {
