@@ -150,6 +150,16 @@ func ofFamilies(m mode, families ipfamily.Set) mode {
 	return m
 }
 
+// furtherKills are the modes again with IPv6, for TestKillAtEveryFailpoint. A prefix on one ENI
+// is enough for pods of IPv6 alone, so that steps of growth and shrink are met with both families.
+var furtherKills = []mode{ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual), killedAt(ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofDaemon)}
+
+// killedAt is a mode in which programs are killed at some failpoints only.
+func killedAt(m mode, kills []string) mode {
+	m.kills = kills
+	return m
+}
+
 // portsBeside is a mode whose pods may have further interfaces that are ports.
 func portsBeside(title lab.Mode, m mode) mode {
 	own := m.empty
