@@ -149,8 +149,8 @@ func (f *labFlags) options() (lab.Options, error) {
 	if o.IPFamilies, err = ipfamily.Parse(f.families); err != nil {
 		return o, fmt.Errorf("--ip-families: %w", err)
 	}
-	if m := o.Mode; (o.IPFamilies.Has(ipfamily.IPv6) || o.IPv6Egress) && (m != lab.NodeMode && m != lab.OperatorMode || o.Kubelets != nil) {
-		return o, fmt.Errorf("--ip-families %s, --enable-v6-egress %t: IPv6 is for --mode %s and %s without --kubelets", f.families, f.ipv6Egress, lab.NodeMode, lab.OperatorMode)
+	if m := o.Mode; (o.IPFamilies.Has(ipfamily.IPv6) || o.IPv6Egress) && m != lab.NodeMode && m != lab.OperatorMode {
+		return o, fmt.Errorf("--ip-families %s, --enable-v6-egress %t: IPv6 is for --mode %s and %s", f.families, f.ipv6Egress, lab.NodeMode, lab.OperatorMode)
 	}
 	if o.PortCloud, err = f.portCloud(); err != nil {
 		return o, err

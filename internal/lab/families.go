@@ -28,8 +28,8 @@ func (o Options) completeFamilies() (Options, error) {
 	if !o.Mode.hasEC2() {
 		return o, fmt.Errorf("%s: of modes %s and %s only; in %s mode the addresses that there are say it", asked, NodeMode, OperatorMode, o.Mode)
 	}
-	if o.Kubelets != nil {
-		return o, fmt.Errorf("%s: nodes that are whole machines have IPv4 only in %s mode: leave out kubelets", asked, o.Mode)
+	if o.Kubelets != nil && o.IPFamilies != ipfamily.Dual {
+		return o, fmt.Errorf("%s: clusters with kubelets have IPv4 or both families: want %s, or leave out kubelets", asked, ipfamily.Dual)
 	}
 	s, err := WithIPv6(*o.Spec)
 	if err != nil {
@@ -42,7 +42,7 @@ func (o Options) completeFamilies() (Options, error) {
 // hasIPv6 tells whether nodes, and pods unless only IPv6Egress asks for it, have addresses
 // of IPv6.
 func (o Options) hasIPv6() bool {
-	return o.Mode.DualStack() || o.Mode.hasEC2() && (o.IPFamilies.Has(ipfamily.IPv6) || o.IPv6Egress)
+	return o.DualStack() || o.Mode.hasEC2() && (o.IPFamilies.Has(ipfamily.IPv6) || o.IPv6Egress)
 }
 
 // nodeLocal is the family of which pods have node-local addresses, if they have any.

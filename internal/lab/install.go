@@ -130,7 +130,7 @@ func (l *Lab) chartValues() map[string]any {
 	image := func(name string) map[string]any {
 		return map[string]any{"repository": name, "tag": l.Kubelets.Tag, "pullPolicy": "Never"}
 	}
-	daemon := map[string]any{"image": image("berth-node"), "settings": settings(l.DaemonArgs), "extraEnv": env(l.BerthdEnv)}
+	daemon := map[string]any{"image": image("berth-node"), "settings": settings(slices.Concat(l.familyArgs(), l.DaemonArgs)), "extraEnv": env(l.BerthdEnv)}
 	operator := map[string]any{
 		"image": image("berth-operator"), "replicas": l.OperatorCount, "settings": settings(l.OperatorArgs), "extraEnv": env(l.operatorCredentials()),
 	}

@@ -112,7 +112,7 @@ func (l *Lab) raiseCluster(ctx context.Context, machines func() error) error {
 		defer close(l.kubeUp)
 		err := l.startKube(groupCtx, kube.Options{
 			Controllers: true, Scheduler: true, Kubelets: true, ControllerArgs: controllerArgs,
-			DualStack: l.Mode.DualStack(),
+			DualStack: l.DualStack(),
 		})
 		if err != nil {
 			return err
@@ -235,7 +235,7 @@ func (l *Lab) joinHost(m *machine) error {
 	}
 	if l.Site != nil {
 		c.Addresses = []netip.Addr{l.Site.Addrs(m.Name).IPv4}
-		if l.Mode.DualStack() {
+		if l.DualStack() {
 			c.Addresses = append(c.Addresses, l.Site.Addrs(m.Name).IPv6)
 		}
 	} else {
@@ -247,7 +247,10 @@ func (l *Lab) joinHost(m *machine) error {
 		}
 		delete(object.Labels, corev1.LabelHostname) // the kubelet's own
 		c.Labels, c.ProviderID = object.Labels, object.Spec.ProviderID
-		c.Addresses = []netip.Addr{books.InstanceENIs(m.InstanceID)[0].Primary}
+		c.Addresses = l.addrsOf(m.Node)[:1]
+		if l.DualStack() {
+			c.Addresses = l.addrsOf(m.Node)
+		}
 	}
 	return m.host.Join(c)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 )
 
@@ -41,7 +42,9 @@ func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts |
 func (m Mode) hasEC2() bool { return m == NodeMode || m == OperatorMode }
 
 // DualStack tells whether nodes and pods have addresses of IPv6 beside those of IPv4.
-func (m Mode) DualStack() bool { return m == PoolMode }
+func (o Options) DualStack() bool {
+	return o.Mode == PoolMode || o.Mode.hasEC2() && o.IPFamilies == ipfamily.Dual
+}
 
 // OperatorKey is the access key of the operators. It may do what
 // deploy/iam/operator.json allows in the lab's cluster and no more,

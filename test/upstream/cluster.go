@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	labspec "github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/control"
@@ -51,10 +52,14 @@ var daemonArgs = map[lab.Mode][]string{
 
 var apiWithoutSNAT = fmt.Sprintf("--exclude-snat-cidrs=%s/32", fabric.APIEndpoint)
 
+// families are those of pods whose addresses are of ENIs, where they are not of IPv4 alone.
+// One of both modes of ENIs is enough for each: their data path is the same.
+var families = map[lab.Mode]ipfamily.Set{lab.OperatorMode: ipfamily.Dual}
+
 // network is what the cluster of a mode has. Both modes of kube-proxy get their run,
 // unless one is asked for.
 func (o options) network() network {
-	n := network{dualStack: lab.Mode(o.mode).DualStack(), ports: lab.Mode(o.mode) == lab.PortMode, proxy: host.NFTables}
+	n := network{dualStack: lab.Options{Mode: lab.Mode(o.mode), IPFamilies: families[lab.Mode(o.mode)]}.DualStack(), ports: lab.Mode(o.mode) == lab.PortMode, proxy: host.NFTables}
 	if lab.Mode(o.mode) == lab.PoolMode {
 		n.proxy = host.IPTables
 	}
@@ -148,7 +153,7 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 		vpcs = inZones()
 	}
 	l, err := lab.Start(up, lab.Options{
-		Dir: labDir, Mode: lab.Mode(o.mode), Nodes: nodes, Spec: vpcs,
+		Dir: labDir, Mode: lab.Mode(o.mode), Nodes: nodes, Spec: vpcs, IPFamilies: families[lab.Mode(o.mode)],
 		OperatorCount: 2, DaemonArgs: daemonArgs[lab.Mode(o.mode)],
 		Kubelets: &lab.Kubelets{Images: filepath.SplitList(o.images), Containerd: o.containerd, Proxy: o.network().proxy},
 		Progress: func(line string) {
