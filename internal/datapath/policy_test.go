@@ -112,12 +112,16 @@ func TestServiceAddressesAreJudgedAfterDNAT(t *testing.T) {
 // the packet leaves.
 func TestMasqueradedByOthersLeavesWithTheENIsAddress(t *testing.T) {
 	v := newVPC(t)
-	a, b := v.pod(podA), v.pod(podB)
+	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
 	v.router.serveTCP(":80")
 	v.host.nat("post", "postrouting priority 90", "ip daddr "+peer+" masquerade")
+	v.host.run("nft add rule inet services post ip6 daddr " + peer6 + " masquerade")
 	a.seenAs(peer+":80", nodeAddr)
 	b.seenAs(peer+":80", eniAddr)
 	b.seenAs(onPrem+":80", podB)
+	a.seenAs("["+peer6+"]:80", nodeAddr6)
+	b.seenAs("["+peer6+"]:80", eniAddr6)
+	b.seenAs("["+internet6+"]:80", podB6)
 }
 
 func TestRepliesLeaveByWhereTheConnectionCameIn(t *testing.T) {

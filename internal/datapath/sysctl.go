@@ -50,6 +50,8 @@ func nodeSysctls(u Uplinks, links []string) []sysctl {
 // for the seconds in which it looks for a duplicate (RFC 4862 section 5.4), of which
 // a VPC has none, it could not ask for the router, and IPv6 connections of the ENI's
 // pods would fail. (It looks still where accept_dad of "all" is not 0.)
+//
+// What leaves by a secondary ENI and needs a source gets one of its own, see setUplinkAddress6.
 func uplinkSysctls(u Uplinks, link string, primary bool) []sysctl {
 	list := []sysctl{{path: "net/ipv4/conf/" + link + "/rp_filter", value: "2"}}
 	if !u.ipv6() {
@@ -59,7 +61,7 @@ func uplinkSysctls(u Uplinks, link string, primary bool) []sysctl {
 	if primary {
 		return append(list, sysctl{path: of + "/accept_ra", value: "2", unless: "0"})
 	}
-	return append(list, sysctl{path: of + "/accept_ra", value: "0"}, sysctl{path: of + "/accept_dad", value: "0"})
+	return append(list, sysctl{path: of + "/accept_ra", value: "0"}, sysctl{path: of + "/accept_dad", value: "0"}, sysctl{path: of + "/use_oif_addrs_only", value: "1"})
 }
 
 // setSysctls writes those that differ below a folder, /proc/sys if empty, in

@@ -106,7 +106,7 @@ func TestWatchOfAnAddressForPods(t *testing.T) {
 	w := v.watch()
 	for _, c := range []struct{ command, says, repaired string }{
 		{"ip address add " + eniAddr + "/24 dev eth1", eniAddr + " of ENI eni-2 was given to its link", "removed address " + eniAddr + "/24 of eth1"},
-		{"ip address flush dev eth1", "169.254.1.1 of ENI eni-2 was removed", "address 169.254.1.1 of eth1"},
+		{"ip -4 address flush dev eth1", "169.254.1.1 of ENI eni-2 was removed", "address 169.254.1.1 of eth1"},
 	} {
 		v.host.run(c.command)
 		w.expect(StateLost, c.says)
@@ -122,4 +122,43 @@ func TestWatchOfAnAddressForPods(t *testing.T) {
 		v.host.run("ip address del 10.0.0.99/32 dev eth1")
 		v.repair(want)
 	})
+}
+
+// Of IPv6 the link has the last address of its ENI's first prefix, and only while the ENI has it.
+func TestIPv6AddressOfAnENI(t *testing.T) {
+	v := newVPC(t)
+	const other, last = "2001:db8::/80", "2001:db8::ffff:ffff:ffff"
+	both, single, none := v.uplink(), v.uplink(), v.uplink()
+	both.Prefixes = append(both.Prefixes, netip.MustParsePrefix(other))
+	single.Prefixes, single.Addresses = nil, addrs(podB, podB6)
+	none.Prefixes = prefixes(eniPrefix)
+	global := func() (got []string) {
+		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return v.host.nl.AddrList(v.host.link("eth1"), unix.AF_INET6) })
+		v.host.must(err)
+		for _, a := range list {
+			if !a.IP.IsLinkLocalUnicast() {
+				got = append(got, a.IPNet.String())
+			}
+		}
+		return got
+	}
+	for _, step := range []struct {
+		e    Uplink
+		want []string
+	}{{v.uplink(), []string{eniAddr6 + "/128"}}, {both, []string{last + "/128"}}, {v.uplink(), []string{eniAddr6 + "/128"}}, {single, nil}, {v.uplink(), []string{eniAddr6 + "/128"}}, {none, nil}} {
+		v.setUplink(step.e)
+		if got := global(); !slices.Equal(got, step.want) {
+			t.Errorf("with %v and %v eth1 has %v, want %v", step.e.Prefixes, step.e.Addresses, got, step.want)
+		}
+	}
+
+	v.setUplink(v.uplink())
+	want := Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}}
+	v.repair(want)
+	w := v.watch()
+	v.host.run("ip -6 address del " + eniAddr6 + "/128 dev eth1")
+	w.expect(StateLost, eniAddr6+" of ENI eni-2 was removed")
+	if did := v.repair(want); !strings.Contains(did, "address "+eniAddr6+" of eth1") {
+		t.Errorf("repaired %q", did)
+	}
 }

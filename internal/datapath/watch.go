@@ -50,7 +50,7 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 	w := &watcher{node: n, out: make(chan Event, 64), links: map[int]seenLink{}}
 	route, err := nl.SubscribeAt(n.ns, netns.None(), unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_IFADDR)
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return nil, fmt.Errorf("watch links and routes: %w", err)
 	}

@@ -79,7 +79,11 @@ func lostRule(data []byte) bool {
 // strayAddress describes a change of a secondary ENI's address that Berth did
 // not ask for: the link lost its own, or was given one that pods may have.
 func (w *watcher) strayAddress(m message) string {
-	addr, ok := netip.AddrFromSlice(attributes(m.data, unix.SizeofIfAddrmsg)[unix.IFA_LOCAL])
+	attrs := attributes(m.data, unix.SizeofIfAddrmsg)
+	addr, ok := netip.AddrFromSlice(attrs[unix.IFA_LOCAL])
+	if !ok { // as of IPv6
+		addr, ok = netip.AddrFromSlice(attrs[unix.IFA_ADDRESS])
+	}
 	if !ok {
 		return ""
 	}
@@ -87,7 +91,7 @@ func (w *watcher) strayAddress(m message) string {
 	for _, e := range w.node.knownUplinks() {
 		switch {
 		case e.Primary || string(e.MAC) != mac:
-		case m.kind == unix.RTM_DELADDR && addr == e.linkAddress():
+		case m.kind == unix.RTM_DELADDR && (addr == e.linkAddress() || addr == e.linkAddress6()):
 			return fmt.Sprintf("address %s of ENI %s was removed", addr, e.ID)
 		case m.kind == unix.RTM_NEWADDR && addr == e.PrimaryIPv4 && e.ownForPods():
 			return fmt.Sprintf("address %s of ENI %s was given to its link, and is for pods", addr, e.ID)
