@@ -34,12 +34,15 @@ func (r rig) everyAction(eni, attachment string) []any {
 		&awsec2.DescribeSecurityGroupsInput{},
 		&awsec2.DescribeSubnetsInput{},
 		&awsec2.DescribeTagsInput{},
+		&awsec2.DescribeTrunkInterfaceAssociationsInput{},
 		&awsec2.DescribeVpcsInput{},
 
 		&awsec2.CreateNetworkInterfaceInput{SubnetId: subnet},
 		&awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: &eni, InstanceId: &instance[0], DeviceIndex: one},
 		&awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment},
 		&awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &eni},
+		&awsec2.AssociateTrunkInterfaceInput{TrunkInterfaceId: &eni, BranchInterfaceId: &eni, VlanId: one},
+		&awsec2.DisassociateTrunkInterfaceInput{AssociationId: aws.String("trunk-assoc-0123456789abcdef0")},
 		&awsec2.ModifyNetworkInterfaceAttributeInput{
 			NetworkInterfaceId: &eni, Description: &types.AttributeValue{Value: aws.String("other")},
 		},
@@ -134,7 +137,12 @@ func TestPagesOfEveryListing(t *testing.T) {
 		})
 		s.Instances = append(s.Instances, spec.Instance{Name: n, Type: "t3.small", Subnet: n})
 	}
+	s.Instances = append(s.Instances, spec.Instance{Name: "trunks", Type: "m5.xlarge", Subnet: "a", Interfaces: []spec.Interface{{DeviceIndex: 1, Type: "trunk"}}})
 	r := newRig(t, s)
+	trunk := r.cloud.Snapshot().InstanceENIs(r.cloud.InstanceID("trunks"))[1].ID
+	for vlan := range int32(rows) {
+		r.associate(trunk, *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId, 1+vlan)
+	}
 	var foreign *string // a token of another listing
 	for _, name := range slices.Sorted(maps.Keys(rowIDs)) {
 		t.Run(name, func(t *testing.T) {

@@ -74,7 +74,8 @@ var documented = map[string]string{
 		route.destination-ipv6-cidr-block route.destination-prefix-list-id route.egress-only-internet-gateway-id route.gateway-id
 		route.instance-id route.nat-gateway-id route.transit-gateway-id route.origin route.state route.vpc-peering-connection-id
 		tag:Name tag-key vpc-id`,
-	"DescribeTags": `key resource-id resource-type tag:Name value`,
+	"DescribeTrunkInterfaceAssociations": `gre-key interface-protocol`,
+	"DescribeTags":                       `key resource-id resource-type tag:Name value`,
 	"DescribeInstanceStatus": `application-status.status attached-ebs-status.status availability-zone availability-zone-id event.code
 		event.description event.instance-event-id event.not-after event.not-before event.not-before-deadline instance-state-code
 		instance-state-name instance-status.reachability instance-status.status operator.managed operator.principal

@@ -109,6 +109,14 @@ var typeFilters = filterSet{
 		network-info.maximum-network-interfaces`,
 }
 
+// trunkFilters are the filters of DescribeTrunkInterfaceAssociations. That for a trunk is not
+// in the API reference; the Amazon VPC resource controller and Titus ask by it.
+var trunkFilters = filterSet{
+	named:  `interface-protocol`,
+	at:     map[string]string{"trunk-interface-association.trunk-interface-id": "trunkInterfaceId"},
+	absent: `gre-key`,
+}
+
 // statusFilters are the filters of DescribeInstanceStatus.
 var statusFilters = filterSet{
 	named: `attached-ebs-status.status availability-zone availability-zone-id instance-status.status system-status.status`,

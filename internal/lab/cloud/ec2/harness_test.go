@@ -148,6 +148,7 @@ var rowIDs = map[string]string{
 	"DescribeInstances": "Reservations.Instances.InstanceId", "DescribeNetworkInterfaces": "NetworkInterfaces.NetworkInterfaceId",
 	"DescribeRouteTables": "RouteTables.RouteTableId", "DescribeSecurityGroups": "SecurityGroups.GroupId",
 	"DescribeSubnets": "Subnets.SubnetId", "DescribeTags": "Tags.ResourceId", "DescribeVpcs": "Vpcs.VpcId",
+	"DescribeTrunkInterfaceAssociations": "InterfaceAssociations.AssociationId",
 }
 
 // find lists the IDs that a describe action shows for filters.

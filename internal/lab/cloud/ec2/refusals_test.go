@@ -52,6 +52,7 @@ func TestRefusedAsByEC2(t *testing.T) {
 			"PrivateIpAddresses.2.PrivateIpAddress", "10.0.1.77", "PrivateIpAddresses.2.Primary", "true",
 		}, "InvalidParameterCombination"},
 		{"too many to tag", "CreateTags", append(tagged, "Tag.1.Key", "k", "Tag.1.Value", "v"), "InvalidParameterValue"},
+		{"created as a branch", "CreateNetworkInterface", []string{"SubnetId", a, "InterfaceType", "branch"}, "InvalidParameterValue"},
 		{"address of an EFA-only ENI", "CreateNetworkInterface", []string{"SubnetId", a, "InterfaceType", "efa-only", "PrivateIpAddress", "10.0.1.77"}, "InvalidParameterCombination"},
 		{"addresses of an EFA-only ENI", "CreateNetworkInterface", []string{"SubnetId", a, "InterfaceType", "efa-only", "SecondaryPrivateIpAddressCount", "2"}, "InvalidParameterCombination"},
 	} {

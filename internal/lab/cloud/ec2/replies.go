@@ -122,7 +122,7 @@ func (n names) eniCommon(e *vpc.ENI) eniXML {
 	x := eniXML{
 		ID: e.ID, SubnetID: e.SubnetID, VPCID: e.VPCID, Description: e.Description, OwnerID: n.account,
 		Status: e.Status(), MAC: e.MAC.String(),
-		SourceDestCheck: e.SourceDestCheck, Groups: n.groupSet(e.Groups), InterfaceType: e.Type,
+		SourceDestCheck: e.SourceDestCheck, Groups: n.groupSet(e.Groups), InterfaceType: e.InterfaceType(),
 		IPv6:     each(e.IPv6, func(a netip.Addr) ipv6XML { return ipv6XML{Address: a.String()} }),
 		Prefixes: each(e.Prefixes, func(p netip.Prefix) prefix4XML { return prefix4XML{p.String()} }),
 	}

@@ -303,3 +303,26 @@ func TestRoleCredentials(t *testing.T) {
 	}
 	ok(t, call(next))
 }
+
+// A trunk is an ENI of the instance. Its branches are none, however much of it they are.
+func TestTrunkMetadata(t *testing.T) {
+	s := instant()
+	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "trunk"}}
+	cloud := serve(t, s)
+	enis := cloud.Snapshot().InstanceENIs(cloud.InstanceID("node-a"))
+	branch, err := cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: enis[0].SubnetID})
+	ok(t, err)
+	_, err = cloud.AssociateTrunkInterface(vpc.AssociateRequest{TrunkID: enis[1].ID, BranchID: branch.ID, VLAN: 7})
+	ok(t, err)
+	c := client(cloud, "node-a")
+	macs, err := read(t, c, "network/interfaces/macs/")
+	ok(t, err)
+	if want := enis[0].MAC.String() + "/\n" + enis[1].MAC.String() + "/"; macs != want {
+		t.Errorf("MACs %q, want %q", macs, want)
+	}
+	if got, err := read(t, c, "network/interfaces/macs/"+enis[1].MAC.String()+"/device-number"); err != nil || got != "1" {
+		t.Errorf("the trunk's device number is %q, %v", got, err)
+	}
+	_, err = read(t, c, "network/interfaces/macs/"+branch.MAC.String()+"/interface-id")
+	wantStatus(t, err, http.StatusNotFound)
+}

@@ -220,6 +220,9 @@ func (v *validator) instance(path string, in Instance) {
 		if !slices.Contains([]string{"", "interface", "efa", "efa-only", "trunk"}, e.Type) {
 			v.fail(p+".type", "%q; expected interface, efa, efa-only or trunk", e.Type)
 		}
+		if e.Type == "trunk" && limits.Branches(in.Type) == 0 {
+			v.fail(p+".type", "trunk; expected an instance of a type that has trunks, which %s has not", in.Type)
+		}
 	}
 }
 

@@ -43,8 +43,11 @@ func (c *Cloud) AttachNetworkInterface(r AttachRequest) (attachmentID string, er
 
 // mayAttach checks what EC2 checks before an attachment. The lock is held.
 func (c *Cloud) mayAttach(e *ENI, i *Instance, device, card int) error {
-	if e.Attachment != nil {
+	if e.Status() != available {
 		return Errorf("InvalidNetworkInterface.InUse", "Interface: [%s] in use.", e.ID)
+	}
+	if e.Type == trunk && limits.Branches(i.Type) == 0 {
+		return Errorf("UnsupportedOperation", "The instance type %s does not support trunk interfaces.", i.Type)
 	}
 	if e.VPCID != i.VPCID {
 		return badCombination("You may not attach a network interface to an instance if they are not in the same VPC")
@@ -145,10 +148,13 @@ func (c *Cloud) linkUp(eniID, attachmentID string) {
 	n.Attachment.LinkUp = true
 	c.putENI(&n)
 	c.emit(ENIAttached, i, &n)
+	for _, b := range c.trunkBranches(eniID) {
+		c.emit(ENIAssociated, i, b)
+	}
 }
 
 // DetachNetworkInterface begins to detach an ENI; it is available again after
-// the detach delay.
+// the detach delay. A trunk that has branches stays: nothing says what becomes of them.
 func (c *Cloud) DetachNetworkInterface(attachmentID string, force bool) error {
 	return c.change(func() error {
 		e := c.enis.get(c.attachments[attachmentID])
@@ -163,6 +169,8 @@ func (c *Cloud) DetachNetworkInterface(attachmentID string, force bool) error {
 			return nil
 		case a.Status == Attaching && !force:
 			return Errorf("IncorrectState", "The attachment '%s' is in state 'attaching' and cannot be detached.", attachmentID)
+		case len(c.branches[e.ID]) > 0:
+			return Errorf("DependencyViolation", "The trunk interface '%s' has %d associated branch interfaces.", e.ID, len(c.branches[e.ID]))
 		}
 		n := e.Clone()
 		n.Attachment.Status = Detaching
@@ -176,8 +184,12 @@ func (c *Cloud) DetachNetworkInterface(attachmentID string, force bool) error {
 	})
 }
 
-// endAttachment ends an attachment at once. The lock is held.
+// endAttachment ends an attachment at once, and by that the associations of a trunk
+// (pull request 400 of the Amazon VPC resource controller). The lock is held.
 func (c *Cloud) endAttachment(e *ENI) {
+	for _, b := range c.trunkBranches(e.ID) {
+		c.endAssociation(b)
+	}
 	i := c.instances.get(e.Attachment.InstanceID)
 	delete(c.attachedENIs[e.Attachment.InstanceID], e.ID)
 	if len(c.attachedENIs[e.Attachment.InstanceID]) == 0 {

@@ -10,18 +10,26 @@ import (
 
 // Check verifies what must hold of any books: no address is held twice, each
 // lies in its ENI's subnet and is not reserved, free counts add up, and
-// attachments respect the limits of the instance type.
+// attachments and associations respect the limits of the instance type.
 func (b Books) Check() error {
-	k := checker{held: map[netip.Addr]string{}, held6: map[netip.Prefix]string{}, used: map[string]int{}, slots: map[string]string{}, cards: map[string]int{}}
+	k := checker{held: map[netip.Addr]string{}, held6: map[netip.Prefix]string{}, used: map[string]int{}, slots: map[string]string{}, cards: map[string]int{}, branches: map[string]int{}}
 	for _, e := range b.ENIs {
 		k.addresses(b, e)
 		if e.Attachment != nil {
 			k.attachment(b, e)
 		}
+		if e.Trunk != nil {
+			k.association(b, e)
+		}
 	}
 	for a, eni := range k.held {
 		if other := k.held6[around(a)]; a.Is6() && other != "" {
 			k.fail("%v of %s is of a prefix of %s", a, eni, other)
+		}
+	}
+	for _, i := range b.Instances {
+		if n := k.branches[i.ID]; n > limits.Branches(i.Type) {
+			k.fail("%s has %d branches, a %s may have %d", i.ID, n, i.Type, limits.Branches(i.Type))
 		}
 	}
 	for _, s := range b.Subnets {
@@ -39,6 +47,8 @@ type checker struct {
 	used  map[string]int          // IPv4 addresses by subnet
 	slots map[string]string       // ENI by instance, card and device index
 	cards map[string]int          // ENIs by instance and card
+
+	branches map[string]int // by instance
 }
 
 func (k *checker) fail(format string, args ...any) {
@@ -103,4 +113,18 @@ func (k *checker) attachment(b Books, e ENI) {
 	if k.cards[card] > l.MaxENIs || e.slots4() > l.IPv4PerENI || e.slots6() > l.IPv6PerENI || !l.Prefixes && len(e.Prefixes)+len(e.IPv6Prefixes) > 0 {
 		k.fail("%s exceeds what a %s may carry", e.ID, i.Type)
 	}
+}
+
+func (k *checker) association(b Books, e ENI) {
+	t, ok := b.ENI(e.Trunk.TrunkID)
+	if !ok || t.Type != trunk || t.Attachment == nil || t.Zone != e.Zone || t.VPCID != e.VPCID || e.Attachment != nil || e.Trunk.BranchID != e.ID {
+		k.fail("%s is a branch of %s, which is gone, elsewhere or no attached trunk", e.ID, e.Trunk.TrunkID)
+		return
+	}
+	k.branches[t.Attachment.InstanceID]++
+	slot := fmt.Sprintf("%s/%d", t.ID, e.Trunk.VLAN)
+	if other, twice := k.slots[slot]; twice {
+		k.fail("%s and %s share VLAN %d of %s", other, e.ID, e.Trunk.VLAN, t.ID)
+	}
+	k.slots[slot] = e.ID
 }

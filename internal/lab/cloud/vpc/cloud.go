@@ -35,6 +35,8 @@ type Cloud struct {
 	everAttached map[string]map[string]struct{} // like attachedENIs, with those that were once attached
 	everHosts    map[string][]string            // the inverse of everAttached: ENI ID to instance IDs
 	attachments  map[string]string              // attachment ID to ENI ID
+	branches     map[string]map[string]struct{} // trunk ID to the IDs of its branches
+	associations map[string]string              // association ID to the branch's ID
 	macs         uint32
 	tokens       map[string]idempotent
 
@@ -77,9 +79,9 @@ func New(s spec.Spec, opts ...Option) (*Cloud, error) {
 		clock: clock.Real{}, done: make(chan struct{}),
 		space4: map[string]*space4{}, space6: map[string]*space6{},
 		attachedENIs: map[string]map[string]struct{}{}, everAttached: map[string]map[string]struct{}{}, everHosts: map[string][]string{},
-		attachments: map[string]string{},
-		tokens:      map[string]idempotent{},
-		lag:         s.Consistency.Describe.D(), lagWrites: s.Consistency.Writes,
+		attachments: map[string]string{}, branches: map[string]map[string]struct{}{}, associations: map[string]string{},
+		tokens: map[string]idempotent{},
+		lag:    s.Consistency.Describe.D(), lagWrites: s.Consistency.Writes,
 		imdsLag: s.IMDS.Delay.D(), imdsV1: *s.IMDS.V1,
 	}
 	for _, o := range opts {

@@ -52,7 +52,7 @@ func delayed() spec.Spec {
 	return s
 }
 
-// story records events as "kind instance device index".
+// story records events as "kind instance device index", of a branch as "kind instance vlan ID".
 type story struct {
 	c   *vpc.Cloud
 	mu  sync.Mutex // guards got
@@ -67,6 +67,9 @@ func follow(c *vpc.Cloud) *story {
 		line := string(e.Kind) + " " + e.Instance.Name
 		if e.ENI.Attachment != nil {
 			line += fmt.Sprintf(" %d", e.ENI.Attachment.DeviceIndex)
+		}
+		if e.ENI.Trunk != nil {
+			line += fmt.Sprintf(" vlan %d", e.ENI.Trunk.VLAN)
 		}
 		s.got = append(s.got, line)
 	})
@@ -343,7 +346,7 @@ func TestBooksStaySound(t *testing.T) {
 		s := delayed()
 		s.Consistency.Describe = spec.Duration(rapid.Int64Range(0, 5e9).Draw(t, "lag"))
 		s.VPCs[0].Subnets[0].CIDR = netip.MustParsePrefix("10.0.0.0/26")
-		s.Instances = append(s.Instances, spec.Instance{Name: "old", Type: "t2.micro", Subnet: "a"})
+		s.Instances = append(s.Instances, spec.Instance{Name: "old", Type: "t2.micro", Subnet: "a"}, spec.Instance{Name: "few", Type: "c6i.large", Subnet: "a"})
 		c := newCloud(t, s, vpc.WithClock(fake), vpc.WithSeed(rapid.Uint64().Draw(t, "seed")))
 		anENI := func(t *rapid.T) (none vpc.ENI) {
 			if list := c.Snapshot().ENIs; len(list) > 0 {
@@ -353,7 +356,7 @@ func TestBooksStaySound(t *testing.T) {
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"create": func(t *rapid.T) {
-				r := vpc.CreateRequest{SubnetID: subnetID(t, c, "a")}
+				r := vpc.CreateRequest{SubnetID: subnetID(t, c, "a"), Type: rapid.SampledFrom([]string{"", "trunk"}).Draw(t, "type")}
 				r.Addresses.IPv4Count = rapid.IntRange(0, 4).Draw(t, "addresses")
 				r.Addresses.PrefixCount = rapid.IntRange(0, 1).Draw(t, "prefixes")
 				_, _ = c.CreateNetworkInterface(r)
@@ -368,6 +371,14 @@ func TestBooksStaySound(t *testing.T) {
 			"detach": func(t *rapid.T) {
 				if e := anENI(t); e.Attachment != nil {
 					_ = c.DetachNetworkInterface(e.Attachment.ID, rapid.Bool().Draw(t, "force"))
+				}
+			},
+			"associate": func(t *rapid.T) {
+				_, _ = c.AssociateTrunkInterface(vpc.AssociateRequest{TrunkID: anENI(t).ID, BranchID: anENI(t).ID, VLAN: rapid.IntRange(1, 3).Draw(t, "VLAN")})
+			},
+			"disassociate": func(t *rapid.T) {
+				if e := anENI(t); e.Trunk != nil {
+					ok(t, c.DisassociateTrunkInterface(vpc.DisassociateRequest{AssociationID: e.Trunk.ID}))
 				}
 			},
 			"assign": func(t *rapid.T) {

@@ -16,6 +16,9 @@ const maxGroups = 5
 // about groups have another.
 const unknownGroup = "InvalidSecurityGroupID.NotFound"
 
+// ordinary is the type of ENIs that none is asked for.
+const ordinary = "interface"
+
 // efaOnly is the type of ENIs without addresses, which no link appears for
 // (EC2 User Guide, "Elastic Fabric Adapter").
 const efaOnly = "efa-only"
@@ -26,7 +29,7 @@ type CreateRequest struct {
 	Groups      []string   // default: the VPC's default group
 	Primary     netip.Addr // zero: any free address
 	Addresses   AddressRequest
-	Type        string // default "interface"
+	Type        string // default ordinary
 	Description string
 	Tags        Tags
 	ClientToken string
@@ -68,9 +71,9 @@ func (c *Cloud) create(r CreateRequest) (*ENI, error) {
 		return nil, err
 	}
 	if r.Type == "" {
-		r.Type = "interface"
+		r.Type = ordinary
 	}
-	if !slices.Contains([]string{"interface", "efa", efaOnly, "trunk", "branch"}, r.Type) {
+	if !slices.Contains([]string{ordinary, "efa", efaOnly, trunk}, r.Type) {
 		return nil, invalid("Value (%s) for parameter InterfaceType is invalid.", r.Type)
 	}
 	if c.enis.live >= c.spec.Quotas.NetworkInterfaces {
@@ -148,7 +151,9 @@ func (c *Cloud) findInstance(id string) (*Instance, error) {
 // tooFresh tells whether a change may not see yet what describe calls do not show yet.
 func (c *Cloud) tooFresh(unseen bool) bool { return c.lagWrites && unseen }
 
-// DeleteNetworkInterface deletes an available ENI.
+// DeleteNetworkInterface deletes an ENI that is not attached. That of a branch ends its
+// association, too: for years the Amazon VPC resource controller took branches back in no
+// other way, and it still does where it cannot disassociate one (its pull request 372).
 func (c *Cloud) DeleteNetworkInterface(id string) error {
 	return c.change(func() error {
 		e, err := c.findENI(id)
@@ -165,6 +170,9 @@ func (c *Cloud) DeleteNetworkInterface(id string) error {
 
 // delete takes an ENI out of the books and frees its addresses. The lock is held.
 func (c *Cloud) delete(e *ENI) {
+	if e.Trunk != nil {
+		c.endAssociation(e)
+	}
 	c.release(e.SubnetID, Assigned{e.IPv4(), e.Prefixes, e.IPv6, e.IPv6Prefixes})
 	keep := c.keep()
 	c.enis.put(e.ID, nil, c.clock.Now(), keep)
@@ -230,8 +238,12 @@ func (c *Cloud) ModifyNetworkInterface(id string, m Modification) error {
 	})
 }
 
-// holder is the instance that an ENI is attached to, nil when it is available. The lock is held.
+// holder is the instance that an ENI is attached to, for a branch by its trunk; nil when it
+// is available. The lock is held.
 func (c *Cloud) holder(e *ENI) *Instance {
+	if e.Trunk != nil {
+		e = c.enis.get(e.Trunk.TrunkID)
+	}
 	if e.Attachment == nil {
 		return nil
 	}

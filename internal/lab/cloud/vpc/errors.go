@@ -48,10 +48,12 @@ var idKinds = map[string]struct{ notFound, malformed, words string }{
 	"i":          {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed", "instance ID"},
 	"eni":        {"InvalidNetworkInterfaceID.NotFound", "InvalidNetworkInterfaceId.Malformed", "networkInterface ID"},
 	"eni-attach": {"InvalidAttachmentID.NotFound", "InvalidNetworkInterfaceAttachmentId.Malformed", "attachment ID"},
-	"subnet":     {"InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed", "subnet ID"},
-	"vpc":        {"InvalidVpcID.NotFound", "InvalidVpcID.Malformed", "vpc ID"},
-	"sg":         {"InvalidGroup.NotFound", "InvalidGroupId.Malformed", "security group"},
-	"rtb":        {"InvalidRouteTableID.NotFound", "InvalidRouteTableId.Malformed", "routeTable ID"},
+	// EC2 is not known to have one for an association's ID that is none.
+	"trunk-assoc": {"InvalidAssociationID.NotFound", "InvalidAssociationID.Malformed", "association ID"},
+	"subnet":      {"InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed", "subnet ID"},
+	"vpc":         {"InvalidVpcID.NotFound", "InvalidVpcID.Malformed", "vpc ID"},
+	"sg":          {"InvalidGroup.NotFound", "InvalidGroupId.Malformed", "security group"},
+	"rtb":         {"InvalidRouteTableID.NotFound", "InvalidRouteTableId.Malformed", "routeTable ID"},
 }
 
 // NotFound is the error for an ID of a kind ("eni", "subnet", ...) that does

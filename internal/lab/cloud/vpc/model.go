@@ -147,7 +147,7 @@ type ENI struct {
 	SubnetID        string
 	Zone            string
 	MAC             net.HardwareAddr
-	Type            string // "interface", "efa", "efa-only", "trunk"
+	Type            string // as created: "interface", "efa", "efa-only", "trunk"
 	Description     string
 	Primary         netip.Addr     // zero of type "efa-only", which has no addresses
 	Secondary       []netip.Addr   // in order of assignment
@@ -159,15 +159,30 @@ type ENI struct {
 	RequesterID     string // the key or role that created it
 	Created         time.Time
 	Tags            Tags
-	Attachment      *Attachment // nil when available
+	Attachment      *Attachment  // nil unless it is attached
+	Trunk           *Association // nil unless it is a branch
 }
 
-// Status is "available", or "in-use" from attach until detached.
+// available is the status of an ENI that nothing has.
+const available = "available"
+
+// Status is "available", or "in-use" from attach until detached, and while it is a branch,
+// which has no attachment. The documentation has no status of branches. It is what EC2
+// describes of those that the Amazon VPC resource controller makes, which finds those that
+// it lost by "available".
 func (e *ENI) Status() string {
-	if e.Attachment == nil {
-		return "available"
+	if e.Attachment == nil && e.Trunk == nil {
+		return available
 	}
 	return "in-use"
+}
+
+// InterfaceType is the ENI's type as EC2 describes it.
+func (e *ENI) InterfaceType() string {
+	if e.Trunk != nil {
+		return branch
+	}
+	return e.Type
 }
 
 // Owns tells whether packets from and to addr belong to this ENI.
@@ -203,6 +218,10 @@ func (e ENI) Clone() ENI {
 	if e.Attachment != nil {
 		a := *e.Attachment
 		e.Attachment = &a
+	}
+	if e.Trunk != nil {
+		a := *e.Trunk
+		e.Trunk = &a
 	}
 	return e
 }
