@@ -70,4 +70,10 @@ func TestStatusOfAnENI(t *testing.T) {
 	if got, want := out.String(), "eni-1 node-1 1 2 attached a 10.0.0.9 3 + 2 × /28 + 1 IPv6 + 4 × /80 -\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
+	out.Reset()
+	eniRow(w, lab.ENIStatus{ID: "eni-2", VLAN: 7, DeviceIndex: -1, Status: "in-use", Subnet: "a", Primary: netip.MustParseAddr("10.0.0.10")}, "node-1")
+	_ = w.Flush()
+	if got, want := out.String(), "eni-2 node-1 - vlan 7 in-use a 10.0.0.10 0 -\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
 }

@@ -162,6 +162,9 @@ func eniTables(w io.Writer, s lab.Status) {
 	for _, n := range s.Nodes {
 		for _, e := range n.ENIs {
 			eniRow(w, e, n.Name)
+			for _, b := range e.Branches {
+				eniRow(w, b, n.Name)
+			}
 		}
 	}
 	for _, e := range s.Loose {
@@ -255,7 +258,11 @@ func eniRow(w io.Writer, e lab.ENIStatus, node string) {
 	if e.Primary.IsValid() {
 		primary = e.Primary.String()
 	}
-	fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", e.ID, node, e.NetworkCard, e.DeviceIndex, e.Status, e.Subnet, primary, addrs, drops(e.Drops))
+	card, index := fmt.Sprint(e.NetworkCard), fmt.Sprint(e.DeviceIndex)
+	if e.VLAN != 0 { // a branch, below its trunk
+		card, index = "-", fmt.Sprintf("vlan %d", e.VLAN)
+	}
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, node, card, index, e.Status, e.Subnet, primary, addrs, drops(e.Drops))
 }
 
 func drops(d fabric.Drops) string {

@@ -85,7 +85,11 @@ func (l *Lab) agree(ctx context.Context, n *node.Node, pods []corev1.Pod, holder
 	return nil
 }
 
-// onENI tells whether EC2 has an address on one of an instance's ENIs.
+// onENI tells whether EC2 has an address on one of an instance's ENIs or branches.
 func (l *Lab) onENI(instanceID string, a netip.Addr) bool {
-	return slices.ContainsFunc(l.Books().InstanceENIs(instanceID), func(e vpc.ENI) bool { return e.Owns(a) })
+	books := l.Books()
+	owns := func(e vpc.ENI) bool { return e.Owns(a) }
+	return slices.ContainsFunc(books.InstanceENIs(instanceID), func(e vpc.ENI) bool {
+		return owns(e) || slices.ContainsFunc(books.Branches(e.ID), owns)
+	})
 }

@@ -48,6 +48,11 @@ func (l *Lab) follow() error {
 			if err := l.attach(e); err != nil {
 				return err
 			}
+			for _, b := range books.Branches(e.ID) {
+				if err := l.Fabric.Associate(b); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	return nil
@@ -99,6 +104,13 @@ func (l *Lab) apply(ev vpc.Event) error {
 		return l.attach(ev.ENI)
 	case vpc.ENIDetached:
 		return l.Fabric.Detach(ev.ENI.ID)
+	case vpc.ENIAssociated:
+		if m := l.machine(ev.Instance.ID); m != nil && m.dark {
+			return nil // as its trunk, when it is plugged in
+		}
+		return l.Fabric.Associate(ev.ENI)
+	case vpc.ENIDisassociated:
+		return l.Fabric.Disassociate(ev.ENI.ID)
 	case vpc.AddressesChanged, vpc.GroupsChanged:
 		return l.Fabric.Update(ev.ENI)
 	}

@@ -99,12 +99,18 @@ func (l *Lab) addNetwork(m *machine) error {
 	if err := l.Fabric.AddNode(m.Name); err != nil {
 		return err
 	}
-	for _, e := range l.Cloud.Snapshot().InstanceENIs(m.InstanceID) {
+	books := l.Cloud.Snapshot()
+	for _, e := range books.InstanceENIs(m.InstanceID) {
 		if !e.Attachment.LinkUp {
 			continue
 		}
 		if err := l.Fabric.Attach(m.Name, e); err != nil {
 			return err
+		}
+		for _, b := range books.Branches(e.ID) {
+			if err := l.Fabric.Associate(b); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -126,6 +126,8 @@ type ENIStatus struct {
 	IPv6         []netip.Addr   `json:"ipv6,omitempty"`
 	IPv6Prefixes []netip.Prefix `json:"ipv6Prefixes,omitempty"`
 	Status       string         `json:"status"`
+	Branches     []ENIStatus    `json:"branches,omitempty"` // of a trunk, by VLAN
+	VLAN         int            `json:"vlan,omitempty"`     // of a branch, which has no device index
 	Drops        fabric.Drops   `json:"drops"`
 }
 
@@ -169,7 +171,7 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		s.Trouble = err.Error()
 	}
 	for _, e := range books.ENIs {
-		if e.Attachment == nil {
+		if e.Status() == "available" {
 			s.Loose = append(s.Loose, eniStatus(e, books, nil))
 		}
 	}
@@ -264,10 +266,9 @@ func (l *Lab) machineStatus(ctx context.Context, s *Status) error {
 				status.Addresses = append(status.Addresses, a)
 			}
 		}
-		for _, e := range l.Books().InstanceENIs(s.Nodes[i].InstanceID) {
-			if len(status.Addresses) > 0 && e.Owns(status.Addresses[0]) {
-				status.ENI, status.DeviceIndex = e.ID, e.Attachment.DeviceIndex
-			}
+		books := l.Books()
+		for _, e := range books.InstanceENIs(s.Nodes[i].InstanceID) {
+			status.findENI(append(books.Branches(e.ID), e))
 		}
 		s.Nodes[i].Pods = append(s.Nodes[i].Pods, status)
 	}
@@ -379,7 +380,12 @@ func nodeStatus(ctx context.Context, n *node.Node, books vpc.Books, drops map[st
 				s.IPv6 = e.IPv6[0]
 			}
 		}
-		s.ENIs = append(s.ENIs, eniStatus(e, books, drops[e.ID]))
+		status := eniStatus(e, books, drops[e.ID])
+		for _, b := range books.Branches(e.ID) {
+			status.Branches = append(status.Branches, eniStatus(b, books, drops[b.ID]))
+			enis = append(enis, b)
+		}
+		s.ENIs = append(s.ENIs, status)
 	}
 	for _, p := range n.Pods() {
 		s.Pods = append(s.Pods, podStatus(p, enis))
@@ -395,6 +401,9 @@ func eniStatus(e vpc.ENI, books vpc.Books, drops fabric.Drops) ENIStatus {
 	if sub, ok := books.Subnet(e.SubnetID); ok {
 		s.Subnet = sub.Name
 	}
+	if e.Trunk != nil {
+		s.VLAN = e.Trunk.VLAN
+	}
 	if e.Attachment != nil {
 		s.DeviceIndex, s.NetworkCard, s.Status = e.Attachment.DeviceIndex, e.Attachment.NetworkCard, string(e.Attachment.Status)
 	}
@@ -403,10 +412,18 @@ func eniStatus(e vpc.ENI, books vpc.Books, drops fabric.Drops) ENIStatus {
 
 func podStatus(p *node.Pod, enis []vpc.ENI) PodStatus {
 	s := PodStatus{Name: p.Name, Namespace: p.Namespace, Addresses: p.Addrs, Container: p.ContainerID, Netns: p.Netns(), DeviceIndex: -1}
+	s.findENI(enis)
+	return s
+}
+
+// findENI finds the ENI or branch that a pod's first address is of.
+func (s *PodStatus) findENI(enis []vpc.ENI) {
 	for _, e := range enis {
-		if p.Addr().IsValid() && e.Owns(p.Addr()) {
-			s.ENI, s.DeviceIndex = e.ID, e.Attachment.DeviceIndex
+		if len(s.Addresses) == 0 || !s.Addresses[0].IsValid() || !e.Owns(s.Addresses[0]) {
+			continue
+		}
+		if s.ENI = e.ID; e.Attachment != nil {
+			s.DeviceIndex = e.Attachment.DeviceIndex
 		}
 	}
-	return s
 }

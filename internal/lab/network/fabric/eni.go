@@ -37,13 +37,25 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	case !f.nodes[node]:
 		return fmt.Errorf("attach %s: no node %s", e.ID, node)
 	}
-	f.links++
-	p := &plugged{eni: e.Clone(), node: node, link: fmt.Sprintf("eni%d", f.links)}
-	if err := f.plug(p); err != nil {
+	p := &plugged{eni: e.Clone(), node: node, link: f.newLink()}
+	err := ns.AddVeth(f.rt, p.link, f.NodePath(node), linkName(e.Attachment), e.MAC, ENIMTU)
+	if err == nil {
+		err = f.plug(p)
+	}
+	if err == nil && e.Attachment.Primary() {
+		err = f.lease(p, linkName(e.Attachment))
+	}
+	if err != nil {
 		return errors.Join(fmt.Errorf("attach %s to %s: %w", e.ID, node, err), f.unplug(p))
 	}
 	f.enis[e.ID] = p
 	return nil
+}
+
+// newLink names a link of the router.
+func (f *Fabric) newLink() string {
+	f.links++
+	return fmt.Sprintf("eni%d", f.links)
 }
 
 // linkName is an ENI's link in its node, as the kernel names the interfaces of
@@ -56,11 +68,8 @@ func linkName(a *vpc.Attachment) string {
 	return fmt.Sprintf("enp%ds%d", a.NetworkCard, 5+a.DeviceIndex)
 }
 
+// plug sets the router's side of a link up that has been made.
 func (f *Fabric) plug(p *plugged) error {
-	peer := linkName(p.eni.Attachment)
-	if err := ns.AddVeth(f.rt, p.link, f.NodePath(p.node), peer, p.eni.MAC, ENIMTU); err != nil {
-		return err
-	}
 	if err := f.answerAtOnce(p.link); err != nil {
 		return err
 	}
@@ -94,9 +103,6 @@ func (f *Fabric) plug(p *plugged) error {
 		if err := f.addRoute(p, dst); err != nil {
 			return err
 		}
-	}
-	if p.eni.Attachment.Primary() {
-		return f.lease(p, peer)
 	}
 	return nil
 }
@@ -134,8 +140,8 @@ func (f *Fabric) subnet(e vpc.ENI) (vpc.Subnet, error) {
 	return f.opts.Subnets[i], nil
 }
 
-// Detach unplugs an ENI: its link vanishes from the node. An ENI that is not
-// attached is no error.
+// Detach unplugs an ENI: its link vanishes from the node, and with a trunk go its
+// branches. An ENI that is not attached is no error.
 func (f *Fabric) Detach(eniID string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -143,11 +149,22 @@ func (f *Fabric) Detach(eniID string) error {
 	if p == nil {
 		return nil
 	}
-	delete(f.enis, eniID)
-	if err := errors.Join(f.unplug(p), f.forgetNDP(p)); err != nil {
+	var errs []error
+	for _, id := range f.attached() {
+		if b := f.enis[id]; b.eni.Trunk != nil && b.eni.Trunk.TrunkID == eniID {
+			errs = append(errs, f.forget(b))
+		}
+	}
+	if err := errors.Join(append(errs, f.forget(p))...); err != nil {
 		return fmt.Errorf("detach %s from %s: %w", eniID, p.node, err)
 	}
 	return nil
+}
+
+// forget unplugs an ENI, for which no link answers any more.
+func (f *Fabric) forget(p *plugged) error {
+	delete(f.enis, p.eni.ID)
+	return errors.Join(f.unplug(p), f.forgetNDP(p))
 }
 
 // unplug deletes the link, with which routes and neighbours go, then its rules.
@@ -163,8 +180,8 @@ func (f *Fabric) unplug(p *plugged) error {
 	return errors.Join(append(errs, f.rules.remove(f.nft, p))...)
 }
 
-// Update takes over an ENI's addresses, prefixes, security groups and
-// source/destination check. An ENI that is not attached is no error.
+// Update takes over an ENI's or branch's addresses, prefixes, security groups
+// and source/destination check. An ENI that is not attached is no error.
 func (f *Fabric) Update(e vpc.ENI) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

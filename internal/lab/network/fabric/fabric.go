@@ -1,6 +1,7 @@
 // Package fabric is the packet side of a virtual VPC on one machine. A network
 // namespace is the VPC's router; a node is a namespace; an ENI is a veth
-// between the two with the ENI's MAC on the node's side. The router delivers
+// between the two with the ENI's MAC on the node's side, and a branch of a trunk
+// is a VLAN on the trunk's. The router delivers
 // to an ENI what EC2 says the ENI owns and drops what a VPC would drop: a
 // source that is not assigned to the ENI it came from, a destination that
 // nobody owns, what the security groups do not let through, and what the
@@ -99,7 +100,7 @@ type Fabric struct {
 	adverts *adverts
 }
 
-// plugged is an ENI in a node.
+// plugged is an ENI in a node, or a branch on a trunk there.
 type plugged struct {
 	eni  vpc.ENI
 	node string

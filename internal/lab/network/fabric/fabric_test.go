@@ -245,6 +245,21 @@ func TestNetworkCards(t *testing.T) {
 	b.blocked(b.InternetPath(), "", "10.0.16.20", gatewayCounter, Gateway)
 }
 
+// What branches do is in trunk_guest_test.go: it takes a kernel with VLANs.
+func TestAssociateMistakes(t *testing.T) {
+	b := raise(t)
+	b.node("a", eni("a", "10.0.0.10", 0))
+	e := eni("p", "10.0.16.20", 1)
+	if err := b.Associate(e); err == nil || !strings.Contains(err.Error(), "no association") {
+		t.Errorf("an ENI without an association: %v", err)
+	}
+	e.Trunk = &vpc.Association{TrunkID: "eni-trunk", VLAN: 7}
+	if err := b.Associate(e); err == nil || !strings.Contains(err.Error(), "eni-trunk is not attached") {
+		t.Errorf("a trunk that is not there: %v", err)
+	}
+	b.ok(b.Disassociate(e.ID))
+}
+
 func TestSecurityGroups(t *testing.T) {
 	web := vpc.SecurityGroup{
 		ID: "sg-web",
