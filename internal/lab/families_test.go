@@ -77,6 +77,13 @@ func TestFamiliesAreRefused(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", name, err, tc.want)
 		}
 	}
+	for families, want := range map[ipfamily.Set]string{ipfamily.Dual: "", ipfamily.OnlyIPv6: `IP families "ipv6": clusters with kubelets have IPv4 or both families: want dual, or leave out kubelets`} {
+		vpc := DefaultSpec(1, "m5.large")
+		_, err := Options{Mode: OperatorMode, Spec: &vpc, IPFamilies: families, Kubelets: &Kubelets{}}.completeFamilies()
+		if err == nil && want != "" || err != nil && err.Error() != want {
+			t.Errorf("kubelets with %s: got %v, want %q", families, err, want)
+		}
+	}
 }
 
 // A spec of one's own gets what it lacks, and keeps what it has.
