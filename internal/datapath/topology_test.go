@@ -40,7 +40,7 @@ const (
 	eniPrefix  = "10.0.0.32/28"
 	eniPrefix6 = "2001:db8:0:0:1::/80"
 	eniAddr6   = "2001:db8::1:ffff:ffff:ffff" // the last of it
-	firstPods  = "10.0.0.64/28" // addresses of the primary ENI
+	firstPods  = "10.0.0.64/28"               // addresses of the primary ENI
 	firstPods6 = "2001:db8:0:0:2::/80"
 )
 
