@@ -1,6 +1,7 @@
 package attachment
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/berthnet/berth/internal/introspect"
@@ -30,6 +31,23 @@ func (l Lease) Addrs() []netip.Addr { return valid(l.IPv4, l.IPv6) }
 // Held returns all addresses that are the attachment's while it holds the lease: Addrs,
 // and the node-local one.
 func (l Lease) Held() []netip.Addr { return valid(l.IPv4, l.IPv6, l.NodeLocal) }
+
+// validate finds an address of a wrong family.
+func (l Lease) validate() error {
+	switch local := l.NodeLocal; {
+	case l.IPv4.IsValid() && !l.IPv4.Is4():
+		return fmt.Errorf("lease.ipv4 is %s, expected an IPv4 address", l.IPv4)
+	case l.IPv6.IsValid() && !isIPv6(l.IPv6):
+		return fmt.Errorf("lease.ipv6 is %s, expected an IPv6 address", l.IPv6)
+	case !local.IsValid():
+		return nil
+	case !local.Is4() && !isIPv6(local), len(l.Addrs()) != 1, local.Is4() == l.IPv4.IsValid():
+		return fmt.Errorf("lease.nodeLocal is %s, expected an address of the one family that the lease lacks", local)
+	}
+	return nil
+}
+
+func isIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.Zone() == "" }
 
 func valid(addrs ...netip.Addr) (out []netip.Addr) {
 	for _, a := range addrs {

@@ -129,12 +129,6 @@ func (r Record) validate() error {
 		return fmt.Errorf("key %q lacks a container ID or interface name", r.Key)
 	case r.Lease.Empty() && r.First() == nil && r.Chained == nil:
 		return fmt.Errorf("lease has no address, and no NIC is named %s", r.Key.IfName)
-	case r.Lease.IPv4.IsValid() && !r.Lease.IPv4.Is4():
-		return fmt.Errorf("lease.ipv4 is %s, expected an IPv4 address", r.Lease.IPv4)
-	case r.Lease.IPv6.IsValid() && (!r.Lease.IPv6.Is6() || r.Lease.IPv6.Is4In6() || r.Lease.IPv6.Zone() != ""):
-		return fmt.Errorf("lease.ipv6 is %s, expected an IPv6 address", r.Lease.IPv6)
-	case r.Lease.NodeLocal.IsValid() && (r.Lease.NodeLocal.Zone() != "" || r.Lease.NodeLocal.Is4In6() || !ofMissing(r.Lease)):
-		return fmt.Errorf("lease.nodeLocal is %s, expected an address of the one family that the lease lacks", r.Lease.NodeLocal)
 	case r.State != Pending && r.State != Ready && r.State != Releasing:
 		return fmt.Errorf("state is %q, expected pending, ready or releasing", r.State)
 	case !linkName.MatchString(r.HostLink):
@@ -142,16 +136,13 @@ func (r Record) validate() error {
 	case r.InstanceID == "" || r.BootID == "":
 		return errors.New("instanceID or bootID is empty")
 	}
+	if err := r.Lease.validate(); err != nil {
+		return err
+	}
 	if err := r.checkNICs(); err != nil {
 		return err
 	}
 	return r.checkEgress()
-}
-
-// ofMissing tells whether a lease's node-local address is of the one family that the lease
-// has no other address of.
-func ofMissing(l Lease) bool {
-	return len(l.Addrs()) == 1 && l.NodeLocal.Is4() != l.IPv4.IsValid()
 }
 
 func (c Cooling) validate() error {

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -180,7 +179,7 @@ func TestNodeLocalMetrics(t *testing.T) {
 			continue
 		}
 		var d dto.Metric
-		if err := prometheus.Metric(m).Write(&d); err != nil {
+		if err := m.Write(&d); err != nil {
 			t.Fatal(err)
 		}
 		got[d.GetLabel()[0].GetValue()+" "+d.GetLabel()[1].GetValue()] = d.GetGauge().GetValue()
