@@ -167,7 +167,7 @@ func (s *Store) Discard(q Quarantined) error {
 	return nil
 }
 
-var addrField = regexp.MustCompile(`"(?:ipv4|ipv6)":\s*"([0-9A-Fa-f.:]+)"`)
+var addrField = regexp.MustCompile(`"(?:ipv4|ipv6|nodeLocal)":\s*"([0-9A-Fa-f.:]+)"`)
 
 // salvage reads what it can of a damaged file: the name tells the host link or
 // the cooling address, and a truncated record often still tells its addresses.

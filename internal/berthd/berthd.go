@@ -49,7 +49,6 @@ type node struct {
 	metrics *daemon.Metrics
 	front   *daemon.Front
 	bootID  string
-	store   *attachment.Store    // from identify on
 	ports   *ports               // nil while, or where, pods have none
 	egress  *egress.Clients      // likewise
 	tell    func(podevents.News) // nil where nobody tells Pods
@@ -108,12 +107,6 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	if err != nil {
 		return unlessEnded(ctx, err)
 	}
-	var bad []attachment.Quarantined
-	n.store, bad, err = attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
-		attachment.Node{InstanceID: instanceID, BootID: n.bootID}, n.log)
-	if err != nil {
-		return err
-	}
 	kernel, err := datapath.Open("")
 	if err != nil {
 		return err
@@ -122,7 +115,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	if err := n.until(ctx, "the node's data path", func() (err error) { net, err = m.setUp(ctx, kernel); return err }); err != nil {
 		return unlessEnded(ctx, errors.Join(err, kernel.Close()))
 	}
-	err = n.runDaemon(ctx, m, bad, net)
+	err = n.runDaemon(ctx, m, instanceID, net)
 	return errors.Join(err, m.end(), kernel.Close())
 }
 
@@ -201,9 +194,14 @@ func (n *node) datapathConfig() datapath.Config {
 }
 
 // runDaemon puts the address source and the daemon together and runs them.
-func (n *node) runDaemon(ctx context.Context, m mode, bad []attachment.Quarantined, net daemon.Kernel) (err error) {
+func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net daemon.Kernel) error {
+	store, bad, err := attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
+		attachment.Node{InstanceID: instanceID, BootID: n.bootID}, n.log)
+	if err != nil {
+		return err
+	}
 	if n.cfg.HasPorts() {
-		if n.ports, err = n.openPorts(n.store); err != nil {
+		if n.ports, err = n.openPorts(store); err != nil {
 			return err
 		}
 		defer n.ports.close()
@@ -219,7 +217,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, bad []attachment.Quarantin
 	}
 	o := daemon.Options{
 		Source: src, Kernel: net, Chained: n.cfg.IPAM == config.IPAMNone,
-		Store: n.store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
+		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
 		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
 	}

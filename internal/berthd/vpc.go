@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
@@ -49,7 +48,11 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error) {
 	data := carrier.NewVPC(kernel)
 	m.networks = &vpcNetworks{vpcDatapath: data, ask: m.askVPCCIDRs, onDemand: m.onDemand}
-	own, local := ipv6OfPods(m.store.Records())
+	inv, err := kernel.Inventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	own, local := ipv6OfPods(inv.Routes)
 	return data, data.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
 		LocalCIDRs: m.networks.start(m.id.VPCCIDRs, own || m.cfg.IPFamilies.Has(ipfamily.IPv6)), NodeLocal: nodeLocal(local || m.cfg.IPv6Egress), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
@@ -59,16 +62,20 @@ func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, 
 
 // ipv6OfPods tells whether pods that run have IPv6 addresses, of their own or
 // node-local ones. A restart must not cut them off, whatever new pods get.
-func ipv6OfPods(records []attachment.Record) (own, local bool) {
-	for _, rec := range records {
-		own = own || rec.Lease.IPv6.IsValid()
-		local = local || rec.Lease.NodeLocal.Is6()
+func ipv6OfPods(routes []datapath.RouteInfo) (own, local bool) {
+	for _, r := range routes {
+		switch {
+		case nodelocal.Network6.Contains(r.Addr):
+			local = true
+		case ipfamily.Of(r.Addr) == ipfamily.IPv6:
+			own = true
+		}
 	}
 	return own, local
 }
 
-// nodeLocal are the networks of node-local addresses. That of IPv4 costs nothing where
-// no pod has one, while that of IPv6 turns IPv6 on.
+// nodeLocal are the networks of node-local addresses, that of IPv4 whatever pods have and
+// settings say. That of IPv6 turns IPv6 on, which a node may lack.
 func nodeLocal(ipv6 bool) []netip.Prefix {
 	if ipv6 {
 		return []netip.Prefix{nodelocal.Network4, nodelocal.Network6}

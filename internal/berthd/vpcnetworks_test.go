@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/eni"
 )
 
@@ -83,22 +83,21 @@ func TestIPv6OfTheDataPath(t *testing.T) {
 // A daemon that is started again has IPv6 from the start where pods have it, whatever
 // new pods are to get.
 func TestIPv6AfterARestart(t *testing.T) {
-	four, six := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("2001:db8::5")
 	for name, tt := range map[string]struct {
-		leases     []attachment.Lease
+		routes     []string
 		own, local bool
 	}{
 		"no pods":         {},
-		"IPv4":            {leases: []attachment.Lease{{IPv4: four}}},
-		"IPv6, by IPv4":   {leases: []attachment.Lease{{IPv6: six, NodeLocal: netip.MustParseAddr("169.254.172.5")}}, own: true},
-		"dual":            {leases: []attachment.Lease{{IPv4: four}, {IPv4: four, IPv6: six}}, own: true},
-		"IPv4, with IPv6": {leases: []attachment.Lease{{IPv4: four, NodeLocal: netip.MustParseAddr("fd00::ac:5")}}, local: true},
+		"IPv4":            {routes: []string{"10.0.0.5"}},
+		"IPv6, by IPv4":   {routes: []string{"2001:db8::5", "169.254.172.5"}, own: true},
+		"dual":            {routes: []string{"10.0.0.5", "10.0.0.6", "2001:db8::6"}, own: true},
+		"IPv4, with IPv6": {routes: []string{"10.0.0.5", "fd00::ac:5"}, local: true},
 	} {
-		var records []attachment.Record
-		for _, l := range tt.leases {
-			records = append(records, attachment.Record{Lease: l})
+		var routes []datapath.RouteInfo
+		for _, a := range tt.routes {
+			routes = append(routes, datapath.RouteInfo{Addr: netip.MustParseAddr(a)})
 		}
-		if own, local := ipv6OfPods(records); own != tt.own || local != tt.local {
+		if own, local := ipv6OfPods(routes); own != tt.own || local != tt.local {
 			t.Errorf("%s: own %v, node-local %v", name, own, local)
 		}
 	}

@@ -131,6 +131,12 @@ func (k *fakeKernel) dropRoutes() {
 	clear(k.routes)
 }
 
+func (k *fakeKernel) dropRoute(a netip.Addr) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.routes, a)
+}
+
 // state lists links and routes, sorted.
 func (k *fakeKernel) state() (links []string, routes []string) {
 	k.mu.Lock()

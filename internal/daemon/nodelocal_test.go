@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -101,14 +102,47 @@ func TestNodeLocalAddressCoolsFromEveryStepOfDel(t *testing.T) {
 	}
 }
 
-// Of a damaged record the addresses are known by the kernel's routes: the node-local one
-// is held too.
+// Of a damaged record the addresses are known by what is left of it and by the kernel's
+// routes: the node-local one is held too, wherever the file ends, and cools with the pod.
 func TestNodeLocalAddressOfADamagedRecord(t *testing.T) {
-	n := newNodeLocal(t, "2001:db8::5", "2001:db8::6")
-	n.leave("a")
-	n.damage("a", 30)
+	for keep := 5; keep < 100; keep += 10 {
+		t.Run(fmt.Sprint(keep), func(t *testing.T) {
+			n := newNodeLocal(t, "2001:db8::5", "2001:db8::6")
+			r := n.restart(nil)
+			mustAdd(t, r, "a", n.newNetns("a"))
+			local := r.local(t, "a")
+			r.stop()
+			n.damage("a", keep)
+			r = n.restart(nil)
+			n.wantKernel(t, 1, 2)
+			mustAdd(t, r, "b", n.newNetns("b"))
+			n.wantKernel(t, 2, 4) // four addresses, each once
+			defer n.tick()()
+			mustDel(t, r, "a")
+			must(t, r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}))
+			n.wantKernel(t, 1, 2)
+			if _, ok := r.Store.Cooling(local); !ok {
+				t.Errorf("%s does not cool", local)
+			}
+		})
+	}
+}
+
+// What a pod loses of its node-local address is put back.
+func TestNodeLocalAddressIsRepaired(t *testing.T) {
+	n := newNodeLocal(t, "2001:db8::5")
 	r := n.restart(nil)
+	rec := r.attached(t, "a", n.newNetns("a"))
+	n.kernel.dropRoute(rec.Lease.NodeLocal)
+	rp := &repairer{store: r.Store, kernel: n.kernel, again: r.addAgainLater}
+	if did, err := rp.repairPods(within(t)); err != nil || len(did) != 1 {
+		t.Errorf("repaired %v, %v", did, err)
+	}
 	n.wantKernel(t, 1, 2)
-	mustAdd(t, r, "b", n.newNetns("b"))
-	n.wantKernel(t, 2, 4) // four addresses, each once
+	defer n.tick()()
+	must(t, r.undo(within(t), rec))
+	n.wantKernel(t, 0, 0)
+	if again := r.attached(t, "b", n.newNetns("b")); again.Lease.NodeLocal != rec.Lease.NodeLocal {
+		t.Errorf("an address that no pod had is not handed out again, but %s", again.Lease.NodeLocal)
+	}
 }

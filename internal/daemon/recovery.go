@@ -164,20 +164,26 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 		return r.d.releaseNameless(ctx, q)
 	}
 	routed, inKernel := r.links[q.HostLink]
-	if len(q.Addresses) == 0 {
-		q.Addresses = routed
-		r.d.quarantine.setAddresses(q.File, routed)
-	}
-	if lease := leaseOf(q.Addresses); len(lease.Addrs()) > 0 {
-		if _, held := r.d.Store.ByAddr(lease.Addrs()[0]); held {
-			return r.d.Store.Discard(q) // an intact record speaks for the address
+	for _, a := range routed { // a part of the file may be lost
+		if !slices.Contains(q.Addresses, a) {
+			q.Addresses = append(slices.Clone(q.Addresses), a)
 		}
+	}
+	r.d.quarantine.setAddresses(q.File, q.Addresses)
+	free := func(a netip.Addr) bool { _, held := r.d.Store.ByAddr(a); return !held }
+	if len(q.Addresses) > 0 && !slices.ContainsFunc(q.Addresses, free) {
+		return r.d.Store.Discard(q) // intact records speak for all of them
+	}
+	lives := inKernel || slices.Contains(r.plugs, q.HostLink)
+	if lives {
+		r.owned[q.HostLink] = true
+	}
+	if lease := leaseOf(q.Addresses); !lease.Empty() {
 		if err := r.d.Source.Restore(source.Request{Key: quarantineKey(q)}, lease); err != nil {
 			return fmt.Errorf("holding its addresses: %w", err)
 		}
 	}
-	if inKernel || slices.Contains(r.plugs, q.HostLink) {
-		r.owned[q.HostLink] = true
+	if lives {
 		return nil
 	}
 	return r.d.releaseQuarantined(ctx, q)

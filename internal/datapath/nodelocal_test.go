@@ -1,6 +1,8 @@
 package datapath
 
 import (
+	"encoding/binary"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -70,14 +72,23 @@ func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
 	forger.cannotReach("", local4+":80")
 	four.cannotReach("", local4+":80")
 	six.cannotReach("", "["+local6+"]:80")
-	forger.cannotReach("", "169.254.172.77:80") // nobody's
-
 	seen := v.router.sniff()
 	mine, theirs, outside := netip.MustParseAddr(local4), netip.MustParseAddr(other4), netip.MustParseAddr(internet)
 	broken := udp(mine, outside)
 	broken[27] ^= 1 // of its checksum, so that connection tracking calls it invalid
 	six.frames(unix.ETH_P_IP, broken)
 	forger.frames(unix.ETH_P_IP, udp(mine, outside))
+	// An error about a connection of the node's own, which is not translated.
+	v.host.in(func() error {
+		c, err := net.Dial("udp", internet+":53")
+		if err == nil {
+			_, err = c.Write([]byte("x"))
+			six.frames(unix.ETH_P_IP, ip4(unix.IPPROTO_ICMP, mine, outside, 0, nil, portUnreachable(c.LocalAddr().(*net.UDPAddr).AddrPort(), netip.AddrPortFrom(outside, 53))))
+			_ = c.Close()
+		}
+		return err
+	})
+	forger.frames(unix.ETH_P_IP, udp(theirs, netip.MustParseAddr("169.254.172.77"))) // nobody's
 	mine6, outside6 := netip.MustParseAddr(local6), netip.MustParseAddr(internet6)
 	for _, kind := range []byte{130, routerSolicitation, neighbourAdvertisement} { // which it does not track
 		four.frames(unix.ETH_P_IPV6, icmp6(kind, four.links.PodMAC, mine6, outside6, outside6))
@@ -93,6 +104,17 @@ func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
 			t.Errorf("a forged packet left the node: % x", s.bytes)
 		}
 	}
+}
+
+// portUnreachable is the ICMP error (RFC 792) with which to would answer a datagram of from's.
+func portUnreachable(to, from netip.AddrPort) []byte {
+	inner := udp(to.Addr(), from.Addr())
+	binary.BigEndian.PutUint16(inner[20:], to.Port())
+	binary.BigEndian.PutUint16(inner[22:], from.Port())
+	message := append([]byte{3, 3, 0, 0, 0, 0, 0, 0}, inner...)
+	none := netip.IPv4Unspecified()
+	binary.BigEndian.PutUint16(message[2:], checksum(-uint32(len(message)), none, none, message))
+	return message
 }
 
 // Where nothing else is of a family, the node-local network has the data path made for it.

@@ -45,6 +45,7 @@ type ruleSpec struct {
 var (
 	atAntispoof = nftables.ChainPriorityRaw
 	atClassify  = nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest + 10)
+	afterSNAT   = nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource + 10)
 )
 
 // buildRuleset writes the ruleset of a node. primary is the primary link's

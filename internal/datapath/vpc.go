@@ -37,7 +37,7 @@ type VPC struct {
 	// NodeLocal are networks of addresses that pods have beside their own, of a family
 	// that they have no address of, and that mean nothing outside the node. What
 	// comes from one leaves the node with the node's own address, whatever its
-	// destination, ExternalSNAT or not, and nobody opens connections to one. One of
+	// destination, ExternalSNAT or not, and only the node opens connections to one. One of
 	// IPv4 needs PrimaryIPv4; one of IPv6 turns the IPv6 data path on.
 	NodeLocal []netip.Prefix
 	// MarkShift moves the eight mark bits left, 0 to 24.

@@ -24,7 +24,7 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 	}
 	rs.chains = append(rs.chains, u.fromPodChain(), byUplinkChain(maps), u.classifyChain(primary), u.snatChain())
 	if len(u.NodeLocal) > 0 {
-		rs.chains = append(rs.chains, u.toNodeLocalChain())
+		rs.chains = append(rs.chains, u.toNodeLocalChain(), u.fromNodeLocalChain())
 	}
 }
 
@@ -43,9 +43,7 @@ func (u VPC) fromPodChain() chainSpec {
 	ch.rules = append(ch.rules, ruleSpec{"answers to what came in by the primary link",
 		nft.Join(nft.CtDirection(nft.Reply), nft.CtMarked(u.mark(MarkPrimary)), nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())})
 	for _, p := range u.NodeLocal {
-		ch.rules = append(ch.rules,
-			ruleSpec{"node-local, would leave untranslated", nft.Join(nft.SourceIn(p), isUntranslatable(), nft.Count(), nft.Drop())},
-			ruleSpec{"node-local", nft.Join(nft.SourceIn(p), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
+		ch.rules = append(ch.rules, ruleSpec{"node-local", nft.Join(nft.SourceIn(p), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
@@ -84,7 +82,7 @@ func (u VPC) snatChain() chainSpec {
 	ch := base("snat", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 	for _, p := range u.NodeLocal {
 		// Of IPv6 the node may get its address later than its pods theirs.
-		to := nft.Masquerade()
+		to := nft.MasqueradeFullyRandom()
 		if own := u.primary(rtnl.FamilyOf(p.Addr())); own.IsValid() {
 			to = nft.SNATTo(own)
 		}
@@ -106,6 +104,16 @@ func (u VPC) toNodeLocalChain() chainSpec {
 	opens := nft.CtState(expr.CtStateBitNEW | expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED)
 	for _, p := range u.NodeLocal {
 		ch.rules = append(ch.rules, ruleSpec{"node-local addresses are not for others", nft.Join(nft.DestinationIn(p), opens, nft.Count(), nft.Drop())})
+	}
+	return ch
+}
+
+// fromNodeLocalChain drops what was not translated: what connection tracking does not know, and
+// errors that a pod forges about connections of others.
+func (u VPC) fromNodeLocalChain() chainSpec {
+	ch := base("from_node_local", nftables.ChainTypeFilter, nftables.ChainHookPostrouting, afterSNAT)
+	for _, p := range u.NodeLocal {
+		ch.rules = append(ch.rules, ruleSpec{"node-local, untranslated", nft.Join(nft.SourceIn(p), nft.Count(), nft.Drop())})
 	}
 	return ch
 }

@@ -61,7 +61,7 @@ type Allocated struct {
 	Address netip.Addr `json:"address"`
 	IPv6    netip.Addr `json:"ipv6,omitzero"` // the other one of a dual-stack pod
 	// NodeLocal is of the family that the pod has no address of: by it the pod reaches
-	// the world of that family as its node, and nobody reaches the pod.
+	// the world of that family as its node; only the node reaches the pod by it.
 	NodeLocal   netip.Addr `json:"nodeLocal,omitzero"`
 	Namespace   string     `json:"namespace"`
 	Pod         string     `json:"pod"`

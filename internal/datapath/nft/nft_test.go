@@ -70,6 +70,7 @@ var words = []struct {
 	{Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE), "reject with icmpx no-route"},
 	{Join(Family(unix.AF_INET6), SNATTo(netip.MustParseAddr("2001:db8::1"))), "meta nfproto ipv6 snat ip6 to 2001:db8::1 fully-random"},
 	{Masquerade(), "masquerade"},
+	{MasqueradeFullyRandom(), "masquerade fully-random"},
 }
 
 // Each rule is what nft(8) calls it, as that command reads it from the kernel.

@@ -43,6 +43,9 @@ func Reject(code uint8) Exprs {
 // Masquerade is masquerade.
 func Masquerade() Exprs { return Exprs{&expr.Masq{}} }
 
+// MasqueradeFullyRandom is masquerade fully-random.
+func MasqueradeFullyRandom() Exprs { return Exprs{&expr.Masq{FullyRandom: true}} }
+
 // SNATTo is snat to ADDRESS fully-random.
 func SNATTo(a netip.Addr) Exprs {
 	return Exprs{

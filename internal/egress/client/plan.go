@@ -73,7 +73,25 @@ func newPlan(s Setup, mtu int, further []string) plan {
 		}
 		p.rules = append(p.rules, s.rules(f, further)...)
 	}
+	if s.NodeLocal.IsValid() {
+		s.bar(&p, further)
+	}
 	return p
+}
+
+// bar adds what keeps a pod from the destinations of the family of NodeLocal.
+func (s Setup) bar(p *plan, further []string) {
+	f, reached := rtnl.FamilyOf(s.NodeLocal), false
+	s.Egresses = slices.Clone(s.Egresses)
+	for i, e := range s.Egresses {
+		e = Egress{Name: e.Name, Destinations: e.Destinations}
+		s.Egresses[i] = e
+		p.routes = append(p.routes, e.routes(f, s.NodeLocal)...)
+		reached = reached || len(e.destinations(f)) > 0
+	}
+	if reached {
+		p.rules = append(p.rules, s.rules(f, further)...)
+	}
 }
 
 // direct tells whether tunnels lead to the gateways themselves.

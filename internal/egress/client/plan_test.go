@@ -35,6 +35,13 @@ func one(e Egress) Setup {
 	return Setup{Link: "eth0", MTU: 1500, Addrs: addrsOf("10.1.0.2"), Port: 5555, ClusterNetworks: nets("10.0.0.0/8"), Egresses: []Egress{e}}
 }
 
+// nodeLocal is one, of a pod that reaches IPv6 as its node.
+func nodeLocal(e Egress) Setup {
+	s := one(e)
+	s.NodeLocal = netip.MustParseAddr("fd00::ac:5")
+	return s
+}
+
 // The routes of a pod, by what its Egresses are.
 func TestRoutes(t *testing.T) {
 	a, b := gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")
@@ -53,6 +60,8 @@ func TestRoutes(t *testing.T) {
 			beneath, "route 203.0.113.0/24 via 10.1.1.2 in table 117", "route 0.0.0.0/0 via 10.1.1.2 in table 11701"}},
 		"gateways of the other family":      {one(Egress{Destinations: d, Gateways: []Gateway{gw(1, true, "fd01::2")}}), []string{beneath}},
 		"a destination of the other family": {one(Egress{Destinations: nets("2001:db8::/32"), Gateways: []Gateway{a}}), nil},
+		"a destination of a family of the node's": {nodeLocal(Egress{Destinations: nets("2001:db8::/32", "::/0", "203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2", "fd01::2")}, Service: addrsOf("10.96.0.9", "fd02::9"), OriginatingOnly: true}), []string{
+			beneath, "route 203.0.113.0/24 via 10.96.0.9 in table 117", "route unreachable 2001:db8::/32 in table 117", "route unreachable ::/0 in table 118"}},
 		"a default route": {one(Egress{Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{a}}), []string{
 			"route unreachable 0.0.0.0/0 in table 118", "route 0.0.0.0/0 via 10.1.1.2 in table 118", "route 0.0.0.0/0 via 10.1.1.2 in table 11701"}},
 		"a Service": {one(Egress{Destinations: d, Gateways: []Gateway{{Addrs: a.Addrs}}, Service: addrsOf("10.96.0.9")}), []string{
@@ -98,6 +107,21 @@ func TestRules(t *testing.T) {
 		if back := ruleOf(unix.AF_INET, *r.toKernel()); back != r {
 			t.Errorf("%s is read as %s", r, back)
 		}
+	}
+	// Of the node's family all is as without gateways, where an Egress has destinations of it.
+	s.NodeLocal, s.ClusterNetworks = netip.MustParseAddr("fd00::ac:5"), append(s.ClusterNetworks, netip.MustParsePrefix("fd01::/16"))
+	got = got[:0]
+	for _, r := range newPlan(s, 1500, nil).rules {
+		if r.family == unix.AF_INET6 {
+			got = append(got, r.String())
+		}
+	}
+	if want := []string{"rule 1800 to fe80::/10 lookup 254", "rule 1900 lookup 117", "rule 2000 to fd01::/16 lookup 254", "rule 2100 lookup 118"}; !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	s.Egresses[0].Destinations = s.Egresses[0].Destinations[:1]
+	if p := newPlan(s, 1500, nil); slices.ContainsFunc(p.rules, func(r rule) bool { return r.family == unix.AF_INET6 }) {
+		t.Errorf("without destinations of IPv6 there are rules of it: %v", p.rules)
 	}
 	for range 100 {
 		s.ClusterNetworks = append(s.ClusterNetworks, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(len(s.ClusterNetworks)), 0, 0}), 16))

@@ -20,6 +20,10 @@ type Setup struct {
 	// Addrs are the pod's own addresses on Link, one of a family: the tunnels' ends. Of a
 	// family without one there are no tunnels.
 	Addrs []netip.Addr
+	// NodeLocal is an address of a family that the pod has none of in Addrs, by which it reaches
+	// that family as its node; zero without. No tunnel begins there: destinations of
+	// Egresses in the family are unreachable, rather than reached past the gateways.
+	NodeLocal netip.Addr
 	// Others are addresses of the pod's further interfaces: what comes from these keeps its
 	// way.
 	Others []netip.Addr

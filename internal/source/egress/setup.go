@@ -122,7 +122,7 @@ func (c *Clients) setup(rec attachment.Record) client.Setup {
 // daemon's settings alone.
 func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) client.Setup {
 	own := ownAddresses(rec)
-	s := client.Setup{Link: rec.Key.IfName, Addrs: own, Port: port, ClusterNetworks: networks}
+	s := client.Setup{Link: rec.Key.IfName, Addrs: own, NodeLocal: rec.Lease.NodeLocal, Port: port, ClusterNetworks: networks}
 	for _, a := range slices.Concat(rec.OwnAddrs(), rec.OtherAddrs()) {
 		if !slices.Contains(own, a) {
 			s.Others = append(s.Others, a)
@@ -132,22 +132,23 @@ func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) client
 		return s
 	}
 	for _, u := range rec.Egress.Egresses {
-		s.Egresses = append(s.Egresses, egressOf(u, own))
+		s.Egresses = append(s.Egresses, egressOf(u, own, rec.Lease.NodeLocal))
 	}
 	return s
 }
 
 // egressOf is an Egress as a pod with some addresses of its own can use it: a destination of a
-// family that the pod lacks is out of its reach anyhow, and a gateway at an address of the pod
-// itself would lead in a circle.
-func egressOf(u attachment.UsedEgress, own []netip.Addr) client.Egress {
+// family that the pod lacks is out of its reach anyhow, unless a node-local address takes it there,
+// and a gateway at an address of the pod itself would lead in a circle.
+func egressOf(u attachment.UsedEgress, own []netip.Addr, nodeLocal netip.Addr) client.Egress {
 	foreign := func(a netip.Addr) bool {
 		return !slices.ContainsFunc(own, func(o netip.Addr) bool { return o.Is4() == a.Is4() })
 	}
+	inReach := func(a netip.Addr) bool { return nodeLocal.IsValid() && nodeLocal.Is4() == a.Is4() }
 	unusable := func(a netip.Addr) bool { return foreign(a) || slices.Contains(own, a) }
 	e := client.Egress{
 		Name: u.Namespace + "/" + u.Name, SourcePortAuto: u.SourcePortAuto, OriginatingOnly: u.OriginatingOnly,
-		Destinations: slices.DeleteFunc(slices.Clone(u.Destinations), func(p netip.Prefix) bool { return foreign(p.Addr()) }),
+		Destinations: slices.DeleteFunc(slices.Clone(u.Destinations), func(p netip.Prefix) bool { return foreign(p.Addr()) && !inReach(p.Addr()) }),
 		Service:      slices.Clone(u.Service),
 	}
 	for _, g := range u.Gateways {

@@ -103,6 +103,12 @@ func TestKernel(t *testing.T) {
 	if len(s.Others) != 1 || len(s.Addrs) != 1 || s.Link != "eth0" || s.Port != 5555 || len(s.ClusterNetworks) != 1 {
 		t.Errorf("it has %+v", s)
 	}
+	// One that reaches IPv6 as its node is kept from going there past its gateways.
+	local := rec
+	local.Lease.NodeLocal = addrs("fd00::ac:5")[0]
+	if s := c.setup(local); s.NodeLocal != local.Lease.NodeLocal || len(s.Addrs) != 1 || len(s.Egresses[0].Destinations) != 2 || len(s.Egresses[0].Gateways[0].Addrs) != 1 {
+		t.Errorf("with a node-local address of IPv6 it has %+v", s)
+	}
 	c.SetClusterNetworks(prefixes("10.0.0.0/8", "100.64.0.0/16"))
 	if s := c.setup(rec); len(s.ClusterNetworks) != 2 {
 		t.Errorf("the VPC's networks are not among %v", s.ClusterNetworks)

@@ -98,7 +98,8 @@ func lacking(l source.Lease) (f ipfamily.Family, one bool) {
 }
 
 // Restore implements source.Source. Of a damaged record, of which only addresses are
-// known, a node-local one comes as any other.
+// known, a node-local one comes as any other. It stays held where the rest cannot be, as
+// its record stays.
 func (s *Source) Restore(req source.Request, lease source.Lease) error {
 	for _, a := range []*netip.Addr{&lease.IPv4, &lease.IPv6} {
 		if Contains(*a) {
@@ -111,11 +112,7 @@ func (s *Source) Restore(req source.Request, lease source.Lease) error {
 	if lease.Empty() {
 		return nil
 	}
-	err := s.Source.Restore(req, lease)
-	if err != nil {
-		s.end(req.Key, false)
-	}
-	return err
+	return s.Source.Restore(req, lease)
 }
 
 // hold takes over what a record says. An address that is of no network here was given by
