@@ -22,17 +22,11 @@ import (
 // publication and the releasing handshake; of asking for a block, cutting,
 // serving, draining and returning it. Pods are retried as a kubelet does; after
 // the restart all must agree, and after the last pod nodes must have no more than
-// they keep. By default every ninth step (harness.Sample), with IPv6 fewer.
+// they keep. By default every ninth step (harness.Sample), in four of the modes.
 func TestKillAtEveryFailpoint(t *testing.T) {
 	t.Parallel()
-	killAtEach(t, 9, modes)
-	killAtEach(t, 17, furtherKills)
-}
-
-// killAtEach kills at every nth of the failpoints of each of some modes.
-func killAtEach(t *testing.T, nth int, of []mode) {
-	for _, m := range of {
-		for kills := range slices.Chunk(harness.Sample(t, nth, m.kills), killsOfALab) {
+	for _, m := range slices.Concat(killModes, harness.WithAll(furtherKillModes)) {
+		for kills := range slices.Chunk(harness.Sample(t, 9, m.kills), killsOfALab) {
 			t.Run(string(m.title()), func(t *testing.T) {
 				t.Parallel() // most of the time it waits for a process to start
 				harness.CanRun(t, m.name)

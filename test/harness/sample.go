@@ -28,6 +28,15 @@ func Sample[T any](t *testing.T, n int, all []T) []T {
 	return part
 }
 
+// WithAll returns the cases if all are asked for, else none: they are too many, or too much
+// like others, for the sample that is run by default.
+func WithAll[T any](all []T) []T {
+	if os.Getenv(SampleVar) == "all" {
+		return all
+	}
+	return nil
+}
+
 func sample[T any](asked string, n int, all []T) (part []T, err error) {
 	if asked == "all" {
 		return all, nil
