@@ -31,7 +31,6 @@ func TestDualStack(t *testing.T) {
 		families ipfamily.Set
 		egress   bool // of IPv6, by the node
 	}{
-		{lab.NodeMode, ipfamily.OnlyIPv4, false},
 		{lab.NodeMode, ipfamily.OnlyIPv4, true},
 		{lab.NodeMode, ipfamily.Dual, false},
 		{lab.NodeMode, ipfamily.OnlyIPv6, false},

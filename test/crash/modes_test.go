@@ -150,11 +150,10 @@ func ofFamilies(m mode, families ipfamily.Set) mode {
 	return m
 }
 
-// killModes are those of TestKillAtEveryFailpoint: what takes addresses of ENIs with both families,
-// so that steps of each are met. The others are for those who ask for all cases. A prefix on one
-// ENI is enough for pods of IPv6 alone: growth and shrink are not met there.
-var killModes, furtherKillModes = []mode{ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual), poolMode, portMode},
-	[]mode{nodeMode, operatorMode, killedAt(ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofDaemon)}
+// furtherKillModes are the modes again with IPv6, for those who ask TestKillAtEveryFailpoint for
+// all cases. A prefix on one ENI is enough for pods of IPv6 alone: growth and shrink are met with
+// both families.
+var furtherKillModes = []mode{ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual), killedAt(ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofDaemon)}
 
 // killedAt is a mode in which programs are killed at some failpoints only.
 func killedAt(m mode, kills []string) mode {
