@@ -56,9 +56,13 @@ func TestNodeLocalAddress(t *testing.T) {
 
 	r = n.restart(nil)
 	n.wantKernel(t, 1, 2)
+	must(t, r.Store.PutCooling(attachment.Cooling{Addr: local.Next()})) // which has cooled, and nobody removed yet
 	mustAdd(t, r, "b", n.newNetns("b"))
-	if other := r.local(t, "b"); other == local {
-		t.Errorf("two pods have %s", local)
+	if other := r.local(t, "b"); other != local.Next() {
+		t.Errorf("pods have %s and %s", local, other)
+	}
+	if _, ok := r.Store.Cooling(local.Next()); ok {
+		t.Errorf("%s is held and recorded as cooling", local.Next())
 	}
 	defer n.tick()()
 	mustDel(t, r, "a")
@@ -128,7 +132,7 @@ func TestNodeLocalAddressOfADamagedRecord(t *testing.T) {
 	}
 }
 
-// What a pod loses of its node-local address is put back.
+// What a pod loses of its node-local address is put back, and goes with the pod.
 func TestNodeLocalAddressIsRepaired(t *testing.T) {
 	n := newNodeLocal(t, "2001:db8::5")
 	r := n.restart(nil)
@@ -139,6 +143,8 @@ func TestNodeLocalAddressIsRepaired(t *testing.T) {
 		t.Errorf("repaired %v, %v", did, err)
 	}
 	n.wantKernel(t, 1, 2)
+	must(t, r.unwire(within(t), rec)) // the link stays until it is reaped, without a route
+	n.wantKernel(t, 1, 0)
 	defer n.tick()()
 	must(t, r.undo(within(t), rec))
 	n.wantKernel(t, 0, 0)

@@ -72,6 +72,9 @@ func TestDualStack(t *testing.T) {
 			if slices.ContainsFunc(next.Addrs, func(a netip.Addr) bool { return slices.Contains(freed, a) }) {
 				t.Errorf("the next pod has %v, of which some cool: %v", next.Addrs, freed)
 			}
+			if tc.egress { // a setting is about new pods
+				nodes[0].Args = append(nodes[0].Args, "--enable-v6-egress=false")
+			}
 			harness.Restart(t, nodes[0])
 			if _, err := l.CheckReach(harness.Deadline(t, patience)); err != nil {
 				t.Errorf("after a restart of berthd: %v", err)

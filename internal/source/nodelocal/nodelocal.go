@@ -6,6 +6,7 @@ package nodelocal
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -98,21 +99,19 @@ func lacking(l source.Lease) (f ipfamily.Family, one bool) {
 }
 
 // Restore implements source.Source. Of a damaged record, of which only addresses are
-// known, a node-local one comes as any other. It stays held where the rest cannot be, as
-// its record stays.
+// known, a node-local one comes as any other. What of a lease can be held is, also where the
+// rest cannot: its record stays.
 func (s *Source) Restore(req source.Request, lease source.Lease) error {
 	for _, a := range []*netip.Addr{&lease.IPv4, &lease.IPv6} {
 		if Contains(*a) {
 			lease.NodeLocal, *a = *a, netip.Addr{}
 		}
 	}
-	if err := s.hold(req.Key, lease.NodeLocal); err != nil {
+	err := s.hold(req.Key, lease.NodeLocal)
+	if lease.Empty() {
 		return err
 	}
-	if lease.Empty() {
-		return nil
-	}
-	return s.Source.Restore(req, lease)
+	return errors.Join(err, s.Source.Restore(req, lease))
 }
 
 // hold takes over what a record says. An address that is of no network here was given by
