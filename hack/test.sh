@@ -88,13 +88,13 @@ for flag in "$@"; do
 done
 
 # Results are never taken from the cache: the kernel and the programs that the
-# tests run are no part of its key. Twice as many packages as processors run at a
-# time, since each waits for something for a good part of its time. The programs
-# they start live for seconds, so that garbage is collected late. Vet is a step of
+# tests run are no part of its key. One package more than processors runs at a time,
+# since each waits for something for a part of its time; with more, tests of whole labs
+# starve each other. The programs they start live for seconds, so that garbage is collected late. Vet is a step of
 # its own (make vet), and symbols are for debuggers: panics have their lines without.
 export GOGC=400
 BERTH_LEFTOVERS=check "$testrun" \
 	-packages "$others" -later "$kube" -await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
-	-- hack/sandbox.sh go test -json -count=1 -p "$((2 * $(nproc)))" -vet=off -ldflags='-s -w' "$@" || status=$?
+	-- hack/sandbox.sh go test -json -count=1 -p "$(($(nproc) + 1))" -vet=off -ldflags='-s -w' "$@" || status=$?
 if [ "$status" = 0 ]; then echo PASS; else echo FAIL; fi
 exit "$status"
