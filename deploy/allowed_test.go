@@ -73,7 +73,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 			"spec.eni.firstInterfaceIndex is 0, and settings of the ConfigMap kube-system/berthd-allowed does not list firstInterfaceIndex=0"},
 		{"ENIs that stay", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.DeleteOnTermination = new(false) },
 			"spec.eni.deleteOnTermination is false, and settings of the ConfigMap kube-system/berthd-allowed does not list deleteOnTermination=false"},
-		{"ENIs' own addresses", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.UsePrimaryAddress = true },
+		{"ENIs' own addresses", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.UsePrimaryAddress = new(true) },
 			"spec.eni.usePrimaryAddress is true, and settings of the ConfigMap kube-system/berthd-allowed does not list usePrimaryAddress=true"},
 		{"a watermark for a subnet", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.PreAllocate = new(int32(65536)) },
 			"spec.eni asks for more than 256 addresses"},
@@ -107,7 +107,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "1"}}
 			n.Spec.ENI = v1alpha1.ENISpec{
 				VPCID: "vpc-0a", AvailabilityZone: "zone-a", MinAllocate: new(int32(256)), PreAllocate: new(int32(8)), MaxAllocate: new(int32(1000)), MaxPods: new(int32(1000)),
-				FirstInterfaceIndex: new(int32(1)), PrefixDelegation: true, DeleteOnTermination: new(true),
+				FirstInterfaceIndex: new(int32(1)), PrefixDelegation: new(true), DeleteOnTermination: new(true),
 			}
 		}), client.DryRunAll))
 	})
@@ -122,7 +122,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 		harness.OK(t, daemon.Create(t.Context(), asking(func(n *v1alpha1.NodeNetwork) {
 			n.Spec.ENI = v1alpha1.ENISpec{
 				SecurityGroups: []string{"sg-0a"}, SubnetTags: map[string]string{"for": "pods", "zone": "a"},
-				FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: true, PreAllocate: new(int32(1000)),
+				FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: new(true), PreAllocate: new(int32(1000)),
 			}
 		}), client.DryRunAll))
 		forbidden(t, daemon.Create(t.Context(), asking(groups("sg-0a", "sg-0c")), client.DryRunAll), "spec.eni.securityGroups has sg-0c")

@@ -19,6 +19,8 @@ import (
 // +kubebuilder:printcolumn:name="Needed",type=integer,JSONPath=`.status.eni.needed`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.status.eni.template`,priority=1
+// +kubebuilder:printcolumn:name="Outdated",type=integer,JSONPath=`.status.eni.outdated`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NodeNetwork struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -52,7 +54,8 @@ type NodeNetworkSpec struct {
 	InstanceType string `json:"instanceType"`
 
 	// ENI says how ENIs and addresses are allocated. The daemon fills it from
-	// its configuration when it creates the object; afterwards it is a person's.
+	// its configuration when it creates the object; afterwards it is a person's. What
+	// a NodeNetworkTemplate that selects the node sets, counts in its place.
 	// +kubebuilder:default={}
 	// +optional
 	ENI ENISpec `json:"eni,omitzero"`
@@ -144,8 +147,7 @@ type ENISpec struct {
 	MaxPods *int32 `json:"maxPods,omitempty"`
 
 	// FirstInterfaceIndex is the lowest device index whose ENI serves pods: ENIs
-	// with this index or above are used. 1 leaves eth0 to the node.
-	// +kubebuilder:default=1
+	// with this index or above are used. 1, as when it is not set, leaves eth0 to the node.
 	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 15",message="eni.firstInterfaceIndex must be between 0 and 15"
 	// +optional
 	FirstInterfaceIndex *int32 `json:"firstInterfaceIndex,omitempty"`
@@ -182,21 +184,34 @@ type ENISpec struct {
 	// +optional
 	SecurityGroupTags map[string]string `json:"securityGroupTags,omitempty"`
 
-	// DeleteOnTermination removes ENIs with the instance.
-	// +kubebuilder:default=true
+	// DeleteOnTermination removes ENIs with the instance, as when it is not set.
 	// +optional
 	DeleteOnTermination *bool `json:"deleteOnTermination,omitempty"`
 
 	// UsePrimaryAddress gives pods also the primary address of each ENI that
 	// serves pods, eth0's excepted.
 	// +optional
-	UsePrimaryAddress bool `json:"usePrimaryAddress,omitempty"`
+	UsePrimaryAddress *bool `json:"usePrimaryAddress,omitempty"`
 
 	// PrefixDelegation takes /28 prefixes instead of single IPv4 addresses, on
 	// instance types that have them. IPv6 addresses come as a /80 there in any case.
 	// +optional
-	PrefixDelegation bool `json:"prefixDelegation,omitempty"`
+	PrefixDelegation *bool `json:"prefixDelegation,omitempty"`
 }
+
+// EffectiveENI is what counts of an object: spec.eni, or that with what a template sets.
+func (o *NodeNetwork) EffectiveENI() *ENISpec {
+	if o.Status.ENI.Settings != nil {
+		return o.Status.ENI.Settings
+	}
+	return &o.Spec.ENI
+}
+
+// Prefixes tells whether IPv4 addresses are taken as prefixes.
+func (e *ENISpec) Prefixes() bool { return e.PrefixDelegation != nil && *e.PrefixDelegation }
+
+// PrimaryAddresses tells whether ENIs' primary addresses are for pods.
+func (e *ENISpec) PrimaryAddresses() bool { return e.UsePrimaryAddress != nil && *e.UsePrimaryAddress }
 
 // IPAMSpec is what the node may use. Written by the operator alone.
 type IPAMSpec struct {
@@ -348,6 +363,21 @@ type ENIStatus struct {
 	// Limits are the instance type's, as far as they are known.
 	// +optional
 	Limits *ENILimits `json:"limits,omitempty"`
+
+	// Template is the NodeNetworkTemplate that selects the node, or the ENIConfig of
+	// the Amazon VPC CNI that it names, as KIND/NAME. Empty: none.
+	// +optional
+	Template string `json:"template,omitempty"`
+
+	// Settings are what counts in place of spec.eni: that with what the template sets.
+	// Not set: spec.eni counts as it is.
+	// +optional
+	Settings *ENISpec `json:"settings,omitempty"`
+
+	// Outdated is how many ENIs that serve pods are in other subnets, or have other
+	// security groups, than new ones would.
+	// +optional
+	Outdated int32 `json:"outdated,omitempty"`
 }
 
 // ENILimits are what an instance type allows.

@@ -23,6 +23,7 @@ const (
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
 		&NodeNetwork{}, &NodeNetworkList{},
+		&NodeNetworkTemplate{}, &NodeNetworkTemplateList{},
 		&AddressPool{}, &AddressPoolList{},
 		&AddressBlock{}, &AddressBlockList{},
 		&BlockRequest{}, &BlockRequestList{},

@@ -222,7 +222,7 @@ func (f *findings) forPods(e vpc.ENI, a netip.Addr) bool {
 
 // usesPrimaryOf tells whether pods may have an ENI's own address.
 func (f *findings) usesPrimaryOf(e vpc.ENI) bool {
-	return f.network != nil && f.network.Spec.ENI.UsePrimaryAddress && e.Attachment.DeviceIndex > 0
+	return f.network != nil && f.network.EffectiveENI().PrimaryAddresses() && e.Attachment.DeviceIndex > 0
 }
 
 // checkKernel looks for what belongs to no pod and no ENI. Links that pods

@@ -114,7 +114,7 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 // the instance's.
 func (f *findings) availableOf(e vpc.ENI, o *v1alpha1.NodeNetwork) (things []string, ipv4 int) {
 	addrs, prefixes := e.Secondary, e.Prefixes
-	if o.Spec.ENI.UsePrimaryAddress && e.Attachment.DeviceIndex > 0 {
+	if o.EffectiveENI().PrimaryAddresses() && e.Attachment.DeviceIndex > 0 {
 		addrs = append(slices.Clone(addrs), e.Primary)
 	}
 	ipv4 = len(addrs) + 16*len(prefixes)
@@ -136,8 +136,8 @@ func (f *findings) availableOf(e vpc.ENI, o *v1alpha1.NodeNetwork) (things []str
 // serving are the attached ENIs that pods get addresses of.
 func (f *findings) serving(o *v1alpha1.NodeNetwork) []vpc.ENI {
 	first := 1
-	if o.Spec.ENI.FirstInterfaceIndex != nil {
-		first = int(*o.Spec.ENI.FirstInterfaceIndex)
+	if o.EffectiveENI().FirstInterfaceIndex != nil {
+		first = int(*o.EffectiveENI().FirstInterfaceIndex)
 	}
 	return slices.DeleteFunc(slices.Clone(f.enis), func(e vpc.ENI) bool { return e.Attachment.DeviceIndex < first })
 }

@@ -1,7 +1,7 @@
 // Package nodenetwork reads what a NodeNetwork says of its instance: the ENIs, the
 // addresses that pods may have, and those on their way back. The operator wrote
 // it, but so may have a person: an entry that makes no sense is left out. Operator
-// and daemon write their parts of the object by ApplyBody.
+// and daemon write their parts of the object by ApplyBody. Settings is what it asks for.
 package nodenetwork
 
 import (
@@ -59,7 +59,7 @@ func Read(o *v1alpha1.NodeNetwork) Reading {
 // Families are those of which the node's pods get addresses. The error names the
 // field, if that says none; IPv4 is meant then.
 func Families(o *v1alpha1.NodeNetwork) (ipfamily.Set, error) {
-	s, err := ipfamily.Parse(o.Spec.ENI.IPFamilies)
+	s, err := ipfamily.Parse(o.EffectiveENI().IPFamilies)
 	if err != nil {
 		return ipfamily.OnlyIPv4, fmt.Errorf("spec.eni.ipFamilies: %w", err)
 	}
@@ -72,7 +72,7 @@ func (r *Reading) refuse(format string, args ...any) {
 
 func (r *Reading) readENIs(o *v1alpha1.NodeNetwork) {
 	first := ipam.DefaultCilium().FirstInterfaceIndex
-	if i := o.Spec.ENI.FirstInterfaceIndex; i != nil {
+	if i := o.EffectiveENI().FirstInterfaceIndex; i != nil {
 		first = int(*i)
 	}
 	at := map[int]string{}

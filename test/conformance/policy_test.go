@@ -41,7 +41,7 @@ func TestPolicySuffices(t *testing.T) {
 		}
 		return nil
 	})
-	harness.Edit(t, l, prefixes.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PrefixDelegation = true })
+	harness.Edit(t, l, prefixes.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PrefixDelegation = new(true) })
 	const pods = 12 // one ENI of an m5.large has room for nine
 	for _, n := range l.Nodes() {
 		for i := range pods {

@@ -30,7 +30,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 	other := harness.Add(t, far, "other")
 
 	// No other address comes when the pod is seen, and before it asks for one.
-	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress, s.ENI.MaxAllocate = true, new(int32(1)) })
+	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress, s.ENI.MaxAllocate = new(true), new(int32(1)) })
 	e := aloneOn(t, l, n)
 	p := harness.Add(t, n, "own")
 	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.MaxAllocate = nil })
@@ -65,7 +65,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 	served()
 	harness.Settle(t, l)
 
-	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress = false })
+	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress = new(false) })
 	available(false)
 	served()
 	harness.Restart(t, n)
@@ -84,7 +84,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 
 	w, err := l.Kube.Client.Watch(harness.Deadline(t, 4*patience), &v1alpha1.NodeNetworkList{})
 	harness.OK(t, err)
-	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress = true })
+	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress = new(true) })
 	available(true)
 	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = new(int32) })
 	confirmed := make(chan bool, 1)

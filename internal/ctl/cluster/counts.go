@@ -69,7 +69,7 @@ func countsOf(n *v1alpha1.NodeNetwork) Counts {
 
 // policyOf is what of a NodeNetwork's spec says what an ENI has for pods.
 func policyOf(n *v1alpha1.NodeNetwork) ipam.Policy {
-	return ipam.Policy{Families: ipfamily.Set(n.Spec.ENI.IPFamilies), PrefixDelegation: n.Spec.ENI.PrefixDelegation}
+	return ipam.Policy{Families: ipfamily.Set(n.EffectiveENI().IPFamilies), PrefixDelegation: n.EffectiveENI().Prefixes()}
 }
 
 // eniCounts is what one ENI has for pods, and how many addresses of each family pods

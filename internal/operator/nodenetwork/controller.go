@@ -24,6 +24,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
@@ -211,9 +212,9 @@ type configuration struct {
 // while the instance is not proved to be the Node's.
 func (c *Controller) configure(n *node) {
 	n.mu.Lock()
-	s, err := Settings(&n.obj.Spec)
+	s, err := nodenetwork.Settings(&n.obj.Spec)
 	if err == nil && n.fleet.inv != nil {
-		err = beyondType(s, n.fleet.inv)
+		err = nodenetwork.BeyondType(s, n.fleet.inv)
 	}
 	known, same := n.config.set, n.config.set && reflect.DeepEqual(s, n.config.settings)
 	n.config.err = err

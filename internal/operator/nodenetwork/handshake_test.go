@@ -77,7 +77,7 @@ func TestHandshake(t *testing.T) {
 
 func TestWithdrawENI(t *testing.T) {
 	harness.KubeClean(t)
-	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.UsePrimaryAddress = true })
+	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.UsePrimaryAddress = new(true) })
 	_, n := play(t, Options{})
 	// eni-2's own address serves pods, too.
 	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"}))

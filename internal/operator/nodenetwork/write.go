@@ -191,6 +191,9 @@ type appliedENI struct {
 	Available int32                   `json:"available"`
 	Needed    int32                   `json:"needed"`
 	Limits    *v1alpha1.ENILimits     `json:"limits,omitempty"`
+	Template  string                  `json:"template,omitempty"`
+	Settings  *v1alpha1.ENISpec       `json:"settings,omitempty"`
+	Outdated  int32                   `json:"outdated,omitempty"`
 }
 
 // apply writes the operator's part of an object's spec or status by server-side

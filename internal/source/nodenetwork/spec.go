@@ -21,7 +21,7 @@ func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 			MaxENIs: number(c.MaxENI, 1), MaxPods: number(c.MaxPods, 1),
 			FirstInterfaceIndex: number(c.FirstInterfaceIndex, 0),
 			SubnetIDs:           c.Subnets, SubnetTags: c.SubnetTags, SecurityGroups: c.SecurityGroups,
-			SecurityGroupTags: c.SecurityGroupTags, PrefixDelegation: c.PrefixDelegation, UsePrimaryAddress: c.UsePrimaryAddress,
+			SecurityGroupTags: c.SecurityGroupTags, PrefixDelegation: ifSet(c.PrefixDelegation), UsePrimaryAddress: ifSet(c.UsePrimaryAddress),
 			DeleteOnTermination: unless(c.DeleteOnTermination),
 		},
 	}
@@ -38,6 +38,14 @@ func unlessIPv4(s ipfamily.Set) string {
 // unless is false as a setting, or nil for what is true by default.
 func unless(v bool) *bool {
 	if v {
+		return nil
+	}
+	return &v
+}
+
+// ifSet is true as a setting, or nil for what is false by default.
+func ifSet(v bool) *bool {
+	if !v {
 		return nil
 	}
 	return &v

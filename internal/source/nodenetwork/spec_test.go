@@ -34,7 +34,7 @@ func TestSpecOfSettings(t *testing.T) {
 		},
 		"warm targets": {
 			[]string{"--warm-eni-target=0", "--warm-ip-target=5", "--minimum-ip-target=10", "--warm-prefix-target=1", "--enable-prefix-delegation"},
-			v1alpha1.ENISpec{WarmENITarget: n(0), WarmIPTarget: n(5), MinimumIPTarget: n(10), WarmPrefixTarget: n(1), PrefixDelegation: true},
+			v1alpha1.ENISpec{WarmENITarget: n(0), WarmIPTarget: n(5), MinimumIPTarget: n(10), WarmPrefixTarget: n(1), PrefixDelegation: new(true)},
 		},
 		"subnets": {
 			[]string{"--subnets=subnet-0a,subnet-0b", "--security-groups=sg-0c"},
@@ -52,7 +52,7 @@ func TestSpecOfSettings(t *testing.T) {
 		},
 		"own addresses, ENIs that stay": {
 			[]string{"--use-primary-address", "--delete-on-termination=false"},
-			v1alpha1.ENISpec{UsePrimaryAddress: true, DeleteOnTermination: new(false)},
+			v1alpha1.ENISpec{UsePrimaryAddress: new(true), DeleteOnTermination: new(false)},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

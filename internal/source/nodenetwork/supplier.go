@@ -216,5 +216,5 @@ func (s *supplier) Kick() { s.kicked.Set() }
 func (s *supplier) PrefixDelegation() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.object != nil && s.object.Spec.ENI.PrefixDelegation
+	return s.object != nil && s.object.EffectiveENI().Prefixes()
 }

@@ -23,7 +23,7 @@ var defaultPreAllocate = ipam.DefaultCilium().PreAllocate
 
 // watermark is how many free addresses the object asks for.
 func watermark(o *v1alpha1.NodeNetwork) int {
-	e := &o.Spec.ENI
+	e := o.EffectiveENI()
 	perENI, byPrefix := perENI(o)
 	switch {
 	case e.PreAllocate != nil:
@@ -46,7 +46,7 @@ func perENI(o *v1alpha1.NodeNetwork) (pods int, byPrefix bool) {
 	families, _ := nodenetwork.Families(o)
 	l := o.Status.ENI.Limits
 	if l == nil {
-		return 1, o.Spec.ENI.PrefixDelegation
+		return 1, o.EffectiveENI().Prefixes()
 	}
 	pods = math.MaxInt
 	if families.Has(ipfamily.IPv4) {
@@ -58,5 +58,5 @@ func perENI(o *v1alpha1.NodeNetwork) (pods int, byPrefix bool) {
 	if pods == math.MaxInt {
 		return ipam.PrefixAddresses, true
 	}
-	return max(1, pods), o.Spec.ENI.PrefixDelegation
+	return max(1, pods), o.EffectiveENI().Prefixes()
 }

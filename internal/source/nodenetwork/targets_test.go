@@ -45,7 +45,7 @@ func TestWatermark(t *testing.T) {
 		"min alone":                   {v1alpha1.ENISpec{MinAllocate: n(20)}, 0, 8},
 		"pre-allocate":                {v1alpha1.ENISpec{PreAllocate: n(3)}, 0, 3},
 		"warm IPs":                    {v1alpha1.ENISpec{WarmIPTarget: n(5), WarmENITarget: n(1)}, 0, 5},
-		"warm prefixes":               {v1alpha1.ENISpec{WarmPrefixTarget: n(2), PrefixDelegation: true}, 0, 32},
+		"warm prefixes":               {v1alpha1.ENISpec{WarmPrefixTarget: n(2), PrefixDelegation: new(true)}, 0, 32},
 		"warm ENIs":                   {v1alpha1.ENISpec{WarmENITarget: n(2)}, 0, 18},
 		"dual, warm ENIs":             {v1alpha1.ENISpec{IPFamilies: "dual", WarmENITarget: n(2)}, 0, 18},
 		"dual, single addresses":      {v1alpha1.ENISpec{IPFamilies: "dual", WarmENITarget: n(2)}, 4, 8},

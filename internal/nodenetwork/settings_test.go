@@ -13,6 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
+const instance = "i-0a"
+
 func TestSettings(t *testing.T) {
 	base := eni.Settings{InstanceType: "m5.large", AnySubnet: true, Policy: ipam.Policy{Dialect: ipam.Cilium, Families: ipfamily.OnlyIPv4, PreAllocate: 8, FirstInterfaceIndex: 1}}
 	with := func(change func(*eni.Settings)) eni.Settings {
@@ -35,11 +37,11 @@ func TestSettings(t *testing.T) {
 			with(func(s *eni.Settings) {
 				s.Policy = ipam.Policy{Dialect: ipam.AWS, Families: ipfamily.OnlyIPv4, WarmENI: 1, WarmPrefix: 1, WarmIP: 5, MinimumIP: 10, FirstInterfaceIndex: 1}
 			})},
-		{"prefixes kept warm", v1alpha1.ENISpec{WarmPrefixTarget: new(int32(2)), WarmENITarget: new(int32(0)), PrefixDelegation: true},
+		{"prefixes kept warm", v1alpha1.ENISpec{WarmPrefixTarget: new(int32(2)), WarmENITarget: new(int32(0)), PrefixDelegation: new(true)},
 			with(func(s *eni.Settings) {
 				s.Policy = ipam.Policy{Dialect: ipam.AWS, Families: ipfamily.OnlyIPv4, WarmPrefix: 2, FirstInterfaceIndex: 1, PrefixDelegation: true}
 			})},
-		{"caps and eth0", v1alpha1.ENISpec{MaxENIs: new(int32(2)), MaxPods: new(int32(29)), FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: true},
+		{"caps and eth0", v1alpha1.ENISpec{MaxENIs: new(int32(2)), MaxPods: new(int32(29)), FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: new(true)},
 			with(func(s *eni.Settings) {
 				s.Policy.MaxENI, s.Policy.MaxPods, s.Policy.FirstInterfaceIndex, s.UsePrimaryAddress = 2, 29, 0, true
 			})},
@@ -105,14 +107,14 @@ func TestSettingsBeyondTheType(t *testing.T) {
 		0: "", 2: "", 3: "spec.eni.firstInterfaceIndex is 3: expected at most 2, as the instance, of type m5.large, may have 3 ENIs",
 	} {
 		got := ""
-		if err := beyondType(at(first), large); err != nil {
+		if err := BeyondType(at(first), large); err != nil {
 			got = err.Error()
 		}
 		if got != want {
 			t.Errorf("%d: %q, want %q", first, got, want)
 		}
 	}
-	if err := beyondType(at(9), &eni.Inventory{}); err != nil {
+	if err := BeyondType(at(9), &eni.Inventory{}); err != nil {
 		t.Errorf("before the limits are known: %v", err)
 	}
 }

@@ -1,0 +1,73 @@
+// Package template decides which NodeNetworkTemplate's settings a node has. It is made of
+// functions over values, which the operator and, in node mode, the daemon share.
+//
+//	template.go   which template selects a node, and what its settings come to
+//	eniconfig.go  ENIConfigs of the Amazon VPC CNI as templates
+package template
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/nodenetwork"
+)
+
+// Choice is the settings that one object has for a node.
+type Choice struct {
+	Name  string // of the object, as KIND/NAME
+	ENI   v1alpha1.ENISpec
+	Drain bool // ENIs that are not as the settings say are to go
+}
+
+// Choose is what the template that selects a Node with some labels says: the one with the
+// highest priority, of those the oldest, of those the first by name. Nil: none selects it.
+// The error names templates whose selector makes no sense; they select nothing.
+func Choose(labels map[string]string, all []v1alpha1.NodeNetworkTemplate) (*Choice, error) {
+	var best *v1alpha1.NodeNetworkTemplate
+	var errs []error
+	for i := range all {
+		t := &all[i]
+		selects, err := t.Spec.NodeSelector.Selects(labels)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("NodeNetworkTemplate %s: %w", t.Name, err))
+		}
+		if selects && (best == nil || before(t, best) < 0) {
+			best = t
+		}
+	}
+	slices.SortFunc(errs, func(x, y error) int { return cmp.Compare(x.Error(), y.Error()) })
+	if best == nil {
+		return nil, errors.Join(errs...)
+	}
+	return &Choice{"NodeNetworkTemplate/" + best.Name, best.Spec.ENI, best.Spec.OutdatedENIs == v1alpha1.DrainOutdated}, errors.Join(errs...)
+}
+
+// before orders templates by precedence.
+func before(x, y *v1alpha1.NodeNetworkTemplate) int {
+	return cmp.Or(cmp.Compare(y.Spec.Priority, x.Spec.Priority), x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name))
+}
+
+// Merge is a node's own settings with what a template sets in their place, as
+// nodenetwork.Over has it.
+func Merge(own, over *v1alpha1.ENISpec) *v1alpha1.ENISpec {
+	out := own.DeepCopy()
+	if len(over.SubnetIDs)+len(over.SubnetTags) > 0 {
+		out.SubnetIDs, out.SubnetTags = over.SubnetIDs, over.SubnetTags
+	}
+	if len(over.SecurityGroups)+len(over.SecurityGroupTags) > 0 {
+		out.SecurityGroups, out.SecurityGroupTags = over.SecurityGroups, over.SecurityGroupTags
+	}
+	if nodenetwork.HasWarmTargets(over) || nodenetwork.HasWatermarks(over) {
+		out.MinAllocate, out.PreAllocate, out.MaxAboveWatermark, out.MaxAllocate = over.MinAllocate, over.PreAllocate, over.MaxAboveWatermark, over.MaxAllocate
+		out.WarmENITarget, out.WarmIPTarget, out.MinimumIPTarget, out.WarmPrefixTarget = over.WarmENITarget, over.WarmIPTarget, over.MinimumIPTarget, over.WarmPrefixTarget
+	}
+	out.MaxENIs, out.MaxPods = cmp.Or(over.MaxENIs, out.MaxENIs), cmp.Or(over.MaxPods, out.MaxPods)
+	out.FirstInterfaceIndex = cmp.Or(over.FirstInterfaceIndex, out.FirstInterfaceIndex)
+	out.DeleteOnTermination = cmp.Or(over.DeleteOnTermination, out.DeleteOnTermination)
+	out.UsePrimaryAddress = cmp.Or(over.UsePrimaryAddress, out.UsePrimaryAddress)
+	out.PrefixDelegation = cmp.Or(over.PrefixDelegation, out.PrefixDelegation)
+	return out.DeepCopy() // nothing shared with the template
+}
