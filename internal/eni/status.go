@@ -29,6 +29,8 @@ type Status struct {
 
 	Shortage    string // why pods that wait, or a warm target, get nothing although nothing failed: a Reason
 	Explanation string // the same in a sentence
+
+	Outdated int // ENIs that are not as new ones would be
 }
 
 // Status may be called at any time.

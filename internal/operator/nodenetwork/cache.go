@@ -13,11 +13,12 @@ import (
 )
 
 // Watches are the kinds that the process keeps in memory for Setup: all
-// NodeNetworks without their bookkeeping, Nodes, and the pods that wait for an address.
+// NodeNetworks without their bookkeeping, their templates, Nodes, and the pods that wait for an address.
 func Watches() []*watched.Kind {
 	return []*watched.Kind{
 		watched.Nodes,
 		{Object: &v1alpha1.NodeNetwork{}, List: func() client.ObjectList { return &v1alpha1.NodeNetworkList{} }, Cache: cache.ByObject{Transform: trimObject}},
+		{Object: &v1alpha1.NodeNetworkTemplate{}, List: func() client.ObjectList { return &v1alpha1.NodeNetworkTemplateList{} }},
 		watched.WaitingPods,
 	}
 }

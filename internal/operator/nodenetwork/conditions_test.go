@@ -140,21 +140,21 @@ func TestNonsense(t *testing.T) {
 	n := &node{obj: &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, name: "node-1", instanceID: instance}
 	c := &Controller{o: Options{Clock: clock.Real{}}, fleet: fl, nodes: map[string]*node{}, recreations: map[string]recreation{}}
 	n.obj.Spec.InstanceID = instance
-	c.configure(n)
+	harness.OK(t, c.configure(t.Context(), n, nil))
 	if n.config.err != nil || !n.config.set {
 		t.Fatal(n.config.err)
 	}
 	o := n.obj.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(-5))
 	n.obj = o
-	c.configure(n)
+	harness.OK(t, c.configure(t.Context(), n, nil))
 	if n.config.err == nil || fl.called("Set") != 1 {
 		t.Errorf("%v after %d settings", n.config.err, fl.called("Set"))
 	}
 	o = o.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(5))
 	n.obj = o
-	c.configure(n)
+	harness.OK(t, c.configure(t.Context(), n, nil))
 	if n.config.err != nil || fl.settings["node-1"].Policy.PreAllocate != 5 {
 		t.Errorf("%v, %+v", n.config.err, fl.settings["node-1"])
 	}

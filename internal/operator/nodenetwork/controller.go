@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"reflect"
 	"sync"
 	"time"
 
@@ -24,7 +23,6 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
-	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
@@ -103,6 +101,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 		For(&v1alpha1.NodeNetwork{}).
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, nodeEvents()).
 		Watches(&corev1.Pod{}, c.podEvents()).
+		Watches(&v1alpha1.NodeNetworkTemplate{}, handler.EnqueueRequestsFromMapFunc(c.everyNode)).
 		WatchesRawSource(c.queue.Source()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, SkipNameValidation: &again}).
 		Complete(c)
@@ -154,7 +153,9 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	n := c.adopt(o)
 	n.notify(ctx, n.update(o))
 	n = c.identify(ctx, n, k)
-	c.configure(n)
+	if err := c.configure(ctx, n, k); err != nil {
+		return reconcile.Result{}, err
+	}
 	if n.expireSuppressed() {
 		c.fleet.Invalidate(n.name)
 	}
@@ -197,36 +198,4 @@ func (c *Controller) adopt(o *v1alpha1.NodeNetwork) *node {
 	c.mu.Unlock()
 	c.o.Logger.Info("node added", "node", o.Name, "instance", o.Spec.InstanceID)
 	return n
-}
-
-// configuration is what the fleet was told of a node.
-type configuration struct {
-	settings eni.Settings
-	set      bool          // the fleet has settings
-	seed     eni.Inventory // what was published before this process; until the fleet has it
-	err      error         // of the newest spec; settings are older then
-}
-
-// configure tells the fleet what the object asks for, if that changed. A spec
-// that makes no sense changes nothing but the node's conditions, nor does any
-// while the instance is not proved to be the Node's.
-func (c *Controller) configure(n *node) {
-	n.mu.Lock()
-	s, err := nodenetwork.Settings(&n.obj.Spec)
-	if err == nil && n.fleet.inv != nil {
-		err = nodenetwork.BeyondType(s, n.fleet.inv)
-	}
-	known, same := n.config.set, n.config.set && reflect.DeepEqual(s, n.config.settings)
-	n.config.err = err
-	seed, refused := n.config.seed, n.eligibility.refused != (refusal{})
-	n.mu.Unlock()
-	if same || err != nil || refused || !known && c.heldForRecreation(n) {
-		return
-	}
-	err = c.fleet.Set(n.name, n.instanceID, s, seed, n)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.config.err = err; err == nil {
-		n.config = configuration{settings: s, set: true}
-	}
 }

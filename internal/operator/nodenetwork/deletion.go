@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -33,8 +34,11 @@ func nodeEvents() builder.WatchesOption {
 		ready      bool
 		uid        types.UID
 		providerID string
+		labels     string
 	}
-	return watched.NodeChanges(func(n *corev1.Node) state { return state{watched.Ready(n), n.UID, n.Spec.ProviderID} })
+	return watched.NodeChanges(func(n *corev1.Node) state {
+		return state{watched.Ready(n), n.UID, n.Spec.ProviderID, labels.FormatLabels(n.Labels)}
+	})
 }
 
 // deleteIfGone deletes the object if its node, of which k is the Node, is gone for

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -68,7 +69,8 @@ func (n *node) desired() desiredState {
 		available.add(id, p)
 	}
 	want.eni.Available = int32(available.pods(n.families()))
-	want.eni.Needed = int32(n.fleet.status.Needed)
+	want.eni.Needed, want.eni.Outdated = int32(n.fleet.status.Needed), int32(n.fleet.status.Outdated)
+	n.config.describe(&want.eni)
 	return want
 }
 
@@ -193,7 +195,8 @@ func (n *node) newsAt(want desiredState, now time.Time) time.Time {
 
 func sameCounts(x, y *v1alpha1.ENIStatus) bool {
 	limits := x.Limits == nil && y.Limits == nil || x.Limits != nil && y.Limits != nil && *x.Limits == *y.Limits
-	return limits && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
+	template := x.Template == y.Template && x.Outdated == y.Outdated && equality.Semantic.DeepEqual(x.Settings, y.Settings)
+	return limits && template && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
 }
 
 // untimed is a condition's message without the time of the next try.

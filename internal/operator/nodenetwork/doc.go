@@ -4,7 +4,7 @@
 //
 //	controller.go  one object's event, and what follows from it
 //	cache.go       what of the API server's objects is kept in memory
-//	settings.go    an object's spec in the fleet's words
+//	configure.go   what an object, and a template for its node, ask for
 //	identity.go    whether an object's instance is its Node's
 //	node.go        one node's side, as the fleet sees it (fleet.Node)
 //	fleetstate.go  what the fleet last said of it, and what it begins with
@@ -44,6 +44,7 @@ package nodenetwork
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks,verbs=get;list;watch;patch;delete
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks/status,verbs=patch
+// +kubebuilder:rbac:groups=berth.dev,resources=nodenetworktemplates,verbs=list;watch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=default,resources=events,verbs=create;patch
