@@ -70,6 +70,7 @@ type NodeSelector struct {
 	// MatchLabels are labels that a Node has.
 	// +mapType=atomic
 	// +kubebuilder:validation:MaxProperties=16
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && k.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="matchLabels must have keys of labels such as topology.kubernetes.io/zone"
 	// +optional
 	MatchLabels map[string]LabelValue `json:"matchLabels,omitempty"`
 

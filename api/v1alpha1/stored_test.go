@@ -30,6 +30,14 @@ type (
 		Index                                      int64
 		Status                                     v1alpha1.AddressBlockStatus `json:"status"`
 	}
+	// What it sets of ENIs has its own sample in each nodenetwork-*.json.
+	storedTemplate struct {
+		Spec struct {
+			NodeSelector v1alpha1.NodeSelector `json:"nodeSelector"`
+			Priority     int32                 `json:"priority"`
+			OutdatedENIs string                `json:"outdatedENIs"`
+		} `json:"spec"`
+	}
 	storedRequest struct {
 		Spec   v1alpha1.BlockRequestSpec   `json:"spec"`
 		Status v1alpha1.BlockRequestStatus `json:"status"`
@@ -73,6 +81,7 @@ func TestStoredObjects(t *testing.T) {
 	}
 	samples.Check(t,
 		format("nodenetwork-*.json", reflect.TypeFor[storedNodeNetwork](), func() client.Object { return &v1alpha1.NodeNetwork{} }),
+		format("nodenetworktemplate-*.json", reflect.TypeFor[storedTemplate](), func() client.Object { return &v1alpha1.NodeNetworkTemplate{} }),
 		format("addresspool*.json", reflect.TypeFor[storedPool](), func() client.Object { return &v1alpha1.AddressPool{} }),
 		format("addressblock*.json", reflect.TypeFor[storedBlock](), func() client.Object { return &v1alpha1.AddressBlock{} }),
 		format("blockrequest*.json", reflect.TypeFor[storedRequest](), func() client.Object { return &v1alpha1.BlockRequest{} }),

@@ -30,7 +30,7 @@ func TestPageOfAKind(t *testing.T) {
 		want       []string
 	}{
 		{"one field of each sort, with all that the page has to say of it", "nodenetworks", []string{
-			"| `firstInterfaceIndex` | integer | `1` | The lowest device index whose ENI serves pods: ENIs with this index or above are used. 1 leaves eth0 to the node. | eni.firstInterfaceIndex must be between 0 and 15 | berthd at creation, then a person |\n",
+			"| `firstInterfaceIndex` | integer |  | The lowest device index whose ENI serves pods: ENIs with this index or above are used. 1, as when it is not set, leaves eth0 to the node. | eni.firstInterfaceIndex must be between 0 and 15 | berthd at creation, then a person |\n",
 			"| `available[key].resource` | string |  | The ID of the ENI. | required | operator |\n",
 			"| `released` | list of strings |",
 			"| `used[key].cooling` | boolean |",
