@@ -13,18 +13,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// The defaults of Cilium's AWS ENI allocator that hold in both dialects. preAllocate's 8
-// cannot be the schema's: it would exclude the warm targets.
-func TestNodeNetworkDefaults(t *testing.T) {
+// What is not set stays so: readers have Cilium's defaults, and a template sets what it
+// sets alone.
+func TestNodeNetworkHasNoDefaults(t *testing.T) {
 	c := clean(t)
-	index, remove := int32(1), true
-	want := v1alpha1.ENISpec{FirstInterfaceIndex: &index, DeleteOnTermination: &remove}
-	if d := cmp.Diff(want, create(t, c, "node-1", "").Spec.ENI); d != "" {
+	if d := cmp.Diff(v1alpha1.ENISpec{}, create(t, c, "node-1", "").Spec.ENI); d != "" {
 		t.Errorf("without eni (-want +got):\n%s", d)
 	}
-	index, remove = 0, false
+	index, remove := int32(0), false
 	got := create(t, c, "node-2", ", eni: {firstInterfaceIndex: 0, deleteOnTermination: false}")
-	if d := cmp.Diff(want, got.Spec.ENI); d != "" {
+	if d := cmp.Diff(v1alpha1.ENISpec{FirstInterfaceIndex: &index, DeleteOnTermination: &remove}, got.Spec.ENI); d != "" {
 		t.Errorf("said otherwise (-want +got):\n%s", d)
 	}
 }
@@ -62,7 +60,7 @@ func TestColumnsOfNodeNetworks(t *testing.T) {
 	for _, column := range table.ColumnDefinitions {
 		head = append(head, column.Name)
 	}
-	want := []string{"Name", "Instance", "Type", "Zone", "ENIs", "Available", "Used", "Needed", "Ready", "Reason", "Age"}
+	want := []string{"Name", "Instance", "Type", "Zone", "ENIs", "Available", "Used", "Needed", "Ready", "Reason", "Template", "Outdated", "Age"}
 	if d := cmp.Diff(want, head); d != "" {
 		t.Fatalf("columns (-want +got):\n%s", d)
 	}

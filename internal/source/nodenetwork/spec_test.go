@@ -69,12 +69,6 @@ func TestSpecOfSettings(t *testing.T) {
 			m.spec = SpecOf(&c, id)
 			got := m.begin().Spec
 			tt.want.VPCID, tt.want.AvailabilityZone = id.VPCID, id.Zone
-			if tt.want.FirstInterfaceIndex == nil {
-				tt.want.FirstInterfaceIndex = n(1) // the API's default
-			}
-			if tt.want.DeleteOnTermination == nil {
-				tt.want.DeleteOnTermination = new(true) // likewise
-			}
 			if diff := cmp.Diff(v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype, ENI: tt.want}, got); diff != "" {
 				t.Error(diff)
 			}
