@@ -277,14 +277,17 @@ func TestMaxPods(t *testing.T) {
 		kind     string
 		prefixes bool
 		families ipfamily.Set
+		first    int
 		want     int
 	}{
-		{"c5.large", false, "ipv4", 29}, {"m5.large", false, "ipv4", 29}, {"t3.small", false, "ipv4", 11}, {"m5.xlarge", false, "ipv4", 58},
-		{"m5.24xlarge", false, "ipv4", 737}, {"t3.small", true, "ipv4", 146}, {"m5.large", true, "ipv4", 434},
-		{"m5.large", false, "dual", 29}, {"m5.large", true, "dual", 434}, {"m5.large", false, "ipv6", 110},
-		{"m4.large", false, "dual", 11}, {"t2.small", false, "dual", 8}, {"t2.small", false, "ipv6", 10}, // 2 ENIs besides the primary, of 3 and 4
+		{"c5.large", false, "ipv4", 0, 29}, {"m5.large", false, "ipv4", 0, 29}, {"t3.small", false, "ipv4", 0, 11}, {"m5.xlarge", false, "ipv4", 0, 58},
+		{"m5.24xlarge", false, "ipv4", 0, 737}, {"t3.small", true, "ipv4", 0, 146}, {"m5.large", true, "ipv4", 0, 434},
+		{"m5.large", false, "dual", 0, 29}, {"m5.large", true, "dual", 0, 434}, {"m5.large", false, "ipv6", 0, 110},
+		{"m5.large", false, "ipv4", 1, 20}, {"m5.large", true, "ipv4", 2, 146}, {"m5.large", false, "ipv6", 1, 110}, // custom networking
+		{"m4.large", false, "dual", 1, 11}, {"t2.small", false, "ipv6", 2, 6},
+		{"m4.large", false, "dual", 0, 11}, {"t2.small", false, "dual", 0, 8}, {"t2.small", false, "ipv6", 0, 10}, // 2 ENIs besides the primary, of 3 and 4
 	} {
-		c, err := capacityOf(tc.kind, tc.prefixes, tc.families)
+		c, err := capacityOf(tc.kind, capacityOptions{tc.prefixes, tc.families, tc.first})
 		if err != nil || c.MaxPods != tc.want || c.Unlimited != (tc.want == 110) {
 			t.Errorf("%s, prefixes %v, %s: %d pods, %v; want %d", tc.kind, tc.prefixes, tc.families, c.MaxPods, err, tc.want)
 		}
@@ -293,6 +296,7 @@ func TestMaxPods(t *testing.T) {
 		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "not known",
 		"max-pods --instance-type m4.large --prefix-delegation": "Nitro", "max-pods --instance-type m3.medium --ip-families dual": "has no IPv6", "warm --instance-type m3.medium --ip-families ipv6": "has no IPv6",
 		"max-pods --instance-type m5.large --ip-families both": `--ip-families: "both": expected ipv4, ipv6 or dual`, "max-pods --instance-type m5.large -o yaml": "expected table or json",
+		"max-pods --instance-type m5.large --first-interface-index 3": "--first-interface-index is 3: expected 0 to 2, as m5.large has 3 ENIs",
 	})
 	goldenRun(t, "max-pods.txt", "max-pods", "--instance-type", "m5.24xlarge")
 	goldenRun(t, "max-pods-ipv6.txt", "max-pods", "--instance-type", "m5.large", "--ip-families", "ipv6")

@@ -35,7 +35,7 @@ type capacity struct {
 
 func newMaxPods() *cobra.Command {
 	var instanceType string
-	var prefixes bool
+	var o capacityOptions
 	var families string
 	var out format
 	cmd := &cobra.Command{
@@ -49,14 +49,17 @@ the primary one is a /28 of 16.
 IPv6 addresses come as a /80 for each ENI and limit nothing, so that with both families
 the number is that of IPv4. Instance types without prefixes have single IPv6 addresses,
 of which the primary ENI's are the node's own: (ENIs − 1) × addresses per ENI + 2, by the
-family that there are fewer addresses of.`,
+family that there are fewer addresses of.
+
+Where pods have other subnets than their node, eth0 serves none: --first-interface-index=1.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			set, err := ipfamily.Parse(families)
 			if err != nil {
 				return fmt.Errorf("--ip-families: %w", err)
 			}
-			c, err := capacityOf(instanceType, prefixes, set)
+			o.families = set
+			c, err := capacityOf(instanceType, o)
 			if err != nil {
 				return err
 			}
@@ -77,10 +80,18 @@ family that there are fewer addresses of.`,
 		},
 	}
 	registerType(cmd, &instanceType)
-	cmd.Flags().BoolVar(&prefixes, "prefix-delegation", false, "with /28 prefixes instead of single IPv4 addresses")
+	cmd.Flags().BoolVar(&o.prefixes, "prefix-delegation", false, "with /28 prefixes instead of single IPv4 addresses")
 	cmd.Flags().StringVar(&families, "ip-families", string(ipfamily.OnlyIPv4), "of which each pod gets an address: ipv4, ipv6 or dual")
+	cmd.Flags().IntVar(&o.first, "first-interface-index", 0, "lowest device index whose ENI serves pods; 1 leaves eth0 to the node")
 	out.register(cmd)
 	return cmd
+}
+
+// capacityOptions are what a number of pods depends on besides the instance type.
+type capacityOptions struct {
+	prefixes bool // instead of single IPv4 addresses
+	families ipfamily.Set
+	first    int // device index whose ENI is the first that serves pods
 }
 
 func registerType(cmd *cobra.Command, to *string) {
@@ -88,9 +99,10 @@ func registerType(cmd *cobra.Command, to *string) {
 	_ = cmd.MarkFlagRequired("instance-type")
 }
 
-// capacityOf is how many pods an instance type runs, with single IPv4 addresses or
-// prefixes, and addresses of some families. The error tells what the type does not have.
-func capacityOf(instanceType string, prefixes bool, s ipfamily.Set) (capacity, error) {
+// capacityOf is how many pods an instance type runs. The error tells what the type does
+// not have.
+func capacityOf(instanceType string, o capacityOptions) (capacity, error) {
+	prefixes, s := o.prefixes, o.families
 	l, err := limitsOf(instanceType)
 	if err != nil {
 		return capacity{}, err
@@ -101,17 +113,20 @@ func capacityOf(instanceType string, prefixes bool, s ipfamily.Set) (capacity, e
 	if s.Has(ipfamily.IPv6) && l.IPv6PerENI == 0 {
 		return capacity{}, fmt.Errorf("%s has no IPv6: use another instance type, or --ip-families=ipv4", instanceType)
 	}
-	c := capacity{InstanceType: instanceType, ENIs: l.MaxENIs, PerENI: l.IPv4PerENI - 1, Prefixes: prefixes, IPFamilies: s}
+	if o.first < 0 || o.first >= l.MaxENIs {
+		return capacity{}, fmt.Errorf("--first-interface-index is %d: expected 0 to %d, as %s has %d ENIs", o.first, l.MaxENIs-1, instanceType, l.MaxENIs)
+	}
+	c := capacity{InstanceType: instanceType, ENIs: l.MaxENIs - o.first, PerENI: l.IPv4PerENI - 1, Prefixes: prefixes, IPFamilies: s}
 	if prefixes {
 		c.PerENI *= ipam.PrefixAddresses
 	}
 	switch {
 	case s == ipfamily.OnlyIPv6 && l.Prefixes:
-		return capacity{InstanceType: instanceType, ENIs: l.MaxENIs, MaxPods: kubernetesMax, Prefixes: true, IPFamilies: s, Unlimited: true}, nil
+		return capacity{InstanceType: instanceType, ENIs: l.MaxENIs - o.first, MaxPods: kubernetesMax, Prefixes: true, IPFamilies: s, Unlimited: true}, nil
 	case s == ipfamily.OnlyIPv6:
-		c.ENIs, c.PerENI = l.MaxENIs-1, l.IPv6PerENI
+		c.ENIs, c.PerENI = l.MaxENIs-max(1, o.first), l.IPv6PerENI
 	case s == ipfamily.Dual && !l.Prefixes:
-		c.ENIs, c.PerENI = l.MaxENIs-1, min(c.PerENI, l.IPv6PerENI)
+		c.ENIs, c.PerENI = l.MaxENIs-max(1, o.first), min(c.PerENI, l.IPv6PerENI)
 	}
 	c.Addresses = c.ENIs * c.PerENI
 	c.MaxPods = c.Addresses + hostPods

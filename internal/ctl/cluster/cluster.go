@@ -102,7 +102,7 @@ vpcs, egresses).`,
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", p.completeNamespace)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", p.completeNamespace)
 	_ = cmd.RegisterFlagCompletionFunc("context", p.completeContext)
-	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newTop(p), newEvents(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
+	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newTop(p), newEvents(p), newENIConfigs(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
 }
 
