@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -55,6 +56,8 @@ func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 				"service accounts":     node.List(t.Context(), &corev1.ServiceAccountList{}),
 				"VPCs":                 node.List(t.Context(), &v1alpha1.VPCList{}),
 				"a VPC":                node.Get(t.Context(), client.ObjectKey{Name: "vpc-1"}, &v1alpha1.VPC{}),
+				"a template":           node.Create(t.Context(), &v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}),
+				"a label of its Node":  node.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"pool":"gpu"}}}`))),
 			} {
 				if !apierrors.IsForbidden(err) {
 					t.Errorf("%s: %v, want no right to it", what, err)
