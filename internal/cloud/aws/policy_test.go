@@ -10,14 +10,10 @@ import (
 	"testing"
 )
 
-// notInNodeMode are what the client can do and node mode does not ask for: its
-// security groups are given by ID.
-var notInNodeMode = []string{"ec2:DescribeSecurityGroups"}
-
 // The IAM policy that docs/install.md hands out allows what node mode calls and
 // nothing else. TestPolicySuffices in internal/source/eni runs a node with it.
 func TestPolicyListsTheActionsCalled(t *testing.T) {
-	want := slices.DeleteFunc(actionsCalled(t), func(a string) bool { return slices.Contains(notInNodeMode, a) })
+	want := actionsCalled(t)
 	if got := policyActions(t); !slices.Equal(got, want) {
 		t.Errorf("iam-policy.json allows\n\t%v\nthe client calls\n\t%v", got, want)
 	}
