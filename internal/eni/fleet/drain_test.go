@@ -12,12 +12,12 @@ import (
 // other security groups, once some pods run.
 func draining(t *testing.T, w *world, p ipam.Policy, pods int, change func(*eni.Settings)) *writer {
 	t.Helper()
-	w.cloud.AddSubnet("subnet-new", "zone-a", "10.1.0.0/24", nil)
 	s := eni.Settings{InstanceType: "m5.xlarge", Policy: p, DrainOutdated: true}
 	n := w.operator(w.cloud).set(t, w.objects[0], s)
 	n.run(pods)
-	pass(minute)
+	pass(2 * minute)
 	n.wantPods(t, pods)
+	w.cloud.AddSubnet("subnet-new", "zone-a", "10.1.0.0/24", nil) // after the others were described
 	change(&s)
 	n.configure(t, s)
 	return n
