@@ -132,9 +132,6 @@ func (r *Reconciler) cancelShrink(ctx context.Context) {
 	if p == nil || r.process.sharesNode || r.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
-	if k := r.view.enis[p.ENI]; p.Kind == plan.Detach && k != nil && len(k.kept()) == 0 && !r.cfg.primaryServes() {
-		return // it has nothing for pods, and another may be waiting for its device index
-	}
 	delete(r.retries.throttled, gateShrink)
 	if p.Kind == plan.Detach {
 		r.cancelDetach(ctx, p.ENI)
