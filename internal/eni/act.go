@@ -42,6 +42,10 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	if p.Kind == plan.FindRoutes {
 		return r.placement.findRoutes(ctx)
 	}
+	if p.Kind == plan.FindGroups {
+		_, err := r.placement.groups(ctx)
+		return err
+	}
 	if p.Kind == plan.Create {
 		return r.create(ctx, p)
 	}

@@ -32,6 +32,7 @@
 //	retries.go              what waits after failures, and until when
 //	probe.go                ... and is tried before its time for a pod that came to wait
 //	outage.go               ... or because another node had an answer
+//	outdated.go             which ENIs are not as configured
 //	surplus.go              how much of the excess may go, by how long it has lasted (plan/excess.go)
 //	attachrefusals.go       ENIs that the cloud refuses to attach
 //	deleteontermination.go  the attribute of that name, which no pass waits for

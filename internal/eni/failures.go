@@ -29,8 +29,8 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 		r.surplus.rest()
 	case class == cloud.Throttled:
 		// Neither another step nor another ENI: the same call, later. Asking
-		// for free counts or routes is no step: growth goes on with those it has.
-		if p.Kind != plan.FindSubnets && p.Kind != plan.FindRoutes {
+		// for free counts, routes or groups is no step: growth goes on with those it has.
+		if p.Kind != plan.FindSubnets && p.Kind != plan.FindRoutes && p.Kind != plan.FindGroups {
 			r.retries.throttled[g] = p
 		}
 		r.retries.backOff(p.Kind, err, now)

@@ -60,7 +60,8 @@ func (p *placement) subnetUnknown() bool {
 			continue
 		}
 		subnet := p.cfg.Shared.Subnets.blocksWith(k.SubnetID, k.Primary)
-		if !subnet.CIDR.IsValid() || len(subnet.IPv6) == 0 && p.cfg.Policy.Families.Has(ipfamily.IPv6) && !p.cfg.Shared.Subnets.described(k.SubnetID) {
+		_, described := p.cfg.Shared.Subnets.described(k.SubnetID)
+		if !subnet.CIDR.IsValid() || len(subnet.IPv6) == 0 && p.cfg.Policy.Families.Has(ipfamily.IPv6) && !described {
 			return true
 		}
 	}

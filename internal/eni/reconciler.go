@@ -240,7 +240,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	}
 	e, reserved := r.decide(now)
 	defer func() { reserved.end(0) }() // if no step takes it
-	r.placement.exhausted = e.plan.Exhausted
+	r.placement.exhausted, r.placement.drains = e.plan.Exhausted, e.state.Drain
 	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), now)
 	r.setDeleteOnTermination(ctx, e.plan.Actions, now)
 	for _, a := range e.plan.Actions {
@@ -272,6 +272,11 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	// A full subnet is asked about again, however little the plan can do.
 	if e.plan.Exhausted && r.countsDue(now) {
 		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
+	}
+	for _, k := range r.placement.unknown(now) {
+		if !r.retries.closed(gateOfKind[k], now) {
+			return &step{Action: plan.Action{Kind: k}}
+		}
 	}
 	return nil
 }
@@ -306,7 +311,10 @@ func (r *Reconciler) evaluate(now time.Time) *evaluation {
 // decide makes the plan and reserves what its first step of growth takes.
 func (r *Reconciler) decide(now time.Time) (e *evaluation, reserved *reservation) {
 	e = &evaluation{state: r.state(now)}
-	r.surplus.allow(r.instance.limits, r.cfg.Policy, &e.state, now)
+	if r.cfg.DrainOutdated { // it matters to a drain what others can have
+		e.state.Subnets = r.cfg.Shared.Subnets.States(now, r.placement.subnetsInUse(), r.placement.candidates())
+	}
+	r.surplus.allow(r.instance.limits, r.cfg.Policy, &e.state, r.cfg.DrainOutdated, now)
 	reserved = r.cfg.Shared.Subnets.choose(now, r.placement.subnetsInUse(), r.placement.candidates(), func(list []plan.Subnet) (a plan.Action, subnet string) {
 		e.state.Subnets = list
 		e.routes = r.placement.markRoutes(list)
@@ -353,12 +361,17 @@ func (r *Reconciler) growthWaits() bool {
 // state is the view as a plan sees it.
 func (r *Reconciler) state(now time.Time) plan.State {
 	u := r.cfg.Node.Usage()
-	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes()}
+	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes(), Drain: r.surplus.drains}
+	wanted := r.placement.wanted()
 	for _, k := range r.view.list() {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
 			continue // neither its device index nor the limits are those of the first card
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
+		serves := e.Phase == plan.Detached || e.Index >= r.cfg.Policy.FirstInterfaceIndex
+		e.Outdated = e.Ours && !e.Primary && serves && wanted.differs(k)
+		// Where somebody gives each new ENI other groups, it is not made anew all the time.
+		e.Outdated = e.Outdated && now.Sub(k.createdAt()) >= r.cfg.ShrinkDelay
 		// Someone else who works for this node may be about to attach it.
 		e.JustMade = r.process.sharesNode && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.createdAt()) < r.cfg.Settle
 		s.ENIs = append(s.ENIs, e)

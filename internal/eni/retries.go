@@ -19,6 +19,7 @@ const (
 	gateGrow     gate = "grow" // assign, create, attach
 	gateSubnets  gate = "find-subnets"
 	gateRoutes   gate = "find-routes"
+	gateGroups   gate = "find-groups"
 	gateShrink   gate = "shrink" // unassign, detach
 	gateDelete   gate = "delete"
 	gateRepair   gate = "repair" // set-deletion, tag
@@ -28,13 +29,13 @@ const (
 )
 
 // gates are all gates, that first whose trouble matters most to pods.
-var gates = [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateShrink, gateDelete, gateRepair, gateCollect}
+var gates = [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateGroups, gateShrink, gateDelete, gateRepair, gateCollect}
 
 var gateOfKind = map[plan.Kind]gate{
 	plan.Assign: gateGrow, plan.Create: gateGrow, plan.Attach: gateGrow,
 	plan.Unassign: gateShrink, plan.Detach: gateShrink, plan.Delete: gateDelete,
 	plan.SetDeleteOnTermination: gateRepair, plan.Retag: gateRepair, plan.Observe: gateObserve, plan.Collect: gateCollect,
-	plan.FindSubnets: gateSubnets, plan.FindRoutes: gateRoutes, plan.FindLimits: gateLimits, plan.FindInstance: gateInstance,
+	plan.FindSubnets: gateSubnets, plan.FindRoutes: gateRoutes, plan.FindGroups: gateGroups, plan.FindLimits: gateLimits, plan.FindInstance: gateInstance,
 }
 
 // retries is what waits after failures, why, and until when.
@@ -151,7 +152,8 @@ func (t *retries) forgetUnwanted(actions []plan.Action, growing bool, now time.T
 		wanted[gateOfKind[a.Kind]] = true
 		wanted[gateRoutes] = wanted[gateRoutes] || a.Kind == plan.Create
 	}
-	for _, g := range [...]gate{gateGrow, gateRoutes, gateShrink, gateDelete, gateRepair} {
+	wanted[gateGroups] = t.cfg.DrainOutdated && len(t.cfg.GroupTags) > 0
+	for _, g := range [...]gate{gateGrow, gateRoutes, gateGroups, gateShrink, gateDelete, gateRepair} {
 		if !wanted[g] && !t.closed(g, now) {
 			delete(t.failed, g)
 		}

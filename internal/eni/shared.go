@@ -15,6 +15,8 @@ import (
 const (
 	groupsAge = time.Minute     // for which security groups found by tags are remembered
 	routesAge = 5 * time.Minute // for which route tables are
+	// outdatedAge is how old what outdated ENIs are known by may be.
+	outdatedAge = 10 * time.Minute
 )
 
 // Shared is what the reconcilers of a process share: what EC2 told of subnets,
@@ -34,7 +36,7 @@ type Shared struct {
 func NewShared(api cloud.API, c clock.Clock, answered func()) *Shared {
 	return &Shared{
 		Subnets: newSubnets(api, c), api: api,
-		groups: newMemory[[]string](c, callTimeout, groupsAge), routes: newMemory[vpcRoutes](c, time.Minute, 0), outage: newOutage(answered),
+		groups: newMemory[[]string](c, callTimeout, 2*outdatedAge), routes: newMemory[vpcRoutes](c, time.Minute, 0), outage: newOutage(answered),
 	}
 }
 
@@ -42,7 +44,7 @@ func NewShared(api cloud.API, c clock.Clock, answered func()) *Shared {
 // None is an error of class Gone that names the tags.
 func (s *Shared) findGroups(ctx context.Context, vpc string, tags map[string]string, now time.Time) ([]string, error) {
 	text := tagText(tags)
-	a, err := s.groups.ask(ctx, vpc+" "+text, youngerThan(groupsAge, now), func(ctx context.Context) ([]string, error) {
+	a, err := s.groups.ask(ctx, groupsQuestion(vpc, tags), youngerThan(groupsAge, now), func(ctx context.Context) ([]string, error) {
 		ids, err := s.api.SecurityGroups(ctx, vpc, tags)
 		if err != nil {
 			return nil, fmt.Errorf("find the security groups with tags %s: %w", text, err)
@@ -54,6 +56,14 @@ func (s *Shared) findGroups(ctx context.Context, vpc string, tags map[string]str
 	})
 	return a.value, err
 }
+
+// foundGroups are the groups that were found last, and whether that is not long ago.
+func (s *Shared) foundGroups(vpc string, tags map[string]string) (ids []string, fresh bool) {
+	a, fresh := s.groups.of(groupsQuestion(vpc, tags), outdatedAge)
+	return a.value, fresh
+}
+
+func groupsQuestion(vpc string, tags map[string]string) string { return vpc + " " + tagText(tags) }
 
 // tagText reads "a=1,b=2".
 func tagText(tags map[string]string) string {

@@ -23,14 +23,13 @@ type Status struct {
 	Used       int  // of those
 	Needed     int  // addresses that the policy wants beyond Available
 	AtCapacity bool // the instance, its policy's caps or its subnets allow no more
+	Outdated   int  // ENIs that serve pods and are not as configured
 	Vanished   bool // the cloud says that the instance does not exist or is terminated
 
 	InstanceType string // as the cloud says; empty while it has not been asked
 
 	Shortage    string // why pods that wait, or a warm target, get nothing although nothing failed: a Reason
 	Explanation string // the same in a sentence
-
-	Outdated int // ENIs that are not as new ones would be
 }
 
 // Status may be called at any time.
@@ -64,6 +63,11 @@ func (r *Reconciler) report() {
 		e := r.evaluate(now)
 		d := e.plan
 		s.Available, s.Used = d.Available, d.Used
+		for _, o := range e.state.ENIs {
+			if o.Outdated && o.Phase == plan.Attached {
+				s.Outdated++
+			}
+		}
 		if r.instance.limitsKnown() {
 			s.Needed, s.AtCapacity = d.Needed, d.AtCapacity
 			s.Shortage, s.Explanation = plan.Shortage(r.instance.limits, r.cfg.Policy, e.state)

@@ -89,7 +89,8 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 // revalidate readies a throttled step for another try: it may have become pointless
 // by what was observed since, and what is about to leave is recorded as of now.
 func (r *Reconciler) revalidate(ctx context.Context, p *step, now time.Time) bool {
-	if p.Kind == plan.Create || p.Kind == plan.FindSubnets || p.Kind == plan.FindRoutes {
+	switch p.Kind {
+	case plan.Create, plan.FindSubnets, plan.FindRoutes, plan.FindGroups:
 		return true
 	}
 	k, ok := r.view.enis[p.ENI]

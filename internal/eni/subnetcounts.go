@@ -20,6 +20,7 @@ type subnetCounts struct {
 	asOf      time.Time // as of when free counts are known
 	newerThan time.Time // free counts must be as of then or later
 	exhausted bool      // the node would grow if its subnets had room
+	drains    bool      // outdated ENIs are, as far as subnets have room for others
 	retryAt   time.Time // when a subnet that was refused is worth another try
 }
 
@@ -42,11 +43,14 @@ func (c *subnetCounts) age() time.Duration {
 // stale tells whether free counts are to be asked for.
 func (c *subnetCounts) stale(now time.Time) bool { return c.asOf.Before(c.since(now)) }
 
-// due is when a subnet is tried again, or an exhausted one asked about.
+// due is when a subnet is tried again, or others are asked about than for growth.
 func (c *subnetCounts) due(now time.Time) time.Time {
 	first := retry.Earliest(now, c.retryAt)
 	if c.exhausted {
 		first = retry.Earliest(now, first, c.asOf.Add(c.age()))
+	}
+	if c.drains {
+		first = retry.Earliest(now, first, c.asOf.Add(outdatedAge))
 	}
 	return first
 }

@@ -121,12 +121,15 @@ func (b *Subnets) blocksWith(id string, a netip.Addr) cloud.Subnet {
 	return e.Subnet
 }
 
-// described tells whether EC2 has described a subnet.
-func (b *Subnets) described(id string) bool {
+// described is a subnet as EC2 described it last, if it did.
+func (b *Subnets) described(id string) (s cloud.Subnet, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.all[id]
-	return ok && e.told
+	if !ok || !e.told {
+		return s, false
+	}
+	return e.Subnet, true
 }
 
 // Learn remembers a subnet's blocks without a free count, as an inventory told.

@@ -4,7 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/test/harness/parts"
 )
 
@@ -47,6 +49,11 @@ func TestDue(t *testing.T) {
 	s.excess.Allow(3, 3, unix(10), s.delay)
 	if got := s.due(unix(10)); !got.Equal(unix(70)) {
 		t.Errorf("excess: %v", got)
+	}
+	s = surplus{delay: 60 * second}
+	s.allow(cloud.Limits{}, ipam.Policy{}, &plan.State{ENIs: []plan.ENI{{Outdated: true}}}, true, unix(10))
+	if got := s.due(unix(10)); !got.Equal(unix(70)) {
+		t.Errorf("outdated ENIs: %v", got)
 	}
 }
 

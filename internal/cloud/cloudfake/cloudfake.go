@@ -180,6 +180,13 @@ func (c *Cloud) SetFragmented(id string, on bool) {
 	c.subnets[id].fragmented = on
 }
 
+// AddSecurityGroup adds a security group with tags.
+func (c *Cloud) AddSecurityGroup(id string, tags map[string]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.groups[id] = tags
+}
+
 // AddRouteTable adds a route table with some subnets; all others have the main one.
 func (c *Cloud) AddRouteTable(id string, subnets ...string) {
 	c.mu.Lock()

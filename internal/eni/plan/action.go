@@ -31,6 +31,7 @@ const (
 	Observe      Kind = "observe"       // describe the node's ENIs
 	FindSubnets  Kind = "find-subnets"  // describe the candidate subnets
 	FindRoutes   Kind = "find-routes"   // describe the route tables of the VPC
+	FindGroups   Kind = "find-groups"   // find the security groups of new ENIs
 	FindLimits   Kind = "find-limits"   // ask what the instance type allows
 	FindInstance Kind = "find-instance" // ask whether the instance exists and runs
 	Collect      Kind = "collect"       // delete what vanished instances left

@@ -7,6 +7,7 @@
 //	plan.go      limits, policy and state to actions: growth
 //	shrink.go    ... and what is given back
 //	move.go      ... and which ENI is emptied onto the others
+//	drain.go     ... and which outdated ENIs are emptied
 //	subnets.go   in which subnets new ENIs may be made
 //	shortage.go  why pods that wait get nothing
 //	excess.go    how much of an excess has lasted long enough to be given back;

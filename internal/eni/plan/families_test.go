@@ -113,6 +113,7 @@ type pairs struct {
 	enis    []*pairENI
 	waiting int
 	made    int
+	drain   bool // outdated ENIs are
 }
 
 // newPairs is a node with its primary ENI.
@@ -156,7 +157,7 @@ func (e *pairENI) used(f ipfamily.Family) (n int) {
 
 // state is the node as a plan sees it. Single addresses are used first.
 func (w *pairs) state() State {
-	st := State{Subnets: []Subnet{w.subnet}, Waiting: w.waiting, Release: Unlimited, Moves: true}
+	st := State{Subnets: []Subnet{w.subnet}, Waiting: w.waiting, Release: Unlimited, Moves: true, Drain: w.drain}
 	for _, e := range w.enis {
 		out := e.ENI
 		out.Free = cloud.Amount{}
@@ -200,6 +201,9 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 		return cloud.Amount{Addresses: x.Addresses - y.Addresses, Prefixes: x.Prefixes - y.Prefixes, IPv6: x.IPv6 - y.IPv6, IPv6Prefixes: x.IPv6Prefixes - y.IPv6Prefixes}
 	}
 	e := w.find(a.ENI)
+	if w.drain && (a.Kind == Assign || a.Kind == Attach) && e.Outdated {
+		return fmt.Errorf("is for an outdated ENI")
+	}
 	switch a.Kind {
 	case Create:
 		w.made++
@@ -235,13 +239,24 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 
 // rest plans and acts until there is nothing left to do.
 func (w *pairs) rest() error {
-	for range 200 {
+	if err := w.steps(200); err != nil {
+		return err
+	}
+	if left := Make(w.limits, w.policy, w.state()).Actions; len(left) > 0 {
+		return fmt.Errorf("no end of plans; the last: %v", left)
+	}
+	return nil
+}
+
+// steps plans and acts at most n times: one step, and another plan, as a reconciler
+// has it.
+func (w *pairs) steps(n int) error {
+	for range n {
 		st := w.state()
 		plan := Make(w.limits, w.policy, st).Actions
 		if len(plan) == 0 {
 			return nil
 		}
-		// One step, and another plan, as a reconciler has it.
 		free := cloud.Amount{}
 		if i := slices.IndexFunc(st.ENIs, func(e ENI) bool { return e.ID == plan[0].ENI }); i >= 0 {
 			free = st.ENIs[i].Free
@@ -251,7 +266,7 @@ func (w *pairs) rest() error {
 		}
 		w.place()
 	}
-	return fmt.Errorf("no end of plans; the last: %v", Make(w.limits, w.policy, w.state()).Actions)
+	return nil
 }
 
 // Whatever pods and settings do, plans come to an end, keep to the limits, take

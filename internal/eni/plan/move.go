@@ -66,7 +66,7 @@ func (b *planner) move() (from ENI, assign []Action, gain int) {
 func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 	taken := map[string]int{} // by subnet
 	fits := func(o ENI) bool {
-		return serves(o, b.policy) && o.ID != e.ID && (o.Primary || o.Used > 0 || o.Index < e.Index)
+		return b.grows(o) && o.ID != e.ID && (o.Primary || o.Used > 0 || o.Index < e.Index)
 	}
 	for _, o := range sorted(b.enis, fits, byIndex) {
 		sn := b.subnet(o.Subnet)

@@ -30,7 +30,8 @@ type Plan struct {
 // first, then free addresses of the emptiest ENI, the primary last, since it
 // can never be given back; what cools there is waited for. If an ENI is kept only
 // for addresses that are to be free, as many are assigned to others first (move.go).
-// Detached ENIs of ours that nobody needs are deleted.
+// Detached ENIs of ours that nobody needs are deleted. Outdated ENIs are emptied if
+// State.Drain says so (drain.go).
 //
 // What is asked for at once is min(free in the subnet, room on the ENI, needed +
 // max-above-watermark) (Cilium, "AWS ENI", "IP Allocation").
@@ -40,6 +41,7 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	if b.need > 0 {
 		b.grow()
 		d.Exhausted = len(b.actions) == 0 && b.hasRoom()
+		b.drainShort()
 	} else {
 		b.shrink()
 	}
@@ -72,6 +74,11 @@ type planner struct {
 }
 
 func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
+	return plannerOf(l, p, s.drained(l, p))
+}
+
+// plannerOf is newPlanner for a state whose draining ENIs are known.
+func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
 		limits: l, policy: p, supplies: supplies(l, p), tally: s.tally(p), release: s.Release, refused: s.NoMoreENIs, moves: s.Moves,
 		enis: slices.Clone(s.ENIs), subnets: slices.Clone(s.Subnets),
@@ -102,22 +109,29 @@ var none cloud.Amount
 func (b *planner) do(a Action) { b.actions = append(b.actions, a) }
 
 func (b *planner) grow() {
-	b.attachBegun()
-	for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) }, byIndex) {
-		b.assign(e)
-	}
-	for b.need > 0 && b.create() {
-	}
+	b.extendAll()
 	if b.need > 0 && len(b.actions) == 0 {
 		b.makeRoomForPrefixes()
 	}
 }
 
+// extendAll asks for addresses wherever there is room.
+func (b *planner) extendAll() {
+	b.attachBegun()
+	for _, e := range sorted(b.enis, b.grows, byIndex) {
+		b.assign(e)
+	}
+	for b.need > 0 && b.create() {
+	}
+}
+
+// grows tells whether an ENI may be given more addresses for pods.
+func (b *planner) grows(e ENI) bool { return serves(e, b.policy) && e.drain == stays }
+
 // attachBegun finishes ENIs that were created but not attached.
 func (b *planner) attachBegun() {
-	begun := sorted(b.enis, func(e ENI) bool { return e.Ours && e.Phase == Detached && !e.Refused },
-		func(x, y ENI) int { return cmp.Or(cmp.Compare(b.total(y), b.total(x)), cmp.Compare(x.ID, y.ID)) })
-	for _, e := range begun {
+	for _, i := range b.begun() {
+		e := b.enis[i]
 		index, ok := b.freeIndex()
 		if !ok || b.need <= 0 {
 			return
@@ -128,6 +142,20 @@ func (b *planner) attachBegun() {
 		b.asked += b.total(e)
 		b.do(Action{Kind: Attach, ENI: e.ID, Index: index})
 	}
+}
+
+// begun are the places of the ENIs that were created but not attached.
+func (b *planner) begun() (out []int) {
+	for i, e := range b.enis {
+		if e.Ours && e.Phase == Detached && !e.Refused && e.drain == stays {
+			out = append(out, i)
+		}
+	}
+	slices.SortFunc(out, func(i, j int) int {
+		x, y := b.enis[i], b.enis[j]
+		return cmp.Or(cmp.Compare(b.total(y), b.total(x)), cmp.Compare(x.ID, y.ID))
+	})
+	return out
 }
 
 // total is for how many pods an ENI has addresses.
@@ -186,7 +214,7 @@ func (b *planner) makeRoomForPrefixes() {
 		if s.unit == 1 {
 			continue
 		}
-		for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) && e.count(s.family) == b.total(e) }, byIndex) {
+		for _, e := range sorted(b.enis, func(e ENI) bool { return b.grows(e) && e.count(s.family) == b.total(e) }, byIndex) {
 			singles, _ := e.Free.Of(s.family)
 			room := holding{} // as if the singles' slots were free
 			room.taken[s.family] = s.slots - singles

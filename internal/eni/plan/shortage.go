@@ -24,8 +24,8 @@ const (
 // tells what a person should mend before there are: subnets that cannot give
 // what the policy wants. That an instance is at its limit is none of that.
 func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
-	t := s.tally(p)
 	b := newPlanner(l, p, s)
+	t := b.tally
 	wait := t.Waiting > t.free()
 	if !wait && b.need <= 0 {
 		return "", ""
@@ -95,7 +95,7 @@ func (b *planner) fullOf() string {
 	}
 	for _, s := range b.supplies {
 		full := func(e ENI) bool {
-			return !serves(e, b.policy) || b.held(e).taken[s.family] >= s.slots && e.count(s.family) == b.total(e)
+			return !b.grows(e) || b.held(e).taken[s.family] >= s.slots && e.count(s.family) == b.total(e)
 		}
 		if !slices.ContainsFunc(b.enis, func(e ENI) bool { return !full(e) }) {
 			return " of " + s.family.String() + " addresses"
@@ -107,7 +107,7 @@ func (b *planner) fullOf() string {
 // hasRoom tells whether the instance, were its subnets endless, could grow.
 func (b *planner) hasRoom() bool {
 	for _, e := range b.enis {
-		if serves(e, b.policy) && !b.full(b.held(e)) {
+		if b.grows(e) && !b.full(b.held(e)) {
 			return true
 		}
 	}

@@ -12,6 +12,7 @@ func (b *planner) shrink() {
 	excess := min(b.tally.total-b.demand.Keep, b.release)
 	gone := b.detachUnused(&excess)
 	given := map[string]bool{} // one change an ENI and plan
+	b.drainFree()
 	if b.moves && len(gone) == 0 {
 		excess = min(excess, b.shift(gone, given))
 	}
@@ -22,10 +23,12 @@ func (b *planner) shrink() {
 }
 
 // reduce gives free addresses back, for as many pods as are in excess. What that
-// leaves of the other family goes by trim.
+// leaves of the other family goes by trim. An outdated ENI that is to go keeps what it
+// has until it is drained: it can have no other in its place, and a node with such
+// remainders on all ENIs could spare none.
 func (b *planner) reduce(excess int, gone, given map[string]bool) {
 	lead := b.policy.Families.Families()[0]
-	emptiest := sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) && !gone[e.ID] && !given[e.ID] },
+	emptiest := sorted(b.enis, func(e ENI) bool { return b.grows(e) && !gone[e.ID] && !given[e.ID] },
 		func(x, y ENI) int {
 			if x.Primary != y.Primary {
 				return map[bool]int{true: 1, false: -1}[x.Primary]
@@ -74,7 +77,7 @@ func (b *planner) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now i
 // addresses of the latter kind stay, as does all IPv6 of the primary ENI: a subnet
 // or a person may have given them to the instance.
 func (b *planner) trim(gone, given map[string]bool) {
-	for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) && !gone[e.ID] && !given[e.ID] }, byIndex) {
+	for _, e := range sorted(b.enis, func(e ENI) bool { return b.stays(e) && !gone[e.ID] && !given[e.ID] }, byIndex) {
 		for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
 			if a := b.surplusOf(e, f); a != none {
 				b.do(Action{Kind: Unassign, ENI: e.ID, Amount: a})
@@ -125,12 +128,18 @@ func (b *planner) detachUnused(excess *int) map[string]bool {
 	return gone
 }
 
-// unused are the ENIs that serve nobody and may go, by falling index.
+// unused are the ENIs that serve nobody and may go: outdated ones first, then by
+// falling index.
 func (b *planner) unused() []ENI {
-	return sorted(b.enis, func(e ENI) bool {
-		return serves(e, b.policy) && !e.Primary && e.Used+e.Cooling == 0 && e.Withdrawn == none
-	}, func(x, y ENI) int { return -byIndex(x, y) })
+	return sorted(b.enis, func(e ENI) bool { return b.stays(e) && e.unused() },
+		func(x, y ENI) int { return cmp.Or(-cmp.Compare(x.drain, y.drain), -byIndex(x, y)) })
 }
+
+// stays tells whether an ENI serves pods and is not drained.
+func (b *planner) stays(e ENI) bool { return serves(e, b.policy) && e.drain != draining }
+
+// unused tells whether an ENI serves nobody and may go.
+func (e ENI) unused() bool { return !e.Primary && e.Used+e.Cooling == 0 && e.Withdrawn == none }
 
 // tidy deletes detached ENIs that the plan has no use for and puts the
 // attributes of the others right.

@@ -41,6 +41,9 @@ type ENI struct {
 	PrimaryServes            bool // its primary address is for pods too
 	WrongDeleteOnTermination bool // DeleteOnTermination is not as configured
 	WrongTags                bool // carries another instance's ID
+	Outdated                 bool // a new ENI would not be in its subnet, or have its security groups
+
+	drain drain // set by State.drained
 }
 
 // count counts an ENI's addresses of a family, those inside prefixes included.
@@ -53,8 +56,16 @@ func (e ENI) count(f ipfamily.Family) int {
 }
 
 // total is how many pods an ENI has addresses for: as many as it has of the family
-// that it has least of.
+// that it has least of, or, while it is drained, as have some.
 func (e ENI) total(s ipfamily.Set) int {
+	if e.drain == draining {
+		return e.Used + e.Cooling
+	}
+	return e.assigned(s)
+}
+
+// assigned is for how many pods an ENI has addresses, drained or not.
+func (e ENI) assigned(s ipfamily.Set) int {
 	n := math.MaxInt
 	for _, f := range s.Families() {
 		n = min(n, e.count(f))
@@ -86,6 +97,9 @@ type State struct {
 	// Moves: an ENI that others have room for (Movable) has been there long
 	// enough to be emptied.
 	Moves bool
+	// Drain: there have been outdated ENIs for long enough, and they are to be
+	// emptied and given back.
+	Drain bool
 	// NoMoreENIs: the cloud refused to attach another a while ago, whatever
 	// the limits say.
 	NoMoreENIs bool
@@ -123,7 +137,7 @@ func (t tally) free() int { return t.total - t.Used - t.Cooling }
 // Excess is how many addresses the node has above what the policy keeps, and how
 // many it has in all.
 func Excess(l cloud.Limits, p ipam.Policy, s State) (excess, total int) {
-	t := s.tally(p)
+	t := s.drained(l, p).tally(p)
 	return max(0, t.total-Demand(l, p, t.Usage).Keep), t.total
 }
 
