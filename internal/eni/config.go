@@ -33,6 +33,8 @@ type Settings struct {
 	// UsePrimaryAddress: the primary address of an ENI that serves pods, the
 	// instance's primary ENI excepted, is among its Addresses for pods.
 	UsePrimaryAddress bool
+	// DrainOutdated: ENIs that are not as configured are emptied and given back.
+	DrainOutdated bool
 }
 
 // primaryServes tells whether ENIs' primary addresses, which are of IPv4, are for pods.
