@@ -75,7 +75,7 @@ func TestRenderedObjectsAreTheCallers(t *testing.T) {
 }
 
 // definitions are how many kinds Berth has.
-const definitions = 9
+const definitions = 10
 
 // Definitions are as they were generated. They outlive the release, unless told
 // otherwise, and are its own, so that an upgrade upgrades them.
@@ -92,6 +92,8 @@ func TestCRDsAreTheReleases(t *testing.T) {
 		{deploy.PortMode, "{}", definitions, "keep"},
 		{deploy.NodeMode, "ports: {enabled: true}", definitions, "keep"},
 		{deploy.NodeMode, "egress: {enabled: true}", definitions, "keep"},
+		{deploy.NodeMode, "nodeNetworkTemplates: {enabled: true}", 1, "keep"},
+		{deploy.PoolMode, "nodeNetworkTemplates: {enabled: true}", definitions, "keep"},
 		{deploy.PoolMode, "crds: {keep: false}", definitions, ""},
 		{deploy.PoolMode, "crds: {install: false}", 0, ""},
 	} {
