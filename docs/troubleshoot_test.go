@@ -34,7 +34,7 @@ func readCode(t *testing.T) literals {
 		}
 		return err
 	}, "../api/v1alpha1", "../internal/attachment", "../internal/berthd", "../internal/cloud", "../internal/cni", "../internal/config", "../internal/ctl/bundle", "../internal/daemon",
-		"../internal/datapath", "../internal/eni", "../internal/install", "../internal/operator", "../internal/plug", "../internal/source", "../internal/web")
+		"../internal/datapath", "../internal/eni", "../internal/install", "../internal/nodenetwork", "../internal/operator", "../internal/plug", "../internal/source", "../internal/web")
 	return l
 }
 

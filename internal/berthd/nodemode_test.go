@@ -10,12 +10,14 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	reconciler "github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/nodenetwork/template"
 )
 
 // A template's settings count over the daemon's own, which come back without one.
 func TestSettingsOfATemplate(t *testing.T) {
 	base := reconciler.Settings{SubnetIDs: []string{"subnet-1"}, Groups: []string{"sg-1"}, Policy: ipam.DefaultAWS()}
+	base.Policy.Families = ipfamily.OnlyIPv4
 	if w := wanted(base, nil); w.Template != "" || w.Err != nil || !reflect.DeepEqual(w.Settings, base) {
 		t.Errorf("without a template: %+v", w)
 	}
