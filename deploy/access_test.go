@@ -118,6 +118,12 @@ func byPolicy(err error) error {
 // no more, until the test ends. Policies are applied as well if asked for.
 func bindRoles(t *testing.T, mode string, policies bool) {
 	t.Helper()
+	bindRolesOf(t, render(t, mode), policies)
+}
+
+// bindRolesOf is bindRoles for what was rendered of any release.
+func bindRolesOf(t *testing.T, objects deploy.Objects, policies bool) {
+	t.Helper()
 	unbind := func(ctx context.Context, names ...string) {
 		for _, name := range names {
 			binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -125,12 +131,12 @@ func bindRoles(t *testing.T, mode string, policies bool) {
 		}
 	}
 	unbind(t.Context(), "test-everything")
-	objects := render(t, mode).Access()
+	objects = objects.Access()
 	if !policies {
 		objects = objects.Except(policyKinds...)
 	}
 	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects))
-	t.Cleanup(func() { unbind(context.Background(), "berthd", "berth-operator") })
+	t.Cleanup(func() { unbind(context.Background(), "berthd", "berth-operator", "berthd-templates") })
 }
 
 // notBoundMore is nil once an account has lost the rights of everything.

@@ -92,6 +92,8 @@ func TestCRDsAreTheReleases(t *testing.T) {
 		{deploy.PortMode, "{}", definitions, "keep"},
 		{deploy.NodeMode, "ports: {enabled: true}", definitions, "keep"},
 		{deploy.NodeMode, "egress: {enabled: true}", definitions, "keep"},
+		{deploy.NodeMode, "nodeNetworkTemplates: {enabled: true}", 1, "keep"},
+		{deploy.PoolMode, "nodeNetworkTemplates: {enabled: true}", definitions, "keep"},
 		{deploy.PoolMode, "crds: {keep: false}", definitions, ""},
 		{deploy.PoolMode, "crds: {install: false}", 0, ""},
 	} {

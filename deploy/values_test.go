@@ -174,7 +174,7 @@ func TestEverySettingIsAValue(t *testing.T) {
 	}{
 		"daemon": {
 			settings: config.Settings(), container: onlyContainer(t, daemonSet(t, deploy.OperatorMode).Spec.Template.Spec),
-			except: map[string]bool{"node-name": true, "cluster-name": true, "ipam": true, "vpc-ports": true, "egress": true, "egress-port": true, "kubeconfig": true, "sysctl-dir": true},
+			except: map[string]bool{"node-name": true, "cluster-name": true, "ipam": true, "vpc-ports": true, "egress": true, "egress-port": true, "node-network-templates": true, "kubeconfig": true, "sysctl-dir": true},
 		},
 		"operator": {
 			settings: config.OperatorSettings(), container: onlyContainer(t, operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec),

@@ -12,7 +12,7 @@ import (
 // What the chart sets by itself, from other values or as the mode needs it, is no
 // value below settings.
 var (
-	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "vpc-ports", "egress", "egress-port", "kubeconfig", "sysctl-dir"}
+	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "vpc-ports", "egress", "egress-port", "node-network-templates", "kubeconfig", "sysctl-dir"}
 	ofOperator = []string{"cluster-name", "ipam", "egress", "egress-image", "egress-port", "first-interface-is-port", "kubeconfig", "leader-election-namespace"}
 )
 

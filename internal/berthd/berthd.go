@@ -213,7 +213,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 	}
 	src, err := m.newSource(ctx)
 	if err != nil {
-		return err
+		return unlessEnded(ctx, err)
 	}
 	o := daemon.Options{
 		Source: src, Kernel: net, Chained: n.cfg.IPAM == config.IPAMNone,

@@ -25,7 +25,7 @@ var modes = map[string]struct {
 	of        func(*node) mode
 	reference source.Reference // what its source adds to the page of metrics
 }{
-	config.IPAMENI:         {func(n *node) mode { return &nodeMode{vpc{node: n}} }, eni.Reference},
+	config.IPAMENI:         {func(n *node) mode { return &nodeMode{vpc: vpc{node: n}} }, eni.Reference},
 	config.IPAMENIOperator: {func(n *node) mode { return newOperatorMode(n) }, nodenetwork.Reference},
 	config.IPAMPool:        {func(n *node) mode { return &routed{node: n} }, pool.Reference},
 	config.IPAMPort:        {func(n *node) mode { return &portMode{node: n} }, port.Reference},

@@ -2,18 +2,39 @@ package berthd
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	reconciler "github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/nodenetwork"
+	"github.com/berthnet/berth/internal/nodenetwork/template"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/nodetemplate"
 )
 
 // nodeMode is that of a daemon that calls EC2 for its node.
-type nodeMode struct{ vpc }
+type nodeMode struct {
+	vpc
+	endTemplates func() // ends what follows NodeNetworkTemplates; nil: nothing does
+}
+
+func (m *nodeMode) check() error {
+	if !m.cfg.NodeNetworkTemplates {
+		return nil
+	}
+	if err := nodetemplate.CheckAccess(m.cfg.Kubeconfig); err != nil {
+		return fmt.Errorf("--node-network-templates: %w", err)
+	}
+	return nil
+}
 
 func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
+	templates, err := m.followTemplates(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if m.aws.Region == "" {
 		m.aws.Region = m.id.Region
 	}
@@ -23,17 +44,58 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	}
 	metrics := eni.NewMetrics(m.metrics.Registry)
 	files := eni.Files{Dir: m.cfg.StateDir}
+	base := reconciler.Settings{
+		InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
+		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
+	}
 	src, err := eni.New(eni.Options{
 		InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
 	}, reconciler.Config{
-		Settings: reconciler.Settings{
-			InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
-			SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
-		},
-		Cluster: m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
+		Settings: base,
+		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
 		Intents: files.Intents(), Observer: metrics.Reconciler(),
 		ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
 		Settle: m.cfg.SettleTime, OrphanAge: m.cfg.OrphanAge, CollectInterval: m.cfg.OrphanInterval,
 	})
+	if err == nil && templates != nil {
+		first, _ := templates.Choice()
+		src.Configure(wanted(base, first)) // before the first pass
+		templates.Tell(first, func(c *template.Choice) { src.Configure(wanted(base, c)) })
+	}
 	return m.withNodeLocal(src, err)
+}
+
+// followTemplates begins to follow NodeNetworkTemplates, and waits until it is known
+// which one selects the node: ENIs must not be made with other settings meanwhile. Nil:
+// the settings say that none counts.
+func (m *nodeMode) followTemplates(ctx context.Context) (*nodetemplate.Follower, error) {
+	if !m.cfg.NodeNetworkTemplates {
+		return nil, nil
+	}
+	f, err := nodetemplate.New(nodetemplate.Config{
+		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID, Dir: m.cfg.StateDir,
+		Clock: m.clock, Logger: m.log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("--node-network-templates: %w", err)
+	}
+	m.endTemplates = background(ctx, f.Run)
+	return f, m.until(ctx, "the Kubernetes API, for NodeNetworkTemplates", func() error { return f.Await(ctx) })
+}
+
+// wanted is what a template's choice makes of the daemon's own settings.
+func wanted(base reconciler.Settings, c *template.Choice) eni.Wanted {
+	if c == nil {
+		return eni.Wanted{Settings: base}
+	}
+	s, err := nodenetwork.Over(base, &c.ENI)
+	s.DrainOutdated = c.Drain
+	return eni.Wanted{Template: c.Name, Settings: s, Err: err, Fits: func(inv *reconciler.Inventory) error { return nodenetwork.BeyondType(s, inv) }}
+}
+
+func (m *nodeMode) end() error {
+	if m.endTemplates != nil {
+		m.endTemplates()
+	}
+	return nil
 }

@@ -44,6 +44,7 @@ type Config struct {
 	IPAM                  string // IPAMENI, IPAMENIOperator, IPAMPool, IPAMPort or IPAMNone
 	AutoCreateNodeNetwork bool
 	Kubeconfig            string // empty: in the cluster
+	NodeNetworkTemplates  bool   // of node mode: NodeNetworkTemplates count
 	IPFamilies            ipfamily.Set
 
 	// Addresses, the AWS dialect. Negative means not set.
@@ -213,7 +214,8 @@ func (c *Config) contradictions() []error {
 			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
 		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
 		{c.IPAM != IPAMENIOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
-		{c.Kubeconfig != "" && !c.asksKubernetes(), "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events and --egress only"},
+		{c.Kubeconfig != "" && !c.asksKubernetes(), "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events, --node-network-templates and --egress only"},
+		{c.IPAM != IPAMENI && c.NodeNetworkTemplates, "--node-network-templates needs --ipam=eni: with --ipam=eni-operator the operator applies NodeNetworkTemplates, and elsewhere there are no ENIs"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
@@ -232,7 +234,7 @@ func (c *Config) contradictions() []error {
 
 // asksKubernetes tells whether the daemon uses the Kubernetes API for anything.
 func (c *Config) asksKubernetes() bool {
-	return c.IPAM != IPAMENI || c.PodEvents != PodEventsNever || c.Egress
+	return c.IPAM != IPAMENI || c.PodEvents != PodEventsNever || c.Egress || c.NodeNetworkTemplates
 }
 
 // contradiction is a condition that must not hold, and what is said where it does.

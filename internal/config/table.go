@@ -77,8 +77,10 @@ func nodeSettings(c *Config) []Setting {
 			Doc: "Where this node's addresses come from: `eni`, from EC2, asked by the daemon itself; `eni-operator`, from EC2, asked by the cluster's operator, by way of the node's NodeNetwork object; `pool`, from address pools, by blocks that the operator gives the node; `port`, from the ports of VPCs that the operator has made for pods, as PodNIC objects say; `none`, from nowhere: pods have theirs of another network, after whose plugins berth is called, and get egress. With `pool`, `port` and `none` no cloud of ENIs is needed, and what is under \"Cloud\" means nothing."},
 		{Flag: "auto-create-node-network", Default: "false", bare: true, parse: boolean(&c.AutoCreateNodeNetwork),
 			Doc: "With ipam=eni-operator, create the node's NodeNetwork object if there is none, from the settings under \"Warm addresses\" and \"ENIs\", and replace one of another instance. An object that is there stays as it is. Else the object is waited for."},
+		{Flag: "node-network-templates", Default: "false", bare: true, parse: boolean(&c.NodeNetworkTemplates),
+			Doc: "With ipam=eni, have NodeNetworkTemplates that select this node by its Node's labels count in place of the settings under \"Warm addresses\" and \"ENIs\". It needs the Kubernetes API: a node that never reached it since it was booted takes no pods. With ipam=eni-operator they count without it."},
 		{Flag: "kubeconfig", parse: absolutePath(&c.Kubeconfig, true),
-			Doc: "The file that tells how to reach the Kubernetes API, which ipam=eni uses for pod-events, and vpc-ports, only. Default: as any pod of the cluster does."},
+			Doc: "The file that tells how to reach the Kubernetes API, which ipam=eni uses for pod-events, node-network-templates, and vpc-ports, only. Default: as any pod of the cluster does."},
 	}
 }
 

@@ -15,6 +15,7 @@
 //	observe.go         what follows from a listing of the node's ENIs
 //	publish.go         what the node is told, and what it remembers for the next start
 //	configure.go       other settings, and what other goroutines say meanwhile
+//	change.go          ... of a reconciler that runs by itself, until a pass takes them up
 //	status.go          how the node does
 //
 // What it knows, each with the time at which it is due:

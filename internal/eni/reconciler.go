@@ -12,11 +12,13 @@ import (
 )
 
 // Reconciler brings one node's ENIs to its policy. Reconcile (or Run) is
-// called by one goroutine at a time; Kick, Status and Seed by any.
+// called by one goroutine at a time; Kick, Status, Seed and Reconfigure by any.
 type Reconciler struct {
 	cfg    Config
 	kick   retry.Signal
 	needed retry.Signal // by Kick too, for the watch of a step
+
+	changes mailbox // of Reconfigure
 
 	// What follows belongs to the goroutine in Reconcile.
 	view    *view
@@ -35,6 +37,7 @@ type Reconciler struct {
 	attributeCalls attributeCalls
 	evaluation     *evaluation // of the last plan, while nothing changed since
 	resumed        bool        // a stored intent was looked for
+	trial          *trial      // of settings that may not be for this instance; nil: none
 
 	life context.Context // ends with End or Close
 	kill context.CancelFunc
@@ -208,6 +211,7 @@ func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
 	if r.instance.applySuspicion(now) {
 		r.retries.open(gateInstance, now)
 	}
+	r.takeChange(ctx)
 	r.retries.probeForPods(now)
 	r.retries.probeOutage(now)
 	r.takeDeleteOnTermination(ctx)

@@ -30,6 +30,13 @@ func NodeNamed(name string) Kind {
 	return Kind{resource: "nodes", fields: Only("metadata.name", name)}
 }
 
+// LabelledNode is that Node with its labels.
+func LabelledNode(name string) Kind {
+	k := NodeNamed(name)
+	k.labels = true
+	return k
+}
+
 // Cluster brings the metadata of Kubernetes' own objects to all parts of a daemon
 // that ask for it. However many they are, each kind is watched once.
 type Cluster struct {

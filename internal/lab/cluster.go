@@ -27,7 +27,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
-// Cluster is the Kubernetes side of a lab, in all modes but node mode without ports: a real API
+// Cluster is the Kubernetes side of a lab, in all modes but node mode alone: a real API
 // server in the router's namespace, where nodes and operators reach it at
 // fabric.APIEndpoint, with what the chart installs (deploy/chart), its workloads aside. Schedulers,
 // controllers and kubelets are the lab itself.
@@ -42,6 +42,7 @@ type Cluster struct {
 	mode       Mode
 	beside     bool // pods have ports beside the interface that the mode gives them
 	egress     bool // pods reach the outside by gateways of Egresses
+	templates  bool // NodeNetworkTemplates count in node mode
 	dir        string
 	namespaces map[string]string // annotations of those that the lab makes for pods
 	reports    *reports
@@ -55,9 +56,9 @@ var (
 )
 
 // raiseKube starts the control plane and the operators, with the cloud and the VPCs where pods
-// have ports. There is none of it where there are no operators.
+// have ports. There is none of it in node mode alone.
 func (l *Lab) raiseKube(ctx context.Context) error {
-	if !l.hasOperators() {
+	if !l.hasKube() {
 		return nil
 	}
 	if l.hasPorts() {
@@ -79,12 +80,18 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if l.Egress {
 		release.Values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": gatewayImageTag}}
 	}
+	if l.NodeNetworkTemplates {
+		release.Values["nodeNetworkTemplates"] = map[string]any{"enabled": true}
+	}
 	objects, err := deploy.Render(release)
 	if err != nil {
 		return err
 	}
 	if err := l.Kube.ApplyObjects(ctx, objects.Access()); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
+	}
+	if !l.hasOperators() {
+		return nil
 	}
 	if err := l.raiseOperators(ctx); err != nil {
 		return err
@@ -106,7 +113,7 @@ func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 	if err != nil {
 		return err
 	}
-	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, beside: l.VPCPorts && l.Mode != PortMode, egress: l.Egress, dir: o.Dir, reports: newReports(l.note)}
+	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, beside: l.VPCPorts && l.Mode != PortMode, egress: l.Egress, templates: l.NodeNetworkTemplates, dir: o.Dir, reports: newReports(l.note)}
 	if l.Kube.Client, err = newClient(control); err != nil {
 		return err
 	}

@@ -336,6 +336,22 @@ func (f *findings) checkSpare(a netip.Addr, state string, held map[netip.Addr]*n
 	}
 }
 
+// busyOf counts the addresses of an ENI that carries no new pods: those that it has of
+// when it did are not counted, unless a pod has them, or they cool.
+func busyOf(doc introspect.Document, e vpc.ENI) (n int) {
+	for _, a := range doc.Allocated {
+		if e.Owns(a.Address) {
+			n++
+		}
+	}
+	for _, a := range doc.Cooling {
+		if e.Owns(a.Address) {
+			n++
+		}
+	}
+	return n
+}
+
 // checkTotals compares the numbers of addresses on the ENIs that Berth counts, where they are
 // of IPv4 alone: how many addresses a /80 is counts nowhere.
 func (f *findings) checkTotals(doc introspect.Document) {
@@ -343,7 +359,12 @@ func (f *findings) checkTotals(doc introspect.Document) {
 	known := t.Allocated + t.Available + t.Cooling + t.NotReady + t.Withdrawn
 	assigned := 0
 	for _, e := range f.enis {
-		if slices.ContainsFunc(doc.ENIs, func(d introspect.ENI) bool { return d.ID == e.ID }) {
+		i := slices.IndexFunc(doc.ENIs, func(d introspect.ENI) bool { return d.ID == e.ID })
+		switch {
+		case i < 0:
+		case doc.ENIs[i].Capacity == 0:
+			assigned += busyOf(doc, e)
+		default:
 			assigned += len(e.Secondary) + 16*len(e.Prefixes)
 			if f.usesPrimaryOf(e) {
 				assigned++

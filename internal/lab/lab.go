@@ -61,6 +61,9 @@ type Options struct {
 	// Egress has pods reach the outside by gateways of Egresses, which the lab runs unless it has
 	// kubelets. It takes a kernel with Foo-over-UDP (package vm).
 	Egress bool
+	// NodeNetworkTemplates has NodeNetworkTemplates count in node mode: there is a Kubernetes
+	// API then. In operator mode they count in any case.
+	NodeNetworkTemplates bool
 	// OperatorCount is how many berth-operator processes there are where the mode, or
 	// VPCPorts or Egress, has operators, 1 when 0; one of them leads.
 	OperatorCount int
@@ -97,7 +100,7 @@ type Lab struct {
 	Fabric *fabric.Fabric
 	Site   *site.Site      // in pool and port mode, else nil
 	Ports  portcloud.Cloud // where pods have ports, else nil
-	Kube   *Cluster        // nil in node mode without kubelets, ports and egress
+	Kube   *Cluster        // nil in node mode without kubelets, ports, egress and templates
 
 	servers   []*http.Server
 	echoes    []*echo.Server

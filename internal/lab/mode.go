@@ -16,8 +16,8 @@ import (
 // Mode is where pods' addresses come from.
 type Mode string
 
-// The modes. In all but NodeMode, and there with Options.VPCPorts or Egress, the lab has a Kubernetes
-// API, and Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
+// The modes. In all but NodeMode, and there with Options.VPCPorts, Egress or NodeNetworkTemplates,
+// the lab has a Kubernetes API, and Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
 // permit no EC2 call. In PoolMode and PortMode there is no EC2: the network is a data
 // centre (package site) in place of a VPC, and in PortMode it is for the machines only,
 // since pods are in networks of an OpenStack or an Alcor (package portcloud).
@@ -34,9 +34,11 @@ var Modes = []Mode{NodeMode, OperatorMode, PoolMode, PortMode}
 // hasPorts tells whether pods may have NICs that are ports of VPCs.
 func (o Options) hasPorts() bool { return o.Mode == PortMode || o.VPCPorts }
 
-// hasOperators tells whether there are operators, and so a Kubernetes API, where nodes are no
-// whole machines.
+// hasOperators tells whether there are operators, where nodes are no whole machines.
 func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts || o.Egress }
+
+// hasKube tells whether there is a Kubernetes API, where nodes are no whole machines.
+func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }
 
 // hasEC2 tells whether the mode's cloud is EC2.
 func (m Mode) hasEC2() bool { return m == NodeMode || m == OperatorMode }
@@ -74,13 +76,16 @@ func (o Options) completeMode() (Options, error) {
 	if o.VPCPorts && o.Mode != PortMode && o.Kubelets != nil {
 		return o, errors.New("nodes that have ports of VPCs beside other addresses are no whole machines in a lab: leave out kubelets")
 	}
-	if !o.hasOperators() {
+	if o.NodeNetworkTemplates && (o.Mode != NodeMode || o.Kubelets != nil) {
+		return o, errors.New("NodeNetworkTemplates are switched on in node mode without kubelets only: in operator mode they count in any case")
+	}
+	if !o.hasKube() {
 		if o.Kubelets != nil {
 			return o.completeAssets()
 		}
 		return o, nil
 	}
-	if o.OperatorCount == 0 {
+	if o.OperatorCount == 0 && o.hasOperators() {
 		o.OperatorCount = 1
 	}
 	if o.OperatorCount < 0 || o.OperatorCount > maxOperators {

@@ -43,6 +43,9 @@ func (c *Cluster) equip(o *node.Options) {
 	if c.egress {
 		args = append(args, "--egress")
 	}
+	if c.templates {
+		args = append(args, "--node-network-templates")
+	}
 	o.Args = slices.Concat(args, []string{"--kubeconfig=" + daemonKubeconfig(o.Dir)}, o.Args)
 	o.Objects = &podObjects{cluster: c, node: o.Name, uids: map[podKey]string{}}
 }

@@ -22,7 +22,7 @@ func OperatorConfig(t *testing.T, mode string) *rest.Config {
 // OperatorConfigOf is OperatorConfig for a release with values of its own.
 func OperatorConfigOf(t *testing.T, r deploy.Release) *rest.Config {
 	t.Helper()
-	OK(t, applyAccess(t.Context(), r))
+	OK(t, ApplyAccessOf(t.Context(), r))
 	token, err := ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}, nil)
 	OK(t, err)
 	return ControlPlane.ConfigWithToken(token)
@@ -31,10 +31,11 @@ func OperatorConfigOf(t *testing.T, r deploy.Release) *rest.Config {
 // ApplyAccess gives ControlPlane the accounts, roles and admission policies that
 // the chart has in a mode.
 func ApplyAccess(ctx context.Context, mode string) error {
-	return applyAccess(ctx, deploy.InMode(mode, "test"))
+	return ApplyAccessOf(ctx, deploy.InMode(mode, "test"))
 }
 
-func applyAccess(ctx context.Context, r deploy.Release) error {
+// ApplyAccessOf is ApplyAccess for any release of the chart.
+func ApplyAccessOf(ctx context.Context, r deploy.Release) error {
 	objects, err := deploy.Render(r)
 	if err != nil {
 		return err

@@ -18,6 +18,11 @@
 {{- if or .Values.egress.enabled (eq .Values.mode "egress") }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty where berthd itself goes by NodeNetworkTemplates. */}}
+{{- define "berth.nodeTemplates" -}}
+{{- if and .Values.nodeNetworkTemplates.enabled (eq .Values.mode "node") }}true{{ end -}}
+{{- end -}}
+
 {{/* Not empty where there is an operator. */}}
 {{- define "berth.hasOperator" -}}
 {{- if or (hasKey (include "berth.mode" . | fromYaml) "operator") (include "berth.ports" .) (include "berth.egress" .) }}true{{ end -}}
@@ -33,12 +38,12 @@
 {{- end -}}
 
 {{/*
-Not empty where berthd uses the Kubernetes API: in node mode for Events of Pods only,
-unless it is told not to, and where a token says of which node it is.
+Not empty where berthd uses the Kubernetes API: in node mode for NodeNetworkTemplates,
+and for Events of Pods unless it is told not to, and where a token says of which node it is.
 */}}
 {{- define "berth.daemonUsesAPI" -}}
 {{- $tells := index .Values.daemon.settings "pod-events" | default "auto" -}}
-{{- if include "berth.hasOperator" . -}}
+{{- if or (include "berth.hasOperator" .) (include "berth.nodeTemplates" .) -}}
 true
 {{- else if eq $tells "never" -}}
 {{- else if semverCompare ">=1.32.0-0" .Capabilities.KubeVersion.Version -}}
@@ -89,6 +94,9 @@ the schema lets them say nothing of what makes the mode.
 {{- if and $root.Values.egress.enabled (not (semverCompare ">=1.32.0-0" $root.Capabilities.KubeVersion.Version)) -}}
 {{- fail (printf "egress.enabled needs Kubernetes 1.32 or later, and this is %s" $root.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- if and (include "berth.nodeTemplates" $root) (not (semverCompare ">=1.32.0-0" $root.Capabilities.KubeVersion.Version)) -}}
+{{- fail (printf "nodeNetworkTemplates.enabled needs Kubernetes 1.32 or later, and this is %s" $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- if and (eq $root.Values.mode "egress") $root.Values.ports.enabled -}}
 {{- fail "ports.enabled is of no use in mode egress: pods' interfaces are another network's" -}}
 {{- end -}}
@@ -111,6 +119,9 @@ the schema lets them say nothing of what makes the mode.
 {{- $_ := set $ofMode "ipam" (append ($ofMode.ipam | default list) "port") -}}
 {{- $_ := set $ofMode "first-interface-is-port" false -}}
 {{- end -}}
+{{- end -}}
+{{- if and (eq $program "daemon") (include "berth.nodeTemplates" $root) -}}
+{{- $_ := set $ofMode "node-network-templates" true -}}
 {{- end -}}
 {{- if include "berth.egress" $root -}}
 {{- $_ := set $ofMode "egress" true -}}

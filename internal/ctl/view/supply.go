@@ -49,7 +49,12 @@ var ofENIs = supply{
 	available: columns[introspect.Available]{[]string{"ENI", "PREFIX"}, func(a introspect.Available) []string { return []string{a.ENI, text(a.Prefix)} }},
 	cooling:   columns[introspect.Cooling]{[]string{"ENI"}, func(c introspect.Cooling) []string { return []string{c.ENI} }},
 	besides:   func(*Printer, introspect.Document) {},
-	status:    func(p *Printer, doc introspect.Document) { p.Section("ENIs", eniGrid(doc.ENIs), "No ENI is known.") },
+	status: func(p *Printer, doc introspect.Document) {
+		if doc.Template != "" {
+			p.Printf("New ENIs are as %s says.\n", doc.Template)
+		}
+		p.Section("ENIs", eniGrid(doc.ENIs), "No ENI is known.")
+	},
 }
 
 var ofPools = supply{

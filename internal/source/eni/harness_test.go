@@ -114,6 +114,12 @@ func newNode(t *testing.T, itype string, p ipam.Policy) *node {
 
 func (n *node) start() {
 	n.t.Helper()
+	n.startConfigured()
+}
+
+// startConfigured is start with settings that are given before the first pass.
+func (n *node) startConfigured(wanted ...Wanted) {
+	n.t.Helper()
 	c := eni.Config{
 		Settings: eni.Settings{Policy: n.policy}, Cluster: "test", Cloud: n.cloud, Intents: &n.store.MemoryIntents, Rand: rand.New(rand.NewPCG(1, 2)),
 	}
@@ -133,6 +139,9 @@ func (n *node) start() {
 		if err := s.Restore(source.Request{Key: k}, l); err != nil {
 			n.t.Fatal(err)
 		}
+	}
+	for _, w := range wanted {
+		s.Configure(w)
 	}
 	n.t.Logf("%s daemon starts, inventory on file: %+v", time.Now().Format(time.TimeOnly), n.store.inv)
 	ctx, cancel := context.WithCancel(n.t.Context())

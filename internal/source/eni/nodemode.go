@@ -1,6 +1,10 @@
 package eni
 
 import (
+	"fmt"
+	"log/slog"
+	"sync"
+
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/plan"
@@ -20,22 +24,95 @@ func New(o Options, c eni.Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.supply = &reconciled{rec, c.Policy.PrefixDelegation}
+	s.supply = &reconciled{Reconciler: rec, log: s.log, counts: Wanted{Settings: c.Settings}}
 	s.load()
 	return s, nil
+}
+
+// Wanted is settings that the ENIs are to have.
+type Wanted struct {
+	Template string // the object that says so besides the daemon's configuration; empty: none
+	Settings eni.Settings
+	Err      error                      // why they make no sense, and those before go on; nil: they do
+	Fits     func(*eni.Inventory) error // why this instance cannot have them; nil: it can
+}
+
+// Configure has the ENIs be as other settings say, for a source made with New. Those that
+// make no sense change nothing, and are told by the log and by LastError.
+func (s *Source) Configure(w Wanted) {
+	if r, ok := s.supply.(*reconciled); ok {
+		r.configure(w)
+	}
 }
 
 // reconciled is the reconciler as a Supplier.
 type reconciled struct {
 	*eni.Reconciler
-	prefixes bool
+	log *slog.Logger
+
+	mu      sync.Mutex // guards all below; memory only
+	counts  Wanted     // what the reconciler goes by
+	refused error      // why the newest settings do not count
+}
+
+func (r *reconciled) configure(w Wanted) {
+	if w.Err != nil {
+		r.taken(w, w.Err)
+		return
+	}
+	r.Reconfigure(eni.Change{Settings: w.Settings, Fits: w.Fits, Taken: func(err error) { r.taken(w, err) }})
+}
+
+// taken notes whether settings count.
+func (r *reconciled) taken(w Wanted, err error) {
+	before := r.note(w, err)
+	switch {
+	case err != nil:
+		r.log.Error("settings of a template not taken, those before go on", "template", w.Template, "error", err)
+	case before != w.Template:
+		r.log.Info("settings of ENIs are another template's", "template", w.Template, "before", before)
+	}
+}
+
+func (r *reconciled) note(w Wanted, err error) (before string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before = r.counts.Template
+	if err == nil {
+		r.counts, r.refused = w, nil
+	} else {
+		r.refused = fmt.Errorf("%s changes nothing: %w", w.Template, err)
+	}
+	return before
 }
 
 // PrefixDelegation implements Supplier.
-func (r *reconciled) PrefixDelegation() bool { return r.prefixes }
+func (r *reconciled) PrefixDelegation() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.counts.Settings.Policy.PrefixDelegation
+}
+
+// Template implements Supplier.
+func (r *reconciled) Template() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.counts.Template
+}
 
 // LastError implements Supplier.
-func (r *reconciled) LastError() string { return r.Status().LastError }
+func (r *reconciled) LastError() string {
+	text := r.Status().LastError
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.refused == nil:
+		return text
+	case text == "":
+		return r.refused.Error()
+	}
+	return text + "; " + r.refused.Error()
+}
 
 // reasons by class of what went wrong at the cloud.
 var reasons = map[cloud.Class]string{

@@ -28,6 +28,7 @@ func (idleSupplier) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Er
 func (idleSupplier) Kick()                         {}
 func (idleSupplier) LastError() string             { return "" }
 func (idleSupplier) PrefixDelegation() bool        { return false }
+func (idleSupplier) Template() string              { return "" }
 func (idleSupplier) Why(bool) *source.Exhausted {
 	return &source.Exhausted{Reason: Growing, Message: "not yet"}
 }

@@ -46,7 +46,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	for _, e := range enis {
 		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
 	}
-	out.Count, out.Detail = s.count(out.Addresses), detail{enis, out.Addresses}
+	out.Count, out.Detail = s.count(out.Addresses), detail{s.supply.Template(), enis, out.Addresses}
 	return out
 }
 
@@ -73,12 +73,14 @@ func (s *Source) count(listed []source.AddressInfo) map[source.State]int {
 
 // detail is the ENIs of the node, by device index.
 type detail struct {
+	template  string           // whose settings they have
 	enis      []introspect.ENI // without what is used of them
 	addresses []source.AddressInfo
 }
 
 // Describe implements source.Detail.
 func (d detail) Describe(doc *introspect.Document) {
+	doc.Template = d.template
 	used, prefixes := map[string]*[ipfamily.Number]int{}, map[string]map[netip.Prefix]bool{}
 	for _, a := range d.addresses {
 		if used[a.ENI] == nil {

@@ -10,7 +10,7 @@ import (
 // Supplier gets the node its addresses and gives back those in excess. It hands
 // them over by Publish, or by Offer.
 //
-// Kick, LastError, PrefixDelegation and Why are called with the Source locked:
+// Kick, LastError, PrefixDelegation, Template and Why are called with the Source locked:
 // they return at once and call nothing of the Source.
 type Supplier interface {
 	// Seed hands over the stored inventory, before Run.
@@ -23,6 +23,8 @@ type Supplier interface {
 	LastError() string
 	// PrefixDelegation tells whether ENIs are to be filled with prefixes.
 	PrefixDelegation() bool
+	// Template names the object whose settings new ENIs have; empty: none has any.
+	Template() string
 	// Why tells why pods that wait get nothing, as far as the supply goes; the
 	// reason is Growing when more is on its way. served: there is an inventory.
 	Why(served bool) *source.Exhausted

@@ -218,3 +218,13 @@ func (s *supplier) PrefixDelegation() bool {
 	defer s.mu.Unlock()
 	return s.object != nil && s.object.EffectiveENI().Prefixes()
 }
+
+// Template implements enisource.Supplier.
+func (s *supplier) Template() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.object == nil {
+		return ""
+	}
+	return s.object.Status.ENI.Template
+}

@@ -1,0 +1,18 @@
+// Package nodetemplate tells node mode which NodeNetworkTemplate selects its node. It
+// follows all templates and the labels of the node's own Node at the API server, and keeps
+// the last choice in a file, so that a daemon that starts while the API server is away
+// makes no ENI with other settings than before.
+//
+//	follower.go  what is watched, and whom it tells
+//	book.go      what the API server told, and the choice of it
+//	store.go     the choice that outlives the daemon
+//
+// Which template counts, and what its settings come to, is internal/nodenetwork's.
+package nodetemplate
+
+// What berthd may do in the Kubernetes API for it.
+//
+// +kubebuilder:rbac:groups=berth.dev,resources=nodenetworktemplates,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
+
+//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/chart/files/rbac/nodetemplate/berthd

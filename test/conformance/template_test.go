@@ -1,0 +1,195 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// podNetwork is a further CIDR of the VPC, in which are subnets for pods.
+var podNetwork = netip.MustParsePrefix("100.64.0.0/16")
+
+const (
+	podGroup = "pods"     // the security group of pods' ENIs
+	labelFor = "for"      // the tag of pods' subnets
+	apart    = "pods"     // its value
+	whose    = "pods.lab" // the label of Nodes whose pods are there
+)
+
+// withPodSubnets is a lab's VPC with a subnet for pods in each zone, and a security group
+// for them.
+func withPodSubnets(nodes int, instanceType string) *spec.Spec {
+	s := lab.DefaultSpec(nodes, instanceType)
+	v := &s.VPCs[0]
+	v.CIDRs = append(v.CIDRs, podNetwork)
+	group := v.SecurityGroups[0]
+	group.Ingress = slices.Clone(group.Ingress)
+	group.Ingress[0].CIDRs = append(slices.Clone(group.Ingress[0].CIDRs), podNetwork)
+	v.SecurityGroups[0] = group
+	group.Name, group.Description = podGroup, "of pods"
+	v.SecurityGroups = append(v.SecurityGroups, group)
+	for i, n := range slices.Clone(v.Subnets) {
+		v.Subnets = append(v.Subnets, spec.Subnet{
+			Name: "pods-" + n.Name, Zone: n.Zone, CIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64, byte(16 * i), 0}), 20),
+			Tags: map[string]string{labelFor: apart},
+		})
+	}
+	return &s
+}
+
+// TestNodeNetworkTemplate has pods of one node of two be in other subnets, with another
+// security group, than their node: the node's label says so while the daemon runs. The
+// other node's pods are as they were. Pods reach each other, the nodes and the internet,
+// which sees their node. It holds over a restart, and new ENIs are as before once the
+// label is gone, while those that are there serve their pods.
+func TestNodeNetworkTemplate(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		mode lab.Mode
+		args []string
+	}{
+		{lab.NodeMode, []string{"--warm-ip-target=1", "--minimum-ip-target=1"}},
+	} {
+		t.Run(string(tc.mode), func(t *testing.T) {
+			t.Parallel()
+			l := harness.RaiseQuick(t, tc.mode, lab.Options{
+				Spec: withPodSubnets(2, "t3.small"), NodeNetworkTemplates: tc.mode == lab.NodeMode,
+				DaemonArgs: append(tc.args, "--warm-wait=2m"),
+			})
+			there, other := l.Nodes()[0], l.Nodes()[1]
+			group := groupNamed(t, l, podGroup)
+			harness.OK(t, l.Kube.Client.Create(harness.Deadline(t, patience), &v1alpha1.NodeNetworkTemplate{
+				ObjectMeta: metav1.ObjectMeta{Name: "pods"},
+				Spec: v1alpha1.NodeNetworkTemplateSpec{
+					NodeSelector: v1alpha1.NodeSelector{MatchLabels: map[string]v1alpha1.LabelValue{whose: "apart"}},
+					ENI: v1alpha1.ENISpec{
+						SubnetTags: map[string]string{labelFor: apart}, SecurityGroups: []string{group}, FirstInterfaceIndex: new(int32(1)),
+					},
+				},
+			}))
+			harness.Add(t, other, "before")
+			label(t, l, there, map[string]string{whose: "apart"})
+			applies(t, there, "NodeNetworkTemplate/pods")
+			applies(t, other, "")
+
+			const pods = 2 // for which one more ENI is enough, with a warm address
+			harness.OK(t, harness.AddMany(t, there, "pod", pods, node.PodOptions{}))
+			harness.OK(t, harness.AddMany(t, other, "pod", pods, node.PodOptions{}))
+			arePodsOf := func(n *node.Node, in bool) {
+				t.Helper()
+				for _, p := range n.Pods() {
+					harness.OK(t, isApart(l, p, group, in))
+				}
+			}
+			arePodsOf(there, true)
+			arePodsOf(other, false)
+			reach := func(when string) {
+				t.Helper()
+				answers, err := l.CheckReach(harness.Deadline(t, patience))
+				harness.OK(t, err)
+				// Two pods, the own node and the internet, by TCP and UDP.
+				if want := (2*pods + 1) * 4 * 2; answers != want {
+					t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
+				}
+			}
+			reach("at first")
+			harness.Settle(t, l)
+			harness.Restart(t, there)
+			applies(t, there, "NodeNetworkTemplate/pods")
+			reach("after a restart of berthd")
+			harness.Settle(t, l)
+
+			label(t, l, there, nil)
+			applies(t, there, "")
+			arePodsOf(there, true)
+			before := harness.ENIs(l, there)
+			const more = 5 // three on eth0, one on the ENI that is there
+			harness.OK(t, harness.AddMany(t, there, "more", more, node.PodOptions{}))
+			enis := harness.ENIs(l, there)
+			if len(enis) != len(before)+1 {
+				t.Errorf("%d ENIs, want one more than %d", len(enis), len(before))
+			}
+			for _, e := range enis {
+				if !slices.ContainsFunc(before, func(b vpc.ENI) bool { return b.ID == e.ID }) && (e.SubnetID != enis[0].SubnetID || !slices.Equal(e.Groups, enis[0].Groups)) {
+					t.Errorf("the new ENI is in %s with groups %v, want it as eth0, in %s with %v", e.SubnetID, e.Groups, enis[0].SubnetID, enis[0].Groups)
+				}
+			}
+			if _, err := l.CheckReach(harness.Deadline(t, patience)); err != nil {
+				t.Errorf("without the label: %v", err)
+			}
+			harness.Settle(t, l)
+			for _, n := range l.Nodes() {
+				harness.RemoveAll(t, n)
+			}
+			harness.Settle(t, l)
+		})
+	}
+}
+
+// isApart wants a pod to be in the pods' subnet of its node's zone, on an ENI with their
+// security group alone; or in its node's subnet, with its node's.
+func isApart(l *lab.Lab, p *node.Pod, group string, apart bool) error {
+	var enis []vpc.ENI
+	for _, e := range l.Books().ENIs {
+		if e.Owns(p.Addr()) {
+			enis = append(enis, e)
+		}
+	}
+	if len(enis) != 1 {
+		return fmt.Errorf("pod %s of %s has %s, which %d ENIs have", p.Name, p.Node, p.Addr(), len(enis))
+	}
+	e := enis[0]
+	if in, has := podNetwork.Contains(e.Primary), slices.Equal(e.Groups, []string{group}); in != apart || has != apart {
+		return fmt.Errorf("pod %s of %s has %s, on ENI %d of %s with groups %v: in %v, want %v", p.Name, p.Node, p.Addr(), e.Attachment.DeviceIndex, e.SubnetID, e.Groups, in, apart)
+	}
+	return nil
+}
+
+// applies waits until a node's daemon shows that a template applies; empty: none.
+func applies(t *testing.T, n *node.Node, template string) {
+	t.Helper()
+	harness.Shows(t, n, "the template "+template+" applies", func(doc introspect.Document) error {
+		if doc.Template != template || doc.LastError != "" {
+			return fmt.Errorf("it is %q, and the trouble %q", doc.Template, doc.LastError)
+		}
+		return nil
+	})
+}
+
+// label sets the labels of a node's Node besides those that it was made with, as a person does.
+func label(t *testing.T, l *lab.Lab, n *node.Node, labels map[string]string) {
+	t.Helper()
+	was := &corev1.Node{}
+	ctx := harness.Deadline(t, patience)
+	harness.OK(t, l.Kube.Client.Get(ctx, client.ObjectKey{Name: n.Name}, was))
+	is := was.DeepCopy()
+	delete(is.Labels, whose)
+	maps.Copy(is.Labels, labels)
+	harness.OK(t, l.Kube.Client.Patch(ctx, is, client.MergeFrom(was)))
+}
+
+func groupNamed(t *testing.T, l *lab.Lab, name string) string {
+	t.Helper()
+	for _, g := range l.Books().Groups {
+		if g.Name == name {
+			return g.ID
+		}
+	}
+	harness.OK(t, errors.New("there is no security group "+name))
+	return ""
+}
