@@ -30,7 +30,9 @@ func TestUsePrimaryAddress(t *testing.T) {
 	other := harness.Add(t, far, "other")
 
 	// No other address comes when the pod is seen, and before it asks for one.
-	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress, s.ENI.MaxAllocate = new(true), new(int32(1)) })
+	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) {
+		s.ENI.UsePrimaryAddress, s.ENI.MaxAllocate = new(true), new(int32(1))
+	})
 	e := aloneOn(t, l, n)
 	p := harness.Add(t, n, "own")
 	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.MaxAllocate = nil })

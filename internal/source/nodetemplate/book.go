@@ -44,12 +44,12 @@ func (b *book) setNode(uid types.UID, labels map[string]string) {
 
 // choice is the choice, and the error of template.Choose. It is not known (ok) before
 // both lists were told.
-func (b *book) choice() (c *template.Choice, senseless error, ok bool) {
+func (b *book) choice() (c *template.Choice, ok bool, senseless error) {
 	if !b.listed || b.node == "" {
-		return nil, nil, false
+		return nil, false, nil
 	}
 	c, senseless = template.Choose(b.labels, slices.Collect(maps.Values(b.templates)))
-	return c, senseless, true
+	return c, true, senseless
 }
 
 // missing is why there is no choice.

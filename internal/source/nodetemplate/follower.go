@@ -222,7 +222,7 @@ func (f *Follower) decide(ctx context.Context) {
 	confirmed := false // the API server has told, and the file has it
 	for {
 		f.mu.Lock()
-		c, senseless, ok := f.book.choice()
+		c, ok, senseless := f.book.choice()
 		same := f.known && reflect.DeepEqual(c, f.choice)
 		f.mu.Unlock()
 		if senseless != nil && senseless.Error() != complained {
