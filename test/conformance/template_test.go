@@ -56,14 +56,17 @@ func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 // security group, than their node: the node's label says so while the daemon runs. The
 // other node's pods are as they were. Pods reach each other, the nodes and the internet,
 // which sees their node. It holds over a restart, and new ENIs are as before once the
-// label is gone, while those that are there serve their pods.
+// label is gone, while those that are there serve their pods. As the template has them
+// drained, ENIs that are not as it says go with their pods.
 func TestNodeNetworkTemplate(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		mode lab.Mode
 		args []string
+		more int // pods that the ENI which is there, and in node mode eth0, have one address too few for
 	}{
-		{lab.NodeMode, []string{"--warm-ip-target=1", "--minimum-ip-target=1"}},
+		{lab.NodeMode, []string{"--warm-ip-target=1", "--minimum-ip-target=1"}, 5},
+		{lab.OperatorMode, []string{"--pre-allocate=1", "--min-allocate=1"}, 2},
 	} {
 		t.Run(string(tc.mode), func(t *testing.T) {
 			t.Parallel()
@@ -80,6 +83,7 @@ func TestNodeNetworkTemplate(t *testing.T) {
 					ENI: v1alpha1.ENISpec{
 						SubnetTags: map[string]string{labelFor: apart}, SecurityGroups: []string{group}, FirstInterfaceIndex: new(int32(1)),
 					},
+					OutdatedENIs: v1alpha1.DrainOutdated,
 				},
 			}))
 			harness.Add(t, other, "before")
@@ -87,13 +91,15 @@ func TestNodeNetworkTemplate(t *testing.T) {
 			applies(t, there, "NodeNetworkTemplate/pods")
 			applies(t, other, "")
 
+			drained(t, l, there, group)
+
 			const pods = 2 // for which one more ENI is enough, with a warm address
 			harness.OK(t, harness.AddMany(t, there, "pod", pods, node.PodOptions{}))
 			harness.OK(t, harness.AddMany(t, other, "pod", pods, node.PodOptions{}))
 			arePodsOf := func(n *node.Node, in bool) {
 				t.Helper()
 				for _, p := range n.Pods() {
-					harness.OK(t, isApart(l, p, group, in))
+					harness.OK(t, isApart(l, p, group, in, in || tc.mode == lab.NodeMode))
 				}
 			}
 			arePodsOf(there, true)
@@ -118,19 +124,31 @@ func TestNodeNetworkTemplate(t *testing.T) {
 			applies(t, there, "")
 			arePodsOf(there, true)
 			before := harness.ENIs(l, there)
-			const more = 5 // three on eth0, one on the ENI that is there
-			harness.OK(t, harness.AddMany(t, there, "more", more, node.PodOptions{}))
+			harness.OK(t, harness.AddMany(t, there, "more", tc.more, node.PodOptions{}))
 			enis := harness.ENIs(l, there)
 			if len(enis) != len(before)+1 {
 				t.Errorf("%d ENIs, want one more than %d", len(enis), len(before))
 			}
 			for _, e := range enis {
-				if !slices.ContainsFunc(before, func(b vpc.ENI) bool { return b.ID == e.ID }) && (e.SubnetID != enis[0].SubnetID || !slices.Equal(e.Groups, enis[0].Groups)) {
+				if !slices.ContainsFunc(before, func(b vpc.ENI) bool { return b.ID == e.ID }) && (tc.mode == lab.NodeMode && e.SubnetID != enis[0].SubnetID || !slices.Equal(e.Groups, enis[0].Groups)) {
 					t.Errorf("the new ENI is in %s with groups %v, want it as eth0, in %s with %v", e.SubnetID, e.Groups, enis[0].SubnetID, enis[0].Groups)
 				}
 			}
 			if _, err := l.CheckReach(harness.Deadline(t, patience)); err != nil {
 				t.Errorf("without the label: %v", err)
+			}
+			harness.Settle(t, l)
+
+			label(t, l, there, map[string]string{whose: "apart"})
+			applies(t, there, "NodeNetworkTemplate/pods")
+			for i := range tc.more {
+				harness.Remove(t, there, fmt.Sprintf("more-%d", i))
+			}
+			drained(t, l, there, group)
+			harness.OK(t, harness.AddMany(t, there, "again", 3, node.PodOptions{})) // more than one ENI has addresses for
+			arePodsOf(there, true)
+			if _, err := l.CheckReach(harness.Deadline(t, patience)); err != nil {
+				t.Errorf("after the drain: %v", err)
 			}
 			harness.Settle(t, l)
 			for _, n := range l.Nodes() {
@@ -142,8 +160,9 @@ func TestNodeNetworkTemplate(t *testing.T) {
 }
 
 // isApart wants a pod to be in the pods' subnet of its node's zone, on an ENI with their
-// security group alone; or in its node's subnet, with its node's.
-func isApart(l *lab.Lab, p *node.Pod, group string, apart bool) error {
+// security group alone; or not with that group and, where place matters, in its node's
+// subnet.
+func isApart(l *lab.Lab, p *node.Pod, group string, apart, place bool) error {
 	var enis []vpc.ENI
 	for _, e := range l.Books().ENIs {
 		if e.Owns(p.Addr()) {
@@ -154,8 +173,8 @@ func isApart(l *lab.Lab, p *node.Pod, group string, apart bool) error {
 		return fmt.Errorf("pod %s of %s has %s, which %d ENIs have", p.Name, p.Node, p.Addr(), len(enis))
 	}
 	e := enis[0]
-	if in, has := podNetwork.Contains(e.Primary), slices.Equal(e.Groups, []string{group}); in != apart || has != apart {
-		return fmt.Errorf("pod %s of %s has %s, on ENI %d of %s with groups %v: in %v, want %v", p.Name, p.Node, p.Addr(), e.Attachment.DeviceIndex, e.SubnetID, e.Groups, in, apart)
+	if in, has := podNetwork.Contains(e.Primary), slices.Equal(e.Groups, []string{group}); place && in != apart || has != apart {
+		return fmt.Errorf("pod %s of %s has %s, on ENI %d of %s with groups %v; apart: want %v", p.Name, p.Node, p.Addr(), e.Attachment.DeviceIndex, e.SubnetID, e.Groups, apart)
 	}
 	return nil
 }
@@ -181,6 +200,20 @@ func label(t *testing.T, l *lab.Lab, n *node.Node, labels map[string]string) {
 	delete(is.Labels, whose)
 	maps.Copy(is.Labels, labels)
 	harness.OK(t, l.Kube.Client.Patch(ctx, is, client.MergeFrom(was)))
+}
+
+// drained waits until a node's ENIs, but for eth0, are all in the pods' subnet with their
+// security group alone.
+func drained(t *testing.T, l *lab.Lab, n *node.Node, group string) {
+	t.Helper()
+	harness.Eventually(t, patience, "ENIs that are not as the template says go", func() error {
+		for _, e := range harness.ENIs(l, n)[1:] {
+			if !podNetwork.Contains(e.Primary) || !slices.Equal(e.Groups, []string{group}) {
+				return fmt.Errorf("%s is at device index %d, with %s and groups %v", e.ID, e.Attachment.DeviceIndex, e.Primary, e.Groups)
+			}
+		}
+		return nil
+	})
 }
 
 func groupNamed(t *testing.T, l *lab.Lab, name string) string {
