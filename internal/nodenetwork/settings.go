@@ -49,12 +49,12 @@ func Over(s eni.Settings, e *v1alpha1.ENISpec) (eni.Settings, error) {
 }
 
 // HasWarmTargets tells whether an ENISpec says by the Amazon VPC CNI's warm targets how
-// many addresses are kept, HasWatermarks whether by Cilium's watermarks.
+// many addresses are kept.
 func HasWarmTargets(e *v1alpha1.ENISpec) bool {
 	return e.WarmENITarget != nil || e.WarmIPTarget != nil || e.MinimumIPTarget != nil || e.WarmPrefixTarget != nil
 }
 
-// HasWatermarks: see HasWarmTargets.
+// HasWatermarks tells the same of Cilium's watermarks.
 func HasWatermarks(e *v1alpha1.ENISpec) bool {
 	return e.MinAllocate != nil || e.PreAllocate != nil || e.MaxAboveWatermark != nil || e.MaxAllocate != nil
 }
