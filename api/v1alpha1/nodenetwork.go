@@ -364,8 +364,8 @@ type ENIStatus struct {
 	// +optional
 	Limits *ENILimits `json:"limits,omitempty"`
 
-	// Template is the NodeNetworkTemplate that selects the node, or the ENIConfig of
-	// the Amazon VPC CNI that it names, as KIND/NAME. Empty: none.
+	// Template is the NodeNetworkTemplate that selects the node, as KIND/NAME. Empty:
+	// none.
 	// +optional
 	Template string `json:"template,omitempty"`
 
@@ -375,7 +375,8 @@ type ENIStatus struct {
 	Settings *ENISpec `json:"settings,omitempty"`
 
 	// Outdated is how many ENIs that serve pods are in other subnets, or have other
-	// security groups, than new ones would.
+	// security groups, than new ones would, as far as that is known: surely where a
+	// template has them drained.
 	// +optional
 	Outdated int32 `json:"outdated,omitempty"`
 }

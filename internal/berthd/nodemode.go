@@ -48,19 +48,31 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
 		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
 	}
+	initial := base
+	if templates != nil {
+		// The newest may make no sense: what counted last goes on then.
+		if last := wanted(base, templates.Counted()); last.Err == nil {
+			initial = last.Settings
+		}
+	}
 	src, err := eni.New(eni.Options{
 		InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
 	}, reconciler.Config{
-		Settings: base,
+		Settings: initial,
 		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
 		Intents: files.Intents(), Observer: metrics.Reconciler(),
 		ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
 		Settle: m.cfg.SettleTime, OrphanAge: m.cfg.OrphanAge, CollectInterval: m.cfg.OrphanInterval,
 	})
 	if err == nil && templates != nil {
+		configure := func(c *template.Choice) {
+			w := wanted(base, c)
+			w.Counts = func() { templates.Counts(c) }
+			src.Configure(w)
+		}
 		first, _ := templates.Choice()
-		src.Configure(wanted(base, first)) // before the first pass
-		templates.Tell(first, func(c *template.Choice) { src.Configure(wanted(base, c)) })
+		configure(first) // before the first pass
+		templates.Tell(first, configure)
 	}
 	return m.withNodeLocal(src, err)
 }

@@ -23,7 +23,7 @@ func (r *Reconciler) Configure(s Settings) error {
 		r.instance.typeKnown, r.instance.limitsOf = false, "" // the instance may have another than it had
 	}
 	r.cfg.Settings = s
-	r.placement.asOf = time.Time{}
+	r.placement.asOf, r.placement.configured = time.Time{}, r.cfg.Clock.Now()
 	r.retries.forgetConfigured()
 	// What was surely refused need not be asked for as it was.
 	if p := r.retries.throttled[gateGrow]; p != nil && !p.lost {

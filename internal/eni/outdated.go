@@ -11,14 +11,15 @@ import (
 type wanted struct {
 	subnets *Subnets
 	in      plan.Candidates
-	groups  []string // sorted; none: any will do, or it is not known which
-	known   bool     // anything is, of the node
+	groups  []string  // sorted; none: it is not known which
+	since   time.Time // of the settings
+	known   bool      // anything is, of the node
 }
 
 // wanted is what the settings ask for, as far as it is known.
 func (p *placement) wanted() wanted {
-	_, ok := p.view.primary()
-	w := wanted{subnets: p.cfg.Shared.Subnets, in: p.candidates(), known: ok}
+	primary, ok := p.view.primary()
+	w := wanted{subnets: p.cfg.Shared.Subnets, in: p.candidates(), since: p.configured, known: ok}
 	switch {
 	case len(p.cfg.Groups) > 0:
 		w.groups = set(p.cfg.Groups)
@@ -26,11 +27,15 @@ func (p *placement) wanted() wanted {
 		vpc, _ := p.vpcAndZone()
 		found, _ := p.cfg.Shared.foundGroups(vpc, p.cfg.GroupTags)
 		w.groups = set(found)
+	case ok:
+		w.groups = set(primary.Groups)
 	}
 	return w
 }
 
-// differs tells whether an ENI is surely not as new ones would be.
+// differs tells whether an ENI is surely not as new ones would be. One that was made with
+// the same settings had other groups from somebody else: another would get them too, so
+// it is as new ones are.
 func (w wanted) differs(k *known) bool {
 	if !w.known {
 		return false
@@ -38,7 +43,7 @@ func (w wanted) differs(k *known) bool {
 	if s, ok := w.subnets.described(k.SubnetID); ok && !w.in.Has(s) {
 		return true
 	}
-	return len(w.groups) > 0 && len(k.Groups) > 0 && !slices.Equal(set(k.Groups), w.groups)
+	return len(w.groups) > 0 && len(k.Groups) > 0 && !k.createdAt().After(w.since) && !slices.Equal(set(k.Groups), w.groups)
 }
 
 // set is a list in order, with each of its values once.

@@ -20,6 +20,8 @@ type placement struct {
 	lister Lister
 
 	vpc, zone string // the instance's, as EC2 says
+
+	configured time.Time // when the settings became what they are
 }
 
 // vpcAndZone are the VPC and zone where subnets and security groups are looked for.

@@ -70,7 +70,7 @@ func New(cfg Config) (*Reconciler, error) {
 		r.process, r.fleet = ofOneNode, r.noFleet()
 		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
-	r.placement = placement{subnetCounts: subnetCounts{shared: r.process.sharesCounts}, cfg: &r.cfg, view: r.view, lister: r.fleet.Lister}
+	r.placement = placement{subnetCounts: subnetCounts{shared: r.process.sharesCounts}, cfg: &r.cfg, view: r.view, lister: r.fleet.Lister, configured: r.cfg.Clock.Now()}
 	return r, nil
 }
 
@@ -374,8 +374,6 @@ func (r *Reconciler) state(now time.Time) plan.State {
 		e := r.eniState(k, u.ENIs[k.ID])
 		serves := e.Phase == plan.Detached || e.Index >= r.cfg.Policy.FirstInterfaceIndex
 		e.Outdated = e.Ours && !e.Primary && serves && wanted.differs(k)
-		// Where somebody gives each new ENI other groups, it is not made anew all the time.
-		e.Outdated = e.Outdated && now.Sub(k.createdAt()) >= r.cfg.ShrinkDelay
 		// Someone else who works for this node may be about to attach it.
 		e.JustMade = r.process.sharesNode && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.createdAt()) < r.cfg.Settle
 		s.ENIs = append(s.ENIs, e)

@@ -28,8 +28,8 @@ type Document struct {
 	Version    string    `json:"version"`        // of berthd; empty before it was told
 	Time       time.Time `json:"time"`           // when the document was made
 
-	// Template is the NodeNetworkTemplate whose settings new ENIs have, or the ENIConfig
-	// of the Amazon VPC CNI, as KIND/NAME; empty: none has any for this node.
+	// Template is the NodeNetworkTemplate whose settings new ENIs have, as KIND/NAME;
+	// empty: none has any for this node.
 	Template string `json:"template,omitempty"`
 
 	Totals     Totals      `json:"totals"`

@@ -9,17 +9,18 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// With State.Drain no outdated ENI is given more addresses. Those that the node can
-// spare are drained: what is free of them is no supply any more, so that others grow
-// first, and then it is given back. One that is empty is detached as a whole. What an
-// outdated ENI gave back it never gets again, so drains come to an end.
+// With State.Drain no outdated ENI is given more addresses, but for pods that wait and
+// get none of others. Those that the node can spare are drained: what is free of them
+// is no supply any more, so that others grow first, and then it is given back. One that
+// is empty is detached as a whole. What an outdated ENI gave back it gets again for
+// pods alone, so drains come to an end as pods go.
 
 // drain is what State.Drain means for an ENI.
 type drain int
 
 const (
 	stays    drain = iota
-	closed         // outdated: it gets no more addresses
+	closed         // outdated: it gets no more addresses, unless pods would wait
 	draining       // likewise, and what is free of it goes back
 )
 
@@ -124,6 +125,20 @@ func (s State) replaceable(l cloud.Limits, p ipam.Policy, i int) bool {
 	b := plannerOf(l, p, s)
 	_, ok := b.freeIndex()
 	return ok && b.subnetForNew() != nil
+}
+
+// growOutdated has pods that wait get addresses of outdated ENIs after all, first of
+// those that are not drained: nothing else can give them any. One without any addresses
+// goes instead if another can be made.
+func (b *planner) growOutdated() {
+	b.need = min(b.need, b.tally.Waiting-b.tally.free())
+	for _, d := range []drain{closed, draining} {
+		for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) && e.drain == d }, byIndex) {
+			if !e.idle(b.policy) || b.subnetForNew() == nil {
+				b.assign(e)
+			}
+		}
+	}
 }
 
 // drainShort gives back what is free of draining ENIs although the node lacks addresses:

@@ -201,8 +201,8 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 		return cloud.Amount{Addresses: x.Addresses - y.Addresses, Prefixes: x.Prefixes - y.Prefixes, IPv6: x.IPv6 - y.IPv6, IPv6Prefixes: x.IPv6Prefixes - y.IPv6Prefixes}
 	}
 	e := w.find(a.ENI)
-	if w.drain && (a.Kind == Assign || a.Kind == Attach) && e.Outdated {
-		return fmt.Errorf("is for an outdated ENI")
+	if w.drain && (a.Kind == Assign && w.waiting == 0 || a.Kind == Attach) && e.Outdated {
+		return fmt.Errorf("is for an outdated ENI, and no pod waits")
 	}
 	switch a.Kind {
 	case Create:

@@ -113,6 +113,9 @@ func (b *planner) grow() {
 	if b.need > 0 && len(b.actions) == 0 {
 		b.makeRoomForPrefixes()
 	}
+	if len(b.actions) == 0 {
+		b.growOutdated()
+	}
 }
 
 // extendAll asks for addresses wherever there is room.

@@ -24,58 +24,97 @@ type configuration struct {
 	eni      v1alpha1.ENISpec // spec.eni with what it sets
 	seed     eni.Inventory    // what was published before this process; until the fleet has it
 	err      error            // of the newest spec or template; settings are older then
+	sensible bool             // the settings can be had
 }
 
 // configure tells the fleet what the object, and a template that selects its Node k, ask
 // for, if that changed. What makes no sense changes nothing but the node's conditions,
 // nor does any while the instance is not proved to be the Node's.
 func (c *Controller) configure(ctx context.Context, n *node, k *corev1.Node) error {
-	chosen, err := c.choose(ctx, n, k)
+	chosen, err := c.choose(ctx, n.name, k)
 	if err != nil {
 		return err
 	}
 	n.mu.Lock()
-	next := configuration{chosen: chosen, eni: n.obj.Spec.ENI}
-	spec := n.obj.Spec
-	if chosen != nil {
-		next.eni = *template.Merge(&spec.ENI, &chosen.ENI)
-		spec.ENI = next.eni
-	}
-	next.settings, err = nodenetwork.Settings(&spec)
-	next.settings.DrainOutdated = chosen != nil && chosen.Drain
-	if err == nil && n.fleet.inv != nil {
-		err = nodenetwork.BeyondType(next.settings, n.fleet.inv)
-	}
-	if err != nil && chosen != nil {
-		err = fmt.Errorf("with %s: %w", chosen.Name, err)
-	}
+	next := n.asked(chosen)
 	known, same := n.config.set, n.config.set && reflect.DeepEqual(next.settings, n.config.settings)
-	n.config.err = err
-	if same && err == nil {
+	n.config.err = next.err
+	if next.err != nil && !known {
+		if before, ok := n.counted(); ok {
+			before.err, next = next.err, before
+		}
+	}
+	if same && next.err == nil {
 		n.config.chosen, n.config.eni = next.chosen, next.eni
 	}
 	seed, refused := n.config.seed, n.eligibility.refused != (refusal{})
 	n.mu.Unlock()
-	if same || err != nil || refused || !known && c.heldForRecreation(n) {
+	if same || !next.sensible || refused || !known && c.heldForRecreation(n) {
 		return nil
 	}
-	next.err = c.fleet.Set(n.name, n.instanceID, next.settings, seed, n)
+	err = c.fleet.Set(n.name, n.instanceID, next.settings, seed, n)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.config.err = next.err; next.err == nil {
-		next.set = true
-		n.config = next
+	if err != nil {
+		n.config.err = err
+		return nil
 	}
+	next.set = true
+	n.config = next
 	return nil
 }
 
-// choose is the template that selects a Node. Without a Node, whose labels are not known
-// then, it is the one that counted before.
-func (c *Controller) choose(ctx context.Context, n *node, k *corev1.Node) (*template.Choice, error) {
+// asked is what the object and a template ask for. n.mu is held.
+func (n *node) asked(chosen *template.Choice) configuration {
+	next := configuration{chosen: chosen, eni: n.obj.Spec.ENI}
+	if chosen != nil {
+		next.eni = *template.Merge(&n.obj.Spec.ENI, &chosen.ENI)
+	}
+	next.read(n)
+	if next.err != nil && chosen != nil {
+		next.err = fmt.Errorf("with %s: %w", chosen.Name, next.err)
+	}
+	return next
+}
+
+// counted is what counted with a template when the object was last written, for an
+// operator that begins while the template makes no sense. n.mu is held.
+func (n *node) counted() (before configuration, ok bool) {
+	is := &n.obj.Status.ENI
+	if is.Settings == nil {
+		return before, false
+	}
+	before = configuration{chosen: &template.Choice{Name: is.Template}, eni: *is.Settings}
+	before.read(n)
+	return before, before.sensible
+}
+
+// read makes settings of spec.eni. n.mu is held.
+func (g *configuration) read(n *node) {
+	spec := v1alpha1.NodeNetworkSpec{InstanceID: n.obj.Spec.InstanceID, InstanceType: n.obj.Spec.InstanceType, ENI: g.eni}
+	g.settings, g.err = nodenetwork.Settings(&spec)
+	g.settings.DrainOutdated = g.chosen != nil && g.chosen.Drain
+	if g.err == nil {
+		g.err = nodenetwork.BeyondType(g.settings, n.published())
+	}
+	g.sensible = g.err == nil
+}
+
+// published is what the fleet says of the instance or, before it does, the object. n.mu is
+// held.
+func (n *node) published() *eni.Inventory {
+	if n.fleet.inv != nil {
+		return n.fleet.inv
+	}
+	r := nodenetwork.Read(n.obj)
+	return &r.Inventory
+}
+
+// choose is the template that selects a Node; nil: none does, or there is no Node, without
+// which nothing is told to the fleet.
+func (c *Controller) choose(ctx context.Context, name string, k *corev1.Node) (*template.Choice, error) {
 	if k == nil {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.config.chosen, nil
+		return nil, nil
 	}
 	all := &v1alpha1.NodeNetworkTemplateList{}
 	if err := c.client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
@@ -83,7 +122,7 @@ func (c *Controller) choose(ctx context.Context, n *node, k *corev1.Node) (*temp
 	}
 	chosen, err := template.Choose(k.Labels, all.Items)
 	if err != nil { // the API server refuses such, unless its validation is off
-		c.o.Logger.Warn("a template selects no node", "node", n.name, "error", err)
+		c.o.Logger.Warn("a template selects no node", "node", name, "error", err)
 	}
 	return chosen, nil
 }
@@ -102,6 +141,7 @@ func (c *Controller) everyNode(context.Context, client.Object) (all []reconcile.
 // describe notes in an object's status whose settings count. n.mu is held.
 func (g *configuration) describe(s *v1alpha1.ENIStatus) {
 	if g.set && g.chosen != nil {
-		s.Template, s.Settings = g.chosen.Name, &g.eni
+		eni := g.eni // the status is written without n.mu
+		s.Template, s.Settings = g.chosen.Name, &eni
 	}
 }

@@ -112,8 +112,8 @@ func TestTemplate(t *testing.T) {
 	until(t, "node-1", "the object names none", says("", ""))
 }
 
-// A template that a node cannot have is told of by its name, and nothing changes; the
-// Node's absence changes nothing either.
+// A template that a node cannot have is told of by its name, and nothing changes, also
+// when another operator begins.
 func TestTemplateThatMakesNoSense(t *testing.T) {
 	s, n := setUp(t, Options{})
 	inv := inventory([]string{"10.0.0.1"})
@@ -133,7 +133,16 @@ func TestTemplateThatMakesNoSense(t *testing.T) {
 			t.Error(c.Message)
 		}
 	}
-	s.given(t, "what counted before", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 2 })
+	counts := func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 2 }
+	s.given(t, "what counted before", counts)
+	s.end()
+	s, n = play(t, Options{})
+	s.given(t, "what counted before, for the next operator", counts)
+	publish(t, n, inv)
+	until(t, "node-1", "it is told still", degraded(reasonInvalidSpec))
+	if got := get(t, "node-1").Status.ENI; got.Template != "NodeNetworkTemplate/beyond" || *got.Settings.FirstInterfaceIndex != 2 {
+		t.Errorf("the object shows what does not count: %+v", got)
+	}
 	o.Spec.ENI.FirstInterfaceIndex = new(int32(1))
 	harness.OK(t, harness.KubeClient(t).Update(t.Context(), o))
 	s.given(t, "what is right again", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 1 })

@@ -35,6 +35,7 @@ type Wanted struct {
 	Settings eni.Settings
 	Err      error                      // why they make no sense, and those before go on; nil: they do
 	Fits     func(*eni.Inventory) error // why this instance cannot have them; nil: it can
+	Counts   func()                     // is called once they count; may be nil
 }
 
 // Configure has the ENIs be as other settings say, for a source made with New. Those that
@@ -66,6 +67,9 @@ func (r *reconciled) configure(w Wanted) {
 // taken notes whether settings count.
 func (r *reconciled) taken(w Wanted, err error) {
 	before := r.note(w, err)
+	if err == nil && w.Counts != nil {
+		w.Counts()
+	}
 	switch {
 	case err != nil:
 		r.log.Error("settings of a template not taken, those before go on", "template", w.Template, "error", err)

@@ -40,11 +40,12 @@ type Config struct {
 
 // Follower knows the choice for a node. Make it with New.
 type Follower struct {
-	cfg  Config
-	api  *kubeapi.Client
-	log  *slog.Logger
-	news retry.Signal // wakes the goroutine that decides
-	told retry.Signal // something changed for who awaits a choice
+	cfg     Config
+	api     *kubeapi.Client
+	log     *slog.Logger
+	counted *template.Choice // the last that counted before the start; nil: none did
+	news    retry.Signal     // wakes the goroutine that decides
+	told    retry.Signal     // something changed for who awaits a choice
 
 	mu      sync.Mutex // guards all below; memory only, no call is made under it
 	book    book
@@ -82,8 +83,11 @@ func newFollower(cfg Config, rc *rest.Config) (*Follower, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	f := &Follower{cfg: cfg, api: api, log: cfg.Logger, news: retry.NewSignal(), told: retry.NewSignal(), book: newBook()}
-	if f.choice, f.known, err = load(cfg.Dir, cfg.InstanceID); err != nil {
+	if f.choice, f.known, err = load(cfg.Dir, choiceFile, cfg.InstanceID); err != nil {
 		f.log.Error("the stored choice of a NodeNetworkTemplate is not used", "error", err)
+	}
+	if f.counted, _, err = load(cfg.Dir, countsFile, cfg.InstanceID); err != nil {
+		f.log.Error("the stored choice of a NodeNetworkTemplate that counted last is not used", "error", err)
 	}
 	return f, nil
 }
@@ -94,6 +98,17 @@ func (f *Follower) Choice() (c *template.Choice, known bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.choice, f.known
+}
+
+// Counted is the last choice that could be had before the start, nil: none, or that is not
+// known. It goes on while the newest makes no sense.
+func (f *Follower) Counted() *template.Choice { return f.counted }
+
+// Counts notes that a choice could be had, for the next start.
+func (f *Follower) Counts(c *template.Choice) {
+	if err := save(f.cfg.Dir, countsFile, f.cfg.InstanceID, c); err != nil {
+		f.log.Warn("choice of a NodeNetworkTemplate that counts not recorded; a start while the newest makes no sense would not know it", "error", err)
+	}
 }
 
 // Tell has changed called with every choice after one, by one goroutine.
@@ -230,7 +245,7 @@ func (f *Follower) decide(ctx context.Context) {
 		}
 		complained = fmt.Sprint(senseless)
 		if ok && (!same || !confirmed) {
-			if err := save(f.cfg.Dir, f.cfg.InstanceID, c); err != nil {
+			if err := save(f.cfg.Dir, choiceFile, f.cfg.InstanceID, c); err != nil {
 				f.log.Warn("choice of a NodeNetworkTemplate not recorded; a start without the API server would not know it", "error", err)
 			}
 			confirmed = true

@@ -216,6 +216,29 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	back()
 }
 
+// What could be had last is known at the next start, also when the newest choice is
+// another.
+func TestCountedGoesOn(t *testing.T) {
+	m := newMachine(t)
+	m.labelled(pods)
+	m.start()
+	m.tells("none")
+	if c := m.Counted(); c != nil {
+		t.Errorf("%+v counted before the first start", c)
+	}
+	m.template("a", 0)
+	m.tells("NodeNetworkTemplate/a")
+	c, _ := m.Choice()
+	m.Counts(c)
+	m.template("b", 1)
+	m.tells("NodeNetworkTemplate/b")
+	m.stop()
+	m.start()
+	if c, _ := m.Choice(); nameOf(c) != "NodeNetworkTemplate/b" || nameOf(m.Counted()) != "NodeNetworkTemplate/a" || !slices.Equal(m.Counted().ENI.SubnetIDs, []string{"subnet-a"}) {
+		t.Errorf("the choice is %s, and %+v counted", nameOf(c), m.Counted())
+	}
+}
+
 // Without a stored choice nothing counts while the API server is away: a file of another
 // instance, or a damaged one, is none.
 func TestNothingStored(t *testing.T) {

@@ -8,10 +8,13 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// choiceFile is in the state directory.
-const choiceFile = "template.json"
+// What is in the state directory, in one form.
+const (
+	choiceFile = "template.json"         // the last choice
+	countsFile = "template-counted.json" // the last one that could be had
+)
 
-// stored is the last choice, also that there is none.
+// stored is a choice, also that there is none.
 type stored struct {
 	InstanceID string            `json:"instanceID"`
 	Name       string            `json:"name,omitempty"` // of the object, as KIND/NAME; empty: none selects the node
@@ -19,10 +22,10 @@ type stored struct {
 	Drain      bool              `json:"drain,omitempty"`
 }
 
-// load reads the last choice for an instance. It tells whether there is one.
-func load(dir, instanceID string) (*template.Choice, bool, error) {
+// load reads a choice for an instance from a file. It tells whether there is one.
+func load(dir, file, instanceID string) (*template.Choice, bool, error) {
 	var s stored
-	ok, err := statefile.LoadJSON(dir, choiceFile, &s)
+	ok, err := statefile.LoadJSON(dir, file, &s)
 	switch {
 	case err != nil:
 		return nil, false, err
@@ -31,15 +34,15 @@ func load(dir, instanceID string) (*template.Choice, bool, error) {
 	case s.Name == "":
 		return nil, true, nil
 	case s.ENI == nil:
-		return nil, false, fmt.Errorf("read %s: it has no settings of %s", choiceFile, s.Name)
+		return nil, false, fmt.Errorf("read %s: it has no settings of %s", file, s.Name)
 	}
 	return &template.Choice{Name: s.Name, ENI: *s.ENI, Drain: s.Drain}, true, nil
 }
 
-func save(dir, instanceID string, c *template.Choice) error {
+func save(dir, file, instanceID string, c *template.Choice) error {
 	s := stored{InstanceID: instanceID}
 	if c != nil {
 		s.Name, s.ENI, s.Drain = c.Name, &c.ENI, c.Drain
 	}
-	return statefile.ReplaceJSON(dir, choiceFile, s)
+	return statefile.ReplaceJSON(dir, file, s)
 }

@@ -20,11 +20,11 @@ func TestStoredChoice(t *testing.T) {
 		if err := errors.Join(os.WriteFile(path, data, 0o600), statefile.Decode(data, &of)); err != nil {
 			return nil, err
 		}
-		c, ok, err := load(dir, of.InstanceID)
+		c, ok, err := load(dir, choiceFile, of.InstanceID)
 		if err != nil || !ok {
 			return nil, errors.Join(err, errors.New("it is not taken for this node's"))
 		}
-		if err := save(dir, of.InstanceID, c); err != nil {
+		if err := save(dir, choiceFile, of.InstanceID, c); err != nil {
 			return nil, err
 		}
 		return os.ReadFile(path)
