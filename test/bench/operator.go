@@ -15,7 +15,7 @@ import (
 func (b *bench) wholeOperator(nodes, pods int) whole.Order {
 	return whole.Order{
 		Nodes: nodes, Used: pods, Free: 8, Operator: filepath.Join(b.binDir, "berth-operator"),
-		Assets: b.assets, CRDs: filepath.Join("deploy", "crds"), Say: say,
+		Assets: b.assets, CRDs: filepath.Join("deploy", "chart", "files", "crds"), Say: say,
 	}
 }
 
