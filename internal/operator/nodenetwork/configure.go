@@ -70,7 +70,10 @@ func (n *node) asked(chosen *template.Choice) configuration {
 	if chosen != nil {
 		next.eni = *template.Merge(&n.obj.Spec.ENI, &chosen.ENI)
 	}
-	next.read(n)
+	if next.read(n.obj); next.err == nil {
+		next.err = n.fits(next.settings)
+		next.sensible = next.err == nil
+	}
 	if next.err != nil && chosen != nil {
 		next.err = fmt.Errorf("with %s: %w", chosen.Name, next.err)
 	}
@@ -85,29 +88,30 @@ func (n *node) counted() (before configuration, ok bool) {
 		return before, false
 	}
 	before = configuration{chosen: &template.Choice{Name: is.Template}, eni: *is.Settings}
-	before.read(n)
+	before.read(n.obj)
 	return before, before.sensible
 }
 
-// read makes settings of spec.eni. n.mu is held.
-func (g *configuration) read(n *node) {
-	spec := v1alpha1.NodeNetworkSpec{InstanceID: n.obj.Spec.InstanceID, InstanceType: n.obj.Spec.InstanceType, ENI: g.eni}
+// read makes settings of spec.eni.
+func (g *configuration) read(o *v1alpha1.NodeNetwork) {
+	spec := v1alpha1.NodeNetworkSpec{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType, ENI: g.eni}
 	g.settings, g.err = nodenetwork.Settings(&spec)
 	g.settings.DrainOutdated = g.chosen != nil && g.chosen.Drain
-	if g.err == nil {
-		g.err = nodenetwork.BeyondType(g.settings, n.published())
-	}
 	g.sensible = g.err == nil
 }
 
-// published is what the fleet says of the instance or, before it does, the object. n.mu is
-// held.
-func (n *node) published() *eni.Inventory {
-	if n.fleet.inv != nil {
-		return n.fleet.inv
+// fits tells why the instance cannot have settings; nil: it can, as far as is known. What
+// the object says of the instance may be old: it is heeded only where other settings can
+// go on meanwhile, with which the fleet asks EC2. n.mu is held.
+func (n *node) fits(s eni.Settings) error {
+	switch {
+	case n.fleet.inv != nil:
+		return nodenetwork.BeyondType(s, n.fleet.inv)
+	case n.obj.Status.ENI.Settings != nil:
+		r := nodenetwork.Read(n.obj)
+		return nodenetwork.BeyondType(s, &r.Inventory)
 	}
-	r := nodenetwork.Read(n.obj)
-	return &r.Inventory
+	return nil
 }
 
 // choose is the template that selects a Node; nil: none does, or there is no Node, without

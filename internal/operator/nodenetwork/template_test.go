@@ -112,6 +112,17 @@ func TestTemplate(t *testing.T) {
 	until(t, "node-1", "the object names none", says("", ""))
 }
 
+// Without a template nothing else could go on: limits that the object has of an instance
+// before it was made larger keep nobody from asking EC2.
+func TestOldLimitsKeepNobodyWaiting(t *testing.T) {
+	harness.KubeClean(t)
+	o := create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.FirstInterfaceIndex = new(int32(3)) })
+	o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10}
+	harness.OK(t, harness.KubeClient(t).Status().Update(t.Context(), o))
+	s, _ := play(t, Options{})
+	s.given(t, "what the object asks for", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 3 })
+}
+
 // A template that a node cannot have is told of by its name, and nothing changes, also
 // when another operator begins.
 func TestTemplateThatMakesNoSense(t *testing.T) {
