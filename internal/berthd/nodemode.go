@@ -48,17 +48,14 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
 		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
 	}
-	initial := base
+	begin := wanted(base, nil)
 	if templates != nil {
-		// The newest may make no sense: what counted last goes on then.
-		if last := wanted(base, templates.Counted()); last.Err == nil {
-			initial = last.Settings
-		}
+		begin = counted(base, templates.Counted())
 	}
 	src, err := eni.New(eni.Options{
-		InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
+		Template: begin.Template, InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
 	}, reconciler.Config{
-		Settings: initial,
+		Settings: begin.Settings,
 		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
 		Intents: files.Intents(), Observer: metrics.Reconciler(),
 		ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
@@ -103,6 +100,14 @@ func wanted(base reconciler.Settings, c *template.Choice) eni.Wanted {
 	s, err := nodenetwork.Over(base, &c.ENI)
 	s.DrainOutdated = c.Drain
 	return eni.Wanted{Template: c.Name, Settings: s, Err: err, Fits: func(inv *reconciler.Inventory) error { return nodenetwork.BeyondType(s, inv) }}
+}
+
+// counted is what counted last, which goes on while the newest choice makes no sense.
+func counted(base reconciler.Settings, last *template.Choice) eni.Wanted {
+	if w := wanted(base, last); w.Err == nil {
+		return w
+	}
+	return wanted(base, nil)
 }
 
 func (m *nodeMode) end() error {

@@ -6,10 +6,12 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -57,7 +59,8 @@ func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 // other node's pods are as they were. Pods reach each other, the nodes and the internet,
 // which sees their node. It holds over a restart, and new ENIs are as before once the
 // label is gone, while those that are there serve their pods. As the template has them
-// drained, ENIs that are not as it says go with their pods.
+// drained, ENIs that are not as it says go with their pods. While it says what no instance can
+// have, what it said before goes on, over a restart too.
 func TestNodeNetworkTemplate(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -151,6 +154,26 @@ func TestNodeNetworkTemplate(t *testing.T) {
 				t.Errorf("after the drain: %v", err)
 			}
 			harness.Settle(t, l)
+
+			const beyond = 9 // no instance of the type has so many ENIs
+			setFirstIndex(t, l, beyond)
+			harness.Shows(t, there, "the template makes no sense", func(doc introspect.Document) error {
+				if want := fmt.Sprintf("firstInterfaceIndex is %d", beyond); !strings.Contains(doc.LastError, want) {
+					return fmt.Errorf("the trouble is %q, want %q", doc.LastError, want)
+				}
+				return nil
+			})
+			harness.Restart(t, there)
+			harness.Shows(t, there, "what counted goes on", func(doc introspect.Document) error {
+				if doc.Template != "NodeNetworkTemplate/pods" {
+					return fmt.Errorf("it is %q", doc.Template)
+				}
+				return nil
+			})
+			harness.Add(t, there, "late")
+			arePodsOf(there, true)
+			setFirstIndex(t, l, 1)
+			applies(t, there, "NodeNetworkTemplate/pods")
 			for _, n := range l.Nodes() {
 				harness.RemoveAll(t, n)
 			}
@@ -214,6 +237,14 @@ func drained(t *testing.T, l *lab.Lab, n *node.Node, group string) {
 		}
 		return nil
 	})
+}
+
+// setFirstIndex has the template say which device index is the first that serves pods.
+func setFirstIndex(t *testing.T, l *lab.Lab, index int) {
+	t.Helper()
+	o := &v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: "pods"}}
+	patch := fmt.Appendf(nil, `{"spec":{"eni":{"firstInterfaceIndex":%d}}}`, index)
+	harness.OK(t, l.Kube.Client.Patch(harness.Deadline(t, patience), o, client.RawPatch(types.MergePatchType, patch)))
 }
 
 func groupNamed(t *testing.T, l *lab.Lab, name string) string {

@@ -24,7 +24,7 @@ func New(o Options, c eni.Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.supply = &reconciled{Reconciler: rec, log: s.log, counts: Wanted{Settings: c.Settings}}
+	s.supply = &reconciled{Reconciler: rec, log: s.log, counts: Wanted{Template: o.Template, Settings: c.Settings}}
 	s.load()
 	return s, nil
 }

@@ -60,6 +60,7 @@ type InventoryStore interface {
 // are required.
 type Options struct {
 	InstanceID string // of this instance; from the metadata service
+	Template   string // in node mode, whose settings it begins with, as KIND/NAME; empty: the daemon's own
 	Datapath   Datapath
 	Cooling    time.Duration  // how long released addresses cool; 0: not at all
 	Store      InventoryStore // nil: none
