@@ -156,8 +156,8 @@ func TestOutdatedENIsStayUnlessAsked(t *testing.T) {
 	})
 }
 
-// What was not described is not known to be outdated: a subnet that does not exist
-// drains nothing that has nowhere to go.
+// A subnet that does not exist drains nothing that has nowhere to go, and keeps no pod
+// waiting that an outdated ENI has room for.
 func TestNoDrainToNowhere(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 5, func(s *eni.Settings) { s.SubnetIDs = []string{"subnet-mistyped"} })
@@ -171,5 +171,8 @@ func TestNoDrainToNowhere(t *testing.T) {
 		n.run(1)
 		pass(time.Second)
 		n.wantPods(t, 1)
+		n.run(11)
+		pass(minute)
+		n.wantPods(t, 12)
 	})
 }
