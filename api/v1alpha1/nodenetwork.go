@@ -197,7 +197,16 @@ type ENISpec struct {
 	// instance types that have them. IPv6 addresses come as a /80 there in any case.
 	// +optional
 	PrefixDelegation *bool `json:"prefixDelegation,omitempty"`
+
+	// Trunk keeps a trunk ENI on the instance, on whose link pods' branch interfaces
+	// are VLANs (VPC, provider ec2), if its type may have branches. It takes the place
+	// of one ENI with addresses for pods.
+	// +optional
+	Trunk *bool `json:"trunk,omitempty"`
 }
+
+// WantsTrunk tells whether the instance is to have a trunk ENI.
+func (e *ENISpec) WantsTrunk() bool { return e.Trunk != nil && *e.Trunk }
 
 // EffectiveENI is what counts of an object: spec.eni, or that with what a template sets.
 func (o *NodeNetwork) EffectiveENI() *ENISpec {

@@ -10,12 +10,19 @@ import (
 	"net/netip"
 )
 
-// InterfaceType tells ordinary ENIs from those Berth never uses.
+// InterfaceType tells ordinary ENIs from others, as EC2 spells it (EC2 API,
+// NetworkInterface.InterfaceType). Those that are not named here Berth never uses.
 type InterfaceType string
 
-// InterfaceOrdinary is the one type that is not foreign, as EC2 spells it
-// (EC2 API, NetworkInterface.InterfaceType).
-const InterfaceOrdinary InterfaceType = "interface"
+// The types that Berth uses.
+const (
+	InterfaceOrdinary InterfaceType = "interface"
+	// InterfaceTrunk is an ENI on whose link branches are VLANs.
+	InterfaceTrunk InterfaceType = "trunk"
+	// InterfaceBranch is what an ordinary ENI is called while it is associated with a
+	// trunk. It has no attachment then, and its status is "in-use".
+	InterfaceBranch InterfaceType = "branch"
+)
 
 // ENI is one elastic network interface as the cloud described it at one
 // moment. Slices are in the cloud's order and owned by the receiver.
@@ -116,7 +123,9 @@ type CreateENI struct {
 	Description string
 	Tags        map[string]string // applied in the creation call itself
 	ClientToken string
-	Amount      // to assign at creation; of one kind a family
+	Type        InterfaceType // InterfaceTrunk; empty: an ordinary one
+	Primary     netip.Addr    // the primary IPv4 address that it is to have; zero: any of the subnet
+	Amount                    // to assign at creation; of one kind a family
 }
 
 // ENIFilter narrows a listing of ENIs. Empty fields do not narrow.

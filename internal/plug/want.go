@@ -17,6 +17,7 @@ const (
 	OVS       Kind = "OVS"       // straight on the integration bridge
 	OVSHybrid Kind = "OVSHybrid" // by a Linux bridge of the port's own
 	Netns     Kind = "Netns"     // from the VPC's namespace, where an agent put it
+	VLAN      Kind = "VLAN"      // a VLAN on a link of the node's
 )
 
 // Ref names one port that is, or is to be, plugged: all that Unplug needs, so it is to be
@@ -27,6 +28,8 @@ type Ref struct {
 	Kind       Kind
 	Bridge     string // OVS, OVSHybrid: the integration bridge
 	VPCNetns   string // Netns: the file name of the VPC's namespace
+	Trunk      string // VLAN: the MAC address of the node's link that carries it, as net.HardwareAddr prints it
+	VLAN       int    // VLAN: its ID (IEEE 802.1Q)
 	Pod        Pod
 }
 

@@ -95,7 +95,7 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
 	}
 	n := attachment.NIC{
 		Object: o.Name, UID: string(o.UID), Port: s.PortID, IfName: s.Interface, MAC: mac.Addr(hw), MTU: int(s.MTU), DefaultRoute: s.DefaultRoute,
-		Plug:    attachment.Plug{Type: string(s.Plug.Type), Bridge: s.Plug.Bridge, Netns: s.Plug.Netns, OVN: s.Plug.OVN},
+		Plug:    attachment.Plug{Type: string(s.Plug.Type), Bridge: s.Plug.Bridge, Netns: s.Plug.Netns, OVN: s.Plug.OVN, Trunk: s.Plug.TrunkMAC, VLAN: int(s.Plug.VLAN)},
 		Binding: string(o.Spec.Binding),
 	}
 	if o.Spec.Binding == v1alpha1.BindingTap {
@@ -210,6 +210,7 @@ func want(rec attachment.Record, n attachment.NIC) plug.Want {
 func ref(rec attachment.Record, n attachment.NIC) plug.Ref {
 	return plug.Ref{
 		Attachment: rec.HostLink, PortID: n.Port, Kind: plug.Kind(n.Plug.Type), Bridge: n.Plug.Bridge, VPCNetns: n.Plug.Netns,
+		Trunk: n.Plug.Trunk, VLAN: n.Plug.VLAN,
 		Pod: plug.Pod{Netns: rec.Netns.Path, NetnsID: rtnl.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}, IfName: n.IfName},
 	}
 }
