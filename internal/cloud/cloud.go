@@ -194,6 +194,7 @@ type Changes interface {
 	UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error
 	// Tag creates or replaces tags on a resource.
 	Tag(ctx context.Context, resourceID string, tags map[string]string) error
+	Trunks
 }
 
 // Metadata is the instance's own view, from its metadata service. It lags

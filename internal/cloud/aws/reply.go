@@ -30,6 +30,15 @@ func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, thin
 	}
 }
 
+// created refuses an ENI of another type or address than was asked for.
+func (r *reading) created(req cloud.CreateENI, e cloud.ENI) {
+	defer r.in("networkInterface", e.ID)()
+	r.as("interfaceType", string(e.Type), string(req.Type))
+	if req.Primary.IsValid() && e.Primary != req.Primary {
+		r.bad("privateIpAddress", e.Primary.String(), req.Primary.String())
+	}
+}
+
 // amountText is what an amount has of a family, such as "3 IPv4 addresses and 0 prefixes".
 func amountText(n cloud.Amount, f ipfamily.Family) string {
 	addresses, prefixes := n.Of(f)

@@ -254,10 +254,17 @@ func ofFamily(n cloud.Amount, calls [ipfamily.Number]Call) (Call, error) {
 
 // CreateENI implements cloud.API. Without a client token in the request it
 // makes one up, so that its own repetitions create one ENI only. A token that
-// was used for a different request is an error of class Bug.
+// was used for a different request is an error of class Bug, and so is what
+// makes no sense.
 func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
 	if err := checkAmount(CreateENI, req.Amount); err != nil {
 		return cloud.ENI{}, err
+	}
+	switch {
+	case req.Type != "" && req.Type != cloud.InterfaceOrdinary && req.Type != cloud.InterfaceTrunk:
+		return cloud.ENI{}, wrong(CreateENI, "an ENI of type %q asked for: expected %q or %q", req.Type, cloud.InterfaceOrdinary, cloud.InterfaceTrunk)
+	case req.Primary.IsValid() && !req.Primary.Is4():
+		return cloud.ENI{}, wrong(CreateENI, "primary address %s asked for: expected an IPv4 address", req.Primary)
 	}
 	if req.ClientToken == "" {
 		req.ClientToken = rand.Text()
