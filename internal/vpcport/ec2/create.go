@@ -1,6 +1,7 @@
 package ec2
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -120,12 +121,13 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.Create
 	for range creations {
 		r.ClientToken = token("create", n.Device, fmt.Sprint(p.memory.generation(n.Device)), fmt.Sprintf("%+v", r))
 		e, err := p.s.Cloud.CreateENI(ctx, r)
-		if err != nil {
-			return cloud.ENI{}, classified(opCreate, fmt.Errorf("make a port in subnet %s: %w", r.SubnetID, err))
-		}
-		if p.memory.isGone(e.ID, n.Device) {
+		switch {
+		case code(err) == codeNoENI || err == nil && p.memory.isGone(e.ID):
+			p.memory.renew(n.Device)
 			r.ClientToken = ""
 			continue
+		case err != nil:
+			return cloud.ENI{}, classified(opCreate, fmt.Errorf("make a port in subnet %s: %w", r.SubnetID, err))
 		}
 		return e, p.asAsked(r, e)
 	}
@@ -134,18 +136,17 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.Create
 
 // asAsked holds EC2's answer against a request.
 func (p *Provider) asAsked(r cloud.CreateENI, e cloud.ENI) error {
-	for _, f := range []struct {
-		name       string
-		got, want  string
-		mayBeOther bool
-	}{
-		{"VPC", e.VPCID, p.s.VPC, false},
-		{"subnet", e.SubnetID, r.SubnetID, false},
-		{"primary address", e.Primary.String(), r.Primary.String(), !r.Primary.IsValid() && e.Primary.Is4()},
-		{"tag " + eni.TagNIC, e.Tags[eni.TagNIC], r.Tags[eni.TagNIC], false},
-		{"tag " + eni.TagCluster, e.Tags[eni.TagCluster], r.Tags[eni.TagCluster], false},
+	if !e.Primary.Is4() {
+		return failure(vpcport.Bug, opCreate, "%s has the primary address %s, expected one of IPv4", e.ID, e.Primary)
+	}
+	for _, f := range []struct{ name, got, want string }{
+		{"VPC", e.VPCID, p.s.VPC},
+		{"subnet", e.SubnetID, r.SubnetID},
+		{"primary address", e.Primary.String(), cmp.Or(r.Primary, e.Primary).String()},
+		{"tag " + eni.TagNIC, e.Tags[eni.TagNIC], r.Tags[eni.TagNIC]},
+		{"tag " + eni.TagCluster, e.Tags[eni.TagCluster], r.Tags[eni.TagCluster]},
 	} {
-		if f.got != f.want && !f.mayBeOther {
+		if f.got != f.want {
 			return failure(vpcport.Bug, opCreate, "%s has the %s %.64q, asked for was %q", e.ID, f.name, f.got, f.want)
 		}
 	}

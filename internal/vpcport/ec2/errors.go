@@ -38,6 +38,9 @@ var byCode = map[string]vpcport.Class{
 	"InvalidSecurityGroupID.NotFound":         vpcport.ReferenceGone,
 }
 
+// codeNoENI is that of a repeated request whose ENI was deleted since.
+const codeNoENI = "InvalidNetworkInterfaceID.NotFound"
+
 // codeDuplicate is that of a VLAN which another branch of the trunk has.
 const codeDuplicate = "InvalidVlanId.Duplicate"
 

@@ -19,7 +19,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 	}
 	by := cloud.ENIFilter{IDs: f.IDs, VPCID: f.NetworkID}
 	if len(f.Devices) > 0 {
-		by.AnyTags = map[string][]string{eni.TagNIC: f.Devices}
+		by.Tagged = map[string][]string{eni.TagNIC: f.Devices}
 	}
 	if f.Owner == vpcport.Owner {
 		by.Tags = map[string]string{eni.TagCluster: p.s.Cluster, eni.TagOwner: Owner}

@@ -18,7 +18,7 @@ type memory struct {
 	mu      sync.Mutex                   // guards all below
 	told    map[string]told              // by ENI, for settle
 	assoc   map[string]cloud.Association // by branch, until it is known to be none
-	deleted map[string]int               // by device, how many of its ENIs turned out to be gone
+	renewed map[string]int               // by device, how many requests for it are no use any more
 }
 
 // told is an ENI as the last reply about it left it.
@@ -29,7 +29,7 @@ type told struct {
 }
 
 func newMemory(c clock.Clock, settle time.Duration) *memory {
-	return &memory{clock: c, settle: settle, told: map[string]told{}, assoc: map[string]cloud.Association{}, deleted: map[string]int{}}
+	return &memory{clock: c, settle: settle, told: map[string]told{}, assoc: map[string]cloud.Association{}, renewed: map[string]int{}}
 }
 
 // is notes what an ENI is after a change.
@@ -58,11 +58,6 @@ func (m *memory) gone(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.prune()
-	if t := m.told[id]; !t.gone {
-		if device := t.eni.Tags[eni.TagNIC]; device != "" {
-			m.deleted[device]++
-		}
-	}
 	m.told[id] = told{gone: true, at: m.clock.Now()}
 	delete(m.assoc, id)
 }
@@ -73,31 +68,33 @@ func (m *memory) dropped(id string) (cloud.Association, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.prune()
-	delete(m.deleted, m.told[id].eni.Tags[eni.TagNIC])
+	delete(m.renewed, m.told[id].eni.Tags[eni.TagNIC])
 	m.told[id] = told{gone: true, at: m.clock.Now()}
 	a, ok := m.assoc[id]
 	delete(m.assoc, id)
 	return a, ok
 }
 
-// isGone tells whether an ENI is known to be deleted, of a device: a repeat of the request
-// that made it gets it again (EC2 API, "Ensuring idempotency"), and is another request from
-// now on.
-func (m *memory) isGone(id, device string) bool {
+// isGone tells whether an ENI is known to be deleted.
+func (m *memory) isGone(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.told[id].gone {
-		return false
-	}
-	m.deleted[device]++
-	return true
+	return m.told[id].gone
 }
 
-// generation tells how many ENIs of a device turned out to be gone.
+// renew has requests for a device be others than before: a repeat of one gets the ENI that it
+// made, also where that was deleted since (EC2 API, "Ensuring idempotency").
+func (m *memory) renew(device string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.renewed[device]++
+}
+
+// generation tells how often requests for a device were renewed.
 func (m *memory) generation(device string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.deleted[device]
+	return m.renewed[device]
 }
 
 // prune forgets what listings show by now. m.mu is held.
