@@ -128,14 +128,17 @@ type CreateENI struct {
 	Amount                    // to assign at creation; of one kind a family
 }
 
-// ENIFilter narrows a listing of ENIs. Empty fields do not narrow.
+// ENIFilter narrows a listing of ENIs. Empty fields do not narrow, nor does a key of
+// Tagged without values.
 type ENIFilter struct {
 	IDs         []string
-	InstanceID  string            // attached to this instance
-	InstanceIDs []string          // attached to one of these
-	VPCID       string            //
-	Status      string            // "available": detached ones only
-	Tags        map[string]string // all must match exactly
+	InstanceID  string              // attached to this instance; a branch is not attached
+	InstanceIDs []string            // attached to one of these
+	VPCID       string              //
+	Status      string              // "available": detached ones only
+	Types       []InterfaceType     // of one of these
+	Tags        map[string]string   // all must match exactly
+	Tagged      map[string][]string // by key: the tag has exactly one of these values
 }
 
 // SubnetFilter narrows a listing of subnets. Empty fields do not narrow.
