@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/plug/ovs"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
 	"github.com/berthnet/berth/internal/plug/tap"
+	"github.com/berthnet/berth/internal/plug/vlan"
 	"github.com/berthnet/berth/internal/source/port"
 )
 
@@ -65,7 +66,12 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 		return nil, err
 	}
 	opened = append(opened, filtered.Close)
-	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered}
+	vlans, err := vlan.New(vlan.Options{Sysctls: n.cfg.SysctlDir})
+	if err != nil {
+		return nil, err
+	}
+	opened = append(opened, vlans.Close)
+	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered, plug.VLAN: vlans}
 	if o.Plugger, err = tap.New(pluggers, n.cfg.SysctlDir); err != nil {
 		return nil, err
 	}
