@@ -30,7 +30,7 @@ type ENI struct {
 	ID          string
 	MAC         net.HardwareAddr
 	Type        InterfaceType
-	Status      string // "available" when detached, "in-use" when attached or attaching
+	Status      string // "available" when detached, "in-use" when attached, attaching or a branch
 	Description string
 	VPCID       string
 	SubnetID    string
