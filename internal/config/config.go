@@ -75,6 +75,7 @@ type Config struct {
 
 	SecurityGroupTags   map[string]string // in operator mode, for the NodeNetwork
 	UsePrimaryAddress   bool              // likewise
+	TrunkENI            bool              // likewise
 	DeleteOnTermination bool
 
 	// Address pools
@@ -219,6 +220,7 @@ func (c *Config) contradictions() []error {
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
+		{c.IPAM == IPAMENI && c.TrunkENI, "--trunk-eni needs --ipam=eni-operator: in node mode nobody makes branches"},
 		{c.IPAM != IPAMPool && c.WithdrawOnExit, "--withdraw-on-exit needs --ipam=pool"},
 		{c.IPAM != IPAMPool && !c.HasPorts() && c.IgnoreUntoldAnnotations, "--ignore-untold-annotations needs --ipam=pool, --ipam=port or --vpc-ports"},
 		{c.IPAM != IPAMPool && c.ExportTable != defaultExportTable, "--export-table needs --ipam=pool"},
