@@ -15,9 +15,6 @@ const (
 	TagOwner      = "berth.dev/owner"
 	// TagCreatedAt says when Berth made an ENI, in RFC 3339; EC2 keeps no such time.
 	TagCreatedAt = "berth.dev/created-at"
-	// TagNIC is on ENIs that are ports of pods (internal/vpcport/ec2): its value is the
-	// port's device. They are none whose addresses are for pods.
-	TagNIC = "berth.dev/nic"
 	// TagUnmanaged, with any value but "false", keeps Berth off an ENI.
 	TagUnmanaged = "berth.dev/unmanaged"
 	// TagNIC is on an ENI that is, or is to be, a branch: it has the address of a pod's
