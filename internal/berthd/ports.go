@@ -11,7 +11,6 @@ import (
 	"github.com/berthnet/berth/internal/plug/ovs"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
 	"github.com/berthnet/berth/internal/plug/tap"
-	"github.com/berthnet/berth/internal/plug/vlan"
 	"github.com/berthnet/berth/internal/source/port"
 )
 
@@ -66,12 +65,7 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 		return nil, err
 	}
 	opened = append(opened, filtered.Close)
-	vlans, err := vlan.New(vlan.Options{Sysctls: n.cfg.SysctlDir})
-	if err != nil {
-		return nil, err
-	}
-	opened = append(opened, vlans.Close)
-	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered, plug.VLAN: vlans}
+	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered}
 	if o.Plugger, err = tap.New(pluggers, n.cfg.SysctlDir); err != nil {
 		return nil, err
 	}

@@ -19,7 +19,6 @@ const (
 	minMTU       = 68   // RFC 791: every link carries that
 	minMTU6      = 1280 // RFC 8200 section 5: the kernel refuses IPv6 below
 	maxMTU       = 65535
-	maxVLAN      = 4094 // IEEE 802.1Q: 0 and 4095 name none
 )
 
 // Validate refuses what cannot be plugged, with the field and what is expected. Each error is
@@ -85,15 +84,8 @@ func (r Ref) Validate() error {
 		if !validNetnsName(r.VPCNetns) {
 			return invalid("VPCNetns", r.VPCNetns, "the name of a network namespace, of up to 100 letters, digits, dashes, dots and underscores")
 		}
-	case VLAN:
-		if hw, err := net.ParseMAC(r.Trunk); err != nil || !unicast(hw) || hw.String() != r.Trunk {
-			return invalid("Trunk", r.Trunk, "the unicast MAC address of the node's link that carries the VLAN, such as 02:00:00:00:00:01")
-		}
-		if r.VLAN < 1 || r.VLAN > maxVLAN {
-			return invalid("VLAN", fmt.Sprint(r.VLAN), "1 to %d", maxVLAN)
-		}
 	default:
-		return invalid("Kind", string(r.Kind), "%s, %s, %s or %s", OVS, OVSHybrid, Netns, VLAN)
+		return invalid("Kind", string(r.Kind), "%s, %s or %s", OVS, OVSHybrid, Netns)
 	}
 	return nil
 }

@@ -8,8 +8,6 @@ import (
 	"testing"
 )
 
-const trunkMAC = "02:00:00:00:00:01"
-
 func whole() Want {
 	return Want{
 		Ref: Ref{
@@ -27,10 +25,6 @@ func whole() Want {
 
 func TestValidate(t *testing.T) {
 	for _, w := range []Want{whole(), func() Want {
-		w := whole()
-		w.Kind, w.Bridge, w.Trunk, w.VLAN, w.PortID = VLAN, "", trunkMAC, 4094, "eni-0a1b2c3d4e5f67890"
-		return w
-	}(), func() Want {
 		w := whole()
 		w.Kind, w.Bridge, w.VPCNetns = Netns, "", "vpc-ns3dda2801-d675-4688-a63f-dcda8d327f50"
 		return w
@@ -64,13 +58,6 @@ func TestValidate(t *testing.T) {
 		{"VPCNetns", func(w *Want) { w.Kind = Netns }},
 		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Netns, "../x" }},
 		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Netns, ".." }},
-		{"Trunk", func(w *Want) { w.Kind, w.VLAN = VLAN, 17 }},
-		{"Trunk", func(w *Want) { w.Kind, w.VLAN, w.Trunk = VLAN, 17, "br-int" }},
-		{"Trunk", func(w *Want) { w.Kind, w.VLAN, w.Trunk = VLAN, 17, "01:00:00:00:00:01" }},
-		{"Trunk", func(w *Want) { w.Kind, w.VLAN, w.Trunk = VLAN, 17, "02-00-00-00-00-01" }},
-		{"VLAN", func(w *Want) { w.Kind, w.Trunk = VLAN, trunkMAC }},
-		{"VLAN", func(w *Want) { w.Kind, w.Trunk, w.VLAN = VLAN, trunkMAC, 4095 }},
-		{"VLAN", func(w *Want) { w.Kind, w.Trunk, w.VLAN = VLAN, trunkMAC, -1 }},
 		{"Interface.MAC", func(w *Want) { w.Interface.MAC = nil }},
 		{"Interface.MAC", func(w *Want) { w.Interface.MAC = make(net.HardwareAddr, 6) }},
 		{"Interface.MAC", func(w *Want) { w.Interface.MAC = net.HardwareAddr{1, 0, 0, 0, 0, 1} }},

@@ -54,7 +54,7 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 		wants, pods = append(wants, w), append(pods, pod)
 	}
 	for _, addr := range wants[1].Interface.Addresses {
-		Transfer(t, pods[0], pods[1], addr.Addr())
+		transfer(t, pods[0], pods[1], addr.Addr())
 	}
 	nodeIsOutOfReach(t, node, pods[0], wants[0])
 	list, err := p.List(ctx)
@@ -73,8 +73,8 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 	}
 }
 
-// Transfer sends more than fits into a packet by TCP: checksums that nobody filled in would stop it.
-func Transfer(t *testing.T, from, to *podif.Namespace, addr netip.Addr) {
+// transfer sends more than fits into a packet by TCP: checksums that nobody filled in would stop it.
+func transfer(t *testing.T, from, to *podif.Namespace, addr netip.Addr) {
 	t.Helper()
 	l, err := ns.Listen(to.Path, netip.AddrPortFrom(addr, 0))
 	Must(t, err)

@@ -130,16 +130,13 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
 		}
 		n.Routes = append(n.Routes, attachment.NICRoute{Destination: to.Masked(), Gateway: via})
 	}
-	if byBridge(n.Plug.Type) && !slices.Contains(bridges, n.Plug.Bridge) {
+	if n.Plug.Type != string(plug.Netns) && !slices.Contains(bridges, n.Plug.Bridge) {
 		return zero, invalid("status.plug.bridge", n.Plug.Bridge, "one of %s, into which this node lets ports be plugged (--ovs-bridges)", strings.Join(bridges, ", "))
 	}
 	// The rest is checked as it will be used.
 	w := want(attachment.Record{HostLink: "bth0", Netns: attachment.Netns{Path: "/"}}, n)
 	return n, w.Validate()
 }
-
-// byBridge tells whether ports that are plugged in some way are so into a bridge of Open vSwitch.
-func byBridge(kind string) bool { return kind != string(plug.Netns) && kind != string(plug.VLAN) }
 
 // tapOf is what a tap device is like, with what is not said as it is by default.
 func tapOf(t *v1alpha1.TapDevice) (attachment.Tap, error) {
