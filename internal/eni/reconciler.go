@@ -246,7 +246,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	e, reserved := r.decide(now)
 	defer func() { reserved.end(0) }() // if no step takes it
 	r.placement.exhausted, r.placement.drains = e.plan.Exhausted, e.state.Drain
-	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), r.trunk.stuck(now), now)
+	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), r.trunk.full(now), now)
 	r.setDeleteOnTermination(ctx, e.plan.Actions, now)
 	for _, a := range e.plan.Actions {
 		if r.waits(a, now) {
