@@ -356,8 +356,8 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 // it is known what is detached: that comes next.
 func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
 	g := gateOfKind[a.Kind]
-	waits := g == gateGrow && r.growthWaits() || g == gateTrunk && r.retries.throttled[gateTrunk] != nil
-	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || waits || a.Kind == plan.Create && r.detachedUnknown()
+	grows := g == gateGrow || a.Kind == plan.CreateTrunk
+	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || grows && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved
@@ -392,7 +392,7 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.Attachment), Ours: r.ours(k), Trunk: k.trunk,
-		PrimaryServes: r.cfg.primaryServes() && !primary(k.Attachment) && !k.trunk && r.ours(k),
+		PrimaryServes: r.cfg.primaryServes() && !primary(k.Attachment) && r.ours(k),
 		Amount:        cloud.AmountOf(k.kept()), Withdrawn: cloud.AmountOf(sortedKeys(k.releasing)).Plus(k.disputed), OwnIPv6: k.ownIPv6,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}

@@ -234,14 +234,20 @@ func TestBranchesAreNotLeftBehind(t *testing.T) {
 	})
 }
 
-// Lost replies neither make a second trunk nor lose one.
-func TestLostRepliesAboutTrunks(t *testing.T) {
+// Neither lost replies nor calls that are refused for their rate make a second trunk, or
+// lose one.
+func TestFailuresAboutTrunks(t *testing.T) {
 	for _, op := range []string{"CreateENI", "AttachENI", "SetDeleteOnTermination", "DetachENI", "DeleteENI"} {
-		for _, after := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/after=%v", op, after), func(t *testing.T) {
+		for name, fault := range map[string]cloudfake.Fault{
+			"lost":      {Err: cloudfake.Err(cloud.Transient, ""), After: true},
+			"not there": {Err: cloudfake.Err(cloud.Transient, "")},
+			"throttled": {Err: cloudfake.Err(cloud.Throttled, "")},
+		} {
+			t.Run(op+"/"+name, func(t *testing.T) {
 				bubble(t, 1, func(t *testing.T, w *world) {
 					w.cloud.SetLag(2 * time.Second)
-					w.cloud.Inject(cloudfake.Fault{Op: op, Times: 2, After: after, Err: cloudfake.Err(cloud.Transient, "")})
+					fault.Op, fault.Times = op, 2
+					w.cloud.Inject(fault)
 					n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
 					pass(5 * minute)
 					if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
@@ -252,10 +258,53 @@ func TestLostRepliesAboutTrunks(t *testing.T) {
 					if len(w.secondary()) > 0 || n.last().Trunk != nil || n.last().LastError != "" {
 						t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
 					}
+					if made := w.cloud.Count("CreateENI"); made > 1 && op != "CreateENI" || made > 3 {
+						t.Errorf("%d ENIs asked for", made)
+					}
 				})
 			})
 		}
 	}
+}
+
+// What a detachment did whose reply was lost is looked at, also soon after the trunk came.
+func TestLostReplyToDetachingATrunk(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		w.cloud.Inject(cloudfake.Fault{Op: "DetachENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
+		pass(10 * time.Second)
+		n.wantTrunk(t, w)
+		n.configure(t, settings(0, 0))
+		pass(30 * time.Second)
+		if n.last().Trunk != nil || len(w.secondary()) > 0 || w.cloud.Count("DeleteENI") != 1 {
+			t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
+		}
+	})
+}
+
+// A creation whose reply was lost is given up for pods too while it waits to be repeated, and
+// repeated then.
+func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		ec2 := pace.Cloud(w.cloud, pace.Options{Ceilings: map[string]pace.Limit{pace.CreateENI.Action: {Rate: 0.1, Burst: 1}}})
+		s := settings(0, 1)
+		n := w.operator(ec2).set(t, w.objects[0], s)
+		pass(minute)
+		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		s.Trunk = true
+		n.configure(t, s)
+		for i := range 2 { // within what a call waits for the rate limit
+			pass(2 * time.Second)
+			n.run(5)
+			pass(time.Second)
+			n.wantPods(t, 5*(i+1))
+		}
+		pass(2 * minute)
+		n.wantTrunk(t, w)
+		if made := w.cloud.Count("CreateENI"); made != 3 || w.cloud.Count("DeleteENI") > 0 {
+			t.Errorf("asked %d times for ENIs, %d times to delete one", made, w.cloud.Count("DeleteENI"))
+		}
+	})
 }
 
 // killer stops an operator where an armed failpoint was hit.
@@ -430,6 +479,10 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 		w.cloud.AddInstance("i-small", "m5.xlarge", "subnet-small")
 		w.objects[0] = newObject("node-000", "i-small")
 		w.apart = true // the other instance has no node
+		s := settings(0, 4)
+		s.SubnetIDs = []string{"subnet-home"}
+		n := w.operator(w.cloud).set(t, w.objects[0], s)
+		pass(10 * minute)
 		var fill []cloud.ENI
 		for range 10 {
 			e, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-small"})
@@ -438,16 +491,14 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 			}
 			fill = append(fill, e)
 		}
-		s := withTrunk(0, 4)
-		s.SubnetIDs = []string{"subnet-home"}
-		n := w.operator(w.cloud).set(t, w.objects[0], s)
+		before := w.cloud.Count("CreateENI")
+		s.Trunk = true
+		n.configure(t, s)
 		pass(10 * minute)
 		n.wantNoTrunk(t, w, plan.ReasonTrunkSubnet)
 		if n.available() != 4 {
 			t.Errorf("%d addresses", n.available())
 		}
-		before := w.cloud.Count("CreateENI")
-		pass(10 * minute)
 		if made := w.cloud.Count("CreateENI") - before; made > 0 {
 			t.Errorf("asked %d times for a trunk in a full subnet", made)
 		}
@@ -456,5 +507,77 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 		}
 		pass(minute)
 		n.wantTrunk(t, w)
+	})
+}
+
+// A subnet that refuses a trunk although its free count says otherwise is asked ever more
+// seldom.
+func TestTrunkInASubnetThatRefuses(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.SubnetFull, "")})
+		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
+		pass(30 * minute)
+		if tries := w.cloud.Count("CreateENI"); tries < 3 || tries > 20 {
+			t.Errorf("%d tries in half an hour", tries)
+		}
+		w.cloud.ClearFaults()
+		pass(10 * minute)
+		n.wantTrunk(t, w)
+	})
+}
+
+// Replies to the creation of a trunk that leave out its type are taken; those that say
+// another are not, and what was made is found.
+func TestRepliesThatTellOfTrunks(t *testing.T) {
+	for _, kind := range []cloud.InterfaceType{"", cloud.InterfaceOrdinary} {
+		t.Run(string(kind), func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, w *world) {
+				w.cloud.SetLag(3 * time.Second)
+				ec2 := &api{Cloud: w.cloud, created: func(_ cloud.CreateENI, e *cloud.ENI) { e.Type = kind }}
+				n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 0))
+				pass(2 * minute)
+				if trunk := n.wantTrunk(t, w); trunk.Attachment.DeviceIndex != 3 {
+					t.Errorf("attached as one for pods: %+v", trunk.Attachment)
+				}
+				if made := w.cloud.Count("CreateENI"); made != 1 {
+					t.Errorf("%d ENIs made", made)
+				}
+			})
+		})
+	}
+}
+
+// A trunk that is not wanted any more before EC2 let one be made is not made.
+func TestTrunkThatIsWantedNoMore(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Throttled, "")})
+		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
+		pass(minute)
+		n.configure(t, settings(0, 0))
+		w.cloud.ClearFaults()
+		pass(5 * minute)
+		if st := n.last(); w.cloud.Count("DeleteENI") > 0 || st.Trunk != nil || st.LastError != "" {
+			t.Errorf("%d calls to delete one: %+v", w.cloud.Count("DeleteENI"), st)
+		}
+	})
+}
+
+// Nobody has a trunk detached by writing that it is about to leave, as ENIs of pods do.
+func TestTrunkIsNotCommitted(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
+		pass(minute)
+		trunk := n.wantTrunk(t, w)
+		n.mu.Lock()
+		n.detaching[trunk.ID] = true
+		n.mu.Unlock()
+		for range 10 {
+			n.run(0)
+			pass(minute)
+		}
+		n.wantTrunk(t, w)
+		if tries := w.cloud.Count("DetachENI"); tries > 0 {
+			t.Errorf("%d calls to detach it", tries)
+		}
 	})
 }

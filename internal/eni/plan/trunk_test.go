@@ -116,6 +116,12 @@ func unlimited(s *State) { s.Release, s.Moves = Unlimited, true }
 
 func drained(s *State) { s.Drain = true }
 
+func TestWeightOfATrunk(t *testing.T) {
+	if w := (Action{Kind: CreateTrunk}).Weight(); w != 1 {
+		t.Errorf("a new trunk takes %d addresses of its subnet, want its own", w)
+	}
+}
+
 // What is told names what a person can do about it.
 func TestTrunkTroubleIsTold(t *testing.T) {
 	full := State{Trunk: Trunk{Wanted: true, Branches: true}, ENIs: []ENI{eni0, {ID: "eni-1", Index: 1, Phase: Attached, Ours: true}}, Subnets: forNew}
