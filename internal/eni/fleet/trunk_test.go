@@ -419,6 +419,11 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 				if tries > 130 {
 					t.Errorf("%d tries in two hours to attach it", tries)
 				}
+				for range 60 { // at the moment of a try it is being made
+					if n.last().Trunk.Reason == plan.ReasonPending {
+						pass(time.Second)
+					}
+				}
 				n.wantNoTrunk(t, w, plan.ReasonRefused)
 				refuses = false
 				pass(50 * minute)
