@@ -246,7 +246,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	e, reserved := r.decide(now)
 	defer func() { reserved.end(0) }() // if no step takes it
 	r.placement.exhausted, r.placement.drains = e.plan.Exhausted, e.state.Drain
-	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), r.trunk.stuck(now), now)
+	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), r.trunk.full(now), now)
 	r.setDeleteOnTermination(ctx, e.plan.Actions, now)
 	for _, a := range e.plan.Actions {
 		if r.waits(a, now) {
@@ -356,8 +356,8 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 // it is known what is detached: that comes next.
 func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
 	g := gateOfKind[a.Kind]
-	waits := g == gateGrow && r.growthWaits() || g == gateTrunk && r.retries.throttled[gateTrunk] != nil
-	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || waits || a.Kind == plan.Create && r.detachedUnknown()
+	grows := g == gateGrow || a.Kind == plan.CreateTrunk
+	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || grows && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved
@@ -392,7 +392,7 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.Attachment), Ours: r.ours(k), Trunk: k.trunk,
-		PrimaryServes: r.cfg.primaryServes() && !primary(k.Attachment) && !k.trunk && r.ours(k),
+		PrimaryServes: r.cfg.primaryServes() && !primary(k.Attachment) && r.ours(k),
 		Amount:        cloud.AmountOf(k.kept()), Withdrawn: cloud.AmountOf(sortedKeys(k.releasing)).Plus(k.disputed), OwnIPv6: k.ownIPv6,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}
