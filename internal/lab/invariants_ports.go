@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -326,7 +327,8 @@ type podLink struct {
 	addrs []string // with prefix lengths, in order; none that are link-local
 }
 
-// podLinks are the interfaces of a pod, besides lo, by name.
+// podLinks are the interfaces of a pod that are up, besides lo, by name. Those that the kernel puts
+// into every namespace, such as tunl0, are down.
 func podLinks(path string) (map[string]podLink, error) {
 	all := map[string]podLink{}
 	err := ns.Netlink(path, func(h *netlink.Handle) error {
@@ -335,7 +337,7 @@ func podLinks(path string) (map[string]podLink, error) {
 			return fmt.Errorf("list links: %w", err)
 		}
 		for _, l := range links {
-			if l.Attrs().Name == "lo" {
+			if l.Attrs().Name == "lo" || l.Attrs().Flags&net.FlagUp == 0 {
 				continue
 			}
 			addrs, err := again(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })

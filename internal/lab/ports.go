@@ -101,17 +101,25 @@ func (l *Lab) raisePortCloud(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if l.Ports.Access().Provider == v1alpha1.ProviderEC2 && l.Mode != OperatorMode {
+	if l.hasBranches() && l.Mode != OperatorMode {
 		return fmt.Errorf("ports that are branches of ENIs are for %s mode, and this is %s mode", OperatorMode, l.Mode)
 	}
 	return l.raiseNetworks(ctx)
 }
 
+// hasBranches tells whether pods' ports are branches of their nodes' trunks.
+func (l *Lab) hasBranches() bool {
+	return l.Ports != nil && l.Ports.Access().Provider == v1alpha1.ProviderEC2
+}
+
+// trunkSetting is the daemons' that has nodes have a trunk, which branches need.
+const trunkSetting = "trunk-eni"
+
 // raiseNetworks makes the VPCs' networks in the cloud.
 func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
 	switch {
 	case l.VPCs != nil:
-	case l.Ports.Access().Provider == v1alpha1.ProviderEC2:
+	case l.hasBranches():
 		l.VPCs = []VPC{{Name: BranchVPC}}
 	default:
 		l.VPCs = DefaultVPCs()
@@ -164,9 +172,6 @@ func joinedArgs(j portcloud.Joined) []string {
 	args := []string{"--ovsdb=" + j.OVSDB}
 	if j.NetnsPrefixes != nil {
 		args = append(args, "--agent-netns-prefixes="+strings.Join(j.NetnsPrefixes, ","))
-	}
-	if j.Trunk {
-		args = append(args, "--trunk-eni")
 	}
 	return args
 }

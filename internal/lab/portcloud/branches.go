@@ -55,7 +55,7 @@ func (b *Branches) Join(_ context.Context, h Host) (Joined, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.hosts[h.Name] = h
-	return Joined{Trunk: true}, nil
+	return Joined{}, nil
 }
 
 // Leave implements Cloud.

@@ -72,7 +72,6 @@ type Access struct {
 type Joined struct {
 	OVSDB         string   // such as unix:/run/openvswitch/db.sock; empty: there is none
 	NetnsPrefixes []string // begin the names of the VPCs' namespaces; nil: there are none
-	Trunk         bool     // the host needs a trunk
 }
 
 // Host is a compute host.
