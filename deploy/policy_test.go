@@ -22,10 +22,9 @@ import (
 // nothing else: the operator's code calls every method. What each method calls is
 // compared with the policies of both modes, by the tests of internal/cloud/aws.
 func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
-	called := selectors(t, "../internal/eni", "../internal/operator", "../cmd/berth-operator")
-	for _, method := range methodsOf[cloud.API]() {
-		// Those of branches are for the provider of VPC ports.
-		if !called[method] && !slices.Contains(methodsOf[cloud.Trunks](), method) {
+	called := selectors(t, "../internal/eni", "../internal/vpcport/ec2", "../internal/operator", "../cmd/berth-operator")
+	for _, method := range cloudMethods() {
+		if !called[method] {
 			t.Errorf("the operator does not call %s: its policy need not have the action", method)
 		}
 	}
@@ -41,7 +40,7 @@ func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
 // Nodes in operator mode need no policy: berthd's code for it knows no cloud.
 func TestNodesInOperatorModeCallNoEC2(t *testing.T) {
 	called := selectors(t, "../internal/source/nodenetwork")
-	for _, method := range methodsOf[cloud.API]() {
+	for _, method := range cloudMethods() {
 		// Names that are not the cloud's alone.
 		if called[method] && !slices.Contains([]string{"ENIs", "Limits", "Subnets", "Instance"}, method) {
 			t.Errorf("internal/source/nodenetwork calls %s", method)
@@ -56,9 +55,8 @@ func TestNodesInOperatorModeCallNoEC2(t *testing.T) {
 	}
 }
 
-// methodsOf are the names of an interface's methods.
-func methodsOf[T any]() (names []string) {
-	for m := range reflect.TypeFor[T]().Methods() {
+func cloudMethods() (names []string) {
+	for m := range reflect.TypeFor[cloud.API]().Methods() {
 		names = append(names, m.Name)
 	}
 	return names

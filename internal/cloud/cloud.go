@@ -30,7 +30,7 @@ type ENI struct {
 	ID          string
 	MAC         net.HardwareAddr
 	Type        InterfaceType
-	Status      string // "available" when detached, "in-use" when attached or attaching
+	Status      string // "available" when detached, "in-use" when attached, attaching or a branch
 	Description string
 	VPCID       string
 	SubnetID    string
@@ -116,26 +116,29 @@ type Identity struct {
 }
 
 // CreateENI is a request for a new ENI. ClientToken makes a repeat of the same
-// request return the ENI that the first one made.
+// request return the ENI that the first one made. Node mode stores it as JSON.
 type CreateENI struct {
 	SubnetID    string
 	Groups      []string
 	Description string
 	Tags        map[string]string // applied in the creation call itself
 	ClientToken string
-	Type        InterfaceType // InterfaceTrunk; empty: an ordinary one
-	Primary     netip.Addr    // the primary IPv4 address that it is to have; zero: any of the subnet
+	Type        InterfaceType `json:",omitempty"` // InterfaceTrunk; empty: an ordinary one
+	Primary     netip.Addr    `json:",omitzero"`  // the primary IPv4 address that it is to have; zero: any of the subnet
 	Amount                    // to assign at creation; of one kind a family
 }
 
-// ENIFilter narrows a listing of ENIs. Empty fields do not narrow.
+// ENIFilter narrows a listing of ENIs. Empty fields do not narrow, nor does a key of
+// Tagged without values.
 type ENIFilter struct {
 	IDs         []string
-	InstanceID  string            // attached to this instance
-	InstanceIDs []string          // attached to one of these
-	VPCID       string            //
-	Status      string            // "available": detached ones only
-	Tags        map[string]string // all must match exactly
+	InstanceID  string              // attached to this instance; a branch is not attached
+	InstanceIDs []string            // attached to one of these
+	VPCID       string              //
+	Status      string              // "available": detached ones only
+	Types       []InterfaceType     // of one of these
+	Tags        map[string]string   // all must match exactly
+	Tagged      map[string][]string // by key: the tag has exactly one of these values
 }
 
 // SubnetFilter narrows a listing of subnets. Empty fields do not narrow.

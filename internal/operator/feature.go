@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
@@ -44,7 +45,12 @@ type feature struct {
 type environment struct {
 	cfg config.Operator
 	log *slog.Logger
+	ec2 *openedEC2
 }
+
+// openedEC2 is EC2, for features that are set up after the one that works for ENIs, which
+// opens it: all calls of the process keep the same rate limits.
+type openedEC2 struct{ api cloud.API } // nil: nobody did
 
 // part is a feature at work.
 type part struct {
@@ -134,6 +140,7 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 		return part{}, err
 	}
 	ec2 := pace.Cloud(client, pace.Options{Ceilings: cfg.EC2Limits, Observer: m, Logger: log})
+	env.ec2.api = ec2
 	fl, err := fleet.New(fleet.Config{
 		Cluster: cfg.ClusterName, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
 		ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,
@@ -184,6 +191,14 @@ func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *ad
 // firstInterface is the name by which container runtimes ask for a pod's first interface.
 const firstInterface = "eth0"
 
+// ofEC2 is by what VPCs of EC2 are reached; nil: not at all.
+func ofEC2(env environment) *vpc.EC2 {
+	if env.ec2.api == nil {
+		return nil
+	}
+	return &vpc.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime}
+}
+
 // setupPorts makes what opens VPCs and has their ports made.
 func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *vpc.Metrics, nics *vpcport.Metrics, reviews *webhook.Metrics) (part, error) {
 	cfg := env.cfg
@@ -192,7 +207,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	}
 	vpcs, err := vpc.Setup(mgr, vpc.Options{
 		Namespace: cfg.LeaseNamespace, Interval: cfg.ListingInterval, Calls: cfg.VPCCalls,
-		Observer: calls, Clock: clock.Real{}, Logger: env.log,
+		EC2: ofEC2(env), Observer: calls, Clock: clock.Real{}, Logger: env.log,
 	})
 	if err != nil {
 		return part{}, err

@@ -41,8 +41,6 @@ const (
 	MACTaken
 	// OverQuota: the project has as many ports as it may have.
 	OverQuota
-	// HostFull: the host has as many ports as it can have.
-	HostFull
 	// Conflict: the port is in a state in which this is refused for now.
 	Conflict
 	// Stale: somebody changed the port since it was looked at.
@@ -58,7 +56,7 @@ const (
 var classNames = [classes]string{
 	Unknown: "unknown", Transient: "transient", Throttled: "throttled", Unauthorized: "unauthorized", Forbidden: "forbidden",
 	Invalid: "invalid", NetworkGone: "network-gone", ReferenceGone: "reference-gone", PortGone: "port-gone", SubnetFull: "subnet-full",
-	AddressTaken: "address-taken", MACTaken: "mac-taken", OverQuota: "over-quota", HostFull: "host-full", Conflict: "conflict", Stale: "stale",
+	AddressTaken: "address-taken", MACTaken: "mac-taken", OverQuota: "over-quota", Conflict: "conflict", Stale: "stale",
 	TooLarge: "too-large", Bug: "bug",
 }
 

@@ -43,7 +43,6 @@ var policies = [classes]Policy{
 	AddressTaken:  {Scope: ScopeNIC, First: 2 * time.Second, Last: time.Minute, Look: true, Reason: "AddressTaken"},
 	MACTaken:      {Scope: ScopeNIC, Look: true, Reason: "MACTaken"},
 	OverQuota:     {Scope: ScopeVPC, First: 5 * time.Second, Last: 2 * time.Minute, Reason: "OverQuota"},
-	HostFull:      {Scope: ScopeNIC, First: 2 * time.Second, Last: time.Minute, Reason: "HostFull"},
 	Conflict:      {Scope: ScopeNIC, First: time.Second, Last: 30 * time.Second, Look: true, Reason: "Conflict"},
 	Stale:         {Scope: ScopeNIC, Look: true, Reason: "Conflict"},
 	TooLarge:      {Scope: ScopeCaller, Reason: "TooLarge"},

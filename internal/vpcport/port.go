@@ -44,7 +44,8 @@ const (
 // Binding is what came of binding a port to its host.
 type Binding struct {
 	Result BindingResult
-	Plug   Plug // when bound
+	Plug   Plug   // when bound
+	Why    string // when it failed, for a person; empty: nobody knows
 }
 
 // BindingResult tells whether a port is bound.

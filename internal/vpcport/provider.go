@@ -49,6 +49,9 @@ type Traits struct {
 	// NeedsHost: a port cannot be made before it is known where it is to be bound
 	// (NewPort.Host).
 	NeedsHost bool
+	// Idempotent: a repeat of a Create, of the same port for the same device, makes no
+	// second one, whether its reply was lost or not.
+	Idempotent bool
 	// Cooling is how long a port that nobody has any more is kept until it is deleted, so
 	// that its address is not soon another's. 0: not at all.
 	Cooling time.Duration

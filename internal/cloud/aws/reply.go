@@ -64,8 +64,17 @@ func (r *reading) listed(f cloud.ENIFilter, e cloud.ENI) {
 	if f.Status == "available" && e.Attachment != nil {
 		r.bad("attachment.instanceId", instance, "a detached ENI, as asked for")
 	}
+	r.as("status", e.Status, f.Status)
 	r.as("vpcId", e.VPCID, f.VPCID)
+	if len(f.Types) > 0 && !slices.Contains(f.Types, e.Type) {
+		r.bad("interfaceType", string(e.Type), "one of those asked for")
+	}
 	r.tagged(e.Tags, f.Tags)
+	for _, k := range slices.Sorted(maps.Keys(f.Tagged)) {
+		if values := f.Tagged[k]; len(values) > 0 && !slices.Contains(values, e.Tags[k]) {
+			r.bad("tagSet["+k+"]", e.Tags[k], "one of those asked for")
+		}
+	}
 }
 
 // listedSubnet is listed for subnets.

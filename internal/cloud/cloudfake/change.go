@@ -243,7 +243,7 @@ func (c *Cloud) DeleteENI(ctx context.Context, id string) error {
 	q := call{"DeleteENI", pace.DeleteENI, id, 0}
 	return c.changeENI(ctx, q, func(e *eni) error {
 		if e.Attachment != nil {
-			return q.refuse(cloud.Conflict, "InvalidNetworkInterface.InUse", "%s is attached", id)
+			return q.refuse(cloud.Conflict, "InvalidParameterValue", "%s is attached", id)
 		}
 		if e.association.ID != "" {
 			c.endAssociation(e)

@@ -157,7 +157,7 @@ func (c *Cloud) SetGroups(ctx context.Context, id string, groups []string) error
 	q := call{"SetGroups", pace.ModifyENI, id, 0}
 	return c.changeENI(ctx, q, func(e *eni) error {
 		if len(groups) == 0 {
-			return q.refuse(cloud.Bug, "InvalidParameterValue", "no security groups: expected one at least")
+			return q.refuse(cloud.Bug, "InvalidParameterCombination", "no security groups: expected one at least")
 		}
 		if err := c.checkGroups(q, groups); err != nil {
 			return err

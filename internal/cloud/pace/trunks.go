@@ -11,8 +11,8 @@ import (
 const maxVLAN = 4094
 
 // AssociateBranch implements cloud.API. Without a client token it makes one up, so that
-// its own repetitions make one association only. A VLAN that there cannot be, and a token that was used
-// for another request, are errors of class Bug.
+// its own repetitions make one association only. A VLAN that there cannot be, and a token
+// that was used for another request, are errors of class Bug.
 func (p *paced) AssociateBranch(ctx context.Context, a cloud.Association, clientToken string) (cloud.Association, error) {
 	if a.VLAN < 1 || a.VLAN > maxVLAN {
 		return cloud.Association{}, wrong(AssociateBranch, "VLAN %d asked for: expected 1 to %d", a.VLAN, maxVLAN)
@@ -30,8 +30,8 @@ func (p *paced) DisassociateBranch(ctx context.Context, associationID string) er
 	return try(ctx, p, DisassociateBranch, func(ctx context.Context) error { return p.calls.DisassociateBranch(ctx, associationID) })
 }
 
-// SetGroups implements cloud.API. No group is an error of class Bug: EC2 would leave
-// the groups as they are.
+// SetGroups implements cloud.API. No group is an error of class Bug: EC2 would take the
+// call for one that changes nothing.
 func (p *paced) SetGroups(ctx context.Context, eniID string, groups []string) error {
 	if len(groups) == 0 {
 		return wrong(ModifyENI, "no security groups asked for %s: expected one at least", eniID)
