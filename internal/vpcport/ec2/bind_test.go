@@ -132,6 +132,23 @@ func TestVLANsCool(t *testing.T) {
 	}
 }
 
+// How long they cool is a setting.
+func TestCoolingIsASetting(t *testing.T) {
+	if got := ec2.Open(ec2.Settings{}).Traits().Cooling; got != ec2.Cooling {
+		t.Errorf("branches cool %v by default, want %v", got, ec2.Cooling)
+	}
+	b := newBed(t, func(s *ec2.Settings) { s.Cooling = time.Hour })
+	if got := b.provider.Traits().Cooling; got != time.Hour {
+		t.Errorf("branches cool %v, want an hour", got)
+	}
+	first := b.make(b.provider, newPort("u-1", "i-a"))
+	harness.OK(t, b.provider.Delete(t.Context(), first.ID))
+	b.clock.Advance(ec2.Cooling)
+	if again := b.make(b.provider, newPort("u-1", "i-a")); again.Binding.Plug.VLAN == first.Binding.Plug.VLAN {
+		t.Errorf("VLAN %d is used again before its time", first.Binding.Plug.VLAN)
+	}
+}
+
 // What became of an association whose reply was lost is seen, and not asked for again.
 func TestLostAssociation(t *testing.T) {
 	b := newBed(t)
