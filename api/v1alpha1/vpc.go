@@ -335,6 +335,9 @@ const (
 	AnnotationVPC = "berth.dev/vpc"
 	// AnnotationNICs is a pod's list of NICs, in YAML or JSON.
 	AnnotationNICs = "berth.dev/nics"
+	// ResourceBranches is the extended resource of Nodes of which a pod asks for as many
+	// as it has NICs in VPCs of provider ec2.
+	ResourceBranches = "berth.dev/branch-interfaces"
 	// FinalizerVPC keeps a VPC until none of its PodNICs is left.
 	FinalizerVPC = "berth.dev/nics"
 )

@@ -252,7 +252,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 		if r.waits(a, now) {
 			continue
 		}
-		if (gateOfKind[a.Kind] == gateGrow || a.Kind == plan.CreateTrunk) && r.countsDue(now) {
+		if takes(a) && r.countsDue(now) {
 			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
 		}
 		if a.Kind == plan.Create {
@@ -285,6 +285,9 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	}
 	return nil
 }
+
+// takes tells whether an action takes addresses of a subnet, or finishes what did.
+func takes(a plan.Action) bool { return gateOfKind[a.Kind] == gateGrow || a.Kind == plan.CreateTrunk }
 
 // countsDue tells whether to ask for the free counts of subnets.
 func (r *Reconciler) countsDue(now time.Time) bool {
@@ -356,8 +359,7 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 // it is known what is detached: that comes next.
 func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
 	g := gateOfKind[a.Kind]
-	grows := g == gateGrow || a.Kind == plan.CreateTrunk
-	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || grows && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
+	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || takes(a) && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved

@@ -23,8 +23,10 @@ import (
 	egressplan "github.com/berthnet/berth/internal/operator/egress/plan"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/vpcport"
+	"github.com/berthnet/berth/internal/operator/vpcport/branches"
 	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
 	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
+	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/web"
@@ -60,12 +62,18 @@ type part struct {
 
 // newFeatures are all there are. A new one is added here and in config.Operator.
 func newFeatures() []feature {
-	return []feature{eniFeature(), poolFeature(), portFeature(), egressFeature()}
+	return []feature{eniFeature(), poolFeature(), portFeature(), branchFeature(), egressFeature()}
 }
 
 // inIPAM tells of settings whether --ipam has a name.
 func inIPAM(name string) func(config.Operator) bool {
 	return func(cfg config.Operator) bool { return slices.Contains(cfg.IPAM, name) }
+}
+
+// hasBranches tells of settings whether pods may have branch interfaces of EC2: ports on the
+// trunks of nodes whose ENIs are the operator's.
+func hasBranches(cfg config.Operator) bool {
+	return inIPAM(config.IPAMENIOperator)(cfg) && inIPAM(config.IPAMPort)(cfg)
 }
 
 // configured are those that the operator is to work for.
@@ -113,6 +121,16 @@ func portFeature() feature {
 		watches:  func() []*watched.Kind { return slices.Concat(vpc.Watches(), vpcport.Watches()) },
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupPorts(ctx, mgr, env, calls, nics, reviews)
+		},
+	}
+}
+
+// branchFeature is telling the scheduler of branch interfaces.
+func branchFeature() feature {
+	return feature{
+		isOn: hasBranches, watches: branches.Watches,
+		setup: func(_ context.Context, mgr manager.Manager, env environment) (part, error) {
+			return part{alive: all(nil)}, branches.Setup(mgr, env.log)
 		},
 	}
 }
@@ -221,14 +239,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	if err != nil {
 		return part{}, err
 	}
-	asked, err := web.Listen("webhook-address", cfg.WebhookAddr)
-	if err != nil {
-		return part{}, err
-	}
-	hook, err := webhook.Setup(mgr, webhook.Options{
-		Listener: asked, Namespace: cfg.LeaseNamespace, First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
-		Clock: clock.Real{}, Logger: env.log, Metrics: reviews,
-	})
+	hook, err := setupWebhook(mgr, env, reviews)
 	if err != nil {
 		return part{}, err
 	}
@@ -239,6 +250,25 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 		}),
 		gauges: append([]prometheus.Collector{vpcs.Gauges(), ports.Gauges()}, hook...),
 	}, nil
+}
+
+// setupWebhook makes what judges pods that ask for NICs, and has them ask for branch
+// interfaces, where there are such.
+func setupWebhook(mgr manager.Manager, env environment, reviews *webhook.Metrics) ([]prometheus.Collector, error) {
+	cfg := env.cfg
+	asked, err := web.Listen("webhook-address", cfg.WebhookAddr)
+	if err != nil || asked == nil {
+		return nil, err
+	}
+	if hasBranches(cfg) {
+		if err := callers.Setup(mgr, env.log); err != nil {
+			return nil, err
+		}
+	}
+	return webhook.Setup(mgr, webhook.Options{
+		Listener: asked, Namespace: cfg.LeaseNamespace, First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
+		Branches: hasBranches(cfg), Clock: clock.Real{}, Logger: env.log, Metrics: reviews,
+	})
 }
 
 // setupEgress makes what has gateways made for Egresses, and tells of their clients.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -324,6 +325,13 @@ func (k *killer) Acted(_ string, _ plan.Action, _ cloud.Class, err error, _ time
 	go k.stop()
 }
 
+// count is how often a failpoint was hit.
+func (k *killer) count() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.hits
+}
+
 func (*killer) Listed(time.Duration, error) {}
 
 func (*killer) Collected(eni.Collected) {}
@@ -354,10 +362,10 @@ func TestTrunkOverACrash(t *testing.T) {
 							n = p.set(t, w.objects[0], s)
 						}
 						settle := func(s eni.Settings) {
-							before := k.hits
+							before := k.count()
 							pass(5 * minute)
 							synctest.Wait()
-							if k.hits > before {
+							if k.count() > before {
 								lead(s)
 							}
 							pass(10 * minute)
@@ -372,8 +380,8 @@ func TestTrunkOverACrash(t *testing.T) {
 						if len(w.secondary()) > 0 || n.last().Trunk != nil {
 							t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
 						}
-						if k.hits != 1 {
-							t.Errorf("the failpoint was hit %d times", k.hits)
+						if hits := k.count(); hits != 1 {
+							t.Errorf("the failpoint was hit %d times", hits)
 						}
 						if n := w.cloud.Count("CreateENI"); n > 2 { // one may have been repeated
 							t.Errorf("%d ENIs asked for", n)
@@ -391,11 +399,12 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 	for _, class := range []cloud.Class{cloud.Bug, cloud.Conflict, cloud.LimitReached} {
 		t.Run(class.String(), func(t *testing.T) {
 			bubble(t, 1, func(t *testing.T, w *world) {
-				refuses, tries := true, 0
+				var allowed atomic.Bool
+				var tries atomic.Int32
 				ec2 := &api{Cloud: w.cloud, attaching: func(id string) error {
 					for _, e := range w.cloud.Truth() {
-						if refuses && e.ID == id && e.Type == cloud.InterfaceTrunk {
-							tries++
+						if !allowed.Load() && e.ID == id && e.Type == cloud.InterfaceTrunk {
+							tries.Add(1)
 							return cloudfake.Err(class, "")
 						}
 					}
@@ -416,8 +425,8 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 				if made := w.cloud.Count("CreateENI"); made > 15 {
 					t.Errorf("%d ENIs made in two hours", made)
 				}
-				if tries > 130 {
-					t.Errorf("%d tries in two hours to attach it", tries)
+				if n := tries.Load(); n > 130 {
+					t.Errorf("%d tries in two hours to attach it", n)
 				}
 				for range 60 { // at the moment of a try it is being made
 					if n.last().Trunk.Reason == plan.ReasonPending {
@@ -425,7 +434,7 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 					}
 				}
 				n.wantNoTrunk(t, w, plan.ReasonRefused)
-				refuses = false
+				allowed.Store(true)
 				pass(50 * minute)
 				n.wantTrunk(t, w)
 			})
