@@ -203,6 +203,25 @@ func TestList(t *testing.T) {
 	plugtest.Must(t, p.Remove(plugtest.Bounded(t), gone))
 }
 
+// What is of another node, whose pods' namespaces are in the same folder, is not found.
+func TestListOfTwoNodes(t *testing.T) {
+	one, two := newWorld(t), newWorld(t)
+	p, other := one.plugger(Options{}), two.plugger(Options{})
+	mine, theirs := plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
+	plugged(t, p, wantOn(t, 7, plugtest.One, plugtest.PortA, mine))
+	plugged(t, other, wantOn(t, 7, plugtest.Two, plugtest.PortB, theirs))
+	for _, tc := range []struct {
+		p    plug.Plugger
+		port string
+	}{{p, plugtest.PortA}, {other, plugtest.PortB}} {
+		list, err := tc.p.List(plugtest.Bounded(t))
+		plugtest.Must(t, err)
+		if len(list) != 1 || list[0].PortID != tc.port {
+			t.Errorf("found %+v, want port %s alone", list, tc.port)
+		}
+	}
+}
+
 // With the trunk's link the VLANs go, and they come again with it. When it was set down they are
 // down, and lack what the kernel takes then.
 func TestTrunkGoesAndComes(t *testing.T) {

@@ -72,6 +72,26 @@ func (p *Plugger) home() *podif.Namespace {
 // nodePath stands for the path of the node's own namespace.
 const nodePath = "the node's own network namespace"
 
+// noNode is as what a namespace knows the node's that has no link on one of the node's.
+const noNode = -2
+
+// nodeIn is the number by which a namespace knows the node's, as which the link below a VLAN tells
+// where it is (IFLA_LINK_NETNSID). It is for links that were listed before: until then there may
+// be none. The node's own has -1 for itself.
+func (p *Plugger) nodeIn(s *podif.Namespace) (int, error) {
+	if s.Path == nodePath {
+		return -1, nil
+	}
+	id, err := s.NL.GetNetNsIdByFd(int(p.node.NS))
+	switch {
+	case err != nil:
+		return noNode, fmt.Errorf("ask %s for its number of the node's namespace: %w", s.Path, err)
+	case id < 0:
+		return noNode, nil
+	}
+	return id, nil
+}
+
 // holds tells who has a VLAN of a trunk that is wanted. again: it may be free in a moment, as it is
 // being made or removed, or was a leftover of the port's own. Errors: plug.ErrNameTaken,
 // plug.ErrPortInUse.
@@ -79,7 +99,7 @@ func (p *Plugger) holds(ctx context.Context, w plug.Want, trunk *netlink.LinkAtt
 	again = true
 	err = fmt.Errorf("%w: VLAN %d of the trunk %s has a link in a network namespace that is not in %s", plug.ErrNameTaken, w.VLAN, trunk.Name, p.dir)
 	failed := p.each(ctx, func(s *podif.Namespace) (more bool, failed error) {
-		l, failed := vlanOf(s, w, trunk)
+		l, failed := p.vlanOf(s, w, trunk)
 		if l == nil || failed != nil {
 			return true, failed
 		}
@@ -96,15 +116,17 @@ func (p *Plugger) holds(ctx context.Context, w plug.Want, trunk *netlink.LinkAtt
 }
 
 // vlanOf finds the link of a trunk's VLAN in a namespace; nil: it is not there.
-func vlanOf(s *podif.Namespace, w plug.Want, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
+func (p *Plugger) vlanOf(s *podif.Namespace, w plug.Want, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
 	links, err := rtnl.Whole(s.NL.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links in %s: %w", s.Path, err)
 	}
+	node, err := p.nodeIn(s)
+	if err != nil {
+		return nil, err
+	}
 	for _, l := range links {
-		v, ok := l.(*netlink.Vlan)
-		away := s.Path != nodePath
-		if ok && v.VlanId == w.VLAN && v.ParentIndex == trunk.Index && (v.NetNsID >= 0) == away {
+		if v, ok := l.(*netlink.Vlan); ok && v.VlanId == w.VLAN && v.ParentIndex == trunk.Index && v.NetNsID == node {
 			return v, nil
 		}
 	}
@@ -129,6 +151,7 @@ func whose(s *podif.Namespace, l *netlink.Vlan, w plug.Want, trunk *netlink.Link
 }
 
 // List implements plug.Plugger, for links in namespaces that are where pods' are, and on the node.
+// What is on links of another node, whose pods' namespaces are in the same folder, is that node's.
 func (p *Plugger) List(ctx context.Context) ([]plug.Found, error) {
 	var list []plug.Found
 	err := p.each(ctx, func(s *podif.Namespace) (more bool, err error) {
@@ -136,14 +159,19 @@ func (p *Plugger) List(ctx context.Context) ([]plug.Found, error) {
 		if err != nil {
 			return false, err
 		}
+		node, err := p.nodeIn(s)
+		if err != nil {
+			return false, err
+		}
+		there := slices.DeleteFunc(append(in.others, in.half...), func(v *netlink.Vlan) bool { return v.NetNsID != node })
 		where := plug.Pod{}
-		if s.Path != nodePath && len(in.others)+len(in.half) > 0 {
+		if s.Path != nodePath && len(there) > 0 {
 			where.Netns = s.Path
 			if where.NetnsID, err = rtnl.Identify(s.NS); err != nil {
 				return false, fmt.Errorf("%s: %w", s.Path, err)
 			}
 		}
-		for _, l := range append(in.others, in.half...) {
+		for _, l := range there {
 			r, ok := plug.ParseMark(l.Alias)
 			r.Kind, r.VLAN = plug.VLAN, l.VlanId
 			r.Pod.Netns, r.Pod.NetnsID = where.Netns, where.NetnsID
