@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -95,7 +96,8 @@ func TestOperatorTokenTellsOfBranchesOnly(t *testing.T) {
 	harness.OK(t, admin.Create(t.Context(), n))
 	t.Cleanup(func() { harness.OK(t, patchAs(admin, n, `{"metadata":{"finalizers":null}}`)) })
 	harness.Eventually(t, limit, "the policy holds", func() error {
-		return byPolicy(patch(t, operator, n, `{"metadata":{"labels":{"pool":"b"}}}`, "status"))
+		other := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"pool":"b"}}}`))
+		return byPolicy(operator.Status().Patch(t.Context(), n.DeepCopy(), other, client.DryRunAll))
 	})
 
 	const branches = `"` + v1alpha1.ResourceBranches + `"`

@@ -410,7 +410,7 @@ type TrunkENI struct {
 	// +optional
 	DeviceIndex int32 `json:"deviceIndex,omitempty"`
 	// Reason is why it is not there although it is wanted (Pending, NoBranches,
-	// OtherTrunk, NoRoom, TrunkSubnetFull), or there although it is not (HasBranches).
+	// OtherTrunk, NoRoom, TrunkSubnetFull, Refused), or there although it is not (HasBranches).
 	// Empty: all is as wanted.
 	// +optional
 	Reason string `json:"reason,omitempty"`

@@ -35,7 +35,7 @@ const (
 	MaxUplink = 63
 
 	// LinkPrefix begins the name of every pod link on the host side.
-	LinkPrefix = rtnl.PodLinkPrefix
+	LinkPrefix = "bth"
 	// NftTable is the name of Berth's nftables tables (families inet and arp).
 	NftTable = "berth"
 )

@@ -32,7 +32,7 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	}
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), callTimeout)
 	defer cancel()
-	if p.tidies && !p.lost && r.process.recalls {
+	if p.tidies && r.process.recalls {
 		var done func()
 		ctx, done = r.recallable(ctx)
 		defer done()

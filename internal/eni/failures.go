@@ -24,7 +24,7 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	}
 	class, g := cloud.ClassOf(err), gateOfKind[p.Kind]
 	switch {
-	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled):
+	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled) && !p.lost:
 		r.recalled(p)
 	case class == cloud.Throttled:
 		// Neither another step nor another ENI: the same call, later. Asking

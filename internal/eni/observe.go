@@ -129,12 +129,9 @@ func (r *Reconciler) takeDetached(ctx context.Context, l Listing) {
 }
 
 // ofInstance leaves out what is on another instance, whatever its device index, or was
-// made for another and is on none, and branches: it is not for this node to know.
+// made for another and is on none: it is not for this node to know.
 func (r *Reconciler) ofInstance(list []cloud.ENI) (out []facts) {
 	for _, e := range list {
-		if branch(e) {
-			continue
-		}
 		of := e.Tags[TagInstanceID]
 		if e.Attachment != nil {
 			of = e.Attachment.InstanceID

@@ -58,7 +58,7 @@ func (p *placement) instanceVPC() string {
 // subnetUnknown tells whether one of the node's ENIs is in a subnet that was not described.
 func (p *placement) subnetUnknown() bool {
 	for _, k := range p.view.enis {
-		if !k.facts.ours() || k.trunk {
+		if !k.facts.ours() {
 			continue
 		}
 		subnet := p.cfg.Shared.Subnets.blocksWith(k.SubnetID, k.Primary)

@@ -246,13 +246,13 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	e, reserved := r.decide(now)
 	defer func() { reserved.end(0) }() // if no step takes it
 	r.placement.exhausted, r.placement.drains = e.plan.Exhausted, e.state.Drain
-	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), r.trunk.stuck(now), now)
+	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), r.trunk.full(now), now)
 	r.setDeleteOnTermination(ctx, e.plan.Actions, now)
 	for _, a := range e.plan.Actions {
 		if r.waits(a, now) {
 			continue
 		}
-		if (gateOfKind[a.Kind] == gateGrow || a.Kind == plan.CreateTrunk) && r.countsDue(now) {
+		if takes(a) && r.countsDue(now) {
 			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
 		}
 		if a.Kind == plan.Create {
@@ -285,6 +285,9 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	}
 	return nil
 }
+
+// takes tells whether an action takes addresses of a subnet, or finishes what did.
+func takes(a plan.Action) bool { return gateOfKind[a.Kind] == gateGrow || a.Kind == plan.CreateTrunk }
 
 // countsDue tells whether to ask for the free counts of subnets.
 func (r *Reconciler) countsDue(now time.Time) bool {
@@ -356,8 +359,7 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 // it is known what is detached: that comes next.
 func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
 	g := gateOfKind[a.Kind]
-	waits := g == gateGrow && r.growthWaits() || g == gateTrunk && r.retries.throttled[gateTrunk] != nil
-	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || waits || a.Kind == plan.Create && r.detachedUnknown()
+	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || takes(a) && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved
@@ -392,7 +394,7 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.Attachment), Ours: r.ours(k), Trunk: k.trunk,
-		PrimaryServes: r.cfg.primaryServes() && !primary(k.Attachment) && !k.trunk && r.ours(k),
+		PrimaryServes: r.cfg.primaryServes() && !primary(k.Attachment) && r.ours(k),
 		Amount:        cloud.AmountOf(k.kept()), Withdrawn: cloud.AmountOf(sortedKeys(k.releasing)).Plus(k.disputed), OwnIPv6: k.ownIPv6,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}

@@ -268,7 +268,7 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	says := n.Status.Node
 	container := c.records[id]
 	link := row.Link
-	hasLink := n.Status.Plug != nil && n.Status.Plug.Type == v1alpha1.PlugNetns || c.takeLinks(link) // an agent's link is not Berth's
+	hasLink := n.Status.Plug != nil && slices.Contains(offNode, n.Status.Plug.Type) || c.takeLinks(link)
 	delete(c.records, id)
 	delete(c.rows, id)
 	switch {
@@ -289,6 +289,10 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	}
 	return nil
 }
+
+// offNode are the ways to plug by which Berth leaves no link on the node: an agent's is not its
+// own, and a VLAN's is in the pod.
+var offNode = []v1alpha1.PlugType{v1alpha1.PlugNetns, v1alpha1.PlugVLAN}
 
 // addressesOf are the addresses of a PodNIC with prefix lengths, and without, in order.
 func addressesOf(n *v1alpha1.PodNIC) (cidrs, bare []string) {

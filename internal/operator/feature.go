@@ -214,7 +214,7 @@ func ofEC2(env environment) *vpc.EC2 {
 	if env.ec2.api == nil {
 		return nil
 	}
-	return &vpc.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime}
+	return &vpc.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime, Cooling: env.cfg.BranchCooling}
 }
 
 // setupPorts makes what opens VPCs and has their ports made.

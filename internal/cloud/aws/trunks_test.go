@@ -113,8 +113,8 @@ func labWorld(t *testing.T) world {
 // everywhere runs a test in each of the worlds.
 func everywhere(t *testing.T, test func(*testing.T, world)) {
 	t.Helper()
-	for name, make := range worlds {
-		t.Run(name, func(t *testing.T) { test(t, make(t)) })
+	for name, build := range worlds {
+		t.Run(name, func(t *testing.T) { test(t, build(t)) })
 	}
 }
 

@@ -15,10 +15,10 @@ import (
 // the most values that one has, and subnets with one page after the other, of one subnet each.
 type lists struct {
 	pace.Calls
-	id, token           func(page int) string
-	pairs, values, most int
-	pages               int
-	subnets             []cloud.SubnetFilter
+	id, token   func(page int) string
+	pairs, most int
+	pages       int
+	subnets     []cloud.SubnetFilter
 }
 
 func (l *lists) ENIPage(_ context.Context, f cloud.ENIFilter, _ string) ([]cloud.ENI, string, error) {

@@ -17,6 +17,3 @@ var (
 // Protocol marks every route and rule that Berth makes (rtnetlink's rtm_protocol and
 // FRA_PROTOCOL).
 const Protocol = 190
-
-// PodLinkPrefix begins the name of the node's end of a pod's veth.
-const PodLinkPrefix = "bth"

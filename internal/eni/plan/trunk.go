@@ -29,6 +29,7 @@ const (
 	ReasonOtherTrunk  = "OtherTrunk"
 	ReasonNoRoom      = "NoRoom"
 	ReasonTrunkSubnet = "TrunkSubnetFull"
+	ReasonRefused     = "Refused"
 	ReasonPending     = "Pending"
 	ReasonHasBranches = "HasBranches"
 )
@@ -80,17 +81,19 @@ func (b *planner) keepTrunk(s State) (noAddress bool) {
 		b.do(Action{Kind: DetachTrunk, ENI: e.ID})
 	}
 	index, ok := b.trunkIndex()
-	if b.reserved == 0 || !ok || s.Trunk.Refused || t.unfit {
+	if b.reserved == 0 || !ok || t.unfit {
 		return false
 	}
 	if len(t.detached) > 0 {
 		id := t.detached[0].ID
 		b.claimed[id] = true
-		b.do(Action{Kind: AttachTrunk, ENI: id, Index: index})
+		if !s.Trunk.Refused {
+			b.do(Action{Kind: AttachTrunk, ENI: id, Index: index})
+		}
 		return false
 	}
 	home, ok := s.home()
-	if !ok {
+	if !ok || s.Trunk.Refused {
 		return false
 	}
 	if b.subnet(home).Free < 1 {
@@ -147,6 +150,9 @@ func TrunkTrouble(l cloud.Limits, p ipam.Policy, s State) (reason, message strin
 	b := newPlanner(l, p, s)
 	if _, ok := b.trunkIndex(); !ok && !t.leaving {
 		return ReasonNoRoom, fmt.Sprintf("every ENI that the instance may have is there (%d): it waits until one of them is in excess; run fewer pods here, use a larger instance type, or raise MAX_ENI", len(b.indexes))
+	}
+	if s.Trunk.Refused {
+		return ReasonRefused, "EC2 does not let it be attached: that is tried again, ever more seldom"
 	}
 	if b.keepTrunk(s) {
 		home, _ := s.home()

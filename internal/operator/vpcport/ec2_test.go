@@ -67,7 +67,7 @@ func (b *branches) podIn(name, nics string) {
 	harness.OK(b.t, b.client().Create(b.t.Context(), p))
 }
 
-// branchesOf are the ENIs that EC2 has for ports.
+// enis are the ENIs that EC2 has for ports.
 func (b *branches) enis() []cloud.ENI {
 	b.t.Helper()
 	list, err := b.ec2.ENIs(b.t.Context(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: ec2.Owner}})
@@ -81,9 +81,9 @@ func TestBranchOfAPod(t *testing.T) {
 	const cools = 3 * time.Second
 	b := startEC2(t, cools)
 	b.podIn("web", "[{securityGroups: [sg-web]}]")
-	o := b.awaitNIC("web", "eth0", "waits for a node", in(v1alpha1.PhasePending))
+	b.awaitNIC("web", "eth0", "waits for a node", in(v1alpha1.PhasePending))
 	b.schedule("web", "node-1")
-	o = b.awaitNIC("web", "eth0", "is active", in(v1alpha1.PhaseActive))
+	o := b.awaitNIC("web", "eth0", "is active", in(v1alpha1.PhaseActive))
 	list := b.enis()
 	if len(list) != 1 || list[0].ID != o.Status.PortID || list[0].Type != cloud.InterfaceBranch || len(list[0].Groups) != 1 || list[0].Groups[0] != "sg-web" {
 		t.Fatalf("EC2 has %+v", list)

@@ -85,15 +85,15 @@ func (s *Namespace) Peer(host *netlink.LinkAttrs) (netlink.Link, error) {
 	return l, nil
 }
 
-// Marked finds the veth or VLAN that carries the mark of a port, under whatever name; nil when
-// there is none.
+// Marked finds the veth that carries the mark of a port, under whatever name; nil when there
+// is none.
 func (s *Namespace) Marked(r plug.Ref) (netlink.Link, error) {
 	links, err := rtnl.Whole(s.NL.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links in %s: %w", s.Path, err)
 	}
 	for _, l := range links {
-		if other, ok := plug.ParseMark(l.Attrs().Alias); ok && (l.Type() == "veth" || l.Type() == "vlan") && other.Attachment == r.Attachment && other.PortID == r.PortID {
+		if other, ok := plug.ParseMark(l.Attrs().Alias); ok && l.Type() == "veth" && other.Attachment == r.Attachment && other.PortID == r.PortID {
 			return l, nil
 		}
 	}

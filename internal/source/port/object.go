@@ -130,16 +130,21 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
 		}
 		n.Routes = append(n.Routes, attachment.NICRoute{Destination: to.Masked(), Gateway: via})
 	}
-	if byBridge(n.Plug.Type) && !slices.Contains(bridges, n.Plug.Bridge) {
-		return zero, invalid("status.plug.bridge", n.Plug.Bridge, "one of %s, into which this node lets ports be plugged (--ovs-bridges)", strings.Join(bridges, ", "))
+	if err := checkBridge(n.Plug, bridges); err != nil {
+		return zero, err
 	}
 	// The rest is checked as it will be used.
 	w := want(attachment.Record{HostLink: "bth0", Netns: attachment.Netns{Path: "/"}}, n)
 	return n, w.Validate()
 }
 
-// byBridge tells whether ports that are plugged in some way are so into a bridge of Open vSwitch.
-func byBridge(kind string) bool { return kind != string(plug.Netns) && kind != string(plug.VLAN) }
+// checkBridge refuses bridges of Open vSwitch that are not those of the node.
+func checkBridge(p attachment.Plug, bridges []string) error {
+	if p.Type == string(plug.Netns) || p.Type == string(plug.VLAN) || slices.Contains(bridges, p.Bridge) {
+		return nil
+	}
+	return invalid("status.plug.bridge", p.Bridge, "one of %s, into which this node lets ports be plugged (--ovs-bridges)", strings.Join(bridges, ", "))
+}
 
 // tapOf is what a tap device is like, with what is not said as it is by default.
 func tapOf(t *v1alpha1.TapDevice) (attachment.Tap, error) {

@@ -1,6 +1,7 @@
 package ec2_test
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -132,6 +133,23 @@ func TestVLANsCool(t *testing.T) {
 	}
 }
 
+// How long they cool is a setting.
+func TestCoolingIsASetting(t *testing.T) {
+	if got := ec2.Open(ec2.Settings{}).Traits().Cooling; got != ec2.Cooling {
+		t.Errorf("branches cool %v by default, want %v", got, ec2.Cooling)
+	}
+	b := newBed(t, func(s *ec2.Settings) { s.Cooling = time.Hour })
+	if got := b.provider.Traits().Cooling; got != time.Hour {
+		t.Errorf("branches cool %v, want an hour", got)
+	}
+	first := b.make(b.provider, newPort("u-1", "i-a"))
+	harness.OK(t, b.provider.Delete(t.Context(), first.ID))
+	b.clock.Advance(ec2.Cooling)
+	if again := b.make(b.provider, newPort("u-1", "i-a")); again.Binding.Plug.VLAN == first.Binding.Plug.VLAN {
+		t.Errorf("VLAN %d is used again before its time", first.Binding.Plug.VLAN)
+	}
+}
+
 // What became of an association whose reply was lost is seen, and not asked for again.
 func TestLostAssociation(t *testing.T) {
 	b := newBed(t)
@@ -165,6 +183,42 @@ func TestTagsThatLie(t *testing.T) {
 		harness.OK(t, b.cloud.Tag(t.Context(), p.ID, map[string]string{ec2.TagVLAN: vlan}))
 		if seen, err := b.open().Get(t.Context(), p.ID); err != nil || seen.Host != "" || seen.Binding.Result != vpcport.Unbound {
 			t.Errorf("with the tag %q: at %q, %+v, %v", vlan, seen.Host, seen.Binding, err)
+		}
+	}
+}
+
+// Nobody makes an ENI a port by naming it: not one whose addresses are for pods, nor a trunk, nor
+// another cluster's, nor one without tags. One that is tagged as a port may be is taken, and
+// given back for the next.
+func TestGivenENIs(t *testing.T) {
+	b := newBed(t)
+	device, owner, none := vpcport.Device(cluster, "u-1"), vpcport.Owner, ""
+	for name, id := range map[string]string{
+		"for pods":          b.cloud.AddENI("i-a2", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner}),
+		"a trunk":           b.cloud.AddENI("i-none", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagNIC: ""}),
+		"another cluster's": b.cloud.AddENI("i-none", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: "another", eni.TagNIC: ""}),
+	} {
+		before := b.eni(id).Tags
+		_, err := b.provider.Update(t.Context(), id, 0, vpcport.Change{Device: &device, Owner: &owner})
+		failsWith(t, name, err, vpcport.PortGone)
+		if after := b.eni(id).Tags; !maps.Equal(before, after) {
+			t.Errorf("%s: its tags were %v, are %v", name, before, after)
+		}
+	}
+	given, err := b.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-a", Groups: []string{"sg-web"}, Tags: map[string]string{eni.TagCluster: cluster, eni.TagNIC: ""}})
+	harness.OK(t, err)
+	host := "i-a"
+	for range 2 {
+		p, err := b.provider.Update(t.Context(), given.ID, 0, vpcport.Change{Device: &device, Owner: &owner})
+		if err != nil || p.Device != device || p.Owner != owner {
+			t.Fatalf("taken: %+v, %v", p, err)
+		}
+		p, err = b.provider.Update(t.Context(), given.ID, 0, vpcport.Change{Host: &host})
+		harness.OK(t, err)
+		b.wantBound("given", p, host)
+		p, err = b.provider.Update(t.Context(), given.ID, 0, vpcport.Change{Device: &none, Owner: &none, Host: &none})
+		if err != nil || p.Device != "" || p.Owner != "" || p.Host != "" {
+			t.Fatalf("given back: %+v, %v", p, err)
 		}
 	}
 }

@@ -89,7 +89,7 @@ func (p *Provider) rehost(ctx context.Context, e cloud.ENI, host string) (vpcpor
 }
 
 // Delete implements vpcport.Provider. The VLAN that the port had is not used again for
-// Cooling.
+// Settings.Cooling.
 func (p *Provider) Delete(ctx context.Context, id string) error {
 	err := p.s.Cloud.DeleteENI(ctx, id)
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {

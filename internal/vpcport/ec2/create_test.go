@@ -75,7 +75,7 @@ func TestSubnets(t *testing.T) {
 		t.Errorf("that of the trunk: %s", got)
 	}
 	small := vpcport.NewAddress{SubnetID: "subnet-small", IP: netip.MustParseAddr("10.0.32.9")}
-	if p := b.make(b.provider, newPort("u-2", "i-a", at(small))); p.Addresses[0] != (vpcport.FixedIP{SubnetID: small.SubnetID, IP: small.IP}) {
+	if p := b.make(b.provider, newPort("u-2", "i-a", at(small))); p.Addresses[0] != vpcport.FixedIP(small) {
 		t.Errorf("a certain address: %+v", p.Addresses)
 	}
 	some := b.open(func(s *ec2.Settings) { s.Subnets = []string{"subnet-b", "subnet-small", "subnet-a"} })

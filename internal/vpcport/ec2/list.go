@@ -28,7 +28,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 	if err != nil {
 		return nil, classified(opENIs, fmt.Errorf("list ports: %w", err))
 	}
-	list = p.memory.over(list, func(e cloud.ENI) bool { return isPort(e) && p.matches(f, e) })
+	list = p.memory.over(list, func(e cloud.ENI) bool { return p.s.mayBePort(e) && p.matches(f, e) })
 	return p.ports(ctx, list)
 }
 
@@ -85,10 +85,10 @@ func (p *Provider) find(ctx context.Context, id string) (cloud.ENI, error) {
 	if err != nil {
 		return cloud.ENI{}, classified(opENIs, fmt.Errorf("describe port %s: %w", id, err))
 	}
-	list = p.memory.over(list, func(e cloud.ENI) bool { return e.ID == id && isPort(e) })
+	list = p.memory.over(list, func(e cloud.ENI) bool { return e.ID == id && p.s.mayBePort(e) })
 	if len(list) == 0 {
 		p.memory.gone(id)
-		return cloud.ENI{}, failure(vpcport.PortGone, opENIs, "there is no ENI %s that may be a port", id)
+		return cloud.ENI{}, failure(vpcport.PortGone, opENIs, "there is no ENI %s with the tags %s=%s and %s, as ports have", id, eni.TagCluster, p.s.Cluster, eni.TagNIC)
 	}
 	return list[0], nil
 }

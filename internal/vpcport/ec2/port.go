@@ -43,7 +43,10 @@ func unbindable(p vpcport.Port, host string, why string) vpcport.Port {
 	return p
 }
 
-// isPort tells whether an ENI may be a port: an ordinary one, or a branch.
-func isPort(e cloud.ENI) bool {
-	return e.Type == "" || e.Type == cloud.InterfaceOrdinary || e.Type == cloud.InterfaceBranch
+// mayBePort tells whether an ENI may be a port: an ordinary one, or a branch, that is the
+// cluster's and has the tag of ports, if with no value. So nobody who names one takes an
+// ENI whose addresses are for pods, nor what others have.
+func (s Settings) mayBePort(e cloud.ENI) bool {
+	_, tagged := e.Tags[eni.TagNIC]
+	return tagged && e.Tags[eni.TagCluster] == s.Cluster && (e.Type == "" || e.Type == cloud.InterfaceOrdinary || e.Type == cloud.InterfaceBranch)
 }

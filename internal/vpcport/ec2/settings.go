@@ -23,7 +23,7 @@ type Cloud interface {
 
 const (
 	// Cooling is how long a branch is kept that no pod has any more, and a VLAN is not
-	// used again: as long as the Amazon VPC resource controller does by default.
+	// used again, by default: as long as the Amazon VPC resource controller does.
 	Cooling = time.Minute
 	// Settle is how long a reply outranks listings, by default.
 	Settle = time.Minute
@@ -38,6 +38,7 @@ type Settings struct {
 	// the subnet of the instance's trunk.
 	Subnets []string
 	Settle  time.Duration // 0: Settle
+	Cooling time.Duration // 0: Cooling
 	Clock   clock.Clock   // nil: the machine's
 	Logger  *slog.Logger  // nil: nothing is logged
 }
@@ -57,9 +58,9 @@ var _ vpcport.Provider = (*Provider)(nil)
 func Open(s Settings) *Provider {
 	s.Clock = cmp.Or[clock.Clock](s.Clock, clock.Real{})
 	s.Logger = cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
-	s.Settle = cmp.Or(s.Settle, Settle)
+	s.Settle, s.Cooling = cmp.Or(s.Settle, Settle), cmp.Or(s.Cooling, Cooling)
 	return &Provider{
-		s: s, trunks: newTrunks(s), subnets: newSubnets(s), vlans: newVLANs(s.Clock), memory: newMemory(s.Clock, s.Settle),
+		s: s, trunks: newTrunks(s), subnets: newSubnets(s), vlans: newVLANs(s.Clock, s.Cooling), memory: newMemory(s.Clock, s.Settle),
 	}
 }
 
@@ -68,5 +69,5 @@ const maxFilter = 200
 
 // Traits implements vpcport.Provider.
 func (p *Provider) Traits() vpcport.Traits {
-	return vpcport.Traits{MaxBatch: 1, MaxFilter: maxFilter, NeedsHost: true, Idempotent: true, Cooling: Cooling}
+	return vpcport.Traits{MaxBatch: 1, MaxFilter: maxFilter, NeedsHost: true, Idempotent: true, Cooling: p.s.Cooling}
 }

@@ -13,15 +13,18 @@ import (
 const maxVLAN = 4094
 
 // vlans are the VLANs of trunks that are not to be chosen just now: those that were taken or
-// given back within Cooling. That a VLAN is in use for longer EC2 tells, which refuses it.
+// given back within Settings.Cooling. That a VLAN is in use for longer EC2 tells, which refuses it.
 type vlans struct {
-	clock clock.Clock
+	clock   clock.Clock
+	cooling time.Duration
 
 	mu   sync.Mutex                   // guards busy
 	busy map[string]map[int]time.Time // by trunk and VLAN, until when
 }
 
-func newVLANs(c clock.Clock) *vlans { return &vlans{clock: c, busy: map[string]map[int]time.Time{}} }
+func newVLANs(c clock.Clock, cooling time.Duration) *vlans {
+	return &vlans{clock: c, cooling: cooling, busy: map[string]map[int]time.Time{}}
+}
 
 // next is the VLAN for a device on a trunk: the same each time, as long as that is not busy,
 // so that a repeat after a restart is the same request; else the next one that is not.
@@ -73,5 +76,5 @@ func (v *vlans) until(trunk string, id int) {
 	if v.busy[trunk] == nil {
 		v.busy[trunk] = map[int]time.Time{}
 	}
-	v.busy[trunk][id] = v.clock.Now().Add(Cooling)
+	v.busy[trunk][id] = v.clock.Now().Add(v.cooling)
 }
