@@ -72,6 +72,15 @@ func asksFor(p *corev1.Pod, err error, want ...string) error {
 	return nil
 }
 
+// reviews are how often the webhook was asked which branch interfaces a pod has.
+func reviews(t *testing.T, metrics []prometheus.Collector) (n float64) {
+	t.Helper()
+	for _, outcome := range []string{"allowed", "changed", "error"} {
+		n += value(t, metrics, "berth_operator_webhook_reviews_total", outcome, "branches")
+	}
+	return n
+}
+
 // Pods ask for as many branch interfaces as they have NICs in a VPC of EC2, and others are
 // as they were made.
 func TestPodsAskForBranches(t *testing.T) {
@@ -115,11 +124,16 @@ func TestPodsAskForBranches(t *testing.T) {
 		}
 		harness.Eventually(t, limit, "pods of the namespace ask", plain)
 		try(t, in(pod("a", nics, "[{}, {}, {}]")), "3")
-		try(t, in(pod("a", vpc, "")), "")
 		try(t, in(pod("a", vpc, "n")), "")
+		before := reviews(t, metrics)
+		try(t, in(pod("a", vpc, "")), "")
 		host := in(pod("a"))
 		host.Spec.HostNetwork = true
 		try(t, host, "")
+		try(t, pod("a"), "")
+		if n := reviews(t, metrics) - before; n != 0 {
+			t.Errorf("the webhook was asked about %v pods that have no NICs", n)
+		}
 		config := &admissionregistrationv1.MutatingWebhookConfiguration{}
 		harness.OK(t, admin.Get(t.Context(), client.ObjectKey{Name: webhook.ConfigurationName}, config))
 		asked := slices.IndexFunc(config.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == callers.WebhookName })
