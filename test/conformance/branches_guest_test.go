@@ -33,7 +33,7 @@ import (
 )
 
 // branchCooling is how long branches are kept in these tests.
-const branchCooling = 4 * time.Second
+const branchCooling = 3 * time.Second
 
 // The security groups of the tests: web lets in what comes from peers, who let in web.
 const (
@@ -340,7 +340,7 @@ func (b *branches) defaults() {
 // restarts has operator and daemon begin anew under pods that run.
 func (b *branches) restarts() {
 	near, far := b.add(b.a, "near", lab.BranchVPC, withGroups(web)), b.add(b.b, "far", lab.BranchVPC, withGroups(peers))
-	here, there, links := b.branch(near), b.branch(far), b.links(near)
+	here, there, links, others := b.branch(near), b.branch(far), b.links(near), b.links(far)
 	o := b.Operators()[0]
 	harness.OK(b.T, o.Kill())
 	harness.OK(b.T, b.a.Kill())
@@ -355,6 +355,9 @@ func (b *branches) restarts() {
 	harness.Settle(b.T, b.Lab)
 	if got := b.branch(near); got.ID != here.ID || got.Trunk.ID != here.Trunk.ID || !maps.Equal(b.links(near), links) {
 		b.Errorf("the branch was %+v and %+v, is %+v and %+v", here.Trunk, links, got.Trunk, b.links(near))
+	}
+	if got := b.links(far); !maps.Equal(got, others) {
+		b.Errorf("a pod of the other node had %+v, has %+v", others, got)
 	}
 	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "near"))
 	b.answers(late, b.branch(late), here)
