@@ -1,4 +1,4 @@
-//go:build guest
+//go:build guest && e2e
 
 package crash
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -231,7 +230,7 @@ func carries(h Host, v *netlink.Vlan, e vpc.ENI, books vpc.Books) error {
 		if err != nil {
 			return fmt.Errorf("look up its trunk's link on %s: %w", h.Name, err)
 		}
-		if mac := l.Attrs().HardwareAddr; !strings.EqualFold(mac.String(), net.HardwareAddr(t.MAC).String()) {
+		if mac := l.Attrs().HardwareAddr; !strings.EqualFold(mac.String(), t.MAC.String()) {
 			return fmt.Errorf("it is on %s with %s, and its trunk %s has %s", l.Attrs().Name, mac, t.ID, t.MAC)
 		}
 		return nil

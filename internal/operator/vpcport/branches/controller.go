@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// workers are how many Nodes are looked at at once: nearly all of it is waiting for
+	// workers are how many Nodes are worked on at once: nearly all of it is waiting for
 	// the API server.
 	workers = 4
 	// timeout bounds one look.
@@ -117,7 +117,7 @@ func (c controller) reconcile(ctx context.Context, q reconcile.Request) (reconci
 	if err := c.client.Status().Patch(ctx, to, client.RawPatch(types.MergePatchType, patch)); err != nil {
 		return reconcile.Result{}, unlessGone(err, "write the branch interfaces of Node "+q.Name)
 	}
-	c.log.Info("branch interfaces of a node were written", "node", n.Name, "branches", capacity)
+	c.log.Info("told the scheduler of branch interfaces", "node", n.Name, "branches", capacity)
 	return reconcile.Result{}, nil
 }
 
