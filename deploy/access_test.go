@@ -136,7 +136,11 @@ func bindRolesOf(t *testing.T, objects deploy.Objects, policies bool) {
 		objects = objects.Except(policyKinds...)
 	}
 	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects))
-	t.Cleanup(func() { unbind(context.Background(), "berthd", "berth-operator", "berthd-templates") })
+	t.Cleanup(func() {
+		for _, o := range objects.Of("ClusterRoleBinding") {
+			unbind(context.Background(), o.GetName())
+		}
+	})
 }
 
 // notBoundMore is nil once an account has lost the rights of everything.

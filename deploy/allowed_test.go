@@ -75,6 +75,8 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 			"spec.eni.deleteOnTermination is false, and settings of the ConfigMap kube-system/berthd-allowed does not list deleteOnTermination=false"},
 		{"ENIs' own addresses", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.UsePrimaryAddress = new(true) },
 			"spec.eni.usePrimaryAddress is true, and settings of the ConfigMap kube-system/berthd-allowed does not list usePrimaryAddress=true"},
+		{"a trunk", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.Trunk = new(true) },
+			"spec.eni.trunk is true, and settings of the ConfigMap kube-system/berthd-allowed does not list trunk=true"},
 		{"a watermark for a subnet", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.PreAllocate = new(int32(65536)) },
 			"spec.eni asks for more than 256 addresses"},
 		{"as many at once", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MaxAboveWatermark = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
@@ -113,7 +115,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 	})
 	t.Run("what is listed", func(t *testing.T) {
 		list := map[string]string{
-			"securityGroups": "sg-0a,\n sg-0b", "subnetTags": "for=pods, zone=*", "settings": "firstInterfaceIndex=0, usePrimaryAddress=true", "addresses": "1000",
+			"securityGroups": "sg-0a,\n sg-0b", "subnetTags": "for=pods, zone=*", "settings": "firstInterfaceIndex=0, usePrimaryAddress=true, trunk=true", "addresses": "1000",
 		}
 		pods := map[string]string{"for": "pods"}
 		allow(t, daemon, list, asking(func(n *v1alpha1.NodeNetwork) {
@@ -122,7 +124,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 		harness.OK(t, daemon.Create(t.Context(), asking(func(n *v1alpha1.NodeNetwork) {
 			n.Spec.ENI = v1alpha1.ENISpec{
 				SecurityGroups: []string{"sg-0a"}, SubnetTags: map[string]string{"for": "pods", "zone": "a"},
-				FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: new(true), PreAllocate: new(int32(1000)),
+				FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: new(true), Trunk: new(true), PreAllocate: new(int32(1000)),
 			}
 		}), client.DryRunAll))
 		forbidden(t, daemon.Create(t.Context(), asking(groups("sg-0a", "sg-0c")), client.DryRunAll), "spec.eni.securityGroups has sg-0c")

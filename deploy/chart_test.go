@@ -347,13 +347,14 @@ daemon:
     subnet-tags: {for: pods}
     first-interface-index: 0
     delete-on-termination: false
+    trunk-eni: true
     warm-prefix-target: 100
 allowed: {securityGroups: [sg-3], subnetIDs: ["*"], settings: [usePrimaryAddress=true, firstInterfaceIndex=0]}
 `), "ConfigMap", "berthd-allowed")
 	harness.OK(t, err)
 	want := map[string]string{
 		"securityGroups": "sg-3,sg-1,sg-2", "securityGroupTags": "", "subnetIDs": "*", "subnetTags": "for=pods",
-		"settings": "usePrimaryAddress=true,firstInterfaceIndex=0,deleteOnTermination=false", "addresses": "1600",
+		"settings": "usePrimaryAddress=true,firstInterfaceIndex=0,deleteOnTermination=false,trunk=true", "addresses": "1600",
 	}
 	if d := cmp.Diff(want, got.Data); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

@@ -50,7 +50,7 @@ func (o Objects) Except(kinds ...string) Objects {
 // Access are the objects that say who may do what: service accounts, roles, and
 // the admission policies with what they go by.
 func (o Objects) Access() Objects {
-	return o.Except("CustomResourceDefinition", "DaemonSet", "Deployment", "PodDisruptionBudget", "Secret", "Service", "ValidatingWebhookConfiguration")
+	return o.Except("CustomResourceDefinition", "DaemonSet", "Deployment", "PodDisruptionBudget", "Secret", "Service", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 }
 
 // Get is the object of a kind and name, as its Go type. An error if there is none,

@@ -23,8 +23,14 @@ import (
 // of a mode give it and its policies leave.
 func asOperator(t *testing.T, mode, kind string) client.Client {
 	t.Helper()
+	return asOperatorOf(t, render(t, mode), kind)
+}
+
+// asOperatorOf is asOperator for what was rendered of any release.
+func asOperatorOf(t *testing.T, objects deploy.Objects, kind string) client.Client {
+	t.Helper()
 	harness.KubeClean(t)
-	bindRoles(t, mode, true)
+	bindRolesOf(t, objects, true)
 	operator := account(t, "berth-operator", "node-1")
 	harness.Eventually(t, limit, "roles and policies hold", func() error {
 		return errors.Join(notBoundMore(t, operator), operator.Create(t.Context(), event("default", kind, "berth-operator"), client.DryRunAll),

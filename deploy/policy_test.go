@@ -20,9 +20,9 @@ import (
 
 // The operator's IAM policy allows the EC2 actions that pace.Cloud calls for it, and
 // nothing else: the operator's code calls every method. What each method calls is
-// compared with the policy of node mode, by the tests of internal/cloud/aws.
+// compared with the policies of both modes, by the tests of internal/cloud/aws.
 func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
-	called := selectors(t, "../internal/eni", "../internal/operator", "../cmd/berth-operator")
+	called := selectors(t, "../internal/eni", "../internal/vpcport/ec2", "../internal/operator", "../cmd/berth-operator")
 	for _, method := range cloudMethods() {
 		if !called[method] {
 			t.Errorf("the operator does not call %s: its policy need not have the action", method)

@@ -21,6 +21,7 @@ import (
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.status.eni.template`,priority=1
 // +kubebuilder:printcolumn:name="Outdated",type=integer,JSONPath=`.status.eni.outdated`,priority=1
+// +kubebuilder:printcolumn:name="Trunk",type=string,JSONPath=`.status.eni.trunk.id`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NodeNetwork struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -197,7 +198,17 @@ type ENISpec struct {
 	// instance types that have them. IPv6 addresses come as a /80 there in any case.
 	// +optional
 	PrefixDelegation *bool `json:"prefixDelegation,omitempty"`
+
+	// Trunk keeps a trunk ENI on the instance, on whose link pods' branch interfaces
+	// are VLANs (VPC, provider ec2), if its type may have branches. It takes the place
+	// of one ENI with addresses for pods. Of no effect in node mode, where nobody makes
+	// branches.
+	// +optional
+	Trunk *bool `json:"trunk,omitempty"`
 }
+
+// WantsTrunk tells whether the instance is to have a trunk ENI.
+func (e *ENISpec) WantsTrunk() bool { return e.Trunk != nil && *e.Trunk }
 
 // EffectiveENI is what counts of an object: spec.eni, or that with what a template sets.
 func (o *NodeNetwork) EffectiveENI() *ENISpec {
@@ -379,6 +390,33 @@ type ENIStatus struct {
 	// template has them drained.
 	// +optional
 	Outdated int32 `json:"outdated,omitempty"`
+
+	// Trunk is how it stands with the trunk ENI. Not set: none is wanted, and there is
+	// none.
+	// +optional
+	Trunk *TrunkENI `json:"trunk,omitempty"`
+}
+
+// TrunkENI is a trunk ENI, or why there is none. It is not among the enis: pods get no
+// addresses of it.
+type TrunkENI struct {
+	// ID is the ENI's. Empty: none is attached.
+	// +optional
+	ID string `json:"id,omitempty"`
+	// MAC is the hardware address by which the node finds the link.
+	// +optional
+	MAC string `json:"mac,omitempty"`
+	// DeviceIndex is where the ENI is attached.
+	// +optional
+	DeviceIndex int32 `json:"deviceIndex,omitempty"`
+	// Reason is why it is not there although it is wanted (Pending, NoBranches,
+	// OtherTrunk, NoRoom, TrunkSubnetFull, Refused), or there although it is not (HasBranches).
+	// Empty: all is as wanted.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// Message says the same in a sentence.
+	// +optional
+	Message string `json:"message,omitempty"`
 }
 
 // ENILimits are what an instance type allows.

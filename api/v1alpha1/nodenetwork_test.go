@@ -60,7 +60,7 @@ func TestColumnsOfNodeNetworks(t *testing.T) {
 	for _, column := range table.ColumnDefinitions {
 		head = append(head, column.Name)
 	}
-	want := []string{"Name", "Instance", "Type", "Zone", "ENIs", "Available", "Used", "Needed", "Ready", "Reason", "Template", "Outdated", "Age"}
+	want := []string{"Name", "Instance", "Type", "Zone", "ENIs", "Available", "Used", "Needed", "Ready", "Reason", "Template", "Outdated", "Trunk", "Age"}
 	if d := cmp.Diff(want, head); d != "" {
 		t.Fatalf("columns (-want +got):\n%s", d)
 	}

@@ -294,9 +294,9 @@ type PortRoute struct {
 // PortPlug says how a node connects a port.
 type PortPlug struct {
 	// Type is OVS, straight on the integration bridge; OVSHybrid, by a bridge of Linux
-	// in between that filters; or Netns, from a network namespace of the provider's
-	// agent.
-	// +kubebuilder:validation:Enum=OVS;OVSHybrid;Netns
+	// in between that filters; Netns, from a network namespace of the provider's
+	// agent; or VLAN, on a link of the node's.
+	// +kubebuilder:validation:Enum=OVS;OVSHybrid;Netns;VLAN
 	Type PlugType `json:"type"`
 
 	// Bridge is the integration bridge.
@@ -312,6 +312,17 @@ type PortPlug struct {
 	// OVN tells that the node's OVN says when the port carries packets.
 	// +optional
 	OVN bool `json:"ovn,omitempty"`
+
+	// TrunkMAC is the MAC address of the node's link that carries the VLAN.
+	// +kubebuilder:validation:MaxLength=17
+	// +optional
+	TrunkMAC string `json:"trunkMAC,omitempty"`
+
+	// VLAN is the ID of the VLAN that is the port's there.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=4094
+	// +optional
+	VLAN int32 `json:"vlan,omitempty"`
 }
 
 // PlugType is a way to connect a port.
@@ -322,6 +333,7 @@ const (
 	PlugOVS       PlugType = "OVS"
 	PlugOVSHybrid PlugType = "OVSHybrid"
 	PlugNetns     PlugType = "Netns"
+	PlugVLAN      PlugType = "VLAN"
 )
 
 // PodNICNode is what a node's daemon says of a NIC of one of its pods. Written by the

@@ -37,39 +37,47 @@ type VPCList struct {
 
 // VPCProvider is whose ports a VPC has.
 //
-// +kubebuilder:validation:Enum=neutron;alcor
+// +kubebuilder:validation:Enum=neutron;alcor;ec2
 type VPCProvider string
 
 // The providers that there are.
 const (
 	ProviderNeutron VPCProvider = "neutron" // OpenStack Networking
 	ProviderAlcor   VPCProvider = "alcor"   // Alcor's port manager
+	ProviderEC2     VPCProvider = "ec2"     // branch interfaces of EC2 instances
 )
 
 // VPCSpec is which network it is, and whom it is for. Written by a person.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.credentials) || self.provider == 'neutron'",fieldPath=".credentials",message="credentials are of provider neutron; alcor takes none"
-// +kubebuilder:validation:XValidation:rule="!has(self.credentials) || self.endpoint.startsWith('https://') || has(self.tls) && self.tls.insecure",fieldPath=".endpoint",message="endpoint must begin with https:// where credentials go to it, or tls.insecure be true"
-// +kubebuilder:validation:XValidation:rule="has(self.credentials) || has(self.project)",fieldPath=".project",message="project must be set where there are no credentials that name one"
+// +kubebuilder:validation:XValidation:rule="!has(self.credentials) || self.provider == 'neutron'",fieldPath=".credentials",message="credentials are of provider neutron; others take none here"
+// +kubebuilder:validation:XValidation:rule="!has(self.credentials) || !has(self.endpoint) || self.endpoint.startsWith('https://') || has(self.tls) && self.tls.insecure",fieldPath=".endpoint",message="endpoint must begin with https:// where credentials go to it, or tls.insecure be true"
+// +kubebuilder:validation:XValidation:rule="has(self.credentials) || has(self.project) || self.provider == 'ec2'",fieldPath=".project",message="project must be set where there are no credentials that name one"
+// +kubebuilder:validation:XValidation:rule="has(self.endpoint) == (self.provider != 'ec2')",fieldPath=".endpoint",message="endpoint must be set, but for provider ec2, which is that of the operator's own region"
+// +kubebuilder:validation:XValidation:rule="self.provider != 'ec2' || !has(self.project) && !has(self.region) && !has(self.tls) && !has(self.hostLabel) && !has(self.defaultSubnets)",fieldPath=".provider",message="provider ec2 takes no project, region, tls, hostLabel and defaultSubnets: instances are known by the provider ID of their Nodes, and the subnets are those of ec2.subnets"
+// +kubebuilder:validation:XValidation:rule="self.provider != 'ec2' || self.network.matches('^vpc-([0-9a-f]{8}|[0-9a-f]{17})$')",fieldPath=".network",message="network must be the ID of a VPC, such as vpc-0a1b2c3d4e5f67890, for provider ec2"
+// +kubebuilder:validation:XValidation:rule="self.provider != 'ec2' || !has(self.defaultSecurityGroups) || size(self.defaultSecurityGroups) <= 5",fieldPath=".defaultSecurityGroups",message="defaultSecurityGroups must be 5 at most for provider ec2"
+// +kubebuilder:validation:XValidation:rule="!has(self.ec2) || self.provider == 'ec2'",fieldPath=".ec2",message="ec2 is of provider ec2"
 // +kubebuilder:validation:XValidation:rule="!has(self.alcor) || self.provider == 'alcor'",fieldPath=".alcor",message="alcor is of provider alcor"
 // +kubebuilder:validation:XValidation:rule="has(self.project) == has(oldSelf.project) && (!has(self.project) || self.project == oldSelf.project)",fieldPath=".project",message="project cannot be changed: ports are in it"
 type VPCSpec struct {
-	// Provider is neutron or alcor. It cannot be changed.
+	// Provider is neutron, alcor or ec2. It cannot be changed.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="provider cannot be changed: ports are of it"
 	Provider VPCProvider `json:"provider"`
 
 	// Network is the ID of the network in which ports are, or its name if it is
-	// the only one of that name. It cannot be changed.
+	// the only one of that name; of provider ec2 the ID of the VPC. It cannot be changed.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=255
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="network cannot be changed: ports are in it"
 	Network string `json:"network"`
 
 	// Endpoint is the URL of Keystone, such as https://keystone.example:5000/v3; without
-	// credentials that of Neutron itself, or of Alcor's API gateway.
+	// credentials that of Neutron itself, or of Alcor's API gateway. Not set for
+	// provider ec2.
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHostname() != '' && !self.contains('@') && !self.contains('?') && !self.contains('#')",message="endpoint must be a URL that begins with http:// or https://, without user, query and fragment, such as https://keystone.example:5000/v3"
-	Endpoint string `json:"endpoint"`
+	// +optional
+	Endpoint string `json:"endpoint,omitempty"`
 
 	// Region is the region whose Neutron Keystone is asked for. Empty: the only one.
 	// +kubebuilder:validation:MaxLength=255
@@ -104,7 +112,8 @@ type VPCSpec struct {
 	DefaultSubnets []string `json:"defaultSubnets,omitempty"`
 
 	// DefaultSecurityGroups are the IDs of the groups of a NIC that names none. Not
-	// set: as the provider chooses, which is the project's default group.
+	// set: as the provider chooses, which is the project's default group, or of
+	// provider ec2 the groups of the instance's trunk.
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
@@ -148,6 +157,24 @@ type VPCSpec struct {
 	// Alcor is what is of provider alcor only.
 	// +optional
 	Alcor *AlcorSpec `json:"alcor,omitempty"`
+
+	// EC2 is what is of provider ec2 only.
+	// +optional
+	EC2 *EC2Spec `json:"ec2,omitempty"`
+}
+
+// EC2Spec is what EC2's branch interfaces are like.
+type EC2Spec struct {
+	// Subnets are the IDs of the subnets of a NIC that names none: of those in the
+	// zone of its node, the one with most free addresses. Not set: the subnet of the
+	// node's trunk.
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=24
+	// +kubebuilder:validation:XValidation:rule="self.all(s, s.matches('^subnet-([0-9a-f]{8}|[0-9a-f]{17})$'))",message="subnets must be IDs, such as subnet-0a1b2c3d4e5f67890"
+	// +optional
+	Subnets []string `json:"subnets,omitempty"`
 }
 
 // PortMAC is who chooses the MAC addresses of ports.
@@ -308,6 +335,9 @@ const (
 	AnnotationVPC = "berth.dev/vpc"
 	// AnnotationNICs is a pod's list of NICs, in YAML or JSON.
 	AnnotationNICs = "berth.dev/nics"
+	// ResourceBranches is the extended resource of Nodes of which a pod asks for as many
+	// as it has NICs in VPCs of provider ec2.
+	ResourceBranches = "berth.dev/branch-interfaces"
 	// FinalizerVPC keeps a VPC until none of its PodNICs is left.
 	FinalizerVPC = "berth.dev/nics"
 )

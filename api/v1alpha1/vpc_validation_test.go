@@ -22,6 +22,11 @@ func open(endpoint, more string) string {
 	return "{provider: neutron, network: blue, project: p1, endpoint: '" + endpoint + "'" + more + "}"
 }
 
+// ofEC2 is the spec of a VPC of EC2 with further fields.
+func ofEC2(more ...string) string {
+	return "{" + strings.Join(append([]string{"provider: ec2", "network: vpc-0a1b2c3d4e5f67890"}, more...), ", ") + "}"
+}
+
 func newVPC(t *testing.T, name, spec string) *unstructured.Unstructured {
 	t.Helper()
 	return ofKind(t, "VPC", name, "spec: "+spec)
@@ -37,8 +42,8 @@ var badVPCs = []refusal{
 	{"no provider", "{network: blue, endpoint: 'https://a.example', project: p}", "spec.provider", "Required value"},
 	{"no network", "{provider: alcor, endpoint: 'https://a.example', project: p}", "spec.network", "Required value"},
 	{"an empty network", "{provider: alcor, network: '', endpoint: 'https://a.example', project: p}", "spec.network", "should be at least 1 chars long"},
-	{"no endpoint", "{provider: alcor, network: blue, project: p}", "spec.endpoint", "Required value"},
-	{"another provider", "{provider: nova, network: blue, endpoint: 'https://a.example', project: p}", "spec.provider", `supported values: "neutron", "alcor"`},
+	{"no endpoint", "{provider: alcor, network: blue, project: p}", "spec.endpoint", "endpoint must be set, but for provider ec2"},
+	{"another provider", "{provider: nova, network: blue, endpoint: 'https://a.example', project: p}", "spec.provider", `supported values: "neutron", "alcor", "ec2"`},
 	{"no URL", open("keystone.example", ""), "spec.endpoint", endpointText},
 	{"a path", open("/v3", ""), "spec.endpoint", endpointText},
 	{"another scheme", open("file:///etc/passwd", ""), "spec.endpoint", endpointText},
@@ -46,7 +51,7 @@ var badVPCs = []refusal{
 	{"a password in the URL", open("https://admin:secret@keystone.example", ""), "spec.endpoint", endpointText},
 	{"a query", open("https://keystone.example/?a=b", ""), "spec.endpoint", endpointText},
 	{"credentials without TLS", strings.Replace(keystone(""), "https:", "http:", 1), "spec.endpoint", "endpoint must begin with https:// where credentials go to it"},
-	{"credentials of alcor", strings.Replace(keystone(""), "neutron", "alcor", 1), "spec.credentials", "credentials are of provider neutron; alcor takes none"},
+	{"credentials of alcor", strings.Replace(keystone(""), "neutron", "alcor", 1), "spec.credentials", "credentials are of provider neutron; others take none here"},
 	{"credentials without a Secret", strings.Replace(keystone(""), ", secretName: neutron", "", 1), "spec.credentials.secretName", "Required value"},
 	{"credentials of no known type", strings.Replace(keystone(""), "password", "token", 1), "spec.credentials.type", `supported values: "password", "applicationCredential"`},
 	{"nobody's project", "{provider: neutron, network: blue, endpoint: 'http://neutron.example:9696'}", "spec.project", "project must be set where there are no credentials that name one"},
@@ -54,6 +59,17 @@ var badVPCs = []refusal{
 	{"alcor of neutron", keystone(", alcor: {netnsPrefix: vpc-ns-}"), "spec.alcor", "alcor is of provider alcor"},
 	{"a namespace outside its folder", "{provider: alcor, network: blue, project: p, endpoint: 'http://a.example', alcor: {netnsPrefix: '../vpc'}}", "spec.alcor.netnsPrefix", "should match"},
 	{"no certificates", keystone(", tls: {caBundle: /etc/ca.pem}"), "spec.tls.caBundle", "caBundle must be certificates in PEM"},
+	{"an endpoint of ec2", ofEC2("endpoint: 'https://a.example'"), "spec.endpoint", "endpoint must be set, but for provider ec2"},
+	{"a network of ec2 by its name", strings.Replace(ofEC2(), "vpc-0a1b2c3d4e5f67890", "blue", 1), "spec.network", "network must be the ID of a VPC, such as vpc-0a1b2c3d4e5f67890"},
+	{"a project of ec2", ofEC2("project: p"), "spec.provider", "provider ec2 takes no project, region, tls, hostLabel and defaultSubnets"},
+	{"a region of ec2", ofEC2("region: eu-central-1"), "spec.provider", "provider ec2 takes no project"},
+	{"a host label of ec2", ofEC2("hostLabel: a/b"), "spec.provider", "provider ec2 takes no project"},
+	{"default subnets of ec2", ofEC2("defaultSubnets: [subnet-0a1b2c3d]"), "spec.provider", "provider ec2 takes no project"},
+	{"credentials of ec2", ofEC2("credentials: {type: password, secretName: s}"), "spec.credentials", "credentials are of provider neutron"},
+	{"six groups of ec2", ofEC2("defaultSecurityGroups: [a, b, c, d, e, f]"), "spec.defaultSecurityGroups", "defaultSecurityGroups must be 5 at most for provider ec2"},
+	{"a subnet of ec2 by its name", ofEC2("ec2: {subnets: [pods]}"), "spec.ec2.subnets", "subnets must be IDs, such as subnet-0a1b2c3d4e5f67890"},
+	{"no subnet of ec2", ofEC2("ec2: {subnets: []}"), "spec.ec2.subnets", "should have at least 1 items"},
+	{"ec2 of neutron", keystone(", ec2: {subnets: [subnet-0a1b2c3d]}"), "spec.ec2", "ec2 is of provider ec2"},
 	{"three default subnets", keystone(", defaultSubnets: [a, b, c]"), "spec.defaultSubnets", "must have at most 2 items"},
 	{"a default subnet twice", keystone(", defaultSubnets: [a, a]"), "spec.defaultSubnets[1]", "Duplicate value"},
 	{"no default subnet", keystone(", defaultSubnets: []"), "spec.defaultSubnets", "should have at least 1 items"},
@@ -86,6 +102,8 @@ func TestGoodVPCs(t *testing.T) {
 		"insecure":         strings.Replace(keystone(", tls: {insecure: true}"), "https:", "http:", 1),
 		"everybody":        keystone(", allowedNamespaces: {names: ['*']}"),
 		"selected":         keystone(", allowedNamespaces: {names: [team-a], selector: {matchLabels: {net: blue}}}, hostLabel: node-restriction.kubernetes.io/host, maxNICsPerPod: 32, portMAC: Provider"),
+		"ec2":              ofEC2(),
+		"ec2-more":         ofEC2("ec2: {subnets: [subnet-0a1b2c3d4e5f67890, subnet-0a1b2c3d]}", "defaultSecurityGroups: [sg-1, sg-2, sg-3, sg-4, sg-5]", "maxNICsPerNode: 9"),
 		"with-certificate": keystone(`, tls: {caBundle: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", serverName: keystone}`),
 	} {
 		if err := c.Create(t.Context(), newVPC(t, name, spec)); err != nil {

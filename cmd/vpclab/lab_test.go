@@ -352,7 +352,8 @@ func TestPoolModeByCommand(t *testing.T) {
 
 func TestAlcorByCommand(t *testing.T) {
 	c := newCLI(t)
-	c.fails("want neutron or alcor", "up", "--mode", "port", "--provider", "nova")
+	c.fails("want neutron, alcor or ec2", "up", "--mode", "port", "--provider", "nova")
+	c.fails("is for --mode operator with --vpc-ports", "up", "--mode", "port", "--provider", "ec2")
 	c.fails("is for --provider neutron", "up", "--mode", "port", "--provider", "alcor", "--neutron", "real")
 	c.has(c.run("up", "--mode", "port", "--provider", "alcor", "--operators", "1"), "Alcor, imitated strictly")
 	c.run("pod", "add", "node-1", "db", "--annotation", "berth.dev/nics=[{ip: 192.168.0.12}]")

@@ -107,7 +107,7 @@ const (
 
 // providerFlags say whose ports there are.
 func (f *labFlags) providerFlags(c *cobra.Command) {
-	c.Flags().StringVar(&f.provider, "provider", string(v1alpha1.ProviderNeutron), "whose ports there are in port mode and with --vpc-ports: `neutron`, or alcor (imitated strictly, with an agent on each node; it filters nothing)")
+	c.Flags().StringVar(&f.provider, "provider", string(v1alpha1.ProviderNeutron), "whose ports there are in port mode and with --vpc-ports: `neutron`, alcor (imitated strictly, with an agent on each node; it filters nothing), or ec2 (branches of the nodes' trunks; operator mode with --vpc-ports, and a kernel with VLANs)")
 	neutronFlag(c, &f.neutron)
 }
 
@@ -117,15 +117,18 @@ func neutronFlag(c *cobra.Command, neutron *string) {
 
 // portCloud is what --provider and --neutron name.
 func (f *labFlags) portCloud() (func(context.Context, portcloud.Options) (portcloud.Cloud, error), error) {
-	switch v1alpha1.VPCProvider(f.provider) {
-	case v1alpha1.ProviderAlcor:
-		if f.neutron != modelNeutron {
-			return nil, fmt.Errorf("--neutron %q: is for --provider %s", f.neutron, v1alpha1.ProviderNeutron)
-		}
-		return portcloud.NewAlcor, nil
-	case v1alpha1.ProviderNeutron, "": // demo has Neutron only
-	default:
-		return nil, fmt.Errorf("--provider %q: want %s or %s", f.provider, v1alpha1.ProviderNeutron, v1alpha1.ProviderAlcor)
+	others := map[v1alpha1.VPCProvider]func(context.Context, portcloud.Options) (portcloud.Cloud, error){
+		v1alpha1.ProviderAlcor: portcloud.NewAlcor, v1alpha1.ProviderEC2: portcloud.NewBranches,
+	}
+	switch p := v1alpha1.VPCProvider(f.provider); {
+	case others[p] != nil && f.neutron != modelNeutron:
+		return nil, fmt.Errorf("--neutron %q: is for --provider %s", f.neutron, v1alpha1.ProviderNeutron)
+	case p == v1alpha1.ProviderEC2 && (lab.Mode(f.mode) != lab.OperatorMode || !f.vpcPorts):
+		return nil, fmt.Errorf("--provider %s: is for --mode %s with --vpc-ports", p, lab.OperatorMode)
+	case others[p] != nil:
+		return others[p], nil
+	case p != v1alpha1.ProviderNeutron && p != "": // demo has Neutron only
+		return nil, fmt.Errorf("--provider %q: want %s, %s or %s", f.provider, v1alpha1.ProviderNeutron, v1alpha1.ProviderAlcor, v1alpha1.ProviderEC2)
 	}
 	switch f.neutron {
 	case modelNeutron:
@@ -219,6 +222,7 @@ a whole cluster into which Berth is installed by its chart, in any mode.`,
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode operator
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode port --provider alcor
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode pool --vpc-ports
+  KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode operator --vpc-ports --provider ec2
   vpclab up --kubelets --images dist/lab-images --images "$(hack/lab-images.sh)"
   vpclab up --ip-families dual
   vpclab up --nodes 3 --instance-type t3.small --env WARM_IP_TARGET=2

@@ -99,6 +99,7 @@ func wanted(base reconciler.Settings, c *template.Choice) eni.Wanted {
 	}
 	s, err := nodenetwork.Over(base, &c.ENI)
 	s.DrainOutdated = c.Drain
+	s.Trunk = false // nobody makes branches
 	return eni.Wanted{Template: c.Name, Settings: s, Err: err, Fits: func(inv *reconciler.Inventory) error { return nodenetwork.BeyondType(s, inv) }}
 }
 

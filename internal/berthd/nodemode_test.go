@@ -22,7 +22,7 @@ func TestSettingsOfATemplate(t *testing.T) {
 		t.Errorf("without a template: %+v", w)
 	}
 	w := wanted(base, &template.Choice{Name: "NodeNetworkTemplate/a", Drain: true, ENI: v1alpha1.ENISpec{
-		SubnetTags: map[string]string{"for": "pods"}, FirstInterfaceIndex: new(int32(3)),
+		SubnetTags: map[string]string{"for": "pods"}, FirstInterfaceIndex: new(int32(3)), Trunk: new(true), // which counts in operator mode alone
 	}})
 	want := base
 	want.SubnetIDs, want.SubnetTags, want.Policy.FirstInterfaceIndex, want.DrainOutdated = nil, map[string]string{"for": "pods"}, 3, true

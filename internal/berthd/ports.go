@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/plug/ovs"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
 	"github.com/berthnet/berth/internal/plug/tap"
+	"github.com/berthnet/berth/internal/plug/vlan"
 	"github.com/berthnet/berth/internal/source/port"
 )
 
@@ -44,7 +45,7 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 		Recorded: func(id string) bool { _, ok := store.ByPort(id); return ok },
 		Clock:    n.clock, Logger: n.log, Observer: port.NewMetrics(n.metrics.Registry),
 	}
-	// Both kinds name links after ports, so they take turns. Without --ovsdb they take away
+	// OVS and OVSHybrid name links after ports, so they take turns. Without --ovsdb they take away
 	// what was plugged while there was one.
 	common := ovs.Options{Bridges: n.cfg.OVSBridges, Turns: &plug.Turns{}, Sysctls: n.cfg.SysctlDir, Logger: n.log}
 	if n.cfg.OVSDB != "" {
@@ -65,7 +66,12 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 		return nil, err
 	}
 	opened = append(opened, filtered.Close)
-	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered}
+	branches, err := vlan.New(vlan.Options{Sysctls: n.cfg.SysctlDir})
+	if err != nil {
+		return nil, err
+	}
+	opened = append(opened, branches.Close)
+	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered, plug.VLAN: branches}
 	if o.Plugger, err = tap.New(pluggers, n.cfg.SysctlDir); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package berthd
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,6 +15,9 @@ import (
 	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/port"
 	"github.com/berthnet/berth/internal/source/sourcefake"
@@ -28,6 +32,32 @@ func kubeconfig(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// Ports that are VLANs are plugged on every node with ports, without Open vSwitch too.
+func TestPortsWithoutASwitch(t *testing.T) {
+	quiet := slog.New(slog.DiscardHandler)
+	n := &node{cfg: config.Config{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}, log: quiet, clock: clock.Real{}, metrics: daemon.NewMetrics()}
+	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n.ports, err = n.openPorts(store); err != nil {
+		t.Fatal(err)
+	}
+	defer n.ports.close()
+	rec := attachment.Record{HostLink: "bthaaaaaaaaaaaa", Netns: attachment.Netns{Path: "/nowhere"}}
+	nic := attachment.NIC{
+		Port: "eni-0a1b2c3d4e5f67890", IfName: "eth0", MAC: mac.Addr{0x0a, 0xff, 0xff, 0, 0, 7},
+		Plug: attachment.Plug{Type: string(plug.VLAN), Trunk: "0a:ff:ff:00:00:01", VLAN: 7},
+	}
+	if _, err := n.ports.nics.Plug(t.Context(), rec, nic); !errors.Is(err, datapath.ErrNoNetns) {
+		t.Errorf("a VLAN of a pod that is gone: %v, want %v", err, datapath.ErrNoNetns)
+	}
+	nic.Plug = attachment.Plug{Type: string(plug.OVS), Bridge: "br-int"}
+	if _, err := n.ports.nics.Plug(t.Context(), rec, nic); !errors.Is(err, plug.ErrInvalid) {
+		t.Errorf("a port of Open vSwitch: %v, want %v", err, plug.ErrInvalid)
+	}
 }
 
 // The runtime is asked to tell annotations wherever pods may have NICs, and the plugin

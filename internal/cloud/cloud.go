@@ -10,12 +10,19 @@ import (
 	"net/netip"
 )
 
-// InterfaceType tells ordinary ENIs from those Berth never uses.
+// InterfaceType tells ordinary ENIs from others, as EC2 spells it (EC2 API,
+// NetworkInterface.InterfaceType). Those that are not named here Berth never uses.
 type InterfaceType string
 
-// InterfaceOrdinary is the one type that is not foreign, as EC2 spells it
-// (EC2 API, NetworkInterface.InterfaceType).
-const InterfaceOrdinary InterfaceType = "interface"
+// The types that Berth uses.
+const (
+	InterfaceOrdinary InterfaceType = "interface"
+	// InterfaceTrunk is an ENI on whose link branches are VLANs.
+	InterfaceTrunk InterfaceType = "trunk"
+	// InterfaceBranch is what an ordinary ENI is called while it is associated with a
+	// trunk. It has no attachment then, and its status is "in-use".
+	InterfaceBranch InterfaceType = "branch"
+)
 
 // ENI is one elastic network interface as the cloud described it at one
 // moment. Slices are in the cloud's order and owned by the receiver.
@@ -23,7 +30,7 @@ type ENI struct {
 	ID          string
 	MAC         net.HardwareAddr
 	Type        InterfaceType
-	Status      string // "available" when detached, "in-use" when attached or attaching
+	Status      string // "available" when detached, "in-use" when attached, attaching or a branch
 	Description string
 	VPCID       string
 	SubnetID    string
@@ -109,24 +116,29 @@ type Identity struct {
 }
 
 // CreateENI is a request for a new ENI. ClientToken makes a repeat of the same
-// request return the ENI that the first one made.
+// request return the ENI that the first one made. Node mode stores it as JSON.
 type CreateENI struct {
 	SubnetID    string
 	Groups      []string
 	Description string
 	Tags        map[string]string // applied in the creation call itself
 	ClientToken string
-	Amount      // to assign at creation; of one kind a family
+	Type        InterfaceType `json:",omitempty"` // InterfaceTrunk; empty: an ordinary one
+	Primary     netip.Addr    `json:",omitzero"`  // the primary IPv4 address that it is to have; zero: any of the subnet
+	Amount                    // to assign at creation; of one kind a family
 }
 
-// ENIFilter narrows a listing of ENIs. Empty fields do not narrow.
+// ENIFilter narrows a listing of ENIs. Empty fields do not narrow, nor does a key of
+// Tagged without values.
 type ENIFilter struct {
 	IDs         []string
-	InstanceID  string            // attached to this instance
-	InstanceIDs []string          // attached to one of these
-	VPCID       string            //
-	Status      string            // "available": detached ones only
-	Tags        map[string]string // all must match exactly
+	InstanceID  string              // attached to this instance; a branch is not attached
+	InstanceIDs []string            // attached to one of these
+	VPCID       string              //
+	Status      string              // "available": detached ones only
+	Types       []InterfaceType     // of one of these
+	Tags        map[string]string   // all must match exactly
+	Tagged      map[string][]string // by key: the tag has exactly one of these values
 }
 
 // SubnetFilter narrows a listing of subnets. Empty fields do not narrow.
@@ -185,6 +197,7 @@ type Changes interface {
 	UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error
 	// Tag creates or replaces tags on a resource.
 	Tag(ctx context.Context, resourceID string, tags map[string]string) error
+	Trunks
 }
 
 // Metadata is the instance's own view, from its metadata service. It lags

@@ -75,6 +75,7 @@ type Config struct {
 
 	SecurityGroupTags   map[string]string // in operator mode, for the NodeNetwork
 	UsePrimaryAddress   bool              // likewise
+	TrunkENI            bool              // likewise
 	DeleteOnTermination bool
 
 	// Address pools
@@ -217,19 +218,29 @@ func (c *Config) contradictions() []error {
 		{c.Kubeconfig != "" && !c.asksKubernetes(), "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events, --node-network-templates and --egress only"},
 		{c.IPAM != IPAMENI && c.NodeNetworkTemplates, "--node-network-templates needs --ipam=eni: with --ipam=eni-operator the operator applies NodeNetworkTemplates, and elsewhere there are no ENIs"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
-		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
-		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
 		{c.IPAM != IPAMPool && c.WithdrawOnExit, "--withdraw-on-exit needs --ipam=pool"},
 		{c.IPAM != IPAMPool && !c.HasPorts() && c.IgnoreUntoldAnnotations, "--ignore-untold-annotations needs --ipam=pool, --ipam=port or --vpc-ports"},
 		{c.IPAM != IPAMPool && c.ExportTable != defaultExportTable, "--export-table needs --ipam=pool"},
 		{c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr, "--introspection-address and --metrics-address are both " + c.MetricsAddr},
 	})
+	if c.IPAM == IPAMENI {
+		out = append(out, c.contradictionsOfNodeMode()...)
+	}
 	out = append(out, c.contradictionsOfPorts()...)
 	out = append(out, c.contradictionsOfEgress()...)
 	if c.IPAM == IPAMPool || c.IPAM == IPAMPort || c.IPAM == IPAMNone {
 		out = append(out, c.withoutMeaningWithoutENIs()...)
 	}
 	return out
+}
+
+// contradictionsOfNodeMode finds settings that are of a NodeNetwork, which node mode lacks.
+func (c *Config) contradictionsOfNodeMode() []error {
+	return wrongTogether([]contradiction{
+		{len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
+		{c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
+		{c.TrunkENI, "--trunk-eni needs --ipam=eni-operator: in node mode nobody makes branches"},
+	})
 }
 
 // asksKubernetes tells whether the daemon uses the Kubernetes API for anything.

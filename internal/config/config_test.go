@@ -260,6 +260,7 @@ func TestContradictions(t *testing.T) {
 		"--ipam=eni --security-group-tags=a=b":                                    "--security-group-tags needs --ipam=eni-operator",
 		"--ipam=eni-operator --node-network-templates":                            "--node-network-templates needs --ipam=eni",
 		"--ipam=pool --node-network-templates":                                    "--node-network-templates needs --ipam=eni",
+		"--ipam=eni --trunk-eni":                                                  "--trunk-eni needs --ipam=eni-operator",
 		"--ipam=eni --use-primary-address":                                        "--use-primary-address needs --ipam=eni-operator",
 		"--introspection-address=127.0.0.1:7000 --metrics-address=127.0.0.1:7000": "are both 127.0.0.1:7000",
 		"--auto-create-node-network":                                              "needs --ipam=eni-operator",

@@ -57,10 +57,11 @@ type Operator struct {
 	NodeMaxPods     int           // that count for a node's quota of blocks; 0: no quota
 
 	// VPC ports
-	VPCCalls    int // under way at once, to one endpoint
-	UnplugGrace time.Duration
-	WebhookAddr string
-	FirstIsPort bool // the first interface of pods with NICs is one of them
+	VPCCalls      int // under way at once, to one endpoint
+	UnplugGrace   time.Duration
+	BranchCooling time.Duration
+	WebhookAddr   string
+	FirstIsPort   bool // the first interface of pods with NICs is one of them
 
 	// Egress
 	Egress      bool
@@ -224,6 +225,8 @@ func operatorPortSettings(o *Operator) []Setting {
 			Doc: "How many calls to the provider of VPCs at one endpoint are under way at once. Fewer are after it refused some as too many."},
 		{Flag: "unplug-grace", Default: "1m", parse: duration(&o.UnplugGrace, time.Second, day),
 			Doc: "How long the port of a pod that is gone is left to its node's daemon to unplug, before it is deleted or bound elsewhere. A node that is gone, or has the taint node.kubernetes.io/out-of-service, is not waited for."},
+		{Flag: "branch-cooling", Default: "1m", parse: duration(&o.BranchCooling, time.Second, day),
+			Doc: "How long a branch interface of EC2 is kept that no pod has any more, with its address, and its VLAN is not used again: what is on the way to the pod that had it reaches nobody else."},
 		{Flag: "first-interface-is-port", Default: "true", bare: true, parse: boolean(&o.FirstIsPort),
 			Doc: "Whether the first interface of pods with NICs, by which the kubelet knows the pod, is a port of a VPC too. Set to false where it comes from ENIs or address pools."},
 		{Flag: "webhook-address", parse: checked(&o.WebhookAddr, orEmpty(hostPort)),

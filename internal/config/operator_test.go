@@ -24,7 +24,7 @@ func TestOperatorDefaults(t *testing.T) {
 		NodeGoneGrace: time.Minute, ShrinkDelay: time.Minute, ListingInterval: time.Minute, SettleTime: time.Minute,
 		OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
 		IPAM: []string{IPAMENIOperator}, BlockClaimGrace: 2 * time.Minute, NodeMaxPods: 1024,
-		VPCCalls: 8, UnplugGrace: time.Minute, FirstIsPort: true, EgressPort: 5555,
+		VPCCalls: 8, UnplugGrace: time.Minute, BranchCooling: time.Minute, FirstIsPort: true, EgressPort: 5555,
 		MetricsAddr: "127.0.0.1:61680", IMDSMode: imdsModeIPv4, LogLevel: "info", LogFormat: "text",
 	}
 	if len(o.Effective) != len(operatorTable(&Operator{})) {

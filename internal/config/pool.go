@@ -58,6 +58,7 @@ func (c *Config) withoutMeaningWithoutENIs() []error {
 		{"--max-eni", c.MaxENI > 0}, {"--first-interface-index", c.FirstInterfaceIndex >= 0},
 		{"--ip-families", c.IPFamilies.Has(ipfamily.IPv6)},
 		{"--enable-prefix-delegation", c.PrefixDelegation}, {"--use-primary-address", c.UsePrimaryAddress},
+		{"--trunk-eni", c.TrunkENI},
 		{"--subnets", len(c.Subnets) > 0}, {"--subnet-tags", len(c.SubnetTags) > 0},
 		{"--security-groups", len(c.SecurityGroups) > 0}, {"--security-group-tags", len(c.SecurityGroupTags) > 0},
 		{"--external-snat", c.ExternalSNAT}, {"--exclude-snat-cidrs", len(c.ExcludeSNATCIDRs) > 0},

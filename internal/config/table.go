@@ -139,6 +139,8 @@ func eniSettings(c *Config) []Setting {
 			Doc: "With ipam=eni-operator, tags that choose the security groups of new ENIs in the VPC, separated by commas; not with security-groups."},
 		{Flag: "use-primary-address", Default: "false", bare: true, parse: boolean(&c.UsePrimaryAddress),
 			Doc: "With ipam=eni-operator, give pods also the primary address of each ENI that carries pods, eth0's excepted."},
+		{Flag: "trunk-eni", Default: "false", bare: true, parse: boolean(&c.TrunkENI),
+			Doc: "With ipam=eni-operator, have the operator keep a trunk ENI on the instance, for branch interfaces of pods, if its type may have branches. It takes the place of one ENI with addresses for pods."},
 		{Flag: "delete-on-termination", Default: "true", bare: true, parse: boolean(&c.DeleteOnTermination),
 			Doc: "Have EC2 delete this node's ENIs with the instance. Those that stay are deleted once they were seen detached for orphan-age."},
 	}

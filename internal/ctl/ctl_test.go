@@ -287,12 +287,18 @@ func TestMaxPods(t *testing.T) {
 		{"m4.large", false, "dual", 1, 11}, {"t2.small", false, "ipv6", 2, 6},
 		{"m4.large", false, "dual", 0, 11}, {"t2.small", false, "dual", 0, 8}, {"t2.small", false, "ipv6", 0, 10}, // 2 ENIs besides the primary, of 3 and 4
 	} {
-		c, err := capacityOf(tc.kind, capacityOptions{tc.prefixes, tc.families, tc.first})
+		c, err := capacityOf(tc.kind, capacityOptions{prefixes: tc.prefixes, families: tc.families, first: tc.first})
 		if err != nil || c.MaxPods != tc.want || c.Unlimited != (tc.want == 110) {
 			t.Errorf("%s, prefixes %v, %s: %d pods, %v; want %d", tc.kind, tc.prefixes, tc.families, c.MaxPods, err, tc.want)
 		}
 	}
+	for first, want := range []int{20, 11, 11} { // at device index 2 there is only one ENI for pods, and the trunk is at 1
+		if c, err := capacityOf("m5.large", capacityOptions{families: "ipv4", first: first, trunk: true}); err != nil || c.MaxPods != want {
+			t.Errorf("with a trunk, from device index %d: %d pods, %v; want %d", first, c.MaxPods, err, want)
+		}
+	}
 	refused(t, map[string]string{
+		"max-pods --instance-type t3.large --trunk-eni": "t3.large has no branches",
 		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "not known",
 		"max-pods --instance-type m4.large --prefix-delegation": "Nitro", "max-pods --instance-type m3.medium --ip-families dual": "has no IPv6", "warm --instance-type m3.medium --ip-families ipv6": "has no IPv6",
 		"max-pods --instance-type m5.large --ip-families both": `--ip-families: "both": expected ipv4, ipv6 or dual`, "max-pods --instance-type m5.large -o yaml": "expected table or json",

@@ -51,7 +51,8 @@ the number is that of IPv4. Instance types without prefixes have single IPv6 add
 of which the primary ENI's are the node's own: (ENIs − 1) × addresses per ENI + 2, by the
 family that there are fewer addresses of.
 
-Where pods have other subnets than their node, eth0 serves none: --first-interface-index=1.`,
+Where pods have other subnets than their node, eth0 serves none: --first-interface-index=1.
+A trunk, for pods' branch interfaces, takes the place of an ENI: --trunk-eni.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			set, err := ipfamily.Parse(families)
@@ -83,6 +84,7 @@ Where pods have other subnets than their node, eth0 serves none: --first-interfa
 	cmd.Flags().BoolVar(&o.prefixes, "prefix-delegation", false, "with /28 prefixes instead of single IPv4 addresses")
 	cmd.Flags().StringVar(&families, "ip-families", string(ipfamily.OnlyIPv4), "of which each pod gets an address: ipv4, ipv6 or dual")
 	cmd.Flags().IntVar(&o.first, "first-interface-index", 0, "lowest device index whose ENI serves pods; 1 leaves eth0 to the node")
+	cmd.Flags().BoolVar(&o.trunk, "trunk-eni", false, "with a trunk ENI on the instance, whose branches are not counted")
 	out.register(cmd)
 	return cmd
 }
@@ -92,6 +94,17 @@ type capacityOptions struct {
 	prefixes bool // instead of single IPv4 addresses
 	families ipfamily.Set
 	first    int // device index whose ENI is the first that serves pods
+	trunk    bool
+}
+
+// enis is how many ENIs have addresses for pods, from a device index on. A trunk takes a
+// place below that if there is one.
+func (o capacityOptions) enis(l cloud.Limits, from int) int {
+	n := l.MaxENIs - from
+	if o.trunk && o.first < 2 {
+		n--
+	}
+	return n
 }
 
 func registerType(cmd *cobra.Command, to *string) {
@@ -116,17 +129,20 @@ func capacityOf(instanceType string, o capacityOptions) (capacity, error) {
 	if o.first < 0 || o.first >= l.MaxENIs {
 		return capacity{}, fmt.Errorf("--first-interface-index is %d: expected 0 to %d, as %s has %d ENIs", o.first, l.MaxENIs-1, instanceType, l.MaxENIs)
 	}
-	c := capacity{InstanceType: instanceType, ENIs: l.MaxENIs - o.first, PerENI: l.IPv4PerENI - 1, Prefixes: prefixes, IPFamilies: s}
+	if o.trunk && limits.Branches(instanceType) == 0 {
+		return capacity{}, fmt.Errorf("%s has no branches, as far as Berth knows: use another instance type, or no --trunk-eni", instanceType)
+	}
+	c := capacity{InstanceType: instanceType, ENIs: o.enis(l, o.first), PerENI: l.IPv4PerENI - 1, Prefixes: prefixes, IPFamilies: s}
 	if prefixes {
 		c.PerENI *= ipam.PrefixAddresses
 	}
 	switch {
 	case s == ipfamily.OnlyIPv6 && l.Prefixes:
-		return capacity{InstanceType: instanceType, ENIs: l.MaxENIs - o.first, MaxPods: kubernetesMax, Prefixes: true, IPFamilies: s, Unlimited: true}, nil
+		return capacity{InstanceType: instanceType, ENIs: o.enis(l, o.first), MaxPods: kubernetesMax, Prefixes: true, IPFamilies: s, Unlimited: true}, nil
 	case s == ipfamily.OnlyIPv6:
-		c.ENIs, c.PerENI = l.MaxENIs-max(1, o.first), l.IPv6PerENI
+		c.ENIs, c.PerENI = o.enis(l, max(1, o.first)), l.IPv6PerENI
 	case s == ipfamily.Dual && !l.Prefixes:
-		c.ENIs, c.PerENI = l.MaxENIs-max(1, o.first), min(c.PerENI, l.IPv6PerENI)
+		c.ENIs, c.PerENI = o.enis(l, max(1, o.first)), min(c.PerENI, l.IPv6PerENI)
 	}
 	c.Addresses = c.ENIs * c.PerENI
 	c.MaxPods = c.Addresses + hostPods

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"testing"
 
@@ -188,7 +189,7 @@ func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachm
 func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 
 // LinkLost has all be looked at.
-func (f *fakeNICs) LinkLost(string) { f.changed.Set() }
+func (f *fakeNICs) LinkLost(string, net.HardwareAddr) { f.changed.Set() }
 
 func (f *fakeNICs) News() <-chan struct{} { return f.news }
 

@@ -160,7 +160,9 @@ func (k *nicKeeper) look(ctx context.Context) (all bool) {
 
 // needsSwitch tells whether a NIC of an attachment is plugged into Open vSwitch.
 func needsSwitch(rec attachment.Record) bool {
-	return slices.ContainsFunc(rec.NICs, func(n attachment.NIC) bool { return plug.Kind(n.Plug.Type) != plug.Netns })
+	return slices.ContainsFunc(rec.NICs, func(n attachment.NIC) bool {
+		return plug.Kind(n.Plug.Type) != plug.Netns && plug.Kind(n.Plug.Type) != plug.VLAN
+	})
 }
 
 // heal plugs the NICs of an attachment again, if one of them is not as recorded. It looks

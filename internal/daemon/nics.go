@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"sync"
 
@@ -54,9 +55,9 @@ type NICs interface {
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
 	// Changed fires when somebody else may have changed what is plugged; nil: never.
 	Changed() <-chan struct{}
-	// LinkLost says that a link of the node is gone or went down, or with an empty name that any
-	// may be: Changed fires if it may be a port's that is plugged.
-	LinkLost(name string)
+	// LinkLost says that a link of the node, with a MAC address, is gone or went down, or with
+	// an empty name that any may be: Changed fires if what is plugged may need it.
+	LinkLost(name string, address net.HardwareAddr)
 	// Touched names the ports of which that is so since it was asked last; all: it may be
 	// any.
 	Touched() (ports []string, all bool)
@@ -229,6 +230,8 @@ func nicFailure(what string, err error) error {
 		return say(types.ErrTryAgainLater, "nic-not-ready")
 	case errors.Is(err, plug.ErrNoTun):
 		return say(types.ErrTryAgainLater, "no-tun")
+	case errors.Is(err, plug.ErrNoVLAN):
+		return say(types.ErrTryAgainLater, "no-vlan")
 	case errors.Is(err, plug.ErrPortInUse):
 		return say(types.ErrTryAgainLater, "port-in-use")
 	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):

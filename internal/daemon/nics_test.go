@@ -366,7 +366,7 @@ func TestStartWithoutASwitch(t *testing.T) {
 // While Open vSwitch is away one look at it is enough, and nothing is plugged again; so
 // where the daemon ends.
 func TestKeepingNICsWithoutASwitch(t *testing.T) {
-	for _, kind := range []plug.Kind{plug.OVS, plug.Netns} {
+	for _, kind := range []plug.Kind{plug.OVS, plug.Netns, plug.VLAN} {
 		n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 		r := n.start()
 		for _, c := range []string{"a", "b", "c"} {
@@ -388,7 +388,7 @@ func TestKeepingNICsWithoutASwitch(t *testing.T) {
 			}
 		}
 		n.board.set("Check", plug.ErrUnreachable)
-		look(t.Context(), "away", map[plug.Kind]int{plug.OVS: 1, plug.Netns: 3}[kind], 0)
+		look(t.Context(), "away", map[plug.Kind]int{plug.OVS: 1, plug.Netns: 3, plug.VLAN: 3}[kind], 0)
 		n.board.set("Check", nil)
 		look(t.Context(), "back", 3, 3)
 		ctx, cancel := context.WithCancel(t.Context())

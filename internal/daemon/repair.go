@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -51,7 +52,7 @@ type repairer struct {
 	// again sets up what is missing of an attachment, unless it is another by now.
 	again func(ctx context.Context, seen attachment.Record) error
 	// linkLost hears of links that are gone or went down (NICs.LinkLost); nil: nobody.
-	linkLost func(name string)
+	linkLost func(name string, address net.HardwareAddr)
 	clock    clock.Clock
 	log      *slog.Logger
 }
@@ -100,7 +101,7 @@ func (r *repairer) disturbed(e datapath.Event) bool {
 		r.source.Kick()
 	}
 	if r.linkLost != nil && (e.Link != "" && e.Kind != datapath.LinkAppeared || e.Kind == datapath.Resync) {
-		r.linkLost(e.Link)
+		r.linkLost(e.Link, e.MAC)
 	}
 	if (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false

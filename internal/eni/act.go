@@ -1,6 +1,7 @@
 package eni
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -46,7 +47,7 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 		_, err := r.placement.groups(ctx)
 		return err
 	}
-	if p.Kind == plan.Create {
+	if p.creates() {
 		return r.create(ctx, p)
 	}
 	k, ok := r.view.enis[p.ENI]
@@ -54,13 +55,13 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 		return gone(string(p.Kind), "%s is gone", p.ENI)
 	}
 	switch p.Kind {
-	case plan.Attach:
+	case plan.Attach, plan.AttachTrunk:
 		return r.attach(ctx, p, k)
 	case plan.Assign:
 		return r.assign(ctx, p, k)
 	case plan.Unassign:
 		return r.unassign(ctx, p, k)
-	case plan.Detach:
+	case plan.Detach, plan.DetachTrunk:
 		return r.detach(ctx, k)
 	case plan.Delete:
 		return r.delete(ctx, k)
@@ -91,6 +92,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	if len(made.Tags) == 0 { // a reply may leave them out
 		made.Tags = p.intent.Request.Tags
 	}
+	made.Type = cmp.Or(made.Type, p.intent.Request.Type) // likewise
 	k := newKnown(factsOf(made, r.cfg.Cluster))
 	if err := r.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), cloud.HostPrefix(k.Primary))); err != nil {
 		p.doubtful = made.ID
@@ -121,7 +123,7 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	// Reference, NetworkInterfaceAttachment); the plan sees that and has it set.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
 	k.replied, k.attachUnresolved = r.cfg.Clock.Now(), false
-	r.confidence.replied, r.attachments.abandoned = k.replied, 0
+	r.confidence.replied, r.attachmentsBy(p.Kind).abandoned = k.replied, 0
 	r.forgetIntent()
 	_ = r.publish(ctx)
 	return nil

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -48,15 +49,16 @@ func (a *attachments) due(now time.Time) time.Time { return retry.Earliest(now, 
 // the next try if the refusal is about this ENI. Those of limits, permissions
 // and trouble on the way are not: another ENI would fare no better. Nor is a
 // conflict soon after a lost reply: it may say that the ENI is attached.
-func (r *Reconciler) attachRefused(k *known, class cloud.Class, now time.Time) (wait time.Duration, ok bool) {
+func (r *Reconciler) attachRefused(k *known, by plan.Kind, class cloud.Class, now time.Time) (wait time.Duration, ok bool) {
 	if class != cloud.Bug && class != cloud.Conflict || class == cloud.Conflict && r.view.fresh(k.attachReplyLost, now) {
 		return 0, false
 	}
 	k.refusals++
 	if k.refusals == attachTries {
 		r.cfg.Logger.Warn("ENI cannot be attached: it is given up and deleted", "eni", k.ID, "tries", k.refusals)
-		if pause := r.attachments.abandon(r.cfg.SlowRetry); pause > 0 {
-			r.attachments.fullUntil = now.Add(r.cfg.jitter(pause))
+		of := r.attachmentsBy(by)
+		if pause := of.abandon(r.cfg.SlowRetry); pause > 0 {
+			of.fullUntil = now.Add(r.cfg.jitter(pause))
 		}
 	}
 	return r.cfg.jitter(retry.Delay(attachRetry, attachRetryMost, k.refusals-1)), true

@@ -40,7 +40,7 @@ func (r *Reconciler) overdueRelease(ctx context.Context, now time.Time) *step {
 func (r *Reconciler) adoptCommitted(now time.Time) {
 	for _, c := range r.fleet.Committed() {
 		k := r.view.enis[c.ENI]
-		if k == nil || k.phase() != plan.Attached || !k.facts.ours() {
+		if k == nil || k.phase() != plan.Attached || !k.facts.ours() || k.trunk {
 			continue
 		}
 		if !c.Prefix.IsValid() {

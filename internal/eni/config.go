@@ -33,6 +33,10 @@ type Settings struct {
 	// UsePrimaryAddress: the primary address of an ENI that serves pods, the
 	// instance's primary ENI excepted, is among its Addresses for pods.
 	UsePrimaryAddress bool
+	// Trunk: a trunk is on the instance, if its type may have branches, with the groups
+	// of other new ENIs, in the subnet of the primary. Of nodes of a Fleet only: Intents
+	// keeps one creation, and that is of ENIs with addresses for pods.
+	Trunk bool
 	// DrainOutdated: ENIs that are not as configured (outdated) are emptied and
 	// given back.
 	DrainOutdated bool

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"reflect"
 	"time"
-
-	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // Configure takes other settings for what follows; what is known of the node
@@ -25,16 +23,23 @@ func (r *Reconciler) Configure(s Settings) error {
 	r.cfg.Settings = s
 	r.placement.asOf, r.placement.configured = time.Time{}, r.cfg.Clock.Now()
 	r.retries.forgetConfigured()
-	// What was surely refused need not be asked for as it was.
-	if p := r.retries.throttled[gateGrow]; p != nil && !p.lost {
-		delete(r.retries.throttled, gateGrow)
-		r.retries.forget(gateGrow)
-		p.reserved.end(0)
-		if p.Kind == plan.Create {
-			r.forgetIntent()
-		}
-	}
+	r.dropThrottled(gateGrow)
+	r.dropThrottled(gateTrunk)
 	return nil
+}
+
+// dropThrottled drops what was surely refused: it need not be asked for as it was.
+func (r *Reconciler) dropThrottled(g gate) {
+	p := r.retries.throttled[g]
+	if p == nil || p.lost {
+		return
+	}
+	delete(r.retries.throttled, g)
+	r.retries.forget(g)
+	p.reserved.end(0)
+	if p.creates() {
+		r.forgetIntent()
+	}
 }
 
 // Close ends what the reconciler has set apart in what it shares with others.

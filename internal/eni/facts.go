@@ -26,7 +26,8 @@ type facts struct {
 	createdTag  string // likewise of TagCreatedAt
 	tagged      bool   // it carries the tags of this cluster and of Berth
 	described   bool   // its description is one of Berth's
-	excluded    bool   // it is no ordinary interface, or a person keeps Berth off it
+	excluded    bool   // it is of a type that Berth leaves alone, a NIC's, or a person keeps Berth off it
+	trunk       bool   // it has branches rather than addresses for pods
 }
 
 // factsOf reads EC2's description of an ENI.
@@ -41,8 +42,15 @@ func factsOf(e cloud.ENI, cluster string) facts {
 		instanceTag: e.Tags[TagInstanceID], createdTag: e.Tags[TagCreatedAt],
 		tagged:    cluster != "" && e.Tags[TagCluster] == cluster && e.Tags[TagOwner] == Owner,
 		described: strings.HasPrefix(e.Description, descriptionStart),
-		excluded:  unmanaged(e) || e.Type != "" && e.Type != cloud.InterfaceOrdinary,
+		excluded:  unmanaged(e) || branch(e) || e.Tags[TagNIC] != "" || e.Type != "" && e.Type != cloud.InterfaceOrdinary && e.Type != cloud.InterfaceTrunk,
+		trunk:     e.Type == cloud.InterfaceTrunk,
 	}
+}
+
+// branch tells whether an ENI is a branch of a trunk: one without an attachment that is
+// not detached, as its status says.
+func branch(e cloud.ENI) bool {
+	return e.Type == cloud.InterfaceBranch || e.Attachment == nil && e.Status == "in-use"
 }
 
 // facts are those of a stored ENI, which was attached to an instance.
@@ -69,11 +77,12 @@ func inOrder(list []netip.Prefix) []netip.Prefix {
 
 // ours tells whether Berth may change an ENI: an ordinary one on the first
 // network card that is the primary, or carries this cluster's tag and Berth's.
-// A detached one, which could be deleted, has a description of Berth's too. EFA
-// and trunk interfaces, those that others made, and unmanaged ones are seen only.
+// A detached one, which could be deleted, has a description of Berth's too, and so
+// has a trunk. EFA interfaces, branches, those that others made, and unmanaged ones
+// are seen only.
 func (f facts) ours() bool {
 	switch {
-	case f.excluded:
+	case f.excluded, f.trunk && !f.described:
 		return false
 	case f.Attachment == nil:
 		return f.described && f.tagged

@@ -28,6 +28,13 @@ func TestOurs(t *testing.T) {
 		"not unmanaged":                 {made(func(e *cloud.ENI) { e.Tags[TagUnmanaged] = "False" }), true},
 		"no ordinary interface":         {made(func(e *cloud.ENI) { e.Type = "efa" }), false},
 		"on another network card":       {made(func(e *cloud.ENI) { e.Attachment.NetworkCard = 1 }), false},
+		"a trunk":                       {made(func(e *cloud.ENI) { e.Type = cloud.InterfaceTrunk }), true},
+		"a detached trunk":              {made(func(e *cloud.ENI) { e.Type, e.Attachment = cloud.InterfaceTrunk, nil }), true},
+		"another's trunk":               {made(func(e *cloud.ENI) { e.Type, e.Description = cloud.InterfaceTrunk, "aws-k8s-trunk-eni" }), false},
+		"a branch":                      {made(func(e *cloud.ENI) { e.Type, e.Attachment, e.Status = cloud.InterfaceBranch, nil, "in-use" }), false},
+		"a branch by its status alone":  {made(func(e *cloud.ENI) { e.Attachment, e.Status = nil, "in-use" }), false},
+		"to be a branch":                {made(func(e *cloud.ENI) { e.Attachment, e.Tags[TagNIC] = nil, "uid" }), false},
+		"just made":                     {made(func(e *cloud.ENI) { e.Attachment, e.Status = nil, "pending" }), true},
 		"the primary":                   {at(eniOf(1, "10.0.0.4"), 0, "a-1"), true},
 	} {
 		if got := factsOf(c.e, "test").ours(); got != c.want {

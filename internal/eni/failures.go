@@ -24,9 +24,8 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	}
 	class, g := cloud.ClassOf(err), gateOfKind[p.Kind]
 	switch {
-	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled):
-		r.retries.forget(g) // it says that the step waits
-		r.surplus.rest()
+	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled) && !p.lost:
+		r.recalled(p)
 	case class == cloud.Throttled:
 		// Neither another step nor another ENI: the same call, later. Asking
 		// for free counts, routes or groups is no step: growth goes on with those it has.
@@ -34,13 +33,14 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 			r.retries.throttled[g] = p
 		}
 		r.retries.backOff(p.Kind, err, now)
-	case class == cloud.SubnetFull && g == gateGrow:
+	case r.stillBusy(class, p, now):
+	case class == cloud.SubnetFull && (g == gateGrow || g == gateTrunk):
 		r.subnetFull(p, err, now)
 	default:
 		r.afterFailure(ctx, p, class, now)
 		wait := r.retries.wait(g, class)
-		if k, ok := r.view.enis[p.ENI]; ok && p.Kind == plan.Attach {
-			if w, ok := r.attachRefused(k, class, now); ok {
+		if k, ok := r.view.enis[p.ENI]; ok && p.attaches() {
+			if w, ok := r.attachRefused(k, p.Kind, class, now); ok {
 				wait = w
 			}
 		}
@@ -50,6 +50,16 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 		p.reserved.end(0)
 	}
 	return true
+}
+
+// recalled takes a step whose call was given up for pods before it was sent.
+func (r *Reconciler) recalled(p *step) {
+	r.retries.forget(gateOfKind[p.Kind]) // it says that the step waits
+	if p.creates() {
+		r.forgetIntent()
+	} else if p.Kind == plan.Assign {
+		r.surplus.rest()
+	}
 }
 
 // rateLimited tells, in the middle of a step, that it waits for the cloud's rate limit.
@@ -73,7 +83,7 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 		id = k.SubnetID
 	}
 	p.reserved.end(0)
-	if p.Kind == plan.Create {
+	if p.creates() {
 		r.forgetIntent()
 	}
 	until := now.Add(r.cfg.jitter(prefixRetry))
@@ -95,13 +105,13 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 // effect are followed by a look at the ENI before anything is repeated.
 func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Class, now time.Time) {
 	// An index that is taken is one of an ENI that came since the last listing.
-	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.Kind == plan.Attach {
+	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.attaches() {
 		r.confidence.markStale(now)
 	}
 	r.instance.uncertain = r.instance.uncertain || !r.process.onInstance && class == cloud.Conflict
 	lost := class == cloud.Transient || class == cloud.Unknown
 	switch p.Kind {
-	case plan.Create:
+	case plan.Create, plan.CreateTrunk:
 		if p.doubtful != "" { // a repeat would get the same answer
 			r.forgetIntent()
 			p.reserved.end(p.Weight())
@@ -111,14 +121,14 @@ func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Clas
 		}
 		if lost {
 			p.lost = true
-			r.retries.throttled[gateGrow] = p // the token makes the repeat return what the first try made
+			r.retries.throttled[gateOfKind[p.Kind]] = p // the token makes the repeat return what the first try made
 			return
 		}
 		if class == cloud.Gone {
 			r.placement.newerThan = now // the subnet, perhaps: another may do
 		}
 		r.forgetIntent()
-	case plan.Attach:
+	case plan.Attach, plan.AttachTrunk:
 		r.afterAttach(p, class, now)
 	case plan.Assign:
 		r.lookups.at[p.ENI] = now
@@ -130,6 +140,11 @@ func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Clas
 		r.afterUnassign(p, class, now)
 	case plan.Detach:
 		r.afterDetach(ctx, p, class, now)
+	case plan.DetachTrunk:
+		if k, ok := r.view.enis[p.ENI]; ok {
+			k.attachUnresolved = true
+		}
+		r.lookups.at[p.ENI] = now.Add(r.cfg.Lag)
 	case plan.Delete:
 		r.lookups.at[p.ENI] = now.Add(time.Second)
 	}
@@ -144,7 +159,7 @@ func (r *Reconciler) afterAttach(p *step, class cloud.Class, now time.Time) {
 		}
 	}
 	if class == cloud.LimitReached {
-		r.attachments.fullUntil = now.Add(r.cfg.jitter(r.cfg.SlowRetry))
+		r.attachmentsBy(p.Kind).fullUntil = now.Add(r.cfg.jitter(r.cfg.SlowRetry))
 	}
 }
 

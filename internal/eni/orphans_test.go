@@ -70,6 +70,10 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 		"no instance":           one(func(e *cloud.ENI) { delete(e.Tags, TagInstanceID) }),
 		"of a living instance":  one(func(e *cloud.ENI) { e.Tags[TagInstanceID], e.Description = "i-alive", Description("i-alive") }),
 		"no orphan any more":    one(func(*cloud.ENI) {}),
+		"a trunk":               one(func(e *cloud.ENI) { e.Type = cloud.InterfaceTrunk }),
+		"a branch":              one(func(e *cloud.ENI) { e.Type, e.Status = cloud.InterfaceBranch, "in-use" }),
+		"a branch by its state": one(func(e *cloud.ENI) { e.Status = "in-use" }),
+		"to be a branch":        one(func(e *cloud.ENI) { e.Tags[TagNIC] = "0a1b2c3d" }),
 	}}
 	for id, e := range cl.enis {
 		e.ID = id
@@ -106,14 +110,14 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 	if last.Waiting == 0 || last.Kept+last.Refused != 0 {
 		t.Errorf("before they are old enough: %+v", last)
 	}
-	if n := look(15 * time.Minute); n != 3 || len(cl.enis) != 15 {
+	if n := look(15 * time.Minute); n != 4 || len(cl.enis) != 18 {
 		t.Errorf("%d deleted, left are %v", n, slices.Sorted(maps.Keys(cl.enis)))
 	}
 	// Those of the instance that sleeps are kept, the one that came back is too young.
 	if states := last.ByState(); last.Kept != 2 || states["kept"] != 2 || states["waiting"] != 1 || states["refused"] != 0 {
 		t.Errorf("%+v", last)
 	}
-	for _, id := range []string{"orphan", "without an age", "adopted"} {
+	for _, id := range []string{"orphan", "without an age", "adopted", "a trunk"} {
 		if _, ok := cl.enis[id]; ok {
 			t.Errorf("the ENI %q is left", id)
 		}

@@ -17,6 +17,9 @@ const (
 	TagCreatedAt = "berth.dev/created-at"
 	// TagUnmanaged, with any value but "false", keeps Berth off an ENI.
 	TagUnmanaged = "berth.dev/unmanaged"
+	// TagNIC is on an ENI that is, or is to be, a branch: it has the address of a pod's
+	// NIC, is made and deleted with that, and is never taken for one left behind.
+	TagNIC = "berth.dev/nic"
 )
 
 // Owner is the value of TagOwner.

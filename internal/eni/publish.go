@@ -75,6 +75,9 @@ func (r *Reconciler) inventory() Inventory {
 	now := r.cfg.Clock.Now()
 	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Families: r.cfg.Policy.Families, Limits: r.instance.limits, At: r.confidence.replied}
 	for _, k := range r.view.list() {
+		if k.trunk {
+			continue
+		}
 		since, leaving := r.view.detaching[k.ID]
 		if k.phase() == plan.Detaching {
 			since, leaving = k.replied, true

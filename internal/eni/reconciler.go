@@ -32,6 +32,7 @@ type Reconciler struct {
 	retries        retries
 	placement      placement
 	attachments    attachments
+	trunk          trunk
 	surplus        surplus
 	orphans        orphans
 	attributeCalls attributeCalls
@@ -245,13 +246,13 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	e, reserved := r.decide(now)
 	defer func() { reserved.end(0) }() // if no step takes it
 	r.placement.exhausted, r.placement.drains = e.plan.Exhausted, e.state.Drain
-	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), now)
+	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), r.trunk.full(now), now)
 	r.setDeleteOnTermination(ctx, e.plan.Actions, now)
 	for _, a := range e.plan.Actions {
 		if r.waits(a, now) {
 			continue
 		}
-		if gateOfKind[a.Kind] == gateGrow && r.countsDue(now) {
+		if takes(a) && r.countsDue(now) {
 			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
 		}
 		if a.Kind == plan.Create {
@@ -263,7 +264,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 				continue
 			}
 		}
-		p := &step{Action: a, priority: priority(a, e.plan), tidies: e.plan.Moves(a)}
+		p := &step{Action: a, priority: priority(a, e.plan), tidies: e.plan.Moves(a) || r.mayWait(a)}
 		if reserved.isFor(a) {
 			p.reserved, reserved = reserved, nil
 		}
@@ -284,6 +285,9 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	}
 	return nil
 }
+
+// takes tells whether an action takes addresses of a subnet, or finishes what did.
+func takes(a plan.Action) bool { return gateOfKind[a.Kind] == gateGrow || a.Kind == plan.CreateTrunk }
 
 // countsDue tells whether to ask for the free counts of subnets.
 func (r *Reconciler) countsDue(now time.Time) bool {
@@ -325,7 +329,7 @@ func (r *Reconciler) decide(now time.Time) (e *evaluation, reserved *reservation
 		e.plan = plan.Make(r.instance.limits, r.cfg.Policy, e.state)
 		for _, a := range e.plan.Actions {
 			switch a.Kind {
-			case plan.Create:
+			case plan.Create, plan.CreateTrunk:
 				return a, a.Subnet
 			case plan.Assign:
 				return a, r.view.enis[a.ENI].SubnetID
@@ -340,8 +344,10 @@ func (r *Reconciler) decide(now time.Time) (e *evaluation, reserved *reservation
 // first, then the node that lacks the most begins.
 func priority(a plan.Action, p plan.Plan) cloud.Priority {
 	switch a.Kind {
-	case plan.Attach, plan.Retag:
+	case plan.Attach, plan.AttachTrunk, plan.Retag:
 		return cloud.Begun
+	case plan.CreateTrunk:
+		return 1 // after what nodes lack for pods, before what is given back
 	case plan.Assign, plan.Create:
 		return min(cloud.Priority(p.Needed), cloud.Begun-1)
 	default:
@@ -353,7 +359,7 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 // it is known what is detached: that comes next.
 func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
 	g := gateOfKind[a.Kind]
-	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || g == gateGrow && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
+	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || takes(a) && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved
@@ -365,7 +371,7 @@ func (r *Reconciler) growthWaits() bool {
 // state is the view as a plan sees it.
 func (r *Reconciler) state(now time.Time) plan.State {
 	u := r.cfg.Node.Usage()
-	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes(), Drain: r.surplus.drains}
+	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes(), Trunk: r.wantedTrunk(now), Drain: r.surplus.drains}
 	wanted := r.placement.wanted()
 	for _, k := range r.view.list() {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
@@ -373,7 +379,7 @@ func (r *Reconciler) state(now time.Time) plan.State {
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
 		serves := e.Phase == plan.Detached || e.Index >= r.cfg.Policy.FirstInterfaceIndex
-		e.Outdated = e.Ours && !e.Primary && serves && wanted.differs(k)
+		e.Outdated = e.Ours && !e.Primary && !e.Trunk && serves && wanted.differs(k)
 		// Someone else who works for this node may be about to attach it.
 		e.JustMade = r.process.sharesNode && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.createdAt()) < r.cfg.Settle
 		s.ENIs = append(s.ENIs, e)
@@ -387,7 +393,7 @@ func (r *Reconciler) ours(k *known) bool { return !k.ambiguous && k.facts.ours()
 func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
-		Primary: primary(k.Attachment), Ours: r.ours(k),
+		Primary: primary(k.Attachment), Ours: r.ours(k), Trunk: k.trunk,
 		PrimaryServes: r.cfg.primaryServes() && !primary(k.Attachment) && r.ours(k),
 		Amount:        cloud.AmountOf(k.kept()), Withdrawn: cloud.AmountOf(sortedKeys(k.releasing)).Plus(k.disputed), OwnIPv6: k.ownIPv6,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,

@@ -2,6 +2,7 @@ package eni
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -74,6 +75,8 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 	// As the reply has them, so that what is named twice shows.
 	things := held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
 	switch {
+	case e.Type != "" && e.Type != cmp.Or(q.Type, cloud.InterfaceOrdinary):
+		return badReply(op, "%s is of type %s, asked for %s", e.ID, e.Type, cmp.Or(q.Type, cloud.InterfaceOrdinary))
 	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
 		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
 	case e.Attachment != nil && e.Attachment.InstanceID != instance:

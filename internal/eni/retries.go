@@ -20,6 +20,7 @@ const (
 	gateSubnets  gate = "find-subnets"
 	gateRoutes   gate = "find-routes"
 	gateGroups   gate = "find-groups"
+	gateTrunk    gate = "trunk"  // all of a trunk
 	gateShrink   gate = "shrink" // unassign, detach
 	gateDelete   gate = "delete"
 	gateRepair   gate = "repair" // set-deletion, tag
@@ -29,10 +30,11 @@ const (
 )
 
 // gates are all gates, that first whose trouble matters most to pods.
-var gates = [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateGroups, gateShrink, gateDelete, gateRepair, gateCollect}
+var gates = [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateGroups, gateTrunk, gateShrink, gateDelete, gateRepair, gateCollect}
 
 var gateOfKind = map[plan.Kind]gate{
 	plan.Assign: gateGrow, plan.Create: gateGrow, plan.Attach: gateGrow,
+	plan.CreateTrunk: gateTrunk, plan.AttachTrunk: gateTrunk, plan.DetachTrunk: gateTrunk,
 	plan.Unassign: gateShrink, plan.Detach: gateShrink, plan.Delete: gateDelete,
 	plan.SetDeleteOnTermination: gateRepair, plan.Retag: gateRepair, plan.Observe: gateObserve, plan.Collect: gateCollect,
 	plan.FindSubnets: gateSubnets, plan.FindRoutes: gateRoutes, plan.FindGroups: gateGroups, plan.FindLimits: gateLimits, plan.FindInstance: gateInstance,
@@ -145,15 +147,15 @@ func (t *retries) succeed(g gate) {
 func (t *retries) forget(g gate) { delete(t.failed, g) }
 
 // forgetUnwanted forgets trouble with steps that nothing asks for any more:
-// neither these actions, nor growth that waits for something else.
-func (t *retries) forgetUnwanted(actions []plan.Action, growing bool, now time.Time) {
-	wanted := map[gate]bool{gateGrow: growing}
+// neither these actions, nor growth or a trunk that waits for something else.
+func (t *retries) forgetUnwanted(actions []plan.Action, growing, trunk bool, now time.Time) {
+	wanted := map[gate]bool{gateGrow: growing, gateTrunk: trunk}
 	for _, a := range actions {
 		wanted[gateOfKind[a.Kind]] = true
 		wanted[gateRoutes] = wanted[gateRoutes] || a.Kind == plan.Create
 	}
 	wanted[gateGroups] = t.cfg.DrainOutdated && len(t.cfg.GroupTags) > 0
-	for _, g := range [...]gate{gateGrow, gateRoutes, gateGroups, gateShrink, gateDelete, gateRepair} {
+	for _, g := range [...]gate{gateGrow, gateRoutes, gateGroups, gateTrunk, gateShrink, gateDelete, gateRepair} {
 		if !wanted[g] && !t.closed(g, now) {
 			delete(t.failed, g)
 		}
@@ -171,7 +173,7 @@ func (t *retries) forgetConfigured() {
 
 // again takes the throttled step whose time has come, growth first.
 func (t *retries) again(now time.Time) *step {
-	for _, g := range [...]gate{gateGrow, gateShrink, gateDelete, gateRepair} {
+	for _, g := range [...]gate{gateGrow, gateShrink, gateDelete, gateRepair, gateTrunk} {
 		if p := t.throttled[g]; p != nil && !t.closed(g, now) {
 			delete(t.throttled, g)
 			return p

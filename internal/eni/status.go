@@ -26,6 +26,8 @@ type Status struct {
 	Outdated   int  // ENIs that serve pods and are not as configured
 	Vanished   bool // the cloud says that the instance does not exist or is terminated
 
+	Trunk *Trunk // nil: none is wanted, and none is there, or that is not known yet
+
 	InstanceType string // as the cloud says; empty while it has not been asked
 
 	Shortage    string // why pods that wait, or a warm target, get nothing although nothing failed: a Reason
@@ -70,6 +72,7 @@ func (r *Reconciler) report() {
 		}
 		if r.instance.limitsKnown() {
 			s.Needed, s.AtCapacity = d.Needed, d.AtCapacity
+			s.Trunk = r.trunkStatus(e.state)
 			s.Shortage, s.Explanation = plan.Shortage(r.instance.limits, r.cfg.Policy, e.state)
 		}
 	}

@@ -19,13 +19,19 @@ import (
 type step struct {
 	plan.Action
 	withdrawn []netip.Prefix // Unassign: what was withdrawn
-	intent    Intent         // Create
-	reserved  *reservation   // Create, Assign: what is set apart of the subnet
+	intent    Intent         // Create, CreateTrunk
+	reserved  *reservation   // those, Assign: what is set apart of the subnet
 	priority  cloud.Priority // of its call
-	tidies    bool           // Assign: no pod needs it, it is a move's
-	lost      bool           // Create: it was made, and the reply was lost
-	doubtful  string         // Create: the ENI that a reply named which does not fit
+	tidies    bool           // no pod needs it: a move's Assign, or what a trunk takes that is not begun
+	lost      bool           // Create, CreateTrunk: it was made, and the reply was lost
+	doubtful  string         // Create, CreateTrunk: the ENI that a reply named which does not fit
 }
+
+// creates tells whether a step makes an ENI.
+func (p *step) creates() bool { return p.Kind == plan.Create || p.Kind == plan.CreateTrunk }
+
+// attaches tells whether a step attaches an ENI.
+func (p *step) attaches() bool { return p.Kind == plan.Attach || p.Kind == plan.AttachTrunk }
 
 // prepare readies a step: what leaves is withdrawn from the node first, what is
 // created is written down first. It tells whether there is something to do
@@ -46,7 +52,7 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 		}
 	case plan.Assign:
 		p.Subnet = r.view.enis[p.ENI].SubnetID
-	case plan.Create:
+	case plan.Create, plan.CreateTrunk:
 		groups, err := r.placement.groups(ctx)
 		if err == nil {
 			p.intent = r.newIntent(p.Action, groups, now)
@@ -55,7 +61,7 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 			}
 		}
 		if err != nil {
-			r.retries.fail(plan.Create, err, now, r.retries.wait(gateGrow, cmp.Or(cloud.ClassOf(err), cloud.Bug)))
+			r.retries.fail(p.Kind, err, now, r.retries.wait(gateOfKind[p.Kind], cmp.Or(cloud.ClassOf(err), cloud.Bug)))
 			return false
 		}
 	}
@@ -90,12 +96,12 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 // by what was observed since, and what is about to leave is recorded as of now.
 func (r *Reconciler) revalidate(ctx context.Context, p *step, now time.Time) bool {
 	switch p.Kind {
-	case plan.Create, plan.FindSubnets, plan.FindRoutes, plan.FindGroups:
+	case plan.Create, plan.CreateTrunk, plan.FindSubnets, plan.FindRoutes, plan.FindGroups:
 		return true
 	}
 	k, ok := r.view.enis[p.ENI]
 	want := plan.Attached
-	if p.Kind == plan.Attach || p.Kind == plan.Delete {
+	if p.Kind == plan.Attach || p.Kind == plan.AttachTrunk || p.Kind == plan.Delete {
 		want = plan.Detached
 	}
 	if !ok || k.phase() != want {
@@ -161,11 +167,15 @@ func (r *Reconciler) cancelDetach(ctx context.Context, id string) {
 
 // newIntent writes the request for a new ENI: all tags and addresses in the one call.
 func (r *Reconciler) newIntent(a plan.Action, groups []string, now time.Time) Intent {
-	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
+	q := cloud.CreateENI{
 		SubnetID: a.Subnet, Groups: groups, Description: Description(r.cfg.InstanceID),
 		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),
 		Amount: a.Amount,
-	}}
+	}
+	if a.Kind == plan.CreateTrunk {
+		q.Type = cloud.InterfaceTrunk
+	}
+	return Intent{Index: a.Index, At: now, Request: q}
 }
 
 // resume repeats a creation that the last process began, unless its ENI is in

@@ -38,6 +38,8 @@ func TestDue(t *testing.T) {
 		{"an exhausted subnet, asked for oneself", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5)}}, unix(65)},
 		{"an exhausted subnet, asked for many", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5), shared: true}}, unix(15)},
 		{"an instance that is full for a while", &attachments{fullUntil: unix(40)}, unix(40)},
+		{"a trunk that could not be attached", &trunk{attachments: attachments{fullUntil: unix(41)}}, unix(41)},
+		{"a trunk with branches", &trunk{busyUntil: unix(42)}, unix(42)},
 		{"no excess", &surplus{delay: 60 * second}, none},
 		{"orphans", &orphans{at: unix(11)}, unix(11)},
 	} {

@@ -16,7 +16,7 @@ type NIC struct {
 	Addresses    []netip.Prefix `json:"addresses"`
 	MTU          int            `json:"mtu"` // bytes
 	DefaultRoute bool           `json:"defaultRoute,omitempty"`
-	Plug         string         `json:"plug"`               // how it is connected: OVS, OVSHybrid or Netns
+	Plug         string         `json:"plug"`               // how it is connected: OVS, OVSHybrid, Netns or VLAN
 	HostLink     string         `json:"hostLink,omitempty"` // on the node, where there is one
 	State        string         `json:"state,omitempty"`    // plugging or changing, while a running pod gets it or its addresses change
 	Binding      string         `json:"binding,omitempty"`  // of a virtual machine's: bridge or tap

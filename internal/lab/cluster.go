@@ -77,6 +77,9 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if l.VPCPorts {
 		release.Values["ports"] = map[string]any{"enabled": true}
 	}
+	if l.hasBranches() {
+		release.Values["daemon"] = map[string]any{"settings": map[string]any{trunkSetting: true}}
+	}
 	if l.Egress {
 		release.Values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": gatewayImageTag}}
 	}

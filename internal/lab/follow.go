@@ -113,6 +113,8 @@ func (l *Lab) apply(ev vpc.Event) error {
 		return l.Fabric.Disassociate(ev.ENI.ID)
 	case vpc.AddressesChanged, vpc.GroupsChanged:
 		return l.Fabric.Update(ev.ENI)
+	case vpc.RulesChanged:
+		return l.Fabric.SetGroups(l.Cloud.Snapshot().Groups)
 	}
 	return nil
 }

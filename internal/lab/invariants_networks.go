@@ -139,7 +139,7 @@ func (f *findings) serving(o *v1alpha1.NodeNetwork) []vpc.ENI {
 	if o.EffectiveENI().FirstInterfaceIndex != nil {
 		first = int(*o.EffectiveENI().FirstInterfaceIndex)
 	}
-	return slices.DeleteFunc(slices.Clone(f.enis), func(e vpc.ENI) bool { return e.Attachment.DeviceIndex < first })
+	return slices.DeleteFunc(slices.Clone(f.enis), func(e vpc.ENI) bool { return e.Attachment.DeviceIndex < first || e.Type == "trunk" })
 }
 
 // checkUsed compares status.ipam with the pods and what cools.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -268,7 +269,7 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	says := n.Status.Node
 	container := c.records[id]
 	link := row.Link
-	hasLink := n.Status.Plug != nil && n.Status.Plug.Type == v1alpha1.PlugNetns || c.takeLinks(link) // an agent's link is not Berth's
+	hasLink := n.Status.Plug != nil && slices.Contains(offNode, n.Status.Plug.Type) || c.takeLinks(link)
 	delete(c.records, id)
 	delete(c.rows, id)
 	switch {
@@ -289,6 +290,10 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	}
 	return nil
 }
+
+// offNode are the ways to plug by which Berth leaves no link on the node: an agent's is not its
+// own, and a VLAN's is in the pod.
+var offNode = []v1alpha1.PlugType{v1alpha1.PlugNetns, v1alpha1.PlugVLAN}
 
 // addressesOf are the addresses of a PodNIC with prefix lengths, and without, in order.
 func addressesOf(n *v1alpha1.PodNIC) (cidrs, bare []string) {
@@ -322,7 +327,8 @@ type podLink struct {
 	addrs []string // with prefix lengths, in order; none that are link-local
 }
 
-// podLinks are the interfaces of a pod, besides lo, by name.
+// podLinks are the interfaces of a pod that are up, besides lo, by name. Those that the kernel puts
+// into every namespace, such as tunl0, are down.
 func podLinks(path string) (map[string]podLink, error) {
 	all := map[string]podLink{}
 	err := ns.Netlink(path, func(h *netlink.Handle) error {
@@ -331,7 +337,7 @@ func podLinks(path string) (map[string]podLink, error) {
 			return fmt.Errorf("list links: %w", err)
 		}
 		for _, l := range links {
-			if l.Attrs().Name == "lo" {
+			if l.Attrs().Name == "lo" || l.Attrs().Flags&net.FlagUp == 0 {
 				continue
 			}
 			addrs, err := again(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })

@@ -57,6 +57,7 @@ type Options struct {
 	// that name none are in the first.
 	VPCs []VPC
 	// PortCloud raises who has the ports of a lab with ports; portcloud.NewModel when nil.
+	// portcloud.NewBranches is for operator mode.
 	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
 	// Egress has pods reach the outside by gateways of Egresses, which the lab runs unless it has
 	// kubelets. It takes a kernel with Foo-over-UDP (package vm).

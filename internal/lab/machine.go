@@ -82,6 +82,9 @@ func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*
 			return nil, err
 		}
 		o.Args = append(joinedArgs(joined), o.Args...)
+		if l.hasBranches() {
+			o.Args = append([]string{"--" + trunkSetting}, o.Args...)
+		}
 	}
 	n, err := node.New(o)
 	if err != nil {

@@ -49,6 +49,10 @@ func DefaultVPCs() []VPC {
 	}
 }
 
+// BranchVPC is the name of the VPC object of a lab whose ports are branches, unless its VPCs say
+// otherwise. Its network is the lab's first VPC.
+const BranchVPC = "branches"
+
 // annotationVPC names the VPC of a pod, or of the pods of a namespace.
 const annotationVPC = "berth.dev/vpc"
 
@@ -92,17 +96,32 @@ func (l *Lab) raisePortCloud(ctx context.Context) (err error) {
 		raise = portcloud.NewModel
 	}
 	l.Ports, err = raise(ctx, portcloud.Options{
-		Dir: filepath.Join(l.Dir, portsDir), Netns: l.RouterPath(), Address: fabric.APIEndpoint, Log: l.Log, Progress: l.Progress,
+		Dir: filepath.Join(l.Dir, portsDir), Netns: l.RouterPath(), Address: fabric.APIEndpoint, Log: l.Log, Progress: l.Progress, EC2: l.Cloud,
 	})
 	if err != nil {
 		return err
 	}
+	if l.hasBranches() && l.Mode != OperatorMode {
+		return fmt.Errorf("ports that are branches of ENIs are for %s mode, and this is %s mode", OperatorMode, l.Mode)
+	}
 	return l.raiseNetworks(ctx)
 }
 
+// hasBranches tells whether pods' ports are branches of their nodes' trunks.
+func (l *Lab) hasBranches() bool {
+	return l.Ports != nil && l.Ports.Access().Provider == v1alpha1.ProviderEC2
+}
+
+// trunkSetting is the daemons' that has nodes have a trunk, which branches need.
+const trunkSetting = "trunk-eni"
+
 // raiseNetworks makes the VPCs' networks in the cloud.
 func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
-	if l.VPCs == nil {
+	switch {
+	case l.VPCs != nil:
+	case l.hasBranches():
+		l.VPCs = []VPC{{Name: BranchVPC}}
+	default:
 		l.VPCs = DefaultVPCs()
 		l.VPCs[0].Network.Routed = l.Kubelets != nil // as probes and Services need it
 	}
@@ -140,6 +159,7 @@ func (l *Lab) joinPorts(o node.Options) (portcloud.Joined, error) {
 	defer cancel()
 	joined, err := l.Ports.Join(ctx, portcloud.Host{
 		Name: o.Name, Netns: o.Netns, Dir: filepath.Join(o.Dir, "run", "openvswitch"), State: filepath.Join(o.Dir, "var", "lib", "openvswitch"),
+		Pods: o.PodPrefix,
 	})
 	if err != nil {
 		return portcloud.Joined{}, fmt.Errorf("make %s a compute host: %w", o.Name, err)
@@ -218,13 +238,14 @@ func (v VPC) object(access portcloud.Access) *v1alpha1.VPC {
 	o := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: v.Name}, Spec: *v.Spec.DeepCopy()}
 	s := &o.Spec
 	s.Provider, s.Network, s.Endpoint = access.Provider, v.Network.ID, access.Endpoint
-	if access.Secret != nil {
+	switch {
+	case access.Secret != nil:
 		s.Credentials = &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: credentials}
 		s.TLS = &v1alpha1.VPCTLS{Insecure: true}
-	} else {
+	case access.Provider != v1alpha1.ProviderEC2:
 		s.Project = access.Project
 	}
-	if s.DefaultSubnets == nil && len(v.Network.Subnets) > 0 {
+	if s.DefaultSubnets == nil && len(v.Network.Subnets) > 0 && access.Provider != v1alpha1.ProviderEC2 {
 		s.DefaultSubnets = []string{v.Network.Subnets[0].Name}
 	}
 	if s.DefaultSecurityGroups == nil {

@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -52,5 +53,18 @@ func TestInterruptedWhileAMachineJoins(t *testing.T) {
 	}
 	if !errors.Is(err, context.Canceled) { // after the time that a machine has it would be another
 		t.Errorf("%v, want %v", err, context.Canceled)
+	}
+}
+
+// Branches are for operator mode: in the others nobody would make them, and some have no EC2.
+func TestBranchesAreForOperatorMode(t *testing.T) {
+	for mode, want := range map[Mode]string{NodeMode: "are for operator mode", PoolMode: "this lab has no EC2"} {
+		l, err := Start(t.Context(), Options{Dir: t.TempDir(), Mode: mode, VPCPorts: true, NoDaemons: true, KubeAssets: t.TempDir(), PortCloud: portcloud.NewBranches})
+		if err == nil {
+			_ = l.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s mode: %v, want %q", mode, err, want)
+		}
 	}
 }

@@ -45,6 +45,9 @@ func Over(s eni.Settings, e *v1alpha1.ENISpec) (eni.Settings, error) {
 	if e.UsePrimaryAddress != nil {
 		s.UsePrimaryAddress = *e.UsePrimaryAddress
 	}
+	if e.Trunk != nil {
+		s.Trunk = *e.Trunk
+	}
 	return s, errors.Join(policyErr, selectorErrors(e))
 }
 

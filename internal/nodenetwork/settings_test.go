@@ -41,9 +41,10 @@ func TestSettings(t *testing.T) {
 			with(func(s *eni.Settings) {
 				s.Policy = ipam.Policy{Dialect: ipam.AWS, Families: ipfamily.OnlyIPv4, WarmPrefix: 2, FirstInterfaceIndex: 1, PrefixDelegation: true}
 			})},
-		{"caps and eth0", v1alpha1.ENISpec{MaxENIs: new(int32(2)), MaxPods: new(int32(29)), FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: new(true)},
+		{"caps and eth0", v1alpha1.ENISpec{MaxENIs: new(int32(2)), MaxPods: new(int32(29)), FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: new(true), Trunk: new(true)},
 			with(func(s *eni.Settings) {
 				s.Policy.MaxENI, s.Policy.MaxPods, s.Policy.FirstInterfaceIndex, s.UsePrimaryAddress = 2, 29, 0, true
+				s.Trunk = true
 			})},
 		{"both families", v1alpha1.ENISpec{IPFamilies: "dual"}, with(func(s *eni.Settings) { s.Policy.Families = ipfamily.Dual })},
 		{"IPv6", v1alpha1.ENISpec{IPFamilies: "ipv6"}, with(func(s *eni.Settings) { s.Policy.Families = ipfamily.OnlyIPv6 })},

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
@@ -22,8 +23,10 @@ import (
 	egressplan "github.com/berthnet/berth/internal/operator/egress/plan"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/vpcport"
+	"github.com/berthnet/berth/internal/operator/vpcport/branches"
 	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
 	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
+	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/web"
@@ -44,7 +47,12 @@ type feature struct {
 type environment struct {
 	cfg config.Operator
 	log *slog.Logger
+	ec2 *openedEC2
 }
+
+// openedEC2 is EC2, for features that are set up after the one that works for ENIs, which
+// opens it: all calls of the process keep the same rate limits.
+type openedEC2 struct{ api cloud.API } // nil: nobody did
 
 // part is a feature at work.
 type part struct {
@@ -54,12 +62,18 @@ type part struct {
 
 // newFeatures are all there are. A new one is added here and in config.Operator.
 func newFeatures() []feature {
-	return []feature{eniFeature(), poolFeature(), portFeature(), egressFeature()}
+	return []feature{eniFeature(), poolFeature(), portFeature(), branchFeature(), egressFeature()}
 }
 
 // inIPAM tells of settings whether --ipam has a name.
 func inIPAM(name string) func(config.Operator) bool {
 	return func(cfg config.Operator) bool { return slices.Contains(cfg.IPAM, name) }
+}
+
+// hasBranches tells of settings whether pods may have branch interfaces of EC2: ports on the
+// trunks of nodes whose ENIs are the operator's.
+func hasBranches(cfg config.Operator) bool {
+	return inIPAM(config.IPAMENIOperator)(cfg) && inIPAM(config.IPAMPort)(cfg)
 }
 
 // configured are those that the operator is to work for.
@@ -111,6 +125,16 @@ func portFeature() feature {
 	}
 }
 
+// branchFeature is telling the scheduler of branch interfaces.
+func branchFeature() feature {
+	return feature{
+		isOn: hasBranches, watches: branches.Watches,
+		setup: func(_ context.Context, mgr manager.Manager, env environment) (part, error) {
+			return part{alive: all(nil)}, branches.Setup(mgr, env.log)
+		},
+	}
+}
+
 // egressFeature is having gateways for Egresses, and telling them and nodes of clients.
 func egressFeature() feature {
 	gateways, members := egress.NewMetrics(), clients.NewMetrics()
@@ -134,6 +158,7 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 		return part{}, err
 	}
 	ec2 := pace.Cloud(client, pace.Options{Ceilings: cfg.EC2Limits, Observer: m, Logger: log})
+	env.ec2.api = ec2
 	fl, err := fleet.New(fleet.Config{
 		Cluster: cfg.ClusterName, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
 		ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,
@@ -184,6 +209,14 @@ func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *ad
 // firstInterface is the name by which container runtimes ask for a pod's first interface.
 const firstInterface = "eth0"
 
+// ofEC2 is by what VPCs of EC2 are reached; nil: not at all.
+func ofEC2(env environment) *vpc.EC2 {
+	if env.ec2.api == nil {
+		return nil
+	}
+	return &vpc.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime, Cooling: env.cfg.BranchCooling}
+}
+
 // setupPorts makes what opens VPCs and has their ports made.
 func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *vpc.Metrics, nics *vpcport.Metrics, reviews *webhook.Metrics) (part, error) {
 	cfg := env.cfg
@@ -192,7 +225,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	}
 	vpcs, err := vpc.Setup(mgr, vpc.Options{
 		Namespace: cfg.LeaseNamespace, Interval: cfg.ListingInterval, Calls: cfg.VPCCalls,
-		Observer: calls, Clock: clock.Real{}, Logger: env.log,
+		EC2: ofEC2(env), Observer: calls, Clock: clock.Real{}, Logger: env.log,
 	})
 	if err != nil {
 		return part{}, err
@@ -206,14 +239,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	if err != nil {
 		return part{}, err
 	}
-	asked, err := web.Listen("webhook-address", cfg.WebhookAddr)
-	if err != nil {
-		return part{}, err
-	}
-	hook, err := webhook.Setup(mgr, webhook.Options{
-		Listener: asked, Namespace: cfg.LeaseNamespace, First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
-		Clock: clock.Real{}, Logger: env.log, Metrics: reviews,
-	})
+	hook, err := setupWebhook(mgr, env, reviews)
 	if err != nil {
 		return part{}, err
 	}
@@ -224,6 +250,25 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 		}),
 		gauges: append([]prometheus.Collector{vpcs.Gauges(), ports.Gauges()}, hook...),
 	}, nil
+}
+
+// setupWebhook makes what judges pods that ask for NICs, and has them ask for branch
+// interfaces, where there are such.
+func setupWebhook(mgr manager.Manager, env environment, reviews *webhook.Metrics) ([]prometheus.Collector, error) {
+	cfg := env.cfg
+	asked, err := web.Listen("webhook-address", cfg.WebhookAddr)
+	if err != nil || asked == nil {
+		return nil, err
+	}
+	if hasBranches(cfg) {
+		if err := callers.Setup(mgr, env.log); err != nil {
+			return nil, err
+		}
+	}
+	return webhook.Setup(mgr, webhook.Options{
+		Listener: asked, Namespace: cfg.LeaseNamespace, First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
+		Branches: hasBranches(cfg), Clock: clock.Real{}, Logger: env.log, Metrics: reviews,
+	})
 }
 
 // setupEgress makes what has gateways made for Egresses, and tells of their clients.

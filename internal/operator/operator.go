@@ -76,7 +76,7 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if err := assemble(ctx, mgr, f, features, kinds, environment{cfg, log}); err != nil {
+	if err := assemble(ctx, mgr, f, features, kinds, environment{cfg, log, &openedEC2{}}); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil {

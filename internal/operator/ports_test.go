@@ -92,7 +92,13 @@ func TestPodGetsPort(t *testing.T) {
 // it in mode port, once that mode's policies are what counts.
 func (c *cluster) usePortMode() {
 	c.t.Helper()
-	cfg := harness.OperatorConfig(c.t, deploy.PortMode)
+	c.useRelease(deploy.InMode(deploy.PortMode, "test"))
+}
+
+// useRelease is usePortMode for a release of the chart that has ports.
+func (c *cluster) useRelease(r deploy.Release) {
+	c.t.Helper()
+	cfg := harness.OperatorConfigOf(c.t, r)
 	c.use(cfg)
 	operator := harness.KubeClientFor(c.t, cfg)
 	harness.Eventually(c.t, limit, "the operator may write events of VPCs", func() error {

@@ -13,8 +13,8 @@ var (
 	// ErrInterfaceExists: the pod has an interface of the wanted name that is not this port's.
 	ErrInterfaceExists = errors.New("interface exists already and is not this port's")
 	// ErrNameTaken: a link name on the node, which follows from the first 11 characters of the
-	// port ID, is another port's, or not Berth's.
-	ErrNameTaken = errors.New("link name is taken")
+	// port ID, or a VLAN of a trunk is another port's, or not Berth's.
+	ErrNameTaken = errors.New("taken on the node")
 	// ErrPortInUse: the port is plugged for another attachment of this node.
 	ErrPortInUse = errors.New("port is plugged for another attachment")
 	// ErrNoBridge: Open vSwitch does not have the integration bridge (yet).
@@ -25,6 +25,8 @@ var (
 	ErrNotReady = errors.New("not ready in time")
 	// ErrNoTun: the node has no /dev/net/tun, or none that may be opened.
 	ErrNoTun = errors.New("no tap device can be made")
+	// ErrNoVLAN: the node's kernel has no VLANs.
+	ErrNoVLAN = errors.New("no VLAN can be made")
 	// ErrDefaultRoute: another interface of the pod has the default route that this one is to have.
 	ErrDefaultRoute = errors.New("another interface has the pod's default route")
 )

@@ -1,6 +1,8 @@
 package plug
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"strings"
 
@@ -13,12 +15,19 @@ import (
 // of pod links (internal/datapath), which begin with Protocol times 2^16.
 const LinkGroup = rtnl.Protocol<<16 - 1
 
-// Short is the part of a port's ID in the names of its links: the first 11 characters,
-// as Neutron's agents and Alcor's expect. Two ports may share it.
-func (r Ref) Short() string { return r.PortID[:PrefixLen] }
+// Short is what of a port's ID is in the names of its links: the first 11 characters,
+// as Neutron's agents and Alcor's expect. Two ports may share it. Of a VLAN it is as many of a
+// hash: IDs of EC2, such as eni-0a1b2c3d4e5f67890, begin alike, and no agent looks for its links.
+func (r Ref) Short() string {
+	if r.Kind == VLAN {
+		sum := sha256.Sum256([]byte(r.PortID))
+		return hex.EncodeToString(sum[:])[:PrefixLen]
+	}
+	return r.PortID[:PrefixLen]
+}
 
-// IsLinkOf tells whether a link on the node is called as those of a port are: tap, qbr, qvb or
-// qvo, and Short.
+// IsLinkOf tells whether a link on the node is called as those of a port are that has any there:
+// tap, qbr, qvb or qvo, and the beginning of its ID.
 func IsLinkOf(link, portID string) bool {
 	const prefix = len("tap")
 	return len(link) == prefix+PrefixLen && len(portID) >= PrefixLen && link[prefix:] == portID[:PrefixLen]

@@ -11,7 +11,7 @@ import (
 
 // Bounds of what comes from elsewhere.
 const (
-	PrefixLen = 11 // characters of a port ID that link names are made of, as Neutron's agents do
+	PrefixLen = 11 // characters of link names that are made of a port ID, as Neutron's agents do
 
 	maxID        = 64   // a UUID has 36
 	maxAddresses = 16   // of one port
@@ -19,6 +19,10 @@ const (
 	minMTU       = 68   // RFC 791: every link carries that
 	minMTU6      = 1280 // RFC 8200 section 5: the kernel refuses IPv6 below
 	maxMTU       = 65535
+
+	// IEEE 802.1Q, 9.6: 0 is of no VLAN, and 4095 is reserved.
+	minVLAN = 1
+	maxVLAN = 4094
 )
 
 // Validate refuses what cannot be plugged, with the field and what is expected. Each error is
@@ -84,8 +88,15 @@ func (r Ref) Validate() error {
 		if !validNetnsName(r.VPCNetns) {
 			return invalid("VPCNetns", r.VPCNetns, "the name of a network namespace, of up to 100 letters, digits, dashes, dots and underscores")
 		}
+	case VLAN:
+		if mac, err := net.ParseMAC(r.Trunk); err != nil || !unicast(mac) {
+			return invalid("Trunk", r.Trunk, "the MAC address of a link of the node's, a unicast address of six bytes")
+		}
+		if r.VLAN < minVLAN || r.VLAN > maxVLAN {
+			return invalid("VLAN", fmt.Sprint(r.VLAN), "%d to %d", minVLAN, maxVLAN)
+		}
 	default:
-		return invalid("Kind", string(r.Kind), "%s, %s or %s", OVS, OVSHybrid, Netns)
+		return invalid("Kind", string(r.Kind), "%s, %s, %s or %s", OVS, OVSHybrid, Netns, VLAN)
 	}
 	return nil
 }

@@ -23,10 +23,21 @@ func whole() Want {
 	}
 }
 
+// branch is a VLAN on a trunk.
+func branch() Want {
+	w := whole()
+	w.Kind, w.Bridge, w.Trunk, w.VLAN, w.PortID = VLAN, "", "0a:ff:ff:00:00:01", 1, "eni-0a1b2c3d4e5f67890"
+	return w
+}
+
 func TestValidate(t *testing.T) {
 	for _, w := range []Want{whole(), func() Want {
 		w := whole()
 		w.Kind, w.Bridge, w.VPCNetns = Netns, "", "vpc-ns3dda2801-d675-4688-a63f-dcda8d327f50"
+		return w
+	}(), branch(), func() Want {
+		w := branch()
+		w.Trunk, w.VLAN, w.PortID, w.Binding = "0A:FF:FF:00:00:01", 4094, "eni-0a1b2c3d", BindingBridge
 		return w
 	}(), func() Want {
 		w := whole()
@@ -90,6 +101,45 @@ func TestValidate(t *testing.T) {
 		if err := w.Validate(); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), tc.field+":") {
 			t.Errorf("%s: %v", tc.field, err)
 		}
+	}
+}
+
+// What names no VLAN of a link is refused by its field, and all kinds are told.
+func TestValidateVLAN(t *testing.T) {
+	for _, trunk := range []string{"", "ens6", "0a:ff:ff:00:00", "0a:ff:ff:00:00:01:02:03", "00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"} {
+		w := branch()
+		w.Trunk = trunk
+		if err := w.Validate(); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "Trunk:") {
+			t.Errorf("trunk %q: %v", trunk, err)
+		}
+	}
+	for _, vlan := range []int{-1, 0, 4095, 1 << 16} {
+		w := branch()
+		w.VLAN = vlan
+		if err := w.Validate(); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "VLAN:") || !strings.Contains(err.Error(), "want 1 to 4094") {
+			t.Errorf("VLAN %d: %v", vlan, err)
+		}
+	}
+	w := whole()
+	w.Kind = "vhostuser"
+	for _, kind := range []Kind{OVS, OVSHybrid, Netns, VLAN} {
+		if err := w.Validate(); err == nil || !strings.Contains(err.Error(), string(kind)) {
+			t.Errorf("kind %s is not among those that are told: %v", kind, err)
+		}
+	}
+}
+
+// Names of links are those that agents look for, and of VLANs such that IDs which begin alike
+// have others.
+func TestShort(t *testing.T) {
+	w := whole()
+	if got := w.Short(); got != "3f2a9c10-76" || !IsLinkOf("tap"+got, w.PortID) {
+		t.Errorf("of a port of OVS: %q", got)
+	}
+	one, other := branch(), branch()
+	other.PortID = "eni-0a1b2c3d4e5f67891"
+	if a, b := one.Short(), other.Short(); len(a) != PrefixLen || len(b) != PrefixLen || a == b || a != one.Short() {
+		t.Errorf("of two branches: %q and %q", a, b)
 	}
 }
 

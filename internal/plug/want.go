@@ -17,6 +17,7 @@ const (
 	OVS       Kind = "OVS"       // straight on the integration bridge
 	OVSHybrid Kind = "OVSHybrid" // by a Linux bridge of the port's own
 	Netns     Kind = "Netns"     // from the VPC's namespace, where an agent put it
+	VLAN      Kind = "VLAN"      // a VLAN on a link of the node's
 )
 
 // Ref names one port that is, or is to be, plugged: all that Unplug needs, so it is to be
@@ -27,6 +28,8 @@ type Ref struct {
 	Kind       Kind
 	Bridge     string // OVS, OVSHybrid: the integration bridge
 	VPCNetns   string // Netns: the file name of the VPC's namespace
+	Trunk      string // VLAN: the MAC address of the node's link that carries it
+	VLAN       int    // VLAN: its ID (IEEE 802.1Q)
 	Pod        Pod
 }
 
@@ -88,16 +91,16 @@ type Route struct {
 
 // Done tells what Plug left.
 type Done struct {
-	HostIfName string // of the link on the node; empty where it is another's (Netns)
+	HostIfName string // of the link on the node; empty where it is another's (Netns, VLAN)
 	HostMAC    net.HardwareAddr
 	MTU        int
 }
 
 // Found is a port of Berth's that List came across.
 type Found struct {
-	Ref             // as far as it can be told: Pod only has IfName at most
+	Ref             // as far as it can be told: Pod has more than IfName only where Link is in a pod (VLAN)
 	HalfMade bool   // the program ended while it was made; Attachment and PortID are not known
-	Link     string // on the node; empty: there is none any more
+	Link     string // on the node, or in Pod; empty: there is none any more
 }
 
 // Compare orders ports by ID, those half made first.
@@ -118,7 +121,7 @@ type Plugger interface {
 	// of the program at any point, Plug or Unplug may be called again.
 	//
 	// Errors: ErrInvalid, rtnl.ErrNoNetns, rtnl.ErrNotNetns, ErrInterfaceExists, ErrNameTaken,
-	// ErrPortInUse, ErrNoBridge, ErrUnreachable, ErrNotReady.
+	// ErrPortInUse, ErrNoBridge, ErrUnreachable, ErrNotReady, ErrNoVLAN.
 	Plug(ctx context.Context, w Want) (Done, error)
 	// Await returns once the node's part of the VPC says that the port works, or at once
 	// where nothing on the node can. Errors: ErrNotReady with what is missing, ErrUnreachable.

@@ -114,7 +114,8 @@ var remedies = map[string]Remedy{
 	"no-nic":        {"Name one of them so by the annotation berth.dev/nics.", inNICs},
 	"nic-invalid":   {"See the PodNIC that the message names.", inNICs},
 	"nic-switch":    {"See whether Open vSwitch runs on the pod's node and has the integration bridge.", inNICs},
-	"nic-not-ready": {"See whether the agent of the VPC runs on the pod's node.", inNICs},
+	"nic-not-ready": {"See whether the agent of the VPC runs on the pod's node, or the trunk is attached to it.", inNICs},
+	"no-vlan":       {"Load the kernel's module 8021q on the pod's node.", inNICs},
 	"port-in-use":   {"The pod's former sandbox has it until its DEL: wait a moment.", inNICs},
 	"nic":           {seeDaemon, inNICs},
 
@@ -133,7 +134,7 @@ var remedies = map[string]Remedy{
 	"podnic-invalid":    {"Correct what the message names, in the VPC or in --ovs-bridges of berthd.", inNICs},
 	"nic-refused":       {"Correct the annotation that the message names.", inNICs},
 	"not-bound":         {seeOperator, inNICs},
-	"no-link":           {"See whether the agent of the VPC runs on the pod's node.", inNICs},
+	"no-link":           {"See whether the agent of the VPC runs on the pod's node, or the trunk is attached to it.", inNICs},
 	"not-active":        {"See OVN's controller, or Neutron's agent, on the pod's node.", inNICs},
 	"ovsdb-unreachable": {"See whether Open vSwitch runs on the pod's node.", inNICs},
 

@@ -44,7 +44,8 @@ const (
 // Binding is what came of binding a port to its host.
 type Binding struct {
 	Result BindingResult
-	Plug   Plug // when bound
+	Plug   Plug   // when bound
+	Why    string // when it failed, for a person; empty: nobody knows
 }
 
 // BindingResult tells whether a port is bound.
@@ -63,6 +64,8 @@ type Plug struct {
 	Bridge string // the integration bridge, of OVS and OVSHybrid
 	Netns  string // the name of a network namespace, of Netns
 	OVN    bool   // the host's OVN tells when the port carries packets
+	Trunk  string // the MAC address, such as 02:00:00:00:00:01, of the host's link that carries the VLAN, of VLAN
+	VLAN   int    // its ID (IEEE 802.1Q), 1 to 4094, of VLAN
 }
 
 // PlugKind is a way to connect a port.
@@ -74,6 +77,7 @@ const (
 	OVS                         // straight on the integration bridge
 	OVSHybrid                   // by a Linux bridge in between, which filters
 	Netns                       // from a network namespace of the provider's agent
+	VLAN                        // as a VLAN on a link of the host's
 )
 
 // NewPort asks for a port.

@@ -1,6 +1,9 @@
 package vpcport
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Provider is what Berth asks of a provider of VPC ports. Methods may be called
 // concurrently. Each is one attempt, and ends with ctx: nothing is repeated inside but
@@ -43,4 +46,13 @@ type Traits struct {
 	MaxFilter int  // values of a list in a Filter, at least 1
 	ChosenMAC bool // NewPort.MAC is taken, and refused with class MACTaken where a port of the network has it
 	Revisions bool // Update heeds revisions
+	// NeedsHost: a port cannot be made before it is known where it is to be bound
+	// (NewPort.Host).
+	NeedsHost bool
+	// Idempotent: a repeat of a Create, of the same port for the same device, makes no
+	// second one, whether its reply was lost or not.
+	Idempotent bool
+	// Cooling is how long a port that nobody has any more is kept until it is deleted, so
+	// that its address is not soon another's. 0: not at all.
+	Cooling time.Duration
 }

@@ -45,6 +45,12 @@ func KubeWithControllers(run func() int, prepare ...func() error) (code int) {
 	return kubeOf(kube.Options{Controllers: true, DualStack: true}, run, prepare...)
 }
 
+// KubeWithScheduler is Kube with kube-scheduler too: pods get Nodes, on which nobody runs
+// them. A Node begins with a taint that nobody takes off.
+func KubeWithScheduler(run func() int, prepare ...func() error) (code int) {
+	return kubeOf(kube.Options{Scheduler: true}, run, prepare...)
+}
+
 func kubeOf(o kube.Options, run func() int, prepare ...func() error) (code int) {
 	ctrllog.SetLogger(logr.Discard()) // of the tests' own clients
 	own, err := kubeUp(o)

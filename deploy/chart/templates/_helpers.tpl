@@ -13,6 +13,11 @@
 {{- if and (include "berth.ports" .) .Values.ports.webhook.enabled }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty where NICs may be branch interfaces of EC2, on trunks that the operator makes. */}}
+{{- define "berth.branches" -}}
+{{- if and .Values.ports.enabled (eq .Values.mode "operator") }}true{{ end -}}
+{{- end -}}
+
 {{/* Not empty where pods may reach networks outside by gateways. */}}
 {{- define "berth.egress" -}}
 {{- if or .Values.egress.enabled (eq .Values.mode "egress") }}true{{ end -}}

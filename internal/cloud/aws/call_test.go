@@ -56,6 +56,13 @@ func TestRepeats(t *testing.T) {
 	detach := func(ctx context.Context, c cloud.API) error { return c.DetachENI(ctx, "eni-attach-1") }
 	del := func(ctx context.Context, c cloud.API) error { return c.DeleteENI(ctx, "eni-1") }
 	gone := refusal(400, "InvalidNetworkInterfaceID.NotFound", "gone")
+	associateOne := func(ctx context.Context, c cloud.API) error {
+		_, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "t")
+		return err
+	}
+	disassociateOne := func(ctx context.Context, c cloud.API) error { return c.DisassociateBranch(ctx, "trunk-assoc-1") }
+	setGroups := func(ctx context.Context, c cloud.API) error { return c.SetGroups(ctx, "eni-1", []string{"sg-1"}) }
+	link, noLink := ok(associate, associated("trunk-assoc-1", "eni-1", "eni-2", "7")), refusal(400, "InvalidAssociationID.NotFound", "")
 
 	tests := []struct {
 		name    string
@@ -87,6 +94,13 @@ func TestRepeats(t *testing.T) {
 		{"delete, gone before", del, "DeleteNetworkInterface", []answer{gone}, 1, cloud.Gone},
 		{"detach, reply lost", detach, "DetachNetworkInterface", []answer{dropped, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Unknown},
 		{"detach, throttled, then gone", detach, "DetachNetworkInterface", []answer{throttled, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Gone},
+		{"associate, reply lost", associateOne, associate, []answer{dropped, internal, link}, 3, cloud.Unknown},
+		{"associate, throttled", associateOne, associate, []answer{throttled, link}, 2, cloud.Unknown},
+		{"associate, VLAN taken", associateOne, associate, []answer{refusal(400, "InvalidVlanId.Duplicate", "")}, 1, cloud.Conflict},
+		{"disassociate, reply lost", disassociateOne, disassociate, []answer{dropped, noLink}, 2, cloud.Unknown},
+		{"disassociate, gone before", disassociateOne, disassociate, []answer{noLink}, 1, cloud.Gone},
+		{"disassociate, throttled, then gone", disassociateOne, disassociate, []answer{throttled, noLink}, 2, cloud.Gone},
+		{"set groups, reply lost", setGroups, "ModifyNetworkInterfaceAttribute", []answer{dropped, ok("ModifyNetworkInterfaceAttribute", "<return>true</return>")}, 2, cloud.Unknown},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -115,27 +129,41 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
-// TestCreateTokens: all repetitions of a creation carry one token, the
+// TestClientTokens: all repetitions of a call that carries a token carry the same one, the
 // caller's if there is one.
-func TestCreateTokens(t *testing.T) {
-	const create = "CreateNetworkInterface"
-	for _, token := range []string{"", "intent-7"} {
-		s := serve(t, map[string][]answer{create: {dropped, throttled, ok(create, "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>")}})
-		e, err := client(t, s).CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-1", ClientToken: token})
-		if err != nil || e.ID != "eni-1" {
-			t.Fatalf("got %+v, %v", e, err)
-		}
-		sent := s.sent(create)
-		if len(sent) != 3 {
-			t.Fatalf("%d requests, want 3", len(sent))
-		}
-		first := sent[0].Get("ClientToken")
-		if first == "" || token != "" && first != token {
-			t.Errorf("client token %q, want %q", first, token)
-		}
-		for _, r := range sent {
-			if got := r.Get("ClientToken"); got != first {
-				t.Errorf("a repetition has token %q, the first request %q", got, first)
+func TestClientTokens(t *testing.T) {
+	calls := map[string]struct {
+		answer string
+		call   func(c cloud.API, token string) (id string, err error)
+	}{
+		create: {"<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>", func(c cloud.API, token string) (string, error) {
+			e, err := c.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-1", ClientToken: token})
+			return e.ID, err
+		}},
+		associate: {associated("eni-1", "eni-2", "eni-3", "7"), func(c cloud.API, token string) (string, error) {
+			a, err := c.AssociateBranch(t.Context(), cloud.Association{TrunkID: "eni-2", BranchID: "eni-3", VLAN: 7}, token)
+			return a.ID, err
+		}},
+	}
+	for action, tt := range calls {
+		for _, token := range []string{"", "intent-7"} {
+			s := serve(t, map[string][]answer{action: {dropped, throttled, ok(action, tt.answer)}})
+			id, err := tt.call(client(t, s), token)
+			if err != nil || id != "eni-1" {
+				t.Fatalf("%s: got %s, %v", action, id, err)
+			}
+			sent := s.sent(action)
+			if len(sent) != 3 {
+				t.Fatalf("%s: %d requests, want 3", action, len(sent))
+			}
+			first := sent[0].Get("ClientToken")
+			if first == "" || token != "" && first != token {
+				t.Errorf("%s: client token %q, want %q", action, first, token)
+			}
+			for _, r := range sent {
+				if got := r.Get("ClientToken"); got != first {
+					t.Errorf("%s: a repetition has token %q, the first request %q", action, got, first)
+				}
 			}
 		}
 	}

@@ -46,6 +46,12 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 	if req.Description != "" {
 		in.Description = &req.Description
 	}
+	if req.Type != cloud.InterfaceOrdinary { // which EC2 has no name for here
+		in.InterfaceType = types.NetworkInterfaceCreationType(req.Type)
+	}
+	if req.Primary.IsValid() {
+		in.PrivateIpAddress = sdk.String(req.Primary.String())
+	}
 	if len(req.Tags) > 0 {
 		in.TagSpecifications = []types.TagSpecification{{
 			ResourceType: types.ResourceTypeNetworkInterface, Tags: tagList(req.Tags),
@@ -56,7 +62,9 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 			r.bad("networkInterface", "", "a value")
 			return cloud.ENI{}
 		}
-		return r.eni(got.NetworkInterface)
+		e := r.eni(got.NetworkInterface)
+		r.created(req, e)
+		return e
 	})
 }
 

@@ -59,6 +59,43 @@ func TestRequests(t *testing.T) {
 			"ClientToken=t Ipv4PrefixCount=2 Ipv6AddressCount=4 SubnetId=subnet-1", "eni-1",
 		},
 		{
+			"CreateNetworkInterface", items("networkInterface", "<networkInterfaceId>eni-1</networkInterfaceId><interfaceType>trunk</interfaceType>"),
+			func(ctx context.Context, c cloud.API) (any, error) {
+				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Type: cloud.InterfaceTrunk})
+				return e.Type, err
+			},
+			"ClientToken=t InterfaceType=trunk SubnetId=subnet-1", "trunk",
+		},
+		{
+			"CreateNetworkInterface", items("networkInterface", "<networkInterfaceId>eni-1</networkInterfaceId><privateIpAddress>10.0.0.9</privateIpAddress>"),
+			func(ctx context.Context, c cloud.API) (any, error) {
+				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Type: cloud.InterfaceOrdinary, Primary: netip.MustParseAddr("10.0.0.9")})
+				return e.Primary, err
+			},
+			"ClientToken=t PrivateIpAddress=10.0.0.9 SubnetId=subnet-1", "10.0.0.9",
+		},
+		{
+			associate, associated("trunk-assoc-1", "eni-1", "eni-2", "7"),
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "t")
+			},
+			"BranchInterfaceId=eni-2 ClientToken=t TrunkInterfaceId=eni-1 VlanId=7", "{trunk-assoc-1 eni-1 eni-2 7}",
+		},
+		{
+			disassociate, "<return>true</return>",
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return nil, c.DisassociateBranch(ctx, "trunk-assoc-1")
+			},
+			"AssociationId=trunk-assoc-1", "<nil>",
+		},
+		{
+			"ModifyNetworkInterfaceAttribute", "<return>true</return>",
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return nil, c.SetGroups(ctx, "eni-1", []string{"sg-2", "sg-1"})
+			},
+			"NetworkInterfaceId=eni-1 SecurityGroupId.1=sg-2 SecurityGroupId.2=sg-1", "<nil>",
+		},
+		{
 			attach, "<attachmentId>eni-attach-1</attachmentId>",
 			func(ctx context.Context, c cloud.API) (any, error) { return c.AttachENI(ctx, "eni-1", "i-1", 2) },
 			"DeviceIndex=2 InstanceId=i-1 NetworkCardIndex=0 NetworkInterfaceId=eni-1", "eni-attach-1",
@@ -157,6 +194,9 @@ func TestRequests(t *testing.T) {
 			form := s.calls[0]
 			form.Del("Action")
 			form.Del("Version")
+			if tt.action == disassociate {
+				form.Del("ClientToken") // which the SDK makes up
+			}
 			var got []string
 			for _, pair := range strings.Split(form.Encode(), "&") {
 				got = append(got, strings.NewReplacer("%3A", ":", "%2F", "/").Replace(pair))
@@ -207,6 +247,23 @@ func TestNonsense(t *testing.T) {
 		"unassign both kinds": func() error {
 			return c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("10.0.0.5/32"), netip.MustParsePrefix("10.0.0.16/28")})
 		},
+		"a branch from the beginning": func() error {
+			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Type: cloud.InterfaceBranch})
+			return err
+		},
+		"a primary IPv6 address": func() error {
+			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Primary: netip.MustParseAddr("2001:db8::5")})
+			return err
+		},
+		"VLAN 0": func() error {
+			_, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2"}, "t")
+			return err
+		},
+		"VLAN 4095": func() error {
+			_, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 4095}, "t")
+			return err
+		},
+		"no groups": func() error { return c.SetGroups(ctx, "eni-1", nil) },
 		"negative": func() error {
 			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Amount: cloud.Amount{Prefixes: -1}})
 			return err

@@ -18,9 +18,9 @@ import (
 //
 //	Throttled     RequestLimitExceeded and its kin
 //	SubnetFull    no free address, no free aligned prefix, or no IPv6 block at all
-//	LimitReached  *LimitExceeded: addresses of an ENI, ENIs of an instance or account, other quotas
+//	LimitReached  *LimitExceeded: addresses or groups of an ENI, ENIs or branches of an instance, other quotas
 //	Gone          *.NotFound, whatever it names
-//	Conflict      *.InUse, wrong state, address taken
+//	Conflict      *.InUse, wrong state, address or VLAN taken
 //	Permission    IAM, credentials, signature, clock skew, account not active
 //	Transient     EC2's own failures
 //	Bug           the request: IdempotentParameterMismatch, malformed IDs and parameters
@@ -52,6 +52,7 @@ var codes = map[string]cloud.Class{
 	"InvalidState":                      cloud.Conflict,
 	"DependencyViolation":               cloud.Conflict,
 	"ConcurrentTagAccess":               cloud.Conflict,
+	"InvalidVlanId.Duplicate":           cloud.Conflict, // AssociateTrunkInterface; not in the documentation, which has no errors of it
 
 	"AccessDenied":                      cloud.Permission,
 	"AccessDeniedException":             cloud.Permission,

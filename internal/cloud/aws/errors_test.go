@@ -32,6 +32,7 @@ func TestErrorClasses(t *testing.T) {
 
 		{400, "PrivateIpAddressLimitExceeded", "Number of private addresses will exceed limit.", cloud.LimitReached},
 		{400, "AttachmentLimitExceeded", "Interface count 4 exceeds the limit for t3.small", cloud.LimitReached},
+		{400, "AttachmentLimitExceeded", "Branch interface count 10 exceeds the limit for m5.large", cloud.LimitReached},
 		{400, "NetworkInterfaceLimitExceeded", "", cloud.LimitReached},
 		{400, "SecurityGroupsPerInterfaceLimitExceeded", "", cloud.LimitReached},
 		{400, "SomethingNewLimitExceeded", "", cloud.LimitReached},
@@ -42,6 +43,8 @@ func TestErrorClasses(t *testing.T) {
 		{400, "InvalidSubnetID.NotFound", "", cloud.Gone},
 		{400, "InvalidGroup.NotFound", "", cloud.Gone},
 		{400, "InvalidVpcID.NotFound", "", cloud.Gone},
+		{400, "InvalidSecurityGroupID.NotFound", "", cloud.Gone},
+		{400, "InvalidAssociationID.NotFound", "", cloud.Gone},
 		{400, "InvalidParameterValue", "Some of the specified addresses are not assigned to interface eni-1", cloud.Gone},
 
 		{400, "InvalidNetworkInterface.InUse", "Interface: [eni-1] in use.", cloud.Conflict},
@@ -52,6 +55,7 @@ func TestErrorClasses(t *testing.T) {
 		{400, "InvalidIPAddress.InUse", "", cloud.Conflict},
 		{400, "Resource.AlreadyAssigned", "", cloud.Conflict},
 		{400, "DependencyViolation", "", cloud.Conflict},
+		{400, "InvalidVlanId.Duplicate", "VlanId '7' is in use", cloud.Conflict},
 
 		{403, "UnauthorizedOperation", "You are not authorized to perform this operation.", cloud.Permission},
 		{401, "AuthFailure", "AWS was not able to validate the provided access credentials", cloud.Permission},

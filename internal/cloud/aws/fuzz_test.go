@@ -42,6 +42,7 @@ func FuzzEC2Answers(f *testing.F) {
 		ok(pace.Assign.Action, "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>").body,
 		ok(pace.AssignIPv6.Action, assignedIPv6("2001:db8::9")).body,
 		ok(pace.AssignIPv6.Action, assignedIPv6Prefixes("2001:db8:0:0:1::/80")).body,
+		ok(associate, associated("trunk-assoc-1", "eni-1", "eni-2", "7")).body,
 	} {
 		f.Add(uint8(i), uint16(200), body)
 	}
@@ -68,7 +69,7 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	switch call % 10 {
+	switch call % 11 {
 	case 0:
 		list, err := c.ENIs(ctx, cloud.ENIFilter{})
 		for _, e := range list {
@@ -126,6 +127,12 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 			if !ipv6.has(p.Addr()) || p.Bits() != ipv6.delegated || p != p.Masked() {
 				t.Errorf("got %v", p)
 			}
+		}
+		return err
+	case 10:
+		a, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "")
+		if want := (cloud.Association{ID: a.ID, TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}); err == nil && (a.ID == "" || a != want) {
+			t.Errorf("got %+v", a)
 		}
 		return err
 	default:

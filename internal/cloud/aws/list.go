@@ -41,16 +41,27 @@ func (f *filters) tags(tags map[string]string) {
 	}
 }
 
+// tagged narrows by tags that have one of several values, in a stable order.
+func (f *filters) tagged(tags map[string][]string) {
+	for _, k := range slices.Sorted(maps.Keys(tags)) {
+		values := make([]string, len(tags[k]))
+		for i, v := range tags[k] {
+			values[i] = literal(v)
+		}
+		f.anyOf("tag:"+k, values)
+	}
+}
+
 // literal takes the meaning of wildcards from what a person may have put
 // into a tag (EC2 User Guide, "List and filter your resources").
 func literal(v string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`).Replace(v)
 }
 
-// ids narrows by a list of IDs; an empty one does not.
-func (f *filters) ids(name string, ids []string) {
-	if len(ids) > 0 {
-		*f = append(*f, types.Filter{Name: sdk.String(name), Values: ids})
+// anyOf narrows by a property that has one of several values, such as IDs; none do not.
+func (f *filters) anyOf(name string, values []string) {
+	if len(values) > 0 {
+		*f = append(*f, types.Filter{Name: sdk.String(name), Values: values})
 	}
 }
 
@@ -62,15 +73,26 @@ func from(token string) *string {
 	return &token
 }
 
+// typeNames are types of ENIs as EC2 spells them.
+func typeNames(list []cloud.InterfaceType) []string {
+	out := make([]string, len(list))
+	for i, t := range list {
+		out[i] = string(t)
+	}
+	return out
+}
+
 // ENIPage implements pace.Calls. Interfaces in f.IDs that do not exist are left out.
 func (c *Client) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) ([]cloud.ENI, string, error) {
 	var by filters
 	by.add("attachment.instance-id", f.InstanceID)
 	by.add("vpc-id", f.VPCID)
 	by.add("status", f.Status)
+	by.anyOf("interface-type", typeNames(f.Types))
 	by.tags(f.Tags)
-	by.ids("network-interface-id", f.IDs)
-	by.ids("attachment.instance-id", f.InstanceIDs)
+	by.tagged(f.Tagged)
+	by.anyOf("network-interface-id", f.IDs)
+	by.anyOf("attachment.instance-id", f.InstanceIDs)
 	return page(ctx, c, pace.DescribeENIs, c.api.DescribeNetworkInterfaces,
 		&ec2.DescribeNetworkInterfacesInput{Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token)},
 		func(got *ec2.DescribeNetworkInterfacesOutput) ([]types.NetworkInterface, *string) {
@@ -89,7 +111,7 @@ func (c *Client) SubnetPage(ctx context.Context, f cloud.SubnetFilter, token str
 	by.add("vpc-id", f.VPCID)
 	by.add("availability-zone", f.Zone)
 	by.tags(f.Tags)
-	by.ids("subnet-id", f.IDs)
+	by.anyOf("subnet-id", f.IDs)
 	return page(ctx, c, pace.DescribeSubnets, c.api.DescribeSubnets,
 		&ec2.DescribeSubnetsInput{Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token)},
 		func(got *ec2.DescribeSubnetsOutput) ([]types.Subnet, *string) { return got.Subnets, got.NextToken },
@@ -131,7 +153,7 @@ func (c *Client) RouteTablePage(ctx context.Context, vpcID, token string) ([]clo
 // InstancePage implements pace.Calls, without ENIs. Instances that do not exist are left out.
 func (c *Client) InstancePage(ctx context.Context, ids []string, token string) ([]cloud.Instance, string, error) {
 	var by filters
-	by.ids("instance-id", ids)
+	by.anyOf("instance-id", ids)
 	return page(ctx, c, pace.DescribeInstances, c.api.DescribeInstances,
 		&ec2.DescribeInstancesInput{Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token)},
 		func(got *ec2.DescribeInstancesOutput) (all []types.Instance, next *string) {

@@ -51,7 +51,7 @@ func TestListings(t *testing.T) {
 	}{
 		{
 			"ENIs", describeENIs, []string{"<networkInterfaceSet>" + fullENI + `<item><networkInterfaceId>eni-0b</networkInterfaceId><status>available</status>
-<tagSet><item><key>berth.dev/created-at</key><value>yesterday</value></item></tagSet></item></networkInterfaceSet>`},
+<tagSet><item><key>berth.dev/created-at</key><value>yesterday</value></item></tagSet></item>` + branch("eni-0c", "x") + "</networkInterfaceSet>"},
 			func(ctx context.Context, c cloud.API) (any, error) { return c.ENIs(ctx, cloud.ENIFilter{}) },
 			[]cloud.ENI{{
 				ID: "eni-0a", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 10}, Type: cloud.InterfaceOrdinary, Status: "in-use",
@@ -65,6 +65,8 @@ func TestListings(t *testing.T) {
 				Attachment:   &cloud.Attachment{ID: "eni-attach-1", InstanceID: "i-1", DeviceIndex: 1, Status: "attached", DeleteOnTermination: true},
 			}, {
 				ID: "eni-0b", Status: "available", Tags: map[string]string{"berth.dev/created-at": "yesterday"},
+			}, {
+				ID: "eni-0c", Status: "in-use", Type: cloud.InterfaceBranch, VPCID: "vpc-1", Tags: map[string]string{"nic": "x"},
 			}}, "MaxResults=1000",
 		},
 		{
@@ -185,31 +187,68 @@ func TestMalformedAnswers(t *testing.T) {
 	}
 }
 
+// A request has 200 values at most, of all filters together.
 func TestENIFilters(t *testing.T) {
-	var ids []string
+	var ids, names []string
 	for i := range 450 {
-		ids = append(ids, fmt.Sprintf("eni-%d", i))
+		ids, names = append(ids, fmt.Sprintf("eni-%d", i)), append(names, fmt.Sprintf("name-%d*", i))
 	}
-	s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, noENIs)}})
-	_, err := client(t, s).ENIs(t.Context(), cloud.ENIFilter{
-		IDs: ids, InstanceID: "i-1", Status: "available", Tags: map[string]string{"b": `a*b?c\d`, "a": "1"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	sent := s.sent(describeENIs)
-	if len(sent) != 3 {
-		t.Fatalf("%d requests for 450 IDs, want 3 of at most 200", len(sent))
-	}
-	for key, want := range map[string]string{
-		"Filter.1.Name": "attachment.instance-id", "Filter.1.Value.1": "i-1",
-		"Filter.2.Name": "status", "Filter.2.Value.1": "available",
-		"Filter.3.Name": "tag:a", "Filter.3.Value.1": "1",
-		"Filter.4.Name": "tag:b", "Filter.4.Value.1": `a\*b\?c\\d`,
-		"Filter.5.Name": "network-interface-id", "Filter.5.Value.50": "eni-449", "Filter.5.Value.51": "",
+	for name, tt := range map[string]struct {
+		f    cloud.ENIFilter
+		sent int
+		last map[string]string // parameters of the last request
+	}{
+		"IDs": {
+			cloud.ENIFilter{IDs: ids, InstanceID: "i-1", Status: "available", Tags: map[string]string{"b": `a*b?c\d`, "a": "1"}}, 3,
+			map[string]string{
+				"Filter.1.Name": "attachment.instance-id", "Filter.1.Value.1": "i-1",
+				"Filter.2.Name": "status", "Filter.2.Value.1": "available",
+				"Filter.3.Name": "tag:a", "Filter.3.Value.1": "1",
+				"Filter.4.Name": "tag:b", "Filter.4.Value.1": `a\*b\?c\\d`,
+				"Filter.5.Name": "network-interface-id", "Filter.5.Value.58": "eni-449", "Filter.5.Value.59": "", // 196, 196 and 58
+			},
+		},
+		"types and one of many values": {
+			cloud.ENIFilter{VPCID: "vpc-1", Types: []cloud.InterfaceType{cloud.InterfaceTrunk, cloud.InterfaceBranch}, Tagged: map[string][]string{"nic": names}}, 3,
+			map[string]string{
+				"Filter.1.Name": "vpc-id", "Filter.1.Value.1": "vpc-1",
+				"Filter.2.Name": "interface-type", "Filter.2.Value.1": "trunk", "Filter.2.Value.2": "branch",
+				"Filter.3.Name": "tag:nic", "Filter.3.Value.56": `name-449\*`, "Filter.3.Value.57": "", "Filter.4.Name": "", // 197, 197 and 56
+			},
+		},
+		"few of two kinds": {
+			cloud.ENIFilter{IDs: ids[:50], Tagged: map[string][]string{"nic": names[:150], "of": nil}}, 1,
+			map[string]string{
+				"Filter.1.Name": "tag:nic", "Filter.1.Value.150": `name-149\*`,
+				"Filter.2.Name": "network-interface-id", "Filter.2.Value.50": "eni-49", "Filter.3.Name": "",
+			},
+		},
 	} {
-		if got := sent[2].Get(key); got != want {
-			t.Errorf("%s is %q, want %q", key, got, want)
-		}
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, noENIs)}})
+			if _, err := client(t, s).ENIs(t.Context(), tt.f); err != nil {
+				t.Fatal(err)
+			}
+			sent := s.sent(describeENIs)
+			if len(sent) != tt.sent {
+				t.Fatalf("%d requests, want %d", len(sent), tt.sent)
+			}
+			for key, want := range tt.last {
+				if got := sent[len(sent)-1].Get(key); got != want {
+					t.Errorf("%s is %q, want %q", key, got, want)
+				}
+			}
+			for _, r := range sent {
+				n := 0
+				for key := range r {
+					if strings.Contains(key, ".Value.") {
+						n++
+					}
+				}
+				if n > 200 {
+					t.Errorf("%d values in a request", n)
+				}
+			}
+		})
 	}
 }

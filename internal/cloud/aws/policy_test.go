@@ -2,20 +2,38 @@ package aws
 
 import (
 	"encoding/json"
+	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
+
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
 )
 
-// The IAM policy that docs/install.md hands out allows what node mode calls and
-// nothing else. TestPolicySuffices in internal/source/eni runs a node with it.
-func TestPolicyListsTheActionsCalled(t *testing.T) {
+// operatorsAlone are the actions that node mode does not call: only the operator has
+// branches of trunks.
+var operatorsAlone = []string{"ec2:AssociateTrunkInterface", "ec2:DisassociateTrunkInterface"}
+
+// The IAM policies that docs/install.md hands out allow what their mode calls and
+// nothing else. TestPolicySuffices in internal/source/eni runs a node with that of node mode.
+func TestPoliciesListTheActionsCalled(t *testing.T) {
 	want := actionsCalled(t)
-	if got := policyActions(t); !slices.Equal(got, want) {
-		t.Errorf("iam-policy.json allows\n\t%v\nthe client calls\n\t%v", got, want)
+	if got := policyActions(t, "operator.json"); !slices.Equal(got, want) {
+		t.Errorf("operator.json allows\n\t%v\nthe client calls\n\t%v", got, want)
+	}
+	want = slices.DeleteFunc(want, func(action string) bool { return slices.Contains(operatorsAlone, action) })
+	if got := policyActions(t, "node.json"); !slices.Equal(got, want) {
+		t.Errorf("node.json allows\n\t%v\nthe client calls for node mode\n\t%v", got, want)
 	}
 }
 
@@ -44,9 +62,10 @@ func actionsCalled(t *testing.T) []string {
 	return slices.Compact(actions)
 }
 
-func policyActions(t *testing.T) []string {
+// policyActions are what a policy of deploy/iam allows, in order.
+func policyActions(t *testing.T, file string) []string {
 	t.Helper()
-	data, err := os.ReadFile("../../../deploy/iam/node.json")
+	data, err := os.ReadFile("../../../deploy/iam/" + file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,4 +94,60 @@ func policyActions(t *testing.T) []string {
 	}
 	slices.Sort(actions)
 	return slices.Compact(actions)
+}
+
+// Whoever has the operator's credentials sets the groups of ENIs of its cluster only, but
+// makes any ENI a branch of any trunk, and ends any association: EC2 judges these calls by
+// no resource. With those of a node in node mode nobody does either.
+func TestPoliciesOfBranches(t *testing.T) {
+	for mode, policy := range map[string]string{"operator": deploy.OperatorPolicy("lab"), "node": deploy.NodePolicy("lab")} {
+		t.Run(mode, func(t *testing.T) {
+			s := spec.Default()
+			s.Throttle, s.Delays, s.Consistency = "none", spec.Delays{}, spec.Consistency{}
+			s.LaunchTags = map[string]string{"kubernetes.io/cluster/lab": "owned"}
+			s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey(), {ID: "AKIALABLABLABLABLAB2", Secret: "berth", Policy: policy}}
+			lab, err := endpoints.Serve(s)
+			fine(t, err)
+			t.Cleanup(lab.Close)
+			as := func(k spec.AccessKey) cloud.API {
+				return setup{Options{
+					Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Logger: slog.New(slog.DiscardHandler),
+					Credentials: sdkcreds.NewStaticCredentialsProvider(k.ID, k.Secret, ""),
+				}, pace.Options{}}.client(t)
+			}
+			ctx, admin, berth := t.Context(), as(s.AccessKeys[0]), as(s.AccessKeys[1])
+			node := must[cloud.Instance](t)(admin.Instance(ctx, lab.Cloud.InstanceID("node-a")))
+			groups := node.ENIs[0].Groups
+			create := func(api cloud.API, kind cloud.InterfaceType, cluster string) (string, error) {
+				e, err := api.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Type: kind, Tags: map[string]string{"berth.dev/cluster": cluster}})
+				return e.ID, err
+			}
+			wants := func(what string, allowed bool, err error) {
+				t.Helper()
+				if e, ok := errors.AsType[*cloud.Error](err); allowed && err != nil || !allowed && (!ok || e.Code != "UnauthorizedOperation") {
+					t.Errorf("%s: got %v, want it allowed: %v", what, err, allowed)
+				}
+			}
+			operator := mode == "operator"
+
+			_, err = create(berth, cloud.InterfaceTrunk, "other")
+			wants("make another cluster's trunk", false, err)
+			trunk, err := create(berth, cloud.InterfaceTrunk, "lab")
+			wants("make a trunk", true, err)
+			_, err = berth.AttachENI(ctx, trunk, node.ID, 1)
+			wants("attach it", true, err)
+			for vlan, of := range []string{"lab", "other"} {
+				id := must[string](t)(create(admin, "", of))
+				wants("groups of "+of, operator && of == "lab", berth.SetGroups(ctx, id, groups))
+				asked := cloud.Association{TrunkID: trunk, BranchID: id, VLAN: 1 + vlan}
+				a, err := berth.AssociateBranch(ctx, asked, "")
+				wants("associate of "+of, operator, err)
+				if !operator {
+					a = must[cloud.Association](t)(admin.AssociateBranch(ctx, asked, ""))
+				}
+				wants("groups of a branch of "+of, operator && of == "lab", berth.SetGroups(ctx, id, groups))
+				wants("disassociate of "+of, operator, berth.DisassociateBranch(ctx, a.ID))
+			}
+		})
+	}
 }

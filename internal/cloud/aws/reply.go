@@ -30,6 +30,15 @@ func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, thin
 	}
 }
 
+// created refuses an ENI of another type or address than was asked for.
+func (r *reading) created(req cloud.CreateENI, e cloud.ENI) {
+	defer r.in("networkInterface", e.ID)()
+	r.as("interfaceType", string(e.Type), string(req.Type))
+	if req.Primary.IsValid() && e.Primary != req.Primary {
+		r.bad("privateIpAddress", e.Primary.String(), req.Primary.String())
+	}
+}
+
 // amountText is what an amount has of a family, such as "3 IPv4 addresses and 0 prefixes".
 func amountText(n cloud.Amount, f ipfamily.Family) string {
 	addresses, prefixes := n.Of(f)
@@ -55,8 +64,17 @@ func (r *reading) listed(f cloud.ENIFilter, e cloud.ENI) {
 	if f.Status == "available" && e.Attachment != nil {
 		r.bad("attachment.instanceId", instance, "a detached ENI, as asked for")
 	}
+	r.as("status", e.Status, f.Status)
 	r.as("vpcId", e.VPCID, f.VPCID)
+	if len(f.Types) > 0 && !slices.Contains(f.Types, e.Type) {
+		r.bad("interfaceType", string(e.Type), "one of those asked for")
+	}
 	r.tagged(e.Tags, f.Tags)
+	for _, k := range slices.Sorted(maps.Keys(f.Tagged)) {
+		if values := f.Tagged[k]; len(values) > 0 && !slices.Contains(values, e.Tags[k]) {
+			r.bad("tagSet["+k+"]", e.Tags[k], "one of those asked for")
+		}
+	}
 }
 
 // listedSubnet is listed for subnets.

@@ -2,6 +2,7 @@ package aws
 
 import (
 	"context"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -13,6 +14,9 @@ const (
 	describeSubnets   = "DescribeSubnets"
 	describeInstances = "DescribeInstances"
 	describeRoutes    = "DescribeRouteTables"
+	create            = "CreateNetworkInterface"
+	associate         = "AssociateTrunkInterface"
+	disassociate      = "DisassociateTrunkInterface"
 )
 
 // The elements of answers, and the sets that they come in.
@@ -51,6 +55,22 @@ func assignedIPv6Prefixes(prefixes ...string) string {
 func eni(id, instance string) string {
 	return "<item><networkInterfaceId>" + id + "</networkInterfaceId><vpcId>vpc-1</vpcId><attachment><attachmentId>a</attachmentId>" +
 		"<instanceId>" + instance + "</instanceId><deviceIndex>1</deviceIndex></attachment></item>"
+}
+
+// branch is an ENI that is one, and has a tag: it has no attachment.
+func branch(id, tag string) string {
+	return "<item><networkInterfaceId>" + id + "</networkInterfaceId><vpcId>vpc-1</vpcId><interfaceType>branch</interfaceType><status>in-use</status>" +
+		"<tagSet><item><key>nic</key><value>" + tag + "</value></item></tagSet></item>"
+}
+
+func associated(id, trunk, branch, vlan string) string {
+	return "<interfaceAssociation><associationId>" + id + "</associationId><branchInterfaceId>" + branch + "</branchInterfaceId><trunkInterfaceId>" + trunk +
+		"</trunkInterfaceId><interfaceProtocol>VLAN</interfaceProtocol><vlanId>" + vlan + "</vlanId></interfaceAssociation>"
+}
+
+// created is the reply to the creation of an ENI.
+func created(kind, addr string) string {
+	return items("networkInterface", "<networkInterfaceId>eni-1</networkInterfaceId><interfaceType>"+kind+"</interfaceType><privateIpAddress>"+addr+"</privateIpAddress>")
 }
 
 func subnet(id, vpc, zone, cidr, free string) string {
@@ -97,6 +117,16 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		_, err := c.SecurityGroups(ctx, "vpc-1", nil)
 		return err
 	}
+	createTrunk := func(ctx context.Context, c cloud.API) error {
+		_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Type: cloud.InterfaceTrunk, Primary: netip.MustParseAddr("10.0.0.9")})
+		return err
+	}
+	associateOne := func(ctx context.Context, c cloud.API) error {
+		_, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "t")
+		return err
+	}
+	disassociateOne := func(ctx context.Context, c cloud.API) error { return c.DisassociateBranch(ctx, "trunk-assoc-1") }
+	branches := []cloud.InterfaceType{cloud.InterfaceBranch}
 	limitsOf := func(ctx context.Context, c cloud.API) error { _, err := c.Limits(ctx, "x"); return err }
 	for _, tt := range []struct {
 		name, action, answer string
@@ -143,6 +173,33 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		{"an ENI on two instances", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-1", "i-2")), listENIs(cloud.ENIFilter{}), "eni-1"},
 		{"an ENI of another VPC", describeENIs, enis(eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{VPCID: "vpc-2"}), "vpcId"},
 		{"an attached ENI for a detached one", describeENIs, enis(eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{Status: "available"}), "attachment"},
+		{"a branch, which is not attached", describeENIs, enis(branch("eni-1", "x")), listENIs(cloud.ENIFilter{Status: "in-use", Types: branches, Tagged: map[string][]string{"nic": {"y", "x"}}}), ""},
+		{"a branch for a detached ENI", describeENIs, enis(branch("eni-1", "x")), listENIs(cloud.ENIFilter{Status: "available"}), "status \"in-use\""},
+		{"a branch of an instance", describeENIs, enis(branch("eni-1", "x")), listENIs(cloud.ENIFilter{InstanceID: "i-1"}), "attachment.instanceId"},
+		{"another type", describeENIs, enis(eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{Types: branches}), "interfaceType"},
+		{"another value of the tag", describeENIs, enis(branch("eni-1", "z")), listENIs(cloud.ENIFilter{Tagged: map[string][]string{"nic": {"y", "x"}}}), "tagSet[nic]"},
+		{"no such tag", describeENIs, enis(eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{Tagged: map[string][]string{"nic": {"y", "x"}}}), "tagSet[nic]"},
+
+		{"a trunk as asked for", create, created("trunk", "10.0.0.9"), createTrunk, ""},
+		{"an ENI that is no trunk", create, created("interface", "10.0.0.9"), createTrunk, "interfaceType \"interface\": expected trunk"},
+		{"another address", create, created("trunk", "10.0.0.8"), createTrunk, "privateIpAddress \"10.0.0.8\": expected 10.0.0.9"},
+		{"no ENI", create, "", createTrunk, "networkInterface"},
+
+		{"an association as asked for", associate, associated("trunk-assoc-1", "eni-1", "eni-2", "7"), associateOne, ""},
+		{"no association", associate, "<clientToken>t</clientToken>", associateOne, "interfaceAssociation"},
+		{"an association without an ID", associate, associated("", "eni-1", "eni-2", "7"), associateOne, "associationId"},
+		{"an association with another trunk", associate, associated("trunk-assoc-1", "eni-3", "eni-2", "7"), associateOne, "trunkInterfaceId \"eni-3\": expected eni-1"},
+		{"an association without a trunk", associate, associated("trunk-assoc-1", "", "eni-2", "7"), associateOne, "trunkInterfaceId"},
+		{"an association of another branch", associate, associated("trunk-assoc-1", "eni-1", "eni-3", "7"), associateOne, "branchInterfaceId \"eni-3\": expected eni-2"},
+		{"an association of trunk and branch in turn", associate, associated("trunk-assoc-1", "eni-2", "eni-1", "7"), associateOne, "trunkInterfaceId"},
+		{"an association without a branch", associate, associated("trunk-assoc-1", "eni-1", "", "7"), associateOne, "branchInterfaceId"},
+		{"an association with another VLAN", associate, associated("trunk-assoc-1", "eni-1", "eni-2", "8"), associateOne, "vlanId \"8\": expected 7"},
+		{"an association with a VLAN below zero", associate, associated("trunk-assoc-1", "eni-1", "eni-2", "-7"), associateOne, "vlanId"},
+		{"an association without a VLAN", associate, strings.ReplaceAll(associated("trunk-assoc-1", "eni-1", "eni-2", "7"), "vlanId", "greKey"), associateOne, "vlanId"},
+		{"an association by GRE", associate, strings.Replace(associated("trunk-assoc-1", "eni-1", "eni-2", "7"), "VLAN", "GRE", 1), associateOne, "interfaceProtocol \"GRE\""},
+		{"disassociated", disassociate, "<return>true</return>", disassociateOne, ""},
+		{"not disassociated", disassociate, "<return>false</return>", disassociateOne, "return \"false\""},
+		{"perhaps disassociated", disassociate, "", disassociateOne, "return"},
 
 		{"subnets", describeSubnets, subnets(home), listSubnets(atHome), ""},
 		{"a free count below zero", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "-1")), listSubnets(atHome), "availableIpAddressCount"},

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/limits"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/ipfamily"
 )
@@ -28,35 +29,83 @@ func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI
 			out = clone(e)
 			return nil
 		}
-		s := c.subnets[r.SubnetID]
-		switch {
-		case s == nil:
-			return q.refuse(cloud.Gone, "InvalidSubnetID.NotFound", "no subnet %s", r.SubnetID)
-		case !oneKind(r.Amount):
-			return q.refuse(cloud.Bug, "InvalidParameterCombination", "expected addresses or prefixes of a family, not both")
-		case s.left < 1+r.Addresses+prefixSize*r.Prefixes:
-			return q.full(s)
-		}
-		for _, g := range r.Groups {
-			if _, ok := c.groups[g]; !ok {
-				return q.refuse(cloud.Gone, "InvalidGroup.NotFound", "no security group %s", g)
-			}
-		}
-		e := c.newENI(s)
-		if _, err := c.assign(q, e, r.Amount); err != nil {
-			c.remove(e)
+		e, err := c.create(q, r)
+		if err != nil {
 			return err
 		}
-		e.Groups, e.Description = slices.Clone(r.Groups), r.Description
-		e.tag(r.Tags)
-		c.detached[e.ID] = e
 		if r.ClientToken != "" {
-			c.tokens[r.ClientToken] = token{request, e.ID}
+			c.tokens[r.ClientToken] = token{request: request, eni: e.ID}
 		}
 		out = clone(e)
 		return nil
 	})
 	return out, err
+}
+
+// create makes a detached ENI. c.mu is held.
+func (c *Cloud) create(q call, r cloud.CreateENI) (*eni, error) {
+	s := c.subnets[r.SubnetID]
+	switch {
+	case s == nil:
+		return nil, q.refuse(cloud.Gone, "InvalidSubnetID.NotFound", "no subnet %s", r.SubnetID)
+	case !oneKind(r.Amount):
+		return nil, q.refuse(cloud.Bug, "InvalidParameterCombination", "expected addresses or prefixes of a family, not both")
+	case r.Type != "" && r.Type != cloud.InterfaceOrdinary && r.Type != cloud.InterfaceTrunk:
+		return nil, q.refuse(cloud.Bug, "InvalidParameterValue", "type %q: expected an ordinary ENI or a trunk", r.Type)
+	}
+	if err := c.checkGroups(q, r.Groups); err != nil {
+		return nil, err
+	}
+	if err := s.mayBePrimary(q, r.Primary); err != nil {
+		return nil, err
+	}
+	if s.left < 1+r.Addresses+prefixSize*r.Prefixes {
+		return nil, q.full(s)
+	}
+	e := c.newENI(s, r.Primary)
+	if _, err := c.assign(q, e, r.Amount); err != nil {
+		c.remove(e)
+		return nil, err
+	}
+	if r.Type != "" {
+		e.Type = r.Type
+	}
+	e.Groups, e.Description = slices.Clone(r.Groups), r.Description
+	e.tag(r.Tags)
+	c.detached[e.ID] = e
+	return e, nil
+}
+
+// mayBePrimary checks the address that an ENI is to have; zero is any that is free.
+func (s *subnet) mayBePrimary(q call, a netip.Addr) error {
+	switch {
+	case !a.IsValid():
+		return nil
+	case !s.CIDR.Contains(a):
+		return q.refuse(cloud.Bug, "InvalidParameterValue", "address %s: expected one of %s", a, s.CIDR)
+	case s.reserved(a):
+		return q.refuse(cloud.Bug, "InvalidParameterValue", "address %s is reserved in %s", a, s.CIDR)
+	case !s.has(a):
+		return q.refuse(cloud.Conflict, "InvalidIPAddress.InUse", "address %s is in use", a)
+	}
+	return nil
+}
+
+// maxGroups is how many security groups an ENI may have (VPC quotas, "Security groups
+// per network interface").
+const maxGroups = 5
+
+// checkGroups checks the security groups that an ENI is to have. c.mu is held.
+func (c *Cloud) checkGroups(q call, groups []string) error {
+	for _, g := range groups {
+		if _, ok := c.groups[g]; !ok {
+			return q.refuse(cloud.Gone, "InvalidSecurityGroupID.NotFound", "no security group %s", g)
+		}
+	}
+	if n := len(slices.Compact(slices.Sorted(slices.Values(groups)))); n > maxGroups {
+		return q.refuse(cloud.LimitReached, "SecurityGroupsPerInterfaceLimitExceeded", "%d security groups: expected at most %d", n, maxGroups)
+	}
+	return nil
 }
 
 // total is how many addresses and prefixes an amount has.
@@ -145,8 +194,11 @@ func (c *Cloud) AttachENI(ctx context.Context, id, instanceID string, index int)
 		if in == nil {
 			return q.refuse(cloud.Gone, "InvalidInstanceID.NotFound", "no instance %s", instanceID)
 		}
-		if e.Attachment != nil {
-			return q.refuse(cloud.Conflict, "InvalidNetworkInterface.InUse", "%s is attached", id)
+		switch {
+		case e.Status != "available":
+			return q.refuse(cloud.Conflict, "InvalidNetworkInterface.InUse", "%s is in use", id)
+		case e.Type == cloud.InterfaceTrunk && limits.Branches(in.Type) == 0:
+			return q.refuse(cloud.Bug, "UnsupportedOperation", "a %s has no trunks", in.Type)
 		}
 		for _, o := range in.enis {
 			if o.Attachment.DeviceIndex == index {
@@ -177,6 +229,8 @@ func (c *Cloud) DetachENI(ctx context.Context, attachment string) error {
 			return q.refuse(cloud.Bug, "OperationNotPermitted", "the primary interface stays")
 		case e.Attachment.Status == "detaching":
 			return nil
+		case len(e.branches) > 0:
+			return q.refuse(cloud.Conflict, "DependencyViolation", "%s has %d branches", e.ID, len(e.branches))
 		}
 		e.Attachment.Status = "detaching"
 		c.changing(e)
@@ -184,12 +238,15 @@ func (c *Cloud) DetachENI(ctx context.Context, attachment string) error {
 	})
 }
 
-// DeleteENI implements cloud.API.
+// DeleteENI implements cloud.API. A branch is none any more before it is deleted.
 func (c *Cloud) DeleteENI(ctx context.Context, id string) error {
 	q := call{"DeleteENI", pace.DeleteENI, id, 0}
 	return c.changeENI(ctx, q, func(e *eni) error {
 		if e.Attachment != nil {
-			return q.refuse(cloud.Conflict, "InvalidNetworkInterface.InUse", "%s is attached", id)
+			return q.refuse(cloud.Conflict, "InvalidParameterValue", "%s is attached", id)
+		}
+		if e.association.ID != "" {
+			c.endAssociation(e)
 		}
 		c.remove(e)
 		return nil
@@ -228,8 +285,8 @@ func (c *Cloud) AssignAddresses(ctx context.Context, id string, n cloud.Amount) 
 		case n.Has(ipfamily.IPv4) && n.Has(ipfamily.IPv6):
 			return q.refuse(cloud.Bug, "UnknownParameter", "%+v asked for: expected one family", n)
 		}
-		if e.Attachment != nil {
-			l, _ := c.limitsOf(c.instances[e.Attachment.InstanceID].Type)
+		if in := c.holder(e); in != nil {
+			l, _ := c.limitsOf(in.Type)
 			if has, most := e.slots(f, l); has+q.n > most {
 				return q.refuse(cloud.LimitReached, "PrivateIpAddressLimitExceeded", "%s holds %d %s of %d", q.eni, has, f, most)
 			}

@@ -67,6 +67,7 @@ type Cloud struct {
 	routes    []cloud.RouteTable           // the first is the main one, which no subnet names
 	enis      map[string]*eni
 	attached  map[string]*eni // by attachment ID
+	branches  map[string]*eni // by association ID
 	detached  map[string]*eni // by ID
 	order     []*eni          // by seq; deleted ones until there are too many
 	settling  []change        // attachments and detachments that are not over, the next one first
@@ -86,9 +87,11 @@ type instance struct {
 
 type eni struct {
 	cloud.ENI
-	seq     int
-	deleted bool
-	settled time.Time // when attaching or detaching is over
+	seq         int
+	deleted     bool
+	settled     time.Time         // when attaching or detaching is over
+	association cloud.Association // of a branch; of others zero
+	branches    []*eni            // of a trunk
 }
 
 // change is the end of an attachment or detachment; it counts if the ENI still
@@ -98,9 +101,11 @@ type change struct {
 	*eni
 }
 
+// token is what a client token was used for, and what was answered.
 type token struct {
-	request string
-	eni     string
+	request     string
+	eni         string
+	association cloud.Association
 }
 
 var (
@@ -119,7 +124,7 @@ func New(o Options) *Cloud {
 	c := &Cloud{
 		options: o, clock: o.Clock, buckets: map[string]*bucket{}, stats: map[string]Stats{}, types: map[string]cloud.Limits{},
 		instances: map[string]*instance{}, subnets: map[string]*subnet{}, groups: map[string]map[string]string{Group: {}},
-		enis: map[string]*eni{}, attached: map[string]*eni{}, detached: map[string]*eni{}, tokens: map[string]token{},
+		enis: map[string]*eni{}, attached: map[string]*eni{}, branches: map[string]*eni{}, detached: map[string]*eni{}, tokens: map[string]token{},
 		dice: rand.New(rand.NewPCG(o.Seed, 2)), latency: map[string]time.Duration{}, routes: []cloud.RouteTable{{ID: "rtb-main", Main: true}},
 	}
 	c.shared = newBucket(o.Shared, o.Clock.Now())
@@ -208,7 +213,7 @@ func (c *Cloud) AddInstance(id, instanceType, subnetID string) {
 	defer c.mu.Unlock()
 	_, ok := c.limitsOf(instanceType)
 	must(ok, "instance %s: no instance type %q", id, instanceType)
-	e := c.newENI(c.subnets[subnetID])
+	e := c.newENI(c.subnets[subnetID], netip.Addr{})
 	e.Groups = []string{Group}
 	in := &instance{Instance: cloud.Instance{
 		ID: id, Type: instanceType, State: "running", Zone: e.Zone, VPCID: VPC, SubnetID: subnetID, Primary: e.Primary,
@@ -224,7 +229,7 @@ func (c *Cloud) AddENI(instance string, index int, kind cloud.InterfaceType, tag
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	in := c.instances[instance]
-	e := c.newENI(c.subnets[in.SubnetID])
+	e := c.newENI(c.subnets[in.SubnetID], netip.Addr{})
 	e.Type = kind
 	e.tag(tags)
 	if of := tags["berth.dev/instance-id"]; of != "" {
@@ -244,7 +249,8 @@ func (c *Cloud) Steal(id string, addr netip.Addr) {
 	c.remember()
 }
 
-// Terminate ends an instance. Its ENIs go, or are left detached, by DeleteOnTermination.
+// Terminate ends an instance. Its ENIs go, or are left detached, by DeleteOnTermination;
+// branches of its trunks are left detached.
 func (c *Cloud) Terminate(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,6 +260,9 @@ func (c *Cloud) Terminate(id string) {
 	}
 	delete(c.instances, id)
 	for _, e := range in.enis {
+		for len(e.branches) > 0 {
+			c.endAssociation(e.branches[0])
+		}
 		delete(c.attached, e.Attachment.ID)
 		keep := !e.Attachment.DeleteOnTermination
 		e.Attachment, e.Status, e.settled = nil, "available", time.Time{}
@@ -292,12 +301,17 @@ func (c *Cloud) limitsOf(instanceType string) (cloud.Limits, bool) {
 	return l, ok
 }
 
-// newENI makes a detached ENI with an address of a subnet, which has to have one.
-// c.mu is held.
-func (c *Cloud) newENI(s *subnet) *eni {
+// newENI makes a detached ENI with an address of a subnet: a free one that is given, or
+// any, which there has to be. c.mu is held.
+func (c *Cloud) newENI(s *subnet, addr netip.Addr) *eni {
 	c.seq++
-	addr, ok := s.take()
-	must(ok, "subnet %s is full", s.ID)
+	if addr.IsValid() {
+		s.takeThis(addr)
+	} else {
+		var ok bool
+		addr, ok = s.take()
+		must(ok, "subnet %s is full", s.ID)
+	}
 	e := &eni{seq: c.seq, ENI: cloud.ENI{
 		ID: fmt.Sprintf("eni-%04d", c.seq), Type: cloud.InterfaceOrdinary, Status: "available",
 		MAC:   net.HardwareAddr{2, 0, byte(c.seq >> 24), byte(c.seq >> 16), byte(c.seq >> 8), byte(c.seq)},

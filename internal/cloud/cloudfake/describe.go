@@ -142,7 +142,12 @@ func matches(e *eni, f cloud.ENIFilter) bool {
 	if e.Attachment != nil {
 		on = e.Attachment.InstanceID
 	}
-	return (f.InstanceID == "" || f.InstanceID == on) &&
+	for k, values := range f.Tagged {
+		if v, ok := e.Tags[k]; len(values) > 0 && (!ok || !slices.Contains(values, v)) {
+			return false
+		}
+	}
+	return (len(f.Types) == 0 || slices.Contains(f.Types, e.Type)) && (f.InstanceID == "" || f.InstanceID == on) &&
 		(len(f.InstanceIDs) == 0 || on != "" && slices.Contains(f.InstanceIDs, on)) &&
 		(f.VPCID == "" || f.VPCID == e.VPCID) && (f.Status == "" || f.Status == e.Status) && tagged(e.Tags, f.Tags)
 }

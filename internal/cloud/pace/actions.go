@@ -19,8 +19,8 @@ type Call struct {
 	Begins bool
 }
 
-// The actions that Berth uses. CreateENI is idempotent by its client token. Assign
-// and Unassign are of IPv4.
+// The actions that Berth uses. CreateENI and AssociateBranch are idempotent by their
+// client tokens. Assign and Unassign are of IPv4.
 var (
 	DescribeInstances      = Call{Action: "DescribeInstances", Idempotent: true}
 	DescribeTypes          = Call{Action: "DescribeInstanceTypes", Idempotent: true}
@@ -38,6 +38,8 @@ var (
 	AssignIPv6             = Call{Action: "AssignIpv6Addresses"}
 	UnassignIPv6           = Call{Action: "UnassignIpv6Addresses", Idempotent: true}
 	Tag                    = Call{Action: "CreateTags", Idempotent: true}
+	AssociateBranch        = Call{Action: "AssociateTrunkInterface", Idempotent: true}
+	DisassociateBranch     = Call{Action: "DisassociateTrunkInterface", Idempotent: true, GoneIsDone: true}
 )
 
 // AssignOf and UnassignOf are the calls to assign and unassign, by family.
@@ -52,6 +54,7 @@ func Actions() []string {
 	for _, c := range []Call{
 		DescribeInstances, DescribeTypes, DescribeENIs, DescribeSubnets, DescribeSecurityGroups, DescribeRouteTables,
 		CreateENI, AttachENI, DetachENI, DeleteENI, ModifyENI, Assign, Unassign, AssignIPv6, UnassignIPv6, Tag,
+		AssociateBranch, DisassociateBranch,
 	} {
 		names = append(names, c.Action)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// filterValues is the most values that a filter of a describe call may have
-// (EC2 API Reference, "Filter").
+// filterValues is the most values that the filters of a describe call may have, taken
+// together (EC2 API Reference, "Error codes", FilterLimitExceeded).
 const filterValues = 200
 
 // mostAtOnce is the most addresses, or prefixes, of a family that one call asks
@@ -25,8 +25,8 @@ const MaxPages = 1000
 
 // Calls is a cloud that sends each call once, as it is asked: what Cloud makes
 // a cloud.API of. A listing is asked for page by page: with the token that the
-// page before gave as next, empty for the first; next is empty for the last. A
-// list of IDs has at most 200. Every error is (or wraps) a *cloud.Error; one that
+// page before gave as next, empty for the first; next is empty for the last. All
+// values of a filter are at most 200. Every error is (or wraps) a *cloud.Error; one that
 // is a *Reply tells more.
 type Calls interface {
 	InstancePage(ctx context.Context, ids []string, token string) (page []cloud.Instance, next string, err error)
@@ -40,7 +40,7 @@ type Calls interface {
 
 // Cloud makes a cloud.API of single calls: each waits for its turn, is counted
 // and made again as the Options and its kind say. A method becomes as many calls
-// as it takes with EC2: one a page and for 200 IDs, two for an instance with its
+// as it takes with EC2: one a page and for 200 values of a filter, two for an instance with its
 // ENIs, none for what makes no sense or nothing. What the cloud says of an
 // instance type is asked once.
 func Cloud(calls Calls, o Options) cloud.API {
@@ -112,14 +112,6 @@ func pages[T any](ctx context.Context, p *paced, c Call, unique *once[T], page f
 	return nil, malformed(c, "nextToken: more than %d pages", MaxPages)
 }
 
-// chunks are the values of a filter in parts that EC2 accepts, one empty one for none.
-func chunks(values []string) [][]string {
-	if len(values) == 0 {
-		return [][]string{nil}
-	}
-	return slices.Collect(slices.Chunk(values, filterValues))
-}
-
 // malformed is an answer that EC2 would not give.
 func malformed(c Call, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Transient, Op: c.Action, Err: fmt.Errorf("malformed answer: "+format, args...)}
@@ -166,18 +158,14 @@ func (p *paced) Limits(ctx context.Context, instanceType string) (cloud.Limits, 
 
 // ENIs implements cloud.API.
 func (p *paced) ENIs(ctx context.Context, f cloud.ENIFilter) (out []cloud.ENI, err error) {
-	for _, ids := range chunks(f.IDs) {
-		for _, instances := range chunks(f.InstanceIDs) {
-			part := f
-			part.IDs, part.InstanceIDs = ids, instances
-			got, err := pages(ctx, p, DescribeENIs, nil, func(ctx context.Context, token string) ([]cloud.ENI, string, error) {
-				return p.calls.ENIPage(ctx, part, token)
-			})
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, got...)
+	for _, part := range eniParts(f) {
+		got, err := pages(ctx, p, DescribeENIs, nil, func(ctx context.Context, token string) ([]cloud.ENI, string, error) {
+			return p.calls.ENIPage(ctx, part, token)
+		})
+		if err != nil {
+			return nil, err
 		}
+		out = append(out, got...)
 	}
 	return distinctENIs(out)
 }
@@ -185,9 +173,7 @@ func (p *paced) ENIs(ctx context.Context, f cloud.ENIFilter) (out []cloud.ENI, e
 // Subnets implements cloud.API.
 func (p *paced) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.Subnet, err error) {
 	subnets := onlyOnce("subnetSet", func(s *cloud.Subnet) string { return s.ID })
-	for _, ids := range chunks(f.IDs) {
-		part := f
-		part.IDs = ids
+	for _, part := range subnetParts(f) {
 		got, err := pages(ctx, p, DescribeSubnets, subnets, func(ctx context.Context, token string) ([]cloud.Subnet, string, error) {
 			return p.calls.SubnetPage(ctx, part, token)
 		})
@@ -254,10 +240,17 @@ func ofFamily(n cloud.Amount, calls [ipfamily.Number]Call) (Call, error) {
 
 // CreateENI implements cloud.API. Without a client token in the request it
 // makes one up, so that its own repetitions create one ENI only. A token that
-// was used for a different request is an error of class Bug.
+// was used for a different request is an error of class Bug, and so is what
+// makes no sense.
 func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
 	if err := checkAmount(CreateENI, req.Amount); err != nil {
 		return cloud.ENI{}, err
+	}
+	switch {
+	case req.Type != "" && req.Type != cloud.InterfaceOrdinary && req.Type != cloud.InterfaceTrunk:
+		return cloud.ENI{}, wrong(CreateENI, "an ENI of type %q asked for: expected %q or %q", req.Type, cloud.InterfaceOrdinary, cloud.InterfaceTrunk)
+	case req.Primary.IsValid() && !req.Primary.Is4():
+		return cloud.ENI{}, wrong(CreateENI, "primary address %s asked for: expected an IPv4 address", req.Primary)
 	}
 	if req.ClientToken == "" {
 		req.ClientToken = rand.Text()

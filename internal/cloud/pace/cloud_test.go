@@ -20,6 +20,7 @@ type answers struct {
 	pace.Calls
 	script []error
 	calls  int
+	tokens map[string]bool // that associations were asked for with
 }
 
 func (a *answers) next() error {
@@ -40,6 +41,15 @@ func (a *answers) AttachENI(context.Context, string, string, int) (string, error
 	return "attach-1", a.next()
 }
 func (a *answers) DeleteENI(context.Context, string) error { return a.next() }
+func (a *answers) AssociateBranch(_ context.Context, as cloud.Association, token string) (cloud.Association, error) {
+	if a.tokens == nil {
+		a.tokens = map[string]bool{}
+	}
+	a.tokens[token] = true
+	return as, a.next()
+}
+func (a *answers) DisassociateBranch(context.Context, string) error  { return a.next() }
+func (a *answers) SetGroups(context.Context, string, []string) error { return a.next() }
 
 // TestCloudRepeats: which calls are made again, and what comes out, for the
 // kinds of calls that there are.
@@ -59,6 +69,14 @@ func TestCloudRepeats(t *testing.T) {
 	}
 	attach := func(api cloud.API) error { _, err := api.AttachENI(context.Background(), "e", "i", 1); return err }
 	del := func(api cloud.API) error { return api.DeleteENI(context.Background(), "e") }
+	associate := func(token string) func(cloud.API) error {
+		return func(api cloud.API) error {
+			_, err := api.AssociateBranch(context.Background(), cloud.Association{TrunkID: "t", BranchID: "b", VLAN: 4094}, token)
+			return err
+		}
+	}
+	disassociate := func(api cloud.API) error { return api.DisassociateBranch(context.Background(), "a") }
+	setGroups := func(api cloud.API) error { return api.SetGroups(context.Background(), "e", []string{"sg"}) }
 	for _, tt := range []struct {
 		name   string
 		call   func(cloud.API) error
@@ -77,6 +95,15 @@ func TestCloudRepeats(t *testing.T) {
 		{"create, the answer of no use", create("t"), []error{useless}, 1, cloud.Transient},
 		{"attach, refused for what is cured", attach, []error{curable}, 2, cloud.Unknown},
 		{"attach, not cured", attach, []error{curable, curable}, 2, cloud.Permission},
+		{"associate with a token, lost", associate("t"), []error{lost, lost}, 3, cloud.Unknown},
+		{"associate without a token, lost", associate(""), []error{lost}, 2, cloud.Unknown},
+		{"associate, lost, then gone", associate("t"), []error{lost, gone}, 2, cloud.Gone}, // of the ENIs, one
+		{"associate, the answer of no use", associate("t"), []error{useless}, 1, cloud.Transient},
+		{"disassociate, lost, then gone", disassociate, []error{lost, gone}, 2, cloud.Unknown},
+		{"disassociate, gone", disassociate, []error{gone}, 1, cloud.Gone},
+		{"disassociate, not sent, then gone", disassociate, []error{unsent, gone}, 2, cloud.Gone},
+		{"set groups, lost", setGroups, []error{lost}, 2, cloud.Unknown},
+		{"set groups, lost, then gone", setGroups, []error{lost, gone}, 2, cloud.Gone}, // the ENI
 		{"delete, lost, then throttled", del, []error{lost, refused, refused, refused, refused, refused, refused}, 1 + pace.ThrottledTries, cloud.Transient},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -85,6 +112,9 @@ func TestCloudRepeats(t *testing.T) {
 				err := tt.call(pace.Cloud(a, pace.Options{}))
 				if got := cloud.ClassOf(err); a.calls != tt.calls || got != tt.want || (err == nil) != (tt.want == cloud.Unknown) {
 					t.Errorf("%d calls, class %v (%v); want %d, %v", a.calls, got, err, tt.calls, tt.want)
+				}
+				if len(a.tokens) > 1 || a.tokens[""] {
+					t.Errorf("associations were asked for with the tokens %v, want one", a.tokens)
 				}
 			})
 		})

@@ -300,8 +300,9 @@ type world struct {
 	cloud      *cloudfake.Cloud
 	objects    []*object
 	operators  []*operator
-	usePrimary bool // the nodes do
-	apart      bool // what EC2 has need not be what is published in the end
+	observer   Observer // of the operators; may be nil
+	usePrimary bool     // the nodes do
+	apart      bool     // what EC2 has need not be what is published in the end
 }
 
 // bubble runs a test in virtual time, in a VPC with some nodes. In the end the
@@ -349,7 +350,7 @@ func (w *world) operator(api cloud.API) *operator {
 	if os.Getenv("BERTH_TEST_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(w.t.Output(), nil))
 	}
-	f, err := New(Config{Cluster: "test", Cloud: api, Logger: log})
+	f, err := New(Config{Cluster: "test", Cloud: api, Logger: log, Observer: w.observer})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -395,13 +396,16 @@ func settings(minimum, free int) eni.Settings {
 }
 
 // agree checks that the cloud's books are what is published, that no ENI of
-// ours is detached, and that no pod lost its address.
+// ours is detached, and that no pod lost its address. Trunks and branches have none.
 func (w *world) agree() {
 	w.t.Helper()
 	truth := map[string]cloud.ENI{}
 	for _, e := range w.cloud.Truth() {
 		if e.Attachment == nil && e.Tags[eni.TagCluster] != "test" {
 			continue // somebody else's
+		}
+		if e.Type == cloud.InterfaceBranch || e.Type == cloud.InterfaceTrunk && e.Attachment != nil {
+			continue
 		}
 		truth[e.ID] = e
 		if e.Attachment == nil {
@@ -460,17 +464,37 @@ func (w *world) kept() {
 // is on none.
 func (w *world) leftBehind(cluster, instance string, made time.Time) cloud.ENI {
 	w.t.Helper()
-	e, err := w.cloud.CreateENI(w.t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description(instance), Tags: map[string]string{
+	return w.make(cluster, instance, made, func(*cloud.CreateENI) {})
+}
+
+// make makes a detached ENI as one that was made for an instance, with changes.
+func (w *world) make(cluster, instance string, made time.Time, change func(*cloud.CreateENI)) cloud.ENI {
+	w.t.Helper()
+	q := cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description(instance), Tags: map[string]string{
 		eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance, eni.TagCreatedAt: made.UTC().Format(time.RFC3339),
-	}})
+	}}
+	change(&q)
+	e, err := w.cloud.CreateENI(w.t.Context(), q)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return e
 }
 
-// attached are the ENIs that the operator made and attached, as EC2 has them.
+// attached are the ENIs for pods that the operator made and attached, as EC2 has them.
 func (w *world) attached() []cloud.ENI {
+	return slices.DeleteFunc(w.secondary(), func(e cloud.ENI) bool { return e.Type == cloud.InterfaceTrunk })
+}
+
+// trunks are the trunks on an instance.
+func (w *world) trunks(instance string) []cloud.ENI {
+	return slices.DeleteFunc(w.secondary(), func(e cloud.ENI) bool {
+		return e.Type != cloud.InterfaceTrunk || e.Attachment.InstanceID != instance
+	})
+}
+
+// secondary are the attached ENIs besides the primary ones.
+func (w *world) secondary() []cloud.ENI {
 	return slices.DeleteFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.Attachment == nil || e.Attachment.DeviceIndex == 0 })
 }
 
@@ -483,6 +507,7 @@ type api struct {
 	subnets   func([]cloud.Subnet)                     // to free counts
 	created   func(cloud.CreateENI, *cloud.ENI)        // to what was created
 	assigned  func(id string, got []netip.Prefix)      // to what was assigned
+	attaching func(id string) error                    // before an ENI is attached
 	taking    <-chan struct{}                          // what takes something off waits for its end
 }
 
@@ -518,6 +543,15 @@ func (a *api) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.ENI, erro
 		a.created(q, &e)
 	}
 	return e, err
+}
+
+func (a *api) AttachENI(ctx context.Context, id, instanceID string, index int) (string, error) {
+	if a.attaching != nil {
+		if err := a.attaching(id); err != nil {
+			return "", err
+		}
+	}
+	return a.Cloud.AttachENI(ctx, id, instanceID, index)
 }
 
 func (a *api) AssignAddresses(ctx context.Context, id string, n cloud.Amount) ([]netip.Prefix, error) {

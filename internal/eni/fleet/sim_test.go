@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
 )
 
 // An old leader that goes on beside a new one, without any election: once pods
@@ -20,9 +21,11 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 		w.cloud.SetLatency("", 80*time.Millisecond)
 		w.cloud.SetAttachTime(2 * time.Second)
 		one, two := w.operator(w.cloud), w.operator(w.cloud)
+		s := settings(0, 8)
+		s.Trunk = true
 		for _, o := range w.objects {
-			one.set(t, o, settings(0, 8))
-			two.set(t, o, settings(0, 8))
+			one.set(t, o, s)
+			two.set(t, o, s)
 		}
 		for i := range 40 {
 			o := w.objects[i%len(w.objects)]
@@ -40,6 +43,9 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 			t.Errorf("%d changes in a quarter of an hour in which nothing happened", n)
 		}
 		for _, o := range w.objects {
+			if n := len(w.trunks(o.instance)); n != 1 {
+				t.Errorf("%s has %d trunks", o.name, n)
+			}
 			if o.available() < 8+len(o.used) {
 				t.Errorf("%s has %d addresses, %d used", o.name, o.available(), len(o.used))
 			}
@@ -105,8 +111,16 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 	w.cloud.SetLag(time.Duration(r.IntN(3)) * time.Second)
 	p := w.operator(w.cloud)
 	next := 0
+	trunks := map[string]bool{} // nodes that are to have one
+	with := func(o *object, minimum int) eni.Settings {
+		s := settings(minimum, 4)
+		s.Trunk = trunks[o.name]
+		return s
+	}
 	join := func() {
-		p.set(t, w.add(next), settings(0, 4))
+		o := w.add(next)
+		trunks[o.name] = r.IntN(2) == 0
+		p.set(t, o, with(o, 0))
 		next++
 	}
 	anyObject := func() *object { return w.objects[r.IntN(len(w.objects))] }
@@ -143,12 +157,13 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 		case n < 91:
 			p.stop()
 			p = w.operator(w.cloud)
-			p.setAll(settings(0, 4))
+			for _, o := range w.objects {
+				p.set(t, o, with(o, 0))
+			}
 		case n < 94:
 			o := anyObject()
-			s := settings(r.IntN(10), 4)
-			s.UsePrimaryAddress = false
-			p.writers[o.name].configure(t, s)
+			trunks[o.name] = r.IntN(2) == 0
+			p.writers[o.name].configure(t, with(o, r.IntN(10)))
 		case n < 96:
 			p.Invalidate(anyObject().name)
 		}
@@ -171,6 +186,10 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 		}
 	}
 	for _, o := range w.objects {
+		// With 20 pods at most there is room for it.
+		if n := len(w.trunks(o.instance)); (n == 1) != trunks[o.name] || n > 1 {
+			t.Errorf("%s: %d trunks, wanted is %v", o.name, n, trunks[o.name])
+		}
 		if with, waiting := o.pods(); waiting > 0 || o.available() < 4+with {
 			t.Errorf("%s: %d pods wait, %d addresses, %d used", o.name, waiting, o.available(), with)
 		}

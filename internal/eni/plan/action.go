@@ -23,6 +23,10 @@ const (
 	Delete                 Kind = "delete"       // a detached ENI of ours
 	SetDeleteOnTermination Kind = "set-deletion" // reconcile DeleteOnTermination
 	Retag                  Kind = "tag"          // an adopted ENI that names another instance
+
+	CreateTrunk Kind = "create-trunk" // a detached trunk
+	AttachTrunk Kind = "attach-trunk" // a detached trunk of ours
+	DetachTrunk Kind = "detach-trunk" // a trunk that is not wanted
 )
 
 // The kinds of what a reconciler does without a plan, which never has them: by
@@ -40,9 +44,9 @@ const (
 // Action is one step towards the policy, small enough to be one EC2 change.
 type Action struct {
 	Kind         Kind
-	ENI          string // all but Create
-	Subnet       string // Create; Assign, once it is made
-	Index        int    // Create, Attach: the device index
+	ENI          string // all but Create and CreateTrunk
+	Subnet       string // Create, CreateTrunk; Assign, once it is made
+	Index        int    // Create, Attach, and those of trunks: the device index
 	cloud.Amount        // Create; Assign, Unassign: of one family
 }
 
@@ -73,7 +77,7 @@ func Pods(s ipfamily.Set, a cloud.Amount) int {
 // new ENI takes one for itself.
 func (a Action) Weight() int {
 	n := Count(a.Amount)
-	if a.Kind == Create {
+	if a.Kind == Create || a.Kind == CreateTrunk {
 		n++
 	}
 	return n
@@ -88,7 +92,9 @@ func (a Action) String() string {
 		return fmt.Sprintf("unassign %s from %s", amount(a.Amount), a.ENI)
 	case Create:
 		return fmt.Sprintf("create an ENI with %s in %s for device index %d", amount(a.Amount), a.Subnet, a.Index)
-	case Attach:
+	case CreateTrunk:
+		return fmt.Sprintf("create a trunk in %s for device index %d", a.Subnet, a.Index)
+	case Attach, AttachTrunk:
 		return fmt.Sprintf("attach %s at device index %d", a.ENI, a.Index)
 	default:
 		return fmt.Sprintf("%s %s", a.Kind, a.ENI)

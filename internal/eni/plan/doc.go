@@ -8,6 +8,7 @@
 //	shrink.go    ... and what is given back
 //	move.go      ... and which ENI is emptied onto the others
 //	drain.go     ... and which outdated ENIs are emptied
+//	trunk.go     ... and that the node has its trunk
 //	subnets.go   in which subnets new ENIs may be made
 //	shortage.go  why pods that wait get nothing
 //	excess.go    how much of an excess has lasted long enough to be given back;

@@ -40,7 +40,7 @@ func (s State) drained(l cloud.Limits, p ipam.Policy) State {
 	}
 	leaves := false
 	for i, e := range s.ENIs {
-		leaves = leaves || e.Ours && e.Phase == Detaching
+		leaves = leaves || e.Ours && !e.Trunk && e.Phase == Detaching
 		if e.Ours && e.Outdated && !e.Primary {
 			s = s.with(i, closed)
 		}
@@ -119,8 +119,10 @@ func (s State) elsewhere() State {
 	return s
 }
 
-// replaceable tells whether a new ENI could be made if that at i had gone.
+// replaceable tells whether a new ENI could be made if that at i had gone. It may be the
+// trunk, which lacks a place as long as any other ENI does.
 func (s State) replaceable(l cloud.Limits, p ipam.Policy, i int) bool {
+	s.Trunk.Wanted = false
 	s.ENIs = slices.Delete(slices.Clone(s.ENIs), i, i+1)
 	b := plannerOf(l, p, s)
 	_, ok := b.freeIndex()

@@ -145,6 +145,7 @@ func TestDrainsComeToAnEnd(t *testing.T) {
 		if w.limits.IPv6PerENI > 0 {
 			w.policy.Families = rapid.SampledFrom([]ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual}).Draw(r, "families")
 		}
+		w.trunk.Branches = true
 		settle := func() {
 			if err := w.rest(); err != nil {
 				r.Fatal(err)
@@ -155,12 +156,14 @@ func TestDrainsComeToAnEnd(t *testing.T) {
 		}
 		settle()
 		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
-			switch rapid.IntRange(0, 5).Draw(r, "what") {
+			switch rapid.IntRange(0, 6).Draw(r, "what") {
+			case 6:
+				w.trunk.Wanted = rapid.Bool().Draw(r, "trunk")
 			case 0:
 				w.drain = true
 				w.subnet = Subnet{ID: fmt.Sprintf("subnet-%d", w.made+2), Free: rapid.SampledFrom([]int{0, 2, 20, 10_000}).Draw(r, "free"), ForNew: true}
 				for _, e := range w.enis {
-					e.Outdated = !e.Primary
+					e.Outdated = !e.Primary && !e.Trunk
 				}
 			case 1:
 				w.drain = rapid.Bool().Draw(r, "drain")

@@ -114,6 +114,7 @@ type pairs struct {
 	waiting int
 	made    int
 	drain   bool // outdated ENIs are
+	trunk   Trunk
 }
 
 // newPairs is a node with its primary ENI.
@@ -157,7 +158,7 @@ func (e *pairENI) used(f ipfamily.Family) (n int) {
 
 // state is the node as a plan sees it. Single addresses are used first.
 func (w *pairs) state() State {
-	st := State{Subnets: []Subnet{w.subnet}, Waiting: w.waiting, Release: Unlimited, Moves: true, Drain: w.drain}
+	st := State{Subnets: []Subnet{w.subnet}, Waiting: w.waiting, Release: Unlimited, Moves: true, Drain: w.drain, Trunk: w.trunk}
 	for _, e := range w.enis {
 		out := e.ENI
 		out.Free = cloud.Amount{}
@@ -209,7 +210,11 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 		w.made++
 		e = &pairENI{ENI: ENI{ID: fmt.Sprintf("eni-%d", w.made), Subnet: w.subnet.ID, Ours: true, Amount: a.Amount}, pods: map[ipfamily.Set]int{}}
 		w.enis = append(w.enis, e)
-	case Attach:
+	case CreateTrunk:
+		w.made++
+		w.enis = append(w.enis, &pairENI{ENI: ENI{ID: fmt.Sprintf("eni-%d", w.made), Subnet: a.Subnet, Ours: true, Trunk: true}})
+		return nil
+	case Attach, AttachTrunk:
 		e.Phase, e.Index = Attached, a.Index
 	case Assign:
 		e.Amount = e.Plus(a.Amount)
@@ -218,7 +223,7 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 			return fmt.Errorf("takes more than is free, %+v", free)
 		}
 		e.Amount = minus(e.Amount, a.Amount)
-	case Detach, Delete:
+	case Detach, DetachTrunk, Delete:
 		if e.used(ipfamily.IPv4)+e.used(ipfamily.IPv6) > 0 {
 			return fmt.Errorf("takes an ENI with pods")
 		}

@@ -15,7 +15,7 @@ type Plan struct {
 	Available  int  // for how many pods there are addresses, used ones included
 	Used       int  // of those; cooling ones too
 	Needed     int  // for how many more the policy wants some
-	Exhausted  bool // the node lacks addresses that its ENIs have room for and its subnets do not
+	Exhausted  bool // the node lacks addresses, or its trunk, that it has room for and its subnets do not
 	AtCapacity bool // nothing can give the node what it would have without limits
 }
 
@@ -31,7 +31,7 @@ type Plan struct {
 // can never be given back; what cools there is waited for. If an ENI is kept only
 // for addresses that are to be free, as many are assigned to others first (move.go).
 // Detached ENIs of ours that nobody needs are deleted. Outdated ENIs are emptied if
-// State.Drain says so (drain.go).
+// State.Drain says so (drain.go). A trunk comes last (trunk.go).
 //
 // What is asked for at once is min(free in the subnet, room on the ENI, needed +
 // max-above-watermark) (Cilium, "AWS ENI", "IP Allocation").
@@ -46,6 +46,7 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 		b.shrink()
 	}
 	d.AtCapacity = len(b.actions) == 0 && Demand(l, p.Uncapped(), b.tally.Usage).Want > b.tally.total
+	d.Exhausted = b.keepTrunk(s) || d.Exhausted
 	b.tidy()
 	d.Actions = b.actions
 	return d
@@ -65,6 +66,7 @@ type planner struct {
 	subnets  []Subnet
 	indexes  map[int]bool // device indexes taken
 	ours     int          // ENIs that count towards MAX_ENI
+	reserved int          // ENIs for which a place is kept: the trunk
 	refused  bool         // State.NoMoreENIs
 	moves    bool         // State.Moves
 	bonus    int          // IPv4 addresses for pods that a new ENI brings by itself
@@ -86,6 +88,9 @@ func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	}
 	if s.PrimaryServes {
 		b.bonus = 1
+	}
+	if s.lacksTrunk() {
+		b.reserved = 1
 	}
 	b.demand = Demand(l, p, b.tally.Usage)
 	if b.tally.total < b.demand.Want {
@@ -150,7 +155,7 @@ func (b *planner) attachBegun() {
 // begun are the places of the ENIs that were created but not attached.
 func (b *planner) begun() (out []int) {
 	for i, e := range b.enis {
-		if e.Ours && e.Phase == Detached && !e.Refused && e.drain == stays {
+		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays {
 			out = append(out, i)
 		}
 	}
@@ -231,11 +236,11 @@ func (b *planner) makeRoomForPrefixes() {
 }
 
 // freeIndex finds the lowest free device index from the first that serves
-// pods, if the instance and MAX_ENI have room for one more ENI. An index beyond
-// those of as many ENIs as the instance may have is not tried.
+// pods, if the instance and MAX_ENI have room for one more ENI besides those for which
+// a place is kept. An index beyond those of as many ENIs as the instance may have is
+// not tried.
 func (b *planner) freeIndex() (int, bool) {
-	full := len(b.indexes) >= b.limits.MaxENIs || b.policy.MaxENI > 0 && b.ours >= b.policy.MaxENI
-	if full || b.refused {
+	if b.noPlace(b.reserved) {
 		return 0, false
 	}
 	index := max(1, b.policy.FirstInterfaceIndex)
@@ -243,6 +248,11 @@ func (b *planner) freeIndex() (int, bool) {
 		index++
 	}
 	return index, index < b.limits.MaxENIs
+}
+
+// noPlace tells whether there can be no more ENI besides so many that are to come.
+func (b *planner) noPlace(reserved int) bool {
+	return b.refused || len(b.indexes)+reserved >= b.limits.MaxENIs || b.policy.MaxENI > 0 && b.ours+reserved >= b.policy.MaxENI
 }
 
 // beyond tells whether no ENI that the instance may have serves pods.

@@ -28,6 +28,7 @@ type ENI struct {
 	Phase   Phase
 	Primary bool
 	Ours    bool // the primary, or made by Berth: may be changed
+	Trunk   bool // has no address for pods, but branches
 
 	cloud.Amount              // assigned for pods; what is withdrawn is not
 	Withdrawn    cloud.Amount // on its way back; it still takes slots
@@ -103,13 +104,15 @@ type State struct {
 	// NoMoreENIs: the cloud refused to attach another a while ago, whatever
 	// the limits say.
 	NoMoreENIs bool
+	// Trunk is what is wanted of the node's trunk.
+	Trunk Trunk
 	// PrimaryServes: the primary address of a new ENI will be for pods.
 	PrimaryServes bool
 }
 
 // serves tells whether an ENI's addresses are for pods.
 func serves(e ENI, p ipam.Policy) bool {
-	return e.Ours && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
+	return e.Ours && !e.Trunk && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
 }
 
 // tally is the pods that the node's addresses are for, summed over the ENIs that

@@ -1,10 +1,11 @@
-// Package portcloud has the ports of a lab in port mode: the OpenStack, or the Alcor, that
-// Berth asks for them, and the data path that carries their packets on the lab's nodes.
+// Package portcloud has the ports of a lab in which pods have such: the OpenStack, the Alcor, or
+// the EC2 that Berth asks for them, and the data path that carries their packets on the lab's nodes.
 //
 //	portcloud.go  what the lab, tests and proofs ask of it
 //	model.go      the strict fake of Neutron and Keystone over OVN
 //	real.go       the real Neutron and Keystone, with OVN or Neutron's own agent
 //	alcor.go      the strict fake of Alcor, with the agents of nodes
+//	branches.go   the lab's own EC2, whose ENIs become branches of the nodes' trunks
 package portcloud
 
 import (
@@ -13,6 +14,7 @@ import (
 	"net/netip"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/ovn"
 )
 
@@ -41,20 +43,21 @@ type Cloud interface {
 	// Ports are those of workloads: not of routers.
 	Ports(ctx context.Context) ([]Port, error)
 	// Plugged are the links on a host that say which port they are, as its OVSDB has them;
-	// or the ends of an agent's links whose other ends somebody has taken.
+	// or the ends of an agent's links whose other ends somebody has taken; or VLANs in pods.
 	Plugged(ctx context.Context, host string) ([]ovn.Interface, error)
 	// Alive is an error when one of its programs ended by itself.
 	Alive() error
 	Close() error
 }
 
-// Options of a cloud. All are needed.
+// Options of a cloud. All are needed, but EC2.
 type Options struct {
 	Dir      string     // for its files and logs; short, as sockets lie in it
 	Netns    string     // the file of the namespace of what belongs to no node
 	Address  netip.Addr // there, by which nodes and operators reach its services
 	Log      *slog.Logger
 	Progress func(string)
+	EC2      *vpc.Cloud // the lab's; nil: it has none
 }
 
 // Access is the part of a VPC's spec that is about how to get in.
@@ -77,6 +80,7 @@ type Host struct {
 	Netns string // the file of its namespace
 	Dir   string // for sockets
 	State string // for what outlives a restart of the machine
+	Pods  string // begins the names of the namespaces of its pods
 }
 
 // Network is a network.

@@ -68,6 +68,7 @@ func Merge(own, over *v1alpha1.ENISpec) *v1alpha1.ENISpec {
 	out.FirstInterfaceIndex = cmp.Or(over.FirstInterfaceIndex, out.FirstInterfaceIndex)
 	out.DeleteOnTermination = cmp.Or(over.DeleteOnTermination, out.DeleteOnTermination)
 	out.UsePrimaryAddress = cmp.Or(over.UsePrimaryAddress, out.UsePrimaryAddress)
+	out.Trunk = cmp.Or(over.Trunk, out.Trunk)
 	out.PrefixDelegation = cmp.Or(over.PrefixDelegation, out.PrefixDelegation)
 	return out.DeepCopy() // nothing shared with the template
 }

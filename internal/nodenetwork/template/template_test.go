@@ -107,9 +107,10 @@ func TestMerge(t *testing.T) {
 			with(func(e *v1alpha1.ENISpec) { e.PreAllocate, e.MinAllocate, e.WarmIPTarget = nil, nil, n(2) })},
 		{"one watermark in place of all", v1alpha1.ENISpec{PreAllocate: n(1)}, with(func(e *v1alpha1.ENISpec) { e.PreAllocate, e.MinAllocate = n(1), nil })},
 		{"caps, eth0 and switches", v1alpha1.ENISpec{
-			MaxENIs: n(0), MaxPods: n(9), FirstInterfaceIndex: n(1), PrefixDelegation: new(false), UsePrimaryAddress: new(false), DeleteOnTermination: new(true),
+			MaxENIs: n(0), MaxPods: n(9), FirstInterfaceIndex: n(1), PrefixDelegation: new(false), UsePrimaryAddress: new(false), DeleteOnTermination: new(true), Trunk: new(true),
 		}, with(func(e *v1alpha1.ENISpec) {
 			e.MaxENIs, e.MaxPods, e.FirstInterfaceIndex, e.PrefixDelegation, e.UsePrimaryAddress, e.DeleteOnTermination = n(0), n(9), n(1), new(false), new(false), new(true)
+			e.Trunk = new(true)
 		})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -12,12 +12,18 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// Watches are the kinds that the process keeps in memory for Setup: all
-// NodeNetworks without their bookkeeping, their templates, Nodes, and the pods that wait for an address.
+// Objects are all NodeNetworks, without their bookkeeping.
+var Objects = &watched.Kind{
+	Object: &v1alpha1.NodeNetwork{}, List: func() client.ObjectList { return &v1alpha1.NodeNetworkList{} },
+	Cache: cache.ByObject{Transform: trimObject},
+}
+
+// Watches are the kinds that the process keeps in memory for Setup: NodeNetworks, their
+// templates, Nodes, and the pods that wait for an address.
 func Watches() []*watched.Kind {
 	return []*watched.Kind{
 		watched.Nodes,
-		{Object: &v1alpha1.NodeNetwork{}, List: func() client.ObjectList { return &v1alpha1.NodeNetworkList{} }, Cache: cache.ByObject{Transform: trimObject}},
+		Objects,
 		{Object: &v1alpha1.NodeNetworkTemplate{}, List: func() client.ObjectList { return &v1alpha1.NodeNetworkTemplateList{} }},
 		watched.WaitingPods,
 	}

@@ -70,6 +70,10 @@ func (n *node) desired() desiredState {
 	}
 	want.eni.Available = int32(available.pods(n.families()))
 	want.eni.Needed, want.eni.Outdated = int32(n.fleet.status.Needed), int32(n.fleet.status.Outdated)
+	want.eni.Trunk = n.obj.Status.ENI.Trunk
+	if n.fleet.status.Confirmed {
+		want.eni.Trunk = trunkOf(n.fleet.status.Trunk)
+	}
 	n.config.describe(&want.eni)
 	return want
 }
@@ -126,6 +130,14 @@ func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
 		s.Limits = &v1alpha1.ENILimits{ENIs: int32(l.MaxENIs), AddressesPerENI: int32(l.IPv4PerENI), IPv6AddressesPerENI: int32(l.IPv6PerENI), Prefixes: l.Prefixes}
 	}
 	return s
+}
+
+// trunkOf is status.eni.trunk.
+func trunkOf(t *eni.Trunk) *v1alpha1.TrunkENI {
+	if t == nil {
+		return nil
+	}
+	return &v1alpha1.TrunkENI{ID: t.ID, MAC: t.MAC.String(), DeviceIndex: int32(t.DeviceIndex), Reason: t.Reason, Message: t.Message}
 }
 
 // next is the next request on the way from the object to the desired state, and
@@ -196,7 +208,8 @@ func (n *node) newsAt(want desiredState, now time.Time) time.Time {
 func sameCounts(x, y *v1alpha1.ENIStatus) bool {
 	limits := x.Limits == nil && y.Limits == nil || x.Limits != nil && y.Limits != nil && *x.Limits == *y.Limits
 	template := x.Template == y.Template && x.Outdated == y.Outdated && equality.Semantic.DeepEqual(x.Settings, y.Settings)
-	return limits && template && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
+	trunk := x.Trunk == nil && y.Trunk == nil || x.Trunk != nil && y.Trunk != nil && *x.Trunk == *y.Trunk
+	return limits && template && trunk && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
 }
 
 // untimed is a condition's message without the time of the next try.

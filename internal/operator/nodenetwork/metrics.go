@@ -68,10 +68,11 @@ func (m *Metrics) Collectors() []prometheus.Collector {
 
 // Acted implements fleet.Observer.
 func (m *Metrics) Acted(_ string, a plan.Action, class cloud.Class, err error, _ time.Duration) {
+	created := a.Kind == plan.Create || a.Kind == plan.CreateTrunk
 	switch {
-	case a.Kind == plan.Create && err != nil:
+	case created && err != nil:
 		m.creations.WithLabelValues(a.Subnet, class.String()).Inc()
-	case a.Kind == plan.Create:
+	case created:
 		m.creations.WithLabelValues(a.Subnet, "success").Inc()
 	case a.Kind == plan.Assign && err == nil:
 		m.assigns.WithLabelValues(a.Subnet).Inc()

@@ -23,6 +23,7 @@ func TestMetricsOfNodes(t *testing.T) {
 	full := errors.New("InsufficientFreeAddressesInSubnet")
 	m.Acted("n", plan.Action{Kind: plan.Create, Subnet: "subnet-a"}, cloud.SubnetFull, full, time.Second)
 	m.Acted("n", plan.Action{Kind: plan.Create, Subnet: "subnet-a"}, cloud.Unknown, nil, time.Second)
+	m.Acted("n", plan.Action{Kind: plan.CreateTrunk, Subnet: "subnet-a"}, cloud.Unknown, nil, time.Second)
 	m.Acted("n", plan.Action{Kind: plan.Assign, Subnet: "subnet-a"}, cloud.Unknown, nil, time.Second)
 	m.Acted("n", plan.Action{Kind: plan.Assign, Subnet: "subnet-a"}, cloud.SubnetFull, full, time.Second)
 	m.Acted("n", plan.Action{Kind: plan.Observe}, cloud.Unknown, nil, time.Second)
@@ -41,7 +42,7 @@ func TestMetricsOfNodes(t *testing.T) {
 	}
 	harness.CheckMetrics(t, append(m.Collectors(), g), Families, map[string]string{
 		`berth_operator_eni_allocation_ops_total{subnet_id="subnet-a"}`:                                        "1",
-		`berth_operator_eni_interface_creation_ops_total{status="success",subnet_id="subnet-a"}`:               "1",
+		`berth_operator_eni_interface_creation_ops_total{status="success",subnet_id="subnet-a"}`:               "2",
 		`berth_operator_eni_interface_creation_ops_total{status="subnet-full",subnet_id="subnet-a"}`:           "1",
 		`berth_operator_eni_ips{type="used"}`:                                                                  "1",
 		`berth_operator_eni_ips{type="available"}`:                                                             "2",

@@ -2,11 +2,13 @@ package nodenetwork
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -216,4 +219,40 @@ func TestSeed(t *testing.T) {
 	if got.At.Before(began.Add(-time.Second)) || got.At.After(time.Now()) {
 		t.Errorf("seed is of %v, want when it was written", got.At)
 	}
+}
+
+// How it stands with the trunk is in the object, and stays there while the next operator
+// does not know it yet.
+func TestTrunkStatus(t *testing.T) {
+	s, n := setUp(t, Options{})
+	publish(t, n, inventory([]string{"10.0.0.1"}))
+	says := func(want *v1alpha1.TrunkENI) func(*v1alpha1.NodeNetwork) error {
+		return func(o *v1alpha1.NodeNetwork) error {
+			if d := cmp.Diff(want, o.Status.ENI.Trunk); d != "" {
+				return errors.New(d)
+			}
+			return nil
+		}
+	}
+	told := func(n *node, t *eni.Trunk) {
+		n.Reconciled(eni.Status{Confirmed: true, Trunk: t})
+	}
+	told(n, &eni.Trunk{Reason: "NoRoom", Message: "all places are taken"})
+	until(t, "node-1", "why there is none", says(&v1alpha1.TrunkENI{Reason: "NoRoom", Message: "all places are taken"}))
+	there := &eni.Trunk{ID: "eni-0c", MAC: mac.Addr{2, 0, 0, 0, 0, 12}, DeviceIndex: 3}
+	told(n, there)
+	want := &v1alpha1.TrunkENI{ID: "eni-0c", MAC: "02:00:00:00:00:0c", DeviceIndex: 3}
+	until(t, "node-1", "that it is there", says(want))
+	if _, ok := get(t, "node-1").Status.ENI.ENIs["eni-0c"]; ok {
+		t.Error("it is among the ENIs that pods may have addresses of")
+	}
+
+	s.end() // another operator goes on
+	_, n = play(t, Options{})
+	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2"})) // which is a write of status.eni
+	if err := says(want)(get(t, "node-1")); err != nil {
+		t.Errorf("before it knows: %v", err)
+	}
+	told(n, nil)
+	until(t, "node-1", "that there is none", says(nil))
 }

@@ -194,6 +194,7 @@ type appliedENI struct {
 	Template  string                  `json:"template,omitempty"`
 	Settings  *v1alpha1.ENISpec       `json:"settings,omitempty"`
 	Outdated  int32                   `json:"outdated,omitempty"`
+	Trunk     *v1alpha1.TrunkENI      `json:"trunk,omitempty"`
 }
 
 // apply writes the operator's part of an object's spec or status by server-side

@@ -188,11 +188,11 @@ func (c *Controller) nicsOfNode(ctx context.Context, o client.Object) (out []rec
 // nodeChanges passes on those updates of Nodes that change what hostOf and held read.
 func nodeChanges() builder.Predicates {
 	type state struct {
-		ready, out bool
-		labels     string
+		ready, out       bool
+		provider, labels string
 	}
 	return watched.NodeChanges(func(n *corev1.Node) state {
-		return state{watched.Ready(n), watched.OutOfService(n), labels.Set(n.Labels).String()}
+		return state{watched.Ready(n), watched.OutOfService(n), n.Spec.ProviderID, labels.Set(n.Labels).String()}
 	})
 }
 

@@ -1,11 +1,13 @@
 package vpcport
 
 import (
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
@@ -36,10 +38,16 @@ func held(says *v1alpha1.PodNICNode, port string, node *corev1.Node, idle, now t
 
 // hostOf is the name by which a VPC's provider knows a node; empty with the reason if
 // nobody says it.
-func hostOf(n *corev1.Node, name, label string) (host, why string) {
+func hostOf(n *corev1.Node, name string, vpc v1alpha1.VPCSpec) (host, why string) {
+	label := vpc.HostLabel
 	switch {
 	case n == nil:
 		return "", "there is no Node " + name
+	case vpc.Provider == v1alpha1.ProviderEC2:
+		if host = nodenetwork.InstanceOf(n.Spec.ProviderID); host == "" {
+			why = fmt.Sprintf("Node %s has the spec.providerID %.80q, expected one of an EC2 instance, such as aws:///eu-central-1a/i-0a1b2c3d4e5f67890", name, n.Spec.ProviderID)
+		}
+		return host, why
 	case label == "":
 		return n.Name, ""
 	case n.Labels[label] == "":

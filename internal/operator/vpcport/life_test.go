@@ -31,7 +31,7 @@ func TestLifeOfANIC(t *testing.T) {
 	if st.PortID != port.ID || !st.Made || st.Host != "node-a" || st.MAC != port.MAC.String() || st.MTU != 1442 || !st.DefaultRoute || st.Interface != "eth0" || st.Pod == nil || st.Pod.UID != string(p.UID) {
 		t.Errorf("status %+v of port %+v", st, port)
 	}
-	if got := fmt.Sprintf("%v %v %+v", st.Addresses, st.Routes, *st.Plug); got != "[{192.168.0.2/24 s-web 192.168.0.1}] [{10.9.0.0/16 192.168.0.254}] {Type:OVS Bridge:br-int Netns: OVN:true}" {
+	if got := fmt.Sprintf("%v %v %+v", st.Addresses, st.Routes, *st.Plug); got != "[{192.168.0.2/24 s-web 192.168.0.1}] [{10.9.0.0/16 192.168.0.254}] {Type:OVS Bridge:br-int Netns: OVN:true TrunkMAC: VLAN:0}" {
 		t.Errorf("got %s", got)
 	}
 	if port.MAC.String() != vpcport.DerivedMAC(cluster, string(o.UID), 0).String() || port.Name != portName(string(o.UID), "default", o.Name) {

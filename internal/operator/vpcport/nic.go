@@ -125,19 +125,38 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 		}
 		return c.rest(ctx, s, n, next, wait)
 	}
-	switch {
+	switch cools := c.cools(s, next); {
 	case s.shut != nil:
 		return c.rest(ctx, s, n, next, 0) // until it opens
+	case cools > 0:
+		return c.rest(ctx, s, n, next, cools)
 	case next.Kind == plan.Create:
 		return c.create(ctx, s, n, next)
 	}
 	return c.call(ctx, s, n, next)
 }
 
+// cools is how long a port that nobody needs any more is kept yet, counted from when its PodNIC
+// was deleted or, if that is later, its node said that it is unplugged: either is recorded in
+// the PodNIC, and counts for every operator.
+func (c *Controller) cools(s *scene, next plan.Step) time.Duration {
+	if s.shut != nil || !s.want.Over || next.Kind != plan.Delete || next.Port != s.o.Status.PortID {
+		return 0
+	}
+	since := s.o.DeletionTimestamp.Time
+	if says := s.o.Status.Node; says != nil && says.PortID == next.Port && says.State == v1alpha1.NodeUnplugged {
+		since = later(since, earlier(says.Since.Time, since.Add(c.o.UnplugGrace))) // a node that lies gains no more
+	}
+	return since.Add(s.opened.Provider.Traits().Cooling).Sub(c.now())
+}
+
 // create has a port made, unless what is asked for cannot be, or its pod's node is waited for.
 func (c *Controller) create(ctx context.Context, s *scene, n nic, next plan.Step) (reconcile.Result, error) {
 	if s.refuse != nil {
 		return c.rest(ctx, s, n, next, vpcport.PolicyOf(vpcport.Invalid).Last)
+	}
+	if s.want.Host == "" && s.opened.Provider.Traits().NeedsHost {
+		return c.rest(ctx, s, n, next, 0) // until its pod has a node
 	}
 	if wait := c.early(s); wait > 0 {
 		return reconcile.Result{RequeueAfter: wait}, nil // without a write: its pod's event comes before
@@ -206,6 +225,13 @@ func (n *nic) edited(w plan.Want) bool {
 
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
 		return a
 	}
 	return b
@@ -370,7 +396,7 @@ func (c *Controller) answered(j job, a answer) {
 	kind := j.step.Kind
 	err := a.err
 	if err == nil && a.port != nil && a.port.Binding.Result == vpcport.BindingFailed && a.port.Host != "" {
-		err = &bindingFailed{a.port.Host}
+		err = &bindingFailed{a.port.Host, a.port.Binding.Why}
 	}
 	c.o.Metrics.count(kind, a.err)
 	var free []types.NamespacedName
@@ -404,9 +430,12 @@ func (c *Controller) answered(j job, a answer) {
 }
 
 // bindingFailed is the error of a port that could not be bound, which is none of a call.
-type bindingFailed struct{ host string }
+type bindingFailed struct{ host, why string }
 
 func (e *bindingFailed) Error() string {
+	if e.why != "" {
+		return e.why
+	}
 	return fmt.Sprintf("the provider could not bind the port at host %s: does its agent there live, and is that the host's name to it?", e.host)
 }
 

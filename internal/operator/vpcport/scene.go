@@ -3,6 +3,7 @@ package vpcport
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -77,7 +78,7 @@ func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scen
 		return nil, err
 	}
 	if s.next.node != "" {
-		s.host, s.noHost = hostOf(node, s.next.node, s.opened.Spec.HostLabel)
+		s.host, s.noHost = hostOf(node, s.next.node, s.opened.Spec)
 	}
 	if err := c.lookForPlace(ctx, s); err != nil {
 		return nil, err
@@ -297,11 +298,12 @@ func (s *scene) desire(cluster string, n nic) {
 	if s.shut != nil {
 		return
 	}
-	w.Network = s.opened.Network.ID
+	traits := s.opened.Provider.Traits()
+	w.Network, w.Idempotent = s.opened.Network.ID, traits.Idempotent
 	if w.Given != "" {
 		return
 	}
-	if s.opened.Spec.PortMAC != v1alpha1.PortMACProvider && s.opened.Provider.Traits().ChosenMAC {
+	if s.opened.Spec.PortMAC != v1alpha1.PortMACProvider && traits.ChosenMAC {
 		w.MAC = vpcport.DerivedMAC(cluster, uid, n.try)
 	}
 	w.Groups = s.o.Spec.SecurityGroups
@@ -309,6 +311,9 @@ func (s *scene) desire(cluster string, n nic) {
 		w.Groups = s.opened.Spec.DefaultSecurityGroups
 	}
 	w.Addresses, s.refuse = s.addresses(n)
+	if s.refuse == nil && traits.NeedsHost && s.noHost != "" {
+		s.refuse = errors.New(s.noHost)
+	}
 }
 
 // portName is the name of a port that Berth makes for a PodNIC. It begins with the UID,

@@ -151,8 +151,9 @@ func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) e
 	}
 	types := map[vpcport.PlugKind]v1alpha1.PlugType{
 		vpcport.OVS: v1alpha1.PlugOVS, vpcport.OVSHybrid: v1alpha1.PlugOVSHybrid, vpcport.Netns: v1alpha1.PlugNetns,
+		vpcport.VLAN: v1alpha1.PlugVLAN,
 	}
-	st.Plug = &v1alpha1.PortPlug{Type: types[plug.Kind], Bridge: plug.Bridge, Netns: plug.Netns, OVN: plug.OVN}
+	st.Plug = &v1alpha1.PortPlug{Type: types[plug.Kind], Bridge: plug.Bridge, Netns: plug.Netns, OVN: plug.OVN, TrunkMAC: plug.Trunk, VLAN: int32(plug.VLAN)}
 	if st.Plug.Type == "" {
 		st.Plug = nil
 		return fmt.Errorf("port %s is to be plugged in a way that Berth cannot", p.ID)

@@ -17,7 +17,7 @@ import (
 )
 
 // Nodes are all, with their labels and with what tells whose instance one is, whether
-// it lives, and how many pods it may have.
+// it lives, and how many pods and branch interfaces it may have.
 var Nodes = &Kind{
 	Object: &corev1.Node{}, List: func() client.ObjectList { return &corev1.NodeList{} },
 	Cache: cache.ByObject{Transform: trimNode},
@@ -117,6 +117,9 @@ func trimNode(in any) (any, error) {
 	}
 	if pods, ok := n.Status.Allocatable[corev1.ResourcePods]; ok {
 		status.Allocatable = corev1.ResourceList{corev1.ResourcePods: pods}
+	}
+	if branches, ok := n.Status.Capacity[v1alpha1.ResourceBranches]; ok {
+		status.Capacity = corev1.ResourceList{v1alpha1.ResourceBranches: branches}
 	}
 	spec := corev1.NodeSpec{ProviderID: n.Spec.ProviderID}
 	if OutOfService(n) {

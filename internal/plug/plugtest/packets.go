@@ -54,7 +54,7 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 		wants, pods = append(wants, w), append(pods, pod)
 	}
 	for _, addr := range wants[1].Interface.Addresses {
-		transfer(t, pods[0], pods[1], addr.Addr())
+		Transfer(t, pods[0].Path, pods[1].Path, addr.Addr())
 	}
 	nodeIsOutOfReach(t, node, pods[0], wants[0])
 	list, err := p.List(ctx)
@@ -73,10 +73,11 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 	}
 }
 
-// transfer sends more than fits into a packet by TCP: checksums that nobody filled in would stop it.
-func transfer(t *testing.T, from, to *podif.Namespace, addr netip.Addr) {
+// Transfer has one namespace, by its path, get from an address of another more than fits into a
+// packet, by TCP: checksums that nobody filled in would stop it.
+func Transfer(t *testing.T, from, to string, addr netip.Addr) {
 	t.Helper()
-	l, err := ns.Listen(to.Path, netip.AddrPortFrom(addr, 0))
+	l, err := ns.Listen(to, netip.AddrPortFrom(addr, 0))
 	Must(t, err)
 	defer l.Close()
 	text := strings.Repeat("0123456789", 10_000)
@@ -88,7 +89,7 @@ func transfer(t *testing.T, from, to *podif.Namespace, addr netip.Addr) {
 		_, _ = io.WriteString(c, text)
 		_ = c.Close()
 	}()
-	c, err := ns.Dial(Bounded(t), from.Path, "tcp", l.Addr().(*net.TCPAddr).AddrPort(), netip.Addr{})
+	c, err := ns.Dial(Bounded(t), from, "tcp", l.Addr().(*net.TCPAddr).AddrPort(), netip.Addr{})
 	if err != nil {
 		t.Errorf("to %s: %v", addr, err)
 		return

@@ -88,15 +88,17 @@ func Link(t testing.TB, s *podif.Namespace, name string) netlink.Link {
 	return l
 }
 
-// Links lists the names of a namespace's links but lo.
+// Links lists the names of a namespace's links but those that the kernel makes in each: lo, and
+// for modules of tunnels that are loaded, as in the guest, tunl0 and ip6tnl0 (ip-sysctl,
+// fb_tunnels_only_for_init_net).
 func Links(t testing.TB, s *podif.Namespace) []string {
 	t.Helper()
 	list, err := rtnl.Whole(s.NL.LinkList)
 	Must(t, err)
 	var names []string
 	for _, l := range list {
-		if l.Attrs().Name != "lo" {
-			names = append(names, l.Attrs().Name)
+		if name := l.Attrs().Name; name != "lo" && name != "tunl0" && name != "ip6tnl0" {
+			names = append(names, name)
 		}
 	}
 	return names

@@ -2,7 +2,7 @@
 // place of the pod's interface, which leads to the port that another Plugger has put into the
 // pod, frame by frame:
 //
-//	tap device, with the interface's name = nic and 11 characters of the port's ID, as plugged
+//	tap device, with the interface's name = nic and 11 characters of the port's (plug.Ref.Short), as plugged
 //
 // The runtime opens the device by the name of the pod's interface (TUNSETIFF) and gives the
 // machine the MAC address that it has, the port's; the machine has the port's addresses, and

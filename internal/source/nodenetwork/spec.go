@@ -22,7 +22,7 @@ func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 			FirstInterfaceIndex: number(c.FirstInterfaceIndex, 0),
 			SubnetIDs:           c.Subnets, SubnetTags: c.SubnetTags, SecurityGroups: c.SecurityGroups,
 			SecurityGroupTags: c.SecurityGroupTags, PrefixDelegation: ifSet(c.PrefixDelegation), UsePrimaryAddress: ifSet(c.UsePrimaryAddress),
-			DeleteOnTermination: unless(c.DeleteOnTermination),
+			DeleteOnTermination: unless(c.DeleteOnTermination), Trunk: ifSet(c.TrunkENI),
 		},
 	}
 }

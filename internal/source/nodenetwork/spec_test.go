@@ -50,9 +50,9 @@ func TestSpecOfSettings(t *testing.T) {
 			[]string{"--security-group-tags=for=pods,team=a"},
 			v1alpha1.ENISpec{SecurityGroupTags: map[string]string{"for": "pods", "team": "a"}},
 		},
-		"own addresses, ENIs that stay": {
-			[]string{"--use-primary-address", "--delete-on-termination=false"},
-			v1alpha1.ENISpec{UsePrimaryAddress: new(true), DeleteOnTermination: new(false)},
+		"own addresses, ENIs that stay, a trunk": {
+			[]string{"--use-primary-address", "--delete-on-termination=false", "--trunk-eni"},
+			v1alpha1.ENISpec{UsePrimaryAddress: new(true), DeleteOnTermination: new(false), Trunk: new(true)},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func allowAll(t *testing.T) {
 	for _, key := range []string{"securityGroups", "securityGroupTags", "subnetIDs", "subnetTags"} {
 		list.Data[key] = "*"
 	}
-	list.Data["settings"] = "firstInterfaceIndex=0,deleteOnTermination=false,usePrimaryAddress=true"
+	list.Data["settings"] = "firstInterfaceIndex=0,deleteOnTermination=false,usePrimaryAddress=true,trunk=true"
 	after := list.DeepCopy()
 	harness.OK(t, api.Patch(t.Context(), list, client.MergeFrom(before)))
 	t.Cleanup(func() { harness.OK(t, api.Patch(context.Background(), before.DeepCopy(), client.MergeFrom(after))) })

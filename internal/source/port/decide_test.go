@@ -2,6 +2,7 @@ package port
 
 import (
 	"errors"
+	"net"
 	"strings"
 	"testing"
 
@@ -105,7 +106,14 @@ func TestObjectsThatLie(t *testing.T) {
 		"status.routes[0].gateway": func(o *v1alpha1.PodNIC) {
 			o.Status.Routes = []v1alpha1.PortRoute{{Destination: "10.0.0.0/8", Gateway: "x"}}
 		},
-		"Binding": func(o *v1alpha1.PodNIC) { o.Spec.Binding = "macvtap" },
+		`Trunk: ""`:                        onTrunk("", 7),
+		`Trunk: "ens6"`:                    onTrunk("ens6", 7),
+		`Trunk: "0a:ff:ff:00:00:01:02:03"`: onTrunk("0a:ff:ff:00:00:01:02:03", 7),
+		`Trunk: "ff:ff:ff:ff:ff:ff"`:       onTrunk("ff:ff:ff:ff:ff:ff", 7),
+		`VLAN: "0": want 1 to 4094`:        onTrunk("0a:ff:ff:00:00:01", 0),
+		`VLAN: "4095"`:                     onTrunk("0a:ff:ff:00:00:01", 4095),
+		`VLAN: "-7"`:                       onTrunk("0a:ff:ff:00:00:01", -7),
+		"Binding":                          func(o *v1alpha1.PodNIC) { o.Spec.Binding = "macvtap" },
 		"want tap, or none, for a port that an agent": func(o *v1alpha1.PodNIC) {
 			o.Spec.Binding = v1alpha1.BindingBridge
 			o.Status.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns1"}
@@ -127,7 +135,12 @@ func TestObjectsThatLie(t *testing.T) {
 			t.Errorf("one that is not bound is refused: %v", got.err)
 		}
 	}
-	o := podNIC(1, 0, v1alpha1.PhaseActive)
+	o := podNIC(1, 0, v1alpha1.PhaseBound)
+	onTrunk("0a:ff:ff:00:00:01", 7)(o)
+	if got := read(o, nil); got.err != nil || ref(recordOf(1), got.nic).Trunk != "0a:ff:ff:00:00:01" || ref(recordOf(1), got.nic).VLAN != 7 {
+		t.Errorf("a VLAN on a node without bridges: %+v", got)
+	}
+	o = podNIC(1, 0, v1alpha1.PhaseActive)
 	o.Status.Routes = []v1alpha1.PortRoute{{Destination: "10.9.0.1/16", Gateway: "192.168.0.254"}}
 	got := read(o, []string{"br-int"})
 	if got.err != nil || got.nic.Routes[0].Destination.String() != "10.9.0.0/16" {
@@ -136,6 +149,13 @@ func TestObjectsThatLie(t *testing.T) {
 	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound, Status: metav1.ConditionTrue}, {Type: v1alpha1.ConditionPortReady, Reason: "a", Message: "two\nlines" + strings.Repeat(".", 1000)}}
 	if got := read(o, nil).wrong; len(got) != 1 || strings.Contains(got[0].message, "\n") || len(got[0].message) > longestMessage+3 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// onTrunk makes a PodNIC's port a VLAN.
+func onTrunk(trunk string, vlan int32) func(*v1alpha1.PodNIC) {
+	return func(o *v1alpha1.PodNIC) {
+		o.Status.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugVLAN, TrunkMAC: trunk, VLAN: vlan}
 	}
 }
 
@@ -167,8 +187,10 @@ func TestBindings(t *testing.T) {
 	}
 }
 
-// Only of a link of a port that is plugged here is a change told; all are called by its ID.
+// Only of a link of a port that is plugged here is a change told; all are called by its ID, but
+// for the trunk of a VLAN.
 func TestLinkLost(t *testing.T) {
+	trunk := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 1}
 	nic := read(podNIC(1, 0, v1alpha1.PhaseActive), []string{"br-int"}).nic
 	rec := recordOf(1, nic)
 	for name, want := range map[string]bool{
@@ -177,9 +199,24 @@ func TestLinkLost(t *testing.T) {
 	} {
 		n := &NICs{book: newBook(), changed: retry.NewSignal()}
 		n.book.plugged[nic.UID] = held{rec, nic}
-		n.LinkLost(name)
+		n.LinkLost(name, trunk)
 		if got := len(n.changed) > 0; got != want {
 			t.Errorf("%q: a change is told: %v, want %v", name, got, want)
+		}
+	}
+	o := podNIC(1, 0, v1alpha1.PhaseActive)
+	onTrunk("0A:FF:FF:00:00:01", 7)(o)
+	nic = read(o, nil).nic
+	for _, c := range []struct {
+		name    string
+		address net.HardwareAddr
+		want    bool
+	}{{"ens6", trunk, true}, {"", nil, true}, {"ens7", net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}, false}, {"tap" + nic.Port[:11], nil, false}} {
+		n := &NICs{book: newBook(), changed: retry.NewSignal()}
+		n.book.plugged[nic.UID] = held{rec, nic}
+		n.LinkLost(c.name, c.address)
+		if got := len(n.changed) > 0; got != c.want {
+			t.Errorf("of a VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
 		}
 	}
 }

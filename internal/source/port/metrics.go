@@ -20,9 +20,9 @@ var (
 	famUnsaid   = metric.New("berth_port_pending_reports", "gauge", "PodNICs whose status does not say yet what is plugged on this node.")
 	famWaiting  = metric.New("berth_port_waiting_adds", "gauge", "ADDs that wait for NICs.")
 	famOVSDB    = metric.New("berth_port_ovsdb_reachable", "gauge", "1 if the node's Open vSwitch answered and has an integration bridge when it was last asked, else 0.")
-	famWait     = metric.New("berth_port_wait_duration_seconds", "histogram", "Time that ADDs waited for NICs, by what for: bound (until all ports were bound to this node), link (until an agent had made the links of those that are Netns) or active (from plugged until they carried packets).", "for")
-	famPlug     = metric.New("berth_port_plug_duration_seconds", "histogram", "Time that it took to plug one NIC, by type: OVS, OVSHybrid or Netns.", "type")
-	famFailures = metric.New("berth_port_plug_failures_total", "counter", "NICs that could not be plugged, by type and reason: invalid, ovsdb, no-tun, not-ready, taken or other.", "type", "reason")
+	famWait     = metric.New("berth_port_wait_duration_seconds", "histogram", "Time that ADDs waited for NICs, by what for: bound (until all ports were bound to this node), link (until an agent had made the links of those that are Netns, or the trunk's link of those that are VLAN was there) or active (from plugged until they carried packets).", "for")
+	famPlug     = metric.New("berth_port_plug_duration_seconds", "histogram", "Time that it took to plug one NIC, by type: OVS, OVSHybrid, Netns or VLAN.", "type")
+	famFailures = metric.New("berth_port_plug_failures_total", "counter", "NICs that could not be plugged, by type and reason: invalid, ovsdb, no-tun, no-vlan, not-ready, taken or other.", "type", "reason")
 	famReports  = metric.New("berth_port_reports_total", "counter", "Writes of what is plugged into the status of PodNICs, by state (Plugged, Unplugged or Failed) and result: success or error.", "state", "result")
 )
 
@@ -92,6 +92,8 @@ func reasonOf(err error) string {
 		return "ovsdb"
 	case is(plug.ErrNoTun):
 		return "no-tun"
+	case is(plug.ErrNoVLAN):
+		return "no-vlan"
 	case is(plug.ErrNotReady):
 		return "not-ready"
 	case is(plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrInterfaceExists, plug.ErrDefaultRoute):

@@ -384,6 +384,39 @@ func TestExpect(t *testing.T) {
 	harness.OK(t, <-done)
 }
 
+// A VLAN waits for the trunk's link, and works once it is plugged: its port is bound, so that it
+// is a branch of the trunk.
+func TestPortOnATrunk(t *testing.T) {
+	m := newMachine(t)
+	m.tune = func(c *Config) { c.Switch, c.Bridges = nil, nil }
+	m.start()
+	o := podNIC(1, 0, v1alpha1.PhaseBound)
+	onTrunk("0a:ff:ff:00:00:01", 7)(o)
+	m.make(o)
+	nics, err := m.begin(wish(1, nil))()
+	harness.OK(t, err)
+	rec := recordOf(1, nics...)
+	m.record(rec)
+	m.plugger.arrived = make(chan struct{})
+	done := make(chan error, 1)
+	go func() { done <- m.Expect(t.Context(), rec) }()
+	m.waitsFor(1, "waits for the link of its trunk with MAC address 0a:ff:ff:00:00:01")
+	close(m.plugger.arrived)
+	harness.OK(t, <-done)
+	rec = m.add(wish(1, nil), 1)
+	if w := m.plugger.plugged[portID(1, 0)]; w.Kind != plug.VLAN || w.Trunk != "0a:ff:ff:00:00:01" || w.VLAN != 7 || w.Bridge != "" {
+		t.Errorf("plugged as %+v", w.Ref)
+	}
+	m.says("pod1-eth0", v1alpha1.NodePlugged)
+	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Plug.VLAN = 8 })
+	m.Until("the NIC is to have the other VLAN", func() bool {
+		nics, differ := m.Wanted(rec)
+		return differ && nics[0].Plug.VLAN == 8 && nics[0].State == attachment.Changing
+	}, func() string { return "" })
+	m.del(rec)
+	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
+}
+
 // An ADD is answered once OVN, or else the provider, says that the port carries packets.
 func TestAwait(t *testing.T) {
 	m := newMachine(t)

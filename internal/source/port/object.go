@@ -95,7 +95,7 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
 	}
 	n := attachment.NIC{
 		Object: o.Name, UID: string(o.UID), Port: s.PortID, IfName: s.Interface, MAC: mac.Addr(hw), MTU: int(s.MTU), DefaultRoute: s.DefaultRoute,
-		Plug:    attachment.Plug{Type: string(s.Plug.Type), Bridge: s.Plug.Bridge, Netns: s.Plug.Netns, OVN: s.Plug.OVN},
+		Plug:    attachment.Plug{Type: string(s.Plug.Type), Bridge: s.Plug.Bridge, Netns: s.Plug.Netns, OVN: s.Plug.OVN, Trunk: s.Plug.TrunkMAC, VLAN: int(s.Plug.VLAN)},
 		Binding: string(o.Spec.Binding),
 	}
 	if o.Spec.Binding == v1alpha1.BindingTap {
@@ -130,12 +130,20 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
 		}
 		n.Routes = append(n.Routes, attachment.NICRoute{Destination: to.Masked(), Gateway: via})
 	}
-	if n.Plug.Type != string(plug.Netns) && !slices.Contains(bridges, n.Plug.Bridge) {
-		return zero, invalid("status.plug.bridge", n.Plug.Bridge, "one of %s, into which this node lets ports be plugged (--ovs-bridges)", strings.Join(bridges, ", "))
+	if err := checkBridge(n.Plug, bridges); err != nil {
+		return zero, err
 	}
 	// The rest is checked as it will be used.
 	w := want(attachment.Record{HostLink: "bth0", Netns: attachment.Netns{Path: "/"}}, n)
 	return n, w.Validate()
+}
+
+// checkBridge refuses bridges of Open vSwitch that are not those of the node.
+func checkBridge(p attachment.Plug, bridges []string) error {
+	if p.Type == string(plug.Netns) || p.Type == string(plug.VLAN) || slices.Contains(bridges, p.Bridge) {
+		return nil
+	}
+	return invalid("status.plug.bridge", p.Bridge, "one of %s, into which this node lets ports be plugged (--ovs-bridges)", strings.Join(bridges, ", "))
 }
 
 // tapOf is what a tap device is like, with what is not said as it is by default.
@@ -210,6 +218,7 @@ func want(rec attachment.Record, n attachment.NIC) plug.Want {
 func ref(rec attachment.Record, n attachment.NIC) plug.Ref {
 	return plug.Ref{
 		Attachment: rec.HostLink, PortID: n.Port, Kind: plug.Kind(n.Plug.Type), Bridge: n.Plug.Bridge, VPCNetns: n.Plug.Netns,
+		Trunk: n.Plug.Trunk, VLAN: n.Plug.VLAN,
 		Pod: plug.Pod{Netns: rec.Netns.Path, NetnsID: rtnl.NetnsID{Dev: rec.Netns.Dev, Inode: rec.Netns.Inode}, IfName: n.IfName},
 	}
 }

@@ -1,11 +1,13 @@
 package port
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -193,13 +195,14 @@ func (n *NICs) Touched() (ports []string, all bool) {
 	return ports, all
 }
 
-// LinkLost says that a link of the node is gone or went down; empty: any may be. One of those
-// of a port that is plugged, all of which are called by its ID, is a change.
-func (n *NICs) LinkLost(name string) {
+// LinkLost says that a link of the node, with a MAC address, is gone or went down; an empty name:
+// any may be. One of those of a port that is plugged, all of which are called by its ID, is a
+// change, and so is the trunk of one that is a VLAN.
+func (n *NICs) LinkLost(name string, address net.HardwareAddr) {
 	n.mu.Lock()
 	var ports []string
 	for _, h := range n.book.plugged {
-		if plug.IsLinkOf(name, h.nic.Port) {
+		if dependsOn(h.nic, name, address) {
 			ports = append(ports, h.nic.Port)
 		}
 	}
@@ -207,6 +210,15 @@ func (n *NICs) LinkLost(name string) {
 	if name == "" || len(ports) > 0 {
 		n.touch(ports...)
 	}
+}
+
+// dependsOn tells whether a NIC does not work without a link of the node.
+func dependsOn(n attachment.NIC, name string, address net.HardwareAddr) bool {
+	if plug.Kind(n.Plug.Type) != plug.VLAN {
+		return plug.IsLinkOf(name, n.Port)
+	}
+	trunk, err := net.ParseMAC(n.Plug.Trunk)
+	return err == nil && bytes.Equal(trunk, address)
 }
 
 // watchSwitch tells of changes in OVSDB, and tries again when it was told of none for a

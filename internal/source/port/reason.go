@@ -26,13 +26,14 @@ var reasons = []struct {
 }{
 	{plug.ErrInvalid, "Invalid", "the PodNIC says what cannot be: see berth-operator's log and the port at its provider"},
 	{plug.ErrInterfaceExists, "InterfaceExists", "remove that interface from the pod, or give the NIC another name"},
-	{plug.ErrNameTaken, "LinkNameTaken", "remove what has the name on the node, or have another port made"},
+	{plug.ErrNameTaken, "LinkNameTaken", "remove what has the name, or the VLAN, on the node, or have another port made"},
 	{plug.ErrPortInUse, "PortInUse", "it is plugged once the other attachment is gone"},
 	{plug.ErrDefaultRoute, "DefaultRoute", "leave defaultRoute out, or make the pod anew"},
 	{plug.ErrNoBridge, "NoBridge", "see that Open vSwitch on the node has the bridge (--ovs-bridges)"},
 	{plug.ErrUnreachable, "OpenVSwitchUnreachable", "see that Open vSwitch runs on the node (--ovsdb)"},
 	{plug.ErrNoTun, "NoTun", "load the kernel's module tun on the node, and see that berthd may open /dev/net/tun"},
-	{plug.ErrNotReady, "NotActive", "see that OVN's controller, or the provider's agent, runs on the node"},
+	{plug.ErrNoVLAN, "NoVLAN", "load the kernel's module 8021q on the node"},
+	{plug.ErrNotReady, "NotActive", "see that OVN's controller, or the provider's agent, runs on the node, or that its trunk is attached"},
 }
 
 // failureOf says why something could not be done, and what to do. Reason is that of an

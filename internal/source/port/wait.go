@@ -79,15 +79,14 @@ func (n *NICs) Why(key attachment.Key) *source.Exhausted {
 }
 
 // Expect returns once all is on the node that the NICs of an attachment are plugged from, where
-// others bring it (Alcor's agent). When that takes too long, or ctx ends, the error is an
+// others bring it (Alcor's agent, or EC2 a trunk). When that takes too long, or ctx ends, the error is an
 // *source.Exhausted. What else is wrong is left for Plug to find and tell.
 func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 	begun, foreign := n.clock.Now(), false
 	for _, nic := range rec.NICs {
 		what := fmt.Sprintf("NIC %s: port %s of PodNIC %s/%s", nic.IfName, nic.Port, rec.Pod.Namespace, nic.Object)
-		over := n.waits(rec.Key, func() *source.Exhausted {
-			return exhausted("no-link", "%s waits for the agent of the VPC on this node, which has not made its link", what)
-		})
+		by, others := bringer(nic)
+		over := n.waits(rec.Key, func() *source.Exhausted { return exhausted("no-link", "%s waits for %s", what, by) })
 		err := n.cfg.Plugger.Expect(ctx, want(rec, nic))
 		over()
 		if errors.Is(err, plug.ErrNotReady) {
@@ -96,12 +95,23 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 			}
 			return &source.Exhausted{Reason: "no-link", Message: what + ": " + err.Error(), Err: err}
 		}
-		foreign = foreign || plug.Kind(nic.Plug.Type) == plug.Netns
+		foreign = foreign || others
 	}
 	if foreign {
 		n.cfg.Observer.Waited("link", n.clock.Now().Sub(begun))
 	}
 	return nil
+}
+
+// bringer is who brings what a NIC is plugged from, in words, and whether that is others.
+func bringer(nic attachment.NIC) (by string, others bool) {
+	switch plug.Kind(nic.Plug.Type) {
+	case plug.Netns:
+		return "the agent of the VPC on this node, which has not made its link", true
+	case plug.VLAN:
+		return fmt.Sprintf("the link of its trunk with MAC address %s, which this node does not have yet", shown(nic.Plug.Trunk, 20)), true
+	}
+	return "what this berthd makes", false
 }
 
 // Await returns once all NICs of an attachment carry packets, as OVN says on the node,
@@ -134,7 +144,7 @@ func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.
 	case err != nil:
 		return err
 	}
-	if nic.Plug.OVN || plug.Kind(nic.Plug.Type) == plug.Netns {
+	if _, others := bringer(nic); others || nic.Plug.OVN {
 		return nil // the node knows better than the provider, and sooner
 	}
 	return n.awaitActive(ctx, rec, nic, what)

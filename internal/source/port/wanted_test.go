@@ -131,6 +131,37 @@ func TestWanted(t *testing.T) {
 	}
 }
 
+// A branch that is associated anew, with another VLAN or trunk, is changed under its pod, whether
+// a machine has it or not.
+func TestWantedOfABranch(t *testing.T) {
+	for _, binding := range []v1alpha1.NICBinding{"", v1alpha1.BindingTap} {
+		of := func(k int, trunk string, vlan int32) func(*v1alpha1.PodNIC) {
+			return func(o *v1alpha1.PodNIC) {
+				onTrunk(trunk, vlan+int32(k))(o)
+				o.Spec.Binding = binding
+			}
+		}
+		first, further := podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive)
+		of(0, "0a:ff:ff:00:00:01", 7)(first)
+		of(1, "0a:ff:ff:00:00:01", 7)(further)
+		b, rec := known(t, []string{"eth0", "eth1"}, first, further)
+		if nics, differ := b.wanted(rules{firstIsPort: true}, rec); differ {
+			t.Errorf("as it was it is to be %+v", nics)
+		}
+		for k := range 2 {
+			for _, change := range []func(*v1alpha1.PodNIC){of(k, "0a:ff:ff:00:00:01", 9), of(k, "0a:ff:ff:00:00:02", 7)} {
+				b.become(k, change)
+				nics, differ := b.wanted(rules{firstIsPort: true}, rec)
+				o := b.of(rec.Pod)[k]
+				if !differ || len(nics) != 2 || nics[k].State != attachment.Changing || nics[k].Plug != o.nic.Plug || nics[k].Plug == rec.NICs[k].Plug || nics[1-k].State != attachment.Plugged {
+					t.Errorf("%q, %+v: is to be %+v", binding, o.nic.Plug, nics)
+				}
+				b.become(k, of(k, "0a:ff:ff:00:00:01", 7))
+			}
+		}
+	}
+}
+
 // Beside another source the pod's first interface is no NIC; interfaces that others add
 // later have none.
 func TestWantedBesideAnotherSource(t *testing.T) {
@@ -222,7 +253,7 @@ func TestPortOfAMachineThatChanges(t *testing.T) {
 func TestReasonsOfFailures(t *testing.T) {
 	for _, err := range []error{
 		plug.ErrInvalid, plug.ErrInterfaceExists, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrDefaultRoute,
-		plug.ErrNoBridge, plug.ErrUnreachable, plug.ErrNotReady, plug.ErrNoTun,
+		plug.ErrNoBridge, plug.ErrUnreachable, plug.ErrNotReady, plug.ErrNoTun, plug.ErrNoVLAN,
 	} {
 		if f := failureOf(fmt.Errorf("plug: %w", err), reasonPlug); f.reason == reasonPlug || !strings.HasSuffix(f.message, "; it is tried again") {
 			t.Errorf("%v: %+v", err, f)

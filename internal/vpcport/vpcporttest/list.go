@@ -19,7 +19,7 @@ func network(t *testing.T, b Bed) {
 		if err != nil {
 			t.Fatalf("network %s: %v", by, err)
 		}
-		if n.ID != b.Network || n.Name != b.Name || n.MTU <= 0 {
+		if n.ID != b.Network || n.Name != b.Name || (n.MTU > 0) == b.NoMTU {
 			t.Errorf("network %s: got %s, named %q, MTU %d", by, n.ID, n.Name, n.MTU)
 		}
 		i := slices.IndexFunc(n.Subnets, func(s vpcport.Subnet) bool { return s.ID == b.Subnet })

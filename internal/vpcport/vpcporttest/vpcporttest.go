@@ -35,7 +35,11 @@ type Bed struct {
 	Group string
 	// Host has an agent, which plugs as Plug says; at NoHost there is none.
 	Host, NoHost string
-	Plug         vpcport.Plug
+	// Plug has no VLAN where the provider chooses one.
+	Plug vpcport.Plug
+	// NoMTU: networks do not tell theirs. NoPlugging: a port that is bound is active, whether
+	// it is plugged or not.
+	NoMTU, NoPlugging bool
 	// Absent is an ID of the form of the provider's that is of nothing.
 	Absent string
 	// SetQuota leaves room for so many ports more; nil where it cannot be set.
@@ -111,6 +115,18 @@ func (b Bed) goes(t *testing.T, id string) {
 			t.Errorf("deleting port %s after the test: %v", id, err)
 		}
 	})
+}
+
+// plugs tells whether a port is to be plugged as the host's are.
+func (b Bed) plugs(p vpcport.Port) bool {
+	is := p.Binding.Plug
+	if b.Plug.Kind == vpcport.VLAN {
+		if is.VLAN < 1 || is.VLAN > 4094 {
+			return false
+		}
+		is.VLAN = 0
+	}
+	return p.Binding.Result == vpcport.Bound && is == b.Plug
 }
 
 // ids are those of the ports that a filter lets through, in order.

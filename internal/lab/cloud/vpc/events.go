@@ -31,6 +31,8 @@ const (
 	// GroupsChanged: the security groups of an ENI, or its source/destination
 	// check.
 	GroupsChanged EventKind = "GroupsChanged"
+	// RulesChanged: those of a security group, or there is a new one.
+	RulesChanged EventKind = "RulesChanged"
 )
 
 // Event is one change of the books. Instance and ENI are copies, zero where

@@ -34,7 +34,7 @@ func prepare(sandbox string, index int, nic NIC) (device string, mtu int, err er
 // pod's interface loses its addresses, is renamed, takes the MAC address of a new bridge and
 // joins it, with a tap device; in its place is a link with its MAC address and its addresses,
 // by which the runtime remembers them: a dummy there, here a bridge without ports, as not every
-// kernel has dummies.
+// kernel has dummies. The pod does not answer ARP for these: the machine does.
 func bind(h *netlink.Handle, l netlink.Link, device string) error {
 	name, mac, mtu := l.Attrs().Name, l.Attrs().HardwareAddr, l.Attrs().MTU
 	addrs, err := h.AddrList(l, netlink.FAMILY_ALL)
@@ -55,6 +55,7 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 	memory := netlink.NewLinkAttrs()
 	memory.Name, memory.MTU, memory.HardwareAddr = name, mtu, mac
 	for _, step := range []func() error{
+		func() error { return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/conf/all/arp_ignore", Value: "1"}) },
 		func() error { return h.LinkSetDown(l) },
 		func() error { return h.LinkSetName(l, name+"-nic") },
 		func() error { return h.LinkSetHardwareAddr(l, bridge.Attrs().HardwareAddr) },

@@ -63,7 +63,7 @@ func Next(w Want, h Have) Step {
 		return Step{Kind: Rename}
 	case h.Port == nil && h.Collided:
 		return Step{Kind: Look} // whose MAC address it is shows sooner or later
-	case h.Port == nil && h.Unclear && w.MAC == nil:
+	case h.Port == nil && h.Unclear && w.MAC == nil && !w.Idempotent:
 		return Step{Kind: Look} // nobody would refuse the second
 	case h.Port == nil:
 		return Step{Kind: Create}

@@ -17,6 +17,9 @@ type Want struct {
 	Addresses []vpcport.NewAddress
 	Groups    []string // nil: any
 	MAC       mac.Addr // that a new port is to have; nil: any
+	// Idempotent tells that a port which was asked for, and does not show, may be asked for
+	// again (vpcport.Traits).
+	Idempotent bool
 	// Host is where it is to be bound; empty: nowhere, or not known yet.
 	Host string
 	// Over tells that nobody needs it any more.

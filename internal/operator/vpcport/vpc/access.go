@@ -28,13 +28,14 @@ type opened struct {
 
 // providers are those that there are: each tells the access of a spec and, where the spec
 // has credentials, their Secret.
-var providers = map[v1alpha1.VPCProvider]func(v1alpha1.VPCSpec, *corev1.Secret) (access, *problem){
+var providers = map[v1alpha1.VPCProvider]func(Options, v1alpha1.VPCSpec, *corev1.Secret) (access, *problem){
 	v1alpha1.ProviderNeutron: neutronOf,
 	v1alpha1.ProviderAlcor:   alcorOf,
+	v1alpha1.ProviderEC2:     ec2Of,
 }
 
 // accessOf is the access to the provider of a VPC.
-func accessOf(spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
+func accessOf(o Options, spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
 	of, known := providers[spec.Provider]
 	if !known {
 		var names []string
@@ -43,5 +44,5 @@ func accessOf(spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
 		}
 		return nil, &problem{ofEndpoint, ReasonProviderNotSupported, fmt.Sprintf("spec.provider: this release has no provider %s, expected %s", spec.Provider, strings.Join(names, " or "))}
 	}
-	return of(spec, secret)
+	return of(o, spec, secret)
 }

@@ -13,7 +13,7 @@ import (
 type toAlcor struct{ alcor.Settings }
 
 // alcorOf is the access that a spec tells. There are no credentials.
-func alcorOf(spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem) {
+func alcorOf(_ Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem) {
 	s := alcor.Settings{
 		Endpoint: spec.Endpoint, Project: spec.Project,
 		ProviderMAC: spec.PortMAC == v1alpha1.PortMACProvider, Agent: "berth-operator/" + version.String(),

@@ -34,6 +34,8 @@ type Options struct {
 	Namespace string
 	// Interval is about how often a network is looked up that was found; 1 min.
 	Interval time.Duration
+	// EC2 is what the operator has of EC2; nil: nothing, and there are no VPCs of it.
+	EC2 *EC2
 	// Calls is how many calls to one endpoint are under way at once; 8.
 	Calls int
 

@@ -48,7 +48,7 @@ func TestAccessOf(t *testing.T) {
 		if kind != "" {
 			spec.Credentials = &v1alpha1.VPCCredentials{Type: kind, SecretName: "neutron"}
 		}
-		a, why := accessOf(spec, secret)
+		a, why := accessOf(Options{}, spec, secret)
 		got := a.(toNeutron).Settings
 		got.Agent, plain.Credentials = "", want
 		if diff := cmp.Diff(plain, got); diff != "" || why != nil {
@@ -56,10 +56,10 @@ func TestAccessOf(t *testing.T) {
 		}
 	}
 	spec.Credentials = &v1alpha1.VPCCredentials{Type: "token", SecretName: "neutron"}
-	if _, why := accessOf(spec, secret); why == nil || !strings.Contains(why.message, `"token"`) {
+	if _, why := accessOf(Options{}, spec, secret); why == nil || !strings.Contains(why.message, `"token"`) {
 		t.Errorf("an unknown type: %+v", why)
 	}
-	if _, why := accessOf(v1alpha1.VPCSpec{Provider: "nova"}, nil); why == nil || why.reason != ReasonProviderNotSupported || !strings.Contains(why.message, "nova, expected alcor or neutron") {
+	if _, why := accessOf(Options{}, v1alpha1.VPCSpec{Provider: "nova"}, nil); why == nil || why.reason != ReasonProviderNotSupported || !strings.Contains(why.message, "nova, expected alcor or ec2 or neutron") {
 		t.Errorf("a provider of a later release: %+v", why)
 	}
 }
@@ -70,7 +70,7 @@ func TestAccessOfAlcor(t *testing.T) {
 		Provider: v1alpha1.ProviderAlcor, Network: "blue", Endpoint: "https://alcor.example:9009", Project: "p-1",
 		PortMAC: v1alpha1.PortMACProvider, TLS: &v1alpha1.VPCTLS{CABundle: "PEM", ServerName: "name", Insecure: true}, Alcor: &v1alpha1.AlcorSpec{NetnsPrefix: "vpc-ns-"},
 	}
-	a, why := accessOf(spec, nil)
+	a, why := accessOf(Options{}, spec, nil)
 	got := a.(toAlcor).Settings
 	got.Agent = ""
 	want := alcor.Settings{
@@ -80,7 +80,7 @@ func TestAccessOfAlcor(t *testing.T) {
 		t.Errorf("%v %s", why, diff)
 	}
 	spec.TLS.CABundle, spec.Alcor.NetnsPrefix = "", "../x"
-	if a, why = accessOf(spec, nil); why != nil {
+	if a, why = accessOf(Options{}, spec, nil); why != nil {
 		t.Fatal(why)
 	}
 	if _, err := a.open(); err == nil || !strings.HasPrefix(err.Error(), "alcor.netnsPrefix:") {

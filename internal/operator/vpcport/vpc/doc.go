@@ -7,6 +7,7 @@
 //	access.go      how to reach a provider, by a spec and a Secret: a decision
 //	neutron.go     the same for Neutron
 //	alcor.go       the same for Alcor
+//	ec2.go         the same for EC2
 //	secrets.go     the Secrets, each read by its name
 //	open.go        providers, and the lanes that those of one endpoint share
 //	look.go        what the provider says of the network

@@ -14,7 +14,7 @@ import (
 type toNeutron struct{ neutron.Settings }
 
 // neutronOf is the access that a spec and the Secret of its credentials tell.
-func neutronOf(spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
+func neutronOf(_ Options, spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
 	s := neutron.Settings{
 		Endpoint: spec.Endpoint, Region: spec.Region, Project: spec.Project,
 		ProviderMAC: spec.PortMAC == v1alpha1.PortMACProvider, Agent: "berth-operator/" + version.String(),

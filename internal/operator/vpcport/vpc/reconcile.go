@@ -234,7 +234,7 @@ func (c *Controller) tend(ctx context.Context, v *v1alpha1.VPC, s *state) *probl
 			return why
 		}
 	}
-	to, why := accessOf(v.Spec, secret)
+	to, why := accessOf(c.o, v.Spec, secret)
 	if why != nil {
 		return why
 	}

@@ -3,7 +3,11 @@
 // annotation or the VPC. It says what the controller would say later (internal/podnic).
 // Every operator serves it, and pods are admitted while none does.
 //
+// Where nodes have trunks of EC2 it also has pods ask the scheduler for branch interfaces.
+//
 //	judge.go     requests of the API server, and answers
+//	ask.go       pods that are made to ask for branch interfaces
+//	request.go   for how many one does, and how: decisions
 //	authority.go certificates of its own authority
 //	rotation.go  when there is a new authority, and which one signs
 //	keeper.go    the authorities' Secret, and whom the API server trusts
@@ -11,7 +15,8 @@
 //	metrics.go   the metrics
 //
 // The chart makes the Secret, without data, and the ValidatingWebhookConfiguration. The
-// operator may fill in these two and no other.
+// operator may fill in these two and no other, and with branch interfaces the
+// MutatingWebhookConfiguration that package callers is about.
 //
 // +kubebuilder:rbac:groups="",namespace=kube-system,resources=secrets,resourceNames=berth-operator-webhook,verbs=get;patch
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=berth-ports,verbs=get;patch

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -23,7 +22,7 @@ import (
 // Objects that the chart makes, and that the operator fills in.
 const (
 	SecretName        = "berth-operator-webhook" // in the operator's namespace
-	ConfigurationName = "berth-ports"
+	ConfigurationName = "berth-ports"            // of both webhook configurations
 	ServiceName       = "berth-operator"
 )
 
@@ -200,11 +199,12 @@ func (k *keeper) serve(list []authority, now time.Time) error {
 	return nil
 }
 
-// objects is the store of a cluster: a Secret, and a ValidatingWebhookConfiguration.
+// objects is the store of a cluster: a Secret, and the webhook configurations.
 type objects struct {
 	live      client.Reader
 	writer    client.Client
 	namespace string
+	mutates   bool // there is a MutatingWebhookConfiguration too
 }
 
 func (o objects) read(ctx context.Context) (certs, keys []byte, version string, err error) {
@@ -226,22 +226,43 @@ func (o objects) write(ctx context.Context, certs, keys []byte, version string) 
 }
 
 func (o objects) trust(ctx context.Context, certs []byte) error {
-	c := &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	judges := &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	err := o.trustFor(ctx, "ValidatingWebhookConfiguration", judges, certs, func() (all []*admissionregistrationv1.WebhookClientConfig) {
+		for i := range judges.Webhooks {
+			all = append(all, &judges.Webhooks[i].ClientConfig)
+		}
+		return all
+	})
+	if !o.mutates {
+		return err
+	}
+	changes := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	return errors.Join(err, o.trustFor(ctx, "MutatingWebhookConfiguration", changes, certs, func() (all []*admissionregistrationv1.WebhookClientConfig) {
+		for i := range changes.Webhooks {
+			all = append(all, &changes.Webhooks[i].ClientConfig)
+		}
+		return all
+	}))
+}
+
+// trustFor is trust by one configuration, whose webhooks are reached as reached tells once
+// it is read into c.
+func (o objects) trustFor(ctx context.Context, kind string, c client.Object, certs []byte, reached func() []*admissionregistrationv1.WebhookClientConfig) error {
 	err := o.live.Get(ctx, client.ObjectKey{Name: ConfigurationName}, c)
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("ValidatingWebhookConfiguration %s: there is none: nobody asks the webhook", ConfigurationName)
+		return fmt.Errorf("%s %s: there is none: nobody asks the webhook", kind, ConfigurationName)
 	}
 	if err != nil {
 		return fmt.Errorf("read whom the API server trusts: %w", err)
 	}
-	if !slices.ContainsFunc(c.Webhooks, func(w admissionregistrationv1.ValidatingWebhook) bool {
-		return !bytes.Equal(w.ClientConfig.CABundle, certs)
-	}) {
-		return nil
+	before := c.DeepCopyObject().(client.Object)
+	trusted := true
+	for _, r := range reached() {
+		trusted = trusted && bytes.Equal(r.CABundle, certs)
+		r.CABundle = certs
 	}
-	before := c.DeepCopy()
-	for i := range c.Webhooks {
-		c.Webhooks[i].ClientConfig.CABundle = certs
+	if trusted {
+		return nil
 	}
 	if err := o.writer.Patch(ctx, c, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("have the API server trust the webhook: %w", err)

@@ -9,7 +9,7 @@ import (
 )
 
 var (
-	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Requests of the API server to judge what is made or edited, by resource (pods or podnics) and outcome: allowed, warned (allowed, of a VPC that there is not yet), refused or error (not judged, and so allowed).", "resource", "outcome")
+	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Requests of the API server to judge what is made or edited, by resource (pods or podnics; branches are pods that may have to ask for branch interfaces) and outcome: allowed, warned (allowed, of a VPC that there is not yet), changed (allowed, and made to ask for branch interfaces), refused or error (not judged, and so allowed).", "resource", "outcome")
 	famReview  = metric.New("berth_operator_webhook_review_seconds", "histogram", "How long it took to judge a request, by resource. The API server waits meanwhile.", "resource")
 	famExpiry  = metric.New("berth_operator_webhook_certificate_expiry_timestamp_seconds", "gauge", "When the certificate ends with which this operator serves the webhook, in seconds since 1970; 0 while it has none. Not there where there is no webhook.")
 	famChecks  = metric.New("berth_operator_webhook_certificate_checks_total", "counter", "Looks at the webhook's authorities and, by the operator that leads, at whom the API server trusts, by result: success or error.", "result")
@@ -19,16 +19,18 @@ var (
 var Families = []metric.Family{famReviews, famReview, famExpiry, famChecks}
 
 // reviewBuckets are seconds: the API server waits for no longer than the last but one
-// (timeoutSeconds of the chart's ValidatingWebhookConfiguration).
+// (timeoutSeconds of the chart's webhook configurations).
 var reviewBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10}
 
 // What is judged, and what comes of it.
 const (
-	ofPods    = "pods"
-	ofPodNICs = "podnics"
+	ofPods     = "pods"
+	ofPodNICs  = "podnics"
+	ofBranches = "branches"
 
 	outcomeAllowed = "allowed"
 	outcomeWarned  = "warned"
+	outcomeChanged = "changed"
 	outcomeRefused = "refused"
 	outcomeError   = "error"
 
@@ -46,8 +48,11 @@ type Metrics struct {
 // NewMetrics makes metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{famReviews.Counter(), famReview.Histogram(reviewBuckets), famChecks.Counter()}
-	for _, resource := range []string{ofPods, ofPodNICs} {
-		for _, outcome := range []string{outcomeAllowed, outcomeWarned, outcomeRefused, outcomeError} {
+	judged := []string{outcomeAllowed, outcomeWarned, outcomeRefused, outcomeError}
+	for resource, outcomes := range map[string][]string{
+		ofPods: judged, ofPodNICs: judged, ofBranches: {outcomeAllowed, outcomeChanged, outcomeError},
+	} {
+		for _, outcome := range outcomes {
 			m.reviews.WithLabelValues(resource, outcome) // so that the first can be seen to be one more
 		}
 		m.review.WithLabelValues(resource)

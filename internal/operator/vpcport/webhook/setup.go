@@ -21,14 +21,18 @@ import (
 	"github.com/berthnet/berth/internal/web"
 )
 
-// Path is where requests are answered.
-const Path = "/validate"
+// The paths at which requests are answered.
+const (
+	Path       = "/validate"
+	MutatePath = "/mutate" // with Options.Branches only
+)
 
 // Options are what the webhook is set up with.
 type Options struct {
 	Listener  net.Listener // closed by the manager's end; nil: no webhook
 	Namespace string       // the operator's own
 	First     podnic.First // of pods with NICs
+	Branches  bool         // pods are made to ask for branch interfaces
 	Clock     clock.Clock
 	Logger    *slog.Logger
 	Metrics   *Metrics // nil: nothing is counted
@@ -42,7 +46,7 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	}
 	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
 	k := &keeper{
-		store: objects{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace},
+		store: objects{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace, o.Branches},
 		names: names(o),
 		leads: func() bool {
 			select {
@@ -54,15 +58,20 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 		},
 		every: look, clock: o.Clock, log: o.Logger, metrics: o.Metrics,
 	}
-	hook, err := admission.StandaloneWebhook(
-		&admission.Webhook{Handler: judge{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics}},
-		admission.StandaloneOptions{Logger: logr.Discard()},
-	)
-	if err != nil {
-		return nil, fmt.Errorf("webhook: %w", err)
+	handlers := map[string]admission.Handler{
+		Path: judge{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics},
+	}
+	if o.Branches {
+		handlers[MutatePath] = asker{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics}
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST "+Path, hook)
+	for path, handler := range handlers {
+		hook, err := admission.StandaloneWebhook(&admission.Webhook{Handler: handler}, admission.StandaloneOptions{Logger: logr.Discard()})
+		if err != nil {
+			return nil, fmt.Errorf("webhook: %w", err)
+		}
+		mux.Handle("POST "+path, hook)
+	}
 	serve := func(ctx context.Context) error {
 		err := web.ServeTLS(ctx, o.Listener, mux, &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: k.certificate})
 		if err != nil {

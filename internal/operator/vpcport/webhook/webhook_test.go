@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
@@ -33,49 +34,75 @@ import (
 
 func TestMain(m *testing.M) {
 	ctrllog.SetLogger(logr.Discard())
-	os.Exit(harness.Kube(m.Run))
+	os.Exit(harness.KubeWithScheduler(m.Run))
 }
 
 // limit is for what takes seconds on an idle machine.
 const limit = 3 * time.Minute
 
-// serve has an operator with the chart's rights serve the webhook, and the API server
-// ask it, until end or the end of the test; and what Prometheus reads of it.
+// serve has an operator with the chart's rights in the mode port serve the webhook, and the
+// API server ask it, until end or the end of the test; and what Prometheus reads of it.
 func serve(t *testing.T) (end func(), all []prometheus.Collector) {
 	t.Helper()
-	cfg := harness.OperatorConfig(t, deploy.PortMode)
+	return serveFor(t, deploy.InMode(deploy.PortMode, "test"), webhook.Options{First: podnic.First{Name: "eth0", IsPort: true}}, []*watched.Kind{watched.Namespaces, vpcport.VPCs})
+}
+
+// serveFor is serve for a release of the chart. The manager, which keeps some kinds in
+// memory, has more set up first.
+func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watched.Kind, more ...func(manager.Manager, *slog.Logger) error) (end func(), all []prometheus.Collector) {
+	t.Helper()
+	cfg := harness.OperatorConfigOf(t, r)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	harness.OK(t, err)
-	objects, err := deploy.Render(deploy.InMode(deploy.PortMode, "test"))
-	harness.OK(t, err)
-	config, err := deploy.Get[admissionregistrationv1.ValidatingWebhookConfiguration](objects, "ValidatingWebhookConfiguration", webhook.ConfigurationName)
-	harness.OK(t, err)
-	at := fmt.Sprintf("https://%s%s", l.Addr(), webhook.Path)
-	for i := range config.Webhooks {
-		if *config.Webhooks[i].ClientConfig.Service.Path != webhook.Path || config.Webhooks[i].ClientConfig.Service.Name != webhook.ServiceName {
-			t.Errorf("the chart asks %+v", config.Webhooks[i].ClientConfig.Service)
-		}
-		config.Webhooks[i].ClientConfig = admissionregistrationv1.WebhookClientConfig{URL: &at}
-	}
-	admin := harness.KubeClient(t)
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: webhook.SecretName}}
-	harness.OK(t, admin.Create(t.Context(), secret))
-	harness.OK(t, admin.Create(t.Context(), &config))
-	t.Cleanup(func() {
-		harness.OK(t, admin.Delete(context.Background(), &config))
-		harness.OK(t, admin.Delete(context.Background(), secret))
-	})
-	kinds, err := watched.Set(watched.Namespaces, vpcport.VPCs)
+	askAt(t, r, l.Addr())
+	kinds, err = watched.Set(kinds...)
 	harness.OK(t, err)
 	mgr, err := controllers.Manager(cfg, kinds)
 	harness.OK(t, err)
 	m := webhook.NewMetrics()
-	hook, err := webhook.Setup(mgr, webhook.Options{
-		Listener: l, Namespace: "kube-system", First: podnic.First{Name: "eth0", IsPort: true},
-		Clock: clock.Real{}, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Metrics: m,
-	})
+	o.Listener, o.Namespace, o.Clock, o.Metrics = l, "kube-system", clock.Real{}, m
+	o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	for _, setup := range more {
+		harness.OK(t, setup(mgr, o.Logger))
+	}
+	hook, err := webhook.Setup(mgr, o)
 	harness.OK(t, err)
 	return controllers.Run(t, mgr), append(hook, m.Collectors()...)
+}
+
+// askAt makes the chart's Secret and webhook configurations, but for whom the API server
+// asks: an address.
+func askAt(t *testing.T, r deploy.Release, at net.Addr) {
+	t.Helper()
+	objects, err := deploy.Render(r)
+	harness.OK(t, err)
+	made := []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: webhook.SecretName}}}
+	here := func(c *admissionregistrationv1.WebhookClientConfig, path string) {
+		if *c.Service.Path != path || c.Service.Name != webhook.ServiceName {
+			t.Errorf("the chart asks %+v", c)
+		}
+		url := fmt.Sprintf("https://%s%s", at, path)
+		*c = admissionregistrationv1.WebhookClientConfig{URL: &url}
+	}
+	judges, err := deploy.Get[admissionregistrationv1.ValidatingWebhookConfiguration](objects, "ValidatingWebhookConfiguration", webhook.ConfigurationName)
+	harness.OK(t, err)
+	for i := range judges.Webhooks {
+		here(&judges.Webhooks[i].ClientConfig, webhook.Path)
+	}
+	made = append(made, &judges)
+	if len(objects.Of("MutatingWebhookConfiguration")) > 0 {
+		changes, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", webhook.ConfigurationName)
+		harness.OK(t, err)
+		for i := range changes.Webhooks {
+			here(&changes.Webhooks[i].ClientConfig, webhook.MutatePath)
+		}
+		made = append(made, &changes)
+	}
+	admin := harness.KubeClient(t)
+	for _, o := range made {
+		harness.OK(t, admin.Create(t.Context(), o))
+		t.Cleanup(func() { harness.OK(t, admin.Delete(context.Background(), o)) })
+	}
 }
 
 func pod(name string, annotations ...string) *corev1.Pod {

@@ -1,0 +1,170 @@
+package deploy_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// What branch interfaces need is only where the operator makes trunks and ports: the right to
+// write the status of Nodes with the policy that narrows it, and, with the webhook, pods that
+// are changed when they are made.
+func TestBranchesAreWhereTheyCanBe(t *testing.T) {
+	for mode := range modes {
+		for values, want := range map[string]struct{ nodes, pods bool }{
+			"{}":                       {},
+			"{ports: {enabled: true}}": {mode == deploy.OperatorMode, mode == deploy.OperatorMode},
+			"{ports: {enabled: true, webhook: {enabled: false}}}": {nodes: mode == deploy.OperatorMode},
+		} {
+			if mode == deploy.EgressMode && values != "{}" {
+				continue // refused
+			}
+			objects := rendered(t, mode, values)
+			has := map[string]bool{}
+			for _, o := range objects.Of("ClusterRole") {
+				role, err := deploy.Get[rbacv1.ClusterRole](objects, "ClusterRole", o.GetName())
+				harness.OK(t, err)
+				for _, r := range role.Rules {
+					for _, resource := range r.Resources {
+						has[resource] = has[resource] || slices.ContainsFunc(r.Verbs, func(verb string) bool {
+							return !slices.Contains([]string{"get", "list", "watch"}, verb)
+						})
+						if resource == "mutatingwebhookconfigurations" && !slices.Equal(r.ResourceNames, []string{"berth-ports"}) {
+							t.Errorf("%s, %s: a role has %+v", mode, values, r)
+						}
+					}
+				}
+			}
+			policy := slices.ContainsFunc(objects.Of("ValidatingAdmissionPolicy"), named("berth-operator-tells-of-branches"))
+			if has["nodes/status"] != want.nodes || policy != want.nodes || has["nodes"] {
+				t.Errorf("%s, %s: Nodes may be written %v, their status %v, by a policy %v; want the latter %v", mode, values, has["nodes"], has["nodes/status"], policy, want.nodes)
+			}
+			asked := len(objects.Of("MutatingWebhookConfiguration")) > 0
+			if has["mutatingwebhookconfigurations"] != want.pods || asked != want.pods {
+				t.Errorf("%s, %s: a right %v, a webhook %v; want both %v", mode, values, has["mutatingwebhookconfigurations"], asked, want.pods)
+			}
+		}
+	}
+}
+
+func named(name string) func(*unstructured.Unstructured) bool {
+	return func(o *unstructured.Unstructured) bool { return o.GetName() == name }
+}
+
+// Nothing waits for the webhook, and one of its two is about nothing until the operator has
+// filled it in.
+func TestWebhookOfBranches(t *testing.T) {
+	objects := rendered(t, deploy.OperatorMode, "ports: {enabled: true}")
+	config, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", "berth-ports")
+	harness.OK(t, err)
+	if len(config.Webhooks) != 2 || config.Webhooks[1].Name != callers.WebhookName {
+		t.Fatalf("%d webhooks, want two, of which the operator fills in %s", len(config.Webhooks), callers.WebhookName)
+	}
+	for i, w := range config.Webhooks {
+		if *w.FailurePolicy != admissionregistrationv1.Ignore || *w.TimeoutSeconds > 3 || len(w.MatchConditions) == 0 || (len(w.Rules) > 0) != (i == 0) {
+			t.Errorf("%+v", w)
+		}
+	}
+}
+
+// The operator's token writes one resource of a Node's capacity, and nothing else of it.
+func TestOperatorTokenTellsOfBranchesOnly(t *testing.T) {
+	operator := asOperatorOf(t, rendered(t, deploy.OperatorMode, "ports: {enabled: true}"), "Node")
+	admin := harness.KubeClient(t)
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: "node-1", Labels: map[string]string{"pool": "a"}, Annotations: map[string]string{"a": "b"}, Finalizers: []string{"example.com/mine"},
+	}}
+	n.Status.Capacity = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), "example.com/gpus": resource.MustParse("1")}
+	n.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("3")}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}}
+	harness.OK(t, admin.Create(t.Context(), n))
+	t.Cleanup(func() { harness.OK(t, patchAs(admin, n, `{"metadata":{"finalizers":null}}`)) })
+	harness.Eventually(t, limit, "the policy holds", func() error {
+		other := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"pool":"b"}}}`))
+		return byPolicy(operator.Status().Patch(t.Context(), n.DeepCopy(), other, client.DryRunAll))
+	})
+
+	const branches = `"` + v1alpha1.ResourceBranches + `"`
+	for _, body := range []string{
+		`{"status":{"capacity":{` + branches + `:"18"}}}`, `{"status":{"capacity":{` + branches + `:"9"}}}`, `{"status":{"capacity":{` + branches + `:null}}}`,
+	} {
+		harness.OK(t, patch(t, operator, n, body, "status"))
+	}
+	bare := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}}
+	harness.OK(t, admin.Create(t.Context(), bare))
+	harness.OK(t, patch(t, operator, bare, `{"status":{"capacity":{`+branches+`:"18"}}}`, "status"))
+
+	const metadata, others = "may not change the metadata of a Node", "may write the resource berth.dev/branch-interfaces of a Node's status only"
+	for body, why := range map[string]string{
+		`{"metadata":{"labels":{"pool":"b"}}}`:   metadata,
+		`{"metadata":{"labels":null}}`:           metadata,
+		`{"metadata":{"annotations":{"c":"d"}}}`: metadata,
+		`{"metadata":{"finalizers":null}}`:       metadata,
+		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"gone"}]}}`: metadata,
+		`{"status":{"capacity":{"cpu":"400"}}}`:                                                           others,
+		`{"status":{"capacity":{"cpu":null}}}`:                                                            others,
+		`{"status":{"capacity":{"example.com/tpus":"1"}}}`:                                                others,
+		`{"status":{"capacity":null}}`:                                                                    others,
+		`{"status":{"capacity":{` + branches + `:"18","example.com/gpus":"2"}}}`:                          others,
+		`{"status":{"allocatable":{"cpu":"4"}}}`:                                                          others,
+		`{"status":{"allocatable":null}}`:                                                                 others,
+		`{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`:                                   others,
+		`{"status":{"conditions":null}}`:                                                                  others,
+		`{"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.2"}]}}`:                           others,
+		`{"status":{"nodeInfo":{"kubeletVersion":"v0"}}}`:                                                 others,
+		`{"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":1}}}}`:                                   others,
+		`{"status":{"volumesAttached":[{"name":"a","devicePath":"b"}]}}`:                                  others,
+		`{"status":{"phase":"Terminated"}}`:                                                               others,
+	} {
+		forbidden(t, patch(t, operator, n, body, "status"), why)
+	}
+	for what, do := range map[string]func() error{
+		"a taint": func() error { return patch(t, operator, n, `{"spec":{"taints":null}}`) },
+		"a label": func() error { return patch(t, operator, n, `{"metadata":{"labels":{"pool":"b"}}}`) },
+		"an end":  func() error { return operator.Delete(t.Context(), n) },
+		"a Node": func() error {
+			return operator.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-3"}})
+		},
+		"a webhook": func() error {
+			return operator.Create(t.Context(), &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "mine"}})
+		},
+		"another's webhook": func() error {
+			return patch(t, operator, &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "another"}}, `{"webhooks":null}`)
+		},
+	} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), "cannot") {
+			t.Errorf("%s: %v, want it refused by roles", what, err)
+		}
+	}
+	// Nothing of a spec is written with a status.
+	harness.OK(t, patch(t, operator, n, `{"spec":{"unschedulable":true}}`, "status"))
+	harness.OK(t, admin.Get(t.Context(), client.ObjectKeyFromObject(n), n))
+	if n.Spec.Unschedulable {
+		t.Error("the operator has the Node take no pods")
+	}
+
+	// Roles apart, the policy lets the operator write nothing but the status.
+	t.Run("with all rights", func(t *testing.T) {
+		applyPoliciesOfRelease(t, values(t, deploy.OperatorMode, "ports: {enabled: true}"))
+		harness.Eventually(t, limit, "it has all rights", func() error { return operator.List(t.Context(), &corev1.ConfigMapList{}) })
+		forbidden(t, patch(t, operator, n, `{"metadata":{"labels":{"pool":"b"}}}`), "may write the status of a Node only")
+		forbidden(t, operator.Delete(t.Context(), n, client.DryRunAll), "may write the status of a Node only")
+		forbidden(t, operator.Create(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-3"}}), "may write the status of a Node only")
+	})
+}

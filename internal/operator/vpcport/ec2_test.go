@@ -1,0 +1,166 @@
+package vpcport
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/ec2"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/sourcetest"
+)
+
+// branches is a VPC of EC2, named e, beside that of a world.
+type branches struct {
+	*world
+	ec2 *cloudfake.Cloud
+}
+
+// cooling has ports cool for another time.
+type cooling struct {
+	vpcport.Provider
+	time time.Duration
+}
+
+func (c cooling) Traits() vpcport.Traits {
+	t := c.Provider.Traits()
+	t.Cooling = c.time
+	return t
+}
+
+// startEC2 has the Nodes node-1 and node-2, of the instances i-1 and i-2 with a trunk each.
+func startEC2(t *testing.T, cools time.Duration) *branches {
+	t.Helper()
+	b := &branches{world: start(t, Options{}), ec2: cloudfake.New(cloudfake.Options{})}
+	b.ec2.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", nil)
+	b.ec2.AddSecurityGroup("sg-web", nil)
+	for i := range 2 {
+		instance := fmt.Sprint("i-", i+1)
+		b.ec2.AddInstance(instance, "m5.large", "subnet-a")
+		b.ec2.AddENI(instance, 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i+1)}, Spec: corev1.NodeSpec{ProviderID: "aws:///zone-a/" + instance}}
+		harness.OK(t, b.client().Create(t.Context(), n))
+		b.ready(n.Name, corev1.ConditionTrue)
+	}
+	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}}
+	harness.OK(t, b.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: spec}))
+	p := ec2.Open(ec2.Settings{Cloud: b.ec2, Cluster: cluster, VPC: cloudfake.VPC, Logger: sourcetest.Logger(t.Output())})
+	network, err := p.Network(t.Context(), cloudfake.VPC)
+	harness.OK(t, err)
+	b.nets.set("e", Opened{Provider: cooling{p, cools}, Network: network, Spec: spec})
+	return b
+}
+
+// podIn makes a pod with NICs in VPC e.
+func (b *branches) podIn(name, nics string) {
+	b.t.Helper()
+	p := newPod(name, nics)
+	p.Annotations[v1alpha1.AnnotationVPC] = "e"
+	harness.OK(b.t, b.client().Create(b.t.Context(), p))
+}
+
+// enis are the ENIs that EC2 has for ports.
+func (b *branches) enis() []cloud.ENI {
+	b.t.Helper()
+	list, err := b.ec2.ENIs(b.t.Context(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: ec2.Owner}})
+	harness.OK(b.t, err)
+	return list
+}
+
+// A pod's NIC is a branch of its node's trunk, made once the pod has a node and not before;
+// once nobody has it, it is kept until it has cooled.
+func TestBranchOfAPod(t *testing.T) {
+	const cools = 3 * time.Second
+	b := startEC2(t, cools)
+	b.podIn("web", "[{securityGroups: [sg-web]}]")
+	b.awaitNIC("web", "eth0", "waits for a node", in(v1alpha1.PhasePending))
+	b.schedule("web", "node-1")
+	o := b.awaitNIC("web", "eth0", "is active", in(v1alpha1.PhaseActive))
+	list := b.enis()
+	if len(list) != 1 || list[0].ID != o.Status.PortID || list[0].Type != cloud.InterfaceBranch || len(list[0].Groups) != 1 || list[0].Groups[0] != "sg-web" {
+		t.Fatalf("EC2 has %+v", list)
+	}
+	plug := o.Status.Plug
+	if o.Status.Host != "i-1" || plug.Type != v1alpha1.PlugVLAN || plug.VLAN != int32(b.ec2.Associations()[0].VLAN) || plug.TrunkMAC == "" || plug.TrunkMAC == o.Status.MAC {
+		t.Errorf("status %+v, plug %+v", o.Status, plug)
+	}
+	if n := b.calls("CreateENI"); n != 1 {
+		t.Errorf("%d ENIs were asked for", n)
+	}
+	b.says(o, v1alpha1.NodePlugged)
+	b.deletePod("web")
+	b.awaitObject(o.Name, "waits for its node", in(v1alpha1.PhaseReleasing))
+	said := time.Now()
+	b.says(o, v1alpha1.NodeUnplugged)
+	b.awaitGone(o.Name)
+	if d := time.Since(said); d < cools-time.Second { // of a second the API server keeps no parts
+		t.Errorf("it was deleted %v after it was unplugged, want %v", d, cools)
+	}
+	if list := b.enis(); len(list) != 0 {
+		t.Errorf("left are %+v", list)
+	}
+}
+
+// calls counts those of a method.
+func (b *branches) calls(op string) (n int) {
+	for _, c := range b.ec2.Calls() {
+		if c.Op == op {
+			n++
+		}
+	}
+	return n
+}
+
+// What keeps a NIC from its node is said: no instance, no trunk, no room. It comes once there
+// is room.
+func TestNodesWithoutRoomForBranches(t *testing.T) {
+	b := startEC2(t, 0)
+	b.podIn("odd", "")
+	b.schedule("odd", "node-a") // which is no EC2 instance's
+	b.awaitNIC("odd", "eth0", "has no instance", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonRefused, "spec.providerID"))
+
+	var last string
+	for i := range 10 { // an m5.large has nine
+		last = fmt.Sprint("web-", i)
+		b.podIn(last, "")
+		b.schedule(last, "node-1")
+		if i < 9 {
+			b.awaitNIC(last, "eth0", "is active", in(v1alpha1.PhaseActive))
+		}
+	}
+	b.awaitNIC(last, "eth0", "has no room", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonBinding, "as many branch interfaces as its type may have"))
+	b.deletePod("web-0")
+	b.awaitNIC(last, "eth0", "has the room of another", in(v1alpha1.PhaseActive))
+}
+
+// A NIC that outlives pods keeps its address from node to node.
+func TestBranchThatOutlivesPods(t *testing.T) {
+	b := startEC2(t, 0)
+	b.podnic("db", v1alpha1.PodNICSpec{VPC: "e"})
+	b.podIn("one", "[{nic: db}]")
+	b.schedule("one", "node-1")
+	first := b.awaitObject("db", "is active", in(v1alpha1.PhaseActive)).DeepCopy()
+	b.deletePod("one")
+	b.podIn("two", "[{nic: db}]")
+	b.schedule("two", "node-2")
+	second := b.awaitObject("db", "is active at the other", func(o *v1alpha1.PodNIC) error {
+		if o.Status.Host != "i-2" {
+			return fmt.Errorf("at %s", o.Status.Host)
+		}
+		return in(v1alpha1.PhaseActive)(o)
+	})
+	if a, b := first.Status.Addresses[0], second.Status.Addresses[0]; a != b || first.Status.PortID != second.Status.PortID {
+		t.Errorf("had %+v of %s, has %+v of %s", a, first.Status.PortID, b, second.Status.PortID)
+	}
+	if n := b.calls("CreateENI"); n != 1 {
+		t.Errorf("%d ENIs were asked for", n)
+	}
+}

@@ -1,0 +1,71 @@
+package webhook
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/json"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/podnic"
+)
+
+// branchesOf is how many branch interfaces a pod has in the VPC that it names (nil: there
+// is none): a port that is made, one that is given and a PodNIC that is there are one each.
+// A pod whose NICs cannot be read has none: it is refused.
+func branchesOf(p podnic.Pod, v *v1alpha1.VPC, first podnic.First) int {
+	if v == nil || v.Spec.Provider != v1alpha1.ProviderEC2 {
+		return 0
+	}
+	nics, errs := p.NICs(first, 0)
+	if len(errs) > 0 {
+		return 0
+	}
+	return len(nics)
+}
+
+// asks tells whether one of a pod's containers asks for branch interfaces already: because
+// whoever makes the pod says for how many, or the webhook did when it was asked before.
+func asks(p *corev1.Pod) bool {
+	return slices.ContainsFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c corev1.Container) bool {
+		_, requested := c.Resources.Requests[v1alpha1.ResourceBranches]
+		_, limited := c.Resources.Limits[v1alpha1.ResourceBranches]
+		return requested || limited
+	})
+}
+
+// withRequest is a pod as the API server sent it whose first container asks for branch
+// interfaces, as requests and limits, which are one and the same for such resources. All
+// else stays as it is, also what this program does not know of pods.
+func withRequest(pod []byte, branches int) ([]byte, error) {
+	u := map[string]any{}
+	if err := json.Unmarshal(pod, &u); err != nil {
+		return nil, fmt.Errorf("read the pod: %w", err)
+	}
+	containers, _, err := unstructured.NestedFieldNoCopy(u, "spec", "containers")
+	if err != nil {
+		return nil, fmt.Errorf("read the pod's containers: %w", err)
+	}
+	list, ok := containers.([]any)
+	if !ok || len(list) == 0 {
+		return nil, errors.New("the pod has no containers")
+	}
+	first, ok := list[0].(map[string]any)
+	if !ok {
+		return nil, errors.New("the pod's first container is not an object")
+	}
+	for _, kind := range []string{"requests", "limits"} {
+		if err := unstructured.SetNestedField(first, strconv.Itoa(branches), "resources", kind, v1alpha1.ResourceBranches); err != nil {
+			return nil, fmt.Errorf("write the resources of the pod's first container: %w", err)
+		}
+	}
+	out, err := json.Marshal(u)
+	if err != nil {
+		return nil, fmt.Errorf("write the pod: %w", err)
+	}
+	return out, nil
+}

@@ -1,0 +1,99 @@
+package webhook
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/podnic"
+)
+
+func TestBranchesOf(t *testing.T) {
+	vpc := func(provider v1alpha1.VPCProvider) *v1alpha1.VPC {
+		return &v1alpha1.VPC{Spec: v1alpha1.VPCSpec{Provider: provider}}
+	}
+	for name, tt := range map[string]struct {
+		vpc  *v1alpha1.VPC
+		nics string
+		want int
+	}{
+		"the default one":         {vpc(v1alpha1.ProviderEC2), "", 1},
+		"an empty list":           {vpc(v1alpha1.ProviderEC2), "[]", 1},
+		"two":                     {vpc(v1alpha1.ProviderEC2), "[{}, {name: backup, subnet: subnet-2}]", 2},
+		"in lines":                {vpc(v1alpha1.ProviderEC2), "- {}\n- name: backup\n- nic: db-0\n", 3},
+		"a PodNIC that is there":  {vpc(v1alpha1.ProviderEC2), "[{nic: db-0}]", 1},
+		"a port that is there":    {vpc(v1alpha1.ProviderEC2), "[{portID: eni-0123456789abcdef0}]", 1},
+		"what cannot be read":     {vpc(v1alpha1.ProviderEC2), "- [", 0},
+		"what contradicts itself": {vpc(v1alpha1.ProviderEC2), "[{name: eth1}, {name: eth1}]", 0},
+		"of Neutron":              {vpc(v1alpha1.ProviderNeutron), "[{}, {}]", 0},
+		"of no VPC":               {nil, "[{}]", 0},
+	} {
+		p := podnic.Pod{Annotations: map[string]string{v1alpha1.AnnotationNICs: tt.nics}}
+		if got := branchesOf(p, tt.vpc, podnic.First{Name: "eth0"}); got != tt.want {
+			t.Errorf("%s: got %d, want %d", name, got, tt.want)
+		}
+	}
+}
+
+func TestAsks(t *testing.T) {
+	of := func(l corev1.ResourceList) corev1.Container {
+		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: l}}
+	}
+	cpu, branches := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}, corev1.ResourceList{v1alpha1.ResourceBranches: resource.MustParse("1")}
+	for name, tt := range map[string]struct {
+		spec corev1.PodSpec
+		want bool
+	}{
+		"for nothing":          {corev1.PodSpec{Containers: []corev1.Container{{}}}, false},
+		"for others":           {corev1.PodSpec{InitContainers: []corev1.Container{of(cpu)}, Containers: []corev1.Container{of(cpu)}}, false},
+		"the first":            {corev1.PodSpec{Containers: []corev1.Container{of(branches), of(cpu)}}, true},
+		"the second":           {corev1.PodSpec{Containers: []corev1.Container{of(cpu), of(branches)}}, true},
+		"an init container":    {corev1.PodSpec{InitContainers: []corev1.Container{of(branches)}, Containers: []corev1.Container{of(cpu)}}, true},
+		"by limits alone":      {corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: branches}}}}, true},
+		"nobody in particular": {corev1.PodSpec{}, false},
+	} {
+		if got := asks(&corev1.Pod{Spec: tt.spec}); got != tt.want {
+			t.Errorf("%s: got %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+// Only the first container is changed, and what is not known of pods here stays.
+func TestWithRequest(t *testing.T) {
+	const asked = `{"requests":{"berth.dev/branch-interfaces":"2"},"limits":{"berth.dev/branch-interfaces":"2"}}`
+	for in, want := range map[string]string{
+		`{"spec":{"containers":[{"name":"a"},{"name":"b"}],"new":9007199254740993}}`: `{"spec":{"containers":[{"name":"a","resources":` + asked + `},{"name":"b"}],"new":9007199254740993}}`,
+		`{"spec":{"containers":[{"name":"a","resources":{},"new":{"x":[1]}}]}}`:      `{"spec":{"containers":[{"name":"a","resources":` + asked + `,"new":{"x":[1]}}]}}`,
+		`{"spec":{"containers":[{"resources":{"claims":[{"name":"x"}],"requests":{"cpu":"1"}}}]}}`: `{"spec":{"containers":[{"resources":{"claims":[{"name":"x"}],` +
+			`"requests":{"cpu":"1","berth.dev/branch-interfaces":"2"},"limits":{"berth.dev/branch-interfaces":"2"}}}]}}`,
+	} {
+		got, err := withRequest([]byte(in), 2)
+		if err != nil || !sameJSON(t, string(got), want) {
+			t.Errorf("%s\ngot  %s, %v\nwant %s", in, got, err, want)
+		}
+	}
+	for _, in := range []string{`{`, `{}`, `{"spec":{"containers":[]}}`, `{"spec":{"containers":["a"]}}`, `{"spec":{"containers":{}}}`, `{"spec":[]}`} {
+		if got, err := withRequest([]byte(in), 2); err == nil {
+			t.Errorf("%s: got %s, want an error", in, got)
+		}
+	}
+}
+
+// sameJSON compares with numbers as they are written.
+func sameJSON(t *testing.T, x, y string) bool {
+	t.Helper()
+	var values [2]any
+	for i, text := range []string{x, y} {
+		d := json.NewDecoder(strings.NewReader(text))
+		d.UseNumber()
+		if err := d.Decode(&values[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return reflect.DeepEqual(values[0], values[1])
+}

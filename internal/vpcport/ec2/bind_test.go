@@ -1,0 +1,252 @@
+package ec2_test
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/ec2"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// wantBound checks that a port is a branch of an instance's trunk, as EC2 has it too.
+func (b *bed) wantBound(what string, p vpcport.Port, instance string) {
+	b.t.Helper()
+	plug := p.Binding.Plug
+	if p.Host != instance || p.Binding.Result != vpcport.Bound || p.Status != vpcport.StatusActive || plug.Trunk != b.trunkMAC(instance) {
+		b.t.Fatalf("%s: at %q, %+v, %v; want it bound to %s", what, p.Host, p.Binding, p.Status, instance)
+	}
+	all := b.cloud.Associations()
+	i := slices.IndexFunc(all, func(a cloud.Association) bool { return a.BranchID == p.ID })
+	if i < 0 || all[i].VLAN != plug.VLAN {
+		b.t.Errorf("%s: plugged as VLAN %d; EC2 has %+v", what, plug.VLAN, all)
+	}
+}
+
+// wantUnbindable checks that a port cannot be bound to a host, and that it is said why.
+func wantUnbindable(t *testing.T, p vpcport.Port, err error, host, why string) {
+	t.Helper()
+	if err != nil || p.Host != host || p.Binding.Result != vpcport.BindingFailed || !strings.Contains(p.Binding.Why, why) {
+		t.Errorf("at %q, %+v, %v; want it to fail at %s with %q", p.Host, p.Binding, err, host, why)
+	}
+}
+
+// A port keeps its address from host to host, also when another process moves it, and a
+// given one too.
+func TestMove(t *testing.T) {
+	b := newBed(t)
+	p := b.make(b.provider, newPort("u-1", "i-a"))
+	b.wantBound("made", p, "i-a")
+	to := "i-a2"
+	moved, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &to})
+	harness.OK(t, err)
+	b.wantBound("moved", moved, to)
+	if moved.Addresses[0] != p.Addresses[0] || moved.MAC.String() != p.MAC.String() {
+		t.Errorf("moved with %v, %v; had %v, %v", moved.Addresses, moved.MAC, p.Addresses, p.MAC)
+	}
+	seen, err := b.open().Get(t.Context(), p.ID)
+	harness.OK(t, err)
+	b.wantBound("as another process sees it", seen, to)
+}
+
+// What an instance cannot take is said, and is no error.
+func TestHostsThatCannot(t *testing.T) {
+	b := newBed(t)
+	other := b.make(b.provider, newPort("u-1", "i-b"))
+	host := "i-a"
+	p, err := b.provider.Update(t.Context(), other.ID, 0, vpcport.Change{Host: &host})
+	wantUnbindable(t, p, err, host, "in zone zone-b, and instance i-a in zone zone-a")
+
+	for i := range 9 { // as many as an m5.large has
+		b.wantBound("one of nine", b.make(b.provider, newPort("full-"+strconv.Itoa(i), host)), host)
+	}
+	tenth := b.make(b.provider, newPort("u-10", host))
+	if tenth.Host != "" || tenth.Binding.Result != vpcport.Unbound {
+		t.Errorf("the tenth: at %q, %+v", tenth.Host, tenth.Binding)
+	}
+	p, err = b.provider.Update(t.Context(), tenth.ID, 0, vpcport.Change{Host: &host})
+	wantUnbindable(t, p, err, host, "as many branch interfaces as its type may have")
+
+	host = "i-none"
+	p, err = b.provider.Update(t.Context(), tenth.ID, 0, vpcport.Change{Host: &host})
+	wantUnbindable(t, p, err, host, "instance i-none has no trunk interface of cluster contract")
+	b.trunk(host, map[string]string{eni.TagCluster: "another", eni.TagOwner: eni.Owner})
+	b.clock.Advance(time.Minute)
+	p, err = b.provider.Update(t.Context(), tenth.ID, 0, vpcport.Change{Host: &host})
+	wantUnbindable(t, p, err, host, "has no trunk interface of cluster contract") // that is another cluster's
+	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-11", host)})
+	failsWith(t, "a port in any subnet of an instance without a trunk", err, vpcport.Conflict)
+}
+
+// The trunk of an instance that gets another one is looked for again.
+func TestTrunkThatIsReplaced(t *testing.T) {
+	b := newBed(t)
+	b.wantBound("before", b.make(b.provider, newPort("u-1", "i-a")), "i-a")
+	b.cloud.Terminate("i-a")
+	b.cloud.AddInstance("i-a", "m5.large", "subnet-a")
+	b.trunk("i-a", map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner})
+	b.clock.Advance(time.Minute)
+	host := "i-a"
+	p := b.make(b.provider, newPort("u-2", host))
+	p, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	harness.OK(t, err)
+	b.wantBound("after", p, host)
+}
+
+// A VLAN that another branch has is not tried for ever, and the tags say which it became.
+func TestVLANThatIsTaken(t *testing.T) {
+	b := newBed(t)
+	b.cloud.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 2, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
+	p := b.make(b.provider, newPort("u-1", "i-a"))
+	b.wantBound("at the third", p, "i-a")
+	if tags := b.eni(p.ID).Tags; tags[ec2.TagVLAN] != strconv.Itoa(p.Binding.Plug.VLAN) || tags[ec2.TagAssociation] == "" {
+		t.Errorf("VLAN %d; the tags %v", p.Binding.Plug.VLAN, tags)
+	}
+	b.cloud.Inject(cloudfake.Fault{Op: "AssociateBranch", Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
+	host := "i-a2"
+	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	failsWith(t, "where all are taken", err, vpcport.Conflict)
+}
+
+// A VLAN cools after its branch is deleted or taken off, also for the same NIC.
+func TestVLANsCool(t *testing.T) {
+	b := newBed(t)
+	vlan := func(p vpcport.Port) int { return p.Binding.Plug.VLAN }
+	first := b.make(b.provider, newPort("u-1", "i-a"))
+	harness.OK(t, b.provider.Delete(t.Context(), first.ID))
+	second := b.make(b.provider, newPort("u-1", "i-a"))
+	b.wantBound("again", second, "i-a")
+	if vlan(first) == vlan(second) {
+		t.Errorf("VLAN %d is used again at once", vlan(first))
+	}
+	harness.OK(t, b.provider.Delete(t.Context(), second.ID))
+	b.clock.Advance(ec2.Cooling)
+	if third := b.make(b.provider, newPort("u-1", "i-a")); vlan(third) != vlan(first) {
+		t.Errorf("VLANs %d, %d and, once they cooled, %d", vlan(first), vlan(second), vlan(third))
+	}
+}
+
+// How long they cool is a setting.
+func TestCoolingIsASetting(t *testing.T) {
+	if got := ec2.Open(ec2.Settings{}).Traits().Cooling; got != ec2.Cooling {
+		t.Errorf("branches cool %v by default, want %v", got, ec2.Cooling)
+	}
+	b := newBed(t, func(s *ec2.Settings) { s.Cooling = time.Hour })
+	if got := b.provider.Traits().Cooling; got != time.Hour {
+		t.Errorf("branches cool %v, want an hour", got)
+	}
+	first := b.make(b.provider, newPort("u-1", "i-a"))
+	harness.OK(t, b.provider.Delete(t.Context(), first.ID))
+	b.clock.Advance(ec2.Cooling)
+	if again := b.make(b.provider, newPort("u-1", "i-a")); again.Binding.Plug.VLAN == first.Binding.Plug.VLAN {
+		t.Errorf("VLAN %d is used again before its time", first.Binding.Plug.VLAN)
+	}
+}
+
+// What became of an association whose reply was lost is seen, and not asked for again.
+func TestLostAssociation(t *testing.T) {
+	b := newBed(t)
+	b.cloud.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+	p := b.make(b.provider, newPort("u-1", "i-a"))
+	host := "i-a"
+	for _, who := range []*ec2.Provider{b.provider, b.open()} {
+		b.clock.Advance(ec2.Settle)
+		got, err := who.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+		harness.OK(t, err)
+		b.wantBound("seen", got, host)
+	}
+	none := ""
+	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &none})
+	failsWith(t, "taking it off, whose association nobody knows", err, vpcport.Conflict)
+	harness.OK(t, b.provider.Delete(t.Context(), p.ID))
+}
+
+// Tags that somebody wrote give a pod no other pod's VLAN as long as the process knows better,
+// and tags without sense bind nothing.
+func TestTagsThatLie(t *testing.T) {
+	b := newBed(t)
+	p := b.make(b.provider, newPort("u-1", "i-a"))
+	harness.OK(t, b.cloud.Tag(t.Context(), p.ID, map[string]string{ec2.TagVLAN: "7", ec2.TagTrunk: b.trunk("i-b", map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner})}))
+	b.clock.Advance(ec2.Settle)
+	seen, err := b.provider.Get(t.Context(), p.ID)
+	harness.OK(t, err)
+	b.wantBound("as the process that bound it sees it", seen, "i-a")
+
+	for _, vlan := range []string{"", "0", "4095", "-1", "x"} {
+		harness.OK(t, b.cloud.Tag(t.Context(), p.ID, map[string]string{ec2.TagVLAN: vlan}))
+		if seen, err := b.open().Get(t.Context(), p.ID); err != nil || seen.Host != "" || seen.Binding.Result != vpcport.Unbound {
+			t.Errorf("with the tag %q: at %q, %+v, %v", vlan, seen.Host, seen.Binding, err)
+		}
+	}
+}
+
+// Nobody makes an ENI a port by naming it: not one whose addresses are for pods, nor a trunk, nor
+// another cluster's, nor one without tags. One that is tagged as a port may be is taken, and
+// given back for the next.
+func TestGivenENIs(t *testing.T) {
+	b := newBed(t)
+	device, owner, none := vpcport.Device(cluster, "u-1"), vpcport.Owner, ""
+	for name, id := range map[string]string{
+		"for pods":          b.cloud.AddENI("i-a2", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner}),
+		"a trunk":           b.cloud.AddENI("i-none", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagNIC: ""}),
+		"another cluster's": b.cloud.AddENI("i-none", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: "another", eni.TagNIC: ""}),
+	} {
+		before := b.eni(id).Tags
+		_, err := b.provider.Update(t.Context(), id, 0, vpcport.Change{Device: &device, Owner: &owner})
+		failsWith(t, name, err, vpcport.PortGone)
+		if after := b.eni(id).Tags; !maps.Equal(before, after) {
+			t.Errorf("%s: its tags were %v, are %v", name, before, after)
+		}
+	}
+	given, err := b.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-a", Groups: []string{"sg-web"}, Tags: map[string]string{eni.TagCluster: cluster, eni.TagNIC: ""}})
+	harness.OK(t, err)
+	host := "i-a"
+	for range 2 {
+		p, err := b.provider.Update(t.Context(), given.ID, 0, vpcport.Change{Device: &device, Owner: &owner})
+		if err != nil || p.Device != device || p.Owner != owner {
+			t.Fatalf("taken: %+v, %v", p, err)
+		}
+		p, err = b.provider.Update(t.Context(), given.ID, 0, vpcport.Change{Host: &host})
+		harness.OK(t, err)
+		b.wantBound("given", p, host)
+		p, err = b.provider.Update(t.Context(), given.ID, 0, vpcport.Change{Device: &none, Owner: &none, Host: &none})
+		if err != nil || p.Device != "" || p.Owner != "" || p.Host != "" {
+			t.Fatalf("given back: %+v, %v", p, err)
+		}
+	}
+}
+
+// An ENI that somebody attached to an instance is no branch.
+func TestAttachedENI(t *testing.T) {
+	b := newBed(t)
+	id := b.cloud.AddENI("i-a", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: cluster, eni.TagOwner: ec2.Owner, eni.TagNIC: vpcport.Device(cluster, "u-1")})
+	host := "i-a2"
+	p, err := b.provider.Update(t.Context(), id, 0, vpcport.Change{Host: &host})
+	wantUnbindable(t, p, err, host, "is attached to i-a as an ENI of its own")
+}
+
+// Trunks are listed together: however many instances ask, and lack one.
+func TestTrunksAreListedTogether(t *testing.T) {
+	b := newBed(t)
+	b.clock.Advance(time.Minute)
+	before := len(b.cloud.Calls())
+	for _, host := range []string{"i-a", "i-a2", "i-none", "i-none"} {
+		_, _ = b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-"+host, host)})
+	}
+	listings := 0
+	for _, c := range b.cloud.Calls()[before:] {
+		if c.Op == "ENIs" || c.Op == "ENIPage" {
+			listings++
+		}
+	}
+	if listings != 1 {
+		t.Errorf("%d listings of ENIs, want 1", listings)
+	}
+}

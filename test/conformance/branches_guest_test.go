@@ -1,0 +1,436 @@
+//go:build guest
+
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// branchCooling is how long branches are kept in these tests.
+const branchCooling = 3 * time.Second
+
+// The security groups of the tests: web lets in what comes from peers, who let in web.
+const (
+	web      = "sg-00000000000000001"
+	peers    = "sg-00000000000000002"
+	outsider = "sg-00000000000000003"
+)
+
+// zoned is a VPC object beside lab.BranchVPC, whose NICs have subnets of their own, one of each zone.
+const zoned = "zoned"
+
+// podsSubnets are the subnets of zoned, of which the first is in the nodes' zone.
+var podsSubnets = []string{"subnet-0000000000000000a", "subnet-0000000000000000b"}
+
+// branchesLab is a VPC with two nodes in one zone.
+func branchesLab() lab.Options {
+	s := lab.DefaultSpec(2, "m5.large") // which may have nine branches
+	v := &s.VPCs[0]
+	for i := range s.Instances {
+		s.Instances[i].Subnet = v.Subnets[0].Name
+	}
+	for i, cidr := range []string{"10.0.64.0/22", "10.0.68.0/22"} {
+		v.Subnets = append(v.Subnets, spec.Subnet{Name: fmt.Sprint("pods-", i), ID: podsSubnets[i], Zone: v.Subnets[i].Zone, CIDR: netip.MustParsePrefix(cidr)})
+	}
+	from := func(group string) []spec.Rule { return []spec.Rule{{Protocol: "-1", Groups: []string{group}}} }
+	v.SecurityGroups = append(v.SecurityGroups,
+		spec.SecurityGroup{Name: "web", ID: web, Ingress: from("peers")},
+		spec.SecurityGroup{Name: "peers", ID: peers, Ingress: from("web")},
+		spec.SecurityGroup{Name: "outsider", ID: outsider},
+	)
+	return lab.Options{
+		Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches,
+		VPCs: []lab.VPC{
+			{Name: lab.BranchVPC},
+			{Name: zoned, Spec: v1alpha1.VPCSpec{DefaultSecurityGroups: []string{peers}, EC2: &v1alpha1.EC2Spec{Subnets: podsSubnets}}},
+		},
+		OperatorArgs: []string{"--branch-cooling=" + branchCooling.String()},
+	}
+}
+
+// TestBranches has pods with branch interfaces, and security groups of their own, by the whole of
+// Berth in a VPC that enforces them, and IAM that lets the operator do what its policy says.
+func TestBranches(t *testing.T) {
+	var err error
+	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
+	harness.OK(t, err)
+	harness.KubeClean(t) // other packages' labs have nodes of the same names
+	l := harness.RaiseQuick(t, lab.OperatorMode, branchesLab())
+	b := &branches{T: t, Lab: l, a: l.Nodes()[0], b: l.Nodes()[1]}
+	for _, s := range []struct {
+		name string
+		does func(*branches)
+	}{
+		{"Groups", (*branches).groups},
+		{"Defaults", (*branches).defaults},
+		{"Restarts", (*branches).restarts},
+		{"Moves", (*branches).moves},
+		{"Full", (*branches).full},
+		{"Permissions", (*branches).permissions},
+	} {
+		if !t.Run(s.name, func(t *testing.T) { s.does(b.on(t)) }) {
+			return // the next begins with what this one leaves
+		}
+	}
+}
+
+// branches is the lab of the tests.
+type branches struct {
+	*testing.T
+	*lab.Lab
+	a, b *node.Node
+}
+
+func (b *branches) on(t *testing.T) *branches {
+	c := *b
+	c.T = t
+	return &c
+}
+
+// pod is what is special about a pod with NICs of a VPC.
+func (b *branches) pod(vpc, nics string) node.PodOptions {
+	return node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc, v1alpha1.AnnotationNICs: nics}}
+}
+
+// add makes a pod with NICs, of which the node's daemon gives it all before the runtime goes on.
+func (b *branches) add(n *node.Node, name, vpc, nics string) *node.Pod {
+	b.Helper()
+	p, err := n.AddPod(harness.Deadline(b.T, harness.Patience), name, b.pod(vpc, nics))
+	harness.OK(b.T, err)
+	return p
+}
+
+// withGroups is one NIC with these security groups.
+func withGroups(groups ...string) string {
+	return fmt.Sprintf("[{name: eth1, securityGroups: [%s]}]", strings.Join(groups, ", "))
+}
+
+// nic is the PodNIC of an interface of a pod.
+func (b *branches) nic(p *node.Pod, link string) *v1alpha1.PodNIC {
+	b.Helper()
+	all, err := b.Kube.PodNICs(b.Context())
+	harness.OK(b.T, err)
+	for i := range all {
+		if n := &all[i]; n.Status.Pod != nil && n.Status.Pod.UID == p.UID && n.Status.Interface == link {
+			return n
+		}
+	}
+	b.Fatalf("pod %s has no PodNIC for %s", p.Name, link)
+	return nil
+}
+
+// branch is the branch of a pod's eth1, once its PodNIC is Active. It is as EC2 has it, and in the
+// pod as EC2 has it.
+func (b *branches) branch(p *node.Pod) vpc.ENI {
+	b.Helper()
+	n := b.nic(p, "eth1")
+	e, ok := b.Books().ENI(n.Status.PortID)
+	if !ok || e.Trunk == nil {
+		b.Fatalf("EC2 has %+v as the branch %q of %s", e, n.Status.PortID, p.Name)
+	}
+	trunk, _ := b.Books().ENI(e.Trunk.TrunkID)
+	plug := n.Status.Plug
+	if n.Status.Phase != v1alpha1.PhaseActive || plug == nil || plug.Type != v1alpha1.PlugVLAN || int(plug.VLAN) != e.Trunk.VLAN || plug.TrunkMAC != trunk.MAC.String() {
+		b.Fatalf("the PodNIC of %s is %s, to be plugged as %+v, and EC2 has %+v on %s", p.Name, n.Status.Phase, plug, e.Trunk, trunk.MAC)
+	}
+	subnet, _ := b.Books().Subnet(e.SubnetID)
+	own := netip.PrefixFrom(e.Primary, subnet.CIDR.Bits()).String()
+	if got := b.links(p)["eth1"]; got.mac != e.MAC.String() || got.addr != own || got.vlan != e.Trunk.VLAN {
+		b.Errorf("eth1 of %s is %+v, and its branch has %s, %s and VLAN %d", p.Name, got, e.MAC, own, e.Trunk.VLAN)
+	}
+	return e
+}
+
+// podLink is an interface of a pod.
+type podLink struct {
+	index     int
+	mac, addr string
+	vlan      int // 0: it is none
+}
+
+// links are the interfaces of a pod that are up, besides lo, by name.
+func (b *branches) links(p *node.Pod) map[string]podLink {
+	b.Helper()
+	all := map[string]podLink{}
+	harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
+		links, err := h.LinkList()
+		for _, l := range links {
+			a := l.Attrs()
+			if a.Name == "lo" || a.Flags&net.FlagUp == 0 { // such as tunl0, which the kernel puts everywhere
+				continue
+			}
+			is := podLink{index: a.Index, mac: a.HardwareAddr.String()}
+			if v, ok := l.(*netlink.Vlan); ok {
+				is.vlan = v.VlanId
+			}
+			addrs, err := h.AddrList(l, netlink.FAMILY_V4)
+			if err != nil || len(addrs) != 1 {
+				return fmt.Errorf("%s has %v: %w", a.Name, addrs, err)
+			}
+			is.addr = addrs[0].IPNet.String()
+			all[a.Name] = is
+		}
+		return err
+	}))
+	return all
+}
+
+// ask sends a question by a pod's branch to that of another, which sees it come from there.
+func (b *branches) ask(ctx context.Context, from *node.Pod, own, to vpc.ENI) error {
+	r, err := echo.Ask(ctx, from.Netns(), "tcp", netip.AddrPortFrom(to.Primary, echo.Port), own.Primary, "hello")
+	if err == nil && r.You != own.Primary {
+		err = fmt.Errorf("%s sees %s, want %s", to.Primary, r.You, own.Primary)
+	}
+	return err
+}
+
+// answers waits until one pod's branch gets an answer of another's.
+func (b *branches) answers(from *node.Pod, own, to vpc.ENI) {
+	b.Helper()
+	harness.Eventually(b.T, harness.Patience, from.Name+" gets an answer of "+to.Primary.String(), func() error {
+		ctx, cancel := context.WithTimeout(b.Context(), 10*time.Second)
+		defer cancel()
+		return b.ask(ctx, from, own, to)
+	})
+}
+
+// dropped wants a question not to be answered, since the VPC drops it at the door of whom it is for.
+func (b *branches) dropped(from *node.Pod, own, to vpc.ENI) {
+	b.Helper()
+	count := func() uint64 {
+		all, err := b.Fabric.Drops()
+		harness.OK(b.T, err)
+		return all[to.ID]["ingress"]
+	}
+	before := count()
+	if err := b.ask(harness.Deadline(b.T, 2*time.Second), from, own, to); err == nil {
+		b.Errorf("%s gets an answer of %s", from.Name, to.Primary)
+	}
+	if count() == before {
+		b.Errorf("the VPC dropped nothing that %s sent to %s", from.Name, to.Primary)
+	}
+}
+
+// groups has pods with security groups of their own beside one without, and rules that change.
+func (b *branches) groups() {
+	near := b.add(b.a, "near", lab.BranchVPC, withGroups(web))
+	far, out := b.add(b.b, "far", lab.BranchVPC, withGroups(peers)), b.add(b.b, "outsider", lab.BranchVPC, withGroups(outsider))
+	plain, other := harness.Add(b.T, b.a, "plain"), harness.Add(b.T, b.b, "plain-too")
+	eni, enis := b.branch(near), map[*node.Pod]vpc.ENI{far: b.branch(far), out: b.branch(out)}
+	if !slices.Equal(eni.Groups, []string{web}) {
+		b.Errorf("the branch has the groups %v, want %s alone", eni.Groups, web)
+	}
+	if got := slices.Sorted(maps.Keys(b.links(near))); !slices.Equal(got, []string{"eth0", "eth1"}) || b.links(near)["eth0"].addr != near.Addr().String()+"/32" {
+		b.Errorf("the pod has %v, %+v, and is known by %s", got, b.links(near)["eth0"], near.Addr())
+	}
+	if got := slices.Sorted(maps.Keys(b.links(plain))); !slices.Equal(got, []string{"eth0"}) {
+		b.Errorf("a pod that asks for no NIC has %v", got)
+	}
+	b.answers(near, eni, enis[far])
+	b.answers(far, enis[far], eni)
+	b.dropped(out, enis[out], eni)
+	_, err := plain.Ask(harness.Deadline(b.T, harness.Patience), "tcp", other.Addr(), "hello")
+	harness.OK(b.T, err)
+	_, err = near.Ask(harness.Deadline(b.T, harness.Patience), "tcp", plain.Addr(), "hello")
+	harness.OK(b.T, err)
+	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "near"))
+	harness.Settle(b.T, b.Lab)
+
+	harness.OK(b.T, b.Cloud.Authorize(web, vpc.Rule{Protocol: "tcp", FromPort: echo.Port, ToPort: echo.Port, Groups: []string{outsider}}))
+	b.answers(out, enis[out], eni)
+	b.deleted(b.a, near, eni)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// deleted has a pod go: its branch is unplugged at once, and deleted when it has cooled.
+func (b *branches) deleted(n *node.Node, p *node.Pod, eni vpc.ENI) {
+	b.Helper()
+	nic := b.nic(p, "eth1")
+	began := time.Now()
+	harness.Remove(b.T, n, p.Name)
+	harness.Eventually(b.T, harness.Patience, "PodNIC "+nic.Name+" says that it is unplugged, or is gone", func() error {
+		o := &v1alpha1.PodNIC{}
+		err := b.Kube.Client.Get(b.Context(), client.ObjectKeyFromObject(nic), o)
+		if err == nil && (o.Status.Node == nil || o.Status.Node.State != v1alpha1.NodeUnplugged) {
+			return fmt.Errorf("its node says %+v", o.Status.Node)
+		}
+		return client.IgnoreNotFound(err)
+	})
+	harness.Eventually(b.T, harness.Patience, "branch "+eni.ID+" is gone", func() error {
+		if _, there := b.Books().ENI(eni.ID); there {
+			return fmt.Errorf("it is there")
+		}
+		return nil
+	})
+	for _, c := range b.Cloud.CallLog() {
+		if c.Action != "DeleteNetworkInterface" || !slices.Contains(c.Params["NetworkInterfaceId"], eni.ID) {
+			continue
+		}
+		if after := c.Time.Sub(began); after < branchCooling-time.Second { // of a second the API server keeps no parts
+			b.Errorf("the branch was deleted %v after its pod went, want %v", after, branchCooling)
+		}
+		return
+	}
+	b.Errorf("nobody asked EC2 to delete %s", eni.ID)
+}
+
+// empty waits until no branch is left, and all is as it should be.
+func (b *branches) empty() {
+	b.Helper()
+	harness.Eventually(b.T, harness.Patience, "no port is left", func() error {
+		ports, err := b.Ports.Ports(b.Context())
+		ports = slices.DeleteFunc(ports, func(p portcloud.Port) bool { return p.Owner == "" })
+		if err == nil && len(ports) > 0 {
+			err = fmt.Errorf("%d are, such as %+v", len(ports), ports[0])
+		}
+		return err
+	})
+	harness.Settle(b.T, b.Lab)
+}
+
+// defaults are what a NIC gets that asks for nothing: groups and subnet of its VPC object, or the
+// trunk's subnet.
+func (b *branches) defaults() {
+	plain := b.branch(b.add(b.a, "plain", lab.BranchVPC, "[{name: eth1}]"))
+	trunk, _ := b.Books().ENI(plain.Trunk.TrunkID)
+	if !slices.Equal(plain.Groups, []string{b.VPCs[0].Open}) || plain.SubnetID != trunk.SubnetID {
+		b.Errorf("the branch has the groups %v in %s; want %s in %s", plain.Groups, plain.SubnetID, b.VPCs[0].Open, trunk.SubnetID)
+	}
+	other := b.branch(b.add(b.b, "zoned", zoned, "[{name: eth1}]"))
+	if !slices.Equal(other.Groups, []string{peers}) || other.SubnetID != podsSubnets[0] {
+		b.Errorf("the branch has the groups %v in %s; want %s in %s", other.Groups, other.SubnetID, peers, podsSubnets[0])
+	}
+	named := b.branch(b.add(b.b, "named", lab.BranchVPC, fmt.Sprintf("[{name: eth1, subnet: %s, ip: 10.0.64.77}]", podsSubnets[0])))
+	if named.Primary != netip.MustParseAddr("10.0.64.77") || named.SubnetID != podsSubnets[0] {
+		b.Errorf("the branch has %s in %s", named.Primary, named.SubnetID)
+	}
+	harness.Settle(b.T, b.Lab)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+}
+
+// restarts has operator and daemon begin anew under pods that run.
+func (b *branches) restarts() {
+	near, far := b.add(b.a, "near", lab.BranchVPC, withGroups(web)), b.add(b.b, "far", lab.BranchVPC, withGroups(peers))
+	here, there, links, others := b.branch(near), b.branch(far), b.links(near), b.links(far)
+	o := b.Operators()[0]
+	harness.OK(b.T, o.Kill())
+	harness.OK(b.T, b.a.Kill())
+	b.answers(near, here, there) // nobody needs either for packets
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berth-operator"}}
+	harness.OK(b.T, b.Kube.Client.Delete(b.Context(), lease)) // which is long, and of one that is no more
+	harness.OK(b.T, o.Start())
+	harness.OK(b.T, b.a.Start())
+	harness.OK(b.T, o.WaitReady(harness.Deadline(b.T, harness.Patience)))
+	harness.Ready(b.T, b.a)
+	late := b.add(b.a, "late", lab.BranchVPC, withGroups(peers)) // both work again
+	harness.Settle(b.T, b.Lab)
+	if got := b.branch(near); got.ID != here.ID || got.Trunk.ID != here.Trunk.ID || !maps.Equal(b.links(near), links) {
+		b.Errorf("the branch was %+v and %+v, is %+v and %+v", here.Trunk, links, got.Trunk, b.links(near))
+	}
+	if got := b.links(far); !maps.Equal(got, others) {
+		b.Errorf("a pod of the other node had %+v, has %+v", others, got)
+	}
+	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "near"))
+	b.answers(late, b.branch(late), here)
+	b.answers(far, there, here)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+}
+
+// moves has a PodNIC that outlives its pods go from node to node with its address.
+func (b *branches) moves() {
+	db := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}, Spec: v1alpha1.PodNICSpec{VPC: lab.BranchVPC, SecurityGroups: []string{web}}}
+	harness.OK(b.T, b.Kube.Client.Create(b.Context(), db))
+	peer := b.add(b.a, "peer", lab.BranchVPC, withGroups(peers))
+	asks := b.branch(peer)
+	var first vpc.ENI
+	for i, n := range []*node.Node{b.a, b.b, b.a} {
+		p := b.add(n, "db", lab.BranchVPC, "[{name: eth1, nic: db}]")
+		e := b.branch(p)
+		if i == 0 {
+			first = e
+		}
+		trunk, _ := b.Books().ENI(e.Trunk.TrunkID)
+		if e.ID != first.ID || e.Primary != first.Primary || trunk.Attachment.InstanceID != n.InstanceID {
+			b.Errorf("on %s the NIC is %s with %s at %s, and was %s with %s", n.Name, e.ID, e.Primary, trunk.Attachment.InstanceID, first.ID, first.Primary)
+		}
+		b.answers(peer, asks, e)
+		harness.Remove(b.T, n, "db")
+	}
+	harness.RemoveAll(b.T, b.a)
+	harness.OK(b.T, b.Kube.Client.Delete(b.Context(), db))
+}
+
+// full has more NICs than a node may have branches: the last waits, says why, and comes up once
+// another has gone.
+func (b *branches) full() {
+	b.empty() // what has cooled by now counts no more
+	three := "[{name: eth1}, {name: eth2}, {name: eth3}]"
+	for i := range 3 {
+		b.add(b.b, fmt.Sprint("many-", i), lab.BranchVPC, three)
+	}
+	type result struct {
+		pod *node.Pod
+		err error
+	}
+	came := make(chan result, 1)
+	ctx := harness.Deadline(b.T, harness.Patience)
+	go func() {
+		p, err := b.b.AddPod(ctx, "last", b.pod(lab.BranchVPC, "[{name: eth1}]"))
+		came <- result{p, err}
+	}()
+	harness.Eventually(b.T, harness.Patience, "the last NIC says why it waits", func() error {
+		all, err := b.Kube.PodNICs(b.Context())
+		for i := range all {
+			c := meta.FindStatusCondition(all[i].Status.Conditions, v1alpha1.ConditionBound)
+			if c != nil && c.Status == metav1.ConditionFalse && strings.Contains(c.Message, "as many branch interfaces as its type may have") {
+				return nil
+			}
+		}
+		return fmt.Errorf("none of %d PodNICs does: %w", len(all), err)
+	})
+	harness.Remove(b.T, b.b, "many-0")
+	last := <-came
+	harness.OK(b.T, last.err)
+	b.branch(last.pod)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// permissions finds none that the operator lacks.
+func (b *branches) permissions() {
+	for _, c := range b.Cloud.CallLog() {
+		if c.Code == "UnauthorizedOperation" {
+			b.Errorf("%s with %v was refused", c.Action, c.Params)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+//go:build guest && e2e
+
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// branchMode is operator mode with pods that have branches beside the first interface. What is about
+// ports is killed at: all else is as without them.
+func branchMode() mode {
+	s := lab.DefaultSpec(2, "m5.large")
+	s.Instances[1].Subnet = s.Instances[0].Subnet // a branch stays in its zone
+	m := mode{
+		name: lab.OperatorMode, daemon: named("plug.vlan."), operator: named("operator.port."),
+		options: lab.Options{
+			Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"},
+		},
+	}
+	// A port is handed over to a machine only, and that is killed at in its own package.
+	m.kills = slices.DeleteFunc(slices.Concat(m.operator, m.daemon), func(name string) bool { return strings.Contains(name, ".handover.") })
+	return m
+}
+
+// TestKilledWithBranches kills the operator at every step of a port's life, and the daemon at every
+// step of plugging a VLAN and of taking it away, while branches come, move and go.
+func TestKilledWithBranches(t *testing.T) {
+	var err error
+	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
+	harness.OK(t, err)
+	harness.KubeClean(t) // other packages' labs have nodes of the same names
+	m := branchMode()
+	l := harness.Raise(t, m.lab(2, 1))
+	var trunks []string
+	harness.OK(t, poll.Until(harness.Deadline(t, patience), func() (err error) {
+		trunks, err = trunksOf(l)
+		return err
+	}))
+	for _, name := range harness.Sample(t, 9, m.kills) {
+		ok := t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			dieAt(ctx, t, m, l, name, func() { comeMoveAndGo(ctx, t, l) })
+			harness.OK(t, noBranches(ctx, l))
+			harness.Settle(t, l)
+			if now, err := trunksOf(l); err != nil || !slices.Equal(now, trunks) {
+				t.Errorf("the trunks were %v, are %v: %v", trunks, now, err)
+			}
+		})
+		if !ok {
+			return // the lab is no longer what the next one expects
+		}
+	}
+}
+
+// trunksOf are the trunks of the nodes, one each.
+func trunksOf(l *lab.Lab) (ids []string, err error) {
+	for _, n := range l.Nodes() {
+		mine := slices.DeleteFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Type != "trunk" })
+		if len(mine) != 1 {
+			return nil, fmt.Errorf("%s has %d trunks, want 1", n.Name, len(mine))
+		}
+		ids = append(ids, mine[0].ID)
+	}
+	return ids, nil
+}
+
+// comeMoveAndGo has pods with branches of their own, and one whose NIC outlives it and goes to the
+// other node.
+func comeMoveAndGo(ctx context.Context, t *testing.T, l *lab.Lab) {
+	t.Helper()
+	a, b := l.Nodes()[0], l.Nodes()[1]
+	in := func(nics string) node.PodOptions {
+		return node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: lab.BranchVPC, v1alpha1.AnnotationNICs: nics}}
+	}
+	db := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}, Spec: v1alpha1.PodNICSpec{VPC: lab.BranchVPC}}
+	harness.OK(t, l.Kube.Client.Create(ctx, db))
+	harness.OK(t, harness.AtOnce(2, func(i int) error {
+		var err error
+		if i == 0 {
+			_, err = a.AddPod(ctx, "own", in("[{name: eth1}, {name: eth2}]"))
+		} else {
+			_, err = a.AddPod(ctx, "db", in("[{name: eth1, nic: db}]"))
+		}
+		return err
+	}))
+	harness.Settle(t, l) // of EC2, PodNICs, VLANs in pods and records all say the same
+	harness.OK(t, a.DelPod(ctx, "db"))
+	_, err := b.AddPod(ctx, "db", in("[{name: eth1, nic: db}]"))
+	harness.OK(t, err)
+	harness.Settle(t, l)
+	harness.OK(t, errors.Join(a.DelPod(ctx, "own"), b.DelPod(ctx, "db")))
+	harness.OK(t, l.Kube.Client.Delete(ctx, db))
+}
+
+// noBranches waits until no PodNIC and no ENI of one is left.
+func noBranches(ctx context.Context, l *lab.Lab) error {
+	return poll.Until(ctx, func() error {
+		nics, err := l.Kube.PodNICs(ctx)
+		if err != nil {
+			return err
+		}
+		ports, err := l.Ports.Ports(ctx)
+		if err != nil {
+			return err
+		}
+		ports = slices.DeleteFunc(ports, func(p portcloud.Port) bool { return p.Owner == "" })
+		return errors.Join(harness.Equal("PodNICs", len(nics), 0), harness.Equal("ENIs of PodNICs", len(ports), 0))
+	})
+}
