@@ -1,6 +1,7 @@
 package ec2_test
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"strconv"
@@ -249,4 +250,37 @@ func TestTrunksAreListedTogether(t *testing.T) {
 	if listings != 1 {
 		t.Errorf("%d listings of ENIs, want 1", listings)
 	}
+}
+
+// slow is a cloud whose listings last until they are let go.
+type slow struct {
+	ec2.Cloud
+	began, letGo chan struct{}
+}
+
+func (s *slow) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
+	if len(f.Types) > 0 {
+		s.began <- struct{}{}
+		<-s.letGo
+	}
+	return s.Cloud.ENIs(ctx, f)
+}
+
+// Who waits for trunks that another one lists waits no longer than it wants to.
+func TestWaitForAListing(t *testing.T) {
+	b := newBed(t)
+	s := &slow{b.cloud, make(chan struct{}), make(chan struct{})}
+	p := b.open(func(o *ec2.Settings) { o.Cloud = s })
+	first := make(chan error)
+	go func() {
+		_, err := p.Create(t.Context(), []vpcport.NewPort{newPort("u-1", "i-a")})
+		first <- err
+	}()
+	<-s.began
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := p.Create(ctx, []vpcport.NewPort{newPort("u-2", "i-a")})
+	failsWith(t, "one that gave up", err, vpcport.Transient)
+	close(s.letGo)
+	harness.OK(t, <-first)
 }

@@ -27,15 +27,21 @@ const listAgain = 2 * time.Second
 type trunks struct {
 	s Settings
 
-	listing sync.Mutex // held by whoever lists; others wait for what it finds. Guards at
-	at      time.Time  // when the last listing began
+	// listing has an element while nobody lists; who takes it lists, and others wait for what
+	// that finds, as long as they want to. It guards at.
+	listing chan struct{}
+	at      time.Time // when the last listing began
 
 	mu         sync.Mutex // guards all below; not held while EC2 is asked
 	byInstance map[string]*trunk
 	byID       map[string]*trunk
 }
 
-func newTrunks(s Settings) *trunks { return &trunks{s: s} }
+func newTrunks(s Settings) *trunks {
+	t := &trunks{s: s, listing: make(chan struct{}, 1)}
+	t.listing <- struct{}{}
+	return t
+}
 
 // missing says that an instance has no trunk.
 func (t *trunks) missing(instance string) string {
@@ -101,8 +107,12 @@ func (t *trunks) forget(instance string) {
 
 // list asks EC2 which trunks there are, unless that was asked just now.
 func (t *trunks) list(ctx context.Context) error {
-	t.listing.Lock()
-	defer t.listing.Unlock()
+	select {
+	case <-t.listing:
+		defer func() { t.listing <- struct{}{} }()
+	case <-ctx.Done():
+		return classified(opENIs, fmt.Errorf("wait for the trunks of cluster %s: %w", t.s.Cluster, context.Cause(ctx)))
+	}
 	now := t.s.Clock.Now()
 	if !t.at.IsZero() && now.Sub(t.at) < listAgain {
 		return nil
