@@ -36,7 +36,6 @@ const (
 var (
 	long   = false            // also what takes minutes
 	within = 40 * time.Minute // it only ends what hangs
-	cases  = os.Getenv(harness.SampleVar)
 )
 
 // root is the module's, from this package.
@@ -67,7 +66,7 @@ func TestGuest(t *testing.T) {
 	image, err := vm.Prepare(t.Context(), progress)
 	harness.OK(t, err)
 	m := vm.Machine{Image: image, CPUs: cpus, Memory: memory, Booted: func(time.Duration) { progress("it has booted") }}
-	env := append(api.Join(&m), "PATH="+os.Getenv("PATH"), "HOME=/root", "BERTH_TEST_BIN="+filepath.Join(dir, "bin"), harness.SampleVar+"="+cases)
+	env := append(api.Join(&m), "PATH="+os.Getenv("PATH"), "HOME=/root", "BERTH_TEST_BIN="+filepath.Join(dir, "bin"))
 
 	ctx, cancel := context.WithTimeoutCause(t.Context(), within, errors.New("the tests in the guest take too long"))
 	defer cancel()
