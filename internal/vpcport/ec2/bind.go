@@ -2,7 +2,7 @@ package ec2
 
 import (
 	"context"
-	"crypto/rand"
+	"errors"
 	"fmt"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -47,15 +47,15 @@ func (p *Provider) bind(ctx context.Context, e cloud.ENI, host string) (vpcport.
 // associate tries one VLAN. Again: another branch has it.
 func (p *Provider) associate(ctx context.Context, e *cloud.ENI, t *trunk) (a cloud.Association, again bool, err error) {
 	a = tagged(*e)
-	if a.TrunkID != t.ID || a.VLAN == 0 || !p.vlans.take(t.ID, a.VLAN) {
+	if a.ID != "" || a.TrunkID != t.ID || a.VLAN == 0 || !p.vlans.take(t.ID, a.VLAN) {
 		a = cloud.Association{TrunkID: t.ID, BranchID: e.ID, VLAN: p.vlans.next(t.ID, e.Tags[eni.TagNIC])}
 		p.vlans.take(t.ID, a.VLAN)
-		if err := p.tag(ctx, e, intent(a.TrunkID, a.VLAN)); err != nil {
+		if err := p.tag(ctx, e, intentAnew(a.TrunkID, a.VLAN)); err != nil {
 			return a, false, err
 		}
 	}
 	a.ID = ""
-	a, err = p.s.Cloud.AssociateBranch(ctx, a, rand.Text())
+	a, err = p.s.Cloud.AssociateBranch(ctx, a, requestToken(*e, a))
 	if code(err) == codeDuplicate {
 		return a, true, nil // it stays taken for a while
 	}
@@ -64,8 +64,7 @@ func (p *Provider) associate(ctx context.Context, e *cloud.ENI, t *trunk) (a clo
 	}
 	p.memory.associated(*e, a)
 	e.Type = cloud.InterfaceBranch
-	// By the tag alone another operator can take the branch off the trunk again. Without it,
-	// it can still be deleted.
+	// By the tag another operator can take the branch off the trunk again, as long as it likes.
 	if err := p.tag(ctx, e, map[string]string{TagAssociation: a.ID}); err != nil {
 		p.s.Logger.Warn("a branch could not be tagged with its association", "eni", e.ID, "trunk", t.ID, "vlan", a.VLAN, "association", a.ID, "error", err)
 	}
@@ -82,18 +81,47 @@ func (p *Provider) notBound(e cloud.ENI, t *trunk, err error) (vpcport.Port, err
 	return vpcport.Port{}, classified(opBind, fmt.Errorf("make port %s a branch of trunk %s: %w", e.ID, t.ID, err))
 }
 
-// unbind ends the association of a branch, whose address and ID stay.
+// unbind ends the association of a branch, whose address and ID stay. The tags have the ID of
+// an association before it ends: so no request for one is ever the same as that for another.
 func (p *Provider) unbind(ctx context.Context, e *cloud.ENI) error {
 	a := p.memory.association(*e)
+	var err error
 	if a.ID == "" {
-		return failure(vpcport.Conflict, opUnbind, "%s is a branch of trunk %q, and lacks the tag %s, by which it could be taken off: expected the ID of the association", e.ID, a.TrunkID, TagAssociation)
+		if a, err = p.recall(ctx, *e, a); err != nil {
+			return err
+		}
 	}
-	err := p.s.Cloud.DisassociateBranch(ctx, a.ID)
-	if err != nil && cloud.ClassOf(err) != cloud.Gone {
+	if e.Tags[TagAssociation] != a.ID {
+		if err := p.tag(ctx, e, map[string]string{TagAssociation: a.ID}); err != nil {
+			return err
+		}
+	}
+	switch err = p.s.Cloud.DisassociateBranch(ctx, a.ID); {
+	case cloud.ClassOf(err) == cloud.Gone: // somebody was faster, or the tags lie: EC2's next listing tells
+		p.memory.forget(e.ID)
+		return failure(vpcport.Conflict, opUnbind, "%s is a branch of trunk %s by the association %s, which there is not", e.ID, a.TrunkID, a.ID)
+	case err != nil:
 		return classified(opUnbind, fmt.Errorf("take port %s off trunk %s: %w", e.ID, a.TrunkID, err))
 	}
 	p.vlans.release(a.TrunkID, a.VLAN)
 	e.Type, e.Status = cloud.InterfaceOrdinary, "available"
 	p.memory.is(*e)
 	return nil
+}
+
+// recall tells the association of a branch whose ID nobody wrote down, as a process ended before
+// it could: the same request is made again. EC2 remembers requests for a limited time (EC2 API,
+// "Ensuring idempotency").
+func (p *Provider) recall(ctx context.Context, e cloud.ENI, a cloud.Association) (cloud.Association, error) {
+	err := errors.New("the tags tell neither trunk nor VLAN")
+	if a.TrunkID != "" && a.VLAN != 0 {
+		var told cloud.Association
+		if told, err = p.s.Cloud.AssociateBranch(ctx, a, requestToken(e, a)); err == nil {
+			return told, nil
+		}
+		if class := cloud.ClassOf(err); class != cloud.Gone && class != cloud.Conflict && class != cloud.Bug {
+			return a, classified(opUnbind, fmt.Errorf("ask for the association of port %s: %w", e.ID, err))
+		}
+	}
+	return a, failure(vpcport.Conflict, opUnbind, "%s is a branch of trunk %q, and lacks the tag %s, by which it could be taken off: expected the ID of the association, which EC2 does not tell any more: %v", e.ID, a.TrunkID, TagAssociation, err)
 }

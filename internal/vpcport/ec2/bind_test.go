@@ -163,10 +163,60 @@ func TestLostAssociation(t *testing.T) {
 		harness.OK(t, err)
 		b.wantBound("seen", got, host)
 	}
+	b.clock.Advance(ec2.Settle)
 	none := ""
-	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &none})
+	p, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &none})
+	harness.OK(t, err)
+	if n := len(b.cloud.Associations()); n != 0 || p.Host != "" {
+		t.Errorf("taken off: at %q, %d associations", p.Host, n)
+	}
+}
+
+// An operator that is killed before it wrote down an association leaves a port that another one
+// can move all the same, and each move makes an association of its own, also where the VLAN is
+// one that the port had before.
+func TestAssociationThatWasNotWrittenDown(t *testing.T) {
+	b := newBed(t)
+	notTagged := func() {
+		b.cloud.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
+	}
+	notTagged()
+	p := b.make(b.provider, newPort("u-1", "i-a"))
+	if id := b.eni(p.ID).Tags[ec2.TagAssociation]; id != "" {
+		t.Fatalf("the tags have the association %q", id)
+	}
+	for _, host := range []string{"i-a2", "i-a", "i-a2", "i-a"} {
+		b.clock.Advance(ec2.Settle + ec2.Cooling)
+		moved, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+		harness.OK(t, err)
+		b.wantBound("moved", moved, host)
+		if id, is := b.eni(p.ID).Tags[ec2.TagAssociation], b.cloud.Associations()[0].ID; id != is {
+			t.Errorf("at %s the tags have the association %q, EC2 %q", host, id, is)
+		}
+	}
+
+	// Without the tag nobody can tell it, and it is not taken for one that was before.
+	harness.OK(t, b.cloud.Tag(t.Context(), p.ID, map[string]string{ec2.TagAssociation: ""}))
+	b.clock.Advance(ec2.Settle)
+	none := ""
+	_, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &none})
 	failsWith(t, "taking it off, whose association nobody knows", err, vpcport.Conflict)
 	harness.OK(t, b.provider.Delete(t.Context(), p.ID))
+}
+
+// A port that is off its trunk already, as the reply was lost, is moved on once EC2 says so.
+func TestLostDisassociation(t *testing.T) {
+	b := newBed(t)
+	p := b.make(b.provider, newPort("u-1", "i-a"))
+	host := "i-a2"
+	b.cloud.Inject(cloudfake.Fault{Op: "DisassociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Conflict} { // and then what was told before does not hold
+		_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+		failsWith(t, "without a reply", err, class)
+	}
+	moved, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	harness.OK(t, err)
+	b.wantBound("moved", moved, host)
 }
 
 // Tags that somebody wrote give a pod no other pod's VLAN as long as the process knows better,

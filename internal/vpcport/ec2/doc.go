@@ -12,6 +12,9 @@
 //   - Nothing that EC2 describes tells of which trunk an ENI is a branch, and under which
 //     VLAN: tags do, which are written before the branch is associated. Anybody in the
 //     account may write tags; what this process was told by a reply it believes more.
+//   - Nothing tells the ID of an association either, without which it cannot be ended: it is
+//     written down as a tag afterwards. Where a process ended before it could, the same
+//     request is made again, whose client token follows from the tags.
 //   - EC2 refuses a VLAN that another branch of the trunk has: the next one is tried.
 //   - An ENI that is a branch may be deleted, which ends the association.
 //   - IPv4 only.

@@ -53,6 +53,14 @@ func (m *memory) associated(e cloud.ENI, a cloud.Association) {
 	m.assoc[e.ID] = a
 }
 
+// forget has listings count for an ENI.
+func (m *memory) forget(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.told, id)
+	delete(m.assoc, id)
+}
+
 // gone notes that there is no such ENI, although nobody asked to have it deleted.
 func (m *memory) gone(id string) {
 	m.mu.Lock()
