@@ -3,7 +3,6 @@ package webhook
 import (
 	"context"
 	"fmt"
-	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,7 +35,7 @@ func (a asker) Handle(ctx context.Context, q admission.Request) admission.Respon
 func (a asker) answer(ctx context.Context, q admission.Request) (admission.Response, string) {
 	p := &corev1.Pod{}
 	if err := a.decoder.Decode(q, p); err != nil {
-		return admission.Errored(http.StatusBadRequest, fmt.Errorf("read the pod: %w", err)), outcomeError
+		return unjudged(fmt.Errorf("read the pod: %w", err)), outcomeError
 	}
 	if asks(p) {
 		return admission.Allowed(""), outcomeAllowed
@@ -46,14 +45,14 @@ func (a asker) answer(ctx context.Context, q admission.Request) (admission.Respo
 		branches, _, err = a.count(ctx, a.live, p, q.Namespace)
 	}
 	if err != nil {
-		return admission.Errored(http.StatusInternalServerError, err), outcomeError
+		return unjudged(err), outcomeError
 	}
 	if branches == 0 {
 		return admission.Allowed(""), outcomeAllowed
 	}
 	changed, err := withRequest(q.Object.Raw, branches)
 	if err != nil {
-		return admission.Errored(http.StatusInternalServerError, err), outcomeError
+		return unjudged(err), outcomeError
 	}
 	return admission.PatchResponseFromRaw(q.Object.Raw, changed), outcomeChanged
 }

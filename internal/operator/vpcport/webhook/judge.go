@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
 // judge answers requests of the API server.
@@ -52,7 +53,7 @@ func (j judge) answer(ctx context.Context, q admission.Request, do func(context.
 	}
 	switch {
 	case err != nil:
-		return admission.Errored(http.StatusInternalServerError, err), outcomeError
+		return unjudged(err), outcomeError
 	case len(errs) > 0:
 		return admission.Response{AdmissionResponse: admissionv1.AdmissionResponse{Result: &metav1.Status{
 			Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid, Message: errs.Err().Error(),
@@ -62,6 +63,17 @@ func (j judge) answer(ctx context.Context, q admission.Request, do func(context.
 	}
 	return admission.Allowed(""), outcomeAllowed
 }
+
+// unjudged lets pass what could not be judged. An error would refuse it: the failure policy
+// Ignore is for calls that fail, and not for what they answer (Kubernetes documentation, "Dynamic
+// Admission Control").
+func unjudged(err error) admission.Response {
+	return admission.Allowed("").WithWarnings("berth-operator could not look at this: " + vpcport.Cut(err.Error(), maxWarning))
+}
+
+// maxWarning is how long a warning of an error may be, in bytes: an answer's are 4096 together
+// at most, and should be 120 characters each (Kubernetes documentation, "Dynamic Admission Control").
+const maxWarning = 200
 
 // pod judges one that is made, or whose annotations are edited.
 func (j judge) pod(ctx context.Context, r client.Reader, q admission.Request) (string, podnic.Errors, error) {
