@@ -2,13 +2,16 @@ package cloud
 
 import "context"
 
+// MaxVLAN is the last ID of a VLAN that frames may carry; the first is 1 (IEEE 802.1Q).
+const MaxVLAN = 4094
+
 // Association makes an ENI a branch of a trunk: what the trunk's link carries with the
 // VLAN's ID (IEEE 802.1Q) is the branch's.
 type Association struct {
 	ID       string
 	TrunkID  string
 	BranchID string
-	VLAN     int // 1 to 4094
+	VLAN     int // 1 to MaxVLAN
 }
 
 // Trunks are the calls about branches of trunks (EC2 API Reference,

@@ -1,17 +1,13 @@
-package rest
+package vpcport
 
-import (
-	"slices"
-
-	"github.com/berthnet/berth/internal/vpcport"
-)
+import "slices"
 
 // Mismatch names what a port has other than it was asked for; empty: nothing.
-func Mismatch(n vpcport.NewPort, p vpcport.Port) string {
+func Mismatch(n NewPort, p Port) string {
 	switch {
 	case p.NetworkID != n.NetworkID:
 		return "network"
-	case p.Device != n.Device || p.Owner != vpcport.Owner:
+	case p.Device != n.Device || p.Owner != Owner:
 		return "device"
 	case n.MAC != nil && p.MAC.String() != n.MAC.String():
 		return "MAC address"
@@ -27,10 +23,10 @@ func Mismatch(n vpcport.NewPort, p vpcport.Port) string {
 
 // hasAddresses tells whether each address that was asked for is there. A network whose
 // IPv6 addresses derive from MAC addresses adds one that was not (SLAAC).
-func hasAddresses(asked []vpcport.NewAddress, got []vpcport.FixedIP) bool {
+func hasAddresses(asked []NewAddress, got []FixedIP) bool {
 	left := slices.Clone(got)
 	for _, a := range asked {
-		i := slices.IndexFunc(left, func(f vpcport.FixedIP) bool {
+		i := slices.IndexFunc(left, func(f FixedIP) bool {
 			return (a.SubnetID == "" || a.SubnetID == f.SubnetID) && (!a.IP.IsValid() || a.IP == f.IP)
 		})
 		if i < 0 {

@@ -7,6 +7,8 @@
 //	port.go      ports and what is asked of them
 //	network.go   networks and subnets
 //	owner.go     by what a port is known as Berth's, and as whose
+//	check.go     a port held against what was asked for
+//	text.go      texts that providers bound
 //	errors.go    classes of failures
 //	policy.go    what is to be done about each
 package vpcport

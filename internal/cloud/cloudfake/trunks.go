@@ -12,9 +12,6 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// maxVLAN is the last ID of a VLAN that frames may carry (IEEE 802.1Q).
-const maxVLAN = 4094
-
 // AssociateBranch implements cloud.API.
 func (c *Cloud) AssociateBranch(ctx context.Context, a cloud.Association, clientToken string) (out cloud.Association, err error) {
 	q := call{"AssociateBranch", pace.AssociateBranch, a.BranchID, 0}
@@ -69,8 +66,8 @@ func (c *Cloud) mayAssociate(q call, trunk, branch *eni, vlan int) error {
 		return q.refuse(cloud.Bug, "InvalidParameterValue", "%s is no trunk: its type is %q", trunk.ID, trunk.Type)
 	case branch.Type != cloud.InterfaceOrdinary && branch.Type != cloud.InterfaceBranch:
 		return q.refuse(cloud.Bug, "InvalidParameterValue", "%s of type %q cannot be a branch", branch.ID, branch.Type)
-	case vlan < 1 || vlan > maxVLAN:
-		return q.refuse(cloud.Bug, "InvalidParameterValue", "VLAN %d: expected 1 to %d", vlan, maxVLAN)
+	case vlan < 1 || vlan > cloud.MaxVLAN:
+		return q.refuse(cloud.Bug, "InvalidParameterValue", "VLAN %d: expected 1 to %d", vlan, cloud.MaxVLAN)
 	case branch.Status != "available":
 		return q.refuse(cloud.Conflict, "InvalidNetworkInterface.InUse", "%s is in use", branch.ID)
 	case trunk.Attachment == nil || trunk.Attachment.Status == "detaching":

@@ -7,15 +7,12 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 )
 
-// maxVLAN is the last ID of a VLAN that frames may carry (IEEE 802.1Q).
-const maxVLAN = 4094
-
 // AssociateBranch implements cloud.API. Without a client token it makes one up, so that
 // its own repetitions make one association only. A VLAN that there cannot be, and a token
 // that was used for another request, are errors of class Bug.
 func (p *paced) AssociateBranch(ctx context.Context, a cloud.Association, clientToken string) (cloud.Association, error) {
-	if a.VLAN < 1 || a.VLAN > maxVLAN {
-		return cloud.Association{}, wrong(AssociateBranch, "VLAN %d asked for: expected 1 to %d", a.VLAN, maxVLAN)
+	if a.VLAN < 1 || a.VLAN > cloud.MaxVLAN {
+		return cloud.Association{}, wrong(AssociateBranch, "VLAN %d asked for: expected 1 to %d", a.VLAN, cloud.MaxVLAN)
 	}
 	if clientToken == "" {
 		clientToken = rand.Text()

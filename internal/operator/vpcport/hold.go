@@ -36,6 +36,21 @@ func held(says *v1alpha1.PodNICNode, port string, node *corev1.Node, idle, now t
 	return until.IsZero() || now.Before(until), until
 }
 
+// coolUntil is until when a port is kept that nobody needs: some time from when its PodNIC was
+// deleted or, if that is later, its node said that it is unplugged. Either is recorded in the
+// PodNIC, and counts for every operator. A node is believed for a grace from the deletion,
+// which is as long as it is waited for, so that one that lies keeps no port for longer.
+func coolUntil(deleted time.Time, says *v1alpha1.PodNICNode, port string, grace, cooling time.Duration) time.Time {
+	since := deleted
+	if says != nil && says.PortID == port && says.State == v1alpha1.NodeUnplugged && says.Since.After(since) {
+		since = says.Since.Time
+		if last := deleted.Add(grace); since.After(last) {
+			since = last
+		}
+	}
+	return since.Add(cooling)
+}
+
 // hostOf is the name by which a VPC's provider knows a node; empty with the reason if
 // nobody says it.
 func hostOf(n *corev1.Node, name string, vpc v1alpha1.VPCSpec) (host, why string) {

@@ -136,18 +136,13 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 	return c.call(ctx, s, n, next)
 }
 
-// cools is how long a port that nobody needs any more is kept yet, counted from when its PodNIC
-// was deleted or, if that is later, its node said that it is unplugged: either is recorded in
-// the PodNIC, and counts for every operator.
+// cools is how long a port that nobody needs any more is kept yet.
 func (c *Controller) cools(s *scene, next plan.Step) time.Duration {
 	if s.shut != nil || !s.want.Over || next.Kind != plan.Delete || next.Port != s.o.Status.PortID {
 		return 0
 	}
-	since := s.o.DeletionTimestamp.Time
-	if says := s.o.Status.Node; says != nil && says.PortID == next.Port && says.State == v1alpha1.NodeUnplugged {
-		since = later(since, earlier(says.Since.Time, since.Add(c.o.UnplugGrace))) // a node that lies gains no more
-	}
-	return since.Add(s.opened.Provider.Traits().Cooling).Sub(c.now())
+	until := coolUntil(s.o.DeletionTimestamp.Time, s.o.Status.Node, next.Port, c.o.UnplugGrace, s.opened.Provider.Traits().Cooling)
+	return until.Sub(c.now())
 }
 
 // create has a port made, unless what is asked for cannot be, or its pod's node is waited for.
@@ -225,13 +220,6 @@ func (n *nic) edited(w plan.Want) bool {
 
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
 		return a
 	}
 	return b

@@ -268,21 +268,13 @@ func addressesOf(st v1alpha1.PodNICStatus) string {
 	return strings.Join(list, " and ")
 }
 
-// shortened is a text of so many bytes at most, of whole characters: the API server keeps
-// no others, and what it keeps would be another text each time.
-func shortened(text string, most int) string {
-	if len(text) > most {
-		text = text[:most]
-	}
-	return strings.ToValidUTF8(text, "")
-}
-
 // setCondition sets a condition that has a type.
 func setCondition(st *v1alpha1.PodNICStatus, c metav1.Condition, now metav1.Time) {
 	if c.Type == "" {
 		return
 	}
-	c.Message = shortened(c.Message, maxMessage)
+	// The API server keeps whole characters only, and what it keeps would be another text each time.
+	c.Message = vpcport.Cut(c.Message, maxMessage)
 	c.LastTransitionTime = now
 	meta.SetStatusCondition(&st.Conditions, c)
 }

@@ -6,6 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
 // maxNote is how long an Event's note may be, in bytes (events.k8s.io/v1).
@@ -35,7 +37,7 @@ func (c *Controller) warn(p *corev1.Pod, nic, reason string, err error) {
 	if !c.told.isNews(client.ObjectKeyFromObject(p), p.UID, nic, text) || err == nil {
 		return
 	}
-	c.events.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", shortened(text, maxNote))
+	c.events.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", vpcport.Cut(text, maxNote))
 }
 
 // isNews notes a text, and tells whether the last one was another.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -34,7 +35,7 @@ func TestToldOnce(t *testing.T) {
 // What is said is as the API server keeps it: cut between characters.
 func TestShortened(t *testing.T) {
 	for text, want := range map[string]string{"": "", "full": "full", "voll für heute": "voll f", "\xffull": "ull"} {
-		if got := shortened(text, 7); got != want {
+		if got := vpcport.Cut(text, 7); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}

@@ -81,13 +81,13 @@ func leadsTo(l netlink.Link, w plug.Want, pod *podif.Namespace) (bool, error) {
 	return w.Binding == plug.BindingBridge || peer.Attrs().Name == w.Pod.IfName, nil
 }
 
-// handedOver ends the mark of a link whose other end is a machine's runtime's by now.
-const handedOver = " handed-over"
+// HandedOver ends the mark of a link that is a machine's runtime's by now, or whose other end is.
+const HandedOver = " handed-over"
 
 // HandOver notes that the pod's end of a link is complete, and a machine's runtime's from now
 // on. ToPod tells so of the link later, also after a restart.
 func (n *Node) HandOver(r plug.Ref, l Link) error {
-	if err := n.NL.LinkSetAlias(rtnl.LinkRef(l.Index), r.Mark()+handedOver); err != nil {
+	if err := n.NL.LinkSetAlias(rtnl.LinkRef(l.Index), r.Mark()+HandedOver); err != nil {
 		return fmt.Errorf("mark %s as handed over: %w", l.Name, err)
 	}
 	return failpoint.Hit("plug.bridge.handed-over")
@@ -197,7 +197,7 @@ func (n *Node) resize(l netlink.Link, mtu int) (Link, error) {
 			return Link{}, fmt.Errorf("give %s the MTU %d: %w", a.Name, mtu, err)
 		}
 	}
-	return Link{Name: a.Name, Index: a.Index, MAC: a.HardwareAddr, HandedOver: strings.HasSuffix(a.Alias, handedOver)}, nil
+	return Link{Name: a.Name, Index: a.Index, MAC: a.HardwareAddr, HandedOver: strings.HasSuffix(a.Alias, HandedOver)}, nil
 }
 
 // Join makes a link a port of a Linux bridge.

@@ -168,14 +168,12 @@ func (p *Plugger) turn(ctx context.Context, s *podif.Namespace) (done func(), er
 	return p.turns.Take(ctx, fmt.Sprintf("network namespace %d:%d", id.Dev, id.Inode))
 }
 
-// handedOverMark ends the mark of a link that is a machine's runtime's by now.
-const handedOverMark = " handed-over"
-
-func handedOver(l *netlink.Vlan) bool { return strings.HasSuffix(l.Alias, handedOverMark) }
+// handedOver tells whether a link is a machine's runtime's by now.
+func handedOver(l *netlink.Vlan) bool { return strings.HasSuffix(l.Alias, hostlink.HandedOver) }
 
 // handOver notes that a link is complete, and a machine's runtime's from now on.
 func handOver(pod *podif.Namespace, r plug.Ref, l *netlink.Vlan) error {
-	if err := pod.NL.LinkSetAlias(rtnl.LinkRef(l.Index), r.Mark()+handedOverMark); err != nil {
+	if err := pod.NL.LinkSetAlias(rtnl.LinkRef(l.Index), r.Mark()+hostlink.HandedOver); err != nil {
 		return fmt.Errorf("mark %s in %s as handed over: %w", l.Name, pod.Path, err)
 	}
 	return failpoint.Hit("plug.vlan.handover.after")

@@ -68,7 +68,7 @@ func kept(op string, c vpcport.Change, got vpcport.Port) error {
 			return conflict(op, "port %s has the %s %q after a change to %q", got.ID, f.name, f.got, *f.want)
 		}
 	}
-	if c.Groups != nil && !rest.SameSet(c.Groups, got.Groups) {
+	if c.Groups != nil && !vpcport.SameSet(c.Groups, got.Groups) {
 		return conflict(op, "port %s has the groups %q after a change to %q", got.ID, got.Groups, c.Groups)
 	}
 	return nil

@@ -3,7 +3,6 @@ package alcor
 import (
 	"context"
 	"net/http"
-	"strings"
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/rest"
@@ -51,7 +50,7 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort) (vpcport.Port,
 	if err != nil {
 		return vpcport.Port{}, err
 	}
-	if what := rest.Mismatch(n, out); what != "" || !p.owns(*reply.Port) {
+	if what := vpcport.Mismatch(n, out); what != "" || !p.owns(*reply.Port) {
 		return vpcport.Port{}, rest.Lie(r.op(), "port %s for device %q has another %s", out.ID, n.Device, what)
 	}
 	return out, nil
@@ -59,10 +58,7 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort) (vpcport.Port,
 
 // wire is a request for a port as it is sent.
 func wire(n vpcport.NewPort) wireNew {
-	w := wireNew{Network: n.NetworkID, Name: n.Name, Up: true, Device: n.Device, Owner: vpcport.Owner, Groups: n.Groups, Host: n.Host}
-	if len(n.Name) > maxName {
-		w.Name = strings.ToValidUTF8(n.Name[:maxName], "")
-	}
+	w := wireNew{Network: n.NetworkID, Name: vpcport.Cut(n.Name, maxName), Up: true, Device: n.Device, Owner: vpcport.Owner, Groups: n.Groups, Host: n.Host}
 	if n.MAC != nil {
 		w.MAC = n.MAC.String()
 	}

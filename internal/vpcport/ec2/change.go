@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"strings"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
@@ -101,12 +100,4 @@ func (p *Provider) Delete(ctx context.Context, id string) error {
 		p.vlans.release(a.TrunkID, a.VLAN)
 	}
 	return nil
-}
-
-// shortened is a text of so many bytes at most, of whole characters.
-func shortened(text string, most int) string {
-	if len(text) > most {
-		text = text[:most]
-	}
-	return strings.ToValidUTF8(text, "")
 }

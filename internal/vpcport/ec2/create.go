@@ -1,7 +1,6 @@
 package ec2
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,9 +9,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/vpcport"
-	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 // maxDescription is how long the description of an ENI may be (EC2 API Reference,
@@ -99,7 +96,7 @@ func (p *Provider) place(ctx context.Context, n vpcport.NewPort) (list []cloud.S
 // request is what EC2 is asked for, but for the subnet.
 func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error) {
 	r := cloud.CreateENI{
-		Groups: slices.Sorted(slices.Values(n.Groups)), Description: shortened(n.Name, maxDescription), Tags: p.s.creationTags(n.Device),
+		Groups: slices.Sorted(slices.Values(n.Groups)), Description: vpcport.Cut(n.Name, maxDescription), Tags: p.s.creationTags(n.Device),
 	}
 	if len(n.Addresses) == 1 && n.Addresses[0].IP.IsValid() {
 		if r.Primary = n.Addresses[0].IP; !r.Primary.Is4() {
@@ -129,29 +126,20 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.Create
 		case err != nil:
 			return cloud.ENI{}, classified(opCreate, fmt.Errorf("make a port in subnet %s: %w", r.SubnetID, err))
 		}
-		return e, p.asAsked(r, e)
+		return e, p.asAsked(n, r, e)
 	}
 	return cloud.ENI{}, failure(vpcport.Conflict, opCreate, "EC2 answers with ENIs that were deleted since")
 }
 
 // asAsked holds EC2's answer against a request.
-func (p *Provider) asAsked(r cloud.CreateENI, e cloud.ENI) error {
-	if !e.Primary.Is4() {
-		return failure(vpcport.Bug, opCreate, "%s has the primary address %s, expected one of IPv4", e.ID, e.Primary)
+func (p *Provider) asAsked(n vpcport.NewPort, r cloud.CreateENI, e cloud.ENI) error {
+	n.Host = "" // it is no branch yet
+	n.Addresses = []vpcport.NewAddress{{SubnetID: r.SubnetID, IP: r.Primary}}
+	if n.Groups = r.Groups; len(r.Groups) == 0 {
+		n.Groups = nil
 	}
-	for _, f := range []struct{ name, got, want string }{
-		{"VPC", e.VPCID, p.s.VPC},
-		{"subnet", e.SubnetID, r.SubnetID},
-		{"primary address", e.Primary.String(), cmp.Or(r.Primary, e.Primary).String()},
-		{"tag " + eni.TagNIC, e.Tags[eni.TagNIC], r.Tags[eni.TagNIC]},
-		{"tag " + eni.TagCluster, e.Tags[eni.TagCluster], r.Tags[eni.TagCluster]},
-	} {
-		if f.got != f.want {
-			return failure(vpcport.Bug, opCreate, "%s has the %s %.64q, asked for was %q", e.ID, f.name, f.got, f.want)
-		}
-	}
-	if len(r.Groups) > 0 && !rest.SameSet(r.Groups, e.Groups) {
-		return failure(vpcport.Bug, opCreate, "%s has the security groups %v, asked for were %v", e.ID, e.Groups, r.Groups)
+	if what := vpcport.Mismatch(n, p.s.portOf(e, cloud.Association{}, nil)); what != "" {
+		return failure(vpcport.Bug, opCreate, "the answer cannot be: %s for device %q has another %s", e.ID, n.Device, what)
 	}
 	return nil
 }

@@ -128,20 +128,23 @@ func (l *lying) CreateENI(ctx context.Context, r cloud.CreateENI) (cloud.ENI, er
 
 // An answer that cannot be true is none.
 func TestAnswersThatCannotBeTrue(t *testing.T) {
-	for name, lie := range map[string]func(*cloud.ENI){
-		"VPC":             func(e *cloud.ENI) { e.VPCID = "vpc-2" },
-		"subnet":          func(e *cloud.ENI) { e.SubnetID = "subnet-b" },
-		"primary address": func(e *cloud.ENI) { e.Primary = netip.Addr{} },
-		"nic":             func(e *cloud.ENI) { e.Tags["berth.dev/nic"] = vpcport.Device(cluster, "u-2") },
-		"cluster":         func(e *cloud.ENI) { delete(e.Tags, "berth.dev/cluster") },
-		"security groups": func(e *cloud.ENI) { e.Groups = []string{"sg-1"} },
+	for _, tt := range []struct {
+		name string // of what the error names
+		lie  func(*cloud.ENI)
+	}{
+		{"network", func(e *cloud.ENI) { e.VPCID = "vpc-2" }},
+		{"address", func(e *cloud.ENI) { e.SubnetID = "subnet-b" }},
+		{"address", func(e *cloud.ENI) { e.Primary = netip.Addr{} }},
+		{"device", func(e *cloud.ENI) { e.Tags["berth.dev/nic"] = vpcport.Device(cluster, "u-2") }},
+		{"device", func(e *cloud.ENI) { delete(e.Tags, "berth.dev/cluster") }},
+		{"set of security groups", func(e *cloud.ENI) { e.Groups = []string{"sg-1"} }},
 	} {
 		b := newBed(t)
-		p := b.open(func(s *ec2.Settings) { s.Cloud = &lying{b.cloud, lie} })
+		p := b.open(func(s *ec2.Settings) { s.Cloud = &lying{b.cloud, tt.lie} })
 		_, err := p.Create(t.Context(), []vpcport.NewPort{newPort("u-1", "i-a", func(n *vpcport.NewPort) { n.Groups = []string{"sg-web"} })})
-		failsWith(t, name, err, vpcport.Bug)
-		if err != nil && !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: the error does not name it: %v", name, err)
+		failsWith(t, tt.name, err, vpcport.Bug)
+		if err != nil && !strings.HasSuffix(err.Error(), "another "+tt.name) {
+			t.Errorf("%s: the error does not name it: %v", tt.name, err)
 		}
 	}
 }

@@ -62,7 +62,7 @@ func requestToken(e cloud.ENI, a cloud.Association) string {
 // tagged is the association that an ENI's tags tell, with whatever they leave out as zero.
 func tagged(e cloud.ENI) cloud.Association {
 	vlan, err := strconv.Atoi(e.Tags[TagVLAN])
-	if err != nil || vlan < 1 || vlan > maxVLAN {
+	if err != nil || vlan < 1 || vlan > cloud.MaxVLAN {
 		vlan = 0
 	}
 	id := e.Tags[TagAssociation]

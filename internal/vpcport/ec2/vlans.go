@@ -7,10 +7,8 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
 )
-
-// maxVLAN is the last ID of a VLAN that frames may carry (IEEE 802.1Q).
-const maxVLAN = 4094
 
 // vlans are the VLANs of trunks that are not to be chosen just now: those that were taken or
 // given back within Settings.Cooling. That a VLAN is in use for longer EC2 tells, which refuses it.
@@ -34,9 +32,9 @@ func (v *vlans) next(trunk, device string) int {
 	busy := v.of(trunk)
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(device)) // which never fails
-	first := int(h.Sum32() % maxVLAN)
-	for i := range maxVLAN {
-		if id := (first+i)%maxVLAN + 1; busy[id].IsZero() {
+	first := int(h.Sum32() % cloud.MaxVLAN)
+	for i := range cloud.MaxVLAN {
+		if id := (first+i)%cloud.MaxVLAN + 1; busy[id].IsZero() {
 			return id
 		}
 	}

@@ -36,7 +36,7 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 			return vpcport.Port{}, rest.Lie(r.op(), "port %s has the %s %q, asked for was %q", id, f.name, f.got, *f.want)
 		}
 	}
-	if c.Groups != nil && !rest.SameSet(c.Groups, got.Groups) || got.Revision < revision {
+	if c.Groups != nil && !vpcport.SameSet(c.Groups, got.Groups) || got.Revision < revision {
 		return vpcport.Port{}, rest.Lie(r.op(), "port %s has the groups %q and revision %d after a change to %q of revision %d", id, got.Groups, got.Revision, c.Groups, revision)
 	}
 	return p.settledOne(ctx, got, c)

@@ -75,10 +75,7 @@ func (p *Provider) networkGone(ctx context.Context, err error, networks []string
 
 // wire is a request for a port as it is sent.
 func (s Settings) wire(n vpcport.NewPort) wireNew {
-	w := wireNew{Network: n.NetworkID, Project: s.Project, Name: n.Name, Device: n.Device, Owner: vpcport.Owner, Host: n.Host}
-	if len(n.Name) > maxName {
-		w.Name = strings.ToValidUTF8(n.Name[:maxName], "")
-	}
+	w := wireNew{Network: n.NetworkID, Project: s.Project, Name: vpcport.Cut(n.Name, maxName), Device: n.Device, Owner: vpcport.Owner, Host: n.Host}
 	if n.MAC != nil {
 		w.MAC = n.MAC.String()
 	}
@@ -113,7 +110,7 @@ func made(op string, asked []vpcport.NewPort, got []wirePort) ([]vpcport.Port, e
 		if out[i], err = w.port(op); err != nil {
 			return nil, err
 		}
-		if what := rest.Mismatch(asked[i], out[i]); what != "" || ids[w.ID] {
+		if what := vpcport.Mismatch(asked[i], out[i]); what != "" || ids[w.ID] {
 			return nil, rest.Lie(op, "port %s for device %q has another %s", w.ID, asked[i].Device, what)
 		}
 		ids[w.ID] = true
