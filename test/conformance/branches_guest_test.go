@@ -132,25 +132,11 @@ func withGroups(groups ...string) string {
 	return fmt.Sprintf("[{name: eth1, securityGroups: [%s]}]", strings.Join(groups, ", "))
 }
 
-// nic is the PodNIC of an interface of a pod.
-func (b *branches) nic(p *node.Pod, link string) *v1alpha1.PodNIC {
-	b.Helper()
-	all, err := b.Kube.PodNICs(b.Context())
-	harness.OK(b.T, err)
-	for i := range all {
-		if n := &all[i]; n.Status.Pod != nil && n.Status.Pod.UID == p.UID && n.Status.Interface == link {
-			return n
-		}
-	}
-	b.Fatalf("pod %s has no PodNIC for %s", p.Name, link)
-	return nil
-}
-
 // branch is the branch of a pod's eth1, once its PodNIC is Active. It is as EC2 has it, and in the
 // pod as EC2 has it.
 func (b *branches) branch(p *node.Pod) vpc.ENI {
 	b.Helper()
-	n := b.nic(p, "eth1")
+	n := harness.PodNIC(b.T, b.Lab, p, "eth1")
 	e, ok := b.Books().ENI(n.Status.PortID)
 	if !ok || e.Trunk == nil {
 		b.Fatalf("EC2 has %+v as the branch %q of %s", e, n.Status.PortID, p.Name)
@@ -274,7 +260,7 @@ func (b *branches) groups() {
 // deleted has a pod go: its branch is unplugged at once, and deleted when it has cooled.
 func (b *branches) deleted(n *node.Node, p *node.Pod, eni vpc.ENI) {
 	b.Helper()
-	nic := b.nic(p, "eth1")
+	nic := harness.PodNIC(b.T, b.Lab, p, "eth1")
 	began := time.Now()
 	harness.Remove(b.T, n, p.Name)
 	harness.Eventually(b.T, harness.Patience, "PodNIC "+nic.Name+" says that it is unplugged, or is gone", func() error {

@@ -64,3 +64,17 @@ func HasBlocks(t *testing.T, l *lab.Lab, n *node.Node, want int) {
 		return Equal("blocks", len(Blocks(t, l, n)), want)
 	})
 }
+
+// PodNIC is the one of an interface of a pod.
+func PodNIC(t *testing.T, l *lab.Lab, p *node.Pod, link string) *v1alpha1.PodNIC {
+	t.Helper()
+	all, err := l.Kube.PodNICs(t.Context())
+	OK(t, err)
+	for i := range all {
+		if n := &all[i]; n.Status.Pod != nil && n.Status.Pod.UID == p.UID && n.Status.Interface == link {
+			return n
+		}
+	}
+	t.Fatalf("pod %s has no PodNIC for %s", p.Name, link)
+	return nil
+}

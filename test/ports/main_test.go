@@ -90,15 +90,7 @@ func (b *bench) result(p *node.Pod) *types100.Result {
 // nic is the PodNIC of an interface of a pod.
 func (b *bench) nic(p *node.Pod, link string) *v1alpha1.PodNIC {
 	b.Helper()
-	all, err := b.Kube.PodNICs(b.Context())
-	harness.OK(b.T, err)
-	for i := range all {
-		if n := &all[i]; n.Status.Pod != nil && n.Status.Pod.UID == p.UID && n.Status.Interface == link {
-			return n
-		}
-	}
-	b.Fatalf("pod %s has no PodNIC for %s", p.Name, link)
-	return nil
+	return harness.PodNIC(b.T, b.Lab, p, link)
 }
 
 // reaches waits until a pod gets an answer of another.

@@ -30,6 +30,7 @@ func over(w *plan.Want)               { w.Over = true }
 func held(w *plan.Want)               { w.Held = true }
 func ofUser(w *plan.Want)             { w.Given, w.MAC = given, nil }
 func anyMAC(w *plan.Want)             { w.MAC = nil }
+func idempotent(w *plan.Want)         { w.Idempotent = true }
 func noNetwork(w *plan.Want)          { w.Network = "" }
 func inGroup(w *plan.Want)            { w.Groups = []string{"g", "h"} }
 
@@ -75,6 +76,7 @@ func TestNext(t *testing.T) {
 		{"none there", wants(), looked("", nil), plan.Step{Kind: plan.Create}},
 		{"none there yet, maybe; the provider refuses a second", wants(), plan.Have{Kept: true, Looked: true, Unclear: true}, plan.Step{Kind: plan.Create}},
 		{"none there yet, maybe; nobody refuses a second", wants(anyMAC), plan.Have{Kept: true, Looked: true, Unclear: true}, plan.Step{Kind: plan.Look}},
+		{"none there yet, maybe; asked for again it is the same", wants(anyMAC, idempotent), plan.Have{Kept: true, Looked: true, Unclear: true}, plan.Step{Kind: plan.Create}},
 		{"refused for its MAC address", wants(), plan.Have{Kept: true, Looked: true, Collided: true}, plan.Step{Kind: plan.Look}},
 		{"a stranger has its MAC address", wants(), plan.Have{Kept: true, Looked: true, Collided: true, Stranger: true}, plan.Step{Kind: plan.Rename}},
 		{"deleted behind its back", wants(), looked("p", nil), plan.Step{Kind: plan.Create}},
@@ -103,6 +105,7 @@ func TestNext(t *testing.T) {
 		{"over before it began", wants(over), plan.Have{}, plan.Step{Kind: plan.Rest}},
 		{"over, and plugged", wants(over, held), looked("p", port("p")), plan.Step{Kind: plan.Rest}},
 		{"over, and not looked at", wants(over), plan.Restored(true, "p"), plan.Step{Kind: plan.Look}},
+		{"over, and it may come yet, asked for again or not", wants(over, anyMAC, idempotent), plan.Have{Kept: true, Looked: true, Unclear: true}, plan.Step{Kind: plan.Look}},
 		{"over, and it may come yet", wants(over), plan.Have{Kept: true, Looked: true, Unclear: true}, plan.Step{Kind: plan.Look}},
 		{"over", wants(over, at("node-a")), looked("p", port("p", bound("node-a"))), plan.Step{Kind: plan.Delete, Port: "p"}},
 		{"over, with two", wants(over), looked("p", port("p"), "q"), plan.Step{Kind: plan.Delete, Port: "q"}},
