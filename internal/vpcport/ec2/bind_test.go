@@ -151,6 +151,59 @@ func TestCoolingIsASetting(t *testing.T) {
 	}
 }
 
+// It cools from when it is given back, however long it was in use.
+func TestVLANsCoolFromTheirEnd(t *testing.T) {
+	b := newBed(t)
+	first := b.make(b.provider, newPort("u-1", "i-a"))
+	vlan, host, none := first.Binding.Plug.VLAN, "i-a", ""
+	b.clock.Advance(time.Hour)
+	_, err := b.provider.Update(t.Context(), first.ID, 0, vpcport.Change{Host: &none})
+	harness.OK(t, err)
+	again, err := b.provider.Update(t.Context(), first.ID, 0, vpcport.Change{Host: &host})
+	harness.OK(t, err)
+	if b.wantBound("again", again, host); again.Binding.Plug.VLAN == vlan {
+		t.Errorf("VLAN %d is used again at once after the port was let go", vlan)
+	}
+	b.clock.Advance(time.Hour)
+	one := b.make(b.provider, newPort("u-2", host))
+	b.clock.Advance(time.Hour)
+	harness.OK(t, b.provider.Delete(t.Context(), one.ID))
+	if two := b.make(b.provider, newPort("u-2", host)); two.Binding.Plug.VLAN == one.Binding.Plug.VLAN {
+		t.Errorf("VLAN %d is used again at once after the port was deleted", one.Binding.Plug.VLAN)
+	}
+}
+
+// A trunk that is being attached takes no branch yet; of two the first by ID has them, as
+// whoever keeps trunks keeps that.
+func TestWhichTrunk(t *testing.T) {
+	b := newBed(t)
+	tags := map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner}
+	b.cloud.SetAttachTime(time.Minute)
+	made, err := b.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-a", Type: cloud.InterfaceTrunk, Tags: tags})
+	harness.OK(t, err)
+	_, err = b.cloud.AttachENI(t.Context(), made.ID, "i-none", 1)
+	harness.OK(t, err)
+	host := "i-none"
+	p := b.make(b.provider, newPort("u-1", "i-b", func(n *vpcport.NewPort) { n.Host, n.Addresses = "", []vpcport.NewAddress{{SubnetID: "subnet-a"}} }))
+	p, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	wantUnbindable(t, p, err, host, "that is attached")
+	b.clock.Advance(time.Minute)
+	p, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	harness.OK(t, err)
+	b.wantBound("attached", p, host)
+
+	first := b.eni(b.trunk("i-a", tags))
+	mine := b.trunkMAC("i-a")
+	if mine == first.MAC.String() {
+		t.Fatal("the second trunk is listed first")
+	}
+	for range 8 { // whichever a map gives first
+		if p := b.make(b.open(), newPort("u-"+strconv.Itoa(len(b.cloud.Calls())), "i-a")); p.Binding.Plug.Trunk != mine {
+			t.Errorf("on %s, want %s", p.Binding.Plug.Trunk, mine)
+		}
+	}
+}
+
 // What became of an association whose reply was lost is seen, and not asked for again.
 func TestLostAssociation(t *testing.T) {
 	b := newBed(t)
@@ -195,13 +248,38 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 		}
 	}
 
+	// Nor is the association before taken for one that was not written down since.
+	b.clock.Advance(ec2.Settle + ec2.Cooling)
+	b.cloud.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
+	host := "i-a2"
+	_, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	failsWith(t, "moved, and the intent was not written", err, vpcport.Transient)
+	writing := &untagged{Cloud: b.cloud}
+	_, err = b.open(func(s *ec2.Settings) { s.Cloud = writing }).Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	harness.OK(t, err)
+	b.clock.Advance(ec2.Settle + ec2.Cooling)
+	host = "i-a"
+	moved, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	harness.OK(t, err)
+	b.wantBound("moved on", moved, host)
+
 	// Without the tag nobody can tell it, and it is not taken for one that was before.
 	harness.OK(t, b.cloud.Tag(t.Context(), p.ID, map[string]string{ec2.TagAssociation: ""}))
 	b.clock.Advance(ec2.Settle)
 	none := ""
-	_, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &none})
+	_, err = b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &none})
 	failsWith(t, "taking it off, whose association nobody knows", err, vpcport.Conflict)
 	harness.OK(t, b.provider.Delete(t.Context(), p.ID))
+}
+
+// untagged is a cloud in which no tag of an association is written.
+type untagged struct{ *cloudfake.Cloud }
+
+func (u *untagged) Tag(ctx context.Context, id string, tags map[string]string) error {
+	if strings.HasPrefix(tags[ec2.TagAssociation], "trunk-assoc-") {
+		return cloudfake.Err(cloud.Transient, "")
+	}
+	return u.Cloud.Tag(ctx, id, tags)
 }
 
 // A port that is off its trunk already, as the reply was lost, is moved on once EC2 says so.

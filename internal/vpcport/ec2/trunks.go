@@ -126,7 +126,7 @@ func (t *trunks) list(ctx context.Context) error {
 	}
 	byInstance, byID := map[string]*trunk{}, map[string]*trunk{}
 	for _, e := range list {
-		if found := trunkOf(e); found != nil && e.VPCID == t.s.VPC {
+		if found := trunkOf(e); found != nil {
 			if other := byInstance[found.Instance]; other == nil || found.ID < other.ID {
 				byInstance[found.Instance] = found
 			}
