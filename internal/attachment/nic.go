@@ -80,12 +80,15 @@ type NICRoute struct {
 
 // Plug says how the node connects a port, in the words of the PodNIC's status.
 type Plug struct {
-	Type   string `json:"type"` // OVS, OVSHybrid, Netns or VLAN
+	Type   string `json:"type"` // OVS, OVSHybrid, Netns, VLAN or RoutedVLAN
 	Bridge string `json:"bridge,omitempty"`
 	Netns  string `json:"netns,omitempty"` // where the provider's agent puts the link
 	OVN    bool   `json:"ovn,omitempty"`   // the node's OVN tells when the port carries packets
 	Trunk  string `json:"trunk,omitempty"` // the MAC address of the node's link that carries VLAN
 	VLAN   int    `json:"vlan,omitempty"`  // IEEE 802.1Q, 1 to 4094
+	// Enforcing of a RoutedVLAN is on what its security groups are enforced, strict or standard. It
+	// stays as it is while the pod lives.
+	Enforcing string `json:"enforcing,omitempty"`
 }
 
 func (n NIC) validate() error {

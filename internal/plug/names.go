@@ -19,7 +19,7 @@ const LinkGroup = rtnl.Protocol<<16 - 1
 // as Neutron's agents and Alcor's expect. Two ports may share it. Of a VLAN it is as many of a
 // hash: IDs of EC2, such as eni-0a1b2c3d4e5f67890, begin alike, and no agent looks for its links.
 func (r Ref) Short() string {
-	if r.Kind == VLAN {
+	if r.Kind == VLAN || r.Kind == RoutedVLAN {
 		sum := sha256.Sum256([]byte(r.PortID))
 		return hex.EncodeToString(sum[:])[:PrefixLen]
 	}

@@ -46,7 +46,27 @@ func (w Want) Validate() error {
 	default:
 		return invalid("Binding", string(w.Binding), "%s, %s or none", BindingBridge, BindingTap)
 	}
+	if w.Kind == RoutedVLAN {
+		if err := w.validRouted(); err != nil {
+			return err
+		}
+	}
 	return w.Interface.Validate()
+}
+
+// validRouted is Validate for what is special to RoutedVLAN.
+func (w Want) validRouted() error {
+	switch {
+	case w.Binding != "":
+		return invalid("Binding", string(w.Binding), "none for an interface that the node routes to")
+	case w.Enforcing != Strict && w.Enforcing != Standard:
+		return invalid("Enforcing", string(w.Enforcing), "%s or %s", Strict, Standard)
+	case len(w.Interface.Addresses) != 1 || !w.Interface.Addresses[0].Addr().Is4():
+		return invalid("Interface.Addresses", fmt.Sprint(w.Interface.Addresses), "one of IPv4 for an interface that the node routes to")
+	case len(w.Interface.Gateways) != 1:
+		return invalid("Interface.Gateways", fmt.Sprint(w.Interface.Gateways), "the router of the subnet, which the node sends to")
+	}
+	return nil
 }
 
 // ValidateFor is Validate for a Plugger of one kind.
@@ -88,7 +108,7 @@ func (r Ref) Validate() error {
 		if !validNetnsName(r.VPCNetns) {
 			return invalid("VPCNetns", r.VPCNetns, "the name of a network namespace, of up to 100 letters, digits, dashes, dots and underscores")
 		}
-	case VLAN:
+	case VLAN, RoutedVLAN:
 		if mac, err := net.ParseMAC(r.Trunk); err != nil || !unicast(mac) {
 			return invalid("Trunk", r.Trunk, "the MAC address of a link of the node's, a unicast address of six bytes")
 		}
@@ -96,7 +116,7 @@ func (r Ref) Validate() error {
 			return invalid("VLAN", fmt.Sprint(r.VLAN), "%d to %d", minVLAN, maxVLAN)
 		}
 	default:
-		return invalid("Kind", string(r.Kind), "%s, %s, %s or %s", OVS, OVSHybrid, Netns, VLAN)
+		return invalid("Kind", string(r.Kind), "%s, %s, %s, %s or %s", OVS, OVSHybrid, Netns, VLAN, RoutedVLAN)
 	}
 	return nil
 }

@@ -18,6 +18,23 @@ const (
 	OVSHybrid Kind = "OVSHybrid" // by a Linux bridge of the port's own
 	Netns     Kind = "Netns"     // from the VPC's namespace, where an agent put it
 	VLAN      Kind = "VLAN"      // a VLAN on a link of the node's
+	// RoutedVLAN is a VLAN on a link of the node's too, which stays on the node: the node routes
+	// between it and the pod, as for pods with addresses of its ENIs. So Services are there.
+	RoutedVLAN Kind = "RoutedVLAN"
+)
+
+// Enforcing is which of a pod's packets the security groups of its RoutedVLAN are enforced on, as
+// POD_SECURITY_GROUP_ENFORCING_MODE of the Amazon VPC CNI says it.
+type Enforcing string
+
+// The modes.
+const (
+	// Strict: all packets from and to the pod take its VLAN, also between it and its own node, or
+	// another pod there.
+	Strict Enforcing = "strict"
+	// Standard: what stays on the node does not leave it, and what leaves the VPC goes by the
+	// node's own link, translated, where the node translates that of other pods.
+	Standard Enforcing = "standard"
 )
 
 // Ref names one port that is, or is to be, plugged: all that Unplug needs, so it is to be
@@ -28,8 +45,8 @@ type Ref struct {
 	Kind       Kind
 	Bridge     string // OVS, OVSHybrid: the integration bridge
 	VPCNetns   string // Netns: the file name of the VPC's namespace
-	Trunk      string // VLAN: the MAC address of the node's link that carries it
-	VLAN       int    // VLAN: its ID (IEEE 802.1Q)
+	Trunk      string // VLAN, RoutedVLAN: the MAC address of the node's link that carries it
+	VLAN       int    // VLAN, RoutedVLAN: its ID (IEEE 802.1Q)
 	Pod        Pod
 }
 
@@ -48,6 +65,7 @@ type Want struct {
 	Tap       TapDevice // with BindingTap
 	VMUUID    string    // of OVSDB's external ID vm-uuid; empty: none
 	OVN       bool      // OVS, OVSHybrid: OVN's controller says on the node when the port works
+	Enforcing Enforcing // RoutedVLAN
 }
 
 // Binding is how a virtual machine in the pod gets the port, in KubeVirt's words.
