@@ -31,8 +31,9 @@ const (
 	PodTable = 19000
 	// UplinkTableBase plus an uplink's number is its table.
 	UplinkTableBase = 19000
-	// MaxUplink is the highest number of an uplink: the mark has six bits for it.
-	MaxUplink = 63
+	// MaxUplink is the highest number of an uplink: the mark has six bits for it, whose last
+	// values are those of branches.
+	MaxUplink = BranchIn - 1
 
 	// LinkPrefix begins the name of every pod link on the host side.
 	LinkPrefix = "bth"
@@ -47,6 +48,35 @@ const (
 	RulePrimary = 1024
 	RuleOutside = 1025
 	RuleUplink  = 1536
+)
+
+// Policy rules, marks and tables of pods whose first interface is a VLAN of their own, a branch
+// interface of EC2 (package plug/routedvlan makes them). Nothing here changes or removes them.
+//
+// A branch of enforcing mode strict is a world of its own on the node: what comes from its pod, and
+// from its VLAN, is routed before the kernel's own rule of local addresses, which therefore moves
+// behind these rules. One of mode standard is routed as other pods are, and by its VLAN in place of an
+// ENI.
+const (
+	RuleBranchIn       = 10 // strict: what came by a VLAN, to the pod
+	RuleBranchSource   = 11 // strict: whose a source is
+	RuleBranchSkip     = 12 // past those that follow, with any other mark
+	RuleBranchOut      = 13 // strict: what came from a pod, to its table; one a pod
+	RuleBranchNone     = 14 // strict: nowhere else
+	RuleLocal          = 20 // in place of the kernel's rule with priority 0, while there is a strict branch
+	RuleBranchPod      = 511
+	RuleBranchStandard = RuleUplink + 1 // one a pod
+
+	// BranchIn and BranchOut are values of the bits MarkUplink.
+	BranchIn, BranchOut = 62, 63
+
+	// StrictTable and StandardTable hold the routes to pods of branches, by the mode.
+	StrictTable, StandardTable = 19064, 19065
+	// BranchTableBase plus a branch's VLAN is the table of what its pod sends.
+	BranchTableBase = 19100
+
+	// BranchNftTable is the name of the nftables table (inet) of branches.
+	BranchNftTable = "berth-branches"
 )
 
 // Bits of the packet mark, moved left by VPC.MarkShift. Only these eight

@@ -43,10 +43,11 @@ func isUntranslatable() nft.Exprs {
 	return nft.CtState(expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED)
 }
 
-// sourceNotBehindLink: fib saddr . iif oif missing. It is strict reverse path
-// filtering (RFC 3704), alike for both families and without a sysctl a link.
+// sourceNotBehindLink: fib saddr . mark . iif oif missing. It is strict reverse path
+// filtering (RFC 3704), alike for both families and without a sysctl a link. Pods of branches alone
+// have a mark by then, which leads to the table that has their addresses.
 func sourceNotBehindLink() nft.Exprs {
-	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagSADDR: true, FlagIIF: true, ResultOIF: true}}, nft.Is(nft.Word(0)...))
+	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagSADDR: true, FlagMARK: true, FlagIIF: true, ResultOIF: true}}, nft.Is(nft.Word(0)...))
 }
 
 // notToNode: fib daddr . iif type != local.

@@ -27,12 +27,15 @@ func (u Routed) kind() string { return "routed" }
 func (u Routed) validate() error {
 	t := u.ExportTable
 	if t < 1 || t > math.MaxInt32 || t >= unix.RT_TABLE_DEFAULT && t <= unix.RT_TABLE_LOCAL ||
-		t >= PodTable && t <= UplinkTableBase+MaxUplink {
+		t >= PodTable && t <= lastTable {
 		return fmt.Errorf("ExportTable %d: want a routing table that is nobody's: not %d to %d, which the kernel looks up, nor %d to %d, which Berth does",
-			t, unix.RT_TABLE_DEFAULT, unix.RT_TABLE_LOCAL, PodTable, UplinkTableBase+MaxUplink)
+			t, unix.RT_TABLE_DEFAULT, unix.RT_TABLE_LOCAL, PodTable, lastTable)
 	}
 	return nil
 }
+
+// lastTable is the last one of Berth's: that of a branch with VLAN 4094.
+const lastTable = BranchTableBase + 4094
 
 func (u Routed) ipv6() bool { return u.IPv6 }
 

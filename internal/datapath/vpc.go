@@ -133,7 +133,12 @@ func (u VPC) rules(family int) []netlink.Rule {
 	return rules
 }
 
-func (u VPC) owns(r netlink.Rule) bool { return r.Priority != RuleUplink }
+func (u VPC) owns(r netlink.Rule) bool { return r.Priority != RuleUplink && !isBranchRule(r) }
+
+// isBranchRule tells the rules of branches, which are others' to keep.
+func isBranchRule(r netlink.Rule) bool {
+	return r.Priority <= RuleLocal || r.Priority == RuleBranchPod || r.Priority == RuleBranchStandard
+}
 
 // uplinkRules leads the marks of an ENI to its table.
 func (u VPC) uplinkRules(uplink Uplink) []netlink.Rule {

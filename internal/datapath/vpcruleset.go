@@ -40,6 +40,8 @@ func (u VPC) classifyChain(primary string) chainSpec {
 // by where the question came from.
 func (u VPC) fromPodChain() chainSpec {
 	ch := chainSpec{chain: nftables.Chain{Name: "from_pod"}}
+	ch.rules = append(ch.rules, ruleSpec{"by the pod's own branch",
+		nft.Join(nft.Marked(u.mark(BranchOut)), nft.Accept())})
 	ch.rules = append(ch.rules, ruleSpec{"answers to what came in by the primary link",
 		nft.Join(nft.CtDirection(nft.Reply), nft.CtMarked(u.mark(MarkPrimary)), nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())})
 	for _, p := range u.NodeLocal {

@@ -1,6 +1,7 @@
 package vlan
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,34 +46,58 @@ func look(s *podif.Namespace, r plug.Ref) (in inside, err error) {
 	return in, nil
 }
 
-// ensure makes the port's link in the pod, or finds the one that is there. What is half made
+// place is where a port's link is to be, and as what: in a pod, under the interface's name, or on
+// the node (onNode), under a name of the port's own.
+type place struct {
+	*podif.Namespace
+	name string
+}
+
+// inPod is the place of a port's link in its pod.
+func inPod(pod *podif.Namespace, w plug.Want) place { return place{pod, w.Pod.IfName} }
+
+// home tells whether the place is on the node.
+func (at place) home() bool { return at.Path == nodePath }
+
+// text says in messages where the place is.
+func (at place) text() string {
+	if at.home() {
+		return ""
+	}
+	return " in the pod"
+}
+
+// hasParent tells whether a link that was found there is on a link of the node's.
+func (at place) hasParent(l *netlink.Vlan) bool { return l.NetNsID >= 0 || at.home() }
+
+// ensure makes the port's link in its place, or finds the one that is there. What is half made
 // there, and what the port had of another VLAN or trunk, is removed first. Errors:
 // plug.ErrInterfaceExists, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrNoVLAN.
-func (p *Plugger) ensure(ctx context.Context, w plug.Want, pod *podif.Namespace, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
-	in, err := look(pod, w.Ref)
+func (p *Plugger) ensure(ctx context.Context, w plug.Want, at place, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
+	in, err := look(at.Namespace, w.Ref)
 	if err != nil {
 		return nil, err
 	}
 	var l *netlink.Vlan
 	for _, have := range in.mine {
-		if l == nil && have.VlanId == w.VLAN && have.NetNsID >= 0 && have.ParentIndex == trunk.Index {
+		if l == nil && have.VlanId == w.VLAN && at.hasParent(have) && have.ParentIndex == trunk.Index {
 			l = have
 			continue
 		}
 		in.half = append(in.half, have)
 	}
 	for _, old := range in.half {
-		if err := remove(pod, old); err != nil {
+		if err := remove(at.Namespace, old); err != nil {
 			return nil, err
 		}
 	}
 	if l == nil {
-		if l, err = p.create(ctx, w, pod, trunk); err != nil {
+		if l, err = p.create(ctx, w, at, trunk); err != nil {
 			return nil, err
 		}
 	}
-	if l.Name == unfinished(w.Ref) {
-		return l, name(w, pod, l)
+	if l.Name == unfinished(w.Ref) && l.Name != at.name {
+		return l, name(w, at, l)
 	}
 	return l, nil
 }
@@ -80,35 +105,42 @@ func (p *Plugger) ensure(ctx context.Context, w plug.Want, pod *podif.Namespace,
 // unfinished is what a port's link is called until it has its mark. It is made in the pod's
 // namespace, and all the same kernels such as Debian's 6.1 refuse a name that a link of the node has,
 // such as eth0 (rtnl_newlink).
-func unfinished(r plug.Ref) string { return "vl" + r.Short() }
+func unfinished(r plug.Ref) string { return NamePrefix + r.Short() }
+
+// NamePrefix begins the names of links that have not got their marks yet, and of those on the node.
+const NamePrefix = "vl"
 
 // create makes the VLAN's link in the pod, with the group of ports, and marks it. When the kernel
 // refuses it, as the VLAN has a link, that may be going with its namespace: it is tried again
 // for a while, unless it is known whose it is.
-func (p *Plugger) create(ctx context.Context, w plug.Want, pod *podif.Namespace, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
-	if there, err := pod.Link(w.Pod.IfName); err != nil {
+func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
+	switch there, err := at.Link(at.name); {
+	case err != nil:
 		return nil, err
-	} else if there != nil {
-		return nil, taken(w, pod, w.Pod.IfName)
+	case there != nil && at.home():
+		_, err := w.OwnerOf(there.Attrs())
+		return nil, cmp.Or(err, taken(w, at, at.name))
+	case there != nil:
+		return nil, taken(w, at, at.name)
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Group, attrs.HardwareAddr = unfinished(w.Ref), w.Interface.MTU, plug.LinkGroup, w.Interface.MAC
-	attrs.ParentIndex, attrs.Namespace = trunk.Index, netlink.NsFd(pod.NS)
+	attrs.ParentIndex, attrs.Namespace = trunk.Index, netlink.NsFd(at.NS)
 	v := &netlink.Vlan{LinkAttrs: attrs, VlanId: w.VLAN, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
 	bounded, cancel := context.WithTimeout(ctx, min(p.wait, briefly))
 	defer cancel()
 	for first := true; ; first = false {
 		err := p.node.NL.LinkAdd(v)
 		if err == nil {
-			return mark(w, pod)
+			return mark(w, at)
 		}
 		if !errors.Is(err, unix.EEXIST) {
 			return nil, explain(err, w, trunk)
 		}
-		if there, err := pod.Link(unfinished(w.Ref)); err != nil {
+		if there, err := at.Link(unfinished(w.Ref)); err != nil {
 			return nil, err
 		} else if there != nil {
-			return nil, taken(w, pod, unfinished(w.Ref))
+			return nil, taken(w, at, unfinished(w.Ref))
 		}
 		if last := bounded.Err() != nil; first || last {
 			if again, err := p.holds(ctx, w, trunk); err != nil && (last || !again) {
@@ -119,12 +151,15 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, pod *podif.Namespace,
 	}
 }
 
-func taken(w plug.Want, pod *podif.Namespace, name string) error {
+func taken(w plug.Want, at place, name string) error {
+	if at.home() {
+		return fmt.Errorf("%w: %s is another's", plug.ErrNameTaken, name)
+	}
 	hint := ""
 	if w.Binding == plug.BindingBridge {
 		hint = "; where it is the machine's runtime's, only a new pod gets the port again"
 	}
-	return fmt.Errorf("%s in %s: %w%s", name, pod.Path, plug.ErrInterfaceExists, hint)
+	return fmt.Errorf("%s in %s: %w%s", name, at.Path, plug.ErrInterfaceExists, hint)
 }
 
 // explain says why the kernel made no VLAN.
@@ -146,38 +181,38 @@ func pause(ctx context.Context) {
 }
 
 // mark writes for whom a link was made.
-func mark(w plug.Want, pod *podif.Namespace) (*netlink.Vlan, error) {
+func mark(w plug.Want, at place) (*netlink.Vlan, error) {
 	if err := failpoint.Hit("plug.vlan.made.after"); err != nil {
 		return nil, err
 	}
-	l, err := pod.NL.LinkByName(unfinished(w.Ref))
+	l, err := at.NL.LinkByName(unfinished(w.Ref))
 	if err != nil {
-		return nil, fmt.Errorf("look up %s in %s: %w", unfinished(w.Ref), pod.Path, err)
+		return nil, fmt.Errorf("look up %s in %s: %w", unfinished(w.Ref), at.Path, err)
 	}
 	v, ok := l.(*netlink.Vlan)
 	if !ok || v.Group != plug.LinkGroup { // a container was faster
-		return nil, taken(w, pod, unfinished(w.Ref))
+		return nil, taken(w, at, unfinished(w.Ref))
 	}
-	if err := pod.NL.LinkSetAlias(rtnl.LinkRef(v.Index), w.Mark()); err != nil {
-		return nil, fmt.Errorf("mark %s in %s: %w", v.Name, pod.Path, err)
+	if err := at.NL.LinkSetAlias(rtnl.LinkRef(v.Index), w.Mark()); err != nil {
+		return nil, fmt.Errorf("mark %s in %s: %w", v.Name, at.Path, err)
 	}
 	return v, failpoint.Hit("plug.vlan.mark.after")
 }
 
 // name gives a marked link the interface's name. One that is up, as a link is whose trunk came up
 // meanwhile, cannot be renamed.
-func name(w plug.Want, pod *podif.Namespace, l *netlink.Vlan) error {
-	if err := pod.NL.LinkSetDown(rtnl.LinkRef(l.Index)); err != nil {
-		return fmt.Errorf("set %s down in %s: %w", l.Name, pod.Path, err)
+func name(w plug.Want, at place, l *netlink.Vlan) error {
+	if err := at.NL.LinkSetDown(rtnl.LinkRef(l.Index)); err != nil {
+		return fmt.Errorf("set %s down in %s: %w", l.Name, at.Path, err)
 	}
-	err := pod.NL.LinkSetName(rtnl.LinkRef(l.Index), w.Pod.IfName)
+	err := at.NL.LinkSetName(rtnl.LinkRef(l.Index), at.name)
 	if errors.Is(err, unix.EEXIST) {
-		return taken(w, pod, w.Pod.IfName)
+		return taken(w, at, at.name)
 	}
 	if err != nil {
-		return fmt.Errorf("call %s %s in %s: %w", l.Name, w.Pod.IfName, pod.Path, err)
+		return fmt.Errorf("call %s %s in %s: %w", l.Name, at.name, at.Path, err)
 	}
-	l.Name = w.Pod.IfName
+	l.Name = at.name
 	return failpoint.Hit("plug.vlan.name.after")
 }
 

@@ -76,8 +76,8 @@ func sameMAC(a net.HardwareAddr, text string) bool {
 }
 
 // parent is the link of the node's that a VLAN is on; nil: it is on none.
-func (p *Plugger) parent(l *netlink.Vlan) (*netlink.LinkAttrs, error) {
-	if l.NetNsID < 0 { // in its own namespace
+func (p *Plugger) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) {
+	if !at.hasParent(l) { // in its own namespace
 		return nil, nil
 	}
 	on, err := p.node.NL.LinkByIndex(l.ParentIndex)

@@ -86,8 +86,14 @@ func (p *Plugger) Expect(ctx context.Context, w plug.Want) error {
 	if err := w.ValidateFor(plug.VLAN); err != nil {
 		return err
 	}
-	if _, err := p.await(ctx, w.Ref, p.wait); err != nil {
-		return fmt.Errorf("wait for port %s: %w", w.PortID, err)
+	return p.ExpectTrunk(ctx, w.Ref)
+}
+
+// ExpectTrunk returns once the node has a port's trunk, and waits for it as long as an ADD may.
+// Errors: plug.ErrInvalid, plug.ErrNotReady.
+func (p *Plugger) ExpectTrunk(ctx context.Context, r plug.Ref) error {
+	if _, err := p.await(ctx, r, p.wait); err != nil {
+		return fmt.Errorf("wait for port %s: %w", r.PortID, err)
 	}
 	return nil
 }
@@ -111,17 +117,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	defer leave()
-	trunk, err := p.await(ctx, w.Ref, min(p.wait, briefly))
-	if err != nil {
-		return plug.Done{}, err
-	}
-	if err := p.raise(ctx, trunk, w.Interface.MTU); err != nil {
-		return plug.Done{}, err
-	}
-	if err := failpoint.Hit("plug.vlan.trunk.after"); err != nil {
-		return plug.Done{}, err
-	}
-	l, err := p.ensure(ctx, w, pod, trunk)
+	l, err := p.make(ctx, w, inPod(pod, w))
 	if err != nil {
 		return plug.Done{}, err
 	}
@@ -142,6 +138,21 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return done, handOver(pod, w.Ref, l)
 	}
 	return done, nil
+}
+
+// make sets the trunk up and makes the port's link in its place.
+func (p *Plugger) make(ctx context.Context, w plug.Want, at place) (*netlink.Vlan, error) {
+	trunk, err := p.await(ctx, w.Ref, min(p.wait, briefly))
+	if err != nil {
+		return nil, err
+	}
+	if err := p.raise(ctx, trunk, w.Interface.MTU); err != nil {
+		return nil, err
+	}
+	if err := failpoint.Hit("plug.vlan.trunk.after"); err != nil {
+		return nil, err
+	}
+	return p.ensure(ctx, w, at, trunk)
 }
 
 // enter opens a pod's namespace and waits for its turn there.
@@ -220,16 +231,8 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 		return err
 	}
 	defer pod.Close()
-	trunk, err := p.find(w.Ref)
-	switch {
-	case errors.Is(err, plug.ErrInvalid):
-		found.Add("%v", err)
-	case err != nil:
+	if err := p.checkTrunk(w.Ref, found); err != nil {
 		return err
-	case trunk == nil:
-		found.Add("no link of the node has the trunk's MAC address %s", w.Trunk)
-	case trunk.Flags&net.FlagUp == 0:
-		found.Add("the trunk %s is down", trunk.Name)
 	}
 	in, err := look(pod, w.Ref)
 	if err != nil {
@@ -239,7 +242,10 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 		found.Add("the pod lacks the port's link")
 	}
 	for _, l := range in.mine {
-		if err := p.checkLink(w, l, found); err != nil {
+		if l.Name != w.Pod.IfName && w.Binding != plug.BindingBridge {
+			found.Add("the port's link is called %s in the pod, not %s", l.Name, w.Pod.IfName)
+		}
+		if err := p.checkLink(w, l, inPod(pod, w), found); err != nil {
 			return err
 		}
 	}
@@ -249,15 +255,29 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	return pod.Check(w.Pod.IfName, w.Interface, found)
 }
 
-// checkLink notes how the port's link differs from what is wanted, but for what podif sets.
-func (p *Plugger) checkLink(w plug.Want, l *netlink.Vlan, found *plug.Differences) error {
-	if l.Name != w.Pod.IfName && w.Binding != plug.BindingBridge {
-		found.Add("the port's link is called %s in the pod, not %s", l.Name, w.Pod.IfName)
+// checkTrunk notes what is wrong with a port's trunk.
+func (p *Plugger) checkTrunk(r plug.Ref, found *plug.Differences) error {
+	trunk, err := p.find(r)
+	switch {
+	case errors.Is(err, plug.ErrInvalid):
+		found.Add("%v", err)
+	case err != nil:
+		return err
+	case trunk == nil:
+		found.Add("no link of the node has the trunk's MAC address %s", r.Trunk)
+	case trunk.Flags&net.FlagUp == 0:
+		found.Add("the trunk %s is down", trunk.Name)
 	}
+	return nil
+}
+
+// checkLink notes how the port's link differs from what is wanted, but for its name and what podif
+// sets.
+func (p *Plugger) checkLink(w plug.Want, l *netlink.Vlan, at place, found *plug.Differences) error {
 	if l.VlanId != w.VLAN {
-		found.Add("%s has VLAN %d in the pod, not %d", l.Name, l.VlanId, w.VLAN)
+		found.Add("%s has VLAN %d%s, not %d", l.Name, l.VlanId, at.text(), w.VLAN)
 	}
-	parent, err := p.parent(l)
+	parent, err := p.parent(l, at)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,294 @@
+package routedvlan
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/datapath/nft"
+	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/plug/vlan"
+)
+
+// The table inet berth-branches has two maps, from a link's name to the chain of its branch: that of
+// packets that come by a link, and that of packets that leave by one. So the cost of a packet does not grow
+// with the number of branches.
+
+// zoneBase plus a VLAN is the connection tracking zone of a branch. Zones of others are left room
+// below it.
+const zoneBase = 0x6000
+
+func table() *nftables.Table {
+	return &nftables.Table{Name: datapath.BranchNftTable, Family: nftables.TableFamilyINet}
+}
+
+// way is one of the two ways that packets take, with the base chain that leads to chains of branches.
+type way struct {
+	name string
+	kind nftables.ChainType
+	hook *nftables.ChainHook
+	at   *nftables.ChainPriority
+	key  expr.MetaKey
+}
+
+var (
+	// entering is before connection tracking, and before the data path looks at sources.
+	entering = way{"entering", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(*nftables.ChainPriorityRaw - 10), expr.MetaKeyIIFNAME}
+	// leaving is before others give what leaves a source, such as kube-proxy by masquerading, which
+	// would take one of another link, that the VPC drops.
+	leaving = way{"leaving", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource - 10), expr.MetaKeyOIFNAME}
+)
+
+func (w way) links() *nftables.Set {
+	return &nftables.Set{Table: table(), Name: w.name + "_links", IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict}
+}
+
+func (w way) chain() *nftables.Chain {
+	return &nftables.Chain{Table: table(), Name: w.name, Type: w.kind, Hooknum: w.hook, Priority: w.at}
+}
+
+// lead is what the base chain has.
+func (w way) lead() chain {
+	return chain{w.name, "", w, []nft.Exprs{nft.Join(nft.Meta(w.key), nft.VerdictOf(w.links()))}}
+}
+
+// chain is one of a branch.
+type chain struct {
+	name  string
+	link  string // by which its packets come or leave
+	way   way
+	rules []nft.Exprs
+}
+
+// Names of the chains of a branch end as those of its links do.
+const (
+	fromPod  = "from_pod_"
+	fromVLAN = "from_vlan_"
+	toVLAN   = "to_vlan_"
+)
+
+func chainName(kind string, r plug.Ref) string { return kind + r.Short() }
+
+// chains are those of a branch.
+func (p *Plugger) chains(b branch) []chain {
+	short := strings.TrimPrefix(b.pod, datapath.LinkPrefix)
+	onlyPod := []nft.Exprs{
+		nft.Join(nft.Meta(expr.MetaKeyNFPROTO), nft.IsNot(unix.NFPROTO_IPV4), nft.Drop()),
+		nft.Join(nft.Destination(unix.AF_INET), nft.IsNot(b.addr.AsSlice()...), nft.Count(), nft.Drop()),
+	}
+	in := chain{fromVLAN + short, b.vlan, entering, onlyPod}
+	list := []chain{{toVLAN + short, b.vlan, leaving, []nft.Exprs{snatTo(b)}}}
+	out := chain{fromPod + short, b.pod, entering, nil}
+	if b.enforcing != plug.Strict {
+		return append(list, in, out)
+	}
+	zone := setZone(uint16(zoneBase + b.id))
+	mark := func(value uint32) nft.Exprs { return nft.SetMark(p.mark(value)) }
+	in.rules = append(in.rules, nft.Join(zone, mark(datapath.BranchIn)))
+	out.rules = []nft.Exprs{nft.Join(zone, mark(datapath.BranchOut))}
+	return append(list, in, out)
+}
+
+// setZone is ct zone set N.
+func setZone(n uint16) nft.Exprs {
+	return nft.Exprs{
+		&expr.Immediate{Register: nft.Register, Data: binaryutil.NativeEndian.PutUint16(n)},
+		&expr.Ct{Key: expr.CtKeyZONE, Register: nft.Register, SourceRegister: true},
+	}
+}
+
+// snatTo gives what leaves the pod's address, which it has unless others would give it another. Ports stay as
+// they are.
+func snatTo(b branch) nft.Exprs {
+	return nft.Join(nft.Family(unix.AF_INET), nft.Exprs{
+		&expr.Immediate{Register: nft.Register, Data: b.addr.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: nft.Register},
+	})
+}
+
+// tag tells the content of a chain, so that it can be compared without decoding rules.
+func (c chain) tag() (string, error) {
+	h := sha256.New()
+	for _, r := range c.rules {
+		for _, e := range r {
+			text, err := expr.Marshal(byte(nftables.TableFamilyINet), e)
+			if err != nil {
+				return "", fmt.Errorf("encode a rule of chain %s: %w", c.name, err)
+			}
+			fmt.Fprintf(h, "%x\n", text)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8]), nil
+}
+
+func (c chain) element() []nftables.SetElement {
+	return []nftables.SetElement{{Key: nft.LinkName(c.link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: c.name}}}
+}
+
+func (p *Plugger) conn() (*nftables.Conn, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(int(p.node.NS)))
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	return c, nil
+}
+
+// filter makes the chains of a branch, in one transaction. What is there already is not written again: a
+// change of rules has the kernel wait for packets under way.
+func (p *Plugger) filter(b branch) error {
+	conn, err := p.conn()
+	if err != nil {
+		return err
+	}
+	missing, err := p.unlike(conn, b)
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	conn.AddTable(table())
+	for _, w := range []way{entering, leaving} {
+		if err := conn.AddSet(w.links(), nil); err != nil {
+			return fmt.Errorf("make the map %s: %w", w.links().Name, err)
+		}
+	}
+	for _, c := range missing {
+		if err := c.add(conn); err != nil {
+			return err
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("make the nftables chains of %s: %w", b.pod, err)
+	}
+	return nil
+}
+
+// add queues a chain, with its place in its map. A base chain is of no link.
+func (c chain) add(conn *nftables.Conn) error {
+	tag, err := c.tag()
+	if err != nil {
+		return err
+	}
+	made := &nftables.Chain{Table: table(), Name: c.name}
+	if c.link == "" {
+		made = c.way.chain()
+	}
+	conn.AddChain(made)
+	conn.FlushChain(made)
+	for _, exprs := range c.rules {
+		conn.AddRule(&nftables.Rule{Table: table(), Chain: made, Exprs: exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, tag)})
+	}
+	if c.link == "" {
+		return nil
+	}
+	if err := conn.SetAddElements(c.way.links(), c.element()); err != nil {
+		return fmt.Errorf("lead from %s to chain %s: %w", c.link, c.name, err)
+	}
+	return nil
+}
+
+// unlike lists the chains that a branch needs, those that all share first, and that are not as they
+// are to be.
+func (p *Plugger) unlike(conn *nftables.Conn, b branch) (missing []chain, err error) {
+	linked, err := linked(conn)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range append([]chain{entering.lead(), leaving.lead()}, p.chains(b)...) {
+		tag, err := c.tag()
+		if err != nil {
+			return nil, err
+		}
+		rules, err := conn.GetRules(table(), &nftables.Chain{Name: c.name})
+		if err != nil && !isGone(err) {
+			return nil, fmt.Errorf("read the chain %s: %w", c.name, err)
+		}
+		want := userdata.AppendString(nil, userdata.TypeComment, tag)
+		alike := len(rules) == len(c.rules) && !slices.ContainsFunc(rules, func(r *nftables.Rule) bool { return !bytes.Equal(r.UserData, want) })
+		if !alike || c.link != "" && !linked[c.at()] {
+			missing = append(missing, c)
+		}
+	}
+	return missing, nil
+}
+
+// at tells the place of a chain in its map.
+func (c chain) at() string { return c.way.name + " " + c.link }
+
+// linked tells the places that are taken in the maps.
+func linked(conn *nftables.Conn) (map[string]bool, error) {
+	taken := map[string]bool{}
+	for _, w := range []way{entering, leaving} {
+		elements, err := conn.GetSetElements(w.links())
+		if err != nil && !isGone(err) {
+			return nil, fmt.Errorf("read the map %s: %w", w.links().Name, err)
+		}
+		for _, e := range elements {
+			taken[chain{link: string(bytes.TrimRight(e.Key, "\x00")), way: w}.at()] = true
+		}
+	}
+	return taken, nil
+}
+
+func isGone(err error) bool { return errors.Is(err, unix.ENOENT) }
+
+// unfilter removes the chains of a port.
+func (p *Plugger) unfilter(r plug.Ref) error {
+	conn, err := p.conn()
+	if err != nil {
+		return err
+	}
+	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return fmt.Errorf("list nftables chains: %w", err)
+	}
+	linked, err := linked(conn)
+	if err != nil {
+		return err
+	}
+	links := map[string]chain{
+		chainName(fromPod, r):  {link: LinkName(r), way: entering},
+		chainName(fromVLAN, r): {link: vlan.NameOnNode(r), way: entering},
+		chainName(toVLAN, r):   {link: vlan.NameOnNode(r), way: leaving},
+	}
+	for _, c := range chains {
+		known, ok := links[c.Name]
+		if c.Table.Name != datapath.BranchNftTable || !ok {
+			continue
+		}
+		known.name = c.Name
+		if linked[known.at()] {
+			if err := conn.SetDeleteElements(known.way.links(), known.element()); err != nil {
+				return fmt.Errorf("lead no more to chain %s: %w", c.Name, err)
+			}
+		}
+		conn.FlushChain(c)
+		conn.DelChain(c)
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("remove the nftables chains of %s: %w", LinkName(r), err)
+	}
+	return nil
+}
+
+// checkFilter notes which chains of a branch are not as they are to be.
+func (p *Plugger) checkFilter(b branch, found *plug.Differences) error {
+	conn, err := p.conn()
+	if err != nil {
+		return err
+	}
+	missing, err := p.unlike(conn, b)
+	for _, c := range missing {
+		found.Add("the nftables table %s lacks what chain %s is to have", datapath.BranchNftTable, c.name)
+	}
+	return err
+}
