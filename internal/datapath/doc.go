@@ -58,17 +58,17 @@ const (
 // behind these rules. One of mode standard is routed as other pods are, and by its VLAN in place of an
 // ENI.
 const (
-	RuleBranchIn       = 10 // strict: what came by a VLAN, to the pod
-	RuleBranchSource   = 11 // strict: whose a source is
-	RuleBranchSkip     = 12 // past those that follow, with any other mark
-	RuleBranchOut      = 13 // strict: what came from a pod, to its table; one a pod
-	RuleBranchNone     = 14 // strict: nowhere else
+	RuleBranchPast     = 12 // past those that follow, with another mark
+	RuleBranchOut      = 13 // strict: what came from a pod, to its table, and what is asked back; two a pod
+	RuleBranchIn       = 14 // strict: what came by a VLAN, to the pod
+	RuleBranchSource   = 15 // strict: whose a source is
+	RuleBranchNone     = 16 // strict: nowhere else
 	RuleLocal          = 20 // in place of the kernel's rule with priority 0, while there is a strict branch
 	RuleBranchPod      = 511
 	RuleBranchStandard = RuleUplink + 1 // one a pod
 
-	// BranchIn and BranchOut are values of the bits MarkUplink.
-	BranchIn, BranchOut = 62, 63
+	// BranchIn and BranchOut are values of the bits MarkUplink, and BranchAny is what they share.
+	BranchIn, BranchOut, BranchAny = 62, 63, 62
 
 	// StrictTable and StandardTable hold the routes to pods of branches, by the mode.
 	StrictTable, StandardTable = 19064, 19065

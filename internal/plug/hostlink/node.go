@@ -6,6 +6,7 @@ package hostlink
 
 import (
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/plug/podif"
 )
 
 // Node is the node's network namespace.
@@ -102,6 +104,42 @@ func (n *Node) Check(r plug.Ref, name string, found *plug.Differences) (netlink.
 		return nil, nil
 	}
 	return l, nil
+}
+
+// CheckPair notes when a port's veth is down on the node, or leads to something else than the pod's
+// interface.
+func CheckPair(w plug.Want, host *netlink.LinkAttrs, pod *podif.Namespace, found *plug.Differences) error {
+	if host.Flags&net.FlagUp == 0 {
+		found.Add("%s is down", host.Name)
+	}
+	peer, err := pod.Peer(host)
+	if err != nil {
+		return err
+	}
+	if peer == nil || w.Binding != plug.BindingBridge && peer.Attrs().Name != w.Pod.IfName {
+		found.Add("%s on the node and %s in the pod are not one link", host.Name, w.Pod.IfName)
+	}
+	return nil
+}
+
+// ForgetInPod removes the rules of a port's interface in the pod that a veth leads to, if that is there:
+// they are nothing that anybody meets once the interface is gone, so what fails is not told.
+func (n *Node) ForgetInPod(r plug.Ref, name string) {
+	pod, err := podif.OpenPod(r.Pod, n.ID)
+	if err != nil {
+		return
+	}
+	defer pod.Close()
+	host, err := n.Find(name)
+	if err != nil || host == nil {
+		return
+	}
+	if owner, _ := r.OwnerOf(host.Attrs()); owner != plug.Mine {
+		return
+	}
+	if l, err := pod.Peer(host.Attrs()); err == nil && l != nil {
+		_ = pod.Forget(l.Attrs().Index)
+	}
 }
 
 // Remove deletes links of the port, with their other ends if they are veths, and what is

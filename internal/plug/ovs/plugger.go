@@ -173,7 +173,7 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := failpoint.Hit(p.point("detach.after")); err != nil {
 		return err
 	}
-	p.forget(r)
+	p.node.ForgetInPod(r, LinkName(r))
 	if err := errors.Join(rowErr, p.wiring.Remove(p.node, r)); err != nil {
 		return fmt.Errorf("unplug port %s: %w", r.PortID, err)
 	}

@@ -2,9 +2,6 @@ package ovs
 
 import (
 	"errors"
-	"net"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/hostlink"
@@ -35,26 +32,6 @@ func (p *Plugger) finishPod(link hostlink.Link, bridge *ovsdb.Bridge, pod *podif
 	return err
 }
 
-// forget removes the rules of a port's interface in the pod, if that is there: they are
-// nothing that anybody meets once the interface is gone, so what fails is not told.
-func (p *Plugger) forget(r plug.Ref) {
-	pod, err := podif.OpenPod(r.Pod, p.node.ID)
-	if err != nil {
-		return
-	}
-	defer pod.Close()
-	host, err := p.node.Find(LinkName(r))
-	if err != nil || host == nil {
-		return
-	}
-	if owner, _ := r.OwnerOf(host.Attrs()); owner != plug.Mine {
-		return
-	}
-	if l, err := pod.Peer(host.Attrs()); err == nil && l != nil {
-		_ = pod.Forget(l.Attrs().Index)
-	}
-}
-
 // checkPod notes how a link to a pod differs from what is wanted, on both sides. Of one that is
 // a machine's runtime's nothing is compared in the pod, but that it is there.
 func (p *Plugger) checkPod(w plug.Want, found *plug.Differences) error {
@@ -67,16 +44,9 @@ func (p *Plugger) checkPod(w plug.Want, found *plug.Differences) error {
 	if err != nil {
 		return err
 	}
-	var peer netlink.Link
 	if host != nil {
-		if host.Attrs().Flags&net.FlagUp == 0 {
-			found.Add("%s is down", host.Attrs().Name)
-		}
-		if peer, err = pod.Peer(host.Attrs()); err != nil {
+		if err := hostlink.CheckPair(w, host.Attrs(), pod, found); err != nil {
 			return err
-		}
-		if peer == nil || w.Binding != plug.BindingBridge && peer.Attrs().Name != w.Pod.IfName {
-			found.Add("%s on the node and %s in the pod are not one link", host.Attrs().Name, w.Pod.IfName)
 		}
 	}
 	if w.Binding == plug.BindingBridge {

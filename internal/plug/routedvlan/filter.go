@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -199,47 +198,75 @@ func (c chain) add(conn *nftables.Conn) error {
 // unlike lists the chains that a branch needs, those that all share first, and that are not as they
 // are to be.
 func (p *Plugger) unlike(conn *nftables.Conn, b branch) (missing []chain, err error) {
-	linked, err := linked(conn)
+	have, err := look(conn)
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range append([]chain{entering.lead(), leaving.lead()}, p.chains(b)...) {
-		tag, err := c.tag()
+		alike, err := have.has(conn, c)
 		if err != nil {
 			return nil, err
 		}
-		rules, err := conn.GetRules(table(), &nftables.Chain{Name: c.name})
-		if err != nil && !isGone(err) {
-			return nil, fmt.Errorf("read the chain %s: %w", c.name, err)
-		}
-		want := userdata.AppendString(nil, userdata.TypeComment, tag)
-		alike := len(rules) == len(c.rules) && !slices.ContainsFunc(rules, func(r *nftables.Rule) bool { return !bytes.Equal(r.UserData, want) })
-		if !alike || c.link != "" && !linked[c.at()] {
+		if !alike {
 			missing = append(missing, c)
 		}
 	}
 	return missing, nil
 }
 
+// content is what the kernel has of the table.
+type content struct {
+	chains map[string]*nftables.Chain
+	linked map[string]bool // places of the maps that are taken
+}
+
 // at tells the place of a chain in its map.
 func (c chain) at() string { return c.way.name + " " + c.link }
 
-// linked tells the places that are taken in the maps.
-func linked(conn *nftables.Conn) (map[string]bool, error) {
-	taken := map[string]bool{}
-	for _, w := range []way{entering, leaving} {
-		elements, err := conn.GetSetElements(w.links())
-		if err != nil && !isGone(err) {
-			return nil, fmt.Errorf("read the map %s: %w", w.links().Name, err)
-		}
-		for _, e := range elements {
-			taken[chain{link: string(bytes.TrimRight(e.Key, "\x00")), way: w}.at()] = true
+func look(conn *nftables.Conn) (content, error) {
+	have := content{map[string]*nftables.Chain{}, map[string]bool{}}
+	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return have, fmt.Errorf("list nftables chains: %w", err)
+	}
+	for _, c := range chains {
+		if c.Table.Name == datapath.BranchNftTable {
+			have.chains[c.Name] = c
 		}
 	}
-	return taken, nil
+	for _, w := range []way{entering, leaving} {
+		if have.chains[w.name] == nil {
+			continue // nor is there a map
+		}
+		elements, err := conn.GetSetElements(w.links())
+		if err != nil {
+			return have, fmt.Errorf("read the map %s: %w", w.links().Name, err)
+		}
+		for _, e := range elements {
+			have.linked[chain{link: string(bytes.TrimRight(e.Key, "\x00")), way: w}.at()] = true
+		}
+	}
+	return have, nil
 }
 
-func isGone(err error) bool { return errors.Is(err, unix.ENOENT) }
+// has tells whether a chain is there as it is to be.
+func (have content) has(conn *nftables.Conn, c chain) (bool, error) {
+	there := have.chains[c.name]
+	if there == nil || c.link != "" && !have.linked[c.at()] {
+		return false, nil
+	}
+	tag, err := c.tag()
+	if err != nil {
+		return false, err
+	}
+	rules, err := conn.GetRules(table(), there)
+	if err != nil {
+		return false, fmt.Errorf("read the chain %s: %w", c.name, err)
+	}
+	want := userdata.AppendString(nil, userdata.TypeComment, tag)
+	return len(rules) == len(c.rules) &&
+		!slices.ContainsFunc(rules, func(r *nftables.Rule) bool { return !bytes.Equal(r.UserData, want) }), nil
+}
 
 // unfilter removes the chains of a port.
 func (p *Plugger) unfilter(r plug.Ref) error {
@@ -247,32 +274,26 @@ func (p *Plugger) unfilter(r plug.Ref) error {
 	if err != nil {
 		return err
 	}
-	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return fmt.Errorf("list nftables chains: %w", err)
-	}
-	linked, err := linked(conn)
+	have, err := look(conn)
 	if err != nil {
 		return err
 	}
-	links := map[string]chain{
+	for name, c := range map[string]chain{
 		chainName(fromPod, r):  {link: LinkName(r), way: entering},
 		chainName(fromVLAN, r): {link: vlan.NameOnNode(r), way: entering},
 		chainName(toVLAN, r):   {link: vlan.NameOnNode(r), way: leaving},
-	}
-	for _, c := range chains {
-		known, ok := links[c.Name]
-		if c.Table.Name != datapath.BranchNftTable || !ok {
+	} {
+		there := have.chains[name]
+		if there == nil {
 			continue
 		}
-		known.name = c.Name
-		if linked[known.at()] {
-			if err := conn.SetDeleteElements(known.way.links(), known.element()); err != nil {
-				return fmt.Errorf("lead no more to chain %s: %w", c.Name, err)
+		if c.name = name; have.linked[c.at()] {
+			if err := conn.SetDeleteElements(c.way.links(), c.element()); err != nil {
+				return fmt.Errorf("lead no more to chain %s: %w", name, err)
 			}
 		}
-		conn.FlushChain(c)
-		conn.DelChain(c)
+		conn.FlushChain(there)
+		conn.DelChain(there)
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("remove the nftables chains of %s: %w", LinkName(r), err)

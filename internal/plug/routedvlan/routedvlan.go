@@ -136,7 +136,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	}{
 		{"link", func() error { return p.set(b) }},
 		{"filter", func() error { return p.filter(b) }},
-		{"rules", func() error { return p.lead(ctx, b) }},
+		{"rules", func() error { return p.lead(ctx, b, w.Ref) }},
 		{"pod", func() error {
 			return errors.Join(p.node.Raise(link), p.configure(pod, w, link))
 		}},
@@ -227,7 +227,10 @@ func (p *Plugger) unplug(ctx context.Context, r plug.Ref) error {
 		name string
 		do   func() error
 	}{
-		{"link", func() error { return p.node.Remove(r, LinkName(r)) }},
+		{"link", func() error {
+			p.node.ForgetInPod(r, LinkName(r))
+			return p.node.Remove(r, LinkName(r))
+		}},
 		{"rules", func() error { return p.leadNoMore(ctx, r) }},
 		{"filter", func() error { return p.unfilter(r) }},
 	} {
@@ -298,8 +301,8 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	if out == nil || link == nil {
 		return nil
 	}
-	if link.Attrs().Flags&net.FlagUp == 0 {
-		found.Add("%s is down", link.Attrs().Name)
+	if err := hostlink.CheckPair(w, link.Attrs(), pod, found); err != nil {
+		return err
 	}
 	if err := p.checkNeighbours(pod, w, link.Attrs(), found); err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/plug/vlan"
 )
 
 // Policy rules are of IPv4: so are branches.
@@ -41,12 +42,13 @@ func (p *Plugger) shared(mode plug.Enforcing) []netlink.Rule {
 	}
 	none := p.marked(rule(datapath.RuleBranchNone, 0), datapath.BranchOut)
 	none.Type = unix.RTN_PROHIBIT
-	skip := p.marked(rule(datapath.RuleBranchSkip, 0), datapath.BranchOut)
-	skip.Invert, skip.Goto = true, datapath.RuleLocal
+	past := p.marked(rule(datapath.RuleBranchPast, 0), datapath.BranchAny)
+	past.Mask = &past.Mark
+	past.Invert, past.Goto = true, datapath.RuleLocal
 	source := p.marked(rule(datapath.RuleBranchSource, datapath.StrictTable), datapath.BranchOut)
 	source.IifName = "lo"
 	return []netlink.Rule{
-		localRule(datapath.RuleLocal), none, skip, source,
+		localRule(datapath.RuleLocal), none, past, source,
 		p.marked(rule(datapath.RuleBranchIn, datapath.StrictTable), datapath.BranchIn),
 	}
 }
@@ -59,48 +61,73 @@ func localRule(priority int) netlink.Rule {
 	return r
 }
 
-// own is the rule of one branch.
-func (b branch) own() netlink.Rule {
+// own are the rules of one branch. By the first what its pod sends leaves.
+//
+// Before the kernel passes a packet on it asks where the source of one that came back the other way would be
+// (rp_filter). Of what came by the VLAN that is, by the first rule, behind the VLAN, whatever the source is: it
+// may be the node itself, or another pod on it. Of what came from the pod it is behind the pod's link, by
+// the other rule, which no packet meets.
+func (p *Plugger) own(b branch) []netlink.Rule {
 	priority := datapath.RuleBranchStandard
 	if b.enforcing == plug.Strict {
 		priority = datapath.RuleBranchOut
 	}
-	r := rule(priority, b.ownTable())
-	r.IifName = b.pod
-	return r
+	out := rule(priority, b.ownTable())
+	out.IifName = b.pod
+	if b.enforcing != plug.Strict {
+		return []netlink.Rule{out}
+	}
+	back := p.marked(rule(priority, datapath.StrictTable), datapath.BranchOut)
+	back.IifName = b.vlan
+	return []netlink.Rule{out, back}
+}
+
+// isOwn tells the rules of a port's branch, by the names of its links.
+func isOwn(h netlink.Rule, r plug.Ref) bool {
+	return h.Protocol == rtnl.Protocol && (h.IifName == LinkName(r) || h.IifName == vlan.NameOnNode(r))
+}
+
+// present tells of which modes there are branches, by their rules.
+func present(have []netlink.Rule) map[plug.Enforcing]bool {
+	of := map[plug.Enforcing]bool{}
+	for _, h := range have {
+		switch {
+		case h.Protocol != rtnl.Protocol:
+		case h.Priority == datapath.RuleBranchOut:
+			of[plug.Strict] = true
+		case h.Priority == datapath.RuleBranchStandard:
+			of[plug.Standard] = true
+		}
+	}
+	return of
 }
 
 // lead makes the rules of a branch, and removes those that it had by another VLAN or mode.
-func (p *Plugger) lead(ctx context.Context, b branch) error {
-	done, err := p.turns.Take(ctx, "the rules")
-	if err != nil {
-		return err
-	}
-	defer done()
-	have, err := p.rules()
-	if err != nil {
-		return err
-	}
-	for _, r := range append(p.shared(b.enforcing), b.own()) {
-		if err := p.ensure(have, r); err != nil {
+func (p *Plugger) lead(ctx context.Context, b branch, r plug.Ref) error {
+	return p.change(ctx, func(have []netlink.Rule) error {
+		for _, r := range append(p.shared(b.enforcing), p.own(b)...) {
+			if err := p.ensure(have, r); err != nil {
+				return err
+			}
+		}
+		if err := p.unlead(have, r, p.own(b)); err != nil {
 			return err
 		}
-	}
-	for _, h := range have {
-		if isOwn(h, b.pod) && !same(h, b.own()) {
-			if err := p.remove(h); err != nil {
-				return err
-			}
+		if b.enforcing == plug.Strict {
+			return p.removeLike(have, localRule(0))
 		}
-	}
-	if b.enforcing == plug.Strict {
-		return p.removeLike(have, localRule(0))
-	}
-	return nil
+		return nil
+	})
 }
 
-// leadNoMore removes the rule of a port, and what no other of its mode needs.
+// leadNoMore removes the rules of a port, and what no other of its mode needs.
 func (p *Plugger) leadNoMore(ctx context.Context, r plug.Ref) error {
+	return p.change(ctx, func(have []netlink.Rule) error { return p.unlead(have, r, nil) })
+}
+
+// change has a call see and change rules while no other does, and then removes those that all branches share
+// and none needs any more.
+func (p *Plugger) change(ctx context.Context, do func(have []netlink.Rule) error) error {
 	done, err := p.turns.Take(ctx, "the rules")
 	if err != nil {
 		return err
@@ -110,46 +137,49 @@ func (p *Plugger) leadNoMore(ctx context.Context, r plug.Ref) error {
 	if err != nil {
 		return err
 	}
-	for _, h := range have {
-		if isOwn(h, LinkName(r)) {
-			if err := p.remove(h); err != nil {
-				return err
-			}
-		}
+	if err := do(have); err != nil {
+		return err
 	}
-	for mode, priority := range map[plug.Enforcing]int{plug.Strict: datapath.RuleBranchOut, plug.Standard: datapath.RuleBranchStandard} {
-		if slices.ContainsFunc(have, func(h netlink.Rule) bool {
-			return h.Priority == priority && h.Protocol == rtnl.Protocol && !isOwn(h, LinkName(r))
-		}) {
+	if have, err = p.rules(); err != nil {
+		return err
+	}
+	return p.shareNoMore(have)
+}
+
+// unlead removes the rules of a port that are not wanted.
+func (p *Plugger) unlead(have []netlink.Rule, r plug.Ref, want []netlink.Rule) error {
+	for _, h := range have {
+		if !isOwn(h, r) || slices.ContainsFunc(want, func(w netlink.Rule) bool { return same(h, w) }) {
 			continue
 		}
-		if err := p.shareNoMore(have, mode); err != nil {
+		if err := p.remove(h); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// shareNoMore removes the rules that all branches of a mode share, and puts the kernel's own rule of local
-// addresses back in its place first.
-func (p *Plugger) shareNoMore(have []netlink.Rule, mode plug.Enforcing) error {
-	all := p.shared(mode)
-	if mode == plug.Strict && slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(datapath.RuleLocal)) }) {
+// shareNoMore removes the rules that branches share and none needs any more. The kernel's own rule of local
+// addresses is back in its place first.
+func (p *Plugger) shareNoMore(have []netlink.Rule) error {
+	of := present(have)
+	moved := slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(datapath.RuleLocal)) })
+	if !of[plug.Strict] && moved {
 		if err := p.ensure(have, localRule(0)); err != nil {
 			return err
 		}
 	}
-	for _, r := range slices.Backward(all) {
-		if err := p.removeLike(have, r); err != nil {
-			return err
+	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
+		if of[mode] {
+			continue
+		}
+		for _, r := range slices.Backward(p.shared(mode)) {
+			if err := p.removeLike(have, r); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
-}
-
-// isOwn tells the rules that lead from a pod by its veth's name.
-func isOwn(r netlink.Rule, pod string) bool {
-	return r.Protocol == rtnl.Protocol && r.IifName == pod
 }
 
 func (p *Plugger) rules() ([]netlink.Rule, error) {
@@ -189,20 +219,20 @@ func (p *Plugger) remove(r netlink.Rule) error {
 	return nil
 }
 
-// same tells whether two rules take the same packets to the same place. Those that the kernel made
-// itself have no mark of whoever made them before Linux 4.17.
+// same tells whether two rules take the same packets to the same place. One that lists them does not
+// tell what is prohibited: that has no table.
 func same(a, b netlink.Rule) bool {
 	type identity struct {
 		priority, table, to int
 		mark, mask          uint32
 		iif                 string
-		invert, prohibits   bool
+		invert              bool
 		ours                bool
 		further             bool
 	}
 	of := func(r netlink.Rule) identity {
 		i := identity{
-			priority: max(r.Priority, 0), mark: r.Mark, iif: r.IifName, invert: r.Invert, prohibits: r.Type == unix.RTN_PROHIBIT,
+			priority: max(r.Priority, 0), mark: r.Mark, iif: r.IifName, invert: r.Invert,
 			ours: r.Protocol == rtnl.Protocol, further: r.Src != nil || r.Dst != nil || r.OifName != "",
 		}
 		if r.Mask != nil {
@@ -210,7 +240,7 @@ func same(a, b netlink.Rule) bool {
 		}
 		if r.Goto > 0 {
 			i.to = r.Goto
-		} else if !i.prohibits {
+		} else {
 			i.table = r.Table
 		}
 		return i
@@ -224,7 +254,7 @@ func (p *Plugger) checkRules(b branch, found *plug.Differences) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range append(p.shared(b.enforcing), b.own()) {
+	for _, r := range append(p.shared(b.enforcing), p.own(b)...) {
 		if !slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, r) }) {
 			found.Add("the node lacks the policy rule %d of %s branches", r.Priority, b.enforcing)
 		}

@@ -15,20 +15,18 @@ type setting struct{ path, value string }
 
 // settings are those of a branch (https://docs.kernel.org/networking/ip-sysctl.html).
 //
-// Packets come by links that the main table would not choose: rp_filter 2 is loose, whatever that of "all" is.
-// In mode strict what the node itself sends to the pod comes back by the VLAN with the node's own
-// source (accept_local). And what the pod answers to the node must not be given to the node's sockets when
-// it comes from the pod, as it is on its way to the VLAN: the kernel drops what has found a socket and is to be
-// forwarded (tcp_early_demux, udp_early_demux).
+// In mode strict the rules by which the kernel finds where a source is (rp_filter) are those of the packet's mark
+// (src_valid_mark). And what a pod answers to the node's own sockets is on its way to the VLAN when it comes
+// from the pod, and must not be given to them there: the kernel drops what has found a socket and is
+// to be forwarded (tcp_early_demux, udp_early_demux).
 func (b branch) settings() []setting {
-	list := []setting{
-		{"net/ipv4/conf/" + b.pod + "/rp_filter", "2"}, {"net/ipv4/conf/" + b.vlan + "/rp_filter", "2"},
+	if b.enforcing != plug.Strict {
+		return nil
 	}
-	if b.enforcing == plug.Strict {
-		list = append(list, setting{"net/ipv4/conf/" + b.vlan + "/accept_local", "1"},
-			setting{"net/ipv4/tcp_early_demux", "0"}, setting{"net/ipv4/udp_early_demux", "0"})
+	return []setting{
+		{"net/ipv4/conf/" + b.pod + "/src_valid_mark", "1"}, {"net/ipv4/conf/" + b.vlan + "/src_valid_mark", "1"},
+		{"net/ipv4/tcp_early_demux", "0"}, {"net/ipv4/udp_early_demux", "0"},
 	}
-	return list
 }
 
 // set writes the settings of a branch whose links are there.
