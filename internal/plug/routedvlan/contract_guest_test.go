@@ -3,15 +3,27 @@
 package routedvlan
 
 import (
+	"errors"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/plugtest"
 	"github.com/berthnet/berth/internal/plug/podif"
+	"github.com/berthnet/berth/test/harness"
 )
 
+// points are the failpoints that Plug and Unplug pass.
+func points() []string {
+	return slices.DeleteFunc(failpoint.Names(), func(n string) bool {
+		return !strings.HasPrefix(n, "plug.routed.") && !strings.HasPrefix(n, "plug.vlan.ma") && !strings.HasPrefix(n, "plug.link.")
+	})
+}
+
 func TestContract(t *testing.T) {
-	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
+	for mode, some := range map[plug.Enforcing][]string{plug.Strict: harness.Sample(t, 5, points()), plug.Standard: harness.WithAll(points())} {
 		t.Run(string(mode), func(t *testing.T) {
 			plugtest.Run(t, func(t *testing.T) plugtest.Fixture {
 				w := newWorld(t)
@@ -22,7 +34,99 @@ func TestContract(t *testing.T) {
 					},
 					State: w.state,
 				}
-			}, "plug.routed.", "plug.vlan.made.", "plug.vlan.mark.", "plug.link.")
+			}, some...)
 		})
+	}
+}
+
+// A branch that is associated anew has another VLAN: its link makes place for another, and nothing of
+// the node leads by the old one any more, wherever that ends.
+func TestAssociatedAnew(t *testing.T) {
+	w := newWorld(t)
+	pod := plugtest.Space(t, "pod")
+	old := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, pod)
+	now := old
+	now.VLAN = 8
+	before := w.state()
+	plugged := func(want plug.Want) {
+		t.Helper()
+		_, err := w.plugger().Plug(plugtest.Bounded(t), want)
+		plugtest.Must(t, err)
+		plugtest.Must(t, w.plugger().Check(plugtest.Bounded(t), want))
+	}
+	for _, point := range append(harness.Sample(t, 5, points()), "") {
+		plugged(old)
+		if point != "" {
+			restore, err := failpoint.Set(point + "=error")
+			plugtest.Must(t, err)
+			_, err = w.plugger().Plug(plugtest.Bounded(t), now)
+			restore()
+			if err != nil && !errors.Is(err, failpoint.ErrHit) {
+				t.Fatal(err)
+			}
+		}
+		plugged(now)
+		for _, in := range []string{"ip rule", "ip route show table all", "nft list ruleset"} {
+			program, args, _ := strings.Cut(in, " ")
+			if text := w.run(w.node, program, args); strings.Contains(text, "19107") || strings.Contains(text, "24583") {
+				t.Errorf("after %q, %s has what was VLAN 7's:\n%s", point, in, text)
+			}
+		}
+		if err := w.plugger().Check(plugtest.Bounded(t), old); err == nil {
+			t.Error("Check finds the port as it was")
+		}
+	}
+	plugtest.Must(t, w.plugger().Unplug(plugtest.Bounded(t), now.Ref))
+	if got := w.state(); got != before {
+		t.Errorf("left:\n%s\nbefore:\n%s", got, before)
+	}
+}
+
+// The node's own rule of local addresses is behind those of strict branches while there is one, in each
+// moment there is one or the other, and rules of others stay.
+func TestRuleOfLocalAddresses(t *testing.T) {
+	w := newWorld(t)
+	w.run(w.node, "ip", "rule add priority 100 from 198.51.100.0/24 lookup 77")
+	before := w.run(w.node, "ip", "rule")
+	strict := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod"))
+	standard := w.want(8, plug.Standard, plugtest.Two, plugtest.PortB, plugtest.Space(t, "pod"))
+	local := func(want ...string) {
+		t.Helper()
+		var got []string
+		for line := range strings.Lines(w.run(w.node, "ip", "rule")) {
+			if strings.Contains(line, "lookup local") {
+				got = append(got, strings.Fields(line)[0])
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("local addresses are looked up by the rules %v, want %v", got, want)
+		}
+	}
+	set := func(want plug.Want) {
+		t.Helper()
+		_, err := w.plugger().Plug(plugtest.Bounded(t), want)
+		plugtest.Must(t, err)
+		plugtest.Must(t, w.plugger().Check(plugtest.Bounded(t), want))
+	}
+	unplug := func(r plug.Ref) {
+		t.Helper()
+		plugtest.Must(t, w.plugger().Unplug(plugtest.Bounded(t), r))
+	}
+	local("0:")
+	set(standard)
+	local("0:")
+	set(strict)
+	local("20:")
+	w.run(w.node, "ip", "rule add priority 0 lookup local") // as who sets the network up anew may
+	if err := w.plugger().Check(plugtest.Bounded(t), strict); err == nil || !strings.Contains(err.Error(), "policy rule 0") {
+		t.Errorf("Check: %v", err)
+	}
+	set(strict)
+	local("20:")
+	unplug(standard.Ref)
+	local("20:")
+	unplug(strict.Ref)
+	if after := w.run(w.node, "ip", "rule"); after != before {
+		t.Errorf("rules are\n%swere\n%s", after, before)
 	}
 }

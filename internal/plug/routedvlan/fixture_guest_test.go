@@ -40,11 +40,12 @@ type world struct {
 	t            *testing.T
 	node, router *podif.Namespace
 	shift        uint
+	patience     time.Duration // with an answer that may not come
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, node: plugtest.Space(t, "node"), router: plugtest.Space(t, "router")}
+	w := &world{t: t, node: plugtest.Space(t, "node"), router: plugtest.Space(t, "router"), patience: 5 * time.Second}
 	for _, l := range []struct {
 		name string
 		mac  net.HardwareAddr
@@ -202,7 +203,7 @@ func (w *world) masquerade(to netip.Addr) {
 // askFrom is ask with a source.
 func (w *world) askFrom(from *podif.Namespace, source, to string) string {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), w.patience)
 	defer cancel()
 	if !strings.Contains(to, ":") {
 		to += ":80"
@@ -216,7 +217,7 @@ func (w *world) askFrom(from *podif.Namespace, source, to string) string {
 		return "nothing"
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(w.patience)); err != nil {
 		return err.Error()
 	}
 	seen, err := io.ReadAll(c)
