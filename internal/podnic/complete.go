@@ -29,6 +29,9 @@ type Address struct {
 	IP     netip.Addr
 }
 
+// FirstInterface is the name by which container runtimes ask for a pod's first interface.
+const FirstInterface = "eth0"
+
 // First is the pod's first interface, by which the runtime tells the pod's address.
 type First struct {
 	Name   string // such as eth0
