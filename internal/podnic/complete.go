@@ -37,8 +37,8 @@ type First struct {
 	Name   string // such as eth0
 	IsPort bool   // it is one of the NICs; else it comes from elsewhere
 	// MayBePort: it comes from elsewhere unless one of the NICs has its name, which is a branch
-	// interface of EC2 that the node routes to. With IsPort too, that is so of this pod. Without
-	// both the name is taken.
+	// interface of EC2 that the node routes to. With IsPort too a pod is known to have that, if it
+	// lacks it. Without both the name is taken.
 	MayBePort bool
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/podnic"
 )
 
@@ -110,6 +111,31 @@ func TestChange(t *testing.T) {
 	}
 	if err := podnic.CheckVPCChange("blue", "").Err(); err == nil || !strings.Contains(err.Error(), `[berth.dev/vpc]: cannot be changed, was "blue"`) {
 		t.Errorf("moved to no VPC: %v", err)
+	}
+}
+
+// What a VPC's provider allows of the first interface is judged by the VPC that is named.
+func TestJudgeOfFirst(t *testing.T) {
+	const noPort = "[0].name: eth0 is the name of the pod's first interface, which is no port here"
+	vpc := func(p v1alpha1.VPCProvider) *v1alpha1.VPC {
+		return &v1alpha1.VPC{Spec: v1alpha1.VPCSpec{Provider: p, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}}}
+	}
+	for _, tc := range []struct {
+		name  string
+		vpc   *v1alpha1.VPC
+		first podnic.First
+		want  string
+	}{
+		{"of EC2", vpc(v1alpha1.ProviderEC2), ofENI, ""},
+		{"of Neutron", vpc(v1alpha1.ProviderNeutron), ofENI, noPort},
+		{"of EC2 beside address pools", vpc(v1alpha1.ProviderEC2), ofPool, noPort},
+		{"not there yet", nil, ofENI, ""},
+	} {
+		p := podnic.Pod{Annotations: map[string]string{"berth.dev/vpc": "v", "berth.dev/nics": "[{name: eth0}]"}}
+		_, errs := podnic.Request{Pod: p, Namespace: "default", VPC: tc.vpc, First: tc.first}.Judge()
+		if err := errs.Err(); (err == nil) != (tc.want == "") || err != nil && err.Error() != nicsField+tc.want {
+			t.Errorf("%s: got %v\nwant %s", tc.name, err, tc.want)
+		}
 	}
 }
 
