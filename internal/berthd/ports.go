@@ -41,7 +41,8 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 	}
 	o := port.Config{
 		NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, Bridges: n.cfg.OVSBridges,
-		FirstIsPort: n.cfg.IPAM == config.IPAMPort, IgnoreUntold: n.cfg.IgnoreUntoldAnnotations,
+		FirstIsPort: n.cfg.IPAM == config.IPAMPort, FirstMayBeBranch: n.cfg.IPAM == config.IPAMENIOperator,
+		Enforcing: plug.Enforcing(n.cfg.GroupEnforcing), IgnoreUntold: n.cfg.IgnoreUntoldAnnotations,
 		Recorded: func(id string) bool { _, ok := store.ByPort(id); return ok },
 		Clock:    n.clock, Logger: n.log, Observer: port.NewMetrics(n.metrics.Registry),
 	}
@@ -72,6 +73,7 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 	}
 	opened = append(opened, branches.Close)
 	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered, plug.VLAN: branches}
+	// plug.RoutedVLAN is that of first interfaces (FirstMayBeBranch).
 	if o.Plugger, err = tap.New(pluggers, n.cfg.SysctlDir); err != nil {
 		return nil, err
 	}

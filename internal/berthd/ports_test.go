@@ -89,6 +89,19 @@ func TestInstallationWithPorts(t *testing.T) {
 	if got := tells(daemon.Options{Source: src, NICs: n.ports.nics}); !slices.Equal(got, []string{cni.PodAnnotations}) {
 		t.Errorf("with NICs the runtime tells %v", got)
 	}
+	// Beside addresses of ENIs the first interface may be a branch, in one of two modes.
+	operated := &node{cfg: n.cfg, log: quiet, clock: clock.Real{}, metrics: daemon.NewMetrics()}
+	operated.cfg.IPAM = config.IPAMENIOperator
+	for mode, want := range map[string]bool{"strict": true, "standard": true, "none": false} {
+		operated.cfg.GroupEnforcing, operated.metrics = mode, daemon.NewMetrics()
+		p, err := operated.openPorts(store)
+		if (err == nil) != want {
+			t.Errorf("groups are enforced %s: %v", mode, err)
+		}
+		if err == nil {
+			p.close()
+		}
+	}
 	// What a mode without addresses serves is nothing, and it is not ready before it knows.
 	m := &portMode{node: n}
 	only, err := m.newSource(context.Background())

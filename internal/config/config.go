@@ -93,6 +93,7 @@ type Config struct {
 	PortWait        time.Duration
 	AgentNamespaces []string // what names of VPCs' network namespaces begin with
 	AgentWait       time.Duration
+	GroupEnforcing  string // strict or standard
 
 	// Egress
 	Egress                bool

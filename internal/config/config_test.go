@@ -65,7 +65,7 @@ func TestDefaults(t *testing.T) {
 		SubnetTags: map[string]string{}, SecurityGroupTags: map[string]string{}, DeleteOnTermination: true,
 		SysctlDir:      "/proc/sys",
 		BlockWatermark: 25, BlockReleaseDelay: 5 * time.Minute, BlockClaimInterval: 20 * time.Second, ExportTable: 119,
-		OVSDB: "unix:/run/openvswitch/db.sock", OVSBridges: []string{"br-int"}, PortWait: 45 * time.Second, AgentNamespaces: []string{"vpc-ns-", "vpc-ns"}, AgentWait: 3 * time.Second,
+		OVSDB: "unix:/run/openvswitch/db.sock", OVSBridges: []string{"br-int"}, PortWait: 45 * time.Second, AgentNamespaces: []string{"vpc-ns-", "vpc-ns"}, AgentWait: 3 * time.Second, GroupEnforcing: "strict",
 		EgressPort: 5555, EgressClusterNetworks: []netip.Prefix{
 			netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
 		}, EgressWait: 45 * time.Second, EgressGatewayWait: 2 * time.Second, EgressProbeInterval: time.Second,
@@ -133,12 +133,22 @@ func TestPorts(t *testing.T) {
 	if err != nil || !c.HasPorts() || c.OVSDB != "" || len(c.OVSBridges) != 2 || c.PortWait != 2*time.Minute {
 		t.Errorf("%+v, %v", c, err)
 	}
+	for _, set := range []struct{ args, env []string }{
+		{[]string{"--pod-security-group-enforcing-mode=standard"}, nil},
+		{nil, []string{"POD_SECURITY_GROUP_ENFORCING_MODE=standard"}},
+		{nil, []string{"BERTH_POD_SECURITY_GROUP_ENFORCING_MODE=standard", "POD_SECURITY_GROUP_ENFORCING_MODE=strict"}},
+	} {
+		if c, err := load(t, append(set.args, "--ipam=eni-operator", "--vpc-ports"), set.env); err != nil || c.GroupEnforcing != "standard" {
+			t.Errorf("%+v: %q, %v", set, c.GroupEnforcing, err)
+		}
+	}
 	if c, err := load(t, nil, nil); err != nil || c.HasPorts() {
 		t.Errorf("%+v, %v", c, err)
 	}
 	for arg, want := range map[string]string{
 		"--ovsdb=/run/openvswitch/db.sock": "expected unix:/PATH or tcp:HOST:PORT", "--ovsdb=unix:db.sock": "expected unix:/PATH", "--ovsdb=tcp:127.0.0.1": "expected unix:/PATH",
 		"--ovs-bridges=br-int,a-name-that-is-too-long": "of 15 characters at most", "--agent-wait=61s": "--agent-wait is more than 1m", "--agent-netns-prefixes=../x": "beginning of a file name",
+		"--pod-security-group-enforcing-mode=none": "expected one of strict, standard",
 	} {
 		if _, err := load(t, []string{"--ipam=port", arg}, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", arg, err, want)

@@ -23,6 +23,8 @@ func portSettings(c *Config) []Setting {
 			Doc: "With ports that an agent of the provider puts into network namespaces, as Alcor's does: what the names of these namespaces begin with, separated by commas. No other namespace is entered."},
 		{Flag: "agent-wait", Default: "3s", parse: duration(&c.AgentWait, time.Millisecond, 10*time.Minute),
 			Doc: "With ports that an agent of the provider puts into network namespaces, as Alcor's does: how long an ADD waits for the agent to have made a port's link, once the port is bound; a minute at most, and no longer than port-wait allows for all together."},
+		{Flag: "pod-security-group-enforcing-mode", Env: []string{"POD_SECURITY_GROUP_ENFORCING_MODE"}, Default: "strict", parse: oneOf(&c.GroupEnforcing, "strict", "standard"),
+			Doc: "With ports of VPCs beside addresses of ENIs (ipam=eni-operator): where the security groups of a pod whose first interface is a branch interface are enforced. `strict`: on all packets from and to the pod, which take its branch, also those between it and its own node, or another pod there. `standard`: not on what stays on the node, nor on what leaves the VPC, which goes by the node's own link, translated, where the node translates that of other pods. A pod keeps the mode that it began with."},
 	}
 }
 

@@ -28,7 +28,7 @@ const (
 
 // acquire gets what an attachment is to have, and returns its record with that: NICs
 // and egress first, so that no address is held while ports are made or the operator is waited
-// for. until is the moment up to which an ADD with NICs or egress may go on to wait.
+// for, and none is taken where a NIC is the attachment's own interface. until is the moment up to which an ADD with NICs or egress may go on to wait.
 func (d *Daemon) acquire(ctx context.Context, want attachment.Record, wish source.Wish) (_ attachment.Record, until time.Time, err error) {
 	req := source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}
 	begun := time.Now()
@@ -59,6 +59,9 @@ func (d *Daemon) acquire(ctx context.Context, want attachment.Record, wish sourc
 	if want.Egress != nil {
 		until = longer
 	}
+	if want.First() != nil {
+		return want, until, nil
+	}
 	err = d.wait(ctx, req, until, noAddress, func(ctx context.Context) (err error) {
 		want.Lease, err = d.Source.Acquire(ctx, req)
 		return err
@@ -88,16 +91,10 @@ func (d *Daemon) acquireEgress(ctx context.Context, req source.Request, until ti
 	return egress, failpoint.Hit("daemon.egress.acquired")
 }
 
-// checkInterface refuses an attachment whose own interface, the one that the runtime
-// asks for, is there twice or not at all.
+// checkInterface refuses an attachment that lacks its own interface, the one that the runtime
+// asks for.
 func checkInterface(want attachment.Record) error {
-	switch first := want.First(); {
-	case want.Chained != nil:
-		return nil
-	case first != nil && !want.Lease.Empty():
-		return failf(types.ErrInvalidNetworkConfig, "nic-name", "NIC %s, port %s, has the name of the interface that has the pod's address %s; name it otherwise",
-			first.IfName, first.Port, want.Lease.Addrs()[0])
-	case first == nil && want.Lease.Empty():
+	if want.Chained == nil && want.First() == nil && want.Lease.Empty() {
 		return failf(types.ErrInvalidNetworkConfig, "no-nic", "no NIC of the pod is named %s, and pods of this node have no other interface than their NICs", want.Key.IfName)
 	}
 	return nil

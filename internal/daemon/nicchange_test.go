@@ -228,7 +228,6 @@ func TestNICsOfALaterSandbox(t *testing.T) {
 // A daemon is killed at each step of a change. The next one goes on from there: record,
 // switch and operator agree, whatever is wanted by then.
 func TestCrashesOfChanges(t *testing.T) {
-	first := func(ifName string) attachment.NIC { return testNIC(ifName, "p-1") }
 	changes := map[string]struct {
 		before, after []attachment.NIC // but for the first
 		points        []string
@@ -246,7 +245,7 @@ func TestCrashesOfChanges(t *testing.T) {
 					t.Run(fmt.Sprint(what, k), func(t *testing.T) { // a short name, as it becomes part of a socket's path
 						t.Logf("%s, %s, %s", kind, point, then)
 						n := newPortNode(t, pod.addrs...)
-						own := first(pod.nics[0].IfName)
+						own := pod.nics[0]
 						before, after := append([]attachment.NIC{own}, change.before...), append([]attachment.NIC{own}, change.after...)
 						r := n.startPorts(before)
 						mustAdd(t, r, "a", n.newNetns("a"))

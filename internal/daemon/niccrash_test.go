@@ -13,13 +13,15 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// portPods are pods with two NICs: beside an address, and alone. Their names are short,
+// portPods are pods with two NICs: beside an address, alone, and of a branch that the node routes
+// to, where others have addresses. Their names are short,
 // as they become part of a socket's path.
 var portPods = map[string]struct {
 	addrs []string
 	nics  []attachment.NIC
 }{
 	"beside": {[]string{"10.0.0.5"}, []attachment.NIC{testNIC("eth1", "p-1"), testNIC("eth2", "p-2")}},
+	"branch": {[]string{"10.0.0.5"}, []attachment.NIC{testBranch("p-1"), testNIC("eth1", "p-2")}},
 	"alone":  {nil, []attachment.NIC{testNIC("eth0", "p-1"), testNIC("eth1", "p-2")}},
 }
 

@@ -161,7 +161,8 @@ func (k *nicKeeper) look(ctx context.Context) (all bool) {
 // needsSwitch tells whether a NIC of an attachment is plugged into Open vSwitch.
 func needsSwitch(rec attachment.Record) bool {
 	return slices.ContainsFunc(rec.NICs, func(n attachment.NIC) bool {
-		return plug.Kind(n.Plug.Type) != plug.Netns && plug.Kind(n.Plug.Type) != plug.VLAN
+		kind := plug.Kind(n.Plug.Type)
+		return kind == plug.OVS || kind == plug.OVSHybrid
 	})
 }
 

@@ -28,6 +28,7 @@ import (
 func newPortNode(t *testing.T, addrs ...string) *node {
 	n := newNode(t, addrs...)
 	n.board = newSwitchboard()
+	n.board.kernel = func() *fakeKernel { return n.kernel }
 	return n
 }
 
@@ -37,6 +38,71 @@ func testNIC(ifName, port string) attachment.NIC {
 		Object: "nic-" + port, UID: "uid-" + port, Port: port, IfName: ifName, MAC: []byte{0xfa, 0x16, 0x3e, 0, 0, 1}, MTU: 1442,
 		Addresses: []attachment.NICAddress{{CIDR: netip.MustParsePrefix("192.168.0.12/24"), Gateway: netip.MustParseAddr("192.168.0.1")}},
 		Plug:      attachment.Plug{Type: "OVS", Bridge: "br-int"},
+	}
+}
+
+// testBranch is a branch that is bound to the node, and a pod's first interface.
+func testBranch(port string) attachment.NIC {
+	n := testNIC("eth0", port)
+	n.Plug = attachment.Plug{Type: string(plug.RoutedVLAN), Trunk: "0a:ff:ff:00:00:01", VLAN: 7, Enforcing: string(plug.Strict)}
+	n.DefaultRoute = true
+	return n
+}
+
+// A pod whose first interface is a branch takes no address of its node, and is told what one with
+// such an address is. Its link is nobody's to take away. A pod beside it is as without.
+func TestPodOfABranch(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5")
+	r := n.start()
+	r.nics.bind("pod-a", testBranch("p-0"), testNIC("eth1", "p-1"))
+	reply := mustAdd(t, r, "a", n.newNetns("a"))
+	link := hostLinkName(keyFor("a"))
+	want := &rpc.AddReply{
+		Host:      &rpc.Interface{Name: link, Mac: "02:00:00:00:01:01"},
+		Sandbox:   &rpc.Interface{Name: "eth0", Mac: "fa:16:3e:00:00:01"},
+		Addresses: []string{"192.168.0.12/32"}, Mtu: 1442,
+		Routes: []*rpc.Route{{Dst: "169.254.1.1/32"}, {Dst: "0.0.0.0/0", Gateway: "169.254.1.1"}},
+		Links: []*rpc.Link{{
+			Host:      &rpc.Interface{Name: "tapp-1", Mac: "02:00:00:00:01:01"},
+			Sandbox:   &rpc.Interface{Name: "eth1", Mac: "fa:16:3e:00:00:01"},
+			Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}}, Mtu: 1442,
+		}},
+	}
+	if diff := cmp.Diff(want, reply, protocmp.Transform()); diff != "" {
+		t.Errorf("reply (-want +got):\n%s", diff)
+	}
+	if holder, held := r.source.Holder(n.addrs[0]); held {
+		t.Errorf("%s has the node's address", holder)
+	}
+	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5") // the only one
+	check := func(address string) error {
+		_, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").GetAttachment(), Netns: "/run/netns/a", Addresses: []string{address}, Links: reply.GetLinks()})
+		return err
+	}
+	must(t, check("192.168.0.12/32"))
+	wantFailure(t, check("10.0.0.5/32"), CodeMismatch)
+	a := askPod(t, frontOf(r), "namespace=default&name=pod-a").Attachments[0]
+	if a.Address.String() != "192.168.0.12" || a.HostLink != link || a.MTU != 1442 || !a.Checked || a.Fault != "" || len(a.NICs) != 2 {
+		t.Errorf("%+v", a)
+	}
+	if doc := r.document(); len(doc.Allocated) != 1 || len(doc.NICs) != 2 {
+		t.Errorf("the document has %+v and %+v", doc.Allocated, doc.NICs)
+	}
+
+	r = n.restart(r)
+	n.wantKernel(t, 2, 2)
+	n.board.want(t, "p-0", "p-1")
+	if again := mustAdd(t, r, "a", "/run/netns/a"); !cmp.Equal(again, reply, protocmp.Transform()) {
+		t.Errorf("again %v, first %v", again, reply)
+	}
+	mustDel(t, r, "a")
+	n.board.want(t)
+	n.wantKernel(t, 1, 1)
+	if left := r.Store.CoolingRecords(); len(left) > 0 {
+		t.Errorf("there cools %+v", left)
+	}
+	if holder, held := r.source.Holder(n.addrs[0]); !held || holder != keyFor("b") {
+		t.Errorf("the address of the pod beside it is %v's, %v", holder, held)
 	}
 }
 
@@ -366,7 +432,7 @@ func TestStartWithoutASwitch(t *testing.T) {
 // While Open vSwitch is away one look at it is enough, and nothing is plugged again; so
 // where the daemon ends.
 func TestKeepingNICsWithoutASwitch(t *testing.T) {
-	for _, kind := range []plug.Kind{plug.OVS, plug.Netns, plug.VLAN} {
+	for _, kind := range []plug.Kind{plug.OVS, plug.Netns, plug.VLAN, plug.RoutedVLAN} {
 		n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 		r := n.start()
 		for _, c := range []string{"a", "b", "c"} {
@@ -388,7 +454,7 @@ func TestKeepingNICsWithoutASwitch(t *testing.T) {
 			}
 		}
 		n.board.set("Check", plug.ErrUnreachable)
-		look(t.Context(), "away", map[plug.Kind]int{plug.OVS: 1, plug.Netns: 3, plug.VLAN: 3}[kind], 0)
+		look(t.Context(), "away", map[plug.Kind]int{plug.OVS: 1, plug.Netns: 3, plug.VLAN: 3, plug.RoutedVLAN: 3}[kind], 0)
 		n.board.set("Check", nil)
 		look(t.Context(), "back", 3, 3)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -26,8 +26,9 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 		Sandbox: interfaceOf(rec.Key.IfName, rec.PodMAC),
 		Mtu:     uint32(rec.MTU),
 	}
-	reply.Addresses = texts(rec.Lease.Addrs())
-	for _, a := range rec.Lease.Addrs() {
+	routed := routedAddrs(rec)
+	reply.Addresses = texts(routed)
+	for _, a := range routed {
 		if a.Is4() {
 			reply.Routes = append(reply.Routes, &rpc.Route{Dst: podGateway4 + "/32"})
 		}
@@ -48,12 +49,25 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 			reply.Links = append(reply.Links, link)
 			continue
 		}
-		reply.Host, reply.Sandbox, reply.Mtu, reply.Routes = link.GetHost(), link.GetSandbox(), link.GetMtu(), link.GetRoutes()
+		reply.Host, reply.Sandbox, reply.Mtu = link.GetHost(), link.GetSandbox(), link.GetMtu()
+		if isRouted(nic) {
+			continue
+		}
+		reply.Routes = link.GetRoutes()
 		for _, a := range link.GetAddresses() {
 			reply.Addresses = append(reply.Addresses, a.GetCidr())
 		}
 	}
 	return reply
+}
+
+// routedAddrs are the addresses of an attachment's own interface that the node routes to: those of
+// the lease, or of the NIC of its name; none of a NIC that the VPC has a route to.
+func routedAddrs(rec attachment.Record) []netip.Addr {
+	if first := rec.First(); first != nil && isRouted(*first) {
+		return rec.OwnAddrs()
+	}
+	return rec.Lease.Addrs()
 }
 
 // texts are addresses in CIDR form, each as a network of its own.
@@ -64,10 +78,11 @@ func texts(addrs []netip.Addr) (cidrs []string) {
 	return cidrs
 }
 
-// leadByNIC tells whether packets of a family leave the pod for elsewhere by a NIC.
+// leadByNIC tells whether packets of a family leave the pod for elsewhere by a NIC that the VPC
+// routes to.
 func leadByNIC(rec attachment.Record, four bool) bool {
 	return slices.ContainsFunc(rec.NICs, func(nic attachment.NIC) bool {
-		return nic.DefaultRoute && slices.ContainsFunc(nic.Addresses, func(a attachment.NICAddress) bool {
+		return nic.DefaultRoute && !isRouted(nic) && slices.ContainsFunc(nic.Addresses, func(a attachment.NICAddress) bool {
 			return a.Gateway.IsValid() && a.Gateway.Is4() == four
 		})
 	})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -93,5 +94,19 @@ func (c *cluster) askWebhook(r deploy.Release, address string) {
 	for _, o := range []client.Object{secret, &judges, &changes} {
 		harness.OK(c.t, c.client.Create(c.t.Context(), o))
 		c.t.Cleanup(func() { harness.OK(c.t, c.client.Delete(context.Background(), o)) })
+	}
+}
+
+// The first interface of pods may be a branch where there are such, and it is no port anyway.
+func TestFirstOf(t *testing.T) {
+	for ipam, want := range map[string]bool{"eni-operator,port": true, "port": false, "pool,port": false, "eni-operator": false} {
+		cfg := config.Operator{IPAM: strings.Split(ipam, ",")}
+		if first := firstOf(cfg); first.MayBePort != want || first.IsPort || first.Name != "eth0" {
+			t.Errorf("%s: %+v", ipam, first)
+		}
+		cfg.FirstIsPort = true
+		if first := firstOf(cfg); first.MayBePort || !first.IsPort {
+			t.Errorf("%s, where it is a port: %+v", ipam, first)
+		}
 	}
 }

@@ -206,8 +206,11 @@ func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *ad
 	}, nil
 }
 
-// firstInterface is the name by which container runtimes ask for a pod's first interface.
-const firstInterface = "eth0"
+// firstOf is what pods with NICs have for their first interface: a port always, or an address of
+// elsewhere, unless they have a branch interface of its name.
+func firstOf(cfg config.Operator) podnic.First {
+	return podnic.First{Name: podnic.FirstInterface, IsPort: cfg.FirstIsPort, MayBePort: hasBranches(cfg) && !cfg.FirstIsPort}
+}
 
 // ofEC2 is by what VPCs of EC2 are reached; nil: not at all.
 func ofEC2(env environment) *vpc.EC2 {
@@ -231,7 +234,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 		return part{}, err
 	}
 	ports, err := vpcport.Setup(mgr, vpcport.Options{
-		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
+		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: firstOf(cfg),
 		Clock: clock.Real{}, Logger: env.log, Metrics: nics,
 		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval,
 		Orphans: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
@@ -266,7 +269,7 @@ func setupWebhook(mgr manager.Manager, env environment, reviews *webhook.Metrics
 		}
 	}
 	return webhook.Setup(mgr, webhook.Options{
-		Listener: asked, Namespace: cfg.LeaseNamespace, First: podnic.First{Name: firstInterface, IsPort: cfg.FirstIsPort},
+		Listener: asked, Namespace: cfg.LeaseNamespace, First: firstOf(cfg),
 		Branches: hasBranches(cfg), Clock: clock.Real{}, Logger: env.log, Metrics: reviews,
 	})
 }

@@ -110,7 +110,6 @@ var remedies = map[string]Remedy{
 	"pod-unnamed":        {"Use a container runtime that tells the pod's name.", inPoolWaits},
 
 	// NICs that are ports of a VPC.
-	"nic-name":      {"", inNICs},
 	"no-nic":        {"Name one of them so by the annotation berth.dev/nics.", inNICs},
 	"nic-invalid":   {"See the PodNIC that the message names.", inNICs},
 	"nic-switch":    {"See whether Open vSwitch runs on the pod's node and has the integration bridge.", inNICs},

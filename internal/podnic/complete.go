@@ -29,11 +29,32 @@ type Address struct {
 	IP     netip.Addr
 }
 
+// FirstInterface is the name by which container runtimes ask for a pod's first interface.
+const FirstInterface = "eth0"
+
 // First is the pod's first interface, by which the runtime tells the pod's address.
 type First struct {
 	Name   string // such as eth0
-	IsPort bool   // it is one of the NICs; else it comes from elsewhere and its name is taken
+	IsPort bool   // it is one of the NICs; else it comes from elsewhere
+	// MayBePort: it comes from elsewhere unless one of the NICs has its name, which is a branch
+	// interface of EC2 that the node routes to. With IsPort too a pod is known to have that, if it
+	// lacks it. Without both the name is taken.
+	MayBePort bool
 }
+
+// In is the first interface of pods with NICs in VPCs of a provider: of EC2's alone it may be a
+// port. Of a VPC of which nothing is known (empty) it may.
+func (f First) In(provider v1alpha1.VPCProvider) First {
+	f.MayBePort = f.MayBePort && (provider == "" || provider == v1alpha1.ProviderEC2)
+	return f
+}
+
+// IsNIC tells whether a NIC of a name is the first interface.
+func (f First) IsNIC(name string) bool { return name == f.Name && (f.IsPort || f.MayBePort) }
+
+// isBranch tells whether a NIC of a name is the first interface and a branch interface, to which
+// the node routes.
+func (f First) isBranch(name string) bool { return name == f.Name && f.MayBePort }
 
 // linkName is stricter than the kernel's dev_valid_name.
 var linkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
@@ -48,8 +69,9 @@ var (
 )
 
 // Complete gives each NIC its name, adds the default one where there is none, and finds
-// what contradicts itself. Unnamed NICs take the lowest free name eth0, eth1, ...; with
-// most above 0 there may be no more NICs than that.
+// what contradicts itself. Unnamed NICs take the lowest free name eth0, eth1, ..., but that of
+// the first interface only where that is a port always; with most above 0 there may be no more
+// NICs than that.
 func Complete(entries []Entry, first First, most int) ([]NIC, Errors) {
 	var errs Errors
 	if len(entries) == 0 {
@@ -64,6 +86,7 @@ func Complete(entries []Entry, first First, most int) ([]NIC, Errors) {
 	}
 	name(nics, first, &errs)
 	checkOnce(nics, &errs)
+	checkBranch(nics, first, &errs)
 	return nics, errs
 }
 
@@ -148,7 +171,7 @@ func name(nics []NIC, first First, errs *Errors) {
 			errs.add(field(n.Index, "name"), "is %.80q, expected a name such as eth0: 1 to 15 letters, digits, dots, hyphens and underscores, and not lo, all or default", n.Name)
 		case twice:
 			errs.add(field(n.Index, "name"), "%s is the name of %s too", n.Name, field(other, ""))
-		case n.Name == first.Name && !first.IsPort:
+		case n.Name == first.Name && !first.IsNIC(n.Name):
 			errs.add(field(n.Index, "name"), "%s is the name of the pod's first interface, which is no port here", n.Name)
 		default:
 			holder[n.Name] = n.Index
@@ -187,5 +210,21 @@ func checkOnce(nics []NIC, errs *Errors) {
 			route = n.Index
 		}
 		ports[n.PortID], objects[n.Object] = n.Index, n.Index
+	}
+}
+
+// checkBranch finds what a pod cannot have whose first interface is a branch interface: the node
+// routes to that, and so all that the pod sends elsewhere leaves by it.
+func checkBranch(nics []NIC, first First, errs *Errors) {
+	if !slices.ContainsFunc(nics, func(n NIC) bool { return first.isBranch(n.Name) }) {
+		return
+	}
+	for _, n := range nics {
+		switch own := first.isBranch(n.Name); {
+		case own && n.Binding != "":
+			errs.add(field(n.Index, "binding"), "is %.40q of %s, the pod's first interface, expected none: the node routes to it, and no virtual machine can have it", n.Binding, n.Name)
+		case !own && n.DefaultRoute:
+			errs.add(field(n.Index, "defaultRoute"), "is true of %s, and the pod's first interface %s is a branch interface, which has the default route", n.Name, first.Name)
+		}
 	}
 }

@@ -8,12 +8,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/podnic"
 )
 
 var (
 	ofPort = podnic.First{Name: "eth0", IsPort: true}
 	ofPool = podnic.First{Name: "eth0"} // the pod's first interface comes from elsewhere
+	ofENI  = podnic.First{Name: "eth0", MayBePort: true}
 )
 
 const sample = "a2815656-76f7-46d4-9d11-057063db1a14"
@@ -51,8 +53,42 @@ func TestNames(t *testing.T) {
 		if got := names(t, tc.text, ofPort); got != tc.ports {
 			t.Errorf("%s: got %s, want %s", tc.text, got, tc.ports)
 		}
-		if got := names(t, tc.text, ofPool); got != tc.mixed {
-			t.Errorf("%s beside another interface: got %s, want %s", tc.text, got, tc.mixed)
+		for _, first := range []podnic.First{ofPool, ofENI} {
+			if got := names(t, tc.text, first); got != tc.mixed {
+				t.Errorf("%s beside another interface (%+v): got %s, want %s", tc.text, first, got, tc.mixed)
+			}
+		}
+	}
+}
+
+// Where the first interface may be a branch, it is if a NIC has its name, whatever that is made of.
+func TestNamesOfBranches(t *testing.T) {
+	for text, want := range map[string]string{
+		"[{name: eth0}]":                                "eth0",
+		"[{}, {name: eth0}, {}]":                        "eth1 eth0 eth2",
+		"[{name: eth0, defaultRoute: true}, {}]":        "eth0 eth1",
+		"[{name: eth0, nic: db}]":                       "eth0",
+		"[{name: eth0, portID: " + sample + "}]":        "eth0",
+		"[{name: eth0}, {name: net1, binding: bridge}]": "eth0 net1",
+		"[{name: net1, defaultRoute: true}]":            "net1",
+		"[{name: ETH0, binding: tap}]":                  "ETH0",
+	} {
+		if got := names(t, text, ofENI); got != want {
+			t.Errorf("%s: got %s, want %s", text, got, want)
+		}
+	}
+}
+
+// The first interface may be a port in VPCs of EC2 alone, and of one of which nothing is known.
+func TestFirstInVPCs(t *testing.T) {
+	for provider, want := range map[v1alpha1.VPCProvider]bool{
+		"": true, v1alpha1.ProviderEC2: true, v1alpha1.ProviderNeutron: false, v1alpha1.ProviderAlcor: false,
+	} {
+		if got := ofENI.In(provider).IsNIC("eth0"); got != want {
+			t.Errorf("provider %q: got %v, want %v", provider, got, want)
+		}
+		if first := ofPort.In(provider); !first.IsNIC("eth0") || first.IsNIC("eth1") || ofPool.In(provider).IsNIC("eth0") || ofENI.In(provider).IsNIC("eth1") {
+			t.Errorf("provider %q: the first interface is turned", provider)
 		}
 	}
 }
@@ -91,6 +127,12 @@ func TestCompleteRefuses(t *testing.T) {
 		{"a format", "[{name: eth%d}]", ofPort, `[0].name: is "eth%d", ` + nameText},
 		{"a name twice", "[{name: eth0}, {name: eth0}]", ofPort, "[1].name: eth0 is the name of " + nicsField + "[0] too"},
 		{"the first interface's name", "[{name: eth0}]", ofPool, "[0].name: eth0 is the name of the pod's first interface, which is no port here"},
+		{"the first interface's name in a VPC that is not of EC2", "[{name: eth0}]", ofENI.In(v1alpha1.ProviderNeutron), "[0].name: eth0 is the name of the pod's first interface, which is no port here"},
+		{"a branch's name twice", "[{name: eth0}, {name: eth0}]", ofENI, "[1].name: eth0 is the name of " + nicsField + "[0] too"},
+		{"a branch for a virtual machine", "[{name: eth0, binding: bridge}]", ofENI, "[0].binding: is \"bridge\" of eth0, the pod's first interface, expected none: the node routes to it"},
+		{"a branch as a tap device", "[{}, {name: eth0, binding: tap}]", ofENI, "[1].binding: is \"tap\" of eth0, the pod's first interface, expected none"},
+		{"the default route beside a branch", "[{name: eth0}, {defaultRoute: true}]", ofENI, "[1].defaultRoute: is true of eth1, and the pod's first interface eth0 is a branch interface, which has the default route"},
+		{"the same of a pod that has it", "[{name: eth0}, {defaultRoute: true}]", podnic.First{Name: "eth0", IsPort: true, MayBePort: true}, "[1].defaultRoute: is true of eth1"},
 		{"no first interface", "[{name: net1}]", ofPort, ": names no NIC eth0, expected one, as by that name the runtime knows the pod's address"},
 		{"too many", "[{}, {}, {}, {}, {}]", ofPort, ": has 5 NICs, expected 4 at most (spec.maxNICsPerPod of the VPC)"},
 		{"a port with a subnet", "[{portID: " + sample + ", subnet: a}]", ofPort, "[0].portID: excludes subnet, ip, addresses and securityGroups, which the port has already"},

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/podnic"
 )
 
@@ -53,13 +54,14 @@ func TestVPC(t *testing.T) {
 // What may change of a running pod: NICs come and go, and none becomes another.
 func TestChange(t *testing.T) {
 	const assigned = "cannot be changed while the pod has it: remove it, and add one of another name"
-	nics := func(text string) []podnic.NIC {
-		out, errs := podnic.Pod{Annotations: map[string]string{"berth.dev/nics": text}}.NICs(podnic.First{Name: "eth0", IsPort: true}, 0)
+	nicsIn := func(text string, first podnic.First) []podnic.NIC {
+		out, errs := podnic.Pod{Annotations: map[string]string{"berth.dev/nics": text}}.NICs(first, 0)
 		if err := errs.Err(); err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
 		return out
 	}
+	nics := func(text string) []podnic.NIC { return nicsIn(text, ofPort) }
 	for _, tc := range []struct {
 		name, before, after string
 		first               podnic.First
@@ -83,6 +85,21 @@ func TestChange(t *testing.T) {
 			t.Errorf("%s: got %v\nwant %s", tc.name, err, tc.want)
 		}
 	}
+	for _, tc := range []struct{ name, before, after, want string }{
+		{"one beside a branch", "[{name: eth0}]", "[{name: eth0}, {}]", ""},
+		{"a branch in the place of an address", "[{}]", "[{}, {name: eth0}]", "[1].name: eth0 is the name of the pod's first interface, which stays what it was when the pod came: make the pod anew"},
+		{"an address in the place of a branch", "[{name: eth0}, {}]", "[{}]", ": lacks eth0, the pod's first interface, which cannot be removed"},
+		{"another branch", "[{name: eth0}]", "[{name: eth0, securityGroup: a}]", "[0]: eth0 " + assigned},
+	} {
+		err := podnic.CheckChange(nicsIn(tc.before, ofENI), nicsIn(tc.after, ofENI), ofENI).Err()
+		if (err == nil) != (tc.want == "") || err != nil && !strings.HasPrefix(err.Error(), nicsField+tc.want) {
+			t.Errorf("%s: got %v\nwant %s", tc.name, err, tc.want)
+		}
+	}
+	had := podnic.First{Name: "eth0", IsPort: true, MayBePort: true}
+	if err := podnic.CheckChange(nil, nicsIn("[{name: eth0}]", had), had).Err(); err != nil {
+		t.Errorf("a branch that is made again: %v", err)
+	}
 	if err := podnic.CheckChange(nics("[{}, {name: net1}]"), nil, ofPort).Err(); err == nil || !strings.Contains(err.Error(), "lacks eth0, the pod's first interface, which cannot be removed") {
 		t.Errorf("without its first interface: %v", err)
 	}
@@ -94,6 +111,31 @@ func TestChange(t *testing.T) {
 	}
 	if err := podnic.CheckVPCChange("blue", "").Err(); err == nil || !strings.Contains(err.Error(), `[berth.dev/vpc]: cannot be changed, was "blue"`) {
 		t.Errorf("moved to no VPC: %v", err)
+	}
+}
+
+// What a VPC's provider allows of the first interface is judged by the VPC that is named.
+func TestJudgeOfFirst(t *testing.T) {
+	const noPort = "[0].name: eth0 is the name of the pod's first interface, which is no port here"
+	vpc := func(p v1alpha1.VPCProvider) *v1alpha1.VPC {
+		return &v1alpha1.VPC{Spec: v1alpha1.VPCSpec{Provider: p, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}}}
+	}
+	for _, tc := range []struct {
+		name  string
+		vpc   *v1alpha1.VPC
+		first podnic.First
+		want  string
+	}{
+		{"of EC2", vpc(v1alpha1.ProviderEC2), ofENI, ""},
+		{"of Neutron", vpc(v1alpha1.ProviderNeutron), ofENI, noPort},
+		{"of EC2 beside address pools", vpc(v1alpha1.ProviderEC2), ofPool, noPort},
+		{"not there yet", nil, ofENI, ""},
+	} {
+		p := podnic.Pod{Annotations: map[string]string{"berth.dev/vpc": "v", "berth.dev/nics": "[{name: eth0}]"}}
+		_, errs := podnic.Request{Pod: p, Namespace: "default", VPC: tc.vpc, First: tc.first}.Judge()
+		if err := errs.Err(); (err == nil) != (tc.want == "") || err != nil && err.Error() != nicsField+tc.want {
+			t.Errorf("%s: got %v\nwant %s", tc.name, err, tc.want)
+		}
 	}
 }
 

@@ -96,8 +96,11 @@ func (r Request) Judge() (missing string, errs Errors) {
 	most := 0
 	if r.VPC == nil {
 		missing = name
-	} else if r.VPC.Spec.MaxNICsPerPod != nil {
-		most = int(*r.VPC.Spec.MaxNICsPerPod)
+	} else {
+		r.First = r.First.In(r.VPC.Spec.Provider)
+		if r.VPC.Spec.MaxNICsPerPod != nil {
+			most = int(*r.VPC.Spec.MaxNICsPerPod)
+		}
 	}
 	nics, errs := r.Pod.NICs(r.First, most)
 	if len(errs) > 0 {

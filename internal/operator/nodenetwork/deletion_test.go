@@ -194,6 +194,7 @@ func TestPodsWait(t *testing.T) {
 	third := pod("third", nil)
 	pod("unbound", func(p *corev1.Pod) { p.Spec.NodeName = "" })
 	pod("elsewhere", func(p *corev1.Pod) { p.Spec.NodeName = "node-2" })
+	pod("branch", func(p *corev1.Pod) { p.Annotations = map[string]string{v1alpha1.AnnotationNICs: "[{name: eth0}]"} })
 	pod("host", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
 	waiting(3)
 	await(t, "a kick", func() bool { return fl.called("Kick") > kicks }) // the fleet is told right after

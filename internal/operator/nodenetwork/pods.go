@@ -3,6 +3,7 @@ package nodenetwork
 import (
 	"context"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/workqueue"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/operator/watched"
+	"github.com/berthnet/berth/internal/podnic"
 )
 
 // podsByNode is the field by which the cache, which has at least the pods that wait for
@@ -31,11 +33,22 @@ func (c *Controller) waitingPods(node string, used map[string]v1alpha1.UsedAddre
 	}
 	have := reportedUIDs(used)
 	for i := range pods.Items {
-		if p := &pods.Items[i]; watched.Waits(p) && p.DeletionTimestamp == nil && !have[p.UID] {
+		if p := &pods.Items[i]; watched.Waits(p) && p.DeletionTimestamp == nil && !have[p.UID] && !hasFirst(p) {
 			n++
 		}
 	}
 	return n
+}
+
+// hasFirst tells whether a pod's first interface is one of its NICs, as far as its annotations
+// tell: then it takes no address.
+func hasFirst(p *corev1.Pod) bool {
+	text := p.Annotations[v1alpha1.AnnotationNICs]
+	if !strings.Contains(text, podnic.FirstInterface) {
+		return false // as of nearly all, which need not be read
+	}
+	entries, _ := podnic.Parse(text)
+	return slices.ContainsFunc(entries, func(e podnic.Entry) bool { return e.Name == podnic.FirstInterface })
 }
 
 // podEvents tells a node of each pod that comes to wait, or does so no more: one that

@@ -4,7 +4,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 )
 
 // Where the cache has all pods, as beside VPC ports, what becomes of those that do not wait
@@ -34,5 +37,17 @@ func TestPodsThatDoNotWait(t *testing.T) {
 	h.Delete(t.Context(), event.DeleteEvent{Object: waits}, nil)
 	if k := fl.called("Kick"); k != 4 {
 		t.Errorf("%d kicks for 4 changes of pods that wait", k)
+	}
+}
+
+// A pod whose first interface is one of its NICs waits for no address.
+func TestPodsThatTakeNoAddress(t *testing.T) {
+	for nics, want := range map[string]bool{
+		"": false, "[]": false, "[{}]": false, "[{name: eth1}]": false, "- [eth0": false, "[{name: eth00}]": false, "[{nic: eth0}]": false,
+		"[{name: eth0}]": true, "[{}, {name: eth0, nic: db}]": true, "- {}\n- name: eth0\n": true,
+	} {
+		if got := hasFirst(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.AnnotationNICs: nics}}}); got != want {
+			t.Errorf("%q: got %v, want %v", nics, got, want)
+		}
 	}
 }

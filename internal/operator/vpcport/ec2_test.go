@@ -1,6 +1,7 @@
 package vpcport
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/ec2"
 	"github.com/berthnet/berth/test/harness"
@@ -39,7 +41,13 @@ func (c cooling) Traits() vpcport.Traits {
 // startEC2 has the Nodes node-1 and node-2, of the instances i-1 and i-2 with a trunk each.
 func startEC2(t *testing.T, cools time.Duration) *branches {
 	t.Helper()
-	b := &branches{world: start(t, Options{}), ec2: cloudfake.New(cloudfake.Options{})}
+	return startEC2As(t, cools, Options{})
+}
+
+// startEC2As is startEC2 with other options.
+func startEC2As(t *testing.T, cools time.Duration, o Options) *branches {
+	t.Helper()
+	b := &branches{world: start(t, o), ec2: cloudfake.New(cloudfake.Options{})}
 	b.ec2.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", nil)
 	b.ec2.AddSecurityGroup("sg-web", nil)
 	for i := range 2 {
@@ -139,6 +147,59 @@ func TestNodesWithoutRoomForBranches(t *testing.T) {
 	b.awaitNIC(last, "eth0", "has no room", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonBinding, "as many branch interfaces as its type may have"))
 	b.deletePod("web-0")
 	b.awaitNIC(last, "eth0", "has the room of another", in(v1alpha1.PhaseActive))
+}
+
+// Where the first interface of pods may be a branch it is one if a NIC has its name, in VPCs of EC2
+// alone. A pod that runs keeps the first interface that it came with.
+func TestFirstInterfaceThatIsABranch(t *testing.T) {
+	b := startEC2As(t, 0, Options{First: podnic.First{Name: "eth0", MayBePort: true}})
+	leads := func(pod, nic string, want bool) *v1alpha1.PodNIC {
+		t.Helper()
+		return b.awaitNIC(pod, nic, "is active", func(o *v1alpha1.PodNIC) error {
+			if o.Status.DefaultRoute != want {
+				return fmt.Errorf("it has the default route: %v", o.Status.DefaultRoute)
+			}
+			return in(v1alpha1.PhaseActive)(o)
+		})
+	}
+	b.podIn("web", "[{}, {name: eth0, securityGroups: [sg-web]}]")
+	b.schedule("web", "node-1")
+	leads("web", "eth0", true)
+	leads("web", "eth1", false)
+	b.podIn("plain", "")
+	b.schedule("plain", "node-1")
+	leads("plain", "eth1", false)
+	b.podnic("db", v1alpha1.PodNICSpec{VPC: "e"})
+	b.podIn("db-0", "[{name: eth0, nic: db}]")
+	b.schedule("db-0", "node-2")
+	leads("db-0", "eth0", true)
+
+	const noPort = "eth0 is the name of the pod's first interface, which is no port here"
+	b.pod("neutron", "[{name: eth0}]")
+	b.awaitEvent("neutron", "NICsRefused", noPort)
+	b.podIn("route", "[{name: eth0}, {defaultRoute: true}]")
+	b.awaitEvent("route", "NICsRefused", "is true of eth1, and the pod's first interface eth0 is a branch interface")
+	b.finish("plain", corev1.PodRunning)
+	b.annotate("plain", "[{}, {name: eth0}]")
+	b.awaitEvent("plain", "NICsRefused", noPort)
+	b.finish("web", corev1.PodRunning)
+	b.annotate("web", "[{}]")
+	b.awaitEvent("web", "NICsRefused", "lacks eth0, the pod's first interface, which cannot be removed")
+	for pod, want := range map[string]int{"web": 2, "plain": 1, "neutron": 0, "route": 0} {
+		if got := b.nicsOf(pod); len(got) != want {
+			t.Errorf("%s has %v, want %d", pod, got, want)
+		}
+	}
+	b.annotate("web", "[{}, {name: eth0, securityGroups: [sg-web]}, {name: eth2}]")
+	leads("web", "eth2", false)
+	before := leads("web", "eth0", true)
+	deletePodNIC(t, b.world, before.Name)
+	b.awaitNIC("web", "eth0", "is made again", func(o *v1alpha1.PodNIC) error {
+		if o.UID == before.UID || !o.Status.DefaultRoute {
+			return errors.New("not yet")
+		}
+		return in(v1alpha1.PhaseActive)(o)
+	})
 }
 
 // A NIC that outlives pods keeps its address from node to node.

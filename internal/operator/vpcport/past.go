@@ -85,16 +85,27 @@ func (c *Controller) wishNow(ctx context.Context, p *corev1.Pod, vpc string) (wi
 	if err != nil {
 		return wish{}, err
 	}
-	return wishOf(p, vpc, had.firstOf(p, c.o.First), false, 0), nil
+	return wishOf(p, vpc, c.firstOf(ctx, p, had), false, 0), nil
+}
+
+// firstOf is the first interface of a pod with NICs in a VPC.
+func (c *Controller) firstOf(ctx context.Context, p *corev1.Pod, had hadNICs) func(vpc string) podnic.First {
+	return func(vpc string) podnic.First {
+		return had.firstOf(p, c.o.First.In(c.vpc(ctx, vpc).Spec.Provider))
+	}
 }
 
 // firstOf is the first interface of a pod: that of one which runs is what it was when the pod
 // came, whatever the operator's settings say by now.
 func (had hadNICs) firstOf(p *corev1.Pod, says podnic.First) podnic.First {
-	if had.first {
-		says.IsPort = true
-	} else if had.any && p.Status.Phase != corev1.PodPending { // so it has all that it was made with
-		says.IsPort = false
+	came := p.Status.Phase != corev1.PodPending // so it has all that it was made with
+	switch {
+	case had.first:
+		says.IsPort = !says.MayBePort // by its name alone
+	case came && had.any:
+		says.IsPort, says.MayBePort = false, false
+	case came:
+		says.MayBePort = false
 	}
 	return says
 }

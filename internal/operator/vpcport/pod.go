@@ -121,7 +121,7 @@ func (c *Controller) remove(ctx context.Context, o *v1alpha1.PodNIC, why string)
 func (c *Controller) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha1.PodNIC, had hadNICs) (reason string, refusal, err error) {
 	namespace := c.namespace(ctx, p.Namespace)
 	vpc := cmp.Or(had.vpc, namespace.Annotations[v1alpha1.AnnotationVPC])
-	first := had.firstOf(p, c.o.First)
+	first := c.firstOf(ctx, p, had)
 	w := wishOf(p, vpc, first, had.vpc == "", 0)
 	if had.vpc != "" && w.vpc != vpc {
 		errs := podnic.CheckVPCChange(vpc, w.vpc)
@@ -178,7 +178,7 @@ func (c *Controller) adjust(ctx context.Context, p *corev1.Pod, w wish, mine []*
 	var extra []*v1alpha1.PodNIC
 	for _, o := range mine {
 		n, wanted := named(w.nics, o.Spec.Interface)
-		first := w.first.IsPort && o.Spec.Interface == w.first.Name
+		first := w.first.IsNIC(o.Spec.Interface)
 		if wanted && n.Object == "" || first || runs && o.Status.DefaultRoute {
 			have[o.Spec.Interface] = o
 			continue
@@ -255,6 +255,7 @@ func changes(mine []*v1alpha1.PodNIC, after []podnic.NIC, first podnic.First, ru
 		}
 		before = append(before, n)
 	}
+	first.IsPort = first.IsNIC(first.Name) // if it lacks that one it was made with it: firstOf
 	return podnic.CheckChange(before, after, first)
 }
 

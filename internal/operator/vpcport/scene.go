@@ -104,12 +104,19 @@ func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scen
 // ending is an error while a VPC is being deleted: it goes once it has no NICs, and gets
 // no new ones.
 func (c *Controller) ending(ctx context.Context, vpc string) error {
-	o := &v1alpha1.VPC{}
-	err := c.client.Get(ctx, client.ObjectKey{Name: vpc}, o, client.UnsafeDisableDeepCopy)
-	if err == nil && o.DeletionTimestamp != nil {
+	if c.vpc(ctx, vpc).DeletionTimestamp != nil {
 		return fmt.Errorf("VPC %s is being deleted", vpc)
 	}
 	return nil
+}
+
+// vpc is a VPC as it is known; empty without one.
+func (c *Controller) vpc(ctx context.Context, name string) *v1alpha1.VPC {
+	o := &v1alpha1.VPC{}
+	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, o, client.UnsafeDisableDeepCopy); err != nil {
+		return &v1alpha1.VPC{}
+	}
+	return o
 }
 
 // lookAtPod finds the one pod that a PodNIC is for.
@@ -147,7 +154,7 @@ func (s *scene) leads(p *corev1.Pod, first podnic.First, says bool) bool {
 	case s.now.pod.UID == string(p.UID):
 		return s.now.defaultRoute
 	}
-	return says && first.IsPort && s.next.name == first.Name
+	return says && first.IsNIC(s.next.name)
 }
 
 // lookForHolder finds the pod that has, or is to have, a PodNIC that pods name.

@@ -19,21 +19,22 @@ type wish struct {
 	errs  podnic.Errors
 }
 
-// wishOf reads a pod's annotations. A namespace's VPC is none of a pod that asks for no
-// NICs itself and runs without any already (bare): it got its network when it began. With
-// most above 0 there may be no more NICs than that.
-func wishOf(p *corev1.Pod, namespaceVPC string, first podnic.First, bare bool, most int) wish {
+// wishOf reads a pod's annotations. What its first interface is depends on the VPC. A
+// namespace's VPC is none of a pod that asks for no NICs itself and runs without any already
+// (bare): it got its network when it began. With most above 0 there may be no more NICs than that.
+func wishOf(p *corev1.Pod, namespaceVPC string, first func(vpc string) podnic.First, bare bool, most int) wish {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	if _, asks := p.Annotations[v1alpha1.AnnotationNICs]; bare && !asks && p.Status.Phase != corev1.PodPending {
 		namespaceVPC = ""
 	}
 	in := podnic.Pod{Annotations: p.Annotations, NamespaceVPC: namespaceVPC, HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
-	w := wish{first: first}
+	var w wish
 	w.vpc, w.errs = in.VPC()
+	w.first = first(w.vpc)
 	if w.vpc == "" || len(w.errs) > 0 {
 		return w
 	}
-	w.nics, w.errs = in.NICs(first, most)
+	w.nics, w.errs = in.NICs(w.first, most)
 	return w
 }
 
@@ -96,7 +97,7 @@ func named(nics []podnic.NIC, name string) (podnic.NIC, bool) {
 // says of one of them, else it is the first interface.
 func hasDefaultRoute(nics []podnic.NIC, n podnic.NIC, first podnic.First) bool {
 	said := slices.ContainsFunc(nics, func(other podnic.NIC) bool { return other.DefaultRoute })
-	return n.DefaultRoute || !said && first.IsPort && n.Name == first.Name
+	return n.DefaultRoute || !said && first.IsNIC(n.Name)
 }
 
 // chooseHolder is the pod that has a PodNIC of which several may want to be: the one that

@@ -51,7 +51,7 @@ func (b *book) decide(r rules, req source.Request) verdict {
 		}
 		nics = append(nics, o.nic)
 	}
-	return verdict{nics: withDefaultRoute(nics, r, req.Key.IfName)}
+	return verdict{nics: withDefaultRoute(nics, req.Key.IfName)}
 }
 
 // order is what a pod asks for as it says it, and then what is there besides: the
@@ -90,8 +90,8 @@ func checkTogether(there []object) error {
 
 // withDefaultRoute gives the first interface the default route where no NIC has it and
 // the first interface is one.
-func withDefaultRoute(nics []attachment.NIC, r rules, first string) []attachment.NIC {
-	if !r.firstIsPort || slices.ContainsFunc(nics, func(n attachment.NIC) bool { return n.DefaultRoute }) {
+func withDefaultRoute(nics []attachment.NIC, first string) []attachment.NIC {
+	if slices.ContainsFunc(nics, func(n attachment.NIC) bool { return n.DefaultRoute }) {
 		return nics
 	}
 	for i := range nics {

@@ -2,7 +2,9 @@ package port
 
 import (
 	"errors"
+	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,11 +17,18 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
+// onlyPorts are the rules of a node whose pods have ports and nothing else, ofENIs those of one where
+// the first interface has an address of an ENI, or is a branch.
+var (
+	onlyPorts = rules{firstIsPort: true}
+	ofENIs    = rules{firstMayBeBranch: true, enforcing: plug.Strict}
+)
+
 // Which NICs a pod is to have, by the settings, its annotations and its namespace's.
 func TestWants(t *testing.T) {
 	type annotations = map[string]string
 	const vpc, nics = v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs
-	only, beside := rules{firstIsPort: true}, rules{}
+	only, beside := onlyPorts, rules{}
 	for name, c := range map[string]struct {
 		rules   rules
 		told    annotations // nil: the runtime tells none
@@ -51,6 +60,11 @@ func TestWants(t *testing.T) {
 		"beside: untold, no VPC":            {rules: beside},
 		"beside: untold, namespace's VPC":   {rules: beside, ns: "blue", err: "has its pods in VPC blue"},
 		"beside: untold, ignored":           {rules: rules{ignoreUntold: true}, ns: "blue"},
+		"of ENIs: the default one":          {rules: ofENIs, told: annotations{}, ns: "blue", want: "eth1"},
+		"of ENIs: the first":                {rules: ofENIs, told: annotations{nics: "[{}, {name: eth0}]"}, ns: "blue", want: "eth1 eth0"},
+		"of ENIs: the first by tap":         {rules: ofENIs, told: annotations{nics: "[{name: eth0, binding: tap}]"}, ns: "blue", err: "the node routes to it"},
+		"of ENIs: no VPC":                   {rules: ofENIs, told: annotations{}},
+		"of ENIs: of another interface":     {rules: ofENIs, told: annotations{nics: "[{name: net1}]"}, ns: "blue", ifName: "net1"},
 		"beside: untold, namespace unknown": {rules: beside, ns: "?", waiting: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -126,28 +140,28 @@ func TestObjectsThatLie(t *testing.T) {
 	} {
 		o := podNIC(1, 0, v1alpha1.PhaseBound)
 		spoil(o)
-		got := read(o, []string{"br-int"})
+		got := read(o, []string{"br-int"}, onlyPorts)
 		if !errors.Is(got.err, plug.ErrInvalid) || !strings.Contains(got.err.Error(), want) || !strings.Contains(got.err.Error(), "PodNIC ns/pod1-eth0: ") {
 			t.Errorf("%v, want %q", got.err, want)
 		}
 		o.Status.Phase = v1alpha1.PhaseCreated
-		if got := read(o, []string{"br-int"}); got.err != nil {
+		if got := read(o, []string{"br-int"}, onlyPorts); got.err != nil {
 			t.Errorf("one that is not bound is refused: %v", got.err)
 		}
 	}
 	o := podNIC(1, 0, v1alpha1.PhaseBound)
 	onTrunk("0a:ff:ff:00:00:01", 7)(o)
-	if got := read(o, nil); got.err != nil || ref(recordOf(1), got.nic).Trunk != "0a:ff:ff:00:00:01" || ref(recordOf(1), got.nic).VLAN != 7 {
+	if got := read(o, nil, onlyPorts); got.err != nil || ref(recordOf(1), got.nic).Trunk != "0a:ff:ff:00:00:01" || ref(recordOf(1), got.nic).VLAN != 7 {
 		t.Errorf("a VLAN on a node without bridges: %+v", got)
 	}
 	o = podNIC(1, 0, v1alpha1.PhaseActive)
 	o.Status.Routes = []v1alpha1.PortRoute{{Destination: "10.9.0.1/16", Gateway: "192.168.0.254"}}
-	got := read(o, []string{"br-int"})
+	got := read(o, []string{"br-int"}, onlyPorts)
 	if got.err != nil || got.nic.Routes[0].Destination.String() != "10.9.0.0/16" {
 		t.Errorf("%+v", got)
 	}
 	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound, Status: metav1.ConditionTrue}, {Type: v1alpha1.ConditionPortReady, Reason: "a", Message: "two\nlines" + strings.Repeat(".", 1000)}}
-	if got := read(o, nil).wrong; len(got) != 1 || strings.Contains(got[0].message, "\n") || len(got[0].message) > longestMessage+3 {
+	if got := read(o, nil, onlyPorts).wrong; len(got) != 1 || strings.Contains(got[0].message, "\n") || len(got[0].message) > longestMessage+3 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -175,7 +189,7 @@ func TestBindings(t *testing.T) {
 	} {
 		o := podNIC(1, 0, v1alpha1.PhaseActive)
 		o.Spec.Binding, o.Spec.Tap = c.binding, c.tap
-		got := read(o, []string{"br-int"})
+		got := read(o, []string{"br-int"}, onlyPorts)
 		if got.err != nil {
 			t.Errorf("%s: %v", name, got.err)
 			continue
@@ -191,7 +205,7 @@ func TestBindings(t *testing.T) {
 // for the trunk of a VLAN.
 func TestLinkLost(t *testing.T) {
 	trunk := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 1}
-	nic := read(podNIC(1, 0, v1alpha1.PhaseActive), []string{"br-int"}).nic
+	nic := read(podNIC(1, 0, v1alpha1.PhaseActive), []string{"br-int"}, onlyPorts).nic
 	rec := recordOf(1, nic)
 	for name, want := range map[string]bool{
 		"tap" + nic.Port[:11]: true, "qvo" + nic.Port[:11]: true, "": true, // any
@@ -206,7 +220,7 @@ func TestLinkLost(t *testing.T) {
 	}
 	o := podNIC(1, 0, v1alpha1.PhaseActive)
 	onTrunk("0A:FF:FF:00:00:01", 7)(o)
-	nic = read(o, nil).nic
+	nic = read(o, nil, onlyPorts).nic
 	for _, c := range []struct {
 		name    string
 		address net.HardwareAddr
@@ -219,6 +233,27 @@ func TestLinkLost(t *testing.T) {
 			t.Errorf("of a VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
 		}
 	}
+	o.Status.Interface = "eth0"
+	nic = read(o, nil, ofENIs).nic
+	for _, c := range []struct {
+		hostLink, name string
+		address        net.HardwareAddr
+		want           bool
+	}{
+		{"bth1", "ens6", trunk, true}, {"bth1", "bth1", nil, true}, {"bth1", "vl" + ref(rec, nic).Short(), nil, true}, {"bth1", "bth2", nil, false},
+		{"bth1", "vl" + nic.Port[:11], nil, false}, {"bth1", "ens7", net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}, false}, {"", "", nil, true},
+	} {
+		n := &NICs{book: newBook(), changed: retry.NewSignal()}
+		nic.HostLink = c.hostLink
+		n.book.plugged[nic.UID] = held{rec, nic}
+		n.LinkLost(c.name, c.address)
+		if got := len(n.changed) > 0; got != c.want || c.name == "" && !n.touched.all {
+			t.Errorf("of a routed VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
+		}
+	}
+	if _, others := bringer(nic); !others {
+		t.Error("the trunk of a routed VLAN is not waited for")
+	}
 }
 
 // PodNICs that exclude each other, and which NIC has the default route.
@@ -228,7 +263,7 @@ func TestDecide(t *testing.T) {
 		b.namespaces[namespace] = "blue"
 		b.listed.nics = true
 		for _, o := range list {
-			b.put(read(o, []string{"br-int"}))
+			b.put(read(o, []string{"br-int"}, onlyPorts))
 		}
 		return b
 	}
@@ -257,7 +292,7 @@ func TestDecide(t *testing.T) {
 		"failed":              {list: []*v1alpha1.PodNIC{with(1, 0, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseFailed })}, wait: "not-bound"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := of(c.list...).decide(rules{firstIsPort: true}, wish(1, nil))
+			v := of(c.list...).decide(onlyPorts, wish(1, nil))
 			var got []string
 			for _, n := range v.nics {
 				if n.DefaultRoute {
@@ -269,6 +304,56 @@ func TestDecide(t *testing.T) {
 			case c.err != "" && (v.err == nil || !strings.Contains(v.err.Error(), c.err) || !errors.Is(v.err, plug.ErrInvalid)),
 				c.err == "" && v.err != nil, (c.wait != "") != (v.wait != nil), c.wait != "" && v.wait.Reason != c.wait, strings.Join(got, " ") != c.nics:
 				t.Errorf("%+v", v)
+			}
+		})
+	}
+	// A branch that is the first interface is routed to, and has the default route; others are as
+	// beside any source.
+	branch := func(name string) func(*v1alpha1.PodNICStatus) {
+		return func(s *v1alpha1.PodNICStatus) {
+			s.Interface = name
+			s.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugVLAN, TrunkMAC: "0a:ff:ff:00:00:01", VLAN: 7}
+		}
+	}
+	for name, c := range map[string]struct {
+		rules rules
+		first func(*v1alpha1.PodNICStatus)
+		nics  string // names, with kinds and enforcing
+		err   string
+	}{
+		"a branch":             {ofENIs, branch("eth0"), "eth0:RoutedVLAN:strict:true eth1:VLAN::false", ""},
+		"a branch in standard": {rules{firstMayBeBranch: true, enforcing: plug.Standard}, branch("eth0"), "eth0:RoutedVLAN:standard:true eth1:VLAN::false", ""},
+		"further branches":     {ofENIs, branch("eth2"), "eth1:VLAN::false eth2:VLAN::false", ""},
+		"where all are ports":  {onlyPorts, branch("eth0"), "eth0:VLAN::true eth1:VLAN::false", ""},
+		"where none may be":    {rules{}, branch("eth0"), "", `status.interface is "eth0", expected another: it is the name of the first interface of pods, which is no port on this node`},
+		"no branch":            {ofENIs, plain, "", `status.plug.type is "OVS", expected VLAN of eth0`},
+		"two addresses": {ofENIs, func(s *v1alpha1.PodNICStatus) {
+			branch("eth0")(s)
+			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "192.168.0.99/24"})
+		}, "", "one of IPv4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBook()
+			b.namespaces[namespace], b.listed.nics = "blue", true
+			further := with(1, 1, branch("eth1"))
+			for _, o := range []*v1alpha1.PodNIC{with(1, 0, c.first), further} {
+				b.put(read(o, []string{"br-int"}, c.rules))
+			}
+			v := b.decide(c.rules, wish(1, map[string]string{v1alpha1.AnnotationNICs: "[{name: eth1}]"}))
+			if c.rules.firstIsPort {
+				v = b.decide(c.rules, wish(1, nil))
+			}
+			var got []string
+			for _, n := range v.nics {
+				got = append(got, fmt.Sprintf("%s:%s:%s:%v", n.IfName, n.Plug.Type, n.Plug.Enforcing, n.DefaultRoute))
+				w := want(recordOf(1), n)
+				if err := w.Validate(); err != nil || string(w.Enforcing) != n.Plug.Enforcing {
+					t.Errorf("it is plugged as %+v, %v", w, err)
+				}
+			}
+			slices.Sort(got)
+			if strings.Join(got, " ") != c.nics || (v.err == nil) != (c.err == "") || v.err != nil && (!strings.Contains(v.err.Error(), c.err) || !errors.Is(v.err, plug.ErrInvalid)) {
+				t.Errorf("%v, %+v", got, v)
 			}
 		})
 	}

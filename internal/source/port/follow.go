@@ -36,7 +36,7 @@ func (n *NICs) podNICs() kubeapi.Handler[*v1alpha1.PodNIC] {
 				return // the API server was asked for this node's
 			}
 			var senseless error
-			n.change(func(b *book) { senseless = b.take(read(o, n.cfg.Bridges)) })
+			n.change(func(b *book) { senseless = b.take(read(o, n.cfg.Bridges, n.rules)) })
 			n.news.Set()
 			n.complain(senseless)
 		},
@@ -49,7 +49,7 @@ func (n *NICs) podNICs() kubeapi.Handler[*v1alpha1.PodNIC] {
 			var senseless []error
 			for _, o := range list {
 				if o.Status.NodeName == n.cfg.NodeName {
-					all = append(all, read(o, n.cfg.Bridges))
+					all = append(all, read(o, n.cfg.Bridges, n.rules))
 				}
 			}
 			n.change(func(b *book) {

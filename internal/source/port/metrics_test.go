@@ -47,10 +47,10 @@ func TestMetrics(t *testing.T) {
 	bad.Status.MAC = "?"
 	n.change(func(b *book) {
 		for _, o := range []*v1alpha1.PodNIC{good, bad, plugged} {
-			b.put(read(o, n.cfg.Bridges))
+			b.put(read(o, n.cfg.Bridges, onlyPorts))
 		}
 	})
-	n.Plugged(recordOf(3, read(plugged, n.cfg.Bridges).nic))
+	n.Plugged(recordOf(3, read(plugged, n.cfg.Bridges, onlyPorts).nic))
 	over := n.waits(attachment.Key{}, func() *source.Exhausted { return nil })
 	defer over()
 	n.health.asked, n.health.err = true, plug.ErrUnreachable

@@ -3,6 +3,7 @@ package port
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 
@@ -24,7 +25,12 @@ type Config struct {
 	Switch     Switch   // nil: the node has no Open vSwitch
 	Bridges    []string // of Open vSwitch that ports may be plugged into
 
-	FirstIsPort  bool // the first interface of pods is a NIC; else it comes from a source of addresses
+	FirstIsPort bool // the first interface of pods is a NIC; else it comes from a source of addresses
+	// FirstMayBeBranch: it comes from there unless a NIC has its name, which is a VLAN then that
+	// the node routes to.
+	FirstMayBeBranch bool
+	Enforcing        plug.Enforcing // of a first interface that is a branch; that of one that is plugged stays
+
 	IgnoreUntold bool // take a pod of whose annotations nothing is told for one with the NICs that there are
 
 	// Recorded tells whether an attachment of the node has a port.
@@ -84,6 +90,8 @@ func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 		return nil, errors.New("ports: Plugger: want one")
 	case cfg.Recorded == nil:
 		return nil, errors.New("ports: Recorded: want the records of attachments")
+	case cfg.FirstMayBeBranch && cfg.Enforcing != plug.Strict && cfg.Enforcing != plug.Standard:
+		return nil, fmt.Errorf("ports: Enforcing: %q: want %s or %s", cfg.Enforcing, plug.Strict, plug.Standard)
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.Real{}
@@ -95,7 +103,7 @@ func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 		cfg.Observer = silent{}
 	}
 	return &NICs{
-		cfg: cfg, rules: rules{firstIsPort: cfg.FirstIsPort, ignoreUntold: cfg.IgnoreUntold},
+		cfg: cfg, rules: rules{firstIsPort: cfg.FirstIsPort, firstMayBeBranch: cfg.FirstMayBeBranch, enforcing: cfg.Enforcing, ignoreUntold: cfg.IgnoreUntold},
 		api: api, clock: cfg.Clock, log: cfg.Logger,
 		report: retry.NewSignal(), changed: retry.NewSignal(), news: retry.NewSignal(),
 		book: newBook(), next: make(chan struct{}), waiters: map[attachment.Key]waiter{},

@@ -52,7 +52,7 @@ const longestMessage = 400
 
 // read takes from a PodNIC what matters. Nothing of it is believed: the object may be
 // damaged, or written by somebody who should not.
-func read(o *v1alpha1.PodNIC, bridges []string) object {
+func read(o *v1alpha1.PodNIC, bridges []string, r rules) object {
 	s := o.Status
 	out := object{
 		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, version: o.ResourceVersion,
@@ -68,7 +68,7 @@ func read(o *v1alpha1.PodNIC, bridges []string) object {
 		}
 	}
 	if out.bound() {
-		if out.nic, out.err = nicOf(o, bridges); out.err != nil {
+		if out.nic, out.err = nicOf(o, bridges, r); out.err != nil {
 			out.err = fmt.Errorf("PodNIC %s: %w", out.name, out.err)
 		}
 	}
@@ -77,7 +77,7 @@ func read(o *v1alpha1.PodNIC, bridges []string) object {
 
 // nicOf is the NIC of a PodNIC that is bound. The error names the field and what was
 // expected, and is a plug.ErrInvalid.
-func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
+func nicOf(o *v1alpha1.PodNIC, bridges []string, r rules) (attachment.NIC, error) {
 	s := o.Status
 	var zero attachment.NIC
 	if s.Plug == nil {
@@ -133,17 +133,40 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string) (attachment.NIC, error) {
 	if err := checkBridge(n.Plug, bridges); err != nil {
 		return zero, err
 	}
+	if n.IfName == firstInterface && !r.firstIsPort {
+		if err := r.route(&n.Plug); err != nil {
+			return zero, err
+		}
+	}
 	// The rest is checked as it will be used.
 	w := want(attachment.Record{HostLink: "bth0", Netns: attachment.Netns{Path: "/"}}, n)
 	return n, w.Validate()
 }
 
+// route has the node route to a NIC that is the pod's first interface, where others come from
+// a source of addresses: it must be a branch.
+func (r rules) route(p *attachment.Plug) error {
+	switch {
+	case !r.firstMayBeBranch:
+		return invalid("status.interface", firstInterface, "another: it is the name of the first interface of pods, which is no port on this node")
+	case p.Type != string(plug.VLAN):
+		return invalid("status.plug.type", p.Type, "%s of %s: the first interface of pods is a branch interface of EC2 on this node, if it is a port", plug.VLAN, firstInterface)
+	}
+	p.Type, p.Enforcing = string(plug.RoutedVLAN), string(r.enforcing)
+	return nil
+}
+
 // checkBridge refuses bridges of Open vSwitch that are not those of the node.
 func checkBridge(p attachment.Plug, bridges []string) error {
-	if p.Type == string(plug.Netns) || p.Type == string(plug.VLAN) || slices.Contains(bridges, p.Bridge) {
+	if p.Type == string(plug.Netns) || isVLAN(p) || slices.Contains(bridges, p.Bridge) {
 		return nil
 	}
 	return invalid("status.plug.bridge", p.Bridge, "one of %s, into which this node lets ports be plugged (--ovs-bridges)", strings.Join(bridges, ", "))
+}
+
+// isVLAN tells whether a port is a VLAN on a link of the node's.
+func isVLAN(p attachment.Plug) bool {
+	return p.Type == string(plug.VLAN) || p.Type == string(plug.RoutedVLAN)
 }
 
 // tapOf is what a tap device is like, with what is not said as it is by default.
@@ -210,7 +233,7 @@ func want(rec attachment.Record, n attachment.NIC) plug.Want {
 	}
 	return plug.Want{
 		Ref: ref(rec, n), Interface: i, OVN: n.Plug.OVN, VMUUID: rec.Pod.UID,
-		Binding: plug.Binding(n.Binding), Tap: plug.TapDevice(n.Tap),
+		Binding: plug.Binding(n.Binding), Tap: plug.TapDevice(n.Tap), Enforcing: plug.Enforcing(n.Plug.Enforcing),
 	}
 }
 

@@ -197,7 +197,7 @@ func (n *NICs) Touched() (ports []string, all bool) {
 
 // LinkLost says that a link of the node, with a MAC address, is gone or went down; an empty name:
 // any may be. One of those of a port that is plugged, all of which are called by its ID, is a
-// change, and so is the trunk of one that is a VLAN.
+// change, and so are the trunk of one that is a VLAN, and what the node routes to it by.
 func (n *NICs) LinkLost(name string, address net.HardwareAddr) {
 	n.mu.Lock()
 	var ports []string
@@ -212,10 +212,17 @@ func (n *NICs) LinkLost(name string, address net.HardwareAddr) {
 	}
 }
 
+// vlanPrefix is what the name of the VLAN of a RoutedVLAN begins with, which is a link of the node.
+const vlanPrefix = "vl"
+
 // dependsOn tells whether a NIC does not work without a link of the node.
 func dependsOn(n attachment.NIC, name string, address net.HardwareAddr) bool {
-	if plug.Kind(n.Plug.Type) != plug.VLAN {
+	kind := plug.Kind(n.Plug.Type)
+	switch {
+	case !isVLAN(n.Plug):
 		return plug.IsLinkOf(name, n.Port)
+	case kind == plug.RoutedVLAN && name != "" && (name == n.HostLink || name == vlanPrefix+plug.Ref{PortID: n.Port, Kind: kind}.Short()):
+		return true
 	}
 	trunk, err := net.ParseMAC(n.Plug.Trunk)
 	return err == nil && bytes.Equal(trunk, address)

@@ -108,7 +108,7 @@ func bringer(nic attachment.NIC) (by string, others bool) {
 	switch plug.Kind(nic.Plug.Type) {
 	case plug.Netns:
 		return "the agent of the VPC on this node, which has not made its link", true
-	case plug.VLAN:
+	case plug.VLAN, plug.RoutedVLAN:
 		return fmt.Sprintf("the link of its trunk with MAC address %s, which this node does not have yet", shown(nic.Plug.Trunk, 20)), true
 	}
 	return "what this berthd makes", false

@@ -67,6 +67,9 @@ func (b *book) becomes(rec attachment.Record, old attachment.NIC, there []object
 	if at >= 0 && usable(there[at]) {
 		now = there[at].nic
 		now.DefaultRoute = old.DefaultRoute // was decided on when the pod came
+		if now.Plug.Type == old.Plug.Type {
+			now.Plug.Enforcing = old.Plug.Enforcing // and so was this
+		}
 		if old.Is(now) {
 			return adapted(rec, old, now), true
 		}

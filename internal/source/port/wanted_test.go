@@ -26,7 +26,7 @@ func known(t *testing.T, has []string, list ...*v1alpha1.PodNIC) (*book, attachm
 	rec := recordOf(1)
 	for _, o := range list {
 		o.UID = types.UID("uid-" + o.Name)
-		b.put(read(o, []string{"br-int"}))
+		b.put(read(o, []string{"br-int"}, onlyPorts))
 		if slices.Contains(has, o.Status.Interface) {
 			n := b.objects[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}].nic
 			n.DefaultRoute = n.IfName == "eth0"
@@ -42,7 +42,7 @@ func (b *book) become(k int, change func(*v1alpha1.PodNIC)) {
 	o := podNIC(1, k, v1alpha1.PhaseActive)
 	o.UID = types.UID("uid-" + o.Name)
 	change(o)
-	b.put(read(o, []string{"br-int"}))
+	b.put(read(o, []string{"br-int"}, onlyPorts))
 }
 
 // Which NICs a running pod is to have, by what its PodNICs say after it began with eth0 and
@@ -114,7 +114,7 @@ func TestWanted(t *testing.T) {
 			if c.more != nil {
 				c.more(b, &rec)
 			}
-			nics, differ := b.wanted(rules{firstIsPort: true}, rec)
+			nics, differ := b.wanted(onlyPorts, rec)
 			var got []string
 			for _, n := range nics {
 				got = append(got, n.IfName+map[attachment.NICState]string{attachment.Plugging: "+", attachment.Changing: "~"}[n.State])
@@ -145,13 +145,13 @@ func TestWantedOfABranch(t *testing.T) {
 		of(0, "0a:ff:ff:00:00:01", 7)(first)
 		of(1, "0a:ff:ff:00:00:01", 7)(further)
 		b, rec := known(t, []string{"eth0", "eth1"}, first, further)
-		if nics, differ := b.wanted(rules{firstIsPort: true}, rec); differ {
+		if nics, differ := b.wanted(onlyPorts, rec); differ {
 			t.Errorf("as it was it is to be %+v", nics)
 		}
 		for k := range 2 {
 			for _, change := range []func(*v1alpha1.PodNIC){of(k, "0a:ff:ff:00:00:01", 9), of(k, "0a:ff:ff:00:00:02", 7)} {
 				b.become(k, change)
-				nics, differ := b.wanted(rules{firstIsPort: true}, rec)
+				nics, differ := b.wanted(onlyPorts, rec)
 				o := b.of(rec.Pod)[k]
 				if !differ || len(nics) != 2 || nics[k].State != attachment.Changing || nics[k].Plug != o.nic.Plug || nics[k].Plug == rec.NICs[k].Plug || nics[1-k].State != attachment.Plugged {
 					t.Errorf("%q, %+v: is to be %+v", binding, o.nic.Plug, nics)
@@ -159,6 +159,46 @@ func TestWantedOfABranch(t *testing.T) {
 				b.become(k, of(k, "0a:ff:ff:00:00:01", 7))
 			}
 		}
+	}
+}
+
+// A first interface that is a branch keeps the mode that it was plugged with, whatever the
+// settings are by now, also where its VLAN is another or its port was made again.
+func TestWantedOfAFirstBranch(t *testing.T) {
+	standard := rules{firstMayBeBranch: true, enforcing: plug.Standard}
+	of := func(trunk string, vlan int32, change func(*v1alpha1.PodNIC)) *v1alpha1.PodNIC {
+		o := podNIC(1, 0, v1alpha1.PhaseActive)
+		o.UID = "uid-1"
+		onTrunk(trunk, vlan)(o)
+		change(o)
+		return o
+	}
+	as := func(*v1alpha1.PodNIC) {}
+	b := newBook()
+	b.listed.nics = true
+	b.put(read(of("0a:ff:ff:00:00:01", 7, as), nil, ofENIs))
+	rec := recordOf(1, b.of(recordOf(1).Pod)[0].nic)
+	rec.State, rec.NICs[0].DefaultRoute, rec.NICs[0].HostLink = attachment.Ready, true, rec.HostLink
+	for name, c := range map[string]struct {
+		rules rules
+		o     *v1alpha1.PodNIC
+		want  attachment.NICState
+	}{
+		"as it was":             {ofENIs, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
+		"another mode":          {standard, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
+		"another VLAN":          {standard, of("0a:ff:ff:00:00:01", 9, as), attachment.Changing},
+		"another trunk":         {standard, of("0a:ff:ff:00:00:02", 7, as), attachment.Changing},
+		"the port made again":   {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.Status.PortID = portID(9, 9) }), attachment.Plugging},
+		"the PodNIC goes":       {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }), attachment.Plugged},
+		"no branch may be here": {rules{}, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b.put(read(c.o, nil, c.rules))
+			nics, differ := b.wanted(c.rules, rec)
+			if differ != (c.want != attachment.Plugged) || len(nics) != 1 || nics[0].State != c.want || nics[0].Plug.Enforcing != string(plug.Strict) || !nics[0].DefaultRoute || nics[0].Plug.Type != string(plug.RoutedVLAN) {
+				t.Errorf("differs: %v, %+v", differ, nics)
+			}
+		})
 	}
 }
 
@@ -232,7 +272,7 @@ func TestPortOfAMachineThatChanges(t *testing.T) {
 				o.Spec.Binding = binding
 				change(&o.Status)
 			})
-			if nics, differ := b.wanted(rules{firstIsPort: true}, rec); differ {
+			if nics, differ := b.wanted(onlyPorts, rec); differ {
 				t.Errorf("%s, %s: is to be changed to %+v", binding, what, nics)
 			}
 			s := b.state(b.of(rec.Pod)[1], true, time.Unix(1, 0))
@@ -242,7 +282,7 @@ func TestPortOfAMachineThatChanges(t *testing.T) {
 			begun := rec
 			begun.NICs = slices.Clone(rec.NICs)
 			begun.NICs[1].State = attachment.Plugging // no machine has it yet
-			if nics, differ := b.wanted(rules{firstIsPort: true}, begun); !differ || alike(nics[1], rec.NICs[1]) {
+			if nics, differ := b.wanted(onlyPorts, begun); !differ || alike(nics[1], rec.NICs[1]) {
 				t.Errorf("%s, %s: before it is plugged it is to be %+v", binding, what, nics)
 			}
 		}

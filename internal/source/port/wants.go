@@ -5,18 +5,21 @@ import (
 	"fmt"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/source"
 )
 
 // firstInterface is the one by which the kubelet knows a pod: a pod's NICs come with it,
 // and not with interfaces that others add later.
-const firstInterface = "eth0"
+const firstInterface = podnic.FirstInterface
 
-// rules are the settings that decide which NICs a pod is to have.
+// rules are the settings that decide which NICs a pod is to have, and how.
 type rules struct {
-	firstIsPort  bool // the pod's first interface is a NIC too
-	ignoreUntold bool // take a pod of whose annotations nothing is told for one with the NICs that there are
+	firstIsPort      bool           // the pod's first interface is a NIC too
+	firstMayBeBranch bool           // else it may be one that is a branch
+	enforcing        plug.Enforcing // of such a branch
+	ignoreUntold     bool           // take a pod of whose annotations nothing is told for one with the NICs that there are
 }
 
 // wants are the NICs that a pod asks for.
@@ -47,7 +50,7 @@ func (r rules) of(req source.Request, namespaceVPC string, known bool) (wants, e
 	if vpc == "" {
 		return wants{}, r.none(req)
 	}
-	nics, errs := podnic.Pod{Annotations: req.Wish.Annotations}.NICs(podnic.First{Name: req.Key.IfName, IsPort: r.firstIsPort}, 0)
+	nics, errs := podnic.Pod{Annotations: req.Wish.Annotations}.NICs(podnic.First{Name: req.Key.IfName, IsPort: r.firstIsPort, MayBePort: r.firstMayBeBranch}, 0)
 	if err := errs.Err(); err != nil {
 		return wants{}, err
 	}

@@ -40,7 +40,7 @@ func serveBranches(t *testing.T) (end func(), all []prometheus.Collector) {
 	}
 	r := deploy.InMode(deploy.OperatorMode, "test")
 	r.Values["ports"] = map[string]any{"enabled": true}
-	end, all = serveFor(t, r, webhook.Options{First: podnic.First{Name: "eth0"}, Branches: true},
+	end, all = serveFor(t, r, webhook.Options{First: podnic.First{Name: "eth0", MayBePort: true}, Branches: true},
 		append(branches.Watches(), watched.Namespaces, vpcport.VPCs), branches.Setup, callers.Setup)
 	harness.Eventually(t, limit, "the webhook is asked", func() error {
 		p := pod("probe", v1alpha1.AnnotationVPC, "e")
@@ -94,7 +94,10 @@ func TestPodsAskForBranches(t *testing.T) {
 	t.Run("by annotations", func(t *testing.T) {
 		try(t, pod("a", vpc, "e", nics, "[{}, {name: backup}]"), "2")
 		try(t, pod("a", vpc, "e", nics, "[{nic: db-0}]"), "1")
+		try(t, pod("a", vpc, "e", nics, "[{name: eth0}, {}]"), "2")
 		try(t, pod("a", vpc, "n", nics, "[{}]"), "")
+		err := admin.Create(t.Context(), pod("a", vpc, "n", nics, "[{name: eth0}]"), client.DryRunAll)
+		harness.OK(t, refused(err, "eth0 is the name of the pod's first interface, which is no port here"))
 		try(t, pod("a", vpc, ""), "")
 		try(t, pod("a"), "")
 		two := pod("a", vpc, "e")

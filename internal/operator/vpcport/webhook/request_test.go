@@ -28,13 +28,15 @@ func TestBranchesOf(t *testing.T) {
 		"in lines":                {vpc(v1alpha1.ProviderEC2), "- {}\n- name: backup\n- nic: db-0\n", 3},
 		"a PodNIC that is there":  {vpc(v1alpha1.ProviderEC2), "[{nic: db-0}]", 1},
 		"a port that is there":    {vpc(v1alpha1.ProviderEC2), "[{portID: eni-0123456789abcdef0}]", 1},
+		"the first interface":     {vpc(v1alpha1.ProviderEC2), "[{name: eth0}, {}]", 2},
+		"the first as a device":   {vpc(v1alpha1.ProviderEC2), "[{name: eth0, binding: tap}]", 0},
 		"what cannot be read":     {vpc(v1alpha1.ProviderEC2), "- [", 0},
 		"what contradicts itself": {vpc(v1alpha1.ProviderEC2), "[{name: eth1}, {name: eth1}]", 0},
 		"of Neutron":              {vpc(v1alpha1.ProviderNeutron), "[{}, {}]", 0},
 		"of no VPC":               {nil, "[{}]", 0},
 	} {
 		p := podnic.Pod{Annotations: map[string]string{v1alpha1.AnnotationNICs: tt.nics}}
-		if got := branchesOf(p, tt.vpc, podnic.First{Name: "eth0"}); got != tt.want {
+		if got := branchesOf(p, tt.vpc, podnic.First{Name: "eth0", MayBePort: true}); got != tt.want {
 			t.Errorf("%s: got %d, want %d", name, got, tt.want)
 		}
 	}
