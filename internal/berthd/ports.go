@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/plug/nsveth"
 	"github.com/berthnet/berth/internal/plug/ovs"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
+	"github.com/berthnet/berth/internal/plug/routedvlan"
 	"github.com/berthnet/berth/internal/plug/tap"
 	"github.com/berthnet/berth/internal/plug/vlan"
 	"github.com/berthnet/berth/internal/source/port"
@@ -73,7 +74,14 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 	}
 	opened = append(opened, branches.Close)
 	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered, plug.VLAN: branches}
-	// plug.RoutedVLAN is that of first interfaces (FirstMayBeBranch).
+	if o.FirstMayBeBranch {
+		routed, err := routedvlan.New(routedvlan.Options{VLANs: branches, MarkShift: uint(n.cfg.MarkShift), Sysctls: n.cfg.SysctlDir})
+		if err != nil {
+			return nil, err
+		}
+		opened = append(opened, routed.Close)
+		pluggers[plug.RoutedVLAN] = routed
+	}
 	if o.Plugger, err = tap.New(pluggers, n.cfg.SysctlDir); err != nil {
 		return nil, err
 	}

@@ -56,7 +56,7 @@ type NICs interface {
 	// Changed fires when somebody else may have changed what is plugged; nil: never.
 	Changed() <-chan struct{}
 	// LinkLost says that a link of the node, with a MAC address, is gone or went down, or with
-	// an empty name that any may be: Changed fires if what is plugged may need it.
+	// an empty name that any may be, or rules of the node: Changed fires if what is plugged may need it.
 	LinkLost(name string, address net.HardwareAddr)
 	// Touched names the ports of which that is so since it was asked last; all: it may be
 	// any.

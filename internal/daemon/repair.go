@@ -51,7 +51,7 @@ type repairer struct {
 	interval   time.Duration
 	// again sets up what is missing of an attachment, unless it is another by now.
 	again func(ctx context.Context, seen attachment.Record) error
-	// linkLost hears of links that are gone or went down (NICs.LinkLost); nil: nobody.
+	// linkLost hears of links that are gone or went down, and of rules that are (NICs.LinkLost); nil: nobody.
 	linkLost func(name string, address net.HardwareAddr)
 	clock    clock.Clock
 	log      *slog.Logger
@@ -100,7 +100,7 @@ func (r *repairer) disturbed(e datapath.Event) bool {
 	if e.Kind != datapath.StateLost {
 		r.source.Kick()
 	}
-	if r.linkLost != nil && (e.Link != "" && e.Kind != datapath.LinkAppeared || e.Kind == datapath.Resync) {
+	if r.linkLost != nil && e.Kind != datapath.LinkAppeared {
 		r.linkLost(e.Link, e.MAC)
 	}
 	if (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {

@@ -27,7 +27,7 @@ func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 		"a pod's link went":         {datapath.Event{Kind: datapath.LinkVanished, Link: datapath.LinkPrefix + "c0ffee"}, 1, true, datapath.LinkPrefix + "c0ffee"},
 		"a port's link went down":   {datapath.Event{Kind: datapath.StateLost, Link: "tapa2815656-76"}, 0, true, "tapa2815656-76"},
 		"events were lost":          {datapath.Event{Kind: datapath.Resync}, 1, true, ""},
-		"something else was undone": {datapath.Event{Kind: datapath.StateLost}, 0, true, "nothing"},
+		"something else was undone": {datapath.Event{Kind: datapath.StateLost}, 0, true, ""},
 	} {
 		src, lost := sourcefake.New(clock.Real{}, 0), "nothing"
 		r := &repairer{source: src, log: slog.New(slog.DiscardHandler), linkLost: func(name string, address net.HardwareAddr) { lost = strings.TrimSpace(name + " " + address.String()) }}

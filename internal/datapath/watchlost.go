@@ -118,7 +118,7 @@ func (w *watcher) nftMessage(ctx context.Context, m message) {
 		return
 	}
 	for _, a := range attrs {
-		if a.Type == unix.NFTA_TABLE_NAME && strings.TrimRight(string(a.Data), "\x00") == NftTable {
+		if name := strings.TrimRight(string(a.Data), "\x00"); a.Type == unix.NFTA_TABLE_NAME && (name == NftTable || name == BranchNftTable) {
 			w.emit(ctx, Event{Kind: StateLost, What: what})
 			return
 		}
