@@ -24,6 +24,7 @@ import (
 	_ "github.com/berthnet/berth/internal/operator/vpcport"
 	_ "github.com/berthnet/berth/internal/plug/nsveth"
 	_ "github.com/berthnet/berth/internal/plug/ovs"
+	_ "github.com/berthnet/berth/internal/plug/routedvlan"
 	_ "github.com/berthnet/berth/internal/plug/vlan"
 	_ "github.com/berthnet/berth/internal/source/eni"
 	_ "github.com/berthnet/berth/internal/source/nodenetwork"
