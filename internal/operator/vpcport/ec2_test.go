@@ -182,14 +182,28 @@ func TestFirstInterfaceThatIsABranch(t *testing.T) {
 	b.finish("plain", corev1.PodRunning)
 	b.annotate("plain", "[{}, {name: eth0}]")
 	b.awaitEvent("plain", "NICsRefused", noPort)
-	b.finish("web", corev1.PodRunning)
+	bare := newPod("bare", "")
+	bare.Annotations = nil
+	harness.OK(t, b.client().Create(t.Context(), bare))
+	b.schedule("bare", "node-1")
+	b.finish("bare", corev1.PodRunning)
+	b.nameVPC("e")
+	b.annotate("bare", "[{name: eth0}]")
+	b.awaitEvent("bare", "NICsRefused", noPort)
+	if err := b.hasEvent("web", "NICsRefused", ""); err == nil {
+		t.Error("a pod that comes is refused what it comes with")
+	}
 	b.annotate("web", "[{}]")
 	b.awaitEvent("web", "NICsRefused", "lacks eth0, the pod's first interface, which cannot be removed")
-	for pod, want := range map[string]int{"web": 2, "plain": 1, "neutron": 0, "route": 0} {
+	for pod, want := range map[string]int{"web": 2, "plain": 1, "neutron": 0, "route": 0, "bare": 0} {
 		if got := b.nicsOf(pod); len(got) != want {
 			t.Errorf("%s has %v, want %d", pod, got, want)
 		}
 	}
+	if o := b.nicsOf("web")["eth0"]; o.DeletionTimestamp != nil {
+		t.Error("the first interface is taken away")
+	}
+	b.finish("web", corev1.PodRunning)
 	b.annotate("web", "[{}, {name: eth0, securityGroups: [sg-web]}, {name: eth2}]")
 	leads("web", "eth2", false)
 	before := leads("web", "eth0", true)

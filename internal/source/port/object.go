@@ -133,10 +133,8 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string, r rules) (attachment.NIC, error
 	if err := checkBridge(n.Plug, bridges); err != nil {
 		return zero, err
 	}
-	if n.IfName == firstInterface && !r.firstIsPort {
-		if err := r.route(&n.Plug); err != nil {
-			return zero, err
-		}
+	if err := r.route(&n); err != nil {
+		return zero, err
 	}
 	// The rest is checked as it will be used.
 	w := want(attachment.Record{HostLink: "bth0", Netns: attachment.Netns{Path: "/"}}, n)
@@ -145,8 +143,11 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string, r rules) (attachment.NIC, error
 
 // route has the node route to a NIC that is the pod's first interface, where others come from
 // a source of addresses: it must be a branch.
-func (r rules) route(p *attachment.Plug) error {
+func (r rules) route(n *attachment.NIC) error {
+	p := &n.Plug
 	switch {
+	case r.firstIsPort || n.IfName != firstInterface:
+		return nil
 	case !r.firstMayBeBranch:
 		return invalid("status.interface", firstInterface, "another: it is the name of the first interface of pods, which is no port on this node")
 	case p.Type != string(plug.VLAN):
