@@ -20,7 +20,7 @@ func (n *Ports) Setup(ctx context.Context, config datapath.Config) error {
 }
 
 // Repair implements the daemon's Upkeep.
-func (n *Ports) Repair(ctx context.Context, pods []datapath.Pod, spare func() []string, _ func(uplink int) bool) ([]string, error) {
+func (n *Ports) Repair(ctx context.Context, pods []datapath.Pod, spare []string, _ func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Pods: pods, Spare: spare})

@@ -79,7 +79,7 @@ func (n *Routed) WithdrawBlocks(ctx context.Context) error {
 
 // Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown while the source has not
 // told which blocks there are.
-func (n *Routed) Repair(ctx context.Context, pods []datapath.Pod, spare func() []string, _ func(uplink int) bool) ([]string, error) {
+func (n *Routed) Repair(ctx context.Context, pods []datapath.Pod, spare []string, _ func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.blocks == nil {

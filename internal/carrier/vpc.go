@@ -81,7 +81,7 @@ func (n *VPC) RemoveENI(ctx context.Context, id string) error {
 
 // Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown while there is state of
 // an ENI that was not set up yet and that mayNeed does not disown.
-func (n *VPC) Repair(ctx context.Context, pods []datapath.Pod, spare func() []string, mayNeed func(uplink int) bool) ([]string, error) {
+func (n *VPC) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var uplinks datapath.UplinkList

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -123,21 +122,6 @@ func (k *fakeKernel) Inventory(ctx context.Context) (datapath.Inventory, error) 
 		inv.Routes = append(inv.Routes, datapath.RouteInfo{Addr: a, Link: l})
 	}
 	return inv, nil
-}
-
-// route is another's link of the node by which it routes to an address.
-func (k *fakeKernel) route(link string, a netip.Addr) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.links[link], k.routes[a] = datapath.Pod{HostIfName: link}, link
-}
-
-// unroute takes away what route made.
-func (k *fakeKernel) unroute(link string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.links, link)
-	maps.DeleteFunc(k.routes, func(_ netip.Addr, on string) bool { return on == link })
 }
 
 // dropRoutes is somebody's removal of all routes.

@@ -21,8 +21,7 @@ type switchboard struct {
 	told      map[string]bool           // by port: what the operator heard last, that it is plugged
 	holder    map[string]attachment.Key // by port: whose it is then
 	records   func() *attachment.Store
-	kernel    func() *fakeKernel // has the links that the node routes by
-	wrong     []string           // what was done that may not be
+	wrong     []string // what was done that may not be
 }
 
 // plugged names a port of an attachment.
@@ -161,10 +160,6 @@ func (f *fakeNICs) Plug(ctx context.Context, rec attachment.Record, nic attachme
 		}
 	}
 	nic.HostLink, nic.HostMAC = "tap"+nic.Port, []byte{2, 0, 0, 0, 1, 1}
-	if isRouted(nic) {
-		nic.HostLink = rec.HostLink
-		f.kernel().route(rec.HostLink, nic.Addresses[0].CIDR.Addr())
-	}
 	f.plugs[plugged{rec.HostLink, nic.Port}] = nic
 	return nic, nil
 }
@@ -175,16 +170,8 @@ func (f *fakeNICs) Unplug(ctx context.Context, rec attachment.Record, nic attach
 	if err != nil {
 		return err
 	}
-	f.drop(plugged{rec.HostLink, nic.Port})
+	delete(f.plugs, plugged{rec.HostLink, nic.Port})
 	return nil
-}
-
-// drop takes away what is plugged. f.switchboard.mu is held.
-func (f *fakeNICs) drop(p plugged) {
-	if isRouted(f.plugs[p]) {
-		f.kernel().unroute(p.hostLink)
-	}
-	delete(f.plugs, p)
 }
 
 func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
@@ -292,7 +279,7 @@ func (f *fakeNICs) Clear(ctx context.Context, hostLink string) error {
 	defer f.switchboard.mu.Unlock()
 	for p := range f.plugs {
 		if p.hostLink == hostLink && err == nil {
-			f.drop(p)
+			delete(f.plugs, p)
 		}
 	}
 	return err
@@ -303,7 +290,7 @@ func (f *fakeNICs) Sweep(ctx context.Context, keep func(hostLink, port string) b
 	defer f.switchboard.mu.Unlock()
 	for p := range f.plugs {
 		if err == nil && !keep(p.hostLink, p.port) {
-			f.drop(p)
+			delete(f.plugs, p)
 		}
 	}
 	// What the operator believes to be plugged and no record has.

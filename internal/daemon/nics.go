@@ -211,8 +211,7 @@ func nicNames(rec attachment.Record) (names []string) {
 	return names
 }
 
-// isRouted tells whether the node routes to a NIC, as it does to the address of a lease, and
-// by a link of the same name.
+// isRouted tells whether the node routes to a NIC, as it does to the address of a lease.
 func isRouted(nic attachment.NIC) bool { return plug.Kind(nic.Plug.Type) == plug.RoutedVLAN }
 
 func nicName(nic attachment.NIC) string { return "NIC " + nic.IfName + ", port " + nic.Port }

@@ -24,11 +24,11 @@ type Upkeep interface {
 	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
 	// Repair makes the node's own state and all pods as wanted, removes what
-	// is Berth's and not wanted, but for the pod links to spare, which are asked for
-	// once it has seen which links there are, and names what it did. It fails with source.ErrSupplyUnknown, having done nothing, while the
+	// is Berth's and not wanted, but for the pod links to spare, and names what
+	// it did. It fails with source.ErrSupplyUnknown, having done nothing, while the
 	// source has not told which blocks there are, or when there is state of an
 	// uplink, by number, that was not set up yet and that mayNeed does not disown.
-	Repair(ctx context.Context, pods []datapath.Pod, spare func() []string, mayNeed func(uplink int) bool) ([]string, error)
+	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error)
 	// ForwardPolicy finds packet filters that drop pods' packets by default.
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 	// ARPFiltered tells whether the kernel drops pods' ARP requests
@@ -134,7 +134,7 @@ func (r *repairer) repair(ctx context.Context) {
 			pods = append(pods, podOf(rec))
 		}
 	}
-	did, err := r.upkeep.Repair(ctx, pods, r.spare, r.mayNeedUplink)
+	did, err := r.upkeep.Repair(ctx, pods, r.quarantine.links(), r.mayNeedUplink)
 	if errors.Is(err, source.ErrSupplyUnknown) {
 		did, err = r.repairPods(ctx)
 	}
@@ -147,18 +147,6 @@ func (r *repairer) repair(ctx context.Context) {
 	}
 	r.lookAtForwarding(ctx)
 	r.lookAtARP()
-}
-
-// spare are the pod links that are no lease's of a record: those of damaged records, and of NICs
-// that the node routes to, whose records are there before they are.
-func (r *repairer) spare() []string {
-	links := r.quarantine.links()
-	for _, rec := range r.store.Records() {
-		if slices.ContainsFunc(rec.NICs, isRouted) {
-			links = append(links, rec.HostLink)
-		}
-	}
-	return links
 }
 
 // mayNeedUplink tells whether the uplink of a number could be in use: by a pod, or

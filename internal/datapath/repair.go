@@ -16,9 +16,8 @@ type Wanted struct {
 	Carriers Carriers // as Config.Uplinks needs them; nil: none
 	Pods     []Pod
 	// Spare names pod links of which no more is known than that they may be in
-	// use, or that others than AddPod make: neither they nor their routes are removed.
-	// It is asked after the look at what there is; nil: there are none.
-	Spare func() []string
+	// use: neither they nor their routes are removed.
+	Spare []string
 }
 
 // Repair compares Wanted with the kernel, puts back what is missing and removes
@@ -43,6 +42,9 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		}
 		names[p.HostIfName] = true
 	}
+	for _, name := range want.Spare {
+		names[name] = true
+	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
 	before := n.podLinks.detachedLinks()
@@ -61,16 +63,9 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	if err != nil {
 		return repaired, errors.Join(append(errs, fmt.Errorf("repair: %w", err))...)
 	}
-	var spare []string
-	if want.Spare != nil {
-		spare = want.Spare()
-	}
-	for _, name := range spare {
-		names[name] = true
-	}
 	for _, part := range []func() ([]string, error){
 		func() ([]string, error) { return carriers.tidy(n, inv) },
-		func() ([]string, error) { return n.removeStrayRoutes(ctx, want.Pods, spare, inv) },
+		func() ([]string, error) { return n.removeStrayRoutes(ctx, want, inv) },
 		func() ([]string, error) { return n.removeStrayLinks(ctx, names, inv) },
 		func() ([]string, error) { return n.restorePods(ctx, want.Pods, inv) },
 	} {
@@ -84,16 +79,16 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 
 // removeStrayRoutes removes routes of PodTable that no wanted, spared or live
 // pod has.
-func (n *Node) removeStrayRoutes(ctx context.Context, pods []Pod, spare []string, inv Inventory) (did []string, err error) {
+func (n *Node) removeStrayRoutes(ctx context.Context, want Wanted, inv Inventory) (did []string, err error) {
 	owner := map[netip.Addr][]string{}
-	for _, p := range pods {
+	for _, p := range want.Pods {
 		for _, a := range p.Addrs() {
 			owner[a] = append(owner[a], p.HostIfName)
 		}
 	}
 	var errs []error
 	for _, r := range inv.Routes {
-		if slices.Contains(owner[r.Addr], r.Link) || slices.Contains(spare, r.Link) {
+		if slices.Contains(owner[r.Addr], r.Link) || slices.Contains(want.Spare, r.Link) {
 			continue
 		}
 		if IsHostLinkName(r.Link) {

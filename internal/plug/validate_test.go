@@ -155,3 +155,41 @@ func TestMark(t *testing.T) {
 		}
 	}
 }
+
+// What the node cannot route to, or not in a mode, is refused by its field.
+func TestValidateRoutedVLAN(t *testing.T) {
+	routed := func() Want {
+		w := branch()
+		w.Kind, w.Enforcing = RoutedVLAN, Standard
+		w.Interface.Addresses, w.Interface.Gateways, w.Interface.Routes = w.Interface.Addresses[:1], w.Interface.Gateways[:1], nil
+		return w
+	}
+	if err := routed().Validate(); err != nil {
+		t.Error(err)
+	}
+	for _, tc := range []struct {
+		field string
+		spoil func(*Want)
+	}{
+		{"Enforcing", func(w *Want) { w.Enforcing = "" }},
+		{"Enforcing", func(w *Want) { w.Enforcing = "Strict" }},
+		{"Binding", func(w *Want) { w.Binding = BindingTap }},
+		{"Binding", func(w *Want) { w.Binding = BindingBridge }},
+		{"Interface.Addresses", func(w *Want) { w.Interface = whole().Interface }},
+		{"Interface.Addresses", func(w *Want) { w.Interface.Addresses = whole().Interface.Addresses[1:] }},
+		{"Interface.Gateways", func(w *Want) { w.Interface.Gateways = nil }},
+		{"VLAN", func(w *Want) { w.VLAN = 4095 }},
+		{"Trunk", func(w *Want) { w.Trunk = "" }},
+	} {
+		w := routed()
+		tc.spoil(&w)
+		if err := w.Validate(); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), tc.field+":") {
+			t.Errorf("%s: %v", tc.field, err)
+		}
+	}
+	w := routed()
+	w.Kind = VLAN
+	if err := w.ValidateFor(RoutedVLAN); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "Kind:") {
+		t.Errorf("another kind: %v", err)
+	}
+}

@@ -167,6 +167,7 @@ var groups = []group{
 	{"egress-throughput", "TCP by a tunnel and a gateway, in turn with the same hops without a tunnel", machineKernel, egressThroughput},
 	{"egress-add", "ADD and DEL with an Egress, in turn with none", machineLab, egressAdds},
 	{"egress-failover", "a client's gateway goes: new connections by tunnels to gateways, in turn with the Service", machineLab, egressFailover},
+	{"branch-add", "ADD and DEL of pods whose first interface is a branch of EC2, in turn with an address of an ENI", machineBranches, branchAdds},
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods for one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},

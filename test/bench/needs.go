@@ -24,6 +24,7 @@ const (
 	wholeCluster              // one with kubelets
 	machineKernel             // a virtual machine with a kernel that has Foo-over-UDP
 	machineLab                // in it, a lab of address pools whose pods reach the outside by gateways
+	machineBranches           // in it, a lab in operator mode with one node, which has a trunk
 	comparison                // what Berth and the Amazon VPC CNI are run with: the group raises its labs itself
 )
 
@@ -47,6 +48,7 @@ var parts = map[need][]string{
 	wholeCluster:         {clusterImages, controlPlane},
 	machineKernel:        {virtualMachine},
 	machineLab:           {"./cmd/berth", "./cmd/berthd", "./cmd/berth-egress", "./cmd/berth-operator", virtualMachine, controlPlane},
+	machineBranches:      {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", virtualMachine, controlPlane},
 	comparison:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 }
 

@@ -109,12 +109,16 @@ func (b *bench) portRound(ctx context.Context, v *vsctl, nics, i int, note note)
 // the node.
 func (b *bench) portPod(ctx context.Context, nics, i int) (*corev1.Pod, []v1alpha1.PodNIC, error) {
 	vpc := b.lab.VPCs[0]
+	text := "[" + strings.Repeat("{subnet: "+vpc.Network.Subnets[0].Name+"},", nics) + "]"
+	return b.nicPod(ctx, fmt.Sprintf("bench-%d-%d", nics, i), vpc.Name, text, nics)
+}
+
+// nicPod makes a pod with NICs in a VPC, so many, and returns it with its PodNICs once all are bound to
+// the node.
+func (b *bench) nicPod(ctx context.Context, name, vpc, text string, nics int) (*corev1.Pod, []v1alpha1.PodNIC, error) {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Namespace: podNamespace, Name: fmt.Sprintf("bench-%d-%d", nics, i),
-		Annotations: map[string]string{
-			v1alpha1.AnnotationVPC:  vpc.Name,
-			v1alpha1.AnnotationNICs: "[" + strings.Repeat("{subnet: "+vpc.Network.Subnets[0].Name+"},", nics) + "]",
-		},
+		Namespace: podNamespace, Name: name,
+		Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc, v1alpha1.AnnotationNICs: text},
 	}}
 	p.Spec = corev1.PodSpec{NodeName: b.few.Name, Containers: []corev1.Container{{Name: "bench", Image: "bench"}}}
 	if err := b.lab.Kube.Client.Create(ctx, p); err != nil {
@@ -144,19 +148,23 @@ func (b *bench) portPod(ctx context.Context, nics, i int) (*corev1.Pod, []v1alph
 
 // portAdd measures Berth.
 func (b *bench) portAdd(ctx context.Context, p *corev1.Pod, note note) error {
+	return b.addPod(ctx, p, "", note)
+}
+
+// addPod measures ADD and DEL of a Pod by Berth.
+func (b *bench) addPod(ctx context.Context, p *corev1.Pod, whose string, note note) error {
 	rt, err := b.berth.sandbox()
 	if err != nil {
 		return err
 	}
-	rt.Args = [][2]string{{"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name}, {"K8S_POD_UID", string(p.UID)}}
-	rt.CapabilityArgs = map[string]any{"io.kubernetes.cri.pod-annotations": p.Annotations}
+	describe(rt, p)
 	add, err := b.berth.add(ctx, rt)
 	if err != nil {
 		return err
 	}
 	del, err := b.berth.del(ctx, rt)
-	note("add", millis(add))
-	note("del", millis(del))
+	note(whose+"add", millis(add))
+	note(whose+"del", millis(del))
 	return err
 }
 

@@ -68,7 +68,7 @@ func (b *bench) provide(ctx context.Context, n need) error {
 		return err
 	}
 	switch n {
-	case nodeModeLab, poolModeLab, portModeLab, machineLab:
+	case nodeModeLab, poolModeLab, portModeLab, machineLab, machineBranches:
 		b.up = n
 		return b.open(ctx)
 	case wholeCluster:
@@ -94,11 +94,13 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err := b.makeDirs(); err != nil {
 		return err
 	}
-	if b.up == portModeLab {
+	switch b.up {
+	case portModeLab:
 		return b.raisePortMode(ctx)
-	}
-	if b.up == machineLab {
+	case machineLab:
 		return b.raiseEgressLab(ctx)
+	case machineBranches:
+		return b.raiseBranchLab(ctx)
 	}
 	raise := b.raise
 	if b.up == poolModeLab {

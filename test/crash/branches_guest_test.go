@@ -23,13 +23,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// branchMode is operator mode with pods that have branches beside the first interface. What is about
-// ports is killed at: all else is as without them.
+// branchMode is operator mode with pods that have branches beside the first interface, or as that. What is
+// about ports is killed at: all else is as without them.
 func branchMode() mode {
 	s := lab.DefaultSpec(2, "m5.large")
 	s.Instances[1].Subnet = s.Instances[0].Subnet // a branch stays in its zone
 	m := mode{
-		name: lab.OperatorMode, daemon: named("plug.vlan."), operator: named("operator.port."),
+		name: lab.OperatorMode, daemon: named("plug.vlan.", "plug.routed."), operator: named("operator.port."),
 		options: lab.Options{
 			Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"},
 		},
@@ -82,8 +82,8 @@ func trunksOf(l *lab.Lab) (ids []string, err error) {
 	return ids, nil
 }
 
-// comeMoveAndGo has pods with branches of their own, and one whose NIC outlives it and goes to the
-// other node.
+// comeMoveAndGo has a pod with branches of its own, of which the first interface is one, and one whose NIC
+// outlives it and goes to the other node.
 func comeMoveAndGo(ctx context.Context, t *testing.T, l *lab.Lab) {
 	t.Helper()
 	a, b := l.Nodes()[0], l.Nodes()[1]
@@ -95,7 +95,7 @@ func comeMoveAndGo(ctx context.Context, t *testing.T, l *lab.Lab) {
 	harness.OK(t, harness.AtOnce(2, func(i int) error {
 		var err error
 		if i == 0 {
-			_, err = a.AddPod(ctx, "own", in("[{name: eth1}, {name: eth2}]"))
+			_, err = a.AddPod(ctx, "own", in("[{name: eth0}, {name: eth2}]"))
 		} else {
 			_, err = a.AddPod(ctx, "db", in("[{name: eth1, nic: db}]"))
 		}

@@ -24,6 +24,7 @@ import (
 	_ "github.com/berthnet/berth/internal/operator/vpcport"
 	_ "github.com/berthnet/berth/internal/plug/nsveth"
 	_ "github.com/berthnet/berth/internal/plug/ovs"
+	_ "github.com/berthnet/berth/internal/plug/routedvlan"
 	_ "github.com/berthnet/berth/internal/plug/vlan"
 	_ "github.com/berthnet/berth/internal/source/eni"
 	_ "github.com/berthnet/berth/internal/source/nodenetwork"
@@ -310,7 +311,7 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 // elsewhere are failpoints that tests of their own packages kill at.
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
-	"daemon.egress.", "daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.", "plug.vlan.",
+	"daemon.egress.", "daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.", "plug.vlan.", "plug.routed.",
 	"operator.gateways.", "operator.egressclient.",
 )
 
@@ -330,7 +331,7 @@ func TestEveryFailpointIsKilledAt(t *testing.T) {
 			t.Errorf("%s is killed at in no mode", name)
 		}
 	}
-	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "plug.ovs.": 6, "plug.nsveth.": 5, "plug.vlan.": 8, "operator.port.": 10, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
+	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "plug.ovs.": 6, "plug.nsveth.": 5, "plug.vlan.": 8, "plug.routed.": 9, "operator.port.": 10, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
 		if got := len(named(prefix)); got < want {
 			t.Errorf("only %d failpoints %s are registered", got, prefix)
 		}
