@@ -188,10 +188,10 @@ func unreachableRoute(p netip.Prefix) netlink.Route {
 func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE }
 
 // isBlockRoute tells the routes of blocks from Berth's others: the unreachable
-// ones, and what is in a table that is neither PodTable nor an ENI's. The export
-// table may have had another number before.
+// ones, and what is in a table that is neither PodTable nor an ENI's nor of branches. The export
+// table may have had another number before, which was none of these either.
 func isBlockRoute(r netlink.Route) bool {
-	if r.Table >= UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink {
+	if r.Table >= PodTable && r.Table <= lastTable {
 		return isUnreachable(r)
 	}
 	return true

@@ -222,6 +222,38 @@ func TestOthersStateIsLeftAlone(t *testing.T) {
 	}
 }
 
+// What package plug/routedvlan makes for branches is not this package's, on a node of ENIs, though it
+// has the same protocol.
+func TestBranchesAreLeftAlone(t *testing.T) {
+	v := newVPC(t)
+	h := v.host
+	for _, table := range []int{StrictTable, StandardTable, BranchTableBase + 1, lastTable} {
+		h.run(fmt.Sprintf("ip route add 10.9.9.9/32 dev eth0 table %d proto %d", table, Protocol))
+		h.run(fmt.Sprintf("ip route add default dev eth0 table %d proto %d", table, Protocol))
+	}
+	for _, priority := range []int{RuleBranchPast, RuleBranchOut, RuleBranchIn, RuleBranchSource, RuleBranchNone, RuleLocal, RuleBranchPod, RuleBranchStandard} {
+		h.run(fmt.Sprintf("ip rule add priority %d iif eth1 lookup %d protocol %d", priority, StrictTable, Protocol))
+	}
+	branches := func() (text string) {
+		for _, what := range []string{"ip rule show", "ip route show table all"} {
+			for line := range strings.Lines(h.run(what)) {
+				if strings.Contains(line, "iif eth1") || strings.Contains(line, "10.9.9.9") || strings.Contains(line, "default dev eth0") {
+					text += line
+				}
+			}
+		}
+		return text
+	}
+	before := branches()
+	v.setup()
+	if _, err := v.node.Repair(ctx, Wanted{Config: v.settings()}); err != nil {
+		t.Fatal(err)
+	}
+	if got := branches(); got != before || strings.Count(got, "\n") != 16 {
+		t.Errorf("what is of branches was\n%s\nis\n%s", before, got)
+	}
+}
+
 func TestENIChangesHands(t *testing.T) {
 	v := newVPC(t)
 	b := v.pod(podB)

@@ -56,6 +56,13 @@ func (l *Lab) agree(ctx context.Context, n *node.Node, pods []corev1.Pod, holder
 			}
 		}
 	}
+	for _, nic := range doc.NICs { // a pod's first interface may be a branch
+		for _, a := range nic.Addresses {
+			if nic.Interface == firstInterface {
+				told[a.Addr()] = nic.Namespace + "/" + nic.Pod
+			}
+		}
+	}
 	for _, p := range pods {
 		name := p.Namespace + "/" + p.Name
 		if len(p.Status.PodIPs) == 0 {

@@ -39,6 +39,8 @@ import (
 //     address is available in two;
 //   - where pods have ports, pods, PodNICs, the cloud's ports, rows of OVSDB, links and
 //     records are the same NICs, and nobody has a port of Berth's that is none of these;
+//   - a pod whose first interface is a branch interface has its address and none of the node's, and
+//     the node has the two links, the rules, routes and nftables chains of it, and of no other;
 //   - with egress, what CheckEgress says.
 //
 // It is meant for a lab at rest: what is being made or removed at the moment
@@ -52,9 +54,14 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	var errs []error
 	var networks map[string]*v1alpha1.NodeNetwork
 	var pools *poolView
+	var routed map[string]bool
 	switch l.Mode {
 	case OperatorMode:
 		networks, errs = l.networks(ctx, nodes)
+		var err error
+		if routed, err = l.routedPods(ctx); err != nil {
+			return []error{err}
+		}
 	case PoolMode:
 		var err error
 		if pools, err = l.viewPools(ctx); err != nil {
@@ -66,7 +73,7 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	var wg sync.WaitGroup
 	for i, n := range nodes {
 		wg.Go(func() {
-			found[i] = findings{node: n, mode: l.Mode, families: l.IPFamilies, network: networks[n.Name], local: map[netip.Addr]*node.Pod{}}
+			found[i] = findings{node: n, mode: l.Mode, families: l.IPFamilies, network: networks[n.Name], routed: routed, local: map[netip.Addr]*node.Pod{}}
 			found[i].localFamily, found[i].hasLocal = l.nodeLocal()
 			if pools != nil {
 				found[i].blocks = pools.ofNode(n.Name)
@@ -135,6 +142,7 @@ type findings struct {
 	network  *v1alpha1.NodeNetwork   // in operator mode; nil when there is none
 	blocks   []v1alpha1.AddressBlock // in pool mode
 	pods     []*node.Pod
+	routed   map[string]bool          // UIDs of those whose first interface is a branch
 	local    map[netip.Addr]*node.Pod // that have node-local addresses
 
 	// localFamily is that of which each pod is to have a node-local address, if hasLocal.
@@ -184,6 +192,10 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 		}
 		if k.links[s.peer] == "" {
 			f.wrong("pod %s has no link of Berth's on the node", p.Name)
+		}
+		if f.routed[p.UID] {
+			f.checkRoutedPod(k, p, s)
+			continue
 		}
 		for _, a := range s.addrs {
 			held[a] = p

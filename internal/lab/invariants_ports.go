@@ -14,11 +14,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/network/ovn"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/plug/vlan"
 )
 
 // firstInterface is what runtimes call the interface of a pod that they ask for.
@@ -161,6 +163,11 @@ type portNode struct {
 	rows    map[string]ovn.Interface // by port
 	links   map[string]bool          // of Berth's, by name
 	records map[string]string        // containers by port
+
+	indexes  map[string]int            // of those links, by name
+	modes    map[string]plug.Enforcing // of first interfaces that are branches, by port, as recorded
+	branches branchKernel
+	shared   map[plug.Enforcing]bool // modes of branches that were found
 }
 
 func (c *portNode) wrong(format string, args ...any) {
@@ -177,6 +184,11 @@ func (c *portNode) check(ctx context.Context, cloud portcloud.Cloud) {
 			c.wrong("pod %s: %w", p.Name, err)
 		}
 	}
+	c.checkLeaks()
+}
+
+// checkLeaks looks for what is of no pod.
+func (c *portNode) checkLeaks() {
 	for id, row := range c.rows {
 		c.wrong("%s is plugged, as OVSDB or the agent says, for port %s, which no pod has", row.Link, id)
 	}
@@ -186,10 +198,12 @@ func (c *portNode) check(ctx context.Context, cloud portcloud.Cloud) {
 	for id, container := range c.records {
 		c.wrong("the record of %.12s holds port %s, which it does not have", container, id)
 	}
+	c.checkSharedBranches()
 }
 
 func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 	c.rows, c.links, c.records = map[string]ovn.Interface{}, map[string]bool{}, map[string]string{}
+	c.indexes, c.modes, c.shared = map[string]int{}, map[string]plug.Enforcing{}, map[plug.Enforcing]bool{}
 	rows, err := cloud.Plugged(ctx, c.node.Name)
 	if err != nil {
 		return err
@@ -204,7 +218,7 @@ func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 		links, err := again(h.LinkList)
 		for _, l := range links {
 			if l.Attrs().Group == plug.LinkGroup {
-				c.links[l.Attrs().Name] = true
+				c.links[l.Attrs().Name], c.indexes[l.Attrs().Name] = true, l.Attrs().Index
 			}
 		}
 		return err
@@ -212,6 +226,14 @@ func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
+	if c.branches, err = observeBranches(c.node.Netns); err != nil {
+		return fmt.Errorf("look for branches: %w", err)
+	}
+	return c.readRecords()
+}
+
+// readRecords takes note of the ports in berthd's records.
+func (c *portNode) readRecords() error {
 	r, err := readRecords(c.node.StateDir())
 	if err != nil {
 		return fmt.Errorf("read its records: %w", err)
@@ -224,7 +246,7 @@ func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 			c.wrong("the record of %s (%s) is of no pod", rec.Key, rec.State)
 		}
 		for _, nic := range rec.NICs {
-			c.records[nic.Port] = rec.Key.ContainerID
+			c.records[nic.Port], c.modes[nic.Port] = rec.Key.ContainerID, plug.Enforcing(nic.Plug.Enforcing)
 		}
 	}
 	return nil
@@ -237,9 +259,7 @@ func (c *portNode) checkPod(p *node.Pod) error {
 	if err != nil {
 		return err
 	}
-	if !c.first { // the mode gives it
-		delete(inside, firstInterface)
-	}
+	given := !c.first // the mode gives the first interface
 	for i := range c.nics {
 		n := &c.nics[i]
 		if n.Status.Pod == nil || n.Status.Pod.UID != p.UID {
@@ -248,7 +268,11 @@ func (c *portNode) checkPod(p *node.Pod) error {
 		if err := c.checkNIC(p, n, inside[n.Status.Interface]); err != nil {
 			c.wrong("pod %s, PodNIC %s: %w", p.Name, n.Name, err)
 		}
+		given = given && n.Status.Interface != firstInterface
 		delete(inside, n.Status.Interface)
+	}
+	if given {
+		delete(inside, firstInterface)
 	}
 	for name := range inside {
 		return fmt.Errorf("it has an interface %s and no PodNIC for it", name)
@@ -269,7 +293,13 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	says := n.Status.Node
 	container := c.records[id]
 	link := row.Link
-	hasLink := n.Status.Plug != nil && slices.Contains(offNode, n.Status.Plug.Type) || c.takeLinks(link)
+	routed := !c.first && isRouted(n)
+	hasLink := !routed && n.Status.Plug != nil && slices.Contains(offNode, n.Status.Plug.Type) || c.takeLinks(link)
+	if routed { // the pod sees no subnet
+		for i := range want {
+			want[i] = bare[i] + "/32"
+		}
+	}
 	delete(c.records, id)
 	delete(c.rows, id)
 	switch {
@@ -287,12 +317,14 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 		return fmt.Errorf("port %s is in the record of %q, want %s", id, container, p.ContainerID)
 	case says == nil || says.State != v1alpha1.NodePlugged || says.PortID != id || says.ContainerID != p.ContainerID:
 		return fmt.Errorf("its status.node is %+v", says)
+	case routed:
+		return c.checkRouted(n, in, link)
 	}
 	return nil
 }
 
 // offNode are the ways to plug by which Berth leaves no link on the node: an agent's is not its
-// own, and a VLAN's is in the pod.
+// own, and a VLAN's is in the pod, unless it is of the pod's first interface and the node routes to it.
 var offNode = []v1alpha1.PlugType{v1alpha1.PlugNetns, v1alpha1.PlugVLAN}
 
 // addressesOf are the addresses of a PodNIC with prefix lengths, and without, in order.
@@ -312,6 +344,8 @@ func (c *portNode) takeLinks(link string) bool {
 	all := []string{link}
 	if end, ok := strings.CutPrefix(link, "qvo"); ok { // by a Linux bridge (package hybrid)
 		all = append(all, "qbr"+end, "qvb"+end, "tap"+end)
+	} else if end, ok := strings.CutPrefix(link, vlan.NamePrefix); ok { // the node routes to it (package routedvlan)
+		all = append(all, datapath.LinkPrefix+end)
 	}
 	there := true
 	for _, name := range all {
@@ -324,6 +358,7 @@ func (c *portNode) takeLinks(link string) bool {
 // podLink is an interface in a pod.
 type podLink struct {
 	mac   string
+	peer  int      // index of the link that it leads to
 	addrs []string // with prefix lengths, in order; none that are link-local
 }
 
@@ -344,7 +379,7 @@ func podLinks(path string) (map[string]podLink, error) {
 			if err != nil {
 				return fmt.Errorf("list addresses: %w", err)
 			}
-			p := podLink{mac: l.Attrs().HardwareAddr.String()}
+			p := podLink{mac: l.Attrs().HardwareAddr.String(), peer: l.Attrs().ParentIndex}
 			for _, a := range addrs {
 				ip, _ := netip.AddrFromSlice(a.IP)
 				ones, _ := a.Mask.Size()

@@ -76,7 +76,7 @@ func (k *kernelState) observe(h *netlink.Handle) error {
 			if r.Protocol != datapath.Protocol {
 				continue
 			}
-			name := fmt.Sprintf("%s fwmark %#x (family %d)", r, r.Mark, family)
+			name := fmt.Sprintf("%s fwmark %#x iif %q (family %d)", r, r.Mark, r.IifName, family)
 			k.rules[name]++
 			if i := r.Table - datapath.UplinkTableBase; r.Priority == datapath.RuleUplink {
 				k.ruleIndex[name] = i

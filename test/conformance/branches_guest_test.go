@@ -26,6 +26,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/kube"
@@ -36,11 +37,12 @@ import (
 // branchCooling is how long branches are kept in these tests.
 const branchCooling = 3 * time.Second
 
-// The security groups of the tests: web lets in what comes from peers, who let in web.
+// The security groups of the tests: web and front let in what comes from peers, who let in both.
 const (
 	web      = "sg-00000000000000001"
 	peers    = "sg-00000000000000002"
 	outsider = "sg-00000000000000003"
+	front    = "sg-00000000000000004"
 )
 
 // zoned is a VPC object beside lab.BranchVPC, whose NICs have subnets of their own, one of each zone.
@@ -59,11 +61,12 @@ func branchesLab() lab.Options {
 	for i, cidr := range []string{"10.0.64.0/22", "10.0.68.0/22"} {
 		v.Subnets = append(v.Subnets, spec.Subnet{Name: fmt.Sprint("pods-", i), ID: podsSubnets[i], Zone: v.Subnets[i].Zone, CIDR: netip.MustParsePrefix(cidr)})
 	}
-	from := func(group string) []spec.Rule { return []spec.Rule{{Protocol: "-1", Groups: []string{group}}} }
+	from := func(groups ...string) []spec.Rule { return []spec.Rule{{Protocol: "-1", Groups: groups}} }
 	v.SecurityGroups = append(v.SecurityGroups,
 		spec.SecurityGroup{Name: "web", ID: web, Ingress: from("peers")},
-		spec.SecurityGroup{Name: "peers", ID: peers, Ingress: from("web")},
+		spec.SecurityGroup{Name: "peers", ID: peers, Ingress: from("web", "front")},
 		spec.SecurityGroup{Name: "outsider", ID: outsider},
+		spec.SecurityGroup{Name: "front", ID: front, Ingress: from("peers")},
 	)
 	return lab.Options{
 		Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches,
@@ -92,6 +95,7 @@ func TestBranches(t *testing.T) {
 		{"Defaults", (*branches).defaults},
 		{"Restarts", (*branches).restarts},
 		{"Moves", (*branches).moves},
+		{"First", (*branches).first},
 		{"Full", (*branches).full},
 		{"Permissions", (*branches).permissions},
 	} {
@@ -136,7 +140,19 @@ func withGroups(groups ...string) string {
 // pod as EC2 has it.
 func (b *branches) branch(p *node.Pod) vpc.ENI {
 	b.Helper()
-	n := harness.PodNIC(b.T, b.Lab, p, "eth1")
+	e := b.branchOf(p, "eth1")
+	subnet, _ := b.Books().Subnet(e.SubnetID)
+	own := netip.PrefixFrom(e.Primary, subnet.CIDR.Bits()).String()
+	if got := b.links(p)["eth1"]; got.mac != e.MAC.String() || got.addr != own || got.vlan != e.Trunk.VLAN {
+		b.Errorf("eth1 of %s is %+v, and its branch has %s, %s and VLAN %d", p.Name, got, e.MAC, own, e.Trunk.VLAN)
+	}
+	return e
+}
+
+// branchOf is the branch of a pod's interface, whose PodNIC is Active, and as EC2 has it.
+func (b *branches) branchOf(p *node.Pod, link string) vpc.ENI {
+	b.Helper()
+	n := harness.PodNIC(b.T, b.Lab, p, link)
 	e, ok := b.Books().ENI(n.Status.PortID)
 	if !ok || e.Trunk == nil {
 		b.Fatalf("EC2 has %+v as the branch %q of %s", e, n.Status.PortID, p.Name)
@@ -145,11 +161,6 @@ func (b *branches) branch(p *node.Pod) vpc.ENI {
 	plug := n.Status.Plug
 	if n.Status.Phase != v1alpha1.PhaseActive || plug == nil || plug.Type != v1alpha1.PlugVLAN || int(plug.VLAN) != e.Trunk.VLAN || plug.TrunkMAC != trunk.MAC.String() {
 		b.Fatalf("the PodNIC of %s is %s, to be plugged as %+v, and EC2 has %+v on %s", p.Name, n.Status.Phase, plug, e.Trunk, trunk.MAC)
-	}
-	subnet, _ := b.Books().Subnet(e.SubnetID)
-	own := netip.PrefixFrom(e.Primary, subnet.CIDR.Bits()).String()
-	if got := b.links(p)["eth1"]; got.mac != e.MAC.String() || got.addr != own || got.vlan != e.Trunk.VLAN {
-		b.Errorf("eth1 of %s is %+v, and its branch has %s, %s and VLAN %d", p.Name, got, e.MAC, own, e.Trunk.VLAN)
 	}
 	return e
 }
@@ -210,18 +221,28 @@ func (b *branches) answers(from *node.Pod, own, to vpc.ENI) {
 // dropped wants a question not to be answered, since the VPC drops it at the door of whom it is for.
 func (b *branches) dropped(from *node.Pod, own, to vpc.ENI) {
 	b.Helper()
-	count := func() uint64 {
-		all, err := b.Fabric.Drops()
-		harness.OK(b.T, err)
-		return all[to.ID]["ingress"]
+	b.shut(from.Name, to, "ingress", func(ctx context.Context) error { return b.ask(ctx, from, own, to) })
+}
+
+// shut wants a question of somebody not to be answered, since the VPC drops it for a reason that counts
+// with an ENI: that of whom it is for, of ingress.
+func (b *branches) shut(who string, at vpc.ENI, cause fabric.Cause, ask func(context.Context) error) {
+	b.Helper()
+	before := b.drops(at, cause)
+	if err := ask(harness.Deadline(b.T, 2*time.Second)); err == nil {
+		b.Errorf("%s gets an answer, with %s of %s shut", who, cause, at.Primary)
 	}
-	before := count()
-	if err := b.ask(harness.Deadline(b.T, 2*time.Second), from, own, to); err == nil {
-		b.Errorf("%s gets an answer of %s", from.Name, to.Primary)
+	if b.drops(at, cause) == before {
+		b.Errorf("the VPC dropped nothing for %s of %s that %s sent", cause, at.Primary, who)
 	}
-	if count() == before {
-		b.Errorf("the VPC dropped nothing that %s sent to %s", from.Name, to.Primary)
-	}
+}
+
+// drops is how many packets the VPC has dropped that count with an ENI.
+func (b *branches) drops(at vpc.ENI, cause fabric.Cause) uint64 {
+	b.Helper()
+	all, err := b.Fabric.Drops()
+	harness.OK(b.T, err)
+	return all[at.ID][cause]
 }
 
 // groups has pods with security groups of their own beside one without, and rules that change.
@@ -251,16 +272,16 @@ func (b *branches) groups() {
 
 	harness.OK(b.T, b.Cloud.Authorize(web, vpc.Rule{Protocol: "tcp", FromPort: echo.Port, ToPort: echo.Port, Groups: []string{outsider}}))
 	b.answers(out, enis[out], eni)
-	b.deleted(b.a, near, eni)
+	b.deleted(b.a, near, "eth1", eni)
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
 	b.empty()
 }
 
 // deleted has a pod go: its branch is unplugged at once, and deleted when it has cooled.
-func (b *branches) deleted(n *node.Node, p *node.Pod, eni vpc.ENI) {
+func (b *branches) deleted(n *node.Node, p *node.Pod, link string, eni vpc.ENI) {
 	b.Helper()
-	nic := harness.PodNIC(b.T, b.Lab, p, "eth1")
+	nic := harness.PodNIC(b.T, b.Lab, p, link)
 	began := time.Now()
 	harness.Remove(b.T, n, p.Name)
 	harness.Eventually(b.T, harness.Patience, "PodNIC "+nic.Name+" says that it is unplugged, or is gone", func() error {
@@ -325,16 +346,7 @@ func (b *branches) defaults() {
 func (b *branches) restarts() {
 	near, far := b.add(b.a, "near", lab.BranchVPC, withGroups(web)), b.add(b.b, "far", lab.BranchVPC, withGroups(peers))
 	here, there, links, others := b.branch(near), b.branch(far), b.links(near), b.links(far)
-	o := b.Operators()[0]
-	harness.OK(b.T, o.Kill())
-	harness.OK(b.T, b.a.Kill())
-	b.answers(near, here, there) // nobody needs either for packets
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berth-operator"}}
-	harness.OK(b.T, b.Kube.Client.Delete(b.Context(), lease)) // which is long, and of one that is no more
-	harness.OK(b.T, o.Start())
-	harness.OK(b.T, b.a.Start())
-	harness.OK(b.T, o.WaitReady(harness.Deadline(b.T, harness.Patience)))
-	harness.Ready(b.T, b.a)
+	b.without(func() { b.answers(near, here, there) })           // nobody needs either for packets
 	late := b.add(b.a, "late", lab.BranchVPC, withGroups(peers)) // both work again
 	harness.Settle(b.T, b.Lab)
 	if got := b.branch(near); got.ID != here.ID || got.Trunk.ID != here.Trunk.ID || !maps.Equal(b.links(near), links) {
@@ -348,6 +360,21 @@ func (b *branches) restarts() {
 	b.answers(far, there, here)
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
+}
+
+// without does something while there is neither an operator nor the daemon of the first node.
+func (b *branches) without(do func()) {
+	b.Helper()
+	o := b.Operators()[0]
+	harness.OK(b.T, o.Kill())
+	harness.OK(b.T, b.a.Kill())
+	do()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berth-operator"}}
+	harness.OK(b.T, b.Kube.Client.Delete(b.Context(), lease)) // which is long, and of one that is no more
+	harness.OK(b.T, o.Start())
+	harness.OK(b.T, b.a.Start())
+	harness.OK(b.T, o.WaitReady(harness.Deadline(b.T, harness.Patience)))
+	harness.Ready(b.T, b.a)
 }
 
 // moves has a PodNIC that outlives its pods go from node to node with its address.

@@ -165,8 +165,8 @@ func portOf(e vpc.ENI, books vpc.Books) Port {
 	return p
 }
 
-// Plugged implements Cloud: the VLANs in a host's pods. One that is not the VLAN of its port, or
-// not on the trunk, is an error.
+// Plugged implements Cloud: the VLANs in a host's pods, and those of Berth's on the host itself, which
+// routes to the pods. One that is not the VLAN of its port, or not on the trunk, is an error.
 func (b *Branches) Plugged(_ context.Context, host string) (all []ovn.Interface, err error) {
 	b.mu.Lock()
 	h, there := b.hosts[host]
@@ -178,30 +178,46 @@ func (b *Branches) Plugged(_ context.Context, host string) (all []ovn.Interface,
 	if err != nil {
 		return nil, err
 	}
-	books := b.ec2.Snapshot()
+	all, err = b.plugged(h, h.Netns, "", plug.RoutedVLAN)
 	for _, pod := range pods {
-		vlans, err := vlansIn(pod)
 		if err != nil {
 			return nil, err
 		}
-		for _, v := range vlans {
-			port, ok := plug.ParseMark(v.Alias)
-			if !ok {
-				return nil, fmt.Errorf("%s in %s has the mark %q", v.Name, pod, v.Alias)
-			}
-			e, _ := books.ENI(port.PortID)
-			if err := carries(h, v, e, books); err != nil {
-				return nil, fmt.Errorf("%s in %s, for port %s: %w", v.Name, pod, port.PortID, err)
-			}
-			all = append(all, ovn.Interface{Link: pod + "/" + v.Name, Port: port.PortID})
+		var more []ovn.Interface
+		more, err = b.plugged(h, ns.Path(pod), pod+"/", plug.VLAN)
+		all = append(all, more...)
+	}
+	return all, err
+}
+
+// plugged are the VLANs in one of a host's network namespaces, all of which must be of a kind. Their
+// names begin with a prefix.
+func (b *Branches) plugged(h Host, path, prefix string, kind plug.Kind) (all []ovn.Interface, err error) {
+	vlans, err := vlansIn(path)
+	if err != nil {
+		return nil, err
+	}
+	books := b.ec2.Snapshot()
+	for _, v := range vlans {
+		if path == h.Netns && v.Group != plug.LinkGroup {
+			continue // a machine may have others
 		}
+		port, ok := plug.ParseMark(v.Alias)
+		if !ok || port.Kind != kind {
+			return nil, fmt.Errorf("%s%s has the mark %q, want one of %s", prefix, v.Name, v.Alias, kind)
+		}
+		e, _ := books.ENI(port.PortID)
+		if err := carries(h, v, e, books); err != nil {
+			return nil, fmt.Errorf("%s%s, for port %s: %w", prefix, v.Name, port.PortID, err)
+		}
+		all = append(all, ovn.Interface{Link: prefix + v.Name, Port: port.PortID})
 	}
 	return all, nil
 }
 
-// vlansIn are the VLANs in a pod; none if it is gone.
-func vlansIn(pod string) (vlans []*netlink.Vlan, err error) {
-	err = ns.Netlink(ns.Path(pod), func(h *netlink.Handle) error {
+// vlansIn are the VLANs in a network namespace; none if it is gone.
+func vlansIn(path string) (vlans []*netlink.Vlan, err error) {
+	err = ns.Netlink(path, func(h *netlink.Handle) error {
 		links, err := h.LinkList()
 		for _, l := range links {
 			if v, ok := l.(*netlink.Vlan); ok {
@@ -214,7 +230,7 @@ func vlansIn(pod string) (vlans []*netlink.Vlan, err error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list the links of %s: %w", pod, err)
+		return nil, fmt.Errorf("list the links of %s: %w", path, err)
 	}
 	return vlans, nil
 }

@@ -82,6 +82,21 @@ func TestAssociatedAnew(t *testing.T) {
 	}
 }
 
+// Where nobody says which MTU the port has, as with EC2, all links have that of the trunk, at once: the
+// pod is as what Plug tells of it.
+func TestMTUOfTheTrunk(t *testing.T) {
+	w := newWorld(t)
+	plugtest.Must(t, w.node.NL.LinkSetMTU(plugtest.Link(t, w.node, "ens6"), 9001))
+	want := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod"))
+	want.Interface.MTU = 0
+	done, err := w.plugger().Plug(plugtest.Bounded(t), want)
+	plugtest.Must(t, err)
+	want.Interface.MTU = done.MTU
+	if err := w.plugger().Check(plugtest.Bounded(t), want); err != nil || done.MTU != 9001 {
+		t.Errorf("the MTU is %d, want 9001; Check: %v", done.MTU, err)
+	}
+}
+
 // The node's own rule of local addresses is behind those of strict branches while there is one, in each
 // moment there is one or the other, and rules of others stay.
 func TestRuleOfLocalAddresses(t *testing.T) {

@@ -121,6 +121,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err != nil {
 		return plug.Done{}, err
 	}
+	w.Interface.MTU = cmp.Or(w.Interface.MTU, out.MTU) // as the VLAN's, where nobody says
 	if err := failpoint.Hit("plug.routed.vlan.after"); err != nil {
 		return plug.Done{}, err
 	}
@@ -151,7 +152,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 			return plug.Done{}, err
 		}
 	}
-	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: cmp.Or(w.Interface.MTU, out.MTU)}, nil
+	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: w.Interface.MTU}, nil
 }
 
 // branch is a port as the node routes it.

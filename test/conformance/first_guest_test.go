@@ -1,0 +1,233 @@
+//go:build guest
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// shortly ends a wait for an answer that must not come: shorter makes a test weaker only.
+const shortly = 300 * time.Millisecond
+
+// routed is a pod whose first interface is a branch.
+type routed struct {
+	*node.Pod
+	on  *node.Node
+	eni vpc.ENI
+}
+
+// addFirst makes a pod with a branch of some groups as its first interface, by which it is known.
+func (b *branches) addFirst(n *node.Node, name string, groups ...string) routed {
+	b.Helper()
+	p := b.add(n, name, lab.BranchVPC, fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", strings.Join(groups, ", ")))
+	e := b.branchOf(p, "eth0")
+	own := netip.PrefixFrom(e.Primary, e.Primary.BitLen()).String()
+	links := b.links(p)
+	if got := links["eth0"]; len(links) != 1 || got.mac != e.MAC.String() || got.addr != own || got.vlan != 0 || p.Addr() != e.Primary || len(p.Addrs) != 1 {
+		b.Errorf("pod %s has %+v and is known by %v, and its branch has %s and %s", name, links, p.Addrs, e.MAC, own)
+	}
+	return routed{p, n, e}
+}
+
+// talk wants pods to answer each other, and each to be seen with its own address.
+func (b *branches) talk(p, q routed) {
+	b.Helper()
+	b.answers(p.Pod, p.eni, q.eni)
+	b.answers(q.Pod, q.eni, p.eni)
+}
+
+// asks sends a question from somewhere to a branch, as a kubelet's probe does.
+func asks(path string, to routed) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := echo.Ask(ctx, path, "tcp", netip.AddrPortFrom(to.eni.Primary, echo.Port), netip.Addr{}, "hello")
+		return err
+	}
+}
+
+// reaches waits until somewhere gets an answer of a branch.
+func (b *branches) reaches(who, path string, to routed) {
+	b.Helper()
+	harness.Eventually(b.T, harness.Patience, who+" gets an answer of "+to.Name, func() error {
+		ctx, cancel := context.WithTimeout(b.Context(), 2*time.Second)
+		defer cancel()
+		return asks(path, to)(ctx)
+	})
+}
+
+// first has pods whose first interface is a branch, to which their nodes route.
+func (b *branches) first() {
+	near, out := b.addFirst(b.a, "near", front), b.addFirst(b.a, "outsider", outsider)
+	far, plain := b.addFirst(b.b, "far", peers), harness.Add(b.T, b.a, "plain")
+	b.talk(near, far)
+	b.dropped(out.Pod, out.eni, near.eni)
+	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "near"))
+	harness.Settle(b.T, b.Lab)
+
+	b.firstFromTheNode(near, plain)
+	b.firstToServices(near, far)
+	b.firstRestarts(near, far)
+	b.firstRepair(near, out, far)
+	b.firstStandard(near, far, plain)
+
+	b.firstLeavesAddresses(near, out, far)
+	b.deleted(b.a, near.Pod, "eth0", near.eni)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// firstFromTheNode has the node and an ordinary pod on it reach a branch once its groups let them.
+func (b *branches) firstFromTheNode(near routed, plain *node.Pod) {
+	b.Helper()
+	b.shut("the node", near.eni, "ingress", asks(b.a.Netns, near))
+	b.shut("an ordinary pod", near.eni, "ingress", asks(plain.Netns(), near))
+	for _, e := range harness.ENIs(b.Lab, b.a) {
+		if e.Type != "trunk" {
+			harness.OK(b.T, b.Cloud.Authorize(front, vpc.Rule{Protocol: "tcp", FromPort: echo.Port, ToPort: echo.Port, Groups: e.Groups}))
+		}
+	}
+	b.reaches("the node", b.a.Netns, near)
+	b.reaches("an ordinary pod", plain.Netns(), near)
+	_, err := near.Ask(harness.Deadline(b.T, harness.Patience), "tcp", plain.Addr(), "hello") // whose groups let in the VPC
+	harness.OK(b.T, err)
+}
+
+// firstToServices has a pod ask a Service, which its node translates, and the world outside, to which it
+// goes as the VPC has it, and never as its node.
+func (b *branches) firstToServices(near, far routed) {
+	b.Helper()
+	service := netip.MustParseAddrPort("172.20.0.77:7777")
+	b.nft(fmt.Sprintf("add table ip services; add chain ip services pre { type nat hook prerouting priority dstnat; }; "+
+		"add rule ip services pre ip daddr %s tcp dport %d dnat to %s:%d", service.Addr(), service.Port(), far.eni.Primary, echo.Port))
+	harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", service, near.eni.Primary))
+	b.nft("delete table ip services")
+	harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", netip.AddrPortFrom(fabric.OnPremHost, echo.Port), near.eni.Primary))
+	b.shut("near", near.eni, "gateway", func(ctx context.Context) error {
+		_, err := near.Ask(ctx, "tcp", fabric.InternetHost, "hello") // a branch has no public address
+		return err
+	})
+}
+
+// nft changes nftables of the first node, as kube-proxy may.
+func (b *branches) nft(commands string) {
+	b.Helper()
+	harness.OK(b.T, ns.Do(b.a.Netns, func() error {
+		if out, err := exec.Command("nft", commands).CombinedOutput(); err != nil {
+			return fmt.Errorf("nft %s: %w: %s", commands, err, out)
+		}
+		return nil
+	}))
+}
+
+// firstRestarts has daemon and operator begin anew under pods that run.
+func (b *branches) firstRestarts(near, far routed) {
+	b.Helper()
+	links := b.links(near.Pod)
+	b.without(func() { b.talk(near, far) })
+	harness.Settle(b.T, b.Lab)
+	if got := b.branchOf(near.Pod, "eth0"); got.ID != near.eni.ID || got.Trunk.ID != near.eni.Trunk.ID || !maps.Equal(b.links(near.Pod), links) {
+		b.Errorf("the branch was %+v and %+v, is %+v and %+v", near.eni.Trunk, links, got.Trunk, b.links(near.Pod))
+	}
+	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "near"))
+	b.talk(near, far)
+}
+
+// firstRepair takes the rules away by which what two pods of a node send leaves it.
+func (b *branches) firstRepair(near, out, far routed) {
+	b.Helper()
+	var gone []string
+	for _, p := range []routed{near, out} {
+		gone = append(gone, datapath.LinkPrefix+plug.Ref{Kind: plug.RoutedVLAN, PortID: p.eni.ID}.Short())
+	}
+	taken := 0
+	harness.OK(b.T, ns.Netlink(b.a.Netns, func(h *netlink.Handle) error {
+		rules, err := h.RuleList(netlink.FAMILY_V4)
+		for _, r := range rules {
+			if r.Priority == datapath.RuleBranchOut && slices.Contains(gone, r.IifName) {
+				err = errors.Join(err, h.RuleDel(&r))
+				taken++
+			}
+		}
+		return err
+	}))
+	if taken != len(gone) {
+		b.Errorf("%d rules with priority %d lead from the pods, want %d", taken, datapath.RuleBranchOut, len(gone))
+	}
+	harness.Eventually(b.T, harness.Patience, "the daemon makes the rules again", func() error {
+		ctx, cancel := context.WithTimeout(b.Context(), shortly)
+		defer cancel()
+		if err := b.ask(ctx, out.Pod, out.eni, near.eni); err == nil {
+			b.Error("without the rules of its link a pod is reached past its groups")
+		}
+		return errors.Join(b.a.CheckPod(b.Context(), near.Name), b.a.CheckPod(b.Context(), out.Name))
+	})
+	b.dropped(out.Pod, out.eni, near.eni)
+	b.talk(near, far)
+}
+
+// firstStandard has the groups of pods that are made from now on enforced for what passes the VPC alone.
+func (b *branches) firstStandard(near, far routed, plain *node.Pod) {
+	b.Helper()
+	stranger := b.addFirst(b.b, "stranger", outsider)
+	b.dropped(stranger.Pod, stranger.eni, far.eni)
+	harness.Restart(b.T, b.b, "--pod-security-group-enforcing-mode=standard")
+	local, beside := b.addFirst(b.b, "local", outsider), harness.Add(b.T, b.b, "beside")
+	b.dropped(stranger.Pod, stranger.eni, far.eni) // who were made before
+	before := b.drops(local.eni, "ingress")
+	b.reaches("a pod of its node", beside.Netns(), local)
+	b.reaches("its node", b.b.Netns, local)
+	if got := b.drops(local.eni, "ingress"); got != before {
+		b.Errorf("the VPC dropped %d packets from the pod's own node", got-before)
+	}
+	_, err := local.Ask(harness.Deadline(b.T, harness.Patience), "tcp", beside.Addr(), "hello")
+	harness.OK(b.T, err)
+	b.shut("a pod of another node", local.eni, "ingress", asks(plain.Netns(), local))
+	b.dropped(near.Pod, near.eni, local.eni)
+	b.dropped(far.Pod, far.eni, local.eni) // on the same node, in mode strict
+	b.talk(near, far)
+	for _, p := range []string{"far", "local"} {
+		harness.OK(b.T, b.b.CheckPod(harness.Deadline(b.T, harness.Patience), p))
+	}
+	harness.Settle(b.T, b.Lab)
+	harness.Restart(b.T, b.b) // with the default mode, in which the pod stays as it is
+	harness.Settle(b.T, b.Lab)
+	b.reaches("a pod of its node", beside.Netns(), local)
+}
+
+// firstLeavesAddresses wants pods whose first interface is a branch to take no address that nodes have for pods.
+func (b *branches) firstLeavesAddresses(pods ...routed) {
+	b.Helper()
+	late := harness.Add(b.T, b.a, "late")
+	if !slices.ContainsFunc(harness.ENIs(b.Lab, b.a), func(e vpc.ENI) bool { return e.Owns(late.Addr()) }) {
+		b.Errorf("an ordinary pod has %s, which is of no ENI of its node", late.Addr())
+	}
+	harness.Settle(b.T, b.Lab)
+	networks, err := b.Kube.NodeNetworks(b.Context())
+	harness.OK(b.T, err)
+	for _, p := range pods {
+		if slices.ContainsFunc(networks, func(n v1alpha1.NodeNetwork) bool { _, used := n.Status.IPAM.Used[p.eni.Primary.String()]; return used }) {
+			b.Errorf("a NodeNetwork has the address of %s as used", p.Name)
+		}
+	}
+}
