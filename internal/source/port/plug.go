@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
+	"github.com/berthnet/berth/internal/plug/vlan"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -212,16 +213,13 @@ func (n *NICs) LinkLost(name string, address net.HardwareAddr) {
 	}
 }
 
-// vlanPrefix is what the name of the VLAN of a RoutedVLAN begins with, which is a link of the node.
-const vlanPrefix = "vl"
-
 // dependsOn tells whether a NIC does not work without a link of the node.
 func dependsOn(n attachment.NIC, name string, address net.HardwareAddr) bool {
 	kind := plug.Kind(n.Plug.Type)
 	switch {
 	case !isVLAN(n.Plug):
 		return plug.IsLinkOf(name, n.Port)
-	case kind == plug.RoutedVLAN && name != "" && (name == n.HostLink || name == vlanPrefix+plug.Ref{PortID: n.Port, Kind: kind}.Short()):
+	case kind == plug.RoutedVLAN && name != "" && (name == n.HostLink || name == vlan.NameOnNode(plug.Ref{PortID: n.Port, Kind: kind})):
 		return true
 	}
 	trunk, err := net.ParseMAC(n.Plug.Trunk)
