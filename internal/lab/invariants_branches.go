@@ -143,9 +143,15 @@ func (k *branchKernel) takeRoutes(table int, to netip.Prefix, link int) int {
 	return before - len(k.routes)
 }
 
-// checkRouted compares a pod's first interface that is a branch with what there is of it on the node,
+// routes tells whether the node routes to a PodNIC of a pod.
+func (c *portNode) routes(n *v1alpha1.PodNIC) bool { return !c.first && isRouted(n) }
+
+// checkRouted compares a pod's first interface, if it is a branch, with what there is of it on the node,
 // which is taken off the node's lists. Link is that of its VLAN.
 func (c *portNode) checkRouted(n *v1alpha1.PodNIC, in podLink, link string) error {
+	if !c.routes(n) {
+		return nil
+	}
 	end := strings.TrimPrefix(link, vlan.NamePrefix)
 	veth, mode := datapath.LinkPrefix+end, c.modes[n.Status.PortID]
 	if in.peer != c.indexes[veth] {

@@ -284,7 +284,7 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	id := n.Status.PortID
 	port, row := c.ports[id], c.rows[id]
 	c.used[id] = p.Node + "/" + p.Name
-	want, bare := addressesOf(n)
+	want, bare := c.addressesInPod(n)
 	var at []string
 	for _, a := range port.Addresses {
 		at = append(at, a.IP.String())
@@ -293,13 +293,7 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	says := n.Status.Node
 	container := c.records[id]
 	link := row.Link
-	routed := !c.first && isRouted(n)
-	hasLink := !routed && n.Status.Plug != nil && slices.Contains(offNode, n.Status.Plug.Type) || c.takeLinks(link)
-	if routed { // the pod sees no subnet
-		for i := range want {
-			want[i] = bare[i] + "/32"
-		}
-	}
+	hasLink := c.takeLinks(n, link)
 	delete(c.records, id)
 	delete(c.rows, id)
 	switch {
@@ -317,10 +311,20 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 		return fmt.Errorf("port %s is in the record of %q, want %s", id, container, p.ContainerID)
 	case says == nil || says.State != v1alpha1.NodePlugged || says.PortID != id || says.ContainerID != p.ContainerID:
 		return fmt.Errorf("its status.node is %+v", says)
-	case routed:
-		return c.checkRouted(n, in, link)
 	}
-	return nil
+	return c.checkRouted(n, in, link)
+}
+
+// addressesInPod are the addresses of a PodNIC with prefix lengths, as its pod has them, and without, in
+// order. A pod to which its node routes sees no subnet.
+func (c *portNode) addressesInPod(n *v1alpha1.PodNIC) (cidrs, bare []string) {
+	cidrs, bare = addressesOf(n)
+	for i := range cidrs {
+		if c.routes(n) {
+			cidrs[i] = bare[i] + "/32"
+		}
+	}
+	return cidrs, bare
 }
 
 // offNode are the ways to plug by which Berth leaves no link on the node: an agent's is not its
@@ -340,11 +344,15 @@ func addressesOf(n *v1alpha1.PodNIC) (cidrs, bare []string) {
 
 // takeLinks takes the links of a port that is plugged by one off the list, and tells whether all
 // are there.
-func (c *portNode) takeLinks(link string) bool {
+func (c *portNode) takeLinks(n *v1alpha1.PodNIC, link string) bool {
+	if n.Status.Plug != nil && slices.Contains(offNode, n.Status.Plug.Type) && !c.routes(n) {
+		return true
+	}
 	all := []string{link}
 	if end, ok := strings.CutPrefix(link, "qvo"); ok { // by a Linux bridge (package hybrid)
 		all = append(all, "qbr"+end, "qvb"+end, "tap"+end)
-	} else if end, ok := strings.CutPrefix(link, vlan.NamePrefix); ok { // the node routes to it (package routedvlan)
+	}
+	if end, ok := strings.CutPrefix(link, vlan.NamePrefix); ok && c.routes(n) { // package routedvlan
 		all = append(all, datapath.LinkPrefix+end)
 	}
 	there := true

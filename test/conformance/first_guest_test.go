@@ -27,9 +27,6 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// shortly ends a wait for an answer that must not come: shorter makes a test weaker only.
-const shortly = 300 * time.Millisecond
-
 // routed is a pod whose first interface is a branch.
 type routed struct {
 	*node.Pod
@@ -90,7 +87,7 @@ func (b *branches) first() {
 	b.firstRepair(near, out, far)
 	b.firstStandard(near, far, plain)
 
-	b.firstLeavesAddresses(near, out, far)
+	b.firstLeavesAddresses(plain, near, out, far)
 	b.deleted(b.a, near.Pod, "eth0", near.eni)
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
@@ -215,19 +212,21 @@ func (b *branches) firstStandard(near, far routed, plain *node.Pod) {
 	b.reaches("a pod of its node", beside.Netns(), local)
 }
 
-// firstLeavesAddresses wants pods whose first interface is a branch to take no address that nodes have for pods.
-func (b *branches) firstLeavesAddresses(pods ...routed) {
+// firstLeavesAddresses wants pods whose first interface is a branch to take no address that nodes have for
+// pods, and one beside them to have such an address.
+func (b *branches) firstLeavesAddresses(plain *node.Pod, pods ...routed) {
 	b.Helper()
-	late := harness.Add(b.T, b.a, "late")
-	if !slices.ContainsFunc(harness.ENIs(b.Lab, b.a), func(e vpc.ENI) bool { return e.Owns(late.Addr()) }) {
-		b.Errorf("an ordinary pod has %s, which is of no ENI of its node", late.Addr())
-	}
-	harness.Settle(b.T, b.Lab)
 	networks, err := b.Kube.NodeNetworks(b.Context())
 	harness.OK(b.T, err)
+	used := func(a netip.Addr) bool {
+		return slices.ContainsFunc(networks, func(n v1alpha1.NodeNetwork) bool { _, is := n.Status.IPAM.Used[a.String()]; return is })
+	}
 	for _, p := range pods {
-		if slices.ContainsFunc(networks, func(n v1alpha1.NodeNetwork) bool { _, used := n.Status.IPAM.Used[p.eni.Primary.String()]; return used }) {
+		if used(p.eni.Primary) {
 			b.Errorf("a NodeNetwork has the address of %s as used", p.Name)
 		}
+	}
+	if !used(plain.Addr()) {
+		b.Errorf("no NodeNetwork has %s, of an ordinary pod, as used", plain.Addr())
 	}
 }
