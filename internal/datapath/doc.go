@@ -67,11 +67,14 @@ const (
 	RuleBranchPod      = 511
 	RuleBranchStandard = RuleUplink + 1 // one a pod
 
-	// BranchIn and BranchOut are values of the bits MarkUplink, and BranchAny is what they share.
-	BranchIn, BranchOut, BranchAny = 62, 63, 62
+	// Values of the bits MarkUplink: of what came by a VLAN, of what came from a pod, and what they share.
+	BranchIn  = 62
+	BranchOut = 63
+	BranchAny = BranchIn & BranchOut
 
-	// StrictTable and StandardTable hold the routes to pods of branches, by the mode.
-	StrictTable, StandardTable = 19064, 19065
+	// Tables that hold the routes to pods of branches, by the mode.
+	StrictTable   = 19064
+	StandardTable = 19065
 	// BranchTableBase plus a branch's VLAN is the table of what its pod sends.
 	BranchTableBase = 19100
 

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	kubeclient "sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -56,7 +55,7 @@ func branchAdds(ctx context.Context, b *bench) ([]Result, error) {
 			return err
 		}
 		// A runtime asks for pods that the API server has. This one it asks for alone, so that it waits for none.
-		ordinary := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: fmt.Sprintf("ordinary-%d", i), UID: types.UID(uuid.NewUUID())}}
+		ordinary := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: fmt.Sprintf("ordinary-%d", i), UID: uuid.NewUUID()}}
 		ways := []func() error{
 			func() error { return b.addPod(ctx, p, "branch ", note) },
 			func() error { return b.addPod(ctx, ordinary, "ordinary ", note) },

@@ -203,7 +203,7 @@ func (p *Plugger) configure(pod *podif.Namespace, w plug.Want, link hostlink.Lin
 // node knows better.
 func (p *Plugger) Await(context.Context, plug.Want) error { return nil }
 
-// Unplug implements plug.Plugger. The VLAN's link goes last, as it is by that that List finds a port.
+// Unplug implements plug.Plugger. The VLAN's link goes last: by it List finds a port.
 func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
