@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,14 +34,9 @@ func (b *bench) raiseBranchLab(ctx context.Context) (err error) {
 		return fmt.Errorf("raise a lab: %w", err)
 	}
 	b.few = b.lab.Nodes()[0]
-	if err := b.install(filepath.Join(b.binDir, "berth")); err != nil {
+	if err := b.installBerth(); err != nil {
 		return err
 	}
-	list, err := berthList(b.few)
-	if err != nil {
-		return err
-	}
-	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), b.pluginDir, list)
 	return poll.Until(ctx, func() error { return b.few.WaitReady(ctx) })
 }
 

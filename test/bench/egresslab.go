@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -68,15 +67,7 @@ func (b *bench) raiseEgressLab(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := b.install(filepath.Join(b.binDir, "berth")); err != nil {
-		return err
-	}
-	list, err := berthList(b.few)
-	if err != nil {
-		return err
-	}
-	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), b.pluginDir, list)
-	return nil
+	return b.installBerth()
 }
 
 // egressReady waits until an Egress has all its gateways and no other, and none that ends.

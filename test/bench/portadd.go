@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -37,14 +36,9 @@ func (b *bench) raisePortMode(ctx context.Context) (err error) {
 		return fmt.Errorf("raise a lab: %w", err)
 	}
 	b.few = b.lab.Nodes()[0]
-	if err := b.install(filepath.Join(b.binDir, "berth")); err != nil {
+	if err := b.installBerth(); err != nil {
 		return err
 	}
-	list, err := berthList(b.few)
-	if err != nil {
-		return err
-	}
-	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), b.pluginDir, list)
 	b.sandboxes = newRuntime("", b.lab.ID+"-s", "", "", nil)
 	return nil
 }

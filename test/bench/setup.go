@@ -199,11 +199,9 @@ func (b *bench) network() error {
 		return err
 	}
 	b.refNetns = name
-	list, err := berthList(b.few)
-	if err != nil {
+	if err := b.runBerth(); err != nil {
 		return err
 	}
-	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), b.pluginDir, list)
 	if b.podName != "" {
 		b.berth.args = [][2]string{{"K8S_POD_NAMESPACE", podNamespace}, {"K8S_POD_NAME", b.podName}}
 	}
@@ -216,6 +214,24 @@ func (b *bench) network() error {
 	}
 	b.reference = newRuntime(ns.Path(name), b.lab.ID+"-r", filepath.Join(b.varDir, "cache-reference"), b.pluginDir, ref)
 	b.sandboxes = newRuntime("", b.lab.ID+"-s", "", "", nil)
+	return nil
+}
+
+// installBerth prepares the runtime of Berth alone.
+func (b *bench) installBerth() error {
+	if err := b.install(filepath.Join(b.binDir, "berth")); err != nil {
+		return err
+	}
+	return b.runBerth()
+}
+
+// runBerth prepares the runtime of Berth, whose plugin is installed.
+func (b *bench) runBerth() error {
+	list, err := berthList(b.few)
+	if err != nil {
+		return err
+	}
+	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), b.pluginDir, list)
 	return nil
 }
 
