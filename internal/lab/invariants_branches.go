@@ -18,7 +18,6 @@ import (
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/plug"
-	"github.com/berthnet/berth/internal/plug/vlan"
 )
 
 // In operator mode a pod's first interface may be a branch interface, to which its node routes
@@ -152,7 +151,7 @@ func (c *portNode) checkRouted(n *v1alpha1.PodNIC, in podLink, link string) erro
 	if !c.routes(n) {
 		return nil
 	}
-	end := strings.TrimPrefix(link, vlan.NamePrefix)
+	end := strings.TrimPrefix(link, plug.VLANPrefix)
 	veth, mode := datapath.LinkPrefix+end, c.modes[n.Status.PortID]
 	if in.peer != c.indexes[veth] {
 		return fmt.Errorf("its interface leads to link %d of the node, and %s is link %d", in.peer, veth, c.indexes[veth])

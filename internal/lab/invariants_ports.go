@@ -20,7 +20,6 @@ import (
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/plug"
-	"github.com/berthnet/berth/internal/plug/vlan"
 )
 
 // firstInterface is what runtimes call the interface of a pod that they ask for.
@@ -352,7 +351,7 @@ func (c *portNode) takeLinks(n *v1alpha1.PodNIC, link string) bool {
 	if end, ok := strings.CutPrefix(link, "qvo"); ok { // by a Linux bridge (package hybrid)
 		all = append(all, "qbr"+end, "qvb"+end, "tap"+end)
 	}
-	if end, ok := strings.CutPrefix(link, vlan.NamePrefix); ok && c.routes(n) { // package routedvlan
+	if end, ok := strings.CutPrefix(link, plug.VLANPrefix); ok && c.routes(n) { // package routedvlan
 		all = append(all, datapath.LinkPrefix+end)
 	}
 	there := true

@@ -26,6 +26,13 @@ func (r Ref) Short() string {
 	return r.PortID[:PrefixLen]
 }
 
+// VLANPrefix begins the names of VLANs on the node: of those that stay there, and of those that have not
+// got their names in their pods yet.
+const VLANPrefix = "vl"
+
+// VLANLink is what a port's VLAN is called on the node.
+func (r Ref) VLANLink() string { return VLANPrefix + r.Short() }
+
 // IsLinkOf tells whether a link on the node is called as those of a port are that has any there:
 // tap, qbr, qvb or qvo, and the beginning of its ID.
 func IsLinkOf(link, portID string) bool {

@@ -17,7 +17,6 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/datapath/nft"
 	"github.com/berthnet/berth/internal/plug"
-	"github.com/berthnet/berth/internal/plug/vlan"
 )
 
 // The table inet berth-branches has two maps, from a link's name to the chain of its branch: that of
@@ -280,8 +279,8 @@ func (p *Plugger) unfilter(r plug.Ref) error {
 	}
 	for name, c := range map[string]chain{
 		chainName(fromPod, r):  {link: LinkName(r), way: entering},
-		chainName(fromVLAN, r): {link: vlan.NameOnNode(r), way: entering},
-		chainName(toVLAN, r):   {link: vlan.NameOnNode(r), way: leaving},
+		chainName(fromVLAN, r): {link: r.VLANLink(), way: entering},
+		chainName(toVLAN, r):   {link: r.VLANLink(), way: leaving},
 	} {
 		there := have.chains[name]
 		if there == nil {

@@ -167,7 +167,7 @@ type branch struct {
 
 func branchOf(w plug.Want) branch {
 	return branch{
-		pod: LinkName(w.Ref), vlan: vlan.NameOnNode(w.Ref), id: w.VLAN, enforcing: w.Enforcing,
+		pod: LinkName(w.Ref), vlan: w.VLANLink(), id: w.VLAN, enforcing: w.Enforcing,
 		addr: w.Interface.Addresses[0].Addr(), gateway: w.Interface.Gateways[0],
 	}
 }
@@ -248,7 +248,7 @@ func (p *Plugger) unplug(ctx context.Context, r plug.Ref) error {
 // ofOthers tells whether a link of the port's name on the node is another attachment's or port's: then
 // rules and filters of that name are, too.
 func (p *Plugger) ofOthers(r plug.Ref) (bool, error) {
-	for _, name := range []string{vlan.NameOnNode(r), LinkName(r)} {
+	for _, name := range []string{r.VLANLink(), LinkName(r)} {
 		l, err := p.node.Find(name)
 		if err != nil {
 			return false, err
@@ -313,7 +313,7 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 
 // List implements plug.Plugger.
 func (p *Plugger) List(context.Context) ([]plug.Found, error) {
-	list, err := p.node.List(plug.RoutedVLAN, datapath.LinkPrefix, vlan.NamePrefix)
+	list, err := p.node.List(plug.RoutedVLAN, datapath.LinkPrefix, plug.VLANPrefix)
 	slices.SortStableFunc(list, plug.Found.Compare)
 	return list, err
 }

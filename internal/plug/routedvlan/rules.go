@@ -12,7 +12,6 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/plug"
-	"github.com/berthnet/berth/internal/plug/vlan"
 )
 
 // Policy rules are of IPv4: so are branches.
@@ -84,7 +83,7 @@ func (p *Plugger) own(b branch) []netlink.Rule {
 
 // isOwn tells the rules of a port's branch, by the names of its links.
 func isOwn(h netlink.Rule, r plug.Ref) bool {
-	return h.Protocol == rtnl.Protocol && (h.IifName == LinkName(r) || h.IifName == vlan.NameOnNode(r))
+	return h.Protocol == rtnl.Protocol && (h.IifName == LinkName(r) || h.IifName == r.VLANLink())
 }
 
 // present tells of which modes there are branches, by their rules.

@@ -105,10 +105,7 @@ func (p *Plugger) ensure(ctx context.Context, w plug.Want, at place, trunk *netl
 // unfinished is what a port's link is called until it has its mark. It is made in the pod's
 // namespace, and all the same kernels such as Debian's 6.1 refuse a name that a link of the node has,
 // such as eth0 (rtnl_newlink).
-func unfinished(r plug.Ref) string { return NamePrefix + r.Short() }
-
-// NamePrefix begins the names of links that have not got their marks yet, and of those on the node.
-const NamePrefix = "vl"
+func unfinished(r plug.Ref) string { return r.VLANLink() }
 
 // create makes the VLAN's link in the pod, with the group of ports, and marks it. When the kernel
 // refuses it, as the VLAN has a link, that may be going with its namespace: it is tried again

@@ -15,10 +15,7 @@ import (
 // A port's link may stay on the node, which routes between it and the pod (package routedvlan). It is
 // found and made by the same rules there, is called by the port, and has the port's MAC address.
 
-// NameOnNode is what the link of a port is called that stays on the node.
-func NameOnNode(r plug.Ref) string { return unfinished(r) }
-
-func (p *Plugger) onNode(r plug.Ref) place { return place{p.home(), NameOnNode(r)} }
+func (p *Plugger) onNode(r plug.Ref) place { return place{p.home(), r.VLANLink()} }
 
 // MakeOnNode makes the link of a port on the node, or finds the one that is there, and leaves it as
 // up or down as it is. The trunk is waited for briefly, and set up. Errors: plug.ErrNameTaken,
@@ -69,7 +66,7 @@ func (p *Plugger) CheckOnNode(w plug.Want, found *plug.Differences) (*netlink.Vl
 		return nil, err
 	}
 	if len(in.mine) == 0 {
-		found.Add("the node lacks the port's link %s", NameOnNode(w.Ref))
+		found.Add("the node lacks the port's link %s", w.VLANLink())
 		return nil, nil
 	}
 	l := in.mine[0]

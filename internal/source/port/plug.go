@@ -17,7 +17,6 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
-	"github.com/berthnet/berth/internal/plug/vlan"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -219,7 +218,7 @@ func dependsOn(n attachment.NIC, name string, address net.HardwareAddr) bool {
 	switch {
 	case !isVLAN(n.Plug):
 		return plug.IsLinkOf(name, n.Port)
-	case kind == plug.RoutedVLAN && name != "" && (name == n.HostLink || name == vlan.NameOnNode(plug.Ref{PortID: n.Port, Kind: kind})):
+	case kind == plug.RoutedVLAN && name != "" && (name == n.HostLink || name == plug.Ref{PortID: n.Port, Kind: kind}.VLANLink()):
 		return true
 	}
 	trunk, err := net.ParseMAC(n.Plug.Trunk)
