@@ -23,7 +23,7 @@ func points() []string {
 }
 
 func TestContract(t *testing.T) {
-	for mode, some := range map[plug.Enforcing][]string{plug.Strict: harness.Sample(t, 5, points()), plug.Standard: harness.WithAll(points())} {
+	for mode, some := range map[plug.Enforcing][]string{plug.Strict: harness.Sample(t, 7, points()), plug.Standard: harness.WithAll(points())} {
 		t.Run(string(mode), func(t *testing.T) {
 			plugtest.Run(t, func(t *testing.T) plugtest.Fixture {
 				w := newWorld(t)
@@ -54,7 +54,7 @@ func TestAssociatedAnew(t *testing.T) {
 		plugtest.Must(t, err)
 		plugtest.Must(t, w.plugger().Check(plugtest.Bounded(t), want))
 	}
-	for _, point := range append(harness.Sample(t, 5, points()), "") {
+	for _, point := range append(harness.Sample(t, 7, points()), "") {
 		plugged(old)
 		if point != "" {
 			restore, err := failpoint.Set(point + "=error")
