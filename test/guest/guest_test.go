@@ -34,7 +34,7 @@ const (
 
 // What make test runs; make e2e sets them otherwise (long_test.go).
 var (
-	long   = false            // also what takes minutes
+	long   = false            // also what takes minutes, and all cases of what else runs a sample
 	within = 40 * time.Minute // it only ends what hangs
 )
 
@@ -67,6 +67,9 @@ func TestGuest(t *testing.T) {
 	harness.OK(t, err)
 	m := vm.Machine{Image: image, CPUs: cpus, Memory: memory, Booted: func(time.Duration) { progress("it has booted") }}
 	env := append(api.Join(&m), "PATH="+os.Getenv("PATH"), "HOME=/root", "BERTH_TEST_BIN="+filepath.Join(dir, "bin"))
+	if long {
+		env = append(env, harness.SampleVar+"=all")
+	}
 
 	ctx, cancel := context.WithTimeoutCause(t.Context(), within, errors.New("the tests in the guest take too long"))
 	defer cancel()
