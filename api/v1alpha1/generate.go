@@ -9,6 +9,7 @@ package v1alpha1
 //go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_blockrequests.yaml deploy/chart/templates/admission/pools.yaml > ../../docs/reference/blockrequest.md"
 //go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_vpcs.yaml deploy/chart/templates/admission/ports.yaml > ../../docs/reference/vpc.md"
 //go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_podnics.yaml deploy/chart/templates/admission/ports.yaml > ../../docs/reference/podnic.md"
+//go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_nicpolicies.yaml deploy/chart/templates/admission/ports.yaml > ../../docs/reference/nicpolicy.md"
 //go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_egresses.yaml deploy/chart/templates/admission/egress.yaml > ../../docs/reference/egress.md"
 //go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_egressclients.yaml deploy/chart/templates/admission/egress.yaml > ../../docs/reference/egressclient.md"
 //go:generate sh -c "go run ./crdpage ../../deploy/chart/files/crds/berth.dev_egressclientslices.yaml deploy/chart/templates/admission/egress.yaml > ../../docs/reference/egressclientslice.md"

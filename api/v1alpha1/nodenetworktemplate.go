@@ -1,10 +1,7 @@
 package v1alpha1
 
 import (
-	"fmt"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 )
 
 // NodeNetworkTemplate has settings for the ENIs of a group of nodes: pods in other
@@ -38,7 +35,7 @@ type NodeNetworkTemplateSpec struct {
 	// A kubelet may change labels of its own Node, but for those below
 	// node-restriction.kubernetes.io/ (Kubernetes documentation, "Admission Control",
 	// NodeRestriction): select by these where settings must not be a node's to choose.
-	NodeSelector NodeSelector `json:"nodeSelector"`
+	NodeSelector LabelSelector `json:"nodeSelector"`
 
 	// Priority decides between templates that select the same node: the highest
 	// counts, of those with the same the oldest, of those as old the first by name.
@@ -62,70 +59,6 @@ type NodeNetworkTemplateSpec struct {
 	// +kubebuilder:default=Retain
 	// +optional
 	OutdatedENIs string `json:"outdatedENIs,omitempty"`
-}
-
-// NodeSelector selects Nodes by their labels: a metav1.LabelSelector of bounded size. A
-// Node must meet all of it.
-type NodeSelector struct {
-	// MatchLabels are labels that a Node has.
-	// +mapType=atomic
-	// +kubebuilder:validation:MaxProperties=16
-	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && k.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="matchLabels must have keys of labels such as topology.kubernetes.io/zone"
-	// +optional
-	MatchLabels map[string]LabelValue `json:"matchLabels,omitempty"`
-
-	// MatchExpressions are requirements on labels.
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=16
-	// +optional
-	MatchExpressions []NodeSelectorRequirement `json:"matchExpressions,omitempty"`
-}
-
-// NodeSelectorRequirement is what a Node's label must be.
-//
-// +kubebuilder:validation:XValidation:rule="(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",message="nodeSelector.matchExpressions must have values with In and NotIn, and none with Exists and DoesNotExist"
-type NodeSelectorRequirement struct {
-	// Key is the label's.
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=317
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`
-	Key string `json:"key"`
-	// Operator is how the label compares with the values.
-	// +kubebuilder:validation:Enum=In;NotIn;Exists;DoesNotExist
-	Operator string `json:"operator"`
-	// Values are those of which the label has one, or has none.
-	// +listType=set
-	// +kubebuilder:validation:MaxItems=64
-	// +optional
-	Values []LabelValue `json:"values,omitempty"`
-}
-
-// LabelValue is the value of a label (Kubernetes documentation, "Labels and Selectors",
-// Syntax and character set).
-//
-// +kubebuilder:validation:MaxLength=63
-// +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
-type LabelValue string
-
-// Selects tells whether a Node with some labels is selected. The error says what makes no
-// sense.
-func (s *NodeSelector) Selects(has map[string]string) (bool, error) {
-	in := metav1.LabelSelector{MatchLabels: map[string]string{}}
-	for key, value := range s.MatchLabels {
-		in.MatchLabels[key] = string(value)
-	}
-	for _, r := range s.MatchExpressions {
-		out := metav1.LabelSelectorRequirement{Key: r.Key, Operator: metav1.LabelSelectorOperator(r.Operator)}
-		for _, v := range r.Values {
-			out.Values = append(out.Values, string(v))
-		}
-		in.MatchExpressions = append(in.MatchExpressions, out)
-	}
-	selector, err := metav1.LabelSelectorAsSelector(&in)
-	if err != nil {
-		return false, fmt.Errorf("spec.nodeSelector: %w", err)
-	}
-	return selector.Matches(labels.Set(has)), nil
 }
 
 // What becomes of outdated ENIs.

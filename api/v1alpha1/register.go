@@ -29,6 +29,7 @@ func AddToScheme(s *runtime.Scheme) error {
 		&BlockRequest{}, &BlockRequestList{},
 		&VPC{}, &VPCList{},
 		&PodNIC{}, &PodNICList{},
+		&NICPolicy{}, &NICPolicyList{},
 		&Egress{}, &EgressList{},
 		&EgressClient{}, &EgressClientList{},
 		&EgressClientSlice{}, &EgressClientSliceList{},

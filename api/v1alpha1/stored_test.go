@@ -33,9 +33,9 @@ type (
 	// What it sets of ENIs has its own sample in each nodenetwork-*.json.
 	storedTemplate struct {
 		Spec struct {
-			NodeSelector v1alpha1.NodeSelector `json:"nodeSelector"`
-			Priority     int32                 `json:"priority"`
-			OutdatedENIs string                `json:"outdatedENIs"`
+			NodeSelector v1alpha1.LabelSelector `json:"nodeSelector"`
+			Priority     int32                  `json:"priority"`
+			OutdatedENIs string                 `json:"outdatedENIs"`
 		} `json:"spec"`
 	}
 	storedRequest struct {

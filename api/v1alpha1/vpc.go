@@ -335,6 +335,13 @@ const (
 	AnnotationVPC = "berth.dev/vpc"
 	// AnnotationNICs is a pod's list of NICs, in YAML or JSON.
 	AnnotationNICs = "berth.dev/nics"
+	// AnnotationNICPolicy names, on a pod, the policies whose NICs its other annotations ask
+	// for, as KIND/NAME and with commas between; empty on a pod that none selects. The
+	// operator writes it as the pod is made.
+	AnnotationNICPolicy = "berth.dev/nic-policy"
+	// AnnotationNICPolicyOverlap names, likewise, those that select the pod too and do not
+	// count.
+	AnnotationNICPolicyOverlap = "berth.dev/nic-policy-overlap"
 	// ResourceBranches is the extended resource of Nodes of which a pod asks for as many
 	// as it has NICs in VPCs of provider ec2.
 	ResourceBranches = "berth.dev/branch-interfaces"

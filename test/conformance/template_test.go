@@ -82,7 +82,7 @@ func TestNodeNetworkTemplate(t *testing.T) {
 			harness.OK(t, l.Kube.Client.Create(harness.Deadline(t, patience), &v1alpha1.NodeNetworkTemplate{
 				ObjectMeta: metav1.ObjectMeta{Name: "pods"},
 				Spec: v1alpha1.NodeNetworkTemplateSpec{
-					NodeSelector: v1alpha1.NodeSelector{MatchLabels: map[string]v1alpha1.LabelValue{whose: "apart"}},
+					NodeSelector: v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{whose: "apart"}},
 					ENI: v1alpha1.ENISpec{
 						SubnetTags: map[string]string{labelFor: apart}, SecurityGroups: []string{group}, FirstInterfaceIndex: new(int32(1)),
 					},

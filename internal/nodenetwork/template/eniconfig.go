@@ -58,7 +58,7 @@ func fromENIConfig(key string, c *ENIConfig) (t v1alpha1.NodeNetworkTemplate, er
 	}
 	t.Spec.OutdatedENIs = v1alpha1.RetainOutdated
 	if c.Name == defaultENIConfig {
-		t.Spec.NodeSelector.MatchExpressions = []v1alpha1.NodeSelectorRequirement{{Key: key, Operator: string(metav1.LabelSelectorOpDoesNotExist)}}
+		t.Spec.NodeSelector.MatchExpressions = []v1alpha1.LabelRequirement{{Key: key, Operator: string(metav1.LabelSelectorOpDoesNotExist)}}
 		return t, nil
 	}
 	if wrong := validation.IsValidLabelValue(c.Name); len(wrong) > 0 {

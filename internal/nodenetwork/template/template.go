@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/labels"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
@@ -25,16 +27,17 @@ type Choice struct {
 // Choose is what the template that selects a Node with some labels says: the one with the
 // highest priority, of those the oldest, of those the first by name. Nil: none selects it.
 // The error names templates whose selector makes no sense; they select nothing.
-func Choose(labels map[string]string, all []v1alpha1.NodeNetworkTemplate) (*Choice, error) {
+func Choose(has map[string]string, all []v1alpha1.NodeNetworkTemplate) (*Choice, error) {
 	var best *v1alpha1.NodeNetworkTemplate
 	var errs []error
 	for i := range all {
 		t := &all[i]
-		selects, err := t.Spec.NodeSelector.Selects(labels)
+		selector, err := t.Spec.NodeSelector.Compile()
 		if err != nil {
-			errs = append(errs, fmt.Errorf("NodeNetworkTemplate %s: %w", t.Name, err))
+			errs = append(errs, fmt.Errorf("NodeNetworkTemplate %s: spec.nodeSelector: %w", t.Name, err))
+			continue
 		}
-		if selects && (best == nil || before(t, best) < 0) {
+		if selector.Matches(labels.Set(has)) && (best == nil || before(t, best) < 0) {
 			best = t
 		}
 	}

@@ -26,9 +26,9 @@ func made(name string, age, priority int32, label string) v1alpha1.NodeNetworkTe
 }
 
 func TestChoose(t *testing.T) {
-	expr := func(name string, r v1alpha1.NodeSelectorRequirement) v1alpha1.NodeNetworkTemplate {
+	expr := func(name string, r v1alpha1.LabelRequirement) v1alpha1.NodeNetworkTemplate {
 		x := made(name, 0, 0, "")
-		x.Spec.NodeSelector.MatchExpressions = []v1alpha1.NodeSelectorRequirement{r}
+		x.Spec.NodeSelector.MatchExpressions = []v1alpha1.LabelRequirement{r}
 		return x
 	}
 	labels := map[string]string{"pool": "gpu", "zone": "a"}
@@ -44,10 +44,10 @@ func TestChoose(t *testing.T) {
 		{"a priority below 0", []v1alpha1.NodeNetworkTemplate{made("old", 9, -1, ""), made("new", 1, 0, "")}, "new"},
 		{"the oldest before the name", []v1alpha1.NodeNetworkTemplate{made("a", 1, 0, ""), made("b", 2, 0, "zone=a")}, "b"},
 		{"the name", []v1alpha1.NodeNetworkTemplate{made("b", 1, 0, ""), made("a", 1, 0, "")}, "a"},
-		{"In", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.NodeSelectorRequirement{Key: "zone", Operator: "In", Values: []v1alpha1.LabelValue{"b", "a"}})}, "x"},
-		{"NotIn", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.NodeSelectorRequirement{Key: "zone", Operator: "NotIn", Values: []v1alpha1.LabelValue{"a"}})}, ""},
-		{"Exists", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.NodeSelectorRequirement{Key: "zone", Operator: "Exists"})}, "x"},
-		{"DoesNotExist", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.NodeSelectorRequirement{Key: "zone", Operator: "DoesNotExist"})}, ""},
+		{"In", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.LabelRequirement{Key: "zone", Operator: "In", Values: []v1alpha1.LabelValue{"b", "a"}})}, "x"},
+		{"NotIn", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.LabelRequirement{Key: "zone", Operator: "NotIn", Values: []v1alpha1.LabelValue{"a"}})}, ""},
+		{"Exists", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.LabelRequirement{Key: "zone", Operator: "Exists"})}, "x"},
+		{"DoesNotExist", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.LabelRequirement{Key: "zone", Operator: "DoesNotExist"})}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for range 2 {
@@ -71,7 +71,7 @@ func TestChoose(t *testing.T) {
 // One whose selector makes no sense is told of, and the others count.
 func TestChooseBesideNonsense(t *testing.T) {
 	bad := made("bad", 9, 9, "")
-	bad.Spec.NodeSelector.MatchExpressions = []v1alpha1.NodeSelectorRequirement{{Key: "a", Operator: "Near"}}
+	bad.Spec.NodeSelector.MatchExpressions = []v1alpha1.LabelRequirement{{Key: "a", Operator: "Near"}}
 	got, err := Choose(nil, []v1alpha1.NodeNetworkTemplate{bad, made("good", 0, 0, "")})
 	if err == nil || !strings.HasPrefix(err.Error(), "NodeNetworkTemplate bad: spec.nodeSelector: ") {
 		t.Errorf("error %v", err)

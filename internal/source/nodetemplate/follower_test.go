@@ -126,7 +126,7 @@ func (m *machine) labelled(labels map[string]string) {
 func (m *machine) template(name string, priority int32) *v1alpha1.NodeNetworkTemplate {
 	m.T.Helper()
 	o := &v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.NodeNetworkTemplateSpec{
-		NodeSelector: v1alpha1.NodeSelector{MatchLabels: map[string]v1alpha1.LabelValue{"group": "pods"}},
+		NodeSelector: v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"group": "pods"}},
 		Priority:     priority, ENI: v1alpha1.ENISpec{SubnetIDs: []string{"subnet-" + name}},
 	}}
 	m.Create(o)
