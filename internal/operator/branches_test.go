@@ -83,12 +83,14 @@ func (c *cluster) askWebhook(r deploy.Release, address string) {
 	harness.OK(c.t, err)
 	judges, err := deploy.Get[admissionregistrationv1.ValidatingWebhookConfiguration](objects, "ValidatingWebhookConfiguration", webhook.ConfigurationName)
 	harness.OK(c.t, err)
-	mutate, validate := "https://"+address+webhook.MutatePath, "https://"+address+webhook.Path
+	here := func(c *admissionregistrationv1.WebhookClientConfig) {
+		*c = admissionregistrationv1.WebhookClientConfig{URL: new("https://" + address + *c.Service.Path)}
+	}
 	for i := range changes.Webhooks {
-		changes.Webhooks[i].ClientConfig = admissionregistrationv1.WebhookClientConfig{URL: &mutate}
+		here(&changes.Webhooks[i].ClientConfig)
 	}
 	for i := range judges.Webhooks {
-		judges.Webhooks[i].ClientConfig = admissionregistrationv1.WebhookClientConfig{URL: &validate}
+		here(&judges.Webhooks[i].ClientConfig)
 	}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: account.Namespace, Name: webhook.SecretName}}
 	for _, o := range []client.Object{secret, &judges, &changes} {

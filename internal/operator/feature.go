@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
@@ -24,6 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/vpcport"
 	"github.com/berthnet/berth/internal/operator/vpcport/branches"
+	"github.com/berthnet/berth/internal/operator/vpcport/nicpolicy"
 	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
 	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
 	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
@@ -118,7 +120,9 @@ func portFeature() feature {
 	return feature{
 		isOn: inIPAM(config.IPAMPort), families: slices.Concat(vpc.Families, vpcport.Families, webhook.Families),
 		counters: slices.Concat(calls.Collectors(), nics.Collectors(), reviews.Collectors()),
-		watches:  func() []*watched.Kind { return slices.Concat(vpc.Watches(), vpcport.Watches()) },
+		watches: func() []*watched.Kind {
+			return slices.Concat(vpc.Watches(), vpcport.Watches(), nicpolicy.Watches())
+		},
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupPorts(ctx, mgr, env, calls, nics, reviews)
 		},
@@ -233,8 +237,12 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	if err != nil {
 		return part{}, err
 	}
+	policies, err := nicpolicy.NewPolicies(mgr, cfg.LeaseNamespace, clock.Real{}, env.log)
+	if err != nil {
+		return part{}, err
+	}
 	ports, err := vpcport.Setup(mgr, vpcport.Options{
-		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: firstOf(cfg),
+		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: firstOf(cfg), PoliciesSince: policies.Since,
 		Clock: clock.Real{}, Logger: env.log, Metrics: nics,
 		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval,
 		Orphans: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
@@ -242,7 +250,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	if err != nil {
 		return part{}, err
 	}
-	hook, err := setupWebhook(mgr, env, reviews)
+	hook, err := setupWebhook(mgr, env, policies, reviews)
 	if err != nil {
 		return part{}, err
 	}
@@ -255,23 +263,47 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	}, nil
 }
 
-// setupWebhook makes what judges pods that ask for NICs, and has them ask for branch
-// interfaces, where there are such.
-func setupWebhook(mgr manager.Manager, env environment, reviews *webhook.Metrics) ([]prometheus.Collector, error) {
+// setupWebhook makes what judges pods that ask for NICs, and has them ask for the NICs of
+// policies and for branch interfaces, where there are such.
+func setupWebhook(mgr manager.Manager, env environment, policies *nicpolicy.Policies, reviews *webhook.Metrics) ([]prometheus.Collector, error) {
 	cfg := env.cfg
-	asked, err := web.Listen("webhook-address", cfg.WebhookAddr)
-	if err != nil || asked == nil {
+	listener, err := web.Listen("webhook-address", cfg.WebhookAddr)
+	if err != nil {
 		return nil, err
 	}
-	if hasBranches(cfg) {
-		if err := callers.Setup(mgr, env.log); err != nil {
-			return nil, err
-		}
+	if err := setupPolicies(mgr, env, policies, listener != nil); err != nil {
+		return nil, err
+	}
+	if listener == nil {
+		return nil, nil
 	}
 	return webhook.Setup(mgr, webhook.Options{
-		Listener: asked, Namespace: cfg.LeaseNamespace, First: firstOf(cfg),
+		Listener: listener, Namespace: cfg.LeaseNamespace, First: firstOf(cfg), Policies: policies,
 		Branches: hasBranches(cfg), Clock: clock.Real{}, Logger: env.log, Metrics: reviews,
 	})
+}
+
+// setupPolicies makes what has the API server ask the webhook about pods of certain
+// namespaces, and tells whether policies are in force.
+func setupPolicies(mgr manager.Manager, env environment, policies *nicpolicy.Policies, serves bool) error {
+	o := nicpolicy.Options{
+		Namespace: env.cfg.LeaseNamespace, Clock: clock.Real{}, Logger: env.log,
+		Asked:   func(string) error { return errors.New("the operator serves no webhook (--webhook-address)") },
+		Changed: func(func()) {},
+	}
+	if serves {
+		asking := []callers.Caller{{Webhook: callers.PolicyWebhookName, Namespaces: policies.Namespaces}}
+		if hasBranches(env.cfg) {
+			asking = append(asking, callers.Caller{Webhook: callers.WebhookName, Namespaces: callers.ByVPC(mgr.GetClient())})
+		}
+		c, err := callers.Setup(mgr, env.log, asking, &v1alpha1.NICPolicy{})
+		if err != nil {
+			return err
+		}
+		policies.Changed(c.Look)
+		o.Asked, o.Changed = func(namespace string) error { return c.Asked(callers.PolicyWebhookName, namespace) }, c.Changed
+	}
+	return nicpolicy.Setup(mgr, o)
 }
 
 // setupEgress makes what has gateways made for Egresses, and tells of their clients.

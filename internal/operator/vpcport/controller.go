@@ -44,6 +44,10 @@ type Options struct {
 	// First is the first interface of pods; {eth0, IsPort: true} when zero.
 	First podnic.First
 
+	// PoliciesSince tells when the oldest policy of a namespace was made that may give its pods
+	// a NIC; false without any, or nil.
+	PoliciesSince func(ctx context.Context, namespace string) (time.Time, bool)
+
 	Clock   clock.Clock
 	Logger  *slog.Logger
 	Metrics *Metrics // nil: nothing is counted
@@ -93,6 +97,9 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 		return nil, errors.New("controllers of VPC ports: the cluster's name and Networks are needed")
 	}
 	o.First = cmp.Or(o.First, podnic.First{Name: "eth0", IsPort: true})
+	if o.PoliciesSince == nil {
+		o.PoliciesSince = func(context.Context, string) (time.Time, bool) { return time.Time{}, false }
+	}
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Metrics = cmp.Or(o.Metrics, NewMetrics())

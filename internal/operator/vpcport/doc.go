@@ -21,6 +21,7 @@
 //	call.go        the calls
 //	sweep.go       what others did to ports, and ports that nobody has
 //	tell.go        Events of pods
+//	policy.go      Events of pods about the policies that give them NICs
 //	waits.go       what pods wait for, and since when
 //	metrics.go     the metrics
 //	rbac.go        what the operator may do at the API server

@@ -55,6 +55,7 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 	if !there || p.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
+	c.tellOfPolicies(ctx, p)
 	reason, refusal, err := c.provide(ctx, p, mine, c.past.note(p, list.Items, c.o.First.Name))
 	if err == nil {
 		c.warn(p, "", reason, refusal)

@@ -12,4 +12,4 @@ package vpcport
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups="",namespace=kube-system,resources=secrets,verbs=get;watch
 //
-//go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/chart/files/rbac/port/berth-operator
+//go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. paths=./nicpolicy output:rbac:dir=../../../deploy/chart/files/rbac/port/berth-operator

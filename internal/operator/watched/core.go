@@ -141,7 +141,9 @@ func trimPod(in any) (any, error) {
 }
 
 // portKeys are annotations of pods that tell which NICs they are to have.
-var portKeys = []string{v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs, corev1.MirrorPodAnnotationKey}
+var portKeys = []string{
+	v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs, v1alpha1.AnnotationNICPolicy, v1alpha1.AnnotationNICPolicyOverlap, corev1.MirrorPodAnnotationKey,
+}
 
 func trimEgressPod(in any) (any, error) {
 	p, ok := in.(*corev1.Pod)

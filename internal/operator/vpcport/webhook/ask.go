@@ -50,7 +50,7 @@ func (a asker) answer(ctx context.Context, q admission.Request) (admission.Respo
 	if branches == 0 {
 		return admission.Allowed(""), outcomeAllowed
 	}
-	changed, err := withRequest(q.Object.Raw, branches)
+	changed, err := edited(q.Object.Raw, request(branches))
 	if err != nil {
 		return unjudged(err), outcomeError
 	}

@@ -2,6 +2,7 @@ package webhook_test
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
@@ -41,7 +43,10 @@ func serveBranches(t *testing.T) (end func(), all []prometheus.Collector) {
 	r := deploy.InMode(deploy.OperatorMode, "test")
 	r.Values["ports"] = map[string]any{"enabled": true}
 	end, all = serveFor(t, r, webhook.Options{First: podnic.First{Name: "eth0", MayBePort: true}, Branches: true},
-		append(branches.Watches(), watched.Namespaces, vpcport.VPCs), branches.Setup, callers.Setup)
+		append(branches.Watches(), watched.Namespaces, vpcport.VPCs), branches.Setup, func(mgr manager.Manager, log *slog.Logger) error {
+			_, err := callers.Setup(mgr, log, []callers.Caller{{Webhook: callers.WebhookName, Namespaces: callers.ByVPC(mgr.GetClient())}})
+			return err
+		})
 	harness.Eventually(t, limit, "the webhook is asked", func() error {
 		p := pod("probe", v1alpha1.AnnotationVPC, "e")
 		return asksFor(p, admin.Create(t.Context(), p, client.DryRunAll), "1")

@@ -4,9 +4,12 @@
 // Every operator serves it, and pods are admitted while none does.
 //
 // Where nodes have trunks of EC2 it also has pods ask the scheduler for branch interfaces.
+// In namespaces with policies it has pods ask for the NIC of the one that selects them; of
+// those no pod passes without an answer.
 //
 //	judge.go     requests of the API server, and answers
 //	ask.go       pods that are made to ask for branch interfaces
+//	choose.go    pods that are made to ask for the NIC of a policy
 //	request.go   for how many one does, and how: decisions
 //	authority.go certificates of its own authority
 //	rotation.go  when there is a new authority, and which one signs

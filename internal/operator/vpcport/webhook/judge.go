@@ -101,6 +101,11 @@ func (j judge) pod(ctx context.Context, r client.Reader, q admission.Request) (s
 		}
 	}
 	missing, errs := of.Judge()
+	if by := p.Annotations[v1alpha1.AnnotationNICPolicy]; by != "" && !of.Edit {
+		for i := range errs {
+			errs[i].Field = by + ": " + errs[i].Field // whose author has to mend it
+		}
+	}
 	return missing, errs, nil
 }
 

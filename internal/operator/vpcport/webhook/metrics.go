@@ -9,7 +9,7 @@ import (
 )
 
 var (
-	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Requests of the API server to judge what is made or edited, by resource (pods or podnics; branches are pods that may have to ask for branch interfaces) and outcome: allowed, warned (allowed, of a VPC that there is not yet), changed (allowed, and made to ask for branch interfaces), refused or error (not judged, and so allowed).", "resource", "outcome")
+	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Requests of the API server to judge what is made or edited, by resource (pods or podnics; branches are pods that may have to ask for branch interfaces, policies are pods of namespaces with NICPolicies) and outcome: allowed, warned (allowed, of a VPC that there is not yet), changed (allowed, and made to ask for branch interfaces, or for the NIC of a policy), refused or error (not judged, and so allowed; of policies refused).", "resource", "outcome")
 	famReview  = metric.New("berth_operator_webhook_review_seconds", "histogram", "How long it took to judge a request, by resource. The API server waits meanwhile.", "resource")
 	famExpiry  = metric.New("berth_operator_webhook_certificate_expiry_timestamp_seconds", "gauge", "When the certificate ends with which this operator serves the webhook, in seconds since 1970; 0 while it has none. Not there where there is no webhook.")
 	famChecks  = metric.New("berth_operator_webhook_certificate_checks_total", "counter", "Looks at the webhook's authorities and, by the operator that leads, at whom the API server trusts, by result: success or error.", "result")
@@ -27,6 +27,7 @@ const (
 	ofPods     = "pods"
 	ofPodNICs  = "podnics"
 	ofBranches = "branches"
+	ofPolicies = "policies"
 
 	outcomeAllowed = "allowed"
 	outcomeWarned  = "warned"
@@ -51,6 +52,7 @@ func NewMetrics() *Metrics {
 	judged := []string{outcomeAllowed, outcomeWarned, outcomeRefused, outcomeError}
 	for resource, outcomes := range map[string][]string{
 		ofPods: judged, ofPodNICs: judged, ofBranches: {outcomeAllowed, outcomeChanged, outcomeError},
+		ofPolicies: {outcomeAllowed, outcomeChanged, outcomeRefused, outcomeError},
 	} {
 		for _, outcome := range outcomes {
 			m.reviews.WithLabelValues(resource, outcome) // so that the first can be seen to be one more

@@ -38,29 +38,16 @@ func asks(p *corev1.Pod) bool {
 	})
 }
 
-// withRequest is a pod as the API server sent it whose first container asks for branch
-// interfaces, as requests and limits, which are one and the same for such resources. All
-// else stays as it is, also what this program does not know of pods.
-func withRequest(pod []byte, branches int) ([]byte, error) {
+// edited is a pod as the API server sent it after some changes to it. All else stays as it is,
+// also what this program does not know of pods.
+func edited(pod []byte, changes ...func(map[string]any) error) ([]byte, error) {
 	u := map[string]any{}
 	if err := json.Unmarshal(pod, &u); err != nil {
 		return nil, fmt.Errorf("read the pod: %w", err)
 	}
-	containers, _, err := unstructured.NestedFieldNoCopy(u, "spec", "containers")
-	if err != nil {
-		return nil, fmt.Errorf("read the pod's containers: %w", err)
-	}
-	list, ok := containers.([]any)
-	if !ok || len(list) == 0 {
-		return nil, errors.New("the pod has no containers")
-	}
-	first, ok := list[0].(map[string]any)
-	if !ok {
-		return nil, errors.New("the pod's first container is not an object")
-	}
-	for _, kind := range []string{"requests", "limits"} {
-		if err := unstructured.SetNestedField(first, strconv.Itoa(branches), "resources", kind, v1alpha1.ResourceBranches); err != nil {
-			return nil, fmt.Errorf("write the resources of the pod's first container: %w", err)
+	for _, change := range changes {
+		if err := change(u); err != nil {
+			return nil, err
 		}
 	}
 	out, err := json.Marshal(u)
@@ -68,4 +55,41 @@ func withRequest(pod []byte, branches int) ([]byte, error) {
 		return nil, fmt.Errorf("write the pod: %w", err)
 	}
 	return out, nil
+}
+
+// request has a pod's first container ask for branch interfaces, as requests and limits, which
+// are one and the same for such resources.
+func request(branches int) func(map[string]any) error {
+	return func(pod map[string]any) error {
+		containers, _, err := unstructured.NestedFieldNoCopy(pod, "spec", "containers")
+		if err != nil {
+			return fmt.Errorf("read the pod's containers: %w", err)
+		}
+		list, ok := containers.([]any)
+		if !ok || len(list) == 0 {
+			return errors.New("the pod has no containers")
+		}
+		first, ok := list[0].(map[string]any)
+		if !ok {
+			return errors.New("the pod's first container is not an object")
+		}
+		for _, kind := range []string{"requests", "limits"} {
+			if err := unstructured.SetNestedField(first, strconv.Itoa(branches), "resources", kind, v1alpha1.ResourceBranches); err != nil {
+				return fmt.Errorf("write the resources of the pod's first container: %w", err)
+			}
+		}
+		return nil
+	}
+}
+
+// annotate sets annotations of a pod.
+func annotate(values map[string]string) func(map[string]any) error {
+	return func(pod map[string]any) error {
+		for key, value := range values {
+			if err := unstructured.SetNestedField(pod, value, "metadata", "annotations", key); err != nil {
+				return fmt.Errorf("write the pod's annotation %s: %w", key, err)
+			}
+		}
+		return nil
+	}
 }

@@ -66,7 +66,7 @@ func TestAsks(t *testing.T) {
 }
 
 // Only the first container is changed, and what is not known of pods here stays.
-func TestWithRequest(t *testing.T) {
+func TestRequest(t *testing.T) {
 	const asked = `{"requests":{"berth.dev/branch-interfaces":"2"},"limits":{"berth.dev/branch-interfaces":"2"}}`
 	for in, want := range map[string]string{
 		`{"spec":{"containers":[{"name":"a"},{"name":"b"}],"new":9007199254740993}}`: `{"spec":{"containers":[{"name":"a","resources":` + asked + `},{"name":"b"}],"new":9007199254740993}}`,
@@ -74,13 +74,13 @@ func TestWithRequest(t *testing.T) {
 		`{"spec":{"containers":[{"resources":{"claims":[{"name":"x"}],"requests":{"cpu":"1"}}}]}}`: `{"spec":{"containers":[{"resources":{"claims":[{"name":"x"}],` +
 			`"requests":{"cpu":"1","berth.dev/branch-interfaces":"2"},"limits":{"berth.dev/branch-interfaces":"2"}}}]}}`,
 	} {
-		got, err := withRequest([]byte(in), 2)
+		got, err := edited([]byte(in), request(2))
 		if err != nil || !sameJSON(t, string(got), want) {
 			t.Errorf("%s\ngot  %s, %v\nwant %s", in, got, err, want)
 		}
 	}
 	for _, in := range []string{`{`, `{}`, `{"spec":{"containers":[]}}`, `{"spec":{"containers":["a"]}}`, `{"spec":{"containers":{}}}`, `{"spec":[]}`} {
-		if got, err := withRequest([]byte(in), 2); err == nil {
+		if got, err := edited([]byte(in), request(2)); err == nil {
 			t.Errorf("%s: got %s, want an error", in, got)
 		}
 	}

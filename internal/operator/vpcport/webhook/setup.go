@@ -24,7 +24,8 @@ import (
 // The paths at which requests are answered.
 const (
 	Path       = "/validate"
-	MutatePath = "/mutate" // with Options.Branches only
+	MutatePath = "/mutate"   // with Options.Branches only
+	PolicyPath = "/policies" // with Options.Policies only
 )
 
 // Options are what the webhook is set up with.
@@ -33,6 +34,7 @@ type Options struct {
 	Namespace string       // the operator's own
 	First     podnic.First // of pods with NICs
 	Branches  bool         // pods are made to ask for branch interfaces
+	Policies  Policies     // by which pods are made to ask for NICs; nil: by none
 	Clock     clock.Clock
 	Logger    *slog.Logger
 	Metrics   *Metrics // nil: nothing is counted
@@ -46,7 +48,7 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	}
 	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
 	k := &keeper{
-		store: objects{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace, o.Branches},
+		store: objects{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace, o.Branches || o.Policies != nil},
 		names: names(o),
 		leads: func() bool {
 			select {
@@ -63,6 +65,12 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	}
 	if o.Branches {
 		handlers[MutatePath] = asker{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics}
+	}
+	if o.Policies != nil {
+		handlers[PolicyPath] = chooser{
+			decoder: admission.NewDecoder(mgr.GetScheme()), cached: mgr.GetClient(), live: mgr.GetAPIReader(),
+			policies: o.Policies, first: o.First, clock: o.Clock, metrics: o.Metrics,
+		}
 	}
 	mux := http.NewServeMux()
 	for path, handler := range handlers {

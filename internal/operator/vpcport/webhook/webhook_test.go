@@ -77,8 +77,9 @@ func askAt(t *testing.T, r deploy.Release, at net.Addr) {
 	objects, err := deploy.Render(r)
 	harness.OK(t, err)
 	made := []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: webhook.SecretName}}}
-	here := func(c *admissionregistrationv1.WebhookClientConfig, path string) {
-		if *c.Service.Path != path || c.Service.Name != webhook.ServiceName {
+	here := func(c *admissionregistrationv1.WebhookClientConfig, paths ...string) {
+		path := *c.Service.Path
+		if !slices.Contains(paths, path) || c.Service.Name != webhook.ServiceName {
 			t.Errorf("the chart asks %+v", c)
 		}
 		url := fmt.Sprintf("https://%s%s", at, path)
@@ -90,14 +91,12 @@ func askAt(t *testing.T, r deploy.Release, at net.Addr) {
 		here(&judges.Webhooks[i].ClientConfig, webhook.Path)
 	}
 	made = append(made, &judges)
-	if len(objects.Of("MutatingWebhookConfiguration")) > 0 {
-		changes, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", webhook.ConfigurationName)
-		harness.OK(t, err)
-		for i := range changes.Webhooks {
-			here(&changes.Webhooks[i].ClientConfig, webhook.MutatePath)
-		}
-		made = append(made, &changes)
+	changes, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", webhook.ConfigurationName)
+	harness.OK(t, err)
+	for i := range changes.Webhooks {
+		here(&changes.Webhooks[i].ClientConfig, webhook.MutatePath, webhook.PolicyPath)
 	}
+	made = append(made, &changes)
 	admin := harness.KubeClient(t)
 	for _, o := range made {
 		harness.OK(t, admin.Create(t.Context(), o))

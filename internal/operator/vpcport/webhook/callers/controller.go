@@ -2,6 +2,7 @@ package callers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -11,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,9 +24,20 @@ import (
 	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
 )
 
-// WebhookName is that of the webhook, of the chart's MutatingWebhookConfiguration, whose
-// rules and namespaces are the operator's.
-const WebhookName = "namespaces.branches.ports.berth.dev"
+// The webhooks of the chart's MutatingWebhookConfiguration whose rules and namespaces are the
+// operator's.
+const (
+	WebhookName       = "namespaces.branches.ports.berth.dev" // about pods with NICs of EC2 by their namespace alone
+	PolicyWebhookName = "policies.ports.berth.dev"            // about pods of namespaces with policies
+)
+
+// Caller is one of them.
+type Caller struct {
+	Webhook string
+	// Namespaces are the names, in order, of those about whose pods it is to be asked. After
+	// an error it stays as it is.
+	Namespaces func(context.Context) ([]string, error)
+}
 
 const (
 	// look is how often it is seen whether the configuration is as it should be: an
@@ -36,70 +47,100 @@ const (
 	timeout = 30 * time.Second
 )
 
-// controller keeps the namespaces of the configuration.
-type controller struct {
-	client client.Client // reads from the cache
-	live   client.Reader // reads past it
-	log    *slog.Logger
+// Controller keeps the namespaces of the configuration.
+type Controller struct {
+	client  client.Client // reads from the cache
+	live    client.Reader // reads past it
+	log     *slog.Logger
+	callers []Caller
+	queue   queue.Queue
+	asked   *asked
 }
 
 // Setup adds the controller to mgr, which needs a cache of VPCs and of Namespaces' metadata.
-// It works while mgr leads.
-func Setup(mgr ctrl.Manager, log *slog.Logger) error {
-	c := controller{mgr.GetClient(), mgr.GetAPIReader(), log}
+// It works while mgr leads, when one of these changes, an object of more, or when Look is called.
+func Setup(mgr ctrl.Manager, log *slog.Logger, callers []Caller, more ...client.Object) (*Controller, error) {
+	c := &Controller{client: mgr.GetClient(), live: mgr.GetAPIReader(), log: log, callers: callers, asked: newAsked()}
 	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: webhook.ConfigurationName}}}
+		return []reconcile.Request{queue.Request(webhook.ConfigurationName)}
 	})
-	err := ctrl.NewControllerManagedBy(mgr).Named("callers").
+	b := ctrl.NewControllerManagedBy(mgr).Named("callers").
 		WatchesMetadata(&corev1.Namespace{}, all, builder.WithPredicates(predicate.AnnotationChangedPredicate{})).
-		Watches(&v1alpha1.VPC{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		WithOptions(queue.Options(1, timeout)).
-		Complete(queue.RetryConflicts(c.reconcile))
-	if err != nil {
-		return fmt.Errorf("controller of the webhook's callers: %w", err)
+		Watches(&v1alpha1.VPC{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{}))
+	for _, o := range more {
+		b = b.Watches(o, all, builder.WithPredicates(predicate.GenerationChangedPredicate{}))
 	}
-	return nil
+	err := b.WatchesRawSource(c.queue.Source()).WithOptions(queue.Options(1, timeout)).Complete(queue.RetryConflicts(c.reconcile))
+	if err != nil {
+		return nil, fmt.Errorf("controller of the webhook's callers: %w", err)
+	}
+	return c, nil
 }
 
-// reconcile has the configuration name the namespaces that it should. Without a
-// configuration there is nothing to do: package webhook says that there is none.
-func (c controller) reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
-	again := reconcile.Result{RequeueAfter: look}
+// Look has it seen now whether the configuration is as it should be.
+func (c *Controller) Look() { c.queue.Add(webhook.ConfigurationName) }
+
+// reconcile has the configuration name the namespaces that it should.
+func (c *Controller) reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
 	err := c.live.Get(ctx, client.ObjectKey{Name: webhook.ConfigurationName}, config)
-	switch {
-	case apierrors.IsNotFound(err):
-		return again, nil
-	case err != nil:
+	if apierrors.IsNotFound(err) { // package webhook says so too
+		for _, one := range c.callers {
+			c.asked.note(one.Webhook, nil, fmt.Errorf("there is no MutatingWebhookConfiguration %s, expected that of the chart", webhook.ConfigurationName))
+		}
+		return reconcile.Result{RequeueAfter: look}, nil
+	}
+	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("read about which namespaces the webhook is asked: %w", err)
 	}
-	i := slices.IndexFunc(config.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == WebhookName })
-	if i < 0 {
-		return again, nil
-	}
-	namespaces, err := c.namespaces(ctx)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
 	before := config.DeepCopy()
-	if !ask(&config.Webhooks[i], namespaces) {
-		return again, nil
-	}
-	if err := c.client.Patch(ctx, config, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return reconcile.Result{}, fmt.Errorf("have the webhook asked about pods of namespaces: %w", err)
-	}
-	c.log.Info("the webhook is asked about pods of other namespaces than before", "namespaces", len(namespaces))
-	return again, nil
-}
-
-// namespaces are those about whose pods the webhook is to be asked.
-func (c controller) namespaces(ctx context.Context) ([]string, error) {
-	namespaces, vpcs := &metav1.PartialObjectMetadataList{}, &v1alpha1.VPCList{}
-	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
-	for _, list := range []client.ObjectList{namespaces, vpcs} {
-		if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, fmt.Errorf("list %T from the cache: %w", list, err)
+	byWebhook, changed, errs := c.edit(ctx, config)
+	if changed {
+		if err := c.client.Patch(ctx, config, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return reconcile.Result{}, errors.Join(fmt.Errorf("have the webhook asked about pods of namespaces: %w", err), errs)
+		}
+		for name, namespaces := range byWebhook {
+			c.log.Info("the API server asks the webhook about pods of these namespaces", "webhook", name, "namespaces", len(namespaces))
 		}
 	}
-	return namespacesOf(namespaces.Items, vpcs.Items), nil
+	for name, namespaces := range byWebhook {
+		c.asked.note(name, namespaces, nil)
+	}
+	return reconcile.Result{RequeueAfter: look}, errs
+}
+
+// edit has a configuration name the namespaces of each caller, and tells which, and whether
+// that changed it. One whose namespaces are not known stays as it is.
+func (c *Controller) edit(ctx context.Context, config *admissionregistrationv1.MutatingWebhookConfiguration) (byWebhook map[string][]string, changed bool, errs error) {
+	byWebhook = map[string][]string{}
+	for _, one := range c.callers {
+		i := slices.IndexFunc(config.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == one.Webhook })
+		if i < 0 {
+			c.asked.note(one.Webhook, nil, fmt.Errorf("MutatingWebhookConfiguration %s has no webhook %s, expected that of the chart", webhook.ConfigurationName, one.Webhook))
+			continue
+		}
+		namespaces, err := one.Namespaces(ctx)
+		if err != nil {
+			c.asked.note(one.Webhook, nil, err)
+			errs = errors.Join(errs, err)
+			continue
+		}
+		byWebhook[one.Webhook] = namespaces
+		changed = ask(&config.Webhooks[i], namespaces) || changed
+	}
+	return byWebhook, changed, errs
+}
+
+// ByVPC are the namespaces whose VPC is one of EC2, as a cache of both knows them.
+func ByVPC(r client.Reader) func(context.Context) ([]string, error) {
+	return func(ctx context.Context) ([]string, error) {
+		namespaces, vpcs := &metav1.PartialObjectMetadataList{}, &v1alpha1.VPCList{}
+		namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
+		for _, list := range []client.ObjectList{namespaces, vpcs} {
+			if err := r.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+				return nil, fmt.Errorf("list %T from the cache: %w", list, err)
+			}
+		}
+		return namespacesOf(namespaces.Items, vpcs.Items), nil
+	}
 }
