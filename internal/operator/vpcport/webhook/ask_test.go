@@ -1,8 +1,8 @@
 package webhook_test
 
 import (
+	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -33,25 +33,38 @@ func serveBranches(t *testing.T) (end func(), all []prometheus.Collector) {
 	t.Helper()
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
-	everybody := &v1alpha1.VPCNamespaces{Names: []string{"*"}}
-	for name, spec := range map[string]v1alpha1.VPCSpec{
-		"e": {Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: everybody},
-		"n": {Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: "http://127.0.0.1:9696", Project: "p", AllowedNamespaces: everybody},
-	} {
-		harness.OK(t, admin.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}))
-	}
+	makeVPCs(t)
 	r := deploy.InMode(deploy.OperatorMode, "test")
 	r.Values["ports"] = map[string]any{"enabled": true}
 	end, all = serveFor(t, r, webhook.Options{First: podnic.First{Name: "eth0", MayBePort: true}, Branches: true},
-		append(branches.Watches(), watched.Namespaces, vpcport.VPCs), branches.Setup, func(mgr manager.Manager, log *slog.Logger) error {
-			_, err := callers.Setup(mgr, log, []callers.Caller{{Webhook: callers.WebhookName, Namespaces: callers.ByVPC(mgr.GetClient())}})
-			return err
+		append(branches.Watches(), watched.Namespaces, vpcport.VPCs), func(mgr manager.Manager, o *webhook.Options) error {
+			_, err := callers.Setup(mgr, o.Logger, []callers.Caller{{Webhook: callers.WebhookName, Namespaces: callers.ByVPC(mgr.GetClient())}})
+			return errors.Join(err, branches.Setup(mgr, o.Logger))
 		})
 	harness.Eventually(t, limit, "the webhook is asked", func() error {
 		p := pod("probe", v1alpha1.AnnotationVPC, "e")
 		return asksFor(p, admin.Create(t.Context(), p, client.DryRunAll), "1")
 	})
 	return end, all
+}
+
+// makeVPCs makes the VPCs e, of EC2, and n, of Neutron with the subnet web, which are for all
+// namespaces.
+func makeVPCs(t *testing.T) {
+	t.Helper()
+	admin := harness.KubeClient(t)
+	everybody := &v1alpha1.VPCNamespaces{Names: []string{"*"}}
+	for name, spec := range map[string]v1alpha1.VPCSpec{
+		"e": {Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: everybody},
+		"n": {Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: "http://127.0.0.1:9696", Project: "p", AllowedNamespaces: everybody},
+	} {
+		v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+		harness.OK(t, admin.Create(t.Context(), v))
+		if name == "n" {
+			v.Status.Subnets = []v1alpha1.VPCSubnet{{ID: "subnet-1", Name: "web", CIDR: "10.0.0.0/24", Gateway: "10.0.0.1"}}
+			harness.OK(t, admin.Status().Update(t.Context(), v))
+		}
+	}
 }
 
 // asksFor is nil if the first container of a pod that was made asks for a number of branch

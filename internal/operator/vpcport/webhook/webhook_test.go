@@ -49,7 +49,7 @@ func serve(t *testing.T) (end func(), all []prometheus.Collector) {
 
 // serveFor is serve for a release of the chart. The manager, which keeps some kinds in
 // memory, has more set up first.
-func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watched.Kind, more ...func(manager.Manager, *slog.Logger) error) (end func(), all []prometheus.Collector) {
+func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watched.Kind, more ...func(manager.Manager, *webhook.Options) error) (end func(), all []prometheus.Collector) {
 	t.Helper()
 	cfg := harness.OperatorConfigOf(t, r)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -63,7 +63,7 @@ func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watche
 	o.Listener, o.Namespace, o.Clock, o.Metrics = l, "kube-system", clock.Real{}, m
 	o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	for _, setup := range more {
-		harness.OK(t, setup(mgr, o.Logger))
+		harness.OK(t, setup(mgr, &o))
 	}
 	hook, err := webhook.Setup(mgr, o)
 	harness.OK(t, err)
