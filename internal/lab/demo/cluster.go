@@ -34,6 +34,7 @@ var clusterProofs = []proof{
 	{inPort, "kubectl shows VPCs and PodNICs", showObjects},
 	{inPort, "pods come up with default, chosen, fixed and users' ports", clusterSamples},
 	{inPort, "a wrong annotation is refused by kubectl apply", refusedAtOnce},
+	{inPort, "a NICPolicy gives pods a subnet and a group by their labels", byPolicy},
 	{inPort, "a StatefulSet keeps its NIC on another node", statefulSet},
 	{inPort, "a port deleted behind its back is made again", remade},
 	{inPort, "pods go: their ports are deleted, the user's stay", givenBack},
