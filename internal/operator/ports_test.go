@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -84,6 +86,78 @@ func TestPodGetsPort(t *testing.T) {
 	for _, line := range strings.Split(log, "\n") {
 		if strings.Contains(line, "orbidden") || strings.Contains(line, "correct horse") {
 			t.Errorf("not allowed to do what it does, or a password: %s", line)
+		}
+	}
+}
+
+// The whole for a NICPolicy, under the roles and policies of the chart: a pod that says nothing
+// gets a port with the policy's subnet and group, and what came before is told of it.
+func TestPodGetsNICOfAPolicy(t *testing.T) {
+	c := newCluster(t)
+	r := deploy.InMode(deploy.PortMode, "test")
+	c.useRelease(r)
+	cloud := neutron.New(neutron.Options{})
+	blue := cloud.AddNetwork(neutron.Network{Name: "blue"})
+	cloud.AddSubnet(neutron.Subnet{Name: "web", Network: blue.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
+	cloud.AddSubnet(neutron.Subnet{Name: "db", Network: blue.ID, CIDR: netip.MustParsePrefix("192.168.1.0/24"), Gateway: netip.MustParseAddr("192.168.1.1")})
+	group := cloud.AddGroup(neutron.Group{Name: "db", Project: blue.Project})
+	cloud.AddHost("node-a", neutron.Host{})
+	server := httptest.NewServer(cloud)
+	t.Cleanup(server.Close)
+
+	at := freeAddress(t)
+	c.askWebhook(r, at)
+	o := c.start("one", "--ipam=port", "--webhook-address="+at)
+	o.until(c.leads("one"))
+	harness.OK(t, c.client.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: server.URL, Project: blue.Project, DefaultSubnets: []string{"web"},
+		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
+	}}))
+	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
+	pod := func(name string) *corev1.Pod {
+		p := &corev1.Pod{Spec: corev1.PodSpec{
+			NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		}}
+		p.Namespace, p.Name, p.Labels = "default", name, map[string]string{"app": "db"}
+		return p
+	}
+	policy := &v1alpha1.NICPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}, Spec: v1alpha1.NICPolicySpec{
+		PodSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "db"}}, Subnet: "db", SecurityGroups: []string{group.ID},
+	}}
+	harness.OK(t, c.client.Create(t.Context(), policy))
+	o.until(func() error {
+		got := &v1alpha1.NICPolicy{}
+		if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(policy), got); err != nil {
+			return err
+		}
+		if !meta.IsStatusConditionTrue(got.Status.Conditions, v1alpha1.ConditionReady) {
+			return fmt.Errorf("conditions %+v", got.Status.Conditions)
+		}
+		return nil
+	})
+	o.until(func() error { // the API server may learn of the webhook's namespaces a moment later
+		p := pod("probe")
+		err := c.client.Create(t.Context(), p, client.DryRunAll)
+		if p.Annotations[v1alpha1.AnnotationNICPolicy] != "NICPolicy/db" {
+			return fmt.Errorf("annotations %v: %w", p.Annotations, err)
+		}
+		return err
+	})
+	harness.OK(t, c.client.Create(t.Context(), pod("db-0")))
+	o.until(c.nic(func(n v1alpha1.PodNIC) error {
+		if n.Status.Phase != v1alpha1.PhaseBound || n.Status.Interface != "eth0" || len(n.Status.Addresses) != 1 || !strings.HasPrefix(n.Status.Addresses[0].CIDR, "192.168.1.") || !slices.Equal(n.Spec.SecurityGroups, []string{group.ID}) {
+			return fmt.Errorf("spec %+v, status %+v", n.Spec, n.Status)
+		}
+		return nil
+	}))
+	if ports := cloud.Ports(); len(ports) != 1 || !slices.Equal(ports[0].Groups, []string{group.ID}) {
+		t.Errorf("ports %+v", ports)
+	}
+	_, log, _ := strings.Cut(o.LogTail(1000), "leading:") // before, the API server may not know the roles
+	for _, line := range strings.Split(log, "\n") {
+		if strings.Contains(line, "orbidden") {
+			t.Errorf("not allowed to do what it does: %s", line)
 		}
 	}
 }
