@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -17,18 +18,22 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
 	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
 	"github.com/berthnet/berth/test/harness"
 )
 
 // What branch interfaces need is only where the operator makes trunks and ports: the right to
 // write the status of Nodes with the policy that narrows it, and, with the webhook, pods that
-// are changed when they are made.
+// are made to ask for them. Pods that policies change are wherever there are ports and the webhook.
 func TestBranchesAreWhereTheyCanBe(t *testing.T) {
 	for mode := range modes {
-		for values, want := range map[string]struct{ nodes, pods bool }{
-			"{}":                       {},
-			"{ports: {enabled: true}}": {mode == deploy.OperatorMode, mode == deploy.OperatorMode},
+		for values, want := range map[string]struct {
+			nodes, pods bool
+			webhooks    int
+		}{
+			"{}":                       {false, mode == deploy.PortMode, 1},
+			"{ports: {enabled: true}}": {mode == deploy.OperatorMode, true, 1},
 			"{ports: {enabled: true, webhook: {enabled: false}}}": {nodes: mode == deploy.OperatorMode},
 		} {
 			if mode == deploy.EgressMode && values != "{}" {
@@ -55,6 +60,16 @@ func TestBranchesAreWhereTheyCanBe(t *testing.T) {
 				t.Errorf("%s, %s: Nodes may be written %v, their status %v, by a policy %v; want the latter %v", mode, values, has["nodes"], has["nodes/status"], policy, want.nodes)
 			}
 			asked := len(objects.Of("MutatingWebhookConfiguration")) > 0
+			if mode == deploy.OperatorMode {
+				want.webhooks = 3
+			}
+			if asked {
+				config, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", "berth-ports")
+				harness.OK(t, err)
+				if len(config.Webhooks) != want.webhooks {
+					t.Errorf("%s, %s: %d webhooks change pods, want %d", mode, values, len(config.Webhooks), want.webhooks)
+				}
+			}
 			if has["mutatingwebhookconfigurations"] != want.pods || asked != want.pods {
 				t.Errorf("%s, %s: a right %v, a webhook %v; want both %v", mode, values, has["mutatingwebhookconfigurations"], asked, want.pods)
 			}
@@ -66,19 +81,30 @@ func named(name string) func(*unstructured.Unstructured) bool {
 	return func(o *unstructured.Unstructured) bool { return o.GetName() == name }
 }
 
-// Nothing waits for the webhook, and one of its two is about nothing until the operator has
-// filled it in.
-func TestWebhookOfBranches(t *testing.T) {
+// Nothing waits for the webhook but what a policy may select, and two of its three are about
+// nothing until the operator has filled them in.
+func TestWebhooksThatChangePods(t *testing.T) {
 	objects := rendered(t, deploy.OperatorMode, "ports: {enabled: true}")
 	config, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", "berth-ports")
 	harness.OK(t, err)
-	if len(config.Webhooks) != 2 || config.Webhooks[1].Name != callers.WebhookName {
-		t.Fatalf("%d webhooks, want two, of which the operator fills in %s", len(config.Webhooks), callers.WebhookName)
+	type traits struct {
+		path   string
+		policy admissionregistrationv1.FailurePolicyType
+		rules  int
 	}
-	for i, w := range config.Webhooks {
-		if *w.FailurePolicy != admissionregistrationv1.Ignore || *w.TimeoutSeconds > 3 || len(w.MatchConditions) == 0 || (len(w.Rules) > 0) != (i == 0) {
+	got := map[string]traits{}
+	for _, w := range config.Webhooks {
+		got[w.Name] = traits{*w.ClientConfig.Service.Path, *w.FailurePolicy, len(w.Rules)}
+		if *w.TimeoutSeconds > 5 || len(w.MatchConditions) == 0 || *w.SideEffects != admissionregistrationv1.SideEffectClassNone {
 			t.Errorf("%+v", w)
 		}
+	}
+	if want := map[string]traits{
+		callers.PolicyWebhookName:       {webhook.PolicyPath, admissionregistrationv1.Fail, 0},
+		"pods.branches.ports.berth.dev": {webhook.MutatePath, admissionregistrationv1.Ignore, 1},
+		callers.WebhookName:             {webhook.MutatePath, admissionregistrationv1.Ignore, 0},
+	}; !maps.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -168,6 +169,13 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, patch(t, operator, made, `{"metadata":{"finalizers":null}}`))
 		pod := annotated("a", v1alpha1.AnnotationVPC, "vpc-1")
 		harness.OK(t, admin.Create(t.Context(), pod))
+		policy := nicPolicy("default")
+		harness.OK(t, admin.Create(t.Context(), policy))
+		harness.OK(t, patch(t, operator, policy, `{"status":{"conditions":null}}`, "status"))
+		harness.OK(t, operator.List(t.Context(), &v1alpha1.NICPolicyList{}))
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "reader"}}
+		harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), account)))
+		harness.OK(t, operator.Get(t.Context(), client.ObjectKeyFromObject(account), account))
 		password := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "neutron"}}
 		harness.OK(t, admin.Create(t.Context(), password))
 		t.Cleanup(func() { harness.OK(t, admin.Delete(context.Background(), password)) })
@@ -183,6 +191,13 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 			}},
 			{"a node's report", "may take status.node of a PodNIC away", func() error {
 				return patch(t, operator, users, `{"status":{"node":{"state":"Plugged","portID":"port-1"}}}`, "status")
+			}},
+			{"a policy", denied, func() error { return operator.Create(t.Context(), nicPolicy("kube-system")) }},
+			{"a policy's spec", denied, func() error { return patch(t, operator, policy, `{"spec":{"vpc":"vpc-2"}}`) }},
+			{"an end of a policy", denied, func() error { return operator.Delete(t.Context(), policy) }},
+			{"all service accounts", denied, func() error { return operator.List(t.Context(), &corev1.ServiceAccountList{}) }},
+			{"a token of an account", denied, func() error {
+				return operator.SubResource("token").Create(t.Context(), account, &authenticationv1.TokenRequest{})
 			}},
 			{"a pod", denied, func() error { return operator.Delete(t.Context(), pod) }},
 			{"a pod's annotations", denied, func() error { return patch(t, operator, pod, `{"metadata":{"annotations":{"a":"b"}}}`) }},

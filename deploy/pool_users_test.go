@@ -130,6 +130,12 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	denied(t, patch(t, c, others, `{"spec":{"allowedNamespaces":{"names":["*"]}}}`), "vpcs")
 	denied(t, c.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "neutron"}, &corev1.Secret{}), "secrets")
 	harness.OK(t, c.Delete(t.Context(), db))
+	policy := nicPolicy(namespace)
+	harness.OK(t, c.Create(t.Context(), policy))
+	harness.OK(t, patch(t, c, policy, `{"spec":{"subnet":"subnet-1"}}`))
+	denied(t, patch(t, c, policy, `{"status":{"conditions":null}}`, "status"), "nicpolicies/status")
+	denied(t, c.Create(t.Context(), nicPolicy("default")), "nicpolicies")
+	harness.OK(t, c.Delete(t.Context(), policy))
 	for name, label := range map[string]string{"berth-podnics-view": "aggregate-to-view", "berth-podnics-edit": "aggregate-to-edit"} {
 		if got := get[rbacv1.ClusterRole](t, deploy.PortMode, "ClusterRole", name); got.Labels["rbac.authorization.k8s.io/"+label] != "true" {
 			t.Errorf("%s has the labels %v", name, got.Labels)

@@ -31,6 +31,14 @@ func vpc(name string, namespaces ...string) *v1alpha1.VPC {
 
 // podNIC is one as the operator makes it for a pod, or with "" for a pod's name as a
 // user does.
+// nicPolicy is one for all pods of a namespace.
+func nicPolicy(namespace string) *v1alpha1.NICPolicy {
+	return &v1alpha1.NICPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "all"},
+		Spec:       v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, VPC: "vpc-1"},
+	}
+}
+
 func podNIC(name, pod string) *v1alpha1.PodNIC {
 	n := &v1alpha1.PodNIC{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},

@@ -93,18 +93,19 @@ func TestPortsAreWhereTheyAreAskedFor(t *testing.T) {
 
 // Without the webhook the operator has no right to change whom the API server asks.
 func TestWebhookCanBeLeftOut(t *testing.T) {
-	kinds := []string{"ValidatingWebhookConfiguration", "Service", "Secret"}
-	for values, want := range map[string]int{"{}": 3, "{ports: {webhook: {enabled: false}}}": 0} {
+	kinds := []string{"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "Service", "Secret"}
+	for values, want := range map[string]int{"{}": 4, "{ports: {webhook: {enabled: false}}}": 0} {
 		objects := rendered(t, deploy.PortMode, values)
 		if got := len(objects.Of(kinds...)); got != want {
 			t.Errorf("%s: %d objects of the webhook, want %d", values, got, want)
 		}
 		_, err := deploy.Get[rbacv1.ClusterRole](objects, "ClusterRole", "berth-operator-webhook")
+		_, errCallers := deploy.Get[rbacv1.ClusterRole](objects, "ClusterRole", "berth-operator-callers")
 		c := onlyContainer(t, podOf(t, objects, "operator"))
 		cfg := loadBy(t, config.NewOperatorLoader, c)
 		listens := slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "webhook" && p.HostPort == 61682 })
-		if asked := want > 0; (err == nil) != asked || (cfg.WebhookAddr == ":61682") != asked || listens != asked {
-			t.Errorf("%s: role %v, address %q, port %v", values, err, cfg.WebhookAddr, c.Ports)
+		if asked := want > 0; (err == nil) != asked || (errCallers == nil) != asked || (cfg.WebhookAddr == ":61682") != asked || listens != asked {
+			t.Errorf("%s: roles %v and %v, address %q, port %v", values, err, errCallers, cfg.WebhookAddr, c.Ports)
 		}
 	}
 }

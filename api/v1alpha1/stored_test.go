@@ -50,6 +50,10 @@ type (
 		Spec   v1alpha1.PodNICSpec   `json:"spec"`
 		Status v1alpha1.PodNICStatus `json:"status"`
 	}
+	storedNICPolicy struct {
+		Spec   v1alpha1.NICPolicySpec   `json:"spec"`
+		Status v1alpha1.NICPolicyStatus `json:"status"`
+	}
 	storedEgress struct {
 		Spec   v1alpha1.EgressSpec   `json:"spec"`
 		Status v1alpha1.EgressStatus `json:"status"`
@@ -87,6 +91,7 @@ func TestStoredObjects(t *testing.T) {
 		format("blockrequest*.json", reflect.TypeFor[storedRequest](), func() client.Object { return &v1alpha1.BlockRequest{} }),
 		format("vpc*.json", reflect.TypeFor[storedVPC](), func() client.Object { return &v1alpha1.VPC{} }),
 		format("podnic*.json", reflect.TypeFor[storedPodNIC](), func() client.Object { return &v1alpha1.PodNIC{} }),
+		format("nicpolicy*.json", reflect.TypeFor[storedNICPolicy](), func() client.Object { return &v1alpha1.NICPolicy{} }),
 		format("egress-*.json", reflect.TypeFor[storedEgress](), func() client.Object { return &v1alpha1.Egress{} }),
 		format("egressclient.json", reflect.TypeFor[storedEgressClient](), func() client.Object { return &v1alpha1.EgressClient{} }),
 		format("egressclientslice.json", reflect.TypeFor[storedEgressClientSlice](), func() client.Object { return &v1alpha1.EgressClientSlice{} }),

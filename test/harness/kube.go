@@ -178,7 +178,7 @@ func kubeCleanOnce(ctx context.Context, c client.Client) error {
 	}
 	for _, list := range []client.ObjectList{
 		&v1alpha1.NodeNetworkList{}, &v1alpha1.NodeNetworkTemplateList{}, &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}, &v1alpha1.AddressPoolList{},
-		&v1alpha1.PodNICList{}, &v1alpha1.VPCList{},
+		&v1alpha1.NICPolicyList{}, &v1alpha1.PodNICList{}, &v1alpha1.VPCList{},
 		&v1alpha1.EgressClientSliceList{}, &v1alpha1.EgressClientList{}, &v1alpha1.EgressList{},
 	} {
 		if err := removeAll(ctx, c, list); err != nil {

@@ -56,6 +56,8 @@ var kinds = []kind{
 	{path: "/apis/berth.dev/v1alpha1", resource: "blockrequests"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "vpcs"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "podnics"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "nicpolicies"},
+	{path: "/apis/vpcresources.k8s.aws/v1beta1", resource: "securitygrouppolicies"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "egresses"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "egressclients"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "egressclientslices"},
