@@ -105,6 +105,23 @@ func TestPodGetsNICOfAPolicy(t *testing.T) {
 	server := httptest.NewServer(cloud)
 	t.Cleanup(server.Close)
 
+	pod := func(name string) *corev1.Pod {
+		p := &corev1.Pod{Spec: corev1.PodSpec{
+			NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		}}
+		p.Namespace, p.Name, p.Labels = "default", name, map[string]string{"app": "db"}
+		return p
+	}
+	policy := func(name, subnet string) *v1alpha1.NICPolicy {
+		p := &v1alpha1.NICPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.NICPolicySpec{
+			PodSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "db"}}, Subnet: subnet, SecurityGroups: []string{group.ID},
+		}}
+		harness.OK(t, c.client.Create(t.Context(), p))
+		return p
+	}
+	db := policy("db", "db")
+	harness.OK(t, c.client.Create(t.Context(), pod("early"))) // before anybody can ask the operator
 	at := freeAddress(t)
 	c.askWebhook(r, at)
 	o := c.start("one", "--ipam=port", "--webhook-address="+at)
@@ -114,21 +131,9 @@ func TestPodGetsNICOfAPolicy(t *testing.T) {
 		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
 	}}))
 	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
-	pod := func(name string) *corev1.Pod {
-		p := &corev1.Pod{Spec: corev1.PodSpec{
-			NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		}}
-		p.Namespace, p.Name, p.Labels = "default", name, map[string]string{"app": "db"}
-		return p
-	}
-	policy := &v1alpha1.NICPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}, Spec: v1alpha1.NICPolicySpec{
-		PodSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "db"}}, Subnet: "db", SecurityGroups: []string{group.ID},
-	}}
-	harness.OK(t, c.client.Create(t.Context(), policy))
 	o.until(func() error {
 		got := &v1alpha1.NICPolicy{}
-		if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(policy), got); err != nil {
+		if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(db), got); err != nil {
 			return err
 		}
 		if !meta.IsStatusConditionTrue(got.Status.Conditions, v1alpha1.ConditionReady) {
@@ -151,7 +156,19 @@ func TestPodGetsNICOfAPolicy(t *testing.T) {
 		}
 		return nil
 	}))
-	if ports := cloud.Ports(); len(ports) != 1 || !slices.Equal(ports[0].Groups, []string{group.ID}) {
+	o.until(c.told("early", "NICPolicyMissed", "make the pod anew"))
+	policy("late", "web")
+	o.until(func() error { // which the operator may learn of later than the pod
+		p := pod("probe")
+		err := c.client.Create(t.Context(), p, client.DryRunAll)
+		if p.Annotations[v1alpha1.AnnotationNICPolicyOverlap] != "NICPolicy/late" {
+			return fmt.Errorf("annotations %v: %w", p.Annotations, err)
+		}
+		return err
+	})
+	harness.OK(t, c.client.Create(t.Context(), pod("db-1")))
+	o.until(c.told("db-1", "NICPolicyOverlap", "NICPolicy/db counts, which is the oldest that selects the pod; NICPolicy/late does not"))
+	if ports := cloud.Ports(); len(ports) == 0 || !slices.Equal(ports[0].Groups, []string{group.ID}) {
 		t.Errorf("ports %+v", ports)
 	}
 	_, log, _ := strings.Cut(o.LogTail(1000), "leading:") // before, the API server may not know the roles
@@ -159,6 +176,22 @@ func TestPodGetsNICOfAPolicy(t *testing.T) {
 		if strings.Contains(line, "orbidden") {
 			t.Errorf("not allowed to do what it does: %s", line)
 		}
+	}
+}
+
+// told is nil once a pod has an Event of a reason that says something.
+func (c *cluster) told(pod, reason, text string) func() error {
+	return func() error {
+		list := &eventsv1.EventList{}
+		if err := c.client.List(c.t.Context(), list, client.InNamespace("default")); err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Kind == "Pod" && e.Regarding.Name == pod && e.Reason == reason && strings.Contains(e.Note, text)
+		}) {
+			return fmt.Errorf("pod %s has no Event %s with %q among %d", pod, reason, text, len(list.Items))
+		}
+		return nil
 	}
 }
 
