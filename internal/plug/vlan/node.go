@@ -21,6 +21,10 @@ func (p *Plugger) onNode(r plug.Ref) place { return place{p.home(), r.VLANLink()
 // up or down as it is. The trunk is waited for briefly, and set up. Errors: plug.ErrNameTaken,
 // plug.ErrPortInUse, plug.ErrNoVLAN, plug.ErrNotReady, plug.ErrInvalid.
 func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, error) {
+	// Before the turn, which all ports of the node take: one whose trunk comes late holds up no other.
+	if _, err := p.await(ctx, w.Ref, min(p.wait, briefly)); err != nil {
+		return nil, err
+	}
 	done, err := p.turn(ctx, p.home())
 	if err != nil {
 		return nil, err
