@@ -3,7 +3,9 @@ package demo
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -69,7 +71,7 @@ func byPolicy(ctx context.Context, s *stage) (string, error) {
 		return "", fmt.Errorf("pod %s has the NICs %+v, want one in subnet-2 with group %s", name, nics, group)
 	}
 	address, _, _ := strings.Cut(nic.Status.Addresses[0].CIDR, "/")
-	ask := fmt.Sprintf("http://%s:%d/hostname", address, webPort)
+	ask := "http://" + net.JoinHostPort(address, strconv.Itoa(webPort)) + "/hostname"
 	if _, err := s.exec(ctx, "curl -s -m 2 "+ask); err == nil {
 		return "", fmt.Errorf("%s answers, whose group lets nothing in", address)
 	}

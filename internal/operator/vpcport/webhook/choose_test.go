@@ -167,16 +167,25 @@ func TestPolicies(t *testing.T) {
 		want(t, "shop", db, byOne, "1", func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationNICPolicy] = "" })
 	})
 	t.Run("the oldest", func(t *testing.T) {
-		time.Sleep(time.Until(one.CreationTimestamp.Add(time.Second))) // creation times are whole seconds
-		two := policy("shop", "all", v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, VPC: "n", Subnet: "web"})
+		// By its name it comes after the other also where both are of one second.
+		two := policy("shop", "rest", v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, VPC: "n", Subnet: "web"})
 		harness.OK(t, c.Create(t.Context(), two))
 		isReady(t, c, two, nicpolicy.ReasonReady, "in VPC n")
 		both := maps.Clone(byOne)
-		both[v1alpha1.AnnotationNICPolicyOverlap] = "NICPolicy/all"
+		both[v1alpha1.AnnotationNICPolicyOverlap] = "NICPolicy/rest"
 		eventually(t, "shop", db, both, "1")
-		want(t, "shop", nil, given("NICPolicy/all", "n", `[{"subnet":"web"}]`), "0")
+		want(t, "shop", nil, given("NICPolicy/rest", "n", `[{"subnet":"web"}]`), "0")
 		harness.OK(t, c.Delete(t.Context(), two))
 		eventually(t, "shop", nil, nothing, "0")
+	})
+	t.Run("of a policy that was made with the pod", func(t *testing.T) {
+		for i := range 10 {
+			app := fmt.Sprint("new-", i)
+			p := policy("shop", app, v1alpha1.NICPolicySpec{PodSelector: labelled("app", app), VPC: "e"})
+			harness.OK(t, c.Create(t.Context(), p))
+			want(t, "shop", map[string]string{"app": app}, given("NICPolicy/"+app, "e", `[{"name":"eth0"}]`), "1")
+			harness.OK(t, c.Delete(t.Context(), p))
+		}
 	})
 	t.Run("by service accounts", func(t *testing.T) {
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "bank", Name: "ledger", Labels: map[string]string{"tier": "data"}}}
@@ -233,6 +242,7 @@ func TestPolicies(t *testing.T) {
 		}
 		want(t, "shop", db, none, "0", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
 		want(t, "bank", db, none, "0")
+		want(t, "kube-system", nil, none, "0") // or no operator could come again
 		own := map[string]string{v1alpha1.AnnotationVPC: ""}
 		want(t, "shop", db, own, "0", func(p *corev1.Pod) { p.Annotations = maps.Clone(own) })
 	})

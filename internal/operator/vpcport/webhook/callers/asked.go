@@ -2,6 +2,7 @@ package callers
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 )
@@ -31,7 +32,7 @@ func (a *asked) note(webhook string, namespaces []string, err error) {
 	a.all[webhook] = answer{namespaces, err}
 	tell := a.tell
 	a.mu.Unlock()
-	if known && slices.Equal(before.namespaces, namespaces) && (before.err == nil) == (err == nil) {
+	if known && slices.Equal(before.namespaces, namespaces) && fmt.Sprint(before.err) == fmt.Sprint(err) {
 		return
 	}
 	for _, f := range tell {

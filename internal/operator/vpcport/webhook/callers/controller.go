@@ -2,7 +2,6 @@ package callers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -43,6 +42,8 @@ const (
 	// look is how often it is seen whether the configuration is as it should be: an
 	// upgrade may have made it anew.
 	look = time.Minute
+	// lookSoon is after one that did not do all.
+	lookSoon = 2 * time.Second
 	// timeout bounds one look.
 	timeout = 30 * time.Second
 )
@@ -94,10 +95,10 @@ func (c *Controller) reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{}, fmt.Errorf("read about which namespaces the webhook is asked: %w", err)
 	}
 	before := config.DeepCopy()
-	byWebhook, changed, errs := c.edit(ctx, config)
+	byWebhook, changed := c.edit(ctx, config)
 	if changed {
 		if err := c.client.Patch(ctx, config, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-			return reconcile.Result{}, errors.Join(fmt.Errorf("have the webhook asked about pods of namespaces: %w", err), errs)
+			return reconcile.Result{}, fmt.Errorf("have the webhook asked about pods of namespaces: %w", err)
 		}
 		for name, namespaces := range byWebhook {
 			c.log.Info("the API server asks the webhook about pods of these namespaces", "webhook", name, "namespaces", len(namespaces))
@@ -106,12 +107,15 @@ func (c *Controller) reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	for name, namespaces := range byWebhook {
 		c.asked.note(name, namespaces, nil)
 	}
-	return reconcile.Result{RequeueAfter: look}, errs
+	if len(byWebhook) < len(c.callers) {
+		return reconcile.Result{RequeueAfter: lookSoon}, nil // whoever reads the namespaces says what is wrong
+	}
+	return reconcile.Result{RequeueAfter: look}, nil
 }
 
 // edit has a configuration name the namespaces of each caller, and tells which, and whether
-// that changed it. One whose namespaces are not known stays as it is.
-func (c *Controller) edit(ctx context.Context, config *admissionregistrationv1.MutatingWebhookConfiguration) (byWebhook map[string][]string, changed bool, errs error) {
+// that changed it. One whose namespaces are not known stays as it is, and is not told of.
+func (c *Controller) edit(ctx context.Context, config *admissionregistrationv1.MutatingWebhookConfiguration) (byWebhook map[string][]string, changed bool) {
 	byWebhook = map[string][]string{}
 	for _, one := range c.callers {
 		i := slices.IndexFunc(config.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == one.Webhook })
@@ -122,13 +126,12 @@ func (c *Controller) edit(ctx context.Context, config *admissionregistrationv1.M
 		namespaces, err := one.Namespaces(ctx)
 		if err != nil {
 			c.asked.note(one.Webhook, nil, err)
-			errs = errors.Join(errs, err)
 			continue
 		}
 		byWebhook[one.Webhook] = namespaces
 		changed = ask(&config.Webhooks[i], namespaces) || changed
 	}
-	return byWebhook, changed, errs
+	return byWebhook, changed
 }
 
 // ByVPC are the namespaces whose VPC is one of EC2, as a cache of both knows them.
