@@ -106,14 +106,14 @@ check-images: ## Fail when the images depend on anything but the sources
 	@hack/check-images.sh
 
 .PHONY: demo
-demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, MODE=egress, MODE=port, MODE=cluster, KEEP=1)
+demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=cluster, KEEP=1)
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
-	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
+	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
-	@$(if $(filter operator pool port egress,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
-	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+	@$(if $(filter operator branches pool port egress,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
+	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 endif
 
 .PHONY: test

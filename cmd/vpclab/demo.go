@@ -18,6 +18,10 @@ import (
 // with Foo-over-UDP: vpclab vm has one.
 const egressMode = "egress"
 
+// branchesMode is the demonstration of branch interfaces alone, which follows that of operator
+// mode where the kernel has VLANs: vpclab vm has one.
+const branchesMode = "branches"
+
 func newDemo() *cobra.Command {
 	var f labFlags
 	var keep, background bool
@@ -38,15 +42,21 @@ mode. Exits with 0 when every proof passed.`,
   vpclab demo --keep        # leave the lab up afterwards`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			mode, egress := lab.Mode(f.mode), f.mode == egressMode
-			if egress {
+			mode, egress, branches := lab.Mode(f.mode), f.mode == egressMode, f.mode == branchesMode
+			switch {
+			case egress:
 				mode = lab.PoolMode
+			case branches:
+				mode = lab.OperatorMode
 			}
 			if !slices.Contains(lab.Modes, mode) {
-				return fmt.Errorf("--mode %q: want %s or one of %v", f.mode, egressMode, lab.Modes)
+				return fmt.Errorf("--mode %q: want %s, %s or one of %v", f.mode, egressMode, branchesMode, lab.Modes)
 			}
-			if egress && keep {
-				return fmt.Errorf("--keep with --mode %s: the lab ends with its virtual machine, leave it out", egressMode)
+			if (egress || branches) && keep {
+				return fmt.Errorf("--keep with --mode %s: the lab ends with its virtual machine, leave it out", f.mode)
+			}
+			if branches && f.kubelets {
+				return fmt.Errorf("--kubelets with --mode %s: it has no kubelets, leave it out", branchesMode)
 			}
 			if egress && f.kubelets {
 				return fmt.Errorf("--kubelets with --mode %s: the demo's gateways are no pods of kubelets, leave it out", egressMode)
@@ -59,7 +69,7 @@ mode. Exits with 0 when every proof passed.`,
 				return err
 			}
 			o := demo.Options{
-				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, IPFamilies: ipfamily.Set(f.families), Egress: egress, Kubelets: f.kubeletOptions(), PortCloud: cloud},
+				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: mode, IPFamilies: ipfamily.Set(f.families), Egress: egress, VPCPorts: branches, Kubelets: f.kubeletOptions(), PortCloud: cloud},
 				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {

@@ -23,8 +23,8 @@ spec:
   securityGroups: [{{.Group}}]
 `
 
-// vault is a Deployment of a pod that says nothing of NICs.
-const vault = `
+// vaultDeployment is one of a pod that says nothing of NICs.
+const vaultDeployment = `
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: vault, namespace: default}
@@ -52,7 +52,7 @@ func byPolicy(ctx context.Context, s *stage) (string, error) {
 	if _, err := s.lab.Kubectl(ctx, "wait", "--for=condition=Ready", "nicpolicy/vault", "--timeout=60s"); err != nil {
 		return "", err
 	}
-	if _, err := s.apply(ctx, vault, nil); err != nil {
+	if _, err := s.apply(ctx, vaultDeployment, nil); err != nil {
 		return "", err
 	}
 	if _, err := s.lab.Kubectl(ctx, "rollout", "status", "deployment/vault", "--timeout=120s"); err != nil {

@@ -80,6 +80,10 @@ func Run(ctx context.Context, o Options) error {
 	}
 	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab))}
 	o.Lab.Progress = t.note
+	more, lacks := o.branches()
+	if more && lacks == nil {
+		t.proofs += len(branchProofs)
+	}
 	if err := os.MkdirAll(o.Lab.Dir, 0o755); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
 	}
@@ -88,31 +92,76 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer release()
-	if o.Lab.Kubelets != nil {
-		t.say("Raising a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Lab.Nodes, o.Lab.Mode)
-	} else if o.Lab.Egress {
-		t.say("Raising a data centre with %d nodes, whose pods reach the outside by gateways ...", o.Lab.Nodes)
-	} else if o.Lab.Mode == lab.PoolMode {
-		t.say("Raising a data centre with %d nodes on this machine ...", o.Lab.Nodes)
-	} else if o.Lab.Mode == lab.PortMode {
-		t.say("Raising an OpenStack with %d nodes on this machine ...", o.Lab.Nodes)
-	} else {
-		t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Lab.Nodes, o.Lab.InstanceType)
+	s, err := raise(ctx, o.Lab, t)
+	if err != nil {
+		return errors.Join(err, told(o, err))
+	}
+	failed := s.play(ctx, t)
+	switch {
+	case failed != nil || !more:
+	case lacks != nil:
+		t.notRun("a pod with a security group of its own", lacks)
+	default:
+		if err := s.clear(); err != nil {
+			return errors.Join(err, told(o, err))
+		}
+		if s, err = raise(ctx, branchLab(o.Lab), t); err != nil {
+			return errors.Join(err, told(o, err))
+		}
+		failed = s.play(ctx, t)
+	}
+	if failed == nil {
+		failed = t.summary()
+	}
+	if !o.Keep || ctx.Err() != nil {
+		err := s.clear()
+		if err == nil {
+			t.after(o.Program)
+		}
+		return errors.Join(failed, err, told(o, failed))
+	}
+	t.next(o.Program, s.lab)
+	err = control.Serve(ctx, s.lab, func() error { return told(o, failed) })
+	return errors.Join(failed, err, s.lab.Close())
+}
+
+// raise brings a lab up.
+func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
+	switch {
+	case o.Kubelets != nil:
+		t.say("Raising a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Nodes, o.Mode)
+	case o.Egress:
+		t.say("Raising a data centre with %d nodes, whose pods reach the outside by gateways ...", o.Nodes)
+	case o.Mode == lab.PoolMode:
+		t.say("Raising a data centre with %d nodes on this machine ...", o.Nodes)
+	case o.Mode == lab.PortMode:
+		t.say("Raising an OpenStack with %d nodes on this machine ...", o.Nodes)
+	case ofBranches(o):
+		t.say("Raising a VPC with %d nodes (%s) that have trunks on this machine ...", o.Nodes, o.InstanceType)
+	default:
+		t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Nodes, o.InstanceType)
+	}
+	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("lab directory: %w", err)
 	}
 	up, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	l, err := lab.Start(up, o.Lab)
+	l, err := lab.Start(up, o)
 	if err != nil {
-		return errors.Join(fmt.Errorf("raise the lab: %w", err), told(o, err))
+		return nil, fmt.Errorf("raise the lab: %w", err)
 	}
-	s := &stage{size: sizes[o.Lab.Mode], lab: l, nodes: l.Nodes(), quote: t.quote}
-	failed := s.play(ctx, t)
-	if !o.Keep || ctx.Err() != nil {
-		return errors.Join(failed, s.clear(t, o.Program), told(o, failed))
+	return &stage{size: sizes[o.Mode], lab: l, nodes: l.Nodes(), quote: t.quote}, nil
+}
+
+// branches tells whether the story of branches follows, in a lab of its own, and why it cannot.
+func (o Options) branches() (more bool, lacks error) {
+	switch {
+	case o.Lab.Mode != lab.OperatorMode || o.Lab.Kubelets != nil || ofBranches(o.Lab):
+		return false, nil
+	case o.Keep:
+		return true, errors.New("this lab is kept, and it takes another: leave --keep out")
 	}
-	t.next(o.Program, l)
-	err = control.Serve(ctx, l, func() error { return told(o, failed) })
-	return errors.Join(failed, err, l.Close())
+	return true, lacksVLANs()
 }
 
 // complete fills in what the demo needs of its lab; what the caller says wins.
@@ -132,6 +181,10 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Lab.Kubelets != nil {
 		return o.completeCluster(), nil
+	}
+	if ofBranches(o.Lab) {
+		o.Lab = branchLab(o.Lab)
+		return o, nil
 	}
 	if o.Lab.IPFamilies == "" {
 		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
@@ -190,7 +243,8 @@ func told(o Options, err error) error {
 	return o.Told(err)
 }
 
-// play tries the proofs one after the other.
+// play tries the proofs one after the other. The error is of one who ends it before; what
+// failed, the reporter has.
 func (s *stage) play(ctx context.Context, t *reporter) error {
 	t.say("")
 	for i, p := range proofsOf(s.lab.Options) {
@@ -210,7 +264,7 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 			break // without its pods there is nothing to go on with
 		}
 	}
-	return t.summary()
+	return nil
 }
 
 // tellLogs shows what the fabric dropped and what the daemons say after a failure.
@@ -244,13 +298,12 @@ func (s *stage) tellLogs(t *reporter) {
 }
 
 // clear removes the lab and says whether anything stayed behind.
-func (s *stage) clear(t *reporter, program string) error {
+func (s *stage) clear() error {
 	err := s.lab.Close()
 	_, sweepErr := lab.Sweep(s.lab.Dir, s.lab.ID)
 	if err = errors.Join(err, sweepErr, os.RemoveAll(s.lab.Dir)); err != nil {
 		return fmt.Errorf("remove the lab: %w", err)
 	}
-	t.after(program)
 	return nil
 }
 

@@ -93,6 +93,8 @@ func proofsOf(o lab.Options) []proof {
 		all = clusterProofs
 	case o.Egress:
 		all = egressProofs
+	case ofBranches(o):
+		all = branchProofs
 	case o.IPFamilies == ipfamily.Dual:
 		all = withDual(all)
 	}

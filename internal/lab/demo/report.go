@@ -21,6 +21,7 @@ type reporter struct {
 	mu      sync.Mutex // guards all below
 	out     io.Writer
 	results []result
+	omitted int // stories that were not run
 }
 
 type result struct {
@@ -42,6 +43,14 @@ func (t *reporter) quote(text string) {
 	for line := range strings.Lines(text) {
 		t.say("      %s", strings.TrimRight(line, "\n"))
 	}
+}
+
+// notRun prints that something could not be shown, and why.
+func (t *reporter) notRun(name string, why error) {
+	t.mu.Lock()
+	t.omitted++
+	t.mu.Unlock()
+	t.say("  - %-56s NOT RUN: %v", name, why)
 }
 
 // verdict prints one proof.
@@ -73,6 +82,9 @@ func (t *reporter) summary() error {
 	t.say("  %-10s %d", "failed", len(failed))
 	if untried := t.proofs - len(t.results); untried > 0 {
 		t.say("  %-10s %d", "not tried", untried)
+	}
+	if t.omitted > 0 {
+		t.say("  %-10s %d", "NOT RUN", t.omitted)
 	}
 	t.say("  %-10s %.1f s", "time", time.Since(t.began).Seconds())
 	t.say("")
@@ -170,6 +182,7 @@ func (t *reporter) after(program string) {
 	printTable(t.out, [][2]string{
 		{program + " demo --keep", "the same, and leave the lab up to look around"},
 		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each its own"},
+		{"make demo MODE=branches", "pods with security groups of their own, in a virtual machine"},
 		{program + " demo --mode pool", "addresses from pools, announced by BGP, in place of a cloud's"},
 		{program + " demo --mode port", "ports of an OpenStack's networks, made and bound for each pod"},
 		{"make demo MODE=cluster", "a whole cluster: containerd, kubelet, kube-proxy on each node"},

@@ -1,0 +1,261 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
+)
+
+// branchProofs are those of a lab whose nodes have trunks, after the others of operator mode.
+var branchProofs = []proof{
+	{inOperator, "a pod's first interface is a branch with a group of its own", branchUp},
+	{inOperator, "nobody reaches it until its group allows it, nor its own node", branchGroups},
+	{inOperator, "berthd and operators killed with -9: its packets go on", branchKilled},
+	{inOperator, "its branch goes when the pod does, the trunk stays", branchGone},
+	{inOperator, "kernel, records, objects and EC2 agree about branches", agreement},
+}
+
+// The cast of the story of branches.
+const (
+	vault    = "vault"    // whose group lets nobody in at first
+	neighbor = "neighbor" // on its node, with an address of the node's ENIs
+	stranger = "stranger" // the same on another node
+	// branchType is an instance type that may have a trunk.
+	branchType = "m5.large"
+)
+
+var branchOperatorArgs = []string{"--branch-cooling=2s", "--listing-interval=2s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
+
+// ofBranches tells whether a lab is one of branches.
+func ofBranches(o lab.Options) bool { return o.Mode == lab.OperatorMode && o.VPCPorts }
+
+// branchLab is the lab of the branches in the place of another.
+func branchLab(o lab.Options) lab.Options {
+	s := lab.DefaultSpec(2, branchType)
+	for i := range s.Instances {
+		s.Instances[i].Subnet = s.VPCs[0].Subnets[0].Name // branches are in a zone
+	}
+	return lab.Options{
+		Dir: o.Dir, BinDir: o.BinDir, KubeAssets: o.KubeAssets, Progress: o.Progress, Mode: lab.OperatorMode, Nodes: 2, Spec: &s, InstanceType: branchType,
+		VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorCount: 2, RestartOperators: true, OperatorArgs: branchOperatorArgs,
+	}
+}
+
+// lacksVLANs says why no branch can be shown on this machine; nil: they can.
+func lacksVLANs() error {
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread, and its namespace with it, ends with the function
+		made <- makeVLAN()
+	}()
+	err := <-made
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return errors.New("this kernel has no VLANs (module 8021q): make demo MODE=branches shows it in a virtual machine")
+	}
+	if err != nil {
+		return fmt.Errorf("try whether the kernel has VLANs: %w", err)
+	}
+	return nil
+}
+
+// makeVLAN makes a VLAN in a network namespace of the thread's own.
+func makeVLAN() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	under, over := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
+	under.Name, over.Name = "under", "over"
+	veth := netlink.NewVeth(under)
+	veth.PeerName = "peer"
+	if err := netlink.LinkAdd(veth); err != nil {
+		return err
+	}
+	over.ParentIndex = veth.Attrs().Index
+	return netlink.LinkAdd(&netlink.Vlan{LinkAttrs: over, VlanId: 1, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q})
+}
+
+// branchOf is the branch of a pod by its PodNIC, once that is Active.
+func (s *stage) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI, nic v1alpha1.PodNIC, err error) {
+	err = poll.Until(ctx, func() error {
+		nics, err := s.lab.Kube.PodNICs(ctx)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(nics, func(n v1alpha1.PodNIC) bool { return n.Status.Pod != nil && n.Status.Pod.UID == p.UID })
+		if i < 0 || nics[i].Status.Phase != v1alpha1.PhaseActive {
+			return fmt.Errorf("pod %s has no PodNIC that is Active", p.Name)
+		}
+		enis := s.lab.Books().ENIs
+		k := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.ID == nics[i].Status.PortID })
+		if k < 0 || enis[k].Trunk == nil {
+			return fmt.Errorf("EC2 has no branch %s", nics[i].Status.PortID)
+		}
+		e, nic = enis[k], nics[i]
+		return nil
+	})
+	return e, nic, err
+}
+
+// branchUp makes the pods of the story.
+func branchUp(ctx context.Context, s *stage) (string, error) {
+	group, err := s.lab.Ports.AddGroup(ctx, vault)
+	if err != nil {
+		return "", err
+	}
+	began := time.Now()
+	p, err := s.nodes[0].AddPod(ctx, vault, node.PodOptions{Annotations: map[string]string{
+		v1alpha1.AnnotationVPC: lab.BranchVPC, v1alpha1.AnnotationNICs: fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", group),
+	}})
+	if err != nil {
+		return "", err
+	}
+	took := time.Since(began)
+	e, _, err := s.branchOf(ctx, p)
+	if err != nil {
+		return "", err
+	}
+	if !slices.Equal(e.Groups, []string{group}) || len(p.Addrs) != 1 || p.Addr() != e.Primary {
+		return "", fmt.Errorf("pod %s has %v, and its branch %s and the groups %v, want %s", vault, p.Addrs, e.Primary, e.Groups, group)
+	}
+	for i, name := range []string{neighbor, stranger} {
+		if _, err := s.nodes[i].AddPod(ctx, name, node.PodOptions{}); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%s by VLAN %d of the trunk, after %.1f s", e.Primary, e.Trunk.VLAN, took.Seconds()), nil
+}
+
+// whoAsks are the network namespaces from which the vault is asked.
+func (s *stage) whoAsks() map[string]string {
+	pod := func(n *node.Node, name string) string {
+		for _, p := range n.Pods() {
+			if p.Name == name {
+				return p.Netns()
+			}
+		}
+		return ""
+	}
+	return map[string]string{
+		"a pod of its node": pod(s.nodes[0], neighbor), "a pod of another": pod(s.nodes[1], stranger),
+		"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns,
+	}
+}
+
+// asked is nil if one of those who ask the vault gets an answer.
+func asked(ctx context.Context, netns string, vault netip.Addr) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := echo.Ask(ctx, netns, "tcp", netip.AddrPortFrom(vault, echo.Port), netip.Addr{}, "hello")
+	return err
+}
+
+func (s *stage) vault() (*node.Pod, error) {
+	for _, p := range s.nodes[0].Pods() {
+		if p.Name == vault {
+			return p, nil
+		}
+	}
+	return nil, fmt.Errorf("%s has no pod %s", s.nodes[0].Name, vault)
+}
+
+// branchGroups asks the pod before and after its group lets callers in.
+func branchGroups(ctx context.Context, s *stage) (string, error) {
+	p, err := s.vault()
+	if err != nil {
+		return "", err
+	}
+	e, _, err := s.branchOf(ctx, p)
+	if err != nil {
+		return "", err
+	}
+	for who, from := range s.whoAsks() {
+		if err := asked(ctx, from, p.Addr()); err == nil {
+			return "", fmt.Errorf("%s gets an answer, and the group lets nobody in", who)
+		}
+	}
+	if err := s.lab.Ports.Allow(ctx, e.Groups[0], portcloud.Rule{Protocol: "tcp"}); err != nil {
+		return "", err
+	}
+	for who, from := range s.whoAsks() {
+		if err := until(ctx, who+" gets an answer", func() error { return asked(ctx, from, p.Addr()) }); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%d who ask: none answered, then all", len(s.whoAsks())), nil
+}
+
+// branchKilled has the pod answer while nobody of Berth runs.
+func branchKilled(ctx context.Context, s *stage) (string, error) {
+	p, err := s.vault()
+	if err != nil {
+		return "", err
+	}
+	if err := s.nodes[0].Kill(); err != nil {
+		return "", err
+	}
+	for _, o := range s.lab.Operators() {
+		if err := o.Kill(); err != nil {
+			return "", err
+		}
+	}
+	answers := 0
+	for range 20 {
+		for who, from := range s.whoAsks() {
+			if err := asked(ctx, from, p.Addr()); err != nil {
+				return "", fmt.Errorf("%s got no answer: %w", who, err)
+			}
+			answers++
+		}
+	}
+	for _, o := range s.lab.Operators() {
+		if err := revive(o); err != nil {
+			return "", err
+		}
+	}
+	if err := errors.Join(s.nodes[0].Start(), s.nodes[0].WaitReady(ctx)); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d of %d answers meanwhile", answers, answers), nil
+}
+
+// branchGone deletes the pod.
+func branchGone(ctx context.Context, s *stage) (string, error) {
+	p, err := s.vault()
+	if err != nil {
+		return "", err
+	}
+	e, _, err := s.branchOf(ctx, p)
+	if err != nil {
+		return "", err
+	}
+	if err := s.nodes[0].DelPod(ctx, vault); err != nil {
+		return "", err
+	}
+	began := time.Now()
+	err = poll.Until(ctx, func() error {
+		enis := s.lab.Books().ENIs
+		if slices.ContainsFunc(enis, func(o vpc.ENI) bool { return o.ID == e.ID }) {
+			return fmt.Errorf("EC2 has %s still", e.ID)
+		}
+		if !slices.ContainsFunc(enis, func(o vpc.ENI) bool { return o.ID == e.Trunk.TrunkID }) {
+			return fmt.Errorf("EC2 has no trunk %s", e.Trunk.TrunkID)
+		}
+		return nil
+	})
+	return fmt.Sprintf("%s deleted %.1f s after the pod, cooled", e.ID, time.Since(began).Seconds()), err
+}
