@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
@@ -13,9 +11,9 @@ import (
 // forwarding lets a pod pass on packets between its interfaces
 // (https://docs.kernel.org/networking/ip-sysctl.html, ip_forward and conf/all/forwarding).
 // What another program in the pod's namespace does with these packets is its matter.
-var forwarding = []sysctl{
-	{path: "net/ipv4/ip_forward", value: "1"},
-	{path: "net/ipv6/conf/all/forwarding", value: "1"},
+var forwarding = []rtnl.Sysctl{
+	{Path: "net/ipv4/ip_forward", Value: "1"},
+	{Path: "net/ipv6/conf/all/forwarding", Value: "1"},
 }
 
 // SetForwarding has the network namespace at a path forward IPv4 and, where the kernel has it,
@@ -24,7 +22,7 @@ var forwarding = []sysctl{
 func SetForwarding(netnsPath, sysctls string) error {
 	return inNetnsAt(netnsPath, func() error {
 		for _, s := range forwarding {
-			if _, err := s.set(sysctls); err != nil && !errors.Is(err, os.ErrNotExist) {
+			if _, err := s.Set(sysctls); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
 		}
@@ -36,12 +34,11 @@ func SetForwarding(netnsPath, sysctls string) error {
 func CheckForwarding(netnsPath string) error {
 	return inNetnsAt(netnsPath, func() error {
 		for _, s := range forwarding {
-			have, err := os.ReadFile(filepath.Join(procSys, s.path))
-			switch now := strings.TrimSpace(string(have)); {
+			switch now, right, err := s.Look(""); {
 			case errors.Is(err, os.ErrNotExist):
 			case err != nil:
-				return fmt.Errorf("read sysctl %s: %w", s, err)
-			case now != s.value:
+				return err
+			case !right:
 				return fmt.Errorf("sysctl %s is %s", s, now)
 			}
 		}

@@ -1,38 +1,19 @@
 package datapath
 
 import (
-	"cmp"
-	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
-
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
-
-// procSys is where the kernel has its settings. Those of net are of the network
-// namespace of the thread that looks, wherever the folder is mounted.
-const procSys = "/proc/sys"
-
-// sysctl is one kernel setting, by its path below /proc/sys with '/' between
-// the parts (interface names may contain dots).
-type sysctl struct {
-	path, value string
-	unless      string // a value that may stay
-}
-
-func (s sysctl) String() string { return strings.ReplaceAll(s.path, "/", ".") + " = " + s.value }
 
 // nodeSysctls let the node forward. Those of the links by which packets leave come first: while their
 // accept_ra is 1, switching forwarding on throws away the default route that a
 // router advertised.
-func nodeSysctls(u Uplinks, links []string) []sysctl {
-	list := []sysctl{{path: "net/ipv4/ip_forward", value: "1"}}
+func nodeSysctls(u Uplinks, links []string) []rtnl.Sysctl {
+	list := []rtnl.Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}}
 	for _, l := range links {
 		list = append(list, uplinkSysctls(u, l, true)...)
 	}
 	if u.ipv6() {
-		list = append(list, sysctl{path: "net/ipv6/conf/all/forwarding", value: "1"})
+		list = append(list, rtnl.Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"})
 	}
 	return list
 }
@@ -52,24 +33,24 @@ func nodeSysctls(u Uplinks, links []string) []sysctl {
 // pods would fail. (It looks still where accept_dad of "all" is not 0.)
 //
 // What leaves by a secondary ENI and needs a source gets one of its own, see setUplinkAddress6.
-func uplinkSysctls(u Uplinks, link string, primary bool) []sysctl {
-	list := []sysctl{{path: "net/ipv4/conf/" + link + "/rp_filter", value: "2"}}
+func uplinkSysctls(u Uplinks, link string, primary bool) []rtnl.Sysctl {
+	list := []rtnl.Sysctl{{Path: "net/ipv4/conf/" + link + "/rp_filter", Value: "2"}}
 	if !u.ipv6() {
 		return list
 	}
 	of := "net/ipv6/conf/" + link
 	if primary {
-		return append(list, sysctl{path: of + "/accept_ra", value: "2", unless: "0"})
+		return append(list, rtnl.Sysctl{Path: of + "/accept_ra", Value: "2", Unless: "0"})
 	}
-	return append(list, sysctl{path: of + "/accept_ra", value: "0"}, sysctl{path: of + "/accept_dad", value: "0"}, sysctl{path: of + "/use_oif_addrs_only", value: "1"})
+	return append(list, rtnl.Sysctl{Path: of + "/accept_ra", Value: "0"}, rtnl.Sysctl{Path: of + "/accept_dad", Value: "0"}, rtnl.Sysctl{Path: of + "/use_oif_addrs_only", Value: "1"})
 }
 
 // setSysctls writes those that differ below a folder, /proc/sys if empty, in
 // order, and reads each back.
-func (k *kernel) setSysctls(dir string, list []sysctl) (changed []string, err error) {
+func (k *kernel) setSysctls(dir string, list []rtnl.Sysctl) (changed []string, err error) {
 	err = rtnl.InNetns(k.ns, func() error {
 		for _, s := range list {
-			did, err := s.set(dir)
+			did, err := s.Set(dir)
 			if err != nil {
 				return err
 			}
@@ -80,26 +61,4 @@ func (k *kernel) setSysctls(dir string, list []sysctl) (changed []string, err er
 		return nil
 	})
 	return changed, err
-}
-
-func (s sysctl) set(dir string) (changed bool, err error) {
-	file := filepath.Join(cmp.Or(dir, procSys), s.path)
-	have, err := os.ReadFile(file)
-	if err != nil {
-		return false, fmt.Errorf("read sysctl %s: %w", s, err)
-	}
-	if now := strings.TrimSpace(string(have)); now == s.value || now == s.unless {
-		return false, nil
-	}
-	if err := os.WriteFile(file, []byte(s.value), 0); err != nil {
-		return false, fmt.Errorf("set sysctl %s (it is %s): %w", s, strings.TrimSpace(string(have)), err)
-	}
-	have, err = os.ReadFile(file)
-	if err != nil {
-		return true, fmt.Errorf("read sysctl %s back: %w", s, err)
-	}
-	if got := strings.TrimSpace(string(have)); got != s.value {
-		return true, fmt.Errorf("sysctl %s did not stay: it is %s", s, got)
-	}
-	return true, nil
 }

@@ -47,7 +47,7 @@ func TestPorts(t *testing.T) {
 // router advertised, and a kernel without IPv6 has no such setting.
 func TestPortsLeaveIPv6Alone(t *testing.T) {
 	for _, s := range nodeSysctls(Ports{}, nil) {
-		if strings.HasPrefix(s.path, "net/ipv6/") {
+		if strings.HasPrefix(s.Path, "net/ipv6/") {
 			t.Errorf("sets %s", s)
 		}
 	}

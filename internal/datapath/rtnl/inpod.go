@@ -97,10 +97,6 @@ func RemoveSourceRule(index int, addr netip.Addr, inPod *netlink.Handle) error {
 	return nil
 }
 
-// procSys is where the kernel has its settings. Those of net are of the network
-// namespace of the thread that looks, wherever the folder is mounted.
-const procSys = "/proc/sys"
-
 // SetIPv6 writes a setting of IPv6 of a link in its namespace, such as accept_ra. Settings
 // are below a folder, /proc/sys if empty: in a container that is not privileged one can only
 // read there. os.ErrNotExist tells of a kernel without IPv6.

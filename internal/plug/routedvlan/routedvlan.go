@@ -296,7 +296,7 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	if err := p.checkRules(b, found); err != nil {
 		return err
 	}
-	if err := p.checkFilter(b, found); err != nil {
+	if err := errors.Join(p.checkFilter(b, found), p.checkSettings(b, found)); err != nil {
 		return err
 	}
 	if out == nil || link == nil {
