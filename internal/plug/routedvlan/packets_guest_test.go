@@ -4,10 +4,12 @@ package routedvlan
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/plugtest"
 	"github.com/berthnet/berth/internal/plug/podif"
@@ -171,6 +173,32 @@ func TestNothingGoesPastTheGroups(t *testing.T) {
 	w.run(w.router, "nft", "flush chain inet vpc out")
 	if got := w.ask(a, podB); got != podA {
 		t.Errorf("with the groups open pod A is seen as %s", got)
+	}
+}
+
+// What connection tracking knows nothing of, such as an answer that nobody has asked for, leaves by the VLAN of a
+// strict branch as all does: it needs no translation. In mode standard it would leave the VPC without one.
+func TestUntracked(t *testing.T) {
+	for mode, want := range map[plug.Enforcing]int{plug.Strict: 1, plug.Standard: 0} {
+		w := newWorld(t)
+		w.live(false, "0")
+		a, _ := w.two(mode)
+		w.run(w.router, "nft", "insert rule inet vpc sources ip daddr "+outside.String()+" icmp type echo-reply counter")
+		plugtest.Must(t, ns.Do(a.Path, func() error {
+			c, err := net.ListenPacket("ip4:icmp", podA)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = c.WriteTo([]byte{0, 0, 0xff, 0xf7, 0, 7, 0, 1}, &net.IPAddr{IP: outside.AsSlice()}) // RFC 792, echo reply
+			return err
+		}))
+		if got := w.ask(a, outside.String()); got == "nothing" { // behind which the other is, on the same way
+			t.Errorf("%s: nobody outside answers", mode)
+		}
+		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf("echo-reply counter packets %d ", want)) {
+			t.Errorf("%s: the VPC did not get %d packets:\n%s", mode, want, text)
+		}
 	}
 }
 
