@@ -124,6 +124,34 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// What pods with branches have on the node is watched too, though others put it back.
+func TestWatchBranches(t *testing.T) {
+	v := newVPC(t)
+	h := v.host
+	for _, command := range []string{
+		fmt.Sprintf("ip rule add priority %d lookup %d protocol %d", RuleBranchIn, StrictTable, Protocol),
+		"nft add table inet " + BranchNftTable,
+		"nft add chain inet " + BranchNftTable + " from_vlan",
+		"nft add chain inet " + BranchNftTable + " from_pod",
+		"nft add rule inet " + BranchNftTable + " from_pod counter drop",
+		"nft add map inet " + BranchNftTable + " entering_links { type ifname : verdict ; }",
+		"nft add element inet " + BranchNftTable + " entering_links { bth0 : goto from_pod }",
+	} {
+		h.run(command)
+	}
+	w := v.watch()
+	for _, c := range []struct{ command, says string }{
+		{fmt.Sprintf("ip rule del priority %d", RuleBranchIn), "a policy rule was removed"},
+		{"nft flush map inet " + BranchNftTable + " entering_links", "nftables set elements were removed"},
+		{"nft flush chain inet " + BranchNftTable + " from_pod", "an nftables rule was removed"},
+		{"nft delete chain inet " + BranchNftTable + " from_vlan", "an nftables chain was removed"},
+		{"nft delete table inet " + BranchNftTable, "an nftables table was removed"},
+	} {
+		h.run(c.command)
+		w.expect(StateLost, c.says)
+	}
+}
+
 // A reader that sleeps is told that it missed something.
 func TestWatchSurvivesAnOverflow(t *testing.T) {
 	v := newVPC(t)

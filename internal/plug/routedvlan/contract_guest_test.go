@@ -4,9 +4,12 @@ package routedvlan
 
 import (
 	"errors"
+	"net"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/plug"
@@ -94,6 +97,32 @@ func TestMTUOfTheTrunk(t *testing.T) {
 	want.Interface.MTU = done.MTU
 	if err := w.plugger().Check(plugtest.Bounded(t), want); err != nil || done.MTU != 9001 {
 		t.Errorf("the MTU is %d, want 9001; Check: %v", done.MTU, err)
+	}
+}
+
+// What somebody changes of the VLAN's link is found, and Plug puts it back.
+func TestLinkOfTheVLAN(t *testing.T) {
+	w := newWorld(t)
+	want := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod"))
+	plugged := func() {
+		t.Helper()
+		_, err := w.plugger().Plug(plugtest.Bounded(t), want)
+		plugtest.Must(t, err)
+		plugtest.Must(t, w.plugger().Check(plugtest.Bounded(t), want))
+	}
+	plugged()
+	for says, change := range map[string]func(netlink.Link) error{
+		"has MAC address 02:00:00:00:00:01": func(l netlink.Link) error {
+			return w.node.NL.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 1})
+		},
+		"has MTU 1300": func(l netlink.Link) error { return w.node.NL.LinkSetMTU(l, 1300) },
+		"is down":      w.node.NL.LinkSetDown,
+	} {
+		plugtest.Must(t, change(plugtest.Link(t, w.node, want.VLANLink())))
+		if err := w.plugger().Check(plugtest.Bounded(t), want); err == nil || !strings.Contains(err.Error(), want.VLANLink()+" "+says) {
+			t.Errorf("Check of a link that %s: %v", says, err)
+		}
+		plugged()
 	}
 }
 

@@ -4,10 +4,12 @@ package routedvlan
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/plugtest"
 	"github.com/berthnet/berth/internal/plug/podif"
@@ -102,6 +104,8 @@ func TestPackets(t *testing.T) {
 			w.run(w.node, "nft", "add table ip services")
 			w.masquerade(inVPC)
 			w.masquerade(w.addr(7, 12))
+			// What a pod has for itself stays on its node, whatever its groups let in.
+			w.run(w.router, "nft", "insert rule inet vpc sources iifname v7 ip daddr "+podA+" drop")
 			sees("pod A, a service that is itself", w.ask(a, "172.20.0.2"), tc.hairpin)
 			sees("pod A, a node port that is a machine of the VPC", w.ask(a, node+":30080"), tc.nodePort)
 			if tc.mode == plug.Strict {
@@ -172,11 +176,37 @@ func TestNothingGoesPastTheGroups(t *testing.T) {
 	}
 }
 
+// What connection tracking knows nothing of, such as an answer that nobody has asked for, leaves by the VLAN of a
+// strict branch as all does: it needs no translation. In mode standard it would leave the VPC without one.
+func TestUntracked(t *testing.T) {
+	for mode, want := range map[plug.Enforcing]int{plug.Strict: 1, plug.Standard: 0} {
+		w := newWorld(t)
+		w.live(false, "0")
+		a, _ := w.two(mode)
+		w.run(w.router, "nft", "insert rule inet vpc sources ip daddr "+outside.String()+" icmp type echo-reply counter")
+		plugtest.Must(t, ns.Do(a.Path, func() error {
+			c, err := net.ListenPacket("ip4:icmp", podA)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = c.WriteTo([]byte{0, 0, 0xff, 0xf7, 0, 7, 0, 1}, &net.IPAddr{IP: outside.AsSlice()}) // RFC 792, echo reply
+			return err
+		}))
+		if got := w.ask(a, outside.String()); got == "nothing" { // behind which the other is, on the same way
+			t.Errorf("%s: nobody outside answers", mode)
+		}
+		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf("echo-reply counter packets %d ", want)) {
+			t.Errorf("%s: the VPC did not get %d packets:\n%s", mode, want, text)
+		}
+	}
+}
+
 // A pod sends with its own address alone, and what comes by its VLAN for another is nobody's.
 func TestSourcesAndDestinations(t *testing.T) {
 	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
 		w := newWorld(t)
-		w.live(false, "2")
+		w.live(false, "0") // where the kernel's own check of sources (rp_filter) drops nothing
 		a, _ := w.two(mode)
 		w.patience = soon
 		w.run(a, "ip", "addr add 192.168.1.99/32 dev lo")
@@ -192,7 +222,12 @@ func TestSourcesAndDestinations(t *testing.T) {
 		if got := w.ask(a, "169.254.169.254"); got != "nothing" {
 			t.Errorf("%s: the metadata service answers %s", mode, got)
 		}
-		// By pod A's VLAN, for pod B and for the node.
+		// By pod A's VLAN, for pod B and for the node. An answer may be lost on its way: what counts is what passes the filters.
+		w.run(w.node, "nft", "add table inet seen")
+		for _, hook := range []string{"forward", "input"} {
+			w.run(w.node, "nft", "add chain inet seen "+hook+" { type filter hook "+hook+" priority raw ; }")
+			w.run(w.node, "nft", "add rule inet seen "+hook+" ip saddr 10.0.9.9 counter")
+		}
 		w.run(w.router, "ip", "route replace "+podB+" via 192.168.0.12 dev v7")
 		w.run(w.router, "ip", "route replace 198.51.100.1 via 192.168.0.12 dev v7")
 		w.run(w.node, "ip", "addr add 198.51.100.1/32 dev lo")
@@ -200,6 +235,9 @@ func TestSourcesAndDestinations(t *testing.T) {
 			if got := w.askFrom(w.router, "10.0.9.9", to); got != "nothing" {
 				t.Errorf("%s: by another's VLAN %s sees %s", mode, to, got)
 			}
+		}
+		if text := w.run(w.node, "nft", "list table inet seen"); strings.Count(text, "counter packets 0 ") != 2 {
+			t.Errorf("%s: the node takes what is for others by a pod's VLAN:\n%s", mode, text)
 		}
 	}
 }

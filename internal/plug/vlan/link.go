@@ -124,7 +124,7 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netl
 	attrs.Name, attrs.MTU, attrs.Group, attrs.HardwareAddr = unfinished(w.Ref), w.Interface.MTU, plug.LinkGroup, w.Interface.MAC
 	attrs.ParentIndex, attrs.Namespace = trunk.Index, netlink.NsFd(at.NS)
 	v := &netlink.Vlan{LinkAttrs: attrs, VlanId: w.VLAN, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
-	bounded, cancel := context.WithTimeout(ctx, min(p.wait, briefly))
+	bounded, cancel := context.WithTimeout(ctx, p.briefly())
 	defer cancel()
 	for first := true; ; first = false {
 		err := p.node.NL.LinkAdd(v)

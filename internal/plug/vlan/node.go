@@ -20,9 +20,11 @@ func (p *Plugger) onNode(r plug.Ref) place { return place{p.home(), r.VLANLink()
 // MakeOnNode makes the link of a port on the node, or finds the one that is there, and leaves it as
 // up or down as it is. The trunk is waited for briefly, and set up. Errors: plug.ErrNameTaken,
 // plug.ErrPortInUse, plug.ErrNoVLAN, plug.ErrNotReady, plug.ErrInvalid.
+//
+// All ports on the node take the same turn: one that waits for its trunk must not hold up those whose trunk
+// is there.
 func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, error) {
-	// Before the turn, which all ports of the node take: one whose trunk comes late holds up no other.
-	if _, err := p.await(ctx, w.Ref, min(p.wait, briefly)); err != nil {
+	if _, err := p.await(ctx, w.Ref, p.briefly()); err != nil {
 		return nil, err
 	}
 	done, err := p.turn(ctx, p.home())
@@ -30,7 +32,7 @@ func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, e
 		return nil, err
 	}
 	defer done()
-	l, err := p.make(ctx, w, p.onNode(w.Ref))
+	l, err := p.make(ctx, w, p.onNode(w.Ref), 0)
 	if err != nil {
 		return nil, err
 	}

@@ -117,7 +117,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	defer leave()
-	l, err := p.make(ctx, w, inPod(pod, w))
+	l, err := p.make(ctx, w, inPod(pod, w), p.briefly())
 	if err != nil {
 		return plug.Done{}, err
 	}
@@ -140,9 +140,12 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	return done, nil
 }
 
-// make sets the trunk up and makes the port's link in its place.
-func (p *Plugger) make(ctx context.Context, w plug.Want, at place) (*netlink.Vlan, error) {
-	trunk, err := p.await(ctx, w.Ref, min(p.wait, briefly))
+// briefly is how long Plug waits for what may come in a moment.
+func (p *Plugger) briefly() time.Duration { return min(p.wait, briefly) }
+
+// make sets the trunk up, which it waits for so long at most, and makes the port's link in its place.
+func (p *Plugger) make(ctx context.Context, w plug.Want, at place, most time.Duration) (*netlink.Vlan, error) {
+	trunk, err := p.await(ctx, w.Ref, most)
 	if err != nil {
 		return nil, err
 	}

@@ -209,6 +209,20 @@ func TestTrunkThatDoesNotCome(t *testing.T) {
 	}
 }
 
+// A port that waits for its trunk does so before its turn on the node, so that it holds up no other.
+func TestWaitsBeforeItsTurn(t *testing.T) {
+	node, pod := plugtest.Space(t, "node"), plugtest.Space(t, "pod")
+	w, p := wantOn(t, 7, plugtest.One, plugtest.PortA, pod), newPlugger(t, node, Options{Wait: 50 * time.Millisecond})
+	done, err := p.turn(plugtest.Bounded(t), p.home())
+	plugtest.Must(t, err)
+	defer done()
+	ctx, cancel := context.WithTimeout(plugtest.Bounded(t), 10*time.Second)
+	defer cancel()
+	if _, err := p.MakeOnNode(ctx, w); !errors.Is(err, plug.ErrNotReady) {
+		t.Errorf("without the trunk, during another's turn: %v", err)
+	}
+}
+
 // A trunk is set up so that it carries its VLANs, and takes nothing from others by that.
 func TestTrunkIsRaised(t *testing.T) {
 	node, elsewhere := plugtest.Space(t, "node"), plugtest.Space(t, "elsewhere")
