@@ -90,7 +90,7 @@ func makeVLAN() error {
 }
 
 // branchOf is the branch of a pod by its PodNIC, once that is Active.
-func (s *stage) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI, nic v1alpha1.PodNIC, err error) {
+func (s *stage) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI, err error) {
 	err = poll.Until(ctx, func() error {
 		nics, err := s.lab.Kube.PodNICs(ctx)
 		if err != nil {
@@ -105,10 +105,10 @@ func (s *stage) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI, nic v1alp
 		if k < 0 || enis[k].Trunk == nil {
 			return fmt.Errorf("EC2 has no branch %s", nics[i].Status.PortID)
 		}
-		e, nic = enis[k], nics[i]
+		e = enis[k]
 		return nil
 	})
-	return e, nic, err
+	return e, err
 }
 
 // branchUp makes the pods of the story.
@@ -125,7 +125,7 @@ func branchUp(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	took := time.Since(began)
-	e, _, err := s.branchOf(ctx, p)
+	e, err := s.branchOf(ctx, p)
 	if err != nil {
 		return "", err
 	}
@@ -179,7 +179,7 @@ func branchGroups(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	e, _, err := s.branchOf(ctx, p)
+	e, err := s.branchOf(ctx, p)
 	if err != nil {
 		return "", err
 	}
@@ -239,7 +239,7 @@ func branchGone(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	e, _, err := s.branchOf(ctx, p)
+	e, err := s.branchOf(ctx, p)
 	if err != nil {
 		return "", err
 	}
