@@ -168,7 +168,10 @@ func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]podnic
 	var objects []*unstructured.Unstructured
 	if live {
 		list, err := f.api.Resource(securityGroupPolicies).Namespace(namespace).List(ctx, metav1.ListOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
+		if apierrors.IsNotFound(err) { // the kind was just removed
+			return nil, nil
+		}
+		if err != nil {
 			return nil, fmt.Errorf("list SecurityGroupPolicies of namespace %s: %w", namespace, err)
 		}
 		for i := range list.Items {

@@ -39,9 +39,9 @@ type Caller struct {
 }
 
 const (
-	// look is how often it is seen whether the configuration is as it should be: an
-	// upgrade may have made it anew.
-	look = time.Minute
+	// look is how often it is seen whether the configuration is as it should be: who makes it
+	// anew takes the namespaces away, and with them what policies give to pods.
+	look = 10 * time.Second
 	// lookSoon is after one that did not do all.
 	lookSoon = 2 * time.Second
 	// timeout bounds one look.
