@@ -81,13 +81,17 @@ func Choose(policies []Policy, pod, account map[string]string) (c Choice) {
 
 // VPC is the one in which a pod of a namespace gets its NIC, of all that there are: that
 // which the policy names, else that which the namespace does, else the only one that is for
-// the namespace. A SecurityGroupPolicy's is of EC2. The error names the policy.
+// the namespace. A SecurityGroupPolicy's is of EC2: a VPC of another provider that the
+// namespace names is not for it, and one that is not there is an error as for all. The error
+// names the policy.
 func (c Choice) VPC(namespace Namespace, all []v1alpha1.VPC) (*v1alpha1.VPC, error) {
 	p := c.Counts[0]
 	name := cmp.Or(p.VPC, namespace.VPC)
 	var fit []*v1alpha1.VPC
+	var named bool // there is one of that name, of whichever provider
 	for i := range all {
 		v := &all[i]
+		named = named || v.Name == name
 		if p.Kind == KindSecurityGroupPolicy && v.Spec.Provider != v1alpha1.ProviderEC2 {
 			continue
 		}
@@ -103,6 +107,8 @@ func (c Choice) VPC(namespace Namespace, all []v1alpha1.VPC) (*v1alpha1.VPC, err
 		return nil, fmt.Errorf("%s: spec.vpc: there is no VPC %s", p, p.VPC)
 	case name != "" && p.Kind != KindSecurityGroupPolicy:
 		return nil, fmt.Errorf("%s: spec.vpc is not set, and there is no VPC %s, which namespace %s names by the annotation %s", p, name, namespace.Name, v1alpha1.AnnotationVPC)
+	case name != "" && !named:
+		return nil, fmt.Errorf("%s: there is no VPC %s, which namespace %s names by the annotation %s", p, name, namespace.Name, v1alpha1.AnnotationVPC)
 	case len(fit) == 1:
 		return fit[0], nil
 	case p.Kind == KindSecurityGroupPolicy:

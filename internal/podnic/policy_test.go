@@ -87,6 +87,7 @@ func vpcOf(name string, provider v1alpha1.VPCProvider, namespaces ...string) v1a
 	v.Spec.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: namespaces, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"vpc": name}}}
 	v.Status.Subnets = []v1alpha1.VPCSubnet{
 		{ID: "subnet-1", Name: "web", CIDR: "10.0.0.0/24"}, {ID: "subnet-2", Name: "twice", CIDR: "10.0.1.0/24"}, {ID: "subnet-3", Name: "twice", CIDR: "10.0.2.0/24"},
+		{ID: "subnet-4", Name: `we"b`, CIDR: "10.0.3.0/24"},
 	}
 	return v
 }
@@ -115,6 +116,9 @@ func TestVPCOfAPolicy(t *testing.T) {
 		{"of EC2", theirs, shop(""), []v1alpha1.VPC{n, e, other}, "e", ""},
 		{"of EC2, where the namespace names another", theirs, shop("n"), []v1alpha1.VPC{n, e}, "e", ""},
 		{"of EC2, the namespace's", theirs, shop("e2"), []v1alpha1.VPC{e, vpcOf("e2", v1alpha1.ProviderEC2, "shop")}, "e2", ""},
+		{"of EC2, where the namespace names one that is not there", theirs, shop("x"), []v1alpha1.VPC{n, e}, "", "SecurityGroupPolicy/b: there is no VPC x, which namespace shop names"},
+		{"of EC2, beside those of Neutron alone", theirs, shop(""), []v1alpha1.VPC{n}, "", "SecurityGroupPolicy/b: 0 VPCs of provider ec2 are for namespace shop"},
+		{"none of EC2, where the namespace names another", theirs, shop("n"), []v1alpha1.VPC{n, other}, "", "SecurityGroupPolicy/b: 0 VPCs of provider ec2 are for namespace shop"},
 		{"two of EC2", theirs, shop(""), []v1alpha1.VPC{e, vpcOf("e2", v1alpha1.ProviderEC2, "shop")}, "", "SecurityGroupPolicy/b: 2 VPCs of provider ec2 are for namespace shop"},
 	} {
 		got, err := podnic.Choice{Counts: []podnic.Policy{tt.policy}}.VPC(tt.namespace, tt.all)
@@ -143,13 +147,18 @@ func TestAnnotationsOfAPolicy(t *testing.T) {
 		{"the first of EC2", groups, &e, maybe, "SecurityGroupPolicy/a,SecurityGroupPolicy/b", "NICPolicy/c", podnic.NIC{Name: "eth0", SecurityGroups: []string{"sg-1", "sg-2", "sg-3"}}},
 		{"beside another source", groups, &n, maybe, "SecurityGroupPolicy/a,SecurityGroupPolicy/b", "NICPolicy/c", podnic.NIC{Name: "eth1", SecurityGroups: []string{"sg-1", "sg-2", "sg-3"}}},
 		{"of EC2 beside another source", groups, &e, never, "SecurityGroupPolicy/a,SecurityGroupPolicy/b", "NICPolicy/c", podnic.NIC{Name: "eth1", SecurityGroups: []string{"sg-1", "sg-2", "sg-3"}}},
-		{"the first of all", subnet, &n, always, "NICPolicy/d", "", podnic.NIC{Name: "eth0", Addresses: []podnic.Address{{Subnet: `we"b`}}}},
+		{"the first of all", subnet, &n, always, "NICPolicy/d", "", podnic.NIC{Name: "eth0", Addresses: []podnic.Address{{Subnet: "subnet-4"}}}},
+		{"a subnet of EC2", subnet, &e, maybe, "NICPolicy/d", "", podnic.NIC{Name: "eth0", Addresses: []podnic.Address{{Subnet: "subnet-4"}}}},
+		{"neither groups nor subnet", podnic.Choice{Counts: []podnic.Policy{{Kind: podnic.KindNICPolicy, Name: "d"}}}, &n, never, "NICPolicy/d", "", podnic.NIC{Name: "eth1"}},
 	} {
 		got := tt.choice.Annotations(tt.vpc, tt.first)
 		if got[v1alpha1.AnnotationNICPolicy] != tt.by || got[v1alpha1.AnnotationNICPolicyOverlap] != tt.over || got[v1alpha1.AnnotationVPC] != tt.vpc.Name {
 			t.Errorf("%s: got %v", tt.name, got)
 		}
 		nics, errs := podnic.Pod{Annotations: got}.NICs(tt.first.In(tt.vpc.Spec.Provider), 0)
+		if len(errs) == 0 {
+			nics, errs = podnic.Resolve(nics, podnic.NetworkOf(tt.vpc))
+		}
 		if len(errs) > 0 || len(nics) != 1 || nics[0].Name != tt.want.Name || !slices.Equal(nics[0].SecurityGroups, tt.want.SecurityGroups) || !slices.Equal(nics[0].Addresses, tt.want.Addresses) {
 			t.Errorf("%s: got %+v, %v, want %+v", tt.name, nics, errs, tt.want)
 		}
