@@ -92,6 +92,9 @@ func TestWebhooksThatChangePods(t *testing.T) {
 		policy admissionregistrationv1.FailurePolicyType
 		rules  int
 	}
+	if first := config.Webhooks[0].Name; first != callers.PolicyWebhookName {
+		t.Errorf("the first is %s, want that of policies, by whose annotations the others go", first)
+	}
 	got := map[string]traits{}
 	for _, w := range config.Webhooks {
 		got[w.Name] = traits{*w.ClientConfig.Service.Path, *w.FailurePolicy, len(w.Rules)}

@@ -56,6 +56,9 @@ func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 				"service accounts":     node.List(t.Context(), &corev1.ServiceAccountList{}),
 				"VPCs":                 node.List(t.Context(), &v1alpha1.VPCList{}),
 				"a VPC":                node.Get(t.Context(), client.ObjectKey{Name: "vpc-1"}, &v1alpha1.VPC{}),
+				"NICPolicies":          node.List(t.Context(), &v1alpha1.NICPolicyList{}),
+				"a NICPolicy":          node.Create(t.Context(), nicPolicy("default")),
+				"a NICPolicy's status": node.Status().Patch(t.Context(), nicPolicy("default"), client.RawPatch(types.MergePatchType, []byte(`{"status":{"conditions":null}}`))),
 				"a template":           node.Create(t.Context(), &v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}),
 				"a label of its Node":  node.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"pool":"gpu"}}}`))),
 			} {

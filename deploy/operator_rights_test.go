@@ -3,10 +3,13 @@ package deploy_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -51,6 +54,23 @@ func event(namespace, kind, reporter string) *eventsv1.Event {
 		EventTime:  metav1.NowMicro(), ReportingController: reporter, ReportingInstance: reporter + "-0",
 		Action: "Report", Reason: "Tested", Type: "Normal", Regarding: corev1.ObjectReference{Kind: kind, Name: "node-1"},
 	}
+}
+
+// rightsTo are the verbs that an account may use in all namespaces on GROUP/RESOURCE, or on
+// GROUP/RESOURCE/SUBRESOURCE.
+func rightsTo(t *testing.T, as client.Client, of string) (may []string) {
+	t.Helper()
+	parts := append(strings.Split(of, "/"), "")
+	for _, verb := range []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"} {
+		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: parts[0], Resource: parts[1], Subresource: parts[2]},
+		}}
+		harness.OK(t, as.Create(t.Context(), review))
+		if review.Status.Allowed {
+			may = append(may, verb)
+		}
+	}
+	return may
 }
 
 // patch is a merge patch as a thief of the token may send it.
@@ -173,6 +193,17 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, admin.Create(t.Context(), policy))
 		harness.OK(t, patch(t, operator, policy, `{"status":{"conditions":null}}`, "status"))
 		harness.OK(t, operator.List(t.Context(), &v1alpha1.NICPolicyList{}))
+		harness.OK(t, operator.Get(t.Context(), client.ObjectKeyFromObject(policy), &v1alpha1.NICPolicy{}))
+		for of, verbs := range map[string][]string{
+			"berth.dev/nicpolicies":                      {"get", "list", "watch"},
+			"berth.dev/nicpolicies/status":               {"patch"},
+			"vpcresources.k8s.aws/securitygrouppolicies": {"get", "list", "watch"}, // their kind need not be installed
+			"/serviceaccounts":                           {"get"},
+		} {
+			if got := rightsTo(t, operator, of); !slices.Equal(got, verbs) {
+				t.Errorf("rights to %s: %v, want %v", of, got, verbs)
+			}
+		}
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "reader"}}
 		harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), account)))
 		harness.OK(t, operator.Get(t.Context(), client.ObjectKeyFromObject(account), account))

@@ -135,6 +135,19 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	harness.OK(t, patch(t, c, policy, `{"spec":{"subnet":"subnet-1"}}`))
 	denied(t, patch(t, c, policy, `{"status":{"conditions":null}}`, "status"), "nicpolicies/status")
 	denied(t, c.Create(t.Context(), nicPolicy("default")), "nicpolicies")
+	viewer := user(t, "view", namespace) // with Berth's part of that role alone
+	harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "view:berth-podnics-view"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "berth-podnics-view"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "view-of-" + namespace}},
+	})))
+	harness.Eventually(t, limit, "the role of who views holds", func() error {
+		return viewer.Get(t.Context(), client.ObjectKeyFromObject(policy), &v1alpha1.NICPolicy{})
+	})
+	harness.OK(t, viewer.List(t.Context(), &v1alpha1.NICPolicyList{}, client.InNamespace(namespace)))
+	denied(t, patch(t, viewer, policy, `{"spec":{"subnet":"subnet-2"}}`), "nicpolicies")
+	denied(t, viewer.Delete(t.Context(), policy), "nicpolicies")
+	denied(t, viewer.Create(t.Context(), nicPolicy(namespace)), "nicpolicies")
 	harness.OK(t, c.Delete(t.Context(), policy))
 	for name, label := range map[string]string{"berth-podnics-view": "aggregate-to-view", "berth-podnics-edit": "aggregate-to-edit"} {
 		if got := get[rbacv1.ClusterRole](t, deploy.PortMode, "ClusterRole", name); got.Labels["rbac.authorization.k8s.io/"+label] != "true" {

@@ -29,8 +29,6 @@ func vpc(name string, namespaces ...string) *v1alpha1.VPC {
 	return v
 }
 
-// podNIC is one as the operator makes it for a pod, or with "" for a pod's name as a
-// user does.
 // nicPolicy is one for all pods of a namespace.
 func nicPolicy(namespace string) *v1alpha1.NICPolicy {
 	return &v1alpha1.NICPolicy{
@@ -39,6 +37,8 @@ func nicPolicy(namespace string) *v1alpha1.NICPolicy {
 	}
 }
 
+// podNIC is one as the operator makes it for a pod, or with "" for a pod's name as a
+// user does.
 func podNIC(name, pod string) *v1alpha1.PodNIC {
 	n := &v1alpha1.PodNIC{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
