@@ -30,6 +30,8 @@ func TestVerdictOf(t *testing.T) {
 		{"no such VPC", "shop", v1alpha1.NICPolicySpec{VPC: "w"}, errors.New("not yet"), ReasonVPCNotFound, "there is no VPC w", metav1.ConditionFalse},
 		{"not for the namespace", "bank", v1alpha1.NICPolicySpec{VPC: "v"}, nil, ReasonNotPossible, "is not for namespace bank", metav1.ConditionFalse},
 		{"the operator's namespace", "own", v1alpha1.NICPolicySpec{VPC: "v"}, nil, ReasonOperatorNamespace, "in another", metav1.ConditionFalse},
+		{"more groups than EC2 has", "shop", v1alpha1.NICPolicySpec{VPC: "v", SecurityGroups: []string{"1", "2", "3", "4", "5", "6"}}, errors.New("not yet"), ReasonNotPossible, "has 6 groups", metav1.ConditionFalse},
+		{"a selector of accounts of nonsense", "shop", v1alpha1.NICPolicySpec{VPC: "v", ServiceAccountSelector: bad}, nil, ReasonNotPossible, "NICPolicy/p: spec.serviceAccountSelector: ", metav1.ConditionFalse},
 		{"a selector of nonsense", "shop", v1alpha1.NICPolicySpec{VPC: "v", PodSelector: bad}, nil, ReasonNotPossible, "NICPolicy/p: spec.podSelector: ", metav1.ConditionFalse},
 	} {
 		o := &v1alpha1.NICPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: tt.namespace, Name: "p"}, Spec: tt.spec}
@@ -66,6 +68,7 @@ func TestFromForeign(t *testing.T) {
 		{"{podSelector: {}}", false, false, false},
 		{"{podSelector: {}, securityGroups: {groupIds: []}}", false, false, false},
 		{"{podSelector: {matchExpressions: [{key: app, operator: Near}]}, securityGroups: {groupIds: [sg-1]}}", false, false, false},
+		{"{podSelector: {}, serviceAccountSelector: {matchExpressions: [{key: tier, operator: In}]}, securityGroups: {groupIds: [sg-1]}}", false, false, false},
 		{"{podSelector: [], securityGroups: {groupIds: [sg-1]}}", false, false, false},
 		{"{podSelector: {}, securityGroups: {groupIds: sg-1}}", false, false, false},
 	} {
