@@ -307,7 +307,7 @@ func TestBundleOfEgresses(t *testing.T) {
 	}
 }
 
-// TestBundleOfVPCs: VPCs, PodNICs and the webhook's configuration are in it, and nothing of the
+// TestBundleOfVPCs: VPCs, PodNICs, NICPolicies and the webhook's configuration are in it, and nothing of the
 // Secrets that they name.
 func TestBundleOfVPCs(t *testing.T) {
 	populate(t, nil)
@@ -325,6 +325,7 @@ func TestBundleOfVPCs(t *testing.T) {
 			Credentials: &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "openstack"},
 		}},
 		&v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-eth0"}, Spec: v1alpha1.PodNICSpec{VPC: "blue", Pod: ref, Interface: "eth0"}},
+		&v1alpha1.NICPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}, Spec: v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, Subnet: "subnet-1"}},
 		&admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "berth-ports"}, Webhooks: []admissionregistrationv1.ValidatingWebhook{{
 			Name: "ports.berth.dev", Rules: rules, FailurePolicy: &ignore, SideEffects: &none, AdmissionReviewVersions: []string{"v1"},
 			ClientConfig: admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: ns, Name: "berth-operator"}},
@@ -337,8 +338,9 @@ func TestBundleOfVPCs(t *testing.T) {
 	for name, parts := range map[string][]string{
 		"cluster/vpcs.yaml":                            {"kind: VPC", "network: tenant-a", "keystone.example:5000/v3", "secretName: REDACTED"},
 		"cluster/podnics.yaml":                         {"kind: PodNIC", "name: web-eth0", "vpc: blue"},
+		"cluster/nicpolicies.yaml":                     {"kind: NICPolicy", "name: db", "subnet: subnet-1"},
 		"cluster/validatingwebhookconfigurations.yaml": {"name: berth-ports", "failurePolicy: Ignore"},
-		"cluster/customresourcedefinitions.yaml":       {"vpcs.berth.dev", "podnics.berth.dev"},
+		"cluster/customresourcedefinitions.yaml":       {"vpcs.berth.dev", "podnics.berth.dev", "nicpolicies.berth.dev"},
 	} {
 		for _, part := range parts {
 			if !bytes.Contains(got[name], []byte(part)) {
