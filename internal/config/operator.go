@@ -230,7 +230,7 @@ func operatorPortSettings(o *Operator) []Setting {
 		{Flag: "first-interface-is-port", Default: "true", bare: true, parse: boolean(&o.FirstIsPort),
 			Doc: "Whether the first interface of pods with NICs, by which the kubelet knows the pod, is a port of a VPC too. Set to false where it comes from ENIs or address pools."},
 		{Flag: "webhook-address", parse: checked(&o.WebhookAddr, orEmpty(hostPort)),
-			Doc: "Where the API server asks, by TLS, about pods that ask for NICs, and PodNICs. Every operator answers, leading or not. Not set: it is not asked, and whoever makes a pod hears by Events what is wrong with it."},
+			Doc: "Where the API server asks, by TLS, about pods that ask for NICs or that NICPolicies may select, and PodNICs. Every operator answers, leading or not. Not set: it is not asked, no NICPolicy is in force, and whoever makes a pod hears by Events what is wrong with it."},
 	}
 }
 
