@@ -31,6 +31,7 @@ func TestEveryCauseHasARemedy(t *testing.T) {
 		switch {
 		case slices.Contains(noEvent, reason) || slices.Contains(noTrouble, reason):
 		case strings.Contains(where, "/operator/vpcport/vpc/"): // of VPC objects
+		case strings.Contains(where, "/operator/vpcport/nicpolicy/"): // of NICPolicies
 		case strings.Contains(where, "/operator/egress/"): // of Egresses and EgressClients; the daemon has its own
 		case word.MatchString(reason) && (strings.Contains(where, "/daemon/") || strings.Contains(where, "/source/") || strings.Contains(where, "/eni/plan/")):
 			causes = append(causes, reason)
