@@ -7,7 +7,8 @@
 # The soak of egress takes a kernel with Foo-over-UDP: it runs in a virtual
 # machine (hack/vm.sh) beside the others, with a control plane of this machine, and its
 # report, dist/soak-egress/soak-report.txt, is appended. The programs there do
-# not look for data races. With BERTH_SOAK_EGRESS=no it is left out.
+# not look for data races. With BERTH_SOAK_EGRESS=no it is left out. That of branches,
+# which takes a kernel with VLANs, runs there too, if it is asked for by its name.
 #
 #   hack/soak.sh -soak.time=8h [-soak.ops=N] [-soak.mode=MODE] [-soak.seed=N]
 set -euo pipefail
@@ -21,12 +22,14 @@ go mod download # nothing can be fetched in the sandbox
 KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
 dist=$PWD/dist
 mkdir -p dist
-rm -rf dist/soak-report.txt dist/soak-logs dist/soak-egress
+rm -rf dist/soak-report.txt dist/soak-logs dist/soak-egress dist/soak-*+branches
 export KUBEBUILDER_ASSETS
 
-# egress runs the soak that takes the virtual machine.
-egress() {
-	local dir=$dist/soak-egress
+# guest runs the soak of a mode that takes the virtual machine.
+guest() {
+	local mode=$1
+	shift
+	local dir=$dist/soak-$mode
 	mkdir -p "$dir/bin"
 	CGO_ENABLED=0 hack/slowly.sh "Building the programs for the virtual machine" \
 		go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$dir/bin/" ./cmd/berth ./cmd/berthd ./cmd/berth-operator ./cmd/berth-egress
@@ -34,22 +37,24 @@ egress() {
 	local status=0 as_root=()
 	[ "$(id -u)" = 0 ] || as_root=(hack/sandbox.sh)
 	"${as_root[@]}" env BERTH_TEST_BIN="$dir/bin" hack/vm.sh --control-plane --cpus "${BERTH_SOAK_CPUS:-2}" --memory 4096 --share "$dir" \
-		"$dir/soak.test" -test.run='^TestSoak$' -test.timeout=0 -soak.report="$dir/soak-report.txt" "$@" -soak.mode=egress || status=$?
+		"$dir/soak.test" -test.run='^TestSoak$' -test.timeout=0 -soak.report="$dir/soak-report.txt" "$@" "-soak.mode=$mode" || status=$?
 	return "$status"
 }
 
-if [ "$mode" = egress ]; then
+case $mode in
+egress | *+branches)
 	status=0
-	egress "$@" || status=$?
-	cp dist/soak-egress/soak-report.txt dist/soak-report.txt
-	if [ -d dist/soak-egress/soak-logs ]; then cp -r dist/soak-egress/soak-logs dist/; fi
+	guest "$mode" "$@" || status=$?
+	cp "dist/soak-$mode/soak-report.txt" dist/soak-report.txt
+	if [ -d "dist/soak-$mode/soak-logs" ]; then cp -r "dist/soak-$mode/soak-logs" dist/; fi
 	exit "$status"
-fi
+	;;
+esac
 
 CGO_ENABLED=1 go test -c -race -o dist/soak.test ./test/crash
 beside=
 if [ -z "$mode" ]; then
-	egress "$@" >dist/soak-egress.log 2>&1 &
+	guest egress "$@" >dist/soak-egress.log 2>&1 &
 	beside=$!
 fi
 

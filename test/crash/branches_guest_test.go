@@ -5,7 +5,6 @@ package crash
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -70,18 +68,6 @@ func TestKilledWithBranches(t *testing.T) {
 	}
 }
 
-// trunksOf are the trunks of the nodes, one each.
-func trunksOf(l *lab.Lab) (ids []string, err error) {
-	for _, n := range l.Nodes() {
-		mine := slices.DeleteFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Type != "trunk" })
-		if len(mine) != 1 {
-			return nil, fmt.Errorf("%s has %d trunks, want 1", n.Name, len(mine))
-		}
-		ids = append(ids, mine[0].ID)
-	}
-	return ids, nil
-}
-
 // comeMoveAndGo has a pod with branches of its own, of which the first interface is one, and one whose NIC
 // outlives it and goes to the other node.
 func comeMoveAndGo(ctx context.Context, t *testing.T, l *lab.Lab) {
@@ -108,20 +94,4 @@ func comeMoveAndGo(ctx context.Context, t *testing.T, l *lab.Lab) {
 	harness.Settle(t, l)
 	harness.OK(t, errors.Join(a.DelPod(ctx, "own"), b.DelPod(ctx, "db")))
 	harness.OK(t, l.Kube.Client.Delete(ctx, db))
-}
-
-// noBranches waits until no PodNIC and no ENI of one is left.
-func noBranches(ctx context.Context, l *lab.Lab) error {
-	return poll.Until(ctx, func() error {
-		nics, err := l.Kube.PodNICs(ctx)
-		if err != nil {
-			return err
-		}
-		ports, err := l.Ports.Ports(ctx)
-		if err != nil {
-			return err
-		}
-		ports = slices.DeleteFunc(ports, func(p portcloud.Port) bool { return p.Owner == "" })
-		return errors.Join(harness.Equal("PodNICs", len(nics), 0), harness.Equal("ENIs of PodNICs", len(ports), 0))
-	})
 }

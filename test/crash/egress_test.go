@@ -414,7 +414,7 @@ func forgetAll(ctx context.Context, c client.Client) error {
 	var errs []error
 	for _, list := range []client.ObjectList{
 		&v1alpha1.EgressList{}, &v1alpha1.EgressClientSliceList{}, &v1alpha1.EgressClientList{}, &appsv1.DeploymentList{}, &appsv1.ReplicaSetList{}, &corev1.PodList{},
-		&corev1.NodeList{}, &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}, &v1alpha1.AddressPoolList{}, &coordinationv1.LeaseList{},
+		&corev1.NodeList{}, &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}, &v1alpha1.AddressPoolList{}, &v1alpha1.NodeNetworkList{}, &v1alpha1.PodNICList{}, &v1alpha1.VPCList{}, &coordinationv1.LeaseList{},
 	} {
 		if err := c.List(ctx, list); err != nil {
 			return err

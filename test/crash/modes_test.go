@@ -136,11 +136,11 @@ var portMode = mode{
 }
 
 // furtherSoaks are those that are made only when they are asked for by name: ports beside the
-// interface of another mode, egress, which takes the virtual machine, and ENIs with IPv6.
+// interface of another mode, egress and branches, which take the virtual machine, and ENIs with IPv6.
 var furtherSoaks = []mode{
 	portsBeside("pool+ports", poolMode), egressMode,
 	ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual),
-	ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofFamilies(operatorMode, ipfamily.OnlyIPv6),
+	ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofFamilies(operatorMode, ipfamily.OnlyIPv6), withBranches(operatorMode),
 }
 
 // ofFamilies is a mode whose pods have addresses of some IP families.
@@ -176,6 +176,10 @@ func portsBeside(title lab.Mode, m mode) mode {
 
 // title is what a soak calls the mode.
 func (m mode) title() lab.Mode { return cmp.Or(m.soak, m.name) }
+
+// needsMachine tells whether a mode takes the virtual machine's kernel: its control plane outlives
+// labs.
+func (m mode) needsMachine() bool { return m.options.Egress || m.options.PortCloud != nil }
 
 // noPorts waits until no PodNIC of a pod is left: its port goes first.
 func noPorts(ctx context.Context, l *lab.Lab) error {

@@ -98,9 +98,10 @@ func twoVPCs() (all []lab.VPC) {
 
 // nicPool is what pods of a round may be given as NICs.
 type nicPool struct {
-	first bool // pods' first interface is a port too
-	vpcs  []lab.VPC
-	ports map[string]portcloud.Port // of users, by ID
+	first    bool // pods' first interface is a port too
+	branches bool // NICs are branches of the nodes' trunks
+	vpcs     []lab.VPC
+	ports    map[string]portcloud.Port // of users, by ID
 
 	mu   sync.Mutex // guards free
 	free map[string][]*claim
@@ -111,9 +112,14 @@ func newNICPool(ctx context.Context, l *lab.Lab) (*nicPool, error) {
 	if l.Ports == nil {
 		return nil, nil
 	}
-	w := &nicPool{first: l.Mode == lab.PortMode, vpcs: l.VPCs, ports: map[string]portcloud.Port{}, free: map[string][]*claim{}}
+	_, branches := l.Ports.(*portcloud.Branches)
+	w := &nicPool{first: l.Mode == lab.PortMode, branches: branches, vpcs: l.VPCs, ports: map[string]portcloud.Port{}, free: map[string][]*claim{}}
 	for _, v := range l.VPCs {
-		claims, err := w.claimsOf(ctx, l, v)
+		claimsOf := w.claimsOf
+		if branches {
+			claimsOf = branchClaims
+		}
+		claims, err := claimsOf(ctx, l, v)
 		if err != nil {
 			return nil, err
 		}
@@ -196,6 +202,9 @@ func (w *nicPool) back(s shape) {
 // draw is the shape of the next pod: of no NICs where there is no pool of them, and at times where
 // the first interface comes from elsewhere.
 func (w *nicPool) draw(dice *rand.Rand) shape {
+	if w != nil && w.branches {
+		return w.drawBranches(dice)
+	}
 	if w == nil || !w.first && dice.IntN(3) == 0 {
 		return shape{}
 	}

@@ -48,7 +48,7 @@ func (o *options) complete() error {
 func (o *options) long() bool { return o.time > 0 || o.ops > 0 }
 
 // soakModes are what may be soaked: the lab's modes, and what is soaked only if it is named.
-var soakModes = append(slices.Clone(lab.Modes), "pool+ports", "egress", "node+dual", "operator+dual", "node+ipv6", "operator+ipv6")
+var soakModes = append(slices.Clone(lab.Modes), "pool+ports", "egress", "node+dual", "operator+dual", "node+ipv6", "operator+ipv6", "operator+branches")
 
 // chosen tells whether a mode is soaked, one that is not the lab's own only if it is named.
 func (o *options) chosen(m lab.Mode, further bool) bool {

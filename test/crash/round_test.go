@@ -244,7 +244,7 @@ func (r *round) finish(l *lab.Lab) {
 		r.ok("keep logs", r.keep(l.Dir))
 	}
 	r.ok("remove", os.RemoveAll(l.Dir))
-	if l.Egress {
+	if r.mode.needsMachine() {
 		r.ok("forget its objects", forget(l))
 	}
 }

@@ -47,7 +47,7 @@ func TestSoak(t *testing.T) {
 			continue
 		}
 		t.Run(string(m.title()), func(t *testing.T) {
-			if m.name == lab.PortMode || m.options.VPCPorts {
+			if m.name == lab.PortMode || m.options.VPCPorts && m.options.PortCloud == nil {
 				harness.CanRun(t, lab.PortMode)
 			}
 			tally := newTally(m.title())

@@ -53,7 +53,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 			if w.mode.loses && w.dice.IntN(lossOdds) == 0 {
 				w.loseNode(ctx)
 			}
-			if w.hot && w.nics != nil && len(w.pods) > 0 && w.dice.IntN(hotOdds) == 0 {
+			if w.hot && w.nics != nil && !w.nics.branches && len(w.pods) > 0 && w.dice.IntN(hotOdds) == 0 {
 				w.hotplug(ctx)
 			}
 		}

@@ -1,0 +1,172 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// withBranches is operator mode with pods that have branches of their node's trunk beside the first
+// interface, or as that. It takes a kernel with VLANs, and so the virtual machine, whose control
+// plane is others'.
+func withBranches(m mode) mode {
+	s := lab.DefaultSpec(3, "m5.large")
+	for i := range s.Instances {
+		s.Instances[i].Subnet = s.Instances[0].Subnet // a branch stays in its zone
+	}
+	m.soak, m.ops, m.pods = m.name+"+branches", 60, branchPods
+	m.options = lab.Options{Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"}}
+	m.daemon = slices.Concat(named("nodenetwork.", "inventory.save.", "port.", "plug.link.", "plug.vlan.", "plug.routed."), ofPortDaemon)
+	m.operator = slices.Concat(m.operator, named("operator.port."))
+	m.pace = portMode.pace
+	m.troubles = []trouble{ec2Away, haltOperator, haltOperator, killDaemon, killDaemon, killDaemon, killOperator, killOperator, killOperator}
+	m.empty = func(ctx context.Context, l *lab.Lab) error {
+		if err := noPorts(ctx, l); err != nil {
+			return err
+		}
+		err := poll.Until(ctx, func() error {
+			return l.Kube.Client.DeleteAllOf(ctx, &v1alpha1.PodNIC{}, client.InNamespace(metav1.NamespaceDefault))
+		})
+		return errors.Join(err, noBranches(ctx, l), oneWarmAddressBesideTrunk(ctx, l))
+	}
+	return m
+}
+
+// A node of the soak may have nine branches. Pods have branchNICs each at most, and a step more is
+// for those that cool.
+const (
+	branchPods = 4
+	branchNICs = 2
+)
+
+// branchClaims are PodNICs of a user's, which pods of all nodes take one after the other.
+func branchClaims(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
+	for i := range podNICClaims {
+		o := &v1alpha1.PodNIC{
+			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-kept-%d", v.Name, i)},
+			Spec:       v1alpha1.PodNICSpec{VPC: v.Name},
+		}
+		if err := l.Kube.Client.Create(ctx, o); err != nil {
+			return nil, fmt.Errorf("make a user's PodNIC: %w", err)
+		}
+		all = append(all, &claim{vpc: v.Name, entry: "nic: " + o.Name, keeps: true})
+	}
+	return all, nil
+}
+
+// drawBranches is the shape of the next pod where NICs are branches: of none, or one or two, the
+// first interface or beside it.
+func (w *nicPool) drawBranches(dice *rand.Rand) shape {
+	kind := dice.IntN(3)
+	if kind == 0 {
+		return shape{}
+	}
+	vpc := w.vpcs[0].Name
+	s := shape{network: vpc, beside: kind == 1, options: node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc}}}
+	names := []string{"eth0", "eth1"}
+	if s.beside {
+		names = []string{"eth1", "net-1"}
+	}
+	for _, name := range names[:1+dice.IntN(branchNICs)] {
+		n, keys := wantNIC{name: name}, []string{"name: " + name}
+		if dice.IntN(3) == 0 {
+			n.claim = w.take(vpc, dice)
+		}
+		if n.claim != nil {
+			keys = append(keys, n.claim.entry)
+		}
+		s.entries, s.nics = append(s.entries, "{"+strings.Join(keys, ", ")+"}"), append(s.nics, n)
+	}
+	s.options.Annotations[v1alpha1.AnnotationNICs] = "[" + strings.Join(s.entries, ", ") + "]"
+	return s
+}
+
+// trunksOf are the trunks of the nodes, one each.
+func trunksOf(l *lab.Lab) (ids []string, err error) {
+	for _, n := range l.Nodes() {
+		mine := slices.DeleteFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Type != "trunk" })
+		if len(mine) != 1 {
+			return nil, fmt.Errorf("%s has %d trunks, want 1", n.Name, len(mine))
+		}
+		ids = append(ids, mine[0].ID)
+	}
+	return ids, nil
+}
+
+// noBranches waits until no PodNIC and no ENI of one is left.
+func noBranches(ctx context.Context, l *lab.Lab) error {
+	return poll.Until(ctx, func() error {
+		nics, err := l.Kube.PodNICs(ctx)
+		if err != nil {
+			return err
+		}
+		ports, err := l.Ports.Ports(ctx)
+		if err != nil {
+			return err
+		}
+		ports = slices.DeleteFunc(ports, func(p portcloud.Port) bool { return p.Owner == "" })
+		return errors.Join(harness.Equal("PodNICs", len(nics), 0), harness.Equal("ENIs of PodNICs", len(ports), 0))
+	})
+}
+
+// oneWarmAddressBesideTrunk waits until every node is back to its trunk and one further ENI with the
+// one warm address.
+func oneWarmAddressBesideTrunk(ctx context.Context, l *lab.Lab) error {
+	return eachNode(ctx, l, func(n *node.Node) error {
+		addresses, enis := 0, slices.DeleteFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Type == "trunk" })
+		for _, e := range enis {
+			addresses += len(e.Secondary)
+		}
+		if _, err := trunksOf(l); err != nil {
+			return err
+		}
+		if len(enis) != 2 || addresses != 1 {
+			return fmt.Errorf("%s has %d ENIs with %d addresses beside its trunk, expected 2 with the warm one alone", n.Name, len(enis), addresses)
+		}
+		return nil
+	})
+}
+
+// Pods of a node never ask for more branches than it may have.
+func TestDrawsOfBranches(t *testing.T) {
+	w := &nicPool{branches: true, vpcs: []lab.VPC{{Name: lab.BranchVPC}}, free: map[string][]*claim{}}
+	for i := range podNICClaims {
+		w.free[lab.BranchVPC] = append(w.free[lab.BranchVPC], &claim{vpc: lab.BranchVPC, entry: fmt.Sprintf("nic: a-%d", i)})
+	}
+	dice := rand.New(rand.NewPCG(1, 1))
+	firsts, besides := 0, 0
+	for range 200 {
+		s := w.draw(dice)
+		if len(s.nics) > branchNICs {
+			t.Errorf("a pod has %d NICs", len(s.nics))
+		}
+		switch {
+		case s.network == "":
+		case s.nics[0].name == "eth0" && !s.beside:
+			firsts++
+		case s.nics[0].name != "eth0" && s.beside:
+			besides++
+		default:
+			t.Errorf("a pod is to have %+v", s)
+		}
+		w.back(s)
+	}
+	if firsts < 40 || besides < 40 {
+		t.Errorf("of 200 pods %d have a branch first and %d beside", firsts, besides)
+	}
+}
