@@ -143,7 +143,7 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
-	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?;) exit $$status
+	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?;) exit $$status
 
 .PHONY: sampled
 sampled: ## Run all of what make test has a sample of

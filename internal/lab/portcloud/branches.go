@@ -145,13 +145,16 @@ func (b *Branches) Ports(context.Context) (all []Port, err error) {
 	return all, nil
 }
 
+// IsBerths tells whether an ENI is a port of Berth's, by its tags.
+func IsBerths(e vpc.ENI) bool { return e.Tags[tagOwner] == ownerOfNICs }
+
 // portOf is an ENI as a port. The host of a branch is what the node is called that has the trunk.
 func portOf(e vpc.ENI, books vpc.Books) Port {
 	p := Port{
 		ID: e.ID, Name: e.Description, Network: e.VPCID, Device: e.Tags[tagNIC], MAC: e.MAC.String(),
 		Addresses: []Address{{Subnet: e.SubnetID, IP: e.Primary}}, Groups: e.Groups, Status: "DOWN",
 	}
-	if e.Tags[tagOwner] == ownerOfNICs {
+	if IsBerths(e) {
 		p.Owner = berthOwner
 	}
 	if e.Trunk == nil {
