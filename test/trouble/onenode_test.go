@@ -225,6 +225,7 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 func nodeDeleted(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	p := harness.Add(t, n, "before")
+	c.has(t, name, 2) // its own and the configured one: none is got without a Node
 	k := &corev1.Node{}
 	harness.Eventually(t, patience, "read the Node", func() error {
 		return c.Kube.Client.Get(t.Context(), client.ObjectKey{Name: name}, k)
