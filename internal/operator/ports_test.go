@@ -167,7 +167,7 @@ func TestPodGetsNICOfAPolicy(t *testing.T) {
 		return err
 	})
 	harness.OK(t, c.client.Create(t.Context(), pod("db-1")))
-	o.until(c.told("db-1", "NICPolicyOverlap", "NICPolicy/db counts, which is the oldest that selects the pod; NICPolicy/late does not"))
+	o.until(c.told("db-1", "NICPolicyOverlap", "the oldest counts, NICPolicy/db; not counted: NICPolicy/late"))
 	if ports := cloud.Ports(); len(ports) == 0 || !slices.Equal(ports[0].Groups, []string{group.ID}) {
 		t.Errorf("ports %+v", ports)
 	}

@@ -44,6 +44,14 @@ func (p Policy) selects(pod, account labels.Set) bool {
 	return (p.Pods == nil || p.Pods.Matches(pod)) && (p.Accounts == nil || p.Accounts.Matches(account))
 }
 
+// MayBeSelected tells whether policies are asked of a pod: it says nothing of NICs itself, and may
+// have some.
+func (p Pod) MayBeSelected() bool {
+	_, asks := p.Annotations[v1alpha1.AnnotationNICs]
+	_, names := p.Annotations[v1alpha1.AnnotationVPC]
+	return !asks && !names && !p.Mirror && !p.HostNetwork
+}
+
 // AskAccounts tells whether one of some policies asks for labels of service accounts.
 func AskAccounts(policies []Policy) bool {
 	return slices.ContainsFunc(policies, func(p Policy) bool { return p.Accounts != nil })

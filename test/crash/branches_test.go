@@ -57,14 +57,11 @@ const (
 // branchClaims are PodNICs of a user's, which pods of all nodes take one after the other.
 func branchClaims(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
 	for i := range podNICClaims {
-		o := &v1alpha1.PodNIC{
-			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-kept-%d", v.Name, i)},
-			Spec:       v1alpha1.PodNICSpec{VPC: v.Name},
+		c, err := keptNIC(ctx, l, v, i)
+		if err != nil {
+			return nil, err
 		}
-		if err := l.Kube.Client.Create(ctx, o); err != nil {
-			return nil, fmt.Errorf("make a user's PodNIC: %w", err)
-		}
-		all = append(all, &claim{vpc: v.Name, entry: "nic: " + o.Name, keeps: true})
+		all = append(all, c)
 	}
 	return all, nil
 }

@@ -143,18 +143,17 @@ func (w *nicPool) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*c
 		all = append(all, &claim{vpc: v.Name, entry: "subnet: " + narrow})
 	}
 	for i := range podNICClaims {
-		o := &v1alpha1.PodNIC{
-			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-kept-%d", v.Name, i)},
-			Spec:       v1alpha1.PodNICSpec{VPC: v.Name},
-		}
-		c := &claim{vpc: v.Name, entry: "nic: " + o.Name, keeps: true}
+		var addresses []v1alpha1.NICAddress
+		var ip netip.Addr
 		if i%2 == 0 {
-			c.ip = at(220 + i)
-			o.Spec.Addresses = []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: c.ip.String()}}
+			ip = at(220 + i)
+			addresses = []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: ip.String()}}
 		}
-		if err := l.Kube.Client.Create(ctx, o); err != nil {
-			return nil, fmt.Errorf("make a user's PodNIC: %w", err)
+		c, err := keptNIC(ctx, l, v, i, addresses...)
+		if err != nil {
+			return nil, err
 		}
+		c.ip = ip
 		all = append(all, c)
 	}
 	for i := range portClaims {
@@ -169,6 +168,18 @@ func (w *nicPool) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*c
 		all = append(all, &claim{vpc: v.Name, entry: "portID: " + p.ID, keeps: true, ip: p.Addresses[0].IP, mac: p.MAC})
 	}
 	return all, nil
+}
+
+// keptNIC makes a PodNIC of a user's in a VPC, which outlives pods.
+func keptNIC(ctx context.Context, l *lab.Lab, v lab.VPC, i int, addresses ...v1alpha1.NICAddress) (*claim, error) {
+	o := &v1alpha1.PodNIC{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-kept-%d", v.Name, i)},
+		Spec:       v1alpha1.PodNICSpec{VPC: v.Name, Addresses: addresses},
+	}
+	if err := l.Kube.Client.Create(ctx, o); err != nil {
+		return nil, fmt.Errorf("make a user's PodNIC: %w", err)
+	}
+	return &claim{vpc: v.Name, entry: "nic: " + o.Name, keeps: true}, nil
 }
 
 // take returns a claim that is free, or nil.

@@ -141,19 +141,16 @@ func branchUp(ctx context.Context, s *stage) (string, error) {
 }
 
 // whoAsks are the network namespaces from which the vault is asked.
-func (s *stage) whoAsks() map[string]string {
-	pod := func(n *node.Node, name string) string {
-		for _, p := range n.Pods() {
-			if p.Name == name {
-				return p.Netns()
-			}
+func (s *stage) whoAsks() (map[string]string, error) {
+	all := map[string]string{"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns}
+	for i, who := range []string{"a pod of its node", "a pod of another"} {
+		p, err := s.nodes[i].Pod([]string{neighbor, stranger}[i])
+		if err != nil {
+			return nil, err
 		}
-		return ""
+		all[who] = p.Netns()
 	}
-	return map[string]string{
-		"a pod of its node": pod(s.nodes[0], neighbor), "a pod of another": pod(s.nodes[1], stranger),
-		"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns,
-	}
+	return all, nil
 }
 
 // asked is nil if one of those who ask the vault gets an answer.
@@ -164,26 +161,27 @@ func asked(ctx context.Context, netns string, vault netip.Addr) error {
 	return err
 }
 
-func (s *stage) vault() (*node.Pod, error) {
-	for _, p := range s.nodes[0].Pods() {
-		if p.Name == vault {
-			return p, nil
-		}
+// vault is the pod of that name, and its branch.
+func (s *stage) vault(ctx context.Context) (*node.Pod, vpc.ENI, error) {
+	p, err := s.nodes[0].Pod(vault)
+	if err != nil {
+		return nil, vpc.ENI{}, err
 	}
-	return nil, fmt.Errorf("%s has no pod %s", s.nodes[0].Name, vault)
+	e, err := s.branchOf(ctx, p)
+	return p, e, err
 }
 
 // branchGroups asks the pod before and after its group lets callers in.
 func branchGroups(ctx context.Context, s *stage) (string, error) {
-	p, err := s.vault()
+	p, e, err := s.vault(ctx)
 	if err != nil {
 		return "", err
 	}
-	e, err := s.branchOf(ctx, p)
+	callers, err := s.whoAsks()
 	if err != nil {
 		return "", err
 	}
-	for who, from := range s.whoAsks() {
+	for who, from := range callers {
 		if err := asked(ctx, from, p.Addr()); err == nil {
 			return "", fmt.Errorf("%s gets an answer, and the group lets nobody in", who)
 		}
@@ -191,17 +189,21 @@ func branchGroups(ctx context.Context, s *stage) (string, error) {
 	if err := s.lab.Ports.Allow(ctx, e.Groups[0], portcloud.Rule{Protocol: "tcp"}); err != nil {
 		return "", err
 	}
-	for who, from := range s.whoAsks() {
+	for who, from := range callers {
 		if err := until(ctx, who+" gets an answer", func() error { return asked(ctx, from, p.Addr()) }); err != nil {
 			return "", err
 		}
 	}
-	return fmt.Sprintf("%d who ask: none answered, then all", len(s.whoAsks())), nil
+	return fmt.Sprintf("%d who ask: none answered, then all", len(callers)), nil
 }
 
 // branchKilled has the pod answer while nobody of Berth runs.
 func branchKilled(ctx context.Context, s *stage) (string, error) {
-	p, err := s.vault()
+	p, _, err := s.vault(ctx)
+	if err != nil {
+		return "", err
+	}
+	callers, err := s.whoAsks()
 	if err != nil {
 		return "", err
 	}
@@ -215,7 +217,7 @@ func branchKilled(ctx context.Context, s *stage) (string, error) {
 	}
 	answers := 0
 	for range 20 {
-		for who, from := range s.whoAsks() {
+		for who, from := range callers {
 			if err := asked(ctx, from, p.Addr()); err != nil {
 				return "", fmt.Errorf("%s got no answer: %w", who, err)
 			}
@@ -235,11 +237,7 @@ func branchKilled(ctx context.Context, s *stage) (string, error) {
 
 // branchGone deletes the pod.
 func branchGone(ctx context.Context, s *stage) (string, error) {
-	p, err := s.vault()
-	if err != nil {
-		return "", err
-	}
-	e, err := s.branchOf(ctx, p)
+	_, e, err := s.vault(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -61,10 +61,11 @@ var sizes = map[lab.Mode]size{
 // stage is what the proofs act on.
 type stage struct {
 	size
-	lab   *lab.Lab
-	nodes []*node.Node
-	quote func(text string) // shows what a program printed; may be nil
-	ports portStory         // of port mode
+	lab     *lab.Lab
+	nodes   []*node.Node
+	quote   func(text string) // shows what a program printed; may be nil
+	release func()            // of the lock on the lab's directory
+	ports   portStory         // of port mode
 }
 
 // errFailed says that the story was told to its end, but not all of it held.
@@ -84,18 +85,11 @@ func Run(ctx context.Context, o Options) error {
 	if more && lacks == nil {
 		t.proofs += len(branchProofs)
 	}
-	if err := os.MkdirAll(o.Lab.Dir, 0o755); err != nil {
-		return fmt.Errorf("lab directory: %w", err)
-	}
-	release, err := control.Lock(o.Lab.Dir)
-	if err != nil {
-		return err
-	}
-	defer release()
 	s, err := raise(ctx, o.Lab, t)
 	if err != nil {
 		return errors.Join(err, told(o, err))
 	}
+	defer func() { s.release() }()
 	failed := s.play(ctx, t)
 	switch {
 	case failed != nil || !more:
@@ -105,9 +99,11 @@ func Run(ctx context.Context, o Options) error {
 		if err := s.clear(); err != nil {
 			return errors.Join(err, told(o, err))
 		}
-		if s, err = raise(ctx, branchLab(o.Lab), t); err != nil {
+		next, err := raise(ctx, branchLab(o.Lab), t)
+		if err != nil {
 			return errors.Join(err, told(o, err))
 		}
+		s = next
 		failed = s.play(ctx, t)
 	}
 	if failed == nil {
@@ -125,7 +121,7 @@ func Run(ctx context.Context, o Options) error {
 	return errors.Join(failed, err, s.lab.Close())
 }
 
-// raise brings a lab up.
+// raise brings a lab up, in a directory that is locked until release.
 func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	switch {
 	case o.Kubelets != nil:
@@ -144,13 +140,18 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("lab directory: %w", err)
 	}
+	release, err := control.Lock(o.Dir)
+	if err != nil {
+		return nil, err
+	}
 	up, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	l, err := lab.Start(up, o)
 	if err != nil {
+		release()
 		return nil, fmt.Errorf("raise the lab: %w", err)
 	}
-	return &stage{size: sizes[o.Mode], lab: l, nodes: l.Nodes(), quote: t.quote}, nil
+	return &stage{size: sizes[o.Mode], lab: l, nodes: l.Nodes(), quote: t.quote, release: release}, nil
 }
 
 // branches tells whether the story of branches follows, in a lab of its own, and why it cannot.
@@ -299,6 +300,7 @@ func (s *stage) tellLogs(t *reporter) {
 
 // clear removes the lab and says whether anything stayed behind.
 func (s *stage) clear() error {
+	defer s.release() // which went with the directory
 	err := s.lab.Close()
 	_, sweepErr := lab.Sweep(s.lab.Dir, s.lab.ID)
 	if err = errors.Join(err, sweepErr, os.RemoveAll(s.lab.Dir)); err != nil {

@@ -31,15 +31,12 @@ func (c *Controller) tellOfPolicies(ctx context.Context, p *corev1.Pod) {
 // without any; empty: nothing is.
 func policyTrouble(p *corev1.Pod, since time.Time, some bool) (reason, text string) {
 	if over := p.Annotations[v1alpha1.AnnotationNICPolicyOverlap]; over != "" {
-		return "NICPolicyOverlap", fmt.Sprintf("%s counts, which is the oldest that selects the pod; %s does not, and selects it too",
-			p.Annotations[v1alpha1.AnnotationNICPolicy], strings.ReplaceAll(over, ",", " and "))
+		return "NICPolicyOverlap", fmt.Sprintf("several policies select the pod: the oldest counts, %s; not counted: %s",
+			strings.ReplaceAll(p.Annotations[v1alpha1.AnnotationNICPolicy], ",", ", "), strings.ReplaceAll(over, ",", ", "))
 	}
 	_, judged := p.Annotations[v1alpha1.AnnotationNICPolicy]
-	_, asks := p.Annotations[v1alpha1.AnnotationNICs]
-	_, names := p.Annotations[v1alpha1.AnnotationVPC]
-	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	// Times of objects are whole seconds.
-	if !some || judged || asks || names || mirror || p.Spec.HostNetwork || p.CreationTimestamp.Time.Before(since.Truncate(time.Second)) {
+	if !some || judged || !asking(p, "").MayBeSelected() || p.CreationTimestamp.Time.Before(since.Truncate(time.Second)) {
 		return "", ""
 	}
 	return "NICPolicyMissed", "the pod came before the NICPolicies of its namespace were in force: if one is to count for it, make the pod anew"

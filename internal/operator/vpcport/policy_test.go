@@ -34,7 +34,7 @@ func TestPolicyTrouble(t *testing.T) {
 		{name: "of the node's network", host: true},
 		{
 			name: "two", annotations: map[string]string{v1alpha1.AnnotationNICPolicy: "NICPolicy/a", v1alpha1.AnnotationNICPolicyOverlap: "NICPolicy/b,NICPolicy/c"},
-			want: overlap, says: "NICPolicy/a counts, which is the oldest that selects the pod; NICPolicy/b and NICPolicy/c does not",
+			want: overlap, says: "the oldest counts, NICPolicy/a; not counted: NICPolicy/b, NICPolicy/c",
 		},
 	} {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tt.annotations, CreationTimestamp: metav1.NewTime(at.Add(tt.made))}}

@@ -23,11 +23,10 @@ type wish struct {
 // namespace's VPC is none of a pod that asks for no NICs itself and runs without any already
 // (bare): it got its network when it began. With most above 0 there may be no more NICs than that.
 func wishOf(p *corev1.Pod, namespaceVPC string, first func(vpc string) podnic.First, bare bool, most int) wish {
-	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	if _, asks := p.Annotations[v1alpha1.AnnotationNICs]; bare && !asks && p.Status.Phase != corev1.PodPending {
 		namespaceVPC = ""
 	}
-	in := podnic.Pod{Annotations: p.Annotations, NamespaceVPC: namespaceVPC, HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
+	in := asking(p, namespaceVPC)
 	var w wish
 	w.vpc, w.errs = in.VPC()
 	w.first = first(w.vpc)
@@ -36,6 +35,12 @@ func wishOf(p *corev1.Pod, namespaceVPC string, first func(vpc string) podnic.Fi
 	}
 	w.nics, w.errs = in.NICs(w.first, most)
 	return w
+}
+
+// asking is what a pod asks for, of a namespace with a VPC.
+func asking(p *corev1.Pod, namespaceVPC string) podnic.Pod {
+	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
+	return podnic.Pod{Annotations: p.Annotations, NamespaceVPC: namespaceVPC, HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
 }
 
 // namedObjects are the PodNICs that a pod's annotation names, if it can be read.

@@ -51,7 +51,7 @@ func (c chooser) answer(ctx context.Context, q admission.Request) (admission.Res
 	if err := c.decoder.Decode(q, p); err != nil {
 		return unchosen(http.StatusBadRequest, fmt.Errorf("read the pod: %w", err)), outcomeError
 	}
-	if !mayBeSelected(p) {
+	if !asking(p, &metav1.PartialObjectMetadata{}).MayBeSelected() { // whatever its namespace says
 		return admission.Allowed(""), outcomeAllowed
 	}
 	choice, err := c.choose(ctx, p, q.Namespace)
@@ -79,15 +79,6 @@ func (c chooser) answer(ctx context.Context, q admission.Request) (admission.Res
 		return unchosen(http.StatusBadRequest, err), outcomeError
 	}
 	return admission.PatchResponseFromRaw(q.Object.Raw, changed), outcomeChanged
-}
-
-// mayBeSelected tells whether policies are asked of a pod: it asks for no NICs itself, and may
-// have some.
-func mayBeSelected(p *corev1.Pod) bool {
-	_, asks := p.Annotations[v1alpha1.AnnotationNICs]
-	_, names := p.Annotations[v1alpha1.AnnotationVPC]
-	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
-	return !asks && !names && !mirror && !p.Spec.HostNetwork
 }
 
 // choose is which policies count for a pod. What is known trails: a pod that none of those
