@@ -16,8 +16,12 @@ import (
 // addresses, so that the worst off begins first.
 type Priority int
 
-// Begun is above every deficit.
-const Begun Priority = 1 << 20
+const (
+	// Begun is above every deficit.
+	Begun Priority = 1 << 20
+	// Ahead is below everything that somebody waits for: of what is made before it is needed.
+	Ahead Priority = -1
+)
 
 type priorityKey struct{}
 

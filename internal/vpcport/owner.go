@@ -26,6 +26,27 @@ func DeviceUID(cluster, device string) (uid string, ok bool) {
 	return uid, ok && uid != ""
 }
 
+// aheadUID stands in the place of a NIC's UID, and is none that Kubernetes gives.
+const aheadUID = "ahead/"
+
+// AheadDevice is the device of a port of the VPC object with a UID that was made before any NIC
+// needed it. ID tells such ports apart.
+func AheadDevice(cluster, vpcUID, id string) string {
+	return AheadDevices(cluster, vpcUID) + id
+}
+
+// AheadDevices begins the devices of all such ports of a VPC object.
+func AheadDevices(cluster, vpcUID string) string {
+	return Device(cluster, aheadUID+vpcUID+"/")
+}
+
+// IsAhead tells whether a port of this cluster was made before any NIC needed it, and no NIC
+// has it, as far as the provider was told.
+func (p Port) IsAhead(cluster string) bool {
+	uid, ok := DeviceUID(cluster, p.Device)
+	return ok && p.Owner == Owner && strings.HasPrefix(uid, aheadUID)
+}
+
 // Mine tells whether Berth, in this cluster, may delete a port: by both marks.
 func (p Port) Mine(cluster string) bool {
 	_, ok := DeviceUID(cluster, p.Device)

@@ -40,6 +40,18 @@ type Provider interface {
 	Traits() Traits
 }
 
+// Resolver is a provider that tells beforehand what a port will be like.
+type Resolver interface {
+	// Resolve tells what a port would be like that was asked for now.
+	Resolve(ctx context.Context, n NewPort) (Resolved, error)
+}
+
+// Resolved is what a port that is asked for may be like.
+type Resolved struct {
+	Subnets []string // IDs: it is in one of them
+	Groups  []string // IDs: it has all of them
+}
+
 // Traits are what a provider can do.
 type Traits struct {
 	MaxBatch  int  // ports of one Create, at least 1
@@ -52,6 +64,12 @@ type Traits struct {
 	// Idempotent: a repeat of a Create, of the same port for the same device, makes no
 	// second one, whether its reply was lost or not.
 	Idempotent bool
+	// AtOnce is how many calls may well be under way at once, as something below knows better
+	// how many the provider bears; 0: as whoever makes them thinks right.
+	AtOnce int
+	// Ahead: ports can be made before a NIC needs them, as one is as good as another of the
+	// same request. The provider is a Resolver then.
+	Ahead bool
 	// Cooling is how long a port that nobody has any more is kept until it is deleted, so
 	// that its address is not soon another's. 0: not at all.
 	Cooling time.Duration

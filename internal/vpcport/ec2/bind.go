@@ -14,6 +14,9 @@ import (
 // taken. Of 4094 a trunk has some hundred in use at most.
 const attempts = 8
 
+// begun is the priority of an association, before that of new ports.
+const begun = cloud.Priority(1)
+
 // bind makes an ENI, which is associated with no trunk, a branch of a host's. What the host
 // cannot take is told by the answer and is no error.
 func (p *Provider) bind(ctx context.Context, e cloud.ENI, host string) (vpcport.Port, error) {
@@ -55,7 +58,8 @@ func (p *Provider) associate(ctx context.Context, e *cloud.ENI, t *trunk) (a clo
 		}
 	}
 	a.ID = ""
-	a, err = p.s.Cloud.AssociateBranch(ctx, a, requestToken(*e, a))
+	// What was begun is finished before another port is begun.
+	a, err = p.s.Cloud.AssociateBranch(cloud.WithPriority(ctx, max(cloud.PriorityOf(ctx), begun)), a, requestToken(*e, a))
 	if code(err) == codeDuplicate {
 		return a, true, nil // it stays taken for a while
 	}
@@ -64,10 +68,7 @@ func (p *Provider) associate(ctx context.Context, e *cloud.ENI, t *trunk) (a clo
 	}
 	p.memory.associated(*e, a)
 	e.Type = cloud.InterfaceBranch
-	// By the tag another operator can take the branch off the trunk again, as long as it likes.
-	if err := p.tag(ctx, e, map[string]string{TagAssociation: a.ID}); err != nil {
-		p.s.Logger.Warn("a branch could not be tagged with its association", "eni", e.ID, "trunk", t.ID, "vlan", a.VLAN, "association", a.ID, "error", err)
-	}
+	p.note(ctx, a)
 	return a, false, nil
 }
 
@@ -84,6 +85,7 @@ func (p *Provider) notBound(e cloud.ENI, t *trunk, err error) (vpcport.Port, err
 // unbind ends the association of a branch, whose address and ID stay. The tags have the ID of
 // an association before it ends: so no request for one is ever the same as that for another.
 func (p *Provider) unbind(ctx context.Context, e *cloud.ENI) error {
+	p.notes.stop(e.ID)
 	a := p.memory.association(*e)
 	var err error
 	if a.ID == "" {

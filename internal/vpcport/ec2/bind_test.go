@@ -2,6 +2,7 @@ package ec2_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -107,7 +108,8 @@ func TestVLANThatIsTaken(t *testing.T) {
 	b.cloud.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 2, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	b.wantBound("at the third", p, "i-a")
-	if tags := b.eni(p.ID).Tags; tags[ec2.TagVLAN] != strconv.Itoa(p.Binding.Plug.VLAN) || tags[ec2.TagAssociation] == "" {
+	b.awaitNote(p.ID)
+	if tags := b.eni(p.ID).Tags; tags[ec2.TagVLAN] != strconv.Itoa(p.Binding.Plug.VLAN) {
 		t.Errorf("VLAN %d; the tags %v", p.Binding.Plug.VLAN, tags)
 	}
 	b.cloud.Inject(cloudfake.Fault{Op: "AssociateBranch", Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
@@ -230,11 +232,9 @@ func TestLostAssociation(t *testing.T) {
 // one that the port had before.
 func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 	b := newBed(t)
-	notTagged := func() {
-		b.cloud.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
-	}
-	notTagged()
-	p := b.make(b.provider, newPort("u-1", "i-a"))
+	writing := &untagged{Cloud: b.cloud}
+	unable := func(s *ec2.Settings) { s.Cloud = writing }
+	p := b.make(b.open(unable), newPort("u-1", "i-a"))
 	if id := b.eni(p.ID).Tags[ec2.TagAssociation]; id != "" {
 		t.Fatalf("the tags have the association %q", id)
 	}
@@ -243,9 +243,7 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 		moved, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 		harness.OK(t, err)
 		b.wantBound("moved", moved, host)
-		if id, is := b.eni(p.ID).Tags[ec2.TagAssociation], b.cloud.Associations()[0].ID; id != is {
-			t.Errorf("at %s the tags have the association %q, EC2 %q", host, id, is)
-		}
+		b.awaitNote(p.ID)
 	}
 
 	// Nor is the association before taken for one that was not written down since.
@@ -254,14 +252,14 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 	host := "i-a2"
 	_, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 	failsWith(t, "moved, and the intent was not written", err, vpcport.Transient)
-	writing := &untagged{Cloud: b.cloud}
-	_, err = b.open(func(s *ec2.Settings) { s.Cloud = writing }).Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
+	_, err = b.open(unable).Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 	harness.OK(t, err)
 	b.clock.Advance(ec2.Settle + ec2.Cooling)
 	host = "i-a"
 	moved, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 	harness.OK(t, err)
 	b.wantBound("moved on", moved, host)
+	b.awaitNote(p.ID)
 
 	// Without the tag nobody can tell it, and it is not taken for one that was before.
 	harness.OK(t, b.cloud.Tag(t.Context(), p.ID, map[string]string{ec2.TagAssociation: ""}))
@@ -270,6 +268,17 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 	_, err = b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &none})
 	failsWith(t, "taking it off, whose association nobody knows", err, vpcport.Conflict)
 	harness.OK(t, b.provider.Delete(t.Context(), p.ID))
+}
+
+// awaitNote waits until the tags of the one branch have its association.
+func (b *bed) awaitNote(id string) {
+	b.t.Helper()
+	harness.Eventually(b.t, time.Minute, "the association is written down", func() error {
+		if has, is := b.eni(id).Tags[ec2.TagAssociation], b.cloud.Associations()[0].ID; has != is {
+			return fmt.Errorf("the tags have %q, EC2 %q", has, is)
+		}
+		return nil
+	})
 }
 
 // untagged is a cloud in which no tag of an association is written.

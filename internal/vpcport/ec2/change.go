@@ -57,14 +57,19 @@ func (p *Provider) tag(ctx context.Context, e *cloud.ENI, tags map[string]string
 	if err := p.s.Cloud.Tag(ctx, e.ID, tags); err != nil {
 		return classified(opUpdate, fmt.Errorf("tag port %s: %w", e.ID, err))
 	}
-	all := maps.Clone(e.Tags)
+	e.Tags = with(e.Tags, tags)
+	p.memory.is(*e)
+	return nil
+}
+
+// with are tags with others in the place of those of the same keys.
+func with(tags, others map[string]string) map[string]string {
+	all := maps.Clone(tags)
 	if all == nil {
 		all = map[string]string{}
 	}
-	maps.Copy(all, tags)
-	e.Tags = all
-	p.memory.is(*e)
-	return nil
+	maps.Copy(all, others)
+	return all
 }
 
 // rehost has a port bound to a host, or to none, and to no other.
@@ -96,6 +101,7 @@ func (p *Provider) Delete(ctx context.Context, id string) error {
 			return err
 		}
 	}
+	p.notes.stop(id)
 	if a, ok := p.memory.dropped(id); ok {
 		p.vlans.release(a.TrunkID, a.VLAN)
 	}

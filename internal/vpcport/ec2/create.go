@@ -113,6 +113,23 @@ func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error)
 	return r, nil
 }
 
+// Resolve implements vpcport.Resolver: which subnets a port may be in, and its groups.
+func (p *Provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
+	subnets, t, err := p.place(ctx, n)
+	if err != nil {
+		return vpcport.Resolved{}, err
+	}
+	request, err := p.request(n, t)
+	if err != nil {
+		return vpcport.Resolved{}, err
+	}
+	out := vpcport.Resolved{Groups: request.Groups}
+	for _, s := range subnets {
+		out.Subnets = append(out.Subnets, s.ID)
+	}
+	return out, nil
+}
+
 // create makes an ENI, once for the same request of the same device.
 func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.CreateENI) (cloud.ENI, error) {
 	for range creations {

@@ -44,6 +44,16 @@ func (m *memory) is(e cloud.ENI) {
 	}
 }
 
+// tagged notes tags that were written since.
+func (m *memory) tagged(id string, tags map[string]string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t, ok := m.told[id]; ok && !t.gone {
+		t.eni.Tags = with(t.eni.Tags, tags)
+		m.told[id] = t
+	}
+}
+
 // associated notes that an ENI is a branch.
 func (m *memory) associated(e cloud.ENI, a cloud.Association) {
 	e.Type, e.Status = cloud.InterfaceBranch, "in-use"

@@ -50,9 +50,13 @@ type Provider struct {
 	subnets *subnets
 	vlans   *vlans
 	memory  *memory
+	notes   *notes
 }
 
-var _ vpcport.Provider = (*Provider)(nil)
+var (
+	_ vpcport.Provider = (*Provider)(nil)
+	_ vpcport.Resolver = (*Provider)(nil)
+)
 
 // Open makes a provider. It talks to nobody.
 func Open(s Settings) *Provider {
@@ -60,14 +64,17 @@ func Open(s Settings) *Provider {
 	s.Logger = cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
 	s.Settle, s.Cooling = cmp.Or(s.Settle, Settle), cmp.Or(s.Cooling, Cooling)
 	return &Provider{
-		s: s, trunks: newTrunks(s), subnets: newSubnets(s), vlans: newVLANs(s.Clock, s.Cooling), memory: newMemory(s.Clock, s.Settle),
+		s: s, trunks: newTrunks(s), subnets: newSubnets(s), vlans: newVLANs(s.Clock, s.Cooling), memory: newMemory(s.Clock, s.Settle), notes: newNotes(),
 	}
 }
 
 // maxFilter is how many values a filter of a listing may have (EC2 API Reference, Filter).
 const maxFilter = 200
 
+// atOnce is how many calls may be under way: EC2 limits their rate, which package pace keeps.
+const atOnce = 128
+
 // Traits implements vpcport.Provider.
 func (p *Provider) Traits() vpcport.Traits {
-	return vpcport.Traits{MaxBatch: 1, MaxFilter: maxFilter, NeedsHost: true, Idempotent: true, Cooling: p.s.Cooling}
+	return vpcport.Traits{MaxBatch: 1, MaxFilter: maxFilter, NeedsHost: true, Idempotent: true, AtOnce: atOnce, Ahead: true, Cooling: p.s.Cooling}
 }

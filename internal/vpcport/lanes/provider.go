@@ -17,6 +17,7 @@ const (
 	OpUpdate  = "Update"
 	OpDelete  = "Delete"
 	OpProject = "Project"
+	OpResolve = "Resolve"
 )
 
 // Observer is told of every call of a provider that was sent, before its caller knows
@@ -82,6 +83,17 @@ func (p *provider) Delete(ctx context.Context, id string) error {
 // Project implements vpcport.Provider.
 func (p *provider) Project(ctx context.Context) (string, error) {
 	return through(ctx, p, OpProject, second, func() (string, error) { return p.in.Project(ctx) })
+}
+
+// Resolve implements vpcport.Resolver, of providers that are one (vpcport.Traits.Ahead).
+func (p *provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
+	return through(ctx, p, OpResolve, third, func() (vpcport.Resolved, error) {
+		in, ok := p.in.(vpcport.Resolver)
+		if !ok {
+			return vpcport.Resolved{}, &vpcport.Error{Class: vpcport.Bug, Op: OpResolve, Message: "the provider makes no ports ahead"}
+		}
+		return in.Resolve(ctx, n)
+	})
 }
 
 // Traits implements vpcport.Provider.
