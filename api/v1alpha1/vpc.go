@@ -175,6 +175,26 @@ type EC2Spec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, s.matches('^subnet-([0-9a-f]{8}|[0-9a-f]{17})$'))",message="subnets must be IDs, such as subnet-0a1b2c3d4e5f67890"
 	// +optional
 	Subnets []string `json:"subnets,omitempty"`
+
+	// WarmBranches is how many branch interfaces are kept ready on each node for its next
+	// pods, of each set of security groups and subnet that pods there have or had within ten
+	// minutes: such a pod does not wait for EC2. They take as many addresses of the subnets,
+	// and none of the branch interfaces that pods need. 0: none; not set: 1.
+	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 32",message="warmBranches must be between 0 and 32"
+	// +optional
+	WarmBranches *int32 `json:"warmBranches,omitempty"`
+}
+
+// WarmBranches is how many branch interfaces are kept ready for a node's next pods, of each set of
+// groups and subnet.
+func (s VPCSpec) WarmBranches() int {
+	switch {
+	case s.Provider != ProviderEC2:
+		return 0
+	case s.EC2 == nil || s.EC2.WarmBranches == nil:
+		return 1
+	}
+	return int(*s.EC2.WarmBranches)
 }
 
 // PortMAC is who chooses the MAC addresses of ports.

@@ -26,25 +26,21 @@ func DeviceUID(cluster, device string) (uid string, ok bool) {
 	return uid, ok && uid != ""
 }
 
-// aheadUID stands in the place of a NIC's UID, and is none that Kubernetes gives.
-const aheadUID = "ahead/"
+// warmUID stands in the place of a NIC's UID, and is none that Kubernetes gives.
+const warmUID = "warm/"
 
-// AheadDevice is the device of a port of the VPC object with a UID that was made before any NIC
+// WarmDevice is the device of a port that was made for the VPC object with a UID before any NIC
 // needed it. ID tells such ports apart.
-func AheadDevice(cluster, vpcUID, id string) string {
-	return AheadDevices(cluster, vpcUID) + id
+func WarmDevice(cluster, vpcUID, id string) string {
+	return Device(cluster, warmUID+vpcUID+"/"+id)
 }
 
-// AheadDevices begins the devices of all such ports of a VPC object.
-func AheadDevices(cluster, vpcUID string) string {
-	return Device(cluster, aheadUID+vpcUID+"/")
-}
-
-// IsAhead tells whether a port of this cluster was made before any NIC needed it, and no NIC
-// has it, as far as the provider was told.
-func (p Port) IsAhead(cluster string) bool {
-	uid, ok := DeviceUID(cluster, p.Device)
-	return ok && p.Owner == Owner && strings.HasPrefix(uid, aheadUID)
+// WarmVPC is the UID of the VPC object that a port was made for before any NIC needed it; ok is
+// false for other ports, and for one that is marked as a NIC's since.
+func (p Port) WarmVPC(cluster string) (uid string, ok bool) {
+	of, ok := strings.CutPrefix(p.Device, Device(cluster, warmUID))
+	uid, _, whole := strings.Cut(of, "/")
+	return uid, ok && whole && p.Owner == Owner
 }
 
 // Mine tells whether Berth, in this cluster, may delete a port: by both marks.

@@ -67,9 +67,9 @@ type Traits struct {
 	// AtOnce is how many calls may well be under way at once, as something below knows better
 	// how many the provider bears; 0: as whoever makes them thinks right.
 	AtOnce int
-	// Ahead: ports can be made before a NIC needs them, as one is as good as another of the
+	// Warm: ports can be made before a NIC needs them, as one is as good as another of the
 	// same request. The provider is a Resolver then.
-	Ahead bool
+	Warm bool
 	// Cooling is how long a port that nobody has any more is kept until it is deleted, so
 	// that its address is not soon another's. 0: not at all.
 	Cooling time.Duration

@@ -155,11 +155,13 @@ func (b *book) edit(uid types.UID, do func(*nic)) (key types.NamespacedName, ok 
 	return n.key, true
 }
 
-// forget drops what is known of the PodNIC of a name.
-func (b *book) forget(key types.NamespacedName) {
+// forget drops what is known of the PodNIC of a name, and returns its UID.
+func (b *book) forget(key types.NamespacedName) (uid types.UID, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	uid, known = b.uids[key]
 	b.drop(key)
+	return uid, known
 }
 
 // drop is forget. b.mu is held.

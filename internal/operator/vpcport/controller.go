@@ -25,6 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/vpcport/warm"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/podnic"
 )
@@ -65,6 +66,9 @@ type Options struct {
 	// OrphanAge is how long a port of no PodNIC must have been seen before it is
 	// deleted; 10 min.
 	OrphanAge time.Duration
+	// WarmIdle is for how long ports are kept ready for the pods of a node after one of them last
+	// needed such; 10 min. WarmKeep is for how long one is kept that is more than is wanted; 1 min.
+	WarmIdle, WarmKeep time.Duration
 }
 
 const (
@@ -86,6 +90,7 @@ type Controller struct {
 	desks  *desks
 	told   *told
 	past   *past
+	pool   *warm.Pool
 
 	pods, nics queue.Queue
 }
@@ -114,6 +119,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	}
 	c.book = newBook(o.Clock, o.Settle)
 	c.desks = newDesks(o.Clock, c.answered)
+	c.pool = c.newPool()
 	err := errors.Join(
 		ctrl.NewControllerManagedBy(mgr).Named("portpod").For(&corev1.Pod{}).
 			Watches(&v1alpha1.PodNIC{}, handler.EnqueueRequestsFromMapFunc(podRequests)).
@@ -127,6 +133,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 			Complete(queue.RetryConflicts(c.reconcileNIC)),
 		mgr.Add(manager.RunnableFunc(c.work)),
 		mgr.Add(manager.RunnableFunc(c.sweep)),
+		mgr.Add(manager.RunnableFunc(c.pool.Run)),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("controllers of VPC ports: %w", err)
@@ -182,6 +189,7 @@ func (c *Controller) nicsOfPod(ctx context.Context, o client.Object) (out []reco
 
 // nicsOfNode are for the PodNICs on a node.
 func (c *Controller) nicsOfNode(ctx context.Context, o client.Object) (out []reconcile.Request) {
+	c.pool.Changed()
 	list := &v1alpha1.PodNICList{}
 	if err := c.client.List(ctx, list, client.MatchingFields{byNode: o.GetName()}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil
@@ -197,9 +205,10 @@ func nodeChanges() builder.Predicates {
 	type state struct {
 		ready, out       bool
 		provider, labels string
+		branches         int64
 	}
 	return watched.NodeChanges(func(n *corev1.Node) state {
-		return state{watched.Ready(n), watched.OutOfService(n), n.Spec.ProviderID, labels.Set(n.Labels).String()}
+		return state{watched.Ready(n), watched.OutOfService(n), n.Spec.ProviderID, labels.Set(n.Labels).String(), branchesIn(n)}
 	})
 }
 
@@ -210,6 +219,7 @@ func namespaceChanges() builder.Predicates {
 // vpcChanged has all reconciled that waits for a VPC.
 func (c *Controller) vpcChanged(vpc string) {
 	c.book.open(vpc)
+	c.pool.Changed()
 	ctx := context.Background()
 	nics, pods := &v1alpha1.PodNICList{}, &corev1.PodList{}
 	if err := c.client.List(ctx, nics, client.MatchingFields{ByVPC: vpc}, client.UnsafeDisableDeepCopy); err == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/vpcport/plan"
+	"github.com/berthnet/berth/internal/operator/vpcport/warm"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -32,7 +33,7 @@ var (
 )
 
 // Families are the metrics, for the page that documents them.
-var Families = []metric.Family{famNICs, famBlocked, famUnbound, famWaits, famSteps, famBound, famPlugged, famListed, famAstray, famSwept}
+var Families = append([]metric.Family{famNICs, famBlocked, famUnbound, famWaits, famSteps, famBound, famPlugged, famListed, famAstray, famSwept}, warm.Families...)
 
 // Kinds of ports that should not be there.
 const (
@@ -47,6 +48,7 @@ type Metrics struct {
 	listings       *prometheus.CounterVec
 	stray          *prometheus.GaugeVec
 	swept          *prometheus.CounterVec
+	warm           *warm.Metrics
 
 	mu   sync.Mutex      // guards vpcs, and series of VPCs from being made while they are removed
 	vpcs map[string]bool // of which there are series
@@ -56,7 +58,7 @@ type Metrics struct {
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		steps: famSteps.Counter(), bound: famBound.Histogram(metric.WaitBuckets), plugged: famPlugged.Histogram(metric.WaitBuckets),
-		listings: famListed.Counter(), stray: famAstray.Gauge(), swept: famSwept.Counter(), vpcs: map[string]bool{},
+		listings: famListed.Counter(), stray: famAstray.Gauge(), swept: famSwept.Counter(), warm: warm.NewMetrics(), vpcs: map[string]bool{},
 	}
 	for _, k := range []plan.Kind{plan.Look, plan.Create, plan.Change, plan.Poll, plan.Delete} {
 		m.steps.WithLabelValues(k.String(), "ok") // so that the first can be seen to be one more
@@ -69,7 +71,7 @@ func NewMetrics() *Metrics {
 
 // Collectors are to be registered.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.steps, m.bound, m.plugged, m.listings, m.stray, m.swept}
+	return append(m.warm.Collectors(), m.steps, m.bound, m.plugged, m.listings, m.stray, m.swept)
 }
 
 func (m *Metrics) count(k plan.Kind, err error) {

@@ -40,7 +40,9 @@ func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (rec
 	o := &v1alpha1.PodNIC{}
 	err := c.client.Get(ctx, q.NamespacedName, o)
 	if apierrors.IsNotFound(err) {
-		c.book.forget(q.NamespacedName)
+		if uid, known := c.book.forget(q.NamespacedName); known {
+			c.pool.Forget(uid)
+		}
 		return reconcile.Result{}, nil
 	}
 	if err != nil {
@@ -62,6 +64,7 @@ func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (rec
 	}
 	c.noteIdle(s)
 	c.noteWaits(s)
+	c.noteWarm(s)
 	return c.step(ctx, s, n)
 }
 
@@ -152,6 +155,9 @@ func (c *Controller) create(ctx context.Context, s *scene, n nic, next plan.Step
 	}
 	if s.want.Host == "" && s.opened.Provider.Traits().NeedsHost {
 		return c.rest(ctx, s, n, next, 0) // until its pod has a node
+	}
+	if c.take(s) {
+		return reconcile.Result{RequeueAfter: time.Nanosecond}, nil
 	}
 	if wait := c.early(s); wait > 0 {
 		return reconcile.Result{RequeueAfter: wait}, nil // without a write: its pod's event comes before

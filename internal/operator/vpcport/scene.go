@@ -37,6 +37,7 @@ type scene struct {
 	until  time.Time // when held is over at the latest; zero: not by itself
 	refuse error     // why no port is made
 	want   plan.Want
+	anew   []vpcport.NewAddress // those of a new port of a NIC that never had one
 }
 
 // assignment is which pod has a NIC, and how.
@@ -295,7 +296,7 @@ func (c *Controller) node(ctx context.Context, name string) (*corev1.Node, error
 func (s *scene) desire(cluster string, n nic) {
 	uid := string(s.o.UID)
 	w := plan.Want{
-		Device: vpcport.Device(cluster, uid), Name: portName(uid, s.o.Namespace, s.o.Name), Given: s.o.Spec.PortID,
+		Cluster: cluster, Device: vpcport.Device(cluster, uid), Name: portName(uid, s.o.Namespace, s.o.Name), Given: s.o.Spec.PortID,
 		Host: s.host, Over: s.o.DeletionTimestamp != nil, Held: s.held, Leaving: s.now.node != s.next.node,
 	}
 	if w.Host == "" && n.have.Port != nil && (s.pod == nil && s.o.Spec.Pod != nil || s.noHost != "") {
@@ -317,7 +318,12 @@ func (s *scene) desire(cluster string, n nic) {
 	if w.Groups == nil {
 		w.Groups = s.opened.Spec.DefaultSecurityGroups
 	}
-	w.Addresses, s.refuse = s.addresses(n)
+	s.anew, s.refuse = s.asked()
+	if before := s.before(n); len(before) > 0 {
+		w.Addresses, s.refuse = before, nil
+	} else {
+		w.Addresses = s.anew
+	}
 	if s.refuse == nil && traits.NeedsHost && s.noHost != "" {
 		s.refuse = errors.New(s.noHost)
 	}
@@ -332,18 +338,22 @@ func portName(uid, namespace, name string) string {
 
 func portPrefix(uid string) string { return "berth/" + uid + "/" }
 
-// addresses are those that a new port is to have: those that the PodNIC had before, else
-// what is asked for.
-func (s *scene) addresses(n nic) ([]vpcport.NewAddress, error) {
-	var before []vpcport.NewAddress
+// before are the addresses that the PodNIC had, which a new port is to have again; none: those
+// that are asked for.
+func (s *scene) before(n nic) (before []vpcport.NewAddress) {
+	if n.anew && s.o.Spec.Pod != nil { // one that outlives pods waits for its own
+		return nil
+	}
 	for _, a := range s.o.Status.Addresses {
 		if p, err := netip.ParsePrefix(a.CIDR); err == nil && a.Subnet != "" {
 			before = append(before, vpcport.NewAddress{SubnetID: a.Subnet, IP: p.Addr()})
 		}
 	}
-	if len(before) > 0 && (!n.anew || s.o.Spec.Pod == nil) { // one that outlives pods waits for its own
-		return before, nil
-	}
+	return before
+}
+
+// asked are the addresses that are asked for.
+func (s *scene) asked() ([]vpcport.NewAddress, error) {
 	asked := nicOf(s.o.Spec)
 	asked.Index = s.nic.Index
 	resolved, errs := podnic.Resolve([]podnic.NIC{asked}, networkOf(s.o.Spec.VPC, s.opened))

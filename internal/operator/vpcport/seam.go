@@ -19,6 +19,7 @@ type Networks interface {
 
 // Opened is a VPC whose provider is opened and has its network.
 type Opened struct {
+	UID      string // of its object
 	Provider vpcport.Provider
 	Network  vpcport.Network // as it was found last
 	Spec     v1alpha1.VPCSpec

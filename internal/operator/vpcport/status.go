@@ -42,7 +42,7 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	st := *s.o.Status.DeepCopy()
 	assign(&st, s)
 	p := n.have.Port
-	if p != nil && (p.Device != s.want.Device || p.NetworkID != s.want.Network) {
+	if p != nil && (!s.want.Has(p) || p.NetworkID != s.want.Network) {
 		p = nil // it is another's still
 	}
 	if p == nil && unseen(s, n) {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/vpcport/warm"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -111,8 +112,15 @@ func (c *Controller) list(ctx context.Context, vpc string, seen sightings, colle
 	if err != nil {
 		return nil, err
 	}
+	vpcs, err := c.vpcUIDs(ctx)
+	if err != nil {
+		return nil, err
+	}
 	byUID := map[types.UID][]vpcport.Port{}
 	for _, p := range ports {
+		if c.inPool(p, vpcs) {
+			continue
+		}
 		if uid, ok := vpcport.DeviceUID(c.o.Cluster, p.Device); ok && p.Mine(c.o.Cluster) {
 			byUID[types.UID(uid)] = append(byUID[types.UID(uid)], p)
 		}
@@ -121,6 +129,9 @@ func (c *Controller) list(ctx context.Context, vpc string, seen sightings, colle
 		c.nics.AddObject(key, 0)
 	}
 	c.o.Metrics.astray(vpc, c.book.astray(byUID))
+	if err := c.pool.Listed(bounded, vpc, ports, began); err != nil {
+		return nil, err
+	}
 	if !collect {
 		return seen, nil
 	}
@@ -218,14 +229,15 @@ func (c *Controller) sweepPort(ctx context.Context, provider vpcport.Provider, u
 
 // madeByBerth tells whether Berth made a port that has its marks, which a user's has too
 // while a NIC uses it: by its MAC address or its name, of which either has the UID of the
-// PodNIC in it. A user's port is older than that.
+// PodNIC in it; or by the name of those that were made before a NIC needed them. A user's port is older
+// than that.
 func madeByBerth(cluster, uid string, p vpcport.Port) bool {
 	for try := range byte(maxTries) {
 		if p.MAC.String() == vpcport.DerivedMAC(cluster, uid, try).String() {
 			return true
 		}
 	}
-	return strings.HasPrefix(p.Name, portPrefix(uid))
+	return strings.HasPrefix(p.Name, portPrefix(uid)) || strings.HasPrefix(p.Name, warm.NamePrefix)
 }
 
 // has tells whether a NIC is known.

@@ -85,7 +85,7 @@ func (p *provider) Project(ctx context.Context) (string, error) {
 	return through(ctx, p, OpProject, second, func() (string, error) { return p.in.Project(ctx) })
 }
 
-// Resolve implements vpcport.Resolver, of providers that are one (vpcport.Traits.Ahead).
+// Resolve implements vpcport.Resolver, of providers that are one (vpcport.Traits.Warm).
 func (p *provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
 	return through(ctx, p, OpResolve, third, func() (vpcport.Resolved, error) {
 		in, ok := p.in.(vpcport.Resolver)

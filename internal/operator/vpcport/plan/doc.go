@@ -17,5 +17,8 @@
 //   - Before a port is made the provider is asked whether there is one. What it does not
 //     show yet it refuses to make again, as two ports would have one MAC address. Where
 //     that cannot be had, of several ports one is kept.
+//   - A port that was made before any NIC needed it is a NIC's once the PodNIC has its ID
+//     recorded, and gets its mark then. Of the NICs of one VPC none is ever given a port that
+//     is recorded of another (package warm).
 //   - A port that a user made is given back as it was, and never deleted.
 package plan

@@ -79,7 +79,9 @@ func withPort(w Want, h Have) Step {
 	switch {
 	case p.NetworkID != w.Network:
 		return impossible(vpcport.Invalid, "port %s is of network %s, expected one of %s", p.ID, p.NetworkID, w.Network)
-	case !w.mine(p) && p.Device != "" && p.Device != w.Device:
+	case w.warm(p) && h.Recorded != p.ID:
+		return Step{Kind: Record, Port: p.ID} // by which it is this NIC's and no other's
+	case !w.mine(p) && !w.warm(p) && p.Device != "" && p.Device != w.Device:
 		return impossible(vpcport.Conflict, "port %s is in use by %q", p.ID, p.Device)
 	case !w.mine(p):
 		return Step{Kind: Change, Port: p.ID, Change: vpcport.Change{Device: &w.Device, Owner: &owner}}

@@ -18,7 +18,7 @@ var aMAC = mac.Addr{2, 0, 0, 0, 0, 1}
 
 // wants is a NIC in network n, with a change.
 func wants(edit ...func(*plan.Want)) plan.Want {
-	w := plan.Want{Device: "d", Network: "n", MAC: aMAC}
+	w := plan.Want{Cluster: "c", Device: "d", Network: "n", MAC: aMAC}
 	for _, e := range edit {
 		e(&w)
 	}
@@ -54,7 +54,9 @@ func free(p *vpcport.Port)     { p.Device, p.Owner = "", "" }
 func taken(p *vpcport.Port)    { p.Device, p.Owner = "somebody", "compute:nova" }
 func abroad(p *vpcport.Port)   { p.NetworkID = "m" }
 func unmarked(p *vpcport.Port) { p.Device = "" } // by somebody
-func elsewhere(w *plan.Want)   { w.Held, w.Leaving = true, true }
+
+func warm(p *vpcport.Port)   { p.Device = vpcport.WarmDevice("c", "v", "1") }
+func elsewhere(w *plan.Want) { w.Held, w.Leaving = true, true }
 
 // looked is what is known after a look that showed a port.
 func looked(recorded string, p *vpcport.Port, extra ...string) plan.Have {
@@ -95,6 +97,12 @@ func TestNext(t *testing.T) {
 		{"waiting for its next pod", wants(), looked("p", port("p", bound("node-b"))), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Host: &none}}},
 		{"other groups", wants(inGroup), looked("p", port("p", func(p *vpcport.Port) { p.Groups = []string{"h"} })), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Groups: []string{"g", "h"}}}},
 		{"groups in another order", wants(inGroup), looked("p", port("p", func(p *vpcport.Port) { p.Groups = []string{"h", "g"} })), plan.Step{Kind: plan.Rest}},
+
+		{"one was taken that was made ahead", wants(at("node-a")), looked("", port("p", bound("node-a"), active, warm)), plan.Step{Kind: plan.Record, Port: "p"}},
+		{"it is recorded", wants(at("node-a")), looked("p", port("p", bound("node-a"), active, warm)), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Device: &device, Owner: &owner}}},
+		{"over, and it was taken", wants(over), looked("", port("p", warm)), plan.Step{Kind: plan.Delete, Port: "p"}},
+		{"over, and it is not marked yet", wants(over), looked("p", port("p", warm)), plan.Step{Kind: plan.Delete, Port: "p"}},
+		{"a user names one that was made ahead", wants(ofUser), looked("", port(given, warm)), plan.Step{Kind: plan.Impossible, Class: vpcport.Conflict, Why: "port " + given + ` is in use by "berth:c:warm/v/1"`}},
 
 		{"a user's port", wants(ofUser), looked("", port(given, free)), plan.Step{Kind: plan.Change, Port: given, Change: vpcport.Change{Device: &device, Owner: &owner}}},
 		{"a user's port, taken", wants(ofUser), looked("", port(given)), plan.Step{Kind: plan.Record, Port: given}},

@@ -22,6 +22,9 @@ type Want struct {
 	Idempotent bool
 	// Host is where it is to be bound; empty: nowhere, or not known yet.
 	Host string
+	// Cluster is the cluster's name, by which ports are known that were made before any NIC needed
+	// them, one of which may have been taken for this one.
+	Cluster string
 	// Over tells that nobody needs it any more.
 	Over bool
 	// Held tells that a node may still have it plugged: it is neither let go nor bound
@@ -53,6 +56,13 @@ type Have struct {
 	Collided bool
 }
 
+// Took is what is known once a port that was made before any NIC needed it was taken for this
+// one, which had none.
+func (h Have) Took(p vpcport.Port) Have {
+	h.Port, h.Looked, h.Unclear = &p, true, false
+	return h
+}
+
 // Restored is what is known at first of a NIC of which this is recorded.
 func Restored(kept bool, recorded string) Have {
 	return Have{Kept: kept, Recorded: recorded, Unclear: kept && recorded == ""}
@@ -60,6 +70,17 @@ func Restored(kept bool, recorded string) Have {
 
 // mine tells whether a port carries the NIC's mark.
 func (w Want) mine(p *vpcport.Port) bool { return p.Device == w.Device && p.Owner == vpcport.Owner }
+
+// warm tells whether a port was made before any NIC needed it, and does not carry the mark of
+// one yet.
+func (w Want) warm(p *vpcport.Port) bool {
+	_, ok := p.WarmVPC(w.Cluster)
+	return ok && w.Given == ""
+}
+
+// Has tells whether a port is the NIC's: by its mark, or as it was taken for it of those that were
+// made before.
+func (w Want) Has(p *vpcport.Port) bool { return p.Device == w.Device || w.warm(p) }
 
 // stripped tells whether a port, which is not marked as the NIC's, was made for it and has lost
 // the mark to somebody who gave it to nobody else: it is the one that is recorded, or has the owner
@@ -82,7 +103,7 @@ func (w Want) stripped(p *vpcport.Port, recorded string) bool {
 func (w Want) lost(p *vpcport.Port) bool {
 	switch {
 	case p.Device != "":
-		return !w.mine(p)
+		return !w.mine(p) && !w.warm(p)
 	case p.Owner == "":
 		return w.Given != ""
 	}

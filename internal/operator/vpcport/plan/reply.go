@@ -51,7 +51,7 @@ func (h Have) Seen(w Want, ports []vpcport.Port, late bool) Have {
 		switch {
 		case w.Given != "" && p.ID == w.Given:
 			h.Port = &ports[i]
-		case w.Given == "" && w.mine(&p), w.stripped(&p, h.Recorded):
+		case w.Given == "" && w.mine(&p), w.stripped(&p, h.Recorded), w.warm(&p) && p.ID == h.Recorded:
 			claimed = append(claimed, p)
 		case w.sameMAC(&p):
 			h.Stranger = true

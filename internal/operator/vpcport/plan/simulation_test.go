@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/berthnet/berth/internal/mac"
@@ -36,6 +37,7 @@ type simulation struct {
 	object   recorded
 	leaders  [2]operator
 	trouble  bool
+	warm     bool // there are ports that were made before the NIC needed one
 	lasts    bool // the first operator is alone and goes on to the end
 	log      []string
 }
@@ -51,9 +53,14 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 	for _, host := range []string{"node-a", "node-b"} {
 		s.provider.AddHost(host, vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"})
 	}
-	s.w = plan.Want{Device: vpcport.Device(cluster, uid), Name: "default/web-0-eth0", Network: "n"}
+	s.w = plan.Want{Cluster: cluster, Device: vpcport.Device(cluster, uid), Name: "default/web-0-eth0", Network: "n"}
 	if seed%5 == 0 {
 		s.w.Given = s.provider.AddPort(vpcport.Port{NetworkID: "n"}).ID
+	}
+	if s.warm = seed%6 == 1 && s.w.Given == ""; s.warm {
+		for i := range 4 {
+			s.provider.AddPort(vpcport.Port{NetworkID: "n", Device: vpcport.WarmDevice(cluster, "vpc-1", fmt.Sprint(i)), Owner: vpcport.Owner})
+		}
 	}
 	if seed%4 == 0 { // a stranger was first
 		s.provider.AddPort(vpcport.Port{NetworkID: "n", MAC: vpcport.DerivedMAC(cluster, uid, 0), Device: "somebody"})
@@ -98,9 +105,23 @@ func (s *simulation) step(i int) bool {
 	case plan.Look:
 		s.look(o, w)
 	default:
+		if next.Kind == plan.Create && s.random.IntN(2) == 0 && s.take(o) {
+			break
+		}
 		s.call(o, w, next)
 	}
 	return true
+}
+
+// take has an operator take a port for the NIC that was made before, if one is left.
+func (s *simulation) take(o *operator) bool {
+	for _, p := range s.provider.All() {
+		if isWarm(p) && p.ID != s.object.port {
+			o.h = o.h.Took(p)
+			return true
+		}
+	}
+	return false
 }
 
 // write changes the PodNIC if nobody else did.
@@ -119,6 +140,7 @@ func (s *simulation) write(o *operator, edit func(*recorded)) {
 // look asks by the device and, if it was refused, by the MAC address.
 func (s *simulation) look(o *operator, w plan.Want) {
 	f := vpcport.Filter{Devices: []string{w.Device}}
+	known := o.h.Recorded
 	if w.Given != "" {
 		f = vpcport.Filter{IDs: []string{w.Given}}
 	}
@@ -130,6 +152,11 @@ func (s *simulation) look(o *operator, w plan.Want) {
 			if p.Device != w.Device {
 				ports = append(ports, p)
 			}
+		}
+	}
+	if err == nil && known != "" && !slices.ContainsFunc(ports, func(p vpcport.Port) bool { return p.ID == known }) {
+		if p, err := s.provider.Get(s.t.Context(), known); err == nil {
+			ports = append(ports, p)
 		}
 	}
 	if err == nil {
@@ -202,11 +229,26 @@ func (s *simulation) leader() int {
 // mine are the ports that carry the NIC's mark.
 func (s *simulation) mine() (out []vpcport.Port) {
 	for _, p := range s.provider.All() {
-		if p.Mine(cluster) {
+		if p.Mine(cluster) && !isWarm(p) {
 			out = append(out, p)
 		}
 	}
 	return out
+}
+
+func isWarm(p vpcport.Port) bool {
+	_, is := p.WarmVPC(cluster)
+	return is
+}
+
+// others counts the ports that are nothing of Berth's.
+func (s *simulation) others() (n int) {
+	for _, p := range s.provider.All() {
+		if !p.Mine(cluster) {
+			n++
+		}
+	}
+	return n
 }
 
 // settle lets the operators work without trouble until neither has anything to do, as
@@ -235,7 +277,7 @@ func (s *simulation) settle() {
 func TestSimulation(t *testing.T) {
 	for seed := range uint64(600) {
 		s := newSimulation(t, seed)
-		others := len(s.provider.All())
+		others := s.others()
 		for i := range s.leaders {
 			s.begin(&s.leaders[i])
 		}
@@ -255,7 +297,7 @@ func TestSimulation(t *testing.T) {
 			s.step(s.leader())
 		}
 		s.settle()
-		if left := s.provider.All(); len(s.mine()) > 0 || len(left) != others || s.object.kept {
+		if left := s.provider.All(); len(s.mine()) > 0 || s.others() != others || s.object.kept {
 			t.Errorf("seed %d: over; left are %+v, kept: %t\n%v", seed, left, s.object.kept, s.log)
 		}
 		if t.Failed() {

@@ -81,5 +81,5 @@ func (a answer) same(o answer) bool {
 	if a.why != nil || o.why != nil {
 		return a.why != nil && o.why != nil && *a.why == *o.why
 	}
-	return a.opened.Provider == o.opened.Provider && reflect.DeepEqual(a.opened.Network, o.opened.Network) && reflect.DeepEqual(a.opened.Spec, o.opened.Spec)
+	return a.opened.UID == o.opened.UID && a.opened.Provider == o.opened.Provider && reflect.DeepEqual(a.opened.Network, o.opened.Network) && reflect.DeepEqual(a.opened.Spec, o.opened.Spec)
 }

@@ -259,7 +259,7 @@ func (c *Controller) publish(v *v1alpha1.VPC, s *state) {
 	case s.open && s.pin != s.found.pin():
 		return // the status is written at the next try
 	case s.open:
-		c.book.put(v.Name, &answer{opened: operator.Opened{Provider: s.tended.provider, Network: s.found.network, Spec: v.Spec}})
+		c.book.put(v.Name, &answer{opened: operator.Opened{UID: string(v.UID), Provider: s.tended.provider, Network: s.found.network, Spec: v.Spec}})
 	default:
 		c.book.put(v.Name, &answer{why: &NotReady{s.why.reason, fmt.Sprintf("VPC %s: %s", v.Name, s.why.message)}})
 	}

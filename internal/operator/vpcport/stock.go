@@ -1,0 +1,121 @@
+package vpcport
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/vpcport/warm"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// newPool makes the pool of ports that no NIC has yet.
+func (c *Controller) newPool() *warm.Pool {
+	return warm.New(warm.Options{
+		Cluster: c.o.Cluster, VPC: c.warmVPC, Most: c.branchesOf, Recorded: c.recorded,
+		Clock: c.o.Clock, Logger: c.o.Logger, Metrics: c.o.Metrics.warm, Idle: c.o.WarmIdle, Keep: c.o.WarmKeep,
+	})
+}
+
+// warmVPC is a VPC as the pool sees it; false for one that is not open, or whose provider makes
+// no ports before they are needed.
+func (c *Controller) warmVPC(name string) (warm.VPC, bool) {
+	opened, err := c.o.Networks.Of(name)
+	if err != nil || !opened.Provider.Traits().Warm {
+		return warm.VPC{}, false
+	}
+	return warm.VPC{
+		UID: opened.UID, Network: opened.Network.ID, Provider: opened.Provider,
+		Ports: opened.Spec.WarmBranches(), Ending: c.vpc(context.Background(), name).DeletionTimestamp != nil,
+	}, true
+}
+
+// branchesOf is how many branch interfaces the pods of a Node may have.
+func (c *Controller) branchesOf(ctx context.Context, node string) int {
+	n, err := c.node(ctx, node)
+	if err != nil || n == nil {
+		return 0
+	}
+	return int(branchesIn(n))
+}
+
+// branchesIn is how many branch interfaces the pods of a Node may have, as it says.
+func branchesIn(n *corev1.Node) int64 {
+	q := n.Status.Capacity[v1alpha1.ResourceBranches]
+	return q.Value()
+}
+
+// recorded are the IDs of the ports of all PodNICs, as the API server has them.
+func (c *Controller) recorded(ctx context.Context) (map[string]bool, error) {
+	ids := map[string]bool{}
+	list := &v1alpha1.PodNICList{}
+	for {
+		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(list.Continue)); err != nil {
+			return nil, fmt.Errorf("list PodNICs: %w", err)
+		}
+		for i := range list.Items {
+			ids[list.Items[i].Status.PortID], ids[list.Items[i].Spec.PortID] = true, true
+		}
+		if list.Continue == "" {
+			return ids, nil
+		}
+	}
+}
+
+// noteWarm tells the pool of a NIC.
+func (c *Controller) noteWarm(s *scene) {
+	if !s.warms() {
+		return
+	}
+	n := warm.NIC{VPC: s.o.Spec.VPC, Host: s.want.Host, Node: s.next.node, Port: s.o.Status.PortID}
+	if s.mayTake() {
+		request := s.want.New()
+		request.Device, request.Name, request.Addresses = "", "", s.anew
+		n.Request = &request
+	}
+	c.pool.Note(s.o.UID, n)
+}
+
+// warms tells whether the VPC's provider makes ports before they are needed.
+func (s *scene) warms() bool { return s.shut == nil && s.opened.Provider.Traits().Warm }
+
+// mayTake tells whether a port that was made before serves for the NIC as well as a new one: it is
+// a pod's, which lives and has a node.
+func (s *scene) mayTake() bool {
+	return s.warms() && s.want.Given == "" && s.o.Spec.Pod != nil && s.pod != nil && !s.want.Over && s.refuse == nil
+}
+
+// take gives a NIC a port of the pool, if there is one.
+func (c *Controller) take(s *scene) bool {
+	if !s.mayTake() {
+		return false
+	}
+	p, ok := c.pool.Take(s.o.Spec.VPC, s.want.New())
+	if !ok {
+		return false
+	}
+	c.book.edit(s.o.UID, func(n *nic) { n.have = n.have.Took(p) })
+	return true
+}
+
+// inPool tells whether a port is the pool's, of a VPC object that there is.
+func (c *Controller) inPool(p vpcport.Port, vpcs map[string]bool) bool {
+	uid, warm := p.WarmVPC(c.o.Cluster)
+	return warm && vpcs[uid]
+}
+
+// vpcUIDs are those of the VPC objects that there are.
+func (c *Controller) vpcUIDs(ctx context.Context) (map[string]bool, error) {
+	list := &v1alpha1.VPCList{}
+	if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list VPCs from the cache: %w", err)
+	}
+	uids := map[string]bool{}
+	for i := range list.Items {
+		uids[string(list.Items[i].UID)] = true
+	}
+	return uids, nil
+}

@@ -1,0 +1,133 @@
+package warm
+
+import (
+	"time"
+
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// failure is how making ports of a kind failed last.
+type failure struct {
+	times int
+	until time.Time // before when it is not tried again
+}
+
+// fail notes that it failed; err is nil where the provider made a port that could not be bound.
+func (f *failure) fail(now time.Time, err error) {
+	class := vpcport.Conflict
+	if err != nil {
+		class = vpcport.ClassOf(err)
+	}
+	policy := vpcport.PolicyOf(class)
+	f.until = now.Add(retry.Jitter(retry.Delay(max(policy.First, firstAgain), max(policy.Last, lastAgain), f.times)))
+	f.times++
+}
+
+// Nobody waits for these ports: what fails is not tried again soon.
+const (
+	firstAgain = 5 * time.Second
+	lastAgain  = 5 * time.Minute
+)
+
+// most is how many calls that make ports are under way at once, and how many that delete some.
+const most = 8
+
+// order is what is to be done now.
+type order struct {
+	make []*demand
+	drop []*stocked
+}
+
+// plan decides what is to be done on all hosts, and notes it as under way. Room is how many ports
+// each may have, and open are the VPCs that are.
+func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (out order) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	hosts := p.hosts(now, room, open)
+	making, going := 0, 0
+	for _, d := range p.demands {
+		making += d.making
+	}
+	for _, o := range p.ports {
+		if o.going {
+			going++
+		}
+	}
+	for _, h := range hosts {
+		v := decide(h)
+		for _, k := range v.make {
+			if d := p.demands[k]; making < most && !now.Before(d.failed.until) {
+				d.making++
+				making++
+				out.make = append(out.make, d)
+			}
+		}
+		for _, id := range v.keep {
+			p.ports[id].spare = time.Time{}
+		}
+		for _, id := range v.spare {
+			if o := p.ports[id]; o.spare.IsZero() {
+				o.spare = now
+			}
+		}
+		for _, id := range v.drop {
+			o := p.ports[id]
+			if v, is := open[o.vpc]; !v.Ending && (!is || now.Sub(p.found[v.UID]) < p.o.Keep) {
+				continue // not all NICs may be known yet
+			}
+			if going < most && !now.Before(o.until) {
+				o.going = true
+				going++
+				out.drop = append(out.drop, o)
+			}
+		}
+	}
+	return out
+}
+
+// hosts are those that have ports or NICs. p.mu is held.
+func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) map[string]host {
+	out := map[string]host{}
+	edit := func(name string, do func(*host)) {
+		h := out[name]
+		do(&h)
+		out[name] = h
+	}
+	all := make([]*demand, 0, len(p.demands))
+	for _, d := range p.demands {
+		all = append(all, d)
+	}
+	byUse(all)
+	for _, d := range all {
+		v, is := open[d.kind.VPC]
+		edit(d.kind.Host, func(h *host) {
+			if is && !v.Ending && !p.found[v.UID].IsZero() && now.Sub(d.used) < p.o.Idle {
+				h.wants = append(h.wants, wanted{d.kind, v.Ports})
+			}
+			for range d.making {
+				h.making = append(h.making, d.kind)
+			}
+		})
+	}
+	for id, o := range p.ports {
+		if _, is := open[o.vpc]; !is || o.going {
+			edit(o.port.Host, func(h *host) { h.room-- }) // it has its place
+			continue
+		}
+		s := stock{id: id, kind: o.kind}
+		if !o.spare.IsZero() {
+			s.idle = now.Sub(o.spare)
+		}
+		edit(o.port.Host, func(h *host) { h.ports = append(h.ports, s) })
+	}
+	for _, n := range p.nics {
+		edit(n.Host, func(h *host) { h.room-- })
+	}
+	for name, h := range out {
+		h.room += room[name]
+		h.keep = p.o.Keep
+		out[name] = h
+	}
+	return out
+}

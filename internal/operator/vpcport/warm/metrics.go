@@ -1,0 +1,94 @@
+package warm
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+var (
+	famPorts = metric.New("berth_operator_warm_ports", "gauge", "Ports of a VPC that were made before a pod needed them, and that no pod has.", "vpc")
+	famTakes = metric.New("berth_operator_warm_port_takes_total", "counter", "New NICs of pods in a VPC for which there may be a port in the warm pool, by result: warm (there was one) or cold (the pod waited for the provider).", "vpc", "result")
+	famSteps = metric.New("berth_operator_warm_port_steps_total", "counter", "What was asked of providers for the warm pool, by kind (make or delete) and result: ok, or the class of the failure.", "kind", "result")
+)
+
+// Families are the metrics, for the page that documents them.
+var Families = []metric.Family{famPorts, famTakes, famSteps}
+
+const (
+	stepMake   = "make"
+	stepDelete = "delete"
+)
+
+// Metrics count the work of the pool. They may be used by many goroutines at once.
+type Metrics struct {
+	ports *prometheus.GaugeVec
+	takes *prometheus.CounterVec
+	steps *prometheus.CounterVec
+
+	mu   sync.Mutex // guards vpcs
+	vpcs map[string]bool
+}
+
+// NewMetrics makes metrics that are not registered.
+func NewMetrics() *Metrics {
+	return &Metrics{ports: famPorts.Gauge(), takes: famTakes.Counter(), steps: famSteps.Counter(), vpcs: map[string]bool{}}
+}
+
+// Collectors are all of them.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.ports, m.takes, m.steps}
+}
+
+func (m *Metrics) took(vpc string, warm bool) {
+	result := "cold"
+	if warm {
+		result = "warm"
+	}
+	m.takes.WithLabelValues(vpc, result).Inc()
+}
+
+func (m *Metrics) step(kind string, err error) {
+	result := "ok"
+	if err != nil {
+		result = vpcport.ClassOf(err).String()
+	}
+	m.steps.WithLabelValues(kind, result).Inc()
+}
+
+// keep has the gauge say how many ports there are, by VPC, and drops what is of others.
+func (m *Metrics) keep(ports map[string]int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for vpc := range m.vpcs {
+		if _, is := ports[vpc]; !is {
+			m.ports.DeleteLabelValues(vpc)
+			m.takes.DeletePartialMatch(prometheus.Labels{"vpc": vpc})
+			delete(m.vpcs, vpc)
+		}
+	}
+	for vpc, n := range ports {
+		m.vpcs[vpc] = true
+		m.ports.WithLabelValues(vpc).Set(float64(n))
+	}
+}
+
+// stocked counts the ports of each VPC that there is something of.
+func (p *Pool) stocked() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := map[string]int{}
+	for _, n := range p.nics {
+		out[n.VPC] += 0
+	}
+	for k := range p.demands {
+		out[k.VPC] += 0
+	}
+	for _, o := range p.ports {
+		out[o.vpc]++
+	}
+	return out
+}

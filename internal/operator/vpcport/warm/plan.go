@@ -1,0 +1,91 @@
+package warm
+
+import (
+	"slices"
+	"time"
+)
+
+// wanted is how many ports of a kind there are to be.
+type wanted struct {
+	kind  Kind
+	ports int
+}
+
+// stock is a port that there is, and that no NIC has.
+type stock struct {
+	id   string
+	kind Kind          // zero: of none that is in demand
+	idle time.Duration // for how long it was more than is wanted
+}
+
+// host is what is decided on: one host's.
+type host struct {
+	room   int      // ports besides those of its NICs that it may have
+	wants  []wanted // the most important first
+	ports  []stock
+	making []Kind        // of each port that is being made
+	keep   time.Duration // how long a port is kept that is more than is wanted
+}
+
+// verdict is what is to become of it.
+type verdict struct {
+	make  []Kind
+	keep  []string // IDs of ports that are wanted
+	drop  []string // IDs of ports
+	spare []string // IDs of ports that are more than is wanted, and kept for now
+}
+
+// decide decides what is to be made and deleted on a host. What is wanted comes before what is
+// kept, and nothing is made for which there is no room.
+func decide(h host) (v verdict) {
+	left := h.room - len(h.making)
+	used := map[string]bool{}
+	lacking := make([]int, len(h.wants))
+	for i, w := range h.wants {
+		lacking[i] = w.ports - count(h.making, w.kind)
+		for _, p := range h.ports {
+			if p.kind == w.kind && lacking[i] > 0 && left > 0 {
+				used[p.id] = true
+				lacking[i]--
+				left--
+			}
+		}
+	}
+	// What is to go has its place until it is gone.
+	space := h.room - len(h.making) - len(h.ports)
+	for i, w := range h.wants {
+		for ; lacking[i] > 0 && left > 0; lacking[i]-- {
+			left--
+			if space > 0 {
+				v.make = append(v.make, w.kind)
+				space--
+			}
+		}
+	}
+	for _, p := range h.ports {
+		switch {
+		case used[p.id]:
+			v.keep = append(v.keep, p.id)
+		case left > 0 && p.idle < h.keep:
+			v.spare = append(v.spare, p.id)
+			left--
+		default:
+			v.drop = append(v.drop, p.id)
+		}
+	}
+	return v
+}
+
+func count(kinds []Kind, of Kind) (n int) {
+	for _, k := range kinds {
+		if k == of {
+			n++
+		}
+	}
+	return n
+}
+
+// byUse orders demands: the one that was used last comes first.
+func byUse(all []*demand) {
+	slices.SortFunc(all, func(a, b *demand) int { return b.used.Compare(a.used) })
+}

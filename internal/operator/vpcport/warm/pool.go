@@ -1,0 +1,140 @@
+package warm
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// VPC is what the pool needs to know of one that is open.
+type VPC struct {
+	UID      string // of its object
+	Network  string // the ID
+	Provider vpcport.Provider
+	Ports    int  // of each kind, on each node; 0: none
+	Ending   bool // it is being deleted
+}
+
+// Options are what a Pool needs to know. Zero durations take the defaults named.
+type Options struct {
+	Cluster string
+	// VPC is a VPC object as it is now; false: nothing is done for it. From memory alone.
+	VPC func(name string) (VPC, bool)
+	// Most is how many ports a Node may have of all VPCs. From memory alone.
+	Most func(ctx context.Context, node string) int
+	// Recorded are the IDs of the ports of all PodNICs, as the API server itself has them.
+	Recorded func(ctx context.Context) (map[string]bool, error)
+
+	Clock   clock.Clock
+	Logger  *slog.Logger
+	Metrics *Metrics
+
+	// Idle is for how long there are ports of a kind after a NIC last had one; 10 min.
+	Idle time.Duration
+	// Keep is for how long a port is kept that is more than is wanted, while there is room; 1 min.
+	Keep time.Duration
+}
+
+// Pool are the ports of all VPCs that no NIC has.
+type Pool struct {
+	o    Options
+	wake retry.Signal
+
+	mu      sync.Mutex // guards all below; nothing is called under it but Options.VPC, from memory
+	nics    map[types.UID]NIC
+	nodes   map[string]string // the names of Nodes, by host
+	demands map[Kind]*demand
+	ports   map[string]*stocked  // by ID
+	begun   map[string]bool      // devices of ports that are being made
+	taken   map[string]time.Time // when ports were taken, by ID, until listings show them as a NIC's
+	found   map[string]time.Time // when a VPC was listed first, by its object's UID
+	again   map[string]time.Time // when that is tried again, likewise
+}
+
+// stocked is a port that no NIC has.
+type stocked struct {
+	vpc   string
+	port  vpcport.Port
+	kind  Kind      // zero: none that is in demand
+	since time.Time // when it was known
+	spare time.Time // since when it is more than is wanted; zero: it is not
+	going bool      // it is being deleted
+	until time.Time // before when that is not tried again
+	tries int
+}
+
+// New makes a pool. It works while Run does.
+func New(o Options) *Pool {
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
+	o.Idle, o.Keep = cmp.Or(o.Idle, 10*time.Minute), cmp.Or(o.Keep, time.Minute)
+	return &Pool{
+		o: o, wake: retry.NewSignal(), nics: map[types.UID]NIC{}, nodes: map[string]string{}, demands: map[Kind]*demand{},
+		ports: map[string]*stocked{}, begun: map[string]bool{}, taken: map[string]time.Time{}, found: map[string]time.Time{}, again: map[string]time.Time{},
+	}
+}
+
+// Take is a port for a NIC that has none, which asks for one in a VPC; false: there is none like that.
+// It is the NIC's for good: whoever does not record it has it deleted.
+func (p *Pool) Take(vpc string, n vpcport.NewPort) (out vpcport.Port, ok bool) {
+	k, ok := KindOf(vpc, n)
+	if v, open := p.o.VPC(vpc); !ok || !open || v.Ports == 0 || v.Ending {
+		return vpcport.Port{}, false
+	}
+	now := p.o.Clock.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var best *stocked
+	for _, o := range p.ports {
+		if o.kind == k && !o.going && (best == nil || o.since.Before(best.since)) {
+			best = o
+		}
+	}
+	p.o.Metrics.took(vpc, best != nil)
+	if best == nil {
+		return vpcport.Port{}, false
+	}
+	delete(p.ports, best.port.ID)
+	p.taken[best.port.ID] = now
+	p.wake.Set()
+	return best.port, true
+}
+
+// Changed has it looked at what is to be done: a VPC or a Node is another.
+func (p *Pool) Changed() { p.wake.Set() }
+
+// Run keeps the pool until ctx ends, and waits for the calls that are under way then.
+func (p *Pool) Run(ctx context.Context) error {
+	w := &worker{Pool: p, surveying: map[string]bool{}}
+	defer w.calls.Wait()
+	for {
+		w.round(ctx)
+		for _, wait := range []time.Duration{atMost, atLeast - atMost} {
+			wake := p.wake
+			if wait == atMost {
+				wake = nil
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-wake:
+			case <-p.o.Clock.After(wait):
+			}
+		}
+	}
+}
+
+// It is looked at what is to be done at least and at most so often.
+const (
+	atLeast = 10 * time.Second
+	atMost  = 200 * time.Millisecond
+)

@@ -1,0 +1,187 @@
+package warm
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// surveyFirst lists a VPC's ports once before anything is made in it, in a goroutine of its own.
+func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
+	now := w.o.Clock.Now()
+	w.Pool.mu.Lock()
+	done := !w.found[v.UID].IsZero() || now.Before(w.again[v.UID])
+	w.Pool.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if done || w.surveying[name] {
+		return
+	}
+	w.surveying[name] = true
+	w.calls.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		began := w.o.Clock.Now()
+		list, err := v.Provider.Ports(ctx, vpcport.Filter{NetworkID: v.Network, Owner: vpcport.Owner})
+		if err == nil {
+			err = w.Listed(ctx, name, list, began)
+		}
+		if err != nil && ctx.Err() == nil {
+			w.o.Logger.Warn("listing the ports of the warm pool, will try again", "vpc", name, "error", err)
+			w.edit(func() { w.again[v.UID] = w.o.Clock.Now().Add(firstAgain) })
+		}
+		w.mu.Lock()
+		delete(w.surveying, name)
+		w.mu.Unlock()
+		w.wake.Set()
+	})
+}
+
+// Listed takes in what a listing of a VPC's ports showed that began at a moment.
+func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, began time.Time) error {
+	v, open := p.o.VPC(vpc)
+	if !open {
+		return nil
+	}
+	mine := map[string]vpcport.Port{}
+	for _, o := range list {
+		if uid, warm := o.WarmVPC(p.o.Cluster); warm && uid == v.UID {
+			mine[o.ID] = o
+		}
+	}
+	if found := p.compare(vpc, mine, began); len(found) > 0 {
+		recorded, err := p.o.Recorded(ctx)
+		if err != nil {
+			return fmt.Errorf("ports that are marked as of the warm pool: %w", err)
+		}
+		p.adopt(vpc, found, recorded)
+	}
+	now := p.o.Clock.Now()
+	p.edit(func() {
+		if p.found[v.UID].IsZero() {
+			p.found[v.UID] = now
+		}
+	})
+	p.wake.Set()
+	return p.check(ctx, vpc, v)
+}
+
+// compare holds what is known against a listing, and returns the ports that are not known.
+func (p *Pool) compare(vpc string, listed map[string]vpcport.Port, began time.Time) (unknown []vpcport.Port) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.o.Clock.Now()
+	for id, o := range p.ports {
+		got, is := listed[id]
+		switch {
+		case o.vpc != vpc || o.going || !o.since.Before(began):
+		case is:
+			o.port = got
+		default:
+			p.o.Logger.Warn("a port of the warm pool was deleted by somebody else", "vpc", vpc, "port", id, "host", o.port.Host)
+			delete(p.ports, id)
+		}
+	}
+	for id, at := range p.taken {
+		if _, is := listed[id]; !is && at.Before(began) || is && now.Sub(at) >= p.o.Idle {
+			delete(p.taken, id) // it is marked as a NIC's by now, or whoever took it is no more
+		}
+	}
+	has := map[string]bool{}
+	for _, n := range p.nics {
+		has[n.Port] = true
+	}
+	for id, o := range listed {
+		if p.ports[id] == nil && p.taken[id].IsZero() && !p.begun[o.Device] && !has[id] {
+			unknown = append(unknown, o)
+		}
+	}
+	return unknown
+}
+
+// adopt adds ports that nobody here knows of, but those that are recorded of PodNICs.
+func (p *Pool) adopt(vpc string, found []vpcport.Port, recorded map[string]bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.o.Clock.Now()
+	for _, o := range found {
+		if recorded[o.ID] || p.ports[o.ID] != nil || !p.taken[o.ID].IsZero() || p.begun[o.Device] {
+			continue
+		}
+		p.ports[o.ID] = &stocked{vpc: vpc, port: o, since: now}
+		p.o.Logger.Info("found a port of the warm pool", "vpc", vpc, "port", o.ID, "host", o.Host)
+	}
+}
+
+// check takes the kind from those ports of a VPC that are not any more as one would be that was
+// asked for now, as somebody changed their groups or the VPC's subnets.
+func (p *Pool) check(ctx context.Context, vpc string, v VPC) error {
+	var kinds []*demand
+	p.edit(func() {
+		has := map[Kind]bool{}
+		for _, o := range p.ports {
+			has[o.kind] = true
+		}
+		for k, d := range p.demands {
+			if k.VPC == vpc && has[k] {
+				kinds = append(kinds, d)
+			}
+		}
+	})
+	for _, d := range kinds {
+		r, err := resolve(ctx, v, d.request)
+		if err != nil {
+			return err
+		}
+		p.edit(func() {
+			for _, o := range p.ports {
+				if o.kind == d.kind && !fits(o.port, d.kind.Host, r) {
+					o.kind = Kind{}
+					p.o.Logger.Warn("a port of the warm pool is not as its pods' ports are any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups)
+				}
+			}
+		})
+	}
+	return nil
+}
+
+// find has a port serve for a kind that was found and is like that, if there is one.
+func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err error) {
+	candidates := false
+	w.edit(func() {
+		for _, o := range w.ports {
+			candidates = candidates || o.mayServe(d)
+		}
+	})
+	if !candidates {
+		return false, nil
+	}
+	r, err := resolve(ctx, v, d.request)
+	if err != nil {
+		return false, err
+	}
+	w.edit(func() {
+		for _, o := range w.ports {
+			if !found && o.mayServe(d) && fits(o.port, d.kind.Host, r) {
+				o.kind, found = d.kind, true
+			}
+		}
+	})
+	return found, nil
+}
+
+// mayServe tells whether a port is of no kind yet, and may be of a demand's.
+func (o *stocked) mayServe(d *demand) bool {
+	return o.kind == Kind{} && o.vpc == d.kind.VPC && o.port.Host == d.kind.Host && !o.going
+}
+
+// resolve asks what a port would be like that was asked for now.
+func resolve(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.Resolved, error) {
+	resolver, ok := v.Provider.(vpcport.Resolver)
+	if !ok {
+		return vpcport.Resolved{}, fmt.Errorf("the provider of VPC %s makes no ports before they are needed", v.UID)
+	}
+	return resolver.Resolve(ctx, n)
+}
