@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -31,6 +32,7 @@ type mortal struct {
 	Kubeconfig string
 	Neutron    string // URL
 	MAC        v1alpha1.PortMAC
+	EC2        *amazon // in the place of Neutron
 }
 
 func child(m mortal) error {
@@ -40,6 +42,9 @@ func child(m mortal) error {
 	}
 	cfg.QPS = -1 // a file cannot say so
 	ctx := context.Background()
+	if m.EC2 != nil {
+		return m.EC2.operate(ctx, cfg)
+	}
 	provider, err := neutron.Open(neutron.Settings{Endpoint: m.Neutron, Project: "p"})
 	if err != nil {
 		return err
@@ -52,7 +57,13 @@ func child(m mortal) error {
 	spec := specA()
 	spec.PortMAC = m.MAC
 	nets.set("a", Opened{Provider: provider, Network: network, Spec: spec})
-	_, mgr, err := assemble(ctx, cfg, Options{Networks: nets, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	return operate(ctx, cfg, Options{Networks: nets})
+}
+
+// operate is an operator until it is killed.
+func operate(ctx context.Context, cfg *rest.Config, o Options) error {
+	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	_, mgr, err := assemble(ctx, cfg, o)
 	if err != nil {
 		return err
 	}
@@ -83,7 +94,7 @@ func newStage(t *testing.T, failpoints string, mac v1alpha1.PortMAC) *stage {
 	harness.OK(t, s.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: specA()}))
 	s.makeNode("node-a")
 	s.makeNode("node-b")
-	s.deaths = crashsource.Restarted(t, mortal{kubeconfig, server.URL, mac}, failpoints)
+	s.deaths = crashsource.Restarted(t, mortal{Kubeconfig: kubeconfig, Neutron: server.URL, MAC: mac}, failpoints)
 	return s
 }
 

@@ -8,10 +8,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/cloud/limits"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/vpcport"
@@ -28,7 +31,7 @@ type branches struct {
 
 // cooling has ports cool for another time.
 type cooling struct {
-	vpcport.Provider
+	*ec2.Provider
 	time time.Duration
 }
 
@@ -47,6 +50,12 @@ func startEC2(t *testing.T, cools time.Duration) *branches {
 // startEC2As is startEC2 with other options.
 func startEC2As(t *testing.T, cools time.Duration, o Options) *branches {
 	t.Helper()
+	return startEC2With(t, cools, 0, o)
+}
+
+// startEC2With is startEC2As with so many branches in the warm pool, of each kind.
+func startEC2With(t *testing.T, cools time.Duration, warm int32, o Options) *branches {
+	t.Helper()
 	b := &branches{world: start(t, o), ec2: cloudfake.New(cloudfake.Options{})}
 	b.ec2.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", nil)
 	b.ec2.AddSecurityGroup("sg-web", nil)
@@ -57,14 +66,24 @@ func startEC2As(t *testing.T, cools time.Duration, o Options) *branches {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i+1)}, Spec: corev1.NodeSpec{ProviderID: "aws:///zone-a/" + instance}}
 		harness.OK(t, b.client().Create(t.Context(), n))
 		b.ready(n.Name, corev1.ConditionTrue)
+		b.branchesOf(n.Name, limits.Branches("m5.large"))
 	}
-	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}}
-	harness.OK(t, b.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: spec}))
-	p := ec2.Open(ec2.Settings{Cloud: b.ec2, Cluster: cluster, VPC: cloudfake.VPC, Logger: sourcetest.Logger(t.Output())})
+	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}, EC2: &v1alpha1.EC2Spec{WarmBranches: &warm}}
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: spec}
+	harness.OK(t, b.client().Create(t.Context(), v))
+	p := ec2.Open(ec2.Settings{Cloud: b.ec2, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second, Logger: sourcetest.Logger(t.Output())})
 	network, err := p.Network(t.Context(), cloudfake.VPC)
 	harness.OK(t, err)
-	b.nets.set("e", Opened{Provider: cooling{p, cools}, Network: network, Spec: spec})
+	b.nets.set("e", Opened{UID: string(v.UID), Provider: cooling{p, cools}, Network: network, Spec: spec})
 	return b
+}
+
+// branchesOf has a Node say how many branch interfaces its pods may have.
+func (b *branches) branchesOf(node string, n int) {
+	b.t.Helper()
+	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	body := fmt.Appendf(nil, `{"status":{"capacity":{%q:"%d"}}}`, v1alpha1.ResourceBranches, n)
+	harness.OK(b.t, b.client().Status().Patch(b.t.Context(), o, client.RawPatch(types.MergePatchType, body)))
 }
 
 // podIn makes a pod with NICs in VPC e.

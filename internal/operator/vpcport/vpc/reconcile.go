@@ -118,7 +118,7 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 		return reconcile.Result{}, err
 	}
 	if v.DeletionTimestamp != nil && nics == 0 {
-		gone, err := c.release(ctx, v)
+		gone, err := c.release(ctx, v, s)
 		if gone || err != nil {
 			return reconcile.Result{}, err
 		}
@@ -148,7 +148,7 @@ func (c *Controller) nics(ctx context.Context, vpc string) (int, error) {
 
 // release lets a VPC go that is being deleted, unless there is a PodNIC after all that the
 // cache does not show yet.
-func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC) (bool, error) {
+func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC, s *state) (bool, error) {
 	list := &v1alpha1.PodNICList{}
 	for {
 		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(list.Continue)); err != nil {
@@ -162,6 +162,9 @@ func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC) (bool, error)
 		if list.Continue == "" {
 			break
 		}
+	}
+	if err := c.drain(ctx, v, s); err != nil {
+		return false, err
 	}
 	before := v.DeepCopy()
 	if controllerutil.RemoveFinalizer(v, v1alpha1.FinalizerVPC) {

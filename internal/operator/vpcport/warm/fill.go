@@ -116,7 +116,10 @@ func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) ma
 			continue
 		}
 		s := stock{id: id, kind: o.kind}
-		if !o.spare.IsZero() {
+		switch {
+		case open[o.vpc].Ending:
+			s.idle = p.o.Keep
+		case !o.spare.IsZero():
 			s.idle = now.Sub(o.spare)
 		}
 		edit(o.port.Host, func(h *host) { h.ports = append(h.ports, s) })

@@ -138,3 +138,15 @@ const (
 	atLeast = 10 * time.Second
 	atMost  = 200 * time.Millisecond
 )
+
+// Ready is how many ports of a VPC can be taken.
+func (p *Pool) Ready(vpc string) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, o := range p.ports {
+		if o.vpc == vpc && (o.kind != Kind{}) && !o.going {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,198 @@
+package vpcport
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// inPool are the ENIs that are marked as the pool's.
+func (b *branches) inPool() (out []cloud.ENI) {
+	b.t.Helper()
+	for _, e := range b.enis() {
+		if strings.HasPrefix(e.Tags[eni.TagNIC], vpcport.Device(cluster, "warm/")) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// awaitPool waits until the pool has so many, and returns them.
+func (b *branches) awaitPool(n int, what string) (list []cloud.ENI) {
+	b.t.Helper()
+	harness.Eventually(b.t, limit, what, func() error {
+		if list = b.inPool(); len(list) != n {
+			return fmt.Errorf("the pool has %d, want %d: %+v", len(list), n, list)
+		}
+		for _, e := range list {
+			if e.Type != cloud.InterfaceBranch {
+				return fmt.Errorf("%s is no branch yet", e.ID)
+			}
+		}
+		return nil
+	})
+	return list
+}
+
+// starts makes a pod on a node, and waits until its NIC is active.
+func (b *branches) starts(pod, nics, node string) *v1alpha1.PodNIC {
+	b.t.Helper()
+	b.podIn(pod, nics)
+	b.schedule(pod, node)
+	return b.awaitNIC(pod, "eth0", "is active", in(v1alpha1.PhaseActive))
+}
+
+// away has EC2 answer nothing, until what is returned is called.
+func (b *branches) away() (back func()) {
+	b.ec2.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+	return b.ec2.ClearFaults
+}
+
+const inWeb = "[{securityGroups: [sg-web]}]"
+
+// The next pod of a node does not wait for EC2, which may be away: a branch is there that is like
+// its last one's. It becomes the pod's for good, and another takes its place.
+func TestWarmBranch(t *testing.T) {
+	b := startEC2With(t, time.Second, 1, Options{})
+	b.starts("web-0", inWeb, "node-1")
+	warm := b.awaitPool(1, "one more is made")[0]
+	back := b.away()
+	o := b.starts("web-1", inWeb, "node-1")
+	if o.Status.PortID != warm.ID || o.Status.Addresses[0].CIDR != fmt.Sprintf("%s/20", warm.Primary) || o.Status.Host != "i-1" || o.Status.Plug == nil {
+		t.Errorf("the pod has %+v, want %s with %s", o.Status, warm.ID, warm.Primary)
+	}
+	back()
+	marked := func(o *v1alpha1.PodNIC) func() error {
+		return func() error {
+			for _, e := range b.enis() {
+				if e.ID == o.Status.PortID && e.Tags[eni.TagNIC] == vpcport.Device(cluster, string(o.UID)) {
+					return nil
+				}
+			}
+			return fmt.Errorf("%+v", b.enis())
+		}
+	}
+	harness.Eventually(t, limit, "it is marked as the NIC's", marked(o))
+	next := b.awaitPool(1, "another is made")[0]
+	if next.ID == warm.ID {
+		t.Errorf("%s is in the pool still", warm.ID)
+	}
+	b.deletePod("web-1")
+	b.awaitGone(o.Name)
+	if e := b.enis(); len(e) != 2 {
+		t.Errorf("left are %+v, want web-0's and one warm", e)
+	}
+
+	// Others do not get it: in other groups, on another node, with an address of their own.
+	for pod, nics := range map[string]string{"plain": "", "picky": "[{securityGroups: [sg-web], ip: 10.0.9.9}]"} {
+		if o := b.starts(pod, nics, "node-1"); o.Status.PortID == next.ID {
+			t.Errorf("%s has %s", pod, next.ID)
+		}
+	}
+	if o := b.starts("other", inWeb, "node-2"); o.Status.PortID == next.ID {
+		t.Errorf("a pod of another node has %s", next.ID)
+	}
+	b.awaitPool(3, "each node and set of groups has one")
+}
+
+// Another operator finds what the one before made, and gives none to a NIC that another has, also
+// where EC2 was not told of that.
+func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
+	b := startEC2With(t, time.Second, 2, Options{})
+	b.starts("web-0", inWeb, "node-1")
+	b.awaitPool(2, "two more are made")
+	b.ec2.Inject(cloudfake.Fault{Op: "Tag", Err: cloudfake.Err(cloud.Transient, "")})
+	first := b.starts("web-1", inWeb, "node-1")
+	b.end()
+	creates := b.calls("CreateENI")
+	b.run(Options{Listing: time.Hour, WarmKeep: time.Hour})
+	harness.Eventually(t, limit, "the other is found", func() error {
+		if n := b.c.pool.Ready("e"); n != 1 && b.calls("CreateENI") == creates {
+			return fmt.Errorf("%d are ready", n)
+		}
+		return nil
+	})
+	second := b.starts("web-2", inWeb, "node-1")
+	if second.Status.PortID == first.Status.PortID {
+		t.Errorf("web-1 and web-2 have %s", first.Status.PortID)
+	}
+	b.ec2.ClearFaults()
+	third := b.starts("web-3", inWeb, "node-1")
+	if id := third.Status.PortID; id == first.Status.PortID || id == second.Status.PortID {
+		t.Errorf("web-3 has %s, as another", id)
+	}
+	b.awaitPool(2, "two are ready again")
+}
+
+// What somebody changed is given to nobody; what nobody needs goes; and pods come first where a
+// node has no room.
+func TestWarmBranchesThatAreNotKept(t *testing.T) {
+	b := startEC2With(t, 0, 1, Options{WarmIdle: time.Second, WarmKeep: time.Second})
+	b.ec2.AddSecurityGroup("sg-open", nil)
+	o := b.starts("web-0", inWeb, "node-1")
+	changed := b.awaitPool(1, "one more is made")[0]
+	harness.OK(t, b.ec2.SetGroups(t.Context(), changed.ID, []string{"sg-open"}))
+	harness.Eventually(t, limit, "it goes", func() error {
+		for _, e := range b.enis() {
+			if e.ID == changed.ID {
+				return errors.New("it is there")
+			}
+		}
+		return nil
+	})
+	b.awaitPool(1, "another takes its place")
+	harness.OK(t, b.ec2.DeleteENI(t.Context(), b.inPool()[0].ID))
+	b.awaitPool(1, "another takes the place of one that was deleted")
+
+	// An m5.large has room for nine.
+	for i := range 8 {
+		b.starts(fmt.Sprint("more-", i), "", "node-1")
+	}
+	b.awaitPool(0, "there is no room")
+	b.deletePod("more-0")
+	b.awaitPool(1, "there is room again")
+
+	for i := range 8 {
+		if i > 0 {
+			b.deletePod(fmt.Sprint("more-", i))
+		}
+	}
+	b.deletePod("web-0")
+	b.awaitGone(o.Name)
+	b.awaitPool(0, "nobody needs them")
+	if e := b.enis(); len(e) != 0 {
+		t.Errorf("left are %+v", e)
+	}
+}
+
+// A port that is marked as of the pool of a VPC object that is no more is collected.
+func TestWarmBranchesOfNobody(t *testing.T) {
+	b := startEC2With(t, 0, 1, Options{})
+	b.starts("web-0", inWeb, "node-1")
+	warm := b.awaitPool(1, "one more is made")[0]
+	left, err := b.ec2.CreateENI(t.Context(), cloud.CreateENI{
+		SubnetID: "subnet-a", Groups: []string{"sg-web"}, Description: "berth/warm/gone",
+		Tags: map[string]string{eni.TagCluster: cluster, eni.TagOwner: "berth-nic", eni.TagNIC: vpcport.WarmDevice(cluster, "no-such-uid", "1")},
+	})
+	harness.OK(t, err)
+	harness.Eventually(t, limit, "it goes", func() error {
+		for _, e := range b.enis() {
+			if e.ID == left.ID {
+				return errors.New("it is there")
+			}
+		}
+		return nil
+	})
+	if list := b.awaitPool(1, "the other stays"); list[0].ID != warm.ID {
+		t.Errorf("%s became %s", warm.ID, list[0].ID)
+	}
+}

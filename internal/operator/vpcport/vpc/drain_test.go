@@ -1,0 +1,63 @@
+package vpc
+
+import (
+	"errors"
+	"testing"
+
+	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/ec2"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// A VPC of EC2 goes once its warm pool is deleted, and not before; the ports of another object's
+// pool in the same VPC stay.
+func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
+	lab, err := endpoints.Serve(spec.Default())
+	harness.OK(t, err)
+	t.Cleanup(lab.Close)
+	key := lab.Credentials()
+	signed, err := aws.New(t.Context(), aws.Options{
+		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""),
+	})
+	harness.OK(t, err)
+	amazon := pace.Cloud(signed, pace.Options{})
+	b := newBed(t, Options{EC2: &EC2{Cloud: amazon, Cluster: "test"}})
+	books := lab.Snapshot()
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: books.VPCs[0].ID}}
+	harness.OK(t, b.client.Create(t.Context(), v))
+	b.ready("e")
+	made := func(uid string) string {
+		e, err := amazon.CreateENI(t.Context(), cloud.CreateENI{SubnetID: books.Subnets[0].ID, Tags: map[string]string{
+			eni.TagCluster: "test", eni.TagOwner: ec2.Owner, eni.TagNIC: vpcport.WarmDevice("test", uid, "1"),
+		}})
+		harness.OK(t, err)
+		return e.ID
+	}
+	mine, other := made(string(v.UID)), made("other")
+	harness.OK(t, b.client.Delete(t.Context(), v))
+	harness.Eventually(t, limit, "the VPC goes", func() error {
+		if err := b.client.Get(t.Context(), client.ObjectKeyFromObject(v), v); !apierrors.IsNotFound(err) {
+			return errors.Join(errors.New("it is there"), err)
+		}
+		return nil
+	})
+	left := map[string]bool{}
+	for _, e := range lab.Snapshot().ENIs {
+		left[e.ID] = true
+	}
+	if left[mine] || !left[other] {
+		t.Errorf("there are %v, want %s and not %s", left, other, mine)
+	}
+}
