@@ -46,6 +46,13 @@ func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
 		return e.ID
 	}
 	mine, other := made(string(v.UID)), made("other")
+	harness.Eventually(t, limit, "EC2 shows both", func() error { // whose listings trail
+		list, err := amazon.ENIs(t.Context(), cloud.ENIFilter{IDs: []string{mine, other}})
+		if err == nil && len(list) != 2 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
 	harness.OK(t, b.client.Delete(t.Context(), v))
 	harness.Eventually(t, limit, "the VPC goes", func() error {
 		if err := b.client.Get(t.Context(), client.ObjectKeyFromObject(v), v); !apierrors.IsNotFound(err) {
