@@ -27,6 +27,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/vpcport/branches"
 	"github.com/berthnet/berth/internal/operator/vpcport/nicpolicy"
 	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
+	"github.com/berthnet/berth/internal/operator/vpcport/warm"
 	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
 	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
 	"github.com/berthnet/berth/internal/operator/watched"
@@ -118,7 +119,7 @@ func poolFeature() feature {
 func portFeature() feature {
 	calls, nics, reviews := vpc.NewMetrics(), vpcport.NewMetrics(), webhook.NewMetrics()
 	return feature{
-		isOn: inIPAM(config.IPAMPort), families: slices.Concat(vpc.Families, vpcport.Families, webhook.Families),
+		isOn: inIPAM(config.IPAMPort), families: slices.Concat(vpc.Families, vpcport.Families, warm.Families, webhook.Families),
 		counters: slices.Concat(calls.Collectors(), nics.Collectors(), reviews.Collectors()),
 		watches: func() []*watched.Kind {
 			return slices.Concat(vpc.Watches(), vpcport.Watches(), nicpolicy.Watches())

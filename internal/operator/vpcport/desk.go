@@ -38,7 +38,8 @@ const (
 
 // atOnce is how many calls of a tray are under way at most, and partly how many of them
 // before one that is not full waits for more: so the more there is to do, the more goes into
-// a call. How many the provider bears is the matter of whoever opened it.
+// a call. How many the provider bears is the matter of whoever opened it. One that bears more
+// says so (vpcport.Traits.AtOnce).
 var (
 	atOnce = [trays]int{creates: 8, looks: 8, polls: 8, singles: 32}
 	partly = [trays]int{creates: 4, looks: 4, polls: 2, singles: 32}
@@ -147,7 +148,7 @@ func (d *desks) submit(vpc string, provider vpcport.Provider, j job) {
 // d.mu is held.
 func (d *desk) due(t tray) (wait time.Duration, ok bool) {
 	n := len(d.waiting[t])
-	if d.ctx == nil || d.shut || n == 0 || d.running[t] >= atOnce[t] {
+	if d.ctx == nil || d.shut || n == 0 || d.running[t] >= max(atOnce[t], d.provider.Traits().AtOnce) {
 		return 0, false
 	}
 	limit := gather

@@ -33,7 +33,7 @@ var (
 )
 
 // Families are the metrics, for the page that documents them.
-var Families = append([]metric.Family{famNICs, famBlocked, famUnbound, famWaits, famSteps, famBound, famPlugged, famListed, famAstray, famSwept}, warm.Families...)
+var Families = []metric.Family{famNICs, famBlocked, famUnbound, famWaits, famSteps, famBound, famPlugged, famListed, famAstray, famSwept}
 
 // Kinds of ports that should not be there.
 const (

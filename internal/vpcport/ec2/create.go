@@ -37,6 +37,16 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	if err != nil {
 		return nil, err
 	}
+	var out vpcport.Port
+	p.notes.during(func() { out, err = p.make(ctx, n, request, subnets) })
+	if err != nil {
+		return nil, err
+	}
+	return []vpcport.Port{out}, nil
+}
+
+// make makes a port in the first of some subnets that has room, and binds it.
+func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.CreateENI, subnets []cloud.Subnet) (out vpcport.Port, err error) {
 	var e cloud.ENI
 	for _, s := range subnets {
 		request.SubnetID = s.ID
@@ -45,16 +55,16 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 		}
 	}
 	if err != nil {
-		return nil, err
+		return out, err
 	}
 	p.memory.is(e)
-	out := p.s.portOf(e, cloud.Association{}, nil)
+	out = p.s.portOf(e, cloud.Association{}, nil)
 	if n.Host != "" {
 		if bound, err := p.bind(ctx, e, n.Host); err == nil && bound.Binding.Result == vpcport.Bound {
 			out = bound
 		}
 	}
-	return []vpcport.Port{out}, nil
+	return out, nil
 }
 
 // place is in which subnets a port may be, the best first, and the trunk of its host; nil

@@ -9,13 +9,20 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 )
 
-// noteTimeout bounds how long it is tried to write an association's ID down.
-const noteTimeout = 2 * time.Minute
+const (
+	// noteTimeout bounds how long it is tried to write an association's ID down.
+	noteTimeout = 2 * time.Minute
+	// noteWait is how long that waits at most for ports that are being made. Meanwhile EC2 tells the
+	// ID to whoever repeats the request (recall).
+	noteWait = 30 * time.Second
+)
 
 // notes are the IDs of associations that are being written down as tags of their branches.
 type notes struct {
-	mu  sync.Mutex // guards all
-	all map[string]*writing
+	mu    sync.Mutex // guards all below
+	all   map[string]*writing
+	busy  int           // ports that are being made or bound, for which somebody waits
+	quiet chan struct{} // closed while there are none
 }
 
 // writing is one of them.
@@ -24,13 +31,41 @@ type writing struct {
 	done   chan struct{} // closed once no call is under way
 }
 
-func newNotes() *notes { return &notes{all: map[string]*writing{}} }
+func newNotes() *notes {
+	n := &notes{all: map[string]*writing{}, quiet: make(chan struct{})}
+	close(n.quiet)
+	return n
+}
+
+// during has notes wait while do makes or binds a port.
+func (n *notes) during(do func()) {
+	n.mu.Lock()
+	if n.busy++; n.busy == 1 {
+		n.quiet = make(chan struct{})
+	}
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.busy--; n.busy == 0 {
+			close(n.quiet)
+		}
+	}()
+	do()
+}
+
+// calm is closed once no port is being made or bound.
+func (n *notes) calm() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.quiet
+}
 
 // note has the ID of an association be written down, by which another operator can take the
 // branch off the trunk again, as long as it likes. No pod waits for it: calls that one waits for
-// go first.
+// go first, and those that make ports.
 func (p *Provider) note(ctx context.Context, a cloud.Association) {
-	ctx, cancel := context.WithTimeout(cloud.WithPriority(context.WithoutCancel(ctx), cloud.Ahead), noteTimeout)
+	ctx, cancel := context.WithCancel(cloud.WithPriority(context.WithoutCancel(ctx), cloud.Ahead))
 	w := &writing{cancel, make(chan struct{})}
 	p.notes.stop(a.BranchID)
 	p.notes.mu.Lock()
@@ -39,8 +74,15 @@ func (p *Provider) note(ctx context.Context, a cloud.Association) {
 	go func() {
 		defer close(w.done)
 		defer cancel()
+		select {
+		case <-ctx.Done():
+		case <-p.notes.calm():
+		case <-p.s.Clock.After(noteWait):
+		}
 		tags := map[string]string{TagAssociation: a.ID}
-		err := p.s.Cloud.Tag(ctx, a.BranchID, tags)
+		bounded, end := context.WithTimeout(ctx, noteTimeout)
+		defer end()
+		err := p.s.Cloud.Tag(bounded, a.BranchID, tags)
 		switch {
 		case err == nil:
 			p.memory.tagged(a.BranchID, tags)

@@ -28,7 +28,7 @@ const (
 // newEC2 has an instance for every node. Where the subnets for new ENIs are to
 // have so many free addresses, they are not those of the primary ENIs.
 func newEC2(o Order, free []int) *ec2 {
-	e := &ec2{Cloud: cloudfake.New(o.Limits.options())}
+	e := &ec2{Cloud: cloudfake.New(o.Limits.Options())}
 	e.paced = pace.Cloud(e, pace.Options{Observer: e})
 	e.AddSubnet(primaries, zone, "10.0.0.0/8", nil)
 	for i, n := range free {

@@ -36,7 +36,8 @@ var published = map[string]cloudfake.Bucket{
 	pace.AssignIPv6.Action: {Rate: 5, Size: 100},
 }
 
-func (l Limits) options() cloudfake.Options {
+// Options are those of an EC2 in memory with these limits.
+func (l Limits) Options() cloudfake.Options {
 	o := cloudfake.Options{Latency: l.Delay, Shared: l.Shared, Refused: l.Refused, Seed: l.Seed}
 	if l.Published {
 		o.Buckets = published
@@ -44,9 +45,9 @@ func (l Limits) options() cloudfake.Options {
 	return o
 }
 
-// bound is how long calls take at least by the limits alone: until the last
+// Forces is how long calls take at least by the limits alone: until the last
 // one's token is there, and its reply; beside another client, by a share of them.
-func (l Limits) bound(calls map[string]int) (longest time.Duration) {
+func (l Limits) Forces(calls map[string]int) (longest time.Duration) {
 	if l.Foreign > 0 {
 		return l.share(calls)
 	}

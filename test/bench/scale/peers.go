@@ -46,6 +46,6 @@ func runPeers(ctx context.Context, o Order) (Outcome, error) {
 	slices.Sort(at)
 	out := e.outcome()
 	out.Last, out.Median = at[len(at)-1], at[len(at)/2]
-	out.Bound = o.Limits.bound(out.Calls)
+	out.Bound = o.Limits.Forces(out.Calls)
 	return out, nil
 }

@@ -21,7 +21,7 @@ func TestBound(t *testing.T) {
 		{"all actions together", Limits{Shared: shared}, map[string]int{"CreateNetworkInterface": 200, "DescribeSubnets": 100}, 70 * time.Second},
 		{"the slowest action", Limits{Published: true}, map[string]int{"CreateNetworkInterface": 100, "DescribeSubnets": 300, "AssignPrivateIpAddresses": 100}, 10 * time.Second},
 	} {
-		if got := c.limits.bound(c.calls); got != c.want {
+		if got := c.limits.Forces(c.calls); got != c.want {
 			t.Errorf("%s: bound of %v is %v, want %v", c.name, c.calls, got, c.want)
 		}
 	}
@@ -50,7 +50,7 @@ func TestWorkloads(t *testing.T) {
 			return o.Last > 6*time.Minute && o.Exposed < 150*time.Second
 		}},
 		{Order{Workload: Fill, Nodes: 20, Limits: Limits{Shared: tight.Shared, Foreign: 4}}, func(o Outcome) bool { // beside another client
-			return o.ENIs == 20 && o.Last >= 2*time.Second && o.Bound > tight.bound(o.Calls)
+			return o.ENIs == 20 && o.Last >= 2*time.Second && o.Bound > tight.Forces(o.Calls)
 		}},
 		{Order{Workload: Subnets, Nodes: 100, Limits: tight}, func(o Outcome) bool {
 			return o.ENIs == 102 && o.FailedCreates == 0 && o.Last >= o.Bound

@@ -174,7 +174,7 @@ func (c *cluster) fill(ctx context.Context, o Order) (Outcome, error) {
 	}
 	out := c.ec2.outcome()
 	out.Last, out.Median = c.times()
-	out.Bound = o.Limits.bound(out.Calls)
+	out.Bound = o.Limits.Forces(out.Calls)
 	return c.secure(out)
 }
 

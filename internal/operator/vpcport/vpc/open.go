@@ -1,6 +1,7 @@
 package vpc
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
@@ -43,7 +44,7 @@ func (o *opener) open(vpc string, a access, worse func()) (*tended, error) {
 	}
 	e := &ear{vpc: vpc, health: newHealth(worse), calls: o.calls}
 	return &tended{
-		access: a, provider: o.take(p.endpoint).Provider(p.provider, e), health: e.health,
+		access: a, provider: o.take(p.endpoint, p.provider.Traits().AtOnce).Provider(p.provider, e), health: e.health,
 		close: sync.OnceFunc(func() {
 			e.close()
 			p.close()
@@ -79,12 +80,15 @@ func (e *ear) Called(op string, err error, waited, took time.Duration) {
 	}
 }
 
-func (o *opener) take(endpoint string) *lanes.Lanes {
+// take are the lanes of an endpoint, which bears so many calls at once; 0: as many as the options say.
+func (o *opener) take(endpoint string, most int) *lanes.Lanes {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	l := o.lanes[endpoint]
 	if l == nil {
-		l = &shared{Lanes: lanes.New(o.options)}
+		options := o.options
+		options.Most = cmp.Or(most, options.Most)
+		l = &shared{Lanes: lanes.New(options)}
 		o.lanes[endpoint] = l
 	}
 	l.users++

@@ -81,7 +81,9 @@ func (p *Pool) use(now time.Time) {
 	for k, d := range p.demands {
 		if now.Sub(d.used) >= p.o.Idle && d.making == 0 {
 			delete(p.demands, k)
+			continue
 		}
+		on[k.Host] = true
 	}
 	for _, o := range p.ports {
 		on[o.port.Host] = true
