@@ -34,6 +34,7 @@ type portView struct {
 	ports map[string]portcloud.Port // by ID
 	first bool                      // pods' first interface is a port too
 	pods  map[string]bool           // UIDs of those that there are
+	vpcs  map[string]bool           // UIDs of the VPC objects
 	used  map[string]string         // ports that pods of the lab have: to whom
 	errs  []error
 }
@@ -72,6 +73,14 @@ func (l *Lab) viewPorts(ctx context.Context, v *portView) (err error) {
 	}
 	for _, p := range pods.Items {
 		v.pods[string(p.UID)] = true
+	}
+	vpcs := &v1alpha1.VPCList{}
+	if err := l.Kube.Client.List(ctx, vpcs); err != nil {
+		return fmt.Errorf("list VPCs: %w", err)
+	}
+	v.vpcs = map[string]bool{}
+	for i := range vpcs.Items {
+		v.vpcs[string(vpcs.Items[i].UID)] = true
 	}
 	if v.nics, err = l.Kube.PodNICs(ctx); err != nil {
 		return err
@@ -124,7 +133,14 @@ func (v *portView) checkCloud() {
 	for _, id := range slices.Sorted(maps.Keys(v.ports)) {
 		p := v.ports[id]
 		i := slices.IndexFunc(v.nics, func(n v1alpha1.PodNIC) bool { return n.Status.PortID == id })
-		if p.Owner == berthOwner && i < 0 {
+		vpc, warm := p.WarmFor()
+		switch {
+		case i >= 0:
+		case warm && v.vpcs[vpc] && p.Host != "":
+			continue // it waits for a pod of its node
+		case warm:
+			v.wrong("port %s of the warm pool of VPC %s, at host %q, is leaked: no pod can have it", id, vpc, p.Host)
+		case p.Owner == berthOwner:
 			v.wrong("port %s (%s, device %s) is leaked: no PodNIC has it", id, p.Name, p.Device)
 		}
 		if i < 0 {

@@ -71,8 +71,8 @@ func branchesLab() lab.Options {
 	return lab.Options{
 		Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches,
 		VPCs: []lab.VPC{
-			{Name: lab.BranchVPC},
-			{Name: zoned, Spec: v1alpha1.VPCSpec{DefaultSecurityGroups: []string{peers}, EC2: &v1alpha1.EC2Spec{Subnets: podsSubnets}}},
+			{Name: lab.BranchVPC, Spec: v1alpha1.VPCSpec{EC2: &v1alpha1.EC2Spec{WarmBranches: new(int32(0))}}},
+			{Name: zoned, Spec: v1alpha1.VPCSpec{DefaultSecurityGroups: []string{peers}, EC2: &v1alpha1.EC2Spec{Subnets: podsSubnets, WarmBranches: new(int32(0))}}},
 		},
 		OperatorArgs: []string{"--branch-cooling=" + branchCooling.String()},
 	}
@@ -96,6 +96,7 @@ func TestBranches(t *testing.T) {
 		{"Restarts", (*branches).restarts},
 		{"Moves", (*branches).moves},
 		{"First", (*branches).first},
+		{"Warm", (*branches).warm},
 		{"Full", (*branches).full},
 		{"Permissions", (*branches).permissions},
 	} {

@@ -24,6 +24,7 @@ import (
 // branchProofs are those of a lab whose nodes have trunks, after the others of operator mode.
 var branchProofs = []proof{
 	{inOperator, "a pod's first interface is a branch with a group of its own", branchUp},
+	{inOperator, "EC2 away: the next pod's branch is there before the pod is", branchWarm},
 	{inOperator, "nobody reaches it until its group allows it, nor its own node", branchGroups},
 	{inOperator, "berthd and operators killed with -9: its packets go on", branchKilled},
 	{inOperator, "its branch goes when the pod does, the trunk stays", branchGone},
@@ -34,7 +35,9 @@ var branchProofs = []proof{
 const (
 	vault    = "vault"    // whose group lets nobody in at first
 	neighbor = "neighbor" // on its node, with an address of the node's ENIs
-	stranger = "stranger" // the same on another node
+	// nextVault is like the vault, on its node.
+	nextVault = "next-vault"
+	stranger  = "stranger" // the same on another node
 	// branchType is an instance type that may have a trunk.
 	branchType = "m5.large"
 )
@@ -138,6 +141,44 @@ func branchUp(ctx context.Context, s *stage) (string, error) {
 		}
 	}
 	return fmt.Sprintf("%s by VLAN %d of the trunk, after %.1f s", e.Primary, e.Trunk.VLAN, took.Seconds()), nil
+}
+
+// branchWarm makes a pod like the vault while EC2 answers nobody, and takes it away again.
+func branchWarm(ctx context.Context, s *stage) (string, error) {
+	first, e, err := s.vault(ctx)
+	if err != nil {
+		return "", err
+	}
+	err = poll.Until(ctx, func() error {
+		ports, err := s.lab.Ports.Ports(ctx)
+		if err != nil {
+			return err
+		}
+		for _, p := range ports {
+			if _, warm := p.WarmFor(); warm && p.Host == s.nodes[0].Name && slices.Equal(p.Groups, e.Groups) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no branch is ready for the next pod of %s", s.nodes[0].Name)
+	})
+	if err != nil {
+		return "", err
+	}
+	s.lab.Cloud.Outage(true)
+	defer s.lab.Cloud.Outage(false)
+	began := time.Now()
+	next, err := s.nodes[0].AddPod(ctx, nextVault, node.PodOptions{Annotations: map[string]string{
+		v1alpha1.AnnotationVPC: lab.BranchVPC, v1alpha1.AnnotationNICs: fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", e.Groups[0]),
+	}})
+	if err != nil {
+		return "", err
+	}
+	took := time.Since(began)
+	if next.Addr() == first.Addr() {
+		return "", fmt.Errorf("%s and %s have %s", vault, nextVault, next.Addr())
+	}
+	s.lab.Cloud.Outage(false)
+	return fmt.Sprintf("%s, after %.1f s", next.Addr(), took.Seconds()), s.nodes[0].DelPod(ctx, nextVault)
 }
 
 // whoAsks are the network namespaces from which the vault is asked.
