@@ -27,6 +27,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/berthnet/berth/test/bench/branches"
 	"github.com/berthnet/berth/test/bench/bubble"
 	"github.com/berthnet/berth/test/bench/egressclients"
 	"github.com/berthnet/berth/test/bench/ports"
@@ -34,7 +35,7 @@ import (
 )
 
 func main() {
-	bubble.Child(map[string]bubble.Work{scale.Name: scale.Work, ports.Name: ports.Work, egressclients.Name: egressclients.Work}) // does one run and ends, if this process is for that
+	bubble.Child(map[string]bubble.Work{scale.Name: scale.Work, ports.Name: ports.Work, egressclients.Name: egressclients.Work, branches.Name: branches.Work}) // does one run and ends, if this process is for that
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
 	stop()
@@ -167,6 +168,7 @@ var groups = []group{
 	{"egress-throughput", "TCP by a tunnel and a gateway, in turn with the same hops without a tunnel", machineKernel, egressThroughput},
 	{"egress-add", "ADD and DEL with an Egress, in turn with none", machineLab, egressAdds},
 	{"egress-failover", "a client's gateway goes: new connections by tunnels to gateways, in turn with the Service", machineLab, egressFailover},
+	{"branch-burst", "50 pods come to one node at once, and EC2 lets few calls pass; in virtual time", nothing, branchBursts},
 	{"branch-add", "ADD and DEL of pods whose first interface is a branch of EC2, in turn with an address of an ENI", machineBranches, branchAdds},
 	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
 	{"burst-ready", "100 pods for one node at once until they are Ready, likewise", wholeCluster, burstReady},

@@ -102,6 +102,7 @@ var budgets = []figure{
 	{"ports-2000-late-bound", budget{1.15, false, "what the VPC's API forces"}},
 	{"egress-throughput", budget{0.8, true, withoutTunnel}},
 	{"egress-add", budget{1.6, false, "no Egress"}},
+	{"branch-burst", budget{1.15, false, "what EC2's limits force"}},
 	{"branch-add", budget{1.5, false, "a warm address of an ENI"}},
 	{"egress-client-cpu", budget{1.3, false, fewerPods}},
 	{"egress-other-pod-cpu", budget{2, false, fewerPods}}, // so little that noise is half of it
