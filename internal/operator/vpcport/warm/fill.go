@@ -102,7 +102,7 @@ func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) ma
 	for _, d := range all {
 		v, is := open[d.kind.VPC]
 		edit(d.kind.Host, func(h *host) {
-			if is && !v.Ending && !p.found[v.UID].IsZero() && now.Sub(d.used) < p.o.Idle {
+			if is && !v.Ending && !p.found[v.UID].IsZero() && d.isUsed(now, p.o.Idle) {
 				h.wants = append(h.wants, wanted{d.kind, v.Ports})
 			}
 			for range d.making {
@@ -124,8 +124,8 @@ func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) ma
 		}
 		edit(o.port.Host, func(h *host) { h.ports = append(h.ports, s) })
 	}
-	for _, n := range p.nics {
-		edit(n.Host, func(h *host) { h.room-- })
+	for name, n := range p.onHost {
+		edit(name, func(h *host) { h.room -= n })
 	}
 	for name, h := range out {
 		h.room += room[name]

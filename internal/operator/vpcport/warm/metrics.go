@@ -81,9 +81,6 @@ func (p *Pool) stocked() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := map[string]int{}
-	for _, n := range p.nics {
-		out[n.VPC] += 0
-	}
 	for k := range p.demands {
 		out[k.VPC] += 0
 	}

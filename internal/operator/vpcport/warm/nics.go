@@ -18,68 +18,92 @@ type NIC struct {
 	Request *vpcport.NewPort
 }
 
+// noted is a NIC with the kind of port that it asks for; zero: none.
+type noted struct {
+	NIC
+	kind Kind
+}
+
 // demand is a kind of which ports are needed.
 type demand struct {
 	kind    Kind
 	request vpcport.NewPort // for one of the kind, but for device and name
-	used    time.Time       // when a NIC last had or wanted one
+	nics    int             // that have or want one
+	used    time.Time       // when there was one last, where there is none
 	making  int             // ports that are being made
 	failed  failure
 }
 
 // Note takes in what is true of a NIC by now.
 func (p *Pool) Note(uid types.UID, n NIC) {
-	now := p.o.Clock.Now()
+	after := noted{NIC: n}
+	if n.Request != nil {
+		after.kind, _ = KindOf(n.VPC, *n.Request)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before, known := p.nics[uid]
-	p.nics[uid] = n
-	if n.Node != "" && n.Host != "" {
-		p.nodes[n.Host] = n.Node
+	p.nics[uid] = after
+	if known && before.kind == after.kind && before.Host == n.Host && before.Node == n.Node {
+		return
 	}
-	if n.Request != nil {
-		if k, ok := KindOf(n.VPC, *n.Request); ok {
-			d := p.demands[k]
-			if d == nil {
-				d = &demand{kind: k, request: *n.Request}
-				p.demands[k] = d
-				known = false
-			}
-			d.used = now
-		}
+	if known {
+		p.leaves(before)
 	}
-	if !known || before.Host != n.Host || (before.Request == nil) != (n.Request == nil) {
-		p.wake.Set()
-	}
+	p.comes(after)
+	p.wake.Set()
 }
 
 // Forget drops a NIC whose PodNIC is gone.
 func (p *Pool) Forget(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, known := p.nics[uid]; known {
+	if n, known := p.nics[uid]; known {
 		delete(p.nics, uid)
+		p.leaves(n)
 		p.wake.Set()
 	}
 }
 
-// use notes which kinds are in demand, and forgets those that have not been for long, and hosts that
-// nothing is on. p.mu is held.
-func (p *Pool) use(now time.Time) {
-	on := map[string]bool{}
-	for _, n := range p.nics {
-		on[n.Host] = true
-		if n.Request == nil {
-			continue
-		}
-		if k, ok := KindOf(n.VPC, *n.Request); ok {
-			if d := p.demands[k]; d != nil {
-				d.used = now
-			}
-		}
+// comes counts a NIC. p.mu is held.
+func (p *Pool) comes(n noted) {
+	p.onHost[n.Host]++
+	if n.Host != "" && n.Node != "" {
+		p.nodes[n.Host] = n.Node
 	}
+	if n.kind == (Kind{}) {
+		return
+	}
+	d := p.demands[n.kind]
+	if d == nil {
+		d = &demand{kind: n.kind, request: *n.Request}
+		p.demands[n.kind] = d
+	}
+	d.nics++
+}
+
+// leaves counts one less. p.mu is held.
+func (p *Pool) leaves(n noted) {
+	if p.onHost[n.Host]--; p.onHost[n.Host] == 0 {
+		delete(p.onHost, n.Host)
+	}
+	if d := p.demands[n.kind]; d != nil {
+		d.nics--
+		d.used = p.o.Clock.Now()
+	}
+}
+
+// isUsed tells whether there are to be ports of a kind at a moment.
+func (d *demand) isUsed(now time.Time, idle time.Duration) bool {
+	return d.nics > 0 || now.Sub(d.used) < idle
+}
+
+// tidy forgets the kinds that nobody has needed for long, and hosts that nothing is on. p.mu is
+// held.
+func (p *Pool) tidy(now time.Time) {
+	on := map[string]bool{}
 	for k, d := range p.demands {
-		if now.Sub(d.used) >= p.o.Idle && d.making == 0 {
+		if !d.isUsed(now, p.o.Idle) && d.making == 0 {
 			delete(p.demands, k)
 			continue
 		}
@@ -89,7 +113,7 @@ func (p *Pool) use(now time.Time) {
 		on[o.port.Host] = true
 	}
 	for host := range p.nodes {
-		if !on[host] {
+		if !on[host] && p.onHost[host] == 0 {
 			delete(p.nodes, host)
 		}
 	}

@@ -1,6 +1,7 @@
 package warm
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -85,7 +86,7 @@ func count(kinds []Kind, of Kind) (n int) {
 	return n
 }
 
-// byUse orders demands: the one that was used last comes first.
+// byUse orders demands: those that more NICs have, and then those that were used last, come first.
 func byUse(all []*demand) {
-	slices.SortFunc(all, func(a, b *demand) int { return b.used.Compare(a.used) })
+	slices.SortFunc(all, func(a, b *demand) int { return cmp.Or(cmp.Compare(b.nics, a.nics), b.used.Compare(a.used)) })
 }

@@ -49,7 +49,8 @@ type Pool struct {
 	wake retry.Signal
 
 	mu      sync.Mutex // guards all below; nothing is called under it but Options.VPC, from memory
-	nics    map[types.UID]NIC
+	nics    map[types.UID]noted
+	onHost  map[string]int    // how many of them each host has
 	nodes   map[string]string // the names of Nodes, by host
 	demands map[Kind]*demand
 	ports   map[string]*stocked  // by ID
@@ -78,7 +79,7 @@ func New(o Options) *Pool {
 	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
 	o.Idle, o.Keep = cmp.Or(o.Idle, 10*time.Minute), cmp.Or(o.Keep, time.Minute)
 	return &Pool{
-		o: o, wake: retry.NewSignal(), nics: map[types.UID]NIC{}, nodes: map[string]string{}, demands: map[Kind]*demand{},
+		o: o, wake: retry.NewSignal(), nics: map[types.UID]noted{}, onHost: map[string]int{}, nodes: map[string]string{}, demands: map[Kind]*demand{},
 		ports: map[string]*stocked{}, begun: map[string]bool{}, taken: map[string]time.Time{}, found: map[string]time.Time{}, again: map[string]time.Time{},
 	}
 }

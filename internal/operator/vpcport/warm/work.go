@@ -58,11 +58,8 @@ func (w *worker) round(ctx context.Context) {
 func (p *Pool) look() (vpcs []string, nodes map[string]string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.use(p.o.Clock.Now())
+	p.tidy(p.o.Clock.Now())
 	has := map[string]bool{}
-	for _, n := range p.nics {
-		has[n.VPC] = true
-	}
 	for k := range p.demands {
 		has[k.VPC] = true
 	}
@@ -125,7 +122,7 @@ func (w *worker) make(ctx context.Context, d *demand, v VPC) {
 	case !found:
 		log.Info("port made for the warm pool", "port", made.ID)
 		if now, open := w.o.VPC(d.kind.VPC); !open || now.Ending || now.UID != v.UID {
-			w.deleteAtOnce(ctx, made, v)
+			w.deleteAtOnce(ctx, d.kind.VPC, made, v)
 		}
 	}
 	w.wake.Set()
@@ -149,7 +146,7 @@ func (w *worker) create(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.
 
 // deleteAtOnce deletes a port that was made for a VPC object which ended meanwhile: nobody
 // looks for it after that.
-func (w *worker) deleteAtOnce(ctx context.Context, made vpcport.Port, v VPC) {
+func (w *worker) deleteAtOnce(ctx context.Context, vpc string, made vpcport.Port, v VPC) {
 	mine := false
 	w.edit(func() {
 		o := w.ports[made.ID]
@@ -158,7 +155,7 @@ func (w *worker) deleteAtOnce(ctx context.Context, made vpcport.Port, v VPC) {
 		}
 	})
 	if mine {
-		w.drop(ctx, &stocked{vpc: "", port: made}, v)
+		w.drop(ctx, &stocked{vpc: vpc, port: made}, v)
 	}
 }
 
