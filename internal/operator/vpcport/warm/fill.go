@@ -33,6 +33,9 @@ const (
 // most is how many calls that make ports are under way at once, and how many that delete some.
 const most = 8
 
+// keepsNone tells whether a VPC is to have no ports in the pool.
+func (v VPC) keepsNone() bool { return v.Ports == 0 || v.Ending }
+
 // order is what is to be done now.
 type order struct {
 	make []*demand
@@ -73,7 +76,7 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 		}
 		for _, id := range v.drop {
 			o := p.ports[id]
-			if v, is := open[o.vpc]; !v.Ending && (!is || now.Sub(p.found[v.UID]) < p.o.Keep) {
+			if v, is := open[o.vpc]; !is || !v.keepsNone() && now.Sub(p.found[v.UID]) < p.o.Keep {
 				continue // not all NICs may be known yet
 			}
 			if going < most && !now.Before(o.until) {
@@ -117,7 +120,7 @@ func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) ma
 		}
 		s := stock{id: id, kind: o.kind}
 		switch {
-		case open[o.vpc].Ending:
+		case open[o.vpc].keepsNone():
 			s.idle = p.o.Keep
 		case !o.spare.IsZero():
 			s.idle = now.Sub(o.spare)

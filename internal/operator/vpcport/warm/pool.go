@@ -88,7 +88,7 @@ func New(o Options) *Pool {
 // It is the NIC's for good: whoever does not record it has it deleted.
 func (p *Pool) Take(vpc string, n vpcport.NewPort) (out vpcport.Port, ok bool) {
 	k, ok := KindOf(vpc, n)
-	if v, open := p.o.VPC(vpc); !ok || !open || v.Ports == 0 || v.Ending {
+	if v, open := p.o.VPC(vpc); !ok || !open || v.keepsNone() {
 		return vpcport.Port{}, false
 	}
 	now := p.o.Clock.Now()

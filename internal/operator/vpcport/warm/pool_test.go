@@ -307,6 +307,14 @@ func TestDemand(t *testing.T) {
 		for i := range 8 {
 			b.nic(fmt.Sprint(i), request("sg-web"))
 		}
+		b.mu.Lock()
+		b.vpc.Ports = 0
+		b.mu.Unlock()
+		lasts(time.Minute)
+		b.has("none are wanted", 0, 0)
+		b.mu.Lock()
+		b.vpc.Ports = 1
+		b.mu.Unlock()
 		b.nic("8", nil) // with an address of its own
 		lasts(time.Minute)
 		b.has("the NICs have all", 0, 0)
