@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -34,15 +33,12 @@ import (
 // amazon is an EC2 that operators reach in processes of their own, with one VPC object.
 type amazon struct {
 	URL, Region string
-	Key         endpoints.StaticKey
 	UID         string // of the VPC object
 	Spec        v1alpha1.VPCSpec
 }
 
 func (a *amazon) api(ctx context.Context) (cloud.API, error) {
-	c, err := aws.New(ctx, aws.Options{
-		Region: a.Region, EC2Endpoint: a.URL, Credentials: sdkcreds.NewStaticCredentialsProvider(a.Key.AccessKeyID, a.Key.SecretAccessKey, ""),
-	})
+	c, err := aws.New(ctx, aws.Options{Region: a.Region, EC2Endpoint: a.URL})
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +73,10 @@ func newWarmStage(t *testing.T, failpoints string) *warmStage {
 	lab, err := endpoints.Serve(spec.Default())
 	harness.OK(t, err)
 	t.Cleanup(lab.Close)
+	t.Setenv("AWS_ACCESS_KEY_ID", lab.Credentials().AccessKeyID)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", lab.Credentials().SecretAccessKey)
 	one := int32(1)
-	a := &amazon{URL: lab.EC2URL, Region: lab.Cloud.Region(), Key: lab.Credentials(), Spec: v1alpha1.VPCSpec{
+	a := &amazon{URL: lab.EC2URL, Region: lab.Cloud.Region(), Spec: v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderEC2, Network: lab.Snapshot().VPCs[0].ID, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
 		EC2: &v1alpha1.EC2Spec{WarmBranches: &one},
 	}}

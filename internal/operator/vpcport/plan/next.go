@@ -73,20 +73,12 @@ func Next(w Want, h Have) Step {
 
 // withPort is the next step for a NIC that is wanted and whose port there is.
 func withPort(w Want, h Have) Step {
+	if s, owns := owning(w, h); !owns {
+		return s
+	}
 	p := h.Port
 	moves := p.Host != w.Host || p.Binding.Result == vpcport.BindingFailed && w.Host != ""
-	owner := vpcport.Owner
 	switch {
-	case p.NetworkID != w.Network:
-		return impossible(vpcport.Invalid, "port %s is of network %s, expected one of %s", p.ID, p.NetworkID, w.Network)
-	case w.warm(p) && h.Recorded != p.ID:
-		return Step{Kind: Record, Port: p.ID} // by which it is this NIC's and no other's
-	case !w.mine(p) && !w.warm(p) && p.Device != "" && p.Device != w.Device:
-		return impossible(vpcport.Conflict, "port %s is in use by %q", p.ID, p.Device)
-	case !w.mine(p):
-		return Step{Kind: Change, Port: p.ID, Change: vpcport.Change{Device: &w.Device, Owner: &owner}}
-	case h.Recorded != p.ID:
-		return Step{Kind: Record, Port: p.ID}
 	case w.regrouped(p):
 		return Step{Kind: Change, Port: p.ID, Change: vpcport.Change{Groups: w.Groups}}
 	case moves && w.Held && w.Leaving && p.Host != "" && p.Host != w.Host:
@@ -97,6 +89,24 @@ func withPort(w Want, h Have) Step {
 		return Step{Kind: Poll, Port: p.ID}
 	}
 	return Step{Kind: Rest}
+}
+
+// owning is the next step by which a port becomes the NIC's; owns tells that it is.
+func owning(w Want, h Have) (s Step, owns bool) {
+	p, owner := h.Port, vpcport.Owner
+	switch {
+	case p.NetworkID != w.Network:
+		return impossible(vpcport.Invalid, "port %s is of network %s, expected one of %s", p.ID, p.NetworkID, w.Network), false
+	case w.warm(p) && h.Recorded != p.ID:
+		return Step{Kind: Record, Port: p.ID}, false // by which it is this NIC's and no other's
+	case !w.mine(p) && !w.warm(p) && p.Device != "" && p.Device != w.Device:
+		return impossible(vpcport.Conflict, "port %s is in use by %q", p.ID, p.Device), false
+	case !w.mine(p):
+		return Step{Kind: Change, Port: p.ID, Change: vpcport.Change{Device: &w.Device, Owner: &owner}}, false
+	case h.Recorded != p.ID:
+		return Step{Kind: Record, Port: p.ID}, false
+	}
+	return Step{}, true
 }
 
 // ending is the next step for a NIC that nobody needs. Without the finalizer nothing was

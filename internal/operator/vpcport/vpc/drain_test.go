@@ -4,7 +4,6 @@ import (
 	"errors"
 	"testing"
 
-	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,10 +26,9 @@ func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
 	lab, err := endpoints.Serve(spec.Default())
 	harness.OK(t, err)
 	t.Cleanup(lab.Close)
-	key := lab.Credentials()
-	signed, err := aws.New(t.Context(), aws.Options{
-		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""),
-	})
+	t.Setenv("AWS_ACCESS_KEY_ID", lab.Credentials().AccessKeyID)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", lab.Credentials().SecretAccessKey)
+	signed, err := aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL})
 	harness.OK(t, err)
 	amazon := pace.Cloud(signed, pace.Options{})
 	b := newBed(t, Options{EC2: &EC2{Cloud: amazon, Cluster: "test"}})
