@@ -190,6 +190,13 @@ func (b *book) open(vpc string) (free []types.NamespacedName) {
 	return free
 }
 
+// freed is room for whoever does not hold the lock.
+func (b *book) freed(vpc string) []types.NamespacedName {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.room(vpc)
+}
+
 // room removes the gates of new ports of a VPC one of whose ports is gone. b.mu is held.
 func (b *book) room(vpc string) (free []types.NamespacedName) {
 	for key, g := range b.gates {

@@ -393,6 +393,9 @@ func (c *Controller) answered(j job, a answer) {
 		err = &bindingFailed{a.port.Host, a.port.Binding.Why}
 	}
 	c.o.Metrics.count(kind, a.err)
+	class := vpcport.ClassOf(a.err)
+	short := kind == plan.Create && (class == vpcport.SubnetFull || class == vpcport.OverQuota)
+	vpc := ""
 	var free []types.NamespacedName
 	key, ok := c.book.edit(j.uid, func(n *nic) {
 		free = c.book.settled(j.uid, n, j.want, kind, err)
@@ -410,12 +413,16 @@ func (c *Controller) answered(j job, a answer) {
 			n.have = n.have.Replied(j.step, a.port, nil)
 		}
 		n.learn(j, a, now)
+		vpc = n.vpc
 		if kind == plan.Delete && a.err == nil {
 			free = append(free, c.book.room(n.vpc)...)
 		}
 	})
 	if !ok {
 		return // it is gone; what the call made, the sweep finds
+	}
+	if short {
+		c.pool.Yield(vpc)
 	}
 	c.nics.AddObject(key, 0)
 	for _, k := range free {

@@ -15,7 +15,7 @@ import (
 // newPool makes the pool of ports that no NIC has yet.
 func (c *Controller) newPool() *warm.Pool {
 	return warm.New(warm.Options{
-		Cluster: c.o.Cluster, VPC: c.warmVPC, Most: c.branchesOf, Recorded: c.recorded,
+		Cluster: c.o.Cluster, VPC: c.warmVPC, Most: c.branchesOf, Recorded: c.recorded, Freed: c.freed,
 		Clock: c.o.Clock, Logger: c.o.Logger, Metrics: c.o.Metrics.warm, Idle: c.o.WarmIdle, Keep: c.o.WarmKeep,
 	})
 }
@@ -62,6 +62,13 @@ func (c *Controller) recorded(ctx context.Context) (map[string]bool, error) {
 		if list.Continue == "" {
 			return ids, nil
 		}
+	}
+}
+
+// freed lets those NICs ask again that wait for room in a VPC.
+func (c *Controller) freed(vpc string) {
+	for _, key := range c.book.freed(vpc) {
+		c.nics.AddObject(key, 0)
 	}
 }
 

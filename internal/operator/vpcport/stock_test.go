@@ -174,6 +174,17 @@ func TestWarmBranchesThatAreNotKept(t *testing.T) {
 	}
 }
 
+// The pool gives its addresses to pods that lack them.
+func TestWarmBranchesInAFullSubnet(t *testing.T) {
+	b := startEC2With(t, 0, 2, Options{})
+	b.ec2.SetFree("subnet-a", 4)
+	b.starts("web-0", inWeb, "node-1")
+	b.awaitPool(2, "two more are made")
+	b.starts("plain-0", "", "node-1") // in another group: the last address
+	b.starts("plain-1", "", "node-1")
+	b.awaitPool(0, "pods have the addresses")
+}
+
 // A port that is marked as of the pool of a VPC object that is no more is collected.
 func TestWarmBranchesOfNobody(t *testing.T) {
 	b := startEC2With(t, 0, 1, Options{})

@@ -86,7 +86,7 @@ func (p *Provider) note(ctx context.Context, a cloud.Association) {
 		switch {
 		case err == nil:
 			p.memory.tagged(a.BranchID, tags)
-		case !errors.Is(ctx.Err(), context.Canceled):
+		case !errors.Is(ctx.Err(), context.Canceled) && cloud.ClassOf(err) != cloud.Gone:
 			p.s.Logger.Warn("a branch could not be tagged with its association", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "error", err)
 		}
 		p.notes.over(a.BranchID, w)

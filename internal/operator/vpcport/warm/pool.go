@@ -37,6 +37,9 @@ type Options struct {
 	Logger  *slog.Logger
 	Metrics *Metrics
 
+	// Freed is told of a VPC one of whose ports is gone. It is quick; nil: nobody is told.
+	Freed func(vpc string)
+
 	// Idle is for how long there are ports of a kind after a NIC last had one; 10 min.
 	Idle time.Duration
 	// Keep is for how long a port is kept that is more than is wanted, while there is room; 1 min.
@@ -58,6 +61,7 @@ type Pool struct {
 	taken   map[string]time.Time // when ports were taken, by ID, until listings show them as a NIC's
 	found   map[string]time.Time // when a VPC was listed first, by its object's UID
 	again   map[string]time.Time // when that is tried again, likewise
+	short   map[string]time.Time // when a NIC of a VPC last lacked what the pool's ports have, by its name
 }
 
 // stocked is a port that no NIC has.
@@ -77,10 +81,13 @@ func New(o Options) *Pool {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
+	if o.Freed == nil {
+		o.Freed = func(string) {}
+	}
 	o.Idle, o.Keep = cmp.Or(o.Idle, 10*time.Minute), cmp.Or(o.Keep, time.Minute)
 	return &Pool{
 		o: o, wake: retry.NewSignal(), nics: map[types.UID]noted{}, onHost: map[string]int{}, nodes: map[string]string{}, demands: map[Kind]*demand{},
-		ports: map[string]*stocked{}, begun: map[string]bool{}, taken: map[string]time.Time{}, found: map[string]time.Time{}, again: map[string]time.Time{},
+		ports: map[string]*stocked{}, begun: map[string]bool{}, taken: map[string]time.Time{}, found: map[string]time.Time{}, again: map[string]time.Time{}, short: map[string]time.Time{},
 	}
 }
 
@@ -108,6 +115,26 @@ func (p *Pool) Take(vpc string, n vpcport.NewPort) (out vpcport.Port, ok bool) {
 	p.taken[best.port.ID] = now
 	p.wake.Set()
 	return best.port, true
+}
+
+// Yield gives up the ports of a VPC for a while: its provider refused a NIC's port for what they have
+// too, an address or a place in the quota. They can be taken until they are gone.
+func (p *Pool) Yield(vpc string) {
+	now := p.o.Clock.Now()
+	p.edit(func() { p.short[vpc] = now })
+	p.wake.Set()
+}
+
+// yields tells whether a VPC's ports are given up.
+func (p *Pool) yields(vpc string) (yes bool) {
+	now := p.o.Clock.Now()
+	p.edit(func() {
+		at, short := p.short[vpc]
+		if yes = short && now.Sub(at) < p.o.Idle; !yes {
+			delete(p.short, vpc)
+		}
+	})
+	return yes
 }
 
 // Changed has it looked at what is to be done: a VPC or a Node is another.

@@ -36,6 +36,9 @@ func (w *worker) round(ctx context.Context) {
 	open, room := map[string]VPC{}, map[string]int{}
 	for _, name := range vpcs {
 		if v, ok := w.o.VPC(name); ok {
+			if w.yields(name) {
+				v.Ports = 0
+			}
 			open[name] = v
 			w.surveyFirst(ctx, name, v)
 		}
@@ -183,6 +186,7 @@ func (w *worker) drop(ctx context.Context, o *stocked, v VPC) {
 		w.o.Logger.Warn("deleting a port of the warm pool, will try again", "vpc", o.vpc, "port", id, "error", err)
 	} else {
 		w.o.Logger.Info("port of the warm pool deleted", "vpc", o.vpc, "port", id, "host", o.port.Host)
+		w.o.Freed(o.vpc)
 	}
 	w.wake.Set()
 }
