@@ -21,6 +21,7 @@ const (
 	byPod    = "pod"    // PodNICs by the name of the pod that they are for, or that has them
 	byNode   = "node"   // PodNICs by status.nodeName
 	byUID    = "uid"    // PodNICs
+	byPort   = "port"   // PodNICs by status.portID
 	byObject = "object" // pods by the PodNICs that their annotation names
 )
 
@@ -39,6 +40,7 @@ func Index(ctx context.Context, ix client.FieldIndexer) error {
 		{&v1alpha1.PodNIC{}, byPod, func(o client.Object) []string { return podsOf(nic(o)) }},
 		{&v1alpha1.PodNIC{}, byNode, func(o client.Object) []string { return []string{nic(o).Status.NodeName} }},
 		{&v1alpha1.PodNIC{}, ByVPC, func(o client.Object) []string { return []string{nic(o).Spec.VPC} }},
+		{&v1alpha1.PodNIC{}, byPort, func(o client.Object) []string { return []string{nic(o).Status.PortID} }},
 		{&v1alpha1.PodNIC{}, byUID, func(o client.Object) []string { return []string{string(o.GetUID())} }},
 		{&corev1.Pod{}, byObject, func(o client.Object) []string { return namedObjects(o.(*corev1.Pod)) }},
 	} {

@@ -96,6 +96,9 @@ func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scen
 	}
 	s.held, s.until = held(o.Status.Node, o.Status.PortID, holder, idle, c.now(), c.o.UnplugGrace)
 	s.desire(c.o.Cluster, n)
+	if s.want.Yields, err = c.yields(ctx, o, n); err != nil {
+		return nil, err
+	}
 	if s.refuse == nil && s.shut == nil {
 		s.refuse = cmp.Or(c.ending(ctx, o.Spec.VPC), allows(s.opened.Spec, o.Spec.VPC, c.namespace(ctx, o.Namespace)))
 	}

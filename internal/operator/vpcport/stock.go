@@ -1,6 +1,7 @@
 package vpcport
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -93,6 +94,40 @@ func (s *scene) warms() bool { return s.shut == nil && s.opened.Provider.Traits(
 // a pod's, which lives and has a node.
 func (s *scene) mayTake() bool {
 	return s.warms() && s.want.Given == "" && s.o.Spec.Pod != nil && s.pod != nil && !s.want.Over && s.refuse == nil
+}
+
+// yields tells whether the port of a NIC, that was taken of the pool and whose mark the provider does not
+// have yet, is recorded of another too, by an operator that was replaced: it stays with the one whose node has it
+// plugged, else with the older.
+func (c *Controller) yields(ctx context.Context, o *v1alpha1.PodNIC, n nic) (bool, error) {
+	p := n.have.Port
+	if p == nil {
+		return false, nil
+	}
+	if _, warm := p.WarmVPC(c.o.Cluster); !warm {
+		return false, nil
+	}
+	list := &v1alpha1.PodNICList{}
+	if err := c.client.List(ctx, list, client.MatchingFields{byPort: p.ID}, client.UnsafeDisableDeepCopy); err != nil {
+		return false, fmt.Errorf("list PodNICs with port %s: %w", p.ID, err)
+	}
+	for i := range list.Items {
+		if other := &list.Items[i]; other.UID != o.UID && precedes(other, o, p.ID) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// precedes tells whether a port that is recorded of two PodNICs stays with the first.
+func precedes(a, b *v1alpha1.PodNIC, port string) bool {
+	plugged := func(o *v1alpha1.PodNIC) int {
+		if says := o.Status.Node; says != nil && says.PortID == port && says.State == v1alpha1.NodePlugged {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(plugged(a), plugged(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID)) < 0
 }
 
 // take gives a NIC a port of the pool, if there is one.

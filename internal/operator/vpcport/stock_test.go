@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
@@ -131,6 +134,66 @@ func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
 		t.Errorf("web-3 has %s, as another", id)
 	}
 	b.awaitPool(2, "two are ready again")
+}
+
+// A branch that an operator which was replaced still records of another PodNIC stays with the NIC that
+// had it, whether EC2 was told of that or not, and the other gets one of its own; also when that one ends.
+func TestWarmBranchThatTwoRecord(t *testing.T) {
+	for name, told := range map[string]bool{"told": true, "not told yet": false} {
+		t.Run(name, func(t *testing.T) { twoRecord(t, told) })
+	}
+}
+
+func twoRecord(t *testing.T, told bool) {
+	b := startEC2With(t, 0, 1, Options{})
+	b.starts("web-0", inWeb, "node-1")
+	b.awaitPool(1, "one more is made")
+	if !told {
+		b.ec2.Inject(cloudfake.Fault{Op: "Tag", Err: cloudfake.Err(cloud.Transient, "")})
+	}
+	owner := b.starts("web-1", inWeb, "node-1")
+	id := owner.Status.PortID
+	marked := func() error {
+		for _, e := range b.enis() {
+			if e.ID == id && e.Tags[eni.TagNIC] == vpcport.Device(cluster, string(owner.UID)) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", b.enis())
+	}
+	if told {
+		harness.Eventually(t, limit, "EC2 knows whose it is", marked)
+	}
+	replaced := harness.KubeClientFor(t, operatorConfig(t)) // with whose rights the other operator wrote
+	for _, pod := range []string{"web-2", "web-3"} {
+		b.podIn(pod, inWeb)
+		o := b.awaitNIC(pod, "eth0", "is there", in(v1alpha1.PhasePending))
+		body := fmt.Appendf(nil, `{"status":{"portID":%q}}`, id)
+		harness.OK(t, replaced.Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, body)))
+	}
+	gone := b.nicsOf("web-3")["eth0"]
+	b.deletePod("web-3")
+	b.awaitGone(gone.Name)
+	b.ec2.ClearFaults()
+	harness.Eventually(t, limit, "EC2 knows whose it is", marked)
+	b.schedule("web-2", "node-1")
+	other := b.awaitNIC("web-2", "eth0", "has another", func(o *v1alpha1.PodNIC) error {
+		if o.Status.PortID == id {
+			return errors.New("it has that one")
+		}
+		return in(v1alpha1.PhaseActive)(o)
+	})
+	b.deletePod("web-2")
+	b.awaitGone(other.Name)
+	if o := b.nicsOf("web-1")["eth0"]; o.Status.PortID != id || in(v1alpha1.PhaseActive)(o) != nil {
+		t.Errorf("web-1 has %+v, had %s", o.Status, id)
+	}
+	for _, e := range b.enis() {
+		if e.ID == id {
+			return
+		}
+	}
+	t.Errorf("%s is gone: %+v", id, b.enis())
 }
 
 // What somebody changed is given to nobody; what nobody needs goes; and pods come first where a

@@ -25,6 +25,9 @@ type Want struct {
 	// Cluster is the cluster's name, by which ports are known that were made before any NIC needed
 	// them, one of which may have been taken for this one.
 	Cluster string
+	// Yields tells that such a port, which is recorded of this NIC, is recorded of another too, to which
+	// it is left.
+	Yields bool
 	// Over tells that nobody needs it any more.
 	Over bool
 	// Held tells that a node may still have it plugged: it is neither let go nor bound
@@ -75,7 +78,7 @@ func (w Want) mine(p *vpcport.Port) bool { return p.Device == w.Device && p.Owne
 // one yet.
 func (w Want) warm(p *vpcport.Port) bool {
 	_, ok := p.WarmVPC(w.Cluster)
-	return ok && w.Given == ""
+	return ok && w.Given == "" && !w.Yields
 }
 
 // Has tells whether a port is the NIC's: by its mark, or as it was taken for it of those that were

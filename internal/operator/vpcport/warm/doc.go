@@ -21,8 +21,9 @@
 //   - A process offers what it made itself; and what it found, if the API server itself, and not
 //     the cache, shows it recorded of no PodNIC.
 //   - An operator that was replaced and does not know it may still record a port of one PodNIC
-//     that its successor gives to another. Both then say so, and a node plugs a port once: the
-//     one that the provider knows keeps it, and the other gets another.
+//     that its successor gives to another. Then it stays with the one that the provider was told
+//     of or, before that, the one that has it plugged or is older; the other gets another. The node
+//     plugs it once, whatever it is told.
 //
 // Nothing leaks. A port has the mark of the pool from the call on that makes it, with the UID of its
 // VPC object: whoever leads finds it by a listing. Those of a VPC object that is no more are
