@@ -78,7 +78,7 @@ func created(subnet string) string {
 // gaugesOfOthers begin the names of those that there are with --ipam=pool and port only, or
 // once there is a VPC.
 var gaugesOfOthers = []string{
-	"berth_operator_pool_", "berth_operator_port_", "berth_operator_vpc_", "berth_operator_podnic", "berth_operator_stray_ports", "berth_operator_egress_",
+	"berth_operator_pool_", "berth_operator_port_", "berth_operator_vpc_", "berth_operator_podnic", "berth_operator_stray_ports", "berth_operator_warm_port", "berth_operator_egress_",
 	"berth_operator_webhook_certificate_expiry_",
 }
 

@@ -189,6 +189,19 @@ func (b *book) late(n *nic, at time.Time) bool {
 	return at.Sub(since) >= b.settle
 }
 
+// ports are the IDs of those that NICs have, as far as this process knows.
+func (b *book) ports() map[string]bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ids := map[string]bool{}
+	for _, n := range b.nics {
+		if n.have.Port != nil {
+			ids[n.have.Port.ID] = true
+		}
+	}
+	return ids
+}
+
 // count is how many NICs are known. It takes the lock that all work needs.
 func (b *book) count() int {
 	b.mu.Lock()

@@ -16,8 +16,8 @@ import (
 // newPool makes the pool of ports that no NIC has yet.
 func (c *Controller) newPool() *warm.Pool {
 	return warm.New(warm.Options{
-		Cluster: c.o.Cluster, VPC: c.warmVPC, Most: c.branchesOf, Recorded: c.recorded, Freed: c.freed,
-		Clock: c.o.Clock, Logger: c.o.Logger, Metrics: c.o.Metrics.warm, Idle: c.o.WarmIdle, Keep: c.o.WarmKeep,
+		Cluster: c.o.Cluster, VPC: c.warmVPC, Most: c.branchesOf, Exists: c.vpcExists, Recorded: c.recorded, Freed: c.freed,
+		Settle: c.o.Settle, Clock: c.o.Clock, Logger: c.o.Logger, Metrics: c.o.Metrics.warm, Idle: c.o.WarmIdle, Keep: c.o.WarmKeep,
 	})
 }
 
@@ -49,9 +49,16 @@ func branchesIn(n *corev1.Node) int64 {
 	return q.Value()
 }
 
-// recorded are the IDs of the ports of all PodNICs, as the API server has them.
+// vpcExists tells whether there is a VPC object with a UID.
+func (c *Controller) vpcExists(uid string) bool {
+	uids, err := c.vpcUIDs(context.Background())
+	return err != nil || uids[uid]
+}
+
+// recorded are the IDs of the ports of all PodNICs, as the API server has them, and of those that are to
+// be recorded.
 func (c *Controller) recorded(ctx context.Context) (map[string]bool, error) {
-	ids := map[string]bool{}
+	ids := c.book.ports()
 	list := &v1alpha1.PodNICList{}
 	for {
 		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(list.Continue)); err != nil {
@@ -135,11 +142,11 @@ func (c *Controller) take(s *scene) bool {
 	if !s.mayTake() {
 		return false
 	}
-	p, ok := c.pool.Take(s.o.Spec.VPC, s.want.New())
+	p, ok := c.pool.Take(s.o.UID, s.o.Spec.VPC, s.want.New())
 	if !ok {
 		return false
 	}
-	c.book.edit(s.o.UID, func(n *nic) { n.have = n.have.Took(p) })
+	c.book.edit(s.o.UID, func(n *nic) { n.have, n.touched = n.have.Took(p), c.now() })
 	return true
 }
 

@@ -117,9 +117,9 @@ func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
 	first := b.starts("web-1", inWeb, "node-1")
 	b.end()
 	creates := b.calls("CreateENI")
-	b.run(Options{Listing: time.Hour, WarmKeep: time.Hour})
+	b.run(Options{WarmKeep: time.Hour})
 	harness.Eventually(t, limit, "the other is found", func() error {
-		if n := b.c.pool.Ready("e"); n != 1 && b.calls("CreateENI") == creates {
+		if n := b.c.pool.Ready()["e"]; n != 1 && b.calls("CreateENI") == creates {
 			return fmt.Errorf("%d are ready", n)
 		}
 		return nil

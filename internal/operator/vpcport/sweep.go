@@ -130,7 +130,7 @@ func (c *Controller) list(ctx context.Context, vpc string, seen sightings, colle
 	}
 	c.o.Metrics.astray(vpc, c.book.astray(byUID))
 	if err := c.pool.Listed(bounded, vpc, ports, began); err != nil {
-		return nil, err
+		c.o.Logger.Warn("the ports of the warm pool, will try again", "vpc", vpc, "error", err)
 	}
 	if !collect {
 		return seen, nil
@@ -192,11 +192,16 @@ func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types
 	if err := c.live.List(ctx, list); err != nil {
 		return nil, fmt.Errorf("list PodNICs: %w", err)
 	}
+	recorded := map[string]bool{} // also under the mark of a VPC object that is no more
 	for i := range list.Items {
 		delete(due, list.Items[i].UID)
+		recorded[list.Items[i].Status.PortID] = true
 	}
 	for uid, ports := range due {
 		for _, p := range ports {
+			if recorded[p.ID] {
+				continue
+			}
 			if err := c.sweepPort(ctx, opened.Provider, string(uid), p); err != nil {
 				return nil, err
 			}

@@ -14,9 +14,6 @@ import (
 // taken. Of 4094 a trunk has some hundred in use at most.
 const attempts = 8
 
-// begun is the priority of an association, before that of new ports.
-const begun = cloud.Priority(1)
-
 // bind makes an ENI, which is associated with no trunk, a branch of a host's. What the host
 // cannot take is told by the answer and is no error.
 func (p *Provider) bind(ctx context.Context, e cloud.ENI, host string) (vpcport.Port, error) {
@@ -59,7 +56,7 @@ func (p *Provider) associate(ctx context.Context, e *cloud.ENI, t *trunk) (a clo
 	}
 	a.ID = ""
 	// What was begun is finished before another port is begun.
-	a, err = p.s.Cloud.AssociateBranch(cloud.WithPriority(ctx, max(cloud.PriorityOf(ctx), begun)), a, requestToken(*e, a))
+	a, err = p.s.Cloud.AssociateBranch(cloud.WithPriority(ctx, cloud.PriorityOf(ctx)+1), a, requestToken(*e, a))
 	if code(err) == codeDuplicate {
 		return a, true, nil // it stays taken for a while
 	}

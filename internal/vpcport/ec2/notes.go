@@ -2,26 +2,28 @@ package ec2
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 const (
-	// noteTimeout bounds how long it is tried to write an association's ID down.
+	// noteTimeout bounds a try to write an association's ID down.
 	noteTimeout = 2 * time.Minute
 	// noteWait is how long that waits at most for ports that are being made. Meanwhile EC2 tells the
 	// ID to whoever repeats the request (recall).
 	noteWait = 30 * time.Second
+	// noteAgain is between two tries at most.
+	noteAgain = 10 * time.Minute
 )
 
 // notes are the IDs of associations that are being written down as tags of their branches.
 type notes struct {
 	mu    sync.Mutex // guards all below
 	all   map[string]*writing
-	busy  int           // ports that are being made or bound, for which somebody waits
+	busy  int           // ports that are being made
 	quiet chan struct{} // closed while there are none
 }
 
@@ -37,7 +39,7 @@ func newNotes() *notes {
 	return n
 }
 
-// during has notes wait while do makes or binds a port.
+// during has notes wait while do makes a port.
 func (n *notes) during(do func()) {
 	n.mu.Lock()
 	if n.busy++; n.busy == 1 {
@@ -54,7 +56,7 @@ func (n *notes) during(do func()) {
 	do()
 }
 
-// calm is closed once no port is being made or bound.
+// calm is closed once no port is being made.
 func (n *notes) calm() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -74,23 +76,34 @@ func (p *Provider) note(ctx context.Context, a cloud.Association) {
 	go func() {
 		defer close(w.done)
 		defer cancel()
-		select {
-		case <-ctx.Done():
-		case <-p.notes.calm():
-		case <-p.s.Clock.After(noteWait):
-		}
-		tags := map[string]string{TagAssociation: a.ID}
-		bounded, end := context.WithTimeout(ctx, noteTimeout)
-		defer end()
-		err := p.s.Cloud.Tag(bounded, a.BranchID, tags)
-		switch {
-		case err == nil:
-			p.memory.tagged(a.BranchID, tags)
-		case !errors.Is(ctx.Err(), context.Canceled) && cloud.ClassOf(err) != cloud.Gone:
-			p.s.Logger.Warn("a branch could not be tagged with its association", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "error", err)
+		calm := p.notes.calm()
+		for try := 0; ; try++ {
+			select {
+			case <-ctx.Done():
+			case <-calm:
+			case <-p.s.Clock.After(max(noteWait, retry.Delay(noteWait, noteAgain, try))):
+			}
+			calm = nil
+			err := p.write(ctx, a)
+			if err == nil || ctx.Err() != nil || cloud.ClassOf(err) == cloud.Gone {
+				break
+			}
+			p.s.Logger.Warn("a branch could not be tagged with its association, will try again", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "error", err)
 		}
 		p.notes.over(a.BranchID, w)
 	}()
+}
+
+// write writes the ID of an association down.
+func (p *Provider) write(ctx context.Context, a cloud.Association) error {
+	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
+	defer cancel()
+	tags := map[string]string{TagAssociation: a.ID}
+	if err := p.s.Cloud.Tag(ctx, a.BranchID, tags); err != nil {
+		return err
+	}
+	p.memory.tagged(a.BranchID, tags)
+	return nil
 }
 
 // stop has nothing be written any more about a branch's last association, and returns once

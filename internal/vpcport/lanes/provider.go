@@ -17,7 +17,6 @@ const (
 	OpUpdate  = "Update"
 	OpDelete  = "Delete"
 	OpProject = "Project"
-	OpResolve = "Resolve"
 )
 
 // Observer is told of every call of a provider that was sent, before its caller knows
@@ -85,15 +84,14 @@ func (p *provider) Project(ctx context.Context) (string, error) {
 	return through(ctx, p, OpProject, second, func() (string, error) { return p.in.Project(ctx) })
 }
 
-// Resolve implements vpcport.Resolver, of providers that are one (vpcport.Traits.Warm).
+// Resolve implements vpcport.Resolver, of providers that are one (vpcport.Traits.Warm). It takes no turn: a
+// provider asks for what it does not know already, which is little.
 func (p *provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
-	return through(ctx, p, OpResolve, third, func() (vpcport.Resolved, error) {
-		in, ok := p.in.(vpcport.Resolver)
-		if !ok {
-			return vpcport.Resolved{}, &vpcport.Error{Class: vpcport.Bug, Op: OpResolve, Message: "the provider makes no ports ahead"}
-		}
-		return in.Resolve(ctx, n)
-	})
+	in, ok := p.in.(vpcport.Resolver)
+	if !ok {
+		return vpcport.Resolved{}, &vpcport.Error{Class: vpcport.Bug, Op: "Resolve", Message: "the provider tells nothing of ports beforehand"}
+	}
+	return in.Resolve(ctx, n)
 }
 
 // Traits implements vpcport.Provider.

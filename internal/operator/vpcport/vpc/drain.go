@@ -1,21 +1,34 @@
 package vpc
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/ec2"
 )
 
 // drain deletes the ports of the warm pool of a VPC that is being deleted: once it is gone nobody
-// looks for them. Its pool makes no more by then, and deletes what it was making.
-func (c *Controller) drain(ctx context.Context, v *v1alpha1.VPC, s *state) error {
-	if v.Spec.Provider != v1alpha1.ProviderEC2 || c.o.EC2 == nil {
-		return nil
+// looks for them. What it lists may trail what was made before the deletion; what is being made then, the pool
+// deletes itself. It returns how long to wait until it is to be looked at again; 0: none is left.
+func (c *Controller) drain(ctx context.Context, v *v1alpha1.VPC, s *state) (wait time.Duration, err error) {
+	if c.o.EC2 == nil || v.Spec.Provider != v1alpha1.ProviderEC2 {
+		return 0, nil
 	}
+	settle := cmp.Or(c.o.EC2.Settle, ec2.Settle)
+	if err := c.deleteWarm(ctx, v, s); err != nil {
+		return 0, err
+	}
+	return max(0, v.DeletionTimestamp.Add(settle+time.Second).Sub(c.now())), nil // of a second the API server keeps no parts
+}
+
+// deleteWarm deletes those that a listing shows.
+func (c *Controller) deleteWarm(ctx context.Context, v *v1alpha1.VPC, s *state) error {
 	if s.tended == nil {
 		if why := c.tend(ctx, v, s); why != nil {
 			return fmt.Errorf("open VPC %s to delete its warm pool: %s", v.Name, why.message)

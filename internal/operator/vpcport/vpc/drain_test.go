@@ -3,6 +3,7 @@ package vpc
 import (
 	"errors"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,7 +32,7 @@ func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
 	signed, err := aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL})
 	harness.OK(t, err)
 	amazon := pace.Cloud(signed, pace.Options{})
-	b := newBed(t, Options{EC2: &EC2{Cloud: amazon, Cluster: "test"}})
+	b := newBed(t, Options{EC2: &EC2{Cloud: amazon, Cluster: "test", Settle: time.Second}})
 	books := lab.Snapshot()
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: books.VPCs[0].ID}}
 	harness.OK(t, b.client.Create(t.Context(), v))

@@ -118,9 +118,9 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 		return reconcile.Result{}, err
 	}
 	if v.DeletionTimestamp != nil && nics == 0 {
-		gone, err := c.release(ctx, v, s)
-		if gone || err != nil {
-			return reconcile.Result{}, err
+		gone, wait, err := c.release(ctx, v, s)
+		if gone || wait > 0 || err != nil {
+			return reconcile.Result{RequeueAfter: wait}, err
 		}
 	}
 	if due {
@@ -148,32 +148,32 @@ func (c *Controller) nics(ctx context.Context, vpc string) (int, error) {
 
 // release lets a VPC go that is being deleted, unless there is a PodNIC after all that the
 // cache does not show yet.
-func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC, s *state) (bool, error) {
+func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC, s *state) (gone bool, wait time.Duration, err error) {
 	list := &v1alpha1.PodNICList{}
 	for {
 		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(list.Continue)); err != nil {
-			return false, fmt.Errorf("list PodNICs: %w", err)
+			return false, 0, fmt.Errorf("list PodNICs: %w", err)
 		}
 		for i := range list.Items {
 			if list.Items[i].Spec.VPC == v.Name {
-				return false, nil
+				return false, 0, nil
 			}
 		}
 		if list.Continue == "" {
 			break
 		}
 	}
-	if err := c.drain(ctx, v, s); err != nil {
-		return false, err
+	if wait, err = c.drain(ctx, v, s); wait > 0 || err != nil {
+		return false, wait, err
 	}
 	before := v.DeepCopy()
 	if controllerutil.RemoveFinalizer(v, v1alpha1.FinalizerVPC) {
 		if err := client.IgnoreNotFound(c.writeFinalizers(ctx, v, before)); err != nil {
-			return false, err
+			return false, 0, err
 		}
 	}
 	c.forget(v.Name)
-	return true, nil
+	return true, 0, nil
 }
 
 // writeFinalizers writes a VPC's finalizers, unless somebody wrote to it since it was as

@@ -60,6 +60,9 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 	for _, h := range hosts {
 		v := decide(h)
 		for _, k := range v.make {
+			if h.unsure {
+				break // what was found may serve
+			}
 			if d := p.demands[k]; making < most && !now.Before(d.failed.until) {
 				d.making++
 				making++
@@ -76,11 +79,11 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 		}
 		for _, id := range v.drop {
 			o := p.ports[id]
-			if v, is := open[o.vpc]; !is || !v.keepsNone() && now.Sub(p.found[v.UID]) < p.o.Keep {
+			if v, is := open[o.vpc]; !is || v.UID != o.uid || !o.doomed && !v.keepsNone() && now.Sub(p.found[v.UID]) < p.o.Keep {
 				continue // not all NICs may be known yet
 			}
 			if going < most && !now.Before(o.until) {
-				o.going = true
+				o.going, o.doomed, o.kind = true, true, Kind{}
 				going++
 				out.drop = append(out.drop, o)
 			}
@@ -114,13 +117,17 @@ func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) ma
 		})
 	}
 	for id, o := range p.ports {
-		if _, is := open[o.vpc]; !is || o.going {
+		if v, is := open[o.vpc]; !is || v.UID != o.uid || o.going {
 			edit(o.port.Host, func(h *host) { h.room-- }) // it has its place
+			continue
+		}
+		if o.found && !o.doomed && !open[o.vpc].keepsNone() { // it is waited for
+			edit(o.port.Host, func(h *host) { h.room, h.unsure = h.room-1, true })
 			continue
 		}
 		s := stock{id: id, kind: o.kind}
 		switch {
-		case open[o.vpc].keepsNone():
+		case open[o.vpc].keepsNone(), o.doomed:
 			s.idle = p.o.Keep
 		case !o.spare.IsZero():
 			s.idle = now.Sub(o.spare)

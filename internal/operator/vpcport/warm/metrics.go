@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	famPorts = metric.New("berth_operator_warm_ports", "gauge", "Ports of a VPC that were made before a pod needed them, and that no pod has.", "vpc")
-	famTakes = metric.New("berth_operator_warm_port_takes_total", "counter", "New NICs of pods in a VPC for which there may be a port in the warm pool, by result: warm (there was one) or cold (the pod waited for the provider).", "vpc", "result")
+	famPorts = metric.New("berth_operator_warm_ports", "gauge", "Ports of a VPC that are ready for pods to come.", "vpc")
+	famTakes = metric.New("berth_operator_warm_port_takes_total", "counter", "New NICs of pods in a VPC for which the warm pool may have a port, by result: warm (one was ready) or cold (it waited for the provider).", "vpc", "result")
 	famSteps = metric.New("berth_operator_warm_port_steps_total", "counter", "What was asked of providers for the warm pool, by kind (make or delete) and result: ok, or the class of the failure.", "kind", "result")
 )
 
@@ -74,18 +74,4 @@ func (m *Metrics) keep(ports map[string]int) {
 		m.vpcs[vpc] = true
 		m.ports.WithLabelValues(vpc).Set(float64(n))
 	}
-}
-
-// stocked counts the ports of each VPC that there is something of.
-func (p *Pool) stocked() map[string]int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := map[string]int{}
-	for k := range p.demands {
-		out[k.VPC] += 0
-	}
-	for _, o := range p.ports {
-		out[o.vpc]++
-	}
-	return out
 }

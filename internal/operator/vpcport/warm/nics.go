@@ -22,6 +22,7 @@ type NIC struct {
 type noted struct {
 	NIC
 	kind Kind
+	cold bool // it asked, and none was ready
 }
 
 // demand is a kind of which ports are needed.
@@ -31,6 +32,8 @@ type demand struct {
 	nics    int             // that have or want one
 	used    time.Time       // when there was one last, where there is none
 	making  int             // ports that are being made
+	unclear []string        // devices of ports that may have been made, to be asked for again
+	of      string          // the UID of the VPC object that those are of
 	failed  failure
 }
 
@@ -43,7 +46,11 @@ func (p *Pool) Note(uid types.UID, n NIC) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before, known := p.nics[uid]
+	after.cold = before.cold
 	p.nics[uid] = after
+	if d := p.demands[after.kind]; d != nil {
+		d.request = *n.Request // as the VPC is by now
+	}
 	if known && before.kind == after.kind && before.Host == n.Host && before.Node == n.Node {
 		return
 	}

@@ -26,6 +26,7 @@ type host struct {
 	ports  []stock
 	making []Kind        // of each port that is being made
 	keep   time.Duration // how long a port is kept that is more than is wanted
+	unsure bool          // of some ports it is not known yet whether they serve
 }
 
 // verdict is what is to become of it.

@@ -30,7 +30,10 @@ type Options struct {
 	VPC func(name string) (VPC, bool)
 	// Most is how many ports a Node may have of all VPCs. From memory alone.
 	Most func(ctx context.Context, node string) int
-	// Recorded are the IDs of the ports of all PodNICs, as the API server itself has them.
+	// Exists tells whether there is a VPC object with a UID, open or not. From memory alone.
+	Exists func(uid string) bool
+	// Recorded are the IDs of the ports of all PodNICs, as the API server itself has them, and of those
+	// that this process has taken for one.
 	Recorded func(ctx context.Context) (map[string]bool, error)
 
 	Clock   clock.Clock
@@ -40,6 +43,8 @@ type Options struct {
 	// Freed is told of a VPC one of whose ports is gone. It is quick; nil: nobody is told.
 	Freed func(vpc string)
 
+	// Settle is how long what an operator before this one did may take to show; 1 min.
+	Settle time.Duration
 	// Idle is for how long there are ports of a kind after a NIC last had one; 10 min.
 	Idle time.Duration
 	// Keep is for how long a port is kept that is more than is wanted, while there is room; 1 min.
@@ -51,7 +56,7 @@ type Pool struct {
 	o    Options
 	wake retry.Signal
 
-	mu      sync.Mutex // guards all below; nothing is called under it but Options.VPC, from memory
+	mu      sync.Mutex // guards all below; nothing is called under it but Logger and Metrics
 	nics    map[types.UID]noted
 	onHost  map[string]int    // how many of them each host has
 	nodes   map[string]string // the names of Nodes, by host
@@ -66,14 +71,16 @@ type Pool struct {
 
 // stocked is a port that no NIC has.
 type stocked struct {
-	vpc   string
-	port  vpcport.Port
-	kind  Kind      // zero: none that is in demand
-	since time.Time // when it was known
-	spare time.Time // since when it is more than is wanted; zero: it is not
-	going bool      // it is being deleted
-	until time.Time // before when that is not tried again
-	tries int
+	vpc, uid string // the VPC object
+	port     vpcport.Port
+	kind     Kind      // zero: none that is in demand
+	since    time.Time // when it was known
+	found    bool      // an operator before this one made it, and may have deleted it since
+	doomed   bool      // its deletion was begun, or nobody may have it: it is given to no NIC
+	spare    time.Time // since when it is more than is wanted; zero: it is not
+	going    bool      // it is being deleted
+	until    time.Time // before when that is not tried again
+	tries    int
 }
 
 // New makes a pool. It works while Run does.
@@ -84,6 +91,7 @@ func New(o Options) *Pool {
 	if o.Freed == nil {
 		o.Freed = func(string) {}
 	}
+	o.Settle = cmp.Or(o.Settle, time.Minute)
 	o.Idle, o.Keep = cmp.Or(o.Idle, 10*time.Minute), cmp.Or(o.Keep, time.Minute)
 	return &Pool{
 		o: o, wake: retry.NewSignal(), nics: map[types.UID]noted{}, onHost: map[string]int{}, nodes: map[string]string{}, demands: map[Kind]*demand{},
@@ -93,9 +101,10 @@ func New(o Options) *Pool {
 
 // Take is a port for a NIC that has none, which asks for one in a VPC; false: there is none like that.
 // It is the NIC's for good: whoever does not record it has it deleted.
-func (p *Pool) Take(vpc string, n vpcport.NewPort) (out vpcport.Port, ok bool) {
+func (p *Pool) Take(uid types.UID, vpc string, n vpcport.NewPort) (out vpcport.Port, ok bool) {
 	k, ok := KindOf(vpc, n)
-	if v, open := p.o.VPC(vpc); !ok || !open || v.keepsNone() {
+	v, open := p.o.VPC(vpc)
+	if !ok || !open || v.keepsNone() {
 		return vpcport.Port{}, false
 	}
 	now := p.o.Clock.Now()
@@ -103,12 +112,18 @@ func (p *Pool) Take(vpc string, n vpcport.NewPort) (out vpcport.Port, ok bool) {
 	defer p.mu.Unlock()
 	var best *stocked
 	for _, o := range p.ports {
-		if o.kind == k && !o.going && (best == nil || o.since.Before(best.since)) {
+		if o.kind == k && o.uid == v.UID && (best == nil || o.since.Before(best.since)) {
 			best = o
 		}
 	}
-	p.o.Metrics.took(vpc, best != nil)
+	if asks := p.nics[uid]; best != nil || !asks.cold { // one that asks again counts once
+		p.o.Metrics.took(vpc, best != nil)
+	}
 	if best == nil {
+		if asks, known := p.nics[uid]; known {
+			asks.cold = true
+			p.nics[uid] = asks
+		}
 		return vpcport.Port{}, false
 	}
 	delete(p.ports, best.port.ID)
@@ -144,7 +159,7 @@ func (p *Pool) Changed() { p.wake.Set() }
 func (p *Pool) Run(ctx context.Context) error {
 	w := &worker{Pool: p, surveying: map[string]bool{}}
 	defer w.calls.Wait()
-	for {
+	for ctx.Err() == nil {
 		w.round(ctx)
 		for _, wait := range []time.Duration{atMost, atLeast - atMost} {
 			wake := p.wake
@@ -159,6 +174,7 @@ func (p *Pool) Run(ctx context.Context) error {
 			}
 		}
 	}
+	return nil
 }
 
 // It is looked at what is to be done at least and at most so often.
@@ -167,14 +183,18 @@ const (
 	atMost  = 200 * time.Millisecond
 )
 
-// Ready is how many ports of a VPC can be taken.
-func (p *Pool) Ready(vpc string) (n int) {
+// Ready is how many ports can be taken, of each VPC of which there is something.
+func (p *Pool) Ready() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	out := map[string]int{}
+	for k := range p.demands {
+		out[k.VPC] += 0
+	}
 	for _, o := range p.ports {
-		if o.vpc == vpc && (o.kind != Kind{}) && !o.going {
-			n++
+		if out[o.vpc] += 0; o.kind != (Kind{}) {
+			out[o.vpc]++
 		}
 	}
-	return n
+	return out
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,7 +34,9 @@ type bed struct {
 	t        *testing.T
 	ec2      *cloudfake.Cloud
 	provider *ec2.Provider
+	late     *late
 	pool     *warm.Pool
+	end      context.CancelFunc // of the pool
 	metrics  *warm.Metrics
 
 	mu       sync.Mutex // guards all below
@@ -40,18 +44,20 @@ type bed struct {
 	shut     bool
 	recorded map[string]bool
 	fails    error // of the listing of PodNICs
+	most     int   // of node-1
 }
 
 // inBed does a test with a pool that has so many ports of each kind ready.
 func inBed(t *testing.T, ports int, do func(b *bed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bed{t: t, ec2: cloudfake.New(cloudfake.Options{}), metrics: warm.NewMetrics()}
+		b := &bed{t: t, ec2: cloudfake.New(cloudfake.Options{}), metrics: warm.NewMetrics(), most: 9}
 		b.ec2.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", nil)
 		b.ec2.AddSecurityGroup("sg-web", nil)
 		b.ec2.AddInstance("i-1", "m5.large", "subnet-a")
 		b.ec2.AddENI("i-1", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-1"})
-		b.provider = ec2.Open(ec2.Settings{Cloud: b.ec2, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second})
+		b.late = &late{Cloud: b.ec2}
+		b.provider = ec2.Open(ec2.Settings{Cloud: b.late, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second})
 		b.vpc = warm.VPC{UID: vpcUID, Network: cloudfake.VPC, Provider: b.provider, Ports: ports}
 		ctx, cancel := context.WithCancel(t.Context())
 		b.begin(ctx)
@@ -61,8 +67,13 @@ func inBed(t *testing.T, ports int, do func(b *bed)) {
 	})
 }
 
-// begin runs a pool, as an operator does that begins to lead.
+// begin runs a pool, as an operator does that begins to lead, in the place of the one before.
 func (b *bed) begin(ctx context.Context) {
+	if b.end != nil {
+		b.end()
+		synctest.Wait()
+	}
+	ctx, b.end = context.WithCancel(ctx)
 	b.pool = warm.New(warm.Options{
 		Cluster: cluster, Logger: slog.New(slog.NewTextHandler(b.t.Output(), nil)), Metrics: b.metrics,
 		VPC: func(name string) (warm.VPC, bool) {
@@ -70,7 +81,12 @@ func (b *bed) begin(ctx context.Context) {
 			defer b.mu.Unlock()
 			return b.vpc, name == "e" && !b.shut
 		},
-		Most: func(_ context.Context, node string) int { return map[string]int{"node-1": 9}[node] },
+		Exists: func(uid string) bool {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return uid == b.vpc.UID
+		},
+		Most: func(_ context.Context, node string) int { return map[string]int{"node-1": b.most}[node] },
 		Recorded: func(context.Context) (map[string]bool, error) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -104,7 +120,7 @@ func lasts(d time.Duration) {
 func (b *bed) has(what string, ready, enis int) {
 	b.t.Helper()
 	list, err := b.ec2.ENIs(context.Background(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: ec2.Owner}})
-	if n := b.pool.Ready("e"); err != nil || n != ready || len(list) != enis {
+	if n := b.pool.Ready()["e"]; err != nil || n != ready || len(list) != enis {
 		b.t.Errorf("%s: %d are ready, want %d; EC2 has %d, want %d: %v %+v", what, n, ready, len(list), enis, err, list)
 	}
 }
@@ -124,6 +140,73 @@ func (b *bed) gauge() float64 {
 		}
 	}
 	return -1
+}
+
+// late is a cloud whose creations and associations take a while to be asked for.
+type late struct {
+	*cloudfake.Cloud
+	by atomic.Int64 // nanoseconds
+}
+
+func (l *late) CreateENI(ctx context.Context, r cloud.CreateENI) (cloud.ENI, error) {
+	e, err := l.Cloud.CreateENI(ctx, r)
+	time.Sleep(time.Duration(l.by.Load())) //nolint:forbidigo // virtual
+	return e, err
+}
+
+func (l *late) AssociateBranch(ctx context.Context, a cloud.Association, token string) (cloud.Association, error) {
+	time.Sleep(time.Duration(l.by.Load())) //nolint:forbidigo // virtual
+	return l.Cloud.AssociateBranch(ctx, a, token)
+}
+
+func (b *bed) slow(by time.Duration) { b.late.by.Store(int64(by)) }
+
+// set changes what the pool is told.
+func (b *bed) set(do func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	do()
+}
+
+// enis are those that EC2 has for ports.
+func (b *bed) enis() []cloud.ENI {
+	b.t.Helper()
+	list, err := b.ec2.ENIs(context.Background(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: ec2.Owner}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return list
+}
+
+// leave makes an ENI that is marked as the pool's, as an operator does that is killed then.
+func (b *bed) leave(id string) string {
+	b.t.Helper()
+	e, err := b.ec2.CreateENI(context.Background(), cloud.CreateENI{
+		SubnetID: "subnet-a", Groups: []string{"sg-web"}, Description: warm.NamePrefix + "e",
+		Tags: map[string]string{eni.TagCluster: cluster, eni.TagOwner: ec2.Owner, eni.TagNIC: vpcport.WarmDevice(cluster, vpcUID, id)},
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return e.ID
+}
+
+// calls counts those of a method.
+func (b *bed) calls(op string) (n int) {
+	for _, c := range b.ec2.Calls() {
+		if c.Op == op {
+			n++
+		}
+	}
+	return n
+}
+
+// lists is listed, which must not fail.
+func (b *bed) lists() {
+	b.t.Helper()
+	if err := b.listed(); err != nil {
+		b.t.Error(err)
+	}
 }
 
 // listed is what an operator's sweep does.
@@ -147,7 +230,7 @@ func TestTakenOnce(t *testing.T) {
 		var all sync.WaitGroup
 		for range 32 {
 			all.Go(func() {
-				if p, ok := b.pool.Take("e", *request("sg-web")); ok {
+				if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
 					mu.Lock()
 					defer mu.Unlock()
 					times[p.ID]++
@@ -167,11 +250,11 @@ func TestTakenOnce(t *testing.T) {
 			t.Error(err)
 		}
 		lasts(time.Minute)
-		if p, ok := b.pool.Take("e", *request("sg-web")); !ok || times[p.ID] > 0 {
+		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); !ok || times[p.ID] > 0 {
 			t.Errorf("then %s is given away, %v, of those made since", p.ID, ok)
 		}
 		for _, r := range []*vpcport.NewPort{request(), {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}}, {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}, Host: "i-2"}} {
-			if p, ok := b.pool.Take("e", *r); ok {
+			if p, ok := b.pool.Take("nic", "e", *r); ok {
 				t.Errorf("%+v gets %s", r, p.ID)
 			}
 		}
@@ -204,64 +287,158 @@ func TestNoRoomInTheSubnet(t *testing.T) {
 	})
 }
 
-// A port whose reply was lost, one that a dead operator made, and one whose binding it did not
-// finish: none is left for ever, and those that are of use are used.
+// A port whose reply was lost is not made twice; one that a dead operator made and did not bind goes; and
+// those that are of use are used, once it is sure that they are nobody's.
 func TestFoundPorts(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		b.ec2.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		b.nic("1", request("sg-web"))
 		lasts(30 * time.Second)
-		b.has("asked for again", 1, 2)
-		for range 3 {
-			if err := b.listed(); err != nil {
-				t.Error(err)
-			}
+		b.has("asked for again", 1, 1)
+		b.leave("half")
+		for range 4 {
+			b.lists()
 			lasts(time.Minute)
 		}
 		b.has("the other, which is no branch, goes", 1, 1)
+		mine := b.enis()[0].ID
 
 		ctx, cancel := context.WithCancel(b.t.Context())
 		defer cancel()
-		b.mu.Lock()
-		b.fails = errors.New("the API server is away")
-		b.mu.Unlock()
+		b.set(func() { b.fails = errors.New("the API server is away") })
 		b.begin(ctx) // another operator
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
 		b.has("not as long as nobody says whose it is", 0, 1)
-		b.mu.Lock()
-		b.fails = nil
-		b.mu.Unlock()
+		b.set(func() { b.fails = nil })
 		lasts(time.Minute)
-		b.has("found", 1, 1)
+		b.has("what the operator before did may not show yet", 0, 1)
+		for range 3 {
+			b.lists()
+			lasts(time.Minute)
+		}
+		b.has("seen once more", 1, 1)
 
-		list, _ := b.ec2.ENIs(ctx, cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: ec2.Owner}})
-		b.mu.Lock()
-		b.recorded = map[string]bool{list[0].ID: true}
-		b.mu.Unlock()
+		b.set(func() { b.recorded = map[string]bool{mine: true} })
 		b.begin(ctx) // and another
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
 		b.has("a NIC has it", 1, 2)
-		if p, ok := b.pool.Take("e", *request("sg-web")); !ok || p.ID == list[0].ID {
+		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); !ok || p.ID == mine {
 			t.Errorf("%s is given away, %v", p.ID, ok)
 		}
 	})
 }
 
-// What a pod lacks the pool gives up, and keeps none for a while.
-func TestYields(t *testing.T) {
-	inBed(t, 2, func(b *bed) {
+// What an operator before this one deleted, and listings show still, is given to nobody.
+func TestFoundAndGone(t *testing.T) {
+	inBed(t, 1, func(b *bed) {
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
-		b.has("they are made", 2, 2)
+		before := time.Now()
+		shown, err := b.provider.Ports(b.t.Context(), vpcport.Filter{NetworkID: cloudfake.VPC, Owner: vpcport.Owner})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(b.t.Context())
+		defer cancel()
+		if err := b.ec2.DeleteENI(ctx, shown[0].ID); err != nil {
+			t.Fatal(err)
+		}
+		b.begin(ctx) // another operator
+		if err := b.pool.Listed(ctx, "e", shown, before); err != nil {
+			t.Fatal(err)
+		}
+		b.nic("1", request("sg-web"))
+		for range 3 {
+			lasts(20 * time.Second)
+			if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok && p.ID == shown[0].ID {
+				t.Errorf("%s is given away", p.ID)
+			}
+		}
+		lasts(time.Minute)
+		b.lists()
+		lasts(time.Minute)
+		b.has("another is made", 1, 1)
+	})
+}
+
+// A port whose deletion was begun is given to nobody, whatever came of that; it is tried again, and not
+// without end.
+func TestDeletionThatFails(t *testing.T) {
+	inBed(t, 1, func(b *bed) {
+		b.nic("1", request("sg-web"))
+		lasts(time.Minute)
+		id := b.enis()[0].ID
+		b.ec2.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: id, Err: cloudfake.Err(cloud.Transient, "")})
 		b.pool.Yield("e")
-		lasts(10 * time.Second)
-		b.has("given up", 0, 0)
-		lasts(9 * time.Minute)
-		b.has("for a while", 0, 0)
-		lasts(2 * time.Minute)
-		b.has("made again", 2, 2)
+		lasts(time.Second)
+		for range 4 {
+			if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok && p.ID == id {
+				t.Errorf("%s is given away", p.ID)
+			}
+			lasts(15 * time.Minute)
+		}
+		if n := b.calls("DeleteENI"); n < 5 || n > 40 {
+			t.Errorf("%d deletions within an hour, want one every few minutes", n)
+		}
+		b.ec2.ClearFaults()
+		lasts(10 * time.Minute)
+		if slices.ContainsFunc(b.enis(), func(e cloud.ENI) bool { return e.ID == id }) || b.pool.Ready()["e"] != 1 {
+			t.Errorf("%d are ready, EC2 has %+v; want another than %s", b.pool.Ready()["e"], b.enis(), id)
+		}
+	})
+}
+
+// A listing says nothing of what was made after it began, and shows what is being made as nobody's.
+func TestListingsThatTrail(t *testing.T) {
+	inBed(t, 1, func(b *bed) {
+		began := time.Now()
+		b.nic("1", request("sg-web"))
+		lasts(time.Minute)
+		if err := b.pool.Listed(b.t.Context(), "e", nil, began); err != nil {
+			t.Fatal(err)
+		}
+		b.has("it was made since", 1, 1)
+		b.ec2.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
+		b.slow(10 * time.Second)
+		b.nic("2", request())
+		lasts(15 * time.Second) // it is created, and no branch yet
+		b.lists()
+		b.slow(0)
+		lasts(5 * time.Minute)
+		b.has("made once, and not deleted", 2, 2)
+		b.pool.Note("1", warm.NIC{VPC: "e", Host: "i-1", Node: "node-1", Port: b.leave("of a NIC"), Request: request("sg-web")})
+		b.lists()
+		lasts(10 * time.Minute)
+		b.has("a NIC has one with the pool's mark", 2, 3)
+	})
+}
+
+// However many kinds there are, few calls are under way at once; and what was found is not deleted
+// before NICs had time to be known.
+func TestManyKinds(t *testing.T) {
+	inBed(t, 1, func(b *bed) {
+		b.most = 1000
+		b.slow(time.Minute)
+		for i := range 50 {
+			b.nic(fmt.Sprint(i), request(fmt.Sprint("sg-", i)))
+		}
+		lasts(50 * time.Second)
+		if n := b.calls("CreateENI"); n == 0 || n > 8 {
+			t.Errorf("%d calls at once", n)
+		}
+		b.slow(0)
+	})
+	inBed(t, 1, func(b *bed) {
+		b.nic("1", request("sg-web"))
+		lasts(time.Minute)
+		ctx, cancel := context.WithCancel(b.t.Context())
+		defer cancel()
+		b.begin(ctx)
+		b.lists()
+		lasts(50 * time.Second)
+		b.has("no NIC is known yet", 0, 1)
 	})
 }
 
@@ -279,40 +456,54 @@ func TestPortsThatAreOther(t *testing.T) {
 		if err := b.listed(); err != nil {
 			t.Error(err)
 		}
-		if p, ok := b.pool.Take("e", *request("sg-web")); ok {
+		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
 			t.Errorf("a pod in sg-web gets %+v", p)
 		}
 		b.nic("2", request("sg-open"))
 		lasts(10 * time.Second)
-		if p, ok := b.pool.Take("e", *request("sg-open")); !ok || p.ID != list[0].ID {
+		if p, ok := b.pool.Take("nic", "e", *request("sg-open")); !ok || p.ID != list[0].ID {
 			t.Errorf("a pod in sg-open gets %s, %v; want %s", p.ID, ok, list[0].ID)
 		}
 	})
 }
 
 // Nothing is done for a VPC that is not open; one that is being deleted loses its ports, also
-// those on their way.
+// those on their way; and nothing of it is left for one of its name.
 func TestVPCThatEnds(t *testing.T) {
 	inBed(t, 2, func(b *bed) {
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
-		b.mu.Lock()
-		b.shut = true
-		b.mu.Unlock()
+		b.set(func() { b.shut = true })
 		b.nic("2", request())
 		lasts(time.Hour)
 		b.has("shut", 2, 2)
-		if _, ok := b.pool.Take("e", *request("sg-web")); ok {
+		if _, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
 			t.Error("a port of a VPC that is not open is given away")
 		}
-		b.mu.Lock()
-		b.shut, b.vpc.Ending = false, true
-		b.mu.Unlock()
-		lasts(time.Minute)
-		b.has("ending", 0, 0)
-		if _, ok := b.pool.Take("e", *request("sg-web")); ok {
+		b.set(func() { b.shut = false })
+		b.slow(time.Minute)
+		lasts(30 * time.Second) // two more are on their way
+		b.set(func() { b.vpc.Ending = true })
+		lasts(20 * time.Second)
+		if _, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
 			t.Error("a port of a VPC that ends is given away")
 		}
+		b.ec2.Inject(cloudfake.Fault{Op: "DeleteENI", Times: 3, Err: cloudfake.Err(cloud.Transient, "")})
+		b.set(func() { b.shut = true })
+		lasts(time.Hour)
+		b.has("ended", 0, 0)
+
+		b.slow(0)
+		b.set(func() { b.shut, b.vpc.Ending = false, false })
+		b.nic("2", request())
+		lasts(time.Minute)
+		b.has("one that was not", 4, 4)
+		b.set(func() { b.vpc.UID = "another" })
+		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
+			t.Errorf("a NIC of another VPC gets %s", p.ID)
+		}
+		lasts(time.Minute)
+		b.has("another of its name", 4, 8)
 	})
 }
 

@@ -21,12 +21,12 @@ func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 	}
 	w.surveying[name] = true
 	w.calls.Go(func() {
-		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		call, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
 		began := w.o.Clock.Now()
-		list, err := v.Provider.Ports(ctx, vpcport.Filter{NetworkID: v.Network, Owner: vpcport.Owner})
+		list, err := v.Provider.Ports(call, vpcport.Filter{NetworkID: v.Network, Owner: vpcport.Owner})
 		if err == nil {
-			err = w.Listed(ctx, name, list, began)
+			err = w.Listed(call, name, list, began)
 		}
 		if err != nil && ctx.Err() == nil {
 			w.o.Logger.Warn("listing the ports of the warm pool, will try again", "vpc", name, "error", err)
@@ -51,12 +51,12 @@ func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, bega
 			mine[o.ID] = o
 		}
 	}
-	if found := p.compare(vpc, mine, began); len(found) > 0 {
+	if found := p.compare(v, mine, began); len(found) > 0 {
 		recorded, err := p.o.Recorded(ctx)
 		if err != nil {
 			return fmt.Errorf("ports that are marked as of the warm pool: %w", err)
 		}
-		p.adopt(vpc, found, recorded)
+		p.adopt(vpc, v, found, recorded)
 	}
 	now := p.o.Clock.Now()
 	p.edit(func() {
@@ -65,28 +65,32 @@ func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, bega
 		}
 	})
 	p.wake.Set()
-	return p.check(ctx, vpc, v)
+	p.check(ctx, vpc, v)
+	return nil
 }
 
 // compare holds what is known against a listing, and returns the ports that are not known.
-func (p *Pool) compare(vpc string, listed map[string]vpcport.Port, began time.Time) (unknown []vpcport.Port) {
+func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (unknown []vpcport.Port) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.o.Clock.Now()
 	for id, o := range p.ports {
 		got, is := listed[id]
 		switch {
-		case o.vpc != vpc || o.going || !o.since.Before(began):
+		case o.uid != v.UID || o.going || !o.since.Before(began):
 		case is:
 			o.port = got
+			o.found = o.found && began.Sub(o.since) < p.o.Settle // what was done to it before would show
 		default:
-			p.o.Logger.Warn("a port of the warm pool was deleted by somebody else", "vpc", vpc, "port", id, "host", o.port.Host)
+			if !o.doomed && !o.found {
+				p.o.Logger.Warn("a port of the warm pool was deleted by somebody else", "vpc", o.vpc, "port", id, "host", o.port.Host)
+			}
 			delete(p.ports, id)
 		}
 	}
 	for id, at := range p.taken {
-		if _, is := listed[id]; !is && at.Before(began) || is && now.Sub(at) >= p.o.Idle {
-			delete(p.taken, id) // it is marked as a NIC's by now, or whoever took it is no more
+		if _, is := listed[id]; !is && at.Before(began) {
+			delete(p.taken, id) // it is marked as a NIC's by now, or gone
 		}
 	}
 	has := map[string]bool{}
@@ -94,31 +98,41 @@ func (p *Pool) compare(vpc string, listed map[string]vpcport.Port, began time.Ti
 		has[n.Port] = true
 	}
 	for id, o := range listed {
-		if p.ports[id] == nil && p.taken[id].IsZero() && !p.begun[o.Device] && !has[id] {
+		if p.ports[id] == nil && p.over(id, now) && !p.begun[o.Device] && !has[id] {
 			unknown = append(unknown, o)
 		}
 	}
 	return unknown
 }
 
-// adopt adds ports that nobody here knows of, but those that are recorded of PodNICs.
-func (p *Pool) adopt(vpc string, found []vpcport.Port, recorded map[string]bool) {
+// over tells whether a port was not taken; or so long ago that, if no NIC has it still, it was taken in
+// vain. p.mu is held.
+func (p *Pool) over(id string, now time.Time) bool {
+	at, taken := p.taken[id]
+	return !taken || now.Sub(at) >= p.o.Idle
+}
+
+// adopt adds ports that nobody here knows of, but those that are recorded of PodNICs. One that was taken
+// is added to be deleted.
+func (p *Pool) adopt(vpc string, v VPC, found []vpcport.Port, recorded map[string]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.o.Clock.Now()
 	for _, o := range found {
-		if recorded[o.ID] || p.ports[o.ID] != nil || !p.taken[o.ID].IsZero() || p.begun[o.Device] {
+		if recorded[o.ID] || p.ports[o.ID] != nil || !p.over(o.ID, now) || p.begun[o.Device] {
 			continue
 		}
-		p.ports[o.ID] = &stocked{vpc: vpc, port: o, since: now}
+		_, taken := p.taken[o.ID]
+		p.ports[o.ID] = &stocked{vpc: vpc, uid: v.UID, port: o, since: now, found: true, doomed: taken}
 		p.o.Logger.Info("found a port of the warm pool", "vpc", vpc, "port", o.ID, "host", o.Host)
 	}
 }
 
 // check takes the kind from those ports of a VPC that are not any more as one would be that was
-// asked for now, as somebody changed their groups or the VPC's subnets.
-func (p *Pool) check(ctx context.Context, vpc string, v VPC) error {
-	var kinds []*demand
+// asked for now, as somebody changed their groups or the VPC's subnets; also where that cannot be told, as
+// their host's trunk is gone.
+func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
+	var kinds []demand
 	p.edit(func() {
 		has := map[Kind]bool{}
 		for _, o := range p.ports {
@@ -126,25 +140,21 @@ func (p *Pool) check(ctx context.Context, vpc string, v VPC) error {
 		}
 		for k, d := range p.demands {
 			if k.VPC == vpc && has[k] {
-				kinds = append(kinds, d)
+				kinds = append(kinds, *d)
 			}
 		}
 	})
 	for _, d := range kinds {
 		r, err := resolve(ctx, v, d.request)
-		if err != nil {
-			return err
-		}
 		p.edit(func() {
 			for _, o := range p.ports {
-				if o.kind == d.kind && !fits(o.port, d.kind.Host, r) {
+				if o.kind == d.kind && (err != nil || !fits(o.port, d.kind.Host, r)) {
 					o.kind = Kind{}
-					p.o.Logger.Warn("a port of the warm pool is not as its pods' ports are any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups)
+					p.o.Logger.Warn("a port of the warm pool is not as its pods' ports are any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "error", err)
 				}
 			}
 		})
 	}
-	return nil
 }
 
 // find has a port serve for a kind that was found and is like that, if there is one.
@@ -158,7 +168,7 @@ func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err er
 	if !candidates {
 		return false, nil
 	}
-	r, err := resolve(ctx, v, d.request)
+	r, err := resolve(ctx, v, w.asking(d))
 	if err != nil {
 		return false, err
 	}
@@ -174,7 +184,7 @@ func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err er
 
 // mayServe tells whether a port is of no kind yet, and may be of a demand's.
 func (o *stocked) mayServe(d *demand) bool {
-	return o.kind == Kind{} && o.vpc == d.kind.VPC && o.port.Host == d.kind.Host && !o.going
+	return o.kind == Kind{} && o.vpc == d.kind.VPC && o.port.Host == d.kind.Host && !o.doomed && !o.found
 }
 
 // resolve asks what a port would be like that was asked for now.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -32,6 +33,7 @@ type worker struct {
 
 // round has done what is to be done now.
 func (w *worker) round(ctx context.Context) {
+	w.forgetGone()
 	vpcs, nodes := w.look()
 	open, room := map[string]VPC{}, map[string]int{}
 	for _, name := range vpcs {
@@ -54,7 +56,30 @@ func (w *worker) round(ctx context.Context) {
 	for _, o := range todo.drop {
 		w.calls.Go(func() { w.drop(ctx, o, open[o.vpc]) })
 	}
-	w.o.Metrics.keep(w.stocked())
+	w.o.Metrics.keep(w.Ready())
+}
+
+// forgetGone drops what is of VPC objects that are no more: their ports went before them.
+func (p *Pool) forgetGone() {
+	gone := map[string]bool{}
+	p.edit(func() {
+		for _, o := range p.ports {
+			gone[o.uid] = true
+		}
+		for _, of := range []map[string]time.Time{p.found, p.again} {
+			for uid := range of {
+				gone[uid] = true
+			}
+		}
+	})
+	maps.DeleteFunc(gone, func(uid string, _ bool) bool { return p.o.Exists(uid) })
+	p.edit(func() {
+		maps.DeleteFunc(p.ports, func(_ string, o *stocked) bool { return gone[o.uid] && !o.going })
+		for uid := range gone {
+			delete(p.found, uid)
+			delete(p.again, uid)
+		}
+	})
 }
 
 // look is which VPCs and hosts there is something of.
@@ -86,49 +111,77 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // make adds a port of a kind: one that was found and is like that, else a new one.
 func (w *worker) make(ctx context.Context, d *demand, v VPC) {
-	ctx, cancel := bounded(ctx)
+	call, cancel := bounded(ctx)
 	defer cancel()
-	id := rand.Text()
-	device := vpcport.WarmDevice(w.o.Cluster, v.UID, id)
-	w.edit(func() { w.begun[device] = true })
-	found, err := w.find(ctx, d, v)
+	device := w.begin(d, v)
+	found, err := w.find(call, d, v)
 	var made vpcport.Port
 	if err == nil && !found {
-		n := d.request
+		n := w.asking(d)
 		n.Device, n.Name = device, NamePrefix+d.kind.VPC
-		made, err = w.create(ctx, v, n)
+		made, err = w.create(call, v, n)
 		w.o.Metrics.step(stepMake, err)
 	}
-	now := w.o.Clock.Now()
-	bound := err == nil && made.Host == d.kind.Host && made.Binding.Result == vpcport.Bound
-	w.edit(func() {
-		d.making--
-		delete(w.begun, device)
-		switch {
-		case found:
-		case bound:
-			d.failed = failure{}
-			w.ports[made.ID] = &stocked{vpc: d.kind.VPC, port: made, kind: d.kind, since: now}
-		default:
-			d.failed.fail(now, err)
-			if err == nil { // it is of no use: it goes
-				w.ports[made.ID] = &stocked{vpc: d.kind.VPC, port: made, since: now, spare: now.Add(-w.o.Keep)}
-			}
-		}
-	})
+	w.made(d, v, device, found, made, err)
 	log := w.o.Logger.With("vpc", d.kind.VPC, "host", d.kind.Host, "subnets", d.kind.Subnets, "groups", d.kind.Groups)
 	switch {
 	case err != nil:
 		log.Warn("no port could be made for the warm pool, will try again", "error", err)
-	case !found && !bound:
+	case found:
+		log.Info("port found for the warm pool")
+	case made.Host != d.kind.Host || made.Binding.Result != vpcport.Bound:
 		log.Warn("a port for the warm pool could not be bound, and is deleted", "port", made.ID, "why", made.Binding.Why)
-	case !found:
+	default:
 		log.Info("port made for the warm pool", "port", made.ID)
-		if now, open := w.o.VPC(d.kind.VPC); !open || now.Ending || now.UID != v.UID {
-			w.deleteAtOnce(ctx, d.kind.VPC, made, v)
-		}
+	}
+	if now, open := w.o.VPC(d.kind.VPC); made.ID != "" && (!open || now.Ending || now.UID != v.UID) {
+		w.discard(ctx, made.ID, v)
 	}
 	w.wake.Set()
+}
+
+// begin notes the device of a port that is to be made: that of one that may have been made before, if
+// there is such, so that the provider makes no second one.
+func (w *worker) begin(d *demand, v VPC) (device string) {
+	device = vpcport.WarmDevice(w.o.Cluster, v.UID, rand.Text())
+	w.edit(func() {
+		if n := len(d.unclear); n > 0 && d.of == v.UID {
+			device, d.unclear = d.unclear[n-1], d.unclear[:n-1]
+		}
+		d.of = v.UID
+		w.begun[device] = true
+	})
+	return device
+}
+
+// asking is what is asked for now of a demand's kind.
+func (w *worker) asking(d *demand) (n vpcport.NewPort) {
+	w.edit(func() { n = d.request })
+	return n
+}
+
+// made notes what came of making a port.
+func (w *worker) made(d *demand, v VPC, device string, found bool, port vpcport.Port, err error) {
+	now := w.o.Clock.Now()
+	w.edit(func() {
+		d.making--
+		delete(w.begun, device)
+		switch {
+		case err != nil:
+			d.failed.fail(now, err)
+			if d.of == v.UID && len(d.unclear) < most {
+				d.unclear = append(d.unclear, device)
+			}
+		case found:
+		case w.ports[port.ID] != nil && w.ports[port.ID].going:
+		case port.Host == d.kind.Host && port.Binding.Result == vpcport.Bound:
+			d.failed = failure{}
+			w.ports[port.ID] = &stocked{vpc: d.kind.VPC, uid: v.UID, port: port, kind: d.kind, since: now}
+		default: // it is of no use: it goes
+			d.failed.fail(now, nil)
+			w.ports[port.ID] = &stocked{vpc: d.kind.VPC, uid: v.UID, port: port, since: now, doomed: true}
+		}
+	})
 }
 
 // create makes one port.
@@ -147,18 +200,25 @@ func (w *worker) create(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.
 	return made[0], nil
 }
 
-// deleteAtOnce deletes a port that was made for a VPC object which ended meanwhile: nobody
-// looks for it after that.
-func (w *worker) deleteAtOnce(ctx context.Context, vpc string, made vpcport.Port, v VPC) {
-	mine := false
-	w.edit(func() {
-		o := w.ports[made.ID]
-		if mine = o != nil && !o.going; mine {
-			o.going = true
+// discard deletes a port that was made for a VPC object which ended meanwhile, and does so until it is
+// gone or ctx ends: nobody looks for it after that.
+func (w *worker) discard(ctx context.Context, id string, v VPC) {
+	w.edit(func() { delete(w.ports, id) })
+	for try := 0; ; try++ {
+		call, cancel := bounded(ctx)
+		err := v.Provider.Delete(call, id)
+		cancel()
+		w.o.Metrics.step(stepDelete, err)
+		if err == nil {
+			w.o.Logger.Info("port of the warm pool deleted, whose VPC ended", "port", id)
+			return
 		}
-	})
-	if mine {
-		w.drop(ctx, &stocked{vpc: vpc, port: made}, v)
+		w.o.Logger.Warn("deleting a port of the warm pool whose VPC ended, will try again", "port", id, "error", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.o.Clock.After(retry.Delay(firstAgain, lastAgain, try)):
+		}
 	}
 }
 
