@@ -442,6 +442,22 @@ func TestManyKinds(t *testing.T) {
 	})
 }
 
+// What a pod lacks the pool gives up, and keeps none for a while.
+func TestYields(t *testing.T) {
+	inBed(t, 2, func(b *bed) {
+		b.nic("1", request("sg-web"))
+		lasts(time.Minute)
+		b.has("they are made", 2, 2)
+		b.pool.Yield("e")
+		lasts(10 * time.Second)
+		b.has("given up", 0, 0)
+		lasts(9 * time.Minute)
+		b.has("for a while", 0, 0)
+		lasts(2 * time.Minute)
+		b.has("made again", 2, 2)
+	})
+}
+
 // Ports that were there before the operator are used for what they are by EC2's word; whatever
 // groups they have, and whoever changed those.
 func TestPortsThatAreOther(t *testing.T) {
