@@ -31,13 +31,13 @@ const (
 // bed is an EC2 with the instance i-1 (m5.large: nine branches) on Node node-1, its VPC e, and a pool,
 // in virtual time.
 type bed struct {
-	t        *testing.T
-	ec2      *cloudfake.Cloud
-	provider *ec2.Provider
-	late     *late
-	pool     *warm.Pool
-	end      context.CancelFunc // of the pool
-	metrics  *warm.Metrics
+	t   *testing.T
+	ec2 *cloudfake.Cloud
+	*ec2.Provider
+	late    *late
+	pool    *warm.Pool
+	end     context.CancelFunc // of the pool
+	metrics *warm.Metrics
 
 	mu       sync.Mutex // guards all below
 	vpc      warm.VPC
@@ -45,6 +45,7 @@ type bed struct {
 	recorded map[string]bool
 	fails    error // of the listing of PodNICs
 	most     int   // of node-1
+	lost     bool  // nothing can be resolved, as the trunk is gone
 }
 
 // inBed does a test with a pool that has so many ports of each kind ready.
@@ -57,8 +58,8 @@ func inBed(t *testing.T, ports int, do func(b *bed)) {
 		b.ec2.AddInstance("i-1", "m5.large", "subnet-a")
 		b.ec2.AddENI("i-1", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-1"})
 		b.late = &late{Cloud: b.ec2}
-		b.provider = ec2.Open(ec2.Settings{Cloud: b.late, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second})
-		b.vpc = warm.VPC{UID: vpcUID, Network: cloudfake.VPC, Provider: b.provider, Ports: ports}
+		b.Provider = ec2.Open(ec2.Settings{Cloud: b.late, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second})
+		b.vpc = warm.VPC{UID: vpcUID, Network: cloudfake.VPC, Provider: b, Ports: ports}
 		ctx, cancel := context.WithCancel(t.Context())
 		b.begin(ctx)
 		do(b)
@@ -86,7 +87,11 @@ func (b *bed) begin(ctx context.Context) {
 			defer b.mu.Unlock()
 			return uid == b.vpc.UID
 		},
-		Most: func(_ context.Context, node string) int { return map[string]int{"node-1": b.most}[node] },
+		Most: func(_ context.Context, node string) int {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return map[string]int{"node-1": b.most}[node]
+		},
 		Recorded: func(context.Context) (map[string]bool, error) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -114,6 +119,14 @@ func (b *bed) nic(uid string, r *vpcport.NewPort) {
 func lasts(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // virtual
 	synctest.Wait()
+}
+
+// ready checks how many ports are ready, without a question to EC2.
+func (b *bed) ready(what string, ready int) {
+	b.t.Helper()
+	if n := b.pool.Ready()["e"]; n != ready {
+		b.t.Errorf("%s: %d are ready, want %d", what, n, ready)
+	}
 }
 
 // has checks how many ports are ready, and how many ENIs EC2 has for the pool.
@@ -157,6 +170,17 @@ func (l *late) CreateENI(ctx context.Context, r cloud.CreateENI) (cloud.ENI, err
 func (l *late) AssociateBranch(ctx context.Context, a cloud.Association, token string) (cloud.Association, error) {
 	time.Sleep(time.Duration(l.by.Load())) //nolint:forbidigo // virtual
 	return l.Cloud.AssociateBranch(ctx, a, token)
+}
+
+// Resolve implements vpcport.Resolver, of the bed's provider.
+func (b *bed) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
+	b.mu.Lock()
+	lost := b.lost
+	b.mu.Unlock()
+	if lost {
+		return vpcport.Resolved{}, &vpcport.Error{Class: vpcport.Conflict, Message: "there is no trunk"}
+	}
+	return b.Provider.Resolve(ctx, n)
 }
 
 func (b *bed) slow(by time.Duration) { b.late.by.Store(int64(by)) }
@@ -212,7 +236,7 @@ func (b *bed) lists() {
 // listed is what an operator's sweep does.
 func (b *bed) listed() error {
 	began := time.Now()
-	list, err := b.provider.Ports(context.Background(), vpcport.Filter{NetworkID: cloudfake.VPC, Owner: vpcport.Owner})
+	list, err := b.Provider.Ports(context.Background(), vpcport.Filter{NetworkID: cloudfake.VPC, Owner: vpcport.Owner})
 	if err != nil {
 		return err
 	}
@@ -336,7 +360,7 @@ func TestFoundAndGone(t *testing.T) {
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
 		before := time.Now()
-		shown, err := b.provider.Ports(b.t.Context(), vpcport.Filter{NetworkID: cloudfake.VPC, Owner: vpcport.Owner})
+		shown, err := b.Provider.Ports(b.t.Context(), vpcport.Filter{NetworkID: cloudfake.VPC, Owner: vpcport.Owner})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -419,7 +443,7 @@ func TestListingsThatTrail(t *testing.T) {
 // before NICs had time to be known.
 func TestManyKinds(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
-		b.most = 1000
+		b.set(func() { b.most = 1000 })
 		b.slow(time.Minute)
 		for i := range 50 {
 			b.nic(fmt.Sprint(i), request(fmt.Sprint("sg-", i)))
@@ -476,10 +500,36 @@ func TestPortsThatAreOther(t *testing.T) {
 			t.Errorf("a pod in sg-web gets %+v", p)
 		}
 		b.nic("2", request("sg-open"))
-		lasts(10 * time.Second)
+		lasts(time.Second)
 		if p, ok := b.pool.Take("nic", "e", *request("sg-open")); !ok || p.ID != list[0].ID {
 			t.Errorf("a pod in sg-open gets %s, %v; want %s", p.ID, ok, list[0].ID)
 		}
+	})
+}
+
+// A branch whose host lost its trunk is of no use, and of one that nobody can be asked about nothing is
+// said.
+func TestHostWithoutTrunk(t *testing.T) {
+	inBed(t, 1, func(b *bed) {
+		b.nic("1", request("sg-web"))
+		lasts(time.Minute)
+		b.ec2.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+		if b.listed() == nil {
+			t.Error("EC2 answers")
+		}
+		lasts(time.Minute)
+		b.ready("nobody says anything", 1)
+		b.ec2.ClearFaults()
+		b.lists()
+		b.has("it is there", 1, 1)
+		b.set(func() { b.lost = true })
+		b.lists()
+		if _, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
+			t.Error("it is given away")
+		}
+		b.set(func() { b.lost = false })
+		lasts(2 * time.Minute)
+		b.has("it serves again", 1, 1)
 	})
 }
 

@@ -146,6 +146,9 @@ func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
 	})
 	for _, d := range kinds {
 		r, err := resolve(ctx, v, d.request)
+		if class := vpcport.ClassOf(err); err != nil && (class == vpcport.Transient || class == vpcport.Throttled) {
+			continue // nothing says that they are other
+		}
 		p.edit(func() {
 			for _, o := range p.ports {
 				if o.kind == d.kind && (err != nil || !fits(o.port, d.kind.Host, r)) {

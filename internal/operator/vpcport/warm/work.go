@@ -145,10 +145,12 @@ func (w *worker) make(ctx context.Context, d *demand, v VPC) {
 func (w *worker) begin(d *demand, v VPC) (device string) {
 	device = vpcport.WarmDevice(w.o.Cluster, v.UID, rand.Text())
 	w.edit(func() {
-		if n := len(d.unclear); n > 0 && d.of == v.UID {
+		if d.of != v.UID {
+			d.of, d.unclear = v.UID, nil
+		}
+		if n := len(d.unclear); n > 0 {
 			device, d.unclear = d.unclear[n-1], d.unclear[:n-1]
 		}
-		d.of = v.UID
 		w.begun[device] = true
 	})
 	return device
