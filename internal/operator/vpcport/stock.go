@@ -105,7 +105,7 @@ func (s *scene) mayTake() bool {
 
 // yields tells whether the port of a NIC, that was taken of the pool and whose mark the provider does not
 // have yet, is recorded of another too, by an operator that was replaced: it stays with the one whose node has it
-// plugged, else with the older.
+// plugged, else with one that is not being deleted, else with the older.
 func (c *Controller) yields(ctx context.Context, o *v1alpha1.PodNIC, n nic) (bool, error) {
 	p := n.have.Port
 	if p == nil {
@@ -128,13 +128,16 @@ func (c *Controller) yields(ctx context.Context, o *v1alpha1.PodNIC, n nic) (boo
 
 // precedes tells whether a port that is recorded of two PodNICs stays with the first.
 func precedes(a, b *v1alpha1.PodNIC, port string) bool {
-	plugged := func(o *v1alpha1.PodNIC) int {
-		if says := o.Status.Node; says != nil && says.PortID == port && says.State == v1alpha1.NodePlugged {
+	needs := func(o *v1alpha1.PodNIC) int {
+		switch says := o.Status.Node; {
+		case says != nil && says.PortID == port && says.State == v1alpha1.NodePlugged:
 			return 0
+		case o.DeletionTimestamp == nil:
+			return 1
 		}
-		return 1
+		return 2
 	}
-	return cmp.Or(cmp.Compare(plugged(a), plugged(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID)) < 0
+	return cmp.Or(cmp.Compare(needs(a), needs(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID)) < 0
 }
 
 // take gives a NIC a port of the pool, if there is one.

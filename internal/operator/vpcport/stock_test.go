@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -153,6 +154,7 @@ func twoRecord(t *testing.T, told bool) {
 	}
 	owner := b.starts("web-1", inWeb, "node-1")
 	id := owner.Status.PortID
+	b.says(owner, v1alpha1.NodePlugged)
 	marked := func() error {
 		for _, e := range b.enis() {
 			if e.ID == id && e.Tags[eni.TagNIC] == vpcport.Device(cluster, string(owner.UID)) {
@@ -194,6 +196,39 @@ func twoRecord(t *testing.T, told bool) {
 		}
 	}
 	t.Errorf("%s is gone: %+v", id, b.enis())
+}
+
+// A port that is recorded of two is left to the one that needs it more, whoever asks.
+func TestPrecedes(t *testing.T) {
+	at := metav1.Now()
+	nic := func(uid string, edit func(*v1alpha1.PodNIC)) *v1alpha1.PodNIC {
+		o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid), CreationTimestamp: at}}
+		edit(o)
+		return o
+	}
+	inOrder := []*v1alpha1.PodNIC{
+		nic("d", func(o *v1alpha1.PodNIC) {
+			o.DeletionTimestamp = &at
+			o.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: "p"}
+		}),
+		nic("c", func(o *v1alpha1.PodNIC) { o.CreationTimestamp = metav1.NewTime(at.Add(-time.Hour)) }),
+		nic("a", func(o *v1alpha1.PodNIC) {
+			o.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: "another"}
+		}),
+		nic("b", func(o *v1alpha1.PodNIC) {
+			o.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodeUnplugged, PortID: "p"}
+		}),
+		nic("0", func(o *v1alpha1.PodNIC) {
+			o.DeletionTimestamp, o.CreationTimestamp = &at, metav1.NewTime(at.Add(-2*time.Hour))
+		}),
+	}
+	for i, a := range inOrder {
+		for k, b := range inOrder {
+			if got := precedes(a, b, "p"); got != (i < k) {
+				t.Errorf("%s before %s: %v", a.UID, b.UID, got)
+			}
+		}
+	}
 }
 
 // What somebody changed is given to nobody; what nobody needs goes; and pods come first where a

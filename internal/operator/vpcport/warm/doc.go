@@ -24,7 +24,7 @@
 //     operator before had deleted it (Options.Settle).
 //   - An operator that was replaced and does not know it may still record a port of one PodNIC
 //     that its successor gives to another. Then it stays with the one that the provider was told
-//     of or, before that, the one that has it plugged or is older; the other gets another. The node
+//     of or, before that, the one whose node has it plugged, or that is older; the other gets another. The node
 //     plugs it once, whatever it is told.
 //
 // Nothing leaks. A port has the mark of the pool from the call on that makes it, with the UID of its
