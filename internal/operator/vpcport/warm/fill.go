@@ -79,9 +79,6 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 		}
 		for _, id := range v.drop {
 			o := p.ports[id]
-			if v, is := open[o.vpc]; !is || v.UID != o.uid || !o.doomed && !v.keepsNone() && now.Sub(p.found[v.UID]) < p.o.Keep {
-				continue // not all NICs may be known yet
-			}
 			if going < most && !now.Before(o.until) {
 				o.going, o.doomed, o.kind = true, true, Kind{}
 				going++

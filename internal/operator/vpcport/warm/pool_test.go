@@ -45,7 +45,7 @@ type bed struct {
 	recorded map[string]bool
 	fails    error // of the listing of PodNICs
 	most     int   // of node-1
-	lost     bool  // nothing can be resolved, as the trunk is gone
+	lost     error // why nothing can be resolved
 }
 
 // inBed does a test with a pool that has so many ports of each kind ready.
@@ -177,8 +177,8 @@ func (b *bed) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved,
 	b.mu.Lock()
 	lost := b.lost
 	b.mu.Unlock()
-	if lost {
-		return vpcport.Resolved{}, &vpcport.Error{Class: vpcport.Conflict, Message: "there is no trunk"}
+	if lost != nil {
+		return vpcport.Resolved{}, lost
 	}
 	return b.Provider.Resolve(ctx, n)
 }
@@ -293,6 +293,9 @@ func TestTakenOnce(t *testing.T) {
 func TestNoRoomInTheSubnet(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		b.ec2.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet")})
+		of := request("sg-web")
+		of.NetworkID = "vpc-before" // of a VPC object of the same name
+		b.nic("0", of)
 		b.nic("1", request("sg-web"))
 		lasts(time.Hour)
 		n := 0
@@ -375,7 +378,11 @@ func TestFoundAndGone(t *testing.T) {
 		}
 		b.nic("1", request("sg-web"))
 		for range 3 {
-			lasts(20 * time.Second)
+			lasts(15 * time.Second)
+			if err := b.pool.Listed(ctx, "e", shown, time.Now()); err != nil { // it trails
+				t.Fatal(err)
+			}
+			lasts(time.Second)
 			if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok && p.ID == shown[0].ID {
 				t.Errorf("%s is given away", p.ID)
 			}
@@ -433,8 +440,10 @@ func TestListingsThatTrail(t *testing.T) {
 		lasts(5 * time.Minute)
 		b.has("made once, and not deleted", 2, 2)
 		b.pool.Note("1", warm.NIC{VPC: "e", Host: "i-1", Node: "node-1", Port: b.leave("of a NIC"), Request: request("sg-web")})
-		b.lists()
-		lasts(10 * time.Minute)
+		for range 4 {
+			b.lists()
+			lasts(time.Minute)
+		}
 		b.has("a NIC has one with the pool's mark", 2, 3)
 	})
 }
@@ -520,14 +529,15 @@ func TestHostWithoutTrunk(t *testing.T) {
 		lasts(time.Minute)
 		b.ready("nobody says anything", 1)
 		b.ec2.ClearFaults()
+		b.set(func() { b.lost = &vpcport.Error{Class: vpcport.Transient, Message: "no answer"} })
 		b.lists()
 		b.has("it is there", 1, 1)
-		b.set(func() { b.lost = true })
+		b.set(func() { b.lost = &vpcport.Error{Class: vpcport.Conflict, Message: "there is no trunk"} })
 		b.lists()
 		if _, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
 			t.Error("it is given away")
 		}
-		b.set(func() { b.lost = false })
+		b.set(func() { b.lost = nil })
 		lasts(2 * time.Minute)
 		b.has("it serves again", 1, 1)
 	})
