@@ -222,7 +222,7 @@ const DefaultOperatorMetrics = "127.0.0.1:61680"
 func operatorPortSettings(o *Operator) []Setting {
 	return []Setting{
 		{Flag: "vpc-calls", Default: strconv.Itoa(lanes.DefaultMost), Unit: "calls", parse: integer(&o.VPCCalls, 1024, lanes.DefaultMost),
-			Doc: "How many calls to the provider of VPCs at one endpoint are under way at once. Fewer are after it refused some as too many."},
+			Doc: "How many calls to the provider of VPCs at one endpoint are under way at once. Fewer are after it refused some as too many. EC2's go by --ec2-limits instead."},
 		{Flag: "unplug-grace", Default: "1m", parse: duration(&o.UnplugGrace, time.Second, day),
 			Doc: "How long the port of a pod that is gone is left to its node's daemon to unplug, before it is deleted or bound elsewhere. A node that is gone, or has the taint node.kubernetes.io/out-of-service, is not waited for."},
 		{Flag: "branch-cooling", Default: "1m", parse: duration(&o.BranchCooling, time.Second, day),

@@ -187,7 +187,7 @@ func (c *Controller) nicsOfPod(ctx context.Context, o client.Object) (out []reco
 	return out
 }
 
-// nicsOfNode are for the PodNICs on a node.
+// nicsOfNode are for the PodNICs on a node. How many branches the node may have is the pool's matter too.
 func (c *Controller) nicsOfNode(ctx context.Context, o client.Object) (out []reconcile.Request) {
 	c.pool.Changed()
 	list := &v1alpha1.PodNICList{}

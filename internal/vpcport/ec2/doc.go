@@ -30,6 +30,7 @@
 //	create.go    Provider.Create
 //	change.go    Provider.Update and Delete
 //	bind.go      a port as a branch of an instance's trunk
+//	notes.go     the IDs of associations, written down when no pod waits
 //	trunks.go    which instance has which trunk
 //	vlans.go     which VLAN is next
 //	errors.go    failures into classes

@@ -75,22 +75,23 @@ func (p *Provider) note(ctx context.Context, a cloud.Association) {
 	p.notes.mu.Unlock()
 	go func() {
 		defer close(w.done)
+		defer p.notes.over(a.BranchID, w)
 		defer cancel()
 		calm := p.notes.calm()
 		for try := 0; ; try++ {
 			select {
 			case <-ctx.Done():
+				return
 			case <-calm:
-			case <-p.s.Clock.After(max(noteWait, retry.Delay(noteWait, noteAgain, try))):
+			case <-p.s.Clock.After(retry.Delay(noteWait, noteAgain, try)):
 			}
 			calm = nil
 			err := p.write(ctx, a)
 			if err == nil || ctx.Err() != nil || cloud.ClassOf(err) == cloud.Gone {
-				break
+				return
 			}
 			p.s.Logger.Warn("a branch could not be tagged with its association, will try again", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "error", err)
 		}
-		p.notes.over(a.BranchID, w)
 	}()
 }
 

@@ -35,8 +35,6 @@ import (
 type Order struct {
 	Pods   int
 	Limits scale.Limits
-	// Warm is how many branches are kept ready; the pods come once they are.
-	Warm int32
 	// Profile is where a CPU profile goes; empty: none.
 	Profile string `json:"-"`
 }
@@ -95,7 +93,7 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	amazon.AddSecurityGroup(group, nil)
 	amazon.AddInstance(instance, instanceType, subnet)
 	amazon.AddENI(instance, 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
-	vpc, err := furnish(ctx, o, api)
+	vpc, err := furnish(ctx, api)
 	if err != nil {
 		return out, err
 	}
@@ -130,14 +128,14 @@ func lets(amazon *cloudfake.Cloud) map[string]int {
 	return out
 }
 
-// furnish makes what is there before pods are.
-func furnish(ctx context.Context, o Order, api *memapi.API) (*v1alpha1.VPC, error) {
+// furnish makes what is there before pods are. No branch is kept ready: all are cold.
+func furnish(ctx context.Context, api *memapi.API) (*v1alpha1.VPC, error) {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: corev1.NodeSpec{ProviderID: "aws:///" + zone + "/" + instance}}
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	n.Status.Capacity = corev1.ResourceList{v1alpha1.ResourceBranches: *resource.NewQuantity(int64(limits.Branches(instanceType)), resource.DecimalSI)}
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: vpcName}, Spec: v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderEC2, Network: cloudfake.VPC, DefaultSecurityGroups: []string{group},
-		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{namespace}}, EC2: &v1alpha1.EC2Spec{WarmBranches: &o.Warm},
+		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{namespace}}, EC2: &v1alpha1.EC2Spec{WarmBranches: new(int32(0))},
 	}}
 	if err := errors.Join(
 		api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}), api.Create(ctx, n), api.Create(ctx, v),

@@ -36,7 +36,8 @@ type Options struct {
 	Interval time.Duration
 	// EC2 is what the operator has of EC2; nil: nothing, and there are no VPCs of it.
 	EC2 *EC2
-	// Calls is how many calls to one endpoint are under way at once; 8.
+	// Calls is how many calls to one endpoint are under way at once, unless its provider says how many
+	// (vpcport.Traits.AtOnce); 8.
 	Calls int
 
 	Observer Observer // of calls; nil: nobody

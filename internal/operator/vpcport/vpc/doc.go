@@ -4,6 +4,7 @@
 //
 //	controller.go  the controller: what it watches, and what wakes it
 //	reconcile.go   one VPC: opened, looked at, deleted
+//	drain.go       the warm pool of one that is being deleted
 //	access.go      how to reach a provider, by a spec and a Secret: a decision
 //	neutron.go     the same for Neutron
 //	alcor.go       the same for Alcor

