@@ -57,6 +57,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="self.provider != 'ec2' || self.network.matches('^vpc-([0-9a-f]{8}|[0-9a-f]{17})$')",fieldPath=".network",message="network must be the ID of a VPC, such as vpc-0a1b2c3d4e5f67890, for provider ec2"
 // +kubebuilder:validation:XValidation:rule="self.provider != 'ec2' || !has(self.defaultSecurityGroups) || size(self.defaultSecurityGroups) <= 5",fieldPath=".defaultSecurityGroups",message="defaultSecurityGroups must be 5 at most for provider ec2"
 // +kubebuilder:validation:XValidation:rule="!has(self.ec2) || self.provider == 'ec2'",fieldPath=".ec2",message="ec2 is of provider ec2"
+// +kubebuilder:validation:XValidation:rule="(has(self.ec2) && has(self.ec2.ipFamilies) ? self.ec2.ipFamilies : 'ipv4') in (has(oldSelf.ec2) && has(oldSelf.ec2.ipFamilies) && oldSelf.ec2.ipFamilies != 'ipv4' ? [oldSelf.ec2.ipFamilies] : ['ipv4', 'dual'])",fieldPath=".ec2",message="ec2.ipFamilies cannot be changed, but from ipv4 to dual: ports have addresses of them; make another VPC object of the same network"
 // +kubebuilder:validation:XValidation:rule="!has(self.alcor) || self.provider == 'alcor'",fieldPath=".alcor",message="alcor is of provider alcor"
 // +kubebuilder:validation:XValidation:rule="has(self.project) == has(oldSelf.project) && (!has(self.project) || self.project == oldSelf.project)",fieldPath=".project",message="project cannot be changed: ports are in it"
 type VPCSpec struct {
@@ -176,6 +177,14 @@ type EC2Spec struct {
 	// +optional
 	Subnets []string `json:"subnets,omitempty"`
 
+	// IPFamilies are those of which each branch interface has an address for its pod:
+	// ipv4, ipv6, or dual, one of each. EC2 gives it one of IPv4 in any case, which
+	// pods do not have with ipv6. Not set: ipv4. It cannot be changed, but from ipv4
+	// to dual, which counts for new branch interfaces.
+	// +kubebuilder:validation:Enum=ipv4;ipv6;dual
+	// +optional
+	IPFamilies string `json:"ipFamilies,omitempty"`
+
 	// WarmBranches is how many branch interfaces are kept ready on each node for its next
 	// pods, of each set of security groups and subnet that pods there have or had within ten
 	// minutes: such a pod does not wait for EC2. They take as many addresses of the subnets,
@@ -183,6 +192,15 @@ type EC2Spec struct {
 	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 32",message="warmBranches must be between 0 and 32"
 	// +optional
 	WarmBranches *int32 `json:"warmBranches,omitempty"`
+}
+
+// IPFamilies are those of which each branch interface has an address for its pod, as EC2Spec has them;
+// ipv4 where nothing is set.
+func (s VPCSpec) IPFamilies() string {
+	if s.EC2 == nil || s.EC2.IPFamilies == "" {
+		return "ipv4"
+	}
+	return s.EC2.IPFamilies
 }
 
 // WarmBranches is how many branch interfaces are kept ready for a node's next pods, of each set of
@@ -336,6 +354,12 @@ type VPCSubnet struct {
 	// CIDR is its addresses.
 	// +kubebuilder:validation:MaxLength=49
 	CIDR string `json:"cidr"`
+
+	// IPv6CIDR is its addresses of IPv6 where cidr is those of IPv4, of a subnet that
+	// has both; empty: it has not.
+	// +kubebuilder:validation:MaxLength=49
+	// +optional
+	IPv6CIDR string `json:"ipv6CIDR,omitempty"`
 
 	// Gateway is the address of its router; empty without one.
 	// +kubebuilder:validation:MaxLength=45

@@ -69,6 +69,7 @@ var badVPCs = []refusal{
 	{"six groups of ec2", ofEC2("defaultSecurityGroups: [a, b, c, d, e, f]"), "spec.defaultSecurityGroups", "defaultSecurityGroups must be 5 at most for provider ec2"},
 	{"a subnet of ec2 by its name", ofEC2("ec2: {subnets: [pods]}"), "spec.ec2.subnets", "subnets must be IDs, such as subnet-0a1b2c3d4e5f67890"},
 	{"no subnet of ec2", ofEC2("ec2: {subnets: []}"), "spec.ec2.subnets", "should have at least 1 items"},
+	{"a family of ec2 that there is not", ofEC2("ec2: {ipFamilies: both}"), "spec.ec2.ipFamilies", `supported values: "ipv4", "ipv6", "dual"`},
 	{"ec2 of neutron", keystone(", ec2: {subnets: [subnet-0a1b2c3d]}"), "spec.ec2", "ec2 is of provider ec2"},
 	{"three default subnets", keystone(", defaultSubnets: [a, b, c]"), "spec.defaultSubnets", "must have at most 2 items"},
 	{"a default subnet twice", keystone(", defaultSubnets: [a, a]"), "spec.defaultSubnets[1]", "Duplicate value"},
@@ -104,6 +105,7 @@ func TestGoodVPCs(t *testing.T) {
 		"selected":         keystone(", allowedNamespaces: {names: [team-a], selector: {matchLabels: {net: blue}}}, hostLabel: node-restriction.kubernetes.io/host, maxNICsPerPod: 32, portMAC: Provider"),
 		"ec2":              ofEC2(),
 		"ec2-more":         ofEC2("ec2: {subnets: [subnet-0a1b2c3d4e5f67890, subnet-0a1b2c3d]}", "defaultSecurityGroups: [sg-1, sg-2, sg-3, sg-4, sg-5]", "maxNICsPerNode: 9"),
+		"ec2-ipv6":         ofEC2("ec2: {ipFamilies: ipv6}"),
 		"with-certificate": keystone(`, tls: {caBundle: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", serverName: keystone}`),
 	} {
 		if err := c.Create(t.Context(), newVPC(t, name, spec)); err != nil {
@@ -145,5 +147,29 @@ func TestVPCChanges(t *testing.T) {
 		"{allowedNamespaces: null, defaultSubnets: [a]}",
 	} {
 		harness.OK(t, respec(t, spec))
+	}
+}
+
+// A port keeps the families that it has: a VPC gets another one for new ports, and loses none.
+func TestVPCChangesFamilies(t *testing.T) {
+	c := clean(t)
+	const message = "ec2.ipFamilies cannot be changed, but from ipv4 to dual"
+	for name, tt := range map[string]struct {
+		from      string
+		bad, good []string
+	}{
+		"none": {ofEC2(), []string{"{ec2: {ipFamilies: ipv6}}"}, []string{"{ec2: {ipFamilies: ipv4}}", "{ec2: null}", "{ec2: {ipFamilies: dual}}", "{ec2: {warmBranches: 2}}"}},
+		"four": {ofEC2("ec2: {ipFamilies: ipv4}"), []string{"{ec2: {ipFamilies: ipv6}}"}, []string{"{ec2: null}"}},
+		"six":  {ofEC2("ec2: {ipFamilies: ipv6}"), []string{"{ec2: {ipFamilies: ipv4}}", "{ec2: {ipFamilies: dual}}", "{ec2: {ipFamilies: null}}", "{ec2: null}"}, []string{"{ec2: {warmBranches: 2}}"}},
+		"dual": {ofEC2("ec2: {ipFamilies: dual}"), []string{"{ec2: {ipFamilies: ipv4}}", "{ec2: {ipFamilies: ipv6}}", "{ec2: null}"}, []string{"{ec2: {warmBranches: 2}}"}},
+	} {
+		v := newVPC(t, name, tt.from)
+		harness.OK(t, c.Create(t.Context(), v))
+		for _, spec := range tt.bad {
+			refused(t, change(t, c, v, "{spec: "+spec+"}"), "spec.ec2", message)
+		}
+		for _, spec := range tt.good {
+			harness.OK(t, change(t, c, v, "{spec: "+spec+"}"))
+		}
 	}
 }

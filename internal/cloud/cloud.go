@@ -125,6 +125,7 @@ type CreateENI struct {
 	ClientToken string
 	Type        InterfaceType `json:",omitempty"` // InterfaceTrunk; empty: an ordinary one
 	Primary     netip.Addr    `json:",omitzero"`  // the primary IPv4 address that it is to have; zero: any of the subnet
+	IPv6Address netip.Addr    `json:",omitzero"`  // an IPv6 address that it is to have; zero: Amount says how many. Not both
 	Amount                    // to assign at creation; of one kind a family
 }
 

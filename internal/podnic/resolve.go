@@ -6,21 +6,16 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
 // Network is a VPC as far as addresses of NICs are held against it.
 type Network struct {
 	VPC     string
-	Subnets []Subnet
+	Subnets []vpcport.Subnet
 	Default []string // IDs or names of the subnets of a NIC that names none; empty: the provider chooses
 	Lends   bool     // links of ports are an agent's, which gets them back as they were
-}
-
-// Subnet is one of a network.
-type Subnet struct {
-	ID, Name string
-	CIDR     netip.Prefix
-	Gateway  netip.Addr // zero without one
 }
 
 // Resolve gives the addresses of NICs the IDs of their subnets, with those of the default
@@ -49,7 +44,7 @@ func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
 				continue
 			}
 			a.Subnet = subnet.ID
-			if why := subnet.refuses(a.IP); why != "" {
+			if why := refuses(subnet, a.IP); why != "" {
 				errs.add(field(n.Index, names[k]), "%s %s", a.IP, why)
 			} else if other, twice := holder[a]; twice && a.IP.IsValid() {
 				errs.add(field(n.Index, names[k]), "%s is asked for by %s too", a.IP, field(other, ""))
@@ -57,7 +52,7 @@ func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
 			holder[a] = n.Index
 			n.Addresses = append(n.Addresses, a)
 		}
-		if len(n.Addresses) == 2 && net.family(n.Addresses[0]) == net.family(n.Addresses[1]) {
+		if len(n.Addresses) == 2 && !net.apart(n.Addresses[0], n.Addresses[1]) {
 			errs.add(field(n.Index, names[1]), "is of the same family as the subnet before, expected one subnet of a family")
 		}
 	}
@@ -87,19 +82,19 @@ func fieldNames(list []Address) []string {
 }
 
 // find is the subnet that an address is of.
-func (net Network) find(a Address, at string, errs *Errors) (Subnet, bool) {
+func (net Network) find(a Address, at string, errs *Errors) (vpcport.Subnet, bool) {
 	if a.Subnet == "" {
-		i := slices.IndexFunc(net.Subnets, func(s Subnet) bool { return s.CIDR.Contains(a.IP) })
+		i := slices.IndexFunc(net.Subnets, func(s vpcport.Subnet) bool { return s.CIDR.Contains(a.IP) || s.IPv6CIDR.Contains(a.IP) })
 		if i < 0 {
 			errs.add(at, "%s is in no subnet of VPC %s", a.IP, net.VPC)
-			return Subnet{}, false
+			return vpcport.Subnet{}, false
 		}
 		return net.Subnets[i], true
 	}
-	if i := slices.IndexFunc(net.Subnets, func(s Subnet) bool { return s.ID == a.Subnet }); i >= 0 {
-		return net.Subnets[i], true
+	if s, ok := net.subnet(a.Subnet); ok {
+		return s, true
 	}
-	var named []Subnet
+	var named []vpcport.Subnet
 	for _, s := range net.Subnets {
 		if s.Name == a.Subnet {
 			named = append(named, s)
@@ -113,17 +108,38 @@ func (net Network) find(a Address, at string, errs *Errors) (Subnet, bool) {
 	default:
 		errs.add(at, "VPC %s has %d subnets named %.80q, expected an ID such as %s", net.VPC, len(named), a.Subnet, named[0].ID)
 	}
-	return Subnet{}, false
+	return vpcport.Subnet{}, false
 }
 
-// family tells whether a resolved address is of IPv4.
-func (net Network) family(a Address) bool {
-	i := slices.IndexFunc(net.Subnets, func(s Subnet) bool { return s.ID == a.Subnet })
-	return net.Subnets[i].CIDR.Addr().Is4()
+// subnet is the one with an ID.
+func (net Network) subnet(id string) (vpcport.Subnet, bool) {
+	i := slices.IndexFunc(net.Subnets, func(s vpcport.Subnet) bool { return s.ID == id })
+	if i < 0 {
+		return vpcport.Subnet{}, false
+	}
+	return net.Subnets[i], true
 }
 
-// label is how people know the subnet: by its name, if it has one.
-func (s Subnet) label() string {
+// apart tells whether two resolved addresses may be of different families. One of a subnet with both is of
+// either, unless it is a certain one.
+func (net Network) apart(a, b Address) bool {
+	return len(net.families(a)) > 1 || len(net.families(b)) > 1 || net.families(a)[0] != net.families(b)[0]
+}
+
+// families are those that a resolved address may be of.
+func (net Network) families(a Address) []ipfamily.Family {
+	s, _ := net.subnet(a.Subnet)
+	switch {
+	case a.IP.IsValid():
+		return []ipfamily.Family{ipfamily.Of(a.IP)}
+	case s.IPv6CIDR.IsValid():
+		return ipfamily.Dual.Families()
+	}
+	return []ipfamily.Family{ipfamily.Of(s.CIDR.Addr())}
+}
+
+// label is how people know a subnet: by its name, if it has one.
+func label(s vpcport.Subnet) string {
 	if s.Name != "" {
 		return s.Name
 	}
@@ -132,21 +148,22 @@ func (s Subnet) label() string {
 
 // refuses says why no host can have an address; empty if one can, or for none. Neutron
 // itself would give the gateway's to a port.
-func (s Subnet) refuses(ip netip.Addr) string {
-	whole := s.CIDR.Masked()
+func refuses(s vpcport.Subnet, ip netip.Addr) string {
+	cidr, gateway := s.For(ip)
+	whole := cidr.Masked()
 	switch {
 	case !ip.IsValid():
 		return ""
 	case !whole.Contains(ip):
-		return fmt.Sprintf("is not in subnet %s (%s)", s.label(), whole)
-	case ip == s.Gateway:
-		return fmt.Sprintf("is the gateway of subnet %s (%s)", s.label(), whole)
+		return fmt.Sprintf("is not in subnet %s (%s)", label(s), whole)
+	case ip == gateway:
+		return fmt.Sprintf("is the gateway of subnet %s (%s)", label(s), whole)
 	case whole.Bits() >= ip.BitLen()-1: // RFC 3021, RFC 6164: both are hosts'
 		return ""
 	case ip == whole.Addr():
-		return fmt.Sprintf("is the address of subnet %s (%s) itself", s.label(), whole)
+		return fmt.Sprintf("is the address of subnet %s (%s) itself", label(s), whole)
 	case ip.Is4() && ip == last(whole):
-		return fmt.Sprintf("is the broadcast address of subnet %s (%s)", s.label(), whole)
+		return fmt.Sprintf("is the broadcast address of subnet %s (%s)", label(s), whole)
 	}
 	return ""
 }

@@ -9,10 +9,11 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
-func subnet(id, name, cidr, gateway string) podnic.Subnet {
-	s := podnic.Subnet{ID: id, Name: name, CIDR: netip.MustParsePrefix(cidr)}
+func subnet(id, name, cidr, gateway string) vpcport.Subnet {
+	s := vpcport.Subnet{ID: id, Name: name, CIDR: netip.MustParsePrefix(cidr)}
 	if gateway != "" {
 		s.Gateway = addr(gateway)
 	}
@@ -21,14 +22,21 @@ func subnet(id, name, cidr, gateway string) podnic.Subnet {
 
 var blue = podnic.Network{
 	VPC: "blue", Default: []string{"web"},
-	Subnets: []podnic.Subnet{
+	Subnets: []vpcport.Subnet{
 		subnet("s-web", "web", "192.168.0.0/24", "192.168.0.1"),
 		subnet("s-db", "db", "192.168.1.0/28", "192.168.1.14"),
 		subnet("s-twin1", "twin", "10.1.0.0/16", ""),
 		subnet("s-twin2", "twin", "10.2.0.0/16", ""),
 		subnet("s-p2p", "p2p", "10.3.0.0/31", ""),
 		subnet("s-six", "six", "fd00:1::/64", "fd00:1::1"),
+		withIPv6(subnet("s-both", "both", "10.4.0.0/24", "10.4.0.1"), "fd00:4::/64"),
 	},
+}
+
+// withIPv6 is a subnet with a block of IPv6 beside its other, as EC2 has them.
+func withIPv6(s vpcport.Subnet, cidr string) vpcport.Subnet {
+	s.IPv6CIDR, s.IPv6Gateway = netip.MustParsePrefix(cidr), addr("fe80:ec2::1")
+	return s
 }
 
 func resolve(text string, net podnic.Network) ([]podnic.NIC, error) {
@@ -59,6 +67,10 @@ func TestResolve(t *testing.T) {
 		{"both of two", "[{ip: 10.3.0.0}, {ip: 10.3.0.1}]", blue, []podnic.Address{{Subnet: "s-p2p", IP: addr("10.3.0.0")}}},
 		{"the last of IPv6", "[{ip: 'fd00:1::ffff:ffff:ffff:ffff'}]", blue, []podnic.Address{{Subnet: "s-six", IP: addr("fd00:1::ffff:ffff:ffff:ffff")}}},
 		{"both families", "[{addresses: [{subnet: six}, {ip: 192.168.0.9}]}]", blue, []podnic.Address{{Subnet: "s-six"}, {Subnet: "s-web", IP: addr("192.168.0.9")}}},
+		{"a subnet of both families", "[{subnet: both}]", blue, []podnic.Address{{Subnet: "s-both"}}},
+		{"an IPv6 address of it", "[{ip: 'fd00:4::9'}]", blue, []podnic.Address{{Subnet: "s-both", IP: addr("fd00:4::9")}}},
+		{"an address of each family of it", "[{addresses: [{ip: 10.4.0.9}, {subnet: both, ip: 'fd00:4::9'}]}]", blue, []podnic.Address{{Subnet: "s-both", IP: addr("10.4.0.9")}, {Subnet: "s-both", IP: addr("fd00:4::9")}}},
+		{"an address of one family of it, and any", "[{addresses: [{ip: 'fd00:4::9'}, {subnet: both}]}]", blue, []podnic.Address{{Subnet: "s-both", IP: addr("fd00:4::9")}, {Subnet: "s-both"}}},
 		{"a port", "[{portID: " + sample + "}]", blue, nil},
 		{"a PodNIC", "[{nic: db}]", blue, nil},
 	} {
@@ -97,6 +109,8 @@ func TestResolveRefuses(t *testing.T) {
 		{"an address twice", "[{ip: 192.168.0.9}, {subnet: web, ip: 192.168.0.9}]", blue, "[1].ip: 192.168.0.9 is asked for by " + nicsField + "[0] too"},
 		{"a link that is to be given back", "[{}, {binding: bridge}]", lending, "[1].binding: is bridge, expected tap in VPC blue, whose agent gets a port's link back as it was"},
 		{"two subnets of one family", "[{addresses: [{subnet: web}, {subnet: db}]}]", blue, "[0].addresses[1].subnet: is of the same family as the subnet before"},
+		{"of neither family's block", "[{subnet: both, ip: 'fd00:1::5'}]", blue, "[0].ip: fd00:1::5 is not in subnet both (fd00:4::/64)"},
+		{"two of one family", "[{addresses: [{ip: 'fd00:4::5'}, {ip: 'fd00:4::6'}]}]", blue, "[0].addresses[1].ip: is of the same family as that before, expected one address of a family"},
 		{"one of two that is wrong", "[{addresses: [{subnet: web}, {ip: 'fd00:2::5'}]}]", blue, "[0].addresses[1].ip: fd00:2::5 is in no subnet of VPC blue"},
 	} {
 		if _, err := resolve(tc.text, tc.net); err == nil || !strings.HasPrefix(err.Error(), nicsField+tc.want) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
 // fieldSpecVPC is the field of a PodNIC that names its VPC.
@@ -66,7 +67,8 @@ func NetworkOf(vpc *v1alpha1.VPC) Network {
 			continue
 		}
 		gateway, _ := netip.ParseAddr(s.Gateway) // none without one
-		net.Subnets = append(net.Subnets, Subnet{ID: s.ID, Name: s.Name, CIDR: cidr, Gateway: gateway})
+		second, _ := netip.ParsePrefix(s.IPv6CIDR)
+		net.Subnets = append(net.Subnets, vpcport.Subnet{ID: s.ID, Name: s.Name, CIDR: cidr, Gateway: gateway, IPv6CIDR: second})
 	}
 	return net
 }

@@ -52,6 +52,9 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 	if req.Primary.IsValid() {
 		in.PrivateIpAddress = sdk.String(req.Primary.String())
 	}
+	if req.IPv6Address.IsValid() {
+		in.Ipv6Addresses = []types.InstanceIpv6Address{{Ipv6Address: sdk.String(req.IPv6Address.String())}}
+	}
 	if len(req.Tags) > 0 {
 		in.TagSpecifications = []types.TagSpecification{{
 			ResourceType: types.ResourceTypeNetworkInterface, Tags: tagList(req.Tags),

@@ -75,6 +75,14 @@ func TestRequests(t *testing.T) {
 			"ClientToken=t PrivateIpAddress=10.0.0.9 SubnetId=subnet-1", "10.0.0.9",
 		},
 		{
+			"CreateNetworkInterface", items("networkInterface", "<networkInterfaceId>eni-1</networkInterfaceId><ipv6AddressesSet><item><ipv6Address>2001:db8::9</ipv6Address></item></ipv6AddressesSet>"),
+			func(ctx context.Context, c cloud.API) (any, error) {
+				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", IPv6Address: netip.MustParseAddr("2001:db8::9")})
+				return e.IPv6[0], err
+			},
+			"ClientToken=t Ipv6Addresses.1.Ipv6Address=2001:db8::9 SubnetId=subnet-1", "2001:db8::9",
+		},
+		{
 			associate, associated("trunk-assoc-1", "eni-1", "eni-2", "7"),
 			func(ctx context.Context, c cloud.API) (any, error) {
 				return c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "t")
@@ -253,6 +261,14 @@ func TestNonsense(t *testing.T) {
 		},
 		"a primary IPv6 address": func() error {
 			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Primary: netip.MustParseAddr("2001:db8::5")})
+			return err
+		},
+		"an IPv6 address of IPv4": func() error {
+			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", IPv6Address: netip.MustParseAddr("10.0.0.5")})
+			return err
+		},
+		"an IPv6 address and a number": func() error {
+			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", IPv6Address: netip.MustParseAddr("2001:db8::5"), Amount: cloud.Amount{IPv6: 1}})
 			return err
 		},
 		"VLAN 0": func() error {

@@ -37,6 +37,9 @@ func (r *reading) created(req cloud.CreateENI, e cloud.ENI) {
 	if req.Primary.IsValid() && e.Primary != req.Primary {
 		r.bad("privateIpAddress", e.Primary.String(), req.Primary.String())
 	}
+	if req.IPv6Address.IsValid() && !slices.Contains(e.IPv6, req.IPv6Address) {
+		r.bad("ipv6AddressesSet", fmt.Sprint(e.IPv6), req.IPv6Address.String())
+	}
 }
 
 // amountText is what an amount has of a family, such as "3 IPv4 addresses and 0 prefixes".

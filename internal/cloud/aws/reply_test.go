@@ -121,6 +121,10 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Type: cloud.InterfaceTrunk, Primary: netip.MustParseAddr("10.0.0.9")})
 		return err
 	}
+	createWithIPv6 := func(ctx context.Context, c cloud.API) error {
+		_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", IPv6Address: netip.MustParseAddr("2001:db8::9")})
+		return err
+	}
 	associateOne := func(ctx context.Context, c cloud.API) error {
 		_, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "t")
 		return err
@@ -180,6 +184,7 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		{"another value of the tag", describeENIs, enis(branch("eni-1", "z")), listENIs(cloud.ENIFilter{Tagged: map[string][]string{"nic": {"y", "x"}}}), "tagSet[nic]"},
 		{"no such tag", describeENIs, enis(eni("eni-1", "i-1")), listENIs(cloud.ENIFilter{Tagged: map[string][]string{"nic": {"y", "x"}}}), "tagSet[nic]"},
 
+		{"another IPv6 address", "CreateNetworkInterface", items("networkInterface", "<networkInterfaceId>eni-1</networkInterfaceId><ipv6AddressesSet><item><ipv6Address>2001:db8::5</ipv6Address></item></ipv6AddressesSet>"), createWithIPv6, "2001:db8::5"},
 		{"a trunk as asked for", create, created("trunk", "10.0.0.9"), createTrunk, ""},
 		{"an ENI that is no trunk", create, created("interface", "10.0.0.9"), createTrunk, "interfaceType \"interface\": expected trunk"},
 		{"another address", create, created("trunk", "10.0.0.8"), createTrunk, "privateIpAddress \"10.0.0.8\": expected 10.0.0.9"},

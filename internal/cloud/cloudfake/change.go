@@ -50,6 +50,8 @@ func (c *Cloud) create(q call, r cloud.CreateENI) (*eni, error) {
 		return nil, q.refuse(cloud.Gone, "InvalidSubnetID.NotFound", "no subnet %s", r.SubnetID)
 	case !oneKind(r.Amount):
 		return nil, q.refuse(cloud.Bug, "InvalidParameterCombination", "expected addresses or prefixes of a family, not both")
+	case r.IPv6Address.IsValid() && r.Has(ipfamily.IPv6):
+		return nil, q.refuse(cloud.Bug, "InvalidParameterCombination", "expected one IPv6 address or a number, not both")
 	case r.Type != "" && r.Type != cloud.InterfaceOrdinary && r.Type != cloud.InterfaceTrunk:
 		return nil, q.refuse(cloud.Bug, "InvalidParameterValue", "type %q: expected an ordinary ENI or a trunk", r.Type)
 	}
@@ -62,7 +64,14 @@ func (c *Cloud) create(q call, r cloud.CreateENI) (*eni, error) {
 	if s.left < 1+r.Addresses+prefixSize*r.Prefixes {
 		return nil, q.full(s)
 	}
+	if err := c.mayBeIPv6(q, s, r.IPv6Address); err != nil {
+		return nil, err
+	}
 	e := c.newENI(s, r.Primary)
+	if r.IPv6Address.IsValid() {
+		s.six.takeCertain(r.IPv6Address)
+		e.IPv6 = append(e.IPv6, r.IPv6Address)
+	}
 	if _, err := c.assign(q, e, r.Amount); err != nil {
 		c.remove(e)
 		return nil, err
@@ -87,6 +96,24 @@ func (s *subnet) mayBePrimary(q call, a netip.Addr) error {
 		return q.refuse(cloud.Bug, "InvalidParameterValue", "address %s is reserved in %s", a, s.CIDR)
 	case !s.has(a):
 		return q.refuse(cloud.Conflict, "InvalidIPAddress.InUse", "address %s is in use", a)
+	}
+	return nil
+}
+
+// mayBeIPv6 checks the IPv6 address that an ENI is to have; zero is none. c.mu is held.
+func (c *Cloud) mayBeIPv6(q call, s *subnet, a netip.Addr) error {
+	switch {
+	case !a.IsValid():
+		return nil
+	case s.six == nil:
+		return q.refuse(cloud.SubnetFull, "InvalidParameterValue", "Subnet does not contain any IPv6 CIDR block ranges")
+	case !s.six.cidr.Contains(a):
+		return q.refuse(cloud.Bug, "InvalidParameterValue", "address %s: expected one of %s", a, s.six.cidr)
+	}
+	for _, e := range c.enis {
+		if slices.Contains(e.IPv6, a) {
+			return q.refuse(cloud.Conflict, "InvalidIPAddress.InUse", "address %s is in use", a)
+		}
 	}
 	return nil
 }

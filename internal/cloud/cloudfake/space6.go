@@ -41,6 +41,14 @@ func (s *space6) take() netip.Addr {
 	return s.at(s.next - 1)
 }
 
+// takeCertain gives an address that nobody has. No single one before it is given any more.
+func (s *space6) takeCertain(a netip.Addr) {
+	b := a.As16()
+	if host := binary.BigEndian.Uint64(b[8:]); host < 1<<hostShift6 {
+		s.next = max(s.next, host+1)
+	}
+}
+
 // free is how many prefixes can be given.
 func (s *space6) free() int { return prefixes6 - len(s.taken) }
 

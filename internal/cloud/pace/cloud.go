@@ -251,6 +251,8 @@ func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, 
 		return cloud.ENI{}, wrong(CreateENI, "an ENI of type %q asked for: expected %q or %q", req.Type, cloud.InterfaceOrdinary, cloud.InterfaceTrunk)
 	case req.Primary.IsValid() && !req.Primary.Is4():
 		return cloud.ENI{}, wrong(CreateENI, "primary address %s asked for: expected an IPv4 address", req.Primary)
+	case req.IPv6Address.IsValid() && (req.IPv6Address.Is4() || req.IPv6Address.Is4In6() || req.Has(ipfamily.IPv6)):
+		return cloud.ENI{}, wrong(CreateENI, "address %s, and %d of IPv6, asked for: expected an IPv6 address, or a number of them", req.IPv6Address, req.IPv6)
 	}
 	if req.ClientToken == "" {
 		req.ClientToken = rand.Text()

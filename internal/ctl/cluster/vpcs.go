@@ -42,11 +42,12 @@ type VPC struct {
 
 // VPCSubnet is a subnet of a VPC.
 type VPCSubnet struct {
-	ID      string `json:"id"`
-	Name    string `json:"name,omitempty"`
-	CIDR    string `json:"cidr"`
-	Gateway string `json:"gateway,omitempty"`
-	Waiting int    `json:"waiting"` // NICs that get no address of it, as it is full
+	ID       string `json:"id"`
+	Name     string `json:"name,omitempty"`
+	CIDR     string `json:"cidr"`
+	IPv6CIDR string `json:"ipv6CIDR,omitempty"` // besides, of a subnet with both families
+	Gateway  string `json:"gateway,omitempty"`
+	Waiting  int    `json:"waiting"` // NICs that get no address of it, as it is full
 }
 
 func newVPCs(p *program) *cobra.Command {
@@ -152,7 +153,7 @@ func vpcOf(v *v1alpha1.VPC) VPC {
 		Ready: string(metav1.ConditionUnknown), Conditions: conditionsOf(v.Status.Conditions), Phases: map[string]int{}, Subnets: []VPCSubnet{}, Troubled: []NIC{}, Trouble: []string{},
 	}
 	for _, s := range v.Status.Subnets {
-		row.Subnets = append(row.Subnets, VPCSubnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, Gateway: s.Gateway})
+		row.Subnets = append(row.Subnets, VPCSubnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, IPv6CIDR: s.IPv6CIDR, Gateway: s.Gateway})
 	}
 	ready := meta.FindStatusCondition(v.Status.Conditions, v1alpha1.ConditionReady)
 	switch {
@@ -197,7 +198,7 @@ func writeVPCs(p *view.Printer, list VPCs, prog *program, wide, whole bool) {
 			view.Conditions(p, "Conditions of "+v.Name, v.Conditions, prog.Now())
 			g := view.NewGrid("SUBNET", "NAME", "CIDR", "GATEWAY", "NICS THAT WAIT")
 			for _, s := range v.Subnets {
-				g.Add(s.ID, s.Name, s.CIDR, s.Gateway, strconv.Itoa(s.Waiting))
+				g.Add(s.ID, s.Name, strings.TrimSpace(s.CIDR+" "+s.IPv6CIDR), s.Gateway, strconv.Itoa(s.Waiting))
 			}
 			p.Section("Subnets of "+v.Name, g, "None is known.")
 		}

@@ -384,9 +384,7 @@ func details(errs podnic.Errors) string {
 
 // networkOf is what addresses are held against.
 func networkOf(vpc string, opened Opened) podnic.Network {
-	net := podnic.Network{VPC: vpc, Default: opened.Spec.DefaultSubnets, Lends: opened.Spec.Provider == v1alpha1.ProviderAlcor}
-	for _, s := range opened.Network.Subnets {
-		net.Subnets = append(net.Subnets, podnic.Subnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, Gateway: s.Gateway})
+	return podnic.Network{
+		VPC: vpc, Subnets: opened.Network.Subnets, Default: opened.Spec.DefaultSubnets, Lends: opened.Spec.Provider == v1alpha1.ProviderAlcor,
 	}
-	return net
 }

@@ -123,15 +123,16 @@ func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) e
 			continue
 		}
 		s := net.Subnets[i]
+		cidr, gateway := s.For(a.IP)
 		out := v1alpha1.PortAddress{Subnet: s.ID}
-		if p, err := a.IP.Prefix(s.CIDR.Bits()); err == nil && p == s.CIDR.Masked() {
-			out.CIDR = fmt.Sprintf("%s/%d", a.IP, s.CIDR.Bits())
+		if p, err := a.IP.Prefix(cidr.Bits()); err == nil && p == cidr.Masked() {
+			out.CIDR = fmt.Sprintf("%s/%d", a.IP, cidr.Bits())
 		} else {
-			lie = fmt.Errorf("%s is not of subnet %s (%s)", a.IP, s.ID, s.CIDR)
+			lie = fmt.Errorf("%s is not of subnet %s (%s)", a.IP, s.ID, cidr)
 			continue
 		}
-		if s.Gateway.IsValid() {
-			out.Gateway = s.Gateway.String()
+		if gateway.IsValid() {
+			out.Gateway = gateway.String()
 		}
 		st.Addresses = append(st.Addresses, out)
 		for _, r := range s.Routes {

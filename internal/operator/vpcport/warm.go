@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/operator/vpcport/warm"
 	"github.com/berthnet/berth/internal/vpcport"
 )
@@ -29,7 +30,7 @@ func (c *Controller) warmVPC(name string) (warm.VPC, bool) {
 		return warm.VPC{}, false
 	}
 	return warm.VPC{
-		UID: opened.UID, Network: opened.Network.ID, Provider: opened.Provider,
+		UID: opened.UID, Network: opened.Network.ID, Provider: opened.Provider, Families: len(ipfamily.Set(opened.Spec.IPFamilies()).Families()),
 		Ports: opened.Spec.WarmBranches(), Ending: c.vpc(context.Background(), name).DeletionTimestamp != nil,
 	}, true
 }

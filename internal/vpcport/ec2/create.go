@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -75,32 +76,43 @@ func (p *Provider) place(ctx context.Context, n vpcport.NewPort) (list []cloud.S
 			return nil, nil, err
 		}
 	}
-	var ids []string
-	switch {
-	case len(n.Addresses) > 1:
-		return nil, nil, failure(vpcport.Invalid, opCreate, "a port with %d addresses, expected one, of IPv4", len(n.Addresses))
-	case len(n.Addresses) == 1:
-		ids = []string{n.Addresses[0].SubnetID}
-	case t == nil:
-		return nil, nil, failure(vpcport.Conflict, opCreate, "%s", p.trunks.missing(n.Host))
-	case len(p.s.Subnets) == 0:
-		ids = []string{t.SubnetID}
-	default:
-		ids = p.s.Subnets
+	ids, err := p.mayBeIn(n, t)
+	if err != nil {
+		return nil, nil, err
 	}
 	list, missing, err := p.subnets.of(ctx, ids)
 	switch {
 	case err != nil:
 		return nil, nil, err
-	case len(n.Addresses) == 1 && len(list) == 0:
+	case len(n.Addresses) > 0 && len(list) == 0:
 		return nil, nil, failure(vpcport.ReferenceGone, opCreate, "VPC %s has no subnet %.64s with IPv4", p.s.VPC, ids[0])
-	case len(n.Addresses) == 1:
-		return list, t, nil
+	case len(n.Addresses) == 0:
+		if list = inZone(list, t.Zone); len(list) == 0 {
+			return nil, nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s, that of instance %s; missing: %q", ids, t.Zone, t.Instance, missing)
+		}
 	}
-	if list = inZone(list, t.Zone); len(list) == 0 {
-		return nil, nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s, that of instance %s; missing: %q", ids, t.Zone, t.Instance, missing)
+	if list = p.s.withFamilies(list); len(list) == 0 {
+		return nil, nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v where the port may be has a block of IPv6, of which it is to have an address", ids)
 	}
 	return list, t, nil
+}
+
+// mayBeIn are the IDs of the subnets that a port may be in: the one that is asked for, those of the settings,
+// or that of its host's trunk.
+func (p *Provider) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
+	switch families := p.s.Families.Families(); {
+	case len(n.Addresses) > len(families):
+		return nil, failure(vpcport.Invalid, opCreate, "a port with %d addresses, expected one of each of %v", len(n.Addresses), families)
+	case len(n.Addresses) == 2 && n.Addresses[0].SubnetID != n.Addresses[1].SubnetID:
+		return nil, failure(vpcport.Invalid, opCreate, "a port with addresses of the subnets %.64s and %.64s, expected those of one", n.Addresses[0].SubnetID, n.Addresses[1].SubnetID)
+	case len(n.Addresses) > 0:
+		return []string{n.Addresses[0].SubnetID}, nil
+	case t == nil:
+		return nil, failure(vpcport.Conflict, opCreate, "%s", p.trunks.missing(n.Host))
+	case len(p.s.Subnets) == 0:
+		return []string{t.SubnetID}, nil
+	}
+	return p.s.Subnets, nil
 }
 
 // request is what EC2 is asked for, but for the subnet.
@@ -108,10 +120,8 @@ func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error)
 	r := cloud.CreateENI{
 		Groups: slices.Sorted(slices.Values(n.Groups)), Description: vpcport.Cut(n.Name, maxDescription), Tags: p.s.creationTags(n.Device),
 	}
-	if len(n.Addresses) == 1 && n.Addresses[0].IP.IsValid() {
-		if r.Primary = n.Addresses[0].IP; !r.Primary.Is4() {
-			return r, failure(vpcport.Invalid, opCreate, "the address %s, expected one of IPv4", r.Primary)
-		}
+	if err := p.s.ask(&r, n.Addresses); err != nil {
+		return r, err
 	}
 	if t == nil {
 		return r, nil
@@ -121,6 +131,29 @@ func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error)
 	}
 	maps.Copy(r.Tags, intent(t.ID, p.vlans.next(t.ID, n.Device)))
 	return r, nil
+}
+
+// ask asks for addresses: certain ones, else any of each family of ports.
+func (s Settings) ask(r *cloud.CreateENI, addresses []vpcport.NewAddress) error {
+	for _, a := range addresses {
+		at := &r.Primary
+		if a.IP.Is6() {
+			at = &r.IPv6Address
+		}
+		switch {
+		case !a.IP.IsValid():
+			continue
+		case !s.Families.Has(ipfamily.Of(a.IP)):
+			return failure(vpcport.Invalid, opCreate, "the address %s, expected one of %v", a.IP, s.Families.Families())
+		case at.IsValid():
+			return failure(vpcport.Invalid, opCreate, "the addresses %s and %s, expected one of each of %v", *at, a.IP, s.Families.Families())
+		}
+		*at = a.IP
+	}
+	if s.Families.Has(ipfamily.IPv6) && !r.IPv6Address.IsValid() {
+		r.IPv6 = 1
+	}
+	return nil
 }
 
 // Resolve implements vpcport.Resolver: which subnets a port may be in, and its groups.
@@ -161,7 +194,14 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.Create
 // asAsked holds EC2's answer against a request.
 func (p *Provider) asAsked(n vpcport.NewPort, r cloud.CreateENI, e cloud.ENI) error {
 	n.Host = "" // it is no branch yet
-	n.Addresses = []vpcport.NewAddress{{SubnetID: r.SubnetID, IP: r.Primary}}
+	n.Addresses = nil
+	for _, f := range p.s.Families.Families() {
+		a := vpcport.NewAddress{SubnetID: r.SubnetID, IP: r.Primary}
+		if f == ipfamily.IPv6 {
+			a.IP = r.IPv6Address
+		}
+		n.Addresses = append(n.Addresses, a)
+	}
 	if n.Groups = r.Groups; len(r.Groups) == 0 {
 		n.Groups = nil
 	}

@@ -17,7 +17,8 @@
 //     request is made again, whose client token follows from the tags.
 //   - EC2 refuses a VLAN that another branch of the trunk has: the next one is tried.
 //   - An ENI that is a branch may be deleted, which ends the association.
-//   - IPv4 only.
+//   - Each ENI has an address of IPv4, and of a subnet with a block of IPv6 as many of that as are
+//     asked for. Which of them are the port's follows from Settings.Families.
 //
 // The files:
 //

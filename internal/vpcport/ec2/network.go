@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -26,9 +28,30 @@ func (p *Provider) Network(ctx context.Context, id string) (vpcport.Network, err
 	}
 	out := vpcport.Network{ID: id, Name: id}
 	for _, s := range list {
-		out.Subnets = append(out.Subnets, vpcport.Subnet{ID: s.ID, Name: s.Tags["Name"], CIDR: s.CIDR, Gateway: s.CIDR.Masked().Addr().Next()})
+		if n, ok := p.s.subnetOf(s); ok {
+			out.Subnets = append(out.Subnets, n)
+		}
 	}
 	return out, nil
+}
+
+// gateway6 is the IPv6 router of every subnet (Amazon VPC User Guide, "Subnet CIDR blocks").
+var gateway6 = netip.MustParseAddr("fe80:ec2::1")
+
+// subnetOf is a subnet with its blocks of the families of ports; false for one that has none.
+func (s Settings) subnetOf(n cloud.Subnet) (out vpcport.Subnet, ok bool) {
+	out = vpcport.Subnet{ID: n.ID, Name: n.Tags["Name"]}
+	if s.Families.Has(ipfamily.IPv4) {
+		out.CIDR, out.Gateway = n.CIDR, n.CIDR.Masked().Addr().Next()
+	}
+	switch {
+	case !s.Families.Has(ipfamily.IPv6) || len(n.IPv6) == 0:
+	case out.CIDR.IsValid():
+		out.IPv6CIDR, out.IPv6Gateway = n.IPv6[0], gateway6
+	default:
+		out.CIDR, out.Gateway = n.IPv6[0], gateway6
+	}
+	return out, out.CIDR.IsValid()
 }
 
 // Project implements vpcport.Provider: the ID of a VPC tells account and region.
@@ -88,6 +111,11 @@ func (s *subnets) of(ctx context.Context, ids []string) (out []cloud.Subnet, mis
 	}
 	out, missing = s.have(ids)
 	return out, missing, nil
+}
+
+// withFamilies are those subnets that have addresses of all families of ports. Each has those of IPv4.
+func (s Settings) withFamilies(list []cloud.Subnet) []cloud.Subnet {
+	return slices.DeleteFunc(list, func(n cloud.Subnet) bool { return s.Families.Has(ipfamily.IPv6) && len(n.IPv6) == 0 })
 }
 
 // inZone are the subnets of a zone, those with most free addresses first.

@@ -2,9 +2,11 @@ package ec2
 
 import (
 	"fmt"
+	"net/netip"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
 )
@@ -14,10 +16,7 @@ import (
 func (s Settings) portOf(e cloud.ENI, a cloud.Association, t *trunk) vpcport.Port {
 	p := vpcport.Port{
 		ID: e.ID, NetworkID: e.VPCID, Name: e.Description, Device: e.Tags[eni.TagNIC], Owner: s.owner(e), MAC: mac.Addr(e.MAC),
-		Groups: e.Groups,
-	}
-	if e.Primary.IsValid() {
-		p.Addresses = []vpcport.FixedIP{{SubnetID: e.SubnetID, IP: e.Primary}}
+		Addresses: s.addresses(e), Groups: e.Groups,
 	}
 	switch {
 	case e.Attachment != nil:
@@ -30,6 +29,20 @@ func (s Settings) portOf(e cloud.ENI, a cloud.Association, t *trunk) vpcport.Por
 		p.Binding = vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.VLAN, Trunk: t.MAC.String(), VLAN: a.VLAN}}
 	}
 	return p
+}
+
+// addresses are those of an ENI that are the port's.
+func (s Settings) addresses(e cloud.ENI) (out []vpcport.FixedIP) {
+	add := func(a netip.Addr) { out = append(out, vpcport.FixedIP{SubnetID: e.SubnetID, IP: a}) }
+	if s.Families.Has(ipfamily.IPv4) && e.Primary.IsValid() {
+		add(e.Primary)
+	}
+	if s.Families.Has(ipfamily.IPv6) {
+		for _, a := range e.IPv6 {
+			add(a)
+		}
+	}
+	return out
 }
 
 // failed is a binding that did not come about, and why.

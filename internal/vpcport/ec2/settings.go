@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -37,10 +38,13 @@ type Settings struct {
 	// Subnets are those of ports for which none is asked, one of each zone at least; nil:
 	// the subnet of the instance's trunk.
 	Subnets []string
-	Settle  time.Duration // 0: Settle
-	Cooling time.Duration // 0: Cooling
-	Clock   clock.Clock   // nil: the machine's
-	Logger  *slog.Logger  // nil: nothing is logged
+	// Families are those of which each port has an address; empty: IPv4. EC2 gives each ENI one of
+	// IPv4, which a port of IPv6 alone does not have.
+	Families ipfamily.Set
+	Settle   time.Duration // 0: Settle
+	Cooling  time.Duration // 0: Cooling
+	Clock    clock.Clock   // nil: the machine's
+	Logger   *slog.Logger  // nil: nothing is logged
 }
 
 // Provider makes branch interfaces. It implements vpcport.Provider.

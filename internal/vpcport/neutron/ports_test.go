@@ -113,7 +113,7 @@ func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
 	}
 	known := podnic.Network{VPC: "blue"}
 	for _, s := range n.Subnets {
-		known.Subnets = append(known.Subnets, podnic.Subnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, Gateway: s.Gateway})
+		known.Subnets = append(known.Subnets, vpcport.Subnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, Gateway: s.Gateway})
 	}
 	asked := []podnic.NIC{{Addresses: []podnic.Address{{Subnet: "web", IP: b.web.Gateway}}}}
 	if _, errs := podnic.Resolve(asked, known); len(errs) != 1 || !strings.Contains(errs[0].Detail, "gateway") {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/vpcport/ec2"
 )
 
@@ -22,11 +23,12 @@ type EC2 struct {
 
 // toEC2 is the access to a VPC of EC2.
 type toEC2 struct {
-	env     *EC2
-	vpc     string
-	subnets []string
-	clock   clock.Clock
-	log     *slog.Logger
+	env      *EC2
+	vpc      string
+	subnets  []string
+	families ipfamily.Set
+	clock    clock.Clock
+	log      *slog.Logger
 }
 
 // ec2Of is the access that a spec tells.
@@ -34,7 +36,7 @@ func ec2Of(o Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem
 	if o.EC2 == nil {
 		return nil, &problem{ofEndpoint, ReasonProviderNotSupported, "spec.provider: ec2 needs an operator that works for ENIs (--ipam eni-operator and port), and this one does not"}
 	}
-	to := toEC2{env: o.EC2, vpc: spec.Network, clock: o.Clock, log: o.Logger}
+	to := toEC2{env: o.EC2, vpc: spec.Network, families: ipfamily.Set(spec.IPFamilies()), clock: o.Clock, log: o.Logger}
 	if spec.EC2 != nil {
 		to.subnets = spec.EC2.Subnets
 	}
@@ -44,7 +46,7 @@ func ec2Of(o Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem
 // open implements access.
 func (to toEC2) open() (opened, error) {
 	p := ec2.Open(ec2.Settings{
-		Cloud: to.env.Cloud, Cluster: to.env.Cluster, VPC: to.vpc, Subnets: to.subnets, Settle: to.env.Settle, Cooling: to.env.Cooling, Clock: to.clock, Logger: to.log,
+		Cloud: to.env.Cloud, Cluster: to.env.Cluster, VPC: to.vpc, Subnets: to.subnets, Families: to.families, Settle: to.env.Settle, Cooling: to.env.Cooling, Clock: to.clock, Logger: to.log,
 	})
 	return opened{provider: p, endpoint: string(v1alpha1.ProviderEC2), close: func() {}}, nil
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -44,6 +46,9 @@ func look(ctx context.Context, spec v1alpha1.VPCSpec, p vpcport.Provider) sight 
 // complaint is what a person should know of a network that was found: pods would get no
 // address there. Nothing is held up by it but those pods.
 func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
+	if ipfamily.Set(spec.IPFamilies()).Has(ipfamily.IPv6) && !slices.ContainsFunc(n.Subnets, hasIPv6) {
+		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("spec.ec2.ipFamilies: is %s, and no subnet of %s has a block of IPv6: a NIC there gets no address", spec.IPFamilies(), n.ID)}
+	}
 	if len(n.Subnets) == 0 {
 		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("network %s has no subnet: a NIC there gets no address", n.ID)}
 	}
@@ -62,3 +67,6 @@ func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
 	}
 	return nil
 }
+
+// hasIPv6 tells whether a subnet has addresses of IPv6.
+func hasIPv6(s vpcport.Subnet) bool { return s.CIDR.Addr().Is6() || s.IPv6CIDR.IsValid() }

@@ -134,6 +134,9 @@ func subnets(n vpcport.Network) (out []v1alpha1.VPCSubnet) {
 		if s.Gateway.IsValid() {
 			o.Gateway = s.Gateway.String()
 		}
+		if s.IPv6CIDR.IsValid() {
+			o.IPv6CIDR = s.IPv6CIDR.String()
+		}
 		out = append(out, o)
 	}
 	return out

@@ -34,9 +34,13 @@ func list(ids []string) string {
 	return strings.Join(slices.Compact(slices.Sorted(slices.Values(ids))), " ")
 }
 
-// fits tells whether a port is as one would be that was asked for now.
-func fits(p vpcport.Port, host string, r vpcport.Resolved) bool {
-	if p.Host != host || p.Binding.Result != vpcport.Bound || !vpcport.SameSet(p.Groups, r.Groups) || len(p.Addresses) == 0 {
+// serves tells whether a port has an address of each family of its VPC's ports. One that was made before
+// the VPC got another family has not.
+func (v VPC) serves(p vpcport.Port) bool { return len(p.Addresses) >= max(1, v.Families) }
+
+// fits tells whether a port of a VPC is as one would be that was asked for now.
+func (v VPC) fits(p vpcport.Port, host string, r vpcport.Resolved) bool {
+	if p.Host != host || p.Binding.Result != vpcport.Bound || !vpcport.SameSet(p.Groups, r.Groups) || !v.serves(p) {
 		return false
 	}
 	return !slices.ContainsFunc(p.Addresses, func(a vpcport.FixedIP) bool { return !slices.Contains(r.Subnets, a.SubnetID) })

@@ -19,6 +19,7 @@ type VPC struct {
 	UID      string // of its object
 	Network  string // the ID
 	Provider vpcport.Provider
+	Families int  // of how many of IP each port has an address; 0: one
 	Ports    int  // of each kind, on each node; 0: none
 	Ending   bool // it is being deleted
 }
@@ -112,7 +113,7 @@ func (p *Pool) Take(uid types.UID, vpc string, n vpcport.NewPort) (out vpcport.P
 	defer p.mu.Unlock()
 	var best *stocked
 	for _, o := range p.ports {
-		if o.kind == k && o.uid == v.UID && (best == nil || o.since.Before(best.since)) {
+		if o.kind == k && o.uid == v.UID && v.serves(o.port) && (best == nil || o.since.Before(best.since)) {
 			best = o
 		}
 	}

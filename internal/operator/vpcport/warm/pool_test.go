@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/operator/vpcport/warm"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/ec2"
@@ -525,6 +526,30 @@ func TestPortsThatAreOther(t *testing.T) {
 		lasts(time.Second)
 		if p, ok := b.pool.Take("nic", "e", *request("sg-open")); !ok || p.ID != list[0].ID {
 			t.Errorf("a pod in sg-open gets %s, %v; want %s", p.ID, ok, list[0].ID)
+		}
+	})
+}
+
+// A branch that was made before its VPC got another family is given to no pod, and another is made in its
+// place.
+func TestPortsOfFewerFamilies(t *testing.T) {
+	inBed(t, 1, func(b *bed) {
+		b.ec2.SetIPv6("subnet-a", "2001:db8:0:1::/64")
+		b.nic("1", request("sg-web"))
+		lasts(time.Minute)
+		b.has("of one family", 1, 1)
+		b.set(func() {
+			b.Provider = ec2.Open(ec2.Settings{Cloud: b.late, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second, Families: ipfamily.Dual})
+			b.vpc.Families = 2
+		})
+		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
+			t.Errorf("a pod of two families gets %+v", p.Addresses)
+		}
+		b.lists()
+		lasts(5 * time.Minute)
+		b.has("of both", 1, 1)
+		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); !ok || len(p.Addresses) != 2 {
+			t.Errorf("a pod of two families gets %+v, %v", p.Addresses, ok)
 		}
 	})
 }

@@ -129,7 +129,7 @@ func (p *Pool) adopt(vpc string, v VPC, found []vpcport.Port, recorded map[strin
 }
 
 // check takes the kind from those ports of a VPC that are not any more as one would be that was
-// asked for now, as somebody changed their groups or the VPC's subnets; also where that cannot be told, as
+// asked for now, as somebody changed their groups or the VPC's subnets or families; also where that cannot be told, as
 // their host's trunk is gone.
 func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
 	var kinds []demand
@@ -151,7 +151,7 @@ func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
 		}
 		p.edit(func() {
 			for _, o := range p.ports {
-				if o.kind == d.kind && (err != nil || !fits(o.port, d.kind.Host, r)) {
+				if o.kind == d.kind && (err != nil || !v.fits(o.port, d.kind.Host, r)) {
 					o.kind = Kind{}
 					p.o.Logger.Warn("a port of the warm pool is not as its pods' ports are any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "error", err)
 				}
@@ -177,7 +177,7 @@ func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err er
 	}
 	w.edit(func() {
 		for _, o := range w.ports {
-			if !found && o.mayServe(d) && fits(o.port, d.kind.Host, r) {
+			if !found && o.mayServe(d) && v.fits(o.port, d.kind.Host, r) {
 				o.kind, found = d.kind, true
 			}
 		}
