@@ -208,7 +208,7 @@ func (c *check) gateway(addr netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("list neighbours in %s: %w", c.pod.Netns, err)
 	}
-	gw := gatewayFor(addr)
+	gw := PodGateway(addr)
 	for _, e := range list {
 		if e.IP.Equal(gw.AsSlice()) && e.State&netlink.NUD_PERMANENT != 0 && bytes.Equal(e.HardwareAddr, c.host.HardwareAddr) {
 			return nil

@@ -62,14 +62,11 @@ func icmpv6(kind byte) nft.Exprs {
 
 // solicitation: icmpv6 type 133-135: a router or a neighbour solicitation, and
 // the router advertisement between them.
-func solicitation() nft.Exprs { return icmpv6Between(routerSolicitation, neighbourSolicitation) }
+func solicitation() nft.Exprs { return nft.ICMPv6Between(routerSolicitation, neighbourSolicitation) }
 
 // neighbourDiscovery: icmpv6 type 133-136.
-func neighbourDiscovery() nft.Exprs { return icmpv6Between(routerSolicitation, neighbourAdvertisement) }
-
-func icmpv6Between(first, last byte) nft.Exprs {
-	between := nft.Exprs{&expr.Range{Op: expr.CmpOpEq, Register: nft.Register, FromData: []byte{first}, ToData: []byte{last}}}
-	return nft.Join(nft.Family(unix.AF_INET6), nft.ICMPv6Type(), between)
+func neighbourDiscovery() nft.Exprs {
+	return nft.ICMPv6Between(routerSolicitation, neighbourAdvertisement)
 }
 
 // Types of neighbour discovery (RFC 4861 section 4).

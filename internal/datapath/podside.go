@@ -23,7 +23,7 @@ func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Hand
 		if err := addPodAddress(pod, links.PodIndex, addr, ns, inPod, sysctls); err != nil {
 			return err
 		}
-		gw := gatewayFor(addr)
+		gw := PodGateway(addr)
 		if err := inPod.NeighSet(neighbour(links.PodIndex, gw, links.HostMAC)); err != nil {
 			return fmt.Errorf("add neighbour %s in %s: %w", gw, pod.Netns, err)
 		}
@@ -74,7 +74,7 @@ func podAddress(addr netip.Addr) *netlink.Addr {
 // podSideRoutes are the way out of the pod for one family. fe80::1 is on link
 // by the kernel's own fe80::/64 or by the flag, so it needs no route.
 func podSideRoutes(index int, addr netip.Addr) []*netlink.Route {
-	gw := gatewayFor(addr)
+	gw := PodGateway(addr)
 	def := &netlink.Route{
 		LinkIndex: index,
 		Dst:       rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(addr), 0)),
@@ -94,7 +94,9 @@ func podSideRoutes(index int, addr netip.Addr) []*netlink.Route {
 	return []*netlink.Route{onLink, def}
 }
 
-func gatewayFor(addr netip.Addr) netip.Addr {
+// PodGateway is the next hop that a pod with an address has for elsewhere. It exists nowhere: a
+// permanent neighbour leads to the pod's link on the node.
+func PodGateway(addr netip.Addr) netip.Addr {
 	if rtnl.IsIPv6(addr) {
 		return gateway6
 	}

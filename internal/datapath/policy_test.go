@@ -236,7 +236,7 @@ func TestPodsCannotAdvertiseRoutes(t *testing.T) {
 	v.host.sysctl("net/ipv6/conf/"+b.want.HostIfName+"/accept_ra", "2")
 	// Router advertisement, life time 1800 s (RFC 4861 section 4.2).
 	ra := []byte{routerAdvertisement, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}
-	b.frames(unix.ETH_P_IPV6, discovery(linkLocal(b.links.PodMAC), netip.MustParseAddr("ff02::1"), ra))
+	b.frames(unix.ETH_P_IPV6, discovery(rtnl.LinkLocal(b.links.PodMAC), netip.MustParseAddr("ff02::1"), ra))
 	// A packet behind it on the same link has arrived: so had the advertisement.
 	v.host.serveTCP(":81")
 	b.seenAs("["+nodeAddr6+"]:81", podB6)

@@ -3,7 +3,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -12,12 +11,6 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
-
-// linkLocal is the IPv6 address of a link that the kernel makes from its MAC
-// (RFC 4291 appendix A).
-func linkLocal(mac net.HardwareAddr) netip.Addr {
-	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
-}
 
 // setUplinkLinkLocal gives the link of a secondary ENI the address that the kernel
 // asks the IPv6 router's MAC from (RFC 4861 section 4.3). The kernel makes one
@@ -37,7 +30,7 @@ func (k *kernel) setUplinkLinkLocal(uplink Uplink, link netlink.Link, u VPC) (ch
 	if slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.IsLinkLocalUnicast() }) {
 		return nil, nil
 	}
-	own := linkLocal(uplink.MAC)
+	own := rtnl.LinkLocal(uplink.MAC)
 	switch err := k.slow.AddrAdd(link, &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(own, 64)), Flags: unix.IFA_F_NODAD}); {
 	case err == nil:
 		return []string{fmt.Sprintf("address %s of %s", own, name)}, nil

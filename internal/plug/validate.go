@@ -61,10 +61,13 @@ func (w Want) validRouted() error {
 		return invalid("Binding", string(w.Binding), "none for an interface that the node routes to")
 	case w.Enforcing != Strict && w.Enforcing != Standard:
 		return invalid("Enforcing", string(w.Enforcing), "%s or %s", Strict, Standard)
-	case len(w.Interface.Addresses) != 1 || !w.Interface.Addresses[0].Addr().Is4():
-		return invalid("Interface.Addresses", fmt.Sprint(w.Interface.Addresses), "one of IPv4 for an interface that the node routes to")
-	case len(w.Interface.Gateways) != 1:
-		return invalid("Interface.Gateways", fmt.Sprint(w.Interface.Gateways), "the router of the subnet, which the node sends to")
+	}
+	// A gateway is of a family that there is an address of, and of another than the other (validRoutes).
+	switch a := w.Interface.Addresses; {
+	case len(a) < 1 || len(a) > 2 || len(a) == 2 && a[0].Addr().Is4() == a[1].Addr().Is4():
+		return invalid("Interface.Addresses", fmt.Sprint(a), "one of a family, or one of each, for an interface that the node routes to")
+	case len(w.Interface.Gateways) != len(a):
+		return invalid("Interface.Gateways", fmt.Sprint(w.Interface.Gateways), "the router of each address's subnet, which the node sends to")
 	}
 	return nil
 }

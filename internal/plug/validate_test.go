@@ -164,19 +164,34 @@ func TestValidateRoutedVLAN(t *testing.T) {
 		w.Interface.Addresses, w.Interface.Gateways, w.Interface.Routes = w.Interface.Addresses[:1], w.Interface.Gateways[:1], nil
 		return w
 	}
-	if err := routed().Validate(); err != nil {
-		t.Error(err)
+	four, six, six2 := netip.MustParsePrefix("192.168.0.12/24"), netip.MustParsePrefix("2001:db8::12/64"), netip.MustParsePrefix("2001:db8::13/64")
+	gateway4, gateway6 := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("fe80:ec2::1")
+	with := func(w Want, addrs []netip.Prefix, gateways ...netip.Addr) Want {
+		w.Interface.Addresses, w.Interface.Gateways = addrs, gateways
+		return w
+	}
+	for _, w := range []Want{
+		routed(), with(routed(), []netip.Prefix{six}, gateway6), with(routed(), []netip.Prefix{four, six}, gateway4, gateway6),
+		with(routed(), []netip.Prefix{six, four}, gateway4, gateway6),
+	} {
+		if err := w.Validate(); err != nil {
+			t.Error(err)
+		}
 	}
 	for _, tc := range []struct {
 		field string
 		spoil func(*Want)
 	}{
+		{"Interface.Addresses", func(w *Want) { *w = with(*w, nil, gateway4) }},
+		{"Interface.Addresses", func(w *Want) { *w = with(*w, []netip.Prefix{six, six2}, gateway6) }},
+		{"Interface.Addresses", func(w *Want) { *w = with(*w, []netip.Prefix{four, six, six2}, gateway4, gateway6) }},
+		{"Interface.Gateways", func(w *Want) { *w = with(*w, []netip.Prefix{four, six}, gateway4) }},
+		{"Interface.Gateways[1]", func(w *Want) { *w = with(*w, []netip.Prefix{four, six}, gateway4, netip.MustParseAddr("192.168.0.2")) }},
+		{"Interface.Gateways[0]", func(w *Want) { *w = with(*w, []netip.Prefix{four}, gateway6) }},
 		{"Enforcing", func(w *Want) { w.Enforcing = "" }},
 		{"Enforcing", func(w *Want) { w.Enforcing = "Strict" }},
 		{"Binding", func(w *Want) { w.Binding = BindingTap }},
 		{"Binding", func(w *Want) { w.Binding = BindingBridge }},
-		{"Interface.Addresses", func(w *Want) { w.Interface = whole().Interface }},
-		{"Interface.Addresses", func(w *Want) { w.Interface.Addresses = whole().Interface.Addresses[1:] }},
 		{"Interface.Gateways", func(w *Want) { w.Interface.Gateways = nil }},
 		{"VLAN", func(w *Want) { w.VLAN = 4095 }},
 		{"Trunk", func(w *Want) { w.Trunk = "" }},

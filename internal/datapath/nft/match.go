@@ -77,6 +77,12 @@ func Inside(p netip.Prefix) Exprs {
 // ICMPv6Type loads icmpv6 type, of such packets.
 func ICMPv6Type() Exprs { return Join(Protocol(unix.IPPROTO_ICMPV6), Transport(0, 1)) }
 
+// ICMPv6Between is icmpv6 type FIRST-LAST.
+func ICMPv6Between(first, last byte) Exprs {
+	between := Exprs{&expr.Range{Op: expr.CmpOpEq, Register: Register, FromData: []byte{first}, ToData: []byte{last}}}
+	return Join(Family(unix.AF_INET6), ICMPv6Type(), between)
+}
+
 // ICMPType loads icmp type, of such packets.
 func ICMPType() Exprs { return Join(Protocol(unix.IPPROTO_ICMP), Transport(0, 1)) }
 

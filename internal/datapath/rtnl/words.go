@@ -71,6 +71,12 @@ func ScopeFor(a netip.Addr, scope netlink.Scope) netlink.Scope {
 	return netlink.SCOPE_UNIVERSE
 }
 
+// LinkLocal is the IPv6 address of a link that the kernel makes from its MAC address
+// (RFC 4291 appendix A).
+func LinkLocal(mac net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+}
+
 // RouteDst is a route's destination; the default route is 0.0.0.0/0 or ::/0.
 func RouteDst(r netlink.Route) netip.Prefix {
 	if r.Dst == nil {

@@ -242,7 +242,7 @@ func checkNames(t *testing.T, f Fixture) {
 		{"has MAC address", func() error { return pod.NL.LinkSetHardwareAddr(l, []byte{2, 0, 0, 0, 0, 9}) }},
 	}
 	if w.Binding == "" { // a machine has the addresses otherwise
-		cases = append(cases, spoiled{"rule for packets from 192.168.0.12", func() error { return pod.Forget(l.Attrs().Index) }})
+		cases = append(cases, spoiled{"rule for packets from " + w.Interface.Addresses[0].Addr().String(), func() error { return pod.Forget(l.Attrs().Index) }})
 	}
 	for _, tc := range cases {
 		Must(t, tc.spoil())

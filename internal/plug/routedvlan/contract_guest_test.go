@@ -4,6 +4,7 @@ package routedvlan
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/plugtest"
 	"github.com/berthnet/berth/internal/plug/podif"
@@ -26,18 +28,28 @@ func points() []string {
 }
 
 func TestContract(t *testing.T) {
-	for mode, some := range map[plug.Enforcing][]string{plug.Strict: harness.Sample(t, 7, points()), plug.Standard: harness.WithAll(points())} {
-		t.Run(string(mode), func(t *testing.T) {
+	for _, tc := range []struct {
+		mode     plug.Enforcing
+		families ipfamily.Set
+		points   []string
+	}{
+		{plug.Strict, ipfamily.OnlyIPv4, harness.Sample(t, 7, points())},
+		{plug.Standard, ipfamily.OnlyIPv4, harness.WithAll(points())},
+		{plug.Strict, ipfamily.Dual, harness.Sample(t, 7, points())},
+		{plug.Standard, ipfamily.OnlyIPv6, harness.WithAll(points())},
+	} {
+		t.Run(string(tc.mode)+" "+string(tc.families), func(t *testing.T) {
 			plugtest.Run(t, func(t *testing.T) plugtest.Fixture {
 				w := newWorld(t)
+				w.families = tc.families
 				return plugtest.Fixture{
 					Plugger: w.plugger,
 					Want: func(attachment, portID string, pod *podif.Namespace) plug.Want {
-						return w.want(7, mode, attachment, portID, pod)
+						return w.want(7, tc.mode, attachment, portID, pod)
 					},
 					State: w.state,
 				}
-			}, some...)
+			}, tc.points...)
 		})
 	}
 }
@@ -46,6 +58,7 @@ func TestContract(t *testing.T) {
 // the node leads by the old one any more, wherever that ends.
 func TestAssociatedAnew(t *testing.T) {
 	w := newWorld(t)
+	w.families = ipfamily.Dual
 	pod := plugtest.Space(t, "pod")
 	old := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, pod)
 	now := old
@@ -69,7 +82,7 @@ func TestAssociatedAnew(t *testing.T) {
 			}
 		}
 		plugged(now)
-		for _, in := range []string{"ip rule", "ip route show table all", "nft list ruleset"} {
+		for _, in := range []string{"ip rule", "ip route show table all", "ip -6 rule", "ip -6 route show table all", "nft list ruleset"} {
 			program, args, _ := strings.Cut(in, " ")
 			if text := w.run(w.node, program, args); strings.Contains(text, "19107") || strings.Contains(text, "24583") {
 				t.Errorf("after %q, %s has what was VLAN 7's:\n%s", point, in, text)
@@ -129,15 +142,23 @@ func TestLinkOfTheVLAN(t *testing.T) {
 // The node's own rule of local addresses is behind those of strict branches while there is one, in each
 // moment there is one or the other, and rules of others stay.
 func TestRuleOfLocalAddresses(t *testing.T) {
+	for _, f := range ipfamily.Dual.Families() {
+		t.Run(f.String(), func(t *testing.T) { ruleOfLocalAddresses(t, f) })
+	}
+}
+
+func ruleOfLocalAddresses(t *testing.T, f ipfamily.Family) {
 	w := newWorld(t)
-	w.run(w.node, "ip", "rule add priority 100 from 198.51.100.0/24 lookup 77")
-	before := w.run(w.node, "ip", "rule")
+	w.families = f.Alone()
+	ip := plans[f].ip
+	w.run(w.node, "ip", fmt.Sprintf("%s rule add priority 100 from %s lookup 77", ip, plans[f].service(7)))
+	before := w.run(w.node, "ip", "rule") + w.run(w.node, "ip", "-6 rule")
 	strict := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod"))
 	standard := w.want(8, plug.Standard, plugtest.Two, plugtest.PortB, plugtest.Space(t, "pod"))
 	local := func(want ...string) {
 		t.Helper()
 		var got []string
-		for line := range strings.Lines(w.run(w.node, "ip", "rule")) {
+		for line := range strings.Lines(w.run(w.node, "ip", ip+" rule")) {
 			if strings.Contains(line, "lookup local") {
 				got = append(got, strings.Fields(line)[0])
 			}
@@ -161,7 +182,7 @@ func TestRuleOfLocalAddresses(t *testing.T) {
 	local("0:")
 	set(strict)
 	local("20:")
-	w.run(w.node, "ip", "rule add priority 0 lookup local") // as who sets the network up anew may
+	w.run(w.node, "ip", ip+" rule add priority 0 lookup local") // as who sets the network up anew may
 	if err := w.plugger().Check(plugtest.Bounded(t), strict); err == nil || !strings.Contains(err.Error(), "policy rule 0") {
 		t.Errorf("Check: %v", err)
 	}
@@ -170,7 +191,7 @@ func TestRuleOfLocalAddresses(t *testing.T) {
 	unplug(standard.Ref)
 	local("20:")
 	unplug(strict.Ref)
-	if after := w.run(w.node, "ip", "rule"); after != before {
+	if after := w.run(w.node, "ip", "rule") + w.run(w.node, "ip", "-6 rule"); after != before {
 		t.Errorf("rules are\n%swere\n%s", after, before)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -81,13 +82,12 @@ func chainName(kind string, r plug.Ref) string { return kind + r.Short() }
 // chains are those of a branch.
 func (p *Plugger) chains(b branch) []chain {
 	short := strings.TrimPrefix(b.pod, datapath.LinkPrefix)
-	onlyPod := []nft.Exprs{
-		nft.Join(nft.Meta(expr.MetaKeyNFPROTO), nft.IsNot(unix.NFPROTO_IPV4), nft.Drop()),
-		nft.Join(nft.Destination(unix.AF_INET), nft.IsNot(b.addr.AsSlice()...), nft.Count(), nft.Drop()),
+	in, out := chain{fromVLAN + short, b.vlan, entering, b.onlyPod()}, chain{fromPod + short, b.pod, entering, nil}
+	to := chain{toVLAN + short, b.vlan, leaving, nil}
+	for _, h := range b.hops {
+		to.rules = append(to.rules, snatTo(h))
 	}
-	in := chain{fromVLAN + short, b.vlan, entering, onlyPod}
-	list := []chain{{toVLAN + short, b.vlan, leaving, []nft.Exprs{snatTo(b)}}}
-	out := chain{fromPod + short, b.pod, entering, nil}
+	list := []chain{to}
 	if b.enforcing != plug.Strict {
 		return append(list, in, out)
 	}
@@ -108,11 +108,47 @@ func setZone(n uint16) nft.Exprs {
 
 // snatTo gives what leaves the pod's address, which it has unless others would give it another. Ports stay as
 // they are.
-func snatTo(b branch) nft.Exprs {
-	return nft.Join(nft.Family(unix.AF_INET), nft.Exprs{
-		&expr.Immediate{Register: nft.Register, Data: b.addr.AsSlice()},
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: nft.Register},
+func snatTo(h hop) nft.Exprs {
+	proto := uint32(unix.NFPROTO_IPV4)
+	if h.family() == unix.AF_INET6 {
+		proto = unix.NFPROTO_IPV6
+	}
+	return nft.Join(nft.Family(h.family()), nft.Exprs{
+		&expr.Immediate{Register: nft.Register, Data: h.addr.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: proto, RegAddrMin: nft.Register},
 	})
+}
+
+// Messages by which neighbours ask for each other's MAC address, and answer (RFC 4861, sections 4.3 and 4.4).
+const (
+	solicitation  = 135
+	advertisement = 136
+)
+
+// The scopes of a link in IPv6 (RFC 4291, sections 2.5.6 and 2.7).
+var (
+	linkLocal     = netip.MustParsePrefix("fe80::/10")
+	linkMulticast = netip.MustParsePrefix("ff02::/16")
+)
+
+// onlyPod drops what comes by the VLAN and is not for the pod. But by IPv6 the node asks the router for its MAC
+// address, and answers (RFC 4861, section 7); messages of other hosts than those of the link the kernel
+// drops. Routers that advertise themselves are not heard.
+func (b branch) onlyPod() (rules []nft.Exprs) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if !b.has(family) {
+			rules = append(rules, nft.Join(nft.Family(family), nft.Drop()))
+		}
+	}
+	for _, h := range b.hops {
+		if h.family() == unix.AF_INET6 {
+			for _, to := range []netip.Prefix{linkLocal, linkMulticast} {
+				rules = append(rules, nft.Join(nft.DestinationIn(to), nft.ICMPv6Between(solicitation, advertisement), nft.Accept()))
+			}
+		}
+		rules = append(rules, nft.Join(nft.Family(h.family()), nft.Destination(h.family()), nft.IsNot(h.addr.AsSlice()...), nft.Count(), nft.Drop()))
+	}
+	return rules
 }
 
 // tag tells the content of a chain, so that it can be compared without decoding rules.

@@ -5,10 +5,13 @@ package routedvlan
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/plugtest"
@@ -32,119 +35,159 @@ func (w *world) two(mode plug.Enforcing) (a, b *podif.Namespace) {
 	return a, b
 }
 
-const (
-	podA = "192.168.0.12"
-	podB = "192.168.1.12"
-	node = "10.0.0.10"
-)
-
 // soon ends a wait for an answer that must not come: shorter makes a test weaker only.
 const soon = 300 * time.Millisecond
+
+// patience is how long an answer may take that has to come.
+const patience = 5 * time.Second
+
+// What a caller may be seen as.
+const (
+	asPodA = "pod A"
+	asPodB = "pod B"
+	asNode = "the node"
+	asVPC  = "a machine of the VPC"
+)
+
+// sees compares as what a caller is seen.
+func (w *world) sees(p plan, what, got, want string) {
+	w.t.Helper()
+	for name, a := range map[string]netip.Addr{asPodA: p.podAt(7), asPodB: p.podAt(8), asNode: p.node.Addr(), asVPC: p.inVPC} {
+		if got == a.String() {
+			got = name
+		}
+	}
+	if got != want {
+		w.t.Errorf("%s %s: the caller is seen as %s, want %s", p.nft, what, got, want)
+	}
+}
+
+// packetsCase is how packets go in a mode.
+type packetsCase struct {
+	mode     plug.Enforcing
+	families ipfamily.Set
+	shift    uint
+	external bool   // nothing is translated
+	rp       string // rp_filter of all links
+	outside  string // as what pod A is seen there, by IPv4; by IPv6 nothing is translated
+}
 
 // Where packets of pods with branches go, and as what they are seen, with the groups of pod B open and
 // shut. Groups are enforced by the VPC: what never leaves the node passes them by.
 func TestPackets(t *testing.T) {
-	for _, tc := range []struct {
-		mode     plug.Enforcing
-		shift    uint
-		external bool   // nothing is translated
-		rp       string // rp_filter of all links
-		// as what the caller is seen, by what is called
-		node, podB, self, service, hairpin, nodePort, vpc, outside string
-		probe, fromVPC, fromVPCByNode                              string
-		shut                                                       string // what pod A sees of B when its groups are shut
-		probeShut                                                  string
-	}{
-		{
-			mode: plug.Standard, external: true, rp: "0",
-			node: podA, podB: podA, self: podA, service: podA, hairpin: node, nodePort: podA, vpc: podA, outside: podA,
-			probe: node, fromVPC: "10.0.9.9", fromVPCByNode: "10.0.9.9",
-			shut: podA, probeShut: node,
-		},
-		{
-			mode: plug.Strict, rp: "1",
-			node: podA, podB: podA, self: podA, service: podA, hairpin: "10.0.0.10", nodePort: podA, vpc: podA, outside: podA,
-			probe: node, fromVPC: "10.0.9.9", fromVPCByNode: node,
-			shut: "nothing", probeShut: "nothing",
-		},
-		{
-			mode: plug.Standard, shift: 8, rp: "2",
-			node: podA, podB: podA, self: podA, service: podA, hairpin: "10.0.0.10", nodePort: podA, vpc: podA, outside: node,
-			probe: node, fromVPC: "10.0.9.9", fromVPCByNode: "10.0.9.9",
-			shut: podA, probeShut: node,
-		},
+	for _, tc := range []packetsCase{
+		{mode: plug.Standard, external: true, rp: "0", outside: asPodA},
+		{mode: plug.Strict, rp: "1", outside: asPodA},
+		{mode: plug.Standard, shift: 8, rp: "2", outside: asNode},
+		{mode: plug.Strict, families: ipfamily.OnlyIPv6, rp: "1"},
+		{mode: plug.Standard, families: ipfamily.OnlyIPv6, shift: 8, rp: "2"},
+		{mode: plug.Strict, families: ipfamily.Dual, shift: 8, rp: "1", outside: asPodA},
+		{mode: plug.Standard, families: ipfamily.Dual, rp: "2", outside: asNode},
 	} {
-		t.Run(fmt.Sprint(tc.mode, " ", tc.external), func(t *testing.T) {
+		t.Run(fmt.Sprint(tc.mode, " ", tc.families, " ", tc.external), func(t *testing.T) {
 			w := newWorld(t)
-			w.shift = tc.shift
+			w.shift, w.families = tc.shift, tc.families
 			w.live(tc.external, tc.rp)
 			a, b := w.two(tc.mode)
-			sees := func(what, got, want string) {
-				t.Helper()
-				if got != want {
-					t.Errorf("%s: the caller is seen as %s, want %s", what, got, want)
+			for _, f := range tc.families.Families() {
+				w.patience = patience
+				outside := tc.outside
+				if f == ipfamily.IPv6 {
+					outside = asPodA
 				}
+				w.open(tc.mode, plans[f], a, b, outside)
+				w.shut(tc.mode, plans[f], a, b)
 			}
-			w.service("172.20.0.1:80", podB+":80")
-			w.service("172.20.0.2:80", podA+":80")
-			w.service(node+":30080", "10.0.9.9:80")
-			w.service(node+":30081", podA+":80")
-			sees("pod A, its own node", w.ask(a, node), tc.node)
-			sees("pod A, pod B", w.ask(a, podB), tc.podB)
-			sees("pod B, pod A", w.ask(b, podA), podB)
-			sees("pod A, itself", w.ask(a, podA), tc.self)
-			sees("pod A, a service that is pod B", w.ask(a, "172.20.0.1"), tc.service)
-			sees("pod A, a machine of the VPC", w.ask(a, "10.0.9.9"), tc.vpc)
-			sees("pod A, a machine outside", w.ask(a, "203.0.113.1"), tc.outside)
-			sees("the node, pod A", w.ask(w.node, podA), tc.probe)
-			sees("the VPC, pod A", w.askFrom(w.router, "10.0.9.9", podA), tc.fromVPC)
-			if tc.mode == plug.Standard {
-				sees("the VPC, a node port that is pod A, as it is", w.askFrom(w.router, "10.0.9.9", node+":30081"), tc.fromVPCByNode)
-			}
-			w.run(w.node, "nft", "add table ip services")
-			w.masquerade(inVPC)
-			w.masquerade(w.addr(7, 12))
-			// What a pod has for itself stays on its node, whatever its groups let in.
-			w.run(w.router, "nft", "insert rule inet vpc sources iifname v7 ip daddr "+podA+" drop")
-			sees("pod A, a service that is itself", w.ask(a, "172.20.0.2"), tc.hairpin)
-			sees("pod A, a node port that is a machine of the VPC", w.ask(a, node+":30080"), tc.nodePort)
-			if tc.mode == plug.Strict {
-				sees("the VPC, a node port that is pod A, masqueraded", w.askFrom(w.router, "10.0.9.9", node+":30081"), tc.fromVPCByNode)
-			}
-			w.run(w.router, "nft", "add rule inet vpc groups oifname v8 drop")
-			w.patience = soon
-			sees("pod A, pod B whose groups are shut", w.ask(a, podB), tc.shut)
-			sees("pod A, a service that is pod B, whose groups are shut", w.ask(a, "172.20.0.1"), tc.shut)
-			sees("the node, pod B whose groups are shut", w.ask(w.node, podB), tc.probeShut)
-			sees("pod B, pod A", w.ask(b, podA), map[plug.Enforcing]string{plug.Strict: "nothing", plug.Standard: node}[tc.mode]) // answers are shut out too; what goes to pod A is masqueraded by now
 		})
 	}
+}
+
+// open has pods A and B, whose groups let all in, be called and call.
+func (w *world) open(mode plug.Enforcing, p plan, a, b *podif.Namespace, outside string) {
+	w.t.Helper()
+	podA, podB, node, vpc := web(p.podAt(7)), web(p.podAt(8)), p.node.Addr(), web(p.inVPC)
+	w.service(p, web(p.service(1)), podB)
+	w.service(p, web(p.service(2)), podA)
+	w.service(p, netip.AddrPortFrom(node, 30080), vpc)
+	w.service(p, netip.AddrPortFrom(node, 30081), podA)
+	w.sees(p, "pod A, its own node", w.ask(a, web(node)), asPodA)
+	w.sees(p, "pod A, pod B", w.ask(a, podB), asPodA)
+	w.sees(p, "pod B, pod A", w.ask(b, podA), asPodB)
+	w.sees(p, "pod A, itself", w.ask(a, podA), asPodA)
+	w.sees(p, "pod A, a service that is pod B", w.ask(a, web(p.service(1))), asPodA)
+	w.sees(p, "pod A, a machine of the VPC", w.ask(a, vpc), asPodA)
+	w.sees(p, "pod A, a machine outside", w.ask(a, web(p.outside)), outside)
+	w.sees(p, "the node, pod A", w.ask(w.node, podA), asNode)
+	w.sees(p, "the VPC, pod A", w.askFrom(w.router, p.inVPC, podA), asVPC)
+	if mode == plug.Standard {
+		w.sees(p, "the VPC, a node port that is pod A, as it is", w.askFrom(w.router, p.inVPC, netip.AddrPortFrom(node, 30081)), asVPC)
+	}
+	w.masquerade(p, p.inVPC)
+	w.masquerade(p, podA.Addr())
+	// What a pod has for itself stays on its node, whatever its groups let in.
+	w.run(w.router, "nft", fmt.Sprintf("insert rule inet vpc sources iifname v7 %s daddr %s drop", p.nft, podA.Addr()))
+	w.sees(p, "pod A, a service that is itself", w.ask(a, web(p.service(2))), asNode)
+	w.sees(p, "pod A, a node port that is a machine of the VPC", w.ask(a, netip.AddrPortFrom(node, 30080)), asPodA)
+	if mode == plug.Strict {
+		w.sees(p, "the VPC, a node port that is pod A, masqueraded", w.askFrom(w.router, p.inVPC, netip.AddrPortFrom(node, 30081)), asNode)
+	}
+}
+
+// shut has pod B called, whose groups let nobody in.
+func (w *world) shut(mode plug.Enforcing, p plan, a, b *podif.Namespace) {
+	w.t.Helper()
+	byPodA, byNode := nothing, nothing
+	if mode == plug.Standard {
+		byPodA, byNode = asPodA, asNode
+	}
+	w.run(w.router, "nft", "add rule inet vpc groups oifname v8 meta nfproto "+map[string]string{"ip": "ipv4", "ip6": "ipv6"}[p.nft]+" drop")
+	w.patience = soon
+	w.sees(p, "pod A, pod B whose groups are shut", w.ask(a, web(p.podAt(8))), byPodA)
+	w.sees(p, "pod A, a service that is pod B, whose groups are shut", w.ask(a, web(p.service(1))), byPodA)
+	w.sees(p, "the node, pod B whose groups are shut", w.ask(w.node, web(p.podAt(8))), byNode)
+	w.sees(p, "pod B, pod A", w.ask(b, web(p.podAt(7))), byNode) // answers are shut out too; what goes to pod A is masqueraded by now
 }
 
 // Whatever is taken away of what keeps a strict branch apart, its pod reaches nobody past the groups, and
 // nobody it; and Plug puts it back.
 func TestNothingGoesPastTheGroups(t *testing.T) {
-	w := newWorld(t)
-	w.live(false, "0")
-	a, b := w.two(plug.Strict)
+	for _, f := range ipfamily.Dual.Families() {
+		t.Run(f.String(), func(t *testing.T) {
+			w := newWorld(t)
+			w.families = ipfamily.Dual
+			w.live(false, "0")
+			a, b := w.two(plug.Strict)
+			w.nothingPasses(plans[f], a, b)
+		})
+	}
+}
+
+func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
+	t := w.t
+	podA, podB := web(p.podAt(7)), web(p.podAt(8))
 	wantA := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, a)
 	table, chain := "19107", "from_pod_"+wantA.Short()
+	ip := "ip " + p.ip + " "
 	w.run(w.router, "nft", "add rule inet vpc groups oifname { v7, v8 } drop")
 	w.run(w.router, "nft", "add chain inet vpc out { type filter hook output priority filter ; }")
-	w.run(w.router, "nft", "add rule inet vpc out oifname { v7, v8 } drop")
+	w.run(w.router, "nft", "add rule inet vpc out oifname { v7, v8 } "+p.nft+" daddr { "+podA.Addr().String()+", "+podB.Addr().String()+" } drop")
 	w.patience = soon
+	all := []string{ip + "rule del priority 13", ip + "rule del priority 13"}
+	if p.nft == "ip" { // where each pod has one more
+		all = append(all, all...)
+	}
 	for what, take := range map[string][]string{
-		"nothing":                                  {"true"},
-		"the pod's rule":                           {"ip rule del priority 13 iif bth" + wantA.Short()},
-		"all rules of pods":                        {"ip rule del priority 13", "ip rule del priority 13", "ip rule del priority 13", "ip rule del priority 13"},
-		"the rule past the others":                 {"ip rule del priority 12"},
-		"the rule of what comes":                   {"ip rule del priority 14"},
-		"the rule of sources":                      {"ip rule del priority 15"},
-		"the pod's routes":                         {"ip route flush table " + table},
-		"the routes to pods":                       {"ip route flush table 19064"},
+		nothing:                                    {"true"},
+		"the pod's rule":                           {ip + "rule del priority 13 iif bth" + wantA.Short()},
+		"all rules of pods":                        all,
+		"the rule past the others":                 {ip + "rule del priority 12"},
+		"the rule of what comes":                   {ip + "rule del priority 14"},
+		"the rule of sources":                      {ip + "rule del priority 15"},
+		"the pod's routes":                         {ip + "route flush table " + table},
+		"the routes to pods":                       {ip + "route flush table 19064"},
 		"the filters":                              {"nft delete table inet berth-branches"},
 		"the pod's chain":                          {"nft flush chain inet berth-branches " + chain},
-		"the place of the rule of local addresses": {"ip rule add priority 0 lookup local"},
+		"the place of the rule of local addresses": {ip + "rule add priority 0 lookup local"},
 	} {
 		for _, line := range take {
 			program, args, _ := strings.Cut(line, " ")
@@ -152,52 +195,63 @@ func TestNothingGoesPastTheGroups(t *testing.T) {
 		}
 		for _, call := range []struct {
 			from *podif.Namespace
-			to   string
+			to   netip.AddrPort
 		}{{a, podB}, {b, podA}, {w.node, podA}} {
-			if got := w.ask(call.from, call.to); got != "nothing" {
-				t.Errorf("without %s: %s is reached past its groups by %s", what, call.to, got)
+			if got := w.ask(call.from, call.to); got != nothing {
+				t.Errorf("%s without %s: %s is reached past its groups by %s", p.nft, what, call.to, got)
 			}
 		}
-		p := w.plugger()
+		pl := w.plugger()
 		for _, want := range []plug.Want{wantA, w.want(8, plug.Strict, plugtest.Two, plugtest.PortB, b)} {
-			if err := p.Check(plugtest.Bounded(t), want); (err == nil) != (what == "nothing") && want.VLAN == 7 {
-				t.Errorf("without %s: Check: %v", what, err)
+			if err := pl.Check(plugtest.Bounded(t), want); (err == nil) != (what == nothing) && want.VLAN == 7 {
+				t.Errorf("%s without %s: Check: %v", p.nft, what, err)
 			}
-			_, err := p.Plug(plugtest.Bounded(t), want)
+			_, err := pl.Plug(plugtest.Bounded(t), want)
 			plugtest.Must(t, err)
-			plugtest.Must(t, p.Check(plugtest.Bounded(t), want))
+			plugtest.Must(t, pl.Check(plugtest.Bounded(t), want))
 		}
 	}
-	w.patience = 5 * time.Second
+	w.patience = patience
 	w.run(w.router, "nft", "flush chain inet vpc groups")
 	w.run(w.router, "nft", "flush chain inet vpc out")
-	if got := w.ask(a, podB); got != podA {
-		t.Errorf("with the groups open pod A is seen as %s", got)
-	}
+	w.sees(p, "pod A, pod B with the groups open", w.ask(a, podB), asPodA)
 }
 
 // What connection tracking knows nothing of, such as an answer that nobody has asked for, leaves by the VLAN of a
-// strict branch as all does: it needs no translation. In mode standard it would leave the VPC without one.
+// strict branch as all does: it needs no translation. In mode standard it would leave the VPC without one, by IPv4.
 func TestUntracked(t *testing.T) {
-	for mode, want := range map[plug.Enforcing]int{plug.Strict: 1, plug.Standard: 0} {
+	for _, tc := range []struct {
+		mode            plug.Enforcing
+		family          ipfamily.Family
+		network, header string
+		reply           []byte
+		want            int
+	}{
+		{plug.Strict, ipfamily.IPv4, "ip4:icmp", "icmp", []byte{0, 0, 0xff, 0xf7, 0, 7, 0, 1}, 1}, // RFC 792, echo reply
+		{plug.Standard, ipfamily.IPv4, "ip4:icmp", "icmp", []byte{0, 0, 0xff, 0xf7, 0, 7, 0, 1}, 0},
+		{plug.Strict, ipfamily.IPv6, "ip6:ipv6-icmp", "icmpv6", []byte{129, 0, 0, 0, 0, 7, 0, 1}, 1}, // RFC 4443, section 4.2
+		{plug.Standard, ipfamily.IPv6, "ip6:ipv6-icmp", "icmpv6", []byte{129, 0, 0, 0, 0, 7, 0, 1}, 1},
+	} {
 		w := newWorld(t)
+		w.families = ipfamily.Dual
 		w.live(false, "0")
-		a, _ := w.two(mode)
-		w.run(w.router, "nft", "insert rule inet vpc sources ip daddr "+outside.String()+" icmp type echo-reply counter")
+		a, _ := w.two(tc.mode)
+		p := plans[tc.family]
+		w.run(w.router, "nft", fmt.Sprintf("insert rule inet vpc sources %s daddr %s %s type echo-reply counter", p.nft, p.outside, tc.header))
 		plugtest.Must(t, ns.Do(a.Path, func() error {
-			c, err := net.ListenPacket("ip4:icmp", podA)
+			c, err := net.ListenPacket(tc.network, p.podAt(7).String())
 			if err != nil {
 				return err
 			}
 			defer c.Close()
-			_, err = c.WriteTo([]byte{0, 0, 0xff, 0xf7, 0, 7, 0, 1}, &net.IPAddr{IP: outside.AsSlice()}) // RFC 792, echo reply
+			_, err = c.WriteTo(tc.reply, &net.IPAddr{IP: p.outside.AsSlice()})
 			return err
 		}))
-		if got := w.ask(a, outside.String()); got == "nothing" { // behind which the other is, on the same way
-			t.Errorf("%s: nobody outside answers", mode)
+		if got := w.ask(a, web(p.outside)); got == nothing { // behind which the other is, on the same way
+			t.Errorf("%s: nobody outside answers", tc.mode)
 		}
-		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf("echo-reply counter packets %d ", want)) {
-			t.Errorf("%s: the VPC did not get %d packets:\n%s", mode, want, text)
+		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf("echo-reply counter packets %d ", tc.want)) {
+			t.Errorf("%s %s: the VPC did not get %d packets:\n%s", tc.mode, p.nft, tc.want, text)
 		}
 	}
 }
@@ -205,39 +259,49 @@ func TestUntracked(t *testing.T) {
 // A pod sends with its own address alone, and what comes by its VLAN for another is nobody's.
 func TestSourcesAndDestinations(t *testing.T) {
 	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
-		w := newWorld(t)
-		w.live(false, "0") // where the kernel's own check of sources (rp_filter) drops nothing
-		a, _ := w.two(mode)
-		w.patience = soon
-		w.run(a, "ip", "addr add 192.168.1.99/32 dev lo")
-		w.run(w.router, "nft", "add rule inet vpc sources iifname v7 counter") // behind the drop of other sources
-		for _, to := range []string{node, podB, "10.0.9.9"} {
-			if got := w.askFrom(a, "192.168.1.99", to); got != "nothing" {
-				t.Errorf("%s: %s answers %s, which is not the pod's", mode, to, got)
-			}
+		for _, f := range ipfamily.Dual.Families() {
+			w := newWorld(t)
+			w.families = ipfamily.Dual
+			w.live(false, "0") // where the kernel's own check of sources (rp_filter) drops nothing
+			a, _ := w.two(mode)
+			w.patience = soon
+			w.onlyItsOwn(mode, plans[f], a)
 		}
-		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, `iifname "v7" ip saddr != 192.168.0.12 counter packets 0`) {
-			t.Errorf("%s: the VPC got what is not the pod's:\n%s", mode, text)
+	}
+}
+
+func (w *world) onlyItsOwn(mode plug.Enforcing, p plan, a *podif.Namespace) {
+	t := w.t
+	podA, podB, stranger, beyond := p.podAt(7), p.podAt(8), p.pod(8, 99).Addr(), p.service(9)
+	host := func(a netip.Addr) string { return rtnl.HostPrefix(a).String() }
+	w.run(a, "ip", "addr add "+host(stranger)+" dev lo")
+	w.run(w.router, "nft", "add rule inet vpc sources iifname v7 counter") // behind the drop of other sources
+	for _, to := range []netip.Addr{p.node.Addr(), podB, p.inVPC} {
+		if got := w.askFrom(a, stranger, web(to)); got != nothing {
+			t.Errorf("%s: %s answers %s, which is not the pod's", mode, to, got)
 		}
-		if got := w.ask(a, "169.254.169.254"); got != "nothing" {
-			t.Errorf("%s: the metadata service answers %s", mode, got)
+	}
+	if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf(`iifname "v7" %s saddr != %s counter packets 0`, p.nft, podA)) {
+		t.Errorf("%s: the VPC got what is not the pod's:\n%s", mode, text)
+	}
+	if got := w.ask(a, web(p.metadata)); got != nothing {
+		t.Errorf("%s: the metadata service answers %s", mode, got)
+	}
+	// By pod A's VLAN, for pod B and for the node. An answer may be lost on its way: what counts is what passes the filters.
+	w.run(w.node, "nft", "add table inet seen")
+	for _, hook := range []string{"forward", "input"} {
+		w.run(w.node, "nft", "add chain inet seen "+hook+" { type filter hook "+hook+" priority raw ; }")
+		w.run(w.node, "nft", fmt.Sprintf("add rule inet seen %s %s saddr %s counter", hook, p.nft, p.inVPC))
+	}
+	w.run(w.router, "ip", fmt.Sprintf("%s route replace %s via %s dev v7", p.ip, podB, podA))
+	w.run(w.router, "ip", fmt.Sprintf("%s route replace %s via %s dev v7", p.ip, beyond, podA))
+	w.run(w.node, "ip", "addr add "+host(beyond)+" dev lo")
+	for _, to := range []netip.Addr{podB, beyond} {
+		if got := w.askFrom(w.router, p.inVPC, web(to)); got != nothing {
+			t.Errorf("%s: by another's VLAN %s sees %s", mode, to, got)
 		}
-		// By pod A's VLAN, for pod B and for the node. An answer may be lost on its way: what counts is what passes the filters.
-		w.run(w.node, "nft", "add table inet seen")
-		for _, hook := range []string{"forward", "input"} {
-			w.run(w.node, "nft", "add chain inet seen "+hook+" { type filter hook "+hook+" priority raw ; }")
-			w.run(w.node, "nft", "add rule inet seen "+hook+" ip saddr 10.0.9.9 counter")
-		}
-		w.run(w.router, "ip", "route replace "+podB+" via 192.168.0.12 dev v7")
-		w.run(w.router, "ip", "route replace 198.51.100.1 via 192.168.0.12 dev v7")
-		w.run(w.node, "ip", "addr add 198.51.100.1/32 dev lo")
-		for _, to := range []string{podB, "198.51.100.1"} {
-			if got := w.askFrom(w.router, "10.0.9.9", to); got != "nothing" {
-				t.Errorf("%s: by another's VLAN %s sees %s", mode, to, got)
-			}
-		}
-		if text := w.run(w.node, "nft", "list table inet seen"); strings.Count(text, "counter packets 0 ") != 2 {
-			t.Errorf("%s: the node takes what is for others by a pod's VLAN:\n%s", mode, text)
-		}
+	}
+	if text := w.run(w.node, "nft", "list table inet seen"); strings.Count(text, "counter packets 0 ") != 2 {
+		t.Errorf("%s: the node takes what is for others by a pod's VLAN:\n%s", mode, text)
 	}
 }

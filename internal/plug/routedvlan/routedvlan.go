@@ -34,6 +34,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/datapath/rtnl"
@@ -135,14 +136,14 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		name string
 		do   func() error
 	}{
-		{"link", func() error { return p.set(b) }},
+		{"link", func() error { return errors.Join(p.set(b), p.own6(b, out)) }},
 		{"filter", func() error { return p.filter(b) }},
 		{"rules", func() error { return p.lead(ctx, b, w.Ref) }},
 		{"pod", func() error {
-			return errors.Join(p.node.Raise(link), p.configure(pod, w, link))
+			return errors.Join(p.raise(b, link), p.configure(pod, w, link))
 		}},
 		{"routes", func() error {
-			return errors.Join(p.node.Raise(hostlink.Link{Name: out.Name, Index: out.Index}), p.route(b, ends, w.Interface.MAC))
+			return errors.Join(p.raise(b, hostlink.Link{Name: out.Name, Index: out.Index}), p.route(b, ends, w.Interface.MAC))
 		}},
 	} {
 		if err := step.do(); err != nil {
@@ -160,31 +161,56 @@ type branch struct {
 	pod       string // the veth's name on the node
 	vlan      string // the name of the VLAN's link
 	id        int    // the VLAN's
-	addr      netip.Addr
-	gateway   netip.Addr // of the port's subnet
+	hops      []hop  // one of each family
 	enforcing plug.Enforcing
 }
 
+// hop is an address of a port's and the router of its subnet.
+type hop struct{ addr, gateway netip.Addr }
+
+func (h hop) family() int { return rtnl.FamilyOf(h.addr) }
+
 func branchOf(w plug.Want) branch {
-	return branch{
-		pod: LinkName(w.Ref), vlan: w.VLANLink(), id: w.VLAN, enforcing: w.Enforcing,
-		addr: w.Interface.Addresses[0].Addr(), gateway: w.Interface.Gateways[0],
+	b := branch{pod: LinkName(w.Ref), vlan: w.VLANLink(), id: w.VLAN, enforcing: w.Enforcing}
+	for _, a := range w.Interface.Addresses {
+		for _, g := range w.Interface.Gateways {
+			if g.Is4() == a.Addr().Is4() {
+				b.hops = append(b.hops, hop{a.Addr(), g})
+			}
+		}
 	}
+	return b
 }
 
-// gateway is that of the pod side, as of all pods that the node routes to (proposal for the Amazon
-// VPC CNI). It exists nowhere: a permanent neighbour leads to the veth's end on the node.
-var gateway = netip.MustParseAddr("169.254.1.1")
+// has tells whether a branch has an address of a family.
+func (b branch) has(family int) bool {
+	return slices.ContainsFunc(b.hops, func(h hop) bool { return h.family() == family })
+}
 
-// inside is what the pod sees: an address without neighbours.
+// inside is what the pod sees: addresses without neighbours. Its gateways are those of all pods that the
+// node routes to.
 func inside(w plug.Want) plug.Interface {
 	i := w.Interface
-	i.Addresses = []netip.Prefix{rtnl.HostPrefix(i.Addresses[0].Addr())}
-	i.Gateways, i.Routes = []netip.Addr{gateway}, nil
+	i.Addresses, i.Gateways, i.Routes = nil, nil, nil
+	for _, a := range w.Interface.Addresses {
+		i.Addresses = append(i.Addresses, rtnl.HostPrefix(a.Addr()))
+		i.Gateways = append(i.Gateways, datapath.PodGateway(a.Addr()))
+	}
 	return i
 }
 
-// configure sets the pod's end up. The neighbour comes before anything can be sent.
+// raise sets a link of a branch's up. Without addresses of IPv6 the node takes no part in that there.
+func (p *Plugger) raise(b branch, l hostlink.Link) error {
+	if !b.has(unix.AF_INET6) {
+		return p.node.Raise(l)
+	}
+	if err := p.node.NL.LinkSetUp(rtnl.LinkRef(l.Index)); err != nil {
+		return fmt.Errorf("set %s up: %w", l.Name, err)
+	}
+	return nil
+}
+
+// configure sets the pod's end up. The neighbours come before anything can be sent.
 func (p *Plugger) configure(pod *podif.Namespace, w plug.Want, link hostlink.Link) error {
 	l, err := pod.NL.LinkByName(w.Pod.IfName)
 	if err != nil {
@@ -193,8 +219,10 @@ func (p *Plugger) configure(pod *podif.Namespace, w plug.Want, link hostlink.Lin
 	if err := pod.Configure(w.Pod.IfName, inside(w)); err != nil {
 		return err
 	}
-	if err := pod.NL.NeighSet(neighbour(l.Attrs().Index, gateway, link.MAC)); err != nil {
-		return fmt.Errorf("add neighbour %s in %s: %w", gateway, pod.Path, err)
+	for _, g := range inside(w).Gateways {
+		if err := pod.NL.NeighSet(neighbour(l.Attrs().Index, g, link.MAC)); err != nil {
+			return fmt.Errorf("add neighbour %s in %s: %w", g, pod.Path, err)
+		}
 	}
 	return nil
 }
@@ -306,6 +334,9 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 		return err
 	}
 	if err := p.checkNeighbours(pod, w, link.Attrs(), found); err != nil {
+		return err
+	}
+	if err := p.checkOwn6(b, out, found); err != nil {
 		return err
 	}
 	return p.checkRoutes(b, ends{pod: link.Attrs().Index, vlan: out.Index}, found)

@@ -27,28 +27,33 @@ func (b branch) podTable() int {
 	return datapath.StandardTable
 }
 
-// routes are those of a branch: the subnet's router, all by it, and the pod. The pod is in its own
-// table too, as a Service may lead back to it.
-func (b branch) routes(e ends) []netlink.Route {
+// routes are those of a branch, of each family: the subnet's router, all by it, and the pod. The pod is in its
+// own table too, as a Service may lead back to it.
+func (b branch) routes(e ends) (list []netlink.Route) {
 	route := func(table, link int, dst netip.Prefix) netlink.Route {
 		return netlink.Route{
 			Family: rtnl.FamilyOf(dst.Addr()), LinkIndex: link, Table: table, Protocol: rtnl.Protocol,
 			Dst: rtnl.IPNet(dst), Scope: rtnl.ScopeFor(dst.Addr(), netlink.SCOPE_LINK),
 		}
 	}
-	out := route(b.ownTable(), e.vlan, netip.PrefixFrom(rtnl.Unspecified(b.gateway), 0))
-	out.Gw, out.Flags, out.Scope = b.gateway.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
-	return []netlink.Route{
-		route(b.ownTable(), e.vlan, rtnl.HostPrefix(b.gateway)), out,
-		route(b.ownTable(), e.pod, rtnl.HostPrefix(b.addr)), route(b.podTable(), e.pod, rtnl.HostPrefix(b.addr)),
+	for _, h := range b.hops {
+		out := route(b.ownTable(), e.vlan, netip.PrefixFrom(rtnl.Unspecified(h.gateway), 0))
+		out.Gw, out.Flags, out.Scope = h.gateway.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
+		list = append(list,
+			route(b.ownTable(), e.vlan, rtnl.HostPrefix(h.gateway)), out,
+			route(b.ownTable(), e.pod, rtnl.HostPrefix(h.addr)), route(b.podTable(), e.pod, rtnl.HostPrefix(h.addr)),
+		)
 	}
+	return list
 }
 
 // route has the node know the pod as its neighbour, and puts the routes in place. Those to the pod that it
 // had with another VLAN are removed: the branch that gets that VLAN would reach the pod past its groups.
 func (p *Plugger) route(b branch, e ends, mac net.HardwareAddr) error {
-	if err := p.node.NL.NeighSet(neighbour(e.pod, b.addr, mac)); err != nil {
-		return fmt.Errorf("add neighbour %s to %s: %w", b.addr, b.pod, err)
+	for _, h := range b.hops {
+		if err := p.node.NL.NeighSet(neighbour(e.pod, h.addr, mac)); err != nil {
+			return fmt.Errorf("add neighbour %s to %s: %w", h.addr, b.pod, err)
+		}
 	}
 	for _, r := range b.routes(e) {
 		if err := p.node.NL.RouteReplace(&r); err != nil {
@@ -68,16 +73,19 @@ func (p *Plugger) route(b branch, e ends, mac net.HardwareAddr) error {
 }
 
 // toPod lists the routes to the pod that are in a table that is not to have them.
-func (p *Plugger) toPod(b branch, e ends) ([]netlink.Route, error) {
-	have, err := rtnl.Whole(func() ([]netlink.Route, error) {
-		return p.node.NL.RouteListFiltered(rtnl.FamilyOf(b.addr), &netlink.Route{Table: unix.RT_TABLE_UNSPEC, LinkIndex: e.pod}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list routes by %s: %w", b.pod, err)
+func (p *Plugger) toPod(b branch, e ends) (stale []netlink.Route, err error) {
+	for _, h := range b.hops {
+		have, err := rtnl.Whole(func() ([]netlink.Route, error) {
+			return p.node.NL.RouteListFiltered(h.family(), &netlink.Route{Table: unix.RT_TABLE_UNSPEC, LinkIndex: e.pod}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list routes by %s: %w", b.pod, err)
+		}
+		stale = append(stale, slices.DeleteFunc(have, func(r netlink.Route) bool {
+			return r.Protocol != rtnl.Protocol || r.Table == b.ownTable() || r.Table == b.podTable()
+		})...)
 	}
-	return slices.DeleteFunc(have, func(r netlink.Route) bool {
-		return r.Protocol != rtnl.Protocol || r.Table == b.ownTable() || r.Table == b.podTable()
-	}), nil
+	return stale, nil
 }
 
 // checkRoutes notes which routes are missing.
@@ -102,14 +110,21 @@ func (p *Plugger) checkRoutes(b branch, e ends, found *plug.Differences) error {
 
 // checkNeighbours notes whether the two ends of the veth know each other.
 func (p *Plugger) checkNeighbours(pod *podif.Namespace, w plug.Want, link *netlink.LinkAttrs, found *plug.Differences) error {
-	if l, err := pod.Link(w.Pod.IfName); err != nil {
+	l, err := pod.Link(w.Pod.IfName)
+	if err != nil {
 		return err
-	} else if l != nil {
-		if err := checkNeighbour(pod.NL, "the pod", l.Attrs().Index, gateway, link.HardwareAddr, found); err != nil {
+	}
+	for _, h := range branchOf(w).hops {
+		if l != nil {
+			if err := checkNeighbour(pod.NL, "the pod", l.Attrs().Index, datapath.PodGateway(h.addr), link.HardwareAddr, found); err != nil {
+				return err
+			}
+		}
+		if err := checkNeighbour(p.node.NL, "the node", link.Index, h.addr, w.Interface.MAC, found); err != nil {
 			return err
 		}
 	}
-	return checkNeighbour(p.node.NL, "the node", link.Index, w.Interface.Addresses[0].Addr(), w.Interface.MAC, found)
+	return nil
 }
 
 func checkNeighbour(in *netlink.Handle, who string, link int, addr netip.Addr, mac net.HardwareAddr, found *plug.Differences) error {

@@ -11,19 +11,21 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/datapath/rtnl"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/plug"
 )
 
-// Policy rules are of IPv4: so are branches.
+// Policy rules are of a family: a branch has those of the families of its addresses. Calls that concern
+// rules of all branches do both.
 
 // mark is a value of the bits datapath.MarkUplink.
 func (p *Plugger) mark(value uint32) (mark, mask uint32) {
 	return value << p.shift, datapath.MarkUplink << p.shift
 }
 
-func rule(priority, table int) netlink.Rule {
+func rule(family, priority, table int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol = unix.AF_INET, priority, table, rtnl.Protocol
+	r.Family, r.Priority, r.Table, r.Protocol = family, priority, table, rtnl.Protocol
 	return *r
 }
 
@@ -35,7 +37,8 @@ func (p *Plugger) marked(r netlink.Rule, value uint32) netlink.Rule {
 
 // shared are the rules that all branches of a mode need, in the order in which they are made: until
 // the last of them is there, none takes a packet from where it went before.
-func (p *Plugger) shared(mode plug.Enforcing) []netlink.Rule {
+func (p *Plugger) shared(family int, mode plug.Enforcing) []netlink.Rule {
+	rule := func(priority, table int) netlink.Rule { return rule(family, priority, table) }
 	if mode == plug.Standard {
 		return []netlink.Rule{rule(datapath.RuleBranchPod, datapath.StandardTable)}
 	}
@@ -47,36 +50,36 @@ func (p *Plugger) shared(mode plug.Enforcing) []netlink.Rule {
 	source := p.marked(rule(datapath.RuleBranchSource, datapath.StrictTable), datapath.BranchOut)
 	source.IifName = "lo"
 	return []netlink.Rule{
-		localRule(datapath.RuleLocal), none, past, source,
+		localRule(family, datapath.RuleLocal), none, past, source,
 		p.marked(rule(datapath.RuleBranchIn, datapath.StrictTable), datapath.BranchIn),
 	}
 }
 
 // localRule looks up the node's own addresses, as the kernel has it with priority 0. It carries the
 // kernel's mark, so that nobody who takes away what is Berth's takes it away.
-func localRule(priority int) netlink.Rule {
-	r := rule(priority, unix.RT_TABLE_LOCAL)
+func localRule(family, priority int) netlink.Rule {
+	r := rule(family, priority, unix.RT_TABLE_LOCAL)
 	r.Protocol = unix.RTPROT_KERNEL
 	return r
 }
 
-// own are the rules of one branch. By the first what its pod sends leaves.
+// own are the rules of one branch, of a family. By the first what its pod sends leaves.
 //
-// Before the kernel passes a packet on it asks where the source of one that came back the other way would be
+// Of IPv4 there is one more. Before the kernel passes a packet on it asks where the source of one that came back the other way would be
 // (rp_filter). Of what came by the VLAN that is, by the first rule, behind the VLAN, whatever the source is: it
 // may be the node itself, or another pod on it. Of what came from the pod it is behind the pod's link, by
 // the other rule, which no packet meets.
-func (p *Plugger) own(b branch) []netlink.Rule {
+func (p *Plugger) own(b branch, family int) []netlink.Rule {
 	priority := datapath.RuleBranchStandard
 	if b.enforcing == plug.Strict {
 		priority = datapath.RuleBranchOut
 	}
-	out := rule(priority, b.ownTable())
+	out := rule(family, priority, b.ownTable())
 	out.IifName = b.pod
-	if b.enforcing != plug.Strict {
+	if b.enforcing != plug.Strict || family != unix.AF_INET {
 		return []netlink.Rule{out}
 	}
-	back := p.marked(rule(priority, datapath.StrictTable), datapath.BranchOut)
+	back := p.marked(rule(family, priority, datapath.StrictTable), datapath.BranchOut)
 	back.IifName = b.vlan
 	return []netlink.Rule{out, back}
 }
@@ -86,7 +89,7 @@ func isOwn(h netlink.Rule, r plug.Ref) bool {
 	return h.Protocol == rtnl.Protocol && (h.IifName == LinkName(r) || h.IifName == r.VLANLink())
 }
 
-// present tells of which modes there are branches, by their rules.
+// present tells of which modes there are branches, by their rules of a family.
 func present(have []netlink.Rule) map[plug.Enforcing]bool {
 	of := map[plug.Enforcing]bool{}
 	for _, h := range have {
@@ -103,46 +106,58 @@ func present(have []netlink.Rule) map[plug.Enforcing]bool {
 
 // lead makes the rules of a branch, and removes those that it had by another VLAN or mode.
 func (p *Plugger) lead(ctx context.Context, b branch, r plug.Ref) error {
-	return p.change(ctx, func(have []netlink.Rule) error {
-		for _, r := range append(p.shared(b.enforcing), p.own(b)...) {
-			if err := p.ensure(have, r); err != nil {
+	for _, h := range b.hops {
+		family := h.family()
+		err := p.change(ctx, family, func(have []netlink.Rule) error {
+			for _, r := range append(p.shared(family, b.enforcing), p.own(b, family)...) {
+				if err := p.ensure(have, r); err != nil {
+					return err
+				}
+			}
+			if err := p.unlead(have, r, p.own(b, family)); err != nil {
 				return err
 			}
-		}
-		if err := p.unlead(have, r, p.own(b)); err != nil {
+			if b.enforcing == plug.Strict {
+				return p.removeLike(have, localRule(family, 0))
+			}
+			return nil
+		})
+		if err != nil {
 			return err
 		}
-		if b.enforcing == plug.Strict {
-			return p.removeLike(have, localRule(0))
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // leadNoMore removes the rules of a port, and what no other of its mode needs.
 func (p *Plugger) leadNoMore(ctx context.Context, r plug.Ref) error {
-	return p.change(ctx, func(have []netlink.Rule) error { return p.unlead(have, r, nil) })
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if err := p.change(ctx, family, func(have []netlink.Rule) error { return p.unlead(have, r, nil) }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// change has a call see and change rules while no other does, and then removes those that all branches share
-// and none needs any more.
-func (p *Plugger) change(ctx context.Context, do func(have []netlink.Rule) error) error {
+// change has a call see and change the rules of a family while no other does, and then removes those that all
+// branches share and none needs any more.
+func (p *Plugger) change(ctx context.Context, family int, do func(have []netlink.Rule) error) error {
 	done, err := p.turns.Take(ctx, "the rules")
 	if err != nil {
 		return err
 	}
 	defer done()
-	have, err := p.rules()
+	have, err := p.rules(family)
 	if err != nil {
 		return err
 	}
 	if err := do(have); err != nil {
 		return err
 	}
-	if have, err = p.rules(); err != nil {
+	if have, err = p.rules(family); err != nil {
 		return err
 	}
-	return p.shareNoMore(have)
+	return p.shareNoMore(family, have)
 }
 
 // unlead removes the rules of a port that are not wanted.
@@ -160,11 +175,11 @@ func (p *Plugger) unlead(have []netlink.Rule, r plug.Ref, want []netlink.Rule) e
 
 // shareNoMore removes the rules that branches share and none needs any more. The kernel's own rule of local
 // addresses is back in its place first.
-func (p *Plugger) shareNoMore(have []netlink.Rule) error {
+func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
 	of := present(have)
-	moved := slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(datapath.RuleLocal)) })
+	moved := slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(family, datapath.RuleLocal)) })
 	if !of[plug.Strict] && moved {
-		if err := p.ensure(have, localRule(0)); err != nil {
+		if err := p.ensure(have, localRule(family, 0)); err != nil {
 			return err
 		}
 	}
@@ -172,7 +187,7 @@ func (p *Plugger) shareNoMore(have []netlink.Rule) error {
 		if of[mode] {
 			continue
 		}
-		for _, r := range slices.Backward(p.shared(mode)) {
+		for _, r := range slices.Backward(p.shared(family, mode)) {
 			if err := p.removeLike(have, r); err != nil {
 				return err
 			}
@@ -181,8 +196,12 @@ func (p *Plugger) shareNoMore(have []netlink.Rule) error {
 	return nil
 }
 
-func (p *Plugger) rules() ([]netlink.Rule, error) {
-	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return p.node.NL.RuleList(unix.AF_INET) })
+// rules lists those of a family; none of one that the kernel does not have.
+func (p *Plugger) rules(family int) ([]netlink.Rule, error) {
+	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return p.node.NL.RuleList(family) })
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list rules: %w", err)
 	}
@@ -249,17 +268,22 @@ func same(a, b netlink.Rule) bool {
 
 // checkRules notes which rules are missing.
 func (p *Plugger) checkRules(b branch, found *plug.Differences) error {
-	have, err := p.rules()
-	if err != nil {
-		return err
-	}
-	for _, r := range append(p.shared(b.enforcing), p.own(b)...) {
-		if !slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, r) }) {
-			found.Add("the node lacks the policy rule %d of %s branches", r.Priority, b.enforcing)
+	for _, h := range b.hops {
+		have, err := p.rules(h.family())
+		if err != nil {
+			return err
 		}
-	}
-	if b.enforcing == plug.Strict && slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(0)) }) {
-		found.Add("the node's own addresses are looked up before %s leads to its VLAN (policy rule 0)", b.pod)
+		has := func(want netlink.Rule) bool {
+			return slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, want) })
+		}
+		for _, r := range append(p.shared(h.family(), b.enforcing), p.own(b, h.family())...) {
+			if !has(r) {
+				found.Add("the node lacks the policy rule %d of %s branches, of %s", r.Priority, b.enforcing, ipfamily.Of(h.addr))
+			}
+		}
+		if b.enforcing == plug.Strict && has(localRule(h.family(), 0)) {
+			found.Add("the node's own addresses are looked up before %s leads to its VLAN (policy rule 0), of %s", b.pod, ipfamily.Of(h.addr))
+		}
 	}
 	return nil
 }
