@@ -201,7 +201,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		return err
 	}
 	if n.cfg.HasPorts() {
-		if n.ports, err = n.openPorts(store); err != nil {
+		if n.ports, err = n.openPorts(store, m.needIPv6); err != nil {
 			return err
 		}
 		defer n.ports.close()

@@ -58,11 +58,15 @@ type mode interface {
 	newSource(ctx context.Context) (source.Source, error)
 	// follow keeps the data path to what changes around the node, until ctx ends.
 	follow(ctx context.Context)
+	// needIPv6 turns IPv6 on, unless it is, before a pod gets an address of it that is not the source's
+	// and that the node routes to.
+	needIPv6(ctx context.Context) error
 	// end leaves the node as another daemon, or nobody, is to find it.
 	end() error
 }
 
 // What a mode has nothing to do about.
-func (n *node) check() error           { return nil }
-func (n *node) follow(context.Context) {}
-func (n *node) end() error             { return nil }
+func (n *node) check() error                   { return nil }
+func (n *node) follow(context.Context)         {}
+func (n *node) needIPv6(context.Context) error { return nil }
+func (n *node) end() error                     { return nil }

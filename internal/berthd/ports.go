@@ -1,6 +1,7 @@
 package berthd
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -22,9 +23,9 @@ type ports struct {
 	close func()
 }
 
-// openPorts makes it, for the attachments of a store. Nothing is asked of Open vSwitch or
-// the API server yet.
-func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
+// openPorts makes it, for the attachments of a store, with what turns IPv6 on. Nothing is asked of Open
+// vSwitch or the API server yet.
+func (n *node) openPorts(store *attachment.Store, needIPv6 func(context.Context) error) (_ *ports, err error) {
 	var opened []func()
 	end := func() {
 		for i := len(opened) - 1; i >= 0; i-- {
@@ -43,7 +44,7 @@ func (n *node) openPorts(store *attachment.Store) (_ *ports, err error) {
 	o := port.Config{
 		NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, Bridges: n.cfg.OVSBridges,
 		FirstIsPort: n.cfg.IPAM == config.IPAMPort, FirstMayBeBranch: n.cfg.IPAM == config.IPAMENIOperator,
-		Enforcing: plug.Enforcing(n.cfg.GroupEnforcing), IgnoreUntold: n.cfg.IgnoreUntoldAnnotations,
+		Enforcing: plug.Enforcing(n.cfg.GroupEnforcing), NeedIPv6: needIPv6, IgnoreUntold: n.cfg.IgnoreUntoldAnnotations,
 		Recorded: func(id string) bool { _, ok := store.ByPort(id); return ok },
 		Clock:    n.clock, Logger: n.log, Observer: port.NewMetrics(n.metrics.Registry),
 	}

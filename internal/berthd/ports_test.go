@@ -42,7 +42,7 @@ func TestPortsWithoutASwitch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n.ports, err = n.openPorts(store); err != nil {
+	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
 		t.Fatal(err)
 	}
 	defer n.ports.close()
@@ -82,7 +82,7 @@ func TestInstallationWithPorts(t *testing.T) {
 	}
 	n.cfg.Kubeconfig = kubeconfig(t)
 	n.cfg.OVSDB = "unix:/nowhere/db.sock"
-	if n.ports, err = n.openPorts(store); err != nil {
+	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
 		t.Fatal(err)
 	}
 	defer n.ports.close()
@@ -94,7 +94,7 @@ func TestInstallationWithPorts(t *testing.T) {
 	operated.cfg.IPAM = config.IPAMENIOperator
 	for mode, want := range map[string]bool{"strict": true, "standard": true, "none": false} {
 		operated.cfg.GroupEnforcing, operated.metrics = mode, daemon.NewMetrics()
-		p, err := operated.openPorts(store)
+		p, err := operated.openPorts(store, nil)
 		if (err == nil) != want {
 			t.Errorf("groups are enforced %s: %v", mode, err)
 		}

@@ -3,6 +3,7 @@ package berthd
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/carrier"
@@ -52,7 +53,7 @@ func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, 
 	if err != nil {
 		return nil, err
 	}
-	own, local := ipv6OfPods(inv.Routes)
+	own, local := ipv6OfPods(inv)
 	return data, data.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
 		LocalCIDRs: m.networks.start(m.id.VPCCIDRs, own || m.cfg.IPFamilies.Has(ipfamily.IPv6)), NodeLocal: nodeLocal(local || m.cfg.IPv6Egress), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
@@ -62,17 +63,24 @@ func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, 
 
 // ipv6OfPods tells whether pods that run have IPv6 addresses, of their own or
 // node-local ones. A restart must not cut them off, whatever new pods get.
-func ipv6OfPods(routes []datapath.RouteInfo) (own, local bool) {
-	for _, r := range routes {
+func ipv6OfPods(inv datapath.Inventory) (own, local bool) {
+	addrs := slices.Clone(inv.Branches)
+	for _, r := range inv.Routes {
+		addrs = append(addrs, r.Addr)
+	}
+	for _, a := range addrs {
 		switch {
-		case nodelocal.Network6.Contains(r.Addr):
+		case nodelocal.Network6.Contains(a):
 			local = true
-		case ipfamily.Of(r.Addr) == ipfamily.IPv6:
+		case ipfamily.Of(a) == ipfamily.IPv6:
 			own = true
 		}
 	}
 	return own, local
 }
+
+// needIPv6 implements mode.
+func (m *vpc) needIPv6(ctx context.Context) error { return m.networks.needIPv6(ctx) }
 
 // nodeLocal are the networks of node-local addresses, that of IPv4 whatever pods have and
 // settings say. That of IPv6 turns IPv6 on, which a node may lack.

@@ -85,19 +85,25 @@ func TestIPv6OfTheDataPath(t *testing.T) {
 func TestIPv6AfterARestart(t *testing.T) {
 	for name, tt := range map[string]struct {
 		routes     []string
+		branches   []string
 		own, local bool
 	}{
 		"no pods":         {},
 		"IPv4":            {routes: []string{"10.0.0.5"}},
 		"IPv6, by IPv4":   {routes: []string{"2001:db8::5", "169.254.172.5"}, own: true},
 		"dual":            {routes: []string{"10.0.0.5", "10.0.0.6", "2001:db8::6"}, own: true},
+		"branches":        {routes: []string{"10.0.0.5"}, branches: []string{"10.0.0.6", "2001:db8::6"}, own: true},
+		"IPv4 branches":   {branches: []string{"10.0.0.6"}},
 		"IPv4, with IPv6": {routes: []string{"10.0.0.5", "fd00::ac:5"}, local: true},
 	} {
-		var routes []datapath.RouteInfo
+		var inv datapath.Inventory
 		for _, a := range tt.routes {
-			routes = append(routes, datapath.RouteInfo{Addr: netip.MustParseAddr(a)})
+			inv.Routes = append(inv.Routes, datapath.RouteInfo{Addr: netip.MustParseAddr(a)})
 		}
-		if own, local := ipv6OfPods(routes); own != tt.own || local != tt.local {
+		for _, a := range tt.branches {
+			inv.Branches = append(inv.Branches, netip.MustParseAddr(a))
+		}
+		if own, local := ipv6OfPods(inv); own != tt.own || local != tt.local {
 			t.Errorf("%s: own %v, node-local %v", name, own, local)
 		}
 	}

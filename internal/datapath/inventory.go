@@ -20,6 +20,9 @@ type Inventory struct {
 	Uplinks []UplinkInfo // secondary, by number
 	Rules   []RuleInfo
 	Blocks  []BlockInfo
+	// Branches are the addresses of pods whose first interface is a branch interface, which others keep
+	// (StrictTable, StandardTable).
+	Branches []netip.Addr
 }
 
 // LinkInfo is the host end of a pod link.
@@ -142,6 +145,8 @@ func (k *kernel) inventRoutes(inv *Inventory, family int, names map[int]string, 
 			inv.addBlockRoute(r)
 		case r.Table == PodTable:
 			inv.Routes = append(inv.Routes, RouteInfo{rtnl.RouteDst(r).Addr(), r.LinkIndex, names[r.LinkIndex]})
+		case r.Table == StrictTable, r.Table == StandardTable:
+			inv.Branches = append(inv.Branches, rtnl.RouteDst(r).Addr())
 		case i >= 1 && i <= MaxUplink:
 			e := uplinkInfo(uplinks, i)
 			e.Routes = append(e.Routes, rtnl.RouteDst(r))

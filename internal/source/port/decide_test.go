@@ -327,10 +327,19 @@ func TestDecide(t *testing.T) {
 		"where all are ports":  {onlyPorts, branch("eth0"), "eth0:VLAN::true eth1:VLAN::false", ""},
 		"where none may be":    {rules{}, branch("eth0"), "", `status.interface is "eth0", expected another: it is the name of the first interface of pods, which is no port on this node`},
 		"no branch":            {ofENIs, plain, "", `status.plug.type is "OVS", expected VLAN of eth0`},
-		"two addresses": {ofENIs, func(s *v1alpha1.PodNICStatus) {
+		"both families, and more than one of each": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)
-			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "192.168.0.99/24"})
-		}, "", "one of IPv4"},
+			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "192.168.0.99/24"},
+				v1alpha1.PortAddress{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"}, v1alpha1.PortAddress{CIDR: "2001:db8::10/64", Gateway: "fe80:ec2::1"})
+		}, "eth0:RoutedVLAN:strict:true:192.168.0.11/24:2001:db8::9/64 eth1:VLAN::false", ""},
+		"IPv6 alone": {ofENIs, func(s *v1alpha1.PodNICStatus) {
+			branch("eth0")(s)
+			s.Addresses = []v1alpha1.PortAddress{{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"}}
+		}, "eth0:RoutedVLAN:strict:true:2001:db8::9/64 eth1:VLAN::false", ""},
+		"no router of IPv6": {ofENIs, func(s *v1alpha1.PodNICStatus) {
+			branch("eth0")(s)
+			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "2001:db8::9/64"})
+		}, "", "the router of each address's subnet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBook()
@@ -345,7 +354,13 @@ func TestDecide(t *testing.T) {
 			}
 			var got []string
 			for _, n := range v.nics {
-				got = append(got, fmt.Sprintf("%s:%s:%s:%v", n.IfName, n.Plug.Type, n.Plug.Enforcing, n.DefaultRoute))
+				text := fmt.Sprintf("%s:%s:%s:%v", n.IfName, n.Plug.Type, n.Plug.Enforcing, n.DefaultRoute)
+				for _, a := range n.Addresses {
+					if strings.Contains(c.nics, "db8") && n.IfName == "eth0" {
+						text += ":" + a.CIDR.String()
+					}
+				}
+				got = append(got, text)
 				w := want(recordOf(1), n)
 				if err := w.Validate(); err != nil || string(w.Enforcing) != n.Plug.Enforcing {
 					t.Errorf("it is plugged as %+v, %v", w, err)

@@ -30,6 +30,9 @@ type Config struct {
 	// the node routes to.
 	FirstMayBeBranch bool
 	Enforcing        plug.Enforcing // of a first interface that is a branch; that of one that is plugged stays
+	// NeedIPv6 turns IPv6 on, unless it is, before such a branch with an address of it is plugged; nil:
+	// nothing has to be done for that.
+	NeedIPv6 func(context.Context) error
 
 	IgnoreUntold bool // take a pod of whose annotations nothing is told for one with the NICs that there are
 

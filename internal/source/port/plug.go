@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -23,8 +24,12 @@ import (
 // Plug puts a NIC of a recorded attachment into its pod, and returns it with what the
 // kernel tells of it. It is idempotent, and finishes what is half done.
 func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.NIC) (attachment.NIC, error) {
-	begun := n.clock.Now()
-	done, err := n.cfg.Plugger.Plug(ctx, want(rec, nic))
+	begun, w := n.clock.Now(), want(rec, nic)
+	var done plug.Done
+	err := n.forIPv6(ctx, w)
+	if err == nil {
+		done, err = n.cfg.Plugger.Plug(ctx, w)
+	}
 	n.cfg.Observer.Plugged(nic.Plug.Type, err, n.clock.Now().Sub(begun))
 	if err != nil {
 		n.failed(rec, nic, reasonPlug, err)
@@ -35,6 +40,18 @@ func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.N
 	n.mu.Unlock()
 	nic.HostLink, nic.HostMAC, nic.MTU = done.HostIfName, mac.Addr(done.HostMAC), cmp.Or(done.MTU, nic.MTU)
 	return nic, nil
+}
+
+// forIPv6 has IPv6 on where the node is to route it to a port.
+func (n *NICs) forIPv6(ctx context.Context, w plug.Want) error {
+	routes := w.Kind == plug.RoutedVLAN && slices.ContainsFunc(w.Interface.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
+	if !routes || n.cfg.NeedIPv6 == nil {
+		return nil
+	}
+	if err := n.cfg.NeedIPv6(ctx); err != nil {
+		return fmt.Errorf("turn IPv6 on for port %s: %w", w.PortID, err)
+	}
+	return nil
 }
 
 // failed has the operator told why something cannot be done about a NIC, unless nobody

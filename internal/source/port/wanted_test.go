@@ -184,12 +184,21 @@ func TestWantedOfAFirstBranch(t *testing.T) {
 		o     *v1alpha1.PodNIC
 		want  attachment.NICState
 	}{
-		"as it was":             {ofENIs, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
-		"another mode":          {standard, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
-		"another VLAN":          {standard, of("0a:ff:ff:00:00:01", 9, as), attachment.Changing},
-		"another trunk":         {standard, of("0a:ff:ff:00:00:02", 7, as), attachment.Changing},
-		"the port made again":   {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.Status.PortID = portID(9, 9) }), attachment.Plugging},
-		"the PodNIC goes":       {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }), attachment.Plugged},
+		"as it was":           {ofENIs, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
+		"another mode":        {standard, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
+		"another VLAN":        {standard, of("0a:ff:ff:00:00:01", 9, as), attachment.Changing},
+		"another trunk":       {standard, of("0a:ff:ff:00:00:02", 7, as), attachment.Changing},
+		"the port made again": {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.Status.PortID = portID(9, 9) }), attachment.Plugging},
+		"the PodNIC goes":     {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }), attachment.Plugged},
+		"an address of IPv6 too": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
+			o.Status.Addresses = append(o.Status.Addresses, v1alpha1.PortAddress{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"})
+		}), attachment.Changing},
+		"another address before its own": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
+			o.Status.Addresses = append([]v1alpha1.PortAddress{{CIDR: "192.168.0.99/24", Gateway: "192.168.0.1"}}, o.Status.Addresses...)
+		}), attachment.Plugged},
+		"IPv6 in the place of IPv4": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
+			o.Status.Addresses = []v1alpha1.PortAddress{{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"}}
+		}), attachment.Plugged},
 		"no branch may be here": {rules{}, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
 	} {
 		t.Run(name, func(t *testing.T) {
