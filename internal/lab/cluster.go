@@ -21,6 +21,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/forward"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -40,9 +41,10 @@ type Cluster struct {
 	Kubeconfig string
 
 	mode       Mode
-	beside     bool // pods have ports beside the interface that the mode gives them
-	egress     bool // pods reach the outside by gateways of Egresses
-	templates  bool // NodeNetworkTemplates count in node mode
+	beside     bool         // pods have ports beside the interface that the mode gives them
+	families   ipfamily.Set // of which ports of EC2 have addresses
+	egress     bool         // pods reach the outside by gateways of Egresses
+	templates  bool         // NodeNetworkTemplates count in node mode
 	dir        string
 	namespaces map[string]string // annotations of those that the lab makes for pods
 	reports    *reports
@@ -116,7 +118,7 @@ func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 	if err != nil {
 		return err
 	}
-	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, beside: l.VPCPorts && l.Mode != PortMode, egress: l.Egress, templates: l.NodeNetworkTemplates, dir: o.Dir, reports: newReports(l.note)}
+	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, beside: l.VPCPorts && l.Mode != PortMode, families: l.IPFamilies, egress: l.Egress, templates: l.NodeNetworkTemplates, dir: o.Dir, reports: newReports(l.note)}
 	if l.Kube.Client, err = newClient(control); err != nil {
 		return err
 	}

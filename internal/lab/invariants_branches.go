@@ -66,7 +66,7 @@ func (f *findings) checkRoutedPod(k kernelState, p *node.Pod, s podState) {
 
 // branchKernel is what a node's kernel has of pods whose first interface is a branch.
 type branchKernel struct {
-	rules  []netlink.Rule  // of branches, and those that look up the node's own addresses; of IPv4, as branches are
+	rules  []netlink.Rule  // of branches, and those that look up the node's own addresses
 	routes []netlink.Route // in the tables of branches
 	chains []string        // of nftables
 }
@@ -97,11 +97,24 @@ func observeBranches(path string) (k branchKernel, err error) {
 }
 
 func (k *branchKernel) observe(h *netlink.Handle) error {
-	rules, err := again(func() ([]netlink.Rule, error) { return h.RuleList(netlink.FAMILY_V4) })
+	for _, family := range families {
+		if err := k.observeFamily(h, family); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// families are those of rules and routes.
+var families = []int{unix.AF_INET, unix.AF_INET6}
+
+func (k *branchKernel) observeFamily(h *netlink.Handle, family int) error {
+	rules, err := again(func() ([]netlink.Rule, error) { return h.RuleList(family) })
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
 	for _, r := range rules {
+		r.Family = family
 		own := r.Protocol == datapath.Protocol && slices.Contains(branchRules, r.Priority)
 		local := r.Table == unix.RT_TABLE_LOCAL && (r.Priority == 0 || r.Priority == datapath.RuleLocal)
 		if own || local {
@@ -109,7 +122,7 @@ func (k *branchKernel) observe(h *netlink.Handle) error {
 		}
 	}
 	routes, err := again(func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		return h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
@@ -156,18 +169,18 @@ func (c *portNode) checkRouted(n *v1alpha1.PodNIC, in podLink, link string) erro
 	if in.peer != c.indexes[veth] {
 		return fmt.Errorf("its interface leads to link %d of the node, and %s is link %d", in.peer, veth, c.indexes[veth])
 	}
-	rules := map[string]int{veth: c.takeRule(veth, mode), link: c.takeRule(link, mode)}
-	want, shared := map[string]int{veth: 1, link: 1}, datapath.StrictTable
+	shared := datapath.StrictTable
 	switch mode {
 	case plug.Strict:
 	case plug.Standard:
-		want[link], shared = 0, datapath.StandardTable
+		shared = datapath.StandardTable
 	default:
 		return fmt.Errorf("the record has the enforcing mode %q", mode)
 	}
-	c.shared[mode] = true
-	if rules[veth] != want[veth] || rules[link] != want[link] {
-		return fmt.Errorf("the node has %v policy rules of mode %s by its links, want %v", rules, mode, want)
+	for _, a := range n.Status.Addresses {
+		if err := c.checkRules(a, veth, link, mode); err != nil {
+			return err
+		}
 	}
 	if err := c.takeChains(end); err != nil {
 		return err
@@ -175,13 +188,34 @@ func (c *portNode) checkRouted(n *v1alpha1.PodNIC, in podLink, link string) erro
 	return c.checkTables(n, datapath.BranchTableBase+int(n.Status.Plug.VLAN), shared, c.indexes[veth], c.indexes[link])
 }
 
-// takeRule takes the rules of a link off the list that are of its enforcing mode, and returns their number.
-func (c *portNode) takeRule(link string, mode plug.Enforcing) int {
-	priority := datapath.RuleBranchStandard
+// checkRules looks for the rules by a branch's links that are for one of its addresses. Of IPv6 there is none by
+// the VLAN.
+func (c *portNode) checkRules(a v1alpha1.PortAddress, veth, link string, mode plug.Enforcing) error {
+	cidr, err := netip.ParsePrefix(a.CIDR)
+	if err != nil {
+		return err
+	}
+	family, priority, wanted := rtnl.FamilyOf(cidr.Addr()), datapath.RuleBranchStandard, 0
 	if mode == plug.Strict {
 		priority = datapath.RuleBranchOut
+		if family == unix.AF_INET {
+			wanted = 1
+		}
 	}
-	return c.branches.takeRules(func(r netlink.Rule) bool { return r.IifName == link && r.Priority == priority })
+	c.shared[sharedRules{mode, family}] = true
+	for name, want := range map[string]int{veth: 1, link: wanted} {
+		got := c.branches.takeRules(func(r netlink.Rule) bool { return r.Family == family && r.IifName == name && r.Priority == priority })
+		if got != want {
+			return fmt.Errorf("the node has %d policy rules of mode %s by %s for %s, want %d", got, mode, name, a.CIDR, want)
+		}
+	}
+	return nil
+}
+
+// sharedRules are those that all branches of a mode share, of a family.
+type sharedRules struct {
+	mode   plug.Enforcing
+	family int
 }
 
 // takeChains takes a branch's nftables chains off the list, whose names have an end.
@@ -212,7 +246,7 @@ func (c *portNode) checkTables(n *v1alpha1.PodNIC, own, shared, veth, out int) e
 		if err != nil {
 			return err
 		}
-		for _, to := range []netip.Prefix{netip.PrefixFrom(gateway, gateway.BitLen()), netip.PrefixFrom(netip.IPv4Unspecified(), 0)} {
+		for _, to := range []netip.Prefix{netip.PrefixFrom(gateway, gateway.BitLen()), netip.PrefixFrom(rtnl.Unspecified(gateway), 0)} {
 			if got := c.branches.takeRoutes(own, to, out); got != 1 {
 				return fmt.Errorf("table %d has %d routes to %s by its VLAN, want 1", own, got, to)
 			}
@@ -223,24 +257,22 @@ func (c *portNode) checkTables(n *v1alpha1.PodNIC, own, shared, veth, out int) e
 
 // checkSharedBranches looks for the rules that all branches of a mode share, and for what is of none.
 func (c *portNode) checkSharedBranches() {
-	for _, of := range []struct {
-		priority int
-		wanted   bool
-	}{
-		{0, !c.shared[plug.Strict]},
-		{datapath.RuleLocal, c.shared[plug.Strict]},
-		{datapath.RuleBranchPast, c.shared[plug.Strict]},
-		{datapath.RuleBranchIn, c.shared[plug.Strict]},
-		{datapath.RuleBranchSource, c.shared[plug.Strict]},
-		{datapath.RuleBranchNone, c.shared[plug.Strict]},
-		{datapath.RuleBranchPod, c.shared[plug.Standard]},
-	} {
-		want := 0
-		if of.wanted {
-			want = 1
-		}
-		if got := c.branches.takeRules(func(r netlink.Rule) bool { return r.Priority == of.priority }); got != want {
-			c.wrong("%d rules with priority %d, which branches share, want %d with those of mode %v", got, of.priority, want, c.shared)
+	for _, family := range families {
+		strict, standard := c.shared[sharedRules{plug.Strict, family}], c.shared[sharedRules{plug.Standard, family}]
+		for _, of := range []struct {
+			priority int
+			wanted   bool
+		}{
+			{0, !strict}, {datapath.RuleLocal, strict}, {datapath.RuleBranchPast, strict}, {datapath.RuleBranchIn, strict},
+			{datapath.RuleBranchSource, strict}, {datapath.RuleBranchNone, strict}, {datapath.RuleBranchPod, standard},
+		} {
+			want := 0
+			if of.wanted {
+				want = 1
+			}
+			if got := c.branches.takeRules(func(r netlink.Rule) bool { return r.Family == family && r.Priority == of.priority }); got != want {
+				c.wrong("%d rules with priority %d of family %d, which branches share, want %d with those of mode %v", got, of.priority, family, want, c.shared)
+			}
 		}
 	}
 	for _, r := range c.branches.rules {

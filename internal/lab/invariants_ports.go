@@ -15,6 +15,8 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/network/ovn"
 	"github.com/berthnet/berth/internal/lab/portcloud"
@@ -35,8 +37,10 @@ type portView struct {
 	first bool                      // pods' first interface is a port too
 	pods  map[string]bool           // UIDs of those that there are
 	vpcs  map[string]bool           // UIDs of the VPC objects
-	used  map[string]string         // ports that pods of the lab have: to whom
-	errs  []error
+	// families are those of which a port of EC2 has an address, by the name of the VPC object; all of others.
+	families map[string]ipfamily.Set
+	used     map[string]string // ports that pods of the lab have: to whom
+	errs     []error
 }
 
 func (v *portView) wrong(format string, args ...any) {
@@ -78,9 +82,13 @@ func (l *Lab) viewPorts(ctx context.Context, v *portView) (err error) {
 	if err := l.Kube.Client.List(ctx, vpcs); err != nil {
 		return fmt.Errorf("list VPCs: %w", err)
 	}
-	v.vpcs = map[string]bool{}
+	v.vpcs, v.families = map[string]bool{}, map[string]ipfamily.Set{}
 	for i := range vpcs.Items {
-		v.vpcs[string(vpcs.Items[i].UID)] = true
+		o := &vpcs.Items[i]
+		v.vpcs[string(o.UID)] = true
+		if o.Spec.Provider == v1alpha1.ProviderEC2 {
+			v.families[o.Name] = ipfamily.Set(o.Spec.IPFamilies())
+		}
 	}
 	if v.nics, err = l.Kube.PodNICs(ctx); err != nil {
 		return err
@@ -182,7 +190,7 @@ type portNode struct {
 	indexes  map[string]int            // of those links, by name
 	modes    map[string]plug.Enforcing // of first interfaces that are branches, by port, as recorded
 	branches branchKernel
-	shared   map[plug.Enforcing]bool // modes of branches that were found
+	shared   map[sharedRules]bool // of branches that were found
 }
 
 func (c *portNode) wrong(format string, args ...any) {
@@ -218,7 +226,7 @@ func (c *portNode) checkLeaks() {
 
 func (c *portNode) observe(ctx context.Context, cloud portcloud.Cloud) error {
 	c.rows, c.links, c.records = map[string]ovn.Interface{}, map[string]bool{}, map[string]string{}
-	c.indexes, c.modes, c.shared = map[string]int{}, map[string]plug.Enforcing{}, map[plug.Enforcing]bool{}
+	c.indexes, c.modes, c.shared = map[string]int{}, map[string]plug.Enforcing{}, map[sharedRules]bool{}
 	rows, err := cloud.Plugged(ctx, c.node.Name)
 	if err != nil {
 		return err
@@ -302,7 +310,9 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	want, bare := c.addressesInPod(n)
 	var at []string
 	for _, a := range port.Addresses {
-		at = append(at, a.IP.String())
+		if only, ok := c.families[n.Spec.VPC]; !ok || only.Has(ipfamily.Of(a.IP)) {
+			at = append(at, a.IP.String())
+		}
 	}
 	slices.Sort(at)
 	says := n.Status.Node
@@ -335,8 +345,8 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 func (c *portNode) addressesInPod(n *v1alpha1.PodNIC) (cidrs, bare []string) {
 	cidrs, bare = addressesOf(n)
 	for i := range cidrs {
-		if c.routes(n) {
-			cidrs[i] = bare[i] + "/32"
+		if a, err := netip.ParseAddr(bare[i]); c.routes(n) && err == nil {
+			cidrs[i] = rtnl.HostPrefix(a).String()
 		}
 	}
 	return cidrs, bare

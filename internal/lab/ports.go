@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/addons"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
@@ -189,7 +190,7 @@ func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs [
 		}
 	}
 	for _, v := range vpcs {
-		o := v.object(access)
+		o := v.object(access, c.families)
 		err := settledPolicies(ctx, func() error { return client.IgnoreAlreadyExists(c.Client.Create(ctx, o.DeepCopy())) })
 		if err != nil {
 			return fmt.Errorf("create VPC %s: %w", v.Name, err)
@@ -233,8 +234,9 @@ func (l *Lab) nameVPCs(ctx context.Context) error {
 	return kube.Again(ctx, "give namespaces a VPC", func() error { return l.Kube.ApplyObjects(ctx, objects) })
 }
 
-// object is the VPC in the Kubernetes API.
-func (v VPC) object(access portcloud.Access) *v1alpha1.VPC {
+// object is the VPC in the Kubernetes API. Ports of EC2 have addresses of some families unless it says
+// otherwise.
+func (v VPC) object(access portcloud.Access, families ipfamily.Set) *v1alpha1.VPC {
 	o := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: v.Name}, Spec: *v.Spec.DeepCopy()}
 	s := &o.Spec
 	s.Provider, s.Network, s.Endpoint = access.Provider, v.Network.ID, access.Endpoint
@@ -247,6 +249,12 @@ func (v VPC) object(access portcloud.Access) *v1alpha1.VPC {
 	}
 	if s.DefaultSubnets == nil && len(v.Network.Subnets) > 0 && access.Provider != v1alpha1.ProviderEC2 {
 		s.DefaultSubnets = []string{v.Network.Subnets[0].Name}
+	}
+	if access.Provider == v1alpha1.ProviderEC2 && families.Has(ipfamily.IPv6) && (s.EC2 == nil || s.EC2.IPFamilies == "") {
+		if s.EC2 == nil {
+			s.EC2 = &v1alpha1.EC2Spec{}
+		}
+		s.EC2.IPFamilies = string(families)
 	}
 	if s.DefaultSecurityGroups == nil {
 		s.DefaultSecurityGroups = []string{v.Open}

@@ -97,13 +97,13 @@ func (b *Branches) Allow(_ context.Context, group string, in Rule) error {
 	return b.ec2.Authorize(group, ruleOf(in))
 }
 
-var anywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+var anywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
 func ruleOf(r Rule) vpc.Rule {
 	out := vpc.Rule{Protocol: r.Protocol, CIDRs: anywhere}
 	switch {
 	case r.Protocol == "icmp":
-		out.FromPort, out.ToPort = -1, -1
+		out.FromPort, out.ToPort, out.CIDRs = -1, -1, anywhere[:1]
 	case r.Port != 0:
 		out.FromPort, out.ToPort = int(r.Port), int(r.Port)
 	default:
@@ -148,11 +148,15 @@ func (b *Branches) Ports(context.Context) (all []Port, err error) {
 // IsBerths tells whether an ENI is a port of Berth's, by its tags.
 func IsBerths(e vpc.ENI) bool { return e.Tags[tagOwner] == ownerOfNICs }
 
-// portOf is an ENI as a port. The host of a branch is what the node is called that has the trunk.
+// portOf is an ENI as a port, with its addresses of both families. The host of a branch is what the node is
+// called that has the trunk.
 func portOf(e vpc.ENI, books vpc.Books) Port {
 	p := Port{
 		ID: e.ID, Name: e.Description, Network: e.VPCID, Device: e.Tags[tagNIC], MAC: e.MAC.String(),
 		Addresses: []Address{{Subnet: e.SubnetID, IP: e.Primary}}, Groups: e.Groups, Status: "DOWN",
+	}
+	for _, a := range e.IPv6 {
+		p.Addresses = append(p.Addresses, Address{Subnet: e.SubnetID, IP: a})
 	}
 	if IsBerths(e) {
 		p.Owner = berthOwner
