@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
@@ -47,6 +48,9 @@ const (
 
 // zoned is a VPC object beside lab.BranchVPC, whose NICs have subnets of their own, one of each zone.
 const zoned = "zoned"
+
+// onlySix is a VPC object beside those, whose branches have addresses of IPv6 alone, in labs with IPv6.
+const onlySix = "six"
 
 // podsSubnets are the subnets of zoned, of which the first is in the nodes' zone.
 var podsSubnets = []string{"subnet-0000000000000000a", "subnet-0000000000000000b"}
@@ -78,19 +82,16 @@ func branchesLab() lab.Options {
 	}
 }
 
+// story is a test of a lab with branches.
+type story struct {
+	name string
+	does func(*branches)
+}
+
 // TestBranches has pods with branch interfaces, and security groups of their own, by the whole of
 // Berth in a VPC that enforces them, and IAM that lets the operator do what its policy says.
 func TestBranches(t *testing.T) {
-	var err error
-	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
-	harness.OK(t, err)
-	harness.KubeClean(t) // other packages' labs have nodes of the same names
-	l := harness.RaiseQuick(t, lab.OperatorMode, branchesLab())
-	b := &branches{T: t, Lab: l, a: l.Nodes()[0], b: l.Nodes()[1]}
-	for _, s := range []struct {
-		name string
-		does func(*branches)
-	}{
+	tellBranches(t, ipfamily.OnlyIPv4, []story{
 		{"Groups", (*branches).groups},
 		{"Defaults", (*branches).defaults},
 		{"Restarts", (*branches).restarts},
@@ -99,7 +100,46 @@ func TestBranches(t *testing.T) {
 		{"Warm", (*branches).warm},
 		{"Full", (*branches).full},
 		{"Permissions", (*branches).permissions},
-	} {
+	})
+}
+
+// TestBranchesOfBothFamilies is TestBranches where branches have addresses of IPv4 and IPv6; some of IPv6
+// alone.
+func TestBranchesOfBothFamilies(t *testing.T) {
+	tellBranches(t, ipfamily.Dual, []story{
+		{"Groups", (*branches).groups},
+		{"Named", (*branches).named},
+		{"Moves", (*branches).moves},
+		{"First", (*branches).first},
+		{"Alone", (*branches).alone},
+		{"Warm", (*branches).warm},
+		{"Permissions", (*branches).permissions},
+	})
+}
+
+// TestBranchesOfIPv6 is TestBranches in a cluster of IPv6 alone.
+func TestBranchesOfIPv6(t *testing.T) {
+	tellBranches(t, ipfamily.OnlyIPv6, []story{
+		{"Groups", (*branches).groups},
+		{"First", (*branches).first},
+		{"Permissions", (*branches).permissions},
+	})
+}
+
+// tellBranches raises a lab of some IP families, and has stories told one after the other.
+func tellBranches(t *testing.T, families ipfamily.Set, stories []story) {
+	t.Helper()
+	var err error
+	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
+	harness.OK(t, err)
+	harness.KubeClean(t) // other packages' labs have nodes of the same names
+	o := branchesLab()
+	if o.IPFamilies = families; families == ipfamily.Dual {
+		o.VPCs = append(o.VPCs, lab.VPC{Name: onlySix, Spec: v1alpha1.VPCSpec{EC2: &v1alpha1.EC2Spec{IPFamilies: string(ipfamily.OnlyIPv6), WarmBranches: new(int32(0))}}})
+	}
+	l := harness.RaiseQuick(t, lab.OperatorMode, o)
+	b := &branches{T: t, Lab: l, a: l.Nodes()[0], b: l.Nodes()[1], families: families, vpc: lab.BranchVPC}
+	for _, s := range stories {
 		if !t.Run(s.name, func(t *testing.T) { s.does(b.on(t)) }) {
 			return // the next begins with what this one leaves
 		}
@@ -110,7 +150,37 @@ func TestBranches(t *testing.T) {
 type branches struct {
 	*testing.T
 	*lab.Lab
-	a, b *node.Node
+	a, b     *node.Node
+	vpc      string       // the VPC object that pods of a story name
+	families ipfamily.Set // of its branches
+}
+
+// addrs are the addresses of a branch that are its pod's: of the same family in the same place for all.
+func (b *branches) addrs(e vpc.ENI) (list []netip.Addr) {
+	if b.families.Has(ipfamily.IPv4) {
+		list = append(list, e.Primary)
+	}
+	if b.families.Has(ipfamily.IPv6) {
+		if len(e.IPv6) != 1 {
+			b.Fatalf("branch %s has the IPv6 addresses %v, want one", e.ID, e.IPv6)
+		}
+		list = append(list, e.IPv6[0])
+	}
+	return list
+}
+
+// cidrs are the addresses of a branch as a further interface has them.
+func (b *branches) cidrs(e vpc.ENI) string {
+	subnet, _ := b.Books().Subnet(e.SubnetID)
+	var list []string
+	for _, a := range b.addrs(e) {
+		bits := subnet.CIDR.Bits()
+		if a.Is6() {
+			bits = subnet.IPv6.Bits()
+		}
+		list = append(list, netip.PrefixFrom(a, bits).String())
+	}
+	return strings.Join(list, " ")
 }
 
 func (b *branches) on(t *testing.T) *branches {
@@ -142,9 +212,8 @@ func withGroups(groups ...string) string {
 func (b *branches) branch(p *node.Pod) vpc.ENI {
 	b.Helper()
 	e := b.branchOf(p, "eth1")
-	subnet, _ := b.Books().Subnet(e.SubnetID)
-	own := netip.PrefixFrom(e.Primary, subnet.CIDR.Bits()).String()
-	if got := b.links(p)["eth1"]; got.mac != e.MAC.String() || got.addr != own || got.vlan != e.Trunk.VLAN {
+	own := b.cidrs(e)
+	if got := b.links(p)["eth1"]; got.mac != e.MAC.String() || got.addrs != own || got.vlan != e.Trunk.VLAN {
 		b.Errorf("eth1 of %s is %+v, and its branch has %s, %s and VLAN %d", p.Name, got, e.MAC, own, e.Trunk.VLAN)
 	}
 	return e
@@ -168,9 +237,9 @@ func (b *branches) branchOf(p *node.Pod, link string) vpc.ENI {
 
 // podLink is an interface of a pod.
 type podLink struct {
-	index     int
-	mac, addr string
-	vlan      int // 0: it is none
+	index      int
+	mac, addrs string
+	vlan       int // 0: it is none
 }
 
 // links are the interfaces of a pod that are up, besides lo, by name.
@@ -188,11 +257,17 @@ func (b *branches) links(p *node.Pod) map[string]podLink {
 			if v, ok := l.(*netlink.Vlan); ok {
 				is.vlan = v.VlanId
 			}
-			addrs, err := h.AddrList(l, netlink.FAMILY_V4)
-			if err != nil || len(addrs) != 1 {
-				return fmt.Errorf("%s has %v: %w", a.Name, addrs, err)
+			addrs, err := h.AddrList(l, netlink.FAMILY_ALL)
+			if err != nil {
+				return fmt.Errorf("list the addresses of %s: %w", a.Name, err)
 			}
-			is.addr = addrs[0].IPNet.String()
+			var list []string
+			for _, addr := range addrs {
+				if !addr.IP.IsLinkLocalUnicast() { // nor node-local
+					list = append(list, addr.IPNet.String())
+				}
+			}
+			is.addrs = strings.Join(list, " ")
 			all[a.Name] = is
 		}
 		return err
@@ -200,13 +275,29 @@ func (b *branches) links(p *node.Pod) map[string]podLink {
 	return all
 }
 
-// ask sends a question by a pod's branch to that of another, which sees it come from there.
-func (b *branches) ask(ctx context.Context, from *node.Pod, own, to vpc.ENI) error {
-	r, err := echo.Ask(ctx, from.Netns(), "tcp", netip.AddrPortFrom(to.Primary, echo.Port), own.Primary, "hello")
-	if err == nil && r.You != own.Primary {
-		err = fmt.Errorf("%s sees %s, want %s", to.Primary, r.You, own.Primary)
+// question is one in the family of a branch's address with a number (branches.addrs).
+type question func(ctx context.Context, number int) error
+
+// ask sends questions by a pod's branch to that of another, which sees them come from there.
+func (b *branches) ask(from *node.Pod, own, to vpc.ENI) question {
+	mine, others := b.addrs(own), b.addrs(to)
+	return func(ctx context.Context, i int) error {
+		r, err := echo.Ask(ctx, from.Netns(), "tcp", netip.AddrPortFrom(others[i], echo.Port), mine[i], "hello")
+		if err == nil && r.You != mine[i] {
+			err = fmt.Errorf("%s sees %s, want %s", others[i], r.You, mine[i])
+		}
+		return err
 	}
-	return err
+}
+
+// each asks in all families.
+func (b *branches) each(ctx context.Context, ask question) error {
+	for i := range b.families.Families() {
+		if err := ask(ctx, i); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // answers waits until one pod's branch gets an answer of another's.
@@ -215,27 +306,36 @@ func (b *branches) answers(from *node.Pod, own, to vpc.ENI) {
 	harness.Eventually(b.T, harness.Patience, from.Name+" gets an answer of "+to.Primary.String(), func() error {
 		ctx, cancel := context.WithTimeout(b.Context(), 10*time.Second)
 		defer cancel()
-		return b.ask(ctx, from, own, to)
+		return b.each(ctx, b.ask(from, own, to))
 	})
 }
 
 // dropped wants a question not to be answered, since the VPC drops it at the door of whom it is for.
 func (b *branches) dropped(from *node.Pod, own, to vpc.ENI) {
 	b.Helper()
-	b.shut(from.Name, to, "ingress", func(ctx context.Context) error { return b.ask(ctx, from, own, to) })
+	b.shut(from.Name, to, b.ask(from, own, to))
 }
 
-// shut wants questions of somebody not to be answered, since the VPC drops them for a reason that counts
-// with an ENI: that of whom they are for, of ingress.
-func (b *branches) shut(who string, at vpc.ENI, cause fabric.Cause, ask func(context.Context) error) {
+// shut wants questions of somebody to a branch not to be answered, in any family, since the VPC drops them
+// by its groups.
+func (b *branches) shut(who string, at vpc.ENI, ask question) {
+	b.Helper()
+	for i, a := range b.addrs(at) {
+		b.drop(who+" to "+a.String(), at, "ingress", func(ctx context.Context) error { return ask(ctx, i) })
+	}
+}
+
+// drop wants a question not to be answered, since the VPC drops it for a reason that counts with an ENI: that
+// of whom it is for, of ingress.
+func (b *branches) drop(what string, at vpc.ENI, cause fabric.Cause, ask func(context.Context) error) {
 	b.Helper()
 	before := b.drops(at, cause)
-	harness.Eventually(b.T, harness.Patience, "the VPC drops what "+who+" sends, by "+string(cause)+" of "+at.Primary.String(), func() error {
+	harness.Eventually(b.T, harness.Patience, "the VPC drops what is asked by "+what+", for "+string(cause), func() error {
 		ctx, cancel := context.WithTimeout(b.Context(), shortly)
 		defer cancel()
 		err := ask(ctx)
 		if err == nil {
-			b.Errorf("%s gets an answer, with %s of %s shut", who, cause, at.Primary)
+			b.Errorf("%s is answered, with %s shut", what, cause)
 		}
 		if b.drops(at, cause) == before {
 			return fmt.Errorf("nothing was dropped; the question: %w", err)
@@ -257,15 +357,15 @@ func (b *branches) drops(at vpc.ENI, cause fabric.Cause) uint64 {
 
 // groups has pods with security groups of their own beside one without, and rules that change.
 func (b *branches) groups() {
-	near := b.add(b.a, "near", lab.BranchVPC, withGroups(web))
-	far, out := b.add(b.b, "far", lab.BranchVPC, withGroups(peers)), b.add(b.b, "outsider", lab.BranchVPC, withGroups(outsider))
+	near := b.add(b.a, "near", b.vpc, withGroups(web))
+	far, out := b.add(b.b, "far", b.vpc, withGroups(peers)), b.add(b.b, "outsider", b.vpc, withGroups(outsider))
 	plain, other := harness.Add(b.T, b.a, "plain"), harness.Add(b.T, b.b, "plain-too")
 	eni, enis := b.branch(near), map[*node.Pod]vpc.ENI{far: b.branch(far), out: b.branch(out)}
 	if !slices.Equal(eni.Groups, []string{web}) {
 		b.Errorf("the branch has the groups %v, want %s alone", eni.Groups, web)
 	}
-	if got := slices.Sorted(maps.Keys(b.links(near))); !slices.Equal(got, []string{"eth0", "eth1"}) || b.links(near)["eth0"].addr != near.Addr().String()+"/32" {
-		b.Errorf("the pod has %v, %+v, and is known by %s", got, b.links(near)["eth0"], near.Addr())
+	if got := slices.Sorted(maps.Keys(b.links(near))); !slices.Equal(got, []string{"eth0", "eth1"}) || !strings.HasPrefix(b.links(near)["eth0"].addrs, hosts(near.Addrs)) {
+		b.Errorf("the pod has %v, %+v, and is known by %s", got, b.links(near)["eth0"], near.Addrs)
 	}
 	if got := slices.Sorted(maps.Keys(b.links(plain))); !slices.Equal(got, []string{"eth0"}) {
 		b.Errorf("a pod that asks for no NIC has %v", got)
@@ -286,6 +386,15 @@ func (b *branches) groups() {
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
 	b.empty()
+}
+
+// hosts are addresses as a pod has them to which its node routes.
+func hosts(addrs []netip.Addr) string {
+	var list []string
+	for _, a := range addrs {
+		list = append(list, netip.PrefixFrom(a, a.BitLen()).String())
+	}
+	return strings.Join(list, " ")
 }
 
 // deleted has a pod go: its branch is unplugged at once, and deleted when it has cooled.
@@ -389,20 +498,20 @@ func (b *branches) without(do func()) {
 
 // moves has a PodNIC that outlives its pods go from node to node with its address.
 func (b *branches) moves() {
-	db := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}, Spec: v1alpha1.PodNICSpec{VPC: lab.BranchVPC, SecurityGroups: []string{web}}}
+	db := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}, Spec: v1alpha1.PodNICSpec{VPC: b.vpc, SecurityGroups: []string{web}}}
 	harness.OK(b.T, b.Kube.Client.Create(b.Context(), db))
-	peer := b.add(b.a, "peer", lab.BranchVPC, withGroups(peers))
+	peer := b.add(b.a, "peer", b.vpc, withGroups(peers))
 	asks := b.branch(peer)
 	var first vpc.ENI
 	for i, n := range []*node.Node{b.a, b.b, b.a} {
-		p := b.add(n, "db", lab.BranchVPC, "[{name: eth1, nic: db}]")
+		p := b.add(n, "db", b.vpc, "[{name: eth1, nic: db}]")
 		e := b.branch(p)
 		if i == 0 {
 			first = e
 		}
 		trunk, _ := b.Books().ENI(e.Trunk.TrunkID)
-		if e.ID != first.ID || e.Primary != first.Primary || trunk.Attachment.InstanceID != n.InstanceID {
-			b.Errorf("on %s the NIC is %s with %s at %s, and was %s with %s", n.Name, e.ID, e.Primary, trunk.Attachment.InstanceID, first.ID, first.Primary)
+		if e.ID != first.ID || !slices.Equal(b.addrs(e), b.addrs(first)) || trunk.Attachment.InstanceID != n.InstanceID {
+			b.Errorf("on %s the NIC is %s with %v at %s, and was %s with %v", n.Name, e.ID, b.addrs(e), trunk.Attachment.InstanceID, first.ID, b.addrs(first))
 		}
 		b.answers(peer, asks, e)
 		harness.Remove(b.T, n, "db")

@@ -17,7 +17,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/datapath"
-	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
@@ -37,12 +37,11 @@ type routed struct {
 // addFirst makes a pod with a branch of some groups as its first interface, by which it is known.
 func (b *branches) addFirst(n *node.Node, name string, groups ...string) routed {
 	b.Helper()
-	p := b.add(n, name, lab.BranchVPC, fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", strings.Join(groups, ", ")))
+	p := b.add(n, name, b.vpc, fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", strings.Join(groups, ", ")))
 	e := b.branchOf(p, "eth0")
-	own := netip.PrefixFrom(e.Primary, e.Primary.BitLen()).String()
 	links := b.links(p)
-	if got := links["eth0"]; len(links) != 1 || got.mac != e.MAC.String() || got.addr != own || got.vlan != 0 || p.Addr() != e.Primary || len(p.Addrs) != 1 {
-		b.Errorf("pod %s has %+v and is known by %v, and its branch has %s and %s", name, links, p.Addrs, e.MAC, own)
+	if got := links["eth0"]; len(links) != 1 || got.mac != e.MAC.String() || got.addrs != hosts(b.addrs(e)) || got.vlan != 0 || !slices.Equal(p.Addrs, b.addrs(e)) {
+		b.Errorf("pod %s has %+v and is known by %v, and its branch has %s and %s", name, links, p.Addrs, e.MAC, b.addrs(e))
 	}
 	return routed{p, n, e}
 }
@@ -54,10 +53,11 @@ func (b *branches) talk(p, q routed) {
 	b.answers(q.Pod, q.eni, p.eni)
 }
 
-// asks sends a question from somewhere to a branch, as a kubelet's probe does.
-func asks(path string, to routed) func(context.Context) error {
-	return func(ctx context.Context) error {
-		_, err := echo.Ask(ctx, path, "tcp", netip.AddrPortFrom(to.eni.Primary, echo.Port), netip.Addr{}, "hello")
+// asks sends questions from somewhere to a branch, as a kubelet's probe does.
+func (b *branches) asks(path string, to routed) question {
+	addrs := b.addrs(to.eni)
+	return func(ctx context.Context, i int) error {
+		_, err := echo.Ask(ctx, path, "tcp", netip.AddrPortFrom(addrs[i], echo.Port), netip.Addr{}, "hello")
 		return err
 	}
 }
@@ -68,7 +68,7 @@ func (b *branches) reaches(who, path string, to routed) {
 	harness.Eventually(b.T, harness.Patience, who+" gets an answer of "+to.Name, func() error {
 		ctx, cancel := context.WithTimeout(b.Context(), 2*time.Second)
 		defer cancel()
-		return asks(path, to)(ctx)
+		return b.each(ctx, b.asks(path, to))
 	})
 }
 
@@ -97,8 +97,8 @@ func (b *branches) first() {
 // firstFromTheNode has the node and an ordinary pod on it reach a branch once its groups let them.
 func (b *branches) firstFromTheNode(near routed, plain *node.Pod) {
 	b.Helper()
-	b.shut("the node", near.eni, "ingress", asks(b.a.Netns, near))
-	b.shut("an ordinary pod", near.eni, "ingress", asks(plain.Netns(), near))
+	b.shut("the node", near.eni, b.asks(b.a.Netns, near))
+	b.shut("an ordinary pod", near.eni, b.asks(plain.Netns(), near))
 	for _, e := range harness.ENIs(b.Lab, b.a) {
 		if e.Type != "trunk" {
 			harness.OK(b.T, b.Cloud.Authorize(front, vpc.Rule{Protocol: "tcp", FromPort: echo.Port, ToPort: echo.Port, Groups: e.Groups}))
@@ -106,24 +106,37 @@ func (b *branches) firstFromTheNode(near routed, plain *node.Pod) {
 	}
 	b.reaches("the node", b.a.Netns, near)
 	b.reaches("an ordinary pod", plain.Netns(), near)
-	_, err := near.Ask(harness.Deadline(b.T, harness.Patience), "tcp", plain.Addr(), "hello") // whose groups let in the VPC
-	harness.OK(b.T, err)
+	for _, a := range plain.Addrs { // whose groups let in the VPC
+		if b.families.Has(ipfamily.Of(a)) {
+			_, err := near.Ask(harness.Deadline(b.T, harness.Patience), "tcp", a, "hello")
+			harness.OK(b.T, err)
+		}
+	}
 }
 
 // firstToServices has a pod ask a Service, which its node translates, and the world outside, to which it
 // goes as the VPC has it, and never as its node.
 func (b *branches) firstToServices(near, far routed) {
 	b.Helper()
-	service := netip.MustParseAddrPort("172.20.0.77:7777")
-	b.nft(fmt.Sprintf("add table ip services; add chain ip services pre { type nat hook prerouting priority dstnat; }; "+
-		"add rule ip services pre ip daddr %s tcp dport %d dnat to %s:%d", service.Addr(), service.Port(), far.eni.Primary, echo.Port))
-	harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", service, near.eni.Primary))
-	b.nft("delete table ip services")
-	harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", netip.AddrPortFrom(fabric.OnPremHost, echo.Port), near.eni.Primary))
-	b.shut("near", near.eni, "gateway", func(ctx context.Context) error {
-		_, err := near.Ask(ctx, "tcp", fabric.InternetHost, "hello") // a branch has no public address
-		return err
-	})
+	for i, own := range b.addrs(near.eni) {
+		service, onPrem, ip := netip.MustParseAddrPort("172.20.0.77:7777"), fabric.OnPremHost, "ip"
+		if own.Is6() {
+			service, onPrem, ip = netip.MustParseAddrPort("[fd20::77]:7777"), fabric.OnPremHost6, "ip6"
+		}
+		b.nft(fmt.Sprintf("add table %[1]s services; add chain %[1]s services pre { type nat hook prerouting priority dstnat; }; "+
+			"add rule %[1]s services pre %[1]s daddr %[2]s tcp dport %[3]d dnat to %[4]s", ip, service.Addr(), service.Port(), netip.AddrPortFrom(b.addrs(far.eni)[i], echo.Port)))
+		harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", service, own))
+		b.nft("delete table " + ip + " services")
+		harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", netip.AddrPortFrom(onPrem, echo.Port), own))
+		if own.Is6() { // every address is public
+			harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", netip.AddrPortFrom(fabric.InternetHost6, echo.Port), own))
+			continue
+		}
+		b.drop("near to the internet", near.eni, "gateway", func(ctx context.Context) error {
+			_, err := near.Ask(ctx, "tcp", fabric.InternetHost, "hello") // a branch has no public address
+			return err
+		})
+	}
 }
 
 // nft changes nftables of the first node, as kube-proxy may.
@@ -159,23 +172,30 @@ func (b *branches) firstRepair(near, out, far routed) {
 	}
 	taken := 0
 	harness.OK(b.T, ns.Netlink(b.a.Netns, func(h *netlink.Handle) error {
-		rules, err := h.RuleList(netlink.FAMILY_V4)
-		for _, r := range rules {
-			if r.Priority == datapath.RuleBranchOut && slices.Contains(gone, r.IifName) {
-				err = errors.Join(err, h.RuleDel(&r))
-				taken++
+		var errs []error
+		for _, f := range b.families.Families() {
+			family := map[ipfamily.Family]int{ipfamily.IPv4: netlink.FAMILY_V4, ipfamily.IPv6: netlink.FAMILY_V6}[f]
+			rules, err := h.RuleList(family)
+			errs = append(errs, err)
+			for _, r := range rules {
+				if r.Family = family; r.Priority == datapath.RuleBranchOut && slices.Contains(gone, r.IifName) {
+					errs = append(errs, h.RuleDel(&r))
+					taken++
+				}
 			}
 		}
-		return err
+		return errors.Join(errs...)
 	}))
-	if taken != len(gone) {
-		b.Errorf("%d rules with priority %d lead from the pods, want %d", taken, datapath.RuleBranchOut, len(gone))
+	if want := len(gone) * len(b.families.Families()); taken != want {
+		b.Errorf("%d rules with priority %d lead from the pods, want %d", taken, datapath.RuleBranchOut, want)
 	}
 	harness.Eventually(b.T, harness.Patience, "the daemon makes the rules again", func() error {
-		ctx, cancel := context.WithTimeout(b.Context(), shortly)
-		defer cancel()
-		if err := b.ask(ctx, out.Pod, out.eni, near.eni); err == nil {
-			b.Error("without the rules of its link a pod is reached past its groups")
+		for i := range b.families.Families() {
+			ctx, cancel := context.WithTimeout(b.Context(), shortly)
+			if err := b.ask(out.Pod, out.eni, near.eni)(ctx, i); err == nil {
+				b.Error("without the rules of its link a pod is reached past its groups")
+			}
+			cancel()
 		}
 		return errors.Join(b.a.CheckPod(b.Context(), near.Name), b.a.CheckPod(b.Context(), out.Name))
 	})
@@ -199,7 +219,7 @@ func (b *branches) firstStandard(near, far routed, plain *node.Pod) {
 	}
 	_, err := local.Ask(harness.Deadline(b.T, harness.Patience), "tcp", beside.Addr(), "hello")
 	harness.OK(b.T, err)
-	b.shut("a pod of another node", local.eni, "ingress", asks(plain.Netns(), local))
+	b.shut("a pod of another node", local.eni, b.asks(plain.Netns(), local))
 	b.dropped(near.Pod, near.eni, local.eni)
 	b.dropped(far.Pod, far.eni, local.eni) // on the same node, in mode strict
 	b.talk(near, far)
@@ -222,8 +242,8 @@ func (b *branches) firstLeavesAddresses(plain *node.Pod, pods ...routed) {
 		return slices.ContainsFunc(networks, func(n v1alpha1.NodeNetwork) bool { _, is := n.Status.IPAM.Used[a.String()]; return is })
 	}
 	for _, p := range pods {
-		if used(p.eni.Primary) {
-			b.Errorf("a NodeNetwork has the address of %s as used", p.Name)
+		if slices.ContainsFunc(b.addrs(p.eni), used) {
+			b.Errorf("a NodeNetwork has an address of %s as used", p.Name)
 		}
 	}
 	if !used(plain.Addr()) {

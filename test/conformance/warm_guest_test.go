@@ -10,7 +10,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -22,9 +21,11 @@ func (b *branches) warm() {
 	near, far := b.addFirst(b.a, "near", front), b.addFirst(b.b, "far", peers)
 	ready := b.inPool("a branch is ready for the next pod", b.a.Name, front)
 	b.Cloud.Outage(true)
-	next := b.add(b.a, "next", lab.BranchVPC, fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", front))
-	if ready.Addresses[0].IP != next.Addr() {
-		b.Errorf("the pod has %s, want that of %+v", next.Addr(), ready)
+	next := b.add(b.a, "next", b.vpc, fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", front))
+	for _, a := range next.Addrs {
+		if !slices.ContainsFunc(ready.Addresses, func(r portcloud.Address) bool { return r.IP == a }) {
+			b.Errorf("the pod has %s, want that of %+v", next.Addrs, ready)
+		}
 	}
 	b.talk(routed{next, b.a, b.branchOf(next, "eth0")}, far)
 	b.Cloud.Outage(false)
@@ -41,7 +42,7 @@ func (b *branches) warm() {
 func (b *branches) keepReady(n int) {
 	b.Helper()
 	o := &v1alpha1.VPC{}
-	o.Name = lab.BranchVPC
+	o.Name = b.vpc
 	body := fmt.Appendf(nil, `{"spec":{"ec2":{"warmBranches":%d}}}`, n)
 	harness.OK(b.T, b.Kube.Client.Patch(b.Context(), o, client.RawPatch(types.MergePatchType, body)))
 }

@@ -65,7 +65,8 @@ func (f *Fabric) forgetNDP(p *plugged) error {
 }
 
 func (f *Fabric) setProxy(p *plugged, a netip.Addr, on bool) error {
-	n := &netlink.Neigh{LinkIndex: p.idx, Family: unix.AF_INET6, Flags: netlink.NTF_PROXY, IP: a.AsSlice()}
+	// Permanent, as the kernel forgets others when the node sets its end of the link down.
+	n := &netlink.Neigh{LinkIndex: p.idx, Family: unix.AF_INET6, Flags: netlink.NTF_PROXY, State: netlink.NUD_PERMANENT, IP: a.AsSlice()}
 	var err error
 	if on {
 		err = f.rt.NeighSet(n)

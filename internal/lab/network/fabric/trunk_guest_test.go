@@ -4,6 +4,7 @@ package fabric
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -202,6 +203,43 @@ func TestBranches(t *testing.T) {
 	b.own("a", "ens6", trunk.Primary.String(), "10.0.16.22")
 	b.reaches(b.NodePath("a"), trunk.Primary.String(), OnPremHost.String())
 	b.blocked(b.NodePath("a"), "10.0.16.22", OnPremHost.String(), trunk.ID, Source)
+}
+
+// A pod that takes its subnet for on-link asks by NDP, and one that knows the router's address needs no
+// advertisement.
+func TestBranchesOnLink(t *testing.T) {
+	b := raise(t)
+	b.node("a", eni("a", "10.0.0.10", 0))
+	b.serve(b.OnPremPath())
+	trunk := b.trunkOf("a", "10.0.0.12")
+	p, q := branch(trunk, 7, with6(eni("p", "10.0.16.20", 1), "2001:db8:1:1::20")), branch(trunk, 8, with6(eni("q", "10.0.16.21", 1), "2001:db8:1:1::21"))
+	b.ok(b.Associate(p))
+	b.ok(b.Associate(q))
+	b.ok(ns.Netlink(b.NodePath("a"), func(h *netlink.Handle) error { // as who sets the trunk up may
+		l, err := h.LinkByName("ens6")
+		if err != nil {
+			return err
+		}
+		return errors.Join(h.LinkSetDown(l), h.LinkSetUp(l))
+	}))
+	for _, e := range []vpc.ENI{p, q} {
+		pod := b.pod("a", e)
+		b.ok(ns.Netlink(pod, func(h *netlink.Handle) error {
+			name := fmt.Sprintf("ens6.%d", e.Trunk.VLAN)
+			l, err := h.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if err := h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ns.IPNet(subnets[1].IPv6)}); err != nil {
+				return err
+			}
+			return ns.DefaultRoutes(h, name, []netip.Addr{VPCRouter6})
+		}))
+		if e.ID == q.ID {
+			b.reaches(pod, "2001:db8:1:1::21", OnPremHost6.String())
+			b.reaches(pod, "2001:db8:1:1::21", "2001:db8:1:1::20")
+		}
+	}
 }
 
 func (b *harness) mtu(path, link string) (mtu int) {
