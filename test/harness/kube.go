@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -175,6 +176,10 @@ func kubeCleanOnce(ctx context.Context, c client.Client) error {
 	}
 	if err := c.DeleteAllOf(ctx, &corev1.Node{}); err != nil {
 		return fmt.Errorf("nodes: %w", err)
+	}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "berth-operator"}} // of one that is no more
+	if err := client.IgnoreNotFound(c.Delete(ctx, lease)); err != nil {
+		return fmt.Errorf("the Lease of operators: %w", err)
 	}
 	for _, list := range []client.ObjectList{
 		&v1alpha1.NodeNetworkList{}, &v1alpha1.NodeNetworkTemplateList{}, &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}, &v1alpha1.AddressPoolList{},
