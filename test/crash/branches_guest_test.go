@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/kube"
@@ -21,15 +22,15 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// branchMode is operator mode with pods that have branches beside the first interface, or as that. What is
-// about ports is killed at: all else is as without them.
+// branchMode is operator mode with pods that have branches beside the first interface, or as that, of both IP
+// families. What is about ports is killed at: all else is as without them.
 func branchMode() mode {
 	s := lab.DefaultSpec(2, "m5.large")
 	s.Instances[1].Subnet = s.Instances[0].Subnet // a branch stays in its zone
 	m := mode{
 		name: lab.OperatorMode, daemon: named("plug.vlan.", "plug.routed."), operator: named("operator.port."),
 		options: lab.Options{
-			Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"},
+			Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"}, IPFamilies: ipfamily.Dual,
 		},
 	}
 	// A port is handed over to a machine only, and that is killed at in its own package.

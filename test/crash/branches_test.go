@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/portcloud"
@@ -30,7 +31,10 @@ func withBranches(m mode) mode {
 		s.Instances[i].Subnet = s.Instances[0].Subnet // a branch stays in its zone
 	}
 	m.soak, m.ops, m.pods = m.name+"+branches", 60, branchPods
-	m.options = lab.Options{Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"}}
+	m.options = lab.Options{
+		Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"},
+		IPFamilies: ipfamily.Dual, VPCs: vpcsOfFamilies(),
+	}
 	m.daemon = slices.Concat(named("nodenetwork.", "inventory.save.", "port.", "plug.link.", "plug.vlan.", "plug.routed."), ofPortDaemon)
 	m.operator = slices.Concat(m.operator, named("operator.port."))
 	m.pace = portMode.pace
@@ -45,6 +49,14 @@ func withBranches(m mode) mode {
 		return errors.Join(err, noBranches(ctx, l), oneWarmAddressBesideTrunk(ctx, l))
 	}
 	return m
+}
+
+// vpcsOfFamilies are VPC objects of the one VPC whose branches have addresses of IPv4, of IPv6, and of both.
+func vpcsOfFamilies() (list []lab.VPC) {
+	for _, f := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual} {
+		list = append(list, lab.VPC{Name: lab.BranchVPC + "-" + string(f), Spec: v1alpha1.VPCSpec{EC2: &v1alpha1.EC2Spec{IPFamilies: string(f)}}})
+	}
+	return list
 }
 
 // A node of the soak may have nine branches. Pods have branchNICs each at most, and a step more is
@@ -73,8 +85,9 @@ func (w *nicPool) drawBranches(dice *rand.Rand) shape {
 	if kind == 0 {
 		return shape{}
 	}
-	vpc := w.vpcs[0].Name
-	s := shape{network: vpc, beside: kind == 1, options: node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc}}}
+	v := w.vpcs[dice.IntN(len(w.vpcs))]
+	vpc := v.Name
+	s := shape{network: vpc, families: ipfamily.Set(v.Spec.IPFamilies()), beside: kind == 1, options: node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc}}}
 	names := []string{"eth0", "eth1"}
 	if s.beside {
 		names = []string{"eth1", "net-1"}
@@ -144,14 +157,17 @@ func oneWarmAddressBesideTrunk(ctx context.Context, l *lab.Lab) error {
 
 // Pods of a node never ask for more branches than it may have.
 func TestDrawsOfBranches(t *testing.T) {
-	w := &nicPool{branches: true, vpcs: []lab.VPC{{Name: lab.BranchVPC}}, free: map[string][]*claim{}}
-	for i := range podNICClaims {
-		w.free[lab.BranchVPC] = append(w.free[lab.BranchVPC], &claim{vpc: lab.BranchVPC, entry: fmt.Sprintf("nic: a-%d", i)})
+	w := &nicPool{branches: true, vpcs: vpcsOfFamilies(), free: map[string][]*claim{}}
+	for _, v := range w.vpcs {
+		for i := range podNICClaims {
+			w.free[v.Name] = append(w.free[v.Name], &claim{vpc: v.Name, entry: fmt.Sprintf("nic: a-%d", i)})
+		}
 	}
 	dice := rand.New(rand.NewPCG(1, 1))
-	firsts, besides := 0, 0
+	firsts, besides, drawn := 0, 0, map[string]bool{}
 	for range 200 {
 		s := w.draw(dice)
+		drawn[s.network] = true
 		if len(s.nics) > branchNICs {
 			t.Errorf("a pod has %d NICs", len(s.nics))
 		}
@@ -166,7 +182,7 @@ func TestDrawsOfBranches(t *testing.T) {
 		}
 		w.back(s)
 	}
-	if firsts < 40 || besides < 40 {
-		t.Errorf("of 200 pods %d have a branch first and %d beside", firsts, besides)
+	if firsts < 40 || besides < 40 || len(drawn) != 1+len(w.vpcs) {
+		t.Errorf("of 200 pods %d have a branch first and %d beside, in %v", firsts, besides, drawn)
 	}
 }

@@ -104,7 +104,7 @@ func (l *ledger) plug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) er
 		return fmt.Errorf("PodNIC %s: %w", nic.Name, err)
 	}
 	if c := s.nics[len(s.nics)-1].claim; c != nil {
-		if err := c.holds(cidr.Addr(), nic.Status.MAC); err != nil {
+		if err := c.holds([]netip.Addr{cidr.Addr()}, nic.Status.MAC); err != nil {
 			l.violate(other, fmt.Sprintf("pod %s/%s: %s (%s) %v", p.Node, p.Name, hotName, c.entry, err))
 		}
 	}

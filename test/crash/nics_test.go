@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/lab/portcloud"
@@ -28,11 +29,12 @@ import (
 // shape is what a pod is given beyond an address of the mode: nothing, or NICs that are ports of
 // a VPC.
 type shape struct {
-	network string // that the NICs' addresses are of; empty: it has none
-	beside  bool   // its first interface is the mode's
-	options node.PodOptions
-	nics    []wantNIC
-	entries []string // of the annotation, one for each NIC
+	network  string       // that the NICs' addresses are of; empty: it has none
+	families ipfamily.Set // of those addresses
+	beside   bool         // its first interface is the mode's
+	options  node.PodOptions
+	nics     []wantNIC
+	entries  []string // of the annotation, one for each NIC
 }
 
 // wantNIC is an interface that a pod is to have.
@@ -47,23 +49,23 @@ type claim struct {
 	vpc, entry string // of the annotation
 	keeps      bool   // address and MAC address, for one pod after the other
 
-	mu  sync.Mutex // guards what follows
-	ip  netip.Addr // invalid: not known yet
+	mu  sync.Mutex   // guards what follows
+	ips []netip.Addr // nil: not known yet
 	mac string
 }
 
 // holds compares an interface with what the claim had before.
-func (c *claim) holds(ip netip.Addr, mac string) error {
+func (c *claim) holds(ips []netip.Addr, mac string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ip.IsValid() && c.ip != ip {
-		return fmt.Errorf("has %s, want %s", ip, c.ip)
+	if c.ips != nil && !slices.Equal(c.ips, ips) {
+		return fmt.Errorf("has %s, want %s", ips, c.ips)
 	}
 	if c.mac != "" && c.mac != mac {
 		return fmt.Errorf("has the MAC address %s, want %s", mac, c.mac)
 	}
 	if c.keeps {
-		c.ip, c.mac = ip, mac
+		c.ips, c.mac = ips, mac
 	}
 	return nil
 }
@@ -137,23 +139,23 @@ func (w *nicPool) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*c
 	}
 	for i := range fixedClaims {
 		ip := at(firstFixed + i)
-		all = append(all, &claim{vpc: v.Name, entry: "ip: " + ip.String(), ip: ip})
+		all = append(all, &claim{vpc: v.Name, entry: "ip: " + ip.String(), ips: []netip.Addr{ip}})
 	}
 	for range narrowClaims {
 		all = append(all, &claim{vpc: v.Name, entry: "subnet: " + narrow})
 	}
 	for i := range podNICClaims {
 		var addresses []v1alpha1.NICAddress
-		var ip netip.Addr
+		var ips []netip.Addr
 		if i%2 == 0 {
-			ip = at(220 + i)
-			addresses = []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: ip.String()}}
+			ips = []netip.Addr{at(220 + i)}
+			addresses = []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: ips[0].String()}}
 		}
 		c, err := keptNIC(ctx, l, v, i, addresses...)
 		if err != nil {
 			return nil, err
 		}
-		c.ip = ip
+		c.ips = ips
 		all = append(all, c)
 	}
 	for i := range portClaims {
@@ -165,7 +167,7 @@ func (w *nicPool) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*c
 			return nil, fmt.Errorf("make a user's port: %w", err)
 		}
 		w.ports[p.ID] = p
-		all = append(all, &claim{vpc: v.Name, entry: "portID: " + p.ID, keeps: true, ip: p.Addresses[0].IP, mac: p.MAC})
+		all = append(all, &claim{vpc: v.Name, entry: "portID: " + p.ID, keeps: true, ips: []netip.Addr{p.Addresses[0].IP}, mac: p.MAC})
 	}
 	return all, nil
 }
@@ -276,11 +278,12 @@ func (s shape) is(p *node.Pod) ([]address, error) {
 	if err != nil {
 		return nil, err
 	}
-	addrs := map[string]netip.Addr{}
+	addrs := map[string][]netip.Addr{}
 	for _, ip := range r.IPs {
 		if ip.Interface != nil && *ip.Interface < len(r.Interfaces) {
-			if a, ok := netip.AddrFromSlice(ip.Address.IP); ok && a.Unmap().Is4() {
-				addrs[r.Interfaces[*ip.Interface].Name] = a.Unmap()
+			if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+				name := r.Interfaces[*ip.Interface].Name
+				addrs[name] = append(addrs[name], a.Unmap())
 			}
 		}
 	}
@@ -292,11 +295,15 @@ func (s shape) is(p *node.Pod) ([]address, error) {
 	}
 	var errs []error
 	for _, n := range s.nics {
-		if macs[n.name] == "" || !addrs[n.name].IsValid() {
-			errs = append(errs, fmt.Errorf("has no %s with an address, of %v", n.name, r.Interfaces))
+		var got []ipfamily.Family
+		for _, a := range addrs[n.name] {
+			got = append(got, ipfamily.Of(a))
+			all = append(all, address{s.network, a})
+		}
+		if macs[n.name] == "" || !slices.Equal(got, s.families.Families()) {
+			errs = append(errs, fmt.Errorf("has %s with %v, want addresses of %v, of %v", n.name, addrs[n.name], s.families.Families(), r.Interfaces))
 			continue
 		}
-		all = append(all, address{s.network, addrs[n.name]})
 		if n.claim != nil {
 			if err := n.claim.holds(addrs[n.name], macs[n.name]); err != nil {
 				errs = append(errs, fmt.Errorf("%s (%s) %w", n.name, n.claim.entry, err))

@@ -3,6 +3,8 @@ package vpcport
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/limits"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/ec2"
@@ -233,6 +236,102 @@ func TestFirstInterfaceThatIsABranch(t *testing.T) {
 		}
 		return in(v1alpha1.PhaseActive)(o)
 	})
+}
+
+// families has ports of VPC e be of some IP families from now on.
+func (b *branches) families(f ipfamily.Set) {
+	b.t.Helper()
+	o, err := b.nets.Of("e")
+	harness.OK(b.t, err)
+	p := ec2.Open(ec2.Settings{Cloud: b.ec2, Cluster: cluster, VPC: cloudfake.VPC, Families: f, Settle: time.Second, Logger: sourcetest.Logger(b.t.Output())})
+	o.Provider = cooling{p, 0}
+	o.Network, err = p.Network(b.t.Context(), cloudfake.VPC)
+	harness.OK(b.t, err)
+	o.Spec.EC2 = &v1alpha1.EC2Spec{IPFamilies: string(f), WarmBranches: o.Spec.EC2.WarmBranches}
+	b.nets.set("e", o)
+}
+
+// has wants a NIC to be active with addresses, and returns it.
+func (b *branches) has(pod, nic string, want func([]v1alpha1.PortAddress) error) *v1alpha1.PodNIC {
+	b.t.Helper()
+	return b.awaitNIC(pod, nic, "has its addresses", func(o *v1alpha1.PodNIC) error {
+		if err := in(v1alpha1.PhaseActive)(o); err != nil {
+			return err
+		}
+		return want(o.Status.Addresses)
+	})
+}
+
+// A VPC that gets IPv6 gives new NICs an address of it too, as their subnet has them, and leaves those that
+// there are as they are. A port that is made again has both addresses again.
+func TestBranchesOfAVPCThatGetsIPv6(t *testing.T) {
+	b := startEC2(t, 0)
+	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	four := func(a v1alpha1.PortAddress) bool {
+		return strings.HasSuffix(a.CIDR, "/20") && a.Gateway == "10.0.0.1" && a.Subnet == "subnet-a"
+	}
+	six := func(a v1alpha1.PortAddress) bool {
+		return strings.HasPrefix(a.CIDR, "2001:db8:0:a:") && strings.HasSuffix(a.CIDR, "/64") && a.Gateway == "fe80:ec2::1" && a.Subnet == "subnet-a"
+	}
+	onlyFour := func(list []v1alpha1.PortAddress) error {
+		if len(list) != 1 || !four(list[0]) {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	}
+	both := func(list []v1alpha1.PortAddress) error {
+		if len(list) != 2 || !four(list[0]) || !six(list[1]) {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	}
+	b.podIn("old", "")
+	b.schedule("old", "node-1")
+	old := b.has("old", "eth0", onlyFour)
+	b.families(ipfamily.Dual)
+	b.podIn("new", "[{}, {ip: '2001:db8:0:a::77'}, {addresses: [{ip: 10.0.0.88}, {ip: '2001:db8:0:a::88'}]}]")
+	b.schedule("new", "node-1")
+	first := b.has("new", "eth0", both)
+	for nic, want := range map[string]string{"eth1": "2001:db8:0:a::77/64", "eth2": "2001:db8:0:a::88/64"} {
+		if o := b.has("new", nic, both); o.Status.Addresses[1].CIDR != want {
+			t.Errorf("%s has %+v, want %s", nic, o.Status.Addresses, want)
+		}
+	}
+	if now := b.has("old", "eth0", onlyFour); now.Status.PortID != old.Status.PortID || now.Status.Addresses[0] != old.Status.Addresses[0] {
+		t.Errorf("the NIC of before was %+v, is %+v", old.Status, now.Status)
+	}
+	b.podIn("odd", "[{addresses: [{ip: 10.0.0.99}, {ip: 10.0.0.98}]}]")
+	b.awaitEvent("odd", "NICsRefused", "is of the same family as that before")
+
+	harness.OK(t, b.ec2.DeleteENI(t.Context(), first.Status.PortID))
+	b.awaitNIC("new", "eth0", "has another port with its addresses", func(o *v1alpha1.PodNIC) error {
+		if o.Status.PortID == first.Status.PortID || !slices.Equal(o.Status.Addresses, first.Status.Addresses) {
+			return fmt.Errorf("port %s with %+v", o.Status.PortID, o.Status.Addresses)
+		}
+		return in(v1alpha1.PhaseActive)(o)
+	})
+}
+
+// Of a VPC of IPv6 alone a NIC has an address of that, and a subnet without any says so.
+func TestBranchesOfIPv6(t *testing.T) {
+	b := startEC2(t, 0)
+	b.families(ipfamily.OnlyIPv6)
+	b.podIn("early", "")
+	b.schedule("early", "node-1")
+	b.awaitNIC("early", "eth0", "has no subnet", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Invalid).Reason, "has a block of IPv6"))
+	b.deletePod("early")
+	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.families(ipfamily.OnlyIPv6)
+	b.podIn("web", "")
+	b.schedule("web", "node-1")
+	b.has("web", "eth0", func(list []v1alpha1.PortAddress) error {
+		if len(list) != 1 || !strings.HasPrefix(list[0].CIDR, "2001:db8:0:a:") || list[0].Gateway != "fe80:ec2::1" {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	})
+	b.podIn("odd", "[{ip: 10.0.0.99}]")
+	b.awaitEvent("odd", "NICsRefused", "10.0.0.99 is in no subnet of VPC e")
 }
 
 // A NIC that outlives pods keeps its address from node to node.

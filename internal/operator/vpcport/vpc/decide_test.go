@@ -302,3 +302,36 @@ func TestLanesAreShared(t *testing.T) {
 		t.Errorf("%+v, want two endpoints with 8 each", got)
 	}
 }
+
+// A VPC whose NICs would get no address says so.
+func TestComplaints(t *testing.T) {
+	subnet := func(cidr, six string) vpcport.Subnet {
+		s := vpcport.Subnet{ID: "s-" + cidr, CIDR: netip.MustParsePrefix(cidr)}
+		if six != "" {
+			s.IPv6CIDR = netip.MustParsePrefix(six)
+		}
+		return s
+	}
+	four, six, both := subnet("10.0.0.0/20", ""), subnet("2001:db8::/64", ""), subnet("10.0.16.0/20", "2001:db8:0:1::/64")
+	ofEC2 := func(families string) v1alpha1.VPCSpec {
+		return v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, EC2: &v1alpha1.EC2Spec{IPFamilies: families}}
+	}
+	for _, tt := range []struct {
+		spec    v1alpha1.VPCSpec
+		subnets []vpcport.Subnet
+		says    string // empty: all is well
+	}{
+		{ofEC2(""), []vpcport.Subnet{four}, ""},
+		{v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2}, []vpcport.Subnet{four}, ""},
+		{v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2}, nil, "has no subnet"},
+		{ofEC2("ipv6"), []vpcport.Subnet{six}, ""},
+		{ofEC2("ipv6"), nil, "spec.ec2.ipFamilies: is ipv6, and no subnet of vpc-1 has a block of IPv6"},
+		{ofEC2("dual"), []vpcport.Subnet{four, both}, ""},
+		{ofEC2("dual"), []vpcport.Subnet{four}, "spec.ec2.ipFamilies: is dual, and no subnet of vpc-1 has a block of IPv6"},
+	} {
+		got := complaint(tt.spec, vpcport.Network{ID: "vpc-1", Subnets: tt.subnets})
+		if (got == nil) != (tt.says == "") || got != nil && (got.reason != ReasonNoSubnet || !strings.Contains(got.message, tt.says)) {
+			t.Errorf("%+v with %v: %+v, want %q", tt.spec, tt.subnets, got, tt.says)
+		}
+	}
+}
