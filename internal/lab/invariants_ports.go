@@ -119,6 +119,9 @@ func (v *portView) checkObjects() {
 			v.wrong("PodNIC %s says that pod %s (%s) has it, which is gone", name, n.Status.Pod.Name, n.Status.Pod.UID)
 		}
 		id := n.Status.PortID
+		if _, ofEC2 := v.families[n.Spec.VPC]; ofEC2 && id == "" && n.Spec.Pod == nil && n.Status.Pod == nil {
+			continue // a branch is made on the node of the first pod that has it
+		}
 		if id == "" {
 			v.wrong("PodNIC %s has no port: %s", name, phase(n))
 			continue

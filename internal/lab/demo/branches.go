@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/echo"
@@ -56,6 +57,7 @@ func branchLab(o lab.Options) lab.Options {
 	return lab.Options{
 		Dir: o.Dir, BinDir: o.BinDir, KubeAssets: o.KubeAssets, Progress: o.Progress, Mode: lab.OperatorMode, Nodes: 2, Spec: &s, InstanceType: branchType,
 		VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorCount: 2, RestartOperators: true, OperatorArgs: branchOperatorArgs,
+		IPFamilies: ipfamily.Dual,
 	}
 }
 
@@ -132,15 +134,15 @@ func branchUp(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !slices.Equal(e.Groups, []string{group}) || len(p.Addrs) != 1 || p.Addr() != e.Primary {
-		return "", fmt.Errorf("pod %s has %v, and its branch %s and the groups %v, want %s", vault, p.Addrs, e.Primary, e.Groups, group)
+	if own := append([]netip.Addr{e.Primary}, e.IPv6...); !slices.Equal(e.Groups, []string{group}) || len(own) != 2 || !slices.Equal(p.Addrs, own) {
+		return "", fmt.Errorf("pod %s has %v, and its branch %v and the groups %v, want %s", vault, p.Addrs, own, e.Groups, group)
 	}
 	for i, name := range []string{neighbor, stranger} {
 		if _, err := s.nodes[i].AddPod(ctx, name, node.PodOptions{}); err != nil {
 			return "", err
 		}
 	}
-	return fmt.Sprintf("%s by VLAN %d of the trunk, after %.1f s", e.Primary, e.Trunk.VLAN, took.Seconds()), nil
+	return fmt.Sprintf("%s and %s by VLAN %d of the trunk, after %.1f s", p.Addrs[0], p.Addrs[1], e.Trunk.VLAN, took.Seconds()), nil
 }
 
 // branchWarm makes a pod like the vault while EC2 answers nobody, and takes it away again.
@@ -194,6 +196,23 @@ func (s *stage) whoAsks() (map[string]string, error) {
 	return all, nil
 }
 
+// caller is one who asks the vault at an address.
+type caller struct {
+	who, netns string
+	vault      netip.Addr
+}
+
+// callers are all who ask the vault, at each of its addresses.
+func (s *stage) callers(vault *node.Pod) (list []caller, err error) {
+	from, err := s.whoAsks()
+	for who, netns := range from {
+		for _, a := range vault.Addrs {
+			list = append(list, caller{fmt.Sprintf("%s by %s", who, ipfamily.Of(a)), netns, a})
+		}
+	}
+	return list, err
+}
+
 // asked is nil if one of those who ask the vault gets an answer.
 func asked(ctx context.Context, netns string, vault netip.Addr) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -218,24 +237,24 @@ func branchGroups(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	callers, err := s.whoAsks()
+	callers, err := s.callers(p)
 	if err != nil {
 		return "", err
 	}
-	for who, from := range callers {
-		if err := asked(ctx, from, p.Addr()); err == nil {
-			return "", fmt.Errorf("%s gets an answer, and the group lets nobody in", who)
+	for _, c := range callers {
+		if err := asked(ctx, c.netns, c.vault); err == nil {
+			return "", fmt.Errorf("%s gets an answer, and the group lets nobody in", c.who)
 		}
 	}
 	if err := s.lab.Ports.Allow(ctx, e.Groups[0], portcloud.Rule{Protocol: "tcp"}); err != nil {
 		return "", err
 	}
-	for who, from := range callers {
-		if err := until(ctx, who+" gets an answer", func() error { return asked(ctx, from, p.Addr()) }); err != nil {
+	for _, c := range callers {
+		if err := until(ctx, c.who+" gets an answer", func() error { return asked(ctx, c.netns, c.vault) }); err != nil {
 			return "", err
 		}
 	}
-	return fmt.Sprintf("%d who ask: none answered, then all", len(callers)), nil
+	return fmt.Sprintf("%d questions, by IPv4 and IPv6: none answered, then all", len(callers)), nil
 }
 
 // branchKilled has the pod answer while nobody of Berth runs.
@@ -244,7 +263,7 @@ func branchKilled(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	callers, err := s.whoAsks()
+	callers, err := s.callers(p)
 	if err != nil {
 		return "", err
 	}
@@ -258,9 +277,9 @@ func branchKilled(ctx context.Context, s *stage) (string, error) {
 	}
 	answers := 0
 	for range 20 {
-		for who, from := range callers {
-			if err := asked(ctx, from, p.Addr()); err != nil {
-				return "", fmt.Errorf("%s got no answer: %w", who, err)
+		for _, c := range callers {
+			if err := asked(ctx, c.netns, c.vault); err != nil {
+				return "", fmt.Errorf("%s got no answer: %w", c.who, err)
 			}
 			answers++
 		}

@@ -21,12 +21,16 @@ const (
 )
 
 // Until calls is until it returns nil. When ctx ends, it returns what is
-// returned last.
+// returned last before that, if it returned at all: what ctx itself cuts short tells nothing.
 func Until(ctx context.Context, is func() error) error {
+	var last error
 	for began := time.Now(); ; {
 		err := is()
-		if err == nil || Pause(ctx, began, Often) != nil {
-			return err
+		if err == nil || last == nil || ctx.Err() == nil {
+			last = err
+		}
+		if last == nil || Pause(ctx, began, Often) != nil {
+			return last
 		}
 	}
 }
