@@ -331,7 +331,7 @@ func TestBranchesOfIPv6(t *testing.T) {
 		return nil
 	})
 	b.podIn("odd", "[{ip: 10.0.0.99}]")
-	b.awaitEvent("odd", "NICsRefused", "10.0.0.99 is in no subnet of VPC e")
+	b.awaitNIC("odd", "eth0", "is refused", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonRefused, "10.0.0.99 is in no subnet of VPC e"))
 }
 
 // A NIC that outlives pods keeps its address from node to node.
