@@ -64,6 +64,9 @@ type Traits struct {
 	// Idempotent: a repeat of a Create, of the same port for the same device, makes no
 	// second one, whether its reply was lost or not.
 	Idempotent bool
+	// OneEach: a port has one address of each family. What else the provider shows somebody else gave it, and
+	// is not for the NIC.
+	OneEach bool
 	// AtOnce is how many calls may well be under way at once, as something below knows better
 	// how many the provider bears; 0: as whoever makes them thinks right.
 	AtOnce int

@@ -1,8 +1,10 @@
 package vpcport
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -312,13 +314,84 @@ func TestBranchesOfAVPCThatGetsIPv6(t *testing.T) {
 	})
 }
 
+// Addresses that somebody gives a branch are not its NIC's, and not asked for when its port is made again; one
+// that is taken away is.
+func TestAddressesOfOthers(t *testing.T) {
+	four, six := netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("2001:db8::9")
+	at := func(addrs ...netip.Addr) (list []vpcport.FixedIP) {
+		for _, a := range addrs {
+			list = append(list, vpcport.FixedIP{SubnetID: "subnet-a", IP: a})
+		}
+		return list
+	}
+	as := func(cidrs ...string) (list []v1alpha1.PortAddress) {
+		for _, c := range cidrs {
+			list = append(list, v1alpha1.PortAddress{CIDR: c, Subnet: "subnet-a"})
+		}
+		return list
+	}
+	network := vpcport.Network{Subnets: []vpcport.Subnet{{ID: "subnet-a", CIDR: netip.MustParsePrefix("10.0.0.0/20"), IPv6CIDR: netip.MustParsePrefix("2001:db8::/64")}}}
+	for name, tt := range map[string]struct {
+		port      string // that was recorded; empty: this one
+		had       []v1alpha1.PortAddress
+		has, want []vpcport.FixedIP
+	}{
+		"a new port":                   {"", nil, at(four, six), at(four, six)},
+		"two of a family":              {"", nil, at(four, six, six.Next()), at(four, six)},
+		"another before its own":       {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, six.Prev(), six), at(four, six)},
+		"its own is gone":              {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, six.Next()), at(four, six.Next())},
+		"a family less":                {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four), at(four)},
+		"a family more":                {"", as("10.0.0.9/20"), at(four, six), at(four)},
+		"a family more of a new port":  {"eni-0", as("10.0.0.9/20"), at(four, six), at(four, six)},
+		"IPv6 alone, and another":      {"", as("2001:db8::9/64"), at(six.Next(), six), at(six)},
+		"of a block that nobody knows": {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, netip.MustParseAddr("2001:db8:1::9")), at(four)},
+		"of such a block alone":        {"", nil, at(netip.MustParseAddr("2001:db8:1::9")), at(netip.MustParseAddr("2001:db8:1::9"))},
+		"what it had cannot be read":   {"", as("nonsense"), at(four), at(four)},
+		"nothing":                      {"", as("10.0.0.9/20"), nil, nil},
+	} {
+		p := &vpcport.Port{ID: "eni-1", Addresses: tt.has}
+		st := v1alpha1.PodNICStatus{PortID: cmp.Or(tt.port, p.ID), Addresses: tt.had}
+		s := &scene{o: &v1alpha1.PodNIC{Status: st}, opened: Opened{Provider: ec2.Open(ec2.Settings{}), Network: network}}
+		if got := s.own(p); !slices.Equal(got.Addresses, tt.want) || !slices.Equal(p.Addresses, tt.has) {
+			t.Errorf("%s: %v, want %v", name, got.Addresses, tt.want)
+		}
+	}
+}
+
+// A port that lost all of its addresses is said to, and the NIC keeps what it had, which a port in its place is to
+// have again.
+func TestBranchWithoutAnAddress(t *testing.T) {
+	b := startEC2(t, 0)
+	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.families(ipfamily.OnlyIPv6)
+	b.podIn("web", "")
+	b.schedule("web", "node-1")
+	before := b.awaitNIC("web", "eth0", "is active", in(v1alpha1.PhaseActive))
+	has := netip.MustParsePrefix(before.Status.Addresses[0].CIDR).Addr()
+	harness.OK(t, b.ec2.UnassignAddresses(t.Context(), before.Status.PortID, []netip.Prefix{cloud.HostPrefix(has)}))
+	b.families(ipfamily.OnlyIPv6) // by which NICs are looked at
+	b.awaitNIC("web", "eth0", "says that its port has no address", func(o *v1alpha1.PodNIC) error {
+		if !slices.Equal(o.Status.Addresses, before.Status.Addresses) {
+			return fmt.Errorf("it has %+v", o.Status.Addresses)
+		}
+		return condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, "has no address of the families of VPC e (spec.ec2.ipFamilies)")(o)
+	})
+	harness.OK(t, b.ec2.DeleteENI(t.Context(), before.Status.PortID))
+	b.awaitNIC("web", "eth0", "has another port with its address", func(o *v1alpha1.PodNIC) error {
+		if o.Status.PortID == before.Status.PortID || !slices.Equal(o.Status.Addresses, before.Status.Addresses) {
+			return fmt.Errorf("port %s with %+v", o.Status.PortID, o.Status.Addresses)
+		}
+		return in(v1alpha1.PhaseActive)(o)
+	})
+}
+
 // Of a VPC of IPv6 alone a NIC has an address of that, and a subnet without any says so.
 func TestBranchesOfIPv6(t *testing.T) {
 	b := startEC2(t, 0)
 	b.families(ipfamily.OnlyIPv6)
 	b.podIn("early", "")
 	b.schedule("early", "node-1")
-	b.awaitNIC("early", "eth0", "has no subnet", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Invalid).Reason, "has a block of IPv6"))
+	b.awaitNIC("early", "eth0", "has no subnet", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Invalid).Reason, "has an IPv6 CIDR block"))
 	b.deletePod("early")
 	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	b.families(ipfamily.OnlyIPv6)

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/operator/vpcport/plan"
 	"github.com/berthnet/berth/internal/vpcport"
 )
@@ -51,7 +52,10 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	}
 	var lie error
 	if p != nil && s.shut == nil {
-		lie = describe(&st, p, s.opened.Network)
+		if lie = describe(&st, s.own(p), s.opened.Network); len(p.Addresses) == 0 && s.opened.Provider.Traits().OneEach {
+			lie = fmt.Errorf("port %s has no address of the families of VPC %s (spec.ec2.ipFamilies)", p.ID, s.o.Spec.VPC)
+			st.Addresses = s.o.Status.Addresses // which it is to have again
+		}
 		st.Made = s.want.Given == ""
 	}
 	here := s.next == assignedTo(st) && p != nil && lie == nil && s.host != "" && p.Host == s.host && p.Binding.Result == vpcport.Bound
@@ -109,6 +113,49 @@ func phaseOf(s *scene, n nic, step plan.Step, p *vpcport.Port, here bool) v1alph
 		return cmp.Or(s.o.Status.Phase, v1alpha1.PhasePending) // nothing was seen to have changed
 	}
 	return v1alpha1.PhasePending
+}
+
+// own is a port with those of its addresses that are for the NIC, where that has one of each family: the one that
+// it had before, if the port has that still, else the first of a block that the subnet is known to have. A port that
+// the NIC had without a family has none of that.
+func (s *scene) own(p *vpcport.Port) *vpcport.Port {
+	if !s.opened.Provider.Traits().OneEach {
+		return p
+	}
+	had := addrsOf(s.o.Status)
+	known := func(a vpcport.FixedIP) bool {
+		return slices.ContainsFunc(s.opened.Network.Subnets, func(n vpcport.Subnet) bool {
+			cidr, _ := n.For(a.IP)
+			return n.ID == a.SubnetID && cidr.Contains(a.IP)
+		})
+	}
+	only := *p
+	only.Addresses = nil
+	for _, f := range ipfamily.Dual.Families() {
+		of := func(a netip.Addr) bool { return ipfamily.Of(a) == f }
+		if s.o.Status.PortID == p.ID && len(had) > 0 && !slices.ContainsFunc(had, of) {
+			continue
+		}
+		all := slices.DeleteFunc(slices.Clone(p.Addresses), func(a vpcport.FixedIP) bool { return !of(a.IP) || !known(a) })
+		i := slices.IndexFunc(all, func(a vpcport.FixedIP) bool { return slices.Contains(had, a.IP) })
+		if len(all) > 0 {
+			only.Addresses = append(only.Addresses, all[max(i, 0)])
+		}
+	}
+	if len(only.Addresses) == 0 {
+		return p // of which describe says what is wrong
+	}
+	return &only
+}
+
+// addrsOf are the addresses of a PodNIC, as far as they can be read.
+func addrsOf(st v1alpha1.PodNICStatus) (list []netip.Addr) {
+	for _, a := range st.Addresses {
+		if cidr, err := netip.ParsePrefix(a.CIDR); err == nil {
+			list = append(list, cidr.Addr())
+		}
+	}
+	return list
 }
 
 // describe writes what a port is. The error says what a node could not use.
@@ -255,10 +302,7 @@ func (s *scene) moved(st v1alpha1.PodNICStatus) bool {
 		return false
 	}
 	known, err := netip.ParseAddr(s.pod.Status.PodIP)
-	return err == nil && len(st.Addresses) > 0 && !slices.ContainsFunc(st.Addresses, func(a v1alpha1.PortAddress) bool {
-		p, err := netip.ParsePrefix(a.CIDR)
-		return err == nil && p.Addr() == known
-	})
+	return err == nil && len(st.Addresses) > 0 && !slices.Contains(addrsOf(st), known)
 }
 
 func addressesOf(st v1alpha1.PodNICStatus) string {

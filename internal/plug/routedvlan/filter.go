@@ -131,9 +131,15 @@ var (
 	linkMulticast = netip.MustParsePrefix("ff02::/16")
 )
 
+// neighbourHops is the hop limit of messages of neighbours, by which who gets one knows that no router has passed it
+// on (RFC 4861, section 7.1).
+const neighbourHops = 255
+
+// hopLimit loads ip6 hoplimit, of such packets (RFC 8200, section 3).
+func hopLimit() nft.Exprs { return nft.Network(7, 1) }
+
 // onlyPod drops what comes by the VLAN and is not for the pod. But by IPv6 the node asks the router for its MAC
-// address, and answers (RFC 4861, section 7); messages of other hosts than those of the link the kernel
-// drops. Routers that advertise themselves are not heard.
+// address, and answers. Routers that advertise themselves are not heard.
 func (b branch) onlyPod() (rules []nft.Exprs) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if !b.has(family) {
@@ -143,7 +149,7 @@ func (b branch) onlyPod() (rules []nft.Exprs) {
 	for _, h := range b.hops {
 		if h.family() == unix.AF_INET6 {
 			for _, to := range []netip.Prefix{linkLocal, linkMulticast} {
-				rules = append(rules, nft.Join(nft.DestinationIn(to), nft.ICMPv6Between(solicitation, advertisement), nft.Accept()))
+				rules = append(rules, nft.Join(nft.DestinationIn(to), hopLimit(), nft.Is(neighbourHops), nft.ICMPv6Between(solicitation, advertisement), nft.Accept()))
 			}
 		}
 		rules = append(rules, nft.Join(nft.Family(h.family()), nft.Destination(h.family()), nft.IsNot(h.addr.AsSlice()...), nft.Count(), nft.Drop()))

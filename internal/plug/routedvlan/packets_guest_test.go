@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/ipv6"
+
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -303,5 +305,58 @@ func (w *world) onlyItsOwn(mode plug.Enforcing, p plan, a *podif.Namespace) {
 	}
 	if text := w.run(w.node, "nft", "list table inet seen"); strings.Count(text, "counter packets 0 ") != 2 {
 		t.Errorf("%s: the node takes what is for others by a pod's VLAN:\n%s", mode, text)
+	}
+}
+
+// Of what is between the hosts of a link the node takes questions for MAC addresses by a VLAN, and their answers, and
+// nothing else: no router that advertises itself, no redirect, no ping.
+func TestMessagesOfTheLink(t *testing.T) {
+	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
+		w := newWorld(t)
+		w.families = ipfamily.Dual
+		w.live(false, "0")
+		a, _ := w.two(mode)
+		link, own := w.want(7, mode, plugtest.One, plugtest.PortA, a).VLANLink(), rtnl.LinkLocal(macOf(7))
+		const kinds = "icmpv6 type { nd-router-advert, nd-redirect, echo-request } counter"
+		w.run(w.node, "nft", "add table inet seen")
+		w.run(w.node, "nft", "add chain inet seen input { type filter hook input priority raw ; }")
+		w.run(w.node, "nft", "add rule inet seen input iifname "+link+" "+kinds)
+		w.run(w.node, "nft", "add rule inet seen input iifname "+link+" icmpv6 type nd-neighbor-advert counter")
+		w.run(w.router, "nft", "add chain inet vpc sent { type filter hook output priority raw ; }")
+		w.run(w.router, "nft", "add rule inet vpc sent oifname v7 "+kinds)
+		advertisement := []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 15: 0} // RFC 4861, section 4.2: with a lifetime
+		redirect := make([]byte, 40)                                    // section 4.5
+		redirect[0] = 137
+		index := plugtest.Link(t, w.router, "v7").Attrs().Index
+		plugtest.Must(t, ns.Do(w.router.Path, func() error {
+			c, err := net.ListenPacket("ip6:ipv6-icmp", "::")
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			for _, m := range []struct {
+				body []byte
+				to   netip.Addr
+			}{{advertisement, netip.MustParseAddr("ff02::1")}, {redirect, own}, {[]byte{128, 0, 0, 0, 0, 7, 0, 1}, own}} {
+				cm := &ipv6.ControlMessage{HopLimit: neighbourHops, IfIndex: index, Src: gateway6.AsSlice()}
+				if _, err := ipv6.NewPacketConn(c).WriteTo(m.body, cm, &net.IPAddr{IP: m.to.AsSlice()}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		w.run(w.node, "ip", "-6 neigh flush dev "+link)
+		if got := w.ask(a, web(plans[ipfamily.IPv6].inVPC)); got == nothing { // for which the node asks for the router
+			t.Errorf("%s: the pod gets no answer", mode)
+		}
+		if text := w.run(w.router, "nft", "list chain inet vpc sent"); !strings.Contains(text, "counter packets 3 ") {
+			t.Errorf("%s: the router did not send all:\n%s", mode, text)
+		}
+		if text := w.run(w.node, "nft", "list table inet seen"); strings.Count(text, "counter packets 0 ") != 1 || !strings.Contains(text, "nd-redirect } counter packets 0 ") {
+			t.Errorf("%s: the node takes messages of the link, or no answers:\n%s", mode, text)
+		}
+		if text := w.run(w.node, "ip", "-6 route show default"); strings.Contains(text, link) {
+			t.Errorf("%s: the VLAN's router became the node's:\n%s", mode, text)
+		}
 	}
 }

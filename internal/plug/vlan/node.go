@@ -40,6 +40,7 @@ func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, e
 		if err := p.node.NL.LinkSetHardwareAddr(rtnl.LinkRef(l.Index), w.Interface.MAC); err != nil {
 			return nil, fmt.Errorf("give %s the MAC address %s: %w", l.Name, w.Interface.MAC, err)
 		}
+		l.HardwareAddr = w.Interface.MAC
 	}
 	if mtu := w.Interface.MTU; mtu != 0 && l.MTU != mtu {
 		if err := p.node.NL.LinkSetMTU(rtnl.LinkRef(l.Index), mtu); err != nil {

@@ -327,10 +327,13 @@ func TestDecide(t *testing.T) {
 		"where all are ports":  {onlyPorts, branch("eth0"), "eth0:VLAN::true eth1:VLAN::false", ""},
 		"where none may be":    {rules{}, branch("eth0"), "", `status.interface is "eth0", expected another: it is the name of the first interface of pods, which is no port on this node`},
 		"no branch":            {ofENIs, plain, "", `status.plug.type is "OVS", expected VLAN of eth0`},
-		"both families, and more than one of each": {ofENIs, func(s *v1alpha1.PodNICStatus) {
+		"two addresses of a family": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)
-			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "192.168.0.99/24"},
-				v1alpha1.PortAddress{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"}, v1alpha1.PortAddress{CIDR: "2001:db8::10/64", Gateway: "fe80:ec2::1"})
+			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "192.168.0.99/24"})
+		}, "", "one of a family, or one of each"},
+		"both families": {ofENIs, func(s *v1alpha1.PodNICStatus) {
+			branch("eth0")(s)
+			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"})
 		}, "eth0:RoutedVLAN:strict:true:192.168.0.11/24:2001:db8::9/64 eth1:VLAN::false", ""},
 		"IPv6 alone": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)

@@ -154,19 +154,7 @@ func (r rules) route(n *attachment.NIC) error {
 		return invalid("status.plug.type", p.Type, "%s of %s: the first interface of pods is a branch interface of EC2 on this node, if it is a port", plug.VLAN, firstInterface)
 	}
 	p.Type, p.Enforcing = string(plug.RoutedVLAN), string(r.enforcing)
-	n.Addresses = firstOfEach(n.Addresses)
 	return nil
-}
-
-// firstOfEach is the first address of each family. Somebody may have given a branch more, by which the pod
-// is not known.
-func firstOfEach(list []attachment.NICAddress) (out []attachment.NICAddress) {
-	for _, a := range list {
-		if !slices.ContainsFunc(out, func(o attachment.NICAddress) bool { return o.CIDR.Addr().Is4() == a.CIDR.Addr().Is4() }) {
-			out = append(out, a)
-		}
-	}
-	return out
 }
 
 // checkBridge refuses bridges of Open vSwitch that are not those of the node.

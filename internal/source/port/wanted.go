@@ -89,10 +89,11 @@ func adapted(rec attachment.Record, old, now attachment.NIC) attachment.NIC {
 	if now.Plug.Type == string(plug.Netns) || now.MTU == 0 {
 		now.MTU = old.MTU // as the agent has it
 	}
-	if ofMachine(old) {
+	// One that would lose an address keeps what the pod sees; how it is plugged is not the pod's affair.
+	if ofMachine(old) || moved(rec, old, now) {
 		now.MAC, now.MTU, now.Addresses, now.Routes = old.MAC, old.MTU, old.Addresses, old.Routes
 	}
-	if alike(old, now) || moved(rec, old, now) {
+	if alike(old, now) {
 		return old
 	}
 	if now.Later = true; now.State == attachment.Plugged {

@@ -193,9 +193,9 @@ func TestWantedOfAFirstBranch(t *testing.T) {
 		"an address of IPv6 too": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
 			o.Status.Addresses = append(o.Status.Addresses, v1alpha1.PortAddress{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"})
 		}), attachment.Changing},
-		"another address before its own": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
-			o.Status.Addresses = append([]v1alpha1.PortAddress{{CIDR: "192.168.0.99/24", Gateway: "192.168.0.1"}}, o.Status.Addresses...)
-		}), attachment.Plugged},
+		"IPv6 in the place of IPv4, and another VLAN": {ofENIs, of("0a:ff:ff:00:00:01", 9, func(o *v1alpha1.PodNIC) {
+			o.Status.Addresses = []v1alpha1.PortAddress{{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"}}
+		}), attachment.Changing},
 		"IPv6 in the place of IPv4": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
 			o.Status.Addresses = []v1alpha1.PortAddress{{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"}}
 		}), attachment.Plugged},

@@ -51,6 +51,9 @@ func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.Cr
 	var e cloud.ENI
 	for _, s := range subnets {
 		request.SubnetID = s.ID
+		if len(s.IPv6) == 0 {
+			request.IPv6 = 0 // Settings.withFamilies
+		}
 		if e, err = p.create(ctx, n, request); vpcport.ClassOf(err) != vpcport.SubnetFull {
 			break
 		}
@@ -80,25 +83,36 @@ func (p *Provider) place(ctx context.Context, n vpcport.NewPort) (list []cloud.S
 	if err != nil {
 		return nil, nil, err
 	}
+	if list, err = p.among(ctx, ids, n, t); vpcport.ClassOf(err) == vpcport.Invalid { // a subnet may have got what it lacked
+		if _, err := p.subnets.list(ctx); err != nil {
+			return nil, nil, err
+		}
+		list, err = p.among(ctx, ids, n, t)
+	}
+	return list, t, err
+}
+
+// among are those of some subnets that a port may be in.
+func (p *Provider) among(ctx context.Context, ids []string, n vpcport.NewPort, t *trunk) ([]cloud.Subnet, error) {
 	list, missing, err := p.subnets.of(ctx, ids)
 	switch {
 	case err != nil:
-		return nil, nil, err
+		return nil, err
 	case len(n.Addresses) > 0 && len(list) == 0:
-		return nil, nil, failure(vpcport.ReferenceGone, opCreate, "VPC %s has no subnet %.64s with IPv4", p.s.VPC, ids[0])
+		return nil, failure(vpcport.ReferenceGone, opCreate, "VPC %s has no subnet %.64s with IPv4", p.s.VPC, ids[0])
 	case len(n.Addresses) == 0:
 		if list = inZone(list, t.Zone); len(list) == 0 {
-			return nil, nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s, that of instance %s; missing: %q", ids, t.Zone, t.Instance, missing)
+			return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s, that of instance %s; missing: %q", ids, t.Zone, t.Instance, missing)
 		}
 	}
-	if list = p.s.withFamilies(list); len(list) == 0 {
-		return nil, nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v where the port may be has a block of IPv6, of which it is to have an address", ids)
+	if list = p.s.withFamilies(list, n.Addresses); len(list) == 0 {
+		return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v has an IPv6 CIDR block, and the port is to have an address of IPv6", ids)
 	}
-	return list, t, nil
+	return list, nil
 }
 
 // mayBeIn are the IDs of the subnets that a port may be in: the one that is asked for, those of the settings,
-// or that of its host's trunk.
+// or that of its host's trunk. It refuses addresses that no port can have together.
 func (p *Provider) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
 	switch families := p.s.Families.Families(); {
 	case len(n.Addresses) > len(families):
@@ -195,12 +209,11 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.Create
 func (p *Provider) asAsked(n vpcport.NewPort, r cloud.CreateENI, e cloud.ENI) error {
 	n.Host = "" // it is no branch yet
 	n.Addresses = nil
-	for _, f := range p.s.Families.Families() {
-		a := vpcport.NewAddress{SubnetID: r.SubnetID, IP: r.Primary}
-		if f == ipfamily.IPv6 {
-			a.IP = r.IPv6Address
-		}
-		n.Addresses = append(n.Addresses, a)
+	if p.s.Families.Has(ipfamily.IPv4) {
+		n.Addresses = append(n.Addresses, vpcport.NewAddress{SubnetID: r.SubnetID, IP: r.Primary})
+	}
+	if r.IPv6 > 0 || r.IPv6Address.IsValid() {
+		n.Addresses = append(n.Addresses, vpcport.NewAddress{SubnetID: r.SubnetID, IP: r.IPv6Address})
 	}
 	if n.Groups = r.Groups; len(r.Groups) == 0 {
 		n.Groups = nil

@@ -124,6 +124,28 @@ func TestFamiliesThatCannotBe(t *testing.T) {
 	failsWith(t, "an IPv6 address that another has", err, vpcport.AddressTaken)
 }
 
+// A certain address of IPv4 in a subnet without IPv6 is all that a port gets, as one that is made again had no
+// more. Without IPv4 it can have none there.
+func TestCertainAddressWithoutIPv6(t *testing.T) {
+	b := newBed6(t, ipfamily.Dual)
+	at := vpcport.NewAddress{SubnetID: "subnet-b", IP: netip.MustParseAddr("10.0.16.77")}
+	p := b.make(b.provider, newPort("u-1", "i-b", func(n *vpcport.NewPort) { n.Addresses = []vpcport.NewAddress{at} }))
+	if b.wantBound("in a subnet without IPv6", p, "i-b"); len(p.Addresses) != 1 || p.Addresses[0] != vpcport.FixedIP(at) {
+		t.Errorf("the port has %v", p.Addresses)
+	}
+}
+
+// A subnet that gets a block of IPv6 is good for ports at once.
+func TestSubnetThatGetsIPv6(t *testing.T) {
+	b := newBed6(t, ipfamily.Dual)
+	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-1", "i-b")})
+	failsWith(t, "before", err, vpcport.Invalid)
+	b.cloud.SetIPv6("subnet-b", "2001:db8:0:b::/64")
+	if p := b.make(b.provider, newPort("u-1", "i-b")); len(p.Addresses) != 2 {
+		t.Errorf("the port has %v", p.Addresses)
+	}
+}
+
 // Of several subnets one counts that has IPv6, if ports do.
 func TestSubnetsWithIPv6(t *testing.T) {
 	b := newBed(t)

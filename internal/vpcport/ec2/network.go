@@ -113,9 +113,13 @@ func (s *subnets) of(ctx context.Context, ids []string) (out []cloud.Subnet, mis
 	return out, missing, nil
 }
 
-// withFamilies are those subnets that have addresses of all families of ports. Each has those of IPv4.
-func (s Settings) withFamilies(list []cloud.Subnet) []cloud.Subnet {
-	return slices.DeleteFunc(list, func(n cloud.Subnet) bool { return s.Families.Has(ipfamily.IPv6) && len(n.IPv6) == 0 })
+// withFamilies are those subnets that have addresses of all families of ports. Each has those of IPv4, which are
+// enough where a certain one is asked for, and no other: so does a port that is made again, and had that one alone.
+func (s Settings) withFamilies(list []cloud.Subnet, asked []vpcport.NewAddress) []cloud.Subnet {
+	if !s.Families.Has(ipfamily.IPv6) || len(asked) == 1 && asked[0].IP.Is4() {
+		return list
+	}
+	return slices.DeleteFunc(list, func(n cloud.Subnet) bool { return len(n.IPv6) == 0 })
 }
 
 // inZone are the subnets of a zone, those with most free addresses first.

@@ -80,5 +80,5 @@ const atOnce = 128
 
 // Traits implements vpcport.Provider.
 func (p *Provider) Traits() vpcport.Traits {
-	return vpcport.Traits{MaxBatch: 1, MaxFilter: maxFilter, NeedsHost: true, Idempotent: true, AtOnce: atOnce, Warm: true, Cooling: p.s.Cooling}
+	return vpcport.Traits{MaxBatch: 1, MaxFilter: maxFilter, NeedsHost: true, Idempotent: true, OneEach: true, AtOnce: atOnce, Warm: true, Cooling: p.s.Cooling}
 }

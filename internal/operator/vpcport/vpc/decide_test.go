@@ -316,6 +316,10 @@ func TestComplaints(t *testing.T) {
 	ofEC2 := func(families string) v1alpha1.VPCSpec {
 		return v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, EC2: &v1alpha1.EC2Spec{IPFamilies: families}}
 	}
+	in := func(spec v1alpha1.VPCSpec, subnets ...string) v1alpha1.VPCSpec {
+		spec.EC2.Subnets = subnets
+		return spec
+	}
 	for _, tt := range []struct {
 		spec    v1alpha1.VPCSpec
 		subnets []vpcport.Subnet
@@ -325,9 +329,11 @@ func TestComplaints(t *testing.T) {
 		{v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2}, []vpcport.Subnet{four}, ""},
 		{v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2}, nil, "has no subnet"},
 		{ofEC2("ipv6"), []vpcport.Subnet{six}, ""},
-		{ofEC2("ipv6"), nil, "spec.ec2.ipFamilies: is ipv6, and no subnet of vpc-1 has a block of IPv6"},
+		{ofEC2("ipv6"), nil, "spec.ec2.ipFamilies: is ipv6, and none of the subnets of vpc-1 where NICs may be has an IPv6 CIDR block"},
 		{ofEC2("dual"), []vpcport.Subnet{four, both}, ""},
-		{ofEC2("dual"), []vpcport.Subnet{four}, "spec.ec2.ipFamilies: is dual, and no subnet of vpc-1 has a block of IPv6"},
+		{in(ofEC2("dual"), both.ID), []vpcport.Subnet{four, both}, ""},
+		{in(ofEC2("dual"), four.ID), []vpcport.Subnet{four, both}, "none of the subnets of vpc-1 where NICs may be has an IPv6 CIDR block"},
+		{ofEC2("dual"), []vpcport.Subnet{four}, "spec.ec2.ipFamilies: is dual, and none of the subnets of vpc-1 where NICs may be has an IPv6 CIDR block"},
 	} {
 		got := complaint(tt.spec, vpcport.Network{ID: "vpc-1", Subnets: tt.subnets})
 		if (got == nil) != (tt.says == "") || got != nil && (got.reason != ReasonNoSubnet || !strings.Contains(got.message, tt.says)) {

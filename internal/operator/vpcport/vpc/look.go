@@ -46,8 +46,8 @@ func look(ctx context.Context, spec v1alpha1.VPCSpec, p vpcport.Provider) sight 
 // complaint is what a person should know of a network that was found: pods would get no
 // address there. Nothing is held up by it but those pods.
 func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
-	if ipfamily.Set(spec.IPFamilies()).Has(ipfamily.IPv6) && !slices.ContainsFunc(n.Subnets, hasIPv6) {
-		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("spec.ec2.ipFamilies: is %s, and no subnet of %s has a block of IPv6: a NIC there gets no address", spec.IPFamilies(), n.ID)}
+	if ipfamily.Set(spec.IPFamilies()).Has(ipfamily.IPv6) && !slices.ContainsFunc(n.Subnets, func(s vpcport.Subnet) bool { return hasIPv6(s) && mayBeIn(spec, s) }) {
+		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("spec.ec2.ipFamilies: is %s, and none of the subnets of %s where NICs may be has an IPv6 CIDR block: a NIC gets no address", spec.IPFamilies(), n.ID)}
 	}
 	if len(n.Subnets) == 0 {
 		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("network %s has no subnet: a NIC there gets no address", n.ID)}
@@ -66,6 +66,11 @@ func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
 		}
 	}
 	return nil
+}
+
+// mayBeIn tells whether NICs of EC2 that name no subnet may be in one.
+func mayBeIn(spec v1alpha1.VPCSpec, s vpcport.Subnet) bool {
+	return spec.EC2 == nil || len(spec.EC2.Subnets) == 0 || slices.Contains(spec.EC2.Subnets, s.ID)
 }
 
 // hasIPv6 tells whether a subnet has addresses of IPv6.
