@@ -382,16 +382,25 @@ func (r *round) tryNICs(ctx context.Context, l *lab.Lab) {
 	}
 }
 
-// answers waits until a pod is answered by another.
+// answers waits until a pod is answered by another, in each family that both have.
 func answers(ctx context.Context, from, to *node.Pod) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return poll.Until(ctx, func() error {
-		once, cancel := context.WithTimeout(ctx, 5*time.Second)
-		defer cancel()
-		_, err := from.Ask(once, "udp", to.Addr(), "hello")
-		return err
-	})
+	for _, a := range to.Addrs {
+		if !slices.ContainsFunc(from.Addrs, func(own netip.Addr) bool { return own.Is4() == a.Is4() }) {
+			continue
+		}
+		err := poll.Until(ctx, func() error {
+			once, cancel := context.WithTimeout(ctx, 5*time.Second)
+			defer cancel()
+			_, err := from.Ask(once, "udp", a, "hello")
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // onlyUsers waits until no PodNIC of a pod is left, and every user's port is given back; and,
