@@ -53,14 +53,14 @@ func TestPodsDoNotFillTheNeighbourTable(t *testing.T) {
 		{"ARP requests", unix.AF_INET, unix.ETH_P_ARP, func(i int) [][]byte {
 			return [][]byte{arpQuestion(mac, netip.AddrFrom4([4]byte{10, 0, byte((128 + i) >> 8), byte(128 + i)}), netip.MustParseAddr(nodeAddr))}
 		}, 0},
-		{"neighbour solicitations", unix.AF_INET6, unix.ETH_P_IPV6, from(neighbourSolicitation, node), many/2 - 1}, // about solicitBurst
+		{"neighbour solicitations", unix.AF_INET6, unix.ETH_P_IPV6, from(NeighbourSolicitation, node), many/2 - 1}, // about solicitBurst
 		{"router solicitations", unix.AF_INET6, unix.ETH_P_IPV6, from(routerSolicitation, netip.Addr{}), many/2 - 1},
 		{"pings", unix.AF_INET6, unix.ETH_P_IPV6, from(echoRequest, netip.Addr{}), 0}, // an answer to a link-local address asks for it
 		// What goes to a link-local address stays on a link; a router that passes it
 		// on asks for the address, and notes that it did.
 		{"packets to link-local addresses", unix.AF_INET6, unix.ETH_P_IPV6, func(i int) [][]byte {
 			to := linkLocals(1, i)
-			return [][]byte{udp(own, to), icmp6(neighbourAdvertisement, mac, own, to, to)}
+			return [][]byte{udp(own, to), icmp6(NeighbourAdvertisement, mac, own, to, to)}
 		}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestUntrackedPacketsDoNotLeaveUntranslated(t *testing.T) {
 	b := v.pod(podB6)
 	seen := v.router.sniff()
 	from, to := netip.MustParseAddr(podB6), netip.MustParseAddr(internet6)
-	for _, kind := range []byte{echoRequest, 130, 131, 132, routerSolicitation, neighbourSolicitation, neighbourAdvertisement, 143} {
+	for _, kind := range []byte{echoRequest, 130, 131, 132, routerSolicitation, NeighbourSolicitation, NeighbourAdvertisement, 143} {
 		b.frames(unix.ETH_P_IPV6, icmp6(kind, b.links.PodMAC, from, to, to))
 	}
 	b.seenAs("["+internet6+"]:80", nodeAddr6) // came after them

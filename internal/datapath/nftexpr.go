@@ -33,8 +33,8 @@ func fromLink(name string) nft.Exprs {
 // link for ::1.
 var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
 
-// linkLocalNet are the link-local addresses of IPv6 (RFC 4291, section 2.4).
-var linkLocalNet = netip.MustParsePrefix("fe80::/10")
+// LinkLocalNet are the link-local addresses of IPv6 (RFC 4291, section 2.4).
+var LinkLocalNet = netip.MustParsePrefix("fe80::/10")
 
 // isUntranslatable: ct state invalid,untracked. NAT looks at neither. Whatever
 // else there is of rules, the kernel tracks no neighbour or listener discovery
@@ -62,18 +62,18 @@ func icmpv6(kind byte) nft.Exprs {
 
 // solicitation: icmpv6 type 133-135: a router or a neighbour solicitation, and
 // the router advertisement between them.
-func solicitation() nft.Exprs { return nft.ICMPv6Between(routerSolicitation, neighbourSolicitation) }
+func solicitation() nft.Exprs { return nft.ICMPv6Between(routerSolicitation, NeighbourSolicitation) }
 
 // neighbourDiscovery: icmpv6 type 133-136.
 func neighbourDiscovery() nft.Exprs {
-	return nft.ICMPv6Between(routerSolicitation, neighbourAdvertisement)
+	return nft.ICMPv6Between(routerSolicitation, NeighbourAdvertisement)
 }
 
 // Types of neighbour discovery (RFC 4861 section 4).
 const (
 	routerSolicitation     byte = 133
 	routerAdvertisement    byte = 134
-	neighbourSolicitation  byte = 135
-	neighbourAdvertisement byte = 136
+	NeighbourSolicitation  byte = 135
+	NeighbourAdvertisement byte = 136
 	redirect               byte = 137
 )

@@ -90,7 +90,7 @@ func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
 	})
 	forger.frames(unix.ETH_P_IP, udp(theirs, netip.MustParseAddr("169.254.172.77"))) // nobody's
 	mine6, outside6 := netip.MustParseAddr(local6), netip.MustParseAddr(internet6)
-	for _, kind := range []byte{130, routerSolicitation, neighbourAdvertisement} { // which it does not track
+	for _, kind := range []byte{130, routerSolicitation, NeighbourAdvertisement} { // which it does not track
 		four.frames(unix.ETH_P_IPV6, icmp6(kind, four.links.PodMAC, mine6, outside6, outside6))
 	}
 	six.seenAs(internet+":80", nodeAddr) // came after them

@@ -70,7 +70,7 @@ func vpcStatus(o *v1alpha1.VPC) VPCStatus {
 	s := VPCStatus{Name: o.Name, Network: o.Status.NetworkID, NICs: int(o.Status.NICs)}
 	var subnets []string
 	for _, sub := range o.Status.Subnets {
-		subnets = append(subnets, sub.Name+" "+sub.CIDR)
+		subnets = append(subnets, strings.TrimSpace(sub.Name+" "+sub.CIDR+" "+sub.IPv6CIDR))
 	}
 	s.Subnets = strings.Join(subnets, ", ")
 	s.Ready, s.Why = "Unknown", ""

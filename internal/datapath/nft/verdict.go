@@ -47,9 +47,14 @@ func Masquerade() Exprs { return Exprs{&expr.Masq{}} }
 func MasqueradeFullyRandom() Exprs { return Exprs{&expr.Masq{FullyRandom: true}} }
 
 // SNATTo is snat to ADDRESS fully-random.
-func SNATTo(a netip.Addr) Exprs {
+func SNATTo(a netip.Addr) Exprs { return snatTo(a, true) }
+
+// SNATToSamePorts is snat to ADDRESS, with the ports as they are where that is possible.
+func SNATToSamePorts(a netip.Addr) Exprs { return snatTo(a, false) }
+
+func snatTo(a netip.Addr, random bool) Exprs {
 	return Exprs{
 		&expr.Immediate{Register: Register, Data: a.AsSlice()},
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: protoOf(rtnl.FamilyOf(a)), RegAddrMin: Register, FullyRandom: true},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: protoOf(rtnl.FamilyOf(a)), RegAddrMin: Register, FullyRandom: random},
 	}
 }

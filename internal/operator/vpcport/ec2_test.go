@@ -264,6 +264,36 @@ func (b *branches) has(pod, nic string, want func([]v1alpha1.PortAddress) error)
 	})
 }
 
+// madeAgain deletes the port of a pod's NIC, and wants another with its addresses.
+func (b *branches) madeAgain(pod string, before *v1alpha1.PodNIC) {
+	b.t.Helper()
+	harness.OK(b.t, b.ec2.DeleteENI(b.t.Context(), before.Status.PortID))
+	b.awaitNIC(pod, before.Status.Interface, "has another port with its addresses", func(o *v1alpha1.PodNIC) error {
+		if o.Status.PortID == before.Status.PortID || !slices.Equal(o.Status.Addresses, before.Status.Addresses) {
+			return fmt.Errorf("port %s with %+v", o.Status.PortID, o.Status.Addresses)
+		}
+		return in(v1alpha1.PhaseActive)(o)
+	})
+}
+
+// A subnet that got its block of IPv6 after the network was looked at serves: the NIC has both addresses once that is
+// looked at again.
+func TestSubnetThatGetsIPv6Late(t *testing.T) {
+	b := startEC2(t, 0)
+	b.families(ipfamily.Dual)
+	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.podIn("web", "")
+	b.schedule("web", "node-1")
+	b.awaitNIC("web", "eth0", "waits for the next look", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, "is not of subnet subnet-a"))
+	b.families(ipfamily.Dual)
+	b.has("web", "eth0", func(list []v1alpha1.PortAddress) error {
+		if len(list) != 2 {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	})
+}
+
 // A VPC that gets IPv6 gives new NICs an address of it too, as their subnet has them, and leaves those that
 // there are as they are. A port that is made again has both addresses again.
 func TestBranchesOfAVPCThatGetsIPv6(t *testing.T) {
@@ -305,13 +335,7 @@ func TestBranchesOfAVPCThatGetsIPv6(t *testing.T) {
 	b.podIn("odd", "[{addresses: [{ip: 10.0.0.99}, {ip: 10.0.0.98}]}]")
 	b.awaitEvent("odd", "NICsRefused", "is of the same family as that before")
 
-	harness.OK(t, b.ec2.DeleteENI(t.Context(), first.Status.PortID))
-	b.awaitNIC("new", "eth0", "has another port with its addresses", func(o *v1alpha1.PodNIC) error {
-		if o.Status.PortID == first.Status.PortID || !slices.Equal(o.Status.Addresses, first.Status.Addresses) {
-			return fmt.Errorf("port %s with %+v", o.Status.PortID, o.Status.Addresses)
-		}
-		return in(v1alpha1.PhaseActive)(o)
-	})
+	b.madeAgain("new", first)
 }
 
 // Addresses that somebody gives a branch are not its NIC's, and not asked for when its port is made again; one
@@ -345,6 +369,7 @@ func TestAddressesOfOthers(t *testing.T) {
 		"a family more of a new port":  {"eni-0", as("10.0.0.9/20"), at(four, six), at(four, six)},
 		"IPv6 alone, and another":      {"", as("2001:db8::9/64"), at(six.Next(), six), at(six)},
 		"of a block that nobody knows": {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, netip.MustParseAddr("2001:db8:1::9")), at(four)},
+		"of such a block, and new":     {"", nil, at(four, netip.MustParseAddr("2001:db8:1::9")), at(four, netip.MustParseAddr("2001:db8:1::9"))},
 		"of such a block alone":        {"", nil, at(netip.MustParseAddr("2001:db8:1::9")), at(netip.MustParseAddr("2001:db8:1::9"))},
 		"what it had cannot be read":   {"", as("nonsense"), at(four), at(four)},
 		"nothing":                      {"", as("10.0.0.9/20"), nil, nil},
@@ -376,13 +401,7 @@ func TestBranchWithoutAnAddress(t *testing.T) {
 		}
 		return condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, "has no address of the families of VPC e (spec.ec2.ipFamilies)")(o)
 	})
-	harness.OK(t, b.ec2.DeleteENI(t.Context(), before.Status.PortID))
-	b.awaitNIC("web", "eth0", "has another port with its address", func(o *v1alpha1.PodNIC) error {
-		if o.Status.PortID == before.Status.PortID || !slices.Equal(o.Status.Addresses, before.Status.Addresses) {
-			return fmt.Errorf("port %s with %+v", o.Status.PortID, o.Status.Addresses)
-		}
-		return in(v1alpha1.PhaseActive)(o)
-	})
+	b.madeAgain("web", before)
 }
 
 // Of a VPC of IPv6 alone a NIC has an address of that, and a subnet without any says so.

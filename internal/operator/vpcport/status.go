@@ -52,10 +52,7 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	}
 	var lie error
 	if p != nil && s.shut == nil {
-		if lie = describe(&st, s.own(p), s.opened.Network); len(p.Addresses) == 0 && s.opened.Provider.Traits().OneEach {
-			lie = fmt.Errorf("port %s has no address of the families of VPC %s (spec.ec2.ipFamilies)", p.ID, s.o.Spec.VPC)
-			st.Addresses = s.o.Status.Addresses // which it is to have again
-		}
+		lie = s.describe(&st, p)
 		st.Made = s.want.Given == ""
 	}
 	here := s.next == assignedTo(st) && p != nil && lie == nil && s.host != "" && p.Host == s.host && p.Binding.Result == vpcport.Bound
@@ -115,14 +112,28 @@ func phaseOf(s *scene, n nic, step plan.Step, p *vpcport.Port, here bool) v1alph
 	return v1alpha1.PhasePending
 }
 
-// own is a port with those of its addresses that are for the NIC, where that has one of each family: the one that
-// it had before, if the port has that still, else the first of a block that the subnet is known to have. A port that
-// the NIC had without a family has none of that.
-func (s *scene) own(p *vpcport.Port) *vpcport.Port {
+// describe writes what a port is to the NIC. The error says what a node could not use; where a port has one
+// address of each family, the addresses stay as they were then, which a port in its place is to have again.
+func (s *scene) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error {
 	if !s.opened.Provider.Traits().OneEach {
-		return p
+		return describe(st, p, s.opened.Network)
 	}
+	lie := describe(st, s.own(p), s.opened.Network)
+	if len(p.Addresses) == 0 {
+		lie = fmt.Errorf("port %s has no address of the families of VPC %s (spec.ec2.ipFamilies)", p.ID, s.o.Spec.VPC)
+	}
+	if lie != nil {
+		st.Addresses = s.o.Status.Addresses
+	}
+	return lie
+}
+
+// own is a port with those of its addresses that are for the NIC, one of each family: the one that the NIC had before,
+// if the port has that still, else the first. What comes to a port that the NIC has already is not for it: a family
+// that it was without, or what the subnet is not known to have.
+func (s *scene) own(p *vpcport.Port) *vpcport.Port {
 	had := addrsOf(s.o.Status)
+	has := s.o.Status.PortID == p.ID && len(had) > 0
 	known := func(a vpcport.FixedIP) bool {
 		return slices.ContainsFunc(s.opened.Network.Subnets, func(n vpcport.Subnet) bool {
 			cidr, _ := n.For(a.IP)
@@ -133,10 +144,10 @@ func (s *scene) own(p *vpcport.Port) *vpcport.Port {
 	only.Addresses = nil
 	for _, f := range ipfamily.Dual.Families() {
 		of := func(a netip.Addr) bool { return ipfamily.Of(a) == f }
-		if s.o.Status.PortID == p.ID && len(had) > 0 && !slices.ContainsFunc(had, of) {
+		if has && !slices.ContainsFunc(had, of) {
 			continue
 		}
-		all := slices.DeleteFunc(slices.Clone(p.Addresses), func(a vpcport.FixedIP) bool { return !of(a.IP) || !known(a) })
+		all := slices.DeleteFunc(slices.Clone(p.Addresses), func(a vpcport.FixedIP) bool { return !of(a.IP) || has && !known(a) })
 		i := slices.IndexFunc(all, func(a vpcport.FixedIP) bool { return slices.Contains(had, a.IP) })
 		if len(all) > 0 {
 			only.Addresses = append(only.Addresses, all[max(i, 0)])

@@ -84,8 +84,8 @@ func (p *Plugger) chains(b branch) []chain {
 	short := strings.TrimPrefix(b.pod, datapath.LinkPrefix)
 	in, out := chain{fromVLAN + short, b.vlan, entering, b.onlyPod()}, chain{fromPod + short, b.pod, entering, nil}
 	to := chain{toVLAN + short, b.vlan, leaving, nil}
-	for _, h := range b.hops {
-		to.rules = append(to.rules, snatTo(h))
+	for _, h := range b.hops { // the pod's own, unless others would give it another
+		to.rules = append(to.rules, nft.Join(nft.Family(h.family()), nft.SNATToSamePorts(h.addr)))
 	}
 	list := []chain{to}
 	if b.enforcing != plug.Strict {
@@ -106,30 +106,8 @@ func setZone(n uint16) nft.Exprs {
 	}
 }
 
-// snatTo gives what leaves the pod's address, which it has unless others would give it another. Ports stay as
-// they are.
-func snatTo(h hop) nft.Exprs {
-	proto := uint32(unix.NFPROTO_IPV4)
-	if h.family() == unix.AF_INET6 {
-		proto = unix.NFPROTO_IPV6
-	}
-	return nft.Join(nft.Family(h.family()), nft.Exprs{
-		&expr.Immediate{Register: nft.Register, Data: h.addr.AsSlice()},
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: proto, RegAddrMin: nft.Register},
-	})
-}
-
-// Messages by which neighbours ask for each other's MAC address, and answer (RFC 4861, sections 4.3 and 4.4).
-const (
-	solicitation  = 135
-	advertisement = 136
-)
-
-// The scopes of a link in IPv6 (RFC 4291, sections 2.5.6 and 2.7).
-var (
-	linkLocal     = netip.MustParsePrefix("fe80::/10")
-	linkMulticast = netip.MustParsePrefix("ff02::/16")
-)
+// linkMulticast are the addresses of several hosts of a link (RFC 4291, section 2.7).
+var linkMulticast = netip.MustParsePrefix("ff02::/16")
 
 // neighbourHops is the hop limit of messages of neighbours, by which who gets one knows that no router has passed it
 // on (RFC 4861, section 7.1).
@@ -148,8 +126,8 @@ func (b branch) onlyPod() (rules []nft.Exprs) {
 	}
 	for _, h := range b.hops {
 		if h.family() == unix.AF_INET6 {
-			for _, to := range []netip.Prefix{linkLocal, linkMulticast} {
-				rules = append(rules, nft.Join(nft.DestinationIn(to), hopLimit(), nft.Is(neighbourHops), nft.ICMPv6Between(solicitation, advertisement), nft.Accept()))
+			for _, to := range []netip.Prefix{datapath.LinkLocalNet, linkMulticast} {
+				rules = append(rules, nft.Join(nft.DestinationIn(to), hopLimit(), nft.Is(neighbourHops), nft.ICMPv6Between(datapath.NeighbourSolicitation, datapath.NeighbourAdvertisement), nft.Accept()))
 			}
 		}
 		rules = append(rules, nft.Join(nft.Family(h.family()), nft.Destination(h.family()), nft.IsNot(h.addr.AsSlice()...), nft.Count(), nft.Drop()))

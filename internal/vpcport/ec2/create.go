@@ -50,11 +50,11 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.CreateENI, subnets []cloud.Subnet) (out vpcport.Port, err error) {
 	var e cloud.ENI
 	for _, s := range subnets {
-		request.SubnetID = s.ID
-		if len(s.IPv6) == 0 {
-			request.IPv6 = 0 // Settings.withFamilies
+		r := request
+		if r.SubnetID = s.ID; len(s.IPv6) == 0 {
+			r.IPv6 = 0 // Settings.withFamilies
 		}
-		if e, err = p.create(ctx, n, request); vpcport.ClassOf(err) != vpcport.SubnetFull {
+		if e, err = p.create(ctx, n, r); vpcport.ClassOf(err) != vpcport.SubnetFull {
 			break
 		}
 	}

@@ -8,6 +8,37 @@ import (
 	"time"
 )
 
+// Who waits in vain learns what was seen last, and not that the time was over while something was looked at.
+func TestUntilInVain(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first time.Duration // until the first look returns
+		want  string
+	}{
+		"a look that ctx cuts short":      {0, "not yet"},
+		"none that it does not cut short": {time.Hour, context.DeadlineExceeded.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				takes := tt.first
+				err := Until(ctx, func() error {
+					select {
+					case <-ctx.Done():
+						return ctx.Err()
+					case <-time.After(takes):
+						takes = time.Hour
+						return errors.New("not yet")
+					}
+				})
+				if err == nil || err.Error() != tt.want {
+					t.Errorf("got %v, want %s", err, tt.want)
+				}
+			})
+		})
+	}
+}
+
 func TestUntil(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
