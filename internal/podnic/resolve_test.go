@@ -70,6 +70,7 @@ func TestResolve(t *testing.T) {
 		{"a subnet of both families", "[{subnet: both}]", blue, []podnic.Address{{Subnet: "s-both"}}},
 		{"an IPv6 address of it", "[{ip: 'fd00:4::9'}]", blue, []podnic.Address{{Subnet: "s-both", IP: addr("fd00:4::9")}}},
 		{"an address of each family of it", "[{addresses: [{ip: 10.4.0.9}, {subnet: both, ip: 'fd00:4::9'}]}]", blue, []podnic.Address{{Subnet: "s-both", IP: addr("10.4.0.9")}, {Subnet: "s-both", IP: addr("fd00:4::9")}}},
+		{"an IPv4 address of it, and any", "[{addresses: [{ip: 10.4.0.9}, {subnet: both}]}]", blue, []podnic.Address{{Subnet: "s-both", IP: addr("10.4.0.9")}, {Subnet: "s-both"}}},
 		{"an address of one family of it, and any", "[{addresses: [{ip: 'fd00:4::9'}, {subnet: both}]}]", blue, []podnic.Address{{Subnet: "s-both", IP: addr("fd00:4::9")}, {Subnet: "s-both"}}},
 		{"a port", "[{portID: " + sample + "}]", blue, nil},
 		{"a PodNIC", "[{nic: db}]", blue, nil},
