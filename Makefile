@@ -51,9 +51,10 @@ TEST_TIMEOUT ?= 45m
 # egress come last.
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
 
-# make conformance: one cluster after the other in each of these modes;
+# make conformance: one cluster after the other in each of these modes, with the IP
+# families of pods behind a slash where they are not the mode's (docs/conformance.md);
 # CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
-CONFORMANCE_MODES ?= node operator pool
+CONFORMANCE_MODES ?= node node/ipv6 operator pool
 CONFORMANCE_FLAGS ?=
 
 # make soak: until SOAK_TIME is over or each mode has SOAK_OPS operations;
@@ -158,7 +159,7 @@ neutron-short:
 	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" hack/test.sh ./test/e2e/neutron -timeout 20m -run '^(TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN|TestFlowsWithOVN)$$'
 
 .PHONY: conformance
-conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")
+conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES="node/ipv6 pool", CONFORMANCE_FLAGS="-focus DNS")
 	@status=0; hack/conformance.sh "$(CONFORMANCE_MODES)" -record test/upstream/results $(CONFORMANCE_FLAGS) || status=$$?; \
 	$(MAKE) conformance-page || status=$$?; exit $$status
 

@@ -2,7 +2,7 @@
 # Runs Kubernetes' own end-to-end tests of networking against Berth, on clusters of
 # the lab that it raises one after the other: test/upstream has what and how.
 #
-#   hack/conformance.sh MODES [FLAG...]      (hack/conformance.sh "node pool" -focus DNS)
+#   hack/conformance.sh MODES [FLAG...]      (hack/conformance.sh "node/ipv6 pool" -focus DNS)
 #
 # Needs root. Fails when a spec failed in one of the modes, after all of them.
 set -euo pipefail
@@ -15,8 +15,8 @@ shift
 trap 'exit 130' INT TERM HUP
 hack/check-machine.sh
 groups=(cluster lab-images)
-[[ " $modes " != *" pool "* ]] || groups+=(pool)
-[[ " $modes " != *" port "* ]] || groups+=(ovn)
+[[ " $modes " != *" pool"* ]] || groups+=(pool)
+[[ " $modes " != *" port"* ]] || groups+=(ovn)
 hack/deps.sh "${groups[@]}"
 e2e=$(hack/tool.sh kubee2e e2e.test)
 ginkgo=$(hack/tool.sh kubee2e ginkgo)
@@ -30,6 +30,8 @@ CGO_ENABLED=0 hack/slowly.sh "Building the runner of Kubernetes' tests" go build
 
 status=0
 for mode in $modes; do
-	bin/upstream -mode "$mode" -e2e "$e2e" -ginkgo "$ginkgo" -images "dist/lab-images:$others" "$@" || status=1
+	families=
+	[[ "$mode" != */* ]] || families=${mode#*/}
+	bin/upstream -mode "${mode%%/*}" -ip-families "$families" -e2e "$e2e" -ginkgo "$ginkgo" -images "dist/lab-images:$others" "$@" || status=1
 done
 exit "$status"

@@ -30,7 +30,7 @@ import (
 
 // Cluster is the Kubernetes side of a lab, in all modes but node mode alone: a real API
 // server in the router's namespace, where nodes and operators reach it at
-// fabric.APIEndpoint, with what the chart installs (deploy/chart), its workloads aside. Schedulers,
+// apiEndpoint, with what the chart installs (deploy/chart), its workloads aside. Schedulers,
 // controllers and kubelets are the lab itself.
 type Cluster struct {
 	*kube.ControlPlane
@@ -113,7 +113,7 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 // startKube starts a control plane in the router's namespace, with what o says
 // further, and opens it to the outside.
 func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
-	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), fabric.APIEndpoint
+	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), l.apiEndpoint()
 	control, carried, err := l.controlPlane(ctx, o)
 	if err != nil {
 		return err
@@ -125,12 +125,21 @@ func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 	if carried != nil {
 		l.Kube.forward, l.Kube.Kubeconfig = carried, control.AdminKubeconfig()
 		// Programs in the lab's namespaces reach it where it would be.
-		l.Kube.ControlPlane = control.In(l.RouterPath(), netip.AddrPortFrom(fabric.APIEndpoint, control.Endpoint().Port()))
+		l.Kube.ControlPlane = control.In(l.RouterPath(), netip.AddrPortFrom(o.Address, control.Endpoint().Port()))
 	} else if err := l.Kube.open(); err != nil {
 		return fmt.Errorf("open the Kubernetes API to the outside: %w", err)
 	}
 	l.Progress("Kubernetes API, real; KUBECONFIG=" + l.Kube.Kubeconfig)
 	return nil
+}
+
+// apiEndpoint is where the Kubernetes API is served: by IPv6 only where nodes are of the cluster
+// with addresses of IPv6 alone, of whose family the API server must be.
+func (l *Lab) apiEndpoint() netip.Addr {
+	if l.Kubelets != nil && l.PodFamilies() == ipfamily.OnlyIPv6 {
+		return fabric.APIEndpoint6
+	}
+	return fabric.APIEndpoint
 }
 
 // controlPlane starts one or, where another process runs one for this machine, carries the
@@ -148,7 +157,7 @@ func (l *Lab) controlPlane(ctx context.Context, o kube.Options) (*kube.ControlPl
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return nil, nil, err
 	}
-	at, err := ns.Listen(l.RouterPath(), netip.AddrPortFrom(fabric.APIEndpoint, control.Endpoint().Port()))
+	at, err := ns.Listen(l.RouterPath(), netip.AddrPortFrom(o.Address, control.Endpoint().Port()))
 	if err != nil {
 		return nil, nil, fmt.Errorf("listen for the Kubernetes API: %w", err)
 	}

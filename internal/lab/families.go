@@ -28,8 +28,8 @@ func (o Options) completeFamilies() (Options, error) {
 	if !o.Mode.hasEC2() {
 		return o, fmt.Errorf("%s: of modes %s and %s only; in %s mode the addresses that there are say it", asked, NodeMode, OperatorMode, o.Mode)
 	}
-	if o.Kubelets != nil && o.IPFamilies != ipfamily.Dual {
-		return o, fmt.Errorf("%s: clusters with kubelets have IPv4 or both families: want %s, or leave out kubelets", asked, ipfamily.Dual)
+	if o.Kubelets != nil && o.IPv6Egress {
+		return o, errors.New("egress of IPv6: clusters with kubelets have IPv6 for pods or not at all: give IP families, or leave out kubelets")
 	}
 	s, err := WithIPv6(*o.Spec)
 	if err != nil {
@@ -42,7 +42,7 @@ func (o Options) completeFamilies() (Options, error) {
 // hasIPv6 tells whether nodes, and pods unless only IPv6Egress asks for it, have addresses
 // of IPv6.
 func (o Options) hasIPv6() bool {
-	return o.DualStack() || o.Mode.hasEC2() && (o.IPFamilies.Has(ipfamily.IPv6) || o.IPv6Egress)
+	return o.PodFamilies().Has(ipfamily.IPv6) || o.Mode.hasEC2() && o.IPv6Egress
 }
 
 // nodeLocal is the family of which pods have node-local addresses, if they have any.

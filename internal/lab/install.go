@@ -235,5 +235,11 @@ func (l *Lab) WaitDeployment(ctx context.Context, namespace, name string) error 
 
 // installAddons installs what a cluster has besides Berth.
 func (l *Lab) installAddons(ctx context.Context) error {
-	return kube.Again(ctx, "install CoreDNS", func() error { return l.Kube.Apply(ctx, addons.CoreDNS()) })
+	return kube.Again(ctx, "install CoreDNS", func() error {
+		objects, err := addons.CoreDNS(l.clusterDNS())
+		if err != nil {
+			return err
+		}
+		return l.Kube.ApplyObjects(ctx, objects)
+	})
 }

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/cloud/limits"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/addons"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/run/cgroup"
@@ -112,7 +113,7 @@ func (l *Lab) raiseCluster(ctx context.Context, machines func() error) error {
 		defer close(l.kubeUp)
 		err := l.startKube(groupCtx, kube.Options{
 			Controllers: true, Scheduler: true, Kubelets: true, ControllerArgs: controllerArgs,
-			DualStack: l.DualStack(),
+			Families: l.PodFamilies(),
 		})
 		if err != nil {
 			return err
@@ -224,7 +225,7 @@ func (l *Lab) joinHost(m *machine) error {
 		return nil // the control plane did not start, which is told elsewhere
 	}
 	c := host.Cluster{
-		ClientCA: l.Kube.CA(), DNS: ClusterDNS, ProxyMode: l.Kubelets.Proxy, MaxPods: l.Kubelets.MaxPods,
+		ClientCA: l.Kube.CA(), DNS: l.clusterDNS(), ProxyMode: l.Kubelets.Proxy, MaxPods: l.Kubelets.MaxPods,
 	}
 	var err error
 	if c.Kubelet, err = l.Kube.ConfigFor("system:node:"+m.Name, "system:nodes"); err != nil {
@@ -233,12 +234,8 @@ func (l *Lab) joinHost(m *machine) error {
 	if c.Proxy, err = l.Kube.ConfigFor("system:kube-proxy"); err != nil {
 		return err
 	}
-	if l.Site != nil {
-		c.Addresses = []netip.Addr{l.Site.Addrs(m.Name).IPv4}
-		if l.DualStack() {
-			c.Addresses = append(c.Addresses, l.Site.Addrs(m.Name).IPv6)
-		}
-	} else {
+	c.Addresses = slices.DeleteFunc(l.addrsOf(m.Node), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
+	if l.Site == nil {
 		books := l.Cloud.Snapshot()
 		i, _ := books.Instance(m.InstanceID)
 		object := nodeOf(m.Name, i)
@@ -247,10 +244,6 @@ func (l *Lab) joinHost(m *machine) error {
 		}
 		delete(object.Labels, corev1.LabelHostname) // the kubelet's own
 		c.Labels, c.ProviderID = object.Labels, object.Spec.ProviderID
-		c.Addresses = l.addrsOf(m.Node)[:1]
-		if l.DualStack() {
-			c.Addresses = l.addrsOf(m.Node)
-		}
 	}
 	return m.host.Join(c)
 }
@@ -266,15 +259,28 @@ func (l *Lab) maxPods(instanceType string) int {
 	if !ok {
 		return 0
 	}
-	enis := of.MaxENIs
+	enis, addresses := of.MaxENIs, of.IPv4PerENI
 	if l.Mode == OperatorMode {
 		enis--
 	}
-	return enis*(of.IPv4PerENI-1) + hostPods
+	switch l.PodFamilies() {
+	case ipfamily.OnlyIPv6:
+		addresses = of.IPv6PerENI
+	case ipfamily.Dual:
+		addresses = min(of.IPv4PerENI, of.IPv6PerENI)
+	}
+	return enis*(addresses-1) + hostPods
 }
 
-// ClusterDNS is the address of the name service of a lab with kubelets.
-var ClusterDNS = netip.MustParseAddr("10.96.0.10")
+// clusterDNS is the address of the name service of a lab with kubelets: the tenth of those of
+// Services, as kubeadm has it.
+func (l *Lab) clusterDNS() netip.Addr {
+	a := kube.ServiceCIDRs[l.PodFamilies().Families()[0]].Addr()
+	for range 10 {
+		a = a.Next()
+	}
+	return a
+}
 
 // scrapHost removes the disk of a machine that is off, if it is a whole one.
 func (m *machine) scrapHost() error {

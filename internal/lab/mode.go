@@ -43,9 +43,16 @@ func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTempla
 // hasEC2 tells whether the mode's cloud is EC2.
 func (m Mode) hasEC2() bool { return m == NodeMode || m == OperatorMode }
 
-// DualStack tells whether nodes and pods have addresses of IPv6 beside those of IPv4.
-func (o Options) DualStack() bool {
-	return o.Mode == PoolMode || o.Mode.hasEC2() && o.IPFamilies == ipfamily.Dual
+// PodFamilies are those of which each pod has an address.
+func (o Options) PodFamilies() ipfamily.Set {
+	switch {
+	case o.Mode == PoolMode:
+		return ipfamily.Dual
+	case o.Mode.hasEC2() && o.IPFamilies != "":
+		return o.IPFamilies
+	default:
+		return ipfamily.OnlyIPv4
+	}
 }
 
 // OperatorKey is the access key of the operators. It may do what

@@ -64,7 +64,7 @@ const joinTimeout = 3 * time.Minute
 func (l *Lab) raisePorts(ctx context.Context) (err error) {
 	of := site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log"), Silent: true}
 	if l.Kubelets != nil {
-		of.Services = kube.ServiceCIDR // for pods, whose packets never pass their node's kube-proxy
+		of.Services = kube.ServiceCIDRs[ipfamily.IPv4] // for pods, whose packets never pass their node's kube-proxy
 	}
 	if l.Site, err = site.New(of); err != nil {
 		return err

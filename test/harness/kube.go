@@ -25,6 +25,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
@@ -43,7 +44,7 @@ func Kube(run func() int, prepare ...func() error) (code int) {
 // KubeWithControllers is Kube with kube-controller-manager too, and Services of both
 // families: Deployments have pods, which nobody runs, and what lost its owner goes.
 func KubeWithControllers(run func() int, prepare ...func() error) (code int) {
-	return kubeOf(kube.Options{Controllers: true, DualStack: true}, run, prepare...)
+	return kubeOf(kube.Options{Controllers: true, Families: ipfamily.Dual}, run, prepare...)
 }
 
 // KubeWithScheduler is Kube with kube-scheduler too: pods get Nodes, on which nobody runs

@@ -52,14 +52,20 @@ var daemonArgs = map[lab.Mode][]string{
 
 var apiWithoutSNAT = fmt.Sprintf("--exclude-snat-cidrs=%s/32", fabric.APIEndpoint)
 
-// families are those of pods whose addresses are of ENIs, where they are not of IPv4 alone.
-// One of both modes of ENIs is enough for each: their data path is the same.
-var families = map[lab.Mode]ipfamily.Set{lab.OperatorMode: ipfamily.Dual}
+// podFamilies are those of pods' addresses. Where they are of ENIs and nothing is asked for, one
+// of both modes has IPv4 and the other both families: their data path is the same.
+func (o options) podFamilies() ipfamily.Set {
+	of := lab.Options{Mode: lab.Mode(o.mode), IPFamilies: o.families}
+	if of.IPFamilies == "" && of.Mode == lab.OperatorMode {
+		of.IPFamilies = ipfamily.Dual
+	}
+	return of.PodFamilies()
+}
 
 // network is what the cluster of a mode has. Both modes of kube-proxy get their run,
 // unless one is asked for.
 func (o options) network() network {
-	n := network{dualStack: lab.Options{Mode: lab.Mode(o.mode), IPFamilies: families[lab.Mode(o.mode)]}.DualStack(), ports: lab.Mode(o.mode) == lab.PortMode, proxy: host.NFTables}
+	n := network{families: o.podFamilies(), ports: lab.Mode(o.mode) == lab.PortMode, proxy: host.NFTables}
 	if lab.Mode(o.mode) == lab.PoolMode {
 		n.proxy = host.IPTables
 	}
@@ -138,7 +144,7 @@ func (o options) forget() error {
 // that users have, and returns what removes it again.
 func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() error, error) {
 	began, labDir := time.Now(), labDirs+o.mode
-	fmt.Fprintf(out, "Raising a cluster of %d nodes in mode %s ...\n", nodes, o.mode)
+	fmt.Fprintf(out, "Raising a cluster of %d nodes in mode %s, pods of %s ...\n", nodes, o.mode, o.podFamilies())
 	if err := os.MkdirAll(labDir, 0o755); err != nil {
 		return cluster{}, nil, fmt.Errorf("make the folder of the cluster: %w", err)
 	}
@@ -149,11 +155,12 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 	up, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var vpcs *labspec.Spec
+	var families ipfamily.Set // in other modes the addresses that there are say it
 	if m := lab.Mode(o.mode); m == lab.NodeMode || m == lab.OperatorMode {
-		vpcs = inZones()
+		vpcs, families = inZones(), o.podFamilies()
 	}
 	l, err := lab.Start(up, lab.Options{
-		Dir: labDir, Mode: lab.Mode(o.mode), Nodes: nodes, Spec: vpcs, IPFamilies: families[lab.Mode(o.mode)],
+		Dir: labDir, Mode: lab.Mode(o.mode), Nodes: nodes, Spec: vpcs, IPFamilies: families,
 		OperatorCount: 2, DaemonArgs: daemonArgs[lab.Mode(o.mode)],
 		Kubelets: &lab.Kubelets{Images: filepath.SplitList(o.images), Containerd: o.containerd, Proxy: o.network().proxy},
 		Progress: func(line string) {

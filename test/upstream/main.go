@@ -25,6 +25,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
@@ -56,6 +57,7 @@ type options struct {
 	suite      suite
 	choice     choice
 	mode       string
+	families   ipfamily.Set
 	kubeconfig string
 	images     string
 	containerd string
@@ -77,12 +79,13 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.IntVar(&o.suite.attempts, "attempts", 1, "how often a spec is run at most until it passes")
 	f.DurationVar(&o.suite.limit, "limit", 2*time.Hour, "time after which the tests are ended")
 	f.StringVar(&o.mode, "mode", "node", "mode of the cluster that is raised: "+strings.Join(modes, ", "))
+	families := f.String("ip-families", "", "of which IP families pods have addresses, in the modes node and operator and with -kubeconfig: ipv4, ipv6 or dual (default: as -mode has it in docs/conformance.md)")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "run against this cluster, and raise none")
 	f.StringVar(&o.images, "images", "", "folder of the images of the cluster that is raised (hack/lab-images.sh)")
 	f.StringVar(&o.containerd, "containerd", "", "folder of containerd for the cluster that is raised (default: this machine's own)")
 	f.StringVar(&o.proxy, "proxy", "", "mode of kube-proxy: nftables or iptables (default: as -mode has it in docs/conformance.md)")
 	f.StringVar(&o.page, "page", "", "write the results in the folder -record into this page, and run nothing")
-	f.StringVar(&o.record, "record", "", "folder to keep the results of whole groups in, as MODE.json")
+	f.StringVar(&o.record, "record", "", "folder to keep the results of whole groups in, as MODE-FAMILIES.json")
 	f.BoolVar(&o.list, "list", false, "print what would be run and what is not applicable, and run nothing")
 	f.BoolVar(&o.keep, "keep", false, "leave the cluster that is raised as it is after a failure, until interrupted")
 	names := f.String("groups", "conformance,network,node", "groups of specs, separated by commas: conformance, network, node, short")
@@ -101,6 +104,11 @@ func parse(args []string, out io.Writer) (options, error) {
 		}
 	}
 	var err error
+	if *families != "" {
+		if o.families, err = ipfamily.Parse(*families); err != nil {
+			return o, usagef("-ip-families: %w", err)
+		}
+	}
 	if o.choice.focus, err = pattern(*focus); err != nil {
 		return o, usagef("-focus: %w", err)
 	}
@@ -127,6 +135,8 @@ func (o options) check() error {
 		return usagef("-e2e and -ginkgo are needed: `make conformance` builds both")
 	case !slices.Contains(modes, o.mode):
 		return usagef("-mode is %q, expected one of %s", o.mode, strings.Join(modes, ", "))
+	case o.families != "" && o.podFamilies() != o.families:
+		return usagef("-ip-families is %s, and pods in mode %s have %s", o.families, o.mode, o.podFamilies())
 	case o.proxy != "" && !slices.Contains(host.ProxyModes, host.ProxyMode(o.proxy)):
 		return usagef("-proxy is %q, expected one of %v", o.proxy, host.ProxyModes)
 	case o.suite.procs < 1:
@@ -145,7 +155,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if o.page != "" {
-		all, err := readResults(o.record, modes)
+		all, err := readResults(o.record)
 		if err != nil {
 			return err
 		}
@@ -190,7 +200,8 @@ func list(out io.Writer, p plan) error {
 
 // test raises a cluster unless there is one, runs the plan on it and reports.
 func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
-	o.suite.out = filepath.Join(o.suite.out, o.mode)
+	r := results{Mode: o.mode, Families: o.podFamilies()}
+	o.suite.out = filepath.Join(o.suite.out, r.name())
 	version, err := o.suite.version(ctx)
 	if err != nil {
 		return err
@@ -216,8 +227,8 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 		}()
 	}
 	started := time.Now()
-	fmt.Fprintf(out, "Running %d specs of Kubernetes %s in mode %s, %d at a time; %d are not applicable\n",
-		len(p.run), version, o.mode, o.suite.procs, len(p.exclude))
+	fmt.Fprintf(out, "Running %d specs of Kubernetes %s in mode %s, pods of %s, %d at a time; %d are not applicable\n",
+		len(p.run), version, r.Mode, r.Families, o.suite.procs, len(p.exclude))
 	reports, err := o.suite.run(ctx, c, p.run, newProgress(out, len(p.run)))
 	if err != nil {
 		return err
@@ -225,7 +236,7 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	if why := setUpFailed(reports); why != "" {
 		return fmt.Errorf("the tests found no cluster to run on (log in %s): %s", o.suite.out, why)
 	}
-	r := results{Mode: o.mode, Kubernetes: version, Specs: judge(p, reports)}
+	r.Kubernetes, r.Specs = version, judge(p, reports)
 	if err := r.write(filepath.Join(o.suite.out, "results.json")); err != nil {
 		return err
 	}
@@ -249,7 +260,7 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 
 // summarize prints how a run ended.
 func summarize(out io.Writer, r results, took time.Duration, folder string) {
-	fmt.Fprintf(out, "\nMode %s, Kubernetes %s, %s:\n", r.Mode, r.Kubernetes, took.Round(time.Second))
+	fmt.Fprintf(out, "\nMode %s, pods of %s, Kubernetes %s, %s:\n", r.Mode, r.Families, r.Kubernetes, took.Round(time.Second))
 	for _, outcome := range []string{passed, failed, notRun, notApplicable} {
 		fmt.Fprintf(out, "  %4d %s\n", count(r.Specs, outcome), outcome)
 	}

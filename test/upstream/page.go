@@ -43,38 +43,38 @@ func replaceTable(page, table string) (string, error) {
 // those that are not applicable by reason.
 func table(all []results) string {
 	var out strings.Builder
-	out.WriteString("| specs | mode | Kubernetes | passed | failed | not run | not applicable |\n|---|---|---|---|---|---|---|\n")
+	out.WriteString("| specs | mode | pods | Kubernetes | passed | failed | not run | not applicable |\n|---|---|---|---|---|---|---|---|\n")
 	for _, g := range groups {
 		for _, r := range all {
 			if !slices.ContainsFunc(r.Specs, func(s result) bool { return s.Group == g.name }) {
 				continue
 			}
 			of := slices.DeleteFunc(slices.Clone(r.Specs), func(s result) bool { return s.Group != g.name })
-			fmt.Fprintf(&out, "| %s | %s | %s | %d | %d | %d | %d |\n",
-				g.what, r.Mode, r.Kubernetes, count(of, passed), count(of, failed), count(of, notRun), count(of, notApplicable))
+			fmt.Fprintf(&out, "| %s | %s | %s | %s | %d | %d | %d | %d |\n",
+				g.what, r.Mode, r.Families, r.Kubernetes, count(of, passed), count(of, failed), count(of, notRun), count(of, notApplicable))
 		}
 	}
-	out.WriteString(listed(all, failed, "\nFailed:\n\n| spec | modes | why |\n|---|---|---|\n"))
+	out.WriteString(listed(all, failed, "\nFailed:\n\n| spec | runs | why |\n|---|---|---|\n"))
 	out.WriteString(byReason(all))
 	return out.String()
 }
 
 // listed is a row for each spec of an outcome, after a heading; nothing without any.
 func listed(all []results, outcome, heading string) string {
-	modes, why := map[string][]string{}, map[string]string{}
+	runs, why := map[string][]string{}, map[string]string{}
 	for _, r := range all {
 		for _, s := range r.Specs {
 			if s.Outcome == outcome {
-				modes[s.Name] = append(modes[s.Name], r.Mode)
+				runs[s.Name] = append(runs[s.Name], r.Mode+" ("+string(r.Families)+")")
 				why[s.Name] = s.Why
 			}
 		}
 	}
-	if len(modes) == 0 {
+	if len(runs) == 0 {
 		return ""
 	}
-	for _, name := range slices.Sorted(maps.Keys(modes)) {
-		heading += fmt.Sprintf("| %s | %s | %s |\n", cell(name), strings.Join(modes[name], ", "), cell(why[name]))
+	for _, name := range slices.Sorted(maps.Keys(runs)) {
+		heading += fmt.Sprintf("| %s | %s | %s |\n", cell(name), strings.Join(runs[name], ", "), cell(why[name]))
 	}
 	return heading
 }

@@ -4,25 +4,27 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 func TestTable(t *testing.T) {
 	all := []results{
-		{Mode: "node", Kubernetes: "v1.37.1", Specs: []result{
+		{Mode: "node", Families: ipfamily.OnlyIPv6, Kubernetes: "v1.37.1", Specs: []result{
 			{Name: "a", Group: "conformance", Outcome: passed},
 			{Name: "b <x|y>", Group: "network", Outcome: failed, Why: "late"},
 			{Name: "c", Group: "network", Outcome: notApplicable, Why: "no cloud"},
 		}},
-		{Mode: "pool", Kubernetes: "v1.37.1", Specs: []result{
+		{Mode: "pool", Families: ipfamily.Dual, Kubernetes: "v1.37.1", Specs: []result{
 			{Name: "b <x|y>", Group: "network", Outcome: failed, Why: "late"},
 			{Name: "d", Group: "network", Outcome: notApplicable, Why: "no cloud"},
 		}},
 	}
 	got := table(all)
 	for _, want := range []string{
-		"| `[sig-network]` that is `[Conformance]` | node | v1.37.1 | 1 | 0 | 0 | 0 |\n",
-		"| every other `[sig-network]` | node | v1.37.1 | 0 | 1 | 0 | 1 |\n",
-		"| b &lt;x\\|y> | node, pool | late |\n",
+		"| `[sig-network]` that is `[Conformance]` | node | ipv6 | v1.37.1 | 1 | 0 | 0 | 0 |\n",
+		"| every other `[sig-network]` | node | ipv6 | v1.37.1 | 0 | 1 | 0 | 1 |\n",
+		"| b &lt;x\\|y> | node (ipv6), pool (dual) | late |\n",
 		"| no cloud | c; d |\n",
 	} {
 		if !strings.Contains(got, want) {
@@ -38,7 +40,7 @@ func TestPageHasTheResults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := readResults("results", modes)
+	all, err := readResults("results")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,14 +55,16 @@ func TestPageHasTheResults(t *testing.T) {
 
 func TestBadFlagsAreNamed(t *testing.T) {
 	for flags, want := range map[string]string{
-		"-groups slow":                   `-groups has "slow"`,
-		"-focus (":                       "-focus: error parsing regexp",
-		"-page x.md":                     "-page needs -record",
-		"":                               "-e2e and -ginkgo are needed",
-		"-e2e x -ginkgo y -mode ports":   `-mode is "ports", expected one of node, operator, pool, port`,
-		"-e2e x -ginkgo y -procs 0":      "-procs is 0",
-		"-e2e x -ginkgo y":               "-images is needed to raise a cluster",
-		"-e2e x -ginkgo y -nosuchthing2": "not defined: -nosuchthing2",
+		"-groups slow":                 `-groups has "slow"`,
+		"-focus (":                     "-focus: error parsing regexp",
+		"-page x.md":                   "-page needs -record",
+		"":                             "-e2e and -ginkgo are needed",
+		"-e2e x -ginkgo y -mode ports": `-mode is "ports", expected one of node, operator, pool, port`,
+		"-e2e x -ginkgo y -mode pool -ip-families ipv6": "-ip-families is ipv6, and pods in mode pool have dual",
+		"-ip-families IPv6":                             `-ip-families: "IPv6": expected ipv4, ipv6 or dual`,
+		"-e2e x -ginkgo y -procs 0":                     "-procs is 0",
+		"-e2e x -ginkgo y":                              "-images is needed to raise a cluster",
+		"-e2e x -ginkgo y -nosuchthing2":                "not defined: -nosuchthing2",
 	} {
 		if _, err := parse(strings.Fields(flags), &strings.Builder{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: said %v, expected %q", flags, err, want)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
@@ -76,12 +77,12 @@ type exclusion struct {
 
 // network is what specs need of a cluster's network that not every cluster has.
 type network struct {
-	dualStack bool           // pods and Services have addresses of IPv4 and IPv6
-	ports     bool           // pods' packets pass the VPC alone, and no node's network
-	proxy     host.ProxyMode // of kube-proxy
+	families ipfamily.Set   // of which pods and Services have addresses
+	ports    bool           // pods' packets pass the VPC alone, and no node's network
+	proxy    host.ProxyMode // of kube-proxy
 }
 
-func oneFamily(n network) bool   { return !n.dualStack }
+func oneFamily(n network) bool   { return n.families != ipfamily.Dual }
 func withPorts(n network) bool   { return n.ports }
 func notIPTables(n network) bool { return n.proxy != host.IPTables }
 
@@ -94,7 +95,7 @@ var exclusions = []exclusion{
 	{label: "Feature:LoadBalancer", why: "needs a cloud's load balancer"},
 	{label: "Feature:NetworkPolicy", why: "Berth does not enforce NetworkPolicy"},
 	{label: "Feature:SCTPConnectivity", why: "needs a kernel with SCTP"},
-	{label: "Feature:IPv6DualStack", in: oneFamily, why: "needs pods with addresses of IPv4 and IPv6; those of this mode have IPv4 alone"},
+	{label: "Feature:IPv6DualStack", in: oneFamily, why: "needs pods with addresses of IPv4 and IPv6"},
 	{label: "Feature:Networking-IPv6", why: "needs the internet, by IPv6"},
 	{label: "Feature:Networking-IPv4", why: "needs the internet: it pings 8.8.8.8"},
 	{label: "Feature:Networking-DNS", why: "needs the internet: it resolves google.com"},

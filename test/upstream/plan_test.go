@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
@@ -22,7 +23,7 @@ func TestChoose(t *testing.T) {
 		{"[sig-network] [Feature:IPv6DualStack] should create pod", []string{"sig-network", "Feature:IPv6DualStack"}},
 		{"[sig-network] LocalhostNodePorts should let a node pull", []string{"sig-network", "Feature:LocalhostNodePorts"}},
 	}
-	node, pool := network{proxy: host.NFTables}, network{dualStack: true, proxy: host.IPTables}
+	node, pool := network{families: ipfamily.OnlyIPv4, proxy: host.NFTables}, network{families: ipfamily.Dual, proxy: host.IPTables}
 	everything := []string{"conformance", "network", "node"}
 	if s := (spec{name: "[sig-network] Services should preserve source pod IP for traffic thru service cluster IP [LinuxOnly]", labels: []string{"sig-network"}}); excluded(s, node) != "" || excluded(s, network{ports: true}) == "" {
 		t.Error("what needs the pod's own node in the path is to be left out where it is not, and nowhere else")

@@ -3,12 +3,16 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // result is what became of a spec.
@@ -23,10 +27,17 @@ type result struct {
 
 // results are a run, as it is kept in a file.
 type results struct {
-	Mode       string   `json:"mode"`
-	Kubernetes string   `json:"kubernetes"`
-	Specs      []result `json:"specs"`
+	Mode       string       `json:"mode"`
+	Families   ipfamily.Set `json:"ipFamilies"` // of pods
+	Kubernetes string       `json:"kubernetes"`
+	Specs      []result     `json:"specs"`
 }
+
+// name tells one run from another in the names of files.
+func (r results) name() string { return r.Mode + "-" + string(r.Families) }
+
+// file is where a folder has results.
+func (r results) file(folder string) string { return filepath.Join(folder, r.name()+".json") }
 
 // judge says what became of the specs of a plan, by the reports.
 func judge(p plan, reports []specReport) []result {
@@ -113,36 +124,44 @@ func (r results) write(file string) error {
 // keep puts the results of whole groups into a folder, in place of the earlier ones
 // of these groups.
 func (r results) keep(folder string, groups []string) error {
-	before, err := readResults(folder, []string{r.Mode})
-	if err != nil {
+	before, err := readFile(r.file(folder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for _, b := range before {
-		for _, s := range b.Specs {
-			if !slices.Contains(groups, s.Group) && b.Kubernetes == r.Kubernetes {
-				r.Specs = append(r.Specs, s)
-			}
+	for _, s := range before.Specs {
+		if !slices.Contains(groups, s.Group) && before.Kubernetes == r.Kubernetes {
+			r.Specs = append(r.Specs, s)
 		}
 	}
 	slices.SortFunc(r.Specs, func(a, b result) int { return cmp.Compare(a.Name, b.Name) })
-	return r.write(filepath.Join(folder, r.Mode+".json"))
+	return r.write(r.file(folder))
 }
 
-// readResults reads the results of the modes of which a folder has any.
-func readResults(folder string, modes []string) ([]results, error) {
+// readResults reads the results that a folder has, in the order of the modes, and IPv4 first.
+func readResults(folder string) ([]results, error) {
 	var out []results
 	for _, mode := range modes {
-		data, err := os.ReadFile(filepath.Join(folder, mode+".json"))
-		if os.IsNotExist(err) {
-			continue
-		} else if err != nil {
-			return nil, fmt.Errorf("read the results: %w", err)
+		for _, families := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6} {
+			r, err := readFile(results{Mode: mode, Families: families}.file(folder))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+			out = append(out, r)
 		}
-		var r results
-		if err := json.Unmarshal(data, &r); err != nil {
-			return nil, fmt.Errorf("read the results of mode %s: %w", mode, err)
-		}
-		out = append(out, r)
 	}
 	return out, nil
+}
+
+func readFile(file string) (results, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return results{}, fmt.Errorf("read the results: %w", err)
+	}
+	var r results
+	if err := json.Unmarshal(data, &r); err != nil {
+		return results{}, fmt.Errorf("read the results in %s: %w", file, err)
+	}
+	return r, nil
 }

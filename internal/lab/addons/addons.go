@@ -2,8 +2,13 @@
 package addons
 
 import (
-	"embed"
-	"io/fs"
+	_ "embed"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 )
 
 // Namespace and DNS name the Deployment of the cluster's name service.
@@ -13,9 +18,26 @@ const (
 )
 
 //go:embed coredns.yaml
-var files embed.FS
+var coreDNS string
+
+// dnsHere stands for the Service's address there.
+const dnsHere = "10.96.0.10"
 
 // CoreDNS are the objects of the cluster's name service, as kubeadm installs it, for
-// the domain cluster.local and the address 10.96.0.10. Its image is among those of
+// the domain cluster.local and an address among those of Services. Its image is among those of
 // hack/lab-images.sh. It asks no name server outside: the lab has none.
-func CoreDNS() fs.FS { return files }
+func CoreDNS(address netip.Addr) ([]*unstructured.Unstructured, error) {
+	return objectsOf(strings.ReplaceAll(coreDNS, dnsHere, fmt.Sprintf("%q", address)))
+}
+
+// objectsOf reads documents of YAML.
+func objectsOf(text string) (objects []*unstructured.Unstructured, err error) {
+	for _, document := range strings.Split(text, "\n---\n") {
+		o := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(document), &o.Object); err != nil {
+			return nil, fmt.Errorf("read an object: %w", err)
+		}
+		objects = append(objects, o)
+	}
+	return objects, nil
+}

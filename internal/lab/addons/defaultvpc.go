@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 )
 
 //go:embed default-vpc.yaml
@@ -19,12 +18,8 @@ const vpcHere = "vpc-1a2b3c4d"
 // berth.dev/vpc get one with the name of a VPC, as docs/ports.md has them. They need Kubernetes
 // 1.36.
 func DefaultVPC(name string) (objects []*unstructured.Unstructured, err error) {
-	for _, document := range strings.Split(strings.ReplaceAll(defaultVPC, vpcHere, name), "\n---\n") {
-		o := &unstructured.Unstructured{}
-		if err := yaml.Unmarshal([]byte(document), &o.Object); err != nil {
-			return nil, fmt.Errorf("read the policy of the default VPC: %w", err)
-		}
-		objects = append(objects, o)
+	if objects, err = objectsOf(strings.ReplaceAll(defaultVPC, vpcHere, name)); err != nil {
+		return nil, fmt.Errorf("read the policy of the default VPC: %w", err)
 	}
 	return objects, nil
 }

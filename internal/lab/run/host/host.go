@@ -127,10 +127,7 @@ func (h *Host) boot(ctx context.Context) error {
 			return err
 		}
 	}
-	err := ns.Do(h.Netns, func() error {
-		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}, ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"})
-	})
-	if err != nil {
+	if err := ns.Do(h.Netns, forward); err != nil {
 		return err
 	}
 	seen := map[string]string{programsDir + "/kubernetes": h.Kubernetes, programsDir + "/containerd": h.Runtime.Dir}
@@ -143,6 +140,25 @@ func (h *Host) boot(ctx context.Context) error {
 	h.mounts = mounts
 	h.mu.Unlock()
 	return h.startContainerd(ctx)
+}
+
+// forward lets the machine of the calling thread's namespace forward, as those of a cluster do
+// before it has a network plugin. The links that it boots with keep the default route that a
+// router advertises, as network managers see to it (the kernel's Documentation/networking/ip-sysctl.rst,
+// accept_ra).
+func forward() error {
+	const conf = "net/ipv6/conf/"
+	links, err := os.ReadDir("/proc/sys/" + conf)
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	params := []ns.Sysctl{{Name: "net/ipv4/ip_forward", Value: "1"}}
+	for _, l := range links {
+		if l.Name() != "all" && l.Name() != "default" {
+			params = append(params, ns.Sysctl{Name: conf + l.Name() + "/accept_ra", Value: "2"})
+		}
+	}
+	return ns.SetSysctls(append(params, ns.Sysctl{Name: conf + "all/forwarding", Value: "1"})...)
 }
 
 // installPlugins copies the reference plugins to a new machine's disk.

@@ -6,16 +6,18 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strconv"
+	"strings"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 )
 
-// ServiceCIDR is where Services have their addresses; the API server's own has the
-// first. ServiceCIDR6 is where they have those of IPv6, if the cluster has any.
-var (
-	ServiceCIDR  = netip.MustParsePrefix("10.96.0.0/16")
-	ServiceCIDR6 = netip.MustParsePrefix("fd00:96::/112")
-)
+// ServiceCIDRs are where Services have their addresses, by family, as far as the cluster has
+// the family; the API server's own Service has the first of the first family.
+var ServiceCIDRs = [ipfamily.Number]netip.Prefix{
+	ipfamily.IPv4: netip.MustParsePrefix("10.96.0.0/16"),
+	ipfamily.IPv6: netip.MustParsePrefix("fd00:96::/112"),
+}
 
 // Etcd is reached by sockets in the control plane's directory, in which all
 // programs run, so it needs no ports.
@@ -78,10 +80,11 @@ func (c *ControlPlane) apiServerArgs() []string {
 }
 
 func (c *ControlPlane) serviceCIDRs() string {
-	if c.DualStack {
-		return ServiceCIDR.String() + "," + ServiceCIDR6.String()
+	var cidrs []string
+	for _, f := range c.Families.Families() {
+		cidrs = append(cidrs, ServiceCIDRs[f].String())
 	}
-	return ServiceCIDR.String()
+	return strings.Join(cidrs, ",")
 }
 
 func (c *ControlPlane) controllerArgs() []string {

@@ -52,7 +52,7 @@ func (c *ControlPlane) writeCredentials() error {
 	c.ca = ca
 	server, key, err := ca.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: apiServer},
-		IPAddresses: []net.IP{c.Address.AsSlice(), ServiceCIDR.Addr().Next().AsSlice()},
+		IPAddresses: []net.IP{c.Address.AsSlice(), ServiceCIDRs[c.Families.Families()[0]].Addr().Next().AsSlice()},
 		DNSNames:    []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})

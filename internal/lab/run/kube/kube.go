@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
@@ -27,8 +28,8 @@ type Options struct {
 	// Dir gets certificates, data and logs. Data of an earlier control plane
 	// there is kept; its certificates and tokens are not.
 	Dir string
-	// Address is where the API server listens; 127.0.0.1 when not set. The port
-	// is chosen.
+	// Address is where the API server listens: one of the first of Families; that of
+	// this machine itself when not set. The port is chosen.
 	Address netip.Addr
 	// Netns is the path of the network namespace in which the programs run; the
 	// starter's own when empty.
@@ -43,8 +44,9 @@ type Options struct {
 	// and pods reach it by the Service "kubernetes".
 	Kubelets bool
 
-	// DualStack gives Services that ask for it addresses of IPv6 too.
-	DualStack bool
+	// Families are of which Services have addresses: with both, IPv4, and IPv6 too where they
+	// ask for it. IPv4 alone when empty.
+	Families ipfamily.Set
 
 	// CRDs holds files with CustomResourceDefinitions (*.yaml, below any
 	// folder). They are usable when Start returns.
@@ -59,7 +61,7 @@ type Options struct {
 // ten seconds and takes the taint off that new nodes get, which they do not get therefore, and a
 // scheduler; pods need no service account.
 func (o Options) Workloads() Options {
-	o.Controllers, o.Scheduler, o.DualStack = true, true, true
+	o.Controllers, o.Scheduler, o.Families = true, true, ipfamily.Dual
 	o.ControllerArgs = append(o.ControllerArgs, "--controllers=*,-node-lifecycle-controller")
 	o.APIServerArgs = append(o.APIServerArgs, "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition")
 	return o
@@ -120,8 +122,12 @@ func (o Options) complete() (Options, error) {
 	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
 		return o, fmt.Errorf("directory of a control plane: %w", err)
 	}
+	first := o.Families.Families()[0]
 	if !o.Address.IsValid() {
-		o.Address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		o.Address = [ipfamily.Number]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}[first]
+	}
+	if ipfamily.Of(o.Address) != first { // the API server ends with an error in its log
+		return o, fmt.Errorf("address %s of the API server: want one of %s, as Services have", o.Address, first)
 	}
 	return o, nil
 }
