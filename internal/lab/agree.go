@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
@@ -65,13 +66,16 @@ func (l *Lab) agree(ctx context.Context, n *node.Node, pods []corev1.Pod, holder
 	}
 	for _, p := range pods {
 		name := p.Namespace + "/" + p.Name
-		if len(p.Status.PodIPs) == 0 {
-			return fmt.Errorf("pod %s has no address", name)
+		if want := l.PodFamilies(); len(p.Status.PodIPs) != len(want.Families()) {
+			return fmt.Errorf("pod %s has the addresses %v, want one of each family of %s", name, p.Status.PodIPs, want)
 		}
 		for _, ip := range p.Status.PodIPs {
 			address, err := netip.ParseAddr(ip.IP)
 			if err != nil {
 				return fmt.Errorf("pod %s has the address %q", name, ip.IP)
+			}
+			if !l.PodFamilies().Has(ipfamily.Of(address)) {
+				return fmt.Errorf("pod %s has the address %s, want %s", name, address, l.PodFamilies())
 			}
 			if other := holder[address]; other != "" {
 				return fmt.Errorf("%s is the address of pods %s and %s", address, other, name)

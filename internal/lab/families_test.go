@@ -77,12 +77,15 @@ func TestFamiliesAreRefused(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", name, err, tc.want)
 		}
 	}
-	for families, want := range map[ipfamily.Set]string{ipfamily.Dual: "", ipfamily.OnlyIPv6: `IP families "ipv6": clusters with kubelets have IPv4 or both families: want dual, or leave out kubelets`} {
-		vpc := DefaultSpec(1, "m5.large")
-		_, err := Options{Mode: OperatorMode, Spec: &vpc, IPFamilies: families, Kubelets: &Kubelets{}}.completeFamilies()
-		if err == nil && want != "" || err != nil && err.Error() != want {
-			t.Errorf("kubelets with %s: got %v, want %q", families, err, want)
+	vpc := DefaultSpec(1, "m5.large")
+	for _, families := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6} {
+		if _, err := (Options{Mode: OperatorMode, Spec: &vpc, IPFamilies: families, Kubelets: &Kubelets{}}).completeFamilies(); err != nil {
+			t.Errorf("kubelets with %s: %v", families, err)
 		}
+	}
+	_, err := Options{Mode: OperatorMode, Spec: &vpc, IPv6Egress: true, Kubelets: &Kubelets{}}.completeFamilies()
+	if want := "egress of IPv6: clusters with kubelets have IPv6 for pods or not at all: give IP families, or leave out kubelets"; err == nil || err.Error() != want {
+		t.Errorf("kubelets with egress of IPv6: got %v, want %q", err, want)
 	}
 }
 
@@ -151,6 +154,24 @@ func TestCheckFamilies(t *testing.T) {
 	for _, own := range l.addrsOf(n) {
 		if f.owns(own) {
 			t.Errorf("a pod may have the node's own %s", own)
+		}
+	}
+}
+
+// TestMaxPods counts the pods of an m5.large, whose three ENIs have ten addresses each.
+func TestMaxPods(t *testing.T) {
+	for _, tc := range []struct {
+		mode     Mode
+		families ipfamily.Set
+		want     int
+	}{
+		{NodeMode, "", 3*9 + 2},
+		{OperatorMode, ipfamily.Dual, 2*9 + 2},
+		{NodeMode, ipfamily.OnlyIPv6, 0},
+	} {
+		l := &Lab{Options: Options{Mode: tc.mode, IPFamilies: tc.families}}
+		if got := l.maxPods("m5.large"); got != tc.want {
+			t.Errorf("%s mode, %q: %d pods, want %d", tc.mode, tc.families, got, tc.want)
 		}
 	}
 }

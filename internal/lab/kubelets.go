@@ -234,7 +234,7 @@ func (l *Lab) joinHost(m *machine) error {
 	if c.Proxy, err = l.Kube.ConfigFor("system:kube-proxy"); err != nil {
 		return err
 	}
-	c.Addresses = slices.DeleteFunc(l.addrsOf(m.Node), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
+	c.Addresses = l.NodeAddrs(m.Node)
 	if l.Site == nil {
 		books := l.Cloud.Snapshot()
 		i, _ := books.Instance(m.InstanceID)
@@ -252,24 +252,18 @@ func (l *Lab) joinHost(m *machine) error {
 const hostPods = 2
 
 // maxPods is how many pods an instance has addresses for, one a pod, as EKS reckons
-// (berthctl max-pods); 0 of a type that is not known. Operator mode leaves
-// the primary ENI to the node.
+// (berthctl max-pods); 0 of a type that is not known, and with IPv6 alone, of which a prefix
+// has more than a node can run. Operator mode leaves the primary ENI to the node.
 func (l *Lab) maxPods(instanceType string) int {
 	of, ok := limits.Lookup(instanceType)
-	if !ok {
+	if !ok || l.PodFamilies() == ipfamily.OnlyIPv6 && of.Prefixes {
 		return 0
 	}
-	enis, addresses := of.MaxENIs, of.IPv4PerENI
+	enis := of.MaxENIs
 	if l.Mode == OperatorMode {
 		enis--
 	}
-	switch l.PodFamilies() {
-	case ipfamily.OnlyIPv6:
-		addresses = of.IPv6PerENI
-	case ipfamily.Dual:
-		addresses = min(of.IPv4PerENI, of.IPv6PerENI)
-	}
-	return enis*(addresses-1) + hostPods
+	return enis*(of.IPv4PerENI-1) + hostPods
 }
 
 // clusterDNS is the address of the name service of a lab with kubelets: the tenth of those of

@@ -108,6 +108,11 @@ func (l *Lab) addrsOf(n *node.Node) []netip.Addr {
 	return append([]netip.Addr{primary.Primary}, primary.IPv6...)
 }
 
+// NodeAddrs are a node's own addresses of the families of which pods have some, IPv4 first.
+func (l *Lab) NodeAddrs(n *node.Node) []netip.Addr {
+	return slices.DeleteFunc(l.addrsOf(n), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
+}
+
 // inFamily is the first of addresses that is of the family of like; zero when none is.
 func inFamily(addrs []netip.Addr, like netip.Addr) netip.Addr {
 	i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return a.Is4() == like.Is4() })

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/demo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
@@ -91,20 +92,21 @@ func sweepDead() error {
 	return errors.Join(errs...)
 }
 
-// TestCluster tells the story of `make demo MODE=cluster` with each kind of address,
-// runtime and proxy. One cluster a case has all of its proofs: they take turns, since
+// TestCluster tells the story of `make demo MODE=cluster` with each kind of address, IP family,
+// runtime and proxy; the clusters of other tests have IPv4 alone. One cluster a case has all of its proofs: they take turns, since
 // each wants the whole machine.
 func TestCluster(t *testing.T) {
 	images := filepath.SplitList(os.Getenv(imagesVariable))
 	for _, tc := range []struct {
 		mode       lab.Mode
+		families   ipfamily.Set
 		proxy      host.ProxyMode
 		containerd string
 	}{
-		{lab.NodeMode, host.NFTables, ""}, // Debian's
-		{lab.OperatorMode, host.IPTables, os.Getenv(containerdVariable)},
-		{lab.PoolMode, host.NFTables, ""},
-		{lab.PortMode, host.IPTables, ""},
+		{lab.NodeMode, ipfamily.OnlyIPv6, host.NFTables, ""}, // Debian's
+		{lab.OperatorMode, ipfamily.Dual, host.IPTables, os.Getenv(containerdVariable)},
+		{lab.PoolMode, "", host.NFTables, ""},
+		{lab.PortMode, "", host.IPTables, ""},
 	} {
 		t.Run(string(tc.mode), func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "cluster")
@@ -113,7 +115,7 @@ func TestCluster(t *testing.T) {
 			var out bytes.Buffer
 			err = demo.Run(t.Context(), demo.Options{
 				Lab: lab.Options{
-					Dir: dir, BinDir: harness.BinDir, Nodes: 3, Mode: tc.mode,
+					Dir: dir, BinDir: harness.BinDir, Nodes: 3, Mode: tc.mode, IPFamilies: tc.families,
 					Kubelets: &lab.Kubelets{Images: images, Proxy: tc.proxy, Containerd: tc.containerd, Helm: os.Getenv(helmVariable)},
 				},
 				Program: "vpclab", Out: &out,

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/addons"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -116,6 +117,8 @@ func web(mode lab.Mode) []client.Object {
 		},
 	}
 	one := int64(1)
+	// By each family that the cluster has.
+	service.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyPreferDualStack)
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: inDefault, Name: clientName},
 		Spec: corev1.PodSpec{
@@ -343,17 +346,20 @@ func namesAndServices(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	const calls = 60
-	// The name of each answerer, one a line.
-	out, err := s.exec(ctx, fmt.Sprintf("for i in $(seq %d); do curl -sf -m 5 http://%s/hostname || exit 1; echo; done", calls, webName))
-	if err != nil {
-		return "", fmt.Errorf("ask http://%s from a pod: %w", webName, err)
-	}
-	answerers := map[string]bool{}
-	for _, name := range strings.Fields(out) {
-		answerers[name] = true
-	}
-	if len(answerers) < webReplicas/2 {
-		return "", fmt.Errorf("%d calls were answered by %d pods only", calls, len(answerers))
+	all := map[string]bool{}
+	for i, family := range s.lab.PodFamilies().Families() {
+		// The name of each answerer, one a line.
+		out, err := s.exec(ctx, fmt.Sprintf("for i in $(seq %d); do curl %s -sf -m 5 http://%s/hostname || exit 1; echo; done", calls, s.curlFamilies()[i], webName))
+		if err != nil {
+			return "", fmt.Errorf("ask http://%s from a pod by %s: %w", webName, family, err)
+		}
+		answerers := map[string]bool{}
+		for _, name := range strings.Fields(out) {
+			answerers[name], all[name] = true, true
+		}
+		if len(answerers) < webReplicas/2 {
+			return "", fmt.Errorf("%d calls by %s were answered by %d pods only", calls, family, len(answerers))
+		}
 	}
 	if _, err := s.exec(ctx, "curl -sfk -m 5 https://kubernetes.default.svc.cluster.local/livez"); err != nil {
 		return "", fmt.Errorf("ask the API server by its name from a pod: %w", err)
@@ -362,7 +368,15 @@ func namesAndServices(ctx context.Context, s *stage) (string, error) {
 	if err != nil || strings.TrimSpace(logs) == "" {
 		return "", fmt.Errorf("read berthd's log: %w", cmpErr(err, "it is empty"))
 	}
-	return fmt.Sprintf("%d calls of http://%s answered by %d pods; kubernetes.default resolved", calls, webName, len(answerers)), nil
+	return fmt.Sprintf("%d calls of http://%s by each of %v answered by %d pods; kubernetes.default resolved", calls, webName, s.lab.PodFamilies().Families(), len(all)), nil
+}
+
+// curlFamilies are the arguments of curl for each family that pods have.
+func (s *stage) curlFamilies() (args []string) {
+	for _, f := range s.lab.PodFamilies().Families() {
+		args = append(args, [ipfamily.Number]string{"-4", "-6"}[f])
+	}
+	return args
 }
 
 func cmpErr(err error, otherwise string) error {
@@ -380,26 +394,32 @@ func (s *stage) exec(ctx context.Context, script string) (string, error) {
 // nodePorts asks every node from the host outside.
 func nodePorts(ctx context.Context, s *stage) (string, error) {
 	const each = 5
-	answerers := map[string]bool{}
+	answerers, calls := map[string]bool{}, 0
 	for _, n := range s.nodes {
-		for range each {
-			name, err := ns.Get(ctx, s.lab.OutsidePath(), s.nodePortURL(n.Name))
-			if err != nil {
-				return "", fmt.Errorf("ask %s from outside: %w", n.Name, err)
+		for _, url := range s.nodePortURLs(n.Name) {
+			for range each {
+				name, err := ns.Get(ctx, s.lab.OutsidePath(), url)
+				if err != nil {
+					return "", fmt.Errorf("ask %s from outside: %w", n.Name, err)
+				}
+				answerers[name] = true
+				calls++
 			}
-			answerers[name] = true
 		}
 	}
-	return fmt.Sprintf("%d of %d calls answered, by %d pods", each*len(s.nodes), each*len(s.nodes), len(answerers)), nil
+	return fmt.Sprintf("%d of %d calls by %v answered, by %d pods", calls, calls, s.lab.PodFamilies().Families(), len(answerers)), nil
 }
 
-// nodePortURL is the Service as the host outside sees it.
-func (s *stage) nodePortURL(name string) string {
+// nodePortURLs are the Service as the host outside sees it, by each family that pods have.
+func (s *stage) nodePortURLs(name string) (urls []string) {
 	n, err := s.lab.Node(name)
 	if err != nil {
-		return err.Error() // no URL; who asks fails and shows it
+		return []string{err.Error()} // no URL; who asks fails and shows it
 	}
-	return "http://" + netip.AddrPortFrom(s.primary(n), webNodePort).String() + "/hostname"
+	for _, a := range s.lab.NodeAddrs(n) {
+		urls = append(urls, "http://"+netip.AddrPortFrom(a, webNodePort).String()+"/hostname")
+	}
+	return urls
 }
 
 // showObjects shows Berth's objects as kubectl does.

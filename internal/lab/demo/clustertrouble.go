@@ -42,11 +42,11 @@ const stopFiles = "/tmp/stop-"
 func (s *stage) call(ctx context.Context, node string) *requests {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &requests{stage: s, stop: cancel, file: fmt.Sprint(stopFiles, time.Now().UnixNano())}
-	url := s.nodePortURL(node)
+	urls := s.nodePortURLs(node)
 	r.done.Go(func() {
-		for ctx.Err() == nil {
+		for i := 0; ctx.Err() == nil; i++ {
 			one, end := context.WithTimeout(ctx, 5*time.Second)
-			_, err := ns.Get(one, s.lab.OutsidePath(), url)
+			_, err := ns.Get(one, s.lab.OutsidePath(), urls[i%len(urls)])
 			end()
 			if ctx.Err() != nil {
 				return // told to stop in the middle
@@ -62,7 +62,7 @@ func (s *stage) call(ctx context.Context, node string) *requests {
 	})
 	r.done.Go(func() {
 		// One line a call: its status, or 000 and why.
-		r.inside, r.insideErr = s.exec(context.WithoutCancel(ctx), `while [ ! -e `+r.file+` ]; do curl -s -o /dev/null -m 5 -w '%{http_code} %{errormsg}\n' http://`+webName+`/hostname; sleep 0.05; done`)
+		r.inside, r.insideErr = s.exec(context.WithoutCancel(ctx), `while [ ! -e `+r.file+` ]; do for family in `+strings.Join(s.curlFamilies(), " ")+`; do curl $family -s -o /dev/null -m 5 -w '%{http_code} %{errormsg}\n' http://`+webName+`/hostname; sleep 0.05; done; done`)
 	})
 	return r
 }
@@ -268,8 +268,10 @@ func killed(ctx context.Context, s *stage) (string, error) {
 		if n.Name == killedNode {
 			continue
 		}
-		if _, err := ns.Get(ctx, s.lab.OutsidePath(), s.nodePortURL(n.Name)); err != nil {
-			return "", fmt.Errorf("ask %s from outside: %w", n.Name, err)
+		for _, url := range s.nodePortURLs(n.Name) {
+			if _, err := ns.Get(ctx, s.lab.OutsidePath(), url); err != nil {
+				return "", fmt.Errorf("ask %s from outside: %w", n.Name, err)
+			}
 		}
 	}
 	return fmt.Sprintf("noticed after %.0f s, %d pods Ready elsewhere after %.0f s", noticed.Seconds(), webReplicas, took.Seconds()), nil
@@ -291,7 +293,7 @@ func (s *stage) agree(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%d pods, no duplicate, none held for a pod that is gone", pods), nil
+	return fmt.Sprintf("%d pods of %s, no duplicate, none held for a pod that is gone", pods, s.lab.PodFamilies()), nil
 }
 
 // How much is shown of what a program printed.

@@ -177,7 +177,7 @@ func (o Options) complete() (Options, error) {
 	if o.Lab.Nodes < 2 {
 		return o, fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
 	}
-	if o.Lab.IPFamilies == ipfamily.OnlyIPv6 {
+	if o.Lab.IPFamilies == ipfamily.OnlyIPv6 && o.Lab.Kubelets == nil {
 		return o, fmt.Errorf("IP families %q: the demo shows IPv4 too: want %s or %s", o.Lab.IPFamilies, ipfamily.OnlyIPv4, ipfamily.Dual)
 	}
 	if o.Lab.Kubelets != nil {
@@ -227,6 +227,9 @@ func (o Options) completeEgress() Options {
 
 // completeCluster is the same for a lab with kubelets: Berth comes later, by a proof.
 func (o Options) completeCluster() Options {
+	if o.Lab.IPFamilies == "" {
+		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
+	}
 	o.Lab.Nodes, o.Lab.NoDaemons = 3, true
 	if o.Lab.Mode != lab.NodeMode {
 		o.Lab.OperatorCount = 2

@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 )
 
@@ -173,10 +174,13 @@ func TestAPIServerDown(t *testing.T) {
 }
 
 // The controllers make a namespace's account and collect what lost its owner;
-// the scheduler finds a node.
+// the scheduler finds a node. All of it goes by IPv6, if it is to, and Services have IPv6.
 func TestControllersAndScheduler(t *testing.T) {
-	c := up(t, Options{Controllers: true, Scheduler: true})
+	c := up(t, Options{Controllers: true, Scheduler: true, Families: ipfamily.OnlyIPv6})
 	api := client(t, c.Config()).CoreV1()
+	if s, err := api.Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}); err != nil || s.Spec.ClusterIP != "fd00:96::1" {
+		t.Errorf("the API server's Service has the address %q, want the first of IPv6; %v", s.Spec.ClusterIP, err)
+	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
 		Status: corev1.NodeStatus{
@@ -226,6 +230,12 @@ func TestStartFails(t *testing.T) {
 		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), APIServerArgs: []string{"--no-such-flag"}})
 		if err == nil || !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
 			t.Errorf("error %v, want the program's own words", err)
+		}
+	})
+	t.Run("at an address of a family that Services have not", func(t *testing.T) {
+		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), Families: ipfamily.OnlyIPv6, Address: netip.MustParseAddr("127.0.0.1")})
+		if err == nil || !strings.Contains(err.Error(), "address 127.0.0.1 of the API server: want one of IPv6") {
+			t.Errorf("error %v", err)
 		}
 	})
 	t.Run("with another object among the CRDs", func(t *testing.T) {
