@@ -8,8 +8,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
@@ -154,6 +156,9 @@ func (s *stage) launch(ctx context.Context, i spec.Instance) (*node.Node, error)
 	return n, n.WaitReady(ctx)
 }
 
+// metadataHosts are where the metadata service is, by family.
+var metadataHosts = [ipfamily.Number]netip.Addr{fabric.IMDSEndpoint, fabric.IMDSEndpoint6}
+
 // metadataBlocked asks for the metadata from a pod and from the node, and again
 // once a daemon runs with the switch the other way.
 func metadataBlocked(ctx context.Context, s *stage) (string, error) {
@@ -162,7 +167,7 @@ func metadataBlocked(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	const url = "http://169.254.169.254/latest/meta-data/instance-id"
+	url := "http://" + netip.AddrPortFrom(metadataHosts[s.lead()], 80).String() + "/latest/meta-data/instance-id"
 	one, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if id, err := ns.Get(one, p.Netns(), url); err == nil {

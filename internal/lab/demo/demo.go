@@ -58,6 +58,20 @@ var sizes = map[lab.Mode]size{
 	lab.PortMode:     {},
 }
 
+// sizes6 are those where pods have IPv6 alone: of types without prefixes, of which one would
+// have an address for every pod. All addresses of a secondary ENI are for pods.
+var sizes6 = map[lab.Mode]size{
+	lab.NodeMode:     {instanceType: "t2.small", addresses: 8, pods: 5},
+	lab.OperatorMode: {instanceType: "t2.medium", addresses: 12, pods: 7},
+}
+
+func sizeOf(o lab.Options) size {
+	if o.PodFamilies() == ipfamily.OnlyIPv6 {
+		return sizes6[o.Mode]
+	}
+	return sizes[o.Mode]
+}
+
 // stage is what the proofs act on.
 type stage struct {
 	size
@@ -151,7 +165,7 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 		release()
 		return nil, fmt.Errorf("raise the lab: %w", err)
 	}
-	return &stage{size: sizes[o.Mode], lab: l, nodes: l.Nodes(), quote: t.quote, release: release}, nil
+	return &stage{size: sizeOf(o), lab: l, nodes: l.Nodes(), quote: t.quote, release: release}, nil
 }
 
 // branches tells whether the story of branches follows, in a lab of its own, and why it cannot.
@@ -170,15 +184,11 @@ func (o Options) complete() (Options, error) {
 	if o.Lab.Mode == "" {
 		o.Lab.Mode = lab.NodeMode
 	}
-	size, ok := sizes[o.Lab.Mode]
-	if !ok {
+	if _, ok := sizes[o.Lab.Mode]; !ok {
 		return o, fmt.Errorf("mode %q: want one of %v", o.Lab.Mode, lab.Modes)
 	}
 	if o.Lab.Nodes < 2 {
 		return o, fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
-	}
-	if o.Lab.IPFamilies == ipfamily.OnlyIPv6 && o.Lab.Kubelets == nil {
-		return o, fmt.Errorf("IP families %q: the demo shows IPv4 too: want %s or %s", o.Lab.IPFamilies, ipfamily.OnlyIPv4, ipfamily.Dual)
 	}
 	if o.Lab.Kubelets != nil {
 		return o.completeCluster(), nil
@@ -191,6 +201,7 @@ func (o Options) complete() (Options, error) {
 		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
 	}
 	args := []string{"--exclude-snat-cidrs=192.168.100.0/24"}
+	size := sizeOf(o.Lab)
 	o.Lab.InstanceType = size.instanceType
 	switch o.Lab.Mode {
 	case lab.OperatorMode:
@@ -312,12 +323,5 @@ func (s *stage) clear() error {
 	return nil
 }
 
-// primary is a node's primary address.
-func (s *stage) primary(n *node.Node) netip.Addr {
-	if s.lab.Site != nil {
-		return s.lab.Site.Addrs(n.Name).IPv4
-	}
-	return s.lab.Books().InstanceENIs(n.InstanceID)[0].Primary
-}
-
-var internet, onPrem = fabric.InternetHost, fabric.OnPremHost
+// primary is a node's own address of the family that the story asks by.
+func (s *stage) primary(n *node.Node) netip.Addr { return s.lab.NodeAddrs(n)[0] }

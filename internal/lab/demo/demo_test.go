@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -79,8 +80,25 @@ func TestDualProofsAreAdded(t *testing.T) {
 			t.Errorf("%s: dual stack adds %d proofs, want %d", mode, len(with)-len(without), want)
 		}
 	}
-	if _, err := (Options{Lab: lab.Options{Nodes: 2, IPFamilies: ipfamily.OnlyIPv6}}).complete(); err == nil || !strings.Contains(err.Error(), "want ipv4 or dual") {
-		t.Errorf("a demo of IPv6 alone: %v", err)
+}
+
+// A story of IPv6 alone leaves nothing out, and says what is special to it.
+func TestProofsOfIPv6Alone(t *testing.T) {
+	for _, mode := range withVPC {
+		of4, of6 := proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv4}), proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv6})
+		named := func(list []proof, name string) bool {
+			return slices.ContainsFunc(list, func(p proof) bool { return p.name == name })
+		}
+		for _, p := range of4 {
+			if !named(of6, p.name) != (p.name == afterProof) {
+				t.Errorf("%s: %q is shown with IPv6 alone: %t", mode, p.name, named(of6, p.name))
+			}
+		}
+		for _, p := range onlyIPv6Proofs {
+			if !named(of6, p.name) || named(of4, p.name) {
+				t.Errorf("%s: %q is to be shown with IPv6 alone, and only there", mode, p.name)
+			}
+		}
 	}
 }
 

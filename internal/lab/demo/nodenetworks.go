@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
@@ -85,8 +86,13 @@ func (s *stage) recovered(ctx context.Context) error {
 // that is nearly full, reads what the object says, and adds a subnet to it.
 func fullSubnet(ctx context.Context, s *stage) (figures string, err error) {
 	cloud := s.lab.Cloud
+	// Of 7 addresses that are left the node and its ENI take 2.
+	pods, room, filled := 6, 5, 3
+	if s.lead() == ipfamily.IPv6 { // no end of its addresses, but each ENI takes one of IPv4
+		pods, room, filled = 7, 6, 8
+	}
 	filler, err := cloud.CreateNetworkInterface(vpc.CreateRequest{
-		SubnetID: s.subnet(smallSubnet), Addresses: vpc.AddressRequest{IPv4Count: 3},
+		SubnetID: s.subnet(smallSubnet), Addresses: vpc.AddressRequest{IPv4Count: filled},
 	})
 	if err != nil {
 		return "", err
@@ -98,6 +104,7 @@ func fullSubnet(ctx context.Context, s *stage) (figures string, err error) {
 	o.Name = i.Name
 	spare := int32(watermark)
 	o.Spec.ENI.PreAllocate, o.Spec.ENI.SubnetIDs = &spare, []string{s.subnet(smallSubnet)}
+	o.Spec.ENI.IPFamilies = string(s.lab.PodFamilies()) // what a person sets counts before a daemon does
 	if err := s.lab.Kube.CreateNodeNetwork(ctx, o); err != nil {
 		return "", err
 	}
@@ -105,7 +112,6 @@ func fullSubnet(ctx context.Context, s *stage) (figures string, err error) {
 	if err != nil {
 		return "", err
 	}
-	const pods, room = 6, 5 // 7 addresses are free, the node and its ENI take 2
 	up := make(chan error, 1)
 	go func() { up <- s.add(ctx, n, names("pod", pods)) }()
 	err = s.until(ctx, n, func(o *v1alpha1.NodeNetwork) error { return has(o, v1alpha1.ConditionInDeficit, "True", "subnet") })
@@ -200,7 +206,7 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	before := ipv4Of(o.Spec.IPAM.Available)
+	before := s.addressesOf(o)
 	handshake, stop, err := s.follow(ctx, n.Name)
 	if err != nil {
 		return "", err
@@ -216,12 +222,12 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 		if o, err = s.lab.Kube.NodeNetwork(ctx, n.Name); err != nil {
 			return err
 		}
-		have, want := ipv4Of(o.Spec.IPAM.Available), len(n.Pods())+watermark
+		have, want := s.addressesOf(o), len(n.Pods())+watermark
 		if left := len(s.lab.Books().InstanceENIs(n.InstanceID)); have > want || left >= enis {
 			return fmt.Errorf("%d addresses (want %d) on %d ENIs (had %d): %s", have, want, left, enis, conditions(o))
 		}
 		// What has happened is heard of a little later.
-		if back, seen := before-ipv4Of(o.Spec.IPAM.Available), handshake(); seen.confirmed < back {
+		if back, seen := before-s.addressesOf(o), handshake(); seen.confirmed < back {
 			return fmt.Errorf("%d addresses went back, the daemon confirmed %d of %d candidates", back, seen.confirmed, seen.listed)
 		}
 		return nil
@@ -231,7 +237,7 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 	}
 	seen := handshake()
 	return fmt.Sprintf("%s: %d addresses listed, %d confirmed by the daemon; from %d to %d; 1 ENI deleted; %.1f s, 4 of them cooling",
-		n.Name, seen.listed, seen.confirmed, before, ipv4Of(o.Spec.IPAM.Available), time.Since(began).Seconds()), nil
+		n.Name, seen.listed, seen.confirmed, before, s.addressesOf(o), time.Since(began).Seconds()), nil
 }
 
 // listing is what was seen of a handshake.

@@ -117,7 +117,7 @@ func burst(ctx context.Context, s *stage) (string, error) {
 func (s *stage) available(ctx context.Context) (sum int, err error) {
 	all, err := s.lab.Kube.NodeNetworks(ctx)
 	for _, o := range all {
-		sum += ipv4Of(o.Spec.IPAM.Available)
+		sum += s.addressesOf(&o)
 	}
 	return sum, err
 }
@@ -129,7 +129,7 @@ func grow(ctx context.Context, s *stage) (string, error) {
 	more := s.addresses - len(n.Pods())
 	before, warm := 0, 0
 	err := s.until(ctx, n, func(now *v1alpha1.NodeNetwork) error {
-		before = ipv4Of(now.Spec.IPAM.Available)
+		before = s.addressesOf(now)
 		warm = before - len(n.Pods())
 		if more <= warm { // until what it has in excess goes back
 			return fmt.Errorf("%d addresses for %d pods: nothing to grow for", before, len(n.Pods())+more)
@@ -152,7 +152,7 @@ func grow(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("%s: %d pods with %d warm addresses; all up in %s; from %d to %d addresses, condition AtCapacity",
-		n.Name, more, warm, ms(took), before, ipv4Of(o.Spec.IPAM.Available)), nil
+		n.Name, more, warm, ms(took), before, s.addressesOf(o)), nil
 }
 
 // has wants a condition to have a status, and to say something.
@@ -286,7 +286,7 @@ func revive(o *lab.Operator) error {
 // failOver kills the leader and has pods come up without one, on a machine of any
 // speed: the others are halted, and go on after that.
 func (s *stage) failOver(ctx context.Context, t *traffic, n *node.Node, leader *lab.Operator, goOn func() error, far netip.Addr) (string, error) {
-	if err := t.begin(ctx, s.nodes[0].Pods(), internet, far); err != nil {
+	if err := t.begin(ctx, s.nodes[0].Pods(), s.internet(), far); err != nil {
 		return "", err
 	}
 	if err := leader.Kill(); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 )
 
@@ -95,8 +94,8 @@ func proofsOf(o lab.Options) []proof {
 		all = egressProofs
 	case ofBranches(o):
 		all = branchProofs
-	case o.IPFamilies == ipfamily.Dual:
-		all = withDual(all)
+	case slices.Contains(withVPC, o.Mode):
+		all = withFamilies(all, o.PodFamilies())
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !slices.Contains(p.modes, o.Mode) })
 }

@@ -135,14 +135,15 @@ func podsAndNodes(ctx context.Context, s *stage) (string, error) {
 	return a.result("%d nodes", len(s.nodes))
 }
 
-// toInternet asks the internet host from every pod, and so from every ENI.
+// toInternet asks the internet host from every pod, and so from every ENI. By IPv4 it sees the
+// node's primary address, which alone is public.
 func toInternet(ctx context.Context, s *stage) (string, error) {
 	var a asks
 	enis := map[[2]int]bool{}
 	for k, n := range s.nodes {
 		for _, p := range n.Pods() {
-			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(internet), s.primary(n))
-			a.long(ctx, n.Name+"/"+p.Name, p.Netns(), port(internet))
+			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()), s.lab.SeenOutside(n, p.Addr()))
+			a.long(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()))
 			if i, err := s.index(n, p.Addr()); err == nil {
 				enis[[2]int{k, i}] = true
 			}
@@ -156,9 +157,9 @@ func onPremises(ctx context.Context, s *stage) (string, error) {
 	var a asks
 	for _, n := range s.nodes {
 		for _, p := range n.Pods() {
-			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(onPrem), p.Addr())
-			a.ask(ctx, "on-premises", s.lab.Fabric.OnPremPath(), port(p.Addr()), onPrem)
+			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.onPrem()), p.Addr())
+			a.ask(ctx, "on-premises", s.lab.Fabric.OnPremPath(), port(p.Addr()), s.onPrem())
 		}
 	}
-	return a.result("no SNAT towards 192.168.100.0/24")
+	return a.result("no SNAT towards %s", s.onPrem())
 }

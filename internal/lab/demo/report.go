@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -146,7 +147,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 	}...)
 	if !pool && !port {
 		rows = append(rows, [][2]string{
-			{at("exec", node+"/web -- curl -s "+internet.String()+":8080/"), "ask the internet who you are"},
+			{at("exec", node+"/web -- curl -s "+netip.AddrPortFrom(internetHosts[s.Families.Families()[0]], 8080).String()+"/"), "ask the internet who you are"},
 			{at("calls", "--follow"), "EC2 calls with their parameters"},
 			{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"},
 		}...)

@@ -10,12 +10,13 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 )
 
-// The service that the demo invents, outside the VPC as service addresses are.
-var serviceAddr = netip.MustParseAddrPort("172.20.0.10:7777")
+// The service that the demo invents, outside the VPC as service addresses are, by family.
+var serviceAddrs = [ipfamily.Number]netip.AddrPort{netip.MustParseAddrPort("172.20.0.10:7777"), netip.MustParseAddrPort("[fd00:172:20::10]:7777")}
 
 // nodePortNumber is open in the lab's default security group.
 const nodePortNumber = 30777
@@ -27,7 +28,7 @@ func service(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	to := netip.AddrPortFrom(backend.Addr(), echo.Port)
+	serviceAddr, to := serviceAddrs[s.lead()], netip.AddrPortFrom(backend.Addr(), echo.Port)
 	for _, n := range s.nodes {
 		if err := dnat(n.Netns, "service", serviceAddr, to); err != nil {
 			return "", fmt.Errorf("DNAT rule on %s: %w", n.Name, err)
@@ -59,8 +60,8 @@ func nodePort(ctx context.Context, s *stage) (string, error) {
 		return "", fmt.Errorf("DNAT rule on %s: %w", n.Name, err)
 	}
 	var a asks
-	a.ask(ctx, "internet", s.lab.Fabric.InternetPath(), front, internet)
-	a.ask(ctx, "on-premises", s.lab.Fabric.OnPremPath(), front, onPrem)
+	a.ask(ctx, "internet", s.lab.Fabric.InternetPath(), front, s.internet())
+	a.ask(ctx, "on-premises", s.lab.Fabric.OnPremPath(), front, s.onPrem())
 	eni, err := s.index(n, backend.Addr())
 	if err != nil {
 		return "", err
@@ -75,7 +76,11 @@ func dnat(path, name string, front, back netip.AddrPort) error {
 		if err != nil {
 			return err
 		}
-		t := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "demo-" + name})
+		family := nftables.TableFamilyIPv4
+		if front.Addr().Is6() {
+			family = nftables.TableFamilyIPv6
+		}
+		t := c.AddTable(&nftables.Table{Family: family, Name: "demo-" + name})
 		chain := c.AddChain(&nftables.Chain{
 			Table: t, Name: "prerouting", Type: nftables.ChainTypeNAT,
 			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest,
@@ -87,11 +92,15 @@ func dnat(path, name string, front, back netip.AddrPort) error {
 	})
 }
 
-// ip daddr FRONT meta l4proto PROTO th dport PORT dnat to BACK
+// {ip|ip6} daddr FRONT meta l4proto PROTO th dport PORT dnat to BACK
 func dnatExprs(proto byte, front, back netip.AddrPort) []expr.Any {
 	be := func(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
+	destination, family := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, uint32(unix.NFPROTO_IPV4)
+	if front.Addr().Is6() {
+		destination.Offset, destination.Len, family = 24, 16, unix.NFPROTO_IPV6
+	}
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		destination,
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: front.Addr().AsSlice()},
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
@@ -99,6 +108,6 @@ func dnatExprs(proto byte, front, back netip.AddrPort) []expr.Any {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: be(front.Port())},
 		&expr.Immediate{Register: 1, Data: back.Addr().AsSlice()},
 		&expr.Immediate{Register: 2, Data: be(back.Port())},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: 1, RegProtoMin: 2},
 	}
 }

@@ -109,7 +109,7 @@ func (s *stage) outside() netip.Addr {
 	if s.lab.Ports != nil {
 		return netip.Addr{}
 	}
-	return internet
+	return s.internet()
 }
 
 // begin makes each pod talk to a far one, and to a host outside by UDP.
