@@ -38,7 +38,7 @@ whole machines of a whole cluster, into which Berth is installed by its chart, i
 mode. Exits with 0 when every proof passed.`,
 		Example: `  vpclab demo
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab demo --mode operator
-  vpclab demo --ip-families dual
+  vpclab demo --ip-families ipv6
   vpclab demo --keep        # leave the lab up afterwards`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

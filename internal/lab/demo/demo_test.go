@@ -2,7 +2,9 @@ package demo
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -41,17 +43,26 @@ func options(t *testing.T, out *bytes.Buffer) Options {
 
 func TestEveryProofPasses(t *testing.T) {
 	t.Parallel()
-	for _, mode := range lab.Modes {
-		t.Run(string(mode), func(t *testing.T) {
+	for _, tc := range []struct {
+		mode     lab.Mode
+		families ipfamily.Set // the demo's own when empty
+	}{
+		{lab.NodeMode, ""}, {lab.NodeMode, ipfamily.OnlyIPv6},
+		{lab.OperatorMode, ""}, {lab.OperatorMode, ipfamily.OnlyIPv6},
+		{lab.PoolMode, ""},
+		{lab.PortMode, ""},
+	} {
+		mode, families := tc.mode, cmp.Or(tc.families, familiesIn(tc.mode))
+		t.Run(strings.Trim(fmt.Sprintf("%s/%s", mode, families), "/"), func(t *testing.T) {
 			t.Parallel()
 			harness.CanRun(t, mode)
 			var out bytes.Buffer
 			o := options(t, &out)
-			o.Lab.Mode = mode
+			o.Lab.Mode, o.Lab.IPFamilies = mode, tc.families
 			if err := Run(t.Context(), o); err != nil {
 				t.Errorf("%v\n%s", err, &out)
 			}
-			proofs, omitted := len(proofsOf(lab.Options{Mode: mode, IPFamilies: familiesIn(mode)})), 0
+			proofs, omitted := len(proofsOf(lab.Options{Mode: mode, IPFamilies: families})), 0
 			if mode == lab.OperatorMode {
 				if lacksVLANs() == nil {
 					proofs += len(branchProofs)
