@@ -31,6 +31,12 @@ func TestFrameWithIPv6(t *testing.T) {
 		if len(own) != 2 || own[1] != s.Nodes[slices.IndexFunc(s.Nodes, func(x NodeStatus) bool { return x.Name == n.Name })].IPv6 {
 			t.Fatalf("%s has %v, told is %+v", n.Name, own, s.Nodes)
 		}
+		for families, want := range map[ipfamily.Set][]netip.Addr{ipfamily.OnlyIPv4: own[:1], ipfamily.OnlyIPv6: own[1:], ipfamily.Dual: own} {
+			of := &Lab{Options: Options{Mode: NodeMode, IPFamilies: families}, Cloud: l.Cloud, Fabric: l.Fabric}
+			if got := of.NodeAddrs(n); !slices.Equal(got, want) {
+				t.Errorf("%s has %v of %s, want %v", n.Name, got, families, want)
+			}
+		}
 		for _, to := range []netip.Addr{l.addrsOf(l.Nodes()[(i+1)%3])[1], fabric.InternetHost6, fabric.OnPremHost6} {
 			r, err := n.Ask(t.Context(), "udp", to, "x")
 			if err != nil || r.You != own[1] {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -84,6 +85,26 @@ func TestFocusHasExactlyTheSpecs(t *testing.T) {
 	} {
 		if got := focus.MatchString(name); got != want {
 			t.Errorf("%q: matches %t, expected %t", name, got, want)
+		}
+	}
+}
+
+// A cluster's pods have the families that are asked for, or those of its mode.
+func TestPodFamilies(t *testing.T) {
+	for _, tc := range []struct {
+		mode, asked string
+		want        ipfamily.Set
+	}{
+		{"node", "", ipfamily.OnlyIPv4},
+		{"node", "ipv6", ipfamily.OnlyIPv6},
+		{"operator", "", ipfamily.Dual},
+		{"operator", "ipv4", ipfamily.OnlyIPv4},
+		{"pool", "", ipfamily.Dual},
+		{"port", "", ipfamily.OnlyIPv4},
+	} {
+		o, err := parse([]string{"-e2e=x", "-ginkgo=y", "-images=z", "-mode=" + tc.mode, "-ip-families=" + tc.asked}, &strings.Builder{})
+		if err != nil || o.podFamilies() != tc.want || o.network().families != tc.want {
+			t.Errorf("mode %s, asked for %q: %s, %v; want %s", tc.mode, tc.asked, o.podFamilies(), err, tc.want)
 		}
 	}
 }

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 const report = `[{"SpecReports": [
@@ -43,6 +46,61 @@ func TestJudge(t *testing.T) {
 	}
 	if d := cmp.Diff(want, judge(p, reports)); d != "" {
 		t.Errorf("results (-want +got):\n%s", d)
+	}
+}
+
+// Results of a mode and of families are kept apart from those of others, and those of groups that
+// were not run now stay, if they are of the same Kubernetes.
+func TestKeep(t *testing.T) {
+	folder := t.TempDir()
+	of := func(mode string, families ipfamily.Set, version, group, name string) results {
+		return results{Mode: mode, Families: families, Kubernetes: version, Specs: []result{{Name: name, Group: group, Outcome: passed}}}
+	}
+	for _, tc := range []struct {
+		r    results
+		want []string // of that mode and these families, afterwards
+	}{
+		{of("pool", ipfamily.Dual, "v1", "node", "a"), []string{"a"}},
+		{of("node", ipfamily.OnlyIPv6, "v1", "node", "b"), []string{"b"}},
+		{of("node", ipfamily.OnlyIPv4, "v1", "node", "c"), []string{"c"}},
+		{of("node", ipfamily.OnlyIPv6, "v1", "network", "d"), []string{"b", "d"}},
+		{of("node", ipfamily.OnlyIPv6, "v1", "node", "e"), []string{"d", "e"}},
+		{of("node", ipfamily.OnlyIPv6, "v2", "node", "f"), []string{"f"}},
+	} {
+		if err := tc.r.keep(folder, []string{tc.r.Specs[0].Group}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := readFile(tc.r.file(folder))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, s := range got.Specs {
+			names = append(names, s.Name)
+		}
+		if d := cmp.Diff(tc.want, names); d != "" || got.Mode != tc.r.Mode || got.Families != tc.r.Families || got.Kubernetes != tc.r.Kubernetes {
+			t.Errorf("%s of %s, Kubernetes %s (-want +got):\n%s", got.Mode, got.Families, got.Kubernetes, d)
+		}
+	}
+	all, err := readResults(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, r := range all {
+		names = append(names, r.name())
+	}
+	if d := cmp.Diff([]string{"node-ipv4", "node-ipv6", "pool-dual"}, names); d != "" {
+		t.Errorf("results of the folder (-want +got):\n%s", d)
+	}
+	if err := os.WriteFile(all[0].file(folder), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readResults(folder); err == nil || !strings.Contains(err.Error(), "node-ipv4.json") {
+		t.Errorf("a broken file: %v", err)
+	}
+	if err := all[0].keep(folder, []string{"node"}); err == nil {
+		t.Error("results were kept over a file that cannot be read")
 	}
 }
 

@@ -1,9 +1,12 @@
 package addons_test
 
 import (
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/berthnet/berth/internal/lab/addons"
 )
@@ -28,5 +31,28 @@ func TestDefaultVPC(t *testing.T) {
 	text, err := objects[0].MarshalJSON()
 	if err != nil || !strings.Contains(string(text), "'berth.dev/vpc': 'blue'") {
 		t.Errorf("the VPC's name is not in %s, %v", text, err)
+	}
+}
+
+// The name service is at the address that it is given, of either family.
+func TestCoreDNS(t *testing.T) {
+	for _, address := range []string{"10.96.0.10", "fd00:96::a"} {
+		objects, err := addons.CoreDNS(netip.MustParseAddr(address))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, o := range objects {
+			if o.GetKind() != "Service" {
+				continue
+			}
+			got, _, err := unstructured.NestedString(o.Object, "spec", "clusterIP")
+			if found = true; err != nil || got != address {
+				t.Errorf("its Service has %q, %v; want %s", got, err, address)
+			}
+		}
+		if !found || len(objects) != 7 {
+			t.Errorf("%d objects, a Service among them: %t", len(objects), found)
+		}
 	}
 }
