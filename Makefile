@@ -47,8 +47,8 @@ SAMPLE       ?= 0
 TEST_TIMEOUT ?= 45m
 
 # make e2e: packages, each of which is tested alone. Without any named, Egresses on a
-# cluster in the virtual machine, all of what make test has a sample of, and a short soak of
-# egress come last.
+# cluster in the virtual machine, all of what make test has a sample of, what it runs with
+# IPv4 alone, and a short soak of egress come last.
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
 
 # make conformance: one cluster after the other in each of these modes, with the IP
@@ -58,6 +58,9 @@ CONFORMANCE_MODES ?= node node/ipv6 operator pool
 CONFORMANCE_FLAGS ?=
 
 # make soak: until SOAK_TIME is over or each mode has SOAK_OPS operations;
+# make families: those of pods' IP families that make test does not have.
+FAMILIES ?= dual ipv6
+
 # SOAK_MODE is the only mode, SOAK_SEED that of the first round.
 SOAK_OPS  ?=
 SOAK_TIME ?= $(if $(SOAK_OPS),0,1h)
@@ -144,13 +147,18 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
-	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?;) exit $$status
+	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?;) exit $$status
 
 .PHONY: sampled
 sampled: ## Run all of what make test has a sample of
 	@hack/deps.sh test ovn
 	@packages=$$(hack/sampled.sh packages); tests=$$(hack/sampled.sh tests); \
 	BERTH_SAMPLE=all hack/test.sh "$$packages" -race -timeout 60m -run "$$tests" $(TEST_FLAGS)
+
+.PHONY: families
+families: ## Run conformance and trouble tests with pods of both IP families, and of IPv6 alone (FAMILIES=ipv6)
+	@hack/deps.sh test
+	@status=0; for families in $(FAMILIES); do echo "Pods' IP families: $$families"; 	BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 # A part of it that is bounded to minutes: a real Neutron with OVN.
 .PHONY: neutron-short

@@ -41,13 +41,18 @@ func TestSupportBundle(t *testing.T) {
 			}
 			files, index, err := archive.Open(bytes.NewReader(data))
 			harness.OK(t, err)
+			routes := []string{"table 19000 proto 190"}
+			var addrs []string
+			for _, a := range pod.Addrs {
+				addrs, routes = append(addrs, a.String()), append(routes, fmt.Sprintf("%s/%d dev bth", a, a.BitLen()))
+			}
 			holds(t, files, map[string][]string{
 				"settings.json":                {`"name": "state-dir"`, n.StateDir(), `"from": "--state-dir"`},
-				"ip-manager.json":              {pod.Addrs[0].String(), `"totals"`},
+				"ip-manager.json":              append(addrs, `"totals"`),
 				"readyz.txt":                   {"ok"},
 				"metrics.txt":                  {"berth_addresses{", "berth_cni_requests_total"},
 				"kernel/links.txt":             {"bth", "type veth"},
-				"kernel/routes.txt":            {pod.Addrs[0].String() + "/32 dev bth", "table 19000 proto 190"},
+				"kernel/routes.txt":            routes,
 				"kernel/rules.txt":             {"512: from all lookup 19000"},
 				"kernel/neighbours.txt":        {"# IPv4"},
 				"kernel/nftables.txt":          {"table inet berth {", "chain antispoof"},

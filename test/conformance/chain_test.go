@@ -36,7 +36,8 @@ func chained(o lab.Options) lab.Options {
 // drops them elsewhere.
 func TestChain(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, chained(lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: prompt}))
+	few := harness.Few(t, "t3.small")
+	l := harness.Raise(t, chained(lab.Options{Nodes: 2, InstanceType: few.Type, DaemonArgs: prompt}))
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	ctx := harness.Deadline(t, 15*time.Minute)
 
@@ -49,47 +50,56 @@ func TestChain(t *testing.T) {
 		t.Fatalf("the installed configuration lists %q", got)
 	}
 
-	// A t3.small's ENI has three addresses for pods.
+	pods := max(few.Primary, few.PerENI) + 1 // more than one ENI has addresses for
 	var ports []int
-	for i := range 4 {
+	enis := map[string]bool{} // on which is a pod of one of the ports
+	for i := range pods {
 		port := 30000 + i
 		p, err := n.AddPod(ctx, fmt.Sprintf("web-%d", i), node.PodOptions{Ports: []node.PortMapping{
 			{HostPort: port, ContainerPort: echo.Port, Protocol: "tcp"},
 			{HostPort: port, ContainerPort: echo.Port, Protocol: "udp"},
 		}})
 		harness.OK(t, err)
-		if i == 0 || eniOf(t, l, p.Addr()).Attachment.DeviceIndex > 0 {
-			ports = append(ports, port)
+		if e := eniOf(t, l, p.Addr()); !enis[e.ID] {
+			enis[e.ID], ports = true, append(ports, port)
 		}
 	}
 	if len(ports) < 2 {
-		t.Fatal("four pods of a t3.small are all on its primary ENI")
+		t.Fatalf("%d pods of a %s are all on one ENI", pods, few.Type)
 	}
 	client, err := other.AddPod(ctx, "client", node.PodOptions{})
 	harness.OK(t, err)
 	for _, port := range ports {
-		to := netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), uint16(port))
-		for from, want := range map[string]netip.Addr{
-			other.Netns:             harness.PrimaryAddress(t, l, other),
-			client.Netns():          client.Addr(),
-			l.Fabric.OnPremPath():   fabric.OnPremHost,
-			l.Fabric.InternetPath(): fabric.InternetHost,
-		} {
-			for _, network := range []string{"tcp", "udp"} {
-				if err := harness.AsksBy(t, from, network, to, want); err != nil {
-					t.Errorf("host port %d by %s: %v", port, network, err)
+		for _, own := range client.Addrs { // by each family that pods have
+			onPremises, outside := fabric.OnPremHost, fabric.InternetHost
+			if own.Is6() {
+				onPremises, outside = fabric.OnPremHost6, fabric.InternetHost6
+			}
+			to := netip.AddrPortFrom(harness.OwnAddress(t, l, n, own), uint16(port))
+			for from, want := range map[string]netip.Addr{
+				other.Netns:             harness.OwnAddress(t, l, other, own),
+				client.Netns():          own,
+				l.Fabric.OnPremPath():   onPremises,
+				l.Fabric.InternetPath(): outside,
+			} {
+				for _, network := range []string{"tcp", "udp"} {
+					if err := harness.AsksBy(t, from, network, to, want); err != nil {
+						t.Errorf("host port %d by %s: %v", port, network, err)
+					}
 				}
 			}
 		}
 	}
 	// No CHECK of these: portmap 1.1.1 fails it for want of IPv6 rules.
-	for i := range 4 {
+	for i := range pods {
 		harness.OK(t, n.DelPod(ctx, fmt.Sprintf("web-%d", i)))
 	}
 	harness.OK(t, other.DelPod(ctx, "client"))
-	closed := netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), uint16(ports[0]))
-	if _, err := echo.Ask(harness.Deadline(t, 2*time.Second), other.Netns, "tcp", closed, netip.Addr{}, "hello"); err == nil {
-		t.Error("the host port still answers after DEL")
+	for _, own := range harness.OwnAddresses(t, l, n) {
+		closed := netip.AddrPortFrom(own, uint16(ports[0]))
+		if _, err := echo.Ask(harness.Deadline(t, 2*time.Second), other.Netns, "tcp", closed, netip.Addr{}, "hello"); err == nil {
+			t.Errorf("the host port still answers at %s after DEL", own)
+		}
 	}
 	bandwidth(t, n, list)
 	harness.Settle(t, l)

@@ -3,7 +3,7 @@ package conformance
 import (
 	"errors"
 	"fmt"
-	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/daemon"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
@@ -20,37 +21,24 @@ import (
 // checkNames breaks pods in one way each and wants CHECK to say which.
 func checkNames(t *testing.T, n *node.Node) {
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
-	inPod := func(fn func(eth0 netlink.Link, addr netip.Addr) error) func(*harness.Sandbox, *types100.Result) error {
-		return func(s *harness.Sandbox, r *types100.Result) error {
+	inPod := func(fn func(eth0 netlink.Link) error) func(*harness.Sandbox, *types100.Result) error {
+		return func(s *harness.Sandbox, _ *types100.Result) error {
 			return ns.Do(s.NetNS, func() error {
 				l, err := netlink.LinkByName("eth0")
 				if err != nil {
 					return err
 				}
-				a, _ := netip.AddrFromSlice(r.IPs[0].Address.IP)
-				return fn(l, a.Unmap())
+				return fn(l)
 			})
 		}
 	}
-	for name, tt := range map[string]struct {
+	type broken struct {
 		breaks func(*harness.Sandbox, *types100.Result) error
 		want   []string
-	}{
-		"address": {inPod(func(l netlink.Link, a netip.Addr) error {
-			return netlink.AddrDel(l, &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice())})
-		}), []string{"eth0 lacks address"}},
-		"default route": {inPod(func(l netlink.Link, _ netip.Addr) error {
-			return delRoutes(l, func(r netlink.Route) bool { return r.Gw != nil })
-		}), []string{"lacks its route to 0.0.0.0/0"}},
-		"neighbour": {inPod(func(l netlink.Link, _ netip.Addr) error {
-			list, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V4)
-			for _, e := range list {
-				err = netlink.NeighDel(&e)
-			}
-			return err
-		}), []string{"neighbour", "169.254.1.1"}},
-		"pod link down": {inPod(func(l netlink.Link, _ netip.Addr) error { return netlink.LinkSetDown(l) }), []string{"eth0 is down"}},
-		"MAC address": {inPod(func(l netlink.Link, _ netip.Addr) error {
+	}
+	cases := map[string]broken{
+		"pod link down": {inPod(netlink.LinkSetDown), []string{"eth0 is down"}},
+		"MAC address": {inPod(func(l netlink.Link) error {
 			return netlink.LinkSetHardwareAddr(l, []byte{2, 0, 0, 0, 0, 1})
 		}), []string{"eth0 has MAC address 02:00:00:00:00:01"}},
 		"the link itself": {func(s *harness.Sandbox, r *types100.Result) error {
@@ -62,7 +50,27 @@ func checkNames(t *testing.T, n *node.Node) {
 				return netlink.LinkDel(l)
 			})
 		}, []string{"is missing on the node", "eth0 is missing in the pod"}},
-	} {
+	}
+	for _, f := range familiesOfPods() {
+		gateway, everything := "169.254.1.1", "0.0.0.0/0"
+		if f == ipfamily.IPv6 {
+			gateway, everything = "fe80::1", "::/0"
+		}
+		cases["address of "+f.String()] = broken{inPod(func(l netlink.Link) error { return delAddr(l, f) }), []string{"eth0 lacks address"}}
+		cases["default route of "+f.String()] = broken{inPod(func(l netlink.Link) error {
+			return delRoutes(l, f, func(r netlink.Route) bool { return r.Gw != nil })
+		}), []string{"lacks its route to " + everything}}
+		cases["neighbour of "+f.String()] = broken{inPod(func(l netlink.Link) error {
+			list, err := netlink.NeighList(l.Attrs().Index, of(f))
+			for _, e := range list {
+				if e.IP.String() == gateway {
+					err = netlink.NeighDel(&e)
+				}
+			}
+			return err
+		}), []string{"neighbour", gateway}}
+	}
+	for name, tt := range cases {
 		t.Run(name, func(t *testing.T) {
 			s := harness.NewSandbox(t, n)
 			r := add(t, s, list)
@@ -119,8 +127,38 @@ func hostLink(t *testing.T, n *node.Node, r *types100.Result) (index int) {
 	return index
 }
 
-func delRoutes(l netlink.Link, which func(netlink.Route) bool) error {
-	routes, err := netlink.RouteList(l, netlink.FAMILY_V4)
+// familiesOfPods are those of which pods have an address, be it a node-local one, in a
+// lab that does not say which.
+func familiesOfPods() []ipfamily.Family {
+	if harness.Families().Has(ipfamily.IPv6) {
+		return ipfamily.Dual.Families()
+	}
+	return harness.Families().Families()
+}
+
+// of is a family as the kernel numbers it.
+func of(f ipfamily.Family) int {
+	if f == ipfamily.IPv6 {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+// delAddr takes from a link its address of a family, which is not fe80::/64's.
+func delAddr(l netlink.Link, f ipfamily.Family) error {
+	list, err := netlink.AddrList(l, of(f))
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(list, func(a netlink.Addr) bool { return f == ipfamily.IPv4 || !a.IP.IsLinkLocalUnicast() })
+	if i < 0 {
+		return fmt.Errorf("no address of %s in %v", f, list)
+	}
+	return netlink.AddrDel(l, &list[i])
+}
+
+func delRoutes(l netlink.Link, f ipfamily.Family, which func(netlink.Route) bool) error {
+	routes, err := netlink.RouteList(l, of(f))
 	if err != nil {
 		return err
 	}

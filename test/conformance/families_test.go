@@ -55,12 +55,7 @@ func TestDualStack(t *testing.T) {
 			}
 			answers, err := l.CheckReach(harness.Deadline(t, patience))
 			harness.OK(t, err)
-			// Two pods, the own node and the internet, by TCP and UDP.
-			want := (many + few) * len(families.Families()) * 4 * 2
-			if tc.egress || families == ipfamily.OnlyIPv6 {
-				want += (many + few) * 2 * 2 // the other node, and the internet
-			}
-			if answers != want {
+			if want := questions(many+few, families, tc.egress || families == ipfamily.OnlyIPv6); answers != want {
 				t.Errorf("%d questions were answered, want %d", answers, want)
 			}
 			keptApart(t, l, nodes[0].Pods()[0])
@@ -69,7 +64,7 @@ func TestDualStack(t *testing.T) {
 			freed := nodes[1].Pods()[0].Addrs
 			harness.Remove(t, nodes[1], "pod-0")
 			next := harness.Add(t, nodes[1], "next")
-			if slices.ContainsFunc(next.Addrs, func(a netip.Addr) bool { return slices.Contains(freed, a) }) {
+			if share(next.Addrs, freed) {
 				t.Errorf("the next pod has %v, of which some cool: %v", next.Addrs, freed)
 			}
 			if tc.egress { // a setting is about new pods

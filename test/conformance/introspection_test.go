@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -103,26 +105,33 @@ func TestIntrospectionAndMetrics(t *testing.T) {
 	doc, err := lab.Document(ctx, n)
 	harness.OK(t, err)
 
-	if doc.Totals.Allocated != 3 || len(doc.Allocated) != 3 || len(doc.Cooling) != 1 || doc.Cooling[0].Address != gone.Addr() {
-		t.Errorf("totals %+v, cooling %v; want 3 allocated and %s cooling", doc.Totals, doc.Cooling, gone.Addr())
+	var cooling []netip.Addr
+	for _, c := range doc.Cooling {
+		cooling = append(cooling, c.Address)
+	}
+	if doc.Totals.Allocated != 3 || len(doc.Allocated) != 3 || !slices.Equal(cooling, gone.Addrs) {
+		t.Errorf("totals %+v, cooling %v; want 3 allocated and %v cooling", doc.Totals, doc.Cooling, gone.Addrs)
 	}
 	for _, a := range doc.Allocated {
 		p, err := n.Pod(a.Pod)
 		harness.OK(t, err)
-		if a.Address != p.Addr() || a.Namespace != "shop" || a.ContainerID != p.ContainerID || a.UID != p.UID ||
+		addrs := slices.DeleteFunc([]netip.Addr{a.Address, a.IPv6}, func(a netip.Addr) bool { return !a.IsValid() })
+		if !slices.Equal(addrs, p.Addrs) || a.Namespace != "shop" || a.ContainerID != p.ContainerID || a.UID != p.UID ||
 			a.Interface != "eth0" || a.Network != "berth" || a.ENI != eniOf(t, l, a.Address).ID || time.Since(a.Since) > 10*time.Minute {
-			t.Errorf("allocated: %+v, pod %s has %s in %s", a, p.Name, p.Addr(), p.ContainerID)
+			t.Errorf("allocated: %+v, pod %s has %v in %s", a, p.Name, p.Addrs, p.ContainerID)
 		}
 	}
 	t.Run("metrics", func(t *testing.T) { compareMetrics(t, n, before) })
 	t.Run("berthctl", func(t *testing.T) { compareTables(t, n, doc) })
 	t.Run("loopback only", func(t *testing.T) {
 		for from, path := range map[string]string{"another node": other.Netns, "a pod": n.Pods()[0].Netns(), "the node by its address": n.Netns} {
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-			body, err := ns.Get(ctx, path, urlAt(t, l, n, "6666", introspect.Path))
-			cancel()
-			if err == nil {
-				t.Errorf("%s reads introspection: %.100s", from, body)
+			for _, own := range harness.OwnAddresses(t, l, n) {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				body, err := ns.Get(ctx, path, "http://"+net.JoinHostPort(own.String(), "6666")+introspect.Path)
+				cancel()
+				if err == nil {
+					t.Errorf("%s reads introspection at %s: %.100s", from, own, body)
+				}
 			}
 		}
 		if _, err := n.Get(t.Context(), "http://[::1]:6666/ip-manager"); err == nil {
@@ -200,12 +209,17 @@ func compareMetrics(t *testing.T, n *node.Node, before map[string]float64) {
 			`berth_condition{type="ARPFiltered"}`:        1,
 			`berth_condition{type="PluginInstalled"}`:    1,
 		})
-		for _, family := range []string{
-			`berth_ec2_calls_total{code="OK",operation="AssignPrivateIpAddresses"}`,
-			`berth_ec2_calls_total{code="OK",operation="CreateNetworkInterface"}`,
-			`berth_ec2_call_duration_seconds_count{operation="AttachNetworkInterface"}`,
-			`berth_reconciles_total{result="success"}`,
-		} {
+		called := []string{`berth_reconciles_total{result="success"}`}
+		if harness.Families().Has(ipfamily.IPv4) {
+			called = append(called,
+				`berth_ec2_calls_total{code="OK",operation="AssignPrivateIpAddresses"}`,
+				`berth_ec2_calls_total{code="OK",operation="CreateNetworkInterface"}`,
+				`berth_ec2_call_duration_seconds_count{operation="AttachNetworkInterface"}`)
+		}
+		if harness.Families().Has(ipfamily.IPv6) { // one prefix on the primary ENI
+			called = append(called, `berth_ec2_calls_total{code="OK",operation="AssignIpv6Addresses"}`)
+		}
+		for _, family := range called {
 			if m[family] < 1 {
 				errs = append(errs, fmt.Errorf("%s is %v, want 1 at least", family, m[family]))
 			}

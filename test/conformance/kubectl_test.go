@@ -23,6 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/cluster"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -106,6 +107,7 @@ func eventually(t *testing.T, l *lab.Lab, object string, want diagnose.Verdict, 
 // with daemons and operators that run.
 func TestKubectlBerth(t *testing.T) {
 	t.Parallel()
+	few := harness.Few(t, "t3.small")
 	for _, tc := range []struct {
 		mode lab.Mode
 		ipam string
@@ -113,7 +115,7 @@ func TestKubectlBerth(t *testing.T) {
 		room int // for pods of the first node
 		full []diagnose.Verdict
 	}{
-		{lab.OperatorMode, "eni-operator", lab.Options{Nodes: 2, InstanceType: "t3.small"}, 6, []diagnose.Verdict{diagnose.AtCapacity}},
+		{lab.OperatorMode, "eni-operator", lab.Options{Nodes: 2, InstanceType: few.Type}, few.Further(), []diagnose.Verdict{diagnose.AtCapacity}},
 		{lab.PoolMode, "pool", lab.Options{Nodes: 2, Pools: []v1alpha1.AddressPool{lab.Pool("default", 1, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/30"})}}, 4, []diagnose.Verdict{diagnose.PoolExhausted}},
 	} {
 		t.Run(string(tc.mode), func(t *testing.T) {
@@ -175,18 +177,25 @@ func crowded(t *testing.T, l *lab.Lab, n *node.Node, want []diagnose.Verdict) {
 	n.Objects.Gone("default", "extra")
 }
 
-// broken takes a pod's route away and wants to be told.
+// broken takes a pod's route away, of each of its addresses, and wants to be told.
 func broken(t *testing.T, l *lab.Lab, n *node.Node, p *node.Pod) {
-	route := &netlink.Route{Dst: ns.IPNet(netip.PrefixFrom(p.Addr(), p.Addr().BitLen())), Table: datapath.PodTable, Protocol: datapath.Protocol}
+	for _, a := range p.Addrs {
+		brokenRoute(t, l, n, p, a)
+	}
+}
+
+func brokenRoute(t *testing.T, l *lab.Lab, n *node.Node, p *node.Pod, a netip.Addr) {
+	t.Helper()
+	route := &netlink.Route{Dst: ns.IPNet(netip.PrefixFrom(a, a.BitLen())), Table: datapath.PodTable, Protocol: datapath.Protocol}
 	harness.OK(t, ns.Netlink(n.Netns, func(h *netlink.Handle) error {
-		list, err := h.RouteListFiltered(netlink.FAMILY_V4, route, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		list, err := h.RouteListFiltered(of(ipfamily.Of(a)), route, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 		if err != nil || len(list) == 0 {
 			return fmt.Errorf("the pod's route: %v, %w", list, err)
 		}
 		return h.RouteDel(&list[0])
 	}))
 	// The daemon sees it and puts it back, sooner or later: either verdict is right, and a fault must be the route.
-	if d := verdict(t, l, p.ObjectName); d.Diagnosis.Verdict != diagnose.Works && !strings.Contains(d.Diagnosis.Summary, "no route to "+p.Addr().String()) {
+	if d := verdict(t, l, p.ObjectName); d.Diagnosis.Verdict != diagnose.Works && !strings.Contains(d.Diagnosis.Summary, "no route to "+a.String()) {
 		t.Errorf("%+v", d.Diagnosis)
 	}
 	eventually(t, l, p.ObjectName, diagnose.Works, "")

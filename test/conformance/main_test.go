@@ -8,10 +8,12 @@ package conformance
 import (
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
@@ -27,17 +29,37 @@ const patience = harness.Patience
 // wait for an address as long as it takes.
 var prompt = []string{"--repair-interval=1s", "--warm-wait=2m"}
 
-// addrOf is the one address of a result.
-func addrOf(t *testing.T, r *types100.Result) netip.Addr {
+// addrsOf are the addresses of a result, at most one of each family.
+func addrsOf(t *testing.T, r *types100.Result) (addrs []netip.Addr) {
 	t.Helper()
-	if len(r.IPs) != 1 {
-		t.Fatalf("the result has addresses %v, want one", r.IPs)
+	for _, ip := range r.IPs {
+		a, ok := netip.AddrFromSlice(ip.Address.IP)
+		if !ok {
+			t.Fatalf("the result's address is %v", ip)
+		}
+		addrs = append(addrs, a.Unmap())
 	}
-	a, ok := netip.AddrFromSlice(r.IPs[0].Address.IP)
-	if !ok {
-		t.Fatalf("the result's address is %v", r.IPs[0])
+	if len(addrs) == 0 || len(addrs) > 2 || len(addrs) == 2 && addrs[0].Is4() == addrs[1].Is4() {
+		t.Fatalf("the result has addresses %v, want one of each family of the pod's", addrs)
 	}
-	return a.Unmap()
+	return addrs
+}
+
+// share tells whether two lists have an address in common.
+func share(a, b []netip.Addr) bool {
+	return slices.ContainsFunc(a, func(a netip.Addr) bool { return slices.Contains(b, a) })
+}
+
+// questions is how many of CheckReach are answered, where each of some pods has another
+// on its node and one on the next: to two pods, the own node and the internet, by TCP and
+// UDP, in each family that it has; and with a node-local address of the other family to
+// the next node and the internet.
+func questions(pods int, families ipfamily.Set, nodeLocal bool) int {
+	n := 4 * len(families.Families())
+	if nodeLocal {
+		n += 2
+	}
+	return pods * n * 2
 }
 
 // eniOf is the ENI that has an address.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
@@ -20,7 +21,8 @@ import (
 // no action that none of this needs.
 func TestPolicySuffices(t *testing.T) {
 	t.Parallel()
-	s := lab.DefaultSpec(2, "m5.large")
+	few := harness.Few(t, "m5.large")
+	s := lab.DefaultSpec(2, few.Type)
 	s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, spec.SecurityGroup{
 		Name: "pods", Description: "of pods", Tags: map[string]string{"for": "pods"},
 		Ingress: s.VPCs[0].SecurityGroups[0].Ingress,
@@ -33,7 +35,7 @@ func TestPolicySuffices(t *testing.T) {
 	first, prefixes := l.Nodes()[0], l.Nodes()[1]
 	// One edit, and no pods before it is heard: the ENI that it wants is the one with a look for groups.
 	harness.Edit(t, l, first.Name, func(s *v1alpha1.NodeNetworkSpec) {
-		s.ENI.SecurityGroupTags, s.ENI.PreAllocate = map[string]string{"for": "pods"}, new(int32(10)) // more than an ENI has room for
+		s.ENI.SecurityGroupTags, s.ENI.PreAllocate = map[string]string{"for": "pods"}, new(int32(few.PerENI+1)) // more than an ENI has room for
 	})
 	harness.Eventually(t, patience, "the operator looks for groups", func() error {
 		if l.Cloud.Calls()["DescribeSecurityGroups"].Count == 0 {
@@ -42,7 +44,7 @@ func TestPolicySuffices(t *testing.T) {
 		return nil
 	})
 	harness.Edit(t, l, prefixes.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PrefixDelegation = new(true) })
-	const pods = 12 // one ENI of an m5.large has room for nine
+	pods := few.PerENI + 3
 	for _, n := range l.Nodes() {
 		for i := range pods {
 			harness.Add(t, n, fmt.Sprintf("p%d", i))
@@ -69,9 +71,12 @@ func TestPolicySuffices(t *testing.T) {
 		var errs []error
 		for _, m := range regexp.MustCompile(`ec2:([A-Z]\w+)`).FindAllStringSubmatch(deploy.OperatorPolicy("lab"), -1) {
 			// Tags are given at creation, for which EC2 wants this permission too;
-			// ec2:CreateAction is a condition key; these pods have IPv4 only, and no ports of a VPC.
-			unneeded := []string{
-				"CreateTags", "CreateAction", "AssignIpv6Addresses", "UnassignIpv6Addresses", "AssociateTrunkInterface", "DisassociateTrunkInterface",
+			// ec2:CreateAction is a condition key; these pods have no ports of a VPC.
+			unneeded := []string{"CreateTags", "CreateAction", "AssociateTrunkInterface", "DisassociateTrunkInterface"}
+			if harness.Families() == ipfamily.OnlyIPv6 {
+				unneeded = append(unneeded, "AssignPrivateIpAddresses", "UnassignPrivateIpAddresses")
+			} else { // with both families ENIs come and go with their prefix
+				unneeded = append(unneeded, "AssignIpv6Addresses", "UnassignIpv6Addresses")
 			}
 			if action := m[1]; calls[action].Count == 0 && !slices.Contains(unneeded, action) {
 				errs = append(errs, fmt.Errorf("%s was never called", action))

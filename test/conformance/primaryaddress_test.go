@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
@@ -25,7 +27,11 @@ import (
 // the node has it. An ENI that holds nothing else goes back whole.
 func TestUsePrimaryAddress(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.OperatorMode, lab.Options{Nodes: 2, InstanceType: "m5.large"})
+	o := lab.Options{Nodes: 2, InstanceType: "m5.large"}
+	if harness.Families() == ipfamily.OnlyIPv6 { // an ENI has no IPv6 address of its own
+		o.IPFamilies = ipfamily.OnlyIPv4
+	}
+	l := harness.RaiseQuick(t, lab.OperatorMode, o)
 	n, far := l.Nodes()[0], l.Nodes()[1]
 	other := harness.Add(t, far, "other")
 
@@ -43,8 +49,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 		t.Helper()
 		harness.Eventually(t, patience, "the pod is served", func() error {
 			return errors.Join(
-				harness.Asks(t, p.Netns(), other.Addr(), p.Addr()),
-				harness.Asks(t, other.Netns(), p.Addr(), other.Addr()),
+				harness.Talk(t, p, other),
 				harness.Asks(t, p.Netns(), fabric.InternetHost, harness.PrimaryAddress(t, l, n)),
 				harness.Asks(t, n.Netns, p.Addr(), harness.PrimaryAddress(t, l, n)),
 				n.CheckPod(harness.Deadline(t, patience), "own"))
@@ -112,7 +117,7 @@ func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 	harness.Becomes(t, l, n.Name, "the own address of an ENI and no other", func(o *v1alpha1.NodeNetwork) error {
 		for _, e := range harness.ENIs(l, n) {
 			_, ok := o.Spec.IPAM.Available[e.Primary.String()]
-			if ok && len(o.Spec.IPAM.Available) == 1 && e.Attachment.DeviceIndex > 0 && len(e.Secondary) == 0 {
+			if ok && harness.Addresses(o) == 1 && e.Attachment.DeviceIndex > 0 && len(e.Secondary) == 0 {
 				own = e
 				return gives(t, n, e.Primary)
 			}
@@ -125,7 +130,8 @@ func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 // gives tells whether a node's daemon has one address to give, by an error if not.
 func gives(t *testing.T, n *node.Node, a netip.Addr) error {
 	doc, err := lab.Document(t.Context(), n)
-	if err == nil && (len(doc.Available) != 1 || doc.Available[0].Address != a) {
+	four := slices.DeleteFunc(doc.Available, func(a introspect.Available) bool { return a.Address.Is6() })
+	if err == nil && (len(four) != 1 || four[0].Address != a) {
 		err = fmt.Errorf("its daemon has %+v", doc.Available)
 	}
 	return err

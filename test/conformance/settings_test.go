@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
@@ -17,28 +19,32 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-const metadata = "http://169.254.169.254/latest/meta-data/instance-id"
+// metadata of instances, by IPv4 and IPv6.
+var metadata = [ipfamily.Number]string{"http://169.254.169.254/latest/meta-data/instance-id", "http://[fd00:ec2::254]/latest/meta-data/instance-id"}
 
 // TestDataPathSettings restarts one node's daemon with each of the data path's
-// switches and back, and sees with live pods on both ENIs what they do.
+// switches and back, and sees with live pods on two ENIs what they do: to packets of
+// IPv4 of pods with an address of it. By IPv6 a pod is seen as itself whatever is set,
+// and by IPv4 without an address of it as its node.
 func TestDataPathSettings(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--warm-ip-target=1", "--minimum-ip-target=1"}})
+	few := harness.Few(t, "t3.small")
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: []string{"--warm-ip-target=1", "--minimum-ip-target=1"}})
 	n := l.Nodes()[0]
-	for i := range 4 {
+	for i := range max(few.Primary, few.PerENI) + 1 { // more than one ENI has addresses for
 		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
 	pods := []*node.Pod{}
-	for i, e := range harness.ENIs(l, n) {
+	for _, e := range harness.ENIs(l, n) {
 		for _, p := range n.Pods() {
 			if e.Owns(p.Addr()) {
 				pods = append(pods, p)
 				break
 			}
 		}
-		if len(pods) != i+1 {
-			t.Fatalf("no pod is on ENI %d", i)
-		}
+	}
+	if len(pods) != 2 {
+		t.Fatalf("pods are on %d ENIs, want 2", len(pods))
 	}
 	primary := harness.ENIs(l, n)[0].Primary
 	none := netip.Addr{}
@@ -58,16 +64,28 @@ func TestDataPathSettings(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			harness.Restart(t, n, tt.args...)
 			for _, p := range pods {
+				own := map[ipfamily.Family]netip.Addr{}
+				for _, a := range p.Addrs {
+					own[ipfamily.Of(a)] = a
+				}
 				seen := func(a netip.Addr) netip.Addr {
-					if a == none {
-						return p.Addr()
+					switch {
+					case !own[ipfamily.IPv4].IsValid():
+						return primary
+					case a == none:
+						return own[ipfamily.IPv4]
 					}
 					return a
 				}
 				harness.Eventually(t, patience, p.Name+" talks to the premises", func() error {
 					return harness.Asks(t, p.Netns(), fabric.OnPremHost, seen(tt.onPrem))
 				})
-				if tt.lost {
+				if a := own[ipfamily.IPv6]; a.IsValid() {
+					harness.Eventually(t, patience, p.Name+" talks by IPv6", func() error {
+						return errors.Join(harness.Asks(t, p.Netns(), fabric.OnPremHost6, a), harness.Asks(t, p.Netns(), fabric.InternetHost6, a))
+					})
+				}
+				if tt.lost && own[ipfamily.IPv4].IsValid() {
 					// With its own address a pod gets no answer from the internet:
 					// the gateway has no public one for it.
 					to := netip.AddrPortFrom(fabric.InternetHost, echo.Port)
@@ -79,15 +97,19 @@ func TestDataPathSettings(t *testing.T) {
 						return harness.Asks(t, p.Netns(), fabric.InternetHost, seen(tt.internet))
 					})
 				}
-				if tt.blocked {
-					if id, err := ns.Get(harness.Deadline(t, time.Second), p.Netns(), metadata); err == nil {
-						t.Errorf("%s, metadata: %q", p.Name, id)
+				for _, f := range familiesOfPods() {
+					if tt.blocked {
+						if id, err := ns.Get(harness.Deadline(t, time.Second), p.Netns(), metadata[f]); err == nil {
+							t.Errorf("%s, metadata by %s: %q", p.Name, f, id)
+						}
+					} else {
+						harness.Eventually(t, patience, fmt.Sprintf("%s reads metadata by %s", p.Name, f), func() error { return reads(t, p.Netns(), f, n.InstanceID) })
 					}
-				} else {
-					harness.Eventually(t, patience, p.Name+" reads metadata", func() error { return reads(t, p.Netns(), n.InstanceID) })
 				}
 			}
-			harness.Eventually(t, patience, "the node itself reads metadata", func() error { return reads(t, n.Netns, n.InstanceID) })
+			for _, f := range familiesOfPods() {
+				harness.Eventually(t, patience, "the node itself reads metadata", func() error { return reads(t, n.Netns, f, n.InstanceID) })
+			}
 			harness.Settle(t, l)
 		})
 	}
@@ -106,8 +128,8 @@ func TestDataPathSettings(t *testing.T) {
 }
 
 // reads wants an instance ID from the metadata service.
-func reads(t *testing.T, path, want string) error {
-	id, err := ns.Get(harness.Deadline(t, patience), path, metadata)
+func reads(t *testing.T, path string, f ipfamily.Family, want string) error {
+	id, err := ns.Get(harness.Deadline(t, patience), path, metadata[f])
 	if err == nil && strings.TrimSpace(id) != want {
 		err = fmt.Errorf("instance ID %q, want %s", id, want)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
@@ -63,18 +64,20 @@ func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 // have, what it said before goes on, over a restart too.
 func TestNodeNetworkTemplate(t *testing.T) {
 	t.Parallel()
+	few := harness.Few(t, "t3.small")
+	const pods = 2 // for which one more ENI is enough, with a warm address
 	for _, tc := range []struct {
 		mode lab.Mode
 		args []string
 		more int // pods that the ENI which is there, and in node mode eth0, have one address too few for
 	}{
-		{lab.NodeMode, []string{"--warm-ip-target=1", "--minimum-ip-target=1"}, 5},
-		{lab.OperatorMode, []string{"--pre-allocate=1", "--min-allocate=1"}, 2},
+		{lab.NodeMode, []string{"--warm-ip-target=1", "--minimum-ip-target=1"}, few.PerENI - pods + few.Primary + 1},
+		{lab.OperatorMode, []string{"--pre-allocate=1", "--min-allocate=1"}, few.PerENI - pods + 1},
 	} {
 		t.Run(string(tc.mode), func(t *testing.T) {
 			t.Parallel()
 			l := harness.RaiseQuick(t, tc.mode, lab.Options{
-				Spec: withPodSubnets(2, "t3.small"), NodeNetworkTemplates: tc.mode == lab.NodeMode,
+				Spec: withPodSubnets(2, few.Type), NodeNetworkTemplates: tc.mode == lab.NodeMode,
 				DaemonArgs: append(tc.args, "--warm-wait=2m"),
 			})
 			there, other := l.Nodes()[0], l.Nodes()[1]
@@ -96,7 +99,6 @@ func TestNodeNetworkTemplate(t *testing.T) {
 
 			drained(t, l, there, group)
 
-			const pods = 2 // for which one more ENI is enough, with a warm address
 			harness.OK(t, harness.AddMany(t, there, "pod", pods, node.PodOptions{}))
 			harness.OK(t, harness.AddMany(t, other, "pod", pods, node.PodOptions{}))
 			arePodsOf := func(n *node.Node, in bool) {
@@ -111,8 +113,7 @@ func TestNodeNetworkTemplate(t *testing.T) {
 				t.Helper()
 				answers, err := l.CheckReach(harness.Deadline(t, patience))
 				harness.OK(t, err)
-				// Two pods, the own node and the internet, by TCP and UDP.
-				if want := (2*pods + 1) * 4 * 2; answers != want {
+				if want := questions(2*pods+1, harness.Families(), harness.Families() == ipfamily.OnlyIPv6); answers != want {
 					t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
 				}
 			}

@@ -15,6 +15,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -106,7 +107,7 @@ func life(t *testing.T, n *node.Node, version string) {
 // judge compares a result with what the kernel has.
 func judge(t *testing.T, s *harness.Sandbox, r *types100.Result, version string) {
 	t.Helper()
-	addr := addrOf(t, r)
+	addrs := addrsOf(t, r)
 	if len(r.Interfaces) != 2 {
 		t.Fatalf("interfaces %v, want the host's and the pod's", r.Interfaces)
 	}
@@ -114,33 +115,43 @@ func judge(t *testing.T, s *harness.Sandbox, r *types100.Result, version string)
 	if host.Sandbox != "" || pod.Sandbox != s.NetNS || pod.Name != "eth0" {
 		t.Errorf("interfaces %+v and %+v, want the host's and eth0 in %s", host, pod, s.NetNS)
 	}
-	ip := r.IPs[0]
-	if ip.Interface == nil || *ip.Interface != 1 {
-		t.Errorf("the address is of interface %v, want 1", ip.Interface)
+	var got []ipfamily.Family
+	var want []string // routes
+	for i, ip := range r.IPs {
+		if ip.Interface == nil || *ip.Interface != 1 {
+			t.Errorf("the address is of interface %v, want 1", ip.Interface)
+		}
+		gateway, everything := "169.254.1.1", "0.0.0.0/0"
+		if addrs[i].Is6() {
+			gateway, everything = "fe80::1", "::/0"
+		} else if version == "1.1.0" { // the scope that a route without gateway needs came with 1.1.0
+			want = append(want, gateway+"/32 via <nil>")
+		}
+		if ones, bits := ip.Address.Mask.Size(); ones != addrs[i].BitLen() || bits != ones || ip.Gateway.String() != gateway {
+			t.Errorf("address %s by %s, want a single one by %s", ip.Address.String(), ip.Gateway, gateway)
+		}
+		got, want = append(got, ipfamily.Of(addrs[i])), append(want, everything+" via "+gateway)
 	}
-	if ones, bits := ip.Address.Mask.Size(); ones != 32 || bits != 32 || ip.Gateway.String() != "169.254.1.1" {
-		t.Errorf("address %s by %s, want a /32 by 169.254.1.1", ip.Address.String(), ip.Gateway)
+	if families := harness.Families().Families(); !slices.Equal(got, families) {
+		t.Errorf("addresses %v, want one of each of %v", addrs, families)
+	}
+	if version == "1.1.0" && (pod.Mtu != 9001 || host.Mtu != 9001) {
+		t.Errorf("MTU %d and %d in the result, want 9001", host.Mtu, pod.Mtu)
 	}
 	var routes []string
 	for _, rt := range r.Routes {
 		routes = append(routes, fmt.Sprintf("%s via %s", rt.Dst.String(), rt.GW))
 	}
-	want := []string{"0.0.0.0/0 via 169.254.1.1"}
-	if version == "1.1.0" { // the scope that a route without gateway needs came with 1.1.0
-		want = append([]string{"169.254.1.1/32 via <nil>"}, want...)
-		if pod.Mtu != 9001 || host.Mtu != 9001 {
-			t.Errorf("MTU %d and %d in the result, want 9001", host.Mtu, pod.Mtu)
-		}
-	}
 	if !slices.Equal(routes, want) {
 		t.Errorf("routes %q, want %q", routes, want)
 	}
-	harness.OK(t, ns.Do(s.Node.Netns, func() error { return sameLink(host.Name, host.Mac, netip.Addr{}) }))
-	s.Do(t, func() error { return sameLink(pod.Name, pod.Mac, addr) })
+	harness.OK(t, ns.Do(s.Node.Netns, func() error { return sameLink(host.Name, host.Mac, nil) }))
+	s.Do(t, func() error { return sameLink(pod.Name, pod.Mac, addrs) })
 }
 
-// sameLink looks at a link of the calling thread's namespace.
-func sameLink(name, mac string, addr netip.Addr) error {
+// sameLink looks at a link of the calling thread's namespace, which is to have some
+// addresses, if any are given.
+func sameLink(name, mac string, addrs []netip.Addr) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("link %s: %w", name, err)
@@ -151,24 +162,46 @@ func sameLink(name, mac string, addr netip.Addr) error {
 	if l.Attrs().MTU != 9001 {
 		return fmt.Errorf("%s has MTU %d, want the ENI's 9001", name, l.Attrs().MTU)
 	}
-	if !addr.IsValid() {
+	if len(addrs) == 0 {
 		return nil
 	}
-	list, err := netlink.AddrList(l, netlink.FAMILY_V4)
+	list, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}
-	if len(list) != 1 || list[0].IPNet.String() != addr.String()+"/32" {
-		return fmt.Errorf("%s has %v, the result says %s/32", name, list, addr)
+	var have, want []netip.Prefix
+	for _, a := range list {
+		p := netip.MustParsePrefix(a.IPNet.String())
+		// A link has one of fe80::/64 by itself. With IPv6 alone a node-local address is
+		// not told to the runtime.
+		if !p.Addr().Is6() || !p.Addr().IsLinkLocalUnicast() {
+			have = append(have, p)
+		}
+	}
+	for _, a := range addrs {
+		want = append(want, netip.PrefixFrom(a, a.BitLen()))
+	}
+	if harness.Families() == ipfamily.OnlyIPv6 {
+		i := slices.IndexFunc(have, func(p netip.Prefix) bool { return nodeLocal.Contains(p.Addr()) })
+		if i < 0 {
+			return fmt.Errorf("%s has %v, none of them of %s", name, have, nodeLocal)
+		}
+		have = slices.Delete(have, i, i+1)
+	}
+	if !slices.Equal(have, want) {
+		return fmt.Errorf("%s has %v, the result says %v", name, have, want)
 	}
 	return nil
 }
+
+// nodeLocal has the addresses by which pods with IPv6 alone reach the world of IPv4.
+var nodeLocal = netip.MustParsePrefix("169.254.172.0/22")
 
 // gone waits until nothing of an attachment is in the kernel: the veth leaves
 // behind the reply.
 func gone(t *testing.T, n *node.Node, r *types100.Result) {
 	t.Helper()
-	host, addr := r.Interfaces[0].Name, addrOf(t, r)
+	host, addrs := r.Interfaces[0].Name, addrsOf(t, r)
 	harness.Eventually(t, patience, "the host link leaves", func() error {
 		return ns.Do(n.Netns, func() error {
 			if _, err := netlink.LinkByName(host); err == nil {
@@ -180,8 +213,8 @@ func gone(t *testing.T, n *node.Node, r *types100.Result) {
 	doc, err := lab.Document(t.Context(), n)
 	harness.OK(t, err)
 	for _, a := range doc.Allocated {
-		if a.Address == addr {
-			t.Errorf("%s is still allocated after DEL", addr)
+		if share(addrs, []netip.Addr{a.Address, a.IPv6}) {
+			t.Errorf("%v are still allocated after DEL: %+v", addrs, a)
 		}
 	}
 }
@@ -224,8 +257,8 @@ func delLeavesOthers(t *testing.T, n *node.Node) {
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	a, b := harness.NewSandbox(t, n), harness.NewSandbox(t, n)
 	ra, rb := add(t, a, list), add(t, b, list)
-	if addrOf(t, ra) == addrOf(t, rb) {
-		t.Fatalf("both pods have %s", addrOf(t, ra))
+	if share(addrsOf(t, ra), addrsOf(t, rb)) {
+		t.Fatalf("the pods have %v and %v", addrsOf(t, ra), addrsOf(t, rb))
 	}
 	harness.OK(t, a.Del(t, list))
 	harness.OK(t, b.Check(t, list))
@@ -239,7 +272,7 @@ func twoInterfaces(t *testing.T, n *node.Node) {
 	first := add(t, s, list)
 	s.IfName = "net1"
 	second := add(t, s, other)
-	if addrOf(t, first) == addrOf(t, second) || first.Interfaces[0].Name == second.Interfaces[0].Name {
+	if share(addrsOf(t, first), addrsOf(t, second)) || first.Interfaces[0].Name == second.Interfaces[0].Name {
 		t.Errorf("the interfaces share %v and %v", first, second)
 	}
 	harness.OK(t, s.Check(t, other))
@@ -299,6 +332,7 @@ func collectSpares(t *testing.T, n *node.Node) {
 }
 
 func addAgainRepairs(t *testing.T, n *node.Node) {
+	families := familiesOfPods()
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	s := harness.NewSandbox(t, n)
 	first := add(t, s, list)
@@ -307,7 +341,12 @@ func addAgainRepairs(t *testing.T, n *node.Node) {
 		if err != nil {
 			return err
 		}
-		return delRoutes(l, func(r netlink.Route) bool { return r.Gw != nil })
+		for _, f := range families {
+			if err := delRoutes(l, f, func(r netlink.Route) bool { return r.Gw != nil }); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	again := add(t, s, list)
 	if !reflect.DeepEqual(first, again) {

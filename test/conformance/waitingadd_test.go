@@ -18,9 +18,10 @@ import (
 // wants no waiter, no address and nothing in the kernel to be left of them.
 func TestCancelledADD(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--warm-wait=5m"}})
+	few := harness.Few(t, "t3.small")
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: []string{"--warm-wait=5m"}})
 	n := l.Nodes()[0]
-	for i := range 9 { // all that a t3.small has
+	for i := range few.Room() {
 		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
@@ -54,10 +55,11 @@ func TestCancelledADD(t *testing.T) {
 // while an ADD waits, which the next daemon answers, and pods do not notice.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--warm-wait=5m"}})
+	few := harness.Few(t, "t3.small")
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: []string{"--warm-wait=5m"}})
 	n := l.Nodes()[0]
 	var first *node.Pod
-	for i := range 9 {
+	for i := range few.Room() {
 		p := harness.Add(t, n, fmt.Sprintf("p%d", i))
 		if first == nil {
 			first = p
@@ -75,7 +77,13 @@ func TestDrain(t *testing.T) {
 	if status := n.ExitCode(); status != 0 {
 		t.Errorf("exit status %d after SIGTERM", status)
 	}
-	harness.OK(t, harness.AsksBy(t, n.Netns, "tcp", netip.AddrPortFrom(first.Addr(), echo.Port), harness.PrimaryAddress(t, l, n)))
+	answers := func() {
+		t.Helper()
+		for _, a := range first.Addrs {
+			harness.OK(t, harness.AsksBy(t, n.Netns, "tcp", netip.AddrPortFrom(a, echo.Port), harness.OwnAddress(t, l, n, a)))
+		}
+	}
+	answers()
 	// The plugin asks the next daemon too, and the DEL that a runtime sends after the
 	// failed ADD waits for it.
 	n.Args = append(n.Args, "--warm-wait=1s")
@@ -89,6 +97,6 @@ func TestDrain(t *testing.T) {
 	}
 	harness.Ready(t, n)
 	harness.OK(t, n.CheckPod(t.Context(), first.Name))
-	harness.OK(t, harness.AsksBy(t, n.Netns, "tcp", netip.AddrPortFrom(first.Addr(), echo.Port), harness.PrimaryAddress(t, l, n)))
+	answers()
 	harness.Settle(t, l)
 }

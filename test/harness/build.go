@@ -31,6 +31,10 @@ func Main(m *testing.M, programs ...string) int {
 		fmt.Println("FAIL: these tests make network namespaces: run them as root (make test does)")
 		return 1
 	}
+	if _, err := families(os.Getenv(FamiliesVar)); err != nil {
+		fmt.Println("FAIL:", err)
+		return 1
+	}
 	remove, err := buildAll(programs)
 	defer remove()
 	if err != nil {

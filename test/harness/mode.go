@@ -26,10 +26,11 @@ var (
 // quickReconciler are settings of who calls EC2: the daemon, or the operator.
 var quickReconciler = []string{"--shrink-delay=300ms", "--listing-interval=2s"}
 
-// Quick is a lab of a mode with settings under which nothing takes long. Those
-// of o count where both have one.
+// Quick is a lab of a mode with settings under which nothing takes long, whose pods
+// have addresses of Families. What o says counts where both say it.
 func Quick(m lab.Mode, o lab.Options) lab.Options {
 	o.Mode = m
+	o = withFamilies(o)
 	daemon, operator := quickDaemon, quickLeases
 	switch m {
 	case lab.NodeMode:

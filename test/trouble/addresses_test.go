@@ -16,6 +16,7 @@ import (
 
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
@@ -62,14 +63,18 @@ func connections(n *node.Node) (count int, err error) {
 // stands still in the middle of a burst makes it two, so there may be another.
 func TestBurst(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "m5.large", DaemonArgs: append(slices.Clone(lean), "--warm-wait=2m", "--listing-interval=1h", "--orphan-interval=1h")})
+	few := harness.Few(t, "m5.large")
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: append(slices.Clone(lean), "--warm-wait=2m", "--listing-interval=1h", "--orphan-interval=1h")})
 	n := l.Nodes()[0]
 	for try := 1; ; try++ {
 		harness.Settle(t, l)
 		l.Cloud.ResetCalls()
-		burst(t, n, fmt.Sprintf("p%d", try), 20) // 9 + 9 + 2 on three ENIs
+		burst(t, n, fmt.Sprintf("p%d", try), 20) // 9 + 9 + 2 on three ENIs, or of IPv6 alone 10 + 10 on two
 		harness.Settle(t, l)
-		err := thrifty(l.Cloud.Calls())
+		if got := len(harness.ENIs(l, n)); got != few.ENIs {
+			t.Errorf("%d ENIs, want %d", got, few.ENIs)
+		}
+		err := thrifty(l.Cloud.Calls(), few.ENIs-few.Resting())
 		t.Logf("calls: %v", callCounts(l.Cloud.Calls()))
 		harness.Eventually(t, patience, "ENIs are deleted with the instance", func() (err error) { // set when pods run already
 			for _, e := range harness.ENIs(l, n) {
@@ -86,7 +91,7 @@ func TestBurst(t *testing.T) {
 		}
 		harness.RemoveAll(t, n)
 		harness.Shows(t, n, "the ENIs go back, and one warm address is left", func(doc introspect.Document) error {
-			return errors.Join(harness.Equal("ENIs", len(l.Books().ENIs), 1), harness.Equal("warm addresses", doc.Totals.Available, 1))
+			return errors.Join(harness.Equal("ENIs", len(l.Books().ENIs), few.Resting()), harness.Equal("warm addresses", doc.Totals.Available, 1))
 		})
 		harness.Settle(t, l)
 		if err == nil {
@@ -98,21 +103,21 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// thrifty tells what of the calls was too much for a burst that needs two new
-// ENIs and more on the primary one.
-func thrifty(calls map[string]vpc.CallStats) error {
+// thrifty tells what of the calls was too much for a burst that needs some new
+// ENIs and more on the one that is there.
+func thrifty(calls map[string]vpc.CallStats, enis int) error {
 	var errs []error
 	total := 0
 	for action, c := range calls {
 		most, limited := map[string]int{
-			"AssignPrivateIpAddresses": 1, "CreateNetworkInterface": 2, "AttachNetworkInterface": 2,
+			"AssignPrivateIpAddresses": 1, "AssignIpv6Addresses": 1, "CreateNetworkInterface": enis, "AttachNetworkInterface": enis,
 		}[action]
 		if limited && c.Count > most {
 			errs = append(errs, fmt.Errorf("%d calls of %s, want %d at most", c.Count, action, most))
 		}
 		total += c.Count
 	}
-	if most := 1 + 2*5; total > most {
+	if most := 1 + enis*5; total > most {
 		errs = append(errs, fmt.Errorf("%d EC2 calls, want %d at most", total, most))
 	}
 	return errors.Join(errs...)
@@ -130,11 +135,12 @@ func callCounts(calls map[string]vpc.CallStats) string {
 // max-pods. Each says so, and goes on when there is room again.
 func TestAddressesRunOut(t *testing.T) {
 	t.Parallel()
-	s := lab.DefaultSpec(1, "t3.small")
+	few := harness.Few(t, "t3.small")
+	s := lab.DefaultSpec(1, few.Type)
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28")})
 	s.Instances = append(s.Instances,
-		spec.Instance{Name: "tiny", Type: "t3.small", Subnet: "tiny", Role: s.Instances[0].Role},
-		spec.Instance{Name: "capped", Type: "t3.small", Subnet: "a", Role: s.Instances[0].Role})
+		spec.Instance{Name: "tiny", Type: few.Type, Subnet: "tiny", Role: s.Instances[0].Role},
+		spec.Instance{Name: "capped", Type: few.Type, Subnet: "a", Role: s.Instances[0].Role})
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Spec: &s, DaemonArgs: lean, NoDaemons: true})
 	for _, n := range l.Nodes() {
 		var more []string
@@ -148,32 +154,40 @@ func TestAddressesRunOut(t *testing.T) {
 		n, err := l.Node("tiny")
 		harness.OK(t, err)
 		sn, _ := l.Books().Subnet("tiny")
-		other, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 3}})
+		leave, room := 2, 3                          // one was warm
+		if harness.Families() == ipfamily.OnlyIPv6 { // which only a further ENI takes one of
+			leave, room = 0, few.PerENI
+		}
+		other, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 1 - leave}})
 		harness.OK(t, err)
-		for i := range 2 { // one was warm, one more is free
+		for i := range room - 1 {
 			harness.Add(t, n, fmt.Sprintf("p%d", i))
 		}
 		harness.Eventually(t, patience, "the subnet is full", func() error {
 			sn, _ := l.Books().Subnet("tiny")
 			return harness.Equal("free addresses", sn.Free, 0)
 		})
-		harness.Add(t, n, "p2")
-		full(t, n, "p3", "subnet", "free")
+		harness.Add(t, n, "last")
+		full(t, n, "further", "subnet", "free")
 		takesPods(t, n)
 		harness.OK(t, l.Cloud.DeleteNetworkInterface(other.ID))
-		_, err = n.AddPod(harness.Deadline(t, 10*time.Minute), "p3", node.PodOptions{}) // its count is asked for once a minute
+		_, err = n.AddPod(harness.Deadline(t, 10*time.Minute), "further", node.PodOptions{}) // its count is asked for once a minute
 		harness.OK(t, err)
 	})
 	t.Run("ENIs", func(t *testing.T) {
 		n, err := l.Node("node-1")
 		harness.OK(t, err)
-		for i := range 9 {
+		for i := range few.Room() {
 			harness.Add(t, n, fmt.Sprintf("p%d", i))
 		}
-		full(t, n, "tenth", "every ENI", "instance type")
+		of := "is full ("
+		if harness.Families() == ipfamily.Dual { // of IPv6 each has a prefix
+			of = "is full of IPv4 addresses ("
+		}
+		full(t, n, "further", "every ENI", of, "instance type")
 		harness.Eventually(t, patience, "an ADD gives up when it is told to", func() error {
 			begun := time.Now()
-			harness.Fails(t, harness.AddOnce(t, n, "tenth"), types.ErrTryAgainLater, "no address")
+			harness.Fails(t, harness.AddOnce(t, n, "further"), types.ErrTryAgainLater, "no address")
 			took := time.Since(begun)
 			if took < 900*time.Millisecond {
 				t.Errorf("the ADD waited %v, configured is 1s", took)
@@ -185,7 +199,7 @@ func TestAddressesRunOut(t *testing.T) {
 		})
 		takesPods(t, n)
 		harness.Remove(t, n, "p0")
-		harness.Add(t, n, "tenth")
+		harness.Add(t, n, "further")
 	})
 	t.Run("max-pods", func(t *testing.T) {
 		n, err := l.Node("capped")
@@ -195,8 +209,10 @@ func TestAddressesRunOut(t *testing.T) {
 		}
 		full(t, n, "fifth", "max-pods")
 		var assigned int
-		for _, e := range harness.ENIs(l, n) {
-			assigned += len(e.Secondary)
+		for i, e := range harness.ENIs(l, n) {
+			if assigned += len(e.Secondary); i > 0 { // that of the primary is the node's own
+				assigned += len(e.IPv6)
+			}
 		}
 		if assigned != 4 {
 			t.Errorf("%d addresses are assigned, max-pods is 4", assigned)
@@ -212,9 +228,11 @@ func TestAddressesRunOut(t *testing.T) {
 func TestCoolingOutlivesTheDaemon(t *testing.T) {
 	t.Parallel()
 	const period = 20 * time.Second
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--cooling-period=" + period.String(), "--max-eni=1", "--warm-wait=1m"}})
+	few := harness.Few(t, "t3.small")
+	maxENI := fmt.Sprintf("--max-eni=%d", few.Resting())
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: []string{"--cooling-period=" + period.String(), maxENI, "--warm-wait=1m"}})
 	n := l.Nodes()[0]
-	for i := range 3 {
+	for i := range few.PerENI {
 		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
 	gone, err := n.Pod("p0")
@@ -226,10 +244,12 @@ func TestCoolingOutlivesTheDaemon(t *testing.T) {
 	doc := harness.Document(t, n)
 	if over := time.Since(begun) > period; over {
 		t.Logf("the machine stood still: %v since the release, it cools for %v", time.Since(begun), period)
-	} else if len(doc.Cooling) != 1 || doc.Cooling[0].Address != gone.Addr() || doc.Cooling[0].RemainingSeconds <= 0 || doc.Cooling[0].Until.After(latest) {
-		t.Errorf("after the restart %+v cool, want %s for what is left of %v", doc.Cooling, gone.Addr(), period)
+	} else if !slices.EqualFunc(doc.Cooling, gone.Addrs, func(c introspect.Cooling, a netip.Addr) bool {
+		return c.Address == a && c.RemainingSeconds > 0 && !c.Until.After(latest)
+	}) {
+		t.Errorf("after the restart %+v cool, want %v for what is left of %v", doc.Cooling, gone.Addrs, period)
 	}
-	p, err := n.AddPod(harness.Deadline(t, period+patience), "next", harness.Once) // the only address there is
+	p, err := n.AddPod(harness.Deadline(t, period+patience), "next", harness.Once) // the only address there is, of IPv4 with both families
 	harness.OK(t, err)
 	if took := time.Since(begun); p.Addr() != gone.Addr() || took < period {
 		t.Errorf("%s was given out %v after the release of %s, it cools for %v", p.Addr(), took, gone.Addr(), period)

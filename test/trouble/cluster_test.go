@@ -13,6 +13,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -22,6 +23,7 @@ import (
 // cluster is a lab in operator mode, with a node that has no trouble of its own.
 type cluster struct {
 	*lab.Lab
+	few harness.Size // of the nodes but the witness
 
 	mu    sync.Mutex // held while the witness grows
 	grown int32
@@ -31,11 +33,12 @@ type cluster struct {
 const witness = "witness"
 
 // withNodes has a witness and small nodes of some names.
-func withNodes(names ...string) spec.Spec {
-	s := lab.DefaultSpec(1, "m5.xlarge")
+func withNodes(t *testing.T, names ...string) spec.Spec {
+	t.Helper()
+	s := lab.DefaultSpec(1, harness.Few(t, "m5.xlarge").Type)
 	s.Instances[0].Name = witness
 	for _, name := range names {
-		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
+		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: harness.Few(t, "t3.small").Type, Subnet: "a", Role: s.Roles[0].Name})
 	}
 	return s
 }
@@ -43,8 +46,14 @@ func withNodes(names ...string) spec.Spec {
 // raise starts a lab.
 func raise(t *testing.T, s spec.Spec) *cluster {
 	t.Helper()
-	o := lab.Options{Spec: &s, OperatorArgs: []string{"--node-gone-grace=3s"}}
-	return &cluster{Lab: harness.RaiseQuick(t, lab.OperatorMode, o), grown: 1}
+	return raiseOf(t, s, "")
+}
+
+// raiseOf is raise with pods of some families.
+func raiseOf(t *testing.T, s spec.Spec, families ipfamily.Set) *cluster {
+	t.Helper()
+	o := lab.Options{Spec: &s, IPFamilies: families, OperatorArgs: []string{"--node-gone-grace=3s"}}
+	return &cluster{Lab: harness.RaiseQuick(t, lab.OperatorMode, o), few: harness.Few(t, "t3.small"), grown: 1}
 }
 
 // eachOnItsNode runs tests at the same time, each on the node of its name.
@@ -76,22 +85,22 @@ func (c *cluster) want(t *testing.T, name string, free int32) {
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = &free })
 }
 
-// has waits until a node has so many addresses at least.
+// has waits until a node has addresses for so many pods at least.
 func (c *cluster) has(t *testing.T, name string, count int) {
 	t.Helper()
 	harness.Becomes(t, c.Lab, name, fmt.Sprintf("%d addresses", count), func(o *v1alpha1.NodeNetwork) error {
-		if len(o.Spec.IPAM.Available) < count {
-			return fmt.Errorf("it has %d: %s", len(o.Spec.IPAM.Available), conditions(o))
+		if got := harness.Addresses(o); got < count {
+			return fmt.Errorf("it has %d: %s", got, conditions(o))
 		}
 		return nil
 	})
 }
 
-// rests waits until a node has so many addresses and no more.
+// rests waits until a node has addresses for so many pods and no more.
 func (c *cluster) rests(t *testing.T, name string, count int) {
 	t.Helper()
 	harness.Becomes(t, c.Lab, name, fmt.Sprintf("back to %d addresses", count), func(o *v1alpha1.NodeNetwork) error {
-		return harness.Equal("addresses", len(o.Spec.IPAM.Available), count)
+		return harness.Equal("addresses", harness.Addresses(o), count)
 	})
 }
 

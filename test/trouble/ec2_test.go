@@ -88,7 +88,7 @@ func TestCloudAwayAtStart(t *testing.T) {
 // if it gave it a moment before.
 func TestStaleCloudAtRestart(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--cooling-period=0s"}})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--cooling-period=0s"}})
 	n := l.Nodes()[0]
 	keep := harness.Add(t, n, "keep")
 	harness.Settle(t, l)
@@ -99,15 +99,17 @@ func TestStaleCloudAtRestart(t *testing.T) {
 		}
 		harness.OK(t, n.Kill())
 		before := log(t, n)
-		taken := takeAllBut(t, l, n, keep.Addr())
+		taken := takeAllBut(t, l, n, keep.Addrs)
 		// EC2's answers are late; pods are not.
 		l.Cloud.SetLatency("Describe*", 500*time.Millisecond)
 		harness.OK(t, n.Start())
 		var lost []netip.Addr
 		for i := range 2 {
 			p := harness.Add(t, n, fmt.Sprintf("p%d", i))
-			if !slices.ContainsFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Owns(p.Addr()) }) {
-				lost = append(lost, p.Addr())
+			for _, a := range p.Addrs {
+				if !slices.ContainsFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Owns(a) }) {
+					lost = append(lost, a)
+				}
 			}
 		}
 		l.Cloud.SetLatency("Describe*", 0)
@@ -135,13 +137,18 @@ func log(t *testing.T, n *node.Node) string {
 	return string(data)
 }
 
-// takeAllBut unassigns every address of a node but one, behind its back.
-func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep netip.Addr) (taken []netip.Addr) {
+// takeAllBut unassigns every single address of a node's ENIs but some, behind its back:
+// of both families that is IPv4 only, as IPv6 is a prefix that the others are of.
+func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep []netip.Addr) (taken []netip.Addr) {
 	t.Helper()
-	for _, e := range harness.ENIs(l, n) {
-		gone := slices.DeleteFunc(slices.Clone(e.Secondary), func(a netip.Addr) bool { return a == keep })
-		harness.OK(t, l.Cloud.Unassign(e.ID, vpc.Assigned{IPv4: gone}))
-		taken = append(taken, gone...)
+	kept := func(a netip.Addr) bool { return slices.Contains(keep, a) }
+	for i, e := range harness.ENIs(l, n) {
+		gone := vpc.Assigned{IPv4: slices.DeleteFunc(slices.Clone(e.Secondary), kept)}
+		if i > 0 { // that of the primary is the node's own
+			gone.IPv6 = slices.DeleteFunc(slices.Clone(e.IPv6), kept)
+		}
+		harness.OK(t, l.Cloud.Unassign(e.ID, gone))
+		taken = append(append(taken, gone.IPv4...), gone.IPv6...)
 	}
 	if len(taken) == 0 {
 		t.Fatal("the node has no warm address to take")
@@ -153,21 +160,22 @@ func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep netip.Addr) (taken 
 // was, and there is never another ENI instead.
 func TestThrottled(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(lean), "--warm-wait=2m")})
+	few := harness.Few(t, "t3.small")
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: append(slices.Clone(lean), "--warm-wait=2m")})
 	n := l.Nodes()[0]
 	harness.Add(t, n, "first")
 	harness.Settle(t, l)
 	l.Cloud.ResetCalls()
 	const times = 3
-	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "AttachNetworkInterface"} {
+	for _, action := range []string{"AssignPrivateIpAddresses", "AssignIpv6Addresses", "CreateNetworkInterface", "AttachNetworkInterface"} {
 		_, err := l.Cloud.Inject(spec.Fault{Action: action, Kind: "throttle", Count: times})
 		harness.OK(t, err)
 	}
-	harness.OK(t, harness.AddMany(t, n, "p", 4, harness.Once))
+	harness.OK(t, harness.AddMany(t, n, "p", few.PerENI, harness.Once)) // and the first is one too many for an ENI
 	harness.Settle(t, l)
 	calls := l.Cloud.Calls()
-	if got := len(harness.ENIs(l, n)); got != 2 {
-		t.Errorf("%d ENIs, five pods need 2", got)
+	if got := len(harness.ENIs(l, n)); got != few.Resting()+1 {
+		t.Errorf("%d ENIs, %d pods need %d", got, few.PerENI+1, few.Resting()+1)
 	}
 	tokens := map[string]bool{}
 	for _, c := range l.Cloud.CallLog() {

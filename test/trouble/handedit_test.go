@@ -1,6 +1,7 @@
 package trouble
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -28,7 +29,7 @@ var handEdits = map[string]func(*testing.T, *cluster, string){
 // stays and is told. Pods go on all the while.
 func TestHandEdits(t *testing.T) {
 	t.Parallel()
-	s := withNodes(slices.Sorted(maps.Keys(handEdits))...)
+	s := withNodes(t, slices.Sorted(maps.Keys(handEdits))...)
 	s.VPCs = append(s.VPCs, spec.Default().VPCs[0])
 	s.VPCs[1].Name, s.VPCs[1].CIDRs = "other", []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 	s.VPCs[1].Subnets = []spec.Subnet{{Name: "c", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.1.0.0/24")}}
@@ -67,9 +68,17 @@ func (c *cluster) restored(t *testing.T, name string) {
 	n := c.named(t, name)
 	harness.Becomes(t, c.Lab, name, "spec.ipam is the operator's again", func(o *v1alpha1.NodeNetwork) error {
 		want := map[string]string{}
-		for _, e := range harness.ENIs(c.Lab, n) {
+		for i, e := range harness.ENIs(c.Lab, n) {
 			for _, a := range e.Secondary {
 				want[a.String()] = e.ID
+			}
+			for _, p := range e.IPv6Prefixes {
+				want[p.String()] = e.ID
+			}
+			for _, a := range e.IPv6 {
+				if i > 0 { // that of the primary ENI is the node's own
+					want[a.String()] = e.ID
+				}
 			}
 		}
 		for a, id := range want {
@@ -97,12 +106,20 @@ func availableEmptied(t *testing.T, c *cluster, name string) {
 func releasingGarbage(t *testing.T, c *cluster, name string) {
 	p, err := c.named(t, name).Pod("stays")
 	harness.OK(t, err)
-	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"releasing":["192.0.2.1","10.0.0.0/24","fd00::1",%q]}}}`, p.Addr()))
+	list := []string{"192.0.2.1", "10.0.0.0/24", "fd00::1"}
+	for _, a := range p.Addrs {
+		list = append(list, a.String())
+	}
+	body, err := json.Marshal(list)
+	harness.OK(t, err)
+	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"releasing":%s}}}`, body))
 	c.othersGrow(t)
 	c.restored(t, name)
 	harness.Becomes(t, c.Lab, name, "the pod's address stays", func(o *v1alpha1.NodeNetwork) error {
-		if slices.Contains(o.Spec.IPAM.Releasing, p.Addr().String()) {
-			return fmt.Errorf("%s is releasing", p.Addr())
+		for _, a := range p.Addrs {
+			if slices.Contains(o.Spec.IPAM.Releasing, a.String()) {
+				return fmt.Errorf("%s is releasing", a)
+			}
 		}
 		return nil
 	})
@@ -111,7 +128,7 @@ func releasingGarbage(t *testing.T, c *cluster, name string) {
 // Addresses that EC2 did not assign, or of no ENI, are taken out again.
 func availableInvented(t *testing.T, c *cluster, name string) {
 	eni := harness.ENIs(c.Lab, c.named(t, name))[1].ID
-	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.3.250":{"resource":%q},"192.0.2.9":{"resource":"eni-nosuch"},"fd00::1":{"resource":""}}}}}`, eni))
+	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.3.250":{"resource":%[1]q},"2001:db8:1::fa":{"resource":%[1]q},"2001:db8:1:0:fa::/80":{"resource":%[1]q},"192.0.2.9":{"resource":"eni-nosuch"},"fd00::1":{"resource":""}}}}}`, eni))
 	c.othersGrow(t)
 	c.restored(t, name)
 }
@@ -123,14 +140,14 @@ func wrongType(instanceType string, free int32) func(*testing.T, *cluster, strin
 		set := func(to string, free int32) {
 			harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = to, &free })
 		}
-		const room = 6 // on the two further ENIs of a t3.small, for a pod and what is free
+		room := c.few.Further() // for a pod and what is free
 		set(instanceType, free)
-		c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", instanceType, "t3.small")
+		c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", instanceType, c.few.Type)
 		c.has(t, name, min(1+int(free), room))
-		if 1+free > room {
+		if 1+int(free) > room {
 			c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionTrue, "AtLimit")
 		}
-		set("t3.small", 2)
+		set(c.few.Type, 2)
 		c.healed(t, name, 3)
 	}
 }
@@ -138,7 +155,7 @@ func wrongType(instanceType string, free int32) func(*testing.T, *cluster, strin
 // More than any instance can have fills this one and stops.
 func hugeWatermark(t *testing.T, c *cluster, name string) {
 	c.want(t, name, 60000)
-	c.has(t, name, 6)
+	c.has(t, name, c.few.Further())
 	c.condition(t, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
 	c.othersGrow(t)
 	c.want(t, name, 2)
@@ -148,7 +165,7 @@ func hugeWatermark(t *testing.T, c *cluster, name string) {
 // A VPC that is not the instance's has no subnet for it, or one where EC2 lets
 // it have no ENI. Those that it has are seen and used still.
 func otherVPC(t *testing.T, c *cluster, name string) {
-	mine, other, free := harness.ENIs(c.Lab, c.named(t, name))[0].VPCID, "", int32(5)
+	mine, other, free := harness.ENIs(c.Lab, c.named(t, name))[0].VPCID, "", int32(c.few.Further()-1)
 	for _, v := range c.Books().VPCs {
 		if v.ID != mine {
 			other = v.ID
@@ -164,7 +181,7 @@ func otherVPC(t *testing.T, c *cluster, name string) {
 	harness.Add(t, c.named(t, name), "meanwhile")
 	harness.Remove(t, c.named(t, name), "meanwhile")
 	in(mine)
-	c.healed(t, name, 6)
+	c.healed(t, name, c.few.Further())
 	c.want(t, name, 2) // there is no room for more, and another pod comes
 }
 
@@ -198,7 +215,7 @@ func statusWiped(t *testing.T, c *cluster, name string) {
 	p, err := c.named(t, name).Pod("stays")
 	harness.OK(t, err)
 	harness.Becomes(t, c.Lab, name, "operator and daemon report again", func(o *v1alpha1.NodeNetwork) error {
-		if len(o.Status.ENI.ENIs) == 0 || len(o.Status.Conditions) == 0 || o.Status.IPAM.Used[p.Addr().String()].UID != p.UID {
+		if len(o.Status.ENI.ENIs) == 0 || len(o.Status.Conditions) == 0 || slices.ContainsFunc(p.Addrs, func(a netip.Addr) bool { return o.Status.IPAM.Used[a.String()].UID != p.UID }) {
 			return fmt.Errorf("%+v", o.Status)
 		}
 		return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -24,14 +25,17 @@ import (
 // know, and remove sandboxes without a word.
 func TestForeignKernelChanges(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: lean})
+	few := harness.Few(t, "t3.small")
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: few.Type, DaemonArgs: lean})
 	n, other := l.Nodes()[0], l.Nodes()[1]
-	for i := range 4 { // the last is on the second ENI
+	for i := range few.PerENI + 1 { // the last is on another ENI
 		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
 	harness.Add(t, other, "far")
 	harness.Settle(t, l)
-	t.Run("FORWARD policy of DROP", func(t *testing.T) { forwardDrop(t, n) })
+	for _, f := range harness.Families().Families() {
+		t.Run("FORWARD policy of DROP for "+f.String(), func(t *testing.T) { forwardDrop(t, n, f) })
+	}
 	t.Run("flush", func(t *testing.T) { flushes(t, l, n, other) })
 	t.Run("sandbox vanishes", func(t *testing.T) { vanishes(t, l, n) })
 	harness.Settle(t, l)
@@ -39,14 +43,18 @@ func TestForeignKernelChanges(t *testing.T) {
 
 // forwardDrop does what some firewall does: a policy that drops what no rule
 // of its own accepts.
-func forwardDrop(t *testing.T, n *node.Node) {
+func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
+	family, command := nftables.TableFamilyIPv4, "iptables"
+	if f == ipfamily.IPv6 {
+		family, command = nftables.TableFamilyIPv6, "ip6tables"
+	}
 	set := func(policy nftables.ChainPolicy) {
 		harness.OK(t, ns.Do(n.Netns, func() error {
 			c, err := nftables.New()
 			if err != nil {
 				return err
 			}
-			table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "filter"})
+			table := c.AddTable(&nftables.Table{Family: family, Name: "filter"})
 			c.AddChain(&nftables.Chain{
 				Table: table, Name: "FORWARD", Type: nftables.ChainTypeFilter,
 				Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy,
@@ -66,7 +74,7 @@ func forwardDrop(t *testing.T, n *node.Node) {
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
 	set(nftables.ChainPolicyDrop)
 	c := condition(t, n, daemon.ConditionForwarding, introspect.False)
-	if !harness.Says(c.Message, "FORWARD", "iptables -P FORWARD ACCEPT", "pods") {
+	if !harness.Says(c.Message, "FORWARD", ": "+command+" -P FORWARD ACCEPT", "pods") {
 		t.Errorf("the condition says %q", c.Message)
 	}
 	gauge("0")
@@ -92,14 +100,13 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	}
 	table := func(id int) func() error {
 		return rt(func(h *netlink.Handle) error {
-			routes, err := h.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: id}, netlink.RT_FILTER_TABLE)
-			for _, r := range routes {
-				err = errors.Join(err, h.RouteDel(&r))
-			}
-			if err == nil && len(routes) == 0 {
-				err = errors.New("there was nothing to flush")
-			}
-			return err
+			return eachFamily(func(f int) (ours int, err error) {
+				routes, err := h.RouteListFiltered(f, &netlink.Route{Table: id}, netlink.RT_FILTER_TABLE)
+				for _, r := range routes {
+					err = errors.Join(err, h.RouteDel(&r))
+				}
+				return len(routes), err
+			})
 		})
 	}
 	far, err := other.Pod("far")
@@ -108,18 +115,16 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 		"routes of pods":   table(datapath.PodTable),
 		"table of the ENI": table(datapath.UplinkTableBase + 1),
 		"rules": rt(func(h *netlink.Handle) error {
-			rules, err := h.RuleList(unix.AF_INET)
-			ours := 0
-			for _, r := range rules {
-				if r.Protocol == datapath.Protocol {
-					err = errors.Join(err, h.RuleDel(&r))
-					ours++
+			return eachFamily(func(f int) (ours int, err error) {
+				rules, err := h.RuleList(f)
+				for _, r := range rules {
+					if r.Protocol == datapath.Protocol {
+						err = errors.Join(err, h.RuleDel(&r))
+						ours++
+					}
 				}
-			}
-			if err == nil && ours == 0 {
-				err = errors.New("there was nothing to flush")
-			}
-			return err
+				return ours, err
+			})
 		}),
 		"nftables": func() error {
 			c, err := nftables.New()
@@ -129,17 +134,19 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 			c.FlushRuleset()
 			return c.Flush()
 		},
-		"ip_forward": func() error { return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "0"}) },
+		"forwarding": func() error {
+			return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "0"}, ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "0"})
+		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			harness.OK(t, ns.Do(n.Netns, flush))
 			for _, p := range n.Pods() {
 				harness.Eventually(t, patience, p.Name+" talks again", func() error {
-					return errors.Join(
-						harness.Asks(t, p.Netns(), far.Addr(), p.Addr()),
-						harness.Asks(t, far.Netns(), p.Addr(), far.Addr()),
-						harness.Asks(t, p.Netns(), fabric.InternetHost, harness.ENIs(l, n)[0].Primary),
-					)
+					outside := harness.Asks(t, p.Netns(), fabric.InternetHost, harness.ENIs(l, n)[0].Primary)
+					if own := p.Addrs[len(p.Addrs)-1]; own.Is6() {
+						outside = errors.Join(outside, harness.Asks(t, p.Netns(), fabric.InternetHost6, own))
+					}
+					return errors.Join(harness.Talk(t, p, far), outside)
 				})
 				harness.Eventually(t, patience, "CHECK of "+p.Name, func() error { return n.CheckPod(t.Context(), p.Name) })
 			}
@@ -151,6 +158,20 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 		t.Error("berth_repairs_total counted nothing")
 	}
 	harness.Settle(t, l)
+}
+
+// eachFamily flushes what there is of both families, of which there must be something of
+// each that pods have.
+func eachFamily(flush func(family int) (ours int, err error)) error {
+	var errs []error
+	for f, family := range map[ipfamily.Family]int{ipfamily.IPv4: unix.AF_INET, ipfamily.IPv6: unix.AF_INET6} {
+		ours, err := flush(family)
+		if err == nil && ours == 0 && harness.Families().Has(f) {
+			err = fmt.Errorf("of %s there was nothing to flush", f)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
@@ -175,12 +196,15 @@ func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 // node takes pods again by itself.
 func TestNodeReboots(t *testing.T) {
 	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--cooling-period=10m", "--warm-eni-target=0", "--warm-wait=1m", "--shrink-delay=10m", "--max-eni=2"}})
+	few := harness.Few(t, "t3.small")
+	maxENI := fmt.Sprintf("--max-eni=%d", few.Resting()+1)
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: []string{"--cooling-period=10m", "--warm-eni-target=0", "--warm-wait=1m", "--shrink-delay=10m", maxENI}})
 	n := l.Nodes()[0]
-	for i := range 5 {
+	room := 2 * few.PerENI
+	for i := range room - 1 {
 		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
-	harness.Remove(t, n, "p4")
+	harness.Remove(t, n, fmt.Sprintf("p%d", room-2))
 	harness.OK(t, l.Cloud.StopInstance(n.Name))
 	harness.Eventually(t, patience, "the node is off", func() error { return harness.Equal("nodes", len(l.Nodes()), 0) })
 	harness.OK(t, l.Cloud.StartInstance(n.Name))
@@ -191,7 +215,7 @@ func TestNodeReboots(t *testing.T) {
 	if len(doc.Allocated)+len(doc.Cooling) > 0 {
 		t.Errorf("after a reboot %v are allocated and %v cool", doc.Allocated, doc.Cooling)
 	}
-	for i := range 6 { // all that two ENIs have, and more than would be free if what cooled still did
+	for i := range room { // all that two ENIs have, and more than would be free if what cooled still did
 		harness.Add(t, n, fmt.Sprintf("q%d", i))
 	}
 	harness.Settle(t, l)

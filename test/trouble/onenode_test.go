@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
@@ -31,7 +32,7 @@ var nodeTroubles = map[string]func(*testing.T, *cluster, string){
 // TestTroubleOfOneNode has nodes in one cluster meet one trouble each, all at once.
 func TestTroubleOfOneNode(t *testing.T) {
 	t.Parallel()
-	s := withNodes(slices.Sorted(maps.Keys(nodeTroubles))...)
+	s := withNodes(t, slices.Sorted(maps.Keys(nodeTroubles))...)
 	s.Delays.Stop = spec.Duration(time.Hour) // until a test has seen enough of it
 	s.VPCs[0].Subnets[0].Tags = map[string]string{"for": "pods"}
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{
@@ -44,34 +45,48 @@ func TestTroubleOfOneNode(t *testing.T) {
 // those that it has.
 func noMatchingSubnet(t *testing.T, c *cluster, name string) {
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "nobody"} })
-	c.want(t, name, 5) // one ENI of a t3.small has room for three
-	c.has(t, name, 3)
+	c.want(t, name, int32(c.few.PerENI+2))
+	c.has(t, name, c.few.PerENI)
 	c.troubled(t, name, v1alpha1.ConditionInDeficit, "SubnetFull", "none of the configured subnets", "zone and VPC")
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "pods"} })
-	c.healed(t, name, 5)
+	c.healed(t, name, c.few.PerENI+2)
 }
 
-// A full subnet is asked about again until somebody frees addresses.
+// A full subnet is asked about again until somebody frees addresses. It is full of IPv4:
+// of IPv6 a subnet always has more.
 func subnetFull(t *testing.T, c *cluster, name string) {
 	sn, _ := c.Books().Subnet("tiny")
-	other, err := c.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 3}})
+	room := 1 // for a further ENI, and one pod; with IPv6 alone for neither
+	leave := room + 1
+	if c.IPFamilies == ipfamily.OnlyIPv6 {
+		room, leave = 0, 0
+	}
+	other, err := c.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 1 - leave}})
 	harness.OK(t, err)
 	defer func() { _ = c.Cloud.DeleteNetworkInterface(other.ID) }()
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "few"} })
-	c.want(t, name, 6) // three more on an ENI in tiny, which has room for one
-	c.has(t, name, 4)
-	c.troubled(t, name, v1alpha1.ConditionInDeficit, "SubnetFull", "no subnet", "free some")
+	want := c.few.PerENI + 3
+	c.want(t, name, int32(want)) // three more on an ENI in tiny
+	c.has(t, name, c.few.PerENI+room)
+	short := "has a free address"
+	if c.IPFamilies.Has(ipfamily.IPv6) {
+		short = "has a free IPv4 address"
+	}
+	c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionTrue, "SubnetFull", "no subnet", short, "free some")
+	// The event tells what came first: this, or that EC2 refused a call, as counts of free addresses may be old.
+	c.event(t, name, "NetworkSubnetFull", "free", "or configure a further subnet")
+	c.othersGrow(t)
 	harness.OK(t, c.Cloud.DeleteNetworkInterface(other.ID))
-	c.healed(t, name, 6)
+	c.healed(t, name, want)
 }
 
 // A security group that was deleted is named until somebody names another.
 func deletedGroup(t *testing.T, c *cluster, name string) {
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = []string{"sg-0123456789abcdef0"} })
-	c.want(t, name, 5)
+	c.want(t, name, int32(c.few.PerENI+2))
 	c.troubled(t, name, v1alpha1.ConditionDegraded, "NotFound", "sg-0123456789abcdef0", "security groups")
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = nil })
-	c.healed(t, name, 5)
+	c.healed(t, name, c.few.PerENI+2)
 }
 
 // A stopped instance is left alone, keeps what it has, and grows once it runs.
@@ -80,14 +95,14 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 	instance := n.InstanceID
 	before := len(harness.ENIs(c.Lab, n))
 	harness.OK(t, c.Cloud.StopInstance(instance)) // while it is stopping nothing can be attached
-	c.want(t, name, 5)
+	c.want(t, name, int32(c.few.PerENI+2))
 	c.troubled(t, name, v1alpha1.ConditionDegraded, "Conflict", instance, "stopped", "start the instance")
 	if o := harness.NodeNetwork(t, c.Lab, name); len(o.Spec.IPAM.Available) == 0 || len(c.Books().InstanceENIs(instance)) != before {
 		t.Errorf("a stopped instance lost something: %d addresses, %d ENIs of %d", len(o.Spec.IPAM.Available), len(c.Books().InstanceENIs(instance)), before)
 	}
 	harness.OK(t, c.Cloud.ForceStop(instance))
 	harness.OK(t, c.Cloud.StartInstance(instance))
-	c.healed(t, name, 5)
+	c.healed(t, name, c.few.PerENI+2)
 	harness.Eventually(t, patience, "the node takes pods again", func() error {
 		n, err := c.Node(name)
 		if err != nil {
@@ -127,7 +142,7 @@ func (c *cluster) ready(t *testing.T, name string, is corev1.ConditionStatus) {
 func instanceTerminated(t *testing.T, c *cluster, name string) {
 	n, keep := c.named(t, name), false
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.DeleteOnTermination = &keep }) // they outlive it
-	c.want(t, name, 6)
+	c.want(t, name, int32(c.few.Further()))
 	harness.Eventually(t, patience, "growth began", func() error {
 		if len(harness.ENIs(c.Lab, n)) < 2 {
 			return fmt.Errorf("%d ENIs", len(harness.ENIs(c.Lab, n)))
@@ -188,10 +203,10 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	c.want(t, name, 3)
 	c.has(t, name, 3)
-	pods := map[string]netip.Addr{}
+	pods := map[string][]netip.Addr{}
 	for i := range 3 {
 		p := harness.Add(t, n, fmt.Sprintf("p%d", i))
-		pods[p.Name] = p.Addr()
+		pods[p.Name] = p.Addrs
 	}
 	c.has(t, name, 6)
 	old := harness.NodeNetwork(t, c.Lab, name)
@@ -201,23 +216,35 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 	c.has(t, name, 4) // three pods and the configured one
 	c.well(t, name)
 	harness.Becomes(t, c.Lab, name, "its pods' addresses are in the new object", func(o *v1alpha1.NodeNetwork) error {
-		for pod, a := range pods {
-			at, use := o.Spec.IPAM.Available[a.String()], o.Status.IPAM.Used[a.String()]
-			if at.Resource == "" || at.Resource != use.Resource || use.Cooling {
-				return fmt.Errorf("%s of pod %s is available %+v and used %+v", a, pod, at, use)
+		for pod, addrs := range pods {
+			for _, a := range addrs {
+				at, use := availableOf(o, a), o.Status.IPAM.Used[a.String()]
+				if at.Resource == "" || at.Resource != use.Resource || use.Cooling {
+					return fmt.Errorf("%s of pod %s is available %+v and used %+v", a, pod, at, use)
+				}
 			}
 		}
 		return nil
 	})
-	for pod, a := range pods {
+	for pod, addrs := range pods {
 		harness.OK(t, n.CheckPod(t.Context(), pod))
-		if p, err := n.Pod(pod); err != nil || p.Addr() != a {
-			t.Errorf("pod %s has %v now, want %s (%v)", pod, p, a, err)
+		if p, err := n.Pod(pod); err != nil || !slices.Equal(p.Addrs, addrs) {
+			t.Errorf("pod %s has %v now, want %v (%v)", pod, p, addrs, err)
 		}
 	}
 	harness.StartedOnce(t, n.Process)
 	harness.Add(t, n, "after")
 	c.condition(t, name, v1alpha1.ConditionReady, metav1.ConditionTrue, "")
+}
+
+// availableOf is what an object says of an address, or of the prefix that it is of.
+func availableOf(o *v1alpha1.NodeNetwork, a netip.Addr) v1alpha1.AvailableAddress {
+	for text, at := range o.Spec.IPAM.Available {
+		if p, err := netip.ParsePrefix(text); text == a.String() || err == nil && p.Contains(a) {
+			return at
+		}
+	}
+	return v1alpha1.AvailableAddress{}
 }
 
 // Without its Node the object of a node goes at times, as of one that is gone;

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -33,11 +34,13 @@ func TestPermissionDenied(t *testing.T) {
 // permissionDeniedToDaemons has three nodes with a role each. Nothing that only a
 // person can heal is tried again more than once in a minute or so.
 func permissionDeniedToDaemons(t *testing.T) {
-	s := lab.DefaultSpec(3, "t3.small")
-	denied := []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "AttachNetworkInterface"}
+	few := harness.Few(t, "t3.small")
+	s := lab.DefaultSpec(3, few.Type)
+	assign, unassign := assignments()
+	denied := []string{assign, "CreateNetworkInterface", "AttachNetworkInterface"}
 	all := []string{
 		"ec2:Describe*", "ec2:CreateTags", "ec2:DeleteNetworkInterface", "ec2:DetachNetworkInterface",
-		"ec2:ModifyNetworkInterfaceAttribute", "ec2:UnassignPrivateIpAddresses",
+		"ec2:ModifyNetworkInterfaceAttribute", "ec2:" + unassign,
 	}
 	s.Roles = nil
 	for i, action := range denied {
@@ -45,9 +48,9 @@ func permissionDeniedToDaemons(t *testing.T) {
 		s.Instances[i].Role = action
 	}
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Spec: &s, DaemonArgs: []string{"--warm-eni-target=0", "--warm-ip-target=0", "--minimum-ip-target=1"}})
-	// The first node has room on its primary ENI, the others have filled it.
+	// The first node has room on the ENI that has addresses for pods, the others have filled it.
 	for i, n := range l.Nodes() {
-		for k := range []int{1, 3, 3}[i] {
+		for k := range []int{1, few.PerENI, few.PerENI}[i] {
 			harness.Add(t, n, fmt.Sprintf("p%d", k))
 		}
 	}
@@ -77,7 +80,7 @@ func permissionDeniedToDaemons(t *testing.T) {
 		t.Run(denied[i]+" allowed", func(t *testing.T) {
 			_, err := n.AddPod(ctx, "allowed", node.PodOptions{})
 			harness.OK(t, err)
-			if want, got := min(i+1, 2), len(harness.ENIs(l, n)); got != want {
+			if want, got := few.Resting()+min(i, 1), len(harness.ENIs(l, n)); got != want {
 				t.Errorf("%d ENIs, want %d", got, want)
 			}
 		})
@@ -100,18 +103,30 @@ type denial struct {
 
 // denials are taken together, but for those that would keep another node from
 // the step that it is about.
-func denials() [][]denial {
+func denials(few harness.Size) [][]denial {
 	no := false
+	one := int32(few.PerENI) // addresses of one ENI
+	two := one + 2           // and of two
+	_, unassign := assignments()
 	return [][]denial{{
-		{"CreateNetworkInterface", 3, 5, nil, 3},
-		{"UnassignPrivateIpAddresses", 3, 1, nil, 2},
-		{"DetachNetworkInterface", 5, 3, nil, 2},
+		{"CreateNetworkInterface", one, two, nil, 3},
+		{unassign, one, 1, nil, 2},
+		{"DetachNetworkInterface", two, one, nil, 2},
 		{"ModifyNetworkInterfaceAttribute", 1, 1, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.DeleteOnTermination = &no }, 2},
-		{"DescribeSecurityGroups", 3, 5, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroupTags = map[string]string{"for": "pods"} }, 3},
+		{"DescribeSecurityGroups", one, two, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroupTags = map[string]string{"for": "pods"} }, 3},
 	}, {
-		{"AttachNetworkInterface", 3, 5, nil, 3},
-		{"DeleteNetworkInterface", 5, 3, nil, 2},
+		{"AttachNetworkInterface", one, two, nil, 3},
+		{"DeleteNetworkInterface", two, one, nil, 2},
 	}}
+}
+
+// assignments are the actions by which an ENI grows and shrinks of what pods have too
+// few of: IPv4 addresses, where they have any.
+func assignments() (assign, unassign string) {
+	if harness.Families() == ipfamily.OnlyIPv6 {
+		return "AssignIpv6Addresses", "UnassignIpv6Addresses"
+	}
+	return "AssignPrivateIpAddresses", "UnassignPrivateIpAddresses"
 }
 
 // nodeOf names the node that needs an action.
@@ -119,20 +134,21 @@ func nodeOf(action string) string { return strings.ToLower(action[:min(len(actio
 
 // permissionDeniedToOperator has a node for each action.
 func permissionDeniedToOperator(t *testing.T) {
-	const assign = "AssignPrivateIpAddresses"
-	all := slices.Concat(denials()...)
+	assign, _ := assignments()
+	groups := denials(harness.Few(t, "t3.small"))
+	all := slices.Concat(groups...)
 	nodes := []string{"creator", nodeOf(assign)}
 	for _, d := range all {
 		nodes = append(nodes, nodeOf(d.action))
 	}
-	s := withNodes(nodes...)
+	s := withNodes(t, nodes...)
 	s.VPCs[0].SecurityGroups[0].Tags = map[string]string{"for": "pods"}
 	c := raise(t, s)
 	for _, d := range all {
 		c.want(t, nodeOf(d.action), d.before)
 	}
-	c.want(t, "creator", 3)
-	c.has(t, "creator", 3)
+	c.want(t, "creator", int32(c.few.PerENI))
+	c.has(t, "creator", c.few.PerENI)
 	for _, name := range []string{witness, "creator", nodeOf(assign)} { // what is denied is nothing of theirs
 		c.has(t, name, 1)
 		c.well(t, name)
@@ -143,7 +159,7 @@ func permissionDeniedToOperator(t *testing.T) {
 		c.well(t, nodeOf(d.action))
 		c.kept(t, nodeOf(d.action))
 	}
-	for _, group := range denials() {
+	for _, group := range groups {
 		c.deny(t, group)
 	}
 
@@ -152,8 +168,8 @@ func permissionDeniedToOperator(t *testing.T) {
 	c.want(t, nodeOf(assign), 2)
 	c.condition(t, nodeOf(assign), v1alpha1.ConditionDegraded, "True", "Permission", assign, "allow the action")
 	c.event(t, nodeOf(assign), "NetworkPermission", assign)
-	c.want(t, "creator", 4)
-	c.has(t, "creator", 4)
+	c.want(t, "creator", int32(c.few.PerENI+1))
+	c.has(t, "creator", c.few.PerENI+1)
 	c.Cloud.Allow(assign)
 
 	c.healed(t, nodeOf(assign), 2)

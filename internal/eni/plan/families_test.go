@@ -81,6 +81,7 @@ func TestPlansForFamilies(t *testing.T) {
 func TestShortageNamesTheFamily(t *testing.T) {
 	full := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: cloud.Amount{Addresses: 3, IPv6Prefixes: 1}, Used: 3}
 	empty := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true}
+	single := cloud.Limits{MaxENIs: 2, IPv4PerENI: 4, IPv6PerENI: 4} // addresses, no prefixes
 	dual, one := ipam.Policy{Families: ipfamily.Dual, WarmIP: 1}, ipam.Policy{Families: ipfamily.Dual, WarmIP: 1, MaxENI: 1}
 	for _, tt := range []struct {
 		name         string
@@ -93,6 +94,7 @@ func TestShortageNamesTheFamily(t *testing.T) {
 		{"no IPv6 on the type", cloud.Limits{MaxENIs: 2, IPv4PerENI: 2}, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonNoIPv6, "instance type has no IPv6"},
 		{"none in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true, NoIPv6: true}, ReasonNoIPv6, "associate an IPv6 CIDR block"},
 		{"no IPv4 in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
+		{"no IPv4 for another ENI", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
 		{"no slot for IPv4", nitro, one, full, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonENILimit, "full of IPv4 addresses"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -79,9 +79,10 @@ func (b *planner) noIPv6(subnets []Subnet) (reason, message string) {
 	return ReasonNoIPv6, "no subnet that this node may use has IPv6 addresses: associate an IPv6 CIDR block with one, or use IPv4 addresses alone (ip-families)"
 }
 
-// address is what people call an address of a family where pods get one of each.
+// address is what people call an address of a family: with its name, unless pods get
+// addresses of IPv4 only.
 func (b *planner) address(f ipfamily.Family) string {
-	if len(b.supplies) == 1 && f == ipfamily.IPv4 {
+	if f == ipfamily.IPv4 && !b.policy.Families.Has(ipfamily.IPv6) {
 		return "address"
 	}
 	return f.String() + " address"

@@ -1,0 +1,128 @@
+package trouble
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// familyTroubles has a trouble for each node that is about one of two families.
+var familyTroubles = map[string]func(*testing.T, *cluster, string){"full": subnetFull, "invented": availableInvented, "taken": takenByOthers}
+
+// TestTroubleOfOneFamily has pods of both families, and what goes wrong with one of
+// them: no pod gets an address without the other one, it is told which family is short or
+// which call fails, and nothing is left of one family alone. The type takes single
+// addresses of IPv6, each by a call.
+func TestTroubleOfOneFamily(t *testing.T) {
+	t.Parallel()
+	s := lab.DefaultSpec(1, "m4.xlarge")
+	s.Instances[0].Name = witness
+	for _, name := range append(slices.Sorted(maps.Keys(familyTroubles)), "refused", "lost") {
+		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t2.small", Subnet: "a", Role: s.Roles[0].Name})
+	}
+	s.VPCs[0].Subnets[0].Tags = map[string]string{"for": "pods"}
+	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{
+		Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28"), Tags: map[string]string{"for": "few"},
+	})
+	c := raiseOf(t, s, ipfamily.Dual)
+	c.few = harness.Size{Type: "t2.small", ENIs: 3, PerENI: 3} // of IPv4, and four of IPv6
+	c.eachOnItsNode(t, familyTroubles)
+	t.Run("refused", func(t *testing.T) { refusedIPv6(t, c, "refused") })
+	t.Run("lost", func(t *testing.T) { lostIPv6(t, c, "lost") })
+	for _, n := range c.Nodes() {
+		c.paired(t, n.Name)
+	}
+	harness.Settle(t, c.Lab)
+	harness.StartedOnce(t, harness.Programs(c.Lab)...)
+}
+
+// paired waits until each further ENI of a node has as many addresses of one family as of
+// the other.
+func (c *cluster) paired(t *testing.T, name string) {
+	t.Helper()
+	harness.Eventually(t, patience, name+" has addresses in pairs", func() (err error) {
+		for _, e := range harness.ENIs(c.Lab, c.named(t, name))[1:] {
+			if len(e.Secondary) != len(e.IPv6) {
+				err = errors.Join(err, fmt.Errorf("%s has %v and %v", e.ID, e.Secondary, e.IPv6))
+			}
+		}
+		return err
+	})
+}
+
+// An IPv6 address that somebody takes off an ENI is given to no pod, and another comes.
+func takenByOthers(t *testing.T, c *cluster, name string) {
+	n := c.named(t, name)
+	c.want(t, name, 2)
+	c.has(t, name, 2)
+	p := harness.Add(t, n, "stays")
+	c.has(t, name, 3)
+	c.well(t, name)
+	c.paired(t, name)
+	e := harness.ENIs(c.Lab, n)[1]
+	free := slices.DeleteFunc(slices.Clone(e.IPv6), func(a netip.Addr) bool { return slices.Contains(p.Addrs, a) })
+	harness.OK(t, c.Cloud.Unassign(e.ID, vpc.Assigned{IPv6: free[:1]}))
+	harness.Becomes(t, c.Lab, name, "what was taken is not available, and another is", func(o *v1alpha1.NodeNetwork) error {
+		if _, ok := o.Spec.IPAM.Available[free[0].String()]; ok {
+			return fmt.Errorf("%s is available", free[0])
+		}
+		if got := harness.Addresses(o); got < 3 {
+			return fmt.Errorf("%d addresses", got)
+		}
+		return nil
+	})
+	c.othersGrow(t)
+	c.well(t, name)
+	for i := range 2 {
+		next := harness.Add(t, n, fmt.Sprintf("next-%d", i))
+		for _, a := range next.Addrs {
+			if !slices.ContainsFunc(harness.ENIs(c.Lab, n), func(e vpc.ENI) bool { return e.Owns(a) }) {
+				t.Errorf("pod %s has %s, which no ENI has", next.Name, a)
+			}
+		}
+	}
+}
+
+// While EC2 permits no IPv6 to an ENI, the condition names the call, what the node has is
+// given to pods, and no IPv4 address is got in vain.
+func refusedIPv6(t *testing.T, c *cluster, name string) {
+	const action = "AssignIpv6Addresses"
+	c.has(t, name, 1)
+	c.well(t, name)
+	c.Cloud.Deny(action)
+	c.want(t, name, 2)
+	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Permission", action, "UnauthorizedOperation", "allow the action")
+	c.event(t, name, "NetworkPermission", action)
+	c.paired(t, name)
+	harness.Add(t, c.named(t, name), "meanwhile")
+	c.Cloud.Allow(action)
+	c.healed(t, name, 3)
+}
+
+// Replies that are lost after EC2 has assigned IPv6 addresses leave nothing behind.
+func lostIPv6(t *testing.T, c *cluster, name string) {
+	const action = "AssignIpv6Addresses"
+	c.has(t, name, 1)
+	c.Cloud.ResetCalls()
+	_, err := c.Cloud.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1})
+	harness.OK(t, err)
+	c.want(t, name, 3)
+	c.has(t, name, 3)
+	c.well(t, name)
+	if met := c.Cloud.FaultsMet(); met["lostReply"] == 0 {
+		t.Errorf("no reply was lost: %v", met)
+	}
+	c.rests(t, name, 3)
+}
