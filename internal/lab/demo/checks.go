@@ -165,8 +165,10 @@ func (s *stage) metadataHosts() []netip.Addr {
 	return []netip.Addr{fabric.IMDSEndpoint}
 }
 
-// instanceID asks a metadata service from a namespace.
-func instanceID(ctx context.Context, path string, host netip.Addr) (string, error) {
+// instanceID asks a metadata service from a namespace, for so long.
+func instanceID(ctx context.Context, path string, host netip.Addr, within time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
 	return ns.Get(ctx, path, "http://"+netip.AddrPortFrom(host, 80).String()+"/latest/meta-data/instance-id")
 }
 
@@ -180,13 +182,11 @@ func metadataBlocked(ctx context.Context, s *stage) (string, error) {
 	}
 	hosts, id := s.metadataHosts(), ""
 	for _, host := range hosts {
-		one, cancel := context.WithTimeout(ctx, time.Second)
-		got, err := instanceID(one, p.Netns(), host)
-		cancel()
-		if err == nil {
+		if got, err := instanceID(ctx, p.Netns(), host, time.Second); err == nil {
 			return "", fmt.Errorf("a pod got the instance ID %s from %s", got, host)
 		}
-		if id, err = instanceID(ctx, n.Netns, host); err != nil {
+		var err error
+		if id, err = instanceID(ctx, n.Netns, host, answerWithin); err != nil {
 			return "", fmt.Errorf("the node itself is kept from it too: %w", err)
 		}
 	}
@@ -194,7 +194,7 @@ func metadataBlocked(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	for _, host := range hosts {
-		if _, err := instanceID(ctx, p.Netns(), host); err != nil {
+		if _, err := instanceID(ctx, p.Netns(), host, answerWithin); err != nil {
 			return "", fmt.Errorf("with --block-metadata=false a pod cannot reach the metadata service: %w", err)
 		}
 	}
