@@ -156,8 +156,21 @@ func (s *stage) launch(ctx context.Context, i spec.Instance) (*node.Node, error)
 	return n, n.WaitReady(ctx)
 }
 
-// metadataHosts are where the metadata service is, by family.
-var metadataHosts = [ipfamily.Number]netip.Addr{fabric.IMDSEndpoint, fabric.IMDSEndpoint6}
+// metadataHosts are where pods may look for the metadata service. Those of IPv6 alone have a
+// way to its IPv4 address too, as their node.
+func (s *stage) metadataHosts() []netip.Addr {
+	if s.lead() == ipfamily.IPv6 {
+		return []netip.Addr{fabric.IMDSEndpoint6, fabric.IMDSEndpoint}
+	}
+	return []netip.Addr{fabric.IMDSEndpoint}
+}
+
+// instanceID asks a metadata service from a namespace, for so long.
+func instanceID(ctx context.Context, path string, host netip.Addr, within time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	return ns.Get(ctx, path, "http://"+netip.AddrPortFrom(host, 80).String()+"/latest/meta-data/instance-id")
+}
 
 // metadataBlocked asks for the metadata from a pod and from the node, and again
 // once a daemon runs with the switch the other way.
@@ -167,23 +180,25 @@ func metadataBlocked(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	url := "http://" + netip.AddrPortFrom(metadataHosts[s.lead()], 80).String() + "/latest/meta-data/instance-id"
-	one, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	if id, err := ns.Get(one, p.Netns(), url); err == nil {
-		return "", fmt.Errorf("a pod got the instance ID %s", id)
-	}
-	id, err := ns.Get(ctx, n.Netns, url)
-	if err != nil {
-		return "", fmt.Errorf("the node itself is kept from it too: %w", err)
+	hosts, id := s.metadataHosts(), ""
+	for _, host := range hosts {
+		if got, err := instanceID(ctx, p.Netns(), host, time.Second); err == nil {
+			return "", fmt.Errorf("a pod got the instance ID %s from %s", got, host)
+		}
+		var err error
+		if id, err = instanceID(ctx, n.Netns, host, answerWithin); err != nil {
+			return "", fmt.Errorf("the node itself is kept from it too: %w", err)
+		}
 	}
 	if err := errors.Join(n.Stop(patience), n.Start("--block-metadata=false"), n.WaitReady(ctx)); err != nil {
 		return "", err
 	}
-	if _, err := ns.Get(ctx, p.Netns(), url); err != nil {
-		return "", fmt.Errorf("with --block-metadata=false a pod cannot reach the metadata service: %w", err)
+	for _, host := range hosts {
+		if _, err := instanceID(ctx, p.Netns(), host, answerWithin); err != nil {
+			return "", fmt.Errorf("with --block-metadata=false a pod cannot reach the metadata service: %w", err)
+		}
 	}
-	return fmt.Sprintf("the node gets %s, its pods nothing; with --block-metadata=false they do too", id), nil
+	return fmt.Sprintf("the node gets %s from %v, its pods nothing; with --block-metadata=false they do too", id, hosts), nil
 }
 
 // agreement waits until the lab rests and compares all views of it.

@@ -151,6 +151,9 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	default:
 		t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Nodes, o.InstanceType)
 	}
+	if o.Kubelets == nil && o.PodFamilies() == ipfamily.OnlyIPv6 {
+		t.say("%s", aboutIPv6)
+	}
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("lab directory: %w", err)
 	}
@@ -194,6 +197,9 @@ func (o Options) complete() (Options, error) {
 		return o.completeCluster(), nil
 	}
 	if ofBranches(o.Lab) {
+		if o.Lab.IPFamilies == ipfamily.OnlyIPv6 {
+			return o, fmt.Errorf("IP families %q: the demo of branches shows IPv4 too: leave them out", o.Lab.IPFamilies)
+		}
 		o.Lab = branchLab(o.Lab)
 		return o, nil
 	}

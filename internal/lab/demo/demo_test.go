@@ -105,10 +105,30 @@ func TestProofsOfIPv6Alone(t *testing.T) {
 				t.Errorf("%s: %q is shown with IPv6 alone: %t", mode, p.name, named(of6, p.name))
 			}
 		}
-		for _, p := range onlyIPv6Proofs {
+		for _, p := range append(slices.Clone(onlyIPv6Proofs), nitroProof) {
 			if !named(of6, p.name) || named(of4, p.name) {
 				t.Errorf("%s: %q is to be shown with IPv6 alone, and only there", mode, p.name)
 			}
+		}
+	}
+}
+
+// A demo that has both families in any case does not say that it has IPv6 alone.
+func TestNoBranchesOfIPv6Alone(t *testing.T) {
+	o := Options{Lab: lab.Options{Nodes: 2, Mode: lab.OperatorMode, VPCPorts: true, IPFamilies: ipfamily.OnlyIPv6}}
+	if _, err := o.complete(); err == nil || !strings.Contains(err.Error(), "branches shows IPv4 too") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWhatToAskTheInternet(t *testing.T) {
+	for families, want := range map[ipfamily.Set]string{
+		"": " curl -s 203.0.113.10:8080/ ", ipfamily.Dual: " curl -s 203.0.113.10:8080/ ", ipfamily.OnlyIPv6: " curl -s 'http://[2001:db8:ffff::10]:8080/' ",
+	} {
+		var out bytes.Buffer
+		PrintNext(&out, "vpclab", lab.Status{Dir: lab.DefaultDir, Mode: lab.NodeMode, Families: families, Nodes: []lab.NodeStatus{{Name: "node-1"}}})
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q: want%s\n%s", families, want, &out)
 		}
 	}
 }
@@ -117,15 +137,19 @@ func TestProofsOfIPv6Alone(t *testing.T) {
 // next not to.
 func TestProofsNotice(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct{ arg, failed string }{
-		"no SNAT":    {"--external-snat", "pod to internet"},
-		"no cooling": {"--cooling-period=0s", "address cools"},
+	for name, tc := range map[string]struct {
+		families    ipfamily.Set
+		arg, failed string
+	}{
+		"no SNAT":          {"", "--external-snat", "pod to internet"},
+		"no cooling":       {"", "--cooling-period=0s", "address cools"},
+		"metadata for all": {ipfamily.OnlyIPv6, "--block-metadata=false", "metadata service"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // most of the time it waits for answers that do not come
 			var out bytes.Buffer
 			o := options(t, &out)
-			o.Lab.DaemonArgs = []string{tc.arg}
+			o.Lab.IPFamilies, o.Lab.DaemonArgs = tc.families, []string{tc.arg}
 			err := Run(t.Context(), o)
 			if err == nil || !strings.Contains(err.Error(), tc.failed) {
 				t.Errorf("got %v, want a failure about %q\n%s", err, tc.failed, &out)

@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
 // defaultFamilies are those of the demo's pods where their addresses are of ENIs, unless
@@ -49,12 +50,23 @@ var dualProofs = []proof{
 	{withVPC, "dual stack: reached by both, IPv6 seen as the pod's own", reachByBoth},
 }
 
+// aboutIPv6 is what is special about pods of IPv6 alone, and about their nodes here.
+const aboutIPv6 = `Pods have IPv6 alone: the runtime is told of one address, of an ENI, by which the
+VPC, the premises and the internet see them. The IPv4 world they reach as their node, from
+an address that means nothing outside it. The nodes' type takes IPv6 addresses one by one,
+so that they run out; a node of a Nitro type, which takes a whole /80, joins later.`
+
 // onlyIPv6Proofs are shown in place of afterProof where pods have IPv6 alone, of which all
 // addresses are public.
 var onlyIPv6Proofs = []proof{
 	{withVPC, "pod to internet, with its own address", toInternet},
 	{withVPC, "pod to the internet of IPv4, seen as the node", toOtherFamily},
 }
+
+// nitroProof is shown with IPv6 alone after beforeNitro, which is where further nodes join.
+var nitroProof = proof{withVPC, "a Nitro node's one /80 is enough for all its pods", nitro}
+
+const beforeNitro = "EC2 throttled: a node joins, its pods come up"
 
 // withFamilies is a story with what is special to the families that pods have.
 func withFamilies(all []proof, s ipfamily.Set) []proof {
@@ -63,27 +75,64 @@ func withFamilies(all []proof, s ipfamily.Set) []proof {
 	case ipfamily.Dual:
 		return slices.Insert(slices.Clone(all), i+1, dualProofs...)
 	case ipfamily.OnlyIPv6:
-		return slices.Concat(all[:i], onlyIPv6Proofs, all[i+1:])
+		all = slices.Concat(all[:i], onlyIPv6Proofs, all[i+1:])
+		i = slices.IndexFunc(all, func(p proof) bool { return p.name == beforeNitro })
+		return slices.Insert(all, i+1, nitroProof)
 	default:
 		return all
 	}
 }
 
-// toOtherFamily asks the internet from every pod by the family of which it has no address,
-// and looks at what the pod was told that it has.
+// toOtherFamily asks the internet and another node from every pod by the family of which it has
+// no address, and looks at what the pod was told that it has.
 func toOtherFamily(ctx context.Context, s *stage) (string, error) {
 	var a asks
 	other := s.lead().Other()
-	for _, n := range s.nodes {
-		own := s.lab.Books().InstanceENIs(n.InstanceID)[0].Primary
+	primary := func(n *node.Node) netip.Addr { return s.lab.Books().InstanceENIs(n.InstanceID)[0].Primary }
+	for i, n := range s.nodes {
+		own, next := primary(n), primary(s.nodes[(i+1)%len(s.nodes)])
 		for _, p := range n.Pods() {
 			if len(p.Addrs) != 1 || ipfamily.Of(p.Addrs[0]) == other {
 				return "", fmt.Errorf("pod %s of %s was told of %v, want one address of %s", p.Name, n.Name, p.Addrs, s.lead())
 			}
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(internetHosts[other]), own)
+			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(next), own)
 		}
 	}
 	return a.result("pods are told of their %s alone", s.lead())
+}
+
+// The node that takes prefixes, and its pods: more than all its ENIs have IPv4 addresses for.
+const (
+	nitroType = "t3.small"
+	nitroPods = 12
+)
+
+// nitro launches a node that takes prefixes, and makes its pods.
+func nitro(ctx context.Context, s *stage) (string, error) {
+	i := s.next()
+	i.Type = nitroType
+	n, err := s.launch(ctx, i)
+	if err != nil {
+		return "", err
+	}
+	if err := s.add(ctx, n, names("pod", nitroPods)); err != nil {
+		return "", err
+	}
+	var a asks
+	used := map[int]bool{}
+	for _, p := range n.Pods() {
+		k, err := s.index(n, p.Addr())
+		if err != nil {
+			return "", err
+		}
+		used[k] = true
+		a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()), p.Addr())
+	}
+	if len(used) != 1 {
+		return "", fmt.Errorf("%d pods of %s are on %d ENIs, want one", nitroPods, n.Name, len(used))
+	}
+	return a.result("%s, a %s: %d pods on one ENI, where %d ENIs have IPv4 for %d", n.Name, nitroType, nitroPods, maxENIs, sizes[lab.NodeMode].addresses)
 }
 
 // bothFamilies looks at which ENI has what.

@@ -11,7 +11,9 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/echo"
 )
 
 // reporter prints the story and remembers how it went.
@@ -97,7 +99,7 @@ func (t *reporter) summary() error {
 
 // next says what to do with a lab that stays up.
 func (t *reporter) next(program string, l *lab.Lab) {
-	s := lab.Status{Dir: l.Dir, Mode: l.Mode, Kubelets: l.Kubelets != nil, Nodes: []lab.NodeStatus{{Name: l.Nodes()[0].Name}}}
+	s := lab.Status{Dir: l.Dir, Mode: l.Mode, Kubelets: l.Kubelets != nil, Families: l.IPFamilies, Nodes: []lab.NodeStatus{{Name: l.Nodes()[0].Name}}}
 	if l.Kube != nil {
 		s.Kubeconfig = l.Kube.Kubeconfig
 	}
@@ -147,7 +149,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 	}...)
 	if !pool && !port {
 		rows = append(rows, [][2]string{
-			{at("exec", node+"/web -- curl -s "+netip.AddrPortFrom(internetHosts[s.Families.Families()[0]], 8080).String()+"/"), "ask the internet who you are"},
+			{at("exec", node+"/web -- curl -s "+internetURL(s.Families)), "ask the internet who you are"},
 			{at("calls", "--follow"), "EC2 calls with their parameters"},
 			{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"},
 		}...)
@@ -156,6 +158,15 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 		{at("kill", node+" --restart"), "kill -9 berthd and start it again"},
 		{at("down", ""), "remove everything"},
 	}...))
+}
+
+// internetURL is where pods of some families ask the internet who they are, for a shell.
+func internetURL(of ipfamily.Set) string {
+	url := netip.AddrPortFrom(internetHosts[of.Families()[0]], echo.HTTPPort).String() + "/"
+	if of == ipfamily.OnlyIPv6 {
+		return "'http://" + url + "'" // brackets are a pattern to a shell
+	}
+	return url
 }
 
 // clusterRows are what to do with a lab with kubelets.
