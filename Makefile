@@ -57,10 +57,10 @@ E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/c
 CONFORMANCE_MODES ?= node node/ipv6 operator pool
 CONFORMANCE_FLAGS ?=
 
-# make soak: until SOAK_TIME is over or each mode has SOAK_OPS operations;
 # make families: those of pods' IP families that make test does not have.
 FAMILIES ?= dual ipv6
 
+# make soak: until SOAK_TIME is over or each mode has SOAK_OPS operations;
 # SOAK_MODE is the only mode, SOAK_SEED that of the first round.
 SOAK_OPS  ?=
 SOAK_TIME ?= $(if $(SOAK_OPS),0,1h)
@@ -158,7 +158,8 @@ sampled: ## Run all of what make test has a sample of
 .PHONY: families
 families: ## Run conformance and trouble tests with pods of both IP families, and of IPv6 alone (FAMILIES=ipv6)
 	@hack/deps.sh test
-	@status=0; for families in $(FAMILIES); do echo "Pods' IP families: $$families"; 	BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
+	@status=0; for families in $(FAMILIES); do echo "Pods' IP families: $$families"; \
+		BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 # A part of it that is bounded to minutes: a real Neutron with OVN.
 .PHONY: neutron-short

@@ -73,7 +73,7 @@ var proofs = []proof{
 	{inOperator, "pods beyond the watermark make the operator grow", grow},
 	{inOperator, "operator killed with -9 under load: a standby goes on", killOperator},
 	{inOperator, "API server away: ADD and DEL go on", withoutAPI},
-	{withVPC, "EC2 throttled: a node joins, its pods come up", throttled},
+	{withVPC, beforeNitro, throttled},
 	{inNode, "pods are kept from the metadata service, nodes are not", metadataBlocked},
 	{inOperator, "a full subnet is told by conditions, and heals", fullSubnet},
 	{inOperator, "a scrapped node's object and ENIs go", scrapped},
