@@ -97,8 +97,8 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 	harness.OK(t, c.Cloud.StopInstance(instance)) // while it is stopping nothing can be attached
 	c.want(t, name, int32(c.few.PerENI+2))
 	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Conflict", instance, "stopped", "start the instance")
-	// The event tells what came first: this, or that EC2 refused to attach an ENI.
-	c.event(t, name, "NetworkConflict", instance)
+	// The event tells what came first: this, or that EC2 refused to attach an ENI while it was stopping.
+	c.event(t, name, "NetworkConflict", instance, "stop")
 	c.othersGrow(t)
 	if o := harness.NodeNetwork(t, c.Lab, name); len(o.Spec.IPAM.Available) == 0 || len(c.Books().InstanceENIs(instance)) != before {
 		t.Errorf("a stopped instance lost something: %d addresses, %d ENIs of %d", len(o.Spec.IPAM.Available), len(c.Books().InstanceENIs(instance)), before)
