@@ -91,13 +91,17 @@ export AWS_EC2_METADATA_SERVICE_ENDPOINT=%s
 	}
 	books := cloud.Snapshot()
 	for _, s := range books.Subnets {
-		if _, err := fmt.Fprintf(w, "%s  %-10s %-18v %s, %d addresses free\n", s.ID, s.Name, s.CIDR, s.Zone, s.Free); err != nil {
+		line := fmt.Sprintf("%s  %-10s %-18v %s, %d addresses free", s.ID, s.Name, s.CIDR, s.Zone, s.Free)
+		if s.IPv6Native() {
+			line = fmt.Sprintf("%s  %-10s %-18v %s, IPv6 alone", s.ID, s.Name, s.IPv6, s.Zone)
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err
 		}
 	}
 	for _, i := range books.Instances {
-		primary := books.InstanceENIs(i.ID)[0].Primary
-		if _, err := fmt.Fprintf(w, "%s  %-10s %-18v %s, %s\n", i.ID, i.Name, primary, i.Zone, i.Type); err != nil {
+		own := books.InstanceENIs(i.ID)[0].Own() // one at least
+		if _, err := fmt.Fprintf(w, "%s  %-10s %-18v %s, %s\n", i.ID, i.Name, own[0], i.Zone, i.Type); err != nil {
 			return err
 		}
 	}

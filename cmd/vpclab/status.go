@@ -152,11 +152,13 @@ func eniTables(w io.Writer, s lab.Status) {
 	}
 	fmt.Fprintln(w, "\nNODE\tINSTANCE\tTYPE\tADDRESS\tBERTHD\tPID\tSTARTS\tENIS\tPODS")
 	for _, n := range s.Nodes {
-		address := n.Address.String()
-		if n.IPv6.IsValid() {
-			address += "," + n.IPv6.String()
+		var own []netip.Addr
+		for _, a := range []netip.Addr{n.Address, n.IPv6} {
+			if a.IsValid() {
+				own = append(own, a)
+			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", n.Name, n.InstanceID, n.Type, address, n.Daemon, n.PID, n.Starts, len(n.ENIs), len(n.Pods))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", n.Name, n.InstanceID, n.Type, join(own), n.Daemon, n.PID, n.Starts, len(n.ENIs), len(n.Pods))
 	}
 	fmt.Fprintln(w, "\nENI\tNODE\tCARD\tINDEX\tSTATUS\tSUBNET\tPRIMARY\tADDRESSES\tDROPS")
 	for _, n := range s.Nodes {

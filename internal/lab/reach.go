@@ -105,7 +105,7 @@ func (l *Lab) addrsOf(n *node.Node) []netip.Addr {
 		return []netip.Addr{own.IPv4, own.IPv6}
 	}
 	primary := l.Books().InstanceENIs(n.InstanceID)[0]
-	return append([]netip.Addr{primary.Primary}, primary.IPv6...)
+	return primary.Own()
 }
 
 // NodeAddrs are a node's own addresses of the families of which pods have some, IPv4 first.

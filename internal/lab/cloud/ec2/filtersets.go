@@ -31,9 +31,9 @@ var instanceENIFilters = filterSet{
 		"addresses": "privateIpAddressesSet>item", "ipv4-prefixes": "ipv4PrefixSet>item", "ipv6-prefixes": "ipv6PrefixSet>item",
 	},
 	at: map[string]string{
-		"ipv6-address": "ipv6AddressesSet>item>ipv6Address", "ipv6-addresses.is-primary-ipv6": "ipv6AddressesSet>item>isPrimaryIpv6",
+		"ipv6-native": "ipv6Native", "ipv6-address": "ipv6AddressesSet>item>ipv6Address", "ipv6-addresses.is-primary-ipv6": "ipv6AddressesSet>item>isPrimaryIpv6",
 	},
-	fixed: map[string]string{"deny-all-igw-traffic": "false", "ipv6-native": "false"},
+	fixed: map[string]string{"deny-all-igw-traffic": "false"},
 	absent: `addresses.association.allocation-id addresses.association.association-id addresses.association.carrier-ip
 		addresses.association.customer-owned-ip addresses.association.ip-owner-id addresses.association.public-dns-name
 		association.carrier-ip association.customer-owned-ip outpost-arn public-dns-name`,
@@ -144,11 +144,12 @@ var subnetFilters = filterSet{
 	within: map[string]string{"ipv6-cidr-block-association": "ipv6CidrBlockAssociationSet>item"},
 	at: map[string]string{
 		"availabilityZone": "availabilityZone", "availabilityZoneId": "availabilityZoneId", "cidr": "cidrBlock", "cidrBlock": "cidrBlock",
-		"defaultForAz": "defaultForAz", "ipv6-cidr-block-association.state": "ipv6CidrBlockAssociationSet>item>ipv6CidrBlockState>state",
+		"defaultForAz": "defaultForAz", "ipv6-native": "ipv6Native",
+		"private-dns-name-options-on-launch.hostname-type": "privateDnsNameOptionsOnLaunch>hostnameType",
+		"ipv6-cidr-block-association.state":                "ipv6CidrBlockAssociationSet>item>ipv6CidrBlockState>state",
 	},
 	fixed: map[string]string{
-		"enable-dns64": "false", "ipv6-native": "false", "map-customer-owned-ip-on-launch": "false",
-		"private-dns-name-options-on-launch.hostname-type":                        "ip-name",
+		"enable-dns64": "false", "map-customer-owned-ip-on-launch": "false",
 		"private-dns-name-options-on-launch.enable-resource-name-dns-a-record":    "false",
 		"private-dns-name-options-on-launch.enable-resource-name-dns-aaaa-record": "false",
 	},

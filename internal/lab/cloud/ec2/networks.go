@@ -39,8 +39,9 @@ type subnetXML struct {
 	State     string           `xml:"state"`
 	OwnerID   string           `xml:"ownerId"`
 	VPCID     string           `xml:"vpcId"`
-	CIDR      string           `xml:"cidrBlock"`
+	CIDR      string           `xml:"cidrBlock,omitempty"`
 	IPv6      []associationXML `xml:"ipv6CidrBlockAssociationSet>item"`
+	Native    bool             `xml:"ipv6Native"`
 	AutoIPv6  bool             `xml:"assignIpv6AddressOnCreation"`
 	Free      int              `xml:"availableIpAddressCount"`
 	Zone      string           `xml:"availabilityZone"`
@@ -48,6 +49,8 @@ type subnetXML struct {
 	Default   bool             `xml:"defaultForAz"`
 	PublicIPs bool             `xml:"mapPublicIpOnLaunch"`
 	Tags      []tagXML         `xml:"tagSet>item"`
+
+	HostnameType string `xml:"privateDnsNameOptionsOnLaunch>hostnameType"`
 }
 
 func describeSubnets(r *request) (any, error) {
@@ -63,8 +66,13 @@ func describeSubnets(r *request) (any, error) {
 func (n names) subnet(s *vpc.Subnet) subnetXML {
 	x := subnetXML{
 		ID: s.ID, ARN: "arn:aws:ec2:" + n.region + ":" + n.account + ":subnet/" + s.ID, State: "available", OwnerID: n.account,
-		VPCID: s.VPCID, CIDR: s.CIDR.String(), Free: s.Free, Zone: s.Zone, ZoneID: n.zones[s.Zone], PublicIPs: s.Public, Tags: tagSet(s.Tags),
-		AutoIPv6: s.AssignIPv6,
+		VPCID: s.VPCID, Native: s.IPv6Native(), Free: s.Free, Zone: s.Zone, ZoneID: n.zones[s.Zone], PublicIPs: s.Public, Tags: tagSet(s.Tags),
+		AutoIPv6: s.AssignIPv6, HostnameType: "ip-name",
+	}
+	if x.Native {
+		x.HostnameType = "resource-name" // as the address has no name (EC2 User Guide, "Instance hostnames")
+	} else {
+		x.CIDR = s.CIDR.String()
 	}
 	if s.IPv6.IsValid() {
 		x.IPv6 = []associationXML{association(s.ID, 0, s.IPv6)}

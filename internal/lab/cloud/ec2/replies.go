@@ -81,6 +81,7 @@ type eniXML struct {
 	Prefixes         []prefix4XML   `xml:"ipv4PrefixSet>item"`
 	IPv6Prefixes     []prefix6XML   `xml:"ipv6PrefixSet>item"`
 	InterfaceType    string         `xml:"interfaceType"`
+	Native           bool           `xml:"ipv6Native,omitempty"`
 }
 
 // names are what replies say of other resources and of the account.
@@ -121,7 +122,7 @@ func (n names) eni(e *vpc.ENI) eniXML {
 func (n names) eniCommon(e *vpc.ENI) eniXML {
 	x := eniXML{
 		ID: e.ID, SubnetID: e.SubnetID, VPCID: e.VPCID, Description: e.Description, OwnerID: n.account,
-		Status: e.Status(), MAC: e.MAC.String(),
+		Status: e.Status(), MAC: e.MAC.String(), Native: e.IPv6Native(),
 		SourceDestCheck: e.SourceDestCheck, Groups: n.groupSet(e.Groups), InterfaceType: e.InterfaceType(),
 		IPv6:     each(e.IPv6, func(a netip.Addr) ipv6XML { return ipv6XML{Address: a.String()} }),
 		Prefixes: each(e.Prefixes, func(p netip.Prefix) prefix4XML { return prefix4XML{p.String()} }),
@@ -147,8 +148,11 @@ func (n names) dns(a netip.Addr) string {
 	if !a.IsValid() {
 		return ""
 	}
-	return "ip-" + strings.ReplaceAll(a.String(), ".", "-") + "." + n.region + ".compute.internal"
+	return n.domain("ip-" + strings.ReplaceAll(a.String(), ".", "-"))
 }
+
+// domain is a host's name in the region's private domain.
+func (n names) domain(host string) string { return host + "." + n.region + ".compute.internal" }
 
 func tagSet(t vpc.Tags) []tagXML {
 	var out []tagXML
@@ -249,7 +253,12 @@ func (n names) instance(i *vpc.Instance, enis []*vpc.ENI, v1 bool) instanceXML {
 	for _, e := range enis {
 		x.Interfaces = append(x.Interfaces, n.eniCommon(e))
 		if e.Attachment.Primary() {
-			x.PrivateIP, x.PrivateDNS = e.Primary.String(), n.dns(e.Primary)
+			x.PrivateDNS = n.dns(e.Primary)
+			if e.IPv6Native() { // its name is that of the resource (EC2 User Guide, "Instance hostnames")
+				x.PrivateDNS = n.domain(i.ID)
+			} else {
+				x.PrivateIP = e.Primary.String()
+			}
 			x.SourceDestCheck, x.Checked, x.Groups = e.SourceDestCheck, &e.SourceDestCheck, n.groupSet(e.Groups)
 			if len(e.IPv6) > 0 {
 				x.IPv6 = e.IPv6[0].String()

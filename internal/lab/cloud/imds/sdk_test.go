@@ -326,3 +326,28 @@ func TestTrunkMetadata(t *testing.T) {
 	_, err = read(t, c, "network/interfaces/macs/"+branch.MAC.String()+"/interface-id")
 	wantStatus(t, err, http.StatusNotFound)
 }
+
+// An instance in a subnet of IPv6 alone has no paths of IPv4 but its VPC's, and is named by its ID.
+func TestMetadataOfIPv6Alone(t *testing.T) {
+	s := instant()
+	s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2600:1f14:abc:de00::/56")}
+	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "six", Zone: "lab-1a", IPv6Native: true, IPv6: netip.MustParsePrefix("2600:1f14:abc:de66::/64")})
+	s.Instances[0].Subnet = "six"
+	cloud := serve(t, s)
+	books := cloud.Snapshot()
+	i, _ := books.Instance("node-a")
+	e := books.InstanceENIs(i.ID)[0]
+	c, at := client(cloud, "node-a"), "network/interfaces/macs/"+e.MAC.String()+"/"
+	for path, want := range map[string]string{
+		"ipv6": e.IPv6[0].String(), "local-hostname": i.ID + ".lab-1.compute.internal", at + "local-hostname": i.ID + ".lab-1.compute.internal",
+		at + "ipv6s": e.IPv6[0].String(), at + "subnet-ipv6-cidr-blocks": "2600:1f14:abc:de66::/64", at + "vpc-ipv4-cidr-blocks": "10.0.0.0/16",
+	} {
+		if got, err := read(t, c, path); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", path, got, err, want)
+		}
+	}
+	for _, path := range []string{"local-ipv4", at + "local-ipv4s", at + "subnet-ipv4-cidr-block"} {
+		_, err := read(t, c, path)
+		wantStatus(t, err, http.StatusNotFound)
+	}
+}

@@ -97,11 +97,13 @@ func (b builder) instance(c *vpc.Cloud) {
 		if !e.Attachment.Primary() {
 			continue
 		}
-		document["privateIp"] = e.Primary.String()
+		if e.Primary.IsValid() {
+			document["privateIp"] = e.Primary.String()
+			b.set("local-ipv4", e.Primary.String())
+		}
 		b.set("mac", e.MAC.String())
-		b.set("local-ipv4", e.Primary.String())
-		b.set("local-hostname", hostname(c, e.Primary))
-		b.set("hostname", hostname(c, e.Primary))
+		b.set("local-hostname", hostname(c, b.i, e.Primary))
+		b.set("hostname", hostname(c, b.i, e.Primary))
 		b.set("security-groups", b.groupNames(e))
 		if len(e.IPv6) > 0 {
 			b.set("ipv6", e.IPv6[0].String())
@@ -120,8 +122,8 @@ func (b builder) eni(c *vpc.Cloud, e *vpc.ENI) {
 	set("interface-id", e.ID)
 	set("mac", e.MAC.String())
 	set("owner-id", c.Account())
-	if e.Primary.IsValid() {
-		set("local-hostname", hostname(c, e.Primary))
+	if e.Type != "efa-only" {
+		set("local-hostname", hostname(c, b.i, e.Primary))
 	}
 	set("local-ipv4s", lines(e.IPv4()))
 	set("ipv4-prefix", lines(e.Prefixes))
@@ -133,7 +135,9 @@ func (b builder) eni(c *vpc.Cloud, e *vpc.ENI) {
 	set("vpc-id", e.VPCID)
 	for _, s := range b.view.Subnets() {
 		if s.ID == e.SubnetID {
-			set("subnet-ipv4-cidr-block", s.CIDR.String())
+			if !s.IPv6Native() {
+				set("subnet-ipv4-cidr-block", s.CIDR.String())
+			}
 			if s.IPv6.IsValid() {
 				set("subnet-ipv6-cidr-blocks", s.IPv6.String())
 			}
@@ -176,8 +180,14 @@ func (b builder) role(c *vpc.Cloud) {
 	}))
 }
 
-func hostname(c *vpc.Cloud, a netip.Addr) string {
-	return "ip-" + strings.ReplaceAll(a.String(), ".", "-") + "." + c.Region() + ".compute.internal"
+// hostname is the name of an instance's ENI: by its IPv4 address, or without one by the
+// instance (EC2 User Guide, "Instance hostnames").
+func hostname(c *vpc.Cloud, i *vpc.Instance, a netip.Addr) string {
+	name := i.ID
+	if a.IsValid() {
+		name = "ip-" + strings.ReplaceAll(a.String(), ".", "-")
+	}
+	return name + "." + c.Region() + ".compute.internal"
 }
 
 func lines[T fmt.Stringer](list []T) string {

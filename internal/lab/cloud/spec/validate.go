@@ -151,6 +151,26 @@ func (v *validator) subnet(path string, p VPC, n Subnet) {
 	if n.Zone == "" {
 		v.fail(path+".zone", "expected an availability zone, such as lab-1a")
 	}
+	v.subnetIPv4(path, p, n)
+	if n.IPv6.IsValid() && (n.IPv6.Bits() != 64 || n.IPv6 != n.IPv6.Masked() || !within(n.IPv6, p.IPv6)) {
+		v.fail(path+".ipv6", "%v; expected a /64 of the VPC's ipv6", n.IPv6)
+	}
+	if n.AssignIPv6 && !n.IPv6.IsValid() {
+		v.fail(path+".assignIPv6", "true; expected a subnet with ipv6")
+	}
+}
+
+// subnetIPv4 checks a subnet's block of IPv4, which one of IPv6 alone does not have.
+func (v *validator) subnetIPv4(path string, p VPC, n Subnet) {
+	if n.IPv6Native {
+		if n.CIDR.IsValid() || n.Public {
+			v.fail(path+".ipv6Native", "true; expected a subnet without cidr and public")
+		}
+		if !n.IPv6.IsValid() {
+			v.fail(path+".ipv6", "expected a /64 of the VPC's ipv6, with ipv6Native")
+		}
+		return
+	}
 	v.cidr4(path+".cidr", n.CIDR)
 	if !within(n.CIDR, p.CIDRs) {
 		v.fail(path+".cidr", "%v is not in the VPC's cidrs", n.CIDR)
@@ -161,12 +181,6 @@ func (v *validator) subnet(path string, p VPC, n Subnet) {
 		}
 	}
 	v.cidrs = append(v.cidrs, n.CIDR)
-	if n.IPv6.IsValid() && (n.IPv6.Bits() != 64 || n.IPv6 != n.IPv6.Masked() || !within(n.IPv6, p.IPv6)) {
-		v.fail(path+".ipv6", "%v; expected a /64 of the VPC's ipv6", n.IPv6)
-	}
-	if n.AssignIPv6 && !n.IPv6.IsValid() {
-		v.fail(path+".assignIPv6", "true; expected a subnet with ipv6")
-	}
 }
 
 func within(c netip.Prefix, blocks []netip.Prefix) bool {

@@ -74,7 +74,7 @@ func (c *Cloud) AssignAddresses(eniID string, r AddressRequest) (out Assigned, e
 type addressing struct {
 	c      *Cloud
 	e      *ENI
-	v4     *space4
+	v4     *space4 // nil in a subnet of IPv6 alone
 	v6     *space6 // nil without IPv6
 	limits limits.Limits
 	itype  string
@@ -122,20 +122,43 @@ func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
 		}
 		return nil
 	}
-	if !primary.IsValid() {
+	if err := a.takePrimary(primary); err != nil {
+		return err
+	}
+	return a.assign(r)
+}
+
+// takePrimary gives a new ENI the primary address that is asked for, or any; none in a subnet of
+// IPv6 alone.
+func (a *addressing) takePrimary(primary netip.Addr) error {
+	switch {
+	case a.v4 == nil && primary.IsValid():
+		return noIPv4()
+	case a.v4 == nil:
+		return nil
+	case !primary.IsValid():
 		p, ok := a.v4.pick(a.c.rng)
 		if !ok {
 			return subnetFull()
 		}
 		primary = p
-	} else if err := a.usable4(primary); err != nil {
-		return err
-	} else if a.v4.taken(primary) {
-		return Errorf("InvalidIPAddress.InUse", "Address %s is in use.", primary)
+	default:
+		if err := a.usable4(primary); err != nil {
+			return err
+		}
+		if a.v4.taken(primary) {
+			return Errorf("InvalidIPAddress.InUse", "Address %s is in use.", primary)
+		}
 	}
 	a.take4(primary)
 	a.e.Primary = primary
-	return a.assign(r)
+	return nil
+}
+
+// noIPv4 is the refusal of IPv4 in a subnet of IPv6 alone. The documentation has none; this is
+// what EC2 answers to other parameters that cannot be together.
+func noIPv4() *Error {
+	return badCombination("You cannot specify IPv4 addresses or prefixes in an IPv6-only subnet")
 }
 
 func (a *addressing) assign(r AddressRequest) error {
@@ -187,6 +210,9 @@ func (a *addressing) fits(r AddressRequest) error {
 		}
 	}
 	want4 := fresh + r.IPv4Count + len(r.Prefixes) + r.PrefixCount
+	if want4 > 0 && a.v4 == nil {
+		return noIPv4()
+	}
 	want6 := len(r.IPv6) + r.IPv6Count + len(r.IPv6Prefixes) + r.IPv6PrefixCount
 	if want6 > 0 && a.v6 == nil {
 		return invalid("Subnet does not contain any IPv6 CIDR block ranges")
@@ -263,7 +289,7 @@ func (a *addressing) takeOver(x netip.Addr) bool {
 }
 
 func (a *addressing) chosen4(r AddressRequest) error {
-	if r.IPv4Count > a.v4.free {
+	if r.IPv4Count > 0 && r.IPv4Count > a.v4.free {
 		return subnetFull()
 	}
 	for range r.IPv4Count {
@@ -278,6 +304,9 @@ func (a *addressing) chosen4(r AddressRequest) error {
 }
 
 func (a *addressing) prefixes4(r AddressRequest) error {
+	if len(r.Prefixes)+r.PrefixCount == 0 {
+		return nil // perhaps the subnet has no IPv4 at all
+	}
 	return a.prefixes(a.v4, a.v4.cidr, prefixBits4, r.Prefixes, r.PrefixCount, func(p netip.Prefix) {
 		a.e.Prefixes = append(a.e.Prefixes, p)
 		a.got.Prefixes = append(a.got.Prefixes, p)

@@ -84,9 +84,13 @@ func (c *Cloud) slotFree(e *ENI, i *Instance, device, card int) error {
 	return c.room(i, e)
 }
 
-// room checks that an instance's type can carry what an ENI already has.
+// room checks that an instance's type can carry what an ENI already has. In a subnet of IPv6
+// alone are instances built on Nitro only (Amazon VPC User Guide, "Subnet types").
 func (c *Cloud) room(i *Instance, e *ENI) error {
 	l, _ := limits.Lookup(i.Type)
+	if !l.Prefixes && c.subnets.get(e.SubnetID).IPv6Native() { // only these have prefixes, too
+		return Errorf("UnsupportedOperation", "The instance type %s does not support IPv6-only subnets: they are for Nitro-based instances.", i.Type)
+	}
 	if !l.Prefixes && len(e.Prefixes)+len(e.IPv6Prefixes) > 0 {
 		return prefixesUnsupported(i.Type)
 	}

@@ -84,15 +84,18 @@ func (c *Cloud) buildVPC(s spec.VPC) {
 }
 
 func (c *Cloud) buildSubnet(vpcID string, n spec.Subnet) {
-	id := c.orNewID(n.ID, "subnet")
-	c.space4[id] = newSpace4(n.CIDR)
-	if n.IPv6.IsValid() {
-		c.space6[id] = newSpace6(n.IPv6)
+	s := &Subnet{
+		ID: c.orNewID(n.ID, "subnet"), Name: n.Name, VPCID: vpcID, Zone: n.Zone, CIDR: n.CIDR, IPv6: n.IPv6, AssignIPv6: n.AssignIPv6 || n.IPv6Native,
+		Public: n.Public, Tags: named(n.Name, n.Tags),
 	}
-	c.subnets.put(id, &Subnet{
-		ID: id, Name: n.Name, VPCID: vpcID, Zone: n.Zone, CIDR: n.CIDR, IPv6: n.IPv6, AssignIPv6: n.AssignIPv6,
-		Free: c.space4[id].free, Public: n.Public, Tags: named(n.Name, n.Tags),
-	}, time.Time{}, 0)
+	if !s.IPv6Native() {
+		c.space4[s.ID] = newSpace4(n.CIDR)
+		s.Free = c.space4[s.ID].free
+	}
+	if n.IPv6.IsValid() {
+		c.space6[s.ID] = newSpace6(n.IPv6)
+	}
+	c.subnets.put(s.ID, s, time.Time{}, 0)
 }
 
 // buildGroups makes the groups of a VPC, the one named default among them,

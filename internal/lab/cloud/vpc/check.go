@@ -33,6 +33,12 @@ func (b Books) Check() error {
 		}
 	}
 	for _, s := range b.Subnets {
+		if s.IPv6Native() {
+			if s.Free != 0 {
+				k.fail("subnet %s of IPv6 alone counts %d free addresses of IPv4", s.ID, s.Free)
+			}
+			continue
+		}
 		if want := 1<<(32-s.CIDR.Bits()) - 5 - k.used[s.ID]; s.Free != want {
 			k.fail("subnet %s counts %d free addresses, %d are", s.ID, s.Free, want)
 		}
@@ -61,7 +67,10 @@ func (k *checker) addresses(b Books, e ENI) {
 		k.fail("%s is in no subnet", e.ID)
 		return
 	}
-	s := newSpace4(subnet.CIDR)
+	var s *space4
+	if !subnet.IPv6Native() {
+		s = newSpace4(subnet.CIDR)
+	}
 	hold := func(a netip.Addr) {
 		if other, twice := k.held[a]; twice {
 			k.fail("%v is held by %s and %s", a, other, e.ID)
@@ -69,7 +78,7 @@ func (k *checker) addresses(b Books, e ENI) {
 		k.held[a] = e.ID
 		if a.Is4() {
 			k.used[e.SubnetID]++
-			if !subnet.CIDR.Contains(a) || s.reserved(a) {
+			if s == nil || !subnet.CIDR.Contains(a) || s.reserved(a) {
 				k.fail("%v of %s is not an address of %v to hand out", a, e.ID, subnet.CIDR)
 			}
 		} else if !subnet.IPv6.Contains(a) {

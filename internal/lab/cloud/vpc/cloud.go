@@ -135,9 +135,12 @@ func (c *Cloud) putENI(e *ENI) { c.enis.put(e.ID, e, c.clock.Now(), c.keep()) }
 
 func (c *Cloud) putInstance(i *Instance) { c.instances.put(i.ID, i, c.clock.Now(), c.keep()) }
 
-// countFree notes a subnet's free count after it changed. The lock is held.
+// countFree notes a subnet's free count after it changed, unless it is of IPv6 alone. The lock is held.
 func (c *Cloud) countFree(subnetID string) {
 	s := *c.subnets.get(subnetID)
+	if s.IPv6Native() {
+		return
+	}
 	if free := c.space4[subnetID].free; free != s.Free {
 		s.Free = free
 		c.subnets.put(subnetID, &s, c.clock.Now(), c.keep())

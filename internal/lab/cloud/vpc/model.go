@@ -27,7 +27,7 @@ type Subnet struct {
 	Name  string
 	VPCID string
 	Zone  string
-	CIDR  netip.Prefix
+	CIDR  netip.Prefix // zero of IPv6 alone
 	IPv6  netip.Prefix // zero without IPv6
 	// AssignIPv6: an ENI that is created here gets an IPv6 address unless told otherwise.
 	AssignIPv6 bool
@@ -35,6 +35,9 @@ type Subnet struct {
 	Public     bool
 	Tags       Tags
 }
+
+// IPv6Native tells whether it is a subnet of IPv6 alone, whose ENIs have no IPv4 address.
+func (s Subnet) IPv6Native() bool { return !s.CIDR.IsValid() }
 
 // SecurityGroup is a stateful filter of ENIs.
 type SecurityGroup struct {
@@ -149,7 +152,7 @@ type ENI struct {
 	MAC             net.HardwareAddr
 	Type            string // as created: "interface", "efa", "efa-only", "trunk"
 	Description     string
-	Primary         netip.Addr     // zero of type "efa-only", which has no addresses
+	Primary         netip.Addr     // zero of type "efa-only", which has no addresses, and in a subnet of IPv6 alone
 	Secondary       []netip.Addr   // in order of assignment
 	Prefixes        []netip.Prefix // IPv4 /28
 	IPv6            []netip.Addr
@@ -192,12 +195,25 @@ func (e *ENI) Owns(addr netip.Addr) bool {
 		slices.ContainsFunc(e.Prefixes, has) || slices.ContainsFunc(e.IPv6Prefixes, has)
 }
 
-// IPv4 lists the ENI's IPv4 addresses, the primary one first; none of type "efa-only".
+// IPv4 lists the ENI's IPv4 addresses, the primary one first; none without that.
 func (e *ENI) IPv4() []netip.Addr {
 	if !e.Primary.IsValid() {
 		return nil
 	}
 	return append([]netip.Addr{e.Primary}, e.Secondary...)
+}
+
+// IPv6Native tells whether the ENI has IPv6 addresses alone, as those of a subnet of these.
+func (e *ENI) IPv6Native() bool { return !e.Primary.IsValid() && len(e.IPv6)+len(e.IPv6Prefixes) > 0 }
+
+// Own lists the addresses that a system gives the link of the ENI where it is its instance's primary
+// one: the primary IPv4 address, if it has one, and its IPv6 addresses.
+func (e *ENI) Own() []netip.Addr {
+	var out []netip.Addr
+	if e.Primary.IsValid() {
+		out = append(out, e.Primary)
+	}
+	return append(out, e.IPv6...)
 }
 
 // slots4 is how many of the type's IPv4 slots the ENI takes.

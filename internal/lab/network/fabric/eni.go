@@ -108,7 +108,8 @@ func (f *Fabric) plug(p *plugged) error {
 }
 
 // lease configures a primary ENI's link as a DHCP client does: the primary
-// addresses, the default route of IPv4, and the link up. That of IPv6 is not DHCP's
+// addresses, the default route of IPv4 (of which it has none in a subnet of IPv6 alone), and
+// the link up. That of IPv6 is not DHCP's
 // affair (RFC 8415, section 4): the node's kernel learns it from the router's
 // advertisement before this returns, if it takes any.
 func (f *Fabric) lease(p *plugged, link string) error {
@@ -116,8 +117,11 @@ func (f *Fabric) lease(p *plugged, link string) error {
 	if err != nil {
 		return err
 	}
-	addrs := []netip.Prefix{netip.PrefixFrom(p.eni.Primary, s.CIDR.Bits())}
-	via := []netip.Addr{RouterOf(s.CIDR)}
+	var addrs []netip.Prefix
+	var via []netip.Addr
+	if !s.IPv6Native() {
+		addrs, via = append(addrs, netip.PrefixFrom(p.eni.Primary, s.CIDR.Bits())), append(via, RouterOf(s.CIDR))
+	}
 	if len(p.eni.IPv6) > 0 {
 		addrs = append(addrs, netip.PrefixFrom(p.eni.IPv6[0], 128)) // DHCPv6 leases have no prefix (RFC 8415)
 	}

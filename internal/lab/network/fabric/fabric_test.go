@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -361,6 +362,31 @@ func TestIPv6(t *testing.T) {
 }
 
 // Of an egress-only internet gateway, connections begin inside.
+// A node in a subnet of IPv6 alone has no IPv4 address, and reaches what there is of IPv6.
+func TestNodeOfIPv6Alone(t *testing.T) {
+	six := vpc.Subnet{ID: "subnet-six", IPv6: netip.MustParsePrefix("2001:db8:1:6::/64")}
+	b := raiseWith(t, Options{Subnets: append(slices.Clone(subnets), six)})
+	e := with6(eni("six", "10.0.0.66", 0), "2001:db8:1:6::10")
+	e.SubnetID, e.Primary = six.ID, netip.Addr{}
+	b.node("six", e)
+	b.node("a", with6(eni("a", "10.0.0.10", 0), "2001:db8:1::10"))
+	b.serve(b.InternetPath())
+	for _, to := range []string{"2001:db8:1::10", InternetHost6.String()} {
+		b.reaches(b.NodePath("six"), e.IPv6[0].String(), to)
+	}
+	b.reaches(b.NodePath("a"), "2001:db8:1::10", e.IPv6[0].String())
+	b.inNode("six", func(h *netlink.Handle, l netlink.Link) error {
+		if addrs, err := h.AddrList(l, unix.AF_INET); err != nil || len(addrs) > 0 {
+			t.Errorf("its link has %v, %v", addrs, err)
+		}
+		routes, err := h.RouteList(l, unix.AF_INET)
+		if len(routes) > 0 {
+			t.Errorf("its routes of IPv4 are %v", routes)
+		}
+		return err
+	})
+}
+
 func TestEgressOnlyGateway(t *testing.T) {
 	b := raiseWith(t, Options{EgressOnly: true})
 	b.node("a", with6(eni("a", "10.0.0.10", 0), "2001:db8:1::10"))

@@ -47,13 +47,16 @@ func raise(t testing.TB, groups ...vpc.SecurityGroup) *harness {
 	return raiseWith(t, Options{}, groups...)
 }
 
-// raiseWith is raise with options; ID, subnets and CIDRs are filled in.
+// raiseWith is raise with options; ID, CIDRs, and subnets unless there are some, are filled in.
 func raiseWith(t testing.TB, o Options, groups ...vpc.SecurityGroup) *harness {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("the fabric's tests make network namespaces: run them as root")
 	}
-	o.ID, o.Subnets = fmt.Sprintf("t%x", rand.Uint32()), subnets
+	o.ID = fmt.Sprintf("t%x", rand.Uint32())
+	if o.Subnets == nil {
+		o.Subnets = subnets
+	}
 	o.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8:1::/56")}
 	f, err := New(o)
 	if err != nil {

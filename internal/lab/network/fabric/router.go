@@ -53,7 +53,9 @@ func (f *Fabric) setUpRouter() error {
 	// By the first the router itself asks, as the API server does that reaches pods.
 	own := []netip.Addr{APIEndpoint, APIEndpoint6, EC2Endpoint, IMDSEndpoint, IMDSEndpoint6}
 	for _, s := range f.opts.Subnets {
-		own = append(own, RouterOf(s.CIDR))
+		if !s.IPv6Native() {
+			own = append(own, RouterOf(s.CIDR))
+		}
 		if s.IPv6.IsValid() {
 			own = append(own, RouterOf(s.IPv6))
 		}
