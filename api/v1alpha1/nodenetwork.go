@@ -441,8 +441,10 @@ type ENI struct {
 	MAC string `json:"mac"`
 	// DeviceIndex is where the ENI is attached; 0 is eth0.
 	DeviceIndex int32 `json:"deviceIndex"`
-	// PrimaryIPv4 is the ENI's own address.
-	PrimaryIPv4 string `json:"primaryIPv4"`
+	// PrimaryIPv4 is the ENI's own address of IPv4. In a subnet of IPv6 alone it has none, and
+	// SubnetCIDR is empty, too.
+	// +optional
+	PrimaryIPv4 string `json:"primaryIPv4,omitempty"`
 	// SubnetID is the ENI's subnet.
 	SubnetID string `json:"subnetID"`
 	// SubnetCIDR is the subnet's IPv4 block.

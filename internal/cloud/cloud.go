@@ -38,7 +38,7 @@ type ENI struct {
 	Groups      []string // security group IDs
 	Tags        map[string]string
 
-	Primary      netip.Addr     // primary private IPv4 address
+	Primary      netip.Addr     // primary private IPv4 address; none in a subnet of IPv6 alone
 	Addresses    []netip.Addr   // secondary private IPv4 addresses, the primary not among them
 	Prefixes     []netip.Prefix // delegated IPv4 /28 prefixes
 	IPv6         []netip.Addr
@@ -63,10 +63,13 @@ type Subnet struct {
 	ID    string
 	VPCID string
 	Zone  string
-	CIDR  netip.Prefix
+	CIDR  netip.Prefix // of IPv4; zero with IPv6Native
 	IPv6  []netip.Prefix
-	Free  int // AvailableIpAddressCount
+	Free  int // AvailableIpAddressCount: IPv4 addresses
 	Tags  map[string]string
+	// IPv6Native: it has IPv6 alone. Its ENIs have no IPv4 address, and are for instances that are
+	// built on Nitro (Amazon VPC User Guide, "Subnet types").
+	IPv6Native bool
 }
 
 // RouteTable is a route table of a VPC with the subnets that use it. A subnet
@@ -85,8 +88,8 @@ type Instance struct {
 	Zone     string
 	VPCID    string
 	SubnetID string
-	Primary  netip.Addr
-	DNSName  string // its private one; empty where the VPC has none
+	Primary  netip.Addr // none in a subnet of IPv6 alone
+	DNSName  string     // its private one; empty where the VPC has none
 	Tags     map[string]string
 	ENIs     []ENI // attached interfaces
 }

@@ -94,7 +94,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	}
 	made.Type = cmp.Or(made.Type, p.intent.Request.Type) // likewise
 	k := newKnown(factsOf(made, r.cfg.Cluster))
-	if err := r.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), cloud.HostPrefix(k.Primary))); err != nil {
+	if err := r.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), ownAddress(k.Primary)...)); err != nil {
 		p.doubtful = made.ID
 		return err
 	}

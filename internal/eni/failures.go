@@ -88,7 +88,7 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 	}
 	until := now.Add(r.cfg.jitter(prefixRetry))
 	switch ofIPv6 := p.IPv6+p.IPv6Prefixes > 0; {
-	case ofIPv6 && p.Kind == plan.Assign:
+	case ofIPv6 && p.Kind == plan.Assign || r.cfg.Shared.Subnets.native(id):
 		r.cfg.Shared.Subnets.refusedIPv6(id, until)
 		r.placement.retryAt = until
 	case p.Prefixes > 0:

@@ -43,8 +43,8 @@ type ENI struct {
 	SubnetID    string         `json:"subnetID"`
 	Subnet      netip.Prefix   `json:"subnet,omitzero"` // IPv4
 	SubnetIPv6  []netip.Prefix `json:"subnetIPv6,omitempty"`
-	PrimaryIPv4 netip.Addr     `json:"primaryIPv4,omitzero"`
-	Groups      []string       `json:"groups,omitempty"` // security groups; nothing on the node depends on them
+	PrimaryIPv4 netip.Addr     `json:"primaryIPv4,omitzero"` // none in a subnet of IPv6 alone
+	Groups      []string       `json:"groups,omitempty"`     // security groups; nothing on the node depends on them
 	// For pods. Of the primary ENI the single IPv6 addresses are the instance's own
 	// and not here: nothing tells apart which of them its system uses.
 	Addresses    []netip.Addr   `json:"addresses,omitempty"`

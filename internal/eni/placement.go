@@ -61,9 +61,10 @@ func (p *placement) subnetUnknown() bool {
 		if !k.facts.ours() {
 			continue
 		}
-		subnet := p.cfg.Shared.Subnets.blocksWith(k.SubnetID, k.Primary)
+		// An ENI has no IPv4 address in a subnet of IPv6 alone, and only there.
+		subnet, four := p.cfg.Shared.Subnets.blocksWith(k.SubnetID, k.Primary), k.Primary.IsValid()
 		_, described := p.cfg.Shared.Subnets.described(k.SubnetID)
-		if !subnet.CIDR.IsValid() || len(subnet.IPv6) == 0 && p.cfg.Policy.Families.Has(ipfamily.IPv6) && !described {
+		if four && !subnet.CIDR.IsValid() || len(subnet.IPv6) == 0 && (!four || p.cfg.Policy.Families.Has(ipfamily.IPv6)) && !described {
 			return true
 		}
 	}

@@ -37,7 +37,8 @@ func (r *Reconciler) Seed(inv Inventory) {
 		in.limits, in.typ = inv.Limits, inv.InstanceType
 	}
 	for _, e := range inv.ENIs {
-		r.cfg.Shared.Subnets.Learn(cloud.Subnet{ID: e.SubnetID, CIDR: e.Subnet, IPv6: e.SubnetIPv6})
+		native := !e.PrimaryIPv4.IsValid() && len(e.SubnetIPv6) > 0
+		r.cfg.Shared.Subnets.Learn(cloud.Subnet{ID: e.SubnetID, CIDR: e.Subnet, IPv6: e.SubnetIPv6, IPv6Native: native})
 		k := newKnown(e.facts(r.cfg.InstanceID))
 		r.view.enis[e.ID] = k
 		// While this program was away others may have taken addresses off: no

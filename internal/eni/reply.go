@@ -104,10 +104,15 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 			return badReply(op, "%s has the MAC address of %s", e.ID, o.ID)
 		}
 	}
-	if e.Primary.IsValid() {
-		things = append(things, cloud.HostPrefix(e.Primary))
+	return checkFree(op, e.ID, append(things, ownAddress(e.Primary)...), subnet, others)
+}
+
+// ownAddress is an ENI's primary address, if it has one.
+func ownAddress(primary netip.Addr) []netip.Prefix {
+	if !primary.IsValid() {
+		return nil
 	}
-	return checkFree(op, e.ID, things, subnet, others)
+	return []netip.Prefix{cloud.HostPrefix(primary)}
 }
 
 // checkAmount judges how much a new ENI has of what was asked for. One IPv6 address

@@ -136,10 +136,18 @@ func (b *Subnets) described(id string) (s cloud.Subnet, ok bool) {
 func (b *Subnets) Learn(s cloud.Subnet) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, ok := b.all[s.ID]; !ok && s.CIDR.IsValid() {
+	if _, ok := b.all[s.ID]; !ok && (s.CIDR.IsValid() || s.IPv6Native) {
 		e := b.entry(s.ID)
-		e.CIDR, e.IPv6 = s.CIDR, s.IPv6
+		e.CIDR, e.IPv6, e.IPv6Native = s.CIDR, s.IPv6, s.IPv6Native
 	}
+}
+
+// native tells whether a subnet is known to be of IPv6 alone.
+func (b *Subnets) native(id string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e, ok := b.all[id]
+	return ok && e.IPv6Native
 }
 
 // States lists the subnets that matter to a node as its plan sees them, by ID.
@@ -159,7 +167,7 @@ func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Ca
 			continue
 		}
 		s := plan.Subnet{
-			ID: id, Free: max(0, e.Free-e.reserved), ForNew: fit,
+			ID: id, Free: max(0, e.Free-e.reserved), IPv6Native: e.IPv6Native, ForNew: fit,
 			NoPrefix: e.noPrefix.After(now), NoIPv6: e.noIPv6.After(now) || e.told && len(e.IPv6) == 0,
 		}
 		if e.fullUntil.After(now) {
@@ -229,13 +237,14 @@ func (h *reservation) end(took int) {
 }
 
 // Free lists the subnets that the cloud described, by ID, each with its free
-// addresses, what is being asked for taken off.
+// addresses, what is being asked for taken off; without those of IPv6 alone, whose
+// addresses nobody counts.
 func (b *Subnets) Free() []cloud.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var out []cloud.Subnet
 	for _, id := range b.order {
-		if e := b.all[id]; e.Free != plan.Unlimited {
+		if e := b.all[id]; e.Free != plan.Unlimited && !e.IPv6Native {
 			s := e.Subnet
 			s.Free = max(0, e.Free-e.reserved)
 			out = append(out, s)
@@ -248,7 +257,7 @@ func (b *Subnets) Free() []cloud.Subnet {
 func (b *Subnets) returned(id string, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e, ok := b.all[id]; ok && e.Free != plan.Unlimited {
+	if e, ok := b.all[id]; ok && e.Free != plan.Unlimited && !e.IPv6Native {
 		e.Free += n
 	}
 }

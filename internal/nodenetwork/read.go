@@ -105,8 +105,9 @@ func readENI(id string, in v1alpha1.ENI) (eni.ENI, error) {
 		return e, fmt.Errorf("deviceIndex: %d: expected a number from 0", e.DeviceIndex)
 	}
 	var err error
-	if e.PrimaryIPv4, err = netip.ParseAddr(in.PrimaryIPv4); err != nil || !e.PrimaryIPv4.Is4() {
-		return e, fmt.Errorf("primaryIPv4: %q: expected an IPv4 address", in.PrimaryIPv4)
+	native := in.PrimaryIPv4 == "" && in.SubnetCIDR == "" && len(in.SubnetIPv6CIDRs) > 0 // of a subnet of IPv6 alone
+	if e.PrimaryIPv4, err = netip.ParseAddr(in.PrimaryIPv4); (err != nil || !e.PrimaryIPv4.Is4()) && !native {
+		return e, fmt.Errorf("primaryIPv4: %q: expected an IPv4 address, or subnetIPv6CIDRs alone", in.PrimaryIPv4)
 	}
 	if in.SubnetCIDR != "" {
 		if e.Subnet, err = netip.ParsePrefix(in.SubnetCIDR); err != nil || !e.Subnet.Addr().Is4() || e.Subnet != e.Subnet.Masked() {
@@ -147,6 +148,9 @@ func whyNot(e *eni.ENI, p netip.Prefix) string {
 	}
 	if e.Primary && p.IsSingleIP() && ipfamily.Of(p.Addr()) == ipfamily.IPv6 {
 		return "single IPv6 addresses of eth0 are the node's own: expected a /80 prefix, or an address of another ENI"
+	}
+	if !e.PrimaryIPv4.IsValid() && ipfamily.Of(p.Addr()) == ipfamily.IPv4 {
+		return fmt.Sprintf("%s has no IPv4 addresses: its subnet is of IPv6 alone", e.ID)
 	}
 	blocks := blocksOf(e, p)
 	in := func(block netip.Prefix) bool { return block.Contains(p.Addr()) && p.Bits() >= block.Bits() }

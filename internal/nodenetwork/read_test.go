@@ -74,6 +74,9 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 		"ENI without address": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: 3}
 		}, "status.eni.enis[eni-3].primaryIPv4"},
+		"ENI without address in a subnet with IPv4": {func(o *v1alpha1.NodeNetwork) {
+			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: 3, SubnetCIDR: "10.0.0.0/24", SubnetIPv6CIDRs: []string{"2001:db8::/64"}}
+		}, "status.eni.enis[eni-3].primaryIPv4"},
 		"ENI below index 0": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: -3, PrimaryIPv4: "10.0.0.6"}
 		}, "status.eni.enis[eni-3].deviceIndex"},
@@ -201,4 +204,19 @@ func FuzzRead(f *testing.F) {
 			}
 		}
 	})
+}
+
+// An ENI in a subnet of IPv6 alone has no IPv4 address, its own or a pod's.
+func TestENIOfIPv6Alone(t *testing.T) {
+	o := small()
+	o.Status.ENI.ENIs[eth1] = v1alpha1.ENI{MAC: "02:00:00:00:00:01", DeviceIndex: 1, SubnetID: "subnet-6", SubnetIPv6CIDRs: []string{"2001:db8::/64"}}
+	on(o, eth1, "2001:db8::a")
+	r := Read(o)
+	e := r.Inventory.ENIs[1]
+	if e.ID != eth1 || e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || len(e.IPv6) != 1 || len(e.Addresses) > 0 || len(r.Available) != 1 {
+		t.Errorf("the ENI is %+v, available are %v", e, r.Available)
+	}
+	if want := eth1 + " has no IPv4 addresses: its subnet is of IPv6 alone"; len(r.Bad) != 2 || !strings.Contains(r.Bad[0], want) {
+		t.Errorf("told of %q, want twice %q", r.Bad, want)
+	}
 }

@@ -147,6 +147,9 @@ func (r *reading) eni(n *types.NetworkInterface) cloud.ENI {
 	for _, p := range n.Ipv4Prefixes {
 		e.Prefixes = append(e.Prefixes, r.delegated(ipv4, "ipv4PrefixSet", p.Ipv4Prefix))
 	}
+	if !e.Primary.IsValid() && len(e.Addresses)+len(e.Prefixes) > 0 {
+		r.bad("privateIpAddress", "", "a value, as there are further IPv4 addresses")
+	}
 	for _, a := range n.Ipv6Addresses {
 		e.IPv6 = append(e.IPv6, r.addr(ipv6, "ipv6AddressesSet", a.Ipv6Address))
 	}
@@ -175,32 +178,43 @@ func (r *reading) attachment(a *types.NetworkInterfaceAttachment) *cloud.Attachm
 	return out
 }
 
-// subnet reads an element of subnetSet. An IPv6-only subnet has no CIDR.
+// subnet reads an element of subnetSet.
 func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	defer r.in("subnetSet", sdk.ToString(s.SubnetId))()
 	out := cloud.Subnet{
-		ID:    r.text("subnetId", s.SubnetId),
-		VPCID: sdk.ToString(s.VpcId),
-		Zone:  sdk.ToString(s.AvailabilityZone),
-		Free:  r.number("availableIpAddressCount", s.AvailableIpAddressCount),
-		Tags:  tagsOf(s.Tags),
+		ID:         r.text("subnetId", s.SubnetId),
+		VPCID:      sdk.ToString(s.VpcId),
+		Zone:       sdk.ToString(s.AvailabilityZone),
+		Tags:       tagsOf(s.Tags),
+		IPv6Native: sdk.ToBool(s.Ipv6Native),
 	}
-	if s.CidrBlock != nil {
-		out.CIDR = r.prefix(ipv4, "cidrBlock", s.CidrBlock)
-		switch {
-		case !out.CIDR.IsValid():
-		case !isVPCBlock(out.CIDR): // as large or small as a VPC's
-			r.bad("cidrBlock", out.CIDR.String(), "a size that a subnet can have")
-		case out.Free > 1<<(32-out.CIDR.Bits()):
-			r.bad("availableIpAddressCount", fmt.Sprint(out.Free), "no more than "+out.CIDR.String()+" has")
-		}
-	}
+	r.subnetIPv4(s, &out)
 	for _, a := range s.Ipv6CidrBlockAssociationSet {
 		if a.Ipv6CidrBlockState != nil && a.Ipv6CidrBlockState.State == types.SubnetCidrBlockStateCodeAssociated {
 			out.IPv6 = append(out.IPv6, r.prefix(ipv6, "ipv6CidrBlock", a.Ipv6CidrBlock))
 		}
 	}
 	return out
+}
+
+// subnetIPv4 reads what a subnet has of IPv4: a block and the count of its free addresses, or
+// neither. One of IPv6 alone counts 0, or leaves that out.
+func (r *reading) subnetIPv4(s *types.Subnet, out *cloud.Subnet) {
+	if out.IPv6Native {
+		if s.CidrBlock != nil || sdk.ToInt32(s.AvailableIpAddressCount) != 0 {
+			r.bad("ipv6Native", fmt.Sprintf("true, with cidrBlock %q and availableIpAddressCount %d", sdk.ToString(s.CidrBlock), sdk.ToInt32(s.AvailableIpAddressCount)), "a subnet without IPv4")
+		}
+		return
+	}
+	out.Free = r.number("availableIpAddressCount", s.AvailableIpAddressCount)
+	out.CIDR = r.prefix(ipv4, "cidrBlock", s.CidrBlock)
+	switch {
+	case !out.CIDR.IsValid():
+	case !isVPCBlock(out.CIDR): // as large or small as a VPC's
+		r.bad("cidrBlock", out.CIDR.String(), "a size that a subnet can have")
+	case out.Free > 1<<(32-out.CIDR.Bits()):
+		r.bad("availableIpAddressCount", fmt.Sprint(out.Free), "no more than "+out.CIDR.String()+" has")
+	}
 }
 
 // instance reads an element of instancesSet, without its ENIs: that answer

@@ -61,7 +61,7 @@ func (c *Cloud) create(q call, r cloud.CreateENI) (*eni, error) {
 	if err := s.mayBePrimary(q, r.Primary); err != nil {
 		return nil, err
 	}
-	if s.left < 1+r.Addresses+prefixSize*r.Prefixes {
+	if s.left < s.own()+r.Addresses+prefixSize*r.Prefixes {
 		return nil, q.full(s)
 	}
 	if err := c.mayBeIPv6(q, s, r.IPv6Address); err != nil {
@@ -71,6 +71,9 @@ func (c *Cloud) create(q call, r cloud.CreateENI) (*eni, error) {
 	if r.IPv6Address.IsValid() {
 		s.six.takeCertain(r.IPv6Address)
 		e.IPv6 = append(e.IPv6, r.IPv6Address)
+	}
+	if s.IPv6Native && !r.IPv6Address.IsValid() {
+		r.IPv6 = max(1, r.IPv6) // as each has an address of its own
 	}
 	if _, err := c.assign(q, e, r.Amount); err != nil {
 		c.remove(e)
@@ -90,6 +93,8 @@ func (s *subnet) mayBePrimary(q call, a netip.Addr) error {
 	switch {
 	case !a.IsValid():
 		return nil
+	case s.IPv6Native:
+		return q.noIPv4(s)
 	case !s.CIDR.Contains(a):
 		return q.refuse(cloud.Bug, "InvalidParameterValue", "address %s: expected one of %s", a, s.CIDR)
 	case s.reserved(a):
@@ -152,10 +157,17 @@ func (q call) full(s *subnet) error {
 	return q.refuse(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet", "subnet %s has %d free addresses", s.ID, s.left)
 }
 
+// noIPv4 refuses IPv4 in a subnet of IPv6 alone.
+func (q call) noIPv4(s *subnet) error {
+	return q.refuse(cloud.Bug, "InvalidParameterCombination", "subnet %s is of IPv6 alone", s.ID)
+}
+
 // assign gives an ENI addresses or prefixes, all or nothing. c.mu is held.
 func (c *Cloud) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) {
 	s := c.subnets[e.SubnetID]
 	switch {
+	case s.IPv6Native && n.Has(ipfamily.IPv4):
+		return nil, q.noIPv4(s)
 	case s.left < n.Addresses:
 		return nil, q.full(s)
 	case !n.Has(ipfamily.IPv6):
@@ -227,12 +239,16 @@ func (c *Cloud) AttachENI(ctx context.Context, id, instanceID string, index int)
 		case e.Type == cloud.InterfaceTrunk && limits.Branches(in.Type) == 0:
 			return q.refuse(cloud.Bug, "UnsupportedOperation", "a %s has no trunks", in.Type)
 		}
+		l, _ := c.limitsOf(in.Type)
+		if !l.Prefixes && c.subnets[e.SubnetID].IPv6Native {
+			return q.refuse(cloud.Bug, "UnsupportedOperation", "a %s is not built on Nitro, as instances in subnet %s of IPv6 alone", in.Type, e.SubnetID)
+		}
 		for _, o := range in.enis {
 			if o.Attachment.DeviceIndex == index {
 				return q.refuse(cloud.Conflict, "InvalidParameterValue", "device index %d is taken", index)
 			}
 		}
-		if l, _ := c.limitsOf(in.Type); len(in.enis) >= l.MaxENIs {
+		if len(in.enis) >= l.MaxENIs {
 			return q.refuse(cloud.LimitReached, "AttachmentLimitExceeded", "%s has %d interfaces", instanceID, len(in.enis))
 		}
 		c.seq++

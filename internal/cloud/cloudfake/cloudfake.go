@@ -157,6 +157,14 @@ func (c *Cloud) AddSubnet(id, zone, cidr string, tags map[string]string) {
 	c.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, CIDR: p, Tags: maps.Clone(tags)})
 }
 
+// AddIPv6Subnet adds a subnet of IPv6 alone, with a /64.
+func (c *Cloud) AddIPv6Subnet(id, zone, cidr string, tags map[string]string) {
+	p := netip.MustParsePrefix(cidr)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, IPv6: []netip.Prefix{p}, IPv6Native: true, Tags: maps.Clone(tags)})
+}
+
 // SetIPv6 gives a subnet an IPv6 /64, of which nothing is taken; once a subnet.
 func (c *Cloud) SetIPv6(id, cidr string) {
 	p := netip.MustParsePrefix(cidr)
@@ -302,12 +310,14 @@ func (c *Cloud) limitsOf(instanceType string) (cloud.Limits, bool) {
 }
 
 // newENI makes a detached ENI with an address of a subnet: a free one that is given, or
-// any, which there has to be. c.mu is held.
+// any, which there has to be; with none of a subnet of IPv6 alone. c.mu is held.
 func (c *Cloud) newENI(s *subnet, addr netip.Addr) *eni {
 	c.seq++
-	if addr.IsValid() {
+	switch {
+	case s.IPv6Native:
+	case addr.IsValid():
 		s.takeThis(addr)
-	} else {
+	default:
 		var ok bool
 		addr, ok = s.take()
 		must(ok, "subnet %s is full", s.ID)
@@ -325,7 +335,9 @@ func (c *Cloud) newENI(s *subnet, addr netip.Addr) *eni {
 // remove deletes a detached ENI. c.mu is held.
 func (c *Cloud) remove(e *eni) {
 	s := c.subnets[e.SubnetID]
-	s.give(e.Primary)
+	if e.Primary.IsValid() {
+		s.give(e.Primary)
+	}
 	s.giveAll(e.Addresses, e.Prefixes, e.IPv6Prefixes)
 	delete(c.enis, e.ID)
 	delete(c.detached, e.ID)

@@ -27,8 +27,11 @@ const (
 
 // newSubnet has all addresses free but the first four and the last, which EC2
 // reserves (VPC User Guide, "Subnet CIDR blocks"). It has an IPv4 CIDR, and an
-// IPv6 /64 or none.
+// IPv6 /64 or none; or of IPv6 alone only that.
 func newSubnet(s cloud.Subnet) *subnet {
+	if s.IPv6Native {
+		return &subnet{Subnet: s, six: newSpace6(s.IPv6[0])}
+	}
 	size := 1 << (32 - s.CIDR.Bits())
 	out := &subnet{Subnet: s, blocks: make([]uint16, size/prefixSize), next: 4, top: size / prefixSize, left: size - 5}
 	out.blocks[0] |= 0x000f
@@ -37,6 +40,14 @@ func newSubnet(s cloud.Subnet) *subnet {
 		out.six = newSpace6(s.IPv6[0])
 	}
 	return out
+}
+
+// own is how many IPv4 addresses an ENI takes for itself.
+func (s *subnet) own() int {
+	if s.IPv6Native {
+		return 0
+	}
+	return 1
 }
 
 // at is the n-th address of the CIDR, and index its reverse.

@@ -28,6 +28,7 @@ func TestPlansForFamilies(t *testing.T) {
 		return ENI{ID: "eni-1", Subnet: "subnet-1", Index: 1, Phase: Attached, Ours: true, Amount: a, Free: a}
 	}
 	open, closed := Subnet{ID: "subnet-1", Free: 100, ForNew: true}, Subnet{ID: "subnet-1", Free: 100, ForNew: true, NoIPv6: true}
+	native := Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}
 	dual, six := ipam.Policy{Families: ipfamily.Dual, WarmIP: 2}, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmENI: 1, WarmPrefix: 1}
 	index1 := ipam.Policy{Families: ipfamily.Dual, WarmIP: 2, FirstInterfaceIndex: 1}
 	for _, tt := range []struct {
@@ -61,6 +62,12 @@ func TestPlansForFamilies(t *testing.T) {
 			"create an ENI with 3 IPv6 addresses in subnet-1 for device index 1"},
 		{"IPv6: prefixes take the slots of single addresses", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 9, FirstInterfaceIndex: 1, MaxENI: 2}, open,
 			[]ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{IPv6: 4})}, 0, "unassign 1 IPv6 addresses from eni-1"},
+		{"IPv6: a subnet of IPv6 alone has no IPv4 addresses to count", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 0,
+			"create an ENI with 1 IPv6 prefixes in subnet-1 for device index 1"},
+		{"IPv6: and its ENIs grow", nitro, six, native, []ENI{eth0(cloud.Amount{})}, 5, "assign 1 IPv6 prefixes to eni-0"},
+		{"IPv6: not on an instance before Nitro", xen, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
+		{"dual: a subnet of IPv6 alone", nitro, index1, native, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
+		{"IPv4: a subnet of IPv6 alone", nitro, ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
 		{"IPv4: IPv6 of a subnet's doing stays", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1}), eth1(cloud.Amount{IPv6: 1})}, 0,
 			"detach eni-1"},
 		{"IPv4: prefixes of before go back", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1})}, 0,
@@ -95,6 +102,8 @@ func TestShortageNamesTheFamily(t *testing.T) {
 		{"none in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true, NoIPv6: true}, ReasonNoIPv6, "associate an IPv6 CIDR block"},
 		{"no IPv4 in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
 		{"no IPv4 for another ENI", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
+		{"a subnet of IPv6 alone", nitro, ipam.Policy{Families: ipfamily.Dual, WarmIP: 1, FirstInterfaceIndex: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
+		{"and no Nitro", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "built on Nitro"},
 		{"no slot for IPv4", nitro, one, full, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonENILimit, "full of IPv4 addresses"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -313,4 +322,37 @@ func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Of subnets that will do, one of IPv6 alone is taken first: no IPv4 address is taken there. One
+// that has other routes than the primary's still comes last.
+func TestSubnetOfIPv6AloneFirst(t *testing.T) {
+	policy := ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}
+	eth0 := ENI{ID: "eni-0", Subnet: "a", Phase: Attached, Primary: true, Ours: true}
+	both, native := Subnet{ID: "a", Free: 4000, ForNew: true}, Subnet{ID: "b", ForNew: true, IPv6Native: true}
+	elsewhere, full := native, native
+	elsewhere.OtherRoutes, full.NoIPv6 = true, true
+	for _, tt := range []struct {
+		name  string
+		other Subnet
+		want  string
+	}{{"of IPv6 alone", native, "b"}, {"with other routes", elsewhere, "a"}, {"that had nothing free", full, "a"}} {
+		got := Make(nitro, policy, State{ENIs: []ENI{eth0}, Subnets: []Subnet{both, tt.other}}).Actions
+		if len(got) != 1 || got[0].Subnet != tt.want {
+			t.Errorf("beside one %s: %v, want one in %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+// A trunk takes no IPv4 address in a subnet of IPv6 alone, and is not made where there is none of
+// IPv6 either.
+func TestTrunkInASubnetOfIPv6Alone(t *testing.T) {
+	prefix := cloud.Amount{IPv6Prefixes: 1}
+	eth0 := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: prefix, Free: prefix}
+	for none, want := range map[bool]int{false: 1, true: 0} {
+		s := State{ENIs: []ENI{eth0}, Subnets: []Subnet{{ID: "subnet-1", IPv6Native: true, NoIPv6: none}}, Trunk: Trunk{Wanted: true, Branches: true}}
+		if got := Make(nitro, ipam.Policy{Families: ipfamily.OnlyIPv6}, s).Actions; len(got) != want {
+			t.Errorf("with nothing free: %t: %v", none, got)
+		}
+	}
 }

@@ -277,8 +277,9 @@ func (b *planner) subnet(id string) *Subnet {
 }
 
 // subnetForNew picks the subnet for a new ENI: one with the routes of the
-// primary's, unless only others have all that pods wait for, then one that has
-// prefixes if those are wanted, then the most free addresses, then the lowest ID.
+// primary's, unless only others have all that pods wait for, then one of IPv6 alone, as no
+// IPv4 address is taken there, then one that has prefixes if those are wanted, then the most
+// free addresses, then the lowest ID.
 func (b *planner) subnetForNew() *Subnet {
 	var best *Subnet
 	apart := b.onlyOtherRoutes()
@@ -291,14 +292,18 @@ func (b *planner) subnetForNew() *Subnet {
 	return best
 }
 
-// lacking are the families of which a subnet has no address for a new ENI's pods. An ENI takes one IPv4 address for itself, so two must be free, or one if
-// that is for pods, or pods need none.
+// lacking are the families of which a subnet has no address for a new ENI and its pods. An ENI
+// takes one IPv4 address for itself, so two must be free, or one if that is for pods, or pods need
+// none. In a subnet of IPv6 alone it needs none, on an instance that is built on Nitro.
 func (b *planner) lacking(sn *Subnet) (lacks []ipfamily.Family) {
 	least := 2 - b.bonus
 	if !b.policy.Families.Has(ipfamily.IPv4) {
 		least = 1
+		if sn.IPv6Native && b.limits.Prefixes { // which only these have, too
+			least = 0
+		}
 	}
-	if sn.Free < least {
+	if sn.IPv6Native && least > 0 || sn.Free < least {
 		lacks = append(lacks, ipfamily.IPv4)
 	}
 	if sn.NoIPv6 && b.policy.Families.Has(ipfamily.IPv6) {
@@ -342,6 +347,9 @@ func (b *planner) suffices(sn *Subnet) bool {
 func (b *planner) better(x, y *Subnet, apart bool) bool {
 	if x.OtherRoutes != y.OtherRoutes {
 		return x.OtherRoutes == apart
+	}
+	if x.IPv6Native != y.IPv6Native {
+		return x.IPv6Native
 	}
 	px, py := b.hasPrefix(x), b.hasPrefix(y)
 	if px != py {

@@ -17,6 +17,7 @@ const (
 	ReasonSubnetFull = "subnet-full"
 	ReasonFirstIndex = "first-interface-index"
 	ReasonNoIPv6     = "no-ipv6"
+	ReasonNoIPv4     = "no-ipv4"
 )
 
 // Shortage tells why a plan cannot give the pods that wait more addresses: a
@@ -40,6 +41,9 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 		return "", "" // also while a warm target waits for prefixes
 	}
 	if reason, message := b.noIPv6(s.Subnets); reason != "" {
+		return reason, message
+	}
+	if reason, message := b.noIPv4(s.Subnets); reason != "" {
 		return reason, message
 	}
 	return b.lack(p.Cap(), t, slices.ContainsFunc(s.Subnets, func(sn Subnet) bool { return sn.ForNew }))
@@ -79,6 +83,22 @@ func (b *planner) noIPv6(subnets []Subnet) (reason, message string) {
 	return ReasonNoIPv6, "no subnet that this node may use has IPv6 addresses: associate an IPv6 CIDR block with one, or use IPv4 addresses alone (ip-families)"
 }
 
+// noIPv4 tells that further ENIs could be in subnets of IPv6 alone only, where they get no
+// addresses for pods of IPv4, or the instance cannot have them.
+func (b *planner) noIPv4(subnets []Subnet) (reason, message string) {
+	candidates := slices.DeleteFunc(slices.Clone(subnets), func(sn Subnet) bool { return !sn.ForNew })
+	other := slices.ContainsFunc(candidates, func(sn Subnet) bool { return !sn.IPv6Native })
+	switch {
+	case len(candidates) == 0 || other || b.hasRoomOnENI() || !b.hasRoom():
+		return "", ""
+	case b.policy.Families.Has(ipfamily.IPv4):
+		return ReasonNoIPv4, "every subnet that this node may use for further ENIs is of IPv6 alone: configure one that has IPv4 addresses, or use IPv6 addresses alone (ip-families)"
+	case !b.limits.Prefixes:
+		return ReasonNoIPv4, "every subnet that this node may use for further ENIs is of IPv6 alone, where EC2 has only instances built on Nitro: configure one that has IPv4 addresses, or use another instance type"
+	}
+	return "", ""
+}
+
 // address is what people call an address of a family: with its name, unless pods get
 // addresses of IPv4 only.
 func (b *planner) address(f ipfamily.Family) string {
@@ -107,11 +127,11 @@ func (b *planner) fullOf() string {
 
 // hasRoom tells whether the instance, were its subnets endless, could grow.
 func (b *planner) hasRoom() bool {
-	for _, e := range b.enis {
-		if b.grows(e) && !b.full(b.held(e)) {
-			return true
-		}
-	}
 	_, ok := b.freeIndex()
-	return ok
+	return ok || b.hasRoomOnENI()
+}
+
+// hasRoomOnENI is hasRoom of the ENIs that there are.
+func (b *planner) hasRoomOnENI() bool {
+	return slices.ContainsFunc(b.enis, func(e ENI) bool { return b.grows(e) && !b.full(b.held(e)) })
 }

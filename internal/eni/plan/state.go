@@ -78,10 +78,20 @@ func (e ENI) assigned(s ipfamily.Set) int {
 type Subnet struct {
 	ID          string
 	Free        int  // IPv4 addresses that can be had; Unlimited when not known
+	IPv6Native  bool // has IPv6 alone: its ENIs take no IPv4 address, and have none
 	NoPrefix    bool // had no free aligned /28 a while ago
 	NoIPv6      bool // has no IPv6 block, or had nothing free in it a while ago
 	ForNew      bool // new ENIs may be made here
 	OtherRoutes bool // its route table is not that of the primary's subnet
+}
+
+// takesENI tells whether one more ENI finds the address in a subnet that it takes for itself: of
+// IPv4, or in one of IPv6 alone of that.
+func (sn Subnet) takesENI() bool {
+	if sn.IPv6Native {
+		return !sn.NoIPv6
+	}
+	return sn.Free > 0
 }
 
 // Unlimited is the free count of a subnet that is not known yet: asking tells.

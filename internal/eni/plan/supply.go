@@ -142,6 +142,8 @@ func (s supply) more(h holding, sn *Subnet, free, need int) cloud.Amount {
 		if sn.NoIPv6 {
 			free = 0
 		}
+	} else if sn.IPv6Native {
+		free = 0
 	}
 	room := s.slots - h.taken[s.family]
 	if need <= 0 || room <= 0 {

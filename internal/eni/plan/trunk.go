@@ -96,7 +96,7 @@ func (b *planner) keepTrunk(s State) (noAddress bool) {
 	if !ok || s.Trunk.Refused {
 		return false
 	}
-	if b.subnet(home).Free < 1 {
+	if !b.subnet(home).takesENI() {
 		return true
 	}
 	b.do(Action{Kind: CreateTrunk, Subnet: home, Index: index})

@@ -25,7 +25,9 @@ func (f *fleetState) setInventory(inv *eni.Inventory) {
 	f.inv = inv
 	clear(f.primaries)
 	for i := range inv.ENIs {
-		f.primaries[cloud.HostPrefix(inv.ENIs[i].PrimaryIPv4)] = true
+		if a := inv.ENIs[i].PrimaryIPv4; a.IsValid() {
+			f.primaries[cloud.HostPrefix(a)] = true
+		}
 	}
 }
 

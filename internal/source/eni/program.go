@@ -98,7 +98,7 @@ func (s *Source) wanted(e eni.ENI) eni.ENI {
 // is held.
 func (s *Source) freed(l ipam.Addresses) {
 	for _, e := range s.published {
-		if slices.Contains(l.List(), e.PrimaryIPv4) {
+		if e.PrimaryIPv4.IsValid() && slices.Contains(l.List(), e.PrimaryIPv4) {
 			s.program.Set()
 		}
 	}

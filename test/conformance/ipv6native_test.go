@@ -1,0 +1,97 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// nativeBlock has the subnets of IPv6 alone of withNativeSubnets.
+var nativeBlock = netip.MustParsePrefix("2001:db8:1:80::/57")
+
+// withNativeSubnets is a lab's VPC with a subnet of IPv6 alone for pods in each zone.
+func withNativeSubnets(t *testing.T, nodes int, instanceType string) *spec.Spec {
+	t.Helper()
+	s, err := lab.WithIPv6(lab.DefaultSpec(nodes, instanceType))
+	harness.OK(t, err)
+	v := &s.VPCs[0]
+	block := nativeBlock.Addr().As16()
+	for _, n := range slices.Clone(v.Subnets) {
+		v.Subnets = append(v.Subnets, spec.Subnet{
+			Name: "pods-" + n.Name, Zone: n.Zone, IPv6Native: true, IPv6: netip.PrefixFrom(netip.AddrFrom16(block), 64),
+			Tags: map[string]string{labelFor: apart},
+		})
+		block[7]++
+	}
+	return &s
+}
+
+// TestSubnetsOfIPv6Alone has pods of IPv6 alone be in subnets that have no IPv4, which their nodes
+// are not in: they reach each other, nodes and the internet as everywhere, and that of IPv4 as their
+// node, over a restart. Their ENIs have no IPv4 address.
+func TestSubnetsOfIPv6Alone(t *testing.T) {
+	t.Parallel()
+	const pods = 3
+	for _, mode := range []lab.Mode{lab.NodeMode, lab.OperatorMode} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			l := harness.RaiseQuick(t, mode, lab.Options{
+				Spec: withNativeSubnets(t, 2, "t3.small"), IPFamilies: ipfamily.OnlyIPv6,
+				NodeNetworkTemplates: mode == lab.NodeMode, DaemonArgs: []string{"--block-metadata"},
+			})
+			harness.OK(t, l.Kube.Client.Create(harness.Deadline(t, patience), &v1alpha1.NodeNetworkTemplate{
+				ObjectMeta: metav1.ObjectMeta{Name: "pods"},
+				Spec: v1alpha1.NodeNetworkTemplateSpec{
+					NodeSelector: v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{whose: "apart"}},
+					ENI:          v1alpha1.ENISpec{SubnetTags: map[string]string{labelFor: apart}, FirstInterfaceIndex: new(int32(1))},
+				},
+			}))
+			for _, n := range l.Nodes() {
+				label(t, l, n, map[string]string{whose: "apart"})
+				applies(t, n, "NodeNetworkTemplate/pods")
+				harness.OK(t, harness.AddMany(t, n, "pod", pods, node.PodOptions{}))
+				for _, p := range n.Pods() {
+					harness.OK(t, inNativeSubnet(p, harness.ENIs(l, n)))
+				}
+			}
+			reach := func(when string) {
+				t.Helper()
+				answers, err := l.CheckReach(harness.Deadline(t, patience))
+				harness.OK(t, err)
+				if want := questions(2*pods, ipfamily.OnlyIPv6, true); answers != want {
+					t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
+				}
+			}
+			reach("at first")
+			keptApart(t, l, l.Nodes()[0].Pods()[0])
+			harness.Settle(t, l)
+			harness.Restart(t, l.Nodes()[0])
+			reach("after a restart of berthd")
+			harness.Settle(t, l)
+			for _, n := range l.Nodes() {
+				harness.RemoveAll(t, n)
+			}
+			harness.Settle(t, l)
+		})
+	}
+}
+
+// inNativeSubnet wants a pod to have one address, of an ENI without IPv4.
+func inNativeSubnet(p *node.Pod, enis []vpc.ENI) error {
+	i := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.Owns(p.Addr()) })
+	if len(p.Addrs) != 1 || !nativeBlock.Contains(p.Addr()) || i < 0 || enis[i].Primary.IsValid() {
+		return fmt.Errorf("pod %s of %s has %v, want an address of %s, of an ENI of its node without IPv4", p.Name, p.Node, p.Addrs, nativeBlock)
+	}
+	return nil
+}
