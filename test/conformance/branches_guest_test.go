@@ -52,6 +52,9 @@ const zoned = "zoned"
 // onlySix is a VPC object beside those, whose branches have addresses of IPv6 alone, in labs with IPv6.
 const onlySix = "six"
 
+// native is a VPC object beside those, whose NICs are in subnets of IPv6 alone, in labs of that.
+const native = "native"
+
 // podsSubnets are the subnets of zoned, of which the first is in the nodes' zone.
 var podsSubnets = []string{"subnet-0000000000000000a", "subnet-0000000000000000b"}
 
@@ -122,6 +125,7 @@ func TestBranchesOfIPv6(t *testing.T) {
 	tellBranches(t, ipfamily.OnlyIPv6, []story{
 		{"Groups", (*branches).groups},
 		{"First", (*branches).first},
+		{"Native", (*branches).native},
 		{"Permissions", (*branches).permissions},
 	})
 }
@@ -136,6 +140,13 @@ func tellBranches(t *testing.T, families ipfamily.Set, stories []story) {
 	o := branchesLab()
 	if o.IPFamilies = families; families == ipfamily.Dual {
 		o.VPCs = append(o.VPCs, lab.VPC{Name: onlySix, Spec: v1alpha1.VPCSpec{EC2: &v1alpha1.EC2Spec{IPFamilies: string(ipfamily.OnlyIPv6), WarmBranches: new(int32(0))}}})
+	}
+	if families == ipfamily.OnlyIPv6 {
+		var ids []string
+		for _, n := range withNatives(t, o.Spec) {
+			ids = append(ids, n.ID)
+		}
+		o.VPCs = append(o.VPCs, lab.VPC{Name: native, Spec: v1alpha1.VPCSpec{EC2: &v1alpha1.EC2Spec{Subnets: ids, WarmBranches: new(int32(0))}}})
 	}
 	l := harness.RaiseQuick(t, lab.OperatorMode, o)
 	b := &branches{T: t, Lab: l, a: l.Nodes()[0], b: l.Nodes()[1], families: families, vpc: lab.BranchVPC}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -57,6 +58,32 @@ func (b *branches) alone() {
 	}
 	harness.Settle(b.T, b.Lab)
 	harness.Restart(b.T, b.b)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// native has pods with branches in subnets of IPv6 alone, which have no IPv4 address.
+func (b *branches) native() {
+	out := b.addFirst(b.a, "outsider", outsider)
+	b.vpc = native
+	near, far := b.addFirst(b.a, "near", front), b.addFirst(b.b, "far", peers)
+	further := b.add(b.b, "further", b.vpc, withGroups(peers))
+	for _, e := range []vpc.ENI{near.eni, far.eni, b.branch(further)} {
+		if e.Primary.IsValid() || !nativeBlock.Contains(e.IPv6[0]) {
+			b.Errorf("a branch has %s and %v, want an address of %s alone", e.Primary, e.IPv6, nativeBlock)
+		}
+	}
+	b.talk(near, far)
+	b.dropped(out.Pod, out.eni, near.eni)
+	b.answers(further, b.branch(further), near.eni)
+	harness.Settle(b.T, b.Lab)
+	b.without(func() { b.talk(near, far) })
+	harness.Restart(b.T, b.b)
+	for _, p := range []string{"far", "further"} {
+		harness.OK(b.T, b.b.CheckPod(harness.Deadline(b.T, harness.Patience), p))
+	}
+	harness.Settle(b.T, b.Lab)
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
 	b.empty()

@@ -23,18 +23,31 @@ var nativeBlock = netip.MustParsePrefix("2001:db8:1:80::/57")
 // withNativeSubnets is a lab's VPC with a subnet of IPv6 alone for pods in each zone.
 func withNativeSubnets(t *testing.T, nodes int, instanceType string) *spec.Spec {
 	t.Helper()
-	s, err := lab.WithIPv6(lab.DefaultSpec(nodes, instanceType))
+	s := lab.DefaultSpec(nodes, instanceType)
+	withNatives(t, &s)
+	return &s
+}
+
+// withNatives gives a spec IPv6, and a subnet of that alone for pods in each zone of its VPC, which
+// it returns.
+func withNatives(t *testing.T, s *spec.Spec) (list []spec.Subnet) {
+	t.Helper()
+	var err error
+	*s, err = lab.WithIPv6(*s)
 	harness.OK(t, err)
 	v := &s.VPCs[0]
 	block := nativeBlock.Addr().As16()
-	for _, n := range slices.Clone(v.Subnets) {
-		v.Subnets = append(v.Subnets, spec.Subnet{
-			Name: "pods-" + n.Name, Zone: n.Zone, IPv6Native: true, IPv6: netip.PrefixFrom(netip.AddrFrom16(block), 64),
-			Tags: map[string]string{labelFor: apart},
-		})
-		block[7]++
+	for i, n := range v.Subnets {
+		if !slices.ContainsFunc(list, func(o spec.Subnet) bool { return o.Zone == n.Zone }) {
+			list = append(list, spec.Subnet{
+				Name: "six-" + n.Name, ID: fmt.Sprintf("subnet-000000000000000%02x", 0x60+i), Zone: n.Zone, IPv6Native: true,
+				IPv6: netip.PrefixFrom(netip.AddrFrom16(block), 64), Tags: map[string]string{labelFor: apart},
+			})
+			block[7]++
+		}
 	}
-	return &s
+	v.Subnets = append(v.Subnets, list...)
+	return list
 }
 
 // TestSubnetsOfIPv6Alone has pods of IPv6 alone be in subnets that have no IPv4, which their nodes

@@ -426,6 +426,32 @@ func TestBranchesOfIPv6(t *testing.T) {
 	b.awaitNIC("odd", "eth0", "is refused", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonRefused, "10.0.0.99 is in no subnet of VPC e"))
 }
 
+// A NIC may be in a subnet of IPv6 alone where it has no IPv4 address; in a VPC of both it is told that there
+// is none such.
+func TestBranchesInASubnetOfIPv6Alone(t *testing.T) {
+	b := startEC2(t, 0)
+	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.ec2.AddIPv6Subnet("subnet-6", "zone-a", "2001:db8:0:6::/64", nil)
+	b.families(ipfamily.Dual)
+	b.podIn("both", "[{subnet: subnet-6}]")
+	b.schedule("both", "node-1")
+	b.awaitNIC("both", "eth0", "is refused", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonRefused, `VPC e has no subnet "subnet-6"`))
+	b.deletePod("both")
+	b.families(ipfamily.OnlyIPv6)
+	b.podIn("web", "[{subnet: subnet-6}]")
+	b.schedule("web", "node-1")
+	o := b.has("web", "eth0", func(list []v1alpha1.PortAddress) error {
+		if len(list) != 1 || !strings.HasPrefix(list[0].CIDR, "2001:db8:0:6:") || list[0].Gateway != "fe80:ec2::1" || list[0].Subnet != "subnet-6" {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	})
+	b.madeAgain("web", o)
+	if list := b.enis(); len(list) != 1 || list[0].Primary.IsValid() {
+		t.Errorf("EC2 has %+v", list)
+	}
+}
+
 // A NIC that outlives pods keeps its address from node to node.
 func TestBranchThatOutlivesPods(t *testing.T) {
 	b := startEC2(t, 0)

@@ -99,10 +99,10 @@ func (p *Provider) among(ctx context.Context, ids []string, n vpcport.NewPort, t
 	case err != nil:
 		return nil, err
 	case len(n.Addresses) > 0 && len(list) == 0:
-		return nil, failure(vpcport.ReferenceGone, opCreate, "VPC %s has no subnet %.64s with IPv4", p.s.VPC, ids[0])
+		return nil, failure(vpcport.ReferenceGone, opCreate, "VPC %s has no subnet %.64s where ports have %v", p.s.VPC, ids[0], p.s.Families.Families())
 	case len(n.Addresses) == 0:
 		if list = inZone(list, t.Zone); len(list) == 0 {
-			return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s, that of instance %s; missing: %q", ids, t.Zone, t.Instance, missing)
+			return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s, that of instance %s; missing, or of IPv6 alone: %q", ids, t.Zone, t.Instance, missing)
 		}
 	}
 	if list = p.s.withFamilies(list, n.Addresses); len(list) == 0 {

@@ -219,3 +219,30 @@ func TestFamiliesThatChange(t *testing.T) {
 		t.Errorf("a port with the address of one of before has %v", again.Addresses)
 	}
 }
+
+// A port of IPv6 alone is in a subnet of that before others, as none of IPv4 is taken there, and has no other
+// address; ports with IPv4 are never there.
+func TestSubnetsOfIPv6Alone(t *testing.T) {
+	in6 := func(n *vpcport.NewPort) { n.Addresses = []vpcport.NewAddress{{SubnetID: "subnet-6"}} }
+	for _, f := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual} {
+		b := newBed(t, ofFamilies(f), func(s *ec2.Settings) { s.Subnets = []string{"subnet-a", "subnet-6"} })
+		b.cloud.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+		b.cloud.AddIPv6Subnet("subnet-6", "zone-a", "2001:db8:0:6::/64", nil)
+		native := f == ipfamily.OnlyIPv6
+		network, err := b.provider.Network(t.Context(), vpc)
+		harness.OK(t, err)
+		if slices.ContainsFunc(network.Subnets, func(s vpcport.Subnet) bool { return s.ID == "subnet-6" }) != native {
+			t.Errorf("%s: the network is %+v", f, network)
+		}
+		p := b.make(b.provider, newPort("any", "i-a"))
+		b.wantBound("any", p, "i-a")
+		if e := b.eni(p.ID); (e.SubnetID == "subnet-6") != native || e.Primary.IsValid() == native || !slices.Equal(families(p), f.Families()) {
+			t.Errorf("%s: the port has %v, its ENI is %+v", f, p.Addresses, e)
+		}
+		if _, err := b.provider.Create(t.Context(), []vpcport.NewPort{newPort("there", "i-a", in6)}); (err == nil) != native {
+			t.Errorf("%s: a port in the subnet of IPv6 alone: %v", f, err)
+		} else if !native {
+			failsWith(t, string(f), err, vpcport.ReferenceGone)
+		}
+	}
+}

@@ -67,13 +67,16 @@ type subnets struct {
 
 func newSubnets(s Settings) *subnets { return &subnets{s: s} }
 
-// list asks EC2 for the subnets, in the order of their IDs.
+// list asks EC2 for the subnets, in the order of their IDs; without those that no port can be in: of
+// IPv6 alone, where ports have IPv4.
 func (s *subnets) list(ctx context.Context) ([]cloud.Subnet, error) {
 	list, err := s.s.Cloud.Subnets(ctx, cloud.SubnetFilter{VPCID: s.s.VPC})
 	if err != nil {
 		return nil, classified(opSubnets, fmt.Errorf("list the subnets of VPC %s: %w", s.s.VPC, err))
 	}
-	list = slices.DeleteFunc(list, func(n cloud.Subnet) bool { return n.VPCID != s.s.VPC || !n.CIDR.Addr().Is4() })
+	list = slices.DeleteFunc(list, func(n cloud.Subnet) bool {
+		return n.VPCID != s.s.VPC || n.IPv6Native && s.s.Families.Has(ipfamily.IPv4)
+	})
 	slices.SortFunc(list, func(a, b cloud.Subnet) int { return cmp.Compare(a.ID, b.ID) })
 	known := map[string]cloud.Subnet{}
 	for _, n := range list {
@@ -113,8 +116,9 @@ func (s *subnets) of(ctx context.Context, ids []string) (out []cloud.Subnet, mis
 	return out, missing, nil
 }
 
-// withFamilies are those subnets that have addresses of all families of ports. Each has those of IPv4, which are
-// enough where a certain one is asked for, and no other: so does a port that is made again, and had that one alone.
+// withFamilies are those subnets that have addresses of all families of ports. Each that a port of IPv4 may be in
+// has those, which are enough where a certain one is asked for, and no other: so does a port that is made again, and had
+// that one alone.
 func (s Settings) withFamilies(list []cloud.Subnet, asked []vpcport.NewAddress) []cloud.Subnet {
 	if !s.Families.Has(ipfamily.IPv6) || len(asked) == 1 && asked[0].IP.Is4() {
 		return list
@@ -122,10 +126,14 @@ func (s Settings) withFamilies(list []cloud.Subnet, asked []vpcport.NewAddress) 
 	return slices.DeleteFunc(list, func(n cloud.Subnet) bool { return len(n.IPv6) == 0 })
 }
 
-// inZone are the subnets of a zone, those with most free addresses first.
+// inZone are the subnets of a zone, those of IPv6 alone first, as no IPv4 address is taken there, then those with most
+// free addresses.
 func inZone(list []cloud.Subnet, zone string) []cloud.Subnet {
 	out := slices.DeleteFunc(slices.Clone(list), func(s cloud.Subnet) bool { return s.Zone != zone })
 	slices.SortFunc(out, func(a, b cloud.Subnet) int {
+		if a.IPv6Native != b.IPv6Native {
+			return map[bool]int{true: -1, false: 1}[a.IPv6Native]
+		}
 		return cmp.Or(cmp.Compare(b.Free, a.Free), strings.Compare(a.ID, b.ID))
 	})
 	return out

@@ -50,7 +50,14 @@ func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
 		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("spec.ec2.ipFamilies: is %s, and none of the subnets of %s where NICs may be has an IPv6 CIDR block: a NIC gets no address", spec.IPFamilies(), n.ID)}
 	}
 	if len(n.Subnets) == 0 {
-		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("network %s has no subnet: a NIC there gets no address", n.ID)}
+		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("network %s has no subnet%s: a NIC there gets no address", n.ID, ofFamilies(spec))}
+	}
+	if spec.EC2 != nil {
+		for i, id := range spec.EC2.Subnets {
+			if !slices.ContainsFunc(n.Subnets, func(s vpcport.Subnet) bool { return s.ID == id }) {
+				return &problem{ofNetwork, ReasonSubnetNotFound, fmt.Sprintf("spec.ec2.subnets[%d]: %s is no subnet of %s%s", i, id, n.ID, ofFamilies(spec))}
+			}
+		}
 	}
 	for i, want := range spec.DefaultSubnets {
 		var is int
@@ -66,6 +73,18 @@ func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
 		}
 	}
 	return nil
+}
+
+// ofFamilies says what a subnet must have for NICs of EC2, in a message.
+func ofFamilies(spec v1alpha1.VPCSpec) string {
+	if spec.Provider != v1alpha1.ProviderEC2 {
+		return ""
+	}
+	family := ipfamily.IPv4
+	if !ipfamily.Set(spec.IPFamilies()).Has(family) {
+		family = ipfamily.IPv6
+	}
+	return fmt.Sprintf(" that has %s addresses", family)
 }
 
 // mayBeIn tells whether NICs of EC2 that name no subnet may be in one.
