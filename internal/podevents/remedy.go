@@ -54,6 +54,7 @@ var remedies = map[string]Remedy{
 	"eni-limit":             {"", inNoAddress},
 	"first-interface-index": {"", inNoAddress},
 	"no-ipv6":               {"", inNoAddress},
+	"no-ipv4":               {"", inNoAddress},
 	"node-local-full":       {"", inNoAddress},
 	"max-pods":              {"", inNoAddress},
 	"cooling":               {"They are free within the cooling period, by themselves.", inNoAddress},
