@@ -42,13 +42,16 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 	if err == nil {
 		m.setVPC(m.id.VPCCIDRs)
 		m.log.Info("identified", "instance", m.id.InstanceID, "type", m.id.InstanceType, "zone", m.id.Zone, "vpc", m.id.VPCID)
+		if m.noIPv4() {
+			m.log.Info("the node's subnet is of IPv6 alone: pods have IPv6 addresses, and no way to the IPv4 world by this node", "subnet", m.id.SubnetID)
+		}
 	}
 	return m.id.InstanceID, err
 }
 
 func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error) {
 	data := carrier.NewVPC(kernel)
-	m.networks = &vpcNetworks{vpcDatapath: data, ask: m.askVPCCIDRs, onDemand: m.onDemand}
+	m.networks = &vpcNetworks{vpcDatapath: data, ask: m.askVPCCIDRs, onDemand: m.onDemand, noIPv4: m.noIPv4()}
 	inv, err := kernel.Inventory(ctx)
 	if err != nil {
 		return nil, err
@@ -56,7 +59,8 @@ func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, 
 	own, local := ipv6OfPods(inv)
 	return data, data.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
-		LocalCIDRs: m.networks.start(m.id.VPCCIDRs, own || m.cfg.IPFamilies.Has(ipfamily.IPv6)), NodeLocal: nodeLocal(local || m.cfg.IPv6Egress), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
+		LocalCIDRs: m.networks.start(m.id.VPCCIDRs, own || m.noIPv4() || m.cfg.IPFamilies.Has(ipfamily.IPv6)),
+		NodeLocal:  nodeLocal(!m.noIPv4(), local || m.cfg.IPv6Egress), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
 		MarkShift: uint(m.cfg.MarkShift),
 	})
 }
@@ -82,22 +86,28 @@ func ipv6OfPods(inv datapath.Inventory) (own, local bool) {
 // needIPv6 implements mode.
 func (m *vpc) needIPv6(ctx context.Context) error { return m.networks.needIPv6(ctx) }
 
+// noIPv4 tells that the node has no IPv4 address: its subnet is of IPv6 alone.
+func (m *vpc) noIPv4() bool { return !m.id.PrimaryIPv4.IsValid() }
+
 // nodeLocal are the networks of node-local addresses, that of IPv4 whatever pods have and
-// settings say. That of IPv6 turns IPv6 on, which a node may lack.
-func nodeLocal(ipv6 bool) []netip.Prefix {
-	if ipv6 {
-		return []netip.Prefix{nodelocal.Network4, nodelocal.Network6}
+// settings say, if the node has IPv4. That of IPv6 turns IPv6 on, which a node may lack.
+func nodeLocal(ipv4, ipv6 bool) (list []netip.Prefix) {
+	if ipv4 {
+		list = append(list, nodelocal.Network4)
 	}
-	return []netip.Prefix{nodelocal.Network4}
+	if ipv6 {
+		list = append(list, nodelocal.Network6)
+	}
+	return list
 }
 
 // withNodeLocal has a source's leases of one family come with a node-local address of
-// the other, as the settings say.
+// the other, as the settings say. Nobody reaches the IPv4 world by a node that has no IPv4.
 func (m *vpc) withNodeLocal(src source.Source, err error) (source.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nodelocal.New(src, m.cfg.IPv4Egress, m.cfg.IPv6Egress, m.clock), nil
+	return nodelocal.New(src, m.cfg.IPv4Egress && !m.noIPv4(), m.cfg.IPv6Egress, m.clock), nil
 }
 
 // follow keeps the data path to the VPC's CIDRs, of which one may be associated at

@@ -32,15 +32,23 @@ type vpcNetworks struct {
 	// setting alone decides.
 	onDemand bool
 
+	// noIPv4: the node has no IPv4 address, as its own subnet is of IPv6 alone. So pods have none.
+	noIPv4 bool
+
 	mu    sync.Mutex     // guards what follows, and is held while the data path changes
 	cidrs []netip.Prefix // the VPC's, as the data path was last set up by them
 	ipv6  bool           // the data path is to have IPv6 as soon as the VPC has
 }
 
 // ofPods are those of a VPC's CIDRs that are of families that pods have addresses
-// of: IPv4, as its nodes always have that, and IPv6 if asked for.
-func ofPods(cidrs []netip.Prefix, ipv6 bool) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(cidrs), func(p netip.Prefix) bool { return isIPv6(p) && !ipv6 })
+// of: IPv4, if the node has that, and IPv6 if asked for.
+func (v *vpcNetworks) ofPods(cidrs []netip.Prefix, ipv6 bool) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(cidrs), func(p netip.Prefix) bool {
+		if isIPv6(p) {
+			return !ipv6
+		}
+		return v.noIPv4
+	})
 }
 
 func isIPv6(p netip.Prefix) bool { return ipfamily.Of(p.Addr()) == ipfamily.IPv6 }
@@ -51,14 +59,14 @@ func (v *vpcNetworks) start(cidrs []netip.Prefix, ipv6 bool) []netip.Prefix {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.cidrs, v.ipv6 = cidrs, ipv6
-	return ofPods(cidrs, ipv6)
+	return v.ofPods(cidrs, ipv6)
 }
 
 // set takes the VPC's CIDRs over. An error leaves the data path as it is.
 func (v *vpcNetworks) set(ctx context.Context, all []netip.Prefix) (cidrs []netip.Prefix, changed bool, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	cidrs = ofPods(all, v.ipv6)
+	cidrs = v.ofPods(all, v.ipv6)
 	if changed, err = v.SetLocalCIDRs(ctx, cidrs); err == nil {
 		v.cidrs = all
 	}
@@ -66,8 +74,12 @@ func (v *vpcNetworks) set(ctx context.Context, all []netip.Prefix) (cidrs []neti
 }
 
 // SetENI implements the source's Datapath. It fails for an ENI with IPv6 addresses
-// for pods while the data path cannot have IPv6.
+// for pods while the data path cannot have IPv6, and for one with IPv4 addresses where the
+// node has none.
 func (v *vpcNetworks) SetENI(ctx context.Context, e eni.ENI) error {
+	if v.noIPv4 && len(e.Addresses)+len(e.Prefixes) > 0 {
+		return fmt.Errorf("the IPv4 addresses of %s: this node has none itself, as its subnet is of IPv6 alone, and pods can have IPv6 only (ip-families)", e.ID)
+	}
 	if hasIPv6(e) {
 		if err := v.needIPv6(ctx); err != nil {
 			return fmt.Errorf("turn IPv6 on for the addresses of %s: %w", e.ID, err)
@@ -94,7 +106,7 @@ func (v *vpcNetworks) needIPv6(ctx context.Context) error {
 			return errors.New("the instance metadata service tells of no IPv6 CIDR block of the VPC")
 		}
 	}
-	if _, err := v.SetLocalCIDRs(ctx, cidrs); err != nil {
+	if _, err := v.SetLocalCIDRs(ctx, v.ofPods(cidrs, true)); err != nil {
 		return err
 	}
 	v.cidrs, v.ipv6 = cidrs, true

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/berthnet/berth/internal/datapath"
@@ -106,5 +107,26 @@ func TestIPv6AfterARestart(t *testing.T) {
 		if own, local := ipv6OfPods(inv); own != tt.own || local != tt.local {
 			t.Errorf("%s: own %v, node-local %v", name, own, local)
 		}
+	}
+}
+
+// A node that has no IPv4 address has no data path of it, and hands out no such address, whoever gives some.
+func TestNodeWithoutIPv4(t *testing.T) {
+	both := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/56")}
+	k := &kernelOfENIs{}
+	v := &vpcNetworks{vpcDatapath: k, noIPv4: true, onDemand: true}
+	if k.cidrs = v.start(both, true); !slices.Equal(k.cidrs, both[1:]) {
+		t.Errorf("CIDRs %v, want %v", k.cidrs, both[1:])
+	}
+	e := eni.ENI{ID: "eni-1", IPv6: []netip.Addr{netip.MustParseAddr("2001:db8::7")}}
+	if err := v.SetENI(t.Context(), e); err != nil {
+		t.Error(err)
+	}
+	e.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.9")}
+	if err := v.SetENI(t.Context(), e); err == nil || !strings.Contains(err.Error(), "ip-families") || len(k.enis) != 1 {
+		t.Errorf("with an IPv4 address: %v, set %v", err, k.enis)
+	}
+	if cidrs, changed, err := v.set(t.Context(), append(both, netip.MustParsePrefix("100.64.0.0/16"))); err != nil || changed || len(cidrs) != 1 {
+		t.Errorf("a further CIDR of IPv4: %v %v, %v", cidrs, changed, err)
 	}
 }

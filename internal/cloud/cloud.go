@@ -114,7 +114,7 @@ type Identity struct {
 	VPCID        string
 	SubnetID     string // of the primary interface
 	PrimaryMAC   net.HardwareAddr
-	PrimaryIPv4  netip.Addr
+	PrimaryIPv4  netip.Addr // none in a subnet of IPv6 alone
 	VPCCIDRs     []netip.Prefix
 }
 

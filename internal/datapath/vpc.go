@@ -20,7 +20,7 @@ import (
 type VPC struct {
 	// PrimaryMAC finds the primary link.
 	PrimaryMAC net.HardwareAddr
-	// PrimaryIPv4 is the source address of translated IPv4 packets. Needed
+	// PrimaryIPv4 is the source address of translated IPv4 packets, zero on a node of IPv6 alone. Needed
 	// unless ExternalSNAT is set or LocalCIDRs has no IPv4.
 	PrimaryIPv4 netip.Addr
 	// PrimaryIPv6, when set, is the source of translated IPv6 packets. Leave it

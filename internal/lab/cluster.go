@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/go-logr/logr"
@@ -22,6 +23,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/forward"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -114,6 +116,9 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 // further, and opens it to the outside.
 func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), l.apiEndpoint()
+	if o.Address.Is6() {
+		o.Families = ipfamily.OnlyIPv6
+	}
 	control, carried, err := l.controlPlane(ctx, o)
 	if err != nil {
 		return err
@@ -134,9 +139,10 @@ func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 }
 
 // apiEndpoint is where the Kubernetes API is served: by IPv6 only where nodes are of the cluster
-// with addresses of IPv6 alone, of whose family the API server must be.
+// with addresses of IPv6 alone, of whose family the API server must be, or have no other.
 func (l *Lab) apiEndpoint() netip.Addr {
-	if l.Kubelets != nil && l.PodFamilies() == ipfamily.OnlyIPv6 {
+	native := l.Cloud != nil && slices.ContainsFunc(l.Books().Instances, func(i vpc.Instance) bool { return l.ofIPv6Alone(i.ID) })
+	if native || l.Kubelets != nil && l.PodFamilies() == ipfamily.OnlyIPv6 {
 		return fabric.APIEndpoint6
 	}
 	return fabric.APIEndpoint

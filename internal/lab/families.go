@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
 // completeFamilies checks IPFamilies, and gives the spec of a lab whose pods have IPv6 the
@@ -55,6 +56,13 @@ func (o Options) nodeLocal() (f ipfamily.Family, has bool) {
 	default:
 		return ipfamily.IPv6, o.IPv6Egress
 	}
+}
+
+// nodeLocalOn is nodeLocal for the pods of a node: they have none of IPv4 where it has no such
+// address itself.
+func (l *Lab) nodeLocalOn(n *node.Node) (f ipfamily.Family, has bool) {
+	f, has = l.nodeLocal()
+	return f, has && (f != ipfamily.IPv4 || !l.ofIPv6Alone(n.InstanceID))
 }
 
 // familyArgs tell berthd of which families pods get addresses, and reach the world, where it

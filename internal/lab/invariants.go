@@ -75,7 +75,7 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	for i, n := range nodes {
 		wg.Go(func() {
 			found[i] = findings{node: n, mode: l.Mode, families: l.IPFamilies, network: networks[n.Name], routed: routed, local: map[netip.Addr]*node.Pod{}}
-			found[i].localFamily, found[i].hasLocal = l.nodeLocal()
+			found[i].localFamily, found[i].hasLocal = l.nodeLocalOn(found[i].node)
 			if pools != nil {
 				found[i].blocks = pools.ofNode(n.Name)
 			}

@@ -63,6 +63,17 @@ func (l *Lab) mayName(name string) error {
 	return nil
 }
 
+// ofIPv6Alone tells whether an instance is in a subnet of IPv6 alone.
+func (l *Lab) ofIPv6Alone(instanceID string) bool {
+	if l.Cloud == nil {
+		return false
+	}
+	books := l.Books()
+	i, _ := books.Instance(instanceID)
+	s, ok := books.Subnet(i.SubnetID)
+	return ok && s.IPv6Native()
+}
+
 // newMachine makes the machine of a namespace, and its Node where there is an API.
 // Its instanceID is empty in a site.
 func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*machine, error) {
@@ -71,6 +82,9 @@ func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*
 		Dir: filepath.Join(l.Dir, "nodes", name), BinDir: l.BinDir,
 		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
 		EC2URL: EC2URL, Args: slices.Concat(l.familyArgs(), l.DaemonArgs), Env: l.BerthdEnv, Log: l.Log,
+	}
+	if l.ofIPv6Alone(instanceID) {
+		o.EC2URL, o.Args = EC2URL6, append([]string{"--imds-endpoint-mode=ipv6"}, o.Args...)
 	}
 	if l.modelled() {
 		l.Kube.equip(&o)

@@ -82,7 +82,7 @@ func (l *Lab) CheckReach(ctx context.Context) (answers int, err error) {
 // byNodeLocal is whom a pod of a node asks from its node-local address, and as what it is to
 // be seen.
 func (l *Lab) byNodeLocal(n, next *node.Node) map[netip.Addr]netip.Addr {
-	family, has := l.nodeLocal()
+	family, has := l.nodeLocalOn(n)
 	if !has {
 		return nil
 	}
@@ -92,8 +92,8 @@ func (l *Lab) byNodeLocal(n, next *node.Node) map[netip.Addr]netip.Addr {
 	}
 	own, to := inFamily(l.addrsOf(n), like), map[netip.Addr]netip.Addr{}
 	to[inFamily(l.OutsideHosts(), like)] = own
-	if n != next {
-		to[inFamily(l.addrsOf(next), like)] = own
+	if a := inFamily(l.addrsOf(next), like); n != next && a.IsValid() {
+		to[a] = own
 	}
 	return to
 }

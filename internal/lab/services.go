@@ -15,18 +15,23 @@ import (
 	"github.com/berthnet/berth/internal/lab/network/ns"
 )
 
-// EC2URL is the EC2 API's endpoint as every node reaches it.
-var EC2URL = "http://" + fabric.EC2Endpoint.String()
+// EC2URL is the EC2 API's endpoint as every node reaches it that has IPv4, EC2URL6 as those of IPv6
+// alone do.
+var (
+	EC2URL  = "http://" + fabric.EC2Endpoint.String()
+	EC2URL6 = "http://[" + fabric.EC2Endpoint6.String() + "]"
+)
 
 // serve opens the cloud's services in the router's namespace, and the echo
 // servers of the outside hosts.
 func (l *Lab) serve() error {
-	metadata := imds.Handler(l.Cloud, l.identify)
+	metadata, api := imds.Handler(l.Cloud, l.identify), l.afterFollowing(ec2.Handler(l.Cloud))
 	for _, s := range []struct {
 		at netip.Addr
 		h  http.Handler
 	}{
-		{fabric.EC2Endpoint, l.afterFollowing(ec2.Handler(l.Cloud))},
+		{fabric.EC2Endpoint, api},
+		{fabric.EC2Endpoint6, api},
 		{fabric.IMDSEndpoint, metadata},
 		{fabric.IMDSEndpoint6, metadata},
 	} {
@@ -34,7 +39,7 @@ func (l *Lab) serve() error {
 		if err != nil {
 			return err
 		}
-		if s.at == fabric.EC2Endpoint {
+		if s.at == fabric.EC2Endpoint || s.at == fabric.EC2Endpoint6 {
 			ln = httpreply.Refusing(ln, ec2.Refusal)
 		}
 		srv := httpreply.Server(s.h, l.Log.Handler())

@@ -100,6 +100,49 @@ func TestSubnetsOfIPv6Alone(t *testing.T) {
 	}
 }
 
+// TestNodesOfIPv6Alone has the nodes themselves be in subnets that have no IPv4: berthd, its calls and its
+// metadata service need none, and pods reach what there is of IPv6.
+func TestNodesOfIPv6Alone(t *testing.T) {
+	t.Parallel()
+	const pods = 3
+	for _, mode := range []lab.Mode{lab.NodeMode, lab.OperatorMode} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			s := lab.DefaultSpec(2, "t3.small")
+			natives := withNatives(t, &s)
+			for i := range s.Instances {
+				s.Instances[i].Subnet = natives[i].Name
+			}
+			l := harness.RaiseQuick(t, mode, lab.Options{
+				Spec: &s, IPFamilies: ipfamily.OnlyIPv6, DaemonArgs: []string{"--block-metadata"},
+			})
+			reach := func(when string) {
+				t.Helper()
+				answers, err := l.CheckReach(harness.Deadline(t, patience))
+				harness.OK(t, err)
+				if want := questions(2*pods, ipfamily.OnlyIPv6, false); answers != want {
+					t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
+				}
+			}
+			for _, n := range l.Nodes() {
+				harness.OK(t, harness.AddMany(t, n, "pod", pods, node.PodOptions{}))
+				for _, p := range n.Pods() {
+					harness.OK(t, inNativeSubnet(p, harness.ENIs(l, n)))
+				}
+			}
+			reach("at first")
+			keptApart(t, l, l.Nodes()[0].Pods()[0])
+			harness.Settle(t, l)
+			harness.Restart(t, l.Nodes()[0])
+			reach("after a restart of berthd")
+			for _, n := range l.Nodes() {
+				harness.RemoveAll(t, n)
+			}
+			harness.Settle(t, l)
+		})
+	}
+}
+
 // inNativeSubnet wants a pod to have one address, of an ENI without IPv4.
 func inNativeSubnet(p *node.Pod, enis []vpc.ENI) error {
 	i := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.Owns(p.Addr()) })

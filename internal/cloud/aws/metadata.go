@@ -68,14 +68,18 @@ func (m *Metadata) Identity(ctx context.Context) (cloud.Identity, error) {
 		Region:       r.text("placement/region"),
 		Zone:         r.text("placement/availability-zone"),
 		PrimaryMAC:   r.mac("mac"),
-		PrimaryIPv4:  r.addr("local-ipv4"),
 	}
 	nic := "network/interfaces/macs/" + id.PrimaryMAC.String() + "/"
 	id.VPCID = r.text(nic + "vpc-id")
 	id.SubnetID = r.text(nic + "subnet-id")
+	own := r.own(nic)
+	blocks := nic + "vpc-ipv6-cidr-blocks"
+	if own.Is4() {
+		id.PrimaryIPv4, blocks = own, nic+"vpc-ipv4-cidr-blocks"
+	}
 	id.VPCCIDRs = append(r.prefixes(nic+"vpc-ipv4-cidr-blocks", required), r.prefixes(nic+"vpc-ipv6-cidr-blocks", optional)...)
-	if has := func(p netip.Prefix) bool { return p.Contains(id.PrimaryIPv4) }; r.err == nil && !slices.ContainsFunc(id.VPCCIDRs, has) {
-		r.bad(nic+"vpc-ipv4-cidr-blocks", fmt.Sprint(id.VPCCIDRs), "one with the instance's "+id.PrimaryIPv4.String())
+	if has := func(p netip.Prefix) bool { return p.Contains(own) }; r.err == nil && !slices.ContainsFunc(id.VPCCIDRs, has) {
+		r.bad(blocks, fmt.Sprint(id.VPCCIDRs), "one with the instance's "+own.String())
 	}
 	if r.err != nil {
 		return cloud.Identity{}, r.err
@@ -188,11 +192,26 @@ func (r *metadataReading) mac(path string) net.HardwareAddr {
 	return mac
 }
 
-func (r *metadataReading) addr(path string) netip.Addr {
+// own is the instance's primary IPv4 address or, in a subnet of IPv6 alone, its first IPv6
+// address: one that has that, and where no path tells of IPv4, which all may be late while it boots.
+func (r *metadataReading) own(nic string) netip.Addr {
+	const four, six = "local-ipv4", "ipv6"
+	for _, path := range []string{four, nic + "local-ipv4s", nic + "subnet-ipv4-cidr-block"} {
+		if r.get(path, optional) != "" {
+			return r.addr(ipv4, four)
+		}
+	}
+	if r.err == nil && r.get(six, optional) == "" {
+		return r.addr(ipv4, four) // it waits for that
+	}
+	return r.addr(ipv6, six)
+}
+
+func (r *metadataReading) addr(f family, path string) netip.Addr {
 	s := r.get(path, required)
-	a, ok := ipv4.addr(s)
+	a, ok := f.addr(s)
 	if !ok {
-		r.bad(path, s, "an IPv4 address")
+		r.bad(path, s, "an "+f.name+" address")
 	}
 	return a
 }

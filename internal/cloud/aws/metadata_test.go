@@ -32,6 +32,14 @@ func machine() map[string]string {
 	}
 }
 
+// ofIPv6 is the machine in a subnet of IPv6 alone.
+func ofIPv6(own string) map[string]string {
+	m := machine()
+	delete(m, "local-ipv4")
+	m["ipv6"] = own
+	return m
+}
+
 // metadataServer serves paths; each of the first failures requests gets status.
 type metadataServer struct {
 	mu       sync.Mutex
@@ -99,6 +107,8 @@ func TestIdentity(t *testing.T) {
 	noIPv6.VPCCIDRs = want.VPCCIDRs[:2]
 	v4 := machine()
 	delete(v4, nic+"vpc-ipv6-cidr-blocks")
+	alone := want
+	alone.PrimaryIPv4 = netip.Addr{}
 	for _, tt := range []struct {
 		name   string
 		server *metadataServer
@@ -108,6 +118,8 @@ func TestIdentity(t *testing.T) {
 		{"version 2", &metadataServer{paths: machine()}, want, 1},
 		{"version 1", &metadataServer{paths: machine(), v1: true}, want, 0},
 		{"without IPv6", &metadataServer{paths: v4}, noIPv6, 1},
+		{"of IPv6 alone", &metadataServer{paths: ofIPv6("2001:db8::10")}, alone, 1},
+		{"of IPv6 alone, broken at first", &metadataServer{paths: ofIPv6("2001:db8::10"), failures: 10, status: 503}, alone, 1},
 		{"coming up, broken at first", &metadataServer{paths: machine(), failures: 10, status: 503}, want, 1},
 		{"coming up, nobody listens at first", &metadataServer{paths: machine(), failures: 10}, want, 1},
 	} {
@@ -126,6 +138,8 @@ func TestIdentity(t *testing.T) {
 func TestIdentityErrors(t *testing.T) {
 	without := func(path string) map[string]string { m := machine(); delete(m, path); return m }
 	with := func(path, value string) map[string]string { m := maps.Clone(machine()); m[path] = value; return m }
+	booting := ofIPv6("2001:db8::10")
+	booting[nic+"subnet-ipv4-cidr-block"] = "10.0.0.0/24"
 	for _, tt := range []struct {
 		name  string
 		s     *metadataServer
@@ -136,6 +150,10 @@ func TestIdentityErrors(t *testing.T) {
 		{"switched off", &metadataServer{failures: 1 << 20, status: 403}, "instance-id", cloud.Permission},
 		{"not a MAC", &metadataServer{paths: with("mac", "x")}, "mac", cloud.Transient},
 		{"not an address", &metadataServer{paths: with("local-ipv4", "::1")}, "local-ipv4", cloud.Transient},
+		{"no address at all", &metadataServer{paths: without("local-ipv4")}, "local-ipv4", cloud.Transient},
+		{"its IPv4 address is late", &metadataServer{paths: booting}, "local-ipv4", cloud.Transient},
+		{"not an IPv6 address", &metadataServer{paths: ofIPv6("10.0.0.10")}, "ipv6", cloud.Transient},
+		{"IPv6 of another VPC", &metadataServer{paths: ofIPv6("2001:db8:9::10")}, nic + "vpc-ipv6-cidr-blocks", cloud.Transient},
 		{"a log-in page", &metadataServer{paths: with("instance-id", "<html> log in </html>")}, "instance-id", cloud.Transient},
 		{"no blocks", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", " ")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
 		{"host bits", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.0.0.1/16")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},

@@ -76,7 +76,11 @@ func (b *Branches) AddNetwork(_ context.Context, n Network) (Network, error) {
 	n.ID, n.Name, n.Subnets = books.VPCs[i].ID, books.VPCs[i].Name, nil
 	for _, s := range books.Subnets {
 		if s.VPCID == n.ID {
-			n.Subnets = append(n.Subnets, Subnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR})
+			cidr := s.CIDR
+			if s.IPv6Native() {
+				cidr = s.IPv6
+			}
+			n.Subnets = append(n.Subnets, Subnet{ID: s.ID, Name: s.Name, CIDR: cidr})
 		}
 	}
 	return n, nil
@@ -153,9 +157,9 @@ func IsBerths(e vpc.ENI) bool { return e.Tags[tagOwner] == ownerOfNICs }
 func portOf(e vpc.ENI, books vpc.Books) Port {
 	p := Port{
 		ID: e.ID, Name: e.Description, Network: e.VPCID, Device: e.Tags[tagNIC], MAC: e.MAC.String(),
-		Addresses: []Address{{Subnet: e.SubnetID, IP: e.Primary}}, Groups: e.Groups, Status: "DOWN",
+		Groups: e.Groups, Status: "DOWN",
 	}
-	for _, a := range e.IPv6 {
+	for _, a := range e.Own() {
 		p.Addresses = append(p.Addresses, Address{Subnet: e.SubnetID, IP: a})
 	}
 	if IsBerths(e) {

@@ -38,8 +38,9 @@ var (
 	// OnPremHost and OnPremHost6 belong to the host on premises.
 	OnPremHost  = netip.MustParseAddr("192.168.100.10")
 	OnPremHost6 = netip.MustParseAddr("fd64:0:0:100::10")
-	// EC2Endpoint is where the EC2 API is served, a public address of the cloud.
-	EC2Endpoint = netip.MustParseAddr("198.51.100.10")
+	// EC2Endpoint and EC2Endpoint6 are where the EC2 API is served, public addresses of the cloud.
+	EC2Endpoint  = netip.MustParseAddr("198.51.100.10")
+	EC2Endpoint6 = netip.MustParseAddr("2001:db8:fffe::10")
 	// APIEndpoint is where the Kubernetes API is served, if it is; APIEndpoint6 in a cluster of
 	// IPv6 alone.
 	APIEndpoint  = netip.MustParseAddr("198.51.100.20")
@@ -138,7 +139,7 @@ func (o Options) validate() error {
 		return fmt.Errorf("fabric ID %q: want 1 to 12 lower-case letters or digits", o.ID)
 	}
 	for _, c := range o.CIDRs {
-		for _, taken := range []netip.Prefix{internetNet, internetNet6, onPremNet, onPremNet6, netip.PrefixFrom(EC2Endpoint, 32), netip.PrefixFrom(APIEndpoint, 32), netip.PrefixFrom(APIEndpoint6, 128)} {
+		for _, taken := range []netip.Prefix{internetNet, internetNet6, onPremNet, onPremNet6, netip.PrefixFrom(EC2Endpoint, 32), netip.PrefixFrom(EC2Endpoint6, 128), netip.PrefixFrom(APIEndpoint, 32), netip.PrefixFrom(APIEndpoint6, 128)} {
 			if c.Overlaps(taken) {
 				return fmt.Errorf("VPC block %s overlaps %s, which the lab uses outside the VPC", c, taken)
 			}

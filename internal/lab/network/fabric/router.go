@@ -51,7 +51,7 @@ func (f *Fabric) setUpRouter() error {
 		return err
 	}
 	// By the first the router itself asks, as the API server does that reaches pods.
-	own := []netip.Addr{APIEndpoint, APIEndpoint6, EC2Endpoint, IMDSEndpoint, IMDSEndpoint6}
+	own := []netip.Addr{APIEndpoint, APIEndpoint6, EC2Endpoint, EC2Endpoint6, IMDSEndpoint, IMDSEndpoint6}
 	for _, s := range f.opts.Subnets {
 		if !s.IPv6Native() {
 			own = append(own, RouterOf(s.CIDR))
