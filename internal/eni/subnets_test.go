@@ -2,6 +2,7 @@ package eni
 
 import (
 	"context"
+	"net/netip"
 	"testing"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -102,5 +103,32 @@ func TestReservationIsPartOfTheChoice(t *testing.T) {
 	holds[1].end(6)
 	if s1, s2 := b.entry("s1"), b.entry("s2"); s1.Free-s1.reserved != 6 || s2.Free-s2.reserved != 0 {
 		t.Errorf("left: %d, %d", s1.Free-s1.reserved, s2.Free-s2.reserved)
+	}
+}
+
+// What a subnet of IPv6 alone has is counted by nobody: it is in no count of free addresses, whatever
+// is taken and given back, and its blocks are known from a file as from EC2.
+func TestNobodyCountsIPv6(t *testing.T) {
+	b := newSubnets(nil, nil)
+	native := cloud.Subnet{ID: "s6", IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, IPv6Native: true}
+	b.Learn(native)
+	if !b.native("s6") || len(b.blocks("s6")) != 1 {
+		t.Errorf("learned: %+v", b.blocksWith("s6", netip.Addr{}))
+	}
+	refresh(t, b, 0, []cloud.Subnet{native, {ID: "s4", Free: 5}})
+	b.reserve("s6", 1).end(1)
+	b.returned("s6", 3)
+	if got := b.Free(); len(got) != 1 || got[0].ID != "s4" {
+		t.Errorf("free: %+v, want the subnet of IPv4 alone", got)
+	}
+	any6 := plan.Candidates{Any: true}
+	b.all["s6"].VPCID, b.all["s6"].Zone = "vpc-1", "zone-a"
+	states := b.States(unix(1), nil, any6)
+	if len(states) != 1 || !states[0].IPv6Native || states[0].NoIPv6 || states[0].Free != 0 {
+		t.Errorf("states: %+v", states)
+	}
+	b.refusedIPv6("s6", unix(5))
+	if states := b.States(unix(1), nil, any6); !states[0].NoIPv6 {
+		t.Errorf("after a refusal: %+v", states)
 	}
 }

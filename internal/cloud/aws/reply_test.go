@@ -153,6 +153,8 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		{"another ENI listed", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{IDs: []string{"eni-1"}}), "eni-2"},
 		{"another instance's ENI listed", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{InstanceIDs: []string{"i-1", "i-3"}}), "i-2"},
 		{"an ENI without the tag listed", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{Tags: map[string]string{"a": "b"}}), "tagSet[a]"},
+		{"an ENI with IPv4 addresses and none of its own", describeENIs, enis(strings.Replace(eni("eni-2", "i-2"), "<vpcId>", "<privateIpAddressesSet><item><privateIpAddress>10.0.0.5</privateIpAddress></item></privateIpAddressesSet><vpcId>", 1)),
+			listENIs(cloud.ENIFilter{IDs: []string{"eni-2"}}), "privateIpAddress"},
 		{"the ENI asked for", describeENIs, enis(eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{IDs: []string{"eni-2"}, InstanceID: "i-2"}), ""},
 		{"nothing assigned", pace.Assign.Action, "", oneMore, "0 IPv4 addresses"},
 		{"an empty set assigned", pace.Assign.Action, assignedSet(), oneMore, "0 IPv4 addresses"},
