@@ -29,6 +29,7 @@ func TestPlansForFamilies(t *testing.T) {
 	}
 	open, closed := Subnet{ID: "subnet-1", Free: 100, ForNew: true}, Subnet{ID: "subnet-1", Free: 100, ForNew: true, NoIPv6: true}
 	native := Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}
+	learned := Subnet{ID: "subnet-1", Free: Unlimited, ForNew: true, IPv6Native: true} // from a file
 	dual, six := ipam.Policy{Families: ipfamily.Dual, WarmIP: 2}, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmENI: 1, WarmPrefix: 1}
 	index1 := ipam.Policy{Families: ipfamily.Dual, WarmIP: 2, FirstInterfaceIndex: 1}
 	for _, tt := range []struct {
@@ -67,6 +68,9 @@ func TestPlansForFamilies(t *testing.T) {
 		{"IPv6: and its ENIs grow", nitro, six, native, []ENI{eth0(cloud.Amount{})}, 5, "assign 1 IPv6 prefixes to eni-0"},
 		{"IPv6: not on an instance before Nitro", xen, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
 		{"dual: a subnet of IPv6 alone", nitro, index1, native, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
+		{"dual: a subnet of IPv6 alone, not described yet", nitro, index1, learned, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
+		{"IPv6: a subnet of IPv6 alone, not described yet", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, learned, []ENI{eth0(cloud.Amount{})}, 0,
+			"create an ENI with 1 IPv6 prefixes in subnet-1 for device index 1"},
 		{"IPv4: a subnet of IPv6 alone", nitro, ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
 		{"IPv4: IPv6 of a subnet's doing stays", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1}), eth1(cloud.Amount{IPv6: 1})}, 0,
 			"detach eni-1"},

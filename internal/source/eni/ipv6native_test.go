@@ -53,6 +53,11 @@ func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 		if list := n.ofSix(); len(list) != 1 || list[0].Primary.IsValid() || n.freeAtHome() != free {
 			t.Errorf("ENIs %+v; %d IPv4 addresses are free where eth0 is, want %d", list, n.freeAtHome(), free)
 		}
+		n.cloud.ResetCalls()
+		n.settle(time.Hour)
+		if asked := n.cloud.Count("Subnets"); asked > 0 {
+			t.Errorf("subnets were described %d times within an hour, and all was known", asked)
+		}
 		n.kill()
 		n.start()
 		n.settle(time.Minute)
