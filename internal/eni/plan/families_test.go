@@ -346,6 +346,14 @@ func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 			t.Errorf("beside one %s: %v, want one in %s", tt.name, got, tt.want)
 		}
 	}
+	native.Free = Unlimited // not described yet
+	for _, f := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual} {
+		policy.Families = f
+		got := Make(nitro, policy, State{ENIs: []ENI{eth0}, Subnets: []Subnet{both, native}, PrimaryServes: f == ipfamily.OnlyIPv4}).Actions
+		if len(got) != 1 || got[0].Subnet != "a" {
+			t.Errorf("%s: %v, want one in the subnet that has IPv4", f, got)
+		}
+	}
 }
 
 // A trunk takes no IPv4 address in a subnet of IPv6 alone, and is not made where there is none of
