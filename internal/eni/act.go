@@ -85,7 +85,8 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		return err
 	}
 	blocks := r.cfg.Shared.Subnets.blocks(p.Subnet)
-	if err := r.view.checkCreated(made, p.intent.Request, r.cfg.InstanceID, blocks); err != nil {
+	native := r.cfg.Shared.Subnets.native(p.Subnet)
+	if err := r.view.checkCreated(made, p.intent.Request, r.cfg.InstanceID, blocks, native); err != nil {
 		p.doubtful = made.ID
 		return err
 	}

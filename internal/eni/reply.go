@@ -69,8 +69,8 @@ func checkFree(op, to string, things []netip.Prefix, subnet []netip.Prefix, othe
 }
 
 // checkCreated judges an ENI that a reply says was created on a request for an
-// instance.
-func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, subnet []netip.Prefix) error {
+// instance, in a subnet with blocks; native: of IPv6 alone.
+func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, subnet []netip.Prefix, native bool) error {
 	const op = "CreateNetworkInterface"
 	// As the reply has them, so that what is named twice shows.
 	things := held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
@@ -81,6 +81,8 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
 	case e.Attachment != nil && e.Attachment.InstanceID != instance:
 		return badReply(op, "%s is on instance %q", e.ID, e.Attachment.InstanceID)
+	case native && e.Primary.IsValid():
+		return badReply(op, "%s has the address %v, and its subnet %s is of IPv6 alone", e.ID, e.Primary, q.SubnetID)
 	case e.Primary.IsValid() && slices.ContainsFunc(things, func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
 		return badReply(op, "%s has its primary address for pods", e.ID)
 	}

@@ -134,18 +134,20 @@ func TestRepliesToCreations(t *testing.T) {
 			e := eniOf(3, "10.0.0.30", "10.0.0.31")
 			e.Tags = map[string]string{TagCreatedAt: "now"}
 			tt.change(&e)
-			wantUnfit(t, aView().checkCreated(e, q, "i-1", subnet1), tt.says)
+			wantUnfit(t, aView().checkCreated(e, q, "i-1", subnet1, false), tt.says)
 		})
 	}
 	v := aView()
 	shown := eniOf(3, "10.0.0.30", "10.0.0.31")
 	shown.Tags = q.Tags
 	v.enis["eni-3"] = newKnown(factsOf(shown, "test"))
-	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1), "") // a listing was faster than the repeat
+	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1, false), "") // a listing was faster than the repeat
+
+	wantUnfit(t, aView().checkCreated(shown, q, "i-1", nil, true), "is of IPv6 alone")
 
 	q.Addresses = 2
 	shown.Addresses = addrs("10.0.0.31", "10.0.0.31")
-	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1), "named twice")
+	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1, false), "named twice")
 }
 
 func TestRepliesToAttachments(t *testing.T) {

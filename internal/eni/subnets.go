@@ -34,6 +34,7 @@ type subnetEntry struct {
 	noPrefix  time.Time // until when /28 prefixes are not asked for
 	noIPv6    time.Time // until when nothing of IPv6 is
 	told      bool      // EC2 described it, so that the lack of a block is one
+	gone      bool      // deleted, or no longer meant, by the last description
 }
 
 func newSubnets(api cloud.API, c clock.Clock) *Subnets {
@@ -65,16 +66,16 @@ func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Ti
 		e := b.entry(s.ID)
 		listed[s.ID] = true
 		if !e.asOf.After(now) { // an answer that a later one overtook says nothing
-			if e.CIDR.IsValid() { // which a subnet has for life
+			if e.CIDR.IsValid() && !s.IPv6Native { // which a subnet has for life
 				s.CIDR = e.CIDR
 			}
-			e.Subnet, e.asOf, e.told = s, now, true
+			e.Subnet, e.asOf, e.told, e.gone = s, now, true, false
 			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // it may be of before; the next one tells
 		}
 	}
 	for id, e := range b.all {
 		if !listed[id] && selects(f, e.Subnet) && !e.asOf.After(now) {
-			e.Free, e.asOf = 0, now // deleted, or no longer meant
+			e.Free, e.asOf, e.gone = 0, now, true
 		}
 	}
 	return nil
@@ -168,7 +169,7 @@ func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Ca
 		}
 		s := plan.Subnet{
 			ID: id, Free: max(0, e.Free-e.reserved), IPv6Native: e.IPv6Native, ForNew: fit,
-			NoPrefix: e.noPrefix.After(now), NoIPv6: e.noIPv6.After(now) || e.told && len(e.IPv6) == 0,
+			NoPrefix: e.noPrefix.After(now), NoIPv6: e.noIPv6.After(now) || e.told && len(e.IPv6) == 0 || e.gone && e.IPv6Native,
 		}
 		if e.fullUntil.After(now) {
 			s.Free = 0

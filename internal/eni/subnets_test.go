@@ -110,6 +110,13 @@ func TestReservationIsPartOfTheChoice(t *testing.T) {
 // is taken and given back, and its blocks are known from a file as from EC2.
 func TestNobodyCountsIPv6(t *testing.T) {
 	b := newSubnets(nil, nil)
+	b.Learn(cloud.Subnet{ID: "wrong", CIDR: netip.MustParsePrefix("10.0.0.0/24")})
+	refresh(t, b, 0, []cloud.Subnet{{ID: "wrong", IPv6Native: true}})
+	if got := b.blocks("wrong"); len(got) > 0 {
+		t.Errorf("a block of IPv4 that was learned stays: %v", got)
+	}
+	delete(b.all, "wrong")
+	b.order = nil
 	native := cloud.Subnet{ID: "s6", IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, IPv6Native: true}
 	b.Learn(native)
 	if !b.native("s6") || len(b.blocks("s6")) != 1 {
@@ -126,6 +133,15 @@ func TestNobodyCountsIPv6(t *testing.T) {
 	states := b.States(unix(1), nil, any6)
 	if len(states) != 1 || !states[0].IPv6Native || states[0].NoIPv6 || states[0].Free != 0 {
 		t.Errorf("states: %+v", states)
+	}
+	refresh(t, b, 1, []cloud.Subnet{{ID: "s4", Free: 5}})
+	if states := b.States(unix(1), nil, any6); !states[0].NoIPv6 {
+		t.Errorf("once it is gone: %+v", states)
+	}
+	native.VPCID, native.Zone = "vpc-1", "zone-a"
+	refresh(t, b, 2, []cloud.Subnet{native})
+	if states := b.States(unix(2), nil, any6); states[0].NoIPv6 {
+		t.Errorf("back again: %+v", states)
 	}
 	b.refusedIPv6("s6", unix(5))
 	if states := b.States(unix(1), nil, any6); !states[0].NoIPv6 {

@@ -201,7 +201,7 @@ func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 // neither. One of IPv6 alone counts 0, or leaves that out.
 func (r *reading) subnetIPv4(s *types.Subnet, out *cloud.Subnet) {
 	if out.IPv6Native {
-		if s.CidrBlock != nil || sdk.ToInt32(s.AvailableIpAddressCount) != 0 {
+		if sdk.ToString(s.CidrBlock) != "" || sdk.ToInt32(s.AvailableIpAddressCount) != 0 {
 			r.bad("ipv6Native", fmt.Sprintf("true, with cidrBlock %q and availableIpAddressCount %d", sdk.ToString(s.CidrBlock), sdk.ToInt32(s.AvailableIpAddressCount)), "a subnet without IPv4")
 		}
 		return

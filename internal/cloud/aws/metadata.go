@@ -73,11 +73,11 @@ func (m *Metadata) Identity(ctx context.Context) (cloud.Identity, error) {
 	id.VPCID = r.text(nic + "vpc-id")
 	id.SubnetID = r.text(nic + "subnet-id")
 	own := r.own(nic)
-	blocks := nic + "vpc-ipv6-cidr-blocks"
+	blocks, four := nic+"vpc-ipv6-cidr-blocks", optional
 	if own.Is4() {
-		id.PrimaryIPv4, blocks = own, nic+"vpc-ipv4-cidr-blocks"
+		id.PrimaryIPv4, blocks, four = own, nic+"vpc-ipv4-cidr-blocks", required
 	}
-	id.VPCCIDRs = append(r.prefixes(nic+"vpc-ipv4-cidr-blocks", required), r.prefixes(nic+"vpc-ipv6-cidr-blocks", optional)...)
+	id.VPCCIDRs = append(r.prefixes(nic+"vpc-ipv4-cidr-blocks", four), r.prefixes(nic+"vpc-ipv6-cidr-blocks", optional)...)
 	if has := func(p netip.Prefix) bool { return p.Contains(own) }; r.err == nil && !slices.ContainsFunc(id.VPCCIDRs, has) {
 		r.bad(blocks, fmt.Sprint(id.VPCCIDRs), "one with the instance's "+own.String())
 	}

@@ -201,7 +201,9 @@ func (b *planner) create() bool {
 	if own+gain == 0 || b.byPrefix() && more.Prefixes == 0 && !wanting {
 		return false
 	}
-	sn.Free--
+	if !sn.IPv6Native {
+		sn.Free--
+	}
 	b.spend(sn, own+gain, more)
 	b.useIndex(index)
 	b.do(Action{Kind: Create, Subnet: sn.ID, Index: index, Amount: more})

@@ -77,26 +77,37 @@ func (b *planner) noIPv6(subnets []Subnet) (reason, message string) {
 	if b.limits.IPv6PerENI == 0 {
 		return ReasonNoIPv6, "the instance type has no IPv6: use another, or IPv4 addresses alone (ip-families)"
 	}
-	if !b.hasRoom() || len(subnets) == 0 || slices.ContainsFunc(subnets, func(sn Subnet) bool { return !sn.NoIPv6 }) {
+	if !b.hasRoom() || len(subnets) == 0 || slices.ContainsFunc(b.ofUse(subnets), func(sn Subnet) bool { return !sn.NoIPv6 }) {
 		return "", ""
 	}
 	return ReasonNoIPv6, "no subnet that this node may use has IPv6 addresses: associate an IPv6 CIDR block with one, or use IPv4 addresses alone (ip-families)"
 }
 
-// noIPv4 tells that further ENIs could be in subnets of IPv6 alone only, where they get no
-// addresses for pods of IPv4, or the instance cannot have them.
+// noIPv4 tells that the node could grow in subnets of IPv6 alone only, which give pods no IPv4
+// addresses, or where the instance cannot have ENIs.
 func (b *planner) noIPv4(subnets []Subnet) (reason, message string) {
-	candidates := slices.DeleteFunc(slices.Clone(subnets), func(sn Subnet) bool { return !sn.ForNew })
-	other := slices.ContainsFunc(candidates, func(sn Subnet) bool { return !sn.IPv6Native })
+	list := b.ofUse(subnets)
 	switch {
-	case len(candidates) == 0 || other || b.hasRoomOnENI() || !b.hasRoom():
+	case len(list) == 0 || slices.ContainsFunc(list, func(sn Subnet) bool { return !sn.IPv6Native }):
 		return "", ""
 	case b.policy.Families.Has(ipfamily.IPv4):
-		return ReasonNoIPv4, "every subnet that this node may use for further ENIs is of IPv6 alone: configure one that has IPv4 addresses, or use IPv6 addresses alone (ip-families)"
+		return ReasonNoIPv4, "every subnet that this node may use is of IPv6 alone: configure one that has IPv4 addresses, or use IPv6 addresses alone (ip-families)"
 	case !b.limits.Prefixes:
-		return ReasonNoIPv4, "every subnet that this node may use for further ENIs is of IPv6 alone, where EC2 has only instances built on Nitro: configure one that has IPv4 addresses, or use another instance type"
+		return ReasonNoIPv4, "every subnet that this node may use is of IPv6 alone, where EC2 has only instances built on Nitro: configure one that has IPv4 addresses, or use another instance type"
 	}
 	return "", ""
+}
+
+// ofUse are the subnets in which the node, were they endless, could grow: those of ENIs that have
+// room, and if there may be a further ENI those where it may be.
+func (b *planner) ofUse(subnets []Subnet) (list []Subnet) {
+	_, further := b.freeIndex()
+	for _, sn := range subnets {
+		if further && sn.ForNew || slices.ContainsFunc(b.enis, func(e ENI) bool { return e.Subnet == sn.ID && b.roomOn(e) }) {
+			list = append(list, sn)
+		}
+	}
+	return list
 }
 
 // address is what people call an address of a family: with its name, unless pods get
@@ -128,10 +139,8 @@ func (b *planner) fullOf() string {
 // hasRoom tells whether the instance, were its subnets endless, could grow.
 func (b *planner) hasRoom() bool {
 	_, ok := b.freeIndex()
-	return ok || b.hasRoomOnENI()
+	return ok || slices.ContainsFunc(b.enis, b.roomOn)
 }
 
-// hasRoomOnENI is hasRoom of the ENIs that there are.
-func (b *planner) hasRoomOnENI() bool {
-	return slices.ContainsFunc(b.enis, func(e ENI) bool { return b.grows(e) && !b.full(b.held(e)) })
-}
+// roomOn tells whether an ENI, were its subnet endless, could have addresses for more pods.
+func (b *planner) roomOn(e ENI) bool { return b.grows(e) && !b.full(b.held(e)) }

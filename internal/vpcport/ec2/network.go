@@ -42,6 +42,9 @@ var gateway6 = netip.MustParseAddr("fe80:ec2::1")
 func (s Settings) subnetOf(n cloud.Subnet) (out vpcport.Subnet, ok bool) {
 	out = vpcport.Subnet{ID: n.ID, Name: n.Tags["Name"]}
 	if s.Families.Has(ipfamily.IPv4) {
+		if n.IPv6Native {
+			return out, false
+		}
 		out.CIDR, out.Gateway = n.CIDR, n.CIDR.Masked().Addr().Next()
 	}
 	switch {
@@ -67,20 +70,20 @@ type subnets struct {
 
 func newSubnets(s Settings) *subnets { return &subnets{s: s} }
 
-// list asks EC2 for the subnets, in the order of their IDs; without those that no port can be in: of
-// IPv6 alone, where ports have IPv4.
+// list asks EC2 for the subnets, in the order of their IDs. Those that no port can be in, of IPv6
+// alone where ports have IPv4, are not known then.
 func (s *subnets) list(ctx context.Context) ([]cloud.Subnet, error) {
 	list, err := s.s.Cloud.Subnets(ctx, cloud.SubnetFilter{VPCID: s.s.VPC})
 	if err != nil {
 		return nil, classified(opSubnets, fmt.Errorf("list the subnets of VPC %s: %w", s.s.VPC, err))
 	}
-	list = slices.DeleteFunc(list, func(n cloud.Subnet) bool {
-		return n.VPCID != s.s.VPC || n.IPv6Native && s.s.Families.Has(ipfamily.IPv4)
-	})
+	list = slices.DeleteFunc(list, func(n cloud.Subnet) bool { return n.VPCID != s.s.VPC })
 	slices.SortFunc(list, func(a, b cloud.Subnet) int { return cmp.Compare(a.ID, b.ID) })
 	known := map[string]cloud.Subnet{}
 	for _, n := range list {
-		known[n.ID] = n
+		if !n.IPv6Native || !s.s.Families.Has(ipfamily.IPv4) {
+			known[n.ID] = n
+		}
 	}
 	s.mu.Lock()
 	s.known = known

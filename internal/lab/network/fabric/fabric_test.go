@@ -361,7 +361,6 @@ func TestIPv6(t *testing.T) {
 	b.reaches(b.NodePath("d"), "2001:db8:1::12", "2001:db8:1::10")
 }
 
-// Of an egress-only internet gateway, connections begin inside.
 // A node in a subnet of IPv6 alone has no IPv4 address, and reaches what there is of IPv6.
 func TestNodeOfIPv6Alone(t *testing.T) {
 	six := vpc.Subnet{ID: "subnet-six", IPv6: netip.MustParsePrefix("2001:db8:1:6::/64")}
@@ -387,6 +386,7 @@ func TestNodeOfIPv6Alone(t *testing.T) {
 	})
 }
 
+// Of an egress-only internet gateway, connections begin inside.
 func TestEgressOnlyGateway(t *testing.T) {
 	b := raiseWith(t, Options{EgressOnly: true})
 	b.node("a", with6(eni("a", "10.0.0.10", 0), "2001:db8:1::10"))

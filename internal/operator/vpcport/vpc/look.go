@@ -46,18 +46,14 @@ func look(ctx context.Context, spec v1alpha1.VPCSpec, p vpcport.Provider) sight 
 // complaint is what a person should know of a network that was found: pods would get no
 // address there. Nothing is held up by it but those pods.
 func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
+	if spec.EC2 != nil && len(spec.EC2.Subnets) > 0 && len(n.Subnets) > 0 && !slices.ContainsFunc(n.Subnets, func(s vpcport.Subnet) bool { return mayBeIn(spec, s) }) {
+		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("spec.ec2.subnets: none of them is a subnet of %s%s: a NIC gets no address", n.ID, ofFamilies(spec))}
+	}
 	if ipfamily.Set(spec.IPFamilies()).Has(ipfamily.IPv6) && !slices.ContainsFunc(n.Subnets, func(s vpcport.Subnet) bool { return hasIPv6(s) && mayBeIn(spec, s) }) {
 		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("spec.ec2.ipFamilies: is %s, and none of the subnets of %s where NICs may be has an IPv6 CIDR block: a NIC gets no address", spec.IPFamilies(), n.ID)}
 	}
 	if len(n.Subnets) == 0 {
 		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("network %s has no subnet%s: a NIC there gets no address", n.ID, ofFamilies(spec))}
-	}
-	if spec.EC2 != nil {
-		for i, id := range spec.EC2.Subnets {
-			if !slices.ContainsFunc(n.Subnets, func(s vpcport.Subnet) bool { return s.ID == id }) {
-				return &problem{ofNetwork, ReasonSubnetNotFound, fmt.Sprintf("spec.ec2.subnets[%d]: %s is no subnet of %s%s", i, id, n.ID, ofFamilies(spec))}
-			}
-		}
 	}
 	for i, want := range spec.DefaultSubnets {
 		var is int
