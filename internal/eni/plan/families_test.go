@@ -125,7 +125,8 @@ func TestShortageNamesTheFamily(t *testing.T) {
 type pairs struct {
 	limits  cloud.Limits
 	policy  ipam.Policy
-	subnet  Subnet
+	subnet  Subnet  // of the primary ENI
+	native  *Subnet // of IPv6 alone, if there is one
 	enis    []*pairENI
 	waiting int
 	made    int
@@ -172,9 +173,16 @@ func (e *pairENI) used(f ipfamily.Family) (n int) {
 	return n
 }
 
+func (w *pairs) subnets() []Subnet {
+	if w.native == nil {
+		return []Subnet{w.subnet}
+	}
+	return []Subnet{w.subnet, *w.native}
+}
+
 // state is the node as a plan sees it. Single addresses are used first.
 func (w *pairs) state() State {
-	st := State{Subnets: []Subnet{w.subnet}, Waiting: w.waiting, Release: Unlimited, Moves: true, Drain: w.drain, Trunk: w.trunk}
+	st := State{Subnets: w.subnets(), Waiting: w.waiting, Release: Unlimited, Moves: true, Drain: w.drain, Trunk: w.trunk}
 	for _, e := range w.enis {
 		out := e.ENI
 		out.Free = cloud.Amount{}
@@ -224,7 +232,7 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 	switch a.Kind {
 	case Create:
 		w.made++
-		e = &pairENI{ENI: ENI{ID: fmt.Sprintf("eni-%d", w.made), Subnet: w.subnet.ID, Ours: true, Amount: a.Amount}, pods: map[ipfamily.Set]int{}}
+		e = &pairENI{ENI: ENI{ID: fmt.Sprintf("eni-%d", w.made), Subnet: a.Subnet, Ours: true, Amount: a.Amount}, pods: map[ipfamily.Set]int{}}
 		w.enis = append(w.enis, e)
 	case CreateTrunk:
 		w.made++
@@ -252,7 +260,9 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 	if e.Primary && a.IPv6 > 0 {
 		return fmt.Errorf("asks for single IPv6 addresses on the primary ENI")
 	}
-	if w.subnet.NoIPv6 && a.Kind != Unassign && a.IPv6+a.IPv6Prefixes > 0 {
+	if native := w.native != nil && e.Subnet == w.native.ID; native && (!w.limits.Prefixes || a.Kind != Unassign && a.Addresses+a.Prefixes > 0) {
+		return fmt.Errorf("asks for what there is not in a subnet of IPv6 alone")
+	} else if !native && w.subnet.NoIPv6 && a.Kind != Unassign && a.IPv6+a.IPv6Prefixes > 0 {
 		return fmt.Errorf("asks for IPv6 in a subnet without")
 	}
 	return nil
@@ -301,9 +311,17 @@ func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
 			}).Draw(r, "policy"),
 		)
 		w.policy.PrefixDelegation = rapid.Bool().Draw(r, "prefixes")
+		if rapid.Bool().Draw(r, "native") {
+			w.native = &Subnet{ID: "subnet-6", IPv6Native: true, ForNew: true, Free: rapid.SampledFrom([]int{0, Unlimited}).Draw(r, "known")}
+		}
 		w.enis[0].OwnIPv6 = rapid.IntRange(0, 1).Draw(r, "own")
 		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
-			switch rapid.IntRange(0, 5).Draw(r, "what") {
+			switch rapid.IntRange(0, 6).Draw(r, "what") {
+			case 6:
+				if w.native != nil { // one of the two at least is for new ENIs
+					w.subnet.ForNew = rapid.Bool().Draw(r, "at home")
+					w.native.ForNew = !w.subnet.ForNew || rapid.Bool().Draw(r, "in the other")
+				}
 			case 0:
 				w.policy.Families = rapid.SampledFrom([]ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual}).Draw(r, "families")
 			case 1:
