@@ -193,7 +193,8 @@ func (r *metadataReading) mac(path string) net.HardwareAddr {
 }
 
 // own is the instance's primary IPv4 address or, in a subnet of IPv6 alone, its first IPv6
-// address: one that has that, and where no path tells of IPv4, which all may be late while it boots.
+// address. It is taken for such a one only where that is there and three paths lack IPv4, as one of
+// them may be late while an instance boots.
 func (r *metadataReading) own(nic string) netip.Addr {
 	const four, six = "local-ipv4", "ipv6"
 	for _, path := range []string{four, nic + "local-ipv4s", nic + "subnet-ipv4-cidr-block"} {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -184,7 +185,7 @@ func (t *Top) addNetwork(o *objects, i int, told map[string]bool, subnet func(st
 	for _, id := range slices.Sorted(maps.Keys(n.Status.ENI.ENIs)) {
 		e := n.Status.ENI.ENIs[id]
 		s := subnet(e.SubnetID)
-		s.CIDR = cmp.Or(s.CIDR, e.SubnetCIDR)
+		s.CIDR = cmp.Or(s.CIDR, e.SubnetCIDR, strings.Join(e.SubnetIPv6CIDRs, ",")) // of IPv6 alone it has no other
 		if told[n.Name] {
 			continue
 		}
