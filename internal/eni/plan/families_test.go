@@ -109,6 +109,7 @@ func TestShortageNamesTheFamily(t *testing.T) {
 		{"a subnet of IPv6 alone", nitro, ipam.Policy{Families: ipfamily.Dual, WarmIP: 1, FirstInterfaceIndex: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
 		{"its own subnet of IPv6 alone", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
 		{"and no Nitro", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "built on Nitro"},
+		{"no subnet for new ENIs", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", Free: 9}, ReasonSubnetFull, "none of the configured subnets exists"},
 		{"no slot for IPv4", nitro, one, full, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonENILimit, "full of IPv4 addresses"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

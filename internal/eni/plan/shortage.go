@@ -77,7 +77,8 @@ func (b *planner) noIPv6(subnets []Subnet) (reason, message string) {
 	if b.limits.IPv6PerENI == 0 {
 		return ReasonNoIPv6, "the instance type has no IPv6: use another, or IPv4 addresses alone (ip-families)"
 	}
-	if !b.hasRoom() || len(subnets) == 0 || slices.ContainsFunc(b.ofUse(subnets), func(sn Subnet) bool { return !sn.NoIPv6 }) {
+	list := b.ofUse(subnets)
+	if len(list) == 0 || slices.ContainsFunc(list, func(sn Subnet) bool { return !sn.NoIPv6 }) {
 		return "", ""
 	}
 	return ReasonNoIPv6, "no subnet that this node may use has IPv6 addresses: associate an IPv6 CIDR block with one, or use IPv4 addresses alone (ip-families)"
