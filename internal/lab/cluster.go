@@ -141,7 +141,8 @@ func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 // apiEndpoint is where the Kubernetes API is served: by IPv6 only where nodes are of the cluster
 // with addresses of IPv6 alone, of whose family the API server must be, or have no other.
 func (l *Lab) apiEndpoint() netip.Addr {
-	native := l.Cloud != nil && slices.ContainsFunc(l.Books().Instances, func(i vpc.Instance) bool { return l.ofIPv6Alone(i.ID) })
+	books := l.Books()
+	native := slices.ContainsFunc(books.Instances, func(i vpc.Instance) bool { return ofIPv6Alone(books, i.ID) })
 	if native || l.Kubelets != nil && l.PodFamilies() == ipfamily.OnlyIPv6 {
 		return fabric.APIEndpoint6
 	}

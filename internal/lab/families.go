@@ -62,7 +62,7 @@ func (o Options) nodeLocal() (f ipfamily.Family, has bool) {
 // address itself.
 func (l *Lab) nodeLocalOn(n *node.Node) (f ipfamily.Family, has bool) {
 	f, has = l.nodeLocal()
-	return f, has && (f != ipfamily.IPv4 || !l.ofIPv6Alone(n.InstanceID))
+	return f, has && (f != ipfamily.IPv4 || !ofIPv6Alone(l.Books(), n.InstanceID))
 }
 
 // familyArgs tell berthd of which families pods get addresses, and reach the world, where it

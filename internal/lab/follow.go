@@ -183,5 +183,5 @@ func (l *Lab) attach(e vpc.ENI) error {
 	if !e.Attachment.Primary() {
 		return nil
 	}
-	return l.boot(m, fmt.Sprintf("node %s (%s) has %s", m.Name, e.Attachment.InstanceID, e.Own()[0]))
+	return l.boot(m, fmt.Sprintf("node %s (%s) has %v", m.Name, e.Attachment.InstanceID, e.Own()))
 }

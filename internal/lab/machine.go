@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/portcloud"
 	"github.com/berthnet/berth/internal/lab/run/host"
@@ -64,11 +65,7 @@ func (l *Lab) mayName(name string) error {
 }
 
 // ofIPv6Alone tells whether an instance is in a subnet of IPv6 alone.
-func (l *Lab) ofIPv6Alone(instanceID string) bool {
-	if l.Cloud == nil {
-		return false
-	}
-	books := l.Books()
+func ofIPv6Alone(books vpc.Books, instanceID string) bool {
 	i, _ := books.Instance(instanceID)
 	s, ok := books.Subnet(i.SubnetID)
 	return ok && s.IPv6Native()
@@ -83,7 +80,7 @@ func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*
 		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
 		EC2URL: EC2URL, Args: slices.Concat(l.familyArgs(), l.DaemonArgs), Env: l.BerthdEnv, Log: l.Log,
 	}
-	if l.ofIPv6Alone(instanceID) {
+	if ofIPv6Alone(l.Books(), instanceID) {
 		o.EC2URL, o.Args = EC2URL6, append([]string{"--imds-endpoint-mode=ipv6"}, o.Args...)
 	}
 	if l.modelled() {

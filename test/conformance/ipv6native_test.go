@@ -17,16 +17,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// nativeBlock has the subnets of IPv6 alone of withNativeSubnets.
+// nativeBlock has the subnets of IPv6 alone of withNatives.
 var nativeBlock = netip.MustParsePrefix("2001:db8:1:80::/57")
-
-// withNativeSubnets is a lab's VPC with a subnet of IPv6 alone for pods in each zone.
-func withNativeSubnets(t *testing.T, nodes int, instanceType string) *spec.Spec {
-	t.Helper()
-	s := lab.DefaultSpec(nodes, instanceType)
-	withNatives(t, &s)
-	return &s
-}
 
 // withNatives gives a spec IPv6, and a subnet of that alone for pods in each zone of its VPC, which
 // it returns.
@@ -55,12 +47,13 @@ func withNatives(t *testing.T, s *spec.Spec) (list []spec.Subnet) {
 // node, over a restart. Their ENIs have no IPv4 address.
 func TestSubnetsOfIPv6Alone(t *testing.T) {
 	t.Parallel()
-	const pods = 3
 	for _, mode := range []lab.Mode{lab.NodeMode, lab.OperatorMode} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
+			s := lab.DefaultSpec(2, "t3.small")
+			withNatives(t, &s)
 			l := harness.RaiseQuick(t, mode, lab.Options{
-				Spec: withNativeSubnets(t, 2, "t3.small"), IPFamilies: ipfamily.OnlyIPv6,
+				Spec: &s, IPFamilies: ipfamily.OnlyIPv6,
 				NodeNetworkTemplates: mode == lab.NodeMode, DaemonArgs: []string{"--block-metadata"},
 			})
 			harness.OK(t, l.Kube.Client.Create(harness.Deadline(t, patience), &v1alpha1.NodeNetworkTemplate{
@@ -73,29 +66,8 @@ func TestSubnetsOfIPv6Alone(t *testing.T) {
 			for _, n := range l.Nodes() {
 				label(t, l, n, map[string]string{whose: "apart"})
 				applies(t, n, "NodeNetworkTemplate/pods")
-				harness.OK(t, harness.AddMany(t, n, "pod", pods, node.PodOptions{}))
-				for _, p := range n.Pods() {
-					harness.OK(t, inNativeSubnet(p, harness.ENIs(l, n)))
-				}
 			}
-			reach := func(when string) {
-				t.Helper()
-				answers, err := l.CheckReach(harness.Deadline(t, patience))
-				harness.OK(t, err)
-				if want := questions(2*pods, ipfamily.OnlyIPv6, true); answers != want {
-					t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
-				}
-			}
-			reach("at first")
-			keptApart(t, l, l.Nodes()[0].Pods()[0])
-			harness.Settle(t, l)
-			harness.Restart(t, l.Nodes()[0])
-			reach("after a restart of berthd")
-			harness.Settle(t, l)
-			for _, n := range l.Nodes() {
-				harness.RemoveAll(t, n)
-			}
-			harness.Settle(t, l)
+			liveInNatives(t, l, true)
 		})
 	}
 }
@@ -104,7 +76,6 @@ func TestSubnetsOfIPv6Alone(t *testing.T) {
 // metadata service need none, and pods reach what there is of IPv6.
 func TestNodesOfIPv6Alone(t *testing.T) {
 	t.Parallel()
-	const pods = 3
 	for _, mode := range []lab.Mode{lab.NodeMode, lab.OperatorMode} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
@@ -113,34 +84,42 @@ func TestNodesOfIPv6Alone(t *testing.T) {
 			for i := range s.Instances {
 				s.Instances[i].Subnet = natives[i].Name
 			}
-			l := harness.RaiseQuick(t, mode, lab.Options{
+			liveInNatives(t, harness.RaiseQuick(t, mode, lab.Options{
 				Spec: &s, IPFamilies: ipfamily.OnlyIPv6, DaemonArgs: []string{"--block-metadata"},
-			})
-			reach := func(when string) {
-				t.Helper()
-				answers, err := l.CheckReach(harness.Deadline(t, patience))
-				harness.OK(t, err)
-				if want := questions(2*pods, ipfamily.OnlyIPv6, false); answers != want {
-					t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
-				}
-			}
-			for _, n := range l.Nodes() {
-				harness.OK(t, harness.AddMany(t, n, "pod", pods, node.PodOptions{}))
-				for _, p := range n.Pods() {
-					harness.OK(t, inNativeSubnet(p, harness.ENIs(l, n)))
-				}
-			}
-			reach("at first")
-			keptApart(t, l, l.Nodes()[0].Pods()[0])
-			harness.Settle(t, l)
-			harness.Restart(t, l.Nodes()[0])
-			reach("after a restart of berthd")
-			for _, n := range l.Nodes() {
-				harness.RemoveAll(t, n)
-			}
-			harness.Settle(t, l)
+			}), false)
 		})
 	}
+}
+
+// liveInNatives has pods in subnets of IPv6 alone reach what they are to, over a restart of a daemon, and
+// go again; nodeLocal: also the IPv4 world as their node.
+func liveInNatives(t *testing.T, l *lab.Lab, nodeLocal bool) {
+	t.Helper()
+	const pods = 3
+	reach := func(when string) {
+		t.Helper()
+		answers, err := l.CheckReach(harness.Deadline(t, patience))
+		harness.OK(t, err)
+		if want := questions(len(l.Nodes())*pods, ipfamily.OnlyIPv6, nodeLocal); answers != want {
+			t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
+		}
+	}
+	for _, n := range l.Nodes() {
+		harness.OK(t, harness.AddMany(t, n, "pod", pods, node.PodOptions{}))
+		for _, p := range n.Pods() {
+			harness.OK(t, inNativeSubnet(p, harness.ENIs(l, n)))
+		}
+	}
+	reach("at first")
+	keptApart(t, l, l.Nodes()[0].Pods()[0])
+	harness.Settle(t, l)
+	harness.Restart(t, l.Nodes()[0])
+	reach("after a restart of berthd")
+	harness.Settle(t, l)
+	for _, n := range l.Nodes() {
+		harness.RemoveAll(t, n)
+	}
+	harness.Settle(t, l)
 }
 
 // inNativeSubnet wants a pod to have one address, of an ENI without IPv4.

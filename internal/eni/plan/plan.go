@@ -201,9 +201,7 @@ func (b *planner) create() bool {
 	if own+gain == 0 || b.byPrefix() && more.Prefixes == 0 && !wanting {
 		return false
 	}
-	if !sn.IPv6Native {
-		sn.Free--
-	}
+	sn.Free--
 	b.spend(sn, own+gain, more)
 	b.useIndex(index)
 	b.do(Action{Kind: Create, Subnet: sn.ID, Index: index, Amount: more})
@@ -298,14 +296,16 @@ func (b *planner) subnetForNew() *Subnet {
 // takes one IPv4 address for itself, so two must be free, or one if that is for pods, or pods need
 // none. In a subnet of IPv6 alone it needs none, on an instance that is built on Nitro.
 func (b *planner) lacking(sn *Subnet) (lacks []ipfamily.Family) {
+	four := b.policy.Families.Has(ipfamily.IPv4)
 	least := 2 - b.bonus
-	if !b.policy.Families.Has(ipfamily.IPv4) {
+	if !four {
 		least = 1
-		if sn.IPv6Native && b.limits.Prefixes { // which only these have, too
-			least = 0
-		}
 	}
-	if sn.IPv6Native && least > 0 || sn.Free < least {
+	short := sn.Free < least
+	if sn.IPv6Native {
+		short = four || !b.limits.Prefixes // which only instances built on Nitro have, too
+	}
+	if short {
 		lacks = append(lacks, ipfamily.IPv4)
 	}
 	if sn.NoIPv6 && b.policy.Families.Has(ipfamily.IPv6) {

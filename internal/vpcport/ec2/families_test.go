@@ -244,5 +244,12 @@ func TestSubnetsOfIPv6Alone(t *testing.T) {
 		} else if !native {
 			failsWith(t, string(f), err, vpcport.ReferenceGone)
 		}
+		for _, s := range []string{"subnet-a", "subnet-b", "subnet-small"} {
+			b.cloud.RemoveSubnet(s)
+		}
+		// The VPC is there, whether or not ports can be in it.
+		if network, err = b.provider.Network(t.Context(), vpc); err != nil || len(network.Subnets) != map[bool]int{true: 1}[native] {
+			t.Errorf("%s: of a VPC with a subnet of IPv6 alone only: %+v, %v", f, network, err)
+		}
 	}
 }
