@@ -76,6 +76,16 @@ func TestStatusOfManyNodes(t *testing.T) {
 	}
 }
 
+// A subnet of IPv6 alone is shown with the only block that it has.
+func TestTopOfIPv6Alone(t *testing.T) {
+	n := network("node-a", 0, 0, 0)
+	n.Status.ENI.ENIs = map[string]v1alpha1.ENI{"eni-1": {DeviceIndex: 1, SubnetID: "subnet-6", SubnetIPv6CIDRs: []string{"2001:db8::/64"}}}
+	top := topOf(objects{networks: []v1alpha1.NodeNetwork{n}})
+	if len(top.Subnets) != 1 || top.Subnets[0].CIDR != "2001:db8::/64" {
+		t.Errorf("subnets %+v", top.Subnets)
+	}
+}
+
 func TestTopAndPoolTables(t *testing.T) {
 	nodeMode := nodeCluster()
 	two := document("node-d")
