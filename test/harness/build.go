@@ -19,9 +19,10 @@ import (
 // BinDir holds the programs under test while Main runs.
 var BinDir string
 
-// parallel is how many tests run at a time: most of the time each waits for
-// something, and none needs a processor of its own.
-const parallel = "10"
+// parallel is how many tests of a package run at a time: all of them, since Slot is what
+// bounds them. With fewer, tests that wait for a slot could keep the subtests of those that
+// hold one from running.
+const parallel = "1000"
 
 // Main builds programs (names under cmd/) and runs a package's tests with
 // them, for TestMain. It returns the exit code. Daemon and operator look for

@@ -21,6 +21,7 @@ import (
 // with Nodes and InstanceType, Spec are filled in, and BinDir if there is none.
 func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	t.Helper()
+	Slot(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	l, err := Start(ctx, o)
