@@ -9,6 +9,7 @@ import (
 // failure is a test that failed, or a package that failed although no test of
 // it did: in its TestMain, or because it does not build.
 type failure struct {
+	group group // whose flags it is run with
 	pkg   string
 	test  string // one that is no subtest; empty: the package
 	said  string // its output when it failed first

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -17,17 +16,23 @@ import (
 const (
 	// flakyLimit is how many tests may fail and pass when they are run again.
 	flakyLimit = 3
-	// slowest is how many packages the summary names by their time.
-	slowest = 10
+	// dearest is how many packages the summary names by their CPU time.
+	dearest = 10
+	// dearestShown is how many packages and tests an exceeded budget names.
+	dearestShown = 5
 )
 
 // report collects what the runs of a go test command came to.
 type report struct {
-	out      io.Writer
+	out      *progress
+	module   string // path of the module whose packages are tested
 	packages counts
 	tests    counts
-	took     []duration // of packages
-	notRun   []string   // lines with notRun, and skipped tests
+	results  map[string]result // by import path
+	accounts *accounts
+	budget   *budget  // nil: none
+	notRun   []string // lines with notRun, and skipped tests
+	rotated  int      // tests that another slice of the rotation runs
 	failures []*failure
 	trouble  []string // whatever else makes the run a failed one
 }
@@ -35,21 +40,30 @@ type report struct {
 // counts are results of tests or packages.
 type counts struct{ passed, failed int }
 
-type duration struct {
-	pkg  string
-	took time.Duration
+// result is that of a package which was run for the first time.
+type result struct {
+	passed, cached bool
+	took           time.Duration
+	tests          []testjson.TestCase
 }
 
-func newReport(out io.Writer) *report { return &report{out: out} }
+func newReport(out io.Writer) *report {
+	return &report{out: newProgress(out), results: map[string]result{}, accounts: newAccounts("")}
+}
 
 func (r *report) say(format string, args ...any) {
 	fmt.Fprintf(r.out, format+"\n", args...)
 }
 
 // add takes the outcome of packages that were run for the first time.
-func (r *report) add(result outcome) {
-	for _, name := range result.packages() {
-		p := result.of(name)
+func (r *report) add(o outcome) {
+	r.notRun = append(r.notRun, o.notRun...)
+	r.rotated += o.rotated
+	if err := r.accounts.add(o.accounts, o.cpu); err != nil {
+		r.trouble = append(r.trouble, err.Error())
+	}
+	for _, name := range o.packages() {
+		p := o.of(name)
 		switch p.Result() {
 		case testjson.ActionPass:
 			r.packages.passed++
@@ -60,8 +74,11 @@ func (r *report) add(result outcome) {
 		}
 		r.tests.passed += len(p.Passed)
 		r.tests.failed += len(p.Failed)
-		r.took = append(r.took, duration{name, p.Elapsed()})
-		r.failures = append(r.failures, failures(name, p, result.bugs[name])...)
+		r.results[name] = result{p.Result() == testjson.ActionPass, o.cached[name], p.Elapsed(), p.TestCases()}
+		for _, f := range failures(name, p, o.bugs[name]) {
+			f.group = o.group
+			r.failures = append(r.failures, f)
+		}
 	}
 }
 
@@ -80,6 +97,12 @@ func (r *report) flaky() []*failure {
 func (r *report) print(took time.Duration) (ok bool) {
 	r.say("\n%-9s %d ok, %d failed", "packages", r.packages.passed, r.packages.failed)
 	r.say("%-9s %d passed, %d failed", "tests", r.tests.passed, r.tests.failed)
+	if r.rotated > 0 {
+		r.say("%-9s %d tests of other slices, which make e2e runs", "rotation", r.rotated)
+	}
+	if why := r.accounts.unknown; len(why) > 0 {
+		r.notRun = append(r.notRun, "process starts: "+why[0])
+	}
 	r.list("NOT RUN", r.notRun)
 	var flaky, failed []string
 	for _, f := range r.failures {
@@ -93,10 +116,10 @@ func (r *report) print(took time.Duration) (ok bool) {
 		}
 	}
 	r.list("flaky", flaky)
-	r.say("%-9s %s; the slowest packages:", "time", took.Round(time.Second))
-	slices.SortStableFunc(r.took, func(a, b duration) int { return cmp.Compare(b.took, a.took) })
-	for _, d := range r.took[:min(slowest, len(r.took))] {
-		r.say("  %7.1f s  %s", d.took.Seconds(), d.pkg)
+	r.say("%-9s %s", "time", took.Round(time.Second))
+	r.printUsage()
+	if r.budget != nil {
+		r.trouble = append(r.trouble, r.budget.verdicts(r)...)
 	}
 	if len(flaky) > flakyLimit {
 		r.trouble = append(r.trouble, fmt.Sprintf("%d tests are flaky, and %d at most are put up with", len(flaky), flakyLimit))

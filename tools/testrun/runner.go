@@ -8,7 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -24,39 +26,79 @@ type runner struct {
 	report  *report
 }
 
+// group is packages that one command tests, with flags and environment variables of their own.
+type group struct{ env, flags, packages []string }
+
+// parseGroup reads `[[NAME=VALUE...] [FLAG...] ::] PACKAGE...`.
+func parseGroup(text string) (g group) {
+	own, packages, found := strings.Cut(text, "::")
+	if !found {
+		own, packages = "", text
+	}
+	g.packages = strings.Fields(packages)
+	for _, word := range strings.Fields(own) {
+		if len(g.flags) == 0 && !strings.HasPrefix(word, "-") && strings.Contains(word, "=") {
+			g.env = append(g.env, word)
+		} else {
+			g.flags = append(g.flags, word)
+		}
+	}
+	return g
+}
+
+// merge makes one group of those with the same flags and variables, and leaves out empty ones.
+func merge(groups []group) (merged []group) {
+	for _, g := range groups {
+		same := slices.IndexFunc(merged, func(m group) bool { return slices.Equal(m.env, g.env) && slices.Equal(m.flags, g.flags) })
+		switch {
+		case len(g.packages) == 0:
+		case same < 0:
+			merged = append(merged, g)
+		default:
+			merged[same].packages = slices.Concat(merged[same].packages, g.packages)
+		}
+	}
+	return merged
+}
+
 // later are packages that wait for a command, which prints what they find in an
 // environment variable.
 type later struct {
-	packages []string
-	await    string
-	env      string
-	atOnce   time.Duration // how long the command may take to count as done already
+	groups []group
+	await  string
+	env    string
+	atOnce time.Duration // how long the command may take to count as done already
 }
 
 // all runs every package once.
-func (r *runner) all(ctx context.Context, packages []string, l later) error {
-	if len(l.packages) == 0 {
-		return r.first(ctx, packages)
+func (r *runner) all(ctx context.Context, groups []group, l later) error {
+	groups, l.groups = merge(groups), merge(l.groups)
+	if len(l.groups) == 0 {
+		return r.first(ctx, groups)
 	}
 	awaited := make(chan error, 1)
 	go func() { awaited <- l.wait(ctx) }()
 	select {
 	case err := <-awaited:
 		if err != nil {
-			return errors.Join(err, r.first(ctx, packages))
+			return errors.Join(err, r.first(ctx, groups))
 		}
-		return r.first(ctx, append(l.packages, packages...))
+		return r.first(ctx, merge(append(l.groups, groups...)))
 	case <-time.After(l.atOnce):
 	}
 	var early error
-	if len(packages) > 0 {
-		r.report.say("Testing %d packages that need not wait for %s.", len(packages), l.await)
-		early = r.first(ctx, packages)
+	if len(groups) > 0 {
+		n := 0
+		for _, g := range groups {
+			n += len(g.packages)
+		}
+		r.report.say("Testing %d packages that need not wait for %s.", n, l.await)
+		early = r.first(ctx, groups)
 	}
 	if err := <-awaited; err != nil {
 		return errors.Join(early, err)
 	}
-	return errors.Join(early, r.first(ctx, l.packages))
+	return errors.Join(early, r.first(ctx, l.groups))
 }
 
 // wait runs the command and sets the environment variable of this process. When
@@ -74,17 +116,29 @@ func (l later) wait(ctx context.Context) error {
 	return os.Setenv(l.env, strings.TrimSpace(string(out)))
 }
 
-// first runs packages for the first time.
-func (r *runner) first(ctx context.Context, packages []string) error {
+// first runs packages for the first time, all groups side by side.
+func (r *runner) first(ctx context.Context, groups []group) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if len(packages) == 0 {
+	if len(groups) == 0 {
 		return errors.New("no package is given")
 	}
-	result, err := r.test(ctx, packages)
-	r.report.add(result)
-	return err
+	defer r.report.out.watch()()
+	outcomes, errs := make([]outcome, len(groups)), make([]error, len(groups))
+	var wg sync.WaitGroup
+	for i, g := range groups {
+		outcomes[i].group = g
+		var env []string
+		if outcomes[i].accounts, env, errs[i] = r.report.accounts.forCommand(); errs[i] == nil {
+			wg.Go(func() { errs[i] = r.test(ctx, &outcomes[i], g, env) })
+		}
+	}
+	wg.Wait()
+	for _, o := range outcomes {
+		r.report.add(o)
+	}
+	return errors.Join(errs...)
 }
 
 // again runs failed tests again, each alone, until it passes.
@@ -93,30 +147,40 @@ func (r *runner) again(ctx context.Context) {
 		r.report.say("%d tests failed: more than %d are not run again.", failed, flakyLimit)
 		return
 	}
+	defer r.report.out.watch()()
 	for _, f := range r.report.failures {
 		for f.runs <= reruns && f.excusable() && !f.flaky && ctx.Err() == nil {
 			r.report.say("Running %s again, alone (%d of %d).", f.name(), f.runs, reruns)
-			result, err := r.test(ctx, []string{f.pkg}, f.flags()...)
-			if err != nil {
+			var o outcome
+			if err := r.test(ctx, &o, f.alone(), nil); err != nil {
 				r.report.trouble = append(r.report.trouble, err.Error())
 			}
-			f.repeated(result)
+			r.report.notRun = append(r.report.notRun, o.notRun...)
+			f.repeated(o)
 		}
 	}
 }
 
-// flags of go test that choose nothing but the failed test.
-func (f *failure) flags() []string {
-	if f.test == "" {
-		return nil
+// alone is a group of nothing but the failed test. Go's cache may know an earlier run of it that passed.
+func (f *failure) alone() group {
+	g := group{env: f.group.env, flags: append(slices.Clone(f.group.flags), "-count=1"), packages: []string{f.pkg}}
+	if f.test != "" {
+		g.flags = append(g.flags, "-run", "^"+regexp.QuoteMeta(f.test)+"$")
 	}
-	return []string{"-run", "^" + regexp.QuoteMeta(f.test) + "$"}
+	return g
 }
 
 // outcome is what one go test command came to.
 type outcome struct {
 	*testjson.Execution                   // nil when it did not start
 	bugs                map[string]string // see failures, by package
+	cached              map[string]bool   // packages
+	notRun              []string
+	rotated             int
+
+	group    group
+	accounts string        // folder of what its packages used; empty: it is not accounted
+	cpu      time.Duration // of the command and all its descendants
 }
 
 func (o outcome) packages() []string {
@@ -134,33 +198,36 @@ func (o outcome) of(name string) *testjson.Package {
 	return o.Package(name)
 }
 
-// test runs the command for some packages. That tests fail is no error. That
+// test runs the command for a group. That tests fail is no error. That
 // packages were not tested is one, and that the command ends in another way
 // than go test does.
-func (r *runner) test(ctx context.Context, packages []string, flags ...string) (outcome, error) {
-	args := append(append(append([]string{}, r.command[1:]...), flags...), packages...)
-	cmd := exec.Command(r.command[0], args...)
+func (r *runner) test(ctx context.Context, o *outcome, g group, env []string) error {
+	cmd := exec.Command(r.command[0], slices.Concat(r.command[1:], g.flags, g.packages)...)
+	cmd.Env = slices.Concat(os.Environ(), g.env, env)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
 	if err != nil {
-		return outcome{}, fmt.Errorf("run %s: %w", r.command[0], err)
+		return fmt.Errorf("run %s: %w", r.command[0], err)
 	}
 	// A terminal's interrupt reaches go test as well, that of `kill` does not.
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(os.Interrupt) })()
 
 	p := newPrinter(r.report.out)
-	defer p.stop()
-	result, err := testjson.ScanTestOutput(testjson.ScanConfig{Stdout: stdout, Handler: p, IgnoreNonJSONOutputLines: true})
-	r.report.notRun = append(r.report.notRun, p.notRun...)
-	o := outcome{result, p.bugs}
+	o.Execution, err = testjson.ScanTestOutput(testjson.ScanConfig{Stdout: stdout, Handler: p, IgnoreNonJSONOutputLines: true})
+	o.bugs, o.cached, o.notRun, o.rotated = p.bugs, p.cached, p.notRun, p.rotated
 	if err != nil {
 		_, _ = io.Copy(io.Discard, stdout)
-		return o, errors.Join(fmt.Errorf("read the output of go test: %w", err), cmd.Wait())
+		err = fmt.Errorf("read the output of go test: %w", err)
 	}
-	return o, o.verdict(cmd.Wait(), packages)
+	ended := cmd.Wait()
+	o.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	if err != nil {
+		return errors.Join(err, ended)
+	}
+	return o.verdict(ended, g.packages)
 }
 
 // verdict compares how go test ended with what it said of the packages. Its exit

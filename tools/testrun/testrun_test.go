@@ -93,7 +93,7 @@ func TestSummaryAndVerdict(t *testing.T) {
 			name:   "a passing package prints its line and nothing else",
 			runs:   []goTest{ended("pass", pass("TestA"))},
 			ok:     true,
-			want:   []string{"ok  \texample.com/m/p\t0.1s\n", "packages  1 ok, 0 failed", "tests     1 passed, 0 failed", "NOT RUN   0", "flaky     0", "0.0 s  example.com/m/p"},
+			want:   []string{"ok  \texample.com/m/p\t0.1s\n", "packages  1 ok, 0 failed", "tests     1 passed, 0 failed", "NOT RUN   0", "flaky     0", "  p\n", "0 of 1 packages from the cache"},
 			absent: []string{"chatter", "PASS", "=== RUN", "failed  "},
 			args:   pkg,
 		},
@@ -102,7 +102,7 @@ func TestSummaryAndVerdict(t *testing.T) {
 			runs: []goTest{broken, alone},
 			ok:   true,
 			want: []string{"b_test.go:3: broken", "--- FAIL: TestB", "Running example.com/m/p TestB again, alone (1 of 2)", "flaky     1\n  example.com/m/p TestB: failed 1 of 2 times"},
-			args: "-run ^TestB$ " + pkg,
+			args: "-count=1 -run ^TestB$ " + pkg,
 		},
 		{
 			name: "it may fail twice",
@@ -133,14 +133,14 @@ func TestSummaryAndVerdict(t *testing.T) {
 			},
 			ok:   true,
 			want: []string{"one is broken", "flaky     1\n  example.com/m/p TestB:"},
-			args: "-run ^TestB$ " + pkg,
+			args: "-count=1 -run ^TestB$ " + pkg,
 		},
 		{
 			name: "a package whose TestMain failed is run again whole",
 			runs: []goTest{ended("fail", []any{testEvent("output", "", "FAIL: no control plane\n")}), ended("pass", pass("TestA"))},
 			ok:   true,
 			want: []string{"FAIL: no control plane", "flaky     1\n  example.com/m/p: failed 1 of 2 times"},
-			args: pkg,
+			args: "-count=1 " + pkg,
 		},
 		{
 			name: "a data race is never excused",
@@ -281,8 +281,9 @@ func script(t *testing.T, runs []goTest) (dir string) {
 func whole(t *testing.T, out *strings.Builder, flakyFile string, packages []string, l later) bool {
 	t.Helper()
 	report := newReport(out)
+	report.module = "example.com/m"
 	r := &runner{command: []string{os.Args[0]}, report: report}
-	if err := r.all(t.Context(), packages, l); err != nil {
+	if err := r.all(t.Context(), []group{{packages: packages}}, l); err != nil {
 		report.trouble = append(report.trouble, err.Error())
 	}
 	r.again(t.Context())
@@ -347,7 +348,7 @@ func TestPackagesThatWaitForAProgram(t *testing.T) {
 
 	t.Run("at once", func(t *testing.T) {
 		dir := script(t, []goTest{both})
-		ok := whole(t, new(strings.Builder), "", []string{pkg}, later{atOnce: time.Minute, packages: []string{kubePkg}, await: await("echo /kube"), env: "KUBE"})
+		ok := whole(t, new(strings.Builder), "", []string{pkg}, later{atOnce: time.Minute, groups: []group{{packages: []string{kubePkg}}}, await: await("echo /kube"), env: "KUBE"})
 		if got := read(t, filepath.Join(dir, "1.args")); !ok || got != kubePkg+" "+pkg+" kube=/kube" {
 			t.Errorf("ok = %v, ran %q", ok, got)
 		}
@@ -356,7 +357,7 @@ func TestPackagesThatWaitForAProgram(t *testing.T) {
 		t.Setenv("KUBE", "")
 		dir := script(t, []goTest{ended("pass", pass("TestA")), other})
 		wait := await("until [ -e " + dir + "/1.args ]; do sleep 0.1; done; echo /kube")
-		ok := whole(t, new(strings.Builder), "", []string{pkg}, later{packages: []string{kubePkg}, await: wait, env: "KUBE"})
+		ok := whole(t, new(strings.Builder), "", []string{pkg}, later{groups: []group{{packages: []string{kubePkg}}}, await: wait, env: "KUBE"})
 		first, second := read(t, filepath.Join(dir, "1.args")), read(t, filepath.Join(dir, "2.args"))
 		if !ok || first != pkg+" kube=" || second != kubePkg+" kube=/kube" {
 			t.Errorf("ok = %v, ran %q, then %q", ok, first, second)
@@ -365,7 +366,7 @@ func TestPackagesThatWaitForAProgram(t *testing.T) {
 	t.Run("failed", func(t *testing.T) {
 		script(t, nil)
 		var out strings.Builder
-		if whole(t, &out, "", []string{pkg}, later{atOnce: time.Minute, packages: []string{kubePkg}, await: await("exit 4"), env: "KUBE"}) {
+		if whole(t, &out, "", []string{pkg}, later{atOnce: time.Minute, groups: []group{{packages: []string{kubePkg}}}, await: await("exit 4"), env: "KUBE"}) {
 			t.Error("the run passed")
 		}
 		inOrder(t, out.String(), []string{"failed    2", "exit status 4"})
@@ -373,14 +374,15 @@ func TestPackagesThatWaitForAProgram(t *testing.T) {
 }
 
 func TestProgressNamesWhatRuns(t *testing.T) {
-	p := newPrinter(new(strings.Builder))
-	defer p.stop()
+	p := newProgress(new(strings.Builder))
 	for _, name := range []string{"example.com/m/b", "example.com/m/a"} {
-		if err := p.Event(testjson.TestEvent{Action: "start", Package: name}, nil); err != nil {
-			t.Fatal(err)
-		}
+		p.count(testjson.TestEvent{Action: "start", Package: name})
 	}
-	if got, want := p.progress(), "0 packages and 0 tests done, running a, b"; got != want {
+	if got, want := p.line(time.Now()), "0 packages and 0 tests done, running a, b"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	p.running["example.com/m/a"] = p.started.Add(-time.Minute)
+	if got, want := p.line(p.started.Add(15*time.Second)), "0 packages and 0 tests done, running a 75 s, b"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// accounts are what the packages of a run used.
+type accounts struct {
+	dir      string // empty: nothing is accounted
+	commands int    // that have a folder in dir
+
+	used     map[string]used // by import path; packages from Go's cache have none
+	none     started         // by processes of no package, those of go test among them
+	building float64         // CPU seconds of go test itself and of builders
+	unknown  []string        // why starts of processes are not known
+}
+
+// used is what one package used.
+type used struct {
+	usage           // without builders
+	starts *started // nil: unknown
+}
+
+func newAccounts(dir string) *accounts { return &accounts{dir: dir, used: map[string]used{}} }
+
+// forCommand makes the folder of a command's accounts, and returns the variables that the command needs.
+func (a *accounts) forCommand() (dir string, env []string, err error) {
+	if a.dir == "" {
+		return "", nil, nil
+	}
+	a.commands++
+	dir = filepath.Join(a.dir, fmt.Sprint(a.commands))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", nil, fmt.Errorf("account for CPU time: %w", err)
+	}
+	namespace, err := os.Readlink(pidNamespace)
+	if err != nil {
+		return "", nil, fmt.Errorf("account for CPU time: %w", err)
+	}
+	return dir, []string{accountsVar + "=" + dir, outsideVar + "=" + namespace}, nil
+}
+
+// add takes the accounts of a command that has ended and used CPU time itself and by all its descendants.
+func (a *accounts) add(dir string, cpu time.Duration) error {
+	if dir == "" {
+		return nil
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil {
+		return err
+	}
+	all := make([]usage, len(files))
+	for i, file := range files {
+		data, err := os.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(data, &all[i])
+		}
+		if err != nil {
+			return fmt.Errorf("read accounts: %w", err)
+		}
+	}
+	a.building += cpu.Seconds()
+	starts, err := a.addStarts(dir, all)
+	if err != nil {
+		return err
+	}
+	for i, u := range all {
+		one := used{usage: u}
+		if starts != nil {
+			one.starts = &starts[i]
+			one.CPU -= min(one.CPU, starts[i].builders.Seconds())
+		}
+		a.building -= one.CPU
+		a.used[u.Package] = one
+	}
+	return nil
+}
+
+// addStarts reads process accounting; nil: there is none.
+func (a *accounts) addStarts(dir string, all []usage) ([]started, error) {
+	if why, err := os.ReadFile(filepath.Join(dir, processesError)); err == nil {
+		a.unknown = append(a.unknown, string(why))
+		return nil, nil
+	}
+	data, err := os.ReadFile(filepath.Join(dir, processesFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // no program was started
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read process accounting: %w", err)
+	}
+	starts, none := attribute(readProcesses(data), all)
+	a.none.merge(none)
+	return starts, nil
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+const (
+	// unlisted is how many CPU seconds a package without a row in the budget has.
+	unlisted = 25
+	// tolerance is by how much a package may exceed its row, since other load on the machine
+	// makes the same work dearer.
+	tolerance = 1.5
+	// totalRow is the name of the row for the sum of all packages.
+	totalRow = "total"
+
+	budgetHeader = "package\tcpu-seconds"
+)
+
+// budget is how many CPU seconds packages may use.
+type budget struct {
+	file  string
+	total float64
+	rows  map[string]float64 // by folder below the module's root
+}
+
+// readBudget reads a budget for the module whose root a folder is.
+func readBudget(file, root string) (*budget, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read the budget: %w", err)
+	}
+	b := &budget{file: file, rows: map[string]float64{}}
+	var wrong []error
+	header, last := false, ""
+	for i, line := range strings.Split(strings.TrimSuffix(string(data), "\n"), "\n") {
+		complain := func(format string, args ...any) {
+			wrong = append(wrong, fmt.Errorf("%s:%d: %q: %s", file, i+1, line, fmt.Sprintf(format, args...)))
+		}
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if !header {
+			if header = true; line != budgetHeader {
+				complain("expected the header %q", budgetHeader)
+			}
+			continue
+		}
+		name, number, _ := strings.Cut(line, "\t")
+		seconds, err := strconv.ParseFloat(number, 64)
+		switch {
+		case err != nil || !(seconds > 0):
+			complain("expected a package, a tab and its CPU seconds, a number above 0")
+		case b.total == 0 && name != totalRow:
+			complain("expected the first row to be %q", totalRow)
+		case b.total == 0:
+			b.total = seconds
+			continue
+		case name <= last:
+			complain("expected rows in the order of their packages, each once; %q is before it", last)
+		case !hasTests(filepath.Join(root, name)):
+			complain("expected a package with tests, below the root of the module; %s has no *_test.go", name)
+		}
+		b.rows[name], last = seconds, name
+	}
+	if b.total == 0 && wrong == nil {
+		wrong = append(wrong, fmt.Errorf("%s: expected a first row %q", file, totalRow))
+	}
+	return b, errors.Join(wrong...)
+}
+
+func hasTests(dir string) bool {
+	files, _ := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	return len(files) > 0
+}
+
+// verdicts names what a run exceeded. Packages without accounts were in Go's cache.
+func (b *budget) verdicts(r *report) (exceeded []string) {
+	sum := 0.0
+	for _, name := range r.dearest() {
+		u, known := r.accounts.used[name]
+		if !known {
+			if p := r.results[name]; p.passed && !p.cached {
+				exceeded = append(exceeded, fmt.Sprintf("%s: nothing tells its CPU time, so it cannot be compared with %s", r.short(name), b.file))
+			}
+			continue
+		}
+		sum += u.CPU
+		row, listed := b.rows[r.short(name)]
+		its := fmt.Sprintf("its row in %s has %g", b.file, row)
+		if !listed {
+			row = unlisted
+			its = fmt.Sprintf("a package without a row in %s has %d", b.file, unlisted)
+		}
+		if limit := tolerance * row; u.CPU > limit {
+			exceeded = append(exceeded, fmt.Sprintf("%s used %.1f CPU-s: %s, and the limit is %g. Mend the test, or raise its row in %s in the same commit. Its dearest tests:%s",
+				r.short(name), u.CPU, its, limit, b.file, r.dearestTests(name)))
+		}
+	}
+	if sum > b.total {
+		var text strings.Builder
+		for _, name := range first(r.dearest(), dearestShown) {
+			fmt.Fprintf(&text, "\n    %s, %.1f CPU-s:%s", r.short(name), r.accounts.used[name].CPU, strings.ReplaceAll(r.dearestTests(name), "\n", "\n  "))
+		}
+		exceeded = append(exceeded, fmt.Sprintf("all packages used %.1f CPU-s, and the row %q in %s has %g. Mend tests, or raise the row in the same commit. The dearest packages and their dearest tests:%s",
+			sum, totalRow, b.file, b.total, text.String()))
+	}
+	return exceeded
+}
+
+// short is the folder of a package below the module's root.
+func (r *report) short(pkg string) string {
+	if pkg == r.module {
+		return "."
+	}
+	return strings.TrimPrefix(pkg, r.module+"/")
+}
