@@ -38,12 +38,14 @@ IMAGE_PREFIX ?=
 IMAGE_TAG    ?=
 
 # make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`; SAMPLE is
-# the number of the sample of what is many and alike (harness.Sample), or "all";
+# the slice of the rotation (0 to 9, by default the commit's), or "all"; RACE=all looks for
+# data races in labs too, and takes no result from the cache;
 # make bench: BENCH_FLAGS are flags of the bench program, such as -only.
 PKG          ?= ./...
 BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
-SAMPLE       ?= 0
+SAMPLE       ?= $(shell hack/slice.sh)
+RACE         ?= auto
 TEST_TIMEOUT ?= 45m
 
 # make e2e: packages, each of which is tested alone. Without any named, Egresses on a
@@ -121,9 +123,9 @@ else
 endif
 
 .PHONY: test
-test: ## Run all tests with the race detector
+test: ## Run all tests and one slice of the rotation (SAMPLE=7, SAMPLE=all)
 	@hack/deps.sh test ovn vm
-	@BERTH_SAMPLE="$(SAMPLE)" hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
+	@BERTH_SAMPLE="$(SAMPLE)" RACE=$(RACE) hack/test.sh "$(PKG)" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: soak
 soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_OPS=100000, SOAK_MODE=egress, SOAK_SEED=7)
@@ -146,26 +148,26 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
-	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
+	for package in $(E2E_PKG); do RACE=none hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; \
 	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?;) exit $$status
 
 .PHONY: sampled
 sampled: ## Run all of what make test has a sample of
 	@hack/deps.sh test ovn
 	@packages=$$(hack/sampled.sh packages); tests=$$(hack/sampled.sh tests); \
-	BERTH_SAMPLE=all hack/test.sh "$$packages" -race -timeout 60m -run "$$tests" $(TEST_FLAGS)
+	BERTH_SAMPLE=all hack/test.sh "$$packages" -timeout 60m -run "$$tests" $(TEST_FLAGS)
 
 .PHONY: families
 families: ## Run conformance and trouble tests with pods of both IP families, and of IPv6 alone (FAMILIES=ipv6)
 	@hack/deps.sh test
 	@status=0; for families in $(FAMILIES); do echo "Pods' IP families: $$families"; \
-		BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
+		BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 # A part of it that is bounded to minutes: a real Neutron with OVN.
 .PHONY: neutron-short
 neutron-short:
 	@hack/deps.sh test neutron
-	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" hack/test.sh ./test/e2e/neutron -timeout 20m -run '^(TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN|TestFlowsWithOVN)$$'
+	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" RACE=none hack/test.sh ./test/e2e/neutron -timeout 20m -run '^(TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN|TestFlowsWithOVN)$$'
 
 .PHONY: conformance
 conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES="node/ipv6 pool", CONFORMANCE_FLAGS="-focus DNS")

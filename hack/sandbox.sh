@@ -26,13 +26,12 @@ if [ "${1:-}" != --inside ]; then
 		exit 1
 	fi
 	# Short, since paths of unix sockets go below it.
-	TMPDIR=$(mktemp -d /tmp/bt.XXXXXX)
-	BERTH_TEST_BIN=$TMPDIR/bin # of test/harness
-	mkdir "$BERTH_TEST_BIN"
-	export TMPDIR BERTH_TEST_BIN
+	SANDBOX_DIR=$(mktemp -d /tmp/bt.XXXXXX)
+	mkdir -p /tmp/bt
+	export SANDBOX_DIR
 	setpriv --pdeathsig KILL unshare "${flags[@]}" "$0" --inside "$@" &
 	sandbox=$!
-	trap '{ kill -KILL "$sandbox" && wait "$sandbox"; } 2>/dev/null || true; rm -rf "$TMPDIR"' EXIT
+	trap '{ kill -KILL "$sandbox" && wait "$sandbox"; } 2>/dev/null || true; rm -rf "$SANDBOX_DIR"' EXIT
 	interrupted() {
 		trap '' INT TERM HUP
 		if [ -n "${BERTH_GRACE:-}" ]; then
@@ -52,6 +51,11 @@ if [ "${1:-}" != --inside ]; then
 fi
 
 shift
+# TMPDIR has the same name in every sandbox: it is part of the key of Go's test cache.
+export TMPDIR=/tmp/bt BERTH_TEST_BIN=/tmp/bt/bin # the latter is of test/harness
+mkdir "$SANDBOX_DIR/bin"
+mount --bind "$SANDBOX_DIR" "$TMPDIR"
+unset SANDBOX_DIR
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/netns # whose mounts reach containers, as where systemd or ip-netns(8) made it
 mount --bind /run/netns /run/netns

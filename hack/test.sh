@@ -7,8 +7,12 @@
 #
 #   hack/test.sh PACKAGES GO_TEST_FLAG...
 #
-# Tests with a Kubernetes control plane go first, since they take longest. Where
-# it must be built, it is built while the others run.
+# RACE says what looks for data races: "auto" is the gate, with all but the packages that
+# raise labs, results from Go's cache where they are honest, and hack/budget.tsv in
+# force; "all" (the default) and "none" take nothing from the cache. BERTH_SAMPLE is the
+# slice of the rotation (harness.Rotate), or all.
+#
+# Where the control plane must be built, it is built while packages without one are tested.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,6 +20,10 @@ patterns=$1
 shift
 for flag in "$@"; do
 	case $flag in
+	-race | --race)
+		echo "TEST_FLAGS has $flag: set RACE=all instead." >&2
+		exit 2
+		;;
 	-tags* | --tags*)
 		echo "TEST_FLAGS has $flag, which would leave out packages: set GOFLAGS=-tags=... instead." >&2
 		exit 2
@@ -56,23 +64,34 @@ case $all in
 	;;
 esac
 
-# first prints packages, those that take longest before the rest, so that none of
-# them is left to run alone. A summary's list of slowest packages tells them.
+# The dearest packages of the budget go first, so that none of them is left to run alone.
+# Import paths come from stdin.
 first() {
-	awk 'BEGIN { split("test/crash test/trouble test/guest internal/source/pool test/ports test/bench internal/operator/addresspool test/conformance " \
-			"internal/operator/vpcport internal/lab/demo internal/source/nodenetwork internal/operator internal/operator/nodenetwork deploy " \
-			"internal/source/eni internal/datapath internal/cloud/pace internal/cloud/aws", long, " ")
-		for (i in long) place["github.com/berthnet/berth/" long[i]] = i }
-		{ print ($0 in place ? place[$0] : 99), $0 }' | sort -ns -k 1,1 | cut -d ' ' -f 2-
+	awk -v module="$(go list -m)/" 'NR == FNR { if ($1 !~ /^#/) cost[module $1] = $2; next } { print ($0 in cost ? cost[$0] : 0), $0 }' \
+		hack/budget.tsv - | sort -rns -k 1,1 | cut -d ' ' -f 2-
 }
+some() { grep "$@" || [ $? = 1 ]; } # grep that may find nothing
 
-# Those whose test program links the package that starts a control plane: a
-# dependency of PACKAGE.test is listed as PATH, or as PATH [PACKAGE.test].
+# What the test program of each package links, as PACKAGE DEPENDENCY. A dependency that is
+# compiled for a test is listed as PATH [PACKAGE.test].
+# shellcheck disable=SC2086 # several patterns
+links=$(go list -test -f '{{if eq .Name "main"}}{{$p := .ImportPath}}{{range .Deps}}{{$p}} {{.}}{{"\n"}}{{end}}{{end}}' $patterns | sed 's/\.test / /')
+
+# Those with a control plane, which may have to be built first.
+kube=$(awk -v start="$(go list ./internal/lab/run/kube)" '$2 == start { print $1 }' <<<"$links" | sort -u)
+
+# Those whose results depend on more than Go code and files of the module: the kernel, and
+# programs that they run. Only results of the others may come from Go's cache.
 # shellcheck disable=SC2086
-kube=$(go list -test -f '{{if eq .Name "main"}}{{$p := .ImportPath}}{{range .Deps}}{{$p}} {{.}}{{"\n"}}{{end}}{{end}}' $patterns |
-	awk '$2 == "github.com/berthnet/berth/internal/lab/run/kube" && sub(/\.test$/, "", $1) { print $1 }' |
-	sort -u | first)
-others=$(grep -vxFf <(echo "$kube") <<<"$all" | first || [ $? = 1 ])
+real=$({
+	go list -test -deps -f '{{if .Module}}{{if .Module.Main}}{{range .Imports}}{{if eq . "os/exec"}}{{$.ImportPath}}{{end}}{{end}}{{end}}{{end}}' $patterns | sort -u
+	printf '%s\n' github.com/containernetworking/cni/pkg/invoke github.com/vishvananda/netlink
+} | awk 'NR == FNR { wanted[$0]; next } { package = $1; sub(/^[^ ]* /, "") } $0 in wanted { print package }' - <(echo "$links") | sort -u)
+
+# Those that raise labs: what is concurrent there are the programs. They look for data races in
+# make e2e and make soak, where it does not matter that this takes three times as long.
+labs=$(git grep -lE --untracked '\bharness\.Main\(' -- '*_test.go' | xargs -r -n 1 dirname | sort -u | sed "s|^|$(go list -m)/|")
+labs+=$'\n'$(go list ./test/guest)
 
 status=0
 if [ "$patterns" = ./... ]; then
@@ -80,21 +99,40 @@ if [ "$patterns" = ./... ]; then
 	for module in tools/testrun tools/images; do go -C "$module" test ./... || status=$?; done
 fi
 
-# The race detector needs cgo.
-for flag in "$@"; do
-	case $flag in
-	-race | --race) export CGO_ENABLED=1 ;;
-	esac
-done
-
-# Results are never taken from the cache: the kernel and the programs that the
-# tests run are no part of its key. One package more than processors runs at a time,
-# since each waits for something for a part of its time; with more, tests of whole labs
-# starve each other. The programs they start live for seconds, so that garbage is collected late. Vet is a step of
-# its own (make vet), and symbols are for debuggers: panics have their lines without.
+# The programs that tests start live for seconds, so garbage is collected late. Vet is a
+# step of its own (make vet), and symbols are for debuggers: panics have their lines without.
 export GOGC=400
-BERTH_LEFTOVERS=check "$testrun" \
-	-packages "$others" -later "$kube" -await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
-	-- hack/sandbox.sh go test -json -count=1 -p "$(($(nproc) + 1))" -vet=off -ldflags='-s -w' "$@" || status=$?
+case ${RACE:-all} in
+auto) fresh=(-race -count=1) lab=(CGO_ENABLED=0 -count=1) ;;
+all) fresh=(-race -count=1) lab=(-race -count=1) ;;
+none) fresh=(CGO_ENABLED=0 -count=1) lab=(CGO_ENABLED=0 -count=1) ;;
+*) echo "RACE is \"$RACE\", expected auto, all or none." >&2 && exit 2 ;;
+esac
+[ "${fresh[0]}" != -race ] || export CGO_ENABLED=1 # the race detector needs cgo
+
+groups=()
+# group FLAG... adds the packages in stdin, which are tested with these flags.
+group() {
+	local waiting others list
+	list=$(some -xFf <(echo "$all") | first)
+	waiting=$(some -xFf <(echo "$kube") <<<"$list")
+	others=$(some -vxFf <(echo "$kube") <<<"$list")
+	[ -z "$waiting" ] || groups+=(-later "$* :: $waiting")
+	[ -z "$others" ] || groups+=(-packages "$* :: $others")
+}
+pure=$(some -vxFf <(echo "$real"; echo "$labs") <<<"$all")
+group "${lab[@]}" -p 3 <<<"$labs"
+group "${fresh[@]}" -p 2 < <(some -xFf <(echo "$real") <<<"$all" | some -vxFf <(echo "$labs"))
+if [ "${RACE:-all}" = auto ]; then
+	group -race -p 2 <<<"$pure"
+else
+	group "${fresh[@]}" -p 2 <<<"$pure"
+fi
+
+budget=()
+[ "${RACE:-all}" != auto ] || budget=(-budget hack/budget.tsv)
+BERTH_LEFTOVERS=check "$testrun" "${groups[@]}" "${budget[@]}" -accounts-file dist/test-accounts.tsv \
+	-await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
+	-- hack/sandbox.sh go test -json -vet=off -ldflags='-s -w' "$@" || status=$?
 if [ "$status" = 0 ]; then echo PASS; else echo FAIL; fi
 exit "$status"
