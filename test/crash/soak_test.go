@@ -56,6 +56,7 @@ func TestSoak(t *testing.T) {
 			tally := newTally(m.title())
 			s.tallies = append(s.tallies, tally)
 			t.Parallel() // the others' tallies are there before it goes on
+			harness.Slot(t)
 			s.rounds(t, m, tally)
 		})
 	}
