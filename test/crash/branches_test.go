@@ -37,7 +37,7 @@ func withBranches(m mode) mode {
 	}
 	m.daemon = slices.Concat(named("nodenetwork.", "inventory.save.", "port.", "plug.link.", "plug.vlan.", "plug.routed."), ofPortDaemon)
 	m.operator = slices.Concat(m.operator, named("operator.port."))
-	m.pace = portMode.pace
+	m.every = portMode.every
 	m.troubles = []trouble{ec2Away, haltOperator, haltOperator, killDaemon, killDaemon, killDaemon, killOperator, killOperator, killOperator}
 	m.empty = func(ctx context.Context, l *lab.Lab) error {
 		if err := noPorts(ctx, l); err != nil {

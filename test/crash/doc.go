@@ -5,7 +5,7 @@
 // API's objects must come to agree again, with no address handed out twice and
 // nothing leaked.
 //
-// A soak (TestSoak) is one short round of each mode, or with flags any number
+// A soak (TestSoak) is one short round of two modes, or with flags any number
 // of rounds (make soak): options has the flags, tally what is counted, and
 // report what it says at its end.
 package crash

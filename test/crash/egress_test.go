@@ -48,7 +48,7 @@ var egressMode = mode{
 	daemon:   slices.Concat(named("pool.", "daemon.egress."), ofDaemon),
 	operator: named("operator.pool.", "operator.gateways.", "operator.egressclient."),
 	ops:      12,
-	pace:     6 * time.Second, // programs start slowly there
+	every:    1, // changes of Egresses are operations, too
 	troubles: []trouble{haltOperator, killDaemon, killDaemon, killOperator, killOperator, killGateway, killGateway, killGateway, deleteGateway, deleteGateway, restartRollout},
 	empty:    noEgress,
 }
@@ -127,6 +127,7 @@ func (u *egressUsers) step(ctx context.Context, dice *rand.Rand, n *node.Node) {
 	defer u.mu.Unlock()
 	what, err := u.change(ctx, dice, n)
 	u.ok(what, err)
+	u.operations.Add(1)
 	if err == nil {
 		u.tally.count(egressEdit, 1)
 	}
@@ -327,7 +328,7 @@ func (m *troublemaker) someGateway() *lab.Gateway {
 }
 
 // killGateway kills a gateway's program, which its kubelet starts again.
-func killGateway(_ context.Context, m *troublemaker) {
+var killGateway = trouble{kills: gatewayKill, make: func(_ context.Context, m *troublemaker) {
 	g := m.someGateway()
 	if g == nil {
 		return
@@ -337,10 +338,10 @@ func killGateway(_ context.Context, m *troublemaker) {
 		return
 	}
 	m.tally.count(gatewayKill, 1)
-}
+}}
 
 // deleteGateway deletes a gateway's pod, at times without a grace period.
-func deleteGateway(ctx context.Context, m *troublemaker) {
+var deleteGateway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	g := m.someGateway()
 	now := m.dice.IntN(3) == 0
 	if g == nil {
@@ -353,10 +354,10 @@ func deleteGateway(ctx context.Context, m *troublemaker) {
 	err := m.lab.Kube.Client.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: g.Egress.Namespace, Name: g.Name}}, o...)
 	m.ok(string(gatewayDeletion), client.IgnoreNotFound(err))
 	m.tally.count(gatewayDeletion, 1)
-}
+}}
 
 // restartRollout is kubectl rollout restart of an Egress's Deployment.
-func restartRollout(ctx context.Context, m *troublemaker) {
+var restartRollout = trouble{make: func(ctx context.Context, m *troublemaker) {
 	at := slots[m.dice.IntN(len(slots))]
 	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, fmt.Sprint(m.dice.Uint32()))
 	o := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name}}
@@ -365,7 +366,7 @@ func restartRollout(ctx context.Context, m *troublemaker) {
 	if err == nil {
 		m.tally.count(rolloutRestart, 1)
 	}
-}
+}}
 
 // noEgress waits until no object of Egresses is left, nor a block of the gateways' pool.
 func noEgress(ctx context.Context, l *lab.Lab) error {

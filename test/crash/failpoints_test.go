@@ -22,11 +22,11 @@ import (
 // publication and the releasing handshake; of asking for a block, cutting,
 // serving, draining and returning it. Pods are retried as a kubelet does; after
 // the restart all must agree, and after the last pod nodes must have no more than
-// they keep. By default every fifteenth step (harness.Sample), and none with IPv6.
+// they keep. By default every ninth step (harness.Sample), and none with IPv6.
 func TestKillAtEveryFailpoint(t *testing.T) {
 	t.Parallel()
 	for _, m := range slices.Concat(modes, harness.WithAll(furtherKillModes)) {
-		for kills := range slices.Chunk(harness.Sample(t, 15, m.kills), killsOfALab) {
+		for kills := range slices.Chunk(harness.Sample(t, 9, m.kills), killsOfALab) {
 			t.Run(string(m.title()), func(t *testing.T) {
 				t.Parallel() // most of the time it waits for a process to start
 				harness.CanRun(t, m.name)

@@ -45,16 +45,20 @@ type mode struct {
 	daemon, operator []string // failpoints that these pass
 	kills            []string // those of them that are killed at in turn
 
-	ops      int           // of a short round
-	pace     time.Duration // between two troubles at most
-	troubles []trouble     // as likely as they are often here
-	loses    bool          // nodes are lost at times, and come again
+	slices   []int     // of gates with a short round
+	ops      int       // of a short round
+	every    int       // operations from one trouble to the next, on average
+	troubles []trouble // as likely as they are often here
+	loses    bool      // nodes are lost at times, and come again
 
 	// empty waits until nodes without pods have no more than they keep.
 	empty func(ctx context.Context, l *lab.Lab) error
 }
 
 var modes = []mode{nodeMode, operatorMode, poolMode, portMode}
+
+// Slices of gates with a short round of a mode: each gate soaks two of the four modes.
+var evenSlices, oddSlices = []int{0, 2, 4, 6, 8}, []int{1, 3, 5, 7, 9}
 
 // nodeMode has addresses for nine pods on three ENIs, so that cooling and
 // exhaustion are met all the time.
@@ -65,8 +69,9 @@ var nodeMode = mode{
 	}},
 	daemon:   append(named("eni.", "inventory.", "intent."), ofDaemon...),
 	kills:    append(named("eni.", "inventory.", "intent."), ofDaemon...),
+	slices:   evenSlices,
 	ops:      300,
-	pace:     800 * time.Millisecond,
+	every:    6,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
 	empty:    primaryAlone,
 }
@@ -79,8 +84,9 @@ var operatorMode = mode{
 	daemon:   append(named("nodenetwork.", "inventory.save."), ofDaemon...),
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
+	slices:   oddSlices,
 	ops:      200,
-	pace:     800 * time.Millisecond,
+	every:    10,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmAddress,
 }
@@ -110,8 +116,9 @@ var poolMode = mode{
 	// What of the operator needs a pool or a node to go is in its own tests, and
 	// what of the daemon has nothing to do with pools is killed at in node mode.
 	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
+	slices:   evenSlices,
 	ops:      120,
-	pace:     800 * time.Millisecond,
+	every:    10,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
 	empty:    blocks(1),
 }
@@ -125,8 +132,9 @@ var portMode = mode{
 	// What else of the operator is killed at in its own package, where no lab is needed.
 	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port.create.", "operator.port.record.", "operator.port.forget."),
 		func(name string) bool { return slices.Contains(elsewhere, name) }),
-	ops:  80,
-	pace: 1500 * time.Millisecond, // an ADD needs an operator, which has to come to lead
+	slices: oddSlices,
+	ops:    80,
+	every:  2,
 	troubles: []trouble{
 		neutronFails, neutronFails, neutronAway, tokensRevoked, overQuota, hostAway, portChanged, portChanged, restartDatabase, killAPIServer, haltOperator,
 		killDaemon, killDaemon, killDaemon, killDaemon, killOperator, killOperator,
@@ -166,7 +174,7 @@ func killedAt(m mode, kills []string) mode {
 // portsBeside is a mode whose pods may have further interfaces that are ports.
 func portsBeside(title lab.Mode, m mode) mode {
 	own := m.empty
-	m.soak, m.ops, m.pace = title, portMode.ops, portMode.pace
+	m.soak, m.ops, m.every = title, portMode.ops, portMode.every
 	m.options.VPCPorts, m.options.VPCs = true, twoVPCs()
 	m.daemon, m.operator = slices.Concat(m.daemon, portMode.daemon), slices.Concat(m.operator, portMode.operator)
 	m.troubles = slices.Concat(m.troubles, portMode.troubles)

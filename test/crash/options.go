@@ -11,7 +11,7 @@ import (
 )
 
 // options are the flags of a soak. With neither a time nor a number of
-// operations it is one short round of each mode.
+// operations it is one short round of two modes, by the slice of the gate.
 type options struct {
 	time   time.Duration // after which no operation begins
 	ops    int           // of each mode

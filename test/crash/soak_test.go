@@ -22,7 +22,7 @@ import (
 // times is away. Double use of an address is seen at once; at the end everything
 // must agree, and nodes must be back to what they keep.
 //
-// It is one short round of each mode; with -soak.time or -soak.ops, rounds until
+// It is one short round of two modes, which take turns (harness.Rotate); with -soak.time or -soak.ops, rounds until
 // these limits, whatever is found on the way.
 func TestSoak(t *testing.T) {
 	t.Parallel()
@@ -47,12 +47,16 @@ func TestSoak(t *testing.T) {
 			continue
 		}
 		t.Run(string(m.title()), func(t *testing.T) {
+			if !s.long() && s.mode == "" {
+				harness.Rotate(t, m.slices...)
+			}
 			if m.name == lab.PortMode || m.options.VPCPorts && m.options.PortCloud == nil {
 				harness.CanRun(t, lab.PortMode)
 			}
 			tally := newTally(m.title())
 			s.tallies = append(s.tallies, tally)
 			t.Parallel() // the others' tallies are there before it goes on
+			harness.Slot(t)
 			s.rounds(t, m, tally)
 		})
 	}

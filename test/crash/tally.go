@@ -3,6 +3,7 @@ package crash
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -126,6 +127,13 @@ func (t *tally) of(e event) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.events[e]
+}
+
+// copy is what was counted until now.
+func (t *tally) copy() map[event]int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return maps.Clone(t.events)
 }
 
 func (t *tally) met(faults map[string]int) {

@@ -20,38 +20,63 @@ import (
 
 // trouble is one thing that goes wrong in a soak. It ends what it begins, but for
 // programs, which troublemaker.restart starts again.
-type trouble func(ctx context.Context, m *troublemaker)
-
-// troublemaker makes the trouble of a round until stop is closed.
-type troublemaker struct {
-	*round
-	lab  *lab.Lab
-	dice *rand.Rand
-	stop <-chan struct{}
-
-	armed map[*proc.Process]bool // for its present life
+type trouble struct {
+	kills event // the kill that it counts; empty: it kills nothing
+	make  func(ctx context.Context, m *troublemaker)
 }
 
+// troublemaker makes the troubles of a plan until stop is closed.
+type troublemaker struct {
+	*round
+	plan *plan
+	lab  *lab.Lab
+	dice *rand.Rand // for the details of a trouble
+	stop <-chan struct{}
+
+	armed  map[*proc.Process]bool // for its present life
+	missed map[event]int          // kills of programs that had ended by themselves
+}
+
+// restartDelay is how soon a program that died at a failpoint is started again. Operations
+// may depend on it, and no trouble is due before they go on.
+const restartDelay = 100 * time.Millisecond
+
+// run makes each trouble once enough operations have ended, so that their number does not
+// depend on the speed of the machine.
 func (m *troublemaker) run(ctx context.Context) {
 	m.makeHasty()
-	for m.pause(ctx, m.mode.pace) {
+	for at, t := m.plan.next(); m.reach(ctx, at); at, t = m.plan.next() {
 		m.roster.Lock()
-		m.mode.troubles[m.dice.IntN(len(m.mode.troubles))](ctx, m)
+		t.make(ctx, m)
 		m.restart(true)
 		m.roster.Unlock()
 	}
 	m.restart(false)
 }
 
-// pause lets the trouble last, or tells that the round is over.
-func (m *troublemaker) pause(ctx context.Context, most time.Duration) bool {
+// reach waits for a number of operations of the round, and returns false if it makes fewer.
+func (m *troublemaker) reach(ctx context.Context, operations int) bool {
+	for int(m.operations.Load()) < operations {
+		select {
+		case <-m.stop:
+			return int(m.operations.Load()) >= operations
+		case <-ctx.Done():
+			return false
+		case <-time.After(restartDelay): // the pace of the trouble, not a wait for anything
+		}
+		m.roster.Lock()
+		m.restart(true)
+		m.roster.Unlock()
+	}
+	return ctx.Err() == nil
+}
+
+// pause lets a trouble last for a random time. Time ends it, since operations may not go on before.
+func (m *troublemaker) pause(ctx context.Context, most time.Duration) {
 	select {
 	case <-m.stop:
-		return false
 	case <-ctx.Done():
-		return false
 	case <-time.After(time.Duration(m.dice.Int64N(int64(most)))): // the pace of the trouble, not a wait for anything
-		return true
 	}
 }
 
@@ -61,26 +86,26 @@ func (m *troublemaker) someOperator() *lab.Operator {
 	return m.lab.Operators()[m.dice.IntN(len(m.lab.Operators()))]
 }
 
-func killDaemon(_ context.Context, m *troublemaker) {
+var killDaemon = trouble{kills: daemonKill, make: func(_ context.Context, m *troublemaker) {
 	p := m.node().Process
 	m.end(daemonKill, p, p.Kill())
-}
+}}
 
-func stopDaemon(_ context.Context, m *troublemaker) {
+var stopDaemon = trouble{make: func(_ context.Context, m *troublemaker) {
 	p := m.node().Process
 	m.end(daemonStop, p, p.Stop(patience))
-}
+}}
 
-func killOperator(_ context.Context, m *troublemaker) {
+var killOperator = trouble{kills: operatorKill, make: func(_ context.Context, m *troublemaker) {
 	p := m.someOperator().Process
 	m.end(operatorKill, p, p.Kill())
-}
+}}
 
 // model is the Neutron of a lab with ports.
 func (m *troublemaker) model() *portcloud.Model { return m.lab.Ports.(*portcloud.Model) }
 
 // neutronFails has Neutron fail a few calls, before or after they take effect.
-func neutronFails(_ context.Context, m *troublemaker) {
+var neutronFails = trouble{make: func(_ context.Context, m *troublemaker) {
 	faults := []neutron.Fault{
 		{Path: "/v2.0/*", Status: 503, Message: "busy"},
 		{Path: "/v2.0/*", HangUp: true},
@@ -96,44 +121,44 @@ func neutronFails(_ context.Context, m *troublemaker) {
 	f.Times = 1 + m.dice.IntN(3)
 	m.model().Neutron.Inject(f)
 	m.tally.count(providerFault, 1)
-}
+}}
 
 // neutronAway has Neutron refuse every call for a while.
-func neutronAway(ctx context.Context, m *troublemaker) {
+var neutronAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	m.model().Neutron.Inject(neutron.Fault{Status: 503, Message: "away"})
 	m.pause(ctx, 2*time.Second)
 	m.model().Neutron.ClearFaults()
-}
+}}
 
 // tokensRevoked has Keystone take back all tokens.
-func tokensRevoked(_ context.Context, m *troublemaker) {
+var tokensRevoked = trouble{make: func(_ context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	m.model().Neutron.RevokeTokens()
-}
+}}
 
 // overQuota has the project have as many ports as it may for a while.
-func overQuota(ctx context.Context, m *troublemaker) {
+var overQuota = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	cloud := m.model().Neutron
 	cloud.SetQuota(len(cloud.Ports()))
 	m.pause(ctx, 2*time.Second)
 	cloud.SetQuota(-1)
-}
+}}
 
 // hostAway has Neutron bind no port to a host for a while, as when its agent is not heard of.
-func hostAway(ctx context.Context, m *troublemaker) {
+var hostAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	name := m.node().Name
 	m.model().Neutron.RemoveHost(name)
 	m.pause(ctx, 2*time.Second)
 	m.model().Neutron.AddHost(name, neutron.Host{})
 	setHybrid(m.lab, name)
-}
+}}
 
 // portChanged has somebody delete a port that Berth made, or change one that it has, behind its
 // back.
-func portChanged(_ context.Context, m *troublemaker) {
+var portChanged = trouble{make: func(_ context.Context, m *troublemaker) {
 	cloud := m.model().Neutron
 	ports := slices.DeleteFunc(cloud.Ports(), func(p neutron.Port) bool { return p.Owner == "" })
 	if len(ports) == 0 {
@@ -154,7 +179,7 @@ func portChanged(_ context.Context, m *troublemaker) {
 			cloud.Remove(p.ID)
 		}
 	}
-}
+}}
 
 // askedFor tells whether a port's addresses are of those that pods ask for.
 func askedFor(p neutron.Port) bool {
@@ -162,23 +187,25 @@ func askedFor(p neutron.Port) bool {
 }
 
 // restartDatabase kills the OVSDB of a node and starts it again.
-func restartDatabase(ctx context.Context, m *troublemaker) {
+var restartDatabase = trouble{kills: ovsdbKill, make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(ovsdbKill, 1)
 	m.ok("restart OVSDB", m.model().OVN.Switch(m.node().Name).RestartDatabase(ctx))
-}
+}}
 
 // end books that a program was ended, unless it was gone already, and the error.
 func (m *troublemaker) end(e event, p *proc.Process, err error) {
 	m.ok(string(e), err)
-	if !p.EndedByItself() {
-		m.tally.count(e, 1)
+	if p.EndedByItself() {
+		m.missed[e]++
+		return
 	}
+	m.tally.count(e, 1)
 }
 
 // haltOperator holds an operator for longer than its Lease, at times: it comes
 // back as an old leader. It may just have come to its failpoint, or lost its
 // Lease, and be gone.
-func haltOperator(ctx context.Context, m *troublemaker) {
+var haltOperator = trouble{make: func(ctx context.Context, m *troublemaker) {
 	o := m.someOperator()
 	unlessGone := func(err error) {
 		if !errors.Is(err, os.ErrProcessDone) && o.Running() {
@@ -192,22 +219,22 @@ func haltOperator(ctx context.Context, m *troublemaker) {
 	m.tally.count(operatorHalt, 1)
 	m.pause(ctx, 6*time.Second)
 	unlessGone(o.Resume())
-}
+}}
 
-func killAPIServer(ctx context.Context, m *troublemaker) {
+var killAPIServer = trouble{kills: apiServerKill, make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(apiServerKill, 1)
 	m.ok("kill", m.lab.Kube.KillAPIServer())
 	m.pause(ctx, 2*time.Second)
 	const what = "start of the API server"
 	m.ok(what, m.timed(what, "", func() error { return m.lab.Kube.StartAPIServer(ctx) }))
-}
+}}
 
-func ec2Away(ctx context.Context, m *troublemaker) {
+var ec2Away = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(ec2Outage, 1)
 	m.lab.Cloud.Outage(true)
 	m.pause(ctx, 2*time.Second)
 	m.lab.Cloud.Outage(false)
-}
+}}
 
 // makeHasty begins the trouble: operators that stay leaders for long are good for
 // raising a lab on a machine that stands still at times, and for nothing else.

@@ -235,7 +235,7 @@ func (b *bench) killsBeside() {
 	if b.Mode == lab.PoolMode { // the others are the same for the daemon
 		points = append(points, "daemon.nics.acquired", "daemon.add.wired", "daemon.nics.active", "daemon.del.detached")
 	}
-	for _, point := range harness.Sample(b.T, 3, points) {
+	for _, point := range harness.Sample(b.T, 2, points) {
 		b.Run(point, func(t *testing.T) {
 			b := b.on(t)
 			if !slices.Contains(failpoint.Names(), point) {

@@ -43,7 +43,7 @@ func (b *bench) machinesByALinuxBridge() {
 	}
 	b.machines("tap")
 	b.machines("bridge")
-	for _, prefix := range harness.Sample(b.T, 3, []string{"tap", "qbr", "qvb", "qvo"}) {
+	for _, prefix := range harness.Sample(b.T, 2, []string{"tap", "qbr", "qvb", "qvo"}) {
 		b.deletedLink(prefix)
 	}
 }
