@@ -37,6 +37,31 @@ func WithAll[T any](all []T) []T {
 	return nil
 }
 
+// rotation is how many slices there are, of which a gate runs one.
+const rotation = 10
+
+// Rotate skips the test in gates of other slices: BERTH_SAMPLE is the slice number, 0 when it is not set,
+// chosen by the commit; "all" (`make e2e`) runs everything.
+func Rotate(t *testing.T, slice int) {
+	t.Helper()
+	asked := os.Getenv(SampleVar)
+	mine, err := inSlice(asked, slice)
+	if err != nil {
+		t.Fatalf("%s is %q, expected all or a number from 0 on", SampleVar, asked)
+	}
+	if !mine {
+		t.Skipf("OTHER SLICE: %d of 0 to %d; %s=%d or all runs it", slice, rotation-1, SampleVar, slice)
+	}
+}
+
+func inSlice(asked string, slice int) (bool, error) {
+	if asked == "all" {
+		return true, nil
+	}
+	number, err := strconv.ParseUint(cmp.Or(asked, "0"), 10, 31)
+	return int(number)%rotation == slice, err
+}
+
 func sample[T any](asked string, n int, all []T) (part []T, err error) {
 	if asked == "all" {
 		return all, nil

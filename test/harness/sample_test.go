@@ -51,3 +51,19 @@ func TestSamplesAreDisjoint(t *testing.T) {
 		}
 	}
 }
+
+func TestRotate(t *testing.T) {
+	for asked, want := range map[string]int{"": 0, "0": 0, "7": 7, "10": 0, "127": 7} {
+		for slice := range rotation {
+			if mine, err := inSlice(asked, slice); err != nil || mine != (slice == want) {
+				t.Errorf("%q, slice %d: %t, %v, want slice %d alone", asked, slice, mine, err, want)
+			}
+		}
+	}
+	if mine, err := inSlice("all", 3); err != nil || !mine {
+		t.Errorf("all: %t, %v", mine, err)
+	}
+	if _, err := inSlice("some", 3); err == nil {
+		t.Error("some is a number")
+	}
+}
