@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -29,7 +30,10 @@ func newVM() *cobra.Command {
 		Long: `Run a command as root in a virtual machine (QEMU without KVM) with Debian's stock
 kernel, which has Foo-over-UDP. Its files are this machine's; what the command writes
 is gone with the machine, but in the folders of --share. Its output is shown as it
-comes, and its exit code is that of vpclab.`,
+comes, and its exit code is that of vpclab.
+
+A machine that locks up is started once more, and the command with it: what it wrote to
+folders of --share and printed until then stays.`,
 		Example: `  vpclab vm -- uname -r
   vpclab vm --share "$PWD/dist" -- sh -c 'nft list ruleset >dist/ruleset'`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -51,7 +55,7 @@ comes, and its exit code is that of vpclab.`,
 	return c
 }
 
-func (f *vmFlags) run(cmd *cobra.Command, args []string) (err error) {
+func (f *vmFlags) run(cmd *cobra.Command, args []string) error {
 	ctx := cmd.Context()
 	image, err := vm.Prepare(ctx, func(what string) { fmt.Fprintln(os.Stderr, what+" ...") })
 	if err != nil {
@@ -73,6 +77,11 @@ func (f *vmFlags) run(cmd *cobra.Command, args []string) (err error) {
 			fmt.Fprintf(os.Stderr, "the virtual machine booted in %.1f s\n", took.Seconds())
 		}
 	}
+	return vm.Again(func(what string) { fmt.Fprintln(os.Stderr, what) }, func() error { return f.once(ctx, m, args) })
+}
+
+// once runs the command, with a control plane of its own if it is to have one.
+func (f *vmFlags) once(ctx context.Context, m vm.Machine, args []string) (err error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ package vm
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,9 +36,9 @@ const (
 	DefaultMemory = 2048 // MiB
 )
 
-// bootTime is what a guest may take until it runs its command. It takes five seconds
-// on a quiet machine.
-const bootTime = 5 * time.Minute
+// bootTime is how long a guest may take until its first heartbeat. On a quiet host it boots within
+// five seconds, at a load of 40 within a minute.
+const bootTime = 2 * time.Minute
 
 // Machine is a virtual machine, which is started for one command.
 type Machine struct {
@@ -58,6 +59,9 @@ type Machine struct {
 
 	// Booted is told how long the guest took until it runs the command; may be nil.
 	Booted func(time.Duration)
+
+	// silence is how long the guest may send no heartbeat; patience when 0.
+	silence time.Duration
 }
 
 // Command is what a machine runs, as root.
@@ -81,6 +85,7 @@ func (e *ExitError) Error() string {
 
 // Run starts the machine, runs a command there, and returns when the machine is gone. The
 // output of the command is written as it comes. A command that fails is an *ExitError.
+// A machine that locks up is ended, and is a *StoodStillError (see Again).
 // Any other error says that the machine could not be started, or that it ended before
 // the command did, and has the end of its console. When ctx ends so does the machine,
 // and the cause of ctx is returned. The machine does not outlive the caller.
@@ -110,7 +115,11 @@ func (m Machine) Run(ctx context.Context, c Command) (err error) {
 		if errors.As(err, &exit) {
 			return err
 		}
-		return fmt.Errorf("%w\nThe end of the virtual machine's console:\n%s", err, proc.Tail(console, 60))
+		tail := proc.Tail(console, 60)
+		if still := stoodStill(err, tail); still != nil {
+			return still
+		}
+		return fmt.Errorf("%w\n%s%s", err, consoleTitle, tail)
 	}
 	return nil
 }
@@ -149,7 +158,7 @@ func (m Machine) arguments(dir, console string) []string {
 		// A panic ends the guest at once; its clock is QEMU's, which needs no watch.
 		// On a busy host the kernel's test of the timer's interrupt sees none in its time, and panics: it is
 		// left out (kernel-parameters.txt, no_timer_check).
-		"-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable audit=0 no_timer_check",
+		"-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable audit=0 no_timer_check " + lockups,
 		"-serial", "file:" + escape(console),
 		"-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
 	}
@@ -179,10 +188,6 @@ func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	booting := time.AfterFunc(bootTime, func() {
-		cancel(fmt.Errorf("the virtual machine did not boot within %v", bootTime))
-	})
-	defer booting.Stop()
 
 	var complaints bytes.Buffer // of QEMU itself
 	cmd.Stdout, cmd.Stderr = &complaints, &complaints
@@ -211,8 +216,10 @@ func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 			}
 		})
 	}
-	told := hear(ours[wordsPort], func() {
-		if booting.Stop() && m.Booted != nil {
+	beats := make(chan struct{}, 1)
+	go watch(ctx, beats, bootTime, cmp.Or(m.silence, patience), cancel)
+	told := hear(ours[wordsPort], beats, func() {
+		if m.Booted != nil {
 			m.Booted(time.Since(began))
 		}
 	})
@@ -241,10 +248,14 @@ type words struct {
 	trouble string // why the guest does not run it
 }
 
-// hear listens to the guest until it has no more to say, or is gone.
-func hear(guest io.Reader, up func()) (w words) {
+// hear listens to the guest until it has no more to say, or is gone. Each line is a heartbeat as well.
+func hear(guest io.Reader, beats chan<- struct{}, up func()) (w words) {
 	lines := bufio.NewScanner(guest)
 	for lines.Scan() {
+		select {
+		case beats <- struct{}{}:
+		default: // one that nobody has taken yet tells as much
+		}
 		what, rest, _ := strings.Cut(lines.Text(), " ")
 		switch what {
 		case "up":

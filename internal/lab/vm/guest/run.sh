@@ -1,8 +1,13 @@
 # Process 1 of the guest in the overlay over the host's root. The file `job` says what
 # it is to run (job.go). It tells the host what happens on port 3 of the serial device:
-# "up", then "exit CODE", after which the host turns the guest off.
+# "up", then "exit CODE", after which the host turns the guest off. Meanwhile it says "beat"
+# every five seconds: the host ends a guest that does not (still.go).
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 exec 3>"$(echo /dev/vport*p3)"
+while :; do
+	echo beat
+	sleep 5
+done >&3 &
 trouble() {
 	echo "trouble $*" >&3
 	while :; do sleep 60; done
@@ -42,7 +47,7 @@ fi
 echo up >&3
 (job </dev/null >&4 2>&5 3>&- 4>&- 5>&-)
 code=$?
-# All that the job left running ends with it, so that the copiers come to an end.
+# All that the job left running ends with it, so that the copiers come to an end, and the heartbeat too.
 exec 4>&- 5>&-
 more=yes
 while [ -n "$more" ]; do
