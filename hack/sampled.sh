@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Prints the packages, or a pattern of the tests, of which `make test` runs a slice: test
-# functions that call harness.Sample or harness.Rotate.
+# Prints what `make test` runs a slice of: test functions that call harness.Sample or
+# harness.Rotate. "packages" are theirs, "tests" is a pattern for go test -run, and "list" is for
+# people, with the tests that only `make e2e` has.
 #
-#   hack/sampled.sh packages|tests
+#   hack/sampled.sh packages|tests|list
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,5 +15,12 @@ found=$(git ls-files --cached --others --exclude-standard '*_test.go' | xargs -d
 case ${1:-} in
 packages) cut -d ' ' -f 1 <<<"$found" | sort -u | paste -sd ' ' ;;
 tests) echo "^($(cut -d ' ' -f 2 <<<"$found" | sort -u | paste -sd '|'))$" ;;
-*) echo "hack/sampled.sh: expected packages or tests, got \"${1:-}\"" >&2 && exit 2 ;;
+list)
+	echo "In slices (BERTH_SAMPLE=0 to 9), of which each gate runs one:"
+	sort -u <<<"$found" | awk '{ tests[$1] = tests[$1] " " $2 } END { for (folder in tests) print "  " folder ":" tests[folder] }' | sort
+	echo "In make e2e alone:"
+	git grep -lE --untracked '^//go:build .*\be2e\b' -- '*_test.go' | xargs -r grep -HoE '^func Test[A-Za-z0-9_]+\(t ' |
+		sed -E 's|^(.*)/[^/]*:func ([^(]*).*|\1 \2|' | sort -u | awk '{ tests[$1] = tests[$1] " " $2 } END { for (folder in tests) print "  ./" folder ":" tests[folder] }' | sort
+	;;
+*) echo "hack/sampled.sh: expected packages, tests or list, got \"${1:-}\"" >&2 && exit 2 ;;
 esac

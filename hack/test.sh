@@ -129,6 +129,7 @@ else
 	group "${fresh[@]}" -p 2 <<<"$pure"
 fi
 
+echo "Slice ${BERTH_SAMPLE:-0} of what is sampled and rotates (docs/contributing.md, \"Samples\"); race detector: ${RACE:-all}."
 budget=()
 [ "${RACE:-all}" != auto ] || budget=(-budget hack/budget.tsv)
 BERTH_LEFTOVERS=check "$testrun" "${groups[@]}" "${budget[@]}" -accounts-file dist/test-accounts.tsv \
