@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -69,7 +70,7 @@ func account(args []string) (syscall.WaitStatus, error) {
 	if err := accountProcesses(dir); err != nil {
 		return 0, err
 	}
-	ended, err := runProgram(args)
+	ended, err := runProgram(slices.Insert(slices.Clone(args), 1, logInputs(args)...))
 	if err != nil {
 		return 0, err
 	}
@@ -84,6 +85,18 @@ func account(args []string) (syscall.WaitStatus, error) {
 		err = os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.json", u.PID)), data, 0o600)
 	}
 	return ended, err
+}
+
+// logInputs is the flag by which a test program tells Go's cache what it read. go test
+// leaves it out together with -exec, but looks for the file, beside the program.
+func logInputs(args []string) []string {
+	given := func(arg string) bool {
+		return strings.HasPrefix(arg, "-test.count=") || strings.HasPrefix(arg, "-test.testlogfile=")
+	}
+	if !strings.HasSuffix(args[0], ".test") || slices.ContainsFunc(args, given) {
+		return nil
+	}
+	return []string{"-test.testlogfile=" + filepath.Join(filepath.Dir(args[0]), "testlog.txt")}
 }
 
 // runProgram passes signals on to the program, reaps all that comes to this process, and returns

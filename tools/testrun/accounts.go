@@ -95,6 +95,11 @@ func (a *accounts) addStarts(dir string, all []usage) ([]started, error) {
 		return nil, fmt.Errorf("read process accounting: %w", err)
 	}
 	starts, none := attribute(readProcesses(data), all)
+	for i, s := range starts {
+		if !s.complete { // it stops while the file system is almost full
+			a.unknown = append(a.unknown, fmt.Sprintf("the kernel has no record of the end of %s: process accounting was suspended", all[i].Package))
+		}
+	}
 	a.none.merge(none)
 	return starts, nil
 }

@@ -70,6 +70,7 @@ func compT(c uint16) int64 { return int64(c&0x1fff) << (3 * (c >> 13)) }
 type started struct {
 	programs map[string]int // by column
 	builders time.Duration  // CPU time of builders
+	complete bool           // the root, which ends after all of them, has a record
 }
 
 func (s *started) add(p process) {
@@ -123,6 +124,7 @@ func attribute(all []process, roots []usage) (byRoot []started, none started) {
 	for i, p := range all {
 		switch r := owner(i); {
 		case isRoot[i]:
+			byRoot[r].complete = true
 		case r >= 0:
 			byRoot[r].add(p)
 		default:

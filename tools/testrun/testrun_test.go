@@ -14,9 +14,15 @@ import (
 
 const fakeEnv = "TESTRUN_FAKE"
 
-// TestMain makes this program a go test of which the tests write the outcome,
-// when it is run as one.
+// TestMain makes this program a go test of which the tests write the outcome, or testrun
+// itself, when it is run as one.
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "account" {
+		accountMain(os.Args[2:])
+	}
+	if done := os.Getenv(burnEnv); done != "" {
+		os.Exit(burn(done))
+	}
 	if dir := os.Getenv(fakeEnv); dir != "" {
 		os.Exit(fake(dir, os.Args[1:]))
 	}
@@ -207,6 +213,16 @@ func TestSummaryAndVerdict(t *testing.T) {
 			},
 		},
 		{
+			name: "tests of other slices of the rotation are counted, not listed",
+			runs: []goTest{ended("pass", pass("TestA"), []any{
+				testEvent("run", "TestS", ""), testEvent("output", "TestS", "    a_test.go:9: OTHER SLICE: 3 of 10\n"), testEvent("skip", "TestS", ""),
+				testEvent("run", "TestT", ""), testEvent("skip", "TestT", ""),
+			})},
+			ok:     true,
+			want:   []string{"rotation  1 tests of other slices, which make e2e runs\n", "NOT RUN   1\n  example.com/m/p TestT: skipped"},
+			absent: []string{"TestS"},
+		},
+		{
 			name: "a package that does not build prints the compiler's words and is not built again",
 			runs: []goTest{{1, []any{
 				testjson.TestEvent{Action: "build-output", ImportPath: pkg, Output: "p.go:1: undefined: x\n"},
@@ -371,6 +387,27 @@ func TestPackagesThatWaitForAProgram(t *testing.T) {
 		}
 		inOrder(t, out.String(), []string{"failed    2", "exit status 4"})
 	})
+}
+
+// TestGroups has groups of packages, which are commands of their own with flags and
+// variables of their own, also when a test is run again.
+func TestGroups(t *testing.T) {
+	dir := script(t, []goTest{ended("fail", pass("TestA"), fail("TestB", "broken")), ended("pass", pass("TestB"))})
+	report := newReport(new(strings.Builder))
+	r := &runner{command: []string{os.Args[0]}, report: report}
+	groups := []group{parseGroup("KUBE=/k -race -timeout 45m :: " + pkg), parseGroup("-race ::"), parseGroup("")}
+	must(t, r.all(t.Context(), groups, later{}))
+	r.again(t.Context())
+	if !report.print(time.Second) {
+		t.Error("the run failed")
+	}
+	first, second := read(t, filepath.Join(dir, "1.args")), read(t, filepath.Join(dir, "2.args"))
+	if first != "-race -timeout 45m "+pkg+" kube=/k" || second != "-race -timeout 45m -count=1 -run ^TestB$ "+pkg+" kube=/k" {
+		t.Errorf("ran %q, then %q", first, second)
+	}
+	if got := merge([]group{parseGroup("-race :: a"), parseGroup("b"), parseGroup("-race :: c d")}); fmt.Sprint(got) != "[{[] [-race] [a c d]} {[] [] [b]}]" {
+		t.Errorf("merged to %v", got)
+	}
 }
 
 func TestProgressNamesWhatRuns(t *testing.T) {
