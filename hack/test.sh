@@ -131,7 +131,7 @@ fi
 
 echo "Slice ${BERTH_SAMPLE:-0} of what is sampled and rotates (docs/contributing.md, \"Samples\"); race detector: ${RACE:-all}."
 budget=()
-[ "${RACE:-all}" != auto ] || budget=(-budget hack/budget.tsv)
+[ "${RACE:-all}" != auto ] || [ "${BERTH_SAMPLE:-0}" = all ] || budget=(-budget hack/budget.tsv)
 BERTH_LEFTOVERS=check "$testrun" "${groups[@]}" "${budget[@]}" -accounts-file dist/test-accounts.tsv \
 	-await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
 	-- hack/sandbox.sh go test -json -vet=off -ldflags='-s -w' "$@" || status=$?
