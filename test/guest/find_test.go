@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -26,12 +27,19 @@ const (
 type found struct {
 	dir   string // below the module's root
 	tests []string
+	api   bool // needs a Kubernetes API, or programs of Berth, which need one
 }
+
+// program is that of the package's tests.
+func (f found) program() string { return path.Base(f.dir) + ".test" }
+
+// asksForAPI is what sources of packages have that need an API or programs.
+var asksForAPI = regexp.MustCompile(`\b(harness\.(Main|Kube)\(|kube\.Remote\()`)
 
 // find finds the tests for the guest: those of *_test.go files with a build constraint
 // that needs the tag, and with long also those that need longTag besides.
 func find(module fs.FS, long bool) ([]found, error) {
-	tests := map[string][]string{}
+	tests, api := map[string][]string{}, map[string]bool{}
 	err := fs.WalkDir(module, ".", func(name string, entry fs.DirEntry, err error) error {
 		base := path.Base(name)
 		switch {
@@ -46,6 +54,7 @@ func find(module fs.FS, long bool) ([]found, error) {
 			return nil
 		}
 		source, err := fs.ReadFile(module, name)
+		api[path.Dir(name)] = api[path.Dir(name)] || asksForAPI.Match(source)
 		if err != nil || !needsGuest(string(source), long) {
 			return err
 		}
@@ -59,7 +68,7 @@ func find(module fs.FS, long bool) ([]found, error) {
 	var all []found
 	for dir, names := range tests {
 		if len(names) > 0 {
-			all = append(all, found{dir, names})
+			all = append(all, found{dir, names, api[dir]})
 		}
 	}
 	slices.SortFunc(all, func(a, b found) int { return strings.Compare(a.dir, b.dir) })
@@ -100,6 +109,7 @@ func testsOf(name string, source []byte) (tests []string, err error) {
 }
 
 func TestFind(t *testing.T) {
+	const api = "\nvar _ = harness.Main(nil)\n"
 	const code = "\n\npackage p\n\nfunc TestMain(m *testing.M) {}\nfunc Test%s(t *testing.T) {}\nfunc Help%[1]s() {}\n"
 	module := fstest.MapFS{}
 	for name, head := range map[string]string{
@@ -117,9 +127,11 @@ func TestFind(t *testing.T) {
 		title := strings.ToUpper(path.Base(name)[:1]) + strings.TrimSuffix(path.Base(name)[1:], "_test.go")
 		module[name] = &fstest.MapFile{Data: fmt.Appendf(nil, head+code, title)}
 	}
+	host := module["a/host_test.go"]
+	host.Data = append(host.Data, api...)
 	for long, want := range map[bool][]found{
-		false: {{"a", []string{"TestOne", "TestTwo"}}, {"b", []string{"TestEither"}}, {"c/d", []string{"TestThree"}}},
-		true:  {{"a", []string{"TestLong", "TestOne", "TestTwo"}}, {"c/d", []string{"TestThree"}}},
+		false: {{"a", []string{"TestOne", "TestTwo"}, true}, {"b", []string{"TestEither"}, false}, {"c/d", []string{"TestThree"}, false}},
+		true:  {{"a", []string{"TestLong", "TestOne", "TestTwo"}, true}, {"c/d", []string{"TestThree"}, false}},
 	} {
 		got, err := find(module, long)
 		if err != nil {

@@ -1,31 +1,31 @@
 // Package guest runs the tests that need a kernel with Foo-over-UDP, which the host's may
-// lack: all of them in one virtual machine, with a control plane of the host's. They are
+// lack: in two virtual machines, of which one has a control plane of the host's. They are
 // in the packages that they test, in files with the build tag guest.
 package guest
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/berthnet/berth/internal/lab/vm"
 	"github.com/berthnet/berth/internal/lab/vm/guestapi"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// The machine's. A second processor costs the host a third more, and the tests of other
+// The machines'. A second processor costs the host a third more, and the tests of other
 // packages run meanwhile.
 const (
 	cpus   = 1
@@ -41,8 +41,9 @@ var (
 // root is the module's, from this package.
 const root = "../.."
 
-// TestGuest has a subtest for each test that was run in the machine, below that of its
-// package.
+// TestGuest has a subtest for each test that was run in a machine, below that of its
+// package. Packages that need nothing but the kernel have a machine of their own, beside that of those
+// that share a control plane; and where one has passed before as it is, it is not run again (verdict.go).
 func TestGuest(t *testing.T) {
 	all, err := find(os.DirFS(root), long)
 	harness.OK(t, err)
@@ -52,64 +53,152 @@ func TestGuest(t *testing.T) {
 	module, err := filepath.Abs(root)
 	harness.OK(t, err)
 	dir := t.TempDir()
-	began := time.Now()
-	progress := func(what string) { t.Logf("%5.1f s: %s", time.Since(began).Seconds(), what) }
+	say := progress(t)
 
-	// Before the machine has to share the processors.
-	progress("building the tests of " + fmt.Sprint(len(all)) + " packages")
-	build(t, module, dir, all)
-	progress("starting a control plane")
-	api, err := guestapi.Start(harness.Deadline(t, 10*time.Minute), os.Getenv("KUBEBUILDER_ASSETS"))
+	say("building the tests of %d packages", len(all))
+	harness.OK(t, build(t, module, dir, all))
+	image, err := vm.Prepare(t.Context(), func(what string) { say("%s", what) })
 	harness.OK(t, err)
-	t.Cleanup(func() { harness.OK(t, api.Close()) })
-	progress("booting the machine")
-	image, err := vm.Prepare(t.Context(), progress)
+
+	kept, err := openVerdicts(module, dir, image)
 	harness.OK(t, err)
-	m := vm.Machine{Image: image, CPUs: cpus, Memory: memory, Booted: func(time.Duration) { progress("it has booted") }}
-	env := append(api.Join(&m), "PATH="+os.Getenv("PATH"), "HOME=/root", "BERTH_TEST_BIN="+filepath.Join(dir, "bin"))
-	if long {
-		env = append(env, harness.SampleVar+"=all")
+	outcomes := map[string]*outcome{}
+	kernel := &stream{name: "kernel", module: module, bin: dir, image: image, say: say}
+	api := &stream{name: "API", module: module, bin: dir, image: image, say: say, api: true}
+	for _, p := range all {
+		switch o, when := kept.of(p); {
+		case p.api:
+			api.left = append(api.left, p)
+		case o != nil:
+			say("%s: verdict of %s, since nothing has changed that it depends on", p.dir, when.UTC().Format(time.DateTime))
+			outcomes[p.dir] = o
+		default:
+			kernel.left = append(kernel.left, p)
+		}
 	}
 
 	ctx, cancel := context.WithTimeoutCause(t.Context(), within, errors.New("the tests in the guest take too long"))
 	defer cancel()
-	output, guest := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		err := m.Run(ctx, vm.Command{Argv: []string{"sh", "-c", script(module, dir, all)}, Env: env, Stdout: guest})
-		_ = guest.Close()
-		ended <- err
-	}()
-	outcomes, err := split(output, func(what string) { progress("testing " + what) })
-	harness.OK(t, err)
-	if err := <-ended; err != nil {
-		t.Error(err)
+	var streams sync.WaitGroup
+	for _, s := range []*stream{kernel, api} {
+		streams.Go(func() { s.err = s.run(ctx) })
 	}
-	progress("done")
-	for i, p := range all {
+	streams.Wait()
+	for _, s := range []*stream{kernel, api} {
+		if s.err != nil {
+			t.Errorf("the machine of the stream %s: %v", s.name, s.err)
+		}
+		for _, o := range s.outcomes {
+			outcomes[o.dir] = o
+		}
+	}
+	for _, p := range all {
 		t.Run(p.dir, func(t *testing.T) {
-			if i >= len(outcomes) {
+			o := outcomes[p.dir]
+			if o == nil {
 				t.Fatal("was not run: the machine had ended")
 			}
-			harness.OK(t, outcomes[i].read(t.Context()))
-			outcomes[i].report(t, p.tests)
+			harness.OK(t, o.read(t.Context()))
+			if o.report(t, p.tests) {
+				harness.OK(t, kept.keep(p, o))
+			}
 		})
 	}
 }
 
-// build builds the test programs, as script wants them, and in bin below dir the
+// progress returns what prints lines at once, with the time since it was called. Those of a test that runs, go test
+// passes on, and tools/testrun prints, after the test has failed only: so they are the package's, by what package
+// testing says where a test goes on. That takes that no other test runs.
+func progress(t *testing.T) func(format string, args ...any) {
+	began := time.Now()
+	before, after := "", ""
+	if f := flag.Lookup("test.v"); f != nil && f.Value.String() == "test2json" {
+		before, after = "\x16=== NAME  \n", "\x16=== NAME  "+t.Name()+"\n"
+	}
+	return func(format string, args ...any) {
+		fmt.Printf("%sguest: %4.0f s: %s\n%s", before, time.Since(began).Seconds(), fmt.Sprintf(format, args...), after)
+	}
+}
+
+// stream is a machine with what it runs.
+type stream struct {
+	name        string
+	module, bin string // folders
+	image       vm.Image
+	api         bool // with a control plane
+	say         func(format string, args ...any)
+
+	left     []found // not run to its end yet
+	outcomes []*outcome
+	err      error
+}
+
+// run runs one package after the other, in a further machine what was not run to its end when one locks up.
+func (s *stream) run(ctx context.Context) error {
+	if len(s.left) == 0 {
+		return nil
+	}
+	return vm.Again(func(what string) { s.say("%s: %s", s.name, what) }, func() error { return s.once(ctx) })
+}
+
+func (s *stream) once(ctx context.Context) (err error) {
+	m := vm.Machine{Image: s.image, CPUs: cpus, Memory: memory, Booted: func(took time.Duration) { s.say("%s: the machine booted in %.1f s", s.name, took.Seconds()) }}
+	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "BERTH_TEST_BIN=" + filepath.Join(s.bin, "bin"), harness.SampleVar + "=" + sample()}
+	if s.api {
+		s.say("%s: starting a control plane", s.name)
+		starting, cancel := context.WithTimeout(ctx, 10*time.Minute)
+		defer cancel()
+		api, err := guestapi.Start(starting, os.Getenv("KUBEBUILDER_ASSETS"))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, api.Close()) }()
+		env = append(env, api.Join(&m)...)
+	}
+	output, guest := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := m.Run(ctx, vm.Command{Argv: []string{"sh", "-c", script(s.module, s.bin, s.left)}, Env: env, Stdout: guest})
+		_ = guest.Close()
+		ended <- err
+	}()
+	var spoke time.Time
+	outcomes, err := split(output, func(n int, what string, test bool) {
+		if !test || long || time.Since(spoke) > 10*time.Second {
+			s.say("%s: package %d of %d: %s", s.name, n, len(s.left), what)
+			spoke = time.Now()
+		}
+	})
+	err = errors.Join(err, <-ended)
+	for _, o := range outcomes {
+		s.outcomes = slices.DeleteFunc(s.outcomes, func(other *outcome) bool { return other.dir == o.dir })
+		s.outcomes = append(s.outcomes, o)
+		if o.ended {
+			s.left = slices.DeleteFunc(s.left, func(p found) bool { return p.dir == o.dir })
+		}
+	}
+	return err
+}
+
+// sample is the number of the sample that tests run of what is many and alike.
+func sample() string {
+	if long {
+		return "all"
+	}
+	return cmp.Or(os.Getenv(harness.SampleVar), "0")
+}
+
+// build builds the test programs in dir, and in bin below it the
 // programs that harness.Main would build in the guest. Neither looks for data races,
 // which would make the machine ten times as slow once more.
-func build(t *testing.T, module, dir string, all []found) {
+func build(t *testing.T, module, dir string, all []found) error {
 	t.Helper()
 	tags := "guest,grpcnotrace"
 	if long {
 		tags += "," + longTag
 	}
-	g, ctx := errgroup.WithContext(t.Context())
-	g.SetLimit(runtime.NumCPU())
 	run := func(args ...string) error {
-		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd := exec.CommandContext(t.Context(), "go", args...)
 		cmd.Dir = module
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -117,19 +206,20 @@ func build(t *testing.T, module, dir string, all []found) {
 		}
 		return nil
 	}
-	for i, p := range all {
-		g.Go(func() error {
-			return run("test", "-c", "-trimpath", "-tags="+tags, "-ldflags=-s -w", "-o", filepath.Join(dir, fmt.Sprint(i)+".test"), "./"+p.dir)
-		})
+	// By one command, which is a third of the work of many. Whichever folder the module is in, the programs are the same.
+	flags := []string{"-trimpath", "-buildvcs=false", "-ldflags=-s -w"}
+	args := append([]string{"test", "-c", "-tags=" + tags, "-o", dir + "/"}, flags...)
+	for _, p := range all {
+		args = append(args, "./"+p.dir)
 	}
-	if programs := needed(t, module, all); len(programs) > 0 {
-		harness.OK(t, os.Mkdir(filepath.Join(dir, "bin"), 0o755))
-		g.Go(func() error {
-			args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", filepath.Join(dir, "bin") + "/"}
-			return run(append(args, programs...)...)
-		})
+	if err := run(args...); err != nil {
+		return err
 	}
-	harness.OK(t, g.Wait())
+	programs := needed(t, module, all)
+	if len(programs) == 0 {
+		return nil
+	}
+	return run(append(append([]string{"build", "-tags=grpcnotrace", "-o", filepath.Join(dir, "bin") + "/"}, flags...), programs...)...)
 }
 
 // needed are the programs that harness.Main builds for these packages.

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/berthnet/berth/test/harness"
 )
 
 // mark begins the lines of the guest's script by which the outputs of test programs are
@@ -20,12 +22,12 @@ import (
 const mark = "\x1d"
 
 // script is what the guest runs: one test program after the other, in the folders that
-// their packages have. The program of the package n is n.test in dir.
+// their packages have, of the test programs in dir.
 func script(root, dir string, all []found) string {
 	var b strings.Builder
-	for i, p := range all {
+	for _, p := range all {
 		fmt.Fprintf(&b, "echo '%sbegin %s'\n", mark, p.dir)
-		fmt.Fprintf(&b, "(cd '%s/%s' && exec '%s/%d.test' -test.v=test2json -test.short -test.timeout=%s -test.run='^(%s)$') 2>&1\n", root, p.dir, dir, i, within, strings.Join(p.tests, "|"))
+		fmt.Fprintf(&b, "(cd '%s/%s' && exec '%s/%s' -test.v=test2json -test.short=%t -test.timeout=%s -test.run='^(%s)$') 2>&1\n", root, p.dir, dir, p.program(), !long, within, strings.Join(p.tests, "|"))
 		fmt.Fprintf(&b, "code=$?; printf '\\n%send %%d\\n' $code\n", mark)
 	}
 	return b.String()
@@ -45,15 +47,17 @@ type result struct {
 	name   string
 	action string // of go tool test2json: pass, fail or skip; empty: it did not end
 	took   float64
-	output strings.Builder // with that of its subtests
+	output strings.Builder   // with that of its subtests
+	said   map[string]string // each of these by its full name
+	skips  []string          // full names of subtests that were skipped
 }
 
 // started begins a line about a test that is begun, in the output of a test program.
 const started = "\x16=== RUN   "
 
-// split splits the output of the script by its marks; progress is told of each package, and with long
-// of each test.
-func split(guest io.Reader, progress func(string)) (all []*outcome, err error) {
+// split splits the output of the script by its marks; progress is told of each package, the n-th, and of
+// each test.
+func split(guest io.Reader, progress func(n int, what string, test bool)) (all []*outcome, err error) {
 	var now *outcome
 	r := bufio.NewReader(guest)
 	for {
@@ -63,14 +67,14 @@ func split(guest io.Reader, progress func(string)) (all []*outcome, err error) {
 		case !strings.HasPrefix(line, mark):
 			if now != nil {
 				now.output = append(now.output, line...)
-				if test, ok := strings.CutPrefix(strings.TrimSpace(line), started); ok && long && !strings.Contains(test, "/") {
-					progress(now.dir + " " + test)
+				if test, ok := strings.CutPrefix(strings.TrimSpace(line), started); ok && !strings.Contains(test, "/") {
+					progress(len(all), now.dir+" "+test, true)
 				}
 			}
 		case len(words) == 2 && words[0] == "begin":
 			now = &outcome{dir: words[1]}
 			all = append(all, now)
-			progress(now.dir)
+			progress(len(all), now.dir, false)
 		case len(words) == 2 && words[0] == "end" && now != nil:
 			now.ended = true
 			if now.code, err = strconv.Atoi(words[1]); err != nil {
@@ -114,6 +118,9 @@ func (o *outcome) read(ctx context.Context) error {
 		switch {
 		case e.Action == "output":
 			r.output.WriteString(e.Output)
+			r.said[e.Test] += e.Output
+		case sub && e.Action == "skip":
+			r.skips = append(r.skips, e.Test)
 		case !sub && slices.Contains([]string{"pass", "fail", "skip"}, e.Action):
 			r.action, r.took = e.Action, e.Elapsed
 		}
@@ -126,28 +133,45 @@ func (o *outcome) of(name string) *result {
 			return r
 		}
 	}
-	o.results = append(o.results, &result{name: name})
+	o.results = append(o.results, &result{name: name, said: map[string]string{}})
 	return o.results[len(o.results)-1]
 }
 
+// Marks of lines of a test that passed, and of messages of one that was skipped.
+const (
+	notRun     = "NOT RUN:"     // the test lacked something
+	otherSlice = "OTHER SLICE:" // harness.Rotate
+)
+
 // report makes subtests of what the guest's tests came to, of which there are to be those
-// that were wanted.
-func (o *outcome) report(t *testing.T, want []string) {
-	failed := false
+// that were wanted. It tells whether all passed, but for what is in another slice.
+func (o *outcome) report(t *testing.T, want []string) (complete bool) {
+	failed, complete := false, true
 	for _, name := range want {
 		r := o.of(name)
 		failed = failed || r.action != "pass" && r.action != "skip"
+		skips := r.skips
+		if r.action == "skip" {
+			skips = append(slices.Clone(skips), name)
+		}
+		for _, s := range skips {
+			complete = complete && strings.Contains(r.said[s], otherSlice)
+		}
+		complete = complete && !strings.Contains(r.output.String(), notRun)
 		t.Run(name, func(t *testing.T) {
 			switch r.action {
 			case "pass":
 				t.Logf("took %.2f s in the guest", r.took)
 				for line := range strings.Lines(r.output.String()) {
-					if strings.Contains(line, "NOT RUN:") {
+					if strings.Contains(line, notRun) {
 						t.Log(strings.TrimSpace(line))
 					}
 				}
+				for _, s := range r.skips {
+					t.Run(strings.TrimPrefix(s, name+"/"), func(t *testing.T) { t.Skip(why(r.said[s])) })
+				}
 			case "skip":
-				t.Skip(r.output.String())
+				t.Skip(why(r.output.String()))
 			case "fail":
 				t.Errorf("failed in the guest after %.2f s:\n%s", r.took, r.output.String())
 			default:
@@ -163,6 +187,17 @@ func (o *outcome) report(t *testing.T, want []string) {
 	case o.code == 0 && failed:
 		t.Errorf("the test program ended with 0, but not all tests passed; its output:\n%s", o.output)
 	}
+	return complete && !failed && o.ended && o.code == 0
+}
+
+// why is for what a test was skipped: what it said of another slice, or all that it said.
+func why(said string) string {
+	for line := range strings.Lines(said) {
+		if i := strings.Index(line, otherSlice); i >= 0 {
+			return strings.TrimSpace(line[i:])
+		}
+	}
+	return said
 }
 
 func TestSplit(t *testing.T) {
@@ -171,9 +206,8 @@ func TestSplit(t *testing.T) {
 		"\x16--- FAIL: TestTwo (1.00s)\n    \x16--- FAIL: TestTwo/sub (1.00s)\n\x16=== RUN   TestThree\npanic: oh\n\n" + mark + "end 2\n" +
 		mark + "begin c\nhalf"
 	var told []string
-	all, err := split(strings.NewReader(guest), func(dir string) { told = append(told, dir) })
-	tests := func(s string) bool { return strings.Contains(s, " ") }
-	if err != nil || len(all) != 2 || fmt.Sprint(slices.DeleteFunc(slices.Clone(told), tests)) != "[a/b c]" || slices.ContainsFunc(told, tests) != long {
+	all, err := split(strings.NewReader(guest), func(n int, what string, test bool) { told = append(told, fmt.Sprint(n, " ", what, " ", test)) })
+	if want := "1 a/b false; 1 a/b TestOne true; 1 a/b TestTwo true; 1 a/b TestThree true; 2 c false"; err != nil || len(all) != 2 || strings.Join(told, "; ") != want {
 		t.Fatalf("got %v, %v, told of %q", all, err, told)
 	}
 	if o := all[1]; o.dir != "c" || o.ended || string(o.output) != "half" {
@@ -192,5 +226,33 @@ func TestSplit(t *testing.T) {
 		if r := o.of(name); r.action != want.action && !(name == "TestThree" && r.action == "fail") || !strings.Contains(r.output.String(), want.output) {
 			t.Errorf("%s: %q, output %q; want %q", name, r.action, r.output.String(), want)
 		}
+	}
+}
+
+// TestReport tells a package of which all has passed, but for other slices, from others.
+func TestReport(t *testing.T) {
+	const (
+		one  = "\x16=== RUN   TestOne\n"
+		part = one + "\x16=== RUN   TestOne/x\n"
+		name = "\x16=== NAME  TestOne\n"
+	)
+	for what, c := range map[string]struct {
+		output   string
+		complete bool
+	}{
+		"passed":                  {one + "\x16--- PASS: TestOne (0.50s)\n", true},
+		"in another slice":        {one + "    sample.go:1: OTHER SLICE: 3\n\x16--- SKIP: TestOne (0.00s)\n", true},
+		"a part in another slice": {part + "    sample.go:1: OTHER SLICE: 3\n\x16--- SKIP: TestOne/x (0.00s)\n" + name + "\x16--- PASS: TestOne (0.50s)\n", true},
+		"skipped":                 {one + "    x_test.go:1: no program\n\x16--- SKIP: TestOne (0.00s)\n", false},
+		"a part skipped":          {part + "    x_test.go:1: no program\n\x16--- SKIP: TestOne/x (0.00s)\n" + name + "\x16--- PASS: TestOne (0.50s)\n", false},
+		"a part not run":          {part + "    x_test.go:1: NOT RUN: IPv6\n\x16--- PASS: TestOne/x (0.00s)\n" + name + "\x16--- PASS: TestOne (0.50s)\n", false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			o := &outcome{dir: "a", output: []byte(c.output + "\x16=== NAME  \n\x16PASS\n"), ended: true}
+			harness.OK(t, o.read(t.Context()))
+			if got := o.report(t, []string{"TestOne"}); got != c.complete {
+				t.Errorf("complete: %t, want %t", got, c.complete)
+			}
+		})
 	}
 }

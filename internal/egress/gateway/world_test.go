@@ -212,7 +212,7 @@ func seenAs(t *testing.T, from host, network string, to, want netip.Addr) {
 
 // unansweredFor is how long an answer is waited for that should not come; dropped packets are counted
 // besides, so that a machine that stands still hides nothing.
-const unansweredFor = time.Second
+const unansweredFor = 500 * time.Millisecond
 
 func unanswered(t *testing.T, from host, network string, to netip.Addr) {
 	t.Helper()

@@ -110,10 +110,13 @@ func TestLocksUp(t *testing.T) {
 	said, out := "", strings.Builder{}
 	scripts := []string{
 		"for p in /proc/[0-9]*; do case $(cat $p/comm) in sh) kill -STOP ${p#/proc/} ;; esac; done",
-		// A process that leaves no time for the kernel's own threads, as when a processor is stuck.
+		// A process that leaves no time for the kernel's own threads, as when a processor is stuck. It begins again when there
+		// was nothing for RCU to do then.
 		`for name in watchdog_thresh softlockup_panic panic_on_rcu_stall; do cat /proc/sys/kernel/$name; done
 		cd /sys/module/rcupdate/parameters && cat rcu_cpu_stall_timeout && echo 4 >rcu_cpu_stall_timeout
-		sysctl -qw kernel.sched_rt_runtime_us=-1; exec chrt -f 99 sh -c 'while :; do :; done'`,
+		sysctl -qw kernel.sched_rt_runtime_us=-1
+		while :; do true & wait; done &
+		while :; do chrt -f 99 timeout 8 chrt -f 98 sh -c 'while :; do :; done'; sleep 0.5; done`,
 	}
 	err := Again(func(s string) { said += s }, func() error {
 		script := scripts[0]

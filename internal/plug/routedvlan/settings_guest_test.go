@@ -11,19 +11,21 @@ import (
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/plugtest"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // A setting that somebody changes is found, and Plug puts it back. Of IPv4 a branch of mode standard needs none.
 func TestSettings(t *testing.T) {
-	for _, tc := range []struct {
+	type branch struct {
 		mode     plug.Enforcing
 		families ipfamily.Set
 		settings int
-	}{
+	}
+	for _, tc := range harness.Sample(t, 3, []branch{
 		{plug.Strict, ipfamily.OnlyIPv4, 4}, {plug.Standard, ipfamily.OnlyIPv4, 0},
 		{plug.Strict, ipfamily.OnlyIPv6, 6}, {plug.Standard, ipfamily.OnlyIPv6, 4},
 		{plug.Strict, ipfamily.Dual, 8}, {plug.Standard, ipfamily.Dual, 4},
-	} {
+	}) {
 		w := newWorld(t)
 		w.families = tc.families
 		w.run(w.node, "sysctl", "-q -w net.ipv6.conf.default.disable_ipv6=1") // as some nodes have it
