@@ -76,8 +76,8 @@ others=$(grep -vxFf <(echo "$kube") <<<"$all" | first || [ $? = 1 ])
 
 status=0
 if [ "$patterns" = ./... ]; then
-	go build ./... # also what no test links
-	for module in tools/testrun tools/images; do go -C "$module" test ./... || status=$?; done
+	hack/slowly.sh "Building all packages" go build ./... # also what no test links
+	for module in tools/testrun tools/images; do hack/slowly.sh "Testing $module" go -C "$module" test ./... || status=$?; done
 fi
 
 # The race detector needs cgo.
