@@ -178,7 +178,7 @@ conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (
 
 .PHONY: conformance-page
 conformance-page: ## Write what make conformance recorded into docs/conformance.md
-	@go run ./test/upstream -record test/upstream/results -page docs/conformance.md
+	@hack/slowly.sh "Writing docs/conformance.md" go run ./test/upstream -record test/upstream/results -page docs/conformance.md
 
 # A part of it that is bounded to minutes, and records nothing.
 .PHONY: conformance-short
@@ -191,7 +191,7 @@ conformance-short:
 bench: ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
-	@CGO_ENABLED=0 go build -trimpath -o bin/bench ./test/bench
+	@CGO_ENABLED=0 hack/slowly.sh "Building the bench" go build -trimpath -o bin/bench ./test/bench
 	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images= machine=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
@@ -210,19 +210,21 @@ lint: check-format check-docs vet golangci ## Check formatting, documents, go ve
 
 .PHONY: check-docs
 check-docs:
-	hack/check-docs.sh
+	@hack/slowly.sh "Checking documents" hack/check-docs.sh
 
 # Not kubebox and coredns, which are one file each: vet would compile all of
 # Kubernetes and CoreDNS for them.
 .PHONY: vet
 vet:
-	go vet -tags=e2e,fou,guest,grpcnotrace ./... # no file asks for one of them to be unset
-	for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; *) go -C "$$module" vet ./... ;; esac; done
+	@hack/slowly.sh "Vetting Berth" go vet -tags=e2e,fou,guest,grpcnotrace ./... # no file asks for one of them to be unset
+	@for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; \
+		*) hack/slowly.sh "Vetting $$module" go -C "$$module" vet ./... ;; esac; done
 
 .PHONY: golangci
 golangci:
-	hack/check-import-rules.sh
-	"$$(hack/tool.sh lint golangci-lint)" run ./...
+	@lint=$$(hack/tool.sh lint golangci-lint); \
+	hack/slowly.sh "Checking the import rules" hack/check-import-rules.sh; \
+	hack/slowly.sh "Running golangci-lint" "$$lint" run ./...
 
 .PHONY: format
 format: ## Rewrite the Go files in the project's format
@@ -238,7 +240,7 @@ generate: ## Rewrite everything that is generated
 	@hack/deps.sh generate
 	@tools=$$(hack/tool.sh generate protoc-gen-go); tools=$${tools%/*}; \
 	for tool in protoc-gen-go-grpc controller-gen; do hack/tool.sh generate "$$tool" >/dev/null; done; \
-	PATH="$$tools:$$PATH" go generate ./...
+	PATH="$$tools:$$PATH" hack/slowly.sh "Generating files" go generate ./...
 
 .PHONY: check-generated
 check-generated: ## Fail when generated files or module files are not current

@@ -17,9 +17,8 @@ unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE # set when run from a git hook
 git init -q
 git add -A -f
 
-echo "Regenerating ..." >&2
 make generate
-go mod tidy
+hack/slowly.sh "Tidying go.mod" go mod tidy
 
 # The version of Debian's protoc, which a comment records, may differ.
 git add -A -f -N

@@ -23,7 +23,9 @@ pack() {
 	(cd "$1" && hack/images.sh -version v0.0.0-check -archs "$archs" >/dev/null)
 }
 
+echo "Packing the images twice, from two copies of the tree: the first ..." >&2
 (pack "$work/a" 2001-02-03)
+echo "The second ..." >&2
 (umask 077 && export TZ=Asia/Tokyo GOFLAGS=-buildvcs=true && pack "$work/another folder/of another name" 2020-06-07)
 if ! diff -r "$work/a/dist/images" "$work/another folder/of another name/dist/images"; then
 	echo "The same sources made different images." >&2

@@ -144,15 +144,28 @@ if [ -n "$unwanted" ] && [ ! -e /usr/sbin/policy-rc.d ]; then
 	printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
 	"${as_root[@]}" chmod 755 "$policy"
 fi
+# apt_progress FILE reads what apt-get prints, and writes into the file which package of how many it is at.
+apt_progress() {
+	local words total='' got=0 unpacked=0 set=0
+	while read -ra words; do
+		case ${words[*]} in
+		*' newly installed, '*) total=$((words[0] + words[2])) ;;
+		Get:*) echo "downloading package $((got += 1)) of $total, ${words[4]:-}" ;;
+		Unpacking\ *) echo "unpacking package $((unpacked += 1)) of $total, ${words[1]}" ;;
+		Setting\ up\ *) echo "setting up package $((set += 1)) of $total, ${words[2]}" ;;
+		esac
+	done >"$1"
+}
+export -f apt_progress
 install() {
 	# shellcheck disable=SC2016 # the inner shell's
-	"$(dirname "$0")/slowly.sh" "Installing them" bash -c '"$@" >>"$0" 2>&1 </dev/null' "$log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+	"$(dirname "$0")/slowly.sh" "Installing them" bash -c 'set -o pipefail; "$@" 2>&1 </dev/null | tee -a "$0" | apt_progress "$BERTH_PROGRESS"' "$log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -q --no-install-recommends -o Dpkg::Lock::Timeout=300 "${missing[@]}"
 }
 # A package list that was never fetched, or is old, is the usual first failure.
 if ! install; then
-	echo "Refreshing the package lists ..." >&2
-	if ! { "${as_root[@]}" apt-get update -q >>"$log" 2>&1 </dev/null && install; }; then
+	# shellcheck disable=SC2016 # the inner shell's
+	if ! { "$(dirname "$0")/slowly.sh" "Fetching the package lists" bash -c '"$@" >>"$0" 2>&1 </dev/null' "$log" "${as_root[@]}" apt-get update -q && install; }; then
 		cat "$log" >&2
 		echo "apt-get could not install: ${missing[*]}" >&2
 		exit 1

@@ -13,7 +13,7 @@ trap 'exit 130' INT TERM HUP
 mkdir "$dir/bin"
 CGO_ENABLED=0 GOFLAGS='' hack/slowly.sh "Building the test of Egresses on a cluster" \
 	go test -c -trimpath -tags e2e,fou,grpcnotrace -ldflags '-s -w' -o "$dir/cluster.test" ./test/cluster
-CGO_ENABLED=0 GOFLAGS='' go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$dir/bin/" ./cmd/berthctl
+CGO_ENABLED=0 GOFLAGS='' hack/slowly.sh "Building kubectl berth" go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$dir/bin/" ./cmd/berthctl
 KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(hack/sandbox.sh)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Runs a command that may take long. One that is done within three seconds says
-# nothing of itself; of another it is told what runs, every 30 seconds that it
-# still does, and how long it took.
+# nothing of itself; of another it is told what runs, about every 30 seconds how
+# far it is, and how long it took. For go build, go vet and go test -c, the packages
+# are counted that are compiled. Other commands may write how far they are into the
+# file $BERTH_PROGRESS, whose last line is shown.
 #
 #   hack/slowly.sh WHAT COMMAND [ARGUMENT...]      (WHAT: "Building Berth")
 set -euo pipefail
@@ -9,15 +11,53 @@ set -euo pipefail
 what=$1
 shift
 started=$SECONDS
+BERTH_PROGRESS=$(mktemp)
+export BERTH_PROGRESS
+
+# list_stale is the go list with the same packages and flags of the build, which
+# prints those that are to be compiled, in the order in which Go begins them.
+list_stale=() before=()
+while [ $# -gt 0 ] && [ "$1" != go ]; do
+	before+=("$1")
+	shift
+done
+for argument in "$@"; do
+	case ${skip:-}$argument in
+	build | vet) list_stale+=(list -deps -f '{{if .Stale}}{{.ImportPath}}{{end}}') verb=found ;;
+	test) list_stale+=(list -deps -test -f '{{if .Stale}}{{.ImportPath}}{{end}}') verb=found ;;
+	-o) skip=value: ;;
+	value:*) skip= ;;
+	-o=* | -c) ;;
+	*) list_stale+=("$argument") ;;
+	esac
+done
+[ -n "${verb:-}" ] || list_stale=()
+set -- "${before[@]}" "$@"
+
+# packages writes how many of the packages are compiled into $BERTH_PROGRESS.
+packages() {
+	[ ${#list_stale[@]} -gt 0 ] || return 0
+	local stale left
+	stale=$("${list_stale[@]}" 2>/dev/null) || return 0
+	left=$(grep -c . <<<"$stale") || true
+	[ -n "${total:-}" ] || total=$left
+	echo "$((total - left)) of $total packages compiled, now ${stale%%$'\n'*}" >"$BERTH_PROGRESS"
+}
+
 (
 	trap 'kill ${!:-} 2>/dev/null; exit' TERM
 	pause() { sleep "$1" & wait $!; }
 	pause 3
 	echo "$what ..."
-	while pause 30; do echo "  still: $what, $((SECONDS - started)) s"; done
+	packages
+	while pause 20; do
+		packages
+		far=$(tail -n 1 "$BERTH_PROGRESS")
+		echo "  still: $what, $((SECONDS - started)) s${far:+: $far}"
+	done
 ) >&2 &
 ticker=$!
-trap 'kill "$ticker" 2>/dev/null || true' EXIT
+trap 'kill "$ticker" 2>/dev/null || true; rm -f "$BERTH_PROGRESS"' EXIT
 trap 'exit 130' INT TERM HUP
 "$@"
 took=$((SECONDS - started))

@@ -18,7 +18,7 @@ mode=
 for flag in "$@"; do case $flag in -soak.mode=*) mode=${flag#*=} ;; esac done
 [ -n "$mode" ] || [ "${BERTH_SOAK_EGRESS:-}" != no ] || mode=host
 
-go mod download # nothing can be fetched in the sandbox
+hack/slowly.sh "Downloading Go modules" go mod download # nothing can be fetched in the sandbox
 KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
 dist=$PWD/dist
 mkdir -p dist
@@ -33,7 +33,7 @@ guest() {
 	mkdir -p "$dir/bin"
 	CGO_ENABLED=0 hack/slowly.sh "Building the programs for the virtual machine" \
 		go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$dir/bin/" ./cmd/berth ./cmd/berthd ./cmd/berth-operator ./cmd/berth-egress
-	CGO_ENABLED=0 go test -c -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$dir/soak.test" ./test/crash
+	CGO_ENABLED=0 hack/slowly.sh "Building the soak for the virtual machine" go test -c -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$dir/soak.test" ./test/crash
 	local status=0 as_root=()
 	[ "$(id -u)" = 0 ] || as_root=(hack/sandbox.sh)
 	"${as_root[@]}" env BERTH_TEST_BIN="$dir/bin" hack/vm.sh --control-plane --cpus "${BERTH_SOAK_CPUS:-2}" --memory 4096 --share "$dir" \
@@ -51,7 +51,7 @@ egress | *+branches)
 	;;
 esac
 
-CGO_ENABLED=1 go test -c -race -o dist/soak.test ./test/crash
+CGO_ENABLED=1 hack/slowly.sh "Building the soak" go test -c -race -o dist/soak.test ./test/crash
 beside=
 if [ -z "$mode" ]; then
 	guest egress "$@" >dist/soak-egress.log 2>&1 &

@@ -95,8 +95,8 @@ labs+=$'\n'$(go list ./test/guest)
 
 status=0
 if [ "$patterns" = ./... ]; then
-	go build ./... # also what no test links
-	for module in tools/testrun tools/images; do go -C "$module" test ./... || status=$?; done
+	hack/slowly.sh "Building all packages" go build ./... # also what no test links
+	for module in tools/testrun tools/images; do hack/slowly.sh "Testing $module" go -C "$module" test ./... || status=$?; done
 fi
 
 # The programs that tests start live for seconds, so garbage is collected late. Vet is a
