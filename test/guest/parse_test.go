@@ -27,7 +27,7 @@ func script(root, dir string, all []found) string {
 	var b strings.Builder
 	for _, p := range all {
 		fmt.Fprintf(&b, "echo '%sbegin %s'\n", mark, p.dir)
-		fmt.Fprintf(&b, "(cd '%s/%s' && exec '%s/%s' -test.v=test2json -test.short=%t -test.timeout=%s -test.run='^(%s)$') 2>&1\n", root, p.dir, dir, p.program(), !long, within, strings.Join(p.tests, "|"))
+		fmt.Fprintf(&b, "(cd '%s/%s' && exec '%s/%s' -test.v=test2json -test.short=%t -test.timeout=%s -test.run='^(%s)$') 2>&1\n", root, p.dir, dir, p.program(), sample() != "all", within, strings.Join(p.tests, "|"))
 		fmt.Fprintf(&b, "code=$?; printf '\\n%send %%d\\n' $code\n", mark)
 	}
 	return b.String()
