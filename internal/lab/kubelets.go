@@ -12,8 +12,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/cloud/limits"
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -22,7 +20,6 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/cgroup"
 	"github.com/berthnet/berth/internal/lab/run/host"
 	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/poll"
 )
 
 // Kubelets describe a lab whose nodes are whole machines (package host) of a whole
@@ -111,14 +108,10 @@ func (l *Lab) raiseCluster(ctx context.Context, machines func() error) error {
 	g, groupCtx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		defer close(l.kubeUp)
-		err := l.startKube(groupCtx, kube.Options{
+		return l.startKube(groupCtx, kube.Options{
 			Controllers: true, Scheduler: true, Kubelets: true, ControllerArgs: controllerArgs,
 			Families: l.PodFamilies(),
 		})
-		if err != nil {
-			return err
-		}
-		return l.waitAdmission(groupCtx)
 	})
 	g.Go(machines)
 	if err := g.Wait(); err != nil {
@@ -135,18 +128,6 @@ func (l *Lab) raiseCluster(ctx context.Context, machines func() error) error {
 	}
 	l.Progress("Berth is installed in " + string(l.Mode) + " mode")
 	return l.WaitReady(ctx)
-}
-
-// waitAdmission returns once pods are admitted, for which the controllers make the
-// default service account of their namespace.
-func (l *Lab) waitAdmission(ctx context.Context) error {
-	err := poll.Until(ctx, func() error {
-		return l.Kube.Client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: "default"}, &corev1.ServiceAccount{})
-	})
-	if err != nil {
-		return fmt.Errorf("wait for the default service account: %w", err)
-	}
-	return nil
 }
 
 // waitCluster returns once nodes are Ready and names are resolved.

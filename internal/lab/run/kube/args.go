@@ -26,10 +26,13 @@ const (
 	etcdPeers   = "unix://peers:0"
 )
 
+// etcdData is its folder there.
+const etcdData = "data"
+
 func etcdArgs() []string {
 	return []string{
 		"--name=only",
-		"--data-dir=data",
+		"--data-dir=" + etcdData,
 		"--unsafe-no-fsync", // a machine that crashes takes the test with it
 		"--listen-client-urls=" + etcdClients,
 		"--advertise-client-urls=" + etcdClients,

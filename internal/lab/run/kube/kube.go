@@ -83,20 +83,35 @@ type ControlPlane struct {
 	admin   *rest.Config
 	remote  bool // another process runs it
 
+	restored bool // its data began as a snapshot's, with the CRDs
+
 	// APIServer is its process; KillAPIServer and StartAPIServer act on it.
 	APIServer *proc.Process
 	programs  []*proc.Process // all of them, the one that others need first
 }
 
-// Start raises a control plane and returns once it is ready to be used, after
-// three to four seconds on a quiet machine. When ctx ends first, or a program
-// fails, nothing is left running.
+// Start raises a control plane and returns once it is ready to be used: what the API server makes
+// by itself is there, and with Controllers pods of namespace "default" are admitted. It starts
+// from a snapshot where Dir has no data, which takes two seconds on a quiet machine in place of four.
+// When ctx ends first, or a program fails, nothing is left running.
 func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	o, err := o.complete()
 	if err != nil {
 		return nil, err
 	}
 	c := &ControlPlane{Options: o}
+	if c.restored = c.restore(ctx); c.restored {
+		soon, cancel := context.WithTimeout(ctx, restoredPatience)
+		err = c.raise(soon)
+		cancel()
+		if err == nil {
+			return c, nil
+		}
+		if err := errors.Join(c.Stop(), c.forget()); err != nil {
+			return nil, fmt.Errorf("start a control plane in %s: %w", o.Dir, err)
+		}
+		c = &ControlPlane{Options: o} // a snapshot that is of no use costs time, and no more
+	}
 	if err := c.raise(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
 	}
@@ -133,6 +148,25 @@ func (o Options) complete() (Options, error) {
 }
 
 func (c *ControlPlane) raise(ctx context.Context) error {
+	if err := c.raiseAPI(ctx); err != nil {
+		return err
+	}
+	if c.Controllers {
+		if _, err := c.start(controllers, c.controllerArgs()); err != nil {
+			return err
+		}
+	}
+	if c.Scheduler {
+		if _, err := c.start(scheduler, c.schedulerArgs()); err != nil {
+			return err
+		}
+	}
+	return c.waitForController(ctx)
+}
+
+// raiseAPI starts etcd and the API server, and returns when all that the API server makes
+// by itself is there.
+func (c *ControlPlane) raiseAPI(ctx context.Context) error {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return err
 	}
@@ -154,22 +188,12 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 	g, groupCtx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.waitUntilReady(groupCtx) })
 	if c.CRDs != nil {
-		g.Go(func() error { return c.InstallCRDs(groupCtx, c.CRDs) })
+		g.Go(func() error { return c.installCRDs(groupCtx, c.CRDs, c.restored) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if c.Controllers {
-		if _, err := c.start(controllers, c.controllerArgs()); err != nil {
-			return err
-		}
-	}
-	if c.Scheduler {
-		if _, err := c.start(scheduler, c.schedulerArgs()); err != nil {
-			return err
-		}
-	}
-	return c.waitForNamespace(ctx, "kube-system")
+	return c.waitForBootstrap(ctx)
 }
 
 // URL is the API server's.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -25,14 +27,39 @@ func (c *ControlPlane) waitUntilReady(ctx context.Context) error {
 	})
 }
 
-// waitForNamespace waits for one of those that the API server makes by itself.
-func (c *ControlPlane) waitForNamespace(ctx context.Context, name string) error {
+// waitForBootstrap waits for the objects that the API server makes by itself, some of them after
+// it has called itself ready.
+func (c *ControlPlane) waitForBootstrap(ctx context.Context) error {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
 		return err
 	}
-	return c.until(ctx, "wait for namespace "+name, func() error {
-		_, err := api.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	for _, name := range []string{metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease, metav1.NamespaceDefault} {
+		if err := c.until(ctx, "wait for namespace "+name, func() error {
+			_, err := api.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return c.until(ctx, "wait for Service default/kubernetes", func() error {
+		_, err := api.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+		return err
+	})
+}
+
+// waitForController waits, with Controllers, for the default service account of namespace
+// "default", without which no pod is admitted there.
+func (c *ControlPlane) waitForController(ctx context.Context) error {
+	if !c.Controllers {
+		return nil
+	}
+	api, err := kubernetes.NewForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	return c.until(ctx, "wait for service account default/default", func() error {
+		_, err := api.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
 }
@@ -42,6 +69,11 @@ var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "
 // InstallCRDs applies the CustomResourceDefinitions of the *.yaml files and
 // returns when objects of their kinds can be created.
 func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
+	return c.installCRDs(ctx, files, false)
+}
+
+// installCRDs is InstallCRDs, which with keep does not apply CRDs that exist.
+func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) error {
 	objects, err := readObjects(files)
 	if err != nil {
 		return err
@@ -50,8 +82,9 @@ func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
 	if err != nil {
 		return err
 	}
-	if err := c.until(ctx, "install CRDs", func() error {
-		_, err := api.Resource(crds).List(ctx, metav1.ListOptions{})
+	var found *unstructured.UnstructuredList
+	if err := c.until(ctx, "install CRDs", func() (err error) {
+		found, err = api.Resource(crds).List(ctx, metav1.ListOptions{})
 		return err
 	}); err != nil {
 		return err
@@ -59,6 +92,9 @@ func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
 	for _, o := range objects {
 		if o.GetKind() != "CustomResourceDefinition" {
 			return fmt.Errorf("install CRDs: there is a %s %q among them", o.GetKind(), o.GetName())
+		}
+		if keep && slices.ContainsFunc(found.Items, func(f unstructured.Unstructured) bool { return f.GetName() == o.GetName() }) {
+			continue
 		}
 		if err := apply(ctx, api.Resource(crds), o); err != nil {
 			return err
