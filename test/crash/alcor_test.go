@@ -27,13 +27,14 @@ var alcorMode = mode{
 // pod that has the NIC, or else in the VPC's namespace as the agent made it.
 func TestKilledWithAnAgentsLink(t *testing.T) {
 	t.Parallel()
+	harness.Rotate(t, harness.EvenSlices...)
 	l := harness.Raise(t, alcorMode.lab(1, 1))
 	n, cloud := l.Nodes()[0], l.Ports.(*portcloud.Alcor)
 	kept := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: l.VPCs[0].Name}}
 	harness.OK(t, l.Kube.Client.Create(harness.Deadline(t, patience), kept))
 	pod := node.PodOptions{Annotations: map[string]string{"berth.dev/nics": "[{nic: kept}]"}}
 	port := ""
-	for _, name := range harness.Sample(t, 9, alcorMode.kills) {
+	for _, name := range harness.Sample(t, 5, alcorMode.kills) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()

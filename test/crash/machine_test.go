@@ -21,11 +21,12 @@ var machineMode = mode{
 // either binding, and of taking them away while it runs.
 func TestKilledWithAMachine(t *testing.T) {
 	t.Parallel()
+	harness.Rotate(t, harness.OddSlices...)
 	harness.CanRun(t, lab.PortMode)
 	l := harness.Raise(t, machineMode.lab(1, 1))
 	n := l.Nodes()[0]
 	pod := node.PodOptions{VM: true, Annotations: map[string]string{"berth.dev/nics": "[{binding: tap}, {subnet: subnet-2, binding: bridge}]"}}
-	for _, name := range harness.Sample(t, 9, machineMode.kills) {
+	for _, name := range harness.Sample(t, 3, machineMode.kills) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()

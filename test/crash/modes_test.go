@@ -57,9 +57,6 @@ type mode struct {
 
 var modes = []mode{nodeMode, operatorMode, poolMode, portMode}
 
-// Slices of gates with a short round of a mode: each gate soaks two of the four modes.
-var evenSlices, oddSlices = []int{0, 2, 4, 6, 8}, []int{1, 3, 5, 7, 9}
-
 // nodeMode has addresses for nine pods on three ENIs, so that cooling and
 // exhaustion are met all the time.
 var nodeMode = mode{
@@ -69,7 +66,7 @@ var nodeMode = mode{
 	}},
 	daemon:   append(named("eni.", "inventory.", "intent."), ofDaemon...),
 	kills:    append(named("eni.", "inventory.", "intent."), ofDaemon...),
-	slices:   evenSlices,
+	slices:   harness.EvenSlices,
 	ops:      300,
 	every:    6,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
@@ -84,7 +81,7 @@ var operatorMode = mode{
 	daemon:   append(named("nodenetwork.", "inventory.save."), ofDaemon...),
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
-	slices:   oddSlices,
+	slices:   harness.OddSlices,
 	ops:      200,
 	every:    10,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
@@ -116,7 +113,7 @@ var poolMode = mode{
 	// What of the operator needs a pool or a node to go is in its own tests, and
 	// what of the daemon has nothing to do with pools is killed at in node mode.
 	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
-	slices:   evenSlices,
+	slices:   harness.OddSlices,
 	ops:      120,
 	every:    10,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
@@ -132,7 +129,7 @@ var portMode = mode{
 	// What else of the operator is killed at in its own package, where no lab is needed.
 	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port.create.", "operator.port.record.", "operator.port.forget."),
 		func(name string) bool { return slices.Contains(elsewhere, name) }),
-	slices: oddSlices,
+	slices: harness.EvenSlices,
 	ops:    80,
 	every:  2,
 	troubles: []trouble{

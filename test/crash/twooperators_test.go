@@ -24,9 +24,10 @@ func TestTwoActiveOperators(t *testing.T) {
 	smallBlocks := poolMode // of two addresses, a quarter of which is no warm one
 	smallBlocks.options.Pools = []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 1, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/25", IPv6: "fd02::/121"})}
 	smallBlocks.pods, smallBlocks.empty = 20, blocks(0)
-	for _, m := range []mode{operatorMode, smallBlocks} {
+	for i, m := range []mode{operatorMode, smallBlocks} {
 		t.Run(string(m.name), func(t *testing.T) {
 			t.Parallel()
+			harness.Rotate(t, [][]int{harness.EvenSlices, harness.OddSlices}[i]...)
 			o := m.lab(3, 2)
 			o.OperatorArgs = append(o.OperatorArgs, "--leader-elect=false")
 			l := harness.Raise(t, o)

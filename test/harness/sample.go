@@ -17,6 +17,9 @@ const SampleVar = "BERTH_SAMPLE"
 // has the next slice.
 const Slices = 10
 
+// EvenSlices and OddSlices are for two tests, or two halves of one, that take turns.
+var EvenSlices, OddSlices = []int{0, 2, 4, 6, 8}, []int{1, 3, 5, 7, 9}
+
 // errSlice says that SampleVar has no value that it may have.
 var errSlice = errors.New("not a slice")
 
@@ -41,7 +44,8 @@ func Sample[T any](t *testing.T, n int, all []T) []T {
 	return part
 }
 
-// Rotate skips the test in gates of other slices.
+// Rotate skips the test in gates of other slices. If it samples as well, every n-th case must
+// still be in some of them: of five slices that are even or odd, n may be 3 or 5.
 func Rotate(t *testing.T, slice ...int) {
 	t.Helper()
 	if number, every := asked(t); !due(number, every, slice) {

@@ -77,6 +77,23 @@ func TestParseSlice(t *testing.T) {
 	}
 }
 
+// Five slices that are even or odd have all cases of a sample of one in three or five.
+func TestHalfOfSlices(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		for _, half := range [][]int{EvenSlices, OddSlices} {
+			seen := map[int]bool{}
+			for _, number := range half {
+				for _, i := range sample(number, n, []int{0, 1, 2, 3, 4, 5}) {
+					seen[i] = true
+				}
+			}
+			if len(seen) != 6 {
+				t.Errorf("one in %d, slices %v: only %v", n, half, seen)
+			}
+		}
+	}
+}
+
 // What rotates runs in its own slices and in all. A skipped test would be listed by every run.
 func TestRotates(t *testing.T) {
 	for value, want := range map[string]bool{"": true, "0": true, "4": true, "3": false, "9": false, "all": true} {

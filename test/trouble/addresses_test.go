@@ -227,7 +227,7 @@ func TestAddressesRunOut(t *testing.T) {
 // killed cools on, for what is left of its time.
 func TestCoolingOutlivesTheDaemon(t *testing.T) {
 	t.Parallel()
-	const period = 20 * time.Second
+	const period = 10 * time.Second
 	few := harness.Few(t, "t3.small")
 	maxENI := fmt.Sprintf("--max-eni=%d", few.Resting())
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: []string{"--cooling-period=" + period.String(), maxENI, "--warm-wait=1m"}})

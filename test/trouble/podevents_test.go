@@ -16,7 +16,8 @@ import (
 )
 
 // A pod whose ADD waits, fails and works in the end has an Event of each, while it
-// does, written with the rights that the node's daemon is installed with.
+// does, and so has one whose ADD is refused, written with the rights that the node's daemon
+// is installed with.
 func TestPodIsToldByEvents(t *testing.T) {
 	for mode, o := range map[lab.Mode]lab.Options{
 		lab.OperatorMode: {InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}},
@@ -47,19 +48,14 @@ func TestPodIsToldByEvents(t *testing.T) {
 			if events := podEvents(t, l, "first"); len(events) != 0 {
 				t.Errorf("the pod that waited for nothing was told %v", events)
 			}
+			if mode == lab.PoolMode {
+				refused := node.PodOptions{Once: true, Annotations: map[string]string{v1alpha1.AnnotationPool: "Not A Pool"}}
+				_, err := n.AddPod(harness.Deadline(t, patience), "odd", refused)
+				harness.Fails(t, err, types.ErrInvalidNetworkConfig, "berth.dev/pool")
+				told(t, l, "odd", corev1.EventTypeWarning, "NetworkNotSetUp", "berth.dev/pool", "[bad-request]")
+			}
 		})
 	}
-}
-
-// A pod whose ADD is refused is told so.
-func TestRefusedPodIsTold(t *testing.T) {
-	t.Parallel()
-	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/24"})}})
-	n := l.Nodes()[0]
-	refused := node.PodOptions{Once: true, Annotations: map[string]string{v1alpha1.AnnotationPool: "Not A Pool"}}
-	_, err := n.AddPod(harness.Deadline(t, patience), "odd", refused)
-	harness.Fails(t, err, types.ErrInvalidNetworkConfig, "berth.dev/pool")
-	told(t, l, "odd", corev1.EventTypeWarning, "NetworkNotSetUp", "berth.dev/pool", "[bad-request]")
 }
 
 // told waits until a pod has an Event that says all of words.
