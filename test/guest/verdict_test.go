@@ -43,7 +43,7 @@ type verdict struct {
 }
 
 // openVerdicts are those for the programs in a folder. All depend on the guest's kernel, on how it is set up and tests
-// are run there, and on the packages of Debian in its root.
+// are run there (in full or short), and on the packages of Debian in its root.
 func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 	if os.Getenv(VerdictsVar) == "none" || long {
 		return &verdicts{}, nil
@@ -53,7 +53,7 @@ func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 		return nil, fmt.Errorf("find the folder for verdicts: %w", err)
 	}
 	h := sha256.New()
-	fmt.Fprintf(h, "%q\n", []string{filepath.Base(string(image)), fmt.Sprint(cpus, memory)})
+	fmt.Fprintf(h, "%q\n", []string{filepath.Base(string(image)), fmt.Sprint(cpus, memory, sample() == "all")})
 	err = errors.Join(hashFile(h, "/var/lib/dpkg/status"),
 		hashFiles(h, filepath.Join(module, "internal/lab/vm"), func(name string) bool { return !strings.HasSuffix(name, "_test.go") }),
 		hashFiles(h, filepath.Join(module, "test/guest"), func(string) bool { return true }))
