@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -42,7 +43,7 @@ type verdict struct {
 }
 
 // openVerdicts are those for the programs in a folder. All depend on the guest's kernel, on how it is set up and tests
-// are run there, on the packages of Debian in its root, and on the sample.
+// are run there (in full or short), and on the packages of Debian in its root.
 func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 	if os.Getenv(VerdictsVar) == "none" || long {
 		return &verdicts{}, nil
@@ -52,19 +53,26 @@ func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 		return nil, fmt.Errorf("find the folder for verdicts: %w", err)
 	}
 	h := sha256.New()
-	fmt.Fprintf(h, "%q\n", []string{filepath.Base(string(image)), sample(), fmt.Sprint(cpus, memory)})
+	fmt.Fprintf(h, "%q\n", []string{filepath.Base(string(image)), fmt.Sprint(cpus, memory, sample() == "all")})
 	err = errors.Join(hashFile(h, "/var/lib/dpkg/status"),
 		hashFiles(h, filepath.Join(module, "internal/lab/vm"), func(name string) bool { return !strings.HasSuffix(name, "_test.go") }),
 		hashFiles(h, filepath.Join(module, "test/guest"), func(string) bool { return true }))
 	return &verdicts{dir: filepath.Join(cache, "berth", "verdicts"), module: module, bin: bin, common: hex.EncodeToString(h.Sum(nil))}, err
 }
 
-// file is that of a package as it is, with its test program and the files that this may read.
+// file is that of a package as it is, with its test program and the files that this may read. A program that does
+// not have the sample's name takes no sample.
 func (v *verdicts) file(p found) (string, error) {
+	program, err := os.ReadFile(filepath.Join(v.bin, p.program()))
+	if err != nil {
+		return "", err
+	}
 	h := sha256.New()
-	fmt.Fprintf(h, "%s %s %q\n", v.common, p.dir, p.tests)
-	err := errors.Join(hashFile(h, filepath.Join(v.bin, p.program())),
-		hashFiles(h, filepath.Join(v.module, p.dir), func(name string) bool { return !strings.HasSuffix(name, ".go") }))
+	fmt.Fprintf(h, "%s %s %q %x\n", v.common, p.dir, p.tests, sha256.Sum256(program))
+	if bytes.Contains(program, []byte(harness.SampleVar)) {
+		fmt.Fprintln(h, sample())
+	}
+	err = hashFiles(h, filepath.Join(v.module, p.dir), func(name string) bool { return !strings.HasSuffix(name, ".go") })
 	return filepath.Join(v.dir, hex.EncodeToString(h.Sum(nil))), err
 }
 
@@ -177,7 +185,7 @@ func TestVerdicts(t *testing.T) {
 	write(in("test/guest/guest_test.go"), "guest")
 	write(in("a/b/testdata/x"), "data")
 	write(in("a/b/b.go"), "code")
-	write(filepath.Join(bin, "b.test"), "program")
+	write(filepath.Join(bin, "b.test"), "program, BERTH_SAMPLE")
 	p := found{dir: "a/b", tests: []string{"TestOne"}}
 	open := func(image string) *verdicts {
 		t.Helper()
@@ -202,7 +210,7 @@ func TestVerdicts(t *testing.T) {
 		"nothing":             {image: "/y/image", package_: p, want: true},
 		"code that is built":  {change: func() { write(in("a/b/b.go"), "") }, undo: func() { write(in("a/b/b.go"), "code") }, image: "/x/image", package_: p, want: true},
 		"a test of machines":  {change: func() { write(in("internal/lab/vm/machine_test.go"), "") }, undo: func() { write(in("internal/lab/vm/machine_test.go"), "test") }, image: "/x/image", package_: p, want: true},
-		"the program":         {change: func() { write(filepath.Join(bin, "b.test"), "") }, undo: func() { write(filepath.Join(bin, "b.test"), "program") }, image: "/x/image", package_: p},
+		"the program":         {change: func() { write(filepath.Join(bin, "b.test"), "") }, undo: func() { write(filepath.Join(bin, "b.test"), "program, BERTH_SAMPLE") }, image: "/x/image", package_: p},
 		"a file of testdata":  {change: func() { write(in("a/b/testdata/x"), "") }, undo: func() { write(in("a/b/testdata/x"), "data") }, image: "/x/image", package_: p},
 		"the machine":         {change: func() { write(in("internal/lab/vm/machine.go"), "") }, undo: func() { write(in("internal/lab/vm/machine.go"), "machine") }, image: "/x/image", package_: p},
 		"how tests are run":   {change: func() { write(in("test/guest/guest_test.go"), "") }, undo: func() { write(in("test/guest/guest_test.go"), "guest") }, image: "/x/image", package_: p},
@@ -222,6 +230,12 @@ func TestVerdicts(t *testing.T) {
 		if c.undo != nil {
 			c.undo()
 		}
+	}
+	write(filepath.Join(bin, "b.test"), "program without samples")
+	harness.OK(t, open("/x/image").keep(p, &outcome{dir: "a/b", output: []byte("said"), ended: true}))
+	t.Setenv(harness.SampleVar, "4")
+	if !taken(open("/x/image"), p) {
+		t.Error("a program that has no samples has another verdict with another sample")
 	}
 	v := open("/x/image")
 	for i := range mostVerdicts + 5 {

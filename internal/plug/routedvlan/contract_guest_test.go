@@ -28,16 +28,17 @@ func points() []string {
 }
 
 func TestContract(t *testing.T) {
-	for _, tc := range []struct {
+	type branch struct {
 		mode     plug.Enforcing
 		families ipfamily.Set
 		points   []string
-	}{
-		{plug.Strict, ipfamily.OnlyIPv4, harness.Sample(t, 7, points())},
+	}
+	for _, tc := range harness.Sample(t, 2, []branch{
+		{plug.Strict, ipfamily.OnlyIPv4, harness.Sample(t, 5, points())},
 		{plug.Standard, ipfamily.OnlyIPv4, harness.WithAll(points())},
-		{plug.Strict, ipfamily.Dual, harness.Sample(t, 7, points())},
+		{plug.Strict, ipfamily.Dual, harness.Sample(t, 5, points())},
 		{plug.Standard, ipfamily.OnlyIPv6, harness.WithAll(points())},
-	} {
+	}) {
 		t.Run(string(tc.mode)+" "+string(tc.families), func(t *testing.T) {
 			plugtest.Run(t, func(t *testing.T) plugtest.Fixture {
 				w := newWorld(t)

@@ -80,7 +80,7 @@ type packetsCase struct {
 // Where packets of pods with branches go, and as what they are seen, with the groups of pod B open and
 // shut. Groups are enforced by the VPC: what never leaves the node passes them by.
 func TestPackets(t *testing.T) {
-	for _, tc := range harness.Sample(t, 3, []packetsCase{
+	for _, tc := range harness.Sample(t, 5, []packetsCase{
 		{mode: plug.Standard, external: true, rp: "0", outside: asPodA},
 		{mode: plug.Strict, rp: "1", outside: asPodA},
 		{mode: plug.Standard, shift: 8, rp: "2", outside: asNode},
@@ -194,7 +194,7 @@ func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
 		"the pod's chain":                          {"nft flush chain inet berth-branches " + chain},
 		"the place of the rule of local addresses": {ip + "rule add priority 0 lookup local"},
 	}
-	for _, what := range harness.Sample(t, 3, slices.Sorted(maps.Keys(takes))) {
+	for _, what := range harness.Sample(t, 5, slices.Sorted(maps.Keys(takes))) {
 		for _, line := range takes[what] {
 			program, args, _ := strings.Cut(line, " ")
 			w.run(w.node, program, args)
