@@ -162,7 +162,7 @@ sampled: ## Run all of what make test has a sample of
 families: ## Run conformance and trouble tests with pods of both IP families, and of IPv6 alone (FAMILIES=ipv6)
 	@hack/deps.sh test
 	@status=0; for families in $(FAMILIES); do echo "Pods' IP families: $$families"; \
-		BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
+		BERTH_SAMPLE=all BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 # A part of make e2e that is bounded to minutes, for the gate's rotation: a real Neutron with OVN.
 NEUTRON_TESTS ?= TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN|TestFlowsWithOVN
