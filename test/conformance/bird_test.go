@@ -18,13 +18,20 @@ import (
 // is withdrawn.
 func TestRoutedByBIRD(t *testing.T) {
 	t.Parallel()
-	for name, subnet := range map[string]v1alpha1.PoolSubnet{
-		"dual": {IPv4: "10.2.0.0/16", IPv6: "fd02::/112"},
-		"ipv4": {IPv4: "10.2.0.0/16"},
-		"ipv6": {IPv6: "fd02::/112"},
+	for name, tc := range map[string]struct {
+		subnet v1alpha1.PoolSubnet
+		slices []int // nil: every gate
+	}{
+		"dual": {v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16", IPv6: "fd02::/112"}, nil},
+		"ipv4": {v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16"}, []int{2}},
+		"ipv6": {v1alpha1.PoolSubnet{IPv6: "fd02::/112"}, []int{7}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 3, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, subnet)}})
+			t.Parallel()
+			if tc.slices != nil {
+				harness.Rotate(t, tc.slices...)
+			}
+			l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 3, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, tc.subnet)}})
 			nodes := l.Nodes()
 			pods := map[string]*node.Pod{}
 			for _, n := range nodes {
@@ -64,28 +71,33 @@ func TestRoutedByBIRD(t *testing.T) {
 			}
 			harness.Settle(t, l)
 			harness.StartedOnce(t, harness.Programs(l)...)
+			t.Run("after berthd", func(t *testing.T) { afterBerthd(t, l, n) })
 		})
 	}
 }
 
-// A daemon that ends leaves its blocks announced, since its pods live on, unless
+// afterBerthd has a daemon end: it leaves its blocks announced, since its pods live on, unless
 // it was told to withdraw them.
-func TestWithdrawOnExit(t *testing.T) {
-	t.Parallel()
-	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/28"})}})
-	n := l.Nodes()[0]
-	harness.OK(t, harness.AddMany(t, n, "pod", 1, node.PodOptions{}))
+func afterBerthd(t *testing.T, l *lab.Lab, n *node.Node) {
+	harness.Add(t, n, "stays")
 	harness.Settle(t, l)
-	block := netip.MustParsePrefix(harness.Blocks(t, l, n)[0].IPv4)
+	announced := func(want bool) {
+		t.Helper()
+		for _, text := range []string{harness.Blocks(t, l, n)[0].IPv4, harness.Blocks(t, l, n)[0].IPv6} {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				learned(t, l, p, want)
+			}
+		}
+	}
 	harness.OK(t, n.Stop(patience))
-	learned(t, l, block, true)
+	announced(true)
 	harness.OK(t, n.Start("--withdraw-on-exit"))
 	harness.Ready(t, n)
 	harness.OK(t, n.Stop(patience))
-	learned(t, l, block, false)
+	announced(false)
 	harness.OK(t, n.Start())
 	harness.Ready(t, n)
-	learned(t, l, block, true)
+	announced(true)
 	harness.Settle(t, l)
 }
 

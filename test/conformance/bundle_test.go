@@ -20,69 +20,68 @@ import (
 // planted is part of every secret that is put where a bundle looks.
 const planted = "Planted7Secret"
 
-// TestSupportBundle makes one on a node that has what nodes have in each mode, and
-// secrets in every kind of place. All is in it but the secrets.
+// TestSupportBundle makes one in node mode; TestKubectlBerth does in the other modes.
 func TestSupportBundle(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} {
-		t.Run(string(mode), func(t *testing.T) {
-			t.Parallel()
-			l := harness.RaiseQuick(t, mode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
-			n := l.Nodes()[0]
-			harness.Ready(t, n)
-			pod := harness.Add(t, n, "web")
-			root := plant(t, n)
-			path := filepath.Join(t.TempDir(), "bundle.tar.gz")
-			said := makeBundle(t, n, "--output", path, "--root", root)
-			data, err := os.ReadFile(path)
-			harness.OK(t, err)
-			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-				t.Errorf("mode %v, %v", info.Mode(), err)
-			}
-			files, index, err := archive.Open(bytes.NewReader(data))
-			harness.OK(t, err)
-			routes := []string{"table 19000 proto 190"}
-			var addrs []string
-			for _, a := range pod.Addrs {
-				addrs, routes = append(addrs, a.String()), append(routes, fmt.Sprintf("%s/%d dev bth", a, a.BitLen()))
-			}
-			holds(t, files, map[string][]string{
-				"settings.json":                {`"name": "state-dir"`, n.StateDir(), `"from": "--state-dir"`},
-				"ip-manager.json":              append(addrs, `"totals"`),
-				"readyz.txt":                   {"ok"},
-				"metrics.txt":                  {"berth_addresses{", "berth_cni_requests_total"},
-				"kernel/links.txt":             {"bth", "type veth"},
-				"kernel/routes.txt":            routes,
-				"kernel/rules.txt":             {"512: from all lookup 19000"},
-				"kernel/neighbours.txt":        {"# IPv4"},
-				"kernel/nftables.txt":          {"table inet berth {", "chain antispoof"},
-				"kernel/iptables.txt":          {"iptables-legacy"},
-				"kernel/sysctls.txt":           {"net/ipv4/ip_forward = 1"},
-				"state.txt":                    {"berthd.sock", "attachments"},
-				"cni/10-berth.conflist":        {`"type": "berth"`},
-				"cni/05-others.conflist":       {`"type": "others"`, "stays"},
-				"cni/others.d/kubeconfig":      {"clusters", "stays"},
-				"cni-plugins.txt":              {"berth"},
-				"system/mounts.txt":            {"/proc"},
-				"system/disks.txt":             {n.StateDir()},
-				"logs/pods/" + logOf + "0.log": {"a pod came", "stays"},
-				"errors.txt":                   {"runtime: "},
-			})
-			if !slices.ContainsFunc(index.Files, func(f archive.File) bool { return strings.HasPrefix(f.Name, "state/attachments/attachment-bth") }) {
-				t.Error("there is no record of the pod's")
-			}
-			for name, content := range files {
-				if bytes.Contains(content, []byte(planted)) {
-					t.Errorf("%s has a secret:\n%s", name, content)
-				}
-			}
-			if index.Version == "" || index.Ended.Before(index.Begun) || len(index.Files) != len(files)-2 || !strings.Contains(said, "runtime: ") {
-				t.Errorf("index %+v; said %s", index, said)
-			}
-			if strings.Contains(said, planted) {
-				t.Errorf("a secret is told:\n%s", said)
-			}
-		})
+	supportBundle(t, harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"}).Nodes()[0])
+}
+
+// supportBundle makes one on a node that has what nodes have in its mode, and secrets in
+// every kind of place. All is in it but the secrets. The node takes no pods afterwards.
+func supportBundle(t *testing.T, n *node.Node) {
+	t.Helper()
+	harness.Ready(t, n)
+	pod := harness.Add(t, n, "web")
+	root := plant(t, n)
+	path := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	said := makeBundle(t, n, "--output", path, "--root", root)
+	data, err := os.ReadFile(path)
+	harness.OK(t, err)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	files, index, err := archive.Open(bytes.NewReader(data))
+	harness.OK(t, err)
+	routes := []string{"table 19000 proto 190"}
+	var addrs []string
+	for _, a := range pod.Addrs {
+		addrs, routes = append(addrs, a.String()), append(routes, fmt.Sprintf("%s/%d dev bth", a, a.BitLen()))
+	}
+	holds(t, files, map[string][]string{
+		"settings.json":                {`"name": "state-dir"`, n.StateDir(), `"from": "--state-dir"`},
+		"ip-manager.json":              append(addrs, `"totals"`),
+		"readyz.txt":                   {"ok"},
+		"metrics.txt":                  {"berth_addresses{", "berth_cni_requests_total"},
+		"kernel/links.txt":             {"bth", "type veth"},
+		"kernel/routes.txt":            routes,
+		"kernel/rules.txt":             {"512: from all lookup 19000"},
+		"kernel/neighbours.txt":        {"# IPv4"},
+		"kernel/nftables.txt":          {"table inet berth {", "chain antispoof"},
+		"kernel/iptables.txt":          {"iptables-legacy"},
+		"kernel/sysctls.txt":           {"net/ipv4/ip_forward = 1"},
+		"state.txt":                    {"berthd.sock", "attachments"},
+		"cni/10-berth.conflist":        {`"type": "berth"`},
+		"cni/05-others.conflist":       {`"type": "others"`, "stays"},
+		"cni/others.d/kubeconfig":      {"clusters", "stays"},
+		"cni-plugins.txt":              {"berth"},
+		"system/mounts.txt":            {"/proc"},
+		"system/disks.txt":             {n.StateDir()},
+		"logs/pods/" + logOf + "0.log": {"a pod came", "stays"},
+		"errors.txt":                   {"runtime: "},
+	})
+	if !slices.ContainsFunc(index.Files, func(f archive.File) bool { return strings.HasPrefix(f.Name, "state/attachments/attachment-bth") }) {
+		t.Error("there is no record of the pod's")
+	}
+	for name, content := range files {
+		if bytes.Contains(content, []byte(planted)) {
+			t.Errorf("%s has a secret:\n%s", name, content)
+		}
+	}
+	if index.Version == "" || index.Ended.Before(index.Begun) || len(index.Files) != len(files)-2 || !strings.Contains(said, "runtime: ") {
+		t.Errorf("index %+v; said %s", index, said)
+	}
+	if strings.Contains(said, planted) {
+		t.Errorf("a secret is told:\n%s", said)
 	}
 }
 

@@ -29,17 +29,21 @@ func TestDualStack(t *testing.T) {
 	for _, tc := range []struct {
 		mode     lab.Mode
 		families ipfamily.Set
-		egress   bool // of IPv6, by the node
+		egress   bool  // of IPv6, by the node
+		slices   []int // nil: every gate
 	}{
-		{lab.NodeMode, ipfamily.OnlyIPv4, true},
-		{lab.NodeMode, ipfamily.Dual, false},
-		{lab.NodeMode, ipfamily.OnlyIPv6, false},
-		{lab.OperatorMode, ipfamily.OnlyIPv4, true},
-		{lab.OperatorMode, ipfamily.Dual, false},
-		{lab.OperatorMode, ipfamily.OnlyIPv6, false},
+		{lab.NodeMode, ipfamily.OnlyIPv4, true, []int{9}},
+		{lab.NodeMode, ipfamily.Dual, false, nil},
+		{lab.NodeMode, ipfamily.OnlyIPv6, false, nil},
+		{lab.OperatorMode, ipfamily.OnlyIPv4, true, []int{1}},
+		{lab.OperatorMode, ipfamily.Dual, false, nil},
+		{lab.OperatorMode, ipfamily.OnlyIPv6, false, []int{4}},
 	} {
 		t.Run(fmt.Sprintf("%s/%s/egress=%t", tc.mode, tc.families, tc.egress), func(t *testing.T) {
 			t.Parallel()
+			if tc.slices != nil {
+				harness.Rotate(t, tc.slices...)
+			}
 			families := tc.families
 			l := harness.RaiseQuick(t, tc.mode, lab.Options{
 				Nodes: 2, InstanceType: "t3.small", IPFamilies: families, IPv6Egress: tc.egress, DaemonArgs: []string{"--cooling-period=10m", "--block-metadata"},

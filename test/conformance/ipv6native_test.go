@@ -50,6 +50,9 @@ func TestSubnetsOfIPv6Alone(t *testing.T) {
 	for _, mode := range []lab.Mode{lab.NodeMode, lab.OperatorMode} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
+			if mode == lab.NodeMode {
+				harness.Rotate(t, 5)
+			}
 			s := lab.DefaultSpec(2, "t3.small")
 			withNatives(t, &s)
 			l := harness.RaiseQuick(t, mode, lab.Options{
@@ -79,6 +82,9 @@ func TestNodesOfIPv6Alone(t *testing.T) {
 	for _, mode := range []lab.Mode{lab.NodeMode, lab.OperatorMode} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
+			if mode == lab.OperatorMode {
+				harness.Rotate(t, 8)
+			}
 			s := lab.DefaultSpec(2, "t3.small")
 			natives := withNatives(t, &s)
 			for i := range s.Instances {

@@ -158,6 +158,7 @@ func TestKubectlBerth(t *testing.T) {
 			}
 			harness.Remove(t, n, first.Name)
 			harness.Settle(t, l)
+			t.Run("support bundle", func(t *testing.T) { supportBundle(t, n) })
 		})
 	}
 }

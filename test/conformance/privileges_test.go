@@ -25,6 +25,9 @@ func TestCapabilitiesOfTheChartSuffice(t *testing.T) {
 	}
 	for _, mode := range []lab.Mode{lab.NodeMode, lab.PoolMode} {
 		t.Run(string(mode), func(t *testing.T) {
+			if mode == lab.PoolMode {
+				harness.Rotate(t, 9)
+			}
 			l, _ := harness.RaiseContained(t, mode, lab.Options{Nodes: 1, InstanceType: "t3.small", Pools: pools[mode], DaemonArgs: prompt})
 			n := l.Nodes()[0]
 			pods := 3

@@ -76,6 +76,9 @@ func TestNodeNetworkTemplate(t *testing.T) {
 	} {
 		t.Run(string(tc.mode), func(t *testing.T) {
 			t.Parallel()
+			if tc.mode == lab.OperatorMode { // TestSubnetsOfIPv6Alone has a template there in every gate
+				harness.Rotate(t, 6)
+			}
 			l := harness.RaiseQuick(t, tc.mode, lab.Options{
 				Spec: withPodSubnets(2, few.Type), NodeNetworkTemplates: tc.mode == lab.NodeMode,
 				DaemonArgs: append(tc.args, "--warm-wait=2m"),

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -131,12 +133,35 @@ func KubeClientFor(t *testing.T, cfg *rest.Config) client.Client {
 }
 
 func newKubeClient(cfg *rest.Config) (client.Client, error) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	scheme, err := kubeScheme()
+	if err != nil {
 		return nil, err
 	}
-	return client.New(cfg, client.Options{Scheme: scheme})
+	o := client.Options{Scheme: scheme}
+	if ControlPlane != nil && cfg.Host == ControlPlane.URL() {
+		if o.Mapper, err = kubeMapper(); err != nil {
+			return nil, err
+		}
+	}
+	return client.New(cfg, o)
 }
+
+// kubeScheme and kubeMapper, which is of ControlPlane, are made once: tests make hundreds of
+// clients, and each mapper asks the API server for its kinds.
+var (
+	kubeScheme = sync.OnceValues(func() (*runtime.Scheme, error) {
+		scheme := runtime.NewScheme()
+		return scheme, errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
+	})
+	kubeMapper = sync.OnceValues(func() (meta.RESTMapper, error) {
+		cfg := ControlPlane.Config()
+		with, err := rest.HTTPClientFor(cfg)
+		if err != nil {
+			return nil, err
+		}
+		return apiutil.NewDynamicRESTMapper(cfg, with)
+	})
+)
 
 // KubeClean removes all objects of Berth's kinds, Nodes, Events and Pods, now
 // and when the test ends, so that tests of a package do not see each other's.

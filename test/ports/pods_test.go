@@ -41,7 +41,7 @@ func TestPods(t *testing.T) {
 		own   []proof
 	}{
 		{"Neutron", nil, nil, 1, []proof{{"AddressesThatChange", (*bench).addressesThatChange}, {"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
-		{"Alcor", portcloud.NewAlcor, []string{"--agent-wait=1m"}, 3, []proof{{"LinkGoesBack", (*bench).linkGoesBack}, {"AgentAway", (*bench).agentAway}}},
+		{"Alcor", portcloud.NewAlcor, []string{"--agent-wait=1m"}, 3, []proof{{"Machines", (*bench).machinesInAlcor}, {"LinkGoesBack", (*bench).linkGoesBack}, {"AgentAway", (*bench).agentAway}}},
 	} {
 		t.Run(provider.name, func(t *testing.T) {
 			t.Parallel() // most of the time something is waited for

@@ -41,21 +41,26 @@ func options(t *testing.T, out *bytes.Buffer) Options {
 	return Options{Lab: lab.Options{Dir: dir, BinDir: harness.BinDir, Nodes: 2, OperatorArgs: leases}, Out: out}
 }
 
+// TestEveryProofPasses raises one demo in each gate; together with TestAnInterruptedDemoCleansUp
+// a gate has one control plane for demos.
 func TestEveryProofPasses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		mode     lab.Mode
 		families ipfamily.Set // the demo's own when empty
+		slices   []int
 	}{
-		{lab.NodeMode, ""}, {lab.NodeMode, ipfamily.OnlyIPv6},
-		{lab.OperatorMode, ""}, {lab.OperatorMode, ipfamily.OnlyIPv6},
-		{lab.PoolMode, ""},
-		{lab.PortMode, ""},
+		{lab.NodeMode, "", []int{0, 5}}, {lab.NodeMode, ipfamily.OnlyIPv6, []int{4}},
+		{lab.OperatorMode, "", []int{1, 7}}, {lab.OperatorMode, ipfamily.OnlyIPv6, []int{9}},
+		{lab.PoolMode, "", []int{2, 6}},
+		{lab.PortMode, "", []int{3, 8}},
 	} {
 		mode, families := tc.mode, cmp.Or(tc.families, familiesIn(tc.mode))
 		t.Run(strings.Trim(fmt.Sprintf("%s/%s", mode, families), "/"), func(t *testing.T) {
 			t.Parallel()
+			harness.Rotate(t, tc.slices...)
 			harness.CanRun(t, mode)
+			harness.Slot(t)
 			var out bytes.Buffer
 			o := options(t, &out)
 			o.Lab.Mode, o.Lab.IPFamilies = mode, tc.families
@@ -140,13 +145,16 @@ func TestProofsNotice(t *testing.T) {
 	for name, tc := range map[string]struct {
 		families    ipfamily.Set
 		arg, failed string
+		slices      []int
 	}{
-		"no SNAT":          {"", "--external-snat", "pod to internet"},
-		"no cooling":       {"", "--cooling-period=0s", "address cools"},
-		"metadata for all": {ipfamily.OnlyIPv6, "--block-metadata=false", "metadata service"},
+		"no SNAT":          {"", "--external-snat", "pod to internet", []int{0, 3, 6, 9}},
+		"no cooling":       {"", "--cooling-period=0s", "address cools", []int{1, 4, 7}},
+		"metadata for all": {ipfamily.OnlyIPv6, "--block-metadata=false", "metadata service", []int{2, 5, 8}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // most of the time it waits for answers that do not come
+			harness.Rotate(t, tc.slices...)
+			harness.Slot(t)
 			var out bytes.Buffer
 			o := options(t, &out)
 			o.Lab.IPFamilies, o.Lab.DaemonArgs = tc.families, []string{tc.arg}
@@ -162,9 +170,15 @@ func TestProofsNotice(t *testing.T) {
 }
 
 func TestAnInterruptedDemoCleansUp(t *testing.T) {
-	for _, mode := range harness.Sample(t, 2, lab.Modes) {
+	t.Parallel()
+	// Where TestEveryProofPasses is in node mode, the other modes, which have a control plane.
+	turns := map[lab.Mode][]int{lab.NodeMode: {1, 2, 3, 6, 7, 8, 9}, lab.OperatorMode: {0}, lab.PoolMode: {4}, lab.PortMode: {5}}
+	for _, mode := range lab.Modes {
 		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			harness.Rotate(t, turns[mode]...)
 			harness.CanRun(t, mode)
+			harness.Slot(t)
 			var out bytes.Buffer
 			o := options(t, &out)
 			o.Lab.Mode = mode
