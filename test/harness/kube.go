@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -131,11 +133,39 @@ func KubeClientFor(t *testing.T, cfg *rest.Config) client.Client {
 }
 
 func newKubeClient(cfg *rest.Config) (client.Client, error) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	scheme, err := kubeScheme()
+	if err != nil {
 		return nil, err
 	}
-	return client.New(cfg, client.Options{Scheme: scheme})
+	o := client.Options{Scheme: scheme}
+	if ControlPlane != nil && cfg.Host == ControlPlane.Config().Host {
+		if o.Mapper, err = kubeMapper(ControlPlane.Config()); err != nil {
+			return nil, err
+		}
+	}
+	return client.New(cfg, o)
+}
+
+// Clients share these: tests make one for nearly every request, and either takes longer to
+// make than a request.
+var (
+	kubeScheme = sync.OnceValues(func() (*runtime.Scheme, error) {
+		scheme := runtime.NewScheme()
+		return scheme, errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
+	})
+	kubeMappers sync.Map // by API server, what gives its mapper
+)
+
+// kubeMapper knows the kinds of an API server.
+func kubeMapper(cfg *rest.Config) (meta.RESTMapper, error) {
+	made, _ := kubeMappers.LoadOrStore(cfg.Host+string(cfg.CAData), sync.OnceValues(func() (meta.RESTMapper, error) {
+		h, err := rest.HTTPClientFor(cfg)
+		if err != nil {
+			return nil, err
+		}
+		return apiutil.NewDynamicRESTMapper(cfg, h)
+	}))
+	return made.(func() (meta.RESTMapper, error))()
 }
 
 // KubeClean removes all objects of Berth's kinds, Nodes, Events and Pods, now
