@@ -159,15 +159,9 @@ func (w *world) run(o Options) {
 	w.c, w.end = c, controllers.Run(w.t, mgr)
 }
 
-// operatorAccess is what operatorConfig returns, once it was asked.
-var operatorAccess *rest.Config
-
 func operatorConfig(t *testing.T) *rest.Config {
 	t.Helper()
-	if operatorAccess == nil {
-		operatorAccess = harness.OperatorConfig(t, deploy.PortMode)
-	}
-	return rest.CopyConfig(operatorAccess)
+	return harness.OperatorConfig(t, deploy.PortMode)
 }
 
 // assemble makes an operator that leads.
