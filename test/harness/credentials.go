@@ -2,7 +2,9 @@ package harness
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
+	"sync/atomic"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -13,7 +15,8 @@ import (
 )
 
 // OperatorConfig is what berth-operator reaches ControlPlane with: its service
-// account, with the roles and admission policies of a mode, which it applies.
+// account, with the roles and admission policies of a mode, which it applies unless it did
+// so last.
 func OperatorConfig(t *testing.T, mode string) *rest.Config {
 	t.Helper()
 	return OperatorConfigOf(t, deploy.InMode(mode, "test"))
@@ -22,7 +25,9 @@ func OperatorConfig(t *testing.T, mode string) *rest.Config {
 // OperatorConfigOf is OperatorConfig for a release with values of its own.
 func OperatorConfigOf(t *testing.T, r deploy.Release) *rest.Config {
 	t.Helper()
-	OK(t, ApplyAccessOf(t.Context(), r))
+	if key, err := json.Marshal(r); err != nil || access.Load() != string(key) {
+		OK(t, ApplyAccessOf(t.Context(), r))
+	}
 	token, err := ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}, nil)
 	OK(t, err)
 	return ControlPlane.ConfigWithToken(token)
@@ -40,8 +45,17 @@ func ApplyAccessOf(ctx context.Context, r deploy.Release) error {
 	if err != nil {
 		return err
 	}
-	return ControlPlane.ApplyObjects(ctx, objects.Access())
+	if err := ControlPlane.ApplyObjects(ctx, objects.Access()); err != nil {
+		return err
+	}
+	key, err := json.Marshal(r)
+	access.Store(string(key))
+	return err
 }
+
+// access is the release, as JSON, whose access ControlPlane has: nearly all tests of a package
+// have the same, and to apply it takes longer than many a test.
+var access atomic.Value
 
 // Through has a client's requests go through do, which may send each by next, and
 // is called concurrently.

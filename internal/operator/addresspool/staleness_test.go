@@ -176,7 +176,7 @@ func TestRefusedSubnetCostsNothing(t *testing.T) {
 // API server a moment to heed that.
 func withoutPolicy(t *testing.T, name string) {
 	t.Helper()
-	operatorConfig(t) // applies it
+	operatorConfig(t) // applies it, once
 	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), policyBinding(t, name)))
 	t.Cleanup(func() {
 		if err := harness.ApplyAccess(context.Background(), deploy.PoolMode); err != nil {
@@ -213,7 +213,6 @@ func TestClashIsResolved(t *testing.T) {
 	r := &v1alpha1.BlockRequest{}
 	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "r"}, r))
 	harness.OK(t, harness.KubeClientFor(t, operatorConfig(t)).Create(t.Context(), newBlock(r, offer{index: 3, piece: pieceOf(t, "10.2.0.3/32"), pool: d.UID})))
-	harness.OK(t, c.Delete(t.Context(), policyBinding(t, "berth-pools-do-not-overlap")))
 
 	start(t, Options{})
 	for name, wins := range map[string]bool{"a": true, "b": false, "c": false, "d": true} {

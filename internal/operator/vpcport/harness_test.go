@@ -110,6 +110,8 @@ type world struct {
 	nets *networks
 	c    *Controller
 	end  func()
+	// daemons are clients with the access of a node's daemon, by node.
+	daemons map[string]client.Client
 }
 
 func newProvider(o portfake.Options) *portfake.Provider {
@@ -384,10 +386,17 @@ func (w *world) says(o *v1alpha1.PodNIC, state v1alpha1.NodeNICState) {
 // node writes what the daemon of a NIC's node says of its port, all of it.
 func (w *world) node(o *v1alpha1.PodNIC, says v1alpha1.PodNICNode) {
 	w.t.Helper()
-	account := types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
-	token, err := harness.ControlPlane.NodeToken(w.t.Context(), account, o.Status.NodeName)
-	harness.OK(w.t, err)
-	c := harness.KubeClientFor(w.t, harness.ControlPlane.ConfigWithToken(token))
+	c := w.daemons[o.Status.NodeName]
+	if c == nil {
+		account := types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
+		token, err := harness.ControlPlane.NodeToken(w.t.Context(), account, o.Status.NodeName)
+		harness.OK(w.t, err)
+		c = harness.KubeClientFor(w.t, harness.ControlPlane.ConfigWithToken(token))
+		if w.daemons == nil {
+			w.daemons = map[string]client.Client{}
+		}
+		w.daemons[o.Status.NodeName] = c
+	}
 	optional := func(s string) string {
 		if s == "" {
 			return "null"

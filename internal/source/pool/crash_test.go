@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab/run/kube"
@@ -83,6 +86,7 @@ func (m *crashingNode) gets(pods ...int) {
 	m.T.Helper()
 	for _, i := range pods {
 		m.until(fmt.Sprint("pod ", i, " has an address"), func() bool { return m.Do("add %d", i) })
+		harness.OK(m.T, m.inspect())
 	}
 }
 
@@ -90,14 +94,22 @@ func (m *crashingNode) gets(pods ...int) {
 // called: what the API server does not have, neither the file nor the kernel
 // has, and no pod; no address is of two pods.
 func (m *crashingNode) watch() (stop func()) {
+	m.T.Helper()
+	api, err := client.NewWithWatch(harness.ControlPlane.Config(), client.Options{Scheme: m.API.Scheme(), Mapper: m.API.RESTMapper()})
+	harness.OK(m.T, err)
 	ctx, cancel := context.WithCancel(context.Background())
+	events, err := api.Watch(ctx, &v1alpha1.AddressBlockList{})
+	harness.OK(m.T, err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for ctx.Err() == nil {
+		for range events.ResultChan() { // a block that is not there was there before
 			if err := m.inspect(); err != nil {
 				m.T.Error(err)
 				return
 			}
+		}
+		if ctx.Err() == nil {
+			m.T.Error("the watch of blocks ended")
 		}
 	})
 	return func() {

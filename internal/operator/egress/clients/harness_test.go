@@ -78,10 +78,16 @@ func (w *world) run(o Options) {
 	w.c, w.end = c, controllers.Run(w.t, mgr)
 }
 
+// operatorAccess is what operatorConfig returns, once it was asked.
+var operatorAccess *rest.Config
+
 // operatorConfig is the access of the operator, with the roles and policies that the chart
 // gives it.
 func operatorConfig(t *testing.T) *rest.Config {
 	t.Helper()
+	if operatorAccess != nil {
+		return rest.CopyConfig(operatorAccess)
+	}
 	objects, err := deploy.Render(deploy.Release{Values: map[string]any{
 		"mode": deploy.NodeMode, "clusterName": "test", "egress": map[string]any{"enabled": true},
 	}})
@@ -90,7 +96,8 @@ func operatorConfig(t *testing.T) *rest.Config {
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"daemon.yaml": {Data: []byte(daemonRole)}}))
 	token, err := harness.ControlPlane.Token(t.Context(), key("kube-system", "berth-operator"), nil)
 	harness.OK(t, err)
-	return harness.ControlPlane.ConfigWithToken(token)
+	operatorAccess = harness.ControlPlane.ConfigWithToken(token)
+	return rest.CopyConfig(operatorAccess)
 }
 
 // daemonRole has berthd write the status of EgressClients.

@@ -46,27 +46,27 @@ func TestRestartWritesNothing(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
 	w.egress("picky", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24"}})
-	var last *corev1.Pod
 	var want []string
-	for i := range 120 {
-		last = w.pod(fmt.Sprintf("web-%d", i), "nat")
+	pods := harness.Sample(t, 10, make([]*corev1.Pod, 120))
+	for i := range pods {
+		pods[i] = w.pod(fmt.Sprintf("web-%d", i), "nat")
 		address := fmt.Sprintf("10.1.0.%d", i)
-		want = append(want, last.Name+" "+address)
-		w.setUp(last, address)
+		want = append(want, pods[i].Name+" "+address)
+		w.setUp(pods[i], address)
 	}
 	refused := w.pod("refused", "picky")
 	w.await(refused, "is refused", ready(v1alpha1.EgressNotAllowed))
 	w.awaitServed("nat", want...)
-	for i := range 120 {
-		w.await(newPod(fmt.Sprintf("web-%d", i), ""), "is ready", ready(reasonSetUp))
+	for _, p := range pods {
+		w.await(p, "is ready", ready(reasonSetUp))
 	}
-	w.awaitCounts("nat", 120, 0, reasonServed)
+	w.awaitCounts("nat", int32(len(pods)), 0, reasonServed)
 	w.awaitCounts("picky", 0, 1, reasonRefused)
 	before := len(w.events(refused))
 	w.end()
 	cfg, writes := counted(t)
 	w.begin(cfg)
-	w.awaitCounts("nat", 121, 0, reasonServed)
+	w.awaitCounts("nat", int32(len(pods))+1, 0, reasonServed)
 	// The probe's own: its EgressClient, its condition twice, its slice, and counts.
 	if n := writes.Load(); n > 6 {
 		t.Errorf("%d writes", n)
