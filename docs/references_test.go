@@ -71,7 +71,7 @@ var others = map[string]string{
 }
 
 // variables of the environment that are no settings of a program, but of tests.
-var variables = []string{"BERTH_FAILPOINTS", "BERTH_SOAK_EGRESS"}
+var variables = []string{"BERTH_FAILPOINTS", "BERTH_SAMPLE", "BERTH_SOAK_EGRESS", "BERTH_VERDICTS"}
 
 // Every flag and variable in the documents is one that there is.
 func TestSettingsExist(t *testing.T) {
