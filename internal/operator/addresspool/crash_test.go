@@ -56,7 +56,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 	if len(names) < 9 {
 		t.Fatalf("only %v are registered", names)
 	}
-	for _, name := range harness.Sample(t, 5, names) {
+	for _, name := range harness.Sample(t, 9, names) {
 		if !strings.HasPrefix(name, "operator.pool.") {
 			t.Errorf("%s: what kills it?", name)
 			continue

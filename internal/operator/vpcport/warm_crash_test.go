@@ -157,7 +157,7 @@ func TestKilledWithWarmBranches(t *testing.T) {
 	for _, step := range []string{"record", "change", "delete"} { // with which one is taken, marked and given back
 		names = append(names, "operator.port."+step+".before", "operator.port."+step+".after")
 	}
-	for _, name := range harness.Sample(t, 4, names) {
+	for _, name := range harness.Sample(t, 9, names) {
 		t.Run(name, func(t *testing.T) {
 			s := newWarmStage(t, name+"=kill")
 			first := s.starts("web-0", "", "node-1")
