@@ -83,15 +83,20 @@ kube=$(awk -v start="$(go list ./internal/lab/run/kube)" '$2 == start { print $1
 # Those whose results depend on more than Go code and files of the module: the kernel, and
 # programs that they run. Only results of the others may come from Go's cache.
 # shellcheck disable=SC2086
-real=$({
+real=$({ {
 	go list -test -deps -f '{{if .Module}}{{if .Module.Main}}{{range .Imports}}{{if eq . "os/exec"}}{{$.ImportPath}}{{end}}{{end}}{{end}}{{end}}' $patterns | sort -u
 	printf '%s\n' github.com/containernetworking/cni/pkg/invoke github.com/vishvananda/netlink
-} | awk 'NR == FNR { wanted[$0]; next } { package = $1; sub(/^[^ ]* /, "") } $0 in wanted { print package }' - <(echo "$links") | sort -u)
+} | awk 'NR == FNR { wanted[$0]; next } { package = $1; sub(/^[^ ]* /, "") } $0 in wanted { print package }' - <(echo "$links")
+	git grep -lE --untracked '\b(unix|syscall)\.(Mount|Unshare|Setns|Socket)\(' -- '*_test.go' | xargs -r -n 1 dirname | sed "s|^|$(go list -m)/|"
+} | sort -u)
 
-# Those that raise labs: what is concurrent there are the programs. They look for data races in
-# make e2e and make soak, where it does not matter that this takes three times as long.
-labs=$(git grep -lE --untracked '\bharness\.Main\(' -- '*_test.go' | xargs -r -n 1 dirname | sort -u | sed "s|^|$(go list -m)/|")
-labs+=$'\n'$(go list ./test/guest)
+# Those without the race detector in the gate: packages that raise labs, where what is concurrent
+# are the programs, and packages in which nothing is. The programs look for data races in make e2e
+# and make soak, where it does not matter that this takes three times as long.
+labs=$({
+	git grep -lE --untracked '\bharness\.Main\(' -- '*_test.go' | xargs -r -n 1 dirname | sort -u
+	printf '%s\n' test/guest api/v1alpha1 deploy deploy/monitoring
+} | sed "s|^|$(go list -m)/|")
 
 status=0
 if [ "$patterns" = ./... ]; then
@@ -122,7 +127,7 @@ group() {
 }
 pure=$(some -vxFf <(echo "$real"; echo "$labs") <<<"$all")
 group "${lab[@]}" -p 3 <<<"$labs"
-group "${fresh[@]}" -p 2 < <(some -xFf <(echo "$real") <<<"$all" | some -vxFf <(echo "$labs"))
+group "${fresh[@]}" -p 3 < <(some -xFf <(echo "$real") <<<"$all" | some -vxFf <(echo "$labs"))
 if [ "${RACE:-all}" = auto ]; then
 	group -race -p 2 <<<"$pure"
 else
