@@ -58,23 +58,21 @@ func nodeMode(t *testing.T, name string) {
 		})
 	}
 	n.leaveOrphans()
-	n.arm(armed(name))
+	n.haltAt(armed(name))
 	n.start()
 	n.exercise(n.primaryAlone)
 	n.close()
-	if want := []string{name}; !slices.Equal(n.halts, want) {
-		t.Errorf("daemons were halted at %v, want %v", n.halts, want)
-	}
+	n.wantHalt(name)
 }
 
 // leaveOrphans leaves what others made: an ENI of this cluster that is attached and names
 // another instance, and a detached one of an instance that is gone.
 func (n *node) leaveOrphans() {
 	const vanished = "i-0bad"
-	tags := map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: vanished}
+	tags := map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: vanished}
 	n.cloud.AddENI(instance, 1, cloud.InterfaceOrdinary, tags)
 	tags[eni.TagCreatedAt] = time.Now().Add(-24 * time.Hour).UTC().Format(time.RFC3339)
-	if _, err := n.cloud.CreateENI(n.ctx, cloud.CreateENI{SubnetID: subnetID, Description: eni.Description(vanished), Tags: tags}); err != nil {
+	if _, err := n.cloud.CreateENI(n.t.Context(), cloud.CreateENI{SubnetID: subnetID, Description: eni.Description(vanished), Tags: tags}); err != nil {
 		n.t.Fatal(err)
 	}
 }

@@ -26,39 +26,22 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/datapath/datapathfake"
-	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// pause is how long a kubelet waits before it starts a daemon again.
-const pause = time.Second
-
 // node is a machine that outlives its daemons.
 type node struct {
-	t        *testing.T
+	*program
 	root     string // has a state directory for each daemon in turn
 	settings []string
 	clock    virtualClock
 	kernel   *datapathfake.Kernel
 	cloud    *cloudfake.Cloud // nil where there is none
 	pods     pods
-	log      logBuffer
-
-	ctx  context.Context // ends with the node
-	stop context.CancelFunc
-	done chan struct{} // closed once the last daemon has ended
+	log      *logBuffer
 
 	mu     sync.Mutex
-	daemon *daemon  // the one that runs; guarded by mu, as are
-	halts  []string // failpoints at which daemons were halted
-}
-
-// daemon is one life of berthd.
-type daemon struct {
-	*world
-	number int
-	dir    string
-	client rpc.NodeClient
+	client rpc.NodeClient // of the daemon that runs; guarded by mu
 }
 
 // virtualClock is a bubble's time, also since the boot.
@@ -79,93 +62,38 @@ func newNode(t *testing.T, settings ...string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	n := &node{t: t, root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel()}
+	n := &node{root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel(), log: newLog(t)}
 	n.pods = newPods(n)
-	n.ctx, n.stop = context.WithCancel(t.Context())
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the daemons' log:\n%s", &n.log)
-		}
-	})
+	n.program = &program{t: t, name: "berthd", launch: n.launch, moved: n.moved}
 	return n
 }
 
-// arm arms failpoints for the daemon that runs when they are hit.
-func (n *node) arm(spec string) {
-	n.t.Helper()
-	restore, err := failpoint.SetHalt(spec, n.halt)
-	if err != nil {
-		n.t.Fatal(err)
+// moved moves the state directory to where the next daemon has it.
+func (n *node) moved(w *world) {
+	next := n.dir(w.number + 1)
+	if err := os.Rename(n.dir(w.number), next); err != nil {
+		n.t.Errorf("moving the state directory away from a daemon that is halted: %v", err)
 	}
-	n.t.Cleanup(restore)
+	_ = os.Remove(filepath.Join(next, "berthd.lock")) // the kernel unlocks what a killed process had
 }
 
-// halt halts the daemon that runs.
-func (n *node) halt(name string) {
-	n.mu.Lock()
-	d := n.daemon
-	n.halts = append(n.halts, name)
-	n.mu.Unlock()
-	d.halt(name, func() {
-		next := n.dirOf(d.number + 1)
-		if err := os.Rename(d.dir, next); err != nil {
-			n.t.Errorf("moving the state directory away from a daemon that is halted: %v", err)
-		}
-		_ = os.Remove(filepath.Join(next, "berthd.lock")) // the kernel unlocks what a killed process had
-	})
-}
+// dir is the state directory of a daemon.
+func (n *node) dir(daemon int) string { return filepath.Join(n.root, fmt.Sprint(daemon)) }
 
-func (n *node) dirOf(daemon int) string { return filepath.Join(n.root, fmt.Sprint(daemon)) }
-
-// start runs a daemon, and another one each time one is halted, until the node is closed.
-func (n *node) start() {
-	n.done = make(chan struct{})
-	n.mu.Lock()
-	n.daemon = n.newDaemon(1)
-	n.mu.Unlock()
-	go func() {
-		defer close(n.done)
-		for d := n.daemon; ; d = n.daemon {
-			<-d.ended
-			if d.alive() == nil { // it ended by itself, or the node was closed
-				if d.err != nil || n.ctx.Err() == nil {
-					n.t.Errorf("berthd ended: %v", d.err)
-				}
-				return
-			}
-			select {
-			case <-n.ctx.Done():
-				return
-			case <-time.After(pause):
-			}
-			next := n.newDaemon(d.number + 1)
-			n.mu.Lock()
-			n.daemon = next
-			n.mu.Unlock()
-		}
-	}()
-}
-
-// close ends the daemon in order.
-func (n *node) close() {
-	n.stop()
-	<-n.done
-}
-
-// running is the daemon that runs, or was halted last.
-func (n *node) running() *daemon {
+// daemon is the daemon that runs, or was halted last, and its client.
+func (n *node) daemon() (*world, rpc.NodeClient) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.daemon
+	return n.running(), n.client
 }
 
-// newDaemon starts a daemon with the state directory of its number.
-func (n *node) newDaemon(number int) *daemon {
-	d := &daemon{world: newWorld(n.ctx, fmt.Sprintf("berthd %d", number)), number: number, dir: n.dirOf(number)}
+// launch starts a daemon with the state directory of its number.
+func (n *node) launch(w *world) {
+	dir := n.dir(w.number)
 	flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
 	loader := config.NewLoader(flags)
 	err := flags.Parse(append([]string{
-		"--node-name=" + nodeName, "--cluster-name=" + cluster, "--state-dir=" + d.dir, "--socket=" + filepath.Join(d.dir, "berthd.sock"),
+		"--node-name=" + nodeName, "--cluster-name=" + clusterName, "--state-dir=" + dir, "--socket=" + filepath.Join(dir, "berthd.sock"),
 		"--introspection-address=", "--metrics-address=", "--install-cni=false", "--cri-socket=",
 	}, n.settings...))
 	if err != nil {
@@ -175,7 +103,7 @@ func (n *node) newDaemon(number int) *daemon {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		n.t.Fatal(err)
 	}
 	socket := bufconn.Listen(1 << 16)
@@ -184,30 +112,31 @@ func (n *node) newDaemon(number int) *daemon {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	d.client = rpc.NewNodeClient(conn)
-	log := slog.New(slog.NewTextHandler(&n.log, &slog.HandlerOptions{Level: slog.LevelDebug})).With("daemon", number)
-	d.run(func(ctx context.Context) error {
+	n.mu.Lock()
+	n.client = rpc.NewNodeClient(conn)
+	n.mu.Unlock()
+	log := slog.New(slog.NewTextHandler(n.log, nil)).With("berthd", w)
+	w.run(func(ctx context.Context) error {
 		defer conn.Close()
 		return berthd.RunWith(ctx, cfg, log, berthd.Dependencies{
 			Clock:        n.clock,
-			OpenDatapath: func() (carrier.Node, error) { return n.kernel.Open(d.do), nil },
+			OpenDatapath: func() (carrier.Node, error) { return n.kernel.Open(w.do), nil },
 			InspectNetns: n.kernel.InspectNetns,
 			Listen:       func(string) (net.Listener, error) { return socket, nil },
-			Metadata:     func(aws.Options) cloud.Metadata { return metadata{n.cloud, d.world} },
+			Metadata:     func(aws.Options) cloud.Metadata { return metadata{n.cloud, w} },
 			Cloud: func(context.Context, aws.Options) (pace.Calls, error) {
-				return n.cloud.Client(d.request), nil
+				return n.cloud.Client(w.request), nil
 			},
 		})
 	})
-	return d
 }
 
 // What all nodes have in common.
 const (
-	nodeName = "node-1"
-	cluster  = "test"
-	instance = "i-0123456789abcdef0"
-	subnetID = "subnet-1"
+	nodeName    = "node-1"
+	clusterName = "test"
+	instance    = "i-0123456789abcdef0"
+	subnetID    = "subnet-1"
 )
 
 // metadata is the instance metadata service of the node.
@@ -244,17 +173,23 @@ type logBuffer struct {
 	text []byte // guarded by mu
 }
 
+// newLog is one of the programs of a test.
+func newLog(t *testing.T) *logBuffer {
+	l := &logBuffer{}
+	t.Cleanup(func() {
+		if t.Failed() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			t.Logf("the programs' log:\n%s", l.text)
+		}
+	})
+	return l
+}
+
 // Write implements io.Writer.
 func (l *logBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.text = append(l.text, p...)
 	return len(p), nil
-}
-
-// String implements fmt.Stringer.
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return string(l.text)
 }

@@ -44,11 +44,11 @@ const callTimeout = time.Minute
 // call makes a call to the daemon that runs. A reply counts only if the daemon
 // lives when it has arrived.
 func (p *pods) call(do func(ctx context.Context, client rpc.NodeClient) error) error {
-	d := p.node.running()
-	ctx, cancel := context.WithTimeout(d.ctx, callTimeout)
+	w, client := p.node.daemon()
+	ctx, cancel := context.WithTimeout(w.ctx, callTimeout)
 	defer cancel()
-	err := do(ctx, d.client)
-	if halted := d.alive(); halted != nil {
+	err := do(ctx, client)
+	if halted := w.alive(); halted != nil {
 		err = halted
 	}
 	if err != nil {

@@ -37,13 +37,14 @@ func (n *node) settle(also ...func() error) {
 
 // agree compares the records, the kernel, the cloud and what pods were told.
 func (n *node) agree() error {
-	d := n.running()
-	records, err := n.records(d)
+	w, _ := n.daemon()
+	dir := n.dir(w.number)
+	records, err := records(dir)
 	if err == nil {
 		err = n.podsAgree(records)
 	}
 	if err == nil && n.cloud != nil {
-		err = n.cloudAgrees(d, records)
+		err = n.cloudAgrees(dir, records)
 	}
 	if err != nil {
 		return err
@@ -92,9 +93,9 @@ func same(what string, got, want []string) error {
 	return nil
 }
 
-// records reads the records of a daemon, none of which may be damaged.
-func (n *node) records(d *daemon) (out []attachment.Record, err error) {
-	files, err := filepath.Glob(filepath.Join(d.dir, "attachments", "attachment-*"))
+// records reads the records in a state directory, none of which may be damaged.
+func records(dir string) (out []attachment.Record, err error) {
+	files, err := filepath.Glob(filepath.Join(dir, "attachments", "attachment-*"))
 	if err != nil {
 		return nil, err
 	}
@@ -114,9 +115,9 @@ func (n *node) records(d *daemon) (out []attachment.Record, err error) {
 
 // cloudAgrees compares what EC2 has assigned with the daemon's inventory, its data path
 // and leases.
-func (n *node) cloudAgrees(d *daemon, records []attachment.Record) error {
+func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 	var errs []error
-	inv, ok, err := eni.Files{Dir: d.dir}.Load()
+	inv, ok, err := eni.Files{Dir: dir}.Load()
 	if err != nil || !ok {
 		return fmt.Errorf("no inventory: %w", err)
 	}

@@ -3,7 +3,12 @@ package virtual
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/failpoint"
 )
 
 // errHalted is what a program gets from everything outside it once it is halted.
@@ -14,7 +19,7 @@ var errHalted = errors.New("this program was halted")
 // a halted program still does has an effect, and it may go on until its context has
 // ended it.
 type world struct {
-	name   string
+	number int             // of the program's lives, from 1
 	ctx    context.Context // ends with the world
 	cancel context.CancelCauseFunc
 	ended  chan struct{} // closed when the program has returned
@@ -24,10 +29,100 @@ type world struct {
 	halted string       // the failpoint; guarded by mu
 }
 
-func newWorld(ctx context.Context, name string) *world {
-	ctx, cancel := context.WithCancelCause(ctx)
-	return &world{name: name, ctx: ctx, cancel: cancel, ended: make(chan struct{})}
+// program is berthd of a node or berth-operator: one life after the other.
+type program struct {
+	t    *testing.T
+	name string
+	// launch starts the program in a world, by run. Moved moves its files away from a world
+	// that is halted.
+	launch func(w *world)
+	moved  func(w *world)
+
+	ctx  context.Context // ends with the last life
+	stop context.CancelFunc
+	done chan struct{} // closed then
+
+	mu    sync.Mutex
+	world *world   // the one that runs, or was halted last; guarded by mu, as are
+	halts []string // failpoints at which it was halted
 }
+
+// pause is how long a kubelet waits before it starts a program again.
+const pause = time.Second
+
+// start runs the program, and again each time it is halted, until close is called.
+func (p *program) start() {
+	p.ctx, p.stop = context.WithCancel(p.t.Context())
+	p.done = make(chan struct{})
+	p.next(1)
+	go func() {
+		defer close(p.done)
+		for w := p.running(); ; w = p.running() {
+			<-w.ended
+			if w.alive() == nil { // it ended by itself, or because of close
+				if w.err != nil || p.ctx.Err() == nil {
+					p.t.Errorf("%s ended: %v", p.name, w.err)
+				}
+				return
+			}
+			select {
+			case <-p.ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+			p.next(w.number + 1)
+		}
+	}()
+}
+
+// next starts a life of the program.
+func (p *program) next(number int) {
+	ctx, cancel := context.WithCancelCause(p.ctx)
+	w := &world{number: number, ctx: ctx, cancel: cancel, ended: make(chan struct{})}
+	p.mu.Lock()
+	p.world = w
+	p.mu.Unlock()
+	p.launch(w)
+}
+
+func (p *program) running() *world {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.world
+}
+
+// close ends the program in order.
+func (p *program) close() {
+	p.stop()
+	<-p.done
+}
+
+// haltAt arms failpoints, of which some are to halt the program that passes them.
+func (p *program) haltAt(spec string) {
+	p.t.Helper()
+	restore, err := failpoint.SetHalt(spec, func(name string) {
+		w := p.running()
+		p.mu.Lock()
+		p.halts = append(p.halts, name)
+		p.mu.Unlock()
+		w.halt(name, func() { p.moved(w) })
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(restore)
+}
+
+// wantHalt wants it to have been halted at a failpoint, once.
+func (p *program) wantHalt(name string) {
+	p.t.Helper()
+	if len(p.halts) != 1 || p.halts[0] != name {
+		p.t.Errorf("%s was halted at %v, want %s alone", p.name, p.halts, name)
+	}
+}
+
+// String implements fmt.Stringer, for logs.
+func (w *world) String() string { return fmt.Sprint(w.number) }
 
 // run runs the program.
 func (w *world) run(program func(ctx context.Context) error) {
