@@ -108,7 +108,7 @@ func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps De
 
 // newManager connects the parts to the Kubernetes API.
 func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg config.Operator, log *slog.Logger, deps Dependencies) (_ manager.Manager, err error) {
-	grace, warmup := endTimeout, true
+	grace, warmup := endTimeout, cfg.LeaderElect
 	o := manager.Options{
 		Scheme:         api.scheme,
 		MapperProvider: api.mapping,

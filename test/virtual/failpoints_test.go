@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -39,15 +38,28 @@ var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool {
 
 func TestNodeMode(t *testing.T) {
 	for _, name := range append(named("eni.", "inventory.", "intent."), ofDaemon...) {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { nodeMode(t, name) })
-		})
+		bubble(t, name, func(t *testing.T) { nodeMode(t, name) })
 	}
 }
 
 func nodeMode(t *testing.T, name string) {
-	n := newNode(t, "--pod-events=never", "--warm-wait=5s", "--cooling-period="+cooling.String(), "--warm-ip-target=2", "--minimum-ip-target=2",
-		"--settle-time=2s", "--orphan-age=1m", "--orphan-interval=30s")
+	n := newNode(t, slices.Concat(quick, []string{"--pod-events=never", "--warm-ip-target=2", "--minimum-ip-target=2"}, quickReconciler)...)
+	n.inVPC()
+	n.haltAt(armed(name))
+	n.start()
+	n.exercise(9, n.primaryAlone)
+	n.close()
+	n.wantHalt(name)
+}
+
+// quick are settings of all daemons, quickReconciler of who calls EC2.
+var (
+	quick           = []string{"--warm-wait=5s", "--cooling-period=" + cooling.String()}
+	quickReconciler = []string{"--settle-time=2s", "--orphan-age=1m", "--orphan-interval=30s"}
+)
+
+// inVPC makes the node an instance of a cloud.
+func (n *node) inVPC() {
 	n.cloud = cloudfake.New(cloudfake.Options{Latency: 100 * time.Millisecond, AttachTime: time.Second})
 	n.cloud.AddSubnet(subnetID, "zone-a", "10.0.0.0/20", nil)
 	n.cloud.AddInstance(instance, instanceType, subnetID)
@@ -58,11 +70,30 @@ func nodeMode(t *testing.T, name string) {
 		})
 	}
 	n.leaveOrphans()
-	n.haltAt(armed(name))
-	n.start()
-	n.exercise(n.primaryAlone)
-	n.close()
-	n.wantHalt(name)
+}
+
+func TestOperatorMode(t *testing.T) {
+	ofOperator := named("eni.", "operator.publish.", "operator.withdraw.")
+	for _, name := range slices.Concat(ofOperator, named("nodenetwork.", "inventory.save."), ofDaemon) {
+		bubble(t, name, func(t *testing.T) {
+			n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1"})...)
+			n.inVPC()
+			c := newCluster(t, n.log, slices.Concat([]string{"--ipam=eni-operator"}, quickReconciler)...)
+			c.cloud = n.cloud
+			c.addNode(n)
+			victim := n.program
+			if slices.Contains(ofOperator, name) {
+				victim = c.program
+			}
+			victim.haltAt(armed(name))
+			c.start()
+			n.start()
+			n.exercise(6, n.oneFurther)
+			n.close()
+			c.close()
+			victim.wantHalt(name)
+		})
+	}
 }
 
 // leaveOrphans leaves what others made: an ENI of this cluster that is attached and names
@@ -77,16 +108,17 @@ func (n *node) leaveOrphans() {
 	}
 }
 
-// exercise makes as many pods as the node takes, replaces some of them at once, removes
+// exercise makes as many pods as the node takes, replaces half of them at once, removes
 // all, and wants everything to be at rest in between. At the end the node must have what it
 // keeps.
-func (n *node) exercise(empty func() error) {
+func (n *node) exercise(pods int, empty func() error) {
 	n.t.Helper()
-	n.pods.each(0, 9, n.pods.add)
+	half := (pods + 1) / 2
+	n.pods.each(0, pods, n.pods.add)
 	n.settle()
-	n.pods.each(0, 5, n.pods.del)
-	n.pods.each(9, 14, n.pods.add)
+	n.pods.each(0, half, n.pods.del)
+	n.pods.each(pods, pods+half, n.pods.add)
 	n.settle()
-	n.pods.each(5, 14, n.pods.del)
+	n.pods.each(half, pods+half, n.pods.del)
 	n.settle(empty)
 }

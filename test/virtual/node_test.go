@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -38,7 +39,9 @@ type node struct {
 	kernel   *datapathfake.Kernel
 	cloud    *cloudfake.Cloud // nil where there is none
 	pods     pods
-	log      *logBuffer
+	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
+	kubeconfig func(w *world) string
+	log        *logBuffer
 
 	mu     sync.Mutex
 	client rpc.NodeClient // of the daemon that runs; guarded by mu
@@ -90,12 +93,16 @@ func (n *node) daemon() (*world, rpc.NodeClient) {
 // launch starts a daemon with the state directory of its number.
 func (n *node) launch(w *world) {
 	dir := n.dir(w.number)
+	settings := n.settings
+	if n.kubeconfig != nil {
+		settings = append(slices.Clone(settings), "--kubeconfig="+n.kubeconfig(w))
+	}
 	flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
 	loader := config.NewLoader(flags)
 	err := flags.Parse(append([]string{
 		"--node-name=" + nodeName, "--cluster-name=" + clusterName, "--state-dir=" + dir, "--socket=" + filepath.Join(dir, "berthd.sock"),
 		"--introspection-address=", "--metrics-address=", "--install-cni=false", "--cri-socket=",
-	}, n.settings...))
+	}, settings...))
 	if err != nil {
 		n.t.Fatal(err)
 	}

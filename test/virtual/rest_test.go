@@ -198,6 +198,19 @@ func (n *node) primaryAlone() error {
 	return nil
 }
 
+// oneFurther tells whether the node is back to one further ENI with one address.
+func (n *node) oneFurther() error {
+	list := n.cloud.Truth()
+	addresses := 0
+	for _, e := range list {
+		addresses += len(e.Addresses)
+	}
+	if len(list) != 2 || addresses != 1 {
+		return fmt.Errorf("%d ENIs with %d addresses, want 2 with the warm one alone", len(list), addresses)
+	}
+	return nil
+}
+
 // hasFamilies tells whether each pod has addresses of these families.
 func (n *node) hasFamilies(want ipfamily.Set) error {
 	n.pods.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/failpoint"
@@ -13,6 +14,16 @@ import (
 
 // errHalted is what a program gets from everything outside it once it is halted.
 var errHalted = errors.New("this program was halted")
+
+// bubble runs a test in virtual time.
+func bubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			test(t)
+			time.Sleep(time.Hour) //nolint:forbidigo // virtual time, in which what has ended may sleep its last
+		})
+	})
+}
 
 // world is one life of a program. Everything that the program can change outside itself
 // it changes by do or request, or below a directory that halt moves away. So nothing that

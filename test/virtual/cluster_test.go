@@ -1,0 +1,129 @@
+package virtual
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/operator"
+	"github.com/berthnet/berth/test/harness/apifake"
+)
+
+// transport brings requests of all programs to the API servers of their tests.
+var transport apifake.Transport
+
+func TestMain(m *testing.M) {
+	http.DefaultTransport = &transport // of client-go for servers without TLS
+	// The others hold errors of one bubble back by the time of another.
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	os.Exit(m.Run())
+}
+
+// cluster is a control plane with an operator that may be halted.
+type cluster struct {
+	*program // the operator
+	settings []string
+	api      *apifake.Server
+	admin    client.Client
+	cloud    *cloudfake.Cloud // nil where there is none
+	dir      string
+	log      *logBuffer
+	made     int // kubeconfig files
+}
+
+func core(resource, kind string, namespaced bool) apifake.Kind {
+	return apifake.Kind{GroupVersionKind: corev1.SchemeGroupVersion.WithKind(kind), Resource: resource, Cluster: !namespaced, Status: kind != "Namespace" && kind != "Event"}
+}
+
+func berth(resource, kind string, status bool) apifake.Kind {
+	return apifake.Kind{GroupVersionKind: v1alpha1.GroupVersion.WithKind(kind), Resource: resource, Cluster: true, Status: status}
+}
+
+// newCluster makes a control plane, within a bubble, whose operator has settings besides
+// those that all have. Call start next.
+func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
+	t.Helper()
+	c := &cluster{settings: settings, dir: t.TempDir(), log: log}
+	c.program = &program{t: t, name: "berth-operator", launch: c.launch, moved: func(*world) {}}
+	c.api = apifake.New(
+		core("nodes", "Node", false), core("namespaces", "Namespace", false), core("pods", "Pod", true), core("events", "Event", true),
+		apifake.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "events.k8s.io", Version: "v1", Kind: "Event"}, Resource: "events"},
+		berth("nodenetworks", "NodeNetwork", true), berth("nodenetworktemplates", "NodeNetworkTemplate", true),
+		berth("addresspools", "AddressPool", true), berth("addressblocks", "AddressBlock", false), berth("blockrequests", "BlockRequest", true),
+	)
+	scheme := runtime.NewScheme()
+	check(t, clientscheme.AddToScheme(scheme))
+	check(t, v1alpha1.AddToScheme(scheme))
+	rc, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig(func(ctx context.Context, call func(context.Context) error) error { return call(ctx) }))
+	check(t, err)
+	c.admin, err = client.New(rc, client.Options{Scheme: scheme})
+	check(t, err)
+	return c
+}
+
+// check ends the test with an error.
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kubeconfig is a file by which one program reaches the API server. Requests take no time: the
+// operator makes some with a mutex held, for which virtual time does not pass.
+func (c *cluster) kubeconfig(do apifake.Do) string {
+	c.made++
+	// Names of hosts are unique in the process.
+	path, err := transport.Kubeconfig(c.dir, fmt.Sprintf("api-%d-%d", time.Now().UnixNano(), c.made), c.api, do)
+	check(c.t, err)
+	return path
+}
+
+// launch starts an operator.
+func (c *cluster) launch(w *world) {
+	flags := pflag.NewFlagSet("berth-operator", pflag.ContinueOnError)
+	loader := config.NewOperatorLoader(flags)
+	check(c.t, flags.Parse(append([]string{
+		"--cluster-name=" + clusterName, "--kubeconfig=" + c.kubeconfig(w.request), "--leader-elect=false", "--metrics-address=",
+	}, c.settings...)))
+	cfg, err := loader.Load(nil)
+	check(c.t, err)
+	log := slog.New(slog.NewTextHandler(c.log, nil)).With("operator", w)
+	w.run(func(ctx context.Context) error {
+		return operator.RunWith(ctx, cfg, log, operator.Dependencies{
+			Metrics: prometheus.NewRegistry(), Several: true,
+			Cloud: func(context.Context, aws.Options) (pace.Calls, error) { return c.cloud.Client(w.request), nil },
+		})
+	})
+}
+
+// addNode makes the Node of a node, and has its daemons reach the API server.
+func (c *cluster) addNode(n *node) {
+	c.t.Helper()
+	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+	if c.cloud != nil {
+		o.Spec.ProviderID = "aws:///zone-a/" + instance
+	}
+	check(c.t, c.admin.Create(c.t.Context(), o))
+	n.kubeconfig = func(w *world) string { return c.kubeconfig(w.request) }
+}
