@@ -2,10 +2,12 @@ package virtual
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -120,10 +122,69 @@ func (c *cluster) launch(w *world) {
 // addNode makes the Node of a node, and has its daemons reach the API server.
 func (c *cluster) addNode(n *node) {
 	c.t.Helper()
+	check(c.t, c.admin.Create(c.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}))
 	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
 	if c.cloud != nil {
 		o.Spec.ProviderID = "aws:///zone-a/" + instance
 	}
 	check(c.t, c.admin.Create(c.t.Context(), o))
 	n.kubeconfig = func(w *world) string { return c.kubeconfig(w.request) }
+	n.pods.object = func(name string, exists bool) error {
+		o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
+		if exists {
+			return c.admin.Create(c.t.Context(), o)
+		}
+		return c.admin.Delete(c.t.Context(), o)
+	}
+}
+
+// addPool makes an address pool with blocks of four pods.
+func (c *cluster) addPool(name, ipv4, ipv6 string) {
+	c.t.Helper()
+	check(c.t, c.admin.Create(c.t.Context(), &v1alpha1.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.AddressPoolSpec{BlockSizeBits: new(int32(2)), Subnets: []v1alpha1.PoolSubnet{{IPv4: ipv4, IPv6: ipv6}}},
+	}))
+}
+
+// blocksAgree compares the node's blocks, of which it is to have so many, with what its kernel
+// announces, and wants no request to be left.
+func (c *cluster) blocksAgree(n *node, want int) error {
+	var blocks v1alpha1.AddressBlockList
+	var requests v1alpha1.BlockRequestList
+	if err := errors.Join(c.admin.List(c.t.Context(), &blocks), c.admin.List(c.t.Context(), &requests)); err != nil {
+		return err
+	}
+	var has, announced []string
+	for _, b := range blocks.Items {
+		if b.NodeName != nodeName || b.DeletionTimestamp != nil {
+			return fmt.Errorf("block %s is of %q, deleted %v", b.Name, b.NodeName, b.DeletionTimestamp)
+		}
+		has = append(has, b.IPv4, b.IPv6)
+	}
+	for p, is := range n.kernel.Blocks() {
+		if !is {
+			return fmt.Errorf("the block %s is not announced", p)
+		}
+		announced = append(announced, p.String())
+	}
+	slices.Sort(has)
+	slices.Sort(announced)
+	if len(requests.Items) > 0 || len(blocks.Items) != want {
+		return fmt.Errorf("%d requests, %d blocks, want none and %d", len(requests.Items), len(blocks.Items), want)
+	}
+	return same("announced blocks", announced, has)
+}
+
+// nothingLeft wants all blocks and the pool that was deleted to be gone.
+func (c *cluster) nothingLeft() error {
+	var blocks v1alpha1.AddressBlockList
+	var pools v1alpha1.AddressPoolList
+	if err := errors.Join(c.admin.List(c.t.Context(), &blocks), c.admin.List(c.t.Context(), &pools)); err != nil {
+		return err
+	}
+	if len(blocks.Items) > 0 || len(pools.Items) != 1 {
+		return fmt.Errorf("%d blocks and %d pools are left, want none and one", len(blocks.Items), len(pools.Items))
+	}
+	return nil
 }

@@ -7,6 +7,10 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/eni"
@@ -90,6 +94,33 @@ func TestOperatorMode(t *testing.T) {
 			n.start()
 			n.exercise(6, n.oneFurther)
 			n.close()
+			c.close()
+			victim.wantHalt(name)
+		})
+	}
+}
+
+func TestPoolMode(t *testing.T) {
+	ofOperator := named("operator.pool.")
+	for _, name := range slices.Concat(ofOperator, named("pool."), ofDaemon) {
+		bubble(t, name, func(t *testing.T) {
+			n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--block-release-delay=10s"})...)
+			c := newCluster(t, n.log, "--ipam=pool", "--block-claim-grace=20s", "--orphan-interval=30s")
+			c.addNode(n)
+			c.addPool(v1alpha1.DefaultPool, "10.2.0.0/26", "fd02::/122")
+			c.addPool("another", "10.3.0.0/26", "fd03::/122")
+			victim := n.program
+			if slices.Contains(ofOperator, name) {
+				victim = c.program
+			}
+			victim.haltAt(armed(name))
+			c.start()
+			n.start()
+			n.exercise(10, func() error { return c.blocksAgree(n, 1) })
+			check(t, c.admin.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "another"}}))
+			n.close()
+			check(t, c.admin.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}))
+			await(t, c.nothingLeft)
 			c.close()
 			victim.wantHalt(name)
 		})

@@ -16,6 +16,8 @@ import (
 // pods are those of a node, as its runtime and kubelet see them.
 type pods struct {
 	node *node
+	// object makes or removes the Pod of a pod; nil: there is no API server.
+	object func(name string, exists bool) error
 
 	mu      sync.Mutex // guards all below
 	made    int        // sandboxes so far
@@ -62,6 +64,11 @@ func (p *pods) call(do func(ctx context.Context, client rpc.NodeClient) error) e
 // add makes a pod. A call that got no reply is made again for the same sandbox with even
 // numbers; otherwise the sandbox is removed and another one made, as after a failure.
 func (p *pods) add(name string) error {
+	if p.object != nil {
+		if err := p.object(name, true); err != nil {
+			return err
+		}
+	}
 	var s sandbox
 	for begun := time.Now(); ; time.Sleep(time.Second) { //nolint:forbidigo // virtual time
 		if s.container == "" {
@@ -136,7 +143,13 @@ func (p *pods) del(name string) error {
 		p.freed[a] = time.Now()
 	}
 	p.mu.Unlock()
-	return p.remove(s)
+	if s.container == "" {
+		return nil // it was never made
+	}
+	if err := p.remove(s); err != nil || p.object == nil {
+		return err
+	}
+	return p.object(name, false)
 }
 
 // remove removes a sandbox, with as many calls as it takes.

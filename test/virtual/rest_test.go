@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"testing"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -22,17 +23,29 @@ import (
 // takes too long.
 func (n *node) settle(also ...func() error) {
 	n.t.Helper()
+	await(n.t, func() error {
+		if err := n.agree(); err != nil {
+			return err
+		}
+		for _, check := range also {
+			if err := check(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// await waits until is returns nil.
+func await(t *testing.T, is func() error) {
+	t.Helper()
 	var err error
 	for begun := time.Now(); time.Since(begun) < patience; time.Sleep(3 * time.Second) { //nolint:forbidigo // virtual time
-		err = n.agree()
-		for _, check := range also {
-			err = errors.Join(err, check())
-		}
-		if err == nil {
+		if err = is(); err == nil {
 			return
 		}
 	}
-	n.t.Errorf("not at rest after %v: %v", patience, err)
+	t.Errorf("not at rest after %v: %v", patience, err)
 }
 
 // agree compares the records, the kernel, the cloud and what pods were told.

@@ -47,6 +47,7 @@ type Server struct {
 	mu      sync.Mutex // guards all below
 	version int64
 	made    int
+	watches int // so far
 	objects map[schema.GroupVersionResource]map[types.NamespacedName]*object
 	events  []event       // all since the beginning
 	changed chan struct{} // closed with the next event

@@ -80,14 +80,28 @@ func (h host) watch(r *http.Request) (*http.Response, error) {
 	}
 	body, w := io.Pipe()
 	go func() {
-		err := h.do(r.Context(), func(ctx context.Context) error {
-			defer context.AfterFunc(ctx, func() { _ = w.CloseWithError(io.EOF) })()
+		_ = h.do(r.Context(), func(ctx context.Context) error {
+			defer context.AfterFunc(ctx, func() { _ = w.Close() })()
 			return h.server.watch(ctx, r, w)
 		})
-		_ = w.CloseWithError(err)
+		_ = w.Close() // it ends as a connection does, whatever ended it
 	}()
 	return &http.Response{
 		Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: body, ContentLength: -1, Request: r,
+		Header: http.Header{"Content-Type": {"application/json"}}, Body: stream{body}, ContentLength: -1, Request: r,
 	}, nil
+}
+
+// stream is a body that ends in order also where its reader closes it: of another end
+// client-go's filter of metadata (watch.Filter) would tell a reader that is gone, and wait
+// for it for good.
+type stream struct{ *io.PipeReader }
+
+// Read implements io.Reader.
+func (s stream) Read(p []byte) (int, error) {
+	n, err := s.PipeReader.Read(p)
+	if err != nil {
+		err = io.EOF
+	}
+	return n, err
 }

@@ -14,6 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
+// latency is how long an event takes, and by how much longer it takes on each further
+// watch. A program that is cancelled must have no event under way at that moment:
+// client-go's filter of metadata (watch.Filter) would wait for its reader for good.
+const (
+	latency = time.Millisecond
+	later   = 7 * time.Microsecond
+)
+
 // watch writes events to w until ctx ends or w fails.
 func (s *Server) watch(ctx context.Context, r *http.Request, w io.Writer) error {
 	q, err := s.parse(r)
@@ -27,7 +35,16 @@ func (s *Server) watch(ctx context.Context, r *http.Request, w io.Writer) error 
 	if err != nil {
 		return err
 	}
+	s.mu.Lock()
+	s.watches++
+	takes := latency + time.Duration(s.watches%1000)*later
+	s.mu.Unlock()
 	send := func(kind watch.EventType, o *unstructured.Unstructured) error {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(takes):
+		}
 		return json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": q.shown(o).Object})
 	}
 	query := r.URL.Query()
