@@ -40,8 +40,60 @@ var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool {
 	return strings.HasPrefix(name, "daemon.egress.") || strings.HasPrefix(name, "daemon.nics.")
 })
 
+// Failpoints that are halted at in each mode, by the program that passes them.
+var (
+	nodeDaemon       = slices.Concat(named("eni.", "inventory.", "intent."), ofDaemon)
+	operatorDaemon   = slices.Concat(slices.DeleteFunc(named("nodenetwork."), isElsewhere), named("inventory.save."), ofDaemon)
+	operatorOperator = named("eni.", "operator.publish.", "operator.withdraw.")
+	poolDaemon       = slices.Concat(named("pool."), ofDaemon)
+	poolOperator     = named("operator.pool.")
+)
+
+// elsewhere are failpoints at which nothing is halted here, by what their names begin with,
+// and why.
+var elsewhere = map[string]string{
+	"plug.":                 "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
+	"port.":                 "NICs need pluggers and a provider of VPC ports, which are not injected: test/crash, internal/operator/vpcport",
+	"daemon.nics.":          "likewise",
+	"operator.port.":        "likewise",
+	"operator.warm.":        "branches are warm for NICs: internal/operator/vpcport",
+	"daemon.egress.":        "egress sets up pods' tunnels in the real kernel: test/crash",
+	"operator.gateways.":    "gateways need the controllers of Deployments and DaemonSets: internal/operator/egress",
+	"operator.egressclient": "clients need gateways: internal/operator/egress/clients",
+	"nodenetwork.restore.confirmed": "the operator takes a release back only if it can be neither confirmed nor made for a minute, which no exercise " +
+		"brings about: internal/source/nodenetwork",
+}
+
+func isElsewhere(name string) bool {
+	for prefix := range elsewhere {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// No failpoint is forgotten when one is added or renamed. Each test wants its failpoint
+// to be reached.
+func TestEveryFailpointIsHaltedAt(t *testing.T) {
+	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator)
+	for _, name := range failpoint.Names() {
+		if is := slices.Contains(halted, name); is == isElsewhere(name) {
+			t.Errorf("%s: halted at %v, and elsewhere %v", name, is, isElsewhere(name))
+		}
+	}
+	for prefix := range elsewhere {
+		if len(named(prefix)) == 0 {
+			t.Errorf("no failpoint begins with %s", prefix)
+		}
+	}
+	if n := len(slices.Compact(slices.Sorted(slices.Values(halted)))); n < 60 {
+		t.Errorf("only %d failpoints are halted at", n)
+	}
+}
+
 func TestNodeMode(t *testing.T) {
-	for _, name := range append(named("eni.", "inventory.", "intent."), ofDaemon...) {
+	for _, name := range nodeDaemon {
 		bubble(t, name, func(t *testing.T) { nodeMode(t, name) })
 	}
 }
@@ -77,8 +129,7 @@ func (n *node) inVPC() {
 }
 
 func TestOperatorMode(t *testing.T) {
-	ofOperator := named("eni.", "operator.publish.", "operator.withdraw.")
-	for _, name := range slices.Concat(ofOperator, named("nodenetwork.", "inventory.save."), ofDaemon) {
+	for _, name := range slices.Concat(operatorOperator, operatorDaemon) {
 		bubble(t, name, func(t *testing.T) {
 			n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1"})...)
 			n.inVPC()
@@ -86,8 +137,13 @@ func TestOperatorMode(t *testing.T) {
 			c.cloud = n.cloud
 			c.addNode(n)
 			victim := n.program
-			if slices.Contains(ofOperator, name) {
+			if slices.Contains(operatorOperator, name) {
 				victim = c.program
+			}
+			if strings.HasPrefix(name, "nodenetwork.replace.") { // the object of another instance is there
+				check(t, c.admin.Create(t.Context(), &v1alpha1.NodeNetwork{
+					ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0bad", InstanceType: instanceType},
+				}))
 			}
 			victim.haltAt(armed(name))
 			c.start()
@@ -101,8 +157,7 @@ func TestOperatorMode(t *testing.T) {
 }
 
 func TestPoolMode(t *testing.T) {
-	ofOperator := named("operator.pool.")
-	for _, name := range slices.Concat(ofOperator, named("pool."), ofDaemon) {
+	for _, name := range slices.Concat(poolOperator, poolDaemon) {
 		bubble(t, name, func(t *testing.T) {
 			n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--block-release-delay=10s"})...)
 			c := newCluster(t, n.log, "--ipam=pool", "--block-claim-grace=20s", "--orphan-interval=30s")
@@ -110,7 +165,7 @@ func TestPoolMode(t *testing.T) {
 			c.addPool(v1alpha1.DefaultPool, "10.2.0.0/26", "fd02::/122")
 			c.addPool("another", "10.3.0.0/26", "fd03::/122")
 			victim := n.program
-			if slices.Contains(ofOperator, name) {
+			if slices.Contains(poolOperator, name) {
 				victim = c.program
 			}
 			victim.haltAt(armed(name))
