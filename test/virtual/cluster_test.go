@@ -78,6 +78,7 @@ func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
 	check(t, v1alpha1.AddToScheme(scheme))
 	rc, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig(func(ctx context.Context, call func(context.Context) error) error { return call(ctx) }))
 	check(t, err)
+	rc.QPS = -1
 	c.admin, err = client.New(rc, client.Options{Scheme: scheme})
 	check(t, err)
 	return c

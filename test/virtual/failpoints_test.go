@@ -17,23 +17,13 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
-const cooling = 30 * time.Second
+const cooling = 10 * time.Second
 
 // named are the failpoints whose names begin with one of some prefixes.
 func named(prefixes ...string) []string {
 	return slices.DeleteFunc(failpoint.Names(), func(name string) bool {
 		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 	})
-}
-
-// armed is what is armed to halt a program at a failpoint: those of undoing an ADD need one
-// that fails.
-func armed(name string) string {
-	spec := name + "=halt"
-	if strings.HasPrefix(name, "daemon.undo.") {
-		spec += ",daemon.add.wired=error@1"
-	}
-	return spec
 }
 
 var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool {
@@ -93,25 +83,21 @@ func TestEveryFailpointIsHaltedAt(t *testing.T) {
 }
 
 func TestNodeMode(t *testing.T) {
-	for _, name := range nodeDaemon {
-		bubble(t, name, func(t *testing.T) { nodeMode(t, name) })
-	}
-}
-
-func nodeMode(t *testing.T, name string) {
-	n := newNode(t, slices.Concat(quick, []string{"--pod-events=never", "--warm-ip-target=2", "--minimum-ip-target=2"}, quickReconciler)...)
-	n.inVPC()
-	n.haltAt(armed(name))
-	n.start()
-	n.exercise(9, n.primaryAlone)
-	n.close()
-	n.wantHalt(name)
+	eachCrash(t, nodeDaemon, func(t *testing.T, at crash) {
+		n := newNode(t, slices.Concat(quick, []string{"--pod-events=never", "--warm-ip-target=2", "--minimum-ip-target=2"}, quickReconciler)...)
+		n.inVPC()
+		n.haltAt(at)
+		n.start()
+		n.exercise(9, n.primaryAlone)
+		n.close()
+		n.wantHalt(at)
+	})
 }
 
 // quick are settings of all daemons, quickReconciler of who calls EC2.
 var (
 	quick           = []string{"--warm-wait=5s", "--cooling-period=" + cooling.String()}
-	quickReconciler = []string{"--settle-time=2s", "--orphan-age=1m", "--orphan-interval=30s"}
+	quickReconciler = []string{"--shrink-delay=5s", "--settle-time=2s", "--orphan-age=20s", "--orphan-interval=10s"}
 )
 
 // inVPC makes the node an instance of a cloud.
@@ -129,57 +115,53 @@ func (n *node) inVPC() {
 }
 
 func TestOperatorMode(t *testing.T) {
-	for _, name := range slices.Concat(operatorOperator, operatorDaemon) {
-		bubble(t, name, func(t *testing.T) {
-			n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1"})...)
-			n.inVPC()
-			c := newCluster(t, n.log, slices.Concat([]string{"--ipam=eni-operator"}, quickReconciler)...)
-			c.cloud = n.cloud
-			c.addNode(n)
-			victim := n.program
-			if slices.Contains(operatorOperator, name) {
-				victim = c.program
-			}
-			if strings.HasPrefix(name, "nodenetwork.replace.") { // the object of another instance is there
-				check(t, c.admin.Create(t.Context(), &v1alpha1.NodeNetwork{
-					ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0bad", InstanceType: instanceType},
-				}))
-			}
-			victim.haltAt(armed(name))
-			c.start()
-			n.start()
-			n.exercise(6, n.oneFurther)
-			n.close()
-			c.close()
-			victim.wantHalt(name)
-		})
-	}
+	eachCrash(t, slices.Concat(operatorOperator, operatorDaemon), func(t *testing.T, at crash) {
+		n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1"})...)
+		n.inVPC()
+		c := newCluster(t, n.log, slices.Concat([]string{"--ipam=eni-operator"}, quickReconciler)...)
+		c.cloud = n.cloud
+		c.addNode(n)
+		victim := n.program
+		if slices.Contains(operatorOperator, at.failpoint) {
+			victim = c.program
+		}
+		if strings.HasPrefix(at.failpoint, "nodenetwork.replace.") { // the object of another instance is there
+			check(t, c.admin.Create(t.Context(), &v1alpha1.NodeNetwork{
+				ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0bad", InstanceType: instanceType},
+			}))
+		}
+		victim.haltAt(at)
+		c.start()
+		n.start()
+		n.exercise(6, n.oneFurther)
+		n.close()
+		c.close()
+		victim.wantHalt(at)
+	})
 }
 
 func TestPoolMode(t *testing.T) {
-	for _, name := range slices.Concat(poolOperator, poolDaemon) {
-		bubble(t, name, func(t *testing.T) {
-			n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--block-release-delay=10s"})...)
-			c := newCluster(t, n.log, "--ipam=pool", "--block-claim-grace=20s", "--orphan-interval=30s")
-			c.addNode(n)
-			c.addPool(v1alpha1.DefaultPool, "10.2.0.0/26", "fd02::/122")
-			c.addPool("another", "10.3.0.0/26", "fd03::/122")
-			victim := n.program
-			if slices.Contains(poolOperator, name) {
-				victim = c.program
-			}
-			victim.haltAt(armed(name))
-			c.start()
-			n.start()
-			n.exercise(10, func() error { return c.blocksAgree(n, 1) })
-			check(t, c.admin.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "another"}}))
-			n.close()
-			check(t, c.admin.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}))
-			await(t, c.nothingLeft)
-			c.close()
-			victim.wantHalt(name)
-		})
-	}
+	eachCrash(t, slices.Concat(poolOperator, poolDaemon), func(t *testing.T, at crash) {
+		n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--block-release-delay=10s"})...)
+		c := newCluster(t, n.log, "--ipam=pool", "--block-claim-grace=20s", "--orphan-interval=30s")
+		c.addNode(n)
+		c.addPool(v1alpha1.DefaultPool, "10.2.0.0/26", "fd02::/122")
+		c.addPool("another", "10.3.0.0/26", "fd03::/122")
+		victim := n.program
+		if slices.Contains(poolOperator, at.failpoint) {
+			victim = c.program
+		}
+		victim.haltAt(at)
+		c.start()
+		n.start()
+		n.exercise(10, func() error { return c.blocksAgree(n, 1) })
+		check(t, c.admin.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "another"}}))
+		n.close()
+		check(t, c.admin.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}))
+		await(t, c.nothingLeft)
+		c.close()
+		victim.wantHalt(at)
+	})
 }
 
 // leaveOrphans leaves what others made: an ENI of this cluster that is attached and names

@@ -60,7 +60,11 @@ func (c virtualClock) Boot() time.Duration { return time.Since(c.boot) }
 // all have. Call start next.
 func newNode(t *testing.T, settings ...string) *node {
 	t.Helper()
-	root, err := os.MkdirTemp("", "virtual") // short: a socket's path is among the settings
+	parent := "/dev/shm" // a tmpfs, as state directories should be on
+	if _, err := os.Stat(parent); err != nil {
+		parent = ""
+	}
+	root, err := os.MkdirTemp(parent, "virtual") // short: a socket's path is among the settings
 	if err != nil {
 		t.Fatal(err)
 	}

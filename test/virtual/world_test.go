@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,14 +16,25 @@ import (
 // errHalted is what a program gets from everything outside it once it is halted.
 var errHalted = errors.New("this program was halted")
 
-// bubble runs a test in virtual time.
-func bubble(t *testing.T, name string, test func(t *testing.T)) {
-	t.Run(name, func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			test(t)
-			time.Sleep(time.Hour) //nolint:forbidigo // virtual time, in which what has ended may sleep its last
-		})
-	})
+// crash is where a program is to be halted.
+type crash struct {
+	failpoint string
+	hit       int
+}
+
+// eachCrash runs a test in virtual time for each failpoint, at which a program is halted at
+// the first hit, and once more at the second one.
+func eachCrash(t *testing.T, failpoints []string, test func(t *testing.T, at crash)) {
+	for _, name := range failpoints {
+		for _, at := range []crash{{name, 1}, {name, 2}} {
+			t.Run(fmt.Sprintf("%s@%d", at.failpoint, at.hit), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					test(t, at)
+					time.Sleep(time.Hour) //nolint:forbidigo // virtual time, in which what has ended may sleep its last
+				})
+			})
+		}
+	}
 }
 
 // world is one life of a program. Everything that the program can change outside itself
@@ -108,9 +120,14 @@ func (p *program) close() {
 	<-p.done
 }
 
-// haltAt arms failpoints, of which some are to halt the program that passes them.
-func (p *program) haltAt(spec string) {
+// haltAt has the program that passes a failpoint be halted there. Those of undoing an ADD
+// need one that fails.
+func (p *program) haltAt(at crash) {
 	p.t.Helper()
+	spec := fmt.Sprintf("%s=halt@%d", at.failpoint, at.hit)
+	if strings.HasPrefix(at.failpoint, "daemon.undo.") {
+		spec += fmt.Sprintf(",daemon.add.wired=error@%d", at.hit)
+	}
 	restore, err := failpoint.SetHalt(spec, func(name string) {
 		w := p.running()
 		p.mu.Lock()
@@ -118,17 +135,19 @@ func (p *program) haltAt(spec string) {
 		p.mu.Unlock()
 		w.halt(name, func() { p.moved(w) })
 	})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	check(p.t, err)
 	p.t.Cleanup(restore)
 }
 
-// wantHalt wants it to have been halted at a failpoint, once.
-func (p *program) wantHalt(name string) {
+// wantHalt wants it to have been halted once. The second hit of a failpoint may be one too
+// many.
+func (p *program) wantHalt(at crash) {
 	p.t.Helper()
-	if len(p.halts) != 1 || p.halts[0] != name {
-		p.t.Errorf("%s was halted at %v, want %s alone", p.name, p.halts, name)
+	if len(p.halts) == 0 && at.hit > 1 {
+		return
+	}
+	if len(p.halts) != 1 || p.halts[0] != at.failpoint {
+		p.t.Errorf("%s was halted at %v, want %s alone", p.name, p.halts, at.failpoint)
 	}
 }
 
