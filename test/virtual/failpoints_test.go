@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 const cooling = 10 * time.Second
@@ -83,15 +84,22 @@ func TestEveryFailpointIsHaltedAt(t *testing.T) {
 }
 
 func TestNodeMode(t *testing.T) {
-	eachCrash(t, nodeDaemon, func(t *testing.T, at crash) {
-		n := newNode(t, slices.Concat(quick, []string{"--pod-events=never", "--warm-ip-target=2", "--minimum-ip-target=2"}, quickReconciler)...)
-		n.inVPC()
-		n.haltAt(at)
-		n.start()
-		n.exercise(9, n.primaryAlone)
-		n.close()
-		n.wantHalt(at)
-	})
+	for _, families := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual} {
+		t.Run(string(families), func(t *testing.T) {
+			eachCrash(t, nodeDaemon, func(t *testing.T, at crash) {
+				n := newNode(t, slices.Concat(quick, []string{
+					"--ip-families=" + string(families), "--pod-events=never", "--warm-ip-target=2", "--minimum-ip-target=2",
+				}, quickReconciler)...)
+				n.inVPC()
+				n.families = families
+				n.haltAt(at)
+				n.start()
+				n.exercise(9, n.primaryAlone)
+				n.close()
+				n.wantHalt(at)
+			})
+		})
+	}
 }
 
 // quick are settings of all daemons, quickReconciler of who calls EC2.
@@ -104,6 +112,7 @@ var (
 func (n *node) inVPC() {
 	n.cloud = cloudfake.New(cloudfake.Options{Latency: 100 * time.Millisecond, AttachTime: time.Second})
 	n.cloud.AddSubnet(subnetID, "zone-a", "10.0.0.0/20", nil)
+	n.cloud.SetIPv6(subnetID, "2001:db8::/64")
 	n.cloud.AddInstance(instance, instanceType, subnetID)
 	n.cloud.SetLag(time.Second)
 	n.kernel.HasLink = func(mac net.HardwareAddr) bool {
@@ -112,6 +121,7 @@ func (n *node) inVPC() {
 		})
 	}
 	n.leaveOrphans()
+	n.families = ipfamily.OnlyIPv4
 }
 
 func TestOperatorMode(t *testing.T) {
@@ -145,6 +155,7 @@ func TestPoolMode(t *testing.T) {
 		n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--block-release-delay=10s"})...)
 		c := newCluster(t, n.log, "--ipam=pool", "--block-claim-grace=20s", "--orphan-interval=30s")
 		c.addNode(n)
+		n.families = ipfamily.Dual
 		c.addPool(v1alpha1.DefaultPool, "10.2.0.0/26", "fd02::/122")
 		c.addPool("another", "10.3.0.0/26", "fd03::/122")
 		victim := n.program

@@ -27,6 +27,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/datapath/datapathfake"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
@@ -39,6 +40,7 @@ type node struct {
 	kernel   *datapathfake.Kernel
 	cloud    *cloudfake.Cloud // nil where there is none
 	pods     pods
+	families ipfamily.Set // of pods' addresses
 	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
 	kubeconfig func(w *world) string
 	log        *logBuffer

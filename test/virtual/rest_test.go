@@ -80,6 +80,11 @@ func (n *node) podsAgree(records []attachment.Record) error {
 		for _, a := range s.addresses {
 			wantRoutes = append(wantRoutes, a.String()+" "+link)
 		}
+		for _, f := range []ipfamily.Family{ipfamily.IPv4, ipfamily.IPv6} {
+			if slices.ContainsFunc(s.addresses, func(a netip.Addr) bool { return ipfamily.Of(a) == f }) != n.families.Has(f) {
+				errs = append(errs, fmt.Errorf("pod %s has %v, want %s", name, s.addresses, n.families))
+			}
+		}
 		i := slices.IndexFunc(records, func(r attachment.Record) bool { return r.Key.ContainerID == s.container })
 		if i < 0 {
 			errs = append(errs, fmt.Errorf("pod %s has no record", name))
@@ -220,21 +225,6 @@ func (n *node) oneFurther() error {
 	}
 	if len(list) != 2 || addresses != 1 {
 		return fmt.Errorf("%d ENIs with %d addresses, want 2 with the warm one alone", len(list), addresses)
-	}
-	return nil
-}
-
-// hasFamilies tells whether each pod has addresses of these families.
-func (n *node) hasFamilies(want ipfamily.Set) error {
-	n.pods.mu.Lock()
-	defer n.pods.mu.Unlock()
-	for name, s := range n.pods.live {
-		for _, f := range []ipfamily.Family{ipfamily.IPv4, ipfamily.IPv6} {
-			has := slices.ContainsFunc(s.addresses, func(a netip.Addr) bool { return ipfamily.Of(a) == f })
-			if has != want.Has(f) {
-				return fmt.Errorf("pod %s has %v, want %s", name, s.addresses, want)
-			}
-		}
 	}
 	return nil
 }
