@@ -7,6 +7,7 @@
 //
 //	world_test.go      a program's life, and how it is halted
 //	node_test.go       a node whose daemon is halted and started again
+//	cluster_test.go    a control plane whose operator is halted and started again
 //	pods_test.go       what a runtime asks of the daemon, and who has which address
 //	rest_test.go       what must be true at rest
 //	failpoints_test.go the failpoints, each in turn

@@ -43,16 +43,15 @@ var (
 // elsewhere are failpoints at which nothing is halted here, by what their names begin with,
 // and why.
 var elsewhere = map[string]string{
-	"plug.":                 "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
-	"port.":                 "NICs need pluggers and a provider of VPC ports, which are not injected: test/crash, internal/operator/vpcport",
-	"daemon.nics.":          "likewise",
-	"operator.port.":        "likewise",
-	"operator.warm.":        "branches are warm for NICs: internal/operator/vpcport",
-	"daemon.egress.":        "egress sets up pods' tunnels in the real kernel: test/crash",
-	"operator.gateways.":    "gateways need the controllers of Deployments and DaemonSets: internal/operator/egress",
-	"operator.egressclient": "clients need gateways: internal/operator/egress/clients",
-	"nodenetwork.restore.confirmed": "the operator takes a release back only if it can be neither confirmed nor made for a minute, which no exercise " +
-		"brings about: internal/source/nodenetwork",
+	"plug.":                         "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
+	"port.":                         "NICs need pluggers and a provider of VPC ports, which are not injected: test/crash, internal/operator/vpcport",
+	"daemon.nics.":                  "likewise",
+	"operator.port.":                "likewise",
+	"operator.warm.":                "branches are warm for NICs: internal/operator/vpcport",
+	"daemon.egress.":                "egress sets up pods' tunnels in the real kernel: test/crash",
+	"operator.gateways.":            "gateways need the controllers of Deployments and DaemonSets: internal/operator/egress",
+	"operator.egressclient":         "clients need gateways: internal/operator/egress/clients",
+	"nodenetwork.restore.confirmed": "the operator takes a release back only while the daemon has not confirmed it, and here it does so at once: internal/source/nodenetwork",
 }
 
 func isElsewhere(name string) bool {

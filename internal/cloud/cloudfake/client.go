@@ -41,7 +41,9 @@ func page[T any](ctx context.Context, c *Client, call func(context.Context) ([]T
 
 // InstancePage implements pace.Calls.
 func (c *Client) InstancePage(ctx context.Context, ids []string, token string) ([]cloud.Instance, string, error) {
-	return page(ctx, c, func(ctx context.Context) ([]cloud.Instance, string, error) { return c.cloud.InstancePage(ctx, ids, token) })
+	return page(ctx, c, func(ctx context.Context) ([]cloud.Instance, string, error) {
+		return c.cloud.InstancePage(ctx, ids, token)
+	})
 }
 
 // ENIPage implements pace.Calls.
@@ -80,7 +82,9 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 
 // AttachENI implements cloud.Changes.
 func (c *Client) AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (string, error) {
-	return get(ctx, c, func(ctx context.Context) (string, error) { return c.cloud.AttachENI(ctx, eniID, instanceID, deviceIndex) })
+	return get(ctx, c, func(ctx context.Context) (string, error) {
+		return c.cloud.AttachENI(ctx, eniID, instanceID, deviceIndex)
+	})
 }
 
 // DetachENI implements cloud.Changes.
@@ -115,7 +119,9 @@ func (c *Client) Tag(ctx context.Context, resourceID string, tags map[string]str
 
 // AssociateBranch implements cloud.Trunks.
 func (c *Client) AssociateBranch(ctx context.Context, a cloud.Association, clientToken string) (cloud.Association, error) {
-	return get(ctx, c, func(ctx context.Context) (cloud.Association, error) { return c.cloud.AssociateBranch(ctx, a, clientToken) })
+	return get(ctx, c, func(ctx context.Context) (cloud.Association, error) {
+		return c.cloud.AssociateBranch(ctx, a, clientToken)
+	})
 }
 
 // DisassociateBranch implements cloud.Trunks.
