@@ -37,7 +37,7 @@ var transport apifake.Transport
 func TestMain(m *testing.M) {
 	http.DefaultTransport = &transport // of client-go for servers without TLS
 	// The others hold errors of one bubble back by the time of another.
-	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // there is no other way
 	os.Exit(m.Run())
 }
 

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
@@ -59,13 +60,18 @@ func (s *Server) watch(ctx context.Context, r *http.Request, w io.Writer) error 
 			return err
 		}
 	}
+	return s.follow(ctx, q.resource, from, selects, send)
+}
+
+// follow sends the events after a version until ctx ends or send fails.
+func (s *Server) follow(ctx context.Context, r schema.GroupVersionResource, from int64, selects func(*unstructured.Unstructured) bool, send func(watch.EventType, *unstructured.Unstructured) error) (err error) {
 	for next := 0; ; {
 		s.mu.Lock()
 		events, changed := s.events[next:], s.changed
 		s.mu.Unlock()
 		next += len(events)
 		for _, e := range events {
-			if e.version <= from || e.resource != q.resource {
+			if e.version <= from || e.resource != r {
 				continue
 			}
 			switch had, has := selects(e.before), selects(e.after); {
