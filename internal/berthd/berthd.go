@@ -1,19 +1,20 @@
 // Package berthd assembles the node daemon: the source of addresses and the data
 // path that its settings ask for, and a daemon.Daemon over them.
 //
-//	berthd.go      the start, step by step, and the end
-//	mode.go        what depends on where addresses come from
-//	vpc.go         addresses of ENIs: an instance of the cloud
-//	identity.go    which one, also while the metadata service does not answer
-//	nodemode.go    whose ENIs its own daemon manages
-//	operator.go    whose ENIs the operator manages
-//	routed.go      addresses of pools
-//	port.go        ports of VPCs in place of addresses
-//	none.go        another network's addresses
-//	ports.go       ports of VPCs, in that mode and beside the others
-//	egress.go      gateways by which pods reach the outside, in all modes
-//	podevents.go   what Pods are told of their ADDs
-//	installer.go   the plugin and its configuration on the node
+//	berthd.go        the start, step by step, and the end
+//	dependencies.go  what the daemon needs outside the program
+//	mode.go          what depends on where addresses come from
+//	vpc.go           addresses of ENIs: an instance of the cloud
+//	identity.go      which one, also while the metadata service does not answer
+//	nodemode.go      whose ENIs its own daemon manages
+//	operator.go      whose ENIs the operator manages
+//	routed.go        addresses of pools
+//	port.go          ports of VPCs in place of addresses
+//	none.go          another network's addresses
+//	ports.go         ports of VPCs, in that mode and beside the others
+//	egress.go        gateways by which pods reach the outside, in all modes
+//	podevents.go     what Pods are told of their ADDs
+//	installer.go     the plugin and its configuration on the node
 package berthd
 
 import (
@@ -46,6 +47,7 @@ type node struct {
 	cfg     config.Config
 	log     *slog.Logger
 	clock   clock.Clock
+	deps    Dependencies
 	metrics *daemon.Metrics
 	front   *daemon.Front
 	bootID  string
@@ -59,11 +61,16 @@ type node struct {
 // Run serves until ctx ends, or returns why it cannot. What it waits for, such as
 // the metadata service, is told by the log and by readiness.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	return RunWith(ctx, cfg, log, machine())
+}
+
+// RunWith is Run with other dependencies than the machine's.
+func RunWith(ctx context.Context, cfg config.Config, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "node", cfg.NodeName, "cluster", cfg.ClusterName, "ipam", cfg.IPAM)
 	if len(cfg.Unknown) > 0 {
 		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
 	}
-	n := &node{cfg: cfg, log: log, clock: clock.Real{}, metrics: daemon.NewMetrics()}
+	n := &node{cfg: cfg, log: log, clock: deps.Clock, deps: deps, metrics: daemon.NewMetrics()}
 	m := modes[cfg.IPAM].of(n)
 	err := m.check()
 	if err != nil {
@@ -107,7 +114,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	if err != nil {
 		return unlessEnded(ctx, err)
 	}
-	kernel, err := datapath.Open("")
+	kernel, err := n.deps.OpenDatapath()
 	if err != nil {
 		return err
 	}
@@ -129,7 +136,7 @@ func (n *node) listen(teller *podevents.Teller) error {
 	if err != nil {
 		return err
 	}
-	plugin, err := daemon.Listen(n.cfg.Socket)
+	plugin, err := n.deps.Listen(n.cfg.Socket)
 	if err != nil {
 		return err
 	}
@@ -220,6 +227,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
 		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
+		InspectNetns: n.deps.InspectNetns,
 	}
 	o.Upkeep, _ = net.(daemon.Upkeep)
 	if n.ports != nil {

@@ -9,7 +9,6 @@ import (
 	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
-	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/egress"
 	"github.com/berthnet/berth/internal/source/eni"
@@ -53,7 +52,7 @@ type mode interface {
 	identify(ctx context.Context) (instanceID string, err error)
 	// setUp makes the data path ready for the source's addresses.
 	// What it returns may be a daemon.Upkeep too.
-	setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error)
+	setUp(ctx context.Context, kernel carrier.Node) (daemon.Kernel, error)
 	// newSource makes the source of addresses.
 	newSource(ctx context.Context) (source.Source, error)
 	// follow keeps the data path to what changes around the node, until ctx ends.

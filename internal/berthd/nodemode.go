@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	reconciler "github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/nodenetwork"
@@ -38,7 +37,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	if m.aws.Region == "" {
 		m.aws.Region = m.id.Region
 	}
-	client, err := aws.New(ctx, m.aws)
+	client, err := m.deps.Cloud(ctx, m.aws)
 	if err != nil {
 		return nil, err
 	}

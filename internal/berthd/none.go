@@ -5,7 +5,6 @@ import (
 
 	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/daemon"
-	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/none"
 )
@@ -16,7 +15,7 @@ type noneMode struct{ *node }
 
 func (m *noneMode) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
 
-func (m *noneMode) setUp(context.Context, *datapath.Node) (daemon.Kernel, error) {
+func (m *noneMode) setUp(context.Context, carrier.Node) (daemon.Kernel, error) {
 	return carrier.None{}, nil
 }
 

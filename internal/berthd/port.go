@@ -5,7 +5,6 @@ import (
 
 	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/daemon"
-	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/port"
 )
@@ -16,7 +15,7 @@ type portMode struct{ *node }
 
 func (m *portMode) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
 
-func (m *portMode) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error) {
+func (m *portMode) setUp(ctx context.Context, kernel carrier.Node) (daemon.Kernel, error) {
 	data := carrier.NewPorts(kernel)
 	return data, data.Setup(ctx, m.datapathConfig())
 }

@@ -35,7 +35,7 @@ func (m *routed) check() error {
 
 func (m *routed) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
 
-func (m *routed) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error) {
+func (m *routed) setUp(ctx context.Context, kernel carrier.Node) (daemon.Kernel, error) {
 	m.datapath = carrier.NewRouted(kernel)
 	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), m.uplinks())
 }

@@ -34,7 +34,7 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 		Region: m.cfg.Region, EC2Endpoint: m.cfg.EC2Endpoint, IMDSEndpoint: m.cfg.IMDSEndpoint,
 		Logger: m.log, UserAgent: "berthd", MetadataTimeout: metadataTimeout,
 	}
-	m.meta = aws.NewMetadata(m.aws)
+	m.meta = m.deps.Metadata(m.aws)
 	err := m.until(ctx, "the instance metadata service", func() (err error) {
 		m.id, err = identify(ctx, m.meta, m.cfg.StateDir, m.bootID, m.log)
 		return err
@@ -49,7 +49,7 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 	return m.id.InstanceID, err
 }
 
-func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (daemon.Kernel, error) {
+func (m *vpc) setUp(ctx context.Context, kernel carrier.Node) (daemon.Kernel, error) {
 	data := carrier.NewVPC(kernel)
 	m.networks = &vpcNetworks{vpcDatapath: data, ask: m.askVPCCIDRs, onDemand: m.onDemand, noIPv4: m.noIPv4()}
 	inv, err := kernel.Inventory(ctx)

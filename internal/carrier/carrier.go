@@ -11,14 +11,36 @@ package carrier
 
 import (
 	"context"
+	"net/netip"
 	"sync"
 
 	"github.com/berthnet/berth/internal/datapath"
 )
 
+// Node is a data path; datapath.Node is the one of a kernel, and documents the methods.
+type Node interface {
+	Setup(ctx context.Context, c datapath.Config) error
+	SetUplink(ctx context.Context, uplink datapath.Uplink) error
+	RemoveUplink(ctx context.Context, number int) error
+	SetBlocks(ctx context.Context, blocks []datapath.Block) error
+	WithdrawBlocks(ctx context.Context) error
+	Repair(ctx context.Context, want datapath.Wanted) (repaired []string, err error)
+	Watch(ctx context.Context) (<-chan datapath.Event, error)
+	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
+	ARPFiltered() bool
+
+	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
+	CheckPod(ctx context.Context, pod datapath.Pod) error
+	PodRules(ctx context.Context, uplink int, addrs []netip.Addr) ([]string, error)
+	DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error
+	ReapLinks(ctx context.Context, hostLinks []string) error
+	Inventory(ctx context.Context) (datapath.Inventory, error)
+	Close() error
+}
+
 // node is a data path that remembers its configuration.
 type node struct {
-	*datapath.Node
+	Node
 
 	// mu is held over a repair and a change of ENIs or blocks, which the data path
 	// does one after the other anyhow, so that no repair works from a list of

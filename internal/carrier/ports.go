@@ -10,7 +10,7 @@ import (
 type Ports struct{ node }
 
 // NewPorts wraps an open data path. Call Setup before anything else.
-func NewPorts(data *datapath.Node) *Ports { return &Ports{node{Node: data}} }
+func NewPorts(data Node) *Ports { return &Ports{node{Node: data}} }
 
 // Setup is datapath.Node.Setup, remembered.
 func (n *Ports) Setup(ctx context.Context, config datapath.Config) error {

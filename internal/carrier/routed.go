@@ -20,7 +20,7 @@ type Routed struct {
 }
 
 // NewRouted wraps an open data path. Call Setup before anything else.
-func NewRouted(data *datapath.Node) *Routed {
+func NewRouted(data Node) *Routed {
 	return &Routed{node: node{Node: data}}
 }
 

@@ -20,7 +20,7 @@ type VPC struct {
 }
 
 // NewVPC wraps an open data path. Call Setup before anything else.
-func NewVPC(data *datapath.Node) *VPC {
+func NewVPC(data Node) *VPC {
 	return &VPC{node: node{Node: data}, enis: map[string]datapath.Uplink{}}
 }
 

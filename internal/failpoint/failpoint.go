@@ -8,7 +8,13 @@
 //	eni.create.after=error     every hit returns ErrHit
 //	eni.create.after=error@2   the second hit only
 //
-// With the variable empty a hit costs one load and a branch.
+// A test that runs a program inside its own process arms failpoints with SetHalt,
+// which knows one more action:
+//
+//	eni.create.after=halt      the first hit ends the program's world
+//	eni.create.after=halt@3    the third hit
+//
+// With nothing armed a hit costs one load and a branch.
 package failpoint
 
 import (
@@ -30,8 +36,8 @@ const EnvVar = "BERTH_FAILPOINTS"
 var ErrHit = errors.New("failpoint")
 
 type action struct {
-	kill bool
-	at   int // the hit that acts; 0: every one
+	act  func(name string) error // what Hit then returns
+	at   int                     // the hit that acts; 0: every one
 	hits int
 }
 
@@ -109,6 +115,14 @@ func Around(name string, step func() error) error {
 }
 
 func hit(name string) error {
+	if act := due(name); act != nil {
+		return act(name)
+	}
+	return nil
+}
+
+// due counts a hit of name and returns its action if this hit is to act.
+func due(name string) func(string) error {
 	mu.Lock()
 	defer mu.Unlock()
 	p := points[name]
@@ -119,17 +133,25 @@ func hit(name string) error {
 	if p.at != 0 && p.hits != p.at {
 		return nil
 	}
-	if p.kill {
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {} // the signal is on its way; do nothing more
-	}
-	return fmt.Errorf("%w %s", ErrHit, name)
+	return p.act
 }
+
+func kill(string) error {
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {} // the signal is on its way; do nothing more
+}
+
+func fail(name string) error { return fmt.Errorf("%w %s", ErrHit, name) }
 
 // Set arms the failpoints of spec, in the form that the package comment
 // gives, in place of those armed before; restore puts the former ones back.
-func Set(spec string) (restore func(), err error) {
-	next, err := parse(spec)
+func Set(spec string) (restore func(), err error) { return SetHalt(spec, nil) }
+
+// SetHalt is Set with the action halt, whose hit calls halt and then fails as with
+// the action error. Halt must leave the program that hit without any further effect:
+// that program keeps running in this process, and handles the error.
+func SetHalt(spec string, halt func(name string)) (restore func(), err error) {
+	next, err := parse(spec, halt)
 	if err != nil {
 		return func() {}, err
 	}
@@ -146,7 +168,7 @@ func Set(spec string) (restore func(), err error) {
 	}, nil
 }
 
-func parse(spec string) (map[string]*action, error) {
+func parse(spec string, halt func(name string)) (map[string]*action, error) {
 	out := map[string]*action{}
 	if spec == "" {
 		return out, nil
@@ -158,10 +180,13 @@ func parse(spec string) (map[string]*action, error) {
 		}
 		verb, count, counted := strings.Cut(do, "@")
 		a := &action{}
-		switch verb {
-		case "kill":
-			a.kill, a.at = true, 1
-		case "error":
+		switch {
+		case verb == "kill":
+			a.act, a.at = kill, 1
+		case verb == "error":
+			a.act = fail
+		case verb == "halt" && halt != nil:
+			a.act, a.at = func(name string) error { halt(name); return fail(name) }, 1
 		default:
 			return nil, fmt.Errorf("%s: action %q: want kill or error", name, verb)
 		}

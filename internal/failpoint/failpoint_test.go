@@ -41,10 +41,32 @@ func TestErrorAtTheNthHitOnly(t *testing.T) {
 }
 
 func TestMalformedSpecs(t *testing.T) {
-	for _, spec := range []string{"x", "=kill", "x=stop", "x=kill@0", "x=error@many", "x=kill,,"} {
+	for _, spec := range []string{"x", "=kill", "x=stop", "x=halt", "x=kill@0", "x=error@many", "x=kill,,"} {
 		if _, err := Set(spec); err == nil {
 			t.Errorf("Set(%q): no error", spec)
 		}
+	}
+}
+
+func TestHaltAtTheNthHitOnly(t *testing.T) {
+	var halted []string
+	restore, err := SetHalt("test.a=halt@2,test.b=halt", func(name string) { halted = append(halted, name) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(restore)
+	for i, want := range []bool{false, true, false} {
+		if got := errors.Is(Hit("test.a"), ErrHit); got != want {
+			t.Errorf("hit %d of test.a: error %v, want %v", i+1, got, want)
+		}
+	}
+	for i, want := range []bool{true, false} {
+		if got := errors.Is(Hit("test.b"), ErrHit); got != want {
+			t.Errorf("hit %d of test.b: error %v, want %v", i+1, got, want)
+		}
+	}
+	if want := []string{"test.a", "test.b"}; !slices.Equal(halted, want) {
+		t.Errorf("halted at %v, want %v", halted, want)
 	}
 }
 

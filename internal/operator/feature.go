@@ -48,9 +48,10 @@ type feature struct {
 
 // environment is what all features are set up with.
 type environment struct {
-	cfg config.Operator
-	log *slog.Logger
-	ec2 *openedEC2
+	cfg  config.Operator
+	log  *slog.Logger
+	deps Dependencies
+	ec2  *openedEC2
 }
 
 // openedEC2 is EC2, for features that are set up after the one that works for ENIs, which
@@ -156,7 +157,7 @@ func egressFeature() feature {
 // setupENIs makes what works for nodes with ENIs.
 func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nodenetwork.Metrics) (part, error) {
 	cfg, log := env.cfg, env.log
-	client, err := aws.New(ctx, aws.Options{
+	client, err := env.deps.Cloud(ctx, aws.Options{
 		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint, Logger: log, UserAgent: "berth-operator",
 	})
 	if err != nil {

@@ -28,6 +28,8 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/version"
@@ -43,15 +45,33 @@ const endTimeout = 25 * time.Second
 // process must end then, as EC2 calls may still be under way. It may be called
 // once a process, whose logs and metrics it takes for its own.
 func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
+	logger := logr.FromSlogHandler(orderly{log.Handler(), ctx})
+	ctrl.SetLogger(logger)
+	klog.SetLogger(logger) // client-go's
+	return RunWith(ctx, cfg, log, Dependencies{
+		Metrics: ctrlmetrics.Registry,
+		Cloud:   func(ctx context.Context, o aws.Options) (pace.Calls, error) { return aws.New(ctx, o) },
+	})
+}
+
+// Dependencies are what an operator needs outside the program. Run uses the machine's; a
+// test that runs operators inside its own process injects others. The settings name the
+// Kubernetes API server.
+type Dependencies struct {
+	Metrics ctrlmetrics.RegistererGatherer
+	// Cloud is the client of EC2.
+	Cloud func(ctx context.Context, o aws.Options) (pace.Calls, error)
+	// Several tells that the process runs more than one operator.
+	Several bool
+}
+
+// RunWith is Run with other dependencies than the machine's.
+func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName)
 	if len(cfg.Unknown) > 0 {
 		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
 	}
-	logger := logr.FromSlogHandler(orderly{log.Handler(), ctx})
-	ctrl.SetLogger(logger)
-	klog.SetLogger(logger) // client-go's
-
-	f, err := newFront(cfg, ctrlmetrics.Registry, log)
+	f, err := newFront(cfg, deps.Metrics, log)
 	if err != nil {
 		return err
 	}
@@ -72,11 +92,11 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 		log.Info("ended")
 		return nil
 	}
-	mgr, err := newManager(ctx, api, kinds, cfg, log)
+	mgr, err := newManager(ctx, api, kinds, cfg, log, deps)
 	if err != nil {
 		return err
 	}
-	if err := assemble(ctx, mgr, f, features, kinds, environment{cfg, log, &openedEC2{}}); err != nil {
+	if err := assemble(ctx, mgr, f, features, kinds, environment{cfg, log, deps, &openedEC2{}}); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil {
@@ -87,8 +107,8 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 }
 
 // newManager connects the parts to the Kubernetes API.
-func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg config.Operator, log *slog.Logger) (_ manager.Manager, err error) {
-	grace, warmup := endTimeout, true
+func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg config.Operator, log *slog.Logger, deps Dependencies) (_ manager.Manager, err error) {
+	grace, warmup := endTimeout, cfg.LeaderElect
 	o := manager.Options{
 		Scheme:         api.scheme,
 		MapperProvider: api.mapping,
@@ -106,7 +126,7 @@ func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg 
 		RetryPeriod:                   &cfg.RetryPeriod,
 		GracefulShutdownTimeout:       &grace,
 		// One that stands by has its caches filled when it takes over.
-		Controller: ctrlconfig.Controller{EnableWarmup: &warmup},
+		Controller: ctrlconfig.Controller{EnableWarmup: &warmup, SkipNameValidation: &deps.Several},
 	}
 	if cfg.LeaderElect {
 		if o.LeaderElectionResourceLockInterface, err = newLease(ctx, api.config, cfg, log); err != nil {
@@ -135,7 +155,7 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, features []fea
 		alive, collectors = append(alive, p.alive), append(collectors, p.gauges...)
 	}
 	for _, c := range collectors {
-		if err := ctrlmetrics.Registry.Register(c); err != nil {
+		if err := env.deps.Metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)
 		}
 	}

@@ -1,0 +1,41 @@
+package berthd
+
+import (
+	"context"
+	"net"
+
+	"github.com/berthnet/berth/internal/carrier"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/daemon"
+	"github.com/berthnet/berth/internal/datapath"
+)
+
+// Dependencies are what a daemon needs outside the program. Run uses the machine's;
+// a test that runs a daemon inside its own process injects others. The settings name
+// the state directory and the Kubernetes API server.
+type Dependencies struct {
+	Clock clock.Clock
+	// OpenDatapath opens the data path of the node.
+	OpenDatapath func() (carrier.Node, error)
+	// InspectNetns identifies the network namespace at a path, as datapath.InspectNetns does.
+	InspectNetns func(path string) (datapath.NetnsID, error)
+	// Listen opens the plugin's socket.
+	Listen func(socket string) (net.Listener, error)
+	// Metadata and Cloud are the clients of an instance's metadata service and of EC2.
+	Metadata func(o aws.Options) cloud.Metadata
+	Cloud    func(ctx context.Context, o aws.Options) (pace.Calls, error)
+}
+
+func machine() Dependencies {
+	return Dependencies{
+		Clock:        clock.Real{},
+		OpenDatapath: func() (carrier.Node, error) { return datapath.Open("") },
+		InspectNetns: datapath.InspectNetns,
+		Listen:       daemon.Listen,
+		Metadata:     func(o aws.Options) cloud.Metadata { return aws.NewMetadata(o) },
+		Cloud:        func(ctx context.Context, o aws.Options) (pace.Calls, error) { return aws.New(ctx, o) },
+	}
+}

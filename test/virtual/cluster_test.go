@@ -1,0 +1,191 @@
+package virtual
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/operator"
+	"github.com/berthnet/berth/test/harness/apifake"
+)
+
+// transport brings requests of all programs to the API servers of their tests.
+var transport apifake.Transport
+
+func TestMain(m *testing.M) {
+	http.DefaultTransport = &transport // of client-go for servers without TLS
+	// The others hold errors of one bubble back by the time of another.
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // there is no other way
+	os.Exit(m.Run())
+}
+
+// cluster is a control plane with an operator that may be halted.
+type cluster struct {
+	*program // the operator
+	settings []string
+	api      *apifake.Server
+	admin    client.Client
+	cloud    *cloudfake.Cloud // nil where there is none
+	dir      string
+	log      *logBuffer
+	made     int // kubeconfig files
+}
+
+func core(resource, kind string, namespaced bool) apifake.Kind {
+	return apifake.Kind{GroupVersionKind: corev1.SchemeGroupVersion.WithKind(kind), Resource: resource, Cluster: !namespaced, Status: kind != "Namespace" && kind != "Event"}
+}
+
+func berth(resource, kind string, status bool) apifake.Kind {
+	return apifake.Kind{GroupVersionKind: v1alpha1.GroupVersion.WithKind(kind), Resource: resource, Cluster: true, Status: status}
+}
+
+// newCluster makes a control plane, within a bubble, whose operator has settings besides
+// those that all have. Call start next.
+func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
+	t.Helper()
+	c := &cluster{settings: settings, dir: t.TempDir(), log: log}
+	c.program = &program{t: t, name: "berth-operator", launch: c.launch, moved: func(*world) {}}
+	c.api = apifake.New(
+		core("nodes", "Node", false), core("namespaces", "Namespace", false), core("pods", "Pod", true), core("events", "Event", true),
+		apifake.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "events.k8s.io", Version: "v1", Kind: "Event"}, Resource: "events"},
+		berth("nodenetworks", "NodeNetwork", true), berth("nodenetworktemplates", "NodeNetworkTemplate", true),
+		berth("addresspools", "AddressPool", true), berth("addressblocks", "AddressBlock", false), berth("blockrequests", "BlockRequest", true),
+	)
+	scheme := runtime.NewScheme()
+	check(t, clientscheme.AddToScheme(scheme))
+	check(t, v1alpha1.AddToScheme(scheme))
+	rc, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig(func(ctx context.Context, call func(context.Context) error) error { return call(ctx) }))
+	check(t, err)
+	rc.QPS = -1
+	c.admin, err = client.New(rc, client.Options{Scheme: scheme})
+	check(t, err)
+	return c
+}
+
+// check ends the test with an error.
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kubeconfig is a file by which one program reaches the API server. Requests take no time: the
+// operator makes some with a mutex held, for which virtual time does not pass.
+func (c *cluster) kubeconfig(do apifake.Do) string {
+	c.made++
+	// Names of hosts are unique in the process.
+	path, err := transport.Kubeconfig(c.dir, fmt.Sprintf("api-%d-%d", time.Now().UnixNano(), c.made), c.api, do)
+	check(c.t, err)
+	return path
+}
+
+// launch starts an operator.
+func (c *cluster) launch(w *world) {
+	flags := pflag.NewFlagSet("berth-operator", pflag.ContinueOnError)
+	loader := config.NewOperatorLoader(flags)
+	check(c.t, flags.Parse(append([]string{
+		"--cluster-name=" + clusterName, "--kubeconfig=" + c.kubeconfig(w.request), "--leader-elect=false", "--metrics-address=",
+	}, c.settings...)))
+	cfg, err := loader.Load(nil)
+	check(c.t, err)
+	log := slog.New(slog.NewTextHandler(c.log, nil)).With("operator", w)
+	w.run(func(ctx context.Context) error {
+		return operator.RunWith(ctx, cfg, log, operator.Dependencies{
+			Metrics: prometheus.NewRegistry(), Several: true,
+			Cloud: func(context.Context, aws.Options) (pace.Calls, error) { return c.cloud.Client(w.request), nil },
+		})
+	})
+}
+
+// addNode makes the Node of a node, and has its daemons reach the API server.
+func (c *cluster) addNode(n *node) {
+	c.t.Helper()
+	check(c.t, c.admin.Create(c.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}))
+	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+	if c.cloud != nil {
+		o.Spec.ProviderID = "aws:///zone-a/" + instance
+	}
+	check(c.t, c.admin.Create(c.t.Context(), o))
+	n.kubeconfig = func(w *world) string { return c.kubeconfig(w.request) }
+	n.pods.object = func(name string, exists bool) error {
+		o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
+		if exists {
+			return c.admin.Create(c.t.Context(), o)
+		}
+		return c.admin.Delete(c.t.Context(), o)
+	}
+}
+
+// addPool makes an address pool with blocks of four pods.
+func (c *cluster) addPool(name, ipv4, ipv6 string) {
+	c.t.Helper()
+	check(c.t, c.admin.Create(c.t.Context(), &v1alpha1.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.AddressPoolSpec{BlockSizeBits: new(int32(2)), Subnets: []v1alpha1.PoolSubnet{{IPv4: ipv4, IPv6: ipv6}}},
+	}))
+}
+
+// blocksAgree compares the node's blocks, of which it is to have so many, with what its kernel
+// announces, and wants no request to be left.
+func (c *cluster) blocksAgree(n *node, want int) error {
+	var blocks v1alpha1.AddressBlockList
+	var requests v1alpha1.BlockRequestList
+	if err := errors.Join(c.admin.List(c.t.Context(), &blocks), c.admin.List(c.t.Context(), &requests)); err != nil {
+		return err
+	}
+	var has, announced []string
+	for _, b := range blocks.Items {
+		if b.NodeName != nodeName || b.DeletionTimestamp != nil {
+			return fmt.Errorf("block %s is of %q, deleted %v", b.Name, b.NodeName, b.DeletionTimestamp)
+		}
+		has = append(has, b.IPv4, b.IPv6)
+	}
+	for p, is := range n.kernel.Blocks() {
+		if !is {
+			return fmt.Errorf("the block %s is not announced", p)
+		}
+		announced = append(announced, p.String())
+	}
+	slices.Sort(has)
+	slices.Sort(announced)
+	if len(requests.Items) > 0 || len(blocks.Items) != want {
+		return fmt.Errorf("%d requests, %d blocks, want none and %d", len(requests.Items), len(blocks.Items), want)
+	}
+	return same("announced blocks", announced, has)
+}
+
+// nothingLeft wants all blocks and the pool that was deleted to be gone.
+func (c *cluster) nothingLeft() error {
+	var blocks v1alpha1.AddressBlockList
+	var pools v1alpha1.AddressPoolList
+	if err := errors.Join(c.admin.List(c.t.Context(), &blocks), c.admin.List(c.t.Context(), &pools)); err != nil {
+		return err
+	}
+	if len(blocks.Items) > 0 || len(pools.Items) != 1 {
+		return fmt.Errorf("%d blocks and %d pools are left, want none and one", len(blocks.Items), len(pools.Items))
+	}
+	return nil
+}

@@ -1,0 +1,202 @@
+package virtual
+
+import (
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipfamily"
+)
+
+const cooling = 10 * time.Second
+
+// named are the failpoints whose names begin with one of some prefixes.
+func named(prefixes ...string) []string {
+	return slices.DeleteFunc(failpoint.Names(), func(name string) bool {
+		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
+	})
+}
+
+var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool {
+	return strings.HasPrefix(name, "daemon.egress.") || strings.HasPrefix(name, "daemon.nics.")
+})
+
+// Failpoints that are halted at in each mode, by the program that passes them.
+var (
+	nodeDaemon       = slices.Concat(named("eni.", "inventory.", "intent."), ofDaemon)
+	operatorDaemon   = slices.Concat(slices.DeleteFunc(named("nodenetwork."), isElsewhere), named("inventory.save."), ofDaemon)
+	operatorOperator = named("eni.", "operator.publish.", "operator.withdraw.")
+	poolDaemon       = slices.Concat(named("pool."), ofDaemon)
+	poolOperator     = named("operator.pool.")
+)
+
+// elsewhere are failpoints at which nothing is halted here, by what their names begin with,
+// and why.
+var elsewhere = map[string]string{
+	"plug.":                         "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
+	"port.":                         "NICs need pluggers and a provider of VPC ports, which are not injected: test/crash, internal/operator/vpcport",
+	"daemon.nics.":                  "likewise",
+	"operator.port.":                "likewise",
+	"operator.warm.":                "branches are warm for NICs: internal/operator/vpcport",
+	"daemon.egress.":                "egress sets up pods' tunnels in the real kernel: test/crash",
+	"operator.gateways.":            "gateways need the controllers of Deployments and DaemonSets: internal/operator/egress",
+	"operator.egressclient":         "clients need gateways: internal/operator/egress/clients",
+	"nodenetwork.restore.confirmed": "the operator takes a release back only while the daemon has not confirmed it, and here it does so at once: internal/source/nodenetwork",
+}
+
+func isElsewhere(name string) bool {
+	for prefix := range elsewhere {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// No failpoint is forgotten when one is added or renamed. Each test wants its failpoint
+// to be reached.
+func TestEveryFailpointIsHaltedAt(t *testing.T) {
+	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator)
+	for _, name := range failpoint.Names() {
+		if is := slices.Contains(halted, name); is == isElsewhere(name) {
+			t.Errorf("%s: halted at %v, and elsewhere %v", name, is, isElsewhere(name))
+		}
+	}
+	for prefix := range elsewhere {
+		if len(named(prefix)) == 0 {
+			t.Errorf("no failpoint begins with %s", prefix)
+		}
+	}
+	if n := len(slices.Compact(slices.Sorted(slices.Values(halted)))); n < 60 {
+		t.Errorf("only %d failpoints are halted at", n)
+	}
+}
+
+func TestNodeMode(t *testing.T) {
+	for _, families := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual} {
+		t.Run(string(families), func(t *testing.T) {
+			eachCrash(t, nodeDaemon, func(t *testing.T, at crash) {
+				n := newNode(t, slices.Concat(quick, []string{
+					"--ip-families=" + string(families), "--pod-events=never", "--warm-ip-target=2", "--minimum-ip-target=2",
+				}, quickReconciler)...)
+				n.inVPC()
+				n.families = families
+				n.haltAt(at)
+				n.start()
+				n.exercise(9, n.primaryAlone)
+				n.close()
+				n.wantHalt(at)
+			})
+		})
+	}
+}
+
+// quick are settings of all daemons, quickReconciler of who calls EC2.
+var (
+	quick           = []string{"--warm-wait=5s", "--cooling-period=" + cooling.String()}
+	quickReconciler = []string{"--shrink-delay=5s", "--settle-time=2s", "--orphan-age=20s", "--orphan-interval=10s"}
+)
+
+// inVPC makes the node an instance of a cloud.
+func (n *node) inVPC() {
+	n.cloud = cloudfake.New(cloudfake.Options{Latency: 100 * time.Millisecond, AttachTime: time.Second})
+	n.cloud.AddSubnet(subnetID, "zone-a", "10.0.0.0/20", nil)
+	n.cloud.SetIPv6(subnetID, "2001:db8::/64")
+	n.cloud.AddInstance(instance, instanceType, subnetID)
+	n.cloud.SetLag(time.Second)
+	n.kernel.HasLink = func(mac net.HardwareAddr) bool {
+		return slices.ContainsFunc(n.cloud.Truth(), func(e cloud.ENI) bool {
+			return slices.Equal(e.MAC, mac) && e.Attachment != nil && e.Attachment.Status == "attached"
+		})
+	}
+	n.leaveOrphans()
+	n.families = ipfamily.OnlyIPv4
+}
+
+func TestOperatorMode(t *testing.T) {
+	eachCrash(t, slices.Concat(operatorOperator, operatorDaemon), func(t *testing.T, at crash) {
+		n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1"})...)
+		n.inVPC()
+		c := newCluster(t, n.log, slices.Concat([]string{"--ipam=eni-operator"}, quickReconciler)...)
+		c.cloud = n.cloud
+		c.addNode(n)
+		victim := n.program
+		if slices.Contains(operatorOperator, at.failpoint) {
+			victim = c.program
+		}
+		if strings.HasPrefix(at.failpoint, "nodenetwork.replace.") { // the object of another instance is there
+			check(t, c.admin.Create(t.Context(), &v1alpha1.NodeNetwork{
+				ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0bad", InstanceType: instanceType},
+			}))
+		}
+		victim.haltAt(at)
+		c.start()
+		n.start()
+		n.exercise(6, n.oneFurther)
+		n.close()
+		c.close()
+		victim.wantHalt(at)
+	})
+}
+
+func TestPoolMode(t *testing.T) {
+	eachCrash(t, slices.Concat(poolOperator, poolDaemon), func(t *testing.T, at crash) {
+		n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--block-release-delay=10s"})...)
+		c := newCluster(t, n.log, "--ipam=pool", "--block-claim-grace=20s", "--orphan-interval=30s")
+		c.addNode(n)
+		n.families = ipfamily.Dual
+		c.addPool(v1alpha1.DefaultPool, "10.2.0.0/26", "fd02::/122")
+		c.addPool("another", "10.3.0.0/26", "fd03::/122")
+		victim := n.program
+		if slices.Contains(poolOperator, at.failpoint) {
+			victim = c.program
+		}
+		victim.haltAt(at)
+		c.start()
+		n.start()
+		n.exercise(10, func() error { return c.blocksAgree(n, 1) })
+		check(t, c.admin.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "another"}}))
+		n.close()
+		check(t, c.admin.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}))
+		await(t, c.nothingLeft)
+		c.close()
+		victim.wantHalt(at)
+	})
+}
+
+// leaveOrphans leaves what others made: an ENI of this cluster that is attached and names
+// another instance, and a detached one of an instance that is gone.
+func (n *node) leaveOrphans() {
+	const vanished = "i-0bad"
+	tags := map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: vanished}
+	n.cloud.AddENI(instance, 1, cloud.InterfaceOrdinary, tags)
+	tags[eni.TagCreatedAt] = time.Now().Add(-24 * time.Hour).UTC().Format(time.RFC3339)
+	if _, err := n.cloud.CreateENI(n.t.Context(), cloud.CreateENI{SubnetID: subnetID, Description: eni.Description(vanished), Tags: tags}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// exercise makes as many pods as the node takes, replaces half of them at once, removes
+// all, and wants everything to be at rest in between. At the end the node must have what it
+// keeps.
+func (n *node) exercise(pods int, empty func() error) {
+	n.t.Helper()
+	half := (pods + 1) / 2
+	n.pods.each(0, pods, n.pods.add)
+	n.settle()
+	n.pods.each(0, half, n.pods.del)
+	n.pods.each(pods, pods+half, n.pods.add)
+	n.settle()
+	n.pods.each(half, pods+half, n.pods.del)
+	n.settle(empty)
+}

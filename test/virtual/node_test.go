@@ -1,0 +1,208 @@
+package virtual
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/berthnet/berth/internal/berthd"
+	"github.com/berthnet/berth/internal/carrier"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/datapath/datapathfake"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/rpc"
+)
+
+// node is a machine that outlives its daemons.
+type node struct {
+	*program
+	root     string // has a state directory for each daemon in turn
+	settings []string
+	clock    virtualClock
+	kernel   *datapathfake.Kernel
+	cloud    *cloudfake.Cloud // nil where there is none
+	pods     pods
+	families ipfamily.Set // of pods' addresses
+	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
+	kubeconfig func(w *world) string
+	log        *logBuffer
+
+	mu     sync.Mutex
+	client rpc.NodeClient // of the daemon that runs; guarded by mu
+}
+
+// virtualClock is a bubble's time, also since the boot.
+type virtualClock struct {
+	clock.Real
+	boot time.Time
+}
+
+// Boot implements clock.Clock.
+func (c virtualClock) Boot() time.Duration { return time.Since(c.boot) }
+
+// newNode makes a node, within a bubble. Its daemons have settings besides those that
+// all have. Call start next.
+func newNode(t *testing.T, settings ...string) *node {
+	t.Helper()
+	parent := "/dev/shm" // a tmpfs, as state directories should be on
+	if _, err := os.Stat(parent); err != nil {
+		parent = ""
+	}
+	root, err := os.MkdirTemp(parent, "virtual") // short: a socket's path is among the settings
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	n := &node{root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel(), log: newLog(t)}
+	n.pods = newPods(n)
+	n.program = &program{t: t, name: "berthd", launch: n.launch, moved: n.moved}
+	return n
+}
+
+// moved moves the state directory to where the next daemon has it.
+func (n *node) moved(w *world) {
+	next := n.dir(w.number + 1)
+	if err := os.Rename(n.dir(w.number), next); err != nil {
+		n.t.Errorf("moving the state directory away from a daemon that is halted: %v", err)
+	}
+	_ = os.Remove(filepath.Join(next, "berthd.lock")) // the kernel unlocks what a killed process had
+}
+
+// dir is the state directory of a daemon.
+func (n *node) dir(daemon int) string { return filepath.Join(n.root, fmt.Sprint(daemon)) }
+
+// daemon is the daemon that runs, or was halted last, and its client.
+func (n *node) daemon() (*world, rpc.NodeClient) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.running(), n.client
+}
+
+// launch starts a daemon with the state directory of its number.
+func (n *node) launch(w *world) {
+	dir := n.dir(w.number)
+	settings := n.settings
+	if n.kubeconfig != nil {
+		settings = append(slices.Clone(settings), "--kubeconfig="+n.kubeconfig(w))
+	}
+	flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
+	loader := config.NewLoader(flags)
+	err := flags.Parse(append([]string{
+		"--node-name=" + nodeName, "--cluster-name=" + clusterName, "--state-dir=" + dir, "--socket=" + filepath.Join(dir, "berthd.sock"),
+		"--introspection-address=", "--metrics-address=", "--install-cni=false", "--cri-socket=",
+	}, settings...))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	cfg, err := loader.Load(nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		n.t.Fatal(err)
+	}
+	socket := bufconn.Listen(1 << 16)
+	conn, err := grpc.NewClient("passthrough:///berthd", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return socket.DialContext(ctx) }))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.mu.Lock()
+	n.client = rpc.NewNodeClient(conn)
+	n.mu.Unlock()
+	log := slog.New(slog.NewTextHandler(n.log, nil)).With("berthd", w)
+	w.run(func(ctx context.Context) error {
+		defer conn.Close()
+		return berthd.RunWith(ctx, cfg, log, berthd.Dependencies{
+			Clock:        n.clock,
+			OpenDatapath: func() (carrier.Node, error) { return n.kernel.Open(w.do), nil },
+			InspectNetns: n.kernel.InspectNetns,
+			Listen:       func(string) (net.Listener, error) { return socket, nil },
+			Metadata:     func(aws.Options) cloud.Metadata { return metadata{n.cloud, w} },
+			Cloud: func(context.Context, aws.Options) (pace.Calls, error) {
+				return n.cloud.Client(w.request), nil
+			},
+		})
+	})
+}
+
+// What all nodes have in common.
+const (
+	nodeName    = "node-1"
+	clusterName = "test"
+	instance    = "i-0123456789abcdef0"
+	subnetID    = "subnet-1"
+)
+
+// metadata is the instance metadata service of the node.
+type metadata struct {
+	cloud *cloudfake.Cloud
+	world *world
+}
+
+// Identity implements cloud.Metadata.
+func (m metadata) Identity(ctx context.Context) (id cloud.Identity, err error) {
+	err = m.world.request(ctx, func(context.Context) error {
+		for _, e := range m.cloud.Truth() {
+			if e.Attachment != nil && e.Attachment.InstanceID == instance && e.Attachment.DeviceIndex == 0 {
+				id = cloud.Identity{
+					InstanceID: instance, InstanceType: instanceType, Region: "zone", Zone: e.Zone, VPCID: e.VPCID, SubnetID: e.SubnetID,
+					PrimaryMAC: e.MAC, PrimaryIPv4: e.Primary, VPCCIDRs: vpcCIDRs,
+				}
+				return nil
+			}
+		}
+		return fmt.Errorf("no instance %s", instance)
+	})
+	return id, err
+}
+
+// instanceType has three ENIs, with addresses for nine pods.
+const instanceType = "t3.small"
+
+var vpcCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/56")}
+
+// logBuffer keeps a log for the case that a test fails.
+type logBuffer struct {
+	mu   sync.Mutex
+	text []byte // guarded by mu
+}
+
+// newLog is one of the programs of a test.
+func newLog(t *testing.T) *logBuffer {
+	l := &logBuffer{}
+	t.Cleanup(func() {
+		if t.Failed() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			t.Logf("the programs' log:\n%s", l.text)
+		}
+	})
+	return l
+}
+
+// Write implements io.Writer.
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, p...)
+	return len(p), nil
+}

@@ -1,0 +1,184 @@
+package virtual
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/berthnet/berth/internal/rpc"
+)
+
+// pods are those of a node, as its runtime and kubelet see them.
+type pods struct {
+	node *node
+	// object makes or removes the Pod of a pod; nil: there is no API server.
+	object func(name string, exists bool) error
+
+	mu      sync.Mutex // guards all below
+	made    int        // sandboxes so far
+	live    map[string]sandbox
+	owner   map[netip.Addr]string    // the pod
+	freed   map[netip.Addr]time.Time // when its last DEL began
+	retries int                      // of calls that failed or got no reply
+}
+
+// sandbox is one of a pod that runs.
+type sandbox struct {
+	container, netns string
+	addresses        []netip.Addr
+}
+
+func newPods(n *node) pods {
+	return pods{node: n, live: map[string]sandbox{}, owner: map[netip.Addr]string{}, freed: map[netip.Addr]time.Time{}}
+}
+
+// patience is how long an operation may be tried again.
+const patience = 10 * time.Minute
+
+// callTimeout is how long a runtime waits for a plugin.
+const callTimeout = time.Minute
+
+// call makes a call to the daemon that runs. A reply counts only if the daemon
+// lives when it has arrived.
+func (p *pods) call(do func(ctx context.Context, client rpc.NodeClient) error) error {
+	w, client := p.node.daemon()
+	ctx, cancel := context.WithTimeout(w.ctx, callTimeout)
+	defer cancel()
+	err := do(ctx, client)
+	if halted := w.alive(); halted != nil {
+		err = halted
+	}
+	if err != nil {
+		p.mu.Lock()
+		p.retries++
+		p.mu.Unlock()
+	}
+	return err
+}
+
+// add makes a pod. A call that got no reply is made again for the same sandbox with even
+// numbers; otherwise the sandbox is removed and another one made, as after a failure.
+func (p *pods) add(name string) error {
+	if p.object != nil {
+		if err := p.object(name, true); err != nil {
+			return err
+		}
+	}
+	var s sandbox
+	for begun := time.Now(); ; time.Sleep(time.Second) { //nolint:forbidigo // virtual time
+		if s.container == "" {
+			s = p.newSandbox(name)
+		}
+		var reply *rpc.AddReply
+		err := p.call(func(ctx context.Context, client rpc.NodeClient) (err error) {
+			reply, err = client.Add(ctx, &rpc.AddRequest{
+				Attachment: &rpc.Attachment{Network: "berth", ContainerId: s.container, IfName: "eth0"}, Netns: s.netns,
+				Pod: &rpc.Pod{Namespace: "default", Name: name, Uid: "uid-" + name},
+			}, grpc.WaitForReady(true))
+			return err
+		})
+		if err == nil {
+			return p.has(name, s, reply.GetAddresses())
+		}
+		if time.Since(begun) > patience {
+			return fmt.Errorf("pod %s: %w", name, err)
+		}
+		if errors.Is(err, errHalted) && p.made%2 == 0 {
+			continue
+		}
+		if err := p.remove(s); err != nil {
+			return err
+		}
+		s = sandbox{}
+	}
+}
+
+func (p *pods) newSandbox(pod string) sandbox {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.made++
+	container := fmt.Sprintf("%s-%d", pod, p.made)
+	return sandbox{container: container, netns: p.node.kernel.AddNetns(container)}
+}
+
+// has notes a pod's addresses, which nobody else may have and which must have cooled.
+func (p *pods) has(name string, s sandbox, addresses []string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if len(addresses) == 0 {
+		return fmt.Errorf("pod %s: no address", name)
+	}
+	for _, text := range addresses {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return fmt.Errorf("pod %s: %w", name, err)
+		}
+		a := prefix.Addr()
+		if other, taken := p.owner[a]; taken {
+			p.node.t.Errorf("%s was given to %s while %s has it", a, name, other)
+		}
+		if since, ok := p.freed[a]; ok && now.Sub(since) < cooling {
+			p.node.t.Errorf("%s was given to %s %v after its release began, it cools for %v", a, name, now.Sub(since), cooling)
+		}
+		p.owner[a] = name
+		s.addresses = append(s.addresses, a)
+	}
+	p.live[name] = s
+	return nil
+}
+
+// del removes a pod. Its addresses are free from the moment that DEL begins.
+func (p *pods) del(name string) error {
+	p.mu.Lock()
+	s := p.live[name]
+	delete(p.live, name)
+	for _, a := range s.addresses {
+		delete(p.owner, a)
+		p.freed[a] = time.Now()
+	}
+	p.mu.Unlock()
+	if s.container == "" {
+		return nil // it was never made
+	}
+	if err := p.remove(s); err != nil || p.object == nil {
+		return err
+	}
+	return p.object(name, false)
+}
+
+// remove removes a sandbox, with as many calls as it takes.
+func (p *pods) remove(s sandbox) error {
+	for begun := time.Now(); ; time.Sleep(time.Second) { //nolint:forbidigo // virtual time
+		err := p.call(func(ctx context.Context, client rpc.NodeClient) error {
+			_, err := client.Del(ctx, &rpc.DelRequest{Attachment: &rpc.Attachment{Network: "berth", ContainerId: s.container, IfName: "eth0"}}, grpc.WaitForReady(true))
+			return err
+		})
+		if err == nil {
+			p.node.kernel.RemoveNetns(s.netns)
+			return nil
+		}
+		if time.Since(begun) > patience {
+			return fmt.Errorf("remove the sandbox %s: %w", s.container, err)
+		}
+	}
+}
+
+// each does something for the pods from and up to, but not including, to, all at once.
+func (p *pods) each(from, to int, do func(name string) error) {
+	p.node.t.Helper()
+	var wg sync.WaitGroup
+	for i := from; i < to; i++ {
+		wg.Go(func() {
+			if err := do(fmt.Sprintf("pod-%d", i)); err != nil {
+				p.node.t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
