@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // errHalted is what a program gets from everything outside it once it is halted.
@@ -23,17 +25,20 @@ type crash struct {
 }
 
 // eachCrash runs a test in virtual time for each failpoint, at which a program is halted at
-// the first hit, and once more at the second one.
+// the first hit, and for a sample of them once more with the second hit.
 func eachCrash(t *testing.T, failpoints []string, test func(t *testing.T, at crash)) {
+	t.Helper()
+	var first, second []crash
 	for _, name := range failpoints {
-		for _, at := range []crash{{name, 1}, {name, 2}} {
-			t.Run(fmt.Sprintf("%s@%d", at.failpoint, at.hit), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					test(t, at)
-					time.Sleep(time.Hour) //nolint:forbidigo // virtual time, in which what has ended may sleep its last
-				})
+		first, second = append(first, crash{name, 1}), append(second, crash{name, 2})
+	}
+	for _, at := range slices.Concat(first, harness.Sample(t, 5, second)) {
+		t.Run(fmt.Sprintf("%s@%d", at.failpoint, at.hit), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				test(t, at)
+				time.Sleep(time.Hour) //nolint:forbidigo // virtual time, in which what has ended may sleep its last
 			})
-		}
+		})
 	}
 }
 
