@@ -91,11 +91,11 @@ real=$({ {
 } | sort -u)
 
 # Those without the race detector in the gate: packages that raise labs, where what is concurrent
-# are the programs, and packages in which nothing is. The programs look for data races in make e2e
-# and make soak, where it does not matter that this takes three times as long.
+# are the programs, packages in which little is, and whole programs in virtual time. Programs look
+# for data races in make e2e and make soak, where it does not matter that this takes three times as long.
 labs=$({
 	git grep -lE --untracked '\bharness\.Main\(' -- '*_test.go' | xargs -r -n 1 dirname | sort -u
-	printf '%s\n' test/guest api/v1alpha1 deploy deploy/monitoring
+	printf '%s\n' test/guest test/virtual api/v1alpha1 deploy deploy/monitoring internal/ctl/cluster internal/ctl/bundle internal/lab/run/kube internal/lab/vm
 } | sed "s|^|$(go list -m)/|")
 
 status=0

@@ -44,12 +44,12 @@ func Sample[T any](t *testing.T, n int, all []T) []T {
 	return part
 }
 
-// Rotate skips the test in gates of other slices. If it samples as well, every n-th case must
+// Rotate skips the test in gates of other slices. Without a slice, it runs in make e2e alone. If it samples as well, every n-th case must
 // still be in some of them: of five slices that are even or odd, n may be 3 or 5.
 func Rotate(t *testing.T, slice ...int) {
 	t.Helper()
 	if number, every := asked(t); !due(number, every, slice) {
-		t.Skipf("OTHER SLICE: this is slice %d, it is run in %v, and with %s=all", number, slice, SampleVar)
+		t.Skipf("OTHER SLICE: this is slice %d, the test runs in the slices %v and with %s=all", number, slice, SampleVar)
 	}
 }
 
