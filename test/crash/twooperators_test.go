@@ -27,7 +27,7 @@ func TestTwoActiveOperators(t *testing.T) {
 	for i, m := range []mode{operatorMode, smallBlocks} {
 		t.Run(string(m.name), func(t *testing.T) {
 			t.Parallel()
-			harness.Rotate(t, [][]int{harness.EvenSlices, harness.OddSlices}[i]...)
+			harness.Rotate(t, [][]int{{0, 4}, {3, 7}}[i]...)
 			o := m.lab(3, 2)
 			o.OperatorArgs = append(o.OperatorArgs, "--leader-elect=false")
 			l := harness.Raise(t, o)

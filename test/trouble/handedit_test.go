@@ -29,7 +29,7 @@ var handEdits = map[string]func(*testing.T, *cluster, string){
 // stays and is told. Pods go on all the while.
 func TestHandEdits(t *testing.T) {
 	t.Parallel()
-	harness.Rotate(t, harness.EvenSlices...)
+	harness.Rotate(t, 4, 8)
 	s := withNodes(t, slices.Sorted(maps.Keys(handEdits))...)
 	s.VPCs = append(s.VPCs, spec.Default().VPCs[0])
 	s.VPCs[1].Name, s.VPCs[1].CIDRs = "other", []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}

@@ -32,7 +32,7 @@ var nodeTroubles = map[string]func(*testing.T, *cluster, string){
 // TestTroubleOfOneNode has nodes in one cluster meet one trouble each, all at once.
 func TestTroubleOfOneNode(t *testing.T) {
 	t.Parallel()
-	harness.Rotate(t, harness.OddSlices...)
+	harness.Rotate(t, 5, 7)
 	s := withNodes(t, slices.Sorted(maps.Keys(nodeTroubles))...)
 	s.Delays.Stop = spec.Duration(time.Hour) // until a test has seen enough of it
 	s.VPCs[0].Subnets[0].Tags = map[string]string{"for": "pods"}

@@ -14,7 +14,7 @@ import (
 // killed in the middle: each gets its address, no block too many is left.
 func TestHundredAtOnce(t *testing.T) {
 	t.Parallel()
-	harness.Rotate(t, harness.EvenSlices...)
+	harness.Rotate(t, 0, 6)
 	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{
 		Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/22", IPv6: "fd02::/118"})},
 		OperatorArgs: []string{"--lease-duration=3s", "--renew-deadline=2s", "--retry-period=300ms"}, RestartOperators: true,
@@ -52,7 +52,7 @@ func TestHundredAtOnce(t *testing.T) {
 // which the runtime tells.
 func TestBlockOfOne(t *testing.T) {
 	t.Parallel()
-	harness.Rotate(t, harness.OddSlices...)
+	harness.Rotate(t, 1, 5)
 	lent := lab.Pool("lent", 0, v1alpha1.PoolSubnet{IPv4: "10.4.1.0/32"})
 	lent.Spec.PodNamespaces = []string{"default"}
 	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/31"}), lent}})

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/berthnet/berth/test/harness"
 )
 
 // TestWatch ends a guest whose heartbeats cease, and no other.
@@ -105,6 +107,7 @@ func TestAgain(t *testing.T) {
 // not.
 func TestLocksUp(t *testing.T) {
 	t.Parallel()
+	harness.Rotate(t, 4, 9)
 	m := machine(t)
 	m.silence = 10 * time.Second
 	said, out := "", strings.Builder{}
