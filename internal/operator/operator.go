@@ -125,7 +125,7 @@ func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg 
 		RenewDeadline:                 &cfg.RenewDeadline,
 		RetryPeriod:                   &cfg.RetryPeriod,
 		GracefulShutdownTimeout:       &grace,
-		// One that stands by has its caches filled when it takes over.
+		// One that stands by, and so only with leader election, has its caches filled when it takes over.
 		Controller: ctrlconfig.Controller{EnableWarmup: &warmup, SkipNameValidation: &deps.Several},
 	}
 	if cfg.LeaderElect {

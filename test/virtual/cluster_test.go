@@ -157,7 +157,12 @@ func (c *cluster) blocksAgree(n *node, want int) error {
 		return err
 	}
 	var has, announced []string
+	of := map[string]string{} // by request
 	for _, b := range blocks.Items {
+		if other, twice := of[string(b.RequestUID)]; twice {
+			c.t.Errorf("%s and %s were both cut for the request %s", other, b.Name, b.RequestUID)
+		}
+		of[string(b.RequestUID)] = b.Name
 		if b.NodeName != nodeName || b.DeletionTimestamp != nil {
 			return fmt.Errorf("block %s is of %q, deleted %v", b.Name, b.NodeName, b.DeletionTimestamp)
 		}

@@ -29,6 +29,7 @@ type pods struct {
 
 // sandbox is one of a pod that runs.
 type sandbox struct {
+	number           int // of the sandboxes of a node, from 1
 	container, netns string
 	addresses        []netip.Addr
 }
@@ -88,7 +89,7 @@ func (p *pods) add(name string) error {
 		if time.Since(begun) > patience {
 			return fmt.Errorf("pod %s: %w", name, err)
 		}
-		if errors.Is(err, errHalted) && p.made%2 == 0 {
+		if errors.Is(err, errHalted) && s.number%2 == 0 {
 			continue
 		}
 		if err := p.remove(s); err != nil {
@@ -103,7 +104,7 @@ func (p *pods) newSandbox(pod string) sandbox {
 	defer p.mu.Unlock()
 	p.made++
 	container := fmt.Sprintf("%s-%d", pod, p.made)
-	return sandbox{container: container, netns: p.node.kernel.AddNetns(container)}
+	return sandbox{number: p.made, container: container, netns: p.node.kernel.AddNetns(container)}
 }
 
 // has notes a pod's addresses, which nobody else may have and which must have cooled.

@@ -92,7 +92,7 @@ type ControlPlane struct {
 
 // Start raises a control plane and returns once it is ready to be used: what the API server makes
 // by itself is there, and with Controllers pods of namespace "default" are admitted. It starts
-// from a snapshot where Dir has no data, which takes two seconds on a quiet machine in place of four.
+// from a snapshot where Dir has no data, which spares it the definitions and the bootstrap of RBAC.
 // When ctx ends first, or a program fails, nothing is left running.
 func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	o, err := o.complete()
@@ -106,6 +106,9 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 		cancel()
 		if err == nil {
 			return c, nil
+		}
+		if ctx.Err() != nil { // the snapshot is not to blame
+			return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
 		}
 		if err := errors.Join(c.Stop(), c.forget()); err != nil {
 			return nil, fmt.Errorf("start a control plane in %s: %w", o.Dir, err)

@@ -167,7 +167,7 @@ func (c *ControlPlane) makeSnapshot(ctx context.Context, snapshot string) error 
 func removeOld(cache string) error {
 	entries, err := os.ReadDir(cache)
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil && !strings.HasSuffix(e.Name(), ".lock") && time.Since(info.ModTime()) > snapshotAge {
+		if info, gone := e.Info(); gone == nil && !strings.HasSuffix(e.Name(), ".lock") && time.Since(info.ModTime()) > snapshotAge {
 			err = errors.Join(err, discard(filepath.Join(cache, e.Name())))
 		}
 	}
