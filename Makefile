@@ -49,8 +49,8 @@ RACE         ?= auto
 TEST_TIMEOUT ?= 45m
 
 # make e2e: packages, each of which is tested alone. Without any named, Egresses on a
-# cluster in the virtual machine, all of what make test has a sample of, what it runs with
-# IPv4 alone, and a short soak of egress come last.
+# cluster in the virtual machine, all slices of the rotation, what make test runs with
+# IPv4 only, two short soaks, and some of Kubernetes' own tests come last.
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
 
 # make conformance: one cluster after the other in each of these modes, with the IP
@@ -123,7 +123,7 @@ else
 endif
 
 .PHONY: test
-test: ## Run all tests and one slice of the rotation (SAMPLE=7, SAMPLE=all)
+test: ## Run the tests of every change, and one slice of the rotation (SAMPLE=7, SAMPLE=all)
 	@hack/deps.sh test ovn vm
 	@BERTH_SAMPLE="$(SAMPLE)" RACE=$(RACE) hack/test.sh "$(PKG)" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prints what `make test` runs a slice of: test functions that call harness.Sample or
-# harness.Rotate. "packages" are theirs, "tests" is a pattern for go test -run, and "list" is for
+# harness.Rotate, or a helper of their package that does. "packages" are theirs, "tests" is a pattern for go test -run, and "list" is for
 # people, with the tests that only `make e2e` has.
 #
 #   hack/sampled.sh packages|tests|list
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 # Lines are FOLDER TEST.
 found=$(git ls-files --cached --others --exclude-standard '*_test.go' | xargs -d '\n' awk '
 	/^func / { test = $0 ~ /^func Test/ ? substr($2, 1, index($2, "(") - 1) : "" }
-	/harness\.(Sample|Rotate)\(/ && test != "" { folder = FILENAME; sub(/\/[^\/]*$/, "", folder); print "./" folder, test }')
+	/(harness\.(Sample|Rotate)|[ \t](eachCrash|tellBranches|sampled)|\.nothingPasses)\(/ && test != "" { folder = FILENAME; sub(/\/[^\/]*$/, "", folder); print "./" folder, test }')
 
 case ${1:-} in
 packages) cut -d ' ' -f 1 <<<"$found" | sort -u | paste -sd ' ' ;;
@@ -18,6 +18,7 @@ tests) echo "^($(cut -d ' ' -f 2 <<<"$found" | sort -u | paste -sd '|'))$" ;;
 list)
 	echo "In slices (BERTH_SAMPLE=0 to 9), of which each gate runs one:"
 	sort -u <<<"$found" | awk '{ tests[$1] = tests[$1] " " $2 } END { for (folder in tests) print "  " folder ":" tests[folder] }' | sort
+	echo "By turns in .ci/run, all in make e2e: Kubernetes' own tests, tests with a real Neutron."
 	echo "In make e2e alone:"
 	git grep -lE --untracked '^//go:build .*\be2e\b' -- '*_test.go' | xargs -r grep -HoE '^func Test[A-Za-z0-9_]+\(t ' |
 		sed -E 's|^(.*)/[^/]*:func ([^(]*).*|\1 \2|' | sort -u | awk '{ tests[$1] = tests[$1] " " $2 } END { for (folder in tests) print "  ./" folder ":" tests[folder] }' | sort

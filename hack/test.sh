@@ -18,8 +18,14 @@ cd "$(dirname "$0")/.."
 
 patterns=$1
 shift
+counted=
 for flag in "$@"; do
 	case $flag in
+	-count* | --count*) counted=yes ;;
+	-p | -p=* | --p | --p=*)
+		echo "TEST_FLAGS has $flag, but each group of packages has its own: set -parallel instead." >&2
+		exit 2
+		;;
 	-race | --race)
 		echo "TEST_FLAGS has $flag: set RACE=all instead." >&2
 		exit 2
@@ -107,10 +113,12 @@ fi
 # The programs that tests start live for seconds, so garbage is collected late. Vet is a
 # step of its own (make vet), and symbols are for debuggers: panics have their lines without.
 export GOGC=400
+once=(-count=1)
+[ -z "$counted" ] || once=() # the flags of a group come after the caller's
 case ${RACE:-all} in
-auto) fresh=(-race -count=1) lab=(CGO_ENABLED=0 -count=1) ;;
-all) fresh=(-race -count=1) lab=(-race -count=1) ;;
-none) fresh=(CGO_ENABLED=0 -count=1) lab=(CGO_ENABLED=0 -count=1) ;;
+auto) fresh=(-race "${once[@]}") lab=(CGO_ENABLED=0 "${once[@]}") ;;
+all) fresh=(-race "${once[@]}") lab=(-race "${once[@]}") ;;
+none) fresh=(CGO_ENABLED=0 "${once[@]}") lab=(CGO_ENABLED=0 "${once[@]}") ;;
 *) echo "RACE is \"$RACE\", expected auto, all or none." >&2 && exit 2 ;;
 esac
 [ "${fresh[0]}" != -race ] || export CGO_ENABLED=1 # the race detector needs cgo
@@ -127,7 +135,7 @@ group() {
 }
 pure=$(some -vxFf <(echo "$real"; echo "$labs") <<<"$all")
 group "${lab[@]}" -p 3 <<<"$labs"
-group "${fresh[@]}" -p 3 < <(some -xFf <(echo "$real") <<<"$all" | some -vxFf <(echo "$labs"))
+group "${fresh[@]}" -p 2 < <(some -xFf <(echo "$real") <<<"$all" | some -vxFf <(echo "$labs"))
 if [ "${RACE:-all}" = auto ]; then
 	group -race -p 2 <<<"$pure"
 else
@@ -136,7 +144,7 @@ fi
 
 echo "Slice ${BERTH_SAMPLE:-0} of what is sampled and rotates (docs/contributing.md, \"Samples\"); race detector: ${RACE:-all}."
 budget=()
-[ "${RACE:-all}" != auto ] || [ "${BERTH_SAMPLE:-0}" = all ] || budget=(-budget hack/budget.tsv)
+[ "${RACE:-all}" != auto ] || [ "${BERTH_SAMPLE:-0}" = all ] || [ -n "$counted" ] || budget=(-budget hack/budget.tsv)
 BERTH_LEFTOVERS=check "$testrun" "${groups[@]}" "${budget[@]}" -accounts-file dist/test-accounts.tsv \
 	-await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
 	-- hack/sandbox.sh go test -json -vet=off -ldflags='-s -w' "$@" || status=$?
