@@ -85,25 +85,24 @@ func branchesLab() lab.Options {
 	}
 }
 
-// story is a test of a lab with branches. Its lab and the story take a minute and a half in the
-// guest, so a gate has at most one, by its slice; those without a slice are in make e2e alone.
+// story is a test of a lab with branches. The lab and one story take a minute and a half in the
+// guest, so make e2e has them, and no gate.
 type story struct {
-	name  string
-	does  func(*branches)
-	slice []int
+	name string
+	does func(*branches)
 }
 
 // TestBranches has pods with branch interfaces, and security groups of their own, by the whole of
 // Berth in a VPC that enforces them, and IAM that lets the operator do what its policy says.
 func TestBranches(t *testing.T) {
 	tellBranches(t, ipfamily.OnlyIPv4, []story{
-		{"Groups", (*branches).groups, []int{1}},
-		{"Defaults", (*branches).defaults, nil},
-		{"Restarts", (*branches).restarts, nil},
-		{"Moves", (*branches).moves, nil},
-		{"First", (*branches).first, []int{5}},
-		{"Warm", (*branches).warm, nil},
-		{"Full", (*branches).full, nil},
+		{"Groups", (*branches).groups},
+		{"Defaults", (*branches).defaults},
+		{"Restarts", (*branches).restarts},
+		{"Moves", (*branches).moves},
+		{"First", (*branches).first},
+		{"Warm", (*branches).warm},
+		{"Full", (*branches).full},
 	})
 }
 
@@ -111,21 +110,21 @@ func TestBranches(t *testing.T) {
 // alone.
 func TestBranchesOfBothFamilies(t *testing.T) {
 	tellBranches(t, ipfamily.Dual, []story{
-		{"Groups", (*branches).groups, nil},
-		{"Named", (*branches).named, nil},
-		{"Moves", (*branches).moves, nil},
-		{"First", (*branches).first, []int{3}},
-		{"Alone", (*branches).alone, nil},
-		{"Warm", (*branches).warm, nil},
+		{"Groups", (*branches).groups},
+		{"Named", (*branches).named},
+		{"Moves", (*branches).moves},
+		{"First", (*branches).first},
+		{"Alone", (*branches).alone},
+		{"Warm", (*branches).warm},
 	})
 }
 
 // TestBranchesOfIPv6 is TestBranches in a cluster of IPv6 alone.
 func TestBranchesOfIPv6(t *testing.T) {
 	tellBranches(t, ipfamily.OnlyIPv6, []story{
-		{"Groups", (*branches).groups, []int{7}},
-		{"First", (*branches).first, nil},
-		{"Native", (*branches).native, nil},
+		{"Groups", (*branches).groups},
+		{"First", (*branches).first},
+		{"Native", (*branches).native},
 	})
 }
 
@@ -136,7 +135,7 @@ func tellBranches(t *testing.T, families ipfamily.Set, stories []story) {
 	var b *branches
 	for _, s := range stories {
 		ok := t.Run(s.name, func(one *testing.T) {
-			harness.Rotate(one, s.slice...)
+			harness.Rotate(one)
 			if b == nil {
 				b = raiseBranches(t, families)
 			}

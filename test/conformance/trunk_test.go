@@ -16,7 +16,7 @@ import (
 // trunk goes.
 func TestTrunkOfANode(t *testing.T) {
 	t.Parallel()
-	harness.Rotate(t, 0) // pods on trunks are in every gate, in the virtual machine
+	harness.Rotate(t, 0) // TestBranches, which make e2e runs, has pods on trunks
 	l := harness.RaiseQuick(t, lab.OperatorMode, lab.Options{Nodes: 1, InstanceType: "m5.large"})
 	n := l.Nodes()[0]
 	p := harness.Add(t, n, "before")

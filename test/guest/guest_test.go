@@ -100,7 +100,9 @@ func TestGuest(t *testing.T) {
 			}
 			harness.OK(t, o.read(t.Context()))
 			if o.report(t, p.tests) && !settled[p.dir] {
-				harness.OK(t, kept.keep(p, o))
+				if err := kept.keep(p, o); err != nil {
+					t.Logf("The verdict is not kept: %v", err)
+				}
 			}
 		})
 	}

@@ -4,10 +4,13 @@
 # every five seconds: the host ends a guest that does not (still.go).
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 exec 3>"$(echo /dev/vport*p3)"
-while :; do
-	echo beat
-	sleep 5
-done >&3 &
+heartbeat() {
+	while :; do
+		echo beat
+		sleep 5
+	done >&3
+}
+heartbeat &
 trouble() {
 	echo "trouble $*" >&3
 	while :; do sleep 60; done
@@ -59,6 +62,7 @@ while [ -n "$more" ]; do
 		esac
 	done 2>/dev/null
 done
+heartbeat & # the host may take its time to read the rest
 wait $copiers
 echo "exit $code" >&3
 while :; do sleep 60; done
