@@ -95,7 +95,7 @@ var (
 )
 
 var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name string) bool {
-	return slices.ContainsFunc([]string{"operator.pool.", "operator.port.", "operator.gateways.", "operator.egressclient."}, func(prefix string) bool {
+	return slices.ContainsFunc([]string{"operator.pool.", "operator.port.", "operator.warm.", "operator.gateways.", "operator.egressclient."}, func(prefix string) bool {
 		return strings.HasPrefix(name, prefix)
 	})
 })
@@ -321,7 +321,7 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
 	"daemon.egress.", "daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.", "plug.vlan.", "plug.routed.",
-	"operator.gateways.", "operator.egressclient.",
+	"operator.warm.", "operator.gateways.", "operator.egressclient.",
 )
 
 // No failpoint is forgotten when one is added or renamed.

@@ -204,27 +204,27 @@ func TestVerdicts(t *testing.T) {
 	for what, c := range map[string]struct {
 		change, undo func()
 		image        string
-		package_     found
+		pkg          found
 		want         bool
 	}{
-		"nothing":             {image: "/y/image", package_: p, want: true},
-		"code that is built":  {change: func() { write(in("a/b/b.go"), "") }, undo: func() { write(in("a/b/b.go"), "code") }, image: "/x/image", package_: p, want: true},
-		"a test of machines":  {change: func() { write(in("internal/lab/vm/machine_test.go"), "") }, undo: func() { write(in("internal/lab/vm/machine_test.go"), "test") }, image: "/x/image", package_: p, want: true},
-		"the program":         {change: func() { write(filepath.Join(bin, "b.test"), "") }, undo: func() { write(filepath.Join(bin, "b.test"), "program, BERTH_SAMPLE") }, image: "/x/image", package_: p},
-		"a file of testdata":  {change: func() { write(in("a/b/testdata/x"), "") }, undo: func() { write(in("a/b/testdata/x"), "data") }, image: "/x/image", package_: p},
-		"the machine":         {change: func() { write(in("internal/lab/vm/machine.go"), "") }, undo: func() { write(in("internal/lab/vm/machine.go"), "machine") }, image: "/x/image", package_: p},
-		"how tests are run":   {change: func() { write(in("test/guest/guest_test.go"), "") }, undo: func() { write(in("test/guest/guest_test.go"), "guest") }, image: "/x/image", package_: p},
-		"the sample":          {change: func() { t.Setenv(harness.SampleVar, "4") }, undo: func() { t.Setenv(harness.SampleVar, "3") }, image: "/x/image", package_: p},
-		"verdicts are not on": {change: func() { t.Setenv(VerdictsVar, "none") }, undo: func() { t.Setenv(VerdictsVar, "") }, image: "/x/image", package_: p},
-		"the kernel":          {image: "/x/other", package_: p},
-		"which tests are run": {image: "/x/image", package_: found{dir: "a/b", tests: []string{"TestOne", "TestTwo"}}},
-		"it needs an API":     {image: "/x/image", package_: found{dir: "a/b", tests: []string{"TestOne"}, api: true}},
-		"nothing, in the end": {image: "/x/image", package_: p, want: true},
+		"nothing":             {image: "/y/image", pkg: p, want: true},
+		"code that is built":  {change: func() { write(in("a/b/b.go"), "") }, undo: func() { write(in("a/b/b.go"), "code") }, image: "/x/image", pkg: p, want: true},
+		"a test of machines":  {change: func() { write(in("internal/lab/vm/machine_test.go"), "") }, undo: func() { write(in("internal/lab/vm/machine_test.go"), "test") }, image: "/x/image", pkg: p, want: true},
+		"the program":         {change: func() { write(filepath.Join(bin, "b.test"), "") }, undo: func() { write(filepath.Join(bin, "b.test"), "program, BERTH_SAMPLE") }, image: "/x/image", pkg: p},
+		"a file of testdata":  {change: func() { write(in("a/b/testdata/x"), "") }, undo: func() { write(in("a/b/testdata/x"), "data") }, image: "/x/image", pkg: p},
+		"the machine":         {change: func() { write(in("internal/lab/vm/machine.go"), "") }, undo: func() { write(in("internal/lab/vm/machine.go"), "machine") }, image: "/x/image", pkg: p},
+		"how tests are run":   {change: func() { write(in("test/guest/guest_test.go"), "") }, undo: func() { write(in("test/guest/guest_test.go"), "guest") }, image: "/x/image", pkg: p},
+		"the sample":          {change: func() { t.Setenv(harness.SampleVar, "4") }, undo: func() { t.Setenv(harness.SampleVar, "3") }, image: "/x/image", pkg: p},
+		"verdicts are not on": {change: func() { t.Setenv(VerdictsVar, "none") }, undo: func() { t.Setenv(VerdictsVar, "") }, image: "/x/image", pkg: p},
+		"the kernel":          {image: "/x/other", pkg: p},
+		"which tests are run": {image: "/x/image", pkg: found{dir: "a/b", tests: []string{"TestOne", "TestTwo"}}},
+		"it needs an API":     {image: "/x/image", pkg: found{dir: "a/b", tests: []string{"TestOne"}, api: true}},
+		"nothing, in the end": {image: "/x/image", pkg: p, want: true},
 	} {
 		if c.change != nil {
 			c.change()
 		}
-		if got := taken(open(c.image), c.package_); got != c.want {
+		if got := taken(open(c.image), c.pkg); got != c.want {
 			t.Errorf("%s: a verdict is taken: %t, want %t", what, got, c.want)
 		}
 		if c.undo != nil {

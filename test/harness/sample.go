@@ -10,15 +10,18 @@ import (
 )
 
 // SampleVar is the environment variable that says which of many cases that are alike
-// are run: "all" (`make e2e`), or the number of a slice from 0 to Slices-1, 0 when it is not set.
+// are run: "all" (`make sampled` and `make families`), or the number of a slice from 0 to Slices-1, 0 when it is not set.
 const SampleVar = "BERTH_SAMPLE"
 
 // Slices is how many gates in a row run all that is sampled and all that rotates, if each
 // has the next slice.
 const Slices = 10
 
-// EvenSlices and OddSlices are for two tests, or two halves of one, that take turns.
-var EvenSlices, OddSlices = []int{0, 2, 4, 6, 8}, []int{1, 3, 5, 7, 9}
+// EvenSlices are those of the first of two tests, or halves of one, that take turns.
+var EvenSlices = []int{0, 2, 4, 6, 8}
+
+// OddSlices are those of the second.
+var OddSlices = []int{1, 3, 5, 7, 9}
 
 // errSlice says that SampleVar has no value that it may have.
 var errSlice = errors.New("not a slice")

@@ -33,10 +33,10 @@ func TestWatch(t *testing.T) {
 				go watch(ctx, beats, bootTime, patience, cancel)
 				go hear(guest, beats, func() {})
 				go func() {
-					time.Sleep(time.Duration(c.first) * time.Second)
+					time.Sleep(time.Duration(c.first) * time.Second) //nolint:forbidigo // virtual time
 					for range c.beats {
 						fmt.Fprintln(says, "beat")
-						time.Sleep(5 * time.Second)
+						time.Sleep(5 * time.Second) //nolint:forbidigo // virtual time
 					}
 				}()
 				began := time.Now()

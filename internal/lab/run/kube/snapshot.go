@@ -42,7 +42,7 @@ func (c *ControlPlane) restore(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	if _, err := os.Stat(snapshot); errors.Is(err, fs.ErrNotExist) {
+	if _, gone := os.Stat(snapshot); errors.Is(gone, fs.ErrNotExist) {
 		err = c.makeSnapshot(ctx, snapshot)
 	}
 	if err == nil {
