@@ -7,10 +7,11 @@
 #
 #   hack/test.sh PACKAGES GO_TEST_FLAG...
 #
-# RACE says what looks for data races: "auto" is the gate, with all but the packages that
-# raise labs, results from Go's cache where they are honest, and hack/budget.tsv in
-# force; "all" (the default) and "none" take nothing from the cache. BERTH_SAMPLE is the
-# slice of the rotation (harness.Rotate), or all.
+# RACE selects the packages that run with the race detector. "auto" is the gate: all packages
+# but those that raise labs, and every second one of those with a control plane, by the slice;
+# results from Go's cache where they are honest; hack/budget.tsv in force. "all" (the default)
+# and "none" take nothing from the cache. BERTH_SAMPLE is the slice of the rotation
+# (harness.Rotate), or all.
 #
 # Where the control plane must be built, it is built while packages without one are tested.
 set -euo pipefail
@@ -86,15 +87,17 @@ links=$(go list -test -f '{{if eq .Name "main"}}{{$p := .ImportPath}}{{range .De
 # Those with a control plane, which may have to be built first.
 kube=$(awk -v start="$(go list ./internal/lab/run/kube)" '$2 == start { print $1 }' <<<"$links" | sort -u)
 
-# Those whose results depend on more than Go code and files of the module: the kernel, and
-# programs that they run. Only results of the others may come from Go's cache.
-# shellcheck disable=SC2086
-real=$({ {
-	go list -test -deps -f '{{if .Module}}{{if .Module.Main}}{{range .Imports}}{{if eq . "os/exec"}}{{$.ImportPath}}{{end}}{{end}}{{end}}{{end}}' $patterns | sort -u
-	printf '%s\n' github.com/containernetworking/cni/pkg/invoke github.com/vishvananda/netlink
-} | awk 'NR == FNR { wanted[$0]; next } { package = $1; sub(/^[^ ]* /, "") } $0 in wanted { print package }' - <(echo "$links")
-	git grep -lE --untracked '\b(unix|syscall)\.(Mount|Unshare|Setns|Socket)\(' -- '*_test.go' | xargs -r -n 1 dirname | sed "s|^|$(go list -m)/|"
+# Those that run every time: they start a control plane, or programs of this module, whose code
+# Go's cache does not know to matter. Results of the others come from it while their code, the files that they
+# read, the kernel and the machine's programs are the same: the latter two are part of the link flags.
+every=$({
+	echo "$kube"
+	git grep -lE --untracked 'exec\.Command(Context)?\((ctx, )?"go"' -- '*_test.go' | xargs -r -n 1 dirname | sed "s|^|$(go list -m)/|"
 } | sort -u)
+machine=$({
+	uname -srvm
+	echo "$PATH" | tr : '\n' | xargs -r -d '\n' -I {} find -L {} -maxdepth 1 -type f -printf '%p %s %T@\n' 2>/dev/null || true
+} | sha256sum | cut -c 1-16)
 
 # Those without the race detector in the gate: packages that raise labs, where what is concurrent
 # are the programs, packages in which little is, and whole programs in virtual time. Programs look
@@ -133,20 +136,25 @@ group() {
 	[ -z "$waiting" ] || groups+=(-later "$* :: $waiting")
 	[ -z "$others" ] || groups+=(-packages "$* :: $others")
 }
-pure=$(some -vxFf <(echo "$real"; echo "$labs") <<<"$all")
-group "${lab[@]}" -p 3 <<<"$labs"
-group "${fresh[@]}" -p 2 < <(some -xFf <(echo "$real") <<<"$all" | some -vxFf <(echo "$labs"))
-if [ "${RACE:-all}" = auto ]; then
-	group -race -p 2 <<<"$pure"
-else
-	group "${fresh[@]}" -p 2 <<<"$pure"
-fi
+fresh_packages=$(some -vxFf <(echo "$labs") <<<"$every")
+unraced=$labs
+case ${RACE:-all}-${BERTH_SAMPLE:-0} in
+auto-[0-9]) # races of those with a control plane are looked for in every second slice
+	rest=$(awk -v slice="$BERTH_SAMPLE" 'NR % 2 != slice % 2' <<<"$fresh_packages")
+	unraced+=$'\n'$rest
+	fresh_packages=$(some -vxFf <(echo "$rest") <<<"$fresh_packages")
+	;;
+esac
+group "${lab[@]}" -p 3 <<<"$unraced"
+group "${fresh[@]}" -p 2 <<<"$fresh_packages"
+[ "${RACE:-all}" != auto ] || fresh=(-race) # the rest may come from Go's cache
+group "${fresh[@]}" -p 2 < <(some -vxFf <(echo "$every"; echo "$labs") <<<"$all")
 
 echo "Slice ${BERTH_SAMPLE:-0} of what is sampled and rotates (docs/contributing.md, \"Samples\"); race detector: ${RACE:-all}."
 budget=()
 [ "${RACE:-all}" != auto ] || [ "${BERTH_SAMPLE:-0}" = all ] || [ -n "$counted" ] || budget=(-budget hack/budget.tsv)
 BERTH_LEFTOVERS=check "$testrun" "${groups[@]}" "${budget[@]}" -accounts-file dist/test-accounts.tsv \
 	-await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
-	-- hack/sandbox.sh go test -json -vet=off -ldflags='-s -w' "$@" || status=$?
+	-- hack/sandbox.sh go test -json -vet=off -ldflags="-s -w -X main.machine=$machine" "$@" || status=$?
 if [ "$status" = 0 ]; then echo PASS; else echo FAIL; fi
 exit "$status"

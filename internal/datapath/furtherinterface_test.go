@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A pod may have several interfaces, of several networks. Each of its addresses
@@ -18,6 +19,9 @@ func TestFurtherInterface(t *testing.T) {
 	further.want.HostIfName = HostLinkName("storage", first.name, "net1")
 	further.want.IPv4, further.want.IPv6 = netip.MustParseAddr(podC), netip.MustParseAddr("2001:db8::53")
 	v.add(further)
+	for first.run("ip -6 addr show tentative") != "" { // routes change once duplicate address detection ends
+		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // the kernel's own time
+	}
 	for _, again := range []*pod{further, first} { // changes nothing
 		before := first.run("ip route show table all") + first.run("ip -6 route show table all") + first.run("ip rule")
 		v.add(again)

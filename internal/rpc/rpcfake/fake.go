@@ -4,6 +4,7 @@ package rpcfake
 
 import (
 	"context"
+	"errors"
 	"net"
 	"path/filepath"
 	"slices"
@@ -78,7 +79,7 @@ func Serve(t testing.TB, l net.Listener, n *Node, o ...grpc.ServerOption) *grpc.
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := s.Serve(l); err != nil {
+		if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it served
 			t.Errorf("serving: %v", err)
 		}
 	}()
