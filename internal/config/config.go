@@ -182,15 +182,10 @@ func (c *Config) Policy() ipam.Policy {
 	return p
 }
 
-// BlocksMetadata tells whether pods are kept from the metadata service. In node
-// mode they are unless the settings say otherwise: there the instance's role may
-// change ENIs, and so could a pod that gets its credentials.
-func (c *Config) BlocksMetadata() bool {
-	if c.BlockMetadata != nil {
-		return *c.BlockMetadata
-	}
-	return c.IPAM == IPAMENI
-}
+// BlocksMetadata tells whether pods are kept from the metadata service, which gives
+// the credentials of the instance's role to whoever asks. They are unless the settings
+// say otherwise.
+func (c *Config) BlocksMetadata() bool { return c.BlockMetadata == nil || *c.BlockMetadata }
 
 // HasPorts tells whether pods have NICs that are ports of VPCs.
 func (c *Config) HasPorts() bool { return c.VPCPorts || c.IPAM == IPAMPort }

@@ -217,16 +217,15 @@ func TestBareFlags(t *testing.T) {
 	}
 }
 
-// Pods are kept from the metadata service in node mode, where the node has
-// credentials, unless somebody says otherwise.
-func TestMetadataIsBlockedInNodeMode(t *testing.T) {
+// Pods are kept from the metadata service in every mode, unless somebody says otherwise.
+func TestMetadataIsBlockedInEveryMode(t *testing.T) {
 	for _, tt := range []struct {
 		args, env string
 		want      bool
 	}{
-		{"", "", true}, {"--ipam=eni", "", true}, {"--ipam=eni-operator", "", false}, {"--ipam=pool", "", false},
+		{"", "", true}, {"--ipam=eni", "", true}, {"--ipam=eni-operator", "", true}, {"--ipam=pool", "", true},
 		{"--block-metadata=false", "", false}, {"", "BERTH_BLOCK_METADATA=false", false}, {"", "BERTH_BLOCK_METADATA=", true},
-		{"--ipam=eni-operator --block-metadata", "", true},
+		{"--ipam=eni-operator --block-metadata=false", "", false}, {"--ipam=pool", "BERTH_BLOCK_METADATA=false", false},
 	} {
 		c, err := load(t, strings.Fields(tt.args), []string{tt.env})
 		if err != nil || c.BlocksMetadata() != tt.want {

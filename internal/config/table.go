@@ -173,7 +173,7 @@ func datapathSettings(c *Config) []Setting {
 		{Flag: "mtu", Env: []string{"AWS_VPC_ENI_MTU"}, Default: "0", Unit: "bytes", parse: mtu(&c.MTU),
 			Doc: "MTU of pod interfaces and secondary ENIs. 0 takes the primary interface's (9001 in a VPC)."},
 		{Flag: "block-metadata", bare: true, parse: optional(&c.BlockMetadata),
-			Doc: "Keep pods from the instance metadata service, and so from the node's EC2 credentials. Default: true in node mode (ipam=eni), else false."},
+			Doc: "Keep pods from the instance metadata service, and so from the credentials of the node's role. Default: true."},
 		{Flag: "max-connections-per-pod", Default: "0", parse: integer(&c.MaxConnections, math.MaxInt32, 0),
 			Doc: "Most connections that a pod may have open by the node's connection tracking; 0: no limit of its own."},
 		{Flag: "sysctl-dir", Default: "/proc/sys", parse: absolutePath(&c.SysctlDir, false),

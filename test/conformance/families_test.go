@@ -46,7 +46,7 @@ func TestDualStack(t *testing.T) {
 			}
 			families := tc.families
 			l := harness.RaiseQuick(t, tc.mode, lab.Options{
-				Nodes: 2, InstanceType: "t3.small", IPFamilies: families, IPv6Egress: tc.egress, DaemonArgs: []string{"--cooling-period=10m", "--block-metadata"},
+				Nodes: 2, InstanceType: "t3.small", IPFamilies: families, IPv6Egress: tc.egress, DaemonArgs: []string{"--cooling-period=10m"},
 			})
 			nodes := l.Nodes()
 			const many, few = 5, 2
