@@ -7,11 +7,11 @@ import (
 
 var (
 	// anywhere in a name makes it a secret's.
-	anywhere = []string{"password", "passwd", "passphrase", "privatekey", "secretkey", "secretaccesskey", "apikey", "encryptionkey", "presharedkey"}
+	anywhere = []string{"password", "passwd", "passphrase", "privatekey", "secretkey", "secretaccesskey", "apikey", "encryptionkey", "presharedkey", "connectionstring", "licensekey", "licencekey"}
 	// atEnd makes it one at its end.
 	atEnd = []string{
 		"secret", "token", "accesskey", "accesskeyid", "keydata", "authorization", "auth", "cookie", "credential", "credentials",
-		"dockerconfigjson", "dockercfg", "pwd", "psk", "sessionkey", "signature",
+		"dockerconfigjson", "dockercfg", "pwd", "pass", "psk", "dsn", "license", "licence", "sessionkey", "signature",
 	}
 	// notAtEnd: such a name is that of a place, or of a thing that has the secret.
 	notAtEnd = []string{"file", "path", "name", "dir", "ref", "seconds", "length", "len", "count", "type", "policy"}

@@ -152,6 +152,7 @@ func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 	labels := map[string]string{"app.kubernetes.io/name": "berthd"}
 	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{
 		{Name: "berthd", Image: "berth-node:dev", Env: env, Args: []string{"--api-token", planted, "--token=" + planted}},
+		{Name: "sidecar", Image: "sidecar:stays", Env: []corev1.EnvVar{{Name: "X", Value: planted}}, Args: []string{"-p" + planted}},
 	}}}
 	create := func(o client.Object) {
 		t.Helper()
@@ -160,6 +161,14 @@ func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 	}
 	create(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd", Annotations: applied},
 		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template}})
+	// Others' objects have secrets that neither a name nor a form tells.
+	unknown := corev1.PodSpec{HostNetwork: true, Volumes: []corev1.Volume{{Name: "stays", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "d", VolumeAttributes: map[string]string{"x": planted}}}}}, Containers: []corev1.Container{{
+		Name: "agent", Image: "agent:stays", Command: []string{"sh", "-c", "agent -p" + planted}, Args: []string{"-p" + planted},
+		Env: []corev1.EnvVar{{Name: "DB_PASS", Value: planted}, {Name: "X", Value: planted}},
+	}}}
+	others := map[string]string{"app": "agent"}
+	create(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "agent", Annotations: map[string]string{"x": planted, corev1.LastAppliedConfigAnnotation: planted}},
+		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: others}, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: others, Annotations: map[string]string{"x": planted}}, Spec: unknown}}})
 	create(&v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: secrets}, Spec: v1alpha1.AddressPoolSpec{Subnets: []v1alpha1.PoolSubnet{{IPv4: "10.2.0.0/24"}}}})
 	create(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e1"}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web"},
 		Reason: "FailedCreatePodSandBox", Message: "no address stays; Authorization: Bearer " + planted + "1234", Type: "Warning", LastTimestamp: metav1.Now()})
@@ -214,11 +223,11 @@ func TestCluster(t *testing.T) {
 	said, got, index := bundled(t, "--all", "--kubeconfig", kubeconfig, "--since=1h", "--node-timeout=2s")
 	for name, parts := range map[string][]string{
 		"cluster/version.json":                                {"gitVersion"},
-		"cluster/nodes.yaml":                                  {"name: node-1", "name: node-5", "example.com/registry-password: REDACTED", "@registry stays"},
-		"cluster/daemonsets.yaml":                             {"kind: DaemonSet", "value: stays", `"stays":true`},
-		"cluster/pods.yaml":                                   {"name: berthd-node-1", "- --api-token"},
+		"cluster/nodes.yaml":                                  {"name: node-1", "name: node-5"},
+		"cluster/daemonsets.yaml":                             {"kind: DaemonSet", "value: stays", "image: agent:stays", "hostNetwork: true"},
+		"cluster/pods.yaml":                                   {"name: berthd-node-1", "- --api-token", "image: sidecar:stays"},
 		"cluster/pods.txt":                                    {"node-1 kube-system/berthd-node-1", `pool="a\nforged"`},
-		"cluster/addresspools.yaml":                           {"kind: AddressPool", "10.2.0.0/24"},
+		"cluster/addresspools.yaml":                           {"kind: AddressPool", "10.2.0.0/24", "example.com/registry-password: REDACTED", "@registry stays"},
 		"cluster/customresourcedefinitions.yaml":              {"nodenetworks.berth.dev"},
 		"cluster/events.txt":                                  {"FailedCreatePodSandBox: no address stays"},
 		"cluster/events-others.txt":                           {"Pod Pulling"},
@@ -261,7 +270,7 @@ func TestBundleOfEgresses(t *testing.T) {
 	port := []corev1.ServicePort{{Port: 5555, Protocol: corev1.ProtocolUDP}}
 	for _, o := range []client.Object{
 		&v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "internet"}, Spec: v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/24"}, Template: &v1alpha1.EgressPodTemplate{
-			Spec: &runtime.RawExtension{Raw: []byte(`{"containers": [{"name": "egress", "env": [{"name": "API_TOKEN", "value": "` + planted + `"}]}]}`)},
+			Spec: &runtime.RawExtension{Raw: []byte(`{"containers": [{"name": "egress", "env": [{"name": "API_TOKEN", "value": "` + planted + `"}]}, {"name": "proxy", "image": "i", "args": ["-p` + planted + `"]}]}`)},
 		}}},
 		&v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0"}, Spec: v1alpha1.EgressClientSpec{PodUID: "u-1", NodeName: "node-1"}},
 		&v1alpha1.EgressClientSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "internet-x7"}, Clients: []v1alpha1.ServedClient{{UID: "u-1", Addresses: []string{"10.0.0.5"}}}},

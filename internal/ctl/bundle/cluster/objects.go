@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -26,30 +28,31 @@ type kind struct {
 	file     string // where it is not the resource's
 	labels   string // selector; empty: all
 	ours     bool   // only those with berth in their name, or of Egresses
+	others   fields // those that are kept of objects that are not Berth's; nil: all, the kind is Berth's
 }
 
 func (k kind) name() string { return cmp.Or(k.file, k.resource) }
 
 var kinds = []kind{
-	{path: "/api/v1", resource: "nodes"},
+	{path: "/api/v1", resource: "nodes", others: ofNode},
 	{path: "/api/v1", resource: "pods", labels: ours},
 	{path: "/api/v1", resource: "pods", labels: v1alpha1.LabelEgress, file: "gateways"},
 	{path: "/api/v1", resource: "serviceaccounts", ours: true},
 	{path: "/api/v1", resource: "services", ours: true},
-	{path: "/apis/apps/v1", resource: "daemonsets"}, // others' too: what else changes nodes' networks
+	{path: "/apis/apps/v1", resource: "daemonsets", others: ofDaemonSet}, // what else changes nodes' networks
 	{path: "/apis/apps/v1", resource: "deployments", ours: true},
 	{path: "/apis/apps/v1", resource: "controllerrevisions", ours: true},
 	{path: "/apis/policy/v1", resource: "poddisruptionbudgets", ours: true},
 	{path: "/apis/coordination.k8s.io/v1", resource: "leases", ours: true},
-	{path: "/apis/storage.k8s.io/v1", resource: "csinodes"}, // whose volumes take device slots of an instance
+	{path: "/apis/storage.k8s.io/v1", resource: "csinodes", others: fields{"spec"}}, // whose volumes take device slots of an instance
 	{path: "/apis/rbac.authorization.k8s.io/v1", resource: "clusterroles", ours: true},
 	{path: "/apis/rbac.authorization.k8s.io/v1", resource: "clusterrolebindings", ours: true},
 	{path: "/apis/admissionregistration.k8s.io/v1", resource: "validatingadmissionpolicies", ours: true},
 	{path: "/apis/admissionregistration.k8s.io/v1", resource: "validatingadmissionpolicybindings", ours: true},
-	{path: "/apis/admissionregistration.k8s.io/v1", resource: "validatingwebhookconfigurations"},
-	{path: "/apis/admissionregistration.k8s.io/v1", resource: "mutatingwebhookconfigurations"},
+	{path: "/apis/admissionregistration.k8s.io/v1", resource: "validatingwebhookconfigurations", others: ofWebhook},
+	{path: "/apis/admissionregistration.k8s.io/v1", resource: "mutatingwebhookconfigurations", others: ofWebhook},
 	{path: "/apis/apiextensions.k8s.io/v1", resource: "customresourcedefinitions", ours: true},
-	{path: "/apis/k8s.cni.cncf.io/v1", resource: "network-attachment-definitions"},
+	{path: "/apis/k8s.cni.cncf.io/v1", resource: "network-attachment-definitions", others: fields{"spec"}},
 	{path: "/apis/berth.dev/v1alpha1", resource: "nodenetworks"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "addresspools"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "addressblocks"},
@@ -57,7 +60,7 @@ var kinds = []kind{
 	{path: "/apis/berth.dev/v1alpha1", resource: "vpcs"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "podnics"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "nicpolicies"},
-	{path: "/apis/vpcresources.k8s.aws/v1beta1", resource: "securitygrouppolicies"},
+	{path: "/apis/vpcresources.k8s.aws/v1beta1", resource: "securitygrouppolicies", others: fields{"spec"}},
 	{path: "/apis/berth.dev/v1alpha1", resource: "egresses"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "egressclients"},
 	{path: "/apis/berth.dev/v1alpha1", resource: "egressclientslices"},
@@ -76,6 +79,9 @@ func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error
 	err := k.each(ctx, kind, func(o map[string]any) error {
 		if kind.ours && !isOurs(o) {
 			return nil
+		}
+		if kind.others != nil && !isOurs(o) {
+			o = slices.Concat(ofAll, kind.others).of(o).(map[string]any) //nolint:forcetypeassert // of a map
 		}
 		return files.add(shown(o))
 	})
@@ -147,12 +153,14 @@ func isOurs(o map[string]any) bool {
 func shown(o map[string]any) any {
 	m, _ := o["metadata"].(map[string]any)
 	delete(m, "managedFields")
-	if o["kind"] == "Node" {
-		if status, ok := o["status"].(map[string]any); ok {
-			delete(status, "images")
-		}
+	if annotations, ok := m["annotations"].(map[string]any); ok {
+		delete(annotations, corev1.LastAppliedConfigAnnotation) // has all of it again
 	}
-	return redact.Value(o)
+	if spec, ok := o["spec"].(map[string]any); ok && o["kind"] == "NetworkAttachmentDefinition" {
+		config, _ := spec["config"].(string)
+		o["spec"] = map[string]any{"config": networkTypes(config)}
+	}
+	return redact.Value(withoutOthers(o))
 }
 
 // documents puts YAML documents into files that are no larger than a file may be.
