@@ -344,6 +344,7 @@ func TestOperatorMakesGatewaysAlone(t *testing.T) {
 		{"Deployment", added + "containers.0.args", `["a"]`},
 		{"Deployment", added + "containers.0.lifecycle", `{"postStart":{"exec":{"command":["a"]}}}`},
 		{"Deployment", added + "containers.0.startupProbe", `{"exec":{"command":["a"]}}`},
+		{"Deployment", added + "containers.0.volumeMounts", `[{"name":"berth-egress-token","mountPath":"/berth-egress"}]`},
 		{"Deployment", added + "containers.0.envFrom", `[{"secretRef":{"name":"a"}}]`},
 		{"Deployment", added + "containers.0.env", `[{"name":"A","valueFrom":{"secretKeyRef":{"name":"a","key":"a"}}}]`},
 		{"Deployment", added + "containers.0.securityContext.capabilities", `{"add":["NET_ADMIN","SYS_ADMIN"]}`},
@@ -383,6 +384,7 @@ func TestEgressTemplates(t *testing.T) {
 		`{"containers":[{"name":"egress","env":[{"name":"A","valueFrom":{"secretKeyRef":{"name":"a","key":"a"}}}]}]}`:          path + "containers: egress has variables of a Secret",
 		`{"initContainers":[{"name":"a","volumeMounts":[{"name":"berth-egress-token","mountPath":"/a"}]}]}`:                    path + "containers: a has variables of a Secret or the token",
 		`{"containers":[{"name":"egress","lifecycle":{"postStart":{}}}]}`:                                                      path + "containers: the container egress runs the program of Berth alone: leave out lifecycle",
+		`{"containers":[{"name":"egress","volumeMounts":[{"name":"a","mountPath":"/berth-egress","subPath":"a"}]}]}`:           path + "containers: the container egress runs the program of Berth alone: leave out volumeMounts",
 		`{"containers":[{"name":"egress","env":[{"name":"A","valueFrom":{"configMapKeyRef":{"name":"a","key":"a"}}}]}]}`:       path + "containers: the container egress runs the program of Berth alone: leave out variables",
 		`{"volumes":[{"name":"a","ephemeral":{}}]}`:                                                                            path + "volumes: a: gateways have volumes of",
 	} {

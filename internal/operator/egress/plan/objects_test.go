@@ -110,6 +110,7 @@ func TestTemplateCannotChangeTheGateway(t *testing.T) {
 		`{"serviceAccountName":"admin","automountServiceAccountToken":true,"enableServiceLinks":true}`,
 		`{"containers":[{"name":"egress","image":"evil:1","command":["/evil"],"args":["--evil"]}]}`,
 		`{"containers":[{"name":"egress","securityContext":{"privileged":true,"capabilities":{"add":["SYS_ADMIN"]},"runAsUser":5,"procMount":"Unmasked"}}]}`,
+		`{"containers":[{"name":"egress","volumeMounts":[{"name":"a","mountPath":"/berth-egress","subPath":"a"}]}]}`,
 		`{"containers":[{"name":"egress","readinessProbe":{"exec":{"command":["true"]}},"livenessProbe":{"httpGet":{"path":"/","port":1}}}]}`,
 		`{"containers":[{"name":"egress","env":[{"name":"BERTH_EGRESS_NAME","value":"another"}]}]}`,
 		`{"containers":[{"name":"egress"}]}`, `{}`,

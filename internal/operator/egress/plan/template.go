@@ -112,7 +112,7 @@ func withoutBerths(pod map[string]any) {
 	containers, _ := pod["containers"].([]any)
 	for _, c := range containers {
 		if c, _ := c.(map[string]any); c["name"] == containerName {
-			for _, field := range []string{"command", "args", "readinessProbe", "livenessProbe", "securityContext"} {
+			for _, field := range []string{"command", "args", "readinessProbe", "livenessProbe", "securityContext", "volumeMounts", "volumeDevices"} {
 				delete(c, field)
 			}
 			return
