@@ -260,7 +260,9 @@ func TestConflistIsTheInstalledOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(decode(t, want), decode(t, readFile(t, "cni/"+cfg.CNIConfName))); d != "" {
+	installed, _ := decode(t, want).(map[string]any)
+	delete(installed, "berthPlugins") // by which an upgrade tells Berth's entries from others'
+	if d := cmp.Diff(any(installed), decode(t, readFile(t, "cni/"+cfg.CNIConfName))); d != "" {
 		t.Errorf("differs from what is installed (-installed +here):\n%s", d)
 	}
 }

@@ -85,6 +85,9 @@ func remark(r install.Report, o install.Options) string {
 	if len(r.LeftOut) > 0 {
 		notes = append(notes, fmt.Sprintf("left out of the chain, as not in %s: %s", o.BinDir, strings.Join(r.LeftOut, ", ")))
 	}
+	if len(r.Foreign) > 0 {
+		notes = append(notes, "kept in the chain, where other software put it: "+strings.Join(r.Foreign, ", "))
+	}
 	if len(r.Unasked) > 0 {
 		notes = append(notes, fmt.Sprintf("taken to speak CNI up to 1.0.0, as berthd's container lacks what is needed to ask: %s", strings.Join(r.Unasked, ", ")))
 	}

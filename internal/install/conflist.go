@@ -16,6 +16,8 @@ type Network struct {
 	Timeout     time.Duration // of the plugin's calls; 0: the plugin's default
 	Tells       []string      // capabilities: what the runtime is to tell the plugin
 	Chain       []string      // plugins after berth, by type
+
+	foreign []foreign
 }
 
 // capabilities are what the reference plugins must be declared to take from
@@ -27,10 +29,11 @@ var capabilities = map[string]string{
 }
 
 type conflist struct {
-	CNIVersion  string       `json:"cniVersion"`
-	CNIVersions []string     `json:"cniVersions,omitempty"`
-	Name        string       `json:"name"`
-	Plugins     []pluginConf `json:"plugins"`
+	CNIVersion   string   `json:"cniVersion"`
+	CNIVersions  []string `json:"cniVersions,omitempty"`
+	Name         string   `json:"name"`
+	Plugins      []any    `json:"plugins"`
+	BerthPlugins []string `json:"berthPlugins"` // types of Berth's entries; runtimes ignore the field
 }
 
 type pluginConf struct {
@@ -43,11 +46,15 @@ type pluginConf struct {
 
 // Conflist is the network configuration as a file.
 func (n Network) Conflist() ([]byte, error) {
-	c := conflist{Name: n.Name, Plugins: []pluginConf{n.plugin()}}
-	c.CNIVersion, c.CNIVersions = offered(n.CNIVersions)
+	own := []pluginConf{n.plugin()}
 	for _, kind := range n.Chain {
-		c.Plugins = append(c.Plugins, chained(kind))
+		own = append(own, chained(kind))
 	}
+	c := conflist{Name: n.Name, Plugins: merged(own, n.foreign)}
+	for _, p := range own {
+		c.BerthPlugins = append(c.BerthPlugins, p.Type)
+	}
+	c.CNIVersion, c.CNIVersions = offered(n.CNIVersions)
 	text, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("writing the network configuration: %w", err)

@@ -5,6 +5,7 @@
 //
 //	install.go    the steps, and what is reported of them
 //	conflist.go   the configuration
+//	foreign.go    entries of other software in the configuration
 //	chained.go    the plugin alone, to be called after another network's
 //	versions.go   in which CNI versions, and with which plugins
 //	ask.go        what plugins of others speak
@@ -46,9 +47,10 @@ type Report struct {
 	Versions []string   // CNI versions that the configuration is in, oldest first
 	LeftOut  []string   // plugins of Network.Chain that are not in BinDir
 	Unusable []Unusable // those that are there, and are left out all the same
-	Failed   []Unusable // plugins of Bundle that could not be put into BinDir
+	Failed   []Unusable // plugins of Bundle that could not be put into BinDir, and of others that do not work
 	Unasked  []string   // those that could not be asked which versions they speak, and are in
 	Held     []string   // those that keep the configuration from newer versions
+	Foreign  []string   // plugins that other software put into the configuration, and that stay
 	// Preferred are configurations of others whose names sort before ours. A
 	// runtime that takes one network takes the first of them instead.
 	Preferred []string
@@ -96,9 +98,11 @@ func (i *Installer) Install(ctx context.Context) (r Report, err error) {
 			return r, fmt.Errorf("creating the directory to install to: %w", err)
 		}
 	}
-	if err := mayReplace(filepath.Join(o.ConfDir, o.ConfName)); err != nil {
+	path := filepath.Join(o.ConfDir, o.ConfName)
+	if err := mayReplace(path); err != nil {
 		return r, err
 	}
+	o.Network.foreign = o.foreign(path)
 	if err := o.installPlugins(&r); err != nil {
 		return r, err
 	}
@@ -144,11 +148,18 @@ func (i *Installer) fit(ctx context.Context, o *Options, r *Report) {
 	for k, plugin := range there {
 		answers[k] = i.asker.ask(ctx, o.BinDir, chained(plugin))
 	}
+	for _, f := range o.Network.foreign {
+		a := i.asker.ask(ctx, o.BinDir, pluginConf{Type: f.kind})
+		if a.foreign = true; a.broken != "" {
+			r.Failed = append(r.Failed, Unusable{f.kind, fmt.Sprintf("%s, which other software put into the chain, does not work: %s", f.kind, a.broken)})
+		}
+		r.Foreign, answers = append(r.Foreign, f.kind), append(answers, a)
+	}
 	c := choose(o.CNIVersion, answers)
 	o.Network.Chain, o.Network.CNIVersions = c.chain, c.versions
 	r.Versions, r.Unusable, r.Held = c.versions, c.leftOut, c.held
 	for _, a := range answers {
-		if a.unasked != "" && slices.Contains(c.chain, a.plugin) {
+		if a.unasked != "" && (a.foreign || slices.Contains(c.chain, a.plugin)) {
 			r.Unasked = append(r.Unasked, a.plugin)
 		}
 	}

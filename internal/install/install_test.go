@@ -121,6 +121,10 @@ func TestInstall(t *testing.T) {
         "portMappings": true
       }
     }
+  ],
+  "berthPlugins": [
+    "berth",
+    "portmap"
   ]
 }
 `

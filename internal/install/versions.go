@@ -36,6 +36,7 @@ type answer struct {
 	versions []string // of spoken, that it speaks, oldest first
 	unasked  string   // why it could not be asked, and common is assumed; empty: it could
 	broken   string   // why it cannot work; empty: it may
+	foreign  bool     // other software put it there: it stays, whatever it speaks
 }
 
 // chosen is in which versions a list is, and with which plugins.
@@ -59,6 +60,8 @@ func choose(want string, answers []answer) chosen {
 	for _, a := range answers {
 		both := intersection(c.versions, a.versions)
 		switch {
+		case a.foreign && (a.broken != "" || len(both) == 0):
+			continue
 		case a.broken != "":
 			c.leftOut = append(c.leftOut, Unusable{a.plugin, a.broken})
 			continue
@@ -72,7 +75,9 @@ func choose(want string, answers []answer) chosen {
 			c.held = append(c.held, a.plugin)
 		}
 		c.versions = both
-		c.chain = append(c.chain, a.plugin)
+		if !a.foreign {
+			c.chain = append(c.chain, a.plugin)
+		}
 	}
 	return c
 }

@@ -1,0 +1,126 @@
+package install
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/google/go-cmp/cmp"
+)
+
+// mesh is an entry as a service mesh's installer adds it.
+const mesh = `{"type":"istio-cni","log_level":"info","kubernetes":{"exclude_namespaces":["istio-system"]},"ambient_enabled":false}`
+
+// edit changes the configuration as other software does: by a rename, in a form of its own.
+func edit(t *testing.T, o Options, old, with string) {
+	t.Helper()
+	text := strings.NewReplacer("\n", "", " ", "").Replace(read(t, o.conf()))
+	if !strings.Contains(text, old) {
+		t.Fatalf("%s lacks %s", text, old)
+	}
+	write(t, o.conf()+".tmp", strings.Replace(text, old, with, 1), 0o644)
+	if err := os.Rename(o.conf()+".tmp", o.conf()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// chain are the types of the configuration in place, as a runtime reads it, with what the mesh's entry says.
+func chain(t *testing.T, o Options) (types string) {
+	t.Helper()
+	list, err := libcni.ConfListFromFile(o.conf())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range list.Plugins {
+		types += " " + p.Network.Type
+		if p.Network.Type == "istio-cni" && !strings.Contains(string(p.Bytes), `"exclude_namespaces":["istio-system"]`) {
+			t.Errorf("the mesh's entry became %s", p.Bytes)
+		}
+	}
+	return strings.TrimSpace(types)
+}
+
+// Entries that other software adds to the configuration stay, in their order, over restarts and changes of Berth.
+func TestEntriesOfOthersStay(t *testing.T) {
+	atEnd := func(o Options) { edit(t, o, `],"berthPlugins"`, ","+mesh+`],"berthPlugins"`) }
+	first := func(o Options) { edit(t, o, `"plugins":[`, `"plugins":[{"type":"first"},`) }
+	second := func(o Options) { edit(t, o, `{"type":"portmap"`, `{"type":"linkerd-cni"},{"type":"portmap"`) }
+	for name, tc := range map[string]struct {
+		theirs []func(Options)
+		change func(*Options) // of Berth
+		want   string
+	}{
+		"a restart":                {[]func(Options){atEnd}, func(*Options) {}, "berth portmap istio-cni"},
+		"several":                  {[]func(Options){atEnd, second, first}, func(*Options) {}, "first berth linkerd-cni portmap istio-cni"},
+		"other settings":           {[]func(Options){atEnd, second}, func(o *Options) { o.Network.MTU = 1500 }, "berth linkerd-cni portmap istio-cni"},
+		"a plugin more":            {[]func(Options){atEnd, second}, func(o *Options) { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")) }, "berth linkerd-cni portmap bandwidth istio-cni"},
+		"a plugin less":            {[]func(Options){atEnd, second}, func(o *Options) { o.Network.Chain = nil }, "berth linkerd-cni istio-cni"},
+		"a plugin that was theirs": {[]func(Options){atEnd}, func(o *Options) { o.Network.Chain = []string{"istio-cni"} }, "berth"},
+		"a version that did not say which were its own": {[]func(Options){atEnd, func(o Options) { edit(t, o, `,"berthPlugins":["berth","portmap"]`, "") }},
+			func(o *Options) { o.Network.Chain = nil }, "berth istio-cni"},
+		"they take it away": {[]func(Options){atEnd}, func(o *Options) { edit(t, *o, ","+mesh, "") }, "berth portmap"},
+	} {
+		for _, volatile := range []bool{false, true} {
+			o := node(t)
+			if volatile {
+				name += ", volatile"
+				o.Volatile = filepath.Join(t.TempDir(), "run/berth/cni", o.ConfName)
+			}
+			mustInstall(t, o)
+			for _, add := range tc.theirs {
+				add(o)
+				mustInstall(t, o)
+			}
+			tc.change(&o)
+			mustInstall(t, o)
+			if got := chain(t, o); got != tc.want {
+				t.Errorf("%s: the chain is %q, want %q", name, got, tc.want)
+			}
+			if again := mustInstall(t, o).Changed; again != nil {
+				t.Errorf("%s: installing again changed %v", name, again)
+			}
+			if _, err := os.Readlink(o.conf()); (err == nil) != volatile {
+				t.Errorf("%s: %s is a link: %v", name, o.conf(), err)
+			}
+		}
+	}
+}
+
+// The link may be gone while the file that it led to is there.
+func TestEntriesOfOthersStayWithoutTheLink(t *testing.T) {
+	o := node(t)
+	o.Volatile = filepath.Join(t.TempDir(), o.ConfName)
+	mustInstall(t, o)
+	edit(t, o, `],"berthPlugins"`, ","+mesh+`],"berthPlugins"`)
+	mustInstall(t, o)
+	if err := os.Remove(o.conf()); err != nil {
+		t.Fatal(err)
+	}
+	mustInstall(t, o)
+	if got := chain(t, o); got != "berth portmap istio-cni" {
+		t.Errorf("the chain is %q", got)
+	}
+}
+
+// They count when versions are chosen, and are told of. One that does not work stays.
+func TestEntriesOfOthersAreToldOf(t *testing.T) {
+	o := node(t)
+	o.Network.Chain = nil
+	if r := mustInstall(t, o); !cmp.Equal(r.Versions, spoken) || r.Foreign != nil {
+		t.Fatalf("%+v", r)
+	}
+	edit(t, o, `],"berthPlugins"`, ","+mesh+`],"berthPlugins"`)
+	if r := mustInstall(t, o); len(r.Failed) != 1 || !strings.Contains(r.Failed[0].Why, "istio-cni, which other software put") || !cmp.Equal(r.Versions, spoken) {
+		t.Errorf("without its file: %+v", r)
+	}
+	plugin(t, o.BinDir, "istio-cni", speaks("0.4.0", "1.0.0"))
+	r := mustInstall(t, o)
+	if !cmp.Equal(r.Foreign, []string{"istio-cni"}) || !cmp.Equal(r.Versions, []string{"0.4.0", "1.0.0"}) || !cmp.Equal(r.Held, []string{"istio-cni"}) || r.Failed != nil {
+		t.Errorf("%+v", r)
+	}
+	if got := chain(t, o); got != "berth istio-cni" {
+		t.Errorf("the chain is %q", got)
+	}
+}
