@@ -234,7 +234,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	}
 	vpcs, err := vpc.Setup(mgr, vpc.Options{
 		Namespace: cfg.LeaseNamespace, Interval: cfg.ListingInterval, Calls: cfg.VPCCalls,
-		EC2: ofEC2(env), Observer: calls, Clock: clock.Real{}, Logger: env.log,
+		EC2: ofEC2(env), Provider: env.deps.VPC, Observer: calls, Clock: clock.Real{}, Logger: env.log,
 	})
 	if err != nil {
 		return part{}, err
