@@ -38,15 +38,14 @@ var (
 	operatorOperator = named("eni.", "operator.publish.", "operator.withdraw.")
 	poolDaemon       = slices.Concat(named("pool."), ofDaemon)
 	poolOperator     = named("operator.pool.")
+	portDaemon       = slices.Concat(named("port.", "daemon.nics."), ofDaemon)
+	portOperator     = named("operator.port.")
 )
 
 // elsewhere are failpoints at which nothing is halted here, by what their names begin with,
 // and why.
 var elsewhere = map[string]string{
 	"plug.":                         "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
-	"port.":                         "NICs need pluggers and a provider of VPC ports, which are not injected: test/crash, internal/operator/vpcport",
-	"daemon.nics.":                  "likewise",
-	"operator.port.":                "likewise",
 	"operator.warm.":                "branches are warm for NICs: internal/operator/vpcport",
 	"daemon.egress.":                "egress sets up pods' tunnels in the real kernel: test/crash",
 	"operator.gateways.":            "gateways need the controllers of Deployments and DaemonSets: internal/operator/egress",
@@ -66,7 +65,7 @@ func isElsewhere(name string) bool {
 // No failpoint is forgotten when one is added or renamed. Each test wants its failpoint
 // to be reached.
 func TestEveryFailpointIsHaltedAt(t *testing.T) {
-	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator)
+	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator, portDaemon, portOperator)
 	for _, name := range failpoint.Names() {
 		if is := slices.Contains(halted, name); is == isElsewhere(name) {
 			t.Errorf("%s: halted at %v, and elsewhere %v", name, is, isElsewhere(name))

@@ -28,6 +28,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/datapath/datapathfake"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/plug/plugfake"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
@@ -38,6 +39,7 @@ type node struct {
 	settings []string
 	clock    virtualClock
 	kernel   *datapathfake.Kernel
+	plugs    *plugfake.Node   // ports of VPCs in pods
 	cloud    *cloudfake.Cloud // nil where there is none
 	pods     pods
 	families ipfamily.Set // of pods' addresses
@@ -71,7 +73,7 @@ func newNode(t *testing.T, settings ...string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	n := &node{root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel(), log: newLog(t)}
+	n := &node{root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel(), plugs: plugfake.NewNode(), log: newLog(t)}
 	n.pods = newPods(n)
 	n.program = &program{t: t, name: "berthd", launch: n.launch, moved: n.moved}
 	return n
@@ -135,8 +137,11 @@ func (n *node) launch(w *world) {
 			Clock:        n.clock,
 			OpenDatapath: func() (carrier.Node, error) { return n.kernel.Open(w.do), nil },
 			InspectNetns: n.kernel.InspectNetns,
-			Listen:       func(string) (net.Listener, error) { return socket, nil },
-			Metadata:     func(aws.Options) cloud.Metadata { return metadata{n.cloud, w} },
+			OpenPluggers: func(config.Config, *slog.Logger) (berthd.Pluggers, error) {
+				return berthd.Pluggers{Plugger: n.plugs.Open(w.do), Close: func() {}}, nil
+			},
+			Listen:   func(string) (net.Listener, error) { return socket, nil },
+			Metadata: func(aws.Options) cloud.Metadata { return metadata{n.cloud, w} },
 			Cloud: func(context.Context, aws.Options) (pace.Calls, error) {
 				return n.cloud.Client(w.request), nil
 			},

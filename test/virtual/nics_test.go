@@ -1,0 +1,356 @@
+package virtual
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/portfake"
+)
+
+const vpcName = "blue"
+
+// nics are those of a node's pods, which are ports of one VPC.
+type nics struct {
+	*node
+	c     *cluster
+	asks  map[string]string // by pod, its annotation of NICs
+	ports func() []port     // those that Berth has at the provider
+}
+
+// port is one at a provider.
+type port struct {
+	id, device string
+	address    netip.Addr
+}
+
+// withNICs makes pods of a node that ask for NICs.
+func withNICs(n *node, c *cluster, asks map[string]string) *nics {
+	m := &nics{node: n, c: c, asks: asks}
+	c.addNode(n)
+	n.pods.object = m.object
+	n.pods.describe = m.describe
+	return m
+}
+
+// object makes or removes a Pod.
+func (m *nics) object(name string, exists bool) error {
+	o := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{v1alpha1.AnnotationVPC: vpcName, v1alpha1.AnnotationNICs: m.asks[name]}},
+		Spec:       corev1.PodSpec{NodeName: nodeName},
+	}
+	if exists {
+		return m.c.admin.Create(m.t.Context(), o)
+	}
+	return client.IgnoreNotFound(m.c.admin.Delete(m.t.Context(), o)) // as it may have been deleted by force
+}
+
+// describe tells a pod's UID and annotations.
+func (m *nics) describe(r *rpc.AddRequest) error {
+	o := &corev1.Pod{}
+	if err := m.c.admin.Get(m.t.Context(), client.ObjectKey{Namespace: "default", Name: r.GetPod().GetName()}, o); err != nil {
+		return err
+	}
+	r.Pod.Uid, r.Annotations = string(o.UID), &rpc.Annotations{All: o.Annotations}
+	return nil
+}
+
+// annotate has a pod that runs ask for other NICs.
+func (m *nics) annotate(pod, asks string) {
+	m.t.Helper()
+	m.asks[pod] = asks
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}}
+	patch := func(body string) client.Patch { return client.RawPatch(types.MergePatchType, []byte(body)) }
+	check(m.t, m.c.admin.Status().Patch(m.t.Context(), o, patch(`{"status":{"phase":"Running"}}`)))
+	check(m.t, m.c.admin.Patch(m.t.Context(), o, patch(fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationNICs, asks))))
+}
+
+// settle waits until all agree.
+func (m *nics) settle(also ...func() error) {
+	m.t.Helper()
+	await(m.t, func() error {
+		err := m.agree()
+		for _, check := range also {
+			err = cmp.Or(err, check())
+		}
+		return err
+	})
+}
+
+// agree compares the records, what is plugged, the PodNICs, the provider's ports and what
+// pods asked for and were told.
+func (m *nics) agree() error {
+	w, _ := m.daemon()
+	records, err := records(m.dir(w.number))
+	if err != nil {
+		return err
+	}
+	var list v1alpha1.PodNICList
+	if err := m.c.admin.List(m.t.Context(), &list); err != nil {
+		return err
+	}
+	asked := m.asked()
+	recorded, err := inRecords(records)
+	if err != nil {
+		return err
+	}
+	has, active, err := inPodNICs(list.Items)
+	if err != nil {
+		return err
+	}
+	_, routes := m.kernel.State()
+	_ = routes
+	plugged, err := inPods(m.plugs.Plugged(), records)
+	return cmp.Or(err,
+		same("NICs with PodNICs", names(active), asked),
+		same("NICs in records", recorded, active),
+		same("plugged NICs", plugged, recorded),
+		same("ports", m.atProvider(list.Items), has),
+		m.told(recorded),
+		m.pods.call(func(ctx context.Context, client rpc.NodeClient) error {
+			_, err := client.Status(ctx, &rpc.StatusRequest{})
+			return err
+		}))
+}
+
+// line is a NIC in a comparison: whose it is, its port and its address.
+func line(pod, ifName, port string, address netip.Addr) string {
+	return fmt.Sprintf("%s/%s %s %s", pod, ifName, port, address)
+}
+
+// names are the pods and interfaces of some lines.
+func names(lines []string) (out []string) {
+	for _, l := range lines {
+		name, _, _ := strings.Cut(l, " ")
+		out = append(out, name)
+	}
+	return out
+}
+
+// asked are the NICs that pods ask for that run.
+func (m *nics) asked() (out []string) {
+	m.pods.mu.Lock()
+	defer m.pods.mu.Unlock()
+	for pod := range m.pods.live {
+		for i := range max(1, strings.Count(m.asks[pod], "{")) {
+			out = append(out, fmt.Sprintf("%s/eth%d", pod, i))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// told compares the records with what pods were told, of which each has one.
+func (m *nics) told(recorded []string) error {
+	m.pods.mu.Lock()
+	defer m.pods.mu.Unlock()
+	for pod, s := range m.pods.live {
+		if !slices.ContainsFunc(recorded, func(l string) bool {
+			return strings.HasPrefix(l, pod+"/eth0 ") && strings.HasSuffix(l, " "+s.addresses[0].String())
+		}) {
+			return fmt.Errorf("pod %s was told %v, and recorded are %v", pod, s.addresses, recorded)
+		}
+	}
+	return nil
+}
+
+// inRecords are the NICs in records.
+func inRecords(records []attachment.Record) (out []string, err error) {
+	for _, r := range records {
+		for _, n := range r.NICs {
+			out = append(out, line(r.Pod.Name, n.IfName, n.Port, n.Addresses[0].CIDR.Addr()))
+			if n.State != attachment.Plugged {
+				err = fmt.Errorf("NIC %s of pod %s is %s", n.IfName, r.Pod.Name, n.State)
+			}
+		}
+		if r.State != attachment.Ready {
+			err = fmt.Errorf("the record of pod %s is %s", r.Pod.Name, r.State)
+		}
+	}
+	slices.Sort(out)
+	return out, err
+}
+
+// inPods are the NICs that are plugged.
+func inPods(plugged map[string]plug.Want, records []attachment.Record) (out []string, err error) {
+	for id, w := range plugged {
+		i := slices.IndexFunc(records, func(r attachment.Record) bool { return r.HostLink == w.Attachment })
+		if i < 0 {
+			err = fmt.Errorf("port %s is plugged for %s, which no record has", id, w.Attachment)
+			continue
+		}
+		out = append(out, line(records[i].Pod.Name, w.Pod.IfName, id, w.Interface.Addresses[0].Addr()))
+	}
+	slices.Sort(out)
+	return out, err
+}
+
+// inPodNICs are the NICs that have PodNICs, and those of them that pods have and that
+// carry packets.
+func inPodNICs(list []v1alpha1.PodNIC) (all, active []string, err error) {
+	for i := range list {
+		o := &list[i]
+		if o.DeletionTimestamp != nil {
+			return nil, nil, fmt.Errorf("PodNIC %s is there still: %+v", o.Name, o.Status)
+		}
+		pod, says, ok := "", o.Status.Node, false
+		switch {
+		case o.Status.Pod == nil:
+			ok = o.Spec.Pod == nil && o.Status.Phase == v1alpha1.PhaseCreated
+		default:
+			pod = o.Status.Pod.Name
+			ok = o.Status.Phase == v1alpha1.PhaseActive && says != nil && says.State == v1alpha1.NodePlugged && says.PortID == o.Status.PortID
+		}
+		if !ok || len(o.Status.Addresses) == 0 {
+			return nil, nil, fmt.Errorf("PodNIC %s is %+v, and its node says %+v", o.Name, o.Status, says)
+		}
+		a, err := netip.ParsePrefix(o.Status.Addresses[0].CIDR)
+		if err != nil {
+			return nil, nil, err
+		}
+		l := line(pod, o.Status.Interface, o.Status.PortID, a.Addr())
+		all = append(all, l)
+		if pod != "" {
+			active = append(active, l)
+		}
+	}
+	slices.Sort(all)
+	slices.Sort(active)
+	return all, active, nil
+}
+
+// atProvider are the NICs that have ports.
+func (m *nics) atProvider(list []v1alpha1.PodNIC) (out []string) {
+	for _, p := range m.ports() {
+		i := slices.IndexFunc(list, func(o v1alpha1.PodNIC) bool { return vpcport.Device(clusterName, string(o.UID)) == p.device })
+		switch {
+		case i < 0:
+			out = append(out, fmt.Sprintf("port %s of %s, which no PodNIC has", p.id, p.device))
+		case list[i].Status.Pod == nil:
+			out = append(out, line("", list[i].Status.Interface, p.id, p.address))
+		default:
+			out = append(out, line(list[i].Status.Pod.Name, list[i].Status.Interface, p.id, p.address))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// blue is a network of Neutron's.
+var blue = vpcport.Network{ID: "n-blue", Name: "blue", MTU: 1442, Subnets: []vpcport.Subnet{{
+	ID: "s-web", Name: "web", CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1"),
+}}}
+
+// inPortMode makes a node whose pods have ports of a Neutron alone. Of two nobody knows whose
+// they are, half made or plugged.
+func inPortMode(t *testing.T) (m *nics, provider *portfake.Provider, given string) {
+	n := newNode(t, slices.Concat(quick, []string{"--ipam=port", "--ovsdb="})...)
+	n.pods.cooling = 0 // whoever has a port has its addresses
+	c := newCluster(t, n.log, "--ipam=port", "--listing-interval=20s", "--settle-time=2s", "--orphan-interval=30s", "--orphan-age=30s")
+	c.vpc = portfake.New(portfake.Options{Latency: 100 * time.Millisecond, Lag: time.Second})
+	c.vpc.AddNetwork(blue)
+	c.vpc.AddHost(nodeName, vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"})
+	user := c.vpc.AddPort(vpcport.Port{NetworkID: blue.ID, Name: "mine", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: netip.MustParseAddr("192.168.0.77")}}})
+	n.plugs.Changed = func(id string, plugged bool) {
+		if plugged {
+			c.vpc.Plug(id, nodeName)
+		} else {
+			c.vpc.Unplug(id)
+		}
+	}
+	n.plugs.LeaveHalfMade("tapdeadbeef-00")
+	_, err := n.plugs.Open(nil).Plug(t.Context(), plug.Want{
+		Ref:       plug.Ref{Attachment: "bth0123456789ab", PortID: "0badc0de-76f7-46d4-9d11-000000000000", Kind: plug.OVS, Bridge: "br-int", Pod: plug.Pod{Netns: "/run/netns/gone", IfName: "eth0"}},
+		Interface: plug.Interface{MAC: []byte{0xfa, 0x16, 0x3e, 0xff, 0xff, 0xff}, Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.0.250/24")}},
+	})
+	check(t, err)
+	m = withNICs(n, c, map[string]string{
+		"pod-0": `[{}, {}]`, "pod-2": fmt.Sprintf(`[{portID: %s}]`, user.ID), "pod-3": `[{name: eth0, nic: kept}]`, "pod-4": `[{}, {}]`, "pod-6": `[{name: eth0, nic: kept}]`,
+	})
+	m.ports = func() (out []port) {
+		for _, p := range c.vpc.All() {
+			if p.Device != "" || p.ID != user.ID {
+				out = append(out, port{p.ID, p.Device, p.Addresses[0].IP})
+			}
+		}
+		return out
+	}
+	check(t, c.admin.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: vpcName}, Spec: v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: "blue", AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"default"}},
+	}}))
+	check(t, c.admin.Create(t.Context(), &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: vpcName}}))
+	return m, c.vpc, user.ID
+}
+
+// exercisePorts has pods with one NIC or two, of a user's port and of a PodNIC that outlives
+// pods, come, ask for others while they run, be replaced and go.
+func (m *nics) exercisePorts(provider *portfake.Provider) {
+	m.t.Helper()
+	m.pods.each(0, 4, m.pods.add)
+	m.settle()
+	m.annotate("pod-0", `[{}]`)
+	m.annotate("pod-1", `[{}, {}]`)
+	m.settle()
+	kept := m.portOf("kept")
+	check(m.t, m.object("pod-1", false)) // by force
+	m.pods.each(0, 4, m.pods.del)
+	m.pods.each(4, 7, m.pods.add)
+	m.settle()
+	if now := m.portOf("kept"); now != kept {
+		m.t.Errorf("the PodNIC that is kept had port %s and has %s", kept, now)
+	}
+	m.pods.each(4, 7, m.pods.del)
+	check(m.t, m.c.admin.Delete(m.t.Context(), &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}}))
+	m.settle(func() error { return same("half made links", m.plugs.HalfMade(), nil) }, func() error {
+		if all := provider.All(); len(all) != 1 || all[0].Device != "" || all[0].Owner != "" || all[0].Host != "" {
+			return fmt.Errorf("left are the ports %+v, want the user's alone", all)
+		}
+		return nil
+	})
+	for _, wrong := range slices.Concat(provider.Torn(), m.plugs.Clashes()) {
+		m.t.Error(wrong)
+	}
+}
+
+// portOf is the port of a PodNIC.
+func (m *nics) portOf(name string) string {
+	m.t.Helper()
+	o := &v1alpha1.PodNIC{}
+	check(m.t, m.c.admin.Get(m.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, o))
+	return o.Status.PortID
+}
+
+var errTodo = errors.New("todo")
+
+func TestPortMode(t *testing.T) {
+	eachCrash(t, slices.Concat(portOperator, portDaemon), func(t *testing.T, at crash) {
+		m, provider, _ := inPortMode(t)
+		victim := m.program
+		if slices.Contains(portOperator, at.failpoint) {
+			victim = m.c.program
+		}
+		victim.haltAt(at)
+		m.c.start()
+		m.start()
+		m.exercisePorts(provider)
+		m.close()
+		m.c.close()
+		victim.wantHalt(at)
+	})
+}
