@@ -3,7 +3,6 @@ package virtual
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,9 +17,13 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/ec2"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 )
 
@@ -30,6 +33,7 @@ const vpcName = "blue"
 type nics struct {
 	*node
 	c     *cluster
+	first podnic.First
 	asks  map[string]string // by pod, its annotation of NICs
 	ports func() []port     // those that Berth has at the provider
 }
@@ -40,12 +44,13 @@ type port struct {
 	address    netip.Addr
 }
 
-// withNICs makes pods of a node that ask for NICs.
-func withNICs(n *node, c *cluster, asks map[string]string) *nics {
-	m := &nics{node: n, c: c, asks: asks}
+// withNICs makes a node whose pods ask for NICs in a VPC.
+func withNICs(n *node, c *cluster, first podnic.First, spec v1alpha1.VPCSpec, asks map[string]string) *nics {
+	m := &nics{node: n, c: c, first: first, asks: asks}
 	c.addNode(n)
-	n.pods.object = m.object
-	n.pods.describe = m.describe
+	n.pods.object, n.pods.describe = m.object, m.describe
+	spec.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{"default"}}
+	check(n.t, c.admin.Create(n.t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: vpcName}, Spec: spec}))
 	return m
 }
 
@@ -105,24 +110,15 @@ func (m *nics) agree() error {
 	if err := m.c.admin.List(m.t.Context(), &list); err != nil {
 		return err
 	}
-	asked := m.asked()
-	recorded, err := inRecords(records)
-	if err != nil {
-		return err
-	}
-	has, active, err := inPodNICs(list.Items)
-	if err != nil {
-		return err
-	}
-	_, routes := m.kernel.State()
-	_ = routes
-	plugged, err := inPods(m.plugs.Plugged(), records)
-	return cmp.Or(err,
+	asked, err := m.asked()
+	recorded, unready := inRecords(records)
+	plugged, nobodys := inPods(m.plugs.Plugged(), records)
+	has, active, inactive := inPodNICs(list.Items)
+	return cmp.Or(err, unready, nobodys, inactive, m.told(records),
 		same("NICs with PodNICs", names(active), asked),
 		same("NICs in records", recorded, active),
 		same("plugged NICs", plugged, recorded),
 		same("ports", m.atProvider(list.Items), has),
-		m.told(recorded),
 		m.pods.call(func(ctx context.Context, client rpc.NodeClient) error {
 			_, err := client.Status(ctx, &rpc.StatusRequest{})
 			return err
@@ -144,28 +140,39 @@ func names(lines []string) (out []string) {
 }
 
 // asked are the NICs that pods ask for that run.
-func (m *nics) asked() (out []string) {
+func (m *nics) asked() (out []string, err error) {
 	m.pods.mu.Lock()
 	defer m.pods.mu.Unlock()
 	for pod := range m.pods.live {
-		for i := range max(1, strings.Count(m.asks[pod], "{")) {
-			out = append(out, fmt.Sprintf("%s/eth%d", pod, i))
+		list, errs := podnic.Pod{Annotations: map[string]string{v1alpha1.AnnotationNICs: m.asks[pod]}}.NICs(m.first, 0)
+		err = cmp.Or(err, errs.Err())
+		for _, n := range list {
+			out = append(out, pod+"/"+n.Name)
 		}
 	}
 	slices.Sort(out)
-	return out
+	return out, err
 }
 
 // told compares the records with what pods were told, of which each has one.
-func (m *nics) told(recorded []string) error {
+func (m *nics) told(records []attachment.Record) error {
 	m.pods.mu.Lock()
 	defer m.pods.mu.Unlock()
 	for pod, s := range m.pods.live {
-		if !slices.ContainsFunc(recorded, func(l string) bool {
-			return strings.HasPrefix(l, pod+"/eth0 ") && strings.HasSuffix(l, " "+s.addresses[0].String())
-		}) {
-			return fmt.Errorf("pod %s was told %v, and recorded are %v", pod, s.addresses, recorded)
+		i := slices.IndexFunc(records, func(r attachment.Record) bool { return r.Key.ContainerID == s.container })
+		if i < 0 {
+			return fmt.Errorf("pod %s has no record", pod)
 		}
+		addresses := records[i].Lease.Addrs()
+		if first := records[i].First(); first != nil {
+			addresses = []netip.Addr{first.Addresses[0].CIDR.Addr()}
+		}
+		if !slices.Equal(addresses, s.addresses) {
+			return fmt.Errorf("pod %s was told %v, and recorded are %v", pod, s.addresses, addresses)
+		}
+	}
+	if len(records) != len(m.pods.live) {
+		return fmt.Errorf("%d records for %d pods", len(records), len(m.pods.live))
 	}
 	return nil
 }
@@ -217,7 +224,7 @@ func inPodNICs(list []v1alpha1.PodNIC) (all, active []string, err error) {
 			pod = o.Status.Pod.Name
 			ok = o.Status.Phase == v1alpha1.PhaseActive && says != nil && says.State == v1alpha1.NodePlugged && says.PortID == o.Status.PortID
 		}
-		if !ok || len(o.Status.Addresses) == 0 {
+		if !ok {
 			return nil, nil, fmt.Errorf("PodNIC %s is %+v, and its node says %+v", o.Name, o.Status, says)
 		}
 		a, err := netip.ParsePrefix(o.Status.Addresses[0].CIDR)
@@ -259,7 +266,7 @@ var blue = vpcport.Network{ID: "n-blue", Name: "blue", MTU: 1442, Subnets: []vpc
 
 // inPortMode makes a node whose pods have ports of a Neutron alone. Of two nobody knows whose
 // they are, half made or plugged.
-func inPortMode(t *testing.T) (m *nics, provider *portfake.Provider, given string) {
+func inPortMode(t *testing.T) (m *nics) {
 	n := newNode(t, slices.Concat(quick, []string{"--ipam=port", "--ovsdb="})...)
 	n.pods.cooling = 0 // whoever has a port has its addresses
 	c := newCluster(t, n.log, "--ipam=port", "--listing-interval=20s", "--settle-time=2s", "--orphan-interval=30s", "--orphan-age=30s")
@@ -280,7 +287,8 @@ func inPortMode(t *testing.T) (m *nics, provider *portfake.Provider, given strin
 		Interface: plug.Interface{MAC: []byte{0xfa, 0x16, 0x3e, 0xff, 0xff, 0xff}, Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.0.250/24")}},
 	})
 	check(t, err)
-	m = withNICs(n, c, map[string]string{
+	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderNeutron, Network: "blue"}
+	m = withNICs(n, c, podnic.First{Name: podnic.FirstInterface, IsPort: true}, spec, map[string]string{
 		"pod-0": `[{}, {}]`, "pod-2": fmt.Sprintf(`[{portID: %s}]`, user.ID), "pod-3": `[{name: eth0, nic: kept}]`, "pod-4": `[{}, {}]`, "pod-6": `[{name: eth0, nic: kept}]`,
 	})
 	m.ports = func() (out []port) {
@@ -291,16 +299,13 @@ func inPortMode(t *testing.T) (m *nics, provider *portfake.Provider, given strin
 		}
 		return out
 	}
-	check(t, c.admin.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: vpcName}, Spec: v1alpha1.VPCSpec{
-		Provider: v1alpha1.ProviderNeutron, Network: "blue", AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"default"}},
-	}}))
 	check(t, c.admin.Create(t.Context(), &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: vpcName}}))
-	return m, c.vpc, user.ID
+	return m
 }
 
 // exercisePorts has pods with one NIC or two, of a user's port and of a PodNIC that outlives
 // pods, come, ask for others while they run, be replaced and go.
-func (m *nics) exercisePorts(provider *portfake.Provider) {
+func (m *nics) exercisePorts() {
 	m.t.Helper()
 	m.pods.each(0, 4, m.pods.add)
 	m.settle()
@@ -318,12 +323,12 @@ func (m *nics) exercisePorts(provider *portfake.Provider) {
 	m.pods.each(4, 7, m.pods.del)
 	check(m.t, m.c.admin.Delete(m.t.Context(), &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}}))
 	m.settle(func() error { return same("half made links", m.plugs.HalfMade(), nil) }, func() error {
-		if all := provider.All(); len(all) != 1 || all[0].Device != "" || all[0].Owner != "" || all[0].Host != "" {
+		if all := m.c.vpc.All(); len(all) != 1 || all[0].Device != "" || all[0].Owner != "" || all[0].Host != "" {
 			return fmt.Errorf("left are the ports %+v, want the user's alone", all)
 		}
 		return nil
 	})
-	for _, wrong := range slices.Concat(provider.Torn(), m.plugs.Clashes()) {
+	for _, wrong := range slices.Concat(m.c.vpc.Torn(), m.plugs.Clashes()) {
 		m.t.Error(wrong)
 	}
 }
@@ -336,11 +341,9 @@ func (m *nics) portOf(name string) string {
 	return o.Status.PortID
 }
 
-var errTodo = errors.New("todo")
-
 func TestPortMode(t *testing.T) {
 	eachCrash(t, slices.Concat(portOperator, portDaemon), func(t *testing.T, at crash) {
-		m, provider, _ := inPortMode(t)
+		m := inPortMode(t)
 		victim := m.program
 		if slices.Contains(portOperator, at.failpoint) {
 			victim = m.c.program
@@ -348,9 +351,77 @@ func TestPortMode(t *testing.T) {
 		victim.haltAt(at)
 		m.c.start()
 		m.start()
-		m.exercisePorts(provider)
+		m.exercisePorts()
 		m.close()
 		m.c.close()
 		victim.wantHalt(at)
+	})
+}
+
+// withBranches makes a node with a trunk, whose pods have branches for their first or second
+// interface. One is kept warm.
+func withBranches(t *testing.T) *nics {
+	n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1", "--trunk-eni", "--vpc-ports", "--ovsdb="})...)
+	n.inVPC("m5.large")
+	c := newCluster(t, n.log, slices.Concat([]string{
+		"--ipam=eni-operator,port", "--first-interface-is-port=false", "--branch-cooling=20s", "--listing-interval=20s",
+	}, quickReconciler)...)
+	c.cloud = n.cloud
+	one := int32(1)
+	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: cloudfake.VPC, EC2: &v1alpha1.EC2Spec{WarmBranches: &one}}
+	m := withNICs(n, c, podnic.First{Name: podnic.FirstInterface, MayBePort: true}, spec, map[string]string{
+		"pod-0": `[{}]`, "pod-1": `[{name: eth0}]`, "pod-2": `[{}]`, "pod-3": `[{}]`, "pod-4": `[{name: eth0}]`,
+	})
+	m.ports = func() (out []port) {
+		for _, e := range n.cloud.Truth() {
+			if e.Tags[eni.TagOwner] == ec2.Owner && !strings.HasPrefix(e.Tags[eni.TagNIC], warmDevice) {
+				out = append(out, port{e.ID, e.Tags[eni.TagNIC], e.Primary})
+			}
+		}
+		return out
+	}
+	return m
+}
+
+// warmDevice begins the devices of branches that no NIC has yet.
+var warmDevice = vpcport.Device(clusterName, "warm/")
+
+// warm wants so many branches that no NIC has yet.
+func (m *nics) warm(want int) func() error {
+	return func() error {
+		var have []string
+		for _, e := range m.cloud.Truth() {
+			if strings.HasPrefix(e.Tags[eni.TagNIC], warmDevice) {
+				have = append(have, e.ID)
+			}
+		}
+		if len(have) != want {
+			return fmt.Errorf("the warm branches are %v, want %d", have, want)
+		}
+		return nil
+	}
+}
+
+func TestWarmBranches(t *testing.T) {
+	eachCrash(t, warmOperator, func(t *testing.T, at crash) {
+		m := withBranches(t)
+		m.c.haltAt(at)
+		m.c.start()
+		m.start()
+		m.pods.each(0, 3, m.pods.add)
+		m.settle(m.warm(1))
+		m.pods.each(0, 2, m.pods.del)
+		m.pods.each(3, 5, m.pods.add)
+		m.settle(m.warm(1))
+		m.pods.each(2, 5, m.pods.del)
+		vpc := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: vpcName}}
+		check(t, m.c.admin.Patch(t.Context(), vpc, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"ec2":{"warmBranches":0}}}`))))
+		m.settle(m.warm(0))
+		for _, wrong := range m.plugs.Clashes() {
+			t.Error(wrong)
+		}
+		m.close()
+		m.c.close()
+		m.c.wantHalt(at)
 	})
 }

@@ -41,6 +41,7 @@ type node struct {
 	kernel   *datapathfake.Kernel
 	plugs    *plugfake.Node   // ports of VPCs in pods
 	cloud    *cloudfake.Cloud // nil where there is none
+	instance string           // its type there
 	pods     pods
 	families ipfamily.Set // of pods' addresses
 	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
@@ -141,7 +142,7 @@ func (n *node) launch(w *world) {
 				return berthd.Pluggers{Plugger: n.plugs.Open(w.do), Close: func() {}}, nil
 			},
 			Listen:   func(string) (net.Listener, error) { return socket, nil },
-			Metadata: func(aws.Options) cloud.Metadata { return metadata{n.cloud, w} },
+			Metadata: func(aws.Options) cloud.Metadata { return metadata{n, w} },
 			Cloud: func(context.Context, aws.Options) (pace.Calls, error) {
 				return n.cloud.Client(w.request), nil
 			},
@@ -159,7 +160,7 @@ const (
 
 // metadata is the instance metadata service of the node.
 type metadata struct {
-	cloud *cloudfake.Cloud
+	*node
 	world *world
 }
 
@@ -169,7 +170,7 @@ func (m metadata) Identity(ctx context.Context) (id cloud.Identity, err error) {
 		for _, e := range m.cloud.Truth() {
 			if e.Attachment != nil && e.Attachment.InstanceID == instance && e.Attachment.DeviceIndex == 0 {
 				id = cloud.Identity{
-					InstanceID: instance, InstanceType: instanceType, Region: "zone", Zone: e.Zone, VPCID: e.VPCID, SubnetID: e.SubnetID,
+					InstanceID: instance, InstanceType: m.instance, Region: "zone", Zone: e.Zone, VPCID: e.VPCID, SubnetID: e.SubnetID,
 					PrimaryMAC: e.MAC, PrimaryIPv4: e.Primary, VPCCIDRs: vpcCIDRs,
 				}
 				return nil
