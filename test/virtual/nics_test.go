@@ -270,7 +270,8 @@ func inPortMode(t *testing.T) (m *nics) {
 	n := newNode(t, slices.Concat(quick, []string{"--ipam=port", "--ovsdb="})...)
 	n.pods.cooling = 0 // whoever has a port has its addresses
 	c := newCluster(t, n.log, "--ipam=port", "--listing-interval=20s", "--settle-time=2s", "--orphan-interval=30s", "--orphan-age=30s")
-	c.vpc = portfake.New(portfake.Options{Latency: 100 * time.Millisecond, Lag: time.Second})
+	// That chooses MAC addresses, so that it would make a second port for a NIC.
+	c.vpc = portfake.New(portfake.Options{Latency: 100 * time.Millisecond, Lag: time.Second, Traits: vpcport.Traits{MaxBatch: 64, MaxFilter: 100, Revisions: true}})
 	c.vpc.AddNetwork(blue)
 	c.vpc.AddHost(nodeName, vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"})
 	user := c.vpc.AddPort(vpcport.Port{NetworkID: blue.ID, Name: "mine", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: netip.MustParseAddr("192.168.0.77")}}})
@@ -328,6 +329,15 @@ func (m *nics) exercisePorts() {
 		}
 		return nil
 	})
+	made := 0
+	for _, call := range m.c.vpc.Calls() {
+		if call.Op == "Create" && call.Err == nil {
+			made += call.N
+		}
+	}
+	if made != 8 {
+		m.t.Errorf("%d ports were made for 8 NICs", made)
+	}
 	for _, wrong := range slices.Concat(m.c.vpc.Torn(), m.plugs.Clashes()) {
 		m.t.Error(wrong)
 	}
