@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	http.DefaultTransport = &transport // of client-go for servers without TLS
 	// The others hold errors of one bubble back by the time of another.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // there is no other way
-	debug.SetGCPercent(400) // all is garbage soon, and there is room for it
+	debug.SetGCPercent(400)                                   // all is garbage soon, and there is room for it
 	os.Exit(m.Run())
 }
 

@@ -268,8 +268,8 @@ var blue = vpcport.Network{ID: "n-blue", Name: "blue", MTU: 1442, Subnets: []vpc
 // they are, half made or plugged.
 func inPortMode(t *testing.T) (m *nics) {
 	n := newNode(t, slices.Concat(quick, []string{"--ipam=port", "--ovsdb="})...)
-	n.pods.cooling = 0 // whoever has a port has its addresses
-	c := newCluster(t, n.log, "--ipam=port", "--listing-interval=20s", "--settle-time=2s", "--orphan-interval=30s", "--orphan-age=30s")
+	n.pods.cooling = 0                                                                                                                 // whoever has a port has its addresses
+	c := newCluster(t, n.log, "--ipam=port", "--listing-interval=20s", "--settle-time=2s", "--orphan-interval=30s", "--orphan-age=1h") // nothing is left to the sweep
 	// That chooses MAC addresses, so that it would make a second port for a NIC.
 	c.vpc = portfake.New(portfake.Options{Latency: 100 * time.Millisecond, Lag: time.Second, Traits: vpcport.Traits{MaxBatch: 64, MaxFilter: 100, Revisions: true}})
 	c.vpc.AddNetwork(blue)
@@ -373,9 +373,9 @@ func TestPortMode(t *testing.T) {
 func withBranches(t *testing.T) *nics {
 	n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1", "--trunk-eni", "--vpc-ports", "--ovsdb="})...)
 	n.inVPC("m5.large")
-	c := newCluster(t, n.log, slices.Concat([]string{
-		"--ipam=eni-operator,port", "--first-interface-is-port=false", "--branch-cooling=20s", "--listing-interval=20s",
-	}, quickReconciler)...)
+	c := newCluster(t, n.log, slices.Concat(quickReconciler, []string{
+		"--ipam=eni-operator,port", "--first-interface-is-port=false", "--branch-cooling=20s", "--listing-interval=20s", "--orphan-age=1h",
+	})...)
 	c.cloud = n.cloud
 	one := int32(1)
 	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: cloudfake.VPC, EC2: &v1alpha1.EC2Spec{WarmBranches: &one}}
@@ -415,11 +415,17 @@ func (m *nics) warm(want int) func() error {
 func TestWarmBranches(t *testing.T) {
 	eachCrash(t, warmOperator, func(t *testing.T, at crash) {
 		m := withBranches(t)
-		m.c.haltAt(at)
 		m.c.start()
 		m.start()
+		atOnce := strings.HasPrefix(at.failpoint, "operator.warm.make.")
+		if atOnce {
+			m.c.haltAt(at)
+		}
 		m.pods.each(0, 3, m.pods.add)
 		m.settle(m.warm(1))
+		if !atOnce { // at what is done to a warm branch
+			m.c.haltAt(at)
+		}
 		m.pods.each(0, 2, m.pods.del)
 		m.pods.each(3, 5, m.pods.add)
 		m.settle(m.warm(1))
