@@ -423,7 +423,8 @@ func TestWarmBranches(t *testing.T) {
 		}
 		m.pods.each(0, 3, m.pods.add)
 		m.settle(m.warm(1))
-		if !atOnce { // at what is done to a warm branch
+		if !atOnce { // at what is done to a warm branch, of which the operator knows by now that it is
+			time.Sleep(time.Minute) //nolint:forbidigo // virtual time
 			m.c.haltAt(at)
 		}
 		m.pods.each(0, 2, m.pods.del)
