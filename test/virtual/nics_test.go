@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -264,6 +266,18 @@ var blue = vpcport.Network{ID: "n-blue", Name: "blue", MTU: 1442, Subnets: []vpc
 	ID: "s-web", Name: "web", CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1"),
 }}}
 
+// strangers is a port that is plugged for nobody.
+const strangers = "0badc0de-76f7-46d4-9d11-000000000000"
+
+// recorded tells whether a record of the daemon that runs names a port.
+func (n *node) recorded(port string) bool {
+	files, _ := filepath.Glob(filepath.Join(n.dir(n.running().number), "attachments", "attachment-*.json"))
+	return slices.ContainsFunc(files, func(path string) bool {
+		data, _ := os.ReadFile(path)
+		return strings.Contains(string(data), port)
+	})
+}
+
 // inPortMode makes a node whose pods have ports of a Neutron alone. Of two nobody knows whose
 // they are, half made or plugged.
 func inPortMode(t *testing.T) (m *nics) {
@@ -275,19 +289,23 @@ func inPortMode(t *testing.T) (m *nics) {
 	c.vpc.AddNetwork(blue)
 	c.vpc.AddHost(nodeName, vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"})
 	user := c.vpc.AddPort(vpcport.Port{NetworkID: blue.ID, Name: "mine", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: netip.MustParseAddr("192.168.0.77")}}})
+	n.plugs.LeaveHalfMade("tapdeadbeef-00")
+	_, err := n.plugs.Open(nil).Plug(t.Context(), plug.Want{
+		Ref:       plug.Ref{Attachment: "bth0123456789ab", PortID: strangers, Kind: plug.OVS, Bridge: "br-int", Pod: plug.Pod{Netns: "/run/netns/gone", IfName: "eth0"}},
+		Interface: plug.Interface{MAC: []byte{0xfa, 0x16, 0x3e, 0xff, 0xff, 0xff}, Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.0.250/24")}},
+	})
+	check(t, err)
+	n.plugs.Latency = 300 * time.Millisecond
 	n.plugs.Changed = func(id string, plugged bool) {
+		if id != strangers && !n.recorded(id) {
+			t.Errorf("port %s became plugged, %v, while no record had it", id, plugged)
+		}
 		if plugged {
 			c.vpc.Plug(id, nodeName)
 		} else {
 			c.vpc.Unplug(id)
 		}
 	}
-	n.plugs.LeaveHalfMade("tapdeadbeef-00")
-	_, err := n.plugs.Open(nil).Plug(t.Context(), plug.Want{
-		Ref:       plug.Ref{Attachment: "bth0123456789ab", PortID: "0badc0de-76f7-46d4-9d11-000000000000", Kind: plug.OVS, Bridge: "br-int", Pod: plug.Pod{Netns: "/run/netns/gone", IfName: "eth0"}},
-		Interface: plug.Interface{MAC: []byte{0xfa, 0x16, 0x3e, 0xff, 0xff, 0xff}, Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.0.250/24")}},
-	})
-	check(t, err)
 	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderNeutron, Network: "blue"}
 	m = withNICs(n, c, podnic.First{Name: podnic.FirstInterface, IsPort: true}, spec, map[string]string{
 		"pod-0": `[{}, {}]`, "pod-2": fmt.Sprintf(`[{portID: %s}]`, user.ID), "pod-3": `[{name: eth0, nic: kept}]`, "pod-4": `[{}, {}]`, "pod-6": `[{name: eth0, nic: kept}]`,

@@ -10,7 +10,9 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/plug"
 )
 
@@ -21,6 +23,7 @@ type Node struct {
 	// Arrived is closed once what Plug takes ports from is there, Active once ports carry
 	// packets; nil: so it is at once.
 	Arrived, Active chan struct{}
+	Latency         time.Duration // from a Plug or Unplug to its effect
 	// Changed is told that a port was plugged or unplugged; nil: nobody is.
 	Changed func(port string, plugged bool)
 
@@ -90,6 +93,18 @@ func (p *plugger) call(ctx context.Context, work func(n *Node) error) (err error
 	return err
 }
 
+// slowly is call after the latency.
+func (p *plugger) slowly(ctx context.Context, work func(n *Node) error) error {
+	if p.node.Latency > 0 {
+		select {
+		case <-clock.Real{}.After(p.node.Latency):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return p.call(ctx, work)
+}
+
 // Expect implements plug.Plugger.
 func (p *plugger) Expect(ctx context.Context, w plug.Want) error {
 	return until(ctx, p.node.Arrived, w, "no link of the agent's")
@@ -114,7 +129,7 @@ func until(ctx context.Context, is <-chan struct{}, w plug.Want, not string) err
 
 // Plug implements plug.Plugger.
 func (p *plugger) Plug(ctx context.Context, w plug.Want) (done plug.Done, err error) {
-	err = p.call(ctx, func(n *Node) error { return n.plug(w) })
+	err = p.slowly(ctx, func(n *Node) error { return n.plug(w) })
 	if err != nil {
 		return plug.Done{}, err
 	}
@@ -154,7 +169,7 @@ func (n *Node) changed(port string, plugged bool) {
 
 // Unplug implements plug.Plugger.
 func (p *plugger) Unplug(ctx context.Context, r plug.Ref) error {
-	return p.call(ctx, func(n *Node) error {
+	return p.slowly(ctx, func(n *Node) error {
 		if w, ok := n.plugged[r.PortID]; ok && w.Attachment == r.Attachment {
 			delete(n.plugged, r.PortID)
 			n.changed(r.PortID, false)
