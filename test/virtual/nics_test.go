@@ -452,6 +452,17 @@ func TestWarmBranches(t *testing.T) {
 		vpc := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: vpcName}}
 		check(t, m.c.admin.Patch(t.Context(), vpc, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"ec2":{"warmBranches":0}}}`))))
 		m.settle(m.warm(0))
+		made := 0
+		for _, call := range m.cloud.Calls() {
+			if call.Op == "CreateENI" && call.Err == nil {
+				made++
+			}
+		}
+		// Of the first three pods, the fourth's, which another one became, and the fifth's; a trunk, an
+		// ENI for addresses, and one that was left there.
+		if made != 6+3 {
+			t.Errorf("%d ENIs were made, want 6 branches and 3 others", made)
+		}
 		for _, wrong := range m.plugs.Clashes() {
 			t.Error(wrong)
 		}
