@@ -2,6 +2,7 @@ package berthd
 
 import (
 	"context"
+	"log/slog"
 	"net"
 
 	"github.com/berthnet/berth/internal/carrier"
@@ -9,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 )
@@ -22,6 +24,8 @@ type Dependencies struct {
 	OpenDatapath func() (carrier.Node, error)
 	// InspectNetns identifies the network namespace at a path, as datapath.InspectNetns does.
 	InspectNetns func(path string) (datapath.NetnsID, error)
+	// OpenPluggers opens what plugs ports of VPCs into pods.
+	OpenPluggers func(cfg config.Config, log *slog.Logger) (Pluggers, error)
 	// Listen opens the plugin's socket.
 	Listen func(socket string) (net.Listener, error)
 	// Metadata and Cloud are the clients of an instance's metadata service and of EC2.
@@ -34,6 +38,7 @@ func machine() Dependencies {
 		Clock:        clock.Real{},
 		OpenDatapath: func() (carrier.Node, error) { return datapath.Open("") },
 		InspectNetns: datapath.InspectNetns,
+		OpenPluggers: openPluggers,
 		Listen:       daemon.Listen,
 		Metadata:     func(o aws.Options) cloud.Metadata { return aws.NewMetadata(o) },
 		Cloud:        func(ctx context.Context, o aws.Options) (pace.Calls, error) { return aws.New(ctx, o) },

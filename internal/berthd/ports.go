@@ -3,6 +3,7 @@ package berthd
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/config"
@@ -25,70 +26,86 @@ type ports struct {
 
 // openPorts makes it, for the attachments of a store, with what turns IPv6 on. Nothing is asked of Open
 // vSwitch or the API server yet.
-func (n *node) openPorts(store *attachment.Store, needIPv6 func(context.Context) error) (_ *ports, err error) {
+func (n *node) openPorts(store *attachment.Store, needIPv6 func(context.Context) error) (*ports, error) {
+	p, err := n.deps.OpenPluggers(n.cfg, n.log)
+	if err != nil {
+		return nil, err
+	}
+	nics, err := port.New(port.Config{
+		NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, Bridges: n.cfg.OVSBridges, Plugger: p.Plugger, Switch: p.Switch,
+		FirstIsPort: n.cfg.IPAM == config.IPAMPort, FirstMayBeBranch: firstMayBeBranch(n.cfg),
+		Enforcing: plug.Enforcing(n.cfg.GroupEnforcing), NeedIPv6: needIPv6, IgnoreUntold: n.cfg.IgnoreUntoldAnnotations,
+		Recorded: func(id string) bool { _, ok := store.ByPort(id); return ok },
+		Clock:    n.clock, Logger: n.log, Observer: port.NewMetrics(n.metrics.Registry),
+	})
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	return &ports{nics: nics, close: p.Close}, nil
+}
+
+func firstMayBeBranch(cfg config.Config) bool { return cfg.IPAM == config.IPAMENIOperator }
+
+// Pluggers plug ports of all kinds, in which the node's Open vSwitch has a part if it has one.
+type Pluggers struct {
+	plug.Plugger
+	Switch port.Switch // nil: it has none
+	Close  func()
+}
+
+// openPluggers opens those of the machine.
+func openPluggers(cfg config.Config, log *slog.Logger) (out Pluggers, err error) {
 	var opened []func()
-	end := func() {
+	out.Close = func() {
 		for i := len(opened) - 1; i >= 0; i-- {
 			opened[i]()
 		}
 	}
 	defer func() {
 		if err != nil {
-			end()
+			out.Close()
 		}
 	}()
-	agent, err := nsveth.New(nsveth.Options{Prefixes: n.cfg.AgentNamespaces, Wait: n.cfg.AgentWait, Sysctls: n.cfg.SysctlDir})
+	agent, err := nsveth.New(nsveth.Options{Prefixes: cfg.AgentNamespaces, Wait: cfg.AgentWait, Sysctls: cfg.SysctlDir})
 	if err != nil {
-		return nil, fmt.Errorf("--agent-netns-prefixes, --agent-wait: %w", err)
-	}
-	o := port.Config{
-		NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, Bridges: n.cfg.OVSBridges,
-		FirstIsPort: n.cfg.IPAM == config.IPAMPort, FirstMayBeBranch: n.cfg.IPAM == config.IPAMENIOperator,
-		Enforcing: plug.Enforcing(n.cfg.GroupEnforcing), NeedIPv6: needIPv6, IgnoreUntold: n.cfg.IgnoreUntoldAnnotations,
-		Recorded: func(id string) bool { _, ok := store.ByPort(id); return ok },
-		Clock:    n.clock, Logger: n.log, Observer: port.NewMetrics(n.metrics.Registry),
+		return out, fmt.Errorf("--agent-netns-prefixes, --agent-wait: %w", err)
 	}
 	// OVS and OVSHybrid name links after ports, so they take turns. Without --ovsdb they take away
 	// what was plugged while there was one.
-	common := ovs.Options{Bridges: n.cfg.OVSBridges, Turns: &plug.Turns{}, Sysctls: n.cfg.SysctlDir, Logger: n.log}
-	if n.cfg.OVSDB != "" {
-		db, err := ovsdb.New(n.cfg.OVSDB, n.log)
+	common := ovs.Options{Bridges: cfg.OVSBridges, Turns: &plug.Turns{}, Sysctls: cfg.SysctlDir, Logger: log}
+	if cfg.OVSDB != "" {
+		db, err := ovsdb.New(cfg.OVSDB, log)
 		if err != nil {
-			return nil, fmt.Errorf("--ovsdb: %w", err)
+			return out, fmt.Errorf("--ovsdb: %w", err)
 		}
 		opened = append(opened, db.Close)
-		common.OVSDB, o.Switch = db, db
+		common.OVSDB, out.Switch = db, db
 	}
 	straight, err := ovs.New(common)
 	if err != nil {
-		return nil, err
+		return out, err
 	}
 	opened = append(opened, straight.Close)
 	filtered, err := hybrid.New(common)
 	if err != nil {
-		return nil, err
+		return out, err
 	}
 	opened = append(opened, filtered.Close)
-	branches, err := vlan.New(vlan.Options{Sysctls: n.cfg.SysctlDir})
+	branches, err := vlan.New(vlan.Options{Sysctls: cfg.SysctlDir})
 	if err != nil {
-		return nil, err
+		return out, err
 	}
 	opened = append(opened, branches.Close)
 	pluggers := plug.Set{plug.Netns: agent, plug.OVS: straight, plug.OVSHybrid: filtered, plug.VLAN: branches}
-	if o.FirstMayBeBranch {
-		routed, err := routedvlan.New(routedvlan.Options{VLANs: branches, MarkShift: uint(n.cfg.MarkShift), Sysctls: n.cfg.SysctlDir})
+	if firstMayBeBranch(cfg) {
+		routed, err := routedvlan.New(routedvlan.Options{VLANs: branches, MarkShift: uint(cfg.MarkShift), Sysctls: cfg.SysctlDir})
 		if err != nil {
-			return nil, err
+			return out, err
 		}
 		opened = append(opened, routed.Close)
 		pluggers[plug.RoutedVLAN] = routed
 	}
-	if o.Plugger, err = tap.New(pluggers, n.cfg.SysctlDir); err != nil {
-		return nil, err
-	}
-	nics, err := port.New(o)
-	if err != nil {
-		return nil, err
-	}
-	return &ports{nics: nics, close: end}, nil
+	out.Plugger, err = tap.New(pluggers, cfg.SysctlDir)
+	return out, err
 }

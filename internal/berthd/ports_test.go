@@ -37,7 +37,7 @@ func kubeconfig(t *testing.T) string {
 // Ports that are VLANs are plugged on every node with ports, without Open vSwitch too.
 func TestPortsWithoutASwitch(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
-	n := &node{cfg: config.Config{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}, log: quiet, clock: clock.Real{}, metrics: daemon.NewMetrics()}
+	n := &node{cfg: config.Config{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func TestPortsWithoutASwitch(t *testing.T) {
 func TestInstallationWithPorts(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	src := sourcefake.New(clock.Real{}, 0)
-	n := &node{cfg: config.Config{NodeName: "n", WarmWait: 45 * time.Second, PortWait: time.Minute}, log: quiet, clock: clock.Real{}, metrics: daemon.NewMetrics()}
+	n := &node{cfg: config.Config{NodeName: "n", WarmWait: 45 * time.Second, PortWait: time.Minute}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	if got := tells(daemon.Options{Source: src}); got != nil {
 		t.Errorf("without NICs the runtime tells %v", got)
 	}
@@ -90,7 +90,7 @@ func TestInstallationWithPorts(t *testing.T) {
 		t.Errorf("with NICs the runtime tells %v", got)
 	}
 	// Beside addresses of ENIs the first interface may be a branch, in one of two modes.
-	operated := &node{cfg: n.cfg, log: quiet, clock: clock.Real{}, metrics: daemon.NewMetrics()}
+	operated := &node{cfg: n.cfg, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	operated.cfg.IPAM = config.IPAMENIOperator
 	for mode, want := range map[string]bool{"strict": true, "standard": true, "none": false} {
 		operated.cfg.GroupEnforcing, operated.metrics = mode, daemon.NewMetrics()

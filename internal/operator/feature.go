@@ -219,11 +219,11 @@ func firstOf(cfg config.Operator) podnic.First {
 }
 
 // ofEC2 is by what VPCs of EC2 are reached; nil: not at all.
-func ofEC2(env environment) *vpc.EC2 {
+func ofEC2(ctx context.Context, env environment) *vpc.EC2 {
 	if env.ec2.api == nil {
 		return nil
 	}
-	return &vpc.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime, Cooling: env.cfg.BranchCooling}
+	return &vpc.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime, Cooling: env.cfg.BranchCooling, Ended: ctx.Done()}
 }
 
 // setupPorts makes what opens VPCs and has their ports made.
@@ -234,7 +234,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	}
 	vpcs, err := vpc.Setup(mgr, vpc.Options{
 		Namespace: cfg.LeaseNamespace, Interval: cfg.ListingInterval, Calls: cfg.VPCCalls,
-		EC2: ofEC2(env), Observer: calls, Clock: clock.Real{}, Logger: env.log,
+		EC2: ofEC2(ctx, env), Provider: env.deps.VPC, Observer: calls, Clock: clock.Real{}, Logger: env.log,
 	})
 	if err != nil {
 		return part{}, err

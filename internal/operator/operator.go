@@ -33,6 +33,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/version"
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
 // endTimeout is how long calls under way may take once the operator was asked
@@ -61,6 +62,8 @@ type Dependencies struct {
 	Metrics ctrlmetrics.RegistererGatherer
 	// Cloud is the client of EC2.
 	Cloud func(ctx context.Context, o aws.Options) (pace.Calls, error)
+	// VPC is the provider of all VPCs; nil: each is reached as its spec says.
+	VPC vpcport.Provider
 	// Several tells that the process runs more than one operator.
 	Several bool
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"time"
@@ -28,6 +29,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/operator"
+	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/test/harness/apifake"
 )
 
@@ -38,6 +40,7 @@ func TestMain(m *testing.M) {
 	http.DefaultTransport = &transport // of client-go for servers without TLS
 	// The others hold errors of one bubble back by the time of another.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // there is no other way
+	debug.SetGCPercent(400)                                   // all is garbage soon, and there is room for it
 	os.Exit(m.Run())
 }
 
@@ -47,7 +50,8 @@ type cluster struct {
 	settings []string
 	api      *apifake.Server
 	admin    client.Client
-	cloud    *cloudfake.Cloud // nil where there is none
+	cloud    *cloudfake.Cloud   // nil where there is none
+	vpc      *portfake.Provider // of all VPCs; nil: they are as their specs say
 	dir      string
 	log      *logBuffer
 	made     int // kubeconfig files
@@ -61,6 +65,12 @@ func berth(resource, kind string, status bool) apifake.Kind {
 	return apifake.Kind{GroupVersionKind: v1alpha1.GroupVersion.WithKind(kind), Resource: resource, Cluster: true, Status: status}
 }
 
+func namespaced(resource, kind string, status bool) apifake.Kind {
+	k := berth(resource, kind, status)
+	k.Cluster = false
+	return k
+}
+
 // newCluster makes a control plane, within a bubble, whose operator has settings besides
 // those that all have. Call start next.
 func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
@@ -71,6 +81,7 @@ func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
 		core("nodes", "Node", false), core("namespaces", "Namespace", false), core("pods", "Pod", true), core("events", "Event", true),
 		apifake.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "events.k8s.io", Version: "v1", Kind: "Event"}, Resource: "events"},
 		berth("nodenetworks", "NodeNetwork", true), berth("nodenetworktemplates", "NodeNetworkTemplate", true),
+		berth("vpcs", "VPC", true), namespaced("podnics", "PodNIC", true), namespaced("nicpolicies", "NICPolicy", true),
 		berth("addresspools", "AddressPool", true), berth("addressblocks", "AddressBlock", false), berth("blockrequests", "BlockRequest", true),
 	)
 	scheme := runtime.NewScheme()
@@ -112,12 +123,14 @@ func (c *cluster) launch(w *world) {
 	cfg, err := loader.Load(nil)
 	check(c.t, err)
 	log := slog.New(slog.NewTextHandler(c.log, nil)).With("operator", w)
-	w.run(func(ctx context.Context) error {
-		return operator.RunWith(ctx, cfg, log, operator.Dependencies{
-			Metrics: prometheus.NewRegistry(), Several: true,
-			Cloud: func(context.Context, aws.Options) (pace.Calls, error) { return c.cloud.Client(w.request), nil },
-		})
-	})
+	deps := operator.Dependencies{
+		Metrics: prometheus.NewRegistry(), Several: true,
+		Cloud: func(context.Context, aws.Options) (pace.Calls, error) { return c.cloud.Client(w.request), nil },
+	}
+	if c.vpc != nil {
+		deps.VPC = c.vpc.Client(w.request)
+	}
+	w.run(func(ctx context.Context) error { return operator.RunWith(ctx, cfg, log, deps) })
 }
 
 // addNode makes the Node of a node, and has its daemons reach the API server.

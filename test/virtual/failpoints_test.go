@@ -38,16 +38,16 @@ var (
 	operatorOperator = named("eni.", "operator.publish.", "operator.withdraw.")
 	poolDaemon       = slices.Concat(named("pool."), ofDaemon)
 	poolOperator     = named("operator.pool.")
+	portDaemon       = slices.Concat(named("port.", "daemon.nics."), ofDaemon)
+	portOperator     = named("operator.port.")
+	// Of warm branches, and with which one is taken, marked and given back.
+	warmOperator = named("operator.warm.", "operator.port.record.", "operator.port.change.", "operator.port.delete.")
 )
 
 // elsewhere are failpoints at which nothing is halted here, by what their names begin with,
 // and why.
 var elsewhere = map[string]string{
 	"plug.":                         "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
-	"port.":                         "NICs need pluggers and a provider of VPC ports, which are not injected: test/crash, internal/operator/vpcport",
-	"daemon.nics.":                  "likewise",
-	"operator.port.":                "likewise",
-	"operator.warm.":                "branches are warm for NICs: internal/operator/vpcport",
 	"daemon.egress.":                "egress sets up pods' tunnels in the real kernel: test/crash",
 	"operator.gateways.":            "gateways need the controllers of Deployments and DaemonSets: internal/operator/egress",
 	"operator.egressclient":         "clients need gateways: internal/operator/egress/clients",
@@ -66,7 +66,7 @@ func isElsewhere(name string) bool {
 // No failpoint is forgotten when one is added or renamed. Each test wants its failpoint
 // to be reached.
 func TestEveryFailpointIsHaltedAt(t *testing.T) {
-	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator)
+	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator, portDaemon, portOperator, warmOperator)
 	for _, name := range failpoint.Names() {
 		if is := slices.Contains(halted, name); is == isElsewhere(name) {
 			t.Errorf("%s: halted at %v, and elsewhere %v", name, is, isElsewhere(name))
@@ -77,7 +77,7 @@ func TestEveryFailpointIsHaltedAt(t *testing.T) {
 			t.Errorf("no failpoint begins with %s", prefix)
 		}
 	}
-	if n := len(slices.Compact(slices.Sorted(slices.Values(halted)))); n < 60 {
+	if n := len(slices.Compact(slices.Sorted(slices.Values(halted)))); n < 95 {
 		t.Errorf("only %d failpoints are halted at", n)
 	}
 }
@@ -89,7 +89,7 @@ func TestNodeMode(t *testing.T) {
 				n := newNode(t, slices.Concat(quick, []string{
 					"--ip-families=" + string(families), "--pod-events=never", "--warm-ip-target=2", "--minimum-ip-target=2",
 				}, quickReconciler)...)
-				n.inVPC()
+				n.inVPC(instanceType)
 				n.families = families
 				n.haltAt(at)
 				n.start()
@@ -107,12 +107,13 @@ var (
 	quickReconciler = []string{"--shrink-delay=5s", "--settle-time=2s", "--orphan-age=20s", "--orphan-interval=10s"}
 )
 
-// inVPC makes the node an instance of a cloud.
-func (n *node) inVPC() {
+// inVPC makes the node an instance of a cloud, of some type.
+func (n *node) inVPC(kind string) {
+	n.instance = kind
 	n.cloud = cloudfake.New(cloudfake.Options{Latency: 100 * time.Millisecond, AttachTime: time.Second})
 	n.cloud.AddSubnet(subnetID, "zone-a", "10.0.0.0/20", nil)
 	n.cloud.SetIPv6(subnetID, "2001:db8::/64")
-	n.cloud.AddInstance(instance, instanceType, subnetID)
+	n.cloud.AddInstance(instance, kind, subnetID)
 	n.cloud.SetLag(time.Second)
 	n.kernel.HasLink = func(mac net.HardwareAddr) bool {
 		return slices.ContainsFunc(n.cloud.Truth(), func(e cloud.ENI) bool {
@@ -126,7 +127,7 @@ func (n *node) inVPC() {
 func TestOperatorMode(t *testing.T) {
 	eachCrash(t, slices.Concat(operatorOperator, operatorDaemon), func(t *testing.T, at crash) {
 		n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1"})...)
-		n.inVPC()
+		n.inVPC(instanceType)
 		c := newCluster(t, n.log, slices.Concat([]string{"--ipam=eni-operator"}, quickReconciler)...)
 		c.cloud = n.cloud
 		c.addNode(n)

@@ -28,6 +28,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/datapath/datapathfake"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/plug/plugfake"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
@@ -38,7 +39,9 @@ type node struct {
 	settings []string
 	clock    virtualClock
 	kernel   *datapathfake.Kernel
+	plugs    *plugfake.Node   // ports of VPCs in pods
 	cloud    *cloudfake.Cloud // nil where there is none
+	instance string           // its type there
 	pods     pods
 	families ipfamily.Set // of pods' addresses
 	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
@@ -71,7 +74,7 @@ func newNode(t *testing.T, settings ...string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	n := &node{root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel(), log: newLog(t)}
+	n := &node{root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel(), plugs: plugfake.NewNode(), log: newLog(t)}
 	n.pods = newPods(n)
 	n.program = &program{t: t, name: "berthd", launch: n.launch, moved: n.moved}
 	return n
@@ -135,8 +138,11 @@ func (n *node) launch(w *world) {
 			Clock:        n.clock,
 			OpenDatapath: func() (carrier.Node, error) { return n.kernel.Open(w.do), nil },
 			InspectNetns: n.kernel.InspectNetns,
-			Listen:       func(string) (net.Listener, error) { return socket, nil },
-			Metadata:     func(aws.Options) cloud.Metadata { return metadata{n.cloud, w} },
+			OpenPluggers: func(config.Config, *slog.Logger) (berthd.Pluggers, error) {
+				return berthd.Pluggers{Plugger: n.plugs.Open(w.do), Close: func() {}}, nil
+			},
+			Listen:   func(string) (net.Listener, error) { return socket, nil },
+			Metadata: func(aws.Options) cloud.Metadata { return metadata{n, w} },
 			Cloud: func(context.Context, aws.Options) (pace.Calls, error) {
 				return n.cloud.Client(w.request), nil
 			},
@@ -154,7 +160,7 @@ const (
 
 // metadata is the instance metadata service of the node.
 type metadata struct {
-	cloud *cloudfake.Cloud
+	*node
 	world *world
 }
 
@@ -164,7 +170,7 @@ func (m metadata) Identity(ctx context.Context) (id cloud.Identity, err error) {
 		for _, e := range m.cloud.Truth() {
 			if e.Attachment != nil && e.Attachment.InstanceID == instance && e.Attachment.DeviceIndex == 0 {
 				id = cloud.Identity{
-					InstanceID: instance, InstanceType: instanceType, Region: "zone", Zone: e.Zone, VPCID: e.VPCID, SubnetID: e.SubnetID,
+					InstanceID: instance, InstanceType: m.instance, Region: "zone", Zone: e.Zone, VPCID: e.VPCID, SubnetID: e.SubnetID,
 					PrimaryMAC: e.MAC, PrimaryIPv4: e.Primary, VPCCIDRs: vpcCIDRs,
 				}
 				return nil

@@ -18,6 +18,9 @@ type pods struct {
 	node *node
 	// object makes or removes the Pod of a pod; nil: there is no API server.
 	object func(name string, exists bool) error
+	// describe has an ADD tell what a runtime knows of a pod; nil: its name is all.
+	describe func(r *rpc.AddRequest) error
+	cooling  time.Duration // of addresses
 
 	mu      sync.Mutex // guards all below
 	made    int        // sandboxes so far
@@ -35,7 +38,7 @@ type sandbox struct {
 }
 
 func newPods(n *node) pods {
-	return pods{node: n, live: map[string]sandbox{}, owner: map[netip.Addr]string{}, freed: map[netip.Addr]time.Time{}}
+	return pods{node: n, cooling: cooling, live: map[string]sandbox{}, owner: map[netip.Addr]string{}, freed: map[netip.Addr]time.Time{}}
 }
 
 // patience is how long an operation may be tried again.
@@ -76,11 +79,17 @@ func (p *pods) add(name string) error {
 			s = p.newSandbox(name)
 		}
 		var reply *rpc.AddReply
+		req := &rpc.AddRequest{
+			Attachment: &rpc.Attachment{Network: "berth", ContainerId: s.container, IfName: "eth0"}, Netns: s.netns,
+			Pod: &rpc.Pod{Namespace: "default", Name: name, Uid: "uid-" + name},
+		}
+		if p.describe != nil {
+			if err := p.describe(req); err != nil {
+				return err
+			}
+		}
 		err := p.call(func(ctx context.Context, client rpc.NodeClient) (err error) {
-			reply, err = client.Add(ctx, &rpc.AddRequest{
-				Attachment: &rpc.Attachment{Network: "berth", ContainerId: s.container, IfName: "eth0"}, Netns: s.netns,
-				Pod: &rpc.Pod{Namespace: "default", Name: name, Uid: "uid-" + name},
-			}, grpc.WaitForReady(true))
+			reply, err = client.Add(ctx, req, grpc.WaitForReady(true))
 			return err
 		})
 		if err == nil {
@@ -124,8 +133,8 @@ func (p *pods) has(name string, s sandbox, addresses []string) error {
 		if other, taken := p.owner[a]; taken {
 			p.node.t.Errorf("%s was given to %s while %s has it", a, name, other)
 		}
-		if since, ok := p.freed[a]; ok && now.Sub(since) < cooling {
-			p.node.t.Errorf("%s was given to %s %v after its release began, it cools for %v", a, name, now.Sub(since), cooling)
+		if since, ok := p.freed[a]; ok && now.Sub(since) < p.cooling {
+			p.node.t.Errorf("%s was given to %s %v after its release began, it cools for %v", a, name, now.Sub(since), p.cooling)
 		}
 		p.owner[a] = name
 		s.addresses = append(s.addresses, a)

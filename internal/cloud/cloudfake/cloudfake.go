@@ -323,7 +323,7 @@ func (c *Cloud) newENI(s *subnet, addr netip.Addr) *eni {
 		must(ok, "subnet %s is full", s.ID)
 	}
 	e := &eni{seq: c.seq, ENI: cloud.ENI{
-		ID: fmt.Sprintf("eni-%04d", c.seq), Type: cloud.InterfaceOrdinary, Status: "available",
+		ID: fmt.Sprintf("eni-%017d", c.seq), Type: cloud.InterfaceOrdinary, Status: "available",
 		MAC:   net.HardwareAddr{2, 0, byte(c.seq >> 24), byte(c.seq >> 16), byte(c.seq >> 8), byte(c.seq)},
 		VPCID: VPC, SubnetID: s.ID, Zone: s.Zone, Primary: addr,
 	}}

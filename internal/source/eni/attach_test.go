@@ -22,7 +22,7 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 			bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 				n.start()
 				n.settle(time.Second)
-				n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-0002", Err: refused(class)})
+				n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Err: refused(class)})
 				for i := range 5 {
 					n.add(i, time.Minute) // the fourth needs an ENI
 				}
@@ -77,7 +77,7 @@ func lostAttach(t *testing.T) (tried int) {
 			n.add(i, time.Minute) // the fifteenth needs an ENI
 		}
 		n.cloud.SetLag(15 * time.Second)
-		n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-0002", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		n.burst(13, 16, 2*time.Minute)
 		n.settle(2 * time.Minute)
 		n.cloud.SetLag(0)

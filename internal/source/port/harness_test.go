@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -20,8 +21,8 @@ import (
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/kubeapi"
-	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
+	"github.com/berthnet/berth/internal/plug/plugfake"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcenode"
@@ -35,113 +36,6 @@ const (
 
 func TestMain(m *testing.M) {
 	os.Exit(sourcenode.Main(m, deploy.PortMode, func(struct{}) error { return errors.New("no child is started here") }))
-}
-
-// fakePlugger plugs in memory, and keeps to the contract of plug.Plugger as far as its
-// callers see it.
-type fakePlugger struct {
-	mu      sync.Mutex // guards all below
-	plugged map[string]plug.Want
-	half    []string      // links
-	fail    error         // of Plug
-	arrived chan struct{} // closed: what Plug takes ports from is there
-	active  chan struct{}
-}
-
-func newFakePlugger() *fakePlugger {
-	p := &fakePlugger{plugged: map[string]plug.Want{}, arrived: make(chan struct{}), active: make(chan struct{})}
-	close(p.arrived)
-	close(p.active)
-	return p
-}
-
-func (p *fakePlugger) Expect(ctx context.Context, w plug.Want) error {
-	p.mu.Lock()
-	arrived := p.arrived
-	p.mu.Unlock()
-	select {
-	case <-arrived:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%w: port %s: no link of the agent's", plug.ErrNotReady, w.PortID)
-	}
-}
-
-func (p *fakePlugger) Plug(_ context.Context, w plug.Want) (plug.Done, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.fail != nil {
-		return plug.Done{}, p.fail
-	}
-	if other, ok := p.plugged[w.PortID]; ok && other.Attachment != w.Attachment {
-		return plug.Done{}, plug.ErrPortInUse
-	}
-	p.plugged[w.PortID] = w
-	return plug.Done{HostIfName: "tap" + w.Short(), HostMAC: w.Interface.MAC, MTU: w.Interface.MTU}, nil
-}
-
-func (p *fakePlugger) Await(ctx context.Context, w plug.Want) error {
-	p.mu.Lock()
-	active := p.active
-	p.mu.Unlock()
-	select {
-	case <-active:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%w: port %s: OVN's controller has not installed the port's flows", plug.ErrNotReady, w.PortID)
-	}
-}
-
-func (p *fakePlugger) Unplug(_ context.Context, r plug.Ref) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if w, ok := p.plugged[r.PortID]; ok && w.Attachment == r.Attachment {
-		delete(p.plugged, r.PortID)
-	}
-	return nil
-}
-
-func (p *fakePlugger) Check(_ context.Context, w plug.Want) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, ok := p.plugged[w.PortID]; !ok {
-		return &plug.Mismatch{PortID: w.PortID, Differences: []string{"is not plugged"}}
-	}
-	return nil
-}
-
-func (p *fakePlugger) List(context.Context) (list []plug.Found, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, w := range p.plugged {
-		list = append(list, plug.Found{Ref: w.Ref, Link: "tap" + w.Short()})
-	}
-	for _, l := range p.half {
-		list = append(list, plug.Found{Ref: plug.Ref{Kind: plug.OVS}, HalfMade: true, Link: l})
-	}
-	slices.SortFunc(list, plug.Found.Compare)
-	return list, nil
-}
-
-func (p *fakePlugger) Remove(ctx context.Context, f plug.Found) error {
-	if !f.HalfMade {
-		return p.Unplug(ctx, f.Ref)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.half = slices.DeleteFunc(p.half, func(l string) bool { return l == f.Link })
-	return nil
-}
-
-// ports are those plugged, sorted.
-func (p *fakePlugger) ports() (ids []string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for id := range p.plugged {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
 }
 
 // fakeSwitch is an Open vSwitch that can be away.
@@ -167,7 +61,7 @@ type machine struct {
 	*sourcenode.Node
 	*NICs
 	operator client.Client
-	plugger  *fakePlugger
+	plugs    *plugfake.Node
 	vswitch  *fakeSwitch
 	tune     func(*Config)
 	stop     func()
@@ -179,7 +73,7 @@ type machine struct {
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{
-		Node: sourcenode.New(t), operator: harness.KubeClientFor(t, sourcenode.Config(t, "berth-operator", nodeID)), plugger: newFakePlugger(), vswitch: &fakeSwitch{}, tune: func(*Config) {}, recorded: map[string]attachment.Record{},
+		Node: sourcenode.New(t), operator: harness.KubeClientFor(t, sourcenode.Config(t, "berth-operator", nodeID)), plugs: plugfake.NewNode(), vswitch: &fakeSwitch{}, tune: func(*Config) {}, recorded: map[string]attachment.Record{},
 	}
 	m.namespace(namespace, "blue")
 	return m
@@ -191,7 +85,7 @@ func (m *machine) start() {
 	api, err := kubeapi.New(m.Config)
 	harness.OK(m.T, err)
 	cfg := Config{
-		NodeName: nodeID, Plugger: m.plugger, Switch: m.vswitch, Bridges: []string{"br-int"}, FirstIsPort: true,
+		NodeName: nodeID, Plugger: m.plugs.Open(nil), Switch: m.vswitch, Bridges: []string{"br-int"}, FirstIsPort: true,
 		Recorded: m.has, Logger: sourcetest.Logger(m.Log),
 	}
 	m.tune(&cfg)
@@ -243,6 +137,9 @@ func (m *machine) namespace(name, vpc string) {
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationVPC, vpc)
 	harness.OK(m.T, m.API.Patch(m.T.Context(), ns, client.RawPatch(types.MergePatchType, []byte(patch))))
 }
+
+// plugged are the ports that are plugged, sorted.
+func (m *machine) plugged() []string { return slices.Sorted(maps.Keys(m.plugs.Plugged())) }
 
 // portID is that of interface k of pod i.
 func portID(i, k int) string { return fmt.Sprintf("%08x-76f7-46d4-9d11-%012x", i<<8|k, i) }

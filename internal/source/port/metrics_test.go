@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/plug/plugfake"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -28,7 +29,7 @@ func (g gauges) Collect(to chan<- prometheus.Metric) {
 
 func TestMetrics(t *testing.T) {
 	n, err := newNICs(Config{
-		NodeName: nodeID, Plugger: newFakePlugger(), Switch: &fakeSwitch{}, Bridges: []string{"br-int"}, FirstIsPort: true, Recorded: func(string) bool { return false },
+		NodeName: nodeID, Plugger: plugfake.NewNode().Open(nil), Switch: &fakeSwitch{}, Bridges: []string{"br-int"}, FirstIsPort: true, Recorded: func(string) bool { return false },
 	}, nil)
 	harness.OK(t, err)
 	r := prometheus.NewRegistry()

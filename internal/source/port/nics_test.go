@@ -16,7 +16,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/plug/plugfake"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -99,7 +101,7 @@ func TestLifeOfNICs(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 	}
-	if got := m.plugger.ports(); !slices.Equal(got, []string{portID(2, 0)}) {
+	if got := m.plugged(); !slices.Equal(got, []string{portID(2, 0)}) {
 		t.Errorf("plugged are %v", got)
 	}
 	// The record goes after it was told that nothing is left, and nobody says when.
@@ -242,7 +244,7 @@ func TestRestart(t *testing.T) {
 	m.forget(goes) // its record went, and nobody was told
 	half.State = attachment.Releasing
 	m.record(half)
-	m.plugger.half = []string{"tapdeadbeef-00"}
+	m.plugs.LeaveHalfMade("tapdeadbeef-00")
 
 	m.start()
 	began := false
@@ -253,8 +255,8 @@ func TestRestart(t *testing.T) {
 		return m.has(port)
 	}))
 	m.Plugged(stays)
-	if got := m.plugger.ports(); !slices.Equal(got, []string{portID(1, 0), portID(3, 0)}) || len(m.plugger.half) > 0 {
-		t.Errorf("the sweep left %v, %v", got, m.plugger.half)
+	if got := m.plugged(); !slices.Equal(got, []string{portID(1, 0), portID(3, 0)}) || len(m.plugs.HalfMade()) > 0 {
+		t.Errorf("the sweep left %v, %v", got, m.plugs.HalfMade())
 	}
 	m.says("pod2-eth0", v1alpha1.NodeUnplugged)
 	if got := m.nic("pod3-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
@@ -269,7 +271,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("plugs of %v, %v", links, err)
 	}
 	harness.OK(t, m.Clear(t.Context(), stays.HostLink))
-	if got := m.plugger.ports(); len(got) > 0 {
+	if got := m.plugged(); len(got) > 0 {
 		t.Errorf("Clear left %v", got)
 	}
 }
@@ -336,21 +338,21 @@ func TestPlugThatFails(t *testing.T) {
 	harness.OK(t, err)
 	rec := recordOf(1, nics...)
 	m.record(rec)
-	m.plugger.fail = fmt.Errorf("%w: br-int\nétage", plug.ErrNoBridge)
+	m.plugs.Fail = fmt.Errorf("%w: br-int\nétage", plug.ErrNoBridge)
 	if _, err := m.Plug(t.Context(), rec, nics[0]); !errors.Is(err, plug.ErrNoBridge) {
 		t.Error(err)
 	}
 	if got := m.says("pod1-eth0", v1alpha1.NodeFailed); !strings.Contains(got.Message, "no such bridge") || got.PortID != portID(1, 0) {
 		t.Errorf("%+v", got)
 	}
-	m.plugger.fail = nil
+	m.plugs.Fail = nil
 	rec = m.add(wish(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
-	m.plugger.fail = plug.ErrNoBridge // somebody took it away, and it is not plugged again at once
+	m.plugs.Fail = plug.ErrNoBridge // somebody took it away, and it is not plugged again at once
 	if _, err := m.Plug(t.Context(), rec, rec.NICs[0]); !errors.Is(err, plug.ErrNoBridge) {
 		t.Error(err)
 	}
-	m.plugger.fail = nil
+	m.plugs.Fail = nil
 	_, err = m.Plug(t.Context(), rec, rec.NICs[0])
 	harness.OK(t, err)
 	m.del(rec)
@@ -368,7 +370,7 @@ func TestExpect(t *testing.T) {
 	harness.OK(t, err)
 	rec := recordOf(1, nics...)
 	m.record(rec)
-	m.plugger.arrived = make(chan struct{})
+	m.plugs.Arrived = make(chan struct{})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	err = m.Expect(ctx, rec)
 	cancel()
@@ -381,7 +383,7 @@ func TestExpect(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- m.Expect(t.Context(), rec) }()
 	m.waitsFor(1, "waits for the agent of the VPC on this node")
-	close(m.plugger.arrived)
+	close(m.plugs.Arrived)
 	harness.OK(t, <-done)
 }
 
@@ -398,14 +400,14 @@ func TestPortOnATrunk(t *testing.T) {
 	harness.OK(t, err)
 	rec := recordOf(1, nics...)
 	m.record(rec)
-	m.plugger.arrived = make(chan struct{})
+	m.plugs.Arrived = make(chan struct{})
 	done := make(chan error, 1)
 	go func() { done <- m.Expect(t.Context(), rec) }()
 	m.waitsFor(1, "waits for the link of its trunk with MAC address 0a:ff:ff:00:00:01")
-	close(m.plugger.arrived)
+	close(m.plugs.Arrived)
 	harness.OK(t, <-done)
 	rec = m.add(wish(1, nil), 1)
-	if w := m.plugger.plugged[portID(1, 0)]; w.Kind != plug.VLAN || w.Trunk != "0a:ff:ff:00:00:01" || w.VLAN != 7 || w.Bridge != "" {
+	if w := m.plugs.Plugged()[portID(1, 0)]; w.Kind != plug.VLAN || w.Trunk != "0a:ff:ff:00:00:01" || w.VLAN != 7 || w.Bridge != "" {
 		t.Errorf("plugged as %+v", w.Ref)
 	}
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
@@ -432,20 +434,26 @@ func TestIPv6OfRoutedPorts(t *testing.T) {
 	}{{plug.RoutedVLAN, "IPv6", true}, {plug.RoutedVLAN, "IPv4", false}, {plug.VLAN, "IPv6", false}} {
 		var asked int
 		err := errors.New("the kernel has no IPv6")
-		p := newFakePlugger()
+		p := plugfake.NewNode()
 		n, newErr := newNICs(Config{
-			NodeName: nodeID, Plugger: p, Recorded: func(string) bool { return true },
+			NodeName: nodeID, Plugger: p.Open(nil), Recorded: func(string) bool { return true },
 			NeedIPv6: func(context.Context) error { asked++; return err },
 		}, nil)
 		harness.OK(t, newErr)
-		nic := attachment.NIC{Port: portID(1, 0), IfName: "eth0", Addresses: addresses[tc.family], Plug: attachment.Plug{Type: string(tc.kind), Trunk: "0a:ff:ff:00:00:01", VLAN: 7}}
+		nic := attachment.NIC{
+			Port: portID(1, 0), IfName: "eth0", MAC: mac.Addr{0x0a, 0xff, 0xff, 0, 0, 7}, Addresses: addresses[tc.family],
+			Plug: attachment.Plug{Type: string(tc.kind), Trunk: "0a:ff:ff:00:00:01", VLAN: 7},
+		}
+		if tc.kind == plug.RoutedVLAN {
+			nic.Plug.Enforcing = string(plug.Strict)
+		}
 		_, got := n.Plug(t.Context(), recordOf(1, nic), nic)
-		if (got != nil) != tc.needs || tc.needs && (!errors.Is(got, err) || len(p.ports()) > 0) || (asked > 0) != tc.needs {
-			t.Errorf("%s with %s: %v, asked %d times, plugged are %v", tc.kind, tc.family, got, asked, p.ports())
+		if (got != nil) != tc.needs || tc.needs && (!errors.Is(got, err) || len(p.Plugged()) > 0) || (asked > 0) != tc.needs {
+			t.Errorf("%s with %s: %v, asked %d times, plugged are %v", tc.kind, tc.family, got, asked, p.Plugged())
 		}
 		err = nil
-		if _, got := n.Plug(t.Context(), recordOf(1, nic), nic); got != nil || len(p.ports()) != 1 {
-			t.Errorf("%s with %s: %v, plugged are %v", tc.kind, tc.family, got, p.ports())
+		if _, got := n.Plug(t.Context(), recordOf(1, nic), nic); got != nil || len(p.Plugged()) != 1 {
+			t.Errorf("%s with %s: %v, plugged are %v", tc.kind, tc.family, got, p.Plugged())
 		}
 	}
 }
@@ -458,7 +466,7 @@ func TestAwait(t *testing.T) {
 	o := podNIC(2, 0, v1alpha1.PhaseBound)
 	o.Status.Plug.OVN = false
 	m.make(o)
-	m.plugger.active = make(chan struct{})
+	m.plugs.Active = make(chan struct{})
 	var recs []attachment.Record
 	for i := 1; i <= 2; i++ {
 		nics, err := m.begin(wish(i, nil))()
@@ -474,7 +482,7 @@ func TestAwait(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- m.Await(t.Context(), recs[0]) }()
 	m.waitsFor(1, "OVN's controller")
-	close(m.plugger.active)
+	close(m.plugs.Active)
 	harness.OK(t, <-done)
 
 	go func() { done <- m.Await(t.Context(), recs[1]) }()

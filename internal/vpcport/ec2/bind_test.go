@@ -2,6 +2,7 @@ package ec2_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -268,6 +269,21 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 	_, err = b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &none})
 	failsWith(t, "taking it off, whose association nobody knows", err, vpcport.Conflict)
 	harness.OK(t, b.provider.Delete(t.Context(), p.ID))
+}
+
+// A provider that nobody uses any more writes down at once what it could not write before.
+func TestAssociationIsWrittenDownAtTheEnd(t *testing.T) {
+	b, ended := newBed(t), make(chan struct{})
+	b.cloud.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
+	p := b.make(b.open(func(s *ec2.Settings) { s.Ended = ended }), newPort("u-1", "i-a"))
+	harness.Eventually(t, time.Minute, "the first try fails", func() error {
+		if b.cloud.Count("Tag") == 0 {
+			return errors.New("there was none")
+		}
+		return nil
+	})
+	close(ended)
+	b.awaitNote(p.ID)
 }
 
 // awaitNote waits until the tags of the one branch have its association.

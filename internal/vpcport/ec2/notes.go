@@ -78,16 +78,18 @@ func (p *Provider) note(ctx context.Context, a cloud.Association) {
 		defer p.notes.over(a.BranchID, w)
 		defer cancel()
 		calm := p.notes.calm()
-		for try := 0; ; try++ {
+		for try, ended := 0, false; ; try++ {
 			select {
 			case <-ctx.Done():
 				return
+			case <-p.s.Ended:
+				ended = true // now or never
 			case <-calm:
 			case <-p.s.Clock.After(retry.Delay(noteWait, noteAgain, try)):
 			}
 			calm = nil
 			err := p.write(ctx, a)
-			if err == nil || ctx.Err() != nil || cloud.ClassOf(err) == cloud.Gone {
+			if err == nil || ended || ctx.Err() != nil || cloud.ClassOf(err) == cloud.Gone {
 				return
 			}
 			p.s.Logger.Warn("a branch could not be tagged with its association, will try again", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "error", err)

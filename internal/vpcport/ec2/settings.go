@@ -43,8 +43,11 @@ type Settings struct {
 	Families ipfamily.Set
 	Settle   time.Duration // 0: Settle
 	Cooling  time.Duration // 0: Cooling
-	Clock    clock.Clock   // nil: the machine's
-	Logger   *slog.Logger  // nil: nothing is logged
+	// Ended is closed once nobody uses the provider any more, so that what it does by itself ends too;
+	// nil: somebody does for as long as the process is there.
+	Ended  <-chan struct{}
+	Clock  clock.Clock  // nil: the machine's
+	Logger *slog.Logger // nil: nothing is logged
 }
 
 // Provider makes branch interfaces. It implements vpcport.Provider.

@@ -214,6 +214,9 @@ func (p *Provider) apply(o *port, c vpcport.Change) {
 		o.Groups = slices.Clone(c.Groups)
 	}
 	if c.Host != nil && (*c.Host != o.Host || o.Binding.Result == vpcport.BindingFailed) {
+		if o.pluggedAt != *c.Host {
+			p.tears(o, "Update")
+		}
 		o.Host, o.Status = *c.Host, vpcport.StatusDown
 		o.Binding = p.binding(o.Host)
 	}
@@ -236,6 +239,7 @@ func (p *Provider) binding(host string) vpcport.Binding {
 func (p *Provider) Delete(ctx context.Context, id string) error {
 	return p.call(ctx, "Delete", 1, func() error {
 		if o := p.ports[id]; o != nil {
+			p.tears(o, "Delete")
 			p.drop(o)
 		}
 		return nil

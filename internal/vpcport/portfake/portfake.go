@@ -6,6 +6,7 @@
 //
 //	portfake.go  the books, and what tests put into them and read from them
 //	calls.go     the calls of vpcport.Provider
+//	client.go    the calls of one program among several
 //	create.go    what becomes of a new port
 //	faults.go    calls that fail
 package portfake
@@ -58,6 +59,7 @@ type Provider struct {
 	made     int                     // ports ever made, of which their IDs are
 	faults   []*Fault
 	calls    []Call
+	torn     []string // what calls did to ports that were plugged
 }
 
 // port is a port with what its owner does not see.
@@ -172,6 +174,20 @@ func (p *Provider) Remove(id string) {
 			p.drop(o)
 		}
 	})
+}
+
+// Torn tells which ports calls deleted, or bound elsewhere, while somebody had them plugged.
+func (p *Provider) Torn() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.torn)
+}
+
+// tears notes that a call takes a port from where it is plugged. p.mu is held.
+func (p *Provider) tears(o *port, op string) {
+	if o.pluggedAt != "" {
+		p.torn = append(p.torn, fmt.Sprintf("%s of port %s, which %s has plugged", op, o.ID, o.pluggedAt))
+	}
 }
 
 // All are all ports as they are, by ID.

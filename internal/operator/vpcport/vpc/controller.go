@@ -24,6 +24,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/vpcport"
 	"github.com/berthnet/berth/internal/operator/watched"
+	ports "github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
@@ -36,6 +37,8 @@ type Options struct {
 	Interval time.Duration
 	// EC2 is what the operator has of EC2; nil: nothing, and there are no VPCs of it.
 	EC2 *EC2
+	// Provider is that of all VPCs, in the place of those that their specs name; nil: it is not.
+	Provider ports.Provider
 	// Calls is how many calls to one endpoint are under way at once, unless its provider says how many
 	// (vpcport.Traits.AtOnce); 8.
 	Calls int

@@ -16,9 +16,10 @@ import (
 // region, by the rate limits that it keeps for ENIs.
 type EC2 struct {
 	Cloud   ec2.Cloud
-	Cluster string        // whose ENIs the ports are
-	Settle  time.Duration // how long replies outrank listings; 0: ec2.Settle
-	Cooling time.Duration // how long branches are kept that nobody has; 0: ec2.Cooling
+	Cluster string          // whose ENIs the ports are
+	Settle  time.Duration   // how long replies outrank listings; 0: ec2.Settle
+	Cooling time.Duration   // how long branches are kept that nobody has; 0: ec2.Cooling
+	Ended   <-chan struct{} // closed when the operator ends
 }
 
 // toEC2 is the access to a VPC of EC2.
@@ -46,7 +47,7 @@ func ec2Of(o Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem
 // open implements access.
 func (to toEC2) open() (opened, error) {
 	p := ec2.Open(ec2.Settings{
-		Cloud: to.env.Cloud, Cluster: to.env.Cluster, VPC: to.vpc, Subnets: to.subnets, Families: to.families, Settle: to.env.Settle, Cooling: to.env.Cooling, Clock: to.clock, Logger: to.log,
+		Cloud: to.env.Cloud, Cluster: to.env.Cluster, VPC: to.vpc, Subnets: to.subnets, Families: to.families, Settle: to.env.Settle, Cooling: to.env.Cooling, Ended: to.env.Ended, Clock: to.clock, Logger: to.log,
 	})
 	return opened{provider: p, endpoint: string(v1alpha1.ProviderEC2), close: func() {}}, nil
 }
