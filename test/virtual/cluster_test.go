@@ -67,12 +67,12 @@ func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
 	t.Helper()
 	c := &cluster{settings: settings, dir: t.TempDir(), log: log}
 	c.program = &program{t: t, name: "berth-operator", launch: c.launch, moved: func(*world) {}}
-	c.api = apifake.New(
+	c.api = apifake.New(slices.Concat(egressKinds, []apifake.Kind{
 		core("nodes", "Node", false), core("namespaces", "Namespace", false), core("pods", "Pod", true), core("events", "Event", true),
 		apifake.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "events.k8s.io", Version: "v1", Kind: "Event"}, Resource: "events"},
 		berth("nodenetworks", "NodeNetwork", true), berth("nodenetworktemplates", "NodeNetworkTemplate", true),
 		berth("addresspools", "AddressPool", true), berth("addressblocks", "AddressBlock", false), berth("blockrequests", "BlockRequest", true),
-	)
+	})...)
 	scheme := runtime.NewScheme()
 	check(t, clientscheme.AddToScheme(scheme))
 	check(t, v1alpha1.AddToScheme(scheme))
@@ -130,12 +130,12 @@ func (c *cluster) addNode(n *node) {
 	}
 	check(c.t, c.admin.Create(c.t.Context(), o))
 	n.kubeconfig = func(w *world) string { return c.kubeconfig(w.request) }
-	n.pods.object = func(name string, exists bool) error {
+	n.pods.object = func(name string, exists bool) (*corev1.Pod, error) {
 		o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
 		if exists {
-			return c.admin.Create(c.t.Context(), o)
+			return o, c.admin.Create(c.t.Context(), o)
 		}
-		return c.admin.Delete(c.t.Context(), o)
+		return o, c.admin.Delete(c.t.Context(), o)
 	}
 }
 

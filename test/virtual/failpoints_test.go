@@ -48,9 +48,6 @@ var elsewhere = map[string]string{
 	"daemon.nics.":                  "likewise",
 	"operator.port.":                "likewise",
 	"operator.warm.":                "branches are warm for NICs: internal/operator/vpcport",
-	"daemon.egress.":                "egress sets up pods' tunnels in the real kernel: test/crash",
-	"operator.gateways.":            "gateways need the controllers of Deployments and DaemonSets: internal/operator/egress",
-	"operator.egressclient":         "clients need gateways: internal/operator/egress/clients",
 	"nodenetwork.restore.confirmed": "the operator takes a release back only while the daemon has not confirmed it, and here it does so at once: internal/source/nodenetwork",
 }
 
@@ -66,7 +63,7 @@ func isElsewhere(name string) bool {
 // No failpoint is forgotten when one is added or renamed. Each test wants its failpoint
 // to be reached.
 func TestEveryFailpointIsHaltedAt(t *testing.T) {
-	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator)
+	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator, egressDaemon, egressOperator)
 	for _, name := range failpoint.Names() {
 		if is := slices.Contains(halted, name); is == isElsewhere(name) {
 			t.Errorf("%s: halted at %v, and elsewhere %v", name, is, isElsewhere(name))

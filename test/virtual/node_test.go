@@ -29,6 +29,8 @@ import (
 	"github.com/berthnet/berth/internal/datapath/datapathfake"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/source/egress"
+	"github.com/berthnet/berth/internal/source/egress/egressfake"
 )
 
 // node is a machine that outlives its daemons.
@@ -38,11 +40,13 @@ type node struct {
 	settings []string
 	clock    virtualClock
 	kernel   *datapathfake.Kernel
+	tunnels  *egressfake.Kernel
 	cloud    *cloudfake.Cloud // nil where there is none
 	pods     pods
 	families ipfamily.Set // of pods' addresses
 	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
 	kubeconfig func(w *world) string
+	askGateway egress.Ask // nil: there are no gateways
 	log        *logBuffer
 
 	mu     sync.Mutex
@@ -72,6 +76,7 @@ func newNode(t *testing.T, settings ...string) *node {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &node{root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel(), log: newLog(t)}
+	n.tunnels = egressfake.NewKernel(func(path string) bool { _, err := n.kernel.InspectNetns(path); return err == nil })
 	n.pods = newPods(n)
 	n.program = &program{t: t, name: "berthd", launch: n.launch, moved: n.moved}
 	return n
@@ -140,6 +145,8 @@ func (n *node) launch(w *world) {
 			Cloud: func(context.Context, aws.Options) (pace.Calls, error) {
 				return n.cloud.Client(w.request), nil
 			},
+			Egress:     func(string) egress.Kernel { return n.tunnels.Open(w.do) },
+			AskGateway: n.askGateway,
 		})
 	})
 }

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/internal/rpc"
 )
@@ -16,8 +19,8 @@ import (
 // pods are those of a node, as its runtime and kubelet see them.
 type pods struct {
 	node *node
-	// object makes or removes the Pod of a pod; nil: there is no API server.
-	object func(name string, exists bool) error
+	// object makes the Pod of a pod, or removes it; nil: there is no API server.
+	object func(name string, exists bool) (*corev1.Pod, error)
 
 	mu      sync.Mutex // guards all below
 	made    int        // sandboxes so far
@@ -65,8 +68,10 @@ func (p *pods) call(do func(ctx context.Context, client rpc.NodeClient) error) e
 // add makes a pod. A call that got no reply is made again for the same sandbox with even
 // numbers; otherwise the sandbox is removed and another one made, as after a failure.
 func (p *pods) add(name string) error {
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
 	if p.object != nil {
-		if err := p.object(name, true); err != nil {
+		var err error
+		if o, err = p.object(name, true); err != nil {
 			return err
 		}
 	}
@@ -79,7 +84,7 @@ func (p *pods) add(name string) error {
 		err := p.call(func(ctx context.Context, client rpc.NodeClient) (err error) {
 			reply, err = client.Add(ctx, &rpc.AddRequest{
 				Attachment: &rpc.Attachment{Network: "berth", ContainerId: s.container, IfName: "eth0"}, Netns: s.netns,
-				Pod: &rpc.Pod{Namespace: "default", Name: name, Uid: "uid-" + name},
+				Pod: &rpc.Pod{Namespace: o.Namespace, Name: name, Uid: string(o.UID)}, Annotations: &rpc.Annotations{All: o.Annotations},
 			}, grpc.WaitForReady(true))
 			return err
 		})
@@ -150,7 +155,8 @@ func (p *pods) del(name string) error {
 	if err := p.remove(s); err != nil || p.object == nil {
 		return err
 	}
-	return p.object(name, false)
+	_, err := p.object(name, false)
+	return err
 }
 
 // remove removes a sandbox, with as many calls as it takes.
