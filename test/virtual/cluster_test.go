@@ -2,10 +2,12 @@ package virtual
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"os"
 	"slices"
 	"testing"
@@ -17,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
@@ -129,7 +132,7 @@ func (c *cluster) addNode(n *node) {
 		o.Spec.ProviderID = "aws:///zone-a/" + instance
 	}
 	check(c.t, c.admin.Create(c.t.Context(), o))
-	n.kubeconfig = func(w *world) string { return c.kubeconfig(w.request) }
+	n.kubeconfig = func(w *world) string { return c.kubeconfig(n.slowly(w.request)) }
 	n.pods.object = func(name string, exists bool) (*corev1.Pod, error) {
 		o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
 		if exists {
@@ -137,6 +140,55 @@ func (c *cluster) addNode(n *node) {
 		}
 		return o, c.admin.Delete(c.t.Context(), o)
 	}
+	n.pods.ready = c.ready
+}
+
+// ready says of a Pod that it is ready, at some addresses.
+func (c *cluster) ready(o *corev1.Pod, addresses []netip.Addr) error {
+	var ips []map[string]string
+	for _, a := range texts(addresses) {
+		ips = append(ips, map[string]string{"ip": a})
+	}
+	return patch(c.t, c.admin.Status().Patch, o, "status", map[string]any{
+		"phase": "Running", "podIP": addresses[0].String(), "podIPs": ips, "conditions": []map[string]string{{"type": "Ready", "status": "True"}},
+	})
+}
+
+// patch merges fields into a part of an object.
+func patch[O any](t *testing.T, by func(context.Context, client.Object, client.Patch, ...O) error, o client.Object, part string, what map[string]any) error {
+	body, err := json.Marshal(map[string]any{part: what})
+	if err != nil {
+		return err
+	}
+	return by(t.Context(), o, client.RawPatch(types.MergePatchType, body))
+}
+
+func texts(addrs []netip.Addr) (out []string) {
+	for _, a := range addrs {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// takeBackReleases has the operator list addresses to be released, and pods come that need them before
+// the daemon, whose requests are slow, has confirmed that. So the operator takes the release back.
+func (c *cluster) takeBackReleases(n *node) {
+	c.t.Helper()
+	n.pods.each(90, 96, n.pods.add)
+	n.settle()
+	n.latency = 8 * time.Second
+	n.pods.each(90, 96, n.pods.del)
+	await(c.t, func() error {
+		o := &v1alpha1.NodeNetwork{}
+		if err := c.admin.Get(c.t.Context(), client.ObjectKey{Name: nodeName}, o); err != nil || len(o.Spec.IPAM.Releasing) == 0 || len(o.Status.IPAM.Released) > 0 {
+			return fmt.Errorf("the node has to release %v, and has confirmed %v: %w", o.Spec.IPAM.Releasing, o.Status.IPAM.Released, err)
+		}
+		return nil
+	})
+	n.pods.each(90, 96, n.pods.add)
+	n.latency = 0
+	n.settle()
+	n.pods.each(90, 96, n.pods.del)
 }
 
 // addPool makes an address pool with blocks of four pods.

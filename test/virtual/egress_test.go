@@ -2,7 +2,6 @@ package virtual
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -115,7 +113,7 @@ func (u *egressUsers) exercise() {
 	}})
 	u.scale("nat", 1)
 	u.scale("dc", 1)
-	pods.each(0, 6, u.add)
+	pods.each(0, 6, pods.add)
 	u.n.settle(u.agree)
 
 	u.wish("pod-0", wish{named: "none"}) // which there is not
@@ -125,7 +123,7 @@ func (u *egressUsers) exercise() {
 	u.change("dc", func(s *v1alpha1.EgressSpec) { s.PodDisruptionBudget, s.Destinations = nil, []string{"198.51.100.0/24"} })
 	pods.each(1, 2, pods.del)
 	pods.each(4, 5, pods.del)
-	pods.each(6, 8, u.add)
+	pods.each(6, 8, pods.add)
 	u.scale("nat", 2)
 	u.n.settle(u.agree)
 
@@ -179,7 +177,10 @@ func (u *egressUsers) collect(name string) {
 }
 
 // elsewhereAt are the addresses of gateways that are on another node.
-var elsewhereAt = map[string][]string{"nat": {"10.9.0.1", "fd09::1"}, "dc": {"10.9.0.2", "fd09::2"}}
+var elsewhereAt = map[string][]netip.Addr{
+	"nat": {netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd09::1")},
+	"dc":  {netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd09::2")},
+}
 
 // onNode tells of a gateway whether it is on the node: every second one of an Egress.
 func onNode(gateway string) bool { return strings.HasSuffix(gateway, "-1") }
@@ -200,12 +201,12 @@ func (u *egressUsers) scale(name string, replicas int) {
 		pod := fmt.Sprintf("%s-%d", name, i)
 		u.gateways[name] = append(u.gateways[name], pod)
 		if onNode(pod) {
-			check(u.t, u.add(pod))
+			check(u.t, u.n.pods.add(pod))
 			continue
 		}
-		_, err := u.object(pod, true)
+		o, err := u.object(pod, true)
 		check(u.t, err)
-		check(u.t, u.runs(pod, "internet", elsewhereAt[name]...))
+		check(u.t, u.ready(o, elsewhereAt[name]))
 	}
 }
 
@@ -269,32 +270,6 @@ func (u *egressUsers) made(ctx context.Context, egress string, o *corev1.Pod) er
 	return nil
 }
 
-// add makes a pod, and has its kubelet say that it is ready.
-func (u *egressUsers) add(name string) error {
-	if err := u.n.pods.add(name); err != nil {
-		return err
-	}
-	u.n.pods.mu.Lock()
-	addresses := texts(u.n.pods.live[name].addresses)
-	u.n.pods.mu.Unlock()
-	namespace := "default"
-	if _, is := u.wishes[name]; !is {
-		namespace = "internet"
-	}
-	return u.runs(name, namespace, addresses...)
-}
-
-// runs says of a pod that it is ready, at some addresses.
-func (u *egressUsers) runs(name, namespace string, addresses ...string) error {
-	var ips []map[string]string
-	for _, a := range addresses {
-		ips = append(ips, map[string]string{"ip": a})
-	}
-	return patch(u.t, u.admin.Status().Patch, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}, "status", map[string]any{
-		"phase": "Running", "podIP": addresses[0], "podIPs": ips, "conditions": []map[string]string{{"type": "Ready", "status": "True"}},
-	})
-}
-
 // wish has a pod that runs have other labels and annotations.
 func (u *egressUsers) wish(pod string, w wish) {
 	u.t.Helper()
@@ -310,15 +285,6 @@ func (u *egressUsers) wish(pod string, w wish) {
 	}))
 }
 
-// patch merges fields into a part of an object.
-func patch[O any](t *testing.T, by func(context.Context, client.Object, client.Patch, ...O) error, o client.Object, part string, what map[string]any) error {
-	body, err := json.Marshal(map[string]any{part: what})
-	if err != nil {
-		return err
-	}
-	return by(t.Context(), o, client.RawPatch(types.MergePatchType, body))
-}
-
 // ask is what gateways answer: they serve a pod once a slice has it.
 func (u *egressUsers) ask(ctx context.Context, _ netip.AddrPort, pod string, addrs []netip.Addr) error {
 	for ; ; time.Sleep(100 * time.Millisecond) { //nolint:forbidigo // virtual time
@@ -332,13 +298,6 @@ func (u *egressUsers) ask(ctx context.Context, _ netip.AddrPort, pod string, add
 			}
 		}
 	}
-}
-
-func texts(addrs []netip.Addr) (out []string) {
-	for _, a := range addrs {
-		out = append(out, a.String())
-	}
-	return out
 }
 
 // view is what there is, and what should be, a line each.

@@ -43,12 +43,11 @@ var (
 // elsewhere are failpoints at which nothing is halted here, by what their names begin with,
 // and why.
 var elsewhere = map[string]string{
-	"plug.":                         "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
-	"port.":                         "NICs need pluggers and a provider of VPC ports, which are not injected: test/crash, internal/operator/vpcport",
-	"daemon.nics.":                  "likewise",
-	"operator.port.":                "likewise",
-	"operator.warm.":                "branches are warm for NICs: internal/operator/vpcport",
-	"nodenetwork.restore.confirmed": "the operator takes a release back only while the daemon has not confirmed it, and here it does so at once: internal/source/nodenetwork",
+	"plug.":          "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
+	"port.":          "NICs need pluggers and a provider of VPC ports, which are not injected: test/crash, internal/operator/vpcport",
+	"daemon.nics.":   "likewise",
+	"operator.port.": "likewise",
+	"operator.warm.": "branches are warm for NICs: internal/operator/vpcport",
 }
 
 func isElsewhere(name string) bool {
@@ -139,6 +138,9 @@ func TestOperatorMode(t *testing.T) {
 		victim.haltAt(at)
 		c.start()
 		n.start()
+		if at.failpoint == "nodenetwork.restore.confirmed" {
+			c.takeBackReleases(n)
+		}
 		n.exercise(6, n.oneFurther)
 		n.close()
 		c.close()

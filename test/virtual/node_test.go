@@ -31,6 +31,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source/egress"
 	"github.com/berthnet/berth/internal/source/egress/egressfake"
+	"github.com/berthnet/berth/test/harness/apifake"
 )
 
 // node is a machine that outlives its daemons.
@@ -46,7 +47,8 @@ type node struct {
 	families ipfamily.Set // of pods' addresses
 	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
 	kubeconfig func(w *world) string
-	askGateway egress.Ask // nil: there are no gateways
+	latency    time.Duration // of the daemon's requests to the API server
+	askGateway egress.Ask    // nil: there are no gateways
 	log        *logBuffer
 
 	mu     sync.Mutex
@@ -149,6 +151,21 @@ func (n *node) launch(w *world) {
 			AskGateway: n.askGateway,
 		})
 	})
+}
+
+// slowly has the daemon's requests to the API server take the node's latency.
+func (n *node) slowly(do apifake.Do) apifake.Do {
+	return func(ctx context.Context, call func(context.Context) error) error {
+		return do(ctx, func(ctx context.Context) error {
+			if n.latency > 0 {
+				select {
+				case <-ctx.Done():
+				case <-time.After(n.latency):
+				}
+			}
+			return call(ctx)
+		})
+	}
 }
 
 // What all nodes have in common.

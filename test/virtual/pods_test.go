@@ -19,8 +19,10 @@ import (
 // pods are those of a node, as its runtime and kubelet see them.
 type pods struct {
 	node *node
-	// object makes the Pod of a pod, or removes it; nil: there is no API server.
+	// object makes the Pod of a pod, or removes it; ready has its kubelet say that it is ready. Nil:
+	// there is no API server.
 	object func(name string, exists bool) (*corev1.Pod, error)
+	ready  func(o *corev1.Pod, addresses []netip.Addr) error
 
 	mu      sync.Mutex // guards all below
 	made    int        // sandboxes so far
@@ -89,7 +91,10 @@ func (p *pods) add(name string) error {
 			return err
 		})
 		if err == nil {
-			return p.has(name, s, reply.GetAddresses())
+			if s, err = p.has(name, s, reply.GetAddresses()); err == nil && p.ready != nil {
+				err = p.ready(o, s.addresses)
+			}
+			return err
 		}
 		if time.Since(begun) > patience {
 			return fmt.Errorf("pod %s: %w", name, err)
@@ -113,17 +118,17 @@ func (p *pods) newSandbox(pod string) sandbox {
 }
 
 // has notes a pod's addresses, which nobody else may have and which must have cooled.
-func (p *pods) has(name string, s sandbox, addresses []string) error {
+func (p *pods) has(name string, s sandbox, addresses []string) (sandbox, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	if len(addresses) == 0 {
-		return fmt.Errorf("pod %s: no address", name)
+		return s, fmt.Errorf("pod %s: no address", name)
 	}
 	for _, text := range addresses {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			return fmt.Errorf("pod %s: %w", name, err)
+			return s, fmt.Errorf("pod %s: %w", name, err)
 		}
 		a := prefix.Addr()
 		if other, taken := p.owner[a]; taken {
@@ -136,7 +141,7 @@ func (p *pods) has(name string, s sandbox, addresses []string) error {
 		s.addresses = append(s.addresses, a)
 	}
 	p.live[name] = s
-	return nil
+	return s, nil
 }
 
 // del removes a pod. Its addresses are free from the moment that DEL begins.

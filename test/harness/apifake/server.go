@@ -2,7 +2,8 @@
 // inside its own process, in virtual time. It speaks the real protocol with client-go:
 // resource versions and conflicts, lists and watches with selectors, finalizers,
 // preconditions, status subresources, merge patches and server-side apply. It has no
-// validation, no defaults, no admission and no roles, and collects garbage when it is asked to.
+// validation, no defaults but the phase of a Pod, no admission and no roles, and collects garbage
+// when it is asked to.
 //
 //	server.go     the kinds, and what changes objects
 //	handler.go    the requests
@@ -117,6 +118,9 @@ func (s *Server) create(r schema.GroupVersionResource, o *unstructured.Unstructu
 	o.SetGroupVersionKind(k.GroupVersionKind)
 	if k.Status {
 		delete(o.Object, "status")
+	}
+	if k.Kind == "Pod" {
+		o.Object["status"] = map[string]any{"phase": "Pending"}
 	}
 	s.record(r, nil, o)
 	s.objects[r][nameOf(o)] = &object{Unstructured: o, applied: map[string]map[string]any{}}
