@@ -11,4 +11,5 @@
 //	pods_test.go       what a runtime asks of the daemon, and who has which address
 //	rest_test.go       what must be true at rest
 //	failpoints_test.go the failpoints, each in turn
+//	egress_test.go     those of egress: Egresses, gateways and pods that use them
 package virtual

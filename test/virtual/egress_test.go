@@ -22,6 +22,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/apifake"
 )
 
@@ -49,7 +50,7 @@ var egressKinds = func() (kinds []apifake.Kind) {
 }()
 
 func TestEgress(t *testing.T) {
-	eachCrash(t, slices.Concat(egressOperator, egressDaemon), func(t *testing.T, at crash) {
+	eachCrash(t, slices.Concat(egressOperator, egressDaemon, harness.Sample(t, 9, ofDaemon)), func(t *testing.T, at crash) {
 		n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--egress", "--egress-probe-interval=0"})...)
 		c := newCluster(t, n.log, "--ipam=pool", "--egress", "--egress-image=berth-egress:test")
 		c.addNode(n)
