@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -133,41 +133,35 @@ func (c *cluster) addNode(n *node) {
 	}
 	check(c.t, c.admin.Create(c.t.Context(), o))
 	n.kubeconfig = func(w *world) string { return c.kubeconfig(n.slowly(w.request)) }
-	n.pods.object = func(name string, exists bool) (*corev1.Pod, error) {
+	n.pods.object = func(name string, exists bool) error {
 		o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
 		if exists {
-			return o, c.admin.Create(c.t.Context(), o)
+			return c.admin.Create(c.t.Context(), o)
 		}
-		return o, c.admin.Delete(c.t.Context(), o)
+		return c.admin.Delete(c.t.Context(), o)
 	}
-	n.pods.ready = c.ready
+	n.pods.ready = func(name string, addresses []string) error { return c.ready("default", name, addresses) }
 }
 
-// ready says of a Pod that it is ready, at some addresses.
-func (c *cluster) ready(o *corev1.Pod, addresses []netip.Addr) error {
-	var ips []map[string]string
-	for _, a := range texts(addresses) {
-		ips = append(ips, map[string]string{"ip": a})
+// ready has a Pod say that it is ready, with addresses in CIDR form.
+func (c *cluster) ready(namespace, name string, addresses []string) error {
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	status := corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+	for _, a := range addresses {
+		ip, _, _ := strings.Cut(a, "/")
+		status.PodIPs = append(status.PodIPs, corev1.PodIP{IP: ip})
 	}
-	return patch(c.t, c.admin.Status().Patch, o, "status", map[string]any{
-		"phase": "Running", "podIP": addresses[0].String(), "podIPs": ips, "conditions": []map[string]string{{"type": "Ready", "status": "True"}},
-	})
+	status.PodIP = status.PodIPs[0].IP
+	return patch(c.t, c.admin.Status().Patch, o, map[string]any{"status": status})
 }
 
-// patch merges fields into a part of an object.
-func patch[O any](t *testing.T, by func(context.Context, client.Object, client.Patch, ...O) error, o client.Object, part string, what map[string]any) error {
-	body, err := json.Marshal(map[string]any{part: what})
+// patch merges fields into an object.
+func patch[O any](t *testing.T, by func(context.Context, client.Object, client.Patch, ...O) error, o client.Object, fields map[string]any) error {
+	body, err := json.Marshal(fields)
 	if err != nil {
 		return err
 	}
 	return by(t.Context(), o, client.RawPatch(types.MergePatchType, body))
-}
-
-func texts(addrs []netip.Addr) (out []string) {
-	for _, a := range addrs {
-		out = append(out, a.String())
-	}
-	return out
 }
 
 // takeBackReleases has the operator list addresses to be released, and pods come that need them before

@@ -22,6 +22,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/apifake"
 )
@@ -98,10 +99,12 @@ func newEgressUsers(c *cluster, n *node) *egressUsers {
 	}
 	ctx := u.t.Context()
 	check(u.t, u.admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "internet"}}))
-	check(u.t, patch(u.t, u.admin.Patch, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, "metadata", map[string]any{"labels": map[string]any{"team": "shop"}}))
-	n.pods.object, n.askGateway = u.object, u.ask
+	check(u.t, patch(u.t, u.admin.Patch, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, inMetadata(map[string]any{"labels": map[string]any{"team": "shop"}})))
+	n.pods.object, n.pods.describe, n.pods.ready, n.askGateway = u.object, u.describe, u.ready, u.ask
 	return u
 }
+
+func inMetadata(fields map[string]any) map[string]any { return map[string]any{"metadata": fields} }
 
 // exercise makes Egresses and pods, changes all of it while pods run, and removes the Egresses,
 // one before the pods that use it and one after.
@@ -178,10 +181,7 @@ func (u *egressUsers) collect(name string) {
 }
 
 // elsewhereAt are the addresses of gateways that are on another node.
-var elsewhereAt = map[string][]netip.Addr{
-	"nat": {netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd09::1")},
-	"dc":  {netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd09::2")},
-}
+var elsewhereAt = map[string][]string{"nat": {"10.9.0.1", "fd09::1"}, "dc": {"10.9.0.2", "fd09::2"}}
 
 // onNode tells of a gateway whether it is on the node: every second one of an Egress.
 func onNode(gateway string) bool { return strings.HasSuffix(gateway, "-1") }
@@ -205,9 +205,8 @@ func (u *egressUsers) scale(name string, replicas int) {
 			check(u.t, u.n.pods.add(pod))
 			continue
 		}
-		o, err := u.object(pod, true)
-		check(u.t, err)
-		check(u.t, u.ready(o, elsewhereAt[name]))
+		check(u.t, u.object(pod, true))
+		check(u.t, u.ready(pod, elsewhereAt[name]))
 	}
 }
 
@@ -218,35 +217,52 @@ func (u *egressUsers) end(pod string) {
 		check(u.t, u.n.pods.del(pod))
 		return
 	}
-	_, err := u.object(pod, false)
-	check(u.t, err)
+	check(u.t, u.object(pod, false))
 }
 
 // object makes the Pod of a person or of a gateway, or removes it.
-func (u *egressUsers) object(name string, exists bool) (*corev1.Pod, error) {
+func (u *egressUsers) object(name string, exists bool) error {
 	ctx, w := u.t.Context(), u.wishes[name]
-	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: u.namespaceOf(name), Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
 	if w.named != "" {
 		o.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": w.named}
 	}
 	if w.pays {
 		o.Labels = map[string]string{"app": "pay"}
 	}
+	if !exists {
+		return u.admin.Delete(ctx, o)
+	}
 	if egress, _, _ := strings.Cut(name, "-"); egress != "pod" {
-		o.Namespace = "internet"
 		if !onNode(name) {
 			o.Spec.NodeName = "node-2"
 		}
-		if exists {
-			if err := u.made(ctx, egress, o); err != nil {
-				return nil, err
-			}
+		if err := u.made(ctx, egress, o); err != nil {
+			return err
 		}
 	}
-	if exists {
-		return o, u.admin.Create(ctx, o)
+	return u.admin.Create(ctx, o)
+}
+
+// namespaceOf is that of a pod.
+func (u *egressUsers) namespaceOf(pod string) string {
+	if _, person := u.wishes[pod]; person {
+		return "default"
 	}
-	return o, u.admin.Delete(ctx, o)
+	return "internet"
+}
+
+// describe has an ADD tell of a pod what its Pod says.
+func (u *egressUsers) describe(r *rpc.AddRequest) error {
+	o := &corev1.Pod{}
+	err := u.admin.Get(u.t.Context(), client.ObjectKey{Namespace: u.namespaceOf(r.Pod.Name), Name: r.Pod.Name}, o)
+	r.Pod.Namespace, r.Pod.Uid, r.Annotations = o.Namespace, string(o.UID), &rpc.Annotations{All: o.Annotations}
+	return err
+}
+
+// ready is that of a pod's kubelet.
+func (u *egressUsers) ready(pod string, addresses []string) error {
+	return u.cluster.ready(u.namespaceOf(pod), pod, addresses)
 }
 
 // made gives a Pod what those of an Egress's Deployment have, of whose ReplicaSet it is.
@@ -281,9 +297,9 @@ func (u *egressUsers) wish(pod string, w wish) {
 		}
 		return nil
 	}
-	check(u.t, patch(u.t, u.admin.Patch, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}}, "metadata", map[string]any{
+	check(u.t, patch(u.t, u.admin.Patch, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}}, inMetadata(map[string]any{
 		"annotations": map[string]any{v1alpha1.AnnotationEgressPrefix + "internet": or(w.named != "", w.named)}, "labels": map[string]any{"app": or(w.pays, "pay")},
-	}))
+	})))
 }
 
 // ask is what gateways answer: they serve a pod once a slice has it.
@@ -299,6 +315,13 @@ func (u *egressUsers) ask(ctx context.Context, _ netip.AddrPort, pod string, add
 			}
 		}
 	}
+}
+
+func texts(addrs []netip.Addr) (out []string) {
+	for _, a := range addrs {
+		out = append(out, a.String())
+	}
+	return out
 }
 
 // view is what there is, and what should be, a line each.

@@ -9,9 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/internal/rpc"
 )
@@ -19,10 +16,12 @@ import (
 // pods are those of a node, as its runtime and kubelet see them.
 type pods struct {
 	node *node
-	// object makes the Pod of a pod, or removes it; ready has its kubelet say that it is ready. Nil:
-	// there is no API server.
-	object func(name string, exists bool) (*corev1.Pod, error)
-	ready  func(o *corev1.Pod, addresses []netip.Addr) error
+	// object makes or removes the Pod of a pod; nil: there is no API server.
+	object func(name string, exists bool) error
+	// describe has an ADD tell what a runtime knows of a pod; nil: its name is all.
+	describe func(r *rpc.AddRequest) error
+	// ready has the Pod of a pod say that it is ready, with addresses in CIDR form; nil: nobody does.
+	ready func(name string, addresses []string) error
 
 	mu      sync.Mutex // guards all below
 	made    int        // sandboxes so far
@@ -70,10 +69,8 @@ func (p *pods) call(do func(ctx context.Context, client rpc.NodeClient) error) e
 // add makes a pod. A call that got no reply is made again for the same sandbox with even
 // numbers; otherwise the sandbox is removed and another one made, as after a failure.
 func (p *pods) add(name string) error {
-	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
 	if p.object != nil {
-		var err error
-		if o, err = p.object(name, true); err != nil {
+		if err := p.object(name, true); err != nil {
 			return err
 		}
 	}
@@ -83,18 +80,24 @@ func (p *pods) add(name string) error {
 			s = p.newSandbox(name)
 		}
 		var reply *rpc.AddReply
+		req := &rpc.AddRequest{
+			Attachment: &rpc.Attachment{Network: "berth", ContainerId: s.container, IfName: "eth0"}, Netns: s.netns,
+			Pod: &rpc.Pod{Namespace: "default", Name: name, Uid: "uid-" + name},
+		}
+		if p.describe != nil {
+			if err := p.describe(req); err != nil {
+				return err
+			}
+		}
 		err := p.call(func(ctx context.Context, client rpc.NodeClient) (err error) {
-			reply, err = client.Add(ctx, &rpc.AddRequest{
-				Attachment: &rpc.Attachment{Network: "berth", ContainerId: s.container, IfName: "eth0"}, Netns: s.netns,
-				Pod: &rpc.Pod{Namespace: o.Namespace, Name: name, Uid: string(o.UID)}, Annotations: &rpc.Annotations{All: o.Annotations},
-			}, grpc.WaitForReady(true))
+			reply, err = client.Add(ctx, req, grpc.WaitForReady(true))
 			return err
 		})
 		if err == nil {
-			if s, err = p.has(name, s, reply.GetAddresses()); err == nil && p.ready != nil {
-				err = p.ready(o, s.addresses)
+			if err := p.has(name, s, reply.GetAddresses()); err != nil || p.ready == nil {
+				return err
 			}
-			return err
+			return p.ready(name, reply.GetAddresses())
 		}
 		if time.Since(begun) > patience {
 			return fmt.Errorf("pod %s: %w", name, err)
@@ -118,17 +121,17 @@ func (p *pods) newSandbox(pod string) sandbox {
 }
 
 // has notes a pod's addresses, which nobody else may have and which must have cooled.
-func (p *pods) has(name string, s sandbox, addresses []string) (sandbox, error) {
+func (p *pods) has(name string, s sandbox, addresses []string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	if len(addresses) == 0 {
-		return s, fmt.Errorf("pod %s: no address", name)
+		return fmt.Errorf("pod %s: no address", name)
 	}
 	for _, text := range addresses {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			return s, fmt.Errorf("pod %s: %w", name, err)
+			return fmt.Errorf("pod %s: %w", name, err)
 		}
 		a := prefix.Addr()
 		if other, taken := p.owner[a]; taken {
@@ -141,7 +144,7 @@ func (p *pods) has(name string, s sandbox, addresses []string) (sandbox, error) 
 		s.addresses = append(s.addresses, a)
 	}
 	p.live[name] = s
-	return s, nil
+	return nil
 }
 
 // del removes a pod. Its addresses are free from the moment that DEL begins.
@@ -160,8 +163,7 @@ func (p *pods) del(name string) error {
 	if err := p.remove(s); err != nil || p.object == nil {
 		return err
 	}
-	_, err := p.object(name, false)
-	return err
+	return p.object(name, false)
 }
 
 // remove removes a sandbox, with as many calls as it takes.
