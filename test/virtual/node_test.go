@@ -139,8 +139,10 @@ func (n *node) launch(w *world) {
 	w.run(func(ctx context.Context) error {
 		defer conn.Close()
 		return berthd.RunWith(ctx, cfg, log, berthd.Dependencies{
-			Clock:        n.clock,
-			OpenDatapath: func() (carrier.Node, error) { return n.kernel.Open(w.do), nil },
+			Clock: n.clock,
+			OpenDatapath: func() (carrier.Node, error) {
+				return n.kernel.Open(func(_ string, effect func()) error { return w.do(effect) }), nil
+			},
 			InspectNetns: n.kernel.InspectNetns,
 			Listen:       func(string) (net.Listener, error) { return socket, nil },
 			Metadata:     func(aws.Options) cloud.Metadata { return metadata{n.cloud, w} },
