@@ -170,7 +170,7 @@ func (c *cluster) takeBackReleases(n *node) {
 	c.t.Helper()
 	n.pods.each(90, 96, n.pods.add)
 	n.settle()
-	n.latency = 8 * time.Second
+	n.latency.Store(int64(8 * time.Second))
 	n.pods.each(90, 96, n.pods.del)
 	await(c.t, func() error {
 		o := &v1alpha1.NodeNetwork{}
@@ -180,7 +180,7 @@ func (c *cluster) takeBackReleases(n *node) {
 		return nil
 	})
 	n.pods.each(90, 96, n.pods.add)
-	n.latency = 0
+	n.latency.Store(0)
 	n.settle()
 	n.pods.each(90, 96, n.pods.del)
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,8 +48,8 @@ type node struct {
 	families ipfamily.Set // of pods' addresses
 	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
 	kubeconfig func(w *world) string
-	latency    time.Duration // of the daemon's requests to the API server
-	askGateway egress.Ask    // nil: there are no gateways
+	latency    atomic.Int64 // of the daemon's requests to the API server, in nanoseconds
+	askGateway egress.Ask   // nil: there are no gateways
 	log        *logBuffer
 
 	mu     sync.Mutex
@@ -159,10 +160,10 @@ func (n *node) launch(w *world) {
 func (n *node) slowly(do apifake.Do) apifake.Do {
 	return func(ctx context.Context, call func(context.Context) error) error {
 		return do(ctx, func(ctx context.Context) error {
-			if n.latency > 0 {
+			if latency := time.Duration(n.latency.Load()); latency > 0 {
 				select {
 				case <-ctx.Done():
-				case <-time.After(n.latency):
+				case <-time.After(latency):
 				}
 			}
 			return call(ctx)
