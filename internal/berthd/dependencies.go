@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/source/egress"
 )
 
 // Dependencies are what a daemon needs outside the program. Run uses the machine's;
@@ -31,6 +32,10 @@ type Dependencies struct {
 	// Metadata and Cloud are the clients of an instance's metadata service and of EC2.
 	Metadata func(o aws.Options) cloud.Metadata
 	Cloud    func(ctx context.Context, o aws.Options) (pace.Calls, error)
+	// Egress is the kernel in pods' network namespaces; sysctls is config.Config.SysctlDir.
+	Egress func(sysctls string) egress.Kernel
+	// AskGateway asks a gateway whether it serves a pod.
+	AskGateway egress.Ask
 }
 
 func machine() Dependencies {
@@ -42,5 +47,7 @@ func machine() Dependencies {
 		Listen:       daemon.Listen,
 		Metadata:     func(o aws.Options) cloud.Metadata { return aws.NewMetadata(o) },
 		Cloud:        func(ctx context.Context, o aws.Options) (pace.Calls, error) { return aws.New(ctx, o) },
+		Egress:       func(sysctls string) egress.Kernel { return egress.OfPods{Sysctls: sysctls} },
+		AskGateway:   egress.AskByHTTP,
 	}
 }

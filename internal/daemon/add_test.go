@@ -27,9 +27,7 @@ func TestAddIsIdempotent(t *testing.T) {
 	if first.GetHost().GetName() != hostLinkName(keyFor("a")) || first.GetSandbox().GetName() != "eth0" || first.GetMtu() != 9001 {
 		t.Errorf("reply %v", first)
 	}
-	n.kernel.mu.Lock()
-	clear(n.kernel.routes) // someone removed them: the second ADD puts them back
-	n.kernel.mu.Unlock()
+	n.kernel.dropRoutes() // the second ADD puts them back
 	if again := mustAdd(t, r, "a", ns); again.String() != first.String() {
 		t.Errorf("second answer %v, first %v", again, first)
 	}
@@ -64,7 +62,7 @@ func TestDelLeavesAnotherHolderOfTheAddressAlone(t *testing.T) {
 	if _, ok := r.Store.Cooling(n.addrs[0]); ok {
 		t.Error("a held address has a cooling record")
 	}
-	_, routes := n.kernel.state()
+	_, routes := n.kernel.all.State()
 	if want := "10.0.0.5 " + hostLinkName(keyFor("b")); len(routes) != 1 || routes[0] != want {
 		t.Errorf("routes %v, want %s", routes, want)
 	}

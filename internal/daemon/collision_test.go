@@ -27,7 +27,7 @@ func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 	if _, err := r.client.Add(within(t), add, grpc.WaitForReady(true)); err != nil {
 		t.Fatal(err)
 	}
-	links, routes := n.kernel.state()
+	links, routes := n.kernel.all.State()
 	for range 2 {
 		other := addOf(second, b)
 		other.Attachment.Network, other.Attachment.IfName = "net", "eth0"
@@ -36,7 +36,7 @@ func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 			t.Errorf("DEL of the late one: %v", err)
 		}
 		waitFor(t, func() bool { return r.reaper.count() == 0 })
-		if l, ro := n.kernel.state(); len(l) != len(links) || len(ro) != len(routes) {
+		if l, ro := n.kernel.all.State(); len(l) != len(links) || len(ro) != len(routes) {
 			t.Fatalf("the first one has links %v and routes %v, had %v and %v", l, ro, links, routes)
 		}
 	}

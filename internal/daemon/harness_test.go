@@ -314,7 +314,7 @@ func wantFailure(t *testing.T, err error, code uint) *rpc.Failure {
 
 func (n *node) wantKernel(t *testing.T, links, routes int) {
 	t.Helper()
-	l, r := n.kernel.state()
+	l, r := n.kernel.all.State()
 	if len(l) != links || len(r) != routes {
 		t.Errorf("kernel has links %v and routes %v, want %d and %d", l, r, links, routes)
 	}

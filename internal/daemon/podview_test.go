@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -46,7 +47,7 @@ func TestPodView(t *testing.T) {
 	rec := d.record(t, "a", n)
 	rec.Lease.IPv6 = netip.MustParseAddr("2001:db8::5")
 	must(t, d.Store.Put(rec))
-	n.kernel.routes[rec.Lease.IPv6] = rec.HostLink
+	n.kernel.all.Edit(func(_ map[string]datapath.Pod, routes map[netip.Addr]string) { routes[rec.Lease.IPv6] = rec.HostLink })
 	d.attached(t, "other", n.newNetns("other"))
 	records := func() []attachment.Record {
 		return slices.SortedFunc(slices.Values(d.Store.Records()), func(a, b attachment.Record) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
@@ -64,7 +65,7 @@ func TestPodView(t *testing.T) {
 	if v := askPod(t, f, "namespace=shop&name=web-1"); v.Attachments == nil || len(v.Attachments)+len(v.Waiting) != 0 {
 		t.Errorf("a pod that is not here: %+v", v)
 	}
-	delete(n.kernel.routes, rec.Lease.IPv4)
+	n.kernel.dropRoute(rec.Lease.IPv4)
 	if a := askPod(t, f, "namespace=shop&name=web-0").Attachments[0]; !a.Checked || !strings.Contains(a.Fault, "no route to "+rec.Lease.IPv4.String()) {
 		t.Errorf("without its route: %+v", a)
 	}

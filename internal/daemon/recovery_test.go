@@ -289,7 +289,7 @@ func TestVanishedSandbox(t *testing.T) {
 			d.attached(t, "a", ns)
 			n.removeNetns(ns)
 			if tt.linkGone {
-				n.kernel.links, n.kernel.routes = newFakeKernel().links, newFakeKernel().routes
+				must(t, n.kernel.ReapLinks(t.Context(), []string{hostLinkName(keyFor("a"))}))
 			}
 			d.sweep(within(t))
 			if len(d.Store.Records()) != 1 {
@@ -342,7 +342,7 @@ func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
 	d := n.assemble()
 	rec := recordOf("a", attachment.Lease{IPv4: n.addrs[0]})
 	must(t, d.Store.Put(rec))
-	n.kernel.links[rec.HostLink] = datapath.Pod{}
+	n.kernel.all.Edit(func(links map[string]datapath.Pod, _ map[netip.Addr]string) { links[rec.HostLink] = datapath.Pod{} })
 	n.kernel.set("DetachPod", errors.New("busy"))
 	r := n.restart(nil)
 	defer n.tick()()

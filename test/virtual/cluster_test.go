@@ -2,6 +2,7 @@ package virtual
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
@@ -77,13 +80,13 @@ func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
 	t.Helper()
 	c := &cluster{settings: settings, dir: t.TempDir(), log: log}
 	c.program = &program{t: t, name: "berth-operator", launch: c.launch, moved: func(*world) {}}
-	c.api = apifake.New(
+	c.api = apifake.New(slices.Concat(egressKinds, []apifake.Kind{
 		core("nodes", "Node", false), core("namespaces", "Namespace", false), core("pods", "Pod", true), core("events", "Event", true),
 		apifake.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "events.k8s.io", Version: "v1", Kind: "Event"}, Resource: "events"},
 		berth("nodenetworks", "NodeNetwork", true), berth("nodenetworktemplates", "NodeNetworkTemplate", true),
 		berth("vpcs", "VPC", true), namespaced("podnics", "PodNIC", true), namespaced("nicpolicies", "NICPolicy", true),
 		berth("addresspools", "AddressPool", true), berth("addressblocks", "AddressBlock", false), berth("blockrequests", "BlockRequest", true),
-	)
+	})...)
 	scheme := runtime.NewScheme()
 	check(t, clientscheme.AddToScheme(scheme))
 	check(t, v1alpha1.AddToScheme(scheme))
@@ -142,7 +145,7 @@ func (c *cluster) addNode(n *node) {
 		o.Spec.ProviderID = "aws:///zone-a/" + instance
 	}
 	check(c.t, c.admin.Create(c.t.Context(), o))
-	n.kubeconfig = func(w *world) string { return c.kubeconfig(w.request) }
+	n.kubeconfig = func(w *world) string { return c.kubeconfig(n.slowly(w.request)) }
 	n.pods.object = func(name string, exists bool) error {
 		o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
 		if exists {
@@ -150,6 +153,49 @@ func (c *cluster) addNode(n *node) {
 		}
 		return c.admin.Delete(c.t.Context(), o)
 	}
+	n.pods.ready = func(name string, addresses []string) error { return c.ready("default", name, addresses) }
+}
+
+// ready has a Pod say that it is ready, with addresses in CIDR form.
+func (c *cluster) ready(namespace, name string, addresses []string) error {
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	status := corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+	for _, a := range addresses {
+		ip, _, _ := strings.Cut(a, "/")
+		status.PodIPs = append(status.PodIPs, corev1.PodIP{IP: ip})
+	}
+	status.PodIP = status.PodIPs[0].IP
+	return patch(c.t, c.admin.Status().Patch, o, map[string]any{"status": status})
+}
+
+// patch merges fields into an object.
+func patch[O any](t *testing.T, by func(context.Context, client.Object, client.Patch, ...O) error, o client.Object, fields map[string]any) error {
+	body, err := json.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	return by(t.Context(), o, client.RawPatch(types.MergePatchType, body))
+}
+
+// takeBackReleases has the operator list addresses to be released, and pods come that need them before
+// the daemon, whose requests are slow, has confirmed that. So the operator takes the release back.
+func (c *cluster) takeBackReleases(n *node) {
+	c.t.Helper()
+	n.pods.each(90, 96, n.pods.add)
+	n.settle()
+	n.latency.Store(int64(8 * time.Second))
+	n.pods.each(90, 96, n.pods.del)
+	await(c.t, func() error {
+		o := &v1alpha1.NodeNetwork{}
+		if err := c.admin.Get(c.t.Context(), client.ObjectKey{Name: nodeName}, o); err != nil || len(o.Spec.IPAM.Releasing) == 0 || len(o.Status.IPAM.Released) > 0 {
+			return fmt.Errorf("the node has to release %v, and has confirmed %v: %w", o.Spec.IPAM.Releasing, o.Status.IPAM.Released, err)
+		}
+		return nil
+	})
+	n.pods.each(90, 96, n.pods.add)
+	n.latency.Store(0)
+	n.settle()
+	n.pods.each(90, 96, n.pods.del)
 }
 
 // addPool makes an address pool with blocks of four pods.

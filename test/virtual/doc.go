@@ -12,4 +12,5 @@
 //	nics_test.go       pods with NICs: port mode and warm branches
 //	rest_test.go       what must be true at rest
 //	failpoints_test.go the failpoints, each in turn
+//	egress_test.go     those of egress: Egresses, gateways and pods that use them
 package virtual

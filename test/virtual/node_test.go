@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,9 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/plug/plugfake"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/source/egress"
+	"github.com/berthnet/berth/internal/source/egress/egressfake"
+	"github.com/berthnet/berth/test/harness/apifake"
 )
 
 // node is a machine that outlives its daemons.
@@ -39,13 +43,16 @@ type node struct {
 	settings []string
 	clock    virtualClock
 	kernel   *datapathfake.Kernel
-	plugs    *plugfake.Node   // ports of VPCs in pods
+	plugs    *plugfake.Node // ports of VPCs in pods
+	tunnels  *egressfake.Kernel
 	cloud    *cloudfake.Cloud // nil where there is none
 	instance string           // its type there
 	pods     pods
 	families ipfamily.Set // of pods' addresses
 	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
 	kubeconfig func(w *world) string
+	latency    atomic.Int64 // of the daemon's requests to the API server, in nanoseconds
+	askGateway egress.Ask   // nil: there are no gateways
 	log        *logBuffer
 
 	mu     sync.Mutex
@@ -74,7 +81,10 @@ func newNode(t *testing.T, settings ...string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	n := &node{root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel(), plugs: plugfake.NewNode(), log: newLog(t)}
+	n := &node{
+		root: root, settings: settings, clock: virtualClock{boot: time.Now().Add(-time.Hour)}, kernel: datapathfake.NewKernel(), plugs: plugfake.NewNode(), log: newLog(t),
+	}
+	n.tunnels = egressfake.NewKernel(func(path string) bool { _, err := n.kernel.InspectNetns(path); return err == nil })
 	n.pods = newPods(n)
 	n.program = &program{t: t, name: "berthd", launch: n.launch, moved: n.moved}
 	return n
@@ -135,8 +145,10 @@ func (n *node) launch(w *world) {
 	w.run(func(ctx context.Context) error {
 		defer conn.Close()
 		return berthd.RunWith(ctx, cfg, log, berthd.Dependencies{
-			Clock:        n.clock,
-			OpenDatapath: func() (carrier.Node, error) { return n.kernel.Open(w.do), nil },
+			Clock: n.clock,
+			OpenDatapath: func() (carrier.Node, error) {
+				return n.kernel.Open(func(_ string, effect func()) error { return w.do(effect) }), nil
+			},
 			InspectNetns: n.kernel.InspectNetns,
 			OpenPluggers: func(config.Config, *slog.Logger) (berthd.Pluggers, error) {
 				return berthd.Pluggers{Plugger: n.plugs.Open(w.do), Close: func() {}}, nil
@@ -146,8 +158,25 @@ func (n *node) launch(w *world) {
 			Cloud: func(context.Context, aws.Options) (pace.Calls, error) {
 				return n.cloud.Client(w.request), nil
 			},
+			Egress:     func(string) egress.Kernel { return n.tunnels.Open(w.do) },
+			AskGateway: n.askGateway,
 		})
 	})
+}
+
+// slowly has the daemon's requests to the API server take the node's latency.
+func (n *node) slowly(do apifake.Do) apifake.Do {
+	return func(ctx context.Context, call func(context.Context) error) error {
+		return do(ctx, func(ctx context.Context) error {
+			if latency := time.Duration(n.latency.Load()); latency > 0 {
+				select {
+				case <-ctx.Done():
+				case <-time.After(latency):
+				}
+			}
+			return call(ctx)
+		})
+	}
 }
 
 // What all nodes have in common.

@@ -21,6 +21,8 @@ type pods struct {
 	// describe has an ADD tell what a runtime knows of a pod; nil: its name is all.
 	describe func(r *rpc.AddRequest) error
 	cooling  time.Duration // of addresses
+	// ready has the Pod of a pod say that it is ready, with addresses in CIDR form; nil: nobody does.
+	ready func(name string, addresses []string) error
 
 	mu      sync.Mutex // guards all below
 	made    int        // sandboxes so far
@@ -93,7 +95,10 @@ func (p *pods) add(name string) error {
 			return err
 		})
 		if err == nil {
-			return p.has(name, s, reply.GetAddresses())
+			if err := p.has(name, s, reply.GetAddresses()); err != nil || p.ready == nil {
+				return err
+			}
+			return p.ready(name, reply.GetAddresses())
 		}
 		if time.Since(begun) > patience {
 			return fmt.Errorf("pod %s: %w", name, err)

@@ -18,6 +18,8 @@ import (
 type Kernel struct {
 	// HasLink tells whether the link of an ENI is there. Nil: each is. Set it before use.
 	HasLink func(net.HardwareAddr) bool
+	// AnyNetns has pods be in network namespaces that are not made here. Set it before use.
+	AnyNetns bool
 
 	mu      sync.Mutex                  // guards all below
 	links   map[string]datapath.Pod     // by name of the host end
@@ -81,6 +83,13 @@ func (k *Kernel) State() (links, routes []string) {
 	slices.Sort(links)
 	slices.Sort(routes)
 	return links, routes
+}
+
+// Edit has somebody else change links, by name of the host end, and routes to these.
+func (k *Kernel) Edit(do func(links map[string]datapath.Pod, routes map[netip.Addr]string)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	do(k.links, k.routes)
 }
 
 // Uplinks lists the secondary ENIs that are set up, by number.

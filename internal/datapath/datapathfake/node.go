@@ -13,25 +13,24 @@ import (
 // Node has the methods of a datapath.Node, with their contracts, on a Kernel.
 type Node struct {
 	kernel *Kernel
-	do     func(effect func()) error
+	do     Do
 
 	made, detached map[string]bool // links that AddPod was called for, and DetachPod last; guarded by kernel.mu
 }
 
-// Open is a daemon's handle of the kernel. Do has each effect happen, or returns why it
-// must not; nil: all may.
-func (k *Kernel) Open(do func(effect func()) error) *Node {
-	if do == nil {
-		do = func(effect func()) error { effect(); return nil }
-	}
+// Do has the effect of a method's call happen, or returns why it must not.
+type Do func(method string, effect func()) error
+
+// Open is a daemon's handle of the kernel.
+func (k *Kernel) Open(do Do) *Node {
 	return &Node{kernel: k, do: do, made: map[string]bool{}, detached: map[string]bool{}}
 }
 
-func (n *Node) call(ctx context.Context, work func(k *Kernel) error) (err error) {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	refused := n.do(func() {
+func (n *Node) call(ctx context.Context, method string, work func(k *Kernel) error) (err error) {
+	refused := n.do(method, func() {
+		if err = ctx.Err(); err != nil {
+			return
+		}
 		n.kernel.mu.Lock()
 		defer n.kernel.mu.Unlock()
 		err = work(n.kernel)
@@ -44,12 +43,12 @@ func (n *Node) call(ctx context.Context, work func(k *Kernel) error) (err error)
 
 // Setup is that of datapath.Node.
 func (n *Node) Setup(ctx context.Context, c datapath.Config) error {
-	return n.call(ctx, func(*Kernel) error { return c.Validate() })
+	return n.call(ctx, "Setup", func(*Kernel) error { return c.Validate() })
 }
 
 // SetUplink is that of datapath.Node.
 func (n *Node) SetUplink(ctx context.Context, u datapath.Uplink) error {
-	return n.call(ctx, func(k *Kernel) error { return k.setUplink(u) })
+	return n.call(ctx, "SetUplink", func(k *Kernel) error { return k.setUplink(u) })
 }
 
 func (k *Kernel) setUplink(u datapath.Uplink) error {
@@ -67,12 +66,12 @@ func (k *Kernel) setUplink(u datapath.Uplink) error {
 
 // RemoveUplink is that of datapath.Node.
 func (n *Node) RemoveUplink(ctx context.Context, number int) error {
-	return n.call(ctx, func(k *Kernel) error { delete(k.uplinks, number); return nil })
+	return n.call(ctx, "RemoveUplink", func(k *Kernel) error { delete(k.uplinks, number); return nil })
 }
 
 // SetBlocks is that of datapath.Node.
 func (n *Node) SetBlocks(ctx context.Context, blocks []datapath.Block) error {
-	return n.call(ctx, func(k *Kernel) error { k.setBlocks(blocks); return nil })
+	return n.call(ctx, "SetBlocks", func(k *Kernel) error { k.setBlocks(blocks); return nil })
 }
 
 func (k *Kernel) setBlocks(blocks []datapath.Block) {
@@ -86,7 +85,7 @@ func (k *Kernel) setBlocks(blocks []datapath.Block) {
 
 // WithdrawBlocks is that of datapath.Node.
 func (n *Node) WithdrawBlocks(ctx context.Context) error {
-	return n.call(ctx, func(k *Kernel) error {
+	return n.call(ctx, "WithdrawBlocks", func(k *Kernel) error {
 		for p := range k.blocks {
 			k.blocks[p] = false
 		}
@@ -112,11 +111,11 @@ func (n *Node) Close() error { return nil }
 
 // AddPod is that of datapath.Node.
 func (n *Node) AddPod(ctx context.Context, p datapath.Pod) (links datapath.PodLinks, err error) {
-	err = n.call(ctx, func(k *Kernel) error {
+	err = n.call(ctx, "AddPod", func(k *Kernel) error {
 		if err := p.Validate(); err != nil {
 			return err
 		}
-		if id, ok := k.netns[p.Netns]; !ok || p.NetnsID != (datapath.NetnsID{}) && p.NetnsID != id {
+		if id, ok := k.netns[p.Netns]; !k.AnyNetns && !ok || ok && p.NetnsID != (datapath.NetnsID{}) && p.NetnsID != id {
 			return fmt.Errorf("%s: %w", p.Netns, datapath.ErrNoNetns)
 		}
 		if err := k.addPod(&p); err != nil {
@@ -152,11 +151,14 @@ func (k *Kernel) addPod(p *datapath.Pod) error {
 
 // CheckPod is that of datapath.Node.
 func (n *Node) CheckPod(ctx context.Context, p datapath.Pod) error {
-	return n.call(ctx, func(k *Kernel) error {
+	return n.call(ctx, "CheckPod", func(k *Kernel) error {
 		for _, a := range p.Addrs() {
 			if k.routes[a] != p.HostIfName {
 				return &datapath.Mismatch{Pod: p, Differences: []string{fmt.Sprintf("no route to %s", a)}}
 			}
+		}
+		if p.Several && !k.links[p.HostIfName].Several {
+			return &datapath.Mismatch{Pod: p, Differences: []string{"no rule for what the pod sends by this one of its interfaces"}}
 		}
 		return nil
 	})
@@ -164,12 +166,12 @@ func (n *Node) CheckPod(ctx context.Context, p datapath.Pod) error {
 
 // PodRules is that of datapath.Node.
 func (n *Node) PodRules(ctx context.Context, uplink int, addrs []netip.Addr) (rules []string, err error) {
-	return []string{fmt.Sprintf("rules of uplink %d for %v", uplink, addrs)}, ctx.Err()
+	return []string{fmt.Sprintf("rules of uplink %d for %v", uplink, addrs)}, n.call(ctx, "PodRules", func(*Kernel) error { return nil })
 }
 
 // DetachPod is that of datapath.Node.
 func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {
-	return n.call(ctx, func(k *Kernel) error {
+	return n.call(ctx, "DetachPod", func(k *Kernel) error {
 		if !datapath.IsHostLinkName(hostLink) {
 			return fmt.Errorf("detach pod link: %q", hostLink)
 		}
@@ -186,7 +188,7 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 
 // ReapLinks is that of datapath.Node.
 func (n *Node) ReapLinks(ctx context.Context, links []string) error {
-	return n.call(ctx, func(k *Kernel) error {
+	return n.call(ctx, "ReapLinks", func(k *Kernel) error {
 		if i := slices.IndexFunc(links, func(l string) bool { return !datapath.IsHostLinkName(l) }); i >= 0 {
 			return fmt.Errorf("remove pod links: %q", links[i])
 		}
@@ -199,7 +201,7 @@ func (n *Node) ReapLinks(ctx context.Context, links []string) error {
 
 // Inventory is that of datapath.Node.
 func (n *Node) Inventory(ctx context.Context) (inv datapath.Inventory, err error) {
-	err = n.call(ctx, func(k *Kernel) error {
+	err = n.call(ctx, "Inventory", func(k *Kernel) error {
 		for l := range k.links {
 			inv.Links = append(inv.Links, datapath.LinkInfo{Name: l, Up: true})
 		}
@@ -219,7 +221,7 @@ func (n *Node) Inventory(ctx context.Context) (inv datapath.Inventory, err error
 
 // Repair is that of datapath.Node.
 func (n *Node) Repair(ctx context.Context, want datapath.Wanted) (did []string, err error) {
-	err = n.call(ctx, func(k *Kernel) error {
+	err = n.call(ctx, "Repair", func(k *Kernel) error {
 		switch list := want.Carriers.(type) {
 		case datapath.UplinkList:
 			did, err = k.restoreUplinks(list)

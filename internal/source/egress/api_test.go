@@ -21,6 +21,7 @@ import (
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/source/egress/egressfake"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcenode"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -45,13 +46,13 @@ type machine struct {
 	*sourcenode.Node
 	*Clients
 	operator client.Client
-	kernel   *fakeKernel
+	kernel   *egressfake.Kernel
 	stop     func()
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{Node: sourcenode.New(t), operator: harness.KubeClientFor(t, sourcenode.Config(t, "berth-operator", sourcenode.Name)), kernel: newFakeKernel()}
+	m := &machine{Node: sourcenode.New(t), operator: harness.KubeClientFor(t, sourcenode.Config(t, "berth-operator", sourcenode.Name)), kernel: egressfake.NewKernel(nil)}
 	for _, name := range []string{"internet", sourcetest.Namespace} {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"team": "a"}}}
 		if err := m.API.Create(t.Context(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -322,7 +323,7 @@ func TestGarbage(t *testing.T) {
 	m.client(1, sourcenode.Name, refTo(nat))
 	m.start()
 	m.add(1, "nat")
-	if g := m.kernel.applied[record(1).Netns.Path].Egresses[0].Gateways; len(g) != 1 || g[0].Addrs[0] != addrs("10.9.0.77")[0] {
+	if g := m.kernel.Clients()[record(1).Netns.Path].Egresses[0].Gateways; len(g) != 1 || g[0].Addrs[0] != addrs("10.9.0.77")[0] {
 		t.Errorf("set up are %+v", g)
 	}
 	for range 3 {

@@ -15,8 +15,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/egress/client"
-	kernelgateway "github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/source/egress/egressfake"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -58,79 +57,6 @@ func TestSilent(t *testing.T) {
 	}
 }
 
-// fakeKernel is pods' namespaces in memory.
-type fakeKernel struct {
-	mu        sync.Mutex // guards all below
-	applied   map[string]client.Setup
-	forwarded []string
-	err       error
-	tracked   map[string]kernelgateway.Tracked
-}
-
-func (k *fakeKernel) Tracked(path string) (kernelgateway.Tracked, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.tracked[path], k.err
-}
-
-func (k *fakeKernel) track(path string, t kernelgateway.Tracked) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.tracked[path] = t
-}
-
-func (k *fakeKernel) set(err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.err = err
-}
-
-func newFakeKernel() *fakeKernel {
-	return &fakeKernel{applied: map[string]client.Setup{}, tracked: map[string]kernelgateway.Tracked{}}
-}
-
-func (k *fakeKernel) Apply(_ context.Context, path string, s client.Setup) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.err != nil {
-		return k.err
-	}
-	if err := s.Validate(); err != nil {
-		return err
-	}
-	if k.applied[path] = s; len(s.Egresses) == 0 {
-		delete(k.applied, path)
-	}
-	return nil
-}
-
-func (k *fakeKernel) Check(_ context.Context, path string, s client.Setup) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if _, ok := k.applied[path]; ok != (len(s.Egresses) > 0) {
-		return errors.New("it is not set up")
-	}
-	return k.err
-}
-
-func (k *fakeKernel) Forward(path string) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.forwarded = append(k.forwarded, path)
-	return k.err
-}
-
-func (k *fakeKernel) Forwards(path string) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !slices.Contains(k.forwarded, path) {
-		return errors.New("it does not forward")
-	}
-	return nil
-}
-
-func (k *fakeKernel) Supported() error { return k.err }
-
 // network is which gateways answer.
 type network struct {
 	mu    sync.Mutex // guards all below
@@ -164,7 +90,7 @@ func (n *network) set(away bool, list ...netip.Addr) {
 // clients are those of a node without an API server, which has told what a book says.
 func clients(t *testing.T, b *book, tune func(*Config)) *Clients {
 	t.Helper()
-	cfg := Config{NodeName: "node-1", Kernel: newFakeKernel(), Port: 5555, Logger: sourcetest.Logger(sourcetest.NewLog(t))}
+	cfg := Config{NodeName: "node-1", Kernel: egressfake.NewKernel(nil), Port: 5555, Logger: sourcetest.Logger(sourcetest.NewLog(t))}
 	tune(&cfg)
 	c, err := newClients(cfg, nil)
 	harness.OK(t, err)

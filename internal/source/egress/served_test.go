@@ -17,6 +17,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/egress"
+	"github.com/berthnet/berth/internal/source/egress/egressfake"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -148,18 +149,18 @@ func TestComing(t *testing.T) {
 	b := known(targetWith("nat", gatewayNumber(1)))
 	m := memberOf(1, useNamed("nat"))
 	b.putMember(m)
-	k := newFakeKernel()
+	k := egressfake.NewKernel(nil)
 	c := clients(t, b, func(cfg *Config) { cfg.Kernel = k })
 	rec := record(1)
 	rec.State = attachment.Pending
 	e := plan(b.scene(m, nil))
 	rec.Egress = &e
-	k.err = egress.ErrNoFoU
+	k.Fail(egress.ErrNoFoU)
 	c.Coming(rec)
 	if s := b.state(m); s != nil {
 		t.Errorf("of a node without Foo over UDP it says %+v", s)
 	}
-	k.err = nil
+	k.Fail(nil)
 	c.Coming(rec)
 	s := b.state(m)
 	if s == nil || s.State != "SetUp" || !slices.Equal(s.Addresses, []string{"10.0.0.2"}) || len(s.Egresses) != 1 {

@@ -11,12 +11,13 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	kernelgateway "github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/source/egress/egressfake"
 )
 
 // Of a gateway that had to refuse connections a person is told, as long as it does, and of no other pod.
 func TestGatewaysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := newFakeKernel()
+		k := egressfake.NewKernel(nil)
 		var mu sync.Mutex // guards told
 		var told []string
 		c := clients(t, newBook(), func(cfg *Config) {
@@ -30,7 +31,7 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 			rec := record(i)
 			rec.Egress = &attachment.Egress{Forward: i < 2}
 			c.SetUp(rec)
-			k.track(rec.Netns.Path, kernelgateway.Tracked{Count: 5, Limit: 5000, Refused: 7}) // of before
+			k.Track(rec.Netns.Path, kernelgateway.Tracked{Count: 5, Limit: 5000, Refused: 7}) // of before
 		}
 		go c.track(t.Context())
 		look := func(want ...string) {
@@ -49,18 +50,18 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 		}
 		look()
 		for i := range 3 {
-			k.track(record(i).Netns.Path, kernelgateway.Tracked{Count: 5000, Limit: 5000, Refused: 9 + uint64(i)})
+			k.Track(record(i).Netns.Path, kernelgateway.Tracked{Count: 5000, Limit: 5000, Refused: 9 + uint64(i)})
 		}
 		look(record(0).Pod.Name+": new connections find no room in this gateway: it tracks 5000 of 5000 connections, and dropped 2 packets",
 			record(1).Pod.Name+": new connections find no room in this gateway: it tracks 5000 of 5000 connections, and dropped 3 packets")
 		look()
-		k.set(errors.New("no such namespace"))
+		k.Fail(errors.New("no such namespace"))
 		look()
-		k.set(nil)
-		k.track(record(0).Netns.Path, kernelgateway.Tracked{Refused: 1}) // another namespace
+		k.Fail(nil)
+		k.Track(record(0).Netns.Path, kernelgateway.Tracked{Refused: 1}) // another namespace
 		look()
 		c.Gone(record(1))
-		k.track(record(1).Netns.Path, kernelgateway.Tracked{Refused: 100})
+		k.Track(record(1).Netns.Path, kernelgateway.Tracked{Refused: 100})
 		look()
 	})
 }

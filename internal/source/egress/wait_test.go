@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/egress/client"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
+	"github.com/berthnet/berth/internal/source/egress/egressfake"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -81,7 +81,7 @@ func TestWaitEndsAtOnce(t *testing.T) {
 
 func TestKernel(t *testing.T) {
 	c := clients(t, known(), func(cfg *Config) { cfg.ClusterNetworks = prefixes("10.0.0.0/8") })
-	k := c.cfg.Kernel.(*fakeKernel)
+	k := c.cfg.Kernel.(*egressfake.Kernel)
 	rec := record(1)
 	both := gatewayNumber(1)
 	both.addrs = addrs("10.9.0.9", "fd00::9")
@@ -95,7 +95,7 @@ func TestKernel(t *testing.T) {
 	ctx := t.Context()
 	harness.OK(t, c.Apply(ctx, rec))
 	harness.OK(t, c.Check(ctx, rec))
-	s := k.applied[rec.Netns.Path]
+	s := k.Clients()[rec.Netns.Path]
 	got := s.Egresses[0]
 	if len(got.Destinations) != 1 || len(got.Gateways) != 1 || len(got.Gateways[0].Addrs) != 1 || got.Gateways[0].Addrs[0] != both.addrs[0] || got.Name != "internet/nat" {
 		t.Errorf("a pod with IPv4 alone has %+v", got)
@@ -114,7 +114,7 @@ func TestKernel(t *testing.T) {
 		t.Errorf("the VPC's networks are not among %v", s.ClusterNetworks)
 	}
 	harness.OK(t, c.Clear(ctx, rec))
-	if c.Check(ctx, rec) == nil || len(k.applied) > 0 {
+	if c.Check(ctx, rec) == nil || len(k.Clients()) > 0 {
 		t.Error("it is there still")
 	}
 	rec.Egress = &attachment.Egress{Forward: true}
@@ -124,14 +124,14 @@ func TestKernel(t *testing.T) {
 	harness.OK(t, c.Apply(ctx, rec))
 	harness.OK(t, c.Check(ctx, rec))
 	// What is in a gateway's namespace has the names of a client's tunnels, and is the gateway's.
-	k.applied[rec.Netns.Path] = client.Setup{}
+	harness.OK(t, k.Apply(ctx, rec.Netns.Path, s))
 	harness.OK(t, c.Apply(ctx, rec))
 	harness.OK(t, c.Check(ctx, rec))
 	harness.OK(t, c.Clear(ctx, rec))
-	if len(k.applied) != 1 {
+	if len(k.Clients()) != 1 {
 		t.Error("a gateway's tunnels are taken away")
 	}
-	k.err = errors.New("no memory")
+	k.Fail(errors.New("no memory"))
 	if c.Apply(ctx, rec) == nil || c.Supported(ctx) == nil {
 		t.Error("the kernel's error is not told")
 	}

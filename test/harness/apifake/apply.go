@@ -62,8 +62,7 @@ func (s *Server) apply(q request, o *object, manager string, body []byte) (*unst
 	if err := json.Unmarshal(body, &config.Object); err != nil {
 		return nil, err
 	}
-	fresh := o == nil
-	if fresh {
+	if o == nil {
 		if config.GetUID() != "" {
 			return nil, apierrors.NewConflict(s.kinds[q.resource].groupResource(), q.name.Name, fmt.Errorf("there is no object with UID %s", config.GetUID()))
 		}
@@ -77,6 +76,7 @@ func (s *Server) apply(q request, o *object, manager string, body []byte) (*unst
 			return nil, err
 		}
 		o = s.objects[q.resource][q.name]
+		config.SetResourceVersion("") // the version that one that is there must have
 	}
 	want := o.DeepCopy()
 	want.SetResourceVersion(config.GetResourceVersion())

@@ -2,7 +2,8 @@
 // inside its own process, in virtual time. It speaks the real protocol with client-go:
 // resource versions and conflicts, lists and watches with selectors, finalizers,
 // preconditions, status subresources, merge patches and server-side apply. It has no
-// validation, no defaults (but that a new Pod is pending), no admission, no roles and no garbage collection.
+// validation, no defaults but the phase of a Pod, no admission and no roles, and collects garbage
+// when it is asked to.
 //
 //	server.go     the kinds, and what changes objects
 //	handler.go    the requests
@@ -15,6 +16,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -212,6 +214,47 @@ func (s *Server) remove(r schema.GroupVersionResource, o *object, p *metav1.Prec
 	s.record(r, now, next)
 	o.Unstructured = next
 	return next, nil
+}
+
+// Collect deletes the objects whose owners are all gone, as Kubernetes' garbage collector does.
+func (s *Server) Collect() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	there := map[types.UID]bool{}
+	for _, objects := range s.objects {
+		for _, o := range objects {
+			there[o.GetUID()] = true
+		}
+	}
+	for again := true; again; {
+		again = false
+		for r, objects := range s.objects {
+			for name, o := range objects {
+				owners := o.GetOwnerReferences()
+				if len(owners) == 0 || slices.ContainsFunc(owners, func(ref metav1.OwnerReference) bool { return there[ref.UID] }) {
+					continue
+				}
+				_, _ = s.remove(r, o, nil) // without preconditions it cannot fail
+				if _, is := objects[name]; !is {
+					delete(there, o.GetUID())
+					again = true
+				}
+			}
+		}
+	}
+}
+
+// Names lists the objects as "RESOURCE NAMESPACE/NAME", sorted.
+func (s *Server) Names() (out []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for r, objects := range s.objects {
+		for name := range objects {
+			out = append(out, r.Resource+" "+name.String())
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // field is the text of a field by its path, as selectors have it.

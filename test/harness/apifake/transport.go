@@ -61,7 +61,10 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return h.watch(r)
 	}
 	recorder := httptest.NewRecorder()
-	err := h.do(r.Context(), func(context.Context) error {
+	err := h.do(r.Context(), func(ctx context.Context) error {
+		if ctx.Err() != nil { // the program was halted meanwhile
+			return context.Cause(ctx)
+		}
 		h.server.ServeHTTP(recorder, r)
 		return nil
 	})

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
@@ -33,21 +34,8 @@ func (c *ControlPlane) ApplyObjects(ctx context.Context, objects []*unstructured
 	if err != nil {
 		return err
 	}
-	discoverer, err := discovery.NewDiscoveryClientForConfig(c.Config())
-	if err != nil {
-		return err
-	}
-	var groups []*restmapper.APIGroupResources
-	if err := Again(ctx, "list the API's kinds", func() (err error) {
-		groups, err = restmapper.GetAPIGroupResources(discoverer)
-		return err
-	}); err != nil {
-		return err
-	}
-	mapper := restmapper.NewDiscoveryRESTMapper(groups)
 	for _, o := range objects {
-		kind := o.GroupVersionKind()
-		m, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		m, err := c.mapping(ctx, o.GroupVersionKind())
 		if err != nil {
 			return fmt.Errorf("apply %s %s: %w", o.GetKind(), o.GetName(), err)
 		}
@@ -60,6 +48,30 @@ func (c *ControlPlane) ApplyObjects(ctx context.Context, objects []*unstructured
 		}
 	}
 	return nil
+}
+
+// mapping is the resource of a kind. The API's kinds are listed once, and again when one is not
+// among them.
+func (c *ControlPlane) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	if kinds := c.kinds.Load(); kinds != nil {
+		if m, err := (*kinds).RESTMapping(kind.GroupKind(), kind.Version); err == nil {
+			return m, nil
+		}
+	}
+	discoverer, err := discovery.NewDiscoveryClientForConfig(c.Config())
+	if err != nil {
+		return nil, err
+	}
+	var groups []*restmapper.APIGroupResources
+	if err := Again(ctx, "list the API's kinds", func() (err error) {
+		groups, err = restmapper.GetAPIGroupResources(discoverer)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	kinds := restmapper.NewDiscoveryRESTMapper(groups)
+	c.kinds.Store(&kinds)
+	return kinds.RESTMapping(kind.GroupKind(), kind.Version)
 }
 
 // fieldOwner is whose the objects are that this package applies.

@@ -12,8 +12,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -83,7 +85,8 @@ type ControlPlane struct {
 	admin   *rest.Config
 	remote  bool // another process runs it
 
-	restored bool // its data began as a snapshot's, with the CRDs
+	kinds    atomic.Pointer[meta.RESTMapper] // of the API, as they were listed last
+	restored bool                            // its data began as a snapshot's, with the CRDs
 
 	// APIServer is its process; KillAPIServer and StartAPIServer act on it.
 	APIServer *proc.Process

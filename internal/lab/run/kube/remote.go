@@ -50,10 +50,10 @@ const RemoteDir = "BERTH_CONTROL_PLANE"
 // In is the control plane as programs in a network namespace reach it, by an address there
 // at which somebody carries their connections to it.
 func (c *ControlPlane) In(netns string, address netip.AddrPort) *ControlPlane {
-	other := *c
-	other.Netns, other.address = netns, address
+	other := &ControlPlane{Options: c.Options, address: address, ca: c.ca, remote: c.remote, restored: c.restored, APIServer: c.APIServer, programs: c.programs}
+	other.Netns = netns
 	other.admin = c.Config()
 	other.admin.Host = "https://" + address.String()
 	other.admin.Dial = other.dial
-	return &other
+	return other
 }

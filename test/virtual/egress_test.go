@@ -1,0 +1,527 @@
+package virtual
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/apifake"
+)
+
+// Failpoints that are halted at with egress.
+var (
+	egressDaemon   = named("daemon.egress.")
+	egressOperator = named("operator.gateways.", "operator.egressclient.")
+)
+
+// egressKinds are the kinds of objects of egress.
+var egressKinds = func() (kinds []apifake.Kind) {
+	for of, list := range map[schema.GroupVersion]map[string]string{
+		v1alpha1.GroupVersion:       {"egresses": "Egress", "egressclients": "EgressClient", "egressclientslices": "EgressClientSlice"},
+		corev1.SchemeGroupVersion:   {"serviceaccounts": "ServiceAccount", "services": "Service"},
+		rbacv1.SchemeGroupVersion:   {"roles": "Role", "rolebindings": "RoleBinding"},
+		policyv1.SchemeGroupVersion: {"poddisruptionbudgets": "PodDisruptionBudget"},
+		appsv1.SchemeGroupVersion:   {"deployments": "Deployment", "replicasets": "ReplicaSet"},
+	} {
+		for resource, kind := range list {
+			status := kind == "Egress" || kind == "EgressClient" || kind == "Deployment"
+			kinds = append(kinds, apifake.Kind{GroupVersionKind: of.WithKind(kind), Resource: resource, Status: status})
+		}
+	}
+	return kinds
+}()
+
+func TestEgress(t *testing.T) {
+	eachCrash(t, slices.Concat(egressOperator, egressDaemon, harness.Sample(t, 9, ofDaemon)), func(t *testing.T, at crash) {
+		n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--egress", "--egress-probe-interval=0"})...)
+		c := newCluster(t, n.log, "--ipam=pool", "--egress", "--egress-image=berth-egress:test")
+		c.addNode(n)
+		n.families = ipfamily.Dual
+		c.addPool(v1alpha1.DefaultPool, "10.2.0.0/26", "fd02::/122")
+		victim := n.program
+		if slices.Contains(egressOperator, at.failpoint) {
+			victim = c.program
+		}
+		victim.haltAt(at)
+		u := newEgressUsers(c, n)
+		c.start()
+		n.start()
+		u.exercise()
+		n.close()
+		c.close()
+		victim.wantHalt(at)
+	})
+}
+
+// egressUsers are persons who make Egresses and pods, and what Kubernetes' controllers and
+// kubelets do about these. Pods are in namespace default, Egresses in namespace internet.
+type egressUsers struct {
+	*cluster
+	n        *node
+	wishes   map[string]wish             // by pod; not changed while pods are made
+	egresses map[string]*v1alpha1.Egress // by name
+	gateways map[string][]string         // by Egress: pods
+}
+
+// wish is what a pod has to do with Egresses.
+type wish struct {
+	named string // the Egress that its annotation names; empty: none
+	pays  bool   // it has the label that Egress dc selects
+}
+
+func newEgressUsers(c *cluster, n *node) *egressUsers {
+	u := &egressUsers{cluster: c, n: n, wishes: map[string]wish{}, egresses: map[string]*v1alpha1.Egress{}, gateways: map[string][]string{}}
+	for i := range 8 {
+		w := wish{pays: i%4 == 1 || i%4 == 2}
+		if i%4 == 0 || i%4 == 2 {
+			w.named = "nat"
+		}
+		u.wishes[fmt.Sprintf("pod-%d", i)] = w
+	}
+	ctx := u.t.Context()
+	check(u.t, u.admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "internet"}}))
+	check(u.t, patch(u.t, u.admin.Patch, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, inMetadata(map[string]any{"labels": map[string]any{"team": "shop"}})))
+	n.pods.object, n.pods.describe, n.pods.ready, n.askGateway = u.object, u.describe, u.ready, u.ask
+	return u
+}
+
+func inMetadata(fields map[string]any) map[string]any { return map[string]any{"metadata": fields} }
+
+// exercise makes Egresses and pods, changes all of it while pods run, and removes the Egresses,
+// one before the pods that use it and one after.
+func (u *egressUsers) exercise() {
+	u.t.Helper()
+	pods := &u.n.pods
+	u.make("nat", v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0", "::/0"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}})
+	u.make("dc", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24", "2001:db8::/48"}, Clients: &v1alpha1.EgressClientSelector{
+		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}}, PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "pay"}},
+	}})
+	u.scale("nat", 1)
+	u.scale("dc", 1)
+	pods.each(0, 6, pods.add)
+	u.n.settle(u.agree)
+
+	u.wish("pod-0", wish{named: "none"}) // which there is not
+	u.wish("pod-2", wish{})
+	u.wish("pod-3", wish{pays: true})
+	u.change("nat", func(s *v1alpha1.EgressSpec) { s.PodDisruptionBudget, s.Replicas = nil, new(int32(2)) })
+	u.change("dc", func(s *v1alpha1.EgressSpec) { s.PodDisruptionBudget, s.Destinations = nil, []string{"198.51.100.0/24"} })
+	pods.each(1, 2, pods.del)
+	pods.each(4, 5, pods.del)
+	pods.each(6, 8, pods.add)
+	u.scale("nat", 2)
+	u.n.settle(u.agree)
+
+	u.remove("dc")
+	u.n.settle(u.agree)
+	u.collect("dc")
+	u.n.settle(u.agree)
+	for _, live := range [][2]int{{0, 1}, {2, 4}, {5, 8}} {
+		pods.each(live[0], live[1], pods.del)
+	}
+	u.n.settle(u.agree)
+	u.remove("nat")
+	u.collect("nat")
+	u.n.settle(u.agree)
+}
+
+// make makes an Egress.
+func (u *egressUsers) make(name string, spec v1alpha1.EgressSpec) {
+	u.t.Helper()
+	one := intstr.FromInt32(1)
+	spec.PodDisruptionBudget = &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}
+	e := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: spec}
+	check(u.t, u.admin.Create(u.t.Context(), e))
+	u.egresses[name] = e
+}
+
+// change edits an Egress.
+func (u *egressUsers) change(name string, edit func(*v1alpha1.EgressSpec)) {
+	u.t.Helper()
+	e := u.egresses[name]
+	before := e.DeepCopy()
+	edit(&e.Spec)
+	check(u.t, u.admin.Patch(u.t.Context(), e, client.MergeFrom(before)))
+}
+
+// remove deletes an Egress.
+func (u *egressUsers) remove(name string) {
+	u.t.Helper()
+	check(u.t, u.admin.Delete(u.t.Context(), u.egresses[name]))
+	delete(u.egresses, name)
+}
+
+// collect has what belongs to an Egress that is gone go too.
+func (u *egressUsers) collect(name string) {
+	u.t.Helper()
+	for _, pod := range u.gateways[name] {
+		u.end(pod)
+	}
+	delete(u.gateways, name)
+	u.api.Collect()
+}
+
+// elsewhereAt are the addresses of gateways that are on another node.
+var elsewhereAt = map[string][]string{"nat": {"10.9.0.1", "fd09::1"}, "dc": {"10.9.0.2", "fd09::2"}}
+
+// onNode tells of a gateway whether it is on the node: every second one of an Egress.
+func onNode(gateway string) bool { return strings.HasSuffix(gateway, "-1") }
+
+// scale waits until an Egress's Deployment asks for so many gateways, of which some may be there,
+// and does what the controllers of Deployments and ReplicaSets and the kubelets do.
+func (u *egressUsers) scale(name string, replicas int) {
+	u.t.Helper()
+	ctx, key := u.t.Context(), client.ObjectKey{Namespace: "internet", Name: name}
+	await(u.t, func() error {
+		d := &appsv1.Deployment{}
+		if err := u.admin.Get(ctx, key, d); err != nil || int(*d.Spec.Replicas) != replicas {
+			return fmt.Errorf("Deployment %s has %v replicas, want %d: %w", name, d.Spec.Replicas, replicas, err)
+		}
+		return nil
+	})
+	for i := len(u.gateways[name]); i < replicas; i++ {
+		pod := fmt.Sprintf("%s-%d", name, i)
+		u.gateways[name] = append(u.gateways[name], pod)
+		if onNode(pod) {
+			check(u.t, u.n.pods.add(pod))
+			continue
+		}
+		check(u.t, u.object(pod, true))
+		check(u.t, u.ready(pod, elsewhereAt[name]))
+	}
+}
+
+// end ends a gateway.
+func (u *egressUsers) end(pod string) {
+	u.t.Helper()
+	if onNode(pod) {
+		check(u.t, u.n.pods.del(pod))
+		return
+	}
+	check(u.t, u.object(pod, false))
+}
+
+// object makes the Pod of a person or of a gateway, or removes it.
+func (u *egressUsers) object(name string, exists bool) error {
+	ctx, w := u.t.Context(), u.wishes[name]
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: u.namespaceOf(name), Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
+	if w.named != "" {
+		o.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": w.named}
+	}
+	if w.pays {
+		o.Labels = map[string]string{"app": "pay"}
+	}
+	if !exists {
+		return u.admin.Delete(ctx, o)
+	}
+	if egress, _, _ := strings.Cut(name, "-"); egress != "pod" {
+		if !onNode(name) {
+			o.Spec.NodeName = "node-2"
+		}
+		if err := u.made(ctx, egress, o); err != nil {
+			return err
+		}
+	}
+	return u.admin.Create(ctx, o)
+}
+
+// namespaceOf is that of a pod.
+func (u *egressUsers) namespaceOf(pod string) string {
+	if _, person := u.wishes[pod]; person {
+		return "default"
+	}
+	return "internet"
+}
+
+// describe has an ADD tell of a pod what its Pod says.
+func (u *egressUsers) describe(r *rpc.AddRequest) error {
+	o := &corev1.Pod{}
+	err := u.admin.Get(u.t.Context(), client.ObjectKey{Namespace: u.namespaceOf(r.Pod.Name), Name: r.Pod.Name}, o)
+	r.Pod.Namespace, r.Pod.Uid, r.Annotations = o.Namespace, string(o.UID), &rpc.Annotations{All: o.Annotations}
+	return err
+}
+
+// ready is that of a pod's kubelet.
+func (u *egressUsers) ready(pod string, addresses []string) error {
+	return u.cluster.ready(u.namespaceOf(pod), pod, addresses)
+}
+
+// made gives a Pod what those of an Egress's Deployment have, of whose ReplicaSet it is.
+func (u *egressUsers) made(ctx context.Context, egress string, o *corev1.Pod) error {
+	d, rs := &appsv1.Deployment{}, &appsv1.ReplicaSet{}
+	if err := u.admin.Get(ctx, client.ObjectKey{Namespace: "internet", Name: egress}, d); err != nil {
+		return err
+	}
+	err := u.admin.Get(ctx, client.ObjectKey{Namespace: "internet", Name: egress + "-rs"}, rs)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if err != nil {
+		rs.Namespace, rs.Name, rs.Labels = "internet", egress+"-rs", d.Spec.Template.Labels
+		rs.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))}
+		if err := u.admin.Create(ctx, rs); err != nil {
+			return err
+		}
+	}
+	o.Labels, o.Annotations = d.Spec.Template.Labels, d.Spec.Template.Annotations
+	o.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
+	return nil
+}
+
+// wish has a pod that runs have other labels and annotations.
+func (u *egressUsers) wish(pod string, w wish) {
+	u.t.Helper()
+	u.wishes[pod] = w
+	or := func(is bool, value string) any {
+		if is {
+			return value
+		}
+		return nil
+	}
+	check(u.t, patch(u.t, u.admin.Patch, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}}, inMetadata(map[string]any{
+		"annotations": map[string]any{v1alpha1.AnnotationEgressPrefix + "internet": or(w.named != "", w.named)}, "labels": map[string]any{"app": or(w.pays, "pay")},
+	})))
+}
+
+// ask is what gateways answer: they serve a pod once a slice has it.
+func (u *egressUsers) ask(ctx context.Context, _ netip.AddrPort, pod string, addrs []netip.Addr) error {
+	for ; ; time.Sleep(100 * time.Millisecond) { //nolint:forbidigo // virtual time
+		var list v1alpha1.EgressClientSliceList
+		if err := errors.Join(ctx.Err(), u.admin.List(ctx, &list)); err != nil {
+			return err
+		}
+		for _, s := range list.Items {
+			if slices.ContainsFunc(s.Clients, func(c v1alpha1.ServedClient) bool { return c.UID == pod && slices.Equal(c.Addresses, texts(addrs)) }) {
+				return nil
+			}
+		}
+	}
+}
+
+func texts(addrs []netip.Addr) (out []string) {
+	for _, a := range addrs {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// view is what there is, and what should be, a line each.
+type view struct {
+	have, want []string
+}
+
+func (v *view) has(format string, args ...any) { v.have = append(v.have, fmt.Sprintf(format, args...)) }
+func (v *view) wants(format string, args ...any) {
+	v.want = append(v.want, fmt.Sprintf(format, args...))
+}
+
+// agree compares what Egresses and pods ask for with the objects of the operator, the daemon's
+// records, and the pods' tunnels.
+func (u *egressUsers) agree() error {
+	var v view
+	ctx := u.t.Context()
+	pods, clients, parts, egresses := &corev1.PodList{}, &v1alpha1.EgressClientList{}, &v1alpha1.EgressClientSliceList{}, &v1alpha1.EgressList{}
+	for _, list := range []client.ObjectList{pods, clients, parts, egresses} {
+		if err := u.admin.List(ctx, list); err != nil {
+			return err
+		}
+	}
+	of := map[string]*corev1.Pod{}
+	for i := range pods.Items {
+		of[pods.Items[i].Name] = &pods.Items[i]
+	}
+	counts := u.wantPods(&v, of)
+	u.wantEgresses(&v, of, counts)
+	for _, o := range clients.Items {
+		var refused []string
+		for _, r := range o.Spec.Refused {
+			refused = append(refused, r.Name+" "+r.Reason)
+		}
+		ready := ""
+		if c := meta.FindStatusCondition(o.Status.Conditions, "Ready"); c != nil {
+			ready = string(c.Status)
+		}
+		v.has("EgressClient %s: uid %s, uses %v, refused %v, ready %q", o.Name, o.Spec.PodUID, refs(o.Spec.Egresses), refused, ready)
+		if node := o.Status.Node; node != nil && len(node.Egresses) > 0 {
+			v.has("the node says of %s: %s %v in %s at %v", o.Name, node.State, refs(node.Egresses), node.ContainerID, node.Addresses)
+		}
+	}
+	for _, s := range parts.Items {
+		for _, c := range s.Clients {
+			v.has("Egress %s %s serves %s at %v", s.Labels[v1alpha1.LabelEgress], s.OwnerReferences[0].UID, c.UID, c.Addresses)
+		}
+	}
+	for _, e := range egresses.Items {
+		st := e.Status
+		var gateways []string
+		for _, g := range st.Gateways {
+			gateways = append(gateways, fmt.Sprint(g.Name, g.Addresses, g.Ending))
+		}
+		v.has("Egress %s says generation %d, gateways %v, %d clients and %d refused, available %t, applied %t", e.Name, st.ObservedGeneration, gateways, st.Clients, st.RefusedClients,
+			meta.IsStatusConditionTrue(st.Conditions, v1alpha1.ConditionAvailable), meta.IsStatusConditionTrue(st.Conditions, v1alpha1.ConditionServiceReady))
+	}
+	for _, name := range u.api.Names() {
+		if strings.Contains(name, " internet/") && !strings.HasPrefix(name, "events ") && !strings.HasPrefix(name, "egressclientslices ") {
+			v.has("%s", name)
+		}
+	}
+	if err := u.haveTunnels(&v); err != nil {
+		return err
+	}
+	slices.Sort(v.have)
+	slices.Sort(v.want)
+	if missing, stray := without(v.want, v.have), without(v.have, v.want); len(missing)+len(stray) > 0 || len(v.have) != len(v.want) {
+		return fmt.Errorf("missing:\n\t%s\nin their place:\n\t%s", strings.Join(missing, "\n\t"), strings.Join(stray, "\n\t"))
+	}
+	return nil
+}
+
+func without(list, others []string) []string {
+	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(others, s) })
+}
+
+// refs are the names of Egresses, with their UIDs.
+func refs(list []v1alpha1.EgressReference) (out []string) {
+	for _, r := range list {
+		out = append(out, r.Name+" "+r.UID)
+	}
+	return out
+}
+
+// wantPods wants what pods on the node are to have, and returns how many clients Egresses have.
+func (u *egressUsers) wantPods(v *view, of map[string]*corev1.Pod) map[string]int {
+	p := &u.n.pods
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	counts := map[string]int{}
+	dc, selects := u.egresses["dc"]
+	for name, s := range p.live {
+		w, person := u.wishes[name]
+		if !person {
+			v.wants("%s forwards", s.container)
+			continue
+		}
+		uid := of[name].UID
+		var uses []*v1alpha1.Egress
+		if w.pays && selects {
+			uses = append(uses, dc)
+		}
+		refused, ready := []string(nil), ""
+		if named, is := u.egresses[w.named]; is {
+			uses = append(uses, named)
+		} else if w.named != "" {
+			refused = []string{w.named + " " + v1alpha1.EgressNotFound}
+		}
+		var references []v1alpha1.EgressReference
+		for _, e := range uses {
+			references = append(references, v1alpha1.EgressReference{Name: e.Name, UID: string(e.UID)})
+			counts[e.Name]++
+			v.wants("Egress %s %s serves %s at %v", e.Name, e.UID, uid, texts(s.addresses))
+			v.wants("%s has tunnels of Egress %s: %v by %v", s.container, e.Name, e.Spec.Destinations, u.addressesOf(e.Name, of))
+			v.wants("%s has a record of Egress %s %s", s.container, e.Name, e.UID)
+			ready = "True"
+		}
+		if len(refused) > 0 {
+			ready = "False"
+		}
+		if w.named != "" || selects {
+			v.wants("EgressClient %s: uid %s, uses %v, refused %v, ready %q", name, uid, refs(references), refused, ready)
+		}
+		if len(uses) > 0 {
+			v.wants("the node says of %s: %s %v in %s at %v", name, v1alpha1.EgressClientSetUp, refs(references), s.container, texts(s.addresses))
+		}
+	}
+	return counts
+}
+
+// wantEgresses wants what Egresses are to have.
+func (u *egressUsers) wantEgresses(v *view, of map[string]*corev1.Pod, counts map[string]int) {
+	for name, e := range u.egresses {
+		var gateways []string
+		for _, g := range u.gateways[name] {
+			gateways = append(gateways, fmt.Sprint(g, u.addressesOf(g, of)[0], false))
+		}
+		v.wants("Egress %s says generation %d, gateways %v, %d clients and %d refused, available %t, applied %t", name, e.Generation, gateways, counts[name], 0, true, true)
+		v.wants("egresses internet/%s", name)
+	}
+	for name, gateways := range u.gateways { // until its Egress's end, and until garbage is collected
+		v.wants("replicasets internet/%s-rs", name)
+		for _, kind := range []string{"serviceaccounts", "roles", "rolebindings", "services", "deployments"} {
+			v.wants("%s internet/%s", kind, name)
+		}
+		for _, g := range gateways {
+			v.wants("pods internet/%s", g)
+		}
+		if e := u.egresses[name]; e != nil && e.Spec.PodDisruptionBudget != nil {
+			v.wants("poddisruptionbudgets internet/%s", name)
+		}
+	}
+}
+
+// addressesOf are the addresses of an Egress's gateways, or of one gateway.
+func (u *egressUsers) addressesOf(name string, of map[string]*corev1.Pod) (out [][]string) {
+	for _, g := range append(slices.Clone(u.gateways[name]), name) {
+		if o := of[g]; o != nil {
+			var list []string
+			for _, ip := range o.Status.PodIPs {
+				list = append(list, ip.IP)
+			}
+			out = append(out, list)
+		}
+	}
+	slices.SortFunc(out, slices.Compare)
+	return out
+}
+
+// haveTunnels tells what pods and records have.
+func (u *egressUsers) haveTunnels(v *view) error {
+	w, _ := u.n.daemon()
+	records, err := records(u.n.dir(w.number))
+	if err != nil {
+		return err
+	}
+	tunnels := u.n.tunnels.Clients()
+	for _, r := range records {
+		if r.Egress == nil {
+			continue
+		}
+		if r.Egress.Forward && u.n.tunnels.Forwards(r.Netns.Path) == nil {
+			v.has("%s forwards", r.Key.ContainerID)
+		}
+		for _, e := range r.Egress.Egresses {
+			v.has("%s has a record of Egress %s %s%s", r.Key.ContainerID, e.Name, e.UID, r.Egress.State)
+		}
+		for _, e := range tunnels[r.Netns.Path].Egresses {
+			var gateways [][]string
+			for _, g := range e.Gateways {
+				gateways = append(gateways, texts(g.Addrs))
+			}
+			slices.SortFunc(gateways, slices.Compare)
+			v.has("%s has tunnels of Egress %s: %v by %v", r.Key.ContainerID, strings.TrimPrefix(e.Name, "internet/"), e.Destinations, gateways)
+		}
+		delete(tunnels, r.Netns.Path)
+	}
+	for path := range tunnels {
+		v.has("tunnels in %s, of which there is no record", path)
+	}
+	return nil
+}
