@@ -56,7 +56,9 @@ var once = map[string][]string{
 	"TestNodeMode": named("eni.collect.", "eni.create.", "eni.tag.", "eni.unassign.", "intent.save."),
 	"TestOperatorMode": named("eni.assign.", "eni.attach.after", "eni.collect.", "eni.create.", "eni.delete.", "eni.detach.", "eni.tag.", "eni.unassign.",
 		"nodenetwork.create.", "nodenetwork.replace.deleted"),
-	"TestPoolMode": named("operator.pool.end.before", "operator.pool.release.after", "operator.pool.release.deleted"),
+	"TestPortMode":     {"daemon.nics.changed", "daemon.nics.removed", "operator.port.keep.after"},
+	"TestWarmBranches": named("operator.port.change.", "operator.warm.drop."),
+	"TestPoolMode":     named("operator.pool.end.before", "operator.pool.release.after", "operator.pool.release.deleted"),
 }
 
 var sometimes = map[string][]string{
