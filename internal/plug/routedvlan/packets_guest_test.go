@@ -16,6 +16,7 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/lab/network/dnscache"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/plugtest"
@@ -225,6 +226,7 @@ func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
 
 // What connection tracking knows nothing of, such as an answer that nobody has asked for, leaves by the VLAN of a
 // strict branch as all does: it needs no translation. In mode standard it would leave the VPC without one, by IPv4.
+// The node itself gets it from a standard branch, as NodeLocal DNSCache does.
 func TestUntracked(t *testing.T) {
 	type untracked struct {
 		mode            plug.Enforcing
@@ -259,6 +261,20 @@ func TestUntracked(t *testing.T) {
 		}
 		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf("echo-reply counter packets %d ", tc.want)) {
 			t.Errorf("%s %s: the VPC did not get %d packets:\n%s", tc.mode, p.nft, tc.want, text)
+		}
+		cached := asPodA
+		if tc.mode == plug.Strict {
+			cached, w.patience = nothing, soon
+		}
+		for _, backend := range dnscache.Backends {
+			cache, err := dnscache.Install(w.node.Path, backend, web(p.outside).Port())
+			plugtest.Must(t, err)
+			for _, addr := range dnscache.Addrs {
+				if ipfamily.Of(addr) == tc.family {
+					w.sees(p, fmt.Sprintf("%s, by iptables-%s: pod A, NodeLocal DNSCache at %s", tc.mode, backend, addr), w.ask(a, web(addr)), cached)
+				}
+			}
+			plugtest.Must(t, cache.Remove())
 		}
 	}
 }
