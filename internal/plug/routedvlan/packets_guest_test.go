@@ -262,17 +262,24 @@ func TestUntracked(t *testing.T) {
 		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf("echo-reply counter packets %d ", tc.want)) {
 			t.Errorf("%s %s: the VPC did not get %d packets:\n%s", tc.mode, p.nft, tc.want, text)
 		}
-		cached := asPodA
+		local := asPodA
 		if tc.mode == plug.Strict {
-			cached, w.patience = nothing, soon
+			local, w.patience = nothing, soon
 		}
 		for _, backend := range dnscache.Backends {
 			cache, err := dnscache.Install(w.node.Path, backend, web(p.outside).Port())
 			plugtest.Must(t, err)
-			for _, addr := range dnscache.Addrs {
-				if ipfamily.Of(addr) == tc.family {
-					w.sees(p, fmt.Sprintf("%s, by iptables-%s: pod A, NodeLocal DNSCache at %s", tc.mode, backend, addr), w.ask(a, web(addr)), cached)
-				}
+			sees := func(addr netip.Addr, want string) {
+				w.sees(p, fmt.Sprintf("%s, iptables-%s: pod A, NodeLocal DNSCache at %s", tc.mode, backend, addr), w.ask(a, web(addr)), want)
+			}
+			sees(dnscache.Local[tc.family], local)
+			sees(dnscache.ClusterIPs[tc.family], local)
+			if tc.mode == plug.Strict { // of which nothing is exempt from connection tracking, so that kube-proxy sees it
+				w.patience = patience
+				w.service(p, web(dnscache.ClusterIPs[tc.family]), web(p.inVPC))
+				sees(dnscache.ClusterIPs[tc.family], asPodA)
+				w.run(w.node, "nft", "delete table "+p.nft+" services")
+				w.patience = soon
 			}
 			plugtest.Must(t, cache.Remove())
 		}

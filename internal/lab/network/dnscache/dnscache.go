@@ -19,11 +19,12 @@ import (
 // Backends are those of iptables.
 var Backends = []string{"nft", "legacy"}
 
-// Addrs are what the cache listens at: a link-local or unique local address, and the cluster IP address of kube-dns.
-var Addrs = []netip.Addr{
-	netip.MustParseAddr("169.254.20.10"), netip.MustParseAddr("172.20.0.10"),
-	netip.MustParseAddr("fd00:20::10"), netip.MustParseAddr("fd00:172:20::a"),
-}
+// What the cache listens at, of both families.
+var (
+	Local      = []netip.Addr{netip.MustParseAddr("169.254.20.10"), netip.MustParseAddr("fd00:20::10")}
+	ClusterIPs = []netip.Addr{netip.MustParseAddr("172.20.0.10"), netip.MustParseAddr("fd00:172:20::a")} // of kube-dns
+	Addrs      = slices.Concat(Local, ClusterIPs)
+)
 
 const (
 	link       = "nodelocaldns"
