@@ -173,7 +173,7 @@ func nftFinding(family nftables.TableFamily, c *nftables.Chain, r refusal) Findi
 		return policyFinding(where, fmt.Sprintf("nft add chain %s %s %s '{ policy accept; }'", name, c.Table.Name, c.Name))
 	}
 	if c.Table.Name == "firewalld" { // which undoes what others change
-		return ruleFinding(where, r, "stop it: systemctl disable --now firewalld")
+		return ruleFinding(where, r, "stop firewalld: systemctl disable --now firewalld")
 	}
 	insert := fmt.Sprintf("nft insert rule %s %s %s", name, c.Table.Name, c.Name)
 	return ruleFinding(where, r, acceptFirst+fmt.Sprintf(`%s iifname "%s*" accept && %s oifname "%s*" accept`, insert, LinkPrefix, insert, LinkPrefix))
@@ -191,13 +191,13 @@ func iptablesFinding(where, command string, r refusal) Finding {
 func policyFinding(where, fix string) Finding {
 	return Finding{Where: where, Message: fmt.Sprintf(
 		"%s drops forwarded packets unless a rule there accepts them, and with them those of pods; "+
-			"let it accept what comes and leaves by links %s*, or change its policy: %s", where, LinkPrefix, fix)}
+			"accept packets from and to links %s* there, or change its policy: %s", where, LinkPrefix, fix)}
 }
 
 // acceptFirst is what to do about a rule, before the command.
-const acceptFirst = "let it accept what comes and leaves by links " + LinkPrefix + "* first: "
+const acceptFirst = "accept packets from and to links " + LinkPrefix + "* before it: "
 
 func ruleFinding(where string, r refusal, fix string) Finding {
 	return Finding{Where: where, Rule: true, Message: fmt.Sprintf(
-		"%s refuses forwarded packets that no rule before accepts, and with them those of pods, by a rule of chain %s; %s", where, r.chain, fix)}
+		"%s refuses forwarded packets, and with them those of pods, by a rule of chain %s, unless a rule before it accepts them; %s", where, r.chain, fix)}
 }
