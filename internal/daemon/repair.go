@@ -198,11 +198,14 @@ func (r *repairer) lookAtForwarding(ctx context.Context) {
 		r.conditions.set(ConditionForwarding, true, "NoDropPolicy", "")
 		return
 	}
+	reason := "DropRule"
 	var messages []string
 	for _, f := range found {
-		messages = append(messages, f.Message)
+		if messages = append(messages, f.Message); !f.Rule {
+			reason = "DropPolicy"
+		}
 	}
-	r.conditions.set(ConditionForwarding, false, "DropPolicy", strings.Join(messages, "; "))
+	r.conditions.set(ConditionForwarding, false, reason, strings.Join(messages, "; "))
 }
 
 // lookAtARP keeps the condition about pods' ARP requests. Pods have no use for

@@ -1,12 +1,15 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // Finding is a setting of someone else that breaks pods and that no rule of
@@ -14,14 +17,14 @@ import (
 type Finding struct {
 	Where   string // such as "nftables table ip filter, chain FORWARD"
 	Message string // what it does and what to do about it
+	Rule    bool   // a rule does it, not the policy of a chain
 }
 
-// ForwardPolicy finds packet filters that drop forwarded packets by default,
-// which is what a pod's packets are on the node: nftables chains (iptables-nft
-// makes such ones too) and the iptables-legacy filter table, if the kernel has
-// it loaded. An ACCEPT of Berth's would not help: a packet must pass the chains
-// of all tables. A policy of DROP may be fine when rules of its owner accept
-// pods, so a Finding is a condition to report, not a failure.
+// ForwardPolicy finds packet filters that refuse forwarded packets, which is what a pod's packets are on the node, by the
+// policy of a chain or by a rule that refuses all that reach it: nftables chains (iptables-nft makes such ones too) and the
+// iptables-legacy filter table, if the kernel has it loaded. An ACCEPT of Berth's would not help: a packet must pass the
+// chains of all tables. Rules of the filter's owner may accept pods before, by what cannot be judged (condition), so a Finding
+// is a condition to report, not a failure.
 func (n *Node) ForwardPolicy(ctx context.Context) ([]Finding, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -37,20 +40,37 @@ func (n *Node) ForwardPolicy(ctx context.Context) ([]Finding, error) {
 	return append(found, legacy...), nil
 }
 
+// nftFamilies are the names of the families whose chains see forwarded packets, and whose packets those are.
+var nftFamilies = map[nftables.TableFamily]struct {
+	name     string
+	families []int
+}{
+	nftables.TableFamilyINet: {"inet", []int{unix.AF_INET, unix.AF_INET6}},
+	nftables.TableFamilyIPv4: {"ip", []int{unix.AF_INET}},
+	nftables.TableFamilyIPv6: {"ip6", []int{unix.AF_INET6}},
+}
+
 func (k *kernel) nftForwardDrops() ([]Finding, error) {
 	conn, err := k.nft()
 	if err != nil {
 		return nil, err
 	}
 	var found []Finding
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+	for family, f := range nftFamilies {
 		chains, err := conn.ListChainsOfTableFamily(family)
 		if err != nil {
 			return nil, fmt.Errorf("list nftables chains: %w", err)
 		}
 		for _, c := range chains {
-			if isForwardDrop(c) && !(family == nftables.TableFamilyINet && c.Table.Name == NftTable) {
-				found = append(found, nftFinding(family, c))
+			if c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookForward || family == nftables.TableFamilyINet && c.Table.Name == NftTable {
+				continue
+			}
+			r, err := nftRules(conn, c).refusal(c.Name, f.families)
+			if err != nil {
+				return nil, fmt.Errorf("read nftables table %s %s: %w", f.name, c.Table.Name, err)
+			}
+			if r != nil {
+				found = append(found, nftFinding(family, c, *r))
 			}
 		}
 	}
@@ -58,27 +78,126 @@ func (k *kernel) nftForwardDrops() ([]Finding, error) {
 	return found, nil
 }
 
-func isForwardDrop(c *nftables.Chain) bool {
-	return c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookForward && c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
-}
-
-func nftFinding(family nftables.TableFamily, c *nftables.Chain) Finding {
-	name := map[nftables.TableFamily]string{
-		nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6",
-	}[family]
-	fix := fmt.Sprintf("nft add chain %s %s %s '{ policy accept; }'", name, c.Table.Name, c.Name)
-	if c.Table.Name == "filter" && c.Name == "FORWARD" && family != nftables.TableFamilyINet { // as iptables-nft names it
-		command := "iptables"
-		if family == nftables.TableFamilyIPv6 {
-			command = "ip6tables"
+// refusal is what refuses packets that pods send or are sent, of any of the families.
+func (read filterChains) refusal(chain string, families []int) (*refusal, error) {
+	for _, family := range families {
+		for _, sent := range []bool{true, false} {
+			if r, err := read.find(chain, flow{sent, family}); r != nil || err != nil {
+				return r, err
+			}
 		}
-		fix = command + " -P FORWARD ACCEPT"
 	}
-	return finding(fmt.Sprintf("nftables table %s %s, chain %s", name, c.Table.Name, c.Name), fix)
+	return nil, nil
 }
 
-func finding(where, fix string) Finding {
+// nftRules reads chains of the table that a base chain is in.
+func nftRules(conn *nftables.Conn, base *nftables.Chain) filterChains {
+	return func(chain string) (rules []filterRule, err error) {
+		have, err := conn.GetRules(base.Table, &nftables.Chain{Name: chain})
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range have {
+			rules = append(rules, nftRule(r.Exprs))
+		}
+		if chain == base.Name && base.Policy != nil && *base.Policy == nftables.ChainPolicyDrop {
+			rules = append(rules, filterRule{does: refuses, policy: true})
+		}
+		return rules, nil
+	}
+}
+
+// nftRule judges a rule by its expressions. Of those that the library does not know, it leaves out the one that loads, and
+// not the one that compares.
+func nftRule(exprs []expr.Any) (r filterRule) {
+	var loaded *expr.Meta
+	for _, e := range exprs {
+		switch e := e.(type) {
+		case *expr.Counter, *expr.Log:
+		case *expr.Meta:
+			loaded = e
+		case *expr.Cmp:
+			r.conditions = append(r.conditions, nftCondition(loaded, e))
+			loaded = nil
+		case *expr.Verdict:
+			r.does, r.chain = nftActions[e.Kind], e.Chain
+		case *expr.Reject:
+			r.does = refuses
+		case *expr.Target: // of iptables-nft
+			if e.Name == rejectTarget {
+				r.does = refuses
+			}
+		case *expr.Match:
+			if e.Name != commentMatch {
+				r.conditions = append(r.conditions, condition{})
+			}
+		default:
+			r.conditions = append(r.conditions, condition{})
+		}
+	}
+	return r
+}
+
+var nftActions = map[expr.VerdictKind]action{
+	expr.VerdictAccept: accepts, expr.VerdictDrop: refuses, expr.VerdictReturn: returns, expr.VerdictJump: jumps, expr.VerdictGoto: leaps,
+}
+
+func nftCondition(loaded *expr.Meta, c *expr.Cmp) condition {
+	if loaded == nil || loaded.SourceRegister || c.Op != expr.CmpOpEq && c.Op != expr.CmpOpNeq {
+		return condition{}
+	}
+	name, _, whole := bytes.Cut(c.Data, []byte{0})
+	link := condition{link: string(name), begins: !whole && len(name) < unix.IFNAMSIZ, not: c.Op == expr.CmpOpNeq}
+	switch {
+	case loaded.Key == expr.MetaKeyIIFNAME:
+		link.about = comesBy
+	case loaded.Key == expr.MetaKeyOIFNAME:
+		link.about = leavesBy
+	case loaded.Key == expr.MetaKeyNFPROTO && slices.Equal(c.Data, []byte{unix.NFPROTO_IPV4}):
+		return condition{about: isOfFamily, family: unix.AF_INET, not: link.not}
+	case loaded.Key == expr.MetaKeyNFPROTO && slices.Equal(c.Data, []byte{unix.NFPROTO_IPV6}):
+		return condition{about: isOfFamily, family: unix.AF_INET6, not: link.not}
+	default:
+		return condition{}
+	}
+	return link
+}
+
+func nftFinding(family nftables.TableFamily, c *nftables.Chain, r refusal) Finding {
+	name := nftFamilies[family].name
+	where := fmt.Sprintf("nftables table %s %s, chain %s", name, c.Table.Name, c.Name)
+	if c.Table.Name == "filter" && c.Name == forwardName && family != nftables.TableFamilyINet { // as iptables-nft names it
+		return iptablesFinding(where, map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "iptables", nftables.TableFamilyIPv6: "ip6tables"}[family], r)
+	}
+	if r.rule.policy {
+		return policyFinding(where, fmt.Sprintf("nft add chain %s %s %s '{ policy accept; }'", name, c.Table.Name, c.Name))
+	}
+	if c.Table.Name == "firewalld" { // which undoes what others change
+		return ruleFinding(where, r, "stop firewalld: systemctl disable --now firewalld")
+	}
+	insert := fmt.Sprintf("nft insert rule %s %s %s", name, c.Table.Name, c.Name)
+	return ruleFinding(where, r, acceptFirst+fmt.Sprintf(`%s iifname "%s*" accept && %s oifname "%s*" accept`, insert, LinkPrefix, insert, LinkPrefix))
+}
+
+// iptablesFinding has the remedy by a command of iptables.
+func iptablesFinding(where, command string, r refusal) Finding {
+	if r.rule.policy {
+		return policyFinding(where, command+" -P FORWARD ACCEPT")
+	}
+	insert := command + " -I FORWARD"
+	return ruleFinding(where, r, acceptFirst+fmt.Sprintf("%s -i %s+ -j ACCEPT && %s -o %s+ -j ACCEPT", insert, LinkPrefix, insert, LinkPrefix))
+}
+
+func policyFinding(where, fix string) Finding {
 	return Finding{Where: where, Message: fmt.Sprintf(
 		"%s drops forwarded packets unless a rule there accepts them, and with them those of pods; "+
-			"let it accept the pods' addresses, or change its policy: %s", where, fix)}
+			"accept packets from and to links %s* there, or change its policy: %s", where, LinkPrefix, fix)}
+}
+
+// acceptFirst is what to do about a rule, before the command.
+const acceptFirst = "accept packets from and to links " + LinkPrefix + "* before it: "
+
+func ruleFinding(where string, r refusal, fix string) Finding {
+	return Finding{Where: where, Rule: true, Message: fmt.Sprintf(
+		"%s refuses forwarded packets, and with them those of pods, by a rule of chain %s, unless a rule before it accepts them; %s", where, r.chain, fix)}
 }

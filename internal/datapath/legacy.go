@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -24,14 +25,18 @@ import (
 type legacyFamily struct {
 	command      string
 	names        string // file that lists the loaded tables
-	domain       int
+	family       int
 	level        int
-	targetOffset int // of target_offset in struct ipt_entry, ip6t_entry
+	linksOffset  int // of iniface in struct ipt_entry, ip6t_entry; before it are addresses and their masks
+	flagsOffset  int // of flags
+	leaps        byte
+	targetOffset int // of target_offset
+	size         int
 }
 
 var legacyFamilies = []legacyFamily{
-	{"iptables-legacy", "ip_tables_names", unix.AF_INET, unix.SOL_IP, 88},
-	{"ip6tables-legacy", "ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, 140},
+	{"iptables-legacy", "ip_tables_names", unix.AF_INET, unix.SOL_IP, 16, 82, 0x02, 88, 112},
+	{"ip6tables-legacy", "ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, 64, 131, 0x04, 140, 168},
 }
 
 const (
@@ -40,27 +45,39 @@ const (
 
 	tableNameLen  = 32 // XT_TABLE_MAXNAMELEN
 	infoLen       = 84 // struct ipt_getinfo
-	infoUnderflow = 56 // offset of underflow[5] in it
+	infoHookEntry = 36 // offset of hook_entry[5] in it
+	infoUnderflow = 56 // offset of underflow[5]
 	infoSize      = 80 // offset of size in it
 	entriesHead   = 40 // offset of entrytable in struct ipt_get_entries
-	targetHead    = 32 // sizeof struct xt_entry_target; the verdict follows
+	extensionHead = 32 // sizeof struct xt_entry_target and xt_entry_match: size, name, revision
 	hookForward   = unix.NF_INET_FORWARD
-	verdictDrop   = -1 // a standard target holds -verdict-1, and NF_DROP is 0
+
+	protocolAfter    = 64   // offset of proto from iniface: two names of links and their masks
+	invertedComesBy  = 0x01 // IPT_INV_VIA_IN, IP6T_INV_VIA_IN
+	invertedLeavesBy = 0x02 // IPT_INV_VIA_OUT, IP6T_INV_VIA_OUT
+
+	forwardName  = "FORWARD"
+	headTarget   = "ERROR"
+	rejectTarget = "REJECT"
+	commentMatch = "comment"
 )
+
+// A standard target holds the offset of a chain, or one less than the negative of a verdict (linux/netfilter/x_tables.h).
+var legacyActions = map[int32]action{-1: refuses, -2: accepts, -5: returns}
 
 func (k *kernel) legacyForwardDrops() ([]Finding, error) {
 	var found []Finding
 	err := rtnl.InNetns(k.ns, func() error {
 		for _, f := range legacyFamilies {
-			drops, err := f.forwardDrops()
+			r, err := f.forwardDrops()
 			for tries := 0; errors.Is(err, unix.EAGAIN) && tries < 5; tries++ {
-				drops, err = f.forwardDrops() // the table changed between the two calls
+				r, err = f.forwardDrops() // the table changed between the two calls
 			}
 			if err != nil {
-				return fmt.Errorf("read the FORWARD policy of %s: %w", f.command, err)
+				return fmt.Errorf("read the chain FORWARD of %s: %w", f.command, err)
 			}
-			if drops {
-				found = append(found, finding(f.command+" table filter, chain FORWARD", f.command+" -P FORWARD ACCEPT"))
+			if r != nil {
+				found = append(found, iptablesFinding(f.command+" table filter, chain FORWARD", f.command, *r))
 			}
 		}
 		return nil
@@ -68,53 +85,146 @@ func (k *kernel) legacyForwardDrops() ([]Finding, error) {
 	return found, err
 }
 
-// forwardDrops reads the policy: the last rule of the chain, at the offset
-// that the kernel calls its underflow, with the verdict as its target.
-func (f legacyFamily) forwardDrops() (bool, error) {
+// forwardDrops reads the chain. Its policy is its last rule, at the offset that the kernel calls its underflow.
+func (f legacyFamily) forwardDrops() (*refusal, error) {
 	names, err := os.ReadFile("/proc/thread-self/net/" + f.names)
 	if errors.Is(err, os.ErrNotExist) {
-		return false, nil // a kernel without iptables-legacy
+		return nil, nil // a kernel without iptables-legacy
 	}
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	if !slices.Contains(strings.Fields(string(names)), "filter") {
-		return false, nil
+		return nil, nil
 	}
-	fd, err := unix.Socket(f.domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	fd, err := unix.Socket(f.family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
-		return false, fmt.Errorf("open raw socket: %w", err)
+		return nil, fmt.Errorf("open raw socket: %w", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
 
 	info := make([]byte, infoLen)
 	copy(info, "filter")
 	if err := getsockopt(fd, f.level, soGetInfo, info); err != nil {
-		return false, err
+		return nil, err
 	}
 	entries := make([]byte, entriesHead+int(binary.NativeEndian.Uint32(info[infoSize:])))
 	copy(entries, "filter")
 	copy(entries[tableNameLen:], info[infoSize:infoSize+4])
 	if err := getsockopt(fd, f.level, soGetEntries, entries); err != nil {
-		return false, err
+		return nil, err
 	}
-	policy := binary.NativeEndian.Uint32(info[infoUnderflow+4*hookForward:])
-	return f.isDrop(entries[entriesHead:], int(policy))
+	chains, err := f.chains(entries[entriesHead:], int(binary.NativeEndian.Uint32(info[infoHookEntry+4*hookForward:])),
+		int(binary.NativeEndian.Uint32(info[infoUnderflow+4*hookForward:])))
+	if err != nil {
+		return nil, err
+	}
+	return chains.refusal(forwardName, []int{f.family})
 }
 
-// isDrop reads the verdict of the policy rule at an offset of the entries.
-func (f legacyFamily) isDrop(entries []byte, at int) (bool, error) {
-	if at < 0 || at+f.targetOffset+2 > len(entries) {
-		return false, fmt.Errorf("policy at %d of %d bytes", at, len(entries))
+// chains reads all entries of a table, given the offsets of FORWARD's first and last one. The entries of a chain end with one that
+// holds for all packets, and those of the next chain follow.
+func (f legacyFamily) chains(entries []byte, first, policy int) (filterChains, error) {
+	var rules []filterRule
+	names, from := map[int]string{first: forwardName}, map[string]int{}
+	for at := 0; at < len(entries); {
+		if name := names[at]; name != "" {
+			from[name] = len(rules)
+		}
+		r, length, err := f.rule(entries, at)
+		if err != nil {
+			return nil, err
+		}
+		if r.policy = at == policy; r.head {
+			names[at+length] = r.chain
+		}
+		rules = append(rules, r.filterRule)
+		at += length
 	}
-	target := at + int(binary.NativeEndian.Uint16(entries[at+f.targetOffset:]))
-	if target+targetHead+4 > len(entries) {
-		return false, fmt.Errorf("policy target at %d of %d bytes", target, len(entries))
+	for i, r := range rules {
+		if r.does == jumps || r.does == leaps {
+			at, _ := strconv.Atoi(r.chain)
+			rules[i].chain = names[at]
+		}
 	}
-	if name, _, _ := bytes.Cut(entries[target+2:target+targetHead-1], []byte{0}); len(name) != 0 {
-		return false, fmt.Errorf("policy target is %q, not a standard one", name)
+	return func(chain string) ([]filterRule, error) {
+		i, ok := from[chain]
+		if !ok {
+			return nil, fmt.Errorf("there is no chain %q", chain)
+		}
+		return rules[i:], nil
+	}, nil
+}
+
+// legacyRule is an entry. Before those of a chain is one with its name.
+type legacyRule struct {
+	filterRule
+	head bool
+}
+
+// rule judges the entry at an offset, and returns its length.
+func (f legacyFamily) rule(entries []byte, at int) (r legacyRule, length int, err error) {
+	if at+f.size > len(entries) {
+		return r, 0, fmt.Errorf("entry at %d of %d bytes", at, len(entries))
 	}
-	return int32(binary.NativeEndian.Uint32(entries[target+targetHead:])) == verdictDrop, nil
+	e := entries[at:]
+	target, length := int(binary.NativeEndian.Uint16(e[f.targetOffset:])), int(binary.NativeEndian.Uint16(e[f.targetOffset+2:]))
+	if target < f.size || length < target+extensionHead+4 || length > len(e) {
+		return r, 0, fmt.Errorf("entry at %d of %d bytes has its target at %d and the length %d", at, len(entries), target, length)
+	}
+	r.conditions = f.conditions(e[:target])
+	data := binary.NativeEndian.Uint32(e[target+extensionHead:])
+	switch name := extensionName(e[target:]); {
+	case name == rejectTarget:
+		r.does = refuses
+	case name == headTarget:
+		r.head, r.chain = true, cString(e[target+extensionHead:length])
+	case name != "":
+	case int32(data) < 0:
+		r.does = legacyActions[int32(data)]
+	case int(data) == at+length: // what has no target goes on
+	case e[f.flagsOffset]&f.leaps != 0:
+		r.does, r.chain = leaps, strconv.Itoa(int(data))
+	default:
+		r.does, r.chain = jumps, strconv.Itoa(int(data))
+	}
+	return r, length, nil
+}
+
+// conditions are those of an entry without its target.
+func (f legacyFamily) conditions(e []byte) (list []condition) {
+	links, inverted := f.linksOffset, e[f.flagsOffset+1]
+	for i, about := range []subject{comesBy, leavesBy} {
+		name, mask := e[links+i*unix.IFNAMSIZ:][:unix.IFNAMSIZ], e[links+(2+i)*unix.IFNAMSIZ:][:unix.IFNAMSIZ]
+		length := bytes.Count(mask, []byte{0xff})
+		if length == 0 {
+			continue
+		}
+		link, _, whole := bytes.Cut(name[:length], []byte{0})
+		list = append(list, condition{about: about, link: string(link), begins: !whole, not: inverted&[]byte{invertedComesBy, invertedLeavesBy}[i] != 0})
+	}
+	masks := e[links/2 : links]
+	protocol := binary.NativeEndian.Uint16(e[links+protocolAfter:])
+	if bytes.Count(masks, []byte{0}) != len(masks) || protocol != 0 || e[f.flagsOffset]&^f.leaps != 0 || inverted&^(invertedComesBy|invertedLeavesBy) != 0 {
+		list = append(list, condition{})
+	}
+	for m := e[f.size:]; len(m) >= extensionHead; {
+		if extensionName(m) != commentMatch {
+			return append(list, condition{})
+		}
+		m = m[min(len(m), max(extensionHead, int(binary.NativeEndian.Uint16(m)))):]
+	}
+	return list
+}
+
+// extensionName is that of a target or a match.
+func extensionName(b []byte) string {
+	return cString(b[2 : extensionHead-1])
+}
+
+func cString(b []byte) string {
+	name, _, _ := bytes.Cut(b, []byte{0})
+	return string(name)
 }
 
 func getsockopt(fd, level, option int, buf []byte) error {

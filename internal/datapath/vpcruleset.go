@@ -23,6 +23,9 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 		rs.sets = append(rs.sets, setSpec{set: m.set})
 	}
 	rs.chains = append(rs.chains, u.fromPodChain(), byUplinkChain(maps), u.classifyChain(primary), u.snatChain())
+	if ch := u.untranslatedChain(); len(ch.rules) > 0 {
+		rs.chains = append(rs.chains, ch)
+	}
 	if len(u.NodeLocal) > 0 {
 		rs.chains = append(rs.chains, u.toNodeLocalChain(), u.fromNodeLocalChain())
 	}
@@ -49,14 +52,30 @@ func (u VPC) fromPodChain() chainSpec {
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
-			outside := nft.Join(nft.Family(family), nft.Destination(family), nft.NotIn(directSet(family)))
-			ch.rules = append(ch.rules,
-				ruleSpec{"leaves the VPC",
-					nft.Join(nft.CtDirection(nft.Original), outside, nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())},
-				ruleSpec{"would leave the VPC untranslated", nft.Join(isUntranslatable(), outside, nft.Count(), nft.Drop())})
+			ch.rules = append(ch.rules, ruleSpec{"leaves the VPC",
+				nft.Join(nft.CtDirection(nft.Original), beyondVPC(family), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
 		}
 	}
 	ch.rules = append(ch.rules, ruleSpec{"by the ENI of the source", nft.GoTo("by_eni")})
+	return ch
+}
+
+// beyondVPC: a destination that does not see a pod's own address.
+func beyondVPC(family int) nft.Exprs {
+	return nft.Join(nft.Family(family), nft.Destination(family), nft.NotIn(directSet(family)))
+}
+
+// untranslatedChain drops pods' packets that would leave the VPC with the pod's own address, because NAT ignores them. It
+// judges what is forwarded only: the node's own software may have packets to its addresses not tracked, as NodeLocal
+// DNSCache does.
+func (u VPC) untranslatedChain() chainSpec {
+	ch := base("untranslated", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if u.snat(family).IsValid() {
+			ch.rules = append(ch.rules, ruleSpec{"would leave the VPC untranslated",
+				nft.Join(fromPod(), isUntranslatable(), nft.NotMarked(u.mark(BranchOut)), beyondVPC(family), nft.Count(), nft.Drop())})
+		}
+	}
 	return ch
 }
 

@@ -58,6 +58,7 @@ func TestRoutedByBIRD(t *testing.T) {
 				}
 			}
 			n := nodes[0]
+			asksCache(t, n)
 			gone := harness.Blocks(t, l, n)
 			harness.RemoveAll(t, n)
 			harness.HasBlocks(t, l, n, 1) // the warm one

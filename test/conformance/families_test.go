@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/dnscache"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -62,6 +63,7 @@ func TestDualStack(t *testing.T) {
 			if want := questions(many+few, families, tc.egress || families == ipfamily.OnlyIPv6); answers != want {
 				t.Errorf("%d questions were answered, want %d", answers, want)
 			}
+			asksCache(t, nodes[0])
 			keptApart(t, l, nodes[0].Pods()[0])
 			harness.Settle(t, l)
 
@@ -84,6 +86,25 @@ func TestDualStack(t *testing.T) {
 			}
 			harness.Settle(t, l)
 		})
+	}
+}
+
+// asksCache wants all pods of a node to get answers of its NodeLocal DNSCache, whose packets are not tracked.
+func asksCache(t *testing.T, n *node.Node) {
+	t.Helper()
+	for _, backend := range dnscache.Backends {
+		cache, err := dnscache.Install(n.Netns, backend, echo.Port)
+		harness.OK(t, err)
+		for _, p := range n.Pods() {
+			for _, own := range p.Addrs {
+				for _, a := range dnscache.Addrs {
+					if ipfamily.Of(a) == ipfamily.Of(own) {
+						harness.OK(t, harness.Asks(t, p.Netns(), a, own))
+					}
+				}
+			}
+		}
+		harness.OK(t, cache.Remove())
 	}
 }
 

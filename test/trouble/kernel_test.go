@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -48,17 +49,21 @@ func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 	if f == ipfamily.IPv6 {
 		family, command = nftables.TableFamilyIPv6, "ip6tables"
 	}
-	set := func(policy nftables.ChainPolicy) {
+	set := func(policy nftables.ChainPolicy, rules ...expr.VerdictKind) {
 		harness.OK(t, ns.Do(n.Netns, func() error {
 			c, err := nftables.New()
 			if err != nil {
 				return err
 			}
 			table := c.AddTable(&nftables.Table{Family: family, Name: "filter"})
-			c.AddChain(&nftables.Chain{
+			chain := c.AddChain(&nftables.Chain{
 				Table: table, Name: "FORWARD", Type: nftables.ChainTypeFilter,
 				Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy,
 			})
+			c.FlushChain(chain)
+			for _, verdict := range rules {
+				c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: verdict}}})
+			}
 			return c.Flush()
 		}))
 	}
@@ -73,13 +78,20 @@ func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 	}
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
 	set(nftables.ChainPolicyDrop)
-	c := condition(t, n, daemon.ConditionForwarding, introspect.False)
-	if !harness.Says(c.Message, "FORWARD", ": "+command+" -P FORWARD ACCEPT", "pods") {
-		t.Errorf("the condition says %q", c.Message)
+	says := func(reason, command string) {
+		c := condition(t, n, daemon.ConditionForwarding, introspect.False)
+		if c.Reason != reason || !harness.Says(c.Message, "FORWARD", ": "+command, "pods") {
+			t.Errorf("the condition says %s: %q", c.Reason, c.Message)
+		}
 	}
+	says("DropPolicy", command+" -P FORWARD ACCEPT")
 	gauge("0")
 	harness.Add(t, n, "meanwhile") // it is the owner's business, and no reason to refuse pods
 	harness.Remove(t, n, "meanwhile")
+	set(nftables.ChainPolicyAccept)
+	condition(t, n, daemon.ConditionForwarding, introspect.True)
+	set(nftables.ChainPolicyAccept, expr.VerdictDrop)
+	says("DropRule", command+" -I FORWARD -i bth+ -j ACCEPT")
 	set(nftables.ChainPolicyAccept)
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
 	gauge("1")

@@ -5,6 +5,11 @@ import "github.com/google/nftables/expr"
 // Marked is meta mark & m == m.
 func Marked(m uint32) Exprs { return Join(Meta(expr.MetaKeyMARK), Mask(Word(m)...), Is(Word(m)...)) }
 
+// NotMarked is meta mark & m != m.
+func NotMarked(m uint32) Exprs {
+	return Join(Meta(expr.MetaKeyMARK), Mask(Word(m)...), IsNot(Word(m)...))
+}
+
 // CtMarked is ct mark & m == m.
 func CtMarked(m uint32) Exprs { return Join(Ct(expr.CtKeyMARK), Mask(Word(m)...), Is(Word(m)...)) }
 

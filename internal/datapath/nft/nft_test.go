@@ -50,6 +50,7 @@ var words = []struct {
 	{OneOf(3), "numgen random mod 3 0"},
 	{Over(10, 50), "limit rate over 10/second burst 50 packets"},
 	{Marked(0x80), "meta mark & 0x00000080 == 0x00000080"},
+	{NotMarked(0x3f), "meta mark & 0x0000003f != 0x0000003f"},
 	{CtMarked(0x80), "ct mark & 0x00000080 == 0x00000080"},
 	{Join(CtMark(0xff0000), IsNot(Word(0)...)), "ct mark & 0x00ff0000 != 0x00000000"},
 	{SetMark(0x120000, 0xff0000), "meta mark set meta mark & 0xff12ffff | 0x00120000"},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/lab/network/dnscache"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/plugtest"
@@ -225,6 +226,7 @@ func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
 
 // What connection tracking knows nothing of, such as an answer that nobody has asked for, leaves by the VLAN of a
 // strict branch as all does: it needs no translation. In mode standard it would leave the VPC without one, by IPv4.
+// The node itself gets it from a standard branch, as NodeLocal DNSCache does.
 func TestUntracked(t *testing.T) {
 	type untracked struct {
 		mode            plug.Enforcing
@@ -259,6 +261,27 @@ func TestUntracked(t *testing.T) {
 		}
 		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf("echo-reply counter packets %d ", tc.want)) {
 			t.Errorf("%s %s: the VPC did not get %d packets:\n%s", tc.mode, p.nft, tc.want, text)
+		}
+		local := asPodA
+		if tc.mode == plug.Strict {
+			local, w.patience = nothing, soon
+		}
+		for _, backend := range dnscache.Backends {
+			cache, err := dnscache.Install(w.node.Path, backend, web(p.outside).Port())
+			plugtest.Must(t, err)
+			sees := func(addr netip.Addr, want string) {
+				w.sees(p, fmt.Sprintf("%s, iptables-%s: pod A, NodeLocal DNSCache at %s", tc.mode, backend, addr), w.ask(a, web(addr)), want)
+			}
+			sees(dnscache.Local[tc.family], local)
+			sees(dnscache.ClusterIPs[tc.family], local)
+			if tc.mode == plug.Strict { // of which nothing is exempt from connection tracking, so that kube-proxy sees it
+				w.patience = patience
+				w.service(p, web(dnscache.ClusterIPs[tc.family]), web(p.inVPC))
+				sees(dnscache.ClusterIPs[tc.family], asPodA)
+				w.run(w.node, "nft", "delete table "+p.nft+" services")
+				w.patience = soon
+			}
+			plugtest.Must(t, cache.Remove())
 		}
 	}
 }
