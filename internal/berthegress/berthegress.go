@@ -46,9 +46,14 @@ func Run(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
 		return err
 	}
 	log.Info("serving", "address", listener.Addr().String())
+	routers, err := kernel.Routers()
+	if err != nil {
+		log.Warn("the pod's router is not known: only --host-ips has places kept at --metrics-address", "err", err)
+	}
+	near := append(routers, cfg.HostIPs...)
 	a := newAgent(cfg, kernel, clock.Real{}, log)
 	return a.run(ctx, func(ctx context.Context) { a.follow(ctx, api) }, func(ctx context.Context) error {
-		return web.Serve(ctx, listener, a.handler())
+		return a.serve(ctx, listener, near)
 	})
 }
 

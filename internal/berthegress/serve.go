@@ -1,7 +1,11 @@
 package berthegress
 
 import (
+	"context"
+	"net"
 	"net/http"
+	"net/netip"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -9,6 +13,12 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/web"
 )
+
+// serve serves until ctx ends. The addresses of the pod's node have a place kept for them: its kubelet's
+// probes fail otherwise while pods take the others.
+func (a *agent) serve(ctx context.Context, l net.Listener, node []netip.Addr) error {
+	return web.Serve(ctx, l, a.handler(), web.Options{Preferred: func(peer netip.Addr) bool { return slices.Contains(node, peer) }})
+}
 
 // handler serves metrics, probes and the questions of nodes.
 func (a *agent) handler() http.Handler {

@@ -23,6 +23,7 @@ type Gateway struct {
 
 	// Gateway
 	PodIPs      []netip.Addr
+	HostIPs     []netip.Addr
 	Link        string
 	Port        int
 	GracePeriod time.Duration
@@ -79,6 +80,8 @@ func gatewayTable(g *Gateway) []Setting {
 		{"Gateway", []Setting{
 			{Flag: "pod-ips", Env: []string{"POD_IPS"}, parse: podIPs(&g.PodIPs),
 				Doc: "The pod's own addresses, separated by commas; the first of each family counts. Clients' tunnels lead there, and the outside sees these."},
+			{Flag: "host-ips", Env: []string{"HOST_IPS"}, parse: podIPs(&g.HostIPs),
+				Doc: "Addresses of the pod's node, separated by commas; the first of each family counts. Connections from there, such as the kubelet's probes, have a place at --metrics-address whatever others do."},
 			{Flag: "link", Default: "eth0", parse: checked(&g.Link, nonEmpty),
 				Doc: "The pod's interface that has them."},
 			{Flag: "fou-port", Default: "5555", parse: udpPort(&g.Port),

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -61,7 +62,8 @@ type Operator struct {
 	UnplugGrace   time.Duration
 	BranchCooling time.Duration
 	WebhookAddr   string
-	FirstIsPort   bool // the first interface of pods with NICs is one of them
+	WebhookFrom   []netip.Prefix // clients beside the API server and nodes
+	FirstIsPort   bool           // the first interface of pods with NICs is one of them
 
 	// Egress
 	Egress      bool
@@ -231,6 +233,8 @@ func operatorPortSettings(o *Operator) []Setting {
 			Doc: "Whether the first interface of pods with NICs, by which the kubelet knows the pod, is a port of a VPC too. Set to false where it comes from ENIs or address pools."},
 		{Flag: "webhook-address", parse: checked(&o.WebhookAddr, orEmpty(hostPort)),
 			Doc: "Where the API server asks, by TLS, about pods that ask for NICs or that NICPolicies may select, and PodNICs. Every operator answers, leading or not. Not set: it is not asked, no NICPolicy is in force, and whoever makes a pod hears by Events what is wrong with it."},
+		{Flag: "webhook-clients", parse: cidrs(&o.WebhookFrom),
+			Doc: "From where requests of the API server come, besides its own addresses (the endpoints of the Service `default/kubernetes`) and those of nodes: for instance from the pods of a proxy. Other connections are refused. `0.0.0.0/0,::/0` lets everybody ask what pods of any namespace would get. Without meaning where clients must show a certificate."},
 	}
 }
 

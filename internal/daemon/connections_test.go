@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"testing"
 
 	"golang.org/x/net/http2"
@@ -15,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/rpc/unary"
 	"github.com/berthnet/berth/internal/web"
+	"github.com/berthnet/berth/internal/web/webtest"
 )
 
 // Programs on the node that connect and say nothing do not keep the plugin out.
@@ -50,6 +52,22 @@ func TestListenersLeaveDescriptors(t *testing.T) {
 	if n := pluginConnections + 2*web.Connections; n > 1024/2 {
 		t.Errorf("the listeners take up to %d connections", n)
 	}
+}
+
+// Pods that hold connections to a metrics port at the node's address keep scrapes out no more than
+// what the node itself asks.
+func TestAttacksOnMetrics(t *testing.T) {
+	node, scraper := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.5")
+	d := newNode(t, "10.0.0.5").assemble()
+	webtest.Try(t, func(*testing.T) webtest.Server {
+		f := &Front{FrontOptions: FrontOptions{Metrics: d.Metrics, Clock: d.Clock, Log: d.Log}, ready: make(chan struct{})}
+		return webtest.Server{
+			At: node, Slow: "/startupz", Path: "/metrics", Honest: []netip.Addr{node, scraper},
+			Serve: func(ctx context.Context, l net.Listener) error {
+				return web.Serve(ctx, l, f.monitoringHandler(), web.Options{})
+			},
+		}
+	})
 }
 
 // isOpen tells whether the other side has not closed a connection on which it says

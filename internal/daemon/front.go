@@ -106,7 +106,7 @@ func NewFront(o FrontOptions) *Front {
 // serveWeb serves one of the web listeners. Its end does not end the daemon.
 func (f *Front) serveWeb(ctx context.Context, what string, l net.Listener, h http.Handler) {
 	f.web.Go(func() {
-		if err := web.Serve(ctx, l, h); err != nil {
+		if err := web.Serve(ctx, l, h, web.Options{}); err != nil {
 			f.Log.Error("a web listener ended", "listener", what, "err", err)
 		}
 	})

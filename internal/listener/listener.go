@@ -14,17 +14,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits are numbers of connections at a time.
+// Limits bound the connections that a listener has at a time.
 type Limits struct {
 	Total int
-	// PerPeer is of one IP address, so that one peer cannot take what all
-	// others need. Programs of this machine, which come from a loopback
-	// address, are not told apart by it and have no such limit. 0: none has.
+	// PerPeer is of one IP address. Preferred peers have no such limit. 0: none has.
 	PerPeer int
-	// LocalOnly refuses all who do not come from a loopback address. A packet
-	// to 127.0.0.1 can come from elsewhere: from a pod, where the kernel's
-	// route_localnet is on (ip-sysctl).
-	LocalOnly bool
+	// Allowed tells whose connections are accepted; nil: everybody's. It is asked
+	// for each connection and must not block.
+	Allowed func(netip.Addr) bool
+	// Preferred tells for whom places are kept; nil: for nobody but this machine's
+	// programs, which are preferred always. It must not block.
+	Preferred func(netip.Addr) bool
+	// Work is how long a connection has for a request, and again for its answer once the
+	// request is complete, before it is closed sooner than those that were opened after it.
+	// 0: an answer may take any time.
+	Work time.Duration
 	// Opening is how long a connection counts as at work from its first byte on,
 	// also one that the server has not read yet: a server that has much to do
 	// comes late to call Working. Until the first byte it is firstByte. 0: not at
@@ -35,12 +39,20 @@ type Limits struct {
 // firstByte is the time between connecting and writing, on a busy machine.
 const firstByte = 50 * time.Millisecond
 
-// Limited is a listener that keeps limits. Where there is no room for a new
-// connection, the oldest of those that are not at work gives way: one that a
-// peer opened and left. Of a peer's own limit it is one of that peer's, of the
-// total one of the peer that has most. A peer all of whose connections
-// are at work gets no more; when all of the total are, new ones wait, in the
-// kernel's queue, until one ends.
+// Limited is a listener that keeps limits. Where there is no room for a new connection,
+// another one is closed for it:
+//
+//   - an idle one, on which no complete request is being answered, before one that works,
+//     but those first, idle or not, that have been so for longer than Limits.Work;
+//   - of the peer that has most connections, and of those the oldest;
+//   - of a peer's own limit one of that peer's.
+//
+// Preferred peers are this machine's and those of Limits.Preferred. A connection of theirs
+// is never closed for anybody else's, and any other is closed for theirs. A peer that is
+// not preferred gets the place only of one that has more connections than itself, so any
+// number of connections from a few addresses leaves every other address its share. Where
+// nothing may be closed, the new connection is, or waits in the kernel's queue if its peer
+// is preferred: whoever fills the queue must not keep others behind it.
 type Limited struct {
 	net.Listener
 	limits Limits
@@ -54,11 +66,13 @@ type Limited struct {
 // Conn is a connection of a Limited listener.
 type Conn struct {
 	net.Conn
-	of   *Limited
-	peer netip.Addr // invalid for a unix socket's
+	of        *Limited
+	peer      netip.Addr // invalid for a unix socket's
+	preferred bool
 
 	first   sync.Once   // byte read
-	working bool        // guarded by of.mu, as is
+	working bool        // guarded by of.mu, as are all below
+	since   time.Time   // it was opened, or said to be working or not
 	opening bool        // as Limits.Opening has it
 	opened  *time.Timer // ends opening
 }
@@ -77,11 +91,12 @@ func (l *Limited) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &Conn{Conn: raw, of: l, peer: peerOf(raw)}
-		if l.limits.LocalOnly && !c.peer.IsLoopback() {
+		c := &Conn{Conn: raw, of: l, peer: addrOf(raw.RemoteAddr())}
+		if l.limits.Allowed != nil && !l.limits.Allowed(c.peer) {
 			_ = raw.Close()
 			continue
 		}
+		c.preferred = l.prefers(c)
 		yields, ok := l.admit(c)
 		if yields != nil {
 			_ = yields.Conn.Close()
@@ -93,33 +108,55 @@ func (l *Limited) Accept() (net.Conn, error) {
 	}
 }
 
+// prefers tells whether places are kept for a connection's peer. A connection to one of the
+// machine's own addresses comes from the same address if it is this machine's.
+func (l *Limited) prefers(c *Conn) bool {
+	return !c.peer.IsValid() || c.peer.IsLoopback() || c.peer == addrOf(c.LocalAddr()) ||
+		l.limits.Preferred != nil && l.limits.Preferred(c.peer)
+}
+
 // admit makes room for c and takes it up, or tells that there is none for it.
 // The connection that yields is to be closed.
 func (l *Limited) admit(c *Conn) (yields *Conn, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if most := l.limits.PerPeer; most > 0 && c.peer.IsValid() && !c.peer.IsLoopback() && l.count()[c.peer] >= most {
-		if yields = l.oldestIdle(func(o *Conn) bool { return o.peer == c.peer }); yields == nil {
+	if most := l.limits.PerPeer; most > 0 && !c.preferred && l.count()[c.peer] >= most {
+		if yields = l.oldestOf(c.peer); yields == nil {
 			return nil, false
 		}
 		l.remove(yields)
 	}
 	for len(l.conns) >= l.limits.Total && !l.closed {
-		if yields = l.oldestIdleOfMost(); yields != nil {
+		if yields = l.leastOf(c); yields != nil {
 			l.remove(yields)
 			break
 		}
-		l.room.Wait()
+		if !c.preferred {
+			return nil, false
+		}
+		l.wait()
 	}
 	if l.closed {
 		return yields, false
 	}
-	l.conns = append(l.conns, c)
+	l.conns, c.since = append(l.conns, c), time.Now()
 	if l.limits.Opening > 0 {
 		c.opening = true
 		c.opened = time.AfterFunc(firstByte, func() { c.set(&c.opening, false) })
 	}
 	return yields, true
+}
+
+// wait waits for room, or until one more connection has worked for long enough.
+func (l *Limited) wait() {
+	if l.limits.Work > 0 {
+		defer time.AfterFunc(l.limits.Work, func() {
+			l.mu.Lock() // which whoever waits holds until it waits
+			defer l.mu.Unlock()
+			l.room.Broadcast()
+		}).Stop()
+	}
+	l.room.Wait()
 }
 
 func (l *Limited) count() map[netip.Addr]int {
@@ -130,23 +167,75 @@ func (l *Limited) count() map[netip.Addr]int {
 	return n
 }
 
-func (l *Limited) oldestIdle(of func(*Conn) bool) *Conn {
-	if i := slices.IndexFunc(l.conns, func(c *Conn) bool { return of(c) && c.idle() }); i >= 0 {
-		return l.conns[i]
+// The order in which connections are closed for others.
+const (
+	stale   = iota // idle for long
+	overdue        // at work for long
+	idle
+	working
+	preferred // is added to the others
+)
+
+// rank is a connection's place in that order. l.mu is held.
+func (c *Conn) rank() (rank int) {
+	late := c.of.limits.Work > 0 && time.Since(c.since) >= c.of.limits.Work
+	switch isIdle := c.idle(); {
+	case isIdle && late:
+		rank = stale
+	case isIdle:
+		rank = idle
+	case late:
+		rank = overdue
+	default:
+		rank = working
 	}
-	return nil
+	if c.preferred {
+		rank += preferred
+	}
+	return rank
 }
 
-// oldestIdleOfMost is the oldest idle connection of the peer that has most
-// connections, of those that have idle ones.
-func (l *Limited) oldestIdleOfMost() (found *Conn) {
-	n := l.count()
+// oldestOf is the connection of a peer that is closed for another of its own.
+func (l *Limited) oldestOf(peer netip.Addr) (found *Conn) {
+	best := working
 	for _, c := range l.conns {
-		if (found == nil || n[c.peer] > n[found.peer]) && c.idle() {
-			found = c
+		if c.peer == peer && c.rank() < best {
+			found, best = c, c.rank()
 		}
 	}
 	return found
+}
+
+// leastOf is the connection that is closed for c; nil: none may be.
+func (l *Limited) leastOf(c *Conn) (found *Conn) {
+	n, best := l.count(), 0
+	for _, o := range l.conns {
+		rank := o.rank()
+		if !l.gives(o, c, rank, n) {
+			continue
+		}
+		if found == nil || rank < best || rank == best && n[o.peer] > n[found.peer] {
+			found, best = o, rank
+		}
+	}
+	return found
+}
+
+// gives tells whether a connection of a rank may be closed for c, as peers have n.
+func (l *Limited) gives(o, c *Conn, rank int, n map[netip.Addr]int) bool {
+	switch {
+	case rank == preferred+working:
+		return false
+	case c.preferred:
+		return true
+	case o.preferred:
+		return false
+	case o.peer == c.peer:
+		return rank < working
+	case rank == working:
+		return n[o.peer] > n[c.peer]+1
+	}
+	return n[o.peer] > n[c.peer]
 }
 
 // remove forgets a connection, if it is known. l.mu is held.
@@ -166,9 +255,17 @@ func (l *Limited) Close() error {
 	return l.Listener.Close()
 }
 
-// Working says whether the connection is at work: a request was read and is
-// being answered. Until then it gives way to newer ones.
-func (c *Conn) Working(yes bool) { c.set(&c.working, yes) }
+// Working says whether the connection is at work: a request was read completely and is
+// being answered. Until then it gives way to newer ones, and after Limits.Work.
+func (c *Conn) Working(yes bool) {
+	c.of.mu.Lock()
+	c.since = time.Now()
+	c.of.mu.Unlock()
+	c.set(&c.working, yes)
+}
+
+// Preferred tells whether places are kept for the connection's peer.
+func (c *Conn) Preferred() bool { return c.preferred }
 
 func (c *Conn) set(what *bool, yes bool) {
 	c.of.mu.Lock()
@@ -223,8 +320,8 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-func peerOf(c net.Conn) netip.Addr {
-	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+func addrOf(a net.Addr) netip.Addr {
+	if a, ok := a.(*net.TCPAddr); ok {
 		return a.AddrPort().Addr().Unmap()
 	}
 	return netip.Addr{}

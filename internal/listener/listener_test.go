@@ -39,8 +39,11 @@ type from struct {
 	addr string
 }
 
-func (f from) RemoteAddr() net.Addr {
-	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(f.addr), 9))
+func (f from) RemoteAddr() net.Addr { return tcp(f.addr) }
+func (f from) LocalAddr() net.Addr  { return tcp("10.1.1.1") }
+
+func tcp(addr string) net.Addr {
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(addr), 9))
 }
 
 // server is a limited listener whose connections are taken up at once.
@@ -139,19 +142,19 @@ func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
 		d := open(t, Limits{Total: 2, Opening: time.Hour})
 		var working []*client
 		for range 2 {
-			c := d.connect("10.0.0.1")
+			c := d.connect("127.0.0.1")
 			go func() { _, _ = c.near.Read(make([]byte, 1)) }()
 			_, _ = c.Write([]byte("x"))
 			working = append(working, c)
 		}
 		synctest.Wait()
-		late := d.connect("10.0.0.2")
+		late := d.connect("127.0.0.2")
 		if late.near != nil {
 			t.Fatal("taken up above the total")
 		}
 		expect(t, "one that waits", late.open(), true)
 		_ = working[0].near.Close()
-		if c := <-d.taken; c.peer != netip.MustParseAddr("10.0.0.2") {
+		if c := <-d.taken; c.peer != netip.MustParseAddr("127.0.0.2") {
 			t.Errorf("%s is taken up", c.peer)
 		}
 	})
@@ -162,19 +165,19 @@ func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 		d := open(t, Limits{Total: 2, Opening: time.Second})
 		var begun []*client
 		for range 2 {
-			c := d.connect("10.0.0.1")
+			c := d.connect("127.0.0.1")
 			go func() { _, _ = c.near.Read(make([]byte, 1)) }()
 			_, _ = c.Write([]byte("x"))
 			begun = append(begun, c)
 		}
 		synctest.Wait()
 		begun[0].near.Working(true)
-		late := d.connect("10.0.0.2")
+		late := d.connect("127.0.0.2")
 		if late.near != nil {
 			t.Fatal("taken up before the time for opening was over")
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // in a synctest bubble
-		if c := <-d.taken; c.peer != netip.MustParseAddr("10.0.0.2") {
+		if c := <-d.taken; c.peer != netip.MustParseAddr("127.0.0.2") {
 			t.Errorf("%s is taken up", c.peer)
 		}
 		expect(t, "what is at work", begun[0].open(), true)
@@ -185,8 +188,8 @@ func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 func TestAListenerEndsWhileOneWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 1})
-		d.connect("10.0.0.1").near.Working(true)
-		late := d.connect("10.0.0.2")
+		d.connect("127.0.0.1").near.Working(true)
+		late := d.connect("127.0.0.2")
 		if err := d.limited.Close(); err != nil {
 			t.Error(err)
 		}
@@ -197,7 +200,7 @@ func TestAListenerEndsWhileOneWaits(t *testing.T) {
 
 func TestOnlyLoopbackAddressesAreLocal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := open(t, Limits{Total: 10, LocalOnly: true})
+		d := open(t, Limits{Total: 10, Allowed: netip.Addr.IsLoopback})
 		for addr, want := range map[string]bool{
 			"127.0.0.1": true, "127.8.0.1": true, "::1": true, "::ffff:127.0.0.1": true,
 			"10.0.0.5": false, "169.254.1.1": false, "2001:db8::1": false, "::ffff:10.0.0.5": false,
@@ -213,6 +216,74 @@ func TestLoopbackHasNoLimitByPeer(t *testing.T) {
 		first := d.connect("127.0.0.1")
 		d.connect("127.0.0.1")
 		expect(t, "the first of two", first.open(), true)
+	})
+}
+
+// How places change hands between peers, when all of them are taken.
+func TestPlacesOfOthers(t *testing.T) {
+	const total = 4
+	hand := func(working bool, age time.Duration, addrs ...string) func(*server) []*client {
+		return func(d *server) (all []*client) {
+			for _, addr := range addrs {
+				c := d.connect(addr)
+				c.near.Working(working)
+				all = append(all, c)
+			}
+			time.Sleep(age) //nolint:forbidigo // in a synctest bubble
+			return all
+		}
+	}
+	const a, b, c, d, fresh, node = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.9"
+	for name, tt := range map[string]struct {
+		have   func(*server) []*client
+		comes  string
+		yields int // index of have; -1: the new one is closed
+	}{
+		"of the peer with most, though all work":         {hand(true, 0, a, b, b, b), fresh, 1},
+		"of no peer that has no more":                    {hand(true, 0, a, b, c, d), fresh, -1},
+		"nor of one that would have no more":             {hand(true, 0, a, a, b, c), b, -1},
+		"of one that has worked for long":                {hand(true, time.Second, a, b, c, d), fresh, 0},
+		"of one that is idle":                            {hand(false, 0, a, b, c, d), fresh, 0},
+		"not of an idle one for a peer that has as many": {hand(false, 0, a, b, c, d), a, 0}, // its own
+		"not for a peer that has more":                   {hand(true, time.Second, a, a, b, c), a, 0},
+		"not of idle ones for a peer that has more": {func(s *server) []*client {
+			return append(hand(false, 0, b, c)(s), hand(true, 0, a, a)(s)...)
+		}, a, -1},
+		"of anybody for the preferred":                      {hand(true, 0, a, b, c, d), node, 0},
+		"of the peer with most for the preferred":           {hand(true, 0, a, b, c, c), node, 2},
+		"of none but the preferred where these are all":     {hand(false, 0, node, node, node, node), fresh, -1},
+		"of an idle one of the preferred for the preferred": {hand(false, 0, node, node, node, node), node, 0},
+		"for this machine, by its own address":              {hand(true, 0, a, b, c, d), "10.1.1.1", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := open(t, Limits{Total: total, PerPeer: 3, Work: time.Second, Preferred: func(a netip.Addr) bool { return a.String() == node }})
+				have := tt.have(s)
+				expect(t, "the new one", s.connect(tt.comes).open(), tt.yields >= 0)
+				for i, c := range have {
+					expect(t, c.near.peer.String(), c.open(), i != tt.yields)
+				}
+			})
+		})
+	}
+}
+
+// Preferred peers wait for each other, for no longer than Work.
+func TestThePreferredWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, Limits{Total: 1, Work: time.Second})
+		first := d.connect("127.0.0.1")
+		first.near.Working(true)
+		late := d.connect("127.0.0.1")
+		if late.near != nil {
+			t.Fatal("taken up above the total")
+		}
+		begun := time.Now()
+		<-d.taken
+		if took := time.Since(begun); took > time.Second {
+			t.Errorf("taken up after %s", took)
+		}
+		expect(t, "what had worked for long", first.open(), false)
 	})
 }
 

@@ -280,7 +280,7 @@ func setupWebhook(mgr manager.Manager, env environment, policies *nicpolicy.Poli
 		return nil, nil
 	}
 	return webhook.Setup(mgr, webhook.Options{
-		Listener: listener, Namespace: cfg.LeaseNamespace, First: firstOf(cfg), Policies: policies,
+		Listener: listener, Clients: cfg.WebhookFrom, Namespace: cfg.LeaseNamespace, First: firstOf(cfg), Policies: policies,
 		Branches: hasBranches(cfg), Clock: clock.Real{}, Logger: env.log, Metrics: reviews,
 	})
 }

@@ -83,7 +83,7 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 		}
 		log.Info("serving", "flag", s.flag, "address", s.listener.Addr().String())
 		f.serving.Go(func() {
-			if err := web.Serve(ctx, s.listener, s.mux); err != nil {
+			if err := web.Serve(ctx, s.listener, s.mux, web.Options{}); err != nil {
 				log.Error("a web server ended", "flag", s.flag, "err", err)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -18,6 +19,8 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/web"
+	"github.com/berthnet/berth/internal/web/webtest"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -39,6 +42,22 @@ func TestAnswers(t *testing.T) {
 		close(hang)
 		if err := alive(t.Context()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// Pods that hold connections to an operator's metrics port at the node's address keep scrapes out
+// no more than what the node itself asks.
+func TestAttacksOnOperators(t *testing.T) {
+	node, scraper := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.5")
+	webtest.Try(t, func(*testing.T) webtest.Server {
+		fine := func(context.Context) error { return nil }
+		f := &front{ready: func(context.Context) error { return errStarting }, alive: fine}
+		mux := f.probes()
+		web.HandleMetrics(mux, prometheus.NewRegistry())
+		return webtest.Server{
+			At: node, Slow: "/startupz", Path: "/metrics", Honest: []netip.Addr{node, scraper},
+			Serve: func(ctx context.Context, l net.Listener) error { return web.Serve(ctx, l, mux, web.Options{}) },
 		}
 	})
 }

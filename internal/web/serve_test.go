@@ -24,7 +24,7 @@ func serving(t *testing.T, h http.Handler) string {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- Serve(t.Context(), l, h) }()
+	go func() { done <- Serve(t.Context(), l, h, Options{}) }()
 	t.Cleanup(func() {
 		if err := <-done; err != nil {
 			t.Error(err)

@@ -10,13 +10,15 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
 	"time"
 
 	"github.com/berthnet/berth/internal/listener"
 )
 
-// What one listener takes. A request is one of a few paths and has no body, its
-// answer some kilobytes; a scraper has one connection, and keeps it.
+// What one listener takes. A request is one of a few paths and has no body but where
+// Options.MaxBody says so, its answer some kilobytes; a scraper has one connection, and
+// keeps it.
 const (
 	// Connections is how many a listener has at a time: of its descriptors a
 	// program needs the others for its work.
@@ -28,6 +30,11 @@ const (
 	writeTimeout  = 20 * time.Second // from there to the end of the answer; probes take 5 s at most, start-up probes 19 s
 	idleTimeout   = time.Minute      // between requests
 	maxHeader     = 16 << 10         // bytes
+	// work is how long a connection is safe from others that want its place once its
+	// request is complete.
+	work = time.Second
+	// maxStreams is of one HTTP/2 connection, each of which costs a goroutine.
+	maxStreams = 64
 )
 
 // Listen listens on host:port. Empty, which turns the listener off, gives
@@ -43,42 +50,62 @@ func Listen(flag, address string) (net.Listener, error) {
 	return l, nil
 }
 
+// Options are what a server has besides its handler. The zero value is one whose requests
+// have no bodies.
+type Options struct {
+	// TLS is served where it is set, with HTTP/2.
+	TLS *tls.Config
+	// MaxBody is the size of a request's body in bytes. 0: requests with a body are refused.
+	MaxBody int
+	// Allowed and Preferred are those of listener.Limits.
+	Allowed, Preferred func(netip.Addr) bool
+}
+
 // Serve serves until ctx ends. A nil listener is one that is turned off. One at
 // a loopback address answers this machine's programs only, whatever packets
-// reach it.
-func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
+// reach it: a packet to 127.0.0.1 can come from a pod where the kernel's route_localnet
+// is on (ip-sysctl).
+func Serve(ctx context.Context, l net.Listener, h http.Handler, o Options) error {
 	if l == nil {
 		return nil
 	}
-	server := newServer(h, func(c net.Conn) *listener.Conn { return c.(*listener.Conn) })
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	return ended(server.Serve(limited(l)))
-}
-
-// ServeTLS is Serve with TLS, as a configuration has it, and HTTP/2.
-func ServeTLS(ctx context.Context, l net.Listener, h http.Handler, with *tls.Config) error {
-	if l == nil {
-		return nil
+	if OnLoopback(l) {
+		o.Allowed = netip.Addr.IsLoopback
 	}
-	server := newServer(h, func(c net.Conn) *listener.Conn { return c.(*tls.Conn).NetConn().(*listener.Conn) })
-	server.TLSConfig = with
-	server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // handshakes of whoever connects
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	return ended(server.ServeTLS(limited(l), "", ""))
-}
-
-func newServer(h http.Handler, below func(net.Conn) *listener.Conn) *http.Server {
-	return &http.Server{
-		Handler: h, MaxHeaderBytes: maxHeader,
+	limited := listener.Limit(l, listener.Limits{Total: Connections, PerPeer: perPeer, Work: work, Allowed: o.Allowed, Preferred: o.Preferred})
+	server := &http.Server{
+		Handler: &bodies{next: h, most: o.MaxBody}, MaxHeaderBytes: maxHeader,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
-		ConnState: func(c net.Conn, s http.ConnState) { below(c).Working(s == http.StateActive) },
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		// A request that is begun does not count as work: see bodies.
+		ConnState: func(c net.Conn, s http.ConnState) {
+			if s != http.StateActive {
+				below(c).Working(false)
+			}
+		},
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, below(c))
+		},
 	}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if o.TLS == nil {
+		return ended(server.Serve(limited))
+	}
+	server.TLSConfig = o.TLS
+	server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // handshakes of whoever connects
+	return ended(server.ServeTLS(limited, "", ""))
 }
 
-func limited(l net.Listener) net.Listener {
-	return listener.Limit(l, listener.Limits{Total: Connections, PerPeer: perPeer, LocalOnly: OnLoopback(l)})
+// connKey is by which a request's context has the listener's connection.
+type connKey struct{}
+
+// below is the listener's connection below one of a server.
+func below(c net.Conn) *listener.Conn {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	return c.(*listener.Conn)
 }
 
 // ended is nil for a server that was closed.

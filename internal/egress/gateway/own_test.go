@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -39,7 +40,8 @@ func TestOwnNamespace(t *testing.T) {
 	// That of lo is more than a tunnel can have.
 	err := ns.Netlink(ns.Path(name), func(h *netlink.Handle) error {
 		lo, err := h.LinkByName("lo")
-		return errors.Join(err, h.LinkSetMTU(lo, 1500))
+		via := &netlink.Route{LinkIndex: lo.Attrs().Index, Gw: net.IPv4(10, 1, 0, 1), Flags: int(netlink.FLAG_ONLINK)}
+		return errors.Join(err, h.LinkSetMTU(lo, 1500), h.LinkSetUp(lo), h.RouteAdd(via))
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -66,6 +68,9 @@ func asGateway(t *testing.T) {
 	}
 	defer k.Close()
 	own := netip.MustParseAddr("10.1.0.2")
+	if list, err := k.Routers(); err != nil || len(list) != 1 || list[0] != own.Prev() {
+		t.Errorf("routers %v, %v, want %s", list, err, own.Prev())
+	}
 	err = k.Apply(t.Context(), Setup{
 		Link: "lo", Addrs: []netip.Addr{own}, Port: 5555, Destinations: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},
 		Clients: []Client{{UID: "1", Addrs: []netip.Addr{own.Next()}}},

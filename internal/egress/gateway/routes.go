@@ -22,6 +22,25 @@ const (
 	returnMark  = 117
 )
 
+// Routers are the addresses that default routes of the main table lead through: on many networks one
+// of the pod's node.
+func (k *Kernel) Routers() (list []netip.Addr, err error) {
+	for _, of := range families {
+		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
+			return k.nl.RouteListFiltered(of, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list default routes: %w", err)
+		}
+		for _, r := range routes {
+			if a, ok := netip.AddrFromSlice(r.Gw); ok {
+				list = append(list, a.Unmap())
+			}
+		}
+	}
+	return list, nil
+}
+
 // returnRules adds the rules of a family that are not there.
 func (k *Kernel) returnRules(of int) error {
 	forwarded := netlink.NewRule()

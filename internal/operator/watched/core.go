@@ -121,6 +121,11 @@ func trimNode(in any) (any, error) {
 	if branches, ok := n.Status.Capacity[v1alpha1.ResourceBranches]; ok {
 		status.Capacity = corev1.ResourceList{v1alpha1.ResourceBranches: branches}
 	}
+	for _, a := range n.Status.Addresses { // of whoever asks the webhook
+		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
+			status.Addresses = append(status.Addresses, a)
+		}
+	}
 	spec := corev1.NodeSpec{ProviderID: n.Spec.ProviderID}
 	if OutOfService(n) {
 		spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}}

@@ -2,6 +2,7 @@ package watched
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -61,6 +62,15 @@ func TestSet(t *testing.T) {
 	second := &Kind{Object: &corev1.Node{}, List: func() client.ObjectList { return &corev1.NodeList{} }}
 	if _, err := Set(Nodes, second); err == nil || !strings.Contains(err.Error(), "Node") {
 		t.Errorf("a second declaration of Nodes: %v, want an error that names them", err)
+	}
+}
+
+// What is kept of a Node's addresses: those from which requests can come.
+func TestTrimNode(t *testing.T) {
+	inside, outside := corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "192.0.2.1"}
+	n := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{inside, {Type: corev1.NodeHostName, Address: "a"}, outside}}}
+	if _, err := trimNode(n); err != nil || !slices.Equal(n.Status.Addresses, []corev1.NodeAddress{inside, outside}) {
+		t.Errorf("addresses %v, %v", n.Status.Addresses, err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -27,7 +28,8 @@ type Ask func(ctx context.Context, to netip.AddrPort, pod string, addrs []netip.
 var errNoAnswer = errors.New("it does not answer")
 
 const (
-	// refusedAgain is how long after a refusal a gateway is asked again: its program starts.
+	// refusedAgain is how long after a refusal a gateway is asked again: its program starts, or
+	// has too many connections.
 	refusedAgain = 100 * time.Millisecond
 	// mutedFor is how long no ADD waits for a gateway that did not answer one: where nodes cannot
 	// reach pods, or the gateway's node is gone, pods need not wait each.
@@ -138,11 +140,12 @@ func (c *Clients) askFor(ctx context.Context, g attachment.EgressGateway, rec at
 	return err
 }
 
-// askAt asks at one address, again while it is refused.
+// askAt asks at one address, again while it is refused, or hung up on: a gateway that has many
+// connections closes some that wait (package web).
 func (c *Clients) askAt(ctx context.Context, to netip.AddrPort, rec attachment.Record) error {
 	for {
 		err := c.cfg.Ask(ctx, to, rec.Pod.UID, ownAddresses(rec))
-		if !refusedConnection(err) {
+		if !refusedConnection(err) && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
 			return err
 		}
 		select {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -98,6 +99,7 @@ func TestAwait(t *testing.T) {
 		"one does not answer":      {withGateways(false, slow, mute), most, []string{"mute"}},
 		"one that is not taken":    {withGateways(false, slow, other), 300 * time.Millisecond, nil},
 		"one starts":               {withGateways(false, taken("starting", "10.1.0.4")), 500 * time.Millisecond, nil},
+		"one hangs up":             {withGateways(false, taken("full", "10.1.0.6")), 500 * time.Millisecond, nil},
 		"one cannot tell":          {withGateways(false, taken("old", "10.1.0.5")), 0, []string{"old"}},
 		"by the Service":           {withGateways(true, other), most, []string{"other"}},
 		"by the Service, one ends": {withGateways(true, ending), 0, nil},
@@ -110,6 +112,8 @@ func TestAwait(t *testing.T) {
 				a.set("10.1.0.2", after(300*time.Millisecond))
 				a.set("10.1.0.4", refuses)
 				time.AfterFunc(450*time.Millisecond, func() { a.set("10.1.0.4", after(0)) })
+				a.set("10.1.0.6", func(context.Context) error { return fmt.Errorf("%w: %w", errNoAnswer, io.EOF) })
+				time.AfterFunc(450*time.Millisecond, func() { a.set("10.1.0.6", after(0)) })
 				a.set("10.1.0.5", func(context.Context) error { return errors.New("it answers 404: page not found") })
 				c := clients(t, newBook(), func(cfg *Config) { cfg.Ask = a.ask })
 				await := func() (time.Duration, error) {

@@ -151,8 +151,11 @@ func TestTemplateAdds(t *testing.T) {
 	env := map[string]string{}
 	for _, e := range pod.Containers[1].Env {
 		env[e.Name] = e.Value
+		if e.ValueFrom != nil {
+			env[e.Name] = e.ValueFrom.FieldRef.FieldPath
+		}
 	}
-	if env["BERTH_LOG_LEVEL"] != "debug" || env["BERTH_GRACE_PERIOD"] != "300s" || env["BERTH_FOU_PORT"] != "5556" || env["BERTH_EGRESS_NAME"] != "nat" {
+	if env["POD_IPS"] != "status.podIPs" || env["HOST_IPS"] != "status.hostIPs" || env["BERTH_LOG_LEVEL"] != "debug" || env["BERTH_GRACE_PERIOD"] != "300s" || env["BERTH_FOU_PORT"] != "5556" || env["BERTH_EGRESS_NAME"] != "nat" {
 		t.Errorf("env %v", env)
 	}
 	if len(pod.Containers[0].VolumeMounts) > 0 {

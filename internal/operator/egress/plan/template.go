@@ -164,7 +164,7 @@ func needed(egress string, s Settings, grace int64) *corev1.PodSpec {
 			Name: containerName, Image: s.Image, Command: []string{"/" + programName},
 			Env: []corev1.EnvVar{
 				{Name: "BERTH_EGRESS_NAME", Value: egress},
-				field("POD_NAME", "metadata.name"), field("POD_NAMESPACE", "metadata.namespace"), field("POD_UID", "metadata.uid"), field("POD_IPS", "status.podIPs"),
+				field("POD_NAME", "metadata.name"), field("POD_NAMESPACE", "metadata.namespace"), field("POD_UID", "metadata.uid"), field("POD_IPS", "status.podIPs"), field("HOST_IPS", "status.hostIPs"),
 				{Name: "BERTH_FOU_PORT", Value: strconv.Itoa(int(s.Port))},
 				{Name: "BERTH_METRICS_ADDRESS", Value: fmt.Sprintf(":%d", v1alpha1.EgressHealthPort)},
 				{Name: "BERTH_GRACE_PERIOD", Value: fmt.Sprintf("%ds", grace)},

@@ -14,6 +14,7 @@
 //	authority.go certificates of its own authority
 //	rotation.go  when there is a new authority, and which one signs
 //	keeper.go    the authorities' Secret, and whom the API server trusts
+//	clients.go   who may ask
 //	setup.go     serving
 //	metrics.go   the metrics
 //
@@ -22,6 +23,7 @@
 // MutatingWebhookConfiguration that package callers is about.
 //
 // +kubebuilder:rbac:groups="",namespace=kube-system,resources=secrets,resourceNames=berth-operator-webhook,verbs=get;patch
+// +kubebuilder:rbac:groups=discovery.k8s.io,namespace=default,resources=endpointslices,resourceNames=kubernetes,verbs=get
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=berth-ports,verbs=get;patch
 package webhook
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,6 +31,8 @@ const (
 const (
 	keyCerts = "ca.crt"
 	keyKeys  = "ca.key"
+	// keyClients is set by whoever has the API server show a certificate.
+	keyClients = "client-ca.crt"
 )
 
 const (
@@ -42,9 +45,9 @@ const (
 
 // store is where authorities are kept, and the API server told of them.
 type store interface {
-	// read is what there is, with a version by which write knows that it is what was
-	// read.
-	read(ctx context.Context) (certs, keys []byte, version string, err error)
+	// read is what there is by the keys of the Secret, with a version by which write knows
+	// that it is what was read.
+	read(ctx context.Context) (data map[string][]byte, version string, err error)
 	write(ctx context.Context, certs, keys []byte, version string) error
 	// trust has the API server trust certificates of some authorities.
 	trust(ctx context.Context, certs []byte) error
@@ -63,8 +66,9 @@ type keeper struct {
 
 	seen parsed // by run alone
 
-	mu      sync.Mutex // guards serving
+	mu      sync.Mutex // guards below
 	serving *tls.Certificate
+	trusted *x509.CertPool // of clients; nil: they need no certificate
 }
 
 // parsed is what was read last, and what it says.
@@ -94,6 +98,28 @@ func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		return nil, errors.New("the webhook has no certificate yet")
 	}
 	return k.serving, nil
+}
+
+// clients is the authority of clients' certificates; nil: they need none.
+func (k *keeper) clients() *x509.CertPool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.trusted
+}
+
+// require has clients show a certificate of an authority, if there is one. After an error
+// nobody has such a certificate.
+func (k *keeper) require(authority []byte) (err error) {
+	var pool *x509.CertPool
+	if len(authority) > 0 {
+		if pool = x509.NewCertPool(); !pool.AppendCertsFromPEM(authority) {
+			err = fmt.Errorf("secret %s: %s: expected certificates in PEM; nobody is answered", SecretName, keyClients)
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.trusted = pool
+	return err
 }
 
 // errUnfilled is that of a Secret which no operator that leads has filled in yet. Where all
@@ -132,12 +158,15 @@ func (k *keeper) run(ctx context.Context) error {
 // keep looks once.
 func (k *keeper) keep(ctx context.Context) error {
 	now := k.clock.Now()
-	certs, secret, version, err := k.store.read(ctx)
+	data, version, err := k.store.read(ctx)
 	if err != nil {
 		return err
 	}
+	if err := k.require(data[keyClients]); err != nil {
+		return err
+	}
 	leads := k.leads()
-	list, err := k.authorities(certs, secret)
+	list, err := k.authorities(data[keyCerts], data[keyKeys])
 	if err != nil && !leads {
 		return err
 	}
@@ -207,12 +236,12 @@ type objects struct {
 	mutates   bool // there is a MutatingWebhookConfiguration too
 }
 
-func (o objects) read(ctx context.Context) (certs, keys []byte, version string, err error) {
+func (o objects) read(ctx context.Context) (data map[string][]byte, version string, err error) {
 	s := &corev1.Secret{}
 	if err := o.live.Get(ctx, client.ObjectKey{Namespace: o.namespace, Name: SecretName}, s); err != nil {
-		return nil, nil, "", fmt.Errorf("read the webhook's authorities: %w", err)
+		return nil, "", fmt.Errorf("read the webhook's authorities: %w", err)
 	}
-	return s.Data[keyCerts], s.Data[keyKeys], s.ResourceVersion, nil
+	return s.Data, s.ResourceVersion, nil
 }
 
 func (o objects) write(ctx context.Context, certs, keys []byte, version string) error {

@@ -23,16 +23,17 @@ type memory struct {
 	mu  sync.Mutex // guards the rest
 
 	certs, keys []byte
+	clients     []byte // the authority of their certificates
 	version     int
 	trusted     []byte // by the API server
 	fail        error  // of every call
 	writes      int
 }
 
-func (m *memory) read(context.Context) (certs, keys []byte, version string, err error) {
+func (m *memory) read(context.Context) (data map[string][]byte, version string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.certs, m.keys, fmt.Sprint(m.version), m.fail
+	return map[string][]byte{keyCerts: m.certs, keyKeys: m.keys, keyClients: m.clients}, fmt.Sprint(m.version), m.fail
 }
 
 func (m *memory) write(_ context.Context, certs, keys []byte, version string) error {

@@ -15,8 +15,10 @@ var (
 	famChecks  = metric.New("berth_operator_webhook_certificate_checks_total", "counter", "Looks at the webhook's authorities and, by the operator that leads, at whom the API server trusts, by result: success or error.", "result")
 )
 
+var famRefused = metric.New("berth_operator_webhook_refused_connections_total", "counter", "Connections to the webhook that were refused, since they came neither from the API server nor from a node, nor from an address in --webhook-clients.")
+
 // Families are the metrics, for the page that documents them.
-var Families = []metric.Family{famReviews, famReview, famExpiry, famChecks}
+var Families = []metric.Family{famReviews, famReview, famExpiry, famChecks, famRefused}
 
 // reviewBuckets are seconds: the API server waits for no longer than the last but one
 // (timeoutSeconds of the chart's webhook configurations).
@@ -44,11 +46,12 @@ type Metrics struct {
 	reviews *prometheus.CounterVec
 	review  *prometheus.HistogramVec
 	checks  *prometheus.CounterVec
+	refused prometheus.Counter
 }
 
 // NewMetrics makes metrics that are not registered.
 func NewMetrics() *Metrics {
-	m := &Metrics{famReviews.Counter(), famReview.Histogram(reviewBuckets), famChecks.Counter()}
+	m := &Metrics{famReviews.Counter(), famReview.Histogram(reviewBuckets), famChecks.Counter(), famRefused.Counter().WithLabelValues()}
 	judged := []string{outcomeAllowed, outcomeWarned, outcomeRefused, outcomeError}
 	for resource, outcomes := range map[string][]string{
 		ofPods: judged, ofPodNICs: judged, ofBranches: {outcomeAllowed, outcomeChanged, outcomeError},
@@ -67,7 +70,7 @@ func NewMetrics() *Metrics {
 
 // Collectors are to be registered.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.reviews, m.review, m.checks}
+	return []prometheus.Collector{m.reviews, m.review, m.checks, m.refused}
 }
 
 func (m *Metrics) reviewed(resource, outcome string, took time.Duration) {

@@ -30,18 +30,23 @@ const (
 
 // Options are what the webhook is set up with.
 type Options struct {
-	Listener  net.Listener // closed by the manager's end; nil: no webhook
-	Namespace string       // the operator's own
-	First     podnic.First // of pods with NICs
-	Branches  bool         // pods are made to ask for branch interfaces
-	Policies  Policies     // by which pods are made to ask for NICs; nil: by none
+	Listener  net.Listener   // closed by the manager's end; nil: no webhook
+	Clients   []netip.Prefix // may ask beside the API server and nodes
+	Namespace string         // the operator's own
+	First     podnic.First   // of pods with NICs
+	Branches  bool           // pods are made to ask for branch interfaces
+	Policies  Policies       // by which pods are made to ask for NICs; nil: by none
 	Clock     clock.Clock
 	Logger    *slog.Logger
 	Metrics   *Metrics // nil: nothing is counted
 }
 
-// Setup has a manager serve the webhook, leading or not. It needs a cache of VPCs and
-// of Namespaces' metadata. It returns what Prometheus reads besides Options.Metrics.
+// maxReview is the size of a request in bytes, that of two objects as large as the API server
+// takes them (controller-runtime has the same).
+const maxReview = 7 << 20
+
+// Setup has a manager serve the webhook, leading or not. It needs a cache of VPCs, of Nodes
+// and of Namespaces' metadata. It returns what Prometheus reads besides Options.Metrics.
 func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	if o.Listener == nil {
 		return nil, nil
@@ -80,14 +85,25 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 		}
 		mux.Handle("POST "+path, hook)
 	}
+	from := &clients{
+		servers: serversOf(mgr.GetAPIReader()), nodes: nodesOf(mgr.GetClient()), also: o.Clients, authority: k.clients,
+		clock: o.Clock, log: o.Logger, metrics: o.Metrics,
+	}
 	serve := func(ctx context.Context) error {
-		err := web.ServeTLS(ctx, o.Listener, mux, &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: k.certificate})
+		err := web.Serve(ctx, o.Listener, mux, serving(k.certificate, from))
 		if err != nil {
 			return fmt.Errorf("webhook: %w", err)
 		}
 		return nil
 	}
-	return []prometheus.Collector{expiry{k}}, errors.Join(mgr.Add(always(serve)), mgr.Add(always(k.run)))
+	return []prometheus.Collector{expiry{k}}, errors.Join(mgr.Add(always(serve)), mgr.Add(always(k.run)), mgr.Add(always(from.run)))
+}
+
+// serving is how requests of clients are served, with a certificate.
+func serving(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error), from *clients) web.Options {
+	with := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: certificate}
+	with.GetConfigForClient = from.handshake(with.Clone())
+	return web.Options{TLS: with, MaxBody: maxReview, Preferred: from.preferred}
 }
 
 // names are those by which the API server may know this operator: its Service, and,

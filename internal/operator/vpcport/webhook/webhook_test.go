@@ -52,10 +52,14 @@ func serve(t *testing.T) (end func(), all []prometheus.Collector) {
 func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watched.Kind, more ...func(manager.Manager, *webhook.Options) error) (end func(), all []prometheus.Collector) {
 	t.Helper()
 	cfg := harness.OperatorConfigOf(t, r)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.OK(t, err)
+	l := o.Listener
+	if l == nil {
+		var err error
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+		harness.OK(t, err)
+	}
 	askAt(t, r, l.Addr())
-	kinds, err = watched.Set(kinds...)
+	kinds, err := watched.Set(append(kinds, watched.Nodes)...)
 	harness.OK(t, err)
 	mgr, err := controllers.Manager(cfg, kinds)
 	harness.OK(t, err)

@@ -1,0 +1,116 @@
+package web
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/berthnet/berth/internal/listener"
+)
+
+const (
+	// bodyTimeout is how long a body may take from its request's header to its last byte.
+	bodyTimeout = 2 * time.Second
+	// allBodies bounds the bodies in memory, in bytes: those that are read and those
+	// whose requests are being answered. Peers that are not preferred may have half.
+	allBodies = 64 << 20
+	firstRead = 8 << 10 // bytes of memory that a body has first; it doubles
+)
+
+// bodies hands requests on once their bodies have come, and from then on has the connection
+// count as at work: whoever begins a request and does not end it holds no place. Bodies that
+// are not expected, too large or late are refused at once.
+type bodies struct {
+	next http.Handler
+	most int          // bytes of one
+	held atomic.Int64 // bytes of all
+}
+
+var (
+	errUnexpectedBody = errors.New("the request has a body, expected none")
+	errLargeBody      = errors.New("the request's body is too large")
+	errManyBodies     = errors.New("the bodies of other requests take all memory that there is for them")
+)
+
+// ServeHTTP implements http.Handler.
+func (b *bodies) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	conn := r.Context().Value(connKey{}).(*listener.Conn)
+	held, err := b.read(w, r, conn.Preferred())
+	defer func() { b.held.Add(-int64(held)) }()
+	until := time.Time{} // a handler may take longer than the body
+	if err != nil {
+		until = time.Unix(1, 0) // what is left of the body is not waited for
+	}
+	if e := http.NewResponseController(w).SetReadDeadline(until); err == nil && e != nil {
+		err = fmt.Errorf("end the time for the request: %w", e)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), statusOf(err))
+		return
+	}
+	conn.Working(true)
+	b.next.ServeHTTP(w, r)
+}
+
+func statusOf(err error) int {
+	switch {
+	case errors.Is(err, errLargeBody):
+		return http.StatusRequestEntityTooLarge
+	case errors.Is(err, errManyBodies):
+		return http.StatusServiceUnavailable
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return http.StatusRequestTimeout
+	}
+	return http.StatusBadRequest
+}
+
+// read puts a request's body into memory, and tells how many bytes of allBodies it holds,
+// also after an error.
+func (b *bodies) read(w http.ResponseWriter, r *http.Request, preferred bool) (held int, err error) {
+	if r.ContentLength == 0 {
+		return 0, nil
+	}
+	if b.most == 0 || r.Method == http.MethodGet || r.Method == http.MethodHead {
+		return 0, errUnexpectedBody
+	}
+	if r.ContentLength > int64(b.most) {
+		return 0, fmt.Errorf("%w: expected %d bytes at most", errLargeBody, b.most)
+	}
+	if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)); err != nil {
+		return 0, fmt.Errorf("bound the time for the body: %w", err)
+	}
+	limit := int64(allBodies)
+	if !preferred {
+		limit /= 2
+	}
+	var data []byte
+	for {
+		if len(data) == cap(data) {
+			more := max(firstRead, cap(data))
+			held += more
+			if b.held.Add(int64(more)) > limit {
+				return held, errManyBodies
+			}
+			data = slices.Grow(data, more)
+		}
+		n, err := r.Body.Read(data[len(data):cap(data)])
+		data = data[:len(data)+n]
+		if len(data) > b.most {
+			return held, fmt.Errorf("%w: expected %d bytes at most", errLargeBody, b.most)
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return held, fmt.Errorf("read the request's body: %w", err)
+		}
+	}
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(data)), int64(len(data))
+	return held, nil
+}
