@@ -129,7 +129,13 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	denied(t, c.Get(t.Context(), client.ObjectKeyFromObject(mine), &v1alpha1.VPC{}), "vpcs")
 	denied(t, patch(t, c, others, `{"spec":{"allowedNamespaces":{"names":["*"]}}}`), "vpcs")
 	denied(t, c.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "neutron"}, &corev1.Secret{}), "secrets")
+	harness.OK(t, patch(t, admin, db, `{"metadata":{"finalizers":["berth.dev/port","example.com/mine"]}}`)) // as the operator has it
 	harness.OK(t, c.Delete(t.Context(), db))
+	for _, finalizers := range []string{`null`, `["example.com/mine"]`} {
+		forbidden(t, patch(t, c, db, `{"metadata":{"finalizers":`+finalizers+`}}`), "metadata.finalizers: berth-operator takes berth.dev/port away once the port is given back")
+	}
+	harness.OK(t, patch(t, c, db, `{"metadata":{"finalizers":["berth.dev/port"]}}`)) // the user's own
+	harness.OK(t, patch(t, admin, db, `{"metadata":{"finalizers":null}}`))
 	policy := nicPolicy(namespace)
 	harness.OK(t, c.Create(t.Context(), policy))
 	harness.OK(t, patch(t, c, policy, `{"spec":{"subnet":"subnet-1"}}`))
