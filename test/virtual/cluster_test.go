@@ -82,7 +82,7 @@ func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
 	c.program = &program{t: t, name: "berth-operator", launch: c.launch, moved: func(*world) {}}
 	c.api = apifake.New(slices.Concat(egressKinds, []apifake.Kind{
 		core("nodes", "Node", false), core("namespaces", "Namespace", false), core("pods", "Pod", true), core("events", "Event", true),
-		apifake.Kind{GroupVersionKind: schema.GroupVersionKind{Group: "events.k8s.io", Version: "v1", Kind: "Event"}, Resource: "events"},
+		{GroupVersionKind: schema.GroupVersionKind{Group: "events.k8s.io", Version: "v1", Kind: "Event"}, Resource: "events"},
 		berth("nodenetworks", "NodeNetwork", true), berth("nodenetworktemplates", "NodeNetworkTemplate", true),
 		berth("vpcs", "VPC", true), namespaced("podnics", "PodNIC", true), namespaced("nicpolicies", "NICPolicy", true),
 		berth("addresspools", "AddressPool", true), berth("addressblocks", "AddressBlock", false), berth("blockrequests", "BlockRequest", true),
