@@ -210,11 +210,9 @@ func inPodNICs(list []v1alpha1.PodNIC) (all, active []string, err error) {
 		if o.DeletionTimestamp != nil {
 			return nil, nil, fmt.Errorf("PodNIC %s is there still: %+v", o.Name, o.Status)
 		}
-		pod, says, ok := "", o.Status.Node, false
-		switch {
-		case o.Status.Pod == nil:
-			ok = o.Spec.Pod == nil && o.Status.Phase == v1alpha1.PhaseCreated
-		default:
+		pod, says := "", o.Status.Node
+		ok := o.Spec.Pod == nil && o.Status.Phase == v1alpha1.PhaseCreated
+		if o.Status.Pod != nil {
 			pod = o.Status.Pod.Name
 			ok = o.Status.Phase == v1alpha1.PhaseActive && says != nil && says.State == v1alpha1.NodePlugged && says.PortID == o.Status.PortID
 		}
