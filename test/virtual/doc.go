@@ -9,7 +9,9 @@
 //	node_test.go       a node whose daemon is halted and started again
 //	cluster_test.go    a control plane whose operator is halted and started again
 //	pods_test.go       what a runtime asks of the daemon, and who has which address
-//	nics_test.go       pods with NICs: port mode and warm branches
+//	nics_test.go       pods with NICs, and what must be true of them at rest
+//	ports_test.go      port mode
+//	branches_test.go   warm branches
 //	rest_test.go       what must be true at rest
 //	failpoints_test.go the failpoints, each in turn
 //	egress_test.go     those of egress: Egresses, gateways and pods that use them

@@ -40,7 +40,7 @@ var (
 	poolOperator     = named("operator.pool.")
 	portDaemon       = slices.Concat(named("port.", "daemon.nics."), ofDaemon)
 	portOperator     = named("operator.port.")
-	// Of warm branches, and with which one is taken, marked and given back.
+	// The steps of the warm pool, and those that take a branch from it, tag it and delete it.
 	warmOperator = named("operator.warm.", "operator.port.record.", "operator.port.change.", "operator.port.delete.")
 )
 

@@ -18,7 +18,7 @@ type pods struct {
 	node *node
 	// object makes or removes the Pod of a pod; nil: there is no API server.
 	object func(name string, exists bool) error
-	// describe has an ADD tell what a runtime knows of a pod; nil: its name is all.
+	// describe adds to an ADD what a runtime knows of a pod besides its name; nil: nothing.
 	describe func(r *rpc.AddRequest) error
 	cooling  time.Duration // of addresses
 	// ready has the Pod of a pod say that it is ready, with addresses in CIDR form; nil: nobody does.
