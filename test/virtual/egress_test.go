@@ -99,7 +99,9 @@ func newEgressUsers(c *cluster, n *node) *egressUsers {
 	}
 	ctx := u.t.Context()
 	check(u.t, u.admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "internet"}}))
-	check(u.t, patch(u.t, u.admin.Patch, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, inMetadata(map[string]any{"labels": map[string]any{"team": "shop"}})))
+	check(u.t, patch(u.t, u.admin.Patch, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, inMetadata(map[string]any{
+		"labels": map[string]any{"team": "shop"}, "annotations": map[string]any{v1alpha1.AnnotationEgressSelectableFrom: "internet"},
+	})))
 	n.pods.object, n.pods.describe, n.pods.ready, n.askGateway = u.object, u.describe, u.ready, u.ask
 	return u
 }
