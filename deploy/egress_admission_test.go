@@ -36,6 +36,13 @@ func withTemplate(name, spec string) *v1alpha1.Egress {
 	return e
 }
 
+// selecting is an Egress that selects pods of namespaces.
+func selecting(name string, namespaces *metav1.LabelSelector) *v1alpha1.Egress {
+	e := egress(name)
+	e.Spec.Clients = &v1alpha1.EgressClientSelector{NamespaceSelector: namespaces}
+	return e
+}
+
 // egressClient is one as the operator makes it for a pod of default on node-1.
 func egressClient(pod string) *v1alpha1.EgressClient {
 	return &v1alpha1.EgressClient{
@@ -83,6 +90,9 @@ func applyEgressPolicies(t *testing.T) {
 		},
 		"templates": func() error {
 			return other.Create(t.Context(), withTemplate("probe", `{"hostPID":true}`), client.DryRunAll)
+		},
+		"selectors": func() error {
+			return other.Create(t.Context(), selecting("probe", &metav1.LabelSelector{}), client.DryRunAll)
 		},
 		"who poses": func() error {
 			return other.Create(t.Context(), &corev1.Pod{

@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -159,5 +161,77 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 		if got := get[rbacv1.ClusterRole](t, deploy.PortMode, "ClusterRole", name); got.Labels["rbac.authorization.k8s.io/"+label] != "true" {
 			t.Errorf("%s has the labels %v", name, got.Labels)
 		}
+	}
+}
+
+// Who edits a namespace has its Egresses select pods of other namespaces only as their Namespaces, or that of the
+// Egress, say, which nobody writes by that role. A selector of all namespaces an administrator must have allowed.
+func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
+	applyEgressPolicies(t)
+	const namespace = "team-e"
+	admin := harness.KubeClient(t)
+	objects, err := deploy.Render(egressRelease)
+	harness.OK(t, err)
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects.Of("ClusterRole")))
+	clients := map[string]client.Client{}
+	for role := range roles {
+		clients[role] = user(t, role, namespace)
+		for _, name := range []string{"berth-egresses-view", "berth-egresses-edit"} { // as Kubernetes' controller adds them up
+			harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &rbacv1.RoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role + ":" + name},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: role + "-of-" + namespace}},
+			})))
+		}
+	}
+	here := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	grant := func(value string) {
+		harness.OK(t, patch(t, admin, here, `{"metadata":{"labels":{"berth.dev/egress-may-select":`+value+`}}}`))
+	}
+	grant("null")
+	in := func(name string, namespaces *metav1.LabelSelector) *v1alpha1.Egress {
+		e := selecting(name, namespaces)
+		e.Namespace, e.Spec.Destinations = namespace, []string{"0.0.0.0/1", "128.0.0.0/1"}
+		e.Spec.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"containers":[{"name":"tap","image":"tap"}]}`)}}
+		return e
+	}
+	expression := func(key string, operator metav1.LabelSelectorOperator, values ...string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: key, Operator: operator, Values: values}}}
+	}
+	const why = "spec.clients.namespaceSelector: selects namespaces without bounds: add matchLabels, or a matchExpression with the operator In, or have a cluster administrator label namespace team-e with berth.dev/egress-may-select=true"
+	for role, c := range clients {
+		own := in("own-"+role, nil)
+		own.Spec.Clients.PodSelector = &metav1.LabelSelector{}
+		harness.Eventually(t, limit, "the role holds", func() error { return c.Create(t.Context(), own) })
+		for what, s := range map[string]*metav1.LabelSelector{
+			"all": {}, "all with a name": expression("kubernetes.io/metadata.name", "Exists"), "all but one": expression("kubernetes.io/metadata.name", "NotIn", "a"),
+			"all without a label": expression("no-such-label", "DoesNotExist"),
+		} {
+			if err := c.Create(t.Context(), in("taps", s)); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
+				t.Errorf("%s, %s: got %v", role, what, err)
+			}
+		}
+		forbidden(t, patch(t, c, own, `{"spec":{"clients":{"namespaceSelector":{}}}}`), why)
+		named := in("named-"+role, expression("kubernetes.io/metadata.name", "In", "shop"))
+		harness.OK(t, c.Create(t.Context(), named))
+		harness.OK(t, patch(t, c, named, `{"spec":{"clients":{"namespaceSelector":{"matchLabels":{"team":"shop"},"matchExpressions":null}}}}`))
+		for _, namespace := range []*corev1.Namespace{here, {ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceDefault}}} {
+			denied(t, patch(t, c, namespace, `{"metadata":{"labels":{"berth.dev/egress-may-select":"true"}}}`), "namespaces")
+			denied(t, patch(t, c, namespace, `{"metadata":{"annotations":{"berth.dev/egress-selectable-from":"team-e"}}}`), "namespaces")
+		}
+		denied(t, c.Create(t.Context(), selecting("mine", nil)), "egresses")
+
+		grant(`"true"`)
+		all := in("all-"+role, &metav1.LabelSelector{})
+		harness.Eventually(t, limit, "the grant is known", func() error { return c.Create(t.Context(), all) })
+		grant("null")
+		harness.Eventually(t, limit, "the grant is gone", func() error {
+			if err := c.Create(t.Context(), in("taps", &metav1.LabelSelector{}), client.DryRunAll); !apierrors.IsForbidden(err) {
+				return fmt.Errorf("it is allowed still: %w", err)
+			}
+			return nil
+		})
+		harness.OK(t, patch(t, c, all, `{"spec":{"replicas":2}}`)) // one of before
+		forbidden(t, patch(t, c, all, `{"spec":{"clients":{"podSelector":{"matchLabels":{"a":"b"}}}}}`), why)
 	}
 }

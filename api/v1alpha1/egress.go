@@ -108,7 +108,11 @@ type EgressSpec struct {
 	// +optional
 	TunnelTo EgressTunnelTo `json:"tunnelTo,omitempty"`
 
-	// Clients selects pods that use this Egress without an annotation. Not set: none.
+	// Clients selects pods that use this Egress without an annotation. Not set: none. Pods of
+	// another namespace only where that consents by its annotation
+	// berth.dev/egress-selectable-from, or where the Egress's namespace has the label
+	// berth.dev/egress-may-select: "true"; never those of system namespaces. Of the Egresses of a
+	// namespace without that label the 32 oldest select pods.
 	// +optional
 	Clients *EgressClientSelector `json:"clients,omitempty"`
 
@@ -274,7 +278,7 @@ type EgressGateway struct {
 const (
 	ConditionAvailable    = "Available"    // a gateway is ready
 	ConditionServiceReady = "ServiceReady" // the Service and what else belongs to the Egress are as asked for
-	ConditionClientsReady = "ClientsReady" // no pod is kept from being a client that would be one, and none waits
+	ConditionClientsReady = "ClientsReady" // no pod and no namespace is kept from being a client that would be one, and none waits
 )
 
 // The reasons of Available and ServiceReady.
@@ -300,6 +304,13 @@ const (
 	// gateway: packets are forwarded in its network namespace, which the pod, without
 	// privileges, cannot have by itself. The operator sets it.
 	AnnotationEgressGateway = "berth.dev/egress-gateway"
+	// AnnotationEgressSelectableFrom on a Namespace is its consent: it names the namespaces,
+	// separated by commas, whose Egresses may select its pods (spec.clients); "*" is all of them.
+	// Roles in a namespace do not let anybody write it.
+	AnnotationEgressSelectableFrom = "berth.dev/egress-selectable-from"
+	// LabelEgressMaySelect with the value "true" on a Namespace is an administrator's grant: its
+	// Egresses may select pods of all namespaces but system namespaces, without their consent.
+	LabelEgressMaySelect = "berth.dev/egress-may-select"
 )
 
 // EgressPort is the UDP port of Foo-over-UDP, of gateways and clients, unless the settings

@@ -58,6 +58,14 @@ type EgressClientSpec struct {
 	// +optional
 	Egresses []EgressReference `json:"egresses,omitempty"`
 
+	// Selected are those of egresses, as namespace/name, that select the pod and that it does
+	// not name. The node sets them up only while the pod's namespace lets them.
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=317
+	// +optional
+	Selected []string `json:"selected,omitempty"`
+
 	// Refused are those that it would be a client of and may not, and why.
 	// +listType=map
 	// +listMapKey=namespace

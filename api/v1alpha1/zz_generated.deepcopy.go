@@ -757,6 +757,11 @@ func (in *EgressClientSpec) DeepCopyInto(out *EgressClientSpec) {
 		*out = make([]EgressReference, len(*in))
 		copy(*out, *in)
 	}
+	if in.Selected != nil {
+		in, out := &in.Selected, &out.Selected
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Refused != nil {
 		in, out := &in.Refused, &out.Refused
 		*out = make([]EgressRefusal, len(*in))

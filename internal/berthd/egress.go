@@ -19,7 +19,7 @@ func (n *node) openEgress() (*egress.Clients, error) {
 		}
 	}
 	return egress.New(egress.Config{
-		NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, Kernel: n.deps.Egress(n.cfg.SysctlDir), Ask: n.deps.AskGateway,
+		NodeName: n.cfg.NodeName, Namespace: n.cfg.Namespace, Kubeconfig: n.cfg.Kubeconfig, Kernel: n.deps.Egress(n.cfg.SysctlDir), Ask: n.deps.AskGateway,
 		Port: uint16(n.cfg.EgressPort), ClusterNetworks: n.clusterNetworks(), ProbeInterval: n.cfg.EgressProbeInterval, Full: full,
 		Clock: n.clock, Logger: n.log, Observer: egress.NewMetrics(n.metrics.Registry),
 	})

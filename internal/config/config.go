@@ -36,6 +36,7 @@ const (
 type Config struct {
 	// Node
 	NodeName    string
+	Namespace   string // of berthd's pod; empty out of a cluster
 	ClusterName string
 	StateDir    string
 	Socket      string
@@ -197,6 +198,7 @@ func (c Config) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogLeve
 func (c *Config) finish(unknown []string, effective []introspect.Setting) []error {
 	c.Unknown, c.Effective = unknown, effective
 	c.IMDSEndpoint = imdsURL(c.IMDSEndpoint, c.IMDSMode)
+	c.Namespace = ownNamespace()
 	if c.NodeName == "" {
 		c.NodeName, _ = os.Hostname()
 	}

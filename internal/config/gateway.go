@@ -5,8 +5,6 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -56,8 +54,7 @@ func GatewaySettings() []Setting { return gatewayTable(&Gateway{}) }
 func (g *Gateway) finish(unknown []string, effective []introspect.Setting) []error {
 	g.Unknown, g.Effective = unknown, effective
 	if g.Namespace == "" {
-		text, _ := os.ReadFile(inClusterNamespace) // not there out of a cluster
-		g.Namespace = strings.TrimSpace(string(text))
+		g.Namespace = ownNamespace()
 	}
 	return wrongTogether([]contradiction{
 		{g.Namespace == "", "--namespace is empty: expected the namespace of the Egress"},

@@ -92,8 +92,11 @@ func NewOperatorLoader(flags *pflag.FlagSet) *Loader[Operator] {
 	return newLoader(flags, o, operatorTable(o), o.finish)
 }
 
-// inClusterNamespace is where Kubernetes tells a pod its namespace.
-const inClusterNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+// ownNamespace is what Kubernetes tells a pod of its namespace; empty out of a cluster.
+func ownNamespace() string {
+	text, _ := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+	return strings.TrimSpace(string(text))
+}
 
 // finish fills in what is not set and finds what is wrong with settings together.
 func (o *Operator) finish(unknown []string, effective []introspect.Setting) []error {
@@ -103,8 +106,7 @@ func (o *Operator) finish(unknown []string, effective []introspect.Setting) []er
 		o.PodName, _ = os.Hostname()
 	}
 	if o.LeaseNamespace == "" {
-		text, _ := os.ReadFile(inClusterNamespace) // not there out of a cluster
-		o.LeaseNamespace = cmp.Or(strings.TrimSpace(string(text)), "kube-system")
+		o.LeaseNamespace = cmp.Or(ownNamespace(), "kube-system")
 	}
 	return o.contradictions()
 }

@@ -28,7 +28,7 @@ import (
 // that (by docs/egress.md, and not by the product's planners), and what contradicts.
 type egressView struct {
 	egresses   map[string]*v1alpha1.Egress // by namespace/name
-	namespaces map[string]labels.Set
+	namespaces map[string]*corev1.Namespace
 	objects    map[string]*corev1.Pod             // by UID
 	clients    map[string]*v1alpha1.EgressClient  // by namespace/name
 	slices     []v1alpha1.EgressClientSlice       // all
@@ -77,7 +77,7 @@ func key(o client.Object) types.NamespacedName { return client.ObjectKeyFromObje
 
 func (l *Lab) viewEgress(ctx context.Context) (*egressView, error) {
 	v := &egressView{
-		egresses: map[string]*v1alpha1.Egress{}, namespaces: map[string]labels.Set{}, objects: map[string]*corev1.Pod{},
+		egresses: map[string]*v1alpha1.Egress{}, namespaces: map[string]*corev1.Namespace{}, objects: map[string]*corev1.Pod{},
 		clients: map[string]*v1alpha1.EgressClient{}, gateways: map[string][]*corev1.Pod{}, pods: map[string]*node.Pod{},
 		uses: map[string][]*v1alpha1.Egress{}, refused: map[string]map[string]string{}, served: map[string]map[string][]netip.Addr{},
 	}
@@ -91,8 +91,8 @@ func (l *Lab) viewEgress(ctx context.Context) (*egressView, error) {
 	for i := range egresses.Items {
 		v.egresses[key(&egresses.Items[i]).String()] = &egresses.Items[i]
 	}
-	for _, n := range namespaces.Items {
-		v.namespaces[n.Name] = n.Labels
+	for i := range namespaces.Items {
+		v.namespaces[namespaces.Items[i].Name] = &namespaces.Items[i]
 	}
 	for i := range clients.Items {
 		v.clients[key(&clients.Items[i]).String()] = &clients.Items[i]
@@ -165,6 +165,25 @@ func selects(e *v1alpha1.Egress, namespace string, has labels.Set, pod labels.Se
 	return some, some && matches(of.PodSelector, pod, true)
 }
 
+// systemNamespaces are those whose pods no Egress of another namespace selects.
+var systemNamespaces = []string{"kube-system", "kube-public", "kube-node-lease"}
+
+// consents tells whether Egresses of a namespace may select pods of another one, by what both say.
+func consents(of, to *corev1.Namespace) bool {
+	if of.Name == to.Name {
+		return true
+	}
+	if slices.Contains(systemNamespaces, of.Name) {
+		return false
+	}
+	for _, name := range strings.Split(of.Annotations[v1alpha1.AnnotationEgressSelectableFrom], ",") {
+		if name = strings.TrimSpace(name); name == "*" || name == to.Name {
+			return true
+		}
+	}
+	return to.Labels[v1alpha1.LabelEgressMaySelect] == "true"
+}
+
 // allows tells whether pods of a namespace may name an Egress.
 func allows(e *v1alpha1.Egress, namespace string, has labels.Set) bool {
 	a := e.Spec.AllowedNamespaces
@@ -180,30 +199,14 @@ func (v *egressView) decide(p *corev1.Pod) {
 	if p.Spec.NodeName == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return
 	}
-	uid, has := string(p.UID), v.namespaces[p.Namespace]
+	uid := string(p.UID)
 	refs, invalid := named(p)
 	refused := map[string]string{}
 	for _, ref := range invalid {
 		refused[ref] = v1alpha1.EgressInvalid
 	}
-	var first, then []*v1alpha1.Egress
-	wanted := len(refs)+len(invalid) > 0
-	for _, ref := range slices.Sorted(maps.Keys(v.egresses)) {
-		e := v.egresses[ref]
-		some, selected := selects(e, p.Namespace, has, p.Labels)
-		wanted = wanted || some && !p.Spec.HostNetwork
-		if !slices.Contains(refs, ref) {
-			if selected {
-				then = append(then, e)
-			}
-			continue
-		}
-		if !selected && !allows(e, p.Namespace, has) {
-			refused[ref] = v1alpha1.EgressNotAllowed
-			continue
-		}
-		first = append(first, e)
-	}
+	ranks, selected := v.ranked(p, refs, refused)
+	wanted := len(refs)+len(invalid) > 0 || selected && !p.Spec.HostNetwork
 	if !wanted {
 		return
 	}
@@ -219,19 +222,47 @@ func (v *egressView) decide(p *corev1.Pod) {
 		}
 		return
 	}
-	v.use(uid, first, then)
+	v.use(uid, ranks)
 }
 
-// use has a pod use those of its Egresses that do not overlap: the ones that it names before the others,
-// of each the older ones first.
-func (v *egressView) use(uid string, first, then []*v1alpha1.Egress) {
+// ranked are the Egresses that a pod may use: those that it names, those of its own namespace that select it, and
+// those of others. It tells whether any may select pods of the namespace, and adds those that refuse the pod.
+func (v *egressView) ranked(p *corev1.Pod, refs []string, refused map[string]string) (ranks [3][]*v1alpha1.Egress, selected bool) {
+	of := v.namespaces[p.Namespace]
+	for _, ref := range slices.Sorted(maps.Keys(v.egresses)) {
+		e := v.egresses[ref]
+		some, it := selects(e, p.Namespace, of.Labels, p.Labels)
+		may := consents(of, v.namespaces[e.Namespace])
+		selected = selected || some && may
+		switch {
+		case slices.Contains(refs, ref) && !it && !allows(e, p.Namespace, of.Labels):
+			refused[ref] = v1alpha1.EgressNotAllowed
+		case slices.Contains(refs, ref):
+			ranks[0] = append(ranks[0], e)
+		case it && e.Namespace == p.Namespace:
+			ranks[1] = append(ranks[1], e)
+		case it && may:
+			ranks[2] = append(ranks[2], e)
+		}
+	}
+	return ranks, selected
+}
+
+// use has a pod use those of its Egresses that do not overlap: the ones that it names before those of its own
+// namespace, and these before others, of each the older ones first. None takes a part of one before.
+func (v *egressView) use(uid string, ranks [3][]*v1alpha1.Egress) {
 	older := func(a, b *v1alpha1.Egress) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	}
-	slices.SortStableFunc(first, older)
-	slices.SortStableFunc(then, older)
-	for _, e := range append(first, then...) {
-		if slices.ContainsFunc(v.uses[uid], func(o *v1alpha1.Egress) bool { return overlap(e, o) }) {
+	rank := map[*v1alpha1.Egress]int{}
+	for i, of := range ranks {
+		slices.SortStableFunc(of, older)
+		for _, e := range of {
+			rank[e] = i
+		}
+	}
+	for _, e := range slices.Concat(ranks[:]...) {
+		if slices.ContainsFunc(v.uses[uid], func(o *v1alpha1.Egress) bool { return overlap(e, o, rank[o] < rank[e]) }) {
 			v.refused[uid][key(e).String()] = v1alpha1.EgressOverlaps
 			continue
 		}
@@ -255,10 +286,12 @@ func destinations(e *v1alpha1.Egress) (out []netip.Prefix) {
 	return out
 }
 
-func overlap(a, b *v1alpha1.Egress) bool {
-	for _, p := range destinations(a) {
-		for _, q := range destinations(b) {
-			if p.Overlaps(q) && (p.Bits() == 0) == (q.Bits() == 0) {
+// overlap tells whether a pod that uses one Egress cannot use another one besides; weaker tells that it takes
+// no part of the destinations of that.
+func overlap(e, used *v1alpha1.Egress, weaker bool) bool {
+	for _, p := range destinations(e) {
+		for _, q := range destinations(used) {
+			if p.Overlaps(q) && ((p.Bits() == 0) == (q.Bits() == 0) || weaker && p.Bits() > 0) {
 				return true
 			}
 		}
@@ -316,7 +349,18 @@ func (v *egressView) checkStatus(ref string, running []*Gateway) {
 	}
 	is(v1alpha1.ConditionServiceReady, true)
 	is(v1alpha1.ConditionAvailable, *e.Spec.Replicas > 0)
-	is(v1alpha1.ConditionClientsReady, refused == 0)
+	is(v1alpha1.ConditionClientsReady, refused == 0 && !v.missesConsent(e))
+}
+
+// missesConsent tells whether an Egress selects a namespace that could consent, and does not.
+func (v *egressView) missesConsent(e *v1alpha1.Egress) bool {
+	for _, n := range v.namespaces {
+		some, _ := selects(e, n.Name, n.Labels, nil)
+		if some && !consents(n, v.namespaces[e.Namespace]) && !slices.Contains(systemNamespaces, n.Name) {
+			return true
+		}
+	}
+	return false
 }
 
 // checkClients compares EgressClients with the pods that need one.

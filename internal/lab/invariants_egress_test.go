@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -10,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -18,11 +18,14 @@ import (
 
 func viewOf(egresses ...*v1alpha1.Egress) *egressView {
 	v := &egressView{
-		egresses: map[string]*v1alpha1.Egress{}, namespaces: map[string]labels.Set{"shop": {"team": "red"}}, pods: map[string]*node.Pod{},
+		egresses: map[string]*v1alpha1.Egress{}, namespaces: map[string]*corev1.Namespace{}, pods: map[string]*node.Pod{},
 		uses: map[string][]*v1alpha1.Egress{}, refused: map[string]map[string]string{}, served: map[string]map[string][]netip.Addr{},
 	}
 	for _, e := range egresses {
 		v.egresses[key(e).String()] = e
+	}
+	for name, annotations := range map[string]map[string]string{"shop": {v1alpha1.AnnotationEgressSelectableFrom: "x, gate"}, "closed": nil, "gate": nil} {
+		v.namespaces[name] = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"team": "red"}, Annotations: annotations}}
 	}
 	return v
 }
@@ -52,6 +55,7 @@ func TestWhoUsesWhichEgress(t *testing.T) {
 		egressAt("net", 2, open, "0.0.0.0/0"), egressAt("dc", 3, open, "203.0.113.0/24"), egressAt("host", 1, red, "203.0.113.8/32"), egressAt("own", 0, nil, "192.0.2.0/24"),
 	}
 	for what, tt := range map[string]struct {
+		namespace  string // shop if empty
 		annotation string
 		labels     map[string]string
 		phase      corev1.PodPhase
@@ -61,6 +65,8 @@ func TestWhoUsesWhichEgress(t *testing.T) {
 	}{
 		"none":           {uses: "[]"},
 		"selected":       {labels: map[string]string{"tier": "web"}, uses: "[host]"},
+		"no consent":     {namespace: "closed", labels: map[string]string{"tier": "web"}, unknown: true, uses: "[]"},
+		"part of net":    {annotation: "net", labels: map[string]string{"tier": "web"}, uses: "[net]", refused: map[string]string{"gate/host": "Overlaps"}},
 		"named":          {annotation: "net, dc", uses: "[net dc]"},
 		"named is first": {annotation: "dc", labels: map[string]string{"tier": "web"}, uses: "[dc]", refused: map[string]string{"gate/host": "Overlaps"}},
 		"not allowed":    {annotation: "own,net", uses: "[net]", refused: map[string]string{"gate/own": "NotAllowed"}},
@@ -71,7 +77,7 @@ func TestWhoUsesWhichEgress(t *testing.T) {
 		"ended":          {annotation: "net", phase: corev1.PodFailed, unknown: true, uses: "[]"},
 	} {
 		v := viewOf(all...)
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p", UID: "u", Labels: tt.labels}, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: tt.phase}}
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: cmp.Or(tt.namespace, "shop"), Name: "p", UID: "u", Labels: tt.labels}, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: tt.phase}}
 		if tt.annotation != "" {
 			p.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + "gate": tt.annotation}
 		}

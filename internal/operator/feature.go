@@ -321,7 +321,7 @@ func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gate
 	if err != nil {
 		return part{}, err
 	}
-	pods, err := clients.Setup(mgr, clients.Options{Clock: clock.Real{}, Logger: env.log, Metrics: members})
+	pods, err := clients.Setup(mgr, clients.Options{Namespace: cfg.LeaseNamespace, Clock: clock.Real{}, Logger: env.log, Metrics: members})
 	if err != nil {
 		return part{}, err
 	}

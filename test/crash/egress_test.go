@@ -99,10 +99,13 @@ func newEgressUsers(ctx context.Context, r *round, l *lab.Lab) (*egressUsers, er
 		if err := u.kube.Create(ctx, n); client.IgnoreAlreadyExists(err) != nil {
 			return nil, fmt.Errorf("create namespace %s: %w", name, err)
 		}
-		patch := map[string]any{"metadata": map[string]any{"labels": map[string]any{"team": nil}}}
+		annotations := map[string]any{v1alpha1.AnnotationEgressSelectableFrom: "*"}
 		if slices.Contains(gatewayNamespaces, name) {
-			patch["metadata"].(map[string]any)["annotations"] = map[string]string{v1alpha1.AnnotationPool: gatewayPool}
+			annotations[v1alpha1.AnnotationPool] = gatewayPool
 		}
+		patch := map[string]any{"metadata": map[string]any{
+			"labels": map[string]any{"team": nil, v1alpha1.LabelEgressMaySelect: nil}, "annotations": annotations,
+		}}
 		if err := u.patch(ctx, n, patch); err != nil {
 			return nil, err
 		}
@@ -142,7 +145,10 @@ func (u *egressUsers) change(ctx context.Context, dice *rand.Rand, n *node.Node)
 	default:
 		name := clientNamespaces[dice.IntN(len(clientNamespaces))]
 		o := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		return "label a namespace", u.patch(ctx, o, map[string]any{"metadata": map[string]any{"labels": map[string]any{"team": one(dice, "red", "blue", "")}}})
+		return "change a namespace", u.patch(ctx, o, map[string]any{"metadata": map[string]any{
+			"labels":      map[string]any{"team": one(dice, "red", "blue", ""), v1alpha1.LabelEgressMaySelect: one(dice, "true", "")},
+			"annotations": map[string]any{v1alpha1.AnnotationEgressSelectableFrom: one(dice, "", "gate-1", "gate-2", "gate-1, gate-2", "*")},
+		}})
 	}
 }
 
@@ -216,7 +222,9 @@ func selector(dice *rand.Rand) *v1alpha1.EgressClientSelector {
 	case 1:
 		return &v1alpha1.EgressClientSelector{NamespaceSelector: matches("team", one(dice, "red", "blue"))}
 	case 2:
-		return &v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{}, PodSelector: matches("tier", one(dice, "web", "db"))}
+		return &v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+			{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: append([]string{metav1.NamespaceSystem}, clientNamespaces...)},
+		}}, PodSelector: matches("tier", one(dice, "web", "db"))}
 	default:
 		return &v1alpha1.EgressClientSelector{PodSelector: matches("tier", "web")}
 	}

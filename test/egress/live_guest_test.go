@@ -35,7 +35,7 @@ import (
 // looks at the packets of these pods, none of which is started again.
 func TestLive(t *testing.T) {
 	s := &scene{tell(t, "live", selects)}
-	harness.OK(t, s.lab.Kube.CreateNamespace(s.ctx(), s.selected(), nil))
+	harness.OK(t, s.lab.Kube.CreateNamespace(s.ctx(), s.selected(), map[string]string{v1alpha1.AnnotationEgressSelectableFrom: s.key.Namespace}))
 	named := s.client(s.lab.Nodes()[0], "cart")
 	plain := s.add(1, "till", node.PodOptions{Namespace: s.selected()})
 	t.Cleanup(func() {
@@ -148,6 +148,10 @@ func changeClients(s *scene, _, plain *node.Pod) {
 	s.label(podOf(plain), "out", "")
 	s.asItself(plain, outside...)
 	s.label(podOf(plain), "out", "gateway")
+	s.byGateways(plain, outside...)
+	s.consents("another")
+	s.asItself(plain, outside...)
+	s.consents(s.key.Namespace)
 	s.byGateways(plain, outside...)
 	s.label(namespace, "team", "")
 	s.asItself(plain, outside...)

@@ -136,6 +136,13 @@ func (s *scene) label(o client.Object, key, value string) {
 	harness.OK(s.t, s.lab.Kube.Client.Patch(s.ctx(), o, client.RawPatch(types.MergePatchType, []byte(body))))
 }
 
+// consents has the namespace of pods that the Egress selects let Egresses of a namespace do so.
+func (s *scene) consents(to string) {
+	s.t.Helper()
+	body := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationEgressSelectableFrom, to)
+	harness.OK(s.t, s.lab.Kube.Client.Patch(s.ctx(), namespaceOf(s.selected()), client.RawPatch(types.MergePatchType, []byte(body))))
+}
+
 // annotate names Egresses in a running pod's annotation; none takes it away.
 func (s *scene) annotate(p *node.Pod, names string) {
 	s.t.Helper()

@@ -99,7 +99,9 @@ func newEgressUsers(c *cluster, n *node) *egressUsers {
 	}
 	ctx := u.t.Context()
 	check(u.t, u.admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "internet"}}))
-	check(u.t, patch(u.t, u.admin.Patch, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, inMetadata(map[string]any{"labels": map[string]any{"team": "shop"}})))
+	check(u.t, patch(u.t, u.admin.Patch, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, inMetadata(map[string]any{
+		"labels": map[string]any{"team": "shop"}, "annotations": map[string]any{v1alpha1.AnnotationEgressSelectableFrom: "internet"},
+	})))
 	n.pods.object, n.pods.describe, n.pods.ready, n.askGateway = u.object, u.describe, u.ready, u.ask
 	return u
 }
@@ -111,8 +113,9 @@ func inMetadata(fields map[string]any) map[string]any { return map[string]any{"m
 func (u *egressUsers) exercise() {
 	u.t.Helper()
 	pods := &u.n.pods
-	u.make("nat", v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0", "::/0"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}})
-	u.make("dc", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24", "2001:db8::/48"}, Clients: &v1alpha1.EgressClientSelector{
+	// What a pod names may be a part of what selects it; the other way round it would be refused.
+	u.make("nat", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24", "2001:db8::/48"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}})
+	u.make("dc", v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0", "::/0"}, Clients: &v1alpha1.EgressClientSelector{
 		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}}, PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "pay"}},
 	}})
 	u.scale("nat", 1)

@@ -3,8 +3,10 @@
 // daemon, which must know whether to wait for the decision, both use it, so that they
 // agree. It is pure: values in, values and errors out.
 //
-//	named.go    the annotations
-//	selector.go spec.clients of an Egress
+//	named.go     the annotations
+//	selector.go  spec.clients of an Egress
+//	consent.go   which namespaces let Egresses of others select their pods
+//	selectors.go the selectors of all Egresses, and which of them count
 package membership
 
 import (

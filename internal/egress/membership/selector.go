@@ -56,3 +56,14 @@ func (s Selector) Namespace(name string, has map[string]string) bool {
 func (s Selector) Pod(has map[string]string) bool {
 	return s.pods != nil && s.pods.Matches(labels.Set(has))
 }
+
+// ByLabels tells whether it depends on labels of namespaces.
+func (s Selector) ByLabels() bool { return s.namespaces != nil }
+
+// same tells whether two select the same pods.
+func (s Selector) same(o Selector) bool {
+	equal := func(a, b labels.Selector) bool {
+		return (a == nil) == (b == nil) && (a == nil || a.String() == b.String())
+	}
+	return s.own == o.own && equal(s.namespaces, o.namespaces) && equal(s.pods, o.pods)
+}

@@ -61,8 +61,9 @@ func egressReady(ctx context.Context, s *stage) (string, error) {
 	if err := s.lab.Kube.CreateNamespace(ctx, gatewayNamespace, map[string]string{"berth.dev/pool": lab.GatewayPool}); err != nil {
 		return "", err
 	}
+	consent := map[string]map[string]string{"bank": {v1alpha1.AnnotationEgressSelectableFrom: gatewayNamespace}}
 	for _, name := range append([]string{"stranger"}, egressClients...) {
-		if err := s.lab.Kube.CreateNamespace(ctx, name, nil); err != nil {
+		if err := s.lab.Kube.CreateNamespace(ctx, name, consent[name]); err != nil {
 			return "", err
 		}
 	}

@@ -187,7 +187,7 @@ func trimEgressPod(in any) (any, error) {
 func trimNamespace(in any) (any, error) {
 	if o, ok := in.(*metav1.PartialObjectMetadata); ok {
 		labels := o.Labels
-		o.ObjectMeta = annotated(o.ObjectMeta, v1alpha1.AnnotationPool, v1alpha1.AnnotationVPC)
+		o.ObjectMeta = annotated(o.ObjectMeta, v1alpha1.AnnotationPool, v1alpha1.AnnotationVPC, v1alpha1.AnnotationEgressSelectableFrom)
 		o.Labels = labels
 	}
 	return in, nil

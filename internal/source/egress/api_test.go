@@ -210,11 +210,27 @@ func TestLifeOfAClient(t *testing.T) {
 	m.edit(of, map[string]any{"egresses": []v1alpha1.EgressReference{refTo(nat), refTo(web)}})
 	rec = m.follow(rec, "it is a client of another besides", func(e *attachment.Egress) bool { return len(e.Egresses) == 2 })
 	m.says(of, v1alpha1.EgressClientSetUp, 2)
+
+	// The operator says that one selects it, and whether it may its namespace says.
+	patch := func(o client.Object, body string) {
+		t.Helper()
+		harness.OK(t, m.API.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body))))
+	}
+	consents := func(to string) {
+		t.Helper()
+		patch(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: sourcetest.Namespace}}, `{"metadata":{"annotations":{"berth.dev/egress-selectable-from":`+to+`}}}`)
+	}
+	patch(web, `{"spec":{"clients":{"namespaceSelector":{"matchLabels":{"team":"a"}}}}}`)
+	m.edit(of, map[string]any{"selected": []string{"internet/web"}})
+	rec = m.follow(rec, "its namespace does not let the other", func(e *attachment.Egress) bool { return len(e.Egresses) == 1 })
+	consents(`"internet"`)
+	rec = m.follow(rec, "its namespace lets it", func(e *attachment.Egress) bool { return len(e.Egresses) == 2 })
+	m.says(of, v1alpha1.EgressClientSetUp, 2)
 	m.Failed(rec, fmt.Errorf("no memory"))
 	if n := m.says(of, v1alpha1.EgressClientFailed, 2).Status.Node; n.Reason != reasonFailed || n.Message != "no memory" {
 		t.Errorf("it says %+v", n)
 	}
-	m.edit(of, map[string]any{"egresses": nil, "refused": []v1alpha1.EgressRefusal{{Namespace: "internet", Name: "nat", Reason: "NotFound", Message: "there is none", Named: true}}})
+	m.edit(of, map[string]any{"egresses": nil, "selected": nil, "refused": []v1alpha1.EgressRefusal{{Namespace: "internet", Name: "nat", Reason: "NotFound", Message: "there is none", Named: true}}})
 	rec = m.follow(rec, "it is a client no more", func(e *attachment.Egress) bool { return e == nil || len(e.Egresses) == 0 })
 	if n := m.says(of, v1alpha1.EgressClientSetUp, 0).Status.Node; n.Reason+n.Message != "" {
 		t.Errorf("it says %+v", n)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/egress/membership"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -21,9 +22,9 @@ const firstInterface = "eth0"
 type book struct {
 	members    map[types.NamespacedName]member                        // EgressClients of this node
 	targets    map[types.NamespacedName]target                        // Egresses
-	selecting  map[types.NamespacedName]bool                          // those that may select pods
+	selectors  membership.Selectors                                   // of pods that use Egresses without naming them
 	users      map[types.NamespacedName]map[types.NamespacedName]bool // EgressClients in members, by the names of Egresses
-	namespaces map[string]map[string]string                           // labels, by name
+	namespaces map[string]membership.Namespace                        // by name
 	silent     map[use]silentOnes                                     // gateways that do not answer while others do
 	muted      map[string]time.Time                                   // gateways, by UID, for which no ADD waits until then
 	listed     map[string]bool                                        // what the API server told of, by what is watched
@@ -59,10 +60,11 @@ type held struct {
 	before []v1alpha1.EgressReference
 }
 
-func newBook() *book {
+// newBook is empty. berthNamespace is Berth's own, empty if it is not known.
+func newBook(berthNamespace string) *book {
 	return &book{
-		members: map[types.NamespacedName]member{}, targets: map[types.NamespacedName]target{}, selecting: map[types.NamespacedName]bool{},
-		users: map[types.NamespacedName]map[types.NamespacedName]bool{}, namespaces: map[string]map[string]string{}, silent: map[use]silentOnes{}, muted: map[string]time.Time{},
+		members: map[types.NamespacedName]member{}, targets: map[types.NamespacedName]target{}, selectors: membership.NewSelectors(berthNamespace),
+		users: map[types.NamespacedName]map[types.NamespacedName]bool{}, namespaces: map[string]membership.Namespace{}, silent: map[use]silentOnes{}, muted: map[string]time.Time{},
 		listed: map[string]bool{}, trouble: map[string]error{}, pods: map[types.NamespacedName]*local{}, waiters: map[attachment.Key]*waiter{},
 		unsaid: map[types.NamespacedName]bool{}, said: map[types.UID]saying{},
 	}
@@ -119,11 +121,9 @@ func (b *book) unlist(m member) {
 func (b *book) putTarget(t target) (senseless error) {
 	before, had := b.targets[t.name]
 	b.targets[t.name] = t
-	delete(b.selecting, t.name)
-	if t.selector.Any() {
-		b.selecting[t.name] = true
+	if now, differs := b.selectors.With(membership.Ref(t.name), t.created, t.selector); differs {
+		b.setSelectors(t.name.Namespace, now)
 	}
-	b.wakeSelected(before, t)
 	if !had || !before.same(t) {
 		b.touchUsers(t.name)
 	}
@@ -133,10 +133,15 @@ func (b *book) putTarget(t target) (senseless error) {
 	return nil
 }
 
-// wakeSelected has ADDs look again whose pods an Egress may select no more.
-func (b *book) wakeSelected(before, now target) {
-	if before.selector.Any() || now.selector.Any() {
-		b.wakeAll()
+// setSelectors takes in that Egresses of a namespace select otherwise, or may no more or may now.
+// Pods that use one of them and ADDs that wait are looked at again.
+func (b *book) setSelectors(namespace string, now membership.Selectors) {
+	before := b.selectors
+	b.selectors = now
+	was, is := before.Active(namespace), now.Active(namespace)
+	b.wakeAll()
+	for _, ref := range slices.Concat(was, is) {
+		b.touchUsers(types.NamespacedName(ref))
 	}
 }
 
@@ -147,9 +152,47 @@ func (b *book) dropTarget(name types.NamespacedName, uid types.UID) {
 		return
 	}
 	delete(b.targets, name)
-	delete(b.selecting, name)
-	b.wakeSelected(t, target{})
+	if now, differs := b.selectors.Without(membership.Ref(name)); differs {
+		b.setSelectors(name.Namespace, now)
+	}
 	b.touchUsers(name)
+}
+
+// putNamespace takes a state of a Namespace.
+func (b *book) putNamespace(n membership.Namespace) {
+	before, had := b.namespaces[n.Name]
+	if b.namespaces[n.Name] = n; had && before.Same(n) {
+		return
+	}
+	if b.selectors.Granted(n.Name) != n.Granted() {
+		b.setSelectors(n.Name, b.selectors.Granting(n.Name, n.Granted()))
+	}
+	for pod := range b.pods {
+		if pod.Namespace == n.Name {
+			b.touch(pod)
+		}
+	}
+	b.wakeAll()
+}
+
+// dropNamespace takes that a Namespace is no more.
+func (b *book) dropNamespace(name string) {
+	delete(b.namespaces, name)
+	b.selectors = b.selectors.Granting(name, false)
+}
+
+// uses are the Egresses of an EgressClient that the node goes by: not those of which the operator says
+// that they select the pod where the pod's namespace, as it is known here, does not let them. What is not
+// known is the operator's word: whether the pod names an Egress, and which labels it has.
+func (b *book) uses(m member) []use {
+	n, known := b.namespaces[m.name.Namespace]
+	if len(m.selected) == 0 || !known || !b.isListed() {
+		return m.uses
+	}
+	return slices.DeleteFunc(slices.Clone(m.uses), func(u use) bool {
+		_, there := b.find(u)
+		return there && m.selected[u.name] && !b.selectors.Selects(membership.Ref(u.name), n)
+	})
 }
 
 // find is the Egress that is named, if it is known and usable.
@@ -170,7 +213,7 @@ func nameOf(pod attachment.Pod) types.NamespacedName {
 
 // scene is what the egress of a pod follows from that has some.
 func (b *book) scene(m member, has *attachment.Egress) scene {
-	return scene{pod: m.pod, uses: m.uses, find: b.find, silent: func(u use) silentOnes { return b.silent[u] }, has: has}
+	return scene{pod: m.pod, uses: b.uses(m), find: b.find, silent: func(u use) silentOnes { return b.silent[u] }, has: has}
 }
 
 // wanted is what a ready attachment is to have by now, and whether it has something else.
@@ -256,7 +299,7 @@ func (b *book) isListed() bool {
 func (b *book) gateways() map[use][]gateway {
 	out := map[use][]gateway{}
 	for _, m := range b.members {
-		for _, u := range m.uses {
+		for _, u := range b.uses(m) {
 			if _, seen := out[u]; seen {
 				continue
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/egress"
+	"github.com/berthnet/berth/internal/egress/membership"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -37,13 +38,40 @@ func memberOf(i int, uses ...use) member {
 
 // known is a book of an API server that told all.
 func known(targets ...target) *book {
-	b := newBook()
+	b := newBook("berth-system")
 	b.listed = map[string]bool{egressClients: true, egresses: true, namespaces: true}
-	b.namespaces[sourcetest.Namespace] = map[string]string{"team": "a"}
+	b.putNamespace(namespace("internet"))
 	for _, t := range targets {
 		_ = b.putTarget(t)
 	}
 	return b
+}
+
+// namespace is the one of pods, which consents to Egresses of others.
+func namespace(consents string) membership.Namespace {
+	return membership.Namespace{
+		Name: sourcetest.Namespace, Labels: map[string]string{"team": "a"},
+		Annotations: map[string]string{v1alpha1.AnnotationEgressSelectableFrom: consents},
+	}
+}
+
+// granted has a book know that Egresses of namespace internet may select pods of all others.
+func granted(b *book) *book {
+	b.putNamespace(membership.Namespace{Name: "internet", Labels: map[string]string{v1alpha1.LabelEgressMaySelect: "true"}})
+	return b
+}
+
+// consenting has a book know to which namespaces' Egresses pods' own consents.
+func consenting(to string, b *book) *book {
+	b.putNamespace(namespace(to))
+	return b
+}
+
+// bySelector is the EgressClient of pod 1 of which the operator says that Egress nat selects it.
+func bySelector() member {
+	m := memberOf(1, useNamed("nat"))
+	m.selected = map[types.NamespacedName]bool{useNamed("nat").name: true}
+	return m
 }
 
 // naming is a pod that names Egresses of namespace internet.
@@ -70,10 +98,21 @@ func TestDecide(t *testing.T) {
 	other := memberOf(1, use{useNamed("nat").name, "of-the-one-before"})
 	senseless := object("nat", 1)
 	senseless.Spec.Destinations = []string{"x"}
-	unlisted, late, away, unknownNamespace := newBook(), newBook(), newBook(), known(selecting("a"))
+	unlisted, late, away, unknownNamespace, unknownToo := newBook(""), newBook(""), newBook(""), known(selecting("a")), known(selecting("a"))
+	many := func() *book {
+		b := known(selecting("a"))
+		for i := range membership.MaxSelecting {
+			o := object(fmt.Sprintf("older-%d", i), 1)
+			o.CreationTimestamp = metav1.Unix(-1e11, 0)
+			o.Spec.Clients = &v1alpha1.EgressClientSelector{PodSelector: &metav1.LabelSelector{}}
+			_ = b.putTarget(readEgress(o))
+		}
+		return b
+	}
 	late.late = true
 	away.trouble[egresses] = errors.New("connection refused")
-	delete(unknownNamespace.namespaces, sourcetest.Namespace)
+	unknownNamespace.dropNamespace(sourcetest.Namespace)
+	unknownToo.dropNamespace(sourcetest.Namespace)
 	with := func(b *book, m member) *book { b.putMember(m); return b }
 	gateway := sourcetest.Request(1)
 	gateway.Wish.Annotations = map[string]string{v1alpha1.AnnotationEgressGateway: "true"}
@@ -100,6 +139,14 @@ func TestDecide(t *testing.T) {
 		"annotation that cannot be":             {b: known(nat), req: naming(1, "Nat"), refused: "egress-annotation", says: "metadata.annotations[egress.berth.dev/internet]"},
 		"may be selected":                       {b: known(selecting("a")), req: sourcetest.Request(1), waits: "no-egressclient", says: "Egress internet/nat selects pods of the namespace"},
 		"selects other namespaces":              {b: known(selecting("b")), req: sourcetest.Request(1), has: -1},
+		"no consent":                            {b: consenting("", known(selecting("a"))), req: sourcetest.Request(1), has: -1},
+		"no consent, the operator says one":     {b: with(consenting("dmz", known(selecting("a"))), bySelector()), req: sourcetest.Request(1), has: -1},
+		"no consent, and it is named":           {b: with(consenting("", known(selecting("a"))), memberOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
+		"no consent, by a grant":                {b: granted(consenting("", known(selecting("a")))), req: sourcetest.Request(1), waits: "no-egressclient"},
+		"one of too many":                       {b: many(), req: sourcetest.Request(1), has: -1},
+		"one of too many, with a grant":         {b: granted(many()), req: sourcetest.Request(1), waits: "no-egressclient"},
+		"selected, and it consents":             {b: with(known(selecting("a")), bySelector()), req: sourcetest.Request(1), has: 1},
+		"selected, namespace not known":         {b: with(unknownToo, bySelector()), req: sourcetest.Request(1), has: 1},
 		"selected":                              {b: with(known(selecting("a")), memberOf(1, useNamed("nat"))), req: sourcetest.Request(1), has: 1},
 		"may be selected, and is not":           {b: with(known(selecting("a")), memberOf(1)), req: sourcetest.Request(1), has: -1},
 		"namespace not known yet":               {b: unknownNamespace, req: sourcetest.Request(1), waits: "starting", says: "namespace ns"},
@@ -212,6 +259,59 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 	}
 	b.silence(map[use]silentOnes{useNamed("web"): {"gw-0005": true}})
 	is("a gateway of another of the name is silent", 2, 3)
+}
+
+// An Egress that selects a running pod is taken from it, and given back, as its namespace and that
+// of the Egress say, whatever the operator says meanwhile; one that it names is not.
+func TestConsentWhilePodsRun(t *testing.T) {
+	b := known(selecting("a"))
+	b.putMember(bySelector())
+	b.putMember(memberOf(2, useNamed("nat")))
+	recs := map[int]attachment.Record{}
+	for i, req := range map[int]source.Request{1: sourcetest.Request(1), 2: naming(2, "nat")} {
+		rec := record(i)
+		rec.Egress = b.decide(req).egress
+		b.setUp(rec)
+		recs[i] = rec
+	}
+	has := func(what string, want int) {
+		t.Helper()
+		if !b.news {
+			t.Errorf("%s: nobody is to look", what)
+		}
+		b.news = false
+		for i, n := range map[int]int{1: want, 2: 1} {
+			rec := recs[i]
+			if got, differ := b.wanted(rec); differ {
+				rec.Egress = got
+				b.setUp(rec)
+				recs[i] = rec
+			}
+			if got := len(recs[i].Egress.Egresses); got != n {
+				t.Errorf("%s: pod %d has %d Egresses, want %d", what, i, got, n)
+			}
+		}
+		b.news = false
+	}
+	b.news = true
+	has("it consents", 1)
+	b.putNamespace(namespace("dmz"))
+	has("it consents to others", 0)
+	granted(b)
+	has("an administrator lets them", 1)
+	b.putNamespace(membership.Namespace{Name: "internet"})
+	has("and lets them no more", 0)
+	b.putNamespace(namespace("*"))
+	has("it consents to all", 1)
+	_ = b.putTarget(selecting("b"))
+	has("it selects others", 0)
+	_ = b.putTarget(selecting("a"))
+	has("it selects this one again", 1)
+	if _ = b.putTarget(selecting("a")); b.news {
+		t.Error("one that is as it was is looked at")
+	}
+	b.dropTarget(useNamed("nat").name, "")
+	has("it is gone, and its pods' packets go no other way", 1)
 }
 
 // Before the API server has told what there is, nothing is taken from a pod.

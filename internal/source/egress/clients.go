@@ -21,6 +21,7 @@ import (
 // Config says what egress is made of.
 type Config struct {
 	NodeName   string // of this node's Node
+	Namespace  string // Berth's own; empty: it is not known
 	Kubeconfig string // empty: in the cluster
 	Kernel     Kernel
 
@@ -95,7 +96,7 @@ func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
 	return &Clients{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
 		report: retry.NewSignal(), news: retry.NewSignal(), probed: retry.NewSignal(),
-		book: newBook(), clusterNetworks: cfg.ClusterNetworks,
+		book: newBook(cfg.Namespace), clusterNetworks: cfg.ClusterNetworks,
 	}, nil
 }
 

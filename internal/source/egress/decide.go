@@ -42,7 +42,7 @@ func (b *book) decide(req source.Request) verdict {
 			return v
 		}
 	}
-	for _, u := range m.uses {
+	for _, u := range b.uses(m) {
 		if _, ok := b.find(u); !ok {
 			return verdict{wait: b.unlessUnreachable(b.notUsable(u))}
 		}
@@ -64,14 +64,15 @@ func (b *book) mayBeClient(pod attachment.Pod) *source.Exhausted {
 		}
 		return b.unlessUnreachable(exhausted("starting", "the API server has not told yet which Egresses there are, one of which may select the pod"))
 	}
-	labels, known := b.namespaces[pod.Namespace]
-	for name := range b.selecting {
-		switch t := b.targets[name]; {
-		case t.selector.Namespace(pod.Namespace, labels):
-			return b.unlessUnreachable(noClient(pod, "Egress "+name.String()+" selects pods of the namespace"))
-		case !known && t.byLabels:
-			return b.unlessUnreachable(exhausted("starting", "the API server has not told of namespace %s yet, whose pods Egress %s may select", shown(pod.Namespace, 80), name))
-		}
+	n, known := b.namespaces[pod.Namespace]
+	if !known {
+		n.Name = pod.Namespace
+	}
+	if may := b.selectors.Of(n); len(may) > 0 {
+		return b.unlessUnreachable(noClient(pod, "Egress "+may[0].String()+" selects pods of the namespace"))
+	}
+	if !known && b.selectors.ByLabels() {
+		return b.unlessUnreachable(exhausted("starting", "the API server has not told of namespace %s yet, whose pods an Egress may select", shown(pod.Namespace, 80)))
 	}
 	return nil
 }

@@ -24,7 +24,9 @@
 //	metrics.go   the metrics
 //	rbac.go      what the daemon may do at the API server
 //
-// Who trusts whom: the node believes the operator which Egresses a pod may use, and an Egress's
+// Who trusts whom: the node believes the operator which Egresses a pod names and may use, and which
+// select it by its labels; whether an Egress may select pods of a namespace at all it judges by the
+// Namespaces itself, as the operator does (membership.Selectors). It believes an Egress's
 // status which gateways there are; it believes no pod. What is no address of a host, no network,
 // or of another node is left out. The operator believes a node's word for a pod's addresses only
 // as far as no other pod has them.

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/egress/membership"
 	"github.com/berthnet/berth/internal/kubeapi"
 )
 
@@ -20,10 +21,10 @@ const (
 )
 
 // follow keeps the book up to date with what the API server has, until ctx ends: the
-// EgressClients of this node, all Egresses, and the labels of Namespaces.
+// EgressClients of this node, all Egresses, and what Namespaces say of Egresses.
 func (c *Clients) follow(ctx context.Context, wg *sync.WaitGroup) {
 	cluster := kubeapi.NewCluster(c.api)
-	cluster.Follow(kubeapi.LabelledNamespaces, c.namespaces())
+	cluster.Follow(kubeapi.LabelledNamespaces, c.namespaces(), v1alpha1.AnnotationEgressSelectableFrom)
 	wg.Go(func() { cluster.Run(ctx) })
 	wg.Go(func() {
 		kubeapi.Follow(ctx, egressClients, c.api.Objects(egressClients, kubeapi.Only("spec.nodeName", c.cfg.NodeName),
@@ -134,17 +135,22 @@ func (c *Clients) namespaces() kubeapi.Handler[*kubeapi.Metadata] {
 	return kubeapi.Handler[*kubeapi.Metadata]{
 		Heard: c.heard(namespaces),
 		Put: func(o *kubeapi.Metadata) {
-			c.change(func(b *book) {
-				b.namespaces[o.Name] = o.Labels
-				b.wakeAll()
-			})
+			c.change(func(b *book) { b.putNamespace(membership.ReadNamespace(o)) })
 		},
-		Gone: func(o *kubeapi.Metadata) { c.change(func(b *book) { delete(b.namespaces, o.Name) }) },
+		Gone: func(o *kubeapi.Metadata) { c.change(func(b *book) { b.dropNamespace(o.Name) }) },
 		All: func(list []*kubeapi.Metadata) {
 			c.change(func(b *book) {
-				clear(b.namespaces)
+				there := map[string]bool{}
 				for _, o := range list {
-					b.namespaces[o.Name] = o.Labels
+					there[o.Name] = true
+				}
+				for name := range b.namespaces {
+					if !there[name] {
+						b.dropNamespace(name)
+					}
+				}
+				for _, o := range list {
+					b.putNamespace(membership.ReadNamespace(o))
 				}
 				b.isThere(namespaces)
 			})

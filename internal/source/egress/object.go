@@ -3,9 +3,11 @@ package egress
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,8 +28,8 @@ const (
 type target struct {
 	name     types.NamespacedName
 	uid      types.UID
+	created  time.Time
 	selector membership.Selector // of pods that use it without naming it
-	byLabels bool                // it selects namespaces by their labels
 
 	destinations []netip.Prefix // sorted
 	gateways     []gateway      // sorted by UID
@@ -52,7 +54,7 @@ type gateway struct {
 // or written by somebody who should not.
 func readEgress(o *v1alpha1.Egress) target {
 	t := target{
-		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID,
+		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, created: o.CreationTimestamp.Time,
 		toService: o.Spec.TunnelTo == v1alpha1.TunnelToService, affine: o.Spec.SessionAffinity != corev1.ServiceAffinityNone,
 		sourceAuto: o.Spec.FouSourcePortAuto, originating: o.Spec.OriginatingOnly,
 	}
@@ -60,9 +62,6 @@ func readEgress(o *v1alpha1.Egress) target {
 	var err error
 	if t.selector, err = membership.NewSelector(o.Namespace, o.Spec.Clients); err != nil {
 		f.add("%w", err)
-	}
-	if c := o.Spec.Clients; c != nil && c.NamespaceSelector != nil {
-		t.byLabels = len(c.NamespaceSelector.MatchLabels) > 0 || len(c.NamespaceSelector.MatchExpressions) > 0
 	}
 	t.destinations = readDestinations(o.Spec.Destinations, &f)
 	t.unusable = len(t.destinations) == 0 || len(o.Spec.Destinations) > mostDestinations
@@ -177,8 +176,10 @@ type member struct {
 	version string // resourceVersion
 	pod     string // the pod's UID
 	uses    []use  // sorted by name, each once
-	refused []v1alpha1.EgressRefusal
-	node    *v1alpha1.EgressClientNode // what was said last; nil: nothing
+	// selected are those of uses that select the pod and that it does not name.
+	selected map[types.NamespacedName]bool
+	refused  []v1alpha1.EgressRefusal
+	node     *v1alpha1.EgressClientNode // what was said last; nil: nothing
 }
 
 // use names an Egress, and not another of the same name.
@@ -205,12 +206,20 @@ func readClient(o *v1alpha1.EgressClient) member {
 		}
 	}
 	slices.SortFunc(m.uses, func(a, b use) int { return strings.Compare(a.name.String(), b.name.String()) })
+	for _, u := range m.uses {
+		if slices.Contains(o.Spec.Selected, u.name.String()) {
+			if m.selected == nil {
+				m.selected = map[types.NamespacedName]bool{}
+			}
+			m.selected[u.name] = true
+		}
+	}
 	return m
 }
 
 // same tells whether two states of an EgressClient want one thing of the node.
 func (m member) same(o member) bool {
-	return m.uid == o.uid && m.pod == o.pod && slices.Equal(m.uses, o.uses) && slices.Equal(m.refused, o.refused)
+	return m.uid == o.uid && m.pod == o.pod && slices.Equal(m.uses, o.uses) && maps.Equal(m.selected, o.selected) && slices.Equal(m.refused, o.refused)
 }
 
 // findings are what makes no sense of an object, of which the first few are told.

@@ -100,7 +100,7 @@ func TestReadNonsense(t *testing.T) {
 			if got.unusable != tt.unusable || !slices.Equal(left, tt.gateways) {
 				t.Errorf("unusable %t, gateways %v", got.unusable, left)
 			}
-			b := newBook()
+			b := newBook("")
 			if b.putTarget(got) == nil || b.putTarget(readEgress(o)) != nil {
 				t.Error("it is not told once")
 			}

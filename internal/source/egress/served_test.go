@@ -115,7 +115,7 @@ func TestAwait(t *testing.T) {
 				a.set("10.1.0.6", func(context.Context) error { return fmt.Errorf("%w: %w", errNoAnswer, io.EOF) })
 				time.AfterFunc(450*time.Millisecond, func() { a.set("10.1.0.6", after(0)) })
 				a.set("10.1.0.5", func(context.Context) error { return errors.New("it answers 404: page not found") })
-				c := clients(t, newBook(), func(cfg *Config) { cfg.Ask = a.ask })
+				c := clients(t, newBook(""), func(cfg *Config) { cfg.Ask = a.ask })
 				await := func() (time.Duration, error) {
 					ctx, cancel := context.WithTimeout(t.Context(), most)
 					defer cancel()

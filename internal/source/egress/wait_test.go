@@ -28,7 +28,7 @@ func add(c *Clients, req source.Request, most time.Duration) (e *attachment.Egre
 // others for a few seconds after the start.
 func TestWaitsAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := clients(t, newBook(), func(*Config) {})
+		c := clients(t, newBook(""), func(*Config) {})
 		go confirm.Await(t.Context(), c.clock, c.hadItsTime)
 		go func() {
 			e, took, err := add(c, sourcetest.Request(1), time.Minute)

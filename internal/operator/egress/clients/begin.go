@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/egress/membership"
 	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
@@ -24,6 +25,10 @@ func (c *Controller) begin(ctx context.Context) error {
 	if b.open {
 		return nil
 	}
+	namespaces, err := c.namespaces(ctx)
+	if err != nil {
+		return err
+	}
 	egresses, clients, slices := &v1alpha1.EgressList{}, &v1alpha1.EgressClientList{}, &v1alpha1.EgressClientSliceList{}
 	for _, list := range []client.ObjectList{egresses, clients, slices} {
 		if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
@@ -34,7 +39,10 @@ func (c *Controller) begin(ctx context.Context) error {
 	for i := range egresses.Items {
 		all[i] = plan.NewEgress(&egresses.Items[i])
 	}
-	b.egresses = plan.NewEgresses(all)
+	b.egresses = plan.NewEgresses(c.o.Namespace, all)
+	for _, n := range namespaces {
+		b.egresses = b.egresses.Granting(n.Name, n.Granted())
+	}
 	for _, e := range all {
 		b.account(e.Ref)
 	}
@@ -83,11 +91,24 @@ func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
+// namespaces are all that are known.
+func (c *Controller) namespaces(ctx context.Context) ([]membership.Namespace, error) {
+	list := watched.Namespaces.List().(*metav1.PartialObjectMetadataList)
+	if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("read namespaces from the cache: %w", err)
+	}
+	out := make([]membership.Namespace, len(list.Items))
+	for i := range list.Items {
+		out[i] = membership.ReadNamespace(&list.Items[i])
+	}
+	return out, nil
+}
+
 // namespace is one as it is known, without anything if it is not.
-func (c *Controller) namespace(ctx context.Context, name string) *metav1.PartialObjectMetadata {
+func (c *Controller) namespace(ctx context.Context, name string) membership.Namespace {
 	ns := watched.Namespace(name)
 	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, ns, client.UnsafeDisableDeepCopy); err != nil {
-		return watched.Namespace(name)
+		return membership.Namespace{Name: name}
 	}
-	return ns
+	return membership.ReadNamespace(ns)
 }

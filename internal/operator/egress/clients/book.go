@@ -61,6 +61,9 @@ type account struct {
 	wrote, said time.Time
 	// status is the resource version of the Egress since this process wrote its status.
 	status string
+	// noConsent tells whether it selects a namespace that does not consent; nil: it is to be found
+	// out.
+	noConsent *bool
 	// since is when clients came that are in no slice yet, by UID.
 	since map[string]time.Time
 }
@@ -71,8 +74,8 @@ type found struct {
 	version string // resource version
 }
 
-func newBook(clk clock.Clock) *book {
-	return &book{clock: clk, accounts: map[membership.Ref]*account{}, pods: map[types.NamespacedName]entry{}}
+func newBook(clk clock.Clock, berthNamespace string) *book {
+	return &book{clock: clk, egresses: plan.NewEgresses(berthNamespace, nil), accounts: map[membership.Ref]*account{}, pods: map[types.NamespacedName]entry{}}
 }
 
 func newAccount(uid string) *account {
@@ -89,16 +92,38 @@ func (b *book) known() plan.Egresses {
 	return b.egresses
 }
 
-// learn takes in an Egress, nil if there is none of the name, and returns what it was.
-func (b *book) learn(ref membership.Ref, now *plan.Egress) (before *plan.Egress) {
+// learn takes in an Egress, nil if there is none of the name, and returns all as they were and as
+// they are.
+func (b *book) learn(ref membership.Ref, now *plan.Egress) (before, after plan.Egresses) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before = b.egresses.Get(ref)
-	if now != before {
-		b.egresses = b.egresses.With(ref, now)
+	before = b.egresses
+	if now != before.Get(ref) {
+		b.egresses = before.With(ref, now)
 		b.account(ref)
 	}
-	return before
+	return before, b.egresses
+}
+
+// grant takes in whether an administrator lets Egresses of a namespace select pods of others, and
+// returns all as they were and as they are.
+func (b *book) grant(namespace string, granted bool) (before, after plan.Egresses) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	before = b.egresses
+	b.egresses = before.Granting(namespace, granted)
+	return before, b.egresses
+}
+
+// lookForConsent has it found out anew whether namespaces do not consent to Egresses.
+func (b *book) lookForConsent(refs []membership.Ref) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, ref := range refs {
+		if a := b.accounts[ref]; a != nil {
+			a.noConsent = nil
+		}
+	}
 }
 
 // account has an account of an Egress as it is known, made anew if it is another of its name,

@@ -84,6 +84,7 @@ func TestRefusals(t *testing.T) {
 func TestSelected(t *testing.T) {
 	w := start(t, Options{})
 	w.namespace("shop", nil)
+	w.consents("shop", "internet")
 	web, db, hosts, gateway := w.pod("web", ""), newPod("db", ""), newPod("hosts", ""), newPod("gateway", "")
 	posing := newPod("posing", "")
 	db.Labels["app"], hosts.Spec.HostNetwork = "db", true

@@ -37,9 +37,10 @@ var _ = failpoint.Register(
 
 // Options are what a Controller needs to know. What is zero takes the default named.
 type Options struct {
-	Clock   clock.Clock  // the real one
-	Logger  *slog.Logger // none
-	Metrics *Metrics     // nothing is counted
+	Namespace string       // Berth's own; empty: it is not known
+	Clock     clock.Clock  // the real one
+	Logger    *slog.Logger // none
+	Metrics   *Metrics     // nothing is counted
 }
 
 const (
@@ -82,7 +83,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		book: newBook(o.Clock), wrote: newWrote(),
+		book: newBook(o.Clock, o.Namespace), wrote: newWrote(),
 	}
 	err := errors.Join(
 		ctrl.NewControllerManagedBy(mgr).Named("egressclient").
@@ -171,8 +172,10 @@ func (c *Controller) addClaimants(ctx context.Context, q requests, addresses []s
 	}
 }
 
-// onNamespaces has pods looked at that the labels of their namespace decide about: those
-// that name Egresses, and all if another Egress may select them than before.
+// onNamespaces has pods looked at that a namespace decides about: its own that name Egresses, all
+// its own if another Egress may select them than before, and those that Egresses of the namespace
+// select if they may do so no more, or may now. Egresses are looked at of which the status is to say
+// something else of it.
 func (c *Controller) onNamespaces() handler.EventHandler {
 	look := func(ctx context.Context, name string, all bool) {
 		opts := []client.ListOption{client.InNamespace(name), client.UnsafeDisableDeepCopy}
@@ -184,14 +187,39 @@ func (c *Controller) onNamespaces() handler.EventHandler {
 			c.lookAtPods(list.Items)
 		}
 	}
-	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, _ requests) { look(ctx, e.Object.GetName(), true) },
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, _ requests) {
-			name, had, has := e.ObjectNew.GetName(), e.ObjectOld.GetLabels(), e.ObjectNew.GetLabels()
-			if !maps.Equal(had, has) {
-				all := c.book.known()
-				look(ctx, name, !slices.Equal(all.Selecting(name, had), all.Selecting(name, has)))
+	changed := func(ctx context.Context, had, has membership.Namespace) {
+		before, now := c.book.grant(has.Name, has.Granted())
+		was, is := before.Selectors(), now.Selectors()
+		missed, misses := was.MissingConsent(had), is.MissingConsent(has)
+		refs := slices.DeleteFunc(slices.Concat(missed, misses), func(r membership.Ref) bool { return slices.Contains(missed, r) && slices.Contains(misses, r) })
+		if was.Granted(has.Name) != is.Granted(has.Name) {
+			all := append(was.Active(has.Name), is.Active(has.Name)...)
+			if keys, err := c.affected(ctx, all, before, now); err == nil {
+				c.lookAt(keys)
 			}
+			refs = append(refs, all...)
+		}
+		c.book.lookForConsent(refs)
+		c.touch(refs)
+	}
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, _ requests) {
+			has := membership.ReadNamespace(e.Object)
+			changed(ctx, membership.Namespace{Name: has.Name}, has)
+			look(ctx, has.Name, true)
+		},
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, _ requests) {
+			had, has := membership.ReadNamespace(e.ObjectOld), membership.ReadNamespace(e.ObjectNew)
+			if had.Same(has) {
+				return
+			}
+			before := c.book.known()
+			changed(ctx, had, has)
+			look(ctx, has.Name, !slices.Equal(before.Selectors().Of(had), c.book.known().Selectors().Of(has)))
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, _ requests) {
+			had := membership.ReadNamespace(e.Object)
+			changed(ctx, had, membership.Namespace{Name: had.Name})
 		},
 	}
 }

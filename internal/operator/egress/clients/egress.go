@@ -3,11 +3,11 @@ package clients
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -65,16 +65,18 @@ func (c *Controller) learn(ctx context.Context, ref membership.Ref, o *v1alpha1.
 	} else if !now.Reads(o) {
 		now = plan.NewEgress(o)
 	}
-	before := c.book.learn(ref, now)
-	switch {
-	case !before.SameChoice(now):
-		keys, err := c.affected(ctx, ref, before, now)
+	before, after := c.book.learn(ref, now)
+	had := before.Get(ref)
+	if changed := plan.Changed(before, after, ref); len(changed) > 0 {
+		keys, err := c.affected(ctx, changed, before, after)
 		if err != nil {
-			c.book.learn(ref, before) // so that it is a change the next time too
+			c.book.learn(ref, had) // so that it is a change the next time too
 			return nil, err
 		}
 		c.lookAt(keys)
-	case now != nil && before.Gateways != now.Gateways:
+		c.book.lookForConsent(changed)
+		c.touch(slices.DeleteFunc(changed, func(r membership.Ref) bool { return r == ref }))
+	} else if now != nil && had.Gateways != now.Gateways {
 		keys := newKeys()
 		if err := c.clientsOf(ctx, ref, keys); err != nil {
 			return nil, err
@@ -99,15 +101,15 @@ func (k *keys) add(o client.Object) {
 	}
 }
 
-// affected are the pods for which it matters that an Egress has become another: those that
-// name it, in namespaces of which it may select some, and that used it or might not. Those
-// are first that have no address yet.
-func (c *Controller) affected(ctx context.Context, ref membership.Ref, before, now *plan.Egress) ([]types.NamespacedName, error) {
+// affected are the pods for which it matters that Egresses choose other clients than before: those
+// that name them, in namespaces of which they may select some, and that used them or might not.
+// Those are first that have no address yet.
+func (c *Controller) affected(ctx context.Context, refs []membership.Ref, before, now plan.Egresses) ([]types.NamespacedName, error) {
 	first, then := newKeys(), newKeys()
 	pods := func(opts ...client.ListOption) error {
 		list := &corev1.PodList{}
 		if err := c.client.List(ctx, list, append(opts, client.UnsafeDisableDeepCopy)...); err != nil {
-			return fmt.Errorf("list pods that Egress %s may concern: %w", ref, err)
+			return fmt.Errorf("list pods that Egresses %v may concern: %w", refs, err)
 		}
 		for i := range list.Items {
 			if p := &list.Items[i]; len(p.Status.PodIPs) == 0 {
@@ -118,25 +120,33 @@ func (c *Controller) affected(ctx context.Context, ref membership.Ref, before, n
 		}
 		return nil
 	}
-	if err := pods(client.MatchingFields{byEgress: ref.String()}); err != nil {
-		return nil, err
-	}
-	if before.SelectsAny() || now.SelectsAny() {
-		namespaces := &metav1.PartialObjectMetadataList{}
-		namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
-		if err := c.client.List(ctx, namespaces, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, fmt.Errorf("list namespaces that Egress %s may select: %w", ref, err)
+	was, is := before.Selectors(), now.Selectors()
+	var selecting []membership.Ref
+	for _, ref := range refs {
+		if err := pods(client.MatchingFields{byEgress: ref.String()}); err != nil {
+			return nil, err
 		}
-		for i := range namespaces.Items {
-			if ns := &namespaces.Items[i]; before.Selects(ns.Name, ns.Labels) || now.Selects(ns.Name, ns.Labels) {
-				if err := pods(client.InNamespace(ns.Name)); err != nil {
+		if was.IsActive(ref) || is.IsActive(ref) {
+			selecting = append(selecting, ref)
+		}
+	}
+	if len(selecting) > 0 {
+		namespaces, err := c.namespaces(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range namespaces {
+			if slices.ContainsFunc(selecting, func(r membership.Ref) bool { return was.Selects(r, n) || is.Selects(r, n) }) {
+				if err := pods(client.InNamespace(n.Name)); err != nil {
 					return nil, err
 				}
 			}
 		}
 	}
-	if err := c.clientsOf(ctx, ref, then); err != nil {
-		return nil, err
+	for _, ref := range refs {
+		if err := c.clientsOf(ctx, ref, then); err != nil {
+			return nil, err
+		}
 	}
 	return append(first.list, then.list...), nil
 }

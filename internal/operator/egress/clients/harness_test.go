@@ -62,6 +62,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, daemons: map[string]client.Client{}}
 	w.namespace("internet", nil)
 	w.namespace("shop", map[string]string{"team": "shop"})
+	w.consents("shop", "")
 	return w
 }
 
@@ -169,6 +170,14 @@ func (w *world) namespace(name string, labels map[string]string) {
 	if err := w.client().Create(w.t.Context(), sa); !apierrors.IsAlreadyExists(err) {
 		harness.OK(w.t, err)
 	}
+}
+
+// consents has a namespace let Egresses of others select its pods.
+func (w *world) consents(name, to string) {
+	w.t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	body := fmt.Appendf(nil, `{"metadata":{"annotations":{"berth.dev/egress-selectable-from":%q}}}`, to)
+	harness.OK(w.t, w.client().Patch(w.t.Context(), ns, client.RawPatch(types.MergePatchType, body)))
 }
 
 // egress makes one in namespace internet.

@@ -92,7 +92,11 @@ func (c *Controller) write(ctx context.Context, s scene) error {
 	case !d.Wanted && o == nil:
 		return nil
 	case !d.Wanted:
-		return c.remove(ctx, o, "its pod uses no Egress any more")
+		if err := c.remove(ctx, o, "its pod uses no Egress any more"); err != nil {
+			return err
+		}
+		c.tellLost(s)
+		return nil
 	case o == nil && s.pod.DeletionTimestamp != nil, o != nil && o.DeletionTimestamp != nil:
 		return nil
 	case o == nil:
@@ -101,7 +105,7 @@ func (c *Controller) write(ctx context.Context, s scene) error {
 			return err
 		}
 		o = made
-	case !slices.Equal(o.Spec.Egresses, d.Egresses) || !slices.Equal(o.Spec.Refused, d.Refused):
+	case !slices.Equal(o.Spec.Egresses, d.Egresses) || !slices.Equal(o.Spec.Selected, d.Selected) || !slices.Equal(o.Spec.Refused, d.Refused):
 		changed, err := c.change(ctx, s)
 		if err != nil || changed == nil {
 			return err
@@ -121,7 +125,8 @@ func (c *Controller) make(ctx context.Context, s scene) (*v1alpha1.EgressClient,
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID, Controller: &yes}},
 		},
 		Spec: v1alpha1.EgressClientSpec{
-			PodUID: runtimeUID(p), NodeName: p.Spec.NodeName, Egresses: s.decision.Egresses, Refused: s.decision.Refused,
+			PodUID: runtimeUID(p), NodeName: p.Spec.NodeName,
+			Egresses: s.decision.Egresses, Selected: s.decision.Selected, Refused: s.decision.Refused,
 		},
 	}
 	err := failpoint.Around("operator.egressclient.make", func() error {
@@ -145,7 +150,7 @@ func (c *Controller) make(ctx context.Context, s scene) (*v1alpha1.EgressClient,
 func (c *Controller) change(ctx context.Context, s scene) (*v1alpha1.EgressClient, error) {
 	body := map[string]any{
 		"metadata": map[string]any{"uid": s.o.UID},
-		"spec":     map[string]any{"egresses": s.decision.Egresses, "refused": s.decision.Refused},
+		"spec":     map[string]any{"egresses": s.decision.Egresses, "selected": s.decision.Selected, "refused": s.decision.Refused},
 	}
 	changed, err := c.patch(s.o, "operator.egressclient.change", body, func(o *v1alpha1.EgressClient, patch client.Patch) error {
 		return c.client.Patch(ctx, o, patch, client.FieldOwner(v1alpha1.OwnerOperator))
@@ -154,6 +159,7 @@ func (c *Controller) change(ctx context.Context, s scene) (*v1alpha1.EgressClien
 		return nil, fmt.Errorf("change EgressClient %s/%s: %w", s.o.Namespace, s.o.Name, err)
 	}
 	c.tell(s.pod, s.o.Spec.Refused, s.decision.Refused)
+	c.tellLost(s)
 	c.o.Logger.Debug("EgressClient changed", "pod", s.o.Namespace+"/"+s.o.Name, "egresses", len(s.decision.Egresses), "refused", len(s.decision.Refused))
 	return changed, nil
 }

@@ -117,6 +117,9 @@ func (c *Controller) sayClients(ctx context.Context, o *v1alpha1.Egress, e *plan
 	if o == nil {
 		return 0, nil
 	}
+	if err := c.findConsent(ctx, e.Ref); err != nil {
+		return 0, err
+	}
 	want, wait := c.book.status(o, e)
 	if want == nil {
 		return wait, nil

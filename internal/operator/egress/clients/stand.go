@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -24,6 +23,7 @@ type scene struct {
 	pod      *corev1.Pod            // nil: it is gone, or has ended
 	o        *v1alpha1.EgressClient // that is this pod's; nil: there is none
 	egresses plan.Egresses
+	is       plan.Pod // as far as it decides
 	decision plan.Decision
 	conflict string // why its addresses are not its own
 }
@@ -38,7 +38,7 @@ func runtimeUID(p *corev1.Pod) string {
 }
 
 // see finds out what is true of a pod. o may be another pod's of its name.
-func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace *metav1.PartialObjectMetadata, o *v1alpha1.EgressClient, all plan.Egresses, served isServed) (s scene, err error) {
+func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace membership.Namespace, o *v1alpha1.EgressClient, all plan.Egresses, served isServed) (s scene, err error) {
 	s = scene{pod: p, egresses: all}
 	if p == nil {
 		return s, nil
@@ -47,7 +47,14 @@ func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace *metav1.P
 	if err != nil {
 		return s, err
 	}
-	s.decision = decide(p, gateway, namespace, all)
+	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
+	s.is = plan.Pod{
+		Namespace: namespace, Labels: p.Labels, Annotations: p.Annotations,
+		HostNetwork: p.Spec.HostNetwork, Static: static, Gateway: gateway,
+	}
+	if p.Spec.NodeName != "" { // it is told once it has one
+		s.decision = plan.Decide(s.is, all)
+	}
 	if o == nil || o.Spec.PodUID != runtimeUID(p) {
 		return s, nil
 	}
@@ -56,18 +63,6 @@ func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace *metav1.P
 		s.conflict, err = c.conflict(ctx, p, o, served)
 	}
 	return s, err
-}
-
-// decide finds which Egresses a pod uses.
-func decide(p *corev1.Pod, gateway bool, namespace *metav1.PartialObjectMetadata, all plan.Egresses) plan.Decision {
-	if p.Spec.NodeName == "" {
-		return plan.Decision{} // it is told once it has one
-	}
-	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
-	return plan.Decide(plan.Pod{
-		Namespace: p.Namespace, Labels: p.Labels, Annotations: p.Annotations,
-		HostNetwork: p.Spec.HostNetwork, Static: static, Gateway: gateway,
-	}, namespace.Labels, all)
 }
 
 // entry is what the pod is to its Egresses.

@@ -2,6 +2,7 @@ package clients
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -91,21 +92,28 @@ const (
 	reasonRefused  = "Refused"
 	reasonWaits    = "Waiting"
 	reasonSelector = "InvalidSelector"
+	reasonTooMany  = "TooManySelecting"
+	reasonConsent  = "NoConsent"
 )
 
-// statusOf is what an Egress is to say of its clients. wrong is what of it cannot be read.
-func statusOf(a *account, wrong error) clientsStatus {
+// statusOf is what an Egress is to say of its clients.
+func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
 	s := clientsStatus{clients: int32(a.ledger.Len()), refused: int32(len(a.refused))}
 	s.condition = metav1.Condition{Type: v1alpha1.ConditionClientsReady, Status: metav1.ConditionFalse}
+	tooMany := all.TooMany(e)
 	switch {
-	case wrong != nil:
-		s.condition.Reason, s.condition.Message = reasonSelector, wrong.Error()
+	case e.Wrong != nil:
+		s.condition.Reason, s.condition.Message = reasonSelector, e.Wrong.Error()
+	case tooMany != "":
+		s.condition.Reason, s.condition.Message = reasonTooMany, tooMany
 	case len(a.refused) > 0:
 		s.condition.Reason = reasonRefused
 		s.condition.Message = about(a.refused, "may not use it", "may not use it")
 	case len(a.stuck) > 0:
 		s.condition.Reason = reasonWaits
 		s.condition.Message = about(a.stuck, "is not served", "are not served")
+	case a.noConsent != nil && *a.noConsent:
+		s.condition.Reason, s.condition.Message = reasonConsent, e.NoConsent()
 	default:
 		s.condition.Status, s.condition.Reason = metav1.ConditionTrue, reasonServed
 	}
@@ -126,6 +134,25 @@ func about(of map[types.NamespacedName]string, one, many string) string {
 	return fmt.Sprintf("%d pods %s, such as %s (%s): see their EgressClients", len(of), many, least, of[least])
 }
 
+// findConsent finds out whether an Egress selects a namespace that does not consent, unless that is
+// known.
+func (c *Controller) findConsent(ctx context.Context, ref membership.Ref) error {
+	b := c.book
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.accounts[ref]
+	if a == nil || a.noConsent != nil {
+		return nil
+	}
+	namespaces, err := c.namespaces(ctx)
+	if err != nil {
+		return err
+	}
+	selectors := b.egresses.Selectors()
+	a.noConsent = new(slices.ContainsFunc(namespaces, func(n membership.Namespace) bool { return selectors.MissesConsent(ref, n) }))
+	return nil
+}
+
 // says tells whether an Egress's status says that already.
 func (s clientsStatus) said(by *v1alpha1.Egress) bool {
 	c := meta.FindStatusCondition(by.Status.Conditions, s.condition.Type)
@@ -142,7 +169,7 @@ func (b *book) status(o *v1alpha1.Egress, e *plan.Egress) (want *clientsStatus, 
 	if a == nil || a.uid != e.UID || a.status != "" && newer(a.status, o.ResourceVersion) {
 		return nil, 0 // the event of what was written comes
 	}
-	s := statusOf(a, e.Wrong)
+	s := statusOf(a, e, b.egresses)
 	if s.said(o) {
 		return nil, 0
 	}

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,7 +12,7 @@ import (
 
 // Pod is one as far as it decides which Egresses it uses.
 type Pod struct {
-	Namespace           string
+	Namespace           membership.Namespace
 	Labels, Annotations map[string]string
 	// HostNetwork tells that it is in the node's network namespace, Static that it
 	// stands for a static pod of a kubelet, Gateway that it is a gateway of an Egress.
@@ -24,36 +25,37 @@ type Decision struct {
 	Wanted bool
 	// Egresses are those that it uses, ordered by namespace and name.
 	Egresses []v1alpha1.EgressReference
+	// Selected are those of them, as namespace/name, that select it and that it does not name.
+	Selected []string
 	// Refused are those that it would use, and why it may not, likewise.
 	Refused []v1alpha1.EgressRefusal
 }
 
 // Decide finds which Egresses a pod uses: those that its annotations name and that allow it,
-// and those that select it. Of two whose destinations overlap it uses the one that it names,
-// then the older one, then the first by namespace and name. A pod of the node's network, a
-// static pod and a gateway use none; who names Egresses in it is told.
-func Decide(p Pod, namespace map[string]string, all Egresses) Decision {
-	selecting := all.Selecting(p.Namespace, namespace)
-	named, errs := membership.Named(p.Annotations)
-	d := Decision{Wanted: len(named) > 0 || len(errs) > 0 || len(selecting) > 0 && !p.HostNetwork}
+// and those that select it and that its namespace lets. Of two whose destinations overlap it uses
+// the one of the higher rank, then the older one, then the first by namespace and name. A pod of the
+// node's network, a static pod and a gateway use none; who names Egresses in it is told.
+func Decide(p Pod, all Egresses) Decision {
+	selecting := all.Selecting(p.Namespace)
+	refs, errs := membership.Named(p.Annotations)
+	d := Decision{Wanted: len(refs) > 0 || len(errs) > 0 || len(selecting) > 0 && !p.HostNetwork}
 	if !d.Wanted {
 		return d
 	}
 	if why := p.cannot(); why != "" {
-		for _, ref := range named {
+		for _, ref := range refs {
 			d.refuse(ref, true, v1alpha1.EgressInvalid, "%s names Egress %s, which %s: take it out", membership.Field(ref.Namespace), ref, why)
 		}
-		selecting, named = nil, nil
+		selecting, refs = nil, nil
 	}
 	for _, e := range errs {
 		d.refuse(membership.Ref{Namespace: e.Namespace}, true, v1alpha1.EgressInvalid, "%s", e.Error())
 	}
-	for _, e := range choices(p, namespace, all, named, selecting, &d) {
-		d.take(e, slices.Contains(named, e.Ref), all)
-	}
+	d.take(choices(p, all, refs, selecting, &d))
 	slices.SortFunc(d.Egresses, func(a, b v1alpha1.EgressReference) int {
 		return membership.Ref{Namespace: a.Namespace, Name: a.Name}.Compare(membership.Ref{Namespace: b.Namespace, Name: b.Name})
 	})
+	slices.Sort(d.Selected)
 	d.shorten()
 	return d
 }
@@ -71,38 +73,57 @@ func (p Pod) cannot() string {
 	return ""
 }
 
-// choices are the Egresses that a pod may use, the ones that win first: those that it names,
-// then those that select it, each the older first.
-func choices(p Pod, namespace map[string]string, all Egresses, named []membership.Ref, selecting []*Egress, d *Decision) []*Egress {
-	var first, then []*Egress
+// rank is why a pod is to use an Egress, the best reason first: no Egress takes a destination, or a
+// part of one, from another one of a better rank.
+type rank int
+
+const (
+	named      rank = iota // the pod names it
+	ofOwn                  // it is of the pod's namespace and selects the pod
+	ofAnothers             // it is of another namespace and selects the pod
+)
+
+// choice is an Egress that a pod may use.
+type choice struct {
+	*Egress
+	rank rank
+}
+
+// choices are the Egresses that a pod may use: the better rank first, then the older.
+func choices(p Pod, all Egresses, refs []membership.Ref, selecting []*Egress, d *Decision) (out []choice) {
 	for _, e := range selecting {
-		if e.selector.Pod(p.Labels) && !slices.Contains(named, e.Ref) {
-			then = append(then, e)
+		switch {
+		case !e.selector.Pod(p.Labels) || slices.Contains(refs, e.Ref):
+		case e.Ref.Namespace == p.Namespace.Name:
+			out = append(out, choice{e, ofOwn})
+		default:
+			out = append(out, choice{e, ofAnothers})
 		}
 	}
-	for _, ref := range named {
+	for _, ref := range refs {
 		e := all.Get(ref)
 		if e == nil {
 			d.refuse(ref, true, v1alpha1.EgressNotFound, "there is no Egress %s: make it, or take it out of %s", ref, membership.Field(ref.Namespace))
 			continue
 		}
-		if why := e.forbids(p, namespace); why != "" {
+		if why := e.forbids(p); why != "" {
 			d.refuse(ref, true, v1alpha1.EgressNotAllowed, "%s", why)
 			continue
 		}
-		first = append(first, e)
+		out = append(out, choice{e, named})
 	}
-	slices.SortFunc(first, older)
-	slices.SortFunc(then, older)
-	return append(first, then...)
+	slices.SortFunc(out, func(a, b choice) int { return cmp.Or(cmp.Compare(a.rank, b.rank), older(a.Egress, b.Egress)) })
+	return out
 }
 
-// forbids is why a pod that names an Egress may not use it; empty: it may.
-func (e *Egress) forbids(p Pod, namespace map[string]string) string {
-	if p.Namespace == e.Ref.Namespace || e.Selects(p.Namespace, namespace) && e.selector.Pod(p.Labels) {
+// forbids is why a pod that names an Egress may not use it; empty: it may. One that its selector has
+// may: the pod consents itself.
+func (e *Egress) forbids(p Pod) string {
+	of := p.Namespace
+	if of.Name == e.Ref.Namespace || e.selector.Namespace(of.Name, of.Labels) && e.selector.Pod(p.Labels) {
 		return ""
 	}
-	allowed, err := e.spec.AllowedNamespaces.Allows(p.Namespace, namespace)
+	allowed, err := e.spec.AllowedNamespaces.Allows(of.Name, of.Labels)
 	if allowed {
 		return ""
 	}
@@ -111,23 +132,31 @@ func (e *Egress) forbids(p Pod, namespace map[string]string) string {
 		because = " (" + err.Error() + ")"
 	}
 	return fmt.Sprintf("Egress %s does not allow pods of namespace %s%s: have its spec.allowedNamespaces or spec.clients allow them, or take it out of %s",
-		e.Ref, p.Namespace, because, membership.Field(e.Ref.Namespace))
+		e.Ref, of.Name, because, membership.Field(e.Ref.Namespace))
 }
 
-// take has a pod use an Egress, unless it overlaps one that it uses already.
-func (d *Decision) take(e *Egress, named bool, all Egresses) {
-	for _, have := range d.Egresses {
-		if what := overlap(e, all.Get(membership.Ref{Namespace: have.Namespace, Name: have.Name})); what != "" {
-			d.refuse(e.Ref, named, v1alpha1.EgressOverlaps,
-				"%s overlap, and the pod uses the latter: have it use one of the two, or give them destinations that do not overlap", what)
-			return
+// take has a pod use Egresses, but for those that overlap one that it uses already.
+func (d *Decision) take(choices []choice) {
+	var used []choice
+next:
+	for _, e := range choices {
+		for _, have := range used {
+			if what := overlap(e.Egress, have.Egress, e.rank > have.rank); what != "" {
+				d.refuse(e.Ref, e.rank == named, v1alpha1.EgressOverlaps,
+					"%s overlap, and the pod uses the latter: have it use one of the two, or give them destinations that do not overlap", what)
+				continue next
+			}
+		}
+		if len(used) == membership.MaxEgresses {
+			d.refuse(e.Ref, e.rank == named, v1alpha1.EgressInvalid, "the pod uses %d other Egresses, which is the most: have fewer select it or be named", membership.MaxEgresses)
+			continue
+		}
+		used = append(used, e)
+		d.Egresses = append(d.Egresses, e.reference())
+		if e.rank != named {
+			d.Selected = append(d.Selected, e.Ref.String())
 		}
 	}
-	if len(d.Egresses) == membership.MaxEgresses {
-		d.refuse(e.Ref, named, v1alpha1.EgressInvalid, "the pod uses %d other Egresses, which is the most: have fewer select it or be named", membership.MaxEgresses)
-		return
-	}
-	d.Egresses = append(d.Egresses, e.reference())
 }
 
 // Most is how long a refusal's message may be, in bytes.

@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/egress/membership"
@@ -66,11 +68,6 @@ func (e *Egress) SameChoice(o *Egress) bool {
 		equality.Semantic.DeepEqual(e.spec.Clients, o.spec.Clients) && equality.Semantic.DeepEqual(e.spec.AllowedNamespaces, o.spec.AllowedNamespaces)
 }
 
-// Selects tells whether pods of a namespace with some labels may be selected; nil: none is.
-func (e *Egress) Selects(namespace string, has map[string]string) bool {
-	return e != nil && e.selector.Namespace(namespace, has)
-}
-
 func (e *Egress) reference() v1alpha1.EgressReference {
 	return v1alpha1.EgressReference{Namespace: e.Ref.Namespace, Name: e.Ref.Name, UID: e.UID}
 }
@@ -79,11 +76,14 @@ func (e *Egress) reference() v1alpha1.EgressReference {
 func older(a, b *Egress) int { return cmp.Or(a.Created.Compare(b.Created), a.Ref.Compare(b.Ref)) }
 
 // overlap tells what of two Egresses cannot be told apart by a pod that uses both; empty:
-// nothing. That the one has all addresses of a family and the other some is no overlap.
-func overlap(a, b *Egress) string {
+// nothing. That one has all addresses of a family and the other some is no overlap: the more specific
+// destinations go first. But where the first yields to the second it takes no part of that.
+func overlap(a, b *Egress, yields bool) string {
 	for _, p := range a.destinations {
 		for _, q := range b.destinations {
-			if p.Overlaps(q) && (p.Bits() == 0) == (q.Bits() == 0) {
+			within := p.Bits() > 0 && q.Bits() == 0
+			around := p.Bits() == 0 && q.Bits() > 0
+			if p.Overlaps(q) && !around && (!within || yields) {
 				return fmt.Sprintf("%s of Egress %s and %s of Egress %s", p, a.Ref, q, b.Ref)
 			}
 		}
@@ -91,54 +91,120 @@ func overlap(a, b *Egress) string {
 	return ""
 }
 
-// Egresses are all there are. A value is never changed: With makes another.
+// Egresses are all there are. A value is never changed: With and Granting make another.
 type Egresses struct {
-	all       map[membership.Ref]*Egress
-	selecting []*Egress
+	all       map[string]map[string]*Egress // by namespace and name
+	selectors membership.Selectors
+}
+
+// NewEgresses are all of some, none of which an administrator lets select pods of other namespaces.
+// berthNamespace is Berth's own, empty if it is not known.
+func NewEgresses(berthNamespace string, all []*Egress) Egresses {
+	out := Egresses{all: map[string]map[string]*Egress{}, selectors: membership.NewSelectors(berthNamespace)}
+	for _, e := range all {
+		if out.all[e.Ref.Namespace] == nil {
+			out.all[e.Ref.Namespace] = map[string]*Egress{}
+		}
+		out.all[e.Ref.Namespace][e.Ref.Name] = e
+		out.selectors, _ = out.selectors.With(e.Ref, e.Created, e.selector)
+	}
+	return out
 }
 
 // Get is one; nil: there is none.
-func (e Egresses) Get(ref membership.Ref) *Egress { return e.all[ref] }
+func (e Egresses) Get(ref membership.Ref) *Egress { return e.all[ref.Namespace][ref.Name] }
 
 // With are all, with one instead of the one of its name; nil: without it.
 func (e Egresses) With(ref membership.Ref, one *Egress) Egresses {
-	out := Egresses{all: make(map[membership.Ref]*Egress, len(e.all)+1)}
-	for r, o := range e.all {
-		if r != ref {
-			out.add(o)
+	of := maps.Clone(e.all[ref.Namespace])
+	if of == nil {
+		of = map[string]*Egress{}
+	}
+	if one == nil {
+		delete(of, ref.Name)
+		e.selectors, _ = e.selectors.Without(ref)
+	} else {
+		of[ref.Name] = one
+		e.selectors, _ = e.selectors.With(ref, one.Created, one.selector)
+	}
+	e.all = maps.Clone(e.all)
+	if e.all[ref.Namespace] = of; len(of) == 0 {
+		delete(e.all, ref.Namespace)
+	}
+	return e
+}
+
+// Granting are all, where an administrator lets those of a namespace select pods of others, or
+// does not.
+func (e Egresses) Granting(namespace string, granted bool) Egresses {
+	e.selectors = e.selectors.Granting(namespace, granted)
+	return e
+}
+
+// Selectors are those of all of them.
+func (e Egresses) Selectors() membership.Selectors { return e.selectors }
+
+// Selecting are those that may select pods of a namespace.
+func (e Egresses) Selecting(n membership.Namespace) (out []*Egress) {
+	for _, ref := range e.selectors.Of(n) {
+		out = append(out, e.Get(ref))
+	}
+	return out
+}
+
+// NotSelected is why an Egress does not select a pod although its selector says so; empty: it does
+// select it, or its selector does not say so.
+func (e Egresses) NotSelected(ref membership.Ref, p Pod) string {
+	one := e.Get(ref)
+	switch {
+	case one == nil || !one.selector.Namespace(p.Namespace.Name, p.Namespace.Labels) || !one.selector.Pod(p.Labels) || e.selectors.Selects(ref, p.Namespace):
+		return ""
+	case !e.selectors.IsActive(ref):
+		return fmt.Sprintf("Egress %s does not select the pod any more: %s", ref, tooMany(ref.Namespace))
+	}
+	return fmt.Sprintf("Egress %s does not select the pod any more: namespace %s does not let Egresses of namespace %s select its pods, see its annotation %s",
+		ref, p.Namespace.Name, ref.Namespace, v1alpha1.AnnotationEgressSelectableFrom)
+}
+
+func tooMany(namespace string) string {
+	return fmt.Sprintf("namespace %s has %d older Egresses with spec.clients, which is the most: name Egresses in pods' annotations, delete some, or have a cluster administrator label the namespace %s=true",
+		namespace, membership.MaxSelecting, v1alpha1.LabelEgressMaySelect)
+}
+
+// TooMany is why an Egress with a selector selects nothing, as its namespace has too many; empty:
+// it does, or has none.
+func (e Egresses) TooMany(one *Egress) string {
+	if !one.selector.Any() || e.selectors.IsActive(one.Ref) {
+		return ""
+	}
+	return tooMany(one.Ref.Namespace)
+}
+
+// NoConsent is why an Egress does not select pods of namespaces that lack consent, and what to do.
+// It names none of them: who writes an Egress may not read Namespaces.
+func (e *Egress) NoConsent() string {
+	lists := ""
+	if s, err := metav1.LabelSelectorAsSelector(e.spec.Clients.NamespaceSelector); err == nil && len(s.String()) <= Most/2 {
+		lists = fmt.Sprintf(" (kubectl get namespaces -l '%s' lists them)", s)
+	}
+	return fmt.Sprintf("spec.clients.namespaceSelector selects namespaces that do not let Egresses of namespace %s select their pods%s: "+
+		"a cluster administrator annotates each with %s=%s, or labels namespace %s %s=true",
+		e.Ref.Namespace, lists, v1alpha1.AnnotationEgressSelectableFrom, e.Ref.Namespace, e.Ref.Namespace, v1alpha1.LabelEgressMaySelect)
+}
+
+// Changed are the Egresses that choose other clients than before one of them became another: that
+// one, and those that its namespace has room for, or no room for any more.
+func Changed(before, now Egresses, ref membership.Ref) (out []membership.Ref) {
+	was, is := before.selectors.Active(ref.Namespace), now.selectors.Active(ref.Namespace)
+	if !before.Get(ref).SameChoice(now.Get(ref)) {
+		out = append(out, ref)
+	}
+	for _, lists := range [][2][]membership.Ref{{was, is}, {is, was}} {
+		for _, o := range lists[0] {
+			if o != ref && !slices.Contains(lists[1], o) {
+				out = append(out, o)
+			}
 		}
 	}
-	if one != nil {
-		out.add(one)
-	}
 	return out
 }
-
-// NewEgresses are all of some.
-func NewEgresses(all []*Egress) Egresses {
-	out := Egresses{all: make(map[membership.Ref]*Egress, len(all))}
-	for _, e := range all {
-		out.add(e)
-	}
-	return out
-}
-
-func (e *Egresses) add(one *Egress) {
-	e.all[one.Ref] = one
-	if one.selector.Any() {
-		e.selecting = append(e.selecting, one)
-	}
-}
-
-// Selecting are those that may select pods of a namespace with some labels.
-func (e Egresses) Selecting(namespace string, has map[string]string) (out []*Egress) {
-	for _, one := range e.selecting {
-		if one.Selects(namespace, has) {
-			out = append(out, one)
-		}
-	}
-	return out
-}
-
-// SelectsAny tells whether an Egress may select anything; nil does not.
-func (e *Egress) SelectsAny() bool { return e != nil && e.selector.Any() }
