@@ -81,7 +81,7 @@ func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error
 			return nil
 		}
 		if kind.others != nil && !isBerths(o) {
-			o = slices.Concat(ofAll, kind.others).of(o).(map[string]any) //nolint:forcetypeassert // of a map
+			o = slices.Concat(ofAll, kind.others).ofObject(o)
 		}
 		return files.add(shown(o))
 	})
