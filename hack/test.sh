@@ -71,10 +71,12 @@ case $all in
 	;;
 esac
 
-# The dearest packages of the budget go first, so that none of them is left to run alone.
-# Import paths come from stdin.
+# Those that wait longest go first, and then the dearest of the budget, so that none of them is left
+# to run alone. Import paths come from stdin.
 first() {
-	awk -v module="$(go list -m)/" 'NR == FNR { if ($1 !~ /^#/) cost[module $1] = $2; next } { print ($0 in cost ? cost[$0] : 0), $0 }' \
+	awk -v module="$(go list -m)/" -v waits="internal/lab/demo internal/operator/vpcport" '
+		BEGIN { n = split(waits, of); for (i = 1; i <= n; i++) extra[module of[i]] = 1000 }
+		NR == FNR { if ($1 !~ /^#/) cost[module $1] = $2 + 0; next } { print cost[$0] + extra[$0], $0 }' \
 		hack/budget.tsv - | sort -rns -k 1,1 | cut -d ' ' -f 2-
 }
 some() { grep "$@" || [ $? = 1 ]; } # grep that may find nothing
@@ -89,14 +91,14 @@ kube=$(awk -v start="$(go list ./internal/lab/run/kube)" '$2 == start { print $1
 
 # Those that run every time: they start a control plane, or programs of this module, whose code
 # Go's cache does not know to matter. Results of the others come from it while their code, the files that they
-# read, the kernel and the machine's programs are the same: the latter two are part of the link flags.
+# read, the kernel and the Debian packages are the same: the latter two are part of the link flags.
 every=$({
 	echo "$kube"
-	git grep -lE --untracked 'exec\.Command(Context)?\((ctx, )?"go"' -- '*_test.go' | xargs -r -n 1 dirname | sed "s|^|$(go list -m)/|"
+	git grep -lE --untracked 'exec\.Command(Context)?\([^"]*"(go|[^"]*\.sh)"' -- '*_test.go' | xargs -r -n 1 dirname | sed "s|^|$(go list -m)/|"
 } | sort -u)
 machine=$({
 	uname -srvm
-	echo "$PATH" | tr : '\n' | xargs -r -d '\n' -I {} find -L {} -maxdepth 1 -type f -printf '%p %s %T@\n' 2>/dev/null || true
+	dpkg-query -W 2>/dev/null || true
 } | sha256sum | cut -c 1-16)
 
 # Those without the race detector in the gate: packages that raise labs, where what is concurrent
@@ -145,7 +147,7 @@ auto-[0-9]) # races of those with a control plane are looked for in every second
 	fresh_packages=$(some -vxFf <(echo "$rest") <<<"$fresh_packages")
 	;;
 esac
-group "${lab[@]}" -p 3 <<<"$unraced"
+group "${lab[@]}" -p 4 <<<"$unraced"
 group "${fresh[@]}" -p 2 <<<"$fresh_packages"
 [ "${RACE:-all}" != auto ] || fresh=(-race) # the rest may come from Go's cache
 group "${fresh[@]}" -p 2 < <(some -vxFf <(echo "$every"; echo "$labs") <<<"$all")

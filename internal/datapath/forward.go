@@ -172,7 +172,7 @@ func nftFinding(family nftables.TableFamily, c *nftables.Chain, r refusal) Findi
 	if r.rule.policy {
 		return policyFinding(where, fmt.Sprintf("nft add chain %s %s %s '{ policy accept; }'", name, c.Table.Name, c.Name))
 	}
-	if c.Table.Name == "firewalld" { // which undoes what others change
+	if c.Table.Name == "firewalld" { // it restores its table after other software changes it
 		return ruleFinding(where, r, "stop firewalld: systemctl disable --now firewalld")
 	}
 	insert := fmt.Sprintf("nft insert rule %s %s %s", name, c.Table.Name, c.Name)

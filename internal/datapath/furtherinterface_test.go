@@ -1,10 +1,14 @@
 package datapath
 
 import (
+	"context"
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/internal/lab/run/poll"
 )
 
 // A pod may have several interfaces, of several networks. Each of its addresses
@@ -19,9 +23,14 @@ func TestFurtherInterface(t *testing.T) {
 	further.want.HostIfName = HostLinkName("storage", first.name, "net1")
 	further.want.IPv4, further.want.IPv6 = netip.MustParseAddr(podC), netip.MustParseAddr("2001:db8::53")
 	v.add(further)
-	for first.run("ip -6 addr show tentative") != "" { // routes change once duplicate address detection ends
-		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // the kernel's own time
-	}
+	patience, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	v.ok(poll.Until(patience, func() error { // routes change once duplicate address detection has ended
+		if text := first.run("ip -6 addr show tentative"); text != "" {
+			return errors.New(text)
+		}
+		return nil
+	}))
 	for _, again := range []*pod{further, first} { // changes nothing
 		before := first.run("ip route show table all") + first.run("ip -6 route show table all") + first.run("ip rule")
 		v.add(again)

@@ -3,6 +3,7 @@ package install
 import (
 	"encoding/json"
 	"os"
+	"reflect"
 	"slices"
 )
 
@@ -15,7 +16,17 @@ import (
 type foreign struct {
 	kind   string          // its type
 	entry  json.RawMessage // as it was written
-	before string          // type of Berth's entry that follows it; empty: it is at the end
+	before []string        // types of Berth's entries that follow it, in their order
+}
+
+// anchor is the type of Berth's entry before which it belongs; empty: it is at the end.
+func (f foreign) anchor(own []pluginConf) string {
+	for _, kind := range f.before {
+		if slices.ContainsFunc(own, func(p pluginConf) bool { return p.Type == kind }) {
+			return kind
+		}
+	}
+	return ""
 }
 
 // foreignIn finds those in a list, to which Berth will write the plugins of types own, berth
@@ -28,24 +39,31 @@ func foreignIn(text []byte, own []string) (found []foreign) {
 	if json.Unmarshal(text, &c) != nil {
 		return nil
 	}
-	if c.Berths == nil { // by a person, or by a version that did not say
-		for kind := range capabilities {
-			c.Berths = append(c.Berths, kind)
-		}
-	}
-	following := ""
+	var following []string
 	for _, entry := range slices.Backward(c.Plugins) {
 		var p pluginConf
 		switch {
 		case json.Unmarshal(entry, &p) != nil || p.Type == "":
 		case slices.Contains(own, p.Type):
-			following = p.Type
-		case !slices.Contains(c.Berths, p.Type):
+			following = append([]string{p.Type}, following...)
+		case !slices.Contains(c.Berths, p.Type) && !(c.Berths == nil && isPlain(entry)):
 			found = append(found, foreign{p.Type, entry, following})
 		}
 	}
 	slices.Reverse(found)
 	return found
+}
+
+// isPlain tells whether an entry is as Berth writes those of its chain. In a list that does not say
+// which are Berth's, of a person or of an earlier version, such an entry is.
+func isPlain(entry json.RawMessage) bool {
+	var is, berths any
+	var p pluginConf
+	if json.Unmarshal(entry, &p) != nil {
+		return false
+	}
+	own, err := json.Marshal(chained(p.Type))
+	return err == nil && json.Unmarshal(own, &berths) == nil && json.Unmarshal(entry, &is) == nil && reflect.DeepEqual(is, berths)
 }
 
 // foreign are the entries of other software in the configuration in place, where the runtime
@@ -64,7 +82,7 @@ func (o *Options) foreign(path string) []foreign {
 func merged(own []pluginConf, others []foreign) (all []any) {
 	add := func(before string) {
 		for _, f := range others {
-			if f.before == before {
+			if f.anchor(own) == before {
 				all = append(all, f.entry)
 			}
 		}

@@ -57,6 +57,7 @@ func TestEntriesOfOthersStay(t *testing.T) {
 		"other settings":           {[]func(Options){atEnd, second}, func(o *Options) { o.Network.MTU = 1500 }, "berth linkerd-cni portmap istio-cni"},
 		"a plugin more":            {[]func(Options){atEnd, second}, func(o *Options) { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")) }, "berth linkerd-cni portmap bandwidth istio-cni"},
 		"a plugin less":            {[]func(Options){atEnd, second}, func(o *Options) { o.Network.Chain = nil }, "berth linkerd-cni istio-cni"},
+		"a plugin that is gone":    {[]func(Options){atEnd, second}, func(o *Options) { _ = os.Remove(filepath.Join(o.BinDir, "portmap")) }, "berth linkerd-cni istio-cni"},
 		"a plugin that was theirs": {[]func(Options){atEnd}, func(o *Options) { o.Network.Chain = []string{"istio-cni"} }, "berth"},
 		"a version that did not say which were its own": {[]func(Options){atEnd, func(o Options) { edit(t, o, `,"berthPlugins":["berth","portmap"]`, "") }},
 			func(o *Options) { o.Network.Chain = nil }, "berth istio-cni"},

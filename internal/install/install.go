@@ -144,9 +144,9 @@ func (o *Options) installPlugins(r *Report) error {
 func (i *Installer) fit(ctx context.Context, o *Options, r *Report) {
 	var there []string
 	there, r.LeftOut = present(o.BinDir, o.Network.Chain)
-	answers := make([]answer, len(there))
-	for k, plugin := range there {
-		answers[k] = i.asker.ask(ctx, o.BinDir, chained(plugin))
+	answers := make([]answer, 0, len(there))
+	for _, plugin := range there {
+		answers = append(answers, i.asker.ask(ctx, o.BinDir, chained(plugin)))
 	}
 	for _, f := range o.Network.foreign {
 		a := i.asker.ask(ctx, o.BinDir, pluginConf{Type: f.kind})

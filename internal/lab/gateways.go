@@ -281,13 +281,16 @@ func capabilities(c corev1.Container) (names []string) {
 
 // environment are the variables of a container, those of the downward API included.
 func environment(pod *corev1.Pod, c corev1.Container) (env []string, err error) {
-	var ips []string
+	var ips, hosts []string
 	for _, ip := range pod.Status.PodIPs {
 		ips = append(ips, ip.IP)
 	}
+	for _, ip := range pod.Status.HostIPs {
+		hosts = append(hosts, ip.IP)
+	}
 	fields := map[string]string{
 		"metadata.name": pod.Name, "metadata.namespace": pod.Namespace, "metadata.uid": string(pod.UID),
-		"status.podIP": pod.Status.PodIP, "status.podIPs": strings.Join(ips, ","), "spec.nodeName": pod.Spec.NodeName,
+		"status.podIP": pod.Status.PodIP, "status.podIPs": strings.Join(ips, ","), "status.hostIPs": strings.Join(hosts, ","), "spec.nodeName": pod.Spec.NodeName,
 	}
 	for _, v := range c.Env {
 		value := v.Value

@@ -51,7 +51,7 @@ func ask(t *testing.T, c net.Conn, text ...string) (status int, took time.Durati
 			time.Sleep(100 * time.Millisecond) //nolint:forbidigo // in a synctest bubble
 		}
 	}()
-	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil) //nolint:bodyclose // the connection is closed
 	if err != nil {
 		t.Error(err)
 		return 0, time.Since(begun)

@@ -30,6 +30,7 @@ func TestBudget(t *testing.T) {
 		{"from the cache", 1000, map[string]float64{"test/crash": -1}, nil, nil},
 		{"without accounts", 1000, map[string]float64{"other": 0}, []string{"other: nothing tells its CPU time"}, nil},
 		{"all together as much as the total", 101, map[string]float64{"test/crash": 100, "other": 1}, nil, nil},
+		{"all together as much, but for what is apart", 100, map[string]float64{"apart": 40, "test/crash": 100}, nil, nil},
 		{
 			"all together more", 100, map[string]float64{"test/crash": 99.5, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5},
 			[]string{`all packages used 114.5 CPU-s, and the row "total" in budget.tsv has 100.`},
@@ -39,7 +40,7 @@ func TestBudget(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newReport(new(strings.Builder))
 			r.module = "example.com/m"
-			r.budget = &budget{file: "budget.tsv", total: tt.total, rows: map[string]float64{"test/crash": 90}}
+			r.budget = &budget{file: "budget.tsv", total: tt.total, rows: map[string]float64{"test/crash": 90, "apart": 30}, apart: map[string]bool{"apart": true}}
 			for name, cpu := range tt.used {
 				name = r.module + "/" + name
 				if cpu > 0 {
@@ -84,7 +85,7 @@ func TestReadBudget(t *testing.T) {
 		name, text string
 		want       []string // of the error
 	}{
-		{"rows", header + "total\t100\na\t3\n\n# of b\nb\t4.5\n", nil},
+		{"rows", header + "total\t100\na\t3\n\n# of b\nb\t+4.5\n", nil},
 		{"no header", "total\t100\na\t3\n", []string{`:1: "total\t100": expected the header "package\tcpu-seconds"`, `:2: "a\t3": expected the first row to be "total"`}},
 		{"nothing", "", []string{`expected a first row "total"`}},
 		{"no total", header + "a\t3\n", []string{`:3: "a\t3": expected the first row to be "total"`}},
@@ -101,7 +102,7 @@ func TestReadBudget(t *testing.T) {
 			b, err := readBudget(file, root)
 			if len(tt.want) == 0 {
 				must(t, err)
-				if b.total != 100 || fmt.Sprint(b.rows) != "map[a:3 b:4.5]" {
+				if b.total != 100 || fmt.Sprint(b.rows, b.apart) != "map[a:3 b:4.5] map[a:false b:true]" {
 					t.Errorf("got %+v", b)
 				}
 				return

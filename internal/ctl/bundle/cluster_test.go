@@ -159,7 +159,7 @@ func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 		harness.OK(t, c.Create(t.Context(), o))
 		t.Cleanup(func() { _ = client.IgnoreNotFound(c.Delete(context.Background(), o, client.GracePeriodSeconds(0))) })
 	}
-	create(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd", Annotations: applied},
+	create(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd", Annotations: applied, Labels: map[string]string{"app.kubernetes.io/part-of": "berth"}},
 		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template}})
 	// Others' objects have secrets that neither a name nor a form tells.
 	unknown := corev1.PodSpec{HostNetwork: true, Volumes: []corev1.Volume{{Name: "stays", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "d", VolumeAttributes: map[string]string{"x": planted}}}}}, Containers: []corev1.Container{{
@@ -167,7 +167,7 @@ func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 		Env: []corev1.EnvVar{{Name: "DB_PASS", Value: planted}, {Name: "X", Value: planted}},
 	}}}
 	others := map[string]string{"app": "agent"}
-	create(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "agent", Annotations: map[string]string{"x": planted, corev1.LastAppliedConfigAnnotation: planted}},
+	create(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "cyberthreat-agent", Annotations: map[string]string{"x": planted, corev1.LastAppliedConfigAnnotation: planted}},
 		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: others}, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: others, Annotations: map[string]string{"x": planted}}, Spec: unknown}}})
 	create(&v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: secrets}, Spec: v1alpha1.AddressPoolSpec{Subnets: []v1alpha1.PoolSubnet{{IPv4: "10.2.0.0/24"}}}})
 	create(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e1"}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web"},

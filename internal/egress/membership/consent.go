@@ -48,7 +48,7 @@ func (n Namespace) Same(o Namespace) bool {
 }
 
 // systemNamespaces are those of Kubernetes itself. No Egress of another namespace selects their
-// pods, whatever they consent to: with the cluster's DNS all pods would lose their own.
+// pods, with or without consent: every pod loses DNS when CoreDNS is cut off.
 var systemNamespaces = []string{metav1.NamespaceSystem, metav1.NamespacePublic, "kube-node-lease"}
 
 // maySelect tells whether Egresses of a namespace may select pods of another namespace. Berth's

@@ -202,7 +202,7 @@ func flood(ctx context.Context, c net.Conn, s Server) error {
 			return err
 		}
 		_, err = io.Copy(io.Discard, answer.Body)
-		return err
+		return errors.Join(err, answer.Body.Close())
 	})
 }
 
@@ -303,7 +303,7 @@ func (s Server) bear(t *testing.T, a attack, addresses, connections int) {
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return l.dial(ctx, from) },
 		}}
 		for range requests {
-			if err := s.sound(client); err != nil {
+			if err := s.sound(ctx, client); err != nil {
 				t.Errorf("%s: %v", from, err)
 			}
 			time.Sleep(pause) //nolint:forbidigo // in a synctest bubble
@@ -315,13 +315,17 @@ func (s Server) bear(t *testing.T, a attack, addresses, connections int) {
 	time.Sleep(time.Minute) //nolint:forbidigo // connections that are closed linger
 }
 
-func (s Server) sound(client *http.Client) (err error) {
-	var answer *http.Response
+func (s Server) sound(ctx context.Context, client *http.Client) error {
+	method, url := http.MethodGet, "http://x"+s.Path
 	if s.Body != "" {
-		answer, err = client.Post("https://x"+s.Path, "application/json", strings.NewReader(s.Body))
-	} else {
-		answer, err = client.Get("http://x" + s.Path)
+		method, url = http.MethodPost, "https://x"+s.Path
 	}
+	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(s.Body))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := client.Do(r)
 	if err != nil {
 		return err
 	}

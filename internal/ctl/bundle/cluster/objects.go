@@ -80,8 +80,8 @@ func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error
 		if kind.ours && !isOurs(o) {
 			return nil
 		}
-		if kind.others != nil && !isOurs(o) {
-			o = slices.Concat(ofAll, kind.others).of(o).(map[string]any) //nolint:forcetypeassert // of a map
+		if kind.others != nil && !isBerths(o) {
+			o = slices.Concat(ofAll, kind.others).ofObject(o)
 		}
 		return files.add(shown(o))
 	})
@@ -140,13 +140,20 @@ func listPage(ctx context.Context, req *rest.Request, next string) (l list, err 
 	return l, json.NewDecoder(io.LimitReader(r, maxPage)).Decode(&l)
 }
 
-func isOurs(o map[string]any) bool {
+// isBerths tells whether Berth's chart or operator made an object, by its labels: others' names may contain
+// "berth".
+func isBerths(o map[string]any) bool {
 	m, _ := o["metadata"].(map[string]any)
-	name, _ := m["name"].(string)
 	labels, _ := m["labels"].(map[string]any)
 	partOf, _ := labels["app.kubernetes.io/part-of"].(string)
 	managedBy, _ := labels["app.kubernetes.io/managed-by"].(string)
-	return strings.Contains(name, "berth") || partOf == "berth" || managedBy == v1alpha1.OwnerOperator
+	return partOf == "berth" || managedBy == v1alpha1.OwnerOperator
+}
+
+func isOurs(o map[string]any) bool {
+	m, _ := o["metadata"].(map[string]any)
+	name, _ := m["name"].(string)
+	return strings.Contains(name, "berth") || isBerths(o)
 }
 
 // shown is an object without secrets, and without what only machines read.

@@ -45,26 +45,30 @@ func (f fields) of(v any) any {
 		}
 		return out
 	case map[string]any:
-		out := map[string]any{}
-		for key, value := range v {
-			var deeper fields
-			for _, path := range f {
-				name, rest, more := strings.Cut(path, ".")
-				switch {
-				case name != key:
-				case !more:
-					out[key] = value
-				default:
-					deeper = append(deeper, rest)
-				}
-			}
-			if _, whole := out[key]; !whole && deeper != nil {
-				out[key] = deeper.of(value)
-			}
-		}
-		return out
+		return f.ofObject(v)
 	}
 	return nil // expected more below it
+}
+
+func (f fields) ofObject(o map[string]any) map[string]any {
+	out := map[string]any{}
+	for key, value := range o {
+		var deeper fields
+		for _, path := range f {
+			name, rest, more := strings.Cut(path, ".")
+			switch {
+			case name != key:
+			case !more:
+				out[key] = value
+			default:
+				deeper = append(deeper, rest)
+			}
+		}
+		if _, whole := out[key]; !whole && deeper != nil {
+			out[key] = deeper.of(value)
+		}
+	}
+	return out
 }
 
 // networkTypes is a CNI configuration with the types of its plugins alone; empty: it cannot be read.

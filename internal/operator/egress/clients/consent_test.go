@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -52,7 +53,8 @@ func (w *world) clientsReady(o *v1alpha1.Egress, reason string, words ...string)
 func TestConsent(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
-	w.namespace("tenant", map[string]string{v1alpha1.LabelEgressMaySelect: "true"})
+	granted := map[string]string{v1alpha1.LabelEgressMaySelect: "true"}
+	w.namespace("tenant", granted)
 	web, naming, dns := w.pod("web", ""), w.pod("naming", "nat"), newPod("dns", "")
 	dns.Namespace = metav1.NamespaceSystem
 	w.make(dns, "node-a")
@@ -103,6 +105,21 @@ func TestConsent(t *testing.T) {
 	if o := w.object(dns); o != nil {
 		t.Errorf("of the cluster's DNS: %+v", o.Spec)
 	}
+
+	// A namespace that comes counts for a selector of all that have no certain name.
+	there := &corev1.NamespaceList{}
+	harness.OK(t, w.client().List(t.Context(), there))
+	others := metav1.LabelSelectorRequirement{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn}
+	for _, ns := range there.Items {
+		others.Values = append(others.Values, ns.Name)
+	}
+	w.namespace("tenant", granted) // so that the policy takes it
+	rest := w.tenants("rest", v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{others}}})
+	w.namespace("tenant", nil)
+	w.clientsReady(rest, reasonServed)
+	w.namespace("late", nil)
+	w.clientsReady(rest, reasonConsent)
+	harness.OK(t, w.client().Delete(t.Context(), rest))
 
 	own := v1alpha1.EgressClientSelector{PodSelector: labelled("app", "none")}
 	var last *v1alpha1.Egress

@@ -187,13 +187,26 @@ func (c *Controller) onNamespaces() handler.EventHandler {
 			c.lookAtPods(list.Items)
 		}
 	}
-	changed := func(ctx context.Context, had, has membership.Namespace) {
-		before, now := c.book.grant(has.Name, has.Granted())
+	changed := func(ctx context.Context, had, has *membership.Namespace) { // nil: there was none, or is none
+		name, granted := "", false
+		var missed, misses []membership.Ref
+		if had != nil {
+			name = had.Name
+		}
+		if has != nil {
+			name, granted = has.Name, has.Granted()
+		}
+		before, now := c.book.grant(name, granted)
 		was, is := before.Selectors(), now.Selectors()
-		missed, misses := was.MissingConsent(had), is.MissingConsent(has)
+		if had != nil {
+			missed = was.MissingConsent(*had)
+		}
+		if has != nil {
+			misses = is.MissingConsent(*has)
+		}
 		refs := slices.DeleteFunc(slices.Concat(missed, misses), func(r membership.Ref) bool { return slices.Contains(missed, r) && slices.Contains(misses, r) })
-		if was.Granted(has.Name) != is.Granted(has.Name) {
-			all := append(was.Active(has.Name), is.Active(has.Name)...)
+		if was.Granted(name) != is.Granted(name) {
+			all := append(was.Active(name), is.Active(name)...)
 			if keys, err := c.affected(ctx, all, before, now); err == nil {
 				c.lookAt(keys)
 			}
@@ -205,7 +218,7 @@ func (c *Controller) onNamespaces() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, _ requests) {
 			has := membership.ReadNamespace(e.Object)
-			changed(ctx, membership.Namespace{Name: has.Name}, has)
+			changed(ctx, nil, &has)
 			look(ctx, has.Name, true)
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, _ requests) {
@@ -214,12 +227,12 @@ func (c *Controller) onNamespaces() handler.EventHandler {
 				return
 			}
 			before := c.book.known()
-			changed(ctx, had, has)
+			changed(ctx, &had, &has)
 			look(ctx, has.Name, !slices.Equal(before.Selectors().Of(had), c.book.known().Selectors().Of(has)))
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, _ requests) {
 			had := membership.ReadNamespace(e.Object)
-			changed(ctx, had, membership.Namespace{Name: had.Name})
+			changed(ctx, &had, nil)
 		},
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -51,6 +52,7 @@ type clients struct {
 	mu     sync.Mutex // guards below
 	known  map[netip.Addr]place
 	failed error     // why known was never read; what was read holds while it cannot be again
+	stale  bool      // known cannot be read again, which the log has
 	told   time.Time // of a connection that was refused
 }
 
@@ -148,10 +150,16 @@ func (c *clients) look(ctx context.Context, within time.Duration) {
 	defer c.mu.Unlock()
 	switch {
 	case err == nil:
-		c.known, c.failed = known, nil
+		c.known, c.failed, c.stale = known, nil, false
 	case c.known == nil && c.failed == nil:
 		c.failed = err
 		c.log.Warn("the webhook answers whoever connects: the addresses of the API server cannot be read", "err", err)
+	case c.known != nil:
+		maps.Copy(c.known, known) // what could be read
+		if !c.stale {
+			c.log.Warn("the webhook answers the addresses that it knows: those of the API server and nodes cannot be read again", "err", err)
+		}
+		c.stale = true
 	}
 }
 
