@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/egress/membership"
@@ -184,7 +183,7 @@ func (e Egresses) TooMany(one *Egress) string {
 // It names none of them: who writes an Egress may not read Namespaces.
 func (e *Egress) NoConsent() string {
 	lists := ""
-	if s, err := metav1.LabelSelectorAsSelector(e.spec.Clients.NamespaceSelector); err == nil && len(s.String()) <= Most/2 {
+	if s, err := e.spec.Clients.NamespaceSelector.Compile(); err == nil && len(s.String()) <= Most/2 {
 		lists = fmt.Sprintf(" (kubectl get namespaces -l '%s' lists them)", s)
 	}
 	return fmt.Sprintf("spec.clients.namespaceSelector selects namespaces that do not let Egresses of namespace %s select their pods%s: "+
