@@ -37,7 +37,7 @@ func withTemplate(name, spec string) *v1alpha1.Egress {
 }
 
 // selecting is an Egress that selects pods of namespaces.
-func selecting(name string, namespaces *metav1.LabelSelector) *v1alpha1.Egress {
+func selecting(name string, namespaces *v1alpha1.LabelSelector) *v1alpha1.Egress {
 	e := egress(name)
 	e.Spec.Clients = &v1alpha1.EgressClientSelector{NamespaceSelector: namespaces}
 	return e
@@ -92,7 +92,7 @@ func applyEgressPolicies(t *testing.T) {
 			return other.Create(t.Context(), withTemplate("probe", `{"hostPID":true}`), client.DryRunAll)
 		},
 		"selectors": func() error {
-			return other.Create(t.Context(), selecting("probe", &metav1.LabelSelector{}), client.DryRunAll)
+			return other.Create(t.Context(), selecting("probe", &v1alpha1.LabelSelector{}), client.DryRunAll)
 		},
 		"who poses": func() error {
 			return other.Create(t.Context(), &corev1.Pod{

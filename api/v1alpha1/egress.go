@@ -145,11 +145,11 @@ const (
 type EgressClientSelector struct {
 	// NamespaceSelector selects namespaces. Not set: the Egress's own; empty: all.
 	// +optional
-	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+	NamespaceSelector *LabelSelector `json:"namespaceSelector,omitempty"`
 
 	// PodSelector selects pods in these namespaces. Not set or empty: all.
 	// +optional
-	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
+	PodSelector *LabelSelector `json:"podSelector,omitempty"`
 }
 
 // EgressPodTemplate is what a person adds to the gateways' pods.

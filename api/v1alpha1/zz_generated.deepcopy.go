@@ -665,12 +665,12 @@ func (in *EgressClientSelector) DeepCopyInto(out *EgressClientSelector) {
 	*out = *in
 	if in.NamespaceSelector != nil {
 		in, out := &in.NamespaceSelector, &out.NamespaceSelector
-		*out = new(v1.LabelSelector)
+		*out = new(LabelSelector)
 		(*in).DeepCopyInto(*out)
 	}
 	if in.PodSelector != nil {
 		in, out := &in.PodSelector, &out.PodSelector
-		*out = new(v1.LabelSelector)
+		*out = new(LabelSelector)
 		(*in).DeepCopyInto(*out)
 	}
 }

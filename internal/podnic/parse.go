@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	yamlv3 "go.yaml.in/yaml/v3"
 	"sigs.k8s.io/yaml"
 )
 
@@ -68,7 +69,15 @@ func Parse(annotation string) ([]Entry, Errors) {
 		errs.add(fieldNICs, "is %d bytes long, expected %d at most", n, MaxLength)
 		return nil, errs
 	}
-	data, err := yaml.YAMLToJSONStrict([]byte(annotation))
+	aliased, err := hasAlias(annotation)
+	if aliased {
+		errs.add(fieldNICs, "has an alias of YAML (*NAME), expected what it stands for")
+		return nil, errs
+	}
+	var data []byte
+	if err == nil {
+		data, err = yaml.YAMLToJSONStrict([]byte(annotation))
+	}
 	if err != nil {
 		errs.add(fieldNICs, "is neither YAML nor JSON: %s", short(strings.Join(strings.Fields(strings.TrimPrefix(err.Error(), "yaml: ")), " "), 200))
 		return nil, errs
@@ -87,6 +96,18 @@ func Parse(annotation string) ([]Entry, Errors) {
 		entries[i] = entry(i, item, &errs)
 	}
 	return entries, errs
+}
+
+// hasAlias tells whether a text of YAML has aliases. JSON has none, so each is written out where it stands: a
+// text of MaxLength would become gigabytes, in every program that reads a pod's annotations.
+func hasAlias(text string) (bool, error) {
+	var root yamlv3.Node
+	if err := yamlv3.Unmarshal([]byte(text), &root); err != nil {
+		return false, err
+	}
+	var any func(*yamlv3.Node) bool
+	any = func(n *yamlv3.Node) bool { return n.Kind == yamlv3.AliasNode || slices.ContainsFunc(n.Content, any) }
+	return any(&root), nil
 }
 
 // entry reads one NIC.

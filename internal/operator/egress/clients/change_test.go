@@ -15,8 +15,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func labelled(key, value string) *metav1.LabelSelector {
-	return &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
+func labelled(key, value string) *v1alpha1.LabelSelector {
+	return &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{key: v1alpha1.LabelValue(value)}}
 }
 
 // change edits an Egress.
@@ -41,7 +41,7 @@ func TestRefusals(t *testing.T) {
 	w.awaitCounts("nat", 0, 1, reasonRefused, "pod shop/web may not use it (NotAllowed)")
 	w.edit(p, `{"metadata":{"labels":{"a":"b"}}}`)
 	w.change("nat", func(s *v1alpha1.EgressSpec) {
-		s.AllowedNamespaces = &v1alpha1.VPCNamespaces{Selector: labelled("team", "shop")}
+		s.AllowedNamespaces = &v1alpha1.VPCNamespaces{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}}}
 	})
 	w.await(p, "may use one", uses([]string{"nat"}, "dc NotFound"))
 	w.awaitCounts("nat", 0, 0, reasonServed)

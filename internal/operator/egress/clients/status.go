@@ -103,7 +103,7 @@ func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
 	tooMany := all.TooMany(e)
 	switch {
 	case e.Wrong != nil:
-		s.condition.Reason, s.condition.Message = reasonSelector, e.Wrong.Error()
+		s.condition.Reason, s.condition.Message = reasonSelector, shortened(e.Wrong.Error())
 	case tooMany != "":
 		s.condition.Reason, s.condition.Message = reasonTooMany, tooMany
 	case len(a.refused) > 0:
@@ -119,6 +119,9 @@ func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
 	}
 	return s
 }
+
+// shortened is a text of elsewhere, which may have what a user wrote at any length.
+func shortened(text string) string { return strings.ToValidUTF8(text[:min(len(text), plan.Most)], "") }
 
 // about tells of some pods: how many, which, for example, and why.
 func about(of map[types.NamespacedName]string, one, many string) string {

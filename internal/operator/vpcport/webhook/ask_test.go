@@ -135,6 +135,10 @@ func TestPodsAskForBranches(t *testing.T) {
 		p = pod("a", vpc, "e")
 		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "b", Image: "b", Resources: corev1.ResourceRequirements{Requests: some, Limits: some}})
 		try(t, p, "", "5")
+		p = pod("a", vpc, "e", nics, "[{}, {}]") // fewer would be none of the namespace's quota
+		few := corev1.ResourceList{v1alpha1.ResourceBranches: resource.MustParse("0")}
+		p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: few, Limits: few}
+		try(t, p, "2")
 	})
 	t.Run("by their namespace", func(t *testing.T) {
 		harness.OK(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{vpc: "e"}}}))

@@ -71,7 +71,7 @@ func (c chooser) answer(ctx context.Context, q admission.Request) (admission.Res
 		p.Annotations = map[string]string{}
 	}
 	maps.Copy(p.Annotations, values)
-	if n := branchesOf(podnic.Pod{Annotations: p.Annotations}, vpc, c.first); n > 0 && !asks(p) {
+	if n := branchesOf(podnic.Pod{Annotations: p.Annotations}, vpc, c.first); int64(n) > asks(p) {
 		changes = append(changes, request(n))
 	}
 	changed, err := edited(q.Object.Raw, changes...)

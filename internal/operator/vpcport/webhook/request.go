@@ -3,7 +3,6 @@ package webhook
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,14 +27,20 @@ func branchesOf(p podnic.Pod, v *v1alpha1.VPC, first podnic.First) int {
 	return len(nics)
 }
 
-// asks tells whether one of a pod's containers asks for branch interfaces already: because
-// whoever makes the pod says for how many, or the webhook did when it was asked before.
-func asks(p *corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c corev1.Container) bool {
-		_, requested := c.Resources.Requests[v1alpha1.ResourceBranches]
-		_, limited := c.Resources.Limits[v1alpha1.ResourceBranches]
-		return requested || limited
-	})
+// asks is for how many branch interfaces a pod asks the scheduler already: because whoever makes the pod says so,
+// or the webhook did when it was asked before. Containers ask together, each init container alone.
+func asks(p *corev1.Pod) (n int64) {
+	of := func(c corev1.Container) int64 {
+		requested, limited := c.Resources.Requests[v1alpha1.ResourceBranches], c.Resources.Limits[v1alpha1.ResourceBranches]
+		return max(requested.Value(), limited.Value())
+	}
+	for _, c := range p.Spec.Containers {
+		n += of(c)
+	}
+	for _, c := range p.Spec.InitContainers {
+		n = max(n, of(c))
+	}
+	return n
 }
 
 // edited is a pod as the API server sent it after some changes to it. All else stays as it is,
