@@ -52,7 +52,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		begin = counted(base, templates.Counted())
 	}
 	src, err := eni.New(eni.Options{
-		Template: begin.Template, InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
+		Template: begin.Template, InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log, Tell: m.tell,
 	}, reconciler.Config{
 		Settings: begin.Settings,
 		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),

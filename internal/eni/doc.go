@@ -35,6 +35,7 @@
 //	outage.go               ... or because another node had an answer
 //	outdated.go             which ENIs are not as configured
 //	surplus.go              how much of the excess may go, by how long it has lasted (plan/excess.go)
+//	links.go                ENIs whose links the node lacks
 //	trunk.go                whether the trunk is there that is to be
 //	attachrefusals.go       ENIs that the cloud refuses to attach
 //	deleteontermination.go  the attribute of that name, which no pass waits for

@@ -144,7 +144,9 @@ func (e ENI) unused() bool { return !e.Primary && e.Used+e.Cooling == 0 && e.Wit
 // tidy deletes detached ENIs that the plan has no use for and puts the
 // attributes of the others right.
 func (b *planner) tidy() {
-	for _, e := range sorted(b.enis, func(e ENI) bool { return e.Ours && e.Phase == Detached && !e.JustMade && !b.claimed[e.ID] }, byIndex) {
+	for _, e := range sorted(b.enis, func(e ENI) bool {
+		return e.Ours && e.Phase == Detached && !e.JustMade && !e.cutOff() && !b.claimed[e.ID]
+	}, byIndex) {
 		b.do(Action{Kind: Delete, ENI: e.ID})
 	}
 	for _, e := range sorted(b.enis, func(e ENI) bool { return e.Ours && !e.Primary && e.Phase == Attached }, byIndex) {

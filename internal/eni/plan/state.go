@@ -42,6 +42,7 @@ type ENI struct {
 	PrimaryServes            bool // its primary address is for pods too
 	WrongDeleteOnTermination bool // DeleteOnTermination is not as configured
 	WrongTags                bool // carries another instance's ID
+	NoLink                   bool // the node has no link of it: nothing of it is of use to pods
 	Outdated                 bool // a new ENI would not be in its subnet, or have its security groups
 
 	drain drain // set by State.drained
@@ -122,7 +123,7 @@ type State struct {
 
 // serves tells whether an ENI's addresses are for pods.
 func serves(e ENI, p ipam.Policy) bool {
-	return e.Ours && !e.Trunk && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
+	return e.Ours && !e.Trunk && !e.NoLink && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
 }
 
 // tally is the pods that the node's addresses are for, summed over the ENIs that
