@@ -480,3 +480,7 @@ const (
 	ConditionAtCapacity = "AtCapacity"
 	ConditionDegraded   = "Degraded"
 )
+
+// ReasonLinkMissing is the reason of Degraded while nothing is wrong but that the node has
+// no link of an ENI (status.ipam.missingLinks).
+const ReasonLinkMissing = "LinkMissing"
