@@ -23,7 +23,7 @@ import (
 )
 
 // TestForeignKernelChanges has others on the node drop packets, flush what they do not
-// know, and remove sandboxes without a word.
+// know, and remove sandboxes and links of ENIs without a word.
 func TestForeignKernelChanges(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -39,6 +39,7 @@ func TestForeignKernelChanges(t *testing.T) {
 	}
 	t.Run("flush", func(t *testing.T) { flushes(t, l, n, other) })
 	t.Run("sandbox vanishes", func(t *testing.T) { vanishes(t, l, n) })
+	t.Run("link of an ENI vanishes", func(t *testing.T) { links(t, l, n, other) })
 	harness.Settle(t, l)
 }
 

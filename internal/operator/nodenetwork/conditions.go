@@ -23,15 +23,15 @@ const nextTry = "; next try at "
 
 // Reasons of conditions. The other classes of cloud errors go by their names.
 const (
-	reasonInvalidRequest = "InvalidRequest"       // the cloud calls a request wrong
-	reasonNotFound       = "NotFound"             // the cloud does not know what the spec names
-	reasonInvalidSpec    = "InvalidSpec"          // see the message for the field
+	reasonInvalidRequest = "InvalidRequest"           // the cloud calls a request wrong
+	reasonNotFound       = "NotFound"                 // the cloud does not know what the spec names
+	reasonInvalidSpec    = "InvalidSpec"              // see the message for the field
 	reasonLinkMissing    = v1alpha1.ReasonLinkMissing // the node lacks the link of an ENI
-	reasonTypeMismatch   = "InstanceTypeMismatch" // the spec has another type than EC2
-	reasonPaced          = "MadeAgainTooOften"    // the object, under the same name
-	reasonNotWritten     = "NotWritten"           // the API server refuses the operator's part
-	reasonInstanceGone   = "InstanceGone"         // the cloud knows no such instance
-	reasonNotObserved    = "NotObserved"          // the cloud was not looked at yet
+	reasonTypeMismatch   = "InstanceTypeMismatch"     // the spec has another type than EC2
+	reasonPaced          = "MadeAgainTooOften"        // the object, under the same name
+	reasonNotWritten     = "NotWritten"               // the API server refuses the operator's part
+	reasonInstanceGone   = "InstanceGone"             // the cloud knows no such instance
+	reasonNotObserved    = "NotObserved"              // the cloud was not looked at yet
 	reasonAsExpected     = "AsExpected"
 	reasonAllocating     = "Allocating"
 	reasonTargetMet      = "TargetMet"
