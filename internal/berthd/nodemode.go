@@ -45,7 +45,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	files := eni.Files{Dir: m.cfg.StateDir}
 	base := reconciler.Settings{
 		InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
-		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
+		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, FollowGroups: m.cfg.FollowSecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
 	}
 	begin := wanted(base, nil)
 	if templates != nil {

@@ -374,13 +374,14 @@ func (r *Reconciler) growthWaits() bool {
 func (r *Reconciler) state(now time.Time) plan.State {
 	u := r.cfg.Node.Usage()
 	r.compareLinks(u.MissingLinks, now)
-	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes(), Trunk: r.wantedTrunk(now), Drain: r.surplus.drains}
+	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes(), Trunk: r.wantedTrunk(now), FollowGroups: r.cfg.FollowGroups, Drain: r.surplus.drains}
 	wanted := r.placement.wanted()
 	for _, k := range r.view.list() {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
 			continue // neither its device index nor the limits are those of the first card
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
+		e.OtherGroups = e.Ours && !e.Primary && !e.Trunk && r.placement.othersThanPrimary(k)
 		e.NoLink = r.links.noStock(k.ID, now)
 		serves := e.Phase == plan.Detached || e.Index >= r.cfg.Policy.FirstInterfaceIndex
 		e.Outdated = e.Ours && !e.Primary && !e.Trunk && serves && wanted.differs(k)

@@ -48,7 +48,7 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	}
 	d.AtCapacity = len(b.actions) == 0 && Demand(l, p.Uncapped(), b.tally.Usage).Want > b.tally.total
 	d.Exhausted = b.keepTrunk(s) || d.Exhausted
-	b.tidy()
+	b.tidy(s)
 	d.Actions = b.actions
 	return d
 }

@@ -43,6 +43,7 @@ type ENI struct {
 	WrongDeleteOnTermination bool // DeleteOnTermination is not as configured
 	WrongTags                bool // carries another instance's ID
 	NoLink                   bool // the node has no link of it: nothing of it is of use to pods
+	OtherGroups              bool // its security groups are not the primary's, which it is to have
 	Outdated                 bool // a new ENI would not be in its subnet, or have its security groups
 
 	drain drain // set by State.drained
@@ -117,6 +118,8 @@ type State struct {
 	NoMoreENIs bool
 	// Trunk is what is wanted of the node's trunk.
 	Trunk Trunk
+	// FollowGroups: ENIs are to be given the security groups of the primary.
+	FollowGroups bool
 	// PrimaryServes: the primary address of a new ENI will be for pods.
 	PrimaryServes bool
 }

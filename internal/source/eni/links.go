@@ -205,6 +205,7 @@ func text(addrs []netip.Addr) string {
 const (
 	conditionLinks     = "ENILinksPresent"
 	conditionAddresses = "PodAddressesAssigned"
+	conditionGroups    = "SecurityGroupsFollowed"
 )
 
 // conditions are those of the source. s.mu is held.
@@ -231,7 +232,20 @@ func (s *Source) conditions() []source.Condition {
 		addresses = source.Condition{Type: conditionAddresses, Reason: "NotAssigned", Message: fmt.Sprintf(
 			"%d addresses of running pods are not assigned to an ENI of this node any more, such as %s: delete these pods", len(lost), lost[0])}
 	}
-	return []source.Condition{links, addresses}
+	others, followed, compared := s.supply.OtherGroups()
+	if !compared {
+		return []source.Condition{links, addresses}
+	}
+	groups := source.Condition{Type: conditionGroups, Healthy: true, Reason: "Followed"}
+	if len(others) > 0 {
+		groups = source.Condition{Type: conditionGroups, Reason: "Pending", Message: "the security groups of " + strings.Join(others, ", ") +
+			" are not those of the primary ENI yet: the log of berthd has why"}
+		if !followed {
+			groups.Reason, groups.Message = "NotFollowed", "the security groups of "+strings.Join(others, ", ")+
+				" are not those of the primary ENI: change them at EC2, or set --follow-security-groups"
+		}
+	}
+	return []source.Condition{links, addresses, groups}
 }
 
 // linkAbsent takes the result of SetENI. s.mu is held.

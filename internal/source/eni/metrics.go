@@ -30,6 +30,7 @@ var Reference = source.Reference{
 	Conditions: [][2]string{
 		{conditionLinks, "with addresses of ENIs, the node has the link of each ENI that carries pods"},
 		{conditionAddresses, "with addresses of ENIs, each address of a running pod is assigned to an ENI of the node"},
+		{conditionGroups, "in node mode, ENIs have the security groups of the primary ENI, unless others are configured"},
 	},
 }
 

@@ -88,7 +88,7 @@ type stock struct {
 	missing []string
 }
 
-func (s stock) MissingLinks() []string                   { return s.missing }
+func (s stock) MissingLinks() []string                    { return s.missing }
 func (s stock) Room() (free, waiting int)                 { return 100, 0 }
 func (s stock) Uses() (uses []enisource.Use, waiting int) { return s.uses, 0 }
 

@@ -215,6 +215,9 @@ func (s *supplier) Seed(inv eni.Inventory) {
 // Kick implements enisource.Supplier.
 func (s *supplier) Kick() { s.kicked.Set() }
 
+// OtherGroups implements enisource.Supplier: the operator compares them with its settings.
+func (s *supplier) OtherGroups() (enis []string, followed, compared bool) { return nil, false, false }
+
 // PrefixDelegation implements enisource.Supplier.
 func (s *supplier) PrefixDelegation() bool {
 	s.mu.Lock()
