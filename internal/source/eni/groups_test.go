@@ -28,7 +28,7 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
-				n.tune = func(c *eni.Config) { c.FollowGroups, c.Groups = tt.follow, tt.configured }
+				n.tune = func(c *eni.Config) { c.FollowGroups, c.Groups, c.ListingInterval = tt.follow, tt.configured, time.Second }
 				n.cloud.AddSecurityGroup("sg-old", nil)
 				n.cloud.AddSecurityGroup("sg-new", nil)
 				primary := n.secondary(0).ID
@@ -57,7 +57,7 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 				if got := n.healthy(conditionGroups); got != tt.healthy {
 					t.Errorf("conditions %+v", n.Snapshot().Conditions)
 				}
-				if got := n.cloud.Count("SetGroups") - 1; !tt.denied && (got > 0) != (tt.want == "sg-new") || got > 15 {
+				if got := n.cloud.Count("SetGroups") - 1; !tt.denied && (got == 1) != (tt.want == "sg-new") || got > 15 {
 					t.Errorf("%d calls", got)
 				}
 				n.addAll(2, 6, 45*time.Second) // whatever becomes of groups

@@ -74,14 +74,14 @@ func (n *node) wantTold(want ...string) {
 // its addresses meanwhile. Pods that run keep theirs, and are told.
 func TestENIDetachedByOthers(t *testing.T) {
 	for _, restart := range []bool{false, true} {
-		for _, lag := range []time.Duration{0, 3 * time.Second} {
-			t.Run(fmt.Sprintf("restart=%v/lag=%v", restart, lag), func(t *testing.T) {
+		for lag, age := range map[time.Duration]time.Duration{0: 20 * time.Second, 3 * time.Second: 5 * time.Minute} {
+			t.Run(fmt.Sprintf("restart=%v/lag=%v/age=%v", restart, lag, age), func(t *testing.T) {
 				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 					n.cloud.SetLag(lag)
 					n.cloud.SetAttachTime(time.Second)
 					n.start()
 					n.addAll(0, 2, 45*time.Second)
-					n.settle(5 * time.Minute)
+					n.settle(age) // replies outrank listings for a minute
 					e := n.secondary(1)
 					n.cloud.ResetCalls()
 					if restart {
@@ -108,6 +108,10 @@ func TestENIDetachedByOthers(t *testing.T) {
 					n.attached(e.ID, 2*lag+5*time.Second)
 					if n.cloud.Count("DeleteENI") > 0 {
 						t.Error("an ENI was deleted of which pods have addresses")
+					}
+					n.settle(time.Millisecond)
+					if slices.Contains(n.told, "pod0") {
+						t.Error("a pod was told that the ENI is back before its link was")
 					}
 					n.links.appear(e.ID)
 					n.Kick()
