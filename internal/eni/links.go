@@ -69,7 +69,9 @@ func (l *links) due(now time.Time) (first time.Time) {
 func (r *Reconciler) compareLinks(missing []string, now time.Time) {
 	gone, back := r.links.changed(missing, now)
 	for _, id := range slices.Concat(gone, back) {
-		r.lookups.at[id] = now
+		if r.view.enis[id] != nil { // a node may say what it likes, and questions of many are asked together
+			r.lookups.at[id] = now
+		}
 	}
 	for _, id := range gone {
 		if k := r.view.enis[id]; k != nil && now.Sub(k.replied) >= r.cfg.Lag {

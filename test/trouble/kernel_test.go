@@ -3,6 +3,7 @@ package trouble
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,7 +28,7 @@ import (
 func TestForeignKernelChanges(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: few.Type, DaemonArgs: lean})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: few.Type, DaemonArgs: append(slices.Clone(lean), "--listing-interval=1h")})
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	for i := range few.PerENI + 1 { // the last is on another ENI
 		harness.Add(t, n, fmt.Sprintf("p%d", i))

@@ -20,7 +20,7 @@ import (
 // is installed with.
 func TestPodIsToldByEvents(t *testing.T) {
 	for mode, o := range map[lab.Mode]lab.Options{
-		lab.OperatorMode: {InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}},
+		lab.OperatorMode: {InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}, OperatorArgs: []string{"--listing-interval=1h"}},
 		lab.PoolMode: {
 			DaemonArgs: []string{"--warm-wait=6s"},
 			Pools:      []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/32"})},
