@@ -3,7 +3,6 @@ package trouble
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"testing"
@@ -81,7 +80,7 @@ func move(t *testing.T, from, to string, e vpc.ENI) {
 			return err
 		}
 		for _, link := range list {
-			if bytes.Equal(link.Attrs().HardwareAddr, net.HardwareAddr(e.MAC)) {
+			if bytes.Equal(link.Attrs().HardwareAddr, e.MAC) {
 				return h.LinkSetNsFd(link, int(target.Fd()))
 			}
 		}

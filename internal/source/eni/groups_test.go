@@ -28,7 +28,9 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
-				n.tune = func(c *eni.Config) { c.FollowGroups, c.Groups, c.ListingInterval = tt.follow, tt.configured, time.Second }
+				n.tune = func(c *eni.Config) {
+					c.FollowGroups, c.Groups, c.ListingInterval = tt.follow, tt.configured, time.Second
+				}
 				n.cloud.AddSecurityGroup("sg-old", nil)
 				n.cloud.AddSecurityGroup("sg-new", nil)
 				primary := n.secondary(0).ID
