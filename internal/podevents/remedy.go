@@ -97,7 +97,7 @@ var remedies = map[string]Remedy{
 
 	// A running pod whose network is gone.
 	"eni-link-missing":   {"See what detached the ENI, or moved its link to another network namespace or driver.", inCutOff},
-	"eni-detached":       {"Berth attaches the ENI again; see CloudTrail for who detached it.", inCutOff},
+	"eni-detached":       {"Berth attaches the ENI again if it still exists; else delete the pod. CloudTrail has who detached it.", inCutOff},
 	"address-unassigned": {"Delete the pod, so that another gets a new address.", inCutOff},
 
 	// Address pools.
