@@ -22,6 +22,7 @@ type Node interface {
 	Setup(ctx context.Context, c datapath.Config) error
 	SetUplink(ctx context.Context, uplink datapath.Uplink) error
 	RemoveUplink(ctx context.Context, number int) error
+	UplinkLinks(ctx context.Context) (map[string]datapath.UplinkLink, error)
 	SetBlocks(ctx context.Context, blocks []datapath.Block) error
 	WithdrawBlocks(ctx context.Context) error
 	Repair(ctx context.Context, want datapath.Wanted) (repaired []string, err error)

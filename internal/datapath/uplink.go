@@ -33,6 +33,8 @@ type Uplink struct {
 	// assigns /28 and /80 only, and others are refused.
 	Addresses []netip.Addr
 	Prefixes  []netip.Prefix
+
+	link int // the interface index of the link that SetUplink found
 }
 
 // Lengths of the prefixes that EC2 assigns to an ENI (EC2 user guide,
@@ -169,10 +171,36 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 			return fail(err)
 		}
 	}
+	uplink.link = link.Attrs().Index
 	n.mu.Lock()
 	n.uplinks[uplink.ID] = uplink
 	n.mu.Unlock()
 	return changed, nil
+}
+
+// UplinkLink is the interface index of an ENI's link: the one that was set up, and the one
+// that the node has now; 0: it has none.
+type UplinkLink struct{ Set, Now int }
+
+// UplinkLinks tells of each ENI that SetUplink established which link it has, by ID. A link
+// that went and came again is another, and lacks all that SetUplink does.
+func (n *Node) UplinkLinks(ctx context.Context) (map[string]UplinkLink, error) {
+	if err := n.begin(ctx); err != nil {
+		return nil, err
+	}
+	links, err := rtnl.Whole(n.slow.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	out := map[string]UplinkLink{}
+	for _, e := range n.knownUplinks() {
+		have := UplinkLink{Set: e.link}
+		if l, err := linkByMAC(links, e.MAC); err == nil {
+			have.Now = l.Attrs().Index
+		}
+		out[e.ID] = have
+	}
+	return out, nil
 }
 
 // numberFree refuses a number that another uplink of this node has.

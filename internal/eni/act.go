@@ -67,6 +67,8 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 		return r.delete(ctx, k)
 	case plan.Retag:
 		return r.tag(ctx, k)
+	case plan.SetGroups:
+		return r.setGroups(ctx, k)
 	default:
 		return fmt.Errorf("no such step: %v", p.Action)
 	}

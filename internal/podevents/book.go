@@ -83,7 +83,7 @@ func newBook(node string) *book {
 // dropped how much will not be told for want of room.
 func (b *book) hear(n News, now time.Time) (kept bool, dropped int) {
 	who := n.subject()
-	if n.Kind == Attached {
+	if n.Kind == Attached || n.Kind == Restored {
 		if b.of[who] == 0 {
 			return false, 0 // nobody was told of trouble
 		}
@@ -91,7 +91,7 @@ func (b *book) hear(n News, now time.Time) (kept bool, dropped int) {
 		if !told {
 			return false, 0
 		}
-		return b.add(line{who, n.Kind, ""}, attachedNote(n, now.Sub(since)), now)
+		return b.add(line{who, n.Kind, ""}, resolvedNote(n, now.Sub(since)), now)
 	}
 	l := line{who, n.Kind, n.Cause}
 	if s := b.series[l]; s != nil && now.Sub(s.last) < forget {
@@ -110,7 +110,7 @@ func (b *book) resolve(who subject) (since time.Time, told bool) {
 		if l.subject != who {
 			continue
 		}
-		if l.kind != Attached && (since.IsZero() || s.first.Before(since)) {
+		if forms[l.kind].warning && (since.IsZero() || s.first.Before(since)) {
 			since = s.first
 		}
 		told = told || s.name != "" || s.writing
@@ -225,7 +225,7 @@ func (b *book) done(r *request, err error, now time.Time) (kept bool) {
 	switch {
 	case err == nil:
 		s.name, s.note, s.told, s.written = r.Name, "", r.Count, now
-		if s.kind == Attached {
+		if !forms[s.kind].warning {
 			b.remove(s.line) // the end of the story
 		}
 		return false

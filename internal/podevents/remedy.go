@@ -17,6 +17,7 @@ const (
 	inWaits     = "A pod waits"
 	inPools     = "Pools and requests"
 	inPoolWaits = "A pod waits for an address of a pool"
+	inCutOff    = "A running pod is cut off"
 	inAll       = "A pod stays in ContainerCreating"
 )
 
@@ -93,6 +94,11 @@ var remedies = map[string]Remedy{
 	"another-cluster":        {"Tag the instance, or correct the operator's setting.", inOperator},
 	"already-claimed":        {seeNodes, inOperator},
 	"not-written":            {"Install roles, policies and kinds of the operator's version.", inOperator},
+
+	// A running pod whose network is gone.
+	"eni-link-missing":   {"See what detached the ENI, or moved its link to another network namespace or driver.", inCutOff},
+	"eni-detached":       {"Berth attaches the ENI again if it still exists; else delete the pod. CloudTrail has who detached it.", inCutOff},
+	"address-unassigned": {"Delete the pod, so that another gets a new address.", inCutOff},
 
 	// Address pools.
 	"pool-exhausted":     {"", inPools},

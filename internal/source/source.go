@@ -90,6 +90,19 @@ type Source interface {
 // the source has not set up yet, but may.
 var ErrSupplyUnknown = errors.New("the address source has not set up yet what is its here")
 
+// ErrNoLink: the node has no link with the MAC address of an ENI.
+var ErrNoLink = errors.New("the ENI has no link on this node")
+
+// LinkChange is what became of the link of an ENI since its data path was set up.
+type LinkChange int
+
+const (
+	// LinkGone: the node has no link of the ENI any more.
+	LinkGone LinkChange = iota + 1
+	// LinkReplaced: it has another one, without what was set up on the first.
+	LinkReplaced
+)
+
 // Exhausted says that no address became free in time, and why.
 type Exhausted struct {
 	// Reason is a short word for metrics: subnet-full, eni-limit, throttled,

@@ -64,6 +64,22 @@ func (k *Kernel) setUplink(u datapath.Uplink) error {
 	return nil
 }
 
+// UplinkLinks is that of datapath.Node, for secondary ENIs. None is replaced.
+func (n *Node) UplinkLinks(ctx context.Context) (out map[string]datapath.UplinkLink, err error) {
+	err = n.call(ctx, "UplinkLinks", func(k *Kernel) error {
+		out = map[string]datapath.UplinkLink{}
+		for _, u := range k.uplinks {
+			have := datapath.UplinkLink{Set: 1, Now: 1}
+			if k.HasLink != nil && !k.HasLink(u.MAC) {
+				have.Now = 0
+			}
+			out[u.ID] = have
+		}
+		return nil
+	})
+	return out, err
+}
+
 // RemoveUplink is that of datapath.Node.
 func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 	return n.call(ctx, "RemoveUplink", func(k *Kernel) error { delete(k.uplinks, number); return nil })

@@ -36,6 +36,8 @@ func (s *Source) programENIs(ctx context.Context) {
 // programAll tells whether the data path has everything. Removals come first:
 // a new ENI may have the device index of one that left.
 func (s *Source) programAll(ctx context.Context) bool {
+	s.followLinks(ctx)
+	defer s.review()
 	remove, set := s.differences()
 	ok := true
 	for _, id := range remove {
@@ -46,6 +48,7 @@ func (s *Source) programAll(ctx context.Context) bool {
 		}
 		s.mu.Lock()
 		delete(s.programmed, id)
+		delete(s.absent, id)
 		s.mu.Unlock()
 	}
 	for _, e := range set {
@@ -62,21 +65,18 @@ func (s *Source) programAll(ctx context.Context) bool {
 func (s *Source) differences() (remove []string, set []eni.ENI) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	held := map[string]bool{}
-	for _, l := range s.leases {
-		held[l.ENI] = true
-	}
 	taken := map[int]bool{}
 	for _, e := range s.published {
 		taken[e.DeviceIndex] = true
 	}
 	for _, id := range sortedIDs(s.programmed) {
-		if _, ok := s.published[id]; !ok && (!held[id] || taken[s.programmed[id].DeviceIndex]) {
+		if _, ok := s.published[id]; !ok && (!s.holds(id) || taken[s.programmed[id].DeviceIndex]) {
 			remove = append(remove, id)
 		}
 	}
 	for _, id := range sortedIDs(s.published) {
-		if e := s.wanted(s.published[id]); !e.Equal(s.programmed[id]) {
+		_, absent := s.absent[id]
+		if e := s.wanted(s.published[id]); absent || !e.Equal(s.programmed[id]) {
 			s.programming(e)
 			set = append(set, e)
 		}
@@ -125,6 +125,7 @@ func (s *Source) programming(e eni.ENI) {
 // published, is assignable from now on.
 func (s *Source) programDone(e eni.ENI, err error) {
 	s.mu.Lock()
+	s.linkAbsent(e.ID, err)
 	if err != nil {
 		s.down[e.ID] = err.Error()
 		s.mu.Unlock()
