@@ -33,8 +33,16 @@ func (e Uplink) entries() uplinkEntries {
 	return m
 }
 
-func (m uplinkEntries) numbers() []int {
-	return slices.Compact(slices.Sorted(maps.Values(m)))
+// uplinkState is what the nftables table has of ENIs.
+type uplinkState struct {
+	entries uplinkEntries
+	own     ownAddresses // nil: of no VPC
+}
+
+func (s uplinkState) numbers() []int {
+	list := slices.AppendSeq(slices.Collect(maps.Values(s.entries)), maps.Values(s.own))
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // kernelEntries reads the ENI maps; an absent table has no entries.
@@ -112,7 +120,7 @@ func (m uplinkEntries) queue(send func(*nftables.Set, []nftables.SetElement) err
 
 // setUplinkMap makes the maps lead exactly the ENI's addresses to its chain. An
 // address that moved here from another ENI changes hands in one transaction.
-func (n *Node) setUplinkMap(uplink Uplink, markShift uint) (changed []string, err error) {
+func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) {
 	conn, err := n.nft()
 	if err != nil {
 		return nil, err
@@ -122,20 +130,18 @@ func (n *Node) setUplinkMap(uplink Uplink, markShift uint) (changed []string, er
 		return nil, err
 	}
 	add, remove := diffEntries(uplink.entries(), have, uplink.Number)
-	chain := uplinkChain(markShift, uplink.Number)
-	rules, err := conn.GetRules(berthTable(), &chain.chain)
-	s := n.set.Load()
-	fresh := err != nil || len(rules) != 1 || !bytes.Equal(rules[0].UserData, chain.rules[0].userData(s.tag))
-	if len(add) == 0 && len(remove) == 0 && !fresh {
-		return nil, nil
+	own, err := n.kernelOwn()
+	if err != nil {
+		return nil, err
 	}
-	if fresh {
-		ch := chain.chain
-		ch.Table = berthTable()
-		conn.AddChain(&ch)
-		conn.FlushChain(&ch)
-		chain.addRules(conn, berthTable(), s.tag)
-		changed = append(changed, "nftables chain "+ch.Name)
+	own.set(uplink.Number, uplink.own(u))
+	for _, chain := range []chainSpec{uplinkChain(u.MarkShift, uplink.Number), ownChain(own)} {
+		if n.queueChain(conn, chain) {
+			changed = append(changed, "nftables chain "+chain.chain.Name)
+		}
+	}
+	if len(add) == 0 && len(remove) == 0 && len(changed) == 0 {
+		return nil, nil
 	}
 	if err := remove.remove(conn); err != nil {
 		return nil, fmt.Errorf("encode map entries: %w", err)
@@ -169,9 +175,24 @@ func diffEntries(want, have uplinkEntries, number int) (add, remove uplinkEntrie
 	return add, remove
 }
 
-// clearUplinkMap removes an ENI's entries and its chain.
-func (k *kernel) clearUplinkMap(number int) error {
-	conn, err := k.nft()
+// queueChain queues what a chain whose content is of ENIs lacks, if anything.
+func (n *Node) queueChain(conn *nftables.Conn, chain chainSpec) (changed bool) {
+	tag := n.set.Load().tag
+	have, err := conn.GetRules(berthTable(), &chain.chain)
+	if err == nil && slices.EqualFunc(have, chain.rules, func(r *nftables.Rule, w ruleSpec) bool { return bytes.Equal(r.UserData, w.userData(tag)) }) {
+		return false
+	}
+	ch := chain.chain
+	ch.Table = berthTable()
+	conn.AddChain(&ch)
+	conn.FlushChain(&ch)
+	chain.addRules(conn, berthTable(), tag)
+	return true
+}
+
+// clearUplinkMap removes an ENI's entries and its chain, and what leads to it.
+func (n *Node) clearUplinkMap(number int) error {
+	conn, err := n.nft()
 	if err != nil {
 		return err
 	}
@@ -180,6 +201,14 @@ func (k *kernel) clearUplinkMap(number int) error {
 		return err
 	}
 	_, remove := diffEntries(nil, have, number)
+	if len(have) > 0 || n.set.Load() != nil {
+		own, err := n.kernelOwn()
+		if err != nil {
+			return err
+		}
+		own.set(number, nil)
+		n.queueChain(conn, ownChain(own))
+	}
 	if err := remove.remove(conn); err != nil {
 		return fmt.Errorf("encode map entries: %w", err)
 	}

@@ -22,12 +22,14 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 	for _, m := range maps {
 		rs.sets = append(rs.sets, setSpec{set: m.set})
 	}
-	rs.chains = append(rs.chains, u.fromPodChain(), byUplinkChain(maps), u.classifyChain(primary), u.snatChain())
+	rs.chains = append(rs.chains, u.fromPodChain(), u.translatedChain(), byUplinkChain(maps), u.classifyChain(primary),
+		u.byNodeChain(), u.fromIPVSChain(), u.toNodeChain(), u.snatChain())
 	if ch := u.untranslatedChain(); len(ch.rules) > 0 {
 		rs.chains = append(rs.chains, ch)
 	}
 	if len(u.NodeLocal) > 0 {
-		rs.chains = append(rs.chains, u.toNodeLocalChain(), u.fromNodeLocalChain())
+		rs.chains = append(rs.chains, u.toNodeLocalChain("to_node_local", nftables.ChainHookForward),
+			u.toNodeLocalChain("to_node_local_by_ipvs", nftables.ChainHookOutput, notFromNode()), u.fromNodeLocalChain())
 	}
 }
 
@@ -35,12 +37,52 @@ func (u VPC) classifyChain(primary string) chainSpec {
 	return base("classify", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atClassify,
 		ruleSpec{"from a pod", nft.Join(fromPod(), nft.GoTo("from_pod"))},
 		ruleSpec{"came in by the primary link", nft.Join(fromLink(primary), nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(u.mark(MarkPrimary), u.mark(MarkPrimary)))},
+		ruleSpec{"answers of others to what came in by an ENI", nft.Join(isTranslated(nft.Reply), nft.GoTo(ownChainName))},
 	)
 }
 
-// fromPodChain decides by which table a pod's packet leaves. Only the first
-// direction of a connection is judged by its destination: an answer goes back
-// by where the question came from.
+// byNodeChain judges what the node sends: what IPVS passes on for pods, and answers of programs on the node that a node
+// port leads to.
+func (u VPC) byNodeChain() chainSpec {
+	return base("by_node", nftables.ChainTypeRoute, nftables.ChainHookOutput, atClassify,
+		ruleSpec{"of a pod, by IPVS", nft.Join(nft.Meta(expr.MetaKeyMARK), nft.Mask(nft.Word(u.mark(allMarks))...), nft.Is(nft.Word(u.mark(MarkOutside))...), notFromNode(), nft.GoTo("from_ipvs"))},
+		ruleSpec{"answers to what came in by an ENI", nft.Join(isTranslated(nft.Reply), nft.GoTo(ownChainName))},
+	)
+}
+
+// toNodeChain marks what pods send to the node itself. IPVS, which kube-proxy may use, has the addresses of Services on the
+// node, replaces them behind this, and sends the packet on by the main table with the mark it has. So the mark must be
+// another one than by_node sets then: only a changed mark has the kernel choose another route.
+func (u VPC) toNodeChain() chainSpec {
+	return base("to_node", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
+		ruleSpec{"may be passed on by IPVS", nft.Join(fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks)))})
+}
+
+// fromIPVSChain is from_pod for what IPVS passes on, which no chain at the forward hook sees.
+func (u VPC) fromIPVSChain() chainSpec {
+	ch := chainSpec{chain: nftables.Chain{Name: "from_ipvs"}}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if u.snat(family).IsValid() {
+			ch.rules = append(ch.rules, u.dropUntranslated(family))
+		}
+	}
+	ch.rules = append(ch.rules, ruleSpec{"as pods' other packets", nft.Join(nft.SetMark(0, u.mark(allMarks)), nft.GoTo("from_pod"))})
+	return ch
+}
+
+// isTranslated: a packet in a direction of a connection whose source changes on its way out: of what asks by SNAT, of
+// answers by the reverse of DNAT.
+func isTranslated(direction byte) nft.Exprs {
+	of := nft.CtSNAT
+	if direction == nft.Reply {
+		of = nft.CtDNAT
+	}
+	return nft.Join(nft.CtDirection(direction), nft.CtStatus(of))
+}
+
+// fromPodChain decides by which table a pod's packet leaves. Only the first packet of a connection is judged by its
+// destination and the settings. Others go by what connection tracking did with that one: by the link that has the source
+// that they get, which may be another one than settings and Berth's table, if it was away, would say by now.
 func (u VPC) fromPodChain() chainSpec {
 	ch := chainSpec{chain: nftables.Chain{Name: "from_pod"}}
 	ch.rules = append(ch.rules, ruleSpec{"by the pod's own branch",
@@ -50,6 +92,10 @@ func (u VPC) fromPodChain() chainSpec {
 	for _, p := range u.NodeLocal {
 		ch.rules = append(ch.rules, ruleSpec{"node-local", nft.Join(nft.SourceIn(p), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
 	}
+	ch.rules = append(ch.rules,
+		ruleSpec{"translated", nft.Join(isTranslated(nft.Original), nft.GoTo("translated"))},
+		ruleSpec{"answers of translated ones", nft.Join(isTranslated(nft.Reply), nft.GoTo("translated"))},
+		ruleSpec{"not translated, and not the first", nft.Join(nft.CtDirection(nft.Original), nft.CtStatus(nft.CtConfirmed), nft.GoTo("by_eni"))})
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
 			ch.rules = append(ch.rules, ruleSpec{"leaves the VPC",
@@ -58,6 +104,14 @@ func (u VPC) fromPodChain() chainSpec {
 	}
 	ch.rules = append(ch.rules, ruleSpec{"by the ENI of the source", nft.GoTo("by_eni")})
 	return ch
+}
+
+// translatedChain has the translated source of a pod's packet on the ENI whose own address it is, or on the primary.
+func (u VPC) translatedChain() chainSpec {
+	return chainSpec{nftables.Chain{Name: "translated"}, []ruleSpec{
+		{"to an ENI's own address", nft.Jump(ownChainName)},
+		{"to the node's address", nft.Join(nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())},
+	}}
 }
 
 // beyondVPC: a destination that does not see a pod's own address.
@@ -72,11 +126,15 @@ func (u VPC) untranslatedChain() chainSpec {
 	ch := base("untranslated", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
-			ch.rules = append(ch.rules, ruleSpec{"would leave the VPC untranslated",
-				nft.Join(fromPod(), isUntranslatable(), nft.NotMarked(u.mark(BranchOut)), beyondVPC(family), nft.Count(), nft.Drop())})
+			ch.rules = append(ch.rules, u.dropUntranslated(family, fromPod()))
 		}
 	}
 	return ch
+}
+
+func (u VPC) dropUntranslated(family int, of ...nft.Exprs) ruleSpec {
+	return ruleSpec{"would leave the VPC untranslated",
+		nft.Join(nft.Join(of...), isUntranslatable(), nft.NotMarked(u.mark(BranchOut)), beyondVPC(family), nft.Count(), nft.Drop())}
 }
 
 func byUplinkChain(maps []uplinkMap) chainSpec {
@@ -95,7 +153,7 @@ func uplinkChainName(number int) string { return fmt.Sprintf("eni_%d", number) }
 
 func uplinkChain(markShift uint, number int) chainSpec {
 	return chainSpec{nftables.Chain{Name: uplinkChainName(number)}, []ruleSpec{
-		{"table of the ENI", nft.SetMark(uint32(number)<<markShift, MarkUplink<<markShift)},
+		{"table of the ENI", nft.Join(nft.SetMark(uint32(number)<<markShift, MarkUplink<<markShift), nft.Accept())},
 	}}
 }
 
@@ -120,11 +178,11 @@ func (u VPC) snatChain() chainSpec {
 
 // toNodeLocalChain keeps others, other pods and other machines alike, from opening
 // connections to pods' node-local addresses, of which nobody knows what they reach.
-func (u VPC) toNodeLocalChain() chainSpec {
-	ch := base("to_node_local", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
+func (u VPC) toNodeLocalChain(name string, hook *nftables.ChainHook, of ...nft.Exprs) chainSpec {
+	ch := base(name, nftables.ChainTypeFilter, hook, nftables.ChainPriorityFilter)
 	opens := nft.CtState(expr.CtStateBitNEW | expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED)
 	for _, p := range u.NodeLocal {
-		ch.rules = append(ch.rules, ruleSpec{"node-local addresses are not for others", nft.Join(nft.DestinationIn(p), opens, nft.Count(), nft.Drop())})
+		ch.rules = append(ch.rules, ruleSpec{"node-local addresses are not for others", nft.Join(nft.DestinationIn(p), opens, nft.Join(of...), nft.Count(), nft.Drop())})
 	}
 	return ch
 }

@@ -1,0 +1,204 @@
+package datapath
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+)
+
+// patience is for packets that arrive at once.
+const patience = 20 * time.Second
+
+// talk is a TCP connection that stays open, with both of its ends.
+type talk struct {
+	name string
+	ends [2]net.Conn
+}
+
+// talks are a test's, which servers tell of those that they took.
+type talks struct {
+	t     testing.TB
+	taken map[*space]chan net.Conn
+	open  []talk
+}
+
+func newTalks(t testing.TB) *talks { return &talks{t: t, taken: map[*space]chan net.Conn{}} }
+
+// serve takes connections to port 90.
+func (l *talks) serve(s *space) {
+	taken := make(chan net.Conn, 1)
+	l.taken[s] = taken
+	var listener net.Listener
+	s.in(func() (err error) {
+		listener, err = net.Listen("tcp", ":90")
+		return err
+	})
+	l.t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			taken <- c
+		}
+	}()
+}
+
+// begin opens a connection between two namespaces, whose server must see it come from an address.
+func (l *talks) begin(when string, from *space, source, to string, server *space, seenAs string) {
+	l.t.Helper()
+	d := net.Dialer{Timeout: dialTimeout}
+	if source != "" {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0))
+	}
+	t := talk{name: fmt.Sprintf("%s, %s to %s", when, from.name, to)}
+	from.in(func() (err error) {
+		t.ends[0], err = d.Dial("tcp", to)
+		return err
+	})
+	t.ends[1] = <-l.taken[server]
+	for _, c := range t.ends {
+		l.t.Cleanup(func() { _ = c.Close() })
+	}
+	if got := t.ends[1].RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().String(); got != seenAs {
+		l.t.Errorf("%s: seen as %s, want %s", t.name, got, seenAs)
+	}
+	l.open = append(l.open, t)
+}
+
+// goOn wants bytes of all connections to arrive, both ways.
+func (l *talks) goOn(when string) {
+	l.t.Helper()
+	for _, t := range l.open {
+		for i, from := range t.ends {
+			to := t.ends[1-i]
+			_ = to.SetReadDeadline(time.Now().Add(patience))
+			_, err := fmt.Fprintln(from, when)
+			got := ""
+			if err == nil {
+				got, err = bufio.NewReader(to).ReadString('\n')
+			}
+			if err != nil {
+				l.t.Errorf("%s: the connection of %s, from end %d: %q, %v", when, t.name, i, got, err)
+			}
+		}
+	}
+}
+
+// Settings are for connections to come. Those that are open go on by the ENI and with the addresses that they have, whatever
+// settings become, and whatever is made of Berth's table meanwhile.
+func TestConnectionsOutliveSettings(t *testing.T) {
+	v := newVPC(t)
+	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
+	l := newTalks(t)
+	for _, s := range []*space{v.router, a.space, b.space} {
+		l.serve(s)
+	}
+	v.host.service(nodeAddr+":30080", podB+":90")
+	v.host.run("nft add rule inet services pre ip daddr " + nodeAddr + " tcp dport 30081 dnat ip to " + podA + ":90")
+	v.host.run("nft add rule inet services pre ip6 daddr " + nodeAddr6 + " tcp dport 30080 dnat ip6 to [" + podB6 + "]:90")
+	v.host.run("nft add rule inet services pre ip daddr 172.20.0.1 dnat ip to " + peer)
+	v.host.nat("post", "postrouting priority 90", "ip saddr "+podB+" ip daddr "+peer+" tcp dport 90 ct original ip daddr 172.20.0.1 masquerade")
+
+	excluded := prefixes("192.168.0.0/16", "203.0.113.0/24", "2001:db8:f::/48")
+	external := netip.MustParseAddr(nodeAddr6)
+	for _, c := range []struct {
+		name string
+		edit func(u *VPC)
+		out  bool // what is outside sees the node
+		out6 bool
+		on   bool // it sees it on-premises too
+	}{
+		{name: "at first", edit: func(*VPC) {}, out: true},
+		{name: "all excluded", edit: func(u *VPC) { u.ExcludeCIDRs = excluded }},
+		{name: "none excluded", edit: func(u *VPC) { u.ExcludeCIDRs, u.PrimaryIPv6 = nil, external }, out: true, out6: true, on: true},
+		{name: "external SNAT", edit: func(u *VPC) { u.ExternalSNAT = true }},
+		{name: "other mark bits", edit: func(u *VPC) { u.ExternalSNAT, u.MarkShift = false, 16 }, out: true, out6: true, on: true},
+		{name: "again excluded", edit: func(u *VPC) { u.ExcludeCIDRs, u.PrimaryIPv6 = excluded, netip.Addr{} }},
+	} {
+		c.edit(&v.uplinks)
+		v.setup()
+		l.goOn(c.name)
+		for _, p := range []*pod{a, b} {
+			own, own6 := p.want.IPv4.String(), p.want.IPv6.String()
+			seen := func(node bool, as, own string) string {
+				if node {
+					return as
+				}
+				return own
+			}
+			l.begin(c.name, p.space, "", internet+":90", v.router, seen(c.out, nodeAddr, own))
+			l.begin(c.name, p.space, "", onPrem+":90", v.router, seen(c.on, nodeAddr, own))
+			l.begin(c.name, p.space, "", peer+":90", v.router, own)
+			l.begin(c.name, p.space, "", "["+internet6+"]:90", v.router, seen(c.out6, nodeAddr6, own6))
+			l.begin(c.name, v.router, internet, own+":90", p.space, internet)
+		}
+		l.begin(c.name, b.space, "", "172.20.0.1:90", v.router, eniAddr)
+		l.begin(c.name, v.router, internet, nodeAddr+":30080", b.space, internet)
+		l.begin(c.name, v.router, peer, nodeAddr+":30081", a.space, peer)
+		l.begin(c.name, v.router, internet6, "["+nodeAddr6+"]:30080", b.space, internet6)
+		v.host.run("nft delete table inet berth")
+		l.begin("without the table", v.router, internet, nodeAddr+":30080", b.space, internet)
+		l.begin("without the table", v.router, internet6, "["+nodeAddr6+"]:30080", b.space, internet6)
+		v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}, Pods: []Pod{a.want, b.want}})
+		l.goOn(c.name + ", and its table was away")
+	}
+	again := v.host.open()
+	v.uplinks.ExcludeCIDRs = nil
+	v.ok(again.Setup(ctx, v.settings()))
+	l.goOn("another daemon")
+}
+
+// What began while the table was away, and was not answered, begins anew: it has no translation, and would never get one.
+func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
+	v := newVPC(t, withNodeLocal)
+	b, six := v.pod(podB), v.pod(local4, podB6)
+	v.host.nat("post", "postrouting priority 110", "meta l4proto tcp counter") // another's, so that NAT looks at each connection
+	server := v.router.packets(internet + ":53")
+	v.host.run("nft delete table inet berth")
+	var flows []net.Conn
+	for _, p := range []*pod{b, six} {
+		p.in(func() error {
+			c, err := net.Dial("udp", internet+":53")
+			if err == nil {
+				flows = append(flows, c)
+				_, err = c.Write([]byte("lost"))
+			}
+			return err
+		})
+	}
+	v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}, Pods: []Pod{b.want, six.want}})
+	for _, c := range flows {
+		_, err := c.Write([]byte("again"))
+		v.ok(err)
+		_ = server.SetReadDeadline(time.Now().Add(patience))
+		buf := make([]byte, 64)
+		n, from, err := server.ReadFrom(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("a flow of %s reaches nobody any more", c.LocalAddr())
+		}
+		v.ok(err)
+		if got := from.(*net.UDPAddr).AddrPort().Addr().Unmap().String(); got != nodeAddr || string(buf[:n]) != "again" {
+			t.Errorf("%q came from %s, want %q from %s", buf[:n], got, "again", nodeAddr)
+		}
+	}
+}
+
+// packets listens on a UDP address of the namespace.
+func (s *space) packets(addr string) (c net.PacketConn) {
+	s.t.Helper()
+	s.must(rtnl.InNetns(s.handle, func() (err error) {
+		c, err = net.ListenPacket("udp", addr)
+		return err
+	}))
+	s.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
