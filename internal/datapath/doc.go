@@ -93,7 +93,8 @@ const (
 	// MarkOutside means: leaves the VPC, is SNATed to the primary address. Of packets to the node
 	// itself it means: from a pod.
 	MarkOutside = 0x40
-	// MarkUplink holds the number of the uplink that has the source.
+	// MarkUplink holds the number of the uplink that has the source. In the conntrack mark it is that of
+	// the uplink that the first packet came in or left by.
 	MarkUplink = 0x3f
 
 	allMarks = MarkPrimary | MarkOutside | MarkUplink

@@ -38,7 +38,7 @@ func (n *Node) setTable(c Config, primary string) (changed []string, err error) 
 		return nil, nil
 	}
 	rs.replace(conn)
-	if err := state.entries.add(conn); err != nil {
+	if err := state.add(conn, rs.markShift); err != nil {
 		return nil, fmt.Errorf("encode map entries: %w", err)
 	}
 	if err := conn.Flush(); err != nil {

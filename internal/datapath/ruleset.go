@@ -44,6 +44,7 @@ type ruleSpec struct {
 // them. Marks are set after any DNAT at its usual priority, and before routing.
 var (
 	atAntispoof = nftables.ChainPriorityRaw
+	beforeDNAT  = nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest - 10)
 	atClassify  = nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest + 10)
 	afterSNAT   = nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource + 10)
 )
@@ -66,9 +67,6 @@ func buildRuleset(c Config, primary string, of uplinkState) (ruleset, error) {
 	// Chains of ENIs come and go without a change of the rest.
 	for _, i := range of.numbers() {
 		rs.chains = append(rs.chains, uplinkChain(rs.markShift, i))
-	}
-	if of.own != nil {
-		rs.chains = append(rs.chains, ownChain(of.own))
 	}
 	return rs, nil
 }

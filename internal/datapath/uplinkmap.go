@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -35,8 +36,8 @@ func (e Uplink) entries() uplinkEntries {
 
 // uplinkState is what the nftables table has of ENIs.
 type uplinkState struct {
-	entries uplinkEntries
-	own     ownAddresses // nil: of no VPC
+	entries uplinkEntries // by pods' addresses
+	own     uplinkEntries // by the addresses of links of ENIs
 }
 
 func (s uplinkState) numbers() []int {
@@ -45,8 +46,26 @@ func (s uplinkState) numbers() []int {
 	return slices.Compact(list)
 }
 
-// kernelEntries reads the ENI maps; an absent table has no entries.
-func kernelEntries(conn *nftables.Conn) (uplinkEntries, error) {
+// add queues the addition of all to a table that was made anew.
+func (s uplinkState) add(conn *nftables.Conn, markShift uint) error {
+	for _, i := range s.numbers() {
+		if err := conn.SetAddElements(noteMap(), note(markShift, i)); err != nil {
+			return err
+		}
+	}
+	if err := s.own.queue(ownMaps(), conn.SetAddElements); err != nil {
+		return err
+	}
+	return s.entries.queue(uplinkMaps(), conn.SetAddElements)
+}
+
+// note is the element of an ENI's number.
+func note(markShift uint, number int) []nftables.SetElement {
+	return []nftables.SetElement{{Key: nft.Word(uint32(number) << markShift), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}}}
+}
+
+// kernelEntries reads maps by address; an absent table has no entries.
+func kernelEntries(conn *nftables.Conn, from []uplinkMap) (uplinkEntries, error) {
 	if there, err := hasTable(conn, nftables.TableFamilyINet); err != nil || !there {
 		return uplinkEntries{}, err
 	}
@@ -55,7 +74,7 @@ func kernelEntries(conn *nftables.Conn) (uplinkEntries, error) {
 		return nil, fmt.Errorf("list nftables sets: %w", err)
 	}
 	m := uplinkEntries{}
-	for _, em := range uplinkMaps() {
+	for _, em := range from {
 		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == em.set.Name && s.IsMap }) {
 			continue
 		}
@@ -96,12 +115,9 @@ func verdictNumber(val []byte) (int, bool) {
 	return 0, false
 }
 
-// add queues the addition of entries, remove their removal.
-func (m uplinkEntries) add(conn *nftables.Conn) error    { return m.queue(conn.SetAddElements) }
-func (m uplinkEntries) remove(conn *nftables.Conn) error { return m.queue(conn.SetDeleteElements) }
-
-func (m uplinkEntries) queue(send func(*nftables.Set, []nftables.SetElement) error) error {
-	for _, em := range uplinkMaps() {
+// queue queues the addition of entries to maps, or their removal.
+func (m uplinkEntries) queue(to []uplinkMap, send func(*nftables.Set, []nftables.SetElement) error) error {
+	for _, em := range to {
 		var elements []nftables.SetElement
 		for _, p := range slices.SortedFunc(maps.Keys(m), func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) }) {
 			if rtnl.FamilyOf(p.Addr()) == em.family && (em.bits == p.Bits() || em.bits == 0 && p.IsSingleIP()) {
@@ -125,35 +141,42 @@ func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) 
 	if err != nil {
 		return nil, err
 	}
-	have, err := kernelEntries(conn)
-	if err != nil {
-		return nil, err
-	}
-	add, remove := diffEntries(uplink.entries(), have, uplink.Number)
-	own, err := n.kernelOwn()
-	if err != nil {
-		return nil, err
-	}
-	own.set(uplink.Number, uplink.own(u))
-	for _, chain := range []chainSpec{uplinkChain(u.MarkShift, uplink.Number), ownChain(own)} {
-		if n.queueChain(conn, chain) {
-			changed = append(changed, "nftables chain "+chain.chain.Name)
+	chain, s := uplinkChain(u.MarkShift, uplink.Number), n.set.Load()
+	rules, err := conn.GetRules(berthTable(), &chain.chain)
+	if err != nil || !slices.EqualFunc(rules, chain.rules, func(r *nftables.Rule, w ruleSpec) bool { return bytes.Equal(r.UserData, w.userData(s.tag)) }) {
+		ch := chain.chain
+		ch.Table = berthTable()
+		conn.AddChain(&ch)
+		conn.FlushChain(&ch)
+		chain.addRules(conn, berthTable(), s.tag)
+		if err := conn.SetAddElements(noteMap(), note(u.MarkShift, uplink.Number)); err != nil {
+			return nil, fmt.Errorf("encode map entries: %w", err)
 		}
+		changed = append(changed, "nftables chain "+ch.Name)
 	}
-	if len(add) == 0 && len(remove) == 0 && len(changed) == 0 {
+	added, removed := 0, 0
+	for _, of := range []struct {
+		maps []uplinkMap
+		want uplinkEntries
+	}{{uplinkMaps(), uplink.entries()}, {ownMaps(), uplink.own(u)}} {
+		have, err := kernelEntries(conn, of.maps)
+		if err != nil {
+			return nil, err
+		}
+		add, remove := diffEntries(of.want, have, uplink.Number)
+		if err := errors.Join(remove.queue(of.maps, conn.SetDeleteElements), add.queue(of.maps, conn.SetAddElements)); err != nil {
+			return nil, fmt.Errorf("encode map entries: %w", err)
+		}
+		added, removed = added+len(add), removed+len(remove)
+	}
+	if added+removed+len(changed) == 0 {
 		return nil, nil
 	}
-	if err := remove.remove(conn); err != nil {
-		return nil, fmt.Errorf("encode map entries: %w", err)
-	}
-	if err := add.add(conn); err != nil {
-		return nil, fmt.Errorf("encode map entries: %w", err)
-	}
 	if err := conn.Flush(); err != nil {
-		return nil, fmt.Errorf("update nftables maps (%d added, %d removed): %w", len(add), len(remove), err)
+		return nil, fmt.Errorf("update nftables maps (%d added, %d removed): %w", added, removed, err)
 	}
-	if len(add)+len(remove) > 0 {
-		changed = append(changed, fmt.Sprintf("%d added and %d removed map entries", len(add), len(remove)))
+	if added+removed > 0 {
+		changed = append(changed, fmt.Sprintf("%d added and %d removed map entries", added, removed))
 	}
 	return changed, nil
 }
@@ -175,42 +198,24 @@ func diffEntries(want, have uplinkEntries, number int) (add, remove uplinkEntrie
 	return add, remove
 }
 
-// queueChain queues what a chain whose content is of ENIs lacks, if anything.
-func (n *Node) queueChain(conn *nftables.Conn, chain chainSpec) (changed bool) {
-	tag := n.set.Load().tag
-	have, err := conn.GetRules(berthTable(), &chain.chain)
-	if err == nil && slices.EqualFunc(have, chain.rules, func(r *nftables.Rule, w ruleSpec) bool { return bytes.Equal(r.UserData, w.userData(tag)) }) {
-		return false
-	}
-	ch := chain.chain
-	ch.Table = berthTable()
-	conn.AddChain(&ch)
-	conn.FlushChain(&ch)
-	chain.addRules(conn, berthTable(), tag)
-	return true
-}
-
-// clearUplinkMap removes an ENI's entries and its chain, and what leads to it.
-func (n *Node) clearUplinkMap(number int) error {
-	conn, err := n.nft()
+// clearUplinkMap removes an ENI's entries and its chain.
+func (k *kernel) clearUplinkMap(number int) error {
+	conn, err := k.nft()
 	if err != nil {
 		return err
 	}
-	have, err := kernelEntries(conn)
-	if err != nil {
-		return err
-	}
-	_, remove := diffEntries(nil, have, number)
-	if len(have) > 0 || n.set.Load() != nil {
-		own, err := n.kernelOwn()
+	for _, of := range [][]uplinkMap{uplinkMaps(), ownMaps()} {
+		have, err := kernelEntries(conn, of)
 		if err != nil {
 			return err
 		}
-		own.set(number, nil)
-		n.queueChain(conn, ownChain(own))
+		_, remove := diffEntries(nil, have, number)
+		if err := remove.queue(of, conn.SetDeleteElements); err != nil {
+			return fmt.Errorf("encode map entries: %w", err)
+		}
 	}
-	if err := remove.remove(conn); err != nil {
-		return fmt.Errorf("encode map entries: %w", err)
+	if err := removeNotes(conn, number); err != nil {
+		return err
 	}
 	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
@@ -224,6 +229,27 @@ func (n *Node) clearUplinkMap(number int) error {
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("remove ENI %d from nftables: %w", number, err)
+	}
+	return nil
+}
+
+// removeNotes queues the removal of what leads from notes to an ENI's chain.
+func removeNotes(conn *nftables.Conn, number int) error {
+	sets, err := conn.GetSets(berthTable())
+	if err != nil || !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == noteMap().Name }) {
+		return nil // no table has no notes
+	}
+	elements, err := conn.GetSetElements(noteMap())
+	if err != nil {
+		return fmt.Errorf("read nftables map %s: %w", noteMap().Name, err)
+	}
+	for _, e := range elements {
+		if i, ok := verdictNumber(e.Val); ok && i == number {
+			if err := conn.SetDeleteElements(noteMap(), []nftables.SetElement{{Key: e.Key,
+				VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}}}); err != nil {
+				return fmt.Errorf("encode map entries: %w", err)
+			}
+		}
 	}
 	return nil
 }

@@ -148,9 +148,9 @@ func (u VPC) uplinkRules(uplink Uplink) []netlink.Rule {
 			rules = append(rules, policyRule(family, RuleUplink, uplink.table(), u.mark(uint32(uplink.Number)), u.mark(MarkUplink)))
 		}
 	}
-	for _, a := range slices.SortedFunc(maps.Keys(uplink.own(u)), netip.Addr.Compare) {
-		r := policyRule(rtnl.FamilyOf(a), RuleUplink, uplink.table(), 0, 0)
-		r.Src = rtnl.IPNet(rtnl.HostPrefix(a))
+	for a := range uplink.own(u) {
+		r := policyRule(rtnl.FamilyOf(a.Addr()), RuleUplink, uplink.table(), 0, 0)
+		r.Src = rtnl.IPNet(a)
 		rules = append(rules, r)
 	}
 	return rules
@@ -159,10 +159,10 @@ func (u VPC) uplinkRules(uplink Uplink) []netlink.Rule {
 // state is that of the kernel, which outlives the daemon, and that of the
 // ENIs set up since, in case the table was taken away.
 func (u VPC) state(n *Node, conn *nftables.Conn) (s uplinkState, err error) {
-	if s.entries, err = kernelEntries(conn); err != nil {
+	if s.entries, err = kernelEntries(conn, uplinkMaps()); err != nil {
 		return s, err
 	}
-	if s.own, err = n.kernelOwn(); err != nil {
+	if s.own, err = kernelEntries(conn, ownMaps()); err != nil {
 		return s, err
 	}
 	for _, uplink := range n.knownUplinks() {

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -19,10 +20,11 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		rs.sets = append(rs.sets, setSpec{directSet(family), nft.Intervals(u.direct(family))})
 	}
-	for _, m := range maps {
+	for _, m := range slices.Concat(maps, ownMaps()) {
 		rs.sets = append(rs.sets, setSpec{set: m.set})
 	}
-	rs.chains = append(rs.chains, u.fromPodChain(), u.translatedChain(), byUplinkChain(maps), u.classifyChain(primary),
+	rs.sets = append(rs.sets, setSpec{set: noteMap()})
+	rs.chains = append(rs.chains, u.fromPodChain(), u.translatedChain(), byUplinkChain(maps), toOwnChain(), u.classifyChain(primary),
 		u.byNodeChain(), u.fromIPVSChain(), u.toNodeChain(), u.snatChain())
 	if ch := u.untranslatedChain(); len(ch.rules) > 0 {
 		rs.chains = append(rs.chains, ch)
@@ -37,7 +39,7 @@ func (u VPC) classifyChain(primary string) chainSpec {
 	return base("classify", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atClassify,
 		ruleSpec{"from a pod", nft.Join(fromPod(), nft.GoTo("from_pod"))},
 		ruleSpec{"came in by the primary link", nft.Join(fromLink(primary), nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(u.mark(MarkPrimary), u.mark(MarkPrimary)))},
-		ruleSpec{"answers of others to what came in by an ENI", nft.Join(isTranslated(nft.Reply), nft.GoTo(ownChainName))},
+		ruleSpec{"answers of others to what came in by an ENI", nft.Join(nft.CtDirection(nft.Reply), u.byNote())},
 	)
 }
 
@@ -46,7 +48,7 @@ func (u VPC) classifyChain(primary string) chainSpec {
 func (u VPC) byNodeChain() chainSpec {
 	return base("by_node", nftables.ChainTypeRoute, nftables.ChainHookOutput, atClassify,
 		ruleSpec{"of a pod, by IPVS", nft.Join(nft.Meta(expr.MetaKeyMARK), nft.Mask(nft.Word(u.mark(allMarks))...), nft.Is(nft.Word(u.mark(MarkOutside))...), notFromNode(), nft.GoTo("from_ipvs"))},
-		ruleSpec{"answers to what came in by an ENI", nft.Join(isTranslated(nft.Reply), nft.GoTo(ownChainName))},
+		ruleSpec{"answers to what came in by an ENI", nft.Join(isTranslated(nft.Reply), u.byNote())},
 	)
 }
 
@@ -82,7 +84,7 @@ func isTranslated(direction byte) nft.Exprs {
 
 // fromPodChain decides by which table a pod's packet leaves. Only the first packet of a connection is judged by its
 // destination and the settings. Others go by what connection tracking did with that one: by the link that has the source
-// that they get, which may be another one than settings and Berth's table, if it was away, would say by now.
+// that they get, which may be another one than settings would say by now, or Berth's table if it was away.
 func (u VPC) fromPodChain() chainSpec {
 	ch := chainSpec{chain: nftables.Chain{Name: "from_pod"}}
 	ch.rules = append(ch.rules, ruleSpec{"by the pod's own branch",
@@ -94,24 +96,41 @@ func (u VPC) fromPodChain() chainSpec {
 	}
 	ch.rules = append(ch.rules,
 		ruleSpec{"translated", nft.Join(isTranslated(nft.Original), nft.GoTo("translated"))},
+		ruleSpec{"answers to what came in by an ENI", nft.Join(nft.CtDirection(nft.Reply), u.byNote())},
 		ruleSpec{"answers of translated ones", nft.Join(isTranslated(nft.Reply), nft.GoTo("translated"))},
 		ruleSpec{"not translated, and not the first", nft.Join(nft.CtDirection(nft.Original), nft.CtStatus(nft.CtConfirmed), nft.GoTo("by_eni"))})
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
 			ch.rules = append(ch.rules, ruleSpec{"leaves the VPC",
-				nft.Join(nft.CtDirection(nft.Original), beyondVPC(family), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
+				nft.Join(nft.CtDirection(nft.Original), beyondVPC(family), nft.SetCtMark(0, u.mark(MarkUplink)), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
 		}
 	}
 	ch.rules = append(ch.rules, ruleSpec{"by the ENI of the source", nft.GoTo("by_eni")})
 	return ch
 }
 
-// translatedChain has the translated source of a pod's packet on the ENI whose own address it is, or on the primary.
+// translatedChain leads packets whose source is not the pod's own any more: to the ENI that is noted in the connection's
+// mark, whose own address it is, else to the primary link.
 func (u VPC) translatedChain() chainSpec {
 	return chainSpec{nftables.Chain{Name: "translated"}, []ruleSpec{
-		{"to an ENI's own address", nft.Jump(ownChainName)},
-		{"to the node's address", nft.Join(nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())},
+		{"to an ENI's own address", u.byNote()},
+		{"to an address of the node", nft.Join(nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())},
 	}}
+}
+
+// byNote: ct mark & MarkUplink vmap @eni_note.
+func (u VPC) byNote() nft.Exprs {
+	return nft.Join(nft.CtMark(u.mark(MarkUplink)), nft.VerdictOf(noteMap()))
+}
+
+// toOwnChain notes the ENI of connections to its own address. It sees them before DNAT, as a node port's.
+func toOwnChain() chainSpec {
+	ch := base("to_own", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, beforeDNAT)
+	for _, m := range ownMaps() {
+		ch.rules = append(ch.rules, ruleSpec{"came in by an ENI",
+			nft.Join(notFromPod(), nft.CtState(expr.CtStateBitNEW), nft.Family(m.family), nft.Destination(m.family), nft.VerdictOf(m.set))})
+	}
+	return ch
 }
 
 // beyondVPC: a destination that does not see a pod's own address.
@@ -151,9 +170,12 @@ func byUplinkChain(maps []uplinkMap) chainSpec {
 
 func uplinkChainName(number int) string { return fmt.Sprintf("eni_%d", number) }
 
+// uplinkChain marks a packet for the ENI, and notes the ENI in the mark of a connection that begins.
 func uplinkChain(markShift uint, number int) chainSpec {
+	mark, mask := uint32(number)<<markShift, uint32(MarkUplink)<<markShift
 	return chainSpec{nftables.Chain{Name: uplinkChainName(number)}, []ruleSpec{
-		{"table of the ENI", nft.Join(nft.SetMark(uint32(number)<<markShift, MarkUplink<<markShift), nft.Accept())},
+		{"note of the ENI", nft.Join(nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(mark, mask))},
+		{"table of the ENI", nft.Join(nft.SetMark(mark, mask), nft.Accept())},
 	}}
 }
 
@@ -216,14 +238,30 @@ type uplinkMap struct {
 }
 
 func uplinkMaps() []uplinkMap {
-	verdicts := func(id uint32, name string, key nftables.SetDatatype) *nftables.Set {
-		return &nftables.Set{Table: berthTable(), ID: id, Name: name, IsMap: true, KeyType: key,
-			DataType: nftables.TypeVerdict, KeyByteOrder: binaryutil.BigEndian}
-	}
 	return []uplinkMap{
-		{verdicts(3, "eni_address4", nftables.TypeIPAddr), unix.AF_INET, 0},
-		{verdicts(4, "eni_prefix4", nftables.TypeIPAddr), unix.AF_INET, prefixBits4},
-		{verdicts(5, "eni_address6", nftables.TypeIP6Addr), unix.AF_INET6, 0},
-		{verdicts(6, "eni_prefix6", nftables.TypeIP6Addr), unix.AF_INET6, prefixBits6},
+		{verdictMap(3, "eni_address4", nftables.TypeIPAddr), unix.AF_INET, 0},
+		{verdictMap(4, "eni_prefix4", nftables.TypeIPAddr), unix.AF_INET, prefixBits4},
+		{verdictMap(5, "eni_address6", nftables.TypeIP6Addr), unix.AF_INET6, 0},
+		{verdictMap(6, "eni_prefix6", nftables.TypeIP6Addr), unix.AF_INET6, prefixBits6},
 	}
+}
+
+// ownMaps are those from an ENI's own address to its chain.
+func ownMaps() []uplinkMap {
+	return []uplinkMap{
+		{verdictMap(9, "eni_own4", nftables.TypeIPAddr), unix.AF_INET, 0},
+		{verdictMap(10, "eni_own6", nftables.TypeIP6Addr), unix.AF_INET6, 0},
+	}
+}
+
+// noteMap leads from the note in a connection's mark to the ENI's chain.
+func noteMap() *nftables.Set {
+	m := verdictMap(11, "eni_note", nftables.TypeMark)
+	m.KeyByteOrder = binaryutil.NativeEndian
+	return m
+}
+
+func verdictMap(id uint32, name string, key nftables.SetDatatype) *nftables.Set {
+	return &nftables.Set{Table: berthTable(), ID: id, Name: name, IsMap: true, KeyType: key,
+		DataType: nftables.TypeVerdict, KeyByteOrder: binaryutil.BigEndian}
 }

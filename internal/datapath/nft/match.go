@@ -113,13 +113,6 @@ const (
 	CtDNAT      uint32 = 1 << 5
 )
 
-// CtDestinationIs is ct original daddr or ct reply daddr: what packets of the other direction have as source once they
-// are translated. (Loaded for a set it would end the program nft that lists it.)
-func CtDestinationIs(direction byte, a netip.Addr) Exprs {
-	// The kernel takes the direction from the first of the four bytes that the library sends.
-	return Join(Family(rtnl.FamilyOf(a)), Exprs{&expr.Ct{Key: expr.CtKeyDST, Register: Register, Direction: uint32(direction) << 24}}, Is(a.AsSlice()...))
-}
-
 // OneOf is numgen random mod n 0, which one packet of n matches, at random.
 func OneOf(n uint32) Exprs {
 	return Join(Exprs{&expr.Numgen{Register: Register, Modulus: n, Type: unix.NFT_NG_RANDOM}}, Is(Word(0)...))

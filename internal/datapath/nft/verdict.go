@@ -29,11 +29,6 @@ func GoTo(chain string) Exprs {
 	return Exprs{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
 }
 
-// Jump is jump CHAIN.
-func Jump(chain string) Exprs {
-	return Exprs{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
-}
-
 // Notrack is notrack.
 func Notrack() Exprs { return Exprs{&expr.Notrack{}} }
 
