@@ -66,7 +66,7 @@ func buildRuleset(c Config, primary string, of uplinkState) (ruleset, error) {
 	}
 	// Chains of ENIs come and go without a change of the rest.
 	for _, i := range of.numbers() {
-		rs.chains = append(rs.chains, uplinkChain(rs.markShift, i))
+		rs.chains = append(rs.chains, uplinkChains(rs.markShift, i)...)
 	}
 	return rs, nil
 }

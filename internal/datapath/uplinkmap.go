@@ -98,7 +98,7 @@ func kernelEntries(conn *nftables.Conn, from []uplinkMap) (uplinkEntries, error)
 	return m, nil
 }
 
-// verdictNumber reads the number off "goto eni_N".
+// verdictNumber reads the number off "goto eni_N" or "goto eni_N_note".
 func verdictNumber(val []byte) (int, bool) {
 	attrs, err := netlink.UnmarshalAttributes(val)
 	if err != nil {
@@ -109,6 +109,7 @@ func verdictNumber(val []byte) (int, bool) {
 			continue
 		}
 		digits, ok := strings.CutPrefix(strings.TrimRight(string(a.Data), "\x00"), "eni_")
+		digits, _ = strings.CutSuffix(digits, noteSuffix)
 		index, err := strconv.Atoi(digits)
 		return index, ok && err == nil
 	}
@@ -122,7 +123,7 @@ func (m uplinkEntries) queue(to []uplinkMap, send func(*nftables.Set, []nftables
 		for _, p := range slices.SortedFunc(maps.Keys(m), func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) }) {
 			if rtnl.FamilyOf(p.Addr()) == em.family && (em.bits == p.Bits() || em.bits == 0 && p.IsSingleIP()) {
 				elements = append(elements, nftables.SetElement{Key: p.Addr().AsSlice(),
-					VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(m[p])}})
+					VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(m[p]) + em.suffix}})
 			}
 		}
 		for chunk := range slices.Chunk(elements, nft.ElementChunk) {
@@ -141,18 +142,23 @@ func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) 
 	if err != nil {
 		return nil, err
 	}
-	chain, s := uplinkChain(u.MarkShift, uplink.Number), n.set.Load()
-	rules, err := conn.GetRules(berthTable(), &chain.chain)
-	if err != nil || !slices.EqualFunc(rules, chain.rules, func(r *nftables.Rule, w ruleSpec) bool { return bytes.Equal(r.UserData, w.userData(s.tag)) }) {
+	s := n.set.Load()
+	for _, chain := range uplinkChains(u.MarkShift, uplink.Number) {
+		rules, err := conn.GetRules(berthTable(), &chain.chain)
+		if err == nil && slices.EqualFunc(rules, chain.rules, func(r *nftables.Rule, w ruleSpec) bool { return bytes.Equal(r.UserData, w.userData(s.tag)) }) {
+			continue
+		}
 		ch := chain.chain
 		ch.Table = berthTable()
 		conn.AddChain(&ch)
 		conn.FlushChain(&ch)
 		chain.addRules(conn, berthTable(), s.tag)
+		changed = append(changed, "nftables chain "+ch.Name)
+	}
+	if len(changed) > 0 {
 		if err := conn.SetAddElements(noteMap(), note(u.MarkShift, uplink.Number)); err != nil {
 			return nil, fmt.Errorf("encode map entries: %w", err)
 		}
-		changed = append(changed, "nftables chain "+ch.Name)
 	}
 	added, removed := 0, 0
 	for _, of := range []struct {
@@ -222,7 +228,7 @@ func (k *kernel) clearUplinkMap(number int) error {
 		return fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, ch := range chains {
-		if ch.Table.Name == NftTable && ch.Name == uplinkChainName(number) {
+		if ch.Table.Name == NftTable && strings.TrimSuffix(ch.Name, noteSuffix) == uplinkChainName(number) {
 			conn.FlushChain(ch)
 			conn.DelChain(ch)
 		}

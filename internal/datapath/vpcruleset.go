@@ -128,7 +128,7 @@ func toOwnChain() chainSpec {
 	ch := base("to_own", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, beforeDNAT)
 	for _, m := range ownMaps() {
 		ch.rules = append(ch.rules, ruleSpec{"came in by an ENI",
-			nft.Join(notFromPod(), nft.CtState(expr.CtStateBitNEW), nft.Family(m.family), nft.Destination(m.family), nft.VerdictOf(m.set))})
+			nft.Join(nft.CtState(expr.CtStateBitNEW), notFromPod(), nft.Family(m.family), nft.Destination(m.family), nft.VerdictOf(m.set))})
 	}
 	return ch
 }
@@ -170,13 +170,18 @@ func byUplinkChain(maps []uplinkMap) chainSpec {
 
 func uplinkChainName(number int) string { return fmt.Sprintf("eni_%d", number) }
 
-// uplinkChain marks a packet for the ENI, and notes the ENI in the mark of a connection that begins.
-func uplinkChain(markShift uint, number int) chainSpec {
+// noteSuffix ends the names of chains that note an ENI and leave the packet as it is.
+const noteSuffix = "_note"
+
+// uplinkChains are those of an ENI: one marks a packet for the ENI, and notes the ENI in the mark of a connection that
+// begins; the other does only that.
+func uplinkChains(markShift uint, number int) []chainSpec {
 	mark, mask := uint32(number)<<markShift, uint32(MarkUplink)<<markShift
-	return chainSpec{nftables.Chain{Name: uplinkChainName(number)}, []ruleSpec{
-		{"note of the ENI", nft.Join(nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(mark, mask))},
-		{"table of the ENI", nft.Join(nft.SetMark(mark, mask), nft.Accept())},
-	}}
+	note := ruleSpec{"note of the ENI", nft.Join(nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(mark, mask))}
+	return []chainSpec{
+		{nftables.Chain{Name: uplinkChainName(number)}, []ruleSpec{note, {"table of the ENI", nft.Join(nft.SetMark(mark, mask), nft.Accept())}}},
+		{nftables.Chain{Name: uplinkChainName(number) + noteSuffix}, []ruleSpec{note}},
+	}
 }
 
 func (u VPC) snatChain() chainSpec {
@@ -234,23 +239,24 @@ func directSet(family int) *nftables.Set {
 type uplinkMap struct {
 	set    *nftables.Set
 	family int
-	bits   int // of a prefix map, else 0
+	bits   int    // of a prefix map, else 0
+	suffix string // of the chains' names
 }
 
 func uplinkMaps() []uplinkMap {
 	return []uplinkMap{
-		{verdictMap(3, "eni_address4", nftables.TypeIPAddr), unix.AF_INET, 0},
-		{verdictMap(4, "eni_prefix4", nftables.TypeIPAddr), unix.AF_INET, prefixBits4},
-		{verdictMap(5, "eni_address6", nftables.TypeIP6Addr), unix.AF_INET6, 0},
-		{verdictMap(6, "eni_prefix6", nftables.TypeIP6Addr), unix.AF_INET6, prefixBits6},
+		{verdictMap(3, "eni_address4", nftables.TypeIPAddr), unix.AF_INET, 0, ""},
+		{verdictMap(4, "eni_prefix4", nftables.TypeIPAddr), unix.AF_INET, prefixBits4, ""},
+		{verdictMap(5, "eni_address6", nftables.TypeIP6Addr), unix.AF_INET6, 0, ""},
+		{verdictMap(6, "eni_prefix6", nftables.TypeIP6Addr), unix.AF_INET6, prefixBits6, ""},
 	}
 }
 
 // ownMaps are those from an ENI's own address to its chain.
 func ownMaps() []uplinkMap {
 	return []uplinkMap{
-		{verdictMap(9, "eni_own4", nftables.TypeIPAddr), unix.AF_INET, 0},
-		{verdictMap(10, "eni_own6", nftables.TypeIP6Addr), unix.AF_INET6, 0},
+		{verdictMap(9, "eni_own4", nftables.TypeIPAddr), unix.AF_INET, 0, noteSuffix},
+		{verdictMap(10, "eni_own6", nftables.TypeIP6Addr), unix.AF_INET6, 0, noteSuffix},
 	}
 }
 
