@@ -192,6 +192,22 @@ func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
 	}
 }
 
+// What is translated by the settings.
+func TestTranslates(t *testing.T) {
+	u := VPC{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16", "2001:db8::/48"), ExcludeCIDRs: prefixes("192.168.0.0/16"),
+		NodeLocal: prefixes("169.254.172.0/22")}
+	for _, c := range []struct {
+		from, to string
+		want     bool
+	}{
+		{podA, internet, true}, {podA, peer, false}, {podA, onPrem, false}, {podA6, internet6, false}, {local4, peer, true},
+	} {
+		if got := u.translates(netip.MustParseAddr(c.from), netip.MustParseAddr(c.to)); got != c.want {
+			t.Errorf("%s to %s: %v", c.from, c.to, got)
+		}
+	}
+}
+
 // packets listens on a UDP address of the namespace.
 func (s *space) packets(addr string) (c net.PacketConn) {
 	s.t.Helper()

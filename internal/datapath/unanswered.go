@@ -44,13 +44,16 @@ func (n *Node) forgetUnanswered(translated func(from, to netip.Addr) bool) (did 
 	forgotten := 0
 	err = rtnl.InNetns(n.ns, func() error {
 		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-			var stale [][]byte
-			if err := ctRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, nil, func(m []byte) bool {
-				if f := parseConnection(m); !f.answered && f.as == f.from && pods[f.from] && translated(f.from, f.to) {
-					stale = append(stale, m[nl.SizeofNfgenmsg:])
-				}
-				return true
-			}); err != nil {
+			stale, err := rtnl.Whole(func() (stale [][]byte, err error) {
+				err = ctRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, nil, func(m []byte) bool {
+					if c := parseConnection(m); !c.answered && c.as == c.from && pods[c.from] && translated(c.from, c.to) {
+						stale = append(stale, m[nl.SizeofNfgenmsg:])
+					}
+					return true
+				})
+				return stale, err
+			})
+			if err != nil {
 				return err
 			}
 			for _, m := range stale {
@@ -84,26 +87,26 @@ func ctRequest(kind, flags int, family byte, about []byte, each func([]byte) boo
 }
 
 // parseConnection reads a message of ctnetlink.
-func parseConnection(m []byte) (f connection) {
+func parseConnection(m []byte) (c connection) {
 	if len(m) < nl.SizeofNfgenmsg {
-		return f
+		return c
 	}
 	ad, err := netlink.NewAttributeDecoder(m[nl.SizeofNfgenmsg:])
 	if err != nil {
-		return f
+		return c
 	}
 	ad.ByteOrder = binary.BigEndian
 	for ad.Next() {
 		switch ad.Type() {
 		case nl.CTA_TUPLE_ORIG:
-			f.from, _ = parseTuple(ad)
+			c.from, _ = parseTuple(ad)
 		case nl.CTA_TUPLE_REPLY:
-			f.to, f.as = parseTuple(ad)
+			c.to, c.as = parseTuple(ad)
 		case nl.CTA_STATUS:
-			f.answered = ad.Uint32()&nft.CtSeenReply != 0
+			c.answered = ad.Uint32()&nft.CtSeenReply != 0
 		}
 	}
-	return f
+	return c
 }
 
 func parseTuple(of *netlink.AttributeDecoder) (src, dst netip.Addr) {
