@@ -158,37 +158,52 @@ func TestConnectionsOutliveSettings(t *testing.T) {
 }
 
 // What began while the table was away, and was not answered, begins anew: it has no translation, and would never get one.
+// What was answered goes on as it is.
 func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
 	v := newVPC(t, withNodeLocal)
-	b, six := v.pod(podB), v.pod(local4, podB6)
+	a, b, six := v.pod(podA), v.pod(podB), v.pod(local4, podB6)
 	v.host.nat("post", "postrouting priority 110", "meta l4proto tcp counter") // another's, so that NAT looks at each connection
 	server := v.router.packets(internet + ":53")
+	arrives := func(text, from string) net.Addr {
+		t.Helper()
+		_ = server.SetReadDeadline(time.Now().Add(patience))
+		buf := make([]byte, 64)
+		n, sender, err := server.ReadFrom(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("%q of %s does not arrive", text, from)
+		}
+		v.ok(err)
+		if got := sender.(*net.UDPAddr).AddrPort().Addr().Unmap().String(); got != from || string(buf[:n]) != text {
+			t.Errorf("%q came from %s, want %q from %s", buf[:n], got, text, from)
+		}
+		return sender
+	}
+	send := func(c net.Conn, text string) {
+		t.Helper()
+		_, err := c.Write([]byte(text))
+		v.ok(err)
+	}
 	v.host.run("nft delete table inet berth")
 	var flows []net.Conn
-	for _, p := range []*pod{b, six} {
+	for _, p := range []*pod{a, b, six} {
 		p.in(func() error {
 			c, err := net.Dial("udp", internet+":53")
-			if err == nil {
-				flows = append(flows, c)
-				_, err = c.Write([]byte("lost"))
-			}
+			flows = append(flows, c)
 			return err
 		})
 	}
-	v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}, Pods: []Pod{b.want, six.want}})
-	for _, c := range flows {
-		_, err := c.Write([]byte("again"))
-		v.ok(err)
-		_ = server.SetReadDeadline(time.Now().Add(patience))
-		buf := make([]byte, 64)
-		n, from, err := server.ReadFrom(buf)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("a flow of %s reaches nobody any more", c.LocalAddr())
-		}
-		v.ok(err)
-		if got := from.(*net.UDPAddr).AddrPort().Addr().Unmap().String(); got != nodeAddr || string(buf[:n]) != "again" {
-			t.Errorf("%q came from %s, want %q from %s", buf[:n], got, "again", nodeAddr)
-		}
+	send(flows[0], "first")
+	_, err := server.WriteTo([]byte("answer"), arrives("first", podA))
+	v.ok(err)
+	_ = flows[0].SetReadDeadline(time.Now().Add(patience))
+	_, err = flows[0].Read(make([]byte, 64))
+	v.ok(err)
+	send(flows[1], "lost") // the VPC drops it, and that of an address that is the node's own affair
+	send(flows[2], "lost")
+	v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}, Pods: []Pod{a.want, b.want, six.want}})
+	for i, from := range []string{podA, nodeAddr, nodeAddr} {
+		send(flows[i], "again")
+		arrives("again", from)
 	}
 }
 
