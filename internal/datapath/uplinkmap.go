@@ -241,9 +241,15 @@ func (k *kernel) clearUplinkMap(number int) error {
 
 // removeNotes queues the removal of what leads from notes to an ENI's chain.
 func removeNotes(conn *nftables.Conn, number int) error {
+	if there, err := hasTable(conn, nftables.TableFamilyINet); err != nil || !there {
+		return err
+	}
 	sets, err := conn.GetSets(berthTable())
-	if err != nil || !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == noteMap().Name }) {
-		return nil // no table has no notes
+	if err != nil {
+		return fmt.Errorf("list nftables sets: %w", err)
+	}
+	if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == noteMap().Name }) {
+		return nil // of a version without notes
 	}
 	elements, err := conn.GetSetElements(noteMap())
 	if err != nil {
