@@ -155,7 +155,12 @@ func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) 
 		chain.addRules(conn, berthTable(), s.tag)
 		changed = append(changed, "nftables chain "+ch.Name)
 	}
-	if len(changed) > 0 {
+	notes, err := notesOf(conn, uplink.Number)
+	if err != nil {
+		return nil, err
+	}
+	if len(notes) == 0 {
+		changed = append(changed, "nftables map "+noteMap().Name)
 		if err := conn.SetAddElements(noteMap(), note(u.MarkShift, uplink.Number)); err != nil {
 			return nil, fmt.Errorf("encode map entries: %w", err)
 		}
@@ -220,8 +225,14 @@ func (k *kernel) clearUplinkMap(number int) error {
 			return fmt.Errorf("encode map entries: %w", err)
 		}
 	}
-	if err := removeNotes(conn, number); err != nil {
+	notes, err := notesOf(conn, number)
+	if err != nil {
 		return err
+	}
+	if len(notes) > 0 {
+		if err := conn.SetDeleteElements(noteMap(), notes); err != nil {
+			return fmt.Errorf("encode map entries: %w", err)
+		}
 	}
 	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
@@ -239,29 +250,26 @@ func (k *kernel) clearUplinkMap(number int) error {
 	return nil
 }
 
-// removeNotes queues the removal of what leads from notes to an ENI's chain.
-func removeNotes(conn *nftables.Conn, number int) error {
+// notesOf are the elements that lead from notes to an ENI's chain, as they are removed.
+func notesOf(conn *nftables.Conn, number int) (list []nftables.SetElement, err error) {
 	if there, err := hasTable(conn, nftables.TableFamilyINet); err != nil || !there {
-		return err
+		return nil, err
 	}
 	sets, err := conn.GetSets(berthTable())
 	if err != nil {
-		return fmt.Errorf("list nftables sets: %w", err)
+		return nil, fmt.Errorf("list nftables sets: %w", err)
 	}
 	if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == noteMap().Name }) {
-		return nil // of a version without notes
+		return nil, nil // of a version without notes
 	}
 	elements, err := conn.GetSetElements(noteMap())
 	if err != nil {
-		return fmt.Errorf("read nftables map %s: %w", noteMap().Name, err)
+		return nil, fmt.Errorf("read nftables map %s: %w", noteMap().Name, err)
 	}
 	for _, e := range elements {
 		if i, ok := verdictNumber(e.Val); ok && i == number {
-			if err := conn.SetDeleteElements(noteMap(), []nftables.SetElement{{Key: e.Key,
-				VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}}}); err != nil {
-				return fmt.Errorf("encode map entries: %w", err)
-			}
+			list = append(list, nftables.SetElement{Key: e.Key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}})
 		}
 	}
-	return nil
+	return list, nil
 }
