@@ -87,13 +87,17 @@ const (
 // 0x8000), the portmap plugin (0x2000), Cilium (0xf00 and the upper half),
 // Calico (the upper half) and Tailscale (0xff0000).
 const (
-	// MarkPrimary means: connection came in by the primary link. The same bit
-	// is kept in the conntrack mark.
+	// MarkPrimary means: leaves by the primary link with a source that the node has there, as the connection
+	// came in by it or was translated. Of those that came in the same bit is kept in the conntrack mark.
 	MarkPrimary = 0x80
-	// MarkOutside means: leaves the VPC, is SNATed to the primary address.
+	// MarkOutside means: leaves the VPC, is SNATed to the primary address. Of packets to the node
+	// itself it means: from a pod.
 	MarkOutside = 0x40
-	// MarkUplink holds the number of the uplink that has the source.
+	// MarkUplink holds the number of the uplink that has the source. In the conntrack mark it is that of
+	// the uplink that the first packet came in or left by.
 	MarkUplink = 0x3f
+
+	allMarks = MarkPrimary | MarkOutside | MarkUplink
 )
 
 // Link groups (IFLA_GROUP) of pod links: podGroup from creation on, a number

@@ -26,11 +26,11 @@ func (n *Node) setTable(c Config, primary string) (changed []string, err error) 
 	if err != nil {
 		return nil, err
 	}
-	entries, err := c.Uplinks.entries(n, conn)
+	state, err := c.Uplinks.state(n, conn)
 	if err != nil {
 		return nil, err
 	}
-	rs, err := buildRuleset(c, primary, entries.numbers())
+	rs, err := buildRuleset(c, primary, state)
 	if err != nil {
 		return nil, err
 	}
@@ -38,13 +38,14 @@ func (n *Node) setTable(c Config, primary string) (changed []string, err error) 
 		return nil, nil
 	}
 	rs.replace(conn)
-	if err := entries.add(conn); err != nil {
+	if err := state.add(conn, rs.markShift); err != nil {
 		return nil, fmt.Errorf("encode map entries: %w", err)
 	}
 	if err := conn.Flush(); err != nil {
 		return nil, fmt.Errorf("replace nftables table %q: %w", NftTable, err)
 	}
-	return []string{"nftables table " + NftTable}, nil
+	did, err := c.Uplinks.replaced(n)
+	return append([]string{"nftables table " + NftTable}, did...), err
 }
 
 func (r ruleSpec) userData(tag string) []byte {

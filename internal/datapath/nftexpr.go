@@ -55,6 +55,11 @@ func notToNode() nft.Exprs {
 	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagDADDR: true, FlagIIF: true, ResultADDRTYPE: true}}, nft.IsNot(nft.Word(unix.RTN_LOCAL)...))
 }
 
+// notFromNode: fib saddr type != local. Of what the node sends it is what IPVS passes on.
+func notFromNode() nft.Exprs {
+	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagSADDR: true, ResultADDRTYPE: true}}, nft.IsNot(nft.Word(unix.RTN_LOCAL)...))
+}
+
 // icmpv6: icmpv6 type.
 func icmpv6(kind byte) nft.Exprs {
 	return nft.Join(nft.Family(unix.AF_INET6), nft.ICMPv6Type(), nft.Is(kind))

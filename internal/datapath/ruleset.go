@@ -44,28 +44,29 @@ type ruleSpec struct {
 // them. Marks are set after any DNAT at its usual priority, and before routing.
 var (
 	atAntispoof = nftables.ChainPriorityRaw
+	beforeDNAT  = nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest - 10)
 	atClassify  = nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest + 10)
 	afterSNAT   = nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource + 10)
 )
 
 // buildRuleset writes the ruleset of a node. primary is the primary link's
 // name; secondary ENIs add to it by their maps and chains.
-func buildRuleset(c Config, primary string, numbers []int) (ruleset, error) {
+func buildRuleset(c Config, primary string, of uplinkState) (ruleset, error) {
 	rs := ruleset{table: berthTable(), chains: []chainSpec{antispoofChain()}}
 	if c.MaxConnections > 0 {
 		rs.addConnectionLimit(uint32(c.MaxConnections))
 	}
 	c.Uplinks.addTo(&rs, primary)
 	if c.BlockMetadata {
-		rs.chains = append(rs.chains, forwardChain())
+		rs.chains = append(rs.chains, metadataChain("forward", nftables.ChainHookForward, fromPod()), metadataChain("forward_by_ipvs", nftables.ChainHookOutput, notFromNode()))
 	}
 	var err error
 	if rs.tag, err = rs.fingerprint(); err != nil {
 		return ruleset{}, err
 	}
 	// Chains of ENIs come and go without a change of the rest.
-	for _, i := range numbers {
-		rs.chains = append(rs.chains, uplinkChain(rs.markShift, i))
+	for _, i := range of.numbers() {
+		rs.chains = append(rs.chains, uplinkChains(rs.markShift, i)...)
 	}
 	return rs, nil
 }
@@ -112,13 +113,13 @@ const (
 // "Use IMDSv2").
 var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 
-// forwardChain judges after DNAT, so that an agent on the node that stands in
+// metadataChain judges after DNAT, so that an agent on the node that stands in
 // for the metadata service keeps working.
-func forwardChain() chainSpec {
-	ch := base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
+func metadataChain(name string, hook *nftables.ChainHook, of nft.Exprs) chainSpec {
+	ch := base(name, nftables.ChainTypeFilter, hook, nftables.ChainPriorityFilter)
 	for _, a := range metadata {
 		ch.rules = append(ch.rules, ruleSpec{"pods are kept from instance metadata",
-			nft.Join(fromPod(), nft.DestinationIs(a), nft.Count(), nft.Reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED))})
+			nft.Join(nft.DestinationIs(a), of, nft.Count(), nft.Reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED))})
 	}
 	return ch
 }

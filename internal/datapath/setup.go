@@ -57,7 +57,7 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 		names = append(names, l.Attrs().Name)
 		primary = names[0]
 	}
-	rs, err := buildRuleset(c, primary, nil)
+	rs, err := buildRuleset(c, primary, uplinkState{})
 	if err != nil {
 		return nil, err
 	}

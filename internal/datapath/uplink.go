@@ -160,7 +160,7 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 			func() ([]string, error) { return n.setUplinkLinkLocal(uplink, link, u) },
 			func() ([]string, error) { return n.setUplinkAddress6(uplink, link, u) },
 			func() ([]string, error) { return n.setUplinkRoutes(uplink, link.Attrs().Index, u) },
-			func() ([]string, error) { return n.setUplinkMap(uplink, u.MarkShift) },
+			func() ([]string, error) { return n.setUplinkMap(uplink, u) },
 			func() ([]string, error) { return n.setRules(isUplinkRule(uplink.Number), u.uplinkRules(uplink)) },
 		)
 	}

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -19,15 +20,18 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		rs.sets = append(rs.sets, setSpec{directSet(family), nft.Intervals(u.direct(family))})
 	}
-	for _, m := range maps {
+	for _, m := range slices.Concat(maps, ownMaps()) {
 		rs.sets = append(rs.sets, setSpec{set: m.set})
 	}
-	rs.chains = append(rs.chains, u.fromPodChain(), byUplinkChain(maps), u.classifyChain(primary), u.snatChain())
+	rs.sets = append(rs.sets, setSpec{set: noteMap()})
+	rs.chains = append(rs.chains, u.fromPodChain(), u.translatedChain(), byUplinkChain(maps), toOwnChain(), u.classifyChain(primary),
+		u.byNodeChain(), u.fromIPVSChain(), u.toNodeChain(), u.snatChain())
 	if ch := u.untranslatedChain(); len(ch.rules) > 0 {
 		rs.chains = append(rs.chains, ch)
 	}
 	if len(u.NodeLocal) > 0 {
-		rs.chains = append(rs.chains, u.toNodeLocalChain(), u.fromNodeLocalChain())
+		rs.chains = append(rs.chains, u.toNodeLocalChain("to_node_local", nftables.ChainHookForward),
+			u.toNodeLocalChain("to_node_local_by_ipvs", nftables.ChainHookOutput, notFromNode()), u.fromNodeLocalChain())
 	}
 }
 
@@ -35,12 +39,52 @@ func (u VPC) classifyChain(primary string) chainSpec {
 	return base("classify", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atClassify,
 		ruleSpec{"from a pod", nft.Join(fromPod(), nft.GoTo("from_pod"))},
 		ruleSpec{"came in by the primary link", nft.Join(fromLink(primary), nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(u.mark(MarkPrimary), u.mark(MarkPrimary)))},
+		ruleSpec{"answers of others to what came in by an ENI", nft.Join(nft.CtDirection(nft.Reply), u.byNote())},
 	)
 }
 
-// fromPodChain decides by which table a pod's packet leaves. Only the first
-// direction of a connection is judged by its destination: an answer goes back
-// by where the question came from.
+// byNodeChain judges what the node sends: what IPVS passes on for pods, and answers of programs on the node that a node
+// port leads to.
+func (u VPC) byNodeChain() chainSpec {
+	return base("by_node", nftables.ChainTypeRoute, nftables.ChainHookOutput, atClassify,
+		ruleSpec{"of a pod, by IPVS", nft.Join(nft.Meta(expr.MetaKeyMARK), nft.Mask(nft.Word(u.mark(allMarks))...), nft.Is(nft.Word(u.mark(MarkOutside))...), notFromNode(), nft.GoTo("from_ipvs"))},
+		ruleSpec{"answers to what came in by an ENI", nft.Join(isTranslated(nft.Reply), u.byNote())},
+	)
+}
+
+// toNodeChain marks what pods send to the node itself. IPVS, which kube-proxy may use, has the addresses of Services on the
+// node, replaces them behind this, and sends the packet on by the main table with the mark it has. So the mark must be
+// another one than by_node sets then: only a changed mark has the kernel choose another route.
+func (u VPC) toNodeChain() chainSpec {
+	return base("to_node", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
+		ruleSpec{"may be passed on by IPVS", nft.Join(fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks)))})
+}
+
+// fromIPVSChain is from_pod for what IPVS passes on, which no chain at the forward hook sees.
+func (u VPC) fromIPVSChain() chainSpec {
+	ch := chainSpec{chain: nftables.Chain{Name: "from_ipvs"}}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if u.snat(family).IsValid() {
+			ch.rules = append(ch.rules, u.dropUntranslated(family))
+		}
+	}
+	ch.rules = append(ch.rules, ruleSpec{"as pods' other packets", nft.Join(nft.SetMark(0, u.mark(allMarks)), nft.GoTo("from_pod"))})
+	return ch
+}
+
+// isTranslated: a packet in a direction of a connection whose source changes on its way out: of what asks by SNAT, of
+// answers by the reverse of DNAT.
+func isTranslated(direction byte) nft.Exprs {
+	of := nft.CtSNAT
+	if direction == nft.Reply {
+		of = nft.CtDNAT
+	}
+	return nft.Join(nft.CtDirection(direction), nft.CtStatus(of))
+}
+
+// fromPodChain decides by which table a pod's packet leaves. Only the first packet of a connection is judged by its
+// destination and the settings. Others go by what connection tracking did with that one: by the link that has the source
+// that they get, which may be another one than settings would say by now, or Berth's table if it was away.
 func (u VPC) fromPodChain() chainSpec {
 	ch := chainSpec{chain: nftables.Chain{Name: "from_pod"}}
 	ch.rules = append(ch.rules, ruleSpec{"by the pod's own branch",
@@ -50,13 +94,42 @@ func (u VPC) fromPodChain() chainSpec {
 	for _, p := range u.NodeLocal {
 		ch.rules = append(ch.rules, ruleSpec{"node-local", nft.Join(nft.SourceIn(p), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
 	}
+	ch.rules = append(ch.rules,
+		ruleSpec{"translated", nft.Join(isTranslated(nft.Original), nft.GoTo("translated"))},
+		ruleSpec{"answers to what came in by an ENI", nft.Join(nft.CtDirection(nft.Reply), u.byNote())},
+		ruleSpec{"answers of translated ones", nft.Join(isTranslated(nft.Reply), nft.GoTo("translated"))},
+		ruleSpec{"not translated, and not the first", nft.Join(nft.CtDirection(nft.Original), nft.CtStatus(nft.CtConfirmed), nft.GoTo("by_eni"))})
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
 			ch.rules = append(ch.rules, ruleSpec{"leaves the VPC",
-				nft.Join(nft.CtDirection(nft.Original), beyondVPC(family), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
+				nft.Join(nft.CtDirection(nft.Original), beyondVPC(family), nft.SetCtMark(0, u.mark(MarkUplink)), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept())})
 		}
 	}
 	ch.rules = append(ch.rules, ruleSpec{"by the ENI of the source", nft.GoTo("by_eni")})
+	return ch
+}
+
+// translatedChain leads packets whose source is not the pod's own any more: to the ENI that is noted in the connection's
+// mark, whose own address it is, else to the primary link.
+func (u VPC) translatedChain() chainSpec {
+	return chainSpec{nftables.Chain{Name: "translated"}, []ruleSpec{
+		{"to an ENI's own address", u.byNote()},
+		{"to an address of the node", nft.Join(nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())},
+	}}
+}
+
+// byNote: ct mark & MarkUplink vmap @eni_note.
+func (u VPC) byNote() nft.Exprs {
+	return nft.Join(nft.CtMark(u.mark(MarkUplink)), nft.VerdictOf(noteMap()))
+}
+
+// toOwnChain notes the ENI of connections to its own address. It sees them before DNAT, as a node port's.
+func toOwnChain() chainSpec {
+	ch := base("to_own", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, beforeDNAT)
+	for _, m := range ownMaps() {
+		ch.rules = append(ch.rules, ruleSpec{"came in by an ENI",
+			nft.Join(nft.CtState(expr.CtStateBitNEW), notFromPod(), nft.Family(m.family), nft.Destination(m.family), nft.VerdictOf(m.set))})
+	}
 	return ch
 }
 
@@ -72,11 +145,15 @@ func (u VPC) untranslatedChain() chainSpec {
 	ch := base("untranslated", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
-			ch.rules = append(ch.rules, ruleSpec{"would leave the VPC untranslated",
-				nft.Join(fromPod(), isUntranslatable(), nft.NotMarked(u.mark(BranchOut)), beyondVPC(family), nft.Count(), nft.Drop())})
+			ch.rules = append(ch.rules, u.dropUntranslated(family, fromPod()))
 		}
 	}
 	return ch
+}
+
+func (u VPC) dropUntranslated(family int, of ...nft.Exprs) ruleSpec {
+	return ruleSpec{"would leave the VPC untranslated",
+		nft.Join(nft.Join(of...), isUntranslatable(), nft.NotMarked(u.mark(BranchOut)), beyondVPC(family), nft.Count(), nft.Drop())}
 }
 
 func byUplinkChain(maps []uplinkMap) chainSpec {
@@ -93,10 +170,18 @@ func byUplinkChain(maps []uplinkMap) chainSpec {
 
 func uplinkChainName(number int) string { return fmt.Sprintf("eni_%d", number) }
 
-func uplinkChain(markShift uint, number int) chainSpec {
-	return chainSpec{nftables.Chain{Name: uplinkChainName(number)}, []ruleSpec{
-		{"table of the ENI", nft.SetMark(uint32(number)<<markShift, MarkUplink<<markShift)},
-	}}
+// noteSuffix ends the names of chains that note an ENI and leave the packet as it is.
+const noteSuffix = "_note"
+
+// uplinkChains are those of an ENI: one marks a packet for the ENI, and notes the ENI in the mark of a connection that
+// begins; the other does only that.
+func uplinkChains(markShift uint, number int) []chainSpec {
+	mark, mask := uint32(number)<<markShift, uint32(MarkUplink)<<markShift
+	note := ruleSpec{"note of the ENI", nft.Join(nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(mark, mask))}
+	return []chainSpec{
+		{nftables.Chain{Name: uplinkChainName(number)}, []ruleSpec{note, {"table of the ENI", nft.Join(nft.SetMark(mark, mask), nft.Accept())}}},
+		{nftables.Chain{Name: uplinkChainName(number) + noteSuffix}, []ruleSpec{note}},
+	}
 }
 
 func (u VPC) snatChain() chainSpec {
@@ -120,11 +205,11 @@ func (u VPC) snatChain() chainSpec {
 
 // toNodeLocalChain keeps others, other pods and other machines alike, from opening
 // connections to pods' node-local addresses, of which nobody knows what they reach.
-func (u VPC) toNodeLocalChain() chainSpec {
-	ch := base("to_node_local", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
+func (u VPC) toNodeLocalChain(name string, hook *nftables.ChainHook, of ...nft.Exprs) chainSpec {
+	ch := base(name, nftables.ChainTypeFilter, hook, nftables.ChainPriorityFilter)
 	opens := nft.CtState(expr.CtStateBitNEW | expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED)
 	for _, p := range u.NodeLocal {
-		ch.rules = append(ch.rules, ruleSpec{"node-local addresses are not for others", nft.Join(nft.DestinationIn(p), opens, nft.Count(), nft.Drop())})
+		ch.rules = append(ch.rules, ruleSpec{"node-local addresses are not for others", nft.Join(nft.DestinationIn(p), opens, nft.Join(of...), nft.Count(), nft.Drop())})
 	}
 	return ch
 }
@@ -154,18 +239,35 @@ func directSet(family int) *nftables.Set {
 type uplinkMap struct {
 	set    *nftables.Set
 	family int
-	bits   int // of a prefix map, else 0
+	bits   int    // of a prefix map, else 0
+	suffix string // of the chains' names
 }
 
 func uplinkMaps() []uplinkMap {
-	verdicts := func(id uint32, name string, key nftables.SetDatatype) *nftables.Set {
-		return &nftables.Set{Table: berthTable(), ID: id, Name: name, IsMap: true, KeyType: key,
-			DataType: nftables.TypeVerdict, KeyByteOrder: binaryutil.BigEndian}
-	}
 	return []uplinkMap{
-		{verdicts(3, "eni_address4", nftables.TypeIPAddr), unix.AF_INET, 0},
-		{verdicts(4, "eni_prefix4", nftables.TypeIPAddr), unix.AF_INET, prefixBits4},
-		{verdicts(5, "eni_address6", nftables.TypeIP6Addr), unix.AF_INET6, 0},
-		{verdicts(6, "eni_prefix6", nftables.TypeIP6Addr), unix.AF_INET6, prefixBits6},
+		{verdictMap(3, "eni_address4", nftables.TypeIPAddr), unix.AF_INET, 0, ""},
+		{verdictMap(4, "eni_prefix4", nftables.TypeIPAddr), unix.AF_INET, prefixBits4, ""},
+		{verdictMap(5, "eni_address6", nftables.TypeIP6Addr), unix.AF_INET6, 0, ""},
+		{verdictMap(6, "eni_prefix6", nftables.TypeIP6Addr), unix.AF_INET6, prefixBits6, ""},
 	}
+}
+
+// ownMaps are those from an ENI's own address to its chain.
+func ownMaps() []uplinkMap {
+	return []uplinkMap{
+		{verdictMap(9, "eni_own4", nftables.TypeIPAddr), unix.AF_INET, 0, noteSuffix},
+		{verdictMap(10, "eni_own6", nftables.TypeIP6Addr), unix.AF_INET6, 0, noteSuffix},
+	}
+}
+
+// noteMap leads from the note in a connection's mark to the ENI's chain.
+func noteMap() *nftables.Set {
+	m := verdictMap(11, "eni_note", nftables.TypeMark)
+	m.KeyByteOrder = binaryutil.NativeEndian
+	return m
+}
+
+func verdictMap(id uint32, name string, key nftables.SetDatatype) *nftables.Set {
+	return &nftables.Set{Table: berthTable(), ID: id, Name: name, IsMap: true, KeyType: key,
+		DataType: nftables.TypeVerdict, KeyByteOrder: binaryutil.BigEndian}
 }
