@@ -21,8 +21,8 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// addressesEvery is how often a node's addresses are looked at: each change may
-// have as many blocks written as it has addresses.
+// addressesEvery is how often a node may get others at most: each change may have as
+// many blocks written as it has addresses.
 const addressesEvery = 10 * time.Second
 
 // occupied is which addresses Nodes and Services have. A change of one node costs
@@ -60,12 +60,7 @@ func (o *occupied) set(node string, addresses []netip.Addr, now time.Time) (chan
 			changed = append(changed, a)
 		}
 	}
-	switch {
-	case len(addresses) == 0:
-		delete(o.nodes, node)
-	case len(changed) > 0:
-		o.nodes[node] = nodeState{addresses, now}
-	}
+	o.nodes[node] = nodeState{addresses, now}
 	return changed
 }
 
@@ -153,7 +148,8 @@ func (c *Controller) readAddresses(ctx context.Context, name string) (changed []
 		return nil, 0, fmt.Errorf("read Node %s from the cache: %w", name, err)
 	}
 	had, known := c.occupied.nodes[name]
-	if err != nil {
+	gone := err != nil
+	if gone {
 		if !known {
 			return nil, 0, nil
 		}
@@ -165,10 +161,14 @@ func (c *Controller) readAddresses(ctx context.Context, name string) (changed []
 		}
 	}
 	addresses := nodeAddresses(n)
+	if gone {
+		defer delete(c.occupied.nodes, name)
+	}
 	if slices.Equal(had.addresses, addresses) {
 		return nil, 0, nil
 	}
-	if wait := had.changed.Add(addressesEvery).Sub(now); known && wait > 0 {
+	gained := slices.ContainsFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(had.addresses, a) })
+	if wait := had.changed.Add(addressesEvery).Sub(now); gained && wait > 0 {
 		return nil, wait, nil
 	}
 	return c.occupied.set(name, addresses, now), 0, nil
