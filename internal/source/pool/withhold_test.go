@@ -69,7 +69,7 @@ func TestWithheldAddresses(t *testing.T) {
 	if p := b.poolInfo(b.pools["default"]); p.Used != 2 || p.Free != 0 || p.retired != 2 {
 		t.Errorf("pool %+v", p)
 	}
-	b.expect("a block that others have counts as none", "create-request default-0", "create-request default-0")
+	b.expect("a block that others have counts as none", "create-request default-0")
 	b.release(key(0), b.now)
 	b.now = b.now.Add(cools + time.Second)
 	b.expire(b.now)
