@@ -118,7 +118,7 @@ ifeq ($(MODE),cluster)
 else
 	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
-	@$(if $(filter operator branches pool port egress,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
+	@$(if $(filter operator branches pool port egress,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port,$(MODE)),--api));) \
 	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 endif
 
@@ -224,7 +224,7 @@ vet:
 golangci:
 	@lint=$$(hack/tool.sh lint golangci-lint); \
 	hack/slowly.sh "Checking the import rules" hack/check-import-rules.sh; \
-	hack/slowly.sh "Running golangci-lint" "$$lint" run ./...
+	hack/slowly.sh --progress 'level=info|INFO' "Running golangci-lint" "$$lint" run -v ./...
 
 .PHONY: format
 format: ## Rewrite the Go files in the project's format
@@ -240,7 +240,7 @@ generate: ## Rewrite everything that is generated
 	@hack/deps.sh generate
 	@tools=$$(hack/tool.sh generate protoc-gen-go); tools=$${tools%/*}; \
 	for tool in protoc-gen-go-grpc controller-gen; do hack/tool.sh generate "$$tool" >/dev/null; done; \
-	PATH="$$tools:$$PATH" hack/slowly.sh "Generating files" go generate ./...
+	PATH="$$tools:$$PATH" hack/slowly.sh --progress '^[^ ]*\.go$$' "Generating files" go generate -v ./...
 
 .PHONY: check-generated
 check-generated: ## Fail when generated files or module files are not current
