@@ -22,7 +22,8 @@ endif
 # make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
 # "operator" (one for the cluster), "pool": addresses of pools in place of
 # EC2's, "egress": the same with gateways to the outside, or "port": ports of a real
-# Neutron. All but the first build a Kubernetes control plane the first time. "cluster" is a whole
+# Neutron. All but the first build a Kubernetes control plane the first time, unless one is
+# installed that they can use. "cluster" is a whole
 # cluster with containerd, kubelet and kube-proxy on its nodes, CLUSTER_MODE is
 # where its addresses come from, and CONTAINERD=2 takes containerd 2 in place of
 # Debian's. KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
