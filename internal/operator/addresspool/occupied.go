@@ -64,6 +64,16 @@ func (o *occupied) set(node string, addresses []netip.Addr, now time.Time) (chan
 	return changed
 }
 
+// wait is how long it is until a node may have these addresses. It may lose some at
+// any time. o.mu is held.
+func (o *occupied) wait(node string, addresses []netip.Addr, now time.Time) time.Duration {
+	had := o.nodes[node]
+	if !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(had.addresses, a) }) {
+		return 0
+	}
+	return max(0, had.changed.Add(addressesEvery).Sub(now))
+}
+
 func (o *occupied) add(node string, a netip.Addr) {
 	names := o.owners[a]
 	if len(names) == 0 {
@@ -167,8 +177,7 @@ func (c *Controller) readAddresses(ctx context.Context, name string) (changed []
 	if slices.Equal(had.addresses, addresses) {
 		return nil, 0, nil
 	}
-	gained := slices.ContainsFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(had.addresses, a) })
-	if wait := had.changed.Add(addressesEvery).Sub(now); gained && wait > 0 {
+	if wait := c.occupied.wait(name, addresses, now); wait > 0 {
 		return nil, wait, nil
 	}
 	return c.occupied.set(name, addresses, now), 0, nil

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -138,6 +139,23 @@ func TestOccupied(t *testing.T) {
 	}
 	if len(o.owners) != 1 || len(o.sorted) != 1 {
 		t.Errorf("left: %+v", o)
+	}
+	for _, tc := range []struct {
+		node      string
+		addresses []netip.Addr
+		after     time.Duration
+		want      time.Duration
+	}{
+		{"new", addrs("10.2.0.1"), 0, 0},
+		{"a", addrs("10.3.0.1", "10.3.0.2"), 4 * time.Second, addressesEvery - 4*time.Second},
+		{"a", addrs("10.3.0.1", "10.3.0.2"), addressesEvery, 0},
+		{"a", addrs("10.3.0.1"), 0, 0},
+		{"a", nil, 0, 0},
+		{"b", addrs("10.2.0.9"), time.Second, addressesEvery - time.Second}, // it had one before
+	} {
+		if got := o.wait(tc.node, tc.addresses, t0.Add(tc.after)); got != tc.want {
+			t.Errorf("%s gets %v after %v: in %v, want %v", tc.node, tc.addresses, tc.after, got, tc.want)
+		}
 	}
 }
 
