@@ -177,8 +177,12 @@ func (a *Allocator[K]) prefixUnit(addr netip.Addr) *unit[K] {
 	return nil
 }
 
-// move changes an entry's state and every count and queue that follows from it.
+// move changes an entry's state and every count and queue that follows from it. A
+// withheld address that would become free is withdrawn.
 func (a *Allocator[K]) move(e *entry[K], to state) {
+	if to == free && e.isWithheld() {
+		to = withdrawn
+	}
 	a.unplace(e)
 	e.state = to
 	a.place(e)

@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -18,7 +19,8 @@ type group[K comparable] struct {
 	id        string
 	index     int
 	ready     bool
-	withdrawn bool // on its way back as a whole
+	withdrawn bool                // on its way back as a whole
+	withheld  map[netip.Addr]bool // not to be handed out
 	count     [4]int
 	singles   *unit[K]
 	prefixes  map[netip.Prefix]*unit[K]
@@ -50,6 +52,7 @@ func (a *Allocator[K]) SetGroup(g Group) {
 			a.list(own.singles, addr, seq)
 		}
 	}
+	a.Withhold(g.ID, slices.Collect(maps.Keys(own.withheld)))
 	a.recall(own)
 }
 

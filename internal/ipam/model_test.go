@@ -23,6 +23,7 @@ type modelGroup struct {
 	index            int
 	ready, withdrawn bool
 	gone             map[netip.Prefix]bool // withdrawn prefixes
+	withheld         map[netip.Addr]bool
 	prefixes         map[netip.Prefix]bool
 }
 
@@ -139,6 +140,36 @@ func (m *model) cancel(key string) {
 			delete(m.addrs, addr)
 		}
 	}
+	m.keepBack()
+}
+
+// withhold replaces what is withheld of a group.
+func (m *model) withhold(group string, addrs []netip.Addr) {
+	g := m.groups[group]
+	if g == nil {
+		return
+	}
+	before := g.withheld
+	g.withheld = map[netip.Addr]bool{}
+	for _, addr := range addrs {
+		g.withheld[addr] = true
+	}
+	for _, addr := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
+		if a := m.addrs[addr]; a != nil && !g.withheld[addr] && a.group == group && a.prefix.IsValid() && a.state == withdrawn {
+			m.seq++
+			a.state, a.freed = free, m.seq
+		}
+	}
+	m.keepBack()
+}
+
+// keepBack withdraws what is free and withheld.
+func (m *model) keepBack() {
+	for addr, a := range m.addrs {
+		if g := m.groups[a.group]; g != nil && g.withheld[addr] && a.prefix.IsValid() && a.state == free {
+			a.state = withdrawn
+		}
+	}
 }
 
 func (m *model) cool(addr netip.Addr, since, now time.Time) {
@@ -183,6 +214,7 @@ func (m *model) expire(now time.Time) {
 		m.seq++
 		a.state, a.freed = free, m.seq
 	}
+	m.keepBack()
 }
 
 func (m *model) setGroup(g Group) {
@@ -219,6 +251,7 @@ func (m *model) setGroup(g Group) {
 		}
 		a.group, a.prefix = g.ID, p
 	}
+	m.keepBack()
 	told := slices.SortedFunc(maps.Keys(m.rested), func(x, y netip.Addr) int {
 		return cmp.Or(m.rested[x].Compare(m.rested[y]), x.Compare(y))
 	})

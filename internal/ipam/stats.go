@@ -13,7 +13,7 @@ type Counts struct {
 	Used      int // held by pods
 	Cooling   int
 	Free      int // assignable once the group is ready
-	Withdrawn int // on their way back, those in withdrawn prefixes and groups included
+	Withdrawn int // on their way back, those in withdrawn prefixes and groups included, or withheld
 
 	FreeSingles  int // single addresses that could be withdrawn
 	FreePrefixes int // prefixes that could be withdrawn: nothing used or cooling in them
@@ -57,9 +57,11 @@ func (g *group[K]) counts() Counts {
 		switch {
 		case u.withdrawn:
 			c.Withdrawn += u.size()
+			continue
 		case u.busy() == 0:
 			c.FreePrefixes++
 		}
+		c.Withdrawn += u.count[withdrawn]
 	}
 	if g.withdrawn {
 		c.Withdrawn += c.Free

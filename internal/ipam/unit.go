@@ -61,7 +61,7 @@ func (u *unit[K]) assignable() int {
 	case u.withdrawn:
 		return 0
 	case u.prefix.IsValid():
-		return u.size() - u.busy()
+		return u.size() - u.busy() - u.count[withdrawn]
 	default:
 		return u.count[free]
 	}

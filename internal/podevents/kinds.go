@@ -23,6 +23,8 @@ const (
 	CutOff
 	// Restored: it is back.
 	Restored
+	// AddressShared: something else has the address of a pod that runs.
+	AddressShared
 )
 
 // What of an Event follows from the kind of news.
@@ -42,6 +44,7 @@ var forms = map[Kind]form{
 	GatewayFull:     {"ConnectionsFull", "ForwardPackets", true},
 	CutOff:          {"NetworkLost", "ForwardPackets", true},
 	Restored:        {"NetworkRestored", "ForwardPackets", false},
+	AddressShared:   {"AddressShared", "AssignAddress", true},
 }
 
 // Reasons are those of all Events that a Teller writes, in order.

@@ -6,6 +6,9 @@ const Busy = "busy"
 // ConnectionsFull is the cause of GatewayFull.
 const ConnectionsFull = "connections-full"
 
+// UsedElsewhere is the cause of AddressShared.
+const UsedElsewhere = "used-elsewhere"
+
 // Headings of docs/troubleshoot.md, under which the causes are.
 const (
 	inNoAddress = "No address"
@@ -109,6 +112,7 @@ var remedies = map[string]Remedy{
 	"node-quota":         {"Wait until addresses of deleted pods have cooled, or raise spec.maxBlocksPerNode of the AddressPool.", inPools},
 	"no-pods":            {seeDaemon, inPools},
 	"too-many-requests":  {seeOperator, inPools},
+	UsedElsewhere:        {"", inPools},
 	"pool-not-allowed":   {"", inPoolWaits},
 	"pool-unknown":       {"", inPoolWaits},
 	"namespace-unknown":  {"See whether the node reaches the API server.", inPoolWaits},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -132,6 +133,18 @@ func (b *book) seen(poolName string, index int64) {
 	g := b.pool(poolName)
 	g.carver.Mark(index)
 	delete(g.unconfirmed, index)
+}
+
+// find lists the blocks, taken or not, that have an address.
+func (b *book) find(a netip.Addr) (slots []slot) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name, g := range b.pools {
+		if index, ok := g.layout.Find(a); ok {
+			slots = append(slots, slot{name, index})
+		}
+	}
+	return slots
 }
 
 // listed notes a block of a list that was read past the cache at now. The watch

@@ -2,6 +2,7 @@ package addresspool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -37,10 +38,10 @@ func (h *inherited) block(request types.UID) string {
 
 // begin reads all blocks once past the cache, when this operator begins to lead:
 // a request that its predecessor cut a block for, and did not answer, is to get
-// no other.
+// no other. It also reads which addresses others have, that none of these is given.
 func (c *Controller) begin(ctx context.Context) error {
 	for ctx.Err() == nil {
-		err := c.inherit(ctx)
+		err := errors.Join(c.readOccupied(ctx), c.inherit(ctx))
 		if err == nil {
 			close(c.inherited.ready)
 			return nil

@@ -16,6 +16,9 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
+// maxPassed is how many blocks that others have are passed over at a time.
+const maxPassed = 1024
+
 // reasonGiven is that of a request that has its block.
 const reasonGiven = "BlockGiven"
 
@@ -108,16 +111,18 @@ func (c *Controller) blockOf(ctx context.Context, uid types.UID) (string, error)
 }
 
 // cut makes the next block of a pool for a request, and returns its name. A
-// name that is taken by another is passed over: what the book knows may be old.
+// name that is taken by another is passed over: what the book knows may be old. So is
+// a block whose addresses all are others'; the next sweep has it looked at again.
 func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string, *refusal, error) {
-	for {
+	for passed := 0; ; {
 		o, why := c.book.take(r, c.now())
 		if why != nil || o.block != "" {
 			c.quotas.release(r)
 			return o.block, why, nil
 		}
 		b := newBlock(r, o)
-		how, err := c.create(ctx, b)
+		b.Withheld = c.occupied.withheldOf(o.piece)
+		how, err := c.createUseful(ctx, b, o)
 		switch how {
 		case made:
 			c.quotas.got(r, b.Name, c.now())
@@ -131,10 +136,21 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 			return b.Name, nil, failpoint.Hit("operator.pool.cut.after")
 		case taken:
 			c.o.Logger.Debug("somebody else has the block", "block", b.Name, "node", b.NodeName)
+			if passed++; passed >= maxPassed {
+				return "", nil, fmt.Errorf("others have %d blocks of pool %s in a row; looking further", passed, b.PoolName)
+			}
 		default:
 			return "", nil, fmt.Errorf("create AddressBlock %s: %w", b.Name, err)
 		}
 	}
+}
+
+// createUseful is create, unless no pod could have an address of the block.
+func (c *Controller) createUseful(ctx context.Context, b *v1alpha1.AddressBlock, o offer) (outcome, error) {
+	if !hasRoom(o.piece, b.Withheld) {
+		return taken, nil
+	}
+	return c.create(ctx, b)
 }
 
 // create makes a block, and tells what came of it.

@@ -91,6 +91,7 @@ type hold struct {
 	source.Lease
 	pod         attachment.Pod
 	allocatedIn string // the pool whose allocator has it; empty while its block is not known
+	toldOwner   string // who else has its address, as the pod was told
 }
 
 func newLedger(p policy) *ledger {

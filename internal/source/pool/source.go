@@ -52,6 +52,10 @@ type Config struct {
 	// without.
 	IgnoreUntold bool
 
+	// Conflict is told of a pod whose address something else has too. It must be
+	// quick; nil: nobody is told.
+	Conflict func(pod attachment.Pod, ifName, message string)
+
 	Clock    clock.Clock  // nil: the machine's
 	Logger   *slog.Logger // nil: silent
 	Observer Observer     // nil: none
