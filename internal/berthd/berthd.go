@@ -197,7 +197,7 @@ func unlessEnded(ctx context.Context, err error) error {
 
 // datapathConfig is what the data paths of all modes have.
 func (n *node) datapathConfig() datapath.Config {
-	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir}
+	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir, Log: n.log}
 }
 
 // runDaemon puts the address source and the daemon together and runs them.
