@@ -228,6 +228,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
 		InspectNetns: n.deps.InspectNetns,
+		Tell:         n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove,
 	}
 	o.Upkeep, _ = net.(daemon.Upkeep)
 	if n.ports != nil {

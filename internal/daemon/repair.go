@@ -35,6 +35,10 @@ type Upkeep interface {
 	// ARPFiltered tells whether the kernel drops pods' ARP requests
 	// (datapath.Node.ARPFiltered).
 	ARPFiltered() bool
+	// NodeAddresses lists the addresses that the node has itself (datapath.Node.NodeAddresses), and
+	// RemoveNodeAddress removes one.
+	NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error)
+	RemoveNodeAddress(ctx context.Context, addr netip.Addr) error
 }
 
 // repairDebounce gathers the events of one disturbance.
@@ -53,9 +57,10 @@ type repairer struct {
 	// again sets up what is missing of an attachment, unless it is another by now.
 	again func(ctx context.Context, seen attachment.Record) error
 	// linkLost hears of links that came, changed, went down or are gone, and of rules that are (NICs.LinkLost); nil: nobody.
-	linkLost func(name string, address net.HardwareAddr)
-	clock    clock.Clock
-	log      *slog.Logger
+	linkLost  func(name string, address net.HardwareAddr)
+	addresses nodeAddresses
+	clock     clock.Clock
+	log       *slog.Logger
 }
 
 // run repairs what others change, at once when it is seen and at an
@@ -95,8 +100,12 @@ func (r *repairer) await(ctx context.Context, events <-chan datapath.Event, due 
 		if !ok {
 			return r.watch(ctx), false
 		}
-		if again = r.disturbed(e); again {
-			r.drainEvents(ctx, events, r.clock.After(repairDebounce))
+		again = r.disturbed(e)
+		if look := e.Kind == datapath.AddressChanged; again || look {
+			again = r.drainEvents(ctx, events, r.clock.After(repairDebounce)) || again
+			if !again {
+				r.lookAtAddresses(ctx)
+			}
 		}
 	case <-due:
 		again = true
@@ -120,6 +129,9 @@ func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 // there may be something to repair: not for a link that is no pod's, since a
 // link brings nothing of Berth's along, and takes with it what there was.
 func (r *repairer) disturbed(e datapath.Event) bool {
+	if e.Kind == datapath.AddressChanged {
+		return false
+	}
 	if e.Kind != datapath.StateLost && e.Kind != datapath.PortStateLost {
 		r.source.Kick()
 	}
@@ -133,19 +145,20 @@ func (r *repairer) disturbed(e datapath.Event) bool {
 	return true
 }
 
-// drainEvents takes events until the end of the gathering time.
-func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) {
+// drainEvents takes events until the end of the gathering time, and returns whether there may
+// be something to repair.
+func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) (disturbed bool) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return disturbed
 		case <-end:
-			return
+			return disturbed
 		case e, ok := <-events:
 			if !ok {
-				return
+				return disturbed
 			}
-			r.disturbed(e)
+			disturbed = r.disturbed(e) || disturbed
 		}
 	}
 }
@@ -171,6 +184,7 @@ func (r *repairer) repair(ctx context.Context) (done bool) {
 	}
 	r.lookAtForwarding(ctx)
 	r.lookAtARP()
+	r.lookAtAddresses(ctx)
 	return err == nil
 }
 

@@ -75,6 +75,10 @@ func (*refusingKernel) ForwardPolicy(context.Context) ([]datapath.Finding, error
 
 func (*refusingKernel) ARPFiltered() bool { return true }
 
+func (*refusingKernel) NodeAddresses(context.Context) ([]datapath.NodeAddress, error) {
+	return nil, nil
+}
+
 // A repair that fails is tried again soon, and then at longer intervals. Events that are
 // nothing to repair do not put off the next one.
 func TestFailedRepairsAreTriedAgain(t *testing.T) {

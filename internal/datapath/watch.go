@@ -30,6 +30,8 @@ const (
 	// PortStateLost: likewise what a port or branch has on the node (package plug), which
 	// Repair leaves to whoever plugged it.
 	PortStateLost EventKind = "port-state-lost"
+	// AddressChanged: a link of the node has an address more or less (NodeAddresses).
+	AddressChanged EventKind = "address-changed"
 	// Resync: events were lost; everything must be looked at again.
 	Resync EventKind = "resync"
 )
@@ -171,7 +173,7 @@ func (w *watcher) routeMessage(ctx context.Context, m message) {
 	case unix.RTM_NEWRULE:
 		w.tell(ctx, rulesBeforeBranches(m.data))
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		w.tell(ctx, Event{What: w.strayAddress(m)})
+		w.tell(ctx, w.strayAddress(m))
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		w.tell(ctx, w.lostNeighbour(m))
 	case unix.RTM_NEWNETCONF:

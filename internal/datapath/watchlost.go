@@ -186,28 +186,31 @@ func (w *watcher) lostNeighbour(m message) (e Event) {
 	return e
 }
 
-// strayAddress describes a change of a secondary ENI's address that Berth did
-// not ask for: the link lost its own, or was given one that pods may have.
-func (w *watcher) strayAddress(m message) string {
+// strayAddress describes a change of the node's addresses, and first one of a secondary ENI's that
+// Berth did not ask for: the link lost its own, or was given one that pods may have.
+func (w *watcher) strayAddress(m message) (e Event) {
 	attrs := attributes(m.data, unix.SizeofIfAddrmsg)
 	addr, ok := netip.AddrFromSlice(attrs[unix.IFA_LOCAL])
 	if !ok { // as of IPv6
 		addr, ok = netip.AddrFromSlice(attrs[unix.IFA_ADDRESS])
 	}
 	if !ok {
-		return ""
+		return e
+	}
+	if mayBePods(addr) {
+		e = Event{Kind: AddressChanged, What: "the addresses of the node changed by " + addr.String()}
 	}
 	mac := w.links[int(nl.DeserializeIfAddrmsg(m.data).Index)].mac
-	for _, e := range w.node.knownUplinks() {
+	for _, u := range w.node.knownUplinks() {
 		switch {
-		case e.Primary || string(e.MAC) != mac:
-		case m.kind == unix.RTM_DELADDR && (addr == e.linkAddress() || addr == e.linkAddress6() || addr.IsLinkLocalUnicast() && addr.Is6() && e.hasIPv6()):
-			return fmt.Sprintf("address %s of ENI %s was removed", addr, e.ID)
-		case m.kind == unix.RTM_NEWADDR && addr == e.PrimaryIPv4 && e.ownForPods():
-			return fmt.Sprintf("address %s of ENI %s was given to its link, and is for pods", addr, e.ID)
+		case u.Primary || string(u.MAC) != mac:
+		case m.kind == unix.RTM_DELADDR && (addr == u.linkAddress() || addr == u.linkAddress6() || addr.IsLinkLocalUnicast() && addr.Is6() && u.hasIPv6()):
+			return Event{What: fmt.Sprintf("address %s of ENI %s was removed", addr, u.ID)}
+		case m.kind == unix.RTM_NEWADDR && addr == u.PrimaryIPv4 && u.ownForPods():
+			return Event{What: fmt.Sprintf("address %s of ENI %s was given to its link, and is for pods", addr, u.ID)}
 		}
 	}
-	return ""
+	return e
 }
 
 // nftMessage looks for removals in Berth's tables, and in that of the data path for additions too, of
