@@ -234,11 +234,16 @@ type NodeGroup struct {
 // addresses of the family that has more of them.
 func (g NodeGroup) Used() int { return max(g.Of[ipfamily.IPv4].Used, g.Of[ipfamily.IPv6].Used) }
 
-// Cooling counts likewise what cools beside what is used, or is withheld.
+// Withheld counts likewise what is withheld.
+func (g NodeGroup) Withheld() int {
+	return max(g.Of[ipfamily.IPv4].Withheld, g.Of[ipfamily.IPv6].Withheld)
+}
+
+// Cooling counts likewise what cools beside what is used.
 func (g NodeGroup) Cooling() int {
 	busy := 0
 	for _, c := range g.Of {
-		busy = max(busy, c.Used+c.Cooling+c.Withheld)
+		busy = max(busy, c.Used+c.Cooling)
 	}
 	return busy - g.Used()
 }

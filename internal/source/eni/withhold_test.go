@@ -38,6 +38,9 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 				if got := n.Snapshot().Count[source.Withdrawn]; got != 1 {
 					t.Errorf("%d addresses are not handed out, want 1", got)
 				}
+				if uses, _ := n.Uses(); len(uses) != 1 || uses[0].Addr != warm[0] || uses[0].Cooling || !uses[0].Listed {
+					t.Errorf("the operator is told of uses %+v", uses)
+				}
 				for i := 0; ; i++ {
 					l, err := n.try(i, time.Minute)
 					if err != nil {
