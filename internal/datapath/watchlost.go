@@ -99,8 +99,14 @@ func (w *watcher) lostRoute(data []byte) (e Event) {
 // overruled describes a route of somebody else's that takes the place of one of Berth's, or
 // by which a routed node's packets leave from now on.
 func (w *watcher) overruled(data []byte) (e Event) {
+	if len(data) < unix.SizeofRtMsg {
+		return e
+	}
+	if h := nl.DeserializeRtMsg(data); h.Protocol == Protocol || h.Table == unix.RT_TABLE_MAIN && h.Dst_len != 0 {
+		return e // a routing daemon may have very many of these
+	}
 	r, ok := readRoute(data)
-	if !ok || r.protocol == Protocol {
+	if !ok {
 		return e
 	}
 	switch {
