@@ -29,6 +29,8 @@ type Node interface {
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 	ARPFiltered() bool
+	NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error)
+	RemoveNodeAddress(ctx context.Context, addr netip.Addr) error
 
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
 	CheckPod(ctx context.Context, pod datapath.Pod) error

@@ -25,6 +25,12 @@ const (
 	IPAMNone        = "none"         // another network: berth comes after its plugins, for egress
 )
 
+// The values of Config.ForeignAddresses.
+const (
+	ForeignTell   = "tell"
+	ForeignRemove = "remove"
+)
+
 // The values of pod-events.
 const (
 	PodEventsAuto   = "auto" // wherever the Kubernetes API is used or in reach
@@ -129,6 +135,8 @@ type Config struct {
 	CRISocket      string
 	NetnsGrace     time.Duration
 	RepairInterval time.Duration
+	// ForeignAddresses is what is done about addresses of running pods on the node's links: ForeignTell or ForeignRemove.
+	ForeignAddresses string
 
 	// Watching
 	IntrospectionAddr string

@@ -69,7 +69,7 @@ func TestDefaults(t *testing.T) {
 		EgressPort: 5555, EgressClusterNetworks: []netip.Prefix{
 			netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
 		}, EgressWait: 45 * time.Second, EgressGatewayWait: 2 * time.Second, EgressProbeInterval: time.Second,
-		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
+		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute, ForeignAddresses: ForeignTell,
 		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", PodEvents: PodEventsAuto, LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
 		CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},

@@ -80,6 +80,8 @@ const (
 
 	// BranchNftTable is the name of the nftables table (inet) of branches.
 	BranchNftTable = "berth-branches"
+	// PortNftTable is that of ports that are plugged into a switch (package plug/hostlink).
+	PortNftTable = "berth-ports"
 )
 
 // Bits of the packet mark, moved left by VPC.MarkShift. Only these eight

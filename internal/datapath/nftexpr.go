@@ -14,6 +14,11 @@ func fromPod() nft.Exprs {
 	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(LinkPrefix)...))
 }
 
+// fromGroup: iifgroup & mask == GROUP.
+func fromGroup(group, mask uint32) nft.Exprs {
+	return nft.Join(nft.Meta(expr.MetaKeyIIFGROUP), nft.Mask(nft.Word(mask)...), nft.Is(nft.Word(group)...))
+}
+
 // notFromPod: iifname != "bth*".
 func notFromPod() nft.Exprs {
 	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.IsNot([]byte(LinkPrefix)...))

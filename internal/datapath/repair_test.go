@@ -12,8 +12,10 @@ import (
 
 func (v *vpc) wanted(pods ...*pod) Wanted {
 	w := Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}}
-	for _, p := range pods {
-		w.Pods = append(w.Pods, p.want)
+	for _, p := range pods { // as records have them
+		want := p.want
+		want.HostMAC, want.PodMAC, want.MTU = p.links.HostMAC, p.links.PodMAC, p.links.MTU
+		w.Pods = append(w.Pods, want)
 	}
 	return w
 }
@@ -46,6 +48,11 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 		{"the ENI's address", "ip -4 address flush dev eth1", "address " + eniAddr},
 		{"the ENI's address of the link", "ip -6 address flush dev eth1", "address fe80:"},
 		{"a pod's link", "ip link set " + b.want.HostIfName + " down", "pod link " + b.want.HostIfName},
+		{"a pod's link's MAC address", "ip link set " + b.want.HostIfName + " address 02:00:00:00:00:09", "MAC address, neighbour " + podB + ", neighbour " + podB6 + " of pod link " + b.want.HostIfName},
+		{"a pod's link's MTU", "ip link set " + b.want.HostIfName + " mtu 1400", "MTU of pod link " + b.want.HostIfName},
+		{"a pod's neighbour", "ip neighbour replace " + podB + " dev " + b.want.HostIfName + " lladdr 02:00:00:00:00:09 nud permanent", "neighbour " + podB + " of pod link " + b.want.HostIfName},
+		{"a pod's route, replaced", "ip route replace " + podB + " dev eth0 table 19000", "pod link " + b.want.HostIfName},
+		{"a pod's route of IPv6, replaced", "ip -6 route replace " + podB6 + " dev eth0 table 19000", "pod link " + b.want.HostIfName},
 		{"forwarding", "sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward = 1"},
 		{"reverse path filter", "sysctl -qw net.ipv4.conf.eth1.rp_filter=1", "net.ipv4.conf.eth1.rp_filter = 2"},
 	} {

@@ -65,7 +65,7 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	// The table goes before the rules: a mark without a rule falls through to
 	// main, a rule without marks does nothing.
 	for _, step := range []func() ([]string, error){
-		func() ([]string, error) { return n.setSysctls(c.Sysctls, nodeSysctls(c.Uplinks, names)) },
+		func() ([]string, error) { return n.setSysctls(c, nodeOwner, nodeSysctls(c.Uplinks, names)) },
 		func() ([]string, error) { return n.setTable(c, primary) },
 		n.setARPTable,
 		func() ([]string, error) { return n.setRules(c.Uplinks.owns, nodeRules(c.Uplinks)) },

@@ -150,7 +150,7 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	}
 	steps := []func() ([]string, error){
 		func() ([]string, error) {
-			return n.setSysctls(s.config.Sysctls, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
+			return n.setSysctls(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
 		},
 	}
 	if !uplink.Primary {
@@ -360,6 +360,7 @@ func (n *Node) removeUplink(number int) error {
 	for id, e := range n.uplinks {
 		if !e.Primary && e.Number == number {
 			delete(n.uplinks, id)
+			delete(n.sysctls, id)
 		}
 	}
 	return nil

@@ -206,6 +206,9 @@ func (u VPC) none() Carriers { return UplinkList(nil) }
 
 func (u VPC) clear(n *Node) ([]string, error) {
 	n.mu.Lock()
+	for id := range n.uplinks {
+		delete(n.sysctls, id)
+	}
 	clear(n.uplinks)
 	n.mu.Unlock()
 	return n.removeRoutesThat(isUplinkRoute)

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,13 +20,18 @@ import (
 type EventKind string
 
 const (
-	// LinkAppeared: a link that may be an ENI's is there, or has a new MAC.
+	// LinkAppeared: a link that may be an ENI's or a port's is there, or has a new name or MAC.
 	LinkAppeared EventKind = "link-appeared"
 	// LinkVanished: such a link is gone, or that of a live pod.
 	LinkVanished EventKind = "link-vanished"
 	// StateLost: something of Berth's was removed, switched off or overruled;
 	// Repair puts it back.
 	StateLost EventKind = "state-lost"
+	// PortStateLost: likewise what a port or branch has on the node (package plug), which
+	// Repair leaves to whoever plugged it.
+	PortStateLost EventKind = "port-state-lost"
+	// AddressChanged: a link of the node has an address more or less (NodeAddresses).
+	AddressChanged EventKind = "address-changed"
 	// Resync: events were lost; everything must be looked at again.
 	Resync EventKind = "resync"
 )
@@ -33,7 +39,7 @@ const (
 // Event is one change in the kernel.
 type Event struct {
 	Kind EventKind
-	Link string           // name, of a link event
+	Link string           // name, of a link event or what a port has by a link
 	MAC  net.HardwareAddr // of a link event
 	What string           // for a log
 }
@@ -49,8 +55,9 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 	}
 	w := &watcher{node: n, out: make(chan Event, 64), links: map[int]seenLink{}}
 	route, err := nl.SubscribeAt(n.ns, netns.None(), unix.NETLINK_ROUTE,
-		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH,
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
 	if err != nil {
 		return nil, fmt.Errorf("watch links and routes: %w", err)
 	}
@@ -72,6 +79,7 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 	var readers sync.WaitGroup
 	readers.Go(func() { w.read(ctx, route, w.routeMessage) })
 	readers.Go(func() { w.read(ctx, filter, w.nftMessage) })
+	readers.Go(func() { w.readSysctls(ctx) })
 	go func() {
 		<-ctx.Done()
 		route.Close()
@@ -92,12 +100,13 @@ type watcher struct {
 type seenLink struct {
 	name string
 	mac  string
+	mtu  int
 	up   bool
 }
 
 func seen(l netlink.Link) seenLink {
 	a := l.Attrs()
-	return seenLink{a.Name, string(a.HardwareAddr), a.Flags&net.FlagUp != 0}
+	return seenLink{a.Name, string(a.HardwareAddr), a.MTU, a.Flags&net.FlagUp != 0}
 }
 
 func (w *watcher) emit(ctx context.Context, e Event) {
@@ -156,18 +165,31 @@ func (w *watcher) routeMessage(ctx context.Context, m message) {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		w.linkMessage(ctx, m)
 	case unix.RTM_DELROUTE:
-		if what := w.lostRoute(m.data); what != "" {
-			w.emit(ctx, Event{Kind: StateLost, What: what})
-		}
+		w.tell(ctx, w.lostRoute(m.data))
+	case unix.RTM_NEWROUTE:
+		w.tell(ctx, w.overruled(m.data))
 	case unix.RTM_DELRULE:
-		if lostRule(m.data) {
-			w.emit(ctx, Event{Kind: StateLost, What: "a policy rule was removed"})
-		}
+		w.tell(ctx, lostRule(m.data))
+	case unix.RTM_NEWRULE:
+		w.tell(ctx, rulesBeforeBranches(m.data))
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		if what := w.strayAddress(m); what != "" {
-			w.emit(ctx, Event{Kind: StateLost, What: what})
+		w.tell(ctx, w.strayAddress(m))
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		w.tell(ctx, w.lostNeighbour(m))
+	case unix.RTM_NEWNETCONF:
+		if w.changesSettings(m.data) {
+			w.tell(ctx, Event{What: w.node.wrongSysctl()})
 		}
 	}
+}
+
+// tell emits an event that says anything, of lost state unless it is of another kind.
+func (w *watcher) tell(ctx context.Context, e Event) {
+	if e.What == "" {
+		return
+	}
+	e.Kind = cmp.Or(e.Kind, StateLost)
+	w.emit(ctx, e)
 }
 
 func (w *watcher) linkMessage(ctx context.Context, m message) {
@@ -199,11 +221,18 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	case !ours && (!known || before.mac != now.mac || before.name != now.name):
 		event.Kind, event.What = LinkAppeared, "link "+now.name+" appeared"
 		w.emit(ctx, event)
-	case known && before.up && !now.up && (!ours || isLive && podName == now.name):
+	case !known || ours && !(isLive && podName == now.name):
+	case before.up && !now.up:
 		// The kernel drops the routes of a link that goes down without a word.
 		event.Kind, event.What = StateLost, "link "+now.name+" went down"
 		w.emit(ctx, event)
-	case known && !before.up && now.up && link.Attrs().Flags&net.FlagLoopback != 0:
+	case before.mac != now.mac:
+		event.Kind, event.What = StateLost, "link "+now.name+" has MAC address "+event.MAC.String()
+		w.emit(ctx, event)
+	case before.mtu != now.mtu:
+		event.Kind, event.What = StateLost, fmt.Sprintf("link %s has MTU %d", now.name, now.mtu)
+		w.emit(ctx, event)
+	case !before.up && now.up && link.Attrs().Flags&net.FlagLoopback != 0:
 		// Only now can the routes of blocks that it took with it be put back.
 		event.Kind, event.What = StateLost, "link "+now.name+" came up"
 		w.emit(ctx, event)

@@ -29,6 +29,8 @@ const (
 	used
 	cooling
 	withdrawn
+	withheld // free, but not to be handed out (Withhold)
+	states
 )
 
 // entry is one address that is a single, or was ever touched in its prefix.
@@ -178,10 +180,10 @@ func (a *Allocator[K]) prefixUnit(addr netip.Addr) *unit[K] {
 }
 
 // move changes an entry's state and every count and queue that follows from it. A
-// withheld address that would become free is withdrawn.
+// address that is to be withheld does not become free.
 func (a *Allocator[K]) move(e *entry[K], to state) {
 	if to == free && e.isWithheld() {
-		to = withdrawn
+		to = withheld
 	}
 	a.unplace(e)
 	e.state = to

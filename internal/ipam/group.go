@@ -21,7 +21,7 @@ type group[K comparable] struct {
 	ready     bool
 	withdrawn bool                // on its way back as a whole
 	withheld  map[netip.Addr]bool // not to be handed out
-	count     [4]int
+	count     [states]int
 	singles   *unit[K]
 	prefixes  map[netip.Prefix]*unit[K]
 	units     indexed[*unit[K]] // those with an assignable address
@@ -81,7 +81,7 @@ func (a *Allocator[K]) list(u *unit[K], addr netip.Addr, seq uint64) {
 		a.entries[addr] = e
 	} else {
 		a.detach(e)
-		if e.state == withdrawn {
+		if e.state == withdrawn || e.state == withheld {
 			e.state = free
 		}
 	}

@@ -155,7 +155,7 @@ func (m *model) withhold(group string, addrs []netip.Addr) {
 		g.withheld[addr] = true
 	}
 	for _, addr := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
-		if a := m.addrs[addr]; a != nil && !g.withheld[addr] && a.group == group && a.prefix.IsValid() && a.state == withdrawn {
+		if a := m.addrs[addr]; a != nil && !g.withheld[addr] && a.group == group && a.state == withheld {
 			m.seq++
 			a.state, a.freed = free, m.seq
 		}
@@ -163,11 +163,11 @@ func (m *model) withhold(group string, addrs []netip.Addr) {
 	m.keepBack()
 }
 
-// keepBack withdraws what is free and withheld.
+// keepBack withholds what is free and is not to be handed out.
 func (m *model) keepBack() {
 	for addr, a := range m.addrs {
-		if g := m.groups[a.group]; g != nil && g.withheld[addr] && a.prefix.IsValid() && a.state == free {
-			a.state = withdrawn
+		if g := m.groups[a.group]; g != nil && g.withheld[addr] && a.state == free {
+			a.state = withheld
 		}
 	}
 }
@@ -270,7 +270,7 @@ func (m *model) unlist(group string, keep map[netip.Addr]netip.Prefix) {
 			continue
 		}
 		a.group, a.prefix = "", netip.Prefix{}
-		if a.state == free || a.state == withdrawn {
+		if a.state == free || a.state == withdrawn || a.state == withheld {
 			delete(m.addrs, addr)
 		}
 	}
@@ -285,7 +285,7 @@ func (m *model) dump() []string {
 	var out []string
 	for addr, a := range m.addrs {
 		g := m.groups[a.group]
-		back := a.state == withdrawn || g != nil && (g.withdrawn || a.prefix.IsValid() && g.gone[a.prefix])
+		back := a.state == withdrawn || a.state == withheld || g != nil && (g.withdrawn || a.prefix.IsValid() && g.gone[a.prefix])
 		out = append(out, line(addr, a.group, a.prefix, g != nil && g.ready, a.state == used, a.state == cooling, back, a.key))
 	}
 	slices.Sort(out)

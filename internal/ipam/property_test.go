@@ -213,6 +213,7 @@ func (x *machine) Restore(t *rapid.T) {
 			a.state = free
 		}
 	}
+	x.m.keepBack()
 }
 
 func (x *machine) Lose(t *rapid.T) {

@@ -8,15 +8,15 @@ import (
 
 // Withholding keeps addresses of a group from being handed out for as long as
 // something else uses them. Pods that have one of them keep it; once it is
-// released and has cooled it is withdrawn rather than free.
+// released and has cooled it is withheld rather than free. What is withheld counts as withdrawn.
 
-// Withhold makes addrs the addresses of a group's prefixes that are withheld. Those
-// that were and no longer are become free, behind all others. Those of no prefix of
-// the group are withheld once it has one.
-func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) {
+// Withhold makes addrs the addresses of a group that are withheld, and returns those that
+// nobody holds. Those that were and no longer are become free, behind all others. Those that the group does
+// not list are withheld once it does.
+func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) (kept []netip.Addr) {
 	g, ok := a.groups[id]
 	if !ok {
-		return
+		return nil
 	}
 	before := g.withheld
 	g.withheld = make(map[netip.Addr]bool, len(addrs))
@@ -24,26 +24,25 @@ func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) {
 		g.withheld[addr] = true
 	}
 	for _, addr := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
-		if e, ok := a.entries[addr]; ok && !g.withheld[addr] && e.state == withdrawn && e.inPrefixOf(g) {
+		if e, ok := a.entries[addr]; ok && !g.withheld[addr] && e.state == withheld && e.unit.group == g {
 			e.freed = a.tick()
 			a.move(e, free)
 		}
 	}
 	for _, addr := range addrs {
-		if !a.inPrefix(g, addr) {
+		if _, single := g.singles.members[addr]; !single && !a.inPrefix(g, addr) {
 			continue
 		}
-		if e := a.entry(addr); e.state == free {
-			a.move(e, withdrawn)
+		e := a.entry(addr)
+		if e.state == free {
+			a.move(e, withheld)
+		}
+		if e.state == withheld {
+			kept = append(kept, addr)
 		}
 	}
+	return kept
 }
 
 // isWithheld tells whether an entry may not become free.
-func (e *entry[K]) isWithheld() bool {
-	return e.unit != nil && e.inPrefixOf(e.unit.group) && e.unit.group.withheld[e.addr]
-}
-
-func (e *entry[K]) inPrefixOf(g *group[K]) bool {
-	return e.unit != nil && e.unit.group == g && e.unit.prefix.IsValid()
-}
+func (e *entry[K]) isWithheld() bool { return e.unit != nil && e.unit.group.withheld[e.addr] }

@@ -9,12 +9,16 @@ const ConnectionsFull = "connections-full"
 // UsedElsewhere is the cause of AddressShared.
 const UsedElsewhere = "used-elsewhere"
 
+// OnNode is another cause of AddressShared: the other one is the node.
+const OnNode = "address-on-node"
+
 // Headings of docs/troubleshoot.md, under which the causes are.
 const (
 	inNoAddress = "No address"
 	inNICs      = "No NIC"
 	inVPCs      = "Conditions of VPCs and NICs"
 	inEgress    = "No egress"
+	inOnNode    = "A pod's address on the node"
 	inPodSide   = "The pod's network namespace, the kernel, the record"
 	inOperator  = "Reasons of conditions"
 	inWaits     = "A pod waits"
@@ -163,6 +167,7 @@ var remedies = map[string]Remedy{
 	"egress-not-allowed": {"Name the pod's namespace in spec.allowedNamespaces of the Egress, or another Egress.", inEgress},
 	"egress-overlaps":    {"Name only one of the Egresses whose destinations overlap.", inEgress},
 	"egress-refused":     {seeOperator, inEgress},
+	OnNode:               {"Remove the address from the node's link, and keep the node's network manager from adding it.", inOnNode},
 	ConnectionsFull:      {"Give the Egress more replicas, or raise net.netfilter.nf_conntrack_max on the gateway's node.", inEgress},
 
 	// What is not for want of an address.

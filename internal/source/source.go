@@ -57,6 +57,10 @@ type Source interface {
 	// cooled: it is handed out after those of which nothing is told. Such
 	// addresses are told in the order of their release.
 	RestoreCooling(addr netip.Addr, since time.Time)
+	// Withhold tells all addresses that the node has itself. Those of the source that are among
+	// them and that no pod holds are handed to none until a later call leaves them out; it returns
+	// these. Until then they are kept as addresses that cool are.
+	Withhold(addrs []netip.Addr) (kept []netip.Addr)
 	// Run keeps the source supplied until ctx ends, and returns only then.
 	Run(ctx context.Context) error
 	// Kick says that links of the node may have come or gone: what the data path

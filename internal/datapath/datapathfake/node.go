@@ -116,6 +116,14 @@ func (n *Node) Watch(ctx context.Context) (<-chan datapath.Event, error) {
 	return events, ctx.Err()
 }
 
+// NodeAddresses is that of datapath.Node: the node has none that pods may have.
+func (n *Node) NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error) {
+	return nil, ctx.Err()
+}
+
+// RemoveNodeAddress is that of datapath.Node.
+func (n *Node) RemoveNodeAddress(ctx context.Context, _ netip.Addr) error { return ctx.Err() }
+
 // ForwardPolicy is that of datapath.Node: no packet filter drops.
 func (n *Node) ForwardPolicy(ctx context.Context) ([]datapath.Finding, error) { return nil, ctx.Err() }
 

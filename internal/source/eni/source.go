@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -104,6 +105,7 @@ type Source struct {
 	absent      map[string]absence         // ENIs whose links the node lacks (links.go)
 	reviewed    []string                   // those whose links are missing, as the supplier was told
 	troubled    map[attachment.Key]trouble // the pods that were told that they are cut off
+	withheld    []netip.Addr               // what the node has itself (Withhold)
 	usable      bool                       // an address was assignable once
 	served      bool                       // the inventory came from the supplier or the file
 	unconfirmed bool                       // it came from the file, and the supplier still has a moment to correct it
@@ -189,6 +191,20 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	s.alloc.Cool(addr, since, s.clock.Now())
 	s.usable = true
 	s.cooled.Set()
+}
+
+// Withhold implements source.Source.
+func (s *Source) Withhold(addrs []netip.Addr) []netip.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept := s.alloc.Withhold(addrs)
+	if !slices.Equal(kept, s.withheld) {
+		s.withheld = kept
+		s.serve(s.clock.Now())
+		s.program.Set() // one may be an ENI's own address
+		s.supply.Kick()
+	}
+	return kept
 }
 
 // Annotations implements source.Source.

@@ -12,13 +12,14 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Usage implements the reconciler's Node.
+// Usage implements the reconciler's Node. The node uses what is withheld: others are asked for in its place, and its
+// ENI stays.
 func (s *Source) Usage() eni.Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: s.waiters.Len(), MissingLinks: s.missingLinks()}
 	for _, g := range s.alloc.Groups() {
-		of := eni.ENIUsage{Used: g.Used(), Cooling: g.Cooling(), Assignable: g.Assignable(s.inv.Families)}
+		of := eni.ENIUsage{Used: g.Used() + g.Withheld(), Cooling: g.Cooling(), Assignable: g.Assignable(s.inv.Families)}
 		for f, c := range g.Of {
 			of.Free = of.Free.Plus(cloud.AmountIn(ipfamily.Family(f), c.FreeSingles, c.FreePrefixes))
 		}

@@ -33,6 +33,8 @@ type ledger struct {
 	byAddr   map[netip.Addr]attachment.Key // of both families
 	unlisted map[netip.Addr]time.Time      // addresses of blocks that are not known here: cooling since
 
+	nodeHas []netip.Addr // addresses that the node has itself
+
 	undecided waiting.Queue // pods whose pool is not known yet
 	// chosen are the pools of pods that had an address of one: after a start
 	// without the API server they are all that is known.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -186,6 +187,27 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ledger.restoreCooling(addr, since, s.clock.Now())
+}
+
+// Withhold implements source.Source. An address of a dual-stack block is withheld together
+// with the other one of its pair.
+func (s *Source) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.ledger
+	changed := !slices.Equal(l.nodeHas, addrs)
+	l.nodeHas = slices.Clone(addrs)
+	for _, h := range l.blocks {
+		for _, first := range l.withhold(h) {
+			kept = append(kept, l.ofNode(h, first)...)
+		}
+	}
+	slices.SortFunc(kept, netip.Addr.Compare)
+	if changed {
+		l.serveAll(s.clock.Now())
+		s.wake.Set()
+	}
+	return kept
 }
 
 // Acquire implements source.Source.

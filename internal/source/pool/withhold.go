@@ -2,6 +2,7 @@ package pool
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
@@ -54,11 +55,29 @@ func (b blockFacts) ownerOf(addrs []netip.Addr) (addr netip.Addr, owner string) 
 	return netip.Addr{}, ""
 }
 
-// withhold keeps what others have of a block from being handed out.
-func (l *ledger) withhold(h *heldBlock) {
-	if h.conflict == "" {
-		l.pool(h.pool).alloc.Withhold(h.name, h.withheldPlaces())
+// withhold keeps what others, or the node itself, have of a block from being handed out, and returns
+// the addresses of the first family that no pod holds.
+func (l *ledger) withhold(h *heldBlock) []netip.Addr {
+	if h.conflict != "" {
+		return nil
 	}
+	places := h.withheldPlaces()
+	for _, a := range l.nodeHas {
+		if first, ok := h.place(a); ok {
+			places = append(places, first)
+		}
+	}
+	return l.pool(h.pool).alloc.Withhold(h.name, places)
+}
+
+// ofNode are the addresses of a pair that the node has itself.
+func (l *ledger) ofNode(h *heldBlock, first netip.Addr) (out []netip.Addr) {
+	for _, a := range h.addresses(first) {
+		if slices.Contains(l.nodeHas, a) {
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 // conflict is a pod that has an address of others.

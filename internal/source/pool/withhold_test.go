@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 func TestWithheldPlaces(t *testing.T) {
@@ -104,4 +106,35 @@ func TestWithheldAddresses(t *testing.T) {
 	next.adds(3, "10.0.0.0 fd00::")
 	next.adds(4, "10.0.0.2 fd00::2")
 	next.adds(5, "waits")
+}
+
+// What the kernel says that the node has itself is withheld besides, also of blocks that come later.
+func TestAddressesThatTheNodeHas(t *testing.T) {
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 2})
+	s := &Source{ledger: b.ledger, clock: clock.Real{}, wake: retry.NewSignal()}
+	withhold := func(want string, addrs ...string) {
+		t.Helper()
+		var list []netip.Addr
+		for _, a := range addrs {
+			list = append(list, netip.MustParseAddr(a))
+		}
+		if got := strings.Trim(fmt.Sprint(s.Withhold(list)), "[]"); got != want {
+			t.Errorf("withheld %q, want %q", got, want)
+		}
+	}
+	withhold("", "10.0.0.1", "fd00::2", "192.0.2.1")
+	block := blockOf("default-0", "10.0.0.0/30", "fd00::/126")
+	block.withheld = readWithheld(withholding("10.0.0.3/32"))
+	b.give(block)
+	b.adds(0, "10.0.0.0 fd00::")
+	w, got := b.add(1)
+	if got != "waits" {
+		t.Errorf("pod 1 got %s", got)
+	}
+	withhold("10.0.0.1 fd00::2", "10.0.0.1", "fd00::2", "10.0.0.0") // pod 0 has the last
+	withhold("10.0.0.1", "10.0.0.1")
+	if got := b.answer(w); got != "10.0.0.2 fd00::2" {
+		t.Errorf("pod 1 got %s", got)
+	}
+	b.adds(2, "waits")
 }
