@@ -286,6 +286,7 @@ const (
 	EgressGatewaysReady   = "GatewaysReady"   // Available: gateways take connections to all destinations
 	EgressNoReplicas      = "NoReplicas"      // Available: spec.replicas is 0
 	EgressNoGateways      = "NoGateways"      // Available: none is ready
+	EgressForeignPods     = "ForeignPods"     // Available: the Service selects pods that are no gateways
 	EgressFamilyMissing   = "FamilyMissing"   // Available: destinations are of a family that gateways have no address of
 	EgressApplied         = "Applied"         // ServiceReady: all is there
 	EgressInvalidTemplate = "InvalidTemplate" // ServiceReady: spec.template is no template of a pod
