@@ -43,8 +43,12 @@ func TestPodNICsVanish(t *testing.T) {
 		})
 	}
 	w.awaitPorts(3, "all have ports")
-	stays := types.NamespacedName{Namespace: "default", Name: "stays"}
-	w.c.book.forget(stays) // as if the cache had lost it
+	// As if the cache had lost it.
+	stays := w.awaitObject("stays", "is known", in(v1alpha1.PhaseCreated))
+	w.c.book.forget(client.ObjectKeyFromObject(stays))
+	port, err := w.Get(t.Context(), stays.Status.PortID)
+	harness.OK(t, err)
+	harness.OK(t, w.c.orphans(t.Context(), Opened{Provider: w.Provider}, map[types.UID][]vpcport.Port{stays.UID: {port}}, map[types.UID]time.Time{stays.UID: {}}, sightings{}, false))
 	strip("goes")
 	w.awaitPorts(2, "that of the PodNIC that vanished goes")
 	strip("given")
@@ -65,8 +69,7 @@ func TestPodNICsVanish(t *testing.T) {
 		return boundAt("node-a")(n)
 	})
 	w.awaitPorts(3, "the port of before goes")
-	kept := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: stays.Namespace, Name: stays.Name}}
-	harness.OK(t, w.client().Patch(t.Context(), kept, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`))))
+	harness.OK(t, w.client().Patch(t.Context(), stays, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`))))
 	harness.Eventually(t, limit, "all is forgotten", func() error {
 		w.c.book.wake.Set()
 		w.c.book.mu.Lock()
@@ -76,7 +79,7 @@ func TestPodNICsVanish(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := w.Get(t.Context(), kept.Status.PortID); err != nil || w.Count("Delete") != 2 {
+	if _, err := w.Get(t.Context(), stays.Status.PortID); err != nil || w.Count("Delete") != 2 {
 		t.Errorf("%d ports were deleted; that of the PodNIC that is there: %v", w.Count("Delete"), err)
 	}
 }
