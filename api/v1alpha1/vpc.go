@@ -10,7 +10,7 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:scope=Cluster,path=vpcs,categories=berth
+// +kubebuilder:resource:scope=Cluster,path=vpcs,shortName=bvpc,categories=berth
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63 && !self.metadata.name.contains('.')",fieldPath=".metadata",message="metadata.name must be at most 63 lower-case letters, digits and hyphens: it is a label of the VPC's NICs"
 // +kubebuilder:printcolumn:name="Provider",type=string,JSONPath=`.spec.provider`
 // +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`

@@ -2,7 +2,9 @@ package podevents
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -69,13 +71,13 @@ type book struct {
 	limit    *rate.Limiter
 	series   map[line]*series
 	of       map[subject]int // how many series
-	named    int64           // Events so far
+	named    int             // the number of the last Event's name
 }
 
 func newBook(node string) *book {
 	return &book{
 		instance: clip(node, maxInstance), limit: rate.NewLimiter(rate.Every(each), burst),
-		series: map[line]*series{}, of: map[subject]int{},
+		series: map[line]*series{}, of: map[subject]int{}, named: rand.IntN(slots), // those of before a restart are there still
 	}
 }
 
@@ -185,7 +187,7 @@ func (b *book) next(now time.Time) (r *request, wait time.Duration, dropped int)
 		return nil, each, dropped
 	}
 	first.writing = true
-	return b.request(first, now), 0, dropped
+	return b.request(first), 0, dropped
 }
 
 // before orders what is to be written: what nobody knows yet comes first, then what
@@ -201,15 +203,15 @@ func (l line) key() string {
 	return fmt.Sprint(l.pod.Namespace, "/", l.pod.Name, "/", l.pod.UID, "/", l.ifName, "/", l.kind, "/", l.cause)
 }
 
-func (b *book) request(s *series, now time.Time) *request {
+func (b *book) request(s *series) *request {
 	f := forms[s.kind]
 	r := &request{line: s.line, again: s.name != "", Event: Event{
 		Pod: s.pod, Name: s.name, Instance: b.instance, Warning: warns(s.kind, s.cause),
 		Reason: f.reason, Action: f.action, Note: s.note, First: s.first, Last: s.last, Count: s.count,
 	}}
 	if !r.again {
-		b.named++ // two may be made at one moment
-		r.Name = eventName(s.pod.Name, now.UnixNano()+b.named)
+		b.named++
+		r.Name = eventName(b.instance, b.named)
 	}
 	return r
 }
@@ -232,6 +234,8 @@ func (b *book) done(r *request, err error, now time.Time) (kept bool) {
 	case isFinal(err):
 		b.remove(s.line)
 		return false
+	case errors.Is(err, ErrTaken):
+		return false // the next name, until it is stale
 	}
 	s.written = now // counting up has time
 	return true

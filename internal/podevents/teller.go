@@ -2,6 +2,7 @@ package podevents
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -95,6 +96,7 @@ func (t *Teller) Run(ctx context.Context) {
 		case err == nil:
 			away, warned = retry.Backoff{}, false
 			t.o.Counted(Written, 1)
+		case errors.Is(err, ErrTaken):
 		case !warned:
 			warned = true
 			t.o.Log.Warn("Events of Pods are not written", "namespace", r.Pod.Namespace, "pod", r.Pod.Name, "reason", r.Reason, "err", err)
@@ -102,7 +104,7 @@ func (t *Teller) Run(ctx context.Context) {
 		if kept {
 			away.Fail(now, pauseFirst, pauseMost)
 			t.pause(ctx, away.Until.Sub(now), nil)
-		} else if err != nil {
+		} else if err != nil && !errors.Is(err, ErrTaken) {
 			t.o.Counted(Refused, 1)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/operator/vpcport/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 const (
@@ -39,7 +40,10 @@ type book struct {
 	fresh    map[types.UID]bool            // PodNICs that this process made and has not seen yet
 	underway map[types.NamespacedName]bool // PodNICs that it makes in this moment; whether they were asked for
 	gates    map[gateKey]*gate
-	placed   map[string]time.Time // when a NIC of a VPC last was to have a port whose host was known
+	// abandoned are the PodNICs that vanished and may have ports still; wake is set when there is one more.
+	abandoned map[types.UID]abandoned
+	wake      retry.Signal
+	placed    map[string]time.Time // when a NIC of a VPC last was to have a port whose host was known
 }
 
 // nic is one of them.
@@ -80,7 +84,7 @@ func newBook(c clock.Clock, settle time.Duration) *book {
 	return &book{
 		clock: c, settle: settle, began: c.Now(), nics: map[types.UID]*nic{}, uids: map[types.NamespacedName]types.UID{},
 		fresh: map[types.UID]bool{}, underway: map[types.NamespacedName]bool{}, gates: map[gateKey]*gate{},
-		placed: map[string]time.Time{},
+		placed: map[string]time.Time{}, abandoned: map[types.UID]abandoned{}, wake: retry.NewSignal(),
 	}
 }
 
@@ -138,6 +142,7 @@ func (b *book) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 			n.have.Unclear, n.have.Looked = false, true
 		}
 		delete(b.fresh, o.UID)
+		delete(b.abandoned, o.UID) // etcd was restored once more
 		b.nics[o.UID], b.uids[key] = n, o.UID
 	}
 	do(n)
@@ -175,6 +180,10 @@ func (b *book) drop(key types.NamespacedName) {
 		if g.probe == uid {
 			g.probe = ""
 		}
+	}
+	if n := b.nics[uid]; n.leaves() {
+		b.abandoned[uid] = abandoned{vpc: n.vpc, at: b.clock.Now(), busy: n.busy}
+		b.wake.Set()
 	}
 	delete(b.nics, uid)
 	delete(b.uids, key)

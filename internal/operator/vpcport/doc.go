@@ -20,6 +20,7 @@
 //	desk.go        which calls are made together, and how many at once
 //	call.go        the calls
 //	sweep.go       what others did to ports, and ports that nobody has
+//	abandoned.go   of these, ports of PodNICs that vanished
 //	warm.go        ports that are ready for NICs to come (package warm keeps them)
 //	tell.go        Events of pods
 //	policy.go      Events of pods about the policies that give them NICs

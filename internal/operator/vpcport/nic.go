@@ -419,6 +419,7 @@ func (c *Controller) answered(j job, a answer) {
 		}
 	})
 	if !ok {
+		c.book.callEnded(j.uid)
 		return // it is gone; what the call made, the sweep finds
 	}
 	if short {

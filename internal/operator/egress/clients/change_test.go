@@ -135,7 +135,11 @@ func (w *world) madeBy(egress string) metav1.OwnerReference {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: egress, Labels: labels, OwnerReferences: []metav1.OwnerReference{
 			{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Egress", Name: egress, UID: o.UID, Controller: &yes},
 		}},
-		Spec: appsv1.DeploymentSpec{Selector: selector, Template: template},
+		// The policies let nobody but the operator make one whose pods have the label.
+		Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "nat"}},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "nat"}}, Spec: template.Spec},
+		},
 	}
 	harness.OK(w.t, w.client().Create(w.t.Context(), d))
 	set := &appsv1.ReplicaSet{
