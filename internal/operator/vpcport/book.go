@@ -40,15 +40,19 @@ type book struct {
 	underway map[types.NamespacedName]bool // PodNICs that it makes in this moment; whether they were asked for
 	gates    map[gateKey]*gate
 	placed   map[string]time.Time // when a NIC of a VPC last was to have a port whose host was known
+	tenants  map[tenant]*places
+	wake     func(types.NamespacedName) // of a NIC; takes no lock of the book's
 }
 
 // nic is one of them.
 type nic struct {
-	key  types.NamespacedName
-	vpc  string
-	have plan.Have
-	busy bool // a call is under way
-	try  byte // of MAC addresses
+	key   types.NamespacedName
+	vpc   string
+	given bool // its port is a user's
+	taken bool // it is to get a port in this moment, or has just got one
+	have  plan.Have
+	busy  bool // a call is under way
+	try   byte // of MAC addresses
 	// anew tells that its addresses of before are another's by now.
 	anew bool
 	// replaced is the resourceVersion that this process's last write replaced: the
@@ -80,7 +84,7 @@ func newBook(c clock.Clock, settle time.Duration) *book {
 	return &book{
 		clock: c, settle: settle, began: c.Now(), nics: map[types.UID]*nic{}, uids: map[types.NamespacedName]types.UID{},
 		fresh: map[types.UID]bool{}, underway: map[types.NamespacedName]bool{}, gates: map[gateKey]*gate{},
-		placed: map[string]time.Time{},
+		placed: map[string]time.Time{}, tenants: map[tenant]*places{}, wake: func(types.NamespacedName) {},
 	}
 }
 
@@ -133,7 +137,7 @@ func (b *book) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 	}
 	n := b.nics[o.UID]
 	if n == nil {
-		n = &nic{key: key, vpc: o.Spec.VPC, have: plan.Restored(kept, o.Status.PortID)}
+		n = &nic{key: key, vpc: o.Spec.VPC, given: o.Spec.PortID != "", have: plan.Restored(kept, o.Status.PortID)}
 		if b.fresh[o.UID] && kept && o.Status.PortID == "" {
 			n.have.Unclear, n.have.Looked = false, true
 		}
@@ -141,6 +145,7 @@ func (b *book) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 		b.nics[o.UID], b.uids[key] = n, o.UID
 	}
 	do(n)
+	b.count(o.UID, n)
 }
 
 // edit has do change what is known of a NIC, if there is one still.
@@ -152,6 +157,7 @@ func (b *book) edit(uid types.UID, do func(*nic)) (key types.NamespacedName, ok 
 		return key, false
 	}
 	do(n)
+	b.count(uid, n)
 	return n.key, true
 }
 
@@ -176,6 +182,7 @@ func (b *book) drop(key types.NamespacedName) {
 			g.probe = ""
 		}
 	}
+	b.uncount(uid, b.nics[uid])
 	delete(b.nics, uid)
 	delete(b.uids, key)
 }
@@ -202,8 +209,8 @@ func (b *book) ports() map[string]bool {
 	return ids
 }
 
-// count is how many NICs are known. It takes the lock that all work needs.
-func (b *book) count() int {
+// known is how many NICs are known. It takes the lock that all work needs.
+func (b *book) known() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.nics)
