@@ -136,6 +136,9 @@ func (r Request) Judge() (missing string, errs Errors) {
 	if !r.Edit {
 		errs = CheckNamespace(name, r.VPC.Spec.AllowedNamespaces, r.Namespace, r.Labels)
 	}
+	if len(added) == 0 {
+		return "", errs
+	}
 	net, wrong := networkFor(fieldVPC, r.VPC, r.Namespace, r.Labels)
 	if errs = append(errs, wrong...); len(errs) > 0 {
 		return "", errs

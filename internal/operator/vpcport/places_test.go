@@ -3,6 +3,7 @@ package vpcport
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/operator/vpcport/plan"
+	"github.com/berthnet/berth/internal/operator/vpcport/warm"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/test/harness"
@@ -42,7 +44,7 @@ func TestNICsBeyondTheirNamespace(t *testing.T) {
 		t.Helper()
 		w.awaitObject(name, "is refused", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reason, words...))
 	}
-	refused("group", reasonRefused, "spec.securityGroups[1]: g-bank is not for namespace default in VPC a, expected one of g-1, g-2, g-3")
+	refused("group", reasonRefused, "spec.securityGroups[1]: g-bank is not for namespace default in VPC a, expected one of g-1, g-2, g-3, g-none")
 	refused("port", "NotFound", "port "+theirs.ID+" does not have the tag berth:test:default")
 	w.awaitEvent("web", reasonRefused, "[0].securityGroups[0]: g-bank is not for namespace default")
 	w.awaitEvent("web", "NotFound", "does not have the tag")
@@ -139,6 +141,29 @@ func TestPlacesOfANamespace(t *testing.T) {
 	})
 	limitTo(most + 2)
 	w.awaitPorts(most+2, "as many as may be now")
+}
+
+// A branch that names no subnet is to be in one of those that its namespace may have, and the pool has no other for it.
+func TestSubnetsOfANamespace(t *testing.T) {
+	s := &scene{o: &v1alpha1.PodNIC{}, opened: Opened{
+		Provider: portfake.New(portfake.Options{Traits: vpcport.Traits{NeedsHost: true}}), Network: blue, Spec: v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2},
+	}}
+	for _, tt := range []struct{ limits, asked, want []string }{
+		{nil, nil, nil},
+		{[]string{"small", "gone"}, nil, []string{"s-small"}},
+		{[]string{"small", "web"}, []string{"web"}, nil},
+	} {
+		s.limits.Subnets, s.o.Spec.Addresses = tt.limits, nil
+		for _, name := range tt.asked {
+			s.o.Spec.Addresses = append(s.o.Spec.Addresses, v1alpha1.NICAddress{Subnet: name})
+		}
+		s.desire(cluster, nic{})
+		s.want.Host = "i-1"
+		kind, ok := warm.KindOf("a", vpcport.NewPort{Host: "i-1", Addresses: s.want.Addresses, Subnets: s.want.Subnets})
+		if !slices.Equal(s.want.New().Subnets, tt.want) || !ok || len(tt.asked) == 0 && kind.Subnets != strings.Join(tt.want, " ") {
+			t.Errorf("%v of %v: among %v, kind %+v", tt.asked, tt.limits, s.want.Subnets, kind)
+		}
+	}
 }
 
 // Who may have asked for a port counts until it is known that nobody did, and who has one is never without a place.
