@@ -91,7 +91,7 @@ func (b *book) vacate(uid types.UID, n *nic) {
 }
 
 // enter gives a NIC that is to get a port a place among those of its namespace. It tells whether it has
-// one. Two operators that both believe to lead agree by the port that each PodNIC records.
+// one. What an operator before this one may have asked for holds a place until it is known that nothing came of it.
 func (c *Controller) enter(ctx context.Context, s *scene) bool {
 	if !c.listTenant(ctx, s.o) || !c.book.enter(s.o.UID, s.limits.Most) {
 		s.crowded = s.limits.Full(s.o.Spec.VPC)
