@@ -2,6 +2,7 @@ package vpcport
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,16 +32,45 @@ func (w *world) respec(edit func(*v1alpha1.VPCSpec)) {
 	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: spec})
 }
 
-// What a person makes while no webhook looks, as here: no port of a group, a subnet or somebody else's that the VPC does not
+// tenant is a client with the roles of somebody who edits the namespace default, and nothing else, and with an admission
+// that refuses nothing, as it may be away.
+func (w *world) tenant() client.Client {
+	w.t.Helper()
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	everything := `{"spec":{"namespaceLimits":[{"namespaces":{"selector":{}},"securityGroups":["*"]}]}}`
+	harness.OK(w.t, w.client().Patch(w.t.Context(), v, client.RawPatch(types.MergePatchType, []byte(everything))))
+	for _, role := range []string{"system:aggregate-to-view", "system:aggregate-to-edit", "berth-podnics-view", "berth-podnics-edit"} {
+		b := &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "tenant:" + role},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "tenant"}},
+		}
+		harness.OK(w.t, client.IgnoreAlreadyExists(w.client().Create(w.t.Context(), b)))
+	}
+	cfg, err := harness.ControlPlane.ConfigFor("tenant")
+	harness.OK(w.t, err)
+	c := harness.KubeClientFor(w.t, cfg)
+	probe := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe"}, Spec: v1alpha1.PodNICSpec{VPC: "a", SecurityGroups: []string{"any"}}}
+	harness.Eventually(w.t, limit, "the roles hold", func() error {
+		return errors.Join(c.Create(w.t.Context(), probe, client.DryRunAll), c.Create(w.t.Context(), newPod("probe", ""), client.DryRunAll))
+	})
+	return c
+}
+
+// What a person makes while no admission looks: no port of a group, a subnet or somebody else's that the VPC does not
 // give the namespace, and no other groups for a port that there is. What the VPC gives later comes; what it takes back stays.
 func TestNICsBeyondTheirNamespace(t *testing.T) {
 	w := start(t, Options{})
 	w.AddGroup("g-bank")
 	theirs := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "bank", Tags: []string{vpcport.NamespaceTag(cluster, "bank"), vpcport.NamespaceTag("other", "default")}})
-	w.podnic("group", v1alpha1.PodNICSpec{SecurityGroups: []string{"g-1", "g-bank"}})
-	w.podnic("port", v1alpha1.PodNICSpec{PortID: theirs.ID})
-	w.podnic("mine", v1alpha1.PodNICSpec{SecurityGroups: []string{"g-1"}})
-	w.pod("web", `[{securityGroup: g-bank}, {portID: `+theirs.ID+`}]`)
+	tenant := w.tenant()
+	for name, spec := range map[string]v1alpha1.PodNICSpec{
+		"group": {SecurityGroups: []string{"g-1", "g-bank"}}, "port": {PortID: theirs.ID}, "mine": {SecurityGroups: []string{"g-1"}},
+	} {
+		spec.VPC = "a"
+		harness.OK(t, tenant.Create(t.Context(), &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: spec}))
+	}
+	harness.OK(t, tenant.Create(t.Context(), newPod("web", `[{securityGroup: g-bank}, {portID: `+theirs.ID+`}]`)))
 	refused := func(name, reason string, words ...string) {
 		t.Helper()
 		w.awaitObject(name, "is refused", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reason, words...))
@@ -49,7 +80,7 @@ func TestNICsBeyondTheirNamespace(t *testing.T) {
 	w.awaitEvent("web", reasonRefused, "[0].securityGroups[0]: g-bank is not for namespace default")
 	w.awaitEvent("web", "NotFound", "does not have the tag")
 	mine := w.awaitObject("mine", "has a port", in(v1alpha1.PhaseCreated)).DeepCopy()
-	harness.OK(t, w.client().Patch(t.Context(), mine, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"securityGroups":["g-bank"]}}`))))
+	harness.OK(t, tenant.Patch(t.Context(), mine, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"securityGroups":["g-bank"]}}`))))
 	w.awaitObject("mine", "is told", condition(v1alpha1.ConditionAllowed, metav1.ConditionFalse, reasonNotAllowed, "stays as it is", "g-bank is not for namespace default"))
 	for _, p := range w.All() {
 		if p.ID == theirs.ID && (p.Device != "" || p.Host != "") || p.ID != theirs.ID && (p.ID != mine.Status.PortID || strings.Join(p.Groups, " ") != "g-1") {
@@ -78,6 +109,7 @@ func TestPlacesOfANamespace(t *testing.T) {
 	const all, most = 260, 40
 	limitTo := func(n int32) { w.respec(func(s *v1alpha1.VPCSpec) { s.MaxNICsPerNamespace = &n }) }
 	limitTo(most)
+	tenant := w.tenant()
 	var making sync.WaitGroup
 	for k := range 10 {
 		making.Go(func() {
@@ -86,7 +118,7 @@ func TestPlacesOfANamespace(t *testing.T) {
 				if i%3 == 0 {
 					o.Finalizers = []string{v1alpha1.FinalizerPort} // as if an operator had asked for its port
 				}
-				if err := w.client().Create(context.WithoutCancel(t.Context()), o); err != nil {
+				if err := tenant.Create(context.WithoutCancel(t.Context()), o); err != nil {
 					t.Error(err)
 				}
 			}
