@@ -31,8 +31,10 @@ const (
 type book struct {
 	clock  clock.Clock
 	settle time.Duration
+	again  func(types.NamespacedName) // has a NIC reconciled; takes no lock of the book's
 
 	mu       sync.Mutex // guards all below
+	tenants  map[tenant]*places
 	began    time.Time
 	nics     map[types.UID]*nic
 	uids     map[types.NamespacedName]types.UID
@@ -40,8 +42,6 @@ type book struct {
 	underway map[types.NamespacedName]bool // PodNICs that it makes in this moment; whether they were asked for
 	gates    map[gateKey]*gate
 	placed   map[string]time.Time // when a NIC of a VPC last was to have a port whose host was known
-	tenants  map[tenant]*places
-	wake     func(types.NamespacedName) // of a NIC; takes no lock of the book's
 }
 
 // nic is one of them.
@@ -82,9 +82,10 @@ type nic struct {
 
 func newBook(c clock.Clock, settle time.Duration) *book {
 	return &book{
+		again: func(types.NamespacedName) {}, tenants: map[tenant]*places{},
 		clock: c, settle: settle, began: c.Now(), nics: map[types.UID]*nic{}, uids: map[types.NamespacedName]types.UID{},
 		fresh: map[types.UID]bool{}, underway: map[types.NamespacedName]bool{}, gates: map[gateKey]*gate{},
-		placed: map[string]time.Time{}, tenants: map[tenant]*places{}, wake: func(types.NamespacedName) {},
+		placed: map[string]time.Time{},
 	}
 }
 
@@ -176,13 +177,13 @@ func (b *book) drop(key types.NamespacedName) {
 	if !has {
 		return
 	}
+	b.uncount(uid, b.nics[uid])
 	for _, g := range b.gates {
 		delete(g.waiting, key)
 		if g.probe == uid {
 			g.probe = ""
 		}
 	}
-	b.uncount(uid, b.nics[uid])
 	delete(b.nics, uid)
 	delete(b.uids, key)
 }

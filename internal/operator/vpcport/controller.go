@@ -118,7 +118,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 		told: newTold(), past: newPast(),
 	}
 	c.book = newBook(o.Clock, o.Settle)
-	c.book.wake = func(key types.NamespacedName) { c.nics.AddObject(key, 0) }
+	c.book.again = func(key types.NamespacedName) { c.nics.AddObject(key, 0) }
 	c.desks = newDesks(o.Clock, c.answered)
 	c.pool = c.newPool()
 	err := errors.Join(

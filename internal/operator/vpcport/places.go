@@ -86,7 +86,7 @@ func (b *book) vacate(uid types.UID, n *nic) {
 			return
 		}
 		delete(p.waiting, key)
-		b.wake(key)
+		b.again(key)
 	}
 }
 
