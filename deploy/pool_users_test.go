@@ -103,6 +103,11 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	admin := harness.KubeClient(t)
 	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), render(t, deploy.PortMode).Of("ClusterRole")))
 	mine, others := vpc("mine", namespace), vpc("others", "elsewhere")
+	mine.Spec.DefaultSecurityGroups = []string{"open"}
+	mine.Spec.NamespaceLimits = []v1alpha1.VPCNamespaceLimits{
+		{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"bank"}}, SecurityGroups: []string{"of-the-bank"}},
+		{Namespaces: v1alpha1.VPCNamespaces{Names: []string{namespace}}, SecurityGroups: []string{"web"}},
+	}
 	harness.OK(t, admin.Create(t.Context(), mine))
 	harness.OK(t, admin.Create(t.Context(), others))
 	in := func(name, vpc string) *v1alpha1.PodNIC {
@@ -122,6 +127,16 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	db := in("db", "mine")
 	harness.Eventually(t, limit, "the role holds", func() error { return c.Create(t.Context(), db) })
 	harness.OK(t, patch(t, c, db, `{"spec":{"securityGroups":["web"]}}`))
+	const theirs = "spec.securityGroups: of-the-bank is not for namespace " + namespace + " in VPC mine"
+	harness.Eventually(t, limit, "the policy holds", func() error {
+		posing := in("posing", "mine")
+		posing.Spec.SecurityGroups = []string{"open", "of-the-bank"}
+		if err := c.Create(t.Context(), posing, client.DryRunAll); err == nil || !strings.Contains(err.Error(), theirs) {
+			return fmt.Errorf("want %s, got %w", theirs, err)
+		}
+		return nil
+	})
+	forbidden(t, patch(t, c, db, `{"spec":{"securityGroups":["of-the-bank"]}}`), theirs)
 	forbidden(t, c.Create(t.Context(), in("another", "others")), "spec.vpc: VPC others is not for namespace "+namespace)
 	forPod := in("for-pod", "mine")
 	forPod.Spec.Pod, forPod.Spec.Interface = &v1alpha1.PodReference{Name: "a", UID: "1"}, "eth0"

@@ -134,14 +134,15 @@ var remedies = map[string]Remedy{
 	"nic":           {seeDaemon, inNICs},
 
 	// The conditions of PodNICs.
-	"vpc-not-ready":  {"", inVPCs},
-	"port-deleted":   {wait, inVPCs},
-	"no-pod":         {wait, inVPCs},
-	"unscheduled":    {wait, inVPCs},
-	"no-host":        {"", inVPCs},
-	"node-limit":     {"Run fewer pods with NICs on the node.", inVPCs},
-	"binding-failed": {"See whether the provider's agent on the pod's node lives.", inVPCs},
-	"still-plugged":  {"See whether the node that had the port lives.", inVPCs},
+	"vpc-not-ready":   {"", inVPCs},
+	"port-deleted":    {wait, inVPCs},
+	"no-pod":          {wait, inVPCs},
+	"unscheduled":     {wait, inVPCs},
+	"no-host":         {"", inVPCs},
+	"namespace-limit": {"Remove NICs of the namespace, or have the VPC allow it more.", inVPCs},
+	"node-limit":      {"Run fewer pods with NICs on the node.", inVPCs},
+	"binding-failed":  {"See whether the provider's agent on the pod's node lives.", inVPCs},
+	"still-plugged":   {"See whether the node that had the port lives.", inVPCs},
 	// Their PodNICs.
 	"no-podnic":         {"See the Events of the pod, and whether berth-operator runs with the feature port.", inNICs},
 	"podnic-gone":       {seeOperator, inNICs},

@@ -32,8 +32,10 @@ const (
 type book struct {
 	clock  clock.Clock
 	settle time.Duration
+	again  func(types.NamespacedName) // has a NIC reconciled; takes no lock of the book's
 
 	mu       sync.Mutex // guards all below
+	tenants  map[tenant]*places
 	began    time.Time
 	nics     map[types.UID]*nic
 	uids     map[types.NamespacedName]types.UID
@@ -48,11 +50,13 @@ type book struct {
 
 // nic is one of them.
 type nic struct {
-	key  types.NamespacedName
-	vpc  string
-	have plan.Have
-	busy bool // a call is under way
-	try  byte // of MAC addresses
+	key   types.NamespacedName
+	vpc   string
+	given bool // its port is a user's
+	taken bool // it is to get a port in this moment, or has just got one
+	have  plan.Have
+	busy  bool // a call is under way
+	try   byte // of MAC addresses
 	// anew tells that its addresses of before are another's by now.
 	anew bool
 	// replaced is the resourceVersion that this process's last write replaced: the
@@ -82,6 +86,7 @@ type nic struct {
 
 func newBook(c clock.Clock, settle time.Duration) *book {
 	return &book{
+		again: func(types.NamespacedName) {}, tenants: map[tenant]*places{},
 		clock: c, settle: settle, began: c.Now(), nics: map[types.UID]*nic{}, uids: map[types.NamespacedName]types.UID{},
 		fresh: map[types.UID]bool{}, underway: map[types.NamespacedName]bool{}, gates: map[gateKey]*gate{},
 		placed: map[string]time.Time{}, abandoned: map[types.UID]abandoned{}, wake: retry.NewSignal(),
@@ -137,7 +142,7 @@ func (b *book) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 	}
 	n := b.nics[o.UID]
 	if n == nil {
-		n = &nic{key: key, vpc: o.Spec.VPC, have: plan.Restored(kept, o.Status.PortID)}
+		n = &nic{key: key, vpc: o.Spec.VPC, given: o.Spec.PortID != "", have: plan.Restored(kept, o.Status.PortID)}
 		if b.fresh[o.UID] && kept && o.Status.PortID == "" {
 			n.have.Unclear, n.have.Looked = false, true
 		}
@@ -146,6 +151,7 @@ func (b *book) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 		b.nics[o.UID], b.uids[key] = n, o.UID
 	}
 	do(n)
+	b.count(o.UID, n)
 }
 
 // edit has do change what is known of a NIC, if there is one still.
@@ -157,6 +163,7 @@ func (b *book) edit(uid types.UID, do func(*nic)) (key types.NamespacedName, ok 
 		return key, false
 	}
 	do(n)
+	b.count(uid, n)
 	return n.key, true
 }
 
@@ -175,6 +182,7 @@ func (b *book) drop(key types.NamespacedName) {
 	if !has {
 		return
 	}
+	b.uncount(uid, b.nics[uid])
 	for _, g := range b.gates {
 		delete(g.waiting, key)
 		if g.probe == uid {
@@ -211,8 +219,8 @@ func (b *book) ports() map[string]bool {
 	return ids
 }
 
-// count is how many NICs are known. It takes the lock that all work needs.
-func (b *book) count() int {
+// known is how many NICs are known. It takes the lock that all work needs.
+func (b *book) known() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.nics)

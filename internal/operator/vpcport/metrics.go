@@ -217,4 +217,4 @@ func blockedBy(o *v1alpha1.PodNIC) string {
 
 // Known is how many NICs are known. It takes the lock that all work needs: one that does
 // not return tells that the controller hangs.
-func (c *Controller) Known() int { return c.book.count() }
+func (c *Controller) Known() int { return c.book.known() }

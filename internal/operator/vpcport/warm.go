@@ -142,12 +142,16 @@ func precedes(a, b *v1alpha1.PodNIC, port string) bool {
 }
 
 // take gives a NIC a port of the pool, if there is one.
-func (c *Controller) take(s *scene) bool {
+func (c *Controller) take(ctx context.Context, s *scene) bool {
 	if !s.mayTake() {
 		return false
 	}
+	if !c.enter(ctx, s) {
+		return false // as is said where one would be made
+	}
 	p, ok := c.pool.Take(s.o.UID, s.o.Spec.VPC, s.want.New())
 	if !ok {
+		c.book.leave(s.o.UID)
 		return false
 	}
 	c.book.edit(s.o.UID, func(n *nic) { n.have, n.touched = n.have.Took(p), c.now() })

@@ -54,8 +54,9 @@ func makeVPCs(t *testing.T) {
 	t.Helper()
 	admin := harness.KubeClient(t)
 	everybody := &v1alpha1.VPCNamespaces{Names: []string{"*"}}
+	anything := []v1alpha1.VPCNamespaceLimits{{Namespaces: *everybody, SecurityGroups: []string{"*"}}}
 	for name, spec := range map[string]v1alpha1.VPCSpec{
-		"e": {Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: everybody},
+		"e": {Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: everybody, NamespaceLimits: anything},
 		"n": {Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: "http://127.0.0.1:9696", Project: "p", AllowedNamespaces: everybody},
 	} {
 		v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}

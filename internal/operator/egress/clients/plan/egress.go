@@ -53,7 +53,9 @@ func NewEgress(o *v1alpha1.Egress) *Egress {
 	e.selector, e.Wrong = membership.NewSelector(o.Namespace, o.Spec.Clients)
 	if of := o.Spec.AllowedNamespaces; of != nil && of.Selector != nil {
 		only := v1alpha1.VPCNamespaces{Selector: of.Selector}
-		_, wrong = only.Allows("", nil)
+		if _, err := only.Allows("", nil); err != nil {
+			wrong = fmt.Errorf("spec.allowedNamespaces.%w", err)
+		}
 	}
 	e.Wrong = errors.Join(e.Wrong, wrong)
 	return e
