@@ -30,11 +30,13 @@ func (n *Node) setARPTable() (changed []string, err error) {
 		return nil, err
 	}
 	rs, err := arpRuleset()
-	if err != nil || rs.inKernel(conn) {
+	if err != nil || rs.InKernel(conn) {
 		n.withoutARP.Store(false)
 		return nil, err
 	}
-	rs.replace(conn)
+	if err := rs.Replace(conn); err != nil {
+		return nil, err
+	}
 	err = conn.Flush()
 	n.withoutARP.Store(isWithoutARP(err))
 	if isWithoutARP(err) {
@@ -67,14 +69,12 @@ func isWithoutARP(err error) bool {
 // as those of pods is none of its business, so it asks for the link's group too.
 func arpRuleset() (ruleset, error) {
 	const groups = 0xffff // of pod links
-	rs := ruleset{
-		table: &nftables.Table{Name: NftTable, Family: nftables.TableFamilyARP},
-		chains: []chainSpec{base("requests", nftables.ChainTypeFilter, hookARPInput, nftables.ChainPriorityFilter,
-			ruleSpec{"pods ask nobody", nft.Join(fromPod(), fromGroup(podGroup, ^uint32(groups)), arpRequest(), nft.Count(), nft.Drop())},
-			ruleSpec{"pods of branches ask nobody", nft.Join(fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), arpRequest(), nft.Count(), nft.Drop())})},
-	}
-	var err error
-	rs.tag, err = rs.fingerprint()
+	rs := ruleset{Table: nft.Table{Name: NftTable, Family: nftables.TableFamilyARP,
+		Chains: []nft.Chain{nft.Base("requests", nftables.ChainTypeFilter, hookARPInput, nftables.ChainPriorityFilter,
+			nft.NewRule("pods ask nobody", fromPod(), fromGroup(podGroup, ^uint32(groups)), arpRequest(), nft.Count(), nft.Drop()),
+			nft.NewRule("pods of branches ask nobody", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), arpRequest(), nft.Count(), nft.Drop()))},
+	}}
+	err := rs.seal()
 	return rs, err
 }
 

@@ -61,7 +61,7 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	next.tag = rs.tag
+	next.tag = rs.Tag
 	// The table goes before the rules: a mark without a rule falls through to
 	// main, a rule without marks does nothing.
 	for _, step := range []func() ([]string, error){

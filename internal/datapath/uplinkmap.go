@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -66,7 +65,7 @@ func note(markShift uint, number int) []nftables.SetElement {
 
 // kernelEntries reads maps by address; an absent table has no entries.
 func kernelEntries(conn *nftables.Conn, from []uplinkMap) (uplinkEntries, error) {
-	if there, err := hasTable(conn, nftables.TableFamilyINet); err != nil || !there {
+	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
 		return uplinkEntries{}, err
 	}
 	sets, err := conn.GetSets(berthTable())
@@ -142,18 +141,13 @@ func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) 
 	if err != nil {
 		return nil, err
 	}
-	s := n.set.Load()
+	table := nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Tag: n.set.Load().tag}
 	for _, chain := range uplinkChains(u.MarkShift, uplink.Number) {
-		rules, err := conn.GetRules(berthTable(), &chain.chain)
-		if err == nil && slices.EqualFunc(rules, chain.rules, func(r *nftables.Rule, w ruleSpec) bool { return bytes.Equal(r.UserData, w.userData(s.tag)) }) {
+		if table.Has(conn, chain) {
 			continue
 		}
-		ch := chain.chain
-		ch.Table = berthTable()
-		conn.AddChain(&ch)
-		conn.FlushChain(&ch)
-		chain.addRules(conn, berthTable(), s.tag)
-		changed = append(changed, "nftables chain "+ch.Name)
+		table.Refill(conn, chain)
+		changed = append(changed, "nftables chain "+chain.Name)
 	}
 	notes, err := notesOf(conn, uplink.Number)
 	if err != nil {
@@ -252,7 +246,7 @@ func (k *kernel) clearUplinkMap(number int) error {
 
 // notesOf are the elements that lead from notes to an ENI's chain, as they are removed.
 func notesOf(conn *nftables.Conn, number int) (list []nftables.SetElement, err error) {
-	if there, err := hasTable(conn, nftables.TableFamilyINet); err != nil || !there {
+	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
 		return nil, err
 	}
 	sets, err := conn.GetSets(berthTable())
