@@ -164,7 +164,7 @@ func trimEgressPod(in any) (any, error) {
 	_, isGateway := p.Labels[v1alpha1.LabelEgress]
 	status := corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
 	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady || isGateway && (c.Type == corev1.PodScheduled || c.Type == corev1.ContainersReady) {
+		if c.Type == corev1.PodReady || c.Type == corev1.PodReadyToStartContainers || isGateway && (c.Type == corev1.PodScheduled || c.Type == corev1.ContainersReady) {
 			status.Conditions = append(status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
 		}
 	}

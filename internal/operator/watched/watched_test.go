@@ -87,7 +87,7 @@ func TestTrimEgressPod(t *testing.T) {
 		p.Spec = corev1.PodSpec{NodeName: "node-a", Containers: []corev1.Container{{Name: "c"}}}
 		p.Status = corev1.PodStatus{
 			Phase: corev1.PodPending, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Message: "text",
-			Conditions:        []corev1.PodCondition{{Type: corev1.PodReady}, {Type: corev1.PodScheduled}, {Type: corev1.ContainersReady}, {Type: corev1.PodInitialized}},
+			Conditions:        []corev1.PodCondition{{Type: corev1.PodReady}, {Type: corev1.PodReadyToStartContainers}, {Type: corev1.PodScheduled}, {Type: corev1.ContainersReady}, {Type: corev1.PodInitialized}},
 			ContainerStatuses: []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}},
 		}
 		return p
@@ -97,7 +97,7 @@ func TestTrimEgressPod(t *testing.T) {
 	}}
 	plain.Spec.NodeName = "node-a"
 	plain.Status = corev1.PodStatus{
-		Phase: corev1.PodPending, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady}},
+		Phase: corev1.PodPending, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady}, {Type: corev1.PodReadyToStartContainers}},
 	}
 	if got, _ := trimEgressPod(pod()); !reflect.DeepEqual(got, plain) {
 		t.Errorf("got %+v, want %+v", got, plain)
@@ -105,7 +105,7 @@ func TestTrimEgressPod(t *testing.T) {
 	gateway, in := plain.DeepCopy(), pod()
 	in.Labels[v1alpha1.LabelEgress], gateway.Labels[v1alpha1.LabelEgress] = "nat", "nat"
 	gateway.OwnerReferences, gateway.Status.ContainerStatuses = in.OwnerReferences, in.Status.ContainerStatuses
-	gateway.Status.Conditions = in.Status.Conditions[:3]
+	gateway.Status.Conditions = in.Status.Conditions[:4]
 	if got, _ := trimEgressPod(in); !reflect.DeepEqual(got, gateway) {
 		t.Errorf("a gateway: got %+v, want %+v", got, gateway)
 	}

@@ -42,8 +42,12 @@ func (s scene) waits() (reason, message string) {
 		return reasonFailed, fmt.Sprintf("berthd of node %s: %s", node, cmp.Or(says.Message, says.Reason, "it could not set up the pod's tunnels"))
 	case s.conflict != "":
 		return reasonConflict, s.conflict
+	case s.elsewhere != "":
+		return reasonConflict, s.elsewhere
 	case len(said(s.o)) == 0:
 		return reasonWaiting, "berthd of node " + node + " has not said the pod's addresses yet"
+	case len(s.addresses) == 0:
+		return reasonWaiting, fmt.Sprintf("the kubelet of node %s has not said the pod's addresses (status.podIPs) within %s: gateways serve the pod once it does", node, plan.Unconfirmed)
 	}
 	for _, r := range s.decision.Egresses {
 		if !slices.Contains(says.Egresses, r) {
