@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -104,15 +105,20 @@ const (
 func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
 	s := clientsStatus{clients: int32(a.ledger.Len()), refused: int32(len(a.refused))}
 	s.condition = metav1.Condition{Type: v1alpha1.ConditionClientsReady, Status: metav1.ConditionFalse}
+	// Pods of others that it does not allow are counted, and no more: a stranger is not to say what the condition says.
+	refused := maps.Clone(a.refused)
+	maps.DeleteFunc(refused, func(pod types.NamespacedName, reason string) bool {
+		return reason == v1alpha1.EgressNotAllowed && pod.Namespace != e.Ref.Namespace
+	})
 	tooMany := all.TooMany(e)
 	switch {
 	case e.Wrong != nil:
 		s.condition.Reason, s.condition.Message = reasonSelector, shortened(e.Wrong.Error())
 	case tooMany != "":
 		s.condition.Reason, s.condition.Message = reasonTooMany, tooMany
-	case len(a.refused) > 0:
+	case len(refused) > 0:
 		s.condition.Reason = reasonRefused
-		s.condition.Message = about(a.refused, "may not use it", "may not use it")
+		s.condition.Message = about(refused, "may not use it", "may not use it")
 	case len(a.stuck) > 0:
 		s.condition.Reason = reasonWaits
 		s.condition.Message = about(a.stuck, "is not served", "are not served")
