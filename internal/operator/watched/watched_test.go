@@ -110,3 +110,20 @@ func TestTrimEgressPod(t *testing.T) {
 		t.Errorf("a gateway: got %+v, want %+v", got, gateway)
 	}
 }
+
+// Of what users write at any length what is Berth's stays.
+func TestTrim(t *testing.T) {
+	both := map[string]string{"berth.dev/a": "1", "egress.berth.dev/name": "2", "notberth.dev/a": "3", "kubectl.kubernetes.io/last-applied-configuration": "4", "app": "5"}
+	own := map[string]string{"berth.dev/a": "1", "egress.berth.dev/name": "2"}
+	of := func(m map[string]string, managed ...metav1.ManagedFieldsEntry) *v1alpha1.PodNIC {
+		return &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Name: "a", Finalizers: []string{"berth.dev/port"}, Annotations: m, Labels: m, ManagedFields: managed}, Spec: v1alpha1.PodNICSpec{VPC: "blue"}}
+	}
+	for _, in := range []map[string]string{both, own} {
+		if got, _ := Trim(of(in, metav1.ManagedFieldsEntry{Manager: "kubectl"})); !reflect.DeepEqual(got, of(own)) {
+			t.Errorf("got %+v", got)
+		}
+	}
+	if got, _ := Trim(of(map[string]string{"app": "5"})); !reflect.DeepEqual(got, of(nil)) {
+		t.Errorf("got %+v", got)
+	}
+}
