@@ -3,6 +3,7 @@ package clients
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -18,15 +19,32 @@ import (
 // isServed tells whether gateways serve a pod, and since when only its node says where; zero: its kubelet does, or neither.
 type isServed func(key types.NamespacedName, uid string) (served bool, since time.Time)
 
+// May tells whether the node of a pod may give it an address, as far as is known.
+type May func(ctx context.Context, p *corev1.Pod, address netip.Addr) (bool, error)
+
 // confirm finds out at which addresses gateways may serve a pod that has an EgressClient.
-func (s *scene) confirm(served isServed, now time.Time) {
+func (c *Controller) confirm(ctx context.Context, s *scene, served isServed) error {
 	_, since := served(client.ObjectKeyFromObject(s.pod), string(s.pod.UID))
-	has := addressesOf(s.pod)
-	c := plan.Confirm(said(s.o), has, since, now)
-	s.addresses, s.since = c.Addresses, c.Since
-	if len(c.Elsewhere) > 0 {
-		s.elsewhere = fmt.Sprintf("the node says that the pod sends from %s, which is not among the addresses of the pod's status (%s): gateways do not serve it there", strings.Join(c.Elsewhere, " and "), strings.Join(has, ", "))
+	says, has := said(s.o), addressesOf(s.pod)
+	of := plan.Confirm(says, has, since, c.now())
+	s.addresses, s.since = of.Addresses, of.Since
+	if len(has) == 0 && c.o.May != nil {
+		for _, address := range of.Addresses {
+			may, err := c.o.May(ctx, s.pod, netip.MustParseAddr(address))
+			if err != nil {
+				return err
+			}
+			if !may {
+				s.addresses, s.foreign = nil, true
+				s.elsewhere = fmt.Sprintf("the node says that the pod sends from %s, which is none of the node's addresses for pods: gateways do not serve it before its status has it", address)
+				break
+			}
+		}
 	}
+	if len(of.Elsewhere) > 0 {
+		s.elsewhere = fmt.Sprintf("the node says that the pod sends from %s, which is not among the addresses of the pod's status (%s): gateways do not serve it there", strings.Join(of.Elsewhere, " and "), strings.Join(has, ", "))
+	}
+	return nil
 }
 
 // conflict tells whose one of the addresses is at which a pod is to be served, if it is
@@ -80,7 +98,10 @@ func (c *Controller) claims(ctx context.Context, p *corev1.Pod, address string, 
 		}
 		has[q.UID] = true
 		s := scene{pod: q, o: o}
-		if s.confirm(served, c.now()); slices.Contains(s.addresses, address) {
+		if err := c.confirm(ctx, &s, served); err != nil {
+			return nil, err
+		}
+		if slices.Contains(s.addresses, address) {
 			claims = append(claims, claimOf(q, served))
 		}
 	}

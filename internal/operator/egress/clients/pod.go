@@ -59,6 +59,9 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 	if !s.since.IsZero() {
 		again = max(0, s.since.Add(plan.Unconfirmed).Sub(c.now()))
 	}
+	if s.foreign {
+		again = sooner(again, time.Second) // the node may have been given it just now
+	}
 	if reason, _ := s.waits(); reason == reasonWaiting && len(s.decision.Egresses) > 0 {
 		again = sooner(again, max(0, s.waitsUntil().Sub(c.now())))
 	}

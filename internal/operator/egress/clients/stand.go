@@ -26,7 +26,8 @@ type scene struct {
 	is        plan.Pod // as far as it decides
 	decision  plan.Decision
 	conflict  string // why its addresses are not its own
-	elsewhere string // which of them its kubelet does not confirm
+	elsewhere string // which of them are not confirmed
+	foreign   bool   // the node may not give it the address, as is known now
 	// addresses are those at which gateways may serve it, if it may use any.
 	addresses []string
 	// since is when its node said an address that its kubelet does not say yet; zero: it says none, or the kubelet does.
@@ -65,7 +66,9 @@ func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace membershi
 	}
 	s.o = o
 	if len(s.decision.Egresses) > 0 {
-		s.confirm(served, c.now())
+		if err = c.confirm(ctx, &s, served); err != nil {
+			return s, err
+		}
 		s.conflict, err = c.conflict(ctx, p, s.addresses, served)
 	}
 	return s, err
