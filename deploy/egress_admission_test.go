@@ -580,3 +580,32 @@ func ownedBy(api, kind string, o client.Object) client.Object {
 	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: api, Kind: kind, Name: "nat", UID: "uid", Controller: &yes}})
 	return o
 }
+
+// The annotation by which a node forwards packets in a pod's namespace is for gateways alone.
+func TestNobodyElseForwards(t *testing.T) {
+	applyEgressPolicies(t)
+	admin := harness.KubeClient(t)
+	pod := func(name string, labels, annotations map[string]string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels, Annotations: annotations},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+		}
+	}
+	forward := map[string]string{v1alpha1.AnnotationEgressGateway: "true"}
+	const why, body = "gateways of an Egress alone have it", `{"metadata":{"annotations":{"berth.dev/egress-gateway":"true"}}}`
+	cfg, err := harness.ControlPlane.ConfigFor("system:serviceaccount:kube-system:replicaset-controller", "system:masters")
+	harness.OK(t, err)
+	gateway, plain := pod("forwards", map[string]string{v1alpha1.LabelEgress: "nat"}, forward), pod("forwards-not", nil, nil)
+	yes := true
+	gateway.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "nat", UID: "u", Controller: &yes}}
+	harness.OK(t, harness.KubeClientFor(t, cfg).Create(t.Context(), gateway))
+	harness.OK(t, admin.Create(t.Context(), plain))
+	forbidden(t, admin.Create(t.Context(), pod("forwards-too", nil, forward)), why)
+	forbidden(t, patch(t, admin, plain, body), why)
+	forbidden(t, patch(t, admin, plain, body, "status"), why)
+	forbidden(t, admin.SubResource("binding").Create(t.Context(), plain, &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Annotations: forward}, Target: corev1.ObjectReference{Kind: "Node", Name: "node-1"},
+	}), why)
+	harness.OK(t, patch(t, admin, gateway, `{"metadata":{"labels":{"egress.berth.dev/name":null}}}`)) // to look into one that is out of service
+	harness.OK(t, patch(t, admin, gateway, `{"metadata":{"annotations":{"a":"b"}}}`))
+}

@@ -133,7 +133,7 @@ func TestMetricsExist(t *testing.T) {
 
 // Every field in the documents is one that a kind of Berth's has.
 func TestFieldsExist(t *testing.T) {
-	known := map[string]bool{"spec.providerID": true, "spec.nodeName": true, "spec.hostNetwork": true, "status.phase": true, "status.podIP": true} // of a Node and a Pod
+	known := map[string]bool{"spec.providerID": true, "spec.nodeName": true, "spec.hostNetwork": true, "status.phase": true, "status.podIP": true, "status.podIPs": true} // of a Node and a Pod
 	for _, kind := range []string{"nodenetwork", "addresspool", "addressblock", "blockrequest", "vpc", "podnic", "egress", "egressclient"} {
 		section := ""
 		for line := range strings.Lines(readPage(t, "reference/"+kind+".md")) {

@@ -7,8 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	yamlv3 "go.yaml.in/yaml/v3"
 	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/internal/yamlalias"
 )
 
 // Bounds of the annotation, beyond which Parse refuses it.
@@ -69,7 +70,7 @@ func Parse(annotation string) ([]Entry, Errors) {
 		errs.add(fieldNICs, "is %d bytes long, expected %d at most", n, MaxLength)
 		return nil, errs
 	}
-	aliased, err := hasAlias(annotation)
+	aliased, err := yamlalias.In([]byte(annotation))
 	if aliased {
 		errs.add(fieldNICs, "has an alias of YAML (*NAME), expected what it stands for")
 		return nil, errs
@@ -96,18 +97,6 @@ func Parse(annotation string) ([]Entry, Errors) {
 		entries[i] = entry(i, item, &errs)
 	}
 	return entries, errs
-}
-
-// hasAlias tells whether a text of YAML has aliases. JSON has none, so each is written out where it stands: a
-// text of MaxLength would become gigabytes, in every program that reads a pod's annotations.
-func hasAlias(text string) (bool, error) {
-	var root yamlv3.Node
-	if err := yamlv3.Unmarshal([]byte(text), &root); err != nil {
-		return false, err
-	}
-	var any func(*yamlv3.Node) bool
-	any = func(n *yamlv3.Node) bool { return n.Kind == yamlv3.AliasNode || slices.ContainsFunc(n.Content, any) }
-	return any(&root), nil
 }
 
 // entry reads one NIC.

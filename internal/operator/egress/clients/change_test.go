@@ -38,7 +38,7 @@ func TestRefusals(t *testing.T) {
 	w.await(p, "says so", ready(v1alpha1.EgressNotFound, "there is no Egress internet/dc", "Egress internet/nat does not allow pods of namespace shop"))
 	w.awaitEvent(p, "EgressNotFound", "there is no Egress internet/dc")
 	w.awaitEvent(p, "EgressNotAllowed", "internet/nat does not allow")
-	w.awaitCounts("nat", 0, 1, reasonRefused, "pod shop/web may not use it (NotAllowed)")
+	w.awaitCounts("nat", 0, 1, reasonServed) // a stranger's pod is counted, and hides nothing
 	w.edit(p, `{"metadata":{"labels":{"a":"b"}}}`)
 	w.change("nat", func(s *v1alpha1.EgressSpec) {
 		s.AllowedNamespaces = &v1alpha1.VPCNamespaces{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}}}
@@ -254,8 +254,14 @@ func TestAddressesOfOthers(t *testing.T) {
 	w.status(theirs, corev1.PodRunning, "10.1.0.5") // its own status says so too: then it is
 	w.awaitServed("nat", "theirs 10.1.0.5")
 	w.await(mine, "has lost it", ready(reasonConflict, "pod shop/theirs"))
+	w.says(w.object(mine), v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, Addresses: []string{"10.1.0.5", "2001:db8::9"}, Egresses: w.object(mine).Spec.Egresses})
 	w.status(mine, corev1.PodRunning, "10.1.0.5") // both: who is served stays so
 	w.status(theirs, corev1.PodFailed, "10.1.0.5")
+	w.awaitServed("nat", "mine 10.1.0.5")
+	w.await(mine, "is no server", ready(reasonConflict, "2001:db8::9", "not among", "10.1.0.5"))
+	w.setUp(mine, "203.0.113.9")
+	w.awaitServed("nat")
+	w.setUp(mine, "10.1.0.5")
 	w.awaitServed("nat", "mine 10.1.0.5")
 	w.await(mine, "has it again", ready(reasonSetUp))
 	w.deletePod(mine)

@@ -21,7 +21,7 @@ import (
 // Objects are the NICPolicies.
 var Objects = &watched.Kind{
 	Object: &v1alpha1.NICPolicy{}, List: func() client.ObjectList { return &v1alpha1.NICPolicyList{} },
-	Cache: cache.ByObject{Transform: cache.TransformStripManagedFields()},
+	Cache: cache.ByObject{Transform: watched.Trim},
 }
 
 // Policies reads the policies of both kinds.
