@@ -222,19 +222,25 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 		event.Kind, event.What = LinkAppeared, "link "+now.name+" appeared"
 		w.emit(ctx, event)
 	case !known || ours && !(isLive && podName == now.name):
+	default:
+		event.What = before.lost(now, link.Attrs().Flags&net.FlagLoopback != 0)
+		w.tell(ctx, event)
+	}
+}
+
+// lost is what a known link lost when it became another, or empty.
+func (before seenLink) lost(now seenLink, loopback bool) string {
+	switch {
 	case before.up && !now.up:
 		// The kernel drops the routes of a link that goes down without a word.
-		event.Kind, event.What = StateLost, "link "+now.name+" went down"
-		w.emit(ctx, event)
+		return "link " + now.name + " went down"
 	case before.mac != now.mac:
-		event.Kind, event.What = StateLost, "link "+now.name+" has MAC address "+event.MAC.String()
-		w.emit(ctx, event)
+		return "link " + now.name + " has MAC address " + net.HardwareAddr([]byte(now.mac)).String()
 	case before.mtu != now.mtu:
-		event.Kind, event.What = StateLost, fmt.Sprintf("link %s has MTU %d", now.name, now.mtu)
-		w.emit(ctx, event)
-	case !before.up && now.up && link.Attrs().Flags&net.FlagLoopback != 0:
+		return fmt.Sprintf("link %s has MTU %d", now.name, now.mtu)
+	case !before.up && now.up && loopback:
 		// Only now can the routes of blocks that it took with it be put back.
-		event.Kind, event.What = StateLost, "link "+now.name+" came up"
-		w.emit(ctx, event)
+		return "link " + now.name + " came up"
 	}
+	return ""
 }

@@ -33,8 +33,8 @@ type Handler[T any] struct {
 	All func([]T)
 	// Heard takes the outcome of every list, and of every attempt to watch.
 	Heard func(error)
-	// Trim removes from an object what nobody reads. All that there is is in memory at
-	// once before All is called, and users write objects as large as the API server takes.
+	// Trim removes from an object what nobody reads. All objects are in memory at once
+	// before All is called, and users write objects as large as the API server takes.
 	// Nil: objects stay whole.
 	Trim func(T)
 }
