@@ -44,10 +44,10 @@ for doc in README.md CHANGELOG.md $(find docs -name '*.md'); do
 			grep -qF "\"name\": \"$name\"" bench/results.json || complain "$doc" "bench/results.json has no figure $name"
 		elif ! grep -qxF "${name%%/*}" <<<"$tests"; then
 			complain "$doc" "no test is called ${name%%/*}"
-		elif [[ $name == */* ]] && ! git grep -qE --untracked "\"([^\"]*/)?$(basename "$name" | sed 's/[][(){}.*+?^$|\\]/\\&/g; s/_/[ _]/g')" -- '*_test.go'; then
+		elif [[ $name == */* ]] && ! git grep -qE --untracked "\"([^\"]*/)?$(basename "$name" | sed 's/[][(){}.*+?^$|\\]/\\&/g; s/_/[ _]/g')\"" -- '*_test.go'; then
 			complain "$doc" "$name: no test has a case ${name#*/}"
 		fi
-	done < <(sed -nE 's/^.*<!-- ((test|bench): [^>]*[^ ]) *-->.*$/\1/p' "$doc" | tr ';' '\n' |
+	done < <({ grep -oE '<!-- (test|bench): [^>]*-->' "$doc" || true; } | sed -E 's/^<!-- (.*[^ ]) *-->$/\1/' | tr ';' '\n' |
 		awk '{ gsub(",", ""); kind = $1; sub(":", "", kind); for (i = 2; i <= NF; i++) print kind, $i }')
 	for name in $(grep -oE '(^|`)make [a-z0-9-]+' "$doc" | sed 's/.*make //' || true); do
 		grep -qxF "$name" <<<"$targets" || complain "$doc" "make has no target $name"

@@ -9,7 +9,7 @@ import (
 )
 
 // Allows tells whether a namespace with some labels is one of those that are named or
-// selected; nil allows none. The error says what is wrong with the field selector.
+// selected; nil allows none. The error says what is wrong with `selector`.
 func (n *VPCNamespaces) Allows(namespace string, has map[string]string) (bool, error) {
 	if n == nil {
 		return false, nil

@@ -45,8 +45,10 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	files := eni.Files{Dir: m.cfg.StateDir}
 	base := reconciler.Settings{
 		InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
-		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, FollowGroups: m.cfg.FollowSecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
+		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
 	}
+	// With templates, ENIs with other groups may be those of a template that selected the node before.
+	base.FollowGroups = m.cfg.FollowSecurityGroups && templates == nil
 	begin := wanted(base, nil)
 	if templates != nil {
 		begin = counted(base, templates.Counted())

@@ -136,7 +136,7 @@ func eniSettings(c *Config) []Setting {
 		{Flag: "security-groups", Unit: "group IDs", parse: list(&c.SecurityGroups, prefixed("sg-")),
 			Doc: "Security groups of new ENIs, separated by commas. Default: the primary ENI's."},
 		{Flag: "follow-security-groups", Default: "true", bare: true, parse: boolean(&c.FollowSecurityGroups),
-			Doc: "With ipam=eni, and security groups configured nowhere else, give ENIs that are there the security groups of the primary ENI whenever these change. Otherwise only new ENIs get them, and the condition `SecurityGroupsFollowed` tells when others differ."},
+			Doc: "With ipam=eni, without NodeNetworkTemplates, and with security groups configured nowhere else, give ENIs that are there the security groups of the primary ENI whenever these change. Otherwise only new ENIs get them, and the condition `SecurityGroupsFollowed` tells when others differ."},
 		{Flag: "security-group-tags", Unit: "key=value", parse: pairs(&c.SecurityGroupTags),
 			Doc: "With ipam=eni-operator, tags that choose the security groups of new ENIs in the VPC, separated by commas; not with security-groups."},
 		{Flag: "use-primary-address", Default: "false", bare: true, parse: boolean(&c.UsePrimaryAddress),

@@ -96,9 +96,9 @@ func policyActions(t *testing.T, file string) []string {
 	return slices.Compact(actions)
 }
 
-// Whoever has the operator's credentials sets the groups of ENIs of its cluster only, but
-// and groups of the cluster's tags, but makes any ENI a branch of any trunk, and ends any association: EC2 judges these
-// calls by no resource. With those of a node in node mode nobody does either.
+// Whoever has the credentials of the operator or of a node in node mode gives groups with the cluster's tags to ENIs
+// of the cluster. Those of the operator also make any ENI a branch of any trunk, and end any association: EC2 judges these
+// calls by no resource.
 func TestPoliciesOfBranches(t *testing.T) {
 	for mode, policy := range map[string]string{"operator": deploy.OperatorPolicy("lab"), "node": deploy.NodePolicy("lab")} {
 		t.Run(mode, func(t *testing.T) {
@@ -151,14 +151,14 @@ func TestPoliciesOfBranches(t *testing.T) {
 			wants("attach it", true, err)
 			for vlan, of := range []string{"lab", "other"} {
 				id := must[string](t)(create(admin, "", of))
-				wants("groups of "+of, operator && of == "lab", berth.SetGroups(ctx, id, groups))
+				wants("groups of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
 				asked := cloud.Association{TrunkID: trunk, BranchID: id, VLAN: 1 + vlan}
 				a, err := berth.AssociateBranch(ctx, asked, "")
 				wants("associate of "+of, operator, err)
 				if !operator {
 					a = must[cloud.Association](t)(admin.AssociateBranch(ctx, asked, ""))
 				}
-				wants("groups of a branch of "+of, operator && of == "lab", berth.SetGroups(ctx, id, groups))
+				wants("groups of a branch of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
 				wants("disassociate of "+of, operator, berth.DisassociateBranch(ctx, a.ID))
 			}
 		})

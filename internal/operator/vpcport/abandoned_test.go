@@ -30,7 +30,7 @@ func TestPodNICsVanish(t *testing.T) {
 		harness.OK(t, client.IgnoreNotFound(err))
 		w.awaitGone(name)
 	}
-	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "mine", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: web.Gateway.Next()}}})
+	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "mine", Tags: []string{vpcport.NamespaceTag(cluster, "default")}, Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: web.Gateway.Next()}}})
 	w.podnic("given", v1alpha1.PodNICSpec{PortID: given.ID})
 	w.podnic("stays", v1alpha1.PodNICSpec{})
 	w.podnic("goes", v1alpha1.PodNICSpec{})
