@@ -53,7 +53,7 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
 	}
-	w := &watcher{node: n, out: make(chan Event, 64), links: map[int]seenLink{}}
+	w := &watcher{node: n, out: make(chan Event, 64), links: map[int]seenLink{}, process: processName()}
 	route, err := nl.SubscribeAt(n.ns, netns.None(), unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH,
 		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
@@ -95,6 +95,9 @@ type watcher struct {
 	node  *Node
 	out   chan Event
 	links map[int]seenLink // by index; of the route reader alone
+
+	process string  // the name of this process, as the kernel reports it
+	pending []Event // of the nftables transaction whose end was not read yet; of the nftables reader alone
 }
 
 type seenLink struct {

@@ -93,6 +93,19 @@ func TestWatch(t *testing.T) {
 		v.repair(v.wanted(a))
 	})
 
+	// Nor are addresses that an ENI gains or loses: the first event of nftables is that of another process.
+	eni := v.uplink()
+	eni.Addresses = append(eni.Addresses, addrs("10.0.100.1")...)
+	v.setUplink(eni)
+	v.setUplink(v.uplink())
+	h.run("nft add table inet " + PortNftTable)
+	h.run("nft delete table inet " + PortNftTable)
+	for e := w.next(); e.Kind != PortStateLost; e = w.next() {
+		if strings.Contains(e.What, "nftables") {
+			t.Errorf("an event of changes by the node itself: %+v", e)
+		}
+	}
+
 	for _, c := range []struct {
 		command string
 		kind    EventKind
