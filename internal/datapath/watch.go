@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -226,9 +227,18 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 		w.emit(ctx, event)
 	case !known || ours && !(isLive && podName == now.name):
 	default:
-		event.What = before.lost(now, link.Attrs().Flags&net.FlagLoopback != 0)
+		loopback := link.Attrs().Flags&net.FlagLoopback != 0
+		event.What = before.lost(now, loopback)
+		if !ours && !loopback && !w.isUplink(now.mac) {
+			event.Kind = PortStateLost // Repair has nothing to restore for it, and a port may depend on it
+		}
 		w.tell(ctx, event)
 	}
+}
+
+// isUplink tells the MAC address of an ENI that SetUplink established.
+func (w *watcher) isUplink(mac string) bool {
+	return slices.ContainsFunc(w.node.knownUplinks(), func(u Uplink) bool { return string(u.MAC) == mac })
 }
 
 // lost is what a known link lost when it became another, or empty.

@@ -166,25 +166,29 @@ func rulesBeforeBranches(data []byte) Event {
 }
 
 // lostNeighbour describes a pod that the node has no permanent neighbour entry of any more, or
-// one with another MAC address.
+// one with another MAC address. Berth makes no entries of link-local and multicast addresses: the kernel does, from
+// pods' solicitations for instance.
 func (w *watcher) lostNeighbour(m message) (e Event) {
-	attrs := attributes(m.data, unix.SizeofNdMsg)
-	addr, ok := netip.AddrFromSlice(attrs[unix.NDA_DST])
-	if !ok {
+	if len(m.data) < unix.SizeofNdMsg {
 		return e
 	}
 	index := int(int32(binary.NativeEndian.Uint32(m.data[4:])))
 	state := binary.NativeEndian.Uint16(m.data[8:])
 	link := w.links[index].name
 	if !strings.HasPrefix(link, LinkPrefix) {
+		return e // before the rest of the message is read: the node may have very many neighbours
+	}
+	attrs := attributes(m.data, unix.SizeofNdMsg)
+	addr, ok := netip.AddrFromSlice(attrs[unix.NDA_DST])
+	if !ok || addr.IsLinkLocalUnicast() || addr.IsMulticast() {
 		return e
 	}
-	_, to, ofPod := w.node.podLinks.leadsTo(addr)
+	to, isLive := w.node.podLinks.wiringAt(index)
 	right := m.kind == unix.RTM_NEWNEIGH && state&unix.NUD_PERMANENT != 0
 	what := fmt.Sprintf("the node's permanent neighbour %s by %s was removed or changed", addr, link)
 	switch {
-	case ofPod && to.index == index:
-		if !right || to.mac != "" && to.mac != string(attrs[unix.NDA_LLADDR]) {
+	case isLive:
+		if slices.Contains(to.addrs, addr) && (!right || to.mac != "" && to.mac != string(attrs[unix.NDA_LLADDR])) {
 			e.What = what
 		}
 	case !right && !IsHostLinkName(link):
