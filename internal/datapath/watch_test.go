@@ -185,7 +185,7 @@ func TestWatchBranches(t *testing.T) {
 	w.quiet(func() { // the kernel makes such entries itself
 		h.run("ip neighbour add fe80::9 dev " + branch + " lladdr 02:00:00:00:00:09 nud stale")
 		h.run("ip neighbour add ff02::9 dev " + branch + " lladdr 33:33:00:00:00:09 nud noarp")
-		h.run("ip neighbour add 224.0.0.9 dev " + branch + " lladdr 01:00:5e:00:00:09 nud noarp")
+		h.run("ip neighbour del ff02::9 dev " + branch)
 	})
 	for _, c := range []struct{ command, says string }{
 		{"ip link set stranger mtu 1400", "stranger has MTU 1400"},
