@@ -144,7 +144,7 @@ func New(o Options) *Daemon {
 	if o.NICs != nil {
 		d.nics = newNICKeeper(d)
 		if d.repairer != nil {
-			d.repairer.linkLost = o.NICs.LinkLost
+			d.repairer.linkChanged = o.NICs.LinkChanged
 		}
 	}
 	if o.Egress != nil {

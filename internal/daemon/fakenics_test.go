@@ -188,8 +188,8 @@ func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachm
 
 func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 
-// LinkLost has all be looked at.
-func (f *fakeNICs) LinkLost(string, net.HardwareAddr) { f.changed.Set() }
+// LinkChanged has all be looked at.
+func (f *fakeNICs) LinkChanged(string, net.HardwareAddr) { f.changed.Set() }
 
 func (f *fakeNICs) News() <-chan struct{} { return f.news }
 

@@ -56,11 +56,11 @@ type repairer struct {
 	interval   time.Duration
 	// again sets up what is missing of an attachment, unless it is another by now.
 	again func(ctx context.Context, seen attachment.Record) error
-	// linkLost hears of links that came, changed, went down or are gone, and of rules that are (NICs.LinkLost); nil: nobody.
-	linkLost  func(name string, address net.HardwareAddr)
-	addresses nodeAddresses
-	clock     clock.Clock
-	log       *slog.Logger
+	// linkChanged is NICs.LinkChanged, or nil without NICs.
+	linkChanged func(name string, address net.HardwareAddr)
+	addresses   nodeAddresses
+	clock       clock.Clock
+	log         *slog.Logger
 }
 
 // run repairs what others change, at once when it is seen and at an
@@ -125,7 +125,8 @@ func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 	return events
 }
 
-// disturbed tells the source of links that came or went, and returns whether
+// disturbed tells the source of links that came or went, and the NICs of changes that may concern one
+// of them, which StateLost without a link does not. It returns whether
 // there may be something to repair: not for a link that is no pod's, since a
 // link brings nothing of Berth's along, and takes with it what there was.
 func (r *repairer) disturbed(e datapath.Event) bool {
@@ -135,8 +136,8 @@ func (r *repairer) disturbed(e datapath.Event) bool {
 	if e.Kind != datapath.StateLost && e.Kind != datapath.PortStateLost {
 		r.source.Kick()
 	}
-	if r.linkLost != nil {
-		r.linkLost(e.Link, e.MAC)
+	if r.linkChanged != nil && (e.Kind != datapath.StateLost || e.Link != "") {
+		r.linkChanged(e.Link, e.MAC)
 	}
 	if e.Kind == datapath.PortStateLost || (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false

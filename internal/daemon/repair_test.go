@@ -23,10 +23,10 @@ import (
 // The source hears of every link that came or went, which may be that of an ENI.
 func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 	for name, tc := range map[string]struct {
-		event  datapath.Event
-		kicked int
-		repair bool
-		lost   string // what NICs hear of
+		event   datapath.Event
+		kicked  int
+		repair  bool
+		changed string // what NICs hear of
 	}{
 		"an ENI's link came":        {datapath.Event{Kind: datapath.LinkAppeared, Link: "ens6"}, 1, false, "ens6"},
 		"an ENI's link went":        {datapath.Event{Kind: datapath.LinkVanished, Link: "ens6", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}, 1, false, "ens6 02:00:00:00:00:01"},
@@ -35,12 +35,15 @@ func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 		"a port's link changed":     {datapath.Event{Kind: datapath.LinkAppeared, Link: "vlana2815656-76"}, 1, false, "vlana2815656-76"},
 		"a branch's route went":     {datapath.Event{Kind: datapath.PortStateLost, Link: "btha2815656-76"}, 0, false, "btha2815656-76"},
 		"events were lost":          {datapath.Event{Kind: datapath.Resync}, 1, true, ""},
-		"something else was undone": {datapath.Event{Kind: datapath.StateLost}, 0, true, ""},
+		"something else was undone": {datapath.Event{Kind: datapath.StateLost}, 0, true, "nothing"},
+		"a branch's rule went":      {datapath.Event{Kind: datapath.PortStateLost}, 0, false, ""},
 	} {
-		src, lost := sourcefake.New(clock.Real{}, 0), "nothing"
-		r := &repairer{source: src, log: slog.New(slog.DiscardHandler), linkLost: func(name string, address net.HardwareAddr) { lost = strings.TrimSpace(name + " " + address.String()) }}
-		if repair := r.disturbed(tc.event); repair != tc.repair || src.Kicks() != tc.kicked || lost != tc.lost {
-			t.Errorf("%s: %d kicks, repair %v and %s lost, want %d, %v and %s", name, src.Kicks(), repair, lost, tc.kicked, tc.repair, tc.lost)
+		src, changed := sourcefake.New(clock.Real{}, 0), "nothing"
+		r := &repairer{source: src, log: slog.New(slog.DiscardHandler), linkChanged: func(name string, address net.HardwareAddr) {
+			changed = strings.TrimSpace(name + " " + address.String())
+		}}
+		if repair := r.disturbed(tc.event); repair != tc.repair || src.Kicks() != tc.kicked || changed != tc.changed {
+			t.Errorf("%s: %d kicks, repair %v and %s changed, want %d, %v and %s", name, src.Kicks(), repair, changed, tc.kicked, tc.repair, tc.changed)
 		}
 	}
 }

@@ -137,6 +137,16 @@ func (c *podLinks) liveName(index int) (string, bool) {
 	return name, ok
 }
 
+// wiringAt returns what the live link with an index leads to.
+func (c *podLinks) wiringAt(index int) (w wiring, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := c.links[c.indexes[index]]; l != nil {
+		return l.wired, true
+	}
+	return w, false
+}
+
 // leadsTo finds the live link that an address is behind.
 func (c *podLinks) leadsTo(addr netip.Addr) (name string, w wiring, ok bool) {
 	c.mu.Lock()

@@ -33,7 +33,7 @@ type Wanted struct {
 // that DetachPod was called for since is not brought back, nor is one removed
 // that AddPod was called for, or given the addresses that it had before. Of a
 // pod it looks at the node's side only; the inside is the pod's own (CheckPod
-// compares it). An ENI whose link has not appeared and a pod whose namespace is
+// compares it). A sysctl that cannot be set, an ENI whose link has not appeared and a pod whose namespace is
 // gone are errors that do not keep it from the rest; the errors are joined.
 func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err error) {
 	if err := n.begin(ctx); err != nil {
@@ -53,10 +53,13 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	defer n.setupMu.Unlock()
 	before := n.podLinks.detachedLinks()
 
-	if repaired, err = n.setup(want.Config); err != nil {
-		return repaired, fmt.Errorf("repair: %w", err)
-	}
 	var errs []error
+	if repaired, err = n.setup(want.Config); err != nil {
+		errs = append(errs, fmt.Errorf("repair: %w", err))
+		if !errors.Is(err, errSysctl) || n.set.Load() == nil {
+			return repaired, errs[0]
+		}
+	}
 	carriers := want.Carriers
 	if carriers == nil {
 		carriers = want.Config.Uplinks.none()

@@ -100,6 +100,29 @@ func TestRepairRestoresAPodLinkThatSomeoneDeleted(t *testing.T) {
 	}
 }
 
+// Sysctls that cannot be set do not keep Repair from the rest.
+func TestRepairGoesOnPastSysctls(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	for _, command := range []string{"ip rule del priority 512", "ip route flush table 19001", "ip neighbour del " + podA + " dev " + a.want.HostIfName} {
+		v.host.run(command)
+	}
+	want := v.wanted(a)
+	want.Config.Sysctls = t.TempDir()
+	did, err := v.node.Repair(ctx, want)
+	if err == nil || !strings.Contains(err.Error(), "net.ipv4.ip_forward = 1") || !strings.Contains(err.Error(), "net.ipv4.conf.eth1.rp_filter = 2") {
+		t.Errorf("error %v, want one that names the sysctls of the node and of the ENI", err)
+	}
+	for _, says := range []string{"IPv4 512 table 19000 rule", "route 0.0.0.0/0 of table 19001", "neighbour " + podA} {
+		if !strings.Contains(strings.Join(did, "; "), says) {
+			t.Errorf("repaired %q, want %q too", did, says)
+		}
+	}
+	if did := v.repair(v.wanted(a)); did != "" {
+		t.Errorf("a second repair did %q", did)
+	}
+}
+
 func TestRepairAtStartRemovesLeftovers(t *testing.T) {
 	v := newVPC(t)
 	keep, stray := v.pod(podA), v.pod(podB)

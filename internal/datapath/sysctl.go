@@ -3,6 +3,8 @@ package datapath
 import (
 	"cmp"
 	"log/slog"
+	"slices"
+	"strings"
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
@@ -80,12 +82,22 @@ func (n *Node) setSysctls(c Config, owner string, list []rtnl.Sysctl) (changed [
 	return changed, err
 }
 
-// wrongSysctl describes a setting that is not as setSysctls left it, else "". One that is
+// forgetSysctls drops the settings of a link that is gone or has another name: the next one of that name may be
+// somebody else's.
+func (n *Node) forgetSysctls(link string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for owner, list := range n.sysctls {
+		n.sysctls[owner] = slices.DeleteFunc(slices.Clone(list), func(s rtnl.Sysctl) bool { return strings.Contains(s.Path, "/conf/"+link+"/") })
+	}
+}
+
+// wrongSysctls describes the settings that are not as setSysctls left them. One that is
 // gone went with its link.
-func (n *Node) wrongSysctl() (what string) {
+func (n *Node) wrongSysctls() (wrong []string) {
 	s, err := n.established()
 	if err != nil {
-		return ""
+		return nil
 	}
 	n.mu.Lock()
 	var list []rtnl.Sysctl
@@ -96,10 +108,10 @@ func (n *Node) wrongSysctl() (what string) {
 	_ = rtnl.InNetns(n.ns, func() error {
 		for _, want := range list {
 			if now, right, err := want.Look(s.config.Sysctls); err == nil && !right {
-				what = "sysctl " + want.String() + " is now " + now
+				wrong = append(wrong, "sysctl "+want.String()+" is now "+now)
 			}
 		}
 		return nil
 	})
-	return what
+	return wrong
 }

@@ -148,11 +148,9 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	steps := []func() ([]string, error){
-		func() ([]string, error) {
-			return n.setSysctls(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
-		},
-	}
+	// One that cannot be set does not keep the ENI from the rest.
+	changed, sysctls := n.setSysctls(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
+	var steps []func() ([]string, error)
 	if !uplink.Primary {
 		steps = append(steps,
 			func() ([]string, error) { return n.setUplinkLink(link, s.mtu) },
@@ -168,8 +166,11 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 		did, err := step()
 		changed = append(changed, did...)
 		if err != nil {
-			return fail(err)
+			return fail(errors.Join(sysctls, err))
 		}
+	}
+	if sysctls != nil {
+		return fail(sysctls)
 	}
 	uplink.link = link.Attrs().Index
 	n.mu.Lock()

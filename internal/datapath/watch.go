@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -27,8 +28,8 @@ const (
 	// StateLost: something of Berth's was removed, switched off or overruled;
 	// Repair puts it back.
 	StateLost EventKind = "state-lost"
-	// PortStateLost: likewise what a port or branch has on the node (package plug), which
-	// Repair leaves to whoever plugged it.
+	// PortStateLost: likewise something that a port or branch (package plug) has on the node or may depend on,
+	// which Repair leaves to whoever plugged it.
 	PortStateLost EventKind = "port-state-lost"
 	// AddressChanged: a link of the node has an address more or less (NodeAddresses).
 	AddressChanged EventKind = "address-changed"
@@ -53,7 +54,7 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
 	}
-	w := &watcher{node: n, out: make(chan Event, 64), links: map[int]seenLink{}}
+	w := &watcher{node: n, out: make(chan Event, 64), links: map[int]seenLink{}, process: processName(), sysctls: make(chan struct{}, 1)}
 	route, err := nl.SubscribeAt(n.ns, netns.None(), unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH,
 		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
@@ -95,6 +96,11 @@ type watcher struct {
 	node  *Node
 	out   chan Event
 	links map[int]seenLink // by index; of the route reader alone
+
+	process string        // the name of this process, as the kernel reports it
+	sysctls chan struct{} // has an element when settings may have changed
+
+	pending []Event // of the nftables transaction whose end was not read yet; of the nftables reader alone
 }
 
 type seenLink struct {
@@ -178,7 +184,10 @@ func (w *watcher) routeMessage(ctx context.Context, m message) {
 		w.tell(ctx, w.lostNeighbour(m))
 	case unix.RTM_NEWNETCONF:
 		if w.changesSettings(m.data) {
-			w.tell(ctx, Event{What: w.node.wrongSysctl()})
+			select {
+			case w.sysctls <- struct{}{}:
+			default: // they are about to be read
+			}
 		}
 	}
 }
@@ -209,6 +218,7 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	event := Event{Link: now.name, MAC: link.Attrs().HardwareAddr}
 	if m.kind == unix.RTM_DELLINK {
 		delete(w.links, index)
+		w.node.forgetSysctls(now.name)
 		if ours && !isLive {
 			return // a removal of our own
 		}
@@ -217,15 +227,27 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 		return
 	}
 	w.links[index] = now
+	if known && before.name != now.name {
+		w.node.forgetSysctls(before.name)
+	}
 	switch {
 	case !ours && (!known || before.mac != now.mac || before.name != now.name):
 		event.Kind, event.What = LinkAppeared, "link "+now.name+" appeared"
 		w.emit(ctx, event)
 	case !known || ours && !(isLive && podName == now.name):
 	default:
-		event.What = before.lost(now, link.Attrs().Flags&net.FlagLoopback != 0)
+		loopback := link.Attrs().Flags&net.FlagLoopback != 0
+		event.What = before.lost(now, loopback)
+		if !ours && !loopback && !w.isUplink(now.mac) {
+			event.Kind = PortStateLost // Repair has nothing to restore for it, and a port may depend on it
+		}
 		w.tell(ctx, event)
 	}
+}
+
+// isUplink tells the MAC address of an ENI that SetUplink established.
+func (w *watcher) isUplink(mac string) bool {
+	return slices.ContainsFunc(w.node.knownUplinks(), func(u Uplink) bool { return string(u.MAC) == mac })
 }
 
 // lost is what a known link lost when it became another, or empty.

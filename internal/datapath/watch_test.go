@@ -93,6 +93,19 @@ func TestWatch(t *testing.T) {
 		v.repair(v.wanted(a))
 	})
 
+	// Nor are addresses that an ENI gains or loses: the first event of nftables is that of another process.
+	eni := v.uplink()
+	eni.Addresses = append(eni.Addresses, addrs("10.0.100.1")...)
+	v.setUplink(eni)
+	v.setUplink(v.uplink())
+	h.run("nft add table inet " + PortNftTable)
+	h.run("nft delete table inet " + PortNftTable)
+	for e := w.next(); e.Kind != PortStateLost; e = w.next() {
+		if strings.Contains(e.What, "nftables") {
+			t.Errorf("an event of changes by the node itself: %+v", e)
+		}
+	}
+
 	for _, c := range []struct {
 		command string
 		kind    EventKind
@@ -156,6 +169,8 @@ func TestWatchBranches(t *testing.T) {
 		"ip link add " + branch + " type veth peer name branchpeer",
 		"ip link set " + branch + " up",
 		"ip neighbour add 192.0.2.1 dev " + branch + " lladdr 02:00:00:00:00:09 nud permanent",
+		"ip link add stranger type veth peer name strangerpeer",
+		"ip link set stranger up",
 		"nft add table inet " + PortNftTable,
 		"nft add table inet " + BranchNftTable,
 		"nft add chain inet " + BranchNftTable + " from_vlan",
@@ -167,7 +182,14 @@ func TestWatchBranches(t *testing.T) {
 		h.run(command)
 	}
 	w := v.watch()
+	w.quiet(func() { // the kernel makes such entries itself
+		h.run("ip neighbour add fe80::9 dev " + branch + " lladdr 02:00:00:00:00:09 nud stale")
+		h.run("ip neighbour add ff02::9 dev " + branch + " lladdr 33:33:00:00:00:09 nud noarp")
+		h.run("ip neighbour del ff02::9 dev " + branch)
+	})
 	for _, c := range []struct{ command, says string }{
+		{"ip link set stranger mtu 1400", "stranger has MTU 1400"},
+		{"ip link set stranger down", "stranger went down"},
 		{"ip rule add lookup local priority 0", "priority 0 was added"},
 		{fmt.Sprintf("ip route del 192.0.2.1 dev eth0 table %d", StrictTable), "route 192.0.2.1 of table"},
 		{fmt.Sprintf("ip route add 192.0.2.2 dev eth0 table %d", StrictTable), "somebody else's route 192.0.2.2"},
@@ -182,6 +204,46 @@ func TestWatchBranches(t *testing.T) {
 	} {
 		h.run(c.command)
 		w.expect(PortStateLost, c.says)
+	}
+}
+
+// The settings of an ENI's link go with the link: another one may have its name.
+func TestWatchForgetsSysctlsOfLinks(t *testing.T) {
+	v := newVPC(t)
+	w := v.watch()
+	for _, c := range []struct {
+		end  string
+		kind EventKind
+		says string
+	}{{"ip link del eth2", LinkVanished, "eth2"}, {"ip link set eth2 name other", LinkAppeared, "other"}} {
+		wire(v.host, "eth2", v.router, "r2")
+		v.setUplink(Uplink{ID: "eni-3", MAC: v.host.link("eth2").Attrs().HardwareAddr, Number: 2,
+			Subnet: prefixes("10.0.0.0/24")[0], Addresses: addrs("10.0.100.1")})
+		v.host.sysctl("net/ipv4/conf/eth2/rp_filter", "1")
+		if wrong := v.node.wrongSysctls(); len(wrong) != 1 {
+			t.Fatalf("wrong settings of eth2: %q, want one", wrong)
+		}
+		v.host.sysctl("net/ipv4/conf/eth2/rp_filter", "2")
+		v.host.run(c.end)
+		w.expect(c.kind, c.says)
+		wire(v.host, "eth2", v.router, "r3")
+		if wrong := v.node.wrongSysctls(); len(wrong) != 0 {
+			t.Errorf("%s: wrong settings of another link of that name: %q", c.end, wrong)
+		}
+		v.host.run("ip link del eth2")
+	}
+}
+
+// A setting that stays wrong is reported once a minute, and another one at once.
+func TestSysctlNews(t *testing.T) {
+	told, begin := toldSysctls{}, time.Now()
+	for _, c := range []struct {
+		after       time.Duration
+		wrong, want string
+	}{{0, "a", "a"}, {5 * time.Second, "a", ""}, {6 * time.Second, "a b", "b"}, {7 * time.Second, "", ""}, {8 * time.Second, "a b", ""}, {sysctlRepeat, "a b", "a"}, {6*time.Second + sysctlRepeat, "a b", "b"}} {
+		if got := strings.Join(told.news(strings.Fields(c.wrong), begin.Add(c.after)), " "); got != c.want {
+			t.Errorf("after %s, of %q: reported %q, want %q", c.after, c.wrong, got, c.want)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -165,25 +166,29 @@ func rulesBeforeBranches(data []byte) Event {
 }
 
 // lostNeighbour describes a pod that the node has no permanent neighbour entry of any more, or
-// one with another MAC address.
+// one with another MAC address. Berth makes no entries of link-local and multicast addresses: the kernel does, from
+// pods' solicitations for instance.
 func (w *watcher) lostNeighbour(m message) (e Event) {
-	attrs := attributes(m.data, unix.SizeofNdMsg)
-	addr, ok := netip.AddrFromSlice(attrs[unix.NDA_DST])
-	if !ok {
+	if len(m.data) < unix.SizeofNdMsg {
 		return e
 	}
 	index := int(int32(binary.NativeEndian.Uint32(m.data[4:])))
 	state := binary.NativeEndian.Uint16(m.data[8:])
 	link := w.links[index].name
 	if !strings.HasPrefix(link, LinkPrefix) {
+		return e // before the rest of the message is read: the node may have very many neighbours
+	}
+	attrs := attributes(m.data, unix.SizeofNdMsg)
+	addr, ok := netip.AddrFromSlice(attrs[unix.NDA_DST])
+	if !ok || addr.IsLinkLocalUnicast() || addr.IsMulticast() {
 		return e
 	}
-	_, to, ofPod := w.node.podLinks.leadsTo(addr)
+	to, isLive := w.node.podLinks.wiringAt(index)
 	right := m.kind == unix.RTM_NEWNEIGH && state&unix.NUD_PERMANENT != 0
 	what := fmt.Sprintf("the node's permanent neighbour %s by %s was removed or changed", addr, link)
 	switch {
-	case ofPod && to.index == index:
-		if !right || to.mac != "" && to.mac != string(attrs[unix.NDA_LLADDR]) {
+	case isLive:
+		if slices.Contains(to.addrs, addr) && (!right || to.mac != "" && to.mac != string(attrs[unix.NDA_LLADDR])) {
 			e.What = what
 		}
 	case !right && !IsHostLinkName(link):
@@ -219,9 +224,16 @@ func (w *watcher) strayAddress(m message) (e Event) {
 	return e
 }
 
-// nftMessage looks for removals in Berth's tables, and in that of the data path for additions too, of
-// which others make none and Repair leaves none. In all of these messages the table's name is
-// attribute 1.
+// processName is the name that the kernel reports with a transaction of this process, or empty.
+func processName() string {
+	name, _ := os.ReadFile("/proc/self/comm")
+	return strings.TrimSpace(string(name))
+}
+
+// nftMessage reports removals from Berth's tables, and additions to the table of the data path too:
+// other software adds nothing there, and Repair removes what it adds. In all of these messages the table's name is
+// attribute 1. The kernel names the process behind the changes only at the end of their transaction, so
+// they wait for that: changes by this process are not reported, such as each new address of an ENI.
 func (w *watcher) nftMessage(ctx context.Context, m message) {
 	if m.kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.data) < 4 {
 		return
@@ -239,6 +251,10 @@ func (w *watcher) nftMessage(ctx context.Context, m message) {
 		unix.NFT_MSG_DELSETELEM: "nftables set elements were removed",
 	}[m.kind&0xff]
 	attrs, err := nlattr.UnmarshalAttributes(m.data[4:])
+	if m.kind&0xff == unix.NFT_MSG_NEWGEN {
+		w.endTransaction(ctx, attrs)
+		return
+	}
 	if what+added == "" || err != nil || m.data[0] != unix.NFPROTO_INET && m.data[0] != unix.NFPROTO_ARP {
 		return
 	}
@@ -248,10 +264,32 @@ func (w *watcher) nftMessage(ctx context.Context, m message) {
 		}
 		switch strings.TrimRight(string(a.Data), "\x00") {
 		case NftTable:
-			w.tell(ctx, Event{What: cmp.Or(what, added)})
+			w.hold(Event{What: cmp.Or(what, added)})
 		case BranchNftTable, PortNftTable:
-			w.tell(ctx, Event{Kind: PortStateLost, What: what})
+			w.hold(Event{Kind: PortStateLost, What: what})
 		}
 		return
+	}
+}
+
+// hold keeps an event until its transaction ends, once however many objects it concerns.
+func (w *watcher) hold(e Event) {
+	if !slices.ContainsFunc(w.pending, func(p Event) bool { return p.Kind == e.Kind && p.What == e.What }) {
+		w.pending = append(w.pending, e)
+	}
+}
+
+// endTransaction reports what a transaction changed, unless it was one of this process.
+func (w *watcher) endTransaction(ctx context.Context, attrs []nlattr.Attribute) {
+	changes := w.pending
+	w.pending = nil
+	own := slices.ContainsFunc(attrs, func(a nlattr.Attribute) bool {
+		return a.Type == unix.NFTA_GEN_PROC_NAME && w.process != "" && strings.TrimRight(string(a.Data), "\x00") == w.process
+	})
+	if own {
+		return
+	}
+	for _, e := range changes {
+		w.tell(ctx, e)
 	}
 }
