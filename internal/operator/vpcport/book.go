@@ -189,7 +189,7 @@ func (b *book) drop(key types.NamespacedName) {
 			g.probe = ""
 		}
 	}
-	if n := b.nics[uid]; n.leaves() {
+	if n := b.nics[uid]; n.leaves(uid) {
 		b.abandoned[uid] = abandoned{vpc: n.vpc, at: b.clock.Now(), busy: n.busy}
 		b.wake.Set()
 	}
