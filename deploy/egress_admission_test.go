@@ -479,23 +479,27 @@ func TestNobodyPosesAsGateway(t *testing.T) {
 	}
 
 	for name, c := range map[string]client.Client{"a tenant": tenant, "an administrator": admin, "another controller": as("system:serviceaccount:kube-system:job-controller")} {
-		for kind, o := range workloads(namespace, "posing", gateway) {
-			if err := c.Create(t.Context(), o); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
-				t.Errorf("%s makes a %s: %v", name, kind, err)
+		for _, of := range []string{"nat", ""} {
+			for kind, o := range workloads(namespace, "posing", map[string]string{v1alpha1.LabelEgress: of, "app": "web"}) {
+				if err := c.Create(t.Context(), o); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
+					t.Errorf("%s makes a %s of %q: %v", name, kind, of, err)
+				}
 			}
 		}
 		for kind, o := range workloads(namespace, "web", nil) { // those from above
-			template := `{"spec":{"template":{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}}}`
-			switch kind {
-			case "Job":
-				continue // its template cannot change
-			case "Pod":
-				template = `{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`
-			case "CronJob":
-				template = `{"spec":{"jobTemplate":` + template + `}}`
-			}
-			if err := patch(t, c, o, template); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
-				t.Errorf("%s changes a %s: %v", name, kind, err)
+			for _, label := range []string{`{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`, `{"metadata":{"labels":{"egress.berth.dev/name":""}}}`} {
+				change := `{"spec":{"template":` + label + `}}`
+				switch kind {
+				case "Job":
+					continue // its template cannot change
+				case "Pod":
+					change = label
+				case "CronJob":
+					change = `{"spec":{"jobTemplate":` + change + `}}`
+				}
+				if err := patch(t, c, o, change); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
+					t.Errorf("%s changes a %s by %s: %v", name, kind, label, err)
+				}
 			}
 		}
 		pod := plainPod(namespace, "gateway", nil)
@@ -507,9 +511,11 @@ func TestNobodyPosesAsGateway(t *testing.T) {
 	// What a kubelet and a scheduler may write of pods.
 	web := plainPod(namespace, "web", nil)
 	forbidden(t, patch(t, admin, web, `{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`, "status"), why)
-	forbidden(t, admin.SubResource("binding").Create(t.Context(), web, &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Labels: gateway}, Target: corev1.ObjectReference{Kind: "Node", Name: "node-1"},
-	}), why)
+	for _, of := range []string{"nat", ""} {
+		forbidden(t, admin.SubResource("binding").Create(t.Context(), web, &corev1.Binding{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{v1alpha1.LabelEgress: of}}, Target: corev1.ObjectReference{Kind: "Node", Name: "node-1"},
+		}), why)
+	}
 	// The controllers of other kinds may have the account of that of ReplicaSets.
 	forbidden(t, as("system:kube-controller-manager").Create(t.Context(), ownedBy("batch/v1", "Job", plainPod(namespace, "posing", gateway))), why)
 	harness.OK(t, as("system:kube-controller-manager").Create(t.Context(), ownedBy("apps/v1", "ReplicaSet", plainPod(namespace, "second", gateway))))
@@ -603,6 +609,9 @@ func TestNobodyElseForwards(t *testing.T) {
 	forbidden(t, admin.Create(t.Context(), pod("forwards-too", nil, forward)), why)
 	forbidden(t, patch(t, admin, plain, body), why)
 	forbidden(t, patch(t, admin, plain, body, "status"), why)
+	ofNone := gateway.DeepCopy()
+	ofNone.Name, ofNone.ResourceVersion, ofNone.UID, ofNone.Labels = "forwards-for-none", "", "", map[string]string{v1alpha1.LabelEgress: ""}
+	forbidden(t, harness.KubeClientFor(t, cfg).Create(t.Context(), ofNone), why)
 	forbidden(t, admin.SubResource("binding").Create(t.Context(), plain, &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Annotations: forward}, Target: corev1.ObjectReference{Kind: "Node", Name: "node-1"},
 	}), why)

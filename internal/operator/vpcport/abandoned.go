@@ -3,6 +3,7 @@ package vpcport
 import (
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -11,8 +12,11 @@ import (
 )
 
 // abandonedPause is how long the sweep for ports of PodNICs that vanished waits for more of them, so that
-// many cost one listing.
-const abandonedPause = 2 * time.Second
+// many cost one listing, and abandonedAgain how long it waits after a listing that failed.
+const (
+	abandonedPause = 2 * time.Second
+	abandonedAgain = 15 * time.Second
+)
 
 // abandoned is what a PodNIC leaves that vanished before its port was given back: somebody took its finalizer, or
 // etcd was restored. It is kept until a listing shows nothing of it any more.
@@ -23,9 +27,11 @@ type abandoned struct {
 }
 
 // leaves tells whether a NIC whose PodNIC is no more may have a port still.
-func (n *nic) leaves() bool {
+// A user's port has not, unless it carries the NIC's mark: it was never taken, or was given back.
+func (n *nic) leaves(uid types.UID) bool {
 	h := n.have
-	return n.busy || h.Port != nil || len(h.Extra) > 0 || !h.Looked && (h.Kept || h.Recorded != "")
+	port := h.Port != nil && (!n.given || strings.HasSuffix(h.Port.Device, ":"+string(uid)))
+	return n.busy || port || len(h.Extra) > 0 || !h.Looked && (h.Kept || h.Recorded != "")
 }
 
 // callEnded notes the end of a call about a PodNIC that vanished meanwhile.

@@ -1,11 +1,14 @@
 package vpcport
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -85,7 +88,9 @@ func TestPodNICsVanish(t *testing.T) {
 }
 
 func TestLeaves(t *testing.T) {
-	port := &vpcport.Port{ID: "p"}
+	const uid = "u"
+	port, marked := &vpcport.Port{ID: "p"}, &vpcport.Port{ID: "p", Device: vpcport.Device(cluster, uid), Owner: vpcport.Owner}
+	other := &vpcport.Port{ID: "p", Device: vpcport.Device(cluster, "v"), Owner: vpcport.Owner}
 	for name, tt := range map[string]struct {
 		n    nic
 		want bool
@@ -94,11 +99,16 @@ func TestLeaves(t *testing.T) {
 		"not looked for yet":        {nic{have: plan.Restored(true, "")}, true},
 		"recorded":                  {nic{have: plan.Restored(false, "p")}, true},
 		"seen":                      {nic{have: plan.Have{Looked: true, Port: port}}, true},
+		"a user's, marked":          {nic{given: true, have: plan.Have{Looked: true, Port: marked}}, true},
+		"a user's, given back":      {nic{given: true, have: plan.Have{Kept: true, Looked: true, Recorded: "p", Port: port}}, false},
+		"a user's, never taken":     {nic{given: true, have: plan.Have{Kept: true, Looked: true, Port: port}}, false},
+		"a user's, of another NIC":  {nic{given: true, have: plan.Have{Kept: true, Looked: true, Port: other}}, false},
+		"a user's, recorded":        {nic{given: true, have: plan.Restored(true, "p")}, true},
 		"one too many":              {nic{have: plan.Have{Kept: true, Looked: true, Extra: []string{"p"}}}, true},
 		"a call is under way":       {nic{busy: true, have: plan.Have{Kept: true, Looked: true}}, true},
 		"given back, and forgotten": {nic{have: plan.Have{Kept: true, Looked: true, Recorded: "p"}}, false},
 	} {
-		if got := tt.n.leaves(); got != tt.want {
+		if got := tt.n.leaves(uid); got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -125,6 +135,57 @@ func TestDueOrphans(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, due, tt.want)
 		}
 	}
+}
+
+// unlisted is a cache that fails once, and networks whose VPC has a provider that does not answer.
+type unlisted struct {
+	client.Client
+	asked    int
+	provider away
+}
+
+func (u *unlisted) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	if u.asked++; u.asked == 1 {
+		return errors.New("the cache is not filled")
+	}
+	list.(*v1alpha1.VPCList).Items = []v1alpha1.VPC{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}
+	return nil
+}
+
+func (u *unlisted) Of(string) (Opened, error) { return Opened{Provider: &u.provider}, nil }
+func (u *unlisted) Changed(func(string))      {}
+
+type away struct {
+	vpcport.Provider
+	listings int
+}
+
+func (a *away) Ports(context.Context, vpcport.Filter) ([]vpcport.Port, error) {
+	a.listings++
+	return nil, errors.New("away")
+}
+
+// PodNICs that vanished are looked for until a listing shows what they left, not only with the next regular one.
+func TestVanishedWhileNothingLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u, b := &unlisted{}, newBook(clock.Real{}, time.Minute)
+		c := &Controller{
+			o:      Options{Clock: clock.Real{}, Listing: time.Hour, Networks: u, Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler)},
+			client: u, book: b,
+		}
+		b.abandoned["u"] = abandoned{vpc: "a"}
+		b.wake.Set()
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- c.sweep(ctx) }()
+		time.Sleep(time.Minute) //nolint:forbidigo // virtual time
+		synctest.Wait()
+		if len(b.abandoned) != 1 || u.asked < 3 || u.provider.listings < 2 || u.provider.listings > 5 {
+			t.Errorf("asked %d times, listed %d times, looked for %v", u.asked, u.provider.listings, b.abandoned)
+		}
+		stop()
+		<-done
+	})
 }
 
 // What a PodNIC leaves that vanishes during a call is looked for when the call has ended, and no longer than it may show.

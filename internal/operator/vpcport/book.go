@@ -54,6 +54,7 @@ type nic struct {
 	vpc   string
 	given bool // its port is a user's
 	taken bool // it is to get a port in this moment, or has just got one
+	woken bool // it was woken for a place, and has not looked whether it gets one
 	have  plan.Have
 	busy  bool // a call is under way
 	try   byte // of MAC addresses
@@ -142,16 +143,35 @@ func (b *book) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 	}
 	n := b.nics[o.UID]
 	if n == nil {
-		n = &nic{key: key, vpc: o.Spec.VPC, given: o.Spec.PortID != "", have: plan.Restored(kept, o.Status.PortID)}
-		if b.fresh[o.UID] && kept && o.Status.PortID == "" {
-			n.have.Unclear, n.have.Looked = false, true
-		}
-		delete(b.fresh, o.UID)
-		delete(b.abandoned, o.UID) // etcd was restored once more
-		b.nics[o.UID], b.uids[key] = n, o.UID
+		n = b.add(key, o, kept)
 	}
 	do(n)
 	b.count(o.UID, n)
+}
+
+// add begins to know a NIC. b.mu is held.
+func (b *book) add(key types.NamespacedName, o *v1alpha1.PodNIC, kept bool) *nic {
+	n := &nic{key: key, vpc: o.Spec.VPC, given: o.Spec.PortID != "", have: plan.Restored(kept, o.Status.PortID)}
+	if b.fresh[o.UID] && kept && o.Status.PortID == "" {
+		n.have.Unclear, n.have.Looked = false, true
+	}
+	delete(b.fresh, o.UID)
+	delete(b.abandoned, o.UID) // etcd was restored once more
+	b.nics[o.UID], b.uids[key] = n, o.UID
+	return n
+}
+
+// addListed has a NIC known of a PodNIC that a listing had, unless one of its name is. It is reconciled: the
+// PodNIC may be gone by now.
+func (b *book) addListed(o *v1alpha1.PodNIC, kept bool) {
+	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, known := b.uids[key]; known {
+		return
+	}
+	b.count(o.UID, b.add(key, o, kept))
+	b.again(key)
 }
 
 // edit has do change what is known of a NIC, if there is one still.
@@ -189,7 +209,7 @@ func (b *book) drop(key types.NamespacedName) {
 			g.probe = ""
 		}
 	}
-	if n := b.nics[uid]; n.leaves() {
+	if n := b.nics[uid]; n.leaves(uid) {
 		b.abandoned[uid] = abandoned{vpc: n.vpc, at: b.clock.Now(), busy: n.busy}
 		b.wake.Set()
 	}

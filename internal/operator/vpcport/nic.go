@@ -65,6 +65,7 @@ func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (rec
 	c.noteIdle(s)
 	c.noteWaits(s)
 	c.noteWarm(s)
+	defer c.book.passOn(o.UID)
 	return c.step(ctx, s, n)
 }
 

@@ -68,6 +68,9 @@ func (b *book) uncount(uid types.UID, n *nic) {
 	p := b.of(n)
 	delete(p.waiting, n.key)
 	b.vacate(uid, n)
+	if n.woken {
+		b.wakeWaiting(p, 1)
+	}
 	if len(p.holders)+len(p.waiting) == 0 {
 		delete(b.tenants, tenant{n.vpc, n.key.Namespace})
 	}
@@ -80,13 +83,30 @@ func (b *book) vacate(uid types.UID, n *nic) {
 		return
 	}
 	delete(p.holders, uid)
-	left := wakes
+	b.wakeWaiting(p, wakes)
+}
+
+// wakeWaiting has as many NICs reconciled, of those that wait for a place. b.mu is held.
+func (b *book) wakeWaiting(p *places, most int) {
 	for key := range p.waiting {
-		if left--; left < 0 {
+		if most--; most < 0 {
 			return
 		}
 		delete(p.waiting, key)
+		if n := b.nics[b.uids[key]]; n != nil {
+			n.woken = true
+		}
 		b.again(key)
+	}
+}
+
+// passOn wakes the next if a NIC was woken for a place and did not ask for it: it is over, or refused.
+func (b *book) passOn(uid types.UID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := b.nics[uid]; n != nil && n.woken {
+		n.woken = false
+		b.wakeWaiting(b.of(n), 1)
 	}
 }
 
@@ -111,7 +131,7 @@ func (c *Controller) listTenant(ctx context.Context, o *v1alpha1.PodNIC) bool {
 		return false
 	}
 	for i := range list.Items {
-		c.book.with(&list.Items[i], controllerutil.ContainsFinalizer(&list.Items[i], v1alpha1.FinalizerPort), func(*nic) {})
+		c.book.addListed(&list.Items[i], controllerutil.ContainsFinalizer(&list.Items[i], v1alpha1.FinalizerPort))
 	}
 	c.book.setListed(o.UID)
 	return true
@@ -142,12 +162,14 @@ func (b *book) enter(uid types.UID, most int) bool {
 		return false
 	}
 	p := b.of(n)
+	n.woken = false
 	if !n.has() && !b.isRoom(p, uid, most) {
 		p.waiting[n.key] = true
 		return false
 	}
 	n.taken = true
 	p.holders[uid] = true
+	b.wakeWaiting(p, min(wakes, most-len(p.holders))) // isRoom may have found several places
 	return true
 }
 

@@ -230,3 +230,80 @@ func TestRoom(t *testing.T) {
 		}
 	}
 }
+
+// A place that is free goes to one that takes it, however many before it are over or refused; and those that
+// find none wake nobody.
+func TestPlacesArePassedOn(t *testing.T) {
+	var woken []types.NamespacedName
+	b := newBook(clock.Real{}, time.Minute)
+	b.again = func(key types.NamespacedName) { woken = append(woken, key) }
+	const waiting = 3*wakes + 1
+	for i := range waiting + 1 {
+		o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))}, Spec: v1alpha1.PodNICSpec{VPC: "a"}}
+		b.with(o, false, func(*nic) {})
+		if got := b.enter(o.UID, 1); got != (i == 0) {
+			t.Fatalf("NIC %d has a place: %v", i, got)
+		}
+	}
+	b.forget(types.NamespacedName{Namespace: "default", Name: "0"})
+	if len(woken) != wakes {
+		t.Fatalf("%d are woken, want %d", len(woken), wakes)
+	}
+	for i := 0; i < len(woken); i++ {
+		if i%2 == 0 {
+			b.forget(woken[i]) // it is over
+		} else {
+			b.passOn(b.uids[woken[i]]) // it is refused
+			b.passOn(b.uids[woken[i]])
+		}
+	}
+	if len(woken) != waiting {
+		t.Errorf("%d are woken, want all %d", len(woken), waiting)
+	}
+	var left []types.UID
+	for uid := range b.nics {
+		left = append(left, uid)
+	}
+	woken = nil
+	for i, uid := range left {
+		if got := b.enter(uid, 2); got != (i < 2) {
+			t.Errorf("the NIC that asks as number %d has a place: %v", i, got)
+		}
+		b.passOn(uid)
+	}
+	if len(woken) > 0 {
+		t.Errorf("%v are woken for no place", woken)
+	}
+	// A higher limit is seen by the first that asks.
+	if b.enter(left[2], 5); len(woken) != 2 {
+		t.Errorf("%d are woken for 2 places", len(woken))
+	}
+	for _, key := range slices.Clone(woken) { // others were faster
+		if b.enter(b.uids[key], 3) {
+			t.Errorf("%s has a place of none", key)
+		}
+		b.passOn(b.uids[key])
+	}
+	if len(woken) != 2 {
+		t.Errorf("%d are woken for no place", len(woken)-2)
+	}
+}
+
+// A PodNIC that a listing has may be gone, or have another after it, by the time that it is noted.
+func TestListedPodNICs(t *testing.T) {
+	var woken []string
+	b := newBook(clock.Real{}, time.Minute)
+	b.again = func(key types.NamespacedName) { woken = append(woken, key.Name) }
+	of := func(name string, uid types.UID, port string) *v1alpha1.PodNIC {
+		o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid}, Spec: v1alpha1.PodNICSpec{VPC: "a"}}
+		o.Status.PortID = port
+		return o
+	}
+	b.with(of("db", "new", ""), true, func(*nic) {})
+	b.addListed(of("db", "old", "p"), true)
+	b.addListed(of("db", "new", ""), true)
+	b.addListed(of("gone", "gone", "q"), true)
+	if !b.has("new") || b.has("old") || !b.has("gone") || !slices.Equal(woken, []string{"gone"}) {
+		t.Errorf("known %v, woken %v", b.uids, woken)
+	}
+}

@@ -62,7 +62,13 @@ func (c *Controller) sweep(ctx context.Context) error {
 			case <-c.o.Clock.After(abandonedPause):
 			}
 		}
-		vpcs := c.inUse(ctx)
+		vpcs, err := c.inUse(ctx)
+		if err != nil {
+			if vanished {
+				c.book.wake.Set()
+			}
+			continue
+		}
 		if vanished {
 			vpcs = c.book.abandonedIn(vpcs)
 		} else {
@@ -82,36 +88,45 @@ func (c *Controller) sweep(ctx context.Context) error {
 				continue
 			}
 			underway.Go(func() {
-				defer s.busy.Store(false)
-				c.sweepVPC(ctx, vpc, s)
+				err := c.sweepVPC(ctx, vpc, s)
+				s.busy.Store(false)
+				if err == nil || !vanished {
+					return
+				}
+				select {
+				case <-ctx.Done():
+				case <-c.o.Clock.After(abandonedAgain):
+					c.book.wake.Set()
+				}
 			})
 		}
 	}
 }
 
 // sweepVPC is sweep for one VPC, once.
-func (c *Controller) sweepVPC(ctx context.Context, vpc string, s *vpcSweep) {
+func (c *Controller) sweepVPC(ctx context.Context, vpc string, s *vpcSweep) error {
 	now := c.now()
 	collect := now.Sub(s.looked) >= c.o.Orphans
 	if err := c.list(ctx, vpc, s.seen, collect); err != nil {
 		c.o.Logger.Warn("listing the ports of a VPC, will try again", "vpc", vpc, "error", err)
-		return
+		return err
 	}
 	if collect {
 		s.looked = now
 	}
+	return nil
 }
 
 // inUse are the VPCs that there are.
-func (c *Controller) inUse(ctx context.Context) (names []string) {
+func (c *Controller) inUse(ctx context.Context) (names []string, err error) {
 	list := &v1alpha1.VPCList{}
 	if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil
+		return nil, fmt.Errorf("list VPCs from the cache: %w", err)
 	}
 	for i := range list.Items {
 		names = append(names, list.Items[i].Name)
 	}
-	return names
+	return names, nil
 }
 
 // list lists the ports of one VPC, keeps in seen those of no PodNIC, and sees to those of a PodNIC that vanished and,

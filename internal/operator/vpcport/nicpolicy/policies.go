@@ -76,8 +76,9 @@ func (p *Policies) Of(ctx context.Context, namespace string, live bool) ([]podni
 	if live {
 		readers = append(readers, p.live) // so many as are known already are not read again
 	}
-	list := &v1alpha1.NICPolicyList{}
+	var list *v1alpha1.NICPolicyList
 	for _, r := range readers {
+		list = &v1alpha1.NICPolicyList{} // decoding into the previous one would keep fields that the new items do not have
 		if err := r.List(ctx, list, client.InNamespace(namespace)); err != nil {
 			return nil, fmt.Errorf("list NICPolicies of namespace %s: %w", namespace, err)
 		}

@@ -44,10 +44,11 @@ func (a asker) answer(ctx context.Context, q admission.Request) (admission.Respo
 	if err != nil {
 		return unjudged(err), outcomeError
 	}
-	if asks(p) >= int64(branches) { // also none for none
+	first := lacks(p, branches)
+	if first == 0 {
 		return admission.Allowed(""), outcomeAllowed
 	}
-	changed, err := edited(q.Object.Raw, request(branches))
+	changed, err := edited(q.Object.Raw, request(first))
 	if err != nil {
 		return unjudged(err), outcomeError
 	}

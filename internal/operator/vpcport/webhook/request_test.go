@@ -49,22 +49,36 @@ func TestAsks(t *testing.T) {
 	of := func(l corev1.ResourceList) corev1.Container {
 		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: l}}
 	}
+	sidecar := func(c corev1.Container) corev1.Container {
+		c.RestartPolicy = new(corev1.ContainerRestartPolicyAlways)
+		return c
+	}
 	cpu, one, two := of(list(corev1.ResourceCPU, "1")), of(list(v1alpha1.ResourceBranches, "1")), of(list(v1alpha1.ResourceBranches, "2"))
 	for name, tt := range map[string]struct {
 		spec corev1.PodSpec
 		want int64
+		// first is for how many the first container is to ask if the pod will have four.
+		first int64
 	}{
-		"for nothing":          {corev1.PodSpec{Containers: []corev1.Container{{}}}, 0},
-		"for others":           {corev1.PodSpec{InitContainers: []corev1.Container{cpu}, Containers: []corev1.Container{cpu}}, 0},
-		"for none":             {corev1.PodSpec{Containers: []corev1.Container{of(list(v1alpha1.ResourceBranches, "0"))}}, 0},
-		"the first":            {corev1.PodSpec{Containers: []corev1.Container{one, cpu}}, 1},
-		"two":                  {corev1.PodSpec{Containers: []corev1.Container{one, cpu, two}}, 3},
-		"an init container":    {corev1.PodSpec{InitContainers: []corev1.Container{two, one}, Containers: []corev1.Container{one}}, 2},
-		"by limits alone":      {corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: list(v1alpha1.ResourceBranches, "1")}}}}, 1},
-		"nobody in particular": {corev1.PodSpec{}, 0},
+		"for nothing":          {corev1.PodSpec{Containers: []corev1.Container{{}}}, 0, 4},
+		"for others":           {corev1.PodSpec{InitContainers: []corev1.Container{cpu}, Containers: []corev1.Container{cpu}}, 0, 4},
+		"for none":             {corev1.PodSpec{Containers: []corev1.Container{of(list(v1alpha1.ResourceBranches, "0"))}}, 0, 4},
+		"the first":            {corev1.PodSpec{Containers: []corev1.Container{one, cpu}}, 1, 4},
+		"two":                  {corev1.PodSpec{Containers: []corev1.Container{one, cpu, two}}, 3, 2},
+		"an init container":    {corev1.PodSpec{InitContainers: []corev1.Container{two, one}, Containers: []corev1.Container{one}}, 2, 4},
+		"by limits alone":      {corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: list(v1alpha1.ResourceBranches, "1")}}}}, 1, 4},
+		"a sidecar":            {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(one)}, Containers: []corev1.Container{one, one}}, 3, 2},
+		"init after a sidecar": {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(one), two}, Containers: []corev1.Container{{}}}, 3, 3},
+		"init before one":      {corev1.PodSpec{InitContainers: []corev1.Container{two, sidecar(one)}, Containers: []corev1.Container{{}}}, 2, 3},
+		"for as many":          {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(two)}, Containers: []corev1.Container{one, one}}, 4, 0},
+		"nobody in particular": {corev1.PodSpec{}, 0, 4},
 	} {
-		if got := asks(&corev1.Pod{Spec: tt.spec}); got != tt.want {
+		p := &corev1.Pod{Spec: tt.spec}
+		if got, _ := asks(p); got != tt.want {
 			t.Errorf("%s: got %d, want %d", name, got, tt.want)
+		}
+		if got := lacks(p, 4); got != tt.first {
+			t.Errorf("%s: the first container is to ask for %d, want %d", name, got, tt.first)
 		}
 	}
 }
