@@ -86,9 +86,10 @@ func (c *Controller) begun(ctx context.Context) error {
 // allBlocks reads blocks past the cache, some at a time. An error is the last.
 func (c *Controller) allBlocks(ctx context.Context, of ...client.ListOption) iter.Seq2[*v1alpha1.AddressBlock, error] {
 	return func(yield func(*v1alpha1.AddressBlock, error) bool) {
-		list := &v1alpha1.AddressBlockList{}
+		next := ""
 		for {
-			if err := c.live.List(ctx, list, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(list.Continue)})...); err != nil {
+			list := &v1alpha1.AddressBlockList{} // in a used one, objects keep fields that the new page leaves out
+			if err := c.live.List(ctx, list, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(next)})...); err != nil {
 				yield(nil, fmt.Errorf("list blocks: %w", err))
 				return
 			}
@@ -97,7 +98,7 @@ func (c *Controller) allBlocks(ctx context.Context, of ...client.ListOption) ite
 					return
 				}
 			}
-			if list.Continue == "" {
+			if next = list.Continue; next == "" {
 				return
 			}
 		}
