@@ -191,18 +191,15 @@ func (c *Controller) sweep(ctx context.Context) error {
 
 func (c *Controller) sweepOnce(ctx context.Context) error {
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
-	changed, err := c.readServices(ctx)
-	err = errors.Join(err,
-		c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy), c.client.List(ctx, requests, client.UnsafeDisableDeepCopy))
+	c.readServices(ctx)
+	err := errors.Join(c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy), c.client.List(ctx, requests, client.UnsafeDisableDeepCopy))
 	if err != nil {
 		return err
 	}
 	for i := range blocks.Items {
 		c.nodes.Add(blocks.Items[i].NodeName)
 		c.pools.Add(blocks.Items[i].PoolName)
-		if changed {
-			c.blocks.Add(blocks.Items[i].Name)
-		}
+		c.blocks.Add(blocks.Items[i].Name)
 	}
 	for i := range requests.Items {
 		c.nodes.Add(requests.Items[i].Spec.NodeName)

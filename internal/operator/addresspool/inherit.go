@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -56,9 +57,17 @@ func (c *Controller) begin(ctx context.Context) error {
 }
 
 func (c *Controller) inherit(ctx context.Context) error {
+	var others []ownedRange
+	hasBlocks := map[string]bool{}
 	for b, err := range c.allBlocks(ctx) {
 		if err != nil {
 			return err
+		}
+		hasBlocks[b.NodeName] = true
+		for _, w := range b.Withheld {
+			if c, err := netip.ParsePrefix(w.CIDR); err == nil {
+				others = append(others, ownedRange{Prefix: c, other: w.Owner})
+			}
 		}
 		have, err := c.blockOf(ctx, b.RequestUID)
 		if err != nil {
@@ -70,6 +79,7 @@ func (c *Controller) inherit(ctx context.Context) error {
 			c.quotas.left(b, c.now())
 		}
 	}
+	c.keepWithheld(others, hasBlocks)
 	return nil
 }
 
