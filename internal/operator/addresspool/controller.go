@@ -24,6 +24,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
@@ -205,6 +206,7 @@ func (c *Controller) sweepOnce(ctx context.Context) error {
 		c.nodes.Add(requests.Items[i].Spec.NodeName)
 		c.requests.Add(requests.Items[i].Name)
 	}
+	c.requests.Add(c.book.recheck(func(p block.Block) bool { return hasRoom(p, c.occupied.withheldOf(p)) })...)
 	c.quotas.age(c.now().Add(-unconfirmedFor))
 	for _, s := range c.book.unconfirmed(c.now().Add(-unconfirmedFor)) {
 		err = errors.Join(err, c.verify(ctx, s))

@@ -197,6 +197,12 @@ func TestAddressesOfNodes(t *testing.T) {
 	}
 	ask(t, "q2", "m", "q")
 	failed(t, "q2", v1alpha1.ReasonPoolExhausted, "all 4 blocks")
+	poolIs(t, "q", "it has two, and none free", func(p *v1alpha1.AddressPool) error {
+		if want := (v1alpha1.PoolCounts{Total: 4, Allocated: 2}); p.Status.Blocks != want {
+			return fmt.Errorf("blocks %+v, want %+v", p.Status.Blocks, want)
+		}
+		return nil
+	})
 
 	// The next operator cannot read what a missing Node had, except from blocks.
 	end()
