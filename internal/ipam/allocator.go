@@ -179,7 +179,7 @@ func (a *Allocator[K]) prefixUnit(addr netip.Addr) *unit[K] {
 	return nil
 }
 
-// move changes an entry's state and every count and queue that follows from it. A
+// move changes an entry's state and every count and queue that follows from it. An
 // address that is to be withheld does not become free.
 func (a *Allocator[K]) move(e *entry[K], to state) {
 	if to == free && e.isWithheld() {

@@ -24,6 +24,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
@@ -191,23 +192,21 @@ func (c *Controller) sweep(ctx context.Context) error {
 
 func (c *Controller) sweepOnce(ctx context.Context) error {
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
-	changed, err := c.readServices(ctx)
-	err = errors.Join(err,
-		c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy), c.client.List(ctx, requests, client.UnsafeDisableDeepCopy))
+	c.readServices(ctx)
+	err := errors.Join(c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy), c.client.List(ctx, requests, client.UnsafeDisableDeepCopy))
 	if err != nil {
 		return err
 	}
 	for i := range blocks.Items {
 		c.nodes.Add(blocks.Items[i].NodeName)
 		c.pools.Add(blocks.Items[i].PoolName)
-		if changed {
-			c.blocks.Add(blocks.Items[i].Name)
-		}
+		c.blocks.Add(blocks.Items[i].Name)
 	}
 	for i := range requests.Items {
 		c.nodes.Add(requests.Items[i].Spec.NodeName)
 		c.requests.Add(requests.Items[i].Name)
 	}
+	c.requests.Add(c.book.recheck(func(p block.Block) bool { return hasRoom(p, c.occupied.withheldOf(p)) })...)
 	c.quotas.age(c.now().Add(-unconfirmedFor))
 	for _, s := range c.book.unconfirmed(c.now().Add(-unconfirmedFor)) {
 		err = errors.Join(err, c.verify(ctx, s))

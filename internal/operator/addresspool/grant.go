@@ -126,9 +126,7 @@ func (c *Controller) readPools(ctx context.Context, p *v1alpha1.AddressPool) ([]
 // that matters.
 func (c *Controller) decide(ctx context.Context, p *v1alpha1.AddressPool, pools []v1alpha1.AddressPool) (int, *refusal, error) {
 	orphansOf := orphanRanges(pools)
-	if _, err := c.readServices(ctx); err != nil {
-		return 0, nil, err
-	}
+	known := c.readServices(ctx)
 	others := slices.Clone(c.occupied.services())
 	blocks := &v1alpha1.AddressBlockList{}
 	if err := c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy); err != nil {
@@ -140,6 +138,9 @@ func (c *Controller) decide(ctx context.Context, p *v1alpha1.AddressPool, pools 
 	n, why := decide(p.Name, pools, others)
 	if n == accepted(p) {
 		return n, why, nil
+	}
+	if n = accepted(p); !known {
+		return n, &refusal{v1alpha1.ReasonPoolOverlaps, fmt.Sprintf("spec.subnets[%d]: the cluster's ServiceCIDRs, which it may overlap, cannot be read", n)}, nil
 	}
 	others = slices.Clone(c.occupied.services())
 	for b, err := range c.allBlocks(ctx) {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +26,12 @@ import (
 // many blocks written as it has addresses.
 const addressesEvery = 10 * time.Second
 
+// The owners of withheld addresses begin with these, and a name follows.
+const (
+	ownerNode     = "Node "
+	ownerServices = "ServiceCIDR "
+)
+
 // occupied is which addresses Nodes and Services have. A change of one node costs
 // work for its own addresses alone.
 type occupied struct {
@@ -33,6 +40,7 @@ type occupied struct {
 	owners map[netip.Addr][]string // names of nodes, in order
 	sorted []netip.Addr            // the keys of owners
 	ranges []ownedRange            // of Services
+	unread bool                    // the last attempt to read ranges failed
 }
 
 type nodeState struct {
@@ -110,7 +118,7 @@ func (o *occupied) within(prefixes ...netip.Prefix) (out []ownedRange) {
 			if !p.Contains(a) {
 				break
 			}
-			out = append(out, ownedRange{Prefix: netip.PrefixFrom(a, a.BitLen()), other: "Node " + o.owners[a][0]})
+			out = append(out, ownedRange{Prefix: netip.PrefixFrom(a, a.BitLen()), other: ownerNode + o.owners[a][0]})
 		}
 	}
 	return out
@@ -194,28 +202,61 @@ func (c *Controller) readOccupied(ctx context.Context) error {
 		_, err := c.occupy(ctx, nodes.Items[i].Name)
 		errs = append(errs, err)
 	}
-	_, err := c.readServices(ctx)
-	return errors.Join(append(errs, err)...)
+	c.readServices(ctx)
+	return errors.Join(errs...)
 }
 
-// readServices reads the ranges of Services, and tells whether they changed. API servers
-// before Kubernetes 1.33 have no ServiceCIDRs: then no range is known.
-func (c *Controller) readServices(ctx context.Context) (changed bool, err error) {
+// readServices reads the ranges of Services. If that fails, those that were read before
+// stay. Not ok: subnets must not be accepted. API servers before Kubernetes 1.33 have no
+// ServiceCIDRs: then no range is known.
+func (c *Controller) readServices(ctx context.Context) (ok bool) {
 	list := &networkingv1.ServiceCIDRList{}
-	switch err := c.live.List(ctx, list); {
-	case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
-	case apierrors.IsForbidden(err):
-		c.o.Logger.Warn("ServiceCIDRs cannot be read, so that pools may overlap them: apply the operator's role", "error", err)
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("list ServiceCIDRs: %w", err)
+	err := c.live.List(ctx, list)
+	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		err = nil
 	}
-	ranges := serviceRanges(list)
+	forbidden := apierrors.IsForbidden(err)
 	c.occupied.mu.Lock()
 	defer c.occupied.mu.Unlock()
-	changed = !slices.Equal(ranges, c.occupied.ranges)
-	c.occupied.ranges = ranges
-	return changed, nil
+	again := c.occupied.unread
+	c.occupied.unread = err != nil
+	switch {
+	case err == nil:
+		c.occupied.ranges = serviceRanges(list)
+	case again: // it was logged
+	case forbidden:
+		c.o.Logger.Warn("ServiceCIDRs cannot be read, so that pools may overlap them: apply the operator's role", "error", err)
+	default:
+		c.o.Logger.Warn("ServiceCIDRs cannot be read: no subnet of a pool is accepted until they can", "error", err)
+	}
+	return err == nil || forbidden
+}
+
+// keepWithheld takes, when this operator begins to lead, what blocks say that others have and
+// nobody else can tell: addresses of missing Nodes that have blocks, since their machines
+// may live, and ranges of Services if these cannot be read.
+func (c *Controller) keepWithheld(others []ownedRange, hasBlocks map[string]bool) {
+	missing := map[string][]netip.Addr{}
+	var ranges []ownedRange
+	c.occupied.mu.Lock()
+	defer c.occupied.mu.Unlock()
+	for _, o := range others {
+		node, isNode := strings.CutPrefix(o.other, ownerNode)
+		_, known := c.occupied.nodes[node]
+		switch {
+		case strings.HasPrefix(o.other, ownerServices):
+			ranges = append(ranges, o)
+		case isNode && !known && hasBlocks[node]:
+			missing[node] = append(missing[node], o.Addr())
+		}
+	}
+	if c.occupied.unread && c.occupied.ranges == nil {
+		c.occupied.ranges = ranges
+	}
+	for node, addresses := range missing {
+		c.occupied.set(node, addresses, c.now())
+		c.nodes.Add(node) // it may have come back, or lost its blocks, meanwhile
+	}
 }
 
 // reconcileBlock writes to a block which of its addresses others have.

@@ -112,7 +112,7 @@ func (c *Controller) blockOf(ctx context.Context, uid types.UID) (string, error)
 
 // cut makes the next block of a pool for a request, and returns its name. A
 // name that is taken by another is passed over: what the book knows may be old. So is
-// a block whose addresses all are others'; the next sweep has it looked at again.
+// a block whose addresses all are others', until a sweep finds that they are not.
 func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string, *refusal, error) {
 	for passed := 0; ; {
 		o, why := c.book.take(r, c.now())
@@ -134,8 +134,8 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 		case made:
 			c.o.Logger.Info("block cut", "pool", b.PoolName, "block", b.Name, "node", b.NodeName, "ipv4", b.IPv4, "ipv6", b.IPv6)
 			return b.Name, nil, failpoint.Hit("operator.pool.cut.after")
-		case taken:
-			c.o.Logger.Debug("somebody else has the block", "block", b.Name, "node", b.NodeName)
+		case taken, useless:
+			c.o.Logger.Debug("others have the block, or its addresses", "block", b.Name, "node", b.NodeName)
 			if passed++; passed >= maxPassed {
 				return "", nil, fmt.Errorf("others have %d blocks of pool %s in a row; looking further", passed, b.PoolName)
 			}
@@ -148,7 +148,7 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 // createUseful is create, unless no pod could have an address of the block.
 func (c *Controller) createUseful(ctx context.Context, b *v1alpha1.AddressBlock, o offer) (outcome, error) {
 	if !hasRoom(o.piece, b.Withheld) {
-		return taken, nil
+		return useless, nil
 	}
 	return c.create(ctx, b)
 }

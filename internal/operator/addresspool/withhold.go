@@ -42,7 +42,7 @@ func serviceRanges(list *networkingv1.ServiceCIDRList) (out []ownedRange) {
 		o := &list.Items[i]
 		for _, text := range o.Spec.CIDRs {
 			if c, err := netip.ParsePrefix(text); err == nil {
-				out = append(out, ownedRange{Prefix: c.Masked(), other: "ServiceCIDR " + o.Name})
+				out = append(out, ownedRange{Prefix: c.Masked(), other: ownerServices + o.Name})
 			}
 		}
 	}

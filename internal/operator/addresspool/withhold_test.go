@@ -2,7 +2,9 @@ package addresspool
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam/block"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -164,7 +167,7 @@ func TestOccupied(t *testing.T) {
 func TestAddressesOfNodes(t *testing.T) {
 	harness.KubeClean(t)
 	withAddresses(t, "n", "10.2.0.1", "10.2.0.8")
-	start(t, Options{})
+	_, end := start(t, Options{Grace: time.Hour})
 	makePool(t, "p", 2, "10.2.0.0/27")
 	withheldIs(t, given(t, "r0", "n", "p").Name, "10.2.0.1/32 Node n")
 	poolIs(t, "p", "it is told", says("no pod gets 10.2.0.1 of Node n, 10.2.0.8 of Node n: "))
@@ -194,6 +197,19 @@ func TestAddressesOfNodes(t *testing.T) {
 	}
 	ask(t, "q2", "m", "q")
 	failed(t, "q2", v1alpha1.ReasonPoolExhausted, "all 4 blocks")
+	poolIs(t, "q", "it has two, and none free", func(p *v1alpha1.AddressPool) error {
+		if want := (v1alpha1.PoolCounts{Total: 4, Allocated: 2}); p.Status.Blocks != want {
+			return fmt.Errorf("blocks %+v, want %+v", p.Status.Blocks, want)
+		}
+		return nil
+	})
+
+	// The next operator cannot read what a missing Node had, except from blocks.
+	end()
+	o, _ := start(t, Options{Grace: time.Hour})
+	stillWithheld(t, o, "p-0", "10.2.0.1/32 Node n")
+	stillWithheld(t, o, "p-2", "10.2.0.8/32 Node n")
+	stillWithheld(t, o, "p-1")
 }
 
 // A pool that overlaps the ranges of Services is refused: at admission, and by the
@@ -209,21 +225,45 @@ func TestAddressesOfServices(t *testing.T) {
 		}
 		return fmt.Errorf("none")
 	})
-	start(t, Options{})
+	o, end := start(t, Options{})
 	withoutPolicy(t, "berth-pools-do-not-overlap-services")
 	makeOverlapping(t, "over", 0, services.Items[0].Spec.CIDRs[0])
 	poolIs(t, "over", "it is refused", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolOverlaps))
 
 	makePool(t, "p", 2, "10.222.0.0/29")
-	before := given(t, "r0", "n", "p")
+	b := given(t, "r0", "n", "p")
 	more := &networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.222.0.0/30"}}}
 	more.Name = "more"
 	harness.OK(t, c.Create(t.Context(), more))
 	t.Cleanup(func() { harness.OK(t, c.Delete(context.Background(), more)) })
-	o, _ := start(t, Options{}) // reads it at once, as the other does at its next sweep
-	harness.OK(t, o.begun(t.Context()))
-	withheldIs(t, before.Name, "10.222.0.0/30 ServiceCIDR more")
+	makePool(t, "other", 2, "10.223.0.0/29") // the ranges are read for it, too
+	poolIs(t, "other", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
+	harness.OK(t, o.sweepOnce(t.Context()))
+	withheldIs(t, b.Name, "10.222.0.0/30 ServiceCIDR more")
 	poolIs(t, "p", "it is told", says("10.222.0.0/30 of ServiceCIDR more"))
+
+	// An operator that cannot read the ranges goes on with what blocks say, and accepts
+	// no subnet.
+	end()
+	o, _ = start(t, Options{}, harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if strings.HasSuffix(r.URL.Path, "/servicecidrs") {
+			return nil, errors.New("the test does not send this")
+		}
+		return next.RoundTrip(r)
+	}))
+	given(t, "r1", "n", "p")
+	harness.OK(t, o.sweepOnce(t.Context()))
+	stillWithheld(t, o, b.Name, "10.222.0.0/30 ServiceCIDR more")
+	makePool(t, "later", 2, "10.224.0.0/29")
+	poolIs(t, "later", "it waits", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolOverlaps))
+}
+
+// stillWithheld is withheldIs after an operator has reconciled the block.
+func stillWithheld(t *testing.T, o *Controller, name string, want ...string) {
+	t.Helper()
+	_, err := o.reconcileBlock(t.Context(), queue.Request(name))
+	harness.OK(t, err)
+	withheldIs(t, name, want...)
 }
 
 // withAddresses makes a Node as its kubelet does.
