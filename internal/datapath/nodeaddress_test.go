@@ -19,6 +19,9 @@ func TestNodeAddresses(t *testing.T) {
 		if has.Link != "eth0" { // the primary's is the operating system's
 			t.Errorf("the node has %s", has)
 		}
+		if !has.Own {
+			t.Errorf("%s could be removed", has)
+		}
 	}
 	for _, command := range []string{
 		"ip address add " + podA + "/24 dev eth1 noprefixroute",
@@ -26,6 +29,9 @@ func TestNodeAddresses(t *testing.T) {
 		"ip link add spare type veth peer name spare1",
 		"ip address add " + podB + "/32 dev spare",
 		"ip address add 127.0.0.9/8 dev lo",
+		"ip link add kube-ipvs0 type dummy",
+		"ip address add 10.96.0.1/32 dev kube-ipvs0",
+		"ip address add 198.51.100.7/32 dev eth0", // of no ENI
 	} {
 		v.host.run(command)
 	}
@@ -36,6 +42,9 @@ func TestNodeAddresses(t *testing.T) {
 	for _, has := range found {
 		if has.Link != "eth0" || has.Addr == netip.MustParseAddr(podA6) {
 			added = append(added, has)
+			if has.Own {
+				t.Errorf("%s could not be removed", has)
+			}
 		}
 	}
 	if fmt.Sprint(added) != want {
@@ -46,8 +55,9 @@ func TestNodeAddresses(t *testing.T) {
 		v.ok(v.node.RemoveNodeAddress(ctx, netip.MustParseAddr(podA)))
 		v.ok(v.node.RemoveNodeAddress(ctx, netip.MustParseAddr(podA6)))
 	}
-	if now, err := v.node.NodeAddresses(ctx); err != nil || len(now) != len(before)+1 {
-		t.Errorf("the node has %v, %v, want one more than before", now, err)
+	v.ok(v.node.RemoveNodeAddress(ctx, netip.MustParseAddr("198.51.100.7")))
+	if now, err := v.node.NodeAddresses(ctx); err != nil || len(now) != len(before)+2 {
+		t.Errorf("the node has %v, %v, want two more than before", now, err)
 	}
 	v.host.seenAs(podA+":80", nodeAddr)
 	v.host.seenAs("["+podA6+"]:80", nodeAddr6)

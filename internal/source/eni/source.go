@@ -207,6 +207,9 @@ func (s *Source) Withhold(addrs []netip.Addr) []netip.Addr {
 	return kept
 }
 
+// NodeAddresses implements source.Source: an ENI lists none of them for pods.
+func (s *Source) NodeAddresses() []netip.Addr { return nil }
+
 // Annotations implements source.Source.
 func (s *Source) Annotations() []string { return nil }
 
