@@ -33,6 +33,9 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 				if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
 					t.Errorf("withheld %v, want %s", kept, warm[0])
 				}
+				if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
+					t.Errorf("withheld %v the second time, want %s", kept, warm[0])
+				}
 				n.settle(time.Minute)
 				n.wantLayout(tc.after)
 				if got := n.Snapshot().Count[source.Withdrawn]; got != 1 {
