@@ -53,6 +53,9 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 						t.Fatalf("pod %d got %s, which the node has", i, l.IPv4)
 					}
 				}
+				if n.links.dumps != 1 {
+					t.Errorf("the links of the node were dumped %d times, and nobody said that one changed", n.links.dumps)
+				}
 				n.Withhold(nil)
 				if l := n.add(100, time.Minute); l.IPv4 != warm[0] {
 					t.Errorf("the pod that waited got %s, want %s", l.IPv4, warm[0])
