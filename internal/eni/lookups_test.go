@@ -64,7 +64,7 @@ func TestLinksThatFlip(t *testing.T) {
 		most  int // looks in 20 minutes
 	}{
 		{"each second", 1, 20},
-		{"each 40 seconds", 40, 60},
+		{"each 40 seconds", 40, 35},
 		{"each 11 minutes", 660, 25},
 	} {
 		r := &Reconciler{view: &view{enis: map[string]*known{"a": newKnown(facts{ID: "a"})}}, lookups: lookups{at: map[string]time.Time{}}, links: links{since: map[string]time.Time{}, flips: map[string]flips{}}}
