@@ -198,7 +198,7 @@ func servingSettings(c *Config) []Setting {
 		{Flag: "repair-interval", Default: "1m", parse: duration(&c.RepairInterval, time.Second, day),
 			Doc: "How often the kernel is compared with what it should be, besides at every change seen."},
 		{Flag: "foreign-addresses", Default: ForeignTell, parse: oneOf(&c.ForeignAddresses, ForeignTell, ForeignRemove),
-			Doc: "What to do about a running pod's address that other software gives to a link of the node, which cuts the pod off. `tell`: report it by the condition AddressesExclusive, an Event of the pod and a metric. `remove`: also remove the address from the link."},
+			Doc: "What to do about a running pod's address that other software gives to a link of the node, which cuts the pod off. `tell`: report it by the condition AddressesExclusive, an Event of the pod and a metric. `remove`: also remove the address from the link, unless the node needs it."},
 	}
 }
 

@@ -35,6 +35,7 @@ type cutOff struct {
 
 // findCutOff compares the addresses of running pods that the node routes to with those that it has.
 func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut []cutOff) {
+	pods := map[netip.Addr]attachment.Record{}
 	for _, rec := range records {
 		if rec.State != attachment.Ready {
 			continue
@@ -47,10 +48,13 @@ func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut [
 				}
 			}
 		}
-		for _, a := range have {
-			if slices.Contains(addrs, a.Addr) {
-				cut = append(cut, cutOff{a, rec})
-			}
+		for _, a := range addrs {
+			pods[a] = rec
+		}
+	}
+	for _, a := range have {
+		if rec, ok := pods[a.Addr]; ok {
+			cut = append(cut, cutOff{a, rec})
 		}
 	}
 	return cut
@@ -58,9 +62,17 @@ func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut [
 
 // addressCondition is what the node is told.
 func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []netip.Addr) (healthy bool, reason, message string) {
-	var messages []string
+	var messages, own []string
+	foreign := false
+	classify := func(a datapath.NodeAddress) {
+		foreign = foreign || !a.Own
+		if a.Own {
+			own = append(own, a.String())
+		}
+	}
 	for _, c := range cut {
 		reason = "PodAddressOnNode"
+		classify(c.NodeAddress)
 		messages = append(messages, fmt.Sprintf("%s is that of pod %s/%s, which nobody reaches", c, c.pod.Pod.Namespace, c.pod.Pod.Name))
 	}
 	if len(withheld) > 0 {
@@ -71,6 +83,7 @@ func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []neti
 				free = append(free, a.String())
 				continue
 			}
+			classify(have[i])
 			free = append(free, have[i].String())
 		}
 		if reason == "" {
@@ -81,7 +94,20 @@ func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []neti
 	if reason == "" {
 		return true, "Exclusive", ""
 	}
-	return false, reason, strings.Join(messages, "; ") + "; remove these addresses from the node's links, and keep its network manager from adding them"
+	switch remove := " from the node's links, and keep its network manager from adding them"; {
+	case len(own) == 0:
+		messages = append(messages, "remove these addresses"+remove)
+	case foreign:
+		messages = append(messages, "remove the addresses other than "+shortList(own)+remove)
+	}
+	if len(own) > 0 {
+		advice := "the node needs " + shortList(own) + ": move the pool to other subnets"
+		if slices.ContainsFunc(cut, func(c cutOff) bool { return c.Own }) {
+			advice += ", or delete the pod"
+		}
+		messages = append(messages, advice)
+	}
+	return false, reason, strings.Join(messages, "; ")
 }
 
 // shortList names the first of many.
@@ -113,10 +139,14 @@ func (r *repairer) lookAtAddresses(ctx context.Context) {
 }
 
 // findAddresses lists the node's addresses, and the pods that they cut off. It removes these
-// if it is to.
+// if it is to, but for the node's own.
 func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddress, cut []cutOff, err error) {
 	if have, err = r.upkeep.NodeAddresses(ctx); err != nil {
 		return nil, nil, err
+	}
+	nodes := r.source.NodeAddresses()
+	for i, a := range have {
+		have[i].Own = a.Own || slices.Contains(nodes, a.Addr)
 	}
 	cut = findCutOff(have, r.store.Records())
 	if !r.addresses.remove {
@@ -124,6 +154,10 @@ func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddre
 	}
 	var left []cutOff
 	for _, c := range cut {
+		if c.Own {
+			left = append(left, c)
+			continue
+		}
 		if err := r.upkeep.RemoveNodeAddress(ctx, c.Addr); err != nil {
 			r.log.Warn("removing a pod's address from the node, will try again", forLog(c.pod, "address", c.String(), "err", err)...)
 			left = append(left, c)
@@ -131,7 +165,7 @@ func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddre
 		}
 		r.repairs.WithLabelValues().Inc()
 		r.log.Warn("removed a pod's address from the node", forLog(c.pod, "address", c.String())...)
-		have = slices.DeleteFunc(have, func(a datapath.NodeAddress) bool { return a.Addr == c.Addr })
+		have = slices.DeleteFunc(have, func(a datapath.NodeAddress) bool { return a == c.NodeAddress })
 	}
 	return have, left, nil
 }
@@ -149,10 +183,15 @@ func (n *nodeAddresses) note(cut []cutOff, withheld int) {
 		if n.tell == nil || before[c.Addr] == c.pod.Key || checkPod(c.pod.Pod) != nil {
 			continue
 		}
-		n.tell(podevents.News{
+		news := podevents.News{
 			Pod: c.pod.Pod, IfName: c.pod.Key.IfName, Kind: podevents.AddressShared, Cause: podevents.OnNode,
 			Message: fmt.Sprintf("the node has the pod's address %s too, so that nobody reaches the pod", c),
-		})
+		}
+		if c.Own {
+			news.Cause = podevents.UsedElsewhere
+			news.Message += ", and needs it: delete the pod to have it get another address"
+		}
+		n.tell(news)
 	}
 }
 

@@ -43,7 +43,7 @@ func (k *addressedKernel) RemoveNodeAddress(_ context.Context, addr netip.Addr) 
 func TestAddressesOfTheNode(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		has      []string // on ens6
+		has      []string // on ens6; "own": on the link of the default route, "InternalIP": the Node lists it
 		remove   bool
 		fails    bool
 		reason   string // of the condition; empty: healthy
@@ -62,13 +62,27 @@ func TestAddressesOfTheNode(t *testing.T) {
 		{"all free ones and a pod's", []string{"10.0.0.5", "10.0.0.6", "10.0.0.7"}, false, false, "PodAddressOnNode", "no pod gets 10.0.0.6 on ens6, 10.0.0.7 on ens6", 1, 3, "", 1, 2},
 		{"a pod's, removed", []string{"10.0.0.1", "10.0.0.5"}, true, false, "", "", 0, 1, "10.0.0.6", 0, 0},
 		{"a free one, not removed", []string{"10.0.0.6"}, true, false, "AddressesWithheld", "10.0.0.6 on ens6", 0, 1, "10.0.0.7", 0, 1},
+		{"a pod's, the node's own", []string{"10.0.0.5 own"}, true, false, "PodAddressOnNode", "the node needs 10.0.0.5 on eth0: move the pool to other subnets, or delete the pod", 1, 1, "10.0.0.6", 1, 0},
+		{"a pod's, an InternalIP", []string{"10.0.0.5 InternalIP"}, true, false, "PodAddressOnNode", "the node needs 10.0.0.5 on ens6: move the pool to other subnets, or delete the pod", 1, 1, "10.0.0.6", 1, 0},
+		{"a free one, the node's own", []string{"10.0.0.6 own"}, true, false, "AddressesWithheld", "the node needs 10.0.0.6 on eth0: move the pool to other subnets", 0, 1, "10.0.0.7", 0, 1},
+		{"the node's own and another", []string{"10.0.0.5", "10.0.0.6 own"}, false, false, "PodAddressOnNode", "remove the addresses other than 10.0.0.6 on eth0 from the node's links", 1, 2, "10.0.0.7", 1, 1},
 		{"a pod's, that stays", []string{"10.0.0.5"}, true, true, "PodAddressOnNode", "10.0.0.5 on ens6", 1, 1, "10.0.0.6", 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := &addressedKernel{fails: c.fails}
-			for _, a := range c.has {
-				k.has = append(k.has, datapath.NodeAddress{Addr: netip.MustParseAddr(a), Link: "ens6"})
+			var ofNode []netip.Addr
+			for _, text := range c.has {
+				addr, whose, _ := strings.Cut(text, " ")
+				a := datapath.NodeAddress{Addr: netip.MustParseAddr(addr), Link: "ens6"}
+				switch whose {
+				case "own":
+					a.Link, a.Own = "eth0", true
+				case "InternalIP":
+					ofNode = append(ofNode, a.Addr)
+				}
+				k.has = append(k.has, a)
 			}
+			own := strings.Contains(c.says, "or delete the pod")
 			log := slog.New(slog.DiscardHandler)
 			store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "i-1", BootID: "b-1"}, log)
 			must(t, err)
@@ -82,6 +96,7 @@ func TestAddressesOfTheNode(t *testing.T) {
 			}
 			must(t, store.Put(rec))
 			src := sourcefake.New(clock.Real{}, 0, netip.MustParseAddr("10.0.0.6"), netip.MustParseAddr("10.0.0.7"))
+			src.OfNode = ofNode
 			var told []podevents.News
 			r := &repairer{
 				upkeep: k, store: store, source: src, conditions: newConditions(clock.Real{}, log), log: log,
@@ -92,11 +107,15 @@ func TestAddressesOfTheNode(t *testing.T) {
 				r.lookAtAddresses(t.Context())
 			}
 			r.conditions.want(t, ConditionExclusive, c.reason == "", c.says)
-			if got, _ := r.conditions.get(ConditionExclusive); c.reason != "" && got.Reason != c.reason {
-				t.Errorf("reason %s, want %s", got.Reason, c.reason)
+			said, _ := r.conditions.get(ConditionExclusive)
+			if c.reason != "" && said.Reason != c.reason {
+				t.Errorf("reason %s, want %s", said.Reason, c.reason)
 			}
 			if len(told) != c.events || c.events > 0 && (told[0].Pod != rec.Pod || told[0].Kind != podevents.AddressShared) {
 				t.Errorf("told %+v, want %d Events of the pod", told, c.events)
+			}
+			if own && (len(told) != 1 || told[0].Cause != podevents.UsedElsewhere || strings.Contains(said.Message, "remove")) {
+				t.Errorf("told %+v, which must not advise to remove the node's own", told)
 			}
 			if len(k.has) != c.left {
 				t.Errorf("the node has %v left, want %d", k.has, c.left)

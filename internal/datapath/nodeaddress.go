@@ -20,6 +20,9 @@ import (
 type NodeAddress struct {
 	Addr netip.Addr
 	Link string
+	// Own: the node may need the address, so it is never removed: a primary address, or one on a link of the
+	// default route that no ENI lists for pods.
+	Own bool
 }
 
 // String is how a person is told of it.
@@ -40,13 +43,14 @@ func (n *Node) NodeAddresses(ctx context.Context) ([]NodeAddress, error) {
 	return found, err
 }
 
-// RemoveNodeAddress takes an address that NodeAddresses lists from the node's links. One that is gone is no error.
+// RemoveNodeAddress takes an address that NodeAddresses lists from the node's links, other than the node's own. One that
+// is gone is no error.
 func (n *Node) RemoveNodeAddress(ctx context.Context, addr netip.Addr) error {
 	if err := n.begin(ctx); err != nil {
 		return err
 	}
 	return n.eachNodeAddress(func(a NodeAddress, has netlink.Addr) error {
-		if a.Addr != addr {
+		if a.Addr != addr || a.Own {
 			return nil
 		}
 		if err := n.slow.AddrDel(rtnl.LinkRef(has.LinkIndex), &has); err != nil && !rtnl.IsGone(err) && !errors.Is(err, unix.EADDRNOTAVAIL) {
@@ -63,9 +67,16 @@ func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
 	}
 	of := map[int]*netlink.LinkAttrs{}
 	for _, l := range links {
+		if l.Type() == "dummy" && l.Attrs().Name == servicesLink {
+			continue
+		}
 		of[l.Attrs().Index] = l.Attrs()
 	}
 	uplinks := n.knownUplinks()
+	own, err := n.ownAddresses(links, uplinks)
+	if err != nil {
+		return err
+	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return n.slow.AddrList(nil, family) })
 		if isNoFamily(err) {
@@ -83,12 +94,45 @@ func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
 			}) {
 				continue
 			}
-			if err := do(NodeAddress{addr, link.Name}, has); err != nil {
+			if err := do(NodeAddress{addr, link.Name, own(addr, link.Index)}, has); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// servicesLink has the address of each Service with kube-proxy in mode IPVS: thousands, which are not the node's own.
+const servicesLink = "kube-ipvs0"
+
+// ownAddresses returns what tells whether the node may need an address on the link of an index. Before Setup it may need all.
+func (n *Node) ownAddresses(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
+	s, err := n.established()
+	if err != nil {
+		return func(netip.Addr, int) bool { return true }, nil
+	}
+	defaults, err := s.config.Uplinks.links(n, links)
+	if err != nil {
+		return nil, err
+	}
+	vpc, _ := s.config.Uplinks.(VPC)
+	return func(addr netip.Addr, link int) bool {
+		if addr == vpc.PrimaryIPv4 || addr == vpc.PrimaryIPv6 {
+			return true
+		}
+		for _, e := range uplinks {
+			if addr == e.PrimaryIPv4 && (e.Primary || !e.ownForPods()) {
+				return true
+			}
+		}
+		return slices.ContainsFunc(defaults, func(l netlink.Link) bool { return l.Attrs().Index == link }) &&
+			!slices.ContainsFunc(uplinks, func(e Uplink) bool { return e.lists(addr) })
+	}, nil
+}
+
+// lists tells whether pods may have an address of the ENI.
+func (e Uplink) lists(addr netip.Addr) bool {
+	return slices.Contains(e.Addresses, addr) || slices.ContainsFunc(e.Prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // mayBePods tells whether a pod may have an address: not a loopback or IPv6 link-local one, nor one that Berth has

@@ -198,6 +198,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 func (r *Reconciler) forget(id string) {
 	delete(r.view.enis, id)
 	r.lookups.forget(id)
+	delete(r.links.flips, id)
 	delete(r.view.detaching, id)
 	r.forgetIntent()
 }

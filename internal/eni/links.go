@@ -12,6 +12,41 @@ import (
 type links struct {
 	lag   time.Duration
 	since map[string]time.Time // by ENI
+	flips map[string]flips     // by ENI; of those that went or came lately
+}
+
+// flips are how often the link of an ENI went or came, as the node says. It may lie, and calls at EC2 are
+// shared by all nodes: the more flips, the longer between two looks.
+type flips struct {
+	count int
+	last  time.Time
+}
+
+// firstGap is the time between looks for the second flip. It doubles with each, up to linkLooks; after forgetFlips
+// without one it begins anew.
+const (
+	firstGap    = time.Second
+	forgetFlips = 5 * linkLooks
+)
+
+// flipped notes a flip, and returns when to look at the ENI for it.
+func (l *links) flipped(id string, now time.Time) time.Time {
+	f := l.flips[id]
+	if f.count == 0 || now.Sub(f.last) >= forgetFlips {
+		f = flips{}
+	}
+	gap := l.gap(f.count)
+	f.count++
+	f.last = now
+	l.flips[id] = f
+	return now.Add(gap)
+}
+
+func (l *links) gap(count int) time.Duration {
+	if count == 0 {
+		return 0
+	}
+	return retry.Delay(firstGap, linkLooks, count-1)
 }
 
 // linkLooks is for how long an ENI that is attached, and has no link, is looked for between
@@ -51,7 +86,7 @@ func (l *links) again(id string, at time.Time) time.Time {
 	if !ok || lasted > linkLooks {
 		return time.Time{}
 	}
-	return at.Add(max(time.Second, lasted/2))
+	return at.Add(max(time.Second, lasted/2, l.gap(l.flips[id].count-1)))
 }
 
 // due is when what an ENI has is no stock any more.
@@ -69,8 +104,12 @@ func (l *links) due(now time.Time) (first time.Time) {
 func (r *Reconciler) compareLinks(missing []string, now time.Time) {
 	gone, back := r.links.changed(missing, now)
 	for _, id := range slices.Concat(gone, back) {
-		if r.view.enis[id] != nil { // a node may say what it likes, and questions of many are asked together
-			r.lookups.at[id] = now
+		if r.view.enis[id] == nil { // a node may say what it likes, and questions of many are asked together
+			continue
+		}
+		look := r.links.flipped(id, now)
+		if at, ok := r.lookups.at[id]; !ok || look.Before(at) {
+			r.lookups.at[id] = look
 		}
 	}
 	for _, id := range gone {

@@ -63,7 +63,7 @@ func New(cfg Config) (*Reconciler, error) {
 	r.lookups = lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{}}
 	r.retries = retries{cfg: &r.cfg, failed: map[gate]*backoff{}, throttled: map[gate]*step{}}
 	r.instance.lag, r.instance.typ = cfg.Lag, cfg.InstanceType
-	r.links = links{lag: cfg.Lag, since: map[string]time.Time{}}
+	r.links = links{lag: cfg.Lag, since: map[string]time.Time{}, flips: map[string]flips{}}
 	r.surplus.delay, r.orphans.seen = cfg.ShrinkDelay, Sightings{}
 	r.life, r.kill = context.WithCancel(context.Background())
 	if cfg.Fleet != nil {

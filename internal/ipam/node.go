@@ -16,7 +16,7 @@ import (
 // Allocator it is not safe for concurrent use, its owner locks.
 type Node[K comparable] struct {
 	of       [ipfamily.Number]*Allocator[K]
-	withheld []netip.Addr
+	withheld [ipfamily.Number][]netip.Addr // as told, of whatever group
 }
 
 // NewNode returns one without addresses, whose released ones cool for period.
@@ -60,7 +60,7 @@ func (n *Node[K]) SetGroup(g Group) {
 			}
 		}
 		a.SetGroup(of)
-		a.Withhold(g.ID, n.withheld)
+		a.Withhold(g.ID, a.listed(g.ID, n.withheld[f]))
 	}
 }
 
@@ -306,10 +306,15 @@ func (n *Node[K]) WithdrawThese(things []netip.Prefix) { n.each(things, (*Alloca
 // Withhold keeps addresses of whatever group from being handed out, also of groups that come later,
 // until it is told others, and returns those that nobody holds, in order.
 func (n *Node[K]) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
-	n.withheld = slices.Clone(addrs)
-	for _, a := range n.of {
+	for f, a := range n.of {
+		told := slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return ipfamily.Of(addr) != ipfamily.Family(f) })
+		same := slices.Equal(told, n.withheld[f])
+		n.withheld[f] = told
 		for id := range a.groups {
-			kept = append(kept, a.Withhold(id, n.withheld)...)
+			if !same {
+				a.Withhold(id, a.listed(id, told))
+			}
+			kept = append(kept, a.kept(id)...)
 		}
 	}
 	slices.SortFunc(kept, netip.Addr.Compare)

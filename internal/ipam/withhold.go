@@ -29,18 +29,40 @@ func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) (kept []netip.Add
 			a.move(e, free)
 		}
 	}
-	for _, addr := range addrs {
-		if _, single := g.singles.members[addr]; !single && !a.inPrefix(g, addr) {
-			continue
-		}
-		e := a.entry(addr)
-		if e.state == free {
+	for _, addr := range a.listed(id, addrs) {
+		if e := a.entry(addr); e.state == free {
 			a.move(e, withheld)
 		}
-		if e.state == withheld {
+	}
+	return a.kept(id)
+}
+
+// listed are those of some addresses that a group lists.
+func (a *Allocator[K]) listed(id string, addrs []netip.Addr) (out []netip.Addr) {
+	g, ok := a.groups[id]
+	if !ok {
+		return nil
+	}
+	for _, addr := range addrs {
+		if _, single := g.singles.members[addr]; single || a.inPrefix(g, addr) {
+			out = append(out, addr)
+		}
+	}
+	return out
+}
+
+// kept are the addresses that are withheld of a group and that nobody holds, in order.
+func (a *Allocator[K]) kept(id string) (kept []netip.Addr) {
+	g, ok := a.groups[id]
+	if !ok {
+		return nil
+	}
+	for addr := range g.withheld {
+		if e, ok := a.entries[addr]; ok && e.state == withheld && e.unit.group == g {
 			kept = append(kept, addr)
 		}
 	}
+	slices.SortFunc(kept, netip.Addr.Compare)
 	return kept
 }
 

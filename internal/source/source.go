@@ -61,6 +61,9 @@ type Source interface {
 	// them and that no pod holds are handed to none until a later call leaves them out; it returns
 	// these. Until then they are kept as addresses that cool are.
 	Withhold(addrs []netip.Addr) (kept []netip.Addr)
+	// NodeAddresses are the addresses of the node's Node object that the source knows to be among its own. They are
+	// never removed from the node.
+	NodeAddresses() []netip.Addr
 	// Run keeps the source supplied until ctx ends, and returns only then.
 	Run(ctx context.Context) error
 	// Kick says that links of the node may have come or gone: what the data path

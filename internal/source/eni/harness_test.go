@@ -38,6 +38,7 @@ type links struct {
 	set     map[string]eni.ENI
 	removed []string
 	changed map[string]source.LinkChange // as somebody else left them
+	dumps   int                          // of all links
 }
 
 func newLinks() *links {
@@ -60,6 +61,7 @@ func (l *links) SetENI(_ context.Context, e eni.ENI) error {
 func (l *links) ChangedLinks(context.Context) (map[string]source.LinkChange, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.dumps++
 	return maps.Clone(l.changed), nil
 }
 

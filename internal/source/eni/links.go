@@ -12,12 +12,17 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/podevents"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
 
 // linkPatience is how long the link of an ENI that was attached may take to appear
 // before it counts as missing. It takes seconds.
 const linkPatience = 30 * time.Second
+
+// driverPatience is how long a driver that starts again may take until pods and the node are told that
+// a link is gone. Its addresses are not handed out meanwhile.
+const driverPatience = 5 * time.Second
 
 // absence is since when the node has had no link of an ENI.
 type absence struct {
@@ -28,13 +33,22 @@ type absence struct {
 // missing tells whether the link should be there: it is gone, or has not come for long.
 func (a absence) missing(now time.Time) bool { return a.had || now.Sub(a.since) >= linkPatience }
 
+// toldAt is when pods and the node are told.
+func (a absence) toldAt() time.Time {
+	if a.had {
+		return a.since.Add(driverPatience)
+	}
+	return a.since.Add(linkPatience)
+}
+
 // followLinks finds the links of ENIs that went or came since they were set up. From then
-// on no address of such an ENI is handed out, until the data path has its link again.
-func (s *Source) followLinks(ctx context.Context) {
+// on no address of such an ENI is handed out, until the data path has its link again. It
+// tells whether it could compare them.
+func (s *Source) followLinks(ctx context.Context) bool {
 	changed, err := s.opts.Datapath.ChangedLinks(ctx)
 	if err != nil {
 		s.log.Warn("links of ENIs not compared, will try again", "error", err)
-		return
+		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,6 +62,24 @@ func (s *Source) followLinks(ctx context.Context) {
 			s.lacksLink(id, true)
 		}
 	}
+	return true
+}
+
+// nextTold is when the next missing link is told of; zero: none is to be.
+func (s *Source) nextTold(now time.Time) (next time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range s.absent {
+		next = retry.Earliest(now, next, a.toldAt())
+	}
+	return next
+}
+
+// lacksLinks tells whether the node lacks the link of any ENI.
+func (s *Source) lacksLinks() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.absent) > 0
 }
 
 // lacksLink notes that the node has no link of an ENI, or another than was set up.
@@ -161,7 +193,7 @@ func (s *Source) troubles() map[attachment.Key]trouble {
 		switch {
 		case absent && s.troubled[key] != (trouble{}) && lost[key] == nil: // until it can be used again
 			out[key] = s.troubled[key]
-		case attached[l.ENI] && absent && a.missing(now):
+		case attached[l.ENI] && absent && !a.toldAt().After(now):
 			out[key] = trouble{causeNoLink, fmt.Sprintf("the node has no link of ENI %s, which has the pod's address %s", l.ENI, text(l.Addrs()))}
 		case lost[key] == nil:
 		case !attached[l.ENI]:
@@ -212,7 +244,11 @@ const (
 func (s *Source) conditions() []source.Condition {
 	links := source.Condition{Type: conditionLinks, Healthy: true, Reason: "Present"}
 	var parts []string
-	for _, id := range s.reviewed {
+	now := s.clock.Now()
+	for _, id := range sortedIDs(s.absent) {
+		if s.absent[id].toldAt().After(now) {
+			continue
+		}
 		part := id
 		if e, ok := s.published[id]; ok {
 			part += fmt.Sprintf(" (device index %d, MAC address %s)", e.DeviceIndex, e.MAC)

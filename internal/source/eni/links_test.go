@@ -100,10 +100,10 @@ func TestENIDetachedByOthers(t *testing.T) {
 						}
 					}
 					if !restart {
-						if n.healthy(conditionLinks) || !slices.Equal(n.MissingLinks(), []string{e.ID}) {
-							t.Errorf("its missing link is not told: %v", n.MissingLinks())
+						if !n.healthy(conditionLinks) || !slices.Equal(n.MissingLinks(), []string{e.ID}) {
+							t.Errorf("told too soon, or not the supplier: %v", n.MissingLinks())
 						}
-						n.wantTold("pod0 "+causeNoLink, "pod1 "+causeNoLink)
+						n.wantTold()
 					}
 					n.attached(e.ID, 2*lag+5*time.Second)
 					if n.cloud.Count("DeleteENI") > 0 {
@@ -144,6 +144,7 @@ func TestLinkMovedAway(t *testing.T) {
 		n.Kick()
 		n.settle(4 * time.Second)
 		n.wantLayout("0,5") // a driver that starts again takes as long
+		n.wantTold()
 		n.settle(3 * time.Second)
 		n.wantLayout("0,5,3")
 		l := n.add(2, time.Second)
@@ -195,7 +196,12 @@ func TestLinkReplaced(t *testing.T) {
 			if free, _ := n.Room(); free != 3 {
 				t.Errorf("away for %v: %d addresses are free", away, free)
 			}
+			if !n.healthy(conditionLinks) {
+				t.Errorf("away for %v: the condition is told", away)
+			}
+			n.wantTold()
 			n.settle(time.Minute)
+			n.wantTold()
 			if got := n.cloud.Count(changes...); got > 0 {
 				t.Errorf("away for %v: %d changes at EC2: %+v", away, got, n.cloud.Calls())
 			}

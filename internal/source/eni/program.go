@@ -15,31 +15,41 @@ import (
 // changes, a link does, or, after a failure, some time has passed.
 func (s *Source) programENIs(ctx context.Context) {
 	var backoff retry.Backoff
+	compared := false
 	for {
-		var again <-chan time.Time
-		if s.programAll(ctx) {
+		done := s.programAll(ctx, &compared)
+		now := s.clock.Now()
+		next := s.nextTold(now)
+		if done {
 			backoff = retry.Backoff{}
 		} else {
-			now := s.clock.Now()
 			backoff.Fail(now, retry.First, retry.Most)
-			again = s.clock.After(backoff.Until.Sub(now))
+			next = retry.Earliest(now, next, backoff.Until)
+		}
+		var again <-chan time.Time
+		if !next.IsZero() {
+			again = s.clock.After(next.Sub(now))
 		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.kicked:
+			compared = false
 		case <-s.program:
 		case <-again:
+			compared = compared && !s.lacksLinks()
 		}
 	}
 }
 
 // programAll tells whether the data path has everything. Removals come first:
-// a new ENI may have the device index of one that left.
-func (s *Source) programAll(ctx context.Context) bool {
-	s.followLinks(ctx)
+// a new ENI may have the device index of one that left. It compares the links of ENIs, which
+// dumps all of the node's, unless that was done.
+func (s *Source) programAll(ctx context.Context, compared *bool) bool {
+	*compared = *compared || s.followLinks(ctx)
 	defer s.review()
 	remove, set := s.differences()
-	ok := true
+	ok := *compared
 	for _, id := range remove {
 		if err := s.opts.Datapath.RemoveENI(ctx, id); err != nil {
 			s.log.Warn("data path of an ENI not removed", "eni", id, "error", err)

@@ -90,6 +90,7 @@ type Source struct {
 	supply Supplier
 
 	program retry.Signal // wakes the goroutine that programs ENIs
+	kicked  retry.Signal // wakes it when links may have changed
 	cooled  retry.Signal // wakes the one that watches cooling
 
 	saving sync.Mutex // puts the writes of the inventory file in order; held during that I/O, by nothing that a pod waits for
@@ -103,7 +104,7 @@ type Source struct {
 	programmed  map[string]eni.ENI         // what the data path has
 	down        map[string]string          // why an ENI's data path is not ready
 	absent      map[string]absence         // ENIs whose links the node lacks (links.go)
-	reviewed    []string                   // those whose links are missing, as the supplier was told
+	reviewed    []string                   // those whose links are missing, as the supplier was told at once
 	troubled    map[attachment.Key]trouble // the pods that were told that they are cut off
 	withheld    []netip.Addr               // what the node has itself (Withhold)
 	usable      bool                       // an address was assignable once
@@ -149,7 +150,7 @@ func newSource(o Options) (*Source, error) {
 	}
 	return &Source{
 		opts: o, clock: o.Clock, log: o.Logger,
-		program: retry.NewSignal(), cooled: retry.NewSignal(),
+		program: retry.NewSignal(), kicked: retry.NewSignal(), cooled: retry.NewSignal(),
 		alloc: ipam.NewNode[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
 		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{}, absent: map[string]absence{},
 	}, nil
@@ -167,7 +168,7 @@ func (s *Source) Run(ctx context.Context) error {
 }
 
 // Kick implements source.Source.
-func (s *Source) Kick() { s.program.Set() }
+func (s *Source) Kick() { s.kicked.Set() }
 
 // Restore implements source.Source.
 func (s *Source) Restore(req source.Request, lease source.Lease) error {
@@ -206,6 +207,9 @@ func (s *Source) Withhold(addrs []netip.Addr) []netip.Addr {
 	}
 	return kept
 }
+
+// NodeAddresses implements source.Source: an ENI lists none of them for pods.
+func (s *Source) NodeAddresses() []netip.Addr { return nil }
 
 // Annotations implements source.Source.
 func (s *Source) Annotations() []string { return nil }

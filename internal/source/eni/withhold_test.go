@@ -33,6 +33,9 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 				if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
 					t.Errorf("withheld %v, want %s", kept, warm[0])
 				}
+				if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
+					t.Errorf("withheld %v the second time, want %s", kept, warm[0])
+				}
 				n.settle(time.Minute)
 				n.wantLayout(tc.after)
 				if got := n.Snapshot().Count[source.Withdrawn]; got != 1 {
@@ -49,6 +52,9 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 					if l.IPv4 == warm[0] {
 						t.Fatalf("pod %d got %s, which the node has", i, l.IPv4)
 					}
+				}
+				if n.links.dumps != 1 {
+					t.Errorf("the links of the node were dumped %d times, and nobody said that one changed", n.links.dumps)
 				}
 				n.Withhold(nil)
 				if l := n.add(100, time.Minute); l.IPv4 != warm[0] {

@@ -32,6 +32,9 @@ func (Source) RestoreCooling(netip.Addr, time.Time) {}
 // Withhold implements source.Source.
 func (Source) Withhold([]netip.Addr) []netip.Addr { return nil }
 
+// NodeAddresses implements source.Source.
+func (Source) NodeAddresses() []netip.Addr { return nil }
+
 // Run implements source.Source.
 func (Source) Run(ctx context.Context) error {
 	<-ctx.Done()

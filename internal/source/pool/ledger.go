@@ -18,6 +18,7 @@ type policy struct {
 	watermark    int           // percent of a block that is to be free
 	releaseDelay time.Duration // how long a block is empty before it goes back
 	ignoreUntold bool          // pods whose annotations are not told have none
+	nodeName     string        // the Node's
 }
 
 // ledger is all that the node knows of its pools. It is values in memory and

@@ -132,7 +132,7 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 	s := &Source{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
 		wake: retry.NewSignal(), commit: retry.NewSignal(),
-		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay, ignoreUntold: cfg.IgnoreUntold}),
+		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay, nodeName: cfg.NodeName, ignoreUntold: cfg.IgnoreUntold}),
 	}
 	s.load()
 	return s, nil
@@ -208,6 +208,20 @@ func (s *Source) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 		s.wake.Set()
 	}
 	return kept
+}
+
+// NodeAddresses implements source.Source.
+func (s *Source) NodeAddresses() (out []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, h := range s.ledger.blocks {
+		for _, w := range h.withheld {
+			if w.owner == s.ledger.selfOwner() && w.IsSingleIP() {
+				out = append(out, w.Addr())
+			}
+		}
+	}
+	return out
 }
 
 // Acquire implements source.Source.

@@ -88,14 +88,19 @@ type conflict struct {
 	owner  string
 }
 
-// conflicts are the pods that have got one since they were last asked for.
+// selfOwner is who an address of this node belongs to, as the operator says.
+func (p policy) selfOwner() string { return "Node " + p.nodeName }
+
+// conflicts are the pods that have got one since they were last asked for. Those that have an address
+// that the kernel says to be the node's are the daemon's to tell.
 func (l *ledger) conflicts(h *heldBlock) (out []conflict) {
 	for key, lease := range l.leases {
 		if lease.Block != h.name {
 			continue
 		}
 		addr, owner := h.ownerOf(lease.Addrs())
-		if owner != lease.toldOwner && owner != "" {
+		byDaemon := owner == l.selfOwner() && slices.Contains(l.nodeHas, addr)
+		if owner != lease.toldOwner && owner != "" && !byDaemon {
 			out = append(out, conflict{lease.pod, key.IfName, addr, owner})
 		}
 		lease.toldOwner = owner

@@ -137,4 +137,21 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 		t.Errorf("pod 1 got %s", got)
 	}
 	b.adds(2, "waits")
+
+	// Of a pod with an address of its own Node the daemon tells, if the kernel has the address too.
+	for kernelHas, want := range map[string]int{"10.0.0.1": 1, "10.0.0.0": 0} {
+		b.nodeName = "node-2"
+		block.withheld = nil
+		b.give(block)
+		b.conflicts(b.blocks["default-0"])
+		withhold(strings.ReplaceAll(kernelHas, "10.0.0.0", ""), kernelHas)
+		block.withheld = readWithheld(withholding("10.0.0.0/32"))
+		b.give(block)
+		if got := b.conflicts(b.blocks["default-0"]); len(got) != want {
+			t.Errorf("the node has %s: told %v, want %d", kernelHas, got, want)
+		}
+		if got := fmt.Sprint(s.NodeAddresses()); got != "[10.0.0.0]" {
+			t.Errorf("addresses of the Node: %s", got)
+		}
+	}
 }

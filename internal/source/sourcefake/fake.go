@@ -26,6 +26,8 @@ type Source struct {
 	// none and nothing unless set before it is used.
 	Wants   []string
 	Refuses func(source.Wish) error
+	// OfNode are the addresses of the Node object.
+	OfNode []netip.Addr
 	// Nothing: it leases none, as where all interfaces of pods are NICs.
 	Nothing bool
 
@@ -157,6 +159,9 @@ func (s *Source) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 	}
 	return kept
 }
+
+// NodeAddresses implements source.Source.
+func (s *Source) NodeAddresses() []netip.Addr { return s.OfNode }
 
 // Run implements source.Source: nothing is supplied but by Supply.
 func (s *Source) Run(ctx context.Context) error {
