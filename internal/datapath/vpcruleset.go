@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/google/nftables"
@@ -54,10 +55,13 @@ func (u VPC) byNodeChain() nft.Chain {
 
 // toNodeChain marks what pods send to the node itself. IPVS, which kube-proxy may use, has the addresses of Services on the
 // node, replaces them behind this, and sends the packet on by the main table with the mark it has. So the mark must be
-// another one than by_node sets then: only a changed mark has the kernel choose another route.
+// another one than by_node sets then: only a changed mark has the kernel choose another route. The way by a branch follows
+// from the pod's link, which the packet no longer has then. So by_node leaves those of pods of branches alone, and they go by
+// the primary link, with its address.
 func (u VPC) toNodeChain() nft.Chain {
 	return nft.Base("to_node", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
-		nft.NewRule("may be passed on by IPVS", fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks))))
+		nft.NewRule("may be passed on by IPVS", fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks))),
+		nft.NewRule("of branches, not by them", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), nft.SetMark(u.mark(MarkOutside|MarkPrimary), u.mark(allMarks))))
 }
 
 // fromIPVSChain is from_pod for what IPVS passes on, which no chain at the forward hook sees.
