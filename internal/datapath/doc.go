@@ -32,8 +32,8 @@ const (
 	// UplinkTableBase plus an uplink's number is its table.
 	UplinkTableBase = 19000
 	// MaxUplink is the highest number of an uplink: the mark has six bits for it, whose last
-	// values are those of branches.
-	MaxUplink = BranchIn - 1
+	// values are notePrimary and those of branches.
+	MaxUplink = notePrimary - 1
 
 	// LinkPrefix begins the name of every pod link on the host side.
 	LinkPrefix = "bth"
@@ -96,8 +96,11 @@ const (
 	// itself it means: from a pod.
 	MarkOutside = 0x40
 	// MarkUplink holds the number of the uplink that has the source. In the conntrack mark it is that of
-	// the uplink that the first packet came in or left by.
+	// the uplink that the first packet came in or left by, or notePrimary.
 	MarkUplink = 0x3f
+	// notePrimary is in the conntrack mark, in place of a number: the first packet left the VPC, by the primary link. No
+	// policy rule selects it, so a packet to whose mark other software copies that of its connection leaves by main all the same.
+	notePrimary = BranchIn - 1
 
 	allMarks = MarkPrimary | MarkOutside | MarkUplink
 )

@@ -97,7 +97,8 @@ func (l *talks) goOn(when string) {
 // settings become, and whatever is made of Berth's table meanwhile.
 func TestConnectionsOutliveSettings(t *testing.T) {
 	v := newVPC(t)
-	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
+	a, b, branch := v.pod(podA, podA6), v.pod(podB, podB6), v.branchPod()
+	pods := []Pod{a.want, b.want, branch.want}
 	l := newTalks(t)
 	for _, s := range []*space{v.router, a.space, b.space} {
 		l.serve(s)
@@ -107,6 +108,10 @@ func TestConnectionsOutliveSettings(t *testing.T) {
 	v.host.run("nft add rule inet services pre ip6 daddr " + nodeAddr6 + " tcp dport 30080 dnat ip6 to [" + podB6 + "]:90")
 	v.host.run("nft add rule inet services pre ip daddr 172.20.0.1 dnat ip to " + peer)
 	v.host.nat("post", "postrouting priority 90", "ip saddr "+podB+" ip daddr "+peer+" tcp dport 90 ct original ip daddr 172.20.0.1 masquerade")
+	v.host.run("nft add rule inet services pre ip daddr 172.20.0.2 dnat ip to " + peer)
+	for _, pod := range []string{podA, podB, branchPod} { // another port, as of two connections that would be the same behind DNAT
+		v.host.run("nft add rule inet services post ip saddr " + pod + " tcp dport 90 ct original ip daddr 172.20.0.2 snat ip to " + pod + ":20000-29999")
+	}
 
 	excluded := prefixes("192.168.0.0/16", "203.0.113.0/24", "2001:db8:f::/48")
 	external := netip.MustParseAddr(nodeAddr6)
@@ -118,6 +123,7 @@ func TestConnectionsOutliveSettings(t *testing.T) {
 		on   bool // it sees it on-premises too
 	}{
 		{name: "at first", edit: func(*VPC) {}, out: true},
+		// No note of the connections so far is found, as with those of a release without notes.
 		{name: "other mark bits", edit: func(u *VPC) { u.MarkShift = 16 }, out: true},
 		{name: "all excluded", edit: func(u *VPC) { u.ExcludeCIDRs = excluded }},
 		{name: "none excluded", edit: func(u *VPC) { u.ExcludeCIDRs, u.PrimaryIPv6 = nil, external }, out: true, out6: true, on: true},
@@ -142,8 +148,9 @@ func TestConnectionsOutliveSettings(t *testing.T) {
 			l.begin(c.name, p.space, "", "["+internet6+"]:90", v.router, seen(c.out6, nodeAddr6, own6))
 			l.begin(c.name, v.router, internet, own+":90", p.space, internet)
 		}
-		if v.uplinks.MarkShift != 0 { // what tells of these is lost when the bits change
-			l.begin(c.name, b.space, "", "172.20.0.1:90", v.router, eniAddr)
+		l.begin(c.name, b.space, "", "172.20.0.1:90", v.router, eniAddr)
+		for _, p := range []*pod{a, b, branch} {
+			l.begin(c.name, p.space, "", "172.20.0.2:90", v.router, p.want.IPv4.String())
 		}
 		l.begin(c.name, v.router, internet, nodeAddr+":30080", b.space, internet)
 		l.begin(c.name, v.router, peer, nodeAddr+":30081", a.space, peer)
@@ -151,13 +158,31 @@ func TestConnectionsOutliveSettings(t *testing.T) {
 		v.host.run("nft delete table inet berth")
 		l.begin("without the table", v.router, internet, nodeAddr+":30080", b.space, internet)
 		l.begin("without the table", v.router, internet6, "["+nodeAddr6+"]:30080", b.space, internet6)
-		v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}, Pods: []Pod{a.want, b.want}})
+		v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}, Pods: pods})
 		l.goOn(c.name + ", and its table was away")
 	}
 	again := v.host.open()
 	v.uplinks.ExcludeCIDRs = nil
 	v.ok(again.Setup(ctx, v.settings()))
 	l.goOn("another daemon")
+}
+
+const branchPod = "10.0.0.200"
+
+// branchPod is a pod with a branch in mode standard, as far as it concerns routing: its packets leave by a link of its own.
+func (v *vpc) branchPod() *pod {
+	v.t.Helper()
+	wire(v.host, "eth2", v.router, "r2")
+	v.router.sysctl("net/ipv4/conf/r2/rp_filter", "1")
+	r, h := v.router, v.host
+	r.must(r.nl.NeighSet(neighbour(r.link("r2").Attrs().Index, netip.MustParseAddr(branchPod), h.link("eth2").Attrs().HardwareAddr)))
+	h.must(h.nl.NeighSet(neighbour(h.link("eth2").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r2").Attrs().HardwareAddr)))
+	r.route(branchPod+"/32", "", "r2")
+	p := v.pod(branchPod)
+	v.host.run("ip link set " + p.want.HostIfName + fmt.Sprintf(" group %d", uint32(rtnl.PortGroup)))
+	v.host.run("ip route add default via 10.0.0.1 dev eth2 onlink table 19100")
+	v.host.run(fmt.Sprintf("ip rule add priority %d iif %s lookup 19100", RuleBranchStandard, p.want.HostIfName))
+	return p
 }
 
 // What began while the table was away, and was not answered, begins anew: it has no translation, and would never get one.

@@ -79,7 +79,7 @@ func TestServicesByIPVS(t *testing.T) {
 	const vips, vips6 = "172.20.0.", "fd00:172::"
 	v := newVPC(t, withNodeLocal, func(v *vpc) { v.config.BlockMetadata = true })
 	v.host.sysctl("net/ipv4/vs/conntrack", "1")
-	a, b, six := v.pod(podA, podA6), v.pod(podB, podB6), v.pod(local4, "2001:db8::1:0:0:6")
+	a, b, six, branch := v.pod(podA, podA6), v.pod(podB, podB6), v.pod(local4, "2001:db8::1:0:0:6"), v.branchPod()
 	for _, s := range []*space{v.router, a.space, b.space, six.space} {
 		s.serveTCP(":80")
 	}
@@ -135,6 +135,9 @@ func TestServicesByIPVS(t *testing.T) {
 	}
 	v.uplinks.ExternalSNAT = false
 	v.setup()
+	for _, service := range []string{vips + "1:80", vips + "3:80", "10.0.200.4:80"} { // behind IPVS nothing tells the branch
+		branch.seenAs(service, nodeAddr)
+	}
 	b.cannotReach("", "["+vips6+"4]:80") // the metadata service
 
 	// Packets that connection tracking does not know do not leave untranslated.

@@ -1,7 +1,9 @@
 package datapath
 
 import (
+	"cmp"
 	"fmt"
+	"log/slog"
 
 	"github.com/google/nftables"
 )
@@ -43,5 +45,8 @@ func (n *Node) setTable(c Config, primary string) (changed []string, err error) 
 		return nil, fmt.Errorf("replace nftables table %q: %w", NftTable, err)
 	}
 	did, err := c.Uplinks.replaced(n)
-	return append([]string{"nftables table " + NftTable}, did...), err
+	if err != nil { // the table is in place, and what follows is not to wait for this
+		cmp.Or(c.Log, slog.New(slog.DiscardHandler)).Warn("the nftables table was replaced; connections that lack their translation may stay unanswered", "error", err)
+	}
+	return append([]string{"nftables table " + NftTable}, did...), nil
 }

@@ -16,9 +16,13 @@ type ruleset struct {
 	markShift uint
 }
 
-// seal gives the content its tag.
-func (rs *ruleset) seal() (err error) {
-	rs.Tag, err = rs.Fingerprint(rs.markShift)
+// seal gives the content its tag, which covers the chains of ENIs by those of one.
+func (rs *ruleset) seal() error {
+	uplink, err := nft.Table{Family: rs.Family, Chains: uplinkChains(rs.markShift, 1)}.Fingerprint()
+	if err != nil {
+		return err
+	}
+	rs.Tag, err = rs.Fingerprint(uplink)
 	return err
 }
 

@@ -6,7 +6,8 @@ import "github.com/berthnet/berth/internal/datapath/rtnl"
 // node itself sends from there looks up the ENI's table by a rule for this source. What gets this source only from the
 // kernel's NAT, behind routing, needs the ENI's mark before: answers of pods to which a node port leads, and what others
 // masquerade on its way out. So connections are noted: in their mark they have the number of the ENI that the
-// first packet came in or left by.
+// first packet came in or left by, or notePrimary. Connections that began without Berth's table, with other mark bits or under a
+// release without notes have none.
 
 // own are the addresses of the ENI's link that no pod has and that others may send to.
 func (e Uplink) own(u VPC) uplinkEntries {

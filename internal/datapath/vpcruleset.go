@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/google/nftables"
@@ -24,7 +25,7 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 		rs.Sets = append(rs.Sets, nft.Set{Set: m.set})
 	}
 	rs.Sets = append(rs.Sets, nft.Set{Set: noteMap()})
-	rs.Chains = append(rs.Chains, u.fromPodChain(), u.translatedChain(), byUplinkChain(maps), toOwnChain(), u.classifyChain(primary),
+	rs.Chains = append(rs.Chains, u.fromPodChain(), byUplinkChain(maps), toOwnChain(), u.classifyChain(primary),
 		u.byNodeChain(), u.fromIPVSChain(), u.toNodeChain(), u.snatChain())
 	if ch := u.untranslatedChain(); len(ch.Rules) > 0 {
 		rs.Chains = append(rs.Chains, ch)
@@ -54,10 +55,13 @@ func (u VPC) byNodeChain() nft.Chain {
 
 // toNodeChain marks what pods send to the node itself. IPVS, which kube-proxy may use, has the addresses of Services on the
 // node, replaces them behind this, and sends the packet on by the main table with the mark it has. So the mark must be
-// another one than by_node sets then: only a changed mark has the kernel choose another route.
+// another one than by_node sets then: only a changed mark has the kernel choose another route. The way by a branch follows
+// from the pod's link, which the packet no longer has then. So by_node leaves those of pods of branches alone, and they go by
+// the primary link, with its address.
 func (u VPC) toNodeChain() nft.Chain {
 	return nft.Base("to_node", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
-		nft.NewRule("may be passed on by IPVS", fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks))))
+		nft.NewRule("may be passed on by IPVS", fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks))),
+		nft.NewRule("of branches, not by them", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), nft.SetMark(u.mark(MarkOutside|MarkPrimary), u.mark(allMarks))))
 }
 
 // fromIPVSChain is from_pod for what IPVS passes on, which no chain at the forward hook sees.
@@ -84,37 +88,41 @@ func isTranslated(direction byte) nft.Exprs {
 
 // fromPodChain decides by which table a pod's packet leaves. Only the first packet of a connection is judged by its
 // destination and the settings. Others go by what connection tracking did with that one: by the link that has the source
-// that they get, which may be another one than settings would say by now, or Berth's table if it was away.
+// that they get, which may be another one than settings would say by now, or Berth's table if it was away. What is translated
+// goes by the note in the connection's mark; without one it is judged as the first packet was.
 func (u VPC) fromPodChain() nft.Chain {
 	ch := nft.Regular("from_pod")
 	ch.Rules = append(ch.Rules, nft.NewRule("by the pod's own branch",
 		nft.Marked(u.mark(BranchOut)), nft.Accept()))
 	ch.Rules = append(ch.Rules, nft.NewRule("answers to what came in by the primary link",
-		nft.CtDirection(nft.Reply), nft.CtMarked(u.mark(MarkPrimary)), nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept()))
+		nft.CtDirection(nft.Reply), nft.CtMarked(u.mark(MarkPrimary)), u.byPrimary()))
 	for _, p := range u.NodeLocal {
 		ch.Rules = append(ch.Rules, nft.NewRule("node-local", nft.SourceIn(p), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept()))
 	}
 	ch.Rules = append(ch.Rules,
-		nft.NewRule("translated", isTranslated(nft.Original), nft.GoTo("translated")),
+		nft.NewRule("translated, to an ENI's own address or a port there", isTranslated(nft.Original), u.byNote()),
+		nft.NewRule("translated, to an address of the primary link", isTranslated(nft.Original), nft.CtMark(u.mark(MarkUplink)), nft.Is(nft.Word(u.mark(notePrimary))...), u.byPrimary()),
 		nft.NewRule("answers to what came in by an ENI", nft.CtDirection(nft.Reply), u.byNote()),
-		nft.NewRule("answers of translated ones", isTranslated(nft.Reply), nft.GoTo("translated")),
-		nft.NewRule("not translated, and not the first", nft.CtDirection(nft.Original), nft.CtStatus(nft.CtConfirmed), nft.GoTo("by_eni")))
+		nft.NewRule("answers of translated ones", isTranslated(nft.Reply), u.byPrimary()),
+		nft.NewRule("not translated, and not the first", nft.CtDirection(nft.Original), confirmedUntranslated(), nft.GoTo("by_eni")))
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if u.snat(family).IsValid() {
 			ch.Rules = append(ch.Rules, nft.NewRule("leaves the VPC",
-				nft.CtDirection(nft.Original), beyondVPC(family), nft.SetCtMark(0, u.mark(MarkUplink)), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept()))
+				nft.CtDirection(nft.Original), beyondVPC(family), nft.SetCtMark(u.mark(notePrimary), u.mark(MarkUplink)), nft.SetMark(u.mark(MarkOutside), u.mark(MarkOutside)), nft.Accept()))
 		}
 	}
 	ch.Rules = append(ch.Rules, nft.NewRule("by the ENI of the source", nft.GoTo("by_eni")))
 	return ch
 }
 
-// translatedChain leads packets whose source is not the pod's own any more: to the ENI that is noted in the connection's
-// mark, whose own address it is, else to the primary link.
-func (u VPC) translatedChain() nft.Chain {
-	return nft.Regular("translated",
-		nft.NewRule("to an ENI's own address", u.byNote()),
-		nft.NewRule("to an address of the node", nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept()))
+// byPrimary leads packets to the primary link.
+func (u VPC) byPrimary() nft.Exprs {
+	return nft.Join(nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())
+}
+
+// confirmedUntranslated: ct status & (confirmed | snat) == confirmed.
+func confirmedUntranslated() nft.Exprs {
+	return nft.Join(nft.Ct(expr.CtKeySTATUS), nft.Mask(nft.Word(nft.CtConfirmed|nft.CtSNAT)...), nft.Is(nft.Word(nft.CtConfirmed)...))
 }
 
 // byNote: ct mark & MarkUplink vmap @eni_note.
