@@ -67,7 +67,7 @@ func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
 	}
 	of := map[int]*netlink.LinkAttrs{}
 	for _, l := range links {
-		if l.Type() == "dummy" && l.Attrs().Name == servicesLink {
+		if l.Attrs().Name == servicesLink {
 			continue
 		}
 		of[l.Attrs().Index] = l.Attrs()

@@ -29,7 +29,7 @@ func TestNodeAddresses(t *testing.T) {
 		"ip link add spare type veth peer name spare1",
 		"ip address add " + podB + "/32 dev spare",
 		"ip address add 127.0.0.9/8 dev lo",
-		"ip link add kube-ipvs0 type dummy",
+		"ip link add kube-ipvs0 type veth peer name ipvs1",
 		"ip address add 10.96.0.1/32 dev kube-ipvs0",
 		"ip address add 198.51.100.7/32 dev eth0", // of no ENI
 	} {

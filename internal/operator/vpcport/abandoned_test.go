@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,11 +28,13 @@ func TestPodNICsVanish(t *testing.T) {
 	w := start(t, Options{Listing: time.Hour, Orphans: time.Hour, OrphanAge: time.Hour})
 	strip := func(name string) {
 		t.Helper()
-		o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
-		harness.OK(t, client.IgnoreNotFound(w.client().Delete(t.Context(), o.DeepCopy())))
-		err := w.client().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
-		harness.OK(t, client.IgnoreNotFound(err))
-		w.awaitGone(name)
+		o := &v1alpha1.PodNIC{}
+		harness.OK(t, w.client().Get(t.Context(), client.ObjectKey{Namespace: "default", Name: name}, o))
+		harness.OK(t, client.IgnoreNotFound(w.client().Delete(t.Context(), o.DeepCopy(), client.Preconditions{UID: &o.UID})))
+		err := w.client().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"uid":%q,"finalizers":null}}`, o.UID)))
+		if !apierrors.IsConflict(err) { // one of its name is there already
+			harness.OK(t, client.IgnoreNotFound(err))
+		}
 	}
 	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "mine", Tags: []string{vpcport.NamespaceTag(cluster, "default")}, Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: web.Gateway.Next()}}})
 	w.podnic("given", v1alpha1.PodNICSpec{PortID: given.ID})

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -63,6 +64,7 @@ func (n *node) healthy(kind string) bool {
 // wantTold compares what pods were told since the last call.
 func (n *node) wantTold(want ...string) {
 	n.t.Helper()
+	synctest.Wait() // whoever tells is still at it
 	slices.Sort(n.told)
 	if !slices.Equal(n.told, want) {
 		n.t.Errorf("told %q, want %q", n.told, want)
