@@ -116,7 +116,8 @@ type node struct {
 	store  *memStore
 	policy ipam.Policy
 	tune   func(*eni.Config)
-	told   []string // what became of running pods: "POD CAUSE"
+	toldMu sync.Mutex
+	told   []string // what became of running pods: "POD CAUSE"; takeTold reads it
 	*Source
 	stop    context.CancelFunc
 	done    chan struct{}
@@ -155,7 +156,11 @@ func (n *node) startConfigured(wanted ...Wanted) {
 	}
 	s, err := New(Options{
 		InstanceID: instance, Datapath: n.links, Cooling: ipam.DefaultCooling, Store: n.store, Logger: sourcetest.Logger(n.t.Output()),
-		Tell: func(e podevents.News) { n.told = append(n.told, strings.TrimSpace(e.Pod.Name+" "+e.Cause)) },
+		Tell: func(e podevents.News) {
+			n.toldMu.Lock()
+			defer n.toldMu.Unlock()
+			n.told = append(n.told, strings.TrimSpace(e.Pod.Name+" "+e.Cause))
+		},
 	}, c)
 	if err != nil {
 		n.t.Fatal(err)

@@ -64,12 +64,21 @@ func (n *node) healthy(kind string) bool {
 // wantTold compares what pods were told since the last call.
 func (n *node) wantTold(want ...string) {
 	n.t.Helper()
-	synctest.Wait() // whoever tells is still at it
-	slices.Sort(n.told)
-	if !slices.Equal(n.told, want) {
-		n.t.Errorf("told %q, want %q", n.told, want)
+	if told := n.takeTold(true); !slices.Equal(told, want) {
+		n.t.Errorf("told %q, want %q", told, want)
 	}
-	n.told = nil
+}
+
+// takeTold returns what pods were told, sorted, since it was last forgotten, and may forget it.
+func (n *node) takeTold(forget bool) []string {
+	synctest.Wait() // whoever tells may still be at it
+	n.toldMu.Lock()
+	defer n.toldMu.Unlock()
+	told := slices.Sorted(slices.Values(n.told))
+	if forget {
+		n.told = nil
+	}
+	return told
 }
 
 // An ENI that somebody takes off the instance is attached again at once, and nobody gets
@@ -112,7 +121,7 @@ func TestENIDetachedByOthers(t *testing.T) {
 						t.Error("an ENI was deleted of which pods have addresses")
 					}
 					n.settle(time.Millisecond)
-					if slices.Contains(n.told, "pod0") {
+					if slices.Contains(n.takeTold(false), "pod0") {
 						t.Error("a pod was told that the ENI is back before its link was")
 					}
 					n.links.appear(e.ID)
@@ -121,7 +130,7 @@ func TestENIDetachedByOthers(t *testing.T) {
 					if free, _ := n.Room(); free < 3 || !n.healthy(conditionLinks) {
 						t.Errorf("its link is back, and %d addresses are free: %+v", free, n.Snapshot().Conditions)
 					}
-					if told := n.told; !restart && !slices.Contains(told, "pod0") {
+					if told := n.takeTold(false); !restart && !slices.Contains(told, "pod0") {
 						t.Errorf("pods were not told that the ENI is back: %q", told)
 					}
 					n.addAll(2, 6, 45*time.Second)
