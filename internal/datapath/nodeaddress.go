@@ -107,8 +107,8 @@ const servicesLink = "kube-ipvs0"
 
 // ownAddresses returns what tells whether the node may need an address on the link of an index. Before Setup it may need all.
 func (n *Node) ownAddresses(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
-	s, err := n.established()
-	if err != nil {
+	s := n.set.Load()
+	if s == nil {
 		return func(netip.Addr, int) bool { return true }, nil
 	}
 	defaults, err := s.config.Uplinks.links(n, links)

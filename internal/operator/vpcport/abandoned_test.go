@@ -187,7 +187,7 @@ func TestVanishedWhileNothingLists(t *testing.T) {
 			t.Errorf("asked %d times, listed %d times, looked for %v", u.asked, u.provider.listings, b.abandoned)
 		}
 		stop()
-		<-done
+		_ = <-done // ended
 	})
 }
 
