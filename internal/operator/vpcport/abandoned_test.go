@@ -187,7 +187,9 @@ func TestVanishedWhileNothingLists(t *testing.T) {
 			t.Errorf("asked %d times, listed %d times, looked for %v", u.asked, u.provider.listings, b.abandoned)
 		}
 		stop()
-		_ = <-done // ended
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
 	})
 }
 
