@@ -22,7 +22,8 @@ endif
 # make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
 # "operator" (one for the cluster), "pool": addresses of pools in place of
 # EC2's, "egress": the same with gateways to the outside, or "port": ports of a real
-# Neutron. All but the first build a Kubernetes control plane the first time. "cluster" is a whole
+# Neutron. All but the first build a Kubernetes control plane the first time, unless one is
+# installed that they can use. "cluster" is a whole
 # cluster with containerd, kubelet and kube-proxy on its nodes, CLUSTER_MODE is
 # where its addresses come from, and CONTAINERD=2 takes containerd 2 in place of
 # Debian's. KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
@@ -118,7 +119,7 @@ ifeq ($(MODE),cluster)
 else
 	@hack/deps.sh demo $(if $(filter pool egress,$(MODE)),pool) $(if $(filter egress branches,$(MODE)),vm) $(if $(filter port,$(MODE)),neutron)
 	@$(MAKE) build
-	@$(if $(filter operator branches pool port egress,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
+	@$(if $(filter operator branches pool port egress,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh $(if $(filter operator pool port,$(MODE)),--api));) \
 	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" $(if $(filter egress branches,$(MODE)),hack/vm.sh --control-plane --cpus 2 --memory 4096) bin/vpclab demo --mode $(MODE) $(if $(filter port,$(MODE)),--neutron=real) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 endif
 
@@ -224,7 +225,7 @@ vet:
 golangci:
 	@lint=$$(hack/tool.sh lint golangci-lint); \
 	hack/slowly.sh "Checking the import rules" hack/check-import-rules.sh; \
-	hack/slowly.sh "Running golangci-lint" "$$lint" run ./...
+	hack/slowly.sh --progress 'level=info|INFO' "Running golangci-lint" "$$lint" run -v ./...
 
 .PHONY: format
 format: ## Rewrite the Go files in the project's format
@@ -240,7 +241,7 @@ generate: ## Rewrite everything that is generated
 	@hack/deps.sh generate
 	@tools=$$(hack/tool.sh generate protoc-gen-go); tools=$${tools%/*}; \
 	for tool in protoc-gen-go-grpc controller-gen; do hack/tool.sh generate "$$tool" >/dev/null; done; \
-	PATH="$$tools:$$PATH" hack/slowly.sh "Generating files" go generate ./...
+	PATH="$$tools:$$PATH" hack/slowly.sh --progress '^[^ ]*\.go$$' "Generating files" go generate -v ./...
 
 .PHONY: check-generated
 check-generated: ## Fail when generated files or module files are not current

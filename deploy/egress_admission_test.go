@@ -8,7 +8,9 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -37,7 +39,7 @@ func withTemplate(name, spec string) *v1alpha1.Egress {
 }
 
 // selecting is an Egress that selects pods of namespaces.
-func selecting(name string, namespaces *metav1.LabelSelector) *v1alpha1.Egress {
+func selecting(name string, namespaces *v1alpha1.LabelSelector) *v1alpha1.Egress {
 	e := egress(name)
 	e.Spec.Clients = &v1alpha1.EgressClientSelector{NamespaceSelector: namespaces}
 	return e
@@ -92,13 +94,15 @@ func applyEgressPolicies(t *testing.T) {
 			return other.Create(t.Context(), withTemplate("probe", `{"hostPID":true}`), client.DryRunAll)
 		},
 		"selectors": func() error {
-			return other.Create(t.Context(), selecting("probe", &metav1.LabelSelector{}), client.DryRunAll)
+			return other.Create(t.Context(), selecting("probe", &v1alpha1.LabelSelector{}), client.DryRunAll)
 		},
 		"who poses": func() error {
-			return other.Create(t.Context(), &corev1.Pod{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe", Labels: map[string]string{v1alpha1.LabelEgress: "a"}},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
-			}, client.DryRunAll)
+			return other.Create(t.Context(), plainPod("default", "probe", map[string]string{v1alpha1.LabelEgress: "a"}), client.DryRunAll)
+		},
+		"Services": func() error {
+			return other.Create(t.Context(), ownedBy("berth.dev/v1alpha1", "Egress", &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 53}}},
+			}), client.DryRunAll)
 		},
 	})
 }
@@ -450,30 +454,167 @@ func TestOperatorLeavesOthersObjects(t *testing.T) {
 	harness.OK(t, apply(d))
 }
 
-// Nobody makes pods that look like gateways but what makes those of Deployments.
+// Nobody makes pods that look like gateways, or anything that such pods are made from, but the operator and
+// Kubernetes' controllers: neither a tenant who edits the namespace nor an administrator, whatever the kind.
 func TestNobodyPosesAsGateway(t *testing.T) {
 	applyEgressPolicies(t)
-	admin := harness.KubeClient(t)
-	pod := func(name string, labels map[string]string) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	const namespace = "team-g"
+	tenant, admin := user(t, "edit", namespace), harness.KubeClient(t)
+	as := func(name string) client.Client {
+		t.Helper()
+		cfg, err := harness.ControlPlane.ConfigFor(name, "system:masters")
+		harness.OK(t, err)
+		return harness.KubeClientFor(t, cfg)
 	}
-	label := map[string]string{v1alpha1.LabelEgress: "nat"}
-	const why = "are made by the Deployment of an Egress"
-	cfg, err := harness.ControlPlane.ConfigFor("system:serviceaccount:kube-system:replicaset-controller", "system:masters")
-	harness.OK(t, err)
-	gateway, web := pod("gateway", label), pod("web", nil)
-	harness.OK(t, harness.KubeClientFor(t, cfg).Create(t.Context(), gateway))
-	harness.OK(t, admin.Create(t.Context(), web))
-	for _, as := range []client.Client{admin, account(t, "berth-operator", "node-1"), account(t, "another", "node-1")} {
-		forbidden(t, as.Create(t.Context(), pod("posing", label)), why)
-		forbidden(t, patch(t, as, web, `{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`), why)
-		forbidden(t, patch(t, as, gateway, `{"metadata":{"labels":{"egress.berth.dev/name":"other"}}}`), why)
-		forbidden(t, patch(t, as, gateway, `{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"a","uid":"b","controller":true}]}}`), why)
-		harness.OK(t, patch(t, as, gateway, `{"metadata":{"annotations":{"a":"b"}}}`))
-		forbidden(t, as.Create(t.Context(), &appsv1.ReplicaSet{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "posing", Labels: label},
-			Spec:       appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: label}, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: label}, Spec: web.Spec}},
+	replicaSets, collector := as("system:serviceaccount:kube-system:replicaset-controller"), as("system:serviceaccount:kube-system:generic-garbage-collector")
+	gateway := map[string]string{v1alpha1.LabelEgress: "nat", "app": "web"}
+	const why = "are made by the Deployment of an Egress; this is "
+	harness.Eventually(t, limit, "the role holds", func() error { return tenant.Create(t.Context(), plainPod(namespace, "web", nil)) })
+	harness.OK(t, replicaSets.Create(t.Context(), ownedBy("apps/v1", "ReplicaSet", plainPod(namespace, "gateway", gateway))))
+	harness.OK(t, as("system:serviceaccount:kube-system:deployment-controller").Create(t.Context(), ownedBy("apps/v1", "Deployment", workloads(namespace, "gateway", gateway)["ReplicaSet"])))
+	for kind, o := range workloads(namespace, "web", map[string]string{"app": "web"}) {
+		if err := tenant.Create(t.Context(), o); client.IgnoreAlreadyExists(err) != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+
+	for name, c := range map[string]client.Client{"a tenant": tenant, "an administrator": admin, "another controller": as("system:serviceaccount:kube-system:job-controller")} {
+		for _, of := range []string{"nat", ""} {
+			for kind, o := range workloads(namespace, "posing", map[string]string{v1alpha1.LabelEgress: of, "app": "web"}) {
+				if err := c.Create(t.Context(), o); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
+					t.Errorf("%s makes a %s of %q: %v", name, kind, of, err)
+				}
+			}
+		}
+		for kind, o := range workloads(namespace, "web", nil) { // those from above
+			for _, label := range []string{`{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`, `{"metadata":{"labels":{"egress.berth.dev/name":""}}}`} {
+				change := `{"spec":{"template":` + label + `}}`
+				switch kind {
+				case "Job":
+					continue // its template cannot change
+				case "Pod":
+					change = label
+				case "CronJob":
+					change = `{"spec":{"jobTemplate":` + change + `}}`
+				}
+				if err := patch(t, c, o, change); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
+					t.Errorf("%s changes a %s by %s: %v", name, kind, label, err)
+				}
+			}
+		}
+		pod := plainPod(namespace, "gateway", nil)
+		forbidden(t, patch(t, c, pod, `{"metadata":{"labels":{"egress.berth.dev/name":"other"}}}`), why)
+		forbidden(t, patch(t, c, pod, `{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"a","uid":"b","controller":true}]}}`), why)
+		harness.OK(t, patch(t, c, pod, `{"metadata":{"annotations":{"a":"b"}}}`))
+		harness.OK(t, patch(t, c, workloads(namespace, "gateway", nil)["ReplicaSet"], `{"spec":{"replicas":2}}`))
+	}
+	// What a kubelet and a scheduler may write of pods.
+	web := plainPod(namespace, "web", nil)
+	forbidden(t, patch(t, admin, web, `{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`, "status"), why)
+	for _, of := range []string{"nat", ""} {
+		forbidden(t, admin.SubResource("binding").Create(t.Context(), web, &corev1.Binding{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{v1alpha1.LabelEgress: of}}, Target: corev1.ObjectReference{Kind: "Node", Name: "node-1"},
 		}), why)
 	}
+	// The controllers of other kinds may have the account of that of ReplicaSets.
+	forbidden(t, as("system:kube-controller-manager").Create(t.Context(), ownedBy("batch/v1", "Job", plainPod(namespace, "posing", gateway))), why)
+	harness.OK(t, as("system:kube-controller-manager").Create(t.Context(), ownedBy("apps/v1", "ReplicaSet", plainPod(namespace, "second", gateway))))
+	harness.OK(t, patch(t, collector, plainPod(namespace, "gateway", nil), `{"metadata":{"ownerReferences":null}}`))
+	forbidden(t, patch(t, collector, web, `{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`), why)
+	harness.OK(t, patch(t, tenant, plainPod(namespace, "gateway", nil), `{"metadata":{"labels":{"egress.berth.dev/name":null}}}`)) // to look into one that is out of service
+}
+
+// A tenant who edits an Egress's namespace does not point its Service elsewhere, nor write its endpoints.
+func TestServicesOfEgressesSelectGateways(t *testing.T) {
+	applyEgressPolicies(t)
+	const namespace = "team-g"
+	tenant, admin, operator := user(t, "edit", namespace), harness.KubeClient(t), account(t, "berth-operator", "node-1")
+	e := egress("nat")
+	e.Namespace = namespace
+	harness.OK(t, admin.Create(t.Context(), e))
+	s := gatewaysOf(t, e)["Service"]
+	harness.OK(t, operator.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(s.DeepCopy()), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership))
+	harness.Eventually(t, limit, "the role holds", func() error { return patch(t, tenant, s, `{"metadata":{"annotations":{"a":"b"}}}`) })
+
+	const why, whose = "spec.selector: the Service of an Egress selects its gateways", "metadata.ownerReferences: which Service is that of an Egress, berth-operator says"
+	forbidden(t, patch(t, tenant, s, `{"spec":{"selector":{"egress.berth.dev/name":null,"app":"web"}}}`), why)
+	forbidden(t, patch(t, tenant, s, `{"spec":{"selector":{"app":"web"}}}`), why)
+	forbidden(t, patch(t, tenant, s, `{"metadata":{"ownerReferences":null},"spec":{"selector":{"egress.berth.dev/name":null,"app":"web"}}}`), whose)
+	mine := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "mine"}, Spec: corev1.ServiceSpec{
+		Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 5555, Protocol: corev1.ProtocolUDP}},
+	}}
+	harness.OK(t, tenant.Create(t.Context(), mine))
+	mine.Name, mine.ResourceVersion, mine.Spec.ClusterIP, mine.Spec.ClusterIPs, mine.OwnerReferences = "posing", "", "", nil, s.GetOwnerReferences()
+	forbidden(t, tenant.Create(t.Context(), mine), why)
+	mine.Spec.Selector = map[string]string{v1alpha1.LabelEgress: mine.Name}
+	forbidden(t, tenant.Create(t.Context(), mine), whose)
+	denied(t, tenant.Create(t.Context(), &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "posing", Labels: map[string]string{discoveryv1.LabelServiceName: "nat"}}, AddressType: discoveryv1.AddressTypeIPv4,
+	}), "endpointslices")
+	denied(t, tenant.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Endpoints", "metadata": map[string]any{"namespace": namespace, "name": "nat"},
+	}}), "endpoints")
+}
+
+func plainPod(namespace, name string, labels map[string]string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+}
+
+// workloads are objects of each kind of Kubernetes' own that makes pods, which have labels, and a pod.
+func workloads(namespace, name string, labels map[string]string) map[string]client.Object {
+	meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
+	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: plainPod("", "", nil).Spec}
+	forever := *template.DeepCopy()
+	template.Spec.RestartPolicy = corev1.RestartPolicyNever
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
+	job := batchv1.JobSpec{Template: template}
+	return map[string]client.Object{
+		"Pod":                   plainPod(namespace, name, labels),
+		"ReplicationController": &corev1.ReplicationController{ObjectMeta: meta, Spec: corev1.ReplicationControllerSpec{Selector: selector.MatchLabels, Template: &forever}},
+		"Deployment":            &appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Selector: selector, Template: forever}},
+		"ReplicaSet":            &appsv1.ReplicaSet{ObjectMeta: meta, Spec: appsv1.ReplicaSetSpec{Selector: selector, Template: forever}},
+		"StatefulSet":           &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Selector: selector, Template: forever}},
+		"DaemonSet":             &appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Selector: selector, Template: forever}},
+		"Job":                   &batchv1.Job{ObjectMeta: meta, Spec: job},
+		"CronJob":               &batchv1.CronJob{ObjectMeta: meta, Spec: batchv1.CronJobSpec{Schedule: "* * * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: job}}},
+	}
+}
+
+// ownedBy gives an object a controller of a kind.
+func ownedBy(api, kind string, o client.Object) client.Object {
+	yes := true
+	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: api, Kind: kind, Name: "nat", UID: "uid", Controller: &yes}})
+	return o
+}
+
+// The annotation by which a node forwards packets in a pod's namespace is for gateways alone.
+func TestNobodyElseForwards(t *testing.T) {
+	applyEgressPolicies(t)
+	admin := harness.KubeClient(t)
+	pod := func(name string, labels, annotations map[string]string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels, Annotations: annotations},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+		}
+	}
+	forward := map[string]string{v1alpha1.AnnotationEgressGateway: "true"}
+	const why, body = "gateways of an Egress alone have it", `{"metadata":{"annotations":{"berth.dev/egress-gateway":"true"}}}`
+	cfg, err := harness.ControlPlane.ConfigFor("system:serviceaccount:kube-system:replicaset-controller", "system:masters")
+	harness.OK(t, err)
+	gateway, plain := pod("forwards", map[string]string{v1alpha1.LabelEgress: "nat"}, forward), pod("forwards-not", nil, nil)
+	yes := true
+	gateway.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "nat", UID: "u", Controller: &yes}}
+	harness.OK(t, harness.KubeClientFor(t, cfg).Create(t.Context(), gateway))
+	harness.OK(t, admin.Create(t.Context(), plain))
+	forbidden(t, admin.Create(t.Context(), pod("forwards-too", nil, forward)), why)
+	forbidden(t, patch(t, admin, plain, body), why)
+	forbidden(t, patch(t, admin, plain, body, "status"), why)
+	ofNone := gateway.DeepCopy()
+	ofNone.Name, ofNone.ResourceVersion, ofNone.UID, ofNone.Labels = "forwards-for-none", "", "", map[string]string{v1alpha1.LabelEgress: ""}
+	forbidden(t, harness.KubeClientFor(t, cfg).Create(t.Context(), ofNone), why)
+	forbidden(t, admin.SubResource("binding").Create(t.Context(), plain, &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Annotations: forward}, Target: corev1.ObjectReference{Kind: "Node", Name: "node-1"},
+	}), why)
 	harness.OK(t, patch(t, admin, gateway, `{"metadata":{"labels":{"egress.berth.dev/name":null}}}`)) // to look into one that is out of service
+	harness.OK(t, patch(t, admin, gateway, `{"metadata":{"annotations":{"a":"b"}}}`))
 }

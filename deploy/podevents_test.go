@@ -56,10 +56,10 @@ func TestDaemonTellsPods(t *testing.T) {
 			ctx, admin, node := t.Context(), harness.KubeClient(t), account(t, "berthd", "node-1")
 			harness.Eventually(t, limit, "its role holds, and no other", func() error { return notBoundMore(t, node) })
 			w := writerOf(t, "node-1")
-			e := podEvent("node-1", "web-0.1")
+			e := podEvent("node-1", "berthd.node-1x1")
 			harness.Eventually(t, limit, "an Event is written", func() error {
 				err := w.Create(ctx, e)
-				if apierrors.IsAlreadyExists(err) {
+				if errors.Is(err, podevents.ErrTaken) {
 					return nil
 				}
 				return err
@@ -144,19 +144,25 @@ func TestEventsThatAreNeverTaken(t *testing.T) {
 		"a path for a space": func(e *podevents.Event) { e.Pod.Namespace = "../../api" },
 		"a long note":        func(e *podevents.Event) { e.Note = strings.Repeat("x", 1025) },
 		"another's node":     func(e *podevents.Event) { e.Instance = "node-2" },
+		"another's name":     func(e *podevents.Event) { e.Name = "berthd.node-2x2" },
 		"another's reason":   func(e *podevents.Event) { e.Reason = "Killing" },
 	} {
-		e := podEvent("node-1", "web-0.2")
+		e := podEvent("node-1", "berthd.node-1x2")
 		change(&e)
 		if err := w.Create(t.Context(), e); !errors.Is(err, podevents.ErrFinal) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if err := w.Repeat(t.Context(), podEvent("node-1", "gone.1")); !errors.Is(err, podevents.ErrFinal) {
+	if err := w.Repeat(t.Context(), podEvent("node-1", "berthd.node-1x4")); !errors.Is(err, podevents.ErrFinal) {
 		t.Errorf("counting up an Event that is gone: %v", err)
 	}
+	e := podEvent("node-1", "berthd.node-1x5")
+	harness.OK(t, w.Create(t.Context(), e))
+	if err := w.Create(t.Context(), e); !errors.Is(err, podevents.ErrTaken) || errors.Is(err, podevents.ErrFinal) {
+		t.Errorf("a name that is taken: %v", err)
+	}
 	defer harness.WithoutAPIServer(t)()
-	if err := w.Create(t.Context(), podEvent("node-1", "web-0.3")); err == nil || errors.Is(err, podevents.ErrFinal) {
+	if err := w.Create(t.Context(), podEvent("node-1", "berthd.node-1x3")); err == nil || errors.Is(err, podevents.ErrFinal) {
 		t.Errorf("without an API server: %v", err)
 	}
 }
@@ -168,19 +174,20 @@ func TestPolicyKnowsTheReasons(t *testing.T) {
 	long := strings.Repeat("n", 63) + "." + strings.Repeat("o", 63) + "." + strings.Repeat("p", 63) + "." + strings.Repeat("q", 40)
 	w := writerOf(t, long)
 	for i, f := range podevents.Reasons() {
-		e := podEvent(long[:128], fmt.Sprint("web-0.", i))
+		e := podEvent(long[:128], fmt.Sprintf("berthd.%sx%d", long[:128], i))
 		e.Reason, e.Action = f, "SetUpNetwork"
 		harness.OK(t, w.Create(t.Context(), e))
 	}
 }
 
-// A token of a node speaks for no other node and no other program, and of Pods only.
+// A token of a node speaks for no other node and no other program, and of Pods only, and has so many names for Events that a
+// flood of them ends.
 func TestDaemonTellsNothingElse(t *testing.T) {
 	applyEventPolicy(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
 	event := func(name string, change func(*eventsv1.Event)) *eventsv1.Event {
 		e := &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, EventTime: metav1.NowMicro(),
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "berthd.node-1x" + name}, EventTime: metav1.NowMicro(),
 			ReportingController: "berthd", ReportingInstance: "node-1", Action: "AssignAddress", Reason: "NoAddress", Type: "Warning", Note: "no",
 			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "web-0"},
 		}
@@ -200,6 +207,15 @@ func TestDaemonTellsNothingElse(t *testing.T) {
 			func(e *eventsv1.Event) { e.Regarding.UID = types.UID(strings.Repeat("x", 300_000)) },
 			func(e *eventsv1.Event) { e.Related = &corev1.ObjectReference{Kind: "Node", Name: "node-1"} },
 		},
+		"berthd names an Event berthd.node-1xN, with N from 0 to 255": {
+			func(e *eventsv1.Event) { e.Name = "a" },
+			func(e *eventsv1.Event) { e.Name, e.GenerateName = "", "berthd.node-1x" },
+			func(e *eventsv1.Event) { e.Name = "berthd.node-1x256" },
+			func(e *eventsv1.Event) { e.Name = "berthd.node-1x01" },
+			func(e *eventsv1.Event) { e.Name = "berthd.node-1x1.a" },
+			func(e *eventsv1.Event) { e.Name = "berthd.node-1" },
+			func(e *eventsv1.Event) { e.Name = "berthd.node-10x1" },
+		},
 		reasons: {func(e *eventsv1.Event) { e.Reason = "Evicted" }},
 		bare: {
 			func(e *eventsv1.Event) { e.Labels = map[string]string{"a": "b"} },
@@ -207,11 +223,11 @@ func TestDaemonTellsNothingElse(t *testing.T) {
 		},
 	} {
 		for _, change := range changes {
-			forbidden(t, daemon.Create(t.Context(), event("a", change), client.DryRunAll), why)
+			forbidden(t, daemon.Create(t.Context(), event("1", change), client.DryRunAll), why)
 		}
 	}
 	for what, add := range hoards {
-		e := event("a", func(e *eventsv1.Event) { add(e) })
+		e := event("1", func(e *eventsv1.Event) { add(e) })
 		for i := range e.ManagedFields {
 			e.ManagedFields[i].APIVersion = "events.k8s.io/v1"
 		}
@@ -220,12 +236,12 @@ func TestDaemonTellsNothingElse(t *testing.T) {
 			t.Errorf("made with %s: %v", what, err)
 		}
 	}
-	forbidden(t, account(t, "berthd", "").Create(t.Context(), event("a", func(*eventsv1.Event) {})), "this token names no node")
-	others := event("others", func(e *eventsv1.Event) { e.ReportingController, e.ReportingInstance = "kubelet", "node-1" })
+	forbidden(t, account(t, "berthd", "").Create(t.Context(), event("1", func(*eventsv1.Event) {})), "this token names no node")
+	others := event("2", func(e *eventsv1.Event) { e.ReportingController, e.ReportingInstance = "kubelet", "node-1" })
 	harness.OK(t, admin.Create(t.Context(), others))
 	counted := client.RawPatch(types.MergePatchType, []byte(`{"series":{"count":2,"lastObservedTime":"2030-01-01T00:00:00.000000Z"}}`))
 	forbidden(t, daemon.Patch(t.Context(), others, counted), own)
-	mine := event("mine", func(*eventsv1.Event) {})
+	mine := event("3", func(*eventsv1.Event) {})
 	harness.OK(t, daemon.Create(t.Context(), mine))
 	harness.OK(t, daemon.Patch(t.Context(), mine, counted))
 	large := managed(1, 300_000)
@@ -249,4 +265,26 @@ func applyEventPolicy(t *testing.T) {
 			Action: "AssignAddress", Reason: "NoAddress", Type: "Normal", Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "a"},
 		}, client.DryRunAll)
 	}})
+}
+
+// A node that floods has 256 Events in a namespace, and no more.
+func TestDaemonCannotFlood(t *testing.T) {
+	applyEventPolicy(t)
+	daemon := account(t, "berthd", "node-1")
+	made := 0
+	for i := range 400 {
+		e := &eventsv1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("berthd.node-1x", i)}, EventTime: metav1.NowMicro(),
+			ReportingController: "berthd", ReportingInstance: "node-1", Action: "AssignAddress", Reason: "NoAddress", Type: "Warning",
+			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: fmt.Sprint("web-", i)},
+		}
+		if err := daemon.Create(t.Context(), e); err == nil {
+			made++
+		} else if !apierrors.IsForbidden(err) {
+			t.Fatal(err)
+		}
+	}
+	if made != 256 {
+		t.Errorf("%d Events were made", made)
+	}
 }

@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -152,6 +154,23 @@ func TestPoolsDoNotOverlap(t *testing.T) {
 		harness.OK(t, change(t, c, first, func(p *v1alpha1.AddressPool) {
 			p.Spec.Subnets = append(p.Spec.Subnets, v1alpha1.PoolSubnet{IPv4: "10.3.0.0/24", IPv6: "fd03::/120"})
 		}))
+	})
+	t.Run("addresses of Services", func(t *testing.T) {
+		services := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.77.0.0/24", "fd77::/120"}}}
+		harness.OK(t, c.Create(t.Context(), services))
+		t.Cleanup(func() { harness.OK(t, c.Delete(context.Background(), services)) })
+		const why = "spec.subnets must not overlap the addresses of Services: "
+		over := addressPool("over", "10.78.0.0/24 fd77::/120")
+		untilRefused(t, map[string]func() error{"services": func() error { return c.Create(t.Context(), over, client.DryRunAll) }})
+		for _, tc := range []struct {
+			pool *v1alpha1.AddressPool
+			mine string
+		}{{over, "fd77::/120"}, {addressPool("over", "10.76.0.0/24", "10.77.0.7/32"), "10.77.0.7/32"}, {addressPool("over", "10.64.0.0/12"), "10.64.0.0/12"}} {
+			if err := c.Create(t.Context(), tc.pool); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), why+tc.mine+" overlaps 10.77.0.0/24, fd77::/120 of ServiceCIDR more") {
+				t.Errorf("%s: %v", tc.mine, err)
+			}
+		}
+		harness.OK(t, c.Create(t.Context(), addressPool("beside", "10.77.1.0/24")))
 	})
 	t.Run("next to one another", func(t *testing.T) {
 		harness.OK(t, c.Create(t.Context(), addressPool("third", "10.1.1.0/24 fd01::100/120", "10.3.1.0/24 fd03::100/120")))
@@ -298,6 +317,9 @@ func TestDaemonKeepsItsOwnBlocks(t *testing.T) {
 		} {
 			forbidden(t, change(t, daemon, own, how), why)
 		}
+		forbidden(t, change(t, daemon, own, func(b *v1alpha1.AddressBlock) {
+			b.Withheld = []v1alpha1.WithheldAddresses{{CIDR: "10.0.0.1/32", Owner: "Node node-1"}}
+		}), "berthd may not change withheld of an AddressBlock")
 	})
 	t.Run("gives it back", func(t *testing.T) {
 		harness.OK(t, daemon.Delete(t.Context(), own))

@@ -103,6 +103,11 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	admin := harness.KubeClient(t)
 	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), render(t, deploy.PortMode).Of("ClusterRole")))
 	mine, others := vpc("mine", namespace), vpc("others", "elsewhere")
+	mine.Spec.DefaultSecurityGroups = []string{"open"}
+	mine.Spec.NamespaceLimits = []v1alpha1.VPCNamespaceLimits{
+		{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"bank"}}, SecurityGroups: []string{"of-the-bank"}},
+		{Namespaces: v1alpha1.VPCNamespaces{Names: []string{namespace}}, SecurityGroups: []string{"web"}},
+	}
 	harness.OK(t, admin.Create(t.Context(), mine))
 	harness.OK(t, admin.Create(t.Context(), others))
 	in := func(name, vpc string) *v1alpha1.PodNIC {
@@ -122,6 +127,16 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	db := in("db", "mine")
 	harness.Eventually(t, limit, "the role holds", func() error { return c.Create(t.Context(), db) })
 	harness.OK(t, patch(t, c, db, `{"spec":{"securityGroups":["web"]}}`))
+	const theirs = "spec.securityGroups: of-the-bank is not for namespace " + namespace + " in VPC mine"
+	harness.Eventually(t, limit, "the policy holds", func() error {
+		posing := in("posing", "mine")
+		posing.Spec.SecurityGroups = []string{"open", "of-the-bank"}
+		if err := c.Create(t.Context(), posing, client.DryRunAll); err == nil || !strings.Contains(err.Error(), theirs) {
+			return fmt.Errorf("want %s, got %w", theirs, err)
+		}
+		return nil
+	})
+	forbidden(t, patch(t, c, db, `{"spec":{"securityGroups":["of-the-bank"]}}`), theirs)
 	forbidden(t, c.Create(t.Context(), in("another", "others")), "spec.vpc: VPC others is not for namespace "+namespace)
 	forPod := in("for-pod", "mine")
 	forPod.Spec.Pod, forPod.Spec.Interface = &v1alpha1.PodReference{Name: "a", UID: "1"}, "eth0"
@@ -189,21 +204,21 @@ func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
 		harness.OK(t, patch(t, admin, here, `{"metadata":{"labels":{"berth.dev/egress-may-select":`+value+`}}}`))
 	}
 	grant("null")
-	in := func(name string, namespaces *metav1.LabelSelector) *v1alpha1.Egress {
+	in := func(name string, namespaces *v1alpha1.LabelSelector) *v1alpha1.Egress {
 		e := selecting(name, namespaces)
 		e.Namespace, e.Spec.Destinations = namespace, []string{"0.0.0.0/1", "128.0.0.0/1"}
 		e.Spec.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"containers":[{"name":"tap","image":"tap"}]}`)}}
 		return e
 	}
-	expression := func(key string, operator metav1.LabelSelectorOperator, values ...string) *metav1.LabelSelector {
-		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: key, Operator: operator, Values: values}}}
+	expression := func(key string, operator string, values ...v1alpha1.LabelValue) *v1alpha1.LabelSelector {
+		return &v1alpha1.LabelSelector{MatchExpressions: []v1alpha1.LabelRequirement{{Key: key, Operator: operator, Values: values}}}
 	}
 	const why = "spec.clients.namespaceSelector: selects namespaces without bounds: add matchLabels, or a matchExpression with the operator In, or have a cluster administrator label namespace team-e with berth.dev/egress-may-select=true"
 	for role, c := range clients {
 		own := in("own-"+role, nil)
-		own.Spec.Clients.PodSelector = &metav1.LabelSelector{}
+		own.Spec.Clients.PodSelector = &v1alpha1.LabelSelector{}
 		harness.Eventually(t, limit, "the role holds", func() error { return c.Create(t.Context(), own) })
-		for what, s := range map[string]*metav1.LabelSelector{
+		for what, s := range map[string]*v1alpha1.LabelSelector{
 			"all": {}, "all with a name": expression("kubernetes.io/metadata.name", "Exists"), "all but one": expression("kubernetes.io/metadata.name", "NotIn", "a"),
 			"all without a label": expression("no-such-label", "DoesNotExist"),
 		} {
@@ -222,11 +237,11 @@ func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
 		denied(t, c.Create(t.Context(), selecting("mine", nil)), "egresses")
 
 		grant(`"true"`)
-		all := in("all-"+role, &metav1.LabelSelector{})
+		all := in("all-"+role, &v1alpha1.LabelSelector{})
 		harness.Eventually(t, limit, "the grant is known", func() error { return c.Create(t.Context(), all) })
 		grant("null")
 		harness.Eventually(t, limit, "the grant is gone", func() error {
-			if err := c.Create(t.Context(), in("taps", &metav1.LabelSelector{}), client.DryRunAll); !apierrors.IsForbidden(err) {
+			if err := c.Create(t.Context(), in("taps", &v1alpha1.LabelSelector{}), client.DryRunAll); !apierrors.IsForbidden(err) {
 				return fmt.Errorf("it is allowed still: %w", err)
 			}
 			return nil

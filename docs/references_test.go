@@ -60,8 +60,8 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 // others are flags that documents name and that are of programs of others, and
 // those of Berth's programs that are for people and have no page of settings.
 var others = map[string]string{
-	"multus-conf-file": "Multus",
-	"tags":             "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
+	"multus-conf-file": "Multus", "without-nodegroup": "eksctl",
+	"tags": "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
 	"node-ip": "kubelet", "configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
 	"service-cluster-ip-range": "kube-apiserver", "enable-aggregator-routing": "kube-apiserver", "admission-control-config-file": "kube-apiserver",
@@ -133,7 +133,7 @@ func TestMetricsExist(t *testing.T) {
 
 // Every field in the documents is one that a kind of Berth's has.
 func TestFieldsExist(t *testing.T) {
-	known := map[string]bool{"spec.providerID": true, "spec.nodeName": true, "spec.hostNetwork": true, "status.phase": true, "status.podIP": true} // of a Node and a Pod
+	known := map[string]bool{"spec.providerID": true, "spec.nodeName": true, "spec.hostNetwork": true, "status.phase": true, "status.podIP": true, "status.podIPs": true} // of a Node and a Pod
 	for _, kind := range []string{"nodenetwork", "addresspool", "addressblock", "blockrequest", "vpc", "podnic", "egress", "egressclient"} {
 		section := ""
 		for line := range strings.Lines(readPage(t, "reference/"+kind+".md")) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fails when a document names what does not exist: a relative link, a heading
-# of another page, a test, a make target, or a path in the tree; or when a
-# comment in Go names a page that is not in the tree, or a heading that the page
+# of another page, a test, a make target, or a path in the tree, also in comments
+# such as <!-- test: TestA, TestB/Case; bench: exec-add -->; or when a comment in Go names a page that is not in the tree, or a heading that the page
 # lacks (written on one line as: docs/page.md, "Heading").
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -39,6 +39,16 @@ for doc in README.md CHANGELOG.md $(find docs -name '*.md'); do
 	for name in $(grep -oE '`(Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9_]*`' "$doc" | tr -d '`' || true); do
 		grep -qxF "$name" <<<"$tests" || complain "$doc" "no test is called $name"
 	done
+	while read -r kind name; do
+		if [ "$kind" = bench ]; then
+			grep -qF "\"name\": \"$name\"" bench/results.json || complain "$doc" "bench/results.json has no figure $name"
+		elif ! grep -qxF "${name%%/*}" <<<"$tests"; then
+			complain "$doc" "no test is called ${name%%/*}"
+		elif [[ $name == */* ]] && ! git grep -qE --untracked "\"([^\"]*/)?$(basename "$name" | sed 's/[][(){}.*+?^$|\\]/\\&/g; s/_/[ _]/g')\"" -- '*_test.go'; then
+			complain "$doc" "$name: no test has a case ${name#*/}"
+		fi
+	done < <({ grep -oE '<!-- (test|bench): [^>]*-->' "$doc" || true; } | sed -E 's/^<!-- (.*[^ ]) *-->$/\1/' | tr ';' '\n' |
+		awk '{ gsub(",", ""); kind = $1; sub(":", "", kind); for (i = 2; i <= NF; i++) print kind, $i }')
 	for name in $(grep -oE '(^|`)make [a-z0-9-]+' "$doc" | sed 's/.*make //' || true); do
 		grep -qxF "$name" <<<"$targets" || complain "$doc" "make has no target $name"
 	done

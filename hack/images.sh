@@ -53,5 +53,6 @@ for arch in $archs; do
 		-o "$PWD/$programs/$arch/cni/" "$plugins"/plugins/{main/loopback,meta/portmap,meta/bandwidth}
 done
 
-"$packer" -spec deploy/images.yaml -files "$programs" -out "$out" -platforms "$platforms" \
+hack/slowly.sh "Packing images" \
+	"$packer" -spec deploy/images.yaml -files "$programs" -out "$out" -platforms "$platforms" \
 	-version "$version" -revision "$revision" -source https://github.com/berthnet/berth -licenses Apache-2.0 "$@"

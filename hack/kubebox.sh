@@ -3,6 +3,11 @@
 # kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl.
 # KUBEBUILDER_ASSETS names one that is there already; else it is built once for
 # this machine (tools/kubebox).
+#
+#   hack/kubebox.sh [--api]
+#
+# With --api, etcd and kube-apiserver are enough: where nothing is built yet, those that
+# setup-envtest or another build left on this machine are taken, of the same minor version.
 set -euo pipefail
 
 if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
@@ -21,6 +26,28 @@ if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
 	exit
 fi
 cd "$(dirname "$0")/.."
+
+# installed prints a folder of this machine with both programs.
+installed() {
+	local folder version
+	version=$(sed -n 's|^\tk8s.io/kubernetes \(v[0-9]*\.[0-9]*\)\..*|\1|p' tools/kubebox/go.mod)
+	for folder in "${XDG_CACHE_HOME:-$HOME/.cache}"/berth/tools/kubebox-* \
+		"${XDG_DATA_HOME:-$HOME/.local/share}"/kubebuilder-envtest/k8s/* /usr/local/kubebuilder/bin; do
+		[ -x "$folder/etcd" ] && [ -x "$folder/kube-apiserver" ] || continue
+		case $("$folder/kube-apiserver" --version 2>/dev/null) in
+		"Kubernetes $version."*)
+			echo "$folder"
+			return
+			;;
+		esac
+	done
+	return 1
+}
+if [ "${1:-}" = --api ] && ! hack/tool.sh --built kubebox kubebox >/dev/null && folder=$(installed); then
+	echo "Taking the control plane in $folder." >&2
+	echo "$folder"
+	exit
+fi
 binary=$(hack/tool.sh kubebox kubebox)
 folder=$(dirname "$binary")
 # The program goes by the name it is started with.

@@ -3,11 +3,17 @@
 # nothing of itself; of another it is told what runs, about every 30 seconds how
 # far it is, and how long it took. For go build, go vet and go test -c, the packages
 # are counted that are compiled. Other commands may write how far they are into the
-# file $BERTH_PROGRESS, whose last line is shown.
+# file $BERTH_PROGRESS, whose last line is shown; of those with --progress, lines of
+# stderr that match a regular expression go there.
 #
-#   hack/slowly.sh WHAT COMMAND [ARGUMENT...]      (WHAT: "Building Berth")
+#   hack/slowly.sh [--progress REGEX] WHAT COMMAND [ARGUMENT...]      (WHAT: "Building Berth")
 set -euo pipefail
 
+regex=
+if [ "$1" = --progress ]; then
+	regex=$2
+	shift 2
+fi
 what=$1
 shift
 started=$SECONDS
@@ -41,7 +47,8 @@ packages() {
 	stale=$("${list_stale[@]}" 2>/dev/null) || return 0
 	left=$(grep -c . <<<"$stale") || true
 	[ -n "${total:-}" ] || total=$left
-	echo "$((total - left)) of $total packages compiled, now ${stale%%$'\n'*}" >"$BERTH_PROGRESS"
+	stale=${stale%%$'\n'*}
+	echo "$((total - left)) of $total packages compiled, now ${stale:-linking}" >"$BERTH_PROGRESS"
 }
 
 (
@@ -49,9 +56,9 @@ packages() {
 	pause() { sleep "$1" & wait $!; }
 	pause 3
 	echo "$what ..."
-	packages
-	while pause 20; do
+	for ((wait = 5; ; wait = 20)); do
 		packages
+		pause "$wait"
 		far=$(tail -n 1 "$BERTH_PROGRESS")
 		echo "  still: $what, $((SECONDS - started)) s${far:+: $far}"
 	done
@@ -59,6 +66,13 @@ packages() {
 ticker=$!
 trap 'kill "$ticker" 2>/dev/null || true; rm -f "$BERTH_PROGRESS"' EXIT
 trap 'exit 130' INT TERM HUP
-"$@"
+if [ -n "$regex" ]; then
+	# The filter has read all of it before the command's end is told of.
+	{ "$@" 2>&1 >&3 3>&- | while IFS= read -r line; do
+		if [[ $line =~ $regex ]]; then echo "$line" >"$BERTH_PROGRESS"; else echo "$line" >&2; fi
+	done; } 3>&1
+else
+	"$@"
+fi
 took=$((SECONDS - started))
 [ "$took" -lt 3 ] || echo "$what: done in $took s." >&2

@@ -5,12 +5,19 @@
 # program of the package NAME of a tool line. A module's file "ldflags" holds
 # further flags of the linker, a file "tags" build tags.
 #
-#   hack/tool.sh MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
+#   hack/tool.sh [--built] MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
+#
+# With --built it builds nothing: a program that this machine has not built makes it fail.
 #
 # Binaries are kept outside the tree, by the checksum of the module's files and
 # the Go version, so that a fresh clone need not build them again.
 set -euo pipefail
 
+build=yes
+if [ "$1" = --built ]; then
+	build=
+	shift
+fi
 module=$1 program=$2
 
 # slow MODULE says how long the modules take that take long, on two quiet cores.
@@ -40,14 +47,15 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/berth/tools/$module-$key-$(go env GOVERSIO
 binary=$cache/$program
 
 if [ ! -x "$binary" ]; then
+	[ -n "$build" ] || exit 1
 	mkdir -p "$cache"
 	trap 'rm -f "$binary.$$"' EXIT
 	trap 'exit 130' INT TERM HUP
-	build=(build)
-	[ "$program" = "${program%.test}" ] || build=(test -c)
+	command=(build)
+	[ "$program" = "${program%.test}" ] || command=(test -c)
 	ldflags="-s -w $(cat "$dir/ldflags" 2>/dev/null || true)"
 	CGO_ENABLED=0 "$root/hack/slowly.sh" "Building $program once for this version$(slow "$module")" \
-		go -C "$dir" "${build[@]}" -trimpath -tags="$(cat "$dir/tags" 2>/dev/null || true)" -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
+		go -C "$dir" "${command[@]}" -trimpath -tags="$(cat "$dir/tags" 2>/dev/null || true)" -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
 	mv "$binary.$$" "$binary"
 fi
 echo "$binary"

@@ -10,7 +10,7 @@ import (
 
 // AddressBlock is a piece of an AddressPool that one node has. Its name is
 // POOL-INDEX, so that the API server refuses a second owner. Written by the
-// operator, once: nothing but its status changes.
+// operator, once: nothing but withheld and its status changes.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -65,7 +65,28 @@ type AddressBlock struct {
 	// +optional
 	RequestUID types.UID `json:"requestUID,omitempty"`
 
+	// Withheld are addresses of the block that a node or the cluster's Services
+	// have. No new pod gets one of them, nor the address of the other family at the
+	// same place. Written by the operator.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +optional
+	Withheld []WithheldAddresses `json:"withheld,omitempty"`
+
 	Status AddressBlockStatus `json:"status,omitzero"`
+}
+
+// WithheldAddresses are addresses that no pod gets.
+type WithheldAddresses struct {
+	// CIDR is one address, such as 10.2.0.7/32, or all of a range.
+	// +kubebuilder:validation:MaxLength=49
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).masked() == cidr(self)",message="cidr must be a CIDR without host bits, such as 10.2.0.7/32"
+	CIDR string `json:"cidr"`
+
+	// Owner is what has them, such as Node node-2.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=320
+	Owner string `json:"owner"`
 }
 
 // AddressBlockList is a list of AddressBlocks.
@@ -85,6 +106,9 @@ type AddressBlockStatus struct {
 	// +optional
 	RenewTime *metav1.MicroTime `json:"renewTime,omitempty"`
 }
+
+// MaxWithheld is how many entries a block's withheld has at most.
+const MaxWithheld = 64
 
 const (
 	// LabelPool is the pool of an AddressBlock.

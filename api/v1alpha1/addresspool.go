@@ -117,7 +117,7 @@ type AddressPoolStatus struct {
 	// +optional
 	Addresses PoolCounts `json:"addresses,omitzero"`
 
-	// Conditions are Ready and Exhausted.
+	// Conditions are Ready, Exhausted and AddressesWithheld.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -137,6 +137,10 @@ type PoolCounts struct {
 // ConditionExhausted is True on an AddressPool while no block is free. Its
 // Ready is False while no block is given, for another reason.
 const ConditionExhausted = "Exhausted"
+
+// ConditionWithheld is True on an AddressPool while addresses of its accepted
+// subnets are given to no pod, as a node or the cluster's Services have them.
+const ConditionWithheld = "AddressesWithheld"
 
 const (
 	// DefaultPool is the pool of pods for which no other is named.

@@ -17,7 +17,7 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas,selectorpath=.status.selector
-// +kubebuilder:resource:path=egresses,categories=berth
+// +kubebuilder:resource:path=egresses,shortName=begress,categories=berth
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= 52",fieldPath=".metadata",message="metadata.name must begin with a letter and have at most 52 lower-case letters, digits and hyphens: its Service and its pods are named by it"
 // +kubebuilder:printcolumn:name="Destinations",type=string,JSONPath=`.spec.destinations`
 // +kubebuilder:printcolumn:name="Gateways",type=integer,JSONPath=`.status.readyGateways`
@@ -145,11 +145,11 @@ const (
 type EgressClientSelector struct {
 	// NamespaceSelector selects namespaces. Not set: the Egress's own; empty: all.
 	// +optional
-	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+	NamespaceSelector *LabelSelector `json:"namespaceSelector,omitempty"`
 
 	// PodSelector selects pods in these namespaces. Not set or empty: all.
 	// +optional
-	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
+	PodSelector *LabelSelector `json:"podSelector,omitempty"`
 }
 
 // EgressPodTemplate is what a person adds to the gateways' pods.
@@ -286,6 +286,7 @@ const (
 	EgressGatewaysReady   = "GatewaysReady"   // Available: gateways take connections to all destinations
 	EgressNoReplicas      = "NoReplicas"      // Available: spec.replicas is 0
 	EgressNoGateways      = "NoGateways"      // Available: none is ready
+	EgressForeignPods     = "ForeignPods"     // Available: the Service selects pods that are no gateways
 	EgressFamilyMissing   = "FamilyMissing"   // Available: destinations are of a family that gateways have no address of
 	EgressApplied         = "Applied"         // ServiceReady: all is there
 	EgressInvalidTemplate = "InvalidTemplate" // ServiceReady: spec.template is no template of a pod

@@ -85,6 +85,9 @@ var badEgresses = []refusal{
 	{"a minimum above all", outside(", podDisruptionBudget: {minAvailable: 101%}"), "spec.podDisruptionBudget.minAvailable", "minAvailable must be a number of pods, or a percentage from 0% to 100%"},
 	{"a maximum of words", outside(", podDisruptionBudget: {maxUnavailable: some}"), "spec.podDisruptionBudget.maxUnavailable", unavailableText},
 	{"another end of tunnels", outside(", tunnelTo: Nodes"), "spec.tunnelTo", "Unsupported value"},
+	{"a selector with many labels", outside(", clients: {podSelector: {matchLabels: {" + strings.ReplaceAll(counted(17), ",", ": a,") + ": a}}}"), "spec.clients.podSelector.matchLabels", "must have at most 16 items"},
+	{"a selector with many values", outside(", clients: {namespaceSelector: {matchExpressions: [{key: a, operator: In, values: [" + counted(65) + "]}]}}"), "spec.clients.namespaceSelector.matchExpressions[0].values", "must have at most 64 items"},
+	{"a selector with a long value", outside(", clients: {podSelector: {matchLabels: {a: " + strings.Repeat("v", 64) + "}}}"), "spec.clients.podSelector.matchLabels.a", "Too long"},
 	{"clients that nothing selects", outside(", clients: {}"), "spec.clients", "clients must have a namespaceSelector, a podSelector or both"},
 	{"a namespace that is none", outside(", allowedNamespaces: {names: [A]}"), "spec.allowedNamespaces.names", "names must be names of namespaces, or *"},
 }

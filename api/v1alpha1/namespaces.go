@@ -9,7 +9,7 @@ import (
 )
 
 // Allows tells whether a namespace with some labels is one of those that are named or
-// selected; nil allows none. The error says what is wrong with the selector.
+// selected; nil allows none. The error says what is wrong with `selector`.
 func (n *VPCNamespaces) Allows(namespace string, has map[string]string) (bool, error) {
 	if n == nil {
 		return false, nil
@@ -22,7 +22,7 @@ func (n *VPCNamespaces) Allows(namespace string, has map[string]string) (bool, e
 	}
 	selector, err := metav1.LabelSelectorAsSelector(n.Selector)
 	if err != nil {
-		return false, fmt.Errorf("spec.allowedNamespaces.selector: %w", err)
+		return false, fmt.Errorf("selector: %w", err)
 	}
 	return selector.Matches(labels.Set(has)), nil
 }

@@ -313,6 +313,16 @@ type IPAMStatus struct {
 	// +optional
 	Waiting int32 `json:"waiting,omitempty"`
 
+	// MissingLinks are the IDs of ENIs whose links the node lacks: of those among
+	// status.eni.enis, and of those that pods use although they are not. The operator
+	// asks EC2 for each that comes or goes.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:items:Pattern=`^[!-~]*$`
+	// +optional
+	MissingLinks []string `json:"missingLinks,omitempty"`
+
 	// InstanceID is the instance that this report is of.
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[!-~]*$`
@@ -470,3 +480,7 @@ const (
 	ConditionAtCapacity = "AtCapacity"
 	ConditionDegraded   = "Degraded"
 )
+
+// ReasonLinkMissing is the reason of Degraded while nothing is wrong but that the node has
+// no link of an ENI (status.ipam.missingLinks).
+const ReasonLinkMissing = "LinkMissing"

@@ -87,8 +87,8 @@ type PodNICSpec struct {
 	// +optional
 	SecurityGroups []string `json:"securityGroups,omitempty"`
 
-	// PortID is a port that is there already. It is bound and unbound, and never
-	// deleted. Not set: a port is made.
+	// PortID is a port that is there already, and whose tag names the namespace. It is
+	// bound and unbound, and never deleted. Not set: a port is made.
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9A-Za-z][0-9A-Za-z-]{10,}$')",message="portID must be the ID of a port, such as a2815656-76f7-46d4-9d11-057063db1a14"
 	// +optional
@@ -237,7 +237,8 @@ type PodNICStatus struct {
 	// +optional
 	Plug *PortPlug `json:"plug,omitempty"`
 
-	// Conditions are PortReady, Bound and, once the node has said something, Plugged.
+	// Conditions are PortReady, Bound, once the node has said something, Plugged, and
+	// Allowed, which is False, while the VPC would not allow the NIC any more.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -394,6 +395,8 @@ const (
 	ConditionPortReady = "PortReady" // there is a port as it is asked for
 	ConditionBound     = "Bound"     // it is bound to the pod's node
 	ConditionPlugged   = "Plugged"   // the node has it plugged, as the port is
+	// ConditionAllowed is there, False, while a NIC has a port that its VPC would not allow any more.
+	ConditionAllowed = "Allowed"
 )
 
 const (

@@ -28,6 +28,7 @@ type (
 	storedBlock struct {
 		PoolName, NodeName, IPv4, IPv6, RequestUID string
 		Index                                      int64
+		Withheld                                   []v1alpha1.WithheldAddresses
 		Status                                     v1alpha1.AddressBlockStatus `json:"status"`
 	}
 	// What it sets of ENIs has its own sample in each nodenetwork-*.json.

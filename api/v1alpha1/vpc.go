@@ -10,7 +10,7 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:scope=Cluster,path=vpcs,categories=berth
+// +kubebuilder:resource:scope=Cluster,path=vpcs,shortName=bvpc,categories=berth
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63 && !self.metadata.name.contains('.')",fieldPath=".metadata",message="metadata.name must be at most 63 lower-case letters, digits and hyphens: it is a label of the VPC's NICs"
 // +kubebuilder:printcolumn:name="Provider",type=string,JSONPath=`.spec.provider`
 // +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`
@@ -127,6 +127,22 @@ type VPCSpec struct {
 	// none.
 	// +optional
 	AllowedNamespaces *VPCNamespaces `json:"allowedNamespaces,omitempty"`
+
+	// NamespaceLimits are what the NICs of certain namespaces may have. The first entry
+	// that a namespace is in counts for it. NICs of a namespace that is in none may name the
+	// groups of defaultSecurityGroups only, and any subnet of the VPC.
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +optional
+	NamespaceLimits []VPCNamespaceLimits `json:"namespaceLimits,omitempty"`
+
+	// MaxNICsPerNamespace is how many NICs with a port a namespace may have in this VPC,
+	// pods' and users' together, unless an entry of namespaceLimits says otherwise.
+	// +kubebuilder:default=128
+	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 65536",message="maxNICsPerNamespace must be between 1 and 65536"
+	// +optional
+	MaxNICsPerNamespace *int32 `json:"maxNICsPerNamespace,omitempty"`
 
 	// MaxNICsPerPod is how many NICs a pod may have in this VPC.
 	// +kubebuilder:default=4
@@ -276,9 +292,45 @@ type VPCTLS struct {
 	Insecure bool `json:"insecure,omitempty"`
 }
 
+// DefaultMaxNICsPerNamespace is MaxNICsPerNamespace where it is not set.
+const DefaultMaxNICsPerNamespace = 128
+
+// VPCNamespaceLimits are what the NICs of some namespaces may have in a VPC.
+type VPCNamespaceLimits struct {
+	// Namespaces are those that the limits are for.
+	Namespaces VPCNamespaces `json:"namespaces"`
+
+	// SecurityGroups are the IDs of the groups that NICs may name beside those of
+	// defaultSecurityGroups; "*" is any group. Not set: none.
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=255
+	// +optional
+	SecurityGroups []string `json:"securityGroups,omitempty"`
+
+	// Subnets are the IDs or names of the subnets that NICs may be in. A NIC that names
+	// none is in those of the VPC's default subnets that are among them, else in one of them.
+	// Not set: all subnets of the VPC.
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=255
+	// +optional
+	Subnets []string `json:"subnets,omitempty"`
+
+	// MaxNICs is how many NICs with a port each of the namespaces may have. Not set:
+	// maxNICsPerNamespace of the VPC.
+	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 65536",message="maxNICs must be between 0 and 65536"
+	// +optional
+	MaxNICs *int32 `json:"maxNICs,omitempty"`
+}
+
 // VPCNamespaces are the namespaces that are named and those that have the labels.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.names) || has(self.selector)",message="allowedNamespaces must have names, a selector or both"
+// +kubebuilder:validation:XValidation:rule="has(self.names) || has(self.selector)",message="expected names, a selector or both"
 type VPCNamespaces struct {
 	// Names are namespaces; "*" is all there are.
 	// +listType=set

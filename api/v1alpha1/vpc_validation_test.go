@@ -78,7 +78,12 @@ var badVPCs = []refusal{
 	{"no NICs", keystone(", maxNICsPerPod: 0"), "spec.maxNICsPerPod", "maxNICsPerPod must be between 1 and 32"},
 	{"too many NICs", keystone(", maxNICsPerPod: 33"), "spec.maxNICsPerPod", "maxNICsPerPod must be between 1 and 32"},
 	{"no NICs of a node", keystone(", maxNICsPerNode: 0"), "spec.maxNICsPerNode", "maxNICsPerNode must be between 1 and 65536"},
-	{"no namespaces", keystone(", allowedNamespaces: {}"), "spec.allowedNamespaces", "allowedNamespaces must have names, a selector or both"},
+	{"no NICs of a namespace", keystone(", maxNICsPerNamespace: 0"), "spec.maxNICsPerNamespace", "maxNICsPerNamespace must be between 1 and 65536"},
+	{"limits of nobody", keystone(", namespaceLimits: [{maxNICs: 1}]"), "spec.namespaceLimits[0].namespaces", "Required value"},
+	{"limits of no namespace", keystone(", namespaceLimits: [{namespaces: {}}]"), "spec.namespaceLimits[0].namespaces", "expected names, a selector or both"},
+	{"fewer NICs than none", keystone(", namespaceLimits: [{namespaces: {names: [a]}, maxNICs: -1}]"), "spec.namespaceLimits[0].maxNICs", "maxNICs must be between 0 and 65536"},
+	{"limits to no group", keystone(", namespaceLimits: [{namespaces: {names: [a]}, securityGroups: []}]"), "spec.namespaceLimits[0].securityGroups", "should have at least 1 items"},
+	{"no namespaces", keystone(", allowedNamespaces: {}"), "spec.allowedNamespaces", "expected names, a selector or both"},
 	{"a pattern for namespaces", keystone(", allowedNamespaces: {names: ['team-*']}"), "spec.allowedNamespaces.names", "names must be names of namespaces, or *"},
 	{"no label", keystone(", hostLabel: 'a b'"), "spec.hostLabel", "hostLabel must be the key of a label"},
 	{"a MAC for all", keystone(", portMAC: 'fa:16:3e:00:00:01'"), "spec.portMAC", `supported values: "Derived", "Provider"`},
@@ -103,6 +108,7 @@ func TestGoodVPCs(t *testing.T) {
 		"insecure":         strings.Replace(keystone(", tls: {insecure: true}"), "https:", "http:", 1),
 		"everybody":        keystone(", allowedNamespaces: {names: ['*']}"),
 		"selected":         keystone(", allowedNamespaces: {names: [team-a], selector: {matchLabels: {net: blue}}}, hostLabel: node-restriction.kubernetes.io/host, maxNICsPerPod: 32, portMAC: Provider"),
+		"limits":           keystone(", namespaceLimits: [{namespaces: {names: [a], selector: {}}, securityGroups: [g, '*'], subnets: [s], maxNICs: 0}, {namespaces: {names: ['*']}}], maxNICsPerNamespace: 65536"),
 		"ec2":              ofEC2(),
 		"ec2-more":         ofEC2("ec2: {subnets: [subnet-0a1b2c3d4e5f67890, subnet-0a1b2c3d]}", "defaultSecurityGroups: [sg-1, sg-2, sg-3, sg-4, sg-5]", "maxNICsPerNode: 9"),
 		"ec2-ipv6":         ofEC2("ec2: {ipFamilies: ipv6}"),
@@ -119,10 +125,10 @@ func TestVPCDefaults(t *testing.T) {
 	harness.OK(t, c.Create(t.Context(), newVPC(t, "blue", "{provider: alcor, network: net, project: p, endpoint: 'http://a.example', alcor: {}}")))
 	v := &v1alpha1.VPC{}
 	harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: "blue"}, v))
-	four := int32(4)
+	four, many := int32(4), int32(v1alpha1.DefaultMaxNICsPerNamespace)
 	want := v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderAlcor, Network: "net", Project: "p", Endpoint: "http://a.example",
-		MaxNICsPerPod: &four, PortMAC: v1alpha1.PortMACDerived, Alcor: &v1alpha1.AlcorSpec{NetnsPrefix: "vpc-ns"},
+		MaxNICsPerPod: &four, MaxNICsPerNamespace: &many, PortMAC: v1alpha1.PortMACDerived, Alcor: &v1alpha1.AlcorSpec{NetnsPrefix: "vpc-ns"},
 	}
 	if d := cmp.Diff(want, v.Spec); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

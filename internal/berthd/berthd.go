@@ -197,7 +197,7 @@ func unlessEnded(ctx context.Context, err error) error {
 
 // datapathConfig is what the data paths of all modes have.
 func (n *node) datapathConfig() datapath.Config {
-	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir}
+	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir, Log: n.log}
 }
 
 // runDaemon puts the address source and the daemon together and runs them.
@@ -228,6 +228,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
 		InspectNetns: n.deps.InspectNetns,
+		Tell:         n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove,
 	}
 	o.Upkeep, _ = net.(daemon.Upkeep)
 	if n.ports != nil {

@@ -47,12 +47,14 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
 		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
 	}
+	// With templates, ENIs with other groups may be those of a template that selected the node before.
+	base.FollowGroups = m.cfg.FollowSecurityGroups && templates == nil
 	begin := wanted(base, nil)
 	if templates != nil {
 		begin = counted(base, templates.Counted())
 	}
 	src, err := eni.New(eni.Options{
-		Template: begin.Template, InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
+		Template: begin.Template, InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log, Tell: m.tell,
 	}, reconciler.Config{
 		Settings: begin.Settings,
 		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),

@@ -18,7 +18,7 @@ func (m *operatorMode) newSource(context.Context) (source.Source, error) {
 	c := nodenetwork.Config{
 		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID,
 		Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: eni.Files{Dir: m.cfg.StateDir},
-		Clock: m.clock, Logger: m.log, Reported: nodenetwork.CountReports(m.metrics.Registry),
+		Clock: m.clock, Logger: m.log, Tell: m.tell, Reported: nodenetwork.CountReports(m.metrics.Registry),
 	}
 	if m.cfg.AutoCreateNodeNetwork {
 		c.Spec = nodenetwork.SpecOf(&m.cfg, m.id)

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/pool"
 )
@@ -41,11 +43,17 @@ func (m *routed) setUp(ctx context.Context, kernel carrier.Node) (daemon.Kernel,
 }
 
 func (m *routed) newSource(context.Context) (source.Source, error) {
+	var conflict func(attachment.Pod, string, string)
+	if m.tell != nil {
+		conflict = func(pod attachment.Pod, ifName, message string) {
+			m.tell(podevents.News{Pod: pod, IfName: ifName, Kind: podevents.AddressShared, Cause: podevents.UsedElsewhere, Message: message})
+		}
+	}
 	return pool.New(pool.Config{
 		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, Datapath: m.datapath, StateDir: m.cfg.StateDir,
 		Cooling: m.cfg.CoolingPeriod, Watermark: m.cfg.BlockWatermark, ReleaseDelay: m.cfg.BlockReleaseDelay, ClaimInterval: m.cfg.BlockClaimInterval,
-		IgnoreUntold: m.cfg.IgnoreUntoldAnnotations,
-		Clock:        m.clock, Logger: m.log, Observer: pool.NewMetrics(m.metrics.Registry),
+		IgnoreUntold: m.cfg.IgnoreUntoldAnnotations, Conflict: conflict,
+		Clock: m.clock, Logger: m.log, Observer: pool.NewMetrics(m.metrics.Registry),
 	})
 }
 

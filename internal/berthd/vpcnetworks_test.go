@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // kernelOfENIs is a data path that keeps what it is told.
@@ -25,6 +26,10 @@ func (k *kernelOfENIs) SetENI(_ context.Context, e eni.ENI) error {
 }
 
 func (k *kernelOfENIs) RemoveENI(context.Context, string) error { return nil }
+
+func (k *kernelOfENIs) ChangedLinks(context.Context) (map[string]source.LinkChange, error) {
+	return nil, nil
+}
 
 func (k *kernelOfENIs) SetLocalCIDRs(_ context.Context, cidrs []netip.Prefix) (bool, error) {
 	if k.noIPv6 != nil && slices.ContainsFunc(cidrs, isIPv6) {

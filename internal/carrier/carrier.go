@@ -22,12 +22,15 @@ type Node interface {
 	Setup(ctx context.Context, c datapath.Config) error
 	SetUplink(ctx context.Context, uplink datapath.Uplink) error
 	RemoveUplink(ctx context.Context, number int) error
+	UplinkLinks(ctx context.Context) (map[string]datapath.UplinkLink, error)
 	SetBlocks(ctx context.Context, blocks []datapath.Block) error
 	WithdrawBlocks(ctx context.Context) error
 	Repair(ctx context.Context, want datapath.Wanted) (repaired []string, err error)
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 	ARPFiltered() bool
+	NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error)
+	RemoveNodeAddress(ctx context.Context, addr netip.Addr) error
 
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
 	CheckPod(ctx context.Context, pod datapath.Pod) error

@@ -2,6 +2,7 @@ package carrier
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -56,10 +57,32 @@ func (n *VPC) SetENI(ctx context.Context, e eni.ENI) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.Node.SetUplink(ctx, want); err != nil {
+		if errors.Is(err, datapath.ErrNoLink) {
+			err = fmt.Errorf("%w: %w", source.ErrNoLink, err)
+		}
 		return err
 	}
 	n.enis[e.ID] = want
 	return nil
+}
+
+// ChangedLinks implements the ENI source's Datapath.
+func (n *VPC) ChangedLinks(ctx context.Context) (map[string]source.LinkChange, error) {
+	links, err := n.UplinkLinks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	changed := map[string]source.LinkChange{}
+	for id, l := range links {
+		switch l.Now {
+		case l.Set:
+		case 0:
+			changed[id] = source.LinkGone
+		default:
+			changed[id] = source.LinkReplaced
+		}
+	}
+	return changed, nil
 }
 
 // RemoveENI removes what SetENI made. It implements the ENI source's Datapath.

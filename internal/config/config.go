@@ -25,6 +25,12 @@ const (
 	IPAMNone        = "none"         // another network: berth comes after its plugins, for egress
 )
 
+// The values of Config.ForeignAddresses.
+const (
+	ForeignTell   = "tell"
+	ForeignRemove = "remove"
+)
+
 // The values of pod-events.
 const (
 	PodEventsAuto   = "auto" // wherever the Kubernetes API is used or in reach
@@ -73,6 +79,8 @@ type Config struct {
 	Subnets         []string
 	SubnetTags      map[string]string
 	SecurityGroups  []string
+
+	FollowSecurityGroups bool // in node mode
 
 	SecurityGroupTags   map[string]string // in operator mode, for the NodeNetwork
 	UsePrimaryAddress   bool              // likewise
@@ -127,6 +135,8 @@ type Config struct {
 	CRISocket      string
 	NetnsGrace     time.Duration
 	RepairInterval time.Duration
+	// ForeignAddresses is what is done about addresses of running pods on the node's links: ForeignTell or ForeignRemove.
+	ForeignAddresses string
 
 	// Watching
 	IntrospectionAddr string
@@ -216,6 +226,7 @@ func (c *Config) contradictions() []error {
 		{c.Kubeconfig != "" && !c.asksKubernetes(), "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events, --node-network-templates and --egress only"},
 		{c.IPAM != IPAMENI && c.NodeNetworkTemplates, "--node-network-templates needs --ipam=eni: with --ipam=eni-operator the operator applies NodeNetworkTemplates, and elsewhere there are no ENIs"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
+		{c.IPAM != IPAMENI && !c.FollowSecurityGroups, "--follow-security-groups=false needs --ipam=eni: elsewhere security groups do not follow those of the primary ENI"},
 		{c.IPAM != IPAMPool && c.WithdrawOnExit, "--withdraw-on-exit needs --ipam=pool"},
 		{c.IPAM != IPAMPool && !c.HasPorts() && c.IgnoreUntoldAnnotations, "--ignore-untold-annotations needs --ipam=pool, --ipam=port or --vpc-ports"},
 		{c.IPAM != IPAMPool && c.ExportTable != defaultExportTable, "--export-table needs --ipam=pool"},

@@ -135,6 +135,8 @@ func eniSettings(c *Config) []Setting {
 			Doc: "Tags that choose the subnets of new ENIs in the node's zone, separated by commas; not with subnets."},
 		{Flag: "security-groups", Unit: "group IDs", parse: list(&c.SecurityGroups, prefixed("sg-")),
 			Doc: "Security groups of new ENIs, separated by commas. Default: the primary ENI's."},
+		{Flag: "follow-security-groups", Default: "true", bare: true, parse: boolean(&c.FollowSecurityGroups),
+			Doc: "With ipam=eni, without NodeNetworkTemplates, and with security groups configured nowhere else, give ENIs that are there the security groups of the primary ENI whenever these change. Otherwise only new ENIs get them, and the condition `SecurityGroupsFollowed` tells when others differ."},
 		{Flag: "security-group-tags", Unit: "key=value", parse: pairs(&c.SecurityGroupTags),
 			Doc: "With ipam=eni-operator, tags that choose the security groups of new ENIs in the VPC, separated by commas; not with security-groups."},
 		{Flag: "use-primary-address", Default: "false", bare: true, parse: boolean(&c.UsePrimaryAddress),
@@ -195,6 +197,8 @@ func servingSettings(c *Config) []Setting {
 			Doc: "How long a network namespace must be gone before its attachment is released without a DEL."},
 		{Flag: "repair-interval", Default: "1m", parse: duration(&c.RepairInterval, time.Second, day),
 			Doc: "How often the kernel is compared with what it should be, besides at every change seen."},
+		{Flag: "foreign-addresses", Default: ForeignTell, parse: oneOf(&c.ForeignAddresses, ForeignTell, ForeignRemove),
+			Doc: "What to do about a running pod's address that other software gives to a link of the node, which cuts the pod off. `tell`: report it by the condition AddressesExclusive, an Event of the pod and a metric. `remove`: also remove the address from the link, unless the node needs it."},
 	}
 }
 

@@ -15,6 +15,7 @@ const (
 	ConditionDataPath   = "DataPathReady"
 	ConditionForwarding = "ForwardingAllowed"
 	ConditionARP        = "ARPFiltered"
+	ConditionExclusive  = "AddressesExclusive"
 	ConditionSupply     = "AddressesAvailable"
 	ConditionRecords    = "RecordsIntact"
 	ConditionWritable   = "RecordsWritable"
@@ -28,6 +29,7 @@ var conditionDocs = [][2]string{
 	{ConditionDataPath, "the node's own kernel state is set up"},
 	{ConditionForwarding, "nothing else on the node drops forwarded packets by default"},
 	{ConditionARP, "ARP requests of pods, which would fill the node's neighbour table, are dropped"},
+	{ConditionExclusive, "no link of the node has an address that is for pods"},
 	{ConditionSupply, "an address was usable once and no ADD waits for one"},
 	{ConditionRecords, "all attachment records could be read"},
 	{ConditionWritable, "attachment records can be written"},

@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -69,6 +70,9 @@ type Options struct {
 	NetnsGrace   time.Duration // how long a namespace must be gone
 
 	RepairInterval time.Duration // how often the kernel is repaired without an event
+
+	Tell                   func(podevents.News) // of running pods; returns at once; optional
+	RemoveForeignAddresses bool                 // take running pods' addresses from the node's links
 
 	// InspectNetns identifies a network namespace; optional, for tests without one.
 	InspectNetns func(path string) (datapath.NetnsID, error)
@@ -133,13 +137,14 @@ func New(o Options) *Daemon {
 		d.repairer = &repairer{
 			upkeep: o.Upkeep, kernel: o.Kernel, store: o.Store, source: o.Source, conditions: d.conditions, quarantine: d.quarantine,
 			repairs: o.Metrics.repairs, interval: o.RepairInterval, again: d.addAgainLater,
-			clock: o.Clock, log: o.Log,
+			addresses: nodeAddresses{remove: o.RemoveForeignAddresses, tell: o.Tell},
+			clock:     o.Clock, log: o.Log,
 		}
 	}
 	if o.NICs != nil {
 		d.nics = newNICKeeper(d)
 		if d.repairer != nil {
-			d.repairer.linkLost = o.NICs.LinkLost
+			d.repairer.linkChanged = o.NICs.LinkChanged
 		}
 	}
 	if o.Egress != nil {

@@ -94,6 +94,16 @@ func (s *switchboard) hear() {
 // what the operator heard of each port.
 func (s *switchboard) want(t testing.TB, ports ...string) {
 	t.Helper()
+	waitFor(t, func() bool { // the operator hears of it after it is recorded
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for port, is := range s.told {
+			if is != slices.Contains(ports, port) {
+				return false
+			}
+		}
+		return true
+	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	got := []string{}
@@ -106,11 +116,6 @@ func (s *switchboard) want(t testing.TB, ports ...string) {
 	}
 	for _, w := range s.wrong {
 		t.Error(w)
-	}
-	for port, is := range s.told {
-		if is != slices.Contains(ports, port) {
-			t.Errorf("the operator heard that %s is plugged: %v", port, is)
-		}
 	}
 }
 
@@ -188,8 +193,8 @@ func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachm
 
 func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 
-// LinkLost has all be looked at.
-func (f *fakeNICs) LinkLost(string, net.HardwareAddr) { f.changed.Set() }
+// LinkChanged has all be looked at.
+func (f *fakeNICs) LinkChanged(string, net.HardwareAddr) { f.changed.Set() }
 
 func (f *fakeNICs) News() <-chan struct{} { return f.news }
 

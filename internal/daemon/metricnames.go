@@ -16,6 +16,7 @@ var (
 	famDel      = metric.New("berth_del_duration_seconds", "histogram", "Time that DEL took in the daemon.")
 
 	famAddresses = metric.New("berth_addresses", "gauge", "Addresses of this node by state: used, warm, cooling, not-ready or withdrawn.", "state")
+	famOnNode    = metric.New("berth_addresses_on_node", "gauge", "Addresses for pods that somebody gave to a link of the node, by whose they are: pod (of a running pod, which nobody reaches) or nobody (kept from pods).", "held_by")
 	famWaiting   = metric.New("berth_waiting_adds", "gauge", "ADDs that wait for an address.")
 	famReap      = metric.New("berth_reap_pending", "gauge", "Links of released pods that the kernel still has to remove.")
 	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, else 0.", "type")
@@ -32,7 +33,7 @@ var (
 	famBuild = metric.New("berth_build_info", "gauge", "Always 1; the label tells the version.", "version")
 
 	families = []metric.Family{
-		famRequests, famAdd, famDel, famAddresses, famWaiting, famReap, famCondition, famRepairs, famNICRepairs, famEgressClients, famEgressChanges, famPodEvents,
+		famRequests, famAdd, famDel, famAddresses, famOnNode, famWaiting, famReap, famCondition, famRepairs, famNICRepairs, famEgressClients, famEgressChanges, famPodEvents,
 		famIPAM, famBuild,
 	}
 )

@@ -105,6 +105,11 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 			ch <- m
 		}
 	}
+	if r := c.daemon.repairer; r != nil {
+		pods, withheld := r.addresses.counts()
+		gauge(famOnNode, float64(pods), "pod")
+		gauge(famOnNode, float64(withheld), "nobody")
+	}
 	gauge(famWaiting, float64(snap.Waiting))
 	gauge(famReap, float64(c.daemon.reaper.count()))
 	for state, n := range c.daemon.egressClients() {

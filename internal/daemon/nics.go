@@ -55,9 +55,10 @@ type NICs interface {
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
 	// Changed fires when somebody else may have changed what is plugged; nil: never.
 	Changed() <-chan struct{}
-	// LinkLost says that a link of the node, with a MAC address, is gone or went down, or with
-	// an empty name that any may be, or rules of the node: Changed fires if what is plugged may need it.
-	LinkLost(name string, address net.HardwareAddr)
+	// LinkChanged reports a change of a link of the node, by name and MAC address: the link appeared,
+	// vanished, went down or lost its settings, routes or neighbours. An empty name means that the change may
+	// concern any NIC, such as one of rules or tables. Changed fires if a NIC that is plugged depends on the link.
+	LinkChanged(name string, address net.HardwareAddr)
 	// Touched names the ports of which that is so since it was asked last; all: it may be
 	// any.
 	Touched() (ports []string, all bool)

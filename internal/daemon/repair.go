@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -34,6 +35,10 @@ type Upkeep interface {
 	// ARPFiltered tells whether the kernel drops pods' ARP requests
 	// (datapath.Node.ARPFiltered).
 	ARPFiltered() bool
+	// NodeAddresses lists the addresses that the node has itself (datapath.Node.NodeAddresses), and
+	// RemoveNodeAddress removes one.
+	NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error)
+	RemoveNodeAddress(ctx context.Context, addr netip.Addr) error
 }
 
 // repairDebounce gathers the events of one disturbance.
@@ -51,37 +56,64 @@ type repairer struct {
 	interval   time.Duration
 	// again sets up what is missing of an attachment, unless it is another by now.
 	again func(ctx context.Context, seen attachment.Record) error
-	// linkLost hears of links that are gone or went down, and of rules that are (NICs.LinkLost); nil: nobody.
-	linkLost func(name string, address net.HardwareAddr)
-	clock    clock.Clock
-	log      *slog.Logger
+	// linkChanged is NICs.LinkChanged, or nil without NICs.
+	linkChanged func(name string, address net.HardwareAddr)
+	addresses   nodeAddresses
+	clock       clock.Clock
+	log         *slog.Logger
 }
 
 // run repairs what others change, at once when it is seen and at an
 // interval, until ctx ends.
+//
+// A repair that failed is tried again soon, and after longer and longer, up to the interval,
+// while it fails: a pod whose namespace is gone fails until its DEL comes.
 func (r *repairer) run(ctx context.Context) {
-	events := r.watch(ctx)
-	r.repair(ctx)
+	var events <-chan datapath.Event
+	failures := 0
 	for {
-		select {
-		case <-ctx.Done():
-			return
-		case e, ok := <-events:
-			if !ok {
-				events = r.watch(ctx)
-				continue
-			}
-			if !r.disturbed(e) {
-				continue
-			}
-			r.drainEvents(ctx, events, r.clock.After(repairDebounce))
-		case <-r.clock.After(r.interval):
+		if events == nil {
+			events = r.watch(ctx)
 		}
-		r.repair(ctx)
+		wait := r.interval
+		if r.repair(ctx) {
+			failures = 0
+		} else {
+			wait = min(wait, retry.Delay(againAfter, wait, failures))
+			failures++
+		}
+		due := r.clock.After(wait)
+		for again := false; !again; {
+			if events, again = r.await(ctx, events, due); ctx.Err() != nil {
+				return
+			}
+		}
 	}
 }
 
-// watch never fails for good: without events the interval remains.
+// await returns when there may be something to repair, or when events ended, which it begins
+// anew.
+func (r *repairer) await(ctx context.Context, events <-chan datapath.Event, due <-chan time.Time) (_ <-chan datapath.Event, again bool) {
+	select {
+	case <-ctx.Done():
+	case e, ok := <-events:
+		if !ok {
+			return r.watch(ctx), false
+		}
+		again = r.disturbed(e)
+		if look := e.Kind == datapath.AddressChanged; again || look {
+			again = r.drainEvents(ctx, events, r.clock.After(repairDebounce)) || again
+			if !again {
+				r.lookAtAddresses(ctx)
+			}
+		}
+	case <-due:
+		again = true
+	}
+	return events, again
+}
+
+// watch never fails for good: without events, which the next repair asks for again, the interval remains.
 func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 	events, err := r.upkeep.Watch(ctx)
 	if err != nil {
@@ -93,41 +125,47 @@ func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 	return events
 }
 
-// disturbed tells the source of links that came or went, and returns whether
+// disturbed tells the source of links that came or went, and the NICs of changes that may concern one
+// of them, which StateLost without a link does not. It returns whether
 // there may be something to repair: not for a link that is no pod's, since a
 // link brings nothing of Berth's along, and takes with it what there was.
 func (r *repairer) disturbed(e datapath.Event) bool {
-	if e.Kind != datapath.StateLost {
+	if e.Kind == datapath.AddressChanged {
+		return false
+	}
+	if e.Kind != datapath.StateLost && e.Kind != datapath.PortStateLost {
 		r.source.Kick()
 	}
-	if r.linkLost != nil && e.Kind != datapath.LinkAppeared {
-		r.linkLost(e.Link, e.MAC)
+	if r.linkChanged != nil && (e.Kind != datapath.StateLost || e.Link != "") {
+		r.linkChanged(e.Link, e.MAC)
 	}
-	if (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
+	if e.Kind == datapath.PortStateLost || (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false
 	}
 	r.log.Debug("kernel state changed", "what", e.What) // the repair tells at Info if it was not our own doing
 	return true
 }
 
-// drainEvents takes events until the end of the gathering time.
-func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) {
+// drainEvents takes events until the end of the gathering time, and returns whether there may
+// be something to repair.
+func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) (disturbed bool) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return disturbed
 		case <-end:
-			return
+			return disturbed
 		case e, ok := <-events:
 			if !ok {
-				return
+				return disturbed
 			}
-			r.disturbed(e)
+			disturbed = r.disturbed(e) || disturbed
 		}
 	}
 }
 
-func (r *repairer) repair(ctx context.Context) {
+// repair tells whether it did all that was to be done.
+func (r *repairer) repair(ctx context.Context) (done bool) {
 	var pods []datapath.Pod
 	for _, rec := range r.store.Records() {
 		if rec.State == attachment.Ready && !rec.Lease.Empty() {
@@ -147,6 +185,8 @@ func (r *repairer) repair(ctx context.Context) {
 	}
 	r.lookAtForwarding(ctx)
 	r.lookAtARP()
+	r.lookAtAddresses(ctx)
+	return err == nil
 }
 
 // mayNeedUplink tells whether the uplink of a number could be in use: by a pod, or

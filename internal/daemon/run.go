@@ -55,6 +55,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	wg.Go(func() { d.supply.run(loops) })
 	if d.repairer != nil {
 		d.repairer.lookAtARP()
+		d.repairer.lookAtAddresses(ctx)
 		wg.Go(func() { d.repairer.run(loops) })
 	}
 	front.admit(d)

@@ -1,10 +1,13 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -43,11 +46,11 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	links, err := n.addPod(ctx, pod, s.config.Sysctls)
 	if err != nil {
 		if before == live {
-			n.podLinks.set(pod.HostIfName, unknown, 0)
+			n.podLinks.set(pod.HostIfName, unknown, wiring{})
 		}
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
-	n.podLinks.set(pod.HostIfName, live, links.HostIndex, pod.Addrs()...)
+	n.podLinks.set(pod.HostIfName, live, pod.wiring(links.HostIndex, links.PodMAC))
 	return links, nil
 }
 
@@ -99,6 +102,10 @@ func (k *kernel) ensureLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (
 		return PodLinks{}, false, fmt.Errorf("look up %s: %w", pod.HostIfName, err)
 	}
 	links, ok, err := podEnds(host, pod, inPod)
+	if err == nil && ok && !bytes.Equal(links.HostMAC, pod.HostMAC) {
+		links.HostMAC = pod.HostMAC // the pod's neighbour; somebody changed the link's
+		err = k.setMAC(host, pod.HostMAC)
+	}
 	if err != nil || ok {
 		return links, false, err
 	}
@@ -163,6 +170,13 @@ func podEnds(host netlink.Link, pod Pod, inPod *netlink.Handle) (PodLinks, bool,
 		HostMAC: h.HardwareAddr, PodMAC: p.HardwareAddr,
 		HostIndex: h.Index, PodIndex: p.Index, MTU: p.MTU,
 	}, true, nil
+}
+
+func (k *kernel) setMAC(link netlink.Link, mac net.HardwareAddr) error {
+	if err := k.main.LinkSetHardwareAddr(link, mac); err != nil {
+		return fmt.Errorf("give %s the MAC address %s: %w", link.Attrs().Name, mac, err)
+	}
+	return nil
 }
 
 // undoLink removes a link that the failed call made.
@@ -233,6 +247,12 @@ func (k *kernel) addPodRoute(pod Pod, index int, addr netip.Addr) error {
 	name := fmt.Sprintf("link %d", other)
 	if link, err := k.main.LinkByIndex(other); err == nil {
 		name = link.Attrs().Name
+	}
+	if !strings.HasPrefix(name, LinkPrefix) { // to no pod: whoever put it into the table overruled Berth's
+		if err := k.main.RouteReplace(podRoute(index, addr)); err != nil {
+			return fmt.Errorf("replace route %s dev %s of table %d: %w", addr, name, PodTable, err)
+		}
+		return nil
 	}
 	return fmt.Errorf("route %s to %s: %w: %s", addr, pod.HostIfName, ErrAddressInUse, name)
 }

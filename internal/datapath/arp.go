@@ -3,12 +3,14 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/datapath/nft"
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // A pod has no question to ask by ARP: its gateway is a permanent neighbour, and
@@ -28,11 +30,13 @@ func (n *Node) setARPTable() (changed []string, err error) {
 		return nil, err
 	}
 	rs, err := arpRuleset()
-	if err != nil || rs.inKernel(conn) {
+	if err != nil || rs.InKernel(conn) {
 		n.withoutARP.Store(false)
 		return nil, err
 	}
-	rs.replace(conn)
+	if err := rs.Replace(conn); err != nil {
+		return nil, err
+	}
 	err = conn.Flush()
 	n.withoutARP.Store(isWithoutARP(err))
 	if isWithoutARP(err) {
@@ -61,15 +65,16 @@ func isWithoutARP(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// arpRuleset is the content of Berth's table of family arp.
+// arpRuleset is the content of Berth's table of family arp. A link of another network's that happens to be called
+// as those of pods is none of its business, so it asks for the link's group too.
 func arpRuleset() (ruleset, error) {
-	rs := ruleset{
-		table: &nftables.Table{Name: NftTable, Family: nftables.TableFamilyARP},
-		chains: []chainSpec{base("requests", nftables.ChainTypeFilter, hookARPInput, nftables.ChainPriorityFilter,
-			ruleSpec{"pods ask nobody", nft.Join(fromPod(), arpRequest(), nft.Count(), nft.Drop())})},
-	}
-	var err error
-	rs.tag, err = rs.fingerprint()
+	const groups = 0xffff // of pod links
+	rs := ruleset{Table: nft.Table{Name: NftTable, Family: nftables.TableFamilyARP,
+		Chains: []nft.Chain{nft.Base("requests", nftables.ChainTypeFilter, hookARPInput, nftables.ChainPriorityFilter,
+			nft.NewRule("pods ask nobody", fromPod(), fromGroup(podGroup, ^uint32(groups)), arpRequest(), nft.Count(), nft.Drop()),
+			nft.NewRule("pods of branches ask nobody", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), arpRequest(), nft.Count(), nft.Drop()))},
+	}}
+	err := rs.seal()
 	return rs, err
 }
 

@@ -132,6 +132,12 @@ func (c *check) hostSide() error {
 		case index != c.host.Index:
 			c.differs("table %d sends %s to link %d, not %s", PodTable, addr, index, c.host.Name)
 		}
+		if c.peer == nil {
+			continue
+		}
+		if err := c.neighbour(c.node.main, "the node", c.host.Index, addr, c.peer.HardwareAddr); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -149,7 +155,7 @@ func (c *check) podSide() error {
 		if c.host == nil {
 			continue
 		}
-		if err := c.gateway(addr); err != nil {
+		if err := c.neighbour(c.inPod, "the pod", c.peer.Index, PodGateway(addr), c.host.HardwareAddr); err != nil {
 			return err
 		}
 	}
@@ -201,20 +207,18 @@ func (c *check) wayOut(addr netip.Addr) error {
 	return nil
 }
 
-func (c *check) gateway(addr netip.Addr) error {
-	list, err := rtnl.Whole(func() ([]netlink.Neigh, error) {
-		return c.inPod.NeighList(c.peer.Index, rtnl.FamilyOf(addr))
-	})
+// neighbour compares the permanent entry by which one end of the link knows the other.
+func (c *check) neighbour(in *netlink.Handle, who string, link int, addr netip.Addr, mac net.HardwareAddr) error {
+	list, err := rtnl.Whole(func() ([]netlink.Neigh, error) { return in.NeighList(link, rtnl.FamilyOf(addr)) })
 	if err != nil {
-		return fmt.Errorf("list neighbours in %s: %w", c.pod.Netns, err)
+		return fmt.Errorf("list neighbours of %s: %w", who, err)
 	}
-	gw := PodGateway(addr)
 	for _, e := range list {
-		if e.IP.Equal(gw.AsSlice()) && e.State&netlink.NUD_PERMANENT != 0 && bytes.Equal(e.HardwareAddr, c.host.HardwareAddr) {
+		if e.IP.Equal(addr.AsSlice()) && e.State&netlink.NUD_PERMANENT != 0 && bytes.Equal(e.HardwareAddr, mac) {
 			return nil
 		}
 	}
-	c.differs("the pod lacks the permanent neighbour entry of %s at %s", gw, c.host.HardwareAddr)
+	c.differs("%s lacks the permanent neighbour entry of %s at %s", who, addr, mac)
 	return nil
 }
 

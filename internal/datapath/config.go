@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/netip"
 	"slices"
@@ -24,6 +25,8 @@ type Config struct {
 	// Sysctls is the folder of the kernel's settings; /proc/sys if empty. A container
 	// that is not privileged has that one read-only, and may have it elsewhere too.
 	Sysctls string
+	// Log is told of settings that change; nil: nobody.
+	Log *slog.Logger
 }
 
 // Validate names the first field that cannot work.

@@ -92,7 +92,7 @@ func TestDisjoint(t *testing.T) {
 }
 
 func TestMarksKeepToTheirBits(t *testing.T) {
-	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkUplink != 0 || MarkUplink != MaxUplink+2 || BranchIn&BranchOut != BranchAny || BranchAny <= MaxUplink {
+	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkUplink != 0 || MarkUplink != MaxUplink+3 || BranchIn&BranchOut != BranchAny || BranchAny <= MaxUplink {
 		t.Error("the mark's fields overlap")
 	}
 	c := VPC{MarkShift: 24, PrimaryIPv4: netip.MustParseAddr(nodeAddr)}
@@ -112,7 +112,7 @@ func TestENIValidate(t *testing.T) {
 	validated(t, good, map[string]func(*Uplink){
 		"MAC":         func(e *Uplink) { e.MAC = nil },
 		"Number":      func(e *Uplink) { e.Number = 0 },
-		"Number 62":   func(e *Uplink) { e.Number = MaxUplink + 1 },
+		"Number 61":   func(e *Uplink) { e.Number = MaxUplink + 1 },
 		"Subnet":      func(e *Uplink) { e.Subnet = netip.Prefix{} },
 		"Addresses":   func(e *Uplink) { e.Addresses = []netip.Addr{{}} },
 		"Prefixes":    func(e *Uplink) { e.Prefixes = prefixes("10.0.0.0/27") },

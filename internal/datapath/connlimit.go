@@ -19,15 +19,15 @@ var atConnections = nftables.ChainPriorityMangle
 // addConnectionLimit drops a pod's packets that would open more than limit
 // connections.
 func (rs *ruleset) addConnectionLimit(limit uint32) {
-	ch := base("connections", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atConnections,
-		ruleSpec{"not from a pod", nft.Join(notFromPod(), nft.Accept())})
+	ch := nft.Base("connections", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atConnections,
+		nft.NewRule("not from a pod", notFromPod(), nft.Accept()))
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		set := connectionSet(family)
-		rs.sets = append(rs.sets, setSpec{set: set})
-		ch.rules = append(ch.rules, ruleSpec{"more connections than a pod may have",
-			nft.Join(nft.Family(family), nft.CtState(expr.CtStateBitNEW), nft.Source(family), countedOver(set, limit), nft.Count(), nft.Drop())})
+		rs.Sets = append(rs.Sets, nft.Set{Set: set})
+		ch.Rules = append(ch.Rules, nft.NewRule("more connections than a pod may have",
+			nft.Family(family), nft.CtState(expr.CtStateBitNEW), nft.Source(family), countedOver(set, limit), nft.Count(), nft.Drop()))
 	}
-	rs.chains = append(rs.chains, ch)
+	rs.Chains = append(rs.Chains, ch)
 }
 
 // connectionSet has the pods of a family that have connections. The kernel

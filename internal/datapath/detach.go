@@ -30,7 +30,7 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 		return fmt.Errorf("detach: %w", err)
 	}
 	defer n.podLinks.release(hostLink)
-	n.podLinks.set(hostLink, detached, 0)
+	n.podLinks.set(hostLink, detached, wiring{})
 	link, err := n.main.LinkByName(hostLink)
 	if rtnl.IsNoLink(err) { // and the kernel dropped its routes with it
 		return nil

@@ -32,8 +32,8 @@ const (
 	// UplinkTableBase plus an uplink's number is its table.
 	UplinkTableBase = 19000
 	// MaxUplink is the highest number of an uplink: the mark has six bits for it, whose last
-	// values are those of branches.
-	MaxUplink = BranchIn - 1
+	// values are notePrimary and those of branches.
+	MaxUplink = notePrimary - 1
 
 	// LinkPrefix begins the name of every pod link on the host side.
 	LinkPrefix = "bth"
@@ -80,6 +80,8 @@ const (
 
 	// BranchNftTable is the name of the nftables table (inet) of branches.
 	BranchNftTable = "berth-branches"
+	// PortNftTable is that of ports that are plugged into a switch (package plug/hostlink).
+	PortNftTable = "berth-ports"
 )
 
 // Bits of the packet mark, moved left by VPC.MarkShift. Only these eight
@@ -87,13 +89,20 @@ const (
 // 0x8000), the portmap plugin (0x2000), Cilium (0xf00 and the upper half),
 // Calico (the upper half) and Tailscale (0xff0000).
 const (
-	// MarkPrimary means: connection came in by the primary link. The same bit
-	// is kept in the conntrack mark.
+	// MarkPrimary means: leaves by the primary link with a source that the node has there, as the connection
+	// came in by it or was translated. Of those that came in the same bit is kept in the conntrack mark.
 	MarkPrimary = 0x80
-	// MarkOutside means: leaves the VPC, is SNATed to the primary address.
+	// MarkOutside means: leaves the VPC, is SNATed to the primary address. Of packets to the node
+	// itself it means: from a pod.
 	MarkOutside = 0x40
-	// MarkUplink holds the number of the uplink that has the source.
+	// MarkUplink holds the number of the uplink that has the source. In the conntrack mark it is that of
+	// the uplink that the first packet came in or left by, or notePrimary.
 	MarkUplink = 0x3f
+	// notePrimary is in the conntrack mark, in place of a number: the first packet left the VPC, by the primary link. No
+	// policy rule selects it, so a packet to whose mark other software copies that of its connection leaves by main all the same.
+	notePrimary = BranchIn - 1
+
+	allMarks = MarkPrimary | MarkOutside | MarkUplink
 )
 
 // Link groups (IFLA_GROUP) of pod links: podGroup from creation on, a number

@@ -103,7 +103,7 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	if err != nil {
 		return inv, err
 	}
-	entries, err := kernelEntries(conn)
+	entries, err := kernelEntries(conn, uplinkMaps())
 	if err != nil {
 		return inv, err
 	}

@@ -14,6 +14,11 @@ func fromPod() nft.Exprs {
 	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(LinkPrefix)...))
 }
 
+// fromGroup: iifgroup & mask == GROUP.
+func fromGroup(group, mask uint32) nft.Exprs {
+	return nft.Join(nft.Meta(expr.MetaKeyIIFGROUP), nft.Mask(nft.Word(mask)...), nft.Is(nft.Word(group)...))
+}
+
 // notFromPod: iifname != "bth*".
 func notFromPod() nft.Exprs {
 	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.IsNot([]byte(LinkPrefix)...))
@@ -53,6 +58,11 @@ func sourceNotBehindLink() nft.Exprs {
 // notToNode: fib daddr . iif type != local.
 func notToNode() nft.Exprs {
 	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagDADDR: true, FlagIIF: true, ResultADDRTYPE: true}}, nft.IsNot(nft.Word(unix.RTN_LOCAL)...))
+}
+
+// notFromNode: fib saddr type != local. Of what the node sends it is what IPVS passes on.
+func notFromNode() nft.Exprs {
+	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagSADDR: true, ResultADDRTYPE: true}}, nft.IsNot(nft.Word(unix.RTN_LOCAL)...))
 }
 
 // icmpv6: icmpv6 type.

@@ -26,7 +26,8 @@ type Node struct {
 	podLinks *podLinks
 
 	mu      sync.Mutex
-	uplinks map[string]Uplink // guarded by mu: by ID, those that SetUplink established
+	uplinks map[string]Uplink        // guarded by mu: by ID, those that SetUplink established
+	sysctls map[string][]rtnl.Sysctl // guarded by mu: what setSysctls set last, by owner
 
 	exported atomic.Pointer[map[netip.Prefix]bool] // what SetBlocks announced
 
@@ -61,7 +62,7 @@ func Open(path string) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink in the node's network namespace: %w", err)
 	}
-	return &Node{kernel: k, podLinks: newPodLinks(), uplinks: map[string]Uplink{}}, nil
+	return &Node{kernel: k, podLinks: newPodLinks(), uplinks: map[string]Uplink{}, sysctls: map[string][]rtnl.Sysctl{}}, nil
 }
 
 // Close releases sockets and the namespace handle; kernel state stays. Further

@@ -3,6 +3,7 @@ package datapath
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -21,9 +22,19 @@ type podLinks struct {
 
 type podLink struct {
 	state linkState
-	index int           // of the link, while live
-	addrs []netip.Addr  // of the pod, while live
+	wired wiring        // while live
 	turn  chan struct{} // not nil while a call is at work; closed when it ends
+}
+
+// wiring is what a live link is and leads to.
+type wiring struct {
+	index int
+	mac   string // of the pod's end, in octets; empty: not known
+	addrs []netip.Addr
+}
+
+func (p Pod) wiring(index int, mac net.HardwareAddr) wiring {
+	return wiring{index, string(mac), p.Addrs()}
 }
 
 type linkState int
@@ -84,16 +95,16 @@ func (c *podLinks) acquireAll(ctx context.Context, links []string) ([]string, er
 	return mine, nil
 }
 
-// set changes the state of a link whose turn the caller has; index and addresses
-// are of one that is live.
-func (c *podLinks) set(link string, state linkState, index int, addrs ...netip.Addr) {
+// set changes the state of a link whose turn the caller has; the wiring is of one that
+// is live.
+func (c *podLinks) set(link string, state linkState, w wiring) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l := c.links[link]
-	delete(c.indexes, l.index)
-	l.state, l.index, l.addrs = state, index, addrs
+	delete(c.indexes, l.wired.index)
+	l.state, l.wired = state, w
 	if state == live {
-		c.indexes[index] = link
+		c.indexes[w.index] = link
 	}
 }
 
@@ -103,7 +114,7 @@ func (c *podLinks) outdated(p Pod) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l := c.links[p.HostIfName]
-	return l != nil && l.state == live && !slices.Equal(l.addrs, p.Addrs())
+	return l != nil && l.state == live && !slices.Equal(l.wired.addrs, p.Addrs())
 }
 
 // release ends a turn.
@@ -124,6 +135,28 @@ func (c *podLinks) liveName(index int) (string, bool) {
 	defer c.mu.Unlock()
 	name, ok := c.indexes[index]
 	return name, ok
+}
+
+// wiringAt returns what the live link with an index leads to.
+func (c *podLinks) wiringAt(index int) (w wiring, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := c.links[c.indexes[index]]; l != nil {
+		return l.wired, true
+	}
+	return w, false
+}
+
+// leadsTo finds the live link that an address is behind.
+func (c *podLinks) leadsTo(addr netip.Addr) (name string, w wiring, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name, l := range c.links {
+		if l.state == live && slices.Contains(l.wired.addrs, addr) {
+			return name, l.wired, true
+		}
+	}
+	return "", wiring{}, false
 }
 
 // detachedLinks lists what forget may be told later.

@@ -31,7 +31,7 @@ func (n *Node) PodRules(ctx context.Context, uplink int, addrs []netip.Addr) ([]
 			return nil, fmt.Errorf("rules of pods of uplink %d: %w", uplink, err)
 		}
 		rules = slices.DeleteFunc(rules, func(r netlink.Rule) bool {
-			return r.Priority == RuleUplink && !isUplinkRule(uplink)(r)
+			return r.Priority == RuleUplink && (r.Src != nil || !isUplinkRule(uplink)(r))
 		})
 		slices.SortStableFunc(rules, func(a, b netlink.Rule) int { return cmp.Compare(a.Priority, b.Priority) })
 		for _, r := range rules {

@@ -12,16 +12,17 @@ import (
 // removed.
 type Ports struct{}
 
-func (Ports) kind() string                                         { return "ports" }
-func (Ports) validate() error                                      { return nil }
-func (Ports) ipv6() bool                                           { return false }
-func (Ports) links(*Node, []netlink.Link) ([]netlink.Link, error)  { return nil, nil }
-func (Ports) rules(int) []netlink.Rule                             { return nil }
-func (Ports) owns(netlink.Rule) bool                               { return true }
-func (Ports) addTo(*ruleset, string)                               {}
-func (Ports) entries(*Node, *nftables.Conn) (uplinkEntries, error) { return nil, nil }
-func (Ports) follow(*Node) error                                   { return nil }
-func (Ports) none() Carriers                                       { return noCarriers{} }
+func (Ports) kind() string                                        { return "ports" }
+func (Ports) validate() error                                     { return nil }
+func (Ports) ipv6() bool                                          { return false }
+func (Ports) links(*Node, []netlink.Link) ([]netlink.Link, error) { return nil, nil }
+func (Ports) rules(int) []netlink.Rule                            { return nil }
+func (Ports) owns(netlink.Rule) bool                              { return true }
+func (Ports) addTo(*ruleset, string)                              {}
+func (Ports) state(*Node, *nftables.Conn) (uplinkState, error)    { return uplinkState{}, nil }
+func (Ports) replaced(*Node) ([]string, error)                    { return nil, nil }
+func (Ports) follow(*Node) error                                  { return nil }
+func (Ports) none() Carriers                                      { return noCarriers{} }
 
 // clear has nothing to remove: nothing was made.
 func (Ports) clear(*Node) ([]string, error) { return nil, nil }

@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
@@ -29,7 +33,7 @@ type Wanted struct {
 // that DetachPod was called for since is not brought back, nor is one removed
 // that AddPod was called for, or given the addresses that it had before. Of a
 // pod it looks at the node's side only; the inside is the pod's own (CheckPod
-// compares it). An ENI whose link has not appeared and a pod whose namespace is
+// compares it). A sysctl that cannot be set, an ENI whose link has not appeared and a pod whose namespace is
 // gone are errors that do not keep it from the rest; the errors are joined.
 func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err error) {
 	if err := n.begin(ctx); err != nil {
@@ -49,10 +53,13 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	defer n.setupMu.Unlock()
 	before := n.podLinks.detachedLinks()
 
-	if repaired, err = n.setup(want.Config); err != nil {
-		return repaired, fmt.Errorf("repair: %w", err)
-	}
 	var errs []error
+	if repaired, err = n.setup(want.Config); err != nil {
+		errs = append(errs, fmt.Errorf("repair: %w", err))
+		if !errors.Is(err, errSysctl) || n.set.Load() == nil {
+			return repaired, errs[0]
+		}
+	}
 	carriers := want.Carriers
 	if carriers == nil {
 		carriers = want.Config.Uplinks.none()
@@ -139,9 +146,13 @@ func (n *Node) restorePods(ctx context.Context, pods []Pod, inv Inventory) (did 
 	for _, r := range inv.Routes {
 		routes[r.Addr] = r.LinkIndex
 	}
+	neighbours, err := n.permanentNeighbours()
+	if err != nil {
+		return nil, err
+	}
 	var errs []error
 	for _, p := range pods {
-		what, err := n.restorePod(ctx, p, links[p.HostIfName], routes)
+		what, err := n.restorePod(ctx, p, links[p.HostIfName], routes, neighbours)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("repair pod link %s: %w", p.HostIfName, err))
 		} else if what != "" {
@@ -151,7 +162,62 @@ func (n *Node) restorePods(ctx context.Context, pods []Pod, inv Inventory) (did 
 	return did, errors.Join(errs...)
 }
 
-func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[netip.Addr]int) (did string, err error) {
+// neighbourID is an address behind a link.
+type neighbourID struct {
+	link int
+	addr netip.Addr
+}
+
+// permanentNeighbours are the MAC addresses of the node's permanent neighbours.
+func (k *kernel) permanentNeighbours() (map[neighbourID]string, error) {
+	macs := map[neighbourID]string{}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := rtnl.Whole(func() ([]netlink.Neigh, error) { return k.slow.NeighList(0, family) })
+		if isNoFamily(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list %s neighbours: %w", familyName(family), err)
+		}
+		for _, e := range list {
+			if addr, ok := netip.AddrFromSlice(e.IP); ok && e.State&netlink.NUD_PERMANENT != 0 {
+				macs[neighbourID{e.LinkIndex, addr.Unmap()}] = e.HardwareAddr.String()
+			}
+		}
+	}
+	return macs, nil
+}
+
+// restoreLink gives a pod's link what somebody took from it that needs no look into the pod: by its MAC
+// address the pod reaches the node, and the node the pod by its neighbour.
+func (n *Node) restoreLink(p Pod, link LinkInfo, neighbours map[neighbourID]string) (did []string, err error) {
+	ref := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: link.Index, Name: link.Name}}
+	if p.HostMAC != nil && link.MAC != p.HostMAC.String() {
+		if err := n.setMAC(ref, p.HostMAC); err != nil {
+			return did, err
+		}
+		did = append(did, "MAC address")
+		neighbours = nil // the kernel forgets those of a link whose MAC address changes
+	}
+	if p.MTU != 0 && link.MTU != p.MTU {
+		if err := n.main.LinkSetMTU(ref, p.MTU); err != nil {
+			return did, fmt.Errorf("give %s the MTU %d: %w", link.Name, p.MTU, err)
+		}
+		did = append(did, "MTU")
+	}
+	for _, addr := range p.Addrs() {
+		if p.PodMAC == nil || neighbours[neighbourID{link.Index, addr}] == p.PodMAC.String() {
+			continue
+		}
+		if err := n.main.NeighSet(neighbour(link.Index, addr, p.PodMAC)); err != nil {
+			return did, fmt.Errorf("add neighbour %s to %s: %w", addr, link.Name, err)
+		}
+		did = append(did, "neighbour "+addr.String())
+	}
+	return did, nil
+}
+
+func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[netip.Addr]int, neighbours map[neighbourID]string) (did string, err error) {
 	state, err := n.podLinks.acquire(ctx, p.HostIfName)
 	if err != nil {
 		return "", err
@@ -165,8 +231,12 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 		whole = whole && routes[a] == link.Index
 	}
 	if whole {
-		n.podLinks.set(p.HostIfName, live, link.Index, p.Addrs()...)
-		return "", nil
+		n.podLinks.set(p.HostIfName, live, p.wiring(link.Index, p.PodMAC))
+		what, err := n.restoreLink(p, link, neighbours)
+		if len(what) > 0 {
+			did = strings.Join(what, ", ") + " of pod link " + p.HostIfName
+		}
+		return did, err
 	}
 	s, err := n.established()
 	if err != nil {
@@ -176,6 +246,6 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 	if err != nil {
 		return "", err
 	}
-	n.podLinks.set(p.HostIfName, live, links.HostIndex, p.Addrs()...)
+	n.podLinks.set(p.HostIfName, live, p.wiring(links.HostIndex, links.PodMAC))
 	return "pod link " + p.HostIfName, nil
 }

@@ -12,8 +12,10 @@ import (
 
 func (v *vpc) wanted(pods ...*pod) Wanted {
 	w := Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}}
-	for _, p := range pods {
-		w.Pods = append(w.Pods, p.want)
+	for _, p := range pods { // as records have them
+		want := p.want
+		want.HostMAC, want.PodMAC, want.MTU = p.links.HostMAC, p.links.PodMAC, p.links.MTU
+		w.Pods = append(w.Pods, want)
 	}
 	return w
 }
@@ -39,10 +41,18 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 		{"the direct set", "nft flush set inet berth direct4", "nftables table berth"},
 		{"the ARP table", "nft delete table arp berth", "nftables table arp berth"},
 		{"the ENI map", "nft flush map inet berth eni_prefix4", "1 added and 0 removed map entries"},
+		{"notes of ENIs", "nft flush map inet berth eni_note", "nftables map eni_note"},
+		{"own addresses of ENIs", "nft flush map inet berth eni_own4", "1 added and 0 removed map entries"},
+		{"the rule of an ENI's own address", "ip rule del from " + eniAddr, "IPv4 1536 from " + eniAddr},
 		{"the ENI's link", "ip link set eth1 down", "eth1 up"},
 		{"the ENI's address", "ip -4 address flush dev eth1", "address " + eniAddr},
 		{"the ENI's address of the link", "ip -6 address flush dev eth1", "address fe80:"},
 		{"a pod's link", "ip link set " + b.want.HostIfName + " down", "pod link " + b.want.HostIfName},
+		{"a pod's link's MAC address", "ip link set " + b.want.HostIfName + " address 02:00:00:00:00:09", "MAC address, neighbour " + podB + ", neighbour " + podB6 + " of pod link " + b.want.HostIfName},
+		{"a pod's link's MTU", "ip link set " + b.want.HostIfName + " mtu 1400", "MTU of pod link " + b.want.HostIfName},
+		{"a pod's neighbour", "ip neighbour replace " + podB + " dev " + b.want.HostIfName + " lladdr 02:00:00:00:00:09 nud permanent", "neighbour " + podB + " of pod link " + b.want.HostIfName},
+		{"a pod's route, replaced", "ip route replace " + podB + " dev eth0 table 19000", "pod link " + b.want.HostIfName},
+		{"a pod's route of IPv6, replaced", "ip -6 route replace " + podB6 + " dev eth0 table 19000", "pod link " + b.want.HostIfName},
 		{"forwarding", "sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward = 1"},
 		{"reverse path filter", "sysctl -qw net.ipv4.conf.eth1.rp_filter=1", "net.ipv4.conf.eth1.rp_filter = 2"},
 	} {
@@ -87,6 +97,29 @@ func TestRepairRestoresAPodLinkThatSomeoneDeleted(t *testing.T) {
 	v.host.must(v.host.nl.LinkDel(v.host.link(a.want.HostIfName)))
 	if _, err := v.node.Repair(ctx, v.wanted(a)); !errors.Is(err, ErrNoNetns) {
 		t.Errorf("error %v, want ErrNoNetns", err)
+	}
+}
+
+// Sysctls that cannot be set do not keep Repair from the rest.
+func TestRepairGoesOnPastSysctls(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	for _, command := range []string{"ip rule del priority 512", "ip route flush table 19001", "ip neighbour del " + podA + " dev " + a.want.HostIfName} {
+		v.host.run(command)
+	}
+	want := v.wanted(a)
+	want.Config.Sysctls = t.TempDir()
+	did, err := v.node.Repair(ctx, want)
+	if err == nil || !strings.Contains(err.Error(), "net.ipv4.ip_forward = 1") || !strings.Contains(err.Error(), "net.ipv4.conf.eth1.rp_filter = 2") {
+		t.Errorf("error %v, want one that names the sysctls of the node and of the ENI", err)
+	}
+	for _, says := range []string{"IPv4 512 table 19000 rule", "route 0.0.0.0/0 of table 19001", "neighbour " + podA} {
+		if !strings.Contains(strings.Join(did, "; "), says) {
+			t.Errorf("repaired %q, want %q too", did, says)
+		}
+	}
+	if did := v.repair(v.wanted(a)); did != "" {
+		t.Errorf("a second repair did %q", did)
 	}
 }
 

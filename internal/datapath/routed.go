@@ -74,7 +74,9 @@ func (u Routed) owns(netlink.Rule) bool { return true }
 
 func (u Routed) addTo(*ruleset, string) {}
 
-func (u Routed) entries(*Node, *nftables.Conn) (uplinkEntries, error) { return nil, nil }
+func (u Routed) state(*Node, *nftables.Conn) (uplinkState, error) { return uplinkState{}, nil }
+
+func (u Routed) replaced(*Node) ([]string, error) { return nil, nil }
 
 func (u Routed) follow(*Node) error { return nil }
 

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -80,6 +81,7 @@ func indexRule(have []netlink.Rule, w netlink.Rule, kept map[int]bool) int {
 type ruleIdentity struct {
 	family, priority, table int
 	mark, mask              uint32
+	from                    netip.Prefix // of an ENI's own address
 	selective               bool
 }
 
@@ -87,11 +89,20 @@ type ruleIdentity struct {
 // that Berth never uses is none of its wanted ones.
 func ruleKey(r netlink.Rule) ruleIdentity {
 	k := ruleIdentity{family: r.Family, priority: r.Priority, table: r.Table, mark: r.Mark,
-		selective: r.Src != nil || r.Dst != nil || r.IifName != "" || r.OifName != "" || r.Invert}
+		selective: r.Dst != nil || r.IifName != "" || r.OifName != "" || r.Invert}
 	if r.Mask != nil {
 		k.mask = *r.Mask
 	}
+	if r.Src != nil {
+		k.from = ruleSource(r)
+	}
 	return k
+}
+
+func ruleSource(r netlink.Rule) netip.Prefix {
+	a, _ := netip.AddrFromSlice(r.Src.IP)
+	bits, _ := r.Src.Mask.Size()
+	return netip.PrefixFrom(a.Unmap(), bits)
 }
 
 // listRules lists the rules that carry Berth's protocol number. A kernel
@@ -115,6 +126,9 @@ func (k *kernel) listRules(family int) ([]netlink.Rule, error) {
 
 func describeRule(r netlink.Rule) string {
 	s := fmt.Sprintf("%s %d", familyName(r.Family), r.Priority)
+	if r.Src != nil {
+		s += " from " + ruleSource(r).String()
+	}
 	if r.Mask != nil && *r.Mask != 0 {
 		s += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, *r.Mask)
 	}

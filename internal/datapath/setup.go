@@ -3,6 +3,7 @@ package datapath
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,7 +19,7 @@ import (
 // uplinks that were set included. State of ENIs and pods from before a restart is
 // kept, but where addresses are of blocks that of ENIs is removed, and the other
 // way round. On failure what was done stays and the old Config remains in force for
-// AddPod; call it again.
+// AddPod, unless only sysctls failed; call it again.
 //
 // Errors: ErrNoLink when no link has PrimaryMAC, or that of an ENI that was
 // set is gone; others name the sysctl, rule or table.
@@ -34,7 +35,11 @@ func (n *Node) Setup(ctx context.Context, c Config) error {
 	return c.Uplinks.follow(n)
 }
 
-// setup is Setup under setupMu. It names what it had to change.
+// errSysctl is a failure of a sysctl, and of nothing else.
+var errSysctl = errors.New("sysctls of the node")
+
+// setup is Setup under setupMu. It names what it had to change. Sysctls that cannot be set do not keep it from
+// the rest, and then the error wraps errSysctl.
 func (n *Node) setup(c Config) (changed []string, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -57,15 +62,15 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 		names = append(names, l.Attrs().Name)
 		primary = names[0]
 	}
-	rs, err := buildRuleset(c, primary, nil)
+	rs, err := buildRuleset(c, primary, uplinkState{})
 	if err != nil {
 		return nil, err
 	}
-	next.tag = rs.tag
+	next.tag = rs.Tag
+	changed, sysctls := n.setSysctls(c, nodeOwner, nodeSysctls(c.Uplinks, names))
 	// The table goes before the rules: a mark without a rule falls through to
 	// main, a rule without marks does nothing.
 	for _, step := range []func() ([]string, error){
-		func() ([]string, error) { return n.setSysctls(c.Sysctls, nodeSysctls(c.Uplinks, names)) },
 		func() ([]string, error) { return n.setTable(c, primary) },
 		n.setARPTable,
 		func() ([]string, error) { return n.setRules(c.Uplinks.owns, nodeRules(c.Uplinks)) },
@@ -74,10 +79,15 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 		did, err := step()
 		changed = append(changed, did...)
 		if err != nil {
-			return changed, err
+			return changed, errors.Join(sysctls, err)
 		}
 	}
-	n.set.Store(next)
+	if sysctls == nil || n.set.Load() != nil { // AddPod waits for the first success
+		n.set.Store(next)
+	}
+	if sysctls != nil {
+		return changed, fmt.Errorf("%w: %w", errSysctl, sysctls)
+	}
 	return changed, nil
 }
 

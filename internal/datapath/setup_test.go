@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -134,7 +135,7 @@ func TestSetupSetsAndChecksSysctls(t *testing.T) {
 	if got := v.host.readSysctl("net/ipv6/conf/eth0/accept_ra"); got != "0" {
 		t.Errorf("accept_ra of the primary was 0 and is %s", got)
 	}
-	_, err := v.node.setSysctls("", []rtnl.Sysctl{{Path: "net/ipv4/conf/none/rp_filter", Value: "2"}})
+	_, err := v.node.setSysctls(v.settings(), nodeOwner, []rtnl.Sysctl{{Path: "net/ipv4/conf/none/rp_filter", Value: "2"}})
 	if err == nil || !strings.Contains(err.Error(), "net.ipv4.conf.none.rp_filter = 2") {
 		t.Errorf("error %v does not name the sysctl", err)
 	}
@@ -164,6 +165,26 @@ func TestStrictReversePathFilterOfTheSystem(t *testing.T) {
 	b.seenAs(peer+":80", podB)
 	b.seenAs(internet+":80", nodeAddr)
 	v.router.seenAs(podB+":80", "10.0.0.1")
+}
+
+// dumpless is a VPC on a kernel that does not list connections.
+type dumpless struct{ VPC }
+
+func (dumpless) replaced(*Node) ([]string, error) { return nil, errors.New("no list of connections") }
+
+// Forgetting connections is no condition of the rest.
+func TestSetupWithoutForgettingConnections(t *testing.T) {
+	v := newVPC(t)
+	v.host.run("nft flush ruleset")
+	v.host.run("ip rule del priority 512")
+	var log strings.Builder
+	c := v.settings()
+	c.Uplinks, c.Log = dumpless{v.uplinks}, slog.New(slog.NewTextHandler(&log, nil))
+	v.ok(v.host.open().Setup(ctx, c))
+	v.host.run("nft list table arp berth")
+	if rules := v.host.run("ip rule"); !strings.Contains(rules, "512:") || !strings.Contains(log.String(), "no list of connections") {
+		t.Errorf("rules\n%slog\n%s", rules, log.String())
+	}
 }
 
 func TestSetupErrors(t *testing.T) {

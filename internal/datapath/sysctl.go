@@ -1,6 +1,11 @@
 package datapath
 
 import (
+	"cmp"
+	"log/slog"
+	"slices"
+	"strings"
+
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
@@ -45,20 +50,68 @@ func uplinkSysctls(u Uplinks, link string, primary bool) []rtnl.Sysctl {
 	return append(list, rtnl.Sysctl{Path: of + "/accept_ra", Value: "0"}, rtnl.Sysctl{Path: of + "/accept_dad", Value: "0"}, rtnl.Sysctl{Path: of + "/use_oif_addrs_only", Value: "1"})
 }
 
-// setSysctls writes those that differ below a folder, /proc/sys if empty, in
-// order, and reads each back.
-func (k *kernel) setSysctls(dir string, list []rtnl.Sysctl) (changed []string, err error) {
-	err = rtnl.InNetns(k.ns, func() error {
+// nodeOwner is the owner of the settings of nodeSysctls; those of an ENI are the
+// ENI's, by its ID.
+const nodeOwner = ""
+
+// setSysctls writes those that differ, in order, reads each back, and has Watch look at
+// them from now on in place of those that the owner had before. What it changes may be
+// a setting of a link that is not Berth's, so it logs each with the value before.
+func (n *Node) setSysctls(c Config, owner string, list []rtnl.Sysctl) (changed []string, err error) {
+	n.mu.Lock()
+	n.sysctls[owner] = list
+	n.mu.Unlock()
+	log := cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	err = rtnl.InNetns(n.ns, func() error {
 		for _, s := range list {
-			did, err := s.Set(dir)
+			before, right, err := s.Look(c.Sysctls)
 			if err != nil {
 				return err
 			}
-			if did {
-				changed = append(changed, s.String())
+			if right {
+				continue
 			}
+			if _, err := s.Set(c.Sysctls); err != nil {
+				return err
+			}
+			log.Info("changed a sysctl of the node", "sysctl", s.String(), "before", before)
+			changed = append(changed, s.String())
 		}
 		return nil
 	})
 	return changed, err
+}
+
+// forgetSysctls drops the settings of a link that is gone or has another name: the next one of that name may be
+// somebody else's.
+func (n *Node) forgetSysctls(link string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for owner, list := range n.sysctls {
+		n.sysctls[owner] = slices.DeleteFunc(slices.Clone(list), func(s rtnl.Sysctl) bool { return strings.Contains(s.Path, "/conf/"+link+"/") })
+	}
+}
+
+// wrongSysctls describes the settings that are not as setSysctls left them. One that is
+// gone went with its link.
+func (n *Node) wrongSysctls() (wrong []string) {
+	s, err := n.established()
+	if err != nil {
+		return nil
+	}
+	n.mu.Lock()
+	var list []rtnl.Sysctl
+	for _, of := range n.sysctls {
+		list = append(list, of...)
+	}
+	n.mu.Unlock()
+	_ = rtnl.InNetns(n.ns, func() error {
+		for _, want := range list {
+			if now, right, err := want.Look(s.config.Sysctls); err == nil && !right {
+				wrong = append(wrong, "sysctl "+want.String()+" is now "+now)
+			}
+		}
+		return nil
+	})
+	return wrong
 }

@@ -33,6 +33,8 @@ type Uplink struct {
 	// assigns /28 and /80 only, and others are refused.
 	Addresses []netip.Addr
 	Prefixes  []netip.Prefix
+
+	link int // the interface index of the link that SetUplink found
 }
 
 // Lengths of the prefixes that EC2 assigns to an ENI (EC2 user guide,
@@ -146,11 +148,9 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	steps := []func() ([]string, error){
-		func() ([]string, error) {
-			return n.setSysctls(s.config.Sysctls, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
-		},
-	}
+	// One that cannot be set does not keep the ENI from the rest.
+	changed, sysctls := n.setSysctls(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
+	var steps []func() ([]string, error)
 	if !uplink.Primary {
 		steps = append(steps,
 			func() ([]string, error) { return n.setUplinkLink(link, s.mtu) },
@@ -158,7 +158,7 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 			func() ([]string, error) { return n.setUplinkLinkLocal(uplink, link, u) },
 			func() ([]string, error) { return n.setUplinkAddress6(uplink, link, u) },
 			func() ([]string, error) { return n.setUplinkRoutes(uplink, link.Attrs().Index, u) },
-			func() ([]string, error) { return n.setUplinkMap(uplink, u.MarkShift) },
+			func() ([]string, error) { return n.setUplinkMap(uplink, u) },
 			func() ([]string, error) { return n.setRules(isUplinkRule(uplink.Number), u.uplinkRules(uplink)) },
 		)
 	}
@@ -166,13 +166,42 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 		did, err := step()
 		changed = append(changed, did...)
 		if err != nil {
-			return fail(err)
+			return fail(errors.Join(sysctls, err))
 		}
 	}
+	if sysctls != nil {
+		return fail(sysctls)
+	}
+	uplink.link = link.Attrs().Index
 	n.mu.Lock()
 	n.uplinks[uplink.ID] = uplink
 	n.mu.Unlock()
 	return changed, nil
+}
+
+// UplinkLink is the interface index of an ENI's link: the one that was set up, and the one
+// that the node has now; 0: it has none.
+type UplinkLink struct{ Set, Now int }
+
+// UplinkLinks tells of each ENI that SetUplink established which link it has, by ID. A link
+// that went and came again is another, and lacks all that SetUplink does.
+func (n *Node) UplinkLinks(ctx context.Context) (map[string]UplinkLink, error) {
+	if err := n.begin(ctx); err != nil {
+		return nil, err
+	}
+	links, err := rtnl.Whole(n.slow.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	out := map[string]UplinkLink{}
+	for _, e := range n.knownUplinks() {
+		have := UplinkLink{Set: e.link}
+		if l, err := linkByMAC(links, e.MAC); err == nil {
+			have.Now = l.Attrs().Index
+		}
+		out[e.ID] = have
+	}
+	return out, nil
 }
 
 // numberFree refuses a number that another uplink of this node has.
@@ -332,6 +361,7 @@ func (n *Node) removeUplink(number int) error {
 	for id, e := range n.uplinks {
 		if !e.Primary && e.Number == number {
 			delete(n.uplinks, id)
+			delete(n.sysctls, id)
 		}
 	}
 	return nil

@@ -162,3 +162,60 @@ func TestIPv6AddressOfAnENI(t *testing.T) {
 		t.Errorf("repaired %q", did)
 	}
 }
+
+// Who sends to an ENI's own address, or to a node port there, is answered by this ENI from that address: by a program on the
+// node, by pods of any ENI, and by a pod of another node.
+func TestENIsOwnAddressAnswers(t *testing.T) {
+	v := newVPC(t)
+	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
+	for _, s := range []*space{a.space, b.space, v.router} {
+		s.serveTCP(":80")
+	}
+	v.host.serveTCP(":81")
+	v.host.run("nft add table inet services")
+	v.host.run("nft add chain inet services pre { type nat hook prerouting priority -100 ; }")
+	v.host.run("nft add chain inet services post { type nat hook postrouting priority 90 ; }")
+	v.host.run("nft add rule inet services post tcp dport 80 ct original ip daddr " + eniAddr + " ip daddr " + peer + " masquerade")
+	for _, s := range []struct{ addr, port, to string }{
+		{"ip daddr " + eniAddr, "30080", "ip to " + podA + ":80"}, {"ip daddr " + eniAddr, "30081", "ip to " + podB + ":80"},
+		{"ip daddr " + eniAddr, "30082", "ip to " + nodeAddr + ":81"}, {"ip daddr " + eniAddr, "30083", "ip to " + peer + ":80"},
+		{"ip6 daddr " + eniAddr6, "30080", "ip6 to [" + podA6 + "]:80"}, {"ip6 daddr " + eniAddr6, "30081", "ip6 to [" + podB6 + "]:80"},
+		{"ip6 daddr " + eniAddr6, "30082", "ip6 to [" + nodeAddr6 + "]:81"},
+	} {
+		v.host.run("nft add rule inet services pre " + s.addr + " tcp dport " + s.port + " dnat " + s.to)
+	}
+	for _, restarted := range []bool{false, true} {
+		if restarted {
+			v.config.BlockMetadata = true // another ruleset
+			v.ok(v.host.open().Setup(ctx, v.settings()))
+		}
+		for _, port := range []string{"81", "30080", "30081", "30082", "30083"} {
+			for _, client := range []string{internet, onPrem, peer} {
+				want := client
+				if port == "30083" {
+					want = nodeAddr // masqueraded on its way to the other node
+				}
+				if got, err := v.router.dialFrom(client, eniAddr+":"+port, dialTimeout); err != nil || got.String() != want {
+					t.Errorf("port %s from %s: seen as %v, %v", port, client, got, err)
+				}
+			}
+			if port == "30083" {
+				continue
+			}
+			if got, err := v.router.dialFrom(internet6, "["+eniAddr6+"]:"+port, dialTimeout); err != nil || got.String() != internet6 {
+				t.Errorf("port %s from %s: seen as %v, %v", port, internet6, got, err)
+			}
+		}
+		for _, p := range []*pod{a, b} { // pods of this node too
+			p.seenAs(eniAddr+":81", p.want.IPv4.String())
+			p.seenAs("["+eniAddr6+"]:81", p.want.IPv6.String())
+		}
+		if got, err := v.host.dialFrom(eniAddr, peer+":80", dialTimeout); err != nil || got.String() != eniAddr {
+			t.Errorf("the node itself from %s: seen as %v, %v", eniAddr, got, err)
+		}
+	}
+	v.ok(v.node.RemoveUplink(ctx, v.uplink().Number))
+	if text := v.host.run("nft list table inet berth") + v.host.run("ip rule"); strings.Contains(text, eniAddr) || strings.Contains(text, "eni_1") {
+		t.Errorf("an ENI that is gone leaves\n%s", text)
+	}
+}

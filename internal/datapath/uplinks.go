@@ -28,8 +28,10 @@ type Uplinks interface {
 	owns(r netlink.Rule) bool
 	// addTo adds its sets and chains to the nftables table.
 	addTo(rs *ruleset, primary string)
-	// entries are what the maps of addTo have to hold, those in the kernel included.
-	entries(n *Node, conn *nftables.Conn) (uplinkEntries, error)
+	// state is what addTo leaves out, as it comes and goes with ENIs; that in the kernel is included.
+	state(n *Node, conn *nftables.Conn) (uplinkState, error)
+	// replaced is called after the nftables table was made anew.
+	replaced(n *Node) (did []string, err error)
 	// follow adapts to the Config what was set up for pods' addresses before.
 	follow(n *Node) error
 	// none are the Carriers of a Repair that wants none.

@@ -148,22 +148,48 @@ func (u VPC) uplinkRules(uplink Uplink) []netlink.Rule {
 			rules = append(rules, policyRule(family, RuleUplink, uplink.table(), u.mark(uint32(uplink.Number)), u.mark(MarkUplink)))
 		}
 	}
+	for a := range uplink.own(u) {
+		r := policyRule(rtnl.FamilyOf(a.Addr()), RuleUplink, uplink.table(), 0, 0)
+		r.Src = rtnl.IPNet(a)
+		rules = append(rules, r)
+	}
 	return rules
 }
 
-// entries are those of the kernel, which outlive the daemon, and those of the
+// state is that of the kernel, which outlives the daemon, and that of the
 // ENIs set up since, in case the table was taken away.
-func (u VPC) entries(n *Node, conn *nftables.Conn) (uplinkEntries, error) {
-	m, err := kernelEntries(conn)
-	if err != nil {
-		return nil, err
+func (u VPC) state(n *Node, conn *nftables.Conn) (s uplinkState, err error) {
+	if s.entries, err = kernelEntries(conn, uplinkMaps()); err != nil {
+		return s, err
+	}
+	if s.own, err = kernelEntries(conn, ownMaps()); err != nil {
+		return s, err
 	}
 	for _, uplink := range n.knownUplinks() {
 		if !uplink.Primary {
-			maps.Copy(m, uplink.entries())
+			maps.Copy(s.entries, uplink.entries())
+			maps.Copy(s.own, uplink.own(u))
 		}
 	}
-	return m, nil
+	return s, nil
+}
+
+// replaced has connections of pods begin anew that nobody answered, and that have no translation although they need one:
+// they began without the table, or with other settings.
+func (u VPC) replaced(n *Node) ([]string, error) {
+	if !u.snat(unix.AF_INET).IsValid() && !u.snat(unix.AF_INET6).IsValid() && len(u.NodeLocal) == 0 {
+		return nil, nil
+	}
+	return n.forgetUnanswered(u.translates)
+}
+
+// translates tells whether what a pod sends from one address to another gets another source.
+func (u VPC) translates(from, to netip.Addr) bool {
+	if slices.ContainsFunc(u.NodeLocal, func(p netip.Prefix) bool { return p.Contains(from) }) {
+		return true
+	}
+	family := rtnl.FamilyOf(from)
+	return u.snat(family).IsValid() && !slices.ContainsFunc(u.direct(family), func(p netip.Prefix) bool { return p.Contains(to) })
 }
 
 // follow: the rules and chains of ENIs follow the Config.
@@ -180,6 +206,9 @@ func (u VPC) none() Carriers { return UplinkList(nil) }
 
 func (u VPC) clear(n *Node) ([]string, error) {
 	n.mu.Lock()
+	for id := range n.uplinks {
+		delete(n.sysctls, id)
+	}
 	clear(n.uplinks)
 	n.mu.Unlock()
 	return n.removeRoutesThat(isUplinkRoute)

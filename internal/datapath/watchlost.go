@@ -2,13 +2,17 @@ package datapath
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 
-	"github.com/mdlayher/netlink"
+	nlattr "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -32,80 +36,213 @@ func attributes(data []byte, header int) map[uint16][]byte {
 	return attrs
 }
 
-// lostRoute describes a removed route that should be there, else "".
-func (w *watcher) lostRoute(data []byte) string {
+// routeOf is a route as a message has it.
+type routeOf struct {
+	protocol, kind int
+	table, oif     int
+	dst            netip.Prefix // zero: a default route
+}
+
+func (r routeOf) String() string {
+	switch {
+	case !r.dst.IsValid():
+		return "default"
+	case r.dst.IsSingleIP():
+		return r.dst.Addr().String()
+	}
+	return r.dst.String()
+}
+
+func readRoute(data []byte) (r routeOf, ok bool) {
 	attrs := attributes(data, unix.SizeofRtMsg)
 	if attrs == nil {
-		return ""
+		return r, false
 	}
 	header := nl.DeserializeRtMsg(data)
-	if header.Protocol != Protocol {
-		return ""
-	}
-	table, oif, dst := uint32(header.Table), uint32(0), "default"
+	r = routeOf{protocol: int(header.Protocol), kind: int(header.Type), table: int(header.Table)}
 	if v := attrs[unix.RTA_TABLE]; v != nil {
-		table = binary.NativeEndian.Uint32(v)
+		r.table = int(binary.NativeEndian.Uint32(v))
 	}
 	if v := attrs[unix.RTA_OIF]; v != nil {
-		oif = binary.NativeEndian.Uint32(v)
+		r.oif = int(binary.NativeEndian.Uint32(v))
 	}
-	addr, ok := netip.AddrFromSlice(attrs[unix.RTA_DST])
-	if ok {
-		dst = addr.String()
+	if addr, ok := netip.AddrFromSlice(attrs[unix.RTA_DST]); ok {
+		r.dst = netip.PrefixFrom(addr, int(header.Dst_len))
 	}
-	if blocks := w.node.exported.Load(); blocks != nil && addr.IsValid() {
-		if p := netip.PrefixFrom(addr, int(header.Dst_len)); (*blocks)[p] && (table != PodTable || header.Type == unix.RTN_UNREACHABLE) {
-			return fmt.Sprintf("the route of block %s in table %d was removed", p, table)
-		}
-	}
-	if table == PodTable {
-		if name, isLive := w.node.podLinks.liveName(int(oif)); isLive {
-			return fmt.Sprintf("the route to %s by %s was removed", dst, name)
-		}
-		return ""
-	}
-	for _, e := range w.node.knownUplinks() {
-		if !e.Primary && e.table() == int(table) {
-			return fmt.Sprintf("route %s of table %d was removed", dst, table)
-		}
-	}
-	return ""
+	return r, true
 }
 
-func lostRule(data []byte) bool {
-	return bytes.Equal(attributes(data, unix.SizeofRtMsg)[nl.FRA_PROTOCOL], []byte{Protocol})
+// lostRoute describes a removed route that should be there.
+func (w *watcher) lostRoute(data []byte) (e Event) {
+	r, ok := readRoute(data)
+	if !ok || r.protocol != Protocol {
+		return e
+	}
+	if blocks := w.node.exported.Load(); blocks != nil && (*blocks)[r.dst] && (r.table != PodTable || r.kind == unix.RTN_UNREACHABLE) {
+		return Event{What: fmt.Sprintf("the route of block %s in table %d was removed", r.dst, r.table)}
+	}
+	if r.table == PodTable {
+		if name, isLive := w.node.podLinks.liveName(r.oif); isLive {
+			e.What = fmt.Sprintf("the route to %s by %s was removed", r, name)
+		}
+		return e
+	}
+	what := fmt.Sprintf("route %s of table %d was removed", r, r.table)
+	if link, known := w.links[r.oif]; known && r.table >= StrictTable && r.table <= lastTable {
+		return Event{Kind: PortStateLost, Link: link.name, What: what}
+	}
+	if w.isUplinkTable(r.table) {
+		e.What = what
+	}
+	return e
 }
 
-// strayAddress describes a change of a secondary ENI's address that Berth did
-// not ask for: the link lost its own, or was given one that pods may have.
-func (w *watcher) strayAddress(m message) string {
+// overruled describes a route of somebody else's that takes the place of one of Berth's, or
+// by which a routed node's packets leave from now on.
+func (w *watcher) overruled(data []byte) (e Event) {
+	if len(data) < unix.SizeofRtMsg {
+		return e
+	}
+	if h := nl.DeserializeRtMsg(data); h.Protocol == Protocol || h.Table == unix.RT_TABLE_MAIN && h.Dst_len != 0 {
+		return e // a routing daemon may have very many of these
+	}
+	r, ok := readRoute(data)
+	if !ok {
+		return e
+	}
+	switch {
+	case r.table == PodTable && r.dst.IsValid():
+		if name, to, is := w.node.podLinks.leadsTo(r.dst.Addr()); is && r.dst.IsSingleIP() && to.index != r.oif {
+			e.What = fmt.Sprintf("somebody else's route to %s, of %s, is in table %d", r, name, r.table)
+		}
+	case w.isUplinkTable(r.table):
+		e.What = fmt.Sprintf("somebody else's route %s is in table %d", r, r.table)
+	case r.table >= StrictTable && r.table <= lastTable:
+		e = Event{Kind: PortStateLost, What: fmt.Sprintf("somebody else's route %s is in table %d", r, r.table)}
+	case r.table == unix.RT_TABLE_MAIN && !r.dst.IsValid() && w.isRouted():
+		e.What = "the main table has another default route"
+	}
+	return e
+}
+
+func (w *watcher) isRouted() bool {
+	s, err := w.node.established()
+	if err != nil {
+		return false
+	}
+	_, is := s.config.Uplinks.(Routed)
+	return is
+}
+
+// isUplinkTable tells the tables of the secondary ENIs that there are.
+func (w *watcher) isUplinkTable(table int) bool {
+	return slices.ContainsFunc(w.node.knownUplinks(), func(e Uplink) bool { return !e.Primary && e.table() == table })
+}
+
+// lostRule describes a removed rule of Berth's.
+func lostRule(data []byte) (e Event) {
+	attrs := attributes(data, unix.SizeofRtMsg)
+	priority := 0
+	if v := attrs[nl.FRA_PRIORITY]; v != nil {
+		priority = int(binary.NativeEndian.Uint32(v))
+	}
+	if priority != RuleLocal && !bytes.Equal(attrs[nl.FRA_PROTOCOL], []byte{Protocol}) {
+		return e
+	}
+	e.What = "a policy rule was removed"
+	if isBranchRule(netlink.Rule{Priority: priority}) {
+		e.Kind = PortStateLost
+	}
+	return e
+}
+
+// rulesBeforeBranches describes a new rule with priority 0, which packets of strict branches
+// would meet first.
+func rulesBeforeBranches(data []byte) Event {
+	if attrs := attributes(data, unix.SizeofRtMsg); attrs == nil || attrs[nl.FRA_PRIORITY] != nil {
+		return Event{}
+	}
+	return Event{Kind: PortStateLost, What: "a policy rule with priority 0 was added"}
+}
+
+// lostNeighbour describes a pod that the node has no permanent neighbour entry of any more, or
+// one with another MAC address. Berth makes no entries of link-local and multicast addresses: the kernel does, from
+// pods' solicitations for instance.
+func (w *watcher) lostNeighbour(m message) (e Event) {
+	if len(m.data) < unix.SizeofNdMsg {
+		return e
+	}
+	index := int(int32(binary.NativeEndian.Uint32(m.data[4:])))
+	state := binary.NativeEndian.Uint16(m.data[8:])
+	link := w.links[index].name
+	if !strings.HasPrefix(link, LinkPrefix) {
+		return e // before the rest of the message is read: the node may have very many neighbours
+	}
+	attrs := attributes(m.data, unix.SizeofNdMsg)
+	addr, ok := netip.AddrFromSlice(attrs[unix.NDA_DST])
+	if !ok || addr.IsLinkLocalUnicast() || addr.IsMulticast() {
+		return e
+	}
+	to, isLive := w.node.podLinks.wiringAt(index)
+	right := m.kind == unix.RTM_NEWNEIGH && state&unix.NUD_PERMANENT != 0
+	what := fmt.Sprintf("the node's permanent neighbour %s by %s was removed or changed", addr, link)
+	switch {
+	case isLive:
+		if slices.Contains(to.addrs, addr) && (!right || to.mac != "" && to.mac != string(attrs[unix.NDA_LLADDR])) {
+			e.What = what
+		}
+	case !right && !IsHostLinkName(link):
+		return Event{Kind: PortStateLost, Link: link, What: what}
+	}
+	return e
+}
+
+// strayAddress describes a change of the node's addresses, and first one of a secondary ENI's that
+// Berth did not ask for: the link lost its own, or was given one that pods may have.
+func (w *watcher) strayAddress(m message) (e Event) {
 	attrs := attributes(m.data, unix.SizeofIfAddrmsg)
 	addr, ok := netip.AddrFromSlice(attrs[unix.IFA_LOCAL])
 	if !ok { // as of IPv6
 		addr, ok = netip.AddrFromSlice(attrs[unix.IFA_ADDRESS])
 	}
 	if !ok {
-		return ""
+		return e
+	}
+	if mayBePods(addr) {
+		e = Event{Kind: AddressChanged, What: "the addresses of the node changed by " + addr.String()}
 	}
 	mac := w.links[int(nl.DeserializeIfAddrmsg(m.data).Index)].mac
-	for _, e := range w.node.knownUplinks() {
+	for _, u := range w.node.knownUplinks() {
 		switch {
-		case e.Primary || string(e.MAC) != mac:
-		case m.kind == unix.RTM_DELADDR && (addr == e.linkAddress() || addr == e.linkAddress6()):
-			return fmt.Sprintf("address %s of ENI %s was removed", addr, e.ID)
-		case m.kind == unix.RTM_NEWADDR && addr == e.PrimaryIPv4 && e.ownForPods():
-			return fmt.Sprintf("address %s of ENI %s was given to its link, and is for pods", addr, e.ID)
+		case u.Primary || string(u.MAC) != mac:
+		case m.kind == unix.RTM_DELADDR && (addr == u.linkAddress() || addr == u.linkAddress6() || addr.IsLinkLocalUnicast() && addr.Is6() && u.hasIPv6()):
+			return Event{What: fmt.Sprintf("address %s of ENI %s was removed", addr, u.ID)}
+		case m.kind == unix.RTM_NEWADDR && addr == u.PrimaryIPv4 && u.ownForPods():
+			return Event{What: fmt.Sprintf("address %s of ENI %s was given to its link, and is for pods", addr, u.ID)}
 		}
 	}
-	return ""
+	return e
 }
 
-// nftMessage looks for removals in Berth's tables. In all of these messages
-// the table's name is attribute 1.
+// processName is the name that the kernel reports with a transaction of this process, or empty.
+func processName() string {
+	name, _ := os.ReadFile("/proc/self/comm")
+	return strings.TrimSpace(string(name))
+}
+
+// nftMessage reports removals from Berth's tables, and additions to the table of the data path too:
+// other software adds nothing there, and Repair removes what it adds. In all of these messages the table's name is
+// attribute 1. The kernel names the process behind the changes only at the end of their transaction, so
+// they wait for that: changes by this process are not reported, such as each new address of an ENI.
 func (w *watcher) nftMessage(ctx context.Context, m message) {
 	if m.kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.data) < 4 {
 		return
 	}
+	added := map[uint16]string{
+		unix.NFT_MSG_NEWTABLE:   "an nftables table was changed",
+		unix.NFT_MSG_NEWRULE:    "an nftables rule was added",
+		unix.NFT_MSG_NEWSETELEM: "nftables set elements were added",
+	}[m.kind&0xff]
 	what := map[uint16]string{
 		unix.NFT_MSG_DELTABLE:   "an nftables table was removed",
 		unix.NFT_MSG_DELCHAIN:   "an nftables chain was removed",
@@ -113,14 +250,46 @@ func (w *watcher) nftMessage(ctx context.Context, m message) {
 		unix.NFT_MSG_DELSET:     "an nftables set was removed",
 		unix.NFT_MSG_DELSETELEM: "nftables set elements were removed",
 	}[m.kind&0xff]
-	attrs, err := netlink.UnmarshalAttributes(m.data[4:])
-	if what == "" || err != nil || m.data[0] != unix.NFPROTO_INET && m.data[0] != unix.NFPROTO_ARP {
+	attrs, err := nlattr.UnmarshalAttributes(m.data[4:])
+	if m.kind&0xff == unix.NFT_MSG_NEWGEN {
+		w.endTransaction(ctx, attrs)
+		return
+	}
+	if what+added == "" || err != nil || m.data[0] != unix.NFPROTO_INET && m.data[0] != unix.NFPROTO_ARP {
 		return
 	}
 	for _, a := range attrs {
-		if name := strings.TrimRight(string(a.Data), "\x00"); a.Type == unix.NFTA_TABLE_NAME && (name == NftTable || name == BranchNftTable) {
-			w.emit(ctx, Event{Kind: StateLost, What: what})
-			return
+		if a.Type != unix.NFTA_TABLE_NAME {
+			continue
 		}
+		switch strings.TrimRight(string(a.Data), "\x00") {
+		case NftTable:
+			w.hold(Event{What: cmp.Or(what, added)})
+		case BranchNftTable, PortNftTable:
+			w.hold(Event{Kind: PortStateLost, What: what})
+		}
+		return
+	}
+}
+
+// hold keeps an event until its transaction ends, once however many objects it concerns.
+func (w *watcher) hold(e Event) {
+	if !slices.ContainsFunc(w.pending, func(p Event) bool { return p.Kind == e.Kind && p.What == e.What }) {
+		w.pending = append(w.pending, e)
+	}
+}
+
+// endTransaction reports what a transaction changed, unless it was one of this process.
+func (w *watcher) endTransaction(ctx context.Context, attrs []nlattr.Attribute) {
+	changes := w.pending
+	w.pending = nil
+	own := slices.ContainsFunc(attrs, func(a nlattr.Attribute) bool {
+		return a.Type == unix.NFTA_GEN_PROC_NAME && w.process != "" && strings.TrimRight(string(a.Data), "\x00") == w.process
+	})
+	if own {
+		return
+	}
+	for _, e := range changes {
+		w.tell(ctx, e)
 	}
 }

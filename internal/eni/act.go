@@ -67,6 +67,8 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 		return r.delete(ctx, k)
 	case plan.Retag:
 		return r.tag(ctx, k)
+	case plan.SetGroups:
+		return r.setGroups(ctx, k)
 	default:
 		return fmt.Errorf("no such step: %v", p.Action)
 	}
@@ -196,6 +198,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 func (r *Reconciler) forget(id string) {
 	delete(r.view.enis, id)
 	r.lookups.forget(id)
+	delete(r.links.flips, id)
 	delete(r.view.detaching, id)
 	r.forgetIntent()
 }

@@ -29,7 +29,9 @@ type Settings struct {
 	AnySubnet bool
 	Groups    []string          // security groups of new ENIs
 	GroupTags map[string]string // choose them in the VPC; with neither: the primary ENI's
-	KeepENIs  bool              // do not delete ENIs with the instance (DeleteOnTermination off)
+	// FollowGroups: with neither, ENIs that are there get the primary's too whenever these change.
+	FollowGroups bool
+	KeepENIs     bool // do not delete ENIs with the instance (DeleteOnTermination off)
 	// UsePrimaryAddress: the primary address of an ENI that serves pods, the
 	// instance's primary ENI excepted, is among its Addresses for pods.
 	UsePrimaryAddress bool

@@ -34,7 +34,9 @@
 //	probe.go                ... and is tried before its time for a pod that came to wait
 //	outage.go               ... or because another node had an answer
 //	outdated.go             which ENIs are not as configured
+//	groups.go               whether ENIs have the primary's security groups
 //	surplus.go              how much of the excess may go, by how long it has lasted (plan/excess.go)
+//	links.go                ENIs whose links the node lacks
 //	trunk.go                whether the trunk is there that is to be
 //	attachrefusals.go       ENIs that the cloud refuses to attach
 //	deleteontermination.go  the attribute of that name, which no pass waits for

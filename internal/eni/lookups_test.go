@@ -54,3 +54,43 @@ func TestUnresolvedCall(t *testing.T) {
 		}
 	}
 }
+
+// A node that says over and over that a link went and came has EC2 asked ever less; one that says so for the
+// first time, or after a while, at once.
+func TestLinksThatFlip(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		every int // seconds between flips
+		most  int // looks in 20 minutes
+	}{
+		{"each second", 1, 20},
+		{"each 40 seconds", 40, 35},
+		{"each 11 minutes", 660, 25},
+	} {
+		r := &Reconciler{view: &view{enis: map[string]*known{"a": newKnown(facts{ID: "a"})}}, lookups: lookups{at: map[string]time.Time{}}, links: links{since: map[string]time.Time{}, flips: map[string]flips{}}}
+		looks := 0
+		for s := range 1200 {
+			var missing []string
+			if s/c.every%2 == 0 {
+				missing = []string{"a", "b"} // b is not the node's
+			}
+			r.compareLinks(missing, unix(s))
+			id, ok := r.lookups.next(unix(s), false)
+			if !ok && (s == 0 || s == 660 && c.every == 660) {
+				t.Errorf("%s: no look after %d s", c.name, s)
+			}
+			if !ok {
+				continue
+			}
+			looks++
+			delete(r.lookups.at, id)
+			if again := r.links.again(id, unix(s)); !again.IsZero() {
+				r.lookups.at[id] = again
+			}
+		}
+		t.Logf("%s: %d looks", c.name, looks)
+		if looks > c.most || len(r.links.flips) != 1 {
+			t.Errorf("%s: %d looks, want %d at most; flips of %v", c.name, looks, c.most, r.links.flips)
+		}
+	}
+}

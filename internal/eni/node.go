@@ -39,6 +39,9 @@ type Node interface {
 type Usage struct {
 	ENIs    map[string]ENIUsage
 	Waiting int // pods that wait for an address
+	// MissingLinks are ENIs whose links the node lacks although they should be there, or
+	// which pods use and the inventory lacks: the cloud is asked for each that comes or goes.
+	MissingLinks []string
 }
 
 // ENIUsage is one ENI's part of it. A pod with an address of each family counts

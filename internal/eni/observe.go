@@ -173,6 +173,9 @@ func (r *Reconciler) concludeOn(id string, at time.Time) {
 	k := r.view.enis[id]
 	r.lookups.seen(id, k, at)
 	attached := k != nil && k.phase() == plan.Attached
+	if again := r.links.again(id, at); k != nil && k.phase() != plan.Detached && !again.IsZero() {
+		r.lookups.at[id] = again
+	}
 	if since, ok := r.view.detaching[id]; ok && (!attached || at.Sub(since) >= r.cfg.Lag) {
 		if k != nil {
 			k.attachUnresolved = false

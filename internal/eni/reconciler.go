@@ -34,6 +34,7 @@ type Reconciler struct {
 	attachments    attachments
 	trunk          trunk
 	surplus        surplus
+	links          links
 	orphans        orphans
 	attributeCalls attributeCalls
 	evaluation     *evaluation // of the last plan, while nothing changed since
@@ -62,6 +63,7 @@ func New(cfg Config) (*Reconciler, error) {
 	r.lookups = lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{}}
 	r.retries = retries{cfg: &r.cfg, failed: map[gate]*backoff{}, throttled: map[gate]*step{}}
 	r.instance.lag, r.instance.typ = cfg.Lag, cfg.InstanceType
+	r.links = links{lag: cfg.Lag, since: map[string]time.Time{}, flips: map[string]flips{}}
 	r.surplus.delay, r.orphans.seen = cfg.ShrinkDelay, Sightings{}
 	r.life, r.kill = context.WithCancel(context.Background())
 	if cfg.Fleet != nil {
@@ -371,13 +373,16 @@ func (r *Reconciler) growthWaits() bool {
 // state is the view as a plan sees it.
 func (r *Reconciler) state(now time.Time) plan.State {
 	u := r.cfg.Node.Usage()
-	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes(), Trunk: r.wantedTrunk(now), Drain: r.surplus.drains}
+	r.compareLinks(u.MissingLinks, now)
+	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes(), Trunk: r.wantedTrunk(now), FollowGroups: r.cfg.FollowGroups, Drain: r.surplus.drains}
 	wanted := r.placement.wanted()
 	for _, k := range r.view.list() {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
 			continue // neither its device index nor the limits are those of the first card
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
+		e.OtherGroups = e.Ours && !e.Primary && !e.Trunk && r.placement.othersThanPrimary(k)
+		e.NoLink = r.links.noStock(k.ID, now)
 		serves := e.Phase == plan.Detached || e.Index >= r.cfg.Policy.FirstInterfaceIndex
 		e.Outdated = e.Ours && !e.Primary && !e.Trunk && serves && wanted.differs(k)
 		// Someone else who works for this node may be about to attach it.

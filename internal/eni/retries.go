@@ -24,19 +24,20 @@ const (
 	gateShrink   gate = "shrink" // unassign, detach
 	gateDelete   gate = "delete"
 	gateRepair   gate = "repair" // set-deletion, tag
+	gateFollow   gate = "follow" // set-groups
 	gateCollect  gate = "collect"
 	gateLimits   gate = "find-limits"
 	gateInstance gate = "find-instance"
 )
 
 // gates are all gates, that first whose trouble matters most to pods.
-var gates = [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateGroups, gateTrunk, gateShrink, gateDelete, gateRepair, gateCollect}
+var gates = [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateGroups, gateTrunk, gateShrink, gateDelete, gateFollow, gateRepair, gateCollect}
 
 var gateOfKind = map[plan.Kind]gate{
 	plan.Assign: gateGrow, plan.Create: gateGrow, plan.Attach: gateGrow,
 	plan.CreateTrunk: gateTrunk, plan.AttachTrunk: gateTrunk, plan.DetachTrunk: gateTrunk,
 	plan.Unassign: gateShrink, plan.Detach: gateShrink, plan.Delete: gateDelete,
-	plan.SetDeleteOnTermination: gateRepair, plan.Retag: gateRepair, plan.Observe: gateObserve, plan.Collect: gateCollect,
+	plan.SetDeleteOnTermination: gateRepair, plan.Retag: gateRepair, plan.SetGroups: gateFollow, plan.Observe: gateObserve, plan.Collect: gateCollect,
 	plan.FindSubnets: gateSubnets, plan.FindRoutes: gateRoutes, plan.FindGroups: gateGroups, plan.FindLimits: gateLimits, plan.FindInstance: gateInstance,
 }
 

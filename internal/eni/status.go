@@ -19,12 +19,13 @@ type Status struct {
 
 	NextTry time.Time // when what that trouble stopped is tried again at the latest; zero without trouble
 
-	Available  int  // addresses that pods may have, used ones included
-	Used       int  // of those
-	Needed     int  // addresses that the policy wants beyond Available
-	AtCapacity bool // the instance, its policy's caps or its subnets allow no more
-	Outdated   int  // ENIs that serve pods and are not as configured
-	Vanished   bool // the cloud says that the instance does not exist or is terminated
+	Available   int      // addresses that pods may have, used ones included
+	Used        int      // of those
+	Needed      int      // addresses that the policy wants beyond Available
+	AtCapacity  bool     // the instance, its policy's caps or its subnets allow no more
+	Outdated    int      // ENIs that serve pods and are not as configured
+	OtherGroups []string // ENIs that are to have the primary's security groups, and have others
+	Vanished    bool     // the cloud says that the instance does not exist or is terminated
 
 	Trunk *Trunk // nil: none is wanted, and none is there, or that is not known yet
 
@@ -68,6 +69,9 @@ func (r *Reconciler) report() {
 		for _, o := range e.state.ENIs {
 			if o.Outdated && o.Phase == plan.Attached {
 				s.Outdated++
+			}
+			if o.OtherGroups && o.Phase == plan.Attached {
+				s.OtherGroups = append(s.OtherGroups, o.ID)
 			}
 		}
 		if r.instance.limitsKnown() {

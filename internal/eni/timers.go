@@ -15,7 +15,7 @@ type timed interface {
 func (r *Reconciler) timers() []timed {
 	return []timed{
 		&r.confidence, &r.lookups, &r.instance, &r.retries,
-		&r.placement, &r.attachments, &r.trunk, &r.surplus, &r.orphans,
+		&r.placement, &r.attachments, &r.trunk, &r.surplus, &r.links, &r.orphans,
 	}
 }
 

@@ -34,6 +34,7 @@ type known struct {
 	attachUnresolved       bool                       // attaching or detaching was asked for and the reply was lost
 	added                  map[netip.Prefix]time.Time // given by a reply; a listing without them is old
 	removed                map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
+	groupsSet              time.Time                  // when a reply last changed its security groups
 	releasing              map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
 	disputed               cloud.Amount               // addresses and prefixes listed for it that another may have
 	contradiction          string                     // what the last listing said of it that cannot be true
@@ -96,6 +97,9 @@ func (k *known) merge(f facts, v *view, now time.Time) {
 	k.keepForLife(&f)
 	if v.fresh(k.replied, now) {
 		f.Attachment = k.attached(f.Attachment)
+	}
+	if v.fresh(k.groupsSet, now) {
+		f.Groups = k.Groups
 	}
 	k.facts = f
 	k.correct()

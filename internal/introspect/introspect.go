@@ -150,7 +150,8 @@ type Block struct {
 	Capacity int            `json:"capacity"` // addresses
 	Used     int            `json:"used"`     // held by pods
 	Cooling  int            `json:"cooling"`
-	Free     int            `json:"free"` // neither, whether or not the block is ready
+	Withheld int            `json:"withheld,omitempty"` // of a Node or Services: no pod gets them
+	Free     int            `json:"free"`               // none of these, whether or not the block is ready
 }
 
 // The statuses of a Condition, as in Kubernetes.

@@ -29,6 +29,8 @@ const (
 	used
 	cooling
 	withdrawn
+	withheld // free, but not to be handed out (Withhold)
+	states
 )
 
 // entry is one address that is a single, or was ever touched in its prefix.
@@ -177,8 +179,12 @@ func (a *Allocator[K]) prefixUnit(addr netip.Addr) *unit[K] {
 	return nil
 }
 
-// move changes an entry's state and every count and queue that follows from it.
+// move changes an entry's state and every count and queue that follows from it. An
+// address that is to be withheld does not become free.
 func (a *Allocator[K]) move(e *entry[K], to state) {
+	if to == free && e.isWithheld() {
+		to = withheld
+	}
 	a.unplace(e)
 	e.state = to
 	a.place(e)

@@ -49,7 +49,7 @@ func (a *Allocator[K]) Expire(now time.Time) int {
 		if e.since.Add(a.period).After(now) {
 			break
 		}
-		if e.unit == nil || e.unit.large() {
+		if e.unit == nil || e.unit.large() && !e.isWithheld() {
 			a.detach(e)
 			delete(a.entries, e.addr)
 			continue

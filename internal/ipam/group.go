@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -18,8 +19,9 @@ type group[K comparable] struct {
 	id        string
 	index     int
 	ready     bool
-	withdrawn bool // on its way back as a whole
-	count     [4]int
+	withdrawn bool                // on its way back as a whole
+	withheld  map[netip.Addr]bool // not to be handed out
+	count     [states]int
 	singles   *unit[K]
 	prefixes  map[netip.Prefix]*unit[K]
 	units     indexed[*unit[K]] // those with an assignable address
@@ -50,6 +52,7 @@ func (a *Allocator[K]) SetGroup(g Group) {
 			a.list(own.singles, addr, seq)
 		}
 	}
+	a.Withhold(g.ID, slices.Collect(maps.Keys(own.withheld)))
 	a.recall(own)
 }
 
@@ -78,7 +81,7 @@ func (a *Allocator[K]) list(u *unit[K], addr netip.Addr, seq uint64) {
 		a.entries[addr] = e
 	} else {
 		a.detach(e)
-		if e.state == withdrawn {
+		if e.state == withdrawn || e.state == withheld {
 			e.state = free
 		}
 	}

@@ -23,6 +23,7 @@ type modelGroup struct {
 	index            int
 	ready, withdrawn bool
 	gone             map[netip.Prefix]bool // withdrawn prefixes
+	withheld         map[netip.Addr]bool
 	prefixes         map[netip.Prefix]bool
 }
 
@@ -139,6 +140,36 @@ func (m *model) cancel(key string) {
 			delete(m.addrs, addr)
 		}
 	}
+	m.keepBack()
+}
+
+// withhold replaces what is withheld of a group.
+func (m *model) withhold(group string, addrs []netip.Addr) {
+	g := m.groups[group]
+	if g == nil {
+		return
+	}
+	before := g.withheld
+	g.withheld = map[netip.Addr]bool{}
+	for _, addr := range addrs {
+		g.withheld[addr] = true
+	}
+	for _, addr := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
+		if a := m.addrs[addr]; a != nil && !g.withheld[addr] && a.group == group && a.state == withheld {
+			m.seq++
+			a.state, a.freed = free, m.seq
+		}
+	}
+	m.keepBack()
+}
+
+// keepBack withholds what is free and is not to be handed out.
+func (m *model) keepBack() {
+	for addr, a := range m.addrs {
+		if g := m.groups[a.group]; g != nil && g.withheld[addr] && a.state == free {
+			a.state = withheld
+		}
+	}
 }
 
 func (m *model) cool(addr netip.Addr, since, now time.Time) {
@@ -183,6 +214,7 @@ func (m *model) expire(now time.Time) {
 		m.seq++
 		a.state, a.freed = free, m.seq
 	}
+	m.keepBack()
 }
 
 func (m *model) setGroup(g Group) {
@@ -219,6 +251,7 @@ func (m *model) setGroup(g Group) {
 		}
 		a.group, a.prefix = g.ID, p
 	}
+	m.keepBack()
 	told := slices.SortedFunc(maps.Keys(m.rested), func(x, y netip.Addr) int {
 		return cmp.Or(m.rested[x].Compare(m.rested[y]), x.Compare(y))
 	})
@@ -237,7 +270,7 @@ func (m *model) unlist(group string, keep map[netip.Addr]netip.Prefix) {
 			continue
 		}
 		a.group, a.prefix = "", netip.Prefix{}
-		if a.state == free || a.state == withdrawn {
+		if a.state == free || a.state == withdrawn || a.state == withheld {
 			delete(m.addrs, addr)
 		}
 	}
@@ -252,7 +285,7 @@ func (m *model) dump() []string {
 	var out []string
 	for addr, a := range m.addrs {
 		g := m.groups[a.group]
-		back := a.state == withdrawn || g != nil && (g.withdrawn || a.prefix.IsValid() && g.gone[a.prefix])
+		back := a.state == withdrawn || a.state == withheld || g != nil && (g.withdrawn || a.prefix.IsValid() && g.gone[a.prefix])
 		out = append(out, line(addr, a.group, a.prefix, g != nil && g.ready, a.state == used, a.state == cooling, back, a.key))
 	}
 	slices.Sort(out)

@@ -15,12 +15,13 @@ import (
 // with the same groups. A holder's addresses are all of one group. Like an
 // Allocator it is not safe for concurrent use, its owner locks.
 type Node[K comparable] struct {
-	of [ipfamily.Number]*Allocator[K]
+	of       [ipfamily.Number]*Allocator[K]
+	withheld [ipfamily.Number][]netip.Addr // as told, of whatever group
 }
 
 // NewNode returns one without addresses, whose released ones cool for period.
 func NewNode[K comparable](period time.Duration) *Node[K] {
-	return &Node[K]{[...]*Allocator[K]{New[K](period), New[K](period)}}
+	return &Node[K]{of: [...]*Allocator[K]{New[K](period), New[K](period)}}
 }
 
 // Addresses are what one holder has of each family; zero: none.
@@ -59,6 +60,7 @@ func (n *Node[K]) SetGroup(g Group) {
 			}
 		}
 		a.SetGroup(of)
+		a.Withhold(g.ID, a.listed(g.ID, n.withheld[f]))
 	}
 }
 
@@ -232,6 +234,11 @@ type NodeGroup struct {
 // addresses of the family that has more of them.
 func (g NodeGroup) Used() int { return max(g.Of[ipfamily.IPv4].Used, g.Of[ipfamily.IPv6].Used) }
 
+// Withheld counts likewise what is withheld.
+func (g NodeGroup) Withheld() int {
+	return max(g.Of[ipfamily.IPv4].Withheld, g.Of[ipfamily.IPv6].Withheld)
+}
+
 // Cooling counts likewise what cools beside what is used.
 func (g NodeGroup) Cooling() int {
 	busy := 0
@@ -295,6 +302,24 @@ func (n *Node[K]) WithdrawGroup(id string) error {
 // WithdrawThese takes exactly these addresses (as prefixes of full length) and
 // prefixes out, those of them that are free.
 func (n *Node[K]) WithdrawThese(things []netip.Prefix) { n.each(things, (*Allocator[K]).WithdrawThese) }
+
+// Withhold keeps addresses of whatever group from being handed out, also of groups that come later,
+// until it is told others, and returns those that nobody holds, in order.
+func (n *Node[K]) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
+	for f, a := range n.of {
+		told := slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return ipfamily.Of(addr) != ipfamily.Family(f) })
+		same := slices.Equal(told, n.withheld[f])
+		n.withheld[f] = told
+		for id := range a.groups {
+			if !same {
+				a.Withhold(id, a.listed(id, told))
+			}
+			kept = append(kept, a.kept(id)...)
+		}
+	}
+	slices.SortFunc(kept, netip.Addr.Compare)
+	return kept
+}
 
 // Restore makes withdrawn addresses (as prefixes of full length) and prefixes
 // assignable again.

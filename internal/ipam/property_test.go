@@ -188,6 +188,14 @@ func (x *machine) WithdrawGroup(t *rapid.T) {
 	}
 }
 
+func (x *machine) Withhold(t *rapid.T) {
+	id := x.group(t)
+	singles, p := groupNet(id)
+	addrs := subset(t, []netip.Addr{singles[0], p[0].Addr(), p[0].Addr().Next(), p[1].Addr(), p[2].Addr().Next()}, "withheld")
+	x.a.Withhold(id, addrs)
+	x.m.withhold(id, addrs)
+}
+
 func (x *machine) Restore(t *rapid.T) {
 	id := x.group(t)
 	s, p := groupNet(id)
@@ -205,6 +213,7 @@ func (x *machine) Restore(t *rapid.T) {
 			a.state = free
 		}
 	}
+	x.m.keepBack()
 }
 
 func (x *machine) Lose(t *rapid.T) {
@@ -245,7 +254,7 @@ func TestAllocatorAgainstModel(t *testing.T) {
 			"SetGroup": x.SetGroup, "SetReady": x.SetReady, "Take": x.Take, "TakeMany": x.TakeMany,
 			"Hold": x.Hold, "Release": x.Release, "Cancel": x.Cancel, "Cool": x.Cool, "Advance": x.Advance,
 			"Withdraw": x.Withdraw, "WithdrawPrefixes": x.WithdrawPrefixes, "WithdrawGroup": x.WithdrawGroup,
-			"Restore": x.Restore, "Lose": x.Lose, "": x.check,
+			"Withhold": x.Withhold, "Restore": x.Restore, "Lose": x.Lose, "": x.check,
 		})
 	})
 }

@@ -13,7 +13,8 @@ type Counts struct {
 	Used      int // held by pods
 	Cooling   int
 	Free      int // assignable once the group is ready
-	Withdrawn int // on their way back, those in withdrawn prefixes and groups included
+	Withdrawn int // on their way back, those in withdrawn prefixes and groups included, or withheld
+	Withheld  int // of these, in what is not on its way back itself
 
 	FreeSingles  int // single addresses that could be withdrawn
 	FreePrefixes int // prefixes that could be withdrawn: nothing used or cooling in them
@@ -50,16 +51,19 @@ func (g *group[K]) counts() Counts {
 	c := Counts{
 		Used: g.count[used], Cooling: g.count[cooling],
 		Free: g.singles.assignable(), FreeSingles: g.singles.count[free],
-		Withdrawn: g.singles.count[withdrawn],
+		Withdrawn: g.singles.count[withdrawn] + g.singles.count[withheld], Withheld: g.singles.count[withheld],
 	}
 	for _, u := range g.prefixes {
 		c.Free += u.assignable()
 		switch {
 		case u.withdrawn:
 			c.Withdrawn += u.size()
+			continue
 		case u.busy() == 0:
 			c.FreePrefixes++
 		}
+		c.Withdrawn += u.count[withheld]
+		c.Withheld += u.count[withheld]
 	}
 	if g.withdrawn {
 		c.Withdrawn += c.Free
@@ -115,7 +119,7 @@ func (a *Allocator[K]) Busied() iter.Seq[AddressView[K]] {
 func (e *entry[K]) view() AddressView[K] {
 	v := AddressView[K]{
 		Addr: e.addr, Key: e.key, Since: e.since,
-		Used: e.state == used, Cooling: e.state == cooling, Withdrawn: e.state == withdrawn,
+		Used: e.state == used, Cooling: e.state == cooling, Withdrawn: e.state == withdrawn || e.state == withheld,
 	}
 	if u := e.unit; u != nil {
 		v.Group, v.Prefix, v.Ready = u.group.id, u.prefix, u.group.ready

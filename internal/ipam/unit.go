@@ -15,9 +15,9 @@ type unit[K comparable] struct {
 	cursor    netip.Addr   // the next untouched address; invalid when there is none left
 	members   map[netip.Addr]*entry[K]
 	free      indexed[*entry[K]]
-	count     [4]int // members by state
-	withdrawn bool   // the prefix is on its way back
-	pos       int    // in the group's queue of units
+	count     [states]int // members by state
+	withdrawn bool        // the prefix is on its way back
+	pos       int         // in the group's queue of units
 }
 
 // largeBits is the number of host bits from which on a prefix (an IPv6 /80 has
@@ -61,7 +61,7 @@ func (u *unit[K]) assignable() int {
 	case u.withdrawn:
 		return 0
 	case u.prefix.IsValid():
-		return u.size() - u.busy()
+		return u.size() - u.busy() - u.count[withheld]
 	default:
 		return u.count[free]
 	}

@@ -133,6 +133,9 @@ func eventError(what string, e podevents.Event, err error) error {
 		code = int(status.Status().Code)
 	}
 	err = fmt.Errorf("%s an Event of Pod %s/%s: %w", what, e.Pod.Namespace, e.Pod.Name, err)
+	if apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("%w: %w", podevents.ErrTaken, err)
+	}
 	if code >= 400 && code < 500 && code != 408 && code != 429 {
 		return fmt.Errorf("%w: %w", podevents.ErrFinal, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -32,6 +33,10 @@ type Handler[T any] struct {
 	All func([]T)
 	// Heard takes the outcome of every list, and of every attempt to watch.
 	Heard func(error)
+	// Trim removes from an object what nobody reads. All objects are in memory at once
+	// before All is called, and users write objects as large as the API server takes.
+	// Nil: objects stay whole.
+	Trim func(T)
 }
 
 // Lister lists and watches what one follower follows.
@@ -54,6 +59,9 @@ func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.ResourceVersion, o.ResourceVersionMatch = "", ""
 			list, err := l.List(ctx, o)
+			if err == nil {
+				err = meta.EachListItem(list, func(o runtime.Object) error { return h.trim(o) })
+			}
 			h.Heard(err)
 			return list, err
 		},
@@ -75,6 +83,18 @@ func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
 
 // store passes on what a reflector sees. It implements cache.ReflectorStore.
 type store[T any] struct{ h Handler[T] }
+
+// Transformer implements cache.TransformingStore.
+func (s store[T]) Transformer() cache.TransformFunc {
+	return func(o any) (any, error) { return o, s.h.trim(o) }
+}
+
+func (h Handler[T]) trim(o any) error {
+	if t, ok := o.(T); ok && h.Trim != nil {
+		h.Trim(t)
+	}
+	return nil
+}
 
 func (s store[T]) Add(o any) error { return s.Update(o) }
 

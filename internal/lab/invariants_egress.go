@@ -154,11 +154,11 @@ func selects(e *v1alpha1.Egress, namespace string, has labels.Set, pod labels.Se
 	if of == nil {
 		return false, false
 	}
-	matches := func(s *metav1.LabelSelector, has labels.Set, unset bool) bool {
+	matches := func(s *v1alpha1.LabelSelector, has labels.Set, unset bool) bool {
 		if s == nil {
 			return unset
 		}
-		selector, err := metav1.LabelSelectorAsSelector(s)
+		selector, err := s.Compile()
 		return err == nil && selector.Matches(has)
 	}
 	some = matches(of.NamespaceSelector, has, namespace == e.Namespace)

@@ -47,8 +47,8 @@ func TestWhoUsesWhichEgress(t *testing.T) {
 	open := func(s *v1alpha1.EgressSpec) { s.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{"*"}} }
 	red := func(s *v1alpha1.EgressSpec) {
 		s.Clients = &v1alpha1.EgressClientSelector{
-			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "red"}},
-			PodSelector:       &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "web"}},
+			NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "red"}},
+			PodSelector:       &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"tier": "web"}},
 		}
 	}
 	all := []*v1alpha1.Egress{

@@ -150,12 +150,22 @@ func (o Options) inCluster() *spec.Spec {
 	return &s
 }
 
-// inCluster is a spec whose instances carry the tags of a cluster's nodes, and
+// inCluster is a spec whose instances carry the tags of a cluster's nodes, whose security groups
+// those of groups that the operator may use, and
 // whose policies are those for this cluster where they say CLUSTER_NAME.
 func inCluster(s spec.Spec, cluster string) spec.Spec {
 	tags := map[string]string{"kubernetes.io/cluster/" + cluster: "owned"}
 	maps.Copy(tags, s.LaunchTags)
 	s.LaunchTags = tags
+	s.VPCs = slices.Clone(s.VPCs)
+	for i, v := range s.VPCs {
+		s.VPCs[i].SecurityGroups = slices.Clone(v.SecurityGroups)
+		for k, g := range v.SecurityGroups {
+			tags := map[string]string{"berth.dev/cluster": cluster}
+			maps.Copy(tags, g.Tags)
+			s.VPCs[i].SecurityGroups[k].Tags = tags
+		}
+	}
 	s.Roles = slices.Clone(s.Roles)
 	for i, r := range s.Roles {
 		s.Roles[i].Policy = strings.ReplaceAll(r.Policy, clusterHere, cluster)

@@ -25,6 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
 // VPC is a VPC object of a lab with ports, with the network that it names.
@@ -262,7 +263,15 @@ func (v VPC) object(access portcloud.Access, families ipfamily.Set) *v1alpha1.VP
 	if s.AllowedNamespaces == nil {
 		s.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{"*"}}
 	}
+	if s.NamespaceLimits == nil {
+		s.NamespaceLimits = []v1alpha1.VPCNamespaceLimits{{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"*"}}, SecurityGroups: []string{"*"}}}
+	}
 	return o
+}
+
+// TagsFor are those by which pods of a namespace may name a port.
+func (l *Lab) TagsFor(namespace string) []string {
+	return []string{vpcport.NamespaceTag(l.clusterName(), namespace)}
 }
 
 // WaitVPCs returns once every VPC object is Ready.

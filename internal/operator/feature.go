@@ -22,6 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/egress"
 	"github.com/berthnet/berth/internal/operator/egress/clients"
 	egressplan "github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/nodeaddress"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/vpcport"
 	"github.com/berthnet/berth/internal/operator/vpcport/branches"
@@ -321,7 +322,8 @@ func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gate
 	if err != nil {
 		return part{}, err
 	}
-	pods, err := clients.Setup(mgr, clients.Options{Namespace: cfg.LeaseNamespace, Clock: clock.Real{}, Logger: env.log, Metrics: members})
+	known := nodeaddress.Sources{Cache: mgr.GetClient(), ENIs: inIPAM(config.IPAMENIOperator)(cfg), Pools: inIPAM(config.IPAMPool)(cfg), Ports: inIPAM(config.IPAMPort)(cfg)}
+	pods, err := clients.Setup(mgr, clients.Options{Namespace: cfg.LeaseNamespace, May: known.May, Clock: clock.Real{}, Logger: env.log, Metrics: members})
 	if err != nil {
 		return part{}, err
 	}

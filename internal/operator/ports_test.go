@@ -129,6 +129,7 @@ func TestPodGetsNICOfAPolicy(t *testing.T) {
 	harness.OK(t, c.client.Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: server.URL, Project: blue.Project, DefaultSubnets: []string{"web"},
 		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
+		NamespaceLimits:   []v1alpha1.VPCNamespaceLimits{{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"default"}}, SecurityGroups: []string{group.ID}}},
 	}}))
 	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
 	o.until(func() error {
@@ -225,7 +226,7 @@ func TestPodGetsPortsOfAlcor(t *testing.T) {
 	cloud := alcor.New(alcor.Options{})
 	green := cloud.AddNetwork(alcor.Network{Name: "green"})
 	web := cloud.AddSubnet(alcor.Subnet{Name: "web", Network: green.ID, CIDR: netip.MustParsePrefix("10.0.0.0/24"), Gateway: netip.MustParseAddr("10.0.0.1")})
-	given := cloud.AddPort(alcor.Port{Network: green.ID, Unsecured: true, FixedIPs: []alcor.FixedIP{{Subnet: web.ID, IP: netip.MustParseAddr("10.0.0.9")}}})
+	given := cloud.AddPort(alcor.Port{Network: green.ID, Unsecured: true, Tags: []string{"berth:test:default"}, FixedIPs: []alcor.FixedIP{{Subnet: web.ID, IP: netip.MustParseAddr("10.0.0.9")}}})
 	cloud.AddHost("node-a", alcor.Host{})
 	server := httptest.NewServer(cloud)
 	t.Cleanup(server.Close)

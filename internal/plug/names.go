@@ -11,9 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
-// LinkGroup (IFLA_GROUP) is that of the links that are made for ports. It is below those
-// of pod links (internal/datapath), which begin with Protocol times 2^16.
-const LinkGroup = rtnl.Protocol<<16 - 1
+// LinkGroup is the link group of the links that are made for ports.
+const LinkGroup = rtnl.PortGroup
 
 // Short is what of a port's ID is in the names of its links: the first 11 characters,
 // as Neutron's agents and Alcor's expect. Two ports may share it. Of a VLAN it is as many of a

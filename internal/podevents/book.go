@@ -2,10 +2,15 @@ package podevents
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // What a node may write at most. The sum counts: when a subnet is full, every node
@@ -31,7 +36,18 @@ const (
 	// forget is when a series is over: API servers keep Events for an hour by
 	// default (--event-ttl), and what comes after that is new.
 	forget = time.Hour
+	// takenFirst and takenMost bound the pause of a namespace after a name that an Event there has already.
+	takenFirst = time.Second
+	takenMost  = time.Minute
+	// crowded is how many such names in a row are more than bad luck.
+	crowded = 5
 )
+
+// taken is how it goes in a namespace in which the last name that was tried is that of another Event.
+type taken struct {
+	pause retry.Backoff
+	times int // in a row
+}
 
 // line is what the news of a series has in common. A note may tell new details of
 // the same cause each time; the first is written.
@@ -68,14 +84,15 @@ type book struct {
 	instance string // the node
 	limit    *rate.Limiter
 	series   map[line]*series
-	of       map[subject]int // how many series
-	named    int64           // Events so far
+	of       map[subject]int   // how many series
+	taken    map[string]*taken // by namespace
+	named    int               // the number of the last Event's name
 }
 
 func newBook(node string) *book {
 	return &book{
 		instance: clip(node, maxInstance), limit: rate.NewLimiter(rate.Every(each), burst),
-		series: map[line]*series{}, of: map[subject]int{},
+		series: map[line]*series{}, of: map[subject]int{}, taken: map[string]*taken{}, named: rand.IntN(slots), // those of before a restart are there still
 	}
 }
 
@@ -83,7 +100,7 @@ func newBook(node string) *book {
 // dropped how much will not be told for want of room.
 func (b *book) hear(n News, now time.Time) (kept bool, dropped int) {
 	who := n.subject()
-	if n.Kind == Attached {
+	if n.Kind == Attached || n.Kind == Restored {
 		if b.of[who] == 0 {
 			return false, 0 // nobody was told of trouble
 		}
@@ -91,7 +108,7 @@ func (b *book) hear(n News, now time.Time) (kept bool, dropped int) {
 		if !told {
 			return false, 0
 		}
-		return b.add(line{who, n.Kind, ""}, attachedNote(n, now.Sub(since)), now)
+		return b.add(line{who, n.Kind, ""}, resolvedNote(n, now.Sub(since)), now)
 	}
 	l := line{who, n.Kind, n.Cause}
 	if s := b.series[l]; s != nil && now.Sub(s.last) < forget {
@@ -110,7 +127,7 @@ func (b *book) resolve(who subject) (since time.Time, told bool) {
 		if l.subject != who {
 			continue
 		}
-		if l.kind != Attached && (since.IsZero() || s.first.Before(since)) {
+		if forms[l.kind].warning && (since.IsZero() || s.first.Before(since)) {
 			since = s.first
 		}
 		told = told || s.name != "" || s.writing
@@ -156,11 +173,14 @@ func (b *book) remove(l line) {
 }
 
 // due is when a series is to be written; zero: not before there is news.
-func (s *series) due() time.Time {
+func (b *book) due(s *series) time.Time {
 	switch {
 	case s.writing || s.name != "" && s.count == s.told:
 		return time.Time{}
 	case s.name == "":
+		if t := b.taken[s.pod.Namespace]; t != nil && t.pause.Until.After(s.first) {
+			return t.pause.Until
+		}
 		return s.first
 	}
 	return s.written.Add(min(max(s.written.Sub(s.first)/2, repeatFirst), repeatLast))
@@ -171,45 +191,52 @@ func (s *series) due() time.Time {
 func (b *book) next(now time.Time) (r *request, wait time.Duration, dropped int) {
 	dropped = b.expire(now)
 	var first *series
+	var later time.Time
 	for _, s := range b.series {
-		if due := s.due(); !due.IsZero() && (first == nil || before(s, first)) {
+		switch due := b.due(s); {
+		case due.IsZero():
+		case due.After(now):
+			if later.IsZero() || due.Before(later) {
+				later = due
+			}
+		case first == nil || b.before(s, first):
 			first = s
 		}
 	}
 	switch {
-	case first == nil:
+	case first == nil && later.IsZero():
 		return nil, 0, dropped
-	case first.due().After(now):
-		return nil, first.due().Sub(now), dropped
+	case first == nil:
+		return nil, later.Sub(now), dropped
 	case !b.limit.AllowN(now, 1):
 		return nil, each, dropped
 	}
 	first.writing = true
-	return b.request(first, now), 0, dropped
+	return b.request(first), 0, dropped
 }
 
 // before orders what is to be written: what nobody knows yet comes first, then what
 // is due for longest.
-func before(a, b *series) bool {
-	if (a.name == "") != (b.name == "") {
-		return a.name == ""
+func (b *book) before(x, y *series) bool {
+	if (x.name == "") != (y.name == "") {
+		return x.name == ""
 	}
-	return cmp.Or(a.due().Compare(b.due()), cmp.Compare(a.line.key(), b.line.key())) < 0
+	return cmp.Or(b.due(x).Compare(b.due(y)), cmp.Compare(x.line.key(), y.line.key())) < 0
 }
 
 func (l line) key() string {
 	return fmt.Sprint(l.pod.Namespace, "/", l.pod.Name, "/", l.pod.UID, "/", l.ifName, "/", l.kind, "/", l.cause)
 }
 
-func (b *book) request(s *series, now time.Time) *request {
+func (b *book) request(s *series) *request {
 	f := forms[s.kind]
 	r := &request{line: s.line, again: s.name != "", Event: Event{
 		Pod: s.pod, Name: s.name, Instance: b.instance, Warning: warns(s.kind, s.cause),
 		Reason: f.reason, Action: f.action, Note: s.note, First: s.first, Last: s.last, Count: s.count,
 	}}
 	if !r.again {
-		b.named++ // two may be made at one moment
-		r.Name = eventName(s.pod.Name, now.UnixNano()+b.named)
+		b.named++
+		r.Name = eventName(b.instance, b.named)
 	}
 	return r
 }
@@ -225,20 +252,39 @@ func (b *book) done(r *request, err error, now time.Time) (kept bool) {
 	switch {
 	case err == nil:
 		s.name, s.note, s.told, s.written = r.Name, "", r.Count, now
-		if s.kind == Attached {
+		if !r.again {
+			delete(b.taken, s.pod.Namespace)
+		}
+		if !forms[s.kind].warning {
 			b.remove(s.line) // the end of the story
 		}
 		return false
 	case isFinal(err):
 		b.remove(s.line)
 		return false
+	case errors.Is(err, ErrTaken):
+		t := b.taken[s.pod.Namespace]
+		if t == nil {
+			t = &taken{}
+			b.taken[s.pod.Namespace] = t
+		}
+		t.pause.Fail(now, takenFirst, takenMost) // then the next name, until it is stale
+		t.times++
+		return false
 	}
 	s.written = now // counting up has time
 	return true
 }
 
+// isCrowded tells, after a name was taken, whether so many were in a row: once.
+func (b *book) isCrowded(namespace string) bool {
+	t := b.taken[namespace]
+	return t != nil && t.times == crowded
+}
+
 // expire removes what is over or stale. dropped is how many of the latter.
 func (b *book) expire(now time.Time) (dropped int) {
+	maps.DeleteFunc(b.taken, func(_ string, t *taken) bool { return now.Sub(t.pause.Until) > stale })
 	for l, s := range b.series {
 		switch {
 		case s.writing:

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/berthnet/berth/internal/attachment"
 )
 
@@ -201,20 +203,34 @@ func TestNewTroubleComesFirst(t *testing.T) {
 	}
 }
 
-// A name is one that Kubernetes takes, and no other's.
+// Names repeat, so that there are never more Events of a node than there are names, and one that is taken is
+// not waited for.
 func TestEventNames(t *testing.T) {
-	long := eventName(strings.Repeat("a", 230)+"."+strings.Repeat("b", 22), begin.UnixNano())
-	if len(long) > maxEventName || strings.Contains(long, "..") {
-		t.Errorf("the name of a long Pod's Event is %s", long)
-	}
 	d := newDesk()
 	names := map[string]bool{}
-	for _, k := range []Kind{WaitsForAddress, NoAddress, NetworkFailed} {
-		d.tell(newsOf("a", k, "growing"))
+	for i := range 3 * slots {
+		d.tell(newsOf(fmt.Sprint("p", i), NoAddress, "growing"))
+		d.now = d.now.Add(each)
 		r, _, _ := d.next(d.now)
-		names[r.Name] = true
+		if names[r.Name] = true; len(validation.IsDNS1123Subdomain(r.Name)) > 0 || i < slots && len(names) != i+1 {
+			t.Fatalf("Event %d has the name %s", i, r.Name)
+		}
+		d.done(r, nil, d.now)
 	}
-	if len(names) != 3 {
-		t.Errorf("three Events of one moment have the names %v", names)
+	if len(names) != slots {
+		t.Errorf("there are %d names", len(names))
 	}
+	for _, cut := range []string{"-", ".", "a"} {
+		if name := eventName(strings.Repeat("n", maxInstance-1)+cut, 255); len(validation.IsDNS1123Subdomain(name)) > 0 {
+			t.Errorf("the name %s of a node whose name is cut", name)
+		}
+	}
+
+	d.answer = fmt.Errorf("%w: already exists", ErrTaken)
+	d.tell(newsOf("a", NoAddress, "growing"))
+	if r, _, _ := d.next(d.now); d.done(r, d.answer, d.now) {
+		t.Error("the API server is waited for")
+	}
+	d.answer = nil
+	d.want(t, each, "NoAddress a 1")
 }

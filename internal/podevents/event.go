@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -17,9 +16,11 @@ const Controller = "berthd"
 // (Event.reportingInstance). Admission policies cut a node's name likewise.
 const maxInstance = 128
 
-// maxEventName is how long an object's name may be (RFC 1123 subdomain, as
-// Kubernetes has it).
-const maxEventName = 253
+// slots is how many Events of a node there may be in a namespace at a time: an Event is named after its
+// node and one of these. API servers keep Events for an hour by default (--event-ttl). An admission policy
+// lets berthd make no other name (templates/admission/podevents.yaml of the chart), so that a stolen token
+// cannot fill etcd with Events.
+const slots = 256
 
 // Event is one of events.k8s.io/v1, regarding a Pod.
 type Event struct {
@@ -36,7 +37,7 @@ type Event struct {
 }
 
 // Writer writes Events. An error that wraps ErrFinal is of an Event that is not
-// to be tried again; any other, such as of an API server that does not answer, is
+// to be tried again, ErrTaken of one that takes another name; any other, such as of an API server that does not answer, is
 // nobody's fault.
 type Writer interface {
 	// Create makes an Event.
@@ -48,13 +49,13 @@ type Writer interface {
 // ErrFinal: the API server will never take this.
 var ErrFinal = errors.New("the API server refuses the Event")
 
+// ErrTaken: there is an Event of that name already.
+var ErrTaken = errors.New("there is an Event of that name")
+
 func isFinal(err error) bool { return errors.Is(err, ErrFinal) }
 
-// eventName names an Event after its Pod and a number, as client-go does.
-func eventName(pod string, number int64) string {
-	suffix := "." + strconv.FormatInt(number, 16)
-	if most := maxEventName - len(suffix); len(pod) > most {
-		pod = strings.TrimRight(pod[:most], ".-")
-	}
-	return pod + suffix
+// eventName names an Event after its node, as far as an Event can name that, and a number. No character that a
+// name may not end with is next to the number.
+func eventName(instance string, number int) string {
+	return Controller + "." + instance + "x" + strconv.Itoa(number%slots)
 }

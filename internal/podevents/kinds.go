@@ -19,6 +19,12 @@ const (
 	Attached
 	// GatewayFull: a gateway of an Egress has no room for new connections.
 	GatewayFull
+	// CutOff: a running pod's network is gone.
+	CutOff
+	// Restored: it is back.
+	Restored
+	// AddressShared: something else has the address of a pod that runs.
+	AddressShared
 )
 
 // What of an Event follows from the kind of news.
@@ -36,6 +42,9 @@ var forms = map[Kind]form{
 	NetworkFailed:   {"NetworkNotSetUp", "SetUpNetwork", true},
 	Attached:        {"AddressAssigned", "AssignAddress", false},
 	GatewayFull:     {"ConnectionsFull", "ForwardPackets", true},
+	CutOff:          {"NetworkLost", "ForwardPackets", true},
+	Restored:        {"NetworkRestored", "ForwardPackets", false},
+	AddressShared:   {"AddressShared", "AssignAddress", true},
 }
 
 // Reasons are those of all Events that a Teller writes, in order.

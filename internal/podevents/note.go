@@ -27,10 +27,14 @@ func troubleNote(n News) string {
 	return clip(interfacePrefix(n.IfName)+plain(n.Message), maxNote-len(end)) + end
 }
 
-// attachedNote tells that an address came, and how long after the first trouble.
-func attachedNote(n News, after time.Duration) string {
-	return clip(fmt.Sprintf("%shas %s, %v after the first of these Events",
-		interfacePrefix(n.IfName), strings.Join(n.Addresses, " and "), after.Round(100*time.Millisecond)), maxNote)
+// resolvedNote tells that an address came, or the network is back, and how long after the
+// first trouble.
+func resolvedNote(n News, after time.Duration) string {
+	what := "has " + strings.Join(n.Addresses, " and ")
+	if n.Kind == Restored {
+		what = "is connected again"
+	}
+	return clip(fmt.Sprintf("%s%s, %v after the first of these Events", interfacePrefix(n.IfName), what, after.Round(100*time.Millisecond)), maxNote)
 }
 
 // interfacePrefix names an interface unless it is the one that every pod has.

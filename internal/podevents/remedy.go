@@ -6,17 +6,25 @@ const Busy = "busy"
 // ConnectionsFull is the cause of GatewayFull.
 const ConnectionsFull = "connections-full"
 
+// UsedElsewhere is the cause of AddressShared.
+const UsedElsewhere = "used-elsewhere"
+
+// OnNode is another cause of AddressShared: the other one is the node.
+const OnNode = "address-on-node"
+
 // Headings of docs/troubleshoot.md, under which the causes are.
 const (
 	inNoAddress = "No address"
 	inNICs      = "No NIC"
 	inVPCs      = "Conditions of VPCs and NICs"
 	inEgress    = "No egress"
+	inOnNode    = "A pod's address on the node"
 	inPodSide   = "The pod's network namespace, the kernel, the record"
 	inOperator  = "Reasons of conditions"
 	inWaits     = "A pod waits"
 	inPools     = "Pools and requests"
 	inPoolWaits = "A pod waits for an address of a pool"
+	inCutOff    = "A running pod is cut off"
 	inAll       = "A pod stays in ContainerCreating"
 )
 
@@ -94,6 +102,11 @@ var remedies = map[string]Remedy{
 	"already-claimed":        {seeNodes, inOperator},
 	"not-written":            {"Install roles, policies and kinds of the operator's version.", inOperator},
 
+	// A running pod whose network is gone.
+	"eni-link-missing":   {"See what detached the ENI, or moved its link to another network namespace or driver.", inCutOff},
+	"eni-detached":       {"Berth attaches the ENI again if it still exists; else delete the pod. CloudTrail has who detached it.", inCutOff},
+	"address-unassigned": {"Delete the pod, so that another gets a new address.", inCutOff},
+
 	// Address pools.
 	"pool-exhausted":     {"", inPools},
 	"pool-overlaps":      {correctPools, inPools},
@@ -103,6 +116,7 @@ var remedies = map[string]Remedy{
 	"node-quota":         {"Wait until addresses of deleted pods have cooled, or raise spec.maxBlocksPerNode of the AddressPool.", inPools},
 	"no-pods":            {seeDaemon, inPools},
 	"too-many-requests":  {seeOperator, inPools},
+	UsedElsewhere:        {"", inPools},
 	"pool-not-allowed":   {"", inPoolWaits},
 	"pool-unknown":       {"", inPoolWaits},
 	"namespace-unknown":  {"See whether the node reaches the API server.", inPoolWaits},
@@ -120,14 +134,15 @@ var remedies = map[string]Remedy{
 	"nic":           {seeDaemon, inNICs},
 
 	// The conditions of PodNICs.
-	"vpc-not-ready":  {"", inVPCs},
-	"port-deleted":   {wait, inVPCs},
-	"no-pod":         {wait, inVPCs},
-	"unscheduled":    {wait, inVPCs},
-	"no-host":        {"", inVPCs},
-	"node-limit":     {"Run fewer pods with NICs on the node.", inVPCs},
-	"binding-failed": {"See whether the provider's agent on the pod's node lives.", inVPCs},
-	"still-plugged":  {"See whether the node that had the port lives.", inVPCs},
+	"vpc-not-ready":   {"", inVPCs},
+	"port-deleted":    {wait, inVPCs},
+	"no-pod":          {wait, inVPCs},
+	"unscheduled":     {wait, inVPCs},
+	"no-host":         {"", inVPCs},
+	"namespace-limit": {"Remove NICs of the namespace, or have the VPC allow it more.", inVPCs},
+	"node-limit":      {"Run fewer pods with NICs on the node.", inVPCs},
+	"binding-failed":  {"See whether the provider's agent on the pod's node lives.", inVPCs},
+	"still-plugged":   {"See whether the node that had the port lives.", inVPCs},
 	// Their PodNICs.
 	"no-podnic":         {"See the Events of the pod, and whether berth-operator runs with the feature port.", inNICs},
 	"podnic-gone":       {seeOperator, inNICs},
@@ -153,6 +168,7 @@ var remedies = map[string]Remedy{
 	"egress-not-allowed": {"Name the pod's namespace in spec.allowedNamespaces of the Egress, or another Egress.", inEgress},
 	"egress-overlaps":    {"Name only one of the Egresses whose destinations overlap.", inEgress},
 	"egress-refused":     {seeOperator, inEgress},
+	OnNode:               {"Remove the address from the node's link, and keep the node's network manager from adding it.", inOnNode},
 	ConnectionsFull:      {"Give the Egress more replicas, or raise net.netfilter.nf_conntrack_max on the gateway's node.", inEgress},
 
 	// What is not for want of an address.

@@ -2,6 +2,7 @@ package podevents
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -89,12 +90,16 @@ func (t *Teller) Run(ctx context.Context) {
 		}
 		now = t.o.Clock.Now()
 		t.mu.Lock()
-		kept := t.book.done(r, err, now)
+		kept, isCrowded := t.book.done(r, err, now), t.book.isCrowded(r.Pod.Namespace)
 		t.mu.Unlock()
 		switch {
 		case err == nil:
 			away, warned = retry.Backoff{}, false
 			t.o.Counted(Written, 1)
+		case errors.Is(err, ErrTaken):
+			if isCrowded {
+				t.o.Log.Warn("Events of a namespace's Pods wait: this node's names for them are in use until its Events expire", "namespace", r.Pod.Namespace, "names", slots)
+			}
 		case !warned:
 			warned = true
 			t.o.Log.Warn("Events of Pods are not written", "namespace", r.Pod.Namespace, "pod", r.Pod.Name, "reason", r.Reason, "err", err)
@@ -102,7 +107,7 @@ func (t *Teller) Run(ctx context.Context) {
 		if kept {
 			away.Fail(now, pauseFirst, pauseMost)
 			t.pause(ctx, away.Until.Sub(now), nil)
-		} else if err != nil {
+		} else if err != nil && !errors.Is(err, ErrTaken) {
 			t.o.Counted(Refused, 1)
 		}
 	}

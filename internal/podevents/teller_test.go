@@ -19,6 +19,7 @@ import (
 type api struct {
 	mu      sync.Mutex // guards all
 	err     error
+	taken   string // a namespace in which there are Events of all names
 	asked   int
 	written []string // verb, reason, pod
 	counted map[Result]int
@@ -28,6 +29,9 @@ func (a *api) ask(verb string, e Event) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.asked++
+	if a.taken != "" && e.Pod.Namespace == a.taken {
+		return fmt.Errorf("%w: already exists", ErrTaken)
+	}
 	if a.err == nil {
 		a.written = append(a.written, fmt.Sprint(verb, " ", e.Reason, " ", e.Pod.Name))
 	}
@@ -124,6 +128,34 @@ func TestTellerWithoutRights(t *testing.T) {
 		passes(time.Minute)
 		if a.asked > burst+int(time.Minute/each) || a.counted[Refused] != a.asked || strings.Count(log.String(), "level=WARN") != 1 {
 			t.Errorf("%d requests, counted %v, log:\n%s", a.asked, a.counted, log)
+		}
+	})
+}
+
+// A namespace in which all names are taken holds up no other, and costs one line of the log.
+func TestTellerWithoutNames(t *testing.T) {
+	told(t, func(t *testing.T, teller *Teller, a *api, log *strings.Builder) {
+		a.taken = "full"
+		for i := range most / 2 {
+			n := newsOf(fmt.Sprint("p", i), NoAddress, "subnet-full")
+			n.Pod.Namespace = a.taken
+			teller.Tell(n)
+		}
+		passes(time.Minute)
+		teller.Tell(newsOf("other", NoAddress, "subnet-full"))
+		passes(time.Second)
+		if len(a.written) != 1 || a.written[0] != "create NoAddress other" || a.asked > 1+10 {
+			t.Errorf("%d requests, written %q", a.asked, a.written)
+		}
+		if got := strings.Count(log.String(), "level=WARN"); got != 1 || !strings.Contains(log.String(), "namespace=full") {
+			t.Errorf("%d warnings:\n%s", got, log)
+		}
+		a.mu.Lock()
+		a.taken = ""
+		a.mu.Unlock()
+		passes(2 * takenMost)
+		if left := len(a.written); left < 2 {
+			t.Errorf("nothing is written once names are free")
 		}
 	})
 }

@@ -7,6 +7,7 @@
 //	resolve.go  subnets and addresses, held against the network
 //	pod.go      whether a pod may have NICs, and in which VPC
 //	vpc.go      whether a namespace may use a VPC, and what is wrong with a request
+//	limits.go   what the NICs of a namespace may have in a VPC
 //	policy.go   NICs that policies give to pods
 //	change.go   what may change while the pod runs
 //	errors.go   errors that name the field

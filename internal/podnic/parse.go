@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/internal/yamlalias"
 )
 
 // Bounds of the annotation, beyond which Parse refuses it.
@@ -68,7 +70,15 @@ func Parse(annotation string) ([]Entry, Errors) {
 		errs.add(fieldNICs, "is %d bytes long, expected %d at most", n, MaxLength)
 		return nil, errs
 	}
-	data, err := yaml.YAMLToJSONStrict([]byte(annotation))
+	aliased, err := yamlalias.In([]byte(annotation))
+	if aliased {
+		errs.add(fieldNICs, "has an alias of YAML (*NAME), expected what it stands for")
+		return nil, errs
+	}
+	var data []byte
+	if err == nil {
+		data, err = yaml.YAMLToJSONStrict([]byte(annotation))
+	}
 	if err != nil {
 		errs.add(fieldNICs, "is neither YAML nor JSON: %s", short(strings.Join(strings.Fields(strings.TrimPrefix(err.Error(), "yaml: ")), " "), 200))
 		return nil, errs

@@ -188,7 +188,15 @@ func CheckPolicy(p Policy, namespace Namespace, vpc *v1alpha1.VPC) Errors {
 	if most := maxEC2Groups; vpc.Spec.Provider == v1alpha1.ProviderEC2 && len(p.SecurityGroups) > most {
 		errs.add("spec.securityGroups", "has %d groups, expected %d at most in VPC %s of provider %s", len(p.SecurityGroups), most, vpc.Name, v1alpha1.ProviderEC2)
 	}
-	net := NetworkOf(vpc)
+	net, wrong := networkFor(fieldSpecVPC, vpc, namespace.Name, namespace.Labels)
+	if errs = append(errs, wrong...); len(errs) > 0 {
+		return errs
+	}
+	n := NIC{SecurityGroups: p.SecurityGroups}
+	if p.Subnet != "" {
+		n.Addresses = []Address{{Subnet: p.Subnet}}
+	}
+	net.checkLimits(n, func(name string) string { return "spec." + name }, &errs)
 	if p.Subnet != "" && len(net.Subnets) > 0 {
 		net.find(Address{Subnet: p.Subnet}, "spec.subnet", &errs)
 	}

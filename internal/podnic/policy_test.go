@@ -85,6 +85,7 @@ func TestChoose(t *testing.T) {
 func vpcOf(name string, provider v1alpha1.VPCProvider, namespaces ...string) v1alpha1.VPC {
 	v := v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.VPCSpec{Provider: provider}}
 	v.Spec.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: namespaces, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"vpc": name}}}
+	v.Spec.NamespaceLimits = []v1alpha1.VPCNamespaceLimits{{Namespaces: *v.Spec.AllowedNamespaces, SecurityGroups: []string{"*"}}}
 	v.Status.Subnets = []v1alpha1.VPCSubnet{
 		{ID: "subnet-1", Name: "web", CIDR: "10.0.0.0/24"}, {ID: "subnet-2", Name: "twice", CIDR: "10.0.1.0/24"}, {ID: "subnet-3", Name: "twice", CIDR: "10.0.2.0/24"},
 		{ID: "subnet-4", Name: `we"b`, CIDR: "10.0.3.0/24"},

@@ -16,6 +16,8 @@ type Network struct {
 	Subnets []vpcport.Subnet
 	Default []string // IDs or names of the subnets of a NIC that names none; empty: the provider chooses
 	Lends   bool     // links of ports are an agent's, which gets them back as they were
+	Zones   bool     // a subnet is of one zone of nodes: the provider chooses among Among
+	Limits  Limits   // of the namespace of the NICs
 }
 
 // Resolve gives the addresses of NICs the IDs of their subnets, with those of the default
@@ -33,7 +35,7 @@ func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
 		}
 		asked, names := n.Addresses, fieldNames(n.Addresses)
 		if len(asked) == 0 {
-			for _, s := range net.Default {
+			for _, s := range net.defaults(field(n.Index, ""), &errs) {
 				asked, names = append(asked, Address{Subnet: s}), append(names, "")
 			}
 		}

@@ -23,7 +23,7 @@ func checkNamespace(at, vpc string, of *v1alpha1.VPCNamespaces, namespace string
 	var errs Errors
 	allowed, err := of.Allows(namespace, has)
 	if err != nil {
-		errs.add(at, "VPC %s: %s", vpc, err)
+		errs.add(at, "VPC %s: spec.allowedNamespaces.%s", vpc, err)
 	}
 	if allowed || err != nil {
 		return errs
@@ -32,35 +32,45 @@ func checkNamespace(at, vpc string, of *v1alpha1.VPCNamespaces, namespace string
 	return errs
 }
 
-// CheckObject finds what a PodNIC that a person makes in a namespace asks for and cannot
-// have: its VPC is not for the namespace, or has no such subnet or address. A network
-// without subnets is one that is not known yet.
-func CheckObject(spec v1alpha1.PodNICSpec, of *v1alpha1.VPCNamespaces, namespace string, has map[string]string, net Network) Errors {
-	errs := checkNamespace(fieldSpecVPC, spec.VPC, of, namespace, has)
+// CheckObject finds what a PodNIC that a person makes in a namespace, or gives other groups, asks for and
+// cannot have: its VPC is not for the namespace, the namespace may not have it there, or there is no such
+// subnet or address. A network without subnets is one that is not known yet.
+func CheckObject(spec v1alpha1.PodNICSpec, vpc *v1alpha1.VPC, namespace string, has map[string]string) Errors {
+	errs := checkNamespace(fieldSpecVPC, spec.VPC, vpc.Spec.AllowedNamespaces, namespace, has)
+	net, wrong := networkFor(fieldSpecVPC, vpc, namespace, has)
 	net.checkBinding(string(spec.Binding), "spec.binding", &errs)
+	if errs = append(errs, wrong...); len(errs) > 0 {
+		return errs
+	}
+	n := nicOf(spec)
+	errs = net.CheckLimits(n, true)
 	if len(errs) > 0 || len(net.Subnets) == 0 || spec.PortID != "" || len(spec.Addresses) == 0 {
 		return errs
 	}
-	var n NIC
-	for _, a := range spec.Addresses {
-		ip, _ := netip.ParseAddr(a.IP) // the definition has checked it
-		n.Addresses = append(n.Addresses, Address{a.Subnet, ip})
-	}
 	_, errs = Resolve([]NIC{n}, net)
 	for i := range errs {
-		at := strings.TrimPrefix(errs[i].Field, field(0, ""))
-		if !strings.HasPrefix(at, ".addresses[") {
-			at = ".addresses[0]" + at
-		}
-		errs[i].Field = "spec" + at
+		errs[i].Field = objectField(strings.TrimPrefix(errs[i].Field, field(0, "")+"."))
 	}
 	return errs
 }
 
+// networkFor is NetworkOf with the limits of a namespace with some labels. The error is that of a VPC
+// whose limits cannot be read, at a field.
+func networkFor(at string, vpc *v1alpha1.VPC, namespace string, has map[string]string) (Network, Errors) {
+	var errs Errors
+	net := NetworkOf(vpc)
+	limits, err := LimitsOf(vpc.Spec, namespace, has)
+	if err != nil {
+		errs.add(at, "VPC %s: %s", vpc.Name, err)
+	}
+	net.Limits = limits
+	return net, errs
+}
+
 // NetworkOf is what a VPC says of its network by which addresses are judged. Subnets
-// that cannot be read, it lacks.
+// that cannot be read, it lacks. Its limits are nobody's.
 func NetworkOf(vpc *v1alpha1.VPC) Network {
-	net := Network{VPC: vpc.Name, Default: vpc.Spec.DefaultSubnets, Lends: vpc.Spec.Provider == v1alpha1.ProviderAlcor}
+	net := Network{VPC: vpc.Name, Default: vpc.Spec.DefaultSubnets, Lends: vpc.Spec.Provider == v1alpha1.ProviderAlcor, Zones: vpc.Spec.Provider == v1alpha1.ProviderEC2}
 	for _, s := range vpc.Status.Subnets {
 		cidr, err := netip.ParsePrefix(s.CIDR)
 		if err != nil {
@@ -126,7 +136,17 @@ func (r Request) Judge() (missing string, errs Errors) {
 	if !r.Edit {
 		errs = CheckNamespace(name, r.VPC.Spec.AllowedNamespaces, r.Namespace, r.Labels)
 	}
-	if net := NetworkOf(r.VPC); len(errs) == 0 && len(net.Subnets) > 0 {
+	if len(added) == 0 {
+		return "", errs
+	}
+	net, wrong := networkFor(fieldVPC, r.VPC, r.Namespace, r.Labels)
+	if errs = append(errs, wrong...); len(errs) > 0 {
+		return "", errs
+	}
+	for _, n := range added {
+		errs = append(errs, net.CheckLimits(n, false)...)
+	}
+	if len(errs) == 0 && len(net.Subnets) > 0 {
 		_, errs = Resolve(added, net)
 	}
 	return "", errs

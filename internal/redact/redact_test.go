@@ -143,6 +143,7 @@ func TestDocument(t *testing.T) {
 		"two documents":    "a: stays\n---\npassword:\n- planted\n- planted\n",
 		"comments first":   "# why\n---\na: stays\npassword: |\n  planted\n",
 		"mark at the end":  "a: stays\npassword: |\n  planted\n---\n",
+		"aliases":          "a: &a stays\nb: *a\npassword: planted\n",
 		"shell":            "# stays\nexport TOKEN='planted'\n",
 		"not quite, yaml:": "stays: [\n  token: planted\n",
 	} {
@@ -150,6 +151,17 @@ func TestDocument(t *testing.T) {
 		if strings.Contains(got, "planted") || !strings.Contains(got, "stays") {
 			t.Errorf("%s: %q", name, got)
 		}
+	}
+}
+
+// A node's answer cannot fill the memory of who collects it: aliases of aliases are not written out.
+func TestDocumentOfABomb(t *testing.T) {
+	text := "plain: [" + strings.Repeat("0,", 500) + "0]\na: &a " + strings.Repeat("x", 6000) + "\n"
+	for c := 'b'; c < 'g'; c++ {
+		text += fmt.Sprintf("%c: &%c [%s]\n", c, c, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*%c,", c-1), 6), ","))
+	}
+	if got := Document([]byte(text)); len(got) > 2*len(text) {
+		t.Errorf("%d bytes became %d", len(text), len(got))
 	}
 }
 

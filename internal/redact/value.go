@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/internal/yamlalias"
 )
 
 // Value is a decoded JSON document (maps, lists, texts, numbers) without secrets.
@@ -92,13 +94,16 @@ func JSON(data []byte) []byte {
 }
 
 // Document is a configuration file without secrets: JSON, YAML such as a kubeconfig,
-// or else text. YAML loses its comments and the order of its fields.
+// or else text, as which YAML with aliases is taken. YAML loses its comments and the order of its fields.
 func Document(data []byte) []byte {
 	if _, err := decode(data); err == nil {
 		return JSON(data)
 	}
 	var out [][]byte
 	for _, doc := range bytes.Split(data, []byte("\n---")) {
+		if aliased, err := yamlalias.In(doc); aliased || err != nil {
+			return []byte(Text(string(data)))
+		}
 		var m map[string]any
 		if err := yaml.Unmarshal(doc, &m); err != nil {
 			return []byte(Text(string(data)))

@@ -57,6 +57,13 @@ type Source interface {
 	// cooled: it is handed out after those of which nothing is told. Such
 	// addresses are told in the order of their release.
 	RestoreCooling(addr netip.Addr, since time.Time)
+	// Withhold tells all addresses that the node has itself. Those of the source that are among
+	// them and that no pod holds are handed to none until a later call leaves them out; it returns
+	// these. Until then they are kept as addresses that cool are.
+	Withhold(addrs []netip.Addr) (kept []netip.Addr)
+	// NodeAddresses are the addresses of the node's Node object that the source knows to be among its own. They are
+	// never removed from the node.
+	NodeAddresses() []netip.Addr
 	// Run keeps the source supplied until ctx ends, and returns only then.
 	Run(ctx context.Context) error
 	// Kick says that links of the node may have come or gone: what the data path
@@ -89,6 +96,19 @@ type Source interface {
 // ErrSupplyUnknown: the kernel has, or may have, state of an ENI or a block that
 // the source has not set up yet, but may.
 var ErrSupplyUnknown = errors.New("the address source has not set up yet what is its here")
+
+// ErrNoLink: the node has no link with the MAC address of an ENI.
+var ErrNoLink = errors.New("the ENI has no link on this node")
+
+// LinkChange is what became of the link of an ENI since its data path was set up.
+type LinkChange int
+
+const (
+	// LinkGone: the node has no link of the ENI any more.
+	LinkGone LinkChange = iota + 1
+	// LinkReplaced: it has another one, without what was set up on the first.
+	LinkReplaced
+)
 
 // Exhausted says that no address became free in time, and why.
 type Exhausted struct {

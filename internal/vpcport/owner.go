@@ -26,6 +26,9 @@ func DeviceUID(cluster, device string) (uid string, ok bool) {
 	return uid, ok && uid != ""
 }
 
+// NamespaceTag is the tag of a port that somebody made for the pods of a namespace, which may name it.
+func NamespaceTag(cluster, namespace string) string { return Device(cluster, namespace) }
+
 // warmUID stands in the place of a NIC's UID, and is none that Kubernetes gives.
 const warmUID = "warm/"
 

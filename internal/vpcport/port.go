@@ -17,6 +17,7 @@ type Port struct {
 	MAC       mac.Addr
 	Addresses []FixedIP
 	Groups    []string // IDs of security groups
+	Tags      []string // one of them may be a NamespaceTag
 	Host      string   // that it is to be bound to; empty: none
 	Binding   Binding
 	Status    Status
@@ -87,6 +88,7 @@ type NewPort struct {
 	Device    string // of Device; a port is found again by it
 	MAC       mac.Addr
 	Addresses []NewAddress // nil: as the provider chooses
+	Subnets   []string     // IDs, of which it is in one where Addresses is nil; nil: as the provider chooses
 	Groups    []string     // nil: as the provider chooses
 	Host      string       // to bind it to at once; empty: none yet
 }

@@ -213,8 +213,8 @@ func edit(dice *rand.Rand, s *v1alpha1.EgressSpec) {
 
 // selector is one of clients, or none.
 func selector(dice *rand.Rand) *v1alpha1.EgressClientSelector {
-	matches := func(k, v string) *metav1.LabelSelector {
-		return &metav1.LabelSelector{MatchLabels: map[string]string{k: v}}
+	matches := func(k, v string) *v1alpha1.LabelSelector {
+		return &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{k: v1alpha1.LabelValue(v)}}
 	}
 	switch dice.IntN(4) {
 	case 0:
@@ -222,8 +222,8 @@ func selector(dice *rand.Rand) *v1alpha1.EgressClientSelector {
 	case 1:
 		return &v1alpha1.EgressClientSelector{NamespaceSelector: matches("team", one(dice, "red", "blue"))}
 	case 2:
-		return &v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
-			{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: append([]string{metav1.NamespaceSystem}, clientNamespaces...)},
+		return &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{MatchExpressions: []v1alpha1.LabelRequirement{
+			{Key: corev1.LabelMetadataName, Operator: "In", Values: []v1alpha1.LabelValue{metav1.NamespaceSystem, "shop", "bank", "gate-1"}},
 		}}, PodSelector: matches("tier", one(dice, "web", "db"))}
 	default:
 		return &v1alpha1.EgressClientSelector{PodSelector: matches("tier", "web")}

@@ -160,7 +160,7 @@ func (w *nicPool) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*c
 	}
 	for i := range portClaims {
 		p, err := l.Ports.AddPort(ctx, portcloud.Port{
-			Name: fmt.Sprintf("given-%d", i), Network: v.Network.ID, Groups: []string{v.Open},
+			Name: fmt.Sprintf("given-%d", i), Network: v.Network.ID, Groups: []string{v.Open}, Tags: l.TagsFor("default"),
 			Addresses: []portcloud.Address{{Subnet: v.Network.Subnet("subnet-1").ID, IP: at(240 + i)}},
 		})
 		if err != nil {

@@ -38,8 +38,8 @@ func (s *scene) selected() string { return s.key.Namespace + "-selected" }
 // selects has the Egress select pods by their labels and those of their namespaces, and end its gateways soon.
 func selects(e *v1alpha1.EgressSpec) {
 	e.Clients = &v1alpha1.EgressClientSelector{
-		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "live"}},
-		PodSelector:       &metav1.LabelSelector{MatchLabels: map[string]string{"out": "gateway"}},
+		NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "live"}},
+		PodSelector:       &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"out": "gateway"}},
 	}
 	e.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"terminationGracePeriodSeconds":5}`)}}
 }

@@ -179,7 +179,8 @@ func (b *bench) usersPort() {
 	ctx, v := harness.Deadline(b.T, harness.Patience), b.VPCs[0]
 	subnet := v.Network.Subnet("subnet-1")
 	made, err := b.Ports.AddPort(ctx, portcloud.Port{
-		Name: "given", Network: v.Network.ID, Groups: []string{v.Open}, Addresses: []portcloud.Address{{Subnet: subnet.ID, IP: subnet.CIDR.Addr().Next().Next().Next()}},
+		Name: "given", Network: v.Network.ID, Groups: []string{v.Open}, Tags: b.TagsFor("default"),
+		Addresses: []portcloud.Address{{Subnet: subnet.ID, IP: subnet.CIDR.Addr().Next().Next().Next()}},
 	})
 	harness.OK(b.T, err)
 	b.add(b.a, "given", "- portID: "+made.ID)

@@ -3,6 +3,7 @@ package trouble
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,11 +24,11 @@ import (
 )
 
 // TestForeignKernelChanges has others on the node drop packets, flush what they do not
-// know, and remove sandboxes without a word.
+// know, and remove sandboxes and links of ENIs without a word.
 func TestForeignKernelChanges(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: few.Type, DaemonArgs: lean})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: few.Type, DaemonArgs: append(slices.Clone(lean), "--listing-interval=1h")})
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	for i := range few.PerENI + 1 { // the last is on another ENI
 		harness.Add(t, n, fmt.Sprintf("p%d", i))
@@ -39,6 +40,7 @@ func TestForeignKernelChanges(t *testing.T) {
 	}
 	t.Run("flush", func(t *testing.T) { flushes(t, l, n, other) })
 	t.Run("sandbox vanishes", func(t *testing.T) { vanishes(t, l, n) })
+	t.Run("link of an ENI vanishes", func(t *testing.T) { links(t, l, n, other) })
 	harness.Settle(t, l)
 }
 

@@ -6,9 +6,11 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -21,6 +23,9 @@ func TestOthersENIs(t *testing.T) {
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 2}}
 	s.Instances[1].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 2, Tags: map[string]string{eni.TagUnmanaged: "true"}}}
 	s.Instances[2].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 2, Type: "efa"}}
+	further := s.VPCs[0].SecurityGroups[0]
+	further.Name = "further"
+	s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, further)
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Spec: &s, DaemonArgs: lean})
 	before := map[string]vpc.ENI{}
 	for _, n := range l.Nodes() {
@@ -51,6 +56,9 @@ func TestOthersENIs(t *testing.T) {
 					t.Errorf("pod %s has an address of it: %v", p.Name, p.Addrs)
 				}
 			}
+			if i == 0 {
+				followsGroups(t, l, n, was)
+			}
 			harness.RemoveAll(t, n)
 		})
 	}
@@ -58,4 +66,26 @@ func TestOthersENIs(t *testing.T) {
 		return harness.Equal("ENIs", len(l.Books().ENIs), (1+few.Resting())*len(l.Nodes()))
 	})
 	harness.Settle(t, l)
+}
+
+// followsGroups gives a node's primary ENI other security groups, which Berth's ENIs are to have too,
+// and another's not.
+func followsGroups(t *testing.T, l *lab.Lab, n *node.Node, others vpc.ENI) {
+	t.Helper()
+	groups := l.Books().Groups
+	i := slices.IndexFunc(groups, func(g vpc.SecurityGroup) bool { return g.Name == "further" })
+	want := []string{groups[i].ID}
+	harness.OK(t, l.Cloud.ModifyNetworkInterface(harness.ENIs(l, n)[0].ID, vpc.Modification{Groups: want}))
+	harness.Eventually(t, patience, "Berth's ENIs have the groups of the primary", func() error {
+		for _, e := range harness.ENIs(l, n) {
+			if e.ID != others.ID && !slices.Equal(e.Groups, want) {
+				return fmt.Errorf("%s has %v", e.ID, e.Groups)
+			}
+		}
+		return nil
+	})
+	if now, _ := l.Books().ENI(others.ID); !slices.Equal(now.Groups, others.Groups) {
+		t.Errorf("another's ENI has %v, and had %v", now.Groups, others.Groups)
+	}
+	condition(t, n, "SecurityGroupsFollowed", introspect.True)
 }

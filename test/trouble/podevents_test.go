@@ -16,11 +16,11 @@ import (
 )
 
 // A pod whose ADD waits, fails and works in the end has an Event of each, while it
-// does, and so has one whose ADD is refused, written with the rights that the node's daemon
+// does, and so has one whose ADD is refused, and one whose ENI somebody detaches, written with the rights that the node's daemon
 // is installed with.
 func TestPodIsToldByEvents(t *testing.T) {
 	for mode, o := range map[lab.Mode]lab.Options{
-		lab.OperatorMode: {InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}},
+		lab.OperatorMode: {InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}, OperatorArgs: []string{"--listing-interval=1h"}},
 		lab.PoolMode: {
 			DaemonArgs: []string{"--warm-wait=6s"},
 			Pools:      []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/32"})},
@@ -47,6 +47,12 @@ func TestPodIsToldByEvents(t *testing.T) {
 			}
 			if events := podEvents(t, l, "first"); len(events) != 0 {
 				t.Errorf("the pod that waited for nothing was told %v", events)
+			}
+			if mode == lab.OperatorMode {
+				detach(t, l, harness.ENIs(l, n)[1])
+				told(t, l, "second", corev1.EventTypeWarning, "NetworkLost", "docs/troubleshoot.md")
+				told(t, l, "second", corev1.EventTypeNormal, "NetworkRestored")
+				harness.Eventually(t, patience, "the pod talks again", func() error { return n.CheckPod(t.Context(), n.Pods()[0].Name) })
 			}
 			if mode == lab.PoolMode {
 				refused := node.PodOptions{Once: true, Annotations: map[string]string{v1alpha1.AnnotationPool: "Not A Pool"}}

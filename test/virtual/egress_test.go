@@ -116,7 +116,7 @@ func (u *egressUsers) exercise() {
 	// What a pod names may be a part of what selects it; the other way round it would be refused.
 	u.make("nat", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24", "2001:db8::/48"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}})
 	u.make("dc", v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0", "::/0"}, Clients: &v1alpha1.EgressClientSelector{
-		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}}, PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "pay"}},
+		NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "shop"}}, PodSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "pay"}},
 	}})
 	u.scale("nat", 1)
 	u.scale("dc", 1)

@@ -48,7 +48,7 @@ func inPortMode(t *testing.T) (m *nics) {
 	c.vpc = portfake.New(portfake.Options{Latency: 100 * time.Millisecond, Lag: time.Second, Traits: vpcport.Traits{MaxBatch: 64, MaxFilter: 100, Revisions: true}})
 	c.vpc.AddNetwork(blue)
 	c.vpc.AddHost(nodeName, vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"})
-	user := c.vpc.AddPort(vpcport.Port{NetworkID: blue.ID, Name: "mine", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: netip.MustParseAddr("192.168.0.77")}}})
+	user := c.vpc.AddPort(vpcport.Port{NetworkID: blue.ID, Name: "mine", Tags: []string{vpcport.NamespaceTag(clusterName, "default")}, Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: netip.MustParseAddr("192.168.0.77")}}})
 	n.plugs.LeaveHalfMade("tapdeadbeef-00")
 	_, err := n.plugs.Open(nil).Plug(t.Context(), plug.Want{
 		Ref:       plug.Ref{Attachment: "bth0123456789ab", PortID: strangers, Kind: plug.OVS, Bridge: "br-int", Pod: plug.Pod{Netns: "/run/netns/gone", IfName: "eth0"}},

@@ -70,7 +70,7 @@ func page(crd *apiextensionsv1.CustomResourceDefinition, policies string) (strin
 			return "", err
 		}
 	}
-	columns(&b, names.Plural, v.AdditionalPrinterColumns)
+	columns(&b, names.Plural+"."+crd.Spec.Group, v.AdditionalPrinterColumns)
 	if selectors := v.SelectableFields; len(selectors) > 0 {
 		var paths []string
 		for _, f := range selectors {
@@ -278,8 +278,8 @@ func prose(comment string) string { return strings.Join(strings.Fields(comment),
 
 func cell(text string) string { return strings.ReplaceAll(text, "|", `\|`) }
 
-func columns(b *strings.Builder, plural string, list []apiextensionsv1.CustomResourceColumnDefinition) {
-	fmt.Fprintf(b, "\n## Columns\n\nOf `kubectl get %s`:\n\n| column | from | shown |\n|---|---|---|\n", plural)
+func columns(b *strings.Builder, name string, list []apiextensionsv1.CustomResourceColumnDefinition) {
+	fmt.Fprintf(b, "\n## Columns\n\nOf `kubectl get %s`:\n\n| column | from | shown |\n|---|---|---|\n", name)
 	for _, c := range list {
 		shown := "always"
 		if c.Priority > 0 {

@@ -96,15 +96,20 @@ func policyActions(t *testing.T, file string) []string {
 	return slices.Compact(actions)
 }
 
-// Whoever has the operator's credentials sets the groups of ENIs of its cluster only, but
-// makes any ENI a branch of any trunk, and ends any association: EC2 judges these calls by
-// no resource. With those of a node in node mode nobody does either.
+// Whoever has the credentials of the operator or of a node in node mode gives groups with the cluster's tags to ENIs
+// of the cluster. Those of the operator also make any ENI a branch of any trunk, and end any association: EC2 judges these
+// calls by no resource.
 func TestPoliciesOfBranches(t *testing.T) {
 	for mode, policy := range map[string]string{"operator": deploy.OperatorPolicy("lab"), "node": deploy.NodePolicy("lab")} {
 		t.Run(mode, func(t *testing.T) {
 			s := spec.Default()
 			s.Throttle, s.Delays, s.Consistency = "none", spec.Delays{}, spec.Consistency{}
 			s.LaunchTags = map[string]string{"kubernetes.io/cluster/lab": "owned"}
+			group := func(name, key, value string) spec.SecurityGroup {
+				return spec.SecurityGroup{Name: name, ID: "sg-0000000000000000" + name, Tags: map[string]string{key: value}}
+			}
+			s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, group("1", "berth.dev/cluster", "lab"), group("2", "kubernetes.io/cluster/lab", "owned"),
+				group("3", "berth.dev/cluster", "other"), group("4", "kubernetes.io/cluster/other", "owned"))
 			s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey(), {ID: "AKIALABLABLABLABLAB2", Secret: "berth", Policy: policy}}
 			lab, err := endpoints.Serve(s)
 			fine(t, err)
@@ -117,7 +122,7 @@ func TestPoliciesOfBranches(t *testing.T) {
 			}
 			ctx, admin, berth := t.Context(), as(s.AccessKeys[0]), as(s.AccessKeys[1])
 			node := must[cloud.Instance](t)(admin.Instance(ctx, lab.Cloud.InstanceID("node-a")))
-			groups := node.ENIs[0].Groups
+			groups := []string{"sg-00000000000000001", "sg-00000000000000002"}
 			create := func(api cloud.API, kind cloud.InterfaceType, cluster string) (string, error) {
 				e, err := api.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Type: kind, Tags: map[string]string{"berth.dev/cluster": cluster}})
 				return e.ID, err
@@ -129,6 +134,14 @@ func TestPoliciesOfBranches(t *testing.T) {
 				}
 			}
 			operator := mode == "operator"
+			for _, theirs := range append([]string{"sg-00000000000000003", "sg-00000000000000004"}, node.ENIs[0].Groups...) {
+				with := append([]string{theirs}, groups...)
+				_, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: with, Tags: map[string]string{"berth.dev/cluster": "lab"}})
+				wants("make an ENI with the group "+theirs, !operator, err)
+				wants("give an ENI the group "+theirs, false, berth.SetGroups(ctx, must[string](t)(create(admin, "", "lab")), with))
+			}
+			_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: groups, Tags: map[string]string{"berth.dev/cluster": "lab"}})
+			wants("make an ENI with groups of the cluster", true, err)
 
 			_, err = create(berth, cloud.InterfaceTrunk, "other")
 			wants("make another cluster's trunk", false, err)
@@ -138,14 +151,14 @@ func TestPoliciesOfBranches(t *testing.T) {
 			wants("attach it", true, err)
 			for vlan, of := range []string{"lab", "other"} {
 				id := must[string](t)(create(admin, "", of))
-				wants("groups of "+of, operator && of == "lab", berth.SetGroups(ctx, id, groups))
+				wants("groups of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
 				asked := cloud.Association{TrunkID: trunk, BranchID: id, VLAN: 1 + vlan}
 				a, err := berth.AssociateBranch(ctx, asked, "")
 				wants("associate of "+of, operator, err)
 				if !operator {
 					a = must[cloud.Association](t)(admin.AssociateBranch(ctx, asked, ""))
 				}
-				wants("groups of a branch of "+of, operator && of == "lab", berth.SetGroups(ctx, id, groups))
+				wants("groups of a branch of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
 				wants("disassociate of "+of, operator, berth.DisassociateBranch(ctx, a.ID))
 			}
 		})

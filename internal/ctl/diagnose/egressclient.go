@@ -85,6 +85,7 @@ var egressRemedies = map[string]string{
 	"NoReplicas":       "Give it replicas: its clients do not reach its destinations until then.",
 	"NoGateways":       "See the pods of its Deployment: their events, and of those that run their log and /readyz.",
 	"FamilyMissing":    "Take out the destination that the message names, or run gateways where pods have addresses of its family.",
+	"ForeignPods":      "Delete the pod that the message names and what makes it, or set tunnelTo to Gateways.",
 	"InvalidTemplate":  "Correct the field of spec.template that the message names.",
 	"NameTaken":        "Delete or rename the object that the message names, or name the Egress otherwise.",
 	"PodsRefused":      "Have the Egress in a namespace whose Pod Security admits NET_ADMIN, or see to what else the message names.",

@@ -64,6 +64,22 @@ func (k *Kernel) setUplink(u datapath.Uplink) error {
 	return nil
 }
 
+// UplinkLinks is that of datapath.Node, for secondary ENIs. None is replaced.
+func (n *Node) UplinkLinks(ctx context.Context) (out map[string]datapath.UplinkLink, err error) {
+	err = n.call(ctx, "UplinkLinks", func(k *Kernel) error {
+		out = map[string]datapath.UplinkLink{}
+		for _, u := range k.uplinks {
+			have := datapath.UplinkLink{Set: 1, Now: 1}
+			if k.HasLink != nil && !k.HasLink(u.MAC) {
+				have.Now = 0
+			}
+			out[u.ID] = have
+		}
+		return nil
+	})
+	return out, err
+}
+
 // RemoveUplink is that of datapath.Node.
 func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 	return n.call(ctx, "RemoveUplink", func(k *Kernel) error { delete(k.uplinks, number); return nil })
@@ -99,6 +115,14 @@ func (n *Node) Watch(ctx context.Context) (<-chan datapath.Event, error) {
 	context.AfterFunc(ctx, func() { close(events) })
 	return events, ctx.Err()
 }
+
+// NodeAddresses is that of datapath.Node: the node has none that pods may have.
+func (n *Node) NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error) {
+	return nil, ctx.Err()
+}
+
+// RemoveNodeAddress is that of datapath.Node.
+func (n *Node) RemoveNodeAddress(ctx context.Context, _ netip.Addr) error { return ctx.Err() }
 
 // ForwardPolicy is that of datapath.Node: no packet filter drops.
 func (n *Node) ForwardPolicy(ctx context.Context) ([]datapath.Finding, error) { return nil, ctx.Err() }

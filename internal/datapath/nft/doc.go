@@ -1,6 +1,6 @@
 // Package nft has the expressions of nftables rules in the words of nft(8): what a rule
 // matches and what it does, as functions of values. A rule is the concatenation of its
-// parts (Join). It reads and writes no kernel, and knows no table of Berth's.
+// parts (Join), a Table is the desired content of one. It knows no table of Berth's.
 //
 // Parts that load a value leave it in Register, and those that compare or look up take it
 // from there: Join(Source(family), In(set)) is ip saddr @set. A family is unix.AF_INET or

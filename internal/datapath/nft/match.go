@@ -100,6 +100,19 @@ func CtState(states uint32) Exprs {
 	return Join(Ct(expr.CtKeySTATE), Mask(Word(states)...), IsNot(Word(0)...))
 }
 
+// CtStatus is ct status, one of those of which the bits are set (CtConfirmed …). A packet that is not tracked has none.
+func CtStatus(bits uint32) Exprs {
+	return Join(Ct(expr.CtKeySTATUS), Mask(Word(bits)...), IsNot(Word(0)...))
+}
+
+// Bits of CtStatus (linux/netfilter/nf_conntrack_common.h).
+const (
+	CtSeenReply uint32 = 1 << 1
+	CtConfirmed uint32 = 1 << 3 // the first packet is through
+	CtSNAT      uint32 = 1 << 4
+	CtDNAT      uint32 = 1 << 5
+)
+
 // OneOf is numgen random mod n 0, which one packet of n matches, at random.
 func OneOf(n uint32) Exprs {
 	return Join(Exprs{&expr.Numgen{Register: Register, Modulus: n, Type: unix.NFT_NG_RANDOM}}, Is(Word(0)...))

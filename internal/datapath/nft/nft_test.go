@@ -47,6 +47,8 @@ var words = []struct {
 	{CtState(expr.CtStateBitNEW), "ct state new"},
 	{CtState(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), "ct state established,related"},
 	{CtState(expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED), "ct state invalid,untracked"},
+	{CtStatus(CtSeenReply | CtConfirmed), "ct status seen-reply,confirmed"},
+	{CtStatus(CtSNAT | CtDNAT), "ct status snat,dnat"},
 	{OneOf(3), "numgen random mod 3 0"},
 	{Over(10, 50), "limit rate over 10/second burst 50 packets"},
 	{Marked(0x80), "meta mark & 0x00000080 == 0x00000080"},

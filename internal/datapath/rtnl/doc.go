@@ -17,3 +17,7 @@ var (
 // Protocol marks every route and rule that Berth makes (rtnetlink's rtm_protocol and
 // FRA_PROTOCOL).
 const Protocol = 190
+
+// PortGroup is the link group (IFLA_GROUP) of the links of ports and branches (package plug). It is below those
+// of pod links, which begin with Protocol times 2^16.
+const PortGroup = Protocol<<16 - 1

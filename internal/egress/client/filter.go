@@ -1,8 +1,6 @@
 package client
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,30 +16,8 @@ import (
 	"github.com/berthnet/berth/internal/egress"
 )
 
-// filter is the wanted content of Berth's nftables table in a pod, as data.
-type filter struct {
-	table  *nftables.Table
-	chains []chain
-	sets   []set
-	// tag is a hash of all of it. Every rule carries it in its comment, so that the kernel's
-	// content can be compared without decoding rules.
-	tag string
-}
-
-type chain struct {
-	nftables.Chain // Table unset
-	rules          []filterRule
-}
-
-type filterRule struct {
-	comment string
-	exprs   nft.Exprs
-}
-
-type set struct {
-	nftables.Set // Table unset
-	elements     []nftables.SetElement
-}
+// filter is the desired content of Berth's nftables table in a pod.
+type filter struct{ nft.Table }
 
 // newFilter writes the table.
 //
@@ -56,32 +32,27 @@ type set struct {
 //	refuse      there is none
 func newFilter(s Setup, l loosened) (filter, error) {
 	s = s.sorted()
-	f := filter{table: &nftables.Table{Family: nftables.TableFamilyINet, Name: egress.Table}}
+	f := filter{nft.Table{Family: nftables.TableFamilyINet, Name: egress.Table}}
 	for _, family := range s.families() {
 		f.addSenders(s, family)
 	}
-	f.add(base("raw", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw, s.eachFamily(func(family int) []filterRule {
-		return []filterRule{{"tunnels are not tracked", nft.Join(nft.UDPTo(s.Port), nft.Family(family), nft.Source(family), in(senders(family)), nft.Notrack())}}
+	f.add(nft.Base("raw", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw, s.eachFamily(func(family int) []nft.Rule {
+		return []nft.Rule{nft.NewRule("tunnels are not tracked", nft.UDPTo(s.Port), nft.Family(family), nft.Source(family), in(senders(family)), nft.Notrack())}
 	})...))
-	f.add(base("sent", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw, s.eachFamily(func(family int) []filterRule {
-		return []filterRule{{"nor is the inner packet's mark theirs",
-			nft.Join(nft.UDPTo(s.Port), nft.Family(family), nft.Destination(family), in(senders(family)), nft.SetMark(0, markGateway|markOwnWay), nft.Notrack())}}
+	f.add(nft.Base("sent", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw, s.eachFamily(func(family int) []nft.Rule {
+		return []nft.Rule{nft.NewRule("nor is the inner packet's mark theirs", nft.UDPTo(s.Port), nft.Family(family), nft.Destination(family), in(senders(family)), nft.SetMark(0, markGateway|markOwnWay), nft.Notrack())}
 	})...))
 	f.addReceived(s)
 	f.addChoice(s, l)
 	var err error
-	f.tag, err = f.fingerprint()
+	f.Tag, err = f.Fingerprint()
 	return f, err
 }
 
-func base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nftables.ChainPriority, rules ...filterRule) chain {
-	return chain{nftables.Chain{Name: name, Type: kind, Hooknum: hook, Priority: at}, rules}
-}
+func (f *filter) add(c nft.Chain) { f.Chains = append(f.Chains, c) }
 
-func (f *filter) add(c chain) { f.chains = append(f.chains, c) }
-
-func (s Setup) eachFamily(rules func(family int) []filterRule) []filterRule {
-	var list []filterRule
+func (s Setup) eachFamily(rules func(family int) []nft.Rule) []nft.Rule {
+	var list []nft.Rule
 	for _, family := range s.families() {
 		list = append(list, rules(family)...)
 	}
@@ -110,11 +81,11 @@ func gatewayChain(id int) string { return fmt.Sprintf("gateway-%d", id) }
 const refuse = "refuse"
 
 func (f *filter) addSet(name string, key nftables.SetDatatype, addrs ...[]byte) {
-	s := set{Set: nftables.Set{Name: name, KeyType: key}}
+	s := nft.Set{Set: &nftables.Set{Name: name, KeyType: key}}
 	for _, a := range sortedUnique(addrs) {
-		s.elements = append(s.elements, nftables.SetElement{Key: a})
+		s.Elements = append(s.Elements, nftables.SetElement{Key: a})
 	}
-	f.sets = append(f.sets, s)
+	f.Sets = append(f.Sets, s)
 }
 
 func sortedUnique(list [][]byte) [][]byte {
@@ -124,16 +95,16 @@ func sortedUnique(list [][]byte) [][]byte {
 
 // addMap adds a verdict map, which leads to chains.
 func (f *filter) addMap(name string, key nftables.SetDatatype, to []leap) {
-	s := set{Set: nftables.Set{Name: name, KeyType: key, DataType: nftables.TypeVerdict, IsMap: true}}
+	s := nft.Set{Set: &nftables.Set{Name: name, KeyType: key, DataType: nftables.TypeVerdict, IsMap: true}}
 	if key == nftables.TypeMark {
 		s.KeyByteOrder = binaryutil.NativeEndian
 	}
 	slices.SortFunc(to, func(a, b leap) int { return slices.Compare(a.key, b.key) })
 	to = slices.CompactFunc(to, func(a, b leap) bool { return slices.Equal(a.key, b.key) })
 	for _, l := range to {
-		s.elements = append(s.elements, nftables.SetElement{Key: l.key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: l.chain}})
+		s.Elements = append(s.Elements, nftables.SetElement{Key: l.key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: l.chain}})
 	}
-	f.sets = append(f.sets, s)
+	f.Sets = append(f.Sets, s)
 }
 
 type leap struct {
@@ -168,30 +139,30 @@ func portIn(summary string) uint16 {
 // addReceived guards what comes in. A tunnel's device also takes packets that come without UDP
 // around them, which no gateway sends.
 func (f *filter) addReceived(s Setup) {
-	received := base("received", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
-		filterRule{"no tunnel's packet", nft.Join(nft.Protocol(unix.IPPROTO_TCP), nft.Accept())})
-	received.rules = append(received.rules, s.eachFamily(func(family int) []filterRule {
+	received := nft.Base("received", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
+		nft.NewRule("no tunnel's packet", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
+	received.Rules = append(received.Rules, s.eachFamily(func(family int) []nft.Rule {
 		inner := byte(unix.IPPROTO_IPIP)
 		if family == unix.AF_INET6 {
 			inner = unix.IPPROTO_IPV6
 		}
-		return []filterRule{
-			{"from a gateway", nft.Join(nft.UDPTo(s.Port), nft.Family(family), nft.Source(family), in(senders(family)), nft.Accept())},
-			{"tunnels without UDP", nft.Join(nft.Family(family), nft.Protocol(inner), nft.Count(), nft.Drop())},
+		return []nft.Rule{
+			nft.NewRule("from a gateway", nft.UDPTo(s.Port), nft.Family(family), nft.Source(family), in(senders(family)), nft.Accept()),
+			nft.NewRule("tunnels without UDP", nft.Family(family), nft.Protocol(inner), nft.Count(), nft.Drop()),
 		}
 	})...)
-	received.rules = append(received.rules, filterRule{fmt.Sprint(notFromGateway, s.Port), nft.Join(nft.UDPTo(s.Port), nft.Count(), nft.Drop())})
+	received.Rules = append(received.Rules, nft.NewRule(fmt.Sprint(notFromGateway, s.Port), nft.UDPTo(s.Port), nft.Count(), nft.Drop()))
 	f.add(received)
 }
 
 // addChoice says which connection goes by which gateway.
 func (f *filter) addChoice(s Setup, l loosened) {
-	output := base("output", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle,
-		filterRule{"not by a tunnel", nft.Join(notByTunnel(), nft.Accept())})
-	forward := base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityMangle,
-		filterRule{"not by a tunnel", nft.Join(notByTunnel(), nft.Accept())},
-		filterRule{"it has a gateway", nft.Join(nft.CtMark(markGateway), nft.IsNot(nft.Word(0)...), nft.Accept())})
-	var chosenChains []chain
+	output := nft.Base("output", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle,
+		nft.NewRule("not by a tunnel", notByTunnel(), nft.Accept()))
+	forward := nft.Base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityMangle,
+		nft.NewRule("not by a tunnel", notByTunnel(), nft.Accept()),
+		nft.NewRule("it has a gateway", nft.CtMark(markGateway), nft.IsNot(nft.Word(0)...), nft.Accept()))
+	var chosenChains []nft.Chain
 	ids := map[int]bool{}
 	for _, family := range s.families() {
 		var answer, home [][]byte
@@ -224,23 +195,20 @@ func (f *filter) addChoice(s Setup, l loosened) {
 		address := nft.AddressType(family)
 		if len(answer) > 0 {
 			f.addSet(answering(family), address, answer...)
-			output.rules = append(output.rules, filterRule{"answers go their own way" + l.String(),
-				nft.Join(nft.Family(family), nft.CtDirection(nft.Reply), nft.NextHop(family), in(answering(family)), nft.SetMark(markOwnWay, markGateway|markOwnWay), nft.Accept())})
+			output.Rules = append(output.Rules, nft.NewRule("answers go their own way"+l.String(), nft.Family(family), nft.CtDirection(nft.Reply), nft.NextHop(family), in(answering(family)), nft.SetMark(markOwnWay, markGateway|markOwnWay), nft.Accept()))
 		}
 		f.addSet(atHome(family), nftables.MustConcatSetType(address, nftables.TypeMark), home...)
 		f.addMap(members(family), address, member)
 		f.addMap(choices(family), address, choice)
-		output.rules = append(output.rules, filterRule{"it is on its way to its gateway",
-			nft.Join(nft.Family(family), nft.NextHop(family), nft.CtMarkBeside(family, markGateway), in(atHome(family)), nft.Accept())})
-		forward.rules = append(forward.rules, filterRule{"it stays where it went",
-			nft.Join(nft.Family(family), nft.NextHop(family), leadTo(members(family)))})
+		output.Rules = append(output.Rules, nft.NewRule("it is on its way to its gateway", nft.Family(family), nft.NextHop(family), nft.CtMarkBeside(family, markGateway), in(atHome(family)), nft.Accept()))
+		forward.Rules = append(forward.Rules, nft.NewRule("it stays where it went", nft.Family(family), nft.NextHop(family), leadTo(members(family))))
 	}
-	output.rules = append(output.rules, filterRule{"it has a gateway", nft.Join(nft.CtMark(markGateway), leadTo(pins))})
+	output.Rules = append(output.Rules, nft.NewRule("it has a gateway", nft.CtMark(markGateway), leadTo(pins)))
 	for _, family := range s.families() {
-		output.rules = append(output.rules,
-			filterRule{"it went before it was noted", nft.Join(nft.Family(family), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED),
-				nft.CtMark(markGateway), nft.Is(nft.Word(0)...), nft.NextHop(family), leadTo(members(family)))},
-			filterRule{"it is new", nft.Join(nft.Family(family), nft.NextHop(family), leadTo(choices(family)))})
+		output.Rules = append(output.Rules,
+			nft.NewRule("it went before it was noted", nft.Family(family), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED),
+				nft.CtMark(markGateway), nft.Is(nft.Word(0)...), nft.NextHop(family), leadTo(members(family))),
+			nft.NewRule("it is new", nft.Family(family), nft.NextHop(family), leadTo(choices(family))))
 	}
 	f.addPins(ids)
 	f.add(tunnelled())
@@ -253,17 +221,17 @@ func (f *filter) addChoice(s Setup, l loosened) {
 }
 
 // chooser gives a new connection one of the gateways of an Egress.
-func (e Egress) chooser(number, family int) chain {
+func (e Egress) chooser(number, family int) nft.Chain {
 	list := e.chosen(family)
 	if len(list) == 0 {
-		return chain{Chain: nftables.Chain{Name: refuse}}
+		return nft.Regular(refuse)
 	}
-	c := chain{Chain: nftables.Chain{Name: fmt.Sprintf("choose-%d-%s", number, familyDigit(family))}}
+	c := nft.Regular(fmt.Sprintf("choose-%d-%s", number, familyDigit(family)))
 	for i, g := range list[1:] {
 		// Each of those that are left with the same chance.
-		c.rules = append(c.rules, filterRule{e.Name, nft.Join(nft.OneOf(uint32(len(list)-i)), nft.GoTo(gatewayChain(g.ID)))})
+		c.Rules = append(c.Rules, nft.NewRule(e.Name, nft.OneOf(uint32(len(list)-i)), nft.GoTo(gatewayChain(g.ID))))
 	}
-	c.rules = append(c.rules, filterRule{e.Name, nft.GoTo(gatewayChain(list[0].ID))})
+	c.Rules = append(c.Rules, nft.NewRule(e.Name, nft.GoTo(gatewayChain(list[0].ID))))
 	return c
 }
 
@@ -275,55 +243,26 @@ func (f *filter) addPins(ids map[int]bool) {
 			continue
 		}
 		to = append(to, leap{nft.Word(markOf(id)), gatewayChain(id)})
-		f.add(chain{nftables.Chain{Name: gatewayChain(id)}, []filterRule{
-			{"this one", nft.Join(nft.SetCtMark(markOf(id), markGateway), nft.SetMark(markOf(id), markGateway))},
-		}})
+		f.add(nft.Regular(gatewayChain(id),
+			nft.NewRule("this one", nft.SetCtMark(markOf(id), markGateway), nft.SetMark(markOf(id), markGateway))))
 	}
 	f.addMap(pins, nftables.TypeMark, to)
 }
 
-func tunnelled() chain {
-	return base("tunnelled", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
-		filterRule{"what went out is answered", nft.Join(fromTunnel(), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept())},
-		filterRule{"nobody begins to talk through a tunnel", nft.Join(fromTunnel(), nft.Count(), nft.Drop())},
-		filterRule{"what the pod passes on keeps its gateway", nft.Join(nft.CtDirection(nft.Original), nft.CtMark(markGateway), leadTo(pins))})
+func tunnelled() nft.Chain {
+	return nft.Base("tunnelled", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
+		nft.NewRule("what went out is answered", fromTunnel(), nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept()),
+		nft.NewRule("nobody begins to talk through a tunnel", fromTunnel(), nft.Count(), nft.Drop()),
+		nft.NewRule("what the pod passes on keeps its gateway", nft.CtDirection(nft.Original), nft.CtMark(markGateway), leadTo(pins)))
 }
 
 // refuseChain answers at once, as a route that is unreachable does: TCP would take an ICMP
 // message that comes while it still sends for one that may pass.
-func refuseChain() chain {
-	return chain{nftables.Chain{Name: refuse}, []filterRule{
-		{"no gateway takes new connections", nft.Join(nft.Protocol(unix.IPPROTO_TCP), nft.Reset())},
-		{"no gateway takes new connections", nft.Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE)},
-	}}
-}
-
-// fingerprint hashes what the kernel will be given.
-func (f filter) fingerprint() (string, error) {
-	h := sha256.New()
-	for _, s := range f.sets {
-		fmt.Fprintln(h, s.Name, s.KeyType.Name, s.IsMap)
-		for _, e := range s.elements {
-			fmt.Fprintf(h, "%x %+v\n", e.Key, e.VerdictData)
-		}
-	}
-	for _, c := range f.chains {
-		fmt.Fprintln(h, c.Name, c.Type)
-		if c.Hooknum != nil {
-			fmt.Fprintln(h, *c.Hooknum, *c.Priority)
-		}
-		for _, r := range c.rules {
-			for _, e := range r.exprs {
-				b, err := expr.Marshal(byte(f.table.Family), e)
-				if err != nil {
-					return "", fmt.Errorf("encode rule %q: %w", r.comment, err)
-				}
-				fmt.Fprintf(h, "%x\n", b)
-			}
-		}
-	}
-	return hex.EncodeToString(h.Sum(nil)[:4]), nil
+func refuseChain() nft.Chain {
+	return nft.Regular(refuse,
+		nft.NewRule("no gateway takes new connections", nft.Protocol(unix.IPPROTO_TCP), nft.Reset()),
+		nft.NewRule("no gateway takes new connections", nft.Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE)))
 }
 
 // marked is the comment by which a rule is known.
-func (f filter) marked(r filterRule) string { return r.comment + " #" + f.tag }
+func (f filter) marked(r nft.Rule) string { return r.Comment + " #" + f.Tag }

@@ -18,33 +18,8 @@ import (
 // meets half of it.
 func (k *kernel) setFilter(f filter) error {
 	return k.do("set nftables table "+egress.Table, func() error {
-		k.nft.AddTable(f.table)
-		k.nft.DelTable(f.table) // needs one that is there
-		k.nft.AddTable(f.table)
-		for _, c := range f.chains {
-			own := c.Chain
-			own.Table = f.table
-			k.nft.AddChain(&own)
-		}
-		for _, s := range f.sets {
-			own := s.Set
-			own.Table = f.table
-			if err := k.nft.AddSet(&own, nil); err != nil {
-				return fmt.Errorf("encode set %s: %w", s.Name, err)
-			}
-			for part := range slices.Chunk(s.elements, nft.ElementChunk) {
-				if err := k.nft.SetAddElements(&own, part); err != nil {
-					return fmt.Errorf("encode elements of set %s: %w", s.Name, err)
-				}
-			}
-		}
-		for _, c := range f.chains {
-			for _, r := range c.rules {
-				k.nft.AddRule(&nftables.Rule{
-					Table: f.table, Chain: &nftables.Chain{Name: c.Name, Table: f.table}, Exprs: r.exprs,
-					UserData: userdata.AppendString(nil, userdata.TypeComment, f.marked(r)),
-				})
-			}
+		if err := f.Replace(k.nft); err != nil {
+			return err
 		}
 		return k.nft.Flush()
 	})
@@ -53,9 +28,7 @@ func (k *kernel) setFilter(f filter) error {
 // removeFilter removes the table; a missing one is no error.
 func (k *kernel) removeFilter() error {
 	return k.do("remove nftables table "+egress.Table, func() error {
-		t := &nftables.Table{Family: nftables.TableFamilyINet, Name: egress.Table}
-		k.nft.AddTable(t)
-		k.nft.DelTable(t)
+		nft.Table{Family: nftables.TableFamilyINet, Name: egress.Table}.Remove(k.nft)
 		return k.nft.Flush()
 	})
 }
@@ -64,8 +37,8 @@ func (k *kernel) removeFilter() error {
 // filterSummary reads them.
 func (f filter) summary() string {
 	var lines []string
-	for _, c := range f.chains {
-		for _, r := range c.rules {
+	for _, c := range f.Chains {
+		for _, r := range c.Rules {
 			lines = append(lines, c.Name+" "+f.marked(r))
 		}
 	}

@@ -158,7 +158,7 @@ func TestFilterFollowsTheSetup(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return f.tag
+		return f.Tag
 	}
 	for name, c := range map[string]struct {
 		change  func(*Setup)
@@ -194,8 +194,8 @@ func TestFilterFollowsTheSetup(t *testing.T) {
 func TestChooser(t *testing.T) {
 	e := Egress{Name: "ns/e", Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2"), gw(3, false, "10.1.3.2"), gw(4, true, "10.1.4.2")}}
 	c := e.chooser(0, unix.AF_INET)
-	if len(c.rules) != 3 || len(e.chooser(0, unix.AF_INET6).rules) != 0 {
-		t.Errorf("rules: %v, %v", c.rules, e.chooser(0, unix.AF_INET6))
+	if len(c.Rules) != 3 || len(e.chooser(0, unix.AF_INET6).Rules) != 0 {
+		t.Errorf("rules: %v, %v", c.Rules, e.chooser(0, unix.AF_INET6))
 	}
 }
 

@@ -137,9 +137,8 @@ func (k *Kernel) Standing(s Setup) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	chains := s.chains()
-	tag, err := fingerprint(chains)
-	if err != nil || !inKernel(conn, chains, tag) {
+	rules, err := s.ruleset()
+	if err != nil || !rules.InKernel(conn) {
 		return false, err
 	}
 	link, err := k.nl.LinkByName(s.Link)
@@ -161,13 +160,12 @@ func (k *Kernel) Standing(s Setup) (bool, error) {
 
 // rules makes rules and destinations, and reads what the kernel has of clients if that is not known.
 func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
-	chains := s.chains()
-	tag, err := fingerprint(chains)
+	rules, err := s.ruleset()
 	if err != nil {
 		return err
 	}
-	if k.known == nil || k.known.tag != tag {
-		if err := setRules(conn, chains, tag); err != nil {
+	if k.known == nil || k.known.tag != rules.Tag {
+		if err := setRules(conn, rules); err != nil {
 			return err
 		}
 	}
@@ -176,7 +174,7 @@ func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
 			return err
 		}
 	}
-	k.known.tag = tag
+	k.known.tag = rules.Tag
 	for _, of := range families {
 		want := s.destinations(of)
 		if known, ok := k.known.destinations[of]; ok && slices.Equal(known, want) {

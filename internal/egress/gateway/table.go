@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -18,8 +17,8 @@ import (
 // setRules makes chains, sets and counters. It compares first and writes nothing when all is well; else
 // chains are filled anew in one transaction, so that no packet meets half of them, and sets and counters
 // stay.
-func setRules(conn *nftables.Conn, chains []chain, tag string) error {
-	if inKernel(conn, chains, tag) {
+func setRules(conn *nftables.Conn, rules nft.Table) error {
+	if rules.InKernel(conn) {
 		return nil
 	}
 	conn.AddTable(table())
@@ -33,38 +32,11 @@ func setRules(conn *nftables.Conn, chains []chain, tag string) error {
 	for _, name := range counters() {
 		conn.AddObj(&nftables.NamedObj{Table: table(), Name: name, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
 	}
-	for _, c := range chains {
-		conn.AddChain(&c.Chain)
-		conn.FlushChain(&c.Chain)
-	}
-	for _, c := range chains {
-		for _, r := range c.rules {
-			conn.AddRule(&nftables.Rule{Table: table(), Chain: &c.Chain, Exprs: r.exprs, UserData: r.userData(tag)})
-		}
-	}
+	rules.Refill(conn, rules.Chains...)
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("set nftables table %s: %w", table().Name, err)
+		return fmt.Errorf("set nftables table %s: %w", rules.Name, err)
 	}
 	return nil
-}
-
-func inKernel(conn *nftables.Conn, chains []chain, tag string) bool {
-	tables, err := conn.ListTablesOfFamily(table().Family)
-	if err != nil || !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == table().Name && t.Flags == 0 }) {
-		return false
-	}
-	for _, c := range chains {
-		rules, err := conn.GetRules(table(), &c.Chain)
-		if err != nil || len(rules) != len(c.rules) {
-			return false
-		}
-		for i, r := range rules {
-			if !bytes.Equal(r.UserData, c.rules[i].userData(tag)) {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 // setDestinations makes the set of a family's destinations, in one transaction.
@@ -74,7 +46,7 @@ func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("list the set %s: %w", set.Name, err)
 	}
-	if sameElements(have, want) {
+	if nft.SameElements(have, want) {
 		return nil
 	}
 	conn.FlushSet(set)
@@ -85,23 +57,6 @@ func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
 		return fmt.Errorf("set destinations of IPv%d: %w", digit(of), err)
 	}
 	return nil
-}
-
-// sameElements compares what an interval set has with what it should have. The kernel adds where no
-// element begins the end of a range that begins with the first address.
-func sameElements(have, want []nftables.SetElement) bool {
-	keys := func(list []nftables.SetElement) []string {
-		var out []string
-		for _, e := range list {
-			if a, _ := netip.AddrFromSlice(e.Key); e.IntervalEnd && a.IsUnspecified() {
-				continue
-			}
-			out = append(out, fmt.Sprintf("%x %t", e.Key, e.IntervalEnd))
-		}
-		slices.Sort(out)
-		return out
-	}
-	return slices.Equal(keys(have), keys(want))
 }
 
 // listMembers lists the addresses of clients with their UIDs.

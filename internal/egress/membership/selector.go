@@ -3,7 +3,6 @@ package membership
 import (
 	"fmt"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -25,12 +24,12 @@ func NewSelector(namespace string, of *v1alpha1.EgressClientSelector) (Selector,
 	s := Selector{own: namespace, pods: labels.Everything()}
 	var err error
 	if of.NamespaceSelector != nil {
-		if s.namespaces, err = metav1.LabelSelectorAsSelector(of.NamespaceSelector); err != nil {
+		if s.namespaces, err = of.NamespaceSelector.Compile(); err != nil {
 			return Selector{}, fmt.Errorf("spec.clients.namespaceSelector: %w", err)
 		}
 	}
 	if of.PodSelector != nil {
-		if s.pods, err = metav1.LabelSelectorAsSelector(of.PodSelector); err != nil {
+		if s.pods, err = of.PodSelector.Compile(); err != nil {
 			return Selector{}, fmt.Errorf("spec.clients.podSelector: %w", err)
 		}
 	}

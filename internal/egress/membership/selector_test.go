@@ -10,8 +10,8 @@ import (
 )
 
 func TestSelector(t *testing.T) {
-	has := func(key, value string) *metav1.LabelSelector {
-		return &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
+	has := func(key, value string) *v1alpha1.LabelSelector {
+		return &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{key: v1alpha1.LabelValue(value)}}
 	}
 	type of = v1alpha1.EgressClientSelector
 	for what, tt := range map[string]struct {
@@ -21,11 +21,11 @@ func TestSelector(t *testing.T) {
 	}{
 		"not set":          {of: nil},
 		"pods":             {&of{PodSelector: has("app", "web")}, true, false, true, false},
-		"all of its own":   {&of{PodSelector: &metav1.LabelSelector{}}, true, false, true, true},
+		"all of its own":   {&of{PodSelector: &v1alpha1.LabelSelector{}}, true, false, true, true},
 		"namespaces":       {&of{NamespaceSelector: has("team", "web")}, false, true, true, true},
-		"all namespaces":   {&of{NamespaceSelector: &metav1.LabelSelector{}}, true, true, true, true},
+		"all namespaces":   {&of{NamespaceSelector: &v1alpha1.LabelSelector{}}, true, true, true, true},
 		"pods in them":     {&of{NamespaceSelector: has("team", "web"), PodSelector: has("app", "web")}, false, true, true, false},
-		"pods of all":      {&of{NamespaceSelector: &metav1.LabelSelector{}, PodSelector: has("app", "web")}, true, true, true, false},
+		"pods of all":      {&of{NamespaceSelector: &v1alpha1.LabelSelector{}, PodSelector: has("app", "web")}, true, true, true, false},
 		"what none has":    {&of{NamespaceSelector: has("team", "db"), PodSelector: has("app", "db")}, false, false, false, false},
 		"nothing is asked": {&of{}, true, false, true, true}, // the definition refuses it
 	} {
@@ -39,7 +39,7 @@ func TestSelector(t *testing.T) {
 			t.Errorf("%s: own %t, web %t, pods %t, other %t, any %t", what, own, web, pods, other, s.Any())
 		}
 	}
-	bad := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}
+	bad := &v1alpha1.LabelSelector{MatchExpressions: []v1alpha1.LabelRequirement{{Key: "a", Operator: "Near"}}}
 	for field, of := range map[string]*of{"spec.clients.namespaceSelector": {NamespaceSelector: bad}, "spec.clients.podSelector": {PodSelector: bad}} {
 		if _, err := NewSelector("internet", of); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)

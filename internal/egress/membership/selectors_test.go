@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
@@ -16,7 +14,7 @@ func all(t *testing.T, refs ...Ref) Selectors {
 	t.Helper()
 	s := NewSelectors("berth-system")
 	for i, ref := range refs {
-		of, err := NewSelector(ref.Namespace, &v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{}})
+		of, err := NewSelector(ref.Namespace, &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,6 +23,7 @@ const (
 	Delete                 Kind = "delete"       // a detached ENI of ours
 	SetDeleteOnTermination Kind = "set-deletion" // reconcile DeleteOnTermination
 	Retag                  Kind = "tag"          // an adopted ENI that names another instance
+	SetGroups              Kind = "set-groups"   // those of the primary
 
 	CreateTrunk Kind = "create-trunk" // a detached trunk
 	AttachTrunk Kind = "attach-trunk" // a detached trunk of ours

@@ -37,6 +37,7 @@ type Plan struct {
 // max-above-watermark) (Cilium, "AWS ENI", "IP Allocation").
 func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	b := newPlanner(l, p, s)
+	b.attachUsed()
 	d := Plan{Available: b.tally.total, Used: b.tally.Used + b.tally.Cooling, Needed: max(0, b.demand.Want-b.tally.total)}
 	if b.need > 0 {
 		b.grow()
@@ -47,7 +48,7 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	}
 	d.AtCapacity = len(b.actions) == 0 && Demand(l, p.Uncapped(), b.tally.Usage).Want > b.tally.total
 	d.Exhausted = b.keepTrunk(s) || d.Exhausted
-	b.tidy()
+	b.tidy(s)
 	d.Actions = b.actions
 	return d
 }
@@ -152,10 +153,30 @@ func (b *planner) attachBegun() {
 	}
 }
 
+// attachUsed attaches ENIs again that somebody took off the instance although pods that
+// run have addresses of theirs.
+func (b *planner) attachUsed() {
+	for _, e := range sorted(b.enis, func(e ENI) bool { return e.cutOff() && !e.Trunk && !e.Refused }, byIndex) {
+		index, ok := b.freeIndex()
+		if !ok {
+			return
+		}
+		b.claimed[e.ID] = true
+		b.useIndex(index)
+		free := max(0, b.total(e)-e.Used)
+		b.need -= free
+		b.asked += free
+		b.do(Action{Kind: Attach, ENI: e.ID, Index: index})
+	}
+}
+
+// cutOff tells whether pods that run have addresses of a detached ENI.
+func (e ENI) cutOff() bool { return e.Ours && e.Phase == Detached && e.Used > 0 }
+
 // begun are the places of the ENIs that were created but not attached.
 func (b *planner) begun() (out []int) {
 	for i, e := range b.enis {
-		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays {
+		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays && !b.claimed[e.ID] {
 			out = append(out, i)
 		}
 	}

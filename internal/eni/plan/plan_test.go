@@ -303,3 +303,33 @@ func BenchmarkPlan(b *testing.B) {
 		Make(l, ipam.DefaultAWS(), s)
 	}
 }
+
+// A detached ENI of whose addresses pods have some is attached again, whatever is free
+// elsewhere, and never deleted; an ENI without a link is neither supply nor given back.
+func TestENIsUnderPods(t *testing.T) {
+	full := func(index int) ENI {
+		return ENI{ID: fmt.Sprint("eni-", index), Subnet: "a", Index: index, Phase: Attached, Ours: true, Primary: index == 0, Amount: cloud.Amount{Addresses: 3}}
+	}
+	detached := ENI{ID: "eni-x", Subnet: "a", Phase: Detached, Ours: true, Amount: cloud.Amount{Addresses: 3}}
+	used, noLink := detached, full(1)
+	used.Used, noLink.NoLink = 1, true
+	noLink.Free = noLink.Amount
+	refused := used
+	refused.Refused = true
+	for name, tt := range map[string]struct {
+		enis []ENI
+		want string
+	}{
+		"used":             {[]ENI{full(0), used}, "[attach eni-x at device index 1]"},
+		"used, no room":    {[]ENI{full(0), full(1), full(2), used}, "[detach eni-2 detach eni-1]"},
+		"used, refused":    {[]ENI{full(0), refused}, "[]"},
+		"not used":         {[]ENI{full(0), detached}, "[delete eni-x]"},
+		"without a link":   {[]ENI{full(0), noLink}, "[]"},
+		"no link, nothing": {[]ENI{noLink}, "[create an ENI with 1 addresses in a for device index 2]"},
+	} {
+		p := Make(t3small, ipam.Policy{WarmIP: 1, MinimumIP: 1}, State{ENIs: tt.enis, Subnets: []Subnet{{ID: "a", Free: 100, ForNew: true}}, Release: 6})
+		if got := fmt.Sprint(p.Actions); got != tt.want {
+			t.Errorf("%s: %s, want %s", name, got, tt.want)
+		}
+	}
+}

@@ -143,13 +143,18 @@ func (e ENI) unused() bool { return !e.Primary && e.Used+e.Cooling == 0 && e.Wit
 
 // tidy deletes detached ENIs that the plan has no use for and puts the
 // attributes of the others right.
-func (b *planner) tidy() {
-	for _, e := range sorted(b.enis, func(e ENI) bool { return e.Ours && e.Phase == Detached && !e.JustMade && !b.claimed[e.ID] }, byIndex) {
+func (b *planner) tidy(s State) {
+	for _, e := range sorted(b.enis, func(e ENI) bool {
+		return e.Ours && e.Phase == Detached && !e.JustMade && !e.cutOff() && !b.claimed[e.ID]
+	}, byIndex) {
 		b.do(Action{Kind: Delete, ENI: e.ID})
 	}
 	for _, e := range sorted(b.enis, func(e ENI) bool { return e.Ours && !e.Primary && e.Phase == Attached }, byIndex) {
 		if e.WrongTags {
 			b.do(Action{Kind: Retag, ENI: e.ID})
+		}
+		if e.OtherGroups && s.FollowGroups {
+			b.do(Action{Kind: SetGroups, ENI: e.ID})
 		}
 		if e.WrongDeleteOnTermination {
 			b.do(Action{Kind: SetDeleteOnTermination, ENI: e.ID})

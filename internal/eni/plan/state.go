@@ -42,6 +42,8 @@ type ENI struct {
 	PrimaryServes            bool // its primary address is for pods too
 	WrongDeleteOnTermination bool // DeleteOnTermination is not as configured
 	WrongTags                bool // carries another instance's ID
+	NoLink                   bool // the node has no link of it: nothing of it is of use to pods
+	OtherGroups              bool // its security groups are not the primary's, which it is to have
 	Outdated                 bool // a new ENI would not be in its subnet, or have its security groups
 
 	drain drain // set by State.drained
@@ -116,13 +118,15 @@ type State struct {
 	NoMoreENIs bool
 	// Trunk is what is wanted of the node's trunk.
 	Trunk Trunk
+	// FollowGroups: ENIs are to be given the security groups of the primary.
+	FollowGroups bool
 	// PrimaryServes: the primary address of a new ENI will be for pods.
 	PrimaryServes bool
 }
 
 // serves tells whether an ENI's addresses are for pods.
 func serves(e ENI, p ipam.Policy) bool {
-	return e.Ours && !e.Trunk && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
+	return e.Ours && !e.Trunk && !e.NoLink && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
 }
 
 // tally is the pods that the node's addresses are for, summed over the ENIs that

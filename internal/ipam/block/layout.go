@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"sort"
@@ -103,6 +104,31 @@ func (l Layout) Block(index int64) (Block, error) {
 	}
 	s := l.subnets[i]
 	return Block{IPv4: piece(s.IPv4, l.bits, index), IPv6: piece(s.IPv6, l.bits, index)}, nil
+}
+
+// Find is the index of the block that has an address.
+func (l Layout) Find(a netip.Addr) (index int64, ok bool) {
+	var first int64
+	for _, s := range l.subnets {
+		for _, f := range s.families() {
+			if !f.prefix.Contains(a) {
+				continue
+			}
+			n := distance(f.prefix.Addr(), a) >> l.bits
+			return first + int64(n), n < uint64(s.end-first)
+		}
+		first = s.end
+	}
+	return 0, false
+}
+
+// distance is how far an address is from the first one of its prefix, at most the largest number there is.
+func distance(from, to netip.Addr) uint64 {
+	x, y := from.As16(), to.As16()
+	if binary.BigEndian.Uint64(x[:8]) != binary.BigEndian.Uint64(y[:8]) {
+		return math.MaxUint64
+	}
+	return binary.BigEndian.Uint64(y[8:]) - binary.BigEndian.Uint64(x[8:])
 }
 
 // overlap finds addresses that two subnets have in common.

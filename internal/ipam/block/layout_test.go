@@ -78,6 +78,20 @@ func TestBlocks(t *testing.T) {
 		if want := subnets(tc.want)[0]; got != Block(want) {
 			t.Errorf("%v: block %d is %v, want %v", tc.subnets, tc.index, got, want)
 		}
+		for _, p := range []netip.Prefix{got.IPv4, got.IPv6} {
+			if found, ok := l.Find(p.Addr()); p.IsValid() && (found != tc.index || !ok) {
+				t.Errorf("%v: %s is in block %d, %t, want %d", tc.subnets, p.Addr(), found, ok, tc.index)
+			}
+		}
+	}
+}
+
+func TestFindsNoBlock(t *testing.T) {
+	l := layout(t, 5, "fd00:1:2::/48")
+	for _, a := range []string{"fd00:1:2::10:0:0", "fd00:1:2:1::", "fd00:1:2:ffff:ffff:ffff:ffff:ffff", "fd00:1:3::", "10.0.1.0", "::"} {
+		if i, ok := l.Find(netip.MustParseAddr(a)); ok {
+			t.Errorf("%s is in block %d", a, i)
+		}
 	}
 }
 

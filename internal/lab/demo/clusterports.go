@@ -90,7 +90,7 @@ func clusterSamples(ctx context.Context, s *stage) (string, error) {
 	ids := map[string]string{}
 	for _, ip := range []string{"192.168.0.140", "192.168.0.141"} {
 		p, err := s.lab.Ports.AddPort(ctx, portcloud.Port{
-			Name: usersPorts + ip, Network: v.Network.ID, Groups: []string{v.Open},
+			Name: usersPorts + ip, Network: v.Network.ID, Groups: []string{v.Open}, Tags: s.lab.TagsFor(inDefault),
 			Addresses: []portcloud.Address{{Subnet: v.Network.Subnet("subnet-1").ID, IP: netip.MustParseAddr(ip)}},
 		})
 		if err != nil {

@@ -74,8 +74,8 @@ func egressReady(ctx context.Context, s *stage) (string, error) {
 			Destinations: []string{outside}, Replicas: &two, SessionAffinity: corev1.ServiceAffinityNone,
 			AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"shop"}},
 			Clients: &v1alpha1.EgressClientSelector{
-				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "bank"}},
-				PodSelector:       &metav1.LabelSelector{},
+				NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{corev1.LabelMetadataName: "bank"}},
+				PodSelector:       &v1alpha1.LabelSelector{},
 			},
 		},
 	}

@@ -150,7 +150,7 @@ func UsersPort(ctx context.Context, l *lab.Lab) (string, error) {
 func (s *stage) addUsersPort(ctx context.Context, name, ip string) (portcloud.Port, error) {
 	v := s.lab.VPCs[0]
 	return s.lab.Ports.AddPort(ctx, portcloud.Port{
-		Name: name, Network: v.Network.ID, Groups: []string{v.Open},
+		Name: name, Network: v.Network.ID, Groups: []string{v.Open}, Tags: s.lab.TagsFor(inDefault),
 		Addresses: []portcloud.Address{{Subnet: v.Network.Subnet("subnet-1").ID, IP: netip.MustParseAddr(ip)}},
 	})
 }

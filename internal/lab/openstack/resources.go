@@ -131,6 +131,11 @@ func (c *Cloud) AddPort(ctx context.Context, p Port) (Port, error) {
 	return create(ctx, c, "port", p)
 }
 
+// Tag gives a port tags, in place of those that it has.
+func (c *Cloud) Tag(ctx context.Context, port string, tags []string) error {
+	return c.network(ctx, "PUT", "ports/"+port+"/tags", map[string]any{"tags": tags}, nil)
+}
+
 // Ports lists the ports of a network.
 func (c *Cloud) Ports(ctx context.Context, network string) ([]Port, error) {
 	var out struct {

@@ -180,7 +180,7 @@ func (a *Alcor) Allow(context.Context, string, Rule) error { return nil }
 
 // AddPort implements Cloud.
 func (a *Alcor) AddPort(_ context.Context, p Port) (Port, error) {
-	made := alcor.Port{Name: p.Name, Network: p.Network, Project: alcorProject, Groups: p.Groups}
+	made := alcor.Port{Name: p.Name, Network: p.Network, Project: alcorProject, Groups: p.Groups, Tags: p.Tags}
 	for _, at := range p.Addresses {
 		made.FixedIPs = append(made.FixedIPs, alcor.FixedIP{Subnet: at.Subnet, IP: at.IP})
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -86,9 +87,16 @@ func (b *Branches) AddNetwork(_ context.Context, n Network) (Network, error) {
 	return n, nil
 }
 
-// AddGroup implements Cloud, in the first VPC.
+// AddGroup implements Cloud, in the first VPC, with the tags of the groups there: those of a
+// cluster its operator may use.
 func (b *Branches) AddGroup(_ context.Context, name string, in ...Rule) (id string, err error) {
-	g := vpc.SecurityGroup{Name: name, Description: name, VPCID: b.ec2.Snapshot().VPCs[0].ID}
+	books := b.ec2.Snapshot()
+	g := vpc.SecurityGroup{Name: name, Description: name, VPCID: books.VPCs[0].ID}
+	for _, other := range books.Groups {
+		if other.VPCID == g.VPCID && len(other.Tags) > 0 {
+			g.Tags = maps.Clone(other.Tags)
+		}
+	}
 	g.Egress = []vpc.Rule{{Protocol: "-1", CIDRs: anywhere}}
 	for _, r := range in {
 		g.Ingress = append(g.Ingress, ruleOf(r))

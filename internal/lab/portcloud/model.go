@@ -241,7 +241,7 @@ func (m *Model) Allow(_ context.Context, group string, in Rule) error {
 
 // AddPort implements Cloud.
 func (m *Model) AddPort(_ context.Context, p Port) (Port, error) {
-	made := neutron.Port{Name: p.Name, Network: p.Network, Groups: p.Groups}
+	made := neutron.Port{Name: p.Name, Network: p.Network, Groups: p.Groups, Tags: p.Tags}
 	for _, a := range p.Addresses {
 		made.FixedIPs = append(made.FixedIPs, neutron.FixedIP{Subnet: a.Subnet, IP: a.IP})
 	}

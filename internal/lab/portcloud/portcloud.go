@@ -35,8 +35,8 @@ type Cloud interface {
 	AddGroup(ctx context.Context, name string, in ...Rule) (id string, err error)
 	// Allow adds a rule to a group.
 	Allow(ctx context.Context, group string, in Rule) error
-	// AddPort makes a port as a user does: Network and Addresses, and Groups if not the
-	// default one, say how.
+	// AddPort makes a port as a user does: Network and Addresses, Groups if not the
+	// default one, and Tags say how.
 	AddPort(ctx context.Context, p Port) (Port, error)
 	// RemovePort deletes a port behind everybody's back. One that is gone is no error.
 	RemovePort(ctx context.Context, id string) error
@@ -124,6 +124,7 @@ type Port struct {
 	MAC               string
 	Addresses         []Address
 	Groups            []string
+	Tags              []string // not of EC2's
 	Host, Status      string
 }
 

@@ -156,6 +156,9 @@ func (r *Real) AddPort(ctx context.Context, p Port) (Port, error) {
 		ask.Fixed = append(ask.Fixed, openstack.Fixed{Subnet: a.Subnet, IP: a.IP})
 	}
 	made, err := r.OpenStack.AddPort(ctx, ask)
+	if err == nil && len(p.Tags) > 0 {
+		err = r.OpenStack.Tag(ctx, made.ID, p.Tags)
+	}
 	return described(made), err
 }
 

@@ -60,9 +60,16 @@ type ownedRange struct {
 	netip.Prefix
 	owner string // a pool; empty: the block alone
 	block string
+	other string // neither: such as Node node-2
 }
 
 func (h ownedRange) String() string {
+	switch {
+	case h.other != "" && h.IsSingleIP():
+		return fmt.Sprintf("%s of %s", h.Addr(), h.other)
+	case h.other != "":
+		return fmt.Sprintf("%s of %s", h.Prefix, h.other)
+	}
 	if h.block != "" {
 		return fmt.Sprintf("%s of block %s, which is still there", h.Prefix, h.block)
 	}
@@ -72,12 +79,12 @@ func (h ownedRange) String() string {
 // decide tells how many subnets of the pool called name may be cut, and why not
 // more. All pools count, the oldest first: what one was granted before stays, and
 // the next subnet is granted if it overlaps nothing that another pool has or was
-// granted just now, nor one of orphans: addresses of blocks that no pool has
-// any more. A pool that is being deleted is granted nothing more.
-func decide(name string, pools []v1alpha1.AddressPool, orphans []ownedRange) (n int, why *refusal) {
+// granted just now, nor one of others: addresses of Services, and of blocks that
+// no pool has any more. A pool that is being deleted is granted nothing more.
+func decide(name string, pools []v1alpha1.AddressPool, others []ownedRange) (n int, why *refusal) {
 	pools = slices.Clone(pools)
 	slices.SortFunc(pools, byAge)
-	held := slices.Clone(orphans)
+	held := slices.Clone(others)
 	for i := range pools {
 		held = append(held, ownedRanges(&pools[i], accepted(&pools[i]))...)
 	}

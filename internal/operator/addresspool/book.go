@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -30,6 +31,7 @@ type poolBook struct {
 	closed      *refusal     // why no block is given at all
 	carver      *block.Carver
 	unconfirmed map[int64]time.Time // since when an index is taken whose block the watch did not show yet
+	useless     map[int64]bool      // taken, since others have all of their addresses; there is no such block
 	waiting     []*entry            // the oldest first
 	offered     int                 // requests that a free block was offered to and that did not take it yet
 	making      int                 // blocks that are being made
@@ -53,7 +55,7 @@ func newBook() *book { return &book{pools: map[string]*poolBook{}, entries: map[
 func (b *book) pool(name string) *poolBook {
 	g := b.pools[name]
 	if g == nil {
-		g = &poolBook{name: name, carver: block.NewCarver(0), closed: notFound(name), unconfirmed: map[int64]time.Time{}}
+		g = &poolBook{name: name, carver: block.NewCarver(0), closed: notFound(name), unconfirmed: map[int64]time.Time{}, useless: map[int64]bool{}}
 		b.pools[name] = g
 	}
 	return g
@@ -62,7 +64,7 @@ func (b *book) pool(name string) *poolBook {
 // tidy forgets a pool that is gone, once it has neither blocks nor requests. b.mu
 // is held.
 func (b *book) tidy(g *poolBook) {
-	if b.pools[g.name] == g && g.uid == "" && g.carver.Taken() == 0 && len(g.waiting)+g.offered+g.making == 0 {
+	if b.pools[g.name] == g && g.uid == "" && g.given() == 0 && len(g.waiting)+g.offered+g.making == 0 {
 		delete(b.pools, g.name)
 	}
 }
@@ -75,6 +77,7 @@ func (b *book) open(p *v1alpha1.AddressPool, l block.Layout, closed *refusal) (a
 	g := b.pool(p.Name)
 	if g.uid != p.UID {
 		g.uid = p.UID
+		g.freeUseless()
 		g.carver.Resume(p.Status.NextIndex)
 	}
 	g.layout = l
@@ -109,6 +112,9 @@ func (g *poolBook) turn(closed *refusal) (again []string) {
 	return again
 }
 
+// given is how many blocks there are, or may be.
+func (g *poolBook) given() int64 { return g.carver.Taken() - int64(len(g.useless)) }
+
 // free is how many blocks nobody has.
 func (g *poolBook) free() int64 { return max(0, g.layout.Blocks()-g.carver.Taken()) }
 
@@ -132,6 +138,19 @@ func (b *book) seen(poolName string, index int64) {
 	g := b.pool(poolName)
 	g.carver.Mark(index)
 	delete(g.unconfirmed, index)
+	delete(g.useless, index)
+}
+
+// find lists the blocks, taken or not, that have an address.
+func (b *book) find(a netip.Addr) (slots []slot) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name, g := range b.pools {
+		if index, ok := g.layout.Find(a); ok {
+			slots = append(slots, slot{name, index})
+		}
+	}
+	return slots
 }
 
 // listed notes a block of a list that was read past the cache at now. The watch
@@ -161,8 +180,32 @@ func (b *book) freed(poolName string, index int64) (again []string) {
 func (b *book) release(g *poolBook, index int64) (again []string) {
 	g.carver.Free(index)
 	delete(g.unconfirmed, index)
+	delete(g.useless, index)
 	again = g.offerFree()
 	b.tidy(g)
+	return again
+}
+
+// freeUseless frees the indexes that were passed over because others had their addresses.
+func (g *poolBook) freeUseless() {
+	for index := range g.useless {
+		g.carver.Free(index)
+	}
+	clear(g.useless)
+}
+
+// recheck frees the indexes that were passed over and whose blocks are useful now, and
+// returns who may have one.
+func (b *book) recheck(useful func(block.Block) bool) (again []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, g := range b.pools {
+		for index := range g.useless {
+			if piece, err := g.layout.Block(index); err != nil || useful(piece) {
+				again = append(again, b.release(g, index)...)
+			}
+		}
+	}
 	return again
 }
 
@@ -212,7 +255,7 @@ func (b *book) counts(name string) (c counts) {
 }
 
 func (g *poolBook) counts() counts {
-	total, given, free := g.layout.Blocks(), g.carver.Taken(), g.free()
+	total, given, free := g.layout.Blocks(), g.given(), g.free()
 	size := g.layout.BlockAddresses()
 	return counts{
 		blocks:    v1alpha1.PoolCounts{Total: total, Allocated: given, Free: free},

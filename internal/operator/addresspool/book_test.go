@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipam/block"
 )
 
 var t0 = time.Unix(1e9, 0)
@@ -136,6 +137,39 @@ func TestTries(t *testing.T) {
 	}
 }
 
+// A block of which others have all addresses is neither given nor free until they do not.
+func TestUseless(t *testing.T) {
+	b := newReader(t, "10.0.0.0/30")
+	b.opens(1)
+	b.takes(asking("a", 1), 0, useless)
+	b.takes(asking("a", 1), 1, useless)
+	b.takes(asking("a", 1), 2, made)
+	b.takes(asking("b", 2), 3, made)
+	b.fails(asking("c", 3), v1alpha1.ReasonPoolExhausted)
+	has := func(given, free int64) {
+		t.Helper()
+		if n := b.counts("p"); n.blocks != (v1alpha1.PoolCounts{Total: 4, Allocated: given, Free: free}) {
+			t.Errorf("counts %+v", n)
+		}
+	}
+	has(2, 0)
+	if list := b.unconfirmed(t0.Add(time.Second)); len(list) != 2 {
+		t.Errorf("to be read from the API server: %v", list)
+	}
+	if again := b.recheck(func(p block.Block) bool { return p.IPv4.String() == "10.0.0.1/32" }); !slices.Equal(again, []string{"c"}) {
+		t.Errorf("offered to %v", again)
+	}
+	has(2, 1)
+	b.takes(asking("c", 3), 1, made)
+	b.seen("p", 0) // an attempt with an unknown outcome had made it
+	has(4, 0)
+	b.frees(0)
+	b.takes(asking("d", 4), 0, useless)
+	b.pool.UID = "another"
+	b.opens(1)
+	has(3, 1)
+}
+
 // A pool that closes or opens is told to all who wait; one of the same name is
 // another, and the blocks that outlived the first are still taken.
 func TestPoolTurns(t *testing.T) {
@@ -218,7 +252,9 @@ func (w *world) look(t *rapid.T, name string) {
 			t.Fatalf("%s was served, and not noted", name)
 		}
 		owner := w.blocks[o.index]
-		switch how := rapid.SampledFrom([]outcome{made, made, made, unknown, refused}).Draw(t, "how"); {
+		switch how := rapid.SampledFrom([]outcome{made, made, made, unknown, refused, useless}).Draw(t, "how"); {
+		case how == useless:
+			w.add(w.done(r, useless, ""))
 		case owner == name, owner == "" && how == made:
 			w.blocks[o.index], w.served[name] = name, o.index
 			w.add(w.done(r, made, "p"))
@@ -298,6 +334,9 @@ func TestNobodyIsForgotten(t *testing.T) {
 				delete(w.blocks, index)
 				w.add(w.freed("p", index))
 			},
+			"recheck": func(t *rapid.T) {
+				w.add(w.recheck(func(block.Block) bool { return rapid.Bool().Draw(t, "useful") }))
+			},
 			"look": next,
 			"look more": func(t *rapid.T) {
 				for range 20 {
@@ -342,7 +381,7 @@ func (w *world) checkAtRest(t *rapid.T) {
 	// Every index that is taken is a block's, or is looked up by the sweep.
 	for index := range w.size {
 		_, unconfirmed := g.unconfirmed[index]
-		if w.blocks[index] == "" && !unconfirmed && g.carver.Taken() > int64(len(w.blocks)+len(g.unconfirmed)) {
+		if w.blocks[index] == "" && !unconfirmed && g.carver.Taken() > int64(len(w.blocks)+len(g.unconfirmed)+len(g.useless)) {
 			t.Fatalf("index %d is lost", index)
 		}
 	}

@@ -2,6 +2,7 @@ package addresspool
 
 import (
 	"context"
+	"fmt"
 
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -45,4 +46,13 @@ func indexFields(ctx context.Context, ix client.FieldIndexer) error {
 		}
 	}
 	return nil
+}
+
+// BlocksOf are the blocks of a node, read from the cache of a manager with Setup.
+func BlocksOf(ctx context.Context, r client.Reader, node string) ([]v1alpha1.AddressBlock, error) {
+	list := &v1alpha1.AddressBlockList{}
+	if err := r.List(ctx, list, client.MatchingFields{byNode: node}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list blocks of node %s: %w", node, err)
+	}
+	return list.Items, nil
 }

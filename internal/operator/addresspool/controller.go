@@ -24,6 +24,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
@@ -83,13 +84,14 @@ type Controller struct {
 	events    events.EventRecorder
 	book      *book
 	quotas    *quotas
+	occupied  *occupied
 	inherited *inherited
 
 	// Of the one worker that looks at pools.
 	states   map[string]*poolState
 	reported map[string]time.Time // when a pool's status was last written
 
-	requests, pools, nodes queue.Queue
+	requests, pools, nodes, blocks queue.Queue
 
 	mu       sync.Mutex           // guards liveness
 	liveness map[string]*liveness // of nodes that have blocks and no Node
@@ -110,7 +112,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	}
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		book: newBook(), quotas: newQuotas(), inherited: &inherited{ready: make(chan struct{})},
+		book: newBook(), quotas: newQuotas(), occupied: newOccupied(), inherited: &inherited{ready: make(chan struct{})},
 		states: map[string]*poolState{}, reported: map[string]time.Time{}, liveness: map[string]*liveness{},
 	}
 	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {
@@ -132,6 +134,9 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 			Watches(&v1alpha1.BlockRequest{}, named(func(o client.Object) string { return o.(*v1alpha1.BlockRequest).Spec.NodeName })).
 			WatchesRawSource(c.nodes.Source()).WithOptions(queue.Options(nodeWorkers, reconcileTimeout)).
 			Complete(queue.RetryConflicts(c.reconcileNode)),
+		ctrl.NewControllerManagedBy(mgr).Named("addressblock").For(&v1alpha1.AddressBlock{}).
+			WatchesRawSource(c.blocks.Source()).WithOptions(queue.Options(nodeWorkers, reconcileTimeout)).
+			Complete(queue.RetryConflicts(c.reconcileBlock)),
 		mgr.Add(manager.RunnableFunc(c.begin)),
 		mgr.Add(manager.RunnableFunc(c.sweep)),
 	)
@@ -187,19 +192,21 @@ func (c *Controller) sweep(ctx context.Context) error {
 
 func (c *Controller) sweepOnce(ctx context.Context) error {
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
-	err := errors.Join(
-		c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy), c.client.List(ctx, requests, client.UnsafeDisableDeepCopy))
+	c.readServices(ctx)
+	err := errors.Join(c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy), c.client.List(ctx, requests, client.UnsafeDisableDeepCopy))
 	if err != nil {
 		return err
 	}
 	for i := range blocks.Items {
 		c.nodes.Add(blocks.Items[i].NodeName)
 		c.pools.Add(blocks.Items[i].PoolName)
+		c.blocks.Add(blocks.Items[i].Name)
 	}
 	for i := range requests.Items {
 		c.nodes.Add(requests.Items[i].Spec.NodeName)
 		c.requests.Add(requests.Items[i].Name)
 	}
+	c.requests.Add(c.book.recheck(func(p block.Block) bool { return hasRoom(p, c.occupied.withheldOf(p)) })...)
 	c.quotas.age(c.now().Add(-unconfirmedFor))
 	for _, s := range c.book.unconfirmed(c.now().Add(-unconfirmedFor)) {
 		err = errors.Join(err, c.verify(ctx, s))

@@ -15,6 +15,8 @@
 //	pool.go        a pool: opened, closed, deleted
 //	status.go      what people see of it
 //	liveness.go    whether a node has given up its blocks: a decision
+//	withhold.go    which addresses are others': decisions
+//	occupied.go    which addresses Nodes and Services have, and telling blocks
 //	metrics.go     the metrics, and what counts requests
 //	node.go        a node: its blocks and requests released
 //
@@ -35,6 +37,7 @@ package addresspool
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list
+// +kubebuilder:rbac:groups=networking.k8s.io,resources=servicecidrs,verbs=list
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=default,resources=events,verbs=create;patch
 
 //go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/chart/files/rbac/pool/berth-operator

@@ -133,6 +133,7 @@ type outcome int
 const (
 	made    outcome = iota // it is there, for this request
 	taken                  // somebody else has it
+	useless                // others have all of its addresses
 	refused                // it was not made
 	unknown                // it may have been made
 )
@@ -152,6 +153,12 @@ func (b *book) done(r *v1alpha1.BlockRequest, how outcome, block string) (again 
 		a.tried, a.block = false, block
 	case taken:
 		a.tried = false
+	case useless:
+		a.tried = false
+		if _, ok := a.pool.unconfirmed[a.index]; ok { // else an earlier attempt has made it
+			delete(a.pool.unconfirmed, a.index)
+			a.pool.useless[a.index] = true
+		}
 	case refused:
 		a.tried = false
 		return b.release(a.pool, a.index)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -125,26 +126,30 @@ func (c *Controller) readPools(ctx context.Context, p *v1alpha1.AddressPool) ([]
 // that matters.
 func (c *Controller) decide(ctx context.Context, p *v1alpha1.AddressPool, pools []v1alpha1.AddressPool) (int, *refusal, error) {
 	orphansOf := orphanRanges(pools)
-	var orphans []ownedRange
+	known := c.readServices(ctx)
+	others := slices.Clone(c.occupied.services())
 	blocks := &v1alpha1.AddressBlockList{}
 	if err := c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy); err != nil {
 		return 0, nil, fmt.Errorf("list blocks: %w", err)
 	}
 	for i := range blocks.Items {
-		orphans = append(orphans, orphansOf(&blocks.Items[i])...)
+		others = append(others, orphansOf(&blocks.Items[i])...)
 	}
-	n, why := decide(p.Name, pools, orphans)
+	n, why := decide(p.Name, pools, others)
 	if n == accepted(p) {
 		return n, why, nil
 	}
-	orphans = nil
+	if n = accepted(p); !known {
+		return n, &refusal{v1alpha1.ReasonPoolOverlaps, fmt.Sprintf("spec.subnets[%d]: the cluster's ServiceCIDRs, which it may overlap, cannot be read", n)}, nil
+	}
+	others = slices.Clone(c.occupied.services())
 	for b, err := range c.allBlocks(ctx) {
 		if err != nil {
 			return 0, nil, err
 		}
-		orphans = append(orphans, orphansOf(b)...)
+		others = append(others, orphansOf(b)...)
 	}
-	n, why = decide(p.Name, pools, orphans)
+	n, why = decide(p.Name, pools, others)
 	return n, why, nil
 }
 

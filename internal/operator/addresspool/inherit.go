@@ -2,8 +2,10 @@ package addresspool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -37,10 +39,10 @@ func (h *inherited) block(request types.UID) string {
 
 // begin reads all blocks once past the cache, when this operator begins to lead:
 // a request that its predecessor cut a block for, and did not answer, is to get
-// no other.
+// no other. It also reads which addresses others have, that none of these is given.
 func (c *Controller) begin(ctx context.Context) error {
 	for ctx.Err() == nil {
-		err := c.inherit(ctx)
+		err := errors.Join(c.readOccupied(ctx), c.inherit(ctx))
 		if err == nil {
 			close(c.inherited.ready)
 			return nil
@@ -55,9 +57,17 @@ func (c *Controller) begin(ctx context.Context) error {
 }
 
 func (c *Controller) inherit(ctx context.Context) error {
+	var others []ownedRange
+	hasBlocks := map[string]bool{}
 	for b, err := range c.allBlocks(ctx) {
 		if err != nil {
 			return err
+		}
+		hasBlocks[b.NodeName] = true
+		for _, w := range b.Withheld {
+			if c, err := netip.ParsePrefix(w.CIDR); err == nil {
+				others = append(others, ownedRange{Prefix: c, other: w.Owner})
+			}
 		}
 		have, err := c.blockOf(ctx, b.RequestUID)
 		if err != nil {
@@ -69,6 +79,7 @@ func (c *Controller) inherit(ctx context.Context) error {
 			c.quotas.left(b, c.now())
 		}
 	}
+	c.keepWithheld(others, hasBlocks)
 	return nil
 }
 
@@ -85,9 +96,10 @@ func (c *Controller) begun(ctx context.Context) error {
 // allBlocks reads blocks past the cache, some at a time. An error is the last.
 func (c *Controller) allBlocks(ctx context.Context, of ...client.ListOption) iter.Seq2[*v1alpha1.AddressBlock, error] {
 	return func(yield func(*v1alpha1.AddressBlock, error) bool) {
-		list := &v1alpha1.AddressBlockList{}
+		next := ""
 		for {
-			if err := c.live.List(ctx, list, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(list.Continue)})...); err != nil {
+			list := &v1alpha1.AddressBlockList{} // in a used one, objects keep fields that the new page leaves out
+			if err := c.live.List(ctx, list, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(next)})...); err != nil {
 				yield(nil, fmt.Errorf("list blocks: %w", err))
 				return
 			}
@@ -96,7 +108,7 @@ func (c *Controller) allBlocks(ctx context.Context, of ...client.ListOption) ite
 					return
 				}
 			}
-			if list.Continue == "" {
+			if next = list.Continue; next == "" {
 				return
 			}
 		}

@@ -21,11 +21,12 @@ import (
 // nodeEvents passes on changes of what reconcileNode uses: Nodes are updated often.
 func nodeEvents() builder.ForOption {
 	type state struct {
-		ready  corev1.ConditionStatus
-		fenced bool
+		ready     corev1.ConditionStatus
+		fenced    bool
+		addresses string
 	}
 	return watched.NodeChanges(func(n *corev1.Node) state {
-		s := state{fenced: watched.OutOfService(n)}
+		s := state{fenced: watched.OutOfService(n), addresses: fmt.Sprint(nodeAddresses(n))}
 		if c := watched.Readiness(n); c != nil {
 			s.ready = c.Status
 		}
@@ -33,9 +34,21 @@ func nodeEvents() builder.ForOption {
 	})
 }
 
-// reconcileNode releases the blocks and requests of a node that has given them up
-// (Coil's design, "Garbage Collection"). Its work does not grow with the cluster.
+// reconcileNode keeps a node's addresses from pods, and releases what it has given
+// up. Its work does not grow with the cluster.
 func (c *Controller) reconcileNode(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	wait, err := c.occupy(ctx, q.Name)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	result, err := c.releaseLeft(ctx, q)
+	result.RequeueAfter = sooner(wait, result.RequeueAfter)
+	return result, err
+}
+
+// releaseLeft releases the blocks and requests of a node that has given them up
+// (Coil's design, "Garbage Collection").
+func (c *Controller) releaseLeft(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	n := &corev1.Node{}
 	err := c.client.Get(ctx, q.NamespacedName, n, client.UnsafeDisableDeepCopy)
 	if client.IgnoreNotFound(err) != nil {

@@ -16,6 +16,9 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
+// maxPassed is how many blocks that others have are passed over at a time.
+const maxPassed = 1024
+
 // reasonGiven is that of a request that has its block.
 const reasonGiven = "BlockGiven"
 
@@ -108,16 +111,18 @@ func (c *Controller) blockOf(ctx context.Context, uid types.UID) (string, error)
 }
 
 // cut makes the next block of a pool for a request, and returns its name. A
-// name that is taken by another is passed over: what the book knows may be old.
+// name that is taken by another is passed over: what the book knows may be old. So is
+// a block whose addresses all are others', until a sweep finds that they are not.
 func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string, *refusal, error) {
-	for {
+	for passed := 0; ; {
 		o, why := c.book.take(r, c.now())
 		if why != nil || o.block != "" {
 			c.quotas.release(r)
 			return o.block, why, nil
 		}
 		b := newBlock(r, o)
-		how, err := c.create(ctx, b)
+		b.Withheld = c.occupied.withheldOf(o.piece)
+		how, err := c.createUseful(ctx, b, o)
 		switch how {
 		case made:
 			c.quotas.got(r, b.Name, c.now())
@@ -129,12 +134,23 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 		case made:
 			c.o.Logger.Info("block cut", "pool", b.PoolName, "block", b.Name, "node", b.NodeName, "ipv4", b.IPv4, "ipv6", b.IPv6)
 			return b.Name, nil, failpoint.Hit("operator.pool.cut.after")
-		case taken:
-			c.o.Logger.Debug("somebody else has the block", "block", b.Name, "node", b.NodeName)
+		case taken, useless:
+			c.o.Logger.Debug("others have the block, or its addresses", "block", b.Name, "node", b.NodeName)
+			if passed++; passed >= maxPassed {
+				return "", nil, fmt.Errorf("others have %d blocks of pool %s in a row; looking further", passed, b.PoolName)
+			}
 		default:
 			return "", nil, fmt.Errorf("create AddressBlock %s: %w", b.Name, err)
 		}
 	}
+}
+
+// createUseful is create, unless no pod could have an address of the block.
+func (c *Controller) createUseful(ctx context.Context, b *v1alpha1.AddressBlock, o offer) (outcome, error) {
+	if !hasRoom(o.piece, b.Withheld) {
+		return useless, nil
+	}
+	return c.create(ctx, b)
 }
 
 // create makes a block, and tells what came of it.

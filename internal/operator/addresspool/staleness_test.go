@@ -2,9 +2,11 @@ package addresspool
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -35,6 +37,37 @@ func before(do func(*http.Request)) transport.WrapperFunc {
 type trailing struct{ client.Client }
 
 func (trailing) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
+
+// pages are those of a list, as an API server sends them.
+type pages struct {
+	client.Reader
+	json []string
+}
+
+func (p *pages) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	page := p.json[0]
+	p.json = p.json[1:]
+	return json.Unmarshal([]byte(page), list)
+}
+
+// A block has nothing of the block at the same place of the page before.
+func TestAllBlocks(t *testing.T) {
+	c := &Controller{live: &pages{json: []string{
+		`{"metadata":{"continue":"c"},"items":[{"metadata":{"name":"p-0","deletionTimestamp":"2026-01-01T00:00:00Z"},"ipv4":"10.2.0.0/32","ipv6":"fd02::/128",
+			"requestUID":"u","withheld":[{"cidr":"10.2.0.0/32","owner":"Node n"}]}]}`,
+		`{"metadata":{"continue":""},"items":[{"metadata":{"name":"p-1"},"ipv4":"10.2.0.1/32"}]}`,
+	}}}
+	var names []string
+	for b, err := range c.allBlocks(t.Context()) {
+		harness.OK(t, err)
+		if names = append(names, b.Name); b.Name == "p-1" && (b.IPv6 != "" || b.RequestUID != "" || b.DeletionTimestamp != nil || b.Withheld != nil) {
+			t.Errorf("block %+v", b)
+		}
+	}
+	if !slices.Equal(names, []string{"p-0", "p-1"}) {
+		t.Errorf("blocks %v", names)
+	}
+}
 
 // A leader whose cache does not have its predecessor's last blocks answers those
 // requests with them, and cuts no others.

@@ -3,6 +3,7 @@ package addresspool
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"time"
 
@@ -19,8 +20,10 @@ const reportEvery = time.Second
 
 // Reasons of a pool's conditions, besides those of requests.
 const (
-	reasonReady      = "Ready"
-	reasonBlocksFree = "BlocksFree"
+	reasonReady         = "Ready"
+	reasonBlocksFree    = "BlocksFree"
+	reasonUsedElsewhere = "UsedElsewhere"
+	reasonNoneWithheld  = "NoneWithheld"
 )
 
 // report writes a pool's counts and conditions, if they changed and some time
@@ -28,7 +31,7 @@ const (
 // more of its subnets are cut.
 func (c *Controller) report(ctx context.Context, p *v1alpha1.AddressPool, why *refusal) (time.Duration, error) {
 	before := p.DeepCopy()
-	describe(p, c.book.counts(p.Name), why, c.now())
+	describe(p, c.book.counts(p.Name), why, explain(c.occupied.within(prefixesOf(p)...)), c.now())
 	if reflect.DeepEqual(before.Status, p.Status) {
 		return 0, nil
 	}
@@ -44,8 +47,17 @@ func (c *Controller) report(ctx context.Context, p *v1alpha1.AddressPool, why *r
 	return 0, nil
 }
 
-// describe makes a pool's status what is known at now.
-func describe(p *v1alpha1.AddressPool, n counts, why *refusal, now time.Time) {
+// prefixesOf are the accepted subnets of a pool.
+func prefixesOf(p *v1alpha1.AddressPool) (out []netip.Prefix) {
+	for _, r := range ownedRanges(p, accepted(p)) {
+		out = append(out, r.Prefix)
+	}
+	return out
+}
+
+// describe makes a pool's status what is known at now. withheld says which addresses
+// others have.
+func describe(p *v1alpha1.AddressPool, n counts, why *refusal, withheld string, now time.Time) {
 	s := &p.Status
 	s.Blocks, s.Addresses, s.NextIndex = n.blocks, n.addresses, n.next
 	set := func(kind string, yes bool, reason, message string) {
@@ -71,11 +83,16 @@ func describe(p *v1alpha1.AddressPool, n counts, why *refusal, now time.Time) {
 	} else {
 		set(v1alpha1.ConditionExhausted, false, reasonBlocksFree, "")
 	}
+	if withheld != "" {
+		set(v1alpha1.ConditionWithheld, true, reasonUsedElsewhere, withheld)
+	} else {
+		set(v1alpha1.ConditionWithheld, false, reasonNoneWithheld, "")
+	}
 }
 
 // tell makes events of conditions whose reason is another than before.
 func (c *Controller) tell(before, p *v1alpha1.AddressPool) {
-	for kind, good := range map[string]string{v1alpha1.ConditionReady: reasonReady, v1alpha1.ConditionExhausted: reasonBlocksFree} {
+	for kind, good := range map[string]string{v1alpha1.ConditionReady: reasonReady, v1alpha1.ConditionExhausted: reasonBlocksFree, v1alpha1.ConditionWithheld: reasonNoneWithheld} {
 		was, is := meta.FindStatusCondition(before.Status.Conditions, kind), meta.FindStatusCondition(p.Status.Conditions, kind)
 		switch {
 		case was == nil && is.Reason == good, was != nil && was.Reason == is.Reason:

@@ -161,6 +161,8 @@ func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (plan.Seen, e
 		}
 		if is {
 			seen.Pods = append(seen.Pods, p)
+		} else {
+			seen.Others = append(seen.Others, p)
 		}
 	}
 	return seen, nil

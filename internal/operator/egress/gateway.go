@@ -19,9 +19,9 @@ import (
 // from cached, which has Makers, and from live what the cache does not have yet. The Deployment's
 // being the Egress's is asked too.
 func IsGateway(ctx context.Context, cached, live client.Reader, p *corev1.Pod) (bool, error) {
-	name, labelled := p.Labels[v1alpha1.LabelEgress]
+	name := p.Labels[v1alpha1.LabelEgress]
 	owner := metav1.GetControllerOf(p)
-	if !labelled || owner == nil || owner.Kind != plan.ReplicaSet.Kind {
+	if name == "" || owner == nil || owner.Kind != plan.ReplicaSet.Kind {
 		return false, nil
 	}
 	of, deployment := metadata(plan.ReplicaSet), &appsv1.Deployment{}

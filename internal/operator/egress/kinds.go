@@ -21,7 +21,14 @@ import (
 // Egresses are all, as package clients reads them too.
 var Egresses = &watched.Kind{
 	Object: &v1alpha1.Egress{}, List: func() client.ObjectList { return &v1alpha1.EgressList{} },
-	Cache: cache.ByObject{Transform: cache.TransformStripManagedFields()},
+	Cache: cache.ByObject{Transform: trimEgress},
+}
+
+func trimEgress(in any) (any, error) {
+	if e, ok := in.(*v1alpha1.Egress); ok {
+		plan.Trim(e)
+	}
+	return watched.Trim(in)
 }
 
 // Watches are the kinds that the process keeps in memory for Setup.

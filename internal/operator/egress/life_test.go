@@ -10,8 +10,10 @@ import (
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -90,7 +92,15 @@ func TestFieldsHaveOwners(t *testing.T) {
 		return nil
 	})
 	w.change(d, `{"metadata":{"annotations":{"example.com/mine":"1"},"labels":{"team":"net"}},"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":"now"}}}}}`)
-	w.change(w.service("nat", "is there", isThere), `{"metadata":{"annotations":{"example.com/mine":"1"}},"spec":{"sessionAffinity":"None","selector":{"a":"b"}}}`)
+	was := w.service("nat", "is there", isThere)
+	w.change(was, `{"metadata":{"annotations":{"example.com/mine":"1"}},"spec":{"sessionAffinity":"None"}}`)
+	harness.Eventually(t, limit, "admission refuses another selector", func() error {
+		err := w.client.Patch(t.Context(), was.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"selector":{"a":"b"}}}`)))
+		if !apierrors.IsForbidden(err) {
+			return fmt.Errorf("it does not: %w", err)
+		}
+		return nil
+	})
 	svc := w.service("nat", "is put right", func(s *corev1.Service) error {
 		if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || *s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != 60 || s.Spec.Selector[v1alpha1.LabelEgress] != "nat" {
 			return errors.New("is otherwise")

@@ -2,12 +2,14 @@ package egress
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"path"
 	"strings"
 	"sync"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/egress/plan"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -188,4 +191,44 @@ func TestStatusIsNotAnothers(t *testing.T) {
 	case <-t.Context().Done():
 	}
 	w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+}
+
+// A pod that has a gateway's label and another maker, such as one of before the policy that refuses it, gets nothing
+// from clients: nodes are told no address of the Service while it would send packets there.
+func TestForeignPods(t *testing.T) {
+	w := start(t)
+	w.egress("nat", v1alpha1.EgressSpec{TunnelTo: v1alpha1.TunnelToService, Template: &v1alpha1.EgressPodTemplate{}})
+	w.ready(w.pods("nat", 1)[0], corev1.ConditionTrue, "10.0.0.1")
+	served := func(st v1alpha1.EgressStatus) error {
+		return errors.Join(conditionIs(v1alpha1.ConditionAvailable, metav1.ConditionTrue, v1alpha1.EgressGatewaysReady)(st), addresses(st, 2))
+	}
+	w.status("nat", "is available", served)
+
+	web := corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "web"}}}
+	set := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "web"}, Spec: appsv1.ReplicaSetSpec{
+		Replicas: new(int32(0)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web"}}, Spec: web},
+	}}
+	harness.OK(t, w.client.Create(t.Context(), set))
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "posing", Labels: plan.Labels("nat"), OwnerReferences: []metav1.OwnerReference{
+		*metav1.NewControllerRef(set, plan.ReplicaSet),
+	}}, Spec: web}
+	cfg, err := harness.ControlPlane.ConfigFor("system:kube-controller-manager", "system:masters")
+	harness.OK(t, err)
+	harness.OK(t, harness.KubeClientFor(t, cfg).Create(t.Context(), pod))
+	w.ready(*pod, corev1.ConditionTrue, "10.0.0.2")
+	st := w.status("nat", "tells nodes of no Service", conditionIs(v1alpha1.ConditionAvailable, metav1.ConditionFalse, v1alpha1.EgressForeignPods, "to pod posing,")).Status
+	if err := addresses(st, 0); err != nil || len(st.Gateways) != 1 {
+		t.Errorf("%v, gateways %v", err, st.Gateways)
+	}
+	w.change(pod, `{"metadata":{"labels":{%q:null}}}`, v1alpha1.LabelEgress)
+	w.status("nat", "is available again", served)
+}
+
+// addresses wants a status to have so many of the Service.
+func addresses(st v1alpha1.EgressStatus, n int) error {
+	if len(st.ServiceIPs) != n {
+		return fmt.Errorf("the Service's addresses are %q, want %d", st.ServiceIPs, n)
+	}
+	return nil
 }

@@ -23,14 +23,15 @@ const nextTry = "; next try at "
 
 // Reasons of conditions. The other classes of cloud errors go by their names.
 const (
-	reasonInvalidRequest = "InvalidRequest"       // the cloud calls a request wrong
-	reasonNotFound       = "NotFound"             // the cloud does not know what the spec names
-	reasonInvalidSpec    = "InvalidSpec"          // see the message for the field
-	reasonTypeMismatch   = "InstanceTypeMismatch" // the spec has another type than EC2
-	reasonPaced          = "MadeAgainTooOften"    // the object, under the same name
-	reasonNotWritten     = "NotWritten"           // the API server refuses the operator's part
-	reasonInstanceGone   = "InstanceGone"         // the cloud knows no such instance
-	reasonNotObserved    = "NotObserved"          // the cloud was not looked at yet
+	reasonInvalidRequest = "InvalidRequest"           // the cloud calls a request wrong
+	reasonNotFound       = "NotFound"                 // the cloud does not know what the spec names
+	reasonInvalidSpec    = "InvalidSpec"              // see the message for the field
+	reasonLinkMissing    = v1alpha1.ReasonLinkMissing // the node lacks the link of an ENI
+	reasonTypeMismatch   = "InstanceTypeMismatch"     // the spec has another type than EC2
+	reasonPaced          = "MadeAgainTooOften"        // the object, under the same name
+	reasonNotWritten     = "NotWritten"               // the API server refuses the operator's part
+	reasonInstanceGone   = "InstanceGone"             // the cloud knows no such instance
+	reasonNotObserved    = "NotObserved"              // the cloud was not looked at yet
 	reasonAsExpected     = "AsExpected"
 	reasonAllocating     = "Allocating"
 	reasonTargetMet      = "TargetMet"
@@ -51,11 +52,12 @@ type outlook struct {
 	itype    string    // as the spec has it
 	status   eni.Status
 	free     int
+	missing  []string // ENIs whose links the node lacks
 }
 
 // conditions are the node's, with the times of what has not changed. n.mu is held.
 func (n *node) conditions() []metav1.Condition {
-	look := outlook{refused: n.eligibility.refused, specErr: n.config.err, held: n.eligibility.heldUntil, itype: n.obj.Spec.InstanceType, status: n.fleet.status}
+	look := outlook{refused: n.eligibility.refused, specErr: n.config.err, held: n.eligibility.heldUntil, itype: n.obj.Spec.InstanceType, status: n.fleet.status, missing: n.obj.Status.IPAM.MissingLinks}
 	if refused(n.writes.retry.err) {
 		look.writeErr = n.writes.retry.err
 	}
@@ -108,6 +110,9 @@ func (l outlook) degraded() metav1.Condition {
 		return is(reasonInstanceGone, withTime(instanceGone, s.NextTry))
 	case s.LastError != "":
 		return is(reasonOf(s.Class), withTime(s.LastError, s.NextTry))
+	case len(l.missing) > 0:
+		return is(reasonLinkMissing, fmt.Sprintf("the node has no link of %s: was the ENI detached, or its link moved to another network namespace or driver? "+
+			"None of its addresses is handed out until the link is back", strings.Join(l.missing, ", ")))
 	case s.InstanceType != "" && s.InstanceType != l.itype:
 		return is(reasonTypeMismatch, fmt.Sprintf("spec.instanceType is %s, and EC2 says that the instance is %s: the limits of that count; correct the spec",
 			l.itype, s.InstanceType))

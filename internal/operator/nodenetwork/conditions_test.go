@@ -48,6 +48,8 @@ func TestConditions(t *testing.T) {
 			"False NoAddresses, True FirstInterfaceIndex, True FirstInterfaceIndex, False AsExpected"},
 		{"another type", outlook{itype: "m5.24xlarge", status: eni.Status{Confirmed: true, InstanceType: "m5.large"}, free: 8},
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True InstanceTypeMismatch"},
+		{"no link", outlook{missing: []string{"eni-1"}, status: eni.Status{Confirmed: true}, free: 8},
+			"True AddressesAvailable, False TargetMet, False RoomToGrow, True LinkMissing"},
 		{"no instance", outlook{status: eni.Status{Vanished: true, Class: cloud.Gone, LastError: "x"}},
 			"False InstanceGone, False TargetMet, False RoomToGrow, True InstanceGone"},
 	} {

@@ -36,14 +36,14 @@ func (n *node) update(o *v1alpha1.NodeNetwork) change {
 		return c // such as after an own write
 	}
 	n.liveness.reportedAt = n.c.now()
-	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, n.tally(o)) ||
+	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !slices.Equal(before.Status.IPAM.MissingLinks, o.Status.IPAM.MissingLinks) || !sameUsage(old, n.tally(o)) ||
 		len(n.handshake.candidates) > 0 && !slices.Equal(before.Status.IPAM.Released, o.Status.IPAM.Released)
 	return c
 }
 
 func sameReport(x, y *v1alpha1.NodeNetwork) bool {
 	a, b := &x.Status.IPAM, &y.Status.IPAM
-	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && maps.Equal(a.Used, b.Used)
+	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && slices.Equal(a.MissingLinks, b.MissingLinks) && maps.Equal(a.Used, b.Used)
 }
 
 // expireSuppressed is ownership.expire.

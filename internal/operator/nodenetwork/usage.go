@@ -27,6 +27,7 @@ func (n *node) Usage() eni.Usage {
 // object has it. n.mu is held.
 func (n *node) usage() eni.Usage {
 	u := n.tally(n.obj)
+	u.MissingLinks = n.obj.Status.IPAM.MissingLinks
 	u.Waiting = max(int(n.obj.Status.IPAM.Waiting), n.c.waitingPods(n.name, n.obj.Status.IPAM.Used))
 	return u
 }

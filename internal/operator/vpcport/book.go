@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/operator/vpcport/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 const (
@@ -31,24 +32,32 @@ const (
 type book struct {
 	clock  clock.Clock
 	settle time.Duration
+	again  func(types.NamespacedName) // has a NIC reconciled; takes no lock of the book's
 
 	mu       sync.Mutex // guards all below
+	tenants  map[tenant]*places
 	began    time.Time
 	nics     map[types.UID]*nic
 	uids     map[types.NamespacedName]types.UID
 	fresh    map[types.UID]bool            // PodNICs that this process made and has not seen yet
 	underway map[types.NamespacedName]bool // PodNICs that it makes in this moment; whether they were asked for
 	gates    map[gateKey]*gate
-	placed   map[string]time.Time // when a NIC of a VPC last was to have a port whose host was known
+	// abandoned are the PodNICs that vanished and may have ports still; wake is set when there is one more.
+	abandoned map[types.UID]abandoned
+	wake      retry.Signal
+	placed    map[string]time.Time // when a NIC of a VPC last was to have a port whose host was known
 }
 
 // nic is one of them.
 type nic struct {
-	key  types.NamespacedName
-	vpc  string
-	have plan.Have
-	busy bool // a call is under way
-	try  byte // of MAC addresses
+	key   types.NamespacedName
+	vpc   string
+	given bool // its port is a user's
+	taken bool // it is to get a port in this moment, or has just got one
+	woken bool // it was woken for a place, and has not looked whether it gets one
+	have  plan.Have
+	busy  bool // a call is under way
+	try   byte // of MAC addresses
 	// anew tells that its addresses of before are another's by now.
 	anew bool
 	// replaced is the resourceVersion that this process's last write replaced: the
@@ -78,9 +87,10 @@ type nic struct {
 
 func newBook(c clock.Clock, settle time.Duration) *book {
 	return &book{
+		again: func(types.NamespacedName) {}, tenants: map[tenant]*places{},
 		clock: c, settle: settle, began: c.Now(), nics: map[types.UID]*nic{}, uids: map[types.NamespacedName]types.UID{},
 		fresh: map[types.UID]bool{}, underway: map[types.NamespacedName]bool{}, gates: map[gateKey]*gate{},
-		placed: map[string]time.Time{},
+		placed: map[string]time.Time{}, abandoned: map[types.UID]abandoned{}, wake: retry.NewSignal(),
 	}
 }
 
@@ -133,14 +143,35 @@ func (b *book) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 	}
 	n := b.nics[o.UID]
 	if n == nil {
-		n = &nic{key: key, vpc: o.Spec.VPC, have: plan.Restored(kept, o.Status.PortID)}
-		if b.fresh[o.UID] && kept && o.Status.PortID == "" {
-			n.have.Unclear, n.have.Looked = false, true
-		}
-		delete(b.fresh, o.UID)
-		b.nics[o.UID], b.uids[key] = n, o.UID
+		n = b.add(key, o, kept)
 	}
 	do(n)
+	b.count(o.UID, n)
+}
+
+// add begins to know a NIC. b.mu is held.
+func (b *book) add(key types.NamespacedName, o *v1alpha1.PodNIC, kept bool) *nic {
+	n := &nic{key: key, vpc: o.Spec.VPC, given: o.Spec.PortID != "", have: plan.Restored(kept, o.Status.PortID)}
+	if b.fresh[o.UID] && kept && o.Status.PortID == "" {
+		n.have.Unclear, n.have.Looked = false, true
+	}
+	delete(b.fresh, o.UID)
+	delete(b.abandoned, o.UID) // etcd was restored once more
+	b.nics[o.UID], b.uids[key] = n, o.UID
+	return n
+}
+
+// addListed has a NIC known of a PodNIC that a listing had, unless one of its name is. It is reconciled: the
+// PodNIC may be gone by now.
+func (b *book) addListed(o *v1alpha1.PodNIC, kept bool) {
+	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, known := b.uids[key]; known {
+		return
+	}
+	b.count(o.UID, b.add(key, o, kept))
+	b.again(key)
 }
 
 // edit has do change what is known of a NIC, if there is one still.
@@ -152,6 +183,7 @@ func (b *book) edit(uid types.UID, do func(*nic)) (key types.NamespacedName, ok 
 		return key, false
 	}
 	do(n)
+	b.count(uid, n)
 	return n.key, true
 }
 
@@ -170,11 +202,16 @@ func (b *book) drop(key types.NamespacedName) {
 	if !has {
 		return
 	}
+	b.uncount(uid, b.nics[uid])
 	for _, g := range b.gates {
 		delete(g.waiting, key)
 		if g.probe == uid {
 			g.probe = ""
 		}
+	}
+	if n := b.nics[uid]; n.leaves(uid) {
+		b.abandoned[uid] = abandoned{vpc: n.vpc, at: b.clock.Now(), busy: n.busy}
+		b.wake.Set()
 	}
 	delete(b.nics, uid)
 	delete(b.uids, key)
@@ -202,8 +239,8 @@ func (b *book) ports() map[string]bool {
 	return ids
 }
 
-// count is how many NICs are known. It takes the lock that all work needs.
-func (b *book) count() int {
+// known is how many NICs are known. It takes the lock that all work needs.
+func (b *book) known() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.nics)

@@ -51,6 +51,15 @@ func Index(ctx context.Context, ix client.FieldIndexer) error {
 	return nil
 }
 
+// NICsOf are the PodNICs of a pod, read from a cache with Index.
+func NICsOf(ctx context.Context, r client.Reader, pod client.ObjectKey) ([]v1alpha1.PodNIC, error) {
+	list := &v1alpha1.PodNICList{}
+	if err := r.List(ctx, list, client.InNamespace(pod.Namespace), client.MatchingFields{byPod: pod.Name}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list PodNICs of pod %s: %w", pod, err)
+	}
+	return list.Items, nil
+}
+
 // podsOf are the names of the pods that a PodNIC is for and that has it.
 func podsOf(o *v1alpha1.PodNIC) (names []string) {
 	if o.Spec.Pod != nil {

@@ -104,7 +104,7 @@ func TestPodNICStaysWithItsPod(t *testing.T) {
 // A user's port is bound and given back as it was, and never deleted.
 func TestGivenPort(t *testing.T) {
 	w := start(t, Options{})
-	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "mine", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: web.Gateway.Next()}}})
+	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "mine", Tags: []string{vpcport.NamespaceTag(cluster, "default")}, Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: web.Gateway.Next()}}})
 	w.pod("web", `[{portID: `+given.ID+`}]`)
 	w.schedule("web", "node-a")
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))

@@ -118,6 +118,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 		told: newTold(), past: newPast(),
 	}
 	c.book = newBook(o.Clock, o.Settle)
+	c.book.again = func(key types.NamespacedName) { c.nics.AddObject(key, 0) }
 	c.desks = newDesks(o.Clock, c.answered)
 	c.pool = c.newPool()
 	err := errors.Join(
@@ -129,6 +130,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 		ctrl.NewControllerManagedBy(mgr).Named("podnic").For(&v1alpha1.PodNIC{}).
 			Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(c.nicsOfPod)).
 			Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.nicsOfNode), nodeChanges()).
+			WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(c.nicsOfNamespace), namespaceChanges()).
 			WatchesRawSource(c.nics.Source()).WithOptions(queue.Options(nicWorkers, reconcileTimeout)).
 			Complete(queue.RetryConflicts(c.reconcileNIC)),
 		mgr.Add(manager.RunnableFunc(c.work)),
@@ -173,31 +175,34 @@ func (c *Controller) podsOfNamespace(ctx context.Context, o client.Object) (out 
 
 // nicsOfPod are for the PodNICs that are for a pod, that it has, and that it names.
 func (c *Controller) nicsOfPod(ctx context.Context, o client.Object) (out []reconcile.Request) {
-	list := &v1alpha1.PodNICList{}
-	err := c.client.List(ctx, list, client.InNamespace(o.GetNamespace()), client.MatchingFields{byPod: o.GetName()}, client.UnsafeDisableDeepCopy)
-	if err != nil {
-		return nil
-	}
-	for i := range list.Items {
-		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-	}
+	out = c.nicsIn(ctx, client.InNamespace(o.GetNamespace()), client.MatchingFields{byPod: o.GetName()})
 	for _, name := range namedObjects(o.(*corev1.Pod)) {
 		out = append(out, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}})
 	}
 	return out
 }
 
-// nicsOfNode are for the PodNICs on a node. How many branches the node may have is the pool's matter too.
-func (c *Controller) nicsOfNode(ctx context.Context, o client.Object) (out []reconcile.Request) {
-	c.pool.Changed()
+// nicsOfNamespace are for all PodNICs of a namespace, whose labels say what they may have.
+func (c *Controller) nicsOfNamespace(ctx context.Context, o client.Object) []reconcile.Request {
+	return c.nicsIn(ctx, client.InNamespace(o.GetName()))
+}
+
+// nicsIn are for the PodNICs that options select.
+func (c *Controller) nicsIn(ctx context.Context, of ...client.ListOption) (out []reconcile.Request) {
 	list := &v1alpha1.PodNICList{}
-	if err := c.client.List(ctx, list, client.MatchingFields{byNode: o.GetName()}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := c.client.List(ctx, list, append(of, client.UnsafeDisableDeepCopy)...); err != nil {
 		return nil
 	}
 	for i := range list.Items {
 		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
 	}
 	return out
+}
+
+// nicsOfNode are for the PodNICs on a node. How many branches the node may have is the pool's matter too.
+func (c *Controller) nicsOfNode(ctx context.Context, o client.Object) []reconcile.Request {
+	c.pool.Changed()
+	return c.nicsIn(ctx, client.MatchingFields{byNode: o.GetName()})
 }
 
 // nodeChanges passes on those updates of Nodes that change what hostOf and held read.

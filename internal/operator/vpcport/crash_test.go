@@ -101,7 +101,7 @@ func newStage(t *testing.T, failpoints string, mac v1alpha1.PortMAC) *stage {
 // live is a life with all that leads to calls: pods that come, move and go, a NIC that is
 // removed, a PodNIC that outlives pods, a user's port.
 func (s *stage) live() {
-	given := s.cloud.AddPort(fake.Port{Network: s.network, Name: "mine", Project: "p"})
+	given := s.cloud.AddPort(fake.Port{Network: s.network, Name: "mine", Project: "p", Tags: []string{vpcport.NamespaceTag(cluster, "default")}})
 	s.podnic("db", v1alpha1.PodNICSpec{})
 	pods := map[string]string{"web": "", "pair": `[{}, {subnet: web}]`, "given": `[{portID: ` + given.ID + `}]`, "db-0": `[{name: eth0, nic: db}]`}
 	for name, nics := range pods {

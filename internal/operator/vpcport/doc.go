@@ -15,11 +15,13 @@
 //	hold.go        whether a node may still have a port plugged: a decision
 //	status.go      what people and nodes see of it: a decision
 //	book.go        what is known of each NIC besides its PodNIC
+//	places.go      how many NICs of a namespace have a port
 //	early.go       ports of pods that have no node yet: a decision
 //	gate.go        failures that hold up several NICs
 //	desk.go        which calls are made together, and how many at once
 //	call.go        the calls
 //	sweep.go       what others did to ports, and ports that nobody has
+//	abandoned.go   of these, ports of PodNICs that vanished
 //	warm.go        ports that are ready for NICs to come (package warm keeps them)
 //	tell.go        Events of pods
 //	policy.go      Events of pods about the policies that give them NICs

@@ -73,7 +73,9 @@ func startEC2With(t *testing.T, cools time.Duration, warm int32, o Options) *bra
 		b.ready(n.Name, corev1.ConditionTrue)
 		b.branchesOf(n.Name, limits.Branches("m5.large"))
 	}
-	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}, EC2: &v1alpha1.EC2Spec{WarmBranches: &warm}}
+	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}, EC2: &v1alpha1.EC2Spec{WarmBranches: &warm},
+		NamespaceLimits: []v1alpha1.VPCNamespaceLimits{{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"default"}}, SecurityGroups: []string{"sg-web"}}},
+	}
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: spec}
 	harness.OK(t, b.client().Create(t.Context(), v))
 	p := ec2.Open(ec2.Settings{Cloud: b.ec2, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second, Logger: sourcetest.Logger(t.Output())})

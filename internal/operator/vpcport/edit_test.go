@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/operator/vpcport/plan"
+	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -50,7 +51,8 @@ func TestEditIsNotWaitedFor(t *testing.T) {
 		known.asked = plan.Want{Groups: []string{"g-1"}}
 		n = *known
 	})
-	s := &scene{o: o, want: plan.Want{Groups: []string{"g-2"}}}
+	c.book.setListed(o.UID)
+	s := &scene{o: o, want: plan.Want{Groups: []string{"g-2"}}, limits: podnic.Limits{Most: 1}}
 	if _, err := c.call(t.Context(), s, n, plan.Step{Kind: plan.Create}); err != nil {
 		t.Fatal(err)
 	}

@@ -104,6 +104,7 @@ func (b *book) settled(uid types.UID, n *nic, w plan.Want, k plan.Kind, err erro
 		}
 	}
 	n.busy, n.touched = false, now
+	n.taken = n.taken && err == nil && k != plan.Delete
 	if err == nil {
 		n.failed = failure{}
 		return free

@@ -129,6 +129,7 @@ func specA() v1alpha1.VPCSpec {
 	return v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: "http://127.0.0.1:9696", Project: "p", DefaultSubnets: []string{"web"}, MaxNICsPerPod: &most,
 		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"default"}},
+		NamespaceLimits:   []v1alpha1.VPCNamespaceLimits{{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"default"}}, SecurityGroups: []string{"g-1", "g-2", "g-3", "g-none"}}},
 	}
 }
 

@@ -16,6 +16,6 @@ var (
 	}
 	PodNICs = &watched.Kind{
 		Object: &v1alpha1.PodNIC{}, List: func() client.ObjectList { return &v1alpha1.PodNICList{} },
-		Cache: cache.ByObject{Transform: cache.TransformStripManagedFields()},
+		Cache: cache.ByObject{Transform: watched.Trim},
 	}
 )

@@ -28,7 +28,7 @@ var (
 	famBound   = metric.New("berth_operator_port_bound_seconds", "histogram", "Time from a pod's creation until one of its NICs was bound to its node, of pods that start.", "vpc")
 	famPlugged = metric.New("berth_operator_port_plugged_seconds", "histogram", "Time from a pod's creation until its node had plugged one of its NICs, of pods that start.", "vpc")
 	famListed  = metric.New("berth_operator_port_listings_total", "counter", "Listings of all of Berth's ports of a VPC, by which it is seen what others did to them and which no PodNIC has, by result: success or error. What is to be done about the latter counts too.", "vpc", "result")
-	famAstray  = metric.New("berth_operator_stray_ports", "gauge", "Ports of Berth that should not be there, as they were listed last, by kind: orphan (no PodNIC has it; it goes after --orphan-age) or double (its PodNIC has another too).", "vpc", "kind")
+	famAstray  = metric.New("berth_operator_stray_ports", "gauge", "Ports of Berth that should not be there, as they were listed last, by kind: orphan (no PodNIC has it; it goes at once, or after --orphan-age if no operator saw the PodNIC go) or double (its PodNIC has another too).", "vpc", "kind")
 	famSwept   = metric.New("berth_operator_orphan_ports_total", "counter", "Ports that no PodNIC named any more, by what became of them: deleted, or given back to their users.", "result")
 )
 
@@ -217,4 +217,4 @@ func blockedBy(o *v1alpha1.PodNIC) string {
 
 // Known is how many NICs are known. It takes the lock that all work needs: one that does
 // not return tells that the controller hangs.
-func (c *Controller) Known() int { return c.book.count() }
+func (c *Controller) Known() int { return c.book.known() }

@@ -65,6 +65,7 @@ func (c *Controller) reconcileNIC(ctx context.Context, q reconcile.Request) (rec
 	c.noteIdle(s)
 	c.noteWaits(s)
 	c.noteWarm(s)
+	defer c.book.passOn(o.UID)
 	return c.step(ctx, s, n)
 }
 
@@ -131,6 +132,8 @@ func (c *Controller) step(ctx context.Context, s *scene, n nic) (reconcile.Resul
 	switch cools := c.cools(s, next); {
 	case s.shut != nil:
 		return c.rest(ctx, s, n, next, 0) // until it opens
+	case s.refuse != nil && next.Takes(n.have.Recorded):
+		return c.rest(ctx, s, n, next, vpcport.PolicyOf(vpcport.Invalid).Last)
 	case cools > 0:
 		return c.rest(ctx, s, n, next, cools)
 	case next.Kind == plan.Create:
@@ -148,15 +151,12 @@ func (c *Controller) cools(s *scene, next plan.Step) time.Duration {
 	return until.Sub(c.now())
 }
 
-// create has a port made, unless what is asked for cannot be, or its pod's node is waited for.
+// create has a port made, unless its pod's node is waited for.
 func (c *Controller) create(ctx context.Context, s *scene, n nic, next plan.Step) (reconcile.Result, error) {
-	if s.refuse != nil {
-		return c.rest(ctx, s, n, next, vpcport.PolicyOf(vpcport.Invalid).Last)
-	}
 	if s.want.Host == "" && s.opened.Provider.Traits().NeedsHost {
 		return c.rest(ctx, s, n, next, 0) // until its pod has a node
 	}
-	if c.take(s) {
+	if c.take(ctx, s) {
 		return reconcile.Result{RequeueAfter: time.Nanosecond}, nil
 	}
 	if wait := c.early(s); wait > 0 {
@@ -183,8 +183,12 @@ func (c *Controller) call(ctx context.Context, s *scene, n nic, next plan.Step) 
 			return reconcile.Result{}, err // what a node waits for comes first
 		}
 	}
+	if next.Takes(n.have.Recorded) && !c.enter(ctx, s) {
+		return c.rest(ctx, s, n, next, c.book.settles(now))
+	}
 	heldUp, ok := c.book.pass(s.o.UID, s.want, next.Kind)
 	if !ok {
+		c.book.leave(s.o.UID)
 		if n.failed.message == "" {
 			n.failed = heldUp // as others met it
 		}
@@ -419,6 +423,7 @@ func (c *Controller) answered(j job, a answer) {
 		}
 	})
 	if !ok {
+		c.book.callEnded(j.uid)
 		return // it is gone; what the call made, the sweep finds
 	}
 	if short {

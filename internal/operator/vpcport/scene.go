@@ -22,22 +22,25 @@ import (
 
 // scene is what is true of a PodNIC at one moment, besides its port.
 type scene struct {
-	o      *v1alpha1.PodNIC
-	pod    *corev1.Pod // that lives and is to have it; nil: none
-	nic    podnic.NIC  // as that pod means it
-	opened Opened
-	shut   error // why the VPC is not open
-	now    assignment
-	next   assignment // what now is to become, once no node holds it
-	first  bool       // it is the pod's first interface, by whose address Kubernetes knows the pod
-	host   string     // where that is
-	noHost string     // why that is not known, or not to be
-	full   bool       // the node has as many NICs as it may
-	held   bool
-	until  time.Time // when held is over at the latest; zero: not by itself
-	refuse error     // why no port is made
-	want   plan.Want
-	anew   []vpcport.NewAddress // those of a new port of a NIC that never had one
+	o       *v1alpha1.PodNIC
+	pod     *corev1.Pod // that lives and is to have it; nil: none
+	nic     podnic.NIC  // as that pod means it
+	opened  Opened
+	shut    error // why the VPC is not open
+	now     assignment
+	next    assignment // what now is to become, once no node holds it
+	first   bool       // it is the pod's first interface, by whose address Kubernetes knows the pod
+	host    string     // where that is
+	noHost  string     // why that is not known, or not to be
+	full    bool       // the node has as many NICs as it may
+	held    bool
+	until   time.Time // when held is over at the latest; zero: not by itself
+	refuse  error     // why no port is made
+	limits  podnic.Limits
+	denied  error // what its namespace may not have of it; a port that it has already stays
+	crowded error // why there is no place for it among those of its namespace
+	want    plan.Want
+	anew    []vpcport.NewAddress // those of a new port of a NIC that never had one
 }
 
 // assignment is which pod has a NIC, and how.
@@ -95,14 +98,34 @@ func (c *Controller) look(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*scen
 		idle = c.now()
 	}
 	s.held, s.until = held(o.Status.Node, o.Status.PortID, holder, idle, c.now(), c.o.UnplugGrace)
+	ns := c.namespace(ctx, o.Namespace)
+	if s.shut == nil {
+		s.limits, s.denied = podnic.LimitsOf(s.opened.Spec, ns.Name, ns.Labels)
+		s.denied = cmp.Or(allows(s.opened.Spec, o.Spec.VPC, ns), s.denied, s.beyond(c.o.Cluster, n))
+	}
 	s.desire(c.o.Cluster, n)
 	if s.want.Yields, err = c.yields(ctx, o, n); err != nil {
 		return nil, err
 	}
 	if s.refuse == nil && s.shut == nil {
-		s.refuse = cmp.Or(c.ending(ctx, o.Spec.VPC), allows(s.opened.Spec, o.Spec.VPC, c.namespace(ctx, o.Namespace)))
+		s.refuse = cmp.Or(c.ending(ctx, o.Spec.VPC), s.denied)
 	}
 	return s, nil
+}
+
+// beyond is what a NIC asks for, or its port has, that its namespace may not have.
+func (s *scene) beyond(cluster string, n nic) error {
+	asked := nicOf(s.o.Spec)
+	asked.Index = s.nic.Index
+	if len(asked.Addresses) == 0 {
+		for _, a := range s.o.Status.Addresses {
+			asked.Addresses = append(asked.Addresses, podnic.Address{Subnet: a.Subnet})
+		}
+	}
+	if p, tag := n.have.Port, vpcport.NamespaceTag(cluster, s.o.Namespace); p != nil && p.ID == s.o.Spec.PortID && p.ID == n.have.Recorded && !slices.Contains(p.Tags, tag) {
+		return fmt.Errorf("spec.portID: port %s does not have the tag %s, by which its owner gives it to the namespace", p.ID, tag)
+	}
+	return s.network().CheckLimits(asked, s.o.Spec.Pod == nil).Err()
 }
 
 // ending is an error while a VPC is being deleted: it goes once it has no NICs, and gets
@@ -312,6 +335,7 @@ func (s *scene) desire(cluster string, n nic) {
 	traits := s.opened.Provider.Traits()
 	w.Network, w.Idempotent = s.opened.Network.ID, traits.Idempotent
 	if w.Given != "" {
+		w.Tag = vpcport.NamespaceTag(cluster, s.o.Namespace)
 		return
 	}
 	if s.opened.Spec.PortMAC != v1alpha1.PortMACProvider && traits.ChosenMAC {
@@ -321,11 +345,17 @@ func (s *scene) desire(cluster string, n nic) {
 	if w.Groups == nil {
 		w.Groups = s.opened.Spec.DefaultSecurityGroups
 	}
+	if s.denied != nil && n.have.Port != nil {
+		w.Groups = nil // its port keeps those that it has
+	}
 	s.anew, s.refuse = s.asked()
 	if before := s.before(n); len(before) > 0 {
 		w.Addresses, s.refuse = before, nil
 	} else {
 		w.Addresses = s.anew
+	}
+	if traits.NeedsHost && len(w.Addresses) == 0 {
+		w.Subnets = s.network().Among()
 	}
 	if s.refuse == nil && traits.NeedsHost && s.noHost != "" {
 		s.refuse = errors.New(s.noHost)
@@ -359,7 +389,7 @@ func (s *scene) before(n nic) (before []vpcport.NewAddress) {
 func (s *scene) asked() ([]vpcport.NewAddress, error) {
 	asked := nicOf(s.o.Spec)
 	asked.Index = s.nic.Index
-	resolved, errs := podnic.Resolve([]podnic.NIC{asked}, networkOf(s.o.Spec.VPC, s.opened))
+	resolved, errs := podnic.Resolve([]podnic.NIC{asked}, s.network())
 	if err := errs.Err(); err != nil {
 		if s.o.Spec.Pod == nil {
 			err = fmt.Errorf("spec.addresses: %s", details(errs))
@@ -382,9 +412,11 @@ func details(errs podnic.Errors) string {
 	return strings.Join(texts, "; ")
 }
 
-// networkOf is what addresses are held against.
-func networkOf(vpc string, opened Opened) podnic.Network {
+// network is what the NIC is held against.
+func (s *scene) network() podnic.Network {
+	of := s.opened.Spec
 	return podnic.Network{
-		VPC: vpc, Subnets: opened.Network.Subnets, Default: opened.Spec.DefaultSubnets, Lends: opened.Spec.Provider == v1alpha1.ProviderAlcor,
+		VPC: s.o.Spec.VPC, Subnets: s.opened.Network.Subnets, Default: of.DefaultSubnets, Limits: s.limits,
+		Lends: of.Provider == v1alpha1.ProviderAlcor, Zones: of.Provider == v1alpha1.ProviderEC2,
 	}
 }

@@ -29,6 +29,8 @@ const (
 	reasonUnscheduled = "Unscheduled"
 	reasonNoHost      = "NoHost"
 	reasonNodeLimit   = "NodeLimit"
+	reasonLimit       = "NamespaceLimit"
+	reasonNotAllowed  = "NotAllowed"
 	reasonPlugged     = "StillPlugged"
 	reasonBinding     = "BindingFailed"
 	reasonUnplugged   = "Unplugged"
@@ -63,6 +65,7 @@ func statusOf(s *scene, n nic, step plan.Step, now metav1.Time) v1alpha1.PodNICS
 	}
 	setCondition(&st, portReady(s, n, step, p, lie), now)
 	setCondition(&st, bound(s, n, p, here), now)
+	setAllowed(&st, s, p, now)
 	return st
 }
 
@@ -234,6 +237,8 @@ func portReady(s *scene, n nic, step plan.Step, p *vpcport.Port, lie error) meta
 		return is(metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, lie.Error())
 	case p == nil && s.refuse != nil && !s.want.Over:
 		return is(metav1.ConditionFalse, reasonRefused, s.refuse.Error())
+	case p == nil && s.crowded != nil:
+		return is(metav1.ConditionFalse, reasonLimit, s.crowded.Error())
 	case failed && (p == nil || n.have.Recorded == "" || step.Change.Groups != nil || s.want.Over):
 		return is(metav1.ConditionFalse, reasonOf(n.failed.class), n.failed.message)
 	case p == nil && n.lost != "":
@@ -242,6 +247,18 @@ func portReady(s *scene, n nic, step plan.Step, p *vpcport.Port, lie error) meta
 		return metav1.Condition{}
 	}
 	return is(metav1.ConditionTrue, reasonReady, "port "+p.ID)
+}
+
+// setAllowed sets the condition Allowed of a NIC with a port that its namespace may not have any more.
+func setAllowed(st *v1alpha1.PodNICStatus, s *scene, p *vpcport.Port, now metav1.Time) {
+	if p == nil || s.denied == nil || s.want.Over {
+		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionAllowed)
+		return
+	}
+	setCondition(st, metav1.Condition{
+		Type: v1alpha1.ConditionAllowed, Status: metav1.ConditionFalse, Reason: reasonNotAllowed,
+		Message: fmt.Sprintf("port %s stays as it is, and would not be given again: %s", p.ID, s.denied),
+	}, now)
 }
 
 // reasonOf is that of a class of failures.

@@ -33,76 +33,108 @@ type sightings map[string]time.Time
 // vpcSweep is what the sweep of one VPC keeps from one time to the next.
 type vpcSweep struct {
 	busy   atomic.Bool // it is under way, and seen is its alone
-	seen   sightings
-	looked time.Time // when ports of no PodNIC were looked for last
+	seen   sightings   // those that the last listing had
+	looked time.Time   // when ports of no PodNIC were looked for last
 }
 
 // sweep lists all ports of Berth now and then: to see what others did to those of NICs,
 // and, less often, those of which no PodNIC is left, such as that of a call which an operator
-// made that did not lead any more. Each VPC goes at its own pace: one whose provider does not
-// answer holds up no other. How many calls there are at a time, providers bound.
+// made that did not lead any more. Those of a PodNIC that vanishes while this process watches are looked for at once.
+// Each VPC goes at its own pace: one whose provider does not answer holds up no other. How many calls there are at a time,
+// providers bound.
 func (c *Controller) sweep(ctx context.Context) error {
 	var underway sync.WaitGroup
 	defer underway.Wait()
 	all := map[string]*vpcSweep{}
+	next := c.now().Add(c.o.Listing)
 	for {
+		vanished := false
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.o.Clock.After(c.o.Listing):
+		case <-c.o.Clock.After(next.Sub(c.now())):
+			next = c.now().Add(c.o.Listing)
+		case <-c.book.wake:
+			vanished = true
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-c.o.Clock.After(abandonedPause):
+			}
 		}
-		vpcs := c.inUse(ctx)
-		c.o.Metrics.keepOnly(vpcs)
-		maps.DeleteFunc(all, func(vpc string, s *vpcSweep) bool { return !s.busy.Load() && !slices.Contains(vpcs, vpc) })
+		vpcs, err := c.inUse(ctx)
+		if err != nil {
+			if vanished {
+				c.book.wake.Set()
+			}
+			continue
+		}
+		if vanished {
+			vpcs = c.book.abandonedIn(vpcs)
+		} else {
+			c.o.Metrics.keepOnly(vpcs)
+			maps.DeleteFunc(all, func(vpc string, s *vpcSweep) bool { return !s.busy.Load() && !slices.Contains(vpcs, vpc) })
+		}
 		for _, vpc := range vpcs {
 			s := all[vpc]
 			if s == nil {
-				s = &vpcSweep{looked: c.now()}
+				s = &vpcSweep{seen: sightings{}, looked: c.now()}
 				all[vpc] = s
 			}
 			if !s.busy.CompareAndSwap(false, true) {
+				if vanished {
+					c.book.wake.Set() // the listing that is under way may have begun before
+				}
 				continue
 			}
 			underway.Go(func() {
-				defer s.busy.Store(false)
-				c.sweepVPC(ctx, vpc, s)
+				err := c.sweepVPC(ctx, vpc, s)
+				s.busy.Store(false)
+				if err == nil || !vanished {
+					return
+				}
+				select {
+				case <-ctx.Done():
+				case <-c.o.Clock.After(abandonedAgain):
+					c.book.wake.Set()
+				}
 			})
 		}
 	}
 }
 
 // sweepVPC is sweep for one VPC, once.
-func (c *Controller) sweepVPC(ctx context.Context, vpc string, s *vpcSweep) {
+func (c *Controller) sweepVPC(ctx context.Context, vpc string, s *vpcSweep) error {
 	now := c.now()
 	collect := now.Sub(s.looked) >= c.o.Orphans
-	next, err := c.list(ctx, vpc, s.seen, collect)
-	if err != nil {
+	if err := c.list(ctx, vpc, s.seen, collect); err != nil {
 		c.o.Logger.Warn("listing the ports of a VPC, will try again", "vpc", vpc, "error", err)
-		return
+		return err
 	}
-	if s.seen = next; collect {
+	if collect {
 		s.looked = now
 	}
+	return nil
 }
 
 // inUse are the VPCs that there are.
-func (c *Controller) inUse(ctx context.Context) (names []string) {
+func (c *Controller) inUse(ctx context.Context) (names []string, err error) {
 	list := &v1alpha1.VPCList{}
 	if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil
+		return nil, fmt.Errorf("list VPCs from the cache: %w", err)
 	}
 	for i := range list.Items {
 		names = append(names, list.Items[i].Name)
 	}
-	return names
+	return names, nil
 }
 
-// list lists the ports of one VPC and, if they are to be collected, sees to those of no PodNIC:
-// it returns those that there are then.
-func (c *Controller) list(ctx context.Context, vpc string, seen sightings, collect bool) (sightings, error) {
+// list lists the ports of one VPC, keeps in seen those of no PodNIC, and sees to those of a PodNIC that vanished and,
+// if they are to be collected, to the others.
+func (c *Controller) list(ctx context.Context, vpc string, seen sightings, collect bool) error {
 	opened, err := c.o.Networks.Of(vpc)
 	if err != nil {
-		return seen, nil // its condition says it
+		return nil // its condition says it
 	}
 	began := c.now()
 	bounded, cancel := context.WithTimeout(ctx, callTimeout)
@@ -110,11 +142,11 @@ func (c *Controller) list(ctx context.Context, vpc string, seen sightings, colle
 	ports, err := opened.Provider.Ports(bounded, vpcport.Filter{NetworkID: opened.Network.ID, Owner: vpcport.Owner})
 	defer func() { c.o.Metrics.listed(vpc, err) }()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	vpcs, err := c.vpcUIDs(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	byUID := map[types.UID][]vpcport.Port{}
 	for _, p := range ports {
@@ -132,11 +164,8 @@ func (c *Controller) list(ctx context.Context, vpc string, seen sightings, colle
 	if err := c.pool.Listed(bounded, vpc, ports, began); err != nil {
 		c.o.Logger.Warn("the ports of the warm pool, will try again", "vpc", vpc, "error", err)
 	}
-	if !collect {
-		return seen, nil
-	}
-	next, err := c.orphans(ctx, opened, byUID, seen)
-	return next, err
+	err = c.orphans(ctx, opened, byUID, c.book.abandonedOf(vpc, byUID, began), seen, collect)
+	return err
 }
 
 // compare holds what is known of NICs that no call was about since a listing began
@@ -165,32 +194,28 @@ func same(a, b vpcport.Port) bool {
 		slices.Equal(slices.Sorted(slices.Values(a.Groups)), slices.Sorted(slices.Values(b.Groups)))
 }
 
-// orphans sees to the ports that no PodNIC has: those that were seen for long, and whose
-// PodNIC the API server does not have either.
-func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types.UID][]vpcport.Port, seen sightings) (sightings, error) {
-	now, next := c.now(), sightings{}
-	due := map[types.UID][]vpcport.Port{}
+// orphans sees to the ports that no PodNIC has, and are due, and whose PodNIC the API server does not have either.
+func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types.UID][]vpcport.Port, gone map[types.UID]time.Time, seen sightings, collect bool) error {
+	now, orphans, there := c.now(), map[types.UID][]vpcport.Port{}, map[string]bool{}
 	for uid, ports := range byUID {
 		if c.book.has(uid) {
 			continue
 		}
+		orphans[uid] = ports
 		for _, p := range ports {
-			since, known := seen[p.ID]
-			if !known {
-				since = now
-			}
-			next[p.ID] = since
-			if now.Sub(since) >= c.o.OrphanAge {
-				due[uid] = append(due[uid], p)
+			if there[p.ID] = true; seen[p.ID].IsZero() {
+				seen[p.ID] = now
 			}
 		}
 	}
+	maps.DeleteFunc(seen, func(port string, _ time.Time) bool { return !there[port] })
+	due := dueOrphans(orphans, gone, seen, collect, now, opened.Provider.Traits().Cooling, c.o.OrphanAge)
 	if len(due) == 0 {
-		return next, nil
+		return nil
 	}
 	list := &v1alpha1.PodNICList{}
 	if err := c.live.List(ctx, list); err != nil {
-		return nil, fmt.Errorf("list PodNICs: %w", err)
+		return fmt.Errorf("list PodNICs: %w", err)
 	}
 	recorded := map[string]bool{} // also under the mark of a VPC object that is no more
 	for i := range list.Items {
@@ -203,11 +228,11 @@ func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types
 				continue
 			}
 			if err := c.sweepPort(ctx, opened.Provider, string(uid), p); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
-	return next, nil
+	return nil
 }
 
 // sweepPort deletes a port that Berth made; from one that a user made it takes Berth's

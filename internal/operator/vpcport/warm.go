@@ -60,15 +60,16 @@ func (c *Controller) vpcExists(uid string) bool {
 // be recorded.
 func (c *Controller) recorded(ctx context.Context) (map[string]bool, error) {
 	ids := c.book.ports()
-	list := &v1alpha1.PodNICList{}
+	next := ""
 	for {
-		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(list.Continue)); err != nil {
+		list := &v1alpha1.PodNICList{} // in a used one, objects keep fields that the new page leaves out
+		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
 			return nil, fmt.Errorf("list PodNICs: %w", err)
 		}
 		for i := range list.Items {
 			ids[list.Items[i].Status.PortID], ids[list.Items[i].Spec.PortID] = true, true
 		}
-		if list.Continue == "" {
+		if next = list.Continue; next == "" {
 			return ids, nil
 		}
 	}
@@ -142,12 +143,16 @@ func precedes(a, b *v1alpha1.PodNIC, port string) bool {
 }
 
 // take gives a NIC a port of the pool, if there is one.
-func (c *Controller) take(s *scene) bool {
+func (c *Controller) take(ctx context.Context, s *scene) bool {
 	if !s.mayTake() {
 		return false
 	}
+	if !c.enter(ctx, s) {
+		return false // as is said where one would be made
+	}
 	p, ok := c.pool.Take(s.o.UID, s.o.Spec.VPC, s.want.New())
 	if !ok {
+		c.book.leave(s.o.UID)
 		return false
 	}
 	c.book.edit(s.o.UID, func(n *nic) { n.have, n.touched = n.have.Took(p), c.now() })

@@ -136,6 +136,31 @@ func trimNode(in any) (any, error) {
 	return n, nil
 }
 
+// Trim is a cache.TransformFunc for kinds that users write: it takes off what they may write at any length and nobody reads here,
+// which is managed fields, and annotations and labels that are not Berth's. What is written by patches keeps them.
+func Trim(in any) (any, error) {
+	if o, ok := in.(client.Object); ok {
+		o.SetManagedFields(nil)
+		o.SetAnnotations(own(o.GetAnnotations()))
+		o.SetLabels(own(o.GetLabels()))
+	}
+	return in, nil
+}
+
+// own are those whose keys are Berth's; nil: none is.
+func own(all map[string]string) map[string]string {
+	var out map[string]string
+	for key, value := range all {
+		if domain, _, _ := strings.Cut(key, "/"); domain == v1alpha1.GroupVersion.Group || strings.HasSuffix(domain, "."+v1alpha1.GroupVersion.Group) {
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[key] = value
+		}
+	}
+	return out
+}
+
 func trimPod(in any) (any, error) {
 	if p, ok := in.(*corev1.Pod); ok {
 		p.ObjectMeta = annotated(p.ObjectMeta, portKeys...)
@@ -164,7 +189,7 @@ func trimEgressPod(in any) (any, error) {
 	_, isGateway := p.Labels[v1alpha1.LabelEgress]
 	status := corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
 	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady || isGateway && (c.Type == corev1.PodScheduled || c.Type == corev1.ContainersReady) {
+		if c.Type == corev1.PodReady || c.Type == corev1.PodReadyToStartContainers || isGateway && (c.Type == corev1.PodScheduled || c.Type == corev1.ContainersReady) {
 			status.Conditions = append(status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
 		}
 	}

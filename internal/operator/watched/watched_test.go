@@ -87,7 +87,7 @@ func TestTrimEgressPod(t *testing.T) {
 		p.Spec = corev1.PodSpec{NodeName: "node-a", Containers: []corev1.Container{{Name: "c"}}}
 		p.Status = corev1.PodStatus{
 			Phase: corev1.PodPending, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Message: "text",
-			Conditions:        []corev1.PodCondition{{Type: corev1.PodReady}, {Type: corev1.PodScheduled}, {Type: corev1.ContainersReady}, {Type: corev1.PodInitialized}},
+			Conditions:        []corev1.PodCondition{{Type: corev1.PodReady}, {Type: corev1.PodReadyToStartContainers}, {Type: corev1.PodScheduled}, {Type: corev1.ContainersReady}, {Type: corev1.PodInitialized}},
 			ContainerStatuses: []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}},
 		}
 		return p
@@ -97,7 +97,7 @@ func TestTrimEgressPod(t *testing.T) {
 	}}
 	plain.Spec.NodeName = "node-a"
 	plain.Status = corev1.PodStatus{
-		Phase: corev1.PodPending, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady}},
+		Phase: corev1.PodPending, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady}, {Type: corev1.PodReadyToStartContainers}},
 	}
 	if got, _ := trimEgressPod(pod()); !reflect.DeepEqual(got, plain) {
 		t.Errorf("got %+v, want %+v", got, plain)
@@ -105,8 +105,25 @@ func TestTrimEgressPod(t *testing.T) {
 	gateway, in := plain.DeepCopy(), pod()
 	in.Labels[v1alpha1.LabelEgress], gateway.Labels[v1alpha1.LabelEgress] = "nat", "nat"
 	gateway.OwnerReferences, gateway.Status.ContainerStatuses = in.OwnerReferences, in.Status.ContainerStatuses
-	gateway.Status.Conditions = in.Status.Conditions[:3]
+	gateway.Status.Conditions = in.Status.Conditions[:4]
 	if got, _ := trimEgressPod(in); !reflect.DeepEqual(got, gateway) {
 		t.Errorf("a gateway: got %+v, want %+v", got, gateway)
+	}
+}
+
+// Of what users write at any length what is Berth's stays.
+func TestTrim(t *testing.T) {
+	both := map[string]string{"berth.dev/a": "1", "egress.berth.dev/name": "2", "notberth.dev/a": "3", "kubectl.kubernetes.io/last-applied-configuration": "4", "app": "5"}
+	own := map[string]string{"berth.dev/a": "1", "egress.berth.dev/name": "2"}
+	of := func(m map[string]string, managed ...metav1.ManagedFieldsEntry) *v1alpha1.PodNIC {
+		return &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Name: "a", Finalizers: []string{"berth.dev/port"}, Annotations: m, Labels: m, ManagedFields: managed}, Spec: v1alpha1.PodNICSpec{VPC: "blue"}}
+	}
+	for _, in := range []map[string]string{both, own} {
+		if got, _ := Trim(of(in, metav1.ManagedFieldsEntry{Manager: "kubectl"})); !reflect.DeepEqual(got, of(own)) {
+			t.Errorf("got %+v", got)
+		}
+	}
+	if got, _ := Trim(of(map[string]string{"app": "5"})); !reflect.DeepEqual(got, of(nil)) {
+		t.Errorf("got %+v", got)
 	}
 }

@@ -9,12 +9,13 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 
+	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/plug"
 )
 
 // NftTable is the name of the nftables table (family inet) of KeepFromNode. It stays when the
 // last port goes.
-const NftTable = "berth-ports"
+const NftTable = datapath.PortNftTable
 
 // KeepFromNode keeps what pods send to links of ports from the node's own network stack, which
 // would take frames for the links' own MAC addresses: a pod would reach the node's sockets, and by
@@ -42,6 +43,18 @@ func (n *Node) KeepFromNode() error {
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("keep what pods send to links of ports from the node: %w", err)
+	}
+	return nil
+}
+
+// CheckKept notes when the rules of KeepFromNode are not as it makes them.
+func (n *Node) CheckKept(found *plug.Differences) error {
+	conn, err := nftables.New(nftables.WithNetNSFd(int(n.NS)))
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	if !kept(conn) {
+		found.Add("nftables table inet %s does not keep what the pod sends from the node", NftTable)
 	}
 	return nil
 }

@@ -1,10 +1,12 @@
 package hostlink_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/nftables"
 
+	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/hostlink"
 	"github.com/berthnet/berth/internal/plug/plugtest"
 )
@@ -19,6 +21,14 @@ func TestKeepFromNode(t *testing.T) {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(space.NS)))
 	plugtest.Must(t, err)
 	table := &nftables.Table{Name: hostlink.NftTable, Family: nftables.TableFamilyINet}
+	check := func() string {
+		var found plug.Differences
+		plugtest.Must(t, n.CheckKept(&found))
+		return strings.Join(found, "; ")
+	}
+	if check() == "" {
+		t.Error("CheckKept finds nothing wrong before the rules are there")
+	}
 	first := func() *nftables.Chain { return &nftables.Chain{Name: "from_switch", Table: table} }
 	rules := func() []*nftables.Rule {
 		t.Helper()
@@ -43,4 +53,7 @@ func TestKeepFromNode(t *testing.T) {
 	conn.DelTable(table)
 	plugtest.Must(t, conn.Flush())
 	rules()
+	if found := check(); found != "" {
+		t.Errorf("CheckKept finds %q in rules that are as they should be", found)
+	}
 }

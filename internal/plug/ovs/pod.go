@@ -49,8 +49,8 @@ func (p *Plugger) checkPod(w plug.Want, found *plug.Differences) error {
 			return err
 		}
 	}
-	if w.Binding == plug.BindingBridge {
-		return nil
+	if err := p.node.CheckKept(found); err != nil || w.Binding == plug.BindingBridge {
+		return err
 	}
 	return pod.Check(w.Pod.IfName, w.Interface, found)
 }

@@ -2,17 +2,13 @@ package routedvlan
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/datapath"
@@ -51,10 +47,6 @@ var (
 
 func (w way) links() *nftables.Set {
 	return &nftables.Set{Table: table(), Name: w.name + "_links", IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict}
-}
-
-func (w way) chain() *nftables.Chain {
-	return &nftables.Chain{Table: table(), Name: w.name, Type: w.kind, Hooknum: w.hook, Priority: w.at}
 }
 
 // lead is what the base chain has.
@@ -135,19 +127,19 @@ func (b branch) onlyPod() (rules []nft.Exprs) {
 	return rules
 }
 
-// tag tells the content of a chain, so that it can be compared without decoding rules.
-func (c chain) tag() (string, error) {
-	h := sha256.New()
-	for _, r := range c.rules {
-		for _, e := range r {
-			text, err := expr.Marshal(byte(nftables.TableFamilyINet), e)
-			if err != nil {
-				return "", fmt.Errorf("encode a rule of chain %s: %w", c.name, err)
-			}
-			fmt.Fprintf(h, "%x\n", text)
-		}
+// content is a table that has nothing but the chain, whose tag so tells the content of the chain alone.
+func (c chain) content() (nft.Table, error) {
+	own := nft.Regular(c.name)
+	if c.link == "" { // a base chain is of no link
+		own = nft.Base(c.way.name, c.way.kind, c.way.hook, c.way.at)
 	}
-	return hex.EncodeToString(h.Sum(nil)[:8]), nil
+	for _, r := range c.rules {
+		own.Rules = append(own.Rules, nft.NewRule(c.name, r))
+	}
+	t := nft.Table{Family: nftables.TableFamilyINet, Name: datapath.BranchNftTable, Chains: []nft.Chain{own}}
+	var err error
+	t.Tag, err = t.Fingerprint()
+	return t, err
 }
 
 func (c chain) element() []nftables.SetElement {
@@ -190,21 +182,13 @@ func (p *Plugger) filter(b branch) error {
 	return nil
 }
 
-// add queues a chain, with its place in its map. A base chain is of no link.
+// add queues a chain, with its place in its map.
 func (c chain) add(conn *nftables.Conn) error {
-	tag, err := c.tag()
+	content, err := c.content()
 	if err != nil {
 		return err
 	}
-	made := &nftables.Chain{Table: table(), Name: c.name}
-	if c.link == "" {
-		made = c.way.chain()
-	}
-	conn.AddChain(made)
-	conn.FlushChain(made)
-	for _, exprs := range c.rules {
-		conn.AddRule(&nftables.Rule{Table: table(), Chain: made, Exprs: exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, tag)})
-	}
+	content.Refill(conn, content.Chains...)
 	if c.link == "" {
 		return nil
 	}
@@ -274,17 +258,11 @@ func (have content) has(conn *nftables.Conn, c chain) (bool, error) {
 	if there == nil || c.link != "" && !have.linked[c.at()] {
 		return false, nil
 	}
-	tag, err := c.tag()
+	content, err := c.content()
 	if err != nil {
 		return false, err
 	}
-	rules, err := conn.GetRules(table(), there)
-	if err != nil {
-		return false, fmt.Errorf("read the chain %s: %w", c.name, err)
-	}
-	want := userdata.AppendString(nil, userdata.TypeComment, tag)
-	return len(rules) == len(c.rules) &&
-		!slices.ContainsFunc(rules, func(r *nftables.Rule) bool { return !bytes.Equal(r.UserData, want) }), nil
+	return content.Has(conn, content.Chains[0]), nil
 }
 
 // unfilter removes the chains of a port.

@@ -124,11 +124,11 @@ func TestTags(t *testing.T) {
 	} {
 		all := ""
 		for _, c := range p.chains(b) {
-			tag, err := c.tag()
+			content, err := c.content()
 			if err != nil {
 				t.Fatal(err)
 			}
-			all += tag + " "
+			all += content.Tag + " "
 		}
 		if seen[all] != "" {
 			t.Errorf("%s and %s have the tags %s", seen[all], what, all)

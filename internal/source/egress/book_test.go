@@ -84,7 +84,7 @@ func naming(i int, names string) source.Request {
 // selecting is an Egress that selects pods of a team's namespaces.
 func selecting(team string) target {
 	o := object("nat", 1)
-	o.Spec.Clients = &v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": team}}}
+	o.Spec.Clients = &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": v1alpha1.LabelValue(team)}}}
 	return readEgress(o)
 }
 
@@ -104,7 +104,7 @@ func TestDecide(t *testing.T) {
 		for i := range membership.MaxSelecting {
 			o := object(fmt.Sprintf("older-%d", i), 1)
 			o.CreationTimestamp = metav1.Unix(-1e11, 0)
-			o.Spec.Clients = &v1alpha1.EgressClientSelector{PodSelector: &metav1.LabelSelector{}}
+			o.Spec.Clients = &v1alpha1.EgressClientSelector{PodSelector: &v1alpha1.LabelSelector{}}
 			_ = b.putTarget(readEgress(o))
 		}
 		return b

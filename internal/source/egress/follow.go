@@ -79,7 +79,7 @@ func (c *Clients) members() kubeapi.Handler[*v1alpha1.EgressClient] {
 
 func (c *Clients) targets() kubeapi.Handler[*v1alpha1.Egress] {
 	return kubeapi.Handler[*v1alpha1.Egress]{
-		Heard: c.heard(egresses),
+		Heard: c.heard(egresses), Trim: trimEgress,
 		Put: func(o *v1alpha1.Egress) {
 			var senseless error
 			t := readEgress(o)

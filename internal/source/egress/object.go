@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -48,6 +49,17 @@ type gateway struct {
 	uid    string
 	addrs  []netip.Addr // one of a family, IPv4 first; at least one
 	ending bool
+}
+
+// trimEgress leaves what readEgress reads.
+func trimEgress(o *v1alpha1.Egress) {
+	m, s := o.ObjectMeta, o.Spec
+	o.ObjectMeta = metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp}
+	o.Spec = v1alpha1.EgressSpec{
+		Destinations: s.Destinations, TunnelTo: s.TunnelTo, SessionAffinity: s.SessionAffinity, FouSourcePortAuto: s.FouSourcePortAuto,
+		Clients: s.Clients, OriginatingOnly: s.OriginatingOnly,
+	}
+	o.Status = v1alpha1.EgressStatus{ServiceIPs: o.Status.ServiceIPs, Gateways: o.Status.Gateways}
 }
 
 // readEgress takes from an Egress what matters. Nothing of it is believed: it may be damaged,

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 )
@@ -37,6 +39,15 @@ func TestReadEgress(t *testing.T) {
 	o.Spec.Destinations = []string{"::/0", "0.0.0.0/0", "0.0.0.0/0"}
 	o.Status.ServiceIPs = []string{"fd00::1", "10.96.0.1"}
 	got := readEgress(o)
+	whole := o.DeepCopy()
+	o.Annotations = map[string]string{"large": "text"}
+	o.Spec.Clients = &v1alpha1.EgressClientSelector{PodSelector: &v1alpha1.LabelSelector{}}
+	o.Spec.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte("large")}}
+	o.Spec.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{"*"}}
+	whole.Spec.Clients = o.Spec.Clients
+	if trimEgress(o); !reflect.DeepEqual(o, whole) {
+		t.Errorf("trimmed: %+v, want %+v", o, whole)
+	}
 	if got.err != nil || !got.affine || !got.toService || !got.sourceAuto || !got.originating || !slices.Equal(got.destinations, prefixes("0.0.0.0/0", "::/0")) || !slices.Equal(got.service, addrs("10.96.0.1", "fd00::1")) {
 		t.Errorf("got %+v", got)
 	}
@@ -78,7 +89,7 @@ func TestReadNonsense(t *testing.T) {
 		}, []string{"status.gateways has 5001 gateways, expected 1024 at most", "and 1021 more"}, false, []string{"gw-0001"}},
 		"Service": {func(o *v1alpha1.Egress) { o.Status.ServiceIPs = []string{"None", "10.96.0.1", "10.96.0.2"} }, []string{`status.serviceIPs[0] is "None"`, "status.serviceIPs has 3 addresses"}, false, []string{"gw-0001"}},
 		"selector": {func(o *v1alpha1.Egress) {
-			o.Spec.Clients = &v1alpha1.EgressClientSelector{PodSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}}
+			o.Spec.Clients = &v1alpha1.EgressClientSelector{PodSelector: &v1alpha1.LabelSelector{MatchExpressions: []v1alpha1.LabelRequirement{{Key: "a", Operator: "Like"}}}}
 		}, []string{"spec.clients.podSelector"}, false, []string{"gw-0001"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -35,13 +37,15 @@ type links struct {
 	auto    bool // links are there at once
 	set     map[string]eni.ENI
 	removed []string
+	changed map[string]source.LinkChange // as somebody else left them
+	dumps   int                          // of all links
 }
 
 func newLinks() *links {
-	return &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}}
+	return &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}, changed: map[string]source.LinkChange{}}
 }
 
-var errNoLink = errors.New("no link with this MAC address yet")
+var errNoLink = fmt.Errorf("%w yet", source.ErrNoLink)
 
 func (l *links) SetENI(_ context.Context, e eni.ENI) error {
 	l.mu.Lock()
@@ -50,7 +54,29 @@ func (l *links) SetENI(_ context.Context, e eni.ENI) error {
 		return errNoLink
 	}
 	l.set[e.ID] = e
+	delete(l.changed, e.ID)
 	return nil
+}
+
+func (l *links) ChangedLinks(context.Context) (map[string]source.LinkChange, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dumps++
+	return maps.Clone(l.changed), nil
+}
+
+// lose has the link of an ENI go, and appear has it, or another, come.
+func (l *links) lose(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.missing[id], l.changed[id] = true, source.LinkGone
+}
+
+func (l *links) appear(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.missing, id)
+	l.changed[id] = source.LinkReplaced
 }
 
 func (l *links) RemoveENI(_ context.Context, id string) error {
@@ -90,6 +116,8 @@ type node struct {
 	store  *memStore
 	policy ipam.Policy
 	tune   func(*eni.Config)
+	toldMu sync.Mutex
+	told   []string // what became of running pods: "POD CAUSE"; takeTold reads it
 	*Source
 	stop    context.CancelFunc
 	done    chan struct{}
@@ -128,6 +156,11 @@ func (n *node) startConfigured(wanted ...Wanted) {
 	}
 	s, err := New(Options{
 		InstanceID: instance, Datapath: n.links, Cooling: ipam.DefaultCooling, Store: n.store, Logger: sourcetest.Logger(n.t.Output()),
+		Tell: func(e podevents.News) {
+			n.toldMu.Lock()
+			defer n.toldMu.Unlock()
+			n.told = append(n.told, strings.TrimSpace(e.Pod.Name+" "+e.Cause))
+		},
 	}, c)
 	if err != nil {
 		n.t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 
 var (
 	famENIs       = metric.New("berth_enis", "gauge", "ENIs of this node that carry pods, and the primary one in any case.")
+	famCutOff     = metric.New("berth_pods_cut_off", "gauge", "Running pods that are cut off, by cause: eni-link-missing (the node has no link of their ENI), eni-detached (it is not attached to the node) or address-unassigned (EC2 has taken their address from it).", "cause")
 	famCalls      = metric.New("berth_ec2_calls_total", "counter", "Calls to EC2 by operation and code: EC2's error code, or OK.", "operation", "code")
 	famCallTime   = metric.New("berth_ec2_call_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter.", "operation")
 	famLimiter    = metric.New("berth_ec2_limiter_wait_seconds", "histogram", "Time that the client's limiter held calls to EC2 back.", "operation")
@@ -24,7 +25,14 @@ var (
 )
 
 // Reference is what this source adds to the page of metrics.
-var Reference = source.Reference{Families: []metric.Family{famENIs, famCalls, famCallTime, famLimiter, famReconciles, famOrphans, famCollected}}
+var Reference = source.Reference{
+	Families: []metric.Family{famENIs, famCutOff, famCalls, famCallTime, famLimiter, famReconciles, famOrphans, famCollected},
+	Conditions: [][2]string{
+		{conditionLinks, "with addresses of ENIs, the node has the link of each ENI that carries pods"},
+		{conditionAddresses, "with addresses of ENIs, each address of a running pod is assigned to an ENI of the node"},
+		{conditionGroups, "in node mode, ENIs have the security groups of the primary ENI, unless others are configured"},
+	},
+}
 
 // Metrics count what node mode asks EC2 for. They observe the calls (pace.Observer).
 type Metrics struct {

@@ -118,6 +118,14 @@ func (r *reconciled) LastError() string {
 	return text + "; " + r.refused.Error()
 }
 
+// OtherGroups implements Supplier.
+func (r *reconciled) OtherGroups() (enis []string, followed, compared bool) {
+	enis = r.Status().OtherGroups
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return enis, r.counts.Settings.FollowGroups, true
+}
+
 // reasons by class of what went wrong at the cloud.
 var reasons = map[cloud.Class]string{
 	cloud.Throttled: "throttled", cloud.SubnetFull: plan.ReasonSubnetFull, cloud.LimitReached: plan.ReasonENILimit,

@@ -74,16 +74,16 @@ func sorted(list []netip.Prefix) []netip.Prefix {
 	return slices.Compact(list)
 }
 
-// Use is one address that a pod has, or had less than the cooling period ago.
+// Use is one address that a pod has, or had less than the cooling period ago, or that the node has itself.
 type Use struct {
 	Addr    netip.Addr
 	ENI     string         // empty while no inventory lists the address
-	Pod     attachment.Pod // whose it is; empty while it cools
+	Pod     attachment.Pod // whose it is; empty while it cools, and of what the node has itself
 	Cooling bool
 	Listed  bool // the inventory has it
 }
 
-// Uses lists the addresses in use, by address, and tells how many pods wait.
+// Uses lists the addresses in use, by address, those withheld included, and tells how many pods wait.
 func (s *Source) Uses() (uses []Use, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,6 +97,11 @@ func (s *Source) Uses() (uses []Use, waiting int) {
 			}
 		}
 		uses = append(uses, u)
+	}
+	for v := range s.alloc.Addresses() {
+		if slices.Contains(s.withheld, v.Addr) && !v.Used && !v.Cooling {
+			uses = append(uses, Use{Addr: v.Addr, ENI: v.Group, Listed: v.Group != ""})
+		}
 	}
 	slices.SortFunc(uses, func(x, y Use) int { return x.Addr.Compare(y.Addr) })
 	return uses, s.waiters.Len()

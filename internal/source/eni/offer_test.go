@@ -27,8 +27,11 @@ func (idleSupplier) Seed(eni.Inventory)            {}
 func (idleSupplier) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 func (idleSupplier) Kick()                         {}
 func (idleSupplier) LastError() string             { return "" }
-func (idleSupplier) PrefixDelegation() bool        { return false }
-func (idleSupplier) Template() string              { return "" }
+func (idleSupplier) OtherGroups() (enis []string, followed, compared bool) {
+	return nil, false, false
+}
+func (idleSupplier) PrefixDelegation() bool { return false }
+func (idleSupplier) Template() string       { return "" }
 func (idleSupplier) Why(bool) *source.Exhausted {
 	return &source.Exhausted{Reason: Growing, Message: "not yet"}
 }

@@ -15,29 +15,41 @@ import (
 // changes, a link does, or, after a failure, some time has passed.
 func (s *Source) programENIs(ctx context.Context) {
 	var backoff retry.Backoff
+	compared := false
 	for {
-		var again <-chan time.Time
-		if s.programAll(ctx) {
+		done := s.programAll(ctx, &compared)
+		now := s.clock.Now()
+		next := s.nextTold(now)
+		if done {
 			backoff = retry.Backoff{}
 		} else {
-			now := s.clock.Now()
 			backoff.Fail(now, retry.First, retry.Most)
-			again = s.clock.After(backoff.Until.Sub(now))
+			next = retry.Earliest(now, next, backoff.Until)
+		}
+		var again <-chan time.Time
+		if !next.IsZero() {
+			again = s.clock.After(next.Sub(now))
 		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.kicked:
+			compared = false
 		case <-s.program:
 		case <-again:
+			compared = compared && !s.lacksLinks()
 		}
 	}
 }
 
 // programAll tells whether the data path has everything. Removals come first:
-// a new ENI may have the device index of one that left.
-func (s *Source) programAll(ctx context.Context) bool {
+// a new ENI may have the device index of one that left. It compares the links of ENIs, which
+// dumps all of the node's, unless that was done.
+func (s *Source) programAll(ctx context.Context, compared *bool) bool {
+	*compared = *compared || s.followLinks(ctx)
+	defer s.review()
 	remove, set := s.differences()
-	ok := true
+	ok := *compared
 	for _, id := range remove {
 		if err := s.opts.Datapath.RemoveENI(ctx, id); err != nil {
 			s.log.Warn("data path of an ENI not removed", "eni", id, "error", err)
@@ -46,6 +58,7 @@ func (s *Source) programAll(ctx context.Context) bool {
 		}
 		s.mu.Lock()
 		delete(s.programmed, id)
+		delete(s.absent, id)
 		s.mu.Unlock()
 	}
 	for _, e := range set {
@@ -62,21 +75,18 @@ func (s *Source) programAll(ctx context.Context) bool {
 func (s *Source) differences() (remove []string, set []eni.ENI) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	held := map[string]bool{}
-	for _, l := range s.leases {
-		held[l.ENI] = true
-	}
 	taken := map[int]bool{}
 	for _, e := range s.published {
 		taken[e.DeviceIndex] = true
 	}
 	for _, id := range sortedIDs(s.programmed) {
-		if _, ok := s.published[id]; !ok && (!held[id] || taken[s.programmed[id].DeviceIndex]) {
+		if _, ok := s.published[id]; !ok && (!s.holds(id) || taken[s.programmed[id].DeviceIndex]) {
 			remove = append(remove, id)
 		}
 	}
 	for _, id := range sortedIDs(s.published) {
-		if e := s.wanted(s.published[id]); !e.Equal(s.programmed[id]) {
+		_, absent := s.absent[id]
+		if e := s.wanted(s.published[id]); absent || !e.Equal(s.programmed[id]) {
 			s.programming(e)
 			set = append(set, e)
 		}
@@ -125,6 +135,7 @@ func (s *Source) programming(e eni.ENI) {
 // published, is assignable from now on.
 func (s *Source) programDone(e eni.ENI, err error) {
 	s.mu.Lock()
+	s.linkAbsent(e.ID, err)
 	if err != nil {
 		s.down[e.ID] = err.Error()
 		s.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 func (s *Source) Snapshot() source.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := source.Snapshot{Waiting: s.waiters.Len(), LastError: s.supply.LastError()}
+	out := source.Snapshot{Waiting: s.waiters.Len(), LastError: s.supply.LastError(), Conditions: s.conditions()}
 	seen := map[netip.Addr]bool{}
 	for v := range s.alloc.Addresses() {
 		seen[v.Addr] = true
@@ -46,7 +46,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	for _, e := range enis {
 		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
 	}
-	out.Count, out.Detail = s.count(out.Addresses), detail{s.supply.Template(), enis, out.Addresses}
+	out.Count, out.Detail = s.count(out.Addresses), detail{s.supply.Template(), enis, out.Addresses, s.cutOff()}
 	return out
 }
 
@@ -76,6 +76,7 @@ type detail struct {
 	template  string           // whose settings they have
 	enis      []introspect.ENI // without what is used of them
 	addresses []source.AddressInfo
+	cutOff    map[string]int // pods, by cause
 }
 
 // Describe implements source.Detail.
@@ -107,11 +108,17 @@ func (d detail) Describe(doc *introspect.Document) {
 
 // Metrics implements source.Detail.
 func (d detail) Metrics() []prometheus.Metric {
-	return []prometheus.Metric{famENIs.Value(float64(len(d.enis)))}
+	list := []prometheus.Metric{famENIs.Value(float64(len(d.enis)))}
+	for _, cause := range []string{causeNoLink, causeDetached, causeUnassigned} {
+		list = append(list, famCutOff.Value(float64(d.cutOff[cause]), cause))
+	}
+	return list
 }
 
 func (s *Source) describe(e eni.ENI) introspect.ENI {
-	_, ready := s.programmed[e.ID]
+	_, programmed := s.programmed[e.ID]
+	_, absent := s.absent[e.ID]
+	ready := programmed && !absent
 	g := introspect.ENI{
 		ID: e.ID, DeviceIndex: e.DeviceIndex, Primary: e.Primary, MAC: e.MAC.String(), Subnet: e.SubnetID,
 		Ready: ready && e.Serves, Reason: s.down[e.ID],

@@ -10,6 +10,7 @@
 //	offer.go      what a supplier calls that asks for addresses back by name
 //	nodemode.go   the reconciler as a supplier
 //	program.go    getting each ENI's data path ready
+//	links.go      links of ENIs that go and come, and pods that are cut off
 //	confirmation.go  the supplier's word comes before the file's after a start
 //	snapshot.go   what introspection and metrics see
 //	metrics.go    the metrics
@@ -22,6 +23,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +31,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
@@ -40,12 +43,16 @@ import (
 type Datapath interface {
 	// SetENI programs an ENI that is new or whose addresses changed. Its
 	// addresses become assignable once this returned nil for it. An error means
-	// not yet: it is called again after Kick, and now and then by itself.
+	// not yet: it is called again after Kick, and now and then by itself. It is a
+	// source.ErrNoLink while the node has no link of the ENI.
 	// It is idempotent.
 	SetENI(ctx context.Context, e eni.ENI) error
 	// RemoveENI undoes SetENI for an ENI that is leaving or has left. One that
 	// was never set is no error.
 	RemoveENI(ctx context.Context, eniID string) error
+	// ChangedLinks tells of each ENI that was set whether its link is gone, or is another
+	// than the one that was set up. It is called after each Kick.
+	ChangedLinks(ctx context.Context) (map[string]source.LinkChange, error)
 }
 
 // InventoryStore keeps the last inventory that the cloud confirmed.
@@ -62,10 +69,11 @@ type Options struct {
 	InstanceID string // of this instance; from the metadata service
 	Template   string // in node mode, whose settings it begins with, as KIND/NAME; empty: the daemon's own
 	Datapath   Datapath
-	Cooling    time.Duration  // how long released addresses cool; 0: not at all
-	Store      InventoryStore // nil: none
-	Clock      clock.Clock    // nil: the machine's
-	Logger     *slog.Logger   // nil: silent
+	Cooling    time.Duration        // how long released addresses cool; 0: not at all
+	Store      InventoryStore       // nil: none
+	Clock      clock.Clock          // nil: the machine's
+	Logger     *slog.Logger         // nil: silent
+	Tell       func(podevents.News) // tells pods that they are cut off, and returns at once; nil: nobody does
 }
 
 // hold is one attachment's lease and whose it is.
@@ -82,6 +90,7 @@ type Source struct {
 	supply Supplier
 
 	program retry.Signal // wakes the goroutine that programs ENIs
+	kicked  retry.Signal // wakes it when links may have changed
 	cooled  retry.Signal // wakes the one that watches cooling
 
 	saving sync.Mutex // puts the writes of the inventory file in order; held during that I/O, by nothing that a pod waits for
@@ -91,13 +100,17 @@ type Source struct {
 	leases      map[attachment.Key]hold
 	waiters     waiting.Queue
 	inv         eni.Inventory
-	published   map[string]eni.ENI // what there is for pods, by ID
-	programmed  map[string]eni.ENI // what the data path has
-	down        map[string]string  // why an ENI's data path is not ready
-	usable      bool               // an address was assignable once
-	served      bool               // the inventory came from the supplier or the file
-	unconfirmed bool               // it came from the file, and the supplier still has a moment to correct it
-	releasing   []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
+	published   map[string]eni.ENI         // what there is for pods, by ID
+	programmed  map[string]eni.ENI         // what the data path has
+	down        map[string]string          // why an ENI's data path is not ready
+	absent      map[string]absence         // ENIs whose links the node lacks (links.go)
+	reviewed    []string                   // those whose links are missing, as the supplier was told at once
+	troubled    map[attachment.Key]trouble // the pods that were told that they are cut off
+	withheld    []netip.Addr               // what the node has itself (Withhold)
+	usable      bool                       // an address was assignable once
+	served      bool                       // the inventory came from the supplier or the file
+	unconfirmed bool                       // it came from the file, and the supplier still has a moment to correct it
+	releasing   []netip.Prefix             // what the supplier wants back: nobody gets it (offer.go)
 }
 
 var _ source.Source = (*Source)(nil)
@@ -137,9 +150,9 @@ func newSource(o Options) (*Source, error) {
 	}
 	return &Source{
 		opts: o, clock: o.Clock, log: o.Logger,
-		program: retry.NewSignal(), cooled: retry.NewSignal(),
+		program: retry.NewSignal(), kicked: retry.NewSignal(), cooled: retry.NewSignal(),
 		alloc: ipam.NewNode[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
-		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{},
+		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{}, absent: map[string]absence{},
 	}, nil
 }
 
@@ -155,7 +168,7 @@ func (s *Source) Run(ctx context.Context) error {
 }
 
 // Kick implements source.Source.
-func (s *Source) Kick() { s.program.Set() }
+func (s *Source) Kick() { s.kicked.Set() }
 
 // Restore implements source.Source.
 func (s *Source) Restore(req source.Request, lease source.Lease) error {
@@ -180,6 +193,23 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	s.usable = true
 	s.cooled.Set()
 }
+
+// Withhold implements source.Source.
+func (s *Source) Withhold(addrs []netip.Addr) []netip.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept := s.alloc.Withhold(addrs)
+	if !slices.Equal(kept, s.withheld) {
+		s.withheld = kept
+		s.serve(s.clock.Now())
+		s.program.Set() // one may be an ENI's own address
+		s.supply.Kick()
+	}
+	return kept
+}
+
+// NodeAddresses implements source.Source: an ENI lists none of them for pods.
+func (s *Source) NodeAddresses() []netip.Addr { return nil }
 
 // Annotations implements source.Source.
 func (s *Source) Annotations() []string { return nil }

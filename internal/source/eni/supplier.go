@@ -10,7 +10,7 @@ import (
 // Supplier gets the node its addresses and gives back those in excess. It hands
 // them over by Publish, or by Offer.
 //
-// Kick, LastError, PrefixDelegation, Template and Why are called with the Source locked:
+// Kick, LastError, OtherGroups, PrefixDelegation, Template and Why are called with the Source locked:
 // they return at once and call nothing of the Source.
 type Supplier interface {
 	// Seed hands over the stored inventory, before Run.
@@ -21,6 +21,9 @@ type Supplier interface {
 	Kick()
 	// LastError is the current trouble and what to do about it; empty without.
 	LastError() string
+	// OtherGroups are ENIs that are to have the security groups of the primary ENI and have
+	// others, and whether they will be given these. compared: the supplier looks for them.
+	OtherGroups() (enis []string, followed, compared bool)
 	// PrefixDelegation tells whether ENIs are to be filled with prefixes.
 	PrefixDelegation() bool
 	// Template names the object whose settings new ENIs have; empty: none has any.

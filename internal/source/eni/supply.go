@@ -12,17 +12,25 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Usage implements the reconciler's Node.
+// Usage implements the reconciler's Node. The node uses what is withheld: others are asked for in its place, and its
+// ENI stays.
 func (s *Source) Usage() eni.Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: s.waiters.Len()}
+	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: s.waiters.Len(), MissingLinks: s.missingLinks()}
 	for _, g := range s.alloc.Groups() {
-		of := eni.ENIUsage{Used: g.Used(), Cooling: g.Cooling(), Assignable: g.Assignable(s.inv.Families)}
+		of := eni.ENIUsage{Used: g.Used() + g.Withheld(), Cooling: g.Cooling(), Assignable: g.Assignable(s.inv.Families)}
 		for f, c := range g.Of {
 			of.Free = of.Free.Plus(cloud.AmountIn(ipfamily.Family(f), c.FreeSingles, c.FreePrefixes))
 		}
 		u.ENIs[g.ID] = of
+	}
+	for _, l := range s.leases {
+		if _, ok := s.published[l.ENI]; !ok && l.ENI != "" { // such as one that is not attached any more
+			of := u.ENIs[l.ENI]
+			of.Used++
+			u.ENIs[l.ENI] = of
+		}
 	}
 	return u
 }
@@ -96,6 +104,15 @@ func (s *Source) adopt(inv eni.Inventory) {
 		if _, ok := next[id]; !ok {
 			s.alloc.LoseGroup(id)
 			delete(s.down, id)
+			if !s.holds(id) {
+				delete(s.absent, id)
+			}
+		}
+	}
+	for id := range s.absent {
+		_, was := before[id]
+		if _, is := next[id]; is && !was { // it was attached again, and its link is to come
+			s.absent[id] = absence{since: s.clock.Now()}
 		}
 	}
 	for _, id := range sortedIDs(next) {
@@ -118,7 +135,8 @@ func (s *Source) list(id string) {
 		g.Prefixes = filter(g.Prefixes, func(p netip.Prefix) bool { return slices.Contains(prefixes, p) })
 	}
 	s.alloc.SetGroup(g)
-	s.alloc.SetReady(id, ready)
+	_, absent := s.absent[id]
+	s.alloc.SetReady(id, ready && !absent)
 }
 
 // addressesOf are an ENI's single addresses for pods, of both families.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -134,6 +135,14 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.addrs.Cool(addr, since, s.clock.Now())
+}
+
+// Withhold implements source.Source.
+func (s *Source) Withhold(addrs []netip.Addr) []netip.Addr {
+	kept := s.Source.Withhold(slices.DeleteFunc(slices.Clone(addrs), Contains))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append(kept, s.addrs.Withhold(slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !Contains(a) }))...)
 }
 
 // Release implements source.Source.

@@ -163,7 +163,7 @@ func TestAddressVanishesUnderAPod(t *testing.T) {
 	m.gets(1, 10) // still
 	m.Release(key(1))
 	m.reports(1)
-	if n := m.Log.Count("not available to this node any more"); n < 1 || n > 2 {
+	if n := m.Log.Count("a running pod is cut off"); n < 1 || n > 2 {
 		t.Errorf("told of %d times", n)
 	}
 }

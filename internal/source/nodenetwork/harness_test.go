@@ -40,6 +40,9 @@ type links struct{}
 
 func (links) SetENI(context.Context, eni.ENI) error   { return nil }
 func (links) RemoveENI(context.Context, string) error { return nil }
+func (links) ChangedLinks(context.Context) (map[string]source.LinkChange, error) {
+	return nil, nil
+}
 
 // machine is a node whose daemon can be stopped and started again, the operator's
 // hand, and an administrator's.

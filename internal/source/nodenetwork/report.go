@@ -62,7 +62,8 @@ func (p *pending) due(urgent bool) time.Time {
 func latest(list ...time.Time) time.Time { return slices.MaxFunc(list, time.Time.Compare) }
 
 // report writes the node's use into the object when that is due: at once when
-// pods wait, or fewer than half of the addresses that should be free are. released
+// pods wait, fewer than half of the addresses that should be free are, or the link of
+// an ENI went or came. released
 // are the addresses that the operator may take. With then, the report is due
 // now and made in any case; then is called once it was taken, as an answer to
 // o and to no later state. It returns when to come back; zero: when woken.
@@ -75,7 +76,8 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 		return time.Time{}
 	}
 	free, waiting := s.allocator.Room()
-	if at := p.due(then != nil || waiting > 0 || 2*free < watermark(o)); at.After(now) {
+	urgent := then != nil || waiting > 0 || 2*free < watermark(o) || !slices.Equal(s.missingLinks(), o.Status.IPAM.MissingLinks)
+	if at := p.due(urgent); at.After(now) {
 		return at
 	}
 	status := s.status(released)
@@ -161,10 +163,10 @@ func result(err error) string {
 // status is the daemon's part of the object as it should be now.
 func (s *supplier) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 	uses, waiting := s.allocator.Uses()
-	s.logLost(uses)
 	st := v1alpha1.IPAMStatus{
 		Used: make(map[string]v1alpha1.UsedAddress, len(uses)), UsedCount: podsOf(uses),
 		Waiting: int32(min(waiting, maxWaiting)), InstanceID: s.cfg.InstanceID,
+		MissingLinks: s.missingLinks(),
 	}
 	owners := maxOwners
 	for _, u := range uses {
@@ -198,24 +200,13 @@ func podsOf(uses []enisource.Use) (sum int32) {
 
 func sameStatus(x, y v1alpha1.IPAMStatus) bool {
 	return x.UsedCount == y.UsedCount && x.Waiting == y.Waiting && x.InstanceID == y.InstanceID &&
-		maps.Equal(x.Used, y.Used) && slices.Equal(x.Released, y.Released)
+		maps.Equal(x.Used, y.Used) && slices.Equal(x.Released, y.Released) && slices.Equal(x.MissingLinks, y.MissingLinks)
 }
 
-// logLost logs once each address that a pod has and that is not available any
-// more. The pod keeps it, and nobody else gets it.
-func (s *supplier) logLost(uses []enisource.Use) {
-	lost := map[netip.Addr]bool{}
-	for _, u := range uses {
-		if u.Listed || u.Cooling {
-			continue
-		}
-		lost[u.Addr] = true
-		if !s.logged.lost[u.Addr] {
-			s.log.Warn("an address of a running pod is not available to this node any more; the pod keeps it, and may be cut off",
-				"address", u.Addr, "eni", u.ENI, "namespace", u.Pod.Namespace, "pod", u.Pod.Name)
-		}
-	}
-	s.logged.lost = lost
+// missingLinks are the ENIs whose links are missing, as many as a report may have.
+func (s *supplier) missingLinks() []string {
+	ids := s.allocator.MissingLinks()
+	return ids[:min(len(ids), maxLinks)]
 }
 
 // What the definition of NodeNetworks takes (api/v1alpha1, IPAMStatus and
@@ -223,6 +214,7 @@ func (s *supplier) logLost(uses []enisource.Use) {
 // the operator needs in it, because of a name that only people read.
 const (
 	maxWaiting = 4096
+	maxLinks   = 64
 	maxOwner   = 317 // a namespace of 63, a slash, a name of 253
 	maxUID     = 64
 	maxOwners  = 400_000

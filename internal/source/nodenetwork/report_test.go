@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -83,9 +84,11 @@ func TestReportsAreFew(t *testing.T) {
 // stock is an allocator with some addresses.
 type stock struct {
 	allocator
-	uses []enisource.Use
+	uses    []enisource.Use
+	missing []string
 }
 
+func (s stock) MissingLinks() []string                    { return s.missing }
 func (s stock) Room() (free, waiting int)                 { return 100, 0 }
 func (s stock) Uses() (uses []enisource.Use, waiting int) { return s.uses, 0 }
 
@@ -126,6 +129,15 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	clk.Advance(at.Sub(clk.Now()))
 	if at = s.report(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
 		t.Errorf("another look at %v", at)
+	}
+	// A link that is gone is told at once.
+	s.allocator = stock{uses: s.allocator.(stock).uses, missing: []string{eth1}}
+	s.pending.note(clk.Now())
+	if at = s.report(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
+		t.Errorf("the missing link is told after %v, want %v", at.Sub(clk.Now()), gather)
+	}
+	if got := s.status(nil).MissingLinks; !slices.Equal(got, []string{eth1}) {
+		t.Errorf("missing links %v", got)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/retry"
 	enisource "github.com/berthnet/berth/internal/source/eni"
 )
@@ -43,6 +44,8 @@ type Config struct {
 	Clock      clock.Clock              // nil: the machine's
 	Logger     *slog.Logger             // nil: silent
 
+	Tell func(podevents.News) // tells pods that they are cut off; nil: nobody does
+
 	// Reported is told of every report on the node's addresses, for metrics: result
 	// is success, conflict (somebody else wrote to the object meanwhile; another
 	// follows) or error. nil: nobody is.
@@ -55,6 +58,7 @@ type allocator interface {
 	ServeUnconfirmed()
 	Uses() (uses []enisource.Use, waiting int)
 	Room() (free, waiting int)
+	MissingLinks() []string
 }
 
 // New returns an address source that is supplied by the operator, through the
@@ -86,7 +90,7 @@ func newSource(cfg Config, rc *rest.Config) (*enisource.Source, error) {
 	}
 	source, err := enisource.NewSupplied(enisource.Options{
 		InstanceID: cfg.InstanceID, Datapath: cfg.Datapath, Cooling: cfg.Cooling,
-		Store: cfg.Store, Clock: cfg.Clock, Logger: cfg.Logger,
+		Store: cfg.Store, Clock: cfg.Clock, Logger: cfg.Logger, Tell: cfg.Tell,
 	}, s)
 	if err != nil {
 		return nil, err
@@ -125,8 +129,7 @@ var _ enisource.Supplier = (*supplier)(nil)
 
 // logged is what was logged already.
 type logged struct {
-	object string              // why addresses are not served from it
-	lost   map[netip.Addr]bool // addresses of pods that are no longer available
+	object string // why addresses are not served from it
 }
 
 // Run implements enisource.Supplier.
@@ -211,6 +214,9 @@ func (s *supplier) Seed(inv eni.Inventory) {
 
 // Kick implements enisource.Supplier.
 func (s *supplier) Kick() { s.kicked.Set() }
+
+// OtherGroups implements enisource.Supplier: the operator compares them with its settings.
+func (s *supplier) OtherGroups() (enis []string, followed, compared bool) { return nil, false, false }
 
 // PrefixDelegation implements enisource.Supplier.
 func (s *supplier) PrefixDelegation() bool {

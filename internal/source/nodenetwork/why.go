@@ -67,7 +67,7 @@ func (s *supplier) trouble() (reason, message string, err error) {
 		return "other-instance", fmt.Sprintf("NodeNetwork %s is of instance %s and this is %s: delete it, or let berthd replace it by --auto-create-node-network",
 			name, o.Spec.InstanceID, s.cfg.InstanceID), nil
 	}
-	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded); c != nil && c.Status == "True" {
+	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded); c != nil && c.Status == "True" && c.Reason != v1alpha1.ReasonLinkMissing {
 		return source.ReasonOf(c.Reason), cmp.Or(c.Message, c.Reason), nil
 	}
 	if !reported(o) {

@@ -29,6 +29,12 @@ func (Source) Restore(source.Request, source.Lease) error { return nil }
 // RestoreCooling implements source.Source.
 func (Source) RestoreCooling(netip.Addr, time.Time) {}
 
+// Withhold implements source.Source.
+func (Source) Withhold([]netip.Addr) []netip.Addr { return nil }
+
+// NodeAddresses implements source.Source.
+func (Source) NodeAddresses() []netip.Addr { return nil }
+
 // Run implements source.Source.
 func (Source) Run(ctx context.Context) error {
 	<-ctx.Done()

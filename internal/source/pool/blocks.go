@@ -25,13 +25,14 @@ type blockFacts struct {
 	draining   bool         // it is being deleted: no new address from it
 	version    string       // resourceVersion
 	finalizers []string
+	withheld   []withheldRange
 }
 
 // readBlock takes what matters of an AddressBlock.
 func readBlock(o *v1alpha1.AddressBlock) (blockFacts, error) {
 	b := blockFacts{
 		name: o.Name, pool: o.PoolName, uid: o.UID, request: o.RequestUID,
-		draining: o.DeletionTimestamp != nil, version: o.ResourceVersion, finalizers: o.Finalizers,
+		draining: o.DeletionTimestamp != nil, version: o.ResourceVersion, finalizers: o.Finalizers, withheld: readWithheld(o.Withheld),
 	}
 	v4, err := readPrefix("ipv4", o.IPv4, netip.Addr.Is4)
 	if err != nil {
@@ -158,9 +159,13 @@ func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
 		h = &heldBlock{}
 		l.blocks[f.name] = h
 	}
+	told := ok && slices.Equal(h.withheld, f.withheld)
 	h.blockFacts, h.listed, h.lost = f, listed, false
-	if !ok {
+	switch {
+	case !ok:
 		l.addToAllocator(h, now)
+	case !told:
+		l.withhold(h)
 	}
 	l.refresh(h)
 }
@@ -193,6 +198,7 @@ func (l *ledger) addToAllocator(h *heldBlock, now time.Time) {
 		}
 	}
 	s.alloc.SetGroup(ipam.Group{ID: h.name, Prefixes: []netip.Prefix{h.first}})
+	l.withhold(h)
 }
 
 // refresh tells the allocator whether a block's addresses may be handed out.

@@ -20,7 +20,7 @@ type detail struct {
 type poolInfo struct {
 	introspect.Pool
 	notReady int // addresses whose block's route is not there yet
-	retired  int // free ones of draining blocks
+	retired  int // free ones of draining blocks, and withheld ones
 }
 
 func (p poolInfo) states() map[source.State]int {
@@ -51,7 +51,7 @@ func (d detail) count() map[source.State]int {
 }
 
 // Describe implements source.Detail. It counts what is used of a block and what
-// cools; the rest is free, also what the addresses do not list.
+// cools; the rest that is not withheld is free, also what the addresses do not list.
 func (d detail) Describe(doc *introspect.Document) {
 	for _, p := range d.pools {
 		doc.Pools = append(doc.Pools, p.Pool)
@@ -67,7 +67,7 @@ func (d detail) Describe(doc *introspect.Document) {
 	}
 	for _, b := range d.blocks {
 		b.Used, b.Cooling = used[b.Name], cooling[b.Name]
-		b.Free = b.Capacity - b.Used - b.Cooling
+		b.Free = b.Capacity - b.Used - b.Cooling - b.Withheld
 		doc.Blocks = append(doc.Blocks, b)
 	}
 }

@@ -7,6 +7,7 @@
 //	blocks.go    the life of a block on this node
 //	alloc.go     handing out addresses, and taking them back
 //	choose.go    which pool a pod gets its address from
+//	withhold.go  addresses of blocks that Nodes and Services have
 //	pair.go      the two addresses of a dual-stack pod
 //	demand.go    how many blocks a pool needs here, and which go back
 //	requests.go  BlockRequests: which are there, and what they came to

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -151,6 +152,7 @@ func (s *Source) putBlock(l *ledger, o *v1alpha1.AddressBlock, now time.Time) {
 	before, had := l.blocks[f.name]
 	drained := had && before.draining
 	l.setBlock(f, true, now)
+	s.tellConflicts(l, f.name)
 	switch h := l.blocks[f.name]; {
 	case h.conflict != "":
 		s.log.Error("a block has addresses of another block of this node and is not used", "block", f.name, "prefixes", f.prefixes(), "other", h.conflict)
@@ -158,6 +160,21 @@ func (s *Source) putBlock(l *ledger, o *v1alpha1.AddressBlock, now time.Time) {
 		s.log.Info("block", "block", f.name, "pool", f.pool, "prefixes", f.prefixes(), "draining", f.draining)
 	case f.draining && !drained:
 		s.log.Info("block is draining", "block", f.name, "pool", f.pool, "pods", l.usedIn(h))
+	}
+}
+
+// tellConflicts tells the pods that have an address of others.
+func (s *Source) tellConflicts(l *ledger, block string) {
+	h, ok := l.blocks[block]
+	if !ok || h.conflict != "" {
+		return
+	}
+	for _, c := range l.conflicts(h) {
+		s.log.Warn("a pod has an address that something else has too; it keeps it, and packets for either may reach the other",
+			"address", c.addr, "owner", c.owner, "block", block, "namespace", c.pod.Namespace, "pod", c.pod.Name)
+		if s.cfg.Conflict != nil {
+			s.cfg.Conflict(c.pod, c.ifName, fmt.Sprintf("address %s of this pod is also one of %s: packets for either may reach the other; delete the pod to have it get another address", c.addr, c.owner))
+		}
 	}
 }
 

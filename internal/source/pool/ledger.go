@@ -18,6 +18,7 @@ type policy struct {
 	watermark    int           // percent of a block that is to be free
 	releaseDelay time.Duration // how long a block is empty before it goes back
 	ignoreUntold bool          // pods whose annotations are not told have none
+	nodeName     string        // the Node's
 }
 
 // ledger is all that the node knows of its pools. It is values in memory and
@@ -32,6 +33,8 @@ type ledger struct {
 	leases   map[attachment.Key]hold
 	byAddr   map[netip.Addr]attachment.Key // of both families
 	unlisted map[netip.Addr]time.Time      // addresses of blocks that are not known here: cooling since
+
+	nodeHas []netip.Addr // addresses that the node has itself
 
 	undecided waiting.Queue // pods whose pool is not known yet
 	// chosen are the pools of pods that had an address of one: after a start
@@ -91,6 +94,7 @@ type hold struct {
 	source.Lease
 	pod         attachment.Pod
 	allocatedIn string // the pool whose allocator has it; empty while its block is not known
+	toldOwner   string // who else has its address, as the pod was told
 }
 
 func newLedger(p policy) *ledger {

@@ -32,6 +32,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
 	for _, name := range l.blockNames() {
 		b := describeBlock(l.blocks[name])
+		b.Withheld = l.counts(l.blocks[name]).Withdrawn
 		d.blocks = append(d.blocks, b)
 		out.Groups = append(out.Groups, source.Group{Name: b.Name, Capacity: b.Capacity})
 	}
@@ -66,7 +67,7 @@ func describeBlock(h *heldBlock) introspect.Block {
 func (l *ledger) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressInfo {
 	of := introspect.Origin{Block: v.Group}
 	if h := l.blocks[v.Group]; h != nil {
-		of.Pool, v.Withdrawn = h.pool, h.ends()
+		of.Pool, v.Withdrawn = h.pool, v.Withdrawn || h.ends()
 	}
 	return source.Info(v, of)
 }
@@ -98,6 +99,7 @@ func (l *ledger) poolInfo(s *poolState) poolInfo {
 		c := l.counts(h)
 		p.Used += c.Used
 		p.Cooling += c.Cooling
+		p.retired += c.Withdrawn
 		switch {
 		case h.serves():
 			p.Free += c.Free

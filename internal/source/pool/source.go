@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -51,6 +52,10 @@ type Config struct {
 	// IgnoreUntold takes pods whose annotations the runtime does not tell for ones
 	// without.
 	IgnoreUntold bool
+
+	// Conflict is told of a pod whose address something else has too. It must be
+	// quick; nil: nobody is told.
+	Conflict func(pod attachment.Pod, ifName, message string)
 
 	Clock    clock.Clock  // nil: the machine's
 	Logger   *slog.Logger // nil: silent
@@ -127,7 +132,7 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 	s := &Source{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
 		wake: retry.NewSignal(), commit: retry.NewSignal(),
-		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay, ignoreUntold: cfg.IgnoreUntold}),
+		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay, nodeName: cfg.NodeName, ignoreUntold: cfg.IgnoreUntold}),
 	}
 	s.load()
 	return s, nil
@@ -182,6 +187,41 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ledger.restoreCooling(addr, since, s.clock.Now())
+}
+
+// Withhold implements source.Source. An address of a dual-stack block is withheld together
+// with the other one of its pair.
+func (s *Source) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.ledger
+	changed := !slices.Equal(l.nodeHas, addrs)
+	l.nodeHas = slices.Clone(addrs)
+	for _, h := range l.blocks {
+		for _, first := range l.withhold(h) {
+			kept = append(kept, l.ofNode(h, first)...)
+		}
+	}
+	slices.SortFunc(kept, netip.Addr.Compare)
+	if changed {
+		l.serveAll(s.clock.Now())
+		s.wake.Set()
+	}
+	return kept
+}
+
+// NodeAddresses implements source.Source.
+func (s *Source) NodeAddresses() (out []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, h := range s.ledger.blocks {
+		for _, w := range h.withheld {
+			if w.owner == s.ledger.selfOwner() && w.IsSingleIP() {
+				out = append(out, w.Addr())
+			}
+		}
+	}
+	return out
 }
 
 // Acquire implements source.Source.

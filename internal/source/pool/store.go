@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -28,10 +29,18 @@ type fileBlock struct {
 	IPv4     netip.Prefix `json:"ipv4,omitzero"`
 	IPv6     netip.Prefix `json:"ipv6,omitzero"`
 	Draining bool         `json:"draining,omitempty"`
+	Withheld []fileRange  `json:"withheld,omitempty"`
+}
+
+type fileRange struct {
+	CIDR  netip.Prefix `json:"cidr"`
+	Owner string       `json:"owner"`
 }
 
 // sameOnFile tells whether two blocks are the same as far as the file goes.
-func sameOnFile(x, y blockFacts) bool { return x.same(y) && x.draining == y.draining }
+func sameOnFile(x, y blockFacts) bool {
+	return x.same(y) && x.draining == y.draining && slices.Equal(x.withheld, y.withheld)
+}
 
 // load reads the file, or returns false without one. A file that makes no sense
 // is an error.
@@ -47,6 +56,9 @@ func (f file) load() (node string, blocks []blockFacts, ok bool, err error) {
 		}
 		if err != nil {
 			return "", nil, false, fmt.Errorf("read %s: block %q of pool %q: %w", blocksFile, b.Name, b.Pool, err)
+		}
+		for _, w := range b.Withheld {
+			facts.withheld = append(facts.withheld, withheldRange{w.CIDR, w.Owner})
 		}
 		blocks = append(blocks, facts)
 	}
@@ -64,6 +76,9 @@ func (f file) save(node string, blocks []blockFacts) error {
 			} else {
 				fb.IPv6 = p
 			}
+		}
+		for _, w := range b.withheld {
+			fb.Withheld = append(fb.Withheld, fileRange{w.Prefix, w.owner})
 		}
 		c.Blocks = append(c.Blocks, fb)
 	}

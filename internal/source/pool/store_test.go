@@ -16,6 +16,7 @@ func TestBlocksFile(t *testing.T) {
 		blockOf("default-0", "10.0.0.0/27", "fd00::/123"), blockOf("v6-1", "fd00::1:0/112", ""), blockOf("one-7", "10.1.0.7/32", ""),
 	}
 	want[2].draining = true
+	want[0].withheld = []withheldRange{{netip.MustParsePrefix("10.0.0.7/32"), "Node node-2"}}
 	if err := f.save("node-1", want); err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +24,7 @@ func TestBlocksFile(t *testing.T) {
 	if err != nil || !ok || node != "node-1" {
 		t.Fatalf("node %q, %v, %v", node, ok, err)
 	}
-	if d := cmp.Diff(want, got, cmp.AllowUnexported(blockFacts{}), cmp.Comparer(func(x, y netip.Prefix) bool { return x == y })); d != "" {
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(blockFacts{}, withheldRange{}), cmp.Comparer(func(x, y netip.Prefix) bool { return x == y })); d != "" {
 		t.Errorf("(-saved +loaded)\n%s", d)
 	}
 }

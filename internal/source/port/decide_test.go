@@ -203,7 +203,7 @@ func TestBindings(t *testing.T) {
 
 // Only of a link of a port that is plugged here is a change told; all are called by its ID, but
 // for the trunk of a VLAN.
-func TestLinkLost(t *testing.T) {
+func TestLinkChanged(t *testing.T) {
 	trunk := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 1}
 	nic := read(podNIC(1, 0, v1alpha1.PhaseActive), []string{"br-int"}, onlyPorts).nic
 	rec := recordOf(1, nic)
@@ -213,7 +213,7 @@ func TestLinkLost(t *testing.T) {
 	} {
 		n := &NICs{book: newBook(), changed: retry.NewSignal()}
 		n.book.plugged[nic.UID] = held{rec, nic}
-		n.LinkLost(name, trunk)
+		n.LinkChanged(name, trunk)
 		if got := len(n.changed) > 0; got != want {
 			t.Errorf("%q: a change is told: %v, want %v", name, got, want)
 		}
@@ -228,7 +228,7 @@ func TestLinkLost(t *testing.T) {
 	}{{"ens6", trunk, true}, {"", nil, true}, {"ens7", net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}, false}, {"tap" + nic.Port[:11], nil, false}} {
 		n := &NICs{book: newBook(), changed: retry.NewSignal()}
 		n.book.plugged[nic.UID] = held{rec, nic}
-		n.LinkLost(c.name, c.address)
+		n.LinkChanged(c.name, c.address)
 		if got := len(n.changed) > 0; got != c.want {
 			t.Errorf("of a VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
 		}
@@ -246,7 +246,7 @@ func TestLinkLost(t *testing.T) {
 		n := &NICs{book: newBook(), changed: retry.NewSignal()}
 		nic.HostLink = c.hostLink
 		n.book.plugged[nic.UID] = held{rec, nic}
-		n.LinkLost(c.name, c.address)
+		n.LinkChanged(c.name, c.address)
 		if got := len(n.changed) > 0; got != c.want || c.name == "" && !n.touched.all {
 			t.Errorf("of a routed VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
 		}

@@ -63,7 +63,7 @@ func read(o *v1alpha1.PodNIC, bridges []string, r rules) object {
 		out.pod = s.Pod.UID
 	}
 	for _, c := range s.Conditions {
-		if c.Status != metav1.ConditionTrue && c.Type != v1alpha1.ConditionPlugged { // which passes on what this node says
+		if c.Status != metav1.ConditionTrue && c.Type != v1alpha1.ConditionPlugged && c.Type != v1alpha1.ConditionAllowed { // what this node says itself, and of new ports
 			out.wrong = append(out.wrong, condition{shown(c.Type, 64), shown(c.Reason, 64), shown(c.Message, longestMessage)})
 		}
 	}

@@ -212,10 +212,9 @@ func (n *NICs) Touched() (ports []string, all bool) {
 	return ports, all
 }
 
-// LinkLost says that a link of the node, with a MAC address, is gone or went down; an empty name:
-// any may be. One of those of a port that is plugged, all of which are called by its ID, is a
-// change, and so are the trunk of one that is a VLAN, and what the node routes to it by.
-func (n *NICs) LinkLost(name string, address net.HardwareAddr) {
+// LinkChanged is as daemon.NICs documents it. A NIC depends on the links of its port, all of which are
+// named by the port's ID, on its trunk if it is a VLAN, and on the links by which the node routes to it.
+func (n *NICs) LinkChanged(name string, address net.HardwareAddr) {
 	n.mu.Lock()
 	var ports []string
 	for _, h := range n.book.plugged {

@@ -26,6 +26,8 @@ type Source struct {
 	// none and nothing unless set before it is used.
 	Wants   []string
 	Refuses func(source.Wish) error
+	// OfNode are the addresses of the Node object.
+	OfNode []netip.Addr
 	// Nothing: it leases none, as where all interfaces of pods are NICs.
 	Nothing bool
 
@@ -35,6 +37,7 @@ type Source struct {
 
 	mu      sync.Mutex // guards all below
 	free    []netip.Addr
+	nodeHas []netip.Addr
 	cooling []cooled // by since
 	held    map[attachment.Key]source.Lease
 	waiting []chan struct{}
@@ -143,6 +146,23 @@ func (s *Source) cool(addr netip.Addr, since time.Time) {
 	slices.SortStableFunc(s.cooling, func(a, b cooled) int { return a.since.Compare(b.since) })
 }
 
+// Withhold implements source.Source.
+func (s *Source) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nodeHas = slices.Clone(addrs)
+	s.notify()
+	for _, a := range addrs {
+		if slices.Contains(s.free, a) {
+			kept = append(kept, a)
+		}
+	}
+	return kept
+}
+
+// NodeAddresses implements source.Source.
+func (s *Source) NodeAddresses() []netip.Addr { return s.OfNode }
+
 // Run implements source.Source: nothing is supplied but by Supply.
 func (s *Source) Run(ctx context.Context) error {
 	<-ctx.Done()
@@ -192,9 +212,9 @@ func (s *Source) try(key attachment.Key) (lease source.Lease, ok bool, changed c
 		return l, true, nil, nil
 	}
 	s.warm()
-	if len(s.free) > 0 {
-		a := s.free[0]
-		s.free = s.free[1:]
+	if i := slices.IndexFunc(s.free, func(a netip.Addr) bool { return !slices.Contains(s.nodeHas, a) }); i >= 0 {
+		a := s.free[i]
+		s.free = slices.Delete(s.free, i, i+1)
 		l := source.Lease{Origin: introspect.Origin{ENI: s.eni}}
 		if a.Is4() {
 			l.IPv4 = a

@@ -72,7 +72,7 @@ var statuses = map[string]vpcport.Status{
 // port reads a port, and refuses one that cannot be.
 func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 	out := vpcport.Port{
-		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups,
+		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups, Tags: w.Tags,
 		Status: statuses[strings.ToUpper(strings.TrimSpace(w.Status))], CreatedAt: created(w.Created),
 	}
 	if !rest.ValidID(w.ID) || !rest.ValidID(w.Network) {

@@ -359,12 +359,12 @@ func TestGivenENIs(t *testing.T) {
 			t.Errorf("%s: its tags were %v, are %v", name, before, after)
 		}
 	}
-	given, err := b.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-a", Groups: []string{"sg-web"}, Tags: map[string]string{eni.TagCluster: cluster, eni.TagNIC: ""}})
+	given, err := b.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-a", Groups: []string{"sg-web"}, Tags: map[string]string{eni.TagCluster: cluster, eni.TagNIC: "", ec2.TagNamespace: "shop"}})
 	harness.OK(t, err)
 	host := "i-a"
 	for range 2 {
 		p, err := b.provider.Update(t.Context(), given.ID, 0, vpcport.Change{Device: &device, Owner: &owner})
-		if err != nil || p.Device != device || p.Owner != owner {
+		if err != nil || p.Device != device || p.Owner != owner || !slices.Equal(p.Tags, []string{vpcport.NamespaceTag(cluster, "shop")}) {
 			t.Fatalf("taken: %+v, %v", p, err)
 		}
 		p, err = b.provider.Update(t.Context(), given.ID, 0, vpcport.Change{Host: &host})

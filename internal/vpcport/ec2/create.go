@@ -111,8 +111,8 @@ func (p *Provider) among(ctx context.Context, ids []string, n vpcport.NewPort, t
 	return list, nil
 }
 
-// mayBeIn are the IDs of the subnets that a port may be in: the one that is asked for, those of the settings,
-// or that of its host's trunk. It refuses addresses that no port can have together.
+// mayBeIn are the IDs of the subnets that a port may be in: the one that is asked for, those that it is to be among,
+// those of the settings, or that of its host's trunk. It refuses addresses that no port can have together.
 func (p *Provider) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
 	switch families := p.s.Families.Families(); {
 	case len(n.Addresses) > len(families):
@@ -123,6 +123,8 @@ func (p *Provider) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
 		return []string{n.Addresses[0].SubnetID}, nil
 	case t == nil:
 		return nil, failure(vpcport.Conflict, opCreate, "%s", p.trunks.missing(n.Host))
+	case len(n.Subnets) > 0:
+		return n.Subnets, nil
 	case len(p.s.Subnets) == 0:
 		return []string{t.SubnetID}, nil
 	}

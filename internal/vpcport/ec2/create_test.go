@@ -82,6 +82,10 @@ func TestSubnets(t *testing.T) {
 	if got := subnet(b.make(some, newPort("u-3", "i-a"))); got != "subnet-a" {
 		t.Errorf("of several the one with most room in the zone: %s", got)
 	}
+	among := func(n *vpcport.NewPort) { n.Subnets = []string{"subnet-b", "subnet-small"} }
+	if got := subnet(b.make(some, newPort("u-8", "i-a", among))); got != "subnet-small" {
+		t.Errorf("of those that it is to be among the one in the zone: %s", got)
+	}
 	b.cloud.SetFree("subnet-a", 0) // which the listing did not show yet
 	if got := subnet(b.make(some, newPort("u-4", "i-a"))); got != "subnet-small" {
 		t.Errorf("where that is full: %s", got)

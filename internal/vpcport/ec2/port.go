@@ -18,6 +18,9 @@ func (s Settings) portOf(e cloud.ENI, a cloud.Association, t *trunk) vpcport.Por
 		ID: e.ID, NetworkID: e.VPCID, Name: e.Description, Device: e.Tags[eni.TagNIC], Owner: s.owner(e), MAC: mac.Addr(e.MAC),
 		Addresses: s.addresses(e), Groups: e.Groups,
 	}
+	if namespace := e.Tags[TagNamespace]; namespace != "" {
+		p.Tags = []string{vpcport.NamespaceTag(s.Cluster, namespace)}
+	}
 	switch {
 	case e.Attachment != nil:
 		p.Host = e.Attachment.InstanceID

@@ -16,6 +16,7 @@ const (
 	TagTrunk       = "berth.dev/trunk"       // the ID of the trunk of which it is, or is to be, a branch
 	TagVLAN        = "berth.dev/vlan"        // the ID of its VLAN there
 	TagAssociation = "berth.dev/association" // the ID of the association of the two, once it is known
+	TagNamespace   = "berth.dev/namespace"   // whose pods may name it, of one that somebody made for them
 )
 
 // asked begins the value of TagAssociation while an association is asked for. What follows

@@ -23,6 +23,7 @@ type wirePort struct {
 	Status   string          `json:"status"`
 	FixedIPs []wireIP        `json:"fixed_ips"`
 	Groups   []string        `json:"security_groups"`
+	Tags     []string        `json:"tags"`
 	Host     *string         `json:"binding:host_id"`
 	VIFType  *string         `json:"binding:vif_type"`
 	VIF      json.RawMessage `json:"binding:vif_details"`
@@ -32,7 +33,7 @@ type wirePort struct {
 
 // portFields are those of wirePort, for fields=.
 var portFields = []string{
-	"id", "name", "network_id", "device_id", "device_owner", "mac_address", "status", "fixed_ips", "security_groups",
+	"id", "name", "network_id", "device_id", "device_owner", "mac_address", "status", "fixed_ips", "security_groups", "tags",
 	"binding:host_id", "binding:vif_type", "binding:vif_details", "revision_number", "created_at",
 }
 
@@ -69,7 +70,7 @@ var statuses = map[string]vpcport.Status{
 // port reads a port, and refuses one that cannot be.
 func (w wirePort) port(op string) (vpcport.Port, error) {
 	p := vpcport.Port{
-		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups,
+		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups, Tags: w.Tags,
 		Status: statuses[strings.ToUpper(w.Status)], Revision: w.Revision, CreatedAt: created(w.Created),
 	}
 	switch {

@@ -25,7 +25,7 @@ const (
 func vpcSpec() v1alpha1.VPCSpec {
 	return v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderNeutron, Network: network.ID, DefaultSubnets: []string{network.Subnets[0].ID},
-		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{namespace}},
+		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{namespace}}, MaxNICsPerNamespace: new(int32(1 << 16)),
 	}
 }
 

@@ -229,5 +229,6 @@ func (c *Cloud) newMAC() string {
 func (p *Port) copied() Port {
 	out := *p
 	out.FixedIPs, out.Groups, out.VIF.Details = slices.Clone(p.FixedIPs), slices.Clone(p.Groups), maps.Clone(p.VIF.Details)
+	out.Tags = slices.Clone(p.Tags)
 	return out
 }

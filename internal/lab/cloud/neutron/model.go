@@ -39,7 +39,7 @@ type Port struct {
 	Device, Owner              string
 	MAC                        string // lower case
 	FixedIPs                   []FixedIP
-	Groups                     []string
+	Groups, Tags               []string
 	Host                       string
 	VIF                        VIF
 	Status                     string // DOWN, BUILD, ACTIVE, ERROR

@@ -27,7 +27,7 @@ func (p *Port) described(who caller) map[string]any {
 		"fixed_ips": ips, "allowed_address_pairs": []any{}, "extra_dhcp_opts": []any{}, "security_groups": groups,
 		"binding:vnic_type": "normal", "binding:profile": map[string]any{}, "binding:host_id": p.Host,
 		"binding:vif_type": p.VIF.Type, "binding:vif_details": details,
-		"port_security_enabled": true, "tags": []string{}, "revision_number": p.Revision,
+		"port_security_enabled": true, "tags": append([]string{}, p.Tags...), "revision_number": p.Revision,
 		"created_at": p.Created.UTC().Format(stamp), "updated_at": p.Updated.UTC().Format(stamp),
 	}
 	for name := range out {

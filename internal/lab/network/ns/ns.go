@@ -103,7 +103,11 @@ func Remove(name string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return errors.Join(linkErr, fmt.Errorf("unmount network namespace %s: %w", name, err))
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	err := os.Remove(path)
+	if errors.Is(err, unix.EBUSY) {
+		err = removeHidden(path)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return errors.Join(linkErr, fmt.Errorf("remove network namespace %s: %w", name, err))
 	}
 	return linkErr

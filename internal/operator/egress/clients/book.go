@@ -3,6 +3,7 @@ package clients
 import (
 	"hash/fnv"
 	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ type book struct {
 // entry is what a pod is to its Egresses.
 type entry struct {
 	uid       string
+	since     time.Time // as scene.since
 	standings []standing
 }
 
@@ -222,27 +224,19 @@ func set(of map[types.NamespacedName]string, key types.NamespacedName, value str
 	return before != value
 }
 
-// isServed tells whether gateways serve a pod.
-func (b *book) isServed(key types.NamespacedName, uid string) bool {
+// isServed is an isServed.
+func (b *book) isServed(key types.NamespacedName, uid string) (bool, time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.isServedLocked(key, uid)
 }
 
-func (b *book) isServedLocked(key types.NamespacedName, uid string) bool {
-	if b.served[uid] {
-		return true
-	}
+func (b *book) isServedLocked(key types.NamespacedName, uid string) (bool, time.Time) {
 	e := b.pods[key]
 	if e.uid != uid {
-		return false
+		return b.served[uid], time.Time{}
 	}
-	for _, s := range e.standings {
-		if s.client != nil {
-			return true
-		}
-	}
-	return false
+	return b.served[uid] || slices.ContainsFunc(e.standings, func(s standing) bool { return s.client != nil }), e.since
 }
 
 // seen takes in a slice as the cache has it. One that is older than what this process wrote

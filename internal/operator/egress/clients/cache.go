@@ -88,8 +88,13 @@ func usedBy(o *v1alpha1.EgressClient) []string {
 	return slices.Collect(maps.Keys(all))
 }
 
-// addressesOf are a pod's, which the kubelet says.
+// addressesOf are a pod's, which the kubelet says. While a pod has no sandbox the kubelet says those of the last one.
 func addressesOf(p *corev1.Pod) (out []string) {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionFalse {
+			return nil
+		}
+	}
 	for _, ip := range p.Status.PodIPs {
 		if a := canonical(ip.IP); a != "" {
 			out = append(out, a)

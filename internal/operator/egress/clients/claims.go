@@ -3,6 +3,10 @@ package clients
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -12,14 +16,42 @@ import (
 	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
 )
 
-// isServed tells whether gateways serve a pod.
-type isServed func(key types.NamespacedName, uid string) bool
+// isServed tells whether gateways serve a pod, and since when only its node says where; zero: its kubelet does, or neither.
+type isServed func(key types.NamespacedName, uid string) (served bool, since time.Time)
 
-// conflict tells whose one of the addresses is that the node of a pod says of it, if it is
+// May tells whether the node of a pod may give it an address, as far as is known.
+type May func(ctx context.Context, p *corev1.Pod, address netip.Addr) (bool, error)
+
+// confirm finds out at which addresses gateways may serve a pod that has an EgressClient.
+func (c *Controller) confirm(ctx context.Context, s *scene, served isServed) error {
+	_, since := served(client.ObjectKeyFromObject(s.pod), string(s.pod.UID))
+	says, has := said(s.o), addressesOf(s.pod)
+	of := plan.Confirm(says, has, since, c.now())
+	s.addresses, s.since = of.Addresses, of.Since
+	if len(has) == 0 && c.o.May != nil {
+		for _, address := range of.Addresses {
+			may, err := c.o.May(ctx, s.pod, netip.MustParseAddr(address))
+			if err != nil {
+				return err
+			}
+			if !may {
+				s.addresses, s.foreign = nil, true
+				s.elsewhere = fmt.Sprintf("the node says that the pod sends from %s, which is none of the node's addresses for pods: gateways do not serve it before its status has it", address)
+				break
+			}
+		}
+	}
+	if len(of.Elsewhere) > 0 {
+		s.elsewhere = fmt.Sprintf("the node says that the pod sends from %s, which is not among the addresses of the pod's status (%s): gateways do not serve it there", strings.Join(of.Elsewhere, " and "), strings.Join(has, ", "))
+	}
+	return nil
+}
+
+// conflict tells whose one of the addresses is at which a pod is to be served, if it is
 // not that pod's; empty: they are its own.
-func (c *Controller) conflict(ctx context.Context, p *corev1.Pod, o *v1alpha1.EgressClient, served isServed) (string, error) {
+func (c *Controller) conflict(ctx context.Context, p *corev1.Pod, addresses []string, served isServed) (string, error) {
 	mine := addressesOf(p)
-	for _, address := range said(o) {
+	for _, address := range addresses {
 		claims, err := c.claims(ctx, p, address, served)
 		if err != nil {
 			return "", err
@@ -61,8 +93,15 @@ func (c *Controller) claims(ctx context.Context, p *corev1.Pod, address string, 
 		o := &others.Items[i]
 		q := &corev1.Pod{}
 		err := c.client.Get(ctx, client.ObjectKeyFromObject(o), q, client.UnsafeDisableDeepCopy)
-		if err == nil && !has[q.UID] && runtimeUID(q) == o.Spec.PodUID {
-			has[q.UID] = true
+		if err != nil || has[q.UID] || runtimeUID(q) != o.Spec.PodUID {
+			continue
+		}
+		has[q.UID] = true
+		s := scene{pod: q, o: o}
+		if err := c.confirm(ctx, &s, served); err != nil {
+			return nil, err
+		}
+		if slices.Contains(s.addresses, address) {
 			claims = append(claims, claimOf(q, served))
 		}
 	}
@@ -71,5 +110,6 @@ func (c *Controller) claims(ctx context.Context, p *corev1.Pod, address string, 
 
 func claimOf(p *corev1.Pod, served isServed) plan.Claim {
 	key := client.ObjectKeyFromObject(p)
-	return plan.Claim{UID: string(p.UID), Pod: key.String(), Served: served(key, string(p.UID)), Created: p.CreationTimestamp.Time}
+	is, _ := served(key, string(p.UID))
+	return plan.Claim{UID: string(p.UID), Pod: key.String(), Served: is, Created: p.CreationTimestamp.Time}
 }

@@ -58,7 +58,7 @@ func TestConsent(t *testing.T) {
 	web, naming, dns := w.pod("web", ""), w.pod("naming", "nat"), newPod("dns", "")
 	dns.Namespace = metav1.NamespaceSystem
 	w.make(dns, "node-a")
-	e := w.tenants("all", v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{}})
+	e := w.tenants("all", v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{}})
 	selected := func(names []string, selected ...string) func(*v1alpha1.EgressClient) error {
 		return func(o *v1alpha1.EgressClient) error {
 			if got := strings.Join(o.Spec.Selected, " "); got != strings.Join(selected, " ") {
@@ -109,12 +109,12 @@ func TestConsent(t *testing.T) {
 	// A namespace that comes counts for a selector of all that have no certain name.
 	there := &corev1.NamespaceList{}
 	harness.OK(t, w.client().List(t.Context(), there))
-	others := metav1.LabelSelectorRequirement{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn}
+	others := v1alpha1.LabelRequirement{Key: corev1.LabelMetadataName, Operator: "NotIn"}
 	for _, ns := range there.Items {
-		others.Values = append(others.Values, ns.Name)
+		others.Values = append(others.Values, v1alpha1.LabelValue(ns.Name))
 	}
 	w.namespace("tenant", granted) // so that the policy takes it
-	rest := w.tenants("rest", v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{others}}})
+	rest := w.tenants("rest", v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{MatchExpressions: []v1alpha1.LabelRequirement{others}}})
 	w.namespace("tenant", nil)
 	w.clientsReady(rest, reasonServed)
 	w.namespace("late", nil)

@@ -38,6 +38,7 @@ var _ = failpoint.Register(
 // Options are what a Controller needs to know. What is zero takes the default named.
 type Options struct {
 	Namespace string       // Berth's own; empty: it is not known
+	May       May          // any address may be
 	Clock     clock.Clock  // the real one
 	Logger    *slog.Logger // none
 	Metrics   *Metrics     // nothing is counted

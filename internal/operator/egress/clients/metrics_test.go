@@ -20,7 +20,7 @@ func TestMetrics(t *testing.T) {
 	w.setUp(double, "10.1.0.5")
 	w.await(double, "conflicts", ready(reasonConflict))
 	w.awaitCounts("nat", 1, 0, reasonWaits)
-	w.awaitCounts("closed", 0, 1, reasonRefused)
+	w.awaitCounts("closed", 0, 1, reasonServed)
 	if n := w.c.Known(); n != 2 {
 		t.Errorf("%d pods are known", n)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
@@ -53,10 +55,17 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 	if err := c.write(ctx, s); err != nil {
 		return reconcile.Result{}, err
 	}
-	if reason, _ := s.waits(); reason == reasonWaiting && len(s.decision.Egresses) > 0 {
-		return reconcile.Result{RequeueAfter: max(0, s.waitsUntil().Sub(c.now()))}, nil
+	var again time.Duration
+	if !s.since.IsZero() {
+		again = max(0, s.since.Add(plan.Unconfirmed).Sub(c.now()))
 	}
-	return reconcile.Result{}, nil
+	if s.foreign {
+		again = sooner(again, time.Second) // the node may have been given it just now
+	}
+	if reason, _ := s.waits(); reason == reasonWaiting && len(s.decision.Egresses) > 0 {
+		again = sooner(again, max(0, s.waitsUntil().Sub(c.now())))
+	}
+	return reconcile.Result{RequeueAfter: again}, nil
 }
 
 // removeEnded deletes the EgressClient of a pod of its name that is no more, or has ended.

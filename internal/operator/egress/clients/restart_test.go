@@ -61,7 +61,7 @@ func TestRestartWritesNothing(t *testing.T) {
 		w.await(p, "is ready", ready(reasonSetUp))
 	}
 	w.awaitCounts("nat", int32(len(pods)), 0, reasonServed)
-	w.awaitCounts("picky", 0, 1, reasonRefused)
+	w.awaitCounts("picky", 0, 1, reasonServed)
 	before := len(w.events(refused))
 	w.end()
 	cfg, writes := counted(t)

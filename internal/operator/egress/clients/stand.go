@@ -20,12 +20,18 @@ const waitsLong = 30 * time.Second
 
 // scene is what is true of a pod at one moment.
 type scene struct {
-	pod      *corev1.Pod            // nil: it is gone, or has ended
-	o        *v1alpha1.EgressClient // that is this pod's; nil: there is none
-	egresses plan.Egresses
-	is       plan.Pod // as far as it decides
-	decision plan.Decision
-	conflict string // why its addresses are not its own
+	pod       *corev1.Pod            // nil: it is gone, or has ended
+	o         *v1alpha1.EgressClient // that is this pod's; nil: there is none
+	egresses  plan.Egresses
+	is        plan.Pod // as far as it decides
+	decision  plan.Decision
+	conflict  string // why its addresses are not its own
+	elsewhere string // which of them are not confirmed
+	foreign   bool   // the node may not give it the address, as is known now
+	// addresses are those at which gateways may serve it, if it may use any.
+	addresses []string
+	// since is when its node said an address that its kubelet does not say yet; zero: it says none, or the kubelet does.
+	since time.Time
 }
 
 // runtimeUID is the UID by which the runtime knows a pod; that of a static one is told by
@@ -60,7 +66,10 @@ func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace membershi
 	}
 	s.o = o
 	if len(s.decision.Egresses) > 0 {
-		s.conflict, err = c.conflict(ctx, p, o, served)
+		if err = c.confirm(ctx, &s, served); err != nil {
+			return s, err
+		}
+		s.conflict, err = c.conflict(ctx, p, s.addresses, served)
 	}
 	return s, err
 }
@@ -70,11 +79,11 @@ func (s scene) entry(now time.Time) entry {
 	if s.pod == nil {
 		return entry{}
 	}
-	e := entry{uid: string(s.pod.UID)}
+	e := entry{uid: string(s.pod.UID), since: s.since}
 	for _, r := range s.decision.Egresses {
 		st := standing{ref: membership.Ref{Namespace: r.Namespace, Name: r.Name}, uid: r.UID}
 		if s.serves(r) {
-			st.client = &v1alpha1.ServedClient{UID: e.uid, Pod: s.pod.Namespace + "/" + s.pod.Name, Addresses: said(s.o)}
+			st.client = &v1alpha1.ServedClient{UID: e.uid, Pod: s.pod.Namespace + "/" + s.pod.Name, Addresses: s.addresses}
 		} else {
 			st.stuck = s.stuck(now)
 		}
@@ -92,7 +101,7 @@ func (s scene) entry(now time.Time) entry {
 // serves tells whether gateways of an Egress are to serve the pod: from when the node has
 // set up its tunnels, and while it changes or mends them.
 func (s scene) serves(r v1alpha1.EgressReference) bool {
-	if s.o == nil || s.o.DeletionTimestamp != nil || s.conflict != "" || len(said(s.o)) == 0 {
+	if s.o == nil || s.o.DeletionTimestamp != nil || s.conflict != "" || len(s.addresses) == 0 {
 		return false
 	}
 	node := s.o.Status.Node

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -42,8 +43,12 @@ func (s scene) waits() (reason, message string) {
 		return reasonFailed, fmt.Sprintf("berthd of node %s: %s", node, cmp.Or(says.Message, says.Reason, "it could not set up the pod's tunnels"))
 	case s.conflict != "":
 		return reasonConflict, s.conflict
+	case s.elsewhere != "":
+		return reasonConflict, s.elsewhere
 	case len(said(s.o)) == 0:
 		return reasonWaiting, "berthd of node " + node + " has not said the pod's addresses yet"
+	case len(s.addresses) == 0:
+		return reasonWaiting, fmt.Sprintf("the kubelet of node %s has not said the pod's addresses (status.podIPs) within %s: gateways serve the pod once it does", node, plan.Unconfirmed)
 	}
 	for _, r := range s.decision.Egresses {
 		if !slices.Contains(says.Egresses, r) {
@@ -100,15 +105,20 @@ const (
 func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
 	s := clientsStatus{clients: int32(a.ledger.Len()), refused: int32(len(a.refused))}
 	s.condition = metav1.Condition{Type: v1alpha1.ConditionClientsReady, Status: metav1.ConditionFalse}
+	// Pods of others that it does not allow are counted, and no more: a stranger is not to say what the condition says.
+	refused := maps.Clone(a.refused)
+	maps.DeleteFunc(refused, func(pod types.NamespacedName, reason string) bool {
+		return reason == v1alpha1.EgressNotAllowed && pod.Namespace != e.Ref.Namespace
+	})
 	tooMany := all.TooMany(e)
 	switch {
 	case e.Wrong != nil:
-		s.condition.Reason, s.condition.Message = reasonSelector, e.Wrong.Error()
+		s.condition.Reason, s.condition.Message = reasonSelector, shortened(e.Wrong.Error())
 	case tooMany != "":
 		s.condition.Reason, s.condition.Message = reasonTooMany, tooMany
-	case len(a.refused) > 0:
+	case len(refused) > 0:
 		s.condition.Reason = reasonRefused
-		s.condition.Message = about(a.refused, "may not use it", "may not use it")
+		s.condition.Message = about(refused, "may not use it", "may not use it")
 	case len(a.stuck) > 0:
 		s.condition.Reason = reasonWaits
 		s.condition.Message = about(a.stuck, "is not served", "are not served")
@@ -119,6 +129,9 @@ func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
 	}
 	return s
 }
+
+// shortened is a text of elsewhere, which may have what a user wrote at any length.
+func shortened(text string) string { return strings.ToValidUTF8(text[:min(len(text), plan.Most)], "") }
 
 // about tells of some pods: how many, which, for example, and why.
 func about(of map[types.NamespacedName]string, one, many string) string {

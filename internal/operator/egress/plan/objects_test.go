@@ -195,6 +195,7 @@ func TestInvalidTemplates(t *testing.T) {
 		`{"nodeSelector":["a"]}`:                               "spec.template.spec: is no part of a PodSpec: ",
 		`{"containers":{}}`:                                    "spec.template.spec: is no part of a PodSpec: ",
 		`[]`:                                                   "spec.template.spec: is no part of a PodSpec: ",
+		`{"hostname":"` + strings.Repeat("x", maxTemplate) + `"}`: "spec.template: is longer than 32 KiB in spec and annotations",
 	} {
 		all, problem := Objects(newEgress(template(spec)), settings)
 		if problem == nil || problem.Reason != v1alpha1.EgressInvalidTemplate || !strings.HasPrefix(problem.Message, want) {
@@ -202,6 +203,29 @@ func TestInvalidTemplates(t *testing.T) {
 		}
 		if all[Deployment] != nil || all[Service] == nil {
 			t.Errorf("%s: objects %v", spec, all)
+		}
+	}
+}
+
+// Of a template that is too large nothing stays in memory but that it is.
+func TestTrim(t *testing.T) {
+	large := strings.Repeat("x", maxTemplate)
+	for name, tt := range map[string]struct {
+		spec        string
+		annotations map[string]string
+		refused     bool
+	}{
+		"small":           {`{"hostname":"a"}`, map[string]string{"a": "b"}, false},
+		"the spec":        {`{"hostname":"` + large + `"}`, nil, true},
+		"the annotations": {`{}`, map[string]string{"a": large}, true},
+	} {
+		e := newEgress(template(tt.spec))
+		e.Spec.Template.Metadata.Annotations = tt.annotations
+		Trim(e)
+		text, err := json.Marshal(e)
+		_, problem := Objects(e, settings)
+		if err != nil || (problem != nil) != tt.refused || tt.refused && (strings.Contains(string(text), "xxx") || !strings.Contains(problem.Message, "longer than 32 KiB")) {
+			t.Errorf("%s: %v, %v, %.200s", name, err, problem, text)
 		}
 	}
 }

@@ -19,6 +19,7 @@ type Seen struct {
 	Service    *corev1.Service    // nil: none is known
 	Deployment *appsv1.Deployment // likewise
 	Pods       []*corev1.Pod      // gateways, ready or not (IsGateway)
+	Others     []*corev1.Pod      // with the label of the Egress, and no gateways
 	Problem    *Problem           // with the objects; nil: all are as they should be
 }
 
@@ -30,6 +31,9 @@ func Status(e *v1alpha1.Egress, seen Seen, now metav1.Time) v1alpha1.EgressStatu
 	st := v1alpha1.EgressStatus{
 		ObservedGeneration: e.Generation, Replicas: replicasOf(seen.Pods), Selector: Selector(e.Name),
 		Gateways: Gateways(seen.Pods, e.Status.Gateways), ReadyGateways: readyGateways(seen.Pods), ServiceIPs: serviceIPs(seen.Service),
+	}
+	if e.Spec.TunnelTo == v1alpha1.TunnelToService && posing(seen.Others) != "" {
+		st.ServiceIPs = nil // nodes lead nothing to the Service
 	}
 	for _, c := range []metav1.Condition{available(e, &st, seen), serviceReady(seen)} {
 		if was := meta.FindStatusCondition(e.Status.Conditions, c.Type); was != nil {
@@ -57,6 +61,11 @@ func available(e *v1alpha1.Egress, st *v1alpha1.EgressStatus, seen Seen) metav1.
 	is := func(status metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionAvailable, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
 	}
+	if other := posing(seen.Others); e.Spec.TunnelTo == v1alpha1.TunnelToService && other != "" {
+		return is(metav1.ConditionFalse, v1alpha1.EgressForeignPods,
+			"Service %s would send what clients send to pod %s, which Deployment %s has not made: destinations are unreachable for clients until the pod is deleted or has no label %s any more, or spec.tunnelTo is Gateways",
+			e.Name, other, e.Name, v1alpha1.LabelEgress)
+	}
 	if st.ReadyGateways == 0 {
 		switch why := notReady(seen.Pods); {
 		case e.Spec.Replicas != nil && *e.Spec.Replicas == 0:
@@ -82,6 +91,16 @@ func available(e *v1alpha1.Egress, st *v1alpha1.EgressStatus, seen Seen) metav1.
 		}
 	}
 	return is(metav1.ConditionTrue, v1alpha1.EgressGatewaysReady, "")
+}
+
+// posing is the first of pods, by name, that a Service with their label would send packets to; empty: none.
+func posing(pods []*corev1.Pod) (name string) {
+	for _, p := range pods {
+		if isReady(p) && p.DeletionTimestamp == nil && len(addressesOf(p)) > 0 && (name == "" || p.Name < name) {
+			name = p.Name
+		}
+	}
+	return name
 }
 
 // familyOf is that of an address or a CIDR; empty: it is neither.

@@ -174,6 +174,15 @@ func TestConditions(t *testing.T) {
 			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "2001:db8::1")}}, v1alpha1.ConditionAvailable, v1alpha1.EgressFamilyMissing, "Service nat has no address of it"},
 		"a Service that matters not": {func(s *v1alpha1.EgressSpec) { s.Destinations = []string{"::/0"} },
 			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "2001:db8::1")}}, v1alpha1.ConditionAvailable, v1alpha1.EgressGatewaysReady, ""},
+		"a pod that poses": {func(s *v1alpha1.EgressSpec) { s.TunnelTo = v1alpha1.TunnelToService },
+			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "10.0.0.1")}, Others: []*corev1.Pod{gateway("web-2", "10.0.0.3"), gateway("web-1", "10.0.0.2")}},
+			v1alpha1.ConditionAvailable, v1alpha1.EgressForeignPods, "Service nat would send what clients send to pod web-1, which Deployment nat has not made"},
+		"pods that get nothing from the Service": {func(s *v1alpha1.EgressSpec) { s.TunnelTo = v1alpha1.TunnelToService },
+			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "10.0.0.1")}, Others: []*corev1.Pod{gateway("b"), ended(gateway("c", "10.0.0.2")), unreadied(gateway("d", "10.0.0.3"))}},
+			v1alpha1.ConditionAvailable, v1alpha1.EgressGatewaysReady, ""},
+		"a pod that poses where the Service matters not": {nil,
+			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "10.0.0.1")}, Others: []*corev1.Pod{gateway("web-1", "10.0.0.2")}},
+			v1alpha1.ConditionAvailable, v1alpha1.EgressGatewaysReady, ""},
 		"all there": {nil, Seen{}, v1alpha1.ConditionServiceReady, v1alpha1.EgressApplied, ""},
 		"problem":   {nil, Seen{Problem: &Problem{"A", "b"}, Deployment: refused}, v1alpha1.ConditionServiceReady, "A", "b"},
 		"refused":   {nil, Seen{Deployment: refused}, v1alpha1.ConditionServiceReady, v1alpha1.EgressPodsRefused, "violates PodSecurity"},
@@ -183,6 +192,9 @@ func TestConditions(t *testing.T) {
 		e.Generation = 7
 		st := Status(e, tt.seen, moment)
 		c := meta.FindStatusCondition(st.Conditions, tt.kind)
+		if addresses := len(st.ServiceIPs); tt.seen.Service != nil && (addresses == 0) != (tt.want == v1alpha1.EgressForeignPods) {
+			t.Errorf("%s: nodes lead packets to %d addresses of the Service", name, addresses)
+		}
 		good := tt.want == v1alpha1.EgressGatewaysReady || tt.want == v1alpha1.EgressApplied
 		if c == nil || c.Reason != tt.want || (c.Status == metav1.ConditionTrue) != good || !strings.Contains(c.Message, tt.words) || c.ObservedGeneration != 7 || len(c.Message) > 1024 {
 			t.Errorf("%s: %+v, want %s with %q", name, c, tt.want, tt.words)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	sigsjson "sigs.k8s.io/json"
@@ -49,6 +50,31 @@ const defaultGrace = 60
 // is told otherwise (berth-egress, --end-delay).
 const endDelay = 10
 
+// maxTemplate is how long a template may be, in bytes of its spec and of its annotations.
+const maxTemplate = 32 << 10
+
+// tooLarge stands for the spec of any template that is longer.
+var tooLarge = []byte(`"` + strings.Repeat(" ", maxTemplate) + `"`)
+
+// Trim takes a template that is too large off an Egress: all Egresses are in memory, and users write objects as large as the
+// API server takes.
+func Trim(e *v1alpha1.Egress) {
+	t := e.Spec.Template
+	if t == nil {
+		return
+	}
+	size := 0
+	if t.Spec != nil {
+		size = len(t.Spec.Raw)
+	}
+	for key, value := range t.Metadata.Annotations {
+		size += len(key) + len(value)
+	}
+	if size > maxTemplate {
+		e.Spec.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: tooLarge}}
+	}
+}
+
 // podSpec is what gateways run: the template's spec, merged with what Berth needs by the
 // rules of a strategic merge patch, of which Berth's part is the patch.
 func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
@@ -58,6 +84,9 @@ func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
 	}
 	invalid := func(path, format string, args ...any) *Problem {
 		return &Problem{v1alpha1.EgressInvalidTemplate, path + ": " + fmt.Sprintf(format, args...)}
+	}
+	if len(asked) > maxTemplate {
+		return nil, invalid(templatePath, "is longer than %d KiB in spec and annotations: make it shorter", maxTemplate>>10)
 	}
 	var typed corev1.PodSpec
 	unknown, err := sigsjson.UnmarshalStrict(asked, &typed)

@@ -2,6 +2,7 @@ package nicpolicy
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -32,6 +33,9 @@ const (
 	// lookTimeout bounds one look.
 	lookTimeout = 10 * time.Second
 )
+
+// longest is how large the specification of a SecurityGroupPolicy may be, in bytes of JSON. Its kind is not Berth's and knows no bound.
+const longest = 16 << 10
 
 // errUnknown is the answer before it is known which SecurityGroupPolicies there are.
 var errUnknown = errors.New("it is not known yet which SecurityGroupPolicies there are")
@@ -102,7 +106,8 @@ func (f *foreign) follow(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	informer := dynamicinformer.NewFilteredDynamicInformer(f.api, securityGroupPolicies, metav1.NamespaceAll, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil).Informer()
-	// Neither fails before an informer runs.
+	// None fails before an informer runs.
+	_ = informer.SetTransform(trimForeign)
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { f.changed() }, UpdateFunc: func(any, any) { f.changed() }, DeleteFunc: func(any) { f.changed() },
 	})
@@ -119,6 +124,29 @@ func (f *foreign) follow(ctx context.Context) (stop func()) {
 		wg.Wait()
 	}
 }
+
+// trimForeign keeps of a SecurityGroupPolicy what a policy is made of, and of one that is too large that it is.
+func trimForeign(in any) (any, error) {
+	o, ok := in.(*unstructured.Unstructured)
+	if !ok {
+		return in, nil
+	}
+	of := o.Object
+	out := &unstructured.Unstructured{Object: map[string]any{"apiVersion": of["apiVersion"], "kind": of["kind"]}}
+	out.SetNamespace(o.GetNamespace())
+	out.SetName(o.GetName())
+	out.SetUID(o.GetUID())
+	out.SetResourceVersion(o.GetResourceVersion())
+	out.SetCreationTimestamp(o.GetCreationTimestamp())
+	out.Object["spec"] = of["spec"]
+	if spec, err := json.Marshal(of["spec"]); err != nil || len(spec) > longest {
+		out.Object["spec"] = map[string]any{tooLarge: true}
+	}
+	return out, nil
+}
+
+// tooLarge is the only field that trimForeign leaves of a large specification. The kind has none of that name.
+const tooLarge = "berth.dev/too-large"
 
 // settle notes what there is; nil: the kind is not installed.
 func (f *foreign) settle(store cache.Indexer) {
@@ -159,15 +187,20 @@ func (f *foreign) read() (cache.Indexer, error) {
 	return f.store, nil
 }
 
-// of are those of a namespace; live reads them past the memory.
+// of are those of a namespace; live reads them past the memory. The error is also of too many, or of one that is too large: a
+// pod that it selects must not run without its groups.
 func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]podnic.Policy, error) {
 	store, err := f.read()
 	if err != nil || store == nil {
 		return nil, err
 	}
-	var objects []*unstructured.Unstructured
-	if live {
-		list, err := f.api.Resource(securityGroupPolicies).Namespace(namespace).List(ctx, metav1.ListOptions{})
+	items, err := store.ByIndex(cache.NamespaceIndex, namespace)
+	if err != nil {
+		return nil, fmt.Errorf("list SecurityGroupPolicies of namespace %s in memory: %w", namespace, err)
+	}
+	if live && len(items) <= most { // so many as are known already are not read again
+		items = nil
+		list, err := f.api.Resource(securityGroupPolicies).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: most + 1})
 		if apierrors.IsNotFound(err) { // the kind was just removed
 			return nil, nil
 		}
@@ -175,19 +208,19 @@ func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]podnic
 			return nil, fmt.Errorf("list SecurityGroupPolicies of namespace %s: %w", namespace, err)
 		}
 		for i := range list.Items {
-			objects = append(objects, &list.Items[i])
-		}
-	} else {
-		items, err := store.ByIndex(cache.NamespaceIndex, namespace)
-		if err != nil {
-			return nil, fmt.Errorf("list SecurityGroupPolicies of namespace %s in memory: %w", namespace, err)
-		}
-		for _, o := range items {
-			objects = append(objects, o.(*unstructured.Unstructured))
+			o, _ := trimForeign(&list.Items[i])
+			items = append(items, o)
 		}
 	}
+	if len(items) > most {
+		return nil, fmt.Errorf("namespace %s has more than %d SecurityGroupPolicies: delete some", namespace, most)
+	}
 	var all []podnic.Policy
-	for _, o := range objects {
+	for _, item := range items {
+		o := item.(*unstructured.Unstructured)
+		if _, large, _ := unstructured.NestedBool(o.Object, "spec", tooLarge); large {
+			return nil, fmt.Errorf("the spec of SecurityGroupPolicy %s/%s has more than %d bytes of JSON: make it shorter", namespace, o.GetName(), longest)
+		}
 		if p, ok := fromForeign(o); ok {
 			all = append(all, p)
 		}

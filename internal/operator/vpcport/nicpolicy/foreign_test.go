@@ -2,11 +2,13 @@ package nicpolicy
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
@@ -64,5 +66,58 @@ func TestForeignThatCannotBeRead(t *testing.T) {
 	f.settle(nil)
 	if names, err := f.namespaces(); len(names) > 0 || err != nil {
 		t.Errorf("a kind that is not there: %v, %v", names, err)
+	}
+}
+
+// Of SecurityGroupPolicies, whose kind is not Berth's, too many and too large ones refuse pods of their namespace, and only
+// there, and take little memory.
+func TestTooManySecurityGroupPolicies(t *testing.T) {
+	policies := func(n int, value string) (out []*unstructured.Unstructured) {
+		for i := range n {
+			out = append(out, &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "vpcresources.k8s.aws/v1beta1", "kind": "SecurityGroupPolicy",
+				"metadata": map[string]any{"namespace": "shop", "name": fmt.Sprintf("p%d", i), "annotations": map[string]any{"large": strings.Repeat("x", 1<<20)}},
+				"spec": map[string]any{
+					"podSelector":    map[string]any{"matchLabels": map[string]any{"app": value}},
+					"securityGroups": map[string]any{"groupIds": []any{"sg-1"}},
+				},
+			}})
+		}
+		return out
+	}
+	for name, tt := range map[string]struct {
+		cached, live []*unstructured.Unstructured
+		want         int
+		refused      string
+	}{
+		"the most":                   {policies(most, "web"), policies(most, "web"), most, ""},
+		"one more":                   {policies(most+1, "web"), nil, 0, "namespace shop has more than 100 SecurityGroupPolicies"},
+		"one more that is so new":    {policies(most, "web"), policies(most+1, "web"), 0, "namespace shop has more than 100 SecurityGroupPolicies"},
+		"a large one":                {policies(1, strings.Repeat("x", longest)), nil, 0, "SecurityGroupPolicy shop/p0 has more than 16384 bytes"},
+		"a large one that is so new": {nil, policies(1, strings.Repeat("x", longest)), 0, "SecurityGroupPolicy shop/p0 has more than 16384 bytes"},
+	} {
+		store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		for _, o := range tt.cached {
+			kept, err := trimForeign(o)
+			if err != nil || store.Add(kept) != nil {
+				t.Fatal(err)
+			}
+			if text := fmt.Sprint(kept); len(text) > 1000 {
+				t.Errorf("%s: %d bytes are kept", name, len(text))
+			}
+		}
+		var live []runtime.Object
+		for _, o := range tt.live {
+			live = append(live, o)
+		}
+		f := &foreign{known: true, store: store, api: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+			map[schema.GroupVersionResource]string{securityGroupPolicies: "SecurityGroupPolicyList"}, live...)}
+		all, err := f.of(t.Context(), "shop", len(tt.live) > 0)
+		if tt.refused == "" && (err != nil || len(all) != tt.want) || tt.refused != "" && (err == nil || !strings.Contains(err.Error(), tt.refused)) {
+			t.Errorf("%s: %d policies, %v; want %d, %q", name, len(all), err, tt.want, tt.refused)
+		}
+		if all, err := f.of(t.Context(), "other", len(tt.live) > 0); err != nil || len(all) != 0 {
+			t.Errorf("%s: another namespace: %d policies, %v", name, len(all), err)
+		}
 	}
 }

@@ -21,7 +21,7 @@ import (
 // Objects are the NICPolicies.
 var Objects = &watched.Kind{
 	Object: &v1alpha1.NICPolicy{}, List: func() client.ObjectList { return &v1alpha1.NICPolicyList{} },
-	Cache: cache.ByObject{Transform: cache.TransformStripManagedFields()},
+	Cache: cache.ByObject{Transform: watched.Trim},
 }
 
 // Policies reads the policies of both kinds.
@@ -61,19 +61,30 @@ func (always) NeedLeaderElection() bool { return false }
 // cache tells. It is quick, and registered before the manager starts.
 func (p *Policies) Changed(tell func()) { p.tell = append(p.tell, tell) }
 
+// most is how many NICPolicies a namespace may have. Each of its pods is held against all of them, and those of other
+// namespaces wait meanwhile.
+const most = 100
+
 // Of are the policies of a namespace as they are known, or, live, as the API server has them
-// now. The error is of an API server that does not tell.
+// now. The error is of an API server that does not tell, or of too many: a pod that the last ones select would
+// have to be refused anyway.
 func (p *Policies) Of(ctx context.Context, namespace string, live bool) ([]podnic.Policy, error) {
 	if namespace == p.own {
 		return nil, nil
 	}
-	r := p.cached
+	readers := []client.Reader{p.cached}
 	if live {
-		r = p.live
+		readers = append(readers, p.live) // so many as are known already are not read again
 	}
-	list := &v1alpha1.NICPolicyList{}
-	if err := r.List(ctx, list, client.InNamespace(namespace)); err != nil {
-		return nil, fmt.Errorf("list NICPolicies of namespace %s: %w", namespace, err)
+	var list *v1alpha1.NICPolicyList
+	for _, r := range readers {
+		list = &v1alpha1.NICPolicyList{} // decoding into the previous one would keep fields that the new items do not have
+		if err := r.List(ctx, list, client.InNamespace(namespace)); err != nil {
+			return nil, fmt.Errorf("list NICPolicies of namespace %s: %w", namespace, err)
+		}
+		if n := len(list.Items); n > most {
+			return nil, fmt.Errorf("namespace %s has %d NICPolicies, expected %d at most: delete some", namespace, n, most)
+		}
 	}
 	all, err := p.foreign.of(ctx, namespace, live)
 	if err != nil {

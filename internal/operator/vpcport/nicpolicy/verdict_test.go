@@ -31,6 +31,7 @@ func TestVerdictOf(t *testing.T) {
 		{"not for the namespace", "bank", v1alpha1.NICPolicySpec{VPC: "v"}, nil, ReasonNotPossible, "is not for namespace bank", metav1.ConditionFalse},
 		{"the operator's namespace", "own", v1alpha1.NICPolicySpec{VPC: "v"}, nil, ReasonOperatorNamespace, "in another", metav1.ConditionFalse},
 		{"more groups than EC2 has", "shop", v1alpha1.NICPolicySpec{VPC: "v", SecurityGroups: []string{"1", "2", "3", "4", "5", "6"}}, errors.New("not yet"), ReasonNotPossible, "has 6 groups", metav1.ConditionFalse},
+		{"a group of somebody else's", "shop", v1alpha1.NICPolicySpec{VPC: "v", SecurityGroups: []string{"1"}}, nil, ReasonNotPossible, "spec.securityGroups[0]: 1 is not for namespace shop in VPC v", metav1.ConditionFalse},
 		{"a selector of accounts of nonsense", "shop", v1alpha1.NICPolicySpec{VPC: "v", ServiceAccountSelector: bad}, nil, ReasonNotPossible, "NICPolicy/p: spec.serviceAccountSelector: ", metav1.ConditionFalse},
 		{"a selector of nonsense", "shop", v1alpha1.NICPolicySpec{VPC: "v", PodSelector: bad}, nil, ReasonNotPossible, "NICPolicy/p: spec.podSelector: ", metav1.ConditionFalse},
 	} {

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/berthnet/berth/internal/vpcport"
 )
@@ -41,6 +42,13 @@ type Step struct {
 	Change vpcport.Change // of Change
 	Class  vpcport.Class  // of Impossible
 	Why    string         // of Impossible, for a person
+}
+
+// Takes tells whether a port becomes a NIC's by the step, of which one is recorded (empty: none):
+// it is made, or marked.
+func (s Step) Takes(recorded string) bool {
+	marks := s.Kind == Change && s.Change.Device != nil && *s.Change.Device != ""
+	return s.Kind == Create || marks && s.Port != recorded
 }
 
 // Next is the next step for a NIC. A Look that follows on a Look is for later.
@@ -95,6 +103,8 @@ func withPort(w Want, h Have) Step {
 func owning(w Want, h Have) (s Step, owns bool) {
 	p, owner := h.Port, vpcport.Owner
 	switch {
+	case w.Given != "" && !w.mine(p) && h.Recorded != p.ID && !slices.Contains(p.Tags, w.Tag): // first, as it tells nothing of the port
+		return impossible(vpcport.ReferenceGone, "port %s does not have the tag %s, expected one by which its owner gives it to the namespace", p.ID, w.Tag), false
 	case p.NetworkID != w.Network:
 		return impossible(vpcport.Invalid, "port %s is of network %s, expected one of %s", p.ID, p.NetworkID, w.Network), false
 	case w.warm(p) && h.Recorded != p.ID:
@@ -122,7 +132,7 @@ func ending(w Want, h Have) Step {
 		return Step{Kind: Delete, Port: h.Extra[0]}
 	case h.Port == nil && h.Unclear && w.Given == "":
 		return Step{Kind: Look} // it may come yet
-	case h.Port == nil, w.lost(h.Port):
+	case h.Port == nil, w.lost(h.Port), w.Given != "" && !w.mine(h.Port) && h.Recorded != h.Port.ID: // never taken
 		return Step{Kind: Forget}
 	case w.Given == "":
 		return Step{Kind: Delete, Port: h.Port.ID}

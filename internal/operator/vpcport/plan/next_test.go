@@ -28,7 +28,7 @@ func wants(edit ...func(*plan.Want)) plan.Want {
 func at(host string) func(*plan.Want) { return func(w *plan.Want) { w.Host = host } }
 func over(w *plan.Want)               { w.Over = true }
 func held(w *plan.Want)               { w.Held = true }
-func ofUser(w *plan.Want)             { w.Given, w.MAC = given, nil }
+func ofUser(w *plan.Want)             { w.Given, w.Tag, w.MAC = given, "berth:c:shop", nil }
 func anyMAC(w *plan.Want)             { w.MAC = nil }
 func idempotent(w *plan.Want)         { w.Idempotent = true }
 func noNetwork(w *plan.Want)          { w.Network = "" }
@@ -51,6 +51,7 @@ func failed(host string) func(*vpcport.Port) {
 }
 func active(p *vpcport.Port)   { p.Status = vpcport.StatusActive }
 func free(p *vpcport.Port)     { p.Device, p.Owner = "", "" }
+func lent(p *vpcport.Port)     { p.Tags = []string{"mine", "berth:c:shop"} }
 func taken(p *vpcport.Port)    { p.Device, p.Owner = "somebody", "compute:nova" }
 func abroad(p *vpcport.Port)   { p.NetworkID = "m" }
 func unmarked(p *vpcport.Port) { p.Device = "" } // by somebody
@@ -102,12 +103,16 @@ func TestNext(t *testing.T) {
 		{"it is recorded", wants(at("node-a")), looked("p", port("p", bound("node-a"), active, warm)), plan.Step{Kind: plan.Change, Port: "p", Change: vpcport.Change{Device: &device, Owner: &owner}}},
 		{"over, and it was taken", wants(over), looked("", port("p", warm)), plan.Step{Kind: plan.Delete, Port: "p"}},
 		{"over, and it is not marked yet", wants(over), looked("p", port("p", warm)), plan.Step{Kind: plan.Delete, Port: "p"}},
-		{"a user names one that was made ahead", wants(ofUser), looked("", port(given, warm)), plan.Step{Kind: plan.Impossible, Class: vpcport.Conflict, Why: "port " + given + ` is in use by "berth:c:warm/v/1"`}},
+		{"a user names one that was made ahead", wants(ofUser), looked("", port(given, warm, lent)), plan.Step{Kind: plan.Impossible, Class: vpcport.Conflict, Why: "port " + given + ` is in use by "berth:c:warm/v/1"`}},
 
-		{"a user's port", wants(ofUser), looked("", port(given, free)), plan.Step{Kind: plan.Change, Port: given, Change: vpcport.Change{Device: &device, Owner: &owner}}},
+		{"a user's port", wants(ofUser), looked("", port(given, free, lent)), plan.Step{Kind: plan.Change, Port: given, Change: vpcport.Change{Device: &device, Owner: &owner}}},
 		{"a user's port, taken", wants(ofUser), looked("", port(given)), plan.Step{Kind: plan.Record, Port: given}},
-		{"a user's port, in use", wants(ofUser), looked("", port(given, taken)), plan.Step{Kind: plan.Impossible, Class: vpcport.Conflict, Why: "port " + given + ` is in use by "somebody"`}},
-		{"a user's port of elsewhere", wants(ofUser), looked("", port(given, abroad, free)), plan.Step{Kind: plan.Impossible, Class: vpcport.Invalid, Why: "port " + given + " is of network m, expected one of n"}},
+		{"a user's port, in use", wants(ofUser), looked("", port(given, taken, lent)), plan.Step{Kind: plan.Impossible, Class: vpcport.Conflict, Why: "port " + given + ` is in use by "somebody"`}},
+		{"a user's port of elsewhere", wants(ofUser), looked("", port(given, abroad, free, lent)), plan.Step{Kind: plan.Impossible, Class: vpcport.Invalid, Why: "port " + given + " is of network m, expected one of n"}},
+		{"a user's port that is given to nobody", wants(ofUser), looked("", port(given, free)), plan.Step{Kind: plan.Impossible, Class: vpcport.ReferenceGone, Why: "port " + given + " does not have the tag berth:c:shop, expected one by which its owner gives it to the namespace"}},
+		{"a user's port, in use, that is given to nobody", wants(ofUser), looked("", port(given, taken)), plan.Step{Kind: plan.Impossible, Class: vpcport.ReferenceGone, Why: "port " + given + " does not have the tag berth:c:shop, expected one by which its owner gives it to the namespace"}},
+		{"a user's port that was taken, and lost its tag and its device", wants(ofUser), looked(given, port(given, free)), plan.Step{Kind: plan.Change, Port: given, Change: vpcport.Change{Device: &device, Owner: &owner}}},
+		{"over, of a user's port that was never taken", wants(ofUser, over), looked("", port(given, unmarked)), plan.Step{Kind: plan.Forget}},
 		{"a user's port that is not there", wants(ofUser), looked("", nil), plan.Step{Kind: plan.Impossible, Class: vpcport.PortGone, Why: "there is no port " + given}},
 
 		{"over before it began", wants(over), plan.Have{}, plan.Step{Kind: plan.Rest}},

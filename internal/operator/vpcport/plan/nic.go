@@ -13,8 +13,11 @@ type Want struct {
 	Name    string // for people
 	Network string // the ID of the network; empty while it is not known
 	// Given is the ID of a port that is there already; empty: one is made.
-	Given     string
+	Given string
+	// Tag is one that a given port must have before it is taken.
+	Tag       string
 	Addresses []vpcport.NewAddress
+	Subnets   []string // that it is to be in one of, without Addresses; nil: any
 	Groups    []string // nil: any
 	MAC       mac.Addr // that a new port is to have; nil: any
 	// Idempotent tells that a port which was asked for, and does not show, may be asked for
@@ -129,6 +132,6 @@ func (w Want) regrouped(p *vpcport.Port) bool {
 // New is what is asked of the provider for a new port.
 func (w Want) New() vpcport.NewPort {
 	return vpcport.NewPort{
-		NetworkID: w.Network, Name: w.Name, Device: w.Device, MAC: w.MAC, Addresses: w.Addresses, Groups: w.Groups, Host: w.Host,
+		NetworkID: w.Network, Name: w.Name, Device: w.Device, MAC: w.MAC, Addresses: w.Addresses, Subnets: w.Subnets, Groups: w.Groups, Host: w.Host,
 	}
 }

@@ -55,7 +55,8 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 	}
 	s.w = plan.Want{Cluster: cluster, Device: vpcport.Device(cluster, uid), Name: "default/web-0-eth0", Network: "n"}
 	if seed%5 == 0 {
-		s.w.Given = s.provider.AddPort(vpcport.Port{NetworkID: "n"}).ID
+		s.w.Tag = vpcport.NamespaceTag(cluster, "default")
+		s.w.Given = s.provider.AddPort(vpcport.Port{NetworkID: "n", Tags: []string{s.w.Tag}}).ID
 	}
 	if s.warm = seed%6 == 1 && s.w.Given == ""; s.warm {
 		for i := range 4 {

@@ -149,9 +149,10 @@ func (c *Controller) nics(ctx context.Context, vpc string) (int, error) {
 // release lets a VPC go that is being deleted, unless there is a PodNIC after all that the
 // cache does not show yet.
 func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC, s *state) (gone bool, wait time.Duration, err error) {
-	list := &v1alpha1.PodNICList{}
+	next := ""
 	for {
-		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(list.Continue)); err != nil {
+		list := &v1alpha1.PodNICList{} // in a used one, objects keep fields that the new page leaves out
+		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
 			return false, 0, fmt.Errorf("list PodNICs: %w", err)
 		}
 		for i := range list.Items {
@@ -159,7 +160,7 @@ func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC, s *state) (go
 				return false, 0, nil
 			}
 		}
-		if list.Continue == "" {
+		if next = list.Continue; next == "" {
 			break
 		}
 	}

@@ -19,7 +19,7 @@ func KindOf(vpc string, n vpcport.NewPort) (k Kind, ok bool) {
 	if n.Host == "" || n.MAC != nil {
 		return Kind{}, false
 	}
-	var subnets []string
+	subnets := slices.Clone(n.Subnets)
 	for _, a := range n.Addresses {
 		if a.IP.IsValid() {
 			return Kind{}, false

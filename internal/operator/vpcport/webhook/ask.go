@@ -37,9 +37,6 @@ func (a asker) answer(ctx context.Context, q admission.Request) (admission.Respo
 	if err := a.decoder.Decode(q, p); err != nil {
 		return unjudged(fmt.Errorf("read the pod: %w", err)), outcomeError
 	}
-	if asks(p) {
-		return admission.Allowed(""), outcomeAllowed
-	}
 	branches, known, err := a.count(ctx, a.cached, p, q.Namespace)
 	if err == nil && !known {
 		branches, _, err = a.count(ctx, a.live, p, q.Namespace)
@@ -47,10 +44,11 @@ func (a asker) answer(ctx context.Context, q admission.Request) (admission.Respo
 	if err != nil {
 		return unjudged(err), outcomeError
 	}
-	if branches == 0 {
+	first := lacks(p, branches)
+	if first == 0 {
 		return admission.Allowed(""), outcomeAllowed
 	}
-	changed, err := edited(q.Object.Raw, request(branches))
+	changed, err := edited(q.Object.Raw, request(first))
 	if err != nil {
 		return unjudged(err), outcomeError
 	}

@@ -54,8 +54,9 @@ func makeVPCs(t *testing.T) {
 	t.Helper()
 	admin := harness.KubeClient(t)
 	everybody := &v1alpha1.VPCNamespaces{Names: []string{"*"}}
+	anything := []v1alpha1.VPCNamespaceLimits{{Namespaces: *everybody, SecurityGroups: []string{"*"}}}
 	for name, spec := range map[string]v1alpha1.VPCSpec{
-		"e": {Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: everybody},
+		"e": {Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: everybody, NamespaceLimits: anything},
 		"n": {Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: "http://127.0.0.1:9696", Project: "p", AllowedNamespaces: everybody},
 	} {
 		v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
@@ -135,6 +136,10 @@ func TestPodsAskForBranches(t *testing.T) {
 		p = pod("a", vpc, "e")
 		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "b", Image: "b", Resources: corev1.ResourceRequirements{Requests: some, Limits: some}})
 		try(t, p, "", "5")
+		p = pod("a", vpc, "e", nics, "[{}, {}]") // fewer would be none of the namespace's quota
+		few := corev1.ResourceList{v1alpha1.ResourceBranches: resource.MustParse("0")}
+		p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: few, Limits: few}
+		try(t, p, "2")
 	})
 	t.Run("by their namespace", func(t *testing.T) {
 		harness.OK(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{vpc: "e"}}}))

@@ -71,8 +71,8 @@ func (c chooser) answer(ctx context.Context, q admission.Request) (admission.Res
 		p.Annotations = map[string]string{}
 	}
 	maps.Copy(p.Annotations, values)
-	if n := branchesOf(podnic.Pod{Annotations: p.Annotations}, vpc, c.first); n > 0 && !asks(p) {
-		changes = append(changes, request(n))
+	if first := lacks(p, branchesOf(podnic.Pod{Annotations: p.Annotations}, vpc, c.first)); first > 0 {
+		changes = append(changes, request(first))
 	}
 	changed, err := edited(q.Object.Raw, changes...)
 	if err != nil {

@@ -115,11 +115,14 @@ func asking(p *corev1.Pod, ns *metav1.PartialObjectMetadata) podnic.Pod {
 	return podnic.Pod{Annotations: p.Annotations, NamespaceVPC: ns.Annotations[v1alpha1.AnnotationVPC], HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
 }
 
-// nic judges a PodNIC that is made.
+// nic judges a PodNIC that is made, or is given other groups.
 func (j judge) nic(ctx context.Context, r client.Reader, q admission.Request) (string, podnic.Errors, error) {
 	n := &v1alpha1.PodNIC{}
 	if err := j.decoder.Decode(q, n); err != nil {
 		return "", nil, fmt.Errorf("read the PodNIC: %w", err)
+	}
+	if n.DeletionTimestamp != nil {
+		return "", nil, nil
 	}
 	v, err := vpc(ctx, r, n.Spec.VPC)
 	if err != nil || v == nil {
@@ -129,7 +132,7 @@ func (j judge) nic(ctx context.Context, r client.Reader, q admission.Request) (s
 	if err != nil {
 		return "", nil, err
 	}
-	return "", podnic.CheckObject(n.Spec, v.Spec.AllowedNamespaces, q.Namespace, ns.Labels, podnic.NetworkOf(v)), nil
+	return "", podnic.CheckObject(n.Spec, v, q.Namespace, ns.Labels), nil
 }
 
 // vpc is the one of a name; nil without.

@@ -3,7 +3,6 @@ package webhook
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,14 +27,40 @@ func branchesOf(p podnic.Pod, v *v1alpha1.VPC, first podnic.First) int {
 	return len(nics)
 }
 
-// asks tells whether one of a pod's containers asks for branch interfaces already: because
-// whoever makes the pod says for how many, or the webhook did when it was asked before.
-func asks(p *corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c corev1.Container) bool {
-		_, requested := c.Resources.Requests[v1alpha1.ResourceBranches]
-		_, limited := c.Resources.Limits[v1alpha1.ResourceBranches]
-		return requested || limited
-	})
+// asks is for how many branch interfaces a pod asks the scheduler already: because whoever makes the pod says so,
+// or the webhook did when it was asked before. The scheduler takes the larger of together, for which containers and
+// sidecars (restartable init containers) ask, and of what another init container asks for with the sidecars before it.
+func asks(p *corev1.Pod) (n, together int64) {
+	for _, c := range p.Spec.InitContainers {
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			together += asksOf(&c)
+		} else {
+			n = max(n, together+asksOf(&c))
+		}
+	}
+	for i := range p.Spec.Containers {
+		together += asksOf(&p.Spec.Containers[i])
+	}
+	return max(n, together), together
+}
+
+func asksOf(c *corev1.Container) int64 {
+	requested, limited := c.Resources.Requests[v1alpha1.ResourceBranches], c.Resources.Limits[v1alpha1.ResourceBranches]
+	return max(requested.Value(), limited.Value())
+}
+
+// lacks is for how many branch interfaces a pod's first container is to ask, so that the pod asks for as many as it
+// will have; 0: it does.
+func lacks(p *corev1.Pod, branches int) int64 {
+	n, together := asks(p)
+	if n >= int64(branches) { // also none for none
+		return 0
+	}
+	first := int64(branches) - together
+	if len(p.Spec.Containers) > 0 {
+		first += asksOf(&p.Spec.Containers[0])
+	}
+	return first
 }
 
 // edited is a pod as the API server sent it after some changes to it. All else stays as it is,
@@ -59,7 +84,7 @@ func edited(pod []byte, changes ...func(map[string]any) error) ([]byte, error) {
 
 // request has a pod's first container ask for branch interfaces, as requests and limits, which
 // are one and the same for such resources.
-func request(branches int) func(map[string]any) error {
+func request(branches int64) func(map[string]any) error {
 	return func(pod map[string]any) error {
 		containers, _, err := unstructured.NestedFieldNoCopy(pod, "spec", "containers")
 		if err != nil {
@@ -74,7 +99,7 @@ func request(branches int) func(map[string]any) error {
 			return errors.New("the pod's first container is not an object")
 		}
 		for _, kind := range []string{"requests", "limits"} {
-			if err := unstructured.SetNestedField(first, strconv.Itoa(branches), "resources", kind, v1alpha1.ResourceBranches); err != nil {
+			if err := unstructured.SetNestedField(first, strconv.FormatInt(branches, 10), "resources", kind, v1alpha1.ResourceBranches); err != nil {
 				return fmt.Errorf("write the resources of the pod's first container: %w", err)
 			}
 		}

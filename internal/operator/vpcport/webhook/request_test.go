@@ -43,24 +43,42 @@ func TestBranchesOf(t *testing.T) {
 }
 
 func TestAsks(t *testing.T) {
+	list := func(name corev1.ResourceName, text string) corev1.ResourceList {
+		return corev1.ResourceList{name: resource.MustParse(text)}
+	}
 	of := func(l corev1.ResourceList) corev1.Container {
 		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: l}}
 	}
-	cpu, branches := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}, corev1.ResourceList{v1alpha1.ResourceBranches: resource.MustParse("1")}
+	sidecar := func(c corev1.Container) corev1.Container {
+		c.RestartPolicy = new(corev1.ContainerRestartPolicyAlways)
+		return c
+	}
+	cpu, one, two := of(list(corev1.ResourceCPU, "1")), of(list(v1alpha1.ResourceBranches, "1")), of(list(v1alpha1.ResourceBranches, "2"))
 	for name, tt := range map[string]struct {
 		spec corev1.PodSpec
-		want bool
+		want int64
+		// first is for how many the first container is to ask if the pod will have four.
+		first int64
 	}{
-		"for nothing":          {corev1.PodSpec{Containers: []corev1.Container{{}}}, false},
-		"for others":           {corev1.PodSpec{InitContainers: []corev1.Container{of(cpu)}, Containers: []corev1.Container{of(cpu)}}, false},
-		"the first":            {corev1.PodSpec{Containers: []corev1.Container{of(branches), of(cpu)}}, true},
-		"the second":           {corev1.PodSpec{Containers: []corev1.Container{of(cpu), of(branches)}}, true},
-		"an init container":    {corev1.PodSpec{InitContainers: []corev1.Container{of(branches)}, Containers: []corev1.Container{of(cpu)}}, true},
-		"by limits alone":      {corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: branches}}}}, true},
-		"nobody in particular": {corev1.PodSpec{}, false},
+		"for nothing":          {corev1.PodSpec{Containers: []corev1.Container{{}}}, 0, 4},
+		"for others":           {corev1.PodSpec{InitContainers: []corev1.Container{cpu}, Containers: []corev1.Container{cpu}}, 0, 4},
+		"for none":             {corev1.PodSpec{Containers: []corev1.Container{of(list(v1alpha1.ResourceBranches, "0"))}}, 0, 4},
+		"the first":            {corev1.PodSpec{Containers: []corev1.Container{one, cpu}}, 1, 4},
+		"two":                  {corev1.PodSpec{Containers: []corev1.Container{one, cpu, two}}, 3, 2},
+		"an init container":    {corev1.PodSpec{InitContainers: []corev1.Container{two, one}, Containers: []corev1.Container{one}}, 2, 4},
+		"by limits alone":      {corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: list(v1alpha1.ResourceBranches, "1")}}}}, 1, 4},
+		"a sidecar":            {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(one)}, Containers: []corev1.Container{one, one}}, 3, 2},
+		"init after a sidecar": {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(one), two}, Containers: []corev1.Container{{}}}, 3, 3},
+		"init before one":      {corev1.PodSpec{InitContainers: []corev1.Container{two, sidecar(one)}, Containers: []corev1.Container{{}}}, 2, 3},
+		"for as many":          {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(two)}, Containers: []corev1.Container{one, one}}, 4, 0},
+		"nobody in particular": {corev1.PodSpec{}, 0, 4},
 	} {
-		if got := asks(&corev1.Pod{Spec: tt.spec}); got != tt.want {
-			t.Errorf("%s: got %v, want %v", name, got, tt.want)
+		p := &corev1.Pod{Spec: tt.spec}
+		if got, _ := asks(p); got != tt.want {
+			t.Errorf("%s: got %d, want %d", name, got, tt.want)
+		}
+		if got := lacks(p, 4); got != tt.first {
+			t.Errorf("%s: the first container is to ask for %d, want %d", name, got, tt.first)
 		}
 	}
 }

@@ -128,9 +128,10 @@ func inVPC(nics string) *corev1.Pod {
 func makeVPC(t *testing.T, name string) {
 	t.Helper()
 	most, admin := int32(2), harness.KubeClient(t)
+	some := v1alpha1.VPCNamespaces{Names: []string{"elsewhere"}, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "default"}}}
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: "http://127.0.0.1:9696", Project: "p", MaxNICsPerPod: &most,
-		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"elsewhere"}, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "default"}}},
+		AllowedNamespaces: &some, NamespaceLimits: []v1alpha1.VPCNamespaceLimits{{Namespaces: some, SecurityGroups: []string{"g-1"}}},
 	}}
 	harness.OK(t, admin.Create(t.Context(), v))
 	v.Status.Subnets = []v1alpha1.VPCSubnet{{ID: "subnet-1", Name: "web", CIDR: "10.0.0.0/24", Gateway: "10.0.0.1"}}
@@ -199,6 +200,7 @@ func TestWebhook(t *testing.T) {
 		"[{ip: 10.0.0.255}]":               nics + "[0].ip: 10.0.0.255 is the broadcast address of subnet web",
 		"[{ip: 10.0.1.5}]":                 nics + "[0].ip: 10.0.1.5 is in no subnet of VPC vpc-1",
 		"[{subnet: web, ip: 10.0.1.5}]":    nics + "[0].ip: 10.0.1.5 is not in subnet web",
+		"[{}, {securityGroup: g-2}]":       nics + "[1].securityGroups[0]: g-2 is not for namespace default in VPC vpc-1, expected one of g-1",
 		"[{subnet: green}]":                nics + "[0].subnet: VPC vpc-1 has no subnet \"green\"",
 		"[{ip: 10.0.0.5}, {ip: 10.0.0.5}]": nics + "[1].ip: 10.0.0.5 is asked for by " + nics + "[0] too",
 	} {
@@ -206,7 +208,7 @@ func TestWebhook(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	harness.OK(t, admin.Create(t.Context(), inVPC("[{subnet: web, ip: 10.0.0.5}, {}]"), client.DryRunAll))
+	harness.OK(t, admin.Create(t.Context(), inVPC("[{subnet: web, ip: 10.0.0.5}, {securityGroup: g-1}]"), client.DryRunAll))
 	harness.OK(t, admin.Create(t.Context(), pod("a", v1alpha1.AnnotationVPC, "unknown"), client.DryRunAll))
 
 	t.Run("namespaces by labels", func(t *testing.T) {
@@ -248,13 +250,18 @@ func TestWebhook(t *testing.T) {
 			}
 			harness.OK(t, err)
 		}
+		n := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, Spec: v1alpha1.PodNICSpec{VPC: "vpc-1", SecurityGroups: []string{"g-1"}}}
+		harness.OK(t, admin.Create(t.Context(), n))
+		n.Spec.SecurityGroups = []string{"g-1", "g-2"}
+		harness.OK(t, refused(admin.Update(t.Context(), n, client.DryRunAll), "spec.securityGroups[1]: g-2 is not for namespace default"))
+		harness.OK(t, admin.Delete(t.Context(), n))
 	})
 	t.Run("metrics", func(t *testing.T) {
 		harness.CheckMetrics(t, metrics, webhook.Families, map[string]string{
 			`berth_operator_webhook_reviews_total{outcome="warned",resource="pods"}`:     "1",
 			`berth_operator_webhook_reviews_total{outcome="error",resource="pods"}`:      "0",
-			`berth_operator_webhook_reviews_total{outcome="allowed",resource="podnics"}`: "1",
-			`berth_operator_webhook_reviews_total{outcome="refused",resource="podnics"}`: "3",
+			`berth_operator_webhook_reviews_total{outcome="allowed",resource="podnics"}`: "2",
+			`berth_operator_webhook_reviews_total{outcome="refused",resource="podnics"}`: "4",
 		})
 		ends := value(t, metrics, "berth_operator_webhook_certificate_expiry_timestamp_seconds")
 		if left := time.Until(time.Unix(int64(ends), 0)); left < 24*time.Hour || left > 30*24*time.Hour {

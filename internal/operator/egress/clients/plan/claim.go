@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -38,4 +39,41 @@ func first(a, b bool) int {
 		return -1
 	}
 	return 1
+}
+
+// Unconfirmed is how long gateways serve a pod at addresses that only its node says. A pod that starts waits for its
+// gateways before its kubelet says its addresses; a stolen token of a node may say those of a server.
+const Unconfirmed = 5 * time.Minute
+
+// Confirmed are the addresses of a pod as far as they are believed.
+type Confirmed struct {
+	// Addresses are those at which gateways may serve it.
+	Addresses []string
+	// Elsewhere are those of which its kubelet says others.
+	Elsewhere []string
+	// Since is when only its node said an address; zero: its kubelet does, or none is said.
+	Since time.Time
+}
+
+// Confirm compares the addresses that the node of a pod says with those that its kubelet says, of which there are none
+// while it starts. since is what the last comparison had: nothing that the node says begins the time anew.
+func Confirm(node, kubelet []string, since, now time.Time) Confirmed {
+	if len(kubelet) > 0 {
+		var c Confirmed
+		for _, a := range node {
+			if slices.Contains(kubelet, a) {
+				c.Addresses = append(c.Addresses, a)
+			} else {
+				c.Elsewhere = append(c.Elsewhere, a)
+			}
+		}
+		return c
+	}
+	if since.IsZero() && len(node) > 0 {
+		since = now
+	}
+	if now.Before(since.Add(Unconfirmed)) {
+		return Confirmed{Addresses: node, Since: since}
+	}
+	return Confirmed{Since: since}
 }

@@ -129,7 +129,7 @@ func (e *Egress) forbids(p Pod) string {
 	}
 	because := ""
 	if err != nil {
-		because = " (" + err.Error() + ")"
+		because = " (spec.allowedNamespaces." + err.Error() + ")"
 	}
 	return fmt.Sprintf("Egress %s does not allow pods of namespace %s%s: have its spec.allowedNamespaces or spec.clients allow them, or take it out of %s",
 		e.Ref, of.Name, because, membership.Field(e.Ref.Namespace))

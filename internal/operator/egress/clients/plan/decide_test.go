@@ -27,8 +27,8 @@ func made(name string, younger int, spec v1alpha1.EgressSpec) *Egress {
 	})
 }
 
-func having(key, value string) *metav1.LabelSelector {
-	return &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
+func having(key, value string) *v1alpha1.LabelSelector {
+	return &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{key: v1alpha1.LabelValue(value)}}
 }
 
 func TestDecide(t *testing.T) {
@@ -39,7 +39,7 @@ func TestDecide(t *testing.T) {
 	selects := func(s v1alpha1.EgressClientSelector, destinations ...string) v1alpha1.EgressSpec {
 		return v1alpha1.EgressSpec{Destinations: destinations, Clients: &s}
 	}
-	web := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
+	web := &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "web"}}
 	all := NewEgresses("berth-system", []*Egress{
 		made("nat", 0, to("0.0.0.0/0", "::/0")),
 		made("nat2", 1, to("0.0.0.0/0")),
@@ -47,11 +47,11 @@ func TestDecide(t *testing.T) {
 		made("dc", 3, to("203.0.113.0/24")),
 		made("dc-part", 4, to("203.0.113.128/25", "198.51.100.0/24")),
 		made("closed", 5, v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/24"}}),
-		made("team", 6, v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/25"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Selector: having("team", "shop")}}),
+		made("team", 6, v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/25"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}}}}),
 		made("broken", 7, v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/25"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Selector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}}}),
 		made("paying", 8, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "pay")}, "100.64.0.0/10")),
 		made("younger", 9, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "pay")}, "100.64.1.0/24")),
-		made("ours", 10, selects(v1alpha1.EgressClientSelector{PodSelector: &metav1.LabelSelector{}}, "100.64.2.0/24")),
+		made("ours", 10, selects(v1alpha1.EgressClientSelector{PodSelector: &v1alpha1.LabelSelector{}}, "100.64.2.0/24")),
 		// They select pods with app: web: all there is in two parts, all there is, and a part of it.
 		made("halves", 11, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "open"), PodSelector: web}, "0.0.0.0/1", "128.0.0.0/1")),
 		made("dmz/rest", 12, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "open"), PodSelector: web}, "0.0.0.0/0")),
@@ -162,7 +162,7 @@ func TestDecideBounds(t *testing.T) {
 	var list []*Egress
 	for i := range 80 {
 		list = append(list, made(fmt.Sprintf("e-%02d", i), i, v1alpha1.EgressSpec{
-			Destinations: []string{fmt.Sprintf("10.%d.0.0/16", i)}, Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{}},
+			Destinations: []string{fmt.Sprintf("10.%d.0.0/16", i)}, Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{}},
 		}))
 	}
 	p := Pod{Namespace: membership.Namespace{Name: "shop"}, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": "e-79,zz"}}
@@ -186,7 +186,7 @@ func TestTenantsAreBounded(t *testing.T) {
 	var list []*Egress
 	for i := range 400 {
 		list = append(list, made(fmt.Sprintf("tenant/e-%03d", i), i, v1alpha1.EgressSpec{
-			Destinations: []string{"0.0.0.0/1", "128.0.0.0/1"}, Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{}},
+			Destinations: []string{"0.0.0.0/1", "128.0.0.0/1"}, Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{}},
 		}))
 	}
 	nat := made("nat", 0, v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}})
@@ -257,8 +257,8 @@ func TestNotSelected(t *testing.T) {
 	if got := nat.NoConsent(); !strings.Contains(got, "kubectl get namespaces -l 'team=shop' lists them") || !strings.Contains(got, "berth.dev/egress-selectable-from=internet") {
 		t.Error(got)
 	}
-	long := made("long", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &metav1.LabelSelector{
-		MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "In", Values: []string{strings.Repeat("a", Most)}}},
+	long := made("long", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{
+		MatchExpressions: []v1alpha1.LabelRequirement{{Key: "a", Operator: "In", Values: []v1alpha1.LabelValue{v1alpha1.LabelValue(strings.Repeat("a", Most))}}},
 	}}})
 	if got := long.NoConsent(); len(got) > Most {
 		t.Errorf("%d bytes", len(got))

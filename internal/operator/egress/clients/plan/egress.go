@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/egress/membership"
@@ -49,11 +48,14 @@ func NewEgress(o *v1alpha1.Egress) *Egress {
 			e.destinations = append(e.destinations, p)
 		}
 	}
+	slices.SortFunc(e.destinations, netip.Prefix.Compare)
 	var wrong error
 	e.selector, e.Wrong = membership.NewSelector(o.Namespace, o.Spec.Clients)
 	if of := o.Spec.AllowedNamespaces; of != nil && of.Selector != nil {
 		only := v1alpha1.VPCNamespaces{Selector: of.Selector}
-		_, wrong = only.Allows("", nil)
+		if _, err := only.Allows("", nil); err != nil {
+			wrong = fmt.Errorf("spec.allowedNamespaces.%w", err)
+		}
 	}
 	e.Wrong = errors.Join(e.Wrong, wrong)
 	return e
@@ -78,15 +80,36 @@ func older(a, b *Egress) int { return cmp.Or(a.Created.Compare(b.Created), a.Ref
 // overlap tells what of two Egresses cannot be told apart by a pod that uses both; empty:
 // nothing. That one has all addresses of a family and the other some is no overlap: the more specific
 // destinations go first. But where the first yields to the second it takes no part of that.
+//
+// The destinations of both are passed in order: what overlaps one are those before it that contain it, so the time
+// grows with their number and not with its square, which pods of users cost.
 func overlap(a, b *Egress, yields bool) string {
-	for _, p := range a.destinations {
-		for _, q := range b.destinations {
-			within := p.Bits() > 0 && q.Bits() == 0
-			around := p.Bits() == 0 && q.Bits() > 0
-			if p.Overlaps(q) && !around && (!within || yields) {
-				return fmt.Sprintf("%s of Egress %s and %s of Egress %s", p, a.Ref, q, b.Ref)
+	type destination struct {
+		netip.Prefix
+		ofA bool
+	}
+	var around []destination // each contains the next
+	for i, j := 0, 0; i < len(a.destinations) || j < len(b.destinations); {
+		var d destination
+		if j == len(b.destinations) || i < len(a.destinations) && a.destinations[i].Compare(b.destinations[j]) < 0 {
+			d, i = destination{a.destinations[i], true}, i+1
+		} else {
+			d, j = destination{b.destinations[j], false}, j+1
+		}
+		for len(around) > 0 && !around[len(around)-1].Overlaps(d.Prefix) {
+			around = around[:len(around)-1]
+		}
+		for _, o := range around {
+			p, q := d, o
+			if o.ofA {
+				p, q = o, d
+			}
+			all, part := p.Bits() == 0 && q.Bits() > 0, p.Bits() > 0 && q.Bits() == 0
+			if o.ofA != d.ofA && !all && (!part || yields) {
+				return fmt.Sprintf("%s of Egress %s and %s of Egress %s", p.Prefix, a.Ref, q.Prefix, b.Ref)
 			}
 		}
+		around = append(around, d)
 	}
 	return ""
 }
@@ -184,7 +207,7 @@ func (e Egresses) TooMany(one *Egress) string {
 // It names none of them: who writes an Egress may not read Namespaces.
 func (e *Egress) NoConsent() string {
 	lists := ""
-	if s, err := metav1.LabelSelectorAsSelector(e.spec.Clients.NamespaceSelector); err == nil && len(s.String()) <= Most/2 {
+	if s, err := e.spec.Clients.NamespaceSelector.Compile(); err == nil && len(s.String()) <= Most/2 {
 		lists = fmt.Sprintf(" (kubectl get namespaces -l '%s' lists them)", s)
 	}
 	return fmt.Sprintf("spec.clients.namespaceSelector selects namespaces that do not let Egresses of namespace %s select their pods%s: "+

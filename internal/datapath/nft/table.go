@@ -1,0 +1,198 @@
+package nft
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+)
+
+// Rule is a rule and the comment by which people and InKernel know it.
+type Rule struct {
+	Comment string
+	Exprs   Exprs
+}
+
+// NewRule is a rule of some parts.
+func NewRule(comment string, parts ...Exprs) Rule { return Rule{comment, Join(parts...)} }
+
+// UserData is what the kernel keeps of a rule's comment, with the tag of its table behind it.
+func (r Rule) UserData(tag string) []byte {
+	return userdata.AppendString(nil, userdata.TypeComment, r.Comment+" #"+tag)
+}
+
+// Chain is a chain and all of its rules. Table need not be set.
+type Chain struct {
+	nftables.Chain
+	Rules []Rule
+}
+
+// Base is a base chain, through which the packets at a hook pass.
+func Base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nftables.ChainPriority, rules ...Rule) Chain {
+	return Chain{nftables.Chain{Name: name, Type: kind, Hooknum: hook, Priority: at}, rules}
+}
+
+// Regular is a chain to which rules and maps lead.
+func Regular(name string, rules ...Rule) Chain { return Chain{nftables.Chain{Name: name}, rules} }
+
+// Set is a set or map and the elements that it has when its table is made.
+type Set struct {
+	*nftables.Set
+	Elements []nftables.SetElement
+}
+
+// Table is the desired content of a table, as data. Its zero Family is none: set it.
+type Table struct {
+	Family nftables.TableFamily
+	Name   string
+	Sets   []Set
+	Chains []Chain
+	// Tag is the Fingerprint, once that has been asked for: every rule in the kernel has it in its comment, so
+	// that the kernel's content can be compared without decoding rules.
+	Tag string
+}
+
+func (t Table) handle() *nftables.Table { return &nftables.Table{Family: t.Family, Name: t.Name} }
+
+// Fingerprint is a hash of sets and chains, and of whatever else decides about the content. The error is of
+// a rule that cannot be encoded.
+func (t Table) Fingerprint(more ...any) (string, error) {
+	h := sha256.New()
+	fmt.Fprintln(h, more...)
+	for _, s := range t.Sets {
+		fmt.Fprintln(h, s.Name, s.KeyType.Name, s.Interval, s.IsMap, s.Dynamic)
+		for _, e := range s.Elements {
+			fmt.Fprintf(h, "%x %t %+v\n", e.Key, e.IntervalEnd, e.VerdictData)
+		}
+	}
+	for _, c := range t.Chains {
+		fmt.Fprintln(h, c.Name, c.Type)
+		if c.Hooknum != nil {
+			fmt.Fprintln(h, *c.Hooknum, *c.Priority)
+		}
+		for _, r := range c.Rules {
+			for _, e := range r.Exprs {
+				b, err := expr.Marshal(byte(t.Family), e)
+				if err != nil {
+					return "", fmt.Errorf("encode rule %q of chain %s: %w", r.Comment, c.Name, err)
+				}
+				fmt.Fprintf(h, "%x\n", b)
+			}
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8]), nil
+}
+
+// Replace queues the removal of the table and its new content, which Flush makes one transaction: no packet
+// meets half of it. The error is of elements that cannot be encoded.
+func (t Table) Replace(conn *nftables.Conn) error {
+	t.Remove(conn)
+	table := conn.AddTable(t.handle())
+	for _, c := range t.Chains { // maps lead to them
+		t.addChain(conn, c)
+	}
+	for _, s := range t.Sets {
+		s.Table = table
+		if err := conn.AddSet(s.Set, nil); err != nil {
+			return fmt.Errorf("encode set %s: %w", s.Name, err)
+		}
+		for part := range slices.Chunk(s.Elements, ElementChunk) {
+			if err := conn.SetAddElements(s.Set, part); err != nil {
+				return fmt.Errorf("encode elements of set %s: %w", s.Name, err)
+			}
+		}
+	}
+	for _, c := range t.Chains {
+		t.addRules(conn, c)
+	}
+	return nil
+}
+
+// Remove queues the removal of the table, which need not be there.
+func (t Table) Remove(conn *nftables.Conn) {
+	conn.AddTable(t.handle()) // what is not there cannot be removed
+	conn.DelTable(t.handle())
+}
+
+// Refill queues the rules of some chains in place of those that they have; those that are not there are made.
+func (t Table) Refill(conn *nftables.Conn, chains ...Chain) {
+	for _, c := range chains {
+		conn.FlushChain(t.addChain(conn, c))
+	}
+	for _, c := range chains {
+		t.addRules(conn, c)
+	}
+}
+
+func (t Table) addChain(conn *nftables.Conn, c Chain) *nftables.Chain {
+	c.Table = t.handle()
+	return conn.AddChain(&c.Chain)
+}
+
+func (t Table) addRules(conn *nftables.Conn, c Chain) {
+	for _, r := range c.Rules {
+		conn.AddRule(&nftables.Rule{Table: t.handle(), Chain: &nftables.Chain{Name: c.Name, Table: t.handle()}, Exprs: r.Exprs, UserData: r.UserData(t.Tag)})
+	}
+}
+
+// There tells whether the kernel has the table, and no flag switches it off.
+func (t Table) There(conn *nftables.Conn) (bool, error) {
+	tables, err := conn.ListTablesOfFamily(t.Family)
+	if err != nil {
+		return false, fmt.Errorf("list nftables tables: %w", err)
+	}
+	return slices.ContainsFunc(tables, func(have *nftables.Table) bool { return have.Name == t.Name && have.Flags == 0 }), nil
+}
+
+// InKernel tells whether the kernel has the table with the rules of all chains and the elements of interval
+// sets, which are fixed. What cannot be read is not there.
+func (t Table) InKernel(conn *nftables.Conn) bool {
+	if there, err := t.There(conn); err != nil || !there {
+		return false
+	}
+	for _, c := range t.Chains {
+		if !t.Has(conn, c) {
+			return false
+		}
+	}
+	for _, s := range t.Sets {
+		if !s.Interval {
+			continue
+		}
+		s.Table = t.handle()
+		if have, err := conn.GetSetElements(s.Set); err != nil || !SameElements(have, s.Elements) {
+			return false
+		}
+	}
+	return true
+}
+
+// Has tells whether the kernel has a chain with its rules, by their comments, whose tag covers their content.
+func (t Table) Has(conn *nftables.Conn, c Chain) bool {
+	rules, err := conn.GetRules(t.handle(), &nftables.Chain{Name: c.Name, Table: t.handle()})
+	return err == nil && slices.EqualFunc(rules, c.Rules, func(have *nftables.Rule, want Rule) bool {
+		return bytes.Equal(have.UserData, want.UserData(t.Tag))
+	})
+}
+
+// SameElements compares the keys of the elements that an interval set has with those that it should have. The
+// kernel adds the end of a range that begins with the first address where no element begins.
+func SameElements(have, want []nftables.SetElement) bool {
+	keys := func(list []nftables.SetElement) map[string]bool {
+		m := map[string]bool{}
+		for _, e := range list {
+			if a, _ := netip.AddrFromSlice(e.Key); !e.IntervalEnd || !a.IsUnspecified() {
+				m[fmt.Sprintf("%x %t", e.Key, e.IntervalEnd)] = true
+			}
+		}
+		return m
+	}
+	return maps.Equal(keys(have), keys(want))
+}

@@ -1,0 +1,82 @@
+package plan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/egress/membership"
+)
+
+// overlaps compares each destination with each.
+func overlaps(a, b *Egress, yields bool) bool {
+	return slices.ContainsFunc(a.destinations, func(p netip.Prefix) bool {
+		return slices.ContainsFunc(b.destinations, func(q netip.Prefix) bool {
+			all, part := p.Bits() == 0 && q.Bits() > 0, p.Bits() > 0 && q.Bits() == 0
+			return p.Overlaps(q) && !all && (!part || yields)
+		})
+	})
+}
+
+func TestOverlap(t *testing.T) {
+	dice, found := rand.New(rand.NewPCG(1, 2)), 0
+	some := func(name string) *Egress {
+		var list []string
+		for range 1 + dice.IntN(3) {
+			at := netip.AddrFrom4([4]byte{byte(dice.IntN(4) << 6)})
+			if dice.IntN(3) == 0 {
+				at = netip.AddrFrom16([16]byte{byte(dice.IntN(4) << 6)})
+			}
+			list = append(list, netip.PrefixFrom(at, dice.IntN(4)).Masked().String())
+		}
+		return made(name, 0, v1alpha1.EgressSpec{Destinations: list})
+	}
+	for i := range 5000 {
+		a, b := some("a"), some("b")
+		got, want := overlap(a, b, i%2 == 0), overlaps(a, b, i%2 == 0)
+		if (got != "") != want {
+			t.Fatalf("%v and %v: %q, want an overlap: %t", a.spec.Destinations, b.spec.Destinations, got, want)
+		}
+		if want {
+			found++
+		}
+	}
+	if found < 1000 || found > 4000 {
+		t.Errorf("%d of 5000 overlap: the test has too few or too many", found)
+	}
+}
+
+// Users have pods name as many Egresses of as many destinations as they may. What that costs the operator does
+// not grow with the square of their number.
+func TestCostOfManyDestinations(t *testing.T) {
+	var list []*Egress
+	names := ""
+	for i := range membership.MaxEgresses {
+		var destinations []string
+		for k := range 256 {
+			destinations = append(destinations, fmt.Sprintf("10.%d.%d.0/24", i, k))
+		}
+		list = append(list, made(fmt.Sprintf("tenant/e-%d", i), i, v1alpha1.EgressSpec{Destinations: destinations}))
+		names += fmt.Sprintf(",e-%d", i)
+	}
+	p := Pod{Namespace: membership.Namespace{Name: "tenant"}, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "tenant": names[1:]}}
+	all := NewEgresses("", list)
+	begun := time.Now()
+	if d := Decide(p, all); len(d.Egresses) != len(list) {
+		t.Fatalf("uses %d of %d", len(d.Egresses), len(list))
+	}
+	took := time.Since(begun)
+	begun = time.Now()
+	for i, a := range list[:8] {
+		for _, b := range list[:i] {
+			overlaps(a, b, false)
+		}
+	}
+	if each := time.Since(begun); took > 2*each { // a 17th of all pairs
+		t.Errorf("took %s, and a comparison of each with each of a 17th of them %s", took, each)
+	}
+}

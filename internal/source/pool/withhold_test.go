@@ -1,0 +1,157 @@
+package pool
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+func TestWithheldPlaces(t *testing.T) {
+	for _, tc := range []struct{ first, second, withheld, want string }{
+		{"10.0.0.0/29", "", "", ""},
+		{"10.0.0.0/29", "", "10.0.0.2/32", "10.0.0.2"},
+		{"10.0.0.0/29", "", "10.0.0.6/31 10.0.0.0/32", "10.0.0.6 10.0.0.7 10.0.0.0"},
+		{"10.0.0.8/30", "fd00::8/126", "fd00::9/128 10.0.0.8/32", "10.0.0.9 10.0.0.8"},
+		{"10.0.0.8/30", "fd00::8/126", "fd00::a/127", "10.0.0.10 10.0.0.11"},
+		{"fd00::8/127", "", "fd00::9/128", "fd00::9"},
+		{"10.0.0.8/31", "", "10.0.0.8/31", "10.0.0.8 10.0.0.9"},
+		{"10.0.0.8/31", "", "10.0.0.8/29", "10.0.0.8 10.0.0.9"},
+		{"10.0.0.8/31", "", "10.0.0.7/32 fd00::9/128 nonsense 255.255.255.255/32", ""},
+		{"255.255.255.254/31", "", "255.255.255.254/31", "255.255.255.254 255.255.255.255"},
+	} {
+		b := blockOf("p-0", tc.first, tc.second)
+		b.withheld = readWithheld(withholding(tc.withheld))
+		if got := strings.Trim(fmt.Sprint(b.withheldPlaces()), "[]"); got != tc.want {
+			t.Errorf("%s %s without %s: %s, want %s", tc.first, tc.second, tc.withheld, got, tc.want)
+		}
+	}
+}
+
+func withholding(cidrs string) (out []v1alpha1.WithheldAddresses) {
+	for _, c := range strings.Fields(cidrs) {
+		out = append(out, v1alpha1.WithheldAddresses{CIDR: c, Owner: "Node node-2"})
+	}
+	return out
+}
+
+// What a node has is handed out to nobody, also when it comes later; a pod that has it
+// keeps it and is told once, and it is handed out again only when it is nobody's.
+func TestWithheldAddresses(t *testing.T) {
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 2})
+	block := blockOf("default-0", "10.0.0.0/30", "fd00::/126")
+	withhold := func(cidrs string) {
+		block.withheld = readWithheld(withholding(cidrs))
+		b.give(block)
+	}
+	told := func(want string) {
+		t.Helper()
+		var got []string
+		for _, c := range b.conflicts(b.blocks["default-0"]) {
+			got = append(got, fmt.Sprintf("%s has %s of %s", c.pod.Name, c.addr, c.owner))
+		}
+		if strings.Join(got, ", ") != want {
+			t.Errorf("told: %v, want %s", got, want)
+		}
+	}
+	withhold("10.0.0.1/32")
+	b.adds(0, "10.0.0.0 fd00::")
+	b.adds(1, "10.0.0.2 fd00::2")
+	withhold("10.0.0.1/32 fd00::/128 10.0.0.3/32")
+	told(podRequest(0).Pod.Name + " has fd00:: of Node node-2")
+	told("")
+	if c := b.counts(b.blocks["default-0"]); c.Used != 2 || c.Free != 0 || c.Withdrawn != 2 {
+		t.Errorf("counts %+v", c)
+	}
+	if p := b.poolInfo(b.pools["default"]); p.Used != 2 || p.Free != 0 || p.retired != 2 {
+		t.Errorf("pool %+v", p)
+	}
+	b.expect("a block that others have counts as none", "create-request default-0")
+	b.release(key(0), b.now)
+	b.now = b.now.Add(cools + time.Second)
+	b.expire(b.now)
+	w, got := b.add(2)
+	if got != "waits" {
+		t.Errorf("pod 2 got %s", got)
+	}
+	withhold("10.0.0.1/32 10.0.0.3/32")
+	if got := b.answer(w); got != "10.0.0.0 fd00::" {
+		t.Errorf("pod 2 got %s", got)
+	}
+
+	// It stays so for a daemon that starts from the file, and a pod of before it.
+	f := file{t.TempDir()}
+	if err := f.save(nodeID, b.wanted()); err != nil {
+		t.Fatal(err)
+	}
+	_, blocks, _, err := f.load()
+	if err != nil || len(blocks) != 1 {
+		t.Fatalf("%v, %v", blocks, err)
+	}
+	next := newLedgerNode(t, poolFacts{name: "default", bits: 2})
+	next.give(blocks[0])
+	lease := b.leases[key(1)].Lease
+	lease.IPv4, lease.IPv6 = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+	if err := next.restore(podRequest(9), lease, next.now); err != nil {
+		t.Fatal(err)
+	}
+	if got := next.conflicts(next.blocks["default-0"]); len(got) != 1 {
+		t.Errorf("told: %v", got)
+	}
+	next.adds(3, "10.0.0.0 fd00::")
+	next.adds(4, "10.0.0.2 fd00::2")
+	next.adds(5, "waits")
+}
+
+// What the kernel says that the node has itself is withheld besides, also of blocks that come later.
+func TestAddressesThatTheNodeHas(t *testing.T) {
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 2})
+	s := &Source{ledger: b.ledger, clock: clock.Real{}, wake: retry.NewSignal()}
+	withhold := func(want string, addrs ...string) {
+		t.Helper()
+		var list []netip.Addr
+		for _, a := range addrs {
+			list = append(list, netip.MustParseAddr(a))
+		}
+		if got := strings.Trim(fmt.Sprint(s.Withhold(list)), "[]"); got != want {
+			t.Errorf("withheld %q, want %q", got, want)
+		}
+	}
+	withhold("", "10.0.0.1", "fd00::2", "192.0.2.1")
+	block := blockOf("default-0", "10.0.0.0/30", "fd00::/126")
+	block.withheld = readWithheld(withholding("10.0.0.3/32"))
+	b.give(block)
+	b.adds(0, "10.0.0.0 fd00::")
+	w, got := b.add(1)
+	if got != "waits" {
+		t.Errorf("pod 1 got %s", got)
+	}
+	withhold("10.0.0.1 fd00::2", "10.0.0.1", "fd00::2", "10.0.0.0") // pod 0 has the last
+	withhold("10.0.0.1", "10.0.0.1")
+	if got := b.answer(w); got != "10.0.0.2 fd00::2" {
+		t.Errorf("pod 1 got %s", got)
+	}
+	b.adds(2, "waits")
+
+	// Of a pod with an address of its own Node the daemon tells, if the kernel has the address too.
+	for kernelHas, want := range map[string]int{"10.0.0.1": 1, "10.0.0.0": 0} {
+		b.nodeName = "node-2"
+		block.withheld = nil
+		b.give(block)
+		b.conflicts(b.blocks["default-0"])
+		withhold(strings.ReplaceAll(kernelHas, "10.0.0.0", ""), kernelHas)
+		block.withheld = readWithheld(withholding("10.0.0.0/32"))
+		b.give(block)
+		if got := b.conflicts(b.blocks["default-0"]); len(got) != want {
+			t.Errorf("the node has %s: told %v, want %d", kernelHas, got, want)
+		}
+		if got := fmt.Sprint(s.NodeAddresses()); got != "[10.0.0.0]" {
+			t.Errorf("addresses of the Node: %s", got)
+		}
+	}
+}
