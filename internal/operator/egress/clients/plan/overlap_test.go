@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/egress/membership"
@@ -51,32 +50,20 @@ func TestOverlap(t *testing.T) {
 }
 
 // Users have pods name as many Egresses of as many destinations as they may. What that costs the operator does
-// not grow with the square of their number.
-func TestCostOfManyDestinations(t *testing.T) {
+// not grow with the square of their number: with sixteen times as many as may be, such a comparison takes minutes.
+func TestManyDestinationsOfEgresses(t *testing.T) {
 	var list []*Egress
 	names := ""
 	for i := range membership.MaxEgresses {
 		var destinations []string
-		for k := range 256 {
-			destinations = append(destinations, fmt.Sprintf("10.%d.%d.0/24", i, k))
+		for k := range 4096 {
+			destinations = append(destinations, fmt.Sprintf("10.%d.%d.%d/28", i, k/16, k%16*16))
 		}
 		list = append(list, made(fmt.Sprintf("tenant/e-%d", i), i, v1alpha1.EgressSpec{Destinations: destinations}))
 		names += fmt.Sprintf(",e-%d", i)
 	}
 	p := Pod{Namespace: membership.Namespace{Name: "tenant"}, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "tenant": names[1:]}}
-	all := NewEgresses("", list)
-	begun := time.Now()
-	if d := Decide(p, all); len(d.Egresses) != len(list) {
+	if d := Decide(p, NewEgresses("", list)); len(d.Egresses) != len(list) {
 		t.Fatalf("uses %d of %d", len(d.Egresses), len(list))
-	}
-	took := time.Since(begun)
-	begun = time.Now()
-	for i, a := range list[:8] {
-		for _, b := range list[:i] {
-			overlaps(a, b, false)
-		}
-	}
-	if each := time.Since(begun); took > 2*each { // a 17th of all pairs
-		t.Errorf("took %s, and a comparison of each with each of a 17th of them %s", took, each)
 	}
 }
