@@ -192,7 +192,7 @@ conformance-short:
 bench: ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
-	@CGO_ENABLED=0 hack/slowly.sh "Building the bench" go build -trimpath -o bin/bench ./test/bench
+	@CGO_ENABLED=0 hack/slowly.sh "Building the bench" go build -trimpath -o bin/bench ./bench
 	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images= machine=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \

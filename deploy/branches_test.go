@@ -18,8 +18,8 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
-	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
+	"github.com/berthnet/berth/internal/operator/podnics/webhook"
+	"github.com/berthnet/berth/internal/operator/podnics/webhook/callers"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -20,7 +20,7 @@ import (
 
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/install"
+	"github.com/berthnet/berth/internal/node/install"
 	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/test/harness"
 )

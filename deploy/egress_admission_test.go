@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -262,7 +262,7 @@ func gatewaysOf(t *testing.T, e *v1alpha1.Egress) map[string]*unstructured.Unstr
 	operator, err := deploy.Get[appsv1.Deployment](chart, "Deployment", "berth-operator")
 	harness.OK(t, err)
 	settings := loadBy(t, config.NewOperatorLoader, operator.Spec.Template.Spec.Containers[0])
-	objects, problem := plan.Objects(e, plan.Settings{Image: settings.EgressImage, Port: uint16(settings.EgressPort)})
+	objects, problem := gatewayplan.Objects(e, gatewayplan.Settings{Image: settings.EgressImage, Port: uint16(settings.EgressPort)})
 	if problem != nil {
 		t.Fatal(problem)
 	}

@@ -17,10 +17,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/kubeapi"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/podevents"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
 )
 

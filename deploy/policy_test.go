@@ -14,15 +14,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
 // The operator's IAM policy allows the EC2 actions that pace.Cloud calls for it, and
 // nothing else: the operator's code calls every method. What each method calls is
-// compared with the policies of both modes, by the tests of internal/cloud/aws.
+// compared with the policies of both modes, by the tests of internal/ec2/cloud/aws.
 func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
-	called := selectors(t, "../internal/eni", "../internal/vpcport/ec2", "../internal/operator", "../cmd/berth-operator")
+	called := selectors(t, "../internal/ec2/eni", "../internal/vpcport/branch", "../internal/operator", "../cmd/berth-operator")
 	for _, method := range cloudMethods() {
 		if !called[method] {
 			t.Errorf("the operator does not call %s: its policy need not have the action", method)
@@ -39,16 +39,16 @@ func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
 
 // Nodes in operator mode need no policy: berthd's code for it knows no cloud.
 func TestNodesInOperatorModeCallNoEC2(t *testing.T) {
-	called := selectors(t, "../internal/source/nodenetwork")
+	called := selectors(t, "../internal/source/nodenetworksupplier")
 	for _, method := range cloudMethods() {
 		// Names that are not the cloud's alone.
 		if called[method] && !slices.Contains([]string{"ENIs", "Limits", "Subnets", "Instance"}, method) {
-			t.Errorf("internal/source/nodenetwork calls %s", method)
+			t.Errorf("internal/source/nodenetworksupplier calls %s", method)
 		}
 	}
-	for name, file := range parse(t, "../internal/source/nodenetwork") {
+	for name, file := range parse(t, "../internal/source/nodenetworksupplier") {
 		for _, i := range file.Imports {
-			if strings.Contains(i.Path.Value, "/internal/cloud/aws") || strings.Contains(i.Path.Value, "aws-sdk") {
+			if strings.Contains(i.Path.Value, "/internal/ec2/cloud/aws") || strings.Contains(i.Path.Value, "aws-sdk") {
 				t.Errorf("%s imports %s", name, i.Path.Value)
 			}
 		}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -332,7 +332,7 @@ func inNamespace(t *testing.T, vpc string, do func(namespace string)) {
 	harness.OK(t, c.Delete(t.Context(), ns))
 }
 
-// What a policy says is what internal/podnic says, which the webhook, the controller
+// What a policy says is what internal/nicrequest says, which the webhook, the controller
 // and the daemon say.
 func TestPodsThatCannotHaveNICs(t *testing.T) {
 	applyPortPolicies(t)
@@ -343,7 +343,7 @@ func TestPodsThatCannotHaveNICs(t *testing.T) {
 	hostsNICs.Spec.HostNetwork = true
 	quiet := annotated("quiet", v1alpha1.AnnotationVPC, "")
 	quiet.Spec.HostNetwork = true
-	long := strings.Repeat("#", podnic.MaxLength)
+	long := strings.Repeat("#", nicrequest.MaxLength)
 	for what, pod := range map[string]*corev1.Pod{
 		"NICs without a VPC":       annotated("a", v1alpha1.AnnotationNICs, "[]"),
 		"NICs with an empty VPC":   annotated("a", v1alpha1.AnnotationNICs, "[]", v1alpha1.AnnotationVPC, ""),
@@ -352,7 +352,7 @@ func TestPodsThatCannotHaveNICs(t *testing.T) {
 		"no name of a VPC":         annotated("a", v1alpha1.AnnotationVPC, "VPC 1"),
 		"a name that is too long":  annotated("a", v1alpha1.AnnotationVPC, strings.Repeat("a", 64)),
 		"a long list":              annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, long+"#"),
-		"a list of many bytes":     annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "#"+strings.Repeat("ü", podnic.MaxLength/2)),
+		"a list of many bytes":     annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "#"+strings.Repeat("ü", nicrequest.MaxLength/2)),
 		"a VPC":                    annotated("a", v1alpha1.AnnotationVPC, "vpc-1"),
 		"a VPC and NICs":           annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "[{subnet: a}]"),
 		"the longest list":         annotated("a", v1alpha1.AnnotationVPC, strings.Repeat("a", 63), v1alpha1.AnnotationNICs, long),
@@ -360,10 +360,10 @@ func TestPodsThatCannotHaveNICs(t *testing.T) {
 		"the node's, without NICs": quiet,
 		"other annotations":        annotated("a", "example.com/nics", "[]"),
 	} {
-		said := podnic.Pod{Annotations: pod.Annotations, HostNetwork: pod.Spec.HostNetwork}
+		said := nicrequest.Pod{Annotations: pod.Annotations, HostNetwork: pod.Spec.HostNetwork}
 		_, want := said.VPC()
 		if want == nil && pod.Annotations[v1alpha1.AnnotationVPC] != "" {
-			_, want = podnic.Parse(pod.Annotations[v1alpha1.AnnotationNICs])
+			_, want = nicrequest.Parse(pod.Annotations[v1alpha1.AnnotationNICs])
 		}
 		err := c.Create(t.Context(), pod, client.DryRunAll)
 		if want == nil {
@@ -408,7 +408,7 @@ func TestVPCOfAPodStays(t *testing.T) {
 		},
 	} {
 		err := change(t, c, p, how)
-		want := podnic.CheckVPCChange("vpc-1", p.Annotations[v1alpha1.AnnotationVPC]).Err().Error()
+		want := nicrequest.CheckVPCChange("vpc-1", p.Annotations[v1alpha1.AnnotationVPC]).Err().Error()
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v\nwant %s", what, err, want)
 		}

@@ -76,7 +76,7 @@ var variables = []string{"BERTH_FAILPOINTS", "BERTH_SAMPLE", "BERTH_SOAK_EGRESS"
 // Every flag and variable in the documents is one that there is.
 func TestSettingsExist(t *testing.T) {
 	known := readPage(t, "reference/configuration.md") + readPage(t, "reference/operator-configuration.md") + readPage(t, "reference/egress-configuration.md")
-	code := flagLiterals(t, "../cmd/vpclab", "../internal/ctl", "../test/bench")
+	code := flagLiterals(t, "../cmd/vpclab", "../internal/ctl", "../bench")
 	named(t, "(?:^|[\\s`(\"])--([a-z][a-z0-9-]*[a-z0-9])\\b", 100, func(page string, m []string) {
 		if flag := m[1]; !strings.Contains(known, "`--"+flag+"`") && !code[flag] && others[flag] == "" {
 			t.Errorf("%s: no program has the flag --%s", page, flag)

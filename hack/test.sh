@@ -65,7 +65,7 @@ esac
 
 # The virtual machine's kernel, which is downloaded.
 case $all in
-*/test/guest* | */internal/lab/vm*)
+*/test/guest* | */lab/vm*)
 	BERTH_VM_IMAGE=$(hack/vm.sh --prepare)
 	export BERTH_VM_IMAGE
 	;;
@@ -74,7 +74,7 @@ esac
 # Those that wait longest go first, and then the dearest of the budget, so that none of them is left
 # to run alone. Import paths come from stdin.
 first() {
-	awk -v module="$(go list -m)/" -v waits="internal/lab/demo internal/operator/vpcport" '
+	awk -v module="$(go list -m)/" -v waits="lab/demo internal/operator/podnics" '
 		BEGIN { n = split(waits, of); for (i = 1; i <= n; i++) extra[module of[i]] = 1000 }
 		NR == FNR { if ($1 !~ /^#/) cost[module $1] = $2 + 0; next } { print cost[$0] + extra[$0], $0 }' \
 		hack/budget.tsv - | sort -rns -k 1,1 | cut -d ' ' -f 2-
@@ -87,7 +87,7 @@ some() { grep "$@" || [ $? = 1 ]; } # grep that may find nothing
 links=$(go list -test -f '{{if eq .Name "main"}}{{$p := .ImportPath}}{{range .Deps}}{{$p}} {{.}}{{"\n"}}{{end}}{{end}}' $patterns | sed 's/\.test / /')
 
 # Those with a control plane, which may have to be built first.
-kube=$(awk -v start="$(go list ./internal/lab/run/kube)" '$2 == start { print $1 }' <<<"$links" | sort -u)
+kube=$(awk -v start="$(go list ./lab/run/kube)" '$2 == start { print $1 }' <<<"$links" | sort -u)
 
 # Those that run every time: they start a control plane, or programs of this module, whose code
 # Go's cache does not know to matter. Results of the others come from it while their code, the files that they
@@ -106,7 +106,7 @@ machine=$({
 # for data races in make e2e and make soak, where it does not matter that this takes three times as long.
 labs=$({
 	git grep -lE --untracked '\bharness\.Main\(' -- '*_test.go' | xargs -r -n 1 dirname | sort -u
-	printf '%s\n' test/guest test/virtual api/v1alpha1 deploy deploy/monitoring internal/ctl/cluster internal/ctl/bundle internal/lab/run/kube internal/lab/vm
+	printf '%s\n' test/guest test/virtual api/v1alpha1 deploy deploy/monitoring internal/ctl/kubectl internal/ctl/bundle lab/run/kube lab/vm
 } | sed "s|^|$(go list -m)/|")
 
 status=0

@@ -9,7 +9,7 @@
 # Programs are built here, which is ten times as fast, and tests of a package run
 # there, each package in a machine of its own, by
 #
-#   go test -tags guest -exec "$PWD/hack/vm.sh" -run X ./internal/egress/client
+#   go test -tags guest -exec "$PWD/hack/vm.sh" -run X ./internal/kernel/egressclient
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 

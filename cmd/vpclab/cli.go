@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/lab/control"
 )
 
 func contextFor(cmd *cobra.Command, timeout time.Duration) (context.Context, context.CancelFunc) {

@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/demo"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/demo"
 )
 
 // egressMode is the demonstration of egress, for which addresses come from pools. It takes a kernel

@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/lab/run/host"
 )
 
 func newExec() *cobra.Command {

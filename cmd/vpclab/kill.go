@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/lab/control"
 )
 
 func newKill() *cobra.Command {

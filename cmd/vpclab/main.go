@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/vm"
+	"github.com/berthnet/berth/lab/vm"
 )
 
 // commands are the subcommands, each in a file of its own.

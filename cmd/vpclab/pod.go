@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 func newPod() *cobra.Command {

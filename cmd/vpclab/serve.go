@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/cloud/endpoints"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
 func newServe() *cobra.Command {

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/network/fabric"
 )
 
 func newStatus() *cobra.Command {

@@ -12,12 +12,12 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/demo"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/demo"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/host"
 )
 
 // labFlags describe a lab to raise.

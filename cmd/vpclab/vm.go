@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/vm"
-	"github.com/berthnet/berth/internal/lab/vm/guestapi"
+	"github.com/berthnet/berth/lab/vm"
+	"github.com/berthnet/berth/lab/vm/guestapi"
 )
 
 // vmFlags are the flags of `vpclab vm`.

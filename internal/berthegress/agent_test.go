@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress"
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 func egressOf(destinations ...string) *v1alpha1.Egress {
@@ -93,7 +93,7 @@ func TestWanted(t *testing.T) {
 		t.Errorf("destinations %s, want %s", got, want)
 	}
 	addr := netip.MustParseAddr
-	want := []gateway.Client{{UID: "a", Addrs: []netip.Addr{addr("10.1.0.1")}}, {UID: "b", Addrs: []netip.Addr{addr("10.1.0.2"), addr("fd01::2")}}}
+	want := []egressgateway.Client{{UID: "a", Addrs: []netip.Addr{addr("10.1.0.1")}}, {UID: "b", Addrs: []netip.Addr{addr("10.1.0.2"), addr("fd01::2")}}}
 	if d := cmp.Diff(want, clients, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
 		t.Error(d)
 	}
@@ -121,7 +121,7 @@ func TestReady(t *testing.T) {
 			t.Error("the kernel was changed before everything was known")
 		}
 
-		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: module fou is not there", egress.ErrNoFoU) })
+		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: module fou is not there", tunnel.ErrNoFoU) })
 		a.hear(egressOf("203.0.113.0/24"), sliceOf("1", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1", "fd01::1"}}))
 		synctest.Wait()
 		wantProbe(t, a, "/readyz", 503, "module fou is not there")
@@ -145,10 +145,10 @@ func TestReady(t *testing.T) {
 		if n := log.count("does not answer"); n != 2 {
 			t.Errorf("told %d times that the API is away, want once each time", n)
 		}
-		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: IPv6", gateway.ErrNotForwarded) })
+		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: IPv6", egressgateway.ErrNotForwarded) })
 		later(time.Minute)
 		wantProbe(t, a, "/readyz", 503, "not forwarded")
-		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: 10.1.0.1", gateway.ErrLeftOut) })
+		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: 10.1.0.1", egressgateway.ErrLeftOut) })
 		later(time.Minute)
 		wantProbe(t, a, "/readyz", 200, "ok")
 		wantProbe(t, a, "/livez", 200, "ok")

@@ -17,7 +17,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kubeapi"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -33,11 +33,11 @@ const (
 func account(t *testing.T, admin client.Client, e *v1alpha1.Egress) *kubeapi.Client {
 	t.Helper()
 	harness.OK(t, admin.Create(t.Context(), e))
-	objects, problem := plan.Objects(e, plan.Settings{Image: "berth-egress", Port: 5555})
+	objects, problem := gatewayplan.Objects(e, gatewayplan.Settings{Image: "berth-egress", Port: 5555})
 	if problem != nil {
 		t.Fatal(problem)
 	}
-	for _, kind := range plan.Kinds[:3] {
+	for _, kind := range gatewayplan.Kinds[:3] {
 		harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), objects[kind])))
 	}
 	token, err := harness.ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, nil)

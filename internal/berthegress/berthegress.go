@@ -1,5 +1,5 @@
 // Package berthegress is berth-egress, the program in a gateway's pod: it keeps the kernel as the Egress
-// and its clients ask for (internal/egress/gateway), and shows how it does.
+// and its clients ask for (internal/kernel/egressgateway), and shows how it does.
 //
 //	berthegress.go  puts the parts together and runs them
 //	book.go         what the Kubernetes API says, and what follows of it
@@ -19,7 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
@@ -36,7 +36,7 @@ func Run(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	kernel, err := gateway.OpenOwn()
+	kernel, err := egressgateway.OpenOwn()
 	if err != nil {
 		return fmt.Errorf("open the pod's network namespace: %w", err)
 	}

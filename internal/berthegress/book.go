@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
 )
 
 // book is what the Kubernetes API said last.
@@ -47,7 +47,7 @@ func (b *book) complete() error {
 }
 
 // wanted is what follows for the gateway: destinations and clients, and what cannot be of them.
-func (b *book) wanted() (destinations []netip.Prefix, clients []gateway.Client, garbage []string) {
+func (b *book) wanted() (destinations []netip.Prefix, clients []egressgateway.Client, garbage []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.egress != nil {
@@ -77,7 +77,7 @@ func (b *book) wanted() (destinations []netip.Prefix, clients []gateway.Client, 
 		}
 	}
 	for _, uid := range slices.Sorted(maps.Keys(addrs)) {
-		clients = append(clients, gateway.Client{UID: uid, Addrs: slices.SortedFunc(maps.Keys(addrs[uid]), netip.Addr.Compare)})
+		clients = append(clients, egressgateway.Client{UID: uid, Addrs: slices.SortedFunc(maps.Keys(addrs[uid]), netip.Addr.Compare)})
 	}
 	return destinations, clients, garbage
 }

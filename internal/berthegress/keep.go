@@ -9,19 +9,19 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/egress"
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/internal/retry"
 )
 
 // Kernel is the gateway in the kernel: gateway.Kernel.
 type Kernel interface {
-	Apply(ctx context.Context, s gateway.Setup) error
-	Standing(s gateway.Setup) (bool, error)
+	Apply(ctx context.Context, s egressgateway.Setup) error
+	Standing(s egressgateway.Setup) (bool, error)
 	Forget()
 	OpenConnections() (int, error)
 
-	Counters() (gateway.Counters, error)
+	Counters() (egressgateway.Counters, error)
 	Connections() (count, limit int, err error)
 	ConnectionsRefused() (uint64, error)
 }
@@ -108,8 +108,8 @@ func (a *agent) takeOver() {
 	}
 }
 
-func (a *agent) setup(clients []gateway.Client) gateway.Setup {
-	return gateway.Setup{Link: a.cfg.Link, Addrs: a.cfg.PodIPs, Port: uint16(a.cfg.Port), Clients: clients}
+func (a *agent) setup(clients []egressgateway.Client) egressgateway.Setup {
+	return egressgateway.Setup{Link: a.cfg.Link, Addrs: a.cfg.PodIPs, Port: uint16(a.cfg.Port), Clients: clients}
 }
 
 // apply brings the kernel to what was heard last. It tells whether that is done, as far as it can be.
@@ -129,13 +129,13 @@ func (a *agent) apply(ctx context.Context) bool {
 		return true
 	}
 	// These are for somebody else to mend; the rest is done.
-	done := err == nil || errors.Is(err, gateway.ErrLeftOut) || errors.Is(err, gateway.ErrNotForwarded)
+	done := err == nil || errors.Is(err, egressgateway.ErrLeftOut) || errors.Is(err, egressgateway.ErrNotForwarded)
 	a.report(err, done, clients, garbage)
-	return done && !errors.Is(err, gateway.ErrNotForwarded)
+	return done && !errors.Is(err, egressgateway.ErrNotForwarded)
 }
 
 // report notes how an Apply went, and logs what is new.
-func (a *agent) report(err error, done bool, clients []gateway.Client, garbage []string) {
+func (a *agent) report(err error, done bool, clients []egressgateway.Client, garbage []string) {
 	served := map[int]int{}
 	for _, c := range clients {
 		for _, addr := range c.Addrs {
@@ -193,9 +193,9 @@ func (a *agent) ready() (word string, err error) {
 	s := a.state
 	a.mu.Unlock()
 	switch {
-	case errors.Is(s.err, egress.ErrNoFoU):
+	case errors.Is(s.err, tunnel.ErrNoFoU):
 		return noFoU, s.err
-	case errors.Is(s.err, gateway.ErrNotForwarded):
+	case errors.Is(s.err, egressgateway.ErrNotForwarded):
 		return notForwarded, s.err
 	case s.serves:
 		return "", nil

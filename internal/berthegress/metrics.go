@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
 	"github.com/berthnet/berth/internal/metric"
 )
 
@@ -112,12 +112,12 @@ func (a *agent) collectPackets(ch chan<- prometheus.Metric) error {
 		return err
 	}
 	for f, name := range familyNames {
-		for _, direction := range []string{gateway.Out, gateway.In} {
+		for _, direction := range []string{egressgateway.Out, egressgateway.In} {
 			n := c.Translated[direction][f]
 			ch <- total(packets, n.Packets, direction, name)
 			ch <- total(bytes, n.Bytes, direction, name)
 		}
-		for _, r := range gateway.Reasons {
+		for _, r := range egressgateway.Reasons {
 			n := c.Dropped[r][f]
 			ch <- total(dropped, n.Packets, string(r), name)
 			ch <- total(lost, n.Bytes, string(r), name)

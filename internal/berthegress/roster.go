@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
 )
 
 // roster is the clients that the kernel serves, for nodes that wait for a pod of theirs to be one.
@@ -27,7 +27,7 @@ func newRoster() *roster {
 }
 
 // set takes all clients.
-func (r *roster) set(clients []gateway.Client) {
+func (r *roster) set(clients []egressgateway.Client) {
 	addrs := make(map[string][]netip.Addr, len(clients))
 	for _, c := range clients {
 		addrs[c.UID] = c.Addrs

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
 )
 
 // A node that asks for its pod is answered when the kernel serves all of the pod's addresses, and not
@@ -74,7 +74,7 @@ func TestManyAsk(t *testing.T) {
 		}
 		cancel()
 		synctest.Wait()
-		r.set([]gateway.Client{{UID: "x"}})
+		r.set([]egressgateway.Client{{UID: "x"}})
 		if err := r.await(t.Context(), "x", nil); err != nil || r.asking != 0 {
 			t.Errorf("%v; %d ask", err, r.asking)
 		}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/heartbeat"
+	"github.com/berthnet/berth/internal/node/heartbeat"
 	"github.com/berthnet/berth/internal/rpc/unary"
 )
 

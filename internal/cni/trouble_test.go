@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/heartbeat"
+	"github.com/berthnet/berth/internal/node/heartbeat"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/rpc/rpcfake"
 )

@@ -11,9 +11,9 @@ import (
 	"os"
 	"time"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // The values of ipam.

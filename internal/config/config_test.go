@@ -12,9 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/pflag"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 func load(t *testing.T, args, env []string) (Config, error) {

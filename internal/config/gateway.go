@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // Gateway is every setting of berth-egress, parsed and checked.

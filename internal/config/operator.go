@@ -14,8 +14,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/berthnet/berth/internal/cloud/pace"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
 func TestOperatorDefaults(t *testing.T) {

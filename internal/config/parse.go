@@ -15,7 +15,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
 // A check tells whether a text is right, a parser checks one and stores its value.

@@ -18,8 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")

@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/limits"
 	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 )

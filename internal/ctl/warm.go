@@ -9,10 +9,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ctl/view"
-	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 )

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/podevents"
+	"github.com/berthnet/berth/internal/node/podevents"
 )
 
 // eventsPath is where Events are: those of events.k8s.io/v1 and of v1 are the same

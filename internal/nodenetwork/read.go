@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 )

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/mac"
 )

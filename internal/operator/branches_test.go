@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
+	"github.com/berthnet/berth/internal/operator/podnics/webhook"
 	"github.com/berthnet/berth/test/harness"
 )
 

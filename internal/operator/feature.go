@@ -12,27 +12,27 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/aws"
-	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/eni/fleet"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/egress"
 	"github.com/berthnet/berth/internal/operator/egress/clients"
-	egressplan "github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/internal/operator/nodeaddress"
-	"github.com/berthnet/berth/internal/operator/nodenetwork"
-	"github.com/berthnet/berth/internal/operator/vpcport"
-	"github.com/berthnet/berth/internal/operator/vpcport/branches"
-	"github.com/berthnet/berth/internal/operator/vpcport/nicpolicy"
-	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
-	"github.com/berthnet/berth/internal/operator/vpcport/warm"
-	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
-	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
+	"github.com/berthnet/berth/internal/operator/nodeenis"
+	"github.com/berthnet/berth/internal/operator/podnics"
+	"github.com/berthnet/berth/internal/operator/podnics/branchcapacity"
+	"github.com/berthnet/berth/internal/operator/podnics/nicpolicy"
+	"github.com/berthnet/berth/internal/operator/podnics/providers"
+	"github.com/berthnet/berth/internal/operator/podnics/warm"
+	"github.com/berthnet/berth/internal/operator/podnics/webhook"
+	"github.com/berthnet/berth/internal/operator/podnics/webhook/callers"
 	"github.com/berthnet/berth/internal/operator/watched"
-	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/web"
 )
 
@@ -97,9 +97,9 @@ func watches(features []feature) ([]*watched.Kind, error) {
 
 // eniFeature is the work for nodes with ENIs.
 func eniFeature() feature {
-	m := nodenetwork.NewMetrics()
+	m := nodeenis.NewMetrics()
 	return feature{
-		isOn: inIPAM(config.IPAMENIOperator), families: nodenetwork.Families, counters: m.Collectors(), watches: nodenetwork.Watches,
+		isOn: inIPAM(config.IPAMENIOperator), families: nodeenis.Families, counters: m.Collectors(), watches: nodeenis.Watches,
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupENIs(ctx, mgr, env, m)
 		},
@@ -119,12 +119,12 @@ func poolFeature() feature {
 
 // portFeature is having ports of VPCs made for pods.
 func portFeature() feature {
-	calls, nics, reviews := vpc.NewMetrics(), vpcport.NewMetrics(), webhook.NewMetrics()
+	calls, nics, reviews := providers.NewMetrics(), podnics.NewMetrics(), webhook.NewMetrics()
 	return feature{
-		isOn: inIPAM(config.IPAMPort), families: slices.Concat(vpc.Families, vpcport.Families, warm.Families, webhook.Families),
+		isOn: inIPAM(config.IPAMPort), families: slices.Concat(providers.Families, podnics.Families, warm.Families, webhook.Families),
 		counters: slices.Concat(calls.Collectors(), nics.Collectors(), reviews.Collectors()),
 		watches: func() []*watched.Kind {
-			return slices.Concat(vpc.Watches(), vpcport.Watches(), nicpolicy.Watches())
+			return slices.Concat(providers.Watches(), podnics.Watches(), nicpolicy.Watches())
 		},
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupPorts(ctx, mgr, env, calls, nics, reviews)
@@ -135,9 +135,9 @@ func portFeature() feature {
 // branchFeature is telling the scheduler of branch interfaces.
 func branchFeature() feature {
 	return feature{
-		isOn: hasBranches, watches: branches.Watches,
+		isOn: hasBranches, watches: branchcapacity.Watches,
 		setup: func(_ context.Context, mgr manager.Manager, env environment) (part, error) {
-			return part{alive: all(nil)}, branches.Setup(mgr, env.log)
+			return part{alive: all(nil)}, branchcapacity.Setup(mgr, env.log)
 		},
 	}
 }
@@ -156,7 +156,7 @@ func egressFeature() feature {
 }
 
 // setupENIs makes what works for nodes with ENIs.
-func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nodenetwork.Metrics) (part, error) {
+func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nodeenis.Metrics) (part, error) {
 	cfg, log := env.cfg, env.log
 	client, err := env.deps.Cloud(ctx, aws.Options{
 		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint, Logger: log, UserAgent: "berth-operator",
@@ -174,9 +174,9 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 	if err != nil {
 		return part{}, err
 	}
-	networks, err := nodenetwork.Setup(mgr, nodenetwork.Options{
+	networks, err := nodeenis.Setup(mgr, nodeenis.Options{
 		Fleet: fl, Clock: clock.Real{}, Logger: log,
-		Identity: nodenetwork.Identity{
+		Identity: nodeenis.Identity{
 			NodeTag: cfg.InstanceNodeTag, ClusterTag: cfg.InstanceClusterTag.Key, ClusterValue: cfg.InstanceClusterTag.Value,
 		},
 		Grace: cfg.NodeGoneGrace, Settle: cfg.SettleTime, DemandServed: m.DemandServed,
@@ -215,25 +215,25 @@ func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *ad
 
 // firstOf is what pods with NICs have for their first interface: a port always, or an address of
 // elsewhere, unless they have a branch interface of its name.
-func firstOf(cfg config.Operator) podnic.First {
-	return podnic.First{Name: podnic.FirstInterface, IsPort: cfg.FirstIsPort, MayBePort: hasBranches(cfg) && !cfg.FirstIsPort}
+func firstOf(cfg config.Operator) nicrequest.First {
+	return nicrequest.First{Name: nicrequest.FirstInterface, IsPort: cfg.FirstIsPort, MayBePort: hasBranches(cfg) && !cfg.FirstIsPort}
 }
 
 // ofEC2 is by what VPCs of EC2 are reached; nil: not at all.
-func ofEC2(ctx context.Context, env environment) *vpc.EC2 {
+func ofEC2(ctx context.Context, env environment) *providers.EC2 {
 	if env.ec2.api == nil {
 		return nil
 	}
-	return &vpc.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime, Cooling: env.cfg.BranchCooling, Ended: ctx.Done()}
+	return &providers.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime, Cooling: env.cfg.BranchCooling, Ended: ctx.Done()}
 }
 
 // setupPorts makes what opens VPCs and has their ports made.
-func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *vpc.Metrics, nics *vpcport.Metrics, reviews *webhook.Metrics) (part, error) {
+func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *providers.Metrics, nics *podnics.Metrics, reviews *webhook.Metrics) (part, error) {
 	cfg := env.cfg
-	if err := vpcport.Index(ctx, mgr.GetFieldIndexer()); err != nil {
+	if err := podnics.Index(ctx, mgr.GetFieldIndexer()); err != nil {
 		return part{}, err
 	}
-	vpcs, err := vpc.Setup(mgr, vpc.Options{
+	vpcs, err := providers.Setup(mgr, providers.Options{
 		Namespace: cfg.LeaseNamespace, Interval: cfg.ListingInterval, Calls: cfg.VPCCalls,
 		EC2: ofEC2(ctx, env), Provider: env.deps.VPC, Observer: calls, Clock: clock.Real{}, Logger: env.log,
 	})
@@ -244,7 +244,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	if err != nil {
 		return part{}, err
 	}
-	ports, err := vpcport.Setup(mgr, vpcport.Options{
+	ports, err := podnics.Setup(mgr, podnics.Options{
 		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: firstOf(cfg), PoliciesSince: policies.Since,
 		Clock: clock.Real{}, Logger: env.log, Metrics: nics,
 		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval,
@@ -316,7 +316,7 @@ func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gate
 		return part{}, err
 	}
 	egresses, err := egress.Setup(mgr, egress.Options{
-		Settings: egressplan.Settings{Image: cfg.EgressImage, Port: uint16(cfg.EgressPort)},
+		Settings: gatewayplan.Settings{Image: cfg.EgressImage, Port: uint16(cfg.EgressPort)},
 		Clock:    clock.Real{}, Logger: env.log, Metrics: gateways,
 	})
 	if err != nil {

@@ -26,10 +26,10 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/lab/cloud/endpoints"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -28,9 +28,9 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/berthnet/berth/internal/cloud/aws"
-	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/vpcport"

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/internal/web/webtest"
 	"github.com/berthnet/berth/test/harness"

@@ -3,7 +3,7 @@ package source
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // Details are what several have to tell.

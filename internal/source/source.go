@@ -11,10 +11,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // Lease is one attachment's hold on its addresses, kept in its record.

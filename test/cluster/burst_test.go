@@ -18,10 +18,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/host"
-	"github.com/berthnet/berth/internal/lab/run/poll"
-	"github.com/berthnet/berth/test/bench/objects"
+	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/host"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 

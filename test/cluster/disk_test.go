@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -19,10 +19,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/site"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/test/harness"
 )
 

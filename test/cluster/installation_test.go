@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/test/harness"
 )
 

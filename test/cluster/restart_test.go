@@ -14,8 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -15,8 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 

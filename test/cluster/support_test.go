@@ -18,8 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/test/harness"
 )
 

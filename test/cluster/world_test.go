@@ -20,9 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/test/bench/objects"
+	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -20,11 +20,11 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

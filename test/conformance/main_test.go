@@ -14,8 +14,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
 )
 

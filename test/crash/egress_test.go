@@ -25,12 +25,12 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/poll"
 	_ "github.com/berthnet/berth/internal/operator/egress" // these register their failpoints
 	_ "github.com/berthnet/berth/internal/operator/egress/clients"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // In one of how many steps of a long soak a running pod is given a NIC, or loses the one that it

@@ -14,11 +14,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 

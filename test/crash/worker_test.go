@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 // worker makes and removes the pods of one node.

@@ -11,8 +11,8 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/test/harness"
 )
 

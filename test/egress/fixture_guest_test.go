@@ -20,13 +20,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/network/site"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/poll"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/lab/network/site"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 

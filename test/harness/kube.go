@@ -28,7 +28,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/kube"
 )
 
 // ControlPlane is the package's while Kube runs.

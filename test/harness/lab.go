@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/poll"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/proc"
 )
 
 // Raise starts a lab with the programs under test. It is removed when the test

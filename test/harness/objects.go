@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 // NodeNetwork is a node's, as the API server has it. One that is busy is asked

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/proc"
 )
 
 // Patience is for what takes a moment on a machine with nothing else to do: far

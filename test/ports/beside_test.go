@@ -11,11 +11,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	_ "github.com/berthnet/berth/internal/daemon" // registers its failpoints
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	_ "github.com/berthnet/berth/internal/node/daemon" // registers its failpoints
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

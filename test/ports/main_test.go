@@ -14,9 +14,9 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -14,12 +14,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/demo"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/demo"
+	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -323,8 +323,8 @@ func (b *bench) agentAway() {
 // byALinuxBridge has pods of hosts whose firewall is of iptables, as Neutron tells.
 func (b *bench) byALinuxBridge() {
 	for _, n := range b.Nodes() {
-		b.model.Neutron.AddHost(n.Name, neutron.Host{Agent: true, Hybrid: true})
-		defer b.model.Neutron.AddHost(n.Name, neutron.Host{})
+		b.model.Neutron.AddHost(n.Name, neutronfake.Host{Agent: true, Hybrid: true})
+		defer b.model.Neutron.AddHost(n.Name, neutronfake.Host{})
 	}
 	near, far := b.add(b.a, "near", "[{}, {subnet: subnet-2}]"), b.add(b.b, "far", "- subnet: subnet-2")
 	bridge := "qbr" + b.nic(near, "eth0").Status.PortID[:11]

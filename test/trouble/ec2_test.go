@@ -12,11 +12,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

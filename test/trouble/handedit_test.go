@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
 )
 

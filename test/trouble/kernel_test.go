@@ -12,14 +12,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/daemon"
-	"github.com/berthnet/berth/internal/datapath"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -9,11 +9,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -18,8 +18,8 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 

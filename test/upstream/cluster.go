@@ -17,12 +17,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	labspec "github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
-	"github.com/berthnet/berth/internal/lab/run/host"
-	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/lab"
+	labspec "github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/run/host"
+	"github.com/berthnet/berth/lab/run/kube"
 )
 
 // modes are those of Berth, in the order of the tables.

@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/cloudfake"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipfamily"
 )

@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/enisource"
 	"github.com/berthnet/berth/internal/statefile"
 )
 
@@ -135,7 +135,7 @@ func records(dir string) (out []attachment.Record, err error) {
 // and leases.
 func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 	var errs []error
-	inv, ok, err := eni.Files{Dir: dir}.Load()
+	inv, ok, err := enisource.Files{Dir: dir}.Load()
 	if err != nil || !ok {
 		return fmt.Errorf("no inventory: %w", err)
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // addressesOf are the addresses in the pod's status that are some.

@@ -22,7 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // Facts are what is known of a pod and of what it depends on.

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
+	"github.com/berthnet/berth/internal/membership"
 )
 
 // EgressClientOf is the pod's own EgressClient, and not that of an earlier pod of the name;

@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/nicrequest"
 )
 
 // made is how long an operator may take to make a pod's PodNICs; it does within a second.
@@ -17,7 +17,7 @@ const made = 10 * time.Second
 // AsksForNICs is the VPC in which a pod is to have NICs; empty for one without. The error
 // says what is wrong with what it asks for.
 func AsksForNICs(f Facts) (vpc string, err error) {
-	p := podnic.Pod{Annotations: f.Pod.Annotations, HostNetwork: f.Pod.Spec.HostNetwork}
+	p := nicrequest.Pod{Annotations: f.Pod.Annotations, HostNetwork: f.Pod.Spec.HostNetwork}
 	_, p.Mirror = f.Pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if ns := f.Namespace.Value; ns != nil {
 		p.NamespaceVPC = ns.Annotations[v1alpha1.AnnotationVPC]

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // Tunnels is a table of a pod's tunnels to gateways, as its node has set them up.

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // NICs is a table of pods' interfaces that are ports of a VPC.

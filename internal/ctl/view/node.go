@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // Addresses prints the document's addresses, by state, and the NICs of pods.

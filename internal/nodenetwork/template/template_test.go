@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )

@@ -15,7 +15,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 )
 
 // cacheGrace is how long the cache may take to have what was applied.
@@ -27,17 +27,17 @@ const noVersion = "1"
 
 // provide has an Egress have its objects. The problem is the first that a person has to
 // see to; the error one that is tried again at once. again is when to look once more.
-func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again time.Duration, problem *plan.Problem, err error) {
-	wanted, problem := plan.Objects(e, c.o.Settings)
+func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again time.Duration, problem *gatewayplan.Problem, err error) {
+	wanted, problem := gatewayplan.Objects(e, c.o.Settings)
 	sooner := func(d time.Duration) {
 		if d > 0 && (again == 0 || d < again) {
 			again = d
 		}
 	}
-	for _, kind := range plan.Kinds {
+	for _, kind := range gatewayplan.Kinds {
 		o, want := wanted[kind]
 		if !want {
-			if kind == plan.Budget {
+			if kind == gatewayplan.Budget {
 				err = errors.Join(err, c.remove(ctx, e, kind))
 			}
 			continue

@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
@@ -37,7 +37,7 @@ var _ = failpoint.Register(
 
 // Options are what a Controller needs to know.
 type Options struct {
-	Settings plan.Settings // needed
+	Settings gatewayplan.Settings // needed
 
 	Clock   clock.Clock
 	Logger  *slog.Logger
@@ -132,8 +132,8 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 }
 
 // seen is what the cache has of an Egress.
-func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (plan.Seen, error) {
-	var seen plan.Seen
+func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (gatewayplan.Seen, error) {
+	var seen gatewayplan.Seen
 	key := client.ObjectKeyFromObject(e)
 	service, deployment, pods := &corev1.Service{}, &appsv1.Deployment{}, &corev1.PodList{}
 	if err := c.client.Get(ctx, key, service); err == nil && metav1.IsControlledBy(service, e) && service.DeletionTimestamp == nil {

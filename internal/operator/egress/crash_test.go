@@ -17,7 +17,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/crashsource"
 )

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 )
 
 // IsGateway tells whether a pod is a gateway of the Egress of its namespace that its label names:
@@ -21,10 +21,10 @@ import (
 func IsGateway(ctx context.Context, cached, live client.Reader, p *corev1.Pod) (bool, error) {
 	name := p.Labels[v1alpha1.LabelEgress]
 	owner := metav1.GetControllerOf(p)
-	if name == "" || owner == nil || owner.Kind != plan.ReplicaSet.Kind {
+	if name == "" || owner == nil || owner.Kind != gatewayplan.ReplicaSet.Kind {
 		return false, nil
 	}
-	of, deployment := metadata(plan.ReplicaSet), &appsv1.Deployment{}
+	of, deployment := metadata(gatewayplan.ReplicaSet), &appsv1.Deployment{}
 	for what, at := range map[client.Object]string{of: owner.Name, deployment: name} {
 		key := client.ObjectKey{Namespace: p.Namespace, Name: at}
 		err := cached.Get(ctx, key, what)
@@ -43,5 +43,5 @@ func IsGateway(ctx context.Context, cached, live client.Reader, p *corev1.Pod) (
 		return false, nil
 	}
 	by := metav1.GetControllerOf(deployment)
-	return by != nil && by.Kind == "Egress" && by.Name == name && plan.IsGateway(name, p, of, deployment.UID), nil
+	return by != nil && by.Kind == "Egress" && by.Name == name && gatewayplan.IsGateway(name, p, of, deployment.UID), nil
 }

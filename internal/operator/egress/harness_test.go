@@ -27,7 +27,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/crashsource"
@@ -52,7 +52,7 @@ type world struct {
 	end    func()
 }
 
-var settings = plan.Settings{Image: "registry.example.com/berth-egress:v1", Port: 5555}
+var settings = gatewayplan.Settings{Image: "registry.example.com/berth-egress:v1", Port: 5555}
 
 func start(t *testing.T) *world {
 	t.Helper()
@@ -186,7 +186,7 @@ func (w *world) pods(name string, n int) []corev1.Pod {
 	w.t.Helper()
 	list := &corev1.PodList{}
 	harness.Eventually(w.t, limit, fmt.Sprintf("%d pods of %s", n, name), func() error {
-		if err := w.client.List(w.t.Context(), list, client.InNamespace(w.ns), client.MatchingLabels(plan.Labels(name))); err != nil {
+		if err := w.client.List(w.t.Context(), list, client.InNamespace(w.ns), client.MatchingLabels(gatewayplan.Labels(name))); err != nil {
 			return err
 		}
 		var alive []corev1.Pod

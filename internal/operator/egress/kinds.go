@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
@@ -26,7 +26,7 @@ var Egresses = &watched.Kind{
 
 func trimEgress(in any) (any, error) {
 	if e, ok := in.(*v1alpha1.Egress); ok {
-		plan.Trim(e)
+		gatewayplan.Trim(e)
 	}
 	return watched.Trim(in)
 }
@@ -50,12 +50,12 @@ var (
 		Object: &appsv1.Deployment{}, List: func() client.ObjectList { return &appsv1.DeploymentList{} },
 		Cache: cache.ByObject{Label: ofEgresses, Transform: trimDeployment},
 	}
-	accounts = metadataOf(plan.ServiceAccount)
-	roles    = metadataOf(plan.Role)
-	bindings = metadataOf(plan.RoleBinding)
-	budgets  = metadataOf(plan.Budget)
+	accounts = metadataOf(gatewayplan.ServiceAccount)
+	roles    = metadataOf(gatewayplan.Role)
+	bindings = metadataOf(gatewayplan.RoleBinding)
+	budgets  = metadataOf(gatewayplan.Budget)
 	// ReplicaSets have the label of the pods that they make.
-	replicaSets = metadataOf(plan.ReplicaSet)
+	replicaSets = metadataOf(gatewayplan.ReplicaSet)
 )
 
 // ofEgresses selects what has the label of an Egress.
@@ -91,9 +91,9 @@ func metadata(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
 // cached is an empty object of a kind, of the type that the cache keeps.
 func cached(kind schema.GroupVersionKind) client.Object {
 	switch kind {
-	case plan.Service:
+	case gatewayplan.Service:
 		return &corev1.Service{}
-	case plan.Deployment:
+	case gatewayplan.Deployment:
 		return &appsv1.Deployment{}
 	}
 	return metadata(kind)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/metric"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 )
 
 var (
@@ -27,7 +27,7 @@ type Metrics struct{ applies *prometheus.CounterVec }
 // NewMetrics makes metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{famApplied.Counter()}
-	for _, kind := range plan.Kinds {
+	for _, kind := range gatewayplan.Kinds {
 		for _, result := range []string{"success", "error"} {
 			m.applies.WithLabelValues(kind.Kind, result) // so that the first can be seen to be one more
 		}

@@ -11,21 +11,21 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 )
 
 // problemOf is what the failure of an object means for a person; nil: it is none of theirs,
 // as the API server is away, or somebody else was faster.
-func problemOf(kind schema.GroupVersionKind, name string, err error) *plan.Problem {
+func problemOf(kind schema.GroupVersionKind, name string, err error) *gatewayplan.Problem {
 	taken, isTaken := errors.AsType[notOurs](err)
 	status, isStatus := errors.AsType[*apierrors.StatusError](err)
 	switch {
 	case isTaken:
-		return &plan.Problem{Reason: v1alpha1.EgressNameTaken, Message: fmt.Sprintf("%s %s: %v", kind.Kind, name, taken)}
+		return &gatewayplan.Problem{Reason: v1alpha1.EgressNameTaken, Message: fmt.Sprintf("%s %s: %v", kind.Kind, name, taken)}
 	case !isStatus || !refuses(err) || isAnothers(status):
 		return nil
 	}
-	p := &plan.Problem{Reason: v1alpha1.EgressRefused, Message: fmt.Sprintf("%s %s: %s", kind.Kind, name, status.Status().Message)}
+	p := &gatewayplan.Problem{Reason: v1alpha1.EgressRefused, Message: fmt.Sprintf("%s %s: %s", kind.Kind, name, status.Status().Message)}
 	details := status.Status().Details
 	if !apierrors.IsInvalid(err) || details == nil || len(details.Causes) == 0 {
 		return p
@@ -34,7 +34,7 @@ func problemOf(kind schema.GroupVersionKind, name string, err error) *plan.Probl
 	var causes []string
 	for _, cause := range details.Causes {
 		causes = append(causes, strings.TrimPrefix(cause.Field+": "+cause.Message, ": "))
-		if kind == plan.Deployment && strings.HasPrefix(cause.Field, "spec.template.") {
+		if kind == gatewayplan.Deployment && strings.HasPrefix(cause.Field, "spec.template.") {
 			p.Reason = v1alpha1.EgressInvalidTemplate
 		}
 	}

@@ -14,17 +14,17 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 )
 
 // tell writes an Egress's status, if it says something else.
-func (c *Controller) tell(ctx context.Context, e *v1alpha1.Egress, problem *plan.Problem) error {
+func (c *Controller) tell(ctx context.Context, e *v1alpha1.Egress, problem *gatewayplan.Problem) error {
 	seen, err := c.seen(ctx, e)
 	if err != nil {
 		return err
 	}
 	seen.Problem = problem
-	st := plan.Status(e, seen, metav1.NewTime(c.now()))
+	st := gatewayplan.Status(e, seen, metav1.NewTime(c.now()))
 	if says(e.Status, st) {
 		return nil
 	}

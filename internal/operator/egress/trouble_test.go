@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -210,8 +210,8 @@ func TestForeignPods(t *testing.T) {
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web"}}, Spec: web},
 	}}
 	harness.OK(t, w.client.Create(t.Context(), set))
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "posing", Labels: plan.Labels("nat"), OwnerReferences: []metav1.OwnerReference{
-		*metav1.NewControllerRef(set, plan.ReplicaSet),
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "posing", Labels: gatewayplan.Labels("nat"), OwnerReferences: []metav1.OwnerReference{
+		*metav1.NewControllerRef(set, gatewayplan.ReplicaSet),
 	}}, Spec: web}
 	cfg, err := harness.ControlPlane.ConfigFor("system:kube-controller-manager", "system:masters")
 	harness.OK(t, err)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/operator/addresspool"
-	"github.com/berthnet/berth/internal/operator/vpcport"
+	"github.com/berthnet/berth/internal/operator/podnics"
 )
 
 // Sources are what the process has in memory of where addresses come from.
@@ -49,7 +49,7 @@ func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, er
 		}
 	}
 	if s.Ports {
-		nics, err := vpcport.NICsOf(ctx, s.Cache, client.ObjectKeyFromObject(p))
+		nics, err := podnics.NICsOf(ctx, s.Cache, client.ObjectKeyFromObject(p))
 		if err != nil {
 			return false, err
 		}

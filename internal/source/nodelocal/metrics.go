@@ -3,9 +3,9 @@ package nodelocal
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
 

@@ -13,10 +13,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 

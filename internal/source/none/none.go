@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )

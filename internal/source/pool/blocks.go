@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/node/attachment"
 )
 
 // blockFacts is what matters of an AddressBlock.

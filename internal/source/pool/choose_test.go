@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/retry"
 )

@@ -12,7 +12,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )

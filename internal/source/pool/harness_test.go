@@ -21,7 +21,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"

@@ -6,8 +6,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )

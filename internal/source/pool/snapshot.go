@@ -5,9 +5,9 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
 

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"

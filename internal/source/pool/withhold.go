@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 )
 
 // The operator says which addresses of a block Nodes and Services have. None of these

@@ -12,10 +12,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
 

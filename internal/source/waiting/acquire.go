@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )

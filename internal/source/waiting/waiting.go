@@ -6,7 +6,7 @@ import (
 	"container/list"
 	"context"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )

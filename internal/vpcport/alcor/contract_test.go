@@ -4,10 +4,10 @@ import (
 	"net/netip"
 	"testing"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/alcor"
 	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
 func (b *bed) contract(prefix string) vpcporttest.Bed {
@@ -19,17 +19,17 @@ func (b *bed) contract(prefix string) vpcporttest.Bed {
 }
 
 func TestContract(t *testing.T) {
-	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, lab.Options{}).contract("vpc-ns") })
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, alcorfake.Options{}).contract("vpc-ns") })
 }
 
 // The same of a release that names, writes and filters otherwise, beside ports of others
 // that are not right.
 func TestContractOfAnotherRelease(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
-		b := newBed(t, lab.Options{Lower: true, Networks: true, Unfiltered: true})
-		b.cloud.AddPort(lab.Port{Network: "x/y", MAC: "none", Device: "someone", Project: project})
-		b.cloud.AddPort(lab.Port{Network: b.network.ID, Owner: vpcport.Owner, Project: "another"})
-		b.cloud.AddNetwork(lab.Network{Name: "blue", Project: "another"})
+		b := newBed(t, alcorfake.Options{Lower: true, Networks: true, Unfiltered: true})
+		b.cloud.AddPort(alcorfake.Port{Network: "x/y", MAC: "none", Device: "someone", Project: project})
+		b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, Owner: vpcport.Owner, Project: "another"})
+		b.cloud.AddNetwork(alcorfake.Network{Name: "blue", Project: "another"})
 		b.provider = b.open(t, func(s *alcor.Settings) { s.NetnsPrefix = "vpc-ns-" })
 		return b.contract("vpc-ns-")
 	})
@@ -38,7 +38,7 @@ func TestContractOfAnotherRelease(t *testing.T) {
 // The same with MAC addresses that Alcor chooses.
 func TestContractWithAlcorsMACs(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, alcorfake.Options{})
 		b.provider = b.open(t, func(s *alcor.Settings) { s.ProviderMAC = true })
 		return b.contract("vpc-ns")
 	})

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/alcor"
+	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
 // of is what the port manager says of another manager's refusal.
@@ -59,8 +59,8 @@ func TestClassesOfAnswers(t *testing.T) {
 		{504, "", 0, vpcport.Transient, vpcport.Transient},
 		{302, "", 0, vpcport.Invalid, vpcport.Invalid},
 	} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Status: tc.status, Message: tc.message, RetryAfter: tc.after})
+		b := newBed(t, alcorfake.Options{})
+		b.cloud.Inject(alcorfake.Fault{Status: tc.status, Message: tc.message, RetryAfter: tc.after})
 		_, cerr := b.provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.network.ID}})
 		_, gerr := b.provider.Get(t.Context(), absent)
 		if vpcport.ClassOf(cerr) != tc.create || vpcport.ClassOf(gerr) != tc.get {
@@ -79,10 +79,10 @@ func TestClassesOfAnswers(t *testing.T) {
 // A proxy's word that something is not there is none of Alcor, so nothing is taken for
 // deleted by it.
 func TestDeleteBelievesAlcorOnly(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
 	for _, body := range []string{"<html>no backend</html>", `{"status":404,"error":"Not Found","message":"No message available","path":"/"}`, ""} {
-		b.cloud.Inject(lab.Fault{Method: http.MethodDelete, Status: 404, Message: body, Plain: true, Times: 1})
+		b.cloud.Inject(alcorfake.Fault{Method: http.MethodDelete, Status: 404, Message: body, Plain: true, Times: 1})
 		err := b.provider.Delete(t.Context(), p.ID)
 		e := wantError(t, "by a proxy", err, vpcport.Transient, "")
 		if strings.Contains(e.Message, "<") {
@@ -96,8 +96,8 @@ func TestDeleteBelievesAlcorOnly(t *testing.T) {
 
 // What somebody wrote into an error's message is no way to fill logs.
 func TestMessagesAreBounded(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Status: 400, Message: strings.Repeat("é\n\x1b[31m", 5000)})
+	b := newBed(t, alcorfake.Options{})
+	b.cloud.Inject(alcorfake.Fault{Status: 400, Message: strings.Repeat("é\n\x1b[31m", 5000)})
 	_, err := b.provider.Get(t.Context(), absent)
 	e := wantError(t, "Get", err, vpcport.Invalid, "")
 	if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") {
@@ -122,10 +122,10 @@ func TestAbout(t *testing.T) {
 		{"MAC address", func(_ *bed, n *vpcport.NewPort) { n.MAC = vpcport.DerivedMAC("blue", "u-1", 0) }, vpcport.MACTaken, func(*bed) string { return vpcport.DerivedMAC("blue", "u-1", 0).String() }},
 		{"full subnet", func(b *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.small.ID }, vpcport.SubnetFull, func(b *bed) string { return b.small.ID }},
 	} {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, alcorfake.Options{})
 		b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = taken })
 		for ip := b.small.Gateway.Next(); b.small.CIDR.Contains(ip.Next()); ip = ip.Next() {
-			b.cloud.AddPort(lab.Port{Network: b.network.ID, FixedIPs: []lab.FixedIP{{Subnet: b.small.ID, IP: ip}}})
+			b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, FixedIPs: []alcorfake.FixedIP{{Subnet: b.small.ID, IP: ip}}})
 		}
 		n := b.newPort("u-2")
 		tc.edit(b, &n)
@@ -142,8 +142,8 @@ func TestAbout(t *testing.T) {
 // of both it is shows by what was asked for.
 func TestNoAddress(t *testing.T) {
 	for ip, class := range map[string]vpcport.Class{"": vpcport.SubnetFull, "192.168.0.9": vpcport.AddressTaken} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Method: http.MethodPost, Status: 500, Message: "Allocate ip address error"})
+		b := newBed(t, alcorfake.Options{})
+		b.cloud.Inject(alcorfake.Fault{Method: http.MethodPost, Status: 500, Message: "Allocate ip address error"})
 		n := b.newPort("u-1")
 		about := b.web.ID
 		if ip != "" {
@@ -161,16 +161,16 @@ func TestNoAddress(t *testing.T) {
 func TestLostReplies(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		fault lab.Fault
+		fault alcorfake.Fault
 		there bool
 	}{
-		{"hung up before", lab.Fault{HangUp: true}, false},
-		{"hung up after", lab.Fault{HangUp: true, After: true}, true},
-		{"a proxy's time-out after", lab.Fault{Status: 504, After: true}, true},
-		{"cut off", lab.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
-		{"empty", lab.Fault{After: true, Falsify: func([]byte) []byte { return nil }}, true},
+		{"hung up before", alcorfake.Fault{HangUp: true}, false},
+		{"hung up after", alcorfake.Fault{HangUp: true, After: true}, true},
+		{"a proxy's time-out after", alcorfake.Fault{Status: 504, After: true}, true},
+		{"cut off", alcorfake.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
+		{"empty", alcorfake.Fault{After: true, Falsify: func([]byte) []byte { return nil }}, true},
 	} {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, alcorfake.Options{})
 		tc.fault.Method, tc.fault.Times = http.MethodPost, 1
 		b.cloud.Inject(tc.fault)
 		n := b.newPort("u-1")
@@ -191,8 +191,8 @@ func TestLostReplies(t *testing.T) {
 
 // A call ends with its context.
 func TestContextEnds(t *testing.T) {
-	b := newBed(t, lab.Options{Clock: start()})
-	b.cloud.Inject(lab.Fault{Delay: time.Hour})
+	b := newBed(t, alcorfake.Options{Clock: start()})
+	b.cloud.Inject(alcorfake.Fault{Delay: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() { _, err := b.provider.Get(ctx, absent); failed <- err }()
@@ -204,8 +204,8 @@ func TestContextEnds(t *testing.T) {
 
 // A server that says nothing is given up, also by a caller that would wait for ever.
 func TestTimeout(t *testing.T) {
-	b := newBed(t, lab.Options{Clock: start()})
-	b.cloud.Inject(lab.Fault{Delay: time.Hour})
+	b := newBed(t, alcorfake.Options{Clock: start()})
+	b.cloud.Inject(alcorfake.Fault{Delay: time.Hour})
 	p := b.open(t, func(s *alcor.Settings) { s.Timeout = 20 * time.Millisecond })
 	_, err := p.Get(t.Context(), absent)
 	e := wantError(t, "Get", err, vpcport.Transient, "")
@@ -216,8 +216,8 @@ func TestTimeout(t *testing.T) {
 
 // Errors name no IDs in their operation, which metrics count by.
 func TestOperations(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Method: http.MethodPut, Status: 504})
+	b := newBed(t, alcorfake.Options{})
+	b.cloud.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 504})
 	host := "node-a"
 	_, get := b.provider.Get(t.Context(), absent)
 	_, put := b.provider.Update(t.Context(), b.make(t).ID, 0, vpcport.Change{Host: &host})
@@ -233,9 +233,9 @@ func TestOperations(t *testing.T) {
 
 // A redirect is not followed.
 func TestRedirectsAreNotFollowed(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	other := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Status: 307, Header: map[string]string{"Location": other.server.URL}})
+	b := newBed(t, alcorfake.Options{})
+	other := newBed(t, alcorfake.Options{})
+	b.cloud.Inject(alcorfake.Fault{Status: 307, Header: map[string]string{"Location": other.server.URL}})
 	_, err := b.provider.Get(t.Context(), absent)
 	if e := wantError(t, "Get", err, vpcport.Invalid, ""); !strings.Contains(e.Message, other.server.URL) || len(other.cloud.Calls()) != 0 {
 		t.Errorf("got %v, calls %v", err, other.cloud.Calls())

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
-	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/alcor"
+	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
 const (
@@ -19,23 +19,23 @@ const (
 
 // bed is an Alcor with a VPC, served, and a provider of it.
 type bed struct {
-	cloud      *lab.Cloud
+	cloud      *alcorfake.Cloud
 	server     *httptest.Server
-	network    lab.Network
-	web, small lab.Subnet
+	network    alcorfake.Network
+	web, small alcorfake.Subnet
 	group      string
 	provider   *alcor.Provider
 }
 
-func newBed(t *testing.T, o lab.Options) *bed {
+func newBed(t *testing.T, o alcorfake.Options) *bed {
 	t.Helper()
-	b := &bed{cloud: lab.New(o)}
-	b.network = b.cloud.AddNetwork(lab.Network{Name: "blue"})
-	b.web = b.cloud.AddSubnet(lab.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
+	b := &bed{cloud: alcorfake.New(o)}
+	b.network = b.cloud.AddNetwork(alcorfake.Network{Name: "blue"})
+	b.web = b.cloud.AddSubnet(alcorfake.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
 	// A /29 has six hosts, of which one is the gateway.
-	b.small = b.cloud.AddSubnet(lab.Subnet{Name: "small", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")})
+	b.small = b.cloud.AddSubnet(alcorfake.Subnet{Name: "small", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")})
 	b.group = b.cloud.AddGroup()
-	b.cloud.AddHost("node-a", lab.Host{})
+	b.cloud.AddHost("node-a", alcorfake.Host{})
 	b.server = httptest.NewServer(b.cloud)
 	t.Cleanup(b.server.Close)
 	b.provider = b.open(t)

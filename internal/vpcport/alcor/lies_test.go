@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
 // swap replaces a text in what is answered.
@@ -46,8 +46,8 @@ func TestCreateIsChecked(t *testing.T) {
 		{"of another type", func(*bed) func([]byte) []byte { return instead(`{"port":"one"}`) }},
 		{"too much", func(*bed) func([]byte) []byte { return instead(`{"port":` + strings.Repeat(" ", 65<<20)) }},
 	} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
+		b := newBed(t, alcorfake.Options{})
+		b.cloud.Inject(alcorfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
 		n := b.newPort("u-1")
 		n.Host, n.Groups = "node-a", []string{b.group}
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
@@ -57,14 +57,14 @@ func TestCreateIsChecked(t *testing.T) {
 
 // ... nor of one port, ...
 func TestOnePortIsChecked(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
 	for name, lie := range map[string]func([]byte) []byte{
 		"another": swap(p.ID, absent), "none": instead(`{"port":null}`), "a list": instead(`{"ports":[]}`), "a word": instead(`"port"`),
 		"a broken MAC address": swap(p.MAC.String(), "x"), "one of many": swap(p.MAC.String(), "01:00:5e:00:00:01"),
 		"no network": swap(b.network.ID, "a/b"),
 	} {
-		b.cloud.Inject(lab.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
+		b.cloud.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
 		_, err := b.provider.Get(t.Context(), p.ID)
 		wantError(t, name, err, vpcport.Bug, "")
 		b.cloud.ClearFaults()
@@ -73,13 +73,13 @@ func TestOnePortIsChecked(t *testing.T) {
 
 // ... nor of listings, ...
 func TestListingsAreChecked(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
 	for name, lie := range map[string]func([]byte) []byte{
 		"none": instead(`{}`), "null": instead(`{"ports":null}`), "one": instead(`{"port":{}}`), "bare": instead(`[]`),
 		"a broken address": swap("192.168.0.", "192.168.999."),
 	} {
-		b.cloud.Inject(lab.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
+		b.cloud.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
 		_, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{p.ID}})
 		wantError(t, name, err, vpcport.Bug, "")
 		b.cloud.ClearFaults()
@@ -103,8 +103,8 @@ func TestNetworksAreChecked(t *testing.T) {
 		}},
 		{"a path for an ID", "/project/*/subnets", func(b *bed) func([]byte) []byte { return swap(b.web.ID, "../x") }},
 	} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Path: tc.path, Falsify: tc.lie(b)})
+		b := newBed(t, alcorfake.Options{})
+		b.cloud.Inject(alcorfake.Fault{Path: tc.path, Falsify: tc.lie(b)})
 		_, err := b.provider.Network(t.Context(), b.network.ID)
 		wantError(t, tc.name, err, vpcport.Bug, "")
 	}
@@ -112,7 +112,7 @@ func TestNetworksAreChecked(t *testing.T) {
 
 // What is no one's to ask for is not asked for.
 func TestWhatIsNotAskedFor(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	ctx := t.Context()
 	none := func(_ any, err error) error { return err }
 	for name, tc := range map[string]struct {
@@ -145,7 +145,7 @@ func TestWhatIsNotAskedFor(t *testing.T) {
 
 // A long listing goes in URLs that servers read.
 func TestListings(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	f := vpcport.Filter{NetworkID: b.network.ID, Owner: vpcport.Owner}
 	for i := range 100 {
 		n := b.newPort(strings.Repeat("u", 80) + string(rune('A'+i%26)) + strings.Repeat("-", i/26))
@@ -171,7 +171,7 @@ func TestListings(t *testing.T) {
 
 // A port of somebody else that cannot be read is in nobody's way.
 func TestStrangersPortThatCannotBe(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
 	other := b.make(t, func(n *vpcport.NewPort) {
 		n.Device, n.MAC = vpcport.Device("blue", "u-2"), vpcport.DerivedMAC("blue", "u-2", 0)
@@ -179,7 +179,7 @@ func TestStrangersPortThatCannotBe(t *testing.T) {
 	for name, lie := range map[string]func([]byte) []byte{
 		"its address": swap(other.Addresses[0].IP.String(), "none"), "its MAC address": swap(other.MAC.String(), "none"),
 	} {
-		b.cloud.Inject(lab.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
+		b.cloud.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
 		got, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID, MACs: []mac.Addr{p.MAC}})
 		if err != nil || len(got) != 1 || got[0].ID != p.ID {
 			t.Errorf("%s: %+v, %v", name, got, err)

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
 const tokens = "/v3/auth/tokens"
@@ -34,7 +34,7 @@ func atOnce(n int, call func(int) error) []error {
 // for the old one is asked for again, once.
 func TestTokensAreShared(t *testing.T) {
 	clock := start()
-	b := withKeystone(t, lab.Options{Clock: clock}, lab.User{})
+	b := withKeystone(t, neutronfake.Options{Clock: clock}, neutronfake.User{})
 	create := func(i int) error {
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{b.newPort(fmt.Sprint("u-", clock.Now().Unix(), i))})
 		return err
@@ -57,7 +57,7 @@ func TestTokensAreShared(t *testing.T) {
 
 // A token that Neutron refuses although it is new is no reason to ask on and on.
 func TestNewTokenRefused(t *testing.T) {
-	b := withKeystone(t, lab.Options{}, lab.User{TokensWithoutAccess: true})
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{TokensWithoutAccess: true})
 	_, err := b.provider.Get(t.Context(), absent)
 	e := wantError(t, "Get", err, vpcport.Unauthorized, "")
 	if e.Op != "Neutron GET ports" || e.Status != http.StatusUnauthorized {
@@ -71,8 +71,8 @@ func TestNewTokenRefused(t *testing.T) {
 // Wrong credentials are told as such by Keystone's own words, and once they are right all
 // goes on.
 func TestCredentialsRefused(t *testing.T) {
-	b := withKeystone(t, lab.Options{}, lab.User{})
-	password := func(to string) { b.cloud.EditUsers(func(u *lab.User) { u.Password = to }) }
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
+	password := func(to string) { b.cloud.EditUsers(func(u *neutronfake.User) { u.Password = to }) }
 	port := b.make(t)
 	password("another")
 	if _, err := b.provider.Get(t.Context(), port.ID); err != nil {
@@ -98,21 +98,21 @@ func TestCredentialsRefused(t *testing.T) {
 // What Keystone fails with is judged as what Neutron fails with.
 func TestKeystoneFails(t *testing.T) {
 	for _, tc := range []struct {
-		fault lab.Fault
+		fault neutronfake.Fault
 		want  vpcport.Class
 	}{
-		{lab.Fault{Status: 503, Message: "<html>no backend</html>"}, vpcport.Transient},
-		{lab.Fault{Status: 429, RetryAfter: 7}, vpcport.Throttled},
-		{lab.Fault{Status: 403}, vpcport.Forbidden},
-		{lab.Fault{Status: 404}, vpcport.Invalid},
-		{lab.Fault{Status: 302, Header: map[string]string{"Location": "http://elsewhere.invalid/"}}, vpcport.Invalid},
-		{lab.Fault{HangUp: true}, vpcport.Transient},
-		{lab.Fault{After: true, Falsify: func([]byte) []byte { return []byte(`{"token": {"catalog": []}}`) }}, vpcport.Invalid},
-		{lab.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, vpcport.Transient},
-		{lab.Fault{After: true, Falsify: func([]byte) []byte { return []byte(strings.Repeat(" ", 9<<20)) }}, vpcport.Bug},
+		{neutronfake.Fault{Status: 503, Message: "<html>no backend</html>"}, vpcport.Transient},
+		{neutronfake.Fault{Status: 429, RetryAfter: 7}, vpcport.Throttled},
+		{neutronfake.Fault{Status: 403}, vpcport.Forbidden},
+		{neutronfake.Fault{Status: 404}, vpcport.Invalid},
+		{neutronfake.Fault{Status: 302, Header: map[string]string{"Location": "http://elsewhere.invalid/"}}, vpcport.Invalid},
+		{neutronfake.Fault{HangUp: true}, vpcport.Transient},
+		{neutronfake.Fault{After: true, Falsify: func([]byte) []byte { return []byte(`{"token": {"catalog": []}}`) }}, vpcport.Invalid},
+		{neutronfake.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, vpcport.Transient},
+		{neutronfake.Fault{After: true, Falsify: func([]byte) []byte { return []byte(strings.Repeat(" ", 9<<20)) }}, vpcport.Bug},
 	} {
 		for _, when := range []string{"first", "later"} {
-			b := withKeystone(t, lab.Options{}, lab.User{})
+			b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 			if when == "later" && tc.fault.Status != 0 {
 				b.make(t)
 				b.cloud.RevokeTokens()
@@ -132,10 +132,10 @@ func TestKeystoneFails(t *testing.T) {
 }
 
 func TestApplicationCredential(t *testing.T) {
-	b := open(t, lab.Options{}, func(s *neutron.Settings) {
+	b := open(t, neutronfake.Options{}, func(s *neutron.Settings) {
 		s.TLS.Insecure = true
 		s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "ac-1", Secret: "s"}}
-	}, lab.User{Name: "berth", Credential: "ac-1", Secret: "s"})
+	}, neutronfake.User{Name: "berth", Credential: "ac-1", Secret: "s"})
 	b.make(t)
 	b.cloud.RevokeTokens()
 	b.make(t, func(n *vpcport.NewPort) { n.MAC, n.Device = nil, vpcport.Device("blue", "u-2") })
@@ -154,7 +154,7 @@ func TestCatalog(t *testing.T) {
 		{name: "no TLS", url: "http://neutron.invalid", secure: true, want: "the network service in Keystone's catalog is at http://neutron.invalid, to which no token goes without TLS"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b := withKeystone(t, lab.Options{}, lab.User{})
+			b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 			b.cloud.SetCatalog(tc.url)
 			server := b.server
 			if tc.secure {
@@ -182,7 +182,7 @@ func TestCatalog(t *testing.T) {
 // Keystone and Neutron may be below paths, as DevStack has them, and their URLs may have
 // versions or not.
 func TestPaths(t *testing.T) {
-	b := withKeystone(t, lab.Options{}, lab.User{})
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 	mux := http.NewServeMux()
 	mux.Handle("/identity/", http.StripPrefix("/identity", b.cloud))
 	mux.Handle("/networking/", http.StripPrefix("/networking", b.cloud))
@@ -210,7 +210,7 @@ func bundle(server *httptest.Server) string {
 
 // An endpoint proves what it is, by the certificates and the name that are trusted.
 func TestTLS(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	server := httptest.NewUnstartedServer(b.cloud)
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
 	server.StartTLS()
@@ -242,10 +242,10 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	var strangers atomic.Int32
 	stranger := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { strangers.Add(1) }))
 	defer stranger.Close()
-	b := withKeystone(t, lab.Options{}, lab.User{})
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 	for _, status := range []int{301, 302, 307, 308} {
 		b.cloud.ClearFaults()
-		b.cloud.Inject(lab.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
+		b.cloud.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
 		_, err := b.provider.Get(t.Context(), absent)
 		e := wantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
 		if !strings.Contains(e.Message, stranger.URL) {

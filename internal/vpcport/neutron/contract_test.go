@@ -4,10 +4,10 @@ import (
 	"net/netip"
 	"testing"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
 	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
 func (b *bed) contract(plug vpcport.Plug) vpcporttest.Bed {
@@ -19,14 +19,14 @@ func (b *bed) contract(plug vpcport.Plug) vpcporttest.Bed {
 }
 
 func TestContract(t *testing.T) {
-	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, lab.Options{}).contract(ovn) })
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, neutronfake.Options{}).contract(ovn) })
 }
 
 // The same behind Keystone, with Neutron's own small pages and the agent of Open vSwitch.
 func TestContractBehindKeystone(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
-		b := withKeystone(t, lab.Options{MaxPage: 2}, lab.User{Reader: true})
-		b.cloud.AddHost("node-a", lab.Host{Agent: true, Hybrid: true})
+		b := withKeystone(t, neutronfake.Options{MaxPage: 2}, neutronfake.User{Reader: true})
+		b.cloud.AddHost("node-a", neutronfake.Host{Agent: true, Hybrid: true})
 		return b.contract(vpcport.Plug{Kind: vpcport.OVSHybrid, Bridge: "br-int"})
 	})
 }
@@ -34,7 +34,7 @@ func TestContractBehindKeystone(t *testing.T) {
 // The same with MAC addresses that Neutron chooses.
 func TestContractWithNeutronsMACs(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, neutronfake.Options{})
 		b.provider = b.open(t, func(s *neutron.Settings) { s.Project, s.ProviderMAC = project, true })
 		return b.contract(ovn)
 	})

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
 // Every answer that is no success has a class, whoever gives it.
@@ -46,8 +46,8 @@ func TestClassesOfAnswers(t *testing.T) {
 		{504, "", "", 0, vpcport.Transient, vpcport.Transient},
 		{202, "", "", 0, vpcport.Invalid, vpcport.Invalid},
 	} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Status: tc.status, Type: tc.kind, Message: tc.message, RetryAfter: tc.after})
+		b := newBed(t, neutronfake.Options{})
+		b.cloud.Inject(neutronfake.Fault{Status: tc.status, Type: tc.kind, Message: tc.message, RetryAfter: tc.after})
 		_, cerr := b.provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.network.ID}})
 		_, gerr := b.provider.Get(t.Context(), absent)
 		if vpcport.ClassOf(cerr) != tc.create || vpcport.ClassOf(gerr) != tc.get {
@@ -66,9 +66,9 @@ func TestClassesOfAnswers(t *testing.T) {
 // A proxy's word that something is not there is none of Neutron, so nothing is taken for
 // deleted by it.
 func TestDeleteBelievesNeutronOnly(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	p := b.make(t)
-	b.cloud.Inject(lab.Fault{Method: http.MethodDelete, Status: 404, Message: "<html>no backend</html>", Times: 1})
+	b.cloud.Inject(neutronfake.Fault{Method: http.MethodDelete, Status: 404, Message: "<html>no backend</html>", Times: 1})
 	if err := b.provider.Delete(t.Context(), p.ID); vpcport.ClassOf(err) != vpcport.Transient {
 		t.Errorf("by a proxy: %v", err)
 	}
@@ -79,8 +79,8 @@ func TestDeleteBelievesNeutronOnly(t *testing.T) {
 
 // What a person wrote into an error's message is no way to fill logs.
 func TestMessagesAreBounded(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Status: 400, Type: strings.Repeat("T", 1000), Message: strings.Repeat("é\n\x1b[31m", 10000)})
+	b := newBed(t, neutronfake.Options{})
+	b.cloud.Inject(neutronfake.Fault{Status: 400, Type: strings.Repeat("T", 1000), Message: strings.Repeat("é\n\x1b[31m", 10000)})
 	_, err := b.provider.Get(t.Context(), absent)
 	e := wantError(t, "Get", err, vpcport.Invalid, "")
 	if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") || len([]rune(e.Type)) > 64 {
@@ -107,7 +107,7 @@ func TestAbout(t *testing.T) {
 		{"MAC address", func(_ *bed, n *vpcport.NewPort) { n.MAC = vpcport.DerivedMAC("blue", "u-1", 0) }, vpcport.MACTaken, func(*bed) string { return vpcport.DerivedMAC("blue", "u-1", 0).String() }},
 		{"full subnet among others", func(b *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.small.ID }, vpcport.SubnetFull, func(*bed) string { return "" }},
 	} {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, neutronfake.Options{})
 		b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = taken })
 		if tc.class == vpcport.SubnetFull {
 			b.fill()
@@ -128,13 +128,13 @@ func TestAbout(t *testing.T) {
 // fill fills the small subnet.
 func (b *bed) fill() {
 	for ip := b.small.Gateway.Next(); b.small.CIDR.Contains(ip.Next()); ip = ip.Next() {
-		b.cloud.AddPort(lab.Port{Network: b.network.ID, FixedIPs: []lab.FixedIP{{Subnet: b.small.ID, IP: ip}}})
+		b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, FixedIPs: []neutronfake.FixedIP{{Subnet: b.small.ID, IP: ip}}})
 	}
 }
 
 // A full subnet is named where Neutron names the network alone.
 func TestFullSubnetIsNamed(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	b.fill()
 	n := b.newPort("u-1")
 	n.Addresses[0].SubnetID = b.small.ID
@@ -150,16 +150,16 @@ func TestFullSubnetIsNamed(t *testing.T) {
 func TestLostReplies(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		fault lab.Fault
+		fault neutronfake.Fault
 		there bool
 	}{
-		{"hung up before", lab.Fault{HangUp: true}, false},
-		{"hung up after", lab.Fault{HangUp: true, After: true}, true},
-		{"a proxy's time-out after", lab.Fault{Status: 504, After: true}, true},
-		{"cut off", lab.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
-		{"empty", lab.Fault{After: true, Falsify: func([]byte) []byte { return nil }}, true},
+		{"hung up before", neutronfake.Fault{HangUp: true}, false},
+		{"hung up after", neutronfake.Fault{HangUp: true, After: true}, true},
+		{"a proxy's time-out after", neutronfake.Fault{Status: 504, After: true}, true},
+		{"cut off", neutronfake.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
+		{"empty", neutronfake.Fault{After: true, Falsify: func([]byte) []byte { return nil }}, true},
 	} {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, neutronfake.Options{})
 		tc.fault.Method, tc.fault.Times = http.MethodPost, 1
 		b.cloud.Inject(tc.fault)
 		n := b.newPort("u-1")
@@ -180,8 +180,8 @@ func TestLostReplies(t *testing.T) {
 
 // A call ends with its context, also while it waits for a token that another asked for.
 func TestContextEnds(t *testing.T) {
-	b := withKeystone(t, lab.Options{Clock: start()}, lab.User{})
-	b.cloud.Inject(lab.Fault{Path: tokens, Delay: time.Hour})
+	b := withKeystone(t, neutronfake.Options{Clock: start()}, neutronfake.User{})
+	b.cloud.Inject(neutronfake.Fault{Path: tokens, Delay: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
 	errs := make(chan error, 2)
 	for range 2 {
@@ -201,8 +201,8 @@ func TestContextEnds(t *testing.T) {
 
 // A server that says nothing is given up, also by a caller that would wait for ever.
 func TestTimeout(t *testing.T) {
-	b := newBed(t, lab.Options{Clock: start()})
-	b.cloud.Inject(lab.Fault{Delay: time.Hour})
+	b := newBed(t, neutronfake.Options{Clock: start()})
+	b.cloud.Inject(neutronfake.Fault{Delay: time.Hour})
 	p := b.open(t, func(s *neutron.Settings) { s.Project, s.Timeout = project, 20*time.Millisecond })
 	_, err := p.Get(t.Context(), absent)
 	e := wantError(t, "Get", err, vpcport.Transient, "")
@@ -213,7 +213,7 @@ func TestTimeout(t *testing.T) {
 
 // Errors name no IDs in their operation, which metrics count by.
 func TestOperations(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	host := "node-a"
 	_, get := b.provider.Get(t.Context(), absent)
 	_, put := b.provider.Update(t.Context(), absent, 1, vpcport.Change{Host: &host})
@@ -230,7 +230,7 @@ func TestOperations(t *testing.T) {
 // A server that answers with what it was sent tells nobody the password, the secret or the
 // token.
 func TestSecretsAreConcealed(t *testing.T) {
-	b := withKeystone(t, lab.Options{}, lab.User{Credential: "credential-1", Secret: "battery staple"})
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Credential: "credential-1", Secret: "battery staple"})
 	application := b.open(t, func(s *neutron.Settings) {
 		s.TLS.Insecure = true
 		s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "credential-1", Secret: "battery staple"}}

@@ -7,18 +7,18 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
 // bed is a Neutron with a network, served, and a provider of it.
 type bed struct {
-	cloud      *lab.Cloud
+	cloud      *neutronfake.Cloud
 	server     *httptest.Server
-	network    lab.Network
-	web, small lab.Subnet
-	group      lab.Group
+	network    neutronfake.Network
+	web, small neutronfake.Subnet
+	group      neutronfake.Group
 	provider   *neutron.Provider
 }
 
@@ -30,13 +30,13 @@ const (
 var ovn = vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true}
 
 // newBed is a Neutron without Keystone.
-func newBed(t *testing.T, o lab.Options) *bed {
+func newBed(t *testing.T, o neutronfake.Options) *bed {
 	t.Helper()
 	return open(t, o, func(s *neutron.Settings) { s.Project = project })
 }
 
 // withKeystone is a Neutron behind Keystone, with a user.
-func withKeystone(t *testing.T, o lab.Options, u lab.User) *bed {
+func withKeystone(t *testing.T, o neutronfake.Options, u neutronfake.User) *bed {
 	t.Helper()
 	u.Name, u.Password = "berth", "correct horse"
 	return open(t, o, func(s *neutron.Settings) {
@@ -45,18 +45,18 @@ func withKeystone(t *testing.T, o lab.Options, u lab.User) *bed {
 	}, u)
 }
 
-func open(t *testing.T, o lab.Options, edit func(*neutron.Settings), users ...lab.User) *bed {
+func open(t *testing.T, o neutronfake.Options, edit func(*neutron.Settings), users ...neutronfake.User) *bed {
 	t.Helper()
-	b := &bed{cloud: lab.New(o)}
+	b := &bed{cloud: neutronfake.New(o)}
 	for _, u := range users {
 		b.cloud.AddUser(u)
 	}
-	b.network = b.cloud.AddNetwork(lab.Network{Name: "blue"})
-	b.web = b.cloud.AddSubnet(lab.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
+	b.network = b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
+	b.web = b.cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
 	// A /29 has six hosts, of which one is the gateway.
-	b.small = b.cloud.AddSubnet(lab.Subnet{Name: "small", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")})
-	b.group = b.cloud.AddGroup(lab.Group{Name: "web"})
-	b.cloud.AddHost("node-a", lab.Host{})
+	b.small = b.cloud.AddSubnet(neutronfake.Subnet{Name: "small", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")})
+	b.group = b.cloud.AddGroup(neutronfake.Group{Name: "web"})
+	b.cloud.AddHost("node-a", neutronfake.Host{})
 	b.server = httptest.NewServer(b.cloud)
 	t.Cleanup(b.server.Close)
 	b.provider = b.open(t, edit)

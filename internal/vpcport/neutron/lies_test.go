@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
 // swap replaces a text in what is answered.
@@ -49,8 +49,8 @@ func TestCreateIsChecked(t *testing.T) {
 			return func([]byte) []byte { return []byte(`{"ports": [` + strings.Repeat(" ", 9<<20)) }
 		}},
 	} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
+		b := newBed(t, neutronfake.Options{})
+		b.cloud.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
 		first, second := b.newPort("u-1"), b.newPort("u-2")
 		first.Host, first.Groups = "node-a", []string{b.group.ID}
 		if _, err := b.provider.Create(t.Context(), []vpcport.NewPort{first, second}); vpcport.ClassOf(err) != vpcport.Bug {
@@ -70,8 +70,8 @@ func ids(body []byte) (out [][]byte) {
 
 // Another order than that of the request is none of its business.
 func TestCreateIsSorted(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Method: http.MethodPost, After: true, Falsify: func(body []byte) []byte {
+	b := newBed(t, neutronfake.Options{})
+	b.cloud.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: func(body []byte) []byte {
 		first, second, _ := bytes.Cut(bytes.TrimSuffix(bytes.TrimPrefix(body, []byte(`{"ports":[`)), []byte(`]}`)), []byte(`},{"admin_state_up"`))
 		return []byte(`{"ports":[{"admin_state_up"` + string(second) + "," + string(first) + `}]}`)
 	}})
@@ -104,9 +104,9 @@ func TestOnePortIsChecked(t *testing.T) {
 		{"a zone", func(vpcport.Port) func([]byte) []byte { return swap(`192.168.0.2`, `fe80::1%eth0`) }, vpcport.Bug, vpcport.Bug},
 		{"a time that is none", func(vpcport.Port) func([]byte) []byte { return swap(`"created_at":"`, `"created_at":"x`) }, vpcport.Unknown, vpcport.Unknown},
 	} {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, neutronfake.Options{})
 		p := b.make(t)
-		b.cloud.Inject(lab.Fault{Path: "/v2.0/ports/*", After: true, Falsify: tc.lie(p)})
+		b.cloud.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", After: true, Falsify: tc.lie(p)})
 		_, gerr := b.provider.Get(t.Context(), p.ID)
 		_, uerr := b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host})
 		if vpcport.ClassOf(gerr) != tc.get || vpcport.ClassOf(uerr) != tc.update {
@@ -117,9 +117,9 @@ func TestOnePortIsChecked(t *testing.T) {
 
 // ... nor of listings, ...
 func TestListingsAreChecked(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	mine := b.make(t)
-	theirs := b.cloud.AddPort(lab.Port{Network: b.network.ID, Device: "vm", Owner: "compute:nova"})
+	theirs := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Device: "vm", Owner: "compute:nova"})
 	hw := mine.MAC
 	for _, tc := range []struct {
 		name string
@@ -137,10 +137,10 @@ func TestListingsAreChecked(t *testing.T) {
 		{"more, without end", vpcport.Filter{NetworkID: b.network.ID}, swap(`{"ports":`, `{"ports_links":[{"rel":"next"}],"ports":`)},
 	} {
 		b.cloud.ClearFaults()
-		b.cloud.Inject(lab.Fault{Method: http.MethodGet, After: true, Falsify: tc.lie})
+		b.cloud.Inject(neutronfake.Fault{Method: http.MethodGet, After: true, Falsify: tc.lie})
 		if tc.name == "more, without end" {
 			b.cloud.ClearFaults()
-			b.cloud.Inject(lab.Fault{Method: http.MethodGet, After: true, Falsify: func([]byte) []byte {
+			b.cloud.Inject(neutronfake.Fault{Method: http.MethodGet, After: true, Falsify: func([]byte) []byte {
 				return []byte(`{"ports_links":[{"rel":"next"}],"ports":[{"id":"` + mine.ID + `"}]}`)
 			}})
 		}
@@ -152,7 +152,7 @@ func TestListingsAreChecked(t *testing.T) {
 
 // ... nor of networks.
 func TestNetworksAreChecked(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	for _, tc := range []struct {
 		name, path string
 		lie        func([]byte) []byte
@@ -166,7 +166,7 @@ func TestNetworksAreChecked(t *testing.T) {
 		{"a route to nowhere", "/v2.0/subnets", swap(`"host_routes":[]`, `"host_routes":[{"destination":"10.0.0.0/8","nexthop":"nobody"}]`)},
 	} {
 		b.cloud.ClearFaults()
-		b.cloud.Inject(lab.Fault{Path: tc.path, After: true, Falsify: tc.lie})
+		b.cloud.Inject(neutronfake.Fault{Path: tc.path, After: true, Falsify: tc.lie})
 		by := b.network.ID
 		if n, err := b.provider.Network(t.Context(), by); vpcport.ClassOf(err) != vpcport.Bug {
 			t.Errorf("%s: %+v, %v", tc.name, n, err)

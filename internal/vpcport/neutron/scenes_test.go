@@ -3,7 +3,7 @@ package neutron_test
 import (
 	"testing"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 	"github.com/berthnet/berth/test/harness/neutronscenes"
 )
 
@@ -11,7 +11,7 @@ import (
 // should with the lab's Neutron. TestLabAnswersAsNeutron of test/e2e/neutron compares the
 // answers with those of a real one.
 func TestScenes(t *testing.T) {
-	url, s := neutronscenes.OfLab(t, lab.Host{})
+	url, s := neutronscenes.OfLab(t, neutronfake.Host{})
 	if n := len(neutronscenes.Play(t, url, s)); n < 40 {
 		t.Errorf("%d exchanges", n)
 	}

@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/crashsource"
 	"github.com/berthnet/berth/test/harness/sourcetest"

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/ctl/connect"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // maxAnswer is far above what an operator of the largest cluster serves at one path.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // settingsTimeout is short: without an answer all else goes on.

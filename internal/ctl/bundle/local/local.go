@@ -21,8 +21,8 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/kernelstate"
+	"github.com/berthnet/berth/internal/kernel/kernelstate"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // Options say where things are on this node.

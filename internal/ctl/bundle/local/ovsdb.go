@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 )
 
-// ovsMark is the external ID of the rows that are Berth's (internal/plug/ovsdb; the client
+// ovsMark is the external ID of the rows that are Berth's (internal/kernel/plug/ovsdb; the client
 // there keeps the database in memory, which one question does not need).
 const ovsMark = "berth-attachment"
 

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
-	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+	"github.com/berthnet/berth/internal/membership"
+	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
@@ -35,11 +35,11 @@ func (c *Controller) begin(ctx context.Context) error {
 			return fmt.Errorf("read all clients of Egresses from the cache: %w", err)
 		}
 	}
-	all := make([]*plan.Egress, len(egresses.Items))
+	all := make([]*clientplan.Egress, len(egresses.Items))
 	for i := range egresses.Items {
-		all[i] = plan.NewEgress(&egresses.Items[i])
+		all[i] = clientplan.NewEgress(&egresses.Items[i])
 	}
-	b.egresses = plan.NewEgresses(c.o.Namespace, all)
+	b.egresses = clientplan.NewEgresses(c.o.Namespace, all)
 	for _, n := range namespaces {
 		b.egresses = b.egresses.Granting(n.Name, n.Granted())
 	}

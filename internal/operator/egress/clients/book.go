@@ -13,8 +13,8 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/egress/membership"
-	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+	"github.com/berthnet/berth/internal/membership"
+	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 )
 
 // book is what is known of all Egresses and their clients.
@@ -23,7 +23,7 @@ type book struct {
 
 	mu       sync.Mutex // guards all below
 	open     bool       // it is filled
-	egresses plan.Egresses
+	egresses clientplan.Egresses
 	accounts map[membership.Ref]*account
 	pods     map[types.NamespacedName]entry
 	// served are UIDs of pods that slices have, while the book is filled.
@@ -51,7 +51,7 @@ type standing struct {
 // account is that of an Egress, or of one that is gone and has slices left.
 type account struct {
 	uid            string // empty: there is no such Egress
-	ledger         *plan.Ledger
+	ledger         *clientplan.Ledger
 	refused, stuck map[types.NamespacedName]string
 	// slices are those at the API server, deleted those that this process deleted, by
 	// name.
@@ -77,18 +77,18 @@ type found struct {
 }
 
 func newBook(clk clock.Clock, berthNamespace string) *book {
-	return &book{clock: clk, egresses: plan.NewEgresses(berthNamespace, nil), accounts: map[membership.Ref]*account{}, pods: map[types.NamespacedName]entry{}}
+	return &book{clock: clk, egresses: clientplan.NewEgresses(berthNamespace, nil), accounts: map[membership.Ref]*account{}, pods: map[types.NamespacedName]entry{}}
 }
 
 func newAccount(uid string) *account {
 	return &account{
-		uid: uid, ledger: plan.NewLedger(), refused: map[types.NamespacedName]string{}, stuck: map[types.NamespacedName]string{},
+		uid: uid, ledger: clientplan.NewLedger(), refused: map[types.NamespacedName]string{}, stuck: map[types.NamespacedName]string{},
 		slices: map[string]found{}, deleted: map[string]types.UID{}, stale: map[string]types.UID{}, since: map[string]time.Time{},
 	}
 }
 
 // known are all Egresses.
-func (b *book) known() plan.Egresses {
+func (b *book) known() clientplan.Egresses {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.egresses
@@ -96,7 +96,7 @@ func (b *book) known() plan.Egresses {
 
 // learn takes in an Egress, nil if there is none of the name, and returns all as they were and as
 // they are.
-func (b *book) learn(ref membership.Ref, now *plan.Egress) (before, after plan.Egresses) {
+func (b *book) learn(ref membership.Ref, now *clientplan.Egress) (before, after clientplan.Egresses) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before = b.egresses
@@ -109,7 +109,7 @@ func (b *book) learn(ref membership.Ref, now *plan.Egress) (before, after plan.E
 
 // grant takes in whether an administrator lets Egresses of a namespace select pods of others, and
 // returns all as they were and as they are.
-func (b *book) grant(namespace string, granted bool) (before, after plan.Egresses) {
+func (b *book) grant(namespace string, granted bool) (before, after clientplan.Egresses) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before = b.egresses
@@ -301,7 +301,7 @@ func (b *book) lost(ref membership.Ref, name string, uid types.UID) {
 // due are the slices of an Egress that are to be written now, what is at the API server of
 // each, and those of others of its name that are to go. If it is not time yet, wait
 // is how long to wait.
-func (b *book) due(ref membership.Ref) (writes []plan.Write, have map[string]found, stale map[string]types.UID, wait time.Duration) {
+func (b *book) due(ref membership.Ref) (writes []clientplan.Write, have map[string]found, stale map[string]types.UID, wait time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a := b.accounts[ref]
@@ -342,7 +342,7 @@ func freshName(ref membership.Ref, uid string, taken func(string) bool) string {
 
 // written takes in that a slice was written, or deleted where it has no clients. It
 // returns how long clients had waited that came into it by that.
-func (b *book) written(ref membership.Ref, uid string, w plan.Write, is found) (waited []time.Duration) {
+func (b *book) written(ref membership.Ref, uid string, w clientplan.Write, is found) (waited []time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a := b.accounts[ref]

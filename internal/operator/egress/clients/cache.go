@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
+	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/operator/egress"
 	"github.com/berthnet/berth/internal/operator/watched"
 )

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 )
 
 // isServed tells whether gateways serve a pod, and since when only its node says where; zero: its kubelet does, or neither.
@@ -26,7 +26,7 @@ type May func(ctx context.Context, p *corev1.Pod, address netip.Addr) (bool, err
 func (c *Controller) confirm(ctx context.Context, s *scene, served isServed) error {
 	_, since := served(client.ObjectKeyFromObject(s.pod), string(s.pod.UID))
 	says, has := said(s.o), addressesOf(s.pod)
-	of := plan.Confirm(says, has, since, c.now())
+	of := clientplan.Confirm(says, has, since, c.now())
 	s.addresses, s.since = of.Addresses, of.Since
 	if len(has) == 0 && c.o.May != nil {
 		for _, address := range of.Addresses {
@@ -63,7 +63,7 @@ func (c *Controller) conflict(ctx context.Context, p *corev1.Pod, addresses []st
 		for _, a := range mine {
 			me.Confirmed = me.Confirmed || a == address
 		}
-		if h := plan.Holder(append(claims, me)); h.UID != me.UID {
+		if h := clientplan.Holder(append(claims, me)); h.UID != me.UID {
 			return fmt.Sprintf("the node says that the pod sends from %s, which is the address of pod %s: gateways do not serve it there while that is so", address, h.Pod), nil
 		}
 	}
@@ -71,7 +71,7 @@ func (c *Controller) conflict(ctx context.Context, p *corev1.Pod, addresses []st
 }
 
 // claims are other live pods that have an address, or whose nodes say so.
-func (c *Controller) claims(ctx context.Context, p *corev1.Pod, address string, served isServed) ([]plan.Claim, error) {
+func (c *Controller) claims(ctx context.Context, p *corev1.Pod, address string, served isServed) ([]clientplan.Claim, error) {
 	pods, others := &corev1.PodList{}, &v1alpha1.EgressClientList{}
 	if err := c.client.List(ctx, pods, client.MatchingFields{byAddress: address}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list pods with address %s: %w", address, err)
@@ -79,7 +79,7 @@ func (c *Controller) claims(ctx context.Context, p *corev1.Pod, address string, 
 	if err := c.client.List(ctx, others, client.MatchingFields{byAddress: address}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list EgressClients with address %s: %w", address, err)
 	}
-	var claims []plan.Claim
+	var claims []clientplan.Claim
 	has := map[types.UID]bool{p.UID: true}
 	for i := range pods.Items {
 		if q := &pods.Items[i]; !has[q.UID] {
@@ -108,8 +108,8 @@ func (c *Controller) claims(ctx context.Context, p *corev1.Pod, address string, 
 	return claims, nil
 }
 
-func claimOf(p *corev1.Pod, served isServed) plan.Claim {
+func claimOf(p *corev1.Pod, served isServed) clientplan.Claim {
 	key := client.ObjectKeyFromObject(p)
 	is, _ := served(key, string(p.UID))
-	return plan.Claim{UID: string(p.UID), Pod: key.String(), Served: is, Created: p.CreationTimestamp.Time}
+	return clientplan.Claim{UID: string(p.UID), Pod: key.String(), Served: is, Created: p.CreationTimestamp.Time}
 }

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
+	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -22,8 +22,8 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/egress/membership"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
 )

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
-	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+	"github.com/berthnet/berth/internal/membership"
+	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 )
 
 // reconcileEgress takes in what an Egress is, has those pods looked at that a change may
@@ -58,16 +58,16 @@ func sooner(a, b time.Duration) time.Duration {
 }
 
 // learn takes in what an Egress is by now; nil: there is none of the name.
-func (c *Controller) learn(ctx context.Context, ref membership.Ref, o *v1alpha1.Egress) (*plan.Egress, error) {
+func (c *Controller) learn(ctx context.Context, ref membership.Ref, o *v1alpha1.Egress) (*clientplan.Egress, error) {
 	now := c.book.known().Get(ref)
 	if o == nil {
 		now = nil
 	} else if !now.Reads(o) {
-		now = plan.NewEgress(o)
+		now = clientplan.NewEgress(o)
 	}
 	before, after := c.book.learn(ref, now)
 	had := before.Get(ref)
-	if changed := plan.Changed(before, after, ref); len(changed) > 0 {
+	if changed := clientplan.Changed(before, after, ref); len(changed) > 0 {
 		keys, err := c.affected(ctx, changed, before, after)
 		if err != nil {
 			c.book.learn(ref, had) // so that it is a change the next time too
@@ -104,7 +104,7 @@ func (k *keys) add(o client.Object) {
 // affected are the pods for which it matters that Egresses choose other clients than before: those
 // that name them, in namespaces of which they may select some, and that used them or might not.
 // Those are first that have no address yet.
-func (c *Controller) affected(ctx context.Context, refs []membership.Ref, before, now plan.Egresses) ([]types.NamespacedName, error) {
+func (c *Controller) affected(ctx context.Context, refs []membership.Ref, before, now clientplan.Egresses) ([]types.NamespacedName, error) {
 	first, then := newKeys(), newKeys()
 	pods := func(opts ...client.ListOption) error {
 		list := &corev1.PodList{}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
@@ -57,7 +57,7 @@ func (c *Controller) reconcilePod(ctx context.Context, q reconcile.Request) (rec
 	}
 	var again time.Duration
 	if !s.since.IsZero() {
-		again = max(0, s.since.Add(plan.Unconfirmed).Sub(c.now()))
+		again = max(0, s.since.Add(clientplan.Unconfirmed).Sub(c.now()))
 	}
 	if s.foreign {
 		again = sooner(again, time.Second) // the node may have been given it just now

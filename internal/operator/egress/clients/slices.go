@@ -13,14 +13,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+	"github.com/berthnet/berth/internal/membership"
+	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 )
 
 // writeSlices writes those slices of an Egress that are to be others, and deletes those of
 // one that is gone. wait is when to come again.
-func (c *Controller) writeSlices(ctx context.Context, ref membership.Ref, e *plan.Egress) (wait time.Duration, err error) {
+func (c *Controller) writeSlices(ctx context.Context, ref membership.Ref, e *clientplan.Egress) (wait time.Duration, err error) {
 	writes, have, stale, wait := c.book.due(ref)
 	var errs []error
 	for name, uid := range stale {
@@ -46,7 +46,7 @@ func (c *Controller) writeSlices(ctx context.Context, ref membership.Ref, e *pla
 }
 
 // writeSlice makes, changes or deletes a slice, and returns how it is then.
-func (c *Controller) writeSlice(ctx context.Context, e *plan.Egress, w plan.Write, have found) (found, error) {
+func (c *Controller) writeSlice(ctx context.Context, e *clientplan.Egress, w clientplan.Write, have found) (found, error) {
 	if len(w.Clients) == 0 {
 		if have.uid == "" {
 			return have, nil
@@ -113,7 +113,7 @@ func (c *Controller) deleteSlice(ctx context.Context, ref membership.Ref, name s
 
 // sayClients writes what an Egress's status says of its clients, if it is to say something
 // else. wait is when to come again.
-func (c *Controller) sayClients(ctx context.Context, o *v1alpha1.Egress, e *plan.Egress) (wait time.Duration, err error) {
+func (c *Controller) sayClients(ctx context.Context, o *v1alpha1.Egress, e *clientplan.Egress) (wait time.Duration, err error) {
 	if o == nil {
 		return 0, nil
 	}

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
+	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/operator/egress"
-	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 )
 
 // waitsLong is how long a node may take for a client before an Egress says that one waits.
@@ -22,9 +22,9 @@ const waitsLong = 30 * time.Second
 type scene struct {
 	pod       *corev1.Pod            // nil: it is gone, or has ended
 	o         *v1alpha1.EgressClient // that is this pod's; nil: there is none
-	egresses  plan.Egresses
-	is        plan.Pod // as far as it decides
-	decision  plan.Decision
+	egresses  clientplan.Egresses
+	is        clientplan.Pod // as far as it decides
+	decision  clientplan.Decision
 	conflict  string // why its addresses are not its own
 	elsewhere string // which of them are not confirmed
 	foreign   bool   // the node may not give it the address, as is known now
@@ -44,7 +44,7 @@ func runtimeUID(p *corev1.Pod) string {
 }
 
 // see finds out what is true of a pod. o may be another pod's of its name.
-func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace membership.Namespace, o *v1alpha1.EgressClient, all plan.Egresses, served isServed) (s scene, err error) {
+func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace membership.Namespace, o *v1alpha1.EgressClient, all clientplan.Egresses, served isServed) (s scene, err error) {
 	s = scene{pod: p, egresses: all}
 	if p == nil {
 		return s, nil
@@ -54,12 +54,12 @@ func (c *Controller) see(ctx context.Context, p *corev1.Pod, namespace membershi
 		return s, err
 	}
 	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
-	s.is = plan.Pod{
+	s.is = clientplan.Pod{
 		Namespace: namespace, Labels: p.Labels, Annotations: p.Annotations,
 		HostNetwork: p.Spec.HostNetwork, Static: static, Gateway: gateway,
 	}
 	if p.Spec.NodeName != "" { // it is told once it has one
-		s.decision = plan.Decide(s.is, all)
+		s.decision = clientplan.Decide(s.is, all)
 	}
 	if o == nil || o.Spec.PodUID != runtimeUID(p) {
 		return s, nil

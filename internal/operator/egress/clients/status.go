@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
-	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+	"github.com/berthnet/berth/internal/membership"
+	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 )
 
 const conditionReady = "Ready"
@@ -48,7 +48,7 @@ func (s scene) waits() (reason, message string) {
 	case len(said(s.o)) == 0:
 		return reasonWaiting, "berthd of node " + node + " has not said the pod's addresses yet"
 	case len(s.addresses) == 0:
-		return reasonWaiting, fmt.Sprintf("the kubelet of node %s has not said the pod's addresses (status.podIPs) within %s: gateways serve the pod once it does", node, plan.Unconfirmed)
+		return reasonWaiting, fmt.Sprintf("the kubelet of node %s has not said the pod's addresses (status.podIPs) within %s: gateways serve the pod once it does", node, clientplan.Unconfirmed)
 	}
 	for _, r := range s.decision.Egresses {
 		if !slices.Contains(says.Egresses, r) {
@@ -102,7 +102,7 @@ const (
 )
 
 // statusOf is what an Egress is to say of its clients.
-func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
+func statusOf(a *account, e *clientplan.Egress, all clientplan.Egresses) clientsStatus {
 	s := clientsStatus{clients: int32(a.ledger.Len()), refused: int32(len(a.refused))}
 	s.condition = metav1.Condition{Type: v1alpha1.ConditionClientsReady, Status: metav1.ConditionFalse}
 	// Pods of others that it does not allow are counted, and no more: a stranger is not to say what the condition says.
@@ -131,7 +131,9 @@ func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
 }
 
 // shortened is a text of elsewhere, which may have what a user wrote at any length.
-func shortened(text string) string { return strings.ToValidUTF8(text[:min(len(text), plan.Most)], "") }
+func shortened(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), clientplan.Most)], "")
+}
 
 // about tells of some pods: how many, which, for example, and why.
 func about(of map[types.NamespacedName]string, one, many string) string {
@@ -175,7 +177,7 @@ func (s clientsStatus) said(by *v1alpha1.Egress) bool {
 
 // status is what an Egress's status is to say of its clients; nil: it says so, or is to say
 // so after wait.
-func (b *book) status(o *v1alpha1.Egress, e *plan.Egress) (want *clientsStatus, wait time.Duration) {
+func (b *book) status(o *v1alpha1.Egress, e *clientplan.Egress) (want *clientsStatus, wait time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a := b.accounts[e.Ref]

@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
+	"github.com/berthnet/berth/internal/membership"
 )
 
 // tell makes an Event of a pod for each refusal that its EgressClient did not say before. A

@@ -1,0 +1,141 @@
+package kubectl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+
+	"github.com/berthnet/berth/internal/ctl/connect"
+	"github.com/berthnet/berth/internal/node/introspect"
+)
+
+// maxAnswer is far above what the largest node's document has.
+const maxAnswer = 16 << 20
+
+// maxSaid bounds what is shown of an answer that is an error.
+const maxSaid = 4 << 10
+
+// get asks a daemon for a path of its introspection address.
+func (p *program) get(ctx context.Context, dial connect.Dialer, d daemon, path string, into any) error {
+	if d.port == 0 {
+		return errors.New("its introspection address is turned off, or none that port forwarding reaches (localhost)")
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout, fmt.Errorf("no answer within %v", p.timeout))
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://localhost:%d%s", d.port, path), nil)
+	if err != nil {
+		return err
+	}
+	resp, err := dial.Client(d.pod, d.port).Do(req)
+	if err != nil {
+		return plain(ctx, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return plain(ctx, err)
+	case len(body) > maxAnswer:
+		return fmt.Errorf("it answers with more than %d MiB", maxAnswer>>20)
+	case resp.StatusCode == http.StatusNotFound:
+		return errors.New("its berthd does not know this question: it is older than this program")
+	case resp.StatusCode != http.StatusOK:
+		return errors.New(strings.TrimSpace(string(body[:min(len(body), maxSaid)])))
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("it answers with something else than berthd's %s: %w", path, err)
+	}
+	return nil
+}
+
+// plain is an error without the address that was made up for the request.
+func plain(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		return e.Err
+	}
+	return err
+}
+
+// document asks a node for what it has. One that answers for another node is not
+// believed.
+func (p *program) document(ctx context.Context, dial connect.Dialer, d daemon) (introspect.Document, error) {
+	var doc introspect.Document
+	err := p.get(ctx, dial, d, introspect.Path, &doc)
+	if err == nil && doc.Node != "" && doc.Node != d.node {
+		err = fmt.Errorf("it answers for node %s", doc.Node)
+	}
+	return doc, err
+}
+
+// podView asks a node about a pod.
+func (p *program) podView(ctx context.Context, dial connect.Dialer, d daemon, namespace, name string) (introspect.Pod, error) {
+	var view introspect.Pod
+	query := url.Values{"namespace": {namespace}, "name": {name}}
+	err := p.get(ctx, dial, d, introspect.PodPath+"?"+query.Encode(), &view)
+	if err == nil && (view.Namespace != namespace || view.Name != name) {
+		err = fmt.Errorf("it answers about another pod, %s/%s", view.Namespace, view.Name)
+	}
+	return view, err
+}
+
+// answer is what a node said, or why it said nothing.
+type answer struct {
+	doc introspect.Document
+	err error
+}
+
+// askAll asks nodes for their documents, so many at a time, and keeps of each
+// what keep leaves of it. The end of ctx ends what is asked still.
+func (p *program) askAll(ctx context.Context, dial connect.Dialer, daemons []daemon, done func(n int)) map[string]answer {
+	var mu sync.Mutex // guards out
+	out := make(map[string]answer, len(daemons))
+	work := make(chan daemon)
+	var wg sync.WaitGroup
+	for range min(p.parallel, len(daemons)) {
+		wg.Go(func() {
+			for d := range work {
+				doc, err := p.document(ctx, dial, d)
+				// Of thousands of nodes only the sums are kept.
+				doc.Allocated, doc.Available, doc.Cooling, doc.NICs = nil, nil, nil, nil
+				mu.Lock()
+				out[d.node] = answer{doc, err}
+				n := len(out)
+				mu.Unlock()
+				done(n)
+			}
+		})
+	}
+	for _, d := range daemons {
+		work <- d
+	}
+	close(work)
+	wg.Wait()
+	return out
+}
+
+// dialer is how daemons are reached.
+func (p *program) dialer() (connect.Dialer, error) {
+	if p.parallel < 1 || p.parallel > 256 {
+		return nil, fmt.Errorf("--parallel is %d, expected 1 to 256", p.parallel)
+	}
+	if p.timeout <= 0 {
+		return nil, fmt.Errorf("--node-timeout is %v, expected more than 0", p.timeout)
+	}
+	if p.Dial != nil {
+		return p.Dial, nil
+	}
+	cfg, err := p.config()
+	if err != nil {
+		return nil, err
+	}
+	return connect.Forwarder(cfg)
+}

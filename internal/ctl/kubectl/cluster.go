@@ -1,0 +1,117 @@
+// Package kubectl is `kubectl berth`: views of a whole cluster for the people who
+// run it, through its API server only. What nodes know themselves is asked of
+// their daemons at the loopback address of each node, by port forwarding.
+//
+//	cluster.go   the commands
+//	connect.go   kubeconfig
+//	objects.go   what the API server has
+//	daemon.go    what a pod of berthd tells of it
+//	forward.go   the way to a daemon
+//	ask.go       what daemons answer
+//	output.go    forms of output
+//	complete.go  completion of names
+//	status.go, node.go, pod.go, pools.go, vpcs.go, egresses.go, top.go, events.go  a command each
+package kubectl
+
+import (
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+
+	"github.com/berthnet/berth/internal/ctl/bundle"
+	"github.com/berthnet/berth/internal/ctl/connect"
+	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/version"
+)
+
+// Exit codes of the program.
+const (
+	ExitTrouble = 1 // it could not do what it was asked
+	ExitUnwell  = 2 // it did, and what it looked at is not well
+)
+
+// errUnwell makes the program end with ExitUnwell; all has been said already.
+var errUnwell = errors.New("not well")
+
+// ExitCode is the code for what a command returned, and the error that is still to
+// be printed, if any, in a form that no terminal obeys.
+func ExitCode(err error) (code int, tell error) {
+	switch {
+	case err == nil:
+		return 0, nil
+	case errors.Is(err, errUnwell):
+		return ExitUnwell, nil
+	default:
+		return ExitTrouble, errors.New(view.Printable(err.Error()))
+	}
+}
+
+// Options are for those who reach a cluster in another way than by kubeconfig.
+// The zero value is what people use.
+type Options struct {
+	Config *rest.Config   // in place of kubeconfig
+	Dial   connect.Dialer // in place of port forwarding
+	Now    func() time.Time
+}
+
+// program is what the commands share.
+type program struct {
+	Options
+	connect.Flags
+	daemons  string // namespace of berthd and berth-operator
+	timeout  time.Duration
+	parallel int
+	quiet    bool // no word on progress
+}
+
+// New is the command `kubectl berth`. Its errors are for a person to read; see
+// ExitCode.
+func New(o Options) *cobra.Command {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	p := &program{Options: o}
+	cmd := &cobra.Command{
+		Use:   "berth",
+		Short: "See what Berth does in a cluster, and why a pod has no address",
+		Long: `See what Berth does in a cluster, and why a pod has no address.
+
+Everything is read through the Kubernetes API. What only a node knows is asked
+of its berthd by port forwarding to the pod.
+
+Exit codes: 0 all is well; 1 the question could not be answered; 2 it was
+answered, and something is not well (status, node, pod, pools,
+vpcs, egresses).`,
+		Example: `  kubectl berth status
+  kubectl berth pod shop/web-0
+  kubectl berth node ip-10-0-1-7.eu-central-1.compute.internal
+  kubectl berth events --follow`,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		Annotations:       map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl berth"},
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	flags := cmd.PersistentFlags()
+	p.Register(flags)
+	flags.StringVar(&p.daemons, "berth-namespace", "kube-system", "namespace of the pods of berthd and berth-operator")
+	flags.DurationVar(&p.timeout, "node-timeout", 10*time.Second, "how long to wait for one node's answer")
+	flags.IntVar(&p.parallel, "parallel", 16, "how many nodes are asked at a time, 1 to 256")
+	flags.BoolVarP(&p.quiet, "quiet", "q", false, "say nothing of progress on standard error")
+	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", p.completeNamespace)
+	_ = cmd.RegisterFlagCompletionFunc("namespace", p.completeNamespace)
+	_ = cmd.RegisterFlagCompletionFunc("context", p.completeContext)
+	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newTop(p), newEvents(p), newENIConfigs(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
+	return cmd
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version of this program", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cmd.Println(version.String())
+			return nil
+		},
+	}
+}

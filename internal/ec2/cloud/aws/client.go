@@ -1,0 +1,98 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	smithymw "github.com/aws/smithy-go/middleware"
+
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+)
+
+// Client sends calls to the EC2 API, each once; pace.Cloud makes a cloud.API of
+// it. It is safe for concurrent use.
+type Client struct {
+	api    *ec2.Client
+	creds  *credentials
+	logger *slog.Logger
+}
+
+var _ pace.Calls = (*Client)(nil)
+
+// New returns a client. It sends nothing to EC2; when no region is configured
+// it asks the metadata service. Errors name the option that is missing or wrong.
+func New(ctx context.Context, o Options) (*Client, error) {
+	o = o.withDefaults()
+	for _, u := range []struct{ name, value string }{{"EC2 endpoint", o.EC2Endpoint}, {"metadata endpoint", o.IMDSEndpoint}} {
+		if err := checkURL(u.value); err != nil {
+			return nil, fmt.Errorf("%s %q: %w", u.name, u.value, err)
+		}
+	}
+	cfg, err := load(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	creds := newCredentials(cfg.Credentials)
+	c := &Client{creds: creds, logger: o.Logger}
+	c.api = ec2.NewFromConfig(cfg, func(e *ec2.Options) {
+		e.Credentials = creds
+		e.Retryer = sdk.NopRetryer{}
+		if o.EC2Endpoint != "" {
+			e.BaseEndpoint = &o.EC2Endpoint
+		}
+		e.APIOptions = append(e.APIOptions, middleware.AddUserAgentKeyValue(o.agent()), checkAnswers)
+	})
+	return c, nil
+}
+
+// load reads the SDK's configuration. Its retryer serves only the fetching of
+// credentials and the region.
+func load(ctx context.Context, o Options) (sdk.Config, error) {
+	opts := []func(*config.LoadOptions) error{
+		config.WithHTTPClient(o.HTTPClient),
+		config.WithLogger(o.sdkLogger()),
+		config.WithAPIOptions([]func(*smithymw.Stack) error{boundAnswers(maxAnswer, maxRefusal)}),
+	}
+	if o.Region != "" {
+		opts = append(opts, config.WithRegion(o.Region))
+	}
+	if o.IMDSEndpoint != "" {
+		opts = append(opts, config.WithEC2IMDSEndpoint(o.IMDSEndpoint))
+	}
+	if o.Credentials != nil {
+		opts = append(opts, config.WithCredentialsProvider(o.Credentials))
+	}
+	cfg, err := config.LoadDefaultConfig(ctx, opts...)
+	if err != nil {
+		return sdk.Config{}, fmt.Errorf("loading the AWS configuration: %w", err)
+	}
+	if cfg.Region == "" {
+		id := NewMetadata(o)
+		if cfg.Region, err = id.region(ctx); err != nil {
+			return sdk.Config{}, fmt.Errorf("finding the AWS region; set AWS_REGION or the region option where there is no metadata service: %w", err)
+		}
+	}
+	return cfg, nil
+}
+
+// checkURL accepts the empty string and absolute http and https URLs.
+func checkURL(s string) error {
+	if s == "" {
+		return nil
+	}
+	u, err := url.Parse(s)
+	switch {
+	case err != nil:
+		return err
+	case u.Scheme != "http" && u.Scheme != "https", u.Host == "":
+		return errors.New("expected an http or https URL such as https://ec2.eu-west-1.amazonaws.com")
+	}
+	return nil
+}

@@ -1,0 +1,150 @@
+package cloudfake
+
+import (
+	"encoding/binary"
+	"math"
+	"net/netip"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+)
+
+// subnet hands out addresses, the one after the last, so that a reuse is the
+// longest ago; and prefixes, the highest first.
+type subnet struct {
+	cloud.Subnet
+	blocks     []uint16 // of the addresses of a /28 each, a bit for one that is not free
+	next       int      // the address to look at first, counted from the CIDR's
+	top        int      // no block from this one on is free for a prefix
+	left       int      // free addresses
+	fragmented bool     // no block counts as free for a prefix
+	six        *space6  // nil without IPv6
+}
+
+const (
+	prefixSize = 16 // addresses of a /28
+	taken      = math.MaxUint16
+)
+
+// newSubnet has all addresses free but the first four and the last, which EC2
+// reserves (VPC User Guide, "Subnet CIDR blocks"). It has an IPv4 CIDR, and an
+// IPv6 /64 or none; or of IPv6 alone only that.
+func newSubnet(s cloud.Subnet) *subnet {
+	if s.IPv6Native {
+		return &subnet{Subnet: s, six: newSpace6(s.IPv6[0])}
+	}
+	size := 1 << (32 - s.CIDR.Bits())
+	out := &subnet{Subnet: s, blocks: make([]uint16, size/prefixSize), next: 4, top: size / prefixSize, left: size - 5}
+	out.blocks[0] |= 0x000f
+	out.blocks[len(out.blocks)-1] |= 0x8000
+	if len(s.IPv6) > 0 {
+		out.six = newSpace6(s.IPv6[0])
+	}
+	return out
+}
+
+// own is how many IPv4 addresses an ENI takes for itself.
+func (s *subnet) own() int {
+	if s.IPv6Native {
+		return 0
+	}
+	return 1
+}
+
+// at is the n-th address of the CIDR, and index its reverse.
+func (s *subnet) at(n int) netip.Addr {
+	b := s.CIDR.Addr().As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
+	return netip.AddrFrom4(b)
+}
+
+func (s *subnet) index(a netip.Addr) int {
+	b, first := a.As4(), s.CIDR.Addr().As4()
+	return int(binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(first[:]))
+}
+
+// take gives a free address; false when there is none.
+func (s *subnet) take() (netip.Addr, bool) {
+	if s.left < 1 {
+		return netip.Addr{}, false
+	}
+	for ; ; s.next++ {
+		block, bit := s.next/prefixSize%len(s.blocks), s.next%prefixSize
+		if s.blocks[block] == taken {
+			s.next += prefixSize - 1 - bit
+		} else if s.blocks[block]&(1<<bit) == 0 {
+			s.blocks[block] |= 1 << bit
+			s.next, s.left = s.next+1, s.left-1
+			return s.at(block*prefixSize + bit), true
+		}
+	}
+}
+
+// reserved tells whether an address of the CIDR is one that no ENI has.
+func (s *subnet) reserved(a netip.Addr) bool {
+	i := s.index(a)
+	return i < 4 || i == len(s.blocks)*prefixSize-1
+}
+
+// has tells whether an address of the CIDR is free.
+func (s *subnet) has(a netip.Addr) bool {
+	i := s.index(a)
+	return s.blocks[i/prefixSize]&(1<<(i%prefixSize)) == 0
+}
+
+// takeThis takes an address that is free.
+func (s *subnet) takeThis(a netip.Addr) {
+	i := s.index(a)
+	s.blocks[i/prefixSize] |= 1 << (i % prefixSize)
+	s.left--
+}
+
+func (s *subnet) give(a netip.Addr) {
+	i := s.index(a)
+	s.blocks[i/prefixSize] &^= 1 << (i % prefixSize)
+	s.left++
+	s.freed(i / prefixSize)
+}
+
+// giveAll takes back what an ENI had, but for its primary address. IPv6 addresses
+// need not be given back.
+func (s *subnet) giveAll(addrs []netip.Addr, prefixes, six []netip.Prefix) {
+	for _, a := range addrs {
+		s.give(a)
+	}
+	for _, p := range prefixes {
+		s.givePrefix(p)
+	}
+	for _, p := range six {
+		delete(s.six.taken, p)
+	}
+}
+
+// takePrefix gives a free /28; false when there is none.
+func (s *subnet) takePrefix() (netip.Prefix, bool) {
+	if s.left < prefixSize || s.fragmented {
+		return netip.Prefix{}, false
+	}
+	for s.top > 0 {
+		s.top--
+		if s.blocks[s.top] == 0 {
+			s.blocks[s.top] = taken
+			s.left -= prefixSize
+			return netip.PrefixFrom(s.at(s.top*prefixSize), 28), true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+func (s *subnet) givePrefix(p netip.Prefix) {
+	block := s.index(p.Addr()) / prefixSize
+	s.blocks[block] = 0
+	s.left += prefixSize
+	s.freed(block)
+}
+
+// freed notes that a block may be free for a prefix now.
+func (s *subnet) freed(block int) {
+	if s.blocks[block] == 0 {
+		s.top = max(s.top, block+1)
+	}
+}

@@ -1,0 +1,73 @@
+package pace
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+)
+
+// list is a field of a filter that has as many values as the caller likes.
+type list[F any] struct {
+	values []string
+	put    func(part *F, values []string)
+}
+
+// parts are filters that EC2 accepts, and that together let through what f does: the
+// lists of f are cut so that no part has too many values. Single is how many values f
+// has besides.
+func parts[F any](f F, single int, lists ...list[F]) []F {
+	lists = slices.DeleteFunc(lists, func(l list[F]) bool { return len(l.values) == 0 })
+	room, all := filterValues-single, 0
+	for _, l := range lists {
+		all += len(l.values)
+	}
+	out := []F{f}
+	if len(lists) == 0 || all <= room {
+		return out
+	}
+	most := max(1, room/len(lists))
+	for _, l := range lists {
+		var cut []F
+		for _, part := range out {
+			for some := range slices.Chunk(l.values, most) {
+				l.put(&part, some)
+				cut = append(cut, part)
+			}
+		}
+		out = cut
+	}
+	return out
+}
+
+// given counts the values that are not empty.
+func given(values ...string) (n int) {
+	for _, v := range values {
+		if v != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// eniParts are the parts of a filter of ENIs.
+func eniParts(f cloud.ENIFilter) []cloud.ENIFilter {
+	lists := []list[cloud.ENIFilter]{
+		{f.IDs, func(part *cloud.ENIFilter, ids []string) { part.IDs = ids }},
+		{f.InstanceIDs, func(part *cloud.ENIFilter, ids []string) { part.InstanceIDs = ids }},
+	}
+	for _, key := range slices.Sorted(maps.Keys(f.Tagged)) {
+		lists = append(lists, list[cloud.ENIFilter]{f.Tagged[key], func(part *cloud.ENIFilter, values []string) {
+			part.Tagged = maps.Clone(part.Tagged)
+			part.Tagged[key] = values
+		}})
+	}
+	return parts(f, given(f.InstanceID, f.VPCID, f.Status)+len(f.Types)+len(f.Tags), lists...)
+}
+
+// subnetParts are the parts of a filter of subnets.
+func subnetParts(f cloud.SubnetFilter) []cloud.SubnetFilter {
+	return parts(f, given(f.VPCID, f.Zone)+len(f.Tags), list[cloud.SubnetFilter]{
+		f.IDs, func(part *cloud.SubnetFilter, ids []string) { part.IDs = ids },
+	})
+}

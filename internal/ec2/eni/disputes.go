@@ -1,0 +1,226 @@
+package eni
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+)
+
+// An address belongs to one ENI, and an ENI keeps its MAC and primary address
+// for life. A description that says otherwise is wrong, or part of it is older
+// than the rest: what is listed twice stays with the ENI that is known to have
+// it, and serves nobody else until descriptions agree.
+
+// assignment is one of an address or prefix to an ENI, as a description has it.
+type assignment struct {
+	thing   netip.Prefix
+	eni     string
+	primary bool // the ENI's own
+}
+
+// assignments are all of some ENIs, in the order of addresses, and what contains
+// before what is contained.
+func assignments(enis []facts) []assignment {
+	var out []assignment
+	for _, e := range enis {
+		if e.Primary.IsValid() {
+			out = append(out, assignment{cloud.HostPrefix(e.Primary), e.ID, true})
+		}
+		for _, p := range e.held {
+			out = append(out, assignment{p, e.ID, false})
+		}
+	}
+	slices.SortFunc(out, func(x, y assignment) int { return cmp.Or(x.thing.Compare(y.thing), cmp.Compare(x.eni, y.eni)) })
+	return out
+}
+
+// dispute is an assignment that is not believed, as others have the thing too.
+type dispute struct {
+	assignment
+	among []string // all ENIs that are listed with it
+}
+
+// disputes finds what several have, or one has twice. Before is what was known
+// of the ENIs: an ENI's own primary address wins, then who had the thing before.
+// Of a thing that nobody had, no assignment is believed.
+func disputes(before, now []facts) []dispute {
+	var out []dispute
+	all := assignments(now)
+	for i := 0; i < len(all); {
+		j := i + 1
+		for j < len(all) && all[i].thing.Overlaps(all[j].thing) {
+			j++
+		}
+		if group := all[i:j]; len(group) > 1 {
+			out = append(out, losers(before, group)...)
+		}
+		i = j
+	}
+	return out
+}
+
+// losers are all assignments of one group for pods but that which stands, if one does.
+func losers(before []facts, group []assignment) []dispute {
+	known := func(a assignment) bool {
+		return slices.ContainsFunc(before, func(e facts) bool { return e.ID == a.eni && slices.Contains(e.held, a.thing) })
+	}
+	stands := slices.IndexFunc(group, func(a assignment) bool { return a.primary })
+	if stands < 0 {
+		stands = slices.IndexFunc(group, known)
+	}
+	var among []string
+	for _, a := range group {
+		among = append(among, a.eni)
+	}
+	var out []dispute
+	for i, a := range group {
+		if i != stands && !a.primary {
+			out = append(out, dispute{a, among})
+		}
+	}
+	return out
+}
+
+// doubles finds ENIs whose MAC, primary address or place on the instance another
+// has too, the one that was known with it before excepted.
+func doubles(before, now []facts) []string {
+	var out []string
+	for _, e := range now {
+		if slices.ContainsFunc(unique, func(same sameness) bool {
+			twice := slices.ContainsFunc(now, func(o facts) bool { return o.ID != e.ID && same(e, o) })
+			return twice && !slices.ContainsFunc(before, func(o facts) bool { return o.ID == e.ID && same(e, o) })
+		}) {
+			out = append(out, e.ID)
+		}
+	}
+	return out
+}
+
+// sameness tells whether two ENIs have one thing of which each has its own.
+type sameness func(x, y facts) bool
+
+// unique are the things of which each ENI of a node has its own.
+var unique = []sameness{
+	func(x, y facts) bool { return len(x.MAC) > 0 && bytes.Equal(x.MAC, y.MAC) },
+	func(x, y facts) bool { return x.Primary.IsValid() && x.Primary == y.Primary },
+	func(x, y facts) bool { return samePlace(x.Attachment, y.Attachment) },
+}
+
+// samePlace tells whether two that are attached have one device index.
+func samePlace(x, y *cloud.Attachment) bool {
+	return phaseOf(x) == plan.Attached && phaseOf(y) == plan.Attached && x.NetworkCard == y.NetworkCard && x.DeviceIndex == y.DeviceIndex
+}
+
+// arbitrate takes what is disputed out of the view. Before is what was known of
+// the ENIs before the listing.
+func (v *view) arbitrate(before []facts) {
+	clear(v.contradictions)
+	now := make([]facts, 0, len(v.enis))
+	for _, k := range v.list() {
+		k.disputed, k.ambiguous = cloud.Amount{}, false
+		if k.contradiction != "" {
+			v.contradictions[k.contradiction] = []string{k.ID}
+		}
+		f := k.facts
+		f.held = k.kept() // what may be gone already disputes nothing
+		now = append(now, f)
+	}
+	for _, d := range disputes(before, now) {
+		k := v.enis[d.eni]
+		k.disputed = k.disputed.Plus(cloud.AmountOf([]netip.Prefix{d.thing}))
+		k.held = without(k.held, func(p netip.Prefix) bool { return p == d.thing })
+		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.thing), k.ID)] = d.among
+	}
+	for _, id := range doubles(before, now) {
+		v.enis[id].ambiguous = true
+		v.contradictions[id+" is listed with the MAC, primary address or device index of another ENI of the node"] = []string{id}
+	}
+}
+
+// without is a copy of list without what is gone.
+func without[T any](list []T, gone func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(list), gone)
+}
+
+// keepForLife has a listing of an ENI that is known change neither its MAC nor
+// its primary address.
+func (k *known) keepForLife(e *facts) {
+	k.contradiction = ""
+	if len(k.MAC) > 0 && len(e.MAC) > 0 && !bytes.Equal(k.MAC, e.MAC) {
+		k.contradiction = fmt.Sprintf("%s is listed with the MAC address %v, and has %v", k.ID, e.MAC, k.MAC)
+		e.MAC = k.MAC
+	}
+	if k.Primary.IsValid() && e.Primary.IsValid() && k.Primary != e.Primary {
+		k.contradiction = fmt.Sprintf("%s is listed with the primary address %v, and has %v", k.ID, e.Primary, k.Primary)
+		e.Primary = k.Primary
+	}
+}
+
+// checkContradictions tells once of what a listing says that cannot be true, and has
+// the ENIs described again soon.
+func (r *Reconciler) checkContradictions() {
+	soon := r.cfg.Clock.Now().Add(r.cfg.Lag)
+	for what, ids := range r.view.contradictions {
+		if !r.view.logged[what] {
+			r.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", ids, "what", what)
+		}
+		for _, id := range ids {
+			if r.lookups.at[id].IsZero() {
+				r.lookups.at[id] = soon
+			}
+		}
+	}
+	clear(r.view.logged)
+	for what := range r.view.contradictions {
+		r.view.logged[what] = true
+	}
+}
+
+// Undisputed is a listing of the ENIs of many nodes without what it gives to
+// ENIs of several: an address or prefix stays with the ENI that had it, as told by
+// had, and with none if nobody had. What the ENIs of one node dispute is for its
+// reconciler. Owner is the instance that an ENI is of.
+func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.ENI, netip.Prefix) bool) (out []cloud.ENI, lost []string) {
+	byVPC, byID := map[string][]facts{}, map[string]int{}
+	for i, e := range list {
+		byVPC[e.VPCID] = append(byVPC[e.VPCID], factsOf(e, ""))
+		byID[e.ID] = i
+	}
+	out = list
+	for _, enis := range byVPC {
+		found := disputes(nil, enis)
+		if len(found) == 0 { // as nearly always
+			continue
+		}
+		var before []facts
+		for _, d := range found {
+			for _, id := range d.among {
+				if e := list[byID[id]]; had(e, d.thing) {
+					before = append(before, facts{ID: id, held: []netip.Prefix{d.thing}})
+				}
+			}
+		}
+		for _, d := range disputes(before, enis) {
+			at := byID[d.eni]
+			mine := owner(list[at])
+			if !slices.ContainsFunc(d.among, func(id string) bool { return owner(list[byID[id]]) != mine }) {
+				continue
+			}
+			if len(lost) == 0 {
+				out = slices.Clone(list)
+			}
+			lost = append(lost, brief(d.thing)+" of "+d.eni)
+			is := func(p netip.Prefix) bool { return p == d.thing }
+			one := func(a netip.Addr) bool { return cloud.HostPrefix(a) == d.thing }
+			e := &out[at]
+			e.Addresses, e.IPv6 = without(e.Addresses, one), without(e.IPv6, one)
+			e.Prefixes, e.IPv6Prefixes = without(e.Prefixes, is), without(e.IPv6Prefixes, is)
+		}
+	}
+	return out, lost
+}

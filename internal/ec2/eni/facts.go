@@ -1,0 +1,134 @@
+package eni
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+)
+
+// facts are what EC2, or a stored inventory, says of one ENI.
+type facts struct {
+	ID                    string
+	MAC                   net.HardwareAddr
+	VPCID, Zone, SubnetID string
+	Groups                []string
+	Primary               netip.Addr        // the ENI's own address
+	held                  []netip.Prefix    // for pods, in order, addresses as prefixes of full length
+	ownIPv6               int               // IPv6 addresses of the instance's own
+	Attachment            *cloud.Attachment // nil: detached
+
+	instanceTag string // the value of TagInstanceID
+	createdTag  string // likewise of TagCreatedAt
+	tagged      bool   // it carries the tags of this cluster and of Berth
+	described   bool   // its description is one of Berth's
+	excluded    bool   // it is of a type that Berth leaves alone, a NIC's, or a person keeps Berth off it
+	trunk       bool   // it has branches rather than addresses for pods
+}
+
+// factsOf reads EC2's description of an ENI.
+func factsOf(e cloud.ENI, cluster string) facts {
+	own := 0
+	if primary(e.Attachment) { // nothing tells which of them the instance's system uses
+		own, e.IPv6 = len(e.IPv6), nil
+	}
+	return facts{
+		ID: e.ID, MAC: e.MAC, VPCID: e.VPCID, Zone: e.Zone, SubnetID: e.SubnetID, Groups: e.Groups, Primary: e.Primary,
+		held: inOrder(held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)), ownIPv6: own, Attachment: e.Attachment,
+		instanceTag: e.Tags[TagInstanceID], createdTag: e.Tags[TagCreatedAt],
+		tagged:    cluster != "" && e.Tags[TagCluster] == cluster && e.Tags[TagOwner] == Owner,
+		described: strings.HasPrefix(e.Description, descriptionStart),
+		excluded:  unmanaged(e) || branch(e) || e.Tags[TagNIC] != "" || e.Type != "" && e.Type != cloud.InterfaceOrdinary && e.Type != cloud.InterfaceTrunk,
+		trunk:     e.Type == cloud.InterfaceTrunk,
+	}
+}
+
+// branch tells whether an ENI is a branch of a trunk: one without an attachment that is
+// not detached, as its status says.
+func branch(e cloud.ENI) bool {
+	return e.Type == cloud.InterfaceBranch || e.Attachment == nil && e.Status == "in-use"
+}
+
+// facts are those of a stored ENI, which was attached to an instance.
+func (e ENI) facts(instance string) facts {
+	own := func(p netip.Prefix) bool { return e.PrimaryIPv4.IsValid() && p == cloud.HostPrefix(e.PrimaryIPv4) }
+	return facts{
+		ID: e.ID, MAC: []byte(e.MAC), SubnetID: e.SubnetID, Groups: e.Groups, Primary: e.PrimaryIPv4,
+		held:       inOrder(slices.DeleteFunc(e.held(), own)),
+		Attachment: &cloud.Attachment{InstanceID: instance, DeviceIndex: e.DeviceIndex, Status: "attached"},
+		tagged:     !e.Primary, instanceTag: instance,
+	}
+}
+
+// held are addresses and prefixes as prefixes.
+func held(addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Prefixes []netip.Prefix) []netip.Prefix {
+	return slices.Concat(cloud.HostPrefixes(addrs), prefixes, cloud.HostPrefixes(ipv6), ipv6Prefixes)
+}
+
+// inOrder sorts a list and has each of its values once.
+func inOrder(list []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Compact(list)
+}
+
+// ours tells whether Berth may change an ENI: an ordinary one on the first
+// network card that is the primary, or carries this cluster's tag and Berth's.
+// A detached one, which could be deleted, has a description of Berth's too, and so
+// has a trunk. EFA interfaces, branches, those that others made, and unmanaged ones
+// are seen only.
+func (f facts) ours() bool {
+	switch {
+	case f.excluded, f.trunk && !f.described:
+		return false
+	case f.Attachment == nil:
+		return f.described && f.tagged
+	default:
+		return f.Attachment.NetworkCard == 0 && (primary(f.Attachment) || f.tagged)
+	}
+}
+
+// createdAt is when Berth made the ENI; zero when nobody knows.
+func (f facts) createdAt() time.Time {
+	t, err := time.Parse(time.RFC3339, f.createdTag)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// phase is where the ENI is on its way in or out.
+func (f facts) phase() plan.Phase { return phaseOf(f.Attachment) }
+
+func phaseOf(a *cloud.Attachment) plan.Phase {
+	switch {
+	case a == nil:
+		return plan.Detached
+	case a.Status == "detaching" || a.Status == "detached":
+		return plan.Detaching
+	default:
+		return plan.Attached
+	}
+}
+
+func (f facts) index() int {
+	if f.Attachment == nil {
+		return 0
+	}
+	return f.Attachment.DeviceIndex
+}
+
+// split sorts what an ENI holds, which is in order, into IPv4 and IPv6, and each
+// into addresses and prefixes.
+func split(held []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Prefixes []netip.Prefix) {
+	n := 0
+	for n < len(held) && held[n].Addr().Is4() {
+		n++
+	}
+	addrs, prefixes = cloud.Split(held[:n])
+	ipv6, ipv6Prefixes = cloud.Split(held[n:])
+	return addrs, prefixes, ipv6, ipv6Prefixes
+}

@@ -1,0 +1,171 @@
+// Package fleet works for the ENIs of many nodes in one process: one
+// eni.Reconciler a node, and what they share. It knows no Kubernetes.
+//
+//	fleet.go        what the operator calls: Set, Remove, Kick, Invalidate, CheckInstance
+//	config.go       what a Fleet needs to know
+//	run.go          when which node is worked for, and what is done for all now and then
+//	member.go       one node: its reconciler and what is to be told to it
+//	holders.go      which node has which address
+//	observatory.go  the cloud observed for all nodes together
+//	gather.go       many questions in one call
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// Fleet is the ENI allocator for all nodes. All methods may be called
+// concurrently.
+type Fleet struct {
+	cfg         Config
+	shared      *eni.Shared
+	holders     *holders
+	observatory *observatory
+	wake        retry.Signal // something is due sooner than the scheduler knows
+	work        sync.WaitGroup
+
+	mu      sync.Mutex // guards all below, and the fields of members that say so; memory only
+	ctx     context.Context
+	began   chan struct{} // closed by Run
+	members map[string]*member
+	leaving map[string]*member   // by instance: removed in the middle of a pass
+	ended   map[string]time.Time // when the work for an instance ended, lately
+	due     dueHeap
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Fleet, error) {
+	if err := cfg.withDefaults(); err != nil {
+		return nil, fmt.Errorf("fleet: %w", err)
+	}
+	f := &Fleet{
+		cfg: cfg, holders: newHolders(), wake: retry.NewSignal(),
+		began: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
+	}
+	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
+	f.observatory = newObservatory(&f.cfg, f.shared.Subnets, f.spawn, f.known)
+	f.observatory.had = f.holders.holds
+	return f, nil
+}
+
+// Set adds a node under a name, or changes the settings of one that is there
+// with the same instance. A node that comes back with another instance is
+// another node. Seed, of the instance, is what was last published for it, by
+// this process or one before; it is looked at for new nodes only.
+func (f *Fleet) Set(name, instanceID string, s eni.Settings, seed eni.Inventory, n Node) error {
+	f.mu.Lock()
+	m, ok := f.members[name]
+	if ok && m.instance == instanceID {
+		defer f.mu.Unlock()
+		if err := s.Policy.Validate(); err != nil {
+			return fmt.Errorf("node %s: %w", name, err)
+		}
+		m.settings, m.next = &s, n
+		f.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
+		return nil
+	}
+	f.mu.Unlock()
+	m, err := f.newMember(name, instanceID, s, seed, n)
+	if err != nil {
+		return fmt.Errorf("node %s: %w", name, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.remove(name)
+	if old := f.leaving[instanceID]; old != nil {
+		m.after = old
+	}
+	f.members[name] = m
+	f.sooner(m, f.cfg.Clock.Now())
+	return nil
+}
+
+// Remove ends the work for a node. It returns at once; a call under way is
+// finished, and nothing of the node is touched after it. Its ENIs go with the
+// instance, or are collected once that has vanished.
+func (f *Fleet) Remove(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.remove(name)
+}
+
+// Kick says that a node's use of addresses changed. It never blocks.
+func (f *Fleet) Kick(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m := f.members[name]; m != nil {
+		m.rec.Kick()
+		f.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
+	}
+}
+
+// Invalidate says that what was published for a node may not be what the cloud has:
+// someone else wrote it. Nothing is published before the cloud was observed.
+func (f *Fleet) Invalidate(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m := f.members[name]; m != nil {
+		m.rec.Invalidate()
+		f.sooner(m, f.cfg.Clock.Now())
+	}
+}
+
+// CheckInstance says that a node's instance may have been stopped, or may run again:
+// the cloud is asked for its state, once.
+func (f *Fleet) CheckInstance(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m := f.members[name]; m != nil {
+		m.rec.CheckInstance()
+		f.sooner(m, f.cfg.Clock.Now())
+	}
+}
+
+// Describe asks the cloud for an instance, whether or not it is a node's,
+// together with others that are asked for in the same moment. One that does not
+// exist is of class cloud.Gone. It waits for Run.
+func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance, error) {
+	select {
+	case <-ctx.Done():
+		return cloud.Instance{}, ctx.Err()
+	case <-f.began:
+	}
+	in, err := f.observatory.Instance(ctx, instanceID)
+	if err != nil {
+		return in, fmt.Errorf("describe instance %s: %w", instanceID, err)
+	}
+	return in, nil
+}
+
+// Subnets lists what is known of subnets, by ID, each with its free addresses,
+// what is being asked for taken off.
+func (f *Fleet) Subnets() []cloud.Subnet { return f.shared.Subnets.Free() }
+
+// spawn runs work until it is done or the fleet ends.
+func (f *Fleet) spawn(work func(context.Context)) {
+	f.mu.Lock()
+	ctx := f.ctx
+	f.mu.Unlock()
+	f.work.Go(func() { work(ctx) })
+}
+
+// known lists the instances of all nodes with where their ENIs are.
+func (f *Fleet) known() map[string]places {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := make(map[string]places, len(f.members))
+	for _, m := range f.members {
+		out[m.instance] = m.places
+	}
+	return out
+}
+
+var errRunning = errors.New("fleet: Run was called twice")

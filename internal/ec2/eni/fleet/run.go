@@ -1,0 +1,296 @@
+package fleet
+
+import (
+	"container/heap"
+	"context"
+	"maps"
+	"math/rand/v2"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+const (
+	burstWindow = 5 * time.Millisecond // kicks of one node within it are one
+	// listRetry is how long after a failed full listing the next follows.
+	listRetry = 5 * time.Second
+)
+
+// Run works until ctx ends, and returns once nothing is under way.
+func (f *Fleet) Run(ctx context.Context) error {
+	f.mu.Lock()
+	if f.ctx != nil {
+		f.mu.Unlock()
+		return errRunning
+	}
+	f.ctx = ctx
+	close(f.began)
+	f.mu.Unlock()
+	f.work.Go(func() { f.repair(ctx) })
+	f.work.Go(func() { f.collect(ctx) })
+	f.schedule(ctx)
+	f.work.Wait()
+	return ctx.Err()
+}
+
+// schedule begins the passes of nodes as they become due. Only a node that has
+// something to do now has a goroutine.
+func (f *Fleet) schedule(ctx context.Context) {
+	for ctx.Err() == nil {
+		wait := f.begin(ctx)
+		select {
+		case <-ctx.Done():
+		case <-f.wake:
+		case <-f.cfg.Clock.After(wait):
+		}
+	}
+}
+
+// begin begins the passes that are due and tells when the next one will be.
+func (f *Fleet) begin(ctx context.Context) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.cfg.Clock.Now()
+	for len(f.due) > 0 {
+		m := f.due[0]
+		if wait := m.at.Sub(now); wait > 0 {
+			return wait
+		}
+		heap.Pop(&f.due)
+		if m.after != nil && m.after.running {
+			m.again = true // its end makes this one due
+			continue
+		}
+		m.running, m.after, m.again = true, nil, false
+		f.work.Go(func() { f.run(ctx, m) })
+	}
+	return time.Hour
+}
+
+// run makes passes for one node until nothing is left to do now.
+func (f *Fleet) run(ctx context.Context, m *member) {
+	f.mu.Lock()
+	s := m.settings
+	if s != nil {
+		m.node.Node = m.next
+	}
+	m.settings, m.next = nil, nil
+	f.mu.Unlock()
+	wait := f.pass(ctx, m, s)
+	if ctx.Err() == nil && !m.rec.Ended() {
+		m.node.Reconciled(m.rec.Status())
+	}
+	vpcs := m.rec.VPCs()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m.running = false
+	if m.removed {
+		f.finish(m)
+		return
+	}
+	if len(vpcs) > 0 {
+		m.places = places{vpcs, true}
+	}
+	now := f.cfg.Clock.Now()
+	at := now.Add(wait)
+	if m.again && m.againAt.Before(at) {
+		at = m.againAt
+	}
+	m.again = false
+	f.enqueue(m, at)
+}
+
+// sooner has a node worked for at a time, or before. f.mu is held.
+func (f *Fleet) sooner(m *member, at time.Time) {
+	switch {
+	case m.running:
+		if !m.again || at.Before(m.againAt) {
+			m.again, m.againAt = true, at
+		}
+	case m.index < 0:
+		f.enqueue(m, at)
+	case at.Before(m.at):
+		m.at = at
+		heap.Fix(&f.due, m.index)
+		f.stir(m)
+	}
+}
+
+// enqueue puts a node among those that are due some time. f.mu is held.
+func (f *Fleet) enqueue(m *member, at time.Time) {
+	m.at = at
+	heap.Push(&f.due, m)
+	f.stir(m)
+}
+
+// stir wakes the scheduler if a node is the next one due. f.mu is held.
+func (f *Fleet) stir(m *member) {
+	if m.index == 0 {
+		f.wake.Set()
+	}
+}
+
+// remove takes a node out. f.mu is held.
+func (f *Fleet) remove(name string) {
+	m := f.members[name]
+	if m == nil {
+		return
+	}
+	delete(f.members, name)
+	m.removed = true
+	m.rec.End()
+	if m.index >= 0 {
+		heap.Remove(&f.due, m.index)
+	}
+	if m.running {
+		f.leaving[m.instance] = m
+		return
+	}
+	f.finish(m)
+}
+
+// finish ends the work for a node that was removed. f.mu is held.
+func (f *Fleet) finish(m *member) {
+	m.rec.Close()
+	f.ended[m.instance] = f.cfg.Clock.Now()
+	if !f.has(m.instance) {
+		f.holders.drop(m.instance)
+	}
+	if f.leaving[m.instance] != m {
+		return
+	}
+	delete(f.leaving, m.instance)
+	for _, next := range f.members {
+		if next.after == m {
+			next.after = nil
+			f.sooner(next, f.cfg.Clock.Now())
+		}
+	}
+}
+
+// has tells whether a node of the fleet is of an instance. f.mu is held.
+func (f *Fleet) has(instance string) bool {
+	for _, m := range f.members {
+		if m.instance == instance {
+			return true
+		}
+	}
+	return false
+}
+
+// repair makes a full listing now and then and has every node look at its part
+// of it, at moments of its own within a quarter of the time to the next.
+func (f *Fleet) repair(ctx context.Context) {
+	for ctx.Err() == nil {
+		wait := retry.Jitter(f.cfg.ListingInterval)
+		if f.empty() {
+			wait = time.Second
+		} else if young := f.cfg.Clock.Now().Sub(f.observatory.lastAt()); young < f.cfg.ListingInterval/2 {
+			wait -= young // the first node that joined asked for one
+		} else if err := f.observatory.list(ctx); err != nil {
+			f.cfg.Logger.Warn("full listing failed", "class", cloud.ClassOf(err).String(), "error", err)
+			wait = retry.Jitter(listRetry)
+		} else {
+			f.spread(f.cfg.ListingInterval / 4)
+		}
+		select {
+		case <-ctx.Done():
+		case <-f.cfg.Clock.After(wait):
+		}
+	}
+}
+
+func (f *Fleet) empty() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.members) == 0
+}
+
+// kickAll has every node worked for now.
+func (f *Fleet) kickAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.cfg.Clock.Now()
+	for _, m := range f.members {
+		f.sooner(m, now)
+	}
+}
+
+// spread has every node look at the full listing within a time.
+func (f *Fleet) spread(within time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.cfg.Clock.Now()
+	for _, m := range f.members {
+		if !m.running {
+			f.sooner(m, now.Add(time.Duration(rand.Int64N(int64(within)))))
+		}
+	}
+	old := now.Add(-2 * f.cfg.ListingInterval)
+	maps.DeleteFunc(f.ended, func(_ string, at time.Time) bool { return at.Before(old) })
+}
+
+// collect deletes now and then what vanished instances left. Growth comes first
+// at a start, which may be the one after a crash of many nodes.
+func (f *Fleet) collect(ctx context.Context) {
+	seen := eni.Sightings{}
+	wait := min(time.Minute, f.cfg.CollectInterval/2) + time.Duration(rand.Int64N(int64(f.cfg.CollectInterval)))
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.cfg.Clock.After(wait):
+		}
+		alive := f.known()
+		c := eni.Collector{
+			Cloud: f.cfg.Cloud, Cluster: f.cfg.Cluster, MinAge: f.cfg.OrphanAge, Seen: seen,
+			Alive: func(id string) bool { _, ok := alive[id]; return ok },
+		}
+		call, cancel := context.WithTimeout(ctx, listTimeout)
+		now := f.cfg.Clock.Now()
+		found, err := c.Collect(call, now)
+		cancel()
+		if f.cfg.Observer != nil {
+			f.cfg.Observer.Collected(found)
+		}
+		wait = retry.Jitter(f.cfg.CollectInterval)
+		if due := seen.Due(now, f.cfg.OrphanAge); !due.IsZero() {
+			wait = min(wait, due.Sub(f.cfg.Clock.Now()))
+		}
+		if err != nil {
+			f.cfg.Logger.Warn("looking for orphans failed", "class", cloud.ClassOf(err).String(), "error", err)
+			wait = min(wait, retry.Jitter(time.Minute))
+		}
+		if found.Deleted > 0 {
+			f.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
+		}
+	}
+}
+
+// dueHeap has the node that is due first at its root.
+type dueHeap []*member
+
+func (h dueHeap) Len() int           { return len(h) }
+func (h dueHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
+func (h dueHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (h *dueHeap) Push(x any) {
+	m := x.(*member)
+	m.index = len(*h)
+	*h = append(*h, m)
+}
+
+// Pop implements heap.Interface.
+func (h *dueHeap) Pop() any {
+	old := *h
+	m := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h, m.index = old[:len(old)-1], -1
+	return m
+}

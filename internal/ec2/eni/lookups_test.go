@@ -1,0 +1,96 @@
+package eni
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+)
+
+func TestNextLookup(t *testing.T) {
+	l := lookups{
+		at:         map[string]time.Time{"a": unix(3), "b": unix(2), "c": unix(2), "d": unix(20)},
+		unresolved: map[string]unresolvedCall{"a": {}, "d": {}},
+	}
+	if id, ok := l.next(unix(10), false); id != "b" || !ok {
+		t.Errorf("any: %q", id)
+	}
+	if id, ok := l.next(unix(10), true); id != "a" || !ok {
+		t.Errorf("one that growth waits for: %q", id)
+	}
+	l.forget("a")
+	if id, ok := l.next(unix(10), true); ok {
+		t.Errorf("not due yet: %q", id)
+	}
+}
+
+// An unresolved call is resolved by its effect, or once no listing can trail it.
+func TestUnresolvedCall(t *testing.T) {
+	had, got := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("10.0.0.6")
+	before := map[netip.Prefix]bool{cloud.HostPrefix(had): true}
+	with := func(addrs ...netip.Addr) *known { return newKnown(facts{ID: "a", held: cloud.HostPrefixes(addrs)}) }
+	for _, c := range []struct {
+		name     string
+		call     unresolvedCall
+		k        *known
+		seconds  int
+		resolved bool
+	}{
+		{"an effect", unresolvedCall{before: before, until: unix(15)}, with(had, got), 10, true},
+		{"none yet", unresolvedCall{before: before, until: unix(15)}, with(had), 10, false},
+		{"none for good", unresolvedCall{before: before, until: unix(15)}, with(had), 15, true},
+		{"the ENI is gone", unresolvedCall{before: before, until: unix(15)}, nil, 10, true},
+		{"a new ENI is not listed yet", unresolvedCall{made: true, until: unix(15)}, nil, 10, false},
+		{"and never will be", unresolvedCall{made: true, until: unix(15)}, nil, 15, true},
+	} {
+		l := lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{"a": c.call}}
+		l.seen("a", c.k, unix(c.seconds))
+		if got := !l.blocksGrowth("a"); got != c.resolved {
+			t.Errorf("%s: resolved %v", c.name, got)
+		}
+		if again := l.at["a"]; c.resolved != again.IsZero() || !c.resolved && !again.Equal(unix(c.seconds+1)) {
+			t.Errorf("%s: described again at %v", c.name, again)
+		}
+	}
+}
+
+// A node that says over and over that a link went and came has EC2 asked ever less; one that says so for the
+// first time, or after a while, at once.
+func TestLinksThatFlip(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		every int // seconds between flips
+		most  int // looks in 20 minutes
+	}{
+		{"each second", 1, 20},
+		{"each 40 seconds", 40, 35},
+		{"each 11 minutes", 660, 25},
+	} {
+		r := &Reconciler{view: &view{enis: map[string]*known{"a": newKnown(facts{ID: "a"})}}, lookups: lookups{at: map[string]time.Time{}}, links: links{since: map[string]time.Time{}, flips: map[string]flips{}}}
+		looks := 0
+		for s := range 1200 {
+			var missing []string
+			if s/c.every%2 == 0 {
+				missing = []string{"a", "b"} // b is not the node's
+			}
+			r.compareLinks(missing, unix(s))
+			id, ok := r.lookups.next(unix(s), false)
+			if !ok && (s == 0 || s == 660 && c.every == 660) {
+				t.Errorf("%s: no look after %d s", c.name, s)
+			}
+			if !ok {
+				continue
+			}
+			looks++
+			delete(r.lookups.at, id)
+			if again := r.links.again(id, unix(s)); !again.IsZero() {
+				r.lookups.at[id] = again
+			}
+		}
+		t.Logf("%s: %d looks", c.name, looks)
+		if looks > c.most || len(r.links.flips) != 1 {
+			t.Errorf("%s: %d looks, want %d at most; flips of %v", c.name, looks, c.most, r.links.flips)
+		}
+	}
+}

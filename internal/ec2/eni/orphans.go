@@ -1,0 +1,204 @@
+package eni
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// ENIs that an instance left behind when it vanished in the middle of a change
+// are nobody's: every node of the cluster looks for them now and then, at its
+// own random times, and deletes those that it has seen detached for long enough.
+// Their tag with the time of creation counts for nothing: anybody can write one.
+
+// collectPause is when orphans are looked at again after pods that wait for
+// addresses of this node took precedence.
+const collectPause = 10 * time.Second
+
+// orphans is when a node looks for them, and what it has seen.
+type orphans struct {
+	at   time.Time // zero: never
+	seen Sightings // detached ENIs of others
+}
+
+func (o *orphans) collectDue(now time.Time) bool { return !o.at.IsZero() && !o.at.After(now) }
+
+// due is when to look next.
+func (o *orphans) due(now time.Time) time.Time { return retry.Earliest(now, o.at) }
+
+func (r *Reconciler) collect(ctx context.Context) {
+	start := r.cfg.Clock.Now()
+	r.orphans.at = start.Add(r.cfg.jitter(r.cfg.CollectInterval))
+	c := Collector{
+		Cloud: r.cfg.Cloud, Cluster: r.cfg.Cluster, MinAge: r.cfg.OrphanAge, Seen: r.orphans.seen,
+		Alive: func(id string) bool { return id == r.cfg.InstanceID },
+		Pause: func() bool { return r.cfg.Node.Usage().Waiting > 0 },
+	}
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	found, err := c.Collect(call, start)
+	if found.Paused {
+		r.orphans.at = start.Add(collectPause)
+	}
+	if due := r.orphans.seen.Due(start, r.cfg.OrphanAge); !due.IsZero() && due.Before(r.orphans.at) {
+		r.orphans.at = due
+	}
+	r.acted(plan.Action{Kind: plan.Collect}, err, start)
+	r.cfg.Observer.Collected(found)
+	if err != nil {
+		r.retries.backOff(plan.Collect, err, r.cfg.Clock.Now())
+		if class := cloud.ClassOf(err); class == cloud.Throttled || class == cloud.Transient {
+			r.orphans.at, _ = r.retries.until(gateCollect)
+		}
+		return
+	}
+	r.retries.succeed(gateCollect)
+	if found.Deleted > 0 {
+		r.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
+	}
+}
+
+// Collector deletes what vanished instances of a cluster left behind.
+type Collector struct {
+	Cloud   cloud.API
+	Cluster string
+	MinAge  time.Duration              // how long ENIs that are deleted were seen detached
+	Seen    Sightings                  // by earlier looks of this process; kept up to date
+	Alive   func(instance string) bool // instances known to exist; the cloud is asked for the others
+	Pause   func() bool                // tells whether to stop here; nil: never
+}
+
+// Collected is what a look for orphans found: numbers of detached ENIs that Berth made in
+// this cluster, and that no instance has that is known to exist.
+type Collected struct {
+	Known   bool // whether the next three are: not where EC2 could not be asked, or the look ended early
+	Waiting int  // not seen for long enough
+	Kept    int  // long enough, and an instance of theirs exists after all, such as a stopped one
+	Refused int  // that could not be deleted
+	Deleted int
+	Paused  bool // the look ended early
+}
+
+// ByState counts those that are left, for metrics; nil where they are not known.
+func (c Collected) ByState() map[string]int {
+	if !c.Known {
+		return nil
+	}
+	return map[string]int{"waiting": c.Waiting, "kept": c.Kept, "refused": c.Refused}
+}
+
+// Collect looks for orphans once. One that cannot be deleted keeps no other; the
+// first such error is returned.
+func (c Collector) Collect(ctx context.Context, now time.Time) (found Collected, err error) {
+	list, err := c.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: map[string]string{TagCluster: c.Cluster}})
+	if err != nil {
+		return found, fmt.Errorf("list detached ENIs of cluster %s: %w", c.Cluster, err)
+	}
+	list = slices.DeleteFunc(list, func(e cloud.ENI) bool { return !c.orphanable(e) })
+	c.Seen.note(list, now)
+	all := len(list)
+	old := slices.DeleteFunc(list, func(e cloud.ENI) bool { return now.Sub(c.Seen[e.ID]) < c.MinAge })
+	alive := map[string]bool{}
+	if len(old) > 0 {
+		if alive, err = c.alive(ctx, old); err != nil {
+			return found, err
+		}
+	}
+	slices.SortFunc(old, func(x, y cloud.ENI) int { return cmp.Compare(x.ID, y.ID) })
+	var first error
+	for _, e := range old {
+		if slices.ContainsFunc(instances(e), func(id string) bool { return alive[id] }) {
+			found.Kept++
+			continue
+		}
+		if c.Pause != nil && c.Pause() {
+			found.Paused = true
+			return found, first
+		}
+		err := change(plan.Collect, func() error { return c.Cloud.DeleteENI(ctx, e.ID) })
+		switch class := cloud.ClassOf(err); {
+		case err == nil, class == cloud.Gone:
+			found.Deleted++
+		case class == cloud.Throttled || ctx.Err() != nil:
+			return found, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
+		default:
+			found.Refused++
+			first = cmp.Or(first, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err))
+		}
+	}
+	found.Known, found.Waiting = true, all-len(old)
+	return found, first
+}
+
+// orphanable tells whether an ENI may be looked at as an orphan: detached, with
+// all that Berth writes on an ENI, of instances that are not known to exist.
+func (c Collector) orphanable(e cloud.ENI) bool {
+	of := instances(e)
+	return factsOf(e, c.Cluster).ours() && e.Attachment == nil && of != nil && !slices.ContainsFunc(of, c.Alive)
+}
+
+// instances are those that have to be gone before a detached ENI is an orphan:
+// the one that it was made for, by its description, and the one that had it
+// last, by its tag; another if somebody attached the ENI there. Nil if it does not say both.
+func instances(e cloud.ENI) []string {
+	last := e.Tags[TagInstanceID]
+	first, end := strings.CutSuffix(strings.TrimPrefix(e.Description, descriptionStart), ")")
+	if !end || first == "" || last == "" || e.Description != Description(first) {
+		return nil
+	}
+	return []string{first, last}
+}
+
+// Sightings are detached ENIs with when a process first saw them so.
+type Sightings map[string]time.Time
+
+// note takes what a look at now found, and forgets what it did not.
+func (s Sightings) note(list []cloud.ENI, now time.Time) {
+	there := make(map[string]bool, len(list))
+	for _, e := range list {
+		there[e.ID] = true
+		if _, ok := s[e.ID]; !ok {
+			s[e.ID] = now
+		}
+	}
+	maps.DeleteFunc(s, func(id string, _ time.Time) bool { return !there[id] })
+}
+
+// Due is when the next of those that are not old enough at now will be; zero:
+// there is none.
+func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
+	for _, at := range s {
+		first = retry.Earliest(now, first, at.Add(age))
+	}
+	return first
+}
+
+// alive tells which of the ENIs' instances still exist. A stopped one does: it
+// may start again and whoever works for it will see to its ENIs.
+func (c Collector) alive(ctx context.Context, enis []cloud.ENI) (map[string]bool, error) {
+	var ids []string
+	for _, e := range enis {
+		for _, id := range instances(e) {
+			if !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	list, err := c.Cloud.Instances(ctx, ids)
+	if err != nil {
+		return nil, fmt.Errorf("describe the instances of detached ENIs: %w", err)
+	}
+	alive := map[string]bool{}
+	for _, in := range list {
+		alive[in.ID] = in.State != "terminated" && in.State != "shutting-down"
+	}
+	return alive, nil
+}

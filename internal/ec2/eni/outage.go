@@ -1,0 +1,113 @@
+package eni
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+)
+
+// While pods wait, calls that failed for no reason of their own (time-outs,
+// 5xx) are tried again before the grown backoff of their gate is over.
+const (
+	probeAway = 3 * time.Second         // from a failure to the probe of a node, on average
+	probeGap  = 1500 * time.Millisecond // from the end of a process's probe to the next, at least
+	probeTime = 5 * time.Second         // after which a probe without an answer keeps no other back
+)
+
+// outage is how the nodes of a process find out together whether a cloud that
+// failed answers again: one of them at a time probes, and when it has an
+// answer, all go on whose calls failed in the same way before. One is shared
+// by all reconcilers of a process.
+type outage struct {
+	over func()
+
+	mu     sync.Mutex         // guards all below; memory only
+	prober *retries           // the node whose turn it is; nil: nobody's
+	last   time.Time          // when the last turn began, or ended
+	ended  map[gate]time.Time // when a probe last had an answer
+}
+
+// newOutage returns one that knows of no outage. Over is as in NewShared.
+func newOutage(over func()) *outage {
+	if over == nil {
+		over = func() {}
+	}
+	return &outage{over: over, ended: map[gate]time.Time{}}
+}
+
+// take gives a node the turn to probe, if nobody has it and the last is long enough ago.
+func (o *outage) take(t *retries, now time.Time) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	wait := probeGap
+	if o.prober != nil {
+		wait = probeTime
+	}
+	if !o.last.IsZero() && now.Before(o.last.Add(wait)) {
+		return false
+	}
+	o.prober, o.last = t, now
+	return true
+}
+
+// leave ends the turn of a node, if it has it.
+func (o *outage) leave(t *retries, now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.prober == t {
+		o.prober, o.last = nil, now
+	}
+}
+
+// answered notes what came of a call behind a gate, if the node has the turn.
+func (o *outage) answered(t *retries, g gate, now time.Time) {
+	o.mu.Lock()
+	mine := o.prober == t
+	if mine {
+		o.ended[g] = now
+	}
+	o.mu.Unlock()
+	if mine {
+		o.over()
+	}
+}
+
+// endedAfter tells whether a probe had an answer behind a gate since a failure.
+func (o *outage) endedAfter(g gate, failed time.Time) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.ended[g].After(failed)
+}
+
+// away tells whether an error may be one of a cloud that is away.
+func away(class cloud.Class) bool { return class == cloud.Transient || class == cloud.Unknown }
+
+// probeOutage opens the gates that calls closed which a probe has shown to be
+// answered again, and, if it is this node's turn to probe, all of them.
+func (t *retries) probeOutage(now time.Time) {
+	var shut []*backoff
+	for _, g := range probed {
+		b := t.failed[g]
+		switch {
+		case b == nil || !b.until.After(now) || !away(b.class):
+		case t.cfg.Shared.outage.endedAfter(g, b.at):
+			b.until = now
+		default:
+			shut = append(shut, b)
+		}
+	}
+	due := func(b *backoff) bool { return !b.probe.After(now) }
+	if !slices.ContainsFunc(shut, due) || t.cfg.Node.Usage().Waiting == 0 {
+		return
+	}
+	mine := t.cfg.Shared.outage.take(t, now)
+	for _, b := range shut {
+		if mine {
+			b.until = now
+		} else if due(b) {
+			b.probe = now.Add(t.cfg.jitter(probeAway))
+		}
+	}
+}

@@ -1,0 +1,305 @@
+package eni
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+)
+
+// Subnets is what is known of the free addresses of subnets. One is shared
+// by all reconcilers of a process: what one is about to ask for is reserved,
+// so that not all choose the same subnet and most of them fail.
+type Subnets struct {
+	api   cloud.API
+	asked *memory[struct{}] // by VPC and IDs
+	mu    sync.Mutex        // guards the entries; memory only
+	all   map[string]*subnetEntry
+	order []string // its keys, sorted
+}
+
+type subnetEntry struct {
+	cloud.Subnet
+	asOf      time.Time // when Free was asked for, or a refusal told more
+	taken     int       // by all calls so far
+	reserved  int       // asked for by calls under way
+	fullUntil time.Time // refused although the count had room
+	refusals  int       // in a row
+	noPrefix  time.Time // until when /28 prefixes are not asked for
+	noIPv6    time.Time // until when nothing of IPv6 is
+	told      bool      // EC2 described it, so that the lack of a block is one
+	gone      bool      // deleted, or no longer meant, by the last description
+}
+
+func newSubnets(api cloud.API, c clock.Clock) *Subnets {
+	return &Subnets{api: api, asked: newMemory[struct{}](c, time.Minute, 0), all: map[string]*subnetEntry{}}
+}
+
+// RefreshSince is Refresh unless it was done, for any node, as of since or later.
+// It tells as of when it was.
+func (b *Subnets) RefreshSince(ctx context.Context, f cloud.SubnetFilter, since time.Time) (time.Time, error) {
+	a, err := b.asked.ask(ctx, fmt.Sprint(f.VPCID, f.IDs), since, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, b.Refresh(ctx, f, b.asked.clock.Now())
+	})
+	return a.at, err
+}
+
+// Refresh describes the subnets that match and takes their free counts, asked for at now.
+// What has been learned or taken since is not undone by them. No lock is held
+// during the call.
+func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Time) error {
+	before := b.takenSoFar()
+	list, err := b.api.Subnets(ctx, f)
+	if err != nil {
+		return fmt.Errorf("describe subnets: %w", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	listed := map[string]bool{}
+	for _, s := range list {
+		e := b.entry(s.ID)
+		listed[s.ID] = true
+		if !e.asOf.After(now) { // an answer that a later one overtook says nothing
+			if e.CIDR.IsValid() && !s.IPv6Native { // which a subnet has for life
+				s.CIDR = e.CIDR
+			}
+			e.Subnet, e.asOf, e.told, e.gone = s, now, true, false
+			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // it may be of before; the next one tells
+		}
+	}
+	for id, e := range b.all {
+		if !listed[id] && selects(f, e.Subnet) && !e.asOf.After(now) {
+			e.Free, e.asOf, e.gone = 0, now, true
+		}
+	}
+	return nil
+}
+
+// takenSoFar is what calls have taken of each subnet.
+func (b *Subnets) takenSoFar() map[string]int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := make(map[string]int, len(b.all))
+	for id, e := range b.all {
+		out[id] = e.taken
+	}
+	return out
+}
+
+// selects tells whether a filter names a subnet, as it was last described.
+func selects(f cloud.SubnetFilter, s cloud.Subnet) bool {
+	return plan.HasTags(s, f.Tags) && (len(f.IDs) == 0 || slices.Contains(f.IDs, s.ID)) && (f.VPCID == "" || f.VPCID == s.VPCID) && (f.Zone == "" || f.Zone == s.Zone)
+}
+
+// blocks are a subnet's blocks of both families, as far as they are known.
+func (b *Subnets) blocks(id string) []netip.Prefix {
+	s := b.blocksWith(id, netip.Addr{})
+	if !s.CIDR.IsValid() {
+		return s.IPv6
+	}
+	return append([]netip.Prefix{s.CIDR}, s.IPv6...)
+}
+
+// blocksWith is a subnet with the blocks that are known of it, for an ENI of it with
+// an IPv4 address, if valid. An IPv4 block without that cannot be the subnet's: it is
+// forgotten, until a description tells another.
+func (b *Subnets) blocksWith(id string, a netip.Addr) cloud.Subnet {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e, ok := b.all[id]
+	if !ok {
+		return cloud.Subnet{}
+	}
+	if a.IsValid() && e.CIDR.IsValid() && !e.CIDR.Contains(a) {
+		e.CIDR = netip.Prefix{}
+	}
+	return e.Subnet
+}
+
+// described is a subnet as EC2 described it last, if it did.
+func (b *Subnets) described(id string) (s cloud.Subnet, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e, ok := b.all[id]
+	if !ok || !e.told {
+		return s, false
+	}
+	return e.Subnet, true
+}
+
+// Learn remembers a subnet's blocks without a free count, as an inventory told.
+func (b *Subnets) Learn(s cloud.Subnet) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, ok := b.all[s.ID]; !ok && (s.CIDR.IsValid() || s.IPv6Native) {
+		e := b.entry(s.ID)
+		e.CIDR, e.IPv6, e.IPv6Native = s.CIDR, s.IPv6, s.IPv6Native
+	}
+}
+
+// native tells whether a subnet is known to be of IPv6 alone.
+func (b *Subnets) native(id string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e, ok := b.all[id]
+	return ok && e.IPv6Native
+}
+
+// States lists the subnets that matter to a node as its plan sees them, by ID.
+func (b *Subnets) States(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.states(now, relevant, forNew)
+}
+
+// states is States with b.mu held.
+func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
+	var out []plan.Subnet
+	for _, id := range b.order {
+		e := b.all[id]
+		fit := forNew.Has(e.Subnet)
+		if !fit && !relevant[id] {
+			continue
+		}
+		s := plan.Subnet{
+			ID: id, Free: max(0, e.Free-e.reserved), IPv6Native: e.IPv6Native, ForNew: fit,
+			NoPrefix: e.noPrefix.After(now), NoIPv6: e.noIPv6.After(now) || e.told && len(e.IPv6) == 0 || e.gone && e.IPv6Native,
+		}
+		if e.fullUntil.After(now) {
+			s.Free = 0
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// choose lets pick look at the subnets as a plan sees them, and reserves what it
+// answers in the same moment: of many nodes that choose at once, each counts
+// what those before it chose. pick makes no call; it answers with an action and
+// its subnet, or an empty one.
+func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *reservation {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a, subnet := pick(b.states(now, relevant, forNew))
+	if subnet == "" {
+		return nil
+	}
+	b.entry(subnet).reserved += a.Weight()
+	return &reservation{book: b, subnet: subnet, n: a.Weight(), action: a}
+}
+
+// reservation is a number of addresses of a subnet set apart for a call. A nil
+// one is none.
+type reservation struct {
+	book   *Subnets
+	subnet string
+	n      int
+	action plan.Action
+	ended  bool
+}
+
+// reserve sets a number of addresses apart.
+func (b *Subnets) reserve(subnet string, n int) *reservation {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.entry(subnet).reserved += n
+	return &reservation{book: b, subnet: subnet, n: n}
+}
+
+// isFor tells whether the reservation is for an action.
+func (h *reservation) isFor(a plan.Action) bool { return h != nil && h.action == a }
+
+// end ends it with how many addresses the call took. Only the first end counts.
+func (h *reservation) end(took int) {
+	if h == nil {
+		return
+	}
+	h.book.mu.Lock()
+	defer h.book.mu.Unlock()
+	if h.ended {
+		return
+	}
+	h.ended = true
+	e := h.book.entry(h.subnet)
+	e.reserved -= h.n
+	e.taken += took
+	if e.Free != plan.Unlimited {
+		e.Free = max(0, e.Free-took)
+	}
+	if took > 0 {
+		e.refusals = 0
+	}
+}
+
+// Free lists the subnets that the cloud described, by ID, each with its free
+// addresses, what is being asked for taken off; without those of IPv6 alone, whose
+// addresses nobody counts.
+func (b *Subnets) Free() []cloud.Subnet {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var out []cloud.Subnet
+	for _, id := range b.order {
+		if e := b.all[id]; e.Free != plan.Unlimited && !e.IPv6Native {
+			s := e.Subnet
+			s.Free = max(0, e.Free-e.reserved)
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// returned counts addresses that went back to a subnet.
+func (b *Subnets) returned(id string, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e, ok := b.all[id]; ok && e.Free != plan.Unlimited && !e.IPv6Native {
+		e.Free += n
+	}
+}
+
+// refusedPrefix remembers that a subnet had no free aligned prefix.
+func (b *Subnets) refusedPrefix(id string, until time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.entry(id).noPrefix = until
+}
+
+// refusedIPv6 remembers that a subnet had no IPv6 address or /80 to give.
+func (b *Subnets) refusedIPv6(id string, until time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.entry(id).noIPv6 = until
+}
+
+// refused remembers that a subnet had fewer than n addresses free at now. From the
+// second refusal in a row on it counts as full for a while, which doubles from 15 s
+// to 5 min. It tells when the count is to be asked for again.
+func (b *Subnets) refused(id string, n int, now time.Time) (again time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e := b.entry(id)
+	e.asOf = now
+	if e.refusals++; e.refusals > 1 {
+		e.fullUntil = now.Add(min(5*time.Minute, 15*time.Second<<min(e.refusals-2, 8)))
+		return e.fullUntil
+	}
+	e.Free = min(e.Free, max(0, n-1))
+	return now
+}
+
+func (b *Subnets) entry(id string) *subnetEntry {
+	e, ok := b.all[id]
+	if !ok {
+		e = &subnetEntry{Subnet: cloud.Subnet{ID: id, Free: plan.Unlimited}}
+		b.all[id] = e
+		i, _ := slices.BinarySearch(b.order, id)
+		b.order = slices.Insert(b.order, i, id)
+	}
+	return e
+}

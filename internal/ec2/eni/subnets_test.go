@@ -1,0 +1,150 @@
+package eni
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// counting is a cloud whose count of free addresses is answered by the test.
+type counting struct {
+	cloud.API
+	answer func() []cloud.Subnet
+}
+
+func (c counting) Subnets(context.Context, cloud.SubnetFilter) ([]cloud.Subnet, error) {
+	return c.answer(), nil
+}
+
+// Whatever happens between a question and its answer is newer than the answer.
+func TestOlderCountOfFreeAddresses(t *testing.T) {
+	five := []cloud.Subnet{{ID: "s1", Free: 5}}
+	for _, c := range []struct {
+		name   string
+		during func(t *testing.T, b *Subnets)
+		answer []cloud.Subnet // to the older question
+		want   int
+	}{
+		{"nothing", func(*testing.T, *Subnets) {}, five, 5},
+		{"a newer answer", func(t *testing.T, b *Subnets) { refresh(t, b, 2, []cloud.Subnet{{ID: "s1", Free: 3}}) }, five, 3},
+		{"a newer answer has a subnet that the older has not", func(t *testing.T, b *Subnets) { refresh(t, b, 2, five) }, nil, 5},
+		{"a refusal", func(_ *testing.T, b *Subnets) { b.refused("s1", 2, unix(2)) }, five, 1},
+		{"addresses were taken", func(_ *testing.T, b *Subnets) { b.reserve("s1", 4).end(4) }, five, 1},
+		{"addresses were asked for in vain", func(_ *testing.T, b *Subnets) { b.reserve("s1", 4).end(0) }, five, 5},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newSubnets(nil, nil)
+			refresh(t, b, 0, five)
+			b.api = counting{answer: func() []cloud.Subnet {
+				c.during(t, b)
+				return c.answer
+			}}
+			if err := b.Refresh(t.Context(), cloud.SubnetFilter{}, unix(1)); err != nil {
+				t.Fatal(err)
+			}
+			if got := b.Free(); len(got) != 1 || got[0].Free != c.want {
+				t.Errorf("free: %+v, want %d", got, c.want)
+			}
+			refresh(t, b, 3, []cloud.Subnet{{ID: "s1", Free: 7}})
+			if got := b.Free()[0].Free; got != 7 {
+				t.Errorf("a count asked for later: %d, want 7", got)
+			}
+		})
+	}
+}
+
+func refresh(t *testing.T, b *Subnets, asked int, answer []cloud.Subnet) {
+	t.Helper()
+	b.api = counting{answer: func() []cloud.Subnet { return answer }}
+	if err := b.Refresh(t.Context(), cloud.SubnetFilter{}, unix(asked)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Many nodes that plan at the same moment share what a subnet has.
+func TestReservationIsPartOfTheChoice(t *testing.T) {
+	b := newSubnets(nil, nil)
+	b.entry("s1").Free = 10
+	b.entry("s2").Free = 8
+	pick := func(list []plan.Subnet) (plan.Action, string) {
+		d := plan.Make(cloud.Limits{MaxENIs: 4, IPv4PerENI: 15}, ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 5, FirstInterfaceIndex: 1}, plan.State{
+			ENIs: []plan.ENI{{ID: "eni-0", Phase: plan.Attached, Primary: true, Ours: true}}, Subnets: list,
+		})
+		if len(d.Actions) == 0 {
+			return plan.Action{}, ""
+		}
+		return d.Actions[0], d.Actions[0].Subnet
+	}
+	all := plan.Candidates{IDs: []string{"s1", "s2"}}
+	var got []plan.Action
+	var holds []*reservation
+	for h := b.choose(unix(0), nil, all, pick); h != nil; h = b.choose(unix(0), nil, all, pick) {
+		holds = append(holds, h)
+		got = append(got, h.action)
+	}
+	want := []struct {
+		subnet    string
+		addresses int
+	}{{"s1", 5}, {"s2", 5}, {"s1", 3}, {"s2", 1}}
+	if len(got) != len(want) {
+		t.Fatalf("chose %v", got)
+	}
+	for i, w := range want {
+		if got[i].Subnet != w.subnet || got[i].Addresses != w.addresses {
+			t.Errorf("choice %d: %v, want %+v", i, got[i], w)
+		}
+	}
+	holds[0].end(0)
+	holds[0].end(6) // only the first end counts
+	holds[1].end(6)
+	if s1, s2 := b.entry("s1"), b.entry("s2"); s1.Free-s1.reserved != 6 || s2.Free-s2.reserved != 0 {
+		t.Errorf("left: %d, %d", s1.Free-s1.reserved, s2.Free-s2.reserved)
+	}
+}
+
+// What a subnet of IPv6 alone has is counted by nobody: it is in no count of free addresses, whatever
+// is taken and given back, and its blocks are known from a file as from EC2.
+func TestNobodyCountsIPv6(t *testing.T) {
+	b := newSubnets(nil, nil)
+	b.Learn(cloud.Subnet{ID: "wrong", CIDR: netip.MustParsePrefix("10.0.0.0/24")})
+	refresh(t, b, 0, []cloud.Subnet{{ID: "wrong", IPv6Native: true}})
+	if got := b.blocks("wrong"); len(got) > 0 {
+		t.Errorf("a block of IPv4 that was learned stays: %v", got)
+	}
+	delete(b.all, "wrong")
+	b.order = nil
+	native := cloud.Subnet{ID: "s6", IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, IPv6Native: true}
+	b.Learn(native)
+	if !b.native("s6") || len(b.blocks("s6")) != 1 {
+		t.Errorf("learned: %+v", b.blocksWith("s6", netip.Addr{}))
+	}
+	refresh(t, b, 0, []cloud.Subnet{native, {ID: "s4", Free: 5}})
+	b.reserve("s6", 1).end(1)
+	b.returned("s6", 3)
+	if got := b.Free(); len(got) != 1 || got[0].ID != "s4" {
+		t.Errorf("free: %+v, want the subnet of IPv4 alone", got)
+	}
+	any6 := plan.Candidates{Any: true}
+	b.all["s6"].VPCID, b.all["s6"].Zone = "vpc-1", "zone-a"
+	states := b.States(unix(1), nil, any6)
+	if len(states) != 1 || !states[0].IPv6Native || states[0].NoIPv6 || states[0].Free != 0 {
+		t.Errorf("states: %+v", states)
+	}
+	refresh(t, b, 1, []cloud.Subnet{{ID: "s4", Free: 5}})
+	if states := b.States(unix(1), nil, any6); !states[0].NoIPv6 {
+		t.Errorf("once it is gone: %+v", states)
+	}
+	native.VPCID, native.Zone = "vpc-1", "zone-a"
+	refresh(t, b, 2, []cloud.Subnet{native})
+	if states := b.States(unix(2), nil, any6); states[0].NoIPv6 {
+		t.Errorf("back again: %+v", states)
+	}
+	b.refusedIPv6("s6", unix(5))
+	if states := b.States(unix(1), nil, any6); !states[0].NoIPv6 {
+		t.Errorf("after a refusal: %+v", states)
+	}
+}

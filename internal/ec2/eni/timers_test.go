@@ -1,0 +1,93 @@
+package eni
+
+import (
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/parts"
+)
+
+// A part whose time no timer knows would stall until something else happens.
+func TestEveryTimedPartIsAmongTheTimers(t *testing.T) {
+	parts.Listed[Reconciler](t, 8, (&Reconciler{}).timers())
+}
+
+// What each part is due at, seen at second 10: the first moment after that.
+func TestDue(t *testing.T) {
+	none := time.Time{}
+	waiting := &backoff{until: unix(30), probe: unix(20)}
+	for _, c := range []struct {
+		name string
+		of   timed
+		want time.Time
+	}{
+		{"nothing to observe later", &confidence{observeNotBefore: unix(9)}, none},
+		{"an observation that must wait", &confidence{observeNotBefore: unix(12)}, unix(12)},
+		{"a listing for repair", &confidence{observeAt: unix(60)}, unix(60)},
+		{"no lookup", &lookups{}, none},
+		{"the first lookup that is not due yet", &lookups{at: map[string]time.Time{"a": unix(9), "b": unix(15), "c": unix(14)}}, unix(14)},
+		{"a call that counts as resolved", &lookups{at: map[string]time.Time{"a": unix(15)}, unresolved: map[string]unresolvedCall{"b": {until: unix(11)}}}, unix(11)},
+		{"an instance that is asked for once more", &instance{askAt: unix(17)}, unix(17)},
+		{"a gate's probe", &retries{failed: map[gate]*backoff{gateGrow: waiting}}, unix(20)},
+		{"a probe for pods", &retries{failed: map[gate]*backoff{gateGrow: waiting}, podProbe: podProbe{at: unix(19)}}, unix(19)},
+		{"a gate that is open", &retries{failed: map[gate]*backoff{gateGrow: {until: unix(10)}}}, none},
+		{"a subnet worth another try", &placement{subnetCounts: subnetCounts{retryAt: unix(50)}}, unix(50)},
+		{"an exhausted subnet, asked for oneself", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5)}}, unix(65)},
+		{"an exhausted subnet, asked for many", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5), shared: true}}, unix(15)},
+		{"an instance that is full for a while", &attachments{fullUntil: unix(40)}, unix(40)},
+		{"a trunk that could not be attached", &trunk{attachments: attachments{fullUntil: unix(41)}}, unix(41)},
+		{"a trunk with branches", &trunk{busyUntil: unix(42)}, unix(42)},
+		{"no excess", &surplus{delay: 60 * second}, none},
+		{"orphans", &orphans{at: unix(11)}, unix(11)},
+	} {
+		if got := c.of.due(unix(10)); !got.Equal(c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+	s := surplus{delay: 60 * second}
+	s.excess.Allow(3, 3, unix(10), s.delay)
+	if got := s.due(unix(10)); !got.Equal(unix(70)) {
+		t.Errorf("excess: %v", got)
+	}
+	s = surplus{delay: 60 * second}
+	s.allow(cloud.Limits{}, ipam.Policy{}, &plan.State{ENIs: []plan.ENI{{Outdated: true}}}, true, unix(10))
+	if got := s.due(unix(10)); !got.Equal(unix(70)) {
+		t.Errorf("outdated ENIs: %v", got)
+	}
+}
+
+func TestWake(t *testing.T) {
+	fresh := func() *Reconciler {
+		r := &Reconciler{process: ofOneNode, own: &ownLister{}}
+		r.confidence.observeAt = unix(60)
+		return r
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*Reconciler)
+		want   time.Duration
+	}{
+		{"a listing for repair", func(*Reconciler) {}, 50 * second},
+		{"one that is due", func(r *Reconciler) { r.confidence.observeAt = unix(9) }, 0},
+		{"one that failed", func(r *Reconciler) {
+			r.confidence.observeAt = unix(9)
+			r.retries.failed = map[gate]*backoff{gateObserve: {until: unix(13), kind: plan.Observe}}
+		}, 3 * second},
+		{"something before it", func(r *Reconciler) { r.orphans.at = unix(20) }, 10 * second},
+		{"somebody else lists", func(r *Reconciler) { r.process, r.confidence.observeAt = ofFleet, time.Time{} }, idle},
+		{"somebody else lists, and an ENI is to be looked at", func(r *Reconciler) {
+			r.process, r.confidence.observeAt = ofFleet, time.Time{}
+			r.lookups.at = map[string]time.Time{"a": unix(12)}
+		}, 2 * second},
+		{"the instance is no more", func(r *Reconciler) { r.instance.vanished = true }, idle},
+	} {
+		r := fresh()
+		c.change(r)
+		if got := r.wake(unix(10)); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,87 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/nft"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// A pod has no question to ask by ARP: its gateway is a permanent neighbour, and
+// so is the pod to the node. The node would note who asks, whatever address it
+// claims, in a neighbour table that all namespaces of the kernel share. Answers
+// pass: the kernel notes none that it did not ask for.
+
+// ARPFiltered tells whether the last Setup or Repair could put the table of family
+// arp in place, which a kernel without CONFIG_NF_TABLES_ARP does not take.
+func (n *Node) ARPFiltered() bool { return !n.withoutARP.Load() }
+
+// setARPTable puts the table of family arp in place. A kernel without that family
+// does without.
+func (n *Node) setARPTable() (changed []string, err error) {
+	conn, err := n.nft()
+	if err != nil {
+		return nil, err
+	}
+	rs, err := arpRuleset()
+	if err != nil || rs.InKernel(conn) {
+		n.withoutARP.Store(false)
+		return nil, err
+	}
+	if err := rs.Replace(conn); err != nil {
+		return nil, err
+	}
+	err = conn.Flush()
+	n.withoutARP.Store(isWithoutARP(err))
+	if isWithoutARP(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("replace nftables table arp %q: %w", NftTable, err)
+	}
+	return []string{"nftables table arp " + NftTable}, nil
+}
+
+// isWithoutARP tells whether a kernel refused the table because it does not have
+// the family: newer ones refuse the table itself (EOPNOTSUPP), others its chain,
+// for whose type there is nothing (ENOENT, nf_tables_chain_type_lookup), and old
+// ones say EAFNOSUPPORT. What comes after that in the transaction finds no table or
+// chain (ENOENT). An error of another kind among them is none of this.
+func isWithoutARP(err error) bool {
+	switch e := err.(type) { //nolint:errorlint // each one that is joined is looked at
+	case nil:
+		return false
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(one error) bool { return !isWithoutARP(one) })
+	case interface{ Unwrap() error }:
+		return isWithoutARP(e.Unwrap())
+	}
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT)
+}
+
+// arpRuleset is the content of Berth's table of family arp. A link of another network's that happens to be called
+// as those of pods is none of its business, so it asks for the link's group too.
+func arpRuleset() (ruleset, error) {
+	const groups = 0xffff // of pod links
+	rs := ruleset{Table: nft.Table{Name: NftTable, Family: nftables.TableFamilyARP,
+		Chains: []nft.Chain{nft.Base("requests", nftables.ChainTypeFilter, hookARPInput, nftables.ChainPriorityFilter,
+			nft.NewRule("pods ask nobody", fromPod(), fromGroup(podGroup, ^uint32(groups)), arpRequest(), nft.Count(), nft.Drop()),
+			nft.NewRule("pods of branches ask nobody", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), arpRequest(), nft.Count(), nft.Drop()))},
+	}}
+	err := rs.seal()
+	return rs, err
+}
+
+// hookARPInput is NF_ARP_IN (linux/netfilter_arp.h).
+var hookARPInput = nftables.ChainHookRef(0)
+
+// arpRequest: arp operation request (RFC 826: opcode 1, in octets 6 and 7).
+func arpRequest() nft.Exprs {
+	return nft.Join(nft.Network(6, 2), nft.Is(0, 1))
+}

@@ -1,0 +1,124 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// DetachPod is the fast part of removing a pod: its routes go, and with them
+// everything that reaches it and (by the spoofing check) everything it sends.
+// The link is left for ReapLinks. The pod's namespace may be gone.
+//
+// It is idempotent and succeeds when nothing is left to remove. It never
+// touches a route of the same address to another link. On failure call it
+// again.
+func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	if !IsHostLinkName(hostLink) {
+		return fmt.Errorf("detach pod link: %q: want a name that HostLinkName makes", hostLink)
+	}
+	if _, err := n.podLinks.acquire(ctx, hostLink); err != nil {
+		return fmt.Errorf("detach: %w", err)
+	}
+	defer n.podLinks.release(hostLink)
+	n.podLinks.set(hostLink, detached, wiring{})
+	link, err := n.main.LinkByName(hostLink)
+	if rtnl.IsNoLink(err) { // and the kernel dropped its routes with it
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("detach: look up %s: %w", hostLink, err)
+	}
+	for _, addr := range addrs {
+		// The kernel compares the link too, so another one's route is safe.
+		if err := n.main.RouteDel(podRoute(link.Attrs().Index, addr)); err != nil && !rtnl.IsGone(err) {
+			return fmt.Errorf("detach: remove route %s dev %s: %w", addr, hostLink, err)
+		}
+	}
+	return nil
+}
+
+// ReapLinks removes pod links, many in one wait: the kernel waits for RCU some
+// 20 ms for each removal (measured), and once for a whole link group removed
+// together. The links are first moved into a group of this batch's own, so
+// nobody else's link can be in it.
+//
+// Links that are missing are no error; one that AddPod took up again since its
+// DetachPod is left alone. Names that HostLinkName cannot have made are
+// refused. On failure some links may be left; call it again.
+func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	for _, name := range hostLinks {
+		if !IsHostLinkName(name) {
+			return fmt.Errorf("remove pod links: %q is not a name that HostLinkName makes", name)
+		}
+	}
+	_, err := n.reap(ctx, hostLinks)
+	return err
+}
+
+// reap is ReapLinks for names that are known to be Berth's. It names the links
+// that it removed.
+func (n *Node) reap(ctx context.Context, links []string) (reaped []string, err error) {
+	mine, err := n.podLinks.acquireAll(ctx, links)
+	if err != nil {
+		return nil, fmt.Errorf("remove pod links: %w", err)
+	}
+	defer func() {
+		for _, name := range mine {
+			n.podLinks.release(name)
+		}
+	}()
+	group := int(reapGroupMin + n.reaps.Add(1)%(reapGroupMax-reapGroupMin))
+	var errs []error
+	for _, name := range mine {
+		switch err := n.moveToGroup(name, group); {
+		case err == nil:
+			reaped = append(reaped, name)
+		case !rtnl.IsNoLink(err):
+			errs = append(errs, fmt.Errorf("remove %s: set link group: %w", name, err))
+		}
+	}
+	if len(reaped) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	if err := n.deleteGroup(group); err != nil && !rtnl.IsNoLink(err) {
+		return nil, errors.Join(append(errs, fmt.Errorf("remove %d pod links: %w", len(reaped), err))...)
+	}
+	return reaped, errors.Join(errs...)
+}
+
+func (k *kernel) moveToGroup(name string, group int) error {
+	req := k.slowRequest(unix.RTM_SETLINK)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+func (k *kernel) deleteGroup(group int) error {
+	req := k.slowRequest(unix.RTM_DELLINK)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// slowRequest is a request that the netlink library has no call for.
+func (k *kernel) slowRequest(kind int) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
+	req.Sockets = k.raw
+	return req
+}

@@ -1,0 +1,142 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// An address that a link of the node has is the node's own: the kernel looks for it before any
+// route, so a pod with the same address is reached by nobody.
+
+// NodeAddress is an address that somebody other than Berth gave to a link of the node.
+type NodeAddress struct {
+	Addr netip.Addr
+	Link string
+	// Own: the node may need the address, so it is never removed: a primary address, or one on a link of the
+	// default route that no ENI lists for pods.
+	Own bool
+}
+
+// String is how a person is told of it.
+func (a NodeAddress) String() string { return a.Addr.String() + " on " + a.Link }
+
+// NodeAddresses lists what no pod of the node can have, in order: the addresses of all links but those that Berth gives to
+// links itself. Loopback and IPv6 link-local addresses, which pods never have, are left out.
+func (n *Node) NodeAddresses(ctx context.Context) ([]NodeAddress, error) {
+	if err := n.begin(ctx); err != nil {
+		return nil, err
+	}
+	var found []NodeAddress
+	err := n.eachNodeAddress(func(a NodeAddress, _ netlink.Addr) error {
+		found = append(found, a)
+		return nil
+	})
+	slices.SortFunc(found, func(a, b NodeAddress) int { return a.Addr.Compare(b.Addr) })
+	return found, err
+}
+
+// RemoveNodeAddress takes an address that NodeAddresses lists from the node's links, other than the node's own. One that
+// is gone is no error.
+func (n *Node) RemoveNodeAddress(ctx context.Context, addr netip.Addr) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	return n.eachNodeAddress(func(a NodeAddress, has netlink.Addr) error {
+		if a.Addr != addr || a.Own {
+			return nil
+		}
+		if err := n.slow.AddrDel(rtnl.LinkRef(has.LinkIndex), &has); err != nil && !rtnl.IsGone(err) && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("remove address %s: %w", a, err)
+		}
+		return nil
+	})
+}
+
+func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
+	links, err := rtnl.Whole(n.slow.LinkList)
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	of := map[int]*netlink.LinkAttrs{}
+	for _, l := range links {
+		if l.Attrs().Name == servicesLink {
+			continue
+		}
+		of[l.Attrs().Index] = l.Attrs()
+	}
+	uplinks := n.knownUplinks()
+	own, err := n.ownAddresses(links, uplinks)
+	if err != nil {
+		return err
+	}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return n.slow.AddrList(nil, family) })
+		if isNoFamily(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("list %s addresses: %w", familyName(family), err)
+		}
+		for _, has := range list {
+			addr, _ := netip.AddrFromSlice(has.IP)
+			addr = addr.Unmap()
+			link := of[has.LinkIndex]
+			if link == nil || !mayBePods(addr) || slices.ContainsFunc(uplinks, func(e Uplink) bool {
+				return !e.Primary && string(e.MAC) == string(link.HardwareAddr) && addr == e.linkAddress()
+			}) {
+				continue
+			}
+			if err := do(NodeAddress{addr, link.Name, own(addr, link.Index)}, has); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// servicesLink has the address of each Service with kube-proxy in mode IPVS: thousands, which are not the node's own.
+const servicesLink = "kube-ipvs0"
+
+// ownAddresses returns what tells whether the node may need an address on the link of an index. Before Setup it may need all.
+func (n *Node) ownAddresses(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
+	s := n.set.Load()
+	if s == nil {
+		return func(netip.Addr, int) bool { return true }, nil
+	}
+	defaults, err := s.config.Uplinks.links(n, links)
+	if err != nil {
+		return nil, err
+	}
+	vpc, _ := s.config.Uplinks.(VPC)
+	return func(addr netip.Addr, link int) bool {
+		if addr == vpc.PrimaryIPv4 || addr == vpc.PrimaryIPv6 {
+			return true
+		}
+		for _, e := range uplinks {
+			if addr == e.PrimaryIPv4 && (e.Primary || !e.ownForPods()) {
+				return true
+			}
+		}
+		return slices.ContainsFunc(defaults, func(l netlink.Link) bool { return l.Attrs().Index == link }) &&
+			!slices.ContainsFunc(uplinks, func(e Uplink) bool { return e.lists(addr) })
+	}, nil
+}
+
+// lists tells whether pods may have an address of the ENI.
+func (e Uplink) lists(addr netip.Addr) bool {
+	return slices.Contains(e.Addresses, addr) || slices.ContainsFunc(e.Prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// mayBePods tells whether a pod may have an address: not a loopback or IPv6 link-local one, nor one that Berth has
+// for links (linkAddress, linkAddress6).
+func mayBePods(a netip.Addr) bool {
+	return a.IsValid() && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) && !isLastOfPrefix(a) && a != standIn
+}

@@ -1,0 +1,111 @@
+package datapath
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/nft"
+)
+
+// ruleset is the desired content of one of Berth's nftables tables.
+type ruleset struct {
+	nft.Table
+	// markShift is of VPC: chains of ENIs, which come and go, follow it too.
+	markShift uint
+}
+
+// seal gives the content its tag, which covers the chains of ENIs by those of one.
+func (rs *ruleset) seal() error {
+	uplink, err := nft.Table{Family: rs.Family, Chains: uplinkChains(rs.markShift, 1)}.Fingerprint()
+	if err != nil {
+		return err
+	}
+	rs.Tag, err = rs.Fingerprint(uplink)
+	return err
+}
+
+// Where the base chains hook in. Spoofed packets go before conntrack sees
+// them. Marks are set after any DNAT at its usual priority, and before routing.
+var (
+	atAntispoof = nftables.ChainPriorityRaw
+	beforeDNAT  = nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest - 10)
+	atClassify  = nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest + 10)
+	afterSNAT   = nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource + 10)
+)
+
+// buildRuleset writes the ruleset of a node. primary is the primary link's
+// name; secondary ENIs add to it by their maps and chains.
+func buildRuleset(c Config, primary string, of uplinkState) (ruleset, error) {
+	rs := ruleset{Table: nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Chains: []nft.Chain{antispoofChain()}}}
+	if c.MaxConnections > 0 {
+		rs.addConnectionLimit(uint32(c.MaxConnections))
+	}
+	c.Uplinks.addTo(&rs, primary)
+	if c.BlockMetadata {
+		rs.Chains = append(rs.Chains, metadataChain("forward", nftables.ChainHookForward, fromPod()), metadataChain("forward_by_ipvs", nftables.ChainHookOutput, notFromNode()))
+	}
+	if err := rs.seal(); err != nil {
+		return ruleset{}, err
+	}
+	// Chains of ENIs come and go without a change of the rest.
+	for _, i := range of.numbers() {
+		rs.Chains = append(rs.Chains, uplinkChains(rs.markShift, i)...)
+	}
+	return rs, nil
+}
+
+// antispoofChain lets a pod send from its own addresses only. A pod whose
+// routes are gone can send nothing.
+//
+// A link-local source would pass the comparison with the routes, and a pod can
+// take any of 2^64: each would be a peer of its own to whatever counts peers or
+// connections by address, and each answer to it an entry of the neighbour table.
+// So would a source of zeros, which the comparison passes for DHCP and for the
+// search for duplicates. A packet to a link-local address that is not the node's own
+// would be passed on to the pod's own link, for an entry each.
+func antispoofChain() nft.Chain {
+	return nft.Base("antispoof", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atAntispoof,
+		nft.NewRule("not from a pod", notFromPod(), nft.Accept()),
+		nft.NewRule("pods are no routers", icmpv6(routerAdvertisement), nft.Count(), nft.Drop()),
+		nft.NewRule("pods are no routers", icmpv6(redirect), nft.Count(), nft.Drop()),
+		nft.NewRule("the node's loopback is not for pods", nft.DestinationIn(loopback4), nft.Count(), nft.Drop()),
+		nft.NewRule("solicitations fill the neighbour table", solicitation(), nft.Over(solicitRate, solicitBurst), nft.Count(), nft.Drop()),
+		nft.NewRule("link-local addresses are on one link", nft.DestinationIn(LinkLocalNet), notToNode(), nft.Count(), nft.Drop()),
+		nft.NewRule("IPv6 neighbour discovery", nft.SourceIn(LinkLocalNet), neighbourDiscovery(), nft.Accept()),
+		nft.NewRule("link-local sources are for neighbour discovery", nft.SourceIn(LinkLocalNet), nft.Count(), nft.Drop()),
+		nft.NewRule("no source", nft.SourceIs(netip.IPv4Unspecified()), nft.Count(), nft.Drop()),
+		nft.NewRule("no source", nft.SourceIs(netip.IPv6Unspecified()), nft.Count(), nft.Drop()),
+		nft.NewRule("source is not the pod's", sourceNotBehindLink(), nft.Count(), nft.Drop()),
+	)
+}
+
+// Solicitations that the node takes from all its pods together, a second and at
+// once. A pod needs none: its gateway is a permanent neighbour. Each may become
+// an entry of the neighbour table, of which the kernel has 1,024 for all of its
+// namespaces (arp(7), gc_thresh3).
+const (
+	solicitRate  = 10
+	solicitBurst = 50
+)
+
+// metadata are the addresses of the instance metadata service (EC2 user guide,
+// "Use IMDSv2").
+var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
+
+// metadataChain judges after DNAT, so that an agent on the node that stands in
+// for the metadata service keeps working.
+func metadataChain(name string, hook *nftables.ChainHook, of nft.Exprs) nft.Chain {
+	ch := nft.Base(name, nftables.ChainTypeFilter, hook, nftables.ChainPriorityFilter)
+	for _, a := range metadata {
+		ch.Rules = append(ch.Rules, nft.NewRule("pods are kept from instance metadata",
+			nft.DestinationIs(a), of, nft.Count(), nft.Reject(unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED)))
+	}
+	return ch
+}
+
+// table is what every chain and set names.
+func berthTable() *nftables.Table {
+	return &nftables.Table{Name: NftTable, Family: nftables.TableFamilyINet}
+}

@@ -1,0 +1,117 @@
+package datapath
+
+import (
+	"cmp"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// nodeSysctls let the node forward. Those of the links by which packets leave come first: while their
+// accept_ra is 1, switching forwarding on throws away the default route that a
+// router advertised.
+func nodeSysctls(u Uplinks, links []string) []rtnl.Sysctl {
+	list := []rtnl.Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}}
+	for _, l := range links {
+		list = append(list, uplinkSysctls(u, l, true)...)
+	}
+	if u.ipv6() {
+		list = append(list, rtnl.Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"})
+	}
+	return list
+}
+
+// uplinkSysctls: packets of pods arrive and leave by ENIs that the main table
+// would not choose. The effective rp_filter is the larger of "all" and the
+// link's, so 2 (loose, RFC 3704 section 2.4) holds whatever "all" is.
+//
+// Router advertisements stay in use on the primary link although it forwards,
+// unless something other than the kernel reads them there (accept_ra 0, as
+// systemd-networkd sets it). On a secondary ENI they would put a second default
+// route into the main table.
+//
+// A link-local address that the kernel makes for a secondary ENI is usable at once:
+// for the seconds in which it looks for a duplicate (RFC 4862 section 5.4), of which
+// a VPC has none, it could not ask for the router, and IPv6 connections of the ENI's
+// pods would fail. (It looks still where accept_dad of "all" is not 0.)
+//
+// What leaves by a secondary ENI and needs a source gets one of its own, see setUplinkAddress6.
+func uplinkSysctls(u Uplinks, link string, primary bool) []rtnl.Sysctl {
+	list := []rtnl.Sysctl{{Path: "net/ipv4/conf/" + link + "/rp_filter", Value: "2"}}
+	if !u.ipv6() {
+		return list
+	}
+	of := "net/ipv6/conf/" + link
+	if primary {
+		return append(list, rtnl.Sysctl{Path: of + "/accept_ra", Value: "2", Unless: "0"})
+	}
+	return append(list, rtnl.Sysctl{Path: of + "/accept_ra", Value: "0"}, rtnl.Sysctl{Path: of + "/accept_dad", Value: "0"}, rtnl.Sysctl{Path: of + "/use_oif_addrs_only", Value: "1"})
+}
+
+// nodeOwner is the owner of the settings of nodeSysctls; those of an ENI are the
+// ENI's, by its ID.
+const nodeOwner = ""
+
+// setSysctls writes those that differ, in order, reads each back, and has Watch look at
+// them from now on in place of those that the owner had before. What it changes may be
+// a setting of a link that is not Berth's, so it logs each with the value before.
+func (n *Node) setSysctls(c Config, owner string, list []rtnl.Sysctl) (changed []string, err error) {
+	n.mu.Lock()
+	n.sysctls[owner] = list
+	n.mu.Unlock()
+	log := cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	err = rtnl.InNetns(n.ns, func() error {
+		for _, s := range list {
+			before, right, err := s.Look(c.Sysctls)
+			if err != nil {
+				return err
+			}
+			if right {
+				continue
+			}
+			if _, err := s.Set(c.Sysctls); err != nil {
+				return err
+			}
+			log.Info("changed a sysctl of the node", "sysctl", s.String(), "before", before)
+			changed = append(changed, s.String())
+		}
+		return nil
+	})
+	return changed, err
+}
+
+// forgetSysctls drops the settings of a link that is gone or has another name: the next one of that name may be
+// somebody else's.
+func (n *Node) forgetSysctls(link string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for owner, list := range n.sysctls {
+		n.sysctls[owner] = slices.DeleteFunc(slices.Clone(list), func(s rtnl.Sysctl) bool { return strings.Contains(s.Path, "/conf/"+link+"/") })
+	}
+}
+
+// wrongSysctls describes the settings that are not as setSysctls left them. One that is
+// gone went with its link.
+func (n *Node) wrongSysctls() (wrong []string) {
+	s, err := n.established()
+	if err != nil {
+		return nil
+	}
+	n.mu.Lock()
+	var list []rtnl.Sysctl
+	for _, of := range n.sysctls {
+		list = append(list, of...)
+	}
+	n.mu.Unlock()
+	_ = rtnl.InNetns(n.ns, func() error {
+		for _, want := range list {
+			if now, right, err := want.Look(s.config.Sysctls); err == nil && !right {
+				wrong = append(wrong, "sysctl "+want.String()+" is now "+now)
+			}
+		}
+		return nil
+	})
+	return wrong
+}

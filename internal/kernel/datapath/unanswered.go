@@ -1,0 +1,134 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/nft"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// connection is what connection tracking knows of a connection.
+type connection struct {
+	from, to netip.Addr // to: behind a Service's address
+	as       netip.Addr // the source that the destination sees
+	answered bool
+}
+
+// forgetUnanswered has connection tracking forget connections of pods that nobody answered and that were not translated,
+// where what begins now is. A connection is translated with its first packet or never: a program that goes on sending from
+// the same port, as those of UDP may, would keep such an entry, and never be answered. With an answer
+// it stays, as it works; and of one without there is nothing to lose.
+func (n *Node) forgetUnanswered(translated func(from, to netip.Addr) bool) (did []string, err error) {
+	pods := map[netip.Addr]bool{}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		for _, table := range []int{PodTable, StandardTable} {
+			routes, err := n.listRoutes(n.slow, family, table)
+			if err != nil {
+				return nil, err
+			}
+			for _, r := range routes {
+				pods[rtnl.RouteDst(r).Addr()] = true
+			}
+		}
+	}
+	if len(pods) == 0 {
+		return nil, nil
+	}
+	forgotten := 0
+	err = rtnl.InNetns(n.ns, func() error {
+		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+			stale, err := rtnl.Whole(func() (stale [][]byte, err error) {
+				err = ctRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, nil, func(m []byte) bool {
+					if c := parseConnection(m); !c.answered && c.as == c.from && pods[c.from] && translated(c.from, c.to) {
+						stale = append(stale, m[nl.SizeofNfgenmsg:])
+					}
+					return true
+				})
+				return stale, err
+			})
+			if errors.Is(err, unix.EINVAL) { // a kernel that does not tell of connections: programs must ask from another port
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			for _, m := range stale {
+				err := ctRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, family, m, func([]byte) bool { return true })
+				if err != nil && !errors.Is(err, unix.ENOENT) {
+					return err
+				}
+				forgotten++
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("forget connections without an answer: %w", err)
+	}
+	if forgotten > 0 {
+		did = append(did, fmt.Sprintf("%d connections without an answer, which were not translated, begin anew", forgotten))
+	}
+	return did, nil
+}
+
+// ctRequest is a request of ctnetlink in the thread's namespace.
+func ctRequest(kind, flags int, family byte, about []byte, each func([]byte) bool) error {
+	req := nl.NewNetlinkRequest(int(unix.NFNL_SUBSYS_CTNETLINK)<<8|kind, flags)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+	req.AddRawData(about)
+	return req.ExecuteIter(unix.NETLINK_NETFILTER, 0, each)
+}
+
+// parseConnection reads a message of ctnetlink.
+func parseConnection(m []byte) (c connection) {
+	if len(m) < nl.SizeofNfgenmsg {
+		return c
+	}
+	ad, err := netlink.NewAttributeDecoder(m[nl.SizeofNfgenmsg:])
+	if err != nil {
+		return c
+	}
+	ad.ByteOrder = binary.BigEndian
+	for ad.Next() {
+		switch ad.Type() {
+		case nl.CTA_TUPLE_ORIG:
+			c.from, _ = parseTuple(ad)
+		case nl.CTA_TUPLE_REPLY:
+			c.to, c.as = parseTuple(ad)
+		case nl.CTA_STATUS:
+			c.answered = ad.Uint32()&nft.CtSeenReply != 0
+		}
+	}
+	return c
+}
+
+func parseTuple(of *netlink.AttributeDecoder) (src, dst netip.Addr) {
+	of.Nested(func(tuple *netlink.AttributeDecoder) error {
+		for tuple.Next() {
+			if tuple.Type() != nl.CTA_TUPLE_IP {
+				continue
+			}
+			tuple.Nested(func(ip *netlink.AttributeDecoder) error {
+				for ip.Next() {
+					a, _ := netip.AddrFromSlice(ip.Bytes())
+					switch ip.Type() {
+					case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
+						src = a
+					case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
+						dst = a
+					}
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	return src, dst
+}

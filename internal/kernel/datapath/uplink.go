@@ -1,0 +1,368 @@
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// Uplink is one interface by which packets of pods leave a VPC's node, such as an
+// elastic network interface, as the kernel should have it.
+type Uplink struct {
+	ID  string // names it in errors and to RemoveUplink
+	MAC net.HardwareAddr
+	// Number is unique on the node, 1 to MaxUplink on a secondary ENI, and stays
+	// while the uplink does: its table and its mark follow from it.
+	Number int
+	// Primary ENIs belong to the operating system: only sysctls are set there.
+	Primary bool
+	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is put on the
+	// link, unless it is among Addresses: then it is a pod's, and not the node's.
+	PrimaryIPv4 netip.Addr
+	Subnet      netip.Prefix // IPv4
+	// Addresses are what pods may use, both families. Prefixes likewise; EC2
+	// assigns /28 and /80 only, and others are refused.
+	Addresses []netip.Addr
+	Prefixes  []netip.Prefix
+
+	link int // the interface index of the link that SetUplink found
+}
+
+// Lengths of the prefixes that EC2 assigns to an ENI (EC2 user guide,
+// "Prefix delegation").
+const (
+	prefixBits4 = 28
+	prefixBits6 = 80
+)
+
+// vpcGateway6 is the IPv6 router of every VPC subnet (Amazon VPC user guide, "Subnet
+// CIDR reservations").
+var vpcGateway6 = netip.MustParseAddr("fe80:ec2::1")
+
+// Validate names the first field that cannot work.
+func (e Uplink) Validate() error {
+	if len(e.MAC) != 6 {
+		return fmt.Errorf("MAC %q: want six octets", e.MAC)
+	}
+	if e.Primary {
+		return nil
+	}
+	if e.Number < 1 || e.Number > MaxUplink {
+		return fmt.Errorf("Number %d: want a device index of 1 to %d on a secondary ENI", e.Number, MaxUplink)
+	}
+	if e.PrimaryIPv4.IsValid() && !e.PrimaryIPv4.Is4() {
+		return fmt.Errorf("PrimaryIPv4 %s: not an IPv4 address", e.PrimaryIPv4)
+	}
+	if e.hasIPv4() && !e.gateway4().Is4() {
+		return fmt.Errorf("Subnet: want the IPv4 subnet of the ENI, for its router")
+	}
+	for _, a := range e.Addresses {
+		if !a.Is4() && !rtnl.IsIPv6(a) {
+			return fmt.Errorf("Addresses: %s is not an IPv4 or IPv6 address", a)
+		}
+	}
+	for _, p := range e.Prefixes {
+		if want := prefixBits(p.Addr()); !p.IsValid() || p.Bits() != want || p != p.Masked() {
+			return fmt.Errorf("Prefixes: %s: want an aligned /%d (EC2 assigns no other)", p, want)
+		}
+	}
+	return nil
+}
+
+func prefixBits(a netip.Addr) int {
+	if a.Is4() {
+		return prefixBits4
+	}
+	return prefixBits6
+}
+
+func (e Uplink) table() int { return UplinkTableBase + e.Number }
+
+func (e Uplink) hasIPv4() bool {
+	return e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || e.has(netip.Addr.Is4)
+}
+
+func (e Uplink) hasIPv6() bool { return e.has(rtnl.IsIPv6) }
+
+func (e Uplink) has(family func(netip.Addr) bool) bool {
+	return slices.ContainsFunc(e.Addresses, family) ||
+		slices.ContainsFunc(e.Prefixes, func(p netip.Prefix) bool { return family(p.Addr()) })
+}
+
+// gateway4 is the IPv4 router: the subnet's first address (Amazon VPC user guide,
+// "VPC and subnet sizing").
+func (e Uplink) gateway4() netip.Addr {
+	if !e.Subnet.IsValid() {
+		return netip.Addr{}
+	}
+	return e.Subnet.Masked().Addr().Next()
+}
+
+// SetUplink makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
+// its table, its rule, and the map from its addresses to its mark. It is
+// idempotent, puts back what is missing, and with changed Addresses changes the
+// map only (and the link's address if PrimaryIPv4 came or went among them). On
+// failure what was done stays; call it again. An address is usable by a pod once
+// this has returned nil for it.
+//
+// Errors: ErrNotSetUp, ErrNoLink until the kernel shows the link.
+func (n *Node) SetUplink(ctx context.Context, uplink Uplink) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	n.setupMu.Lock()
+	defer n.setupMu.Unlock()
+	_, err := n.setUplink(uplink)
+	return err
+}
+
+// setUplink is SetUplink under setupMu. It names what it had to change.
+func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
+	s, err := n.established()
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) ([]string, error) {
+		return changed, fmt.Errorf("set up ENI %s: %w", uplink.ID, err)
+	}
+	u, err := chosen[VPC](s)
+	if err != nil {
+		return fail(err)
+	}
+	if err := uplink.Validate(); err != nil {
+		return fail(err)
+	}
+	if err := n.numberFree(uplink); err != nil {
+		return fail(err)
+	}
+	link, err := n.findUplinkLink(uplink)
+	if err != nil {
+		return fail(err)
+	}
+	// One that cannot be set does not keep the ENI from the rest.
+	changed, sysctls := n.setSysctls(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
+	var steps []func() ([]string, error)
+	if !uplink.Primary {
+		steps = append(steps,
+			func() ([]string, error) { return n.setUplinkLink(link, s.mtu) },
+			func() ([]string, error) { return n.setUplinkAddress(uplink, link) },
+			func() ([]string, error) { return n.setUplinkLinkLocal(uplink, link, u) },
+			func() ([]string, error) { return n.setUplinkAddress6(uplink, link, u) },
+			func() ([]string, error) { return n.setUplinkRoutes(uplink, link.Attrs().Index, u) },
+			func() ([]string, error) { return n.setUplinkMap(uplink, u) },
+			func() ([]string, error) { return n.setRules(isUplinkRule(uplink.Number), u.uplinkRules(uplink)) },
+		)
+	}
+	for _, step := range steps {
+		did, err := step()
+		changed = append(changed, did...)
+		if err != nil {
+			return fail(errors.Join(sysctls, err))
+		}
+	}
+	if sysctls != nil {
+		return fail(sysctls)
+	}
+	uplink.link = link.Attrs().Index
+	n.mu.Lock()
+	n.uplinks[uplink.ID] = uplink
+	n.mu.Unlock()
+	return changed, nil
+}
+
+// UplinkLink is the interface index of an ENI's link: the one that was set up, and the one
+// that the node has now; 0: it has none.
+type UplinkLink struct{ Set, Now int }
+
+// UplinkLinks tells of each ENI that SetUplink established which link it has, by ID. A link
+// that went and came again is another, and lacks all that SetUplink does.
+func (n *Node) UplinkLinks(ctx context.Context) (map[string]UplinkLink, error) {
+	if err := n.begin(ctx); err != nil {
+		return nil, err
+	}
+	links, err := rtnl.Whole(n.slow.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	out := map[string]UplinkLink{}
+	for _, e := range n.knownUplinks() {
+		have := UplinkLink{Set: e.link}
+		if l, err := linkByMAC(links, e.MAC); err == nil {
+			have.Now = l.Attrs().Index
+		}
+		out[e.ID] = have
+	}
+	return out, nil
+}
+
+// numberFree refuses a number that another uplink of this node has.
+func (n *Node) numberFree(uplink Uplink) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, other := range n.uplinks {
+		if id != uplink.ID && !other.Primary && !uplink.Primary && other.Number == uplink.Number {
+			return fmt.Errorf("Number %d: this device index is taken by ENI %s", uplink.Number, id)
+		}
+	}
+	return nil
+}
+
+func (k *kernel) findUplinkLink(uplink Uplink) (netlink.Link, error) {
+	links, err := rtnl.Whole(k.slow.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return linkByMAC(links, uplink.MAC)
+}
+
+// linkByMAC picks the link of an ENI. VLANs and their like carry the MAC of
+// the link below them, so stacked links do not count.
+func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error) {
+	for _, l := range links {
+		switch l.Type() {
+		case "vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "bridge", "bond", "team", "vrf":
+			continue
+		}
+		if bytes.Equal(l.Attrs().HardwareAddr, mac) && !IsHostLinkName(l.Attrs().Name) {
+			return l, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %s", ErrNoLink, mac)
+}
+
+func (k *kernel) setUplinkLink(link netlink.Link, mtu int) (changed []string, err error) {
+	a := link.Attrs()
+	if a.MTU != mtu {
+		if err := k.slow.LinkSetMTU(link, mtu); err != nil {
+			return changed, fmt.Errorf("set MTU %d on %s: %w", mtu, a.Name, err)
+		}
+		changed = append(changed, fmt.Sprintf("MTU %d of %s", mtu, a.Name))
+	}
+	if a.Flags&net.FlagUp == 0 {
+		if err := k.slow.LinkSetUp(link); err != nil {
+			return changed, fmt.Errorf("set %s up: %w", a.Name, err)
+		}
+		changed = append(changed, a.Name+" up")
+	}
+	return changed, nil
+}
+
+// uplinkRoutes are the whole table of an ENI: the router on link, and all by it.
+func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
+	var gws []netip.Addr
+	if uplink.hasIPv4() {
+		gws = append(gws, uplink.gateway4())
+	}
+	if u.ipv6() && uplink.hasIPv6() {
+		gws = append(gws, vpcGateway6)
+	}
+	var routes []netlink.Route
+	for _, gw := range gws {
+		routes = append(routes, netlink.Route{
+			Family: rtnl.FamilyOf(gw), LinkIndex: index, Table: uplink.table(), Protocol: Protocol,
+			Dst: rtnl.IPNet(rtnl.HostPrefix(gw)), Scope: rtnl.ScopeFor(gw, netlink.SCOPE_LINK),
+		}, netlink.Route{
+			Family: rtnl.FamilyOf(gw), LinkIndex: index, Table: uplink.table(), Protocol: Protocol,
+			Dst: rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(gw), 0)), Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+		})
+	}
+	return routes
+}
+
+// setUplinkRoutes makes the ENI's table hold uplinkRoutes and nothing else of ours.
+func (k *kernel) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
+	have, err := k.listUplinkRoutes(uplink.table())
+	if err != nil {
+		return nil, err
+	}
+	missing, extra := diff(uplinkRoutes(uplink, index, u), have, uplinkRouteKey)
+	changed, err = k.removeRoutes(extra)
+	for _, r := range missing { // also if something could not be removed: pods need these
+		if fails := k.slow.RouteReplace(&r); fails != nil {
+			return changed, errors.Join(err, fmt.Errorf("add route %s: %w", r, fails))
+		}
+		changed = append(changed, describeRoute(r))
+	}
+	return changed, err
+}
+
+// removeUplinkRoutes empties an ENI's table of what is ours.
+func (k *kernel) removeUplinkRoutes(table int) error {
+	have, err := k.listUplinkRoutes(table)
+	if err != nil {
+		return err
+	}
+	_, err = k.removeRoutes(have)
+	return err
+}
+
+// listUplinkRoutes lists our routes in an ENI's table, of both families.
+func (k *kernel) listUplinkRoutes(table int) (all []netlink.Route, err error) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := k.listRoutes(k.slow, family, table)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, routes...)
+	}
+	return all, nil
+}
+
+// uplinkRouteID is what makes two routes of an ENI's table the same.
+type uplinkRouteID struct {
+	dst  netip.Prefix
+	via  netip.Addr
+	link int
+}
+
+func uplinkRouteKey(r netlink.Route) uplinkRouteID {
+	via, _ := netip.AddrFromSlice(r.Gw)
+	return uplinkRouteID{rtnl.RouteDst(r), via.Unmap(), r.LinkIndex}
+}
+
+// RemoveUplink removes an ENI's rule, map entries and table, so that it can be
+// detached. An unknown number is no error; on failure call it again. The ENI's
+// link and the address on it go with the detachment.
+func (n *Node) RemoveUplink(ctx context.Context, number int) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	if number < 1 || number > MaxUplink {
+		return fmt.Errorf("remove ENI: Number %d: want a device index of 1 to %d", number, MaxUplink)
+	}
+	n.setupMu.Lock()
+	defer n.setupMu.Unlock()
+	return n.removeUplink(number)
+}
+
+// removeUplink is RemoveUplink under setupMu. The rule goes first: without it a
+// packet of a leftover pod falls through to main instead of a half table.
+func (n *Node) removeUplink(number int) error {
+	if _, err := n.setRules(isUplinkRule(number), nil); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", number, err)
+	}
+	if err := n.clearUplinkMap(number); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", number, err)
+	}
+	if err := n.removeUplinkRoutes(UplinkTableBase + number); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", number, err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, e := range n.uplinks {
+		if !e.Primary && e.Number == number {
+			delete(n.uplinks, id)
+			delete(n.sysctls, id)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,269 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/nft"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// uplinkEntries is the content of the ENI maps: an uplink's number by source address
+// or prefix. A prefix of host length is an address.
+type uplinkEntries map[netip.Prefix]int
+
+func (e Uplink) entries() uplinkEntries {
+	m := uplinkEntries{}
+	for _, a := range e.Addresses {
+		m[rtnl.HostPrefix(a)] = e.Number
+	}
+	for _, p := range e.Prefixes {
+		m[p] = e.Number
+	}
+	return m
+}
+
+// uplinkState is what the nftables table has of ENIs.
+type uplinkState struct {
+	entries uplinkEntries // by pods' addresses
+	own     uplinkEntries // by the addresses of links of ENIs
+}
+
+func (s uplinkState) numbers() []int {
+	list := slices.AppendSeq(slices.Collect(maps.Values(s.entries)), maps.Values(s.own))
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// add queues the addition of all to a table that was made anew.
+func (s uplinkState) add(conn *nftables.Conn, markShift uint) error {
+	for _, i := range s.numbers() {
+		if err := conn.SetAddElements(noteMap(), note(markShift, i)); err != nil {
+			return err
+		}
+	}
+	if err := s.own.queue(ownMaps(), conn.SetAddElements); err != nil {
+		return err
+	}
+	return s.entries.queue(uplinkMaps(), conn.SetAddElements)
+}
+
+// note is the element of an ENI's number.
+func note(markShift uint, number int) []nftables.SetElement {
+	return []nftables.SetElement{{Key: nft.Word(uint32(number) << markShift), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}}}
+}
+
+// kernelEntries reads maps by address; an absent table has no entries.
+func kernelEntries(conn *nftables.Conn, from []uplinkMap) (uplinkEntries, error) {
+	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
+		return uplinkEntries{}, err
+	}
+	sets, err := conn.GetSets(berthTable())
+	if err != nil {
+		return nil, fmt.Errorf("list nftables sets: %w", err)
+	}
+	m := uplinkEntries{}
+	for _, em := range from {
+		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == em.set.Name && s.IsMap }) {
+			continue
+		}
+		elements, err := conn.GetSetElements(em.set)
+		if err != nil {
+			return nil, fmt.Errorf("read nftables map %s: %w", em.set.Name, err)
+		}
+		for _, e := range elements {
+			addr, ok := netip.AddrFromSlice(e.Key)
+			number, isUplink := verdictNumber(e.Val)
+			if !ok || !isUplink {
+				continue
+			}
+			bits := em.bits
+			if bits == 0 {
+				bits = addr.BitLen()
+			}
+			m[netip.PrefixFrom(addr, bits)] = number
+		}
+	}
+	return m, nil
+}
+
+// verdictNumber reads the number off "goto eni_N" or "goto eni_N_note".
+func verdictNumber(val []byte) (int, bool) {
+	attrs, err := netlink.UnmarshalAttributes(val)
+	if err != nil {
+		return 0, false
+	}
+	for _, a := range attrs {
+		if a.Type != unix.NFTA_VERDICT_CHAIN {
+			continue
+		}
+		digits, ok := strings.CutPrefix(strings.TrimRight(string(a.Data), "\x00"), "eni_")
+		digits, _ = strings.CutSuffix(digits, noteSuffix)
+		index, err := strconv.Atoi(digits)
+		return index, ok && err == nil
+	}
+	return 0, false
+}
+
+// queue queues the addition of entries to maps, or their removal.
+func (m uplinkEntries) queue(to []uplinkMap, send func(*nftables.Set, []nftables.SetElement) error) error {
+	for _, em := range to {
+		var elements []nftables.SetElement
+		for _, p := range slices.SortedFunc(maps.Keys(m), func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) }) {
+			if rtnl.FamilyOf(p.Addr()) == em.family && (em.bits == p.Bits() || em.bits == 0 && p.IsSingleIP()) {
+				elements = append(elements, nftables.SetElement{Key: p.Addr().AsSlice(),
+					VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(m[p]) + em.suffix}})
+			}
+		}
+		for chunk := range slices.Chunk(elements, nft.ElementChunk) {
+			if err := send(em.set, chunk); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// setUplinkMap makes the maps lead exactly the ENI's addresses to its chain. An
+// address that moved here from another ENI changes hands in one transaction.
+func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) {
+	conn, err := n.nft()
+	if err != nil {
+		return nil, err
+	}
+	table := nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Tag: n.set.Load().tag}
+	for _, chain := range uplinkChains(u.MarkShift, uplink.Number) {
+		if table.Has(conn, chain) {
+			continue
+		}
+		table.Refill(conn, chain)
+		changed = append(changed, "nftables chain "+chain.Name)
+	}
+	notes, err := notesOf(conn, uplink.Number)
+	if err != nil {
+		return nil, err
+	}
+	if len(notes) == 0 {
+		changed = append(changed, "nftables map "+noteMap().Name)
+		if err := conn.SetAddElements(noteMap(), note(u.MarkShift, uplink.Number)); err != nil {
+			return nil, fmt.Errorf("encode map entries: %w", err)
+		}
+	}
+	added, removed := 0, 0
+	for _, of := range []struct {
+		maps []uplinkMap
+		want uplinkEntries
+	}{{uplinkMaps(), uplink.entries()}, {ownMaps(), uplink.own(u)}} {
+		have, err := kernelEntries(conn, of.maps)
+		if err != nil {
+			return nil, err
+		}
+		add, remove := diffEntries(of.want, have, uplink.Number)
+		if err := errors.Join(remove.queue(of.maps, conn.SetDeleteElements), add.queue(of.maps, conn.SetAddElements)); err != nil {
+			return nil, fmt.Errorf("encode map entries: %w", err)
+		}
+		added, removed = added+len(add), removed+len(remove)
+	}
+	if added+removed+len(changed) == 0 {
+		return nil, nil
+	}
+	if err := conn.Flush(); err != nil {
+		return nil, fmt.Errorf("update nftables maps (%d added, %d removed): %w", added, removed, err)
+	}
+	if added+removed > 0 {
+		changed = append(changed, fmt.Sprintf("%d added and %d removed map entries", added, removed))
+	}
+	return changed, nil
+}
+
+// diffEntries compares what one ENI wants with the whole of the maps.
+func diffEntries(want, have uplinkEntries, number int) (add, remove uplinkEntries) {
+	add, remove = uplinkEntries{}, uplinkEntries{}
+	for p, index := range have {
+		wanted := want[p] != 0
+		if wanted && index != number || !wanted && index == number {
+			remove[p] = index
+		}
+	}
+	for p := range want {
+		if have[p] != number {
+			add[p] = number
+		}
+	}
+	return add, remove
+}
+
+// clearUplinkMap removes an ENI's entries and its chain.
+func (k *kernel) clearUplinkMap(number int) error {
+	conn, err := k.nft()
+	if err != nil {
+		return err
+	}
+	for _, of := range [][]uplinkMap{uplinkMaps(), ownMaps()} {
+		have, err := kernelEntries(conn, of)
+		if err != nil {
+			return err
+		}
+		_, remove := diffEntries(nil, have, number)
+		if err := remove.queue(of, conn.SetDeleteElements); err != nil {
+			return fmt.Errorf("encode map entries: %w", err)
+		}
+	}
+	notes, err := notesOf(conn, number)
+	if err != nil {
+		return err
+	}
+	if len(notes) > 0 {
+		if err := conn.SetDeleteElements(noteMap(), notes); err != nil {
+			return fmt.Errorf("encode map entries: %w", err)
+		}
+	}
+	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return fmt.Errorf("list nftables chains: %w", err)
+	}
+	for _, ch := range chains {
+		if ch.Table.Name == NftTable && strings.TrimSuffix(ch.Name, noteSuffix) == uplinkChainName(number) {
+			conn.FlushChain(ch)
+			conn.DelChain(ch)
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("remove ENI %d from nftables: %w", number, err)
+	}
+	return nil
+}
+
+// notesOf are the elements that lead from notes to an ENI's chain, as they are removed.
+func notesOf(conn *nftables.Conn, number int) (list []nftables.SetElement, err error) {
+	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
+		return nil, err
+	}
+	sets, err := conn.GetSets(berthTable())
+	if err != nil {
+		return nil, fmt.Errorf("list nftables sets: %w", err)
+	}
+	if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == noteMap().Name }) {
+		return nil, nil // of a version without notes
+	}
+	elements, err := conn.GetSetElements(noteMap())
+	if err != nil {
+		return nil, fmt.Errorf("read nftables map %s: %w", noteMap().Name, err)
+	}
+	for _, e := range elements {
+		if i, ok := verdictNumber(e.Val); ok && i == number {
+			list = append(list, nftables.SetElement{Key: e.Key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}})
+		}
+	}
+	return list, nil
+}

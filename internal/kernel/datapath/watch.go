@@ -1,0 +1,268 @@
+package datapath
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// EventKind says what a daemon should do about an Event.
+type EventKind string
+
+const (
+	// LinkAppeared: a link that may be an ENI's or a port's is there, or has a new name or MAC.
+	LinkAppeared EventKind = "link-appeared"
+	// LinkVanished: such a link is gone, or that of a live pod.
+	LinkVanished EventKind = "link-vanished"
+	// StateLost: something of Berth's was removed, switched off or overruled;
+	// Repair puts it back.
+	StateLost EventKind = "state-lost"
+	// PortStateLost: likewise something that a port or branch (package plug) has on the node or may depend on,
+	// which Repair leaves to whoever plugged it.
+	PortStateLost EventKind = "port-state-lost"
+	// AddressChanged: a link of the node has an address more or less (NodeAddresses).
+	AddressChanged EventKind = "address-changed"
+	// Resync: events were lost; everything must be looked at again.
+	Resync EventKind = "resync"
+)
+
+// Event is one change in the kernel.
+type Event struct {
+	Kind EventKind
+	Link string           // name, of a link event or what a port has by a link
+	MAC  net.HardwareAddr // of a link event
+	What string           // for a log
+}
+
+// Watch reports changes until ctx ends, when the channel is closed. It begins
+// with nothing: what is there already is for SetUplink and Repair to find. A
+// reader that is slow loses nothing silently: when the kernel's buffer has
+// overflowed, a Resync tells so. Changes by this Node's own calls may be
+// reported too; a Repair in answer to them finds nothing to do.
+func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
+	if err := n.begin(ctx); err != nil {
+		return nil, err
+	}
+	w := &watcher{node: n, out: make(chan Event, 64), links: map[int]seenLink{}, process: processName(), sysctls: make(chan struct{}, 1)}
+	route, err := nl.SubscribeAt(n.ns, netns.None(), unix.NETLINK_ROUTE,
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH,
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
+	if err != nil {
+		return nil, fmt.Errorf("watch links and routes: %w", err)
+	}
+	filter, err := nl.SubscribeAt(n.ns, netns.None(), unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+	if err != nil {
+		route.Close()
+		return nil, fmt.Errorf("watch nftables: %w", err)
+	}
+	// Subscribed first: a link that comes while these are listed is reported.
+	links, err := rtnl.Whole(n.slow.LinkList)
+	if err != nil {
+		route.Close()
+		filter.Close()
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, l := range links {
+		w.links[l.Attrs().Index] = seen(l)
+	}
+	var readers sync.WaitGroup
+	readers.Go(func() { w.read(ctx, route, w.routeMessage) })
+	readers.Go(func() { w.read(ctx, filter, w.nftMessage) })
+	readers.Go(func() { w.readSysctls(ctx) })
+	go func() {
+		<-ctx.Done()
+		route.Close()
+		filter.Close()
+		readers.Wait()
+		close(w.out)
+	}()
+	return w.out, nil
+}
+
+// watcher turns netlink messages into events.
+type watcher struct {
+	node  *Node
+	out   chan Event
+	links map[int]seenLink // by index; of the route reader alone
+
+	process string        // the name of this process, as the kernel reports it
+	sysctls chan struct{} // has an element when settings may have changed
+
+	pending []Event // of the nftables transaction whose end was not read yet; of the nftables reader alone
+}
+
+type seenLink struct {
+	name string
+	mac  string
+	mtu  int
+	up   bool
+}
+
+func seen(l netlink.Link) seenLink {
+	a := l.Attrs()
+	return seenLink{a.Name, string(a.HardwareAddr), a.MTU, a.Flags&net.FlagUp != 0}
+}
+
+func (w *watcher) emit(ctx context.Context, e Event) {
+	select {
+	case w.out <- e:
+	case <-ctx.Done():
+	}
+}
+
+// message is one netlink message without its framing.
+type message struct {
+	kind uint16
+	data []byte
+}
+
+func (w *watcher) read(ctx context.Context, s *nl.NetlinkSocket, handle func(context.Context, message)) {
+	for ctx.Err() == nil {
+		msgs, from, err := s.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, unix.ENOBUFS):
+			drain(s)
+			w.emit(ctx, Event{Kind: Resync, What: "the kernel dropped events"})
+			continue
+		case err != nil:
+			w.emit(ctx, Event{Kind: Resync, What: "reading events failed: " + err.Error()})
+			return
+		case from.Pid != nl.PidKernel:
+			continue
+		}
+		for _, m := range msgs {
+			handle(ctx, message{m.Header.Type, m.Data})
+		}
+	}
+}
+
+// drain throws away what waits. The kernel reports a loss once, and goes on
+// dropping without a word until the queue was empty; only then is a Resync
+// followed by every event.
+func drain(s *nl.NetlinkSocket) {
+	moment, forever := unix.Timeval{Usec: 1000}, unix.Timeval{}
+	if s.SetReceiveTimeout(&moment) != nil {
+		return // closed
+	}
+	for {
+		if _, _, err := s.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			break // EAGAIN: empty
+		}
+	}
+	_ = s.SetReceiveTimeout(&forever)
+}
+
+func (w *watcher) routeMessage(ctx context.Context, m message) {
+	switch m.kind {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		w.linkMessage(ctx, m)
+	case unix.RTM_DELROUTE:
+		w.tell(ctx, w.lostRoute(m.data))
+	case unix.RTM_NEWROUTE:
+		w.tell(ctx, w.overruled(m.data))
+	case unix.RTM_DELRULE:
+		w.tell(ctx, lostRule(m.data))
+	case unix.RTM_NEWRULE:
+		w.tell(ctx, rulesBeforeBranches(m.data))
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		w.tell(ctx, w.strayAddress(m))
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		w.tell(ctx, w.lostNeighbour(m))
+	case unix.RTM_NEWNETCONF:
+		if w.changesSettings(m.data) {
+			select {
+			case w.sysctls <- struct{}{}:
+			default: // they are about to be read
+			}
+		}
+	}
+}
+
+// tell emits an event that says anything, of lost state unless it is of another kind.
+func (w *watcher) tell(ctx context.Context, e Event) {
+	if e.What == "" {
+		return
+	}
+	e.Kind = cmp.Or(e.Kind, StateLost)
+	w.emit(ctx, e)
+}
+
+func (w *watcher) linkMessage(ctx context.Context, m message) {
+	header := nl.DeserializeIfInfomsg(m.data)
+	if header.Family != unix.AF_UNSPEC {
+		return // a bridge port's or an IPv6 message about the link
+	}
+	link, err := netlink.LinkDeserialize(nil, m.data)
+	if err != nil {
+		w.emit(ctx, Event{Kind: Resync, What: "unreadable link message: " + err.Error()})
+		return
+	}
+	now, index := seen(link), link.Attrs().Index
+	before, known := w.links[index]
+	podName, isLive := w.node.podLinks.liveName(index)
+	ours := isPodLink(link)
+	event := Event{Link: now.name, MAC: link.Attrs().HardwareAddr}
+	if m.kind == unix.RTM_DELLINK {
+		delete(w.links, index)
+		w.node.forgetSysctls(now.name)
+		if ours && !isLive {
+			return // a removal of our own
+		}
+		event.Kind, event.What = LinkVanished, "link "+now.name+" vanished"
+		w.emit(ctx, event)
+		return
+	}
+	w.links[index] = now
+	if known && before.name != now.name {
+		w.node.forgetSysctls(before.name)
+	}
+	switch {
+	case !ours && (!known || before.mac != now.mac || before.name != now.name):
+		event.Kind, event.What = LinkAppeared, "link "+now.name+" appeared"
+		w.emit(ctx, event)
+	case !known || ours && !(isLive && podName == now.name):
+	default:
+		loopback := link.Attrs().Flags&net.FlagLoopback != 0
+		event.What = before.lost(now, loopback)
+		if !ours && !loopback && !w.isUplink(now.mac) {
+			event.Kind = PortStateLost // Repair has nothing to restore for it, and a port may depend on it
+		}
+		w.tell(ctx, event)
+	}
+}
+
+// isUplink tells the MAC address of an ENI that SetUplink established.
+func (w *watcher) isUplink(mac string) bool {
+	return slices.ContainsFunc(w.node.knownUplinks(), func(u Uplink) bool { return string(u.MAC) == mac })
+}
+
+// lost is what a known link lost when it became another, or empty.
+func (before seenLink) lost(now seenLink, loopback bool) string {
+	switch {
+	case before.up && !now.up:
+		// The kernel drops the routes of a link that goes down without a word.
+		return "link " + now.name + " went down"
+	case before.mac != now.mac:
+		return "link " + now.name + " has MAC address " + net.HardwareAddr([]byte(now.mac)).String()
+	case before.mtu != now.mtu:
+		return fmt.Sprintf("link %s has MTU %d", now.name, now.mtu)
+	case !before.up && now.up && loopback:
+		// Only now can the routes of blocks that it took with it be put back.
+		return "link " + now.name + " came up"
+	}
+	return ""
+}

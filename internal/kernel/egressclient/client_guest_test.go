@@ -1,0 +1,122 @@
+//go:build guest
+
+package egressclient
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+)
+
+var networks = []string{"tcp", "udp"}
+
+// What goes to a destination is seen to come from the gateway, all else from the pod.
+func TestPackets(t *testing.T) {
+	w := newWorld(t)
+	before := w.dump()
+	w.apply(setup(gateway(1)))
+	for _, network := range networks {
+		w.from(network, outside4, gateway4(1))
+		w.from(network, outside6, gateway6(1))
+		w.from(network, other4, client4)
+		w.from(network, other6, client6)
+		w.from(network, stranger4, client4)
+		w.from(network, stranger6, client6)
+	}
+	w.in(clientNS, "ping -c1 -W3 %s; ping -c1 -W3 %s", outside4, outside6)
+	w.apply(Setup{})
+	if after := w.dump(); after != before {
+		t.Errorf("after it was taken away:\n%s\nbefore:\n%s", after, before)
+	}
+	for _, network := range networks {
+		w.from(network, outside4, client4)
+		w.from(network, outside6, client6)
+	}
+	if err := tunnel.Supported(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Connections spread over the gateways, those of one client to one destination too, and each stays
+// with its own while that one ends and others come and go.
+func TestSpreadAndPinning(t *testing.T) {
+	w := newWorld(t)
+	w.apply(setup(gateway(1), gateway(2)))
+	type long struct {
+		talk func() netip.Addr
+		from netip.Addr
+	}
+	var longs []long
+	for _, network := range networks {
+		for _, to := range outsides {
+			if seen := w.spread(network, to, 24); len(seen) != 2 {
+				t.Errorf("%s to %s: connections are seen from %v, want two gateways", network, to, seen)
+			}
+			for range 6 {
+				c := w.connect(network, to)
+				longs = append(longs, long{func() netip.Addr { return w.talk(c) }, w.talk(c)})
+			}
+		}
+	}
+	again := func(when string) {
+		t.Helper()
+		for _, l := range longs {
+			if now := l.talk(); now != l.from {
+				t.Errorf("%s: a connection that was seen from %s is seen from %s", when, l.from, now)
+			}
+		}
+	}
+	again("at first")
+	w.apply(setup(gateway(1), gateway(2), gateway(3)))
+	again("with a third gateway")
+	for _, to := range outsides {
+		if seen := w.spread("tcp", to, 36); len(seen) != 3 {
+			t.Errorf("to %s: seen from %v, want three gateways", to, seen)
+		}
+	}
+	w.apply(setup(ending(1), gateway(2), gateway(3)))
+	again("while the first ends")
+	for _, to := range outsides {
+		if seen := w.spread("tcp", to, 24); len(seen) != 2 || seen[gateway4(1)]+seen[gateway6(1)] != 0 {
+			t.Errorf("to %s: seen from %v, want gateways 2 and 3", to, seen)
+		}
+	}
+	s := setup(ending(1), ending(2), gateway(3))
+	s.Egresses[0].Destinations = append(s.Egresses[0].Destinations, nets("192.0.2.0/24", "2001:db8:10::/64")...)
+	s.Egresses[0].SourcePortAuto = true
+	w.apply(s)
+	again("with more destinations and another source port")
+	w.apply(setup(ending(1), ending(2)))
+	again("while all end")
+	for _, to := range outsides {
+		begin := time.Now()
+		if _, err := w.ask("tcp", to, 5*time.Second); err == nil || time.Since(begin) > time.Second {
+			t.Errorf("a new connection while all gateways end: %v after %s, want an error at once", err, time.Since(begin))
+		}
+	}
+}
+
+// Without a gateway a destination is unreachable at once, and never reached another way.
+func TestNoGateway(t *testing.T) {
+	w := newWorld(t)
+	w.apply(setup(gateway(1)))
+	w.from("tcp", outside4, gateway4(1))
+	w.kill(1)
+	w.apply(setup())
+	for _, network := range networks {
+		for _, to := range outsides {
+			begin := time.Now()
+			got, err := w.ask(network, to, 3*time.Second)
+			if err == nil || time.Since(begin) > time.Second {
+				t.Errorf("%s to %s without a gateway: seen from %s, %v after %s", network, to, got, err, time.Since(begin))
+			}
+		}
+	}
+	w.apply(setup(gateway(2)))
+	for _, network := range networks {
+		w.from(network, outside4, gateway4(2))
+		w.from(network, outside6, gateway6(2))
+	}
+}

@@ -1,0 +1,25 @@
+// Package egressclient sets up, in a pod's network namespace, what sends the packets to the
+// destinations of the pod's Egresses through Foo-over-UDP tunnels to their gateways, and
+// everything else its usual way (the design of Coil v2, "On-demand NAT for egress traffics").
+//
+//   - A tunnel device of each family (internal/kernel/tunnel) leads to all gateways.
+//   - Table 117 has the destinations, table 118 default routes, which yield to the routes of
+//     the main table for networks of the cluster. Beneath each route is one that is
+//     unreachable: without a gateway or a device, packets go nowhere rather than another way.
+//   - nftables chooses a gateway for each new connection among those that take some, and notes
+//     it in the connection's mark; a rule and a routing table of each gateway send later packets
+//     there. So connections stay with their gateway as long as it is there, whatever comes and
+//     goes besides, and the connections of one client spread, also those to one destination
+//     (the kernel's choice among IPv6 next hops passes over the source port).
+//   - Tunnels carry what gateways sent only, and of that only what belongs to connections that
+//     went out: a tunnel is no way around NetworkPolicies.
+//
+// Everything follows from a Setup by pure functions (plan.go, filter.go); the rest compares
+// with the kernel and writes what differs, in an order in which no packet takes another way.
+// It works with what has routing protocol 190 (rtnl.Protocol) and the nftables table
+// egress.Table; what others made in the namespace stays as it is.
+//
+// A limit: a path beyond the gateway with a smaller MTU than the tunnel's is noted by the
+// kernel (RFC 1191, RFC 8201) at the route to the first gateway. TCP heeds it in any case, as
+// do all connections when one gateway was chosen; UDP over IPv6 by another gateway does not.
+package egressclient

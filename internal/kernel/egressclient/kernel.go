@@ -1,0 +1,175 @@
+package egressclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+)
+
+// kernel is a pod's network namespace.
+type kernel struct {
+	path string
+	ns   netns.NsHandle
+	nl   *netlink.Handle
+	nft  *nftables.Conn
+	raw  *nl.SocketHandle // of NETLINK_ROUTE, for what the library has no call for; opened when needed
+	// before is called before each change, with what is about to be done; an error of it is one
+	// of the change. Tests fail at each.
+	before func(what string) error
+}
+
+func open(path string) (*kernel, error) {
+	ns, err := rtnl.OpenNetns(path)
+	if err != nil {
+		return nil, err
+	}
+	k := &kernel{path: path, ns: ns, before: func(string) error { return nil }}
+	if k.nl, err = tunnel.Handle(ns); err == nil {
+		k.nft, err = nftables.New(nftables.WithNetNSFd(int(ns)), nftables.AsLasting())
+	}
+	if err != nil {
+		k.close()
+		return nil, fmt.Errorf("open netlink in %s: %w", path, err)
+	}
+	return k, nil
+}
+
+func (k *kernel) close() {
+	if k.nft != nil {
+		_ = k.nft.CloseLasting()
+	}
+	if k.nl != nil {
+		k.nl.Close()
+	}
+	if k.raw != nil {
+		k.raw.Close()
+	}
+	_ = k.ns.Close()
+}
+
+// do makes one change.
+func (k *kernel) do(what string, change func() error) error {
+	err := k.before(what)
+	if err == nil {
+		err = change()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// Supported tells whether the kernel receives Foo over UDP. Errors: ErrNoFoU.
+func Supported() error { return tunnel.Supported() }
+
+// supported remembers that the kernel does.
+var supported atomic.Bool
+
+// Apply makes the pod's namespace at a path as s says, writes only what differs, and removes what
+// of Berth's egress is there besides: with a Setup without Egresses, all. What an earlier Apply
+// left half done is completed. What need not change stays as it is all the while, with the
+// connections that use it. Errors: ErrNoFoU, and then nothing is left where nothing was before;
+// ErrNoNetns; rtnl.ErrNotNetns; those of Validate.
+func Apply(ctx context.Context, netnsPath string, s Setup) error {
+	return apply(ctx, netnsPath, s, nil)
+}
+
+func apply(ctx context.Context, netnsPath string, s Setup, before func(string) error) error {
+	if err := errors.Join(s.Validate(), ctx.Err()); err != nil {
+		return fmt.Errorf("set up egress in %s: %w", netnsPath, err)
+	}
+	if len(s.Egresses) > 0 && !supported.Load() {
+		if err := Supported(); err != nil {
+			return fmt.Errorf("set up egress in %s: %w", netnsPath, err)
+		}
+		supported.Store(true)
+	}
+	k, err := open(netnsPath)
+	if err != nil {
+		return fmt.Errorf("set up egress: %w", err)
+	}
+	defer k.close()
+	if before != nil {
+		k.before = before
+	}
+	if err := k.apply(ctx, s); err != nil {
+		return fmt.Errorf("set up egress in %s: %w", netnsPath, err)
+	}
+	return nil
+}
+
+// apply orders what is done so that no packet to a destination goes another way meanwhile, and
+// that nftables sends nothing to a gateway's table that is not there yet, or not there any more.
+// The table of nftables is made first and removed last: it tells that there is anything.
+func (k *kernel) apply(ctx context.Context, s Setup) error {
+	was, err := k.look()
+	if err != nil {
+		return err
+	}
+	if len(s.Egresses) == 0 {
+		return k.clear(was)
+	}
+	link, further, err := k.links(s)
+	if err != nil {
+		return err
+	}
+	if err := s.checkMTU(link.mtu); err != nil {
+		return err
+	}
+	loose, err := k.loosen(s, link, was)
+	if err != nil {
+		return err
+	}
+	want, err := newFilter(s, loose)
+	if err != nil {
+		return err
+	}
+	p := newPlan(s, link.mtu, further)
+	if was.fresh() {
+		if err := k.setFilter(want); err != nil {
+			return err
+		}
+	}
+	devices, err := k.setTunnels(was, p)
+	if errors.Is(err, ErrNoFoU) && was.fresh() {
+		return errors.Join(err, k.undo())
+	}
+	if err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	steps := []func() error{
+		func() error { return k.addRoutes(was, p, devices, ofGateways) },
+		func() error { return k.addRules(was, p) },
+		func() error { return k.addRoutes(was, p, devices, ofDestinations) },
+		func() error { return k.takeBack(was.loosened, loose) },
+		func() error {
+			if was.fresh() || was.filter == want.summary() {
+				return nil
+			}
+			return k.setFilter(want)
+		},
+		func() error { return k.setLoose(loose) },
+		func() error { return k.removeRules(was, p.rules) },
+		func() error { return k.removeRoutes(was, p.routes) },
+		func() error { return k.removeTunnels(was, p) },
+		func() error { return k.removePort(was, p) },
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

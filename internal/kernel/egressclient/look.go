@@ -1,0 +1,177 @@
+package egressclient
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// state is what of Berth's egress is in a namespace.
+type state struct {
+	filter string // as summary has it
+	port   uint16 // of FoU, as the filter has it; 0: unknown
+	links  map[int]netlink.Link
+	routes map[place]held
+	rules  map[rule]bool
+	// numbered and loose tell of the device of IPv4 that it has its tunnel's address, and that its
+	// reverse path filtering is loose.
+	numbered, loose bool
+	loosened        loosened
+}
+
+// held is a route of the kernel's with the link that it leads to.
+type held struct {
+	route
+	link int
+}
+
+var bothFamilies = []int{unix.AF_INET, unix.AF_INET6}
+
+// fresh tells that there is nothing.
+func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
+
+// look reads what is there. Where there is neither the table of nftables, which is made first and
+// removed last, nor a device, it looks no further.
+func (k *kernel) look() (state, error) {
+	s := state{links: map[int]netlink.Link{}, routes: map[place]held{}, rules: map[rule]bool{}}
+	var err error
+	if s.filter, err = k.filterSummary(); err != nil {
+		return s, err
+	}
+	s.port, s.loosened = portIn(s.filter), loosenedIn(s.filter)
+	for _, f := range bothFamilies {
+		l, err := k.nl.LinkByName(linkOf(f))
+		switch {
+		case err == nil:
+			s.links[f] = l
+			s.port = cmp.Or(s.port, portOf(l))
+		case !rtnl.IsNoLink(err):
+			return s, fmt.Errorf("look for link %s: %w", linkOf(f), err)
+		}
+	}
+	if s.fresh() {
+		return s, nil
+	}
+	if err := k.lookSource(&s); err != nil {
+		return s, err
+	}
+	for _, f := range bothFamilies {
+		if err := k.lookRoutes(f, s.routes); err != nil {
+			return s, err
+		}
+		if err := k.lookRules(f, s.rules); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+func (k *kernel) lookSource(s *state) error {
+	l, ok := s.links[unix.AF_INET].(*netlink.Iptun)
+	if !ok {
+		return nil
+	}
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.nl.AddrList(l, unix.AF_INET) })
+	if err != nil {
+		return fmt.Errorf("list addresses of %s: %w", l.Name, err)
+	}
+	s.numbered = slices.ContainsFunc(list, func(a netlink.Addr) bool { return a.IPNet != nil && addressOf(a.IP) == addressOf(l.Local) })
+	v, err := k.pathFilter(l.Index)
+	s.loose = v == looseFilter
+	return err
+}
+
+// portOf is the port of FoU to which a device sends.
+func portOf(l netlink.Link) uint16 {
+	switch l := l.(type) {
+	case *netlink.Iptun:
+		return l.EncapDport
+	case *netlink.Ip6tnl:
+		return l.EncapDport
+	}
+	return 0
+}
+
+func isOurTable(t int) bool {
+	return t == tableDestinations || t == tableDefault || t > tableGateways && t <= tableGateways+maxGateway
+}
+
+func (k *kernel) lookRoutes(family int, into map[place]held) error {
+	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
+	list, err := rtnl.Whole(func() ([]netlink.Route, error) {
+		return k.nl.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	})
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range list {
+		if !isOurTable(r.Table) {
+			continue
+		}
+		h := held{link: r.LinkIndex}
+		h.table, h.metric, h.dst = r.Table, r.Priority, rtnl.RouteDst(r)
+		if r.Type == unix.RTN_UNICAST {
+			h.via, h.src = addressOf(r.Gw), addressOf(r.Src)
+		}
+		into[h.place] = h
+	}
+	return nil
+}
+
+func (k *kernel) lookRules(family int, into map[rule]bool) error {
+	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(family) })
+	if err != nil {
+		return fmt.Errorf("list rules: %w", err)
+	}
+	for _, r := range list {
+		if r.Protocol == rtnl.Protocol && r.Priority >= priorityOthers && r.Priority <= priorityEnd && r.Priority != rtnl.LaterMetric {
+			into[ruleOf(family, r)] = true
+		}
+	}
+	return nil
+}
+
+// links is the pod's own link, and the names of those that have addresses of Others.
+func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
+	own.mtu = s.MTU
+	if s.MTU == 0 || s.answersOwnWay() {
+		l, err := k.nl.LinkByName(s.Link)
+		if err != nil {
+			return own, nil, fmt.Errorf("look at link %s: %w", s.Link, err)
+		}
+		own.index = l.Attrs().Index
+		if s.MTU == 0 {
+			own.mtu = l.Attrs().MTU
+		}
+	}
+	if len(s.Others) == 0 {
+		return own, nil, nil
+	}
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.nl.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return own, nil, fmt.Errorf("list addresses: %w", err)
+	}
+	names := map[string]bool{}
+	for _, a := range list {
+		if a.IPNet == nil || !slices.Contains(s.Others, addressOf(a.IP)) {
+			continue
+		}
+		l, err := k.nl.LinkByIndex(a.LinkIndex)
+		if err != nil && !rtnl.IsNoLink(err) {
+			return own, nil, fmt.Errorf("look at the link of %s: %w", a.IP, err)
+		}
+		if err == nil && l.Attrs().Name != s.Link {
+			names[l.Attrs().Name] = true
+		}
+	}
+	return own, slices.Sorted(maps.Keys(names)), nil
+}
+
+// ownLink is the pod's own interface; index is 0 where nobody needs it.
+type ownLink struct{ index, mtu int }

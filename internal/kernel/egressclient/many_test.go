@@ -1,0 +1,52 @@
+package egressclient
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/nftables"
+
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+	"github.com/berthnet/berth/lab/network/ns"
+)
+
+// Egresses whose tunnels lead to their Services may have more gateways together than one message of
+// netlink has room for; FoU is taken from all.
+func TestManyGateways(t *testing.T) {
+	const name, gateways = "clientmany", 1000
+	if err := ns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.Remove(name) })
+	s := Setup{Link: "eth0", MTU: 1500, Port: 5555, Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd01::2")}}
+	for i := range byte(4) {
+		e := Egress{Name: "internet/" + string('a'+rune(i)), Destinations: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, i}), 32)},
+			Service: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, i})}}
+		for n := range gateways {
+			hi, lo := byte(n>>8), byte(n)
+			e.Gateways = append(e.Gateways, Gateway{Addrs: []netip.Addr{
+				netip.AddrFrom4([4]byte{10, 10 + i, hi, lo}), netip.AddrFrom16([16]byte{0: 0xfd, 13: i, 14: hi, 15: lo}),
+			}})
+		}
+		s.Egresses = append(s.Egresses, e)
+	}
+	f, err := newFilter(s, loosened{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := open(ns.Path(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.close()
+	if err := k.setFilter(f); err != nil {
+		t.Fatal(err)
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table}
+	for set, want := range map[string]int{"gateways4": 4*gateways + 4, "gateways6": 4 * gateways} {
+		list, err := k.nft.GetSetElements(&nftables.Set{Table: table, Name: set})
+		if err != nil || len(list) != want {
+			t.Errorf("%s has %d elements, want %d: %v", set, len(list), want, err)
+		}
+	}
+}

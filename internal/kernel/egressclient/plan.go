@@ -1,0 +1,265 @@
+package egressclient
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+)
+
+// plan is what has to be in the kernel, but for nftables.
+type plan struct {
+	tunnels []tunnel.Tunnel
+	routes  []route
+	rules   []rule
+}
+
+// route is one of Berth's in the tables of this package.
+type route struct {
+	place
+	// via is the gateway, on the tunnel's device; none: unreachable.
+	via netip.Addr
+	src netip.Addr
+}
+
+// place is what no two routes of a namespace have in common.
+type place struct {
+	table, metric int
+	dst           netip.Prefix
+}
+
+func (p place) family() int { return rtnl.FamilyOf(p.dst.Addr()) }
+
+// rule is one of Berth's rules of policy routing. A table of 0 and a leap of 0 tell of one that
+// does nothing but to be leapt to.
+type rule struct {
+	family, priority int
+	from, to         netip.Prefix
+	by               string // the link that a program bound to
+	mark, mask       uint32
+	table            int
+	leap             int // the priority to go on with
+}
+
+// families lists those that the pod has an address of.
+func (s Setup) families() []int {
+	var list []int
+	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+		if of(s.Addrs, f).IsValid() {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// newPlan decides. mtu is that of the pod's own link; further are the names of the links that
+// have addresses of Others.
+func newPlan(s Setup, mtu int, further []string) plan {
+	s = s.sorted()
+	var p plan
+	if len(s.Egresses) == 0 {
+		return p
+	}
+	auto := slices.ContainsFunc(s.Egresses, func(e Egress) bool { return e.SourcePortAuto })
+	for _, f := range s.families() {
+		own := of(s.Addrs, f)
+		p.tunnels = append(p.tunnels, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(mtu, own), Port: s.Port, SourcePortAuto: auto})
+		for _, e := range s.Egresses {
+			p.routes = append(p.routes, e.routes(f, own)...)
+		}
+		p.rules = append(p.rules, s.rules(f, further)...)
+	}
+	if s.NodeLocal.IsValid() {
+		s.bar(&p, further)
+	}
+	return p
+}
+
+// bar adds what keeps a pod from the destinations of the family of NodeLocal.
+func (s Setup) bar(p *plan, further []string) {
+	f, reached := rtnl.FamilyOf(s.NodeLocal), false
+	s.Egresses = slices.Clone(s.Egresses)
+	for i, e := range s.Egresses {
+		e = Egress{Name: e.Name, Destinations: e.Destinations}
+		s.Egresses[i] = e
+		p.routes = append(p.routes, e.routes(f, s.NodeLocal)...)
+		reached = reached || len(e.destinations(f)) > 0
+	}
+	if reached {
+		p.rules = append(p.rules, s.rules(f, further)...)
+	}
+}
+
+// direct tells whether tunnels lead to the gateways themselves.
+func (e Egress) direct() bool { return len(e.Service) == 0 }
+
+// nextHops are the gateways of a family to which tunnels may lead.
+func (e Egress) nextHops(family int) []Gateway {
+	if !e.direct() {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(e.Gateways), func(g Gateway) bool { return !of(g.Addrs, family).IsValid() })
+}
+
+// chosen are the gateways of a family that new connections may go by.
+func (e Egress) chosen(family int) []Gateway {
+	return slices.DeleteFunc(e.nextHops(family), func(g Gateway) bool { return !g.Chosen })
+}
+
+// base is where the routes to the destinations of a family lead, before nftables has a word; it is
+// not valid when there is no gateway. Even without one whom new connections may go by, the old
+// ones need it, as do answers that nftables sends their own way.
+func (e Egress) base(family int) netip.Addr {
+	if !e.direct() && len(e.Gateways) > 0 {
+		if a := of(e.Service, family); a.IsValid() {
+			return a
+		}
+	}
+	if list := e.chosen(family); len(list) > 0 {
+		return of(list[0].Addrs, family)
+	}
+	if list := e.nextHops(family); len(list) > 0 {
+		return of(list[0].Addrs, family)
+	}
+	if e.OriginatingOnly {
+		return noGateway(family)
+	}
+	return netip.Addr{}
+}
+
+// destinations are those of a family.
+func (e Egress) destinations(family int) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(e.Destinations), func(d netip.Prefix) bool { return rtnl.FamilyOf(d.Addr()) != family })
+}
+
+func tableOf(d netip.Prefix) int {
+	if d.Bits() == 0 {
+		return tableDefault
+	}
+	return tableDestinations
+}
+
+// routes of an Egress: those to its destinations, with one beneath each, and the way to each
+// gateway in the gateway's own table.
+func (e Egress) routes(family int, own netip.Addr) []route {
+	var list []route
+	base := e.base(family)
+	for _, d := range e.destinations(family) {
+		list = append(list, route{place: place{tableOf(d), metricBeneath, d}})
+		if base.IsValid() {
+			list = append(list, route{place{tableOf(d), metricVia, d}, base, own})
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	for _, g := range e.nextHops(family) {
+		every := netip.PrefixFrom(rtnl.Unspecified(own), 0)
+		list = append(list, route{place{tableGateways + g.ID, metricVia, every}, of(g.Addrs, family), own})
+	}
+	return list
+}
+
+// rules of a family, by priority.
+func (s Setup) rules(family int, further []string) []rule {
+	var list []rule
+	add := func(r rule) {
+		r.family = family
+		list = append(list, r)
+	}
+	passes := len(s.others(family))+len(further) > 0
+	for _, a := range s.others(family) {
+		add(rule{priority: priorityOthers, from: rtnl.HostPrefix(a), leap: priorityPassed})
+	}
+	for _, name := range further {
+		add(rule{priority: priorityOthersBound, by: name, leap: priorityPassed})
+	}
+	if slices.ContainsFunc(s.Egresses, func(e Egress) bool { return e.OriginatingOnly }) {
+		add(rule{priority: priorityOwnWay, mark: markOwnWay, mask: markOwnWay, table: unix.RT_TABLE_MAIN})
+	}
+	for _, n := range nearby(family) {
+		add(rule{priority: priorityLinkLocal, to: n, table: unix.RT_TABLE_MAIN})
+	}
+	for _, a := range s.within(family) {
+		add(rule{priority: priorityOuter, to: rtnl.HostPrefix(a), table: unix.RT_TABLE_MAIN})
+	}
+	for _, e := range s.Egresses {
+		if len(e.destinations(family)) == 0 {
+			continue
+		}
+		for _, g := range e.nextHops(family) {
+			add(rule{priority: priorityGateways, mark: markOf(g.ID), mask: markGateway, table: tableGateways + g.ID})
+		}
+	}
+	add(rule{priority: priorityDestination, table: tableDestinations})
+	i := 0
+	for _, n := range s.ClusterNetworks {
+		if rtnl.FamilyOf(n.Addr()) == family {
+			add(rule{priority: min(priorityCluster+i, priorityClusterLast), to: n.Masked(), table: unix.RT_TABLE_MAIN})
+			i++
+		}
+	}
+	if passes {
+		add(rule{priority: priorityPassed})
+	}
+	for _, a := range s.others(family) {
+		add(rule{priority: priorityOthersLast, from: rtnl.HostPrefix(a), leap: priorityEnd})
+	}
+	for _, name := range further {
+		add(rule{priority: priorityOthersLast, by: name, leap: priorityEnd})
+	}
+	add(rule{priority: priorityDefault, table: tableDefault})
+	if passes {
+		add(rule{priority: priorityEnd})
+	}
+	slices.SortStableFunc(list, func(a, b rule) int { return cmp.Compare(a.priority, b.priority) })
+	return slices.Compact(list)
+}
+
+func markOf(id int) uint32 { return uint32(id) << markShift }
+
+func (s Setup) others(family int) []netip.Addr {
+	list := slices.DeleteFunc(slices.Clone(s.Others), func(a netip.Addr) bool { return rtnl.FamilyOf(a) != family })
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
+}
+
+// within lists the ends of tunnels that a route of the pod's Egresses would lead into a tunnel
+// again. What keeps its way for a cluster's network does so before default routes.
+func (s Setup) within(family int) []netip.Addr {
+	var list []netip.Addr
+	for _, e := range s.Egresses {
+		for _, a := range e.ends(family) {
+			if s.goes(a) {
+				list = append(list, a)
+			}
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
+}
+
+// ends are the outer destinations of an Egress's tunnels.
+func (e Egress) ends(family int) []netip.Addr {
+	if a := of(e.Service, family); a.IsValid() {
+		return []netip.Addr{a}
+	}
+	var list []netip.Addr
+	for _, g := range e.nextHops(family) {
+		list = append(list, of(g.Addrs, family))
+	}
+	return list
+}
+
+// goes tells whether packets to an address are those of an Egress.
+func (s Setup) goes(a netip.Addr) bool {
+	has := func(p netip.Prefix) bool { return p.Contains(a) }
+	inCluster := slices.ContainsFunc(s.ClusterNetworks, has)
+	return slices.ContainsFunc(s.Egresses, func(e Egress) bool {
+		return slices.ContainsFunc(e.Destinations, func(d netip.Prefix) bool { return has(d) && (d.Bits() > 0 || !inCluster) })
+	})
+}

@@ -1,0 +1,80 @@
+package egressclient
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// loosened tells that reverse path filtering of the pod's own link was made loose, and what it was
+// before: connections from a destination come in by it although the way back is by a tunnel. It is
+// noted in a comment of nftables, so that it can be taken back. Zero: it was not.
+type loosened struct{ link, was int }
+
+const loosenedComment = "; rp_filter of link %d was %d"
+
+func (l loosened) String() string {
+	if l.link == 0 {
+		return ""
+	}
+	return fmt.Sprintf(loosenedComment, l.link, l.was)
+}
+
+// loosenedIn finds it in the summary of a filter.
+func loosenedIn(summary string) loosened {
+	var l loosened
+	start, _, _ := strings.Cut(loosenedComment, "%")
+	if i := strings.Index(summary, start); i >= 0 {
+		if _, err := fmt.Sscanf(summary[i:], loosenedComment, &l.link, &l.was); err != nil {
+			return loosened{}
+		}
+	}
+	return l
+}
+
+func (s Setup) answersOwnWay() bool {
+	return slices.ContainsFunc(s.Egresses, func(e Egress) bool { return e.OriginatingOnly })
+}
+
+// loosen says what has to be noted: what was noted before, or that the link filters strictly, as it
+// does by its own setting or by that of all links, whichever is larger (ip-sysctl).
+func (k *kernel) loosen(s Setup, own ownLink, was state) (loosened, error) {
+	if !s.answersOwnWay() || !of(s.Addrs, unix.AF_INET).IsValid() {
+		return loosened{}, nil
+	}
+	if was.loosened.link == own.index {
+		return was.loosened, nil
+	}
+	all, err := k.pathFilter(netconfIndexAll)
+	if err != nil {
+		return loosened{}, err
+	}
+	one, err := k.pathFilter(own.index)
+	if err != nil || max(all, one) != 1 {
+		return loosened{}, err
+	}
+	return loosened{own.index, int(one)}, nil
+}
+
+// setLoose does what was noted.
+func (k *kernel) setLoose(l loosened) error {
+	if l.link == 0 {
+		return nil
+	}
+	if v, err := k.pathFilter(l.link); err != nil || v == looseFilter {
+		return err
+	}
+	return k.do("set reverse path filtering of the pod's own link", func() error { return k.setPathFilter(l.link, looseFilter) })
+}
+
+// takeBack undoes what an earlier Apply noted, unless it is to stay.
+func (k *kernel) takeBack(was, stays loosened) error {
+	if was.link == 0 || was == stays {
+		return nil
+	}
+	return k.do("set reverse path filtering of the pod's own link back", func() error {
+		return ifThere(k.setPathFilter(was.link, uint32(was.was)))
+	})
+}

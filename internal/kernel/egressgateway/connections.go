@@ -1,0 +1,182 @@
+package egressgateway
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+)
+
+// endConnections has connection tracking forget connections of those that are gone; at first also
+// those of everybody who is no client, as the one before may have ended between the two.
+func (k *Kernel) endConnections(s Setup, c change) error {
+	if k.swept && len(c.gone) == 0 {
+		return nil
+	}
+	end := ended{members: k.known.members, own: map[netip.Addr]bool{}, all: !k.swept, gone: map[netip.Addr]bool{}}
+	for _, a := range s.Addrs {
+		end.own[a] = true
+	}
+	for _, a := range c.gone {
+		end.gone[a] = true
+	}
+	for _, of := range families {
+		if _, err := k.nl.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(of), end); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("end connections of IPv%d of clients that are gone: %w", digit(of), err)
+		}
+	}
+	k.swept = true
+	return nil
+}
+
+// ended matches connections that are to end. It implements netlink.CustomConntrackFilter.
+type ended struct {
+	gone    map[netip.Addr]bool
+	all     bool // besides those that are gone everybody's who is neither a client nor own
+	members map[netip.Addr]string
+	own     map[netip.Addr]bool
+}
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter. A connection is its originator's.
+// Those from outside to the gateway's own address are its own.
+func (e ended) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	from, _ := netip.AddrFromSlice(flow.Forward.SrcIP)
+	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
+	from, to = from.Unmap(), to.Unmap()
+	if e.gone[from] {
+		return true
+	}
+	_, served := e.members[from]
+	return e.all && !served && !e.own[from] && !e.own[to] && !from.IsLoopback()
+}
+
+// Connections is how many connections are tracked in the namespace, and how many can be. Where the kernel
+// tracks none yet both are 0.
+func (k *Kernel) Connections() (count, limit int, err error) {
+	err = k.inside(func() error {
+		if count, err = number("/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
+			return err
+		}
+		limit, err = number("/proc/sys/net/netfilter/nf_conntrack_max")
+		return err
+	})
+	return count, limit, err
+}
+
+// Tracked is what connection tracking of a gateway says.
+type Tracked struct {
+	Count, Limit int    // connections, and how many there can be
+	Refused      uint64 // packets that began connections for which there was no room
+}
+
+// TrackedAt is what connection tracking says in the network namespace at a path, for who is not the gateway
+// itself. Errors: as Open.
+func TrackedAt(path string) (t Tracked, err error) {
+	k, err := Open(path)
+	if err != nil {
+		return t, err
+	}
+	defer k.Close()
+	if t.Count, t.Limit, err = k.Connections(); err != nil {
+		return t, err
+	}
+	t.Refused, err = k.ConnectionsRefused()
+	return t, err
+}
+
+// OpenConnections is how many connections of clients are tracked that may still have packets: of TCP those that are
+// not closed, of all else those that had packets lately. It is for who calls Apply.
+func (k *Kernel) OpenConnections() (int, error) {
+	var open int
+	for _, of := range families {
+		list, err := k.nl.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(of))
+		if err != nil {
+			return 0, fmt.Errorf("list connections of IPv%d: %w", digit(of), err)
+		}
+		for _, flow := range list {
+			if k.isOpen(flow) {
+				open++
+			}
+		}
+	}
+	return open, nil
+}
+
+func (k *Kernel) isOpen(flow *netlink.ConntrackFlow) bool {
+	from, _ := netip.AddrFromSlice(flow.Forward.SrcIP)
+	if k.known != nil {
+		if _, served := k.known.members[from.Unmap()]; !served {
+			return false
+		}
+	}
+	tcp, ok := flow.ProtoInfo.(*netlink.ProtoInfoTCP)
+	return !ok || (tcp.State != nl.TCP_CONNTRACK_TIME_WAIT && tcp.State != nl.TCP_CONNTRACK_CLOSE && tcp.State != nl.TCP_CONNTRACK_LAST_ACK)
+}
+
+func number(path string) (int, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	return n, nil
+}
+
+// ConnectionsRefused is how many packets began connections for which the table of connections had
+// no room, since the namespace is there.
+func (k *Kernel) ConnectionsRefused() (uint64, error) {
+	var refused uint64
+	err := k.inside(func() error {
+		// Not /proc/net: that is the one of the process's first thread.
+		text, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		refused, err = statistic(string(text), "drop")
+		return err
+	})
+	return refused, err
+}
+
+// statistic adds up a column of /proc/net/stat/nf_conntrack: a line of names, and a line of
+// hexadecimal numbers for each processor.
+func statistic(text, column string) (uint64, error) {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	at := -1
+	for i, name := range strings.Fields(lines[0]) {
+		if name == column {
+			at = i
+		}
+	}
+	if at < 0 {
+		return 0, fmt.Errorf("nf_conntrack's statistics have no column %s: %q", column, lines[0])
+	}
+	var sum uint64
+	for _, line := range lines[1:] {
+		fields := strings.Fields(line)
+		if at >= len(fields) {
+			return 0, fmt.Errorf("nf_conntrack's statistics have a line without column %s: %q", column, line)
+		}
+		n, err := strconv.ParseUint(fields[at], 16, 64)
+		if err != nil {
+			return 0, fmt.Errorf("nf_conntrack's statistics: %w", err)
+		}
+		sum += n
+	}
+	return sum, nil
+}

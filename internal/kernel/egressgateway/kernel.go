@@ -1,0 +1,263 @@
+package egressgateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+)
+
+// Kernel is a gateway's network namespace. It is for one caller at a time, but for Counters,
+// Connections and ConnectionsRefused, which anybody may call at any time.
+type Kernel struct {
+	ns netns.NsHandle // not open: the process's own, which a gateway has no right to enter (OpenOwn)
+	nl *netlink.Handle
+
+	known *known // what the kernel has, as of the last Apply; nil: it is to be read
+	swept bool   // connections of everybody who is no client have ended
+}
+
+// known is what Apply left in the kernel.
+type known struct {
+	tag          string // of the rules
+	destinations map[int][]netip.Prefix
+	index        map[int]int // of the tunnels' devices by family
+	members      map[netip.Addr]string
+	routes       map[netip.Addr]bool
+}
+
+// sockets are the netlink families that a gateway speaks.
+var sockets = []int{unix.NETLINK_ROUTE, unix.NETLINK_GENERIC, unix.NETLINK_NETFILTER}
+
+// OpenOwn opens the network namespace that the process is in, which takes CAP_NET_ADMIN to change and no
+// more. It changes nothing.
+func OpenOwn() (*Kernel, error) {
+	nl, err := netlink.NewHandle(sockets...)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink sockets: %w", err)
+	}
+	return &Kernel{ns: netns.None(), nl: nl}, nil
+}
+
+// Open opens the network namespace at a path. It changes nothing. To enter one, be it the process's own,
+// takes CAP_SYS_ADMIN (setns(2)). Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
+func Open(path string) (*Kernel, error) {
+	ns, err := rtnl.OpenNetns(path)
+	if err != nil {
+		return nil, err
+	}
+	nl, err := netlink.NewHandleAt(ns, sockets...)
+	if err != nil {
+		_ = ns.Close()
+		return nil, fmt.Errorf("open netlink sockets: %w", err)
+	}
+	return &Kernel{ns: ns, nl: nl}, nil
+}
+
+// Close lets go of the namespace, and leaves it as it is.
+func (k *Kernel) Close() {
+	k.nl.Close()
+	if k.ns.IsOpen() {
+		_ = k.ns.Close()
+	}
+}
+
+// inside runs f in the namespace.
+func (k *Kernel) inside(f func() error) error {
+	if !k.ns.IsOpen() {
+		return f()
+	}
+	return rtnl.InNetns(k.ns, f)
+}
+
+// nftables is a connection to those of the namespace.
+func (k *Kernel) nftables() (conn *nftables.Conn, err error) {
+	if k.ns.IsOpen() {
+		conn, err = nftables.New(nftables.WithNetNSFd(int(k.ns)))
+	} else {
+		conn, err = nftables.New()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	return conn, nil
+}
+
+// Forget has the next Apply read again what the kernel has, and not rely on what the last one left.
+func (k *Kernel) Forget() { k.known = nil }
+
+// Apply makes the gateway as a setup says, changing only what differs: connections go on, but for
+// those of clients that went or whose address is another's now, which end. Errors: egress.ErrNoFoU;
+// ErrLeftOut and ErrNotForwarded, after all else is done; ctx's.
+func (k *Kernel) Apply(ctx context.Context, s Setup) error {
+	if err := (Setup{Link: s.Link, Addrs: s.Addrs, Port: s.Port, Destinations: s.Destinations}).Validate(); err != nil {
+		return err
+	}
+	want, problems := members(s.Clients)
+	if err := k.apply(ctx, s, want); err != nil {
+		k.Forget()
+		k.swept = false
+		return err
+	}
+	return errors.Join(problems, k.forwarded(s))
+}
+
+func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string) error {
+	conn, err := k.nftables()
+	if err != nil {
+		return err
+	}
+	// The rules come before the devices: nothing is forwarded without them.
+	if err := k.rules(conn, s); err != nil {
+		return err
+	}
+	if err := k.devices(s); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return k.serve(conn, s, compare(k.known.members, want))
+}
+
+// Standing tells whether a gateway as a setup says, but with whatever clients and destinations, has been
+// set up by an earlier process, and serves clients.
+func (k *Kernel) Standing(s Setup) (bool, error) {
+	conn, err := k.nftables()
+	if err != nil {
+		return false, err
+	}
+	rules, err := s.ruleset()
+	if err != nil || !rules.InKernel(conn) {
+		return false, err
+	}
+	link, err := k.nl.LinkByName(s.Link)
+	if err != nil {
+		return false, fmt.Errorf("look for %s: %w", s.Link, err)
+	}
+	tunnels, err := s.tunnels(link.Attrs().MTU)
+	if err != nil {
+		return false, err
+	}
+	for _, t := range tunnels {
+		if differ, err := tunnel.Check(k.nl, t); err != nil || len(differ) > 0 {
+			return false, err
+		}
+	}
+	there, err := listMembers(conn)
+	return len(there) > 0, err
+}
+
+// rules makes rules and destinations, and reads what the kernel has of clients if that is not known.
+func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
+	rules, err := s.ruleset()
+	if err != nil {
+		return err
+	}
+	if k.known == nil || k.known.tag != rules.Tag {
+		if err := setRules(conn, rules); err != nil {
+			return err
+		}
+	}
+	if k.known == nil {
+		if err := k.look(conn); err != nil {
+			return err
+		}
+	}
+	k.known.tag = rules.Tag
+	for _, of := range families {
+		want := s.destinations(of)
+		if known, ok := k.known.destinations[of]; ok && slices.Equal(known, want) {
+			continue
+		}
+		if err := setDestinations(conn, of, want); err != nil {
+			return err
+		}
+		k.known.destinations[of] = want
+	}
+	return nil
+}
+
+// look reads what the kernel has of clients.
+func (k *Kernel) look(conn *nftables.Conn) error {
+	there, err := listMembers(conn)
+	if err != nil {
+		return err
+	}
+	k.known = &known{destinations: map[int][]netip.Prefix{}, index: map[int]int{}, members: there}
+	return nil
+}
+
+// devices makes the tunnels.
+func (k *Kernel) devices(s Setup) error {
+	link, err := k.nl.LinkByName(s.Link)
+	if err != nil {
+		return fmt.Errorf("look for %s: %w", s.Link, err)
+	}
+	tunnels, err := s.tunnels(link.Attrs().MTU)
+	if err != nil {
+		return err
+	}
+	for _, t := range tunnels {
+		if err := k.device(t, link.Attrs()); err != nil {
+			return err
+		}
+	}
+	if k.known.routes == nil {
+		k.known.routes, err = k.listRoutes()
+	}
+	return err
+}
+
+func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
+	of := rtnl.FamilyOf(t.Local)
+	index, err := tunnel.Ensure(k.nl, t)
+	if err != nil {
+		return err
+	}
+	if was, known := k.known.index[of]; known && was != index {
+		// It was made anew; routes went with the one before.
+		maps.DeleteFunc(k.known.routes, func(a netip.Addr, _ bool) bool { return rtnl.FamilyOf(a) == of })
+	}
+	k.known.index[of] = index
+	if of == unix.AF_INET {
+		if err := errors.Join(k.forwardFrom(t.Link(), index), k.forwardFrom(link.Name, link.Index)); err != nil {
+			return err
+		}
+	}
+	return k.returnRules(of)
+}
+
+// serve brings clients from what they are to what they should be. Who is no client any more can send
+// nothing before its connections are ended, and who is one only then.
+func (k *Kernel) serve(conn *nftables.Conn, s Setup, c change) error {
+	if err := remove(conn, c.gone); err != nil {
+		return err
+	}
+	for _, a := range c.gone {
+		delete(k.known.members, a)
+	}
+	if err := k.endConnections(s, c); err != nil {
+		return err
+	}
+	if err := k.setRoutes(c); err != nil {
+		return err
+	}
+	if err := add(conn, c.added); err != nil {
+		return err
+	}
+	for a, uid := range c.added {
+		k.known.members[a] = uid
+	}
+	return nil
+}

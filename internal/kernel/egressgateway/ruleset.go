@@ -1,0 +1,193 @@
+package egressgateway
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/nft"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+)
+
+// Reason is why packets were dropped.
+type Reason string
+
+// The reasons.
+const (
+	NotClient    Reason = "not-a-client"  // they came to the tunnels' port from somebody who is no client, or says to be another
+	Destination  Reason = "destination"   // a client sent them to what is none of the Egress's destinations
+	Invalid      Reason = "invalid"       // they are of no connection that is known, and begin none
+	NotForwarded Reason = "not-forwarded" // between clients, to the gateway itself, or from outside and no answer
+)
+
+// Reasons are all.
+var Reasons = []Reason{NotClient, Destination, Invalid, NotForwarded}
+
+// Directions of what is translated.
+const (
+	Out = "out" // from clients
+	In  = "in"  // to clients
+)
+
+func counterName(what string, of int) string { return fmt.Sprintf("%s-%d", what, digit(of)) }
+
+// families are those of the ruleset, which has rules for both whatever the gateway has.
+var families = []int{unix.AF_INET, unix.AF_INET6}
+
+func table() *nftables.Table {
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table}
+}
+
+// ruleset is the table's rules. Sets and counters outlive them.
+func (s Setup) ruleset() (nft.Table, error) {
+	t := nft.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table, Chains: s.chains()}
+	var err error
+	t.Tag, err = t.Fingerprint()
+	return t, err
+}
+
+// clientSet has a client's address twice: as the source outside and inside.
+func clientSet(of int) *nftables.Set {
+	kind := nft.AddressType(of)
+	return &nftables.Set{
+		Table: table(), Name: fmt.Sprintf("clients-%d", digit(of)), Concatenation: true, KeyType: nftables.MustConcatSetType(kind, kind),
+	}
+}
+
+func clientElement(a netip.Addr, uid string) nftables.SetElement {
+	return nftables.SetElement{Key: append(a.AsSlice(), a.AsSlice()...), Comment: uid}
+}
+
+func destinationSet(of int) *nftables.Set {
+	kind := nft.AddressType(of)
+	return &nftables.Set{Table: table(), Name: fmt.Sprintf("destinations-%d", digit(of)), Interval: true, KeyType: kind}
+}
+
+// linkLocal is what no router passes on (RFC 3927, section 2.6.2), and where clouds serve a node's
+// credentials. The kernel itself keeps to it for IPv6.
+var linkLocal = netip.MustParsePrefix("169.254.0.0/16")
+
+// chains are the table's. The gateway's own address of a family decides what is translated; where it
+// has none nothing comes out of a tunnel.
+func (s Setup) chains() []nft.Chain {
+	receive := split{base: nft.Base("receive", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)}
+	send := nft.Base("send", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw)
+	refuse := nft.Base("refuse", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle)
+	input := nft.Base("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter)
+	forward := split{base: nft.Base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)}
+	translate := nft.Base("translate", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+	// Of most packets this is all: the rules of both families cost what a tunnel's packet can do without.
+	receive.base.Rules = append(receive.base.Rules, nft.NewRule("what is in no tunnel, or came out of one", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
+	refuse.Rules = append(refuse.Rules, nft.NewRule("tunnels' packets", nft.UDPTo(s.Port), nft.Accept()))
+	chains := []nft.Chain{}
+	for _, of := range families {
+		fou, from, to := s.fou(of), fromClients(of), toClients(of)
+		chains = append(chains, fou, from, to)
+		receive.of(of,
+			nft.NewRule("what comes to the port of tunnels", notFromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.GoTo(fou.Name)),
+			nft.NewRule("a tunnel in a tunnel is none", fromTunnel(of), nft.UDPTo(s.Port), nft.Destination(of), s.isOwn(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
+			nft.NewRule("the tunnels' devices would take it without UDP too", nft.Protocol(unix.IPPROTO_IPIP), nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
+			nft.NewRule("the tunnels' devices would take it without UDP too", nft.Protocol(unix.IPPROTO_IPV6), nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
+		)
+		send.Rules = append(send.Rules, nft.NewRule("tunnels are no connections", nft.Family(of), notToTunnel(of), nft.UDPTo(s.Port), nft.Notrack()))
+		refuse.Rules = append(refuse.Rules, s.refusals(of)...)
+		input.Rules = append(input.Rules, nft.NewRule("clients reach others by the gateway, not the gateway", fromTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()))
+		forward.of(of,
+			nft.NewRule("of no connection", nft.CtState(expr.CtStateBitINVALID), nft.CountAs(counterName(string(Invalid), of)), nft.Drop()),
+			nft.NewRule("from clients", fromTunnel(of), nft.GoTo(from.Name)),
+			nft.NewRule("to clients", toTunnel(of), nft.GoTo(to.Name)),
+			nft.NewRule("the gateway is no other router", nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
+		)
+		if own := s.own(of); own.IsValid() {
+			translate.Rules = append(translate.Rules, nft.NewRule("what is not the gateway's own", nft.Family(of), notToTunnel(of), notFrom(own), nft.Masquerade()))
+		}
+	}
+	chains = append(chains, receive.families...)
+	chains = append(chains, forward.families...)
+	return append(chains, receive.base, send, refuse, input, forward.base, translate)
+}
+
+// split is a chain whose rules are in chains of their own, one of a family: no packet meets those of the other.
+type split struct {
+	base     nft.Chain
+	families []nft.Chain
+}
+
+// of adds the rules of a family.
+func (c *split) of(of int, rules ...nft.Rule) {
+	own := nft.Regular(fmt.Sprintf("%s-%d", c.base.Name, digit(of)), rules...)
+	c.families = append(c.families, own)
+	c.base.Rules = append(c.base.Rules, nft.NewRule(fmt.Sprintf("of IPv%d", digit(of)), nft.Family(of), nft.GoTo(own.Name)))
+}
+
+// refusals go to clients by the tunnel, as answers do: resets, which come in the name of a host outside, and
+// the gateway's errors about what was inside a tunnel, which was not for itself.
+func (s Setup) refusals(of int) []nft.Rule {
+	own := s.own(of)
+	if !own.IsValid() {
+		return nil
+	}
+	rules := []nft.Rule{nft.NewRule("resets", nft.Family(of), nft.Protocol(unix.IPPROTO_TCP), notFrom(own), nft.SetWholeMark(returnMark))}
+	for _, kind := range icmpErrors[of] {
+		rules = append(rules, nft.NewRule("errors", nft.Family(of), icmp(of, kind), aboutDestination(of), nft.IsNot(own.AsSlice()...), nft.SetWholeMark(returnMark)))
+	}
+	return rules
+}
+
+// isOwn compares the loaded address with the gateway's own. The unspecified address of a family
+// that it has none of is no packet's destination.
+func (s Setup) isOwn(of int) nft.Exprs {
+	if own := s.own(of); own.IsValid() {
+		return nft.Is(own.AsSlice()...)
+	}
+	_, length := nft.SourceAt(of)
+	return nft.Is(make([]byte, length)...)
+}
+
+// fou lets in what a client sends from its own address, inside and outside.
+func (s Setup) fou(of int) nft.Chain {
+	return nft.Regular(fmt.Sprintf("fou-%d", digit(of)),
+		nft.NewRule("clients", plainHeaders(of), outerAndInner(of), nft.In(clientSet(of)), nft.Notrack(), nft.Accept()),
+		nft.NewRule("nobody else", nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
+	)
+}
+
+func fromClients(of int) nft.Chain {
+	c := nft.Regular(fmt.Sprintf("from-clients-%d", digit(of)))
+	c.Rules = append(c.Rules,
+		nft.NewRule("from a client to a client", toTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
+		nft.NewRule("of a connection", nft.CtState(answered), nft.CountAs(counterName(Out, of)), nft.Accept()),
+	)
+	if of == rtnl.FamilyOf(linkLocal.Addr()) {
+		c.Rules = append(c.Rules, nft.NewRule("link-local", nft.Destination(of), nft.Inside(linkLocal), nft.CountAs(counterName(string(Destination), of)), nft.Drop()))
+	}
+	c.Rules = append(c.Rules,
+		nft.NewRule("in the middle of a connection that is not known: it may have been another pod's", nft.Protocol(unix.IPPROTO_TCP), notBeginning(), nft.CountAs(counterName(string(Invalid), of)), nft.Reset()),
+		nft.NewRule("to a destination", nft.Destination(of), nft.In(destinationSet(of)), nft.CountAs(counterName(Out, of)), nft.Accept()),
+		nft.NewRule("to none", nft.CountAs(counterName(string(Destination), of)), nft.Drop()),
+	)
+	return c
+}
+
+func toClients(of int) nft.Chain {
+	return nft.Regular(fmt.Sprintf("to-clients-%d", digit(of)),
+		nft.NewRule("answers", nft.CtState(answered), nft.CountAs(counterName(In, of)), nft.Accept()),
+		nft.NewRule("clients are not reached from outside", nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
+	)
+}
+
+// counters are the names of the table's.
+func counters() []string {
+	var names []string
+	for _, of := range families {
+		names = append(names, counterName(Out, of), counterName(In, of))
+		for _, r := range Reasons {
+			names = append(names, counterName(string(r), of))
+		}
+	}
+	return names
+}

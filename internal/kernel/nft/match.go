@@ -1,0 +1,124 @@
+package nft
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// Is compares the loaded value: it equals data. With fewer bytes than are loaded the beginning
+// is compared.
+func Is(data ...byte) Exprs {
+	return Exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: Register, Data: data}}
+}
+
+// IsNot is the opposite of Is.
+func IsNot(data ...byte) Exprs {
+	return Exprs{&expr.Cmp{Op: expr.CmpOpNeq, Register: Register, Data: data}}
+}
+
+// LinkName is the name of a link as Is and IsNot take a whole one, with
+// expr.MetaKeyIIFNAME and expr.MetaKeyOIFNAME. Of a name alone they take what begins so.
+func LinkName(name string) []byte {
+	data := make([]byte, unix.IFNAMSIZ)
+	copy(data, name)
+	return data
+}
+
+// Family is meta nfproto.
+func Family(family int) Exprs {
+	return Join(Meta(expr.MetaKeyNFPROTO), Is(byte(protoOf(family))))
+}
+
+func protoOf(family int) uint32 {
+	if family == unix.AF_INET6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
+// Protocol is meta l4proto.
+func Protocol(p byte) Exprs { return Join(Meta(expr.MetaKeyL4PROTO), Is(p)) }
+
+// UDPTo is udp dport.
+func UDPTo(port uint16) Exprs {
+	return Join(Protocol(unix.IPPROTO_UDP), Transport(2, 2), Is(binaryutil.BigEndian.PutUint16(port)...))
+}
+
+// SourceIs is ip saddr, ip6 saddr.
+func SourceIs(a netip.Addr) Exprs {
+	return Join(Family(rtnl.FamilyOf(a)), Source(rtnl.FamilyOf(a)), Is(a.AsSlice()...))
+}
+
+// SourceIn is SourceIs of a network.
+func SourceIn(p netip.Prefix) Exprs {
+	return Join(Family(rtnl.FamilyOf(p.Addr())), Source(rtnl.FamilyOf(p.Addr())), Inside(p))
+}
+
+// DestinationIs is ip daddr, ip6 daddr.
+func DestinationIs(a netip.Addr) Exprs {
+	return Join(Family(rtnl.FamilyOf(a)), Destination(rtnl.FamilyOf(a)), Is(a.AsSlice()...))
+}
+
+// DestinationIn is DestinationIs of a network.
+func DestinationIn(p netip.Prefix) Exprs {
+	return Join(Family(rtnl.FamilyOf(p.Addr())), Destination(rtnl.FamilyOf(p.Addr())), Inside(p))
+}
+
+// Inside tells that the loaded address is in a network, which has no host bits.
+func Inside(p netip.Prefix) Exprs {
+	return Join(MaskBits(rtnl.FamilyOf(p.Addr()), p.Bits()), Is(p.Addr().AsSlice()...))
+}
+
+// ICMPv6Type loads icmpv6 type, of such packets.
+func ICMPv6Type() Exprs { return Join(Protocol(unix.IPPROTO_ICMPV6), Transport(0, 1)) }
+
+// ICMPv6Between is icmpv6 type FIRST-LAST.
+func ICMPv6Between(first, last byte) Exprs {
+	between := Exprs{&expr.Range{Op: expr.CmpOpEq, Register: Register, FromData: []byte{first}, ToData: []byte{last}}}
+	return Join(Family(unix.AF_INET6), ICMPv6Type(), between)
+}
+
+// ICMPType loads icmp type, of such packets.
+func ICMPType() Exprs { return Join(Protocol(unix.IPPROTO_ICMP), Transport(0, 1)) }
+
+// The directions of a connection, as CtDirection takes them.
+const (
+	Original byte = 0 // IP_CT_DIR_ORIGINAL
+	Reply    byte = 1 // IP_CT_DIR_REPLY
+)
+
+// CtDirection is ct direction. A packet that is not tracked has none.
+func CtDirection(d byte) Exprs { return Join(Ct(expr.CtKeyDIRECTION), Is(d)) }
+
+// CtState is ct state, one of those of which the bits are set (expr.CtStateBitNEW …).
+func CtState(states uint32) Exprs {
+	return Join(Ct(expr.CtKeySTATE), Mask(Word(states)...), IsNot(Word(0)...))
+}
+
+// CtStatus is ct status, one of those of which the bits are set (CtConfirmed …). A packet that is not tracked has none.
+func CtStatus(bits uint32) Exprs {
+	return Join(Ct(expr.CtKeySTATUS), Mask(Word(bits)...), IsNot(Word(0)...))
+}
+
+// Bits of CtStatus (linux/netfilter/nf_conntrack_common.h).
+const (
+	CtSeenReply uint32 = 1 << 1
+	CtConfirmed uint32 = 1 << 3 // the first packet is through
+	CtSNAT      uint32 = 1 << 4
+	CtDNAT      uint32 = 1 << 5
+)
+
+// OneOf is numgen random mod n 0, which one packet of n matches, at random.
+func OneOf(n uint32) Exprs {
+	return Join(Exprs{&expr.Numgen{Register: Register, Modulus: n, Type: unix.NFT_NG_RANDOM}}, Is(Word(0)...))
+}
+
+// Over is limit rate over N/second burst M packets. It matches what is beyond.
+func Over(rate uint64, burst uint32) Exprs {
+	return Exprs{&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Over: true, Unit: expr.LimitTimeSecond, Burst: burst}}
+}

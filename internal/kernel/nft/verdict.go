@@ -1,0 +1,60 @@
+package nft
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// Count is counter.
+func Count() Exprs { return Exprs{&expr.Counter{}} }
+
+// CountAs is counter name NAME.
+func CountAs(name string) Exprs {
+	return Exprs{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}
+}
+
+// Accept is accept.
+func Accept() Exprs { return Exprs{&expr.Verdict{Kind: expr.VerdictAccept}} }
+
+// Drop is drop.
+func Drop() Exprs { return Exprs{&expr.Verdict{Kind: expr.VerdictDrop}} }
+
+// GoTo is goto CHAIN.
+func GoTo(chain string) Exprs {
+	return Exprs{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
+}
+
+// Notrack is notrack.
+func Notrack() Exprs { return Exprs{&expr.Notrack{}} }
+
+// Reset is reject with tcp reset.
+func Reset() Exprs { return Exprs{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}} }
+
+// Reject is reject with icmpx, with a code of either family (unix.NFT_REJECT_ICMPX_NO_ROUTE …).
+func Reject(code uint8) Exprs {
+	return Exprs{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: code}}
+}
+
+// Masquerade is masquerade.
+func Masquerade() Exprs { return Exprs{&expr.Masq{}} }
+
+// MasqueradeFullyRandom is masquerade fully-random.
+func MasqueradeFullyRandom() Exprs { return Exprs{&expr.Masq{FullyRandom: true}} }
+
+// SNATTo is snat to ADDRESS fully-random.
+func SNATTo(a netip.Addr) Exprs { return snatTo(a, true) }
+
+// SNATToSamePorts is snat to ADDRESS, with the ports as they are where that is possible.
+func SNATToSamePorts(a netip.Addr) Exprs { return snatTo(a, false) }
+
+func snatTo(a netip.Addr, random bool) Exprs {
+	return Exprs{
+		&expr.Immediate{Register: Register, Data: a.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: protoOf(rtnl.FamilyOf(a)), RegAddrMin: Register, FullyRandom: random},
+	}
+}

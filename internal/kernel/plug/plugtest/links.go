@@ -1,0 +1,36 @@
+package plugtest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/kernel/plug/podif"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// Veth makes a veth within a namespace.
+func Veth(s *podif.Namespace, name, peer string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	v := netlink.NewVeth(attrs)
+	v.PeerName = peer
+	return s.NL.LinkAdd(v)
+}
+
+// Describe is what a namespace's links are, one a line, without what changes by itself.
+func Describe(t testing.TB, s *podif.Namespace) string {
+	t.Helper()
+	list, err := rtnl.Whole(s.NL.LinkList)
+	Must(t, err)
+	var lines []string
+	for _, l := range list {
+		a := l.Attrs()
+		lines = append(lines, fmt.Sprintf("%s %s group %d master %d alias %q", a.Name, l.Type(), a.Group, a.MasterIndex, a.Alias))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}

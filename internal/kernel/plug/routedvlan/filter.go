@@ -1,0 +1,312 @@
+package routedvlan
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/nft"
+	"github.com/berthnet/berth/internal/kernel/plug"
+)
+
+// The table inet berth-branches has two maps, from a link's name to the chain of its branch: that of
+// packets that come by a link, and that of packets that leave by one. So the cost of a packet does not grow
+// with the number of branches.
+
+// zoneBase plus a VLAN is the connection tracking zone of a branch. Zones of others are left room
+// below it.
+const zoneBase = 0x6000
+
+func table() *nftables.Table {
+	return &nftables.Table{Name: datapath.BranchNftTable, Family: nftables.TableFamilyINet}
+}
+
+// way is one of the two ways that packets take, with the base chain that leads to chains of branches.
+type way struct {
+	name string
+	kind nftables.ChainType
+	hook *nftables.ChainHook
+	at   *nftables.ChainPriority
+	key  expr.MetaKey
+}
+
+var (
+	// entering is before connection tracking, and before the data path looks at sources.
+	entering = way{"entering", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(*nftables.ChainPriorityRaw - 10), expr.MetaKeyIIFNAME}
+	// leaving is before others give what leaves a source, such as kube-proxy by masquerading, which
+	// would take one of another link, that the VPC drops.
+	leaving = way{"leaving", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource - 10), expr.MetaKeyOIFNAME}
+)
+
+func (w way) links() *nftables.Set {
+	return &nftables.Set{Table: table(), Name: w.name + "_links", IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict}
+}
+
+// lead is what the base chain has.
+func (w way) lead() chain {
+	return chain{w.name, "", w, []nft.Exprs{nft.Join(nft.Meta(w.key), nft.VerdictOf(w.links()))}}
+}
+
+// chain is one of a branch.
+type chain struct {
+	name  string
+	link  string // by which its packets come or leave
+	way   way
+	rules []nft.Exprs
+}
+
+// Names of the chains of a branch end as those of its links do.
+const (
+	fromPod  = "from_pod_"
+	fromVLAN = "from_vlan_"
+	toVLAN   = "to_vlan_"
+)
+
+func chainName(kind string, r plug.Ref) string { return kind + r.Short() }
+
+// chains are those of a branch.
+func (p *Plugger) chains(b branch) []chain {
+	short := strings.TrimPrefix(b.pod, datapath.LinkPrefix)
+	in, out := chain{fromVLAN + short, b.vlan, entering, b.onlyPod()}, chain{fromPod + short, b.pod, entering, nil}
+	to := chain{toVLAN + short, b.vlan, leaving, nil}
+	for _, h := range b.hops { // the pod's own, unless others would give it another
+		to.rules = append(to.rules, nft.Join(nft.Family(h.family()), nft.SNATToSamePorts(h.addr)))
+	}
+	list := []chain{to}
+	if b.enforcing != plug.Strict {
+		return append(list, in, out)
+	}
+	zone := setZone(uint16(zoneBase + b.id))
+	mark := func(value uint32) nft.Exprs { return nft.SetMark(p.mark(value)) }
+	in.rules = append(in.rules, nft.Join(zone, mark(datapath.BranchIn)))
+	out.rules = []nft.Exprs{nft.Join(zone, mark(datapath.BranchOut))}
+	return append(list, in, out)
+}
+
+// setZone is ct zone set N.
+func setZone(n uint16) nft.Exprs {
+	return nft.Exprs{
+		&expr.Immediate{Register: nft.Register, Data: binaryutil.NativeEndian.PutUint16(n)},
+		&expr.Ct{Key: expr.CtKeyZONE, Register: nft.Register, SourceRegister: true},
+	}
+}
+
+// linkMulticast are the addresses of several hosts of a link (RFC 4291, section 2.7).
+var linkMulticast = netip.MustParsePrefix("ff02::/16")
+
+// neighbourHops is the hop limit of messages of neighbours, by which who gets one knows that no router has passed it
+// on (RFC 4861, section 7.1).
+const neighbourHops = 255
+
+// hopLimit loads ip6 hoplimit, of such packets (RFC 8200, section 3).
+func hopLimit() nft.Exprs { return nft.Network(7, 1) }
+
+// onlyPod drops what comes by the VLAN and is not for the pod. But by IPv6 the node asks the router for its MAC
+// address, and answers. Routers that advertise themselves are not heard.
+func (b branch) onlyPod() (rules []nft.Exprs) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if !b.has(family) {
+			rules = append(rules, nft.Join(nft.Family(family), nft.Drop()))
+		}
+	}
+	for _, h := range b.hops {
+		if h.family() == unix.AF_INET6 {
+			for _, to := range []netip.Prefix{datapath.LinkLocalNet, linkMulticast} {
+				rules = append(rules, nft.Join(nft.DestinationIn(to), hopLimit(), nft.Is(neighbourHops), nft.ICMPv6Between(datapath.NeighbourSolicitation, datapath.NeighbourAdvertisement), nft.Accept()))
+			}
+		}
+		rules = append(rules, nft.Join(nft.Family(h.family()), nft.Destination(h.family()), nft.IsNot(h.addr.AsSlice()...), nft.Count(), nft.Drop()))
+	}
+	return rules
+}
+
+// content is a table that has nothing but the chain, whose tag so tells the content of the chain alone.
+func (c chain) content() (nft.Table, error) {
+	own := nft.Regular(c.name)
+	if c.link == "" { // a base chain is of no link
+		own = nft.Base(c.way.name, c.way.kind, c.way.hook, c.way.at)
+	}
+	for _, r := range c.rules {
+		own.Rules = append(own.Rules, nft.NewRule(c.name, r))
+	}
+	t := nft.Table{Family: nftables.TableFamilyINet, Name: datapath.BranchNftTable, Chains: []nft.Chain{own}}
+	var err error
+	t.Tag, err = t.Fingerprint()
+	return t, err
+}
+
+func (c chain) element() []nftables.SetElement {
+	return []nftables.SetElement{{Key: nft.LinkName(c.link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: c.name}}}
+}
+
+func (p *Plugger) conn() (*nftables.Conn, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(int(p.node.NS)))
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	return c, nil
+}
+
+// filter makes the chains of a branch, in one transaction. What is there already is not written again: a
+// change of rules has the kernel wait for packets under way.
+func (p *Plugger) filter(b branch) error {
+	conn, err := p.conn()
+	if err != nil {
+		return err
+	}
+	missing, err := p.unlike(conn, b)
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	conn.AddTable(table())
+	for _, w := range []way{entering, leaving} {
+		if err := conn.AddSet(w.links(), nil); err != nil {
+			return fmt.Errorf("make the map %s: %w", w.links().Name, err)
+		}
+	}
+	for _, c := range missing {
+		if err := c.add(conn); err != nil {
+			return err
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("make the nftables chains of %s: %w", b.pod, err)
+	}
+	return nil
+}
+
+// add queues a chain, with its place in its map.
+func (c chain) add(conn *nftables.Conn) error {
+	content, err := c.content()
+	if err != nil {
+		return err
+	}
+	content.Refill(conn, content.Chains...)
+	if c.link == "" {
+		return nil
+	}
+	if err := conn.SetAddElements(c.way.links(), c.element()); err != nil {
+		return fmt.Errorf("lead from %s to chain %s: %w", c.link, c.name, err)
+	}
+	return nil
+}
+
+// unlike lists the chains that a branch needs, those that all share first, and that are not as they
+// are to be.
+func (p *Plugger) unlike(conn *nftables.Conn, b branch) (missing []chain, err error) {
+	have, err := look(conn)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range append([]chain{entering.lead(), leaving.lead()}, p.chains(b)...) {
+		alike, err := have.has(conn, c)
+		if err != nil {
+			return nil, err
+		}
+		if !alike {
+			missing = append(missing, c)
+		}
+	}
+	return missing, nil
+}
+
+// content is what the kernel has of the table.
+type content struct {
+	chains map[string]*nftables.Chain
+	linked map[string]bool // places of the maps that are taken
+}
+
+// at tells the place of a chain in its map.
+func (c chain) at() string { return c.way.name + " " + c.link }
+
+func look(conn *nftables.Conn) (content, error) {
+	have := content{map[string]*nftables.Chain{}, map[string]bool{}}
+	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return have, fmt.Errorf("list nftables chains: %w", err)
+	}
+	for _, c := range chains {
+		if c.Table.Name == datapath.BranchNftTable {
+			have.chains[c.Name] = c
+		}
+	}
+	for _, w := range []way{entering, leaving} {
+		if have.chains[w.name] == nil {
+			continue // nor is there a map
+		}
+		elements, err := conn.GetSetElements(w.links())
+		if err != nil {
+			return have, fmt.Errorf("read the map %s: %w", w.links().Name, err)
+		}
+		for _, e := range elements {
+			have.linked[chain{link: string(bytes.TrimRight(e.Key, "\x00")), way: w}.at()] = true
+		}
+	}
+	return have, nil
+}
+
+// has tells whether a chain is there as it is to be.
+func (have content) has(conn *nftables.Conn, c chain) (bool, error) {
+	there := have.chains[c.name]
+	if there == nil || c.link != "" && !have.linked[c.at()] {
+		return false, nil
+	}
+	content, err := c.content()
+	if err != nil {
+		return false, err
+	}
+	return content.Has(conn, content.Chains[0]), nil
+}
+
+// unfilter removes the chains of a port.
+func (p *Plugger) unfilter(r plug.Ref) error {
+	conn, err := p.conn()
+	if err != nil {
+		return err
+	}
+	have, err := look(conn)
+	if err != nil {
+		return err
+	}
+	for name, c := range map[string]chain{
+		chainName(fromPod, r):  {link: LinkName(r), way: entering},
+		chainName(fromVLAN, r): {link: r.VLANLink(), way: entering},
+		chainName(toVLAN, r):   {link: r.VLANLink(), way: leaving},
+	} {
+		there := have.chains[name]
+		if there == nil {
+			continue
+		}
+		if c.name = name; have.linked[c.at()] {
+			if err := conn.SetDeleteElements(c.way.links(), c.element()); err != nil {
+				return fmt.Errorf("lead no more to chain %s: %w", name, err)
+			}
+		}
+		conn.FlushChain(there)
+		conn.DelChain(there)
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("remove the nftables chains of %s: %w", LinkName(r), err)
+	}
+	return nil
+}
+
+// checkFilter notes which chains of a branch are not as they are to be.
+func (p *Plugger) checkFilter(b branch, found *plug.Differences) error {
+	conn, err := p.conn()
+	if err != nil {
+		return err
+	}
+	missing, err := p.unlike(conn, b)
+	for _, c := range missing {
+		found.Add("the nftables table %s lacks what chain %s is to have", datapath.BranchNftTable, c.name)
+	}
+	return err
+}

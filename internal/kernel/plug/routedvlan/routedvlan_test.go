@@ -1,0 +1,138 @@
+package routedvlan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/plug"
+)
+
+// What takes a kernel with VLANs is in files of the build tag guest.
+
+func branchFor(mode plug.Enforcing, id int) branch {
+	return branch{
+		pod: "bth0123456789a", vlan: "vl0123456789a", id: id, enforcing: mode,
+		hops: []hop{
+			{netip.MustParseAddr("10.0.64.7"), netip.MustParseAddr("10.0.64.1")},
+			{netip.MustParseAddr("2001:db8::7"), netip.MustParseAddr("fe80:ec2::1")},
+		},
+	}
+}
+
+// families are those of policy rules.
+var families = []int{unix.AF_INET, unix.AF_INET6}
+
+// Marks keep to the six bits of the ENI's number, wherever these are, and the rules of strict branches come before
+// all others: between them and the kernel's is nothing that takes a packet of theirs elsewhere.
+func TestRules(t *testing.T) {
+	for _, shift := range []uint{0, 8, 24} {
+		p := &Plugger{shift: shift}
+		for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
+			for _, family := range families {
+				for _, r := range append(p.shared(family, mode), p.own(branchFor(mode, 7), family)...) {
+					if r.Family != family {
+						t.Errorf("%s is of family %d, want %d", r, r.Family, family)
+					}
+					if r.Mask != nil && *r.Mask&^(datapath.MarkUplink<<shift) != 0 {
+						t.Errorf("%s looks at the bits %#x", r, *r.Mask)
+					}
+					if mode == plug.Strict && r.Priority > datapath.RuleLocal {
+						t.Errorf("%s is behind local addresses", r)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Two rules that take other packets, or take them elsewhere, are not the same, whoever made them.
+func TestSame(t *testing.T) {
+	p := &Plugger{}
+	const family = unix.AF_INET
+	all := append(append(p.shared(family, plug.Strict), p.shared(family, plug.Standard)...), localRule(family, 0))
+	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
+		for _, id := range []int{7, 8} {
+			all = append(all, p.own(branchFor(mode, id), family)...)
+		}
+	}
+	foreign := p.own(branchFor(plug.Strict, 7), family)[0]
+	foreign.Protocol = 0
+	all = append(all, foreign)
+	for i, a := range all {
+		for j, b := range all {
+			// The rules by a VLAN's link are alike for any VLAN.
+			alike := i == j || a.IifName == "vl0123456789a" && b.IifName == "vl0123456789a"
+			if same(a, b) != alike {
+				t.Errorf("%s %s and %s %s: same is %v", a, a.IifName, b, b.IifName, !alike)
+			}
+		}
+	}
+}
+
+// Which rules are shared follows from whose there are.
+func TestPresent(t *testing.T) {
+	p := &Plugger{}
+	for _, family := range families {
+		strict, standard := p.own(branchFor(plug.Strict, 7), family), p.own(branchFor(plug.Standard, 8), family)
+		foreign := standard[0]
+		foreign.Protocol = 0
+		for want, have := range map[string][]netlink.Rule{
+			"map[]":                          append(p.shared(family, plug.Strict), foreign, localRule(family, 0)),
+			"map[strict:true]":               strict,
+			"map[standard:true]":             standard,
+			"map[standard:true strict:true]": slices.Concat(strict, standard),
+		} {
+			if got := fmt.Sprint(present(have)); got != want {
+				t.Errorf("family %d: got %s, want %s", family, got, want)
+			}
+		}
+	}
+}
+
+// No two branches of a node share a table, and none has one of the data path's.
+func TestTables(t *testing.T) {
+	seen := map[int]bool{datapath.PodTable: true, datapath.StrictTable: true, datapath.StandardTable: true}
+	for i := 1; i <= datapath.MaxUplink; i++ {
+		seen[datapath.UplinkTableBase+i] = true
+	}
+	for id := 1; id <= 4094; id++ {
+		table := branchFor(plug.Strict, id).ownTable()
+		if seen[table] {
+			t.Errorf("table %d of VLAN %d is taken", table, id)
+		}
+		seen[table] = true
+	}
+}
+
+// Chains are told apart by their content: by address, mode and VLAN.
+func TestTags(t *testing.T) {
+	p := &Plugger{}
+	seen := map[string]string{}
+	other, other6, alone, alone6 := branchFor(plug.Strict, 7), branchFor(plug.Strict, 7), branchFor(plug.Strict, 7), branchFor(plug.Strict, 7)
+	other.hops[0].addr = netip.MustParseAddr("10.0.64.8")
+	other6.hops[1].addr = netip.MustParseAddr("2001:db8::8")
+	alone.hops, alone6.hops = alone.hops[:1], alone6.hops[1:]
+	for what, b := range map[string]branch{
+		"strict": branchFor(plug.Strict, 7), "VLAN 8": branchFor(plug.Strict, 8), "standard": branchFor(plug.Standard, 7),
+		"another address": other, "another IPv6 address": other6, "IPv4 alone": alone, "IPv6 alone": alone6,
+	} {
+		all := ""
+		for _, c := range p.chains(b) {
+			content, err := c.content()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all += content.Tag + " "
+		}
+		if seen[all] != "" {
+			t.Errorf("%s and %s have the tags %s", seen[all], what, all)
+		}
+		seen[all] = what
+	}
+}

@@ -1,0 +1,289 @@
+package routedvlan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// Policy rules are of a family: a branch has those of the families of its addresses. Calls that concern
+// rules of all branches do both.
+
+// mark is a value of the bits datapath.MarkUplink.
+func (p *Plugger) mark(value uint32) (mark, mask uint32) {
+	return value << p.shift, datapath.MarkUplink << p.shift
+}
+
+func rule(family, priority, table int) netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol = family, priority, table, rtnl.Protocol
+	return *r
+}
+
+func (p *Plugger) marked(r netlink.Rule, value uint32) netlink.Rule {
+	mark, mask := p.mark(value)
+	r.Mark, r.Mask = mark, &mask
+	return r
+}
+
+// shared are the rules that all branches of a mode need, in the order in which they are made: until
+// the last of them is there, none takes a packet from where it went before.
+func (p *Plugger) shared(family int, mode plug.Enforcing) []netlink.Rule {
+	rule := func(priority, table int) netlink.Rule { return rule(family, priority, table) }
+	if mode == plug.Standard {
+		return []netlink.Rule{rule(datapath.RuleBranchPod, datapath.StandardTable)}
+	}
+	none := p.marked(rule(datapath.RuleBranchNone, 0), datapath.BranchOut)
+	none.Type = unix.RTN_PROHIBIT
+	past := p.marked(rule(datapath.RuleBranchPast, 0), datapath.BranchAny)
+	past.Mask = &past.Mark
+	past.Invert, past.Goto = true, datapath.RuleLocal
+	source := p.marked(rule(datapath.RuleBranchSource, datapath.StrictTable), datapath.BranchOut)
+	source.IifName = "lo"
+	return []netlink.Rule{
+		localRule(family, datapath.RuleLocal), none, past, source,
+		p.marked(rule(datapath.RuleBranchIn, datapath.StrictTable), datapath.BranchIn),
+	}
+}
+
+// localRule looks up the node's own addresses, as the kernel has it with priority 0. It carries the
+// kernel's mark, so that nobody who takes away what is Berth's takes it away.
+func localRule(family, priority int) netlink.Rule {
+	r := rule(family, priority, unix.RT_TABLE_LOCAL)
+	r.Protocol = unix.RTPROT_KERNEL
+	return r
+}
+
+// own are the rules of one branch, of a family. By the first what its pod sends leaves.
+//
+// Of IPv4 there is one more. Before the kernel passes a packet on it asks where the source of one that came back the other way would be
+// (rp_filter). Of what came by the VLAN that is, by the first rule, behind the VLAN, whatever the source is: it
+// may be the node itself, or another pod on it. Of what came from the pod it is behind the pod's link, by
+// the other rule, which no packet meets.
+func (p *Plugger) own(b branch, family int) []netlink.Rule {
+	priority := datapath.RuleBranchStandard
+	if b.enforcing == plug.Strict {
+		priority = datapath.RuleBranchOut
+	}
+	out := rule(family, priority, b.ownTable())
+	out.IifName = b.pod
+	if b.enforcing != plug.Strict || family != unix.AF_INET {
+		return []netlink.Rule{out}
+	}
+	back := p.marked(rule(family, priority, datapath.StrictTable), datapath.BranchOut)
+	back.IifName = b.vlan
+	return []netlink.Rule{out, back}
+}
+
+// isOwn tells the rules of a port's branch, by the names of its links.
+func isOwn(h netlink.Rule, r plug.Ref) bool {
+	return h.Protocol == rtnl.Protocol && (h.IifName == LinkName(r) || h.IifName == r.VLANLink())
+}
+
+// present tells of which modes there are branches, by their rules of a family.
+func present(have []netlink.Rule) map[plug.Enforcing]bool {
+	of := map[plug.Enforcing]bool{}
+	for _, h := range have {
+		switch {
+		case h.Protocol != rtnl.Protocol:
+		case h.Priority == datapath.RuleBranchOut:
+			of[plug.Strict] = true
+		case h.Priority == datapath.RuleBranchStandard:
+			of[plug.Standard] = true
+		}
+	}
+	return of
+}
+
+// lead makes the rules of a branch, and removes those that it had by another VLAN or mode.
+func (p *Plugger) lead(ctx context.Context, b branch, r plug.Ref) error {
+	for _, h := range b.hops {
+		family := h.family()
+		err := p.change(ctx, family, func(have []netlink.Rule) error {
+			for _, r := range append(p.shared(family, b.enforcing), p.own(b, family)...) {
+				if err := p.ensure(have, r); err != nil {
+					return err
+				}
+			}
+			if err := p.unlead(have, r, p.own(b, family)); err != nil {
+				return err
+			}
+			if b.enforcing == plug.Strict {
+				return p.removeLike(have, localRule(family, 0))
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leadNoMore removes the rules of a port, and what no other of its mode needs.
+func (p *Plugger) leadNoMore(ctx context.Context, r plug.Ref) error {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if err := p.change(ctx, family, func(have []netlink.Rule) error { return p.unlead(have, r, nil) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// change has a call see and change the rules of a family while no other does, and then removes those that all
+// branches share and none needs any more.
+func (p *Plugger) change(ctx context.Context, family int, do func(have []netlink.Rule) error) error {
+	done, err := p.turns.Take(ctx, "the rules")
+	if err != nil {
+		return err
+	}
+	defer done()
+	have, err := p.rules(family)
+	if err != nil {
+		return err
+	}
+	if err := do(have); err != nil {
+		return err
+	}
+	if have, err = p.rules(family); err != nil {
+		return err
+	}
+	return p.shareNoMore(family, have)
+}
+
+// unlead removes the rules of a port that are not wanted.
+func (p *Plugger) unlead(have []netlink.Rule, r plug.Ref, want []netlink.Rule) error {
+	for _, h := range have {
+		if !isOwn(h, r) || slices.ContainsFunc(want, func(w netlink.Rule) bool { return same(h, w) }) {
+			continue
+		}
+		if err := p.remove(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shareNoMore removes the rules that branches share and none needs any more. The kernel's own rule of local
+// addresses is back in its place first.
+func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
+	of := present(have)
+	moved := slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(family, datapath.RuleLocal)) })
+	if !of[plug.Strict] && moved {
+		if err := p.ensure(have, localRule(family, 0)); err != nil {
+			return err
+		}
+	}
+	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
+		if of[mode] {
+			continue
+		}
+		for _, r := range slices.Backward(p.shared(family, mode)) {
+			if err := p.removeLike(have, r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// rules lists those of a family; none of one that the kernel does not have.
+func (p *Plugger) rules(family int) ([]netlink.Rule, error) {
+	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return p.node.NL.RuleList(family) })
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	return list, nil
+}
+
+func (p *Plugger) ensure(have []netlink.Rule, r netlink.Rule) error {
+	if slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, r) }) {
+		return nil
+	}
+	if err := p.node.NL.RuleAdd(&r); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add %s: %w", r, err)
+	}
+	return nil
+}
+
+// removeLike removes the rules that are as one is.
+func (p *Plugger) removeLike(have []netlink.Rule, r netlink.Rule) error {
+	for _, h := range have {
+		if same(h, r) {
+			if err := p.remove(h); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (p *Plugger) remove(r netlink.Rule) error {
+	if err := p.node.NL.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
+		return fmt.Errorf("remove %s: %w", r, err)
+	}
+	return nil
+}
+
+// same tells whether two rules take the same packets to the same place. One that lists them does not
+// tell what is prohibited: that has no table.
+func same(a, b netlink.Rule) bool {
+	type identity struct {
+		priority, table, to int
+		mark, mask          uint32
+		iif                 string
+		invert              bool
+		ours                bool
+		further             bool
+	}
+	of := func(r netlink.Rule) identity {
+		i := identity{
+			priority: max(r.Priority, 0), mark: r.Mark, iif: r.IifName, invert: r.Invert,
+			ours: r.Protocol == rtnl.Protocol, further: r.Src != nil || r.Dst != nil || r.OifName != "",
+		}
+		if r.Mask != nil {
+			i.mask = *r.Mask
+		}
+		if r.Goto > 0 {
+			i.to = r.Goto
+		} else {
+			i.table = r.Table
+		}
+		return i
+	}
+	return of(a) == of(b)
+}
+
+// checkRules notes which rules are missing.
+func (p *Plugger) checkRules(b branch, found *plug.Differences) error {
+	for _, h := range b.hops {
+		have, err := p.rules(h.family())
+		if err != nil {
+			return err
+		}
+		has := func(want netlink.Rule) bool {
+			return slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, want) })
+		}
+		for _, r := range append(p.shared(h.family(), b.enforcing), p.own(b, h.family())...) {
+			if !has(r) {
+				found.Add("the node lacks the policy rule %d of %s branches, of %s", r.Priority, b.enforcing, ipfamily.Of(h.addr))
+			}
+		}
+		if b.enforcing == plug.Strict && has(localRule(h.family(), 0)) {
+			found.Add("the node's own addresses are looked up before %s leads to its VLAN (policy rule 0), of %s", b.pod, ipfamily.Of(h.addr))
+		}
+	}
+	return nil
+}

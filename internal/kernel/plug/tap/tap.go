@@ -1,0 +1,252 @@
+// Package tap makes what the runtime of a virtual machine finds in a pod: a tap device in the
+// place of the pod's interface, which leads to the port that another Plugger has put into the
+// pod, frame by frame:
+//
+//	tap device, with the interface's name = nic and 11 characters of the port's (plug.Ref.Short), as plugged
+//
+// The runtime opens the device by the name of the pod's interface (TUNSETIFF) and gives the
+// machine the MAC address that it has, the port's; the machine has the port's addresses, and
+// the pod's namespace none. The device stays when nobody has it open, and while berthd does not
+// run. Filters hand frames on before the stack of the pod sees them (Kata Containers' tcfilter
+// does it likewise), so that the links' own MAC addresses swallow nothing.
+package tap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/plug/podif"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+var _ = failpoint.Register("plug.tap.port.after", "plug.tap.made.after", "plug.tap.named.after", "plug.tap.joined.after",
+	"plug.tap.removed.after")
+
+// Plugger adds tap devices to what another one plugs, for those ports that are for machines.
+type Plugger struct {
+	plug.Plugger
+	node    rtnl.NetnsID
+	turns   plug.Turns
+	sysctls string
+}
+
+// New wraps a Plugger in the calling thread's network namespace, the node's. The kernel's
+// settings are below the folder sysctls; empty: /proc/sys.
+func New(inner plug.Plugger, sysctls string) (*Plugger, error) {
+	node, err := rtnl.InspectNetns("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("open the node's network namespace: %w", err)
+	}
+	return &Plugger{Plugger: inner, node: node, sysctls: sysctls}, nil
+}
+
+// Names of a port's links in the pod, besides the tap device, whose name is the interface's.
+func portLink(r plug.Ref) string   { return "nic" + r.Short() }
+func unfinished(r plug.Ref) string { return "new" + r.Short() } // the tap device until it has its mark
+
+// inner is what the wrapped Plugger is to plug: a link without addresses.
+func inner(w plug.Want) plug.Want {
+	w.Binding = ""
+	w.Pod.IfName = portLink(w.Ref)
+	w.Interface = plug.Interface{MAC: w.Interface.MAC, MTU: w.Interface.MTU, Bare: true}
+	return w
+}
+
+// open opens a pod's namespace.
+func (p *Plugger) open(pod plug.Pod) (*podif.Namespace, error) {
+	s, err := podif.OpenPod(pod, p.node)
+	if err == nil {
+		s.Sysctls = p.sysctls
+	}
+	return s, err
+}
+
+// Plug implements plug.Plugger. Besides its errors there is plug.ErrNoTun.
+func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
+	if w.Binding != plug.BindingTap {
+		return p.Plugger.Plug(ctx, w)
+	}
+	if err := w.Validate(); err != nil {
+		return plug.Done{}, err
+	}
+	over, err := p.turns.Take(ctx, w.PortID)
+	if err != nil {
+		return plug.Done{}, err
+	}
+	defer over()
+	pod, err := p.open(w.Pod)
+	if err != nil {
+		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
+	}
+	defer pod.Close()
+	// Before the port is there, so that a name that is taken leaves nothing behind.
+	if err := mayHave(pod, w); err != nil {
+		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
+	}
+	done, err := p.Plugger.Plug(ctx, inner(w))
+	if err == nil {
+		err = failpoint.Hit("plug.tap.port.after")
+	}
+	if err != nil {
+		return plug.Done{}, err
+	}
+	if err := lead(pod, w); err != nil {
+		return plug.Done{}, fmt.Errorf("plug port %s as tap device %s: %w", w.PortID, w.Pod.IfName, err)
+	}
+	return done, nil
+}
+
+// mayHave tells that the name of the tap device is free in the pod, or that of this port's.
+func mayHave(pod *podif.Namespace, w plug.Want) error {
+	l, err := pod.Link(w.Pod.IfName)
+	if err != nil || l == nil || mine(l, w.Ref) && isTap(l) {
+		return err
+	}
+	return fmt.Errorf("%s in %s: %w", w.Pod.IfName, pod.Path, plug.ErrInterfaceExists)
+}
+
+func mine(l netlink.Link, r plug.Ref) bool {
+	other, ok := plug.ParseMark(l.Attrs().Alias)
+	return ok && other.Attachment == r.Attachment && other.PortID == r.PortID
+}
+
+func isTap(l netlink.Link) bool {
+	t, ok := l.(*netlink.Tuntap)
+	return ok && t.Mode == netlink.TUNTAP_MODE_TAP
+}
+
+// lead makes the tap device and what leads from it to the port's link.
+func lead(pod *podif.Namespace, w plug.Want) error {
+	nic, err := pod.NL.LinkByName(portLink(w.Ref))
+	if err != nil {
+		return fmt.Errorf("look up %s in %s: %w", portLink(w.Ref), pod.Path, err)
+	}
+	device, err := ensureTap(pod, w)
+	if err != nil {
+		return err
+	}
+	if err := pod.Silence(device.Attrs().Name); err != nil {
+		return err
+	}
+	if err := errors.Join(redirect(pod, nic, device), redirect(pod, device, nic)); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("plug.tap.joined.after"); err != nil {
+		return err
+	}
+	if err := pod.NL.LinkSetUp(device); err != nil {
+		return fmt.Errorf("set %s up in %s: %w", device.Attrs().Name, pod.Path, err)
+	}
+	return nil
+}
+
+// Await implements plug.Plugger.
+func (p *Plugger) Await(ctx context.Context, w plug.Want) error {
+	if w.Binding != plug.BindingTap {
+		return p.Plugger.Await(ctx, w)
+	}
+	return p.Plugger.Await(ctx, inner(w))
+}
+
+// Unplug implements plug.Plugger. The tap device goes also while a machine has it open, which
+// reads an error from then on (EBADFD).
+func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
+	if err := r.ValidateName(); err != nil {
+		return err
+	}
+	over, err := p.turns.Take(ctx, r.PortID)
+	if err != nil {
+		return err
+	}
+	defer over()
+	pod, err := p.open(r.Pod)
+	if err == nil {
+		err = removeTap(pod, r)
+		pod.Close()
+		if err == nil {
+			err = failpoint.Hit("plug.tap.removed.after")
+		}
+		if err != nil {
+			return fmt.Errorf("unplug port %s: %w", r.PortID, err)
+		}
+	}
+	return p.Plugger.Unplug(ctx, r) // tells what is wrong with the namespace, if that is an error
+}
+
+// removeTap removes what lead made; filters go with their links.
+func removeTap(pod *podif.Namespace, r plug.Ref) error {
+	links, err := rtnl.Whole(pod.NL.LinkList)
+	if err != nil {
+		return fmt.Errorf("list links in %s: %w", pod.Path, err)
+	}
+	for _, l := range links {
+		begun := l.Attrs().Alias == "" && l.Attrs().Name == unfinished(r)
+		if !isTap(l) || !mine(l, r) && !begun {
+			continue
+		}
+		if err := pod.NL.LinkDel(l); err != nil && !rtnl.IsNoLink(err) {
+			return fmt.Errorf("remove %s in %s: %w", l.Attrs().Name, pod.Path, err)
+		}
+	}
+	return nil
+}
+
+// Check implements plug.Plugger.
+func (p *Plugger) Check(ctx context.Context, w plug.Want) error {
+	if w.Binding != plug.BindingTap {
+		return p.Plugger.Check(ctx, w)
+	}
+	if err := w.Validate(); err != nil {
+		return err
+	}
+	var found plug.Differences
+	err := p.Plugger.Check(ctx, inner(w))
+	if m, ok := errors.AsType[*plug.Mismatch](err); ok {
+		found = m.Differences
+	} else if err != nil {
+		return err
+	}
+	pod, err := p.open(w.Pod)
+	if err != nil {
+		return fmt.Errorf("check port %s: %w", w.PortID, err)
+	}
+	defer pod.Close()
+	if err := check(pod, w, &found); err != nil {
+		return fmt.Errorf("check port %s: %w", w.PortID, err)
+	}
+	return found.Of(w.PortID)
+}
+
+// check notes what is wrong in front of the port's link, which the wrapped Plugger checks.
+func check(pod *podif.Namespace, w plug.Want, found *plug.Differences) error {
+	device, err := pod.Link(w.Pod.IfName)
+	if err != nil {
+		return err
+	}
+	if device == nil || !isTap(device) || !mine(device, w.Ref) {
+		found.Add("the pod lacks the port's tap device %s", w.Pod.IfName)
+		return nil
+	}
+	checkTap(device, w, found)
+	nic, err := pod.Link(portLink(w.Ref))
+	if err != nil || nic == nil {
+		return err
+	}
+	for _, pair := range [][2]netlink.Link{{nic, device}, {device, nic}} {
+		ok, err := redirects(pod, pair[0], pair[1])
+		if err != nil {
+			return err
+		}
+		if !ok {
+			found.Add("%s does not hand frames to %s in the pod", pair[0].Attrs().Name, pair[1].Attrs().Name)
+		}
+	}
+	return nil
+}
+
+var _ plug.Plugger = (*Plugger)(nil)

@@ -1,0 +1,89 @@
+package vlan
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// A port's link may stay on the node, which routes between it and the pod (package routedvlan). It is
+// found and made by the same rules there, is called by the port, and has the port's MAC address.
+
+func (p *Plugger) onNode(r plug.Ref) place { return place{p.home(), r.VLANLink()} }
+
+// MakeOnNode makes the link of a port on the node, or finds the one that is there, and leaves it as
+// up or down as it is. The trunk is waited for briefly, and set up. Errors: plug.ErrNameTaken,
+// plug.ErrPortInUse, plug.ErrNoVLAN, plug.ErrNotReady, plug.ErrInvalid.
+//
+// All ports on the node take the same turn: one that waits for its trunk must not hold up those whose trunk
+// is there.
+func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, error) {
+	if _, err := p.await(ctx, w.Ref, p.briefly()); err != nil {
+		return nil, err
+	}
+	done, err := p.turn(ctx, p.home())
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	l, err := p.make(ctx, w, p.onNode(w.Ref), 0)
+	if err != nil {
+		return nil, err
+	}
+	if !bytes.Equal(l.HardwareAddr, w.Interface.MAC) {
+		if err := p.node.NL.LinkSetHardwareAddr(rtnl.LinkRef(l.Index), w.Interface.MAC); err != nil {
+			return nil, fmt.Errorf("give %s the MAC address %s: %w", l.Name, w.Interface.MAC, err)
+		}
+		l.HardwareAddr = w.Interface.MAC
+	}
+	if mtu := w.Interface.MTU; mtu != 0 && l.MTU != mtu {
+		if err := p.node.NL.LinkSetMTU(rtnl.LinkRef(l.Index), mtu); err != nil {
+			return nil, fmt.Errorf("give %s the MTU %d: %w", l.Name, mtu, err)
+		}
+		l.MTU = mtu
+	}
+	return l, nil
+}
+
+// RemoveFromNode removes the link of a port on the node, and what is half made there. It succeeds
+// when there is none, and touches none of another port.
+func (p *Plugger) RemoveFromNode(ctx context.Context, r plug.Ref) error {
+	done, err := p.turn(ctx, p.home())
+	if err != nil {
+		return err
+	}
+	defer done()
+	return clean(p.home(), r)
+}
+
+// CheckOnNode notes how the trunk and the link of a port on the node differ from what is wanted. The
+// link is nil when it is missing.
+func (p *Plugger) CheckOnNode(w plug.Want, found *plug.Differences) (*netlink.Vlan, error) {
+	if err := p.checkTrunk(w.Ref, found); err != nil {
+		return nil, err
+	}
+	in, err := look(p.home(), w.Ref)
+	if err != nil {
+		return nil, err
+	}
+	if len(in.mine) == 0 {
+		found.Add("the node lacks the port's link %s", w.VLANLink())
+		return nil, nil
+	}
+	l := in.mine[0]
+	switch {
+	case !bytes.Equal(l.HardwareAddr, w.Interface.MAC):
+		found.Add("%s has MAC address %s, not %s", l.Name, l.HardwareAddr, w.Interface.MAC)
+	case w.Interface.MTU != 0 && l.MTU != w.Interface.MTU:
+		found.Add("%s has MTU %d, not %d", l.Name, l.MTU, w.Interface.MTU)
+	case l.Flags&net.FlagUp == 0:
+		found.Add("%s is down", l.Name)
+	}
+	return l, p.checkLink(w, l, p.onNode(w.Ref), found)
+}

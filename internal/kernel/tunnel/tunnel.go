@@ -1,0 +1,101 @@
+// Package tunnel makes the devices of egress tunnels and the ports at which their packets
+// arrive, in the network namespace of a client or of a gateway. Both sides are alike: one
+// device of a family has no fixed peer (remote any). It sends to the next hop of the route
+// that leads to it, or, where the route has none, to the packet's destination; and it takes
+// what arrives at the port from anybody. Whom to believe is decided by nftables.
+package tunnel
+
+import (
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// Headers that a tunnel puts before each packet, in bytes: IPv4 (RFC 791, without options)
+// or IPv6 (RFC 8200), and UDP (RFC 768).
+const (
+	Overhead4 = 20 + 8
+	Overhead6 = 40 + 8
+)
+
+// MinMTU6 is the least MTU of a link that carries IPv6, in bytes (RFC 8200, section 5).
+const MinMTU6 = 1280
+
+// hopLimit is that of the outer packets: a tunnel's own, as the inner packet's counts the
+// tunnel as one hop (RFC 2003, section 3.1).
+const hopLimit = 64
+
+// Tunnel is one family's end of the tunnels in a network namespace.
+type Tunnel struct {
+	// Local is this end's own address, the outer source of what is sent. It decides the
+	// family.
+	Local netip.Addr
+	// MTU is the device's, in bytes: see MTU.
+	MTU int
+	// Port is the UDP port of Foo over UDP: it is sent to and received at.
+	Port uint16
+	// SourcePortAuto has the outer source port chosen from the inner packet's addresses and
+	// ports; else it is Port.
+	SourcePortAuto bool
+}
+
+// MTU is the MTU of a tunnel's device, in bytes, over a link with an MTU. of is an address of
+// the tunnel's family.
+func MTU(link int, of netip.Addr) int {
+	if rtnl.IsIPv6(of) {
+		return link - Overhead6
+	}
+	return link - Overhead4
+}
+
+// Link is the name of the tunnel's device.
+func (t Tunnel) Link() string {
+	if rtnl.IsIPv6(t.Local) {
+		return Link6
+	}
+	return Link4
+}
+
+func (t Tunnel) sourcePort() uint16 {
+	if t.SourcePortAuto {
+		return 0
+	}
+	return t.Port
+}
+
+// device is the device as the netlink library has it.
+func (t Tunnel) device() netlink.Link {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = t.Link(), t.MTU
+	if rtnl.IsIPv6(t.Local) {
+		return &netlink.Ip6tnl{
+			LinkAttrs: attrs, Local: t.Local.AsSlice(), Remote: netip.IPv6Unspecified().AsSlice(), Ttl: hopLimit,
+			Proto: unix.IPPROTO_IPV6, Flags: ignoreEncapLimit,
+			EncapType: encapFoU, EncapFlags: encapChecksum6, EncapSport: t.sourcePort(), EncapDport: t.Port,
+		}
+	}
+	return &netlink.Iptun{
+		LinkAttrs: attrs, Local: t.Local.AsSlice(), Remote: netip.IPv4Unspecified().AsSlice(), Ttl: hopLimit, PMtuDisc: 1,
+		Proto: unix.IPPROTO_IPIP, EncapType: encapFoU, EncapSport: t.sourcePort(), EncapDport: t.Port,
+	}
+}
+
+// receiver is the port as the netlink library has it.
+func (t Tunnel) receiver() netlink.Fou {
+	f := netlink.Fou{Family: rtnl.FamilyOf(t.Local), Port: int(t.Port), Protocol: unix.IPPROTO_IPIP, EncapType: netlink.FOU_ENCAP_DIRECT}
+	if f.Family == unix.AF_INET6 {
+		f.Protocol = unix.IPPROTO_IPV6
+	}
+	return f
+}
+
+// Words of linux/if_tunnel.h and linux/ip6_tunnel.h that the netlink library lacks.
+const (
+	encapFoU         = 1          // TUNNEL_ENCAP_FOU
+	encapChecksum6   = 2          // TUNNEL_ENCAP_FLAG_CSUM6: the receiver refuses UDP over IPv6 without (RFC 8200, section 8.1)
+	stateFlags       = 0xffff0000 // IP6_TNL_F_CAP_XMIT and above, the kernel's own
+	ignoreEncapLimit = 1          // IP6_TNL_F_IGN_ENCAP_LIMIT: no destination option before the inner packet (RFC 2473, section 4.1)
+)

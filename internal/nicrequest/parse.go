@@ -1,0 +1,215 @@
+package nicrequest
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/internal/yamlalias"
+)
+
+// Bounds of the annotation, beyond which Parse refuses it.
+const (
+	MaxLength  = 16 << 10 // bytes
+	MaxEntries = 32
+)
+
+// Entry is one NIC as the annotation says it. What it does not say is empty.
+type Entry struct {
+	Name           string
+	Subnet, IP     string
+	Addresses      []EntryAddress // in place of the two, for two families
+	SecurityGroups []string
+	PortID         string // a port that is there
+	NIC            string // a PodNIC that is there
+	DefaultRoute   bool
+	Binding        string // how a virtual machine in the pod gets it
+	Tap            *Tap
+}
+
+// Tap is what the tap device of a NIC is like. What it does not say is nil.
+type Tap struct {
+	Owner, Group *int64
+	MultiQueue   bool
+}
+
+// EntryAddress is an address as the annotation says it.
+type EntryAddress struct{ Subnet, IP string }
+
+// aliases are other spellings of keys, as pods of Arktos have them.
+var aliases = map[string]string{"subnetName": "subnet", "ipAddress": "ip", "portId": "portID", "securityGroup": "securityGroups"}
+
+// keys are those of an entry. The error says what was expected.
+var keys = map[string]func(*Entry, json.RawMessage) error{
+	"name":           func(e *Entry, v json.RawMessage) error { return text(v, &e.Name) },
+	"subnet":         func(e *Entry, v json.RawMessage) error { return text(v, &e.Subnet) },
+	"ip":             func(e *Entry, v json.RawMessage) error { return text(v, &e.IP) },
+	"addresses":      func(e *Entry, v json.RawMessage) error { return addresses(v, &e.Addresses) },
+	"securityGroups": func(e *Entry, v json.RawMessage) error { return texts(v, &e.SecurityGroups) },
+	"portID":         func(e *Entry, v json.RawMessage) error { return text(v, &e.PortID) },
+	"nic":            func(e *Entry, v json.RawMessage) error { return text(v, &e.NIC) },
+	"binding":        func(e *Entry, v json.RawMessage) error { return text(v, &e.Binding) },
+	"tap":            func(e *Entry, v json.RawMessage) error { return tap(v, &e.Tap) },
+	"defaultRoute": func(e *Entry, v json.RawMessage) error {
+		if json.Unmarshal(v, &e.DefaultRoute) != nil || string(v) == "null" {
+			return fmt.Errorf("is %s, expected true or false", shown(v))
+		}
+		return nil
+	},
+}
+
+// Parse reads the annotation, which is a list in YAML or JSON. An empty one is a list
+// without entries.
+func Parse(annotation string) ([]Entry, Errors) {
+	var errs Errors
+	if n := len(annotation); n > MaxLength {
+		errs.add(fieldNICs, "is %d bytes long, expected %d at most", n, MaxLength)
+		return nil, errs
+	}
+	aliased, err := yamlalias.In([]byte(annotation))
+	if aliased {
+		errs.add(fieldNICs, "has an alias of YAML (*NAME), expected what it stands for")
+		return nil, errs
+	}
+	var data []byte
+	if err == nil {
+		data, err = yaml.YAMLToJSONStrict([]byte(annotation))
+	}
+	if err != nil {
+		errs.add(fieldNICs, "is neither YAML nor JSON: %s", short(strings.Join(strings.Fields(strings.TrimPrefix(err.Error(), "yaml: ")), " "), 200))
+		return nil, errs
+	}
+	var list []json.RawMessage
+	if err := json.Unmarshal(data, &list); err != nil {
+		errs.add(fieldNICs, "is %s, expected a list of NICs such as [{subnet: subnet-1}]", shown(data))
+		return nil, errs
+	}
+	if n := len(list); n > MaxEntries {
+		errs.add(fieldNICs, "has %d NICs, expected %d at most", n, MaxEntries)
+		return nil, errs
+	}
+	entries := make([]Entry, len(list))
+	for i, item := range list {
+		entries[i] = entry(i, item, &errs)
+	}
+	return entries, errs
+}
+
+// entry reads one NIC.
+func entry(index int, item json.RawMessage, errs *Errors) Entry {
+	var e Entry
+	var values map[string]json.RawMessage
+	if json.Unmarshal(item, &values) != nil || values == nil {
+		errs.add(field(index, ""), "is %s, expected keys and values such as {subnet: subnet-1}", shown(item))
+		return e
+	}
+	said := map[string]string{} // key, as it is written
+	for _, written := range slices.Sorted(maps.Keys(values)) {
+		key := written
+		if a, ok := aliases[written]; ok {
+			key = a
+		}
+		read, known := keys[key]
+		if !known {
+			errs.add(field(index, written), "unknown, expected one of %s", strings.Join(slices.Sorted(maps.Keys(keys)), ", "))
+			continue
+		}
+		if other, twice := said[key]; twice {
+			errs.add(field(index, written), "says what %s says too, expected one of them", other)
+			continue
+		}
+		said[key] = written
+		value := values[written]
+		if written == "securityGroup" {
+			var one string
+			if err := text(value, &one); err != nil {
+				errs.add(field(index, written), "%s", err)
+			} else {
+				e.SecurityGroups = []string{one}
+			}
+			continue
+		}
+		if err := read(&e, value); err != nil {
+			errs.add(field(index, written), "%s", err)
+		}
+	}
+	return e
+}
+
+// text reads one that is not empty: what is left empty is better left out.
+func text(v json.RawMessage, into *string) error {
+	if err := json.Unmarshal(v, into); err != nil || *into == "" {
+		return fmt.Errorf("is %s, expected a text", shown(v))
+	}
+	return nil
+}
+
+func texts(v json.RawMessage, into *[]string) error {
+	if err := json.Unmarshal(v, into); err != nil || len(*into) == 0 || slices.Contains(*into, "") {
+		return fmt.Errorf("is %s, expected a list of texts", shown(v))
+	}
+	return nil
+}
+
+func addresses(v json.RawMessage, into *[]EntryAddress) error {
+	var list []map[string]string
+	if err := json.Unmarshal(v, &list); err != nil || len(list) == 0 {
+		return fmt.Errorf("is %s, expected a list such as [{subnet: subnet-1, ip: 192.168.0.12}]", shown(v))
+	}
+	for i, item := range list {
+		for key := range item {
+			if key != "subnet" && key != "ip" {
+				return fmt.Errorf("[%d] has the key %.40q, expected subnet and ip", i, key)
+			}
+		}
+		*into = append(*into, EntryAddress{item["subnet"], item["ip"]})
+	}
+	return nil
+}
+
+// tap reads what a tap device is like, in the words of the reference plugin of that name.
+func tap(v json.RawMessage, into **Tap) error {
+	var values map[string]json.RawMessage
+	if json.Unmarshal(v, &values) != nil || len(values) == 0 {
+		return fmt.Errorf("is %s, expected keys and values such as {owner: 107, multiQueue: true}", shown(v))
+	}
+	var t Tap
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		value := values[key]
+		null := string(value) == "null"
+		switch key {
+		case "owner", "group":
+			var id int64
+			if json.Unmarshal(value, &id) != nil || null || id < 0 || id > maxID {
+				return fmt.Errorf("has the %s %s, expected the number of a %s, 0 to %d", key, shown(value), map[string]string{"owner": "user", "group": "group"}[key], int64(maxID))
+			}
+			*map[string]**int64{"owner": &t.Owner, "group": &t.Group}[key] = &id
+		case "multiQueue":
+			if json.Unmarshal(value, &t.MultiQueue) != nil || null {
+				return fmt.Errorf("has multiQueue %s, expected true or false", shown(value))
+			}
+		default:
+			return fmt.Errorf("has the key %.40q, expected owner, group or multiQueue", key)
+		}
+	}
+	*into = &t
+	return nil
+}
+
+// maxID is the highest number of a user or group; the next means none (chown(2)).
+const maxID = 1<<32 - 2
+
+// shown is a value in an error: on one line, as JSON is, and short.
+func shown(v json.RawMessage) string { return short(string(v), 60) }
+
+// short is a text of some bytes at most, and dots where more follows.
+func short(s string, most int) string {
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
+}

@@ -1,0 +1,259 @@
+// Package berthd assembles the node daemon: the source of addresses and the data
+// path that its settings ask for, and a daemon.Daemon over them.
+//
+//	berthd.go        the start, step by step, and the end
+//	dependencies.go  what the daemon needs outside the program
+//	mode.go          what depends on where addresses come from
+//	vpc.go           addresses of ENIs: an instance of the cloud
+//	identity.go      which one, also while the metadata service does not answer
+//	nodemode.go      whose ENIs its own daemon manages
+//	operator.go      whose ENIs the operator manages
+//	routed.go        addresses of pools
+//	port.go          ports of VPCs in place of addresses
+//	none.go          another network's addresses
+//	ports.go         ports of VPCs, in that mode and beside the others
+//	egress.go        gateways by which pods reach the outside, in all modes
+//	podevents.go     what Pods are told of their ADDs
+//	installer.go     the plugin and its configuration on the node
+package berthd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/node/nics"
+	"github.com/berthnet/berth/internal/node/podegress"
+	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/version"
+	"github.com/berthnet/berth/internal/web"
+)
+
+const retryPause = 5 * time.Second // between attempts of a step of the start
+
+// node is what the parts of one berthd share.
+type node struct {
+	cfg     config.Config
+	log     *slog.Logger
+	clock   clock.Clock
+	deps    Dependencies
+	metrics *daemon.Metrics
+	front   *daemon.Front
+	bootID  string
+	ports   *ports               // nil while, or where, pods have none
+	egress  *podegress.Clients   // likewise
+	tell    func(podevents.News) // nil where nobody tells Pods
+	// vpcCIDRs are those of the VPC that the node is in, of both families; none elsewhere.
+	vpcCIDRs []netip.Prefix
+}
+
+// Run serves until ctx ends, or returns why it cannot. What it waits for, such as
+// the metadata service, is told by the log and by readiness.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	return RunWith(ctx, cfg, log, machine())
+}
+
+// RunWith is Run with other dependencies than the machine's.
+func RunWith(ctx context.Context, cfg config.Config, log *slog.Logger, deps Dependencies) error {
+	log.Info("starting", "version", version.String(), "node", cfg.NodeName, "cluster", cfg.ClusterName, "ipam", cfg.IPAM)
+	if len(cfg.Unknown) > 0 {
+		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
+	}
+	n := &node{cfg: cfg, log: log, clock: deps.Clock, deps: deps, metrics: daemon.NewMetrics()}
+	m := modes[cfg.IPAM].of(n)
+	err := m.check()
+	if err != nil {
+		return err
+	}
+	if n.bootID, err = daemon.BootID(); err != nil {
+		return err
+	}
+	lock, err := daemon.AcquireLock(ctx, cfg.StateDir, n.clock, log)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { n.ending(lock) })
+	err = n.serve(ctx, m)
+	stop()
+	return errors.Join(err, lock.Release())
+}
+
+// ending tells a successor that it is worth waiting.
+func (n *node) ending(lock *daemon.Lock) {
+	if err := lock.Ending(); err != nil && !errors.Is(err, os.ErrClosed) {
+		n.log.Warn("telling a successor that this daemon ends", "err", err)
+	}
+}
+
+// serve opens what the node shows to others, waits for what it needs, and runs.
+func (n *node) serve(ctx context.Context, m mode) error {
+	teller, err := n.podEvents()
+	if err != nil {
+		return err
+	}
+	if err := n.listen(teller); err != nil {
+		return err
+	}
+	defer n.front.Close()
+	if teller != nil {
+		n.tell = teller.Tell
+		defer background(ctx, teller.Run)()
+	}
+	instanceID, err := m.identify(ctx)
+	if err != nil {
+		return unlessEnded(ctx, err)
+	}
+	kernel, err := n.deps.OpenDatapath()
+	if err != nil {
+		return err
+	}
+	var net daemon.Kernel
+	if err := n.until(ctx, "the node's data path", func() (err error) { net, err = m.setUp(ctx, kernel); return err }); err != nil {
+		return unlessEnded(ctx, errors.Join(err, kernel.Close()))
+	}
+	err = n.runDaemon(ctx, m, instanceID, net)
+	return errors.Join(err, m.end(), kernel.Close())
+}
+
+// listen opens the sockets and answers on them from now on.
+func (n *node) listen(teller *podevents.Teller) error {
+	introspection, err := web.Listen("introspection-address", n.cfg.IntrospectionAddr)
+	if err != nil {
+		return err
+	}
+	monitoring, err := web.Listen("metrics-address", n.cfg.MetricsAddr)
+	if err != nil {
+		return err
+	}
+	plugin, err := n.deps.Listen(n.cfg.Socket)
+	if err != nil {
+		return err
+	}
+	o := daemon.FrontOptions{
+		Plugin: plugin, Introspection: introspection, Monitoring: monitoring, Pprof: n.cfg.Pprof,
+		Socket: n.cfg.Socket, Metrics: n.metrics, Clock: n.clock, Log: n.log,
+		Settings: introspect.Settings{Version: version.String(), Settings: n.cfg.Effective, Unknown: n.cfg.Unknown},
+	}
+	if teller != nil {
+		o.Tell = teller.Tell
+	}
+	n.front = daemon.NewFront(o)
+	return nil
+}
+
+// background runs something until the function that it returns is called, which
+// waits for its end.
+func background(ctx context.Context, run func(context.Context)) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// until repeats a step of the start until it works or ctx ends, and says
+// meanwhile what is being waited for.
+func (n *node) until(ctx context.Context, what string, step func() error) error {
+	n.front.WaitingFor(what)
+	for {
+		err := step()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		n.front.WaitingFor(fmt.Sprintf("%s: %s", what, err))
+		n.log.Warn("waiting, will try again", "for", what, "err", err)
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-n.clock.After(retryPause):
+		}
+	}
+}
+
+// unlessEnded is err, or nil once the daemon was asked to end: what failed then
+// failed because of that.
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// datapathConfig is what the data paths of all modes have.
+func (n *node) datapathConfig() datapath.Config {
+	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir, Log: n.log}
+}
+
+// runDaemon puts the address source and the daemon together and runs them.
+func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net daemon.Kernel) error {
+	store, bad, err := attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
+		attachment.Node{InstanceID: instanceID, BootID: n.bootID}, n.log)
+	if err != nil {
+		return err
+	}
+	if n.cfg.HasPorts() {
+		if n.ports, err = n.openPorts(store, m.needIPv6); err != nil {
+			return err
+		}
+		defer n.ports.close()
+	}
+	if n.cfg.Egress {
+		if n.egress, err = n.openEgress(); err != nil {
+			return err
+		}
+	}
+	src, err := m.newSource(ctx)
+	if err != nil {
+		return unlessEnded(ctx, err)
+	}
+	o := daemon.Options{
+		Source: src, Kernel: net, Chained: n.cfg.IPAM == config.IPAMNone,
+		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
+		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
+		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
+		InspectNetns: n.deps.InspectNetns,
+		Tell:         n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove,
+	}
+	o.Upkeep, _ = net.(daemon.Upkeep)
+	if n.ports != nil {
+		o.NICs, o.NICWait = n.ports.nics, n.cfg.PortWait
+		if n.cfg.VPCPorts && n.cfg.IPAM != config.IPAMPort {
+			o.Source = nics.NewBeside(src, n.ports.nics)
+		}
+	}
+	if n.egress != nil {
+		o.Egress, o.EgressWait, o.GatewayWait = n.egress, n.cfg.EgressWait, n.cfg.EgressGatewayWait
+		o.Source = podegress.NewBeside(o.Source, n.egress)
+	}
+	if n.cfg.CRISocket != "" {
+		runtime, err := daemon.NewRuntime(n.cfg.CRISocket)
+		if err != nil {
+			return err
+		}
+		defer runtime.Close()
+		o.Sandboxes = runtime
+	}
+	if n.cfg.InstallCNI {
+		if o.Install, err = n.installer(tells(o)); err != nil {
+			return err
+		}
+	}
+	go m.follow(ctx)
+	return daemon.New(o).Run(ctx, n.front)
+}

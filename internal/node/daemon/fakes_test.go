@@ -1,0 +1,113 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// fakeCalls is what fakes have in common that tests have fail, or look at.
+type fakeCalls struct {
+	mu    sync.Mutex        // guards all
+	fail  map[string]error  // by method
+	hook  map[string]func() // by method
+	calls map[string]int    // by method
+}
+
+func newFakeCalls() fakeCalls {
+	return fakeCalls{fail: map[string]error{}, hook: map[string]func(){}, calls: map[string]int{}}
+}
+
+// enter runs a method's hook without the lock and returns its armed error with the lock held.
+func (s *fakeCalls) enter(ctx context.Context, method string) error {
+	s.mu.Lock()
+	s.calls[method]++
+	hook := s.hook[method]
+	s.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
+	s.mu.Lock()
+	return errors.Join(s.fail[method], ctx.Err())
+}
+
+// set arms an error for a method, nil disarms it.
+func (s *fakeCalls) set(method string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail[method] = err
+}
+
+// onEnter runs f at the begin of each call of a method.
+func (s *fakeCalls) onEnter(method string, f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hook[method] = f
+}
+
+// count tells how often a method was called.
+func (s *fakeCalls) count(method string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls[method]
+}
+
+// fakeWaits is who waits for something of a fake that a test brings.
+type fakeWaits struct {
+	reason string // of the errors
+
+	mu      sync.Mutex // guards all below
+	waiting map[attachment.Key]string
+	kick    chan struct{} // closed when something was brought
+}
+
+func newFakeWaits(reason string) fakeWaits {
+	return fakeWaits{reason: reason, waiting: map[attachment.Key]string{}, kick: make(chan struct{})}
+}
+
+// change changes what others may wait for.
+func (f *fakeWaits) change(what func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	what()
+	close(f.kick)
+	f.kick = make(chan struct{})
+}
+
+// until waits until ok, which is asked with f.mu held, or says why not.
+func (f *fakeWaits) until(ctx context.Context, key attachment.Key, why string, ok func() bool) error {
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.waiting, key)
+	}()
+	for {
+		f.mu.Lock()
+		done, kick := ok(), f.kick
+		if !done {
+			f.waiting[key] = why
+		}
+		f.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-kick:
+		case <-ctx.Done():
+			return &source.Exhausted{Reason: f.reason, Message: why, Err: ctx.Err()}
+		}
+	}
+}
+
+// Why is that of NICs and Egress.
+func (f *fakeWaits) Why(key attachment.Key) *source.Exhausted {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if why, ok := f.waiting[key]; ok {
+		return &source.Exhausted{Reason: f.reason, Message: why}
+	}
+	return nil
+}

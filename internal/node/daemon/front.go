@@ -1,0 +1,275 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/listener"
+	"github.com/berthnet/berth/internal/node/heartbeat"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/web"
+)
+
+// FrontOptions are what a Front listens on, and how.
+type FrontOptions struct {
+	Plugin        net.Listener // the plugin's socket; see Listen
+	Introspection net.Listener // for /ip-manager, on a loopback address; optional
+	Monitoring    net.Listener // for metrics and probes; optional
+	Pprof         bool         // profiles on Introspection
+	// Tell is told of ADDs that wait for long, fail, or work after all. It returns
+	// at once. Optional.
+	Tell     func(podevents.News)
+	Socket   string // path of Plugin's socket, beside which the heartbeat is
+	Settings introspect.Settings
+	Metrics  *Metrics
+	Clock    clock.Clock
+	Log      *slog.Logger
+}
+
+// Front answers the plugin and whoever watches from the program's first
+// moment, while the daemon behind it may still wait for the metadata service
+// or recover: until a Daemon is admitted, a call waits a little and then fails
+// with what is being waited for.
+type Front struct {
+	FrontOptions
+	server *grpc.Server
+	checks *health.Server
+	failed chan error // capacity 1: the plugin's server ended by itself
+	web    sync.WaitGroup
+	stop   context.CancelFunc // ends the web servers
+
+	early  waitingADDs   // ADDs that wait for the daemon
+	ready  chan struct{} // closed when daemon is set
+	daemon *Daemon
+
+	mu      sync.Mutex // guards waiting
+	waiting string
+}
+
+// What the plugin's socket takes. The plugin makes a connection for each call;
+// together with the web listeners' connections these are half of 1,024
+// descriptors, the least that a program usually may have.
+const (
+	pluginConnections = 256
+	pluginStreams     = 64               // calls at a time on one connection
+	handshakeTimeout  = 10 * time.Second // for a connection's first frames
+	pluginIdle        = time.Minute      // without a call
+	// pluginOpening is how long a connection may take from its first byte to its
+	// call's last before it gives way to others: less than the plugin waits for a
+	// STATUS. It sends them at once.
+	pluginOpening = 2 * time.Second
+)
+
+// NewFront serves at once, until Close.
+func NewFront(o FrontOptions) *Front {
+	f := &Front{FrontOptions: o, ready: make(chan struct{}), failed: make(chan error, 1), waiting: "reading its settings"}
+	f.server = grpc.NewServer(
+		grpc.UnaryInterceptor(f.intercept),
+		grpc.MaxRecvMsgSize(16<<20), // a GC lists every attachment of the node
+		grpc.StaticConnWindowSize(1<<20), grpc.StaticStreamWindowSize(1<<20),
+		grpc.MaxConcurrentStreams(pluginStreams), grpc.ConnectionTimeout(handshakeTimeout), grpc.Creds(newKnownConns()),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: pluginIdle}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	rpc.RegisterNodeServer(f.server, &service{front: f})
+	f.checks = health.NewServer()
+	f.setHealth(grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	grpc_health_v1.RegisterHealthServer(f.server, f.checks)
+	go func() {
+		limits := listener.Limits{Total: pluginConnections, Opening: pluginOpening}
+		if err := f.server.Serve(listener.Limit(o.Plugin, limits)); err != nil {
+			f.failed <- fmt.Errorf("serving the plugin: %w", err)
+		}
+	}()
+	var ctx context.Context
+	ctx, f.stop = context.WithCancel(context.Background())
+	f.serveWeb(ctx, "introspection", o.Introspection, f.introspectionHandler())
+	f.serveWeb(ctx, "monitoring", o.Monitoring, f.monitoringHandler())
+	return f
+}
+
+// serveWeb serves one of the web listeners. Its end does not end the daemon.
+func (f *Front) serveWeb(ctx context.Context, what string, l net.Listener, h http.Handler) {
+	f.web.Go(func() {
+		if err := web.Serve(ctx, l, h, web.Options{}); err != nil {
+			f.Log.Error("a web listener ended", "listener", what, "err", err)
+		}
+	})
+}
+
+// Close ends all calls and listeners at once.
+func (f *Front) Close() {
+	f.server.Stop()
+	f.stop()
+	f.web.Wait()
+}
+
+func (f *Front) setHealth(s grpc_health_v1.HealthCheckResponse_ServingStatus) {
+	f.checks.SetServingStatus("", s)
+	f.checks.SetServingStatus(rpc.Node_ServiceDesc.ServiceName, s)
+}
+
+// WaitingFor says what keeps the daemon from serving, for those who ask.
+func (f *Front) WaitingFor(what string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.waiting = what
+}
+
+func (f *Front) waitingFor() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.waiting
+}
+
+// admit lets calls through to a daemon that has recovered. Once only.
+func (f *Front) admit(d *Daemon) {
+	f.daemon = d
+	close(f.ready)
+	f.setHealth(grpc_health_v1.HealthCheckResponse_SERVING)
+}
+
+// admitted returns the daemon, nil before there is one.
+func (f *Front) admitted() *Daemon {
+	select {
+	case <-f.ready:
+		return f.daemon
+	default:
+		return nil
+	}
+}
+
+// startWait is how long a call waits for a daemon that is starting.
+const startWait = 10 * time.Second
+
+// intercept is around every call: health checks pass, all else waits for the daemon.
+// An error becomes what the plugin understands.
+func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	defer atWork(ctx)()
+	verb := verbOf(info.FullMethod)
+	if verb == "" {
+		return handle(ctx, req)
+	}
+	told := f.follow(req)
+	reply, err := f.serve(ctx, verb, req, handle)
+	told.end(reply, err)
+	if err != nil {
+		return nil, failureOf(err).GRPCStatus().Err()
+	}
+	return reply, nil
+}
+
+// serve handles a call of the plugin, once there is a daemon to do so.
+func (f *Front) serve(ctx context.Context, verb string, req any, handle grpc.UnaryHandler) (any, error) {
+	if d := f.admitted(); d != nil {
+		return d.observe(ctx, verb, req, handle)
+	}
+	switch verb {
+	case "Status":
+		return f.statusWhileStarting()
+	case "GC": // does not wait: its list would lack what is added meanwhile
+		return nil, f.starting(verb, 0)
+	}
+	patience := ctx
+	if verb == "Add" {
+		var leave func()
+		patience, leave = f.early.enter(ctx)
+		defer leave()
+	}
+	wait := startWait
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(deadline)-replyMargin)
+	}
+	select {
+	case <-f.ready:
+		return f.daemon.observe(ctx, verb, req, handle)
+	case <-patience.Done():
+		return nil, context.Cause(patience)
+	case <-f.Clock.After(wait):
+		return nil, f.starting(verb, wait)
+	}
+}
+
+// starting refuses a call that waited for the daemon for so long.
+func (f *Front) starting(verb string, waited time.Duration) error {
+	e := failf(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
+	f.Metrics.observeCall(verb, "failure", e.Reason, waited)
+	return e
+}
+
+// statusWhileStarting does not fail within the restart of a node that could
+// take pods a moment ago: its pods would be evicted.
+func (f *Front) statusWhileStarting() (any, error) {
+	if heartbeat.Recent(f.Socket, f.Clock.Boot()) {
+		return &rpc.StatusReply{}, nil
+	}
+	return nil, failf(types.ErrPluginNotAvailable, "starting", "berthd is starting: %s", f.waitingFor())
+}
+
+// drain stops accepting calls and lets those at work end, for so long.
+func (f *Front) drain(timeout time.Duration) {
+	f.checks.Shutdown()
+	done := make(chan struct{})
+	go func() {
+		f.server.GracefulStop()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-f.Clock.After(timeout):
+		f.Log.Warn("calls did not end in time; what they left half done is finished at the next start", "timeout", timeout)
+		f.server.Stop()
+	}
+}
+
+// readiness is nil while the plugin is served and the node can take pods.
+func (f *Front) readiness() error {
+	d := f.admitted()
+	switch {
+	case d == nil:
+		return errors.New("starting: " + f.waitingFor())
+	case d.draining.Err() != nil:
+		return errDraining
+	}
+	return errors.Join(d.status(), d.writable.err())
+}
+
+// introspectionHandler serves what only this machine may see.
+func (f *Front) introspectionHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+introspect.Path, func(w http.ResponseWriter, r *http.Request) {
+		if d := f.admitted(); d != nil {
+			d.serveDocument(w, r)
+			return
+		}
+		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
+	})
+	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, f.Settings) })
+	mux.HandleFunc("GET "+introspect.PodPath, func(w http.ResponseWriter, r *http.Request) {
+		if d := f.admitted(); d != nil {
+			d.servePod(w, r)
+			return
+		}
+		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
+	})
+	f.handleProbes(mux) // whatever becomes of Monitoring: Kubernetes asks here
+	if f.Pprof {
+		web.HandleProfiles(mux)
+	}
+	return web.LocalOnly(mux)
+}

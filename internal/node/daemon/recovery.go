@@ -1,0 +1,278 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// recovery is one start's comparison of records, kernel and runtime.
+type recovery struct {
+	d      *Daemon
+	links  map[string][]netip.Addr // pod links in the kernel, with the addresses routed to them
+	listed map[string]bool         // container IDs that the runtime knows; nil when it cannot be asked
+	owned  map[string]bool         // links that a record or a damaged record stands for
+	plugs  []string                // host links of attachments with NICs plugged, where records are damaged
+	later  bool                    // a NIC could not be unplugged: others wait for the sweep, not each for itself
+}
+
+// recoverState finishes or undoes what an earlier daemon left half done, tells
+// the source what is held and what cools, and removes kernel state that nobody
+// accounts for. The daemon serves only after it. The reaper runs already.
+func (d *Daemon) recoverState(ctx context.Context) error {
+	d.usable.read()
+	inv, err := d.Kernel.Inventory(ctx)
+	if err != nil {
+		return fmt.Errorf("listing the kernel's pod links: %w", err)
+	}
+	r := &recovery{d: d, links: map[string][]netip.Addr{}, owned: map[string]bool{}, listed: d.runtimeLists(ctx)}
+	for _, l := range inv.Links {
+		r.links[l.Name] = nil
+	}
+	for _, route := range inv.Routes {
+		if _, ok := r.links[route.Link]; ok {
+			r.links[route.Link] = append(r.links[route.Link], route.Addr)
+		}
+	}
+	r.cooling(ctx) // first: what is released below begins to cool anew
+	for _, rec := range d.Store.Records() {
+		if err := r.attachment(ctx, rec); err != nil {
+			d.Log.Error("recovering an attachment, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
+		}
+	}
+	damaged := d.quarantine.all()
+	if len(damaged) > 0 {
+		r.plugs = d.plugsOfDamaged(ctx)
+	}
+	for _, q := range damaged {
+		if err := r.quarantined(ctx, q); err != nil {
+			d.Log.Error("recovering a damaged record", "file", q.File, "err", err)
+		}
+	}
+	d.quarantine.report()
+	r.leftovers(ctx)
+	if d.nics != nil {
+		d.nics.takeUp(ctx)
+	}
+	if d.egress != nil {
+		d.egress.takeUp()
+	}
+	r.awaitReaper(ctx)
+	return nil
+}
+
+// runtimeLists asks the container runtime which sandboxes it knows. Nil when
+// none is configured or it does not answer: then nothing is concluded from it.
+func (d *Daemon) runtimeLists(ctx context.Context) map[string]bool {
+	if d.Sandboxes == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	list, err := d.Sandboxes.Sandboxes(ctx)
+	if err != nil {
+		d.Log.Warn("asking the container runtime for its sandboxes", "err", err)
+		return nil
+	}
+	return list
+}
+
+// attachment takes one record up, finishes or undoes it.
+func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error {
+	_, inKernel := r.links[rec.HostLink]
+	rebooted := rec.BootID != r.d.Store.Node().BootID && !inKernel
+	if rebooted && len(rec.NICs) == 0 {
+		return r.forget(rec)
+	}
+	r.owned[rec.HostLink] = true
+	// Held first: an undo that fails must not leave the address to others.
+	if !rec.Lease.Empty() {
+		if err := r.d.Source.Restore(source.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
+			return fmt.Errorf("restoring its addresses: %w", err)
+		}
+	}
+	if rec.State == attachment.Ready && !rebooted {
+		return r.ready(ctx, rec)
+	}
+	if len(rec.NICs) > 0 && r.later {
+		return errors.New("its NICs are left to the sweep, as those of another could not be unplugged")
+	}
+	err := r.finish(ctx, rec, rebooted)
+	r.later = r.later || err != nil && len(rec.NICs) > 0
+	return err
+}
+
+// finish undoes or finishes what was half done, or ended by a reboot, which leaves some
+// of NICs (rows of Open vSwitch's database).
+func (r *recovery) finish(ctx context.Context, rec attachment.Record, rebooted bool) error {
+	switch {
+	case rebooted:
+		kctx, cancel := kernelContext(ctx)
+		defer cancel()
+		if err := r.d.unplug(kctx, rec); err != nil {
+			return err
+		}
+		r.d.tellUnplugged(rec)
+		if err := r.forget(rec); err != nil {
+			return err
+		}
+		r.d.Source.Cancel(rec.Key)
+		return nil
+	case rec.State == attachment.Pending:
+		r.d.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
+		return r.d.undo(ctx, rec)
+	default:
+		return r.d.release(ctx, rec, "removal that was half done")
+	}
+}
+
+// forget drops the record of an attachment that a reboot ended.
+func (r *recovery) forget(rec attachment.Record) error {
+	r.d.Log.Info("forgetting an attachment from before the reboot", "attachment", rec.Key.String())
+	return r.d.Store.Delete(rec.Key)
+}
+
+// ready takes up an attachment that was complete; its NICs and its egress are looked at behind the
+// start. When its sandbox is gone it is released now only if the runtime says so too,
+// else by the sweep in time.
+func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
+	alive, err := r.d.netnsAlive(rec.Netns)
+	if err != nil {
+		return fmt.Errorf("looking at its network namespace: %w", err)
+	}
+	if !alive {
+		if r.listed == nil || r.listed[rec.Key.ContainerID] {
+			return nil
+		}
+		return r.d.release(ctx, rec, "sandbox gone")
+	}
+	_, err = r.d.again(ctx, rec, r.d.wireLease)
+	return err
+}
+
+// quarantined holds the addresses of a damaged record whose link lives, and
+// lets those of the others cool.
+func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) error {
+	if ofNoLink(q) {
+		return r.d.releaseNameless(ctx, q)
+	}
+	routed, inKernel := r.links[q.HostLink]
+	for _, a := range routed { // a part of the file may be lost
+		if !slices.Contains(q.Addresses, a) {
+			q.Addresses = append(slices.Clone(q.Addresses), a)
+		}
+	}
+	r.d.quarantine.setAddresses(q.File, q.Addresses)
+	free := func(a netip.Addr) bool { _, held := r.d.Store.ByAddr(a); return !held }
+	if len(q.Addresses) > 0 && !slices.ContainsFunc(q.Addresses, free) {
+		return r.d.Store.Discard(q) // intact records speak for all of them
+	}
+	lives := inKernel || slices.Contains(r.plugs, q.HostLink)
+	if lives {
+		r.owned[q.HostLink] = true
+	}
+	if lease := leaseOf(q.Addresses); !lease.Empty() {
+		if err := r.d.Source.Restore(source.Request{Key: quarantineKey(q)}, lease); err != nil {
+			return fmt.Errorf("holding its addresses: %w", err)
+		}
+	}
+	if lives {
+		return nil
+	}
+	return r.d.releaseQuarantined(ctx, q)
+}
+
+// leaseOf is the first address of each family.
+func leaseOf(addrs []netip.Addr) (lease source.Lease) {
+	for _, a := range addrs {
+		if a.Is4() && !lease.IPv4.IsValid() {
+			lease.IPv4 = a
+		}
+		if a.Is6() && !lease.IPv6.IsValid() {
+			lease.IPv6 = a
+		}
+	}
+	return lease
+}
+
+// cooling tells the source what still cools, and before that, in the order of
+// release, what has cooled since the machine booted. A reboot ends cooling, and
+// an attachment's record outranks a cooling record of its address.
+func (r *recovery) cooling(ctx context.Context) {
+	boot := r.d.Clock.Boot() // first: a stall between the two lets an address cool for longer, not too short
+	now := r.d.Clock.Now()
+	var over, still []cooled
+	for _, c := range r.d.Store.CoolingRecords() {
+		_, held := r.d.Store.ByAddr(c.Addr)
+		switch {
+		case held || c.BootID != r.d.Store.Node().BootID:
+			if err := r.d.Store.DeleteCooling(c.Addr); err != nil {
+				r.d.Log.Error("removing a cooling record", "address", c.Addr, "err", err)
+			}
+		case boot-c.ReleasedBoot >= r.d.Source.CoolingPeriod():
+			over = append(over, cooled{c.Addr, c.ReleasedBoot})
+		default:
+			still = append(still, cooled{c.Addr, c.ReleasedBoot})
+		}
+	}
+	r.d.cooling.end(ctx, over)
+	for _, f := range r.d.Store.Freed() {
+		_, held := r.d.Store.ByAddr(f.Addr)
+		_, cools := r.d.Store.Cooling(f.Addr)
+		if !held && !cools {
+			r.d.Source.RestoreCooling(f.Addr, now.Add(min(0, f.ReleasedBoot-boot)))
+		}
+	}
+	for _, c := range still {
+		r.d.Source.RestoreCooling(c.addr, now.Add(min(0, c.released-boot)))
+		r.d.cooling.add(c.released, c.addr)
+	}
+}
+
+// leftovers removes pod links that no record stands for. Whatever their
+// addresses are now, they were in use until this moment, so they cool.
+func (r *recovery) leftovers(ctx context.Context) {
+	for link, addrs := range r.links {
+		if r.owned[link] {
+			continue
+		}
+		level := slog.LevelInfo // the end of a DEL that a crash left to us
+		if len(addrs) > 0 {
+			level = slog.LevelWarn
+		}
+		r.d.Log.Log(ctx, level, "removing a pod link that no record stands for", "link", link, "addresses", addrs)
+		if err := r.leftover(ctx, link, addrs); err != nil {
+			r.d.Log.Error("removing a pod link that no record stands for", "link", link, "err", err)
+		}
+	}
+}
+
+// awaitReaper waits a while for the links that recovery removed.
+func (r *recovery) awaitReaper(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
+	defer cancel()
+	for _, p := range r.d.reaper.list() {
+		if err := r.d.reaper.await(ctx, p.link, attachment.Netns{}); err != nil {
+			r.d.Log.Warn("a pod link of before is not gone yet", "link", p.link, "err", err)
+			return
+		}
+	}
+}
+
+func (r *recovery) leftover(ctx context.Context, link string, addrs []netip.Addr) error {
+	if err := r.d.coolUnheld(ctx, link, addrs); err != nil {
+		return err
+	}
+	if err := r.d.Kernel.DetachPod(ctx, link, addrs); err != nil {
+		return err
+	}
+	r.d.reaper.add(link, attachment.Netns{})
+	return nil
+}

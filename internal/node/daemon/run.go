@@ -1,0 +1,80 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/berthnet/berth/internal/node/heartbeat"
+)
+
+// Run recovers, then serves behind the front until ctx ends, then drains and
+// closes the front. Live pods are not touched by any of it. The error is nil
+// after an orderly end.
+func (d *Daemon) Run(ctx context.Context, front *Front) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	// The loops outlive ctx, so that running calls can finish while draining.
+	loops, stopLoops := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer front.Close()
+	defer stopLoops()
+	defer cancel(nil) // before the wait: whatever ended the daemon ends the heartbeat
+	wg.Go(func() { d.reaper.run(loops) })
+	wg.Go(func() { d.cooling.run(loops) })
+
+	front.WaitingFor("comparing its records with the kernel")
+	if err := d.recoverState(ctx); err != nil {
+		return fmt.Errorf("recovering the node's state: %w", err)
+	}
+	d.conditions.set(ConditionDataPath, true, "SetUp", "")
+	wg.Go(func() {
+		if err := d.Source.Run(loops); err != nil && loops.Err() == nil {
+			cancel(fmt.Errorf("the address source ended: %w", err))
+		}
+	})
+	if d.nics != nil {
+		wg.Go(func() {
+			if err := d.NICs.Run(loops); err != nil && loops.Err() == nil {
+				cancel(fmt.Errorf("what brings NICs ended: %w", err))
+			}
+		})
+		wg.Go(func() { d.nics.run(loops) })
+	}
+	if d.egress != nil {
+		wg.Go(func() {
+			if err := d.Egress.Run(loops); err != nil && loops.Err() == nil {
+				cancel(fmt.Errorf("what brings egress ended: %w", err))
+			}
+		})
+		wg.Go(func() { d.egress.run(loops) })
+	}
+	wg.Go(func() { d.sweepLoop(loops) })
+	wg.Go(func() { d.writable.run(loops) })
+	wg.Go(func() { d.supply.run(loops) })
+	if d.repairer != nil {
+		d.repairer.lookAtARP()
+		d.repairer.lookAtAddresses(ctx)
+		wg.Go(func() { d.repairer.run(loops) })
+	}
+	front.admit(d)
+	wg.Go(func() {
+		heartbeat.Run(ctx, front.Socket, d.Clock, func() bool { return d.status() == nil },
+			func(err error) { d.Log.Warn("telling the plugin that this daemon lives", "err", err) })
+	})
+	d.Log.Info("serving", "socket", front.Socket, "attachments", len(d.Store.Records()))
+
+	select {
+	case err := <-front.failed:
+		return err
+	case <-ctx.Done():
+	}
+	d.drain(errDraining) // ADDs that wait for an address fail now
+	front.drain(d.DrainTimeout)
+	d.Log.Info("stopped serving")
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+package nics
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// verdict is whether a pod's NICs are all here: they are, or it has to wait, or it
+// cannot be.
+type verdict struct {
+	nics []attachment.NIC
+	wait *source.Exhausted // what is waited for
+	err  error
+}
+
+// decide tells whether all NICs of a pod may be plugged now.
+func (b *book) decide(r rules, req source.Request) verdict {
+	vpc, known := b.namespaces[req.Pod.Namespace]
+	w, err := r.of(req, vpc, known)
+	switch {
+	case err != nil:
+		return verdict{err: err}
+	case w.waiting != "":
+		return verdict{wait: b.unlessUnreachable(exhausted("starting", "%s", w.waiting))}
+	}
+	there := b.of(req.Pod)
+	if !w.any && (req.Wish.Told || req.Key.IfName != firstInterface || len(there) == 0) {
+		return verdict{}
+	}
+	if err := checkTogether(there); err != nil {
+		return verdict{err: err}
+	}
+	var nics []attachment.NIC
+	for _, name := range order(w.names, there) {
+		i := slices.IndexFunc(there, func(o object) bool { return o.ifName == name })
+		if i < 0 {
+			return verdict{wait: b.missing(req, w.vpc, name)}
+		}
+		o := there[i]
+		switch {
+		case !o.bound():
+			return verdict{wait: b.unlessUnreachable(unbound(o))}
+		case o.err != nil:
+			return verdict{err: o.err}
+		}
+		nics = append(nics, o.nic)
+	}
+	return verdict{nics: withDefaultRoute(nics, req.Key.IfName)}
+}
+
+// order is what a pod asks for as it says it, and then what is there besides: the
+// runtime's word of the annotation may be older than the PodNICs.
+func order(asked []string, there []object) []string {
+	names := slices.Clone(asked)
+	for _, o := range there {
+		if !slices.Contains(names, o.ifName) && !o.givenUp {
+			names = append(names, o.ifName)
+		}
+	}
+	return names
+}
+
+// checkTogether finds PodNICs of one pod that exclude each other.
+func checkTogether(there []object) error {
+	route := ""
+	for i, o := range there {
+		for _, other := range there[:i] {
+			switch {
+			case o.ifName == other.ifName:
+				return fmt.Errorf("PodNICs %s and %s: status.interface is %q of both: %w", other.name, o.name, shown(o.ifName, 20), plug.ErrInvalid)
+			case o.port != "" && o.port == other.port:
+				return fmt.Errorf("PodNICs %s and %s: status.portID is %q of both: %w", other.name, o.name, shown(o.port, 80), plug.ErrInvalid)
+			}
+		}
+		if o.nic.DefaultRoute {
+			if route != "" {
+				return fmt.Errorf("PodNICs %s and %s: status.defaultRoute is true of both: %w", route, o.name, plug.ErrInvalid)
+			}
+			route = o.name.String()
+		}
+	}
+	return nil
+}
+
+// withDefaultRoute gives the first interface the default route where no NIC has it and
+// the first interface is one.
+func withDefaultRoute(nics []attachment.NIC, first string) []attachment.NIC {
+	if slices.ContainsFunc(nics, func(n attachment.NIC) bool { return n.DefaultRoute }) {
+		return nics
+	}
+	for i := range nics {
+		nics[i].DefaultRoute = nics[i].IfName == first
+	}
+	return nics
+}
+
+// missing says that no PodNIC here is that of a NIC. What keeps the operator from making one, such
+// as that there is no such VPC, it tells the pod alone: a node may read PodNICs and no VPCs.
+func (b *book) missing(req source.Request, vpc, name string) *source.Exhausted {
+	if !b.listed.nics {
+		return b.unlessUnreachable(exhausted("starting", "NIC %s: the API server has not told yet which PodNICs this node has", name))
+	}
+	namespace, pod := shown(req.Pod.Namespace, 80), shown(req.Pod.Name, 260)
+	if vpc != "" {
+		name += " in VPC " + shown(vpc, 260)
+	}
+	return b.unlessUnreachable(exhausted("no-podnic", "NIC %s: the operator has made no PodNIC yet for pod %s/%s (%s) with a port for this node; if it cannot, as there is no such VPC, the pod's Events say so: kubectl -n %s describe pod %s",
+		name, namespace, pod, shown(req.Pod.UID, 64), namespace, pod))
+}
+
+// unbound says what keeps a PodNIC's port from being plugged.
+func unbound(o object) *source.Exhausted {
+	var b strings.Builder
+	fmt.Fprintf(&b, "NIC %s: ", o.ifName)
+	if o.port == "" {
+		b.WriteString("PodNIC " + o.name.String() + " has no port yet")
+	} else {
+		fmt.Fprintf(&b, "port %s of PodNIC %s", shown(o.port, 80), o.name)
+		if o.host == "" {
+			b.WriteString(" is bound to no host")
+		} else {
+			b.WriteString(" is at host " + shown(o.host, 80))
+		}
+	}
+	fmt.Fprintf(&b, ", phase %s", orNone(shown(string(o.phase), 20)))
+	reason := "not-bound"
+	for i, c := range o.wrong {
+		if c.reason != "" && (i == 0 || c.kind == v1alpha1.ConditionPortReady) {
+			reason = source.ReasonOf(word(c.reason))
+		}
+		fmt.Fprintf(&b, "; %s: %s: %s", c.kind, c.reason, c.message)
+	}
+	return &source.Exhausted{Reason: reason, Message: b.String()}
+}
+
+// word is what of a condition's reason may be a label of a metric.
+func word(reason string) string {
+	reason = strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return -1
+	}, reason)
+	return reason[:min(len(reason), 40)]
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
+}
+
+// unlessUnreachable is why, or that the API server is out of reach, which is nearer.
+func (b *book) unlessUnreachable(why *source.Exhausted) *source.Exhausted {
+	if err := b.trouble[podNICs]; err != nil {
+		return &source.Exhausted{Reason: "unreachable", Message: "the Kubernetes API cannot be used: " + err.Error() + "; " + why.Message, Err: err}
+	}
+	return why
+}
+
+func exhausted(reason, format string, args ...any) *source.Exhausted {
+	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}

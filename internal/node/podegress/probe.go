@@ -1,0 +1,225 @@
+package podegress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// The node asks gateways whether they answer, so that new connections of its pods avoid one
+// that is gone before Kubernetes has noticed, which takes 40 s where a whole node is gone
+// (kube-controller-manager, --node-monitor-grace-period).
+//
+// Which gateways there are, the operator says alone, by the Egress's status: an answer adds
+// none. What a probe can do is to keep new connections of this node's pods, and of no other's,
+// from a gateway while another of the same Egress answers. So whoever can drop the node's probes
+// moves connections between gateways that all may serve them; whoever has taken the address of a
+// gateway that is gone and answers is treated as that gateway is without probes, until the
+// operator drops it. Where nodes cannot reach pods at all none answers, and all are used.
+const (
+	// ProbeFailures is how many probes of a gateway in a row must fail until new
+	// connections avoid it. One that succeeds is enough for it to have them again.
+	ProbeFailures = 3
+	// ProbeTimeout is how long a gateway has to answer.
+	ProbeTimeout = time.Second
+)
+
+// Probe asks whether somebody answers at an address. The error says why not.
+type Probe func(ctx context.Context, to netip.AddrPort) error
+
+// Connect is a Probe by TCP. A refusal is an answer, too: the gateway's network is there, and
+// serves its clients also while its program is started again. The connection is reset, so that
+// neither end keeps it (TIME-WAIT, RFC 9293 section 3.3.2).
+func Connect(ctx context.Context, to netip.AddrPort) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
+	switch {
+	case refusedConnection(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("connect to gateway: %w", err)
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = conn.Close()
+	return nil
+}
+
+func refusedConnection(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
+// asked names a gateway that is probed.
+type asked struct {
+	egress use
+	uid    string
+	addrs  string // by which it is
+}
+
+func askedOf(u use, g gateway) asked {
+	return asked{u, g.uid, strings.Join(texts(g.addrs), " ")}
+}
+
+// answers are the outcomes of probes: how many failed since the last success, of those that
+// were asked.
+type answers map[asked]int
+
+// silent are the gateways that new connections are to avoid: of each Egress those of which
+// ProbeFailures probes or more failed in a row, while another answers.
+func (a answers) silent(of map[use][]gateway) map[use]silentOnes {
+	out := map[use]silentOnes{}
+	for u, list := range of {
+		ones, answered := silentOnes{}, false
+		for _, g := range list {
+			failed, known := a[askedOf(u, g)]
+			answered = answered || known && failed == 0
+			if failed >= ProbeFailures {
+				ones[g.uid] = true
+			}
+		}
+		if answered && len(ones) > 0 {
+			out[u] = ones
+		}
+	}
+	return out
+}
+
+// keepOnly forgets gateways that are probed no more.
+func (a answers) keepOnly(of map[asked]gateway) {
+	maps.DeleteFunc(a, func(g asked, _ int) bool { _, still := of[g]; return !still })
+}
+
+// toProbe are the gateways of Egresses that have more than one: nothing could follow from
+// what the only one does.
+func toProbe(of map[use][]gateway) map[asked]gateway {
+	out := map[asked]gateway{}
+	for u, list := range of {
+		if len(list) < 2 {
+			continue
+		}
+		for _, g := range list {
+			out[askedOf(u, g)] = g
+		}
+	}
+	return out
+}
+
+// answer is the outcome of one probe.
+type answer struct {
+	of  asked
+	err error
+}
+
+// probe asks each gateway that pods of this node use, once however many pods they are, until
+// ctx ends.
+func (c *Clients) probe(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	results := make(chan answer)
+	running := map[asked]context.CancelFunc{}
+	known := answers{}
+	for {
+		select {
+		case <-ctx.Done():
+			for _, end := range running {
+				end()
+			}
+			return
+		case <-c.probed:
+			c.mu.Lock()
+			of := toProbe(c.book.gateways())
+			c.mu.Unlock()
+			for g, end := range running {
+				if _, still := of[g]; !still {
+					end()
+					delete(running, g)
+				}
+			}
+			for g, gw := range of {
+				if running[g] == nil {
+					one, end := context.WithCancel(ctx)
+					running[g] = end
+					wg.Go(func() { c.ask(one, g, gw.addrs, results) })
+				}
+			}
+			known.keepOnly(of)
+		case r := <-results:
+			if running[r.of] == nil {
+				continue // it was asked for no more
+			}
+			before := known[r.of]
+			if r.err == nil {
+				known[r.of] = 0
+			} else {
+				known[r.of]++
+			}
+			c.noteAnswer(r, before, known[r.of])
+		}
+		c.mu.Lock()
+		of, was := c.book.gateways(), c.book.silent
+		c.mu.Unlock()
+		if now := known.silent(of); !maps.EqualFunc(was, now, func(a, b silentOnes) bool { return maps.Equal(a, b) }) {
+			c.change(func(b *book) { b.silence(now) })
+		}
+	}
+}
+
+// ask probes one gateway until ctx ends, at random times about the interval apart.
+func (c *Clients) ask(ctx context.Context, g asked, addrs []netip.Addr, to chan<- answer) {
+	wait := retry.Jitter(c.cfg.ProbeInterval / 2) // many may come at once
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.clock.After(wait):
+		}
+		begun := c.clock.Now()
+		err := c.askOnce(ctx, addrs)
+		if ctx.Err() != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case to <- answer{g, err}:
+		}
+		wait = retry.Jitter(c.cfg.ProbeInterval) - c.clock.Now().Sub(begun)
+	}
+}
+
+// askOnce asks at all addresses at once: an answer from one of them is enough.
+func (c *Clients) askOnce(ctx context.Context, addrs []netip.Addr) error {
+	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
+	defer cancel()
+	outcomes := make(chan error, len(addrs))
+	for _, a := range addrs {
+		go func() { outcomes <- c.cfg.Probe(ctx, netip.AddrPortFrom(a, v1alpha1.EgressHealthPort)) }()
+	}
+	var errs []error
+	for range addrs {
+		err := <-outcomes
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// noteAnswer logs when a gateway begins or ends to be silent.
+func (c *Clients) noteAnswer(r answer, before, now int) {
+	switch {
+	case before < ProbeFailures && now == ProbeFailures:
+		c.log.Warn("a gateway does not answer; new connections avoid it while another of its Egress answers", "egress", r.of.egress.name.String(), "gateway", r.of.uid, "addresses", r.of.addrs, "error", r.err)
+	case before >= ProbeFailures && now == 0:
+		c.log.Info("a gateway answers again", "egress", r.of.egress.name.String(), "gateway", r.of.uid, "addresses", r.of.addrs)
+	}
+}

@@ -1,0 +1,64 @@
+package podegress
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// A gateway's token writes nothing, so its node tells of it that its connections have no room.
+
+// trackingInterval is how often gateways of the node are looked at.
+const trackingInterval = 10 * time.Second
+
+// Full hears that new connections found no room in the table of a gateway on this node: what it says
+// is for a person, and is said again as long as that goes on.
+type Full func(rec attachment.Record, message string)
+
+// track looks at the node's gateways until ctx ends.
+func (c *Clients) track(ctx context.Context) {
+	before := map[attachment.Key]egressgateway.Tracked{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.clock.After(retry.Jitter(trackingInterval)):
+		}
+		now := map[attachment.Key]egressgateway.Tracked{}
+		for _, rec := range c.gatewaysHere() {
+			t, err := c.cfg.Kernel.Tracked(rec.Netns.Path)
+			if err != nil {
+				c.log.Debug("looking how many connections a gateway has", "pod", nameOf(rec.Pod).String(), "err", err)
+				continue
+			}
+			now[rec.Key] = t
+			if was, known := before[rec.Key]; known && t.Refused > was.Refused {
+				c.cfg.Full(rec, fullMessage(was, t))
+			}
+		}
+		before = now
+	}
+}
+
+func fullMessage(was, now egressgateway.Tracked) string {
+	return fmt.Sprintf("new connections find no room in this gateway: it tracks %d of %d connections, and dropped %d packets that began others since it was looked at before, about %s ago",
+		now.Count, now.Limit, now.Refused-was.Refused, trackingInterval)
+}
+
+// gatewaysHere are the ready attachments of this node that are gateways.
+func (c *Clients) gatewaysHere() (list []attachment.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.book.pods {
+		for _, h := range l.held {
+			if h.rec.Egress != nil && h.rec.Egress.Forward {
+				list = append(list, h.rec)
+			}
+		}
+	}
+	return list
+}

@@ -1,0 +1,141 @@
+package nodeenis
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/metric"
+)
+
+// The metrics that Cilium documents for its AWS ENI allocator, under Berth's name,
+// and more: how often everything is listed, free addresses of subnets, and how long
+// pods wait for addresses.
+var (
+	famIPs       = metric.New("berth_operator_eni_ips", "gauge", "Addresses of all nodes by type: used by pods (cooling ones included), available to pods (used ones included), or needed beyond those. A pod's addresses of both families count as one.", "type")
+	famAssigns   = metric.New("berth_operator_eni_allocation_ops_total", "counter", "Allocations of addresses or prefixes on ENIs that were there, by subnet.", "subnet_id")
+	famCreations = metric.New("berth_operator_eni_interface_creation_ops_total", "counter", "Creations of ENIs by subnet and status: success, or the class of the error.", "subnet_id", "status")
+	famENIs      = metric.New("berth_operator_eni_available", "gauge", "ENIs with an address that no pod uses.")
+	famNodes     = metric.New("berth_operator_eni_nodes", "gauge", "Nodes by category: total, in-deficit (they need addresses), or at-capacity (they can have no more).", "category")
+	famCalls     = metric.New("berth_operator_aws_api_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter, by operation and response code: EC2's error code, or OK.", "operation", "response_code")
+	famLimiter   = metric.New("berth_operator_ec2_rate_limit_duration_seconds", "histogram", "Time that the client's limiter held calls to EC2 back, by operation.", "operation")
+	famResyncs   = metric.New("berth_operator_eni_resync_total", "counter", "Full listings of what EC2 holds for all nodes, failed ones included.")
+	famOrphans   = metric.New("berth_operator_orphan_enis", "gauge", "Detached ENIs of vanished instances of the cluster, as they were seen last, by state: waiting (to be seen for --orphan-age), kept (an instance of theirs exists after all) or refused (EC2 does not delete them).", "state")
+	famCollected = metric.New("berth_operator_orphan_enis_deleted_total", "counter", "ENIs of vanished instances of the cluster that were deleted.")
+	famSubnets   = metric.New("berth_operator_subnet_free_addresses", "gauge", "Free addresses of the subnets that nodes may use, less what is being asked for right now.", "subnet_id", "zone")
+	famDemand    = metric.New("berth_operator_demand_to_address_seconds", "histogram", "Time from when more pods waited on a node than it had free addresses until it had enough.")
+
+	callBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60} // EC2 calls, seconds
+)
+
+// Families are the metrics, for the page that documents them.
+var Families = []metric.Family{famIPs, famAssigns, famCreations, famENIs, famNodes, famCalls, famLimiter, famResyncs, famOrphans, famCollected, famSubnets, famDemand}
+
+// Metrics count what is done for nodes. They implement fleet.Observer and
+// pace.Observer, and may be used by many goroutines at once.
+type Metrics struct {
+	assigns   *prometheus.CounterVec
+	creations *prometheus.CounterVec
+	calls     *prometheus.HistogramVec
+	limiter   *prometheus.HistogramVec
+	resyncs   *prometheus.CounterVec
+	demand    *prometheus.HistogramVec
+	orphans   *prometheus.GaugeVec
+	collected *prometheus.CounterVec
+}
+
+// NewMetrics makes metrics that are not registered.
+func NewMetrics() *Metrics {
+	m := &Metrics{
+		assigns: famAssigns.Counter(), creations: famCreations.Counter(),
+		calls: famCalls.Histogram(callBuckets), limiter: famLimiter.Histogram(callBuckets),
+		resyncs: famResyncs.Counter(), demand: famDemand.Histogram(metric.WaitBuckets),
+		orphans: famOrphans.Gauge(), collected: famCollected.Counter(),
+	}
+	m.Collected(eni.Collected{Known: true}) // so that they are there before the first
+	m.resyncs.WithLabelValues()
+	m.demand.WithLabelValues()
+	return m
+}
+
+// Collectors are to be registered.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncs, m.demand, m.orphans, m.collected}
+}
+
+// Acted implements fleet.Observer.
+func (m *Metrics) Acted(_ string, a plan.Action, class cloud.Class, err error, _ time.Duration) {
+	created := a.Kind == plan.Create || a.Kind == plan.CreateTrunk
+	switch {
+	case created && err != nil:
+		m.creations.WithLabelValues(a.Subnet, class.String()).Inc()
+	case created:
+		m.creations.WithLabelValues(a.Subnet, "success").Inc()
+	case a.Kind == plan.Assign && err == nil:
+		m.assigns.WithLabelValues(a.Subnet).Inc()
+	}
+}
+
+// Listed implements fleet.Observer.
+func (m *Metrics) Listed(time.Duration, error) { m.resyncs.WithLabelValues().Inc() }
+
+// Collected implements fleet.Observer.
+func (m *Metrics) Collected(found eni.Collected) {
+	for state, n := range found.ByState() {
+		m.orphans.WithLabelValues(state).Set(float64(n))
+	}
+	m.collected.WithLabelValues().Add(float64(found.Deleted))
+}
+
+// DemandServed counts a node that had more pods waiting than free addresses,
+// and got enough after so long.
+func (m *Metrics) DemandServed(after time.Duration) {
+	m.demand.WithLabelValues().Observe(after.Seconds())
+}
+
+// Call implements pace.Observer.
+func (m *Metrics) Call(operation, code string, took time.Duration) {
+	m.calls.WithLabelValues(operation, code).Observe(took.Seconds())
+}
+
+// Limited implements pace.Observer.
+func (m *Metrics) Limited(operation string, waited time.Duration) {
+	m.limiter.WithLabelValues(operation).Observe(waited.Seconds())
+}
+
+// Gauges are read when Prometheus asks: the totals of the nodes, and the subnets
+// that they may use, which must be quick to list.
+func (c *Controller) Gauges(subnets func() []cloud.Subnet) prometheus.Collector {
+	return gauges{c.Totals, subnets}
+}
+
+type gauges struct {
+	totals  func() Totals
+	subnets func() []cloud.Subnet
+}
+
+// Describe implements prometheus.Collector.
+func (gauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, f := range []metric.Family{famIPs, famENIs, famNodes, famSubnets} {
+		ch <- f.Desc()
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (g gauges) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(f metric.Family, v int, labels ...string) { ch <- f.Value(float64(v), labels...) }
+	t := g.totals()
+	gauge(famIPs, t.Used, "used")
+	gauge(famIPs, t.Available, "available")
+	gauge(famIPs, t.Needed, "needed")
+	gauge(famENIs, t.ENIs)
+	gauge(famNodes, t.Nodes, "total")
+	gauge(famNodes, t.InDeficit, "in-deficit")
+	gauge(famNodes, t.AtCapacity, "at-capacity")
+	for _, s := range g.subnets() {
+		gauge(famSubnets, s.Free, s.ID, s.Zone)
+	}
+}

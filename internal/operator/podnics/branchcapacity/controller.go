@@ -1,0 +1,148 @@
+package branchcapacity
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/nodeenis"
+	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/watched"
+)
+
+const (
+	// workers are how many Nodes are worked on at once: nearly all of it is waiting for
+	// the API server.
+	workers = 4
+	// timeout bounds one look.
+	timeout = 30 * time.Second
+)
+
+// Watches are the kinds that the process keeps in memory for Setup.
+func Watches() []*watched.Kind { return []*watched.Kind{watched.Nodes, nodeenis.Objects} }
+
+// controller keeps the capacity of Nodes.
+type controller struct {
+	client client.Client // reads from the cache
+	log    *slog.Logger
+}
+
+// Setup adds the controller to mgr, whose cache must have been made with Watches. It works
+// while mgr leads.
+func Setup(mgr ctrl.Manager, log *slog.Logger) error {
+	c := controller{mgr.GetClient(), log}
+	err := ctrl.NewControllerManagedBy(mgr).Named("branches").
+		For(&corev1.Node{}, nodeChanges()).
+		Watches(&v1alpha1.NodeNetwork{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(networkChanges())).
+		WithOptions(queue.Options(workers, timeout)).
+		Complete(queue.RetryConflicts(c.reconcile))
+	if err != nil {
+		return fmt.Errorf("controller of branch interfaces: %w", err)
+	}
+	return nil
+}
+
+// nodeChanges passes on those updates of Nodes that change what capacityOf and says read.
+func nodeChanges() builder.Predicates {
+	type state struct {
+		provider string
+		named    bool
+		capacity int64
+	}
+	return watched.NodeChanges(func(n *corev1.Node) state {
+		q, named := n.Status.Capacity[v1alpha1.ResourceBranches]
+		return state{n.Spec.ProviderID, named, q.Value()}
+	})
+}
+
+// networkChanges passes on those updates of NodeNetworks, most of which are about addresses,
+// that change what capacityOf reads.
+func networkChanges() predicate.Predicate {
+	state := func(in client.Object) (of v1alpha1.TrunkENI, instance, kind string) {
+		o, ok := in.(*v1alpha1.NodeNetwork)
+		if !ok {
+			return of, "", ""
+		}
+		if o.Status.ENI.Trunk != nil {
+			of = *o.Status.ENI.Trunk
+		}
+		return of, o.Spec.InstanceID, o.Spec.InstanceType
+	}
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, instanceBefore, typeBefore := state(e.ObjectOld)
+		after, instance, kind := state(e.ObjectNew)
+		return before != after || instanceBefore != instance || typeBefore != kind
+	}}
+}
+
+// reconcile has a Node say how many branch interfaces its pods may have.
+func (c controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	n := &corev1.Node{}
+	if err := c.client.Get(ctx, q.NamespacedName, n, client.UnsafeDisableDeepCopy); err != nil {
+		return reconcile.Result{}, unlessGone(err, "read Node "+q.Name+" from the cache")
+	}
+	o := &v1alpha1.NodeNetwork{}
+	err := c.client.Get(ctx, q.NamespacedName, o, client.UnsafeDisableDeepCopy)
+	switch {
+	case apierrors.IsNotFound(err):
+		o = nil
+	case err != nil:
+		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
+	}
+	capacity := capacityOf(n, o)
+	if says(n, capacity) {
+		return reconcile.Result{}, nil
+	}
+	patch, err := patchOf(n, capacity)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	to := &corev1.Node{}
+	to.Name = n.Name
+	if err := c.client.Status().Patch(ctx, to, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		return reconcile.Result{}, unlessGone(err, "write the branch interfaces of Node "+q.Name)
+	}
+	c.log.Info("told the scheduler of branch interfaces", "node", n.Name, "branches", capacity)
+	return reconcile.Result{}, nil
+}
+
+// unlessGone is an error with what was attempted; nil for a Node that is gone.
+func unlessGone(err error, attempted string) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", attempted, err)
+}
+
+// patchOf is a merge patch that changes the one resource only, if the Node still is as it
+// was seen. What is kept in memory of a Node lacks its other resources, so that no
+// difference between two states of it may be written.
+func patchOf(n *corev1.Node, capacity int64) ([]byte, error) {
+	var value any // nil takes the resource away
+	if capacity > 0 {
+		value = strconv.FormatInt(capacity, 10)
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": n.ResourceVersion},
+		"status":   map[string]any{"capacity": map[string]any{v1alpha1.ResourceBranches: value}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("patch of Node %s: %w", n.Name, err)
+	}
+	return patch, nil
+}

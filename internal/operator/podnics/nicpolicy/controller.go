@@ -1,0 +1,147 @@
+package nicpolicy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/operator/podnics"
+	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/watched"
+	vpcports "github.com/berthnet/berth/internal/vpcport"
+)
+
+const (
+	// workers are how many NICPolicies are looked at once.
+	workers = 4
+	// timeout bounds one look.
+	timeout = 30 * time.Second
+	// maxNote is how long an Event's note may be, in bytes (events.k8s.io/v1).
+	maxNote = 1024
+)
+
+// Watches are the kinds that the process keeps in memory for Setup and NewPolicies.
+func Watches() []*watched.Kind {
+	return []*watched.Kind{Objects, podnics.VPCs, watched.Namespaces}
+}
+
+// Options are what Setup needs to know.
+type Options struct {
+	Namespace string // the operator's own, whose pods no policy is for
+	// Asked tells why the API server does not ask the webhook about the pods of a namespace;
+	// nil: it does. Changed registers what is told when another answer may be true.
+	Asked   func(namespace string) error
+	Changed func(tell func())
+	Clock   clock.Clock
+	Logger  *slog.Logger
+}
+
+// controller keeps the status of NICPolicies.
+type controller struct {
+	o      Options
+	client client.Client // reads from the cache
+	events events.EventRecorder
+	queue  queue.Queue
+}
+
+// Setup adds the controller to mgr, whose cache must have been made with Watches. It works
+// while mgr leads.
+func Setup(mgr ctrl.Manager, o Options) error {
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
+	c := &controller{o: o, client: mgr.GetClient(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator)}
+	err := ctrl.NewControllerManagedBy(mgr).Named("nicpolicy").
+		For(&v1alpha1.NICPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.VPC{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request { return c.all(ctx) })).
+		WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+			return c.all(ctx, client.InNamespace(o.GetName()))
+		}), builder.WithPredicates(predicate.Or(predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
+		WatchesRawSource(c.queue.Source()).WithOptions(queue.Options(workers, timeout)).
+		Complete(queue.RetryConflicts(c.reconcile))
+	if err != nil {
+		return fmt.Errorf("controller of NICPolicies: %w", err)
+	}
+	o.Changed(func() {
+		for _, q := range c.all(context.Background()) {
+			c.queue.AddObject(q.NamespacedName, 0)
+		}
+	})
+	return nil
+}
+
+// all are requests for the NICPolicies that are known.
+func (c *controller) all(ctx context.Context, in ...client.ListOption) (out []reconcile.Request) {
+	list := &v1alpha1.NICPolicyList{}
+	if err := c.client.List(ctx, list, append(in, client.UnsafeDisableDeepCopy)...); err != nil {
+		return nil
+	}
+	for i := range list.Items {
+		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	}
+	return out
+}
+
+// reconcile has a NICPolicy say whether it is in force.
+func (c *controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	o := &v1alpha1.NICPolicy{}
+	if err := c.client.Get(ctx, q.NamespacedName, o); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	ns := watched.Namespace(q.Namespace)
+	if err := c.client.Get(ctx, client.ObjectKey{Name: q.Namespace}, ns); client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("read namespace %s from the cache: %w", q.Namespace, err)
+	}
+	vpcs := &v1alpha1.VPCList{}
+	if err := c.client.List(ctx, vpcs, client.UnsafeDisableDeepCopy); err != nil {
+		return reconcile.Result{}, fmt.Errorf("list VPCs: %w", err)
+	}
+	of := nicrequest.Namespace{Name: q.Namespace, Labels: ns.Labels, VPC: ns.Annotations[v1alpha1.AnnotationVPC]}
+	is := verdictOf(o, of, vpcs.Items, c.o.Namespace, c.o.Asked(q.Namespace))
+	before := o.DeepCopy()
+	apimeta.SetStatusCondition(&o.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: is.status(), Reason: is.reason, Message: is.message,
+		ObservedGeneration: o.Generation, LastTransitionTime: metav1.NewTime(c.o.Clock.Now()),
+	})
+	if reflect.DeepEqual(before.Status, o.Status) {
+		return reconcile.Result{}, nil
+	}
+	if err := c.client.Status().Patch(ctx, o, client.MergeFrom(before), client.FieldOwner(v1alpha1.OwnerOperator)); client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("write the status of NICPolicy %s: %w", q.NamespacedName, err)
+	}
+	c.tell(before, o, is)
+	return reconcile.Result{}, nil
+}
+
+// tell makes an Event, and a line of the log, of a NICPolicy that is in force, or for another
+// reason is not.
+func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
+	if was := apimeta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady); was != nil && was.Reason == is.reason {
+		return
+	}
+	log := c.o.Logger.With("nicpolicy", o.Namespace+"/"+o.Name, "reason", is.reason)
+	switch is.reason {
+	case ReasonReady:
+		log.Info("a NICPolicy is in force")
+		c.events.Eventf(o, nil, corev1.EventTypeNormal, is.reason, "Report", "%s", is.message)
+	case ReasonStarting:
+	default:
+		log.Warn("a NICPolicy is not in force", "because", is.message)
+		c.events.Eventf(o, nil, corev1.EventTypeWarning, is.reason, "Report", "%s", vpcports.Cut(is.message, maxNote))
+	}
+}

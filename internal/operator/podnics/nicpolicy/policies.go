@@ -1,0 +1,149 @@
+package nicpolicy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/operator/watched"
+)
+
+// Objects are the NICPolicies.
+var Objects = &watched.Kind{
+	Object: &v1alpha1.NICPolicy{}, List: func() client.ObjectList { return &v1alpha1.NICPolicyList{} },
+	Cache: cache.ByObject{Transform: watched.Trim},
+}
+
+// Policies reads the policies of both kinds.
+type Policies struct {
+	cached, live client.Reader
+	foreign      *foreign
+	own          string // the operator's namespace, in which none counts
+	tell         []func()
+}
+
+// NewPolicies has mgr, whose cache must be of Objects, read them, leading or not. In the
+// operator's own namespace there are none: its pods could not come without it.
+func NewPolicies(mgr manager.Manager, own string, c clock.Clock, log *slog.Logger) (*Policies, error) {
+	api, err := dynamic.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, fmt.Errorf("connect to the Kubernetes API for SecurityGroupPolicies: %w", err)
+	}
+	p := &Policies{cached: mgr.GetClient(), live: mgr.GetAPIReader(), own: own}
+	p.foreign = &foreign{api: api, clock: c, log: log, changed: func() {
+		for _, f := range p.tell {
+			f()
+		}
+	}}
+	return p, mgr.Add(always(p.foreign.run))
+}
+
+// always is what runs in every operator, leading or not: each answers the webhook.
+type always func(context.Context) error
+
+// Start implements manager.Runnable.
+func (a always) Start(ctx context.Context) error { return a(ctx) }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (always) NeedLeaderElection() bool { return false }
+
+// Changed registers what is told when SecurityGroupPolicies changed; of NICPolicies the
+// cache tells. It is quick, and registered before the manager starts.
+func (p *Policies) Changed(tell func()) { p.tell = append(p.tell, tell) }
+
+// most is how many NICPolicies a namespace may have. Each of its pods is held against all of them, and those of other
+// namespaces wait meanwhile.
+const most = 100
+
+// Of are the policies of a namespace as they are known, or, live, as the API server has them
+// now. The error is of an API server that does not tell, or of too many: a pod that the last ones select would
+// have to be refused anyway.
+func (p *Policies) Of(ctx context.Context, namespace string, live bool) ([]nicrequest.Policy, error) {
+	if namespace == p.own {
+		return nil, nil
+	}
+	readers := []client.Reader{p.cached}
+	if live {
+		readers = append(readers, p.live) // so many as are known already are not read again
+	}
+	var list *v1alpha1.NICPolicyList
+	for _, r := range readers {
+		list = &v1alpha1.NICPolicyList{} // decoding into the previous one would keep fields that the new items do not have
+		if err := r.List(ctx, list, client.InNamespace(namespace)); err != nil {
+			return nil, fmt.Errorf("list NICPolicies of namespace %s: %w", namespace, err)
+		}
+		if n := len(list.Items); n > most {
+			return nil, fmt.Errorf("namespace %s has %d NICPolicies, expected %d at most: delete some", namespace, n, most)
+		}
+	}
+	all, err := p.foreign.of(ctx, namespace, live)
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		one, err := read(&list.Items[i])
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// read is what a NICPolicy says. The error is of one that the API server does not take.
+func read(o *v1alpha1.NICPolicy) (nicrequest.Policy, error) {
+	p := nicrequest.Policy{
+		Kind: nicrequest.KindNICPolicy, Name: o.Name, Created: o.CreationTimestamp.Time,
+		VPC: o.Spec.VPC, Subnet: o.Spec.Subnet, SecurityGroups: o.Spec.SecurityGroups,
+	}
+	var err error
+	if s := o.Spec.PodSelector; s != nil {
+		if p.Pods, err = s.Compile(); err != nil {
+			return p, fmt.Errorf("%s: spec.podSelector: %w", p, err)
+		}
+	}
+	if s := o.Spec.ServiceAccountSelector; s != nil {
+		if p.Accounts, err = s.Compile(); err != nil {
+			return p, fmt.Errorf("%s: spec.serviceAccountSelector: %w", p, err)
+		}
+	}
+	return p, nil
+}
+
+// Namespaces are the names, in order, of those with policies.
+func (p *Policies) Namespaces(ctx context.Context) ([]string, error) {
+	list := &v1alpha1.NICPolicyList{}
+	if err := p.cached.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list NICPolicies: %w", err)
+	}
+	names, err := p.foreign.namespaces()
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		names = append(names, list.Items[i].Namespace)
+	}
+	names = slices.DeleteFunc(names, func(n string) bool { return n == p.own })
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// Since is when the oldest policy of a namespace was made; false without any.
+func (p *Policies) Since(ctx context.Context, namespace string) (time.Time, bool) {
+	all, err := p.Of(ctx, namespace, false)
+	if err != nil || len(all) == 0 {
+		return time.Time{}, false
+	}
+	oldest := slices.MinFunc(all, func(x, y nicrequest.Policy) int { return x.Created.Compare(y.Created) })
+	return oldest.Created, true
+}

@@ -1,0 +1,139 @@
+package providers
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/podnics"
+	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/watched"
+	ports "github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/lanes"
+)
+
+// Options are what a Controller needs to know. Zero durations and numbers take the
+// defaults named.
+type Options struct {
+	// Namespace is the operator's own, whose Secrets have the credentials.
+	Namespace string
+	// Interval is about how often a network is looked up that was found; 1 min.
+	Interval time.Duration
+	// EC2 is what the operator has of EC2; nil: nothing, and there are no VPCs of it.
+	EC2 *EC2
+	// Provider is that of all VPCs, in the place of those that their specs name; nil: it is not.
+	Provider ports.Provider
+	// Calls is how many calls to one endpoint are under way at once, unless its provider says how many
+	// (vpcport.Traits.AtOnce); 8.
+	Calls int
+
+	Observer Observer // of calls; nil: nobody
+	Clock    clock.Clock
+	Logger   *slog.Logger
+}
+
+// Observer is told of the calls to the providers of VPCs. Its methods must be quick;
+// several run at once.
+type Observer interface {
+	// Called is told of a call about a VPC: what it was, what came of it, how long it
+	// waited for its turn, and how long it took then.
+	Called(vpc, op string, err error, waited, took time.Duration)
+	// Gone is told that there is no such VPC any more.
+	Gone(vpc string)
+}
+
+// workers is how many VPCs are looked at once. A look waits for its provider, for
+// lookTimeout at most.
+const workers = 16
+
+// Controller works on VPC objects.
+type Controller struct {
+	o        Options
+	client   client.Client // reads from the cache
+	live     client.Reader // reads past it
+	events   events.EventRecorder
+	opener   *opener
+	secrets  *secrets
+	book     *book
+	reported *reports
+	vpcs     queue.Queue
+
+	mu     sync.Mutex        // guards states; not what is in them
+	states map[string]*state // by VPC; of each its one worker's
+}
+
+// Watches are the kinds that the process keeps in memory for Setup.
+func Watches() []*watched.Kind { return []*watched.Kind{podnics.VPCs, podnics.PodNICs} }
+
+// Setup adds the controller to mgr, whose cache must have been made with Watches and
+// vpcport.Index. It works while mgr leads.
+func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Interval = cmp.Or(o.Interval, time.Minute)
+	watch, err := client.NewWithWatch(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme(), HTTPClient: mgr.GetHTTPClient(), Mapper: mgr.GetRESTMapper()})
+	if err != nil {
+		return nil, fmt.Errorf("controller of VPCs: %w", err)
+	}
+	c := &Controller{
+		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
+		opener: newOpener(lanes.Options{Most: o.Calls, Clock: o.Clock}, o.Observer),
+		book:   newBook(), reported: newReports(), states: map[string]*state{},
+	}
+	c.secrets = &secrets{
+		namespace: o.Namespace, reader: c.live, watcher: watch, clock: o.Clock, log: o.Logger, changed: c.wake,
+		byVPC: map[string]use{}, follow: map[string]context.CancelFunc{},
+	}
+	err = errors.Join(
+		ctrl.NewControllerManagedBy(mgr).Named("vpc").
+			For(&v1alpha1.VPC{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, finalizersChanged))).
+			Watches(&v1alpha1.PodNIC{}, handler.EnqueueRequestsFromMapFunc(vpcOf), builder.WithPredicates(comeOrGo)).
+			WatchesRawSource(c.vpcs.Source()).WithOptions(queue.Options(workers, 2*lookTimeout)).
+			Complete(queue.RetryConflicts(c.reconcile)),
+		mgr.Add(manager.RunnableFunc(c.secrets.run)),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("controller of VPCs: %w", err)
+	}
+	return c, nil
+}
+
+// finalizersChanged passes on what brings a VPC's finalizer back that somebody took off.
+var finalizersChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	return len(e.ObjectOld.GetFinalizers()) != len(e.ObjectNew.GetFinalizers())
+}}
+
+// comeOrGo passes on PodNICs that are made and that are gone.
+var comeOrGo = predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
+
+func vpcOf(_ context.Context, o client.Object) []reconcile.Request {
+	return []reconcile.Request{queue.Request(o.(*v1alpha1.PodNIC).Spec.VPC)}
+}
+
+// Networks are the VPCs that are open, for others.
+func (c *Controller) Networks() podnics.Networks { return c.book }
+
+// Alive returns once what all work for VPCs needs is not locked.
+func (c *Controller) Alive() {
+	c.stateOf("")
+	c.opener.usage()
+	_, _ = c.book.Of("")
+}
+
+func (c *Controller) now() time.Time { return c.o.Clock.Now() }

@@ -1,0 +1,94 @@
+package providers
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+var (
+	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and what came of them: ok, or the class of the failure (transient, throttled, unauthorized, forbidden, invalid, network-gone, reference-gone, port-gone, subnet-full, address-taken, mac-taken, over-quota, conflict, stale, too-large, bug or unknown).", "vpc", "operation", "class")
+	famDuration  = metric.New("berth_operator_port_call_seconds", "histogram", "How long a call to a provider of VPC ports took.", "vpc", "operation")
+	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long a call waited until it was sent, as others were under way or the provider had asked for fewer.", "vpc")
+	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers that are under way.")
+	famWaiting   = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls that wait until they may be sent.")
+	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls that may be under way at once, to all endpoints together: --vpc-calls for each, or 128 where that is EC2, fewer after it refused some as too many.")
+	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Not there while it is Unknown, as one before it is False.", "vpc", "type")
+)
+
+// Families are the metrics, for the page that documents them.
+var Families = []metric.Family{famCalls, famDuration, famWait, famUnderWay, famWaiting, famAllowed, famCondition}
+
+// providerBuckets are seconds, from a quick answer of a provider near by to the longest
+// that is waited for one. They are few, as there are some for each VPC.
+var providerBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+
+// Metrics count the calls to providers. They may be used by many goroutines at once.
+type Metrics struct {
+	calls          *prometheus.CounterVec
+	duration, wait *prometheus.HistogramVec
+}
+
+// NewMetrics makes metrics that are not registered.
+func NewMetrics() *Metrics {
+	return &Metrics{famCalls.Counter(), famDuration.Histogram(providerBuckets), famWait.Histogram(providerBuckets)}
+}
+
+// classOK is that of calls that did not fail.
+const classOK = "ok"
+
+// Collectors are to be registered.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.calls, m.duration, m.wait}
+}
+
+// Called implements Observer.
+func (m *Metrics) Called(vpc, op string, err error, waited, took time.Duration) {
+	class := classOK
+	if err != nil {
+		class = vpcport.ClassOf(err).String()
+	}
+	m.calls.WithLabelValues(vpc, op, class).Inc()
+	m.duration.WithLabelValues(vpc, op).Observe(took.Seconds())
+	m.wait.WithLabelValues(vpc).Observe(waited.Seconds())
+}
+
+// Gone implements Observer: a VPC that is gone has no metrics.
+func (m *Metrics) Gone(vpc string) {
+	of := prometheus.Labels{"vpc": vpc}
+	m.calls.DeletePartialMatch(of)
+	m.duration.DeletePartialMatch(of)
+	m.wait.DeletePartialMatch(of)
+}
+
+// Gauges are read when Prometheus asks.
+func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
+
+type gauges struct{ c *Controller }
+
+// Describe implements prometheus.Collector.
+func (gauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, f := range []metric.Family{famUnderWay, famWaiting, famAllowed, famCondition} {
+		ch <- f.Desc()
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (g gauges) Collect(ch chan<- prometheus.Metric) {
+	u := g.c.opener.usage()
+	ch <- famUnderWay.Value(float64(u.UnderWay))
+	ch <- famWaiting.Value(float64(u.Waiting))
+	ch <- famAllowed.Value(float64(u.Allowed))
+	for name, conditions := range g.c.reported.all() {
+		for kind, yes := range conditions {
+			is := 0.
+			if yes {
+				is = 1
+			}
+			ch <- famCondition.Value(is, name, kind)
+		}
+	}
+}

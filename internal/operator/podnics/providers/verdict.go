@@ -1,0 +1,153 @@
+package providers
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// Reasons of a VPC's conditions.
+const (
+	ReasonReady                = "Ready"
+	ReasonAnswers              = "Answers"
+	ReasonAccepted             = "Accepted"
+	ReasonNotNeeded            = "NotNeeded" // there are no credentials
+	ReasonFound                = "Found"
+	ReasonNotTried             = "NotTried" // for what another condition tells
+	ReasonProviderNotSupported = "ProviderNotSupported"
+	ReasonInvalidEndpoint      = "InvalidEndpoint"
+	ReasonCertificateRefused   = "CertificateRefused"
+	ReasonNoAnswer             = "NoAnswer"
+	ReasonProviderFailed       = "ProviderFailed"
+	ReasonThrottled            = "Throttled"
+	ReasonUnexpectedAnswer     = "UnexpectedAnswer"
+	ReasonSecretNotFound       = "SecretNotFound"
+	ReasonSecretUnreadable     = "SecretUnreadable"
+	ReasonSecretIncomplete     = "SecretIncomplete"
+	ReasonCredentialsRefused   = "CredentialsRefused"
+	ReasonForbidden            = "Forbidden"
+	ReasonProjectChanged       = "ProjectChanged"
+	ReasonNetworkNotFound      = "NetworkNotFound"
+	ReasonNetworkAmbiguous     = "NetworkAmbiguous"
+	ReasonNetworkChanged       = "NetworkChanged"
+	ReasonNoSubnet             = "NoSubnet"
+	ReasonSubnetNotFound       = "SubnetNotFound"
+	ReasonDeleting             = "Deleting"
+)
+
+// area is what a problem is one of. Those after it are not known then.
+type area int
+
+const (
+	ofEndpoint area = iota
+	ofCredentials
+	ofNetwork
+	areas
+)
+
+// conditionOf are the conditions of the areas.
+var conditionOf = [areas]string{v1alpha1.ConditionReachable, v1alpha1.ConditionCredentialsAccepted, v1alpha1.ConditionNetworkFound}
+
+// problem is why a VPC cannot be used.
+type problem struct {
+	area            area
+	reason, message string
+}
+
+// verdict is one condition, without its type.
+type verdict struct {
+	status          metav1.ConditionStatus
+	reason, message string
+}
+
+// good are the verdicts of a VPC without problems.
+func good(credentials bool) [areas]verdict {
+	out := [areas]verdict{
+		{metav1.ConditionTrue, ReasonAnswers, ""}, {metav1.ConditionTrue, ReasonAccepted, ""}, {metav1.ConditionTrue, ReasonFound, ""},
+	}
+	if !credentials {
+		out[ofCredentials].reason = ReasonNotNeeded
+	}
+	return out
+}
+
+// verdicts are the conditions of a VPC with a problem, or without one. What comes before
+// the problem is good: the provider answered. But of an endpoint that nobody asked, as its
+// Secret is of no use, nothing is known.
+func verdicts(p *problem, credentials, asked bool) [areas]verdict {
+	out := good(credentials)
+	if p == nil {
+		return out
+	}
+	out[p.area] = verdict{metav1.ConditionFalse, p.reason, p.message}
+	for a := range out {
+		if area(a) > p.area || area(a) < p.area && !asked {
+			out[a] = verdict{metav1.ConditionUnknown, ReasonNotTried, ""}
+		}
+	}
+	if p.area == ofEndpoint && p.reason == ReasonThrottled {
+		out[p.area].status = metav1.ConditionTrue // it does answer
+	}
+	return out
+}
+
+// problemOf judges a call that failed.
+func problemOf(spec v1alpha1.VPCSpec, err error) *problem {
+	text := err.Error()
+	switch class := vpcport.ClassOf(err); class {
+	case vpcport.Unauthorized:
+		return &problem{ofCredentials, ReasonCredentialsRefused, text + secretOf(spec)}
+	case vpcport.Forbidden:
+		return &problem{ofCredentials, ReasonForbidden, text + secretOf(spec)}
+	case vpcport.NetworkGone:
+		return &problem{ofNetwork, ReasonNetworkNotFound, text + "; spec.network and the project of the credentials tell which there are"}
+	case vpcport.Throttled:
+		return &problem{ofEndpoint, ReasonThrottled, text}
+	case vpcport.Invalid:
+		if e, ok := errors.AsType[*vpcport.Error](err); ok && e.About == spec.Network {
+			return &problem{ofNetwork, ReasonNetworkAmbiguous, text}
+		}
+		return &problem{ofEndpoint, ReasonInvalidEndpoint, text}
+	case vpcport.Transient, vpcport.Unknown:
+		return unreachable(err)
+	default:
+		return &problem{ofEndpoint, ReasonUnexpectedAnswer, text}
+	}
+}
+
+// unreachable tells apart why there is no answer of use.
+func unreachable(err error) *problem {
+	p := &problem{ofEndpoint, ReasonNoAnswer, err.Error()}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		p.reason, p.message = ReasonCertificateRefused, p.message+" (spec.tls.caBundle says which certificates are trusted, spec.tls.serverName the name that they must have)"
+	}
+	if e, ok := errors.AsType[*vpcport.Error](err); ok && e.Status != 0 {
+		p.reason = ReasonProviderFailed
+	}
+	return p
+}
+
+// secretOf names where the credentials are.
+func secretOf(spec v1alpha1.VPCSpec) string {
+	if spec.Credentials == nil {
+		return "; spec.credentials is not set"
+	}
+	return fmt.Sprintf("; the credentials are in Secret %s", spec.Credentials.SecretName)
+}
+
+// lasting tells whether a problem is a definite answer, after which nothing may be asked
+// for any more. Others may be over at the next call, of the provider or of the API server.
+func (p *problem) lasting() bool {
+	switch p.reason {
+	case ReasonCertificateRefused, ReasonProviderNotSupported:
+		return true
+	case ReasonSecretUnreadable:
+		return false
+	}
+	return p.area != ofEndpoint
+}

@@ -1,0 +1,353 @@
+package podnics
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// The reasons of conditions that are not those of a failed call (vpcport.PolicyOf).
+const (
+	reasonReady       = "Ready"
+	reasonBound       = "Bound"
+	reasonVPC         = "VPCNotReady"
+	reasonRefused     = "Refused"
+	reasonLost        = "PortDeleted"
+	reasonNoPod       = "NoPod"
+	reasonUnscheduled = "Unscheduled"
+	reasonNoHost      = "NoHost"
+	reasonNodeLimit   = "NodeLimit"
+	reasonLimit       = "NamespaceLimit"
+	reasonNotAllowed  = "NotAllowed"
+	reasonPlugged     = "StillPlugged"
+	reasonBinding     = "BindingFailed"
+	reasonUnplugged   = "Unplugged"
+	reasonMoved       = "AddressChanged"
+)
+
+// maxMessage is how long a condition's message is at most, in bytes.
+const maxMessage = 1024
+
+// statusOf is what a PodNIC's status is to be, but for the times of conditions.
+func statusOf(s *scene, n nic, step nicplan.Step, now metav1.Time) v1alpha1.PodNICStatus {
+	st := *s.o.Status.DeepCopy()
+	assign(&st, s)
+	p := n.have.Port
+	if p != nil && (!s.want.Has(p) || p.NetworkID != s.want.Network) {
+		p = nil // it is another's still
+	}
+	if p == nil && unseen(s, n) {
+		setPlugged(&st, s, now)
+		return st
+	}
+	var lie error
+	if p != nil && s.shut == nil {
+		lie = s.describe(&st, p)
+		st.Made = s.want.Given == ""
+	}
+	here := s.next == assignedTo(st) && p != nil && lie == nil && s.host != "" && p.Host == s.host && p.Binding.Result == vpcport.Bound
+	st.Phase = phaseOf(s, n, step, p, here)
+	setPlugged(&st, s, now)
+	if !here {
+		st.Plug = nil
+	}
+	setCondition(&st, portReady(s, n, step, p, lie), now)
+	setCondition(&st, bound(s, n, p, here), now)
+	setAllowed(&st, s, p, now)
+	return st
+}
+
+// unseen tells whether a NIC was bound where it is to be, and the provider was not asked
+// since: its VPC is not open, or an operator has just begun. Then the status stays as it
+// is, by which a node can plug the port.
+func unseen(s *scene, n nic) bool {
+	return (s.shut != nil || !n.have.Looked) && n.lost == "" && !s.want.Over && s.now == s.next && s.o.Status.Plug != nil
+}
+
+// assign writes who has it: as long as a node holds it, who had it.
+func assign(st *v1alpha1.PodNICStatus, s *scene) {
+	a := s.next
+	if s.held && s.now.pod.UID != "" && s.now.pod.UID != a.pod.UID {
+		a = s.now
+	}
+	if a.pod != s.now.pod {
+		st.Node = nil // it was about the pod before
+	}
+	st.Pod, st.Interface, st.DefaultRoute, st.NodeName = nil, a.name, a.defaultRoute, a.node
+	if a.pod.UID != "" {
+		st.Pod = &a.pod
+	}
+}
+
+func assignedTo(st v1alpha1.PodNICStatus) assignment {
+	return assigned(&v1alpha1.PodNIC{Status: st})
+}
+
+// phaseOf is how far it has come.
+func phaseOf(s *scene, n nic, step nicplan.Step, p *vpcport.Port, here bool) v1alpha1.PodNICPhase {
+	edit := n.failed.message != "" && vpcport.PolicyOf(n.failed.class).Edit
+	switch {
+	case s.want.Over, s.leaves():
+		return v1alpha1.PhaseReleasing
+	case here && p.Status == vpcport.StatusActive:
+		return v1alpha1.PhaseActive
+	case here:
+		return v1alpha1.PhaseBound
+	case p == nil && (edit || s.refuse != nil || step.Kind == nicplan.Impossible):
+		return v1alpha1.PhaseFailed
+	case p != nil:
+		return v1alpha1.PhaseCreated
+	case s.o.Status.PortID != "" && !n.have.Looked:
+		return cmp.Or(s.o.Status.Phase, v1alpha1.PhasePending) // nothing was seen to have changed
+	}
+	return v1alpha1.PhasePending
+}
+
+// describe writes what a port is to the NIC. The error says what a node could not use; where a port has one
+// address of each family, the addresses stay as they were then, which a port in its place is to have again.
+func (s *scene) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error {
+	if !s.opened.Provider.Traits().OneEach {
+		return describe(st, p, s.opened.Network)
+	}
+	lie := describe(st, s.own(p), s.opened.Network)
+	if len(p.Addresses) == 0 {
+		lie = fmt.Errorf("port %s has no address of the families of VPC %s (spec.ec2.ipFamilies)", p.ID, s.o.Spec.VPC)
+	}
+	if lie != nil {
+		st.Addresses = s.o.Status.Addresses
+	}
+	return lie
+}
+
+// own is a port with those of its addresses that are for the NIC, one of each family: the one that the NIC had before,
+// if the port has that still, else the first. What comes to a port that the NIC has already is not for it: a family
+// that it was without, or what the subnet is not known to have.
+func (s *scene) own(p *vpcport.Port) *vpcport.Port {
+	had := addrsOf(s.o.Status)
+	has := s.o.Status.PortID == p.ID && len(had) > 0
+	known := func(a vpcport.FixedIP) bool {
+		return slices.ContainsFunc(s.opened.Network.Subnets, func(n vpcport.Subnet) bool {
+			cidr, _ := n.For(a.IP)
+			return n.ID == a.SubnetID && cidr.Contains(a.IP)
+		})
+	}
+	only := *p
+	only.Addresses = nil
+	for _, f := range ipfamily.Dual.Families() {
+		of := func(a netip.Addr) bool { return ipfamily.Of(a) == f }
+		if has && !slices.ContainsFunc(had, of) {
+			continue
+		}
+		all := slices.DeleteFunc(slices.Clone(p.Addresses), func(a vpcport.FixedIP) bool { return !of(a.IP) || has && !known(a) })
+		i := slices.IndexFunc(all, func(a vpcport.FixedIP) bool { return slices.Contains(had, a.IP) })
+		if len(all) > 0 {
+			only.Addresses = append(only.Addresses, all[max(i, 0)])
+		}
+	}
+	if len(only.Addresses) == 0 {
+		return p // of which describe says what is wrong
+	}
+	return &only
+}
+
+// addrsOf are the addresses of a PodNIC, as far as they can be read.
+func addrsOf(st v1alpha1.PodNICStatus) (list []netip.Addr) {
+	for _, a := range st.Addresses {
+		if cidr, err := netip.ParsePrefix(a.CIDR); err == nil {
+			list = append(list, cidr.Addr())
+		}
+	}
+	return list
+}
+
+// describe writes what a port is. The error says what a node could not use.
+func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) error {
+	st.PortID, st.Host, st.MAC, st.MTU = p.ID, p.Host, p.MAC.String(), int32(min(net.MTU, 1<<16))
+	st.Addresses, st.Routes = nil, nil
+	var lie error
+	for _, a := range p.Addresses {
+		i := slices.IndexFunc(net.Subnets, func(s vpcport.Subnet) bool { return s.ID == a.SubnetID })
+		if i < 0 {
+			lie = fmt.Errorf("port %s has %s of subnet %s, which network %s did not have when it was looked up", p.ID, a.IP, a.SubnetID, net.ID)
+			continue
+		}
+		s := net.Subnets[i]
+		cidr, gateway := s.For(a.IP)
+		out := v1alpha1.PortAddress{Subnet: s.ID}
+		if p, err := a.IP.Prefix(cidr.Bits()); err == nil && p == cidr.Masked() {
+			out.CIDR = fmt.Sprintf("%s/%d", a.IP, cidr.Bits())
+		} else {
+			lie = fmt.Errorf("%s is not of subnet %s (%s)", a.IP, s.ID, cidr)
+			continue
+		}
+		if gateway.IsValid() {
+			out.Gateway = gateway.String()
+		}
+		st.Addresses = append(st.Addresses, out)
+		for _, r := range s.Routes {
+			st.Routes = append(st.Routes, v1alpha1.PortRoute{Destination: r.Destination.String(), Gateway: r.Gateway.String()})
+		}
+	}
+	if len(st.Addresses) > 16 || len(st.Routes) > 64 {
+		lie = fmt.Errorf("port %s has %d addresses and %d routes, expected 16 and 64 at most", p.ID, len(st.Addresses), len(st.Routes))
+		st.Addresses, st.Routes = st.Addresses[:min(16, len(st.Addresses))], st.Routes[:min(64, len(st.Routes))]
+	}
+	plug := p.Binding.Plug
+	if p.Binding.Result != vpcport.Bound {
+		return lie
+	}
+	if len(plug.Bridge) > 15 || len(plug.Netns) > 128 {
+		return fmt.Errorf("port %s is to be plugged into bridge %.40q, network namespace %.40q, which no node can have", p.ID, plug.Bridge, plug.Netns)
+	}
+	types := map[vpcport.PlugKind]v1alpha1.PlugType{
+		vpcport.OVS: v1alpha1.PlugOVS, vpcport.OVSHybrid: v1alpha1.PlugOVSHybrid, vpcport.Netns: v1alpha1.PlugNetns,
+		vpcport.VLAN: v1alpha1.PlugVLAN,
+	}
+	st.Plug = &v1alpha1.PortPlug{Type: types[plug.Kind], Bridge: plug.Bridge, Netns: plug.Netns, OVN: plug.OVN, TrunkMAC: plug.Trunk, VLAN: int32(plug.VLAN)}
+	if st.Plug.Type == "" {
+		st.Plug = nil
+		return fmt.Errorf("port %s is to be plugged in a way that Berth cannot", p.ID)
+	}
+	return lie
+}
+
+// portReady is whether there is a port as it is asked for; without a type: nothing is to
+// be said yet.
+func portReady(s *scene, n nic, step nicplan.Step, p *vpcport.Port, lie error) metav1.Condition {
+	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
+		return metav1.Condition{Type: v1alpha1.ConditionPortReady, Status: status, Reason: reason, Message: message}
+	}
+	failed := n.failed.message != "" && n.failed.reason == ""
+	switch {
+	case s.shut != nil:
+		return is(metav1.ConditionFalse, reasonVPC, s.shut.Error())
+	case lie != nil:
+		return is(metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, lie.Error())
+	case p == nil && s.refuse != nil && !s.want.Over:
+		return is(metav1.ConditionFalse, reasonRefused, s.refuse.Error())
+	case p == nil && s.crowded != nil:
+		return is(metav1.ConditionFalse, reasonLimit, s.crowded.Error())
+	case failed && (p == nil || n.have.Recorded == "" || step.Change.Groups != nil || s.want.Over):
+		return is(metav1.ConditionFalse, reasonOf(n.failed.class), n.failed.message)
+	case p == nil && n.lost != "":
+		return is(metav1.ConditionFalse, reasonLost, fmt.Sprintf("port %s was deleted by somebody else; another is made", n.lost))
+	case p == nil:
+		return metav1.Condition{}
+	}
+	return is(metav1.ConditionTrue, reasonReady, "port "+p.ID)
+}
+
+// setAllowed sets the condition Allowed of a NIC with a port that its namespace may not have any more.
+func setAllowed(st *v1alpha1.PodNICStatus, s *scene, p *vpcport.Port, now metav1.Time) {
+	if p == nil || s.denied == nil || s.want.Over {
+		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionAllowed)
+		return
+	}
+	setCondition(st, metav1.Condition{
+		Type: v1alpha1.ConditionAllowed, Status: metav1.ConditionFalse, Reason: reasonNotAllowed,
+		Message: fmt.Sprintf("port %s stays as it is, and would not be given again: %s", p.ID, s.denied),
+	}, now)
+}
+
+// reasonOf is that of a class of failures.
+func reasonOf(c vpcport.Class) string { return vpcport.PolicyOf(c).Reason }
+
+// bound is whether the port is bound where its pod is; without a type: nothing is to be
+// said yet.
+func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
+	is := func(status metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
+		return metav1.Condition{Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case p == nil:
+		return metav1.Condition{}
+	case here:
+		return is(metav1.ConditionTrue, reasonBound, "at host %s", p.Host)
+	case s.held && s.want.Over, s.leaves():
+		return is(metav1.ConditionFalse, reasonPlugged, "node %s says that it has the port plugged still, for pod %s", s.now.node, s.now.pod.Name)
+	case s.pod == nil:
+		return is(metav1.ConditionFalse, reasonNoPod, "no pod has it")
+	case s.next.node == "":
+		return is(metav1.ConditionFalse, reasonUnscheduled, "pod %s has no node yet", s.pod.Name)
+	case s.full:
+		return is(metav1.ConditionFalse, reasonNodeLimit, "%s", s.noHost)
+	case s.noHost != "":
+		return is(metav1.ConditionFalse, reasonNoHost, "%s", s.noHost)
+	case n.failed.message != "":
+		return is(metav1.ConditionFalse, cmp.Or(n.failed.reason, reasonOf(n.failed.class)), "%s", n.failed.message)
+	}
+	return metav1.Condition{} // it is on its way
+}
+
+// leaves tells whether a node has the port plugged still for a pod that is not to have it
+// any more.
+func (s *scene) leaves() bool { return s.held && s.now.pod != s.next.pod }
+
+// soonActive is how long the condition that a port is plugged waits for the write which says
+// that it is active, and most follow at once: each PodNIC is written once less by that.
+const soonActive = 5 * time.Second
+
+// setPlugged sets the condition Plugged: what the node says of the port that there is.
+func setPlugged(st *v1alpha1.PodNICStatus, s *scene, now metav1.Time) {
+	says := st.Node
+	if says == nil || says.PortID != st.PortID {
+		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionPlugged)
+		return
+	}
+	c := metav1.Condition{Type: v1alpha1.ConditionPlugged, Status: metav1.ConditionFalse, Reason: cmp.Or(says.Reason, string(says.State)), Message: says.Message}
+	switch {
+	case says.State == v1alpha1.NodePlugged && says.Reason == "" && s.moved(*st):
+		c.Reason = reasonMoved
+		c.Message = fmt.Sprintf("port %s has %s, and Kubernetes knows the running pod by %s, which stays: make the pod anew", st.PortID, addressesOf(*st), s.pod.Status.PodIP)
+	case says.State == v1alpha1.NodePlugged && says.Reason == "":
+		c.Status, c.Message = metav1.ConditionTrue, strings.TrimSuffix("by node "+st.NodeName+" as "+says.HostInterface, " as ")
+		if st.Phase != v1alpha1.PhaseActive && meta.FindStatusCondition(st.Conditions, c.Type) == nil && now.Sub(says.Since.Time) < soonActive {
+			return
+		}
+	case says.State == v1alpha1.NodeUnplugged:
+		c.Message = "nothing of it is left on the node"
+	}
+	setCondition(st, c, now)
+}
+
+// moved tells whether the pod that runs has another address at Kubernetes than its first
+// interface, which a port that was made again may have: the kubelet asks only when the pod
+// begins.
+func (s *scene) moved(st v1alpha1.PodNICStatus) bool {
+	if !s.first || s.pod == nil || s.pod.Status.Phase != corev1.PodRunning || st.Pod == nil || st.Pod.UID != string(s.pod.UID) {
+		return false
+	}
+	known, err := netip.ParseAddr(s.pod.Status.PodIP)
+	return err == nil && len(st.Addresses) > 0 && !slices.Contains(addrsOf(st), known)
+}
+
+func addressesOf(st v1alpha1.PodNICStatus) string {
+	var list []string
+	for _, a := range st.Addresses {
+		list = append(list, a.CIDR)
+	}
+	return strings.Join(list, " and ")
+}
+
+// setCondition sets a condition that has a type.
+func setCondition(st *v1alpha1.PodNICStatus, c metav1.Condition, now metav1.Time) {
+	if c.Type == "" {
+		return
+	}
+	// The API server keeps whole characters only, and what it keeps would be another text each time.
+	c.Message = vpcport.Cut(c.Message, maxMessage)
+	c.LastTransitionTime = now
+	meta.SetStatusCondition(&st.Conditions, c)
+}

@@ -1,0 +1,67 @@
+package podnics
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// Each is said once of a pod; another pod of its name is another.
+func TestToldOnce(t *testing.T) {
+	said, web := newTold(), types.NamespacedName{Namespace: "default", Name: "web"}
+	for i, tt := range []struct {
+		uid       types.UID
+		nic, text string
+		news      bool
+	}{
+		{"1", "eth0", "", false}, {"1", "eth0", "full", true}, {"1", "eth0", "full", false}, {"1", "eth1", "full", true},
+		{"1", "eth0", "", true}, {"1", "eth0", "full", true}, {"2", "eth0", "full", true}, {"2", "eth1", "", false},
+	} {
+		if got := said.isNews(web, tt.uid, tt.nic, tt.text); got != tt.news {
+			t.Errorf("%d: news is %v: %+v", i, got, tt)
+		}
+	}
+}
+
+// What is said is as the API server keeps it: cut between characters.
+func TestShortened(t *testing.T) {
+	for text, want := range map[string]string{"": "", "full": "full", "voll für heute": "voll f", "\xffull": "ull"} {
+		if got := vpcport.Cut(text, 7); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	st := v1alpha1.PodNICStatus{}
+	setCondition(&st, metav1.Condition{Type: v1alpha1.ConditionPortReady, Message: "x" + strings.Repeat("ü", maxMessage)}, metav1.Now())
+	if m := st.Conditions[0].Message; !utf8.ValidString(m) || len(m) != maxMessage-1 {
+		t.Errorf("%d bytes: %q", len(m), m[len(m)-4:])
+	}
+}
+
+// Nothing is kept of pods that are gone or have ended, also of those that got no NIC.
+func TestNothingIsKeptOfPods(t *testing.T) {
+	w := start(t, Options{})
+	for _, name := range []string{"gone", "ended"} {
+		w.pod(name, `[{subnett: a}]`)
+		w.schedule(name, "node-a")
+		w.awaitEvent(name, "NICsRefused", "unknown")
+	}
+	w.pod("served", `[{subnet: web, securityGroup: g-none}]`)
+	w.awaitNIC("served", "eth0", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "NotFound"))
+	w.deletePod("gone")
+	w.deletePod("served")
+	w.finish("ended", corev1.PodFailed)
+	harness.Eventually(t, limit, "all are forgotten", poll.True(func() bool {
+		w.c.told.mu.Lock()
+		defer w.c.told.mu.Unlock()
+		return len(w.c.told.all) == 0
+	}))
+}

@@ -1,0 +1,126 @@
+package webhook
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/web"
+)
+
+// The paths at which requests are answered.
+const (
+	Path       = "/validate"
+	MutatePath = "/mutate"   // with Options.Branches only
+	PolicyPath = "/policies" // with Options.Policies only
+)
+
+// Options are what the webhook is set up with.
+type Options struct {
+	Listener  net.Listener     // closed by the manager's end; nil: no webhook
+	Clients   []netip.Prefix   // may ask beside the API server and nodes
+	Namespace string           // the operator's own
+	First     nicrequest.First // of pods with NICs
+	Branches  bool             // pods are made to ask for branch interfaces
+	Policies  Policies         // by which pods are made to ask for NICs; nil: by none
+	Clock     clock.Clock
+	Logger    *slog.Logger
+	Metrics   *Metrics // nil: nothing is counted
+}
+
+// maxReview is the size of a request in bytes, that of two objects as large as the API server
+// takes them (controller-runtime has the same).
+const maxReview = 7 << 20
+
+// Setup has a manager serve the webhook, leading or not. It needs a cache of VPCs, of Nodes
+// and of Namespaces' metadata. It returns what Prometheus reads besides Options.Metrics.
+func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
+	if o.Listener == nil {
+		return nil, nil
+	}
+	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
+	k := &keeper{
+		store: objects{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace, o.Branches || o.Policies != nil},
+		names: names(o),
+		leads: func() bool {
+			select {
+			case <-mgr.Elected():
+				return true
+			default:
+				return false
+			}
+		},
+		every: look, clock: o.Clock, log: o.Logger, metrics: o.Metrics,
+	}
+	handlers := map[string]admission.Handler{
+		Path: judge{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics},
+	}
+	if o.Branches {
+		handlers[MutatePath] = asker{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics}
+	}
+	if o.Policies != nil {
+		handlers[PolicyPath] = chooser{
+			decoder: admission.NewDecoder(mgr.GetScheme()), cached: mgr.GetClient(), live: mgr.GetAPIReader(),
+			policies: o.Policies, first: o.First, clock: o.Clock, metrics: o.Metrics,
+		}
+	}
+	mux := http.NewServeMux()
+	for path, handler := range handlers {
+		hook, err := admission.StandaloneWebhook(&admission.Webhook{Handler: handler}, admission.StandaloneOptions{Logger: logr.Discard()})
+		if err != nil {
+			return nil, fmt.Errorf("webhook: %w", err)
+		}
+		mux.Handle("POST "+path, hook)
+	}
+	from := &clients{
+		servers: serversOf(mgr.GetAPIReader()), nodes: nodesOf(mgr.GetClient()), also: o.Clients, authority: k.clients,
+		clock: o.Clock, log: o.Logger, metrics: o.Metrics,
+	}
+	serve := func(ctx context.Context) error {
+		err := web.Serve(ctx, o.Listener, mux, serving(k.certificate, from))
+		if err != nil {
+			return fmt.Errorf("webhook: %w", err)
+		}
+		return nil
+	}
+	return []prometheus.Collector{expiry{k}}, errors.Join(mgr.Add(always(serve)), mgr.Add(always(k.run)), mgr.Add(always(from.run)))
+}
+
+// serving is how requests of clients are served, with a certificate.
+func serving(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error), from *clients) web.Options {
+	with := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: certificate}
+	with.GetConfigForClient = from.handshake(with.Clone())
+	return web.Options{TLS: with, MaxBody: maxReview, Preferred: from.preferred}
+}
+
+// names are those by which the API server may know this operator: its Service, and,
+// for one that is told a URL, the address that it listens at.
+func names(o Options) []string {
+	list := []string{ServiceName + "." + o.Namespace + ".svc"}
+	if at, err := netip.ParseAddrPort(o.Listener.Addr().String()); err == nil && !at.Addr().IsUnspecified() {
+		list = append(list, at.Addr().String())
+	}
+	return list
+}
+
+// always is what runs in every operator, leading or not.
+type always func(context.Context) error
+
+// Start implements manager.Runnable.
+func (a always) Start(ctx context.Context) error { return a(ctx) }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (always) NeedLeaderElection() bool { return false }

@@ -1,0 +1,151 @@
+package enisource
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// New returns a source of node mode that is ready for Restore: a reconciler made
+// with c supplies it. The stored inventory is loaded if it is of this instance.
+// InstanceID, Node, Clock and Logger of c are taken from the source.
+func New(o Options, c eni.Config) (*Source, error) {
+	s, err := newSource(o)
+	if err != nil {
+		return nil, err
+	}
+	c.InstanceID, c.Node, c.Clock, c.Logger = o.InstanceID, s, s.clock, s.log
+	rec, err := eni.New(c)
+	if err != nil {
+		return nil, err
+	}
+	s.supply = &reconciled{Reconciler: rec, log: s.log, counts: Wanted{Template: o.Template, Settings: c.Settings}}
+	s.load()
+	return s, nil
+}
+
+// Wanted is settings that the ENIs are to have.
+type Wanted struct {
+	Template string // the object that says so besides the daemon's configuration; empty: none
+	Settings eni.Settings
+	Err      error                      // why they make no sense, and those before go on; nil: they do
+	Fits     func(*eni.Inventory) error // why this instance cannot have them; nil: it can
+	Counts   func()                     // is called once they count; may be nil
+}
+
+// Configure has the ENIs be as other settings say, for a source made with New. Those that
+// make no sense change nothing, and are told by the log and by LastError.
+func (s *Source) Configure(w Wanted) {
+	if r, ok := s.supply.(*reconciled); ok {
+		r.configure(w)
+	}
+}
+
+// reconciled is the reconciler as a Supplier.
+type reconciled struct {
+	*eni.Reconciler
+	log *slog.Logger
+
+	mu      sync.Mutex // guards all below; memory only
+	counts  Wanted     // what the reconciler goes by
+	refused error      // why the newest settings do not count
+}
+
+func (r *reconciled) configure(w Wanted) {
+	if w.Err != nil {
+		r.taken(w, w.Err)
+		return
+	}
+	r.Reconfigure(eni.Change{Settings: w.Settings, Fits: w.Fits, Taken: func(err error) { r.taken(w, err) }})
+}
+
+// taken notes whether settings count.
+func (r *reconciled) taken(w Wanted, err error) {
+	before := r.note(w, err)
+	if err == nil && w.Counts != nil {
+		w.Counts()
+	}
+	switch {
+	case err != nil:
+		r.log.Error("settings of a template not taken, those before go on", "template", w.Template, "error", err)
+	case before != w.Template:
+		r.log.Info("settings of ENIs are another template's", "template", w.Template, "before", before)
+	}
+}
+
+func (r *reconciled) note(w Wanted, err error) (before string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before = r.counts.Template
+	if err == nil {
+		r.counts, r.refused = w, nil
+	} else {
+		r.refused = fmt.Errorf("%s changes nothing: %w", w.Template, err)
+	}
+	return before
+}
+
+// PrefixDelegation implements Supplier.
+func (r *reconciled) PrefixDelegation() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.counts.Settings.Policy.PrefixDelegation
+}
+
+// Template implements Supplier.
+func (r *reconciled) Template() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.counts.Template
+}
+
+// LastError implements Supplier.
+func (r *reconciled) LastError() string {
+	text := r.Status().LastError
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.refused == nil:
+		return text
+	case text == "":
+		return r.refused.Error()
+	}
+	return text + "; " + r.refused.Error()
+}
+
+// OtherGroups implements Supplier.
+func (r *reconciled) OtherGroups() (enis []string, followed, compared bool) {
+	enis = r.Status().OtherGroups
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return enis, r.counts.Settings.FollowGroups, true
+}
+
+// reasons by class of what went wrong at the cloud.
+var reasons = map[cloud.Class]string{
+	cloud.Throttled: "throttled", cloud.SubnetFull: plan.ReasonSubnetFull, cloud.LimitReached: plan.ReasonENILimit,
+	cloud.Permission: "permission", cloud.Bug: "refused", cloud.Gone: "refused",
+}
+
+// Why implements Supplier.
+func (r *reconciled) Why(served bool) *source.Exhausted {
+	st := r.Status()
+	switch {
+	case st.Err != nil && (st.Grows || !st.Confirmed):
+		reason, ok := reasons[st.Class]
+		if !ok {
+			reason = "unreachable"
+		}
+		return &source.Exhausted{Reason: reason, Message: "no address is free: " + st.LastError, Err: st.Err}
+	case !st.Confirmed && !served:
+		return &source.Exhausted{Reason: "starting", Message: "no address is free: EC2 has not told yet which addresses this node has"}
+	case st.Shortage != "":
+		return &source.Exhausted{Reason: st.Shortage, Message: "no address is free: " + st.Explanation}
+	}
+	return &source.Exhausted{Reason: Growing, Message: "no address is free yet: EC2 was asked for more, which has not arrived"}
+}

@@ -1,0 +1,153 @@
+package enisource
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Snapshot implements source.Source.
+func (s *Source) Snapshot() source.Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := source.Snapshot{Waiting: s.waiters.Len(), LastError: s.supply.LastError(), Conditions: s.conditions()}
+	seen := map[netip.Addr]bool{}
+	for v := range s.alloc.Addresses() {
+		seen[v.Addr] = true
+		if !v.Used && !v.Cooling && !s.inv.Families.Has(ipfamily.Of(v.Addr)) {
+			continue // no pod will get it
+		}
+		out.Addresses = append(out.Addresses, source.Info(v, introspect.Origin{ENI: v.Group}))
+	}
+	for _, id := range sortedIDs(s.published) {
+		for _, a := range pending(s.published[id], seen) {
+			if s.inv.Families.Has(ipfamily.Of(a.Addr)) {
+				out.Addresses = append(out.Addresses, a)
+			}
+		}
+	}
+	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
+	var enis []introspect.ENI
+	for _, e := range s.inv.ENIs {
+		enis = append(enis, s.describe(e))
+	}
+	slices.SortFunc(enis, func(x, y introspect.ENI) int {
+		return cmp.Or(cmp.Compare(x.DeviceIndex, y.DeviceIndex), cmp.Compare(x.ID, y.ID))
+	})
+	for _, e := range enis {
+		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
+	}
+	out.Count, out.Detail = s.count(out.Addresses), detail{s.supply.Template(), enis, out.Addresses, s.cutOff()}
+	return out
+}
+
+// count counts addresses by state, given those that are listed: a pod's of both
+// families once, and what is warm by the pods that it is enough for. s.mu is held.
+func (s *Source) count(listed []source.AddressInfo) map[source.State]int {
+	var of [ipfamily.Number][]source.AddressInfo
+	for _, a := range listed {
+		f := ipfamily.Of(a.Addr)
+		of[f] = append(of[f], a)
+	}
+	count := source.Count(of[ipfamily.IPv4])
+	for state, n := range source.Count(of[ipfamily.IPv6]) {
+		count[state] = max(count[state], n)
+	}
+	count[source.Used], count[source.Warm] = len(s.leases), 0
+	for _, g := range s.alloc.Groups() {
+		if g.Ready {
+			count[source.Warm] += g.Assignable(s.inv.Families)
+		}
+	}
+	return count
+}
+
+// detail is the ENIs of the node, by device index.
+type detail struct {
+	template  string           // whose settings they have
+	enis      []introspect.ENI // without what is used of them
+	addresses []source.AddressInfo
+	cutOff    map[string]int // pods, by cause
+}
+
+// Describe implements source.Detail.
+func (d detail) Describe(doc *introspect.Document) {
+	doc.Template = d.template
+	used, prefixes := map[string]*[ipfamily.Number]int{}, map[string]map[netip.Prefix]bool{}
+	for _, a := range d.addresses {
+		if used[a.ENI] == nil {
+			used[a.ENI] = &[ipfamily.Number]int{}
+		}
+		if a.State == source.Used {
+			used[a.ENI][ipfamily.Of(a.Addr)]++
+		}
+		if a.Prefix.IsValid() && a.Prefix.Addr().Is4() {
+			if prefixes[a.ENI] == nil {
+				prefixes[a.ENI] = map[netip.Prefix]bool{}
+			}
+			prefixes[a.ENI][a.Prefix] = true
+		}
+	}
+	for _, e := range d.enis {
+		if n := used[e.ID]; n != nil { // a pod with an address of each family counts once
+			e.Used = max(n[ipfamily.IPv4], n[ipfamily.IPv6])
+		}
+		e.Prefixes = len(prefixes[e.ID])
+		doc.ENIs = append(doc.ENIs, e)
+	}
+}
+
+// Metrics implements source.Detail.
+func (d detail) Metrics() []prometheus.Metric {
+	list := []prometheus.Metric{famENIs.Value(float64(len(d.enis)))}
+	for _, cause := range []string{causeNoLink, causeDetached, causeUnassigned} {
+		list = append(list, famCutOff.Value(float64(d.cutOff[cause]), cause))
+	}
+	return list
+}
+
+func (s *Source) describe(e eni.ENI) introspect.ENI {
+	_, programmed := s.programmed[e.ID]
+	_, absent := s.absent[e.ID]
+	ready := programmed && !absent
+	g := introspect.ENI{
+		ID: e.ID, DeviceIndex: e.DeviceIndex, Primary: e.Primary, MAC: e.MAC.String(), Subnet: e.SubnetID,
+		Ready: ready && e.Serves, Reason: s.down[e.ID],
+		Capacity: plan.Capacity(s.inv.Limits, ipam.Policy{Families: s.inv.Families, PrefixDelegation: s.supply.PrefixDelegation()}, e.Primary),
+	}
+	switch {
+	case !e.Serves:
+		g.Capacity, g.Reason = 0, "its device index is below first-interface-index"
+	case !ready && g.Reason == "":
+		g.Reason = "data path not programmed yet"
+	}
+	return g
+}
+
+// pending are the addresses of an ENI that its data path does not have yet. Those of a
+// prefix that is too large to list are left out, as of one that it has.
+func pending(e eni.ENI, seen map[netip.Addr]bool) (out []source.AddressInfo) {
+	add := func(a netip.Addr, p netip.Prefix) {
+		if !seen[a] {
+			out = append(out, source.AddressInfo{Addr: a, State: source.NotReady, Origin: introspect.Origin{ENI: e.ID}, Prefix: p})
+		}
+	}
+	for _, a := range addressesOf(e) {
+		add(a, netip.Prefix{})
+	}
+	for _, p := range e.Prefixes { // a /80 is not listed
+		for a := p.Addr(); p.Contains(a); a = a.Next() {
+			add(a, p)
+		}
+	}
+	return out
+}

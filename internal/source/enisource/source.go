@@ -1,0 +1,303 @@
+// Package enisource owns the addresses of a node's ENIs in memory and hands them to
+// pods. Where they come from is a Supplier's matter: node mode's, here, is
+// internal/ec2/eni's reconciler; operator mode's is internal/source/nodenetworksupplier. The
+// Datapath tells when an ENI carries traffic.
+//
+//	source.go     what the daemon calls: Acquire, Release, Cancel, restore
+//	waiting.go    who waits for an address, and why in vain
+//	supplier.go   what a supplier is, and what both call
+//	supply.go     what the reconciler calls: usage, new inventory, withdrawals
+//	offer.go      what a supplier calls that asks for addresses back by name
+//	nodemode.go   the reconciler as a supplier
+//	program.go    getting each ENI's data path ready
+//	links.go      links of ENIs that go and come, and pods that are cut off
+//	confirmation.go  the supplier's word comes before the file's after a start
+//	snapshot.go   what introspection and metrics see
+//	metrics.go    the metrics
+//	store.go      the files that outlive the daemon
+package enisource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/confirm"
+	"github.com/berthnet/berth/internal/source/waiting"
+)
+
+// Datapath makes the node's kernel carry pods' traffic by an ENI. Calls come
+// from one goroutine.
+type Datapath interface {
+	// SetENI programs an ENI that is new or whose addresses changed. Its
+	// addresses become assignable once this returned nil for it. An error means
+	// not yet: it is called again after Kick, and now and then by itself. It is a
+	// source.ErrNoLink while the node has no link of the ENI.
+	// It is idempotent.
+	SetENI(ctx context.Context, e eni.ENI) error
+	// RemoveENI undoes SetENI for an ENI that is leaving or has left. One that
+	// was never set is no error.
+	RemoveENI(ctx context.Context, eniID string) error
+	// ChangedLinks tells of each ENI that was set whether its link is gone, or is another
+	// than the one that was set up. It is called after each Kick.
+	ChangedLinks(ctx context.Context) (map[string]source.LinkChange, error)
+}
+
+// InventoryStore keeps the last inventory that the cloud confirmed.
+type InventoryStore interface {
+	// Load returns the stored inventory, or false without one.
+	Load() (eni.Inventory, bool, error)
+	// Save replaces it, atomically.
+	Save(eni.Inventory) error
+}
+
+// Options are what a Source needs, whoever supplies it. InstanceID and Datapath
+// are required.
+type Options struct {
+	InstanceID string // of this instance; from the metadata service
+	Template   string // in node mode, whose settings it begins with, as KIND/NAME; empty: the daemon's own
+	Datapath   Datapath
+	Cooling    time.Duration        // how long released addresses cool; 0: not at all
+	Store      InventoryStore       // nil: none
+	Clock      clock.Clock          // nil: the machine's
+	Logger     *slog.Logger         // nil: silent
+	Tell       func(podevents.News) // tells pods that they are cut off, and returns at once; nil: nobody does
+}
+
+// hold is one attachment's lease and whose it is.
+type hold struct {
+	source.Lease
+	pod attachment.Pod
+}
+
+// Source is a source.Source. Make it with New or NewSupplied.
+type Source struct {
+	opts   Options
+	clock  clock.Clock
+	log    *slog.Logger
+	supply Supplier
+
+	program retry.Signal // wakes the goroutine that programs ENIs
+	kicked  retry.Signal // wakes it when links may have changed
+	cooled  retry.Signal // wakes the one that watches cooling
+
+	saving sync.Mutex // puts the writes of the inventory file in order; held during that I/O, by nothing that a pod waits for
+
+	mu          sync.Mutex // guards all below; memory only, no call is made under it
+	alloc       *ipam.Node[attachment.Key]
+	leases      map[attachment.Key]hold
+	waiters     waiting.Queue
+	inv         eni.Inventory
+	published   map[string]eni.ENI         // what there is for pods, by ID
+	programmed  map[string]eni.ENI         // what the data path has
+	down        map[string]string          // why an ENI's data path is not ready
+	absent      map[string]absence         // ENIs whose links the node lacks (links.go)
+	reviewed    []string                   // those whose links are missing, as the supplier was told at once
+	troubled    map[attachment.Key]trouble // the pods that were told that they are cut off
+	withheld    []netip.Addr               // what the node has itself (Withhold)
+	usable      bool                       // an address was assignable once
+	served      bool                       // the inventory came from the supplier or the file
+	unconfirmed bool                       // it came from the file, and the supplier still has a moment to correct it
+	releasing   []netip.Prefix             // what the supplier wants back: nobody gets it (offer.go)
+}
+
+var _ source.Source = (*Source)(nil)
+var _ eni.Node = (*Source)(nil)
+
+// NewSupplied checks the options, loads the stored inventory if it is of this
+// instance, and returns a source that is ready for Restore. The supplier is
+// seeded with what was loaded.
+func NewSupplied(o Options, supply Supplier) (*Source, error) {
+	s, err := newSource(o)
+	if err != nil {
+		return nil, err
+	}
+	s.supply = supply
+	s.load()
+	for _, r := range s.inv.Releasing {
+		s.releasing = append(s.releasing, r.Prefix) // until an Offer says otherwise
+	}
+	return s, nil
+}
+
+// newSource returns a source without a supplier yet.
+func newSource(o Options) (*Source, error) {
+	switch {
+	case o.InstanceID == "":
+		return nil, errors.New("ENI source: InstanceID: want the instance that this is")
+	case o.Datapath == nil:
+		return nil, errors.New("ENI source: Datapath: want one")
+	case o.Cooling < 0:
+		return nil, fmt.Errorf("ENI source: Cooling %v: want a time from 0", o.Cooling)
+	}
+	if o.Clock == nil {
+		o.Clock = clock.Real{}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Source{
+		opts: o, clock: o.Clock, log: o.Logger,
+		program: retry.NewSignal(), kicked: retry.NewSignal(), cooled: retry.NewSignal(),
+		alloc: ipam.NewNode[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
+		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{}, absent: map[string]absence{},
+	}, nil
+}
+
+// Run implements source.Source.
+func (s *Source) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() { s.programENIs(ctx) })
+	wg.Go(func() { s.watchCooling(ctx) })
+	wg.Go(func() { confirm.Await(ctx, s.clock, s.ServeUnconfirmed) })
+	err := s.supply.Run(ctx)
+	wg.Wait()
+	return err
+}
+
+// Kick implements source.Source.
+func (s *Source) Kick() { s.kicked.Set() }
+
+// Restore implements source.Source.
+func (s *Source) Restore(req source.Request, lease source.Lease) error {
+	if len(lease.Addrs()) == 0 {
+		return fmt.Errorf("restore the lease of %v: it has no address", req.Key)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.alloc.Hold(req.Key, lease.Addrs(), s.clock.Now()); err != nil {
+		return fmt.Errorf("restore the lease of %v: %w", req.Key, err)
+	}
+	s.leases[req.Key] = hold{lease, req.Pod}
+	s.usable = true
+	return nil
+}
+
+// RestoreCooling implements source.Source.
+func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alloc.Cool(addr, since, s.clock.Now())
+	s.usable = true
+	s.cooled.Set()
+}
+
+// Withhold implements source.Source.
+func (s *Source) Withhold(addrs []netip.Addr) []netip.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept := s.alloc.Withhold(addrs)
+	if !slices.Equal(kept, s.withheld) {
+		s.withheld = kept
+		s.serve(s.clock.Now())
+		s.program.Set() // one may be an ENI's own address
+		s.supply.Kick()
+	}
+	return kept
+}
+
+// NodeAddresses implements source.Source: an ENI lists none of them for pods.
+func (s *Source) NodeAddresses() []netip.Addr { return nil }
+
+// Annotations implements source.Source.
+func (s *Source) Annotations() []string { return nil }
+
+// CheckWish implements source.Source.
+func (s *Source) CheckWish(w source.Wish) error { return w.CheckNetworkPool() }
+
+// Acquire implements source.Source.
+func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
+	if pool := req.Wish.NetworkPool; pool != "" {
+		return source.Lease{}, &source.Exhausted{Reason: "pool-unsupported", Message: fmt.Sprintf(
+			"pool of the network's configuration is %s, and addresses come from ENIs here: remove it, or run address pools (--ipam=pool)", pool)}
+	}
+	return waiting.Desk{Lock: &s.mu, Held: s.held, Admit: s.wait, Why: s.why, Changed: s.supply.Kick}.Acquire(ctx, req)
+}
+
+// Why implements source.Source.
+func (s *Source) Why(key attachment.Key) *source.Exhausted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiters.Find(key) == nil {
+		return nil
+	}
+	return s.whyNone()
+}
+
+// Release implements source.Source.
+func (s *Source) Release(key attachment.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	if a, ok := s.alloc.Release(key, now); ok {
+		delete(s.leases, key)
+		s.freed(a)
+		s.serve(now) // without a cooling period it is free at once
+		s.cooled.Set()
+		s.supply.Kick()
+	}
+}
+
+// Cancel implements source.Source.
+func (s *Source) Cancel(key attachment.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a, ok := s.alloc.Cancel(key); ok {
+		delete(s.leases, key)
+		s.freed(a)
+		s.serve(s.clock.Now())
+		s.supply.Kick()
+	}
+}
+
+// CoolingPeriod implements source.Source.
+func (s *Source) CoolingPeriod() time.Duration { return s.opts.Cooling }
+
+// Ready implements source.Source.
+func (s *Source) Ready() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.usable {
+		return nil
+	}
+	return fmt.Errorf("no address has been usable on this node yet: %s", s.whyNone().Message)
+}
+
+// watchCooling serves those who wait when an address has cooled, and lets the
+// supplier look at what that leaves.
+func (s *Source) watchCooling(ctx context.Context) {
+	for {
+		var due <-chan time.Time
+		s.mu.Lock()
+		if at, ok := s.alloc.NextExpiry(); ok {
+			due = s.clock.After(at.Sub(s.clock.Now()))
+		}
+		s.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.cooled:
+		case <-due:
+			s.mu.Lock()
+			now := s.clock.Now()
+			if s.alloc.Expire(now) > 0 {
+				s.program.Set() // one may be an ENI's own address
+				s.serve(now)
+				s.supply.Kick()
+			}
+			s.mu.Unlock()
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package nodenetworksupplier
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/nodenetwork"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// Addresses go back by a handshake (docs/architecture.md, "Giving addresses back"):
+// the operator lists candidates in spec.ipam.releasing; the daemon withdraws those
+// that no pod has and that do not cool, records that, and confirms them in
+// status.ipam.released; only then are they unassigned. One that leaves releasing
+// while it is available stays after all.
+//
+// Both sides may be old, slow, or dead for a while, so:
+//
+//   - What was ever to be kept back stays so until a report without it was
+//     taken that was conditional on the very state of the object that took it
+//     off releasing. An operator that lists it again has then seen that report,
+//     and a daemon that looks at an old state cannot free anything by it.
+//   - Every report is conditional on the state of the object that it answers. A
+//     request that is on its way for long confirms nothing that was freed since.
+
+// handshake is the daemon's side of the handshake.
+type handshake struct {
+	withheld        []netip.Prefix // given to no pod: releasing, released, or not yet surely neither
+	withdrawn       []netip.Prefix // of those, recorded as having no pod
+	offered         *eni.Inventory // what the allocator has
+	offeredWithheld []netip.Prefix
+	retry           retry.Backoff
+}
+
+// reconcile gives the allocator what the object says, withdraws what is to go back, and
+// reports. o is this instance's.
+func (s *supplier) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
+	r := nodenetwork.Read(o)
+	s.logBad(r.Bad)
+	withhold := slices.Concat(r.Releasing, r.Released)
+	for _, p := range s.handshake.withheld {
+		if r.Available[p] {
+			withhold = append(withhold, p)
+		}
+	}
+	slices.SortFunc(withhold, netip.Prefix.Compare)
+	withhold = slices.Compact(withhold)
+	if err := s.offer(r, withhold); err != nil {
+		s.log.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
+		s.handshake.retry.Fail(s.clock.Now(), time.Second, 10*time.Second)
+		// What was confirmed before stands: the file of then still has it.
+		if at := s.report(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(s.handshake.retry.Until) {
+			return at
+		}
+		return s.handshake.retry.Until
+	}
+	s.handshake.retry = retry.Backoff{}
+	// Confirmed is what is both asked for and withdrawn; what else is kept has
+	// left releasing and is free again after this report.
+	confirmed := intersect(s.handshake.withdrawn, r.Releasing)
+	if len(withhold) == len(r.Releasing) {
+		return s.report(ctx, o, confirmed, nil)
+	}
+	return s.report(ctx, o, confirmed, func() {
+		s.handshake.withheld = r.Releasing
+		if err := failpoint.Hit("nodenetwork.restore.confirmed"); err != nil {
+			s.log.Warn("before addresses are free again", "error", err)
+		}
+		s.changed.Set() // to offer what is free again
+	})
+}
+
+// offer hands an inventory to the allocator, if it says anything new: that, other
+// things to keep back, or such as may be without a pod by now.
+func (s *supplier) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
+	h := &s.handshake
+	same := h.offered != nil && sameInventory(*h.offered, r.Inventory) && slices.Equal(h.offeredWithheld, withhold)
+	if same && len(h.withdrawn) == len(withhold) {
+		return nil
+	}
+	point := "nodenetwork.withdraw.recorded"
+	if len(withhold) < len(h.offeredWithheld) {
+		point = "nodenetwork.restore.after"
+	}
+	h.withheld, h.withdrawn, h.offered = withhold, nil, nil
+	if err := failpoint.Hit("nodenetwork.withdraw.before"); err != nil {
+		return err
+	}
+	inv := r.Inventory
+	inv.At = s.clock.Now()
+	withdrawn, err := s.allocator.Offer(inv, withhold)
+	if err != nil {
+		return err
+	}
+	h.withdrawn, h.offered, h.offeredWithheld = withdrawn, &inv, withhold
+	return failpoint.Hit(point)
+}
+
+func sameInventory(x, y eni.Inventory) bool {
+	return x.InstanceType == y.InstanceType && x.Families == y.Families && x.Limits == y.Limits && slices.EqualFunc(x.ENIs, y.ENIs, eni.ENI.Equal)
+}
+
+// intersect is the part of list that others has too, in its order.
+func intersect(list, others []netip.Prefix) (out []netip.Prefix) {
+	for _, p := range list {
+		if slices.Contains(others, p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// logBad logs entries that make no sense, once each time they change.
+func (s *supplier) logBad(bad []string) {
+	s.mu.Lock()
+	changed := !slices.Equal(s.bad, bad)
+	s.bad = bad
+	s.mu.Unlock()
+	if changed && len(bad) > 0 {
+		s.log.Warn("entries of the object that make no sense are left out", "entries", bad)
+	}
+}

@@ -1,0 +1,167 @@
+package nodenetworksupplier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/nodenetwork"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// creation paces the attempts to make the object.
+type creation struct {
+	retry    retry.Backoff
+	replaced time.Time // when an object of another instance was last deleted
+}
+
+const (
+	firstAttempt = 500 * time.Millisecond
+	lastAttempt  = 30 * time.Second
+	// replacePause is between two replacements at least: two daemons that were
+	// given the same node name by mistake do not chase each other.
+	replacePause = time.Minute
+)
+
+// ensureObject makes the object if there is none (o is nil) or replaces one of another
+// instance, if that is the daemon's to do. It returns when to come back; zero:
+// when woken.
+//
+// The policies let a daemon delete only what the operator says is of no use: of
+// an instance that is not the Node's, or is gone. Until then it is tried again.
+//
+// Replacing is safe. The name is this node's, so the other instance has lost
+// it: it was replaced by this one and is gone or on its way. What the operator
+// made for it at EC2 is found by its tags, not by this object. The Node, which
+// the cloud's controller ties to an instance, must not contradict. And only the
+// very state of the object that was looked at is deleted: if anybody, such as a
+// person who put the instance right, wrote to it since, it stays.
+func (s *supplier) ensureObject(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
+	step, what := s.create, "there is no such object"
+	if o != nil {
+		step = func(ctx context.Context) error { return s.replace(ctx, o) }
+		what = "the object is of instance " + o.Spec.InstanceID + ", which is not this one"
+	}
+	if s.cfg.Spec == nil {
+		s.logOnce(&s.logged.object, what+"; waiting for another, as --auto-create-node-network is off")
+		return time.Time{}
+	}
+	b, now := &s.creation.retry, s.clock.Now()
+	if b.Until.After(now) {
+		return b.Until
+	}
+	err := step(ctx)
+	if kubeapi.Ended(err) {
+		return time.Time{}
+	}
+	s.mu.Lock()
+	s.createErr = err
+	s.mu.Unlock()
+	b.Fail(now, firstAttempt, lastAttempt) // also after a success: not more often than that
+	if err == nil {
+		return time.Time{}
+	}
+	s.log.Warn("the object could not be made, will try again", "because", what, "error", err)
+	return b.Until
+}
+
+// objectFound ends the state of looking for an object of this instance.
+func (s *supplier) objectFound() {
+	s.creation.retry = retry.Backoff{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.createErr = nil
+}
+
+// create makes the object. Its spec is a person's from then on.
+func (s *supplier) create(ctx context.Context) error {
+	n, err := s.getNode(ctx)
+	if err != nil {
+		return err
+	}
+	return s.createFor(ctx, n)
+}
+
+func (s *supplier) createFor(ctx context.Context, n *node) error {
+	o := &v1alpha1.NodeNetwork{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork"},
+		ObjectMeta: metav1.ObjectMeta{Name: s.cfg.NodeName},
+		Spec:       *s.cfg.Spec.DeepCopy(),
+	}
+	if n != nil {
+		o.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Metadata.Name, UID: n.Metadata.UID}}
+	}
+	if err := failpoint.Hit("nodenetwork.create.before"); err != nil {
+		return err
+	}
+	got := &v1alpha1.NodeNetwork{}
+	err := s.api.Create(ctx, resource, o, got)
+	if apierrors.IsAlreadyExists(err) {
+		s.refresh(ctx)
+		return nil
+	}
+	if err != nil {
+		if !apierrors.IsInvalid(err) && !notAllowed(err) {
+			s.heard(err)
+		}
+		if apierrors.IsNotFound(err) {
+			err = fmt.Errorf("the Kubernetes API lacks kinds of Berth's: apply deploy/chart: %w", err)
+		}
+		return fmt.Errorf("create NodeNetwork %s: %w", s.cfg.NodeName, err)
+	}
+	s.log.Info("created", "instance", got.Spec.InstanceID, "owner", n != nil)
+	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have == nil })
+	return failpoint.Hit("nodenetwork.create.after")
+}
+
+// notAllowed tells whether an admission policy refused what the object asks for:
+// the API can be used, and the policy's message says what is to be changed where.
+func notAllowed(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
+}
+
+// replace deletes an object of another instance and makes one of this.
+func (s *supplier) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
+	n, err := s.getNode(ctx)
+	if err != nil {
+		return err
+	}
+	id := ""
+	if n != nil {
+		id = nodenetwork.InstanceOf(n.Spec.ProviderID)
+	}
+	if id != "" && id != s.cfg.InstanceID {
+		return fmt.Errorf("replace NodeNetwork %s, which is of %s: Node %s is of %s (spec.providerID) and this is %s: "+
+			"is the node's name another's? else delete the Node, so that the kubelet registers anew",
+			s.cfg.NodeName, o.Spec.InstanceID, s.cfg.NodeName, id, s.cfg.InstanceID)
+	}
+	if again := s.creation.replaced.Add(replacePause); !s.creation.replaced.IsZero() && again.After(s.clock.Now()) {
+		return fmt.Errorf("NodeNetwork %s became that of instance %s after this daemon had replaced it: do two nodes have the same name?", s.cfg.NodeName, o.Spec.InstanceID)
+	}
+	s.log.Warn("replacing the object of another instance", "instance", o.Spec.InstanceID, "uid", o.UID)
+	err = s.api.Delete(ctx, resource, s.cfg.NodeName, o.UID, o.ResourceVersion) // this very state
+	if apierrors.IsConflict(err) {
+		s.refresh(ctx)
+		return errors.New("somebody changed the object that was to be replaced; looking again")
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		if !notAllowed(err) {
+			s.heard(err)
+		}
+		return fmt.Errorf("delete NodeNetwork %s: %w", s.cfg.NodeName, err)
+	}
+	s.creation.replaced = s.clock.Now()
+	if err := failpoint.Hit("nodenetwork.replace.deleted"); err != nil {
+		return err
+	}
+	s.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return have != nil && have.UID == o.UID })
+	return s.createFor(ctx, n)
+}

@@ -1,0 +1,101 @@
+package nodenetworksupplier
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// Settings become the object's spec in the dialect that they are in, and the
+// API takes it.
+func TestSpecOfSettings(t *testing.T) {
+	allowAll(t)
+	n := func(i int32) *int32 { return &i }
+	id := cloud.Identity{InstanceID: instance, InstanceType: itype, VPCID: "vpc-0a1b", Zone: "eu-west-1a"}
+	for name, tt := range map[string]struct {
+		args []string
+		want v1alpha1.ENISpec
+	}{
+		"nothing set": {},
+		"watermarks": {
+			[]string{"--min-allocate=16", "--pre-allocate=0", "--max-above-watermark=4", "--max-allocate=50", "--first-interface-index=2", "--max-eni=3", "--max-pods=110"},
+			v1alpha1.ENISpec{
+				MinAllocate: n(16), PreAllocate: n(0), MaxAboveWatermark: n(4), MaxAllocate: n(50), FirstInterfaceIndex: n(2), MaxENIs: n(3), MaxPods: n(110),
+			},
+		},
+		"warm targets": {
+			[]string{"--warm-eni-target=0", "--warm-ip-target=5", "--minimum-ip-target=10", "--warm-prefix-target=1", "--enable-prefix-delegation"},
+			v1alpha1.ENISpec{WarmENITarget: n(0), WarmIPTarget: n(5), MinimumIPTarget: n(10), WarmPrefixTarget: n(1), PrefixDelegation: new(true)},
+		},
+		"subnets": {
+			[]string{"--subnets=subnet-0a,subnet-0b", "--security-groups=sg-0c"},
+			v1alpha1.ENISpec{SubnetIDs: []string{"subnet-0a", "subnet-0b"}, SecurityGroups: []string{"sg-0c"}},
+		},
+		"both families": {[]string{"--ip-families=dual"}, v1alpha1.ENISpec{IPFamilies: "dual"}},
+		"IPv6":          {[]string{"--ip-families=ipv6"}, v1alpha1.ENISpec{IPFamilies: "ipv6"}},
+		"subnet tags": {
+			[]string{"--subnet-tags=for=pods"},
+			v1alpha1.ENISpec{SubnetTags: map[string]string{"for": "pods"}},
+		},
+		"group tags": {
+			[]string{"--security-group-tags=for=pods,team=a"},
+			v1alpha1.ENISpec{SecurityGroupTags: map[string]string{"for": "pods", "team": "a"}},
+		},
+		"own addresses, ENIs that stay, a trunk": {
+			[]string{"--use-primary-address", "--delete-on-termination=false", "--trunk-eni"},
+			v1alpha1.ENISpec{UsePrimaryAddress: new(true), DeleteOnTermination: new(false), Trunk: new(true)},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
+			l := config.NewLoader(flags)
+			if err := flags.Parse(append(tt.args, "--ipam=eni-operator", "--auto-create-node-network")); err != nil {
+				t.Fatal(err)
+			}
+			c, err := l.Load(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.spec = SpecOf(&c, id)
+			got := m.begin().Spec
+			tt.want.VPCID, tt.want.AvailabilityZone = id.VPCID, id.Zone
+			if diff := cmp.Diff(v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype, ENI: tt.want}, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// allowAll lists everything as what daemons may ask for, until the test ends.
+func allowAll(t *testing.T) {
+	t.Helper()
+	list := &corev1.ConfigMap{}
+	api := harness.KubeClient(t)
+	harness.OK(t, api.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "berthd-allowed"}, list))
+	before := list.DeepCopy()
+	for _, key := range []string{"securityGroups", "securityGroupTags", "subnetIDs", "subnetTags"} {
+		list.Data[key] = "*"
+	}
+	list.Data["settings"] = "firstInterfaceIndex=0,deleteOnTermination=false,usePrimaryAddress=true,trunk=true"
+	after := list.DeepCopy()
+	harness.OK(t, api.Patch(t.Context(), list, client.MergeFrom(before)))
+	t.Cleanup(func() { harness.OK(t, api.Patch(context.Background(), before.DeepCopy(), client.MergeFrom(after))) })
+}
+
+// What the API refuses is told in its words.
+func TestSpecThatTheAPIRefuses(t *testing.T) {
+	m := newMachine(t)
+	m.spec.ENI.SubnetIDs = []string{"subnet-0A"}
+	m.start()
+	m.readySays("eni.subnetIDs must be subnet IDs")
+}

@@ -1,0 +1,65 @@
+package nodenetworksupplier
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+)
+
+// Whoever waits in vain is told what is wrong nearest to the node.
+func TestWhyPodsWait(t *testing.T) {
+	condition := func(kind, reason, message string) func(*supplier) {
+		return func(s *supplier) {
+			s.object.Status.Conditions = append(s.object.Status.Conditions, metav1.Condition{Type: kind, Status: "True", Reason: reason, Message: message})
+		}
+	}
+	for name, tt := range map[string]struct {
+		change       func(*supplier)
+		reason, says string
+	}{
+		"all well":    {func(*supplier) {}, "growing", "is berth-operator running?"},
+		"told before": {func(s *supplier) { s.reportedAt = s.clock.Now() }, "growing", "the operator was told 0s ago"},
+		"no API":      {func(s *supplier) { s.apiErr = errors.New("connection refused") }, "unreachable", "connection refused"},
+		"no right": {func(s *supplier) {
+			s.apiErr = apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil)
+		}, "permission", "apply deploy/chart"},
+		"no kind": {func(s *supplier) {
+			s.apiErr = apierrors.NewGenericServerResponse(404, "get", v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "", "", 0, true)
+		}, "unreachable", "lacks kinds of Berth's: the server could not find the requested resource"},
+		"first second":    {func(s *supplier) { s.object, s.listed = nil, false }, "starting", "has not told yet"},
+		"not made":        {func(s *supplier) { s.object, s.createErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
+		"being made":      {func(s *supplier) { s.object = nil }, "no-object", "is being created"},
+		"nobody makes it": {func(s *supplier) { s.object, s.cfg.Spec = nil, nil }, "no-object", "--auto-create-node-network"},
+		"another's":       {func(s *supplier) { s.object.Spec.InstanceID = "i-0ddd" }, "other-instance", "is of instance i-0ddd"},
+		"not reported on": {func(s *supplier) { s.object.Status.ENI.ENIs, s.object.Spec.IPAM.Available = nil, nil }, "no-operator", "has not reported"},
+		"EC2 fails":       {condition(v1alpha1.ConditionDegraded, "SubnetFull", "subnet-1 is full; next try at 12:00"), "subnet-full", "subnet-1 is full"},
+		"EC2 fails first": {func(s *supplier) {
+			s.object.Status.ENI.ENIs, s.object.Spec.IPAM.Available = nil, nil
+			condition(v1alpha1.ConditionDegraded, "Permission", "ec2:DescribeInstances is denied")(s)
+		}, "permission", "denied"},
+		"no more fit": {condition(v1alpha1.ConditionAtCapacity, "ENILimit", "m5.large has 3 ENIs"), "eni-limit", "m5.large has 3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &supplier{
+				cfg:   Config{NodeName: "node-1", InstanceID: instance, Spec: &v1alpha1.NodeNetworkSpec{}},
+				clock: clock.NewFake(time.Now()), log: slog.New(slog.DiscardHandler), object: small(), listed: true,
+			}
+			tt.change(s)
+			why := s.Why(true)
+			if why.Reason != tt.reason || !strings.Contains(why.Message, tt.says) {
+				t.Errorf("%s: %s; want %s: ...%s...", why.Reason, why.Message, tt.reason, tt.says)
+			}
+			if healthy := tt.reason == "growing" || tt.reason == "eni-limit"; healthy != (s.LastError() == "") {
+				t.Errorf("last error: %q", s.LastError())
+			}
+		})
+	}
+}

@@ -1,0 +1,161 @@
+package branch
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+)
+
+// memory is what replies told, which listings may not show yet.
+type memory struct {
+	clock  clock.Clock
+	settle time.Duration
+
+	mu      sync.Mutex                   // guards all below
+	told    map[string]told              // by ENI, for settle
+	assoc   map[string]cloud.Association // by branch, until it is known to be none
+	renewed map[string]int               // by device, how many requests for it are no use any more
+}
+
+// told is an ENI as the last reply about it left it.
+type told struct {
+	eni  cloud.ENI
+	gone bool
+	at   time.Time
+}
+
+func newMemory(c clock.Clock, settle time.Duration) *memory {
+	return &memory{clock: c, settle: settle, told: map[string]told{}, assoc: map[string]cloud.Association{}, renewed: map[string]int{}}
+}
+
+// is notes what an ENI is after a change.
+func (m *memory) is(e cloud.ENI) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.prune()
+	e.Tags, e.Groups = maps.Clone(e.Tags), append([]string(nil), e.Groups...)
+	m.told[e.ID] = told{eni: e, at: m.clock.Now()}
+	if e.Type != cloud.InterfaceBranch {
+		delete(m.assoc, e.ID)
+	}
+}
+
+// tagged notes tags that were written since.
+func (m *memory) tagged(id string, tags map[string]string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t, ok := m.told[id]; ok && !t.gone {
+		t.eni.Tags = with(t.eni.Tags, tags)
+		m.told[id] = t
+	}
+}
+
+// associated notes that an ENI is a branch.
+func (m *memory) associated(e cloud.ENI, a cloud.Association) {
+	e.Type, e.Status = cloud.InterfaceBranch, "in-use"
+	m.is(e)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.assoc[e.ID] = a
+}
+
+// forget has listings count for an ENI.
+func (m *memory) forget(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.told, id)
+	delete(m.assoc, id)
+}
+
+// gone notes that there is no such ENI, although nobody asked to have it deleted.
+func (m *memory) gone(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.prune()
+	m.told[id] = told{gone: true, at: m.clock.Now()}
+	delete(m.assoc, id)
+}
+
+// dropped notes that an ENI was deleted whose device nobody needs any more. It returns the
+// association that it had.
+func (m *memory) dropped(id string) (cloud.Association, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.prune()
+	delete(m.renewed, m.told[id].eni.Tags[eni.TagNIC])
+	m.told[id] = told{gone: true, at: m.clock.Now()}
+	a, ok := m.assoc[id]
+	delete(m.assoc, id)
+	return a, ok
+}
+
+// isGone tells whether an ENI is known to be deleted.
+func (m *memory) isGone(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.told[id].gone
+}
+
+// renew has requests for a device be others than before: a repeat of one gets the ENI that it
+// made, also where that was deleted since (EC2 API, "Ensuring idempotency").
+func (m *memory) renew(device string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.renewed[device]++
+}
+
+// generation tells how often requests for a device were renewed.
+func (m *memory) generation(device string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.renewed[device]
+}
+
+// prune forgets what listings show by now. m.mu is held.
+func (m *memory) prune() {
+	now := m.clock.Now()
+	maps.DeleteFunc(m.told, func(_ string, t told) bool { return now.Sub(t.at) >= m.settle })
+}
+
+// over is a listing with what replies told in the place of what it trails. Matches tells
+// whether an ENI belongs into it.
+func (m *memory) over(list []cloud.ENI, matches func(cloud.ENI) bool) []cloud.ENI {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.prune()
+	var out []cloud.ENI
+	listed := map[string]bool{}
+	for _, e := range list {
+		listed[e.ID] = true
+		if t, ok := m.told[e.ID]; ok {
+			if e = t.eni; t.gone {
+				continue
+			}
+		} else if e.Type != cloud.InterfaceBranch {
+			delete(m.assoc, e.ID)
+		}
+		if matches(e) {
+			out = append(out, e)
+		}
+	}
+	for id, t := range m.told {
+		if !listed[id] && !t.gone && matches(t.eni) {
+			out = append(out, t.eni)
+		}
+	}
+	return out
+}
+
+// association is what is known of a branch: what a reply told, else what its tags say.
+func (m *memory) association(e cloud.ENI) cloud.Association {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a, ok := m.assoc[e.ID]; ok {
+		return a
+	}
+	return tagged(e)
+}

@@ -1,0 +1,143 @@
+package branch
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// Network implements vpcport.Provider, of the one VPC that the provider is for.
+func (p *Provider) Network(ctx context.Context, id string) (vpcport.Network, error) {
+	if id != p.s.VPC {
+		return vpcport.Network{}, failure(vpcport.NetworkGone, opSubnets, "the provider is for VPC %s, not for %.64q", p.s.VPC, id)
+	}
+	list, err := p.subnets.list(ctx)
+	if err != nil {
+		return vpcport.Network{}, err
+	}
+	if len(list) == 0 {
+		return vpcport.Network{}, failure(vpcport.NetworkGone, opSubnets, "there is no VPC %s in the operator's region, or it has no subnet", id)
+	}
+	out := vpcport.Network{ID: id, Name: id}
+	for _, s := range list {
+		if n, ok := p.s.subnetOf(s); ok {
+			out.Subnets = append(out.Subnets, n)
+		}
+	}
+	return out, nil
+}
+
+// gateway6 is the IPv6 router of every subnet (Amazon VPC User Guide, "Subnet CIDR blocks").
+var gateway6 = netip.MustParseAddr("fe80:ec2::1")
+
+// subnetOf is a subnet with its blocks of the families of ports; false for one that has none.
+func (s Settings) subnetOf(n cloud.Subnet) (out vpcport.Subnet, ok bool) {
+	out = vpcport.Subnet{ID: n.ID, Name: n.Tags["Name"]}
+	if s.Families.Has(ipfamily.IPv4) {
+		if n.IPv6Native {
+			return out, false
+		}
+		out.CIDR, out.Gateway = n.CIDR, n.CIDR.Masked().Addr().Next()
+	}
+	switch {
+	case !s.Families.Has(ipfamily.IPv6) || len(n.IPv6) == 0:
+	case out.CIDR.IsValid():
+		out.IPv6CIDR, out.IPv6Gateway = n.IPv6[0], gateway6
+	default:
+		out.CIDR, out.Gateway = n.IPv6[0], gateway6
+	}
+	return out, out.CIDR.IsValid()
+}
+
+// Project implements vpcport.Provider: the ID of a VPC tells account and region.
+func (p *Provider) Project(context.Context) (string, error) { return p.s.VPC, nil }
+
+// subnets are those of the VPC, as they were listed last.
+type subnets struct {
+	s Settings
+
+	mu    sync.Mutex // guards known; not held while EC2 is asked
+	known map[string]cloud.Subnet
+}
+
+func newSubnets(s Settings) *subnets { return &subnets{s: s} }
+
+// list asks EC2 for the subnets, in the order of their IDs. Those that no port can be in, of IPv6
+// alone where ports have IPv4, are not known then.
+func (s *subnets) list(ctx context.Context) ([]cloud.Subnet, error) {
+	list, err := s.s.Cloud.Subnets(ctx, cloud.SubnetFilter{VPCID: s.s.VPC})
+	if err != nil {
+		return nil, classified(opSubnets, fmt.Errorf("list the subnets of VPC %s: %w", s.s.VPC, err))
+	}
+	list = slices.DeleteFunc(list, func(n cloud.Subnet) bool { return n.VPCID != s.s.VPC })
+	slices.SortFunc(list, func(a, b cloud.Subnet) int { return cmp.Compare(a.ID, b.ID) })
+	known := map[string]cloud.Subnet{}
+	for _, n := range list {
+		if !n.IPv6Native || !s.s.Families.Has(ipfamily.IPv4) {
+			known[n.ID] = n
+		}
+	}
+	s.mu.Lock()
+	s.known = known
+	s.mu.Unlock()
+	return list, nil
+}
+
+// have tells what is known of some subnets; missing: one is not known.
+func (s *subnets) have(ids []string) (out []cloud.Subnet, missing string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		n, ok := s.known[id]
+		if !ok {
+			missing = id
+			continue
+		}
+		out = append(out, n)
+	}
+	return out, missing
+}
+
+// of are subnets by their IDs; EC2 is asked where one is not known. Those that there are not
+// are left out, with the last of them as missing.
+func (s *subnets) of(ctx context.Context, ids []string) (out []cloud.Subnet, missing string, err error) {
+	if out, missing = s.have(ids); missing == "" {
+		return out, "", nil
+	}
+	if _, err := s.list(ctx); err != nil {
+		return nil, "", err
+	}
+	out, missing = s.have(ids)
+	return out, missing, nil
+}
+
+// withFamilies are those subnets that have addresses of all families of ports. Each that a port of IPv4 may be in
+// has those, which are enough where a certain one is asked for, and no other: so does a port that is made again, and had
+// that one alone.
+func (s Settings) withFamilies(list []cloud.Subnet, asked []vpcport.NewAddress) []cloud.Subnet {
+	if !s.Families.Has(ipfamily.IPv6) || len(asked) == 1 && asked[0].IP.Is4() {
+		return list
+	}
+	return slices.DeleteFunc(list, func(n cloud.Subnet) bool { return len(n.IPv6) == 0 })
+}
+
+// inZone are the subnets of a zone, those of IPv6 alone first, as no IPv4 address is taken there, then those with most
+// free addresses.
+func inZone(list []cloud.Subnet, zone string) []cloud.Subnet {
+	out := slices.DeleteFunc(slices.Clone(list), func(s cloud.Subnet) bool { return s.Zone != zone })
+	slices.SortFunc(out, func(a, b cloud.Subnet) int {
+		if a.IPv6Native != b.IPv6Native {
+			return map[bool]int{true: -1, false: 1}[a.IPv6Native]
+		}
+		return cmp.Or(cmp.Compare(b.Free, a.Free), strings.Compare(a.ID, b.ID))
+	})
+	return out
+}

@@ -1,0 +1,106 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
+)
+
+// AddressesAgree compares the addresses of a whole cluster's pods with each other, with
+// what berthd of their nodes says, and with what EC2 has for the nodes, in port mode with
+// PodNICs, the cloud's ports and the nodes' OVSDBs, and counts the
+// pods. Nodes in without are left out, such as one that is off. It is meant for a
+// cluster at rest: what comes or goes at the moment is an error.
+func (l *Lab) AddressesAgree(ctx context.Context, without ...string) (pods int, err error) {
+	if l.Mode == PortMode {
+		return l.portsAgree(ctx, without)
+	}
+	list := &corev1.PodList{}
+	if err := l.Kube.Client.List(ctx, list); err != nil {
+		return 0, fmt.Errorf("list pods: %w", err)
+	}
+	holder := map[netip.Addr]string{}
+	for _, n := range l.Nodes() {
+		if slices.Contains(without, n.Name) {
+			continue
+		}
+		here := slices.DeleteFunc(slices.Clone(list.Items), func(p corev1.Pod) bool {
+			return p.Spec.NodeName != n.Name || p.Spec.HostNetwork || p.DeletionTimestamp != nil
+		})
+		if err := l.agree(ctx, n, here, holder); err != nil {
+			return 0, err
+		}
+		pods += len(here)
+	}
+	return pods, nil
+}
+
+// agree compares a node's pods with its daemon and with EC2. Holder has the pods of
+// other nodes by their addresses, and gets these.
+func (l *Lab) agree(ctx context.Context, n *node.Node, pods []corev1.Pod, holder map[netip.Addr]string) error {
+	doc, err := Document(ctx, n)
+	if err != nil {
+		return err
+	}
+	told := map[netip.Addr]string{}
+	for _, a := range doc.Allocated {
+		for _, address := range []netip.Addr{a.Address, a.IPv6} {
+			if address.IsValid() {
+				told[address] = a.Namespace + "/" + a.Pod
+			}
+		}
+	}
+	for _, nic := range doc.NICs { // a pod's first interface may be a branch
+		for _, a := range nic.Addresses {
+			if nic.Interface == firstInterface {
+				told[a.Addr()] = nic.Namespace + "/" + nic.Pod
+			}
+		}
+	}
+	for _, p := range pods {
+		name := p.Namespace + "/" + p.Name
+		if want := l.PodFamilies(); len(p.Status.PodIPs) != len(want.Families()) {
+			return fmt.Errorf("pod %s has the addresses %v, want one of each family of %s", name, p.Status.PodIPs, want)
+		}
+		for _, ip := range p.Status.PodIPs {
+			address, err := netip.ParseAddr(ip.IP)
+			if err != nil {
+				return fmt.Errorf("pod %s has the address %q", name, ip.IP)
+			}
+			if !l.PodFamilies().Has(ipfamily.Of(address)) {
+				return fmt.Errorf("pod %s has the address %s, want %s", name, address, l.PodFamilies())
+			}
+			if other := holder[address]; other != "" {
+				return fmt.Errorf("%s is the address of pods %s and %s", address, other, name)
+			}
+			holder[address] = name
+			if told[address] != name {
+				return fmt.Errorf("berthd of %s says that %s has the address of %s: %q", n.Name, address, name, told[address])
+			}
+			if l.Cloud != nil && !l.onENI(n.InstanceID, address) {
+				return fmt.Errorf("no ENI of %s has %s, the address of %s", n.Name, address, name)
+			}
+			delete(told, address)
+		}
+	}
+	if len(told) > 0 {
+		return fmt.Errorf("berthd of %s holds addresses for pods that are gone: %v", n.Name, told)
+	}
+	return nil
+}
+
+// onENI tells whether EC2 has an address on one of an instance's ENIs or branches.
+func (l *Lab) onENI(instanceID string, a netip.Addr) bool {
+	books := l.Books()
+	owns := func(e vpc.ENI) bool { return e.Owns(a) }
+	return slices.ContainsFunc(books.InstanceENIs(instanceID), func(e vpc.ENI) bool {
+		return owns(e) || slices.ContainsFunc(books.Branches(e.ID), owns)
+	})
+}

@@ -1,0 +1,108 @@
+package alcorfake
+
+import "net/netip"
+
+// allocate gives a port its addresses, one for each that is asked for; without any, one of
+// any subnet of the VPC. It holds them in taken.
+func (c *Cloud) allocate(network string, want *[]fixedIP, taken map[netip.Addr]bool) ([]FixedIP, *refusal) {
+	if want == nil || len(*want) == 0 {
+		for _, s := range c.subnets {
+			if s.Network == network {
+				if ip, ok := c.free(s, taken); ok {
+					taken[ip] = true
+					return []FixedIP{{s.ID, ip}}, nil
+				}
+			}
+		}
+		return nil, c.errFull()
+	}
+	var out []FixedIP
+	for _, w := range *want {
+		s, e := c.subnetFor(network, w)
+		if e != nil {
+			return nil, e
+		}
+		ip, e := c.address(s, w, taken)
+		if e != nil {
+			return nil, e
+		}
+		taken[ip] = true
+		out = append(out, FixedIP{s.ID, ip})
+	}
+	return out, nil
+}
+
+// address is the one that is asked for in a subnet, or the first that is free.
+func (c *Cloud) address(s Subnet, w fixedIP, taken map[netip.Addr]bool) (netip.Addr, *refusal) {
+	if w.IP == nil {
+		if ip, ok := c.free(s, taken); ok {
+			return ip, nil
+		}
+		return netip.Addr{}, c.errFull()
+	}
+	ip, _ := netip.ParseAddr(*w.IP) // checked
+	switch first, last := span(s.CIDR); {
+	case !s.CIDR.Contains(ip) || ip.Less(first) || last.Less(ip):
+		return ip, c.errOutside()
+	case c.ipTaken(s, ip, taken):
+		return ip, c.errConflict()
+	}
+	return ip, nil
+}
+
+// subnetFor is the subnet of an address that is asked for.
+func (c *Cloud) subnetFor(network string, w fixedIP) (Subnet, *refusal) {
+	if w.Subnet != nil {
+		s, ok := c.subnets[*w.Subnet] // the VPC is not compared
+		if !ok {
+			return s, errSubnet
+		}
+		return s, nil
+	}
+	ip, _ := netip.ParseAddr(*w.IP) // checked
+	for _, s := range c.subnets {
+		if s.Network == network && s.CIDR.Contains(ip) {
+			return s, nil
+		}
+	}
+	return Subnet{}, c.errOutside()
+}
+
+// free is the first address of a subnet that nobody has.
+func (c *Cloud) free(s Subnet, taken map[netip.Addr]bool) (netip.Addr, bool) {
+	ip, last := span(s.CIDR)
+	for ; !last.Less(ip); ip = ip.Next() {
+		if !c.ipTaken(s, ip, taken) {
+			return ip, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// span are the first and the last address that ports may have: not the subnet's own, and of
+// IPv4 not the broadcast address.
+func span(p netip.Prefix) (first, last netip.Addr) {
+	b := p.Masked().Addr().AsSlice()
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	last, _ = netip.AddrFromSlice(b)
+	if last.Is4() {
+		last = last.Prev()
+	}
+	return p.Masked().Addr().Next(), last
+}
+
+func (c *Cloud) ipTaken(s Subnet, ip netip.Addr, taken map[netip.Addr]bool) bool {
+	if ip == s.Gateway || taken[ip] {
+		return true
+	}
+	for _, p := range c.ports {
+		for _, f := range p.FixedIPs {
+			if f.Subnet == s.ID && f.IP == ip {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,100 @@
+package alcorfake
+
+import (
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+)
+
+// listed are the ports of all projects that match a query: of each field one of its values
+// (ControllerUtil.transformUrlPathParams, MapPredicate). What is no field is passed over.
+func (c *Cloud) listed(query url.Values) []entity {
+	out := []entity{}
+	for _, id := range slices.Sorted(maps.Keys(c.ports)) {
+		p := c.ports[id]
+		fields := map[string]string{
+			"id": p.ID, "project_id": p.Project, "name": p.Name, "network_id": p.Network, "device_id": p.Device, "device_owner": p.Owner,
+			"mac_address": p.MAC, "binding:host_id": p.Host,
+		}
+		if c.options.Unfiltered || matches(query, fields) {
+			out = append(out, c.described(p))
+		}
+	}
+	return out
+}
+
+func matches(query url.Values, fields map[string]string) bool {
+	for name, values := range query {
+		if is, known := fields[name]; known && !slices.Contains(values, is) {
+			return false
+		}
+	}
+	return true
+}
+
+// describe answers by the VPC manager and the subnet manager. Of one that is not there they
+// say null.
+func (c *Cloud) describe(r *http.Request, project, collection, id string) reply {
+	var list []map[string]any
+	one := "network"
+	if collection == "subnets" {
+		one, list = "subnet", c.describedSubnets(project)
+	} else {
+		list = c.describedNetworks()
+	}
+	found := []map[string]any{}
+	for _, o := range list {
+		fields := map[string]string{}
+		for _, name := range []string{"id", "name", "network_id", "project_id"} {
+			if text, ok := o[name].(string); ok {
+				fields[name] = text
+			}
+		}
+		if id != "" && fields["id"] == id {
+			return jsonReply(200, map[string]any{one: o})
+		}
+		if c.options.Unfiltered || matches(r.URL.Query(), fields) {
+			found = append(found, o)
+		}
+	}
+	switch {
+	case id != "":
+		return jsonReply(200, map[string]any{one: nil})
+	case collection == "vpcs" && c.options.Networks:
+		return jsonReply(200, map[string]any{"networks": found})
+	default:
+		return jsonReply(200, map[string]any{collection: found})
+	}
+}
+
+// describedNetworks are the VPCs of all projects.
+func (c *Cloud) describedNetworks() (out []map[string]any) {
+	for _, id := range slices.Sorted(maps.Keys(c.networks)) {
+		n := c.networks[id]
+		out = append(out, map[string]any{
+			"id": n.ID, "name": n.Name, "project_id": n.Project, "tenant_id": n.Project, "mtu": n.MTU, "shared": n.Shared, "description": nil,
+			"admin_state_up": true, "status": "ACTIVE", "provider:network_type": "vxlan",
+		})
+	}
+	return out
+}
+
+func (c *Cloud) describedSubnets(project string) (out []map[string]any) {
+	for _, id := range slices.Sorted(maps.Keys(c.subnets)) {
+		s := c.subnets[id]
+		if n := c.networks[s.Network]; n.Project != project && !n.Shared {
+			continue
+		}
+		routes := []map[string]any{}
+		for _, r := range s.Routes {
+			routes = append(routes, map[string]any{"destination": r.Destination.String(), "nexthop": r.NextHop.String()})
+		}
+		o := map[string]any{"id": s.ID, "name": s.Name, "network_id": s.Network, "project_id": project, "cidr": s.CIDR.String(), "gateway_ip": "", "host_routes": routes}
+		if s.Gateway.IsValid() {
+			o["gateway_ip"] = s.Gateway.String()
+		}
+		out = append(out, o)
+	}
+	return out
+}

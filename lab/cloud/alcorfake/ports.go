@@ -1,0 +1,197 @@
+package alcorfake
+
+import (
+	"net/http"
+	"net/netip"
+	"slices"
+)
+
+// post makes one port or many: all of a request or none.
+func (c *Cloud) post(r *http.Request, project string, bulk bool, body []byte) reply {
+	name := map[bool]string{false: "port", true: "ports"}[bulk]
+	list, ignored, e := decode(body, name, bulk)
+	c.ignored = append(c.ignored, ignored...)
+	if e == nil && !bulk && (list[0].Network == nil || *list[0].Network == "") {
+		e = errNetworkID
+	}
+	for _, b := range list {
+		if e == nil {
+			e = b.check()
+		}
+	}
+	var made []*Port
+	if e == nil {
+		made, e = c.create(project, list)
+	}
+	if e != nil {
+		return c.refused(r, e)
+	}
+	if !bulk {
+		return jsonReply(201, map[string]any{"port": c.described(made[0])})
+	}
+	out := []entity{}
+	for _, p := range made {
+		out = append(out, c.described(p))
+	}
+	return jsonReply(201, map[string]any{"ports": out})
+}
+
+func (c *Cloud) create(project string, list []*entity) ([]*Port, *refusal) {
+	var made []*Port
+	taken := map[netip.Addr]bool{}
+	for _, b := range list {
+		p, e := c.newPort(project, b, taken)
+		if e != nil {
+			return nil, e
+		}
+		made = append(made, p)
+	}
+	c.mixUp(list, made)
+	for _, p := range made {
+		c.ports[p.ID] = p
+	}
+	c.tell()
+	return made, nil
+}
+
+func (c *Cloud) newPort(project string, b *entity, taken map[netip.Addr]bool) (*Port, *refusal) {
+	if b.Network == nil {
+		return nil, errNull // the bulk request's controller does not look
+	}
+	if _, ok := c.networks[*b.Network]; !ok {
+		return nil, errNetwork
+	}
+	p := &Port{Network: *b.Network, Project: project, Created: c.clock.Now()}
+	if e := c.apply(p, b); e != nil {
+		return nil, e
+	}
+	var e *refusal
+	if p.FixedIPs, e = c.allocate(p.Network, b.FixedIPs, taken); e != nil {
+		return nil, e
+	}
+	switch {
+	case b.MAC == nil:
+		p.MAC = c.newMAC()
+	case c.macTaken(*b.MAC):
+		return nil, c.errNotUnique()
+	default:
+		p.MAC = *b.MAC
+	}
+	if p.ID = c.newID(); b.ID != nil {
+		p.ID = *b.ID
+	}
+	return p, nil
+}
+
+// mixUp does to new ports what Alcor does. An address that it chose goes to all addresses
+// of its subnet in the request (FixedIpsProcessor.allocateFixedIpAddress has no regard for
+// whose it is), and the first MAC address that it chose to all ports without their own
+// (MacProcessor.allocateRandomMacAddressCallback does not count).
+func (c *Cloud) mixUp(list []*entity, made []*Port) {
+	chosen := map[string]netip.Addr{}
+	mac := ""
+	for i, b := range list {
+		if b.MAC == nil && mac == "" {
+			mac = made[i].MAC
+		}
+		if b.MAC == nil {
+			made[i].MAC = mac
+		}
+		if b.FixedIPs == nil {
+			continue
+		}
+		for n, f := range *b.FixedIPs {
+			if f.Subnet != nil && f.IP == nil {
+				chosen[*f.Subnet] = made[i].FixedIPs[n].IP
+			}
+		}
+	}
+	for i, b := range list {
+		if b.FixedIPs == nil {
+			continue
+		}
+		for n, f := range *b.FixedIPs {
+			if f.Subnet != nil && chosen[*f.Subnet].IsValid() {
+				made[i].FixedIPs[n].IP = chosen[*f.Subnet]
+			}
+		}
+	}
+}
+
+// apply makes a port what a request says, but for addresses; null leaves it.
+func (c *Cloud) apply(p *Port, b *entity) *refusal {
+	if b.Groups != nil {
+		for _, g := range *b.Groups {
+			if !c.groups[g] {
+				return errGroup
+			}
+		}
+	}
+	if b.Host != nil { // "" too is looked up
+		h, ok := c.hosts[*b.Host]
+		if !ok {
+			return errNode
+		}
+		p.Status = "PENDING"
+		if h.Fails {
+			p.Status = "FAILED"
+		}
+		p.Host = *b.Host
+		p.Generation++
+	}
+	if b.Groups != nil {
+		p.Groups = slices.Clone(*b.Groups)
+	}
+	if b.Tags != nil {
+		p.Tags = slices.Clone(*b.Tags)
+	}
+	for to, value := range map[*string]*string{&p.Name: b.Name, &p.Device: b.Device, &p.Owner: b.Owner} {
+		if value != nil {
+			*to = *value
+		}
+	}
+	p.Unsecured = b.Security != nil && !*b.Security // an entity has true where none is told
+	return nil
+}
+
+// put changes a port, of any project, and answers with the request.
+func (c *Cloud) put(r *http.Request, _, id string, body []byte) reply {
+	list, ignored, e := decode(body, "port", false)
+	c.ignored = append(c.ignored, ignored...)
+	if e == nil {
+		e = list[0].check()
+	}
+	p := c.ports[id]
+	if e == nil && p == nil {
+		e = errPort
+	}
+	if e != nil {
+		return c.refused(r, e)
+	}
+	b := list[0]
+	now := p.copied()
+	if b.Host == nil && p.Host != "" { // it is looked up again, from the old record
+		if _, ok := c.hosts[p.Host]; !ok {
+			return c.refused(r, errNode)
+		}
+	}
+	if e := c.apply(&now, b); e != nil {
+		return c.refused(r, e)
+	}
+	*p = now
+	c.tell()
+	return jsonReply(200, map[string]any{"port": b})
+}
+
+// remove deletes a port. Its host is looked up.
+func (c *Cloud) remove(id string) *refusal {
+	p := c.ports[id]
+	if p == nil {
+		return errPort
+	}
+	if _, ok := c.hosts[p.Host]; !ok && p.Host != "" {
+		return errNode
+	}
+	c.drop(id)
+	return nil
+}

@@ -1,0 +1,53 @@
+package neutronfake
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// refusal is an error as Neutron tells it.
+type refusal struct {
+	status    int
+	kind, why string
+}
+
+func refuse(status int, kind, format string, args ...any) *refusal {
+	return &refusal{status, kind, fmt.Sprintf(format, args...)}
+}
+
+// badRequest is a request that Neutron's API layer refuses, before any plugin sees it.
+func badRequest(format string, args ...any) *refusal {
+	return refuse(400, "HTTPBadRequest", format, args...)
+}
+
+// notFound is what Neutron says of what it does not have, or does not show to this one.
+func notFound() *refusal { return refuse(404, "HTTPNotFound", "The resource could not be found.") }
+
+func (r *refusal) reply() reply {
+	return jsonReply(r.status, map[string]any{"NeutronError": map[string]any{"type": r.kind, "message": r.why, "detail": ""}})
+}
+
+var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$`)
+
+func uuid(s string) bool { return uuidForm.MatchString(strings.ToLower(s)) }
+
+// reply is an answer before it is sent.
+type reply struct {
+	status int
+	header map[string]string
+	body   []byte
+}
+
+func jsonReply(status int, body any) reply {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return textReply(500, "the lab cannot write its answer: "+err.Error())
+	}
+	return reply{status, map[string]string{"Content-Type": "application/json"}, b}
+}
+
+func textReply(status int, text string) reply {
+	return reply{status, map[string]string{"Content-Type": "text/plain; charset=UTF-8"}, []byte(text)}
+}

@@ -1,0 +1,144 @@
+package vpc
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/berthnet/berth/lab/cloud/iam"
+)
+
+// Target is a resource that a call names, for a permission: an action on it.
+type Target struct {
+	Action string // without "ec2:"; mostly that of the call
+	// ID is the resource's. An attachment stands for its ENI and its instance.
+	ID string
+	// Creates is the kind of a resource that the call makes, such as
+	// "network-interface", in place of an ID.
+	Creates string
+	Subnet  string // of what the call makes, if it has one
+	// Tags are what the call gives to the resource.
+	Tags map[string]string
+	// CreateAction is the action that makes what is tagged, for CreateTags on
+	// something new.
+	CreateAction string
+}
+
+// permit checks the principal's permissions: for the action at all, then for
+// each resource that the call names (Service Authorization Reference, "Actions,
+// resources, and condition keys for Amazon EC2"). What does not exist has no
+// tags to judge by; that it does not exist is for the action to say. The lock is
+// held.
+func (c *Cloud) permit(call Call) *Error {
+	if call.Principal.Policy.Never(name(call.Action)) || c.denied(call.Action) {
+		return unauthorized(call.Principal, call.Action, "")
+	}
+	requests := c.requests(call)
+	if len(call.Targets) == 0 {
+		requests = []iam.Request{{Action: name(call.Action), Resource: "*"}}
+	}
+	for _, r := range requests {
+		action := strings.TrimPrefix(r.Action, "ec2:")
+		if c.denied(action) || call.Principal.Policy.Decide(r) != iam.Allowed {
+			return unauthorized(call.Principal, action, r.Resource)
+		}
+	}
+	return nil
+}
+
+// name is an action as IAM writes it.
+func name(action string) string { return "ec2:" + action }
+
+// denied tells whether Deny took an action away from everybody. The lock is held.
+func (c *Cloud) denied(action string) bool {
+	for p := range c.gate.denied {
+		if Covers(p, action) {
+			return true
+		}
+	}
+	return false
+}
+
+func unauthorized(who Principal, action, resource string) *Error {
+	on := ""
+	if resource != "" && resource != "*" {
+		on = " on resource: " + resource
+	}
+	return &Error{"UnauthorizedOperation", http.StatusForbidden, "You are not authorized to perform this operation. User: " +
+		who.ARN + " is not authorized to perform: " + name(action) + on + " because no identity-based policy allows the " + name(action) + " action"}
+}
+
+// requests are what IAM is asked for a call. The lock is held.
+func (c *Cloud) requests(call Call) (out []iam.Request) {
+	for _, t := range call.Targets {
+		for _, r := range c.resources(t) {
+			r.Action = name(t.Action)
+			for tag, value := range t.Tags {
+				r.Keys[iam.RequestTag(tag)] = []string{value}
+				r.Keys[iam.TagKeys] = append(r.Keys[iam.TagKeys], tag)
+			}
+			if t.CreateAction != "" {
+				r.Keys[iam.CreateAction] = []string{t.CreateAction}
+			}
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// arnKinds are the resource types of ARNs by the beginning of IDs.
+var arnKinds = map[string]string{
+	"eni": "network-interface", "i": "instance", "subnet": "subnet", "sg": "security-group", "vpc": "vpc", "rtb": "route-table",
+}
+
+// resources are those that a target stands for, without those that do not exist.
+func (c *Cloud) resources(t Target) []iam.Request {
+	if t.Creates != "" {
+		keys := map[string][]string{}
+		if s := c.subnets.get(t.Subnet); s != nil {
+			keys[iam.Subnet], keys[iam.VPC] = []string{c.arn("subnet", s.ID)}, []string{c.arn("vpc", s.VPCID)}
+		}
+		return []iam.Request{{Resource: c.arn(t.Creates, "*"), Keys: keys}}
+	}
+	if strings.HasPrefix(t.ID, "eni-attach-") {
+		e := c.enis.get(c.attachments[t.ID])
+		if e == nil || e.Attachment == nil {
+			return nil
+		}
+		return append(c.resources(Target{ID: e.ID}), c.resources(Target{ID: e.Attachment.InstanceID})...)
+	}
+	tags, _, err := c.tagged(t.ID)
+	if err != nil {
+		return nil
+	}
+	prefix, _, _ := strings.Cut(t.ID, "-")
+	keys := map[string][]string{}
+	for tag, value := range tags {
+		keys[iam.ResourceTag(tag)] = []string{value}
+	}
+	vpc, subnet := c.place(t.ID)
+	if vpc != "" {
+		keys[iam.VPC] = []string{c.arn("vpc", vpc)}
+	}
+	if subnet != "" {
+		keys[iam.Subnet] = []string{c.arn("subnet", subnet)}
+	}
+	return []iam.Request{{Resource: c.arn(arnKinds[prefix], t.ID), Keys: keys}}
+}
+
+// place is the VPC of a resource and, for an ENI, its subnet.
+func (c *Cloud) place(id string) (vpc, subnet string) {
+	if e := c.enis.get(id); e != nil {
+		return e.VPCID, e.SubnetID
+	}
+	if s := c.subnets.get(id); s != nil {
+		return s.VPCID, ""
+	}
+	if g := c.groups.get(id); g != nil {
+		return g.VPCID, ""
+	}
+	return "", ""
+}
+
+func (c *Cloud) arn(kind, id string) string {
+	return "arn:aws:ec2:" + c.region + ":" + c.account + ":" + kind + "/" + id
+}

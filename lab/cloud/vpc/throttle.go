@@ -1,0 +1,133 @@
+package vpc
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/lab/cloud/spec"
+)
+
+// bucket is a token bucket.
+type bucket struct {
+	spec.RateLimit
+	tokens float64
+	last   time.Time
+}
+
+func (b *bucket) take(now time.Time) bool {
+	b.tokens = min(b.Bucket, b.tokens+b.Refill*now.Sub(b.last).Seconds())
+	b.last = now
+	if b.tokens < 1 {
+		return false
+	}
+	b.tokens--
+	return true
+}
+
+// The documented buckets (EC2 Developer Guide, "Request throttling for the
+// Amazon EC2 API", request token limits).
+var (
+	nonMutating = spec.RateLimit{Bucket: 100, Refill: 20}
+	unbounded   = spec.RateLimit{Bucket: 50, Refill: 10}
+	mutating    = spec.RateLimit{Bucket: 50, Refill: 5}
+	documented  = map[string]spec.RateLimit{
+		"AssignIpv6Addresses":        {Bucket: 100, Refill: 5},
+		"AssignPrivateIpAddresses":   {Bucket: 100, Refill: 5},
+		"UnassignIpv6Addresses":      {Bucket: 100, Refill: 5},
+		"UnassignPrivateIpAddresses": {Bucket: 100, Refill: 5},
+		"CreateTags":                 {Bucket: 100, Refill: 10},
+		"DeleteTags":                 {Bucket: 100, Refill: 10},
+		"RunInstances":               {Bucket: 5, Refill: 2},
+		"StartInstances":             {Bucket: 5, Refill: 2},
+		"TerminateInstances":         {Bucket: 100, Refill: 5},
+	}
+)
+
+// takeToken takes a token of the call's bucket, and tells whether there was one.
+func (g *gate) takeToken(call Call, now time.Time) bool {
+	limit, name, ok := g.limitOf(call)
+	if !ok {
+		return true
+	}
+	b := g.buckets[name]
+	if b == nil {
+		b = &bucket{limit, limit.Bucket, now}
+		g.buckets[name] = b
+	}
+	return b.take(now)
+}
+
+// limitOf finds the bucket of a call: one set for its action, else for the
+// longest pattern that covers it (of equally long ones the last by name), else
+// the documented one. Each action has a bucket of its own even where a pattern
+// sets the limit, unless that says that it is shared.
+func (g *gate) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
+	var best []string
+	for p := range g.limits {
+		if Covers(p, call.Action) {
+			best = append(best, p)
+		}
+	}
+	if len(best) > 0 {
+		pattern := slices.MaxFunc(best, func(a, b string) int { return narrower(a, b, call.Action) })
+		if l = g.limits[pattern]; l.Shared {
+			return l, pattern, true
+		}
+		return l, call.Action, true
+	}
+	if !g.throttle {
+		return l, "", false
+	}
+	if l, ok := documented[call.Action]; ok {
+		return l, call.Action, true
+	}
+	switch {
+	case !strings.HasPrefix(call.Action, "Describe"):
+		return mutating, call.Action, true
+	case call.Unbounded:
+		return unbounded, call.Action + " unbounded", true
+	default:
+		return nonMutating, call.Action, true
+	}
+}
+
+// narrower orders patterns that cover an action by how closely they do.
+func narrower(a, b, action string) int {
+	exact := func(p string) int {
+		if strings.EqualFold(p, action) {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(exact(a), exact(b)), cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+}
+
+// SetRateLimit sets the token bucket of an action (name or pattern) and fills
+// it; calls that share a pattern have a bucket an action, unless it is Shared.
+func (c *Cloud) SetRateLimit(action string, l spec.RateLimit) {
+	c.read(func() {
+		if c.gate.limits == nil {
+			c.gate.limits = map[string]spec.RateLimit{}
+		}
+		c.gate.limits[action] = l
+		c.gate.buckets = map[string]*bucket{}
+	})
+}
+
+// ClearRateLimit takes a SetRateLimit of the same action name or pattern back:
+// what remains is the spec's limit, if it sets one, or the documented bucket.
+func (c *Cloud) ClearRateLimit(action string) {
+	c.read(func() {
+		delete(c.gate.limits, action)
+		if l, ok := c.spec.RateLimits[action]; ok {
+			c.gate.limits[action] = l
+		}
+		c.gate.buckets = map[string]*bucket{}
+	})
+}
+
+// SetThrottle turns the documented token buckets on or off; limits set for
+// an action stand either way.
+func (c *Cloud) SetThrottle(on bool) { c.read(func() { c.gate.throttle = on }) }

@@ -1,0 +1,204 @@
+package vpc
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud/limits"
+)
+
+// The types of trunks and of branches. A branch is created as an ordinary ENI, and has its
+// type while it is associated: "branch" is none that CreateNetworkInterface supports (EC2
+// API Reference, InterfaceType), and the Amazon VPC resource controller asks for no type.
+const (
+	trunk  = "trunk"
+	branch = "branch"
+)
+
+// maxVLAN is the last ID of a VLAN that frames may carry (IEEE 802.1Q).
+const maxVLAN = 4094
+
+// Association makes an ENI a branch of a trunk: its packets are those frames on the
+// trunk's link that carry the VLAN's ID.
+type Association struct {
+	ID       string
+	TrunkID  string
+	BranchID string
+	VLAN     int
+	Time     time.Time
+}
+
+// AssociateRequest asks for a branch.
+type AssociateRequest struct {
+	BranchID    string
+	TrunkID     string
+	VLAN        int
+	ClientToken string
+}
+
+// AssociateTrunkInterface makes an available ENI a branch of an attached trunk. The same
+// ClientToken with the same request gives the same association.
+//
+// EC2 documents no errors of this action. The Amazon VPC resource controller goes by
+// InvalidVlanId.Duplicate, and by InvalidAssociationID.NotFound where a branch is taken back;
+// the others are those that other actions have for the like. That a trunk has to be attached
+// is the lab's: nothing says what becomes of branches of one that is not.
+func (c *Cloud) AssociateTrunkInterface(r AssociateRequest) (out Association, err error) {
+	err = c.change(func() error {
+		if prior, ok, err := c.replay(r.ClientToken, r); err != nil || ok {
+			if ok {
+				out = *prior.enis[0].Trunk
+			}
+			return err
+		}
+		e, err := c.associate(r)
+		if err != nil {
+			return err
+		}
+		c.remember(r.ClientToken, idempotent{request: r, enis: []ENI{e.Clone()}})
+		out = *e.Trunk
+		return nil
+	})
+	return out, err
+}
+
+// associate makes a branch. The lock is held.
+func (c *Cloud) associate(r AssociateRequest) (*ENI, error) {
+	t, err := c.findENI(r.TrunkID)
+	if err != nil {
+		return nil, err
+	}
+	e, err := c.findENI(r.BranchID)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.mayAssociate(t, e, r.VLAN); err != nil {
+		return nil, err
+	}
+	n := e.Clone()
+	n.Trunk = &Association{ID: c.newID("trunk-assoc"), TrunkID: t.ID, BranchID: e.ID, VLAN: r.VLAN, Time: c.clock.Now()}
+	if c.branches[t.ID] == nil {
+		c.branches[t.ID] = map[string]struct{}{}
+	}
+	c.branches[t.ID][e.ID] = struct{}{}
+	c.associations[n.Trunk.ID] = e.ID
+	c.putENI(&n)
+	if t.Attachment.LinkUp {
+		c.emit(ENIAssociated, c.holder(&n), &n)
+	}
+	return &n, nil
+}
+
+// mayAssociate checks whether an ENI may become a branch of a trunk. The lock is held.
+func (c *Cloud) mayAssociate(t, e *ENI, vlan int) error {
+	switch {
+	case t.Type != trunk:
+		return invalid("Interface '%s' is not a trunk interface: its type is '%s'.", t.ID, t.InterfaceType())
+	case e.Type != ordinary:
+		return invalid("Interface '%s' of type '%s' cannot be a branch interface.", e.ID, e.Type)
+	case vlan < 1 || vlan > maxVLAN:
+		return invalid("Value (%d) for parameter VlanId is invalid. Expecting a value between 1 and %d.", vlan, maxVLAN)
+	case e.Status() != available:
+		return Errorf("InvalidNetworkInterface.InUse", "Interface: [%s] in use.", e.ID)
+	case t.Attachment == nil || t.Attachment.Status == Detaching:
+		return Errorf("IncorrectState", "The trunk interface '%s' is not attached to an instance.", t.ID)
+	case e.VPCID != t.VPCID:
+		return badCombination("You may not associate a branch interface with a trunk interface if they are not in the same VPC")
+	case e.Zone != t.Zone:
+		return badCombination("You may not associate a branch interface with a trunk interface if they are not in the same availability zone")
+	}
+	for _, other := range c.trunkBranches(t.ID) {
+		if other.Trunk.VLAN == vlan {
+			return Errorf("InvalidVlanId.Duplicate", "VlanId '%d' is in use", vlan)
+		}
+	}
+	i := c.holder(t)
+	if n, most := c.countBranches(i.ID)+1, limits.Branches(i.Type); n > most {
+		return Errorf("AttachmentLimitExceeded", "Branch interface count %d exceeds the limit for %s", n, i.Type)
+	}
+	return c.room(i, e)
+}
+
+// countBranches counts the branches of an instance. The lock is held.
+func (c *Cloud) countBranches(instanceID string) (n int) {
+	for id := range c.attachedENIs[instanceID] {
+		n += len(c.branches[id])
+	}
+	return n
+}
+
+// trunkBranches lists a trunk's branches by VLAN. The lock is held.
+func (c *Cloud) trunkBranches(trunkID string) (out []*ENI) {
+	for id := range c.branches[trunkID] {
+		out = append(out, c.enis.get(id))
+	}
+	slices.SortFunc(out, byVLAN)
+	return out
+}
+
+func byVLAN(a, b *ENI) int { return cmp.Compare(a.Trunk.VLAN, b.Trunk.VLAN) }
+
+// DisassociateRequest takes a branch back.
+type DisassociateRequest struct {
+	AssociationID string
+	ClientToken   string
+}
+
+// DisassociateTrunkInterface makes a branch an available ENI again.
+func (c *Cloud) DisassociateTrunkInterface(r DisassociateRequest) error {
+	return c.change(func() error {
+		if _, ok, err := c.replay(r.ClientToken, r); err != nil || ok {
+			return err
+		}
+		e := c.enis.get(c.associations[r.AssociationID])
+		if e == nil || c.tooFresh(!has(c.enis.asOf(e.ID, c.clock.Now().Add(-c.lag)), r.AssociationID)) {
+			return NotFound("trunk-assoc", r.AssociationID)
+		}
+		c.endAssociation(e)
+		c.remember(r.ClientToken, idempotent{request: r})
+		return nil
+	})
+}
+
+// has tells whether an ENI has an association.
+func has(e *ENI, associationID string) bool {
+	return e != nil && e.Trunk != nil && e.Trunk.ID == associationID
+}
+
+// endAssociation ends a branch's association. The lock is held.
+func (c *Cloud) endAssociation(e *ENI) {
+	i := c.holder(e)
+	delete(c.branches[e.Trunk.TrunkID], e.ID)
+	if len(c.branches[e.Trunk.TrunkID]) == 0 {
+		delete(c.branches, e.Trunk.TrunkID)
+	}
+	delete(c.associations, e.Trunk.ID)
+	last, n := e.Clone(), e.Clone()
+	n.Trunk = nil
+	c.putENI(&n)
+	c.emit(ENIDisassociated, i, &last)
+}
+
+// Branches lists a trunk's branches by VLAN.
+func (b Books) Branches(trunkID string) (out []ENI) {
+	for _, e := range b.ENIs {
+		if e.Trunk != nil && e.Trunk.TrunkID == trunkID {
+			out = append(out, e)
+		}
+	}
+	slices.SortFunc(out, func(x, y ENI) int { return byVLAN(&x, &y) })
+	return out
+}
+
+// Associations lists all associations, ordered by ID.
+func (v View) Associations() (out []*Association) {
+	for _, e := range v.ENIs() {
+		if e.Trunk != nil {
+			out = append(out, e.Trunk)
+		}
+	}
+	slices.SortFunc(out, func(a, b *Association) int { return strings.Compare(a.ID, b.ID) })
+	return out
+}

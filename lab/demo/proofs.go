@@ -1,0 +1,101 @@
+package demo
+
+import (
+	"context"
+	"slices"
+
+	"github.com/berthnet/berth/lab"
+)
+
+// proof is one claim and the way to try it. It returns figures.
+type proof struct {
+	modes []lab.Mode // in which it is shown
+	name  string
+	try   func(context.Context, *stage) (string, error)
+}
+
+var (
+	routed     = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} // pods' addresses are routed between nodes
+	withVPC    = []lab.Mode{lab.NodeMode, lab.OperatorMode}
+	inNode     = []lab.Mode{lab.NodeMode}
+	inOperator = []lab.Mode{lab.OperatorMode}
+	inPool     = []lab.Mode{lab.PoolMode}
+	inPort     = []lab.Mode{lab.PortMode}
+)
+
+// proofs in the order in which they are shown; later ones build on earlier ones.
+var proofs = []proof{
+	{inOperator, "nodes join, and may not call EC2", join},
+	{inPort, "VPCs are opened, by Keystone and Neutron", vpcsReady},
+	{inPort, "pods come up with default, chosen, fixed and users' ports", samplePods},
+	{inPort, "pod to pod in a VPC", vpcPodsTalk},
+	{inPort, "a security group drops, then allows", groups},
+	{inPort, "a VPC of the same addresses is not reached", alone(OtherVPC)},
+	{inPort, "a PodNIC keeps its address on another node", alone(FixedNIC)},
+	{inPort, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
+	{inPort, "a running pod gets a NIC, answers by it, and loses it", hotPlug},
+	{inPort, "a port deleted behind its back is made again", portDeleted},
+	{inPort, "a user's port survives its pod", alone(UsersPort)},
+	{inPort, "operator killed with -9: a standby makes the next ports", killPortOperator},
+	{inPort, "pods, PodNICs, ports, OVSDB, kernel and records agree", portsAgree},
+
+	{inOperator, "a burst of pods is seen before its first ADD", burst},
+	{inPool, "nodes have blocks, and the router has learned them", firstBlocks},
+	{withVPC, "pods come up through CNI, on several ENIs", onSeveralENIs},
+	{inPool, "pods come up through CNI, from several blocks", fromSeveralBlocks},
+
+	{withVPC, "pod to pod on one node, within and across its ENIs", podToPodOnOneNode},
+	{withVPC, "pod to pod across nodes, every pair of ENIs", podToPodAcrossNodes},
+	{inPool, "pod to pod on one node and across nodes", podsToPods},
+	{routed, "pod to node and node to pod", podsAndNodes},
+	{withVPC, afterProof, toInternet},
+	{withVPC, "pod to on-premises host and back, with its own address", onPremises},
+	{inPool, "pod to the outside and back, with its own address", toOutside},
+	{inPool, "a packet to a free address is refused, and does not loop", freeAddress},
+	{withVPC, "a service address is DNATed, the source is kept", service},
+	{withVPC, "what enters by the primary interface is answered by it", nodePort},
+
+	{inPool, "a namespace's annotation chooses the pool", annotatedNamespace},
+	{inPool, "a pod's own annotation counts where the pool allows it", annotatedPod},
+	{routed, "curl localhost:6666/ip-manager tells who has what", introspection},
+	{routed, "a deleted pod's address cools and is not reused", cooling},
+	{[]lab.Mode{lab.NodeMode, lab.PoolMode}, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
+
+	{inPool, "operator killed with -9: a standby cuts the next block", killPoolOperator},
+	{inPool, "an exhausted pool is told by conditions, and heals", exhausted},
+	{inPool, "an empty block goes back, and its route is withdrawn", blockReturns},
+	{inPool, "a Node deleted by mistake does not cost it its blocks", nodeDeleted},
+	// After it policies on pools take a while to work, and the daemons' watches to come
+	// back: who does not hear that its Node is gone claims nothing.
+	{inPool, "API server away: ADD and DEL go on", poolWithoutAPI},
+	{inPool, "a node that is gone gives its blocks back", nodeGone},
+
+	{inOperator, "pods beyond the watermark make the operator grow", grow},
+	{inOperator, "operator killed with -9 under load: a standby goes on", killOperator},
+	{inOperator, "API server away: ADD and DEL go on", withoutAPI},
+	{withVPC, beforeNitro, throttled},
+	{inNode, "pods are kept from the metadata service, nodes are not", metadataBlocked},
+	{inOperator, "a full subnet is told by conditions, and heals", fullSubnet},
+	{inOperator, "a scrapped node's object and ENIs go", scrapped},
+	{inOperator, "excess goes back by handshake, the ENI is deleted", shrink},
+
+	{inNode, "kernel, records, introspection and EC2 agree", agreement},
+	{inOperator, "kernel, records, introspection, objects and EC2 agree", agreement},
+	{inPool, "kernel, records, introspection, objects and router agree", agreement},
+}
+
+// proofsOf are those that are shown in a lab.
+func proofsOf(o lab.Options) []proof {
+	all := proofs
+	switch {
+	case o.Kubelets != nil:
+		all = clusterProofs
+	case o.Egress:
+		all = egressProofs
+	case ofBranches(o):
+		all = branchProofs
+	case slices.Contains(withVPC, o.Mode):
+		all = withFamilies(all, o.PodFamilies())
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !slices.Contains(p.modes, o.Mode) })
+}

@@ -1,0 +1,116 @@
+package fabric
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/lab/network/ns"
+)
+
+// gateway is a way out of the VPC, and the one host behind it.
+type gateway struct {
+	part  string // of the host's namespace name
+	link  string // the router's side
+	nets  [2]netip.Prefix
+	hosts [2]netip.Addr
+	route bool // the router's default route leads here
+}
+
+// The links of the router that are no ENI's.
+const (
+	internetLink = "igw"
+	onPremLink   = "vgw"
+)
+
+var gateways = [...]gateway{
+	{"internet", internetLink, [2]netip.Prefix{internetNet, internetNet6}, [2]netip.Addr{InternetHost, InternetHost6}, true},
+	{"onprem", onPremLink, [2]netip.Prefix{onPremNet, onPremNet6}, [2]netip.Addr{OnPremHost, OnPremHost6}, false},
+}
+
+// routerSysctls: the router leaves the judgement of sources to nftables, and answers
+// ARP at once for what it has a route to elsewhere. New links inherit the defaults.
+var routerSysctls = slices.Concat(ns.Forwarding, []ns.Sysctl{
+	{Name: "net/ipv4/conf/all/send_redirects", Value: "0"},
+	{Name: "net/ipv4/conf/default/send_redirects", Value: "0"},
+	{Name: "net/ipv4/conf/default/proxy_arp", Value: "1"},
+	{Name: "net/ipv6/conf/default/addr_gen_mode", Value: "1"}, // no link-local address but Router6
+	{Name: "net/ipv6/conf/default/proxy_ndp", Value: "1"},
+})
+
+// setUpRouter gives the router its own addresses, and sends to nowhere what
+// is inside the VPC and owned by nobody.
+func (f *Fabric) setUpRouter() error {
+	if err := ns.Do(f.RouterPath(), func() error { return ns.SetSysctls(routerSysctls...) }); err != nil {
+		return err
+	}
+	if err := ns.LinkUp(f.rt, "lo"); err != nil {
+		return err
+	}
+	// By the first the router itself asks, as the API server does that reaches pods.
+	own := []netip.Addr{APIEndpoint, APIEndpoint6, EC2Endpoint, EC2Endpoint6, IMDSEndpoint, IMDSEndpoint6}
+	for _, s := range f.opts.Subnets {
+		if !s.IPv6Native() {
+			own = append(own, RouterOf(s.CIDR))
+		}
+		if s.IPv6.IsValid() {
+			own = append(own, RouterOf(s.IPv6))
+		}
+	}
+	lo, err := f.rt.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
+	}
+	for _, a := range own {
+		if err := ns.AddAddr(f.rt, lo, netip.PrefixFrom(a, a.BitLen())); err != nil {
+			return err
+		}
+	}
+	for _, c := range f.opts.CIDRs {
+		r := &netlink.Route{Dst: ns.IPNet(c), Type: unix.RTN_BLACKHOLE}
+		if err := f.rt.RouteAdd(r); err != nil {
+			return fmt.Errorf("add blackhole route for %s: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// RouterOf is the router's address in a subnet: the first after the network
+// address (VPC User Guide, "Subnet CIDR blocks").
+func RouterOf(subnet netip.Prefix) netip.Addr { return subnet.Masked().Addr().Next() }
+
+// addGateway plugs an outside host into the router.
+func (f *Fabric) addGateway(g gateway) error {
+	var own []netip.Prefix
+	var via []netip.Addr
+	for i, n := range g.nets {
+		own = append(own, netip.PrefixFrom(g.hosts[i], n.Bits()))
+		via = append(via, RouterOf(n))
+	}
+	if err := ns.AddHost(f.rt, g.link, ns.Path(f.name(g.part)), own, via, GatewayMTU); err != nil {
+		return err
+	}
+	// The source of the router's neighbour solicitations.
+	if err := ns.Configure(f.rt, g.link, []netip.Prefix{netip.PrefixFrom(Router6, 64)}, nil); err != nil {
+		return err
+	}
+	if err := f.answerAtOnce(g.link); err != nil || !g.route {
+		return err
+	}
+	return ns.DefaultRoutes(f.rt, g.link, g.hosts[:])
+}
+
+// answerAtOnce has the router answer on another's behalf at once. It would wait up
+// to 0.8 s (arp(7), proxy_delay), and this parameter has no default that new links
+// inherit.
+func (f *Fabric) answerAtOnce(link string) error {
+	return ns.Do(f.RouterPath(), func() error {
+		return ns.SetSysctls(
+			ns.Sysctl{Name: "net/ipv4/neigh/" + link + "/proxy_delay", Value: "0"},
+			ns.Sysctl{Name: "net/ipv6/neigh/" + link + "/proxy_delay", Value: "0"},
+		)
+	})
+}

@@ -1,0 +1,62 @@
+package fabric
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/lab/cloud/vpc"
+)
+
+// A branch is a VLAN on its trunk's link: the router has a link of its own for it there,
+// which is all that tells it from the link of an ENI. What comes without a VLAN is the
+// trunk's. Frames of a VLAN that no branch has are dropped by the router's kernel, which has
+// no link for them (packets for other hosts, to it). Nothing is made in the node: it has to
+// make its end, with the VLAN and the branch's MAC.
+
+// Associate makes an ENI a branch of a trunk that is attached. Associating one that is
+// plugged in is an error.
+func (f *Fabric) Associate(e vpc.ENI) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if e.Trunk == nil {
+		return fmt.Errorf("associate %s: it has no association", e.ID)
+	}
+	t := f.enis[e.Trunk.TrunkID]
+	switch {
+	case t == nil:
+		return fmt.Errorf("associate %s: its trunk %s is not attached", e.ID, e.Trunk.TrunkID)
+	case f.enis[e.ID] != nil:
+		return fmt.Errorf("associate %s: it is plugged into %s", e.ID, f.enis[e.ID].node)
+	}
+	p := &plugged{eni: e.Clone(), node: t.node, link: f.newLink()}
+	err := f.addVLAN(p, t)
+	if err == nil {
+		err = f.plug(p)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("associate %s with %s: %w", e.ID, t.eni.ID, err), f.unplug(p))
+	}
+	f.enis[e.ID] = p
+	return nil
+}
+
+// Disassociate ends a branch: its packets are dropped. One that is not associated is
+// no error.
+func (f *Fabric) Disassociate(eniID string) error { return f.Detach(eniID) }
+
+// addVLAN makes the router's link of a branch on that of its trunk.
+func (f *Fabric) addVLAN(p, t *plugged) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.MTU = p.link, t.idx, ENIMTU
+	err := f.rt.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: p.eni.Trunk.VLAN, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("add link %s: this kernel has no VLANs (802.1Q), as that of vpclab vm has: %w", p.link, err)
+	}
+	if err != nil {
+		return fmt.Errorf("add link %s of VLAN %d on %s: %w", p.link, p.eni.Trunk.VLAN, t.link, err)
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package openstack
+
+import (
+	"context"
+	_ "embed" // the programs in Python
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/lab/run/proc"
+)
+
+//go:embed neutron.py
+var neutronScript []byte
+
+const (
+	neutronPort = 9696
+	// apiPaste is Debian's own, before anybody has edited it.
+	apiPaste = "/usr/share/neutron-common/api-paste.ini"
+)
+
+// Endpoint is the URL that is known to who uses the cloud, in the services' namespace and on
+// nodes: Keystone's, or Neutron's where there is no Keystone.
+func (c *Cloud) Endpoint() string {
+	if c.Keystone {
+		return c.keystoneURL()
+	}
+	return c.neutronURL()
+}
+
+func (c *Cloud) neutronURL() string {
+	return "http://" + netip.AddrPortFrom(services.Addr(), neutronPort).String()
+}
+
+// startServer starts Neutron's server and returns once it takes ports.
+func (c *Cloud) startServer(ctx context.Context) error {
+	began := time.Now()
+	if err := os.MkdirAll(c.in(lockDir), 0o755); err != nil {
+		return err
+	}
+	script := c.in("neutron.py")
+	for file, text := range map[string]string{
+		c.in("neutron.conf"): c.neutronConf(), c.in("ml2.ini"): c.ml2Conf(), c.in("policy.yaml"): policy, script: string(neutronScript),
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	var err error
+	c.server, err = c.service(program{what: "neutron-server", name: "python3", args: []string{
+		"-P", script, c.database("neutron"), "--config-file", c.in("neutron.conf"), "--config-file", c.in("ml2.ini"),
+	}})
+	if err != nil {
+		return err
+	}
+	return c.waitServer(ctx, began)
+}
+
+// waitServer returns once Neutron takes ports.
+func (c *Cloud) waitServer(ctx context.Context, began time.Time) error {
+	err := c.within(ctx, "neutron-server, which logs to "+c.server.LogFile(), func(ctx context.Context) error {
+		_, err := c.do(ctx, call{method: "GET", url: c.neutronURL() + "/"}, nil)
+		return err
+	})
+	if err == nil && c.Backend == OVN {
+		err = c.waitDriver(ctx, c.server)
+	}
+	if err == nil {
+		c.Progress(fmt.Sprintf("Neutron answers at %s, %.1f s after its start", c.neutronURL(), time.Since(began).Seconds()))
+	}
+	return err
+}
+
+// KillServer ends Neutron's server at once, with its workers: nobody answers there until
+// RestartServer.
+func (c *Cloud) KillServer() error { return end([]*proc.Process{c.server}) }
+
+// RestartServer starts Neutron's server again, over the databases that it had, and returns once
+// it takes ports.
+func (c *Cloud) RestartServer(ctx context.Context) error {
+	began := time.Now()
+	if err := c.server.Start(); err != nil {
+		return err
+	}
+	return c.waitServer(ctx, began)
+}
+
+// neutronConf is the configuration of server and agents.
+func (c *Cloud) neutronConf() string {
+	auth, transport, workers, plugins := "noauth", "fake://", "api_workers = 1\nrpc_workers = 0", "ovn-router"
+	if c.Backend == Agent {
+		// One process is all: with the agent's driver the server has no work of its own.
+		transport, workers, plugins = "rabbit://guest:guest@"+services.Addr().String()+":5672/", "api_workers = 0\nrpc_workers = 1", ""
+	}
+	var tokens string
+	if c.Keystone {
+		auth, tokens = "keystone", c.tokensConf()
+	}
+	return fmt.Sprintf(`[DEFAULT]
+use_stderr = true
+bind_host = %s
+bind_port = %d
+auth_strategy = %s
+core_plugin = ml2
+service_plugins = %s
+state_path = %s
+transport_url = %s
+%s
+rpc_state_report_workers = 0
+agent_down_time = %d
+notify_nova_on_port_status_changes = false
+notify_nova_on_port_data_changes = false
+dhcp_agent_notification = false
+api_paste_config = %s
+[agent]
+report_interval = %d
+[database]
+connection = %s
+[oslo_concurrency]
+lock_path = %s
+[oslo_policy]
+enforce_scope = false
+enforce_new_defaults = false
+policy_file = %s
+%s`, services.Addr(), neutronPort, auth, plugins, c.Dir, transport, workers,
+		int(c.AgentDown.Seconds()), apiPaste, int(c.AgentDown.Seconds())/3, c.database("neutron"), c.in(lockDir), c.in("policy.yaml"), tokens)
+}
+
+// ml2Conf is the configuration of Neutron's plugin.
+func (c *Cloud) ml2Conf() string {
+	types, driver, more := "geneve", "ovn", fmt.Sprintf("[ml2_type_geneve]\nvni_ranges = 1:1000\nmax_header_size = 38\n[ovn]\novn_nb_connection = tcp:%[1]s:%[2]d\novn_sb_connection = tcp:%[1]s:%[3]d\n",
+		services.Addr(), northboundPort, southboundPort)
+	if c.Backend == Agent {
+		types, driver, more = "vxlan", "openvswitch", "[ml2_type_vxlan]\nvni_ranges = 1:1000\n"
+	}
+	return strings.Join([]string{
+		"[ml2]", "type_drivers = " + types + ",flat,local", "tenant_network_types = " + types, "mechanism_drivers = " + driver, "extension_drivers = port_security",
+		"[securitygroup]", "enable_security_group = true", more,
+	}, "\n")
+}
+
+// policy lets a user of the role Role what Berth needs besides what a member of a project may
+// (package internal/vpcport/neutron tells the rules).
+var policy = func() string {
+	var b strings.Builder
+	for _, rule := range []string{
+		"create_port:binding:host_id", "update_port:binding:host_id", "get_port:binding:host_id", "get_port:binding:vif_type", "get_port:binding:vif_details", "create_port:mac_address",
+	} {
+		fmt.Fprintf(&b, "%q: \"rule:admin_only or role:%s\"\n", rule, Role)
+	}
+	return b.String()
+}()
+
+// Role is that of users who may bind ports and choose their MAC addresses.
+const Role = "berth"

@@ -1,0 +1,195 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/site"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
+)
+
+// Pool makes an AddressPool of blocks of 2^bits addresses.
+func Pool(name string, bits int32, subnets ...v1alpha1.PoolSubnet) v1alpha1.AddressPool {
+	return v1alpha1.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.AddressPoolSpec{BlockSizeBits: &bits, Subnets: subnets},
+	}
+}
+
+// DefaultPools is one pool of both families, whose blocks hold eight pods.
+func DefaultPools() []v1alpha1.AddressPool {
+	return []v1alpha1.AddressPool{
+		Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16", IPv6: "fd02::/112"}),
+	}
+}
+
+// raiseSite raises a lab in pool mode.
+func (l *Lab) raiseSite(ctx context.Context) error {
+	var err error
+	if l.Site, err = site.New(site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log")}); err != nil {
+		return err
+	}
+	l.Progress(fmt.Sprintf("a data centre whose router and nodes run BIRD; a host outside, %s and %s", site.OutsideHost, site.OutsideHost6))
+	e, err := echo.Serve(l.Site.OutsidePath())
+	if err != nil {
+		return err
+	}
+	l.echoes = append(l.echoes, e)
+	if l.Kubelets != nil {
+		return l.raiseCluster(ctx, l.addHosts)
+	}
+	if err := l.raiseKube(ctx); err != nil {
+		return err
+	}
+	pools := l.Pools
+	if pools == nil {
+		pools = DefaultPools()
+	}
+	for _, p := range pools {
+		if err := l.Kube.createPool(ctx, &p); err != nil {
+			return fmt.Errorf("create AddressPool %s: %w", p.Name, err)
+		}
+	}
+	if err := l.addHosts(); err != nil {
+		return err
+	}
+	return l.settle(ctx)
+}
+
+// addHosts adds the nodes that the lab begins with.
+func (l *Lab) addHosts() error {
+	for i := range l.Options.Nodes {
+		if _, err := l.AddHost(fmt.Sprintf("node-%d", i+1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// createPool creates a pool.
+func (c *Cluster) createPool(ctx context.Context, p *v1alpha1.AddressPool) error {
+	return settledPolicies(ctx, func() error { return c.Client.Create(ctx, p.DeepCopy()) })
+}
+
+// settledPolicies writes to a pool again and again until the API server answers and
+// has read the policies that it was given a moment ago, or again after a start,
+// or ctx ends.
+func settledPolicies(ctx context.Context, write func() error) error {
+	return poll.Retry(ctx, write, func(err error) bool {
+		return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || kube.Away(err)
+	})
+}
+
+// Blocks lists all AddressBlocks.
+func (c *Cluster) Blocks(ctx context.Context) ([]v1alpha1.AddressBlock, error) {
+	list := &v1alpha1.AddressBlockList{}
+	if err := c.Client.List(ctx, list); err != nil {
+		return nil, fmt.Errorf("list AddressBlocks: %w", err)
+	}
+	return list.Items, nil
+}
+
+// AddressPool reads a pool.
+func (c *Cluster) AddressPool(ctx context.Context, name string) (*v1alpha1.AddressPool, error) {
+	p := &v1alpha1.AddressPool{}
+	return p, c.read(ctx, "AddressPool", name, p)
+}
+
+// EditAddressPool changes a pool as a person does with kubectl edit.
+func (c *Cluster) EditAddressPool(ctx context.Context, name string, change func(*v1alpha1.AddressPool)) error {
+	p, err := c.AddressPool(ctx, name)
+	if err != nil {
+		return err
+	}
+	edited := p.DeepCopy()
+	change(edited)
+	if err := settledPolicies(ctx, func() error { return c.Client.Patch(ctx, edited.DeepCopy(), client.MergeFrom(p)) }); err != nil {
+		return fmt.Errorf("edit AddressPool %s: %w", name, err)
+	}
+	return nil
+}
+
+// CreateNamespace makes a namespace with annotations.
+func (c *Cluster) CreateNamespace(ctx context.Context, name string, annotations map[string]string) error {
+	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}
+	if err := c.Client.Create(ctx, n); err != nil {
+		return fmt.Errorf("create namespace %s: %w", name, err)
+	}
+	return nil
+}
+
+// AddHost adds a node to a lab in pool mode: its machine, its BIRD, its Node,
+// and, unless daemons are left to others, its daemon.
+func (l *Lab) AddHost(name string) (*node.Node, error) {
+	if err := l.mayName(name); err != nil {
+		return nil, err
+	}
+	addrs, err := l.Site.AddNode(name)
+	if err != nil {
+		return nil, err
+	}
+	m, err := l.newMachine(name, "", l.Site.NodePath(name), hostNode(name))
+	if err != nil {
+		return nil, errors.Join(err, l.Site.RemoveNode(name))
+	}
+	if err := l.boot(m, fmt.Sprintf("node %s has %s and %s", name, addrs.IPv4, addrs.IPv6)); err != nil {
+		return nil, err
+	}
+	return m.Node, nil
+}
+
+func hostNode(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
+}
+
+// RegisterHost makes the Node of a node of a lab in pool mode again, as its
+// kubelet does after somebody deleted it.
+func (l *Lab) RegisterHost(ctx context.Context, name string) error {
+	return l.Kube.register(ctx, hostNode(name))
+}
+
+// RemoveHost pulls the plug of a node of a lab in pool mode for good. Its Node
+// stays until RemoveNodeObject, as it does where no cloud's controller removes
+// it; it is not ready any more.
+func (l *Lab) RemoveHost(name string) error {
+	err := l.LoseHost(name)
+	l.MissHost(name)
+	return err
+}
+
+// LoseHost pulls the plug of a node of a lab in pool mode for good, and nobody is told: its
+// Node and Pods stay as they were until MissHost.
+func (l *Lab) LoseHost(name string) error {
+	l.mu.Lock()
+	m := l.nodes[name]
+	delete(l.nodes, name)
+	l.mu.Unlock()
+	if m == nil {
+		return fmt.Errorf("no node %q", name)
+	}
+	return errors.Join(m.PowerOff(), l.Site.RemoveNode(name), m.Scrap())
+}
+
+// MissHost has Kubernetes notice that a node was lost, as it does when its kubelet has not
+// reported for a while: the Node is not ready, and its Pods go.
+func (l *Lab) MissHost(name string) { l.Kube.stopped(name) }
+
+// RemoveNodeObject deletes a Node, as an administrator does, and the Pods that
+// are bound to it if its machine is gone.
+func (l *Lab) RemoveNodeObject(ctx context.Context, name string) error {
+	if _, err := l.Node(name); err != nil {
+		return l.Kube.unregister(ctx, name)
+	}
+	return client.IgnoreNotFound(l.Kube.Client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+}

@@ -1,0 +1,145 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/network/site"
+	"github.com/berthnet/berth/lab/run/node"
+)
+
+// OutsideHosts are the addresses of the host on the internet, or outside the site: IPv4
+// first, and IPv6 where the lab has it.
+func (l *Lab) OutsideHosts() []netip.Addr {
+	hosts := []netip.Addr{fabric.InternetHost, fabric.InternetHost6}
+	if l.Site != nil {
+		hosts = []netip.Addr{site.OutsideHost, site.OutsideHost6}
+	}
+	if !l.hasIPv6() {
+		hosts = hosts[:1]
+	}
+	return hosts
+}
+
+// SeenOutside is as what the host outside sees what a pod sends from one of its addresses:
+// that address where there is a route back to it, else the node's own. In a VPC that is so of
+// IPv4, of which only primary addresses are public there; of IPv6 all are.
+func (l *Lab) SeenOutside(n *node.Node, own netip.Addr) netip.Addr {
+	if l.Cloud == nil || own.Is6() {
+		return own
+	}
+	return l.Books().InstanceENIs(n.InstanceID)[0].Primary
+}
+
+// CheckReach asks by TCP and UDP from each pod, in each family that it has: the next pod of
+// its node, one of the next node, its own node, and the host outside; and wants the pod's own
+// address to be seen, outside what SeenOutside says. In the family of which it has a
+// node-local address it asks the next node and the host outside, and wants its own node's to
+// be seen. It returns how many questions were
+// answered. The errors are those that were not, or not so. It is for labs with pods whose
+// first interface is routed, with the daemon's default settings.
+func (l *Lab) CheckReach(ctx context.Context) (answers int, err error) {
+	var errs []error
+	nodes := l.Nodes()
+	for i, n := range nodes {
+		here, there := n.Pods(), nodes[(i+1)%len(nodes)].Pods()
+		for k, p := range here {
+			for _, own := range p.Addrs {
+				to := map[netip.Addr]netip.Addr{} // whom the pod asks: as what it is to be seen
+				for _, pods := range [][]*node.Pod{here, there} {
+					if len(pods) == 0 {
+						continue
+					}
+					if a := inFamily(pods[(k+1)%len(pods)].Addrs, own); a.IsValid() && a != own {
+						to[a] = own
+					}
+				}
+				if a := inFamily(l.addrsOf(n), own); a.IsValid() {
+					to[a] = own
+				}
+				if a := inFamily(l.OutsideHosts(), own); a.IsValid() {
+					to[a] = l.SeenOutside(n, own)
+				}
+				n, err := seenBy(ctx, p, to)
+				answers += n
+				errs = append(errs, err)
+			}
+			n, err := seenBy(ctx, p, l.byNodeLocal(n, nodes[(i+1)%len(nodes)]))
+			answers += n
+			errs = append(errs, err)
+		}
+	}
+	return answers, errors.Join(errs...)
+}
+
+// byNodeLocal is whom a pod of a node asks from its node-local address, and as what it is to
+// be seen.
+func (l *Lab) byNodeLocal(n, next *node.Node) map[netip.Addr]netip.Addr {
+	family, has := l.nodeLocalOn(n)
+	if !has {
+		return nil
+	}
+	like := netip.IPv4Unspecified()
+	if family == ipfamily.IPv6 {
+		like = netip.IPv6Unspecified()
+	}
+	own, to := inFamily(l.addrsOf(n), like), map[netip.Addr]netip.Addr{}
+	to[inFamily(l.OutsideHosts(), like)] = own
+	if a := inFamily(l.addrsOf(next), like); n != next && a.IsValid() {
+		to[a] = own
+	}
+	return to
+}
+
+// addrsOf are a node's own addresses.
+func (l *Lab) addrsOf(n *node.Node) []netip.Addr {
+	if l.Site != nil {
+		own := l.Site.Addrs(n.Name)
+		return []netip.Addr{own.IPv4, own.IPv6}
+	}
+	primary := l.Books().InstanceENIs(n.InstanceID)[0]
+	return primary.Own()
+}
+
+// NodeAddrs are a node's own addresses of the families of which pods have some, IPv4 first.
+func (l *Lab) NodeAddrs(n *node.Node) []netip.Addr {
+	return slices.DeleteFunc(l.addrsOf(n), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
+}
+
+// inFamily is the first of addresses that is of the family of like; zero when none is.
+func inFamily(addrs []netip.Addr, like netip.Addr) netip.Addr {
+	i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return a.Is4() == like.Is4() })
+	if i < 0 {
+		return netip.Addr{}
+	}
+	return addrs[i]
+}
+
+// seenBy asks each of to, and wants to be seen as it says.
+func seenBy(ctx context.Context, p *node.Pod, to map[netip.Addr]netip.Addr) (answers int, err error) {
+	const within = 20 * time.Second // longer than a busy machine stands still
+	var errs []error
+	for a, as := range to {
+		for _, network := range []string{"tcp", "udp"} {
+			one, cancel := context.WithTimeout(ctx, within)
+			r, err := echo.Ask(one, p.Inside(), network, netip.AddrPortFrom(a, echo.Port), netip.Addr{}, "hello")
+			cancel()
+			switch {
+			case err != nil:
+				errs = append(errs, fmt.Errorf("%s/%s to %s by %s: %w", p.Node, p.Name, a, network, err))
+			case r.You != as:
+				errs = append(errs, fmt.Errorf("%s/%s to %s by %s: seen as %s, want %s", p.Node, p.Name, a, network, r.You, as))
+			default:
+				answers++
+			}
+		}
+	}
+	return answers, errors.Join(errs...)
+}
