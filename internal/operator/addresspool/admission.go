@@ -7,45 +7,39 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// recheckFirst is how soon a request is reconciled again that was refused because
-// its node's pods do not need the block: pods are not watched. The wait doubles up
-// to recheckLast, for requests that stay refused.
-const (
-	recheckFirst = 3 * time.Second
-	recheckLast  = 20 * time.Second
-)
+// admission decides whether a node may have another block of a pool: a node gets no more than
+// its pods can use.
+type admission struct {
+	api     *api
+	quotas  *quotas
+	maxPods int // of a node that count; 0: nodes get what they ask for
+}
 
-// admit tells why a request is not to have a block, besides what the pool has to
-// say; drop: it is not to be kept. Without a refusal the quota has one block more
-// for it, until it is released or got.
-func (c *Controller) admit(ctx context.Context, r *v1alpha1.BlockRequest) (why *refusal, drop bool, err error) {
-	if c.o.MaxPods <= 0 || c.book.begun(r) {
+// admit tells why a request gets no block because of what its node has; drop: it is not even
+// kept. Without a refusal the quota counts a block for it, until it is canceled or confirmed.
+func (a *admission) admit(ctx context.Context, r *v1alpha1.BlockRequest) (why *refusal, drop bool, err error) {
+	if a.maxPods <= 0 {
 		return nil, false, nil
 	}
-	requests := &v1alpha1.BlockRequestList{}
-	of := client.MatchingFields{byNode: r.Spec.NodeName}
-	if err := c.client.List(ctx, requests, of, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, false, fmt.Errorf("list requests of %s: %w", r.Spec.NodeName, err)
+	requests, err := a.api.requestsOf(ctx, r.Spec.NodeName)
+	if err != nil {
+		return nil, false, err
 	}
 	ahead, ofPool := 0, 0
-	for i := range requests.Items {
-		o := &requests.Items[i]
+	for i := range requests {
+		o := &requests[i]
 		if !precedes(o, r) || o.DeletionTimestamp != nil || meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionComplete) {
 			continue
 		}
@@ -57,80 +51,67 @@ func (c *Controller) admit(ctx context.Context, r *v1alpha1.BlockRequest) (why *
 	if why, drop := tooMany(r, ahead, ofPool); why != nil {
 		return why, drop, nil
 	}
-	p := &v1alpha1.AddressPool{}
-	err = c.client.Get(ctx, client.ObjectKey{Name: r.Spec.PoolName}, p, client.UnsafeDisableDeepCopy)
-	if apierrors.IsNotFound(err) {
-		return nil, false, nil // the book says so
-	}
-	if err != nil {
-		return nil, false, fmt.Errorf("read AddressPool %s from the cache: %w", r.Spec.PoolName, err)
+	p, err := objects.Get[v1alpha1.AddressPool](ctx, a.api.cached, client.ObjectKey{Name: r.Spec.PoolName}, objects.Shared)
+	if err != nil || p == nil {
+		return nil, false, err // of a pool that does not exist, the allocator has the refusal
 	}
 	s := share{size: int64(1) << min(max(blockSizeBits(p), 0), 16), open: p.Name == v1alpha1.DefaultPool}
 	if p.Spec.MaxBlocksPerNode != nil {
 		s.limit = int(*p.Spec.MaxBlocksPerNode)
 	}
-	if s.maxPods, err = c.maxPods(ctx, r.Spec.NodeName); err != nil {
+	if s.maxPods, err = a.maxPodsOf(ctx, r.Spec.NodeName); err != nil {
 		return nil, false, err
 	}
-	cached := func() ([]v1alpha1.AddressBlock, error) {
-		blocks := &v1alpha1.AddressBlockList{}
-		err := c.client.List(ctx, blocks, of, client.UnsafeDisableDeepCopy)
-		if err != nil {
-			return nil, fmt.Errorf("list blocks of %s: %w", r.Spec.NodeName, err)
-		}
-		return blocks.Items, nil
-	}
-	// The first block of a node that starts, which all nodes may ask for at once,
-	// does not depend on its pods.
+	blocks := func() ([]v1alpha1.AddressBlock, error) { return BlocksOf(ctx, a.api.cached, r.Spec.NodeName) }
+	// The first block of a node that starts does not depend on its pods: all nodes may ask
+	// for theirs at once.
 	if s.open {
-		if why, err = c.quotas.admit(r, s, c.now(), cached); why == nil || err != nil {
+		if why, err = a.quotas.reserve(r, s, a.api.clock.Now(), blocks); why == nil || err != nil {
 			return nil, false, err
 		}
 	}
-	if s.pods, err = c.podsOf(ctx, r.Spec.NodeName, p); err != nil {
+	if s.pods, err = a.podsOf(ctx, r.Spec.NodeName, p); err != nil {
 		return nil, false, err
 	}
-	why, err = c.quotas.admit(r, s, c.now(), cached)
+	why, err = a.quotas.reserve(r, s, a.api.clock.Now(), blocks)
 	return why, false, err
 }
 
-// maxPods is how many pods a node can have: the kubelet's word, which berthd's
-// token cannot change, up to the operator's.
-func (c *Controller) maxPods(ctx context.Context, node string) (int, error) {
-	n := &corev1.Node{}
-	err := c.client.Get(ctx, client.ObjectKey{Name: node}, n, client.UnsafeDisableDeepCopy)
-	if client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("read Node %s from the cache: %w", node, err)
+// maxPodsOf is how many pods a node can have: what the kubelet says, which berthd's token cannot
+// change, up to the operator's setting.
+func (a *admission) maxPodsOf(ctx context.Context, node string) (int, error) {
+	n, err := objects.Get[corev1.Node](ctx, a.api.cached, client.ObjectKey{Name: node}, objects.Shared)
+	if err != nil || n == nil {
+		return a.maxPods, err
 	}
 	if pods := n.Status.Allocatable.Pods().Value(); pods > 0 {
-		return int(min(pods, int64(c.o.MaxPods))), nil
+		return int(min(pods, int64(a.maxPods))), nil
 	}
-	return c.o.MaxPods, nil
+	return a.maxPods, nil
 }
 
-// podsOf counts the pods that are bound to a node and get their addresses from a
-// pool, a pod as often as it may have one. Those that ended count while they are there: their addresses may cool. It
-// asks past the cache, since a pod is bound before its node asks for a block; of
-// pods it reads the metadata alone. API servers answer it from memory, by the
-// index that kubelets use.
-func (c *Controller) podsOf(ctx context.Context, node string, p *v1alpha1.AddressPool) (n int, err error) {
+// podsOf counts the addresses of a pool that the pods of a node may have. Ended pods count until
+// they are deleted, since their addresses may be cooling. It reads the pods' metadata from the
+// API server, because a pod is bound before its node asks for a block. API servers answer that
+// from memory, by the index that kubelets use.
+func (a *admission) podsOf(ctx context.Context, node string, p *v1alpha1.AddressPool) (n int, err error) {
 	pods := &metav1.PartialObjectMetadataList{}
 	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
 	sel := client.MatchingFieldsSelector{Selector: fields.AndSelectors(
 		fields.OneTermEqualSelector("spec.nodeName", node), fields.OneTermEqualSelector("spec.hostNetwork", "false"),
 	)}
-	if err := c.live.List(ctx, pods, sel); err != nil {
+	if err := a.api.live.List(ctx, pods, sel); err != nil {
 		return 0, fmt.Errorf("list pods of %s: %w", node, err)
 	}
 	for i := range pods.Items {
 		o := &pods.Items[i]
 		namespace := watched.Namespace(o.Namespace)
-		err := c.client.Get(ctx, client.ObjectKeyFromObject(namespace), namespace)
+		err := a.api.cached.Get(ctx, client.ObjectKeyFromObject(namespace), namespace)
 		if client.IgnoreNotFound(err) != nil {
-			return 0, fmt.Errorf("read Namespace %s from the cache: %w", o.Namespace, err)
+			return 0, fmt.Errorf("read Namespace %s: %w", o.Namespace, err)
 		}
 		if err != nil {
-			n++ // the cache does not have a namespace that was made a moment ago
+			n++ // the cache does not have a namespace that was created a moment ago
 			continue
 		}
 		n += addresses(p, o.Namespace, namespace.Annotations[v1alpha1.AnnotationPool], o.Annotations)
@@ -138,9 +119,9 @@ func (c *Controller) podsOf(ctx context.Context, node string, p *v1alpha1.Addres
 	return n, nil
 }
 
-// addresses is how many addresses a pod may get from a pool. Of which pools those of
-// its further networks are, their configurations say, which the operator does not
-// read: each counts for every pool that it may be of.
+// addresses is how many addresses a pod may get from a pool. The pool of a further network is in
+// its configuration, which the operator does not read: such an address counts for every pool
+// that it may be of.
 func addresses(p *v1alpha1.AddressPool, namespace, ofNamespace string, ofPod map[string]string) (n int) {
 	if uses(p, namespace, ofNamespace, ofPod[v1alpha1.AnnotationPool]) {
 		n = 1
@@ -151,8 +132,8 @@ func addresses(p *v1alpha1.AddressPool, namespace, ofNamespace string, ofPod map
 	return n
 }
 
-// uses tells whether a pod gets its address from a pool: as the node's daemon
-// chooses (package source/pool).
+// uses tells whether a pod gets its address from a pool, by the rules of the node's daemon
+// (package source/pool).
 func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 	given := cmp.Or(ofNamespace, v1alpha1.DefaultPool)
 	if ofPod == "" || ofPod == given {
@@ -167,8 +148,8 @@ const (
 	// De-facto Standard, version 1.3, section 3.1): names separated by commas, or a
 	// JSON list of objects.
 	annotationNetworks = "k8s.v1.cni.cncf.io/networks"
-	// maxFurtherNetworks is how many of a pod's count: whoever writes a pod's
-	// annotation does not get the node all of a pool by it.
+	// maxFurtherNetworks is how many of a pod's further networks count, so that the
+	// annotation of one pod does not get its node a whole pool.
 	maxFurtherNetworks = 8
 )
 
@@ -186,44 +167,4 @@ func furtherNetworks(list string) int {
 		n = len(objects)
 	}
 	return min(n, maxFurtherNetworks)
-}
-
-// namespaces reconciles the refused requests again when the annotations of a
-// namespace change.
-func (c *Controller) namespaces() handler.EventHandler {
-	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) (out []reconcile.Request) {
-		for _, name := range c.quotas.waiting(func(string, string) bool { return true }) {
-			out = append(out, queue.Request(name))
-		}
-		return out
-	})
-}
-
-// refuse tells a request, and whoever looks after the pool, why it gets no block.
-func (c *Controller) refuse(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
-	before := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed)
-	if before == nil || before.Reason != why.reason {
-		c.o.RequestRefused(why.reason)
-		c.recordRefusal(ctx, r, why)
-	}
-	return c.fail(ctx, r, why)
-}
-
-// recordRefusal makes an event of a refusal. Those of one node and reason are one,
-// however many requests it makes.
-func (c *Controller) recordRefusal(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) {
-	p := &v1alpha1.AddressPool{}
-	if c.client.Get(ctx, client.ObjectKey{Name: r.Spec.PoolName}, p) == nil {
-		c.events.Eventf(p, nil, corev1.EventTypeWarning, why.reason, "Refuse", "node %s gets no more blocks; its BlockRequests say why", r.Spec.NodeName)
-	}
-}
-
-// drop deletes a request that is one too many.
-func (c *Controller) drop(ctx context.Context, r *v1alpha1.BlockRequest) error {
-	c.o.RequestRefused(v1alpha1.ReasonTooManyRequests)
-	c.o.Logger.Debug("a node has too many requests; the youngest are deleted", "node", r.Spec.NodeName, "request", r.Name, "kept", maxKept)
-	if err := c.delete(ctx, r); err != nil {
-		return fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)
-	}
-	return nil
 }

@@ -15,29 +15,29 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// book is which blocks of each pool are taken, and which requests got or wait
-// for one. It makes no request: all of its methods are quick.
-type book struct {
+// allocator knows which blocks of each pool are allocated, and which requests got a block or
+// wait for one. It does no I/O.
+type allocator struct {
 	mu      sync.Mutex // guards all below
-	pools   map[string]*poolBook
-	entries map[string]*entry // by the request's name
+	pools   map[string]*poolBlocks
+	pending map[string]*pending // by the request's name
 }
 
-// poolBook is what the book has of one pool.
-type poolBook struct {
+// poolBlocks are the blocks of one pool. The allocator's lock guards them.
+type poolBlocks struct {
 	name        string
-	uid         types.UID    // of the pool; empty: there is none
+	uid         types.UID    // of the pool; empty: it does not exist
 	layout      block.Layout // of the subnets that may be cut
-	closed      *refusal     // why no block is given at all
+	closed      *refusal     // why no block is allocated at all; nil: blocks are
 	carver      *block.Carver
-	unconfirmed map[int64]time.Time // since when an index is taken whose block the watch did not show yet
-	useless     map[int64]bool      // taken, since others have all of their addresses; there is no such block
-	waiting     []*entry            // the oldest first
-	offered     int                 // requests that a free block was offered to and that did not take it yet
+	unconfirmed map[int64]time.Time // indexes that are allocated and whose block no watch has shown yet, and since when
+	unusable    map[int64]bool      // indexes without a block, since others have all of their addresses
+	waiting     []*pending          // the oldest first
+	offered     int                 // requests that were offered a free block and have not taken it yet
 	making      int                 // blocks that are being made
 }
 
-// refusal is why a pool gives no block, or a subnet of it is not accepted.
+// refusal is why a request gets no block, or a subnet is not accepted.
 type refusal struct{ reason, message string }
 
 func notFound(name string) *refusal {
@@ -45,164 +45,167 @@ func notFound(name string) *refusal {
 }
 
 func exhausted(blocks int64, name string) *refusal {
-	return &refusal{v1alpha1.ReasonPoolExhausted, fmt.Sprintf("all %d blocks of pool %s are given; append a subnet, or wait until a node returns one", blocks, name)}
+	return &refusal{v1alpha1.ReasonPoolExhausted, fmt.Sprintf("all %d blocks of pool %s are allocated: append a subnet, or wait until a node returns a block", blocks, name)}
 }
 
-func newBook() *book { return &book{pools: map[string]*poolBook{}, entries: map[string]*entry{}} }
+func newAllocator() *allocator {
+	return &allocator{pools: map[string]*poolBlocks{}, pending: map[string]*pending{}}
+}
 
-// pool finds or makes the entry of a pool. Its blocks may arrive before the pool
-// does. b.mu is held.
-func (b *book) pool(name string) *poolBook {
-	g := b.pools[name]
-	if g == nil {
-		g = &poolBook{name: name, carver: block.NewCarver(0), closed: notFound(name), unconfirmed: map[int64]time.Time{}, useless: map[int64]bool{}}
-		b.pools[name] = g
+// pool returns a pool, which may be known by its blocks alone. a.mu is held.
+func (a *allocator) pool(name string) *poolBlocks {
+	p := a.pools[name]
+	if p == nil {
+		p = &poolBlocks{name: name, carver: block.NewCarver(0), closed: notFound(name), unconfirmed: map[int64]time.Time{}, unusable: map[int64]bool{}}
+		a.pools[name] = p
 	}
-	return g
+	return p
 }
 
-// tidy forgets a pool that is gone, once it has neither blocks nor requests. b.mu
+// forgetIfUnused drops a pool that was deleted, once it has neither blocks nor requests. a.mu
 // is held.
-func (b *book) tidy(g *poolBook) {
-	if b.pools[g.name] == g && g.uid == "" && g.given() == 0 && len(g.waiting)+g.offered+g.making == 0 {
-		delete(b.pools, g.name)
+func (a *allocator) forgetIfUnused(p *poolBlocks) {
+	if a.pools[p.name] == p && p.uid == "" && p.allocated() == 0 && len(p.waiting)+p.offered+p.making == 0 {
+		delete(a.pools, p.name)
 	}
 }
 
-// open takes in a pool as it is now, with the layout of what may be cut of it,
-// and returns the requests to reconcile again.
-func (b *book) open(p *v1alpha1.AddressPool, l block.Layout, closed *refusal) (again []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	g := b.pool(p.Name)
-	if g.uid != p.UID {
-		g.uid = p.UID
-		g.freeUseless()
-		g.carver.Resume(p.Status.NextIndex)
+// setPool takes a pool as it is now, with the layout of the subnets that may be cut, and why
+// no block is allocated, if so. It returns the requests to reconcile again.
+func (a *allocator) setPool(o *v1alpha1.AddressPool, l block.Layout, closed *refusal) (again []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pool(o.Name)
+	if p.uid != o.UID {
+		p.uid = o.UID
+		p.freeUnusable()
+		p.carver.Resume(o.Status.NextIndex)
 	}
-	g.layout = l
-	return g.turn(closed)
+	p.layout = l
+	return p.setClosed(closed)
 }
 
-// drop forgets a pool that is gone, but not the blocks that outlived it, and
-// returns who waits for it.
-func (b *book) drop(name string) (again []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	g := b.pools[name]
-	if g == nil || g.uid == "" {
+// removePool forgets a pool that was deleted, but not the blocks that outlived it, and
+// returns the requests that wait for it.
+func (a *allocator) removePool(name string) (again []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pools[name]
+	if p == nil || p.uid == "" {
 		return nil
 	}
-	g.uid, g.layout = "", block.Layout{}
-	again = g.turn(notFound(name))
-	b.tidy(g)
+	p.uid, p.layout = "", block.Layout{}
+	again = p.setClosed(notFound(name))
+	a.forgetIfUnused(p)
 	return again
 }
 
-// turn sets why no block is given. All who wait are to hear of another reason.
-func (g *poolBook) turn(closed *refusal) (again []string) {
-	same := (g.closed == nil) == (closed == nil) && (closed == nil || *g.closed == *closed)
-	g.closed = closed
-	again = g.offerFree()
+// setClosed sets why no block is allocated, and returns the requests to reconcile again: all
+// that wait if the reason is another one than before.
+func (p *poolBlocks) setClosed(closed *refusal) (again []string) {
+	same := (p.closed == nil) == (closed == nil) && (closed == nil || *p.closed == *closed)
+	p.closed = closed
+	again = p.offerFree()
 	if !same {
-		for _, a := range g.waiting {
-			again = append(again, a.name)
+		for _, r := range p.waiting {
+			again = append(again, r.name)
 		}
 	}
 	return again
 }
 
-// given is how many blocks there are, or may be.
-func (g *poolBook) given() int64 { return g.carver.Taken() - int64(len(g.useless)) }
+// allocated counts the blocks that exist, or may exist.
+func (p *poolBlocks) allocated() int64 { return p.carver.Taken() - int64(len(p.unusable)) }
 
-// free is how many blocks nobody has.
-func (g *poolBook) free() int64 { return max(0, g.layout.Blocks()-g.carver.Taken()) }
+// free counts the blocks that nobody has.
+func (p *poolBlocks) free() int64 { return max(0, p.layout.Blocks()-p.carver.Taken()) }
 
-// offerFree offers the free blocks to the requests that wait longest. Each block
-// is reserved for the request that it was offered to: later ones do not overtake.
-func (g *poolBook) offerFree() (names []string) {
-	for g.closed == nil && len(g.waiting) > 0 && int64(g.offered) < g.free() {
-		a := g.waiting[0]
-		g.waiting = g.waiting[1:]
-		a.place = offered
-		g.offered++
-		names = append(names, a.name)
+// offerFree offers the free blocks to the requests that wait longest. A block that was
+// offered is kept for its request: later requests do not get it.
+func (p *poolBlocks) offerFree() (names []string) {
+	for p.closed == nil && len(p.waiting) > 0 && int64(p.offered) < p.free() {
+		r := p.waiting[0]
+		p.waiting = p.waiting[1:]
+		r.place = offered
+		p.offered++
+		names = append(names, r.name)
 	}
 	return names
 }
 
-// seen notes a block that a watch told of.
-func (b *book) seen(poolName string, index int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	g := b.pool(poolName)
-	g.carver.Mark(index)
-	delete(g.unconfirmed, index)
-	delete(g.useless, index)
+// observe takes a block that a watch showed.
+func (a *allocator) observe(pool string, index int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pool(pool)
+	p.carver.Mark(index)
+	delete(p.unconfirmed, index)
+	delete(p.unusable, index)
 }
 
-// find lists the blocks, taken or not, that have an address.
-func (b *book) find(a netip.Addr) (slots []slot) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for name, g := range b.pools {
-		if index, ok := g.layout.Find(a); ok {
-			slots = append(slots, slot{name, index})
+// observeListed takes a block of a list that was read from the API server at now. The watch
+// may or may not have shown it.
+func (a *allocator) observeListed(pool string, index int64, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pool(pool)
+	before := p.carver.Taken()
+	if p.carver.Mark(index); p.carver.Taken() > before {
+		p.unconfirmed[index] = now
+	}
+}
+
+// blocksWith lists the blocks, allocated or not, that have an address.
+func (a *allocator) blocksWith(addr netip.Addr) (list []slot) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name, p := range a.pools {
+		if index, ok := p.layout.Find(addr); ok {
+			list = append(list, slot{name, index})
 		}
 	}
-	return slots
+	return list
 }
 
-// listed notes a block of a list that was read past the cache at now. The watch
-// may have it or not.
-func (b *book) listed(poolName string, index int64, now time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	g := b.pool(poolName)
-	before := g.carver.Taken()
-	if g.carver.Mark(index); g.carver.Taken() > before {
-		g.unconfirmed[index] = now
-	}
-}
-
-// freed notes a block that is gone, and returns who may have one now.
-func (b *book) freed(poolName string, index int64) (again []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	g := b.pools[poolName]
-	if g == nil {
+// release takes that a block does not exist any more, and returns the requests that may
+// have one now.
+func (a *allocator) release(pool string, index int64) (again []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pools[pool]
+	if p == nil {
 		return nil
 	}
-	return b.release(g, index)
+	return a.releaseIndex(p, index)
 }
 
-// release is freed. b.mu is held.
-func (b *book) release(g *poolBook, index int64) (again []string) {
-	g.carver.Free(index)
-	delete(g.unconfirmed, index)
-	delete(g.useless, index)
-	again = g.offerFree()
-	b.tidy(g)
+// releaseIndex is release. a.mu is held.
+func (a *allocator) releaseIndex(p *poolBlocks, index int64) (again []string) {
+	p.carver.Free(index)
+	delete(p.unconfirmed, index)
+	delete(p.unusable, index)
+	again = p.offerFree()
+	a.forgetIfUnused(p)
 	return again
 }
 
-// freeUseless frees the indexes that were passed over because others had their addresses.
-func (g *poolBook) freeUseless() {
-	for index := range g.useless {
-		g.carver.Free(index)
+// freeUnusable frees the indexes that were passed over because others had their addresses.
+func (p *poolBlocks) freeUnusable() {
+	for index := range p.unusable {
+		p.carver.Free(index)
 	}
-	clear(g.useless)
+	clear(p.unusable)
 }
 
-// recheck frees the indexes that were passed over and whose blocks are useful now, and
-// returns who may have one.
-func (b *book) recheck(useful func(block.Block) bool) (again []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, g := range b.pools {
-		for index := range g.useless {
-			if piece, err := g.layout.Block(index); err != nil || useful(piece) {
-				again = append(again, b.release(g, index)...)
+// recheckUnusable frees the indexes that were passed over and whose blocks are usable now. It
+// returns the requests that may have one.
+func (a *allocator) recheckUnusable(usable func(block.Block) bool) (again []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.pools {
+		for index := range p.unusable {
+			if piece, err := p.layout.Block(index); err != nil || usable(piece) {
+				again = append(again, a.releaseIndex(p, index)...)
 			}
 		}
 	}
@@ -215,20 +218,20 @@ type slot struct {
 	index int64
 }
 
-// unconfirmed lists the blocks that were taken before a time and of which no watch
-// has told since, except those that are being made.
-func (b *book) unconfirmed(before time.Time) (list []slot) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	trying := map[slot]bool{}
-	for _, a := range b.entries {
-		if a.tried {
-			trying[slot{a.pool.name, a.index}] = true
+// unconfirmedBefore lists the blocks that were allocated before a time and that no watch
+// has shown since, except those that are being made.
+func (a *allocator) unconfirmedBefore(before time.Time) (list []slot) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	tried := map[slot]bool{}
+	for _, r := range a.pending {
+		if r.tried {
+			tried[slot{r.pool.name, r.index}] = true
 		}
 	}
-	for name, g := range b.pools {
-		for index, since := range g.unconfirmed {
-			if s := (slot{name, index}); since.Before(before) && !trying[s] {
+	for name, p := range a.pools {
+		for index, since := range p.unconfirmed {
+			if s := (slot{name, index}); since.Before(before) && !tried[s] {
 				list = append(list, s)
 			}
 		}
@@ -236,35 +239,35 @@ func (b *book) unconfirmed(before time.Time) (list []slot) {
 	return list
 }
 
-// counts are of one pool.
+// counts are those of one pool.
 type counts struct {
 	blocks, addresses v1alpha1.PoolCounts
-	next              int64
+	next              int64 // the index that is allocated next
 	making            int
 }
 
-// counts of a pool that the book does not have are zero.
-func (b *book) counts(name string) (c counts) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	g := b.pools[name]
-	if g == nil {
+// counts returns those of a pool; zero if it is not known.
+func (a *allocator) counts(pool string) (c counts) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pools[pool]
+	if p == nil {
 		return c
 	}
-	return g.counts()
+	return p.counts()
 }
 
-func (g *poolBook) counts() counts {
-	total, given, free := g.layout.Blocks(), g.given(), g.free()
-	size := g.layout.BlockAddresses()
+func (p *poolBlocks) counts() counts {
+	total, allocated, free := p.layout.Blocks(), p.allocated(), p.free()
+	size := p.layout.BlockAddresses()
 	return counts{
-		blocks:    v1alpha1.PoolCounts{Total: total, Allocated: given, Free: free},
-		addresses: v1alpha1.PoolCounts{Total: times(total, size), Allocated: times(given, size), Free: times(free, size)},
-		next:      g.carver.Next(), making: g.making,
+		blocks:    v1alpha1.PoolCounts{Total: total, Allocated: allocated, Free: free},
+		addresses: v1alpha1.PoolCounts{Total: times(total, size), Allocated: times(allocated, size), Free: times(free, size)},
+		next:      p.carver.Next(), making: p.making,
 	}
 }
 
-// times multiplies, up to the largest number there is.
+// times multiplies, up to the largest number that fits.
 func times(a, b int64) int64 {
 	if b != 0 && a > math.MaxInt64/b {
 		return math.MaxInt64
@@ -272,7 +275,7 @@ func times(a, b int64) int64 {
 	return a * b
 }
 
-// Usage is how much of a pool is given.
+// Usage is how much of a pool is allocated.
 type Usage struct {
 	Pool      string
 	Blocks    v1alpha1.PoolCounts
@@ -280,17 +283,17 @@ type Usage struct {
 	Waiting   int // requests that failed and wait for a block
 }
 
-// Usage lists the pools by name. It is quick.
-func (c *Controller) Usage() (list []Usage) {
-	c.book.mu.Lock()
-	defer c.book.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(c.book.pools)) {
-		g := c.book.pools[name]
-		if g.uid == "" {
-			continue // there is no such pool
+// usage lists the pools by name.
+func (a *allocator) usage() (list []Usage) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(a.pools)) {
+		p := a.pools[name]
+		if p.uid == "" {
+			continue // it does not exist
 		}
-		n := g.counts()
-		list = append(list, Usage{Pool: name, Blocks: n.blocks, Addresses: n.addresses, Waiting: len(g.waiting)})
+		n := p.counts()
+		list = append(list, Usage{Pool: name, Blocks: n.blocks, Addresses: n.addresses, Waiting: len(p.waiting)})
 	}
 	return list
 }

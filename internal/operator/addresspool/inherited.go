@@ -4,62 +4,68 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/objects"
+	"github.com/berthnet/berth/internal/retry"
 )
 
-const (
-	// pageSize is how many blocks are read at a time.
-	pageSize = 500
-	// beginRetry is between two tries to read what the predecessor left.
-	beginRetry = time.Second
-)
+// inheritRetry is the wait between attempts to read what the previous leader left.
+const inheritRetry = time.Second
 
-// inherited are the blocks that the leader before this one cut last, and that
-// the cache, which may trail the API server, did not have yet.
+// inherited are the blocks that the previous leader made last. The cache may trail the
+// API server and not have them yet: a request that such a block was made for, and that was
+// not answered, must get no other.
 type inherited struct {
-	ready chan struct{} // closed once they are known
+	api         *api
+	allocator   *allocator
+	quotas      *quotas
+	withholding *withholding
 
-	byRequest sync.Map // names of blocks by the request's UID
+	ready     chan struct{} // closed once run has read all blocks
+	byRequest sync.Map      // names of blocks by the request's UID
 }
 
-func (h *inherited) block(request types.UID) string {
-	name, _ := h.byRequest.Load(request)
-	text, _ := name.(string)
-	return text
-}
-
-// begin reads all blocks once past the cache, when this operator begins to lead:
-// a request that its predecessor cut a block for, and did not answer, is to get
-// no other. It also reads which addresses others have, that none of these is given.
-func (c *Controller) begin(ctx context.Context) error {
-	for ctx.Err() == nil {
-		err := errors.Join(c.readOccupied(ctx), c.inherit(ctx))
-		if err == nil {
-			close(c.inherited.ready)
-			return nil
+// run reads all blocks from the API server when this operator begins to lead, and which
+// addresses Nodes and Services have, so that none of these is handed out.
+func (h *inherited) run(ctx context.Context) error {
+	err := retry.Until(ctx, h.api.clock, retry.Policy{First: inheritRetry, Most: inheritRetry}, func(ctx context.Context) error {
+		err := errors.Join(h.withholding.readAll(ctx), h.read(ctx))
+		if err != nil {
+			h.api.log.Warn("reading all blocks failed, will try again", "error", err)
 		}
-		c.o.Logger.Warn("reading all blocks, will try again", "error", err)
-		select {
-		case <-ctx.Done():
-		case <-c.o.Clock.After(beginRetry):
-		}
+		return err
+	})
+	if err == nil {
+		close(h.ready)
 	}
 	return nil
 }
 
-func (c *Controller) inherit(ctx context.Context) error {
+// before has reconciliations wait until all blocks were read.
+func (h *inherited) before(next reconcile.Func) reconcile.Func {
+	return func(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+		select {
+		case <-h.ready:
+			return next(ctx, q)
+		case <-ctx.Done():
+			return reconcile.Result{}, fmt.Errorf("waiting for the blocks of the previous leader: %w", ctx.Err())
+		}
+	}
+}
+
+func (h *inherited) read(ctx context.Context) error {
 	var others []ownedRange
 	hasBlocks := map[string]bool{}
-	for b, err := range c.allBlocks(ctx) {
+	now := h.api.clock.Now()
+	for b, err := range h.api.allBlocks(ctx) {
 		if err != nil {
 			return err
 		}
@@ -69,48 +75,30 @@ func (c *Controller) inherit(ctx context.Context) error {
 				others = append(others, ownedRange{Prefix: c, other: w.Owner})
 			}
 		}
-		have, err := c.blockOf(ctx, b.RequestUID)
+		known, err := h.blockOf(ctx, b.RequestUID)
 		if err != nil {
 			return err
 		}
-		c.book.listed(b.PoolName, b.Index, c.now())
-		if have == "" {
-			c.inherited.byRequest.Store(b.RequestUID, b.Name)
-			c.quotas.left(b, c.now())
+		h.allocator.observeListed(b.PoolName, b.Index, now)
+		if known == "" {
+			h.byRequest.Store(b.RequestUID, b.Name)
+			h.quotas.inherit(b, now)
 		}
 	}
-	c.keepWithheld(others, hasBlocks)
+	h.withholding.restore(others, hasBlocks)
 	return nil
 }
 
-// begun waits for begin.
-func (c *Controller) begun(ctx context.Context) error {
-	select {
-	case <-c.inherited.ready:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("waiting for what the last leader left: %w", ctx.Err())
+// blockOf is the name of the block that was made for a request; empty: none is known.
+func (h *inherited) blockOf(ctx context.Context, request types.UID) (string, error) {
+	list, err := objects.List[v1alpha1.AddressBlockList](ctx, h.api.cached, client.MatchingFields{byRequest: string(request)})
+	if err != nil {
+		return "", err
 	}
-}
-
-// allBlocks reads blocks past the cache, some at a time. An error is the last.
-func (c *Controller) allBlocks(ctx context.Context, of ...client.ListOption) iter.Seq2[*v1alpha1.AddressBlock, error] {
-	return func(yield func(*v1alpha1.AddressBlock, error) bool) {
-		next := ""
-		for {
-			list := &v1alpha1.AddressBlockList{} // in a used one, objects keep fields that the new page leaves out
-			if err := c.live.List(ctx, list, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(next)})...); err != nil {
-				yield(nil, fmt.Errorf("list blocks: %w", err))
-				return
-			}
-			for i := range list.Items {
-				if !yield(&list.Items[i], nil) {
-					return
-				}
-			}
-			if next = list.Continue; next == "" {
-				return
-			}
-		}
+	if len(list.Items) > 0 {
+		return list.Items[0].Name, nil
 	}
+	name, _ := h.byRequest.Load(request)
+	text, _ := name.(string)
+	return text, nil
 }

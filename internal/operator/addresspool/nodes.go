@@ -3,22 +3,23 @@ package addresspool
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/objects"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// nodeEvents passes on changes of what reconcileNode uses: Nodes are updated often.
+// nodeEvents passes on changes of Nodes, which are updated often, only where reconcile
+// uses what changed.
 func nodeEvents() builder.ForOption {
 	type state struct {
 		ready     corev1.ConditionStatus
@@ -34,104 +35,115 @@ func nodeEvents() builder.ForOption {
 	})
 }
 
-// reconcileNode keeps a node's addresses from pods, and releases what it has given
+// nodes releases the blocks and requests of nodes that have given them up (Coil's design,
+// "Garbage Collection").
+type nodes struct {
+	api         *api
+	withholding *withholding
+	// grace and downAfter are as in Options.
+	grace, downAfter time.Duration
+
+	mu       sync.Mutex           // guards liveness
+	liveness map[string]*liveness // of nodes that have blocks and no Node
+}
+
+// reconcile keeps a node's addresses from pods, and releases what the node has given
 // up. Its work does not grow with the cluster.
-func (c *Controller) reconcileNode(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	wait, err := c.occupy(ctx, q.Name)
+func (c *nodes) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	wait, err := c.withholding.observeNode(ctx, q.Name)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	result, err := c.releaseLeft(ctx, q)
-	result.RequeueAfter = sooner(wait, result.RequeueAfter)
-	return result, err
+	left, err := c.releaseAbandoned(ctx, q.Name)
+	return reconcile.Result{RequeueAfter: queue.Sooner(wait, left)}, err
 }
 
-// releaseLeft releases the blocks and requests of a node that has given them up
-// (Coil's design, "Garbage Collection").
-func (c *Controller) releaseLeft(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	n := &corev1.Node{}
-	err := c.client.Get(ctx, q.NamespacedName, n, client.UnsafeDisableDeepCopy)
-	if client.IgnoreNotFound(err) != nil {
-		return reconcile.Result{}, fmt.Errorf("read Node %s from the cache: %w", q.Name, err)
+// releaseAbandoned releases what a node has if the node has given it up. Else it returns when
+// to look again; zero: when something changes.
+func (c *nodes) releaseAbandoned(ctx context.Context, name string) (wait time.Duration, err error) {
+	n, err := objects.Get[corev1.Node](ctx, c.api.cached, client.ObjectKey{Name: name}, objects.Shared)
+	if err != nil {
+		return 0, err
 	}
-	gone := err != nil
-	if _, down := fenced(n, c.now(), c.o.DownAfter); !gone && !down {
-		c.forgetLiveness(q.Name)
-		return reconcile.Result{}, nil // as nearly always
+	if n != nil {
+		if _, down := fenced(n, c.api.clock.Now(), c.downAfter); !down {
+			c.forget(name)
+			return 0, nil // nearly all nodes
+		}
 	}
-	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
-	of := client.MatchingFields{byNode: q.Name}
-	if err := c.client.List(ctx, blocks, of, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, fmt.Errorf("list blocks of %s: %w", q.Name, err)
+	blocks, err := BlocksOf(ctx, c.api.cached, name)
+	if err != nil {
+		return 0, err
 	}
-	if err := c.client.List(ctx, requests, of, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, fmt.Errorf("list requests of %s: %w", q.Name, err)
+	requests, err := c.api.requestsOf(ctx, name)
+	if err != nil {
+		return 0, err
 	}
-	if len(blocks.Items)+len(requests.Items) == 0 {
-		c.forgetLiveness(q.Name)
-		return reconcile.Result{}, nil
+	if len(blocks)+len(requests) == 0 {
+		c.forget(name)
+		return 0, nil
 	}
-	if left := c.left(q.Name, gone, n, blocks.Items, requests.Items); left > 0 {
-		return reconcile.Result{RequeueAfter: left}, nil
+	if left := c.left(name, n, blocks, requests); left > 0 {
+		return left, nil
 	}
-	if sure, err := c.sure(ctx, q.Name, gone); !sure || err != nil {
-		return reconcile.Result{RequeueAfter: c.o.Grace}, err
+	if sure, err := c.confirm(ctx, name, n == nil); !sure || err != nil {
+		return c.grace, err
 	}
-	return reconcile.Result{}, c.release(ctx, gone, blocks.Items, requests.Items)
+	return 0, c.release(ctx, n == nil, blocks, requests)
 }
 
-func (c *Controller) forgetLiveness(name string) {
+func (c *nodes) forget(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.liveness, name)
 }
 
-// left tells how long it is until a node has given up, or lost, what it has.
-func (c *Controller) left(name string, gone bool, n *corev1.Node, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) time.Duration {
-	now := c.now()
-	if !gone {
-		c.forgetLiveness(name)
-		left, _ := fenced(n, now, c.o.DownAfter)
-		return left
-	}
+// left is how long it is until a node has given up, or lost, its blocks. n is its Node; nil: it
+// is missing.
+func (c *nodes) left(name string, n *corev1.Node, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) time.Duration {
+	now := c.api.clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if n != nil {
+		delete(c.liveness, name)
+		left, _ := fenced(n, now, c.downAfter)
+		return left
+	}
 	s := c.liveness[name]
 	if s == nil {
 		s = &liveness{}
 		c.liveness[name] = s
 	}
 	s.observe(now, blocks, requests)
-	return s.left(now, c.o.Grace)
+	return s.left(now, c.grace)
 }
 
-// sure asks past the cache whether a node really is as it seems: what follows
-// cannot be undone.
-func (c *Controller) sure(ctx context.Context, name string, gone bool) (bool, error) {
-	n := &corev1.Node{}
-	switch err := c.live.Get(ctx, client.ObjectKey{Name: name}, n); {
-	case apierrors.IsNotFound(err):
-		return gone, nil
+// confirm asks the API server whether a node really is gone, or down: a release cannot be
+// undone.
+func (c *nodes) confirm(ctx context.Context, name string, gone bool) (bool, error) {
+	n, err := objects.Get[corev1.Node](ctx, c.api.live, client.ObjectKey{Name: name})
+	switch {
 	case err != nil:
-		return false, fmt.Errorf("read Node %s: %w", name, err)
+		return false, err
+	case n == nil:
+		return gone, nil
 	case gone:
 		return false, nil
 	}
-	left, down := fenced(n, c.now(), c.o.DownAfter)
+	left, down := fenced(n, c.api.clock.Now(), c.downAfter)
 	return down && left <= 0, nil
 }
 
-// release takes a node's blocks away, each as it was read: a block whose
-// daemon renews its claim in this moment stays.
-func (c *Controller) release(ctx context.Context, gone bool, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) error {
-	why := "its Node is out of service"
+// release releases a node's blocks, each only as it was read: a block stays if the node's daemon
+// renews it at this moment.
+func (c *nodes) release(ctx context.Context, gone bool, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) error {
+	why := "the Node is out of service"
 	if gone {
-		why = "its Node is gone, and its daemon silent"
+		why = "the Node is gone, and its daemon is silent"
 	}
 	for i := range requests {
-		r := &requests[i]
-		if err := c.delete(ctx, r); err != nil {
-			return fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)
+		if err := objects.Delete(ctx, c.api.cached, &requests[i]); err != nil {
+			return err
 		}
 	}
 	for i := range blocks {
@@ -142,25 +154,19 @@ func (c *Controller) release(ctx context.Context, gone bool, blocks []v1alpha1.A
 	return nil
 }
 
-// releaseBlock takes one step: a block is deleted first, which brings its node
-// back, and then its finalizer is taken off.
-func (c *Controller) releaseBlock(ctx context.Context, b *v1alpha1.AddressBlock, why string) error {
+// releaseBlock takes one of two steps: a block is deleted, whose event brings its node back
+// here, and then its finalizer is removed.
+func (c *nodes) releaseBlock(ctx context.Context, b *v1alpha1.AddressBlock, why string) error {
 	if b.DeletionTimestamp == nil {
-		gone := &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: b.Name}}
-		err := c.client.Delete(ctx, gone, client.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion})
-		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
+		if err := objects.DeleteUnchanged(ctx, c.api.cached, b); err != nil {
+			return err
 		}
 		return failpoint.Hit("operator.pool.release.deleted")
 	}
-	before := b
-	b = b.DeepCopy()
-	if !controllerutil.RemoveFinalizer(b, v1alpha1.FinalizerBlock) {
-		return nil
-	}
-	if err := c.writeFinalizers(ctx, b, before); client.IgnoreNotFound(err) != nil {
+	removed, err := objects.RemoveFinalizer(ctx, c.api.cached, b, v1alpha1.FinalizerBlock)
+	if err != nil || !removed {
 		return err
 	}
-	c.o.Logger.Warn("block released", "block", b.Name, "node", b.NodeName, "because", why)
+	c.api.log.Warn("block released", "block", b.Name, "node", b.NodeName, "because", why)
 	return failpoint.Hit("operator.pool.release.after")
 }

@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -14,15 +17,134 @@ import (
 )
 
 const (
-	// maxNodeAddresses is how many addresses a node keeps from pods at most: its
+	// maxNodeAddresses is how many addresses a node keeps from pods at most: the node's
 	// kubelet writes them, and may lie. Nodes have one or two of each family and type.
 	maxNodeAddresses = 8
-	// listed is how many addresses a pool's condition names.
-	listed = 5
+	// maxNamed is how many addresses a pool's condition names.
+	maxNamed = 5
 )
 
-// nodeAddresses are the first addresses of a Node that other machines can send
-// packets to, once each.
+// addressesEvery is how often the addresses of a node may change at most: a change may lead
+// to as many writes of blocks as the node has addresses.
+const addressesEvery = 10 * time.Second
+
+// The owners of withheld addresses begin with these, and a name follows.
+const (
+	ownerNode     = "Node "
+	ownerServices = "ServiceCIDR "
+)
+
+// occupied are the addresses that Nodes and Services have. A change of one node costs
+// work for its own addresses alone.
+type occupied struct {
+	mu     sync.Mutex              // guards all below
+	nodes  map[string]nodeState    // by name
+	owners map[netip.Addr][]string // names of nodes, in order
+	sorted []netip.Addr            // the keys of owners
+	ranges []ownedRange            // of Services
+	unread bool                    // the last attempt to read ranges failed
+}
+
+type nodeState struct {
+	addresses []netip.Addr
+	changed   time.Time
+}
+
+func newOccupied() *occupied {
+	return &occupied{nodes: map[string]nodeState{}, owners: map[netip.Addr][]string{}}
+}
+
+// set takes a node's addresses, and returns those that are new or gone. o.mu is held.
+func (o *occupied) set(node string, addresses []netip.Addr, now time.Time) (changed []netip.Addr) {
+	before := o.nodes[node].addresses
+	for _, a := range before {
+		if !slices.Contains(addresses, a) {
+			o.remove(node, a)
+			changed = append(changed, a)
+		}
+	}
+	for _, a := range addresses {
+		if !slices.Contains(before, a) {
+			o.add(node, a)
+			changed = append(changed, a)
+		}
+	}
+	o.nodes[node] = nodeState{addresses, now}
+	return changed
+}
+
+// wait is how long it is until a node may have these addresses. It may lose addresses at
+// any time. o.mu is held.
+func (o *occupied) wait(node string, addresses []netip.Addr, now time.Time) time.Duration {
+	had := o.nodes[node]
+	if !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(had.addresses, a) }) {
+		return 0
+	}
+	return max(0, had.changed.Add(addressesEvery).Sub(now))
+}
+
+func (o *occupied) add(node string, a netip.Addr) {
+	names := o.owners[a]
+	if len(names) == 0 {
+		i, _ := slices.BinarySearchFunc(o.sorted, a, netip.Addr.Compare)
+		o.sorted = slices.Insert(o.sorted, i, a)
+	}
+	i, _ := slices.BinarySearch(names, node)
+	o.owners[a] = slices.Insert(names, i, node)
+}
+
+func (o *occupied) remove(node string, a netip.Addr) {
+	names := slices.DeleteFunc(o.owners[a], func(n string) bool { return n == node })
+	if o.owners[a] = names; len(names) > 0 {
+		return
+	}
+	delete(o.owners, a)
+	if i, ok := slices.BinarySearchFunc(o.sorted, a, netip.Addr.Compare); ok {
+		o.sorted = slices.Delete(o.sorted, i, i+1)
+	}
+}
+
+// within are the occupied addresses in some prefixes, those of Services first.
+func (o *occupied) within(prefixes ...netip.Prefix) (out []ownedRange) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, r := range o.ranges {
+		if slices.ContainsFunc(prefixes, r.Overlaps) {
+			out = append(out, r)
+		}
+	}
+	for _, p := range prefixes {
+		first := sort.Search(len(o.sorted), func(i int) bool { return p.Addr().Compare(o.sorted[i]) <= 0 })
+		for _, a := range o.sorted[first:] {
+			if !p.Contains(a) {
+				break
+			}
+			out = append(out, ownedRange{Prefix: netip.PrefixFrom(a, a.BitLen()), other: ownerNode + o.owners[a][0]})
+		}
+	}
+	return out
+}
+
+// withheldOf are the addresses of a block that are occupied.
+func (o *occupied) withheldOf(b block.Block) []v1alpha1.WithheldAddresses {
+	var prefixes []netip.Prefix
+	for _, p := range [...]netip.Prefix{b.IPv4, b.IPv6} {
+		if p.IsValid() {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return withheld(b, o.within(prefixes...))
+}
+
+// services are the ranges of Services.
+func (o *occupied) services() []ownedRange {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.ranges
+}
+
+// nodeAddresses are the first addresses of a Node to which other machines can send
+// packets, without duplicates.
 func nodeAddresses(n *corev1.Node) (out []netip.Addr) {
 	for _, a := range n.Status.Addresses {
 		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
@@ -49,8 +171,8 @@ func serviceRanges(list *networkingv1.ServiceCIDRList) (out []ownedRange) {
 	return out
 }
 
-// withheld are the addresses of a block that others have. A block of which too much
-// is theirs to be listed is withheld as a whole.
+// withheld are the addresses of a block that others have. If they are too many to be
+// listed, the whole block is withheld.
 func withheld(b block.Block, others []ownedRange) (out []v1alpha1.WithheldAddresses) {
 	for _, o := range others {
 		for _, c := range [...]netip.Prefix{b.IPv4, b.IPv6} {
@@ -73,10 +195,10 @@ func withheld(b block.Block, others []ownedRange) (out []v1alpha1.WithheldAddres
 	return []v1alpha1.WithheldAddresses{{CIDR: all.String(), Owner: fmt.Sprintf("more than %d others", v1alpha1.MaxWithheld)}}
 }
 
-// hasRoom tells whether a block has a place at which no address is withheld.
+// hasRoom tells whether a pod can have an address of a block: some place in it has an address
+// of each family that is not withheld.
 func hasRoom(b block.Block, out []v1alpha1.WithheldAddresses) bool {
-	// Places are counted as those of an IPv6 prefix: of CIDRs, either one contains the
-	// other or they are disjoint.
+	// Places are compared as IPv6 prefixes: two CIDRs are disjoint, or one contains the other.
 	var places []netip.Prefix
 	size := 0
 	for _, w := range out {
@@ -102,7 +224,7 @@ func hasRoom(b block.Block, out []v1alpha1.WithheldAddresses) bool {
 	return taken == 0 || taken < size
 }
 
-// placeOf is where addresses are in a block with so many host bits.
+// placeOf is the place of addresses in a block with so many host bits.
 func placeOf(c netip.Prefix, host int) netip.Prefix {
 	a := c.Addr().As16()
 	for i := range a {
@@ -115,17 +237,29 @@ func placeOf(c netip.Prefix, host int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(a), 128-(c.Addr().BitLen()-c.Bits()))
 }
 
-// explain tells a person which addresses of a pool are withheld; empty: none.
+// explain is a condition's message on which addresses of a pool are withheld; empty: none.
 func explain(others []ownedRange) string {
 	if len(others) == 0 {
 		return ""
 	}
 	var texts []string
-	for _, o := range others[:min(len(others), listed)] {
+	for _, o := range others[:min(len(others), maxNamed)] {
 		texts = append(texts, o.String())
 	}
-	if more := len(others) - listed; more > 0 {
+	if more := len(others) - maxNamed; more > 0 {
 		texts = append(texts, fmt.Sprintf("and %d more", more))
 	}
-	return "no pod gets " + strings.Join(texts, ", ") + ": give the pool subnets that nothing else has addresses of"
+	return "no pod gets " + strings.Join(texts, ", ") + ": give the pool subnets in which nothing else has addresses"
+}
+
+// piece are the addresses of a block.
+func piece(b *v1alpha1.AddressBlock) (out block.Block) {
+	for _, c := range cidrs(b) {
+		if c.Addr().Is4() {
+			out.IPv4 = c
+		} else {
+			out.IPv6 = c
+		}
+	}
+	return out
 }

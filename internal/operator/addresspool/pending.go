@@ -11,177 +11,177 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// entry is what became of a request so far.
-type entry struct {
+// pending is a request that the allocator knows, until it is forgotten. The allocator's lock
+// guards it.
+type pending struct {
 	name  string
 	uid   types.UID
-	since time.Time // when the request was made
-	pool  *poolBook
+	since time.Time // when the request was created
+	pool  *poolBlocks
 	place place
 
 	index int64  // of the block, if tried
-	tried bool   // a block was asked for, with no answer yet that is certain
+	tried bool   // a block was asked for, and it is not known yet whether it was made
 	block string // that was made; the cache may trail it
 }
 
-// place is where a request stands.
+// place is where a request waits.
 type place int
 
 const (
 	nowhere place = iota
-	waiting       // in poolBook.waiting
-	offered       // counted in poolBook.offered
+	waiting       // in poolBlocks.waiting
+	offered       // counted in poolBlocks.offered
 )
 
-// offer is a block for a request: one to make, or one that was made before.
+// offer is a block for a request: one that was made before, or one to make.
 type offer struct {
-	block string // that was made; else:
+	block string // that was made; if empty, the one to make is:
 	index int64
 	piece block.Block
 	pool  types.UID
 }
 
-// take chooses a block for a request: the one that was made or tried for it
-// before, or the next. What it offers to make is to be made, and then done is to
-// be called. With a refusal the request waits: it is one of those that open,
-// freed, done and end return once that may have changed.
-func (b *book) take(r *v1alpha1.BlockRequest, now time.Time) (offer, *refusal) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.entries[r.Name]
-	if a == nil {
-		a = &entry{name: r.Name, uid: r.UID, since: r.CreationTimestamp.Time}
-		b.entries[r.Name] = a
+// allocate chooses a block for a request: the one that was made or tried for it before, or the
+// next. A block to make must be made, and finish called then. A request that is refused
+// waits: setPool, release, finish and forget return it once the answer may have changed.
+func (a *allocator) allocate(r *v1alpha1.BlockRequest, now time.Time) (offer, *refusal) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pending[r.Name]
+	if p == nil {
+		p = &pending{name: r.Name, uid: r.UID, since: r.CreationTimestamp.Time}
+		a.pending[r.Name] = p
 	}
-	if a.block != "" {
-		return offer{block: a.block}, nil
+	if p.block != "" {
+		return offer{block: p.block}, nil
 	}
-	a.leave()
-	if g := b.pool(r.Spec.PoolName); a.pool != g { // new, or begun anew
-		a.pool, a.tried = g, false
+	p.leave()
+	if of := a.pool(r.Spec.PoolName); p.pool != of { // new, or made anew
+		p.pool, p.tried = of, false
 	}
-	o, why := a.pool.offer(a, now)
+	o, why := p.pool.offer(p, now)
 	if why != nil {
-		a.wait()
+		p.wait()
 		return offer{}, why
 	}
-	a.pool.making++
+	p.pool.making++
 	return o, nil
 }
 
-// begun tells whether a block was made, or asked for, for a request.
-func (b *book) begun(r *v1alpha1.BlockRequest) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.entries[r.Name]
-	return a != nil && a.uid == r.UID && (a.block != "" || a.tried)
+// isStarted tells whether a block was made, or tried, for a request.
+func (a *allocator) isStarted(r *v1alpha1.BlockRequest) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pending[r.Name]
+	return p != nil && p.uid == r.UID && (p.block != "" || p.tried)
 }
 
-// offer is take, for a request that does not wait.
-func (g *poolBook) offer(a *entry, now time.Time) (o offer, why *refusal) {
-	if g.closed != nil {
-		return o, g.closed
+// offer is allocate, for a request that does not wait.
+func (b *poolBlocks) offer(r *pending, now time.Time) (o offer, why *refusal) {
+	if b.closed != nil {
+		return o, b.closed
 	}
-	if a.tried {
-		piece, err := g.layout.Block(a.index)
+	if r.tried {
+		piece, err := b.layout.Block(r.index)
 		if err == nil {
-			return offer{index: a.index, piece: piece, pool: g.uid}, nil
+			return offer{index: r.index, piece: piece, pool: b.uid}, nil
 		}
-		a.tried = false // the pool is another one; sweep finds out whether the block was made
+		r.tried = false // the pool is another one; the sweep finds out whether the block was made
 	}
-	if g.free() <= int64(g.offered) {
-		return o, exhausted(g.layout.Blocks(), g.name)
+	if b.free() <= int64(b.offered) {
+		return o, exhausted(b.layout.Blocks(), b.name)
 	}
-	index, ok := g.carver.Take(g.layout.Blocks())
+	index, ok := b.carver.Take(b.layout.Blocks())
 	if !ok {
-		return o, exhausted(g.layout.Blocks(), g.name)
+		return o, exhausted(b.layout.Blocks(), b.name)
 	}
-	g.unconfirmed[index] = now
-	piece, err := g.layout.Block(index)
+	b.unconfirmed[index] = now
+	piece, err := b.layout.Block(index)
 	if err != nil {
 		return o, &refusal{v1alpha1.ReasonPoolInvalid, err.Error()}
 	}
-	a.index, a.tried = index, true
-	return offer{index: index, piece: piece, pool: g.uid}, nil
+	r.index, r.tried = index, true
+	return offer{index: index, piece: piece, pool: b.uid}, nil
 }
 
 // wait has a request wait for a block of its pool.
-func (a *entry) wait() {
-	a.place = waiting
-	i, _ := slices.BinarySearchFunc(a.pool.waiting, a, older)
-	a.pool.waiting = slices.Insert(a.pool.waiting, i, a)
+func (r *pending) wait() {
+	r.place = waiting
+	i, _ := slices.BinarySearchFunc(r.pool.waiting, r, older)
+	r.pool.waiting = slices.Insert(r.pool.waiting, i, r)
 }
 
-func older(a, b *entry) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name)) }
+func older(a, b *pending) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name)) }
 
 // leave ends waiting.
-func (a *entry) leave() {
-	switch a.place {
+func (r *pending) leave() {
+	switch r.place {
 	case waiting:
-		if i, ok := slices.BinarySearchFunc(a.pool.waiting, a, older); ok {
-			a.pool.waiting = slices.Delete(a.pool.waiting, i, i+1)
+		if i, ok := slices.BinarySearchFunc(r.pool.waiting, r, older); ok {
+			r.pool.waiting = slices.Delete(r.pool.waiting, i, i+1)
 		}
 	case offered:
-		a.pool.offered--
+		r.pool.offered--
 	}
-	a.place = nowhere
+	r.place = nowhere
 }
 
-// outcome is what came of an attempt to make a block.
+// outcome is the result of an attempt to make a block.
 type outcome int
 
 const (
-	made    outcome = iota // it is there, for this request
-	taken                  // somebody else has it
-	useless                // others have all of its addresses
-	refused                // it was not made
-	unknown                // it may have been made
+	made     outcome = iota // it exists, for this request
+	taken                   // it exists, for another
+	unusable                // others have all of its addresses
+	refused                 // it was not made
+	unknown                 // it may have been made
 )
 
-// done ends what take began; block is the name of the one that was made.
-// Returned are requests to reconcile again.
-func (b *book) done(r *v1alpha1.BlockRequest, how outcome, block string) (again []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.entries[r.Name]
-	if a == nil {
+// finish ends what allocate began; block is the name of the one that was made. It returns the
+// requests to reconcile again.
+func (a *allocator) finish(r *v1alpha1.BlockRequest, how outcome, block string) (again []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pending[r.Name]
+	if p == nil {
 		return nil
 	}
-	a.pool.making--
+	p.pool.making--
 	switch how {
 	case made:
-		a.tried, a.block = false, block
+		p.tried, p.block = false, block
 	case taken:
-		a.tried = false
-	case useless:
-		a.tried = false
-		if _, ok := a.pool.unconfirmed[a.index]; ok { // else an earlier attempt has made it
-			delete(a.pool.unconfirmed, a.index)
-			a.pool.useless[a.index] = true
+		p.tried = false
+	case unusable:
+		p.tried = false
+		if _, ok := p.pool.unconfirmed[p.index]; ok { // else an earlier attempt has made it
+			delete(p.pool.unconfirmed, p.index)
+			p.pool.unusable[p.index] = true
 		}
 	case refused:
-		a.tried = false
-		return b.release(a.pool, a.index)
+		p.tried = false
+		return a.releaseIndex(p.pool, p.index)
 	}
-	return a.pool.offerFree()
+	return p.pool.offerFree()
 }
 
-// end forgets a request that was answered or is gone: whatever has its name, but
-// not the UID keep. Returned are the block that was asked for and may have been
-// made or not, if there is one, and requests to reconcile again.
-func (b *book) end(name string, keep types.UID) (uncertain *slot, again []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.entries[name]
-	if a == nil || a.uid == keep {
+// forget drops a request that was answered or is gone: the one of a name, unless its UID is
+// keep. It returns the block that was tried for it and may exist, if any, and the requests to
+// reconcile again.
+func (a *allocator) forget(name string, keep types.UID) (uncertain *slot, again []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pending[name]
+	if p == nil || p.uid == keep {
 		return nil, nil
 	}
-	delete(b.entries, name)
-	if a.tried {
-		uncertain = &slot{a.pool.name, a.index}
+	delete(a.pending, name)
+	if p.tried {
+		uncertain = &slot{p.pool.name, p.index}
 	}
-	a.leave()
-	again = a.pool.offerFree()
-	b.tidy(a.pool)
+	p.leave()
+	again = p.pool.offerFree()
+	a.forgetIfUnused(p.pool)
 	return uncertain, again
 }

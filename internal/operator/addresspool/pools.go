@@ -6,188 +6,147 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/objects"
+	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// deletePause is how often a pool that is being deleted is reconciled,
+// deleteInterval is how often a pool that is being deleted is reconciled,
 // besides each time one of its blocks goes.
-const deletePause = 10 * time.Second
+const deleteInterval = 10 * time.Second
 
-// reconcilePool accepts a pool's subnets, gives its blocks to the book, and writes
-// its status; or follows its deletion.
-func (c *Controller) reconcilePool(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	p := &v1alpha1.AddressPool{}
-	err := c.client.Get(ctx, q.NamespacedName, p)
-	if apierrors.IsNotFound(err) {
-		return reconcile.Result{}, c.poolGone(ctx, q.Name)
+// pools reconciles AddressPools. One worker does, so that it needs no lock.
+type pools struct {
+	api        *api
+	queues     *queues
+	allocator  *allocator
+	quotas     *quotas
+	occupied   *occupied
+	acceptance *acceptance
+
+	reported map[string]time.Time // when a pool's status was last written
+}
+
+// reconcile accepts a pool's subnets, passes them to the allocator, and writes
+// the pool's status; or follows its deletion.
+func (p *pools) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	o, err := objects.Get[v1alpha1.AddressPool](ctx, p.api.cached, q.NamespacedName)
+	switch {
+	case err != nil:
+		return reconcile.Result{}, err
+	case o == nil:
+		return reconcile.Result{}, p.gone(ctx, q.Name)
+	case o.DeletionTimestamp != nil:
+		return p.drain(ctx, o)
 	}
-	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("read AddressPool %s from the cache: %w", q.Name, err)
+	if added, err := objects.AddFinalizer(ctx, p.api.cached, o, v1alpha1.FinalizerPool); err != nil {
+		return reconcile.Result{}, err
+	} else if added {
+		return reconcile.Result{}, failpoint.Hit("operator.pool.finalizer.after") // its event brings the pool back here
 	}
-	if p.DeletionTimestamp != nil {
-		return c.deletePool(ctx, p)
-	}
-	before := p.DeepCopy()
-	if controllerutil.AddFinalizer(p, v1alpha1.FinalizerPool) {
-		if err := c.writeFinalizers(ctx, p, before); err != nil {
-			return reconcile.Result{}, err
-		}
-		return reconcile.Result{}, failpoint.Hit("operator.pool.finalizer.after") // the change brings it back here
-	}
-	p, s, err := c.accept(ctx, p)
-	if err != nil || p == nil {
+	o, s, err := p.acceptance.accept(ctx, o)
+	if err != nil || o == nil {
 		return reconcile.Result{}, err
 	}
-	c.open(p, s)
-	wait, err := c.report(ctx, p, s.why)
+	p.open(o, s)
+	wait, err := p.report(ctx, o, s.why)
 	if s.why != nil {
-		wait = sooner(wait, max(s.until.Sub(c.now()), time.Millisecond))
+		wait = queue.Sooner(wait, max(s.until.Sub(p.api.clock.Now()), time.Millisecond))
 	}
 	return reconcile.Result{RequeueAfter: wait}, err
 }
 
-// sooner is the shorter of two waits until a pool is reconciled again; 0 asks for
-// no time, as in reconcile.Result.
-func sooner(a, b time.Duration) time.Duration {
-	if a == 0 || b != 0 && b < a {
-		return b
-	}
-	return a
-}
-
-// open takes what may be cut of a pool into the book: no block is given as long
-// as that is nothing.
-func (c *Controller) open(p *v1alpha1.AddressPool, s *poolState) {
-	l, err := layout(p, s.verified)
+// open passes the subnets of a pool that may be cut to the allocator. No block is allocated
+// while there are none.
+func (p *pools) open(o *v1alpha1.AddressPool, s *poolState) {
+	l, err := layout(o, s.verified)
 	if err != nil { // somebody wrote another status
-		s.refuse(p, &refusal{v1alpha1.ReasonPoolInvalid, "spec." + err.Error()}, c.now().Add(askAgain))
+		s.refuse(o, &refusal{v1alpha1.ReasonPoolInvalid, "spec." + err.Error()}, p.api.clock.Now().Add(recheckRefused))
 	}
 	var closed *refusal
 	if l.Blocks() == 0 {
 		closed = s.why
 	}
-	c.requests.Add(c.book.open(p, l, closed)...)
-	if s.seen != p.Generation { // who may use it, and how much, is in its spec
-		s.seen = p.Generation
-		c.requests.Add(c.quotas.waiting(func(_, pool string) bool { return pool == p.Name })...)
+	p.queues.requests.Add(p.allocator.setPool(o, l, closed)...)
+	if s.seen != o.Generation { // the spec says who may use it, and how much
+		s.seen = o.Generation
+		p.queues.requests.Add(p.quotas.refusedFor(func(_, pool string) bool { return pool == o.Name })...)
 	}
 }
 
-// deletePool gives no block any more, has the blocks deleted, which then drain at
-// their nodes, and lets the pool go after the last of them.
-func (c *Controller) deletePool(ctx context.Context, p *v1alpha1.AddressPool) (reconcile.Result, error) {
-	why := &refusal{v1alpha1.ReasonPoolDeleted, fmt.Sprintf("AddressPool %s is being deleted", p.Name)}
-	s := c.stateOf(p)
-	s.verified = accepted(p)
-	s.refuse(p, why, time.Time{})
-	l, _ := layout(p, s.verified) // for counts only
-	c.requests.Add(c.book.open(p, l, why)...)
+// drain closes a pool and has its blocks deleted, which nodes then drain. The pool's
+// finalizer goes after the last block.
+func (p *pools) drain(ctx context.Context, o *v1alpha1.AddressPool) (reconcile.Result, error) {
+	why := &refusal{v1alpha1.ReasonPoolDeleted, fmt.Sprintf("AddressPool %s is being deleted", o.Name)}
+	s := p.acceptance.stateOf(o)
+	s.verified = accepted(o)
+	s.refuse(o, why, time.Time{})
+	l, _ := layout(o, s.verified) // for counts only
+	p.queues.requests.Add(p.allocator.setPool(o, l, why)...)
 
-	// No block is begun from here on, so those that were are in the list or made no more.
-	making := c.book.counts(p.Name).making
-	left, err := c.deleteBlocks(ctx, p.Name)
+	// From here on no further block is begun: a block that was begun is in the list below,
+	// or counts as being made.
+	making := p.allocator.counts(o.Name).making
+	left, err := p.deleteBlocks(ctx, o.Name)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if making == 0 && left == 0 {
-		cut, err := c.cutFrom(ctx, p.Name, 0)
+		cut, err := p.acceptance.hasBlocks(ctx, o.Name, 0)
 		if err != nil {
 			return reconcile.Result{}, err
 		}
 		if !cut {
-			return reconcile.Result{}, c.removeFinalizer(ctx, p)
+			return reconcile.Result{}, p.removeFinalizer(ctx, o)
 		}
 	}
-	wait, err := c.report(ctx, p, why)
-	return reconcile.Result{RequeueAfter: sooner(wait, deletePause)}, err
+	wait, err := p.report(ctx, o, why)
+	return reconcile.Result{RequeueAfter: queue.Sooner(wait, deleteInterval)}, err
 }
 
-// removeFinalizer takes a pool's finalizer off.
-func (c *Controller) removeFinalizer(ctx context.Context, p *v1alpha1.AddressPool) error {
-	before := p.DeepCopy()
-	if !controllerutil.RemoveFinalizer(p, v1alpha1.FinalizerPool) {
-		return nil
-	}
+func (p *pools) removeFinalizer(ctx context.Context, o *v1alpha1.AddressPool) error {
 	if err := failpoint.Hit("operator.pool.end.before"); err != nil {
 		return err
 	}
-	return client.IgnoreNotFound(c.writeFinalizers(ctx, p, before))
+	_, err := objects.RemoveFinalizer(ctx, p.api.cached, o, v1alpha1.FinalizerPool)
+	return err
 }
 
-// deleteBlocks has all blocks of a pool deleted, and tells how many there are.
-func (c *Controller) deleteBlocks(ctx context.Context, name string) (left int, err error) {
-	blocks := &v1alpha1.AddressBlockList{}
-	if err := c.client.List(ctx, blocks, client.MatchingFields{byPool: name}, client.UnsafeDisableDeepCopy); err != nil {
-		return 0, fmt.Errorf("list blocks of pool %s: %w", name, err)
+// deleteBlocks has all blocks of a pool deleted, and returns how many there are.
+func (p *pools) deleteBlocks(ctx context.Context, name string) (left int, err error) {
+	blocks, err := objects.List[v1alpha1.AddressBlockList](ctx, p.api.cached, client.MatchingFields{byPool: name})
+	if err != nil {
+		return 0, err
 	}
 	var group errgroup.Group
 	group.SetLimit(requestWorkers)
 	for i := range blocks.Items {
-		b := &blocks.Items[i]
-		if b.DeletionTimestamp != nil {
-			continue
+		if b := &blocks.Items[i]; b.DeletionTimestamp == nil {
+			group.Go(func() error { return objects.Delete(ctx, p.api.cached, b) })
 		}
-		group.Go(func() error {
-			if err := c.delete(ctx, b); err != nil {
-				return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
-			}
-			return nil
-		})
 	}
 	return len(blocks.Items), group.Wait()
 }
 
-// delete deletes an object that was read. It is no error if it is gone, or there is
-// another one of its name.
-func (c *Controller) delete(ctx context.Context, o client.Object) error {
-	uid := o.GetUID()
-	err := c.client.Delete(ctx, o, client.Preconditions{UID: &uid})
-	if apierrors.IsConflict(err) {
-		return nil
+// gone forgets a pool. Blocks outlive it only if somebody removed its finalizer: they are
+// deleted, and nodes drain them.
+func (p *pools) gone(ctx context.Context, name string) error {
+	p.queues.requests.Add(p.allocator.removePool(name)...)
+	if p.acceptance.forget(name) {
+		delete(p.reported, name)
 	}
-	return client.IgnoreNotFound(err)
-}
-
-// poolGone forgets a pool. Blocks that outlived it, which only somebody who took
-// its finalizer off can bring about, are deleted and drain at their nodes.
-func (c *Controller) poolGone(ctx context.Context, name string) error {
-	c.requests.Add(c.book.drop(name)...)
-	if _, known := c.states[name]; known {
-		delete(c.states, name)
-		delete(c.reported, name)
-		c.reconsider(name)
-	}
-	blocks := &v1alpha1.AddressBlockList{}
-	err := c.client.List(ctx, blocks, client.MatchingFields{byPool: name}, client.UnsafeDisableDeepCopy, client.Limit(1))
+	blocks, err := objects.List[v1alpha1.AddressBlockList](ctx, p.api.cached, client.MatchingFields{byPool: name}, client.Limit(1))
 	if err != nil || len(blocks.Items) == 0 {
 		return err
 	}
-	err = c.live.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.AddressPool{})
-	if !apierrors.IsNotFound(err) {
-		return err // it is there, and the cache will tell
+	o, err := objects.Get[v1alpha1.AddressPool](ctx, p.api.live, client.ObjectKey{Name: name})
+	if err != nil || o != nil {
+		return err // it exists, and its event comes
 	}
-	_, err = c.deleteBlocks(ctx, name)
+	_, err = p.deleteBlocks(ctx, name)
 	return err
-}
-
-// writeFinalizers writes an object's finalizers, unless somebody wrote to it since
-// it was as before.
-func (c *Controller) writeFinalizers(ctx context.Context, o, before client.Object) error {
-	err := c.client.Patch(ctx, o, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator))
-	if err != nil {
-		return fmt.Errorf("write the finalizers of %s: %w", o.GetName(), err)
-	}
-	return nil
-}
-
-// ifUnchanged is a patch with what differs from before. If the object has changed
-// since, the error is a conflict.
-func ifUnchanged(before client.Object) client.Patch {
-	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,55 +15,82 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/objects"
+	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// maxPassed is how many blocks that others have are passed over at a time.
-const maxPassed = 1024
+// maxSkipped is how many blocks that others have are skipped for one request at a time.
+const maxSkipped = 1024
 
 // reasonGiven is that of a request that has its block.
 const reasonGiven = "BlockGiven"
 
-// reconcileRequest answers a request: with a block, or with why there is none. What
-// was done for it before is found by its UID, so that a crash or a lost reply in
-// between neither repeats nor loses anything. Two writes make a block: the block,
-// and the answer.
-func (c *Controller) reconcileRequest(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	if err := c.begun(ctx); err != nil {
+// requests answers BlockRequests: with a block, or with the reason why there is none.
+type requests struct {
+	api       *api
+	queue     *queue.Queue
+	allocator *allocator
+	occupied  *occupied
+	inherited *inherited
+	quotas    *quotas
+	admission *admission
+
+	refused func(reason string)
+	served  func(time.Duration)
+}
+
+func newRequests(a *api, q *queue.Queue, alloc *allocator, occupied *occupied, i *inherited, quotas *quotas, o Options) *requests {
+	r := &requests{
+		api: a, queue: q, allocator: alloc, occupied: occupied, inherited: i, quotas: quotas,
+		admission: &admission{api: a, quotas: quotas, maxPods: o.MaxPods}, refused: o.RequestRefused, served: o.RequestServed,
+	}
+	if r.refused == nil {
+		r.refused = func(string) {}
+	}
+	if r.served == nil {
+		r.served = func(time.Duration) {}
+	}
+	return r
+}
+
+// reconcile answers a request. What was done for it before is found by its UID, so that a crash
+// or a lost reply in between neither repeats nor loses anything. A block takes two writes: the
+// block, and the answer.
+func (c *requests) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	r, err := objects.Get[v1alpha1.BlockRequest](ctx, c.api.cached, q.NamespacedName)
+	if err != nil {
 		return reconcile.Result{}, err
 	}
-	r := &v1alpha1.BlockRequest{}
-	err := c.client.Get(ctx, q.NamespacedName, r)
-	if client.IgnoreNotFound(err) != nil {
-		return reconcile.Result{}, fmt.Errorf("read BlockRequest %s from the cache: %w", q.Name, err)
+	if r == nil || r.DeletionTimestamp != nil || meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) {
+		c.quotas.forget(q.Name, "")
+		return reconcile.Result{}, c.forget(ctx, q.Name, "")
 	}
-	if err != nil || r.DeletionTimestamp != nil || meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) {
-		c.quotas.end(q.Name, "")
-		return reconcile.Result{}, c.end(ctx, q.Name, "")
-	}
-	if err := c.end(ctx, q.Name, r.UID); err != nil {
+	if err := c.forget(ctx, q.Name, r.UID); err != nil {
 		return reconcile.Result{}, err
 	}
-	block, err := c.blockOf(ctx, r.UID)
+	block, err := c.inherited.blockOf(ctx, r.UID)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if block != "" {
 		return reconcile.Result{}, c.answer(ctx, r, block)
 	}
-	why, drop, err := c.admit(ctx, r)
-	if err == nil && why != nil {
-		err = c.end(ctx, q.Name, "") // what the book keeps for it is others'
+	if !c.allocator.isStarted(r) {
+		why, drop, err := c.admission.admit(ctx, r)
+		if err == nil && why != nil {
+			err = c.forget(ctx, q.Name, "") // a block that was offered to it goes to another
+		}
+		switch {
+		case err != nil:
+			return reconcile.Result{}, err
+		case drop:
+			return reconcile.Result{}, c.drop(ctx, r)
+		case why != nil:
+			return reconcile.Result{RequeueAfter: c.quotas.refuse(r, c.api.clock.Now())}, c.refuse(ctx, r, why)
+		}
 	}
-	switch {
-	case err != nil:
-		return reconcile.Result{}, err
-	case drop:
-		return reconcile.Result{}, c.drop(ctx, r)
-	case why != nil:
-		return reconcile.Result{RequeueAfter: c.quotas.refuse(r, c.now())}, c.refuse(ctx, r, why)
-	}
-	c.quotas.end(q.Name, r.UID)
-	block, why, err = c.cut(ctx, r)
+	c.quotas.forget(q.Name, r.UID)
+	block, why, err := c.allocate(ctx, r)
 	switch {
 	case err != nil:
 		return reconcile.Result{}, err
@@ -72,72 +100,58 @@ func (c *Controller) reconcileRequest(ctx context.Context, q reconcile.Request) 
 	return reconcile.Result{}, c.answer(ctx, r, block)
 }
 
-// end forgets what was noted of a request that is over: one of a name, but not
-// the one with the UID keep. The index of a block that was tried for it is free
-// if it was not made; if it was, the node has a block more.
-func (c *Controller) end(ctx context.Context, name string, keep types.UID) error {
-	uncertain, again := c.book.end(name, keep)
-	c.requests.Add(again...)
+// forget drops what is known of a request that is over: the one of a name, unless its UID is
+// keep. The index of a block that was tried for it is free if the block was not made. If it
+// was, the node has one block more.
+func (c *requests) forget(ctx context.Context, name string, keep types.UID) error {
+	uncertain, again := c.allocator.forget(name, keep)
+	c.queue.Add(again...)
 	if uncertain == nil {
 		return nil
 	}
 	return c.verify(ctx, *uncertain)
 }
 
-// verify frees an index whose block does not exist.
-func (c *Controller) verify(ctx context.Context, s slot) error {
-	name := blockName(s.pool, s.index)
-	err := c.live.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.AddressBlock{})
-	if apierrors.IsNotFound(err) {
-		c.requests.Add(c.book.freed(s.pool, s.index)...)
-		return nil
+// verify frees an index if the API server has no block of it.
+func (c *requests) verify(ctx context.Context, s slot) error {
+	b, err := objects.Get[v1alpha1.AddressBlock](ctx, c.api.live, client.ObjectKey{Name: blockName(s.pool, s.index)})
+	if err == nil && b == nil {
+		c.queue.Add(c.allocator.release(s.pool, s.index)...)
 	}
-	if err != nil {
-		return fmt.Errorf("look whether AddressBlock %s was made: %w", name, err)
-	}
-	return nil
+	return err
 }
 
-// blockOf finds the block that was cut for a request.
-func (c *Controller) blockOf(ctx context.Context, uid types.UID) (string, error) {
-	list := &v1alpha1.AddressBlockList{}
-	if err := c.client.List(ctx, list, client.MatchingFields{byRequest: string(uid)}, client.UnsafeDisableDeepCopy); err != nil {
-		return "", fmt.Errorf("look for the block of request %s: %w", uid, err)
-	}
-	if len(list.Items) > 0 {
-		return list.Items[0].Name, nil
-	}
-	return c.inherited.block(uid), nil
-}
-
-// cut makes the next block of a pool for a request, and returns its name. A
-// name that is taken by another is passed over: what the book knows may be old. So is
-// a block whose addresses all are others', until a sweep finds that they are not.
-func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string, *refusal, error) {
-	for passed := 0; ; {
-		o, why := c.book.take(r, c.now())
+// allocate makes the next block of a pool for a request, and returns its name. It skips a
+// block that exists already, since what the allocator knows may be old, and one whose addresses
+// others have, until a sweep finds that they do not.
+func (c *requests) allocate(ctx context.Context, r *v1alpha1.BlockRequest) (string, *refusal, error) {
+	for skipped := 0; ; {
+		o, why := c.allocator.allocate(r, c.api.clock.Now())
 		if why != nil || o.block != "" {
-			c.quotas.release(r)
+			c.quotas.cancel(r)
 			return o.block, why, nil
 		}
 		b := newBlock(r, o)
 		b.Withheld = c.occupied.withheldOf(o.piece)
-		how, err := c.createUseful(ctx, b, o)
-		switch how {
-		case made:
-			c.quotas.got(r, b.Name, c.now())
-		case refused:
-			c.quotas.release(r)
+		how, err := unusable, error(nil)
+		if hasRoom(o.piece, b.Withheld) {
+			how, err = c.create(ctx, b)
 		}
-		c.requests.Add(c.book.done(r, how, b.Name)...)
 		switch how {
 		case made:
-			c.o.Logger.Info("block cut", "pool", b.PoolName, "block", b.Name, "node", b.NodeName, "ipv4", b.IPv4, "ipv6", b.IPv6)
+			c.quotas.confirm(r, b.Name, c.api.clock.Now())
+		case refused:
+			c.quotas.cancel(r)
+		}
+		c.queue.Add(c.allocator.finish(r, how, b.Name)...)
+		switch how {
+		case made:
+			c.api.log.Info("block allocated", "pool", b.PoolName, "block", b.Name, "node", b.NodeName, "ipv4", b.IPv4, "ipv6", b.IPv6)
 			return b.Name, nil, failpoint.Hit("operator.pool.cut.after")
-		case taken, useless:
-			c.o.Logger.Debug("others have the block, or its addresses", "block", b.Name, "node", b.NodeName)
-			if passed++; passed >= maxPassed {
-				return "", nil, fmt.Errorf("others have %d blocks of pool %s in a row; looking further", passed, b.PoolName)
+		case taken, unusable:
+			c.api.log.Debug("block skipped: it, or all of its addresses, are in use", "block", b.Name, "node", b.NodeName)
+			if skipped++; skipped >= maxSkipped {
+				return "", nil, fmt.Errorf("%d blocks of pool %s in a row are in use; looking further", skipped, b.PoolName)
 			}
 		default:
 			return "", nil, fmt.Errorf("create AddressBlock %s: %w", b.Name, err)
@@ -145,21 +159,13 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 	}
 }
 
-// createUseful is create, unless no pod could have an address of the block.
-func (c *Controller) createUseful(ctx context.Context, b *v1alpha1.AddressBlock, o offer) (outcome, error) {
-	if !hasRoom(o.piece, b.Withheld) {
-		return useless, nil
-	}
-	return c.create(ctx, b)
-}
-
-// create makes a block, and tells what came of it.
-func (c *Controller) create(ctx context.Context, b *v1alpha1.AddressBlock) (outcome, error) {
+// create makes a block, and tells with which outcome.
+func (c *requests) create(ctx context.Context, b *v1alpha1.AddressBlock) (outcome, error) {
 	if err := failpoint.Hit("operator.pool.cut.before"); err != nil {
 		return refused, err
 	}
 	request := b.RequestUID
-	cause := c.client.Create(ctx, b, client.FieldOwner(v1alpha1.OwnerOperator))
+	cause := c.api.cached.Create(ctx, b, client.FieldOwner(v1alpha1.OwnerOperator))
 	switch {
 	case cause == nil:
 		return made, nil
@@ -168,13 +174,12 @@ func (c *Controller) create(ctx context.Context, b *v1alpha1.AddressBlock) (outc
 	case !apierrors.IsAlreadyExists(cause):
 		return unknown, cause // the next attempt is of the same name
 	}
-	got := &v1alpha1.AddressBlock{}
-	err := c.live.Get(ctx, client.ObjectKey{Name: b.Name}, got)
+	got, err := objects.Get[v1alpha1.AddressBlock](ctx, c.api.live, client.ObjectKeyFromObject(b))
 	switch {
-	case apierrors.IsNotFound(err):
-		return unknown, cause // it went in this moment
 	case err != nil:
 		return unknown, fmt.Errorf("%w; looking at it: %w", cause, err)
+	case got == nil:
+		return unknown, cause // it was deleted meanwhile
 	case got.RequestUID == request:
 		return made, nil
 	}
@@ -183,7 +188,7 @@ func (c *Controller) create(ctx context.Context, b *v1alpha1.AddressBlock) (outc
 
 func blockName(pool string, index int64) string { return fmt.Sprintf("%s-%d", pool, index) }
 
-// newBlock is a block as it is made.
+// newBlock is a block that is to be made.
 func newBlock(r *v1alpha1.BlockRequest, o offer) *v1alpha1.AddressBlock {
 	yes := true
 	b := &v1alpha1.AddressBlock{
@@ -209,52 +214,69 @@ func newBlock(r *v1alpha1.BlockRequest, o offer) *v1alpha1.AddressBlock {
 	return b
 }
 
-// answer completes a request.
-func (c *Controller) answer(ctx context.Context, r *v1alpha1.BlockRequest, block string) error {
+// answer completes a request with its block.
+func (c *requests) answer(ctx context.Context, r *v1alpha1.BlockRequest, block string) error {
 	before := r.DeepCopy()
 	r.Status.AddressBlockName = block
-	c.set(r, v1alpha1.ConditionComplete, metav1.ConditionTrue, reasonGiven, "block "+block)
+	c.setCondition(r, v1alpha1.ConditionComplete, metav1.ConditionTrue, reasonGiven, "block "+block)
 	if meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed) != nil {
-		c.set(r, v1alpha1.ConditionFailed, metav1.ConditionFalse, reasonGiven, "")
+		c.setCondition(r, v1alpha1.ConditionFailed, metav1.ConditionFalse, reasonGiven, "")
 	}
+	created := r.CreationTimestamp.Time
 	if err := c.writeAnswer(ctx, r, before); err != nil {
 		return err
 	}
-	c.o.RequestServed(max(0, c.now().Sub(r.CreationTimestamp.Time)).Round(time.Millisecond))
+	c.served(max(0, c.api.clock.Now().Sub(created)).Round(time.Millisecond))
 	return failpoint.Hit("operator.pool.answer.after")
 }
 
-// fail tells why there is no block. The book returns the request to reconcile
-// again when that may have changed.
-func (c *Controller) fail(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
+// refuse is fail with a reason of the request's node, which is counted and told by an Event of
+// the pool. The Events of one node and reason are one, however many requests it makes.
+func (c *requests) refuse(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
+	before := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed)
+	if before == nil || before.Reason != why.reason {
+		c.refused(why.reason)
+		if p, err := objects.Get[v1alpha1.AddressPool](ctx, c.api.cached, client.ObjectKey{Name: r.Spec.PoolName}); err == nil && p != nil {
+			c.api.events.Eventf(p, nil, corev1.EventTypeWarning, why.reason, "Refuse", "node %s gets no more blocks: see its BlockRequests for the reason", r.Spec.NodeName)
+		}
+	}
+	return c.fail(ctx, r, why)
+}
+
+// fail writes the reason why there is no block. The allocator returns the request once that
+// may have changed.
+func (c *requests) fail(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
 	if why.reason == v1alpha1.ReasonPoolNotFound {
-		err := c.client.Get(ctx, client.ObjectKey{Name: r.Spec.PoolName}, &v1alpha1.AddressPool{}, client.UnsafeDisableDeepCopy)
-		if !apierrors.IsNotFound(err) {
-			return err // it is there, and was not reconciled yet
+		p, err := objects.Get[v1alpha1.AddressPool](ctx, c.api.cached, client.ObjectKey{Name: r.Spec.PoolName}, objects.Shared)
+		if err != nil || p != nil {
+			return err // it exists, and was not reconciled yet
 		}
 	}
 	before := r.DeepCopy()
-	c.set(r, v1alpha1.ConditionComplete, metav1.ConditionFalse, why.reason, "")
-	if !c.set(r, v1alpha1.ConditionFailed, metav1.ConditionTrue, why.reason, why.message) {
+	c.setCondition(r, v1alpha1.ConditionComplete, metav1.ConditionFalse, why.reason, "")
+	if !c.setCondition(r, v1alpha1.ConditionFailed, metav1.ConditionTrue, why.reason, why.message) {
 		return nil
 	}
-	c.o.Logger.Info("no block for a request", "request", r.Name, "node", r.Spec.NodeName, "pool", r.Spec.PoolName, "reason", why.reason, "message", why.message)
+	c.api.log.Info("request for a block failed", "request", r.Name, "node", r.Spec.NodeName, "pool", r.Spec.PoolName, "reason", why.reason, "message", why.message)
 	return c.writeAnswer(ctx, r, before)
 }
 
-// set sets a condition and tells whether that changed it.
-func (c *Controller) set(r *v1alpha1.BlockRequest, kind string, status metav1.ConditionStatus, reason, message string) bool {
+// drop deletes a request of a node that has too many.
+func (c *requests) drop(ctx context.Context, r *v1alpha1.BlockRequest) error {
+	c.refused(v1alpha1.ReasonTooManyRequests)
+	c.api.log.Debug("request deleted: its node has too many older ones", "node", r.Spec.NodeName, "request", r.Name, "kept", maxKept)
+	return objects.Delete(ctx, c.api.cached, r)
+}
+
+// setCondition sets a condition and tells whether it changed.
+func (c *requests) setCondition(r *v1alpha1.BlockRequest, kind string, status metav1.ConditionStatus, reason, message string) bool {
 	return meta.SetStatusCondition(&r.Status.Conditions, metav1.Condition{
-		Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(c.now()),
+		Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(c.api.clock.Now()),
 	})
 }
 
-// writeAnswer writes a request's status, unless it changed since it was read:
-// another one may have its name by now. A request that is gone needs none.
-func (c *Controller) writeAnswer(ctx context.Context, r, before *v1alpha1.BlockRequest) error {
-	err := c.client.Status().Patch(ctx, r, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("answer BlockRequest %s: %w", r.Name, err)
-	}
-	return nil
+// writeAnswer writes a request's status. The error is a conflict if the request changed since
+// it was read: another one may have its name by now.
+func (c *requests) writeAnswer(ctx context.Context, r, before *v1alpha1.BlockRequest) error {
+	return objects.PatchStatus(ctx, c.api.cached, r, objects.IfUnchanged(before))
 }

@@ -3,12 +3,9 @@ package addresspool
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
-	"sort"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,230 +16,114 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/ipam/block"
+	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// addressesEvery is how often a node may get others at most: each change may have as
-// many blocks written as it has addresses.
-const addressesEvery = 10 * time.Second
-
-// The owners of withheld addresses begin with these, and a name follows.
-const (
-	ownerNode     = "Node "
-	ownerServices = "ServiceCIDR "
-)
-
-// occupied is which addresses Nodes and Services have. A change of one node costs
-// work for its own addresses alone.
-type occupied struct {
-	mu     sync.Mutex              // guards all below
-	nodes  map[string]nodeState    // by name
-	owners map[netip.Addr][]string // names of nodes, in order
-	sorted []netip.Addr            // the keys of owners
-	ranges []ownedRange            // of Services
-	unread bool                    // the last attempt to read ranges failed
+// withholding keeps the addresses that Nodes and Services have from pods: it watches them, and
+// writes to each block which of its addresses are withheld.
+type withholding struct {
+	api       *api
+	queues    *queues
+	allocator *allocator
+	occupied  *occupied
 }
 
-type nodeState struct {
-	addresses []netip.Addr
-	changed   time.Time
-}
-
-func newOccupied() *occupied {
-	return &occupied{nodes: map[string]nodeState{}, owners: map[netip.Addr][]string{}}
-}
-
-// set takes a node's addresses, and returns those that it has got or lost.
-// o.mu is held.
-func (o *occupied) set(node string, addresses []netip.Addr, now time.Time) (changed []netip.Addr) {
-	before := o.nodes[node].addresses
-	for _, a := range before {
-		if !slices.Contains(addresses, a) {
-			o.remove(node, a)
-			changed = append(changed, a)
-		}
-	}
-	for _, a := range addresses {
-		if !slices.Contains(before, a) {
-			o.add(node, a)
-			changed = append(changed, a)
-		}
-	}
-	o.nodes[node] = nodeState{addresses, now}
-	return changed
-}
-
-// wait is how long it is until a node may have these addresses. It may lose some at
-// any time. o.mu is held.
-func (o *occupied) wait(node string, addresses []netip.Addr, now time.Time) time.Duration {
-	had := o.nodes[node]
-	if !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(had.addresses, a) }) {
-		return 0
-	}
-	return max(0, had.changed.Add(addressesEvery).Sub(now))
-}
-
-func (o *occupied) add(node string, a netip.Addr) {
-	names := o.owners[a]
-	if len(names) == 0 {
-		i, _ := slices.BinarySearchFunc(o.sorted, a, netip.Addr.Compare)
-		o.sorted = slices.Insert(o.sorted, i, a)
-	}
-	i, _ := slices.BinarySearch(names, node)
-	o.owners[a] = slices.Insert(names, i, node)
-}
-
-func (o *occupied) remove(node string, a netip.Addr) {
-	names := slices.DeleteFunc(o.owners[a], func(n string) bool { return n == node })
-	if o.owners[a] = names; len(names) > 0 {
-		return
-	}
-	delete(o.owners, a)
-	if i, ok := slices.BinarySearchFunc(o.sorted, a, netip.Addr.Compare); ok {
-		o.sorted = slices.Delete(o.sorted, i, i+1)
-	}
-}
-
-// within are the addresses that others have in some prefixes, those of Services first.
-func (o *occupied) within(prefixes ...netip.Prefix) (out []ownedRange) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, r := range o.ranges {
-		if slices.ContainsFunc(prefixes, r.Overlaps) {
-			out = append(out, r)
-		}
-	}
-	for _, p := range prefixes {
-		first := sort.Search(len(o.sorted), func(i int) bool { return p.Addr().Compare(o.sorted[i]) <= 0 })
-		for _, a := range o.sorted[first:] {
-			if !p.Contains(a) {
-				break
-			}
-			out = append(out, ownedRange{Prefix: netip.PrefixFrom(a, a.BitLen()), other: ownerNode + o.owners[a][0]})
-		}
-	}
-	return out
-}
-
-// withheldOf are the addresses of a block that others have.
-func (o *occupied) withheldOf(b block.Block) []v1alpha1.WithheldAddresses {
-	var prefixes []netip.Prefix
-	for _, p := range [...]netip.Prefix{b.IPv4, b.IPv6} {
-		if p.IsValid() {
-			prefixes = append(prefixes, p)
-		}
-	}
-	return withheld(b, o.within(prefixes...))
-}
-
-// services are the ranges of Services.
-func (o *occupied) services() []ownedRange {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.ranges
-}
-
-// occupy takes the addresses of a node as the cache has it, and tells when to look
-// again. A Node that is missing keeps its addresses while it has blocks: its machine
-// may live.
-func (c *Controller) occupy(ctx context.Context, name string) (time.Duration, error) {
-	c.occupied.mu.Lock()
-	changed, wait, err := c.readAddresses(ctx, name)
-	c.occupied.mu.Unlock()
+// observeNode takes the addresses of a node as the cache has it, and returns when to look
+// again. A Node that is missing keeps its addresses while it has blocks: its machine may be
+// running.
+func (w *withholding) observeNode(ctx context.Context, name string) (time.Duration, error) {
+	w.occupied.mu.Lock()
+	changed, wait, err := w.readNode(ctx, name)
+	w.occupied.mu.Unlock()
 	for _, a := range changed {
-		for _, s := range c.book.find(a) {
-			c.blocks.Add(blockName(s.pool, s.index))
-			c.pools.Add(s.pool)
+		for _, s := range w.allocator.blocksWith(a) {
+			w.queues.blocks.Add(blockName(s.pool, s.index))
+			w.queues.pools.Add(s.pool)
 		}
 	}
 	return wait, err
 }
 
-// readAddresses is occupy, with the lock: so that no older state overwrites a newer one.
-func (c *Controller) readAddresses(ctx context.Context, name string) (changed []netip.Addr, wait time.Duration, err error) {
-	n, blocks, now := &corev1.Node{}, &v1alpha1.AddressBlockList{}, c.now()
-	err = c.client.Get(ctx, client.ObjectKey{Name: name}, n, client.UnsafeDisableDeepCopy)
-	if client.IgnoreNotFound(err) != nil {
-		return nil, 0, fmt.Errorf("read Node %s from the cache: %w", name, err)
+// readNode is observeNode with the lock of occupied, so that no older state overwrites a newer
+// one: it reads the cache alone.
+func (w *withholding) readNode(ctx context.Context, name string) (changed []netip.Addr, wait time.Duration, err error) {
+	n, err := objects.Get[corev1.Node](ctx, w.api.cached, client.ObjectKey{Name: name}, objects.Shared)
+	if err != nil {
+		return nil, 0, err
 	}
-	had, known := c.occupied.nodes[name]
-	gone := err != nil
-	if gone {
+	had, known := w.occupied.nodes[name]
+	var addresses []netip.Addr
+	if n != nil {
+		addresses = nodeAddresses(n)
+	} else {
 		if !known {
 			return nil, 0, nil
 		}
-		if err := c.client.List(ctx, blocks, client.MatchingFields{byNode: name}, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, 0, fmt.Errorf("list blocks of %s: %w", name, err)
+		if blocks, err := BlocksOf(ctx, w.api.cached, name); err != nil || len(blocks) > 0 {
+			return nil, 0, err
 		}
-		if len(blocks.Items) > 0 {
-			return nil, 0, nil
-		}
-	}
-	addresses := nodeAddresses(n)
-	if gone {
-		defer delete(c.occupied.nodes, name)
+		defer delete(w.occupied.nodes, name)
 	}
 	if slices.Equal(had.addresses, addresses) {
 		return nil, 0, nil
 	}
-	if wait := c.occupied.wait(name, addresses, now); wait > 0 {
+	now := w.api.clock.Now()
+	if wait := w.occupied.wait(name, addresses, now); wait > 0 {
 		return nil, wait, nil
 	}
-	return c.occupied.set(name, addresses, now), 0, nil
+	return w.occupied.set(name, addresses, now), 0, nil
 }
 
-// readOccupied reads what others have, before the first block is cut.
-func (c *Controller) readOccupied(ctx context.Context) error {
-	nodes := &corev1.NodeList{}
-	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("list Nodes: %w", err)
+// readAll reads the addresses of all Nodes and Services, before the first block is allocated.
+func (w *withholding) readAll(ctx context.Context) error {
+	nodes, err := objects.List[corev1.NodeList](ctx, w.api.cached)
+	if err != nil {
+		return err
 	}
-	var errs []error
 	for i := range nodes.Items {
-		_, err := c.occupy(ctx, nodes.Items[i].Name)
-		errs = append(errs, err)
+		_, failed := w.observeNode(ctx, nodes.Items[i].Name)
+		err = errors.Join(err, failed)
 	}
-	c.readServices(ctx)
-	return errors.Join(errs...)
+	w.readServices(ctx)
+	return err
 }
 
 // readServices reads the ranges of Services. If that fails, those that were read before
 // stay. Not ok: subnets must not be accepted. API servers before Kubernetes 1.33 have no
-// ServiceCIDRs: then no range is known.
-func (c *Controller) readServices(ctx context.Context) (ok bool) {
-	list := &networkingv1.ServiceCIDRList{}
-	err := c.live.List(ctx, list)
+// ServiceCIDRs: no range is known then.
+func (w *withholding) readServices(ctx context.Context) (ok bool) {
+	list, err := objects.List[networkingv1.ServiceCIDRList](ctx, w.api.live)
 	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-		err = nil
+		list, err = &networkingv1.ServiceCIDRList{}, nil
 	}
 	forbidden := apierrors.IsForbidden(err)
-	c.occupied.mu.Lock()
-	defer c.occupied.mu.Unlock()
-	again := c.occupied.unread
-	c.occupied.unread = err != nil
+	w.occupied.mu.Lock()
+	defer w.occupied.mu.Unlock()
+	again := w.occupied.unread
+	w.occupied.unread = err != nil
 	switch {
 	case err == nil:
-		c.occupied.ranges = serviceRanges(list)
+		w.occupied.ranges = serviceRanges(list)
 	case again: // it was logged
 	case forbidden:
-		c.o.Logger.Warn("ServiceCIDRs cannot be read, so that pools may overlap them: apply the operator's role", "error", err)
+		w.api.log.Warn("ServiceCIDRs cannot be read, so pools may overlap them: apply the operator's role", "error", err)
 	default:
-		c.o.Logger.Warn("ServiceCIDRs cannot be read: no subnet of a pool is accepted until they can", "error", err)
+		w.api.log.Warn("ServiceCIDRs cannot be read: no subnet of a pool is accepted until they can", "error", err)
 	}
 	return err == nil || forbidden
 }
 
-// keepWithheld takes, when this operator begins to lead, what blocks say that others have and
-// nobody else can tell: addresses of missing Nodes that have blocks, since their machines
-// may live, and ranges of Services if these cannot be read.
-func (c *Controller) keepWithheld(others []ownedRange, hasBlocks map[string]bool) {
+// restore takes, when this operator begins to lead, what blocks say and nothing else does: the
+// addresses of missing Nodes that have blocks, since their machines may be running, and ranges
+// of Services if these cannot be read.
+func (w *withholding) restore(others []ownedRange, hasBlocks map[string]bool) {
 	missing := map[string][]netip.Addr{}
 	var ranges []ownedRange
-	c.occupied.mu.Lock()
-	defer c.occupied.mu.Unlock()
+	w.occupied.mu.Lock()
+	defer w.occupied.mu.Unlock()
 	for _, o := range others {
 		node, isNode := strings.CutPrefix(o.other, ownerNode)
-		_, known := c.occupied.nodes[node]
+		_, known := w.occupied.nodes[node]
 		switch {
 		case strings.HasPrefix(o.other, ownerServices):
 			ranges = append(ranges, o)
@@ -250,46 +131,30 @@ func (c *Controller) keepWithheld(others []ownedRange, hasBlocks map[string]bool
 			missing[node] = append(missing[node], o.Addr())
 		}
 	}
-	if c.occupied.unread && c.occupied.ranges == nil {
-		c.occupied.ranges = ranges
+	if w.occupied.unread && w.occupied.ranges == nil {
+		w.occupied.ranges = ranges
 	}
 	for node, addresses := range missing {
-		c.occupied.set(node, addresses, c.now())
-		c.nodes.Add(node) // it may have come back, or lost its blocks, meanwhile
+		w.occupied.set(node, addresses, w.api.clock.Now())
+		w.queues.nodes.Add(node) // it may have come back, or lost its blocks, meanwhile
 	}
 }
 
-// reconcileBlock writes to a block which of its addresses others have.
-func (c *Controller) reconcileBlock(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	if err := c.begun(ctx); err != nil {
+// reconcile writes to a block which of its addresses are withheld.
+func (w *withholding) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	b, err := objects.Get[v1alpha1.AddressBlock](ctx, w.api.cached, q.NamespacedName)
+	if err != nil || b == nil || b.DeletionTimestamp != nil {
 		return reconcile.Result{}, err
 	}
-	b := &v1alpha1.AddressBlock{}
-	err := c.client.Get(ctx, q.NamespacedName, b)
-	if err != nil || b.DeletionTimestamp != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
-	}
-	others := c.occupied.withheldOf(piece(b))
+	others := w.occupied.withheldOf(piece(b))
 	if slices.Equal(others, b.Withheld) {
 		return reconcile.Result{}, nil
 	}
 	before := b.DeepCopy()
 	b.Withheld = others
-	if err := c.client.Patch(ctx, b, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator)); client.IgnoreNotFound(err) != nil {
-		return reconcile.Result{}, fmt.Errorf("withhold addresses of AddressBlock %s: %w", b.Name, err)
+	if err := objects.Patch(ctx, w.api.cached, before, b); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	c.o.Logger.Info("addresses of a block withheld", "block", b.Name, "node", b.NodeName, "before", before.Withheld, "now", others)
+	w.api.log.Info("withheld addresses of a block changed", "block", b.Name, "node", b.NodeName, "before", before.Withheld, "now", others)
 	return reconcile.Result{}, nil
-}
-
-// piece is what addresses a block has.
-func piece(b *v1alpha1.AddressBlock) (out block.Block) {
-	for _, c := range cidrs(b) {
-		if c.Addr().Is4() {
-			out.IPv4 = c
-		} else {
-			out.IPv6 = c
-		}
-	}
-	return out
 }

@@ -238,7 +238,7 @@ func TestAddressesOfServices(t *testing.T) {
 	t.Cleanup(func() { harness.OK(t, c.Delete(context.Background(), more)) })
 	makePool(t, "other", 2, "10.223.0.0/29") // the ranges are read for it, too
 	poolIs(t, "other", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
-	harness.OK(t, o.sweepOnce(t.Context()))
+	harness.OK(t, o.sweep(t.Context()))
 	withheldIs(t, b.Name, "10.222.0.0/30 ServiceCIDR more")
 	poolIs(t, "p", "it is told", says("10.222.0.0/30 of ServiceCIDR more"))
 
@@ -252,7 +252,7 @@ func TestAddressesOfServices(t *testing.T) {
 		return next.RoundTrip(r)
 	}))
 	given(t, "r1", "n", "p")
-	harness.OK(t, o.sweepOnce(t.Context()))
+	harness.OK(t, o.sweep(t.Context()))
 	stillWithheld(t, o, b.Name, "10.222.0.0/30 ServiceCIDR more")
 	makePool(t, "later", 2, "10.224.0.0/29")
 	poolIs(t, "later", "it waits", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolOverlaps))
@@ -261,7 +261,7 @@ func TestAddressesOfServices(t *testing.T) {
 // stillWithheld is withheldIs after an operator has reconciled the block.
 func stillWithheld(t *testing.T, o *Controller, name string, want ...string) {
 	t.Helper()
-	_, err := o.reconcileBlock(t.Context(), queue.Request(name))
+	_, err := o.inherited.before(o.withholding.reconcile)(t.Context(), queue.Request(name))
 	harness.OK(t, err)
 	withheldIs(t, name, want...)
 }
@@ -299,12 +299,5 @@ func withheldIs(t *testing.T, name string, want ...string) {
 
 // says wants the condition AddressesWithheld of a pool to have some words.
 func says(words string) func(*v1alpha1.AddressPool) error {
-	return func(p *v1alpha1.AddressPool) error {
-		for _, c := range p.Status.Conditions {
-			if c.Type == v1alpha1.ConditionWithheld && strings.Contains(c.Message, words) {
-				return condition(v1alpha1.ConditionWithheld, metav1.ConditionTrue, reasonUsedElsewhere)(p)
-			}
-		}
-		return fmt.Errorf("conditions %+v", p.Status.Conditions)
-	}
+	return condition(v1alpha1.ConditionWithheld, metav1.ConditionTrue, reasonUsedElsewhere, words)
 }
