@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/test/harness/parts"
 )
 
-// What has times of its own and is not listed would never be seen to.
+// A timed part that is not listed would never be handled.
 func TestEveryTimedPartIsAmongTheTimers(t *testing.T) {
-	parts.Listed[node](t, 4, (&node{}).timers())
+	parts.Listed[state](t, 4, (&state{}).timers())
 }
 
 // When there is something to do next, seen by a reconciliation that began at second 10.
@@ -29,42 +29,42 @@ func TestWake(t *testing.T) {
 		return w
 	}
 	for _, c := range []struct {
-		name string
-		node *node
-		want int64 // the second; 0: only when something changes
+		name  string
+		state *state
+		want  int64 // the second; 0: only when something changes
 	}{
-		{"nothing", &node{}, 0},
-		{"what was due before it began", &node{liveness: liveness{deleteAt: at(10)}, eligibility: eligibility{askAt: at(9)}}, 0},
-		{"a proof that is asked for again", &node{eligibility: eligibility{askAt: at(15)}}, 15},
-		{"a recreated object", &node{eligibility: eligibility{heldUntil: at(12)}}, 12},
-		{"the first of what is suppressed", &node{ownership: suppressed(9, 70, 40)}, 40},
-		{"a node that is gone", &node{liveness: liveness{deleteAt: at(60)}}, 60},
-		{"a request that failed", &node{writes: writes{retry: backoff{Backoff: retry.Backoff{Until: at(11)}}}}, 11},
-		{"news of the status", &node{writes: writes{newsAt: at(13)}}, 13},
-		{"the first of all", &node{writes: writes{newsAt: at(14)}, liveness: liveness{deleteAt: at(12)}, ownership: suppressed(13)}, 12},
+		{"nothing", &state{}, 0},
+		{"what was due before it began", &state{liveness: liveness{deleteAt: at(10)}, eligibility: eligibility{askAt: at(9)}}, 0},
+		{"a proof that is asked for again", &state{eligibility: eligibility{askAt: at(15)}}, 15},
+		{"a recreated object", &state{eligibility: eligibility{heldUntil: at(12)}}, 12},
+		{"the first of what is suppressed", &state{ownership: suppressed(9, 70, 40)}, 40},
+		{"a node that is gone", &state{liveness: liveness{deleteAt: at(60)}}, 60},
+		{"a request that failed", &state{writes: writes{retry: backoff{Backoff: retry.Backoff{Until: at(11)}}}}, 11},
+		{"news of the status", &state{writes: writes{newsAt: at(13)}}, 13},
+		{"the first of all", &state{writes: writes{newsAt: at(14)}, liveness: liveness{deleteAt: at(12)}, ownership: suppressed(13)}, 12},
 	} {
 		want := time.Time{}
 		if c.want > 0 {
 			want = at(c.want)
 		}
-		if got := c.node.wake(at(10)); !got.Equal(want) {
+		if got := c.state.wake(at(10)); !got.Equal(want) {
 			t.Errorf("%s: %v, want %v", c.name, got, want)
 		}
 	}
 }
 
-// What becomes due while a reconciliation is under way may have been judged
-// before: the node is reconciled again. What was due before it began was seen to.
+// A reconciliation may have looked at a part before it became due: then the node is reconciled
+// again. What was due before the reconciliation began was handled.
 func TestDueMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := asked(newScript())
+		n := alone(newScript())
 		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
 		defer queue.ShutDown()
 		if err := n.c.queue.Source().Start(t.Context(), queue); err != nil {
 			t.Fatal(err)
 		}
 		began := n.c.now()
-		n.liveness.deleteAt = began.Add(time.Second)
+		n.state.liveness.deleteAt = began.Add(time.Second)
 		time.Sleep(2 * time.Second) //nolint:forbidigo // virtual time
 		n.schedule(n.c.now())
 		if queue.Len() != 0 {

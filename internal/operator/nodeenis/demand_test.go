@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/queue"
 )
 
 // Where the cache has all pods, as beside VPC ports, what becomes of those that do not wait
@@ -15,7 +16,7 @@ import (
 func TestPodsThatDoNotWait(t *testing.T) {
 	_, n := setUp(t, Options{})
 	fl := newScript()
-	h := (&Controller{fleet: fl, nodes: map[string]*node{"node-1": n}}).podEvents()
+	h := queue.OnChange((&Controller{fleet: fl, nodes: map[string]*node{"node-1": n}}).podChanged)
 	pod := func(phase corev1.PodPhase, ip, node string) *corev1.Pod {
 		return &corev1.Pod{Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: phase, PodIP: ip}}
 	}
