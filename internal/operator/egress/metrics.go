@@ -21,7 +21,7 @@ var (
 // Families are the metrics, for the page that documents them.
 var Families = []metric.Family{famGateways, famCondition, famApplied}
 
-// Metrics count the work for Egresses. They may be used by many goroutines at once.
+// Metrics count the work for Egresses. They are safe for concurrent use.
 type Metrics struct{ applies *prometheus.CounterVec }
 
 // NewMetrics makes metrics that are not registered.
@@ -46,7 +46,7 @@ func (m *Metrics) applied(kind string, err error) {
 	m.applies.WithLabelValues(kind, result).Inc()
 }
 
-// Gauges are read when Prometheus asks: how Egresses do.
+// Gauges are collected on each scrape: gateways and conditions of Egresses.
 func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
 
 type gauges struct{ c *Controller }

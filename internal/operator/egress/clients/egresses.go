@@ -2,163 +2,212 @@ package clients
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
+	"github.com/berthnet/berth/internal/operator/objects"
+	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// reconcileEgress takes in what an Egress is, has those pods looked at that a change may
-// affect, and writes its slices and what its status says of its clients.
-func (c *Controller) reconcileEgress(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	if err := c.begin(ctx); err != nil {
+// writer writes objects, and counts the writes.
+type writer struct {
+	client  client.Client
+	metrics *Metrics
+}
+
+// egresses writes the EgressClientSlices of Egresses, and the counts of clients in their status.
+type egresses struct {
+	reader *reader
+	state  *state
+	queues *queues
+	writer writer
+}
+
+// reconcile takes an Egress as it is now, has the pods reconciled that a change may affect, and
+// writes the Egress's slices and counts.
+func (c *egresses) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	if err := c.state.fill(ctx, c.reader); err != nil {
 		return reconcile.Result{}, err
 	}
 	ref := membership.Ref(q.NamespacedName)
-	o := &v1alpha1.Egress{}
-	if err := c.client.Get(ctx, q.NamespacedName, o, client.UnsafeDisableDeepCopy); apierrors.IsNotFound(err) || err == nil && o.DeletionTimestamp != nil {
-		o = nil
-	} else if err != nil {
-		return reconcile.Result{}, fmt.Errorf("read Egress %s from the cache: %w", ref, err)
-	}
-	now, err := c.learn(ctx, ref, o)
+	o, err := objects.Get[v1alpha1.Egress](ctx, c.reader.client, q.NamespacedName, objects.Shared)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	list := &v1alpha1.EgressClientSliceList{}
-	if err := c.client.List(ctx, list, client.MatchingFields{byEgress: ref.String()}, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, fmt.Errorf("list slices of Egress %s: %w", ref, err)
+	if o != nil && o.DeletionTimestamp != nil {
+		o = nil
+	}
+	now, err := c.update(ctx, ref, o)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	list, err := objects.List[v1alpha1.EgressClientSliceList](ctx, c.reader.client, client.MatchingFields{byEgress: ref.String()})
+	if err != nil {
+		return reconcile.Result{}, err
 	}
 	for i := range list.Items {
-		c.book.seen(ref, &list.Items[i])
+		c.state.observeSlice(ref, &list.Items[i])
 	}
 	next, err := c.writeSlices(ctx, ref, now)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	again, err := c.sayClients(ctx, o, now)
-	return reconcile.Result{RequeueAfter: sooner(next, again)}, err
+	again, err := c.writeCounts(ctx, o, now)
+	return reconcile.Result{RequeueAfter: queue.Sooner(next, again)}, err
 }
 
-// sooner is the shorter of two waits; zero is none.
-func sooner(a, b time.Duration) time.Duration {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
-}
-
-// learn takes in what an Egress is by now; nil: there is none of the name.
-func (c *Controller) learn(ctx context.Context, ref membership.Ref, o *v1alpha1.Egress) (*clientplan.Egress, error) {
-	now := c.book.known().Get(ref)
+// update takes an Egress as it is now; nil: it does not exist.
+func (c *egresses) update(ctx context.Context, ref membership.Ref, o *v1alpha1.Egress) (*clientplan.Egress, error) {
+	now := c.state.all().Get(ref)
 	if o == nil {
 		now = nil
 	} else if !now.Reads(o) {
 		now = clientplan.NewEgress(o)
 	}
-	before, after := c.book.learn(ref, now)
+	before, after := c.state.setEgress(ref, now)
 	had := before.Get(ref)
 	if changed := clientplan.Changed(before, after, ref); len(changed) > 0 {
-		keys, err := c.affected(ctx, changed, before, after)
+		keys, err := c.reader.affected(ctx, changed, before, after)
 		if err != nil {
-			c.book.learn(ref, had) // so that it is a change the next time too
+			c.state.setEgress(ref, had) // so that it is a change the next time too
 			return nil, err
 		}
-		c.lookAt(keys)
-		c.book.lookForConsent(changed)
-		c.touch(slices.DeleteFunc(changed, func(r membership.Ref) bool { return r == ref }))
+		c.queues.addPods(keys)
+		c.state.forgetConsent(changed)
+		c.queues.addEgresses(slices.DeleteFunc(changed, func(r membership.Ref) bool { return r == ref }))
 	} else if now != nil && had.Gateways != now.Gateways {
-		keys := newKeys()
-		if err := c.clientsOf(ctx, ref, keys); err != nil {
+		keys := newPodKeys()
+		if err := c.reader.addClients(ctx, keys, ref); err != nil {
 			return nil, err
 		}
-		c.lookAt(keys.list)
+		c.queues.addPods(keys.all())
 	}
 	return now, nil
 }
 
-// keys are those of pods, each once.
-type keys struct {
-	list []types.NamespacedName
-	has  map[types.NamespacedName]bool
-}
-
-func newKeys() *keys { return &keys{has: map[types.NamespacedName]bool{}} }
-
-func (k *keys) add(o client.Object) {
-	if at := client.ObjectKeyFromObject(o); !k.has[at] {
-		k.has[at] = true
-		k.list = append(k.list, at)
-	}
-}
-
-// affected are the pods for which it matters that Egresses choose other clients than before: those
-// that name them, in namespaces of which they may select some, and that used them or might not.
-// Those are first that have no address yet.
-func (c *Controller) affected(ctx context.Context, refs []membership.Ref, before, now clientplan.Egresses) ([]types.NamespacedName, error) {
-	first, then := newKeys(), newKeys()
-	pods := func(opts ...client.ListOption) error {
-		list := &corev1.PodList{}
-		if err := c.client.List(ctx, list, append(opts, client.UnsafeDisableDeepCopy)...); err != nil {
-			return fmt.Errorf("list pods that Egresses %v may concern: %w", refs, err)
+// writeSlices writes the slices of an Egress that are due, and deletes those of an earlier Egress of
+// the name. wait is when to come again.
+func (c *egresses) writeSlices(ctx context.Context, ref membership.Ref, e *clientplan.Egress) (wait time.Duration, err error) {
+	writes, have, stale, wait := c.state.due(ref)
+	var errs []error
+	for name, uid := range stale {
+		err := c.deleteSlice(ctx, ref, name, uid)
+		if err == nil {
+			c.state.staleDeleted(ref, name, uid)
 		}
-		for i := range list.Items {
-			if p := &list.Items[i]; len(p.Status.PodIPs) == 0 {
-				first.add(p)
-			} else {
-				then.add(p)
+		errs = append(errs, err)
+	}
+	for _, w := range writes {
+		if len(w.Clients) == 0 && errors.Join(errs...) != nil {
+			break // its clients may have moved to a slice that could not be written
+		}
+		is, err := c.writeSlice(ctx, e, w, have[w.Name])
+		if err == nil {
+			for _, d := range c.state.sliceWritten(ref, e.UID, w, is) {
+				c.writer.metrics.served.WithLabelValues().Observe(d.Seconds())
 			}
 		}
+		errs = append(errs, err)
+	}
+	return wait, errors.Join(errs...)
+}
+
+// writeSlice creates, updates or deletes a slice, and returns its version.
+func (c *egresses) writeSlice(ctx context.Context, e *clientplan.Egress, w clientplan.Write, have sliceVersion) (sliceVersion, error) {
+	if len(w.Clients) == 0 {
+		if have.uid == "" {
+			return have, nil
+		}
+		return have, c.deleteSlice(ctx, e.Ref, w.Name, have.uid)
+	}
+	yes := true
+	o := &v1alpha1.EgressClientSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: e.Ref.Namespace, Name: w.Name, ResourceVersion: have.version, UID: have.uid,
+			Labels:          map[string]string{v1alpha1.LabelEgress: e.Ref.Name},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Egress", Name: e.Ref.Name, UID: types.UID(e.UID), Controller: &yes}},
+		},
+		Clients: w.Clients,
+	}
+	err := failpoint.Around("operator.egressclient.slice", func() error {
+		if have.uid == "" {
+			return c.writer.client.Create(ctx, o, client.FieldOwner(v1alpha1.OwnerOperator))
+		}
+		return c.writer.client.Update(ctx, o, client.FieldOwner(v1alpha1.OwnerOperator))
+	})
+	c.writer.metrics.wrote(kindSlice, err)
+	if err != nil {
+		return sliceVersion{}, errors.Join(fmt.Errorf("write slice %s/%s: %w", e.Ref.Namespace, w.Name, err), c.correct(ctx, e.Ref, w.Name, err))
+	}
+	return sliceVersion{o.UID, o.ResourceVersion}, nil
+}
+
+// correct reads the version of a slice from the API server, after a write that failed because the
+// slice has another version than this process knew.
+func (c *egresses) correct(ctx context.Context, ref membership.Ref, name string, because error) error {
+	if !apierrors.IsConflict(because) && !apierrors.IsAlreadyExists(because) && !apierrors.IsNotFound(because) && !apierrors.IsInvalid(because) {
 		return nil
 	}
-	was, is := before.Selectors(), now.Selectors()
-	var selecting []membership.Ref
-	for _, ref := range refs {
-		if err := pods(client.MatchingFields{byEgress: ref.String()}); err != nil {
-			return nil, err
-		}
-		if was.IsActive(ref) || is.IsActive(ref) {
-			selecting = append(selecting, ref)
-		}
+	o, err := objects.Get[v1alpha1.EgressClientSlice](ctx, c.reader.live, client.ObjectKey{Namespace: ref.Namespace, Name: name})
+	if err != nil {
+		return err
 	}
-	if len(selecting) > 0 {
-		namespaces, err := c.namespaces(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for _, n := range namespaces {
-			if slices.ContainsFunc(selecting, func(r membership.Ref) bool { return was.Selects(r, n) || is.Selects(r, n) }) {
-				if err := pods(client.InNamespace(n.Name)); err != nil {
-					return nil, err
-				}
-			}
-		}
+	is := sliceVersion{}
+	if o != nil {
+		is = sliceVersion{o.UID, o.ResourceVersion}
 	}
-	for _, ref := range refs {
-		if err := c.clientsOf(ctx, ref, then); err != nil {
-			return nil, err
-		}
-	}
-	return append(first.list, then.list...), nil
+	c.state.correctSlice(ref, name, is)
+	return nil
 }
 
-// clientsOf adds the pods that use an Egress, or would and may not.
-func (c *Controller) clientsOf(ctx context.Context, ref membership.Ref, into *keys) error {
-	list := &v1alpha1.EgressClientList{}
-	if err := c.client.List(ctx, list, client.MatchingFields{byEgress: ref.String()}, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("list clients of Egress %s: %w", ref, err)
+// deleteSlice deletes a slice, unless another has its name by now.
+func (c *egresses) deleteSlice(ctx context.Context, ref membership.Ref, name string, uid types.UID) error {
+	o := &v1alpha1.EgressClientSlice{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: name, UID: uid}}
+	err := failpoint.Around("operator.egressclient.drop", func() error { return objects.Delete(ctx, c.writer.client, o) })
+	c.writer.metrics.wrote(kindSlice, err)
+	return err
+}
+
+// writeCounts writes the counts and the condition on clients to an Egress's status, if they changed.
+// wait is when to come again.
+func (c *egresses) writeCounts(ctx context.Context, o *v1alpha1.Egress, e *clientplan.Egress) (wait time.Duration, err error) {
+	if o == nil {
+		return 0, nil
 	}
-	for i := range list.Items {
-		into.add(&list.Items[i])
+	if err := c.state.findConsent(ctx, e.Ref, c.reader.namespaces); err != nil {
+		return 0, err
 	}
-	return nil
+	want, wait := c.state.status(o, e)
+	if want == nil {
+		return wait, nil
+	}
+	fields := map[string]any{
+		"clients": int64(want.clients), "refusedClients": int64(want.refused),
+		"conditions": []any{map[string]any{
+			"type": want.condition.Type, "status": string(want.condition.Status), "reason": want.condition.Reason, "message": want.condition.Message,
+			"lastTransitionTime": want.condition.LastTransitionTime.UTC().Format(time.RFC3339), "observedGeneration": o.Generation,
+		}},
+	}
+	var version string
+	err = failpoint.Around("operator.egressclient.status", func() (err error) {
+		version, err = objects.ApplyStatus(ctx, c.writer.client, o, v1alpha1.GroupVersion.WithKind("Egress"), v1alpha1.OwnerOperatorClients, fields)
+		return err
+	})
+	c.writer.metrics.wrote(kindStatus, err)
+	if err == nil && version != "" {
+		c.state.statusWritten(e.Ref, e.UID, version)
+	}
+	return 0, err
 }

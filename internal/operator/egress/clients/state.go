@@ -1,6 +1,7 @@
 package clients
 
 import (
+	"context"
 	"hash/fnv"
 	"maps"
 	"slices"
@@ -10,210 +11,279 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
+	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// book is what is known of all Egresses and their clients.
-type book struct {
-	clock clock.Clock
+// state is what is known of all Egresses and their clients. All of it follows from objects, so an
+// operator that starts writes only what differs.
+type state struct {
+	clock          clock.Clock
+	berthNamespace string // Berth's own; empty: unknown
 
 	mu       sync.Mutex // guards all below
-	open     bool       // it is filled
+	filled   bool
 	egresses clientplan.Egresses
-	accounts map[membership.Ref]*account
-	pods     map[types.NamespacedName]entry
-	// served are UIDs of pods that slices have, while the book is filled.
+	of       map[membership.Ref]*egressState
+	pods     map[types.NamespacedName]podUses
+	// served are the UIDs of the pods in slices, while the state is filled.
 	served map[string]bool
 }
 
-// entry is what a pod is to its Egresses.
-type entry struct {
-	uid       string
-	since     time.Time // as scene.since
-	standings []standing
+// podUses are a pod's uses of Egresses.
+type podUses struct {
+	uid   string
+	since time.Time // as in podView
+	uses  []use
 }
 
-// standing is how far a client has come with one Egress.
-type standing struct {
+// use is how far a pod has come with one Egress.
+type use struct {
 	ref membership.Ref
-	uid string // of the Egress; empty where there is none
+	uid string // of the Egress; empty: it does not exist
 	// client is what gateways serve; nil: they do not.
 	client *v1alpha1.ServedClient
-	// refused is the reason why the pod may not use it, stuck the one why it is not
-	// served although it may; empty: it is not refused, or comes on.
-	refused, stuck string
+	// refused is the reason why the pod may not use the Egress, and waiting the reason why it
+	// has not been served for a while although it may; empty: there is none.
+	refused, waiting string
 }
 
-// account is that of an Egress, or of one that is gone and has slices left.
-type account struct {
-	uid            string // empty: there is no such Egress
-	ledger         *clientplan.Ledger
-	refused, stuck map[types.NamespacedName]string
-	// slices are those at the API server, deleted those that this process deleted, by
+// egressState is what is known of an Egress, or of one that is gone and has slices left.
+type egressState struct {
+	uid              string // empty: there is no such Egress
+	placed           *clientplan.Slices
+	refused, waiting map[types.NamespacedName]string
+	// slices are those at the API server, and deleted those that this process deleted, by
 	// name.
-	slices  map[string]found
+	slices  map[string]sliceVersion
 	deleted map[string]types.UID
 	// stale are slices of another Egress of the name.
 	stale map[string]types.UID
-	// wrote is when slices were written last, said when the status was.
-	wrote, said time.Time
-	// status is the resource version of the Egress since this process wrote its status.
-	status string
-	// noConsent tells whether it selects a namespace that does not consent; nil: it is to be found
-	// out.
-	noConsent *bool
+	// wroteSlices and wroteStatus are when the slices, and the counts in the status, were last
+	// written, and version is the resource version of the Egress since this process wrote its
+	// status.
+	wroteSlices, wroteStatus time.Time
+	version                  string
+	// lacksConsent tells whether it selects a namespace that does not consent; nil: not found
+	// out yet.
+	lacksConsent *bool
 	// since is when clients came that are in no slice yet, by UID.
 	since map[string]time.Time
 }
 
-// found is a slice at the API server.
-type found struct {
+// sliceVersion is a slice at the API server.
+type sliceVersion struct {
 	uid     types.UID
 	version string // resource version
 }
 
-func newBook(clk clock.Clock, berthNamespace string) *book {
-	return &book{clock: clk, egresses: clientplan.NewEgresses(berthNamespace, nil), accounts: map[membership.Ref]*account{}, pods: map[types.NamespacedName]entry{}}
+func newState(clk clock.Clock, berthNamespace string) *state {
+	return &state{clock: clk, berthNamespace: berthNamespace, egresses: clientplan.NewEgresses(berthNamespace, nil), of: map[membership.Ref]*egressState{}, pods: map[types.NamespacedName]podUses{}}
 }
 
-func newAccount(uid string) *account {
-	return &account{
-		uid: uid, ledger: clientplan.NewLedger(), refused: map[types.NamespacedName]string{}, stuck: map[types.NamespacedName]string{},
-		slices: map[string]found{}, deleted: map[string]types.UID{}, stale: map[string]types.UID{}, since: map[string]time.Time{},
+func newEgressState(uid string) *egressState {
+	return &egressState{
+		uid: uid, placed: clientplan.NewSlices(), refused: map[types.NamespacedName]string{}, waiting: map[types.NamespacedName]string{},
+		slices: map[string]sliceVersion{}, deleted: map[string]types.UID{}, stale: map[string]types.UID{}, since: map[string]time.Time{},
 	}
 }
 
-// known are all Egresses.
-func (b *book) known() clientplan.Egresses {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.egresses
+// fill reads everything from the cache once, before anything else is done: no slice is
+// written from a part of it. It returns at once when that was done.
+func (s *state) fill(ctx context.Context, r *reader) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.filled {
+		return nil
+	}
+	namespaces, err := r.namespaces(ctx)
+	if err != nil {
+		return err
+	}
+	egresses, err := objects.List[v1alpha1.EgressList](ctx, r.client)
+	if err != nil {
+		return err
+	}
+	clients, err := objects.List[v1alpha1.EgressClientList](ctx, r.client)
+	if err != nil {
+		return err
+	}
+	slices, err := objects.List[v1alpha1.EgressClientSliceList](ctx, r.client)
+	if err != nil {
+		return err
+	}
+	all := make([]*clientplan.Egress, len(egresses.Items))
+	for i := range egresses.Items {
+		all[i] = clientplan.NewEgress(&egresses.Items[i])
+	}
+	s.egresses = clientplan.NewEgresses(s.berthNamespace, all)
+	for _, n := range namespaces {
+		s.egresses = s.egresses.Granting(n.Name, n.Granted())
+	}
+	for _, e := range all {
+		s.updateEgress(e.Ref)
+	}
+	s.served = map[string]bool{}
+	for i := range slices.Items {
+		for _, c := range slices.Items[i].Clients {
+			s.served[c.UID] = true
+		}
+	}
+	for i := range clients.Items {
+		o := &clients.Items[i]
+		p, err := r.pod(ctx, client.ObjectKeyFromObject(o))
+		if err != nil {
+			return err
+		}
+		v, err := r.view(ctx, p, r.namespace(ctx, o.Namespace), o, s.egresses, s.isServedLocked)
+		if err != nil {
+			return err
+		}
+		s.setPodLocked(client.ObjectKeyFromObject(o), v.uses(s.clock.Now()))
+	}
+	for i := range slices.Items {
+		s.observeSliceLocked(refOfSlice(&slices.Items[i]), &slices.Items[i])
+	}
+	for _, a := range s.of {
+		clear(a.since) // these clients came while others led
+	}
+	s.served, s.filled = nil, true
+	return nil
 }
 
-// learn takes in an Egress, nil if there is none of the name, and returns all as they were and as
-// they are.
-func (b *book) learn(ref membership.Ref, now *clientplan.Egress) (before, after clientplan.Egresses) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	before = b.egresses
+// all are all Egresses.
+func (s *state) all() clientplan.Egresses {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.egresses
+}
+
+// setEgress takes an Egress, nil if none has the name, and returns all Egresses as they were and
+// as they are.
+func (s *state) setEgress(ref membership.Ref, now *clientplan.Egress) (before, after clientplan.Egresses) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before = s.egresses
 	if now != before.Get(ref) {
-		b.egresses = before.With(ref, now)
-		b.account(ref)
+		s.egresses = before.With(ref, now)
+		s.updateEgress(ref)
 	}
-	return before, b.egresses
+	return before, s.egresses
 }
 
-// grant takes in whether an administrator lets Egresses of a namespace select pods of others, and
-// returns all as they were and as they are.
-func (b *book) grant(namespace string, granted bool) (before, after clientplan.Egresses) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	before = b.egresses
-	b.egresses = before.Granting(namespace, granted)
-	return before, b.egresses
+// setGrant takes whether an administrator lets Egresses of a namespace select pods of others, and
+// returns all Egresses as they were and as they are.
+func (s *state) setGrant(namespace string, granted bool) (before, after clientplan.Egresses) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before = s.egresses
+	s.egresses = before.Granting(namespace, granted)
+	return before, s.egresses
 }
 
-// lookForConsent has it found out anew whether namespaces do not consent to Egresses.
-func (b *book) lookForConsent(refs []membership.Ref) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// forgetConsent has it found out again whether a namespace lacks consent for Egresses.
+func (s *state) forgetConsent(refs []membership.Ref) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, ref := range refs {
-		if a := b.accounts[ref]; a != nil {
-			a.noConsent = nil
+		if a := s.of[ref]; a != nil {
+			a.lacksConsent = nil
 		}
 	}
 }
 
-// account has an account of an Egress as it is known, made anew if it is another of its name,
-// where there is something to account for. The lock is held.
-func (b *book) account(ref membership.Ref) {
+// updateEgress makes, replaces or drops the state of an Egress: it is replaced if another
+// Egress has the name now, whose slices are stale then, and dropped once neither an Egress nor
+// slices are left. b.mu is held.
+func (s *state) updateEgress(ref membership.Ref) {
 	uid := ""
-	if e := b.egresses.Get(ref); e != nil {
+	if e := s.egresses.Get(ref); e != nil {
 		uid = e.UID
 	}
-	a := b.accounts[ref]
+	a := s.of[ref]
 	switch {
 	case a == nil && uid == "":
 		return
 	case a == nil:
-		a = newAccount(uid)
-		b.accounts[ref] = a
+		a = newEgressState(uid)
+		s.of[ref] = a
 	case a.uid != uid:
-		next := newAccount(uid)
+		next := newEgressState(uid)
 		next.stale, next.deleted = a.stale, a.deleted
-		for name, s := range a.slices {
-			next.stale[name] = s.uid
+		for name, is := range a.slices {
+			next.stale[name] = is.uid
 		}
 		a = next
-		b.accounts[ref] = a
+		s.of[ref] = a
 	}
 	if a.uid == "" && len(a.stale) == 0 {
-		delete(b.accounts, ref)
+		delete(s.of, ref)
 		return
 	}
 }
 
-// note takes in what a pod is to its Egresses, and returns those of which a slice or the
-// counts differ by that.
-func (b *book) note(key types.NamespacedName, now entry) (touched []membership.Ref) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.noteLocked(key, now)
+// setPod takes a pod's uses of Egresses, and returns the Egresses whose slices or counts change by
+// that.
+func (s *state) setPod(key types.NamespacedName, now podUses) (touched []membership.Ref) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.setPodLocked(key, now)
 }
 
-func (b *book) noteLocked(key types.NamespacedName, now entry) (touched []membership.Ref) {
-	before := b.pods[key]
-	if len(now.standings) == 0 {
-		delete(b.pods, key)
+func (s *state) setPodLocked(key types.NamespacedName, now podUses) (touched []membership.Ref) {
+	before := s.pods[key]
+	if len(now.uses) == 0 {
+		delete(s.pods, key)
 	} else {
-		b.pods[key] = now
+		s.pods[key] = now
 	}
 	is := map[membership.Ref]bool{}
-	for _, s := range now.standings {
-		is[s.ref] = true
+	for _, u := range now.uses {
+		is[u.ref] = true
 	}
-	for _, s := range before.standings {
-		if a := b.accounts[s.ref]; a != nil && (!is[s.ref] || before.uid != now.uid) && a.leave(key, before.uid) {
-			touched = append(touched, s.ref)
+	for _, u := range before.uses {
+		if a := s.of[u.ref]; a != nil && (!is[u.ref] || before.uid != now.uid) && a.removePod(key, before.uid) {
+			touched = append(touched, u.ref)
 		}
 	}
-	for _, s := range now.standings {
-		if a := b.accounts[s.ref]; a != nil && a.uid == s.uid && a.take(key, now.uid, s, b.clock.Now()) {
-			touched = append(touched, s.ref)
+	for _, u := range now.uses {
+		if a := s.of[u.ref]; a != nil && a.uid == u.uid && a.setPod(key, now.uid, u, s.clock.Now()) {
+			touched = append(touched, u.ref)
 		}
 	}
 	return touched
 }
 
-// leave takes a pod out, and tells whether anything differs by that.
-func (a *account) leave(key types.NamespacedName, uid string) bool {
-	differs := a.ledger.Remove(uid) || a.refused[key] != "" || a.stuck[key] != ""
+// removePod drops a pod, and tells whether anything changed.
+func (a *egressState) removePod(key types.NamespacedName, uid string) bool {
+	differs := a.placed.Remove(uid) || a.refused[key] != "" || a.waiting[key] != ""
 	delete(a.refused, key)
-	delete(a.stuck, key)
+	delete(a.waiting, key)
 	delete(a.since, uid)
 	return differs
 }
 
-// take takes in what a pod is, and tells whether anything differs by that.
-func (a *account) take(key types.NamespacedName, uid string, s standing, now time.Time) (differs bool) {
+// setPod takes a pod's use, and tells whether anything changed.
+func (a *egressState) setPod(key types.NamespacedName, uid string, s use, now time.Time) (differs bool) {
 	if s.client == nil {
-		differs = a.ledger.Remove(uid)
+		differs = a.placed.Remove(uid)
 		delete(a.since, uid)
-	} else if was := a.ledger.Has(uid); a.ledger.Set(*s.client) {
+	} else if was := a.placed.Has(uid); a.placed.Set(*s.client) {
 		differs = true
 		if !was {
 			a.since[uid] = now
 		}
 	}
-	return set(a.stuck, key, s.stuck) || set(a.refused, key, s.refused) || differs
+	return set(a.waiting, key, s.waiting) || set(a.refused, key, s.refused) || differs
 }
 
-// set gives a key a value, or takes the key out where that is empty, and tells whether
-// that differs.
+// set gives a key a value, or deletes the key if the value is empty, and tells whether anything
+// changed.
 func set(of map[types.NamespacedName]string, key types.NamespacedName, value string) bool {
 	before := of[key]
 	if value == "" {
@@ -224,34 +294,33 @@ func set(of map[types.NamespacedName]string, key types.NamespacedName, value str
 	return before != value
 }
 
-// isServed is an isServed.
-func (b *book) isServed(key types.NamespacedName, uid string) (bool, time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.isServedLocked(key, uid)
+// isServed implements isServed.
+func (s *state) isServed(key types.NamespacedName, uid string) (bool, time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.isServedLocked(key, uid)
 }
 
-func (b *book) isServedLocked(key types.NamespacedName, uid string) (bool, time.Time) {
-	e := b.pods[key]
+func (s *state) isServedLocked(key types.NamespacedName, uid string) (bool, time.Time) {
+	e := s.pods[key]
 	if e.uid != uid {
-		return b.served[uid], time.Time{}
+		return s.served[uid], time.Time{}
 	}
-	return b.served[uid] || slices.ContainsFunc(e.standings, func(s standing) bool { return s.client != nil }), e.since
+	return s.served[uid] || slices.ContainsFunc(e.uses, func(u use) bool { return u.client != nil }), e.since
 }
 
-// seen takes in a slice as the cache has it. One that is older than what this process wrote
-// is left out.
-func (b *book) seen(ref membership.Ref, o *v1alpha1.EgressClientSlice) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.seenLocked(ref, o)
+// observeSlice takes a slice as the cache has it, unless it is older than what this process wrote.
+func (s *state) observeSlice(ref membership.Ref, o *v1alpha1.EgressClientSlice) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.observeSliceLocked(ref, o)
 }
 
-func (b *book) seenLocked(ref membership.Ref, o *v1alpha1.EgressClientSlice) {
-	a := b.accounts[ref]
+func (s *state) observeSliceLocked(ref membership.Ref, o *v1alpha1.EgressClientSlice) {
+	a := s.of[ref]
 	if a == nil {
-		a = newAccount("")
-		b.accounts[ref] = a
+		a = newEgressState("")
+		s.of[ref] = a
 	}
 	if a.deleted[o.Name] == o.UID {
 		return
@@ -264,11 +333,11 @@ func (b *book) seenLocked(ref membership.Ref, o *v1alpha1.EgressClientSlice) {
 	if known && !newer(o.ResourceVersion, have.version) {
 		return
 	}
-	a.slices[o.Name] = found{o.UID, o.ResourceVersion}
-	a.ledger.Found(o.Name, o.Clients)
+	a.slices[o.Name] = sliceVersion{o.UID, o.ResourceVersion}
+	a.placed.Observe(o.Name, o.Clients)
 }
 
-// newer tells whether a resource version is of a later write than another.
+// newer tells whether a resource version is of a later write than another, which may be empty.
 func newer(a, b string) bool {
 	if b == "" {
 		return true
@@ -277,11 +346,11 @@ func newer(a, b string) bool {
 	return err != nil && a != b || c > 0
 }
 
-// lost takes in that a slice is not there any more.
-func (b *book) lost(ref membership.Ref, name string, uid types.UID) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.accounts[ref]
+// sliceGone takes that a slice was deleted.
+func (s *state) sliceGone(ref membership.Ref, name string, uid types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.of[ref]
 	if a == nil {
 		return
 	}
@@ -293,42 +362,41 @@ func (b *book) lost(ref membership.Ref, name string, uid types.UID) {
 	}
 	if a.slices[name].uid == uid {
 		delete(a.slices, name)
-		a.ledger.Lost(name)
+		a.placed.Gone(name)
 	}
-	b.account(ref)
+	s.updateEgress(ref)
 }
 
-// due are the slices of an Egress that are to be written now, what is at the API server of
-// each, and those of others of its name that are to go. If it is not time yet, wait
-// is how long to wait.
-func (b *book) due(ref membership.Ref) (writes []clientplan.Write, have map[string]found, stale map[string]types.UID, wait time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.accounts[ref]
+// due are the slices of an Egress to write now, their versions at the API server, and the slices of
+// others of its name to delete. If it is not time yet, wait is how long to wait.
+func (s *state) due(ref membership.Ref) (writes []clientplan.Write, have map[string]sliceVersion, stale map[string]types.UID, wait time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.of[ref]
 	if a == nil {
 		return nil, nil, nil, 0
 	}
 	if a.uid != "" {
-		a.ledger.Place(func(taken func(string) bool) string { return freshName(ref, a.uid, taken) })
-		writes = a.ledger.Due()
+		a.placed.Place(func(taken func(string) bool) string { return freshName(ref, a.uid, taken) })
+		writes = a.placed.Due()
 	}
 	if len(writes)+len(a.stale) == 0 {
 		return nil, nil, nil, 0
 	}
-	now := b.clock.Now()
-	if wait := a.wrote.Add(betweenWrites).Sub(now); wait > 0 {
+	now := s.clock.Now()
+	if wait := a.wroteSlices.Add(betweenWrites).Sub(now); wait > 0 {
 		return nil, nil, nil, wait
 	}
-	a.wrote = now
+	a.wroteSlices = now
 	if a.uid != "" {
-		a.ledger.Merge()
-		writes = a.ledger.Due()
+		a.placed.Merge()
+		writes = a.placed.Due()
 	}
 	return writes, maps.Clone(a.slices), maps.Clone(a.stale), 0
 }
 
-// freshName is a name for a slice that no other slice has, nor one of another Egress of
-// the name.
+// freshName is a name for a slice that no other slice of this Egress has, nor a slice of another
+// Egress of the name.
 func freshName(ref membership.Ref, uid string, taken func(string) bool) string {
 	h := fnv.New32a()
 	h.Write([]byte(uid))
@@ -340,12 +408,12 @@ func freshName(ref membership.Ref, uid string, taken func(string) bool) string {
 	}
 }
 
-// written takes in that a slice was written, or deleted where it has no clients. It
-// returns how long clients had waited that came into it by that.
-func (b *book) written(ref membership.Ref, uid string, w clientplan.Write, is found) (waited []time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.accounts[ref]
+// sliceWritten takes that a slice was written, or deleted if it has no clients. It returns how
+// long the clients waited that are new in it.
+func (s *state) sliceWritten(ref membership.Ref, uid string, w clientplan.Write, is sliceVersion) (waited []time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.of[ref]
 	if a == nil || a.uid != uid {
 		return nil
 	}
@@ -355,60 +423,60 @@ func (b *book) written(ref membership.Ref, uid string, w clientplan.Write, is fo
 	} else if have := a.slices[w.Name]; newer(is.version, have.version) {
 		a.slices[w.Name] = is
 	}
-	a.ledger.Written(w)
+	a.placed.Written(w)
 	for _, c := range w.Clients {
 		if since, is := a.since[c.UID]; is {
-			waited = append(waited, b.clock.Now().Sub(since))
+			waited = append(waited, s.clock.Now().Sub(since))
 			delete(a.since, c.UID)
 		}
 	}
 	return waited
 }
 
-// removed takes in that a slice of another Egress of a name was deleted.
-func (b *book) removed(ref membership.Ref, name string, uid types.UID) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if a := b.accounts[ref]; a != nil && a.stale[name] == uid {
+// staleDeleted takes that a slice of another Egress of the name was deleted.
+func (s *state) staleDeleted(ref membership.Ref, name string, uid types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a := s.of[ref]; a != nil && a.stale[name] == uid {
 		a.deleted[name] = uid
 		delete(a.stale, name)
 	}
 }
 
-// corrected takes in that a slice is at the API server otherwise than this process believed:
-// as it is there, or, zero, not at all.
-func (b *book) corrected(ref membership.Ref, name string, is found) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.accounts[ref]
+// correctSlice takes the version of a slice at the API server, where that is another than this
+// process knew; zero: it does not exist.
+func (s *state) correctSlice(ref membership.Ref, name string, is sliceVersion) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.of[ref]
 	if a == nil {
 		return
 	}
-	if is == (found{}) {
+	if is == (sliceVersion{}) {
 		delete(a.slices, name)
-		a.ledger.Lost(name)
+		a.placed.Gone(name)
 		return
 	}
 	a.slices[name] = is
 }
 
-// count is how many pods are known.
-func (b *book) count() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.pods)
+// podCount is how many pods are known.
+func (s *state) podCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.pods)
 }
 
 // counts are how many clients and slices an Egress has.
-type counts struct{ served, stuck, refused, slices int }
+type counts struct{ served, waiting, refused, slices int }
 
 // counts are those of all Egresses.
-func (b *book) counts() map[membership.Ref]counts {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	out := make(map[membership.Ref]counts, len(b.accounts))
-	for ref, a := range b.accounts {
-		out[ref] = counts{a.ledger.Len(), len(a.stuck), len(a.refused), a.ledger.Slices() + len(a.stale)}
+func (s *state) counts() map[membership.Ref]counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[membership.Ref]counts, len(s.of))
+	for ref, a := range s.of {
+		out[ref] = counts{a.placed.Len(), len(a.waiting), len(a.refused), a.placed.SliceCount() + len(a.stale)}
 	}
 	return out
 }

@@ -8,17 +8,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
+	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// tell writes an Egress's status, if it says something else.
-func (c *Controller) tell(ctx context.Context, e *v1alpha1.Egress, problem *gatewayplan.Problem) error {
+// writeStatus writes an Egress's status if it changed.
+func (c *Controller) writeStatus(ctx context.Context, e *v1alpha1.Egress, problem *gatewayplan.Problem) error {
 	seen, err := c.seen(ctx, e)
 	if err != nil {
 		return err
@@ -32,27 +31,20 @@ func (c *Controller) tell(ctx context.Context, e *v1alpha1.Egress, problem *gate
 	if err != nil {
 		return fmt.Errorf("status of Egress %s/%s: %w", e.Namespace, e.Name, err)
 	}
-	o := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
-	o.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Egress"))
-	o.SetNamespace(e.Namespace)
-	o.SetName(e.Name)
-	// Not another of its name: of a status the API server minds the version, not the UID.
-	o.SetResourceVersion(e.ResourceVersion)
 	if err := failpoint.Hit("operator.gateways.status.before"); err != nil {
 		return err
 	}
-	err = c.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("write the status of Egress %s/%s: %w", e.Namespace, e.Name, err)
+	if _, err := objects.ApplyStatus(ctx, c.client, e, v1alpha1.GroupVersion.WithKind("Egress"), v1alpha1.OwnerOperator, fields); err != nil {
+		return err
 	}
 	if err := failpoint.Hit("operator.gateways.status.after"); err != nil {
 		return err
 	}
-	c.event(e, st)
+	c.recordChanges(e, st)
 	return nil
 }
 
-// says tells whether a status has what another says, but for what others write.
+// says tells whether a status has the fields of another, except those that others write.
 func says(is, want v1alpha1.EgressStatus) bool {
 	for _, c := range want.Conditions {
 		if has := meta.FindStatusCondition(is.Conditions, c.Type); has == nil || !reflect.DeepEqual(*has, c) {
@@ -74,8 +66,8 @@ func statusFields(st v1alpha1.EgressStatus) (map[string]any, error) {
 	return fields, nil
 }
 
-// event makes Events of conditions whose reason is another than before.
-func (c *Controller) event(e *v1alpha1.Egress, st v1alpha1.EgressStatus) {
+// recordChanges records an Event for each condition whose reason changed.
+func (c *Controller) recordChanges(e *v1alpha1.Egress, st v1alpha1.EgressStatus) {
 	for _, is := range st.Conditions {
 		was := meta.FindStatusCondition(e.Status.Conditions, is.Type)
 		good := is.Status == metav1.ConditionTrue

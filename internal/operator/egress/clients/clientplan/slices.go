@@ -8,44 +8,42 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Ledger is which clients of an Egress are in which of its slices. A client stays in its
-// slice, so that a change of one is a change of one slice. It must not be used by several
-// goroutines at once.
-type Ledger struct {
+// Slices distributes the clients of an Egress over EgressClientSlices. A client stays in its
+// slice, so that a change of one client changes one slice. It is not safe for concurrent use.
+type Slices struct {
 	clients  map[string]v1alpha1.ServedClient // by UID
 	place    map[string]string                // slice, by UID
-	homeless map[string]bool                  // UIDs of those that have no place
+	unplaced map[string]bool                  // UIDs of those that are in no slice
 	slices   map[string]*slice                // by name
 }
 
-// slice is one, with the UIDs that are to be in it.
+// slice is one slice, with the desired UIDs.
 type slice struct {
 	members map[string]bool
-	version int // counts changes of what is to be in it
+	version int // counts changes of the desired content
 	written int // the version that is at the API server
 }
 
-// NewLedger is one without clients.
-func NewLedger() *Ledger {
-	return &Ledger{clients: map[string]v1alpha1.ServedClient{}, place: map[string]string{}, homeless: map[string]bool{}, slices: map[string]*slice{}}
+// NewSlices returns one without clients.
+func NewSlices() *Slices {
+	return &Slices{clients: map[string]v1alpha1.ServedClient{}, place: map[string]string{}, unplaced: map[string]bool{}, slices: map[string]*slice{}}
 }
 
-// Len is how many clients there are.
-func (l *Ledger) Len() int { return len(l.clients) }
+// Len is the number of clients.
+func (l *Slices) Len() int { return len(l.clients) }
 
-// Slices is how many slices they take.
-func (l *Ledger) Slices() int { return len(l.slices) }
+// SliceCount is the number of slices.
+func (l *Slices) SliceCount() int { return len(l.slices) }
 
-// Has tells whether a client is in it.
-func (l *Ledger) Has(uid string) bool {
+// Has tells whether a client is served.
+func (l *Slices) Has(uid string) bool {
 	_, has := l.clients[uid]
 	return has
 }
 
-// Found takes in what a slice has at the API server. What it has of no client, of
-// one in another slice, or otherwise than it is to be, makes the slice one to be written; a client
-// that is in no slice yet is in this one from now on.
-func (l *Ledger) Found(name string, has []v1alpha1.ServedClient) {
+// Observe takes a slice as it is at the API server. The slice is due if it differs from the desired
+// content. A client that is in no slice yet is placed in this one.
+func (l *Slices) Observe(name string, has []v1alpha1.ServedClient) {
 	s := l.slices[name]
 	if s == nil {
 		s = &slice{members: map[string]bool{}}
@@ -68,16 +66,16 @@ func (l *Ledger) Found(name string, has []v1alpha1.ServedClient) {
 	}
 }
 
-// Lost takes in that a slice is not at the API server.
-func (l *Ledger) Lost(name string) {
+// Gone takes that a slice does not exist at the API server.
+func (l *Slices) Gone(name string) {
 	if s := l.slices[name]; s != nil {
 		s.version++
 		l.drop(name)
 	}
 }
 
-// Set has a client be served with what it says, and tells whether it was not so before.
-func (l *Ledger) Set(c v1alpha1.ServedClient) bool {
+// Set adds or changes a client, and tells whether anything changed.
+func (l *Slices) Set(c v1alpha1.ServedClient) bool {
 	if before, has := l.clients[c.UID]; has && equal(before, c) {
 		return false
 	}
@@ -85,18 +83,18 @@ func (l *Ledger) Set(c v1alpha1.ServedClient) bool {
 	if at := l.place[c.UID]; at != "" {
 		l.slices[at].version++
 	} else {
-		l.homeless[c.UID] = true
+		l.unplaced[c.UID] = true
 	}
 	return true
 }
 
-// Remove has a client be served no more, and tells whether it was.
-func (l *Ledger) Remove(uid string) bool {
+// Remove removes a client, and tells whether it was served.
+func (l *Slices) Remove(uid string) bool {
 	if !l.Has(uid) {
 		return false
 	}
 	delete(l.clients, uid)
-	delete(l.homeless, uid)
+	delete(l.unplaced, uid)
 	if at := l.place[uid]; at != "" {
 		delete(l.place, uid)
 		s := l.slices[at]
@@ -106,15 +104,15 @@ func (l *Ledger) Remove(uid string) bool {
 	return true
 }
 
-// Place gives each client that is in no slice a place in one: in the fullest that has room,
-// or in a new one, whose name fresh makes of those that are taken.
-func (l *Ledger) Place(fresh func(taken func(string) bool) string) {
-	if len(l.homeless) == 0 {
+// Place puts each client that is in no slice into one: the fullest that has room, or a new one,
+// which fresh names.
+func (l *Slices) Place(fresh func(taken func(string) bool) string) {
+	if len(l.unplaced) == 0 {
 		return
 	}
-	homeless := slices.Sorted(maps.Keys(l.homeless))
+	unplaced := slices.Sorted(maps.Keys(l.unplaced))
 	names := slices.Sorted(maps.Keys(l.slices))
-	for _, uid := range homeless {
+	for _, uid := range unplaced {
 		best := ""
 		for _, name := range names {
 			if n := len(l.slices[name].members); n < v1alpha1.SliceClients && (best == "" || n > len(l.slices[best].members)) {
@@ -131,14 +129,14 @@ func (l *Ledger) Place(fresh func(taken func(string) bool) string) {
 	}
 }
 
-// mergeTo is how many clients a slice has at most after Merge put those of another into it. It leaves
-// room, so that clients that come and go do not have slices merged and made again.
+// mergeTo is the most clients of a slice into which Merge puts those of another. It leaves room, so
+// that slices are not merged and made again while clients come and go.
 const mergeTo = v1alpha1.SliceClients * 3 / 4
 
-// Merge puts the clients of slices that lost many into others, the smallest first, into the
-// fullest that takes them all. Each slice that is emptied so costs its deletion, and the one that
-// takes its clients a write, of which that one has no more for all that it takes.
-func (l *Ledger) Merge() {
+// Merge moves the clients of slices that have few into others, the smallest slice first, into the
+// fullest that has room for all of them. That costs a deletion of each emptied slice, and one write of each
+// slice that takes clients.
+func (l *Slices) Merge() {
 	names := slices.SortedFunc(maps.Keys(l.slices), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(l.slices[a].members), len(l.slices[b].members)), cmp.Compare(a, b))
 	})
@@ -152,7 +150,7 @@ func (l *Ledger) Merge() {
 }
 
 // merge moves all clients of a slice to another, and tells whether it did.
-func (l *Ledger) merge(from, to string) bool {
+func (l *Slices) merge(from, to string) bool {
 	source, target := l.slices[from], l.slices[to]
 	if len(source.members) == 0 || len(source.members)+len(target.members) > mergeTo {
 		return false
@@ -166,23 +164,23 @@ func (l *Ledger) merge(from, to string) bool {
 	return true
 }
 
-func (l *Ledger) put(uid, name string) {
+func (l *Slices) put(uid, name string) {
 	l.place[uid] = name
-	delete(l.homeless, uid)
+	delete(l.unplaced, uid)
 	l.slices[name].members[uid] = true
 }
 
-// Write is a slice that is to be written.
+// Write is a slice that is due.
 type Write struct {
 	Name    string
-	Clients []v1alpha1.ServedClient // ordered by UID; none: the slice is to go
+	Clients []v1alpha1.ServedClient // ordered by UID; none: the slice is deleted
 	version int
 }
 
-// Due are the slices that are not written as they are to be, ordered by name, those that are to go
-// behind all others. They are to be written in this order, and none is to go before all others are
-// written: a client that moved to another slice is in one at any time.
-func (l *Ledger) Due() (due []Write) {
+// Due are the slices that differ from the desired content, ordered by name, with those to delete
+// at the end. They must be written in this order, and none deleted before all others are written,
+// so that a client that moves to another slice is in one at any time.
+func (l *Slices) Due() (due []Write) {
 	for _, name := range slices.Sorted(maps.Keys(l.slices)) {
 		s := l.slices[name]
 		if s.version == s.written && len(s.members) > 0 {
@@ -198,8 +196,8 @@ func (l *Ledger) Due() (due []Write) {
 	return due
 }
 
-// Written takes in that a slice was written, or is gone where it has no clients.
-func (l *Ledger) Written(w Write) {
+// Written takes that a slice was written, or deleted if it has no clients.
+func (l *Slices) Written(w Write) {
 	s := l.slices[w.Name]
 	if s == nil {
 		return
@@ -211,8 +209,8 @@ func (l *Ledger) Written(w Write) {
 	}
 }
 
-// drop forgets a slice that nobody is to be in.
-func (l *Ledger) drop(name string) {
+// drop forgets a slice without members.
+func (l *Slices) drop(name string) {
 	if len(l.slices[name].members) == 0 {
 		delete(l.slices, name)
 	}

@@ -24,7 +24,7 @@ func numbered(taken func(string) bool) string {
 
 // flush is what the API server has once all that is due was written; it returns how many
 // writes that took.
-func flush(l *Ledger, at map[string][]v1alpha1.ServedClient) int {
+func flush(l *Slices, at map[string][]v1alpha1.ServedClient) int {
 	l.Place(numbered)
 	l.Merge()
 	due := l.Due()
@@ -40,13 +40,13 @@ func flush(l *Ledger, at map[string][]v1alpha1.ServedClient) int {
 }
 
 // A change of one client is a change of one slice, and where it is, it stays.
-func TestLedgerIsStable(t *testing.T) {
-	l, at := NewLedger(), map[string][]v1alpha1.ServedClient{}
+func TestSlicesIsStable(t *testing.T) {
+	l, at := NewSlices(), map[string][]v1alpha1.ServedClient{}
 	for i := range 250 {
 		l.Set(served(i, "10.0.0.1"))
 	}
-	if n := flush(l, at); n != 3 || l.Slices() != 3 {
-		t.Fatalf("%d writes of %d slices", n, l.Slices())
+	if n := flush(l, at); n != 3 || l.SliceCount() != 3 {
+		t.Fatalf("%d writes of %d slices", n, l.SliceCount())
 	}
 	place := map[string]string{}
 	for name, clients := range at {
@@ -82,10 +82,10 @@ func TestLedgerIsStable(t *testing.T) {
 }
 
 // What is found is kept where it is: nothing is written if it is as it is to be.
-func TestLedgerFindsWhatIsThere(t *testing.T) {
+func TestSlicesFindsWhatIsThere(t *testing.T) {
 	at := map[string][]v1alpha1.ServedClient{"x": nil, "y": nil}
-	fill := func() *Ledger {
-		l := NewLedger()
+	fill := func() *Slices {
+		l := NewSlices()
 		for i := range 150 {
 			l.Set(served(i, "10.0.0.1"))
 		}
@@ -95,9 +95,9 @@ func TestLedgerFindsWhatIsThere(t *testing.T) {
 		name := []string{"x", "y"}[i%2]
 		at[name] = append(at[name], served(i, "10.0.0.1"))
 	}
-	found := func(l *Ledger) {
+	found := func(l *Slices) {
 		for _, name := range []string{"x", "y"} {
-			l.Found(name, at[name])
+			l.Observe(name, at[name])
 		}
 	}
 	l := fill()
@@ -105,19 +105,19 @@ func TestLedgerFindsWhatIsThere(t *testing.T) {
 	if n := flush(l, at); n != 0 {
 		t.Errorf("%d writes", n)
 	}
-	l.Found("x", at["x"])
+	l.Observe("x", at["x"])
 	if n := flush(l, at); n != 0 {
 		t.Errorf("%d writes after seeing one again", n)
 	}
-	l.Found("y", slices.Concat(at["y"], at["x"][:1])) // somebody put it there twice
+	l.Observe("y", slices.Concat(at["y"], at["x"][:1])) // somebody put it there twice
 	if n := flush(l, at); n != 1 {
 		t.Errorf("%d writes of one in two slices", n)
 	}
-	l.Found("y", at["y"][1:])
+	l.Observe("y", at["y"][1:])
 	if n := flush(l, at); n != 1 || len(at["y"]) != 75 {
 		t.Errorf("%d writes of a slice that lacks one", n)
 	}
-	l.Lost("x")
+	l.Gone("x")
 	if n := flush(l, at); n != 1 || len(at["x"]) != 75 {
 		t.Errorf("%d writes of a slice that was deleted", n)
 	}
@@ -126,14 +126,14 @@ func TestLedgerFindsWhatIsThere(t *testing.T) {
 		l.Remove(fmt.Sprintf("uid-%04d", i))
 	}
 	found(l)
-	if n := flush(l, at); n != 1 || at["x"] != nil || l.Slices() != 1 {
-		t.Errorf("%d writes, slices %d, of clients that went meanwhile", n, l.Slices())
+	if n := flush(l, at); n != 1 || at["x"] != nil || l.SliceCount() != 1 {
+		t.Errorf("%d writes, slices %d, of clients that went meanwhile", n, l.SliceCount())
 	}
 }
 
 // Slices that lost most of their clients become few, by a write for each that takes clients and one for
 // each that goes; a client is in one all the while.
-func TestLedgerMerges(t *testing.T) {
+func TestSlicesMerges(t *testing.T) {
 	for name, tt := range map[string]struct {
 		left           []int // clients of each slice
 		slices, writes int
@@ -150,7 +150,7 @@ func TestLedgerMerges(t *testing.T) {
 		"those that go and one that not": {[]int{20, 20, 20, 70}, 2, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, at := NewLedger(), map[string][]v1alpha1.ServedClient{}
+			l, at := NewSlices(), map[string][]v1alpha1.ServedClient{}
 			for s, n := range tt.left {
 				for i := range n {
 					at[strconv.Itoa(s)] = append(at[strconv.Itoa(s)], served(1000*s+i, "10.0.0.1"))
@@ -158,7 +158,7 @@ func TestLedgerMerges(t *testing.T) {
 				for _, c := range at[strconv.Itoa(s)] {
 					l.Set(c)
 				}
-				l.Found(strconv.Itoa(s), at[strconv.Itoa(s)])
+				l.Observe(strconv.Itoa(s), at[strconv.Itoa(s)])
 			}
 			l.Place(numbered)
 			l.Merge()
@@ -183,8 +183,8 @@ func TestLedgerMerges(t *testing.T) {
 				}
 				l.Written(w)
 			}
-			if len(at) != tt.slices || l.Slices() != tt.slices {
-				t.Errorf("%d slices at the API server, %d in the ledger, want %d", len(at), l.Slices(), tt.slices)
+			if len(at) != tt.slices || l.SliceCount() != tt.slices {
+				t.Errorf("%d slices at the API server, %d in the ledger, want %d", len(at), l.SliceCount(), tt.slices)
 			}
 			if n := flush(l, at); n != 0 {
 				t.Errorf("%d writes of nothing", n)
@@ -194,8 +194,8 @@ func TestLedgerMerges(t *testing.T) {
 }
 
 // A write that failed is due again, and a change while it is under way too.
-func TestLedgerWritesWhatWasNotWritten(t *testing.T) {
-	l := NewLedger()
+func TestSlicesWritesWhatWasNotWritten(t *testing.T) {
+	l := NewSlices()
 	l.Set(served(1, "10.0.0.1"))
 	l.Place(numbered)
 	first := l.Due()
@@ -222,10 +222,10 @@ func TestLedgerWritesWhatWasNotWritten(t *testing.T) {
 }
 
 // Whatever happens, once all is written the slices have each client once and nobody else.
-func TestLedgerAtRandom(t *testing.T) {
+func TestSlicesAtRandom(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 0))
-		l, at, want := NewLedger(), map[string][]v1alpha1.ServedClient{}, map[string]v1alpha1.ServedClient{}
+		l, at, want := NewSlices(), map[string][]v1alpha1.ServedClient{}, map[string]v1alpha1.ServedClient{}
 		for range 400 {
 			i := r.IntN(350)
 			c := served(i, fmt.Sprintf("10.0.0.%d", r.IntN(3)))
@@ -239,9 +239,9 @@ func TestLedgerAtRandom(t *testing.T) {
 			case 6:
 				for name := range at { // somebody deletes one, or it is seen again
 					if delete(at, name); r.IntN(2) == 0 {
-						l.Lost(name)
+						l.Gone(name)
 					} else {
-						l.Found(name, nil)
+						l.Observe(name, nil)
 					}
 					break
 				}
@@ -267,8 +267,8 @@ func TestLedgerAtRandom(t *testing.T) {
 				t.Fatalf("seed %d: %s is in %d slices", seed, uid, got[uid])
 			}
 		}
-		if len(got) != len(want) || l.Len() != len(want) || l.Slices() != len(at) {
-			t.Fatalf("seed %d: %d clients in %d slices, want %d in %d", seed, len(got), l.Slices(), len(want), len(at))
+		if len(got) != len(want) || l.Len() != len(want) || l.SliceCount() != len(at) {
+			t.Fatalf("seed %d: %d clients in %d slices, want %d in %d", seed, len(got), l.SliceCount(), len(want), len(at))
 		}
 	}
 }
