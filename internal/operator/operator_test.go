@@ -245,7 +245,7 @@ func TestStartProblems(t *testing.T) {
 		args []string
 		says string
 	}{
-		"no API":       {nil, "set --kubeconfig out of a cluster"},
+		"no API":       {nil, "outside a cluster, set --kubeconfig"},
 		"no such file": {[]string{"--kubeconfig=/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -150,33 +150,21 @@ func (s *state) addTo(t *Totals) {
 // Gauges are collected on each scrape: the totals of the nodes, and the subnets that they may
 // use, which subnets must return quickly.
 func (c *Controller) Gauges(subnets func() []cloud.Subnet) prometheus.Collector {
-	return gauges{c.Totals, subnets}
+	return gauges(c.Totals, subnets)
 }
 
-type gauges struct {
-	totals  func() Totals
-	subnets func() []cloud.Subnet
-}
-
-// Describe implements prometheus.Collector.
-func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range []metric.Family{famIPs, famENIs, famNodes, famSubnets} {
-		ch <- f.Desc()
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (g gauges) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(f metric.Family, v int, labels ...string) { ch <- f.Value(float64(v), labels...) }
-	t := g.totals()
-	gauge(famIPs, t.Used, "used")
-	gauge(famIPs, t.Available, "available")
-	gauge(famIPs, t.Needed, "needed")
-	gauge(famENIs, t.ENIs)
-	gauge(famNodes, t.Nodes, "total")
-	gauge(famNodes, t.InDeficit, "in-deficit")
-	gauge(famNodes, t.AtCapacity, "at-capacity")
-	for _, s := range g.subnets() {
-		gauge(famSubnets, s.Free, s.ID, s.Zone)
-	}
+func gauges(totals func() Totals, subnets func() []cloud.Subnet) prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		t := totals()
+		emit(famIPs, float64(t.Used), "used")
+		emit(famIPs, float64(t.Available), "available")
+		emit(famIPs, float64(t.Needed), "needed")
+		emit(famENIs, float64(t.ENIs))
+		emit(famNodes, float64(t.Nodes), "total")
+		emit(famNodes, float64(t.InDeficit), "in-deficit")
+		emit(famNodes, float64(t.AtCapacity), "at-capacity")
+		for _, s := range subnets() {
+			emit(famSubnets, float64(s.Free), s.ID, s.Zone)
+		}
+	}, famIPs, famENIs, famNodes, famSubnets)
 }

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
 )

@@ -56,22 +56,13 @@ func (m *Metrics) wrote(kind string, err error) {
 }
 
 // Gauges are collected on each scrape: the numbers of clients and slices.
-func (c *Controller) Gauges() prometheus.Collector { return gauges{c.state} }
-
-type gauges struct{ state *state }
-
-// Describe implements prometheus.Collector.
-func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	ch <- famClients.Desc()
-	ch <- famSlices.Desc()
-}
-
-// Collect implements prometheus.Collector.
-func (g gauges) Collect(ch chan<- prometheus.Metric) {
-	for ref, n := range g.state.counts() {
-		ch <- famClients.Value(float64(n.served), ref.Namespace, ref.Name, "served")
-		ch <- famClients.Value(float64(n.waiting), ref.Namespace, ref.Name, "stuck")
-		ch <- famClients.Value(float64(n.refused), ref.Namespace, ref.Name, "refused")
-		ch <- famSlices.Value(float64(n.slices), ref.Namespace, ref.Name)
-	}
+func (c *Controller) Gauges() prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		for ref, n := range c.state.counts() {
+			emit(famClients, float64(n.served), ref.Namespace, ref.Name, "served")
+			emit(famClients, float64(n.waiting), ref.Namespace, ref.Name, "stuck")
+			emit(famClients, float64(n.refused), ref.Namespace, ref.Name, "refused")
+			emit(famSlices, float64(n.slices), ref.Namespace, ref.Name)
+		}
+	}, famClients, famSlices)
 }
