@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// layout is how the first n subnets of a pool are cut. n is at most their number.
+// layout is how the first n subnets of a pool, which must have as many, are cut.
 func layout(p *v1alpha1.AddressPool, n int) (block.Layout, error) {
 	if n == 0 {
 		return block.Layout{}, nil
@@ -50,17 +50,17 @@ func subnets(p *v1alpha1.AddressPool, n int) (out []block.Subnet, err error) {
 	return out, errors.Join(errs...)
 }
 
-// accepted is how many of a pool's subnets may be cut as it stands in its status.
+// accepted is how many of a pool's subnets are accepted by its status.
 func accepted(p *v1alpha1.AddressPool) int {
 	return min(max(int(p.Status.AcceptedSubnets), 0), len(p.Spec.Subnets))
 }
 
-// ownedRange is a range of addresses and who has it.
+// ownedRange is a range of addresses with its owner.
 type ownedRange struct {
 	netip.Prefix
-	owner string // a pool; empty: the block alone
-	block string
-	other string // neither: such as Node node-2
+	owner string // a pool; empty: no pool has it
+	block string // a block without a pool, if so
+	other string // neither, such as Node node-2, if so
 }
 
 func (h ownedRange) String() string {
@@ -71,16 +71,16 @@ func (h ownedRange) String() string {
 		return fmt.Sprintf("%s of %s", h.Prefix, h.other)
 	}
 	if h.block != "" {
-		return fmt.Sprintf("%s of block %s, which is still there", h.Prefix, h.block)
+		return fmt.Sprintf("%s of block %s, which still exists", h.Prefix, h.block)
 	}
 	return fmt.Sprintf("%s of pool %s", h.Prefix, h.owner)
 }
 
-// decide tells how many subnets of the pool called name may be cut, and why not
-// more. All pools count, the oldest first: what one was granted before stays, and
-// the next subnet is granted if it overlaps nothing that another pool has or was
-// granted just now, nor one of others: addresses of Services, and of blocks that
-// no pool has any more. A pool that is being deleted is granted nothing more.
+// decide returns how many subnets of the pool called name may be cut, and why not
+// more. Pools get subnets in the order of their age. A pool keeps what it has, and gets
+// its next subnet if that overlaps nothing that another pool has or just got, nor one of
+// others: addresses of Services, and of blocks that no pool has any more. A pool that is
+// being deleted gets no further subnet.
 func decide(name string, pools []v1alpha1.AddressPool, others []ownedRange) (n int, why *refusal) {
 	pools = slices.Clone(pools)
 	slices.SortFunc(pools, byAge)
@@ -103,7 +103,7 @@ func byAge(a, b v1alpha1.AddressPool) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
-// grant extends what a pool has by the subnets that nobody else holds.
+// grant adds to what a pool has the subnets that nobody else holds.
 func grant(p *v1alpha1.AddressPool, held []ownedRange) (n int, why *refusal) {
 	n = accepted(p)
 	if p.DeletionTimestamp != nil {
@@ -128,9 +128,9 @@ func overlaps(subnet int, mine, other ownedRange) *refusal {
 	return &refusal{v1alpha1.ReasonPoolOverlaps, fmt.Sprintf("spec.subnets[%d]: %s overlaps %s", subnet, mine.Prefix, other)}
 }
 
-// ownedRanges are the first n subnets of a pool, as far as they make sense.
+// ownedRanges are the first n subnets of a pool, without invalid ones.
 func ownedRanges(p *v1alpha1.AddressPool, n int) (out []ownedRange) {
-	list, _ := subnets(p, n) // what makes no sense is not a range
+	list, _ := subnets(p, n) // an invalid one has no addresses
 	for _, s := range list {
 		for _, c := range []netip.Prefix{s.IPv4, s.IPv6} {
 			if c.IsValid() {
@@ -141,9 +141,8 @@ func ownedRanges(p *v1alpha1.AddressPool, n int) (out []ownedRange) {
 	return out
 }
 
-// orphanRanges tells which of the addresses of blocks are not those that their pool,
-// as it is now, would give a block of that index: the pool is gone, or another
-// one of its name. It is called for each block.
+// orphanRanges returns a function for the addresses of a block that its pool, as it is now, would not
+// give a block of that index: the pool is gone, or another one has its name.
 func orphanRanges(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []ownedRange {
 	layouts := map[string]block.Layout{}
 	for i := range pools {
@@ -165,10 +164,9 @@ func orphanRanges(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []o
 	}
 }
 
-// conflict tells how many of the accepted subnets of a pool, counted from the
-// first, overlap no other pool's, and which pool the next one overlaps: two
-// operators that accept at the same time can bring that about. other is nil
-// without a conflict.
+// conflict returns how many of the accepted subnets of a pool, from the first on, overlap no other
+// pool's, and which pool the next one overlaps; other is nil without a conflict. Two operators that
+// accept subnets at the same time can cause one.
 func conflict(name string, pools []v1alpha1.AddressPool) (own int, other *v1alpha1.AddressPool, why *refusal) {
 	i := slices.IndexFunc(pools, func(p v1alpha1.AddressPool) bool { return p.Name == name })
 	if i < 0 {

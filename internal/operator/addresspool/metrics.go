@@ -14,7 +14,7 @@ var (
 	famAddresses = metric.New("berth_operator_pool_addresses", "gauge", "Addresses of one family of a pool by state, those of allocated blocks as allocated.", "pool", "state")
 	famWaiting   = metric.New("berth_operator_pool_waiting_requests", "gauge", "Requests of nodes for which a pool has no block.", "pool")
 	famServed    = metric.New("berth_operator_block_request_seconds", "histogram", "Time from a node's request for a block to its answer with one.")
-	famRefused   = metric.New("berth_operator_block_requests_refused_total", "counter", "Requests for blocks that were refused for what their node has or asks for already, by reason: NoPods, NodeQuota or TooManyRequests.", "reason")
+	famRefused   = metric.New("berth_operator_block_requests_refused_total", "counter", "Requests for blocks that were refused because of what their node has or asks for already, by reason: NoPods, NodeQuota or TooManyRequests.", "reason")
 )
 
 // Families are the metrics, for the page that documents them.

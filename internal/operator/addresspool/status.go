@@ -19,7 +19,7 @@ import (
 // reportEvery is how often the status of a pool is written at most.
 const reportEvery = time.Second
 
-// Reasons of a pool's conditions, besides those of requests.
+// Reasons of a pool's conditions, in addition to those of requests.
 const (
 	reasonReady         = "Ready"
 	reasonBlocksFree    = "BlocksFree"

@@ -1,7 +1,7 @@
-// Package watched is what berth-operator keeps in memory of the objects of a
-// cluster. Each feature lists the kinds that it watches; one kind is watched
-// once, whoever needs it. What several features need of Nodes, Pods and
-// Namespaces is here; kinds of Berth's own are with their feature.
+// Package watched declares which objects the cache of berth-operator keeps, and what of them. Each
+// feature lists the kinds that it watches, and a kind is watched once for all features. The
+// declarations of Nodes, Pods and Namespaces are here, those of Berth's own kinds with their
+// feature.
 //
 //	watched.go  a kind, and those of all features together
 //	index.go    fields by which the cache finds objects
@@ -24,12 +24,12 @@ import (
 type Kind struct {
 	// Object is an empty object of the kind.
 	Object client.Object
-	// List makes an empty list of them, by which is seen whether they can be read.
+	// List makes an empty list of them.
 	List func() client.ObjectList
 	// Cache says which objects are kept, and what of them.
 	Cache cache.ByObject
-	// Within is another declaration of the same kind that keeps all of these objects
-	// and more; whoever reads them must not mind the others. Nil: there is none.
+	// Within is another declaration of the same kind that keeps all of these objects and more. It
+	// replaces this one where both are needed, so readers must ignore the other objects. Nil: none.
 	Within *Kind
 }
 
@@ -56,18 +56,18 @@ func Metadata(gvk schema.GroupVersionKind, selector labels.Selector, transform t
 	return k
 }
 
-// isWithin tells whether one of some declarations keeps all that k does, and more.
+// isWithin tells whether another of some declarations keeps all that k does, and more.
 func (k *Kind) isWithin(kinds []*Kind) bool {
 	return k.Within != nil && (slices.Contains(kinds, k.Within) || k.Within.isWithin(kinds))
 }
 
-// name tells kinds apart, also those of which only the metadata is read.
+// name identifies a kind, also one of which only the metadata is read.
 func (k *Kind) name() string {
 	return fmt.Sprintf("%T %s", k.Object, k.Object.GetObjectKind().GroupVersionKind().Kind)
 }
 
-// Set is each of some kinds once, without those that are Within another. The error names one that comes with two
-// declarations: the objects kept for one feature would lack what another reads.
+// Set returns each of some kinds once, without those that are Within another. The error names a kind
+// with two declarations: the objects kept for one feature would lack what another reads.
 func Set(kinds ...*Kind) ([]*Kind, error) {
 	var set []*Kind
 	byName := map[string]*Kind{}

@@ -176,7 +176,7 @@ func TestConditions(t *testing.T) {
 			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "2001:db8::1")}}, v1alpha1.ConditionAvailable, v1alpha1.EgressGatewaysReady, ""},
 		"a pod that poses": {func(s *v1alpha1.EgressSpec) { s.TunnelTo = v1alpha1.TunnelToService },
 			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "10.0.0.1")}, Others: []*corev1.Pod{gateway("web-2", "10.0.0.3"), gateway("web-1", "10.0.0.2")}},
-			v1alpha1.ConditionAvailable, v1alpha1.EgressForeignPods, "Service nat would send what clients send to pod web-1, which Deployment nat has not made"},
+			v1alpha1.ConditionAvailable, v1alpha1.EgressForeignPods, "Service nat would send clients' packets to pod web-1, which does not belong to Deployment nat"},
 		"pods that get nothing from the Service": {func(s *v1alpha1.EgressSpec) { s.TunnelTo = v1alpha1.TunnelToService },
 			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "10.0.0.1")}, Others: []*corev1.Pod{gateway("b"), ended(gateway("c", "10.0.0.2")), unreadied(gateway("d", "10.0.0.3"))}},
 			v1alpha1.ConditionAvailable, v1alpha1.EgressGatewaysReady, ""},
