@@ -61,7 +61,7 @@ const (
 func (l *lease) RecordEvent(event string) {
 	switch {
 	case event == becameLeader:
-		l.log.Info("this operator leads now", "lease", l.Describe(), "holder", l.Identity())
+		l.log.Info("leading: this operator is the leader now", "lease", l.Describe(), "holder", l.Identity())
 	case event == stoppedLeading && l.running.Err() == nil:
 		l.log.Error("lost the Lease: exiting at once, as another operator may lead", "lease", l.Describe(),
 			"renew-deadline", l.cfg.RenewDeadline)

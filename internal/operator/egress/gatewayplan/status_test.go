@@ -171,7 +171,7 @@ func TestConditions(t *testing.T) {
 		"IPv6 of one that ends": {func(s *v1alpha1.EgressSpec) { s.Destinations = []string{"::/0"} },
 			Seen{Pods: []*corev1.Pod{gateway("a", "10.0.0.1"), ended(gateway("b", "2001:db8::1"))}}, v1alpha1.ConditionAvailable, v1alpha1.EgressFamilyMissing, ""},
 		"a Service without IPv6": {func(s *v1alpha1.EgressSpec) { s.Destinations, s.TunnelTo = []string{"::/0"}, v1alpha1.TunnelToService },
-			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "2001:db8::1")}}, v1alpha1.ConditionAvailable, v1alpha1.EgressFamilyMissing, "Service nat has no address of it"},
+			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "2001:db8::1")}}, v1alpha1.ConditionAvailable, v1alpha1.EgressFamilyMissing, "Service nat has no address of that family"},
 		"a Service that matters not": {func(s *v1alpha1.EgressSpec) { s.Destinations = []string{"::/0"} },
 			Seen{Service: service, Pods: []*corev1.Pod{gateway("a", "2001:db8::1")}}, v1alpha1.ConditionAvailable, v1alpha1.EgressGatewaysReady, ""},
 		"a pod that poses": {func(s *v1alpha1.EgressSpec) { s.TunnelTo = v1alpha1.TunnelToService },
