@@ -16,7 +16,7 @@ type Namespace struct {
 	Labels, Annotations map[string]string
 }
 
-// ReadNamespace takes it from the metadata of one.
+// ReadNamespace reads the metadata of a Namespace.
 func ReadNamespace(o metav1.Object) Namespace {
 	return Namespace{Name: o.GetName(), Labels: o.GetLabels(), Annotations: o.GetAnnotations()}
 }
@@ -25,7 +25,7 @@ func ReadNamespace(o metav1.Object) Namespace {
 // without their consent.
 func (n Namespace) Granted() bool { return n.Labels[v1alpha1.LabelEgressMaySelect] == "true" }
 
-// everyone in a namespace's consent stands for all namespaces.
+// everyone stands for all namespaces in a namespace's consent.
 const everyone = "*"
 
 // consentsTo are the namespaces whose Egresses may select pods of this one.
@@ -41,7 +41,7 @@ func (n Namespace) consentsTo() []string {
 	return names
 }
 
-// Same tells whether two states of a Namespace are the same to all Egresses.
+// Same tells whether two states of a Namespace make no difference to any Egress.
 func (n Namespace) Same(o Namespace) bool {
 	const key = v1alpha1.AnnotationEgressSelectableFrom
 	return n.Annotations[key] == o.Annotations[key] && maps.Equal(n.Labels, o.Labels)

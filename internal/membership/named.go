@@ -1,12 +1,12 @@
-// Package membership reads by which Egresses a pod is to reach the outside: what its
-// annotations name, and what an Egress selects. The operator, which decides, and the
-// daemon, which must know whether to wait for the decision, both use it, so that they
+// Package membership tells which Egresses a pod is meant to use: those that its
+// annotations name, and those that select it. The operator decides by it, and the
+// daemon finds out by it whether to wait for the decision, so that the two
 // agree. It is pure: values in, values and errors out.
 //
 //	named.go     the annotations
 //	selector.go  spec.clients of an Egress
 //	consent.go   which namespaces let Egresses of others select their pods
-//	selectors.go the selectors of all Egresses, and which of them count
+//	selectors.go the selectors of all Egresses, and which of them are in force
 package membership
 
 import (
@@ -35,21 +35,21 @@ func (r Ref) Compare(o Ref) int {
 	return cmp.Or(strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
 }
 
-// Error is something wrong with one annotation, of which none of its Egresses is used.
+// Error is an invalid annotation, of which no Egress is used.
 type Error struct {
-	// Namespace is the part of the key that is to name one.
+	// Namespace is the part of the key that should name one.
 	Namespace string
-	// Detail is what it is, and what was expected.
+	// Detail is what the annotation says, and what was expected.
 	Detail string
 }
 
 // Error reads "metadata.annotations[egress.berth.dev/internet]: names nat twice".
 func (e Error) Error() string { return Field(e.Namespace) + ": " + e.Detail }
 
-// Errors are all that is wrong, in the order of the annotations' keys.
+// Errors are those of all annotations, ordered by key.
 type Errors []Error
 
-// Err is the errors as one; nil without any.
+// Err joins the errors; nil: there are none.
 func (e Errors) Err() error {
 	all := make([]error, len(e))
 	for i, one := range e {
@@ -71,13 +71,13 @@ func Field(namespace string) string {
 }
 
 var (
-	// namespaceName is RFC 1123's label, which namespaces are named by; egressName what
-	// the definition of Egress takes.
+	// namespaceName is an RFC 1123 label, as names of namespaces are; egressName is what the
+	// definition of Egress accepts.
 	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	egressName    = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$`)
 )
 
-// Annotated tells whether annotations of a pod name Egresses, or are to.
+// Annotated tells whether annotations of a pod name Egresses, validly or not.
 func Annotated(annotations map[string]string) bool {
 	for key := range annotations {
 		if IsKey(key) {
@@ -91,9 +91,8 @@ func Annotated(annotations map[string]string) bool {
 func IsKey(key string) bool { return strings.HasPrefix(key, v1alpha1.AnnotationEgressPrefix) }
 
 // Named are the Egresses that a pod's annotations name (egress.berth.dev/NAMESPACE:
-// NAME[,NAME]), ordered by namespace and name. Spaces around names do not count. Of an
-// annotation with an error none is among them; with more than MaxEgresses altogether
-// those of the last annotations are not.
+// NAME[,NAME]), ordered by namespace and name. Spaces around names are ignored. An invalid
+// annotation names none. With more than MaxEgresses altogether the last annotations name none.
 func Named(annotations map[string]string) ([]Ref, Errors) {
 	var named []Ref
 	var errs Errors
@@ -104,7 +103,7 @@ func Named(annotations map[string]string) ([]Ref, Errors) {
 		}
 		refs, detail := parse(namespace, annotations[key])
 		if detail == "" && len(named)+len(refs) > MaxEgresses {
-			detail = fmt.Sprintf("names %d Egresses, with other annotations more than %d, expected at most so many of a pod", len(refs), MaxEgresses)
+			detail = fmt.Sprintf("names %d Egresses, with other annotations more than %d, expected at most so many for a pod", len(refs), MaxEgresses)
 		}
 		if detail != "" {
 			errs.add(namespace, "%s", detail)
@@ -116,13 +115,13 @@ func Named(annotations map[string]string) ([]Ref, Errors) {
 	return named, errs
 }
 
-// parse reads one annotation; what is wrong with it is empty if nothing is.
+// parse reads one annotation. wrong is why it is invalid; empty: it is valid.
 func parse(namespace, value string) (refs []Ref, wrong string) {
 	if !namespaceName.MatchString(namespace) {
 		return nil, fmt.Sprintf("names Egresses of %q, expected the name of a namespace: at most 63 lower-case letters, digits and hyphens", namespace)
 	}
 	if n := strings.Count(value, ",") + 1; n > MaxEgresses {
-		return nil, fmt.Sprintf("names %d Egresses, expected at most %d of a pod", n, MaxEgresses)
+		return nil, fmt.Sprintf("names %d Egresses, expected at most %d for a pod", n, MaxEgresses)
 	}
 	for i, name := range strings.Split(value, ",") {
 		ref := Ref{namespace, strings.TrimSpace(name)}

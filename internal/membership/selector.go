@@ -15,8 +15,8 @@ type Selector struct {
 	pods       labels.Selector // nil: nothing is selected
 }
 
-// NewSelector is that of an Egress of a namespace; nil selects nothing. The error names the
-// selector that cannot be read.
+// NewSelector reads spec.clients of an Egress in a namespace; nil selects nothing. The error names
+// the invalid selector.
 func NewSelector(namespace string, of *v1alpha1.EgressClientSelector) (Selector, error) {
 	if of == nil {
 		return Selector{}, nil
@@ -36,11 +36,11 @@ func NewSelector(namespace string, of *v1alpha1.EgressClientSelector) (Selector,
 	return s, nil
 }
 
-// Any tells whether it may select anything at all.
+// Any tells whether it can select anything at all.
 func (s Selector) Any() bool { return s.pods != nil }
 
-// Namespace tells whether pods of a namespace with some labels may be selected: all of
-// them, or those that Pod says.
+// Namespace tells whether pods of a namespace with some labels may be selected: those that Pod
+// matches.
 func (s Selector) Namespace(name string, has map[string]string) bool {
 	switch {
 	case s.pods == nil:
@@ -51,12 +51,12 @@ func (s Selector) Namespace(name string, has map[string]string) bool {
 	return s.namespaces.Matches(labels.Set(has))
 }
 
-// Pod tells whether a pod with some labels is selected in a namespace that is.
+// Pod tells whether a pod with some labels is selected in a selected namespace.
 func (s Selector) Pod(has map[string]string) bool {
 	return s.pods != nil && s.pods.Matches(labels.Set(has))
 }
 
-// ByLabels tells whether it depends on labels of namespaces.
+// ByLabels tells whether it selects namespaces by labels.
 func (s Selector) ByLabels() bool { return s.namespaces != nil }
 
 // same tells whether two select the same pods.

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// MaxSelecting is how many Egresses of a namespace select pods: the oldest ones. A namespace with
-// an administrator's grant has no such bound. So what a tenant makes costs others no more than
-// that many looks at a selector for each pod that consents to it, and nothing for all others.
+// MaxSelecting is how many Egresses of a namespace can select pods: the oldest ones. A namespace with
+// an administrator's grant has no such limit. It bounds what the Egresses of a tenant cost others: so
+// many selectors are evaluated for a pod whose namespace consents, and none for other pods.
 const MaxSelecting = 32
 
-// Selectors are those of all Egresses, with the namespaces that have a grant. A value is never
-// changed: With and Granting make another. The zero value has none.
+// Selectors are those of all Egresses, with the namespaces that have a grant. A value is immutable:
+// With and Granting return another. The zero value has none.
 type Selectors struct {
 	berthNamespace string
 	of             map[string][]selecting // by namespace, the oldest first
@@ -30,10 +30,10 @@ type selecting struct {
 // older orders by age, then by name.
 func older(a, b selecting) int { return cmp.Or(a.created.Compare(b.created), a.ref.Compare(b.ref)) }
 
-// NewSelectors are none yet. berthNamespace is Berth's own namespace, empty if it is not known.
+// NewSelectors makes a value without selectors. berthNamespace is Berth's own; empty: it is not known.
 func NewSelectors(berthNamespace string) Selectors { return Selectors{berthNamespace: berthNamespace} }
 
-// With are all, with the selector of one Egress instead of the one that it had, if that differs.
+// With replaces or adds the selector of an Egress, and tells whether that makes a difference.
 func (s Selectors) With(ref Ref, created time.Time, selector Selector) (_ Selectors, differs bool) {
 	before := s.of[ref.Namespace]
 	at := slices.IndexFunc(before, func(o selecting) bool { return o.ref == ref })
@@ -54,12 +54,12 @@ func (s Selectors) With(ref Ref, created time.Time, selector Selector) (_ Select
 	return s, true
 }
 
-// Without are all but the selector of one Egress, if it has one.
+// Without removes the selector of an Egress, if it has one.
 func (s Selectors) Without(ref Ref) (_ Selectors, differs bool) {
 	return s.With(ref, time.Time{}, Selector{})
 }
 
-// Granting are the same, where a namespace has a grant or has none.
+// Granting sets whether a namespace has a grant.
 func (s Selectors) Granting(namespace string, granted bool) Selectors {
 	if s.granted[namespace] != granted {
 		s.granted = with(s.granted, namespace, true, granted)
@@ -67,7 +67,7 @@ func (s Selectors) Granting(namespace string, granted bool) Selectors {
 	return s
 }
 
-// with is a copy of a map in which a key has a value, or is not there.
+// with copies a map, and sets or deletes a key in the copy.
 func with[V any](of map[string]V, key string, value V, there bool) map[string]V {
 	of = maps.Clone(of)
 	if !there {
@@ -104,7 +104,7 @@ func (s Selectors) Active(namespace string) (out []Ref) {
 // IsActive tells whether an Egress is among those.
 func (s Selectors) IsActive(ref Ref) bool { return s.find(ref) != nil }
 
-// find is an Egress among those of its namespace that select pods; nil: it is not.
+// find is an Egress among those that select pods; nil: it does not.
 func (s Selectors) find(ref Ref) *selecting {
 	of := s.active(ref.Namespace)
 	if i := slices.IndexFunc(of, func(o selecting) bool { return o.ref == ref }); i >= 0 {
@@ -113,8 +113,8 @@ func (s Selectors) find(ref Ref) *selecting {
 	return nil
 }
 
-// candidates are the Egresses whose selectors have to be looked at for pods of a namespace: its
-// own, those of namespaces that it consents to, and those of namespaces with a grant.
+// candidates are the Egresses whose selectors must be evaluated for pods of a namespace: its
+// own, those of namespaces to which it consents, and those of namespaces with a grant.
 func (s Selectors) candidates(n Namespace) (out []selecting) {
 	from := []string{n.Name}
 	for _, name := range n.consentsTo() {
@@ -150,7 +150,7 @@ func (s Selectors) Selects(ref Ref, n Namespace) bool {
 	return o != nil && o.selector.Namespace(n.Name, n.Labels) && maySelect(ref.Namespace, s.granted[ref.Namespace], n, s.berthNamespace)
 }
 
-// MissesConsent tells whether an Egress selects a namespace that could consent, and does not.
+// MissesConsent tells whether an Egress's selector matches a namespace that could consent and does not.
 func (s Selectors) MissesConsent(ref Ref, n Namespace) bool {
 	o := s.find(ref)
 	return o != nil && s.missesConsent(*o, n)
@@ -161,7 +161,7 @@ func (s Selectors) missesConsent(o selecting, n Namespace) bool {
 	return could && !does && o.selector.Namespace(n.Name, n.Labels)
 }
 
-// MissingConsent are all Egresses of which MissesConsent tells that.
+// MissingConsent are all Egresses for which MissesConsent is true.
 func (s Selectors) MissingConsent(n Namespace) (out []Ref) {
 	for namespace := range s.of {
 		for _, o := range s.active(namespace) {

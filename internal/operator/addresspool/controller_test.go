@@ -23,6 +23,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // Blocks are cut in index order over all subnets, both families by the same
@@ -234,14 +235,14 @@ func TestPoolDeletion(t *testing.T) {
 	ask(t, "r1", "n", "p")
 	failed(t, "r1", v1alpha1.ReasonPoolDeleted, "p")
 	poolIs(t, "p", "told", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolDeleted))
-	dropFinalizers(t, blockNamed("p-0"))
-	awaitGone(t, poolNamed("p"))
+	controllers.DropFinalizers(t, blockNamed("p-0"))
+	controllers.AwaitGone(t, poolNamed("p"))
 	failed(t, "r1", v1alpha1.ReasonPoolNotFound, "p")
 
 	// Again, with the finalizer taken off by hand: the block drains all the same.
 	makePool(t, "p", 0, "10.2.0.0/30")
 	answered(t, "r1")
-	dropFinalizers(t, poolNamed("p"))
+	controllers.DropFinalizers(t, poolNamed("p"))
 	harness.OK(t, client.IgnoreNotFound(c.Delete(t.Context(), poolNamed("p"))))
 	awaitDeletion(t, "p-0")
 }
@@ -312,10 +313,10 @@ func TestNodesThatGo(t *testing.T) {
 // noticed waits until an operator has seen something of a node without a Node.
 func noticed(t *testing.T, o *Controller, node string, what func(*liveness) bool) {
 	t.Helper()
-	harness.Eventually(t, limit, "the operator notices "+node, func() error {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		if s := o.liveness[node]; s == nil || !what(s) {
+	harness.Eventually(t, controllers.Limit, "the operator notices "+node, func() error {
+		o.nodes.mu.Lock()
+		defer o.nodes.mu.Unlock()
+		if s := o.nodes.liveness[node]; s == nil || !what(s) {
 			return fmt.Errorf("it knows %+v", s)
 		}
 		return nil
@@ -345,5 +346,5 @@ func TestOrphanedRequest(t *testing.T) {
 	harness.KubeClean(t)
 	start(t, Options{Grace: time.Second})
 	ask(t, "orphan", "nobody", "p")
-	awaitGone(t, requestNamed("orphan"))
+	controllers.AwaitGone(t, requestNamed("orphan"))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // An object of the Egress's name that is somebody's stays as it is, with the label of the
@@ -39,7 +40,7 @@ func TestForeignObjectsStay(t *testing.T) {
 		if s := w.service(name, "is there", isThere); s.ResourceVersion != mine.ResourceVersion {
 			t.Errorf("somebody's Service was written: %+v", s)
 		}
-		if b := await(w, &policyv1.PodDisruptionBudget{}, name, "is there", isThere[*policyv1.PodDisruptionBudget]); b.UID != budget.UID || len(b.OwnerReferences) > 0 {
+		if b := controllers.Await(t, w.key(name), "is there", isThere[*policyv1.PodDisruptionBudget]); b.UID != budget.UID || len(b.OwnerReferences) > 0 {
 			t.Errorf("somebody's budget was written: %+v", b)
 		}
 		harness.OK(t, w.client.Delete(t.Context(), mine))
@@ -122,7 +123,7 @@ func TestInvalidTemplates(t *testing.T) {
 		Template: &v1alpha1.EgressPodTemplate{Spec: raw(`{"containers":[{"name":"egress","resourcs":{}}]}`)}, PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one},
 	})
 	w.status("bad", "says so", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, "spec.template.spec: unknown field"))
-	harness.Eventually(t, limit, "all else is there", func() error {
+	harness.Eventually(t, controllers.Limit, "all else is there", func() error {
 		if got := w.owned("bad"); len(got) != 5 {
 			return errors.New("there are other objects")
 		}

@@ -3,36 +3,35 @@ package nodeaddress
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/operator/addresspool"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics"
 )
 
-// Sources are what the process has in memory of where addresses come from.
+// Sources are the objects in the cache by which nodes get addresses.
 type Sources struct {
 	Cache client.Reader
-	// ENIs, Pools and Ports tell whether NodeNetworks, AddressBlocks and PodNICs are in it.
+	// ENIs, Pools and Ports tell whether the cache has NodeNetworks, AddressBlocks and PodNICs.
 	ENIs, Pools, Ports bool
 }
 
-// May tells whether the node of a pod may give it an address: one that its NodeNetwork, its blocks or the pod's PodNICs
-// have. On a node of which there are none addresses are another's business, and any may be.
+// May tells whether the node of a pod may give it an address: one in the node's NodeNetwork, its
+// blocks, or the pod's PodNICs. Where none of these exists, something else assigns addresses, and any
+// is allowed.
 func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error) {
 	known := false
 	if s.ENIs {
-		o := &v1alpha1.NodeNetwork{}
-		err := s.Cache.Get(ctx, client.ObjectKey{Name: p.Spec.NodeName}, o, client.UnsafeDisableDeepCopy)
-		if client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("read NodeNetwork %s from the cache: %w", p.Spec.NodeName, err)
+		o, err := objects.Get[v1alpha1.NodeNetwork](ctx, s.Cache, client.ObjectKey{Name: p.Spec.NodeName}, objects.Shared)
+		if err != nil {
+			return false, err
 		}
-		if known = !apierrors.IsNotFound(err); known && available(o.Spec.IPAM.Available, a) {
+		if known = o != nil; known && available(o.Spec.IPAM.Available, a) {
 			return true, nil
 		}
 	}
@@ -65,7 +64,7 @@ func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, er
 	return !known, nil
 }
 
-// available tells whether a NodeNetwork has an address, alone or in a prefix of its family's length.
+// available tells whether a NodeNetwork has an address, or the prefix around it that EC2 assigns.
 func available(all map[string]v1alpha1.AvailableAddress, a netip.Addr) bool {
 	bits := 80
 	if a.Is4() {

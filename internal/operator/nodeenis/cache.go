@@ -5,31 +5,25 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// Objects are all NodeNetworks, without their bookkeeping.
-var Objects = &watched.Kind{
-	Object: &v1alpha1.NodeNetwork{}, List: func() client.ObjectList { return &v1alpha1.NodeNetworkList{} },
-	Cache: cache.ByObject{Transform: trimObject},
-}
+// Objects are all NodeNetworks, without what nobody reads here.
+var Objects = watched.Of(&v1alpha1.NodeNetwork{}, &v1alpha1.NodeNetworkList{}, trimObject)
 
-// Watches are the kinds that the process keeps in memory for Setup: NodeNetworks, their
-// templates, Nodes, and the pods that wait for an address.
+// Watches are the kinds that the cache of a manager with Setup keeps.
 func Watches() []*watched.Kind {
 	return []*watched.Kind{
 		watched.Nodes,
 		Objects,
-		{Object: &v1alpha1.NodeNetworkTemplate{}, List: func() client.ObjectList { return &v1alpha1.NodeNetworkTemplateList{} }},
+		watched.Of(&v1alpha1.NodeNetworkTemplate{}, &v1alpha1.NodeNetworkTemplateList{}, nil),
 		watched.WaitingPods,
 	}
 }
 
-// trimObject is a cache.TransformFunc: it takes off what nobody here reads.
+// trimObject is trim as a cache.TransformFunc.
 func trimObject(in any) (any, error) {
 	if o, ok := in.(*v1alpha1.NodeNetwork); ok {
 		trim(o)
@@ -37,10 +31,9 @@ func trimObject(in any) (any, error) {
 	return in, nil
 }
 
-// trim makes a NodeNetwork small: names of pods are for people, the IDs of ENIs
-// are the same few strings over and over, and of the managed fields only who
-// wrote spec.ipam.available matters. Used on every state that is kept, whether
-// from the watch or from the answer to a write.
+// trim makes a NodeNetwork small. It drops the names of pods, which are for people, and all managed
+// fields except who wrote spec.ipam.available, and shares the few IDs of ENIs. Every state that
+// is kept is trimmed, whether from the watch or from the answer to a write.
 func trim(o *v1alpha1.NodeNetwork) {
 	o.ManagedFields = ownEntry(o.ManagedFields)
 	o.Annotations, o.Labels = nil, nil
@@ -64,9 +57,9 @@ func trim(o *v1alpha1.NodeNetwork) {
 	}
 }
 
-// ownEntry keeps, without its set of fields, the operator's entry for
-// spec.ipam, if spec.ipam.available is the operator's. It is not once anybody
-// else changed it (Kubernetes documentation, "Server-Side Apply", field management).
+// ownEntry keeps, without its set of fields, the operator's entry for spec.ipam, if the operator
+// owns spec.ipam.available. It does not once anybody else has changed that (Kubernetes
+// documentation, "Server-Side Apply", field management).
 func ownEntry(entries []metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry {
 	for _, e := range entries {
 		own := e.Manager == v1alpha1.OwnerOperator && e.Operation == metav1.ManagedFieldsOperationApply && e.Subresource == ""

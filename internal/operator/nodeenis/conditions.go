@@ -16,22 +16,23 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// nextTry parts a condition's message from the time of the next try.
+// nextTry separates a condition's message from the time of the next attempt.
 const nextTry = "; next try at "
 
 // Reasons of conditions. The other classes of cloud errors go by their names.
 const (
-	reasonInvalidRequest = "InvalidRequest"           // the cloud calls a request wrong
-	reasonNotFound       = "NotFound"                 // the cloud does not know what the spec names
-	reasonInvalidSpec    = "InvalidSpec"              // see the message for the field
+	reasonInvalidRequest = "InvalidRequest"           // EC2 rejects a request as malformed
+	reasonNotFound       = "NotFound"                 // EC2 does not know what the spec names
+	reasonInvalidSpec    = "InvalidSpec"              // the message names the field
 	reasonLinkMissing    = v1alpha1.ReasonLinkMissing // the node lacks the link of an ENI
 	reasonTypeMismatch   = "InstanceTypeMismatch"     // the spec has another type than EC2
-	reasonPaced          = "MadeAgainTooOften"        // the object, under the same name
-	reasonNotWritten     = "NotWritten"               // the API server refuses the operator's part
-	reasonInstanceGone   = "InstanceGone"             // the cloud knows no such instance
-	reasonNotObserved    = "NotObserved"              // the cloud was not looked at yet
+	reasonPaced          = "MadeAgainTooOften"        // the object was recreated too often
+	reasonNotWritten     = "NotWritten"               // the API server rejects the operator's fields
+	reasonInstanceGone   = "InstanceGone"             // EC2 knows no such instance
+	reasonNotObserved    = "NotObserved"              // EC2 was not listed yet
 	reasonAsExpected     = "AsExpected"
 	reasonAllocating     = "Allocating"
 	reasonTargetMet      = "TargetMet"
@@ -43,38 +44,39 @@ const (
 
 const instanceGone = "EC2 has no such instance, or it is terminated: is spec.instanceID right?"
 
-// outlook is what conditions are made of.
+// outlook is what conditions depend on.
 type outlook struct {
 	refused  refusal
-	specErr  error     // the spec makes no sense
-	held     time.Time // until when the object is not worked for; zero: it is
-	writeErr error     // the API server refused a write
+	specErr  error     // the spec is invalid
+	held     time.Time // until when the fleet does not work for the object; zero: it does
+	writeErr error     // the API server rejected a write
 	itype    string    // as the spec has it
 	status   eni.Status
 	free     int
 	missing  []string // ENIs whose links the node lacks
 }
 
-// conditions are the node's, with the times of what has not changed. n.mu is held.
-func (n *node) conditions() []metav1.Condition {
-	look := outlook{refused: n.eligibility.refused, specErr: n.config.err, held: n.eligibility.heldUntil, itype: n.obj.Spec.InstanceType, status: n.fleet.status, missing: n.obj.Status.IPAM.MissingLinks}
-	if refused(n.writes.retry.err) {
-		look.writeErr = n.writes.retry.err
+// conditions are the node's as of now. One whose status has not changed keeps its time.
+func (s *state) conditions(now time.Time) []metav1.Condition {
+	look := outlook{refused: s.eligibility.refused, specErr: s.config.err, held: s.eligibility.heldUntil, itype: s.obj.Spec.InstanceType, status: s.fleet.status, missing: s.obj.Status.IPAM.MissingLinks}
+	if refused(s.writes.retry.err) {
+		look.writeErr = s.writes.retry.err
 	}
-	if n.fleet.inv != nil {
-		look.free = n.freeNow()
+	if s.fleet.inv != nil {
+		look.free = s.counter().free()
 	}
 	list := look.conditions()
 	for i := range list {
-		list[i].LastTransitionTime = metav1.NewTime(n.c.now().Truncate(time.Second))
-		if h := meta.FindStatusCondition(n.obj.Status.Conditions, list[i].Type); h != nil && h.Status == list[i].Status {
+		list[i].LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
+		if h := meta.FindStatusCondition(s.obj.Status.Conditions, list[i].Type); h != nil && h.Status == list[i].Status {
 			list[i].LastTransitionTime = h.LastTransitionTime
 		}
 	}
 	return list
 }
 
-// refused tells whether the API server would not have a write at all.
+// refused tells whether the API server rejected a write, so that it fails again until something
+// changes.
 func refused(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
@@ -103,7 +105,7 @@ func (l outlook) degraded() metav1.Condition {
 	case l.specErr != nil:
 		return is(reasonInvalidSpec, l.specErr.Error())
 	case !l.held.IsZero():
-		return is(reasonPaced, withTime("the object was deleted and made again several times within minutes", l.held))
+		return is(reasonPaced, withTime("the object was deleted and recreated several times within minutes", l.held))
 	case l.writeErr != nil:
 		return is(reasonNotWritten, l.writeErr.Error())
 	case s.Vanished:
@@ -150,7 +152,7 @@ func (l outlook) atCapacity() metav1.Condition {
 	return condition(v1alpha1.ConditionAtCapacity, true, reason, message)
 }
 
-// ready is True when the node has addresses to give and nothing keeps it from growing.
+// ready is True when the node has free addresses and nothing keeps it from growing.
 func (l outlook) ready() metav1.Condition {
 	not := func(reason, message string) metav1.Condition {
 		return condition(v1alpha1.ConditionReady, false, reason, message)
@@ -161,7 +163,7 @@ func (l outlook) ready() metav1.Condition {
 	case stopped:
 		return not(d.Reason, untimed(d.Message))
 	case !s.Confirmed:
-		return not(reasonNotObserved, "the instance's ENIs have not been looked at yet")
+		return not(reasonNotObserved, "the instance's ENIs have not been listed yet")
 	case l.free > 0 || s.Needed <= 0 && !s.AtCapacity:
 		return condition(v1alpha1.ConditionReady, true, reasonAddresses, "")
 	case s.AtCapacity:
@@ -171,7 +173,7 @@ func (l outlook) ready() metav1.Condition {
 	}
 }
 
-// withTime adds when the operator tries again, to the second.
+// withTime adds the time of the next attempt, to the second.
 func withTime(message string, at time.Time) string {
 	if at.IsZero() {
 		return message
@@ -179,7 +181,7 @@ func withTime(message string, at time.Time) string {
 	return message + nextTry + at.UTC().Truncate(time.Second).Format(time.RFC3339)
 }
 
-// reasonOf is a class of cloud error in the words of who has to mend it.
+// reasonOf is a class of cloud error as a reason for people.
 func reasonOf(c cloud.Class) string {
 	switch c {
 	case cloud.Bug:
@@ -207,12 +209,12 @@ func camel(text string) string {
 	}, b.String())
 }
 
-// noteLimit is the most that an event's note may have (API reference, events.k8s.io/v1).
+// noteLimit is the longest note that an Event may have, in bytes (API reference, events.k8s.io/v1).
 const noteLimit = 1024
 
 // problemOf is what a person should know of a node, by its conditions: why it is
-// degraded, or else why it cannot have the addresses that it lacks. What cools
-// is there in a moment, and a full node whose pods all have addresses is well.
+// degraded, or else why it cannot have the addresses that it lacks. Addresses that cool are
+// available in a moment, and a full node whose pods all have addresses has no problem.
 func problemOf(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
 	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded); c != nil && c.Status == metav1.ConditionTrue {
 		return c.Reason, untimed(c.Message), true
@@ -234,17 +236,17 @@ type reportedProblem struct {
 	note   string
 }
 
-// recordProblem makes an event on the Node if its object has another problem
-// than the last event was about, or none any more.
+// recordProblem records an Event on the Node if its object has another problem
+// than that of the last Event, or none any more.
 func (n *node) recordProblem(ctx context.Context) {
 	n.mu.Lock()
-	was := n.problem
-	is, note, bad := problemOf(n.obj)
-	if is == reasonNoNode { // there is nothing to tell it of
+	was := n.state.problem
+	is, note, bad := problemOf(n.state.obj)
+	if is == reasonNoNode { // no object to record an Event on
 		is = was.reason
 	}
 	if is != was.reason {
-		n.problem = reportedProblem{is, note}
+		n.state.problem = reportedProblem{is, note}
 	}
 	n.mu.Unlock()
 	if is == was.reason {
@@ -252,24 +254,23 @@ func (n *node) recordProblem(ctx context.Context) {
 	}
 	kind, reason := corev1.EventTypeWarning, "Network"+is
 	if !bad {
-		kind, reason, note = corev1.EventTypeNormal, "NetworkHealed", "The node's addresses are managed again. It was: "+was.note
+		kind, reason, note = corev1.EventTypeNormal, "NetworkHealed", "The node's addresses are managed again. The problem was: "+was.note
 	}
 	n.c.record(ctx, n.name, kind, reason, note)
 }
 
-// What is told when somebody else wrote spec.ipam.
+// The Event after somebody else wrote spec.ipam.
 const (
 	eventOverwritten = "NetworkOverwritten"
-	overwritten      = "somebody else wrote spec.ipam of the NodeNetwork, which is the operator's: it is put right by what EC2 lists"
+	overwritten      = "somebody else wrote spec.ipam of the NodeNetwork, which is the operator's: the operator restores it from what EC2 lists"
 )
 
-// record makes an event on a Node. Those of one reason that follow each other
-// within minutes are one event, which is counted (client-go, tools/events).
+// record records an Event on a Node. Events of one reason within minutes are one Event with a
+// count (client-go, tools/events).
 func (c *Controller) record(ctx context.Context, name, kind, reason, note string) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name}
-	node := &corev1.Node{}
-	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, node); err == nil {
-		ref.UID = node.UID
+	if n, err := objects.Get[corev1.Node](ctx, c.client, client.ObjectKey{Name: name}, objects.Shared); err == nil && n != nil {
+		ref.UID = n.UID
 	}
 	if len(note) > noteLimit {
 		note = strings.ToValidUTF8(note[:noteLimit], "")

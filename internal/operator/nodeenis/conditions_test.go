@@ -11,7 +11,6 @@ import (
 
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
@@ -19,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func TestConditions(t *testing.T) {
@@ -119,7 +119,7 @@ func TestTroubleIsTold(t *testing.T) {
 // awaitEvents waits until node-1's Node has these events.
 func awaitEvents(t *testing.T, want ...string) {
 	t.Helper()
-	harness.Eventually(t, limit, "events", func() error { return sameList("events", told(t, "node-1"), want) })
+	harness.Eventually(t, controllers.Limit, "events", func() error { return sameList("events", told(t, "node-1"), want) })
 }
 
 // told are the types and reasons of a Node's events.
@@ -139,26 +139,25 @@ func told(t *testing.T, name string) (out []string) {
 // once it is right.
 func TestNonsense(t *testing.T) {
 	fl := newScript()
-	n := &node{obj: &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, name: "node-1", instanceID: instance}
-	c := &Controller{o: Options{Clock: clock.Real{}}, fleet: fl, nodes: map[string]*node{}, recreations: map[string]recreation{}}
-	n.obj.Spec.InstanceID = instance
+	n := alone(fl)
+	c, s := n.c, &n.state
 	harness.OK(t, c.configure(t.Context(), n, nil))
-	if n.config.err != nil || !n.config.set {
-		t.Fatal(n.config.err)
+	if s.config.err != nil || !s.config.set {
+		t.Fatal(s.config.err)
 	}
-	o := n.obj.DeepCopy()
+	o := s.obj.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(-5))
-	n.obj = o
+	s.obj = o
 	harness.OK(t, c.configure(t.Context(), n, nil))
-	if n.config.err == nil || fl.called("Set") != 1 {
-		t.Errorf("%v after %d settings", n.config.err, fl.called("Set"))
+	if s.config.err == nil || fl.called("Set") != 1 {
+		t.Errorf("%v after %d settings", s.config.err, fl.called("Set"))
 	}
 	o = o.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(5))
-	n.obj = o
+	s.obj = o
 	harness.OK(t, c.configure(t.Context(), n, nil))
-	if n.config.err != nil || fl.settings["node-1"].Policy.PreAllocate != 5 {
-		t.Errorf("%v, %+v", n.config.err, fl.settings["node-1"])
+	if s.config.err != nil || fl.settings["node-1"].Policy.PreAllocate != 5 {
+		t.Errorf("%v, %+v", s.config.err, fl.settings["node-1"])
 	}
 }
 

@@ -6,17 +6,16 @@ import (
 	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/nodenetwork/template"
+	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// configuration is what the fleet was told of a node.
+// configuration is a node's settings in the fleet.
 type configuration struct {
 	settings eni.Settings
 	set      bool             // the fleet has settings
@@ -24,55 +23,56 @@ type configuration struct {
 	eni      v1alpha1.ENISpec // spec.eni with what it sets
 	seed     eni.Inventory    // what was published before this process; until the fleet has it
 	err      error            // of the newest spec or template; settings are older then
-	sensible bool             // the settings can be had
+	valid    bool             // the settings can be applied
 }
 
-// configure tells the fleet what the object, and a template that selects its Node k, ask
-// for, if that changed. What makes no sense changes nothing but the node's conditions,
-// nor does any while the instance is not proved to be the Node's.
+// configure gives the fleet the settings by the object and the template that selects its Node k,
+// if they changed. Invalid settings change only the node's conditions, and so do any while the
+// instance is not proved to be the Node's.
 func (c *Controller) configure(ctx context.Context, n *node, k *corev1.Node) error {
 	chosen, err := c.choose(ctx, n.name, k)
 	if err != nil {
 		return err
 	}
 	n.mu.Lock()
-	next := n.asked(chosen)
-	known, same := n.config.set, n.config.set && reflect.DeepEqual(next.settings, n.config.settings)
-	n.config.err = next.err
+	s := &n.state
+	next := s.requested(chosen)
+	known, same := s.config.set, s.config.set && reflect.DeepEqual(next.settings, s.config.settings)
+	s.config.err = next.err
 	if next.err != nil && !known {
-		if before, ok := n.counted(); ok {
+		if before, ok := s.recorded(); ok {
 			before.err, next = next.err, before
 		}
 	}
 	if same && next.err == nil {
-		n.config.chosen, n.config.eni = next.chosen, next.eni
+		s.config.chosen, s.config.eni = next.chosen, next.eni
 	}
-	seed, refused := n.config.seed, n.eligibility.refused != (refusal{})
+	seed, refused := s.config.seed, s.eligibility.refused != (refusal{})
 	n.mu.Unlock()
-	if same || !next.sensible || refused || !known && c.heldForRecreation(n) {
+	if same || !next.valid || refused || !known && c.heldForRecreation(n) {
 		return nil
 	}
 	err = c.fleet.Set(n.name, n.instanceID, next.settings, seed, n)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err != nil {
-		n.config.err = err
+		s.config.err = err
 		return nil
 	}
 	next.set = true
-	n.config = next
+	s.config = next
 	return nil
 }
 
-// asked is what the object and a template ask for. n.mu is held.
-func (n *node) asked(chosen *template.Choice) configuration {
-	next := configuration{chosen: chosen, eni: n.obj.Spec.ENI}
+// requested is the configuration by the object and a template.
+func (s *state) requested(chosen *template.Choice) configuration {
+	next := configuration{chosen: chosen, eni: s.obj.Spec.ENI}
 	if chosen != nil {
-		next.eni = *template.Merge(&n.obj.Spec.ENI, &chosen.ENI)
+		next.eni = *template.Merge(&s.obj.Spec.ENI, &chosen.ENI)
 	}
-	if next.read(n.obj); next.err == nil {
-		next.err = n.fits(next.settings)
-		next.sensible = next.err == nil
+	if next.read(s.obj); next.err == nil {
+		next.err = s.fits(next.settings)
+		next.valid = next.err == nil
 	}
 	if next.err != nil && chosen != nil {
 		next.err = fmt.Errorf("with %s: %w", chosen.Name, next.err)
@@ -80,16 +80,16 @@ func (n *node) asked(chosen *template.Choice) configuration {
 	return next
 }
 
-// counted is what counted with a template when the object was last written, for an
-// operator that begins while the template makes no sense. n.mu is held.
-func (n *node) counted() (before configuration, ok bool) {
-	is := &n.obj.Status.ENI
+// recorded is the configuration that the object's status has of its template, for an
+// operator that starts while the template is invalid.
+func (s *state) recorded() (before configuration, ok bool) {
+	is := &s.obj.Status.ENI
 	if is.Settings == nil {
 		return before, false
 	}
 	before = configuration{chosen: &template.Choice{Name: is.Template}, eni: *is.Settings}
-	before.read(n.obj)
-	return before, before.sensible
+	before.read(s.obj)
+	return before, before.valid
 }
 
 // read makes settings of spec.eni.
@@ -97,55 +97,54 @@ func (g *configuration) read(o *v1alpha1.NodeNetwork) {
 	spec := v1alpha1.NodeNetworkSpec{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType, ENI: g.eni}
 	g.settings, g.err = nodenetwork.Settings(&spec)
 	g.settings.DrainOutdated = g.chosen != nil && g.chosen.Drain
-	g.sensible = g.err == nil
+	g.valid = g.err == nil
 }
 
 // fits tells why the instance cannot have settings; nil: it can, as far as is known. What
-// the object says of the instance may be old: it is heeded only where other settings can
-// go on meanwhile, with which the fleet asks EC2. n.mu is held.
-func (n *node) fits(s eni.Settings) error {
+// the object says of the instance may be stale: it counts only where other settings stay in
+// force meanwhile, with which the fleet asks EC2.
+func (s *state) fits(settings eni.Settings) error {
 	switch {
-	case n.fleet.inv != nil:
-		return nodenetwork.BeyondType(s, n.fleet.inv)
-	case n.obj.Status.ENI.Settings != nil:
-		r := nodenetwork.Read(n.obj)
-		return nodenetwork.BeyondType(s, &r.Inventory)
+	case s.fleet.inv != nil:
+		return nodenetwork.BeyondType(settings, s.fleet.inv)
+	case s.obj.Status.ENI.Settings != nil:
+		r := nodenetwork.Read(s.obj)
+		return nodenetwork.BeyondType(settings, &r.Inventory)
 	}
 	return nil
 }
 
-// choose is the template that selects a Node; nil: none does, or there is no Node, without
-// which nothing is told to the fleet.
+// choose is the template that selects a Node; nil: none does, or the Node is missing.
 func (c *Controller) choose(ctx context.Context, name string, k *corev1.Node) (*template.Choice, error) {
 	if k == nil {
 		return nil, nil
 	}
-	all := &v1alpha1.NodeNetworkTemplateList{}
-	if err := c.client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("read NodeNetworkTemplates from the cache: %w", err)
+	all, err := objects.List[v1alpha1.NodeNetworkTemplateList](ctx, c.client)
+	if err != nil {
+		return nil, err
 	}
 	chosen, err := template.Choose(k.Labels, all.Items)
-	if err != nil { // the API server refuses such, unless its validation is off
-		c.o.Logger.Warn("a template selects no node", "node", name, "error", err)
+	if err != nil { // the API server rejects such a template, unless its validation is off
+		c.o.Logger.Warn("template ignored: its selector is invalid", "node", name, "error", err)
 	}
 	return chosen, nil
 }
 
-// everyNode are the objects that a template may be for. There are few templates, and they
+// everyNode are the objects that a template may be for: all. There are few templates, and they
 // seldom change.
-func (c *Controller) everyNode(context.Context, client.Object) (all []reconcile.Request) {
+func (c *Controller) everyNode(context.Context, client.Object) (all []client.ObjectKey) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for name := range c.nodes {
-		all = append(all, reconcile.Request{NamespacedName: types.NamespacedName{Name: name}})
+		all = append(all, client.ObjectKey{Name: name})
 	}
 	return all
 }
 
-// describe notes in an object's status whose settings count. n.mu is held.
+// describe writes to an object's status which template is in force.
 func (g *configuration) describe(s *v1alpha1.ENIStatus) {
 	if g.set && g.chosen != nil {
-		eni := g.eni // the status is written without n.mu
+		eni := g.eni // the status is written without the node's lock
 		s.Template, s.Settings = g.chosen.Name, &eni
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -23,23 +22,24 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/fleet"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// Fleet is what works for the nodes: a *fleet.Fleet.
+// Fleet manages the nodes' ENIs: a *fleet.Fleet.
 type Fleet interface {
 	Set(name, instanceID string, s eni.Settings, seed eni.Inventory, n fleet.Node) error
 	Remove(name string)
 	Kick(name string)
 	Invalidate(name string)
 	CheckInstance(name string)
-	// Describe asks the cloud for an instance; one that does not exist is of
-	// class cloud.Gone.
+	// Describe asks EC2 for an instance. The error is of class cloud.Gone if it does not exist.
 	Describe(ctx context.Context, instanceID string) (cloud.Instance, error)
 }
 
-// Options are what a Controller needs to know. Zero durations take the defaults
-// named; Clock, Logger and DemandServed may be nil.
+// Options configure a Controller. A duration of zero stands for the default named; Clock, Logger
+// and DemandServed may be nil.
 type Options struct {
 	Fleet    Fleet
 	Identity Identity
@@ -49,21 +49,21 @@ type Options struct {
 	// Grace is how long a Node must be gone, or an instance vanished, before
 	// the object is deleted, and how long the daemon must have been silent; 1 min.
 	Grace time.Duration
-	// Settle is how long what another operator took away is not published,
-	// whatever the cloud lists; 1 min, as fleet.Config.Settle.
+	// Settle is how long an address that another operator took away is not published,
+	// whatever EC2 lists; 1 min, as fleet.Config.Settle.
 	Settle time.Duration
 
-	// DemandServed is told how long it took from more pods than free addresses
-	// seen on a node to as many addresses published. It must be quick.
+	// DemandServed is called with the time from when a node had more waiting pods than free
+	// addresses until it had enough. It must not block.
 	DemandServed func(time.Duration)
 }
 
-// concurrency is how many objects are looked at, or written for news that can
-// wait, at once. What the fleet publishes is not bound by it.
+// concurrency is how many objects are reconciled at once. What the fleet publishes is not bound
+// by it.
 const concurrency = 16
 
-// Controller tells the fleet what NodeNetworks ask for, and writes into them
-// what it gets.
+// Controller gives the fleet the settings of NodeNetworks, and writes into them the addresses
+// that the fleet gets.
 type Controller struct {
 	o      Options
 	fleet  Fleet
@@ -72,10 +72,11 @@ type Controller struct {
 	events events.EventRecorder
 	queue  queue.Queue
 
-	mu          sync.Mutex // guards all below; memory only
-	nodes       map[string]*node
-	claims      map[string]map[string]*node // proved objects by instance and name
-	recreations map[string]recreation       // by name, also of objects that went lately
+	claims      *claims
+	recreations *recreations
+
+	mu    sync.Mutex // guards nodes; never held across I/O
+	nodes map[string]*node
 }
 
 // Setup adds a controller to mgr, whose cache must have been made with
@@ -90,18 +91,18 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Settle = cmp.Or(o.Settle, time.Minute)
 	c := &Controller{
 		o: o, fleet: o.Fleet, client: mgr.GetClient(), live: mgr.GetAPIReader(),
-		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{}, claims: map[string]map[string]*node{},
-		recreations: map[string]recreation{},
+		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), claims: newClaims(), recreations: newRecreations(), nodes: map[string]*node{},
 	}
-	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{}, podsByNode, nodeOfPod); err != nil {
+	err := watched.Index(context.Background(), mgr.GetFieldIndexer(), watched.ByOne(podsByNode, func(p *corev1.Pod) string { return p.Spec.NodeName }))
+	if err != nil {
 		return nil, fmt.Errorf("controller of NodeNetworks: %w", err)
 	}
 	again := true // several in one process: tests, and an operator that is started again
-	err := ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
+	err = ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
 		For(&v1alpha1.NodeNetwork{}).
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, nodeEvents()).
-		Watches(&corev1.Pod{}, c.podEvents()).
-		Watches(&v1alpha1.NodeNetworkTemplate{}, handler.EnqueueRequestsFromMapFunc(c.everyNode)).
+		Watches(&corev1.Pod{}, queue.OnChange(c.podChanged)).
+		Watches(&v1alpha1.NodeNetworkTemplate{}, queue.Map(c.everyNode)).
 		WatchesRawSource(c.queue.Source()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, SkipNameValidation: &again}).
 		Complete(c)
@@ -119,52 +120,48 @@ func (c *Controller) node(name string) *node {
 	return c.nodes[name]
 }
 
-// podsChanged tells a node that pods came to wait, or do so no more.
-func (c *Controller) podsChanged(name string) {
-	n := c.node(name)
-	if n == nil {
-		return
+// waitingChanged tells a node that pods came to wait, or do so no more.
+func (c *Controller) waitingChanged(name string) {
+	if n := c.node(name); n != nil {
+		n.trackDemand()
+		c.fleet.Kick(name)
 	}
-	n.trackDemand()
-	c.fleet.Kick(name)
 }
 
-// Reconcile implements reconcile.Reconciler: it takes what is new of one
-// object and does what is due for it. Its work does not grow with the cluster.
+// Reconcile implements reconcile.Reconciler: it takes the new state of one object and does what
+// is due for it. Its work does not grow with the cluster.
 func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	began := c.now()
-	o := &v1alpha1.NodeNetwork{}
-	err := c.client.Get(ctx, q.NamespacedName, o, client.UnsafeDisableDeepCopy)
+	o, err := objects.Get[v1alpha1.NodeNetwork](ctx, c.client, q.NamespacedName, objects.Shared)
 	switch {
-	case apierrors.IsNotFound(err):
+	case err != nil:
+		return reconcile.Result{}, err
+	case o == nil:
 		c.forget(q.Name)
-		return reconcile.Result{RequeueAfter: c.forgetRecreation(q.Name)}, nil
-	case err != nil:
-		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
+		return reconcile.Result{RequeueAfter: c.recreations.forget(q.Name, began)}, nil
 	}
-	k := &corev1.Node{}
-	err = c.client.Get(ctx, q.NamespacedName, k, client.UnsafeDisableDeepCopy)
-	switch {
-	case apierrors.IsNotFound(err):
-		k = nil
-	case err != nil:
-		return reconcile.Result{}, fmt.Errorf("read Node %s from the cache: %w", q.Name, err)
+	k, err := objects.Get[corev1.Node](ctx, c.client, q.NamespacedName, objects.Shared)
+	if err != nil {
+		return reconcile.Result{}, err
 	}
 	n := c.adopt(o)
-	n.notify(ctx, n.update(o))
+	n.update(ctx, o)
 	n = c.identify(ctx, n, k)
 	if err := c.configure(ctx, n, k); err != nil {
 		return reconcile.Result{}, err
 	}
-	if n.expireSuppressed() {
+	n.mu.Lock()
+	expired := n.state.ownership.expire(c.now())
+	n.mu.Unlock()
+	if expired {
 		c.fleet.Invalidate(n.name)
 	}
 	if err := c.deleteIfGone(ctx, n, k); err != nil {
 		return reconcile.Result{}, err
 	}
-	// It schedules the next reconciliation (timers.go).
+	// It schedules the next reconciliation.
 	if err := n.write(ctx, everything, began); err != nil && !errors.Is(err, errForeign) {
-		c.o.Logger.Debug("object not written, will try again", "node", n.name, "error", err)
+		c.o.Logger.Debug("NodeNetwork not written, will try again", "node", n.name, "error", err)
 	}
 	return reconcile.Result{}, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func TestGoneSince(t *testing.T) {
@@ -97,7 +98,7 @@ func healthy(t *testing.T, n *node) {
 	await(t, "the Node is seen to be ready", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		return n.liveness.readiness == ready
+		return n.state.liveness.readiness == ready
 	})
 }
 
@@ -139,7 +140,7 @@ func TestObjectGoesWithItsInstance(t *testing.T) {
 func throughout(t *testing.T, d time.Duration, check func()) {
 	t.Helper()
 	end := time.Now().Add(d)
-	harness.Eventually(t, d+limit, "time passes", func() error {
+	harness.Eventually(t, d+controllers.Limit, "time passes", func() error {
 		check()
 		if left := time.Until(end); left > 0 {
 			return fmt.Errorf("%v to go", left)
@@ -215,7 +216,7 @@ func TestPodsWait(t *testing.T) {
 		if d <= 0 || d > time.Since(began) {
 			t.Errorf("served after %v", d)
 		}
-	case <-time.After(limit): // whoever saw it first tells
+	case <-time.After(controllers.Limit): // whoever saw it first tells
 		t.Error("not told that demand was served")
 	}
 }

@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	// newsEvery is between two writes of one node's status that can wait:
-	// counts, and what a condition says besides its status and reason.
+	// newsEvery is the time between two writes of a node's status that can wait: of
+	// counts, and of a condition's message.
 	newsEvery = time.Second
-	// timeEvery is the same if all that changed is the time of the next try.
+	// timeEvery is the same if only the time of the next attempt changed.
 	timeEvery = 5 * time.Second
 )
 
@@ -31,15 +31,15 @@ type desiredState struct {
 	conditions []metav1.Condition
 }
 
-// scope is how much of it is to be written now.
+// scope is how much of it is written now.
 type scope int
 
 const (
-	urgent     scope = iota // what the daemon works with
-	everything              // that, and what people look at
+	urgent     scope = iota // what the daemon uses
+	everything              // also what people look at
 )
 
-// request is what is to be asked of the API server next.
+// request is the next request to the API server.
 type request int
 
 const (
@@ -48,61 +48,61 @@ const (
 	writeStatus
 )
 
-// desired is the desired state as of now. n.mu is held.
-func (n *node) desired() desiredState {
-	want := desiredState{conditions: n.conditions()}
-	if n.fleet.inv == nil || n.ownership.observeFirst { // what is published stays
-		want.eni = n.obj.Status.ENI
+// desired is the desired state as of now.
+func (s *state) desired(now time.Time) desiredState {
+	want := desiredState{conditions: s.conditions(now)}
+	if s.fleet.inv == nil || s.ownership.observeFirst { // what is published stays
+		want.eni = s.obj.Status.ENI
 		if want.eni.ENIs == nil {
 			want.eni.ENIs = map[string]v1alpha1.ENI{}
 		}
 		return want
 	}
-	want.ipam, want.eni = n.desiredIPAM(), statusOf(n.fleet.inv)
-	for _, at := range n.obj.Spec.IPAM.Available { // what is published stays explained
-		if e, ok := n.obj.Status.ENI.ENIs[at.Resource]; ok && want.eni.ENIs[at.Resource].MAC == "" {
+	want.ipam, want.eni = s.desiredIPAM(), statusOf(s.fleet.inv)
+	for _, at := range s.obj.Spec.IPAM.Available { // the ENI of a published address stays in the status
+		if e, ok := s.obj.Status.ENI.ENIs[at.Resource]; ok && want.eni.ENIs[at.Resource].MAC == "" {
 			want.eni.ENIs[at.Resource] = e
 		}
 	}
 	available := amounts{}
-	for p, id := range n.fleet.unmarked(n.obj) {
+	for p, id := range s.fleet.unmarked(s.obj) {
 		available.add(id, p)
 	}
-	want.eni.Available = int32(available.pods(n.families()))
-	want.eni.Needed, want.eni.Outdated = int32(n.fleet.status.Needed), int32(n.fleet.status.Outdated)
-	want.eni.Trunk = n.obj.Status.ENI.Trunk
-	if n.fleet.status.Confirmed {
-		want.eni.Trunk = trunkOf(n.fleet.status.Trunk)
+	want.eni.Available = int32(available.pods(s.families()))
+	want.eni.Needed, want.eni.Outdated = int32(s.fleet.status.Needed), int32(s.fleet.status.Outdated)
+	want.eni.Trunk = s.obj.Status.ENI.Trunk
+	if s.fleet.status.Confirmed {
+		want.eni.Trunk = trunkOf(s.fleet.status.Trunk)
 	}
-	n.config.describe(&want.eni)
+	s.config.describe(&want.eni)
 	return want
 }
 
-// desiredIPAM is spec.ipam without what is suppressed. n.mu is held.
-func (n *node) desiredIPAM() v1alpha1.IPAMSpec {
-	s := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}, Unassigning: []string{}}
+// desiredIPAM is the desired spec.ipam, without what is suppressed.
+func (s *state) desiredIPAM() v1alpha1.IPAMSpec {
+	spec := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}, Unassigning: []string{}}
 	var releasing, unassigning []netip.Prefix
-	h := &n.handshake
-	for p, id := range n.fleet.unmarked(n.obj) {
-		if _, ok := n.ownership.suppressed[p]; ok {
+	h := &s.handshake
+	for p, id := range s.fleet.unmarked(s.obj) {
+		if _, ok := s.ownership.suppressed[p]; ok {
 			continue
 		}
-		s.Available[nodenetwork.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
-		if h.candidates[p] || h.handedOrMarked(n.obj, p) {
+		spec.Available[nodenetwork.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
+		if h.candidates[p] || h.handedOrMarked(s.obj, p) {
 			releasing = append(releasing, p)
 		}
-		if h.mayMark(n.obj, p) {
+		if h.mayMark(s.obj, p) {
 			unassigning = append(unassigning, p)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(h.detaching)) {
-		if !mayMarkENI(n.obj, id) { // it stays as it is
-			kept, marked := retain(&s, n.obj, id)
+		if !mayMarkENI(s.obj, id) { // it stays as it is
+			kept, marked := retain(&spec, s.obj, id)
 			releasing, unassigning = append(releasing, kept...), append(unassigning, marked...)
 		}
 	}
-	s.Releasing, s.Unassigning = texts(releasing), append(texts(unassigning), h.enisToMark(n.obj, n.fleet.inv)...)
-	return s
+	spec.Releasing, spec.Unassigning = texts(releasing), append(texts(unassigning), h.enisToMark(s.obj, s.fleet.inv)...)
+	return spec
 }
 
 // statusOf is status.eni but for its counts of addresses.
@@ -140,34 +140,33 @@ func trunkOf(t *eni.Trunk) *v1alpha1.TrunkENI {
 	return &v1alpha1.TrunkENI{ID: t.ID, MAC: t.MAC.String(), DeviceIndex: int32(t.DeviceIndex), Reason: t.Reason, Message: t.Message}
 }
 
-// next is the next request on the way from the object to the desired state, and
-// notes when there will be one if there is none now. An ENI is explained before its
-// addresses are published, and until none of them is. n.mu is held.
-func (n *node) next(want desiredState, s scope) request {
-	have := &n.obj.Status.ENI
-	if n.fleet.inv != nil && !n.ownership.observeFirst {
+// next is the next request on the way from the object to the desired state. If there is none at
+// now, it sets when there will be one. The status has an ENI before its addresses are published,
+// and as long as one of them is.
+func (s *state) next(want desiredState, of scope, now time.Time) request {
+	have := &s.obj.Status.ENI
+	if s.fleet.inv != nil && !s.ownership.observeFirst {
 		switch {
-		case !explains(have.ENIs, want.eni.ENIs):
+		case !hasENIs(have.ENIs, want.eni.ENIs):
 			return writeStatus
-		case !sameIPAM(n.obj.Spec.IPAM, want.ipam):
+		case !sameIPAM(s.obj.Spec.IPAM, want.ipam):
 			return writeSpec
 		case len(have.ENIs) != len(want.eni.ENIs):
 			return writeStatus
 		}
 	}
-	if s == urgent {
+	if of == urgent {
 		return nothing
 	}
-	now := n.c.now()
-	n.writes.newsAt = n.newsAt(want, now)
-	if n.writes.newsAt.IsZero() || n.writes.newsAt.After(now) {
+	s.writes.newsAt = s.newsAt(want, now)
+	if s.writes.newsAt.IsZero() || s.writes.newsAt.After(now) {
 		return nothing
 	}
 	return writeStatus
 }
 
-// explains tells whether all of want is in have as it should be.
-func explains(have, want map[string]v1alpha1.ENI) bool {
+// hasENIs tells whether all of want are in have, and the same.
+func hasENIs(have, want map[string]v1alpha1.ENI) bool {
 	for id, e := range want {
 		if h, ok := have[id]; !ok || !sameENI(h, e) {
 			return false
@@ -182,11 +181,11 @@ func sameENI(x, y v1alpha1.ENI) bool {
 		x.SubnetID == y.SubnetID && x.SubnetCIDR == y.SubnetCIDR && slices.Equal(x.SubnetIPv6CIDRs, y.SubnetIPv6CIDRs)
 }
 
-// newsAt is until when status may stay as it is; zero: for good. n.mu is held.
-func (n *node) newsAt(want desiredState, now time.Time) time.Time {
+// newsAt is until when status may stay as it is; zero: for good.
+func (s *state) newsAt(want desiredState, now time.Time) time.Time {
 	pause := time.Duration(0)
 	for _, c := range want.conditions {
-		h := meta.FindStatusCondition(n.obj.Status.Conditions, c.Type)
+		h := meta.FindStatusCondition(s.obj.Status.Conditions, c.Type)
 		switch {
 		case h == nil || h.Status != c.Status || h.Reason != c.Reason:
 			return now
@@ -196,13 +195,13 @@ func (n *node) newsAt(want desiredState, now time.Time) time.Time {
 			pause = timeEvery
 		}
 	}
-	if !sameCounts(&n.obj.Status.ENI, &want.eni) {
+	if !sameCounts(&s.obj.Status.ENI, &want.eni) {
 		pause = newsEvery
 	}
 	if pause == 0 {
 		return time.Time{}
 	}
-	return n.writes.statusAt.Add(pause)
+	return s.writes.statusAt.Add(pause)
 }
 
 func sameCounts(x, y *v1alpha1.ENIStatus) bool {
@@ -212,7 +211,7 @@ func sameCounts(x, y *v1alpha1.ENIStatus) bool {
 	return limits && template && trunk && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
 }
 
-// untimed is a condition's message without the time of the next try.
+// untimed is a condition's message without the time of the next attempt.
 func untimed(message string) string {
 	text, _, _ := strings.Cut(message, nextTry)
 	return text

@@ -1,46 +1,41 @@
-// Package nodeenis stands between NodeNetwork objects and the fleet that
-// works for their nodes' ENIs: it tells the fleet what each object asks for,
-// and writes what the fleet finds and gets into the object.
+// Package nodeenis connects NodeNetwork objects with the fleet, which manages the ENIs of their
+// nodes: it gives the fleet the settings of each object, and writes what the fleet
+// observes and gets into the object.
 //
 //	controller.go  one object's event, and what follows from it
-//	cache.go       what of the API server's objects is kept in memory
-//	configure.go   what an object, and a template for its node, ask for
-//	identity.go    whether an object's instance is its Node's
+//	cache.go       what the cache keeps of objects
 //	node.go        one node's side, as the fleet sees it (fleet.Node)
-//	fleetstate.go  what the fleet last said of it, and what it begins with
-//	timers.go      which of its parts have times of their own, and the next of them
-//	state.go       which state of the object is the newest
-//	ownership.go   whether somebody else writes it, and what follows
-//	usage.go       what pods do with the addresses
-//	handshake.go   what is on its way back to EC2
-//	withdraw.go    the fleet's side of that: taking addresses back
-//	mark.go        what is handed to EC2, for all operators to see
+//	state.go       what is known of a node, and the next of its timers
+//	configure.go   the settings by an object and the template for its node
+//	identity.go    whether an object's instance is its Node's
+//	fleetstate.go  what the fleet last reported
+//	ownership.go   whether somebody else writes the object, and what follows
+//	usage.go       how pods use the addresses
+//	handshake.go   what is being released
+//	withdraw.go    the fleet's side of that
+//	mark.go        marking what EC2 is asked to unassign, for all operators to see
 //	desired.go     what the object should say
 //	write.go       writing it
-//	conditions.go  how the node does, for people
-//	demand.go      how long pods wait for addresses
-//	pods.go        pods that wait, before their ADDs arrive
+//	conditions.go  conditions and Events, for people
+//	demand.go      pods that wait, before their ADDs arrive, and for how long
 //	deletion.go    when an object has outlived its node
-//	liveness.go    what tells whether the node still exists
-//	metrics.go     the metrics, and what counts
-//	totals.go      sums over all nodes
-//	recreation.go  an object that is deleted and made again, over and over
+//	recreation.go  an object that is deleted and created again, over and over
+//	metrics.go     the metrics, and sums over all nodes
 //
 // # Fields and their writers
 //
 // The operator writes spec.ipam, status.eni and status.conditions, each by
 // server-side apply; the daemon writes status.ipam. Every write of the operator
-// is conditional on the state of the object that it was decided on. If it is
-// refused, the object is read again, and written only if spec.ipam still is
+// is conditional on the state of the object that it was decided on. After a conflict
+// the object is read again, and written only if spec.ipam still is
 // what this operator saw or wrote last. Otherwise somebody else wrote it, such
-// as a leader that has not noticed its end: the fleet then looks at the cloud
-// before anything is published, and what the other took away stays away for
-// longer than a listing of the cloud may be old.
+// as a leader that has not noticed its end: the fleet then lists EC2 before
+// anything is published, and an address that the other one took away is not published
+// for longer than a listing of EC2 may be stale.
 package nodeenis
 
-// What the operator may do with NodeNetworks, and with what it looks at to know
-// when they are needed. An admission policy narrows it to the operator's own
-// fields (deploy/chart/templates/admission/nodenetworks.yaml).
+// The operator's rights for NodeNetworks, and for what it watches to manage them. An admission
+// policy narrows them to the operator's own fields (deploy/chart/templates/admission/nodenetworks.yaml).
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks,verbs=get;list;watch;patch;delete
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks/status,verbs=patch

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/ec2/eni/fleet"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -81,7 +82,7 @@ func TestWithFleet(t *testing.T) {
 		}
 		return nil
 	})
-	harness.Eventually(t, limit, "the ENI of a running pod is attached again", func() error {
+	harness.Eventually(t, controllers.Limit, "the ENI of a running pod is attached again", func() error {
 		for _, e := range sim.Truth() {
 			if e.ID == id && e.Attachment != nil {
 				return nil
@@ -89,7 +90,7 @@ func TestWithFleet(t *testing.T) {
 		}
 		return errors.New("it is not")
 	})
-	harness.Eventually(t, limit, "totals", func() error {
+	harness.Eventually(t, controllers.Limit, "totals", func() error {
 		if totals := op.Totals(); totals.Nodes != 1 || totals.Available < 8 {
 			return fmt.Errorf("%+v", totals)
 		}

@@ -13,10 +13,10 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// fleetState is what the fleet last said of a node.
+// fleetState is what the fleet last reported of a node.
 type fleetState struct {
 	inv       *eni.Inventory        // to be published; nil: nothing was observed yet
-	primaries map[netip.Prefix]bool // addresses of inv's ENIs themselves
+	primaries map[netip.Prefix]bool // the primary addresses of inv's ENIs
 	status    eni.Status
 	passBegan time.Time // about when the fleet's current pass began
 }
@@ -31,10 +31,9 @@ func (f *fleetState) setInventory(inv *eni.Inventory) {
 	}
 }
 
-// unmarked is what pods may have, and of which ENI, without ENIs that are marked.
-// Single IPv6 addresses where pods get none are most likely a subnet's doing, which
-// gives each new ENI one; they stay with EC2. Those that were published are of pods
-// of before, or may be.
+// unmarked are the addresses and prefixes that pods may have, each with its ENI, without ENIs
+// that are marked. Where pods get no IPv6 address, it leaves out single IPv6 addresses, which
+// a subnet may assign to each new ENI, unless one was published: pods may still have that.
 func (f *fleetState) unmarked(o *v1alpha1.NodeNetwork) map[netip.Prefix]string {
 	out := podAddresses(f.inv)
 	six := f.inv.Families.Has(ipfamily.IPv6)
@@ -63,8 +62,8 @@ func podAddresses(inv *eni.Inventory) map[netip.Prefix]string {
 	return out
 }
 
-// seed is what the object says was published of its instance. What is recorded
-// as handed to the cloud is on its way back still; candidates are not.
+// seed is what the object says was published of its instance. What is marked in it is still
+// being released; candidates are not.
 func seed(o *v1alpha1.NodeNetwork, now time.Time) eni.Inventory {
 	r := nodenetwork.Read(o)
 	inv := r.Inventory

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // Whoever writes where the operator publishes is told of on the Node, by one
@@ -26,7 +27,7 @@ func TestForeignWritesAreTold(t *testing.T) {
 	fl, n := setUp(t, Options{})
 	create(t, "node-2", nil)
 	other := fl.node(t, "node-2")
-	harness.Eventually(t, limit, "the Node is seen", func() error { // an event before that is of another Node
+	harness.Eventually(t, controllers.Limit, "the Node is seen", func() error { // an event before that is of another Node
 		return fl.client.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &corev1.Node{})
 	})
 	right := inventory([]string{"10.0.0.1", "10.0.0.2"})
@@ -36,7 +37,7 @@ func TestForeignWritesAreTold(t *testing.T) {
 		patch(t, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.0.%d":{"resource":"eni-1"}}}}}`, 10+i))
 		fl.awaitCalls(t, "Invalidate", i+1)
 	}
-	harness.Eventually(t, limit, "one event, counted", func() error {
+	harness.Eventually(t, controllers.Limit, "one event, counted", func() error {
 		list := &eventsv1.EventList{}
 		harness.OK(t, harness.KubeClient(t).List(t.Context(), list))
 		for _, e := range list.Items {
@@ -95,7 +96,7 @@ func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
 	// This fails, unless the write that broke was the controller's, by which it
 	// had begun to publish the same.
 	_ = n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"}))
-	harness.Eventually(t, limit, "published", func() error {
+	harness.Eventually(t, controllers.Limit, "published", func() error {
 		return n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.3"}))
 	})
 	harness.OK(t, available("10.0.0.1", "10.0.0.3")(get(t, "node-1")))
@@ -120,7 +121,7 @@ func TestStaleWriter(t *testing.T) {
 	_, fresh := play(t, Options{Settle: time.Second})
 	publish(t, fresh, inventory([]string{"10.0.0.1"}))
 	for range 3 {
-		harness.Eventually(t, limit, "published or not", func() error {
+		harness.Eventually(t, controllers.Limit, "published or not", func() error {
 			err := stale.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}))
 			if slow(err) {
 				return err

@@ -13,21 +13,20 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// Addresses go back by a handshake (docs/architecture.md, "Giving addresses back").
-// What the fleet wants to take back is a candidate: listed in spec.ipam.releasing
-// until the daemon confirms in status.ipam.released that no pod has it or will get it.
-// Then it is handed to the fleet, and once that is recorded in the object
-// (mark.go), EC2 is asked to unassign it. Candidates that the fleet does not ask
-// for any more, or that pods need, leave the list and are the daemon's again.
+// Addresses are released by a handshake (docs/architecture.md, "Giving addresses back"). What the
+// fleet wants to release is a candidate: it is listed in spec.ipam.releasing until the daemon
+// confirms in status.ipam.released that no pod has it or will get it. Then it is handed to the
+// fleet, and once that is recorded in the object (mark.go), EC2 is asked to unassign it.
+// Candidates that the fleet does not ask for any more, or that pods need, leave the list, and the
+// daemon may use them again.
 
-// candidateTimeout is how long candidates are kept that the fleet did not ask
-// for: it may be waiting for EC2 in between.
+// candidateTimeout is how long candidates are kept that the fleet does not ask
+// for: it may be waiting for EC2.
 const candidateTimeout = 2 * time.Minute
 
-// handshake is what of a node is on its way back to EC2. Its methods are given
-// the newest state of the object.
+// handshake is what is being released on a node. Its methods take the newest state of the object.
 type handshake struct {
-	candidates map[netip.Prefix]bool // offered to the daemon for release, not handed to the fleet
+	candidates map[netip.Prefix]bool // the daemon was asked to confirm them; not handed to the fleet
 	handed     map[netip.Prefix]bool // handed to the fleet, and not restored
 	detaching  map[string]bool       // ENIs that the fleet is about to detach
 	asked      map[string]time.Time  // when the fleet last asked for something of an ENI
@@ -37,20 +36,19 @@ func newHandshake() handshake {
 	return handshake{candidates: map[netip.Prefix]bool{}, handed: map[netip.Prefix]bool{}, detaching: map[string]bool{}, asked: map[string]time.Time{}}
 }
 
-// resume continues the handshake of whoever wrote the object before, with what
-// that one had on its way to EC2.
+// resume continues the handshake of whoever wrote the object before; releasing is what that one
+// may have asked EC2 to unassign.
 func (h *handshake) resume(o *v1alpha1.NodeNetwork, releasing []eni.Release, now time.Time) {
 	for _, r := range releasing {
-		h.handed[r.Prefix] = true // EC2 may have been asked for it
+		h.handed[r.Prefix] = true
 	}
 	h.adoptReleasing(o)
-	for p := range h.candidates { // the fleet has a while to ask for them again
+	for p := range h.candidates { // they stay until the fleet had time to ask for them again
 		h.asked[resourceOf(o, p)] = now
 	}
 }
 
-// adoptReleasing makes candidates of what the object has in releasing, whoever
-// wrote that.
+// adoptReleasing makes candidates of what the object has in releasing, whoever wrote it.
 func (h *handshake) adoptReleasing(o *v1alpha1.NodeNetwork) {
 	clear(h.candidates)
 	for p := range nodenetwork.Available(o) {
@@ -60,7 +58,7 @@ func (h *handshake) adoptReleasing(o *v1alpha1.NodeNetwork) {
 	}
 }
 
-// setInventory takes from an inventory what is with EC2, and drops what is not
+// setInventory takes from an inventory what is being unassigned, and drops what is not
 // assigned any more.
 func (h *handshake) setInventory(inv *eni.Inventory) {
 	clear(h.detaching)
@@ -84,7 +82,7 @@ func (h *handshake) setInventory(inv *eni.Inventory) {
 	}
 }
 
-// handedOrMarked tells whether something is with EC2, or about to be.
+// handedOrMarked tells whether an address or prefix is being unassigned, or about to be.
 func (h *handshake) handedOrMarked(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return h.handed[p] || marked(o, nodenetwork.Format(p))
 }
@@ -97,8 +95,8 @@ type kind struct {
 
 func kindOf(p netip.Prefix) kind { return kind{ipfamily.Of(p.Addr()), p.IsSingleIP()} }
 
-// byKind are how many things of each kind an amount is, in the order in which they
-// are handed out.
+// byKind are the kinds of an amount with how much of each it has, in the order in which they
+// are released.
 func byKind(a cloud.Amount) iter.Seq2[kind, int] {
 	return func(yield func(kind, int) bool) {
 		for _, f := range ipfamily.Dual.Families() {
@@ -110,9 +108,8 @@ func byKind(a cloud.Amount) iter.Seq2[kind, int] {
 	}
 }
 
-// withdraw hands out what of an ENI the daemon has confirmed, at most want
-// things of a kind. If there is none, what f has free of it becomes
-// candidates, until there are as many as wanted.
+// withdraw hands out what the daemon has confirmed of an ENI and a kind, at most want. If there is
+// none, free ones become candidates, up to want.
 func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, k kind, want int, now time.Time) (out []netip.Prefix) {
 	if want <= 0 || f.inv == nil {
 		return nil
@@ -127,7 +124,7 @@ func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, 
 		case confirmed(o, p) && len(out) < want:
 			out = append(out, p)
 		case uses(o, p):
-			delete(h.candidates, p) // a pod was faster
+			delete(h.candidates, p) // a pod got it first
 		default:
 			listed++
 		}
@@ -160,9 +157,9 @@ func (h *handshake) candidatesOf(o *v1alpha1.NodeNetwork, id string) (out []neti
 	return out
 }
 
-// freeOf lists what of a kind and an ENI could become a candidate, the highest first, so
-// that two operators choose alike. What the daemon still has in released is of
-// an earlier handshake, which is to end first.
+// freeOf lists what of an ENI and a kind can become a candidate, the highest first, so that two
+// operators choose the same. What the daemon still has in released is of an earlier handshake,
+// which must end first.
 func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, k kind) (out []netip.Prefix) {
 	assigned := f.unmarked(o)
 	for p, at := range nodenetwork.Available(o) {
@@ -177,8 +174,8 @@ func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, k 
 	return out
 }
 
-// withdrawENI makes candidates of all that an ENI holds unless a pod uses some,
-// and tells whether the daemon has confirmed all of it.
+// withdrawENI makes candidates of all that an ENI has, unless a pod uses some of it, and tells
+// whether the daemon has confirmed all of it.
 func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Time) bool {
 	if usesENI(o, id) {
 		return false
@@ -210,9 +207,8 @@ func (h *handshake) unlisted(o *v1alpha1.NodeNetwork) bool {
 	return false
 }
 
-// cancel gives candidates back to the daemon that the fleet did not ask for in
-// its last pass, if addresses are needed, or that it has not asked for in a long
-// time. It tells whether there were any.
+// cancel drops the candidates that the fleet did not ask for in its last pass, if addresses are
+// needed, or that it has not asked for in a long time. It tells whether there were any.
 func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now time.Time) bool {
 	before := len(h.candidates)
 	for p := range h.candidates {
@@ -224,13 +220,13 @@ func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now 
 	return len(h.candidates) != before
 }
 
-// confirmed tells whether the daemon withdrew what it was asked for.
+// confirmed tells whether the daemon has confirmed that no pod has or gets an address or prefix.
 func confirmed(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	text := nodenetwork.Format(p)
 	return slices.Contains(o.Spec.IPAM.Releasing, text) && slices.Contains(o.Status.IPAM.Released, text) && !uses(o, p)
 }
 
-// resourceOf is the ENI that something is published of; empty: it is not.
+// resourceOf is the ENI of a published address or prefix; empty: it is not published.
 func resourceOf(o *v1alpha1.NodeNetwork, p netip.Prefix) string {
 	return o.Spec.IPAM.Available[nodenetwork.Format(p)].Resource
 }

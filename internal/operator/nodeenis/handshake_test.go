@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 var compareAddrs = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
@@ -145,7 +146,7 @@ func confirm(t *testing.T, n *node, inv eni.Inventory, address string) {
 	await(t, "confirmed", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		return confirmed(n.obj, netip.MustParsePrefix(address+"/32"))
+		return confirmed(n.state.obj, netip.MustParsePrefix(address+"/32"))
 	})
 }
 
@@ -170,7 +171,7 @@ func TestMarkOutlivesItsOperator(t *testing.T) {
 	publish(t, n, inv)
 	o := get(t, "node-1")
 	harness.OK(t, errors.Join(releasing("10.0.0.2")(o), unassigning("10.0.0.2")(o)))
-	harness.Eventually(t, limit, "it goes on to unassign it", func() error {
+	harness.Eventually(t, controllers.Limit, "it goes on to unassign it", func() error {
 		if c := n.Committed(); len(c) != 1 || c[0].Prefix != got[0] || c[0].ENI != "eni-1" {
 			return fmt.Errorf("%+v", c)
 		}
@@ -205,19 +206,17 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 // An ENI that was to be detached, and of which the daemon took something back
 // meanwhile, stays as it is, the mark of an address that EC2 was asked for included.
 func TestMarkOfAnENIThatStays(t *testing.T) {
-	n := asked(newScript())
-	n.obj.Spec.IPAM = v1alpha1.IPAMSpec{
+	s := &alone(newScript()).state
+	s.obj.Spec.IPAM = v1alpha1.IPAMSpec{
 		Available:   map[string]v1alpha1.AvailableAddress{"10.0.0.1": {Resource: "eni-2"}, "10.0.0.2": {Resource: "eni-2"}},
 		Releasing:   []string{"10.0.0.2"},
 		Unassigning: []string{"10.0.0.2"},
 	}
-	n.obj.Status.IPAM.Released = []string{"10.0.0.2"}
+	s.obj.Status.IPAM.Released = []string{"10.0.0.2"}
 	leaving := inventory()
 	leaving.Leaving = []eni.Leave{{ENI: "eni-2", Attached: true}}
-	n.setInventory(leaving)
-	n.mu.Lock()
-	got := n.desiredIPAM()
-	n.mu.Unlock()
+	s.setInventory(&leaving)
+	got := s.desiredIPAM()
 	if len(got.Available) != 2 || !slices.Equal(got.Releasing, []string{"10.0.0.2"}) || !slices.Equal(got.Unassigning, []string{"10.0.0.2"}) {
 		t.Errorf("got %+v", got)
 	}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
@@ -36,13 +37,9 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
-	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
-
-// limit is for what takes a moment on a machine with nothing else to do.
-const limit = 3 * time.Minute
 
 // script is a fleet that does nothing by itself: tests play it. Once an operator
 // works with it, it has that too.
@@ -133,7 +130,7 @@ func (s *script) called(method string) int {
 // awaitCalls waits until a method was called so many times for node-1.
 func (s *script) awaitCalls(t *testing.T, method string, want int) {
 	t.Helper()
-	harness.Eventually(t, limit, method, func() error {
+	harness.Eventually(t, controllers.Limit, method, func() error {
 		if n := s.called(method); n != want {
 			return fmt.Errorf("called %d times, want %d", n, want)
 		}
@@ -169,13 +166,13 @@ func (s *script) another(t *testing.T, name string, than *node) (n *node) {
 // await waits until something is so.
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	harness.Eventually(t, limit, what, poll.True(is))
+	harness.Eventually(t, controllers.Limit, what, poll.True(is))
 }
 
 // awaitUsage waits until a node's usage is as it should be.
 func awaitUsage(t *testing.T, n *node, is func(eni.Usage) bool) {
 	t.Helper()
-	harness.Eventually(t, limit, "use is seen", func() error {
+	harness.Eventually(t, controllers.Limit, "use is seen", func() error {
 		if u := n.Usage(); !is(u) {
 			return fmt.Errorf("%+v", u)
 		}
@@ -193,18 +190,15 @@ type operator struct {
 // start takes what its requests go through, besides.
 func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator {
 	t.Helper()
-	cfg := harness.OperatorConfig(t, deploy.OperatorMode)
-	for _, w := range through {
-		cfg.Wrap(w)
-	}
-	mgr, err := controllers.Manager(cfg, Watches())
-	harness.OK(t, err)
 	if o.Logger == nil {
-		o.Logger = sourcetest.Logger(t.Output())
+		o.Logger = controllers.Logger(t.Output())
 	}
-	c, err := Setup(mgr, o)
-	harness.OK(t, err)
-	return &operator{c, controllers.Run(t, mgr)}
+	var c *Controller
+	end := controllers.Start(t, harness.OperatorConfig(t, deploy.OperatorMode), Watches(), func(_ context.Context, mgr manager.Manager) (err error) {
+		c, err = Setup(mgr, o)
+		return err
+	}, through...)
+	return &operator{c, end}
 }
 
 const instance = "i-0123456789abcdef0"
@@ -260,15 +254,7 @@ func get(t *testing.T, name string) *v1alpha1.NodeNetwork {
 // until waits until an object is as it should be.
 func until(t *testing.T, name, what string, is func(*v1alpha1.NodeNetwork) error) *v1alpha1.NodeNetwork {
 	t.Helper()
-	c := harness.KubeClient(t)
-	o := &v1alpha1.NodeNetwork{}
-	harness.Eventually(t, limit, what, func() error {
-		if err := c.Get(t.Context(), client.ObjectKey{Name: name}, o); err != nil {
-			return err
-		}
-		return is(o)
-	})
-	return o
+	return controllers.Await(t, client.ObjectKey{Name: name}, what, is)
 }
 
 // slow tells an API server that did not answer in time from one that refuses.
@@ -280,7 +266,7 @@ func slow(err error) bool {
 // publish has a node publish an inventory.
 func publish(t *testing.T, n *node, inv eni.Inventory) {
 	t.Helper()
-	harness.Eventually(t, limit, "published", func() error {
+	harness.Eventually(t, controllers.Limit, "published", func() error {
 		err := n.Publish(t.Context(), inv)
 		if err != nil && !slow(err) {
 			t.Fatal(err)
@@ -295,7 +281,7 @@ func publish(t *testing.T, n *node, inv eni.Inventory) {
 // rejected wants an inventory not to be published, for a reason.
 func rejected(t *testing.T, n *node, inv eni.Inventory, why error) {
 	t.Helper()
-	harness.Eventually(t, limit, "rejected", func() error {
+	harness.Eventually(t, controllers.Limit, "rejected", func() error {
 		err := n.Publish(t.Context(), inv)
 		if errors.Is(err, why) {
 			return nil
@@ -329,11 +315,11 @@ func unassigning(want ...string) func(*v1alpha1.NodeNetwork) error {
 // degraded tells whether an object is degraded for a reason, or as expected.
 func degraded(reason string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error {
-		d := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded)
-		if d == nil || d.Reason != reason || (d.Status == metav1.ConditionTrue) != (reason != reasonAsExpected) {
-			return fmt.Errorf("%+v", o.Status.Conditions)
+		want := metav1.ConditionTrue
+		if reason == reasonAsExpected {
+			want = metav1.ConditionFalse
 		}
-		return nil
+		return controllers.Condition(o.Status.Conditions, v1alpha1.ConditionDegraded, want, reason)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func TestProofOfInstance(t *testing.T) {
@@ -94,7 +95,7 @@ func TestProofComesAndGoes(t *testing.T) {
 	register(t, "node-1", "")
 	askAgain := func(want string) {
 		t.Helper()
-		harness.Eventually(t, limit, "EC2 is asked again: "+want, func() error {
+		harness.Eventually(t, controllers.Limit, "EC2 is asked again: "+want, func() error {
 			now.Advance(proofRetry)
 			o := get(t, "node-1")
 			o.Spec.ENI.MaxPods = new(int32(now.Now().Unix() % 1000)) // any event has it looked at
@@ -141,7 +142,7 @@ func TestTwoObjectsOfOneInstance(t *testing.T) {
 		register(t, name, instance)
 		harness.OK(t, harness.KubeClient(t).Create(t.Context(), objectOf(name, instance)))
 	}
-	harness.Eventually(t, limit, "one stands", func() error {
+	harness.Eventually(t, controllers.Limit, "one stands", func() error {
 		stands := ""
 		for _, name := range names {
 			if degraded(reasonAlreadyClaimed)(get(t, name)) != nil {
@@ -183,7 +184,7 @@ func oldest(t *testing.T, names ...string) string {
 // A Node that nothing proves to be of its instance says what to do, with the
 // names that are to be written, and why its own name is no proof where it is short.
 func TestWithoutProofTheRemedyIsNamed(t *testing.T) {
-	const short = "ip-10-0-0-7 is only the first part of that, which instances of other VPCs may have too"
+	const short = "ip-10-0-0-7 is only the first part of it, which instances of other VPCs may have too"
 	for _, tt := range []struct {
 		what, name string
 		id         Identity
@@ -192,7 +193,7 @@ func TestWithoutProofTheRemedyIsNamed(t *testing.T) {
 		not        string
 	}{
 		{"a short name", "ip-10-0-0-7", Identity{}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal"},
-			[]string{short, "tag i-0aa with the key that --instance-node-tag of berth-operator has, which is not set, and the value ip-10-0-0-7"}, ""},
+			[]string{short, "tag i-0aa with the key that you set by --instance-node-tag of berth-operator, and the value ip-10-0-0-7"}, ""},
 		{"a short name in capitals, and a tag that is missing", "IP-10-0-0-7", Identity{NodeTag: "node"}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal"},
 			[]string{"is only the first part", "its tag node empty", "tag i-0aa with node=IP-10-0-0-7 (--instance-node-tag of berth-operator)"}, "not set"},
 		{"a name of its own", "db-1", Identity{NodeTag: "node"}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal", Tags: map[string]string{"node": "db-2"}},
@@ -211,12 +212,12 @@ func TestWithoutProofTheRemedyIsNamed(t *testing.T) {
 	}
 }
 
-// asked is a node of a controller without an API server, whose cloud says what
+// alone is a node of a controller without an API server, whose cloud says what
 // fl does.
-func asked(fl *script) *node {
+func alone(fl *script) *node {
 	c := &Controller{
 		o: Options{Fleet: fl, Clock: clock.Real{}, Logger: slog.New(slog.DiscardHandler)}, fleet: fl,
-		nodes: map[string]*node{}, claims: map[string]map[string]*node{}, recreations: map[string]recreation{},
+		nodes: map[string]*node{}, claims: newClaims(), recreations: newRecreations(),
 	}
 	n := c.newNode(objectOf("node-1", instance), false)
 	c.nodes[n.name] = n
@@ -227,7 +228,7 @@ func asked(fl *script) *node {
 func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fl := newScript()
-		n, bare := asked(fl), &corev1.Node{}
+		n, bare := alone(fl), &corev1.Node{}
 		look := func(want string) time.Duration {
 			t.Helper()
 			n.identity(t.Context(), bare) // asks, if that is due
@@ -236,28 +237,28 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 				t.Fatalf("got %+v, want %q", why, want)
 			}
 			now := n.c.now()
-			return n.wake(now).Sub(now)
+			return n.state.wake(now).Sub(now)
 		}
-		if wait := look(reasonNotProved); wait != absentRetry || !n.liveness.vanishedAt.IsZero() {
-			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.liveness.vanishedAt)
+		if wait := look(reasonNotProved); wait != absentRetry || !n.state.liveness.vanishedAt.IsZero() {
+			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.state.liveness.vanishedAt)
 		}
 		time.Sleep(absentRetry) //nolint:forbidigo // virtual time
-		if wait := look(reasonInstanceGone); wait != proofRetry || n.liveness.vanishedAt.IsZero() {
-			t.Errorf("after two answers: asked again after %v, vanished %v", wait, n.liveness.vanishedAt)
+		if wait := look(reasonInstanceGone); wait != proofRetry || n.state.liveness.vanishedAt.IsZero() {
+			t.Errorf("after two answers: asked again after %v, vanished %v", wait, n.state.liveness.vanishedAt)
 		}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
 		time.Sleep(proofRetry) //nolint:forbidigo // virtual time
-		if look(""); !n.liveness.vanishedAt.IsZero() {
+		if look(""); !n.state.liveness.vanishedAt.IsZero() {
 			t.Error("it is there, and counts as vanished")
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
 		fl := newScript()
-		n := asked(fl)
+		n := alone(fl)
 		fl.says[instance] = cloud.Instance{ID: instance, State: "terminated"}
 		n.identity(t.Context(), &corev1.Node{})
 		synctest.Wait()
-		if why := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.liveness.vanishedAt.IsZero() {
+		if why := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.state.liveness.vanishedAt.IsZero() {
 			t.Errorf("terminated, by EC2's own words: %+v", why)
 		}
 	})
@@ -268,7 +269,7 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fl := newScript()
-		n, bare := asked(fl), &corev1.Node{}
+		n, bare := alone(fl), &corev1.Node{}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
 		if why := n.identity(t.Context(), bare); why.reason != reasonNotProved {
 			t.Fatalf("not asked yet: %+v", why)

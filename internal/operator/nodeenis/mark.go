@@ -13,34 +13,33 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// An operator may be stopped between its look at what the daemon confirmed and
-// its call to EC2, and go on when another has given the address back to the
-// daemon. So what is handed to EC2 is marked first, in spec.ipam.unassigning, by
-// a write that the API server takes only if the object still is as it was when
-// that was decided on. From then on no operator takes it off releasing, and
-// whoever works for the node asks EC2 to take it (eni.Config.Committed), until it
-// is not assigned any more. A whole ENI is marked by its ID, in the write that
-// takes its addresses out of available.
+// An operator may be suspended after it has seen what the daemon confirmed and before its call
+// to EC2, and go on after another operator has returned the address to the daemon. So an address
+// is marked in spec.ipam.unassigning before EC2 is asked to unassign it, by a write that the API
+// server accepts only if the object is as it was for that decision. From then on no operator takes
+// the address off releasing, and whichever operator leads asks EC2 to unassign it
+// (eni.Config.Committed), until it is not assigned any more. A whole ENI is marked by its ID, in
+// the write that takes its addresses out of available.
 
-var errUnmarked = errors.New("somebody else changed it: what was to be given back is not released any more")
+var errUnmarked = errors.New("somebody else changed the object: this is not being released any more")
 
 // marked tells whether the object has an entry in unassigning.
 func marked(o *v1alpha1.NodeNetwork, text string) bool {
 	return slices.Contains(o.Spec.IPAM.Unassigning, text)
 }
 
-// markedENI tells whether an ENI is marked by an operator, which takes its
+// markedENI tells whether an operator marked an ENI: it takes the ENI's
 // addresses out of available with the same write.
 func markedENI(o *v1alpha1.NodeNetwork, id string) bool {
 	return marked(o, id) && !nodenetwork.HasAvailable(o, id)
 }
 
-// mayMark tells whether something is marked, or may be in this state of the object.
+// mayMark tells whether an address or prefix is marked, or may be in this state of the object.
 func (h *handshake) mayMark(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return marked(o, nodenetwork.Format(p)) || h.handed[p] && confirmed(o, p)
 }
 
-// mayMarkENI is mayMark of a whole ENI: all of it is confirmed.
+// mayMarkENI is mayMark of a whole ENI: all that it has must be confirmed.
 func mayMarkENI(o *v1alpha1.NodeNetwork, id string) bool {
 	for p, at := range nodenetwork.Available(o) {
 		if at == id && !confirmed(o, p) {
@@ -50,7 +49,7 @@ func mayMarkENI(o *v1alpha1.NodeNetwork, id string) bool {
 	return !usesENI(o, id)
 }
 
-// enisToMark are the ENIs that are about to be detached, and those that were
+// enisToMark are the ENIs that the fleet is about to detach, and those that were
 // marked and are still attached.
 func (h *handshake) enisToMark(o *v1alpha1.NodeNetwork, inv *eni.Inventory) []string {
 	out := map[string]bool{}
@@ -67,8 +66,8 @@ func (h *handshake) enisToMark(o *v1alpha1.NodeNetwork, inv *eni.Inventory) []st
 	return slices.Sorted(maps.Keys(out))
 }
 
-// retain copies what is available of an ENI into s as it is, and returns what of
-// it is releasing, and what is marked by itself.
+// retain copies what is available of an ENI into s, and returns what of it is releasing, and
+// what is marked on its own.
 func retain(s *v1alpha1.IPAMSpec, o *v1alpha1.NodeNetwork, id string) (releasing, unassigning []netip.Prefix) {
 	for p, at := range nodenetwork.Available(o) {
 		if at != id {
@@ -86,38 +85,36 @@ func retain(s *v1alpha1.IPAMSpec, o *v1alpha1.NodeNetwork, id string) (releasing
 	return releasing, unassigning
 }
 
-// checkMarked is an error unless all that an inventory has on its way back is
-// marked in the object.
-func (n *node) checkMarked(inv *eni.Inventory) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+// checkMarked is an error unless all that an inventory releases is marked in the object.
+func (s *state) checkMarked(inv *eni.Inventory) error {
 	assigned := podAddresses(inv)
 	for _, r := range inv.Releasing {
-		if _, ok := assigned[r.Prefix]; ok && !marked(n.obj, nodenetwork.Format(r.Prefix)) {
+		if _, ok := assigned[r.Prefix]; ok && !marked(s.obj, nodenetwork.Format(r.Prefix)) {
 			return fmt.Errorf("%s: %w", nodenetwork.Format(r.Prefix), errUnmarked)
 		}
 	}
 	for _, l := range inv.Leaving {
-		if l.Attached && !markedENI(n.obj, l.ENI) {
+		if l.Attached && !markedENI(s.obj, l.ENI) {
 			return fmt.Errorf("%s: %w", l.ENI, errUnmarked)
 		}
 	}
 	return nil
 }
 
-// Committed implements fleet.Node: what is marked and the daemon confirms still.
+// Committed implements fleet.Node: what is marked, and still confirmed by the daemon.
 func (n *node) Committed() (out []eni.Release) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, text := range n.obj.Spec.IPAM.Unassigning {
+	o := n.state.obj
+	for _, text := range o.Spec.IPAM.Unassigning {
 		p, err := nodenetwork.Parse(text)
 		switch {
 		case strings.HasPrefix(text, "eni-"):
-			if markedENI(n.obj, text) && mayMarkENI(n.obj, text) {
+			if markedENI(o, text) && mayMarkENI(o, text) {
 				out = append(out, eni.Release{ENI: text})
 			}
-		case err == nil && slices.Contains(n.obj.Status.IPAM.Released, text) && !uses(n.obj, p):
-			out = append(out, eni.Release{ENI: n.obj.Spec.IPAM.Available[text].Resource, Prefix: p})
+		case err == nil && slices.Contains(o.Status.IPAM.Released, text) && !uses(o, p):
+			out = append(out, eni.Release{ENI: o.Spec.IPAM.Available[text].Resource, Prefix: p})
 		}
 	}
 	return out

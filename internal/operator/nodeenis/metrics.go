@@ -1,6 +1,8 @@
 package nodeenis
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,9 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/metric"
 )
 
-// The metrics that Cilium documents for its AWS ENI allocator, under Berth's name,
-// and more: how often everything is listed, free addresses of subnets, and how long
-// pods wait for addresses.
+// The metrics that Cilium documents for its AWS ENI allocator, under Berth's names, and further
+// ones: on listings, on free addresses of subnets, and on how long pods wait for addresses.
 var (
 	famIPs       = metric.New("berth_operator_eni_ips", "gauge", "Addresses of all nodes by type: used by pods (cooling ones included), available to pods (used ones included), or needed beyond those. A pod's addresses of both families count as one.", "type")
 	famAssigns   = metric.New("berth_operator_eni_allocation_ops_total", "counter", "Allocations of addresses or prefixes on ENIs that were there, by subnet.", "subnet_id")
@@ -34,8 +35,8 @@ var (
 // Families are the metrics, for the page that documents them.
 var Families = []metric.Family{famIPs, famAssigns, famCreations, famENIs, famNodes, famCalls, famLimiter, famResyncs, famOrphans, famCollected, famSubnets, famDemand}
 
-// Metrics count what is done for nodes. They implement fleet.Observer and
-// pace.Observer, and may be used by many goroutines at once.
+// Metrics count the work for nodes. They implement fleet.Observer and
+// pace.Observer, and are safe for concurrent use.
 type Metrics struct {
 	assigns   *prometheus.CounterVec
 	creations *prometheus.CounterVec
@@ -55,7 +56,7 @@ func NewMetrics() *Metrics {
 		resyncs: famResyncs.Counter(), demand: famDemand.Histogram(metric.WaitBuckets),
 		orphans: famOrphans.Gauge(), collected: famCollected.Counter(),
 	}
-	m.Collected(eni.Collected{Known: true}) // so that they are there before the first
+	m.Collected(eni.Collected{Known: true}) // each metric exists before its first event
 	m.resyncs.WithLabelValues()
 	m.demand.WithLabelValues()
 	return m
@@ -90,7 +91,7 @@ func (m *Metrics) Collected(found eni.Collected) {
 	m.collected.WithLabelValues().Add(float64(found.Deleted))
 }
 
-// DemandServed counts a node that had more pods waiting than free addresses,
+// DemandServed counts a node that had more waiting pods than free addresses,
 // and got enough after so long.
 func (m *Metrics) DemandServed(after time.Duration) {
 	m.demand.WithLabelValues().Observe(after.Seconds())
@@ -106,36 +107,64 @@ func (m *Metrics) Limited(operation string, waited time.Duration) {
 	m.limiter.WithLabelValues(operation).Observe(waited.Seconds())
 }
 
-// Gauges are read when Prometheus asks: the totals of the nodes, and the subnets
-// that they may use, which must be quick to list.
+// Totals are sums over all nodes, for metrics (Cilium's AWS ENI allocator, "Metrics").
+type Totals struct {
+	Used, Available, Needed      int // pods that have addresses; for which there are addresses; for which more are wanted
+	ENIs                         int // with an address that no pod uses
+	Nodes, InDeficit, AtCapacity int // nodes
+}
+
+// Totals counts as of now. It takes about a microsecond an address.
+func (c *Controller) Totals() Totals {
+	c.mu.Lock()
+	nodes := slices.Collect(maps.Values(c.nodes))
+	c.mu.Unlock()
+	t := Totals{Nodes: len(nodes)}
+	for _, n := range nodes {
+		n.mu.Lock()
+		n.state.addTo(&t)
+		n.mu.Unlock()
+	}
+	return t
+}
+
+// addTo adds a node to the totals.
+func (s *state) addTo(t *Totals) {
+	t.Needed += s.fleet.status.Needed
+	if s.fleet.status.Needed > 0 {
+		t.InDeficit++
+	}
+	if s.fleet.status.AtCapacity {
+		t.AtCapacity++
+	}
+	c := s.counter()
+	t.Available += c.available()
+	for _, e := range c.byENI() {
+		t.Used += e.Used
+		if e.Free != (cloud.Amount{}) {
+			t.ENIs++
+		}
+	}
+}
+
+// Gauges are collected on each scrape: the totals of the nodes, and the subnets that they may
+// use, which subnets must return quickly.
 func (c *Controller) Gauges(subnets func() []cloud.Subnet) prometheus.Collector {
-	return gauges{c.Totals, subnets}
+	return gauges(c.Totals, subnets)
 }
 
-type gauges struct {
-	totals  func() Totals
-	subnets func() []cloud.Subnet
-}
-
-// Describe implements prometheus.Collector.
-func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range []metric.Family{famIPs, famENIs, famNodes, famSubnets} {
-		ch <- f.Desc()
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (g gauges) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(f metric.Family, v int, labels ...string) { ch <- f.Value(float64(v), labels...) }
-	t := g.totals()
-	gauge(famIPs, t.Used, "used")
-	gauge(famIPs, t.Available, "available")
-	gauge(famIPs, t.Needed, "needed")
-	gauge(famENIs, t.ENIs)
-	gauge(famNodes, t.Nodes, "total")
-	gauge(famNodes, t.InDeficit, "in-deficit")
-	gauge(famNodes, t.AtCapacity, "at-capacity")
-	for _, s := range g.subnets() {
-		gauge(famSubnets, s.Free, s.ID, s.Zone)
-	}
+func gauges(totals func() Totals, subnets func() []cloud.Subnet) prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		t := totals()
+		emit(famIPs, float64(t.Used), "used")
+		emit(famIPs, float64(t.Available), "available")
+		emit(famIPs, float64(t.Needed), "needed")
+		emit(famENIs, float64(t.ENIs))
+		emit(famNodes, float64(t.Nodes), "total")
+		emit(famNodes, float64(t.InDeficit), "in-deficit")
+		emit(famNodes, float64(t.AtCapacity), "at-capacity")
+		for _, s := range subnets() {
+			emit(famSubnets, float64(s.Free), s.ID, s.Zone)
+		}
+	}, famIPs, famENIs, famNodes, famSubnets)
 }

@@ -34,12 +34,12 @@ func TestMetricsOfNodes(t *testing.T) {
 	m.DemandServed(3 * time.Second)
 	m.Collected(eni.Collected{Known: true, Waiting: 1, Kept: 2, Refused: 3, Deleted: 4})
 	m.Collected(eni.Collected{Deleted: 1}) // EC2 could not be asked for the others
-	g := gauges{
-		totals: func() Totals {
+	g := gauges(
+		func() Totals {
 			return Totals{Used: 1, Available: 2, Needed: 3, ENIs: 4, Nodes: 5, InDeficit: 6, AtCapacity: 7}
 		},
-		subnets: func() []cloud.Subnet { return []cloud.Subnet{{ID: "subnet-a", Zone: "z", Free: 8}} },
-	}
+		func() []cloud.Subnet { return []cloud.Subnet{{ID: "subnet-a", Zone: "z", Free: 8}} },
+	)
 	harness.CheckMetrics(t, append(m.Collectors(), g), Families, map[string]string{
 		`berth_operator_eni_allocation_ops_total{subnet_id="subnet-a"}`:                                        "1",
 		`berth_operator_eni_interface_creation_ops_total{status="success",subnet_id="subnet-a"}`:               "2",

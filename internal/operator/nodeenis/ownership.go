@@ -13,8 +13,8 @@ import (
 // ownership is whether somebody else writes spec.ipam of a node's object, and
 // what follows from it.
 type ownership struct {
-	// sent is the spec.ipam of the last request, whatever became of it, and lost
-	// that of the last one without an answer, which may have been taken as well.
+	// sent is the spec.ipam of the last request, whatever its result, and lost
+	// that of the last request without an answer, which may have been stored as well.
 	sent, lost *v1alpha1.IPAMSpec
 	// observeFirst: spec.ipam may be somebody else's; it is not written before the
 	// fleet publishes what it observed since.
@@ -22,8 +22,8 @@ type ownership struct {
 	suppressed   map[netip.Prefix]time.Time // not published before then
 }
 
-// foreign tells whether o has another spec.ipam than before, and than what this
-// process sent since, the answer to which may come later, or never.
+// foreign tells whether o has another spec.ipam than before, and than any that this process has
+// sent since: their answers may come later, or never.
 func (w *ownership) foreign(before, o *v1alpha1.NodeNetwork) bool {
 	if sameIPAM(before.Spec.IPAM, o.Spec.IPAM) {
 		return false
@@ -36,10 +36,10 @@ func (w *ownership) foreign(before, o *v1alpha1.NodeNetwork) bool {
 	return true
 }
 
-// overwritten notes that somebody else changed before to o. What another operator
+// overwritten takes that somebody else changed before to o. What another operator
 // took out of available is suppressed for settle: most likely it was unassigned,
-// and a listing of the cloud that has it is old. What a person took out is
-// published again as soon as the cloud was observed.
+// and a listing of the cloud that has it is stale. What a person took out is
+// published again once the cloud was observed.
 func (w *ownership) overwritten(before, o *v1alpha1.NodeNetwork, now time.Time, settle time.Duration) {
 	w.observeFirst = true
 	if !byOperator(o) {
@@ -55,8 +55,8 @@ func (w *ownership) overwritten(before, o *v1alpha1.NodeNetwork, now time.Time, 
 	}
 }
 
-// expire forgets what was suppressed for long enough, and tells whether there
-// was any: the cloud is to be observed again before it is published.
+// expire drops suppressions that have ended, and tells whether there were any: the cloud must
+// be observed again before these addresses are published.
 func (w *ownership) expire(now time.Time) bool {
 	before := len(w.suppressed)
 	maps.DeleteFunc(w.suppressed, func(_ netip.Prefix, until time.Time) bool { return !until.After(now) })

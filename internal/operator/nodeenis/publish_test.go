@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func TestPublish(t *testing.T) {
@@ -45,7 +46,7 @@ func TestPublish(t *testing.T) {
 		t.Errorf("%d kicks, %d invalidations, %d settings; want 1, 0, 1", k, d, s)
 	}
 	// What is published already is not written again.
-	harness.Eventually(t, limit, "not written again without a change", func() error { // but for what waited
+	harness.Eventually(t, controllers.Limit, "not written again without a change", func() error { // but for what waited
 		o := get(t, "node-1")
 		publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"}))
 		if now := get(t, "node-1"); now.ResourceVersion != o.ResourceVersion {
@@ -111,13 +112,13 @@ func TestConflictStorm(t *testing.T) {
 	list := []string{}
 	for i := range 20 {
 		list = append(list, fmt.Sprintf("10.0.0.%d", i+1))
-		harness.Eventually(t, limit, "a storm", func() error {
+		harness.Eventually(t, controllers.Limit, "a storm", func() error {
 			if writes.Load() <= int32(i) {
 				return fmt.Errorf("the other wrote %d times", writes.Load())
 			}
 			return nil
 		})
-		harness.Eventually(t, limit, "published", func() error { return n.Publish(t.Context(), inventory(list)) })
+		harness.Eventually(t, controllers.Limit, "published", func() error { return n.Publish(t.Context(), inventory(list)) })
 		harness.OK(t, available(list...)(get(t, "node-1")))
 	}
 	cancel()

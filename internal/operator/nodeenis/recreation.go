@@ -1,32 +1,32 @@
 package nodeenis
 
 import (
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A node may delete its object and make it again as often as it likes, and each
-// new one costs calls to EC2. The first that follows another is worked for at
-// once, as after a person deleted it; those after it wait, twice as long each
-// time. An object that stays for a while starts over.
+// A node may delete its object and create it again as often as it likes, and each new one costs
+// calls to EC2. The work for the first one that replaces another begins at once, as after a
+// person deleted it. Further ones wait, twice as long each time. The count starts over once an
+// object has stayed for a while.
 const (
 	firstPause = 2 * time.Second
 	lastPause  = time.Minute
-	// steady is how long after an object was last made anew the next is the
-	// first again.
+	// steady is how long after the last recreation the count starts over.
 	steady = 5 * time.Minute
 )
 
-// recreation is how often the object of one name was made anew lately.
+// recreation is how often the object of one name was recreated lately.
 type recreation struct {
 	uid   types.UID // of the last one
-	again int       // how often it followed another
-	at    time.Time // when it came
-	from  time.Time // when it is worked for
+	again int       // how often it replaced another
+	at    time.Time // when it was seen first
+	from  time.Time // when the work for it begins
 }
 
-// next counts an object that is there at now.
+// next counts an object that exists at now.
 func (r recreation) next(uid types.UID, now time.Time) recreation {
 	if r.uid == uid {
 		return r
@@ -42,34 +42,46 @@ func (r recreation) next(uid types.UID, now time.Time) recreation {
 	return n
 }
 
-// heldForRecreation tells whether a node's object waits, as too many were made under its
-// name lately, and notes for how long.
-func (c *Controller) heldForRecreation(n *node) bool {
-	now := c.now()
-	c.mu.Lock()
-	r := c.recreations[n.name].next(n.uid, now)
-	c.recreations[n.name] = r
-	c.mu.Unlock()
-	wait := r.from.Sub(now)
-	n.mu.Lock()
-	n.eligibility.heldUntil = time.Time{}
-	if wait > 0 {
-		n.eligibility.heldUntil = r.from
-	}
-	n.mu.Unlock()
-	return wait > 0
+// recreations are those of all names, also of objects that went lately.
+type recreations struct {
+	mu  sync.Mutex // guards all
+	all map[string]recreation
 }
 
-// forgetRecreation forgets a name whose object is gone, once it would start
-// over, and tells how long that takes; zero: it is forgotten.
-func (c *Controller) forgetRecreation(name string) time.Duration {
-	now := c.now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	r, ok := c.recreations[name]
-	if wait := r.at.Add(steady).Sub(now); ok && wait > 0 {
+func newRecreations() *recreations { return &recreations{all: map[string]recreation{}} }
+
+// observe takes that an object of a name exists, and returns when the work for it may begin.
+func (r *recreations) observe(name string, uid types.UID, now time.Time) (from time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all[name] = r.all[name].next(uid, now)
+	return r.all[name].from
+}
+
+// forget drops a name whose object is gone, once its next object would start over. Else it
+// returns how long that takes.
+func (r *recreations) forget(name string, now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, ok := r.all[name]
+	if wait := last.at.Add(steady).Sub(now); ok && wait > 0 {
 		return wait
 	}
-	delete(c.recreations, name)
+	delete(r.all, name)
 	return 0
+}
+
+// heldForRecreation tells whether the work for a node's object has to wait, as its name was
+// recreated too often lately.
+func (c *Controller) heldForRecreation(n *node) bool {
+	now := c.now()
+	from := c.recreations.observe(n.name, n.uid, now)
+	held := from.After(now)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.state.eligibility.heldUntil = time.Time{}
+	if held {
+		n.state.eligibility.heldUntil = from
+	}
+	return held
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // makeTemplate makes a template for Nodes that have the label pool with a value.
@@ -37,7 +38,7 @@ func label(t *testing.T, pool string) {
 // given waits until the fleet has such settings for node-1.
 func (s *script) given(t *testing.T, what string, is func(eni.Settings) bool) {
 	t.Helper()
-	harness.Eventually(t, limit, what, func() error {
+	harness.Eventually(t, controllers.Limit, what, func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if got := s.settings["node-1"]; !is(got) {

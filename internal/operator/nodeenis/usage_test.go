@@ -52,31 +52,31 @@ func TestPodsOfAmounts(t *testing.T) {
 }
 
 func TestUseOfFamilies(t *testing.T) {
-	n := &node{handshake: newHandshake(), fleet: fleetState{primaries: map[netip.Prefix]bool{}}}
-	n.config.set, n.config.settings.Policy.Families = true, ipfamily.Dual
-	n.obj = offer(map[string][]string{
+	s := &state{handshake: newHandshake(), fleet: fleetState{primaries: map[netip.Prefix]bool{}}}
+	s.config.set, s.config.settings.Policy.Families = true, ipfamily.Dual
+	s.obj = offer(map[string][]string{
 		"eni-1": {"10.0.0.1", "10.0.0.2", "10.0.0.3", "2001:db8:0:1::/80", "2001:db8:0:2::/80"},
 		"eni-2": {"10.0.1.1", "2001:db8::1", "2001:db8::2", "2001:db8::3"},
 		"eni-3": {"10.0.2.1"},
 	})
-	n.obj.Status.IPAM.Used = map[string]v1alpha1.UsedAddress{
+	s.obj.Status.IPAM.Used = map[string]v1alpha1.UsedAddress{
 		"10.0.0.1": {Resource: "eni-1"}, "2001:db8:0:1::9": {Resource: "eni-1"}, "10.0.0.2": {Resource: "eni-1", Cooling: true}, // one pod, and half a one of before
 		"2001:db8::1": {Resource: "eni-9"}, "2001:db8::2": {}, // of eni-2, whatever the daemon says
 	}
-	n.handshake.handed[netip.MustParsePrefix("10.0.0.3/32")] = true
+	s.handshake.handed[netip.MustParsePrefix("10.0.0.3/32")] = true
 	want := map[string]eni.ENIUsage{
 		"eni-1": {Used: 2, Free: cloud.Amount{IPv6Prefixes: 1}}, // no IPv4 address is left
 		"eni-2": {Used: 2, Assignable: 1, Free: cloud.Amount{Addresses: 1, IPv6: 1}},
 		"eni-3": {Free: cloud.Amount{Addresses: 1}},
 	}
-	if got := n.tally(n.obj).ENIs; !maps.Equal(got, want) {
+	if got := s.counter().byENI(); !maps.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	if got := n.freeNow(); got != 1 {
+	if got := s.counter().free(); got != 1 {
 		t.Errorf("addresses for %d pods more, want 1", got)
 	}
-	n.config.settings.Policy.Families = ipfamily.OnlyIPv4
-	if got := n.freeNow(); got != 2 {
+	s.config.settings.Policy.Families = ipfamily.OnlyIPv4
+	if got := s.counter().free(); got != 2 {
 		t.Errorf("IPv4 addresses for %d pods more, want 2", got)
 	}
 }
@@ -85,20 +85,20 @@ func TestUseOfFamilies(t *testing.T) {
 func TestLossByCandidates(t *testing.T) {
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2", "2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1::3"})
 	inv.Families = ipfamily.Dual
-	n := &node{handshake: newHandshake(), fleet: fleetState{inv: &inv}, obj: offer(nil)}
-	n.config.set = true
-	n.config.settings.Policy.Families, n.config.settings.Policy.WarmIP = ipfamily.Dual, 1
+	s := &state{handshake: newHandshake(), fleet: fleetState{inv: &inv}, obj: offer(nil)}
+	s.config.set = true
+	s.config.settings.Policy.Families, s.config.settings.Policy.WarmIP = ipfamily.Dual, 1
 	for _, tt := range []struct {
 		candidates   []string
 		excess, loss int
 	}{
 		{nil, 1, 0}, {[]string{"2001:db8:0:1::1/128"}, 1, 0}, {[]string{"2001:db8:0:1::1/128", "2001:db8:0:1::2/128"}, 1, 1}, {[]string{"10.0.0.1/32", "10.0.0.2/32"}, 1, 2},
 	} {
-		clear(n.handshake.candidates)
+		clear(s.handshake.candidates)
 		for _, c := range tt.candidates {
-			n.handshake.candidates[netip.MustParsePrefix(c)] = true
+			s.handshake.candidates[netip.MustParsePrefix(c)] = true
 		}
-		if excess, loss := n.excess(eni.Usage{}); excess != tt.excess || loss != tt.loss {
+		if excess, loss := s.counter().excess(eni.Usage{}, s.config.settings.Policy); excess != tt.excess || loss != tt.loss {
 			t.Errorf("%v: excess %d, loss %d; want %d and %d", tt.candidates, excess, loss, tt.excess, tt.loss)
 		}
 	}
@@ -163,7 +163,7 @@ func TestDualStack(t *testing.T) {
 	await(t, "confirmed", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		return confirmed(n.obj, netip.MustParsePrefix("2001:db8:0:1:2::/80"))
+		return confirmed(n.state.obj, netip.MustParsePrefix("2001:db8:0:1:2::/80"))
 	})
 	if out := ask(cloud.Amount{IPv6Prefixes: 2}); len(out) != 1 || out[0] != netip.MustParsePrefix("2001:db8:0:1:2::/80") {
 		t.Fatalf("handed out %v", out)

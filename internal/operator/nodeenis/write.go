@@ -18,38 +18,37 @@ import (
 )
 
 const (
-	// attempts bounds the requests of one write: two or three do it, and each
-	// further pair is one conflict with somebody who writes all the time.
+	// attempts bounds the requests of one write. Two or three suffice; each further
+	// pair is one conflict with somebody who writes all the time.
 	attempts = 24
 	// requestTimeout bounds one request to the API server.
 	requestTimeout = 10 * time.Second
 
-	// busyRetry is the longest wait where the API server answers, and somebody else's
-	// writes were always faster.
+	// busyRetry is the longest wait after conflicts alone.
 	busyRetry = time.Second
 )
 
 var (
-	errForeign = errors.New("somebody else wrote it: looking at the cloud first")
-	errUnmoved = errors.New("the API server took a write that changed nothing")
-	errBusy    = fmt.Errorf("it changed %d times meanwhile", attempts/2)
+	errForeign = errors.New("somebody else wrote it: EC2 is listed before it is written again")
+	errUnmoved = errors.New("the API server accepted a write that changed nothing")
+	errBusy    = fmt.Errorf("it changed %d times while it was being written", attempts/2)
 	errOther   = errors.New("it was replaced by another object, or is of another instance")
 )
 
-// backoff is the wait after requests that failed.
+// backoff is the wait after requests that failed, with the last error.
 type backoff struct {
 	retry.Backoff
 	err error
 }
 
-// writes is when the next requests may be made.
+// writes are the times of a node's requests.
 type writes struct {
 	retry    backoff
 	statusAt time.Time // when status was last written
-	newsAt   time.Time // when it is to be written next; zero: nothing is new
+	newsAt   time.Time // when it is written next; zero: nothing is new
 }
 
-// fail closes for twice as long as the last time, spread over half to one and a half.
+// fail doubles the wait, and varies it by up to a half.
 func (b *backoff) fail(now time.Time, err error) {
 	most := retry.Most
 	if errors.Is(err, errBusy) {
@@ -59,15 +58,15 @@ func (b *backoff) fail(now time.Time, err error) {
 	b.err = err
 }
 
-// write brings the object to what it should say. It makes no request while the
-// last failure is fresh: the controller comes back for that. Requests of other
-// nodes are not kept waiting. since is when the reconciliation that it ends began.
+// write brings the object to its desired state. It makes no request during a backoff: the
+// controller comes back then, and requests of other nodes do not wait. since is when the
+// reconciliation that it ends began.
 func (n *node) write(ctx context.Context, s scope, since time.Time) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
 	defer n.schedule(since)
 	n.mu.Lock()
-	last := n.writes.retry
+	last := n.state.writes.retry
 	n.mu.Unlock()
 	if last.Until.After(n.c.now()) {
 		return last.err
@@ -77,10 +76,10 @@ func (n *node) write(ctx context.Context, s scope, since time.Time) error {
 	defer n.mu.Unlock()
 	switch {
 	case err == nil:
-		n.writes.retry = backoff{}
+		n.state.writes.retry = backoff{}
 	case errors.Is(err, errForeign), ctx.Err() != nil:
 	default:
-		n.writes.retry.fail(n.c.now(), err)
+		n.state.writes.retry.fail(n.c.now(), err)
 	}
 	return err
 }
@@ -89,20 +88,21 @@ func (n *node) write(ctx context.Context, s scope, since time.Time) error {
 // conditional on the state of the object that it was decided on.
 func (n *node) converge(ctx context.Context, s scope) error {
 	for range attempts {
+		now := n.c.now()
 		n.mu.Lock()
-		if s == urgent && n.ownership.observeFirst {
+		if s == urgent && n.state.ownership.observeFirst {
 			n.mu.Unlock()
 			return errForeign
 		}
-		base, want := n.obj, n.desired()
-		q := n.next(want, s)
+		base, want := n.state.obj, n.state.desired(now)
+		q := n.state.next(want, s, now)
 		if q == writeSpec {
-			n.ownership.sent = &want.ipam
+			n.state.ownership.sent = &want.ipam
 		}
 		n.mu.Unlock()
 		if q == nothing {
 			if s == everything {
-				n.recordProblem(ctx) // unless the answer to the write that said it was lost
+				n.recordProblem(ctx) // the answer to the write that has it may have been lost
 			}
 			return nil
 		}
@@ -115,7 +115,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 		case err != nil:
 			n.mu.Lock()
 			if q == writeSpec {
-				n.ownership.lost = n.ownership.sent
+				n.state.ownership.lost = n.state.ownership.sent
 			}
 			n.mu.Unlock()
 			return err
@@ -130,18 +130,18 @@ func (n *node) converge(ctx context.Context, s scope) error {
 
 // wrote takes the answer to a write.
 func (n *node) wrote(ctx context.Context, got *v1alpha1.NodeNetwork, q request) {
-	n.notify(ctx, n.update(got))
+	n.update(ctx, got)
 	if q != writeStatus {
 		n.trackDemand()
 		return
 	}
 	n.mu.Lock()
-	n.writes.statusAt = n.c.now()
+	n.state.writes.statusAt = n.c.now()
 	n.mu.Unlock()
 	n.recordProblem(ctx)
 }
 
-// refresh reads the object past the cache, after a conflict. If somebody else
+// refresh reads the object from the API server, after a conflict. If somebody else
 // wrote what the operator publishes, the write ends.
 func (n *node) refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -154,9 +154,7 @@ func (n *node) refresh(ctx context.Context) error {
 	if o.UID != n.uid || o.Spec.InstanceID != n.instanceID {
 		return errOther
 	}
-	change := n.update(o)
-	n.notify(ctx, change)
-	if change.foreign {
+	if n.update(ctx, o).foreign {
 		return errForeign
 	}
 	return nil
@@ -165,7 +163,7 @@ func (n *node) refresh(ctx context.Context) error {
 // notify tells the fleet, and people, what a new state of the object means.
 func (n *node) notify(ctx context.Context, c change) {
 	if c.foreign {
-		n.c.o.Logger.Warn("somebody else wrote what the operator publishes of a node; looking at the cloud", "node", n.name)
+		n.c.o.Logger.Warn("somebody else wrote a node's spec.ipam; listing EC2 again", "node", n.name)
 		n.c.fleet.Invalidate(n.name)
 		n.c.record(ctx, n.name, corev1.EventTypeWarning, eventOverwritten, overwritten)
 	}
@@ -175,8 +173,8 @@ func (n *node) notify(ctx context.Context, c change) {
 	}
 }
 
-// appliedIPAM is an IPAMSpec that is in the request also where it is empty:
-// what a request does not have stays as whoever wrote it last left it.
+// appliedIPAM is an IPAMSpec that a request has also where it is empty: a field that is left out
+// stays as whoever wrote it last left it.
 type appliedIPAM struct {
 	Available map[string]v1alpha1.AvailableAddress `json:"available"`
 	Releasing []string                             `json:"releasing"`

@@ -14,13 +14,13 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// maxGateways is how many an Egress's status names (its definition says so).
+// maxGateways is how many gateways an Egress's status can list (by its definition).
 const maxGateways = 1024
 
-// IsGateway tells whether a pod is one of an Egress's: by its label, and because the ReplicaSet that
-// made it is one of the Egress's Deployment. The names and UIDs of both are compared, as a pod may
-// say of itself what its maker likes. of is the ReplicaSet that the pod names as its controller, nil
-// if there is none; deployment is the UID of the Egress's Deployment.
+// IsGateway tells whether a pod is a gateway of an Egress: by its label, and because its ReplicaSet
+// belongs to the Egress's Deployment. The names and UIDs of both are compared, as whoever creates a
+// pod may write any owner into it. of is the ReplicaSet that the pod names as its controller; nil:
+// it does not exist. deployment is the UID of the Egress's Deployment.
 func IsGateway(egress string, p *corev1.Pod, of *metav1.PartialObjectMetadata, deployment types.UID) bool {
 	if p.Labels[v1alpha1.LabelEgress] != egress || p.Spec.HostNetwork || of == nil || deployment == "" || !metav1.IsControlledBy(p, of) {
 		return false
@@ -29,10 +29,10 @@ func IsGateway(egress string, p *corev1.Pod, of *metav1.PartialObjectMetadata, d
 	return owner != nil && owner.Kind == Deployment.Kind && owner.Name == egress && owner.UID == deployment
 }
 
-// Gateways are those pods of an Egress that clients' tunnels may lead to, by name: the ones that are
-// ready; the ones that are deleted and still answer their probe, which end; and of those that were
-// gateways before the ones whose program is being started again. The kernel passes on what these
-// serve meanwhile, so connections stay with them, and new ones go there where no gateway is ready.
+// Gateways are the pods of an Egress to which clients' tunnels may lead, by name: those that are
+// ready; those that are being deleted and still answer their probe; and those that were gateways
+// before and whose program is restarting. The kernel forwards the connections of the last meanwhile,
+// so these stay with them, and new connections go there if no gateway is ready.
 func Gateways(pods []*corev1.Pod, before []v1alpha1.EgressGateway) (out []v1alpha1.EgressGateway) {
 	others := readyGateways(pods) > 0
 	for _, p := range pods {
@@ -49,7 +49,7 @@ func Gateways(pods []*corev1.Pod, before []v1alpha1.EgressGateway) (out []v1alph
 	slices.SortFunc(out, func(a, b v1alpha1.EgressGateway) int {
 		return cmp.Or(boolCompare(a.Ending, b.Ending), cmp.Compare(a.Name, b.Name))
 	})
-	out = out[:min(len(out), maxGateways)] // of too many, those that end are left out
+	out = out[:min(len(out), maxGateways)] // if there are too many, those that end are left out
 	slices.SortFunc(out, func(a, b v1alpha1.EgressGateway) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
@@ -64,8 +64,7 @@ func boolCompare(a, b bool) int {
 	return -1
 }
 
-// replicasOf is how many gateways there are that were not told to end, as a Deployment
-// counts them.
+// replicasOf counts the gateways that are not being deleted, as a Deployment does.
 func replicasOf(pods []*corev1.Pod) (n int32) {
 	for _, p := range pods {
 		if p.DeletionTimestamp == nil {
@@ -75,7 +74,7 @@ func replicasOf(pods []*corev1.Pod) (n int32) {
 	return n
 }
 
-// readyGateways is how many pods take new connections.
+// readyGateways counts the pods that take new connections.
 func readyGateways(pods []*corev1.Pod) (n int32) {
 	for _, p := range pods {
 		if isReady(p) && p.DeletionTimestamp == nil && len(addressesOf(p)) > 0 {
@@ -85,9 +84,8 @@ func readyGateways(pods []*corev1.Pod) (n int32) {
 	return n
 }
 
-// startsAgain tells whether the program of a pod that stays is away for a moment: its kubelet says
-// that its container is not ready. Of a node that is gone only the controller of nodes speaks, and
-// of the pod alone.
+// startsAgain tells whether the program of a pod is restarting: the kubelet says that its container is
+// not ready. On a node that is gone, the node controller changes the pod's condition Ready alone.
 func startsAgain(p *corev1.Pod) bool {
 	c := condition(p, corev1.ContainersReady)
 	return p.DeletionTimestamp == nil && !isReady(p) && c != nil && c.Status == corev1.ConditionFalse
@@ -107,7 +105,7 @@ func condition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition
 	return nil
 }
 
-// addressesOf are a pod's, the first of each family.
+// addressesOf are a pod's addresses, the first of each family.
 func addressesOf(p *corev1.Pod) (out []string) {
 	four, six := false, false
 	for _, a := range p.Status.PodIPs {
@@ -121,10 +119,10 @@ func addressesOf(p *corev1.Pod) (out []string) {
 	return out
 }
 
-// maxExplained is how many pods that are not ready are named one by one.
+// maxExplained is how many pods that are not ready a message names.
 const maxExplained = 3
 
-// notReady says of pods that are no gateways yet why; empty: there are none.
+// notReady is why pods are not ready; empty: all are.
 func notReady(pods []*corev1.Pod) string {
 	var why []string
 	for _, p := range pods {
@@ -152,5 +150,5 @@ func unready(p *corev1.Pod) string {
 	if p.Status.PodIP == "" {
 		return "starts"
 	}
-	return "is not ready: its readiness probe or its log says why"
+	return "is not ready: see its readiness probe and its log"
 }

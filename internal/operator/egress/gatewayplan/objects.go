@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Settings are what all Egresses of a cluster have in common.
+// Settings are common to all Egresses of a cluster.
 type Settings struct {
 	Image string // of gateways
 	Port  uint16 // UDP, of Foo-over-UDP
@@ -33,27 +33,25 @@ var (
 	Budget         = policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget")
 )
 
-// ReplicaSet is the kind of what a Deployment makes pods by.
+// ReplicaSet is the kind by which a Deployment creates pods.
 var ReplicaSet = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
 
-// Kinds are those that an Egress may have an object of, of its own name and in its
-// namespace, in the order in which they are made: what gateways need before gateways.
+// Kinds are those of the objects that an Egress may have, with its name and in its namespace, in the
+// order in which they are created: what gateways need comes before gateways.
 var Kinds = []schema.GroupVersionKind{ServiceAccount, Role, RoleBinding, Service, Budget, Deployment}
 
-// programName is that of the program of gateways, and of their container's image.
+// programName is the name of the gateways' program, and of their image.
 const programName = "berth-egress"
 
-// Labels are those by which the objects of the Egress of a name are found, and its
-// gateways.
+// Labels select the objects and the gateways of the Egress of a name.
 func Labels(name string) map[string]string { return map[string]string{v1alpha1.LabelEgress: name} }
 
-// Selector is Labels as autoscalers want it.
+// Selector is Labels as text, for autoscalers.
 func Selector(name string) string { return v1alpha1.LabelEgress + "=" + name }
 
-// Objects are the objects that an Egress is to have, by kind, as they are given to
-// server-side apply: with the fields that Berth minds and no others. A kind that is not
-// there the Egress is to have none of. The problem says why there is no Deployment; nil:
-// there is one.
+// Objects are the desired objects of an Egress, by kind, for server-side apply: only with the fields
+// that Berth owns. The Egress must have no object of a kind that is missing. The problem says why
+// the Deployment is missing; nil: it is not.
 func Objects(e *v1alpha1.Egress, s Settings) (map[schema.GroupVersionKind]*unstructured.Unstructured, *Problem) {
 	out := map[schema.GroupVersionKind]*unstructured.Unstructured{}
 	add := func(kind schema.GroupVersionKind, o runtime.Object) {
@@ -71,7 +69,7 @@ func Objects(e *v1alpha1.Egress, s Settings) (map[schema.GroupVersionKind]*unstr
 	})
 	add(Service, service(e, s))
 	if b := e.Spec.PodDisruptionBudget; b != nil {
-		always := policyv1.AlwaysAllow // a gateway that serves nobody holds up no drain
+		always := policyv1.AlwaysAllow // a gateway that is not ready must not block a drain
 		add(Budget, &policyv1.PodDisruptionBudget{Spec: policyv1.PodDisruptionBudgetSpec{
 			MinAvailable: b.MinAvailable, MaxUnavailable: b.MaxUnavailable, UnhealthyPodEvictionPolicy: &always,
 			Selector: &metav1.LabelSelector{MatchLabels: Labels(e.Name)},
@@ -85,7 +83,7 @@ func Objects(e *v1alpha1.Egress, s Settings) (map[schema.GroupVersionKind]*unstr
 	spec := out[Deployment].Object["spec"].(map[string]any)
 	spec["template"].(map[string]any)["spec"] = pod
 	if strategy := spec["strategy"].(map[string]any); strategy["type"] == string(appsv1.RecreateDeploymentStrategyType) {
-		// Else what the API server filled in before stays, and is refused.
+		// Otherwise the API server's earlier default stays, and is rejected.
 		strategy["rollingUpdate"] = nil
 	}
 	return out, nil
@@ -129,9 +127,9 @@ func deployment(e *v1alpha1.Egress) *appsv1.Deployment {
 	}}
 }
 
-// strategy is how gateways are replaced, with what a Deployment does where nothing is said
-// (Kubernetes documentation, "Deployments", "Rolling Update Deployment") written out: so it
-// is Berth's, and goes where another is asked for.
+// strategy is how gateways are replaced. It spells out the defaults of a Deployment (Kubernetes
+// documentation, "Deployments", "Rolling Update Deployment"), so that Berth owns these fields and
+// can remove them.
 func strategy(s *appsv1.DeploymentStrategy) appsv1.DeploymentStrategy {
 	var out appsv1.DeploymentStrategy
 	if s != nil {
@@ -154,8 +152,7 @@ func strategy(s *appsv1.DeploymentStrategy) appsv1.DeploymentStrategy {
 	return out
 }
 
-// finished is an object with its name, its labels and its owner, as server-side apply
-// takes it.
+// finished is an object for server-side apply, with its name, labels and owner.
 func finished(e *v1alpha1.Egress, kind schema.GroupVersionKind, o runtime.Object) *unstructured.Unstructured {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 	if err != nil {
@@ -178,7 +175,7 @@ func finished(e *v1alpha1.Egress, kind schema.GroupVersionKind, o runtime.Object
 	return u
 }
 
-// withoutNulls removes what a type has and nobody said.
+// withoutNulls removes fields that a type has and nobody set.
 func withoutNulls(fields map[string]any) {
 	for k, v := range fields {
 		switch v := v.(type) {

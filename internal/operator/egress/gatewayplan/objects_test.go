@@ -192,9 +192,9 @@ func TestInvalidTemplates(t *testing.T) {
 		`{"hostIPC":true}`:     "spec.template.spec.hostIPC: ",
 		`{"nodeSelektor":{}}`:  `spec.template.spec: unknown field "nodeSelektor"`,
 		`{"containers":[{"name":"egress","$patch":"delete"}]}`: `spec.template.spec: unknown field "containers[0].$patch"`,
-		`{"nodeSelector":["a"]}`:                               "spec.template.spec: is no part of a PodSpec: ",
-		`{"containers":{}}`:                                    "spec.template.spec: is no part of a PodSpec: ",
-		`[]`:                                                   "spec.template.spec: is no part of a PodSpec: ",
+		`{"nodeSelector":["a"]}`:                               "spec.template.spec: is not part of a PodSpec: ",
+		`{"containers":{}}`:                                    "spec.template.spec: is not part of a PodSpec: ",
+		`[]`:                                                   "spec.template.spec: is not part of a PodSpec: ",
 		`{"hostname":"` + strings.Repeat("x", maxTemplate) + `"}`: "spec.template: is longer than 32 KiB in spec and annotations",
 	} {
 		all, problem := Objects(newEgress(template(spec)), settings)

@@ -14,26 +14,26 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Seen is what there is of an Egress.
+// Seen is the observed state of an Egress.
 type Seen struct {
 	Service    *corev1.Service    // nil: none is known
-	Deployment *appsv1.Deployment // likewise
+	Deployment *appsv1.Deployment // nil: none is known
 	Pods       []*corev1.Pod      // gateways, ready or not (IsGateway)
-	Others     []*corev1.Pod      // with the label of the Egress, and no gateways
-	Problem    *Problem           // with the objects; nil: all are as they should be
+	Others     []*corev1.Pod      // pods that have the label of the Egress and are no gateways
+	Problem    *Problem           // with the objects; nil: all are as desired
 }
 
-// maxMessage is how long a condition's message is, in bytes.
+// maxMessage is the longest message of a condition, in bytes.
 const maxMessage = 1024
 
-// Status is what an Egress's status is to say at now, but for clients, which others write.
+// Status is the desired status of an Egress at now, without the fields on clients, which others write.
 func Status(e *v1alpha1.Egress, seen Seen, now metav1.Time) v1alpha1.EgressStatus {
 	st := v1alpha1.EgressStatus{
 		ObservedGeneration: e.Generation, Replicas: replicasOf(seen.Pods), Selector: Selector(e.Name),
 		Gateways: Gateways(seen.Pods, e.Status.Gateways), ReadyGateways: readyGateways(seen.Pods), ServiceIPs: serviceIPs(seen.Service),
 	}
 	if e.Spec.TunnelTo == v1alpha1.TunnelToService && posing(seen.Others) != "" {
-		st.ServiceIPs = nil // nodes lead nothing to the Service
+		st.ServiceIPs = nil // nodes send nothing to the Service then
 	}
 	for _, c := range []metav1.Condition{available(e, &st, seen), serviceReady(seen)} {
 		if was := meta.FindStatusCondition(e.Status.Conditions, c.Type); was != nil {
@@ -63,7 +63,7 @@ func available(e *v1alpha1.Egress, st *v1alpha1.EgressStatus, seen Seen) metav1.
 	}
 	if other := posing(seen.Others); e.Spec.TunnelTo == v1alpha1.TunnelToService && other != "" {
 		return is(metav1.ConditionFalse, v1alpha1.EgressForeignPods,
-			"Service %s would send what clients send to pod %s, which Deployment %s has not made: destinations are unreachable for clients until the pod is deleted or has no label %s any more, or spec.tunnelTo is Gateways",
+			"Service %s would send clients' packets to pod %s, which does not belong to Deployment %s: destinations are unreachable for clients until you delete the pod, remove its label %s, or set spec.tunnelTo to Gateways",
 			e.Name, other, e.Name, v1alpha1.LabelEgress)
 	}
 	if st.ReadyGateways == 0 {
@@ -83,17 +83,17 @@ func available(e *v1alpha1.Egress, st *v1alpha1.EgressStatus, seen Seen) metav1.
 		}
 		if !slices.ContainsFunc(st.Gateways, func(g v1alpha1.EgressGateway) bool { return !g.Ending && has(g.Addresses, family) }) {
 			return is(metav1.ConditionFalse, v1alpha1.EgressFamilyMissing,
-				"spec.destinations[%d]: %s is of %s, and no ready gateway has an address of it: take it out, or give the gateways' pods such addresses", i, e.Spec.Destinations[i], family)
+				"spec.destinations[%d]: %s is of %s, and no ready gateway has an address of that family: remove it, or give the gateways' pods such addresses", i, e.Spec.Destinations[i], family)
 		}
 		if e.Spec.TunnelTo == v1alpha1.TunnelToService && !has(st.ServiceIPs, family) {
 			return is(metav1.ConditionFalse, v1alpha1.EgressFamilyMissing,
-				"spec.destinations[%d]: %s is of %s, and Service %s has no address of it: take it out, set spec.tunnelTo to Gateways, or give the cluster's Services such addresses", i, e.Spec.Destinations[i], family, e.Name)
+				"spec.destinations[%d]: %s is of %s, and Service %s has no address of that family: remove it, set spec.tunnelTo to Gateways, or give the cluster's Services such addresses", i, e.Spec.Destinations[i], family, e.Name)
 		}
 	}
 	return is(metav1.ConditionTrue, v1alpha1.EgressGatewaysReady, "")
 }
 
-// posing is the first of pods, by name, that a Service with their label would send packets to; empty: none.
+// posing is the first pod, by name, to which a Service with the label would send packets; empty: none.
 func posing(pods []*corev1.Pod) (name string) {
 	for _, p := range pods {
 		if isReady(p) && p.DeletionTimestamp == nil && len(addressesOf(p)) > 0 && (name == "" || p.Name < name) {
@@ -103,7 +103,7 @@ func posing(pods []*corev1.Pod) (name string) {
 	return name
 }
 
-// familyOf is that of an address or a CIDR; empty: it is neither.
+// familyOf is the family of an address or a CIDR; empty: it is neither.
 func familyOf(text string) string {
 	address, _, _ := strings.Cut(text, "/")
 	ip, err := netip.ParseAddr(address)
@@ -127,15 +127,15 @@ func serviceReady(seen Seen) metav1.Condition {
 	case seen.Problem != nil:
 		c.Reason, c.Message = seen.Problem.Reason, seen.Problem.Message
 	case refused != "":
-		c.Reason, c.Message = v1alpha1.EgressPodsRefused, "gateways cannot be made: "+refused
+		c.Reason, c.Message = v1alpha1.EgressPodsRefused, "gateways cannot be created: "+refused
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.EgressApplied
 	}
 	return c
 }
 
-// refusedPods is what the API server says against the gateways' pods, such as that the
-// namespace lets none have NET_ADMIN; empty: nothing.
+// refusedPods is why the API server rejects the gateways' pods, such as that the
+// namespace forbids NET_ADMIN; empty: it does not.
 func refusedPods(d *appsv1.Deployment) string {
 	if d == nil {
 		return ""
@@ -148,7 +148,7 @@ func refusedPods(d *appsv1.Deployment) string {
 	return ""
 }
 
-// shortened is a text of so many bytes at most, of whole characters.
+// shortened cuts a text to so many bytes, without cutting a character.
 func shortened(text string, most int) string {
 	if len(text) > most {
 		text = text[:most]

@@ -16,17 +16,17 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Problem is why something that an Egress is to have is not there, or not as asked for.
+// Problem is why an object of an Egress is missing, or is not as desired.
 type Problem struct {
 	Reason  string // of a condition
-	Message string // for a person, and what to do
+	Message string // for people, with what to do
 }
 
 // Error implements error.
 func (p *Problem) Error() string { return p.Message }
 
-// The path of the template in an Egress, which is that of a Deployment's pods' too: what the
-// API server says of a Deployment's field is said of the Egress's.
+// The path of the template in an Egress is that in a Deployment, so that the API server's errors on
+// the Deployment's fields name the Egress's.
 const (
 	templatePath = "spec.template"
 	podPath      = templatePath + ".spec"
@@ -38,26 +38,25 @@ const (
 	portFoU       = "fou"
 	portHealth    = "health"
 	tokenVolume   = "berth-egress-token"
-	// tokenMount is where client-go looks for it.
+	// tokenMount is where client-go reads the token.
 	tokenMount = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
 
-// defaultGrace is how long a gateway may take to end, in seconds, where the template does
-// not say.
+// defaultGrace is how long a gateway may take to end, in seconds, unless the template sets it.
 const defaultGrace = 60
 
-// endDelay is how long a gateway that is told to end goes on at least, in seconds, unless it
-// is told otherwise (berth-egress, --end-delay).
+// endDelay is how long a gateway that is told to stop keeps serving at least, in seconds
+// (berth-egress, --end-delay).
 const endDelay = 10
 
-// maxTemplate is how long a template may be, in bytes of its spec and of its annotations.
+// maxTemplate is the most bytes of a template's spec and annotations together.
 const maxTemplate = 32 << 10
 
-// tooLarge stands for the spec of any template that is longer.
+// tooLarge replaces the spec of a larger template.
 var tooLarge = []byte(`"` + strings.Repeat(" ", maxTemplate) + `"`)
 
-// Trim takes a template that is too large off an Egress: all Egresses are in memory, and users write objects as large as the
-// API server takes.
+// Trim drops a template that is too large from an Egress: the cache keeps all Egresses, and users
+// may write objects as large as the API server accepts.
 func Trim(e *v1alpha1.Egress) {
 	t := e.Spec.Template
 	if t == nil {
@@ -75,8 +74,8 @@ func Trim(e *v1alpha1.Egress) {
 	}
 }
 
-// podSpec is what gateways run: the template's spec, merged with what Berth needs by the
-// rules of a strategic merge patch, of which Berth's part is the patch.
+// podSpec is the spec of gateways: the template's, with what Berth needs as a strategic merge
+// patch.
 func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
 	asked := []byte("{}")
 	if t := e.Spec.Template; t != nil && t.Spec != nil && len(t.Spec.Raw) > 0 {
@@ -86,12 +85,12 @@ func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
 		return &Problem{v1alpha1.EgressInvalidTemplate, path + ": " + fmt.Sprintf(format, args...)}
 	}
 	if len(asked) > maxTemplate {
-		return nil, invalid(templatePath, "is longer than %d KiB in spec and annotations: make it shorter", maxTemplate>>10)
+		return nil, invalid(templatePath, "is longer than %d KiB in spec and annotations: shorten it", maxTemplate>>10)
 	}
 	var typed corev1.PodSpec
 	unknown, err := sigsjson.UnmarshalStrict(asked, &typed)
 	if err != nil {
-		return nil, invalid(podPath, "is no part of a PodSpec: %v", err)
+		return nil, invalid(podPath, "is not part of a PodSpec: %v", err)
 	}
 	if len(unknown) > 0 {
 		return nil, invalid(podPath, "%v", strings.TrimPrefix(unknown[0].Error(), "json: "))
@@ -104,7 +103,7 @@ func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
 		grace = *typed.TerminationGracePeriodSeconds
 	}
 	needs := needed(e.Name, s, grace)
-	if grace < endDelay { // a gateway never waits longer than it may live
+	if grace < endDelay { // a gateway must not wait longer than its grace period
 		c := &needs.Containers[0]
 		c.Env = append(c.Env, corev1.EnvVar{Name: "BERTH_END_DELAY", Value: fmt.Sprintf("%ds", grace)})
 	}
@@ -118,7 +117,7 @@ func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
 	return out, nil
 }
 
-// merge is a PodSpec as JSON with another one merged into it, which wins.
+// merge merges a PodSpec into another one, which is JSON. The former wins.
 func merge(asked []byte, needs *corev1.PodSpec) (map[string]any, error) {
 	var base, patch strategicpatch.JSONMap
 	needed, err := json.Marshal(needs)
@@ -134,9 +133,9 @@ func merge(asked []byte, needs *corev1.PodSpec) (map[string]any, error) {
 	return out, nil
 }
 
-// withoutBerths takes from the container of gateways what is Berth's to say, parts of which
-// would else be merged with what Berth says. Where there is no such container it is made, as
-// the last: so all others are where a person finds them.
+// withoutBerths removes the fields that Berth sets from the gateways' container, which would be
+// merged with Berth's otherwise. It adds that container if it is missing, at the end, so that the
+// others keep their indexes.
 func withoutBerths(pod map[string]any) {
 	containers, _ := pod["containers"].([]any)
 	for _, c := range containers {
@@ -150,7 +149,7 @@ func withoutBerths(pod map[string]any) {
 	pod["containers"] = append(containers, map[string]any{"name": containerName})
 }
 
-// refusedField is one of a PodSpec that no gateway can have; empty: there is none.
+// refusedField is a field of a PodSpec that gateways cannot have; empty: none is set.
 func refusedField(p *corev1.PodSpec) string {
 	switch {
 	case p.HostNetwork:
@@ -179,7 +178,7 @@ func needed(egress string, s Settings, grace int64) *corev1.PodSpec {
 	return &corev1.PodSpec{
 		ServiceAccountName: egress, DeprecatedServiceAccount: egress, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
 		TerminationGracePeriodSeconds: &grace,
-		// The token is for the program alone, not for containers beside it.
+		// The token is for the program only, not for other containers.
 		Volumes: []corev1.Volume{{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
 			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: &hour}},
 			{ConfigMap: &corev1.ConfigMapProjection{
@@ -203,13 +202,13 @@ func needed(egress string, s Settings, grace int64) *corev1.PodSpec {
 				{Name: portHealth, ContainerPort: v1alpha1.EgressHealthPort, Protocol: corev1.ProtocolTCP},
 			},
 			VolumeMounts: []corev1.VolumeMount{{Name: tokenVolume, MountPath: tokenMount, ReadOnly: true}},
-			// A gateway that is not ready leaves clients' tunnels at once; one that works
-			// is not restarted because its node is busy.
+			// A gateway that is not ready leaves clients' tunnels at once. One that works is
+			// not restarted because its node is busy.
 			ReadinessProbe: probe("/readyz", 1, 3),
 			LivenessProbe:  probe("/livez", 10, 6),
 			SecurityContext: &corev1.SecurityContext{
 				Privileged: &no, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
-				RunAsUser: &root, RunAsGroup: &root, RunAsNonRoot: &no, // else NET_ADMIN would not be effective
+				RunAsUser: &root, RunAsGroup: &root, RunAsNonRoot: &no, // NET_ADMIN would not be effective otherwise
 				Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}},
 			},
 		}},

@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// Claim is a live pod that has an address, or whose node says so.
+// Claim is a live pod that has an address, or whose node reports it.
 type Claim struct {
 	UID, Pod string // Pod is namespace/name
 	// Confirmed tells that the pod's own status has the address.
 	Confirmed bool
-	// Served tells that gateways serve it there.
+	// Served tells that gateways serve the pod there.
 	Served  bool
 	Created time.Time
 }
 
-// Holder is the claim whose an address is, of at least one: the first that a pod's status
-// confirms, so that what one node says alone takes nothing from another's pods; then that of
-// the one that gateways serve already; then of the oldest pod.
+// Holder is the claim that wins an address, of at least one. A claim that a pod's status confirms
+// comes first, so that a report of one node takes nothing from another node's pods; then that of a
+// pod that gateways serve already; then that of the oldest pod.
 func Holder(claims []Claim) Claim {
 	best := claims[0]
 	for _, c := range claims[1:] {
@@ -30,7 +30,7 @@ func Holder(claims []Claim) Claim {
 	return best
 }
 
-// first orders what is true before what is not.
+// first orders true before false.
 func first(a, b bool) int {
 	switch {
 	case a == b:
@@ -41,22 +41,25 @@ func first(a, b bool) int {
 	return 1
 }
 
-// Unconfirmed is how long gateways serve a pod at addresses that only its node says. A pod that starts waits for its
-// gateways before its kubelet says its addresses; a stolen token of a node may say those of a server.
+// Unconfirmed is how long gateways serve a pod at addresses that only its node reports. A starting
+// pod needs its gateways before its kubelet reports the addresses. Whoever stole a node's token may
+// report the addresses of a server.
 const Unconfirmed = 5 * time.Minute
 
-// Confirmed are the addresses of a pod as far as they are believed.
+// Confirmed is the result of Confirm.
 type Confirmed struct {
-	// Addresses are those at which gateways may serve it.
+	// Addresses are those at which gateways may serve the pod.
 	Addresses []string
-	// Elsewhere are those of which its kubelet says others.
+	// Elsewhere are those that contradict the kubelet.
 	Elsewhere []string
-	// Since is when only its node said an address; zero: its kubelet does, or none is said.
+	// Since is when the node first reported addresses without the kubelet; zero: the kubelet has
+	// reported some, or neither has.
 	Since time.Time
 }
 
-// Confirm compares the addresses that the node of a pod says with those that its kubelet says, of which there are none
-// while it starts. since is what the last comparison had: nothing that the node says begins the time anew.
+// Confirm compares the addresses of a pod that its node reports with those that its kubelet reports,
+// which are none while the pod starts. since is that of the last result: nothing that the node
+// reports restarts the time.
 func Confirm(node, kubelet []string, since, now time.Time) Confirmed {
 	if len(kubelet) > 0 {
 		var c Confirmed

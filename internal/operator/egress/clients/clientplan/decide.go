@@ -10,31 +10,31 @@ import (
 	"github.com/berthnet/berth/internal/membership"
 )
 
-// Pod is one as far as it decides which Egresses it uses.
+// Pod is what of a pod decides which Egresses it uses.
 type Pod struct {
 	Namespace           membership.Namespace
 	Labels, Annotations map[string]string
-	// HostNetwork tells that it is in the node's network namespace, Static that it
-	// stands for a static pod of a kubelet, Gateway that it is a gateway of an Egress.
+	// HostNetwork tells that it is in the node's network namespace, Static that it is the
+	// mirror of a static pod, Gateway that it is a gateway of an Egress.
 	HostNetwork, Static, Gateway bool
 }
 
-// Decision is which Egresses a pod uses, and which it may not.
+// Decision is which Egresses a pod uses, and which it is refused.
 type Decision struct {
-	// Wanted tells that its node is to be told.
+	// Wanted tells that the pod has an EgressClient.
 	Wanted bool
 	// Egresses are those that it uses, ordered by namespace and name.
 	Egresses []v1alpha1.EgressReference
 	// Selected are those of them, as namespace/name, that select it and that it does not name.
 	Selected []string
-	// Refused are those that it would use, and why it may not, likewise.
+	// Refused are those that it is refused, and why, in the same order.
 	Refused []v1alpha1.EgressRefusal
 }
 
 // Decide finds which Egresses a pod uses: those that its annotations name and that allow it,
-// and those that select it and that its namespace lets. Of two whose destinations overlap it uses
-// the one of the higher rank, then the older one, then the first by namespace and name. A pod of the
-// node's network, a static pod and a gateway use none; who names Egresses in it is told.
+// and those that select it with its namespace's consent. Of two whose destinations overlap it uses
+// the one of the better rank, then the older one, then the first by namespace and name. A pod in the
+// node's network, a static pod and a gateway use none: Egresses that they name are refused.
 func Decide(p Pod, all Egresses) Decision {
 	selecting := all.Selecting(p.Namespace)
 	refs, errs := membership.Named(p.Annotations)
@@ -44,7 +44,7 @@ func Decide(p Pod, all Egresses) Decision {
 	}
 	if why := p.cannot(); why != "" {
 		for _, ref := range refs {
-			d.refuse(ref, true, v1alpha1.EgressInvalid, "%s names Egress %s, which %s: take it out", membership.Field(ref.Namespace), ref, why)
+			d.refuse(ref, true, v1alpha1.EgressInvalid, "%s names Egress %s, which %s: remove it", membership.Field(ref.Namespace), ref, why)
 		}
 		selecting, refs = nil, nil
 	}
@@ -64,7 +64,7 @@ func Decide(p Pod, all Egresses) Decision {
 func (p Pod) cannot() string {
 	switch {
 	case p.HostNetwork:
-		return "a pod of the node's network (spec.hostNetwork) cannot use"
+		return "a pod in the node's network (spec.hostNetwork) cannot use"
 	case p.Static:
 		return "a static pod cannot use"
 	case p.Gateway:
@@ -73,14 +73,14 @@ func (p Pod) cannot() string {
 	return ""
 }
 
-// rank is why a pod is to use an Egress, the best reason first: no Egress takes a destination, or a
-// part of one, from another one of a better rank.
+// rank is why a pod uses an Egress, the best reason first: no Egress takes a destination, or a
+// part of one, from an Egress of a better rank.
 type rank int
 
 const (
 	named      rank = iota // the pod names it
-	ofOwn                  // it is of the pod's namespace and selects the pod
-	ofAnothers             // it is of another namespace and selects the pod
+	ofOwn                  // it is in the pod's namespace and selects the pod
+	ofAnothers             // it is in another namespace and selects the pod
 )
 
 // choice is an Egress that a pod may use.
@@ -103,7 +103,7 @@ func choices(p Pod, all Egresses, refs []membership.Ref, selecting []*Egress, d 
 	for _, ref := range refs {
 		e := all.Get(ref)
 		if e == nil {
-			d.refuse(ref, true, v1alpha1.EgressNotFound, "there is no Egress %s: make it, or take it out of %s", ref, membership.Field(ref.Namespace))
+			d.refuse(ref, true, v1alpha1.EgressNotFound, "there is no Egress %s: create it, or remove it from %s", ref, membership.Field(ref.Namespace))
 			continue
 		}
 		if why := e.forbids(p); why != "" {
@@ -116,8 +116,8 @@ func choices(p Pod, all Egresses, refs []membership.Ref, selecting []*Egress, d 
 	return out
 }
 
-// forbids is why a pod that names an Egress may not use it; empty: it may. One that its selector has
-// may: the pod consents itself.
+// forbids is why a pod that names an Egress may not use it; empty: it may. A pod that the Egress's
+// selector matches may: by naming the Egress it consents.
 func (e *Egress) forbids(p Pod) string {
 	of := p.Namespace
 	if of.Name == e.Ref.Namespace || e.selector.Namespace(of.Name, of.Labels) && e.selector.Pod(p.Labels) {
@@ -131,11 +131,11 @@ func (e *Egress) forbids(p Pod) string {
 	if err != nil {
 		because = " (spec.allowedNamespaces." + err.Error() + ")"
 	}
-	return fmt.Sprintf("Egress %s does not allow pods of namespace %s%s: have its spec.allowedNamespaces or spec.clients allow them, or take it out of %s",
+	return fmt.Sprintf("Egress %s does not allow pods of namespace %s%s: have its spec.allowedNamespaces or spec.clients allow them, or remove it from %s",
 		e.Ref, of.Name, because, membership.Field(e.Ref.Namespace))
 }
 
-// take has a pod use Egresses, but for those that overlap one that it uses already.
+// take has a pod use Egresses, except those that overlap one that it uses already.
 func (d *Decision) take(choices []choice) {
 	var used []choice
 next:
@@ -143,12 +143,12 @@ next:
 		for _, have := range used {
 			if what := overlap(e.Egress, have.Egress, e.rank > have.rank); what != "" {
 				d.refuse(e.Ref, e.rank == named, v1alpha1.EgressOverlaps,
-					"%s overlap, and the pod uses the latter: have it use one of the two, or give them destinations that do not overlap", what)
+					"%s overlap, and the pod uses the latter: have it use one of the two, or change their destinations so that they do not overlap", what)
 				continue next
 			}
 		}
 		if len(used) == membership.MaxEgresses {
-			d.refuse(e.Ref, e.rank == named, v1alpha1.EgressInvalid, "the pod uses %d other Egresses, which is the most: have fewer select it or be named", membership.MaxEgresses)
+			d.refuse(e.Ref, e.rank == named, v1alpha1.EgressInvalid, "the pod uses %d other Egresses, which is the limit: have fewer Egresses select it, or name fewer", membership.MaxEgresses)
 			continue
 		}
 		used = append(used, e)
@@ -159,7 +159,7 @@ next:
 	}
 }
 
-// Most is how long a refusal's message may be, in bytes.
+// Most is the longest message of a refusal, in bytes.
 const Most = 1024
 
 func (d *Decision) refuse(ref membership.Ref, named bool, reason, format string, args ...any) {
@@ -170,8 +170,8 @@ func (d *Decision) refuse(ref membership.Ref, named bool, reason, format string,
 	d.Refused = append(d.Refused, v1alpha1.EgressRefusal{Namespace: ref.Namespace, Name: ref.Name, Reason: reason, Message: message, Named: named})
 }
 
-// shorten orders the refusals, and leaves out those that an EgressClient has no room for:
-// such that the pod does not name.
+// shorten orders the refusals, and leaves out those for which an EgressClient has no room, first
+// of Egresses that the pod does not name.
 func (d *Decision) shorten() {
 	slices.SortStableFunc(d.Refused, func(a, b v1alpha1.EgressRefusal) int {
 		switch {

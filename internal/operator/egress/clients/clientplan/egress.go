@@ -15,16 +15,16 @@ import (
 	"github.com/berthnet/berth/internal/membership"
 )
 
-// Egress is one as far as it decides who its clients are.
+// Egress is what of an Egress decides which pods are its clients.
 type Egress struct {
 	Ref        membership.Ref
 	UID        string
 	Generation int64 // of the spec
 	Created    time.Time
-	// Gateways tells that it has one that is ready.
+	// Gateways tells that it has a ready gateway.
 	Gateways bool
-	// Wrong is what of spec.clients or spec.allowedNamespaces cannot be read; then it
-	// selects nothing by that. Nil: nothing.
+	// Wrong is why spec.clients or spec.allowedNamespaces is invalid, and selects nothing; nil:
+	// they are valid.
 	Wrong error
 
 	spec         v1alpha1.EgressSpec
@@ -32,7 +32,7 @@ type Egress struct {
 	selector     membership.Selector
 }
 
-// Reads tells whether NewEgress would read an object as this; nil reads none.
+// Reads tells whether NewEgress would make the same of an object; never if e is nil.
 func (e *Egress) Reads(o *v1alpha1.Egress) bool {
 	return e != nil && e.UID == string(o.UID) && e.Generation == o.Generation && e.Gateways == (o.Status.ReadyGateways > 0)
 }
@@ -44,7 +44,7 @@ func NewEgress(o *v1alpha1.Egress) *Egress {
 		Gateways: o.Status.ReadyGateways > 0, spec: o.Spec,
 	}
 	for _, d := range o.Spec.Destinations {
-		if p, err := netip.ParsePrefix(d); err == nil { // the definition has checked it
+		if p, err := netip.ParsePrefix(d); err == nil { // the definition validates it
 			e.destinations = append(e.destinations, p)
 		}
 	}
@@ -61,7 +61,7 @@ func NewEgress(o *v1alpha1.Egress) *Egress {
 	return e
 }
 
-// SameChoice tells whether two, each of which may be nil for none, choose the same clients.
+// SameChoice tells whether two Egresses, each of which may be nil, choose the same clients.
 func (e *Egress) SameChoice(o *Egress) bool {
 	if e == nil || o == nil {
 		return e == o
@@ -77,12 +77,13 @@ func (e *Egress) reference() v1alpha1.EgressReference {
 // older orders by age, then by namespace and name.
 func older(a, b *Egress) int { return cmp.Or(a.Created.Compare(b.Created), a.Ref.Compare(b.Ref)) }
 
-// overlap tells what of two Egresses cannot be told apart by a pod that uses both; empty:
-// nothing. That one has all addresses of a family and the other some is no overlap: the more specific
-// destinations go first. But where the first yields to the second it takes no part of that.
+// overlap names destinations of two Egresses that overlap; empty: none do. It is no overlap if one
+// has all addresses of a family and the other some, since the more specific destination wins, unless
+// the first yields to the second: then it must take no part of the second's.
 //
-// The destinations of both are passed in order: what overlaps one are those before it that contain it, so the time
-// grows with their number and not with its square, which pods of users cost.
+// It goes through the destinations of both in order: only earlier ones that contain a destination
+// overlap it. So the time grows with the number of destinations, and not with its square, which
+// users could exploit.
 func overlap(a, b *Egress, yields bool) string {
 	type destination struct {
 		netip.Prefix
@@ -114,14 +115,14 @@ func overlap(a, b *Egress, yields bool) string {
 	return ""
 }
 
-// Egresses are all there are. A value is never changed: With and Granting make another.
+// Egresses are all Egresses. A value is immutable: With and Granting return another.
 type Egresses struct {
 	all       map[string]map[string]*Egress // by namespace and name
 	selectors membership.Selectors
 }
 
-// NewEgresses are all of some, none of which an administrator lets select pods of other namespaces.
-// berthNamespace is Berth's own, empty if it is not known.
+// NewEgresses makes a value without grants by administrators. berthNamespace is Berth's own; empty: it
+// is not known.
 func NewEgresses(berthNamespace string, all []*Egress) Egresses {
 	out := Egresses{all: map[string]map[string]*Egress{}, selectors: membership.NewSelectors(berthNamespace)}
 	for _, e := range all {
@@ -134,10 +135,10 @@ func NewEgresses(berthNamespace string, all []*Egress) Egresses {
 	return out
 }
 
-// Get is one; nil: there is none.
+// Get returns an Egress; nil: it does not exist.
 func (e Egresses) Get(ref membership.Ref) *Egress { return e.all[ref.Namespace][ref.Name] }
 
-// With are all, with one instead of the one of its name; nil: without it.
+// With replaces or adds an Egress; nil removes it.
 func (e Egresses) With(ref membership.Ref, one *Egress) Egresses {
 	of := maps.Clone(e.all[ref.Namespace])
 	if of == nil {
@@ -157,17 +158,16 @@ func (e Egresses) With(ref membership.Ref, one *Egress) Egresses {
 	return e
 }
 
-// Granting are all, where an administrator lets those of a namespace select pods of others, or
-// does not.
+// Granting sets whether an administrator lets the Egresses of a namespace select pods of others.
 func (e Egresses) Granting(namespace string, granted bool) Egresses {
 	e.selectors = e.selectors.Granting(namespace, granted)
 	return e
 }
 
-// Selectors are those of all of them.
+// Selectors are those of all Egresses.
 func (e Egresses) Selectors() membership.Selectors { return e.selectors }
 
-// Selecting are those that may select pods of a namespace.
+// Selecting are the Egresses that may select pods of a namespace.
 func (e Egresses) Selecting(n membership.Namespace) (out []*Egress) {
 	for _, ref := range e.selectors.Of(n) {
 		out = append(out, e.Get(ref))
@@ -175,8 +175,8 @@ func (e Egresses) Selecting(n membership.Namespace) (out []*Egress) {
 	return out
 }
 
-// NotSelected is why an Egress does not select a pod although its selector says so; empty: it does
-// select it, or its selector does not say so.
+// NotSelected is why an Egress does not select a pod although its selector matches; empty: it
+// selects the pod, or its selector does not match.
 func (e Egresses) NotSelected(ref membership.Ref, p Pod) string {
 	one := e.Get(ref)
 	switch {
@@ -190,12 +190,12 @@ func (e Egresses) NotSelected(ref membership.Ref, p Pod) string {
 }
 
 func tooMany(namespace string) string {
-	return fmt.Sprintf("namespace %s has %d older Egresses with spec.clients, which is the most: name Egresses in pods' annotations, delete some, or have a cluster administrator label the namespace %s=true",
+	return fmt.Sprintf("namespace %s has %d older Egresses with spec.clients, which is the limit: name Egresses in pods' annotations, delete some, or have a cluster administrator label the namespace %s=true",
 		namespace, membership.MaxSelecting, v1alpha1.LabelEgressMaySelect)
 }
 
-// TooMany is why an Egress with a selector selects nothing, as its namespace has too many; empty:
-// it does, or has none.
+// TooMany is why an Egress with a selector selects nothing because its namespace has too many such
+// Egresses; empty: it selects, or has no selector.
 func (e Egresses) TooMany(one *Egress) string {
 	if !one.selector.Any() || e.selectors.IsActive(one.Ref) {
 		return ""
@@ -204,7 +204,7 @@ func (e Egresses) TooMany(one *Egress) string {
 }
 
 // NoConsent is why an Egress does not select pods of namespaces that lack consent, and what to do.
-// It names none of them: who writes an Egress may not read Namespaces.
+// It names no namespace, as the author of an Egress may not be allowed to list them.
 func (e *Egress) NoConsent() string {
 	lists := ""
 	if s, err := e.spec.Clients.NamespaceSelector.Compile(); err == nil && len(s.String()) <= Most/2 {
@@ -215,8 +215,8 @@ func (e *Egress) NoConsent() string {
 		e.Ref.Namespace, lists, v1alpha1.AnnotationEgressSelectableFrom, e.Ref.Namespace, e.Ref.Namespace, v1alpha1.LabelEgressMaySelect)
 }
 
-// Changed are the Egresses that choose other clients than before one of them became another: that
-// one, and those that its namespace has room for, or no room for any more.
+// Changed are the Egresses that choose other clients after a change of one: that one, and those of
+// its namespace that the limit lets select now, or not any more.
 func Changed(before, now Egresses, ref membership.Ref) (out []membership.Ref) {
 	was, is := before.selectors.Active(ref.Namespace), now.selectors.Active(ref.Namespace)
 	if !before.Get(ref).SameChoice(now.Get(ref)) {
