@@ -18,7 +18,7 @@ import (
 )
 
 // raiseBranchLab raises a lab in operator mode with one node, which has a trunk.
-func (b *bench) raiseBranchLab(ctx context.Context) (err error) {
+func (b *testbed) raiseBranchLab(ctx context.Context) (err error) {
 	say("raising a lab with a trunk")
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute) // there is no KVM in the virtual machine
 	defer cancel()
@@ -26,7 +26,7 @@ func (b *bench) raiseBranchLab(ctx context.Context) (err error) {
 	s.Throttle = "none" // the cloud's pace is no part of what is measured
 	s.Delays, s.Consistency = spec.Delays{}, spec.Consistency{}
 	b.lab, err = lab.Start(ctx, lab.Options{
-		Dir: b.runDir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir,
+		Dir: b.dirs.run, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.options.binDir,
 		Mode: lab.OperatorMode, Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, VPCs: []lab.VPC{{Name: lab.BranchVPC}},
 		DaemonArgs: benchDaemonArgs, OperatorArgs: []string{"--leader-elect=false", "--log-level=warn", "--branch-cooling=1s"},
 	})
@@ -43,23 +43,23 @@ func (b *bench) raiseBranchLab(ctx context.Context) (err error) {
 // branchAdds measures the whole ADD, from exec to result, of pods whose first interface is a branch that
 // is bound to the node already, in turn with pods that get a warm address of an ENI.
 func branchAdds(ctx context.Context, b *bench) ([]Result, error) {
-	s, err := rounds(b.rounds, func(i int, note note) error {
-		p, _, err := b.nicPod(ctx, fmt.Sprintf("branch-%d", i), lab.BranchVPC, "[{name: eth0}]", 1)
+	s, err := rounds(b.options.rounds, func(i int, note note) error {
+		p, _, err := b.bed.nicPod(ctx, fmt.Sprintf("branch-%d", i), lab.BranchVPC, "[{name: eth0}]", 1)
 		if err != nil {
 			return err
 		}
 		// A runtime asks for pods that the API server has. This one it asks for alone, so that it waits for none.
 		ordinary := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: fmt.Sprintf("ordinary-%d", i), UID: uuid.NewUUID()}}
 		ways := []func() error{
-			func() error { return b.addPod(ctx, p, "branch ", note) },
-			func() error { return b.addPod(ctx, ordinary, "ordinary ", note) },
+			func() error { return b.bed.addPod(ctx, p, "branch ", note) },
+			func() error { return b.bed.addPod(ctx, ordinary, "ordinary ", note) },
 		}
 		for j := range ways {
 			if err := ways[(i+j)%len(ways)](); err != nil {
 				return err
 			}
 		}
-		return b.lab.Kube.Client.Delete(ctx, p, kubeclient.GracePeriodSeconds(0))
+		return b.bed.lab.Kube.Client.Delete(ctx, p, kubeclient.GracePeriodSeconds(0))
 	})
 	if err != nil {
 		return nil, err

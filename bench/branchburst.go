@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"path/filepath"
 
 	"github.com/berthnet/berth/bench/branches"
 	"github.com/berthnet/berth/bench/scale"
@@ -26,10 +24,7 @@ func branchBursts(ctx context.Context, b *bench) ([]Result, error) {
 		var last, half, forced []float64
 		for range branchRuns {
 			o := branches.Order{Pods: branchPods, Limits: each.limits}
-			if b.profiles != "" {
-				b.profiled++
-				o.Profile = filepath.Join(b.profiles, fmt.Sprintf("%02d-%s.pprof", b.profiled, each.name))
-			}
+			o.Profile = b.profiles.next(each.name)
 			out, err := branches.Run(ctx, o)
 			if err != nil {
 				return nil, err

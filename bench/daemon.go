@@ -54,7 +54,7 @@ func (c *client) del(ctx context.Context, rt *libcni.RuntimeConf) error {
 }
 
 // addOnce measures one ADD in a daemon, in a new sandbox, and takes it back.
-func (b *bench) addOnce(ctx context.Context, c *client) (time.Duration, error) {
+func (b *testbed) addOnce(ctx context.Context, c *client) (time.Duration, error) {
 	rt, err := b.sandboxes.sandbox()
 	if err != nil {
 		return 0, err
@@ -70,10 +70,10 @@ func (b *bench) addOnce(ctx context.Context, c *client) (time.Duration, error) {
 // histogram), against the netlink calls that it makes, replayed bare in the
 // same namespace.
 func daemonAdd(ctx context.Context, b *bench) ([]Result, error) {
-	return b.daemonAdd(ctx, "daemon-add")
+	return b.bed.daemonAdd(ctx, "daemon-add")
 }
 
-func (b *bench) daemonAdd(ctx context.Context, name string) ([]Result, error) {
+func (b *testbed) daemonAdd(ctx context.Context, name string) ([]Result, error) {
 	c, err := dial(b.few)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (b *bench) daemonAdd(ctx context.Context, name string) ([]Result, error) {
 	}
 	defer host.Close()
 
-	all, err := rounds(b.rounds, func(i int, note note) error {
+	all, err := rounds(b.options.rounds, func(i int, note note) error {
 		before, err := addSeconds(ctx, b.few)
 		if err != nil {
 			return err
@@ -139,7 +139,7 @@ func nodeNetlink(n *node.Node) (host *netlink.Handle, err error) {
 }
 
 // bareOnce makes one pod link by its bare netlink calls.
-func (b *bench) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
+func (b *testbed) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
 	rt, err := b.sandboxes.sandbox()
 	if err != nil {
 		return 0, err
@@ -165,12 +165,12 @@ func (b *bench) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
 // families measures AddPod of the data path with both families, and with IPv6 alone,
 // against IPv4.
 func families(ctx context.Context, b *bench) ([]Result, error) {
-	n, err := datapath.Open(b.idle.Netns)
+	n, err := datapath.Open(b.bed.idle.Netns)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = n.Close() }()
-	primary, err := linkMAC(b.idle.Netns)
+	primary, err := linkMAC(b.bed.idle.Netns)
 	if err != nil {
 		return nil, err
 	}
@@ -180,9 +180,9 @@ func families(ctx context.Context, b *bench) ([]Result, error) {
 	}}); err != nil {
 		return nil, err
 	}
-	all, err := rounds(b.rounds, func(i int, note note) error {
+	all, err := rounds(b.options.rounds, func(i int, note note) error {
 		for j, set := range []ipfamily.Set{ipfamily.Dual, ipfamily.OnlyIPv4, ipfamily.OnlyIPv6} {
-			took, err := b.linkOnce(ctx, n, 3*i+j, set)
+			took, err := b.bed.linkOnce(ctx, n, 3*i+j, set)
 			if err != nil {
 				return err
 			}
@@ -201,7 +201,7 @@ func families(ctx context.Context, b *bench) ([]Result, error) {
 }
 
 // linkOnce measures one AddPod for a pod with addresses of these families.
-func (b *bench) linkOnce(ctx context.Context, n *datapath.Node, i int, set ipfamily.Set) (time.Duration, error) {
+func (b *testbed) linkOnce(ctx context.Context, n *datapath.Node, i int, set ipfamily.Set) (time.Duration, error) {
 	rt, err := b.sandboxes.sandbox()
 	if err != nil {
 		return 0, err

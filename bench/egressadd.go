@@ -20,45 +20,46 @@ import (
 // are made when the ADD begins, which waits for the operator. Then the first connection, begun
 // when the ADD ends: gateways serve a pod once they are told of it.
 func egressAdds(ctx context.Context, b *bench) ([]Result, error) {
-	defer b.egressPodsGone(ctx)
-	n, atOnce := max(b.rounds/2, 1), max(b.rounds/4, 1)
+	e := egressBed{b.bed}
+	defer e.removePods(ctx)
+	n, atOnce := max(b.options.rounds/2, 1), max(b.options.rounds/4, 1)
 	var with, without []*corev1.Pod
 	var names []string
 	for i := range n + warmUp {
-		p, err := b.egressPod(ctx, fmt.Sprintf("with-%d", i), directEgress)
+		p, err := e.pod(ctx, fmt.Sprintf("with-%d", i), directEgress)
 		if err != nil {
 			return nil, err
 		}
-		other, err := b.egressPod(ctx, fmt.Sprintf("without-%d", i))
+		other, err := e.pod(ctx, fmt.Sprintf("without-%d", i))
 		if err != nil {
 			return nil, err
 		}
 		with, without, names = append(with, p), append(without, other), append(names, p.Name)
 	}
-	if err := b.known(ctx, names...); err != nil {
+	if err := e.known(ctx, names...); err != nil {
 		return nil, err
 	}
 	known, err := rounds(n, func(i int, note note) error {
-		if err := b.egressAdd(ctx, with[i], "with ", note); err != nil {
+		if err := e.add(ctx, with[i], "with ", note); err != nil {
 			return err
 		}
-		return b.egressAdd(ctx, without[i], "without ", note)
+		return e.add(ctx, without[i], "without ", note)
 	})
 	if err != nil {
 		return nil, err
 	}
 	unknown, err := rounds(atOnce, func(i int, note note) error {
-		p, err := b.egressPod(ctx, fmt.Sprintf("with-at-once-%d", i), directEgress)
+		p, err := e.pod(ctx, fmt.Sprintf("with-at-once-%d", i), directEgress)
 		if err != nil {
 			return err
 		}
-		if err := b.egressAdd(ctx, p, "with ", note); err != nil {
+		if err := e.add(ctx, p, "with ", note); err != nil {
 			return err
 		}
-		if p, err = b.egressPod(ctx, fmt.Sprintf("without-at-once-%d", i)); err != nil {
+		if p, err = e.pod(ctx, fmt.Sprintf("without-at-once-%d", i)); err != nil {
 			return err
 		}
-		return b.egressAdd(ctx, p, "without ", note)
+		return e.add(ctx, p, "without ", note)
 	})
 	if err != nil {
 		return nil, err
@@ -71,14 +72,14 @@ func egressAdds(ctx context.Context, b *bench) ([]Result, error) {
 	}, nil
 }
 
-// egressAdd measures the ADD of a Pod, its first connection and its DEL.
-func (b *bench) egressAdd(ctx context.Context, p *corev1.Pod, whose string, note note) error {
-	rt, err := b.berth.sandbox()
+// add measures the ADD of a Pod, its first connection and its DEL.
+func (e egressBed) add(ctx context.Context, p *corev1.Pod, whose string, note note) error {
+	rt, err := e.bed.berth.sandbox()
 	if err != nil {
 		return err
 	}
 	describe(rt, p)
-	add, err := b.berth.add(ctx, rt)
+	add, err := e.bed.berth.add(ctx, rt)
 	if err != nil {
 		return err
 	}
@@ -89,7 +90,7 @@ func (b *bench) egressAdd(ctx context.Context, p *corev1.Pod, whose string, note
 		return fmt.Errorf("first connection of pod %s: %w", p.Name, err)
 	}
 	first := time.Since(begin)
-	del, err := b.berth.del(ctx, rt)
+	del, err := e.bed.berth.del(ctx, rt)
 	note(whose+"add", millis(add))
 	note(whose+"first", millis(first))
 	note(whose+"del", millis(del))
@@ -102,9 +103,9 @@ func describe(rt *libcni.RuntimeConf, p *corev1.Pod) {
 	rt.CapabilityArgs = map[string]any{"io.kubernetes.cri.pod-annotations": p.Annotations}
 }
 
-// egressPodsGone removes the Pods that were measured. The lab goes anyhow.
-func (b *bench) egressPodsGone(ctx context.Context) {
-	if err := b.lab.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, kubeclient.InNamespace(clientNamespace), kubeclient.GracePeriodSeconds(0)); err != nil {
+// removePods removes the Pods that were measured. The lab goes anyhow.
+func (e egressBed) removePods(ctx context.Context) {
+	if err := e.bed.lab.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, kubeclient.InNamespace(clientNamespace), kubeclient.GracePeriodSeconds(0)); err != nil {
 		say("the pods that were measured stay: %v", err)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 
 	"github.com/berthnet/berth/bench/egressclients"
 )
@@ -23,10 +22,7 @@ func (b *bench) egressRun(ctx context.Context, parts int) (egressclients.Outcome
 		Pods: egressPods / parts, Clients: egressClients / parts, Egresses: egresses / parts,
 		Changes: egressChanges, PerSecond: egressPerSecond / parts,
 	}
-	if b.profiles != "" {
-		b.profiled++
-		o.Profile = filepath.Join(b.profiles, fmt.Sprintf("%02d-egress-clients-%d.pprof", b.profiled, o.Pods))
-	}
+	o.Profile = b.profiles.next(fmt.Sprintf("egress-clients-%d", o.Pods))
 	out, err := egressclients.Run(ctx, o)
 	if err == nil {
 		say("  %d pods, %d clients: %v a client, %v another pod, told within %v; %d objects, %.0f B/s; writes %v", o.Pods, o.Clients, out.CPU, out.Idle, out.Told, out.Objects, out.Bytes, out.Writes)

@@ -31,19 +31,19 @@ const (
 // tunnels to the Service; and gone with its node, of which nobody tells. Affinity is ClientIP, the
 // default, so that all connections of a client go by the gateway that goes.
 func egressFailover(ctx context.Context, b *bench) (results []Result, err error) {
-	proxy := startServiceProxy(b.lab, serviceEgress, b.few.Netns)
+	proxy := startServiceProxy(b.bed.lab, serviceEgress, b.bed.few.Netns)
 	defer func() { err = errors.Join(err, proxy.close()) }()
 	clients := map[types.NamespacedName]*node.Pod{}
 	for _, key := range []types.NamespacedName{directEgress, serviceEgress} {
 		bounded, cancel := context.WithTimeout(ctx, egressPatience)
 		defer cancel()
-		clients[key], err = b.few.AddPod(bounded, "failover-"+key.Name, node.PodOptions{Namespace: clientNamespace, Annotations: egressAnnotations(key)})
+		clients[key], err = b.bed.few.AddPod(bounded, "failover-"+key.Name, node.PodOptions{Namespace: clientNamespace, Annotations: egressAnnotations(key)})
 		if err != nil {
 			return nil, err
 		}
 	}
 	all := series{}
-	for range max(b.rounds/13, 1) {
+	for range max(b.options.rounds/13, 1) {
 		for _, f := range []struct {
 			of   string
 			key  types.NamespacedName
@@ -53,7 +53,7 @@ func egressFailover(ctx context.Context, b *bench) (results []Result, err error)
 			{"service", serviceEgress, (*lab.Gateway).Cut},
 			{"node", directEgress, (*lab.Gateway).Vanish},
 		} {
-			gap, err := b.failOver(ctx, f.key, clients[f.key], f.kill)
+			gap, err := (egressBed{b.bed}).failOver(ctx, f.key, clients[f.key], f.kill)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", f.of, err)
 			}
@@ -68,8 +68,8 @@ func egressFailover(ctx context.Context, b *bench) (results []Result, err error)
 
 // failOver kills the gateway by which a client's connections go, and returns the longest gap once
 // connections go by another. It has the Egress whole again before it returns.
-func (b *bench) failOver(ctx context.Context, key types.NamespacedName, client *node.Pod, kill func(*lab.Gateway) error) (time.Duration, error) {
-	if err := b.egressReady(ctx, key); err != nil {
+func (e egressBed) failOver(ctx context.Context, key types.NamespacedName, client *node.Pod, kill func(*lab.Gateway) error) (time.Duration, error) {
+	if err := e.ready(ctx, key); err != nil {
 		return 0, err
 	}
 	bounded, cancel := context.WithTimeout(ctx, egressPatience)
@@ -81,7 +81,7 @@ func (b *bench) failOver(ctx context.Context, key types.NamespacedName, client *
 	if err != nil {
 		return 0, err
 	}
-	gateways := b.lab.Gateways(key)
+	gateways := e.bed.lab.Gateways(key)
 	i := slices.IndexFunc(gateways, func(g *lab.Gateway) bool { return slices.Contains(g.Pod.Addrs, by) })
 	if i < 0 {
 		return 0, fmt.Errorf("connections come from %s, which is no gateway's", by)
@@ -94,7 +94,7 @@ func (b *bench) failOver(ctx context.Context, key types.NamespacedName, client *
 	}
 	gap := d.stop()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: gateways[i].Name}}
-	if err := b.lab.Kube.Client.Delete(ctx, pod, kubeclient.GracePeriodSeconds(0)); err != nil {
+	if err := e.bed.lab.Kube.Client.Delete(ctx, pod, kubeclient.GracePeriodSeconds(0)); err != nil {
 		return 0, fmt.Errorf("delete the Pod of the gateway that went: %w", err)
 	}
 	return gap, nil

@@ -32,13 +32,13 @@ const (
 )
 
 // raiseEgressLab raises a lab of address pools with two nodes and two Egresses.
-func (b *bench) raiseEgressLab(ctx context.Context) (err error) {
+func (b *testbed) raiseEgressLab(ctx context.Context) (err error) {
 	say("raising a lab with gateways")
 	ctx, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
 	const bits = 8
 	b.lab, err = lab.Start(ctx, lab.Options{
-		Dir: b.runDir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir,
+		Dir: b.dirs.run, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.options.binDir,
 		Mode: lab.PoolMode, Egress: true, Nodes: 2, RestartOperators: true,
 		Pools:      []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, bits, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16", IPv6: "fd02::/112"})},
 		DaemonArgs: benchDaemonArgs, OperatorArgs: []string{"--log-level=warn"},
@@ -63,35 +63,38 @@ func (b *bench) raiseEgressLab(ctx context.Context) (err error) {
 		}
 	}
 	for _, key := range []types.NamespacedName{directEgress, serviceEgress} {
-		if err := b.egressReady(ctx, key); err != nil {
+		if err := (egressBed{b}).ready(ctx, key); err != nil {
 			return err
 		}
 	}
 	return b.installBerth()
 }
 
-// egressReady waits until an Egress has all its gateways and no other, and none that ends.
-func (b *bench) egressReady(ctx context.Context, key types.NamespacedName) error {
-	e := &v1alpha1.Egress{}
+// egressBed measures pods that use Egresses, on a testbed that raiseEgressLab raised.
+type egressBed struct{ bed *testbed }
+
+// ready waits until an Egress has all its gateways and no other, and none that ends.
+func (e egressBed) ready(ctx context.Context, key types.NamespacedName) error {
+	egress := &v1alpha1.Egress{}
 	ctx, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
 	return poll.Until(ctx, func() error {
-		if err := b.lab.Kube.Client.Get(ctx, key, e); err != nil {
+		if err := e.bed.lab.Kube.Client.Get(ctx, key, egress); err != nil {
 			return err
 		}
-		ends := slices.ContainsFunc(e.Status.Gateways, func(g v1alpha1.EgressGateway) bool { return g.Ending })
-		if ends || len(e.Status.Gateways) != egressReplicas || e.Status.ReadyGateways != egressReplicas {
-			return fmt.Errorf("Egress %s has %d gateways, of which %d are ready: expected %d", key, len(e.Status.Gateways), e.Status.ReadyGateways, egressReplicas)
+		ends := slices.ContainsFunc(egress.Status.Gateways, func(g v1alpha1.EgressGateway) bool { return g.Ending })
+		if ends || len(egress.Status.Gateways) != egressReplicas || egress.Status.ReadyGateways != egressReplicas {
+			return fmt.Errorf("Egress %s has %d gateways, of which %d are ready: expected %d", key, len(egress.Status.Gateways), egress.Status.ReadyGateways, egressReplicas)
 		}
 		return nil
 	})
 }
 
-// egressPod makes a Pod on the node, that names Egresses by annotation.
-func (b *bench) egressPod(ctx context.Context, name string, egresses ...types.NamespacedName) (*corev1.Pod, error) {
+// pod makes a Pod on the node, that names Egresses by annotation.
+func (e egressBed) pod(ctx context.Context, name string, egresses ...types.NamespacedName) (*corev1.Pod, error) {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: clientNamespace, Name: name, Annotations: egressAnnotations(egresses...)}}
-	p.Spec = corev1.PodSpec{NodeName: b.few.Name, Containers: []corev1.Container{{Name: "bench", Image: "bench"}}}
-	if err := b.lab.Kube.Client.Create(ctx, p); err != nil {
+	p.Spec = corev1.PodSpec{NodeName: e.bed.few.Name, Containers: []corev1.Container{{Name: "bench", Image: "bench"}}}
+	if err := e.bed.lab.Kube.Client.Create(ctx, p); err != nil {
 		return nil, fmt.Errorf("make a Pod: %w", err)
 	}
 	return p, nil
@@ -106,12 +109,12 @@ func egressAnnotations(egresses ...types.NamespacedName) map[string]string {
 }
 
 // known waits until the operator has said what pods are to have.
-func (b *bench) known(ctx context.Context, pods ...string) error {
+func (e egressBed) known(ctx context.Context, pods ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
 	return poll.Until(ctx, func() error {
 		list := &v1alpha1.EgressClientList{}
-		if err := b.lab.Kube.Client.List(ctx, list, kubeclient.InNamespace(clientNamespace)); err != nil {
+		if err := e.bed.lab.Kube.Client.List(ctx, list, kubeclient.InNamespace(clientNamespace)); err != nil {
 			return err
 		}
 		for _, name := range pods {

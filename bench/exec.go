@@ -10,12 +10,12 @@ import (
 // execs measures ADD and DEL from exec to result, in turn with the reference
 // and with what an ADD cannot be below.
 func execs(ctx context.Context, b *bench) ([]Result, error) {
-	host, err := b.openFloor()
+	host, err := b.bed.openFloor()
 	if err != nil {
 		return nil, err
 	}
 	defer host.Close()
-	s, err := b.execs(ctx, func(i int, note note) error { return b.floor(ctx, host, i, note) })
+	s, err := b.bed.execs(ctx, func(i int, note note) error { return b.bed.floor(ctx, host, i, note) })
 	if err != nil {
 		return nil, err
 	}
@@ -27,8 +27,8 @@ func execResults(s series, add, del string) []Result {
 }
 
 // execs calls Berth and the reference in turn, and between after Berth.
-func (b *bench) execs(ctx context.Context, between func(i int, note note) error) (series, error) {
-	return rounds(b.rounds, func(i int, note note) error {
+func (b *testbed) execs(ctx context.Context, between func(i int, note note) error) (series, error) {
+	return rounds(b.options.rounds, func(i int, note note) error {
 		if err := addAndDel(ctx, b.berth, "", note); err != nil {
 			return err
 		}
@@ -59,22 +59,22 @@ func addAndDel(ctx context.Context, r *runtime, whose string, note note) error {
 func parallel(ctx context.Context, b *bench) ([]Result, error) {
 	const batch = 32
 	var rates [2][]float64
-	for range max(3, b.rounds/8) {
+	for range max(3, b.options.rounds/8) {
 		for j, workers := range []int{8, 1} {
-			all, err := b.berth.sandboxes(batch)
+			all, err := b.bed.berth.sandboxes(batch)
 			if err != nil {
 				return nil, err
 			}
 			start := time.Now()
 			if err := objects.Each(ctx, batch, workers, func(ctx context.Context, i int) error {
-				_, err := b.berth.add(ctx, all[i])
+				_, err := b.bed.berth.add(ctx, all[i])
 				return err
 			}); err != nil {
 				return nil, err
 			}
 			rates[j] = append(rates[j], batch/time.Since(start).Seconds())
 			if err := objects.Each(ctx, batch, 8, func(ctx context.Context, i int) error {
-				_, err := b.berth.del(ctx, all[i])
+				_, err := b.bed.berth.del(ctx, all[i])
 				return err
 			}); err != nil {
 				return nil, err

@@ -35,7 +35,7 @@ func (b *bench) inMachine(ctx context.Context, chosen []group) (results []Result
 	if err != nil {
 		return nil, fmt.Errorf("find the bench's own program: %w", err)
 	}
-	programs, err := filepath.Abs(b.binDir)
+	programs, err := filepath.Abs(b.options.binDir)
 	if err != nil {
 		return nil, err
 	}
@@ -44,8 +44,8 @@ func (b *bench) inMachine(ctx context.Context, chosen []group) (results []Result
 	if slices.Contains(needed(chosen), controlPlane) {
 		args = append(args, "--control-plane")
 	}
-	args = append(args, self, "-inside", "-only", strings.Join(names, ","), "-bin-dir", programs, "-rounds", strconv.Itoa(b.rounds), "-out", out)
-	c := exec.CommandContext(ctx, b.machine, args...)
+	args = append(args, self, "-inside", "-only", strings.Join(names, ","), "-bin-dir", programs, "-rounds", strconv.Itoa(b.options.rounds), "-out", out)
+	c := exec.CommandContext(ctx, b.options.machine, args...)
 	c.Stdout, c.Stderr = os.Stderr, os.Stderr
 	if err := c.Run(); err != nil {
 		return nil, fmt.Errorf("measure %s in a virtual machine: %w", strings.Join(names, ", "), err)
@@ -56,7 +56,7 @@ func (b *bench) inMachine(ctx context.Context, chosen []group) (results []Result
 // split parts groups into those that are measured here and those for a virtual machine.
 func (b *bench) split(chosen []group) (here, machine []group) {
 	for _, g := range chosen {
-		if !b.inside && slices.Contains(parts[g.needs], virtualMachine) {
+		if !b.options.inside && slices.Contains(parts[g.needs], virtualMachine) {
 			machine = append(machine, g)
 		} else {
 			here = append(here, g)

@@ -48,16 +48,16 @@ func main() {
 func run(ctx context.Context) (err error) {
 	b := &bench{}
 	out := flag.String("out", "bench/results.json", "file of the results")
-	flag.StringVar(&b.binDir, "bin-dir", "bin", "where berth, berthd, berth-operator and null are")
-	flag.StringVar(&b.refDir, "reference-dir", "", "where the reference plugins ptp and host-local are")
+	flag.StringVar(&b.options.binDir, "bin-dir", "bin", "where berth, berthd, berth-operator and null are")
+	flag.StringVar(&b.options.refDir, "reference-dir", "", "where the reference plugins ptp and host-local are")
 	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+
 		"; or those that begin alike by "+strings.Join(prefixes, ", ")+" (default: all but "+strings.Join(onDemand, " and ")+"). Other figures stay in the file as they are")
-	flag.StringVar(&b.amazonDir, "amazon-vpc-cni-dir", "", "where the Amazon VPC CNI's programs are")
-	flag.StringVar(&b.machine, "virtual-machine", "", "the script that runs a command in a virtual machine: hack/vm.sh")
-	flag.BoolVar(&b.inside, "inside", false, "this is the virtual machine: measure here what needs it, and tell the results by the file only")
-	flag.StringVar(&b.images, "lab-images", "", "folders of the images that machines of a whole cluster have, separated by colons")
-	flag.IntVar(&b.rounds, "rounds", 40, "runs behind each median of what a lab measures")
-	flag.StringVar(&b.profiles, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
+	flag.StringVar(&b.options.amazonDir, "amazon-vpc-cni-dir", "", "where the Amazon VPC CNI's programs are")
+	flag.StringVar(&b.options.machine, "virtual-machine", "", "the script that runs a command in a virtual machine: hack/vm.sh")
+	flag.BoolVar(&b.options.inside, "inside", false, "this is the virtual machine: measure here what needs it, and tell the results by the file only")
+	flag.StringVar(&b.options.images, "lab-images", "", "folders of the images that machines of a whole cluster have, separated by colons")
+	flag.IntVar(&b.options.rounds, "rounds", 40, "runs behind each median of what a lab measures")
+	flag.StringVar(&b.profiles.dir, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
 	needs := flag.Bool("needs", false, "print what the chosen groups need, a package or a name a line, and measure nothing")
 	flag.Parse()
 	chosen, err := choose(*only)
@@ -73,8 +73,8 @@ func run(ctx context.Context) (err error) {
 	if err := b.check(chosen); err != nil {
 		return err
 	}
-	if b.profiles != "" {
-		if err := os.MkdirAll(b.profiles, 0o755); err != nil {
+	if b.profiles.dir != "" {
+		if err := os.MkdirAll(b.profiles.dir, 0o755); err != nil {
 			return fmt.Errorf("make the profiles' directory: %w", err)
 		}
 	}
@@ -94,7 +94,7 @@ func run(ctx context.Context) (err error) {
 		}
 		results = append(results, got...)
 	}
-	if b.inside {
+	if b.options.inside {
 		return write(*out, results)
 	}
 	if len(machine) > 0 {

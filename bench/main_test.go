@@ -67,7 +67,7 @@ func TestGroupsAreMeasuredWhereTheyCanBe(t *testing.T) {
 	if got, want := names(machine), []string{"egress-throughput", "egress-add", "egress-failover"}; !slices.Equal(got, want) {
 		t.Errorf("measured in the virtual machine are %q, expected %q", got, want)
 	}
-	if here, machine := (&bench{inside: true}).split(chosen); len(here) != len(chosen) || len(machine) != 0 {
+	if here, machine := (&bench{options: options{inside: true}}).split(chosen); len(here) != len(chosen) || len(machine) != 0 {
 		t.Errorf("inside the virtual machine, %q are measured there and %q elsewhere, expected all there", names(here), names(machine))
 	}
 }

@@ -66,41 +66,41 @@ func needed(chosen []group) []string {
 func (b *bench) check(chosen []group) error {
 	var programs []string
 	for _, part := range needed(chosen) {
-		if b.inside && (part == virtualMachine || part == controlPlane) {
+		if b.options.inside && (part == virtualMachine || part == controlPlane) {
 			continue // this is the machine, whose host has the control plane
 		}
 		switch part {
 		case referencePlugins:
-			if b.refDir == "" {
+			if b.options.refDir == "" {
 				return errors.New("-reference-dir is empty: expected the directory that holds ptp and host-local")
 			}
-			programs = append(programs, filepath.Join(b.refDir, "ptp"), filepath.Join(b.refDir, "host-local"))
+			programs = append(programs, filepath.Join(b.options.refDir, "ptp"), filepath.Join(b.options.refDir, "host-local"))
 		case controlPlane:
-			b.assets = os.Getenv("KUBEBUILDER_ASSETS")
-			if b.assets == "" {
+			b.options.assets = os.Getenv("KUBEBUILDER_ASSETS")
+			if b.options.assets == "" {
 				return errors.New("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
 			}
-			programs = append(programs, filepath.Join(b.assets, "kube-apiserver"))
+			programs = append(programs, filepath.Join(b.options.assets, "kube-apiserver"))
 		case openVSwitch:
 			if err := ovn.Installed(); err != nil {
 				return err
 			}
 		case virtualMachine:
-			if b.machine == "" {
+			if b.options.machine == "" {
 				return errors.New("-virtual-machine is empty: expected the path of hack/vm.sh")
 			}
-			programs = append(programs, b.machine)
+			programs = append(programs, b.options.machine)
 		case clusterImages:
-			if b.images == "" {
+			if b.options.images == "" {
 				return errors.New("-lab-images is empty: expected the folders that make lab-images prints, separated by colons")
 			}
 		case amazonVPCCNI:
-			if b.amazonDir == "" {
+			if b.options.amazonDir == "" {
 				return errors.New("-amazon-vpc-cni-dir is empty: expected the directory that holds " + vpccni.Daemon + " and " + vpccni.Plugin)
 			}
-			programs = append(programs, filepath.Join(b.amazonDir, vpccni.Daemon), filepath.Join(b.amazonDir, vpccni.Plugin))
+			programs = append(programs, filepath.Join(b.options.amazonDir, vpccni.Daemon), filepath.Join(b.options.amazonDir, vpccni.Plugin))
 		default:
-			programs = append(programs, filepath.Join(b.binDir, path.Base(part)))
+			programs = append(programs, filepath.Join(b.options.binDir, path.Base(part)))
 		}
 	}
 	for _, p := range programs {

@@ -14,8 +14,8 @@ import (
 // that refuses nothing.
 func (b *bench) wholeOperator(nodes, pods int) whole.Order {
 	return whole.Order{
-		Nodes: nodes, Used: pods, Free: 8, Operator: filepath.Join(b.binDir, "berth-operator"),
-		Assets: b.assets, CRDs: filepath.Join("deploy", "chart", "files", "crds"), Say: say,
+		Nodes: nodes, Used: pods, Free: 8, Operator: filepath.Join(b.options.binDir, "berth-operator"),
+		Assets: b.options.assets, CRDs: filepath.Join("deploy", "chart", "files", "crds"), Say: say,
 	}
 }
 

@@ -22,11 +22,11 @@ const mebi = 1 << 20
 
 // sizes tells what the plugin and an idle daemon weigh.
 func sizes(_ context.Context, b *bench) ([]Result, error) {
-	st, err := os.Stat(filepath.Join(b.binDir, "berth"))
+	st, err := os.Stat(filepath.Join(b.options.binDir, "berth"))
 	if err != nil {
 		return nil, err
 	}
-	idle, err := rssAnon(b.idle)
+	idle, err := rssAnon(b.bed.idle)
 	if err != nil {
 		return nil, err
 	}
@@ -44,26 +44,26 @@ func rssAnon(n *node.Node) (float64, error) {
 
 // manyPods compares a node with 10 pods and one with 250, then 500.
 func manyPods(ctx context.Context, b *bench) ([]Result, error) {
-	few, err := dial(b.few)
+	few, err := dial(b.bed.few)
 	if err != nil {
 		return nil, err
 	}
 	defer few.conn.Close()
-	many, err := dial(b.many)
+	many, err := dial(b.bed.many)
 	if err != nil {
 		return nil, err
 	}
 	defer many.conn.Close()
 
-	fewPods, err := b.fill(ctx, few, 10)
+	fewPods, err := b.bed.fill(ctx, few, 10)
 	if err != nil {
 		return nil, err
 	}
-	pods, err := b.fill(ctx, many, 250)
+	pods, err := b.bed.fill(ctx, many, 250)
 	if err != nil {
 		return nil, err
 	}
-	memory, err := rssAnon(b.many)
+	memory, err := rssAnon(b.bed.many)
 	if err != nil {
 		return nil, err
 	}
@@ -81,15 +81,15 @@ func manyPods(ctx context.Context, b *bench) ([]Result, error) {
 	}
 	results = append(results, ratio("packets-250-pods", "packets/s", rates[0], rates[1]))
 
-	if _, err := b.fill(ctx, many, 250); err != nil {
+	if _, err := b.bed.fill(ctx, many, 250); err != nil {
 		return nil, err
 	}
-	times, err := rounds(b.rounds, func(_ int, note note) error {
-		slow, err := b.addOnce(ctx, many)
+	times, err := rounds(b.options.rounds, func(_ int, note note) error {
+		slow, err := b.bed.addOnce(ctx, many)
 		if err != nil {
 			return err
 		}
-		fast, err := b.addOnce(ctx, few)
+		fast, err := b.bed.addOnce(ctx, few)
 		note("many", millis(slow))
 		note("few", millis(fast))
 		return err
@@ -107,7 +107,7 @@ type pod struct {
 }
 
 // fill adds n pods that stay.
-func (b *bench) fill(ctx context.Context, c *client, n int) ([]pod, error) {
+func (b *testbed) fill(ctx context.Context, c *client, n int) ([]pod, error) {
 	all, err := b.sandboxes.sandboxes(n)
 	if err != nil {
 		return nil, err

@@ -39,7 +39,7 @@ func (b *bench) blockRequests(ctx context.Context, turns, many, few int) ([]Resu
 	}
 	for range turns {
 		for j, n := range sizes {
-			out, err := blocks.Run(ctx, blocks.Order{Nodes: n, BinDir: b.binDir, Assets: b.assets, Say: say})
+			out, err := blocks.Run(ctx, blocks.Order{Nodes: n, BinDir: b.options.binDir, Assets: b.options.assets, Say: say})
 			if err != nil {
 				return nil, err
 			}
@@ -163,11 +163,11 @@ func carveOne(c *block.Carver, l block.Layout, limit int64) error {
 // poolAdds measures ADD and DEL as execs and daemonAdd do, with berthd in pool
 // mode and a block that it has: the API server has no part in them.
 func poolAdds(ctx context.Context, b *bench) ([]Result, error) {
-	s, err := b.execs(ctx, func(int, note) error { return nil })
+	s, err := b.bed.execs(ctx, func(int, note) error { return nil })
 	if err != nil {
 		return nil, err
 	}
-	daemon, err := b.daemonAdd(ctx, "pool-daemon-add")
+	daemon, err := b.bed.daemonAdd(ctx, "pool-daemon-add")
 	return append(execResults(s, "pool-exec-add", "pool-exec-del"), daemon...), err
 }
 
@@ -176,11 +176,11 @@ const podNamespace = metav1.NamespaceDefault
 
 // raisePoolMode raises a lab of address pools with one node, that has a block with
 // more addresses than are measured with, and a Pod.
-func (b *bench) raisePoolMode(ctx context.Context) (err error) {
+func (b *testbed) raisePoolMode(ctx context.Context) (err error) {
 	say("raising a lab of address pools with one node")
 	const bits = 10
 	b.lab, err = lab.Start(ctx, lab.Options{
-		Dir: b.runDir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir, KubeAssets: b.assets,
+		Dir: b.dirs.run, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.options.binDir, KubeAssets: b.options.assets,
 		Mode: lab.PoolMode, Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, bits, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16"})},
 		DaemonArgs: benchDaemonArgs, OperatorArgs: []string{"--leader-elect=false", "--log-level=warn"},
 	})

@@ -18,7 +18,7 @@ func TestPools(t *testing.T) {
 	if assets == "" {
 		t.Fatal("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
 	}
-	b := &bench{binDir: harness.BinDir, refDir: referenceDir, assets: assets, rounds: 1}
+	b := &bench{options: options{binDir: harness.BinDir, refDir: referenceDir, assets: assets, rounds: 1}}
 	t.Cleanup(func() { harness.OK(t, b.close()) })
 	var results []Result
 	for _, g := range []struct {

@@ -25,10 +25,10 @@ import (
 
 // raisePortMode raises a lab of VPC ports with one node: the real OVN and Open vSwitch, and an
 // imitated Neutron.
-func (b *bench) raisePortMode(ctx context.Context) (err error) {
+func (b *testbed) raisePortMode(ctx context.Context) (err error) {
 	say("raising a lab of VPC ports with one node")
 	b.lab, err = lab.Start(ctx, lab.Options{
-		Dir: b.runDir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir, KubeAssets: b.assets,
+		Dir: b.dirs.run, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.options.binDir, KubeAssets: b.options.assets,
 		Mode: lab.PortMode, Nodes: 1, DaemonArgs: []string{"--cni-chain=", "--log-level=warn"},
 		OperatorArgs: []string{"--leader-elect=false", "--log-level=warn"},
 	})
@@ -48,24 +48,24 @@ func (b *bench) raisePortMode(ctx context.Context) (err error) {
 // plugin does for the same ports that executes ovs-vsctl: as OVN-Kubernetes' does, but that it
 // waits for flows by ovs-vsctl too, which is told of them, and not by asking again.
 func portAdds(ctx context.Context, b *bench) ([]Result, error) {
-	idle, err := rssAnon(b.few)
+	idle, err := rssAnon(b.bed.few)
 	if err != nil {
 		return nil, err
 	}
 	results := []Result{single("port-daemon-idle", "MiB", idle, 0)}
-	host, err := b.openFloor()
+	host, err := b.bed.openFloor()
 	if err != nil {
 		return nil, err
 	}
 	defer host.Close()
 	v := &vsctl{host: host}
-	for _, arg := range b.few.Args {
+	for _, arg := range b.bed.few.Args {
 		if db, is := strings.CutPrefix(arg, "--ovsdb="); is {
 			v.db = db
 		}
 	}
 	for _, nics := range []int{1, 4} {
-		s, err := rounds(b.rounds, func(i int, note note) error { return b.portRound(ctx, v, nics, i, note) })
+		s, err := rounds(b.options.rounds, func(i int, note note) error { return b.bed.portRound(ctx, v, nics, i, note) })
 		if err != nil {
 			return nil, err
 		}
@@ -77,12 +77,12 @@ func portAdds(ctx context.Context, b *bench) ([]Result, error) {
 			ratio("port-add"+suffix, "ms", s["add"], s["reference add"]),
 			ratio("port-del"+suffix, "ms", s["del"], s["reference del"]))
 	}
-	busy, err := rssAnon(b.few)
+	busy, err := rssAnon(b.bed.few)
 	return append(results, single("port-daemon-after", "MiB", busy, 0)), err
 }
 
 // portRound makes a pod, and plugs its ports both ways, each first in every other round.
-func (b *bench) portRound(ctx context.Context, v *vsctl, nics, i int, note note) (err error) {
+func (b *testbed) portRound(ctx context.Context, v *vsctl, nics, i int, note note) (err error) {
 	p, ports, err := b.portPod(ctx, nics, i)
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func (b *bench) portRound(ctx context.Context, v *vsctl, nics, i int, note note)
 
 // portPod makes a pod with so many NICs, and returns it with its PodNICs once all are bound to
 // the node.
-func (b *bench) portPod(ctx context.Context, nics, i int) (*corev1.Pod, []v1alpha1.PodNIC, error) {
+func (b *testbed) portPod(ctx context.Context, nics, i int) (*corev1.Pod, []v1alpha1.PodNIC, error) {
 	vpc := b.lab.VPCs[0]
 	text := "[" + strings.Repeat("{subnet: "+vpc.Network.Subnets[0].Name+"},", nics) + "]"
 	return b.nicPod(ctx, fmt.Sprintf("bench-%d-%d", nics, i), vpc.Name, text, nics)
@@ -109,7 +109,7 @@ func (b *bench) portPod(ctx context.Context, nics, i int) (*corev1.Pod, []v1alph
 
 // nicPod makes a pod with NICs in a VPC, so many, and returns it with its PodNICs once all are bound to
 // the node.
-func (b *bench) nicPod(ctx context.Context, name, vpc, text string, nics int) (*corev1.Pod, []v1alpha1.PodNIC, error) {
+func (b *testbed) nicPod(ctx context.Context, name, vpc, text string, nics int) (*corev1.Pod, []v1alpha1.PodNIC, error) {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: podNamespace, Name: name,
 		Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc, v1alpha1.AnnotationNICs: text},
@@ -141,12 +141,12 @@ func (b *bench) nicPod(ctx context.Context, name, vpc, text string, nics int) (*
 }
 
 // portAdd measures Berth.
-func (b *bench) portAdd(ctx context.Context, p *corev1.Pod, note note) error {
+func (b *testbed) portAdd(ctx context.Context, p *corev1.Pod, note note) error {
 	return b.addPod(ctx, p, "", note)
 }
 
 // addPod measures ADD and DEL of a Pod by Berth.
-func (b *bench) addPod(ctx context.Context, p *corev1.Pod, whose string, note note) error {
+func (b *testbed) addPod(ctx context.Context, p *corev1.Pod, whose string, note note) error {
 	rt, err := b.berth.sandbox()
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (b *bench) addPod(ctx context.Context, p *corev1.Pod, whose string, note no
 
 // addByHand measures a plugin that does nothing, and what one does beyond that which executes
 // ovs-vsctl.
-func (b *bench) addByHand(ctx context.Context, v *vsctl, ports []v1alpha1.PodNIC, note note) error {
+func (b *testbed) addByHand(ctx context.Context, v *vsctl, ports []v1alpha1.PodNIC, note note) error {
 	null := map[string]float64{}
 	if err := addAndDel(ctx, b.null, "", func(of string, ms float64) { null[of] = ms }); err != nil {
 		return err

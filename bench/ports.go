@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"github.com/berthnet/berth/bench/ports"
@@ -22,10 +21,7 @@ const (
 // portRun does one run, and says what came of it.
 func (b *bench) portRun(ctx context.Context, what string, o ports.Order) (ports.Outcome, error) {
 	o.Latency, o.AtOnce = portLatency, portCalls
-	if b.profiles != "" {
-		b.profiled++
-		o.Profile = filepath.Join(b.profiles, fmt.Sprintf("%02d-ports-%d.pprof", b.profiled, o.Pods))
-	}
+	o.Profile = b.profiles.next(fmt.Sprintf("ports-%d", o.Pods))
 	out, err := ports.Run(ctx, o)
 	if err == nil {
 		say("  %s: bound after %v, active after %v; calls %v, writes %v", what, out.Bound, out.Active, out.Calls, out.Writes)

@@ -17,7 +17,7 @@ const (
 // podsReady measures how long a Deployment takes until its pods are Ready, in turn with
 // the reference plugins in the same cluster.
 func podsReady(ctx context.Context, b *bench) ([]Result, error) {
-	s, err := b.takeTurns(max(1, b.rounds/2), func(n ready.Network) (time.Duration, error) {
+	s, err := b.takeTurns(max(1, b.options.rounds/2), func(n ready.Network) (time.Duration, error) {
 		return b.cluster.Deployment(ctx, n, deploymentPods)
 	})
 	if err != nil {
@@ -32,7 +32,7 @@ func burstReady(ctx context.Context, b *bench) ([]Result, error) {
 	if err := b.cluster.Configure(ctx, map[string]any{"settings": map[string]any{"minimum-ip-target": ready.MaxPods, "warm-ip-target": 1}}); err != nil {
 		return nil, err
 	}
-	s, err := b.takeTurns(max(1, b.rounds/5), func(n ready.Network) (time.Duration, error) {
+	s, err := b.takeTurns(max(1, b.options.rounds/5), func(n ready.Network) (time.Duration, error) {
 		took, err := b.cluster.Burst(ctx, n, burstPods)
 		if err != nil {
 			return 0, err

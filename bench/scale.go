@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -25,10 +24,7 @@ const turns = 5
 
 // scaleRun does one run, and keeps its outcome for the table beside Cilium's.
 func (b *bench) scaleRun(ctx context.Context, o scale.Order) (scale.Outcome, error) {
-	if b.profiles != "" {
-		b.profiled++
-		o.Profile = filepath.Join(b.profiles, fmt.Sprintf("%02d-%s-%d.pprof", b.profiled, o.Workload, o.Nodes))
-	}
+	o.Profile = b.profiles.next(fmt.Sprintf("%s-%d", o.Workload, o.Nodes))
 	start := time.Now()
 	out, err := scale.Run(ctx, o)
 	if err == nil {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/bench/ready"
 	"github.com/berthnet/berth/lab"
@@ -31,31 +30,54 @@ const (
 // benchDaemonArgs are of every daemon.
 var benchDaemonArgs = []string{"--cooling-period=1s", "--cni-chain=", "--log-level=warn"}
 
-// bench is what all measurements share. Those on nodes share a lab with three
-// (one that stays empty, one with few pods, one that is filled), or have one of
-// address pools with one, and a namespace for the reference plugins.
-type bench struct {
-	binDir, refDir string
-	images         string // folders of those of a whole cluster's machines
+// options are the flags of the program.
+type options struct {
+	binDir, refDir string // Berth's programs, and the reference plugins
+	amazonDir      string // the Amazon VPC CNI's programs
+	images         string // folders of the images of a whole cluster's machines, separated by colons
 	machine        string // the script that runs a command in a virtual machine
-	inside         bool   // this is that machine
-	amazonDir      string // of the Amazon VPC CNI's programs
-	assets         string // of the control plane
-	profiles       string // directory; empty: none
-	profiled       int
-	runDir, varDir string // see makeDirs
-	mounted        bool   // runDir is
-	pluginDir      string // on a disk, see install
-	rounds         int
+	inside         bool   // this process runs in that machine
+	assets         string // the control plane's programs
+	rounds         int    // runs behind each median of what a lab measures
+}
 
-	up               need // which lab is
-	cluster          *ready.Cluster
+// profiles is the directory of CPU profiles; empty: none are made.
+type profiles struct {
+	dir  string
+	made int
+}
+
+// next names the file of one more profile, or returns "".
+func (p *profiles) next(name string) string {
+	if p.dir == "" {
+		return ""
+	}
+	p.made++
+	return filepath.Join(p.dir, fmt.Sprintf("%02d-%s.pprof", p.made, name))
+}
+
+// bench has what all measurements share, and raises the lab that the next group needs.
+type bench struct {
+	options  options
+	profiles profiles
+
+	up      need           // which lab is up
+	cluster *ready.Cluster // nil unless up is wholeCluster
+	bed     *testbed       // nil unless a lab with nodes is up
+}
+
+// testbed is a lab with up to three nodes and, where a group compares with them, the reference plugins
+// in a namespace of their own.
+type testbed struct {
+	options options
+	dirs    dirs
+
 	lab              *lab.Lab
-	idle, few, many  *node.Node
-	podName          string // of podNamespace, whose sandboxes all are; empty: of none
+	idle, few, many  *node.Node // a node that stays empty, one with few pods, one that is filled
+	podName          string     // the Pod in podNamespace that all sandboxes belong to; empty: none
 	refNetns         string
 	berth, reference *runtime
-	null             *runtime // of a plugin that does nothing
+	null             *runtime // a plugin that does nothing
 	sandboxes        *runtime // makes namespaces for measurements that call no plugin
 }
 
@@ -69,8 +91,8 @@ func (b *bench) provide(ctx context.Context, n need) error {
 	}
 	switch n {
 	case nodeModeLab, poolModeLab, portModeLab, machineLab, machineBranches:
-		b.up = n
-		return b.open(ctx)
+		b.up, b.bed = n, &testbed{options: b.options}
+		return b.bed.open(ctx, n)
 	case wholeCluster:
 		b.up = n
 		return b.raiseCluster(ctx)
@@ -81,20 +103,20 @@ func (b *bench) provide(ctx context.Context, n need) error {
 // raiseCluster raises the one whose machines are whole.
 func (b *bench) raiseCluster(ctx context.Context) (err error) {
 	say("raising a cluster of whole machines")
-	b.cluster, err = ready.Raise(ctx, ready.Order{BinDir: b.binDir, Assets: b.assets, Images: filepath.SplitList(b.images), Say: say})
+	b.cluster, err = ready.Raise(ctx, ready.Order{BinDir: b.options.binDir, Assets: b.options.assets, Images: filepath.SplitList(b.options.images), Say: say})
 	return err
 }
 
-func (b *bench) open(ctx context.Context) (err error) {
-	for _, dir := range []*string{&b.binDir, &b.refDir} {
+func (b *testbed) open(ctx context.Context, n need) (err error) {
+	for _, dir := range []*string{&b.options.binDir, &b.options.refDir} {
 		if *dir, err = filepath.Abs(*dir); err != nil {
 			return err
 		}
 	}
-	if err := b.makeDirs(); err != nil {
+	if err := b.dirs.makeAll(); err != nil {
 		return err
 	}
-	switch b.up {
+	switch n {
 	case portModeLab:
 		return b.raisePortMode(ctx)
 	case machineLab:
@@ -103,7 +125,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return b.raiseBranchLab(ctx)
 	}
 	raise := b.raise
-	if b.up == poolModeLab {
+	if n == poolModeLab {
 		raise = b.raisePoolMode
 	}
 	if err := raise(ctx); err != nil {
@@ -112,36 +134,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 	return b.network()
 }
 
-// makeDirs makes the directories that a node has on a tmpfs (/run, with Berth's
-// records) and on a disk (/var/lib/cni, with host-local's and libcni's, and
-// /opt/cni/bin). The
-// medium counts: on a disk, replacing a record is half of an ADD's time.
-func (b *bench) makeDirs() (err error) {
-	for _, dir := range []*string{&b.runDir, &b.varDir} {
-		if *dir, err = os.MkdirTemp("", "bench-"); err != nil {
-			return fmt.Errorf("make a directory for the lab: %w", err)
-		}
-	}
-	if err := unix.Mount("tmpfs", b.runDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
-		return fmt.Errorf("mount a tmpfs on %s: %w", b.runDir, err)
-	}
-	b.mounted = true
-	return nil
-}
-
-// removeDirs takes back what makeDirs did, however far it came.
-func (b *bench) removeDirs() (err error) {
-	if b.mounted {
-		if err = unix.Unmount(b.runDir, unix.MNT_DETACH); err != nil {
-			err = fmt.Errorf("unmount %s: %w", b.runDir, err)
-		}
-	}
-	err = errors.Join(err, os.RemoveAll(b.runDir), os.RemoveAll(b.varDir)) // an empty name is no error
-	b.runDir, b.varDir, b.mounted = "", "", false
-	return err
-}
-
-func (b *bench) raise(ctx context.Context) (err error) {
+func (b *testbed) raise(ctx context.Context) (err error) {
 	say("raising a lab with three %s nodes", nodeType)
 	s := lab.DefaultSpec(3, nodeType)
 	s.Throttle = "none" // the cloud's pace is no part of what is measured
@@ -150,7 +143,7 @@ func (b *bench) raise(ctx context.Context) (err error) {
 		s.VPCs[0].Subnets[i].CIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i) << 6}), 18)
 	}
 	b.lab, err = lab.Start(ctx, lab.Options{
-		Dir: b.runDir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir, Spec: &s, NoDaemons: true,
+		Dir: b.dirs.run, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.options.binDir, Spec: &s, NoDaemons: true,
 		DaemonArgs: benchDaemonArgs,
 	})
 	if err != nil {
@@ -190,8 +183,8 @@ func waitWarm(ctx context.Context, n *node.Node, want int) error {
 }
 
 // network prepares the runtimes of Berth and of the reference.
-func (b *bench) network() error {
-	if err := b.install(filepath.Join(b.binDir, "berth"), filepath.Join(b.refDir, "ptp"), filepath.Join(b.refDir, "host-local")); err != nil {
+func (b *testbed) network() error {
+	if err := b.dirs.install(filepath.Join(b.options.binDir, "berth"), filepath.Join(b.options.refDir, "ptp"), filepath.Join(b.options.refDir, "host-local")); err != nil {
 		return err
 	}
 	name := fmt.Sprintf("%s-reference", b.lab.ID)
@@ -207,31 +200,31 @@ func (b *bench) network() error {
 	}
 	conf := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"reference","plugins":[{"type":"ptp","mtu":9001,
 		"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.250.0.0/16"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}`,
-		filepath.Join(b.varDir, "host-local"))
+		filepath.Join(b.dirs.data, "host-local"))
 	ref, err := libcni.NetworkConfFromBytes([]byte(conf))
 	if err != nil {
 		return fmt.Errorf("configure the reference plugins: %w", err)
 	}
-	b.reference = newRuntime(ns.Path(name), b.lab.ID+"-r", filepath.Join(b.varDir, "cache-reference"), b.pluginDir, ref)
+	b.reference = newRuntime(ns.Path(name), b.lab.ID+"-r", filepath.Join(b.dirs.data, "cache-reference"), b.dirs.plugins, ref)
 	b.sandboxes = newRuntime("", b.lab.ID+"-s", "", "", nil)
 	return nil
 }
 
 // installBerth prepares the runtime of Berth alone.
-func (b *bench) installBerth() error {
-	if err := b.install(filepath.Join(b.binDir, "berth")); err != nil {
+func (b *testbed) installBerth() error {
+	if err := b.dirs.install(filepath.Join(b.options.binDir, "berth")); err != nil {
 		return err
 	}
 	return b.runBerth()
 }
 
 // runBerth prepares the runtime of Berth, whose plugin is installed.
-func (b *bench) runBerth() error {
+func (b *testbed) runBerth() error {
 	list, err := berthList(b.few)
 	if err != nil {
 		return err
 	}
-	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), b.pluginDir, list)
+	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.dirs.data, "cache-berth"), b.dirs.plugins, list)
 	return nil
 }
 
@@ -248,8 +241,8 @@ func berthList(n *node.Node) (*libcni.NetworkConfigList, error) {
 	return list, nil
 }
 
-// close ends the lab, however far it came.
-func (b *bench) close() error {
+// close ends the lab and everything on it, however far it came.
+func (b *testbed) close() error {
 	var errs []error
 	for _, r := range []*runtime{b.berth, b.reference, b.null, b.sandboxes} {
 		if r != nil {
@@ -262,11 +255,17 @@ func (b *bench) close() error {
 	if b.lab != nil {
 		errs = append(errs, b.lab.Close())
 	}
-	if b.cluster != nil {
-		errs = append(errs, b.cluster.Close())
+	return errors.Join(append(errs, b.dirs.removeAll())...)
+}
+
+// close ends what is up.
+func (b *bench) close() (err error) {
+	if b.bed != nil {
+		err = b.bed.close()
 	}
-	errs = append(errs, b.removeDirs())
-	b.berth, b.reference, b.null, b.sandboxes, b.refNetns, b.lab, b.cluster = nil, nil, nil, nil, "", nil, nil
-	b.up, b.podName = nothing, ""
-	return errors.Join(errs...)
+	if b.cluster != nil {
+		err = errors.Join(err, b.cluster.Close())
+	}
+	b.bed, b.cluster, b.up = nil, nil, nothing
+	return err
 }

@@ -17,11 +17,11 @@ const atATime = 3
 
 // compareWithAmazon measures Berth against the Amazon VPC CNI.
 func compareWithAmazon(ctx context.Context, b *bench) (_ []Result, err error) {
-	o := vpccni.Order{Assets: b.assets}
-	if o.BinDir, err = filepath.Abs(b.binDir); err != nil {
+	o := vpccni.Order{Assets: b.options.assets}
+	if o.BinDir, err = filepath.Abs(b.options.binDir); err != nil {
 		return nil, err
 	}
-	if o.CNIDir, err = filepath.Abs(b.amazonDir); err != nil {
+	if o.CNIDir, err = filepath.Abs(b.options.amazonDir); err != nil {
 		return nil, err
 	}
 	defer vpccni.Sweep()
