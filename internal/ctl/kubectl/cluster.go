@@ -99,9 +99,9 @@ vpcs, egresses).`,
 	flags.DurationVar(&p.timeout, "node-timeout", 10*time.Second, "how long to wait for one node's answer")
 	flags.IntVar(&p.parallel, "parallel", 16, "how many nodes are asked at a time, 1 to 256")
 	flags.BoolVarP(&p.quiet, "quiet", "q", false, "say nothing of progress on standard error")
-	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", p.completeNamespace)
-	_ = cmd.RegisterFlagCompletionFunc("namespace", p.completeNamespace)
-	_ = cmd.RegisterFlagCompletionFunc("context", p.completeContext)
+	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", completion{p}.namespaces)
+	_ = cmd.RegisterFlagCompletionFunc("namespace", completion{p}.namespaces)
+	_ = cmd.RegisterFlagCompletionFunc("context", completion{p}.contexts)
 	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newTop(p), newEvents(p), newENIConfigs(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
 }

@@ -62,7 +62,7 @@ Of Egresses that are named, or with -o wide, conditions and gateways too. Ends w
 Egress or a client is not well.`,
 		Example: `  kubectl berth egresses
   kubectl berth egresses egress/internet`,
-		ValidArgsFunction: p.completeEgress,
+		ValidArgsFunction: completion{p}.egress,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := p.egressList(cmd, args)
 			if err != nil {
@@ -88,7 +88,7 @@ func (p *program) egressList(cmd *cobra.Command, args []string) (Egresses, error
 	if err := a.reach(ctx); err != nil {
 		return Egresses{}, err
 	}
-	o := objects{now: p.Now(), egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), daemons: p.daemonPods(ctx, a, ""), operators: p.operatorPods(ctx, a)}
+	o := objects{now: p.Now(), egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), daemons: p.daemonPods(ctx, a, ""), operator: operatorObjects{pods: p.operatorPods(ctx, a)}}
 	o.unread = a.unread
 	rows := egressRows(o)
 	list := Egresses{Egresses: rows, Strays: strays(o, rows), Unread: append([]string{}, a.unread...)}

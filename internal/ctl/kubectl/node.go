@@ -36,7 +36,7 @@ func newNode(p *program) *cobra.Command {
 -o wide each address and each client of an Egress too. The node is asked itself; what its objects say is shown where it does
 not answer. Ends with 2 when something is not well.`,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: p.completeNode,
+		ValidArgsFunction: completion{p}.node,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := p.nodeDetails(cmd.Context(), args[0])
 			if err != nil {
@@ -80,7 +80,7 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 	d.EgressPods = p.clientsOn(ctx, a, f)
 	f.clients = d.EgressPods
 	if list := a.nics(ctx, podnicsPath, query{"fieldSelector": "status.nodeName=" + name}); len(list) > 0 {
-		o := objects{now: f.now, vpcs: a.vpcs(ctx), nics: list, pods: a.podsOfNICs(ctx, list), operators: p.operatorPods(ctx, a)}
+		o := objects{now: f.now, vpcs: a.vpcs(ctx), nics: list, pods: a.podsOfNICs(ctx, list), operator: operatorObjects{pods: p.operatorPods(ctx, a)}}
 		if f.daemon != nil {
 			o.daemons = map[string]daemon{name: *f.daemon}
 		}
@@ -92,11 +92,11 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 		f.nics = d.Ports
 	}
 	if f.daemon != nil {
-		dial, err := p.dialer()
+		nodes, err := p.nodeClient()
 		if err != nil {
 			return NodeDetails{}, err
 		}
-		doc, err := p.document(ctx, dial, *f.daemon)
+		doc, err := nodes.document(ctx, *f.daemon)
 		f.answer = &answer{doc, err}
 		if err != nil {
 			d.Unasked = err.Error()
@@ -130,7 +130,7 @@ func (p *program) clientsOn(ctx context.Context, a *api, f nodeFacts) []EgressCl
 	if len(o.clients) == 0 {
 		return []EgressClient{}
 	}
-	o.operators = p.operatorPods(ctx, a)
+	o.operator.pods = p.operatorPods(ctx, a)
 	if f.daemon != nil {
 		o.daemons = map[string]daemon{f.name: *f.daemon}
 	}

@@ -78,22 +78,27 @@ type DaemonPod struct {
 
 // objects are what a Status is made of.
 type objects struct {
-	now       time.Time
-	nodes     []corev1.Node
-	daemons   map[string]daemon
-	operators []corev1.Pod
-	lease     diagnose.Fact[coordinationv1.Lease]
-	networks  []v1alpha1.NodeNetwork
-	pools     []v1alpha1.AddressPool
-	blocks    []v1alpha1.AddressBlock
-	requests  []v1alpha1.BlockRequest
-	vpcs      []v1alpha1.VPC
-	nics      []v1alpha1.PodNIC
-	egresses  []v1alpha1.Egress
-	clients   []v1alpha1.EgressClient
-	pods      map[string]*corev1.Pod // of NICs, by namespace/name; nil: they were not looked for
-	answers   map[string]answer      // of nodes that were asked
-	unread    []string
+	now      time.Time
+	nodes    []corev1.Node
+	daemons  map[string]daemon
+	operator operatorObjects
+	networks []v1alpha1.NodeNetwork
+	pools    []v1alpha1.AddressPool
+	blocks   []v1alpha1.AddressBlock
+	requests []v1alpha1.BlockRequest
+	vpcs     []v1alpha1.VPC
+	nics     []v1alpha1.PodNIC
+	egresses []v1alpha1.Egress
+	clients  []v1alpha1.EgressClient
+	pods     map[string]*corev1.Pod // of NICs, by namespace/name; nil: they were not looked for
+	answers  map[string]answer      // of nodes that were asked
+	unread   []string
+}
+
+// operatorObjects are berth-operator's.
+type operatorObjects struct {
+	pods  []corev1.Pod
+	lease diagnose.Fact[coordinationv1.Lease]
 }
 
 // statusOf is the whole cluster's.
@@ -148,7 +153,7 @@ func operatorsFact(o objects) diagnose.Fact[diagnose.Operators] {
 	if isUnread(o.unread, "pods of berth-operator") {
 		return diagnose.Unread[diagnose.Operators]("the operator's pods may not be read")
 	}
-	op := operatorOf(o.operators)
+	op := operatorOf(o.operator.pods)
 	return diagnose.Of(diagnose.Operators{Ready: op.Ready, All: op.Pods})
 }
 
@@ -174,8 +179,8 @@ func (s *Status) operator(o objects) {
 	if !o.needOperator() {
 		return
 	}
-	op := operatorOf(o.operators)
-	if l := o.lease.Value; l != nil && l.Spec.HolderIdentity != nil {
+	op := operatorOf(o.operator.pods)
+	if l := o.operator.lease.Value; l != nil && l.Spec.HolderIdentity != nil {
 		op.Leader = *l.Spec.HolderIdentity
 	}
 	s.Operator = &op

@@ -64,7 +64,7 @@ func TestStatusOfManyNodes(t *testing.T) {
 		pods = append(pods, berthd(name, "eni-operator", i != 1234))
 		o.networks = append(o.networks, network(name, 5, 1, 2))
 	}
-	o.daemons, o.operators = daemonsOf(pods), []corev1.Pod{operatorPod("berth-operator-0", true)}
+	o.daemons, o.operator.pods = daemonsOf(pods), []corev1.Pod{operatorPod("berth-operator-0", true)}
 	s := statusOf(o)
 	table := printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) })
 	if n := strings.Count(table, "\n"); n > 15 || !strings.Contains(table, "node-1234") || !strings.Contains(table, "2999 further nodes without trouble") ||

@@ -82,12 +82,12 @@ func (p *program) gather(ctx context.Context, cmd *cobra.Command, details bool) 
 		}
 	}
 	if len(ask) > 0 {
-		dial, err := p.dialer()
+		nodes, err := p.nodeClient()
 		if err != nil {
 			return objects{}, err
 		}
 		done, end := p.progress(cmd, len(ask))
-		o.answers = p.askAll(ctx, dial, ask, done)
+		o.answers = nodes.documents(ctx, ask, done)
 		end()
 	}
 	return o, nil
@@ -108,8 +108,8 @@ func (p *program) read(ctx context.Context) (objects, error) {
 		egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), // pods may name Egresses where there is none
 	}
 	if o.needOperator() {
-		o.operators = p.operatorPods(ctx, a)
-		o.lease = a.lease(ctx, p.daemons)
+		o.operator.pods = p.operatorPods(ctx, a)
+		o.operator.lease = a.lease(ctx, p.daemons)
 	}
 	o.unread = a.unread
 	return o, ctx.Err()

@@ -63,7 +63,7 @@ what to do. Of VPCs that are named, or with -o wide, conditions and subnets too.
 With --details each NIC is compared with its pod, and so are those found that are at
 another node than their pod, or whose pod is gone. Ends with 2 when a VPC or a NIC is
 not well.`,
-		ValidArgsFunction: p.completeVPC,
+		ValidArgsFunction: completion{p}.others(vpcsPath),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := p.vpcList(cmd, args, details)
 			if err != nil {
@@ -90,7 +90,7 @@ func (p *program) vpcList(cmd *cobra.Command, args []string, details bool) (VPCs
 	if err := a.reach(ctx); err != nil {
 		return VPCs{}, err
 	}
-	o := objects{now: p.Now(), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil), daemons: p.daemonPods(ctx, a, ""), operators: p.operatorPods(ctx, a)}
+	o := objects{now: p.Now(), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil), daemons: p.daemonPods(ctx, a, ""), operator: operatorObjects{pods: p.operatorPods(ctx, a)}}
 	if details {
 		o.pods = a.podsOfNICs(ctx, o.nics)
 	}
