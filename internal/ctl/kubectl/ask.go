@@ -32,7 +32,7 @@ type nodeClient struct {
 // get asks a daemon for a path of its introspection address.
 func (c nodeClient) get(ctx context.Context, d daemon, path string, into any) error {
 	if d.port == 0 {
-		return errors.New("its introspection address is turned off, or none that port forwarding reaches (localhost)")
+		return errors.New("its introspection address is disabled, or not on localhost, where port forwarding could reach it")
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("no answer within %v", c.timeout))
 	defer cancel()
@@ -50,14 +50,14 @@ func (c nodeClient) get(ctx context.Context, d daemon, path string, into any) er
 	case err != nil:
 		return plain(ctx, err)
 	case len(body) > maxAnswer:
-		return fmt.Errorf("it answers with more than %d MiB", maxAnswer>>20)
+		return fmt.Errorf("its answer exceeds %d MiB", maxAnswer>>20)
 	case resp.StatusCode == http.StatusNotFound:
-		return errors.New("its berthd does not know this question: it is older than this program")
+		return errors.New("its berthd does not know this request: it is older than this program")
 	case resp.StatusCode != http.StatusOK:
 		return errors.New(strings.TrimSpace(string(body[:min(len(body), maxSaid)])))
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("it answers with something else than berthd's %s: %w", path, err)
+		return fmt.Errorf("its answer is not berthd's %s: %w", path, err)
 	}
 	return nil
 }

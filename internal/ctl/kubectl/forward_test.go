@@ -195,14 +195,14 @@ func TestForwarding(t *testing.T) {
 		t.Errorf("asked %s", asked)
 	}
 	for name, want := range map[string]string{
-		"node-x": "it answers for node node-a", "old": "older than this program", "web": "something else than berthd's", "huge": "more than 16 MiB",
+		"node-x": "it answers for node node-a", "old": "older than this program", "web": "is not berthd's", "huge": "exceeds 16 MiB",
 		"starting": "waiting for the metadata service", "gone": "connection refused", "forbidden": `cannot create resource "pods/portforward"`,
 	} {
 		if _, err := p.document(t.Context(), daemonOn(name, 6666)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %s", name, err, want)
 		}
 	}
-	if _, err := p.document(t.Context(), daemonOn("node-a", 0)); err == nil || !strings.Contains(err.Error(), "turned off") {
+	if _, err := p.document(t.Context(), daemonOn("node-a", 0)); err == nil || !strings.Contains(err.Error(), "disabled") {
 		t.Errorf("without introspection: %v", err)
 	}
 	p.timeout = 100 * time.Millisecond

@@ -34,7 +34,7 @@ func newNode(p *program) *cobra.Command {
 		Short: "Show a node: its berthd, addresses, ENIs or blocks, conditions and events",
 		Long: `Show a node: its berthd, ENIs, blocks or NICs in VPCs, conditions, and events; with
 -o wide each address and each client of an Egress too. The node is asked itself; what its objects say is shown where it does
-not answer. Ends with 2 when something is not well.`,
+not answer. Exits with 2 on a problem.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completion{p}.node,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -105,7 +105,7 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 			d.Conditions = append(d.Conditions, doc.Conditions...)
 		}
 	} else {
-		d.Unasked = "no pod of berthd runs there"
+		d.Unasked = "no berthd pod runs there"
 	}
 	if n := network.Value; n != nil {
 		d.Conditions = append(d.Conditions, conditionsOf(n.Status.Conditions)...)
@@ -158,7 +158,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 		p.Printf("%s %s\n", view.Toned{Text: "!", Tone: view.Bad}, t)
 	}
 	if d.Unasked != "" {
-		p.Printf("%s %s\n", view.Toned{Text: "! what only the node knows is missing:", Tone: view.Warn}, d.Unasked)
+		p.Printf("%s %s\n", view.Toned{Text: "! the node's own data is missing:", Tone: view.Warn}, d.Unasked)
 	}
 	if d.Document != nil {
 		if wide {
@@ -188,7 +188,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 func verdictOf(n Node) view.Toned {
 	switch {
 	case len(n.Trouble) > 0:
-		return view.Toned{Text: "NOT WELL", Tone: view.Bad}
+		return view.Toned{Text: "UNHEALTHY", Tone: view.Bad}
 	case n.Short:
 		return view.Toned{Text: "short of addresses", Tone: view.Warn}
 	default:

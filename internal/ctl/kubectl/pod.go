@@ -38,14 +38,14 @@ func newPod(p *program) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "pod [NAMESPACE/]POD",
-		Short: "Tell why a pod has no address; or which, and whether its path works",
+		Short: "Explain why a pod has no address, or check the one that it has",
 		Long: `Tell why a pod has no address or a NIC of it does not come, and what to do. Of one that
 has: which, of which ENI or block, by which rules, since when; of NICs in VPCs port,
 addresses, MAC address, host and what they wait for; of Egresses which it uses, and the
 gateways that its tunnels lead to. Its node compares link, addresses,
 neighbours and routes with the kernel, as CNI CHECK does.
 
-Ends with 2 when somebody has to do something.`,
+Exits with 2 when the pod needs attention.`,
 		Example: `  kubectl berth pod shop/web-0
   kubectl berth pod -n shop web-0 -o json`,
 		Args:              cobra.ExactArgs(1),
@@ -251,7 +251,7 @@ func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 			case a.Fault != "":
 				path = a.Fault
 			case a.Checked:
-				path = "as it was set up"
+				path = "intact"
 			}
 			g.Add(v4, v6, a.Interface, a.Group(), a.Pool, a.HostLink, strconv.Itoa(a.MTU), view.Age(a.Since, now), a.State, path)
 			if a.Checked && a.Fault != "" {

@@ -203,7 +203,7 @@ func TestStatusWithoutTheLastEgress(t *testing.T) {
 	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
 	o.clients = []v1alpha1.EgressClient{refused}
 	out := printed(t, func(p *view.Printer) { writeStatus(p, statusOf(o), false, false) })
-	for _, want := range []string{"! Egress egress/none: there is no such Egress", "there is no pod of berth-operator: no pod becomes a client of an Egress", "CLIENTS"} {
+	for _, want := range []string{"! Egress egress/none: the Egress does not exist", "no berth-operator pod exists: no pod becomes a client of an Egress", "CLIENTS"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
