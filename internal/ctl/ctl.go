@@ -56,5 +56,5 @@ func (f *format) Set(s string) error {
 
 func (f *format) register(cmd *cobra.Command) {
 	*f = table
-	cmd.Flags().VarP(f, "output", "o", "form of the output")
+	cmd.Flags().VarP(f, "output", "o", "output format")
 }

@@ -43,7 +43,7 @@ func (n *node) document(ctx context.Context) (introspect.Document, error) {
 		return doc, fmt.Errorf("berthd at %s: %s", n.address, view.Printable(strings.TrimSpace(string(body))))
 	}
 	if err := json.Unmarshal(body, &doc); err != nil {
-		return doc, fmt.Errorf("%s serves something else than berthd's %s: %w", n.address, introspect.Path, err)
+		return doc, fmt.Errorf("%s does not serve berthd's %s: %w", n.address, introspect.Path, err)
 	}
 	return doc, nil
 }
@@ -74,7 +74,7 @@ func (n *node) explain(err error) error {
 	var timeout net.Error
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("nobody listens at %s: is berthd running on this node, and is --address right?", n.address)
+		return fmt.Errorf("nothing listens at %s: check that berthd runs on this node and that --address is right", n.address)
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return fmt.Errorf("no answer from %s in time: look at berthd's log", n.address)
 	}

@@ -106,7 +106,7 @@ func kubectlBerth(t *testing.T, w *world) {
 		t.Errorf("operator %+v", s.Operator)
 	}
 	table := w.berth(t, 0, append([]string{"status"}, details...)...)
-	if !strings.Contains(table, "all is well") {
+	if !strings.Contains(table, "healthy") {
 		t.Errorf("not all is well:\n%s", table)
 	}
 	for _, n := range s.Nodes {
@@ -128,7 +128,7 @@ func kubectlBerth(t *testing.T, w *world) {
 		t.Errorf("pod %s: %+v", clientName, d)
 	}
 	table = w.berth(t, 0, "pod", clientName)
-	if !strings.Contains(table, "as it was set up") {
+	if !strings.Contains(table, "intact") {
 		t.Errorf("the path is not compared:\n%s", table)
 	}
 	cells(t, table, d.Addresses[0])

@@ -48,7 +48,7 @@ func hasAddress(f Facts) *Diagnosis {
 	text := list(mine)
 	switch {
 	case f.Daemon.Absent():
-		return fine(Unchecked, fmt.Sprintf("The pod has %s. No berthd pod runs on node %s, so that its path could not be checked.", text, f.Pod.Spec.NodeName))
+		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path could not be checked: no berthd pod runs on node %s.", text, f.Pod.Spec.NodeName))
 	case f.View.Value == nil:
 		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path could not be checked: %s", text, f.View.Unread))
 	}
@@ -57,8 +57,8 @@ func hasAddress(f Facts) *Diagnosis {
 	}
 	attachments := ready(f)
 	if len(attachments) == 0 {
-		return trouble(NotOfBerth, fmt.Sprintf("The pod has %s, which berthd on node %s has not given to it.", text, f.Pod.Spec.NodeName),
-			"Look for a network configuration of another plugin on the node, in the runtime's folder (/etc/cni/net.d), whose name sorts before Berth's; then delete the pod.", seeNode)
+		return trouble(NotOfBerth, fmt.Sprintf("The pod has %s, which berthd on node %s did not assign.", text, f.Pod.Spec.NodeName),
+			"Look on the node for a network configuration of another plugin that sorts before Berth's (/etc/cni/net.d); then delete the pod.", seeNode)
 	}
 	holds := func(a netip.Addr) bool {
 		return slices.ContainsFunc(attachments, func(at introspect.Attachment) bool { return has(at, a) })
@@ -70,7 +70,7 @@ func hasAddress(f Facts) *Diagnosis {
 	if d := cmp.Or(broken(attachments), unchecked(attachments, text)); d != nil {
 		return d
 	}
-	return fine(Works, fmt.Sprintf("The pod has %s, and link, addresses, neighbours and routes on node %s are as they were set up.", text, f.Pod.Spec.NodeName))
+	return fine(Works, fmt.Sprintf("The pod has %s, and its link, addresses, neighbours and routes on node %s are intact.", text, f.Pod.Spec.NodeName))
 }
 
 // added is about a pod whose addresses are another network's, and what Berth added to it.
@@ -94,7 +94,7 @@ func attached(f Facts) *Diagnosis {
 	if d := broken(attachments); d != nil {
 		return d
 	}
-	return fine(Starting, fmt.Sprintf("The pod got %s, which its kubelet has not put into its status yet.", list(held(attachments))))
+	return fine(Starting, fmt.Sprintf("The pod got %s; its kubelet has not reported it in the pod's status yet.", list(held(attachments))))
 }
 
 // broken is about attachments whose path differs from what was set up.
@@ -102,7 +102,7 @@ func broken(attachments []introspect.Attachment) *Diagnosis {
 	for _, a := range attachments {
 		if a.Checked && a.Fault != "" {
 			return trouble(PathBroken, fmt.Sprintf("The path to %s is broken on its node: %s", list(held([]introspect.Attachment{a})), a.Fault),
-				"berthd puts back what it sees to be changed; what stays, or comes again, somebody else changes: a network manager, another network plugin, or the pod itself. Else delete the pod.", seePackets)
+				"berthd repairs changes that it sees. If this stays or returns, other software changes it: a network manager, another network plugin, or the pod itself. Otherwise delete the pod.", seePackets)
 		}
 	}
 	return nil

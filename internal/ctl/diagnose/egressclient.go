@@ -42,7 +42,7 @@ func notLooked(f ClientFacts) *Diagnosis {
 	if f.Now.Sub(since) < made {
 		return fine(Starting, "It was just made.")
 	}
-	return trouble(NotLookedAt, fmt.Sprintf("No operator has said for %s how it does.", f.Now.Sub(since).Round(time.Second)), operatorRemedy(f.Operators), seeNoEgress)
+	return trouble(NotLookedAt, fmt.Sprintf("berth-operator has not reported on it for %s.", f.Now.Sub(since).Round(time.Second)), operatorRemedy(f.Operators), seeNoEgress)
 }
 
 // kept is about a client that something keeps from its Egresses.
@@ -74,7 +74,7 @@ func slow(f ClientFacts, c metav1.Condition) *Diagnosis {
 // EgressRemedy is what to do about the reason of an Egress's condition, or of an
 // EgressClient's.
 func EgressRemedy(reason string) string {
-	return cmp.Or(egressRemedies[reason], "See what the message names; it is tried again by itself.")
+	return cmp.Or(egressRemedies[reason], "Fix what the message names; Berth retries.")
 }
 
 // egressRemedies are those of the reasons of Egresses and EgressClients, as in

@@ -103,19 +103,19 @@ func releasing(f NICFacts) *Diagnosis {
 		since = t.Time
 	}
 	if !f.late(since) {
-		return fine(Ending, "Its port is being given back.")
+		return fine(Ending, "Its port is being released.")
 	}
 	if c := f.condition(v1alpha1.ConditionBound); c != nil && c.Reason == "StillPlugged" {
-		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s: %s", f.age(since), c.Message), remedies[c.Reason], seeNICs)
+		return trouble(NotReleased, fmt.Sprintf("Its port has not been released for %s: %s", f.age(since), c.Message), remedies[c.Reason], seeNICs)
 	}
 	if n := f.NIC.Status.Node; n != nil && n.Reason != "" && n.State != v1alpha1.NodeUnplugged {
-		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s: node %s cannot unplug it: %s", f.age(since), f.NIC.Status.NodeName, n.Message), plugRemedy(n.Reason), seeNICs)
+		return trouble(NotReleased, fmt.Sprintf("Its port has not been released for %s: node %s cannot unplug it: %s", f.age(since), f.NIC.Status.NodeName, n.Message), plugRemedy(n.Reason), seeNICs)
 	}
 	if c := f.condition(v1alpha1.ConditionPortReady); c != nil && c.Status == metav1.ConditionFalse {
-		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s (%s): %s", f.age(since), c.Reason, c.Message), Remedy(c.Reason), seeNICs)
+		return trouble(NotReleased, fmt.Sprintf("Its port has not been released for %s (%s): %s", f.age(since), c.Reason, c.Message), Remedy(c.Reason), seeNICs)
 	}
-	return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s.", f.age(since)),
-		"See whether berth-operator is ready and leads, and its log: it takes the finalizer off once the port is deleted or unbound.", seeNICs)
+	return trouble(NotReleased, fmt.Sprintf("Its port has not been released for %s.", f.age(since)),
+		"Check whether berth-operator is ready and the leader, and its log: it removes the finalizer once the port is deleted or unbound.", seeNICs)
 }
 
 // podGone is about a NIC that should have gone with its pod.
@@ -129,13 +129,13 @@ func podGone(f NICFacts) *Diagnosis {
 		return nil
 	}
 	return trouble(PodMissing, fmt.Sprintf("It is %s on node %s, and its pod %s is gone.", f.NIC.Status.Phase, f.NIC.Status.NodeName, ref.Name),
-		"Nothing, if the pod went moments ago. Else see whether berth-operator is ready and leads, and its log.", seeNICs)
+		"Nothing, if the pod ended moments ago. Otherwise check whether berth-operator is ready and the leader, and its log.", seeNICs)
 }
 
 func ofVPC(f NICFacts) *Diagnosis {
 	name := f.NIC.Spec.VPC
 	if f.VPC.Absent() {
-		return trouble(VPCNotReady, fmt.Sprintf("There is no VPC %s.", name), "Create it, or correct the annotation berth.dev/vpc of the pod or its namespace.", seeNICs)
+		return trouble(VPCNotReady, fmt.Sprintf("VPC %s does not exist.", name), "Create it, or correct the annotation berth.dev/vpc of the pod or its namespace.", seeNICs)
 	}
 	if f.VPC.Value == nil || f.NIC.Status.Plug != nil { // NICs that are there go on
 		return nil
@@ -162,15 +162,15 @@ func portOf(f NICFacts) *Diagnosis {
 	case !f.late(f.since()):
 		return fine(Starting, "Its port is being made.")
 	}
-	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and no operator has said why.", f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
+	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and berth-operator has given no reason.", f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
 // operatorRemedy is what to do about something that an operator has not done.
 func operatorRemedy(operators Fact[Operators]) string {
 	if o := operators.Value; o != nil && o.Ready == 0 {
-		return fmt.Sprintf("None of %d berth-operator pods is ready: see them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
+		return fmt.Sprintf("None of %d berth-operator pods is ready: check them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
 	}
-	return "See whether berth-operator leads, and its log."
+	return "Check whether berth-operator is the leader, and its log."
 }
 
 // unused is about a NIC that no pod on a node has.
@@ -220,7 +220,7 @@ func notBound(f NICFacts) *Diagnosis {
 	if !f.late(f.since()) {
 		return fine(Starting, fmt.Sprintf("Port %s is being bound.", st.PortID))
 	}
-	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and no operator has said why.", st.PortID, f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
+	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and berth-operator has given no reason.", st.PortID, f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
 // notPlugged is about a port that its node has not plugged, or not as it is to be.
@@ -236,7 +236,7 @@ func notPlugged(f NICFacts) *Diagnosis {
 		}
 		return nil
 	}
-	text := fmt.Sprintf("Port %s is bound to node %s, which has not said that it is plugged", st.PortID, st.NodeName)
+	text := fmt.Sprintf("Port %s is bound to node %s, which has not reported it plugged", st.PortID, st.NodeName)
 	if d := withoutDaemon(NotPlugged, text, f.Daemon, st.NodeName); d != nil {
 		return d
 	}
@@ -251,16 +251,16 @@ func notPlugged(f NICFacts) *Diagnosis {
 func withoutDaemon(v Verdict, text string, d Fact[Daemon], node string) *Diagnosis {
 	switch {
 	case d.Absent():
-		return trouble(v, text+": no berthd pod runs there.", "See why the DaemonSet has no pod there: its node selector and tolerations, and its events (kubectl describe daemonset).", seeDaemon)
+		return trouble(v, text+": no berthd pod runs there.", "Find out why the DaemonSet has no pod there: check its node selector, tolerations and events (kubectl describe daemonset).", seeDaemon)
 	case d.Value != nil && !d.Value.Ready:
-		return trouble(v, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(d.Value.Why, "it has not said why")), fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Value.Pod, node), seeNode)
+		return trouble(v, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(d.Value.Why, "no reason given")), fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Value.Pod, node), seeNode)
 	}
 	return nil
 }
 
 // plugRemedy is what to do about what keeps a node from plugging a port.
 func plugRemedy(reason string) string {
-	const again = "berthd tries again by itself; what the message names must be mended first."
+	const again = "Fix what the message names; berthd retries."
 	if reason == "Invalid" { // the port: remedies has what to do about a pod that asks for what cannot be
 		return again
 	}
@@ -276,7 +276,7 @@ func notActive(f NICFacts) *Diagnosis {
 	if st.Node.Since.After(since) {
 		since = st.Node.Since.Time
 	}
-	text := fmt.Sprintf("Port %s is plugged on node %s, and the provider does not call it active", st.PortID, st.NodeName)
+	text := fmt.Sprintf("Port %s is plugged on node %s, and the provider does not report it active", st.PortID, st.NodeName)
 	if !f.late(since) {
 		return fine(Starting, text+" yet.")
 	}
@@ -286,16 +286,16 @@ func notActive(f NICFacts) *Diagnosis {
 
 // Remedy is what to do about the reason of a VPC's condition, or of a PodNIC's.
 func Remedy(reason string) string {
-	return cmp.Or(remedies[reason], "See what the message names; it is tried again by itself.")
+	return cmp.Or(remedies[reason], "Fix what the message names; Berth retries.")
 }
 
 // remedies are those of the reasons of VPCs and PodNICs, as in
 // docs/troubleshoot.md, "Conditions of VPCs and NICs".
 var remedies = map[string]string{
-	"ProviderFailed":         "Nothing: it is tried again. If it stays, see to what the provider says.",
-	"Throttled":              "Nothing: it is tried again. If it stays, raise the rate that the provider allows.",
-	"Conflict":               "Release the port from what has it, if somebody else has; else nothing: it is tried again.",
-	"NoAnswer":               "See to the provider's endpoint, and the way there from berth-operator's node.",
+	"ProviderFailed":         "Nothing: Berth retries. If it persists, fix what the provider reports.",
+	"Throttled":              "Nothing: Berth retries. If it persists, raise the provider's rate limit.",
+	"Conflict":               "If somebody else uses the port, release it there; otherwise nothing: Berth retries.",
+	"NoAnswer":               "Check the provider's endpoint, and the path to it from berth-operator's node.",
 	"CertificateRefused":     "Let tls.caBundle of the VPC have the authority that signed the endpoint's certificate, tls.serverName the name in it.",
 	"InvalidEndpoint":        "Correct the VPC's endpoint, region or tls as the message says.",
 	"ProviderNotSupported":   "Make the VPC anew with a provider that this release has.",
@@ -333,11 +333,11 @@ var remedies = map[string]string{
 	"NoBridge":               "See that Open vSwitch on the node has the bridge (--ovs-bridges).",
 	"LinkNameTaken":          "Remove what has the link's name, or the VLAN, on the node.",
 	"PortInUse":              "Nothing, if another sandbox of the pod has the port still; else see which attachment has it.",
-	"PlugFailed":             "See to what the message names; it is tried again.",
-	"UnplugFailed":           "See to what the message names; it is tried again.",
+	"PlugFailed":             "Fix what the message names; Berth retries.",
+	"UnplugFailed":           "Fix what the message names; Berth retries.",
 	"Unplugged":              "Nothing: the node has nothing left of it.",
-	"PortDeleted":            "Nothing: another port is made, where Berth made it.",
-	"MACTaken":               "Nothing: it is looked at, and made again.",
+	"PortDeleted":            "Nothing: Berth creates another port if it created this one.",
+	"MACTaken":               "Nothing: Berth creates it again.",
 	"SubnetFull":             "Take another subnet, or give the network a further one; it is tried again once an address is free.",
 	"AddressTaken":           "Ask for another address, or remove the port that has it.",
 	"OverQuota":              "Raise the project's quota of ports.",

@@ -19,7 +19,7 @@ func operatorMode(f Facts) *Diagnosis {
 	name := f.Pod.Spec.NodeName
 	switch n := f.NodeNetwork; {
 	case n.Absent():
-		return trouble(NoNodeNetwork, fmt.Sprintf("There is no NodeNetwork %s, in which the operator gives addresses to the node.", name),
+		return trouble(NoNodeNetwork, fmt.Sprintf("NodeNetwork %s, by which the operator assigns addresses to the node, does not exist.", name),
 			"berthd makes it by --auto-create-node-network; see its log for why it cannot, such as a missing role, or that the instance is not the node's.", seeOperator)
 	case n.Value == nil:
 		return nil
@@ -30,7 +30,7 @@ func operatorMode(f Facts) *Diagnosis {
 	conditions := f.NodeNetwork.Value.Status.Conditions
 	if c := is(conditions, v1alpha1.ConditionDegraded); c != nil {
 		return trouble(Degraded, fmt.Sprintf("The operator can get no addresses for node %s (%s): %s", name, c.Reason, c.Message),
-			"Mend what it names; the operator tries again by itself.", seeReasons)
+			"Fix what it names; the operator retries.", seeReasons)
 	}
 	if d := noOperator(f); d != nil {
 		return d

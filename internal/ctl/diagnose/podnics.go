@@ -60,7 +60,7 @@ func nics(f Facts) *Diagnosis {
 	}
 	remedy := "See the pod's events, which say what is wrong with its annotations; else whether berth-operator leads, and its log."
 	if o := f.Operators.Value; o != nil && o.Ready == 0 {
-		remedy = fmt.Sprintf("None of %d berth-operator pods is ready: see them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
+		remedy = fmt.Sprintf("None of %d berth-operator pods is ready: check them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
 	}
 	return trouble(NoPodNIC, fmt.Sprintf("The pod is to have NICs in VPC %s, and the operator has made no PodNIC for it.", vpc), remedy, seeNoNIC)
 }

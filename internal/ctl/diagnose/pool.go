@@ -36,7 +36,7 @@ func poolMode(f Facts) *Diagnosis {
 	name, by := choose(f)
 	i := slices.IndexFunc(*f.Pools.Value, func(p v1alpha1.AddressPool) bool { return p.Name == name })
 	if i < 0 {
-		return trouble(NoPool, fmt.Sprintf("There is no AddressPool %s, from which the pod is to get its address (%s).", name, by),
+		return trouble(NoPool, fmt.Sprintf("AddressPool %s, which should give the pod its address (%s), does not exist.", name, by),
 			"Create it, or correct the annotation.", seePools)
 	}
 	pool := (*f.Pools.Value)[i]
@@ -90,7 +90,7 @@ func requestOf(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 				return exhausted(pool.Name, c.Message)
 			}
 			return trouble(RequestRefused, fmt.Sprintf("Node %s gets no further block of AddressPool %s (%s): %s", f.Pod.Spec.NodeName, pool.Name, c.Reason, c.Message),
-				"Do as it says; the request is answered anew when its pool or node changes.", seePools)
+				"Follow the message; the operator answers the request again when its pool or node changes.", seePools)
 		}
 		if r.Status.AddressBlockName == "" && (oldest == nil || r.CreationTimestamp.Before(&oldest.CreationTimestamp)) {
 			oldest = &r
@@ -102,7 +102,7 @@ func requestOf(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 	if d := noOperator(f); d != nil {
 		return d
 	}
-	return trouble(RequestUnanswered, fmt.Sprintf("Node %s asked for a block of AddressPool %s %s ago (BlockRequest %s), and nobody has answered.",
+	return trouble(RequestUnanswered, fmt.Sprintf("Node %s asked for a block of AddressPool %s %s ago (BlockRequest %s), and the operator has not answered.",
 		f.Pod.Spec.NodeName, pool.Name, f.Now.Sub(oldest.CreationTimestamp.Time).Round(time.Second), oldest.Name), "See the log of berth-operator.", seePoolWaits)
 }
 

@@ -81,7 +81,7 @@ func refused(f Facts) *Diagnosis {
 		return trouble(Refused, "The node's runtime could not make the pod's sandbox: "+said,
 			"If it names another plugin, see to that one, or to network configurations on the node that sort before Berth's.", seeSandbox)
 	}
-	return trouble(Refused, "The pod's ADD failed: "+said, "The kubelet tries again by itself; what the message names must be mended first.", seeSandbox)
+	return trouble(Refused, "The pod's ADD failed: "+said, "Fix what the message names; the kubelet retries.", seeSandbox)
 }
 
 func isWaiting(f Facts) bool { return f.View.Value != nil && len(f.View.Value.Waiting) > 0 }
@@ -97,14 +97,14 @@ func waiting(f Facts) *Diagnosis {
 		why = cmp.Or(whyNow(f), why)
 		since := f.View.Value.Waiting[0].Since
 		return trouble(Waiting, fmt.Sprintf("The pod has waited for an address of node %s for %s: %s", f.Pod.Spec.NodeName,
-			max(0, f.View.Value.Time.Sub(since)).Round(time.Second), cmp.Or(why, "one is on its way")),
-			"Nothing, if it takes seconds: addresses are on their way. Else see to what it names; the kubelet tries again by itself.", seeOf(f))
+			max(0, f.View.Value.Time.Sub(since)).Round(time.Second), cmp.Or(why, "one is being assigned")),
+			"Nothing, if it takes seconds: addresses are being assigned. Otherwise fix what it names; the kubelet retries.", seeOf(f))
 	}
 	if !waits {
 		return nil
 	}
 	return trouble(Waiting, "The pod waited for an address in vain: "+said,
-		"See to what it names; the kubelet tries again by itself.", seeOf(f))
+		"Fix what it names; the kubelet retries.", seeOf(f))
 }
 
 // whyNow is what the node says of the ADD that waits.
@@ -158,7 +158,7 @@ func notAsked(f Facts) *Diagnosis {
 		}
 	}
 	d := fine(NotAsked, text)
-	d.Remedy = "Nothing, if the pod was just made. Else see its events (kubectl describe pod): volumes and secrets come before the network."
+	d.Remedy = "Nothing, if the pod was just created. Otherwise check its events (kubectl describe pod): volumes and secrets come before the network."
 	d.See = seeSandbox
 	return d
 }

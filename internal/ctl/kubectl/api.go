@@ -115,7 +115,7 @@ func into(ctx context.Context, req *rest.Request, v any) error {
 		return err
 	}
 	if err := json.Unmarshal(body, v); err != nil {
-		return fmt.Errorf("the API server's answer is none: %w", err)
+		return fmt.Errorf("decode the API server's answer: %w", err)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/node/introspect"
@@ -21,18 +22,25 @@ const maxAnswer = 16 << 20
 // maxSaid bounds what is shown of an answer that is an error.
 const maxSaid = 4 << 10
 
+// nodeClient asks daemons at their introspection addresses.
+type nodeClient struct {
+	dial     connect.Dialer
+	timeout  time.Duration // of one request
+	parallel int           // requests at a time
+}
+
 // get asks a daemon for a path of its introspection address.
-func (p *program) get(ctx context.Context, dial connect.Dialer, d daemon, path string, into any) error {
+func (c nodeClient) get(ctx context.Context, d daemon, path string, into any) error {
 	if d.port == 0 {
-		return errors.New("its introspection address is turned off, or none that port forwarding reaches (localhost)")
+		return errors.New("its introspection address is disabled, or not on localhost, where port forwarding could reach it")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout, fmt.Errorf("no answer within %v", p.timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("no answer within %v", c.timeout))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://localhost:%d%s", d.port, path), nil)
 	if err != nil {
 		return err
 	}
-	resp, err := dial.Client(d.pod, d.port).Do(req)
+	resp, err := c.dial.Client(d.pod, d.port).Do(req)
 	if err != nil {
 		return plain(ctx, err)
 	}
@@ -42,14 +50,14 @@ func (p *program) get(ctx context.Context, dial connect.Dialer, d daemon, path s
 	case err != nil:
 		return plain(ctx, err)
 	case len(body) > maxAnswer:
-		return fmt.Errorf("it answers with more than %d MiB", maxAnswer>>20)
+		return fmt.Errorf("its answer exceeds %d MiB", maxAnswer>>20)
 	case resp.StatusCode == http.StatusNotFound:
-		return errors.New("its berthd does not know this question: it is older than this program")
+		return errors.New("its berthd does not know this request: it is older than this program")
 	case resp.StatusCode != http.StatusOK:
 		return errors.New(strings.TrimSpace(string(body[:min(len(body), maxSaid)])))
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("it answers with something else than berthd's %s: %w", path, err)
+		return fmt.Errorf("its answer is not berthd's %s: %w", path, err)
 	}
 	return nil
 }
@@ -65,22 +73,21 @@ func plain(ctx context.Context, err error) error {
 	return err
 }
 
-// document asks a node for what it has. One that answers for another node is not
-// believed.
-func (p *program) document(ctx context.Context, dial connect.Dialer, d daemon) (introspect.Document, error) {
+// document returns the introspection document of a node. An answer for another node is an error.
+func (c nodeClient) document(ctx context.Context, d daemon) (introspect.Document, error) {
 	var doc introspect.Document
-	err := p.get(ctx, dial, d, introspect.Path, &doc)
+	err := c.get(ctx, d, introspect.Path, &doc)
 	if err == nil && doc.Node != "" && doc.Node != d.node {
 		err = fmt.Errorf("it answers for node %s", doc.Node)
 	}
 	return doc, err
 }
 
-// podView asks a node about a pod.
-func (p *program) podView(ctx context.Context, dial connect.Dialer, d daemon, namespace, name string) (introspect.Pod, error) {
+// pod returns what a node knows of a pod. An answer about another pod is an error.
+func (c nodeClient) pod(ctx context.Context, d daemon, namespace, name string) (introspect.Pod, error) {
 	var view introspect.Pod
 	query := url.Values{"namespace": {namespace}, "name": {name}}
-	err := p.get(ctx, dial, d, introspect.PodPath+"?"+query.Encode(), &view)
+	err := c.get(ctx, d, introspect.PodPath+"?"+query.Encode(), &view)
 	if err == nil && (view.Namespace != namespace || view.Name != name) {
 		err = fmt.Errorf("it answers about another pod, %s/%s", view.Namespace, view.Name)
 	}
@@ -93,18 +100,18 @@ type answer struct {
 	err error
 }
 
-// askAll asks nodes for their documents, so many at a time, and keeps of each
-// what keep leaves of it. The end of ctx ends what is asked still.
-func (p *program) askAll(ctx context.Context, dial connect.Dialer, daemons []daemon, done func(n int)) map[string]answer {
+// documents asks many nodes for their documents, by node, without the lists of addresses and NICs. It calls done
+// with the number of answers so far. Requests in flight end with ctx.
+func (c nodeClient) documents(ctx context.Context, daemons []daemon, done func(n int)) map[string]answer {
 	var mu sync.Mutex // guards out
 	out := make(map[string]answer, len(daemons))
 	work := make(chan daemon)
 	var wg sync.WaitGroup
-	for range min(p.parallel, len(daemons)) {
+	for range min(c.parallel, len(daemons)) {
 		wg.Go(func() {
 			for d := range work {
-				doc, err := p.document(ctx, dial, d)
-				// Of thousands of nodes only the sums are kept.
+				doc, err := c.document(ctx, d)
+				// Thousands of documents with their lists would not fit into memory.
 				doc.Allocated, doc.Available, doc.Cooling, doc.NICs = nil, nil, nil, nil
 				mu.Lock()
 				out[d.node] = answer{doc, err}
@@ -122,20 +129,23 @@ func (p *program) askAll(ctx context.Context, dial connect.Dialer, daemons []dae
 	return out
 }
 
-// dialer is how daemons are reached.
-func (p *program) dialer() (connect.Dialer, error) {
+// nodeClient returns how daemons are reached, by the flags.
+func (p *program) nodeClient() (nodeClient, error) {
 	if p.parallel < 1 || p.parallel > 256 {
-		return nil, fmt.Errorf("--parallel is %d, expected 1 to 256", p.parallel)
+		return nodeClient{}, fmt.Errorf("--parallel is %d, expected 1 to 256", p.parallel)
 	}
 	if p.timeout <= 0 {
-		return nil, fmt.Errorf("--node-timeout is %v, expected more than 0", p.timeout)
+		return nodeClient{}, fmt.Errorf("--node-timeout is %v, expected more than 0", p.timeout)
 	}
-	if p.Dial != nil {
-		return p.Dial, nil
+	dial := p.Dial
+	if dial == nil {
+		cfg, err := p.config()
+		if err != nil {
+			return nodeClient{}, err
+		}
+		if dial, err = connect.Forwarder(cfg); err != nil {
+			return nodeClient{}, err
+		}
 	}
-	cfg, err := p.config()
-	if err != nil {
-		return nil, err
-	}
-	return connect.Forwarder(cfg)
+	return nodeClient{dial: dial, timeout: p.timeout, parallel: p.parallel}, nil
 }

@@ -75,15 +75,14 @@ func New(o Options) *cobra.Command {
 	p := &program{Options: o}
 	cmd := &cobra.Command{
 		Use:   "berth",
-		Short: "See what Berth does in a cluster, and why a pod has no address",
-		Long: `See what Berth does in a cluster, and why a pod has no address.
+		Short: "Inspect Berth in a cluster, and find out why a pod has no address",
+		Long: `Inspect Berth in a cluster, and find out why a pod has no address.
 
-Everything is read through the Kubernetes API. What only a node knows is asked
-of its berthd by port forwarding to the pod.
+Reads everything through the Kubernetes API. It asks the berthd of a node for what only
+that node knows, by port forwarding to the pod.
 
-Exit codes: 0 all is well; 1 the question could not be answered; 2 it was
-answered, and something is not well (status, node, pod, pools,
-vpcs, egresses).`,
+Exit codes: 0 healthy; 1 the command failed; 2 the command succeeded and found
+a problem (status, node, pod, pools, vpcs, egresses).`,
 		Example: `  kubectl berth status
   kubectl berth pod shop/web-0
   kubectl berth node ip-10-0-1-7.eu-central-1.compute.internal
@@ -96,12 +95,12 @@ vpcs, egresses).`,
 	flags := cmd.PersistentFlags()
 	p.Register(flags)
 	flags.StringVar(&p.daemons, "berth-namespace", "kube-system", "namespace of the pods of berthd and berth-operator")
-	flags.DurationVar(&p.timeout, "node-timeout", 10*time.Second, "how long to wait for one node's answer")
-	flags.IntVar(&p.parallel, "parallel", 16, "how many nodes are asked at a time, 1 to 256")
-	flags.BoolVarP(&p.quiet, "quiet", "q", false, "say nothing of progress on standard error")
-	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", p.completeNamespace)
-	_ = cmd.RegisterFlagCompletionFunc("namespace", p.completeNamespace)
-	_ = cmd.RegisterFlagCompletionFunc("context", p.completeContext)
+	flags.DurationVar(&p.timeout, "node-timeout", 10*time.Second, "limit for the answer of one node")
+	flags.IntVar(&p.parallel, "parallel", 16, "number of nodes asked at a time, 1 to 256")
+	flags.BoolVarP(&p.quiet, "quiet", "q", false, "print no progress on standard error")
+	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", completion{p}.namespaces)
+	_ = cmd.RegisterFlagCompletionFunc("namespace", completion{p}.namespaces)
+	_ = cmd.RegisterFlagCompletionFunc("context", completion{p}.contexts)
 	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newVPCs(p), newEgresses(p), newTop(p), newEvents(p), newENIConfigs(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
 }

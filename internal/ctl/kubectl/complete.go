@@ -11,18 +11,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Completion asks for names only, and not for long.
+// Bounds of a request for completion.
 const (
 	completeWithin = 3 * time.Second
 	completeMost   = 1000
 )
 
-// names lists the names of what is at a path, without its contents. Trouble is
-// silence: there is nobody to tell.
-func (p *program) names(ctx context.Context, path string) (out []string) {
+// completion completes arguments and flags in a shell.
+type completion struct{ program *program }
+
+// names lists the names of the objects at a path, without their contents. It returns none on an error, which a
+// shell could not show.
+func (c completion) names(ctx context.Context, path string) (out []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeWithin)
 	defer cancel()
-	a, err := p.connect()
+	a, err := c.program.connect()
 	if err != nil {
 		return nil
 	}
@@ -43,29 +46,27 @@ func starting(names []string, with string) ([]string, cobra.ShellCompDirective) 
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-func (p *program) completeNode(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+func (c completion) node(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return starting(p.names(cmd.Context(), nodesPath), typed)
+	return starting(c.names(cmd.Context(), nodesPath), typed)
 }
 
-func (p *program) completePool(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-	names := p.names(cmd.Context(), poolsPath)
-	return starting(slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), typed)
+// others completes names at a path that are not among the arguments yet.
+func (c completion) others(path string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		names := c.names(cmd.Context(), path)
+		return starting(slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), typed)
+	}
 }
 
-func (p *program) completeVPC(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-	names := p.names(cmd.Context(), vpcsPath)
-	return starting(slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), typed)
+func (c completion) namespaces(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	return starting(c.names(cmd.Context(), namespacesPath), typed)
 }
 
-func (p *program) completeNamespace(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-	return starting(p.names(cmd.Context(), namespacesPath), typed)
-}
-
-func (p *program) completeContext(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-	raw, err := p.Loader().RawConfig()
+func (c completion) contexts(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	raw, err := c.program.Loader().RawConfig()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -77,23 +78,23 @@ func (p *program) completeContext(_ *cobra.Command, _ []string, typed string) ([
 	return starting(names, typed)
 }
 
-// completePod completes NAMESPACE/NAME, and NAME of the chosen namespace.
-func (p *program) completePod(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+// pod completes NAMESPACE/NAME, and NAME in the chosen namespace.
+func (c completion) pod(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return p.completeIn(cmd, podsPath, typed)
+	return c.in(cmd, podsPath, typed)
 }
 
-// completeEgress does so for Egresses.
-func (p *program) completeEgress(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-	return p.completeIn(cmd, egressesIn, typed)
+// egress completes NAMESPACE/NAME, and NAME in the chosen namespace.
+func (c completion) egress(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	return c.in(cmd, egressesIn, typed)
 }
 
-// completeIn completes what has its path in a namespace.
-func (p *program) completeIn(cmd *cobra.Command, path func(namespace string) string, typed string) ([]string, cobra.ShellCompDirective) {
+// in completes NAMESPACE/NAME of the kind whose objects are at path.
+func (c completion) in(cmd *cobra.Command, path func(namespace string) string, typed string) ([]string, cobra.ShellCompDirective) {
 	of := func(ns, prefix string) (out []string) {
-		for _, n := range p.names(cmd.Context(), path(ns)) {
+		for _, n := range c.names(cmd.Context(), path(ns)) {
 			out = append(out, prefix+n)
 		}
 		return out
@@ -102,10 +103,10 @@ func (p *program) completeIn(cmd *cobra.Command, path func(namespace string) str
 		return starting(of(ns, ns+"/"), typed)
 	}
 	var all []string
-	if ns, err := p.namespace(); err == nil {
+	if ns, err := c.program.namespace(); err == nil {
 		all = of(ns, "")
 	}
-	for _, ns := range p.names(cmd.Context(), namespacesPath) {
+	for _, ns := range c.names(cmd.Context(), namespacesPath) {
 		all = append(all, ns+"/")
 	}
 	names, directive := starting(all, typed)

@@ -55,14 +55,14 @@ func newEgresses(p *program) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "egresses [[NAMESPACE/]EGRESS...]",
-		Short: "Show Egresses, their gateways, and what is wrong with their clients",
+		Short: "Show Egresses, their gateways, and clients with problems",
 		Long: `Show Egresses, all or those named: whether they are available, their gateways, how many
 pods use them, and the pods that somebody has to see to, with what they wait for and what to do.
-Of Egresses that are named, or with -o wide, conditions and gateways too. Ends with 2 when an
-Egress or a client is not well.`,
+Of Egresses that are named, or with -o wide, conditions and gateways too. Exits with 2 when an
+Egress or a client has a problem.`,
 		Example: `  kubectl berth egresses
   kubectl berth egresses egress/internet`,
-		ValidArgsFunction: p.completeEgress,
+		ValidArgsFunction: completion{p}.egress,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := p.egressList(cmd, args)
 			if err != nil {
@@ -88,7 +88,7 @@ func (p *program) egressList(cmd *cobra.Command, args []string) (Egresses, error
 	if err := a.reach(ctx); err != nil {
 		return Egresses{}, err
 	}
-	o := objects{now: p.Now(), egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), daemons: p.daemonPods(ctx, a, ""), operators: p.operatorPods(ctx, a)}
+	o := objects{now: p.Now(), egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), daemons: p.daemonPods(ctx, a, ""), operator: operatorObjects{pods: p.operatorPods(ctx, a)}}
 	o.unread = a.unread
 	rows := egressRows(o)
 	list := Egresses{Egresses: rows, Strays: strays(o, rows), Unread: append([]string{}, a.unread...)}
@@ -161,7 +161,7 @@ func missingEgress(id string, unread bool) *Egress {
 		ServiceIPs: []string{}, Gateways: []EgressGateway{}, Conditions: []introspect.Condition{}, Troubled: []EgressClient{}, Trouble: []string{}, unread: unread,
 	}
 	if !unread {
-		row.Trouble = append(row.Trouble, "there is no such Egress, and pods are to use it")
+		row.Trouble = append(row.Trouble, "the Egress does not exist, and pods name it")
 	}
 	return row
 }
@@ -199,7 +199,7 @@ func (e *Egress) judge() {
 		known[c.Type] = c
 	}
 	if _, looked := known[v1alpha1.ConditionAvailable]; !looked {
-		e.Trouble = append(e.Trouble, "no operator has looked at it")
+		e.Trouble = append(e.Trouble, "berth-operator has not reported on it")
 	}
 	for _, kind := range []string{v1alpha1.ConditionAvailable, v1alpha1.ConditionServiceReady, v1alpha1.ConditionClientsReady} {
 		c, is := known[kind]
@@ -215,7 +215,7 @@ func (e *Egress) judge() {
 }
 
 func writeEgresses(p *view.Printer, list Egresses, prog *program, wide, whole bool) {
-	p.Table(egressGrid(list.Egresses, wide), "There is no Egress.")
+	p.Table(egressGrid(list.Egresses, wide), "No Egress exists.")
 	for _, e := range list.Egresses {
 		for _, t := range e.Trouble {
 			p.Printf("\n%s %s\n", view.Toned{Text: "! " + e.id() + ":", Tone: view.Bad}, t)
@@ -224,7 +224,7 @@ func writeEgresses(p *view.Printer, list Egresses, prog *program, wide, whole bo
 	for _, e := range list.Egresses {
 		if whole && !e.unread {
 			view.Conditions(p, "Conditions of "+e.id(), e.Conditions, prog.Now())
-			p.Section("Gateways of "+e.id(), gatewayGrid(e.Gateways), "None takes connections.")
+			p.Section("Gateways of "+e.id(), gatewayGrid(e.Gateways), "No gateway accepts connections.")
 		}
 		writeTroubled(p, "Clients of "+e.id(), e.Troubled, wide)
 	}
@@ -238,7 +238,7 @@ func writeTroubled(p *view.Printer, whose string, clients []EgressClient, wide b
 		return
 	}
 	shown, more := few(clients, wide)
-	p.Section(whose+" that somebody has to see to", clientGrid(shown, false), "")
+	p.Section(whose+" that need attention", clientGrid(shown, false), "")
 	explain(p, shown)
 	if more > 0 {
 		p.Printf("%s more: -o wide lists them too.\n", view.Count(more, "client"))
@@ -283,7 +283,7 @@ func gatewayGrid(gateways []EgressGateway) *view.Grid {
 	for _, w := range gateways {
 		takes := "yes"
 		if w.Ending {
-			takes = "no: it serves those that it has"
+			takes = "no: draining"
 		}
 		g.Add(w.Name, strings.Join(w.Addresses, " "), takes)
 	}

@@ -43,7 +43,7 @@ func newEvents(p *program) *cobra.Command {
 	var since time.Duration
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Show events of Berth, the newest last",
+		Short: "Show events of Berth, newest last",
 		Long: `Show events of berthd and berth-operator, and those of kubelets that Berth's plugin
 failed, of all namespaces or of the one that -n names, the newest last. With
 --follow those that come are printed until it is interrupted; with -o json each is a
@@ -71,9 +71,9 @@ line then.`,
 			return p.followEvents(cmd, a, ns, version, list, keep, out)
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what comes")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new events as they arrive")
 	cmd.Flags().BoolVar(&warnings, "warnings", false, "warnings only")
-	cmd.Flags().DurationVar(&since, "since", 0, "those that were seen so long ago at most; 0 means all")
+	cmd.Flags().DurationVar(&since, "since", 0, "show events of at most this age; 0 shows all")
 	out.register(cmd)
 	return cmd
 }
@@ -118,7 +118,7 @@ func eventOf(e corev1.Event) Event {
 }
 
 func writeEvents(p *view.Printer, list Events, now time.Time, wide bool) {
-	p.Table(eventGrid(list.Events, now, wide), "Berth has told nothing lately: Kubernetes keeps events for an hour.")
+	p.Table(eventGrid(list.Events, now, wide), "No recent events: Kubernetes keeps events for an hour.")
 	unread(p, list.Unread)
 }
 

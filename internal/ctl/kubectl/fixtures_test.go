@@ -172,10 +172,10 @@ func operatorCluster() objects {
 		daemons: daemonsOf([]corev1.Pod{
 			berthd("node-a", "eni-operator", true), berthd("node-b", "eni-operator", true), berthd("node-c", "eni-operator", false), gone, berthd("node-f", "eni-operator", true),
 		}),
-		networks:  []v1alpha1.NodeNetwork{draining, short, network("node-c", 1, 0, 1), bare},
-		operators: []corev1.Pod{operatorPod("berth-operator-0", true), operatorPod("berth-operator-1", false)},
+		networks: []v1alpha1.NodeNetwork{draining, short, network("node-c", 1, 0, 1), bare},
+		operator: operatorObjects{pods: []corev1.Pod{operatorPod("berth-operator-0", true), operatorPod("berth-operator-1", false)}},
 	}
-	o.lease.Value = leaseOf(lease)
+	o.operator.lease.Value = leaseOf(lease)
 	return o
 }
 
@@ -195,7 +195,7 @@ func poolCluster() objects {
 		requests: []v1alpha1.BlockRequest{
 			request("web", "node-a", time.Minute, is("Failed", metav1.ConditionTrue, "PoolExhausted", "no block is free", time.Minute)), request("default", "node-b", 45*time.Second),
 		},
-		operators: []corev1.Pod{operatorPod("berth-operator-0", false)},
+		operator: operatorObjects{pods: []corev1.Pod{operatorPod("berth-operator-0", false)}},
 	}
 }
 
@@ -248,10 +248,10 @@ func portCluster() objects {
 	stray := nic("stray", "node-a", "192.168.0.9")
 	stray.Spec.VPC = "gone"
 	o := objects{
-		now:       at,
-		nodes:     []corev1.Node{node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue)},
-		daemons:   daemonsOf([]corev1.Pod{berthd("node-a", "port", true), berthd("node-b", "port", true)}),
-		operators: []corev1.Pod{operatorPod("berth-operator-0", true)},
+		now:      at,
+		nodes:    []corev1.Node{node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue)},
+		daemons:  daemonsOf([]corev1.Pod{berthd("node-a", "port", true), berthd("node-b", "port", true)}),
+		operator: operatorObjects{pods: []corev1.Pod{operatorPod("berth-operator-0", true)}},
 		vpcs: []v1alpha1.VPC{
 			vpc("red", is("Ready", metav1.ConditionFalse, "NoAnswer", "Neutron GET networks: connection refused", time.Minute)), vpc("blue", is("Ready", metav1.ConditionTrue, "Ready", "", time.Hour)),
 		},
@@ -330,12 +330,12 @@ func egressCluster() objects {
 	fresh.Status = v1alpha1.EgressStatus{}
 	taken := egress("taken", is("Available", metav1.ConditionTrue, "GatewaysReady", "", time.Hour), is("ServiceReady", metav1.ConditionFalse, "NameTaken", "Service taken: it is not this Egress's", time.Minute))
 	return objects{
-		now:       at,
-		nodes:     []corev1.Node{node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue)},
-		daemons:   daemonsOf([]corev1.Pod{berthd("node-a", "none", true), berthd("node-b", "none", true)}),
-		operators: []corev1.Pod{operatorPod("berth-operator-0", true)},
-		egresses:  []v1alpha1.Egress{taken, egress("internet"), down, idle, fresh},
-		clients:   []v1alpha1.EgressClient{egressClient("web-0", "node-a", "internet"), failed, refused, alone, typo, host, unseen, egressClient("nothing", "node-a")},
+		now:      at,
+		nodes:    []corev1.Node{node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue)},
+		daemons:  daemonsOf([]corev1.Pod{berthd("node-a", "none", true), berthd("node-b", "none", true)}),
+		operator: operatorObjects{pods: []corev1.Pod{operatorPod("berth-operator-0", true)}},
+		egresses: []v1alpha1.Egress{taken, egress("internet"), down, idle, fresh},
+		clients:  []v1alpha1.EgressClient{egressClient("web-0", "node-a", "internet"), failed, refused, alone, typo, host, unseen, egressClient("nothing", "node-a")},
 	}
 }
 

@@ -179,12 +179,12 @@ func TestForwarding(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &program{timeout: time.Minute}
-	doc, err := p.document(t.Context(), dial, daemonOn("node-a", 7777))
+	p := nodeClient{dial: dial, timeout: time.Minute}
+	doc, err := p.document(t.Context(), daemonOn("node-a", 7777))
 	if err != nil || doc.Totals.Allocated != 3 {
 		t.Fatalf("%+v, %v", doc.Totals, err)
 	}
-	view, err := p.podView(t.Context(), dial, daemonOn("node-a", 7777), "shop", "web-0")
+	view, err := p.pod(t.Context(), daemonOn("node-a", 7777), "shop", "web-0")
 	if err != nil || len(view.Attachments) != 1 {
 		t.Errorf("%+v, %v", view, err)
 	}
@@ -195,18 +195,18 @@ func TestForwarding(t *testing.T) {
 		t.Errorf("asked %s", asked)
 	}
 	for name, want := range map[string]string{
-		"node-x": "it answers for node node-a", "old": "older than this program", "web": "something else than berthd's", "huge": "more than 16 MiB",
+		"node-x": "it answers for node node-a", "old": "older than this program", "web": "is not berthd's", "huge": "exceeds 16 MiB",
 		"starting": "waiting for the metadata service", "gone": "connection refused", "forbidden": `cannot create resource "pods/portforward"`,
 	} {
-		if _, err := p.document(t.Context(), dial, daemonOn(name, 6666)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := p.document(t.Context(), daemonOn(name, 6666)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %s", name, err, want)
 		}
 	}
-	if _, err := p.document(t.Context(), dial, daemonOn("node-a", 0)); err == nil || !strings.Contains(err.Error(), "turned off") {
+	if _, err := p.document(t.Context(), daemonOn("node-a", 0)); err == nil || !strings.Contains(err.Error(), "disabled") {
 		t.Errorf("without introspection: %v", err)
 	}
 	p.timeout = 100 * time.Millisecond
-	if _, err := p.document(t.Context(), dial, daemonOn("hangs", 6666)); err == nil || !strings.Contains(err.Error(), "no answer within 100ms") {
+	if _, err := p.document(t.Context(), daemonOn("hangs", 6666)); err == nil || !strings.Contains(err.Error(), "no answer within 100ms") {
 		t.Errorf("of a node that hangs: %v", err)
 	}
 	stranger, err := connect.Forwarder(&rest.Config{Host: k.URL, BearerToken: "other"})
@@ -214,7 +214,8 @@ func TestForwarding(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.timeout = time.Minute
-	if _, err := p.document(t.Context(), stranger, daemonOn("node-a", 6666)); err == nil || !strings.Contains(err.Error(), "Unauthorized") {
+	p.dial = stranger
+	if _, err := p.document(t.Context(), daemonOn("node-a", 6666)); err == nil || !strings.Contains(err.Error(), "Unauthorized") {
 		t.Errorf("with another token: %v", err)
 	}
 }
@@ -269,9 +270,9 @@ func TestManyAreAskedAFewAtATime(t *testing.T) {
 			mu.Unlock()
 		})
 	}
-	p := &program{timeout: time.Minute, parallel: parallel}
+	p := nodeClient{dial: pipes(handlers), timeout: time.Minute, parallel: parallel}
 	last := 0
-	answers := p.askAll(t.Context(), pipes(handlers), daemons, func(n int) {
+	answers := p.documents(t.Context(), daemons, func(n int) {
 		mu.Lock()
 		defer mu.Unlock()
 		last = max(last, n)
@@ -290,7 +291,7 @@ func TestManyAreAskedAFewAtATime(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for name, a := range p.askAll(ctx, pipes(handlers), daemons[:7], func(int) {}) {
+	for name, a := range p.documents(ctx, daemons[:7], func(int) {}) {
 		if a.err == nil {
 			t.Errorf("%s was asked after the end", name)
 		}

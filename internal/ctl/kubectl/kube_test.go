@@ -337,8 +337,8 @@ func TestPodsThatNameNoEgress(t *testing.T) {
 	create(t, &refused, &lacks)
 	o := Options{Config: cfg, Dial: dial}
 	for args, wants := range map[string][]string{
-		"status":           {"! Egress egress/none: there is no such Egress", "EgressRefused: default/host", "CLIENTS"},
-		"egresses":         {"! egress/none: there is no such Egress", "Other clients that somebody has to see to", "! default/host: It may not use an Egress (Invalid)"},
+		"status":           {"! Egress egress/none: the Egress does not exist", "EgressRefused: default/host", "CLIENTS"},
+		"egresses":         {"! egress/none: the Egress does not exist", "Other clients that need attention", "! default/host: It may not use an Egress (Invalid)"},
 		"pod default/host": {"EgressRefused", "a pod of the node's network cannot use"},
 	} {
 		out, code, err := try(t, o, strings.Fields(args)...)

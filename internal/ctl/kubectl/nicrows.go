@@ -91,13 +91,13 @@ func (a around) judge(o *v1alpha1.PodNIC) diagnose.Diagnosis {
 	if node := o.Status.NodeName; node != "" {
 		f.Daemon = objects{daemons: a.daemons, unread: a.unread}.daemonFact(node)
 	}
-	f.Operators = operatorsFact(objects{operators: a.operators, unread: a.unread})
+	f.Operators = operatorsFact(objects{operator: operatorObjects{pods: a.operators}, unread: a.unread})
 	return diagnose.NIC(f)
 }
 
 // around is what the API server has of what NICs depend on, but for pods.
 func (o objects) around() around {
-	a := around{now: o.now, vpcs: map[string]*v1alpha1.VPC{}, daemons: o.daemons, pods: o.pods, operators: o.operators, unread: o.unread}
+	a := around{now: o.now, vpcs: map[string]*v1alpha1.VPC{}, daemons: o.daemons, pods: o.pods, operators: o.operator.pods, unread: o.unread}
 	for i := range o.vpcs {
 		a.vpcs[o.vpcs[i].Name] = &o.vpcs[i]
 	}

@@ -34,9 +34,9 @@ func newNode(p *program) *cobra.Command {
 		Short: "Show a node: its berthd, addresses, ENIs or blocks, conditions and events",
 		Long: `Show a node: its berthd, ENIs, blocks or NICs in VPCs, conditions, and events; with
 -o wide each address and each client of an Egress too. The node is asked itself; what its objects say is shown where it does
-not answer. Ends with 2 when something is not well.`,
+not answer. Exits with 2 on a problem.`,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: p.completeNode,
+		ValidArgsFunction: completion{p}.node,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := p.nodeDetails(cmd.Context(), args[0])
 			if err != nil {
@@ -80,7 +80,7 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 	d.EgressPods = p.clientsOn(ctx, a, f)
 	f.clients = d.EgressPods
 	if list := a.nics(ctx, podnicsPath, query{"fieldSelector": "status.nodeName=" + name}); len(list) > 0 {
-		o := objects{now: f.now, vpcs: a.vpcs(ctx), nics: list, pods: a.podsOfNICs(ctx, list), operators: p.operatorPods(ctx, a)}
+		o := objects{now: f.now, vpcs: a.vpcs(ctx), nics: list, pods: a.podsOfNICs(ctx, list), operator: operatorObjects{pods: p.operatorPods(ctx, a)}}
 		if f.daemon != nil {
 			o.daemons = map[string]daemon{name: *f.daemon}
 		}
@@ -92,11 +92,11 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 		f.nics = d.Ports
 	}
 	if f.daemon != nil {
-		dial, err := p.dialer()
+		nodes, err := p.nodeClient()
 		if err != nil {
 			return NodeDetails{}, err
 		}
-		doc, err := p.document(ctx, dial, *f.daemon)
+		doc, err := nodes.document(ctx, *f.daemon)
 		f.answer = &answer{doc, err}
 		if err != nil {
 			d.Unasked = err.Error()
@@ -105,7 +105,7 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 			d.Conditions = append(d.Conditions, doc.Conditions...)
 		}
 	} else {
-		d.Unasked = "no pod of berthd runs there"
+		d.Unasked = "no berthd pod runs there"
 	}
 	if n := network.Value; n != nil {
 		d.Conditions = append(d.Conditions, conditionsOf(n.Status.Conditions)...)
@@ -130,7 +130,7 @@ func (p *program) clientsOn(ctx context.Context, a *api, f nodeFacts) []EgressCl
 	if len(o.clients) == 0 {
 		return []EgressClient{}
 	}
-	o.operators = p.operatorPods(ctx, a)
+	o.operator.pods = p.operatorPods(ctx, a)
 	if f.daemon != nil {
 		o.daemons = map[string]daemon{f.name: *f.daemon}
 	}
@@ -158,7 +158,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 		p.Printf("%s %s\n", view.Toned{Text: "!", Tone: view.Bad}, t)
 	}
 	if d.Unasked != "" {
-		p.Printf("%s %s\n", view.Toned{Text: "! what only the node knows is missing:", Tone: view.Warn}, d.Unasked)
+		p.Printf("%s %s\n", view.Toned{Text: "! the node's own data is missing:", Tone: view.Warn}, d.Unasked)
 	}
 	if d.Document != nil {
 		if wide {
@@ -188,7 +188,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 func verdictOf(n Node) view.Toned {
 	switch {
 	case len(n.Trouble) > 0:
-		return view.Toned{Text: "NOT WELL", Tone: view.Bad}
+		return view.Toned{Text: "UNHEALTHY", Tone: view.Bad}
 	case n.Short:
 		return view.Toned{Text: "short of addresses", Tone: view.Warn}
 	default:

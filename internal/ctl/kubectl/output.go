@@ -39,7 +39,7 @@ func (o *output) Set(s string) error {
 
 func (o *output) register(cmd *cobra.Command) {
 	*o = asTable
-	cmd.Flags().VarP(o, "output", "o", "form of the output")
+	cmd.Flags().VarP(o, "output", "o", "output format")
 	_ = cmd.RegisterFlagCompletionFunc("output", func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return starting(slices.Clone(outputs), typed)
 	})

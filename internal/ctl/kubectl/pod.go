@@ -38,18 +38,18 @@ func newPod(p *program) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "pod [NAMESPACE/]POD",
-		Short: "Tell why a pod has no address; or which, and whether its path works",
+		Short: "Explain why a pod has no address, or check the one that it has",
 		Long: `Tell why a pod has no address or a NIC of it does not come, and what to do. Of one that
 has: which, of which ENI or block, by which rules, since when; of NICs in VPCs port,
 addresses, MAC address, host and what they wait for; of Egresses which it uses, and the
 gateways that its tunnels lead to. Its node compares link, addresses,
 neighbours and routes with the kernel, as CNI CHECK does.
 
-Ends with 2 when somebody has to do something.`,
+Exits with 2 when the pod needs attention.`,
 		Example: `  kubectl berth pod shop/web-0
   kubectl berth pod -n shop web-0 -o json`,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: p.completePod,
+		ValidArgsFunction: completion{p}.pod,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ns, name, err := p.named("pod", args[0])
 			if err != nil {
@@ -172,7 +172,7 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 // operatorsNow reads how many operators there are.
 func (p *program) operatorsNow(ctx context.Context, a *api) diagnose.Fact[diagnose.Operators] {
 	pods := p.operatorPods(ctx, a) // which may note that they are not read
-	return operatorsFact(objects{operators: pods, unread: a.unread})
+	return operatorsFact(objects{operator: operatorObjects{pods: pods}, unread: a.unread})
 }
 
 // listFact is a list as a fact.
@@ -187,17 +187,17 @@ func listFact[T any](a *api, what string, list []T) diagnose.Fact[[]T] {
 
 // askAbout asks the pod's node.
 func (p *program) askAbout(ctx context.Context, d daemon, pod *corev1.Pod, f *diagnose.Facts) error {
-	dial, err := p.dialer()
+	nodes, err := p.nodeClient()
 	if err != nil {
 		return err
 	}
-	view, err := p.podView(ctx, dial, d, pod.Namespace, pod.Name)
+	view, err := nodes.pod(ctx, d, pod.Namespace, pod.Name)
 	if err != nil {
 		f.View = diagnose.Unread[introspect.Pod](err.Error())
 		return nil
 	}
 	f.View = diagnose.Of(view)
-	if doc, err := p.document(ctx, dial, d); err != nil {
+	if doc, err := nodes.document(ctx, d); err != nil {
 		f.Document = diagnose.Unread[introspect.Document](err.Error())
 	} else {
 		f.Document = diagnose.Of(doc)
@@ -251,7 +251,7 @@ func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 			case a.Fault != "":
 				path = a.Fault
 			case a.Checked:
-				path = "as it was set up"
+				path = "intact"
 			}
 			g.Add(v4, v6, a.Interface, a.Group(), a.Pool, a.HostLink, strconv.Itoa(a.MTU), view.Age(a.Since, now), a.State, path)
 			if a.Checked && a.Fault != "" {

@@ -25,7 +25,7 @@ func newPools(p *program) *cobra.Command {
 		Long: `Show address pools, all or those named: how many blocks and addresses they have
 left, what is wrong with them, and (of pools that are named, or with -o wide)
 which nodes have their blocks. Ends with 2 when a pool is not well.`,
-		ValidArgsFunction: p.completePool,
+		ValidArgsFunction: completion{p}.others(poolsPath),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := p.connect()
 			if err != nil {

@@ -78,22 +78,27 @@ type DaemonPod struct {
 
 // objects are what a Status is made of.
 type objects struct {
-	now       time.Time
-	nodes     []corev1.Node
-	daemons   map[string]daemon
-	operators []corev1.Pod
-	lease     diagnose.Fact[coordinationv1.Lease]
-	networks  []v1alpha1.NodeNetwork
-	pools     []v1alpha1.AddressPool
-	blocks    []v1alpha1.AddressBlock
-	requests  []v1alpha1.BlockRequest
-	vpcs      []v1alpha1.VPC
-	nics      []v1alpha1.PodNIC
-	egresses  []v1alpha1.Egress
-	clients   []v1alpha1.EgressClient
-	pods      map[string]*corev1.Pod // of NICs, by namespace/name; nil: they were not looked for
-	answers   map[string]answer      // of nodes that were asked
-	unread    []string
+	now      time.Time
+	nodes    []corev1.Node
+	daemons  map[string]daemon
+	operator operatorObjects
+	networks []v1alpha1.NodeNetwork
+	pools    []v1alpha1.AddressPool
+	blocks   []v1alpha1.AddressBlock
+	requests []v1alpha1.BlockRequest
+	vpcs     []v1alpha1.VPC
+	nics     []v1alpha1.PodNIC
+	egresses []v1alpha1.Egress
+	clients  []v1alpha1.EgressClient
+	pods     map[string]*corev1.Pod // of NICs, by namespace/name; nil: they were not looked for
+	answers  map[string]answer      // of nodes that were asked
+	unread   []string
+}
+
+// operatorObjects are berth-operator's.
+type operatorObjects struct {
+	pods  []corev1.Pod
+	lease diagnose.Fact[coordinationv1.Lease]
 }
 
 // statusOf is the whole cluster's.
@@ -129,7 +134,7 @@ func statusOf(o objects) Status {
 	s.operator(o)
 	s.Trouble = append(s.Trouble, told(strays(o, s.Egresses), "pods")...)
 	if len(s.Modes) == 0 && len(s.Unread) == 0 {
-		s.Trouble = append(s.Trouble, "no pod of berthd was found: is Berth installed, and in the namespace that --berth-namespace says?")
+		s.Trouble = append(s.Trouble, "no berthd pod found: check that Berth is installed, and in the namespace of --berth-namespace")
 	}
 	s.Healthy = len(s.Trouble)+len(s.Unread) == 0 && s.Totals.Healthy == s.Totals.Nodes &&
 		!slices.ContainsFunc(s.Pools, func(p Pool) bool { return len(p.Trouble) > 0 }) &&
@@ -146,9 +151,9 @@ func (o objects) needOperator() bool {
 // operatorsFact is how many operators there are.
 func operatorsFact(o objects) diagnose.Fact[diagnose.Operators] {
 	if isUnread(o.unread, "pods of berth-operator") {
-		return diagnose.Unread[diagnose.Operators]("the operator's pods may not be read")
+		return diagnose.Unread[diagnose.Operators]("reading the operator's pods is not allowed")
 	}
-	op := operatorOf(o.operators)
+	op := operatorOf(o.operator.pods)
 	return diagnose.Of(diagnose.Operators{Ready: op.Ready, All: op.Pods})
 }
 
@@ -174,8 +179,8 @@ func (s *Status) operator(o objects) {
 	if !o.needOperator() {
 		return
 	}
-	op := operatorOf(o.operators)
-	if l := o.lease.Value; l != nil && l.Spec.HolderIdentity != nil {
+	op := operatorOf(o.operator.pods)
+	if l := o.operator.lease.Value; l != nil && l.Spec.HolderIdentity != nil {
 		op.Leader = *l.Spec.HolderIdentity
 	}
 	s.Operator = &op
@@ -189,9 +194,9 @@ func (s *Status) operator(o objects) {
 	switch {
 	case op.Ready > 0 || slices.ContainsFunc(o.unread, func(why string) bool { return strings.HasPrefix(why, "pods of berth-operator") }):
 	case op.Pods == 0:
-		s.Trouble = append(s.Trouble, "there is no pod of berth-operator: "+lacks)
+		s.Trouble = append(s.Trouble, "no berth-operator pod exists: "+lacks)
 	default:
-		s.Trouble = append(s.Trouble, "no pod of berth-operator is ready, so that "+lacks+": "+op.Why)
+		s.Trouble = append(s.Trouble, "no berth-operator pod is ready, so "+lacks+": "+op.Why)
 	}
 }
 
@@ -321,7 +326,7 @@ func (r *Node) bad(format string, args ...any) {
 func (f nodeFacts) kubernetes(r *Node) {
 	switch {
 	case f.node == nil && !f.nodesUnread:
-		r.bad("there is no Node of this name")
+		r.bad("no Node has this name")
 	case f.node != nil && r.Ready != string(corev1.ConditionTrue):
 		r.bad("the Node is not ready%s", nodeCondition(f.node, corev1.NodeReady))
 	}
@@ -348,7 +353,7 @@ func nodeCondition(n *corev1.Node, kind corev1.NodeConditionType) string {
 func (f nodeFacts) daemons(r *Node) {
 	switch d := f.daemon; {
 	case d == nil && f.node != nil && !f.podsUnread:
-		r.bad("no pod of berthd runs here")
+		r.bad("no berthd pod runs here")
 	case d != nil && !d.ready:
 		r.bad("berthd is not ready: %s", d.why)
 	}
@@ -361,7 +366,7 @@ func (f nodeFacts) networks(r *Node) {
 	n := f.network
 	if n == nil {
 		if r.Mode == diagnose.OperatorMode && !f.networksUnread {
-			r.bad("there is no NodeNetwork of this name")
+			r.bad("no NodeNetwork has this name")
 			r.Short = true
 		}
 		return
@@ -401,7 +406,7 @@ func (f nodeFacts) pools(r *Node) {
 			r.bad("no further block of pool %s (%s): %s", q.Spec.PoolName, failed.Reason, failed.Message)
 		case q.Status.AddressBlockName == "" && age > growing:
 			r.Short = true
-			r.bad("a block of pool %s was asked for %s ago, and nobody has answered", q.Spec.PoolName, view.Age(q.CreationTimestamp.Time, f.now))
+			r.bad("a request for a block of pool %s is unanswered for %s", q.Spec.PoolName, view.Age(q.CreationTimestamp.Time, f.now))
 		}
 	}
 }

@@ -64,7 +64,7 @@ func TestStatusOfManyNodes(t *testing.T) {
 		pods = append(pods, berthd(name, "eni-operator", i != 1234))
 		o.networks = append(o.networks, network(name, 5, 1, 2))
 	}
-	o.daemons, o.operators = daemonsOf(pods), []corev1.Pod{operatorPod("berth-operator-0", true)}
+	o.daemons, o.operator.pods = daemonsOf(pods), []corev1.Pod{operatorPod("berth-operator-0", true)}
 	s := statusOf(o)
 	table := printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) })
 	if n := strings.Count(table, "\n"); n > 15 || !strings.Contains(table, "node-1234") || !strings.Contains(table, "2999 further nodes without trouble") ||
@@ -203,7 +203,7 @@ func TestStatusWithoutTheLastEgress(t *testing.T) {
 	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
 	o.clients = []v1alpha1.EgressClient{refused}
 	out := printed(t, func(p *view.Printer) { writeStatus(p, statusOf(o), false, false) })
-	for _, want := range []string{"! Egress egress/none: there is no such Egress", "there is no pod of berth-operator: no pod becomes a client of an Egress", "CLIENTS"} {
+	for _, want := range []string{"! Egress egress/none: the Egress does not exist", "no berth-operator pod exists: no pod becomes a client of an Egress", "CLIENTS"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

@@ -28,7 +28,7 @@ func newStatus(p *program) *cobra.Command {
 	var within time.Duration
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show how Berth does in the whole cluster, and what is wrong",
+		Short: "Show the state of Berth in the whole cluster, and all problems",
 		Long: `Show nodes, addresses, pools, VPCs, Egresses, versions and what is wrong.
 
 Where nodes have objects (operator mode), those are read and no node is asked. In
@@ -37,7 +37,7 @@ blocks are known and addresses are not; with ports of VPCs their NICs are. --det
 asks every node in all modes.
 
 Of more than 50 nodes the table has those with trouble; --all lists all. JSON and
-YAML always do. Ends with 2 when something is not well.`,
+YAML always do. Exits with 2 on a problem.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeoutCause(cmd.Context(), within, fmt.Errorf("not done within --timeout %v", within))
@@ -55,7 +55,7 @@ YAML always do. Ends with 2 when something is not well.`,
 	}
 	cmd.Flags().BoolVar(&details, "details", false, "ask the berthd of every node")
 	cmd.Flags().BoolVar(&every, "all", false, "list every node, however many")
-	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "how long the whole may take; nodes that were not asked by then say so")
+	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command; nodes not asked by then are marked as such")
 	out.register(cmd)
 	return cmd
 }
@@ -82,12 +82,12 @@ func (p *program) gather(ctx context.Context, cmd *cobra.Command, details bool) 
 		}
 	}
 	if len(ask) > 0 {
-		dial, err := p.dialer()
+		nodes, err := p.nodeClient()
 		if err != nil {
 			return objects{}, err
 		}
 		done, end := p.progress(cmd, len(ask))
-		o.answers = p.askAll(ctx, dial, ask, done)
+		o.answers = nodes.documents(ctx, ask, done)
 		end()
 	}
 	return o, nil
@@ -108,8 +108,8 @@ func (p *program) read(ctx context.Context) (objects, error) {
 		egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), // pods may name Egresses where there is none
 	}
 	if o.needOperator() {
-		o.operators = p.operatorPods(ctx, a)
-		o.lease = a.lease(ctx, p.daemons)
+		o.operator.pods = p.operatorPods(ctx, a)
+		o.operator.lease = a.lease(ctx, p.daemons)
 	}
 	o.unread = a.unread
 	return o, ctx.Err()
@@ -179,9 +179,9 @@ func head(p *view.Printer, s Status) {
 	for _, v := range s.Versions {
 		versions = append(versions, fmt.Sprintf("%s on %s", v.Version, view.Count(v.Nodes, "node")))
 	}
-	verdict := view.Toned{Text: "all is well", Tone: view.Good}
+	verdict := view.Toned{Text: "healthy", Tone: view.Good}
 	if !s.Healthy {
-		verdict = view.Toned{Text: "NOT ALL IS WELL", Tone: view.Bad}
+		verdict = view.Toned{Text: "UNHEALTHY", Tone: view.Bad}
 	}
 	p.Printf("Berth in %s mode: %s\n", cmp.Or(strings.Join(modes, " and "), "no known"), verdict)
 	t := s.Totals

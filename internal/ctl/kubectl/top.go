@@ -65,8 +65,8 @@ func newTop(p *program) *cobra.Command {
 	var within time.Duration
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show subnets, ENIs, pools and nodes, those with the most use first",
-		Long: `Show subnets, ENIs, pools and nodes, those with the most use first. In operator
+		Short: "Show subnets, ENIs, pools and nodes, fullest first",
+		Long: `Show subnets, ENIs, pools and nodes, fullest first. In operator
 mode this is read from NodeNetworks; in node mode, and with --details, nodes are
 asked. Of each the first 20 are shown, or as many as --most says; JSON and YAML
 have all.`,
@@ -86,8 +86,8 @@ have all.`,
 		},
 	}
 	cmd.Flags().BoolVar(&details, "details", false, "ask the berthd of every node")
-	cmd.Flags().IntVar(&most, "most", 20, "how many of each are shown")
-	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "how long the whole may take")
+	cmd.Flags().IntVar(&most, "most", 20, "number of rows of each table")
+	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command")
 	out.register(cmd)
 	return cmd
 }
@@ -241,7 +241,7 @@ func writeTop(p *view.Printer, t Top, most int, wide bool) {
 	section("Pools", len(t.Pools), poolGrid(first(t.Pools, most), wide))
 	section("Nodes", len(t.Nodes), nodes)
 	if !some {
-		p.Printf("No node has told of addresses.\n")
+		p.Printf("No node has reported addresses.\n")
 	}
 	unread(p, t.Unread)
 }

@@ -55,7 +55,7 @@ func newVPCs(p *program) *cobra.Command {
 	var details bool
 	cmd := &cobra.Command{
 		Use:   "vpcs [VPC...]",
-		Short: "Show VPCs, and what is wrong with their NICs",
+		Short: "Show VPCs, and NICs with problems",
 		Long: `Show VPCs, all or those named: whether they can be used, their NICs by phase, which
 subnets are full, and the NICs that somebody has to see to, with what they wait for and
 what to do. Of VPCs that are named, or with -o wide, conditions and subnets too.
@@ -63,7 +63,7 @@ what to do. Of VPCs that are named, or with -o wide, conditions and subnets too.
 With --details each NIC is compared with its pod, and so are those found that are at
 another node than their pod, or whose pod is gone. Ends with 2 when a VPC or a NIC is
 not well.`,
-		ValidArgsFunction: p.completeVPC,
+		ValidArgsFunction: completion{p}.others(vpcsPath),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := p.vpcList(cmd, args, details)
 			if err != nil {
@@ -90,7 +90,7 @@ func (p *program) vpcList(cmd *cobra.Command, args []string, details bool) (VPCs
 	if err := a.reach(ctx); err != nil {
 		return VPCs{}, err
 	}
-	o := objects{now: p.Now(), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil), daemons: p.daemonPods(ctx, a, ""), operators: p.operatorPods(ctx, a)}
+	o := objects{now: p.Now(), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil), daemons: p.daemonPods(ctx, a, ""), operator: operatorObjects{pods: p.operatorPods(ctx, a)}}
 	if details {
 		o.pods = a.podsOfNICs(ctx, o.nics)
 	}
@@ -123,7 +123,7 @@ func vpcRows(o objects) []VPC {
 		if row == nil {
 			row = &VPC{Name: n.Spec.VPC, Ready: string(metav1.ConditionUnknown), Conditions: []introspect.Condition{}, Phases: map[string]int{}, Subnets: []VPCSubnet{}, Troubled: []NIC{}, Trouble: []string{}}
 			if !isUnread(o.unread, "VPCs") {
-				row.Trouble = append(row.Trouble, "there is no such VPC, and NICs name it")
+				row.Trouble = append(row.Trouble, "the VPC does not exist, and NICs name it")
 			}
 			rows[row.Name] = row
 		}
@@ -158,7 +158,7 @@ func vpcOf(v *v1alpha1.VPC) VPC {
 	ready := meta.FindStatusCondition(v.Status.Conditions, v1alpha1.ConditionReady)
 	switch {
 	case ready == nil:
-		row.Trouble = append(row.Trouble, "no operator has looked at it")
+		row.Trouble = append(row.Trouble, "berth-operator has not reported on it")
 	case ready.Status != metav1.ConditionTrue:
 		row.Ready, row.Reason = string(ready.Status), ready.Reason
 		row.Trouble = append(row.Trouble, fmt.Sprintf("it is not ready (%s): %s: %s", ready.Reason, ready.Message, diagnose.Remedy(ready.Reason)))
@@ -187,7 +187,7 @@ func (row *VPC) full(o *v1alpha1.PodNIC) {
 }
 
 func writeVPCs(p *view.Printer, list VPCs, prog *program, wide, whole bool) {
-	p.Table(vpcGrid(list.VPCs, wide), "There is no VPC.")
+	p.Table(vpcGrid(list.VPCs, wide), "No VPC exists.")
 	for _, v := range list.VPCs {
 		for _, t := range v.Trouble {
 			p.Printf("\n%s %s\n", view.Toned{Text: "! " + v.Name + ":", Tone: view.Bad}, t)
@@ -200,11 +200,11 @@ func writeVPCs(p *view.Printer, list VPCs, prog *program, wide, whole bool) {
 			for _, s := range v.Subnets {
 				g.Add(s.ID, s.Name, strings.TrimSpace(s.CIDR+" "+s.IPv6CIDR), s.Gateway, strconv.Itoa(s.Waiting))
 			}
-			p.Section("Subnets of "+v.Name, g, "None is known.")
+			p.Section("Subnets of "+v.Name, g, "No subnet is known.")
 		}
 		if len(v.Troubled) > 0 {
 			shown, more := few(v.Troubled, wide)
-			p.Section("NICs in "+v.Name+" that somebody has to see to", nicGrid(shown, false, wide), "")
+			p.Section("NICs in "+v.Name+" that need attention", nicGrid(shown, false, wide), "")
 			explain(p, shown)
 			if more > 0 {
 				p.Printf("%s more: -o wide lists them too.\n", view.Count(more, "NIC"))

@@ -20,14 +20,14 @@ func Tunnels(e introspect.Egress) *Grid {
 			takes := "no"
 			switch {
 			case w.Ending:
-				takes = "no: it ends"
+				takes = "no: draining"
 			case w.Chosen:
 				takes = "yes"
 			}
 			g.Add(name, spaced(u.Destinations), addresses(w.Addresses), takes, strconv.Itoa(w.ID))
 		}
 		if len(u.Service)+len(u.Gateways) == 0 {
-			g.Add(name, spaced(u.Destinations), "", "no: it has no gateway", "")
+			g.Add(name, spaced(u.Destinations), "", "no: no gateway", "")
 			g.Tint(3, Bad)
 		}
 	}

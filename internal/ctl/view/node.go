@@ -57,7 +57,7 @@ func Conditions(p *Printer, title string, list []introspect.Condition, now time.
 // LastTrouble prints the document's last error, if any.
 func LastTrouble(p *Printer, doc introspect.Document) {
 	if doc.LastError != "" {
-		p.Printf("\n! last trouble with %s: %s\n", supplyOf(doc).authority, doc.LastError)
+		p.Printf("\n! last error of %s: %s\n", supplyOf(doc).authority, doc.LastError)
 	}
 }
 
@@ -74,7 +74,7 @@ func Totals(doc introspect.Document) string {
 	for _, more := range []struct {
 		n    int
 		what string
-	}{{t.NotReady, "not ready"}, {t.Withdrawn, "on their way back"}} {
+	}{{t.NotReady, "not ready"}, {t.Withdrawn, "being released"}} {
 		if more.n > 0 {
 			s += fmt.Sprintf(", %d %s", more.n, more.what)
 		}
