@@ -96,6 +96,21 @@ func RouteDst(r netlink.Route) netip.Prefix {
 	return netip.PrefixFrom(addr, bits)
 }
 
+// AddrOf is an address of the netlink library; invalid, if it is not set.
+func AddrOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
+// PrefixOf is a prefix of the netlink library, with its host bits; invalid, if it is not set.
+func PrefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(AddrOf(n.IP), bits)
+}
+
 // HostPrefix is an address as a prefix of full length.
 func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
