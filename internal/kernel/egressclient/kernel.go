@@ -150,9 +150,9 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 		return err
 	}
 	steps := []func() error{
-		func() error { return k.addRoutes(was, p, devices, ofGateways) },
+		func() error { return k.setRoutes(was, p, devices, true) },
 		func() error { return k.addRules(was, p) },
-		func() error { return k.addRoutes(was, p, devices, ofDestinations) },
+		func() error { return k.setRoutes(was, p, devices, false) },
 		func() error { return k.takeBack(was.loosened, loose) },
 		func() error {
 			if was.fresh() || was.filter == want.summary() {
@@ -161,8 +161,8 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 			return k.setFilter(want)
 		},
 		func() error { return k.setLoose(loose) },
-		func() error { return k.removeRules(was, p.rules) },
-		func() error { return k.removeRoutes(was, p.routes) },
+		func() error { return k.removeRules(was, p) },
+		func() error { return k.removeRoutes(was, p) },
 		func() error { return k.removeTunnels(was, p) },
 		func() error { return k.removePort(was, p) },
 	}

@@ -17,8 +17,8 @@ type state struct {
 	filter string // as summary has it
 	port   uint16 // of FoU, as the filter has it; 0: unknown
 	links  map[int]netlink.Link
-	routes map[place]held
-	rules  map[rule]bool
+	routes []held
+	rules  []rtnl.Rule
 	// numbered and loose tell of the device of IPv4 that it has its tunnel's address, and that its
 	// reverse path filtering is loose.
 	numbered, loose bool
@@ -39,7 +39,7 @@ func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
 // look reads what is there. Where there is neither the table of nftables, which is made first and
 // removed last, nor a device, it looks no further.
 func (k *kernel) look() (state, error) {
-	s := state{links: map[int]netlink.Link{}, routes: map[place]held{}, rules: map[rule]bool{}}
+	s := state{links: map[int]netlink.Link{}}
 	var err error
 	if s.filter, err = k.filterSummary(); err != nil {
 		return s, err
@@ -62,10 +62,10 @@ func (k *kernel) look() (state, error) {
 		return s, err
 	}
 	for _, f := range bothFamilies {
-		if err := k.lookRoutes(f, s.routes); err != nil {
+		if err := k.lookRoutes(f, &s); err != nil {
 			return s, err
 		}
-		if err := k.lookRules(f, s.rules); err != nil {
+		if err := k.lookRules(f, &s); err != nil {
 			return s, err
 		}
 	}
@@ -81,7 +81,7 @@ func (k *kernel) lookSource(s *state) error {
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", l.Name, err)
 	}
-	s.numbered = slices.ContainsFunc(list, func(a netlink.Addr) bool { return a.IPNet != nil && addressOf(a.IP) == addressOf(l.Local) })
+	s.numbered = slices.ContainsFunc(list, func(a netlink.Addr) bool { return a.IPNet != nil && rtnl.AddrOf(a.IP) == rtnl.AddrOf(l.Local) })
 	v, err := k.pathFilter(l.Index)
 	s.loose = v == looseFilter
 	return err
@@ -102,7 +102,7 @@ func isOurTable(t int) bool {
 	return t == tableDestinations || t == tableDefault || t > tableGateways && t <= tableGateways+maxGateway
 }
 
-func (k *kernel) lookRoutes(family int, into map[place]held) error {
+func (k *kernel) lookRoutes(family int, s *state) error {
 	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
 	list, err := rtnl.Whole(func() ([]netlink.Route, error) {
 		return k.nl.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
@@ -117,21 +117,21 @@ func (k *kernel) lookRoutes(family int, into map[place]held) error {
 		h := held{link: r.LinkIndex}
 		h.table, h.metric, h.dst = r.Table, r.Priority, rtnl.RouteDst(r)
 		if r.Type == unix.RTN_UNICAST {
-			h.via, h.src = addressOf(r.Gw), addressOf(r.Src)
+			h.via, h.src = rtnl.AddrOf(r.Gw), rtnl.AddrOf(r.Src)
 		}
-		into[h.place] = h
+		s.routes = append(s.routes, h)
 	}
 	return nil
 }
 
-func (k *kernel) lookRules(family int, into map[rule]bool) error {
+func (k *kernel) lookRules(family int, s *state) error {
 	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(family) })
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
 	for _, r := range list {
 		if r.Protocol == rtnl.Protocol && r.Priority >= priorityOthers && r.Priority <= priorityEnd && r.Priority != rtnl.LaterMetric {
-			into[ruleOf(family, r)] = true
+			s.rules = append(s.rules, rtnl.RuleOf(r))
 		}
 	}
 	return nil
@@ -159,7 +159,7 @@ func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 	}
 	names := map[string]bool{}
 	for _, a := range list {
-		if a.IPNet == nil || !slices.Contains(s.Others, addressOf(a.IP)) {
+		if a.IPNet == nil || !slices.Contains(s.Others, rtnl.AddrOf(a.IP)) {
 			continue
 		}
 		l, err := k.nl.LinkByIndex(a.LinkIndex)

@@ -15,7 +15,7 @@ import (
 type plan struct {
 	tunnels []tunnel.Tunnel
 	routes  []route
-	rules   []rule
+	rules   []rtnl.Rule
 }
 
 // route is one of Berth's in the tables of this package.
@@ -33,17 +33,6 @@ type place struct {
 }
 
 func (p place) family() int { return rtnl.FamilyOf(p.dst.Addr()) }
-
-// rule is one of Berth's rules of policy routing. A table of 0 and a leap of 0 tell of one that
-// does nothing but to be leapt to.
-type rule struct {
-	family, priority int
-	from, to         netip.Prefix
-	by               string // the link that a program bound to
-	mark, mask       uint32
-	table            int
-	leap             int // the priority to go on with
-}
 
 // families lists those that the pod has an address of.
 func (s Setup) families() []int {
@@ -165,58 +154,58 @@ func (e Egress) routes(family int, own netip.Addr) []route {
 }
 
 // rules of a family, by priority.
-func (s Setup) rules(family int, further []string) []rule {
-	var list []rule
-	add := func(r rule) {
-		r.family = family
+func (s Setup) rules(family int, further []string) []rtnl.Rule {
+	var list []rtnl.Rule
+	add := func(r rtnl.Rule) {
+		r.Family = family
 		list = append(list, r)
 	}
 	passes := len(s.others(family))+len(further) > 0
 	for _, a := range s.others(family) {
-		add(rule{priority: priorityOthers, from: rtnl.HostPrefix(a), leap: priorityPassed})
+		add(rtnl.Rule{Priority: priorityOthers, From: rtnl.HostPrefix(a), Goto: priorityPassed})
 	}
 	for _, name := range further {
-		add(rule{priority: priorityOthersBound, by: name, leap: priorityPassed})
+		add(rtnl.Rule{Priority: priorityOthersBound, Out: name, Goto: priorityPassed})
 	}
 	if slices.ContainsFunc(s.Egresses, func(e Egress) bool { return e.OriginatingOnly }) {
-		add(rule{priority: priorityOwnWay, mark: markOwnWay, mask: markOwnWay, table: unix.RT_TABLE_MAIN})
+		add(rtnl.Rule{Priority: priorityOwnWay, Mark: markOwnWay, Mask: markOwnWay, Table: unix.RT_TABLE_MAIN})
 	}
 	for _, n := range nearby(family) {
-		add(rule{priority: priorityLinkLocal, to: n, table: unix.RT_TABLE_MAIN})
+		add(rtnl.Rule{Priority: priorityLinkLocal, To: n, Table: unix.RT_TABLE_MAIN})
 	}
 	for _, a := range s.within(family) {
-		add(rule{priority: priorityOuter, to: rtnl.HostPrefix(a), table: unix.RT_TABLE_MAIN})
+		add(rtnl.Rule{Priority: priorityOuter, To: rtnl.HostPrefix(a), Table: unix.RT_TABLE_MAIN})
 	}
 	for _, e := range s.Egresses {
 		if len(e.destinations(family)) == 0 {
 			continue
 		}
 		for _, g := range e.nextHops(family) {
-			add(rule{priority: priorityGateways, mark: markOf(g.ID), mask: markGateway, table: tableGateways + g.ID})
+			add(rtnl.Rule{Priority: priorityGateways, Mark: markOf(g.ID), Mask: markGateway, Table: tableGateways + g.ID})
 		}
 	}
-	add(rule{priority: priorityDestination, table: tableDestinations})
+	add(rtnl.Rule{Priority: priorityDestination, Table: tableDestinations})
 	i := 0
 	for _, n := range s.ClusterNetworks {
 		if rtnl.FamilyOf(n.Addr()) == family {
-			add(rule{priority: min(priorityCluster+i, priorityClusterLast), to: n.Masked(), table: unix.RT_TABLE_MAIN})
+			add(rtnl.Rule{Priority: min(priorityCluster+i, priorityClusterLast), To: n.Masked(), Table: unix.RT_TABLE_MAIN})
 			i++
 		}
 	}
 	if passes {
-		add(rule{priority: priorityPassed})
+		add(rtnl.Rule{Priority: priorityPassed})
 	}
 	for _, a := range s.others(family) {
-		add(rule{priority: priorityOthersLast, from: rtnl.HostPrefix(a), leap: priorityEnd})
+		add(rtnl.Rule{Priority: priorityOthersLast, From: rtnl.HostPrefix(a), Goto: priorityEnd})
 	}
 	for _, name := range further {
-		add(rule{priority: priorityOthersLast, by: name, leap: priorityEnd})
+		add(rtnl.Rule{Priority: priorityOthersLast, Out: name, Goto: priorityEnd})
 	}
-	add(rule{priority: priorityDefault, table: tableDefault})
+	add(rtnl.Rule{Priority: priorityDefault, Table: tableDefault})
 	if passes {
-		add(rule{priority: priorityEnd})
+		add(rtnl.Rule{Priority: priorityEnd})
 	}
-	slices.SortStableFunc(list, func(a, b rule) int { return cmp.Compare(a.priority, b.priority) })
+	slices.SortStableFunc(list, func(a, b rtnl.Rule) int { return cmp.Compare(a.Priority, b.Priority) })
 	return slices.Compact(list)
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
 func addrsOf(list ...string) []netip.Addr {
@@ -104,7 +106,7 @@ func TestRules(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for _, r := range newPlan(s, 1500, []string{"eth1"}).rules {
-		if back := ruleOf(unix.AF_INET, *r.toKernel()); back != r {
+		if back := rtnl.RuleOf(r.Kernel()); back != r {
 			t.Errorf("%s is read as %s", r, back)
 		}
 	}
@@ -112,7 +114,7 @@ func TestRules(t *testing.T) {
 	s.NodeLocal, s.ClusterNetworks = netip.MustParseAddr("fd00::ac:5"), append(s.ClusterNetworks, netip.MustParsePrefix("fd01::/16"))
 	got = got[:0]
 	for _, r := range newPlan(s, 1500, nil).rules {
-		if r.family == unix.AF_INET6 {
+		if r.Family == unix.AF_INET6 {
 			got = append(got, r.String())
 		}
 	}
@@ -120,13 +122,13 @@ func TestRules(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	s.Egresses[0].Destinations = s.Egresses[0].Destinations[:1]
-	if p := newPlan(s, 1500, nil); slices.ContainsFunc(p.rules, func(r rule) bool { return r.family == unix.AF_INET6 }) {
+	if p := newPlan(s, 1500, nil); slices.ContainsFunc(p.rules, func(r rtnl.Rule) bool { return r.Family == unix.AF_INET6 }) {
 		t.Errorf("without destinations of IPv6 there are rules of it: %v", p.rules)
 	}
 	for range 100 {
 		s.ClusterNetworks = append(s.ClusterNetworks, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(len(s.ClusterNetworks)), 0, 0}), 16))
 	}
-	if list := newPlan(s, 1500, nil).rules; !slices.IsSortedFunc(list, func(a, b rule) int { return a.priority - b.priority }) || len(list) < 100 {
+	if list := newPlan(s, 1500, nil).rules; !slices.IsSortedFunc(list, func(a, b rtnl.Rule) int { return a.Priority - b.Priority }) || len(list) < 100 {
 		t.Errorf("with a hundred networks of the cluster: %v", list)
 	}
 }

@@ -138,7 +138,7 @@ func stateOf(t *testing.T) string {
 	for _, r := range s.routes {
 		lines = append(lines, r.String())
 	}
-	for r := range s.rules {
+	for _, r := range s.rules {
 		lines = append(lines, r.String())
 	}
 	for f, l := range s.links {

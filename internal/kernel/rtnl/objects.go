@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -102,6 +103,39 @@ func RuleOf(r netlink.Rule) Rule {
 		id.Mark, id.Mask = r.Mark, *r.Mask
 	}
 	return id
+}
+
+// String is close to what ip(8) takes, such as "rule 1850 fwmark 0x10000/0xff0000 lookup 11701".
+func (r Rule) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "rule %d", r.Priority)
+	if r.Invert {
+		b.WriteString(" not")
+	}
+	if r.From.IsValid() {
+		b.WriteString(" from " + r.From.String())
+	}
+	if r.To.IsValid() {
+		b.WriteString(" to " + r.To.String())
+	}
+	if r.In != "" {
+		b.WriteString(" iif " + r.In)
+	}
+	if r.Out != "" {
+		b.WriteString(" oif " + r.Out)
+	}
+	if r.Mask != 0 {
+		fmt.Fprintf(&b, " fwmark %#x/%#x", r.Mark, r.Mask)
+	}
+	switch {
+	case r.Goto != 0:
+		fmt.Fprintf(&b, " goto %d", r.Goto)
+	case r.Table != 0:
+		fmt.Fprintf(&b, " lookup %d", r.Table)
+	default:
+		b.WriteString(" nop")
+	}
+	return b.String()
 }
 
 // nop is FR_ACT_NOP (linux/fib_rules.h).
