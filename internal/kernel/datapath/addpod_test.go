@@ -72,7 +72,9 @@ func TestAddPodFinishesWhatACrashLeft(t *testing.T) {
 		{"host link up", func(p *pod) { p.must(v.host.nl.LinkSetDown(rtnl.LinkRef(p.links.HostIndex))) }},
 		{"pod address", func(p *pod) { p.must(p.nl.AddrDel(rtnl.LinkRef(p.links.PodIndex), podAddress(p.want.IPv4))) }},
 		{"pod link up", func(p *pod) { p.must(p.nl.LinkSetDown(rtnl.LinkRef(p.links.PodIndex))) }},
-		{"pod neighbour", func(p *pod) { p.must(p.nl.NeighDel(neighbour(p.links.PodIndex, gateway4, p.links.HostMAC))) }},
+		{"pod neighbour", func(p *pod) {
+			p.must(p.nl.NeighDel(rtnl.PermanentNeighbour(p.links.PodIndex, gateway4, p.links.HostMAC)))
+		}},
 		{"all but the link", func(p *pod) {
 			p.must(p.nl.LinkSetDown(rtnl.LinkRef(p.links.PodIndex)))
 			p.must(p.nl.AddrDel(rtnl.LinkRef(p.links.PodIndex), podAddress(p.want.IPv4)))

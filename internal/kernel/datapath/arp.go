@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
@@ -20,25 +21,29 @@ import (
 
 // ARPFiltered tells whether the last Setup or Repair could put the table of family
 // arp in place, which a kernel without CONFIG_NF_TABLES_ARP does not take.
-func (n *Node) ARPFiltered() bool { return !n.withoutARP.Load() }
+func (n *Node) ARPFiltered() bool { return !n.arp.unsupported.Load() }
 
-// setARPTable puts the table of family arp in place. A kernel without that family
-// does without.
-func (n *Node) setARPTable() (changed []string, err error) {
-	conn, err := n.nft()
+// arpTable is the nftables table of family arp.
+type arpTable struct {
+	unsupported atomic.Bool // the kernel does not have the family, as of the last set
+}
+
+// set puts the table in place. A kernel without the family does without.
+func (t *arpTable) set(open func() (*nftables.Conn, error)) (changed []string, err error) {
+	conn, err := open()
 	if err != nil {
 		return nil, err
 	}
 	rs, err := arpRuleset()
 	if err != nil || rs.InKernel(conn) {
-		n.withoutARP.Store(false)
+		t.unsupported.Store(false)
 		return nil, err
 	}
 	if err := rs.Replace(conn); err != nil {
 		return nil, err
 	}
 	err = conn.Flush()
-	n.withoutARP.Store(isWithoutARP(err))
+	t.unsupported.Store(isWithoutARP(err))
 	if isWithoutARP(err) {
 		return nil, nil
 	}

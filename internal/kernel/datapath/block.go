@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -82,13 +83,7 @@ func (n *Node) WithdrawBlocks(ctx context.Context) error {
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
-	have, err := n.listBlockRoutes()
-	if err != nil {
-		return err
-	}
-	n.exported.Store(&map[netip.Prefix]bool{}) // their removal is no loss
-	_, err = n.removeRoutes(slices.DeleteFunc(have, isUnreachable))
-	return err
+	return n.blocks.withdraw()
 }
 
 // setBlocks is SetBlocks under setupMu. It names what it had to change.
@@ -101,7 +96,40 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("set up blocks: %w", err)
 	}
-	var want []netlink.Route
+	return n.blocks.set(blocks, u)
+}
+
+// blockRoutes are the routes of blocks. Calls that change them take turns by Node.setupMu.
+type blockRoutes struct {
+	routing
+	lo        int // index of the loopback link
+	announced atomic.Pointer[map[netip.Prefix]bool]
+}
+
+// has tells whether a prefix is announced.
+func (t *blockRoutes) has(p netip.Prefix) bool {
+	blocks := t.announced.Load()
+	return blocks != nil && (*blocks)[p]
+}
+
+// list lists the routes of blocks in any table.
+func (t *blockRoutes) list() ([]netlink.Route, error) {
+	return t.listThat(unix.RT_TABLE_UNSPEC, isBlockRoute)
+}
+
+func (t *blockRoutes) withdraw() error {
+	have, err := t.list()
+	if err != nil {
+		return err
+	}
+	t.announced.Store(nil) // Watch does not report their removal
+	_, err = t.remove(slices.DeleteFunc(have, isUnreachable))
+	return err
+}
+
+// set is Node.SetBlocks. It names what it changed.
+func (t *blockRoutes) set(blocks []Block, u Routed) (changed []string, err error) {
+	var desired []netlink.Route
 	failed := map[string]error{}
 	announced, owner := map[netip.Prefix]bool{}, map[netip.Prefix]string{}
 	for _, b := range blocks {
@@ -111,21 +139,21 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 		}
 		for _, p := range b.Prefixes {
 			announced[p], owner[p] = true, b.Name
-			want = append(want, unreachableRoute(p), exportRoute(p, n.lo, u.ExportTable))
+			desired = append(desired, unreachableRoute(p), exportRoute(p, t.lo, u.ExportTable))
 		}
 	}
-	have, err := n.listBlockRoutes()
+	have, err := t.list()
 	if err != nil {
 		return nil, err
 	}
-	n.exported.Store(&announced)
-	missing, extra := diffBlockRoutes(want, have)
+	t.announced.Store(&announced)
+	missing, extra := diffBlockRoutes(desired, have)
 	refused := map[netip.Prefix]bool{}
 	for _, r := range missing {
 		if !isUnreachable(r) && refused[rtnl.RouteDst(r)] {
 			continue // a block that would loop is not announced
 		}
-		if err := n.addBlockRoute(r); err != nil {
+		if err := t.add(r); err != nil {
 			dst := rtnl.RouteDst(r)
 			failed[owner[dst]] = errors.Join(failed[owner[dst]], fmt.Errorf("add %s: %w", describeRoute(r), err))
 			refused[dst] = true
@@ -133,7 +161,7 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 		}
 		changed = append(changed, describeRoute(r))
 	}
-	did, err := n.removeRoutes(extra)
+	did, err := t.remove(extra)
 	changed = append(changed, did...)
 	if len(failed) == 0 && err == nil {
 		return changed, nil
@@ -141,17 +169,16 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	return changed, &BlocksError{Failed: failed, Left: err}
 }
 
-// addBlockRoute adds a route that is not there. PodTable is Berth's alone; in
-// the export table someone else may have a route to the same destination, which
-// stays: two routes of one destination and metric cannot be.
-func (k *kernel) addBlockRoute(r netlink.Route) error {
+// add adds a missing route. PodTable is Berth's alone; in the export table other software may have a route to the
+// same destination, which stays: the kernel has one route of a destination and metric.
+func (t *blockRoutes) add(r netlink.Route) error {
 	if isUnreachable(r) {
-		return k.slow.RouteReplace(&r)
+		return t.nl.RouteReplace(&r)
 	}
-	err := k.slow.RouteAdd(&r)
+	err := t.nl.RouteAdd(&r)
 	if errors.Is(err, unix.EEXIST) {
 		r.Priority = besideMetric
-		err = k.slow.RouteAdd(&r)
+		err = t.nl.RouteAdd(&r)
 	}
 	return err
 }
@@ -197,80 +224,17 @@ func isBlockRoute(r netlink.Route) bool {
 	return true
 }
 
-// listBlockRoutes lists what there is of blocks, in any table.
-func (k *kernel) listBlockRoutes() ([]netlink.Route, error) { return k.listOwnRoutes(isBlockRoute) }
-
-// listOwnRoutes lists Berth's routes of a kind, of both families and all tables.
-func (k *kernel) listOwnRoutes(kind func(netlink.Route) bool) (list []netlink.Route, err error) {
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := k.listRoutes(k.slow, family, unix.RT_TABLE_UNSPEC)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, slices.DeleteFunc(routes, func(r netlink.Route) bool { return !kind(r) })...)
-	}
-	return list, nil
-}
-
-// blockRouteID is what makes two routes of blocks the same.
-type blockRouteID struct {
-	dst   netip.Prefix
-	table int
-	kind  int // such as unix.RTN_UNREACHABLE
-	// Of an unreachable route, whose link is none in IPv4 and lo in IPv6, the
-	// metric counts; of an export route, whose metric the kernel chooses, the link.
-	metric, link int
-}
-
-func blockRouteKey(r netlink.Route) blockRouteID {
-	k := blockRouteID{dst: rtnl.RouteDst(r), table: r.Table, kind: r.Type}
-	if isUnreachable(r) {
-		k.metric = r.Priority
-	} else {
-		k.link = r.LinkIndex
-	}
-	return k
-}
-
 // diffBlockRoutes lists what is missing, unreachable routes first, and what is
 // too much, those last.
-func diffBlockRoutes(want, have []netlink.Route) (missing, extra []netlink.Route) {
-	missing, extra = diff(want, have, blockRouteKey)
+func diffBlockRoutes(desired, have []netlink.Route) (missing, extra []netlink.Route) {
+	d := routing{}.routeKind().Compare(desired, have)
 	rank := func(r netlink.Route) int {
 		if isUnreachable(r) {
 			return 0
 		}
 		return 1
 	}
-	slices.SortStableFunc(missing, func(a, b netlink.Route) int { return cmp.Compare(rank(a), rank(b)) })
-	slices.SortStableFunc(extra, func(a, b netlink.Route) int { return cmp.Compare(rank(b), rank(a)) })
-	return missing, extra
-}
-
-func (k *kernel) removeRoutes(routes []netlink.Route) (did []string, err error) {
-	var errs []error
-	for _, r := range routes {
-		if err := k.slow.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
-			errs = append(errs, fmt.Errorf("remove %s: %w", describeRoute(r), err))
-			continue
-		}
-		did = append(did, "removed "+describeRoute(r))
-	}
-	return did, errors.Join(errs...)
-}
-
-// removeRoutesThat removes Berth's routes of a kind.
-func (k *kernel) removeRoutesThat(are func(netlink.Route) bool) ([]string, error) {
-	have, err := k.listOwnRoutes(are)
-	if err != nil {
-		return nil, err
-	}
-	return k.removeRoutes(have)
-}
-
-func describeRoute(r netlink.Route) string {
-	if isUnreachable(r) {
-		return fmt.Sprintf("unreachable route %s", rtnl.RouteDst(r))
-	}
-	return fmt.Sprintf("route %s of table %d", rtnl.RouteDst(r), r.Table)
+	slices.SortStableFunc(d.Missing, func(a, b netlink.Route) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(d.Extra, func(a, b netlink.Route) int { return cmp.Compare(rank(b), rank(a)) })
+	return d.Missing, d.Extra
 }

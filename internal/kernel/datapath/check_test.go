@@ -18,8 +18,8 @@ func TestCheckPodNamesEveryDifference(t *testing.T) {
 	p.must(h.RouteDel(podRoute(p.links.HostIndex, p.want.IPv6)))
 	p.must(h.LinkSetDown(rtnl.LinkRef(p.links.HostIndex)))
 	p.must(s.AddrDel(rtnl.LinkRef(p.links.PodIndex), podAddress(p.want.IPv4)))
-	p.must(s.NeighSet(neighbour(p.links.PodIndex, gateway4, other.links.HostMAC)))
-	p.must(s.RouteDel(podSideRoutes(p.links.PodIndex, p.want.IPv6)[0]))
+	p.must(s.NeighSet(rtnl.PermanentNeighbour(p.links.PodIndex, gateway4, other.links.HostMAC)))
+	p.must(s.RouteDel(&podSideRoutes(p.links.PodIndex, p.want.IPv6)[0]))
 	p.must(s.LinkSetMTU(rtnl.LinkRef(p.links.PodIndex), 1400))
 	p.want.MTU = 1500
 

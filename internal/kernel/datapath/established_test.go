@@ -175,8 +175,8 @@ func (v *vpc) branchPod() *pod {
 	wire(v.host, "eth2", v.router, "r2")
 	v.router.sysctl("net/ipv4/conf/r2/rp_filter", "1")
 	r, h := v.router, v.host
-	r.must(r.nl.NeighSet(neighbour(r.link("r2").Attrs().Index, netip.MustParseAddr(branchPod), h.link("eth2").Attrs().HardwareAddr)))
-	h.must(h.nl.NeighSet(neighbour(h.link("eth2").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r2").Attrs().HardwareAddr)))
+	r.must(r.nl.NeighSet(rtnl.PermanentNeighbour(r.link("r2").Attrs().Index, netip.MustParseAddr(branchPod), h.link("eth2").Attrs().HardwareAddr)))
+	h.must(h.nl.NeighSet(rtnl.PermanentNeighbour(h.link("eth2").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r2").Attrs().HardwareAddr)))
 	r.route(branchPod+"/32", "", "r2")
 	p := v.pod(branchPod)
 	v.host.run("ip link set " + p.want.HostIfName + fmt.Sprintf(" group %d", uint32(rtnl.PortGroup)))

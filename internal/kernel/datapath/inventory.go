@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -72,9 +71,9 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	}
 	var inv Inventory
 	names := map[int]string{}
-	links, err := rtnl.Whole(n.slow.LinkList)
+	links, err := n.links()
 	if err != nil {
-		return inv, fmt.Errorf("list links: %w", err)
+		return inv, err
 	}
 	for _, l := range links {
 		names[l.Attrs().Index] = l.Attrs().Name
@@ -84,18 +83,18 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	}
 	uplinks := map[int]*UplinkInfo{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if err := n.inventRoutes(&inv, family, names, uplinks); err != nil {
+		if err := inv.addRoutes(n.routing, family, names, uplinks); err != nil {
 			return inv, err
 		}
-		rules, err := n.listRules(family)
+		rules, err := n.routing.listRules(family)
 		if err != nil {
 			return inv, err
 		}
 		for _, r := range rules {
-			k := ruleKey(r)
-			inv.Rules = append(inv.Rules, RuleInfo{family == unix.AF_INET6, k.priority, k.table, k.mark, k.mask})
-			if k.priority == RuleUplink {
-				uplinkInfo(uplinks, k.table-UplinkTableBase)
+			id := rtnl.RuleOf(r)
+			inv.Rules = append(inv.Rules, RuleInfo{family == unix.AF_INET6, id.Priority, id.Table, id.Mark, id.Mask})
+			if id.Priority == RuleUplink {
+				uplinkInfo(uplinks, id.Table-UplinkTableBase)
 			}
 		}
 	}
@@ -133,9 +132,9 @@ func uplinkInfo(uplinks map[int]*UplinkInfo, number int) *UplinkInfo {
 	return uplinks[number]
 }
 
-// inventRoutes sorts one listing of Berth's routes into tables.
-func (k *kernel) inventRoutes(inv *Inventory, family int, names map[int]string, uplinks map[int]*UplinkInfo) error {
-	routes, err := k.listRoutes(k.slow, family, unix.RT_TABLE_UNSPEC)
+// addRoutes adds Berth's routes of a family.
+func (inv *Inventory) addRoutes(t routing, family int, names map[int]string, uplinks map[int]*UplinkInfo) error {
+	routes, err := t.list(family, unix.RT_TABLE_UNSPEC)
 	if err != nil {
 		return err
 	}

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -17,10 +17,11 @@ import (
 type kernel struct {
 	ns   netns.NsHandle
 	nsID NetnsID
-	lo   int                      // index of the loopback link
-	main *netlink.Handle          // ADD, DEL and everything short
-	slow *netlink.Handle          // listings and set-up, so that an ADD never queues behind them
-	raw  map[int]*nl.SocketHandle // removals of links, which wait for the kernel
+	lo   int             // index of the loopback link
+	main *netlink.Handle // ADD, DEL and everything short
+	slow *netlink.Handle // listings and set-up, so that an ADD never queues behind them
+
+	routing routing
 }
 
 // openKernel opens the sockets. ns is closed with them, also on failure.
@@ -32,9 +33,6 @@ func openKernel(ns netns.NsHandle) (k *kernel, err error) {
 	if err == nil {
 		k.slow, err = rtnl.Handle(ns)
 	}
-	if err == nil {
-		k.raw, err = rawSockets(ns)
-	}
 	var lo netlink.Link
 	if err == nil {
 		lo, err = k.slow.LinkByName("lo")
@@ -43,7 +41,7 @@ func openKernel(ns netns.NsHandle) (k *kernel, err error) {
 		_ = k.close()
 		return nil, err
 	}
-	k.lo = lo.Attrs().Index
+	k.lo, k.routing = lo.Attrs().Index, routing{k.slow}
 	return k, nil
 }
 
@@ -53,23 +51,34 @@ func (k *kernel) close() error {
 			h.Close()
 		}
 	}
-	for _, s := range k.raw {
-		s.Close()
-	}
 	return k.ns.Close()
 }
 
-// rawSockets opens a NETLINK_ROUTE socket for requests that the netlink
-// library has no call for.
-func rawSockets(ns netns.NsHandle) (map[int]*nl.SocketHandle, error) {
-	s, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
+func (k *kernel) nft() (*nftables.Conn, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	return map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}, nil
+	return c, nil
 }
 
-// The small words in which the rest speaks to the netlink library.
+// links lists the node's links.
+func (k *kernel) links() ([]netlink.Link, error) {
+	links, err := rtnl.Whole(k.slow.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return links, nil
+}
+
+// addresses lists those of a link.
+func (k *kernel) addresses(link netlink.Link, family int) ([]netlink.Addr, error) {
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.slow.AddrList(link, family) })
+	if err != nil {
+		return nil, fmt.Errorf("list %s addresses of %s: %w", familyName(family), link.Attrs().Name, err)
+	}
+	return list, nil
+}
 
 // isNoFamily tells that the kernel runs without an address family, as with the
 // boot parameter ipv6.disable=1. It has no state of that family then.
@@ -82,40 +91,4 @@ func familyName(family int) string {
 		return "IPv4"
 	}
 	return "IPv6"
-}
-
-// diff lists what is wanted and not there, each once, and what is there and not wanted.
-func diff[T any, K comparable](want, have []T, key func(T) K) (missing, extra []T) {
-	wanted, there := map[K]bool{}, map[K]bool{}
-	for _, w := range want {
-		wanted[key(w)] = true
-	}
-	for _, h := range have {
-		there[key(h)] = true
-		if !wanted[key(h)] {
-			extra = append(extra, h)
-		}
-	}
-	for _, w := range want {
-		if !there[key(w)] {
-			there[key(w)] = true
-			missing = append(missing, w)
-		}
-	}
-	return missing, extra
-}
-
-// listRoutes lists Berth's routes of one table, or of all (RT_TABLE_UNSPEC).
-func (k *kernel) listRoutes(h *netlink.Handle, family, table int) ([]netlink.Route, error) {
-	routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(family, &netlink.Route{Table: table, Protocol: Protocol},
-			netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-	})
-	if isNoFamily(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list %s routes of table %d: %w", familyName(family), table, err)
-	}
-	return routes, nil
 }

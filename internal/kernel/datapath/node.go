@@ -2,8 +2,8 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -24,17 +24,12 @@ type Node struct {
 	setupMu sync.Mutex
 
 	podLinks *podLinks
-
-	mu      sync.Mutex
-	uplinks map[string]Uplink        // guarded by mu: by ID, those that SetUplink established
-	sysctls map[string][]rtnl.Sysctl // guarded by mu: what setSysctls set last, by owner
-
-	exported atomic.Pointer[map[netip.Prefix]bool] // what SetBlocks announced
-
-	reaps  atomic.Uint32 // batches of ReapLinks, gives each a link group
-	closed atomic.Bool
-
-	withoutARP atomic.Bool // the kernel has no nftables family arp
+	reaper   *reaper
+	uplinks  *uplinkSet
+	sysctls  *sysctls
+	blocks   *blockRoutes
+	arp      arpTable
+	closed   atomic.Bool
 }
 
 // established is the outcome of Setup that later calls need.
@@ -62,7 +57,16 @@ func Open(path string) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink in the node's network namespace: %w", err)
 	}
-	return &Node{kernel: k, podLinks: newPodLinks(), uplinks: map[string]Uplink{}, sysctls: map[string][]rtnl.Sysctl{}}, nil
+	links := newPodLinks()
+	r, err := newReaper(ns, links)
+	if err != nil {
+		_ = k.close()
+		return nil, fmt.Errorf("open netlink in the node's network namespace: %w", err)
+	}
+	return &Node{
+		kernel: k, podLinks: links, reaper: r, uplinks: &uplinkSet{byID: map[string]Uplink{}}, sysctls: newSysctls(ns),
+		blocks: &blockRoutes{routing: k.routing, lo: k.lo},
+	}, nil
 }
 
 // Close releases sockets and the namespace handle; kernel state stays. Further
@@ -71,6 +75,7 @@ func (n *Node) Close() error {
 	if n.closed.Swap(true) {
 		return nil
 	}
+	n.reaper.close()
 	return n.kernel.close()
 }
 
@@ -88,3 +93,29 @@ func (n *Node) established() (*established, error) {
 	}
 	return nil, ErrNotSetUp
 }
+
+// NetnsID tells network namespaces apart, as long as both exist.
+type NetnsID = rtnl.NetnsID
+
+// InspectNetns identifies the network namespace at a path. Errors: ErrNoNetns,
+// ErrNotNetns.
+func InspectNetns(path string) (NetnsID, error) { return rtnl.InspectNetns(path) }
+
+// Errors that a caller tells apart with errors.Is.
+var (
+	// ErrNoNetns: the pod's network namespace does not exist (any more).
+	ErrNoNetns = rtnl.ErrNoNetns
+	// ErrNotNetns: something else is at the path of a network namespace.
+	ErrNotNetns = rtnl.ErrNotNetns
+	// ErrInterfaceExists: the pod's namespace has an interface of the wanted
+	// name that Berth did not make for this attachment.
+	ErrInterfaceExists = errors.New("interface exists already and is not Berth's")
+	// ErrAddressInUse: the node has a pod route for the address to another link.
+	ErrAddressInUse = errors.New("address is routed to another pod link")
+	// ErrNoLink: no link has the ENI's MAC address (yet).
+	ErrNoLink = errors.New("no link with this MAC address")
+	// ErrNotSetUp: Setup has not succeeded on this Node.
+	ErrNotSetUp = errors.New("node data path is not set up")
+	// ErrClosed: the Node was closed.
+	ErrClosed = errors.New("data path is closed")
+)

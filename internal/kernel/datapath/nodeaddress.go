@@ -61,9 +61,9 @@ func (n *Node) RemoveNodeAddress(ctx context.Context, addr netip.Addr) error {
 }
 
 func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
-	links, err := rtnl.Whole(n.slow.LinkList)
+	links, err := n.links()
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return err
 	}
 	of := map[int]*netlink.LinkAttrs{}
 	for _, l := range links {
@@ -72,7 +72,7 @@ func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
 		}
 		of[l.Attrs().Index] = l.Attrs()
 	}
-	uplinks := n.knownUplinks()
+	uplinks := n.uplinks.list()
 	own, err := n.ownAddresses(links, uplinks)
 	if err != nil {
 		return err

@@ -33,6 +33,9 @@ type Pod struct {
 // yields tells whether another interface has the default route of an address's family.
 func (p Pod) yields(addr netip.Addr) bool { return addr.Is4() && p.Yield4 || !addr.Is4() && p.Yield6 }
 
+// hostLink is what the link's end on the node should be.
+func (p Pod) hostLink() rtnl.Link { return rtnl.Link{Name: p.HostIfName, MAC: p.HostMAC, MTU: p.MTU} }
+
 // PodLinks describes the two ends of a pod link as they are in the kernel.
 type PodLinks struct {
 	HostMAC, PodMAC     net.HardwareAddr

@@ -83,8 +83,8 @@ func (u Routed) follow(*Node) error { return nil }
 func (u Routed) none() Carriers { return BlockList(nil) }
 
 func (u Routed) clear(n *Node) ([]string, error) {
-	n.exported.Store(nil)
-	return n.removeRoutesThat(isBlockRoute)
+	n.blocks.announced.Store(nil)
+	return n.routing.removeThat(unix.RT_TABLE_UNSPEC, isBlockRoute)
 }
 
 // BlockList is all blocks of a routed node.

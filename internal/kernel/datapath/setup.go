@@ -5,12 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/vishvananda/netlink"
-
-	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
 // Setup establishes what a node needs before its first pod: sysctls, the
@@ -44,9 +40,9 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	links, err := rtnl.Whole(n.slow.LinkList)
+	links, err := n.links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	uplinks, err := c.Uplinks.links(n, links)
 	if err != nil {
@@ -67,13 +63,13 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 		return nil, err
 	}
 	next.tag = rs.Tag
-	changed, sysctls := n.setSysctls(c, nodeOwner, nodeSysctls(c.Uplinks, names))
+	changed, sysctls := n.sysctls.set(c, nodeOwner, nodeSysctls(c.Uplinks, names))
 	// The table goes before the rules: a mark without a rule falls through to
 	// main, a rule without marks does nothing.
 	for _, step := range []func() ([]string, error){
 		func() ([]string, error) { return n.setTable(c, primary) },
-		n.setARPTable,
-		func() ([]string, error) { return n.setRules(c.Uplinks.owns, nodeRules(c.Uplinks)) },
+		func() ([]string, error) { return n.arp.set(n.nft) },
+		func() ([]string, error) { return n.routing.setRules(c.Uplinks.owns, nodeRules(c.Uplinks)) },
 		func() ([]string, error) { return n.clearOthers(c.Uplinks) },
 	} {
 		did, err := step()
@@ -102,13 +98,4 @@ func smallestMTU(links []netlink.Link) int {
 		}
 	}
 	return cmp.Or(mtu, defaultMTU)
-}
-
-// knownUplinks are those that SetUplink established, by number.
-func (n *Node) knownUplinks() []Uplink {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	list := slices.Collect(maps.Values(n.uplinks))
-	slices.SortFunc(list, func(a, b Uplink) int { return a.Number - b.Number })
-	return list
 }

@@ -135,7 +135,7 @@ func TestSetupSetsAndChecksSysctls(t *testing.T) {
 	if got := v.host.readSysctl("net/ipv6/conf/eth0/accept_ra"); got != "0" {
 		t.Errorf("accept_ra of the primary was 0 and is %s", got)
 	}
-	_, err := v.node.setSysctls(v.settings(), nodeOwner, []rtnl.Sysctl{{Path: "net/ipv4/conf/none/rp_filter", Value: "2"}})
+	_, err := v.node.sysctls.set(v.settings(), nodeOwner, []rtnl.Sysctl{{Path: "net/ipv4/conf/none/rp_filter", Value: "2"}})
 	if err == nil || !strings.Contains(err.Error(), "net.ipv4.conf.none.rp_filter = 2") {
 		t.Errorf("error %v does not name the sysctl", err)
 	}

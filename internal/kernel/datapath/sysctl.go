@@ -3,8 +3,12 @@ package datapath
 import (
 	"cmp"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
+
+	"github.com/vishvananda/netns"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
@@ -54,15 +58,26 @@ func uplinkSysctls(u Uplinks, link string, primary bool) []rtnl.Sysctl {
 // ENI's, by its ID.
 const nodeOwner = ""
 
-// setSysctls writes those that differ, in order, reads each back, and has Watch look at
-// them from now on in place of those that the owner had before. What it changes may be
-// a setting of a link that is not Berth's, so it logs each with the value before.
-func (n *Node) setSysctls(c Config, owner string, list []rtnl.Sysctl) (changed []string, err error) {
-	n.mu.Lock()
-	n.sysctls[owner] = list
-	n.mu.Unlock()
+// sysctls are the kernel's settings that this process set, by owner. Watch compares them with the kernel.
+type sysctls struct {
+	ns netns.NsHandle
+
+	mu      sync.Mutex
+	byOwner map[string][]rtnl.Sysctl // guarded by mu
+}
+
+func newSysctls(ns netns.NsHandle) *sysctls {
+	return &sysctls{ns: ns, byOwner: map[string][]rtnl.Sysctl{}}
+}
+
+// set writes settings that differ, in order, and reads each back. They replace those that the owner had before. A
+// setting may be of a link that is not Berth's, so each change is logged with the value before.
+func (t *sysctls) set(c Config, owner string, list []rtnl.Sysctl) (changed []string, err error) {
+	t.mu.Lock()
+	t.byOwner[owner] = list
+	t.mu.Unlock()
 	log := cmp.Or(c.Log, slog.New(slog.DiscardHandler))
-	err = rtnl.InNetns(n.ns, func() error {
+	err = rtnl.InNetns(t.ns, func() error {
 		for _, s := range list {
 			before, right, err := s.Look(c.Sysctls)
 			if err != nil {
@@ -82,36 +97,36 @@ func (n *Node) setSysctls(c Config, owner string, list []rtnl.Sysctl) (changed [
 	return changed, err
 }
 
-// forgetSysctls drops the settings of a link that is gone or has another name: the next one of that name may be
+// forgetLink drops the settings of a link that is gone or has another name: the next link of that name may be
 // somebody else's.
-func (n *Node) forgetSysctls(link string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for owner, list := range n.sysctls {
-		n.sysctls[owner] = slices.DeleteFunc(slices.Clone(list), func(s rtnl.Sysctl) bool { return strings.Contains(s.Path, "/conf/"+link+"/") })
+func (t *sysctls) forgetLink(link string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for owner, list := range t.byOwner {
+		t.byOwner[owner] = slices.DeleteFunc(slices.Clone(list), func(s rtnl.Sysctl) bool { return strings.Contains(s.Path, "/conf/"+link+"/") })
 	}
 }
 
-// wrongSysctls describes the settings that are not as setSysctls left them. One that is
-// gone went with its link.
-func (n *Node) wrongSysctls() (wrong []string) {
-	s, err := n.established()
-	if err != nil {
-		return nil
-	}
-	n.mu.Lock()
-	var list []rtnl.Sysctl
-	for _, of := range n.sysctls {
-		list = append(list, of...)
-	}
-	n.mu.Unlock()
-	_ = rtnl.InNetns(n.ns, func() error {
+// forgetOwner drops the settings of an owner.
+func (t *sysctls) forgetOwner(owner string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.byOwner, owner)
+}
+
+// changed describes the settings, below a folder, that other software changed. One that does not exist went with
+// its link.
+func (t *sysctls) changed(dir string) (changed []string) {
+	t.mu.Lock()
+	list := slices.Concat(slices.Collect(maps.Values(t.byOwner))...)
+	t.mu.Unlock()
+	_ = rtnl.InNetns(t.ns, func() error {
 		for _, want := range list {
-			if now, right, err := want.Look(s.config.Sysctls); err == nil && !right {
-				wrong = append(wrong, "sysctl "+want.String()+" is now "+now)
+			if now, right, err := want.Look(dir); err == nil && !right {
+				changed = append(changed, "sysctl "+want.String()+" is now "+now)
 			}
 		}
 		return nil
 	})
-	return wrong
+	return changed
 }

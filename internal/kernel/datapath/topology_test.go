@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
 // bed is a node of a test, with what its pods are made in.
@@ -72,7 +74,7 @@ func newVPC(t testing.TB, edit ...func(*vpc)) *vpc {
 	for link, addrs := range map[string][]string{"r0": {nodeAddr6, "fe80::a"}, "r1": {"fe80::b"}} {
 		for _, a := range addrs {
 			mac := v.host.link("eth" + link[1:]).Attrs().HardwareAddr
-			r.must(r.nl.NeighSet(neighbour(r.link(link).Attrs().Index, netip.MustParseAddr(a), mac)))
+			r.must(r.nl.NeighSet(rtnl.PermanentNeighbour(r.link(link).Attrs().Index, netip.MustParseAddr(a), mac)))
 		}
 	}
 	h := v.host

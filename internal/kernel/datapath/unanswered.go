@@ -29,7 +29,7 @@ func (n *Node) forgetUnanswered(translated func(from, to netip.Addr) bool) (did 
 	pods := map[netip.Addr]bool{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		for _, table := range []int{PodTable, StandardTable} {
-			routes, err := n.listRoutes(n.slow, family, table)
+			routes, err := n.routing.list(family, table)
 			if err != nil {
 				return nil, err
 			}

@@ -5,12 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
@@ -141,25 +142,31 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	if err := uplink.Validate(); err != nil {
 		return fail(err)
 	}
-	if err := n.numberFree(uplink); err != nil {
+	if err := n.uplinks.checkNumber(uplink); err != nil {
 		return fail(err)
 	}
-	link, err := n.findUplinkLink(uplink)
+	links, err := n.links()
+	if err != nil {
+		return fail(err)
+	}
+	link, err := linkByMAC(links, uplink.MAC)
 	if err != nil {
 		return fail(err)
 	}
 	// One that cannot be set does not keep the ENI from the rest.
-	changed, sysctls := n.setSysctls(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
+	changed, sysctls := n.sysctls.set(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
 	var steps []func() ([]string, error)
 	if !uplink.Primary {
 		steps = append(steps,
 			func() ([]string, error) { return n.setUplinkLink(link, s.mtu) },
-			func() ([]string, error) { return n.setUplinkAddress(uplink, link) },
-			func() ([]string, error) { return n.setUplinkLinkLocal(uplink, link, u) },
-			func() ([]string, error) { return n.setUplinkAddress6(uplink, link, u) },
-			func() ([]string, error) { return n.setUplinkRoutes(uplink, link.Attrs().Index, u) },
+			func() ([]string, error) { return n.setUplinkAddresses(uplink, link, u) },
+			func() ([]string, error) {
+				return n.routing.setTable(uplink.table(), uplinkRoutes(uplink, link.Attrs().Index, u))
+			},
 			func() ([]string, error) { return n.setUplinkMap(uplink, u) },
-			func() ([]string, error) { return n.setRules(isUplinkRule(uplink.Number), u.uplinkRules(uplink)) },
+			func() ([]string, error) {
+				return n.routing.setRules(isUplinkRule(uplink.Number), u.uplinkRules(uplink))
+			},
 		)
 	}
 	for _, step := range steps {
@@ -173,9 +180,7 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 		return fail(sysctls)
 	}
 	uplink.link = link.Attrs().Index
-	n.mu.Lock()
-	n.uplinks[uplink.ID] = uplink
-	n.mu.Unlock()
+	n.uplinks.put(uplink)
 	return changed, nil
 }
 
@@ -189,12 +194,12 @@ func (n *Node) UplinkLinks(ctx context.Context) (map[string]UplinkLink, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
 	}
-	links, err := rtnl.Whole(n.slow.LinkList)
+	links, err := n.links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	out := map[string]UplinkLink{}
-	for _, e := range n.knownUplinks() {
+	for _, e := range n.uplinks.list() {
 		have := UplinkLink{Set: e.link}
 		if l, err := linkByMAC(links, e.MAC); err == nil {
 			have.Now = l.Attrs().Index
@@ -204,24 +209,46 @@ func (n *Node) UplinkLinks(ctx context.Context) (map[string]UplinkLink, error) {
 	return out, nil
 }
 
-// numberFree refuses a number that another uplink of this node has.
-func (n *Node) numberFree(uplink Uplink) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for id, other := range n.uplinks {
-		if id != uplink.ID && !other.Primary && !uplink.Primary && other.Number == uplink.Number {
-			return fmt.Errorf("Number %d: this device index is taken by ENI %s", uplink.Number, id)
+// uplinkSet are the uplinks that SetUplink established.
+type uplinkSet struct {
+	mu   sync.Mutex
+	byID map[string]Uplink // guarded by mu
+}
+
+// list lists them by number.
+func (t *uplinkSet) list() []Uplink {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.SortedFunc(maps.Values(t.byID), func(a, b Uplink) int { return a.Number - b.Number })
+}
+
+func (t *uplinkSet) put(uplink Uplink) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.byID[uplink.ID] = uplink
+}
+
+// removeThat removes uplinks that a condition holds for, and returns their IDs.
+func (t *uplinkSet) removeThat(holds func(Uplink) bool) (ids []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, e := range t.byID {
+		if holds(e) {
+			ids = append(ids, id)
+			delete(t.byID, id)
+		}
+	}
+	return ids
+}
+
+// checkNumber fails if another uplink has the number of one.
+func (t *uplinkSet) checkNumber(uplink Uplink) error {
+	for _, other := range t.list() {
+		if other.ID != uplink.ID && !other.Primary && !uplink.Primary && other.Number == uplink.Number {
+			return fmt.Errorf("Number %d: this device index is taken by ENI %s", uplink.Number, other.ID)
 		}
 	}
 	return nil
-}
-
-func (k *kernel) findUplinkLink(uplink Uplink) (netlink.Link, error) {
-	links, err := rtnl.Whole(k.slow.LinkList)
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	return linkByMAC(links, uplink.MAC)
 }
 
 // linkByMAC picks the link of an ENI. VLANs and their like carry the MAC of
@@ -278,57 +305,6 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 	return routes
 }
 
-// setUplinkRoutes makes the ENI's table hold uplinkRoutes and nothing else of ours.
-func (k *kernel) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
-	have, err := k.listUplinkRoutes(uplink.table())
-	if err != nil {
-		return nil, err
-	}
-	missing, extra := diff(uplinkRoutes(uplink, index, u), have, uplinkRouteKey)
-	changed, err = k.removeRoutes(extra)
-	for _, r := range missing { // also if something could not be removed: pods need these
-		if fails := k.slow.RouteReplace(&r); fails != nil {
-			return changed, errors.Join(err, fmt.Errorf("add route %s: %w", r, fails))
-		}
-		changed = append(changed, describeRoute(r))
-	}
-	return changed, err
-}
-
-// removeUplinkRoutes empties an ENI's table of what is ours.
-func (k *kernel) removeUplinkRoutes(table int) error {
-	have, err := k.listUplinkRoutes(table)
-	if err != nil {
-		return err
-	}
-	_, err = k.removeRoutes(have)
-	return err
-}
-
-// listUplinkRoutes lists our routes in an ENI's table, of both families.
-func (k *kernel) listUplinkRoutes(table int) (all []netlink.Route, err error) {
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := k.listRoutes(k.slow, family, table)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, routes...)
-	}
-	return all, nil
-}
-
-// uplinkRouteID is what makes two routes of an ENI's table the same.
-type uplinkRouteID struct {
-	dst  netip.Prefix
-	via  netip.Addr
-	link int
-}
-
-func uplinkRouteKey(r netlink.Route) uplinkRouteID {
-	via, _ := netip.AddrFromSlice(r.Gw)
-	return uplinkRouteID{rtnl.RouteDst(r), via.Unmap(), r.LinkIndex}
-}
-
 // RemoveUplink removes an ENI's rule, map entries and table, so that it can be
 // detached. An unknown number is no error; on failure call it again. The ENI's
 // link and the address on it go with the detachment.
@@ -347,22 +323,17 @@ func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 // removeUplink is RemoveUplink under setupMu. The rule goes first: without it a
 // packet of a leftover pod falls through to main instead of a half table.
 func (n *Node) removeUplink(number int) error {
-	if _, err := n.setRules(isUplinkRule(number), nil); err != nil {
+	if _, err := n.routing.setRules(isUplinkRule(number), nil); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
 	if err := n.clearUplinkMap(number); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
-	if err := n.removeUplinkRoutes(UplinkTableBase + number); err != nil {
+	if _, err := n.routing.setTable(UplinkTableBase+number, nil); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for id, e := range n.uplinks {
-		if !e.Primary && e.Number == number {
-			delete(n.uplinks, id)
-			delete(n.sysctls, id)
-		}
+	for _, id := range n.uplinks.removeThat(func(e Uplink) bool { return !e.Primary && e.Number == number }) {
+		n.sysctls.forgetOwner(id)
 	}
 	return nil
 }

@@ -24,8 +24,8 @@ func (v *vpc) forPods() Uplink {
 func (v *vpc) asFabric() {
 	v.t.Helper()
 	r, h := v.router, v.host
-	r.must(r.nl.NeighSet(neighbour(r.link("r1").Attrs().Index, netip.MustParseAddr(eniAddr), h.link("eth1").Attrs().HardwareAddr)))
-	h.must(h.nl.NeighSet(neighbour(h.link("eth1").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r1").Attrs().HardwareAddr)))
+	r.must(r.nl.NeighSet(rtnl.PermanentNeighbour(r.link("r1").Attrs().Index, netip.MustParseAddr(eniAddr), h.link("eth1").Attrs().HardwareAddr)))
+	h.must(h.nl.NeighSet(rtnl.PermanentNeighbour(h.link("eth1").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r1").Attrs().HardwareAddr)))
 }
 
 func (v *vpc) linkHas(want ...string) {

@@ -165,7 +165,7 @@ func (u VPC) state(n *Node, conn *nftables.Conn) (s uplinkState, err error) {
 	if s.own, err = kernelEntries(conn, ownMaps()); err != nil {
 		return s, err
 	}
-	for _, uplink := range n.knownUplinks() {
+	for _, uplink := range n.uplinks.list() {
 		if !uplink.Primary {
 			maps.Copy(s.entries, uplink.entries())
 			maps.Copy(s.own, uplink.own(u))
@@ -195,7 +195,7 @@ func (u VPC) translates(from, to netip.Addr) bool {
 // follow: the rules and chains of ENIs follow the Config.
 func (u VPC) follow(n *Node) error {
 	var errs []error
-	for _, uplink := range n.knownUplinks() {
+	for _, uplink := range n.uplinks.list() {
 		_, err := n.setUplink(uplink)
 		errs = append(errs, err)
 	}
@@ -205,13 +205,10 @@ func (u VPC) follow(n *Node) error {
 func (u VPC) none() Carriers { return UplinkList(nil) }
 
 func (u VPC) clear(n *Node) ([]string, error) {
-	n.mu.Lock()
-	for id := range n.uplinks {
-		delete(n.sysctls, id)
+	for _, id := range n.uplinks.removeThat(func(Uplink) bool { return true }) {
+		n.sysctls.forgetOwner(id)
 	}
-	clear(n.uplinks)
-	n.mu.Unlock()
-	return n.removeRoutesThat(isUplinkRoute)
+	return n.routing.removeThat(unix.RT_TABLE_UNSPEC, isUplinkRoute)
 }
 
 // isUplinkRoute tells the routes of a secondary ENI's table.

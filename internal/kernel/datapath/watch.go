@@ -218,7 +218,7 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	event := Event{Link: now.name, MAC: link.Attrs().HardwareAddr}
 	if m.kind == unix.RTM_DELLINK {
 		delete(w.links, index)
-		w.node.forgetSysctls(now.name)
+		w.node.sysctls.forgetLink(now.name)
 		if ours && !isLive {
 			return // a removal of our own
 		}
@@ -228,7 +228,7 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	}
 	w.links[index] = now
 	if known && before.name != now.name {
-		w.node.forgetSysctls(before.name)
+		w.node.sysctls.forgetLink(before.name)
 	}
 	switch {
 	case !ours && (!known || before.mac != now.mac || before.name != now.name):
@@ -247,7 +247,7 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 
 // isUplink tells the MAC address of an ENI that SetUplink established.
 func (w *watcher) isUplink(mac string) bool {
-	return slices.ContainsFunc(w.node.knownUplinks(), func(u Uplink) bool { return string(u.MAC) == mac })
+	return slices.ContainsFunc(w.node.uplinks.list(), func(u Uplink) bool { return string(u.MAC) == mac })
 }
 
 // lost is what a known link lost when it became another, or empty.

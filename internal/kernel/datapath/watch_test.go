@@ -220,14 +220,14 @@ func TestWatchForgetsSysctlsOfLinks(t *testing.T) {
 		v.setUplink(Uplink{ID: "eni-3", MAC: v.host.link("eth2").Attrs().HardwareAddr, Number: 2,
 			Subnet: prefixes("10.0.0.0/24")[0], Addresses: addrs("10.0.100.1")})
 		v.host.sysctl("net/ipv4/conf/eth2/rp_filter", "1")
-		if wrong := v.node.wrongSysctls(); len(wrong) != 1 {
+		if wrong := v.node.sysctls.changed(""); len(wrong) != 1 {
 			t.Fatalf("wrong settings of eth2: %q, want one", wrong)
 		}
 		v.host.sysctl("net/ipv4/conf/eth2/rp_filter", "2")
 		v.host.run(c.end)
 		w.expect(c.kind, c.says)
 		wire(v.host, "eth2", v.router, "r3")
-		if wrong := v.node.wrongSysctls(); len(wrong) != 0 {
+		if wrong := v.node.sysctls.changed(""); len(wrong) != 0 {
 			t.Errorf("%s: wrong settings of another link of that name: %q", c.end, wrong)
 		}
 		v.host.run("ip link del eth2")

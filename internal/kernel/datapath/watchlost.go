@@ -78,7 +78,7 @@ func (w *watcher) lostRoute(data []byte) (e Event) {
 	if !ok || r.protocol != Protocol {
 		return e
 	}
-	if blocks := w.node.exported.Load(); blocks != nil && (*blocks)[r.dst] && (r.table != PodTable || r.kind == unix.RTN_UNREACHABLE) {
+	if w.node.blocks.has(r.dst) && (r.table != PodTable || r.kind == unix.RTN_UNREACHABLE) {
 		return Event{What: fmt.Sprintf("the route of block %s in table %d was removed", r.dst, r.table)}
 	}
 	if r.table == PodTable {
@@ -136,7 +136,7 @@ func (w *watcher) isRouted() bool {
 
 // isUplinkTable tells the tables of the secondary ENIs that there are.
 func (w *watcher) isUplinkTable(table int) bool {
-	return slices.ContainsFunc(w.node.knownUplinks(), func(e Uplink) bool { return !e.Primary && e.table() == table })
+	return slices.ContainsFunc(w.node.uplinks.list(), func(e Uplink) bool { return !e.Primary && e.table() == table })
 }
 
 // lostRule describes a removed rule of Berth's.
@@ -212,7 +212,7 @@ func (w *watcher) strayAddress(m message) (e Event) {
 		e = Event{Kind: AddressChanged, What: "the addresses of the node changed by " + addr.String()}
 	}
 	mac := w.links[int(nl.DeserializeIfAddrmsg(m.data).Index)].mac
-	for _, u := range w.node.knownUplinks() {
+	for _, u := range w.node.uplinks.list() {
 		switch {
 		case u.Primary || string(u.MAC) != mac:
 		case m.kind == unix.RTM_DELADDR && (addr == u.linkAddress() || addr == u.linkAddress6() || addr.IsLinkLocalUnicast() && addr.Is6() && u.hasIPv6()):

@@ -39,7 +39,9 @@ func (w *watcher) readSysctls(ctx context.Context) {
 		case <-due.C:
 		case <-w.sysctls:
 		}
-		w.tell(ctx, Event{What: strings.Join(told.news(w.node.wrongSysctls(), time.Now()), ", ")})
+		if s, err := w.node.established(); err == nil {
+			w.tell(ctx, Event{What: strings.Join(told.news(w.node.sysctls.changed(s.config.Sysctls), time.Now()), ", ")})
+		}
 	}
 }
 
