@@ -35,7 +35,7 @@ func (n *Node) NodeAddresses(ctx context.Context) ([]NodeAddress, error) {
 		return nil, err
 	}
 	var found []NodeAddress
-	err := n.eachNodeAddress(func(a NodeAddress, _ netlink.Addr) error {
+	err := nodeAddresses{n}.each(func(a NodeAddress, _ netlink.Addr) error {
 		found = append(found, a)
 		return nil
 	})
@@ -49,7 +49,7 @@ func (n *Node) RemoveNodeAddress(ctx context.Context, addr netip.Addr) error {
 	if err := n.begin(ctx); err != nil {
 		return err
 	}
-	return n.eachNodeAddress(func(a NodeAddress, has netlink.Addr) error {
+	return nodeAddresses{n}.each(func(a NodeAddress, has netlink.Addr) error {
 		if a.Addr != addr || a.Own {
 			return nil
 		}
@@ -60,8 +60,11 @@ func (n *Node) RemoveNodeAddress(ctx context.Context, addr netip.Addr) error {
 	})
 }
 
-func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
-	links, err := n.links()
+// nodeAddresses reads the addresses of a node's links.
+type nodeAddresses struct{ node *Node }
+
+func (t nodeAddresses) each(do func(NodeAddress, netlink.Addr) error) error {
+	links, err := t.node.links()
 	if err != nil {
 		return err
 	}
@@ -72,13 +75,13 @@ func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
 		}
 		of[l.Attrs().Index] = l.Attrs()
 	}
-	uplinks := n.uplinks.list()
-	own, err := n.ownAddresses(links, uplinks)
+	uplinks := t.node.uplinks.list()
+	own, err := t.own(links, uplinks)
 	if err != nil {
 		return err
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return n.slow.AddrList(nil, family) })
+		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return t.node.slow.AddrList(nil, family) })
 		if isNoFamily(err) {
 			continue
 		}
@@ -105,13 +108,13 @@ func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
 // servicesLink has the address of each Service with kube-proxy in mode IPVS: thousands, which are not the node's own.
 const servicesLink = "kube-ipvs0"
 
-// ownAddresses returns what tells whether the node may need an address on the link of an index. Before Setup it may need all.
-func (n *Node) ownAddresses(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
-	s := n.set.Load()
+// own returns what tells whether the node may need an address on the link of an index. Before Setup it may need all.
+func (t nodeAddresses) own(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
+	s := t.node.set.Load()
 	if s == nil {
 		return func(netip.Addr, int) bool { return true }, nil
 	}
-	defaults, err := s.config.Uplinks.links(n, links)
+	defaults, err := s.config.Uplinks.links(t.node, links)
 	if err != nil {
 		return nil, err
 	}

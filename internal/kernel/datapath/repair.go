@@ -55,7 +55,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	before := n.podLinks.detachedLinks()
 
 	var errs []error
-	if repaired, err = n.setup(want.Config); err != nil {
+	if repaired, err = (&setup{node: n, config: want.Config}).run(); err != nil {
 		errs = append(errs, fmt.Errorf("repair: %w", err))
 		if !errors.Is(err, errSysctl) || n.set.Load() == nil {
 			return repaired, errs[0]

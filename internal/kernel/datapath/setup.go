@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/vishvananda/netlink"
 )
@@ -25,7 +26,7 @@ func (n *Node) Setup(ctx context.Context, c Config) error {
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
-	if _, err := n.setup(c); err != nil {
+	if _, err := (&setup{node: n, config: c}).run(); err != nil {
 		return fmt.Errorf("set up the node: %w", err)
 	}
 	return c.Uplinks.follow(n)
@@ -34,9 +35,17 @@ func (n *Node) Setup(ctx context.Context, c Config) error {
 // errSysctl is a failure of a sysctl, and of nothing else.
 var errSysctl = errors.New("sysctls of the node")
 
-// setup is Setup under setupMu. It names what it had to change. Sysctls that cannot be set do not keep it from
+// setup is one Setup, under setupMu.
+type setup struct {
+	node    *Node
+	config  Config
+	primary string // the name of the primary link; empty: a routed node has none yet
+}
+
+// run names what it changed. Sysctls that cannot be set do not keep it from
 // the rest, and then the error wraps errSysctl.
-func (n *Node) setup(c Config) (changed []string, err error) {
+func (s *setup) run() (changed []string, err error) {
+	n, c := s.node, s.config
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -53,12 +62,11 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 		next.mtu = smallestMTU(uplinks)
 	}
 	var names []string
-	primary := "" // a routed node may have none
 	for _, l := range uplinks {
 		names = append(names, l.Attrs().Name)
-		primary = names[0]
+		s.primary = names[0]
 	}
-	rs, err := buildRuleset(c, primary, uplinkState{})
+	rs, err := buildRuleset(c, s.primary, uplinkState{})
 	if err != nil {
 		return nil, err
 	}
@@ -67,10 +75,10 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	// The table goes before the rules: a mark without a rule falls through to
 	// main, a rule without marks does nothing.
 	for _, step := range []func() ([]string, error){
-		func() ([]string, error) { return n.setTable(c, primary) },
+		s.setTable,
 		func() ([]string, error) { return n.arp.set(n.nft) },
 		func() ([]string, error) { return n.routing.setRules(c.Uplinks.owns, nodeRules(c.Uplinks)) },
-		func() ([]string, error) { return n.clearOthers(c.Uplinks) },
+		s.clearOthers,
 	} {
 		did, err := step()
 		changed = append(changed, did...)
@@ -83,6 +91,57 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	}
 	if sysctls != nil {
 		return changed, fmt.Errorf("%w: %w", errSysctl, sysctls)
+	}
+	return changed, nil
+}
+
+// setTable makes Berth's table what the configuration says. It compares first
+// and writes nothing when all is well; otherwise the whole table is replaced
+// in one transaction, so no packet meets half a ruleset.
+func (s *setup) setTable() (changed []string, err error) {
+	n, c := s.node, s.config
+	conn, err := n.nft()
+	if err != nil {
+		return nil, err
+	}
+	state, err := c.Uplinks.state(n, conn)
+	if err != nil {
+		return nil, err
+	}
+	rs, err := buildRuleset(c, s.primary, state)
+	if err != nil {
+		return nil, err
+	}
+	if rs.InKernel(conn) {
+		return nil, nil
+	}
+	if err := rs.Replace(conn); err != nil {
+		return nil, err
+	}
+	if err := state.add(conn, rs.markShift); err != nil {
+		return nil, fmt.Errorf("encode map entries: %w", err)
+	}
+	if err := conn.Flush(); err != nil {
+		return nil, fmt.Errorf("replace nftables table %q: %w", NftTable, err)
+	}
+	did, err := c.Uplinks.replaced(n)
+	if err != nil { // the table is in place, and what follows is not to wait for this
+		cmp.Or(c.Log, slog.New(slog.DiscardHandler)).Warn("the nftables table was replaced; connections that lack their translation may stay unanswered", "error", err)
+	}
+	return append([]string{"nftables table " + NftTable}, did...), nil
+}
+
+// clearOthers removes what the implementations left that are not the chosen one.
+func (s *setup) clearOthers() (changed []string, err error) {
+	for _, u := range implementations {
+		if u.kind() == s.config.Uplinks.kind() {
+			continue
+		}
+		did, err := u.clear(s.node)
+		changed = append(changed, did...)
+		if err != nil {
+			return changed, err
+		}
 	}
 	return changed, nil
 }

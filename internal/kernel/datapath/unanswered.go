@@ -25,11 +25,11 @@ type connection struct {
 // where what begins now is. A connection is translated with its first packet or never: a program that goes on sending from
 // the same port, as those of UDP may, would keep such an entry, and never be answered. With an answer
 // it stays, as it works; and of one without there is nothing to lose.
-func (n *Node) forgetUnanswered(translated func(from, to netip.Addr) bool) (did []string, err error) {
+func (k *kernel) forgetUnanswered(translated func(from, to netip.Addr) bool) (did []string, err error) {
 	pods := map[netip.Addr]bool{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		for _, table := range []int{PodTable, StandardTable} {
-			routes, err := n.routing.list(family, table)
+			routes, err := k.routing.list(family, table)
 			if err != nil {
 				return nil, err
 			}
@@ -42,7 +42,7 @@ func (n *Node) forgetUnanswered(translated func(from, to netip.Addr) bool) (did 
 		return nil, nil
 	}
 	forgotten := 0
-	err = rtnl.InNetns(n.ns, func() error {
+	err = rtnl.InNetns(k.ns, func() error {
 		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 			stale, err := rtnl.Whole(func() (stale [][]byte, err error) {
 				err = ctRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, nil, func(m []byte) bool {

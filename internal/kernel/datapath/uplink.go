@@ -155,22 +155,8 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	}
 	// One that cannot be set does not keep the ENI from the rest.
 	changed, sysctls := n.sysctls.set(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
-	var steps []func() ([]string, error)
 	if !uplink.Primary {
-		steps = append(steps,
-			func() ([]string, error) { return n.setUplinkLink(link, s.mtu) },
-			func() ([]string, error) { return n.setUplinkAddresses(uplink, link, u) },
-			func() ([]string, error) {
-				return n.routing.setTable(uplink.table(), uplinkRoutes(uplink, link.Attrs().Index, u))
-			},
-			func() ([]string, error) { return n.setUplinkMap(uplink, u) },
-			func() ([]string, error) {
-				return n.routing.setRules(isUplinkRule(uplink.Number), u.uplinkRules(uplink))
-			},
-		)
-	}
-	for _, step := range steps {
-		did, err := step()
+		did, err := secondaryENI{n.kernel, uplink, link, u}.set(s)
 		changed = append(changed, did...)
 		if err != nil {
 			return fail(errors.Join(sysctls, err))
@@ -181,6 +167,36 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	}
 	uplink.link = link.Attrs().Index
 	n.uplinks.put(uplink)
+	return changed, nil
+}
+
+// secondaryENI is one to be set up, and its link.
+type secondaryENI struct {
+	*kernel
+	Uplink
+	link netlink.Link
+	vpc  VPC
+}
+
+// set names what it changed.
+func (e secondaryENI) set(s *established) (changed []string, err error) {
+	for _, step := range []func() ([]string, error){
+		func() ([]string, error) { return e.setLink(s.mtu) },
+		e.setAddresses,
+		func() ([]string, error) {
+			return e.routing.setTable(e.table(), uplinkRoutes(e.Uplink, e.link.Attrs().Index, e.vpc))
+		},
+		func() ([]string, error) { return e.setMap(s.tag) },
+		func() ([]string, error) {
+			return e.routing.setRules(isUplinkRule(e.Number), e.vpc.uplinkRules(e.Uplink))
+		},
+	} {
+		did, err := step()
+		changed = append(changed, did...)
+		if err != nil {
+			return changed, err
+		}
+	}
 	return changed, nil
 }
 
@@ -266,16 +282,17 @@ func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error)
 	return nil, fmt.Errorf("%w: %s", ErrNoLink, mac)
 }
 
-func (k *kernel) setUplinkLink(link netlink.Link, mtu int) (changed []string, err error) {
-	a := link.Attrs()
-	if a.MTU != mtu {
-		if err := k.slow.LinkSetMTU(link, mtu); err != nil {
-			return changed, fmt.Errorf("set MTU %d on %s: %w", mtu, a.Name, err)
-		}
+func (e secondaryENI) setLink(mtu int) (changed []string, err error) {
+	a := e.link.Attrs()
+	did, err := rtnl.Link{Name: a.Name, MTU: mtu}.Set(e.slow, a)
+	if err != nil {
+		return nil, err
+	}
+	if len(did) > 0 {
 		changed = append(changed, fmt.Sprintf("MTU %d of %s", mtu, a.Name))
 	}
 	if a.Flags&net.FlagUp == 0 {
-		if err := k.slow.LinkSetUp(link); err != nil {
+		if err := e.slow.LinkSetUp(e.link); err != nil {
 			return changed, fmt.Errorf("set %s up: %w", a.Name, err)
 		}
 		changed = append(changed, a.Name+" up")

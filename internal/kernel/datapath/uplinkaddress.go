@@ -129,7 +129,7 @@ func (e Uplink) mustGo(a netlink.Addr) bool {
 
 // addressKind describes the addresses of a link. The kernel has an IPv4 address more than once, with several prefix
 // lengths, and one of IPv6 once.
-func (k *kernel) addressKind(link netlink.Link) rtnl.Kind[netlink.Addr, netip.Prefix] {
+func (e secondaryENI) addressKind() rtnl.Kind[netlink.Addr, netip.Prefix] {
 	return rtnl.Kind[netlink.Addr, netip.Prefix]{
 		Key: func(a netlink.Addr) netip.Prefix {
 			if p := rtnl.PrefixOf(a.IPNet); p.Addr().Is4() {
@@ -140,30 +140,30 @@ func (k *kernel) addressKind(link netlink.Link) rtnl.Kind[netlink.Addr, netip.Pr
 		Name: func(a netlink.Addr) string {
 			p := rtnl.PrefixOf(a.IPNet)
 			if p.IsSingleIP() {
-				return fmt.Sprintf("address %s of %s", p.Addr(), link.Attrs().Name)
+				return fmt.Sprintf("address %s of %s", p.Addr(), e.link.Attrs().Name)
 			}
-			return fmt.Sprintf("address %s of %s", p, link.Attrs().Name)
+			return fmt.Sprintf("address %s of %s", p, e.link.Attrs().Name)
 		},
 		Add: func(a netlink.Addr) error {
-			if err := k.slow.AddrAdd(link, &a); !errors.Is(err, unix.EEXIST) { // the kernel adds a link-local one too
+			if err := e.slow.AddrAdd(e.link, &a); !errors.Is(err, unix.EEXIST) { // the kernel adds a link-local one too
 				return err
 			}
 			return nil
 		},
-		Remove: func(a netlink.Addr) error { return k.slow.AddrDel(link, &a) },
+		Remove: func(a netlink.Addr) error { return e.slow.AddrDel(e.link, &a) },
 	}
 }
 
-// setUplinkAddresses gives a secondary ENI's link its addresses. It adds first: with its last IPv4 address a link loses
+// setAddresses gives the link its addresses. It adds first: with its last IPv4 address a link loses
 // its routes.
-func (k *kernel) setUplinkAddresses(uplink Uplink, link netlink.Link, u VPC) (changed []string, err error) {
-	for _, family := range families(u) {
-		have, err := k.addresses(link, family)
+func (e secondaryENI) setAddresses() (changed []string, err error) {
+	for _, family := range families(e.vpc) {
+		have, err := e.addresses(e.link, family)
 		if err != nil {
 			return changed, err
 		}
-		kind := k.addressKind(link)
-		d := kind.Compare(uplink.desiredAddresses(family, have), have)
+		kind := e.addressKind()
+		d := kind.Compare(e.desiredAddresses(family, have), have)
 		added, err := kind.Set(d)
 		changed = append(changed, added...)
 		if family == unix.AF_INET6 && errors.Is(err, unix.EACCES) {
@@ -172,7 +172,7 @@ func (k *kernel) setUplinkAddresses(uplink Uplink, link netlink.Link, u VPC) (ch
 		if err != nil {
 			return changed, err
 		}
-		removed, err := kind.RemoveAll(slices.DeleteFunc(d.Extra, func(a netlink.Addr) bool { return !uplink.mustGo(a) }))
+		removed, err := kind.RemoveAll(slices.DeleteFunc(d.Extra, func(a netlink.Addr) bool { return !e.mustGo(a) }))
 		changed = append(changed, removed...)
 		if err != nil {
 			return changed, err

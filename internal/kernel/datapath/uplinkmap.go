@@ -134,28 +134,28 @@ func (m uplinkEntries) queue(to []uplinkMap, send func(*nftables.Set, []nftables
 	return nil
 }
 
-// setUplinkMap makes the maps lead exactly the ENI's addresses to its chain. An
+// setMap makes the maps lead exactly the ENI's addresses to its chain. An
 // address that moved here from another ENI changes hands in one transaction.
-func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) {
-	conn, err := n.nft()
+func (e secondaryENI) setMap(tag string) (changed []string, err error) {
+	conn, err := e.nft()
 	if err != nil {
 		return nil, err
 	}
-	table := nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Tag: n.set.Load().tag}
-	for _, chain := range uplinkChains(u.MarkShift, uplink.Number) {
+	table := nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Tag: tag}
+	for _, chain := range uplinkChains(e.vpc.MarkShift, e.Number) {
 		if table.Has(conn, chain) {
 			continue
 		}
 		table.Refill(conn, chain)
 		changed = append(changed, "nftables chain "+chain.Name)
 	}
-	notes, err := notesOf(conn, uplink.Number)
+	notes, err := notesOf(conn, e.Number)
 	if err != nil {
 		return nil, err
 	}
 	if len(notes) == 0 {
 		changed = append(changed, "nftables map "+noteMap().Name)
-		if err := conn.SetAddElements(noteMap(), note(u.MarkShift, uplink.Number)); err != nil {
+		if err := conn.SetAddElements(noteMap(), note(e.vpc.MarkShift, e.Number)); err != nil {
 			return nil, fmt.Errorf("encode map entries: %w", err)
 		}
 	}
@@ -163,12 +163,12 @@ func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) 
 	for _, of := range []struct {
 		maps []uplinkMap
 		want uplinkEntries
-	}{{uplinkMaps(), uplink.entries()}, {ownMaps(), uplink.own(u)}} {
+	}{{uplinkMaps(), e.entries()}, {ownMaps(), e.own(e.vpc)}} {
 		have, err := kernelEntries(conn, of.maps)
 		if err != nil {
 			return nil, err
 		}
-		add, remove := diffEntries(of.want, have, uplink.Number)
+		add, remove := diffEntries(of.want, have, e.Number)
 		if err := errors.Join(remove.queue(of.maps, conn.SetDeleteElements), add.queue(of.maps, conn.SetAddElements)); err != nil {
 			return nil, fmt.Errorf("encode map entries: %w", err)
 		}

@@ -54,21 +54,6 @@ type Carriers interface {
 // implementations are all that there are, as zero values.
 var implementations = []Uplinks{VPC{}, Routed{}, Ports{}}
 
-// clearOthers removes what the implementations left that are not the chosen one.
-func (n *Node) clearOthers(chosen Uplinks) (changed []string, err error) {
-	for _, u := range implementations {
-		if u.kind() == chosen.kind() {
-			continue
-		}
-		did, err := u.clear(n)
-		changed = append(changed, did...)
-		if err != nil {
-			return changed, err
-		}
-	}
-	return changed, nil
-}
-
 // chosen are the node's uplinks, which must be of a kind to be asked what only that
 // kind can do.
 func chosen[U Uplinks](s *established) (u U, err error) {
