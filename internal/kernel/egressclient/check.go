@@ -60,7 +60,7 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 	var found []string
 	note := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	for _, t := range p.tunnels {
-		list, err := tunnel.Check(k.nl, t)
+		list, err := tunnel.Check(k.at.NL, t)
 		if err != nil {
 			return nil, err
 		}
@@ -87,7 +87,7 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 		if r.Observed.route != r.Desired.route {
 			note("the pod has the %s, not the %s", r.Observed, r.Desired)
 		} else {
-			note("the %s leads by another link than %s", r.Desired, linkOf(r.Desired.family()))
+			note("the %s leads by another link than %s", r.Desired, tunnel.LinkOf(r.Desired.family()))
 		}
 	}
 	for _, r := range routes.Extra {

@@ -59,19 +59,12 @@ func (s Setup) eachFamily(rules func(family int) []nft.Rule) []nft.Rule {
 	return list
 }
 
-func familyDigit(family int) string {
-	if family == unix.AF_INET6 {
-		return "6"
-	}
-	return "4"
-}
-
 // Names of sets, by family.
-func senders(family int) string   { return "gateways" + familyDigit(family) }
-func members(family int) string   { return "members" + familyDigit(family) }
-func choices(family int) string   { return "choices" + familyDigit(family) }
-func atHome(family int) string    { return "home" + familyDigit(family) }
-func answering(family int) string { return "answering" + familyDigit(family) }
+func senders(family int) string   { return fmt.Sprint("gateways", tunnel.Digit(family)) }
+func members(family int) string   { return fmt.Sprint("members", tunnel.Digit(family)) }
+func choices(family int) string   { return fmt.Sprint("choices", tunnel.Digit(family)) }
+func atHome(family int) string    { return fmt.Sprint("home", tunnel.Digit(family)) }
+func answering(family int) string { return fmt.Sprint("answering", tunnel.Digit(family)) }
 
 const pins = "pins"
 
@@ -116,9 +109,9 @@ type leap struct {
 func (f *filter) addSenders(s Setup, family int) {
 	var list []netip.Addr
 	for _, e := range s.Egresses {
-		list = append(list, of(e.Service, family))
+		list = append(list, tunnel.AddrOf(e.Service, family))
 		for _, g := range e.Gateways {
-			list = append(list, of(g.Addrs, family))
+			list = append(list, tunnel.AddrOf(g.Addrs, family))
 		}
 	}
 	f.addSet(senders(family), nft.AddressType(family), keys(list...)...)
@@ -184,7 +177,7 @@ func (f *filter) addChoice(s Setup, l loosened) {
 			}
 			for _, g := range e.nextHops(family) {
 				ids[g.ID] = true
-				a := of(g.Addrs, family)
+				a := tunnel.AddrOf(g.Addrs, family)
 				member = append(member, leap{a.AsSlice(), gatewayChain(g.ID)})
 				choice = append(choice, leap{a.AsSlice(), to.Name})
 				if a == base {
@@ -226,7 +219,7 @@ func (e Egress) chooser(number, family int) nft.Chain {
 	if len(list) == 0 {
 		return nft.Regular(refuse)
 	}
-	c := nft.Regular(fmt.Sprintf("choose-%d-%s", number, familyDigit(family)))
+	c := nft.Regular(fmt.Sprintf("choose-%d-%d", number, tunnel.Digit(family)))
 	for i, g := range list[1:] {
 		// Each of those that are left with the same chance.
 		c.Rules = append(c.Rules, nft.NewRule(e.Name, nft.OneOf(uint32(len(list)-i)), nft.GoTo(gatewayChain(g.ID))))
@@ -266,3 +259,30 @@ func refuseChain() nft.Chain {
 
 // marked is the comment by which a rule is known.
 func (f filter) marked(r nft.Rule) string { return r.Comment + " #" + f.Tag }
+
+// in: @name, for what was loaded.
+func in(name string) nft.Exprs { return nft.In(&nftables.Set{Name: name}) }
+
+// leadTo: vmap @name, for what was loaded.
+func leadTo(name string) nft.Exprs { return nft.VerdictOf(&nftables.Set{Name: name}) }
+
+// notByTunnel: oifname != "berth-egress*".
+func notByTunnel() nft.Exprs {
+	return nft.Join(nft.Meta(expr.MetaKeyOIFNAME), nft.IsNot([]byte(linkPrefix)...))
+}
+
+// fromTunnel: iifname "berth-egress*".
+func fromTunnel() nft.Exprs {
+	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(linkPrefix)...))
+}
+
+// keys are addresses as keys of a set.
+func keys(addrs ...netip.Addr) [][]byte {
+	var list [][]byte
+	for _, a := range addrs {
+		if a.IsValid() {
+			list = append(list, a.AsSlice())
+		}
+	}
+	return list
+}

@@ -7,53 +7,35 @@ import (
 	"sync/atomic"
 
 	"github.com/google/nftables"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 
-	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 // kernel is a pod's network namespace.
 type kernel struct {
-	path string
-	ns   netns.NsHandle
-	nl   *netlink.Handle
-	nft  *nftables.Conn
-	raw  *nl.SocketHandle // of NETLINK_ROUTE, for what the library has no call for; opened when needed
+	at  *tunnel.Namespace
+	nft *nftables.Conn
 	// before is called before each change, with what is about to be done; an error of it is one
 	// of the change. Tests fail at each.
 	before func(what string) error
 }
 
 func open(path string) (*kernel, error) {
-	ns, err := rtnl.OpenNetns(path)
+	at, err := tunnel.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	k := &kernel{path: path, ns: ns, before: func(string) error { return nil }}
-	if k.nl, err = tunnel.Handle(ns); err == nil {
-		k.nft, err = nftables.New(nftables.WithNetNSFd(int(ns)), nftables.AsLasting())
-	}
+	conn, err := at.NFTables(nftables.AsLasting())
 	if err != nil {
-		k.close()
-		return nil, fmt.Errorf("open netlink in %s: %w", path, err)
+		at.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return k, nil
+	return &kernel{at: at, nft: conn, before: func(string) error { return nil }}, nil
 }
 
 func (k *kernel) close() {
-	if k.nft != nil {
-		_ = k.nft.CloseLasting()
-	}
-	if k.nl != nil {
-		k.nl.Close()
-	}
-	if k.raw != nil {
-		k.raw.Close()
-	}
-	_ = k.ns.Close()
+	_ = k.nft.CloseLasting()
+	k.at.Close()
 }
 
 // do makes one change.

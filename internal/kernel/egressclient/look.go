@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 // state is what of Berth's egress is in a namespace.
@@ -31,8 +32,6 @@ type held struct {
 	link int
 }
 
-var bothFamilies = []int{unix.AF_INET, unix.AF_INET6}
-
 // fresh tells that there is nothing.
 func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
 
@@ -45,14 +44,14 @@ func (k *kernel) look() (state, error) {
 		return s, err
 	}
 	s.port, s.loosened = portIn(s.filter), loosenedIn(s.filter)
-	for _, f := range bothFamilies {
-		l, err := k.nl.LinkByName(linkOf(f))
+	for _, f := range tunnel.Families {
+		l, err := k.at.NL.LinkByName(tunnel.LinkOf(f))
 		switch {
 		case err == nil:
 			s.links[f] = l
 			s.port = cmp.Or(s.port, portOf(l))
 		case !rtnl.IsNoLink(err):
-			return s, fmt.Errorf("look for link %s: %w", linkOf(f), err)
+			return s, fmt.Errorf("look for link %s: %w", tunnel.LinkOf(f), err)
 		}
 	}
 	if s.fresh() {
@@ -61,7 +60,7 @@ func (k *kernel) look() (state, error) {
 	if err := k.lookSource(&s); err != nil {
 		return s, err
 	}
-	for _, f := range bothFamilies {
+	for _, f := range tunnel.Families {
 		if err := k.lookRoutes(f, &s); err != nil {
 			return s, err
 		}
@@ -77,12 +76,12 @@ func (k *kernel) lookSource(s *state) error {
 	if !ok {
 		return nil
 	}
-	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.nl.AddrList(l, unix.AF_INET) })
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.at.NL.AddrList(l, unix.AF_INET) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", l.Name, err)
 	}
 	s.numbered = slices.ContainsFunc(list, func(a netlink.Addr) bool { return a.IPNet != nil && rtnl.AddrOf(a.IP) == rtnl.AddrOf(l.Local) })
-	v, err := k.pathFilter(l.Index)
+	v, err := k.at.GetIPv4Setting(l.Index, tunnel.RPFilter)
 	s.loose = v == looseFilter
 	return err
 }
@@ -105,7 +104,7 @@ func isOurTable(t int) bool {
 func (k *kernel) lookRoutes(family int, s *state) error {
 	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
 	list, err := rtnl.Whole(func() ([]netlink.Route, error) {
-		return k.nl.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		return k.at.NL.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 	})
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
@@ -125,7 +124,7 @@ func (k *kernel) lookRoutes(family int, s *state) error {
 }
 
 func (k *kernel) lookRules(family int, s *state) error {
-	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(family) })
+	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.at.NL.RuleList(family) })
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
@@ -141,7 +140,7 @@ func (k *kernel) lookRules(family int, s *state) error {
 func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 	own.mtu = s.MTU
 	if s.MTU == 0 || s.answersOwnWay() {
-		l, err := k.nl.LinkByName(s.Link)
+		l, err := k.at.NL.LinkByName(s.Link)
 		if err != nil {
 			return own, nil, fmt.Errorf("look at link %s: %w", s.Link, err)
 		}
@@ -153,7 +152,7 @@ func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 	if len(s.Others) == 0 {
 		return own, nil, nil
 	}
-	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.nl.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.at.NL.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return own, nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -162,7 +161,7 @@ func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 		if a.IPNet == nil || !slices.Contains(s.Others, rtnl.AddrOf(a.IP)) {
 			continue
 		}
-		l, err := k.nl.LinkByIndex(a.LinkIndex)
+		l, err := k.at.NL.LinkByIndex(a.LinkIndex)
 		if err != nil && !rtnl.IsNoLink(err) {
 			return own, nil, fmt.Errorf("look at the link of %s: %w", a.IP, err)
 		}

@@ -79,10 +79,3 @@ func nearby(family int) []netip.Prefix {
 
 // linkPrefix begins the names of the tunnels' devices.
 const linkPrefix = "berth-egress"
-
-func linkOf(family int) string {
-	if family == unix.AF_INET6 {
-		return tunnel.Link6
-	}
-	return tunnel.Link4
-}

@@ -57,9 +57,9 @@ func join2(lines []string) string {
 // filterSummary reads it; it is empty where there is no table. The library would decode the rules
 // too, which it cannot for all expressions.
 func (k *kernel) filterSummary() (string, error) {
-	c, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, &mdnetlink.Config{NetNS: int(k.ns)})
+	c, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, &mdnetlink.Config{NetNS: k.at.FD()})
 	if err != nil {
-		return "", fmt.Errorf("open netlink in %s: %w", k.path, err)
+		return "", fmt.Errorf("open netlink in %s: %w", k.at.Path, err)
 	}
 	defer func() { _ = c.Close() }()
 	table, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{{Type: unix.NFTA_RULE_TABLE, Data: []byte(tunnel.Table + "\x00")}})
@@ -75,7 +75,7 @@ func (k *kernel) filterSummary() (string, error) {
 		Data: append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, table...),
 	})
 	if err != nil {
-		return "", fmt.Errorf("list nftables rules in %s: %w", k.path, err)
+		return "", fmt.Errorf("list nftables rules in %s: %w", k.at.Path, err)
 	}
 	var lines []string
 	for _, m := range replies {

@@ -38,7 +38,7 @@ func (p place) family() int { return rtnl.FamilyOf(p.dst.Addr()) }
 func (s Setup) families() []int {
 	var list []int
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
-		if of(s.Addrs, f).IsValid() {
+		if tunnel.AddrOf(s.Addrs, f).IsValid() {
 			list = append(list, f)
 		}
 	}
@@ -55,7 +55,7 @@ func newPlan(s Setup, mtu int, further []string) plan {
 	}
 	auto := slices.ContainsFunc(s.Egresses, func(e Egress) bool { return e.SourcePortAuto })
 	for _, f := range s.families() {
-		own := of(s.Addrs, f)
+		own := tunnel.AddrOf(s.Addrs, f)
 		p.tunnels = append(p.tunnels, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(mtu, own), Port: s.Port, SourcePortAuto: auto})
 		for _, e := range s.Egresses {
 			p.routes = append(p.routes, e.routes(f, own)...)
@@ -91,7 +91,7 @@ func (e Egress) nextHops(family int) []Gateway {
 	if !e.direct() {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(e.Gateways), func(g Gateway) bool { return !of(g.Addrs, family).IsValid() })
+	return slices.DeleteFunc(slices.Clone(e.Gateways), func(g Gateway) bool { return !tunnel.AddrOf(g.Addrs, family).IsValid() })
 }
 
 // chosen are the gateways of a family that new connections may go by.
@@ -104,15 +104,15 @@ func (e Egress) chosen(family int) []Gateway {
 // ones need it, as do answers that nftables sends their own way.
 func (e Egress) base(family int) netip.Addr {
 	if !e.direct() && len(e.Gateways) > 0 {
-		if a := of(e.Service, family); a.IsValid() {
+		if a := tunnel.AddrOf(e.Service, family); a.IsValid() {
 			return a
 		}
 	}
 	if list := e.chosen(family); len(list) > 0 {
-		return of(list[0].Addrs, family)
+		return tunnel.AddrOf(list[0].Addrs, family)
 	}
 	if list := e.nextHops(family); len(list) > 0 {
-		return of(list[0].Addrs, family)
+		return tunnel.AddrOf(list[0].Addrs, family)
 	}
 	if e.OriginatingOnly {
 		return noGateway(family)
@@ -148,7 +148,7 @@ func (e Egress) routes(family int, own netip.Addr) []route {
 	}
 	for _, g := range e.nextHops(family) {
 		every := netip.PrefixFrom(rtnl.Unspecified(own), 0)
-		list = append(list, route{place{tableGateways + g.ID, metricVia, every}, of(g.Addrs, family), own})
+		list = append(list, route{place{tableGateways + g.ID, metricVia, every}, tunnel.AddrOf(g.Addrs, family), own})
 	}
 	return list
 }
@@ -234,12 +234,12 @@ func (s Setup) within(family int) []netip.Addr {
 
 // ends are the outer destinations of an Egress's tunnels.
 func (e Egress) ends(family int) []netip.Addr {
-	if a := of(e.Service, family); a.IsValid() {
+	if a := tunnel.AddrOf(e.Service, family); a.IsValid() {
 		return []netip.Addr{a}
 	}
 	var list []netip.Addr
 	for _, g := range e.nextHops(family) {
-		list = append(list, of(g.Addrs, family))
+		list = append(list, tunnel.AddrOf(g.Addrs, family))
 	}
 	return list
 }

@@ -21,7 +21,7 @@ func (k *kernel) setTunnels(was state, p plan) (map[int]int, error) {
 			if was.fresh() {
 				ensure = tunnel.Make
 			}
-			index, err := ensure(k.nl, t)
+			index, err := ensure(k.at.NL, t)
 			devices[rtnl.FamilyOf(t.Local)] = index
 			return err
 		})
@@ -44,7 +44,7 @@ func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
 	l, _ := was.links[unix.AF_INET].(*netlink.Iptun)
 	if l == nil || rtnl.AddrOf(l.Local) != t.Local || l.Attrs().Index != device || !was.numbered {
 		err := k.do("give "+t.Link()+" the address "+t.Local.String(), func() error {
-			return k.nl.AddrReplace(rtnl.LinkRef(device), &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(t.Local)), Flags: unix.IFA_F_NOPREFIXROUTE})
+			return k.at.NL.AddrReplace(rtnl.LinkRef(device), &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(t.Local)), Flags: unix.IFA_F_NOPREFIXROUTE})
 		})
 		if err != nil {
 			return err
@@ -53,16 +53,16 @@ func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
 	if was.loose && l != nil && l.Attrs().Index == device {
 		return nil
 	}
-	return k.do("set reverse path filtering of "+t.Link(), func() error { return k.setPathFilter(device, looseFilter) })
+	return k.do("set reverse path filtering of "+t.Link(), func() error { return k.at.SetIPv4Setting(device, tunnel.RPFilter, looseFilter) })
 }
 
 // removeTunnels removes device and port of families that have none any more.
 func (k *kernel) removeTunnels(was state, p plan) error {
-	for _, f := range bothFamilies {
+	for _, f := range tunnel.Families {
 		if p.has(f) || was.links[f] == nil && was.port == 0 {
 			continue
 		}
-		if err := k.do("remove "+linkOf(f), func() error { return tunnel.Remove(k.nl, noGateway(f), was.port) }); err != nil {
+		if err := k.do("remove "+tunnel.LinkOf(f), func() error { return tunnel.Remove(k.at.NL, noGateway(f), was.port) }); err != nil {
 			return err
 		}
 	}
@@ -80,7 +80,7 @@ func (k *kernel) removePort(was state, p plan) error {
 			continue
 		}
 		old := netlink.Fou{Family: rtnl.FamilyOf(t.Local), Port: int(was.port)}
-		err := k.do(fmt.Sprintf("remove the FoU port %d", was.port), func() error { return ifThere(k.nl.FouDel(old)) })
+		err := k.do(fmt.Sprintf("remove the FoU port %d", was.port), func() error { return ifThere(k.at.NL.FouDel(old)) })
 		if err != nil {
 			return err
 		}
@@ -96,8 +96,8 @@ func (k *kernel) routeKind() rtnl.Kind[held, place] {
 			return desired.route == observed.route && (desired.link == observed.link || !desired.via.IsValid())
 		},
 		Name:   func(h held) string { return h.String() },
-		Add:    func(h held) error { return k.nl.RouteReplace(h.toKernel()) },
-		Remove: func(h held) error { return k.nl.RouteDel(h.toKernel()) },
+		Add:    func(h held) error { return k.at.NL.RouteReplace(h.toKernel()) },
+		Remove: func(h held) error { return k.at.NL.RouteDel(h.toKernel()) },
 		Do:     k.do,
 	}
 }
@@ -109,14 +109,14 @@ func (k *kernel) ruleKind() rtnl.Kind[rtnl.Rule, rtnl.Rule] {
 		Name: rtnl.Rule.String,
 		Add: func(r rtnl.Rule) error {
 			n := r.Kernel()
-			if err := k.nl.RuleAdd(&n); !errors.Is(err, unix.EEXIST) {
+			if err := k.at.NL.RuleAdd(&n); !errors.Is(err, unix.EEXIST) {
 				return err
 			}
 			return nil
 		},
 		Remove: func(r rtnl.Rule) error {
 			n := r.Kernel()
-			return k.nl.RuleDel(&n)
+			return k.at.NL.RuleDel(&n)
 		},
 		Do: k.do,
 	}

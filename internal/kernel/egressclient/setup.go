@@ -84,7 +84,7 @@ func (s Setup) Validate() error {
 	if len(s.Addrs) == 0 {
 		bad("Addrs is empty, expected an address of each family of the pod")
 	}
-	if !oneOfFamily(s.Addrs) {
+	if !tunnel.OneOfFamily(s.Addrs) {
 		bad("Addrs %v: expected one address of a family", s.Addrs)
 	}
 	if s.MTU != 0 {
@@ -108,15 +108,15 @@ func (e Egress) validate(owner map[int]string) error {
 		errs = append(errs, fmt.Errorf("Egress "+e.Name+": "+format, args...))
 	}
 	for _, d := range e.Destinations {
-		if !d.IsValid() || d != d.Masked() || d.Addr().Is4In6() {
+		if !tunnel.IsNetwork(d) {
 			bad("destination %s is not a CIDR without host bits", d)
 		}
 	}
-	if !oneOfFamily(e.Service) {
+	if !tunnel.OneOfFamily(e.Service) {
 		bad("Service %v: expected one address of a family", e.Service)
 	}
 	for _, g := range e.Gateways {
-		if !oneOfFamily(g.Addrs) {
+		if !tunnel.OneOfFamily(g.Addrs) {
 			bad("gateway %d has addresses %v, expected one of a family", g.ID, g.Addrs)
 		}
 		if len(e.Service) > 0 {
@@ -131,21 +131,6 @@ func (e Egress) validate(owner map[int]string) error {
 		owner[g.ID] = e.Name
 	}
 	return errors.Join(errs...)
-}
-
-func oneOfFamily(addrs []netip.Addr) bool {
-	var n4, n6 int
-	for _, a := range addrs {
-		switch {
-		case !a.IsValid() || a.Is4In6() || a.Zone() != "":
-			return false
-		case a.Is4():
-			n4++
-		default:
-			n6++
-		}
-	}
-	return n4 <= 1 && n6 <= 1
 }
 
 // checkMTU: IPv6 needs 1280 bytes within the tunnel (RFC 8200, section 5); IPv4 68 (RFC 791).
@@ -171,14 +156,4 @@ func (s Setup) sorted() Setup {
 		slices.SortStableFunc(s.Egresses[i].Gateways, func(a, b Gateway) int { return cmp.Compare(a.ID, b.ID) })
 	}
 	return s
-}
-
-// of is the first address of a family.
-func of(addrs []netip.Addr, family int) netip.Addr {
-	for _, a := range addrs {
-		if rtnl.FamilyOf(a) == family {
-			return a
-		}
-	}
-	return netip.Addr{}
 }

@@ -147,16 +147,13 @@ func TestOriginatingOnly(t *testing.T) {
 // as its source, through a tunnel of a kind.
 func (w *world) inject(space string, own, to, from netip.Addr, port uint16, fou bool) {
 	w.t.Helper()
-	at, err := rtnl.OpenNetns(ns.Path(space))
+	at, err := tunnel.Open(ns.Path(space))
 	w.must(err)
-	defer func() { _ = at.Close() }()
-	h, err := tunnel.Handle(at)
+	defer at.Close()
+	defer func() { w.must(tunnel.Remove(at.NL, own, fouPort)) }()
+	_, err = tunnel.Ensure(at.NL, tunnel.Tunnel{Local: own, MTU: 1400, Port: fouPort})
 	w.must(err)
-	defer h.Close()
-	defer func() { w.must(tunnel.Remove(h, own, fouPort)) }()
-	_, err = tunnel.Ensure(h, tunnel.Tunnel{Local: own, MTU: 1400, Port: fouPort})
-	w.must(err)
-	name := linkOf(rtnl.FamilyOf(own))
+	name := tunnel.LinkOf(rtnl.FamilyOf(own))
 	if !fou {
 		kind := map[bool]string{true: "ipip", false: "ip6tnl"}[own.Is4()]
 		w.in(space, "ip link change %s type %s encap none", name, kind)

@@ -184,16 +184,14 @@ func (w *world) gateway(n int) {
 	w.t.Helper()
 	space := gatewayNS(n)
 	w.host(space, fmt.Sprintf("10.1.%d.2/24", n), fmt.Sprintf("fd01:0:%d::2/64", n))
-	at, err := rtnl.OpenNetns(ns.Path(space))
+	at, err := tunnel.Open(ns.Path(space))
 	w.must(err)
-	defer func() { _ = at.Close() }()
-	h, err := tunnel.Handle(at)
-	w.must(err)
-	defer h.Close()
+	defer at.Close()
+	h := at.NL
 	for _, own := range []netip.Addr{gateway4(n), gateway6(n)} {
 		index, err := tunnel.Ensure(h, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(1500, own), Port: fouPort, SourcePortAuto: true})
 		w.must(err)
-		to := of([]netip.Addr{client4, client6}, rtnl.FamilyOf(own))
+		to := tunnel.AddrOf([]netip.Addr{client4, client6}, rtnl.FamilyOf(own))
 		w.must(h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: rtnl.IPNet(rtnl.HostPrefix(to)), Table: 117}))
 		// The tunnels' own packets, which are to the same address, go by the main table.
 		rule := netlink.NewRule()

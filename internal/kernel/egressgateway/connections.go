@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 // endConnections has connection tracking forget connections of those that are gone; at first also
@@ -26,9 +28,9 @@ func (k *Kernel) endConnections(s Setup, c change) error {
 	for _, a := range c.gone {
 		end.gone[a] = true
 	}
-	for _, of := range families {
-		if _, err := k.nl.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(of), end); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("end connections of IPv%d of clients that are gone: %w", digit(of), err)
+	for _, of := range tunnel.Families {
+		if _, err := k.at.NL.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(of), end); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("end connections of IPv%d of clients that are gone: %w", tunnel.Digit(of), err)
 		}
 	}
 	k.swept = true
@@ -59,7 +61,7 @@ func (e ended) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 // Connections is how many connections are tracked in the namespace, and how many can be. Where the kernel
 // tracks none yet both are 0.
 func (k *Kernel) Connections() (count, limit int, err error) {
-	err = k.inside(func() error {
+	err = k.at.Inside(func() error {
 		if count, err = number("/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
 			return err
 		}
@@ -94,10 +96,10 @@ func TrackedAt(path string) (t Tracked, err error) {
 // not closed, of all else those that had packets lately. It is for who calls Apply.
 func (k *Kernel) OpenConnections() (int, error) {
 	var open int
-	for _, of := range families {
-		list, err := k.nl.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(of))
+	for _, of := range tunnel.Families {
+		list, err := k.at.NL.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(of))
 		if err != nil {
-			return 0, fmt.Errorf("list connections of IPv%d: %w", digit(of), err)
+			return 0, fmt.Errorf("list connections of IPv%d: %w", tunnel.Digit(of), err)
 		}
 		for _, flow := range list {
 			if k.isOpen(flow) {
@@ -138,7 +140,7 @@ func number(path string) (int, error) {
 // no room, since the namespace is there.
 func (k *Kernel) ConnectionsRefused() (uint64, error) {
 	var refused uint64
-	err := k.inside(func() error {
+	err := k.at.Inside(func() error {
 		// Not /proc/net: that is the one of the process's first thread.
 		text, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
 		if errors.Is(err, fs.ErrNotExist) {

@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 // Count is of packets, and of bytes from their IP headers on.
@@ -22,7 +24,7 @@ func (k *Kernel) Counters() (Counters, error) {
 	for _, r := range Reasons {
 		c.Dropped[r] = map[int]Count{}
 	}
-	conn, err := k.nftables()
+	conn, err := k.at.NFTables()
 	if err != nil {
 		return c, err
 	}
@@ -41,12 +43,12 @@ func (k *Kernel) Counters() (Counters, error) {
 			}
 		}
 	}
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		for _, direction := range []string{Out, In} {
-			c.Translated[direction][digit(of)] = counts[counterName(direction, of)]
+			c.Translated[direction][tunnel.Digit(of)] = counts[counterName(direction, of)]
 		}
 		for _, r := range Reasons {
-			c.Dropped[r][digit(of)] = counts[counterName(string(r), of)]
+			c.Dropped[r][tunnel.Digit(of)] = counts[counterName(string(r), of)]
 		}
 	}
 	return c, nil

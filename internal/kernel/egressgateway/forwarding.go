@@ -7,43 +7,28 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 // ErrNotForwarded tells that the namespace does not pass packets on, which cannot be changed from inside a
 // container that is not privileged.
 var ErrNotForwarded = errors.New("packets are not forwarded here")
 
-// forwardFrom has the kernel forward what comes from a link by IPv4. By netlink CAP_NET_ADMIN is enough,
-// while /proc/sys is read-only in a container (rtnetlink(7), IFLA_AF_SPEC).
+// forwardFrom has the kernel forward what comes from a link by IPv4.
 func (k *Kernel) forwardFrom(name string, index int) error {
-	return k.inside(func() error {
-		req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
-		msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
-		msg.Index = int32(index)
-		req.AddData(msg)
-		spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
-		spec.AddRtAttr(unix.AF_INET, nil).AddRtAttr(iflaInetConf, nil).AddRtAttr(confForwarding, nl.Uint32Attr(1))
-		req.AddData(spec)
-		if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-			return fmt.Errorf("have packets from %s forwarded: %w", name, err)
-		}
-		return nil
-	})
+	if err := k.at.SetIPv4Setting(index, tunnel.Forwarding, 1); err != nil {
+		return fmt.Errorf("have packets from %s forwarded: %w", name, err)
+	}
+	return nil
 }
-
-// IFLA_INET_CONF (linux/if_link.h), IPV4_DEVCONF_FORWARDING (linux/ip.h).
-const (
-	iflaInetConf   = 1
-	confForwarding = 1
-)
 
 // forwarded finds families that have destinations and are not forwarded.
 func (k *Kernel) forwarded(s Setup) error {
-	return k.inside(func() error {
+	return k.at.Inside(func() error {
 		var problems []error
-		for _, of := range families {
+		for _, of := range tunnel.Families {
 			if len(s.destinations(of)) == 0 || !s.own(of).IsValid() {
 				continue
 			}
@@ -60,7 +45,7 @@ func (k *Kernel) forwarded(s Setup) error {
 			}
 			if strings.TrimSpace(string(text)) != "1" {
 				problems = append(problems, fmt.Errorf("%w: IPv%d needs %s = 1 in the pod: berthd sets it for pods with the annotation berth.dev/egress-gateway, another network by securityContext.sysctls of the Egress's template",
-					ErrNotForwarded, digit(of), strings.ReplaceAll(setting, "/", ".")))
+					ErrNotForwarded, tunnel.Digit(of), strings.ReplaceAll(setting, "/", ".")))
 			}
 		}
 		return errors.Join(problems...)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
@@ -20,8 +19,7 @@ import (
 // Kernel is a gateway's network namespace. It is for one caller at a time, but for Counters,
 // Connections and ConnectionsRefused, which anybody may call at any time.
 type Kernel struct {
-	ns netns.NsHandle // not open: the process's own, which a gateway has no right to enter (OpenOwn)
-	nl *netlink.Handle
+	at *tunnel.Namespace
 
 	known *known // what the kernel has, as of the last Apply; nil: it is to be read
 	swept bool   // connections of everybody who is no client have ended
@@ -36,68 +34,28 @@ type known struct {
 	routes       map[netip.Addr]bool
 }
 
-// sockets are the netlink families that a gateway speaks.
-var sockets = []int{unix.NETLINK_ROUTE, unix.NETLINK_GENERIC, unix.NETLINK_NETFILTER}
-
 // OpenOwn opens the network namespace that the process is in, which takes CAP_NET_ADMIN to change and no
 // more. It changes nothing.
-func OpenOwn() (*Kernel, error) {
-	nl, err := netlink.NewHandle(sockets...)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink sockets: %w", err)
-	}
-	return &Kernel{ns: netns.None(), nl: nl}, nil
-}
+func OpenOwn() (*Kernel, error) { return opened(tunnel.OpenOwn(unix.NETLINK_NETFILTER)) }
 
-// Open opens the network namespace at a path. It changes nothing. To enter one, be it the process's own,
-// takes CAP_SYS_ADMIN (setns(2)). Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
-func Open(path string) (*Kernel, error) {
-	ns, err := rtnl.OpenNetns(path)
+// Open opens the network namespace at a path. It changes nothing. Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
+func Open(path string) (*Kernel, error) { return opened(tunnel.Open(path, unix.NETLINK_NETFILTER)) }
+
+func opened(at *tunnel.Namespace, err error) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	nl, err := netlink.NewHandleAt(ns, sockets...)
-	if err != nil {
-		_ = ns.Close()
-		return nil, fmt.Errorf("open netlink sockets: %w", err)
-	}
-	return &Kernel{ns: ns, nl: nl}, nil
+	return &Kernel{at: at}, nil
 }
 
-// Close lets go of the namespace, and leaves it as it is.
-func (k *Kernel) Close() {
-	k.nl.Close()
-	if k.ns.IsOpen() {
-		_ = k.ns.Close()
-	}
-}
-
-// inside runs f in the namespace.
-func (k *Kernel) inside(f func() error) error {
-	if !k.ns.IsOpen() {
-		return f()
-	}
-	return rtnl.InNetns(k.ns, f)
-}
-
-// nftables is a connection to those of the namespace.
-func (k *Kernel) nftables() (conn *nftables.Conn, err error) {
-	if k.ns.IsOpen() {
-		conn, err = nftables.New(nftables.WithNetNSFd(int(k.ns)))
-	} else {
-		conn, err = nftables.New()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
-	}
-	return conn, nil
-}
+// Close closes the sockets to the namespace, and leaves it as it is.
+func (k *Kernel) Close() { k.at.Close() }
 
 // Forget has the next Apply read again what the kernel has, and not rely on what the last one left.
 func (k *Kernel) Forget() { k.known = nil }
 
 // Apply makes the gateway as a setup says, changing only what differs: connections go on, but for
-// those of clients that went or whose address is another's now, which end. Errors: egress.ErrNoFoU;
+// those of clients that went or whose address is another's now, which end. Errors: tunnel.ErrNoFoU;
 // ErrLeftOut and ErrNotForwarded, after all else is done; ctx's.
 func (k *Kernel) Apply(ctx context.Context, s Setup) error {
 	if err := (Setup{Link: s.Link, Addrs: s.Addrs, Port: s.Port, Destinations: s.Destinations}).Validate(); err != nil {
@@ -113,7 +71,7 @@ func (k *Kernel) Apply(ctx context.Context, s Setup) error {
 }
 
 func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string) error {
-	conn, err := k.nftables()
+	conn, err := k.at.NFTables()
 	if err != nil {
 		return err
 	}
@@ -133,7 +91,7 @@ func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string)
 // Standing tells whether a gateway as a setup says, but with whatever clients and destinations, has been
 // set up by an earlier process, and serves clients.
 func (k *Kernel) Standing(s Setup) (bool, error) {
-	conn, err := k.nftables()
+	conn, err := k.at.NFTables()
 	if err != nil {
 		return false, err
 	}
@@ -141,7 +99,7 @@ func (k *Kernel) Standing(s Setup) (bool, error) {
 	if err != nil || !rules.InKernel(conn) {
 		return false, err
 	}
-	link, err := k.nl.LinkByName(s.Link)
+	link, err := k.at.NL.LinkByName(s.Link)
 	if err != nil {
 		return false, fmt.Errorf("look for %s: %w", s.Link, err)
 	}
@@ -150,7 +108,7 @@ func (k *Kernel) Standing(s Setup) (bool, error) {
 		return false, err
 	}
 	for _, t := range tunnels {
-		if differ, err := tunnel.Check(k.nl, t); err != nil || len(differ) > 0 {
+		if differ, err := tunnel.Check(k.at.NL, t); err != nil || len(differ) > 0 {
 			return false, err
 		}
 	}
@@ -175,7 +133,7 @@ func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
 		}
 	}
 	k.known.tag = rules.Tag
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		want := s.destinations(of)
 		if known, ok := k.known.destinations[of]; ok && slices.Equal(known, want) {
 			continue
@@ -200,7 +158,7 @@ func (k *Kernel) look(conn *nftables.Conn) error {
 
 // devices makes the tunnels.
 func (k *Kernel) devices(s Setup) error {
-	link, err := k.nl.LinkByName(s.Link)
+	link, err := k.at.NL.LinkByName(s.Link)
 	if err != nil {
 		return fmt.Errorf("look for %s: %w", s.Link, err)
 	}
@@ -221,7 +179,7 @@ func (k *Kernel) devices(s Setup) error {
 
 func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
 	of := rtnl.FamilyOf(t.Local)
-	index, err := tunnel.Ensure(k.nl, t)
+	index, err := tunnel.Ensure(k.at.NL, t)
 	if err != nil {
 		return err
 	}

@@ -78,7 +78,7 @@ func asGateway(t *testing.T) {
 	if err != nil && !errors.Is(err, tunnel.ErrNoFoU) {
 		t.Errorf("apply: %v", err)
 	}
-	conn, err := k.nftables()
+	conn, err := k.at.NFTables()
 	if err != nil {
 		t.Fatal(err)
 	}

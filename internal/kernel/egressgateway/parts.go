@@ -11,28 +11,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-func tunnelOf(family int) []byte {
-	if family == unix.AF_INET6 {
-		return nft.LinkName(tunnel.Link6)
-	}
-	return nft.LinkName(tunnel.Link4)
-}
-
 // The tunnel's device of a family: iifname, oifname.
-func fromTunnel(family int) nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.Is(tunnelOf(family)...))
-}
+func fromTunnel(family int) nft.Exprs    { return byTunnel(expr.MetaKeyIIFNAME, nft.Is, family) }
+func notFromTunnel(family int) nft.Exprs { return byTunnel(expr.MetaKeyIIFNAME, nft.IsNot, family) }
+func toTunnel(family int) nft.Exprs      { return byTunnel(expr.MetaKeyOIFNAME, nft.Is, family) }
+func notToTunnel(family int) nft.Exprs   { return byTunnel(expr.MetaKeyOIFNAME, nft.IsNot, family) }
 
-func notFromTunnel(family int) nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.IsNot(tunnelOf(family)...))
-}
-
-func toTunnel(family int) nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyOIFNAME), nft.Is(tunnelOf(family)...))
-}
-
-func notToTunnel(family int) nft.Exprs {
-	return nft.Join(nft.Meta(expr.MetaKeyOIFNAME), nft.IsNot(tunnelOf(family)...))
+func byTunnel(direction expr.MetaKey, compare func(...byte) nft.Exprs, family int) nft.Exprs {
+	return nft.Join(nft.Meta(direction), compare(nft.LinkName(tunnel.LinkOf(family))...))
 }
 
 // notFrom: ip saddr !=, ip6 saddr !=.

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
@@ -80,7 +81,7 @@ func checksum(b []byte) uint16 {
 
 func openNFT(t *testing.T, k *Kernel) *nftables.Conn {
 	t.Helper()
-	conn, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
+	conn, err := k.at.NFTables()
 	must(t, err)
 	return conn
 }
@@ -126,7 +127,7 @@ func (w world) state(t *testing.T) string {
 			out += fmt.Sprintf("%s %d %s\n", c.Name, r.Handle, r.UserData)
 		}
 	}
-	for _, f := range families {
+	for _, f := range tunnel.Families {
 		for _, s := range []*nftables.Set{clientSet(f), destinationSet(f)} {
 			list, err := conn.GetSetElements(s)
 			must(t, err)

@@ -33,10 +33,7 @@ const (
 	In  = "in"  // to clients
 )
 
-func counterName(what string, of int) string { return fmt.Sprintf("%s-%d", what, digit(of)) }
-
-// families are those of the ruleset, which has rules for both whatever the gateway has.
-var families = []int{unix.AF_INET, unix.AF_INET6}
+func counterName(what string, of int) string { return fmt.Sprintf("%s-%d", what, tunnel.Digit(of)) }
 
 func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table}
@@ -54,7 +51,7 @@ func (s Setup) ruleset() (nft.Table, error) {
 func clientSet(of int) *nftables.Set {
 	kind := nft.AddressType(of)
 	return &nftables.Set{
-		Table: table(), Name: fmt.Sprintf("clients-%d", digit(of)), Concatenation: true, KeyType: nftables.MustConcatSetType(kind, kind),
+		Table: table(), Name: fmt.Sprintf("clients-%d", tunnel.Digit(of)), Concatenation: true, KeyType: nftables.MustConcatSetType(kind, kind),
 	}
 }
 
@@ -64,7 +61,7 @@ func clientElement(a netip.Addr, uid string) nftables.SetElement {
 
 func destinationSet(of int) *nftables.Set {
 	kind := nft.AddressType(of)
-	return &nftables.Set{Table: table(), Name: fmt.Sprintf("destinations-%d", digit(of)), Interval: true, KeyType: kind}
+	return &nftables.Set{Table: table(), Name: fmt.Sprintf("destinations-%d", tunnel.Digit(of)), Interval: true, KeyType: kind}
 }
 
 // linkLocal is what no router passes on (RFC 3927, section 2.6.2), and where clouds serve a node's
@@ -84,7 +81,7 @@ func (s Setup) chains() []nft.Chain {
 	receive.base.Rules = append(receive.base.Rules, nft.NewRule("what is in no tunnel, or came out of one", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
 	refuse.Rules = append(refuse.Rules, nft.NewRule("tunnels' packets", nft.UDPTo(s.Port), nft.Accept()))
 	chains := []nft.Chain{}
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		fou, from, to := s.fou(of), fromClients(of), toClients(of)
 		chains = append(chains, fou, from, to)
 		receive.of(of,
@@ -119,9 +116,9 @@ type split struct {
 
 // of adds the rules of a family.
 func (c *split) of(of int, rules ...nft.Rule) {
-	own := nft.Regular(fmt.Sprintf("%s-%d", c.base.Name, digit(of)), rules...)
+	own := nft.Regular(fmt.Sprintf("%s-%d", c.base.Name, tunnel.Digit(of)), rules...)
 	c.families = append(c.families, own)
-	c.base.Rules = append(c.base.Rules, nft.NewRule(fmt.Sprintf("of IPv%d", digit(of)), nft.Family(of), nft.GoTo(own.Name)))
+	c.base.Rules = append(c.base.Rules, nft.NewRule(fmt.Sprintf("of IPv%d", tunnel.Digit(of)), nft.Family(of), nft.GoTo(own.Name)))
 }
 
 // refusals go to clients by the tunnel, as answers do: resets, which come in the name of a host outside, and
@@ -150,14 +147,14 @@ func (s Setup) isOwn(of int) nft.Exprs {
 
 // fou lets in what a client sends from its own address, inside and outside.
 func (s Setup) fou(of int) nft.Chain {
-	return nft.Regular(fmt.Sprintf("fou-%d", digit(of)),
+	return nft.Regular(fmt.Sprintf("fou-%d", tunnel.Digit(of)),
 		nft.NewRule("clients", plainHeaders(of), outerAndInner(of), nft.In(clientSet(of)), nft.Notrack(), nft.Accept()),
 		nft.NewRule("nobody else", nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
 	)
 }
 
 func fromClients(of int) nft.Chain {
-	c := nft.Regular(fmt.Sprintf("from-clients-%d", digit(of)))
+	c := nft.Regular(fmt.Sprintf("from-clients-%d", tunnel.Digit(of)))
 	c.Rules = append(c.Rules,
 		nft.NewRule("from a client to a client", toTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
 		nft.NewRule("of a connection", nft.CtState(answered), nft.CountAs(counterName(Out, of)), nft.Accept()),
@@ -174,7 +171,7 @@ func fromClients(of int) nft.Chain {
 }
 
 func toClients(of int) nft.Chain {
-	return nft.Regular(fmt.Sprintf("to-clients-%d", digit(of)),
+	return nft.Regular(fmt.Sprintf("to-clients-%d", tunnel.Digit(of)),
 		nft.NewRule("answers", nft.CtState(answered), nft.CountAs(counterName(In, of)), nft.Accept()),
 		nft.NewRule("clients are not reached from outside", nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
 	)
@@ -183,7 +180,7 @@ func toClients(of int) nft.Chain {
 // counters are the names of the table's.
 func counters() []string {
 	var names []string
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		names = append(names, counterName(Out, of), counterName(In, of))
 		for _, r := range Reasons {
 			names = append(names, counterName(string(r), of))

@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
@@ -55,10 +53,8 @@ func (s Setup) Validate() error {
 	if len(s.Addrs) == 0 {
 		add("Addrs: expected the gateway's address of at least one family")
 	}
-	for family, list := range byFamily(s.Addrs) {
-		if len(list) > 1 {
-			add("Addrs %v: expected one address of family IPv%d", list, digit(family))
-		}
+	if !tunnel.OneOfFamily(s.Addrs) {
+		add("Addrs %v: expected one address of a family", s.Addrs)
 	}
 	for _, a := range s.Addrs {
 		if !isHost(a) {
@@ -66,7 +62,7 @@ func (s Setup) Validate() error {
 		}
 	}
 	for _, p := range s.Destinations {
-		if !p.IsValid() || p.Addr().Is4In6() || p.Masked() != p {
+		if !tunnel.IsNetwork(p) {
 			add("Destinations: %s is not a network without host bits", p)
 		}
 	}
@@ -134,32 +130,8 @@ func compare(have, want map[netip.Addr]string) change {
 	return c
 }
 
-// byFamily sorts addresses by family.
-func byFamily(addrs []netip.Addr) map[int][]netip.Addr {
-	of := map[int][]netip.Addr{}
-	for _, a := range addrs {
-		of[rtnl.FamilyOf(a)] = append(of[rtnl.FamilyOf(a)], a)
-	}
-	return of
-}
-
-// digit is how people call a family: 4 or 6.
-func digit(family int) int {
-	if family == unix.AF_INET6 {
-		return 6
-	}
-	return 4
-}
-
 // own is the gateway's address of a family; invalid, if it has none.
-func (s Setup) own(of int) netip.Addr {
-	for _, a := range s.Addrs {
-		if rtnl.FamilyOf(a) == of {
-			return a
-		}
-	}
-	return netip.Addr{}
-}
+func (s Setup) own(family int) netip.Addr { return tunnel.AddrOf(s.Addrs, family) }
 
 // destinations are those of a family in order, without those that others contain: elements of an
 // nftables set must not overlap.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berthnet/berth/internal/kernel/nft"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 // setRules makes chains, sets and counters. It compares first and writes nothing when all is well; else
@@ -22,7 +23,7 @@ func setRules(conn *nftables.Conn, rules nft.Table) error {
 		return nil
 	}
 	conn.AddTable(table())
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		for _, set := range []*nftables.Set{clientSet(of), destinationSet(of)} {
 			if err := conn.AddSet(set, nil); err != nil {
 				return fmt.Errorf("add set %s: %w", set.Name, err)
@@ -54,7 +55,7 @@ func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
 		return fmt.Errorf("encode elements of %s: %w", set.Name, err)
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("set destinations of IPv%d: %w", digit(of), err)
+		return fmt.Errorf("set destinations of IPv%d: %w", tunnel.Digit(of), err)
 	}
 	return nil
 }
@@ -62,7 +63,7 @@ func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
 // listMembers lists the addresses of clients with their UIDs.
 func listMembers(conn *nftables.Conn) (map[netip.Addr]string, error) {
 	there := map[netip.Addr]string{}
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		list, err := conn.GetSetElements(clientSet(of))
 		if err != nil {
 			return nil, fmt.Errorf("list the set %s: %w", clientSet(of).Name, err)

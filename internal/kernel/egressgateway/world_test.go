@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
@@ -161,13 +160,10 @@ func (w world) client(t *testing.T, p host) {
 
 func (w world) ensureTunnel(t *testing.T, p host, own netip.Addr) (index int) {
 	t.Helper()
-	n, err := netns.GetFromPath(p.path())
+	at, err := tunnel.Open(p.path())
 	must(t, err)
-	defer n.Close()
-	h, err := tunnel.Handle(n)
-	must(t, err)
-	defer h.Close()
-	index, err = tunnel.Ensure(h, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(1500, own), Port: port, SourcePortAuto: true})
+	defer at.Close()
+	index, err = tunnel.Ensure(at.NL, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(1500, own), Port: port, SourcePortAuto: true})
 	must(t, err)
 	return index
 }

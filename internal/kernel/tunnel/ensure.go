@@ -7,23 +7,13 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Handle opens the sockets that the functions of this package use, in a namespace.
-func Handle(ns netns.NsHandle) (*netlink.Handle, error) {
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE, unix.NETLINK_GENERIC)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink sockets: %w", err)
-	}
-	return h, nil
-}
-
 // Ensure makes device and port as t says, changing only what differs, and returns the
-// device's index. What is right already carries packets all the while. Errors: egress.ErrNoFoU;
+// device's index. What is right already carries packets all the while. Errors: ErrNoFoU;
 // unix.EADDRINUSE, if somebody else has the port.
 func Ensure(h *netlink.Handle, t Tunnel) (index int, err error) {
 	if err := ensurePort(h, t); err != nil {
@@ -169,7 +159,7 @@ func add(h *netlink.Handle, t Tunnel) (netlink.Link, error) {
 const addrGenNone = 1
 
 // Check says how device and port differ from t; nothing if they do not. Errors:
-// egress.ErrNoFoU.
+// ErrNoFoU.
 func Check(h *netlink.Handle, t Tunnel) ([]string, error) {
 	var list []string
 	want := t.receiver()

@@ -24,7 +24,7 @@ func namespace(t *testing.T) *netlink.Handle {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = at.Close() })
-	h, err := Handle(at)
+	h, err := netlink.NewHandleAt(at, sockets...)
 	if err != nil {
 		t.Fatal(err)
 	}

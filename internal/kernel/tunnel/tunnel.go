@@ -53,10 +53,7 @@ func MTU(link int, of netip.Addr) int {
 
 // Link is the name of the tunnel's device.
 func (t Tunnel) Link() string {
-	if rtnl.IsIPv6(t.Local) {
-		return Link6
-	}
-	return Link4
+	return LinkOf(rtnl.FamilyOf(t.Local))
 }
 
 func (t Tunnel) sourcePort() uint16 {

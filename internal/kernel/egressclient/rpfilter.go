@@ -6,7 +6,13 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
+
+// looseFilter is rp_filter 2 (ip-sysctl): a packet's source must be reachable, by whichever link. The
+// larger of a link's and that of "all" holds.
+const looseFilter = 2
 
 // loosened tells that reverse path filtering of the pod's own link was made loose, and what it was
 // before: connections from a destination come in by it although the way back is by a tunnel. It is
@@ -41,17 +47,17 @@ func (s Setup) answersOwnWay() bool {
 // loosen says what has to be noted: what was noted before, or that the link filters strictly, as it
 // does by its own setting or by that of all links, whichever is larger (ip-sysctl).
 func (k *kernel) loosen(s Setup, own ownLink, was state) (loosened, error) {
-	if !s.answersOwnWay() || !of(s.Addrs, unix.AF_INET).IsValid() {
+	if !s.answersOwnWay() || !tunnel.AddrOf(s.Addrs, unix.AF_INET).IsValid() {
 		return loosened{}, nil
 	}
 	if was.loosened.link == own.index {
 		return was.loosened, nil
 	}
-	all, err := k.pathFilter(netconfIndexAll)
+	all, err := k.at.GetIPv4Setting(tunnel.AllLinks, tunnel.RPFilter)
 	if err != nil {
 		return loosened{}, err
 	}
-	one, err := k.pathFilter(own.index)
+	one, err := k.at.GetIPv4Setting(own.index, tunnel.RPFilter)
 	if err != nil || max(all, one) != 1 {
 		return loosened{}, err
 	}
@@ -63,10 +69,10 @@ func (k *kernel) setLoose(l loosened) error {
 	if l.link == 0 {
 		return nil
 	}
-	if v, err := k.pathFilter(l.link); err != nil || v == looseFilter {
+	if v, err := k.at.GetIPv4Setting(l.link, tunnel.RPFilter); err != nil || v == looseFilter {
 		return err
 	}
-	return k.do("set reverse path filtering of the pod's own link", func() error { return k.setPathFilter(l.link, looseFilter) })
+	return k.do("set reverse path filtering of the pod's own link", func() error { return k.at.SetIPv4Setting(l.link, tunnel.RPFilter, looseFilter) })
 }
 
 // takeBack undoes what an earlier Apply noted, unless it is to stay.
@@ -75,6 +81,6 @@ func (k *kernel) takeBack(was, stays loosened) error {
 		return nil
 	}
 	return k.do("set reverse path filtering of the pod's own link back", func() error {
-		return ifThere(k.setPathFilter(was.link, uint32(was.was)))
+		return ifThere(k.at.SetIPv4Setting(was.link, tunnel.RPFilter, uint32(was.was)))
 	})
 }
