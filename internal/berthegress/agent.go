@@ -14,10 +14,10 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Kernel is the gateway in the kernel: gateway.Kernel.
+// Kernel is the gateway in the kernel, as egressgateway.Kernel has it.
 type Kernel interface {
 	Apply(ctx context.Context, s egressgateway.Setup) error
-	Standing(s egressgateway.Setup) (bool, error)
+	InKernel(s egressgateway.Setup) (bool, error)
 	Forget()
 	OpenConnections() (int, error)
 
@@ -26,42 +26,41 @@ type Kernel interface {
 	ConnectionsRefused() (uint64, error)
 }
 
-// agent keeps one gateway.
+// agent reconciles the kernel of one gateway with its Egress.
 type agent struct {
-	cfg    config.Gateway
-	kernel Kernel
-	clock  clock.Clock
-	log    *slog.Logger
-	book   *book
-	roster *roster
-	news   retry.Signal
-	counts metrics
+	cfg     config.Gateway
+	kernel  Kernel
+	clock   clock.Clock
+	log     *slog.Logger
+	cache   *apiCache
+	served  *servedClients
+	changed retry.Signal
+	counts  metrics
 
-	using sync.Mutex // held while the kernel is changed, and asked what is for one caller at a time
+	using sync.Mutex // held during calls of the kernel that are for one caller at a time
 
-	mu      sync.Mutex // guards all below
-	state   state
-	clients map[int]int // addresses served, by family
-	began   time.Time   // of what is under way in the kernel; zero: nothing is
+	mu       sync.Mutex // guards all below
+	state    state
+	clients  map[int]int // addresses served, by family
+	inFlight time.Time   // when the Apply in flight began; zero: none is
 }
 
-// state is how far the gateway has come.
+// state is the gateway's state for probes.
 type state struct {
-	serves bool  // the kernel was as asked for at least once, by this process or the one before
-	err    error // why it is not as asked for now
+	serves bool  // the kernel was as desired once, by this process or an earlier one
+	err    error // of the last Apply, or nil
 	ending bool
 }
 
 func newAgent(cfg config.Gateway, k Kernel, c clock.Clock, log *slog.Logger) *agent {
-	return &agent{cfg: cfg, kernel: k, clock: c, log: log, book: newBook(), roster: newRoster(), news: retry.NewSignal(), counts: newMetrics()}
+	return &agent{cfg: cfg, kernel: k, clock: c, log: log, cache: newAPICache(), served: newServedClients(), changed: retry.NewSignal(), counts: newMetrics()}
 }
 
-// repairInterval is how often the kernel is compared with what it should be, as nobody else is expected to
-// change it.
+// repairInterval is how often the kernel is compared with the desired state.
 const repairInterval = time.Minute
 
-// keep brings the kernel to what was heard last, until ctx ends.
-func (a *agent) keep(ctx context.Context) {
+// reconcile makes the kernel as desired whenever that changes, until ctx ends.
+func (a *agent) reconcile(ctx context.Context) {
 	a.takeOver()
 	repair := a.clock.After(repairInterval)
 	var again <-chan time.Time
@@ -70,7 +69,7 @@ func (a *agent) keep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.news:
+		case <-a.changed:
 		case <-again:
 		case <-repair:
 			a.using.Lock()
@@ -78,7 +77,7 @@ func (a *agent) keep(ctx context.Context) {
 			a.using.Unlock()
 			repair = a.clock.After(repairInterval)
 		}
-		if a.book.complete() != nil {
+		if a.cache.complete() != nil {
 			continue
 		}
 		again = nil
@@ -91,17 +90,17 @@ func (a *agent) keep(ctx context.Context) {
 	}
 }
 
-// takeOver finds out whether an earlier process left a gateway that serves clients: it goes on doing so
-// while the Kubernetes API is away.
+// takeOver checks whether an earlier process left a gateway that serves clients, which it continues to do
+// during an outage of the Kubernetes API.
 func (a *agent) takeOver() {
 	a.using.Lock()
-	stands, err := a.kernel.Standing(a.setup(nil))
+	found, err := a.kernel.InKernel(a.setup(nil))
 	a.using.Unlock()
 	if err != nil {
-		a.log.Warn("cannot tell what an earlier process left", "err", err)
+		a.log.Warn("cannot read what an earlier process left in the kernel", "err", err)
 	}
-	if stands {
-		a.log.Info("goes on with the clients that an earlier process served")
+	if found {
+		a.log.Info("still serving the clients of an earlier process")
 		a.mu.Lock()
 		a.state.serves = true
 		a.mu.Unlock()
@@ -112,29 +111,29 @@ func (a *agent) setup(clients []egressgateway.Client) egressgateway.Setup {
 	return egressgateway.Setup{Link: a.cfg.Link, Addrs: a.cfg.PodIPs, Port: uint16(a.cfg.Port), Clients: clients}
 }
 
-// apply brings the kernel to what was heard last. It tells whether that is done, as far as it can be.
+// apply makes the kernel as desired. It returns false if it should be tried again.
 func (a *agent) apply(ctx context.Context) bool {
-	destinations, clients, garbage := a.book.wanted()
+	destinations, clients, garbage := a.cache.desired()
 	setup := a.setup(clients)
 	setup.Destinations = destinations
 
-	a.under(a.clock.Now())
+	a.setInFlight(a.clock.Now())
 	began := a.clock.Now()
 	a.using.Lock()
 	err := a.kernel.Apply(ctx, setup)
 	a.using.Unlock()
-	a.under(time.Time{})
+	a.setInFlight(time.Time{})
 	a.counts.applied(a.clock.Now().Sub(began), err)
 	if ctx.Err() != nil {
 		return true
 	}
-	// These are for somebody else to mend; the rest is done.
+	// The rest is done; only a change of the pod or the clients helps with these.
 	done := err == nil || errors.Is(err, egressgateway.ErrLeftOut) || errors.Is(err, egressgateway.ErrNotForwarded)
 	a.report(err, done, clients, garbage)
 	return done && !errors.Is(err, egressgateway.ErrNotForwarded)
 }
 
-// report notes how an Apply went, and logs what is new.
+// report records the outcome of an Apply, and logs what changed.
 func (a *agent) report(err error, done bool, clients []egressgateway.Client, garbage []string) {
 	served := map[int]int{}
 	for _, c := range clients {
@@ -156,14 +155,14 @@ func (a *agent) report(err error, done bool, clients []egressgateway.Client, gar
 	}
 	a.mu.Unlock()
 	if done {
-		a.roster.set(clients)
+		a.served.set(clients)
 	}
 	for _, g := range garbage {
-		a.log.Warn("passed over what cannot be", "what", g)
+		a.log.Warn("ignored an invalid value", "value", g)
 	}
 	switch {
 	case err != nil && (before.err == nil || before.err.Error() != err.Error()):
-		a.log.Error("the gateway is not as it should be", "err", err)
+		a.log.Error("cannot set up the gateway", "err", err)
 	case err == nil && (first || before.err != nil):
 		a.log.Info("serving clients", "clients", len(clients))
 	case err == nil && (known[4] != served[4] || known[6] != served[6]):
@@ -171,14 +170,14 @@ func (a *agent) report(err error, done bool, clients []egressgateway.Client, gar
 	}
 }
 
-// under notes when something began that may take long; zero: it ended.
-func (a *agent) under(began time.Time) {
+// setInFlight records when an Apply began; zero: it ended.
+func (a *agent) setInFlight(began time.Time) {
 	a.mu.Lock()
-	a.began = began
+	a.inFlight = began
 	a.mu.Unlock()
 }
 
-// Why a gateway is not ready, in a word for metrics.
+// Reasons why a gateway is not ready, for metrics.
 const (
 	clientsUnknown = "clients-unknown"
 	noFoU          = "no-fou"
@@ -186,8 +185,8 @@ const (
 	failing        = "failing"
 )
 
-// ready tells whether clients are served, else why not, in a word and for a person. One that has served goes
-// on while the Kubernetes API is away and while a change fails, as those that it serves lose nothing by that.
+// ready returns why the gateway is not ready, as a reason and an error, or "" and nil. A gateway that has served clients
+// stays ready during an outage of the Kubernetes API and when a change fails: clients that it serves lose nothing.
 func (a *agent) ready() (word string, err error) {
 	a.mu.Lock()
 	s := a.state
@@ -202,7 +201,7 @@ func (a *agent) ready() (word string, err error) {
 	case s.err != nil:
 		return failing, s.err
 	}
-	if err := a.book.complete(); err != nil {
+	if err := a.cache.complete(); err != nil {
 		return clientsUnknown, err
 	}
 	return clientsUnknown, errStarting
@@ -210,16 +209,59 @@ func (a *agent) ready() (word string, err error) {
 
 var errStarting = errors.New("starting")
 
-// hangs is longer than anything takes that ends at all.
-const hangs = 2 * time.Minute
+// maxInFlight is longer than any Apply takes that ends.
+const maxInFlight = 2 * time.Minute
 
-// alive is nil unless something in the kernel hangs.
+// alive returns an error if a change of the kernel hangs.
 func (a *agent) alive() error {
 	a.mu.Lock()
-	began := a.began
+	began := a.inFlight
 	a.mu.Unlock()
-	if !began.IsZero() && a.clock.Now().Sub(began) > hangs {
-		return errors.New("the kernel has not taken a change for " + hangs.String())
+	if !began.IsZero() && a.clock.Now().Sub(began) > maxInFlight {
+		return errors.New("a change of the kernel has been in flight for more than " + maxInFlight.String())
 	}
 	return nil
+}
+
+const (
+	// countInterval is how often connections are counted while the gateway terminates.
+	countInterval = time.Second
+	// exitTime is the end of the grace period, in which the process exits by itself.
+	exitTime = 2 * time.Second
+)
+
+// end returns when no connection is left or the grace period is over. Until then the gateway serves as before and
+// stays ready: a pod that is deleted and ready is draining. The Egress's status tells clients, which open no new
+// connections by it.
+func (a *agent) end() {
+	a.mu.Lock()
+	a.state.ending = true
+	a.mu.Unlock()
+	began := a.clock.Now()
+	a.log.Info("terminating: serving the open connections", "grace", a.cfg.GracePeriod)
+	over := a.clock.After(max(0, a.cfg.GracePeriod-exitTime))
+	lastCount := -1
+	for {
+		select {
+		case <-over:
+			a.log.Warn("the grace period is over", "connections", lastCount)
+			return
+		case <-a.clock.After(countInterval):
+		}
+		a.using.Lock()
+		open, err := a.kernel.OpenConnections()
+		a.using.Unlock()
+		switch {
+		case err != nil:
+			a.log.Warn("cannot count connections", "err", err)
+		case open == 0 && a.clock.Now().Sub(began) >= a.cfg.EndDelay:
+			a.log.Info("no connection is left", "after", a.clock.Now().Sub(began).Round(time.Second))
+			return
+		case lastCount < 0:
+			a.log.Info("waiting for open connections to end", "connections", open)
+			lastCount = open
+		default:
+			lastCount = open
+		}
+	}
 }

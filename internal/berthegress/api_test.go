@@ -75,7 +75,7 @@ func TestFollowsItsEgress(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var working sync.WaitGroup
 	working.Go(func() { a.follow(ctx, api) })
-	working.Go(func() { a.keep(ctx) })
+	working.Go(func() { a.reconcile(ctx) })
 	defer working.Wait()
 	defer cancel()
 	eventually := func(what string, clients, destinations int) {
@@ -99,9 +99,9 @@ func TestFollowsItsEgress(t *testing.T) {
 
 	back := harness.WithoutAPIServer(t)
 	harness.Eventually(t, patience, "noticing that the API server is away", func() error {
-		a.book.mu.Lock()
-		defer a.book.mu.Unlock()
-		if a.book.apiErr == nil {
+		a.cache.mu.Lock()
+		defer a.cache.mu.Unlock()
+		if a.cache.apiErr == nil {
 			return errors.New("it has not noticed")
 		}
 		return nil
@@ -115,7 +115,7 @@ func TestFollowsItsEgress(t *testing.T) {
 	eventually("the change after the outage", 1, 2)
 	harness.OK(t, admin.Delete(t.Context(), own))
 	harness.Eventually(t, patience, "hearing that the Egress is gone", func() error {
-		if err := a.book.complete(); !errors.Is(err, errNoEgress) {
+		if err := a.cache.complete(); !errors.Is(err, errNoEgress) {
 			return errors.New("the Egress is still there")
 		}
 		return nil

@@ -39,7 +39,7 @@ func (k *fakeKernel) Apply(_ context.Context, s egressgateway.Setup) error {
 	return k.err
 }
 
-func (k *fakeKernel) Standing(egressgateway.Setup) (bool, error) { return k.standing, nil }
+func (k *fakeKernel) InKernel(egressgateway.Setup) (bool, error) { return k.standing, nil }
 
 func (k *fakeKernel) Forget() {
 	k.mu.Lock()

@@ -14,13 +14,13 @@ import (
 	"github.com/berthnet/berth/internal/web"
 )
 
-// serve serves until ctx ends. The addresses of the pod's node have a place kept for them: its kubelet's
-// probes fail otherwise while pods take the others.
+// serve serves HTTP until ctx ends. Connections from the addresses of the pod's node are preferred, so that its
+// kubelet's probes succeed while pods use up the others.
 func (a *agent) serve(ctx context.Context, l net.Listener, node []netip.Addr) error {
 	return web.Serve(ctx, l, a.handler(), web.Options{Preferred: func(peer netip.Addr) bool { return slices.Contains(node, peer) }})
 }
 
-// handler serves metrics, probes and the questions of nodes.
+// handler serves metrics, probes, and requests of nodes about clients.
 func (a *agent) handler() http.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a)
@@ -34,6 +34,6 @@ func (a *agent) handler() http.Handler {
 		_, err := a.ready()
 		return err
 	})
-	mux.HandleFunc("GET "+v1alpha1.EgressClientsPath+"{uid}", a.roster.handleClient)
+	mux.HandleFunc("GET "+v1alpha1.EgressClientsPath+"{uid}", a.served.handleClient)
 	return mux
 }

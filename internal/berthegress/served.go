@@ -14,20 +14,20 @@ import (
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
 )
 
-// roster is the clients that the kernel serves, for nodes that wait for a pod of theirs to be one.
-type roster struct {
+// servedClients are the clients that the kernel serves. Nodes wait for a pod of theirs to be among them.
+type servedClients struct {
 	mu      sync.Mutex // guards all below, memory only
 	addrs   map[string][]netip.Addr
-	changed chan struct{} // closed when there is another
-	asking  int           // calls of await
+	changed chan struct{} // closed and replaced by each set
+	waiting int           // calls of await in flight
 }
 
-func newRoster() *roster {
-	return &roster{changed: make(chan struct{})}
+func newServedClients() *servedClients {
+	return &servedClients{changed: make(chan struct{})}
 }
 
-// set takes all clients.
-func (r *roster) set(clients []egressgateway.Client) {
+// set replaces all clients.
+func (r *servedClients) set(clients []egressgateway.Client) {
 	addrs := make(map[string][]netip.Addr, len(clients))
 	for _, c := range clients {
 		addrs[c.UID] = c.Addrs
@@ -39,21 +39,21 @@ func (r *roster) set(clients []egressgateway.Client) {
 	r.changed = make(chan struct{})
 }
 
-// mostAsking bounds the calls of await at one moment: each of the clients may be new.
-const mostAsking = 4096
+// maxWaiting bounds the calls of await in flight: each client may be new.
+const maxWaiting = 4096
 
-var errManyAsk = fmt.Errorf("%d ask at once already", mostAsking)
+var errManyWaiting = fmt.Errorf("%d requests are waiting already", maxWaiting)
 
-// await returns once a pod is served with all of some addresses. When ctx ends first the error says
-// what lacks.
-func (r *roster) await(ctx context.Context, pod string, addrs []netip.Addr) error {
+// await returns once a pod is served with all of some addresses. If ctx ends first, the error says
+// which are missing.
+func (r *servedClients) await(ctx context.Context, pod string, addrs []netip.Addr) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.asking == mostAsking {
-		return errManyAsk
+	if r.waiting == maxWaiting {
+		return errManyWaiting
 	}
-	r.asking++
-	defer func() { r.asking-- }()
+	r.waiting++
+	defer func() { r.waiting-- }()
 	for {
 		served, known := r.addrs[pod]
 		if known && !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !slices.Contains(served, a) }) {
@@ -76,22 +76,22 @@ func (r *roster) await(ctx context.Context, pod string, addrs []netip.Addr) erro
 	}
 }
 
-// longestAnswer is how long a question is kept waiting: less than a server has for an answer (package web).
-const longestAnswer = 15 * time.Second
+// maxWait is how long a request waits: less than the server's write timeout (package web).
+const maxWait = 15 * time.Second
 
-// mostAddresses is one of a family.
-const mostAddresses = 2
+// maxAddresses is one of each family.
+const maxAddresses = 2
 
-// handleClient answers 200 once the gateway serves a pod of a UID with the addresses asked for, 503 when it
-// does not before the question, or longestAnswer, is over, and 400 to what is no question. Whoever knows a pod's
-// UID may know that.
-func (r *roster) handleClient(w http.ResponseWriter, req *http.Request) {
-	addrs, err := askedAddresses(req.URL.Query()[v1alpha1.EgressClientAddress])
+// handleClient answers 200 once the gateway serves the pod with a UID with the addresses of the request, 503 if it
+// does not before the request ends or within maxWait, and 400 to an invalid request. It needs no authentication beyond
+// knowing the pod's UID.
+func (r *servedClients) handleClient(w http.ResponseWriter, req *http.Request) {
+	addrs, err := parseAddresses(req.URL.Query()[v1alpha1.EgressClientAddress])
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	ctx, cancel := context.WithTimeout(req.Context(), longestAnswer)
+	ctx, cancel := context.WithTimeout(req.Context(), maxWait)
 	defer cancel()
 	if err := r.await(ctx, req.PathValue("uid"), addrs); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -100,9 +100,9 @@ func (r *roster) handleClient(w http.ResponseWriter, req *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-func askedAddresses(texts []string) (addrs []netip.Addr, err error) {
-	if len(texts) == 0 || len(texts) > mostAddresses {
-		return nil, fmt.Errorf("address is there %d times: expected the pod's addresses, one or two", len(texts))
+func parseAddresses(texts []string) (addrs []netip.Addr, err error) {
+	if len(texts) == 0 || len(texts) > maxAddresses {
+		return nil, fmt.Errorf("address: got %d, expected the pod's addresses, one or two", len(texts))
 	}
 	for _, text := range texts {
 		a, err := netip.ParseAddr(text)

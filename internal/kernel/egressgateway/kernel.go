@@ -88,9 +88,9 @@ func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string)
 	return k.serve(conn, s, compare(k.known.members, want))
 }
 
-// Standing tells whether a gateway as a setup says, but with whatever clients and destinations, has been
+// InKernel tells whether a gateway as a setup says, but with whatever clients and destinations, has been
 // set up by an earlier process, and serves clients.
-func (k *Kernel) Standing(s Setup) (bool, error) {
+func (k *Kernel) InKernel(s Setup) (bool, error) {
 	conn, err := k.at.NFTables()
 	if err != nil {
 		return false, err
