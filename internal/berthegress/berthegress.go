@@ -1,11 +1,10 @@
 // Package berthegress is berth-egress, the program in a gateway's pod. It reconciles the kernel
 // (internal/kernel/egressgateway) with the Egress and its clients.
 //
-//	berthegress.go  assembles the parts and runs them
+//	berthegress.go  assembles the parts and runs them; the web server with metrics and probes
 //	cache.go        watches the Kubernetes API and caches what it says
 //	agent.go        the reconcile loop, readiness, and graceful termination
 //	served.go       which clients are served, for nodes that wait for one
-//	serve.go        the web server with metrics and probes
 //	metrics.go      the metrics
 package berthegress
 
@@ -13,8 +12,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
@@ -86,4 +93,28 @@ func (a *agent) run(ctx context.Context, follow func(context.Context), serve fun
 	parts.Wait()
 	a.log.Info("ended")
 	return nil
+}
+
+// serve serves HTTP until ctx ends. Connections from the addresses of the pod's node are preferred, so that its
+// kubelet's probes succeed while pods use up the others.
+func (a *agent) serve(ctx context.Context, l net.Listener, node []netip.Addr) error {
+	return web.Serve(ctx, l, a.handler(), web.Options{Preferred: func(peer netip.Addr) bool { return slices.Contains(node, peer) }})
+}
+
+// handler serves metrics, probes, and requests of nodes about clients.
+func (a *agent) handler() http.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a)
+	for _, c := range a.counts.all() {
+		reg.MustRegister(c)
+	}
+	mux := http.NewServeMux()
+	web.HandleMetrics(mux, reg)
+	web.HandleProbe(mux, "/livez", a.alive)
+	web.HandleProbe(mux, "/readyz", func() error {
+		_, err := a.ready()
+		return err
+	})
+	mux.HandleFunc("GET "+v1alpha1.EgressClientsPath+"{uid}", a.served.handleClient)
+	return mux
 }

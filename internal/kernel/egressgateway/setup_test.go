@@ -29,7 +29,7 @@ func TestValidate(t *testing.T) {
 		`Link "a/b"`:                  func(s *Setup) { s.Link = "a/b" },
 		"Port 0":                      func(s *Setup) { s.Port = 0 },
 		"Addrs: expected":             func(s *Setup) { s.Addrs = nil },
-		"one address of a family":  func(s *Setup) { s.Addrs = append(s.Addrs, addr("10.1.0.10")) },
+		"one address of a family":     func(s *Setup) { s.Addrs = append(s.Addrs, addr("10.1.0.10")) },
 		"Addrs: 127.0.0.1":            func(s *Setup) { s.Addrs[0] = addr("127.0.0.1") },
 		"Destinations: 10.0.0.1/8":    func(s *Setup) { s.Destinations[0] = netip.MustParsePrefix("10.0.0.1/8") },
 		`Clients: UID ""`:             func(s *Setup) { s.Clients[0].UID = "" },

@@ -6,6 +6,8 @@
 package tunnel
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -96,3 +98,49 @@ const (
 	stateFlags       = 0xffff0000 // IP6_TNL_F_CAP_XMIT and above, the kernel's own
 	ignoreEncapLimit = 1          // IP6_TNL_F_IGN_ENCAP_LIMIT: no destination option before the inner packet (RFC 2473, section 4.1)
 )
+
+// ErrNoFoU tells that this kernel cannot carry the tunnels: it lacks Foo over UDP, or the
+// devices ipip or ip6tnl. The error that wraps it says which, and what to load.
+var ErrNoFoU = errors.New("the kernel lacks what egress tunnels need")
+
+// Names of the tunnel devices, one of a family, in the network namespaces of clients and of
+// gateways.
+const (
+	Link4 = "berth-egress4"
+	Link6 = "berth-egress6"
+)
+
+// Table is the nftables table (family inet) that has Berth's egress rules in a network
+// namespace of either side.
+const Table = "berth-egress"
+
+// Supported tells whether the kernel receives FoU, which it loads the module for if it has
+// one. The devices show only when they are added (Ensure). Errors: egress.ErrNoFoU.
+func Supported() error {
+	if _, err := netlink.GenlFamilyGet(netlink.FOU_GENL_NAME); err != nil {
+		return noFoU(err, "fou")
+	}
+	return nil
+}
+
+// noFoU makes egress.ErrNoFoU of the kernel's word for a generic netlink family or a link type that
+// it does not know.
+func noFoU(err error, module string) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return fmt.Errorf("%w: module %s is not there (modprobe %s on the node): %w", ErrNoFoU, module, module, err)
+	}
+	return err
+}
+
+// noDevice does so for a device: EOPNOTSUPP tells of a link type that is not known, EINVAL of an
+// encapsulation that is not, as no other attribute can be wrong.
+func noDevice(err error, link netlink.Link) error {
+	device, encap := "ipip", "fou"
+	if link.Type() == "ip6tnl" {
+		device, encap = "ip6_tunnel", "fou6"
+	}
+	if errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("%w: module %s is not there (modprobe %s on the node): %w", ErrNoFoU, encap, encap, err)
+	}
+	return noFoU(err, device)
+}
