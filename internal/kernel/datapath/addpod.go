@@ -17,10 +17,9 @@ import (
 
 // AddPod makes a pod's link, addresses and routes on both sides.
 //
-// It is idempotent: for a pod that has all of it, it changes nothing and gives
-// the same answer; for one left half done, it finishes. On failure it removes
-// a link that it made itself, and leaves one that was there before. The route
-// on the node comes last, so nothing reaches a pod that is not complete.
+// It is idempotent: it completes what an earlier call left unfinished, and returns the same links. On failure it
+// removes a link that this call made, and keeps one that existed before. It adds the route on the node last, so that
+// nothing reaches an incomplete pod.
 //
 // Errors: ErrNotSetUp, ErrNoNetns, ErrNotNetns, ErrInterfaceExists, ErrAddressInUse.
 func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
@@ -52,8 +51,8 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	return links, nil
 }
 
-// addPod is AddPod for a complete pod, with the turn of its link. Sysctls are below
-// a folder, /proc/sys if empty.
+// addPod is AddPod for a complete pod whose link the caller has acquired. Sysctls are below a folder, /proc/sys if
+// empty.
 func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string) (PodLinks, error) {
 	e, err := k.openPod(pod)
 	if err != nil {
@@ -76,7 +75,7 @@ func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string) (PodLinks,
 	return e.links, err
 }
 
-// podEnds are the two ends of one pod's link: the node's network namespace and the pod's, for the time of one call.
+// podEnds are the two ends of one pod's link during one call: the node's network namespace and the pod's.
 type podEnds struct {
 	k       *kernel
 	pod     Pod
@@ -128,8 +127,7 @@ func (e *podEnds) ensureLink() (created bool, err error) {
 	if err != nil || found {
 		return false, err
 	}
-	// A link of this attachment's name whose other end is elsewhere is the
-	// remnant of a sandbox that was made anew.
+	// A link with this attachment's name whose other end is elsewhere is left over from an earlier sandbox.
 	if err := e.k.main.LinkDel(host); err != nil && !rtnl.IsNoLink(err) {
 		return false, fmt.Errorf("remove stale %s: %w", e.pod.HostIfName, err)
 	}
@@ -234,12 +232,10 @@ func neighbourKind(h *netlink.Handle) rtnl.Kind[netlink.Neigh, rtnl.Neighbour] {
 	}
 }
 
-// awaitQueue waits until the host end sends what it is given. It got its
-// carrier from the pod's end, and until a kernel worker has noticed it drops
-// everything: the answer to a pod's first packet would be lost, and its first
-// connection take a second. Since Linux 6.8 asking for the link waits for the
-// worker; before, it is done within a millisecond or so, and not waited for
-// beyond a few, since a late worker is no failure.
+// awaitQueue waits until the host end can send. It got its carrier from the pod's end, and drops all packets until a
+// kernel worker has noticed: the answer to the pod's first packet would be lost, and its first connection would take
+// a second. Since Linux 6.8 a look-up of the link waits for the worker. Older kernels need about a millisecond;
+// awaitQueue gives up after ten without an error.
 func (e *podEnds) awaitQueue(ctx context.Context) error {
 	for range 10 {
 		link, err := e.k.main.LinkByIndex(e.links.HostIndex)
@@ -318,7 +314,7 @@ func (e *podEnds) setPodSide() error {
 	return nil
 }
 
-// setPodSideRoute adds a route in the pod. Those of an interface that was there before, or that is to have the default
+// setPodSideRoute adds a route in the pod. Routes of an interface that existed before, or that has the pod's default
 // route, are preferred.
 func (e *podEnds) setPodSideRoute(addr netip.Addr, r netlink.Route) error {
 	leads := rtnl.RouteDst(r).Bits() == 0
@@ -336,8 +332,8 @@ func (e *podEnds) setPodSideRoute(addr netip.Addr, r netlink.Route) error {
 	return err
 }
 
-// podAddress is a host address. IPv6 skips duplicate address detection, which
-// would keep the pod waiting 1 to 2 s for an address that the VPC made unique.
+// podAddress is a host address. IPv6 skips duplicate address detection, which takes 1 to 2 s; the address is unique
+// in the VPC.
 func podAddress(addr netip.Addr) *netlink.Addr {
 	a := &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(addr))}
 	if rtnl.IsIPv6(addr) {
@@ -346,8 +342,8 @@ func podAddress(addr netip.Addr) *netlink.Addr {
 	return a
 }
 
-// podSideRoutes are the way out of the pod for one family. fe80::1 is on link
-// by the kernel's own fe80::/64 or by the flag, so it needs no route.
+// podSideRoutes are the pod's routes in one family. fe80::1 needs no route of its own: the kernel's fe80::/64 or the
+// flag makes it on-link.
 func podSideRoutes(index int, addr netip.Addr) []netlink.Route {
 	gw := PodGateway(addr)
 	def := netlink.Route{
@@ -369,8 +365,8 @@ func podSideRoutes(index int, addr netip.Addr) []netlink.Route {
 	return []netlink.Route{onLink, def}
 }
 
-// PodGateway is the next hop that a pod with an address has for elsewhere. It exists nowhere: a
-// permanent neighbour leads to the pod's link on the node.
+// PodGateway is the gateway of a pod with an address. No machine has this address: a permanent neighbour entry leads
+// to the host end of the pod's link.
 func PodGateway(addr netip.Addr) netip.Addr {
 	if rtnl.IsIPv6(addr) {
 		return gateway6

@@ -14,10 +14,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// A pod has no question to ask by ARP: its gateway is a permanent neighbour, and
-// so is the pod to the node. The node would note who asks, whatever address it
-// claims, in a neighbour table that all namespaces of the kernel share. Answers
-// pass: the kernel notes none that it did not ask for.
+// A pod needs no ARP requests: its gateway is a permanent neighbour, and so is the pod on the node. The node would
+// add the sender of a request, whatever address it claims, to a neighbour table that all namespaces of the kernel
+// share. Replies pass: the kernel ignores those that it did not ask for.
 
 // ARPFiltered tells whether the last Setup or Repair could put the table of family
 // arp in place, which a kernel without CONFIG_NF_TABLES_ARP does not take.
@@ -28,7 +27,7 @@ type arpTable struct {
 	unsupported atomic.Bool // the kernel does not have the family, as of the last set
 }
 
-// set puts the table in place. A kernel without the family does without.
+// set creates or replaces the table. It succeeds on a kernel without the family.
 func (t *arpTable) set(open func() (*nftables.Conn, error)) (changed []string, err error) {
 	conn, err := open()
 	if err != nil {
@@ -53,11 +52,10 @@ func (t *arpTable) set(open func() (*nftables.Conn, error)) (changed []string, e
 	return []string{"nftables table arp " + NftTable}, nil
 }
 
-// isWithoutARP tells whether a kernel refused the table because it does not have
-// the family: newer ones refuse the table itself (EOPNOTSUPP), others its chain,
-// for whose type there is nothing (ENOENT, nf_tables_chain_type_lookup), and old
-// ones say EAFNOSUPPORT. What comes after that in the transaction finds no table or
-// chain (ENOENT). An error of another kind among them is none of this.
+// isWithoutARP tells whether a kernel rejected the table because it lacks the family. Newer kernels reject the table
+// (EOPNOTSUPP), others its chain, as they lack the chain type (ENOENT, nf_tables_chain_type_lookup), and old ones
+// return EAFNOSUPPORT. Later messages of the transaction then fail for lack of the table or chain (ENOENT). Any other
+// error among them is a real failure.
 func isWithoutARP(err error) bool {
 	switch e := err.(type) { //nolint:errorlint // each one that is joined is looked at
 	case nil:
@@ -70,8 +68,8 @@ func isWithoutARP(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// arpRuleset is the content of Berth's table of family arp. A link of another network's that happens to be called
-// as those of pods is none of its business, so it asks for the link's group too.
+// arpRuleset is the content of Berth's table of family arp. It matches the link's group too, as a link of another
+// network may have a name like those of pods.
 func arpRuleset() (ruleset, error) {
 	const groups = 0xffff // of pod links
 	rs := ruleset{Table: nft.Table{Name: NftTable, Family: nftables.TableFamilyARP,

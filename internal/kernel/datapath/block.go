@@ -18,16 +18,16 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Block is a range of addresses that is this node's (Coil's design, "Routing").
+// Block is a range of addresses that is assigned to this node (Coil's design, "Routing").
 type Block struct {
 	Name     string         // in errors
 	Prefixes []netip.Prefix // one of each family that it has
 }
 
-// BlocksError is what SetBlocks did not get done.
+// BlocksError is about blocks and routes that SetBlocks could not set or remove.
 type BlocksError struct {
-	Failed map[string]error // blocks by name that are not routed as they should be
-	Left   error            // routes of others that should have gone and did not; nil without
+	Failed map[string]error // by the names of blocks that are not routed as desired
+	Left   error            // about stale routes that could not be removed, or nil
 }
 
 // Error names every block and route.
@@ -45,12 +45,12 @@ func (e *BlocksError) Unwrap() []error {
 	return out
 }
 
-// blockMetric is that of the unreachable route of a block: any route of a pod
-// in it comes first, also where the block is one address.
+// blockMetric is the metric of the unreachable route of a block. Routes of pods are preferred, also if the block is a
+// single address.
 const blockMetric = 1 << 30
 
-// besideMetric is that of an export route next to someone else's of the same
-// destination; as a rule it has the kernel's own choice.
+// besideMetric is the metric of an export route if other software has a route to the same destination. Otherwise the
+// kernel chooses the metric.
 const besideMetric = blockMetric
 
 // SetBlocks makes the node's blocks exactly these. Each has two routes:
@@ -60,13 +60,12 @@ const besideMetric = blockMetric
 //   - in PodTable an unreachable one, so that a packet to an address that no pod
 //     has is refused here instead of going back to the router.
 //
-// Additions come first and a block is announced last; what goes is withdrawn
-// first. It is idempotent, and leaves alone what Berth did not make. A block that
-// cannot be right, or a route that cannot be set or removed, does not keep it from
-// the rest. On failure what was done stays; call it again.
+// It adds routes before it removes any, announces a new block last, and withdraws an old block first. It is
+// idempotent, and does not change what other software made. It continues after an invalid block and after a route
+// that cannot be set or removed. Call it again if it fails.
 //
-// Errors: a *BlocksError tells what is not done, and all else is; any other, such
-// as ErrNotSetUp, tells that nothing is known.
+// Errors: a *BlocksError if all but what it names is done; any other, such as ErrNotSetUp, leaves the outcome
+// unknown.
 func (n *Node) SetBlocks(ctx context.Context, blocks []Block) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -77,8 +76,8 @@ func (n *Node) SetBlocks(ctx context.Context, blocks []Block) error {
 	return err
 }
 
-// WithdrawBlocks removes the routes of the export table: the node's blocks are
-// not announced any more. All else stays. SetBlocks announces them again.
+// WithdrawBlocks removes the routes of the export table, so that the node's blocks are no longer announced, and keeps
+// everything else. SetBlocks announces them again.
 func (n *Node) WithdrawBlocks(ctx context.Context) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -153,7 +152,7 @@ func (t *blockRoutes) set(blocks []Block, u Routed) (changed []string, err error
 	refused := map[netip.Prefix]bool{}
 	for _, r := range missing {
 		if !isUnreachable(r) && refused[rtnl.RouteDst(r)] {
-			continue // a block that would loop is not announced
+			continue // packets to a block without its unreachable route would loop
 		}
 		if err := t.add(r); err != nil {
 			dst := rtnl.RouteDst(r)
@@ -216,9 +215,8 @@ func unreachableRoute(p netip.Prefix) netlink.Route {
 
 func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE }
 
-// isBlockRoute tells the routes of blocks from Berth's others: the unreachable
-// ones, and what is in a table that is neither PodTable nor an ENI's nor of branches. The export
-// table may have had another number before, which was none of these either.
+// isBlockRoute tells whether a route of Berth's is of a block: an unreachable one, or one in a table other than
+// PodTable and the tables of ENIs and branches. The export table may have had another number before.
 func isBlockRoute(r netlink.Route) bool {
 	if r.Table >= PodTable && r.Table <= lastTable {
 		return isUnreachable(r)
@@ -226,8 +224,7 @@ func isBlockRoute(r netlink.Route) bool {
 	return true
 }
 
-// diffBlockRoutes lists what is missing, unreachable routes first, and what is
-// too much, those last.
+// diffBlockRoutes lists missing routes, unreachable ones first, and extra ones, unreachable ones last.
 func diffBlockRoutes(desired, have []netlink.Route) (missing, extra []netlink.Route) {
 	d := routing{}.routeKind().Compare(desired, have)
 	rank := func(r netlink.Route) int {
@@ -241,8 +238,8 @@ func diffBlockRoutes(desired, have []netlink.Route) (missing, extra []netlink.Ro
 	return d.Missing, d.Extra
 }
 
-// Routed is a node whose pods have addresses of its blocks (SetBlocks): nothing
-// is translated, and every packet leaves as the main table says.
+// Routed is a node whose pods have addresses of its blocks (SetBlocks). Packets are not translated, and leave by the
+// main table.
 type Routed struct {
 	// ExportTable is the routing table that an external routing daemon reads.
 	ExportTable int
@@ -252,12 +249,12 @@ type Routed struct {
 
 func (u Routed) kind() string { return "routed" }
 
-// validate: the kernel's own tables are 253 to 255 (rtnetlink(7)).
+// validate implements Uplinks. The kernel's own tables are 253 to 255 (rtnetlink(7)).
 func (u Routed) validate() error {
 	t := u.ExportTable
 	if t < 1 || t > math.MaxInt32 || t >= unix.RT_TABLE_DEFAULT && t <= unix.RT_TABLE_LOCAL ||
 		t >= PodTable && t <= lastTable {
-		return fmt.Errorf("ExportTable %d: want a routing table that is nobody's: not %d to %d, which the kernel looks up, nor %d to %d, which Berth does",
+		return fmt.Errorf("ExportTable %d: want an unused routing table: not %d to %d, which the kernel uses, and not %d to %d, which Berth uses",
 			t, unix.RT_TABLE_DEFAULT, unix.RT_TABLE_LOCAL, PodTable, lastTable)
 	}
 	return nil
@@ -268,9 +265,8 @@ const lastTable = BranchTableBase + 4094
 
 func (u Routed) ipv6() bool { return u.IPv6 }
 
-// links are those of the main table's default routes, without lo, by which IPv6
-// has unreachable ones. There may be none of them yet, as a routing daemon may
-// bring them.
+// links are those of the main table's default routes, except lo, to which the kernel points unreachable IPv6 routes.
+// There may be none yet, as a routing daemon may add the routes later.
 func (u Routed) links(n *Node, all []netlink.Link) (out []netlink.Link, err error) {
 	for _, family := range families(u) {
 		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
@@ -321,5 +317,5 @@ type BlockList []Block
 
 func (l BlockList) restore(n *Node) ([]string, error) { return n.setBlocks(l) }
 
-// tidy has nothing to do: setBlocks removes what is of no block.
+// tidy has nothing to do: setBlocks removes the routes of other blocks.
 func (l BlockList) tidy(*Node, Inventory) ([]string, error) { return nil, nil }

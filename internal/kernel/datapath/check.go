@@ -14,10 +14,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Mismatch tells how the kernel differs from a wanted pod.
+// Mismatch is the error of a pod that differs from the desired state.
 type Mismatch struct {
 	Pod         Pod
-	Differences []string // one a missing or wrong thing, at least one
+	Differences []string // at least one
 }
 
 // Error names every difference.
@@ -25,10 +25,8 @@ func (m *Mismatch) Error() string {
 	return fmt.Sprintf("pod link %s: %s", m.Pod.HostIfName, strings.Join(m.Differences, "; "))
 }
 
-// CheckPod compares the kernel with a wanted pod on both sides and changes
-// nothing. MTU and MAC addresses are compared when they are set in pod. It
-// fails with a *Mismatch that names every difference, or as AddPod does where the
-// namespace is not there.
+// CheckPod compares both sides of a pod's link with the desired state and changes nothing. It compares MTU and MAC
+// addresses if they are set in pod. Errors: a *Mismatch with every difference; ErrNoNetns; ErrNotNetns.
 func (n *Node) CheckPod(ctx context.Context, pod Pod) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -180,7 +178,7 @@ func (c *check) checkWayOut(addr netip.Addr) error {
 	return nil
 }
 
-// checkNeighbour compares the permanent entry by which one end of the link knows the other.
+// checkNeighbour compares the permanent neighbour entry of one end of the link for the other.
 func (c *check) checkNeighbour(in *netlink.Handle, who string, desired *netlink.Neigh) error {
 	list, err := rtnl.PermanentNeighbours(in, desired.LinkIndex, desired.Family)
 	if err != nil {
@@ -192,8 +190,8 @@ func (c *check) checkNeighbour(in *netlink.Handle, who string, desired *netlink.
 	return nil
 }
 
-// podRouteLink finds the link that PodTable sends an address to, 0 for none,
-// without listing the table: the kernel names the route that matches.
+// podRouteLink returns the link to which PodTable routes an address, 0 for none. It does not list the table: the
+// kernel returns the matching route.
 func (k *kernel) podRouteLink(addr netip.Addr) (int, error) {
 	routes, err := k.main.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {

@@ -14,13 +14,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// DetachPod is the fast part of removing a pod: its routes go, and with them
-// everything that reaches it and (by the spoofing check) everything it sends.
-// The link is left for ReapLinks. The pod's namespace may be gone.
+// DetachPod is the fast part of removing a pod. It removes the pod's routes, after which no packet reaches the pod
+// and the spoofing check drops what it sends. ReapLinks removes the link. The pod's namespace may be gone.
 //
-// It is idempotent and succeeds when nothing is left to remove. It never
-// touches a route of the same address to another link. On failure call it
-// again.
+// It is idempotent, and never removes a route of the same address to another link. Call it again if it fails.
 func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -49,14 +46,11 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 	return nil
 }
 
-// ReapLinks removes pod links, many in one wait: the kernel waits for RCU some
-// 20 ms for each removal (measured), and once for a whole link group removed
-// together. The links are first moved into a group of this batch's own, so
-// nobody else's link can be in it.
+// ReapLinks removes a batch of pod links. The kernel waits about 20 ms for RCU in each removal (measured), and once
+// for all links of a group that is removed. So the links are first moved to a group that only this batch has.
 //
-// Links that are missing are no error; one that AddPod took up again since its
-// DetachPod is left alone. Names that HostLinkName cannot have made are
-// refused. On failure some links may be left; call it again.
+// It ignores missing links, and links that AddPod has reused since their DetachPod. It rejects names that
+// HostLinkName cannot have made. After an error some links may be left; call it again.
 func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -91,8 +85,7 @@ func (r *reaper) close() {
 	}
 }
 
-// reap is ReapLinks for names that are known to be Berth's. It names the links
-// that it removed.
+// reap is ReapLinks for names that were checked. It returns the names of the links that it removed.
 func (r *reaper) reap(ctx context.Context, links []string) (reaped []string, err error) {
 	acquired, err := r.podLinks.acquireAll(ctx, links)
 	if err != nil {

@@ -12,19 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Finding is a setting of someone else that breaks pods and that no rule of
-// Berth's can override.
+// Finding is a setting of other software that blocks pods' packets and that no rule of Berth's can override.
 type Finding struct {
 	Where   string // such as "nftables table ip filter, chain FORWARD"
 	Message string // what it does and what to do about it
-	Rule    bool   // a rule does it, not the policy of a chain
+	Rule    bool   // it is a rule, not the policy of a chain
 }
 
-// ForwardPolicy finds packet filters that refuse forwarded packets, which is what a pod's packets are on the node, by the
-// policy of a chain or by a rule that refuses all that reach it: nftables chains (iptables-nft makes such ones too) and the
-// iptables-legacy filter table, if the kernel has it loaded. An ACCEPT of Berth's would not help: a packet must pass the
-// chains of all tables. Rules of the filter's owner may accept pods before, by what cannot be judged (condition), so a Finding
-// is a condition to report, not a failure.
+// ForwardPolicy finds packet filters that reject forwarded packets, such as those of pods, by the policy of a chain
+// or by a rule that matches all packets. It reads nftables chains, including those of iptables-nft, and the
+// iptables-legacy filter table if it is loaded. An ACCEPT of Berth's would not help, as a packet must pass the chains
+// of all tables. Rules that cannot be evaluated (condition) may accept pods' packets first, so a Finding is a warning
+// and not a failure.
 func (n *Node) ForwardPolicy(ctx context.Context) ([]Finding, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -40,7 +39,7 @@ func (n *Node) ForwardPolicy(ctx context.Context) ([]Finding, error) {
 	return append(found, legacy...), nil
 }
 
-// nftFamilies are the names of the families whose chains see forwarded packets, and whose packets those are.
+// nftFamilies are the families whose chains see forwarded packets, with their names and address families.
 var nftFamilies = map[nftables.TableFamily]struct {
 	name     string
 	families []int
@@ -78,7 +77,7 @@ func (k *kernel) nftForwardDrops() ([]Finding, error) {
 	return found, nil
 }
 
-// refusal is what refuses packets that pods send or are sent, of any of the families.
+// refusal finds a rule that rejects packets from or to pods of any of the families.
 func (read filterChains) refusal(chain string, families []int) (*refusal, error) {
 	for _, family := range families {
 		for _, sent := range []bool{true, false} {
@@ -107,8 +106,8 @@ func nftRules(conn *nftables.Conn, base *nftables.Chain) filterChains {
 	}
 }
 
-// nftRule judges a rule by its expressions. Of those that the library does not know, it leaves out the one that loads, and
-// not the one that compares.
+// nftRule evaluates a rule's expressions. The library omits unknown expressions that load a value, but not the
+// comparison that follows.
 func nftRule(exprs []expr.Any) (r filterRule) {
 	var loaded *expr.Meta
 	for _, e := range exprs {
@@ -179,7 +178,7 @@ func nftFinding(family nftables.TableFamily, c *nftables.Chain, r refusal) Findi
 	return ruleFinding(where, r, acceptFirst+fmt.Sprintf(`%s iifname "%s*" accept && %s oifname "%s*" accept`, insert, LinkPrefix, insert, LinkPrefix))
 }
 
-// iptablesFinding has the remedy by a command of iptables.
+// iptablesFinding is a Finding whose remedy is an iptables command.
 func iptablesFinding(where, command string, r refusal) Finding {
 	if r.rule.policy {
 		return policyFinding(where, command+" -P FORWARD ACCEPT")
@@ -194,7 +193,7 @@ func policyFinding(where, fix string) Finding {
 			"accept packets from and to links %s* there, or change its policy: %s", where, LinkPrefix, fix)}
 }
 
-// acceptFirst is what to do about a rule, before the command.
+// acceptFirst begins the remedy for a rule.
 const acceptFirst = "accept packets from and to links " + LinkPrefix + "* before it: "
 
 func ruleFinding(where string, r refusal, fix string) Finding {
@@ -202,16 +201,16 @@ func ruleFinding(where string, r refusal, fix string) Finding {
 		"%s refuses forwarded packets, and with them those of pods, by a rule of chain %s, unless a rule before it accepts them; %s", where, r.chain, fix)}
 }
 
-// Packet filters of others are judged by those of their rules that hold for every packet from, or to, a pod. What depends on
-// addresses, ports or the state of a connection is passed over: whether it lets pods' packets pass cannot be told.
+// Packet filters of other software are evaluated by the rules that match every packet from or to a pod. Rules that
+// depend on addresses, ports or connection state are ignored: whether they accept pods' packets is unknown.
 
-// flow is a pod's packets: those that it sends, or that it is sent, of one family.
+// flow is the packets of one family that a pod sends or receives.
 type flow struct {
 	sent   bool
 	family int
 }
 
-// answer is whether something holds for all packets of a flow, for none, or for some that cannot be told.
+// answer tells whether something matches all packets of a flow, none, or some.
 type answer int8
 
 const (
@@ -220,7 +219,7 @@ const (
 	yes   answer = 1
 )
 
-// condition is one that a rule sets. The zero value is one that cannot be judged.
+// condition is a match of a rule. The zero value is one that cannot be evaluated.
 type condition struct {
 	about  subject
 	link   string // a name, or how it begins
@@ -252,7 +251,7 @@ func (c condition) holds(f flow) (a answer) {
 	return a
 }
 
-// isPodLink tells whether the condition's link is one of a pod's.
+// isPodLink tells whether the condition's link is a pod's.
 func (c condition) isPodLink() answer {
 	switch {
 	case c.begins && strings.HasPrefix(LinkPrefix, c.link):
@@ -266,7 +265,7 @@ func (c condition) isPodLink() answer {
 type action int
 
 const (
-	goesOn action = iota // or what cannot be judged
+	goesOn action = iota // or what cannot be evaluated
 	accepts
 	refuses
 	returns
@@ -293,7 +292,7 @@ func (r filterRule) matches(f flow) answer {
 // filterChains reads the rules of a chain.
 type filterChains func(chain string) ([]filterRule, error)
 
-// refusal is a rule that refuses pods' packets, and its chain.
+// refusal is a rule that rejects pods' packets, and its chain.
 type refusal struct {
 	chain string
 	rule  filterRule
@@ -302,7 +301,7 @@ type refusal struct {
 // maxJumps is the most chains that are followed; the kernel follows 16 (NFT_JUMP_STACK_SIZE).
 const maxJumps = 16
 
-// find follows the rules from a base chain on, and returns the first that refuses all packets of a flow that reach it.
+// find follows the rules from a base chain, and returns the first one that rejects all packets of a flow.
 func (read filterChains) find(chain string, f flow) (*refusal, error) {
 	found, decided, err := read.follow(chain, f, maxJumps)
 	if decided || err != nil {
@@ -315,7 +314,7 @@ func (read filterChains) find(chain string, f flow) (*refusal, error) {
 	return found, err
 }
 
-// follow tells whether the packets are decided about by the end of the chain.
+// follow tells whether the chain accepts or rejects the packets.
 func (read filterChains) follow(chain string, f flow, deeper int) (found *refusal, decided bool, err error) {
 	if deeper == 0 {
 		return nil, false, nil

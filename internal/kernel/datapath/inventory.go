@@ -12,15 +12,15 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Inventory is what Berth owns in the kernel, whoever made it and when.
+// Inventory is what Berth owns in the kernel, including what earlier processes made.
 type Inventory struct {
 	Links   []LinkInfo
 	Routes  []RouteInfo  // of PodTable
 	Uplinks []UplinkInfo // secondary, by number
 	Rules   []RuleInfo
 	Blocks  []BlockInfo
-	// Branches are the addresses of pods whose first interface is a branch interface, which others keep
-	// (StrictTable, StandardTable).
+	// Branches are the addresses of pods whose first interface is a branch interface (StrictTable, StandardTable).
+	// Package routedvlan owns their routes.
 	Branches []netip.Addr
 }
 
@@ -50,8 +50,8 @@ type UplinkInfo struct {
 // BlockInfo is one prefix of a block.
 type BlockInfo struct {
 	Prefix      netip.Prefix
-	Tables      []int // that export it
-	Unreachable bool  // for what no pod has
+	Tables      []int // that announce it
+	Unreachable bool  // for addresses that no pod has
 }
 
 // RuleInfo is one policy rule.
@@ -63,8 +63,8 @@ type RuleInfo struct {
 	Mask     uint32
 }
 
-// Inventory lists Berth's state. It costs a few listings, so it is for
-// recovery, repair and tests, not for the path of an ADD. Lists are sorted.
+// Inventory lists Berth's state. It lists links, routes and rules, which is too slow for an ADD. Its lists are
+// sorted.
 func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	if err := n.begin(ctx); err != nil {
 		return Inventory{}, err

@@ -15,15 +15,15 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Node is the data path of the network namespace that it was opened in. All
-// methods are safe for concurrent use; calls about one pod take turns.
+// Node is the data path of the network namespace that it was opened in. All methods are safe for concurrent use.
+// Calls about one pod are serialized.
 type Node struct {
 	*kernel
 
 	set atomic.Pointer[established] // what Setup established; nil before
 
-	// setupMu makes Setup, SetUplink, RemoveUplink, SetBlocks, WithdrawBlocks and Repair take turns: each reads
-	// what the others write in the kernel. No ADD or DEL waits for it.
+	// setupMu serializes Setup, SetUplink, RemoveUplink, SetBlocks, WithdrawBlocks and Repair: each reads from the
+	// kernel what the others write. ADD and DEL do not take it.
 	setupMu sync.Mutex
 
 	podLinks *podLinks
@@ -82,7 +82,7 @@ func (n *Node) Close() error {
 	return n.kernel.close()
 }
 
-// begin is what every method starts with.
+// begin returns an error if the Node is closed or ctx has ended. Every exported method calls it first.
 func (n *Node) begin(ctx context.Context) error {
 	if n.closed.Load() {
 		return ErrClosed
@@ -110,10 +110,10 @@ var (
 	ErrNoNetns = rtnl.ErrNoNetns
 	// ErrNotNetns: something else is at the path of a network namespace.
 	ErrNotNetns = rtnl.ErrNotNetns
-	// ErrInterfaceExists: the pod's namespace has an interface of the wanted
-	// name that Berth did not make for this attachment.
+	// ErrInterfaceExists: the pod's namespace has an interface with the name that Berth did not make for this
+	// attachment.
 	ErrInterfaceExists = errors.New("interface exists already and is not Berth's")
-	// ErrAddressInUse: the node has a pod route for the address to another link.
+	// ErrAddressInUse: the node routes the address to another pod's link.
 	ErrAddressInUse = errors.New("address is routed to another pod link")
 	// ErrNoLink: no link has the ENI's MAC address (yet).
 	ErrNoLink = errors.New("no link with this MAC address")
@@ -123,14 +123,13 @@ var (
 	ErrClosed = errors.New("data path is closed")
 )
 
-// kernel is a network namespace and the sockets to it. It keeps nothing in memory
-// of what it sets.
+// kernel is a network namespace and the sockets to it. It keeps no state in memory.
 type kernel struct {
 	ns   netns.NsHandle
 	nsID NetnsID
 	lo   int             // index of the loopback link
 	main *netlink.Handle // ADD, DEL and everything short
-	slow *netlink.Handle // listings and set-up, so that an ADD never queues behind them
+	slow *netlink.Handle // listings and setup, so that an ADD never queues behind them
 
 	routing routing
 }
@@ -191,8 +190,8 @@ func (k *kernel) addresses(link netlink.Link, family int) ([]netlink.Addr, error
 	return list, nil
 }
 
-// isNoFamily tells that the kernel runs without an address family, as with the
-// boot parameter ipv6.disable=1. It has no state of that family then.
+// isNoFamily tells whether an error means that the kernel lacks an address family, as with the boot parameter
+// ipv6.disable=1.
 func isNoFamily(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EPFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }

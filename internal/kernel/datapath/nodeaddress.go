@@ -13,23 +13,23 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// An address that a link of the node has is the node's own: the kernel looks for it before any
-// route, so a pod with the same address is reached by nobody.
+// The kernel delivers packets to an address of the node's links locally, before it looks up any route. A pod with the
+// same address is unreachable.
 
-// NodeAddress is an address that somebody other than Berth gave to a link of the node.
+// NodeAddress is an address of one of the node's links that Berth did not add.
 type NodeAddress struct {
 	Addr netip.Addr
 	Link string
-	// Own: the node may need the address, so it is never removed: a primary address, or one on a link of the
-	// default route that no ENI lists for pods.
+	// Own tells that the node may need the address, so that it is never removed: a primary address, or one on a link
+	// of the default route that no ENI has for pods.
 	Own bool
 }
 
-// String is how a person is told of it.
+// String is such as "10.0.0.7 on eth1".
 func (a NodeAddress) String() string { return a.Addr.String() + " on " + a.Link }
 
-// NodeAddresses lists what no pod of the node can have, in order: the addresses of all links but those that Berth gives to
-// links itself. Loopback and IPv6 link-local addresses, which pods never have, are left out.
+// NodeAddresses lists the addresses that no pod of the node can use, sorted: those of all links except those that
+// Berth added. It leaves out loopback and IPv6 link-local addresses, which pods never have.
 func (n *Node) NodeAddresses(ctx context.Context) ([]NodeAddress, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -43,8 +43,8 @@ func (n *Node) NodeAddresses(ctx context.Context) ([]NodeAddress, error) {
 	return found, err
 }
 
-// RemoveNodeAddress takes an address that NodeAddresses lists from the node's links, other than the node's own. One that
-// is gone is no error.
+// RemoveNodeAddress removes an address that NodeAddresses lists from the node's links, unless it is Own. It succeeds
+// if the address is already gone.
 func (n *Node) RemoveNodeAddress(ctx context.Context, addr netip.Addr) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -105,10 +105,11 @@ func (t nodeAddresses) each(do func(NodeAddress, netlink.Addr) error) error {
 	return nil
 }
 
-// servicesLink has the address of each Service with kube-proxy in mode IPVS: thousands, which are not the node's own.
+// servicesLink has the addresses of all Services when kube-proxy uses IPVS. These are not the node's own.
 const servicesLink = "kube-ipvs0"
 
-// own returns what tells whether the node may need an address on the link of an index. Before Setup it may need all.
+// own returns a function that tells whether the node may need an address on a link, given by its index. Before Setup
+// it may need all.
 func (t nodeAddresses) own(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
 	s := t.node.set.Load()
 	if s == nil {

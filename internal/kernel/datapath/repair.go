@@ -15,27 +15,24 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Wanted is all that should exist on a node.
+// Wanted is the desired state of a node.
 type Wanted struct {
 	Config   Config
-	Carriers Carriers // as Config.Uplinks needs them; nil: none
+	Carriers Carriers // of the kind of Config.Uplinks; nil: none
 	Pods     []Pod
-	// Spare names pod links of which no more is known than that they may be in
-	// use: neither they nor their routes are removed.
+	// Spare names pod links that may be in use although their pods are unknown. Repair keeps them and their routes.
 	Spare []string
 }
 
-// Repair compares Wanted with the kernel, puts back what is missing and removes
-// what is Berth's and not wanted. It names each change; with nothing to change
-// it writes nothing. What Berth did not make is left alone.
+// Repair compares the desired state with the kernel, restores what is missing, and removes other objects of Berth's.
+// It returns what it changed, and writes nothing if there is no difference. It does not change what other software
+// made.
 //
-// It is for the start of the daemon, where it also makes the Node know the
-// pods of before, and for Watch's events. Wanted may be a moment old: a pod
-// that DetachPod was called for since is not brought back, nor is one removed
-// that AddPod was called for, or given the addresses that it had before. Of a
-// pod it looks at the node's side only; the inside is the pod's own (CheckPod
-// compares it). A sysctl that cannot be set, an ENI whose link has not appeared and a pod whose namespace is
-// gone are errors that do not keep it from the rest; the errors are joined.
+// It runs when the daemon starts, when it also tells the Node about existing pods, and after events of Watch. The
+// desired state may be slightly stale: Repair does not restore a pod that was detached since, does not remove one
+// that was added since, and does not give it its earlier addresses. It looks at the node's side of pods only;
+// CheckPod compares both. It continues after a sysctl that cannot be set, an ENI without a link and a pod without a
+// namespace, and joins the errors.
 func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -84,7 +81,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	return repaired, errors.Join(errs...)
 }
 
-// repair is one Repair.
+// repair is one call of Repair.
 type repair struct {
 	node     *Node
 	desired  Wanted
@@ -177,8 +174,8 @@ func (r *repair) restorePods(ctx context.Context) (did []string, err error) {
 	return did, errors.Join(errs...)
 }
 
-// restoreLink restores what other software changed at the node's end of a pod's link, without a look into the pod: the
-// MAC address, by which the pod reaches the node, MTU, and the neighbour, by which the node reaches the pod.
+// restoreLink restores what other software changed at the node's end of a pod's link: the MAC address, by which the
+// pod reaches the node, the MTU, and the neighbour entry, by which the node reaches the pod.
 func (r *repair) restoreLink(p Pod, link LinkInfo, neighbours []netlink.Neigh) (did []string, err error) {
 	mac, err := net.ParseMAC(link.MAC)
 	if err != nil {

@@ -19,7 +19,7 @@ type routing struct {
 	nl *netlink.Handle
 }
 
-// routeKind describes Berth's routes other than those to pods. A route in the place of a desired one is replaced.
+// routeKind describes Berth's routes other than those to pods. A desired route replaces another one in its place.
 func (t routing) routeKind() rtnl.Kind[netlink.Route, rtnl.Route] {
 	return rtnl.Kind[netlink.Route, rtnl.Route]{
 		Key: rtnl.RouteOf, Name: describeRoute,
@@ -63,7 +63,7 @@ func (t routing) listThat(table int, holds func(netlink.Route) bool) (list []net
 	return list, nil
 }
 
-// remove removes routes. One that cannot be removed does not keep it from the rest.
+// remove removes routes, and continues after an error.
 func (t routing) remove(routes []netlink.Route) ([]string, error) {
 	return t.routeKind().RemoveAll(routes)
 }
@@ -77,8 +77,8 @@ func (t routing) removeThat(table int, holds func(netlink.Route) bool) ([]string
 	return t.remove(have)
 }
 
-// setTable makes a table hold these routes of Berth's and no others. Stale ones go first, and missing ones are added
-// also if something could not be removed: pods need them.
+// setTable makes a table hold these routes of Berth's and no others. It removes stale routes first, and adds missing
+// ones even if that failed: pods need them.
 func (t routing) setTable(table int, desired []netlink.Route) (changed []string, err error) {
 	have, err := t.listThat(table, func(netlink.Route) bool { return true })
 	if err != nil {
@@ -121,8 +121,8 @@ func isUplinkRule(number int) func(netlink.Rule) bool {
 	}
 }
 
-// setRules makes Berth's rules among those that owned selects be exactly the desired ones. It adds first and then
-// removes, so that no packet meets a gap.
+// setRules makes the rules of Berth's that owned selects exactly the desired ones. It adds before it removes, so that
+// no packet misses a rule.
 func (t routing) setRules(owned func(netlink.Rule) bool, desired []netlink.Rule) (changed []string, err error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		have, err := t.listRules(family)
@@ -144,8 +144,7 @@ func (t routing) setRules(owned func(netlink.Rule) bool, desired []netlink.Rule)
 	return changed, nil
 }
 
-// listRules lists the rules that carry Berth's protocol number. A kernel
-// without IPv6 has none of IPv6.
+// listRules lists the rules that carry Berth's protocol number; none if the kernel lacks the family.
 func (t routing) listRules(family int) ([]netlink.Rule, error) {
 	all, err := rtnl.Whole(func() ([]netlink.Rule, error) { return t.nl.RuleList(family) })
 	if isNoFamily(err) {
@@ -168,10 +167,9 @@ func describeRule(r netlink.Rule) string {
 	return s + fmt.Sprintf(" table %d", r.Table)
 }
 
-// PodRules describes those of Berth's policy rules, as the kernel has them, that
-// packets to and from these addresses of a pod of an uplink meet: of each family that
-// the addresses are of, IPv4 first, by priority. uplink 0 is the primary one, whose
-// pods' packets leave by the main table.
+// PodRules describes Berth's policy rules in the kernel that apply to packets from and to these addresses of a pod:
+// for each family of the addresses, IPv4 first, by priority. uplink is the number of the pod's uplink; 0 is the
+// primary one, whose pods use the main table.
 func (n *Node) PodRules(ctx context.Context, uplink int, addrs []netip.Addr) ([]string, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err

@@ -13,11 +13,11 @@ import (
 // ruleset is the desired content of one of Berth's nftables tables.
 type ruleset struct {
 	nft.Table
-	// markShift is of VPC: chains of ENIs, which come and go, follow it too.
+	// markShift is that of VPC. The chains of ENIs, which are not part of Table, depend on it too.
 	markShift uint
 }
 
-// seal gives the content its tag, which covers the chains of ENIs by those of one.
+// seal sets the tag. It covers the chains of ENIs by those of one ENI.
 func (rs *ruleset) seal() error {
 	uplink, err := nft.Table{Family: rs.Family, Chains: uplinkChains(rs.markShift, 1)}.Fingerprint()
 	if err != nil {
@@ -27,8 +27,8 @@ func (rs *ruleset) seal() error {
 	return err
 }
 
-// Where the base chains hook in. Spoofed packets go before conntrack sees
-// them. Marks are set after any DNAT at its usual priority, and before routing.
+// Priorities of the base chains. Spoofed packets are dropped before conntrack sees them. Marks are set after DNAT at
+// its usual priority, and before routing.
 var (
 	atAntispoof = nftables.ChainPriorityRaw
 	beforeDNAT  = nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest - 10)
@@ -36,8 +36,7 @@ var (
 	afterSNAT   = nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource + 10)
 )
 
-// buildRuleset writes the ruleset of a node. primary is the primary link's
-// name; secondary ENIs add to it by their maps and chains.
+// buildRuleset builds the ruleset of a node. primary is the primary link's name; of are the secondary ENIs.
 func buildRuleset(c Config, primary string, of uplinkState) (ruleset, error) {
 	rs := ruleset{Table: nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Chains: []nft.Chain{antispoofChain()}}}
 	if c.MaxConnections > 0 {
@@ -50,22 +49,19 @@ func buildRuleset(c Config, primary string, of uplinkState) (ruleset, error) {
 	if err := rs.seal(); err != nil {
 		return ruleset{}, err
 	}
-	// Chains of ENIs come and go without a change of the rest.
+	// Chains of ENIs are added and removed without replacing the table.
 	for _, i := range of.numbers() {
 		rs.Chains = append(rs.Chains, uplinkChains(rs.markShift, i)...)
 	}
 	return rs, nil
 }
 
-// antispoofChain lets a pod send from its own addresses only. A pod whose
-// routes are gone can send nothing.
+// antispoofChain allows packets from a pod's own addresses only. A pod without routes on the node can send nothing.
 //
-// A link-local source would pass the comparison with the routes, and a pod can
-// take any of 2^64: each would be a peer of its own to whatever counts peers or
-// connections by address, and each answer to it an entry of the neighbour table.
-// So would a source of zeros, which the comparison passes for DHCP and for the
-// search for duplicates. A packet to a link-local address that is not the node's own
-// would be passed on to the pod's own link, for an entry each.
+// The reverse path check accepts link-local sources, of which a pod can use 2^64: each would count as another peer,
+// and each answer to one would add an entry to the neighbour table. The check also accepts the unspecified address,
+// for DHCP and duplicate address detection. A packet to a link-local address other than the node's would be forwarded
+// back to the pod's link, which adds an entry too. All of these are dropped.
 func antispoofChain() nft.Chain {
 	return nft.Base("antispoof", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atAntispoof,
 		nft.NewRule("not from a pod", notFromPod(), nft.Accept()),
@@ -82,10 +78,9 @@ func antispoofChain() nft.Chain {
 	)
 }
 
-// Solicitations that the node takes from all its pods together, a second and at
-// once. A pod needs none: its gateway is a permanent neighbour. Each may become
-// an entry of the neighbour table, of which the kernel has 1,024 for all of its
-// namespaces (arp(7), gc_thresh3).
+// Rate limit, a second, and burst of the solicitations that the node accepts from all its pods together. A pod needs
+// none: its gateway is a permanent neighbour. Each may add an entry to the neighbour table, which has at most 1,024
+// for all namespaces of the kernel (arp(7), gc_thresh3).
 const (
 	solicitRate  = 10
 	solicitBurst = 50
@@ -95,8 +90,7 @@ const (
 // "Use IMDSv2").
 var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 
-// metadataChain judges after DNAT, so that an agent on the node that stands in
-// for the metadata service keeps working.
+// metadataChain matches after DNAT, so that an agent on the node that replaces the metadata service keeps working.
 func metadataChain(name string, hook *nftables.ChainHook, of nft.Exprs) nft.Chain {
 	ch := nft.Base(name, nftables.ChainTypeFilter, hook, nftables.ChainPriorityFilter)
 	for _, a := range metadata {
@@ -106,21 +100,18 @@ func metadataChain(name string, hook *nftables.ChainHook, of nft.Exprs) nft.Chai
 	return ch
 }
 
-// table is what every chain and set names.
+// berthTable identifies Berth's table.
 func berthTable() *nftables.Table {
 	return &nftables.Table{Name: NftTable, Family: nftables.TableFamilyINet}
 }
 
-// All connections of a node share one table of connection tracking; a pod that
-// fills it keeps every other from new connections. With Config.MaxConnections a
-// pod is refused its own further ones before.
+// All connections of a node share one connection tracking table, and a pod that fills it blocks new connections of
+// all others. Config.MaxConnections limits the connections of each pod.
 
-// atConnections is after connection tracking has looked at a packet and before
-// NAT has.
+// atConnections is after connection tracking and before NAT.
 var atConnections = nftables.ChainPriorityMangle
 
-// addConnectionLimit drops a pod's packets that would open more than limit
-// connections.
+// addConnectionLimit adds a chain that drops packets of a pod that would open more than limit connections.
 func (rs *ruleset) addConnectionLimit(limit uint32) {
 	ch := nft.Base("connections", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atConnections,
 		nft.NewRule("not from a pod", notFromPod(), nft.Accept()))
@@ -133,8 +124,7 @@ func (rs *ruleset) addConnectionLimit(limit uint32) {
 	rs.Chains = append(rs.Chains, ch)
 }
 
-// connectionSet has the pods of a family that have connections. The kernel
-// removes those that have none any more.
+// connectionSet has the pods of a family with connections. The kernel removes a pod after its last connection.
 func connectionSet(family int) *nftables.Set {
 	s := &nftables.Set{Table: berthTable(), ID: 7, Name: "connections4", KeyType: nftables.TypeIPAddr, Dynamic: true, Size: 65536}
 	if family == unix.AF_INET6 {
@@ -174,23 +164,21 @@ func fromLink(name string) nft.Exprs {
 	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.Is(nft.LinkName(name)...))
 }
 
-// loopback4 is the loopback network of IPv4. Of IPv6 the kernel itself drops what comes by a
-// link for ::1.
+// loopback4 is the loopback network of IPv4. The kernel itself drops packets from a link to ::1.
 var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
 
 // LinkLocalNet are the link-local addresses of IPv6 (RFC 4291, section 2.4).
 var LinkLocalNet = netip.MustParsePrefix("fe80::/10")
 
-// isUntranslatable: ct state invalid,untracked. NAT looks at neither. Whatever
-// else there is of rules, the kernel tracks no neighbour or listener discovery
-// (ICMPv6 types 130 to 133, 135, 136 and 143), wherever it is addressed to.
+// isUntranslatable: ct state invalid,untracked. NAT ignores both. The kernel never tracks neighbour and listener
+// discovery (ICMPv6 types 130 to 133, 135, 136 and 143), whatever its destination.
 func isUntranslatable() nft.Exprs {
 	return nft.CtState(expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED)
 }
 
-// sourceNotBehindLink: fib saddr . mark . iif oif missing. It is strict reverse path
-// filtering (RFC 3704), alike for both families and without a sysctl a link. Pods of branches alone
-// have a mark by then, which leads to the table that has their addresses.
+// sourceNotBehindLink: fib saddr . mark . iif oif missing. This is strict reverse path filtering (RFC 3704) for both
+// families, without a sysctl for each link. Only packets of pods of branches have a mark by then, which selects the
+// table that has their addresses.
 func sourceNotBehindLink() nft.Exprs {
 	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagSADDR: true, FlagMARK: true, FlagIIF: true, ResultOIF: true}}, nft.Is(nft.Word(0)...))
 }
@@ -200,7 +188,7 @@ func notToNode() nft.Exprs {
 	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagDADDR: true, FlagIIF: true, ResultADDRTYPE: true}}, nft.IsNot(nft.Word(unix.RTN_LOCAL)...))
 }
 
-// notFromNode: fib saddr type != local. Of what the node sends it is what IPVS passes on.
+// notFromNode: fib saddr type != local. In the output hook this matches what IPVS forwards.
 func notFromNode() nft.Exprs {
 	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagSADDR: true, ResultADDRTYPE: true}}, nft.IsNot(nft.Word(unix.RTN_LOCAL)...))
 }
@@ -210,8 +198,7 @@ func icmpv6(kind byte) nft.Exprs {
 	return nft.Join(nft.Family(unix.AF_INET6), nft.ICMPv6Type(), nft.Is(kind))
 }
 
-// solicitation: icmpv6 type 133-135: a router or a neighbour solicitation, and
-// the router advertisement between them.
+// solicitation: icmpv6 type 133-135: router and neighbour solicitations, and the router advertisements between them.
 func solicitation() nft.Exprs { return nft.ICMPv6Between(routerSolicitation, NeighbourSolicitation) }
 
 // neighbourDiscovery: icmpv6 type 133-136.

@@ -13,16 +13,13 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Setup establishes what a node needs before its first pod: sysctls, the
-// nftables table and the policy rules, reconciled with what is there. Again
-// with the same Config it changes nothing; with another one it converges,
-// uplinks that were set included. State of ENIs and pods from before a restart is
-// kept, but where addresses are of blocks that of ENIs is removed, and the other
-// way round. On failure what was done stays and the old Config remains in force for
-// AddPod, unless only sysctls failed; call it again.
+// Setup sets up what a node needs before its first pod: sysctls, the nftables table and the policy rules. It is
+// idempotent, and with another Config it also changes uplinks that were set. It keeps state of ENIs and pods from
+// before a restart, but removes that of ENIs if addresses are of blocks, and the other way round. If it fails, what
+// was done stays, and AddPod uses the old Config unless only sysctls failed; call it again.
 //
-// Errors: ErrNoLink when no link has PrimaryMAC, or that of an ENI that was
-// set is gone; others name the sysctl, rule or table.
+// Errors: ErrNoLink if no link has PrimaryMAC, or the link of an ENI that was set is gone; others name the sysctl,
+// rule or table.
 func (n *Node) Setup(ctx context.Context, c Config) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -35,18 +32,17 @@ func (n *Node) Setup(ctx context.Context, c Config) error {
 	return c.Uplinks.follow(n)
 }
 
-// errSysctl is a failure of a sysctl, and of nothing else.
+// errSysctl means that sysctls could not be set, and everything else succeeded.
 var errSysctl = errors.New("sysctls of the node")
 
-// setup is one Setup, under setupMu.
+// setup is one call of Setup, under setupMu.
 type setup struct {
 	node    *Node
 	config  Config
 	primary string // the name of the primary link; empty: a routed node has none yet
 }
 
-// run names what it changed. Sysctls that cannot be set do not keep it from
-// the rest, and then the error wraps errSysctl.
+// run returns what it changed. It continues if sysctls cannot be set; the error then wraps errSysctl.
 func (s *setup) run() (changed []string, err error) {
 	n, c := s.node, s.config
 	if err := c.Validate(); err != nil {
@@ -75,8 +71,8 @@ func (s *setup) run() (changed []string, err error) {
 	}
 	next.tag = rs.Tag
 	changed, sysctls := n.sysctls.set(c, nodeOwner, nodeSysctls(c.Uplinks, names))
-	// The table goes before the rules: a mark without a rule falls through to
-	// main, a rule without marks does nothing.
+	// The table comes before the rules: packets with a mark but without a rule use main, and a rule without marks
+	// does nothing.
 	for _, step := range []func() ([]string, error){
 		s.setTable,
 		func() ([]string, error) { return n.arp.set(n.nft) },
@@ -98,9 +94,7 @@ func (s *setup) run() (changed []string, err error) {
 	return changed, nil
 }
 
-// setTable makes Berth's table what the configuration says. It compares first
-// and writes nothing when all is well; otherwise the whole table is replaced
-// in one transaction, so no packet meets half a ruleset.
+// setTable replaces Berth's table in one transaction, unless it is as desired already.
 func (s *setup) setTable() (changed []string, err error) {
 	n, c := s.node, s.config
 	conn, err := n.nft()
@@ -128,13 +122,13 @@ func (s *setup) setTable() (changed []string, err error) {
 		return nil, fmt.Errorf("replace nftables table %q: %w", NftTable, err)
 	}
 	did, err := c.Uplinks.replaced(n)
-	if err != nil { // the table is in place, and what follows is not to wait for this
-		cmp.Or(c.Log, slog.New(slog.DiscardHandler)).Warn("the nftables table was replaced; connections that lack their translation may stay unanswered", "error", err)
+	if err != nil { // not fatal: the table is in place
+		cmp.Or(c.Log, slog.New(slog.DiscardHandler)).Warn("the nftables table was replaced; connections that are not translated may get no answers", "error", err)
 	}
 	return append([]string{"nftables table " + NftTable}, did...), nil
 }
 
-// clearOthers removes what the implementations left that are not the chosen one.
+// clearOthers removes what other kinds of uplinks left.
 func (s *setup) clearOthers() (changed []string, err error) {
 	for _, u := range implementations {
 		if u.kind() == s.config.Uplinks.kind() {
@@ -149,7 +143,7 @@ func (s *setup) clearOthers() (changed []string, err error) {
 	return changed, nil
 }
 
-// defaultMTU is Ethernet's, of links of pods where nothing tells better (RFC 894).
+// defaultMTU is Ethernet's (RFC 894), for links of pods if no uplink is known.
 const defaultMTU = 1500
 
 func smallestMTU(links []netlink.Link) int {
@@ -162,27 +156,26 @@ func smallestMTU(links []netlink.Link) int {
 	return cmp.Or(mtu, defaultMTU)
 }
 
-// Config is the wanted state of a node apart from its ENIs, blocks and pods.
+// Config is the desired state of a node, without its ENIs, blocks and pods.
 type Config struct {
-	// Uplinks is how packets of pods leave the node: a VPC, a Routed or Ports.
+	// Uplinks tells how packets of pods leave the node: a VPC, a Routed or Ports.
 	Uplinks Uplinks
-	// BlockMetadata keeps pods from 169.254.169.254 and fd00:ec2::254.
+	// BlockMetadata rejects packets of pods to 169.254.169.254 and fd00:ec2::254.
 	BlockMetadata bool
-	// MaxConnections is the most connections that a pod's address may have open
-	// by the node's connection tracking, those that nobody answers included; 0: as
-	// many as the node tracks.
+	// MaxConnections limits the tracked connections of each address of a pod, including unanswered ones; 0: no limit
+	// but the node's own.
 	MaxConnections int
-	// MTU of pod links and secondary ENIs in bytes; 0 takes the primary link's or,
-	// where addresses are routed, the smallest of the links that packets leave by.
+	// MTU of pod links and secondary ENIs in bytes; 0: the primary link's, or on a routed node the smallest of the
+	// uplinks.
 	MTU int
-	// Sysctls is the folder of the kernel's settings; /proc/sys if empty. A container
-	// that is not privileged has that one read-only, and may have it elsewhere too.
+	// Sysctls is the folder of the kernel's settings; /proc/sys if empty. That one is read-only in an unprivileged
+	// container, which may have another mount of it.
 	Sysctls string
-	// Log is told of settings that change; nil: nobody.
+	// Log receives the sysctls that change; nil: no log.
 	Log *slog.Logger
 }
 
-// Validate names the first field that cannot work.
+// Validate returns an error about the first invalid field.
 func (c Config) Validate() error {
 	if c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU) {
 		return fmt.Errorf("MTU %d: want 0 or %d to %d", c.MTU, minMTU, maxMTU)
@@ -196,15 +189,13 @@ func (c Config) Validate() error {
 	return c.Uplinks.validate()
 }
 
-// IPv6 needs links of 1280 bytes (RFC 8200 section 5), IPv4 of 68 (RFC 791);
-// 65535 is the largest that veth takes.
+// IPv6 needs links of 1280 bytes (RFC 8200 section 5), IPv4 of 68 (RFC 791); 65535 is the maximum of veth.
 const (
 	minMTU = 576
 	maxMTU = 65535
 )
 
-// disjoint returns the prefixes of one family, masked, sorted, without those
-// that another one contains.
+// disjoint returns the prefixes of one family, masked and sorted, without those that are within another.
 func disjoint(prefixes []netip.Prefix, v4 bool) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range prefixes {

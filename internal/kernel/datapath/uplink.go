@@ -16,22 +16,22 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Uplink is one interface by which packets of pods leave a VPC's node, such as an
-// elastic network interface, as the kernel should have it.
+// Uplink is the desired state of an interface by which packets of pods leave a VPC's node, such as an elastic network
+// interface.
 type Uplink struct {
 	ID  string // names it in errors and to RemoveUplink
 	MAC net.HardwareAddr
-	// Number is unique on the node, 1 to MaxUplink on a secondary ENI, and stays
-	// while the uplink does: its table and its mark follow from it.
+	// Number is unique on the node, 1 to MaxUplink on a secondary ENI, and never changes: the uplink's table and mark
+	// depend on it.
 	Number int
-	// Primary ENIs belong to the operating system: only sysctls are set there.
+	// Primary ENIs are set up by the operating system: Berth only sets sysctls there.
 	Primary bool
-	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is put on the
-	// link, unless it is among Addresses: then it is a pod's, and not the node's.
+	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is added to the link, unless it is among Addresses
+	// and thus for pods.
 	PrimaryIPv4 netip.Addr
 	Subnet      netip.Prefix // IPv4
-	// Addresses are what pods may use, both families. Prefixes likewise; EC2
-	// assigns /28 and /80 only, and others are refused.
+	// Addresses and Prefixes, of both families, are for pods. Prefixes must be of the lengths that EC2 assigns, /28
+	// and /80.
 	Addresses []netip.Addr
 	Prefixes  []netip.Prefix
 
@@ -49,7 +49,7 @@ const (
 // CIDR reservations").
 var vpcGateway6 = netip.MustParseAddr("fe80:ec2::1")
 
-// Validate names the first field that cannot work.
+// Validate returns an error about the first invalid field.
 func (e Uplink) Validate() error {
 	if len(e.MAC) != 6 {
 		return fmt.Errorf("MAC %q: want six octets", e.MAC)
@@ -108,12 +108,10 @@ func (e Uplink) gateway4() netip.Addr {
 	return e.Subnet.Masked().Addr().Next()
 }
 
-// SetUplink makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
-// its table, its rule, and the map from its addresses to its mark. It is
-// idempotent, puts back what is missing, and with changed Addresses changes the
-// map only (and the link's address if PrimaryIPv4 came or went among them). On
-// failure what was done stays; call it again. An address is usable by a pod once
-// this has returned nil for it.
+// SetUplink sets up an ENI for pods: link up, MTU, loose rp_filter, an address, its table, its rule, and the map from
+// its addresses to its mark. It is idempotent and restores what is missing. If only Addresses changed, it changes
+// only the map, and the link's address if PrimaryIPv4 was added to or removed from them. If it fails, what was done
+// stays; call it again. Pods may use an address after SetUplink succeeded with it.
 //
 // Errors: ErrNotSetUp, ErrNoLink until the kernel shows the link.
 func (n *Node) SetUplink(ctx context.Context, uplink Uplink) error {
@@ -126,7 +124,7 @@ func (n *Node) SetUplink(ctx context.Context, uplink Uplink) error {
 	return err
 }
 
-// setUplink is SetUplink under setupMu. It names what it had to change.
+// setUplink is SetUplink under setupMu. It returns what it changed.
 func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	s, err := n.established()
 	if err != nil {
@@ -153,7 +151,7 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	// One that cannot be set does not keep the ENI from the rest.
+	// The rest is set up even if sysctls cannot be set.
 	changed, sysctls := n.sysctls.set(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
 	if !uplink.Primary {
 		did, err := secondaryENI{n.kernel, uplink, link, u}.set(s)
@@ -170,7 +168,7 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	return changed, nil
 }
 
-// secondaryENI is one to be set up, and its link.
+// secondaryENI is a secondary ENI in one call of SetUplink, and its link.
 type secondaryENI struct {
 	*kernel
 	Uplink
@@ -178,7 +176,7 @@ type secondaryENI struct {
 	vpc  VPC
 }
 
-// set names what it changed.
+// set returns what it changed.
 func (e secondaryENI) set(s *established) (changed []string, err error) {
 	for _, step := range []func() ([]string, error){
 		func() ([]string, error) { return e.setLink(s.mtu) },
@@ -200,12 +198,11 @@ func (e secondaryENI) set(s *established) (changed []string, err error) {
 	return changed, nil
 }
 
-// UplinkLink is the interface index of an ENI's link: the one that was set up, and the one
-// that the node has now; 0: it has none.
+// UplinkLink has the interface indexes of the link of an ENI that was set up, and of the ENI's current link; 0: none.
 type UplinkLink struct{ Set, Now int }
 
-// UplinkLinks tells of each ENI that SetUplink established which link it has, by ID. A link
-// that went and came again is another, and lacks all that SetUplink does.
+// UplinkLinks returns the links of all ENIs that SetUplink set up, by ID. A link that was detached and attached again
+// is another one, and needs SetUplink again.
 func (n *Node) UplinkLinks(ctx context.Context) (map[string]UplinkLink, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -225,7 +222,7 @@ func (n *Node) UplinkLinks(ctx context.Context) (map[string]UplinkLink, error) {
 	return out, nil
 }
 
-// uplinkSet are the uplinks that SetUplink established.
+// uplinkSet are the uplinks that SetUplink set up.
 type uplinkSet struct {
 	mu   sync.Mutex
 	byID map[string]Uplink // guarded by mu
@@ -267,8 +264,7 @@ func (t *uplinkSet) checkNumber(uplink Uplink) error {
 	return nil
 }
 
-// linkByMAC picks the link of an ENI. VLANs and their like carry the MAC of
-// the link below them, so stacked links do not count.
+// linkByMAC finds the link of an ENI. It ignores VLANs and other links on top of it, which have the same MAC address.
 func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error) {
 	for _, l := range links {
 		switch l.Type() {
@@ -300,7 +296,7 @@ func (e secondaryENI) setLink(mtu int) (changed []string, err error) {
 	return changed, nil
 }
 
-// uplinkRoutes are the whole table of an ENI: the router on link, and all by it.
+// uplinkRoutes are all routes of an ENI's table: to the router, and by it to everywhere.
 func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 	var gws []netip.Addr
 	if uplink.hasIPv4() {
@@ -322,9 +318,8 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 	return routes
 }
 
-// RemoveUplink removes an ENI's rule, map entries and table, so that it can be
-// detached. An unknown number is no error; on failure call it again. The ENI's
-// link and the address on it go with the detachment.
+// RemoveUplink removes an ENI's rule, map entries and table, so that it can be detached. It ignores an unknown
+// number. Call it again if it fails. The ENI's link and its address go with the detachment.
 func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -337,8 +332,8 @@ func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 	return n.removeUplink(number)
 }
 
-// removeUplink is RemoveUplink under setupMu. The rule goes first: without it a
-// packet of a leftover pod falls through to main instead of a half table.
+// removeUplink is RemoveUplink under setupMu. It removes the rule first, so that packets of a leftover pod use main
+// and not an incomplete table.
 func (n *Node) removeUplink(number int) error {
 	if _, err := n.routing.setRules(isUplinkRule(number), nil); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)

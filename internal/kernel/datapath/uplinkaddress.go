@@ -15,20 +15,15 @@ import (
 
 // The address of a secondary ENI's link.
 //
-// As a rule it is the ENI's own: ARP requests for the router come from it, and
-// what kube-proxy masquerades on its way out there, which with any other source
-// a VPC drops.
+// Usually it is the ENI's own, which is the source of ARP requests for the router and of packets that kube-proxy
+// masquerades. A VPC drops packets with any other source.
 //
-// When the ENI's own address is among those for pods, the link must not have
-// it: the rule of priority 0 would take a pod's packets for the node's. But the
-// link must not be without any address either: the kernel then drops whatever
-// comes in by it unless rp_filter is off, which loose is not, and forgets the
-// link's routes (Linux: __fib_validate_source, fib_disable_ip). So it gets a
-// stand-in. ARP requests for the router then come from the primary address; a VPC
-// answers whoever asks.
+// If the ENI's own address is for pods, the link must not have it: the rule of priority 0 would deliver the pod's
+// packets to the node. But without any address the kernel drops all packets from the link, also with loose rp_filter,
+// and removes the link's routes (Linux: __fib_validate_source, fib_disable_ip). So the link gets standIn. ARP
+// requests for the router then come from the primary address, which a VPC answers too.
 
-// standIn is the address that pods have for the node anyhow. With host scope
-// the kernel never takes it for a source.
+// standIn is the gateway of pods, which no machine has. With host scope the kernel never uses it as a source.
 var standIn = gateway4
 
 // ownForPods tells whether pods may have the ENI's own address.
@@ -36,7 +31,7 @@ func (e Uplink) ownForPods() bool {
 	return e.PrimaryIPv4.IsValid() && slices.Contains(e.Addresses, e.PrimaryIPv4)
 }
 
-// linkAddress is what a secondary ENI's link should have; zero: nothing.
+// linkAddress is the IPv4 address of a secondary ENI's link; zero: none.
 func (e Uplink) linkAddress() netip.Addr {
 	if e.ownForPods() {
 		return standIn
@@ -46,18 +41,15 @@ func (e Uplink) linkAddress() netip.Addr {
 
 // The IPv6 address of a secondary ENI's link, beside the link-local one.
 //
-// EC2 gives a secondary ENI none of its own, and the kernel masquerades what leaves by a link
-// without one with the address of another: a VPC drops that, as when kube-proxy
-// masquerades what a pod sends to a node port of its own node. So the link has the last
-// address of a prefix of the ENI. No pod ever gets that: of a prefix the lowest
-// addresses are handed out first, and a /80 has 2^48 of them. An ENI with single addresses
-// only, of an instance type without prefixes, has none to spare.
+// EC2 assigns none to a secondary ENI. From a link without one, the kernel masquerades packets with the address of
+// another link, as when a pod sends to a node port of its own node, and a VPC drops these. So the link gets the last
+// address of a prefix of the ENI. Pods never get it: the lowest addresses of a prefix are handed out first, and a /80
+// has 2^48. An ENI with single addresses only, as on instance types without prefixes, has no address to spare.
 //
-// The address is deprecated (RFC 4862, section 5.5.4), so that the node takes its own for
-// connections of its own, as to a pod; by this link it is taken all the same, as no other
-// may be (use_oif_addrs_only).
+// The address is deprecated (RFC 4862, section 5.5.4), so that the node prefers its primary address for its own
+// connections, as to a pod. By this link the kernel uses it nevertheless, as use_oif_addrs_only allows no other.
 
-// linkAddress6 is what a secondary ENI's link should have; zero: nothing.
+// linkAddress6 is the IPv6 address of a secondary ENI's link; zero: none.
 func (e Uplink) linkAddress6() netip.Addr {
 	var first netip.Prefix
 	for _, p := range e.Prefixes {
@@ -71,7 +63,7 @@ func (e Uplink) linkAddress6() netip.Addr {
 	return lastOf(first)
 }
 
-// forever is a lifetime in seconds that does not end (rtnetlink, INFINITY_LIFE_TIME).
+// forever is an infinite lifetime (rtnetlink, INFINITY_LIFE_TIME).
 const forever = math.MaxUint32
 
 // lastOf is the last address of a /80.
@@ -83,16 +75,16 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// isLastOfPrefix tells the addresses that setUplinkAddress6 gives to links.
+// isLastOfPrefix tells whether an address is one that linkAddress6 returns.
 func isLastOfPrefix(a netip.Addr) bool {
 	return rtnl.IsIPv6(a) && a == lastOf(netip.PrefixFrom(a, prefixBits6))
 }
 
 // desiredAddresses are those of a secondary ENI's link in a family, given what it has.
 //
-// The IPv6 router's MAC address is asked from a link-local address (RFC 4861 section 4.3). The kernel makes one when a
-// link comes up and never again, so whoever removes it cuts off the IPv6 of the ENI's pods once the router's MAC address is
-// forgotten. Any link-local address will do.
+// The node solicits the IPv6 router's MAC address from a link-local address (RFC 4861 section 4.3). The kernel adds
+// one only when a link comes up. Without it, IPv6 of the ENI's pods stops when the router's neighbour entry expires.
+// Any link-local address will do.
 func (e Uplink) desiredAddresses(family int, observed []netlink.Addr) (list []netlink.Addr) {
 	if family == unix.AF_INET {
 		if a := e.linkAddress(); a.IsValid() {
@@ -116,8 +108,7 @@ func (e Uplink) desiredAddresses(family int, observed []netlink.Addr) (list []ne
 	return list
 }
 
-// mustGo tells whether an observed address that is not desired is one that pods may have, whoever added it, or that
-// an earlier call added.
+// mustGo tells whether an observed address that is not desired is for pods, or was added by an earlier call.
 func (e Uplink) mustGo(a netlink.Addr) bool {
 	ip := rtnl.AddrOf(a.IP)
 	if ip.Is6() {
@@ -127,8 +118,8 @@ func (e Uplink) mustGo(a netlink.Addr) bool {
 	return want.IsValid() && ip != want && (ip == e.PrimaryIPv4 || ip == standIn && a.Scope == int(netlink.SCOPE_HOST))
 }
 
-// addressKind describes the addresses of a link. The kernel has an IPv4 address more than once, with several prefix
-// lengths, and one of IPv6 once.
+// addressKind describes the addresses of the link. A link may have an IPv4 address several times, with different
+// prefix lengths, and an IPv6 address once.
 func (e secondaryENI) addressKind() rtnl.Kind[netlink.Addr, netip.Prefix] {
 	return rtnl.Kind[netlink.Addr, netip.Prefix]{
 		Key: func(a netlink.Addr) netip.Prefix {
@@ -145,7 +136,7 @@ func (e secondaryENI) addressKind() rtnl.Kind[netlink.Addr, netip.Prefix] {
 			return fmt.Sprintf("address %s of %s", p, e.link.Attrs().Name)
 		},
 		Add: func(a netlink.Addr) error {
-			if err := e.slow.AddrAdd(e.link, &a); !errors.Is(err, unix.EEXIST) { // the kernel adds a link-local one too
+			if err := e.slow.AddrAdd(e.link, &a); !errors.Is(err, unix.EEXIST) { // the kernel may add the link-local one at the same time
 				return err
 			}
 			return nil
@@ -181,14 +172,14 @@ func (e secondaryENI) setAddresses() (changed []string, err error) {
 	return changed, nil
 }
 
-// A VPC delivers by an ENI what is sent to the ENI's own address, and takes by no other link what has this source. What the
-// node itself sends from there looks up the ENI's table by a rule for this source. What gets this source only from the
-// kernel's NAT, behind routing, needs the ENI's mark before: answers of pods to which a node port leads, and what others
-// masquerade on its way out. So connections are noted: in their mark they have the number of the ENI that the
-// first packet came in or left by, or notePrimary. Connections that began without Berth's table, with other mark bits or under a
-// release without notes have none.
+// A VPC delivers packets to an ENI's own address by that ENI, and drops packets with this source from any other. What
+// the node itself sends from this address uses the ENI's table by a rule for the source. Other packets get this
+// source from the kernel's NAT, after routing: answers of pods behind a node port, and packets that other software
+// masquerades. They need the ENI's mark before. So each connection's mark has the number of the ENI by which its
+// first packet came in or left, or notePrimary. Connections that began without Berth's table, with other mark bits or
+// under a release without these marks have none.
 
-// own are the addresses of the ENI's link that no pod has and that others may send to.
+// own are the addresses of the ENI's link. They are not for pods.
 func (e Uplink) own(u VPC) uplinkEntries {
 	m := uplinkEntries{}
 	if e.PrimaryIPv4.IsValid() && !e.ownForPods() {

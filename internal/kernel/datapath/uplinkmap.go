@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// uplinkEntries is the content of the ENI maps: an uplink's number by source address
-// or prefix. A prefix of host length is an address.
+// uplinkEntries is the content of the ENI maps: an uplink's number by source address or prefix. A prefix of full
+// length is an address.
 type uplinkEntries map[netip.Prefix]int
 
 func (e Uplink) entries() uplinkEntries {
@@ -33,7 +33,7 @@ func (e Uplink) entries() uplinkEntries {
 	return m
 }
 
-// uplinkState is what the nftables table has of ENIs.
+// uplinkState is the part of the nftables table that is about ENIs.
 type uplinkState struct {
 	entries uplinkEntries // by pods' addresses
 	own     uplinkEntries // by the addresses of links of ENIs
@@ -45,7 +45,7 @@ func (s uplinkState) numbers() []int {
 	return slices.Compact(list)
 }
 
-// add queues the addition of all to a table that was made anew.
+// add queues the addition of all entries to a new table.
 func (s uplinkState) add(conn *nftables.Conn, markShift uint) error {
 	for _, i := range s.numbers() {
 		if err := conn.SetAddElements(noteMap(), note(markShift, i)); err != nil {
@@ -63,7 +63,7 @@ func note(markShift uint, number int) []nftables.SetElement {
 	return []nftables.SetElement{{Key: nft.Word(uint32(number) << markShift), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}}}
 }
 
-// kernelEntries reads maps by address; an absent table has no entries.
+// kernelEntries reads maps; a missing table has no entries.
 func kernelEntries(conn *nftables.Conn, from []uplinkMap) (uplinkEntries, error) {
 	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
 		return uplinkEntries{}, err
@@ -97,7 +97,7 @@ func kernelEntries(conn *nftables.Conn, from []uplinkMap) (uplinkEntries, error)
 	return m, nil
 }
 
-// verdictNumber reads the number off "goto eni_N" or "goto eni_N_note".
+// verdictNumber parses the number in "goto eni_N" or "goto eni_N_note".
 func verdictNumber(val []byte) (int, bool) {
 	attrs, err := netlink.UnmarshalAttributes(val)
 	if err != nil {
@@ -134,8 +134,8 @@ func (m uplinkEntries) queue(to []uplinkMap, send func(*nftables.Set, []nftables
 	return nil
 }
 
-// setMap makes the maps lead exactly the ENI's addresses to its chain. An
-// address that moved here from another ENI changes hands in one transaction.
+// setMap makes the maps lead exactly the ENI's addresses to its chain. An address that was another ENI's moves in one
+// transaction.
 func (e secondaryENI) setMap(tag string) (changed []string, err error) {
 	conn, err := e.nft()
 	if err != nil {
@@ -186,7 +186,7 @@ func (e secondaryENI) setMap(tag string) (changed []string, err error) {
 	return changed, nil
 }
 
-// diffEntries compares what one ENI wants with the whole of the maps.
+// diffEntries compares the desired entries of one ENI with the maps.
 func diffEntries(want, have uplinkEntries, number int) (add, remove uplinkEntries) {
 	add, remove = uplinkEntries{}, uplinkEntries{}
 	for p, index := range have {
@@ -244,7 +244,7 @@ func (k *kernel) clearUplinkMap(number int) error {
 	return nil
 }
 
-// notesOf are the elements that lead from notes to an ENI's chain, as they are removed.
+// notesOf are the elements that lead from notes to an ENI's chain.
 func notesOf(conn *nftables.Conn, number int) (list []nftables.SetElement, err error) {
 	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
 		return nil, err

@@ -236,12 +236,12 @@ func TestWatchForgetsSysctlsOfLinks(t *testing.T) {
 
 // A setting that stays wrong is reported once a minute, and another one at once.
 func TestSysctlNews(t *testing.T) {
-	told, begin := toldSysctls{}, time.Now()
+	reported, begin := reportedSysctls{}, time.Now()
 	for _, c := range []struct {
 		after       time.Duration
 		wrong, want string
 	}{{0, "a", "a"}, {5 * time.Second, "a", ""}, {6 * time.Second, "a b", "b"}, {7 * time.Second, "", ""}, {8 * time.Second, "a b", ""}, {sysctlRepeat, "a b", "a"}, {6*time.Second + sysctlRepeat, "a b", "b"}} {
-		if got := strings.Join(told.news(strings.Fields(c.wrong), begin.Add(c.after)), " "); got != c.want {
+		if got := strings.Join(reported.due(strings.Fields(c.wrong), begin.Add(c.after)), " "); got != c.want {
 			t.Errorf("after %s, of %q: reported %q, want %q", c.after, c.wrong, got, c.want)
 		}
 	}
