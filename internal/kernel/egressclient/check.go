@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Check tells how the pod's namespace at a path differs from s, in words; nil if it does not. Errors:
+// Check returns an error that names all differences between the pod's namespace at a path and s, or nil. Errors:
 // ErrNoFoU; ErrNoNetns; rtnl.ErrNotNetns; those of Validate.
 func Check(ctx context.Context, netnsPath string, s Setup) error {
 	found, err := check(ctx, netnsPath, s)

@@ -15,8 +15,8 @@ import (
 type kernel struct {
 	at  *tunnel.Namespace
 	nft *nftables.Conn
-	// before is called before each change, with what is about to be done; an error of it is one
-	// of the change. Tests fail at each.
+	// before is called before each change with its description. If it returns an error, the change fails with it.
+	// Tests inject failures.
 	before func(what string) error
 }
 
@@ -50,16 +50,15 @@ func (k *kernel) do(what string, change func() error) error {
 	return nil
 }
 
-// Supported tells whether the kernel receives Foo over UDP. Errors: ErrNoFoU.
+// Supported returns ErrNoFoU if the kernel cannot receive Foo over UDP.
 func Supported() error { return tunnel.Supported() }
 
-// supported remembers that the kernel does.
+// supported caches a positive result of Supported.
 var supported atomic.Bool
 
-// Apply makes the pod's namespace at a path as s says, writes only what differs, and removes what
-// of Berth's egress is there besides: with a Setup without Egresses, all. What an earlier Apply
-// left half done is completed. What need not change stays as it is all the while, with the
-// connections that use it. Errors: ErrNoFoU, and then nothing is left where nothing was before;
+// Apply makes the pod's namespace at a path as s says. It writes only what differs, completes what an earlier Apply
+// left unfinished, and removes what else there is of Berth's egress: everything, if s has no Egresses. Connections
+// continue unless their gateway changes. Errors: ErrNoFoU, and then a namespace without egress is unchanged;
 // ErrNoNetns; rtnl.ErrNotNetns; those of Validate.
 func Apply(ctx context.Context, netnsPath string, s Setup) error {
 	return apply(ctx, netnsPath, s, nil)
@@ -89,9 +88,9 @@ func apply(ctx context.Context, netnsPath string, s Setup, before func(string) e
 	return nil
 }
 
-// apply orders what is done so that no packet to a destination goes another way meanwhile, and
-// that nftables sends nothing to a gateway's table that is not there yet, or not there any more.
-// The table of nftables is made first and removed last: it tells that there is anything.
+// apply orders changes so that no packet to a destination bypasses the gateways, and that nftables never selects the
+// routing table of a gateway that does not exist. The nftables table is made first and removed last: it shows that
+// there is anything to remove.
 func (k *kernel) apply(ctx context.Context, s Setup) error {
 	was, err := k.look()
 	if err != nil {
@@ -135,7 +134,7 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 		func() error { return k.setRoutes(was, p, devices, true) },
 		func() error { return k.addRules(was, p) },
 		func() error { return k.setRoutes(was, p, devices, false) },
-		func() error { return k.takeBack(was.loosened, loose) },
+		func() error { return k.revert(was.loosened, loose) },
 		func() error {
 			if was.fresh() || was.filter == want.summary() {
 				return nil

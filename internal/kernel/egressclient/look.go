@@ -13,30 +13,29 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// state is what of Berth's egress is in a namespace.
+// state is the observed state of Berth's egress in a namespace.
 type state struct {
 	filter string // as summary has it
 	port   uint16 // of FoU, as the filter has it; 0: unknown
 	links  map[int]netlink.Link
-	routes []held
+	routes []linkedRoute
 	rules  []rtnl.Rule
-	// numbered and loose tell of the device of IPv4 that it has its tunnel's address, and that its
-	// reverse path filtering is loose.
+	// numbered and loose tell whether the IPv4 device has its tunnel's address, and loose reverse path filtering.
 	numbered, loose bool
 	loosened        loosened
 }
 
-// held is a route of the kernel's with the link that it leads to.
-type held struct {
+// linkedRoute is a route and the index of the link that it leads to.
+type linkedRoute struct {
 	route
 	link int
 }
 
-// fresh tells that there is nothing.
+// fresh tells that there is nothing of Berth's egress.
 func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
 
-// look reads what is there. Where there is neither the table of nftables, which is made first and
-// removed last, nor a device, it looks no further.
+// look reads the observed state. If there is neither the nftables table, which is made first and removed last, nor a
+// device, it reads no more.
 func (k *kernel) look() (state, error) {
 	s := state{links: map[int]netlink.Link{}}
 	var err error
@@ -113,7 +112,7 @@ func (k *kernel) lookRoutes(family int, s *state) error {
 		if !isOurTable(r.Table) {
 			continue
 		}
-		h := held{link: r.LinkIndex}
+		h := linkedRoute{link: r.LinkIndex}
 		h.table, h.metric, h.dst = r.Table, r.Priority, rtnl.RouteDst(r)
 		if r.Type == unix.RTN_UNICAST {
 			h.via, h.src = rtnl.AddrOf(r.Gw), rtnl.AddrOf(r.Src)
@@ -136,7 +135,7 @@ func (k *kernel) lookRules(family int, s *state) error {
 	return nil
 }
 
-// links is the pod's own link, and the names of those that have addresses of Others.
+// links returns the pod's own link, and the names of the links with addresses of Others.
 func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 	own.mtu = s.MTU
 	if s.MTU == 0 || s.answersOwnWay() {
@@ -172,5 +171,5 @@ func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 	return own, slices.Sorted(maps.Keys(names)), nil
 }
 
-// ownLink is the pod's own interface; index is 0 where nobody needs it.
+// ownLink is the pod's own interface. index is 0 if it is not needed.
 type ownLink struct{ index, mtu int }

@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// plan is what has to be in the kernel, but for nftables.
+// plan is the desired state of the kernel, without nftables.
 type plan struct {
 	tunnels []tunnel.Tunnel
 	routes  []route
@@ -20,19 +20,19 @@ type plan struct {
 
 // route is one of Berth's in the tables of this package.
 type route struct {
-	place
-	// via is the gateway, on the tunnel's device; none: unreachable.
+	routeKey
+	// via is the gateway, on the tunnel's device. Zero: the route is unreachable.
 	via netip.Addr
 	src netip.Addr
 }
 
-// place is what no two routes of a namespace have in common.
-type place struct {
+// routeKey identifies a route: the kernel has at most one of each.
+type routeKey struct {
 	table, metric int
 	dst           netip.Prefix
 }
 
-func (p place) family() int { return rtnl.FamilyOf(p.dst.Addr()) }
+func (p routeKey) family() int { return rtnl.FamilyOf(p.dst.Addr()) }
 
 // families lists those that the pod has an address of.
 func (s Setup) families() []int {
@@ -45,8 +45,8 @@ func (s Setup) families() []int {
 	return list
 }
 
-// newPlan decides. mtu is that of the pod's own link; further are the names of the links that
-// have addresses of Others.
+// newPlan computes the plan. mtu is that of the pod's own link; further are the names of the links with addresses of
+// Others.
 func newPlan(s Setup, mtu int, further []string) plan {
 	s = s.sorted()
 	var p plan
@@ -68,7 +68,7 @@ func newPlan(s Setup, mtu int, further []string) plan {
 	return p
 }
 
-// bar adds what keeps a pod from the destinations of the family of NodeLocal.
+// bar makes the destinations of the family of NodeLocal unreachable.
 func (s Setup) bar(p *plan, further []string) {
 	f, reached := rtnl.FamilyOf(s.NodeLocal), false
 	s.Egresses = slices.Clone(s.Egresses)
@@ -83,7 +83,7 @@ func (s Setup) bar(p *plan, further []string) {
 	}
 }
 
-// direct tells whether tunnels lead to the gateways themselves.
+// direct tells whether tunnels lead to the gateways themselves, and not to a Service.
 func (e Egress) direct() bool { return len(e.Service) == 0 }
 
 // nextHops are the gateways of a family to which tunnels may lead.
@@ -99,9 +99,9 @@ func (e Egress) chosen(family int) []Gateway {
 	return slices.DeleteFunc(e.nextHops(family), func(g Gateway) bool { return !g.Chosen })
 }
 
-// base is where the routes to the destinations of a family lead, before nftables has a word; it is
-// not valid when there is no gateway. Even without one whom new connections may go by, the old
-// ones need it, as do answers that nftables sends their own way.
+// base is the next hop of the routes to the destinations of a family, before nftables chooses one for each
+// connection; invalid without a gateway. Existing connections need it even if no gateway takes new ones, and so do
+// replies of connections from outside.
 func (e Egress) base(family int) netip.Addr {
 	if !e.direct() && len(e.Gateways) > 0 {
 		if a := tunnel.AddrOf(e.Service, family); a.IsValid() {
@@ -132,15 +132,15 @@ func tableOf(d netip.Prefix) int {
 	return tableDestinations
 }
 
-// routes of an Egress: those to its destinations, with one beneath each, and the way to each
-// gateway in the gateway's own table.
+// routes are those to an Egress's destinations, with a fallback for each, and the route to each gateway in the
+// gateway's own table.
 func (e Egress) routes(family int, own netip.Addr) []route {
 	var list []route
 	base := e.base(family)
 	for _, d := range e.destinations(family) {
-		list = append(list, route{place: place{tableOf(d), metricBeneath, d}})
+		list = append(list, route{routeKey: routeKey{tableOf(d), metricFallback, d}})
 		if base.IsValid() {
-			list = append(list, route{place{tableOf(d), metricVia, d}, base, own})
+			list = append(list, route{routeKey{tableOf(d), metricVia, d}, base, own})
 		}
 	}
 	if len(list) == 0 {
@@ -148,7 +148,7 @@ func (e Egress) routes(family int, own netip.Addr) []route {
 	}
 	for _, g := range e.nextHops(family) {
 		every := netip.PrefixFrom(rtnl.Unspecified(own), 0)
-		list = append(list, route{place{tableGateways + g.ID, metricVia, every}, tunnel.AddrOf(g.Addrs, family), own})
+		list = append(list, route{routeKey{tableGateways + g.ID, metricVia, every}, tunnel.AddrOf(g.Addrs, family), own})
 	}
 	return list
 }
@@ -217,8 +217,8 @@ func (s Setup) others(family int) []netip.Addr {
 	return slices.Compact(list)
 }
 
-// within lists the ends of tunnels that a route of the pod's Egresses would lead into a tunnel
-// again. What keeps its way for a cluster's network does so before default routes.
+// within lists the ends of tunnels that are within a destination of the pod's Egresses, so that their packets would
+// enter a tunnel again. Networks of the cluster are exempt from default routes.
 func (s Setup) within(family int) []netip.Addr {
 	var list []netip.Addr
 	for _, e := range s.Egresses {
@@ -244,7 +244,7 @@ func (e Egress) ends(family int) []netip.Addr {
 	return list
 }
 
-// goes tells whether packets to an address are those of an Egress.
+// goes tells whether packets to an address go through an Egress.
 func (s Setup) goes(a netip.Addr) bool {
 	has := func(p netip.Prefix) bool { return p.Contains(a) }
 	inCluster := slices.ContainsFunc(s.ClusterNetworks, has)

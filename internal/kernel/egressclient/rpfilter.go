@@ -10,13 +10,13 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// looseFilter is rp_filter 2 (ip-sysctl): a packet's source must be reachable, by whichever link. The
-// larger of a link's and that of "all" holds.
+// looseFilter is rp_filter 2 (ip-sysctl): a packet's source must be reachable by any link. The kernel uses the larger
+// of the link's setting and that of "all".
 const looseFilter = 2
 
-// loosened tells that reverse path filtering of the pod's own link was made loose, and what it was
-// before: connections from a destination come in by it although the way back is by a tunnel. It is
-// noted in a comment of nftables, so that it can be taken back. Zero: it was not.
+// loosened tells that reverse path filtering of the pod's own link was made loose, and what it was before:
+// connections from a destination come in by the link although the route back is by a tunnel. A comment in nftables
+// has it, so that it can be reverted. Zero: it was not changed.
 type loosened struct{ link, was int }
 
 const loosenedComment = "; rp_filter of link %d was %d"
@@ -28,7 +28,7 @@ func (l loosened) String() string {
 	return fmt.Sprintf(loosenedComment, l.link, l.was)
 }
 
-// loosenedIn finds it in the summary of a filter.
+// loosenedIn parses it from the summary of a filter.
 func loosenedIn(summary string) loosened {
 	var l loosened
 	start, _, _ := strings.Cut(loosenedComment, "%")
@@ -44,8 +44,8 @@ func (s Setup) answersOwnWay() bool {
 	return slices.ContainsFunc(s.Egresses, func(e Egress) bool { return e.OriginatingOnly })
 }
 
-// loosen says what has to be noted: what was noted before, or that the link filters strictly, as it
-// does by its own setting or by that of all links, whichever is larger (ip-sysctl).
+// loosen returns the change to make: the one that was made before, or one if the link filters strictly, by its own
+// setting or by that of all links.
 func (k *kernel) loosen(s Setup, own ownLink, was state) (loosened, error) {
 	if !s.answersOwnWay() || !tunnel.AddrOf(s.Addrs, unix.AF_INET).IsValid() {
 		return loosened{}, nil
@@ -64,7 +64,7 @@ func (k *kernel) loosen(s Setup, own ownLink, was state) (loosened, error) {
 	return loosened{own.index, int(one)}, nil
 }
 
-// setLoose does what was noted.
+// setLoose makes the change.
 func (k *kernel) setLoose(l loosened) error {
 	if l.link == 0 {
 		return nil
@@ -75,8 +75,8 @@ func (k *kernel) setLoose(l loosened) error {
 	return k.do("set reverse path filtering of the pod's own link", func() error { return k.at.SetIPv4Setting(l.link, tunnel.RPFilter, looseFilter) })
 }
 
-// takeBack undoes what an earlier Apply noted, unless it is to stay.
-func (k *kernel) takeBack(was, stays loosened) error {
+// revert undoes the change of an earlier Apply, unless it is still desired.
+func (k *kernel) revert(was, stays loosened) error {
 	if was.link == 0 || was == stays {
 		return nil
 	}

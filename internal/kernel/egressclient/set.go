@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// setTunnels makes devices and ports, and tells each family's index.
+// setTunnels makes devices and FoU ports, and returns the device's index for each family.
 func (k *kernel) setTunnels(was state, p plan) (map[int]int, error) {
 	devices := map[int]int{}
 	for _, t := range p.tunnels {
@@ -37,9 +37,9 @@ func (k *kernel) setTunnels(was state, p plan) (map[int]int, error) {
 	return devices, nil
 }
 
-// setSource lets the device of IPv4 take packets from whichever source, as ICMP errors come from
-// routers to which the pod has another way: reverse path filtering is loose (RFC 3704), which the
-// kernel heeds for a link that has an address only, hence the pod's own.
+// setSource makes reverse path filtering of the IPv4 device loose (RFC 3704), as ICMP errors come from routers to
+// which the pod has other routes. The kernel accepts packets loosely only on a link with an address, so the device
+// gets the pod's own.
 func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
 	l, _ := was.links[unix.AF_INET].(*netlink.Iptun)
 	if l == nil || rtnl.AddrOf(l.Local) != t.Local || l.Attrs().Index != device || !was.numbered {
@@ -56,7 +56,7 @@ func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
 	return k.do("set reverse path filtering of "+t.Link(), func() error { return k.at.SetIPv4Setting(device, tunnel.RPFilter, looseFilter) })
 }
 
-// removeTunnels removes device and port of families that have none any more.
+// removeTunnels removes device and port of families that no longer have a tunnel.
 func (k *kernel) removeTunnels(was state, p plan) error {
 	for _, f := range tunnel.Families {
 		if p.has(f) || was.links[f] == nil && was.port == 0 {
@@ -73,7 +73,7 @@ func (p plan) has(family int) bool {
 	return slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == family })
 }
 
-// removePort removes the port of before, when it is another now.
+// removePort removes the FoU port of an earlier Setup that had another one.
 func (k *kernel) removePort(was state, p plan) error {
 	for _, t := range p.tunnels {
 		if was.port == 0 || was.port == t.Port {
@@ -89,15 +89,15 @@ func (k *kernel) removePort(was state, p plan) error {
 }
 
 // routeKind describes the routes of this package's tables. A route that leads elsewhere is replaced in one step.
-func (k *kernel) routeKind() rtnl.Kind[held, place] {
-	return rtnl.Kind[held, place]{
-		Key: func(h held) place { return h.place },
-		Same: func(desired, observed held) bool {
+func (k *kernel) routeKind() rtnl.Kind[linkedRoute, routeKey] {
+	return rtnl.Kind[linkedRoute, routeKey]{
+		Key: func(h linkedRoute) routeKey { return h.routeKey },
+		Same: func(desired, observed linkedRoute) bool {
 			return desired.route == observed.route && (desired.link == observed.link || !desired.via.IsValid())
 		},
-		Name:   func(h held) string { return h.String() },
-		Add:    func(h held) error { return k.at.NL.RouteReplace(h.toKernel()) },
-		Remove: func(h held) error { return k.at.NL.RouteDel(h.toKernel()) },
+		Name:   func(h linkedRoute) string { return h.String() },
+		Add:    func(h linkedRoute) error { return k.at.NL.RouteReplace(h.toKernel()) },
+		Remove: func(h linkedRoute) error { return k.at.NL.RouteDel(h.toKernel()) },
 		Do:     k.do,
 	}
 }
@@ -122,35 +122,34 @@ func (k *kernel) ruleKind() rtnl.Kind[rtnl.Rule, rtnl.Rule] {
 	}
 }
 
-// desired are the routes of a plan, given the index of each family's device. Of a destination that is new, the
-// unreachable route beneath comes last.
-func (p plan) desired(devices map[int]int) []held {
-	var list []held
+// desired are the routes of a plan, given the index of each family's device. The unreachable fallback of a new
+// destination comes last.
+func (p plan) desired(devices map[int]int) []linkedRoute {
+	var list []linkedRoute
 	for _, r := range p.routes {
-		h := held{route: r}
+		h := linkedRoute{route: r}
 		if r.via.IsValid() {
 			h.link = devices[r.family()]
 		}
 		list = append(list, h)
 	}
-	slices.SortStableFunc(list, func(a, b held) int { return a.metric - b.metric })
+	slices.SortStableFunc(list, func(a, b linkedRoute) int { return a.metric - b.metric })
 	return list
 }
 
-func ofGateway(h held) bool { return h.table > tableGateways }
+func ofGateway(h linkedRoute) bool { return h.table > tableGateways }
 
 // setRoutes sets routes that are missing or lead elsewhere: those of gateways' own tables, or the others.
 func (k *kernel) setRoutes(was state, p plan, devices map[int]int, gateways bool) error {
-	routes := slices.DeleteFunc(p.desired(devices), func(h held) bool { return ofGateway(h) != gateways })
+	routes := slices.DeleteFunc(p.desired(devices), func(h linkedRoute) bool { return ofGateway(h) != gateways })
 	_, err := k.routeKind().Set(k.routeKind().Compare(routes, was.routes))
 	return err
 }
 
-// removeRoutes removes routes that the plan does not have. The unreachable ones go first: there is always one
-// beneath another until the last.
+// removeRoutes removes routes that the plan does not have, the unreachable fallbacks first.
 func (k *kernel) removeRoutes(was state, p plan) error {
 	extra := k.routeKind().Compare(p.desired(nil), was.routes).Extra
-	slices.SortStableFunc(extra, func(a, b held) int { return b.metric - a.metric })
+	slices.SortStableFunc(extra, func(a, b linkedRoute) int { return b.metric - a.metric })
 	_, err := k.routeKind().RemoveAll(extra)
 	return err
 }
@@ -162,7 +161,7 @@ func (r route) String() string {
 	return fmt.Sprintf("route %s via %s in table %d", r.dst, r.via, r.table)
 }
 
-func (h held) toKernel() *netlink.Route {
+func (h linkedRoute) toKernel() *netlink.Route {
 	n := &netlink.Route{
 		Family: h.family(), Dst: rtnl.IPNet(h.dst), Table: h.table, Priority: h.metric, Protocol: rtnl.Protocol,
 	}
@@ -195,7 +194,7 @@ func (k *kernel) removeRules(was state, p plan) error {
 	return err
 }
 
-// clear removes all; what else is in the namespace is as if it had never been there.
+// clear removes everything of Berth's egress.
 func (k *kernel) clear(was state) error {
 	if was.fresh() {
 		return nil
@@ -209,13 +208,13 @@ func (k *kernel) clear(was state) error {
 	if err := k.removeTunnels(was, plan{}); err != nil {
 		return err
 	}
-	if err := k.takeBack(was.loosened, loosened{}); err != nil {
+	if err := k.revert(was.loosened, loosened{}); err != nil {
 		return err
 	}
 	return k.removeFilter()
 }
 
-// undo removes what an Apply made that could not go on.
+// undo removes what a failed Apply made.
 func (k *kernel) undo() error {
 	was, err := k.look()
 	if err != nil {

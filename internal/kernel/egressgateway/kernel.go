@@ -1,13 +1,12 @@
-// Package egressgateway is an egress gateway in the kernel: it takes clients' packets out of their
-// tunnels, translates what goes to the Egress's destinations to the gateway's own address, and
-// sends answers back through the tunnels.
+// Package egressgateway sets up an egress gateway in the kernel: it decapsulates clients' packets, translates those
+// to the Egress's destinations to the gateway's own address, and sends replies back through the tunnels.
 //
-// All of it lives in the gateway's network namespace and goes on without the program that set it
-// up. The next one takes it over: Apply reads what the kernel has and changes what differs.
+// Everything is in the gateway's network namespace, and keeps working while the program is restarted. Apply reads
+// what the kernel has and changes what differs.
 //
-// Of each client the kernel has an element of an nftables set, with the client's UID as its
-// comment, and a route. What is taken of FoU has the client's address as its source, inside and
-// outside, and no IP options in either header, so that what is looked at is where it is looked for.
+// For each client the kernel has an element of an nftables set, with the client's UID as its comment, and a route.
+// FoU packets are accepted if both the outer and the inner source is the client's address. Packets with IP options
+// are not accepted, so that the inner source is at a fixed offset.
 package egressgateway
 
 import (
@@ -26,16 +25,16 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Kernel is a gateway's network namespace. It is for one caller at a time, but for Counters,
-// Connections and ConnectionsRefused, which anybody may call at any time.
+// Kernel is a gateway's network namespace. Only Counters, Connections and ConnectionsRefused are safe for concurrent
+// use.
 type Kernel struct {
 	at *tunnel.Namespace
 
-	known *known // what the kernel has, as of the last Apply; nil: it is to be read
-	swept bool   // connections of everybody who is no client have ended
+	known *known // what the kernel has since the last Apply; nil: it must be read
+	swept bool   // connections of addresses that are no clients' were ended
 }
 
-// known is what Apply left in the kernel.
+// known caches what Apply left in the kernel.
 type known struct {
 	tag          string // of the rules
 	destinations map[int][]netip.Prefix
@@ -61,12 +60,12 @@ func opened(at *tunnel.Namespace, err error) (*Kernel, error) {
 // Close closes the sockets to the namespace, and leaves it as it is.
 func (k *Kernel) Close() { k.at.Close() }
 
-// Forget has the next Apply read again what the kernel has, and not rely on what the last one left.
+// Forget drops the cache, so that the next Apply reads the kernel's state.
 func (k *Kernel) Forget() { k.known = nil }
 
-// Apply makes the gateway as a setup says, changing only what differs: connections go on, but for
-// those of clients that went or whose address is another's now, which end. Errors: tunnel.ErrNoFoU;
-// ErrLeftOut and ErrNotForwarded, after all else is done; ctx's.
+// Apply makes the gateway as a setup says, and changes only what differs. It ends connections of clients that are
+// gone or whose address is another client's now. Errors: tunnel.ErrNoFoU; ErrLeftOut and ErrNotForwarded, after
+// everything else is done; ctx's.
 func (k *Kernel) Apply(ctx context.Context, s Setup) error {
 	if err := (Setup{Link: s.Link, Addrs: s.Addrs, Port: s.Port, Destinations: s.Destinations}).Validate(); err != nil {
 		return err
@@ -85,7 +84,7 @@ func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string)
 	if err != nil {
 		return err
 	}
-	// The rules come before the devices: nothing is forwarded without them.
+	// The rules come before the devices, so that nothing is forwarded without them.
 	if err := k.rules(conn, s); err != nil {
 		return err
 	}
@@ -98,8 +97,8 @@ func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string)
 	return k.serve(conn, s, compare(k.known.members, want))
 }
 
-// InKernel tells whether a gateway as a setup says, but with whatever clients and destinations, has been
-// set up by an earlier process, and serves clients.
+// InKernel tells whether an earlier process set up the gateway, with any clients and destinations, and it serves
+// clients.
 func (k *Kernel) InKernel(s Setup) (bool, error) {
 	conn, err := k.at.NFTables()
 	if err != nil {
@@ -126,7 +125,7 @@ func (k *Kernel) InKernel(s Setup) (bool, error) {
 	return len(there) > 0, err
 }
 
-// rules makes rules and destinations, and reads what the kernel has of clients if that is not known.
+// rules sets rules and destinations, and reads the kernel's clients if they are not cached.
 func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
 	rules, err := s.ruleset()
 	if err != nil {
@@ -156,7 +155,7 @@ func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
 	return nil
 }
 
-// look reads what the kernel has of clients.
+// look reads the kernel's clients into a new cache.
 func (k *Kernel) look(conn *nftables.Conn) error {
 	there, err := listMembers(conn)
 	if err != nil {
@@ -194,7 +193,7 @@ func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
 		return err
 	}
 	if was, known := k.known.index[of]; known && was != index {
-		// It was made anew; routes went with the one before.
+		// It was replaced; the routes went with the old one.
 		maps.DeleteFunc(k.known.routes, func(a netip.Addr, _ bool) bool { return rtnl.FamilyOf(a) == of })
 	}
 	k.known.index[of] = index
@@ -206,8 +205,8 @@ func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
 	return k.returnRules(of)
 }
 
-// serve brings clients from what they are to what they should be. Who is no client any more can send
-// nothing before its connections are ended, and who is one only then.
+// serve removes and adds clients. It ends the connections of a removed client after the client can no longer send,
+// and before a new client with its address can.
 func (k *Kernel) serve(conn *nftables.Conn, s Setup, c change) error {
 	if err := remove(conn, c.gone); err != nil {
 		return err

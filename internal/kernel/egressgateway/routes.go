@@ -18,17 +18,17 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Where answers find their way: a table with a route into the tunnel for each client. All that is
-// forwarded looks it up before the main table, and of what the gateway sends itself that which has the
-// mark. The rest does not, above all the tunnels' own packets, which go to the same addresses.
+// The table with a route into the tunnel for each client. Forwarded packets, and packets of the gateway itself with
+// the mark, look it up before the main table. Others do not, above all the tunnels' own packets, which have the same
+// destinations.
 const (
 	ReturnTable = 117
 	returnPref  = 1900
 	returnMark  = 117
 )
 
-// Routers are the addresses that default routes of the main table lead through: on many networks one
-// of the pod's node.
+// Routers returns the gateways of the main table's default routes. On many networks this is an address of the pod's
+// node.
 func (k *Kernel) Routers() (list []netip.Addr, err error) {
 	for _, of := range tunnel.Families {
 		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
@@ -74,7 +74,7 @@ func (k *Kernel) returnRules(family int) error {
 	return err
 }
 
-// listRoutes lists the addresses that routes of the table lead to.
+// listRoutes lists the clients that have a route in ReturnTable.
 func (k *Kernel) listRoutes() (map[netip.Addr]bool, error) {
 	list := map[netip.Addr]bool{}
 	for _, of := range tunnel.Families {
@@ -135,11 +135,10 @@ func route(a netip.Addr, index int) *netlink.Route {
 	}
 }
 
-// ErrNotForwarded tells that the namespace does not pass packets on, which cannot be changed from inside a
-// container that is not privileged.
-var ErrNotForwarded = errors.New("packets are not forwarded here")
+// ErrNotForwarded: forwarding is off in the namespace, which an unprivileged container cannot change.
+var ErrNotForwarded = errors.New("packets are not forwarded")
 
-// forwardFrom has the kernel forward what comes from a link by IPv4.
+// forwardFrom turns on IPv4 forwarding of packets from a link.
 func (k *Kernel) forwardFrom(name string, index int) error {
 	if err := k.at.SetIPv4Setting(index, tunnel.Forwarding, 1); err != nil {
 		return fmt.Errorf("have packets from %s forwarded: %w", name, err)
@@ -147,7 +146,7 @@ func (k *Kernel) forwardFrom(name string, index int) error {
 	return nil
 }
 
-// forwarded finds families that have destinations and are not forwarded.
+// forwarded returns ErrNotForwarded for families that have destinations and no forwarding.
 func (k *Kernel) forwarded(s Setup) error {
 	return k.at.Inside(func() error {
 		var problems []error
@@ -155,8 +154,7 @@ func (k *Kernel) forwarded(s Setup) error {
 			if len(s.destinations(of)) == 0 || !s.own(of).IsValid() {
 				continue
 			}
-			// IPv4 has a switch for each link; IPv6 one for all, and those of links are for hosts and
-			// routers to tell apart.
+			// IPv4 has a setting for each link. IPv6 has one for all; that of a link only makes it a router's.
 			setting := filepath.Join("net/ipv4/conf", s.Link, "forwarding")
 			if of == unix.AF_INET6 {
 				setting = "net/ipv6/conf/all/forwarding"

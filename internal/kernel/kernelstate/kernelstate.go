@@ -1,7 +1,6 @@
-// Package kernelstate writes the network state of the namespace that it runs in as
-// text: everybody's links, addresses, routes, rules, neighbours and packet filters,
-// as the programs ip, nft and sysctl would. It asks the kernel itself, since an image
-// for nodes has none of these programs, and changes nothing.
+// Package kernelstate writes the network state of the current namespace as text: all links, addresses, routes, rules,
+// neighbours and packet filters, like the programs ip, nft and sysctl, which images for nodes do not have. It changes
+// nothing.
 //
 //	kernelstate.go  the parts; iptables tables that are loaded; settings
 //	route.go        links, addresses, routes, rules, neighbours
@@ -30,7 +29,7 @@ type Part struct {
 	Write func(io.Writer) error
 }
 
-// Parts are all kinds. What a part has written before it fails is worth keeping.
+// Parts are all kinds. The output of a part that fails is incomplete but useful.
 func Parts() []Part {
 	return []Part{
 		{"links.txt", Links}, {"routes.txt", Routes}, {"rules.txt", Rules}, {"neighbours.txt", Neighbours},
@@ -38,8 +37,7 @@ func Parts() []Part {
 	}
 }
 
-// dumpTries is how often a dump is repeated that a change interrupted
-// (NLM_F_DUMP_INTR). What the last one has is shown all the same.
+// dumpTries is how often a dump is tried that changes interrupt (NLM_F_DUMP_INTR). The last result is used anyway.
 const dumpTries = 5
 
 func dump[T any](list func() ([]T, error)) ([]T, error) {
