@@ -246,8 +246,7 @@ func TestOpenByPathAndCaller(t *testing.T) {
 	}
 }
 
-// A lost first packet is a second's delay of a pod's first connection (RFC 6298
-// section 2.1).
+// A lost first packet delays a pod's first connection by a second (RFC 6298 section 2.1).
 func TestFirstPacketPasses(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP(":81")
@@ -275,7 +274,7 @@ func TestFirstPacketPasses(t *testing.T) {
 	}
 }
 
-// resent connects and returns how many packets that took a second time.
+// resent connects and returns the number of retransmitted packets.
 func (s *space) resent(to string) (n uint32) {
 	s.t.Helper()
 	d := net.Dialer{Timeout: dialTimeout}
@@ -300,7 +299,7 @@ func (s *space) resent(to string) (n uint32) {
 	return n
 }
 
-// BenchmarkReapLinks shows what sharing the kernel's wait is worth.
+// BenchmarkReapLinks compares the removal of links one by one and in a batch.
 func BenchmarkReapLinks(b *testing.B) {
 	for _, size := range []int{1, 8, 64} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

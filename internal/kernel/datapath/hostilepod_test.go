@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// neighbours counts what the node has noted about a pod's link by itself.
+// neighbours counts the neighbour entries that the node learned from a pod's link.
 func (v *vpc) neighbours(p *pod, family int) (n int) {
 	v.t.Helper()
 	list, err := v.host.nl.NeighList(p.links.HostIndex, family)
@@ -82,8 +82,8 @@ func TestPodsDoNotFillTheNeighbourTable(t *testing.T) {
 	}
 }
 
-// Addresses that are no pod's and that routes alone would let pass, by frames of
-// any kind: behind whichever of them a pod could be as many peers as it likes.
+// Sources that are not the pod's and that the reverse path check accepts, in frames of any kind. With them a pod
+// could appear as any number of peers.
 func TestSourcesOfNoPodAreDropped(t *testing.T) {
 	v := newVPC(t)
 	b := v.pod(podB, podB6)
@@ -104,8 +104,7 @@ func TestSourcesOfNoPodAreDropped(t *testing.T) {
 	}
 }
 
-// Where route_localnet is on, as kube-proxy may set it, the node takes packets
-// for 127.0.0.0/8 from links.
+// With route_localnet on, as kube-proxy may set it, the node accepts packets to 127.0.0.0/8 from links.
 func TestTheNodesLoopbackIsNotForPods(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP("127.0.0.1:81")
@@ -121,8 +120,7 @@ func TestTheNodesLoopbackIsNotForPods(t *testing.T) {
 	b.seenAs(nodeAddr+":82", podB)
 }
 
-// A packet that connection tracking cannot place is not translated. Outside the
-// VPC its source, a pod's own address, must not be seen.
+// An invalid packet is not translated. It must not leave the VPC with the pod's own address.
 func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
 	v := newVPC(t)
 	v.router.serveTCP(":80")
@@ -150,8 +148,7 @@ func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
 	}
 }
 
-// Neighbour and listener discovery is not tracked, so not translated, wherever it
-// goes.
+// Neighbour and listener discovery is not tracked and so not translated, whatever its destination.
 func TestUntrackedPacketsDoNotLeaveUntranslated(t *testing.T) {
 	v := newVPC(t, func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
 	v.router.serveTCP(":80")
@@ -221,8 +218,7 @@ func TestMaxConnections(t *testing.T) {
 	}
 }
 
-// Whatever a pod does to its own link, others keep theirs, nobody gets its address,
-// and it can be removed.
+// A pod that changes its own link does not affect other pods, and its address and link can still be removed.
 func TestPodsThatChangeTheirLink(t *testing.T) {
 	v := newVPC(t)
 	other := v.pod(podA, podA6)
@@ -272,10 +268,8 @@ func TestPodsThatChangeTheirLink(t *testing.T) {
 	}
 }
 
-// With metadata blocked no packet for it leaves the node, however a pod wraps it:
-// in fragments, behind options and extension headers, routed by its source, or in a
-// tunnel that the node would have to end. Nor does one leave the VPC with the pod's
-// own address that way.
+// With metadata blocked, no packet of a pod reaches it: in fragments, with options, extension headers or source
+// routing, or in a tunnel to the node. Nor does such a packet leave the VPC with the pod's own address.
 func TestOddPacketsDoNotReachMetadata(t *testing.T) {
 	v := newVPC(t, func(v *vpc) { v.config.BlockMetadata = true; v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
 	v.router.serveTCP(":80")

@@ -15,8 +15,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// The node's addresses are those of all links, but what Berth gives to links and what no pod can have.
-// A pod whose address the node has is cut off until it is removed there.
+// NodeAddresses lists the addresses of all links except Berth's own and those that no pod can have. A pod whose
+// address the node has is unreachable until it is removed from the node.
 func TestNodeAddresses(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA, podA6)
@@ -108,8 +108,7 @@ func TestPodRulesAreThoseOfTheUplink(t *testing.T) {
 	}
 }
 
-// A node whose pods have ports only keeps nothing of ENIs and blocks, which come again
-// with them.
+// A node that changes to ports keeps nothing of ENIs and blocks, and gets them back with these.
 func TestPorts(t *testing.T) {
 	v := newVPC(t)
 	for name, before := range map[string]Wanted{
@@ -143,8 +142,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// A node of ports alone does not forward IPv6: that would cost it a default route that a
-// router advertised, and a kernel without IPv6 has no such setting.
+// A node with ports only does not forward IPv6: that would cost it a default route from router advertisements, and a
+// kernel without IPv6 has no such setting.
 func TestPortsLeaveIPv6Alone(t *testing.T) {
 	for _, s := range nodeSysctls(Ports{}, nil) {
 		if strings.HasPrefix(s.Path, "net/ipv6/") {
@@ -158,8 +157,8 @@ func TestPortsLeaveIPv6Alone(t *testing.T) {
 	}
 }
 
-// A node whose kernel has no tables of family arp starts all the same. Any other
-// refusal is an error, also if what follows it in the transaction finds nothing.
+// Setup succeeds on a kernel without tables of family arp. Any other error is returned, also if later messages of the
+// transaction fail with ENOENT.
 func TestKernelWithoutARPTables(t *testing.T) {
 	for _, tc := range []struct {
 		told []syscall.Errno // by messages of the transaction that fail
@@ -182,8 +181,8 @@ func TestKernelWithoutARPTables(t *testing.T) {
 	}
 }
 
-// Pods of another network on the node ask who has its addresses, and are answered, whatever their links
-// are called. Only Berth's own pods ask in vain.
+// ARP requests of pods of another network are answered, also if their links have names like Berth's. Those of Berth's
+// own pods are dropped.
 func TestARPOfOthers(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP(":81")

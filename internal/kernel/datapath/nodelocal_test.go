@@ -22,8 +22,8 @@ const (
 
 func withNodeLocal(v *vpc) { v.uplinks.NodeLocal = prefixes("169.254.172.0/22", "fd00::ac:0/118") }
 
-// A pod reaches the family that it has no address of by the node's address of it: in the
-// VPC, outside, and in pods of this node. Its own family stays as it is.
+// A pod reaches the family that it has no address of with the node's address: in the VPC, outside, and in pods of
+// this node. Its own family is not affected.
 func TestPodsReachTheOtherFamilyByTheirNode(t *testing.T) {
 	for name, edit := range map[string]func(*vpc){
 		"SNAT":                nil,
@@ -61,8 +61,8 @@ func TestPodsReachTheOtherFamilyByTheirNode(t *testing.T) {
 	}
 }
 
-// Nobody opens a connection to a node-local address, and none leaves the node: neither
-// what connection tracking does not know, nor what another pod forges.
+// Connections to a node-local address are rejected, and packets with one never leave the node, also untracked and
+// forged ones.
 func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
 	v := newVPC(t, withNodeLocal)
 	six, forger, four := v.pod(local4, podB6), v.pod(other4, podA6), v.pod(podA, local6)
@@ -121,7 +121,7 @@ func portUnreachable(to, from netip.AddrPort) []byte {
 	return message
 }
 
-// Where nothing else is of a family, the node-local network has the data path made for it.
+// A node-local network turns on the data path of a family that is not used otherwise.
 func TestNodeLocalNetworksAlone(t *testing.T) {
 	u := VPC{LocalCIDRs: prefixes("10.0.0.0/16")}
 	if u.ipv6() {
@@ -132,7 +132,8 @@ func TestNodeLocalNetworksAlone(t *testing.T) {
 	}
 }
 
-// asksCache wants pods, and the node, to get answers at all addresses of a NodeLocal DNSCache, whose packets are not tracked.
+// asksCache asserts that pods and the node get answers at all addresses of a NodeLocal DNSCache, whose packets are
+// not tracked.
 func (b *bed) asksCache(pods ...*pod) {
 	b.t.Helper()
 	server, err := echo.Serve(b.host.path())

@@ -163,7 +163,7 @@ func TestDetachPodOfAGoneSandbox(t *testing.T) {
 	v.has(0, 0)
 }
 
-// ended returns what a call gives that must not hang.
+// ended returns the result of a call, which must not hang.
 func ended(t *testing.T, call func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -177,9 +177,8 @@ func ended(t *testing.T, call func() error) error {
 	}
 }
 
-// Whoever can change what is at the path of a pod's namespace must not get the
-// pod's address into another one: between the daemon's look and the set-up, or
-// before a repair.
+// Replacing what is at the path of a pod's namespace, before the setup or a repair, must not add the pod's address to
+// another namespace.
 func TestNetnsPathThatLeadsElsewhere(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.sandbox(podA), v.sandbox(podB)
@@ -223,9 +222,8 @@ func TestNetnsPathThatLeadsElsewhere(t *testing.T) {
 	}
 }
 
-// A pod may have several interfaces, of several networks. Each of its addresses
-// can be reached, and what it says of itself leaves by the interface that has it;
-// the pod's own connections leave by the first.
+// A pod with several interfaces is reachable at each of its addresses, and replies leave by the interface with the
+// address. The pod's own connections leave by the first.
 func TestFurtherInterface(t *testing.T) {
 	v := newVPC(t)
 	v.setup()
@@ -281,7 +279,7 @@ func TestFurtherInterface(t *testing.T) {
 	other.seenAs(server.String(), podB)
 }
 
-// addrLike is the pod's address of the family of another.
+// addrLike is the pod's address of the same family.
 func (p Pod) addrLike(of string) string {
 	if netip.MustParseAddr(of).Is4() {
 		return p.IPv4.String()
@@ -289,9 +287,8 @@ func (p Pod) addrLike(of string) string {
 	return p.IPv6.String()
 }
 
-// A pod may have interfaces of networks that others plug. What has the address of its
-// first one is answered by it also in those networks, and another may have the default
-// route, of a family.
+// A pod may have interfaces of other networks. Packets from its first interface's address leave by that one also to
+// these networks, and another interface may have the default route of a family.
 func TestInterfacesOfOtherNetworks(t *testing.T) {
 	v := newVPC(t)
 	v.setup()

@@ -103,7 +103,7 @@ func TestRepairRestoresAPodLinkThatSomeoneDeleted(t *testing.T) {
 	}
 }
 
-// Sysctls that cannot be set do not keep Repair from the rest.
+// Repair continues if sysctls cannot be set.
 func TestRepairGoesOnPastSysctls(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
@@ -156,7 +156,7 @@ func TestRepairAtStartRemovesLeftovers(t *testing.T) {
 	keep.seenAs(nodeAddr+":81", podA)
 }
 
-// The daemon's list may be a moment old when Repair reads it.
+// The daemon's list may be stale when Repair reads it.
 func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
@@ -176,7 +176,7 @@ func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
 	v.has(1, 1)
 }
 
-// Nor does it give a pod that was added again what an old list has of it.
+// Repair does not give a pod that was added again its addresses in a stale list.
 func TestRepairDoesNotBringBackAnOldAddress(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
@@ -209,8 +209,8 @@ func TestRepairGoesOnAfterAnError(t *testing.T) {
 	}
 }
 
-// Pods come and go while Repair runs on lists that are out of date by the time
-// it acts: none may be taken from under its owner, none brought back.
+// Pods are added and removed while Repair runs with stale lists: it must not remove a live pod or restore a removed
+// one.
 func TestRepairWhilePodsComeAndGo(t *testing.T) {
 	v := newVPC(t)
 	var mu sync.Mutex
@@ -265,7 +265,7 @@ func TestRepairWhilePodsComeAndGo(t *testing.T) {
 	v.has(0, 0)
 }
 
-// cycle is one life of a pod.
+// cycle adds and removes a pod once.
 func (v *vpc) cycle(p *pod, record func(Pod, bool)) error {
 	record(p.want, true)
 	if _, err := v.node.AddPod(ctx, p.want); err != nil {

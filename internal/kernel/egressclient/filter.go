@@ -275,7 +275,7 @@ func fromTunnel() nft.Exprs {
 	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(linkPrefix)...))
 }
 
-// keys are addresses as keys of a set.
+// keys encodes addresses as keys of a set.
 func keys(addrs ...netip.Addr) [][]byte {
 	var list [][]byte
 	for _, a := range addrs {

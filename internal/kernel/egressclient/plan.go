@@ -34,7 +34,7 @@ type routeKey struct {
 
 func (p routeKey) family() int { return rtnl.FamilyOf(p.dst.Addr()) }
 
-// families lists those that the pod has an address of.
+// families are those of the pod's addresses.
 func (s Setup) families() []int {
 	var list []int
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -94,7 +94,7 @@ func (e Egress) nextHops(family int) []Gateway {
 	return slices.DeleteFunc(slices.Clone(e.Gateways), func(g Gateway) bool { return !tunnel.AddrOf(g.Addrs, family).IsValid() })
 }
 
-// chosen are the gateways of a family that new connections may go by.
+// chosen are the gateways of a family that new connections may use.
 func (e Egress) chosen(family int) []Gateway {
 	return slices.DeleteFunc(e.nextHops(family), func(g Gateway) bool { return !g.Chosen })
 }

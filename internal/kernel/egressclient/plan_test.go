@@ -222,7 +222,7 @@ func TestValidate(t *testing.T) {
 		"ID 0":                          func(s *Setup) { s.Egresses[0].Gateways[0].ID = 0 },
 		"ID 256":                        func(s *Setup) { s.Egresses[0].Gateways[0].ID = 256 },
 		"ID 1, as one of ns/one":        func(s *Setup) { s.Egresses[0].Gateways = append(s.Egresses[0].Gateways, gw(1, true, "10.1.1.3")) },
-		"is listed twice":                func(s *Setup) { s.Egresses = append(s.Egresses, Egress{Name: "ns/one"}) },
+		"is listed twice":               func(s *Setup) { s.Egresses = append(s.Egresses, Egress{Name: "ns/one"}) },
 		"gateway 1 has addresses":       func(s *Setup) { s.Egresses[0].Gateways[0].Addrs = addrsOf("10.1.1.2", "10.1.1.3") },
 		"Service":                       func(s *Setup) { s.Egresses[0].Service = addrsOf("10.96.0.1", "10.96.0.2") },
 	} {

@@ -59,7 +59,7 @@ var families = []struct {
 	family int
 }{{"IPv4", unix.AF_INET}, {"IPv6", unix.AF_INET6}}
 
-// words are what is said of one thing, on one line.
+// words are the words of one line.
 type words []string
 
 // add adds a name and a value unless the value is a zero one.
@@ -76,8 +76,7 @@ func (w words) line(out io.Writer) error {
 	return err
 }
 
-// sysctls are patterns, below /proc/sys, of what decides on packets of pods and on
-// how many there may be.
+// sysctls are patterns below /proc/sys of the settings that affect pods' packets and limits.
 var sysctls = []string{
 	"kernel/osrelease", "kernel/pid_max", "kernel/threads-max", "fs/file-max", "fs/file-nr", "fs/inotify/max_user_*", "user/max_net_namespaces",
 	"net/core/somaxconn", "net/core/netdev_max_backlog", "net/core/rmem_max", "net/core/wmem_max",
@@ -91,8 +90,7 @@ var sysctls = []string{
 	"net/netfilter/nf_conntrack_tcp_loose", "net/netfilter/nf_conntrack_tcp_timeout_established", "net/bridge/bridge-nf-call-*",
 }
 
-// Sysctls writes the settings that matter to pods' packets. One that this kernel
-// does not have is left out.
+// Sysctls writes the settings that affect pods' packets. It leaves out those that the kernel lacks.
 func Sysctls(w io.Writer) (failed error) {
 	for _, pattern := range sysctls {
 		files, err := filepath.Glob("/proc/sys/" + pattern)
@@ -115,10 +113,8 @@ func Sysctls(w io.Writer) (failed error) {
 	return failed
 }
 
-// Iptables writes which programs of the iptables family have tables here: those of
-// iptables-legacy, which the kernel lists, and tables of nftables that have rules as
-// iptables-nft makes them. Rules of the first are not shown, those of the second are
-// where nftables' are.
+// Iptables lists the tables of iptables-legacy and of iptables-nft. It does not write the rules of the former;
+// Nftables writes those of the latter.
 func Iptables(w io.Writer) error {
 	var failed error
 	for _, f := range []struct{ program, file string }{
@@ -169,7 +165,7 @@ func iptablesNft(w io.Writer) error {
 	return errors.Join(failed, err)
 }
 
-// isXtables tells expressions that only iptables-nft makes.
+// isXtables tells whether an expression is one that only iptables-nft makes.
 func isXtables(e expr.Any) bool {
 	switch e.(type) {
 	case *expr.Match, *expr.Target:

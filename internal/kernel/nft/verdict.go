@@ -49,7 +49,7 @@ func MasqueradeFullyRandom() Exprs { return Exprs{&expr.Masq{FullyRandom: true}}
 // SNATTo is snat to ADDRESS fully-random.
 func SNATTo(a netip.Addr) Exprs { return snatTo(a, true) }
 
-// SNATToSamePorts is snat to ADDRESS, with the ports as they are where that is possible.
+// SNATToSamePorts is snat to ADDRESS, which keeps ports if possible.
 func SNATToSamePorts(a netip.Addr) Exprs { return snatTo(a, false) }
 
 func snatTo(a netip.Addr, random bool) Exprs {
@@ -73,12 +73,12 @@ func CtMarked(m uint32) Exprs { return Join(Ct(expr.CtKeyMARK), Mask(Word(m)...)
 // CtMark loads ct mark & mask.
 func CtMark(mask uint32) Exprs { return Join(Ct(expr.CtKeyMARK), Mask(Word(mask)...)) }
 
-// CtMarkBeside is CtMark, behind an address of a family that is loaded.
+// CtMarkBeside is CtMark, loaded after an address of a family.
 func CtMarkBeside(family int, mask uint32) Exprs {
 	return Join(ctInto(expr.CtKeyMARK, beside(family)), bits(beside(family), Word(mask), Word(0)))
 }
 
-// SetMark is meta mark set (meta mark & ~mask) | m. Other bits are other people's.
+// SetMark is meta mark set (meta mark & ~mask) | m. It keeps other bits.
 func SetMark(m, mask uint32) Exprs {
 	return Join(Meta(expr.MetaKeyMARK), replaceBits(m, mask), storeMark())
 }
