@@ -11,7 +11,6 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -241,6 +240,8 @@ func diffBlockRoutes(desired, have []netlink.Route) (missing, extra []netlink.Ro
 // Routed is a node whose pods have addresses of its blocks (SetBlocks). Packets are not translated, and leave by the
 // main table.
 type Routed struct {
+	noENIs
+
 	// ExportTable is the routing table that an external routing daemon reads.
 	ExportTable int
 	// IPv6 turns the IPv6 data path on.
@@ -292,18 +293,6 @@ func (u Routed) links(n *Node, all []netlink.Link) (out []netlink.Link, err erro
 	}
 	return out, nil
 }
-
-func (u Routed) rules(int) []netlink.Rule { return nil }
-
-func (u Routed) owns(netlink.Rule) bool { return true }
-
-func (u Routed) addTo(*ruleset, string) {}
-
-func (u Routed) state(*Node, *nftables.Conn) (uplinkState, error) { return uplinkState{}, nil }
-
-func (u Routed) replaced(*Node) ([]string, error) { return nil, nil }
-
-func (u Routed) follow(*Node) error { return nil }
 
 func (u Routed) none() Carriers { return BlockList(nil) }
 

@@ -102,7 +102,11 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	if err != nil {
 		return inv, err
 	}
-	entries, err := kernelEntries(conn, uplinkMaps())
+	reader, err := newMapReader(conn)
+	if err != nil {
+		return inv, err
+	}
+	entries, err := reader.entries(uplinkMaps())
 	if err != nil {
 		return inv, err
 	}

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -63,35 +64,53 @@ func note(markShift uint, number int) []nftables.SetElement {
 	return []nftables.SetElement{{Key: nft.Word(uint32(number) << markShift), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}}}
 }
 
-// kernelEntries reads maps; a missing table has no entries.
-func kernelEntries(conn *nftables.Conn, from []uplinkMap) (uplinkEntries, error) {
+// mapReader reads the maps of Berth's table. Missing ones, as of a version without, have no elements.
+type mapReader struct {
+	conn *nftables.Conn
+	maps []string // names
+}
+
+func newMapReader(conn *nftables.Conn) (mapReader, error) {
+	r := mapReader{conn: conn}
 	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
-		return uplinkEntries{}, err
+		return r, err
 	}
 	sets, err := conn.GetSets(berthTable())
 	if err != nil {
-		return nil, fmt.Errorf("list nftables sets: %w", err)
+		return r, fmt.Errorf("list nftables sets: %w", err)
 	}
+	for _, s := range sets {
+		if s.IsMap {
+			r.maps = append(r.maps, s.Name)
+		}
+	}
+	return r, nil
+}
+
+func (r mapReader) elements(set *nftables.Set) ([]nftables.SetElement, error) {
+	if !slices.Contains(r.maps, set.Name) {
+		return nil, nil
+	}
+	elements, err := r.conn.GetSetElements(set)
+	if err != nil {
+		return nil, fmt.Errorf("read nftables map %s: %w", set.Name, err)
+	}
+	return elements, nil
+}
+
+// entries are those of some maps.
+func (r mapReader) entries(from []uplinkMap) (uplinkEntries, error) {
 	m := uplinkEntries{}
 	for _, em := range from {
-		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == em.set.Name && s.IsMap }) {
-			continue
-		}
-		elements, err := conn.GetSetElements(em.set)
+		elements, err := r.elements(em.set)
 		if err != nil {
-			return nil, fmt.Errorf("read nftables map %s: %w", em.set.Name, err)
+			return nil, err
 		}
 		for _, e := range elements {
 			addr, ok := netip.AddrFromSlice(e.Key)
-			number, isUplink := verdictNumber(e.Val)
-			if !ok || !isUplink {
-				continue
+			if number, isUplink := verdictNumber(e.Val); ok && isUplink {
+				m[netip.PrefixFrom(addr, cmp.Or(em.bits, addr.BitLen()))] = number
 			}
-			bits := em.bits
-			if bits == 0 {
-				bits = addr.BitLen()
-			}
-			m[netip.PrefixFrom(addr, bits)] = number
 		}
 	}
 	return m, nil
@@ -149,7 +168,11 @@ func (e secondaryENI) setMap(tag string) (changed []string, err error) {
 		table.Refill(conn, chain)
 		changed = append(changed, "nftables chain "+chain.Name)
 	}
-	notes, err := notesOf(conn, e.Number)
+	reader, err := newMapReader(conn)
+	if err != nil {
+		return nil, err
+	}
+	notes, err := reader.notes(e.Number)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +187,7 @@ func (e secondaryENI) setMap(tag string) (changed []string, err error) {
 		maps []uplinkMap
 		want uplinkEntries
 	}{{uplinkMaps(), e.entries()}, {ownMaps(), e.own(e.vpc)}} {
-		have, err := kernelEntries(conn, of.maps)
+		have, err := reader.entries(of.maps)
 		if err != nil {
 			return nil, err
 		}
@@ -209,8 +232,12 @@ func (k *kernel) clearUplinkMap(number int) error {
 	if err != nil {
 		return err
 	}
+	reader, err := newMapReader(conn)
+	if err != nil {
+		return err
+	}
 	for _, of := range [][]uplinkMap{uplinkMaps(), ownMaps()} {
-		have, err := kernelEntries(conn, of)
+		have, err := reader.entries(of)
 		if err != nil {
 			return err
 		}
@@ -219,7 +246,7 @@ func (k *kernel) clearUplinkMap(number int) error {
 			return fmt.Errorf("encode map entries: %w", err)
 		}
 	}
-	notes, err := notesOf(conn, number)
+	notes, err := reader.notes(number)
 	if err != nil {
 		return err
 	}
@@ -244,26 +271,13 @@ func (k *kernel) clearUplinkMap(number int) error {
 	return nil
 }
 
-// notesOf are the elements that lead from notes to an ENI's chain.
-func notesOf(conn *nftables.Conn, number int) (list []nftables.SetElement, err error) {
-	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
-		return nil, err
-	}
-	sets, err := conn.GetSets(berthTable())
-	if err != nil {
-		return nil, fmt.Errorf("list nftables sets: %w", err)
-	}
-	if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == noteMap().Name }) {
-		return nil, nil // of a version without notes
-	}
-	elements, err := conn.GetSetElements(noteMap())
-	if err != nil {
-		return nil, fmt.Errorf("read nftables map %s: %w", noteMap().Name, err)
-	}
+// notes are the elements that lead from notes to an ENI's chain.
+func (r mapReader) notes(number int) (list []nftables.SetElement, err error) {
+	elements, err := r.elements(noteMap())
 	for _, e := range elements {
 		if i, ok := verdictNumber(e.Val); ok && i == number {
 			list = append(list, nftables.SetElement{Key: e.Key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}})
 		}
 	}
-	return list, nil
+	return list, err
 }

@@ -71,22 +71,24 @@ func families(u Uplinks) []int {
 // Ports are the uplinks of a node whose pods have VPC ports only. internal/kernel/plug makes their links, and the
 // node's own routing is not involved. So the node does not forward IPv6, which would cost it a default route from
 // router advertisements. State of earlier ENIs or blocks is removed.
-type Ports struct{}
+type Ports struct{ noENIs }
 
 func (Ports) kind() string                                        { return "ports" }
 func (Ports) validate() error                                     { return nil }
 func (Ports) ipv6() bool                                          { return false }
 func (Ports) links(*Node, []netlink.Link) ([]netlink.Link, error) { return nil, nil }
-func (Ports) rules(int) []netlink.Rule                            { return nil }
-func (Ports) owns(netlink.Rule) bool                              { return true }
-func (Ports) addTo(*ruleset, string)                              {}
-func (Ports) state(*Node, *nftables.Conn) (uplinkState, error)    { return uplinkState{}, nil }
-func (Ports) replaced(*Node) ([]string, error)                    { return nil, nil }
-func (Ports) follow(*Node) error                                  { return nil }
 func (Ports) none() Carriers                                      { return noCarriers{} }
+func (Ports) clear(*Node) ([]string, error)                       { return nil, nil }
 
-// clear has nothing to remove.
-func (Ports) clear(*Node) ([]string, error) { return nil, nil }
+// noENIs is the part of Uplinks that is about ENIs, for nodes without.
+type noENIs struct{}
+
+func (noENIs) rules(int) []netlink.Rule                         { return nil }
+func (noENIs) owns(netlink.Rule) bool                           { return true }
+func (noENIs) addTo(*ruleset, string)                           {}
+func (noENIs) state(*Node, *nftables.Conn) (uplinkState, error) { return uplinkState{}, nil }
+func (noENIs) replaced(*Node) ([]string, error)                 { return nil, nil }
+func (noENIs) follow(*Node) error                               { return nil }
 
 // noCarriers are the Carriers of Ports.
 type noCarriers struct{}

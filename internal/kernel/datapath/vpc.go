@@ -157,10 +157,14 @@ func (u VPC) uplinkRules(uplink Uplink) []netlink.Rule {
 // state is that of the kernel, which outlives the daemon, and that of the ENIs set up since, in case the table was
 // removed.
 func (u VPC) state(n *Node, conn *nftables.Conn) (s uplinkState, err error) {
-	if s.entries, err = kernelEntries(conn, uplinkMaps()); err != nil {
+	reader, err := newMapReader(conn)
+	if err != nil {
 		return s, err
 	}
-	if s.own, err = kernelEntries(conn, ownMaps()); err != nil {
+	if s.entries, err = reader.entries(uplinkMaps()); err != nil {
+		return s, err
+	}
+	if s.own, err = reader.entries(ownMaps()); err != nil {
 		return s, err
 	}
 	for _, uplink := range n.uplinks.list() {
