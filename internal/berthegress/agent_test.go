@@ -39,7 +39,7 @@ func (a *agent) hear(e *v1alpha1.Egress, s ...*v1alpha1.EgressClientSlice) {
 	})
 }
 
-// working runs a gateway in the bubble until the test ends; ask it to end by end.
+// working runs a gateway in the bubble until the test ends, or end is called.
 func working(t *testing.T, a *agent) (end context.CancelFunc, ended <-chan time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -102,7 +102,7 @@ func TestWanted(t *testing.T) {
 	}
 }
 
-// TestReady goes through what a gateway waits for, and what makes it unready again.
+// TestReady: why a gateway is not ready, and what makes it unready again.
 func TestReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{}
@@ -159,7 +159,7 @@ func TestReady(t *testing.T) {
 	})
 }
 
-// TestRepairs compares the kernel once a minute, and tries again what failed.
+// TestRepairs: the kernel is compared once a minute, and failures are retried.
 func TestRepairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{err: errors.New("busy")}
@@ -180,7 +180,7 @@ func TestRepairs(t *testing.T) {
 	})
 }
 
-// TestStartsWithoutAPI takes over what an earlier process left while the API server is away.
+// TestStartsWithoutAPI: a gateway takes over the state of an earlier process during an outage of the API.
 func TestStartsWithoutAPI(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{standing: true}
@@ -200,8 +200,8 @@ func TestStartsWithoutAPI(t *testing.T) {
 	})
 }
 
-// TestEnds has a gateway serve connections to their end, or to the end of its grace period, and change with
-// its clients meanwhile.
+// TestEnds: a terminating gateway serves connections until they end or the grace period is over, and follows its
+// clients meanwhile.
 func TestEnds(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -246,7 +246,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestMetrics has what the kernel counts by family.
+// TestMetrics: the kernel's counters by family.
 func TestMetrics(t *testing.T) {
 	a, _ := newTestAgent(t, &fakeKernel{})
 	_, body := probe(a, "/metrics")

@@ -28,8 +28,7 @@ const (
 	patience = 5 * time.Minute
 )
 
-// account makes an Egress with what the operator gives it of rights, and returns a client with its gateways'
-// credentials.
+// account makes an Egress with the RBAC objects of the operator, and returns a client with its gateways' credentials.
 func account(t *testing.T, admin client.Client, e *v1alpha1.Egress) *kubeapi.Client {
 	t.Helper()
 	harness.OK(t, admin.Create(t.Context(), e))
@@ -57,8 +56,8 @@ func newSlice(of, name string, clients ...v1alpha1.ServedClient) *v1alpha1.Egres
 	}
 }
 
-// TestFollowsItsEgress has a gateway, with the rights that the operator gives it, hear of its Egress and its
-// clients, and of no other's, through an outage of the API server.
+// TestFollowsItsEgress: a gateway with its RBAC rights follows its own Egress and clients, also after an outage of
+// the API server.
 func TestFollowsItsEgress(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
@@ -126,7 +125,7 @@ func TestFollowsItsEgress(t *testing.T) {
 	}
 }
 
-// TestRights has a gateway read its own Egress and slices of its namespace, and nothing else.
+// TestRights: a gateway may read its own Egress and the slices of its namespace, and nothing else.
 func TestRights(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/internal/web/webtest"
 )
 
-// A node that asks for its pod is answered when the kernel serves all of the pod's addresses, and not
-// before; a request for one that never comes is answered in time.
+// A node's request is answered once the kernel serves all of the pod's addresses. A request for a pod that is not
+// served is answered in time.
 func TestNodesAskForClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{hold: make(chan struct{})}
@@ -61,7 +61,7 @@ func TestNodesAskForClients(t *testing.T) {
 	})
 }
 
-// Those who ask take no memory without bound, and one who goes away is forgotten.
+// The number of waiting requests is limited, and canceled ones do not count.
 func TestManyAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newServedClients()
@@ -84,7 +84,7 @@ func TestManyAsk(t *testing.T) {
 	})
 }
 
-// Pods that hold connections to a gateway keep neither its kubelet's probes nor scrapes out.
+// Pods that hold connections to a gateway block neither its kubelet's probes nor scrapes.
 func TestAttacksOnGateways(t *testing.T) {
 	node, scraper := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.5")
 	webtest.Try(t, func(t *testing.T) webtest.Server {

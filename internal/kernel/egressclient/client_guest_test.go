@@ -13,7 +13,7 @@ import (
 
 var networks = []string{"tcp", "udp"}
 
-// What goes to a destination is seen to come from the gateway, all else from the pod.
+// Packets to a destination have the gateway's address, all others the pod's.
 func TestPackets(t *testing.T) {
 	w := newWorld(t)
 	before := w.dump()
@@ -40,8 +40,8 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// Connections spread over the gateways, those of one client to one destination too, and each stays
-// with its own while that one ends and others come and go.
+// Connections spread over the gateways, also those of one client to one destination. Each keeps its gateway while
+// that one terminates and others are added and removed.
 func TestSpreadAndPinning(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1), gateway(2)))
@@ -99,7 +99,7 @@ func TestSpreadAndPinning(t *testing.T) {
 	}
 }
 
-// Without a gateway a destination is unreachable at once, and never reached another way.
+// Without a gateway a destination is unreachable at once, and never reached by another route.
 func TestNoGateway(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1)))
@@ -122,8 +122,8 @@ func TestNoGateway(t *testing.T) {
 	}
 }
 
-// BenchmarkApply sets up an Egress with two gateways for both families in a pod, finds nothing to do,
-// changes a gateway, checks, and takes all away.
+// BenchmarkApply sets up an Egress with two gateways for both families, applies it again, changes a gateway, checks,
+// and removes everything.
 func BenchmarkApply(b *testing.B) {
 	w := newWorld(b)
 	with, other := setup(gateway(1), gateway(2)), setup(gateway(1), gateway(3))

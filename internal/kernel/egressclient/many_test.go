@@ -16,8 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// Egresses whose tunnels lead to their Services may have more gateways together than one message of
-// netlink has room for; FoU is taken from all.
+// Egresses with Services may have more gateways than fit into one netlink message. FoU is accepted from all.
 func TestManyGateways(t *testing.T) {
 	const name, gateways = "clientmany", 1000
 	if err := ns.Create(name); err != nil {
@@ -57,8 +56,8 @@ func TestManyGateways(t *testing.T) {
 	}
 }
 
-// Where the kernel lacks FoU, or a namespace of tests hides it, Apply says so and leaves nothing half
-// made. Where it has FoU, the same Setup stands afterwards.
+// On a kernel without FoU, or in a sandbox that hides it, Apply returns ErrNoFoU and leaves nothing behind. On one
+// with FoU it succeeds.
 func TestKernelWithoutFoU(t *testing.T) {
 	const name = "clientnofou"
 	if err := ns.Create(name); err != nil {

@@ -84,8 +84,8 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// The rules of a pod are the document's, in order, with those of gateways, of further interfaces, and
-// of what would lead a tunnel into itself.
+// The rules of a pod are those of Coil's design, in order, with rules for gateways, further interfaces, and tunnel
+// ends within destinations.
 func TestRules(t *testing.T) {
 	s := one(Egress{Destinations: nets("10.1.1.0/24", "::/0"), Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")}, OriginatingOnly: true})
 	s.Others = addrsOf("10.9.0.2")
@@ -133,7 +133,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// What comes out does not depend on the order of what goes in.
+// The result does not depend on the order of the lists.
 func TestOrderDoesNotMatter(t *testing.T) {
 	s := one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")}})
 	s.Egresses = append(s.Egresses, Egress{Name: "ns/two", Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{gw(3, true, "10.1.3.2")}})
@@ -150,7 +150,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-// Each change of what nftables decides by changes its tag; what it does not decide by does not.
+// A change of the Setup changes the filter's tag if and only if nftables depends on it.
 func TestFilterFollowsTheSetup(t *testing.T) {
 	base := func() Setup {
 		return one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")}})
@@ -192,7 +192,7 @@ func TestFilterFollowsTheSetup(t *testing.T) {
 	}
 }
 
-// One of n gateways has the chance 1/n: each rule is one of those that are left.
+// Each of n gateways is chosen with the probability 1/n.
 func TestChooser(t *testing.T) {
 	e := Egress{Name: "ns/e", Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2"), gw(3, false, "10.1.3.2"), gw(4, true, "10.1.4.2")}}
 	c := e.chooser(0, unix.AF_INET)
@@ -201,7 +201,7 @@ func TestChooser(t *testing.T) {
 	}
 }
 
-// What cannot be set up is named by field.
+// Errors name the invalid field.
 func TestValidate(t *testing.T) {
 	good := func() Setup {
 		return one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2")}})

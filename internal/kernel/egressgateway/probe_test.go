@@ -86,7 +86,7 @@ func openNFT(t *testing.T, k *Kernel) *nftables.Conn {
 	return conn
 }
 
-// state is what the gateway's namespace has of rules, sets, links, routes and rules, but for counts.
+// state has the rules, sets, links and routes of the gateway's namespace, without counters.
 func (w world) state(t *testing.T) string {
 	t.Helper()
 	var out string
@@ -137,7 +137,7 @@ func (w world) state(t *testing.T) string {
 	return out
 }
 
-// exceed sends a datagram that may pass one router, and tells who says that it ended there.
+// exceed sends a datagram with a TTL of 1, and returns the sender of the ICMP error.
 func exceed(from host, to netip.Addr) (netip.Addr, error) {
 	network, all, level, hops, kind := "ip6:ipv6-icmp", "::", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, byte(3)
 	if to.Is4() {
