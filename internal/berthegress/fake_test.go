@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
 )
 
-// fakeKernel takes all that it is given.
+// fakeKernel records what is applied.
 type fakeKernel struct {
 	mu       sync.Mutex // guards all below
 	applied  []egressgateway.Setup
@@ -39,7 +39,7 @@ func (k *fakeKernel) Apply(_ context.Context, s egressgateway.Setup) error {
 	return k.err
 }
 
-func (k *fakeKernel) Standing(egressgateway.Setup) (bool, error) { return k.standing, nil }
+func (k *fakeKernel) InKernel(egressgateway.Setup) (bool, error) { return k.standing, nil }
 
 func (k *fakeKernel) Forget() {
 	k.mu.Lock()
@@ -68,7 +68,7 @@ func (k *fakeKernel) set(change func(*fakeKernel)) {
 	change(k)
 }
 
-// last is what was applied last, how often something was, and how often it was to be read anew.
+// last returns the last Setup, the number of calls of Apply, and of Forget.
 func (k *fakeKernel) last() (s egressgateway.Setup, times, forgot int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -72,7 +72,9 @@ func TestAddPodFinishesWhatACrashLeft(t *testing.T) {
 		{"host link up", func(p *pod) { p.must(v.host.nl.LinkSetDown(rtnl.LinkRef(p.links.HostIndex))) }},
 		{"pod address", func(p *pod) { p.must(p.nl.AddrDel(rtnl.LinkRef(p.links.PodIndex), podAddress(p.want.IPv4))) }},
 		{"pod link up", func(p *pod) { p.must(p.nl.LinkSetDown(rtnl.LinkRef(p.links.PodIndex))) }},
-		{"pod neighbour", func(p *pod) { p.must(p.nl.NeighDel(neighbour(p.links.PodIndex, gateway4, p.links.HostMAC))) }},
+		{"pod neighbour", func(p *pod) {
+			p.must(p.nl.NeighDel(rtnl.PermanentNeighbour(p.links.PodIndex, gateway4, p.links.HostMAC)))
+		}},
 		{"all but the link", func(p *pod) {
 			p.must(p.nl.LinkSetDown(rtnl.LinkRef(p.links.PodIndex)))
 			p.must(p.nl.AddrDel(rtnl.LinkRef(p.links.PodIndex), podAddress(p.want.IPv4)))
@@ -244,8 +246,7 @@ func TestOpenByPathAndCaller(t *testing.T) {
 	}
 }
 
-// A lost first packet is a second's delay of a pod's first connection (RFC 6298
-// section 2.1).
+// A lost first packet delays a pod's first connection by a second (RFC 6298 section 2.1).
 func TestFirstPacketPasses(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP(":81")
@@ -273,7 +274,7 @@ func TestFirstPacketPasses(t *testing.T) {
 	}
 }
 
-// resent connects and returns how many packets that took a second time.
+// resent connects and returns the number of retransmitted packets.
 func (s *space) resent(to string) (n uint32) {
 	s.t.Helper()
 	d := net.Dialer{Timeout: dialTimeout}
@@ -296,4 +297,32 @@ func (s *space) resent(to string) (n uint32) {
 		return err
 	})
 	return n
+}
+
+// BenchmarkReapLinks compares the removal of links one by one and in a batch.
+func BenchmarkReapLinks(b *testing.B) {
+	for _, size := range []int{1, 8, 64} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			v := newVPC(b)
+			var pods []*pod
+			var names []string
+			addr := netip.MustParseAddr("10.0.64.1")
+			for range size {
+				p := v.sandbox(addr.String())
+				pods, names = append(pods, p), append(names, p.want.HostIfName)
+				addr = addr.Next()
+			}
+			for b.Loop() {
+				b.StopTimer()
+				for _, p := range pods {
+					v.add(p)
+					v.detach(p)
+				}
+				b.StartTimer()
+				if err := v.node.ReapLinks(ctx, names); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

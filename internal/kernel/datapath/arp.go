@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
@@ -13,32 +14,35 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// A pod has no question to ask by ARP: its gateway is a permanent neighbour, and
-// so is the pod to the node. The node would note who asks, whatever address it
-// claims, in a neighbour table that all namespaces of the kernel share. Answers
-// pass: the kernel notes none that it did not ask for.
+// A pod needs no ARP requests: its gateway is a permanent neighbour, and so is the pod on the node. The node would
+// add the sender of a request, whatever address it claims, to a neighbour table that all namespaces of the kernel
+// share. Replies pass: the kernel ignores those that it did not ask for.
 
 // ARPFiltered tells whether the last Setup or Repair could put the table of family
 // arp in place, which a kernel without CONFIG_NF_TABLES_ARP does not take.
-func (n *Node) ARPFiltered() bool { return !n.withoutARP.Load() }
+func (n *Node) ARPFiltered() bool { return !n.arp.unsupported.Load() }
 
-// setARPTable puts the table of family arp in place. A kernel without that family
-// does without.
-func (n *Node) setARPTable() (changed []string, err error) {
-	conn, err := n.nft()
+// arpTable is the nftables table of family arp.
+type arpTable struct {
+	unsupported atomic.Bool // the kernel does not have the family, as of the last set
+}
+
+// set creates or replaces the table. It succeeds on a kernel without the family.
+func (t *arpTable) set(open func() (*nftables.Conn, error)) (changed []string, err error) {
+	conn, err := open()
 	if err != nil {
 		return nil, err
 	}
 	rs, err := arpRuleset()
 	if err != nil || rs.InKernel(conn) {
-		n.withoutARP.Store(false)
+		t.unsupported.Store(false)
 		return nil, err
 	}
 	if err := rs.Replace(conn); err != nil {
 		return nil, err
 	}
 	err = conn.Flush()
-	n.withoutARP.Store(isWithoutARP(err))
+	t.unsupported.Store(isWithoutARP(err))
 	if isWithoutARP(err) {
 		return nil, nil
 	}
@@ -48,11 +52,10 @@ func (n *Node) setARPTable() (changed []string, err error) {
 	return []string{"nftables table arp " + NftTable}, nil
 }
 
-// isWithoutARP tells whether a kernel refused the table because it does not have
-// the family: newer ones refuse the table itself (EOPNOTSUPP), others its chain,
-// for whose type there is nothing (ENOENT, nf_tables_chain_type_lookup), and old
-// ones say EAFNOSUPPORT. What comes after that in the transaction finds no table or
-// chain (ENOENT). An error of another kind among them is none of this.
+// isWithoutARP tells whether a kernel rejected the table because it lacks the family. Newer kernels reject the table
+// (EOPNOTSUPP), others its chain, as they lack the chain type (ENOENT, nf_tables_chain_type_lookup), and old ones
+// return EAFNOSUPPORT. Later messages of the transaction then fail for lack of the table or chain (ENOENT). Any other
+// error among them is a real failure.
 func isWithoutARP(err error) bool {
 	switch e := err.(type) { //nolint:errorlint // each one that is joined is looked at
 	case nil:
@@ -65,8 +68,8 @@ func isWithoutARP(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// arpRuleset is the content of Berth's table of family arp. A link of another network's that happens to be called
-// as those of pods is none of its business, so it asks for the link's group too.
+// arpRuleset is the content of Berth's table of family arp. It matches the link's group too, as a link of another
+// network may have a name like those of pods.
 func arpRuleset() (ruleset, error) {
 	const groups = 0xffff // of pod links
 	rs := ruleset{Table: nft.Table{Name: NftTable, Family: nftables.TableFamilyARP,

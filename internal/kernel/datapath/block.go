@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -15,16 +17,16 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Block is a range of addresses that is this node's (Coil's design, "Routing").
+// Block is a range of addresses that is assigned to this node (Coil's design, "Routing").
 type Block struct {
 	Name     string         // in errors
 	Prefixes []netip.Prefix // one of each family that it has
 }
 
-// BlocksError is what SetBlocks did not get done.
+// BlocksError is about blocks and routes that SetBlocks could not set or remove.
 type BlocksError struct {
-	Failed map[string]error // blocks by name that are not routed as they should be
-	Left   error            // routes of others that should have gone and did not; nil without
+	Failed map[string]error // by the names of blocks that are not routed as desired
+	Left   error            // about stale routes that could not be removed, or nil
 }
 
 // Error names every block and route.
@@ -42,12 +44,12 @@ func (e *BlocksError) Unwrap() []error {
 	return out
 }
 
-// blockMetric is that of the unreachable route of a block: any route of a pod
-// in it comes first, also where the block is one address.
+// blockMetric is the metric of the unreachable route of a block. Routes of pods are preferred, also if the block is a
+// single address.
 const blockMetric = 1 << 30
 
-// besideMetric is that of an export route next to someone else's of the same
-// destination; as a rule it has the kernel's own choice.
+// besideMetric is the metric of an export route if other software has a route to the same destination. Otherwise the
+// kernel chooses the metric.
 const besideMetric = blockMetric
 
 // SetBlocks makes the node's blocks exactly these. Each has two routes:
@@ -57,13 +59,12 @@ const besideMetric = blockMetric
 //   - in PodTable an unreachable one, so that a packet to an address that no pod
 //     has is refused here instead of going back to the router.
 //
-// Additions come first and a block is announced last; what goes is withdrawn
-// first. It is idempotent, and leaves alone what Berth did not make. A block that
-// cannot be right, or a route that cannot be set or removed, does not keep it from
-// the rest. On failure what was done stays; call it again.
+// It adds routes before it removes any, announces a new block last, and withdraws an old block first. It is
+// idempotent, and does not change what other software made. It continues after an invalid block and after a route
+// that cannot be set or removed. Call it again if it fails.
 //
-// Errors: a *BlocksError tells what is not done, and all else is; any other, such
-// as ErrNotSetUp, tells that nothing is known.
+// Errors: a *BlocksError if all but what it names is done; any other, such as ErrNotSetUp, leaves the outcome
+// unknown.
 func (n *Node) SetBlocks(ctx context.Context, blocks []Block) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -74,21 +75,15 @@ func (n *Node) SetBlocks(ctx context.Context, blocks []Block) error {
 	return err
 }
 
-// WithdrawBlocks removes the routes of the export table: the node's blocks are
-// not announced any more. All else stays. SetBlocks announces them again.
+// WithdrawBlocks removes the routes of the export table, so that the node's blocks are no longer announced, and keeps
+// everything else. SetBlocks announces them again.
 func (n *Node) WithdrawBlocks(ctx context.Context) error {
 	if err := n.begin(ctx); err != nil {
 		return err
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
-	have, err := n.listBlockRoutes()
-	if err != nil {
-		return err
-	}
-	n.exported.Store(&map[netip.Prefix]bool{}) // their removal is no loss
-	_, err = n.removeRoutes(slices.DeleteFunc(have, isUnreachable))
-	return err
+	return n.blocks.withdraw()
 }
 
 // setBlocks is SetBlocks under setupMu. It names what it had to change.
@@ -101,7 +96,40 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("set up blocks: %w", err)
 	}
-	var want []netlink.Route
+	return n.blocks.set(blocks, u)
+}
+
+// blockRoutes are the routes of blocks. Calls that change them take turns by Node.setupMu.
+type blockRoutes struct {
+	routing
+	lo        int // index of the loopback link
+	announced atomic.Pointer[map[netip.Prefix]bool]
+}
+
+// has tells whether a prefix is announced.
+func (t *blockRoutes) has(p netip.Prefix) bool {
+	blocks := t.announced.Load()
+	return blocks != nil && (*blocks)[p]
+}
+
+// list lists the routes of blocks in any table.
+func (t *blockRoutes) list() ([]netlink.Route, error) {
+	return t.listThat(unix.RT_TABLE_UNSPEC, isBlockRoute)
+}
+
+func (t *blockRoutes) withdraw() error {
+	have, err := t.list()
+	if err != nil {
+		return err
+	}
+	t.announced.Store(nil) // Watch does not report their removal
+	_, err = t.remove(slices.DeleteFunc(have, isUnreachable))
+	return err
+}
+
+// set is Node.SetBlocks. It names what it changed.
+func (t *blockRoutes) set(blocks []Block, u Routed) (changed []string, err error) {
+	var desired []netlink.Route
 	failed := map[string]error{}
 	announced, owner := map[netip.Prefix]bool{}, map[netip.Prefix]string{}
 	for _, b := range blocks {
@@ -111,21 +139,21 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 		}
 		for _, p := range b.Prefixes {
 			announced[p], owner[p] = true, b.Name
-			want = append(want, unreachableRoute(p), exportRoute(p, n.lo, u.ExportTable))
+			desired = append(desired, unreachableRoute(p), exportRoute(p, t.lo, u.ExportTable))
 		}
 	}
-	have, err := n.listBlockRoutes()
+	have, err := t.list()
 	if err != nil {
 		return nil, err
 	}
-	n.exported.Store(&announced)
-	missing, extra := diffBlockRoutes(want, have)
+	t.announced.Store(&announced)
+	missing, extra := diffBlockRoutes(desired, have)
 	refused := map[netip.Prefix]bool{}
 	for _, r := range missing {
 		if !isUnreachable(r) && refused[rtnl.RouteDst(r)] {
-			continue // a block that would loop is not announced
+			continue // packets to a block without its unreachable route would loop
 		}
-		if err := n.addBlockRoute(r); err != nil {
+		if err := t.add(r); err != nil {
 			dst := rtnl.RouteDst(r)
 			failed[owner[dst]] = errors.Join(failed[owner[dst]], fmt.Errorf("add %s: %w", describeRoute(r), err))
 			refused[dst] = true
@@ -133,7 +161,7 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 		}
 		changed = append(changed, describeRoute(r))
 	}
-	did, err := n.removeRoutes(extra)
+	did, err := t.remove(extra)
 	changed = append(changed, did...)
 	if len(failed) == 0 && err == nil {
 		return changed, nil
@@ -141,17 +169,16 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	return changed, &BlocksError{Failed: failed, Left: err}
 }
 
-// addBlockRoute adds a route that is not there. PodTable is Berth's alone; in
-// the export table someone else may have a route to the same destination, which
-// stays: two routes of one destination and metric cannot be.
-func (k *kernel) addBlockRoute(r netlink.Route) error {
+// add adds a missing route. PodTable is Berth's alone; in the export table other software may have a route to the
+// same destination, which stays: the kernel has one route of a destination and metric.
+func (t *blockRoutes) add(r netlink.Route) error {
 	if isUnreachable(r) {
-		return k.slow.RouteReplace(&r)
+		return t.nl.RouteReplace(&r)
 	}
-	err := k.slow.RouteAdd(&r)
+	err := t.nl.RouteAdd(&r)
 	if errors.Is(err, unix.EEXIST) {
 		r.Priority = besideMetric
-		err = k.slow.RouteAdd(&r)
+		err = t.nl.RouteAdd(&r)
 	}
 	return err
 }
@@ -187,9 +214,8 @@ func unreachableRoute(p netip.Prefix) netlink.Route {
 
 func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE }
 
-// isBlockRoute tells the routes of blocks from Berth's others: the unreachable
-// ones, and what is in a table that is neither PodTable nor an ENI's nor of branches. The export
-// table may have had another number before, which was none of these either.
+// isBlockRoute tells whether a route of Berth's is of a block: an unreachable one, or one in a table other than
+// PodTable and the tables of ENIs and branches. The export table may have had another number before.
 func isBlockRoute(r netlink.Route) bool {
 	if r.Table >= PodTable && r.Table <= lastTable {
 		return isUnreachable(r)
@@ -197,80 +223,88 @@ func isBlockRoute(r netlink.Route) bool {
 	return true
 }
 
-// listBlockRoutes lists what there is of blocks, in any table.
-func (k *kernel) listBlockRoutes() ([]netlink.Route, error) { return k.listOwnRoutes(isBlockRoute) }
-
-// listOwnRoutes lists Berth's routes of a kind, of both families and all tables.
-func (k *kernel) listOwnRoutes(kind func(netlink.Route) bool) (list []netlink.Route, err error) {
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := k.listRoutes(k.slow, family, unix.RT_TABLE_UNSPEC)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, slices.DeleteFunc(routes, func(r netlink.Route) bool { return !kind(r) })...)
-	}
-	return list, nil
-}
-
-// blockRouteID is what makes two routes of blocks the same.
-type blockRouteID struct {
-	dst   netip.Prefix
-	table int
-	kind  int // such as unix.RTN_UNREACHABLE
-	// Of an unreachable route, whose link is none in IPv4 and lo in IPv6, the
-	// metric counts; of an export route, whose metric the kernel chooses, the link.
-	metric, link int
-}
-
-func blockRouteKey(r netlink.Route) blockRouteID {
-	k := blockRouteID{dst: rtnl.RouteDst(r), table: r.Table, kind: r.Type}
-	if isUnreachable(r) {
-		k.metric = r.Priority
-	} else {
-		k.link = r.LinkIndex
-	}
-	return k
-}
-
-// diffBlockRoutes lists what is missing, unreachable routes first, and what is
-// too much, those last.
-func diffBlockRoutes(want, have []netlink.Route) (missing, extra []netlink.Route) {
-	missing, extra = diff(want, have, blockRouteKey)
+// diffBlockRoutes lists missing routes, unreachable ones first, and extra ones, unreachable ones last.
+func diffBlockRoutes(desired, have []netlink.Route) (missing, extra []netlink.Route) {
+	d := routing{}.routeKind().Compare(desired, have)
 	rank := func(r netlink.Route) int {
 		if isUnreachable(r) {
 			return 0
 		}
 		return 1
 	}
-	slices.SortStableFunc(missing, func(a, b netlink.Route) int { return cmp.Compare(rank(a), rank(b)) })
-	slices.SortStableFunc(extra, func(a, b netlink.Route) int { return cmp.Compare(rank(b), rank(a)) })
-	return missing, extra
+	slices.SortStableFunc(d.Missing, func(a, b netlink.Route) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(d.Extra, func(a, b netlink.Route) int { return cmp.Compare(rank(b), rank(a)) })
+	return d.Missing, d.Extra
 }
 
-func (k *kernel) removeRoutes(routes []netlink.Route) (did []string, err error) {
-	var errs []error
-	for _, r := range routes {
-		if err := k.slow.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
-			errs = append(errs, fmt.Errorf("remove %s: %w", describeRoute(r), err))
-			continue
+// Routed is a node whose pods have addresses of its blocks (SetBlocks). Packets are not translated, and leave by the
+// main table.
+type Routed struct {
+	noENIs
+
+	// ExportTable is the routing table that an external routing daemon reads.
+	ExportTable int
+	// IPv6 turns the IPv6 data path on.
+	IPv6 bool
+}
+
+func (u Routed) kind() string { return "routed" }
+
+// validate implements Uplinks. The kernel's own tables are 253 to 255 (rtnetlink(7)).
+func (u Routed) validate() error {
+	t := u.ExportTable
+	if t < 1 || t > math.MaxInt32 || t >= unix.RT_TABLE_DEFAULT && t <= unix.RT_TABLE_LOCAL ||
+		t >= PodTable && t <= lastTable {
+		return fmt.Errorf("ExportTable %d: want an unused routing table: not %d to %d, which the kernel uses, and not %d to %d, which Berth uses",
+			t, unix.RT_TABLE_DEFAULT, unix.RT_TABLE_LOCAL, PodTable, lastTable)
+	}
+	return nil
+}
+
+// lastTable is the last one of Berth's: that of a branch with VLAN 4094.
+const lastTable = BranchTableBase + 4094
+
+func (u Routed) ipv6() bool { return u.IPv6 }
+
+// links are those of the main table's default routes, except lo, to which the kernel points unreachable IPv6 routes.
+// There may be none yet, as a routing daemon may add the routes later.
+func (u Routed) links(n *Node, all []netlink.Link) (out []netlink.Link, err error) {
+	for _, family := range families(u) {
+		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
+			return n.slow.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list %s routes: %w", familyName(family), err)
 		}
-		did = append(did, "removed "+describeRoute(r))
+		for _, r := range routes {
+			if rtnl.RouteDst(r).Bits() != 0 {
+				continue
+			}
+			hops := []int{r.LinkIndex}
+			for _, h := range r.MultiPath {
+				hops = append(hops, h.LinkIndex)
+			}
+			for _, l := range all {
+				if slices.Contains(hops, l.Attrs().Index) && l.Attrs().Index != n.lo && !slices.Contains(out, l) {
+					out = append(out, l)
+				}
+			}
+		}
 	}
-	return did, errors.Join(errs...)
+	return out, nil
 }
 
-// removeRoutesThat removes Berth's routes of a kind.
-func (k *kernel) removeRoutesThat(are func(netlink.Route) bool) ([]string, error) {
-	have, err := k.listOwnRoutes(are)
-	if err != nil {
-		return nil, err
-	}
-	return k.removeRoutes(have)
+func (u Routed) none() Carriers { return BlockList(nil) }
+
+func (u Routed) clear(n *Node) ([]string, error) {
+	n.blocks.announced.Store(nil)
+	return n.routing.removeThat(unix.RT_TABLE_UNSPEC, isBlockRoute)
 }
 
-func describeRoute(r netlink.Route) string {
-	if isUnreachable(r) {
-		return fmt.Sprintf("unreachable route %s", rtnl.RouteDst(r))
-	}
-	return fmt.Sprintf("route %s of table %d", rtnl.RouteDst(r), r.Table)
-}
+// BlockList is all blocks of a routed node.
+type BlockList []Block
+
+func (l BlockList) restore(n *Node) ([]string, error) { return n.setBlocks(l) }
+
+// tidy has nothing to do: setBlocks removes the routes of other blocks.
+func (l BlockList) tidy(*Node, Inventory) ([]string, error) { return nil, nil }

@@ -15,13 +15,12 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// rack is a node of a data centre behind a router, which forwards the node's
-// blocks to it and sends what it has no other route for to the node's default
-// route's other end: itself.
+// rack is a node of a data centre behind a router, which routes the node's blocks to it and is the node's default
+// gateway.
 //
 //	node eth0 172.20.1.2 fd20::2 —— r0 172.20.1.1 fd20::1 router
 //
-// Behind the router is a host that is not of the data centre.
+// Behind the router is a host outside of the data centre.
 type rack struct {
 	bed
 	outside, router *space
@@ -113,7 +112,7 @@ func (r *rack) refuses(want ...string) {
 	}
 }
 
-// wanted is what a repair of the rack is given.
+// wanted is the desired state of the rack.
 func (r *rack) wanted(blocks ...Block) Wanted {
 	return Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Carriers: BlockList(blocks)}
 }
@@ -143,9 +142,8 @@ func TestPodsOfBlocks(t *testing.T) {
 	}
 }
 
-// A packet to an address that no pod has is refused by the node. Without the
-// unreachable route it would go back to the router, and back, until its time to
-// live is over.
+// The node rejects a packet to an address that no pod has. Without the unreachable route the packet would loop
+// between node and router until its TTL expires.
 func TestFreeAddressDoesNotLoop(t *testing.T) {
 	r := newRack(t)
 	r.set(block("b", block4, block6), block("one", single4, single6))
@@ -194,8 +192,8 @@ func TestExportTable(t *testing.T) {
 	r.refuses(single4)
 }
 
-// A node whose addresses were of blocks, and now are of ENIs, keeps no route of
-// the blocks, and the other way round no rule, map or table of ENIs.
+// A node that changes from blocks to ENIs keeps no routes of blocks, and one that changes back keeps no rule, map or
+// table of ENIs.
 func TestChangeOfMode(t *testing.T) {
 	v := newVPC(t)
 	pools := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Carriers: BlockList{block("b", block4)}}

@@ -13,14 +13,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// podTable is the table of pods as a person sees it.
+// podTable is the table of pods as ip-route(8) prints it.
 func (r *rack) podTable() string {
 	r.t.Helper()
 	return r.host.run("ip route show table 19000") + r.host.run("ip -6 route show table 19000")
 }
 
-// Whatever a crash left undone or a person did to the routes of blocks, SetBlocks
-// and Repair make them what they were, and once that is so they write nothing.
+// SetBlocks and Repair restore the routes of blocks after crashes and manual changes, and write nothing if they are
+// right.
 func TestBlocksConverge(t *testing.T) {
 	wanted := []Block{block("b", block4, block6), block("one", single4, single6)}
 	for name, damage := range map[string][]string{
@@ -68,8 +68,7 @@ func TestBlocksConverge(t *testing.T) {
 	}
 }
 
-// A route that someone else has to the very destination of a block stays, next
-// to Berth's, and after it.
+// A route of other software to the destination of a block stays beside Berth's, and after Berth's is removed.
 func TestForeignExportOfTheSameBlock(t *testing.T) {
 	r := newRack(t)
 	foreign := []string{block4 + " static", block6 + " static"}
@@ -87,8 +86,7 @@ func TestForeignExportOfTheSameBlock(t *testing.T) {
 	r.announces(119, foreign...)
 }
 
-// One block that cannot be set neither keeps others from being set, nor those
-// that go from being withdrawn.
+// After a block that cannot be set, others are still set and old ones withdrawn.
 func TestOneBlockThatFails(t *testing.T) {
 	r := newRack(t)
 	r.set(block("old", "10.77.0.0/27"))
@@ -104,8 +102,7 @@ func TestOneBlockThatFails(t *testing.T) {
 	r.announces(119, block4+" 190", single4+" static", single4+" static")
 }
 
-// The routes of a block come and go without a word from its pods, and those of
-// pods without a word from the block.
+// Routes of a block and routes of its pods are added and removed independently.
 func TestBlockAndPodDoNotTouchEachOther(t *testing.T) {
 	r := newRack(t)
 	r.set(block("one", single4, single6))
@@ -140,8 +137,7 @@ func TestBlockAndPodDoNotTouchEachOther(t *testing.T) {
 	}
 }
 
-// Who flushes the export table is noticed; what the node itself withdraws is not
-// reported as lost.
+// Watch reports a flush of the export table, and not a withdrawal by the node itself.
 func TestFlushedExportTableIsNoticed(t *testing.T) {
 	r := newRack(t)
 	r.set(block("one", single4))
@@ -164,7 +160,7 @@ func TestFlushedExportTableIsNoticed(t *testing.T) {
 	r.announces(119, exports...)
 }
 
-// The kernel drops the routes of blocks with the link they name, without a word.
+// The kernel removes the routes of blocks with their link, without messages.
 func TestLoopbackThatWentDown(t *testing.T) {
 	r := newRack(t)
 	wanted := block("b", block4, block6)
@@ -181,8 +177,7 @@ func TestLoopbackThatWentDown(t *testing.T) {
 	r.announces(119, exports...)
 }
 
-// Without a primary ENI links of pods have the MTU of the links by which packets
-// leave, the smallest of them, or what is configured.
+// On a routed node, pod links have the smallest MTU of the uplinks, or the configured one.
 func TestMTUOfPoolNodes(t *testing.T) {
 	r := newRack(t)
 	wire(r.host, "eth1", r.router, "r1")

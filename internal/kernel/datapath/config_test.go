@@ -26,7 +26,7 @@ func addrs(list ...string) []netip.Addr {
 	return out
 }
 
-// validated has each edit of what is good refused by an error that begins with its name.
+// validated asserts that each edit of a valid value is rejected with an error that begins with its name.
 func validated[T interface{ Validate() error }](t *testing.T, good T, edits map[string]func(*T)) {
 	t.Helper()
 	if err := good.Validate(); err != nil {

@@ -5,20 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// DetachPod is the fast part of removing a pod: its routes go, and with them
-// everything that reaches it and (by the spoofing check) everything it sends.
-// The link is left for ReapLinks. The pod's namespace may be gone.
+// DetachPod is the fast part of removing a pod. It removes the pod's routes, after which no packet reaches the pod
+// and the spoofing check drops what it sends. ReapLinks removes the link. The pod's namespace may be gone.
 //
-// It is idempotent and succeeds when nothing is left to remove. It never
-// touches a route of the same address to another link. On failure call it
-// again.
+// It is idempotent, and never removes a route of the same address to another link. Call it again if it fails.
 func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -47,14 +46,11 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 	return nil
 }
 
-// ReapLinks removes pod links, many in one wait: the kernel waits for RCU some
-// 20 ms for each removal (measured), and once for a whole link group removed
-// together. The links are first moved into a group of this batch's own, so
-// nobody else's link can be in it.
+// ReapLinks removes a batch of pod links. The kernel waits about 20 ms for RCU in each removal (measured), and once
+// for all links of a group that is removed. So the links are first moved to a group that only this batch has.
 //
-// Links that are missing are no error; one that AddPod took up again since its
-// DetachPod is left alone. Names that HostLinkName cannot have made are
-// refused. On failure some links may be left; call it again.
+// It ignores missing links, and links that AddPod has reused since their DetachPod. It rejects names that
+// HostLinkName cannot have made. After an error some links may be left; call it again.
 func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -64,26 +60,46 @@ func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 			return fmt.Errorf("remove pod links: %q is not a name that HostLinkName makes", name)
 		}
 	}
-	_, err := n.reap(ctx, hostLinks)
+	_, err := n.reaper.reap(ctx, hostLinks)
 	return err
 }
 
-// reap is ReapLinks for names that are known to be Berth's. It names the links
-// that it removed.
-func (n *Node) reap(ctx context.Context, links []string) (reaped []string, err error) {
-	mine, err := n.podLinks.acquireAll(ctx, links)
+// reaper removes pod links. It has a socket of its own, as removals wait for the kernel.
+type reaper struct {
+	podLinks *podLinks
+	sockets  map[int]*nl.SocketHandle
+	batches  atomic.Uint32 // gives each batch a link group
+}
+
+func newReaper(ns netns.NsHandle, links *podLinks) (*reaper, error) {
+	s, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	return &reaper{podLinks: links, sockets: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}}, nil
+}
+
+func (r *reaper) close() {
+	for _, s := range r.sockets {
+		s.Close()
+	}
+}
+
+// reap is ReapLinks for names that were checked. It returns the names of the links that it removed.
+func (r *reaper) reap(ctx context.Context, links []string) (reaped []string, err error) {
+	acquired, err := r.podLinks.acquireAll(ctx, links)
 	if err != nil {
 		return nil, fmt.Errorf("remove pod links: %w", err)
 	}
 	defer func() {
-		for _, name := range mine {
-			n.podLinks.release(name)
+		for _, name := range acquired {
+			r.podLinks.release(name)
 		}
 	}()
-	group := int(reapGroupMin + n.reaps.Add(1)%(reapGroupMax-reapGroupMin))
+	group := int(reapGroupMin + r.batches.Add(1)%(reapGroupMax-reapGroupMin))
 	var errs []error
-	for _, name := range mine {
-		switch err := n.moveToGroup(name, group); {
+	for _, name := range acquired {
+		switch err := r.moveToGroup(name, group); {
 		case err == nil:
 			reaped = append(reaped, name)
 		case !rtnl.IsNoLink(err):
@@ -93,32 +109,28 @@ func (n *Node) reap(ctx context.Context, links []string) (reaped []string, err e
 	if len(reaped) == 0 {
 		return nil, errors.Join(errs...)
 	}
-	if err := n.deleteGroup(group); err != nil && !rtnl.IsNoLink(err) {
+	if err := r.request(unix.RTM_DELLINK, groupAttribute(group)); err != nil && !rtnl.IsNoLink(err) {
 		return nil, errors.Join(append(errs, fmt.Errorf("remove %d pod links: %w", len(reaped), err))...)
 	}
 	return reaped, errors.Join(errs...)
 }
 
-func (k *kernel) moveToGroup(name string, group int) error {
-	req := k.slowRequest(unix.RTM_SETLINK)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
-	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	return err
+func (r *reaper) moveToGroup(name string, group int) error {
+	return r.request(unix.RTM_SETLINK, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)), groupAttribute(group))
 }
 
-func (k *kernel) deleteGroup(group int) error {
-	req := k.slowRequest(unix.RTM_DELLINK)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	return err
+func groupAttribute(group int) *nl.RtAttr {
+	return nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group)))
 }
 
-// slowRequest is a request that the netlink library has no call for.
-func (k *kernel) slowRequest(kind int) *nl.NetlinkRequest {
+// request is one about links that the netlink library has no call for.
+func (r *reaper) request(kind int, attributes ...*nl.RtAttr) error {
 	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
-	req.Sockets = k.raw
-	return req
+	req.Sockets = r.sockets
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	for _, a := range attributes {
+		req.AddData(a)
+	}
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
 }

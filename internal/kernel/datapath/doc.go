@@ -1,21 +1,17 @@
-// Package datapath programs the Linux kernel of one node: pod links, policy
-// routing, ENI tables, sysctls and packet filtering (the pod side and the rule
-// priorities follow the proposal for the Amazon VPC CNI). It speaks netlink and
+// Package datapath programs the Linux kernel of one node: pod links, policy routing, ENI tables, sysctls and packet
+// filtering (the pod side and the rule priorities follow the proposal for the Amazon VPC CNI). It speaks netlink and
 // nftables only, runs no program, and knows nothing of Kubernetes or a cloud.
 //
-// docs/architecture.md, "Data path", lists the rules, chains and routes. A packet is
-// routed by rules whose number depends on the number of ENIs and never on the number
-// of pods: the marks that they look at are set on packets from pod links only, after
-// DNAT, so that a service address is judged by where the packet really goes. An ENI is
-// found from the source address by one hash lookup, filled when the ENI is set up, so
-// that adding a pod touches routes alone.
+// docs/architecture.md, "Data path", lists the rules, chains and routes. The number of policy rules depends on the
+// number of ENIs, not of pods. Their marks are set on packets from pod links, after DNAT, so that the packet's real
+// destination decides and not a Service's address. The ENI of a source address is found by one hash lookup in a map
+// that is filled when the ENI is set up, so adding a pod changes routes only.
 //
 // # Ownership
 //
-// What Berth made can be told apart: routes and rules carry Protocol, pod
-// links are veths named LinkPrefix + 12 characters in a link group of
-// Berth's own, filtering is in the table named NftTable. Nothing else is ever
-// changed or removed, except the sysctls that Setup names.
+// Berth's own objects can be recognized: routes and rules carry Protocol, pod links are veths named LinkPrefix + 12
+// characters in a link group of Berth's own, and filtering is in the table named NftTable. This package changes and
+// removes nothing else, except the sysctls that Setup names.
 package datapath
 
 import "github.com/berthnet/berth/internal/kernel/rtnl"
@@ -50,24 +46,23 @@ const (
 	RuleUplink  = 1536
 )
 
-// Policy rules, marks and tables of pods whose first interface is a VLAN of their own, a branch
-// interface of EC2 (package plug/routedvlan makes them). Nothing here changes or removes them.
+// Policy rules, marks and tables of pods whose first interface is a VLAN of their own, a branch interface of EC2
+// (package plug/routedvlan makes them). This package never changes or removes them.
 //
-// A branch of enforcing mode strict is a world of its own on the node: what comes from its pod, and
-// from its VLAN, is routed before the kernel's own rule of local addresses, which therefore moves
-// behind these rules. One of mode standard is routed as other pods are, and by its VLAN in place of an
-// ENI.
+// Packets of a branch of enforcing mode strict, from its pod and from its VLAN, are routed before the kernel's own
+// rule for local addresses, which therefore moves behind these rules. A branch of mode standard is routed as other
+// pods are, with its VLAN in place of an ENI.
 const (
-	RuleBranchPast     = 12 // past those that follow, with another mark
-	RuleBranchOut      = 13 // strict: what came from a pod, to its table, and what is asked back; two a pod
-	RuleBranchIn       = 14 // strict: what came by a VLAN, to the pod
-	RuleBranchSource   = 15 // strict: whose a source is
-	RuleBranchNone     = 16 // strict: nowhere else
+	RuleBranchPast     = 12 // skips those that follow, for packets with another mark
+	RuleBranchOut      = 13 // strict: from a pod, to its table, and the reverse path check; two a pod
+	RuleBranchIn       = 14 // strict: from a VLAN, to the pod
+	RuleBranchSource   = 15 // strict: source validation
+	RuleBranchNone     = 16 // strict: all else is prohibited
 	RuleLocal          = 20 // in place of the kernel's rule with priority 0, while there is a strict branch
 	RuleBranchPod      = 511
 	RuleBranchStandard = RuleUplink + 1 // one a pod
 
-	// Values of the bits MarkUplink: of what came by a VLAN, of what came from a pod, and what they share.
+	// Values of the bits MarkUplink: of packets from a VLAN, of packets from a pod, and the bits that both share.
 	BranchIn  = 62
 	BranchOut = 63
 	BranchAny = BranchIn & BranchOut
@@ -75,7 +70,7 @@ const (
 	// Tables that hold the routes to pods of branches, by the mode.
 	StrictTable   = 19064
 	StandardTable = 19065
-	// BranchTableBase plus a branch's VLAN is the table of what its pod sends.
+	// BranchTableBase plus a branch's VLAN is the table for packets from its pod.
 	BranchTableBase = 19100
 
 	// BranchNftTable is the name of the nftables table (inet) of branches.
@@ -89,17 +84,18 @@ const (
 // 0x8000), the portmap plugin (0x2000), Cilium (0xf00 and the upper half),
 // Calico (the upper half) and Tailscale (0xff0000).
 const (
-	// MarkPrimary means: leaves by the primary link with a source that the node has there, as the connection
-	// came in by it or was translated. Of those that came in the same bit is kept in the conntrack mark.
+	// MarkPrimary: the packet leaves by the primary link with one of the node's addresses there, as its connection
+	// came in by that link or was translated. Connections that came in have the same bit in the conntrack mark.
 	MarkPrimary = 0x80
-	// MarkOutside means: leaves the VPC, is SNATed to the primary address. Of packets to the node
-	// itself it means: from a pod.
+	// MarkOutside: the packet leaves the VPC and is SNATed to the primary address. On packets to the node itself: it
+	// is from a pod.
 	MarkOutside = 0x40
-	// MarkUplink holds the number of the uplink that has the source. In the conntrack mark it is that of
-	// the uplink that the first packet came in or left by, or notePrimary.
+	// MarkUplink holds the number of the uplink that has the source address. In the conntrack mark it is the number
+	// of the uplink by which the first packet came in or left, or notePrimary.
 	MarkUplink = 0x3f
-	// notePrimary is in the conntrack mark, in place of a number: the first packet left the VPC, by the primary link. No
-	// policy rule selects it, so a packet to whose mark other software copies that of its connection leaves by main all the same.
+	// notePrimary in the conntrack mark, in place of a number, means that the first packet left the VPC by the
+	// primary link. No policy rule selects it, so a packet still leaves by main if other software copies the
+	// connection's mark to the packet.
 	notePrimary = BranchIn - 1
 
 	allMarks = MarkPrimary | MarkOutside | MarkUplink

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// patience is for packets that arrive at once.
+// patience is the time limit for packets that arrive at once.
 const patience = 20 * time.Second
 
 // talk is a TCP connection that stays open, with both of its ends.
@@ -22,7 +22,7 @@ type talk struct {
 	ends [2]net.Conn
 }
 
-// talks are a test's, which servers tell of those that they took.
+// talks are the connections of a test.
 type talks struct {
 	t     testing.TB
 	taken map[*space]chan net.Conn
@@ -31,7 +31,7 @@ type talks struct {
 
 func newTalks(t testing.TB) *talks { return &talks{t: t, taken: map[*space]chan net.Conn{}} }
 
-// serve takes connections to port 90.
+// serve accepts connections to port 90.
 func (l *talks) serve(s *space) {
 	taken := make(chan net.Conn, 1)
 	l.taken[s] = taken
@@ -93,8 +93,8 @@ func (l *talks) goOn(when string) {
 	}
 }
 
-// Settings are for connections to come. Those that are open go on by the ENI and with the addresses that they have, whatever
-// settings become, and whatever is made of Berth's table meanwhile.
+// Settings affect new connections only. Open connections keep their ENI and addresses when settings change, and when
+// Berth's table is removed and restored.
 func TestConnectionsOutliveSettings(t *testing.T) {
 	v := newVPC(t)
 	a, b, branch := v.pod(podA, podA6), v.pod(podB, podB6), v.branchPod()
@@ -169,14 +169,14 @@ func TestConnectionsOutliveSettings(t *testing.T) {
 
 const branchPod = "10.0.0.200"
 
-// branchPod is a pod with a branch in mode standard, as far as it concerns routing: its packets leave by a link of its own.
+// branchPod imitates the routing of a pod with a branch in mode standard: its packets leave by a link of its own.
 func (v *vpc) branchPod() *pod {
 	v.t.Helper()
 	wire(v.host, "eth2", v.router, "r2")
 	v.router.sysctl("net/ipv4/conf/r2/rp_filter", "1")
 	r, h := v.router, v.host
-	r.must(r.nl.NeighSet(neighbour(r.link("r2").Attrs().Index, netip.MustParseAddr(branchPod), h.link("eth2").Attrs().HardwareAddr)))
-	h.must(h.nl.NeighSet(neighbour(h.link("eth2").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r2").Attrs().HardwareAddr)))
+	r.must(r.nl.NeighSet(rtnl.PermanentNeighbour(r.link("r2").Attrs().Index, netip.MustParseAddr(branchPod), h.link("eth2").Attrs().HardwareAddr)))
+	h.must(h.nl.NeighSet(rtnl.PermanentNeighbour(h.link("eth2").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r2").Attrs().HardwareAddr)))
 	r.route(branchPod+"/32", "", "r2")
 	p := v.pod(branchPod)
 	v.host.run("ip link set " + p.want.HostIfName + fmt.Sprintf(" group %d", uint32(rtnl.PortGroup)))
@@ -185,8 +185,8 @@ func (v *vpc) branchPod() *pod {
 	return p
 }
 
-// What began while the table was away, and was not answered, begins anew: it has no translation, and would never get one.
-// What was answered goes on as it is.
+// Unanswered connections that began while the table was missing are forgotten, as they would never be translated.
+// Answered ones continue.
 func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
 	v := newVPC(t, withNodeLocal)
 	a, b, six := v.pod(podA), v.pod(podB), v.pod(local4, podB6)
@@ -235,7 +235,7 @@ func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
 	}
 }
 
-// What is translated by the settings.
+// Which packets are translated, by the settings.
 func TestTranslates(t *testing.T) {
 	u := VPC{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16", "2001:db8::/48"), ExcludeCIDRs: prefixes("192.168.0.0/16"),
 		NodeLocal: prefixes("169.254.172.0/22")}

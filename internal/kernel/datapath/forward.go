@@ -12,19 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Finding is a setting of someone else that breaks pods and that no rule of
-// Berth's can override.
+// Finding is a setting of other software that blocks pods' packets and that no rule of Berth's can override.
 type Finding struct {
 	Where   string // such as "nftables table ip filter, chain FORWARD"
 	Message string // what it does and what to do about it
-	Rule    bool   // a rule does it, not the policy of a chain
+	Rule    bool   // it is a rule, not the policy of a chain
 }
 
-// ForwardPolicy finds packet filters that refuse forwarded packets, which is what a pod's packets are on the node, by the
-// policy of a chain or by a rule that refuses all that reach it: nftables chains (iptables-nft makes such ones too) and the
-// iptables-legacy filter table, if the kernel has it loaded. An ACCEPT of Berth's would not help: a packet must pass the
-// chains of all tables. Rules of the filter's owner may accept pods before, by what cannot be judged (condition), so a Finding
-// is a condition to report, not a failure.
+// ForwardPolicy finds packet filters that reject forwarded packets, such as those of pods, by the policy of a chain
+// or by a rule that matches all packets. It reads nftables chains, including those of iptables-nft, and the
+// iptables-legacy filter table if it is loaded. An ACCEPT of Berth's would not help, as a packet must pass the chains
+// of all tables. Rules that cannot be evaluated (condition) may accept pods' packets first, so a Finding is a warning
+// and not a failure.
 func (n *Node) ForwardPolicy(ctx context.Context) ([]Finding, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -40,7 +39,7 @@ func (n *Node) ForwardPolicy(ctx context.Context) ([]Finding, error) {
 	return append(found, legacy...), nil
 }
 
-// nftFamilies are the names of the families whose chains see forwarded packets, and whose packets those are.
+// nftFamilies are the families whose chains see forwarded packets, with their names and address families.
 var nftFamilies = map[nftables.TableFamily]struct {
 	name     string
 	families []int
@@ -78,7 +77,7 @@ func (k *kernel) nftForwardDrops() ([]Finding, error) {
 	return found, nil
 }
 
-// refusal is what refuses packets that pods send or are sent, of any of the families.
+// refusal finds a rule that rejects packets from or to pods of any of the families.
 func (read filterChains) refusal(chain string, families []int) (*refusal, error) {
 	for _, family := range families {
 		for _, sent := range []bool{true, false} {
@@ -107,8 +106,8 @@ func nftRules(conn *nftables.Conn, base *nftables.Chain) filterChains {
 	}
 }
 
-// nftRule judges a rule by its expressions. Of those that the library does not know, it leaves out the one that loads, and
-// not the one that compares.
+// nftRule evaluates a rule's expressions. The library omits unknown expressions that load a value, but not the
+// comparison that follows.
 func nftRule(exprs []expr.Any) (r filterRule) {
 	var loaded *expr.Meta
 	for _, e := range exprs {
@@ -179,7 +178,7 @@ func nftFinding(family nftables.TableFamily, c *nftables.Chain, r refusal) Findi
 	return ruleFinding(where, r, acceptFirst+fmt.Sprintf(`%s iifname "%s*" accept && %s oifname "%s*" accept`, insert, LinkPrefix, insert, LinkPrefix))
 }
 
-// iptablesFinding has the remedy by a command of iptables.
+// iptablesFinding is a Finding whose remedy is an iptables command.
 func iptablesFinding(where, command string, r refusal) Finding {
 	if r.rule.policy {
 		return policyFinding(where, command+" -P FORWARD ACCEPT")
@@ -194,10 +193,151 @@ func policyFinding(where, fix string) Finding {
 			"accept packets from and to links %s* there, or change its policy: %s", where, LinkPrefix, fix)}
 }
 
-// acceptFirst is what to do about a rule, before the command.
+// acceptFirst begins the remedy for a rule.
 const acceptFirst = "accept packets from and to links " + LinkPrefix + "* before it: "
 
 func ruleFinding(where string, r refusal, fix string) Finding {
 	return Finding{Where: where, Rule: true, Message: fmt.Sprintf(
 		"%s refuses forwarded packets, and with them those of pods, by a rule of chain %s, unless a rule before it accepts them; %s", where, r.chain, fix)}
+}
+
+// Packet filters of other software are evaluated by the rules that match every packet from or to a pod. Rules that
+// depend on addresses, ports or connection state are ignored: whether they accept pods' packets is unknown.
+
+// flow is the packets of one family that a pod sends or receives.
+type flow struct {
+	sent   bool
+	family int
+}
+
+// answer tells whether something matches all packets of a flow, none, or some.
+type answer int8
+
+const (
+	no    answer = -1
+	maybe answer = 0
+	yes   answer = 1
+)
+
+// condition is a match of a rule. The zero value is one that cannot be evaluated.
+type condition struct {
+	about  subject
+	link   string // a name, or how it begins
+	begins bool
+	family int
+	not    bool
+}
+
+type subject int
+
+const (
+	comesBy subject = iota + 1
+	leavesBy
+	isOfFamily
+)
+
+func (c condition) holds(f flow) (a answer) {
+	switch {
+	case c.about == isOfFamily && c.family == f.family:
+		a = yes
+	case c.about == isOfFamily:
+		a = no
+	case c.about == comesBy && f.sent, c.about == leavesBy && !f.sent:
+		a = c.isPodLink()
+	}
+	if c.not {
+		return -a
+	}
+	return a
+}
+
+// isPodLink tells whether the condition's link is a pod's.
+func (c condition) isPodLink() answer {
+	switch {
+	case c.begins && strings.HasPrefix(LinkPrefix, c.link):
+		return yes
+	case strings.HasPrefix(c.link, LinkPrefix):
+		return maybe
+	}
+	return no
+}
+
+type action int
+
+const (
+	goesOn action = iota // or what cannot be evaluated
+	accepts
+	refuses
+	returns
+	jumps
+	leaps // and does not come back (goto)
+)
+
+// filterRule is a rule of a packet filter, or the policy of a base chain, which is its last rule.
+type filterRule struct {
+	conditions []condition
+	does       action
+	chain      string // to which it jumps or leaps
+	policy     bool
+}
+
+func (r filterRule) matches(f flow) answer {
+	a := yes
+	for _, c := range r.conditions {
+		a = min(a, c.holds(f))
+	}
+	return a
+}
+
+// filterChains reads the rules of a chain.
+type filterChains func(chain string) ([]filterRule, error)
+
+// refusal is a rule that rejects pods' packets, and its chain.
+type refusal struct {
+	chain string
+	rule  filterRule
+}
+
+// maxJumps is the most chains that are followed; the kernel follows 16 (NFT_JUMP_STACK_SIZE).
+const maxJumps = 16
+
+// find follows the rules from a base chain, and returns the first one that rejects all packets of a flow.
+func (read filterChains) find(chain string, f flow) (*refusal, error) {
+	found, decided, err := read.follow(chain, f, maxJumps)
+	if decided || err != nil {
+		return found, err
+	}
+	rules, err := read(chain) // the packets left the chain, for its policy
+	if i := slices.IndexFunc(rules, func(r filterRule) bool { return r.policy }); i >= 0 && rules[i].does == refuses {
+		found = &refusal{chain, rules[i]}
+	}
+	return found, err
+}
+
+// follow tells whether the chain accepts or rejects the packets.
+func (read filterChains) follow(chain string, f flow, deeper int) (found *refusal, decided bool, err error) {
+	if deeper == 0 {
+		return nil, false, nil
+	}
+	rules, err := read(chain)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, r := range rules {
+		if r.does == goesOn || r.matches(f) != yes {
+			continue
+		}
+		switch r.does {
+		case accepts:
+			return nil, true, nil
+		case refuses:
+			return &refusal{chain, r}, true, nil
+		case returns:
+			return nil, false, nil
+		}
+		if found, decided, err = read.follow(r.chain, f, deeper-1); err != nil || decided || r.does == leaps {
+			return found, decided, err
+		}
+	}
+	return nil, false, nil
 }

@@ -109,7 +109,7 @@ func TestForwardPolicyDoesNotCountItsOwnTable(t *testing.T) {
 	}
 }
 
-// What the finding says must be true, and its remedy work.
+// The finding must be true, and its remedy must work.
 func TestForwardDropBreaksPodsUntilTheRemedy(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA), v.pod(podB)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// neighbours counts what the node has noted about a pod's link by itself.
+// neighbours counts the neighbour entries that the node learned from a pod's link.
 func (v *vpc) neighbours(p *pod, family int) (n int) {
 	v.t.Helper()
 	list, err := v.host.nl.NeighList(p.links.HostIndex, family)
@@ -80,8 +82,8 @@ func TestPodsDoNotFillTheNeighbourTable(t *testing.T) {
 	}
 }
 
-// Addresses that are no pod's and that routes alone would let pass, by frames of
-// any kind: behind whichever of them a pod could be as many peers as it likes.
+// Sources that are not the pod's and that the reverse path check accepts, in frames of any kind. With them a pod
+// could appear as any number of peers.
 func TestSourcesOfNoPodAreDropped(t *testing.T) {
 	v := newVPC(t)
 	b := v.pod(podB, podB6)
@@ -102,8 +104,7 @@ func TestSourcesOfNoPodAreDropped(t *testing.T) {
 	}
 }
 
-// Where route_localnet is on, as kube-proxy may set it, the node takes packets
-// for 127.0.0.0/8 from links.
+// With route_localnet on, as kube-proxy may set it, the node accepts packets to 127.0.0.0/8 from links.
 func TestTheNodesLoopbackIsNotForPods(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP("127.0.0.1:81")
@@ -119,8 +120,7 @@ func TestTheNodesLoopbackIsNotForPods(t *testing.T) {
 	b.seenAs(nodeAddr+":82", podB)
 }
 
-// A packet that connection tracking cannot place is not translated. Outside the
-// VPC its source, a pod's own address, must not be seen.
+// An invalid packet is not translated. It must not leave the VPC with the pod's own address.
 func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
 	v := newVPC(t)
 	v.router.serveTCP(":80")
@@ -148,8 +148,7 @@ func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
 	}
 }
 
-// Neighbour and listener discovery is not tracked, so not translated, wherever it
-// goes.
+// Neighbour and listener discovery is not tracked and so not translated, whatever its destination.
 func TestUntrackedPacketsDoNotLeaveUntranslated(t *testing.T) {
 	v := newVPC(t, func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
 	v.router.serveTCP(":80")
@@ -215,6 +214,122 @@ func TestMaxConnections(t *testing.T) {
 		}
 		for _, c := range open {
 			_ = c.Close()
+		}
+	}
+}
+
+// A pod that changes its own link does not affect other pods, and its address and link can still be removed.
+func TestPodsThatChangeTheirLink(t *testing.T) {
+	v := newVPC(t)
+	other := v.pod(podA, podA6)
+	v.host.serveTCP(":81")
+	bystander := newSpace(t, "bystander")
+	for name, command := range map[string]string{
+		"renames it":           "ip link set eth0 down; ip link set eth0 name lo0; ip link set lo0 up",
+		"deletes it":           "ip link del eth0",
+		"makes another":        "ip link del eth0; ip link add eth0 type veth peer name bthaaaaaaaaaaaa; ip link set eth0 up",
+		"gives it away":        "ip link set eth0 netns " + bystander.name,
+		"has another's MAC":    "ip link set eth0 address " + other.links.PodMAC.String(),
+		"has the node's MAC":   "ip link set eth0 address " + v.host.link("eth0").Attrs().HardwareAddr.String(),
+		"has a small MTU":      "ip link set eth0 mtu 68",
+		"has a large MTU":      "ip link set eth0 mtu 65535",
+		"flushes addresses":    "ip addr flush dev eth0; ip -6 addr flush dev eth0",
+		"has others' address":  "ip addr add " + podA + "/32 dev eth0; ip addr add " + nodeAddr + "/32 dev eth0",
+		"answers for everyone": "sysctl -qw net.ipv4.conf.all.proxy_arp=1 net.ipv6.conf.all.forwarding=1 net.ipv4.ip_forward=1",
+		"flaps":                strings.Repeat("ip link set eth0 down; ip link set eth0 up; ", 8) + "ip link",
+	} {
+		t.Run(name, func(t *testing.T) {
+			v, other := v.as(t), other.as(t)
+			p := v.pod(podB, podB6)
+			for one := range strings.SplitSeq(command, "; ") {
+				p.run(one)
+			}
+			if _, err := v.node.Repair(ctx, v.wanted(p, other)); err != nil {
+				t.Log("repair:", err) // what a pod keeps from being put back is the pod's loss
+			}
+			other.seenAs(nodeAddr+":81", podA)
+			other.seenAs("["+nodeAddr6+"]:81", podA6)
+			for range 2 {
+				if err := v.node.DetachPod(ctx, p.want.HostIfName, p.want.Addrs()); err != nil {
+					t.Error(err)
+				}
+				if err := v.node.ReapLinks(ctx, []string{p.want.HostIfName}); err != nil {
+					t.Error(err)
+				}
+			}
+			inv := v.inventory()
+			if len(inv.Links) != 1 || len(inv.Routes) != 2 {
+				t.Errorf("left: links %v, routes %v", inv.Links, inv.Routes)
+			}
+			if list, err := bystander.nl.LinkList(); err != nil || len(list) != 1 {
+				t.Errorf("the bystander has %v, %v", list, err)
+			}
+		})
+	}
+}
+
+// With metadata blocked, no packet of a pod reaches it: in fragments, with options, extension headers or source
+// routing, or in a tunnel to the node. Nor does such a packet leave the VPC with the pod's own address.
+func TestOddPacketsDoNotReachMetadata(t *testing.T) {
+	v := newVPC(t, func(v *vpc) { v.config.BlockMetadata = true; v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
+	v.router.serveTCP(":80")
+	p := v.pod(podB, podB6)
+	seen := v.router.sniff()
+	from4, from6 := netip.MustParseAddr(podB), netip.MustParseAddr(podB6)
+	node4, node6 := netip.MustParseAddr(nodeAddr), netip.MustParseAddr(nodeAddr6)
+	internet4, outside6 := netip.MustParseAddr(internet), netip.MustParseAddr(internet6)
+	var v4, v6 [][]byte
+	for _, to := range []netip.Addr{metadata[0], internet4} {
+		datagram := udp(from4, to)[20:]
+		inner := udp(from4, to)
+		route := slices.Concat([]byte{131, 7, 4}, to.AsSlice(), []byte{0}) // loose source route, then the end
+		strict := slices.Concat([]byte{137, 7, 4}, to.AsSlice(), []byte{0})
+		v4 = append(v4,
+			ip4(unix.IPPROTO_UDP, from4, node4, 0, route, datagram), ip4(unix.IPPROTO_UDP, from4, node4, 0, strict, datagram),
+			ip4(unix.IPPROTO_IPIP, from4, node4, 0, nil, inner),
+			ip4(unix.IPPROTO_GRE, from4, node4, 0, nil, append([]byte{0, 0, 8, 0}, inner...)),
+			ip4(unix.IPPROTO_UDP, from4, to, 0x2000, nil, datagram[:8]), ip4(unix.IPPROTO_UDP, from4, to, 1, nil, datagram[8:]),
+			ip4(unix.IPPROTO_UDP, from4, to, 1, nil, datagram[8:]),                        // never complete
+			ip4(unix.IPPROTO_UDP, from4, to, 0, []byte{148, 4, 0, 0}, datagram),           // router alert
+			ip4(unix.IPPROTO_UDP, from4, to, 0, []byte{7, 7, 4, 0, 0, 0, 0, 0}, datagram)) // record route
+	}
+	for _, to := range []netip.Addr{metadata[1], outside6} {
+		datagram := udp(from6, to)[40:]
+		pad := func(next byte) []byte { return []byte{next, 0, 1, 4, 0, 0, 0, 0} } // a header of options without any
+		fragment := func(next byte, offset int, more byte) []byte {
+			b := []byte{next, 0, 0, 0, 0, 0, 0, 9}
+			binary.BigEndian.PutUint16(b[2:], uint16(offset)|uint16(more))
+			return b
+		}
+		routing := func(kind byte) []byte {
+			b := []byte{unix.IPPROTO_UDP, 2, kind, 1, 0, 0, 0, 0}
+			return append(b, to.AsSlice()...)
+		}
+		for _, kind := range []byte{0, 2, 3, 4} {
+			v6 = append(v6, ip6(unix.IPPROTO_ROUTING, from6, node6, routing(kind), datagram))
+		}
+		v6 = append(v6,
+			ip6(unix.IPPROTO_HOPOPTS, from6, to, pad(unix.IPPROTO_UDP), datagram),
+			ip6(unix.IPPROTO_DSTOPTS, from6, to, pad(unix.IPPROTO_UDP), datagram),
+			ip6(unix.IPPROTO_HOPOPTS, from6, to, pad(unix.IPPROTO_DSTOPTS), pad(unix.IPPROTO_FRAGMENT), fragment(unix.IPPROTO_UDP, 0, 0), datagram),
+			ip6(unix.IPPROTO_FRAGMENT, from6, to, fragment(unix.IPPROTO_UDP, 0, 1), datagram[:8]),
+			ip6(unix.IPPROTO_FRAGMENT, from6, to, fragment(unix.IPPROTO_UDP, 0, 1), datagram[:8]), // overlaps
+			ip6(unix.IPPROTO_FRAGMENT, from6, to, fragment(unix.IPPROTO_UDP, 8, 0), datagram[8:]),
+			ip6(unix.IPPROTO_FRAGMENT, from6, to, fragment(unix.IPPROTO_UDP, 64, 0), datagram), // never complete
+			ip6(unix.IPPROTO_IPV6, from6, node6, udp(from6, to)),
+			ip6(unix.IPPROTO_ROUTING, from6, to, routing(0), datagram))
+		v4 = append(v4, ip4(unix.IPPROTO_IPV6, from4, node4, 0, nil, udp(from6, to)))
+	}
+	p.frames(unix.ETH_P_IP, v4...)
+	p.frames(unix.ETH_P_IPV6, v6...)
+	p.seenAs(internet+":80", nodeAddr) // came after them
+	p.seenAs("["+internet6+"]:80", nodeAddr6)
+	for _, s := range seen() {
+		if slices.Contains(metadata, s.to) {
+			t.Errorf("a packet from %s for metadata left the node: % x", s.from, s.bytes)
+		}
+		if (s.to == internet4 || s.to == outside6) && (s.from == from4 || s.from == from6) {
+			t.Errorf("the internet saw a packet of %s: % x", s.from, s.bytes)
 		}
 	}
 }

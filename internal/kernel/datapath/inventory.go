@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,15 +12,15 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Inventory is what Berth owns in the kernel, whoever made it and when.
+// Inventory is what Berth owns in the kernel, including what earlier processes made.
 type Inventory struct {
 	Links   []LinkInfo
 	Routes  []RouteInfo  // of PodTable
 	Uplinks []UplinkInfo // secondary, by number
 	Rules   []RuleInfo
 	Blocks  []BlockInfo
-	// Branches are the addresses of pods whose first interface is a branch interface, which others keep
-	// (StrictTable, StandardTable).
+	// Branches are the addresses of pods whose first interface is a branch interface (StrictTable, StandardTable).
+	// Package routedvlan owns their routes.
 	Branches []netip.Addr
 }
 
@@ -51,8 +50,8 @@ type UplinkInfo struct {
 // BlockInfo is one prefix of a block.
 type BlockInfo struct {
 	Prefix      netip.Prefix
-	Tables      []int // that export it
-	Unreachable bool  // for what no pod has
+	Tables      []int // that announce it
+	Unreachable bool  // for addresses that no pod has
 }
 
 // RuleInfo is one policy rule.
@@ -64,17 +63,17 @@ type RuleInfo struct {
 	Mask     uint32
 }
 
-// Inventory lists Berth's state. It costs a few listings, so it is for
-// recovery, repair and tests, not for the path of an ADD. Lists are sorted.
+// Inventory lists Berth's state. It lists links, routes and rules, which is too slow for an ADD. Its lists are
+// sorted.
 func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	if err := n.begin(ctx); err != nil {
 		return Inventory{}, err
 	}
 	var inv Inventory
 	names := map[int]string{}
-	links, err := rtnl.Whole(n.slow.LinkList)
+	links, err := n.links()
 	if err != nil {
-		return inv, fmt.Errorf("list links: %w", err)
+		return inv, err
 	}
 	for _, l := range links {
 		names[l.Attrs().Index] = l.Attrs().Name
@@ -84,18 +83,18 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	}
 	uplinks := map[int]*UplinkInfo{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if err := n.inventRoutes(&inv, family, names, uplinks); err != nil {
+		if err := inv.addRoutes(n.routing, family, names, uplinks); err != nil {
 			return inv, err
 		}
-		rules, err := n.listRules(family)
+		rules, err := n.routing.listRules(family)
 		if err != nil {
 			return inv, err
 		}
 		for _, r := range rules {
-			k := ruleKey(r)
-			inv.Rules = append(inv.Rules, RuleInfo{family == unix.AF_INET6, k.priority, k.table, k.mark, k.mask})
-			if k.priority == RuleUplink {
-				uplinkInfo(uplinks, k.table-UplinkTableBase)
+			id := rtnl.RuleOf(r)
+			inv.Rules = append(inv.Rules, RuleInfo{family == unix.AF_INET6, id.Priority, id.Table, id.Mark, id.Mask})
+			if id.Priority == RuleUplink {
+				uplinkInfo(uplinks, id.Table-UplinkTableBase)
 			}
 		}
 	}
@@ -103,7 +102,11 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	if err != nil {
 		return inv, err
 	}
-	entries, err := kernelEntries(conn, uplinkMaps())
+	reader, err := newMapReader(conn)
+	if err != nil {
+		return inv, err
+	}
+	entries, err := reader.entries(uplinkMaps())
 	if err != nil {
 		return inv, err
 	}
@@ -133,9 +136,9 @@ func uplinkInfo(uplinks map[int]*UplinkInfo, number int) *UplinkInfo {
 	return uplinks[number]
 }
 
-// inventRoutes sorts one listing of Berth's routes into tables.
-func (k *kernel) inventRoutes(inv *Inventory, family int, names map[int]string, uplinks map[int]*UplinkInfo) error {
-	routes, err := k.listRoutes(k.slow, family, unix.RT_TABLE_UNSPEC)
+// addRoutes adds Berth's routes of a family.
+func (inv *Inventory) addRoutes(t routing, family int, names map[int]string, uplinks map[int]*UplinkInfo) error {
+	routes, err := t.list(family, unix.RT_TABLE_UNSPEC)
 	if err != nil {
 		return err
 	}

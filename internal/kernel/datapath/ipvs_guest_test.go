@@ -20,7 +20,7 @@ const (
 	ipvsService, ipvsDest       = 1, 2
 )
 
-// virtualServer has IPVS serve an address and port by another, as kube-proxy does in that mode: the address is the node's.
+// virtualServer makes IPVS forward an address and port to another, as kube-proxy does: the address is the node's.
 func (s *space) virtualServer(from, to string) {
 	s.t.Helper()
 	vip, backend := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
@@ -70,8 +70,8 @@ func (s *space) virtualServer(from, to string) {
 	})
 }
 
-// With kube-proxy in mode IPVS a Service's address is the node's own, and is replaced behind routing. Pods are seen by others
-// as they are without it, and leave by their ENI.
+// With kube-proxy in mode IPVS a Service's address is the node's own, and is replaced after routing. Packets of pods
+// have the same source as without it, and leave by their ENI.
 func TestServicesByIPVS(t *testing.T) {
 	if out, err := exec.Command("modprobe", "-a", "ip_vs", "ip_vs_rr").CombinedOutput(); err != nil {
 		t.Fatalf("modprobe ip_vs: %v: %s", err, out)

@@ -16,10 +16,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// iptables-legacy keeps its tables outside nftables. They are read as the
-// iptables program does, by getsockopt (linux/netfilter_ipv4/ip_tables.h and
-// linux/netfilter_ipv6/ip6_tables.h). Only a table that the kernel lists as
-// loaded is asked for: asking would load it.
+// The tables of iptables-legacy are not part of nftables. They are read by getsockopt, as the iptables program does
+// (linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h). Only tables that the kernel lists are
+// read, as reading would load another.
 
 // legacyFamily is what differs between iptables and ip6tables.
 type legacyFamily struct {
@@ -85,7 +84,7 @@ func (k *kernel) legacyForwardDrops() ([]Finding, error) {
 	return found, err
 }
 
-// forwardDrops reads the chain. Its policy is its last rule, at the offset that the kernel calls its underflow.
+// forwardDrops reads the chain. Its policy is its last rule, at the offset "underflow".
 func (f legacyFamily) forwardDrops() (*refusal, error) {
 	names, err := os.ReadFile("/proc/thread-self/net/" + f.names)
 	if errors.Is(err, os.ErrNotExist) {
@@ -122,8 +121,8 @@ func (f legacyFamily) forwardDrops() (*refusal, error) {
 	return chains.refusal(forwardName, []int{f.family})
 }
 
-// chains reads all entries of a table, given the offsets of FORWARD's first and last one. The entries of a chain end with one that
-// holds for all packets, and those of the next chain follow.
+// chains parses all entries of a table, given the offsets of FORWARD's first and last one. The last entry of a chain
+// matches all packets, and the next chain follows.
 func (f legacyFamily) chains(entries []byte, first, policy int) (filterChains, error) {
 	var rules []filterRule
 	names, from := map[int]string{first: forwardName}, map[string]int{}
@@ -156,13 +155,13 @@ func (f legacyFamily) chains(entries []byte, first, policy int) (filterChains, e
 	}, nil
 }
 
-// legacyRule is an entry. Before those of a chain is one with its name.
+// legacyRule is an entry. An entry with the name of a chain precedes those of the chain.
 type legacyRule struct {
 	filterRule
 	head bool
 }
 
-// rule judges the entry at an offset, and returns its length.
+// rule parses the entry at an offset, and returns its length.
 func (f legacyFamily) rule(entries []byte, at int) (r legacyRule, length int, err error) {
 	if at+f.size > len(entries) {
 		return r, 0, fmt.Errorf("entry at %d of %d bytes", at, len(entries))
@@ -182,7 +181,7 @@ func (f legacyFamily) rule(entries []byte, at int) (r legacyRule, length int, er
 	case name != "":
 	case int32(data) < 0:
 		r.does = legacyActions[int32(data)]
-	case int(data) == at+length: // what has no target goes on
+	case int(data) == at+length: // an entry without a target
 	case e[f.flagsOffset]&f.leaps != 0:
 		r.does, r.chain = leaps, strconv.Itoa(int(data))
 	default:

@@ -13,29 +13,29 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// An address that a link of the node has is the node's own: the kernel looks for it before any
-// route, so a pod with the same address is reached by nobody.
+// The kernel delivers packets to an address of the node's links locally, before it looks up any route. A pod with the
+// same address is unreachable.
 
-// NodeAddress is an address that somebody other than Berth gave to a link of the node.
+// NodeAddress is an address of one of the node's links that Berth did not add.
 type NodeAddress struct {
 	Addr netip.Addr
 	Link string
-	// Own: the node may need the address, so it is never removed: a primary address, or one on a link of the
-	// default route that no ENI lists for pods.
+	// Own tells that the node may need the address, so that it is never removed: a primary address, or one on a link
+	// of the default route that no ENI has for pods.
 	Own bool
 }
 
-// String is how a person is told of it.
+// String is such as "10.0.0.7 on eth1".
 func (a NodeAddress) String() string { return a.Addr.String() + " on " + a.Link }
 
-// NodeAddresses lists what no pod of the node can have, in order: the addresses of all links but those that Berth gives to
-// links itself. Loopback and IPv6 link-local addresses, which pods never have, are left out.
+// NodeAddresses lists the addresses that no pod of the node can use, sorted: those of all links except those that
+// Berth added. It leaves out loopback and IPv6 link-local addresses, which pods never have.
 func (n *Node) NodeAddresses(ctx context.Context) ([]NodeAddress, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
 	}
 	var found []NodeAddress
-	err := n.eachNodeAddress(func(a NodeAddress, _ netlink.Addr) error {
+	err := nodeAddresses{n}.each(func(a NodeAddress, _ netlink.Addr) error {
 		found = append(found, a)
 		return nil
 	})
@@ -43,13 +43,13 @@ func (n *Node) NodeAddresses(ctx context.Context) ([]NodeAddress, error) {
 	return found, err
 }
 
-// RemoveNodeAddress takes an address that NodeAddresses lists from the node's links, other than the node's own. One that
-// is gone is no error.
+// RemoveNodeAddress removes an address that NodeAddresses lists from the node's links, unless it is Own. It succeeds
+// if the address is already gone.
 func (n *Node) RemoveNodeAddress(ctx context.Context, addr netip.Addr) error {
 	if err := n.begin(ctx); err != nil {
 		return err
 	}
-	return n.eachNodeAddress(func(a NodeAddress, has netlink.Addr) error {
+	return nodeAddresses{n}.each(func(a NodeAddress, has netlink.Addr) error {
 		if a.Addr != addr || a.Own {
 			return nil
 		}
@@ -60,10 +60,13 @@ func (n *Node) RemoveNodeAddress(ctx context.Context, addr netip.Addr) error {
 	})
 }
 
-func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
-	links, err := rtnl.Whole(n.slow.LinkList)
+// nodeAddresses reads the addresses of a node's links.
+type nodeAddresses struct{ node *Node }
+
+func (t nodeAddresses) each(do func(NodeAddress, netlink.Addr) error) error {
+	links, err := t.node.links()
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return err
 	}
 	of := map[int]*netlink.LinkAttrs{}
 	for _, l := range links {
@@ -72,13 +75,13 @@ func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
 		}
 		of[l.Attrs().Index] = l.Attrs()
 	}
-	uplinks := n.knownUplinks()
-	own, err := n.ownAddresses(links, uplinks)
+	uplinks := t.node.uplinks.list()
+	own, err := t.own(links, uplinks)
 	if err != nil {
 		return err
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return n.slow.AddrList(nil, family) })
+		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return t.node.slow.AddrList(nil, family) })
 		if isNoFamily(err) {
 			continue
 		}
@@ -102,16 +105,17 @@ func (n *Node) eachNodeAddress(do func(NodeAddress, netlink.Addr) error) error {
 	return nil
 }
 
-// servicesLink has the address of each Service with kube-proxy in mode IPVS: thousands, which are not the node's own.
+// servicesLink has the addresses of all Services when kube-proxy uses IPVS. These are not the node's own.
 const servicesLink = "kube-ipvs0"
 
-// ownAddresses returns what tells whether the node may need an address on the link of an index. Before Setup it may need all.
-func (n *Node) ownAddresses(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
-	s := n.set.Load()
+// own returns a function that tells whether the node may need an address on a link, given by its index. Before Setup
+// it may need all.
+func (t nodeAddresses) own(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
+	s := t.node.set.Load()
 	if s == nil {
 		return func(netip.Addr, int) bool { return true }, nil
 	}
-	defaults, err := s.config.Uplinks.links(n, links)
+	defaults, err := s.config.Uplinks.links(t.node, links)
 	if err != nil {
 		return nil, err
 	}

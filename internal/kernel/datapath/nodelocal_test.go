@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"context"
 	"encoding/binary"
 	"net"
 	"net/netip"
@@ -8,6 +9,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/lab/network/dnscache"
+	"github.com/berthnet/berth/lab/network/echo"
 )
 
 // Node-local addresses of the tests, of pods that have no address of the family.
@@ -18,8 +22,8 @@ const (
 
 func withNodeLocal(v *vpc) { v.uplinks.NodeLocal = prefixes("169.254.172.0/22", "fd00::ac:0/118") }
 
-// A pod reaches the family that it has no address of by the node's address of it: in the
-// VPC, outside, and in pods of this node. Its own family stays as it is.
+// A pod reaches the family that it has no address of with the node's address: in the VPC, outside, and in pods of
+// this node. Its own family is not affected.
 func TestPodsReachTheOtherFamilyByTheirNode(t *testing.T) {
 	for name, edit := range map[string]func(*vpc){
 		"SNAT":                nil,
@@ -57,8 +61,8 @@ func TestPodsReachTheOtherFamilyByTheirNode(t *testing.T) {
 	}
 }
 
-// Nobody opens a connection to a node-local address, and none leaves the node: neither
-// what connection tracking does not know, nor what another pod forges.
+// Connections to a node-local address are rejected, and packets with one never leave the node, also untracked and
+// forged ones.
 func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
 	v := newVPC(t, withNodeLocal)
 	six, forger, four := v.pod(local4, podB6), v.pod(other4, podA6), v.pod(podA, local6)
@@ -117,7 +121,7 @@ func portUnreachable(to, from netip.AddrPort) []byte {
 	return message
 }
 
-// Where nothing else is of a family, the node-local network has the data path made for it.
+// A node-local network turns on the data path of a family that is not used otherwise.
 func TestNodeLocalNetworksAlone(t *testing.T) {
 	u := VPC{LocalCIDRs: prefixes("10.0.0.0/16")}
 	if u.ipv6() {
@@ -126,4 +130,66 @@ func TestNodeLocalNetworksAlone(t *testing.T) {
 	if u.NodeLocal = prefixes("fd00::ac:0/118"); !u.ipv6() {
 		t.Error("IPv6 is off with a node-local network of IPv6")
 	}
+}
+
+// asksCache asserts that pods and the node get answers at all addresses of a NodeLocal DNSCache, whose packets are
+// not tracked.
+func (b *bed) asksCache(pods ...*pod) {
+	b.t.Helper()
+	server, err := echo.Serve(b.host.path())
+	b.ok(err)
+	defer func() { b.ok(server.Close()) }()
+	for _, backend := range dnscache.Backends {
+		cache, err := dnscache.Install(b.host.path(), backend, echo.Port)
+		b.ok(err)
+		for _, a := range dnscache.Addrs {
+			seen := map[*space]netip.Addr{b.host: a}
+			for _, p := range pods {
+				seen[p.space] = netip.MustParseAddr(p.want.addrLike(a.String()))
+			}
+			for s, as := range seen {
+				for _, network := range []string{"udp", "tcp"} {
+					patience, cancel := context.WithTimeout(ctx, dialTimeout)
+					r, err := echo.Ask(patience, s.path(), network, netip.AddrPortFrom(a, echo.Port), netip.Addr{}, "name")
+					cancel()
+					if err != nil || r.You != as || r.To != a {
+						b.t.Fatalf("iptables-%s: %s asks %s by %s: %v, %v; want an answer to %s", backend, s.name, a, network, r, err, as)
+					}
+				}
+			}
+		}
+		b.ok(cache.Tracked())
+		b.ok(cache.Remove())
+	}
+}
+
+func TestNodeLocalDNSCache(t *testing.T) {
+	own := [][]string{{podA, podA6}, {podB, podB6}} // of the primary ENI, and of the secondary
+	for name, c := range map[string]struct {
+		edit func(*vpc)
+		pods [][]string
+	}{
+		"SNAT":             {func(*vpc) {}, own},
+		"SNAT by IPv6 too": {func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) }, own},
+		"external SNAT":    {func(v *vpc) { v.uplinks.ExternalSNAT = true }, own},
+		"other mark bits":  {func(v *vpc) { v.uplinks.MarkShift = 16 }, own},
+		"node-local addresses": {func(v *vpc) {
+			withNodeLocal(v)
+			v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6)
+		}, [][]string{{podB, local6}, {local4, podB6}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newVPC(t, c.edit)
+			var pods []*pod
+			for _, addrs := range c.pods {
+				pods = append(pods, v.pod(addrs...))
+			}
+			v.asksCache(pods...)
+		})
+	}
+	t.Run("address pool", func(t *testing.T) {
+		r := newRack(t)
+		r.set(block("a", block4, block6))
+		r.asksCache(r.pod("10.2.0.33", "fd02::21"))
+	})
 }

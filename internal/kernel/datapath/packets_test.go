@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Packets that a test makes itself, and what it sees of others.
+// Packets that a test builds and captures.
 
 // frames sends Ethernet frames by a pod's own link.
 func (p *pod) frames(kind uint16, payloads ...[]byte) {
@@ -54,7 +54,7 @@ func ip6(next byte, from, to netip.Addr, parts ...[]byte) []byte {
 	return slices.Concat(head, from.AsSlice(), to.AsSlice(), body)
 }
 
-// arpQuestion asks who has an address (RFC 826), as somebody.
+// arpQuestion is an ARP request (RFC 826).
 func arpQuestion(from net.HardwareAddr, sender, target netip.Addr) []byte {
 	b := append([]byte{0, 1, 8, 0, 6, 4, 0, 1}, from...)
 	b = append(b, sender.AsSlice()...)
@@ -87,7 +87,7 @@ func icmp6(kind byte, mac net.HardwareAddr, from, to, target netip.Addr) []byte 
 	return discovery(from, to, body)
 }
 
-// discovery is a message that a link's neighbours take: its hop limit is 255.
+// discovery is a message that neighbours accept: its hop limit is 255.
 func discovery(from, to netip.Addr, body []byte) []byte {
 	binary.BigEndian.PutUint16(body[2:], checksum(unix.IPPROTO_ICMPV6, from, to, body))
 	packet := ip6(unix.IPPROTO_ICMPV6, from, to, body)
@@ -97,8 +97,7 @@ func discovery(from, to netip.Addr, body []byte) []byte {
 
 const echoRequest = 128 // RFC 4443 section 4.1
 
-// checksum is that of a protocol over IP, of what has an even number of octets
-// (RFC 9293 section 3.1, RFC 8200 section 8.1).
+// checksum is the Internet checksum of an even number of octets (RFC 9293 section 3.1, RFC 8200 section 8.1).
 func checksum(protocol uint32, from, to netip.Addr, segment []byte) uint16 {
 	sum := uint32(len(segment)) + protocol
 	for _, part := range [][]byte{from.AsSlice(), to.AsSlice(), segment} {
@@ -118,8 +117,7 @@ type packet struct {
 	bytes    []byte
 }
 
-// sniff looks at all packets of a namespace. The function that it returns lists
-// those that came meanwhile.
+// sniff captures all packets of a namespace. The function that it returns lists those since the last call.
 func (s *space) sniff() func() []packet {
 	s.t.Helper()
 	var fd int
@@ -145,7 +143,7 @@ func (s *space) sniff() func() []packet {
 	}
 }
 
-// senders tells from where datagrams to port 53 come.
+// senders returns the sources of datagrams to port 53.
 func (s *space) senders() <-chan netip.Addr {
 	s.t.Helper()
 	got := make(chan netip.Addr, 64)
@@ -166,8 +164,8 @@ func (s *space) senders() <-chan netip.Addr {
 	return got
 }
 
-// onlyFrom asserts that the next datagrams are from a pod's own address, which come
-// after forged ones, so that those are not just late.
+// onlyFrom asserts that the next datagrams are from the pod's own address. They are sent after forged ones, so these
+// are dropped and not late.
 func onlyFrom(t *testing.T, got <-chan netip.Addr, own string, datagrams int) {
 	t.Helper()
 	for datagrams > 0 {

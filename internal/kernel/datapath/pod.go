@@ -11,19 +11,18 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Pod is one attachment as the kernel should have it.
+// Pod is the desired state of one attachment.
 type Pod struct {
 	Netns      string     // path of the pod's network namespace
-	NetnsID    NetnsID    // what must be there; zero takes what is
+	NetnsID    NetnsID    // the namespace that must be at Netns; zero: any
 	IfName     string     // in the pod, such as "eth0"
 	HostIfName string     // on the node; see HostLinkName
 	MTU        int        // bytes; 0 takes the node's
 	IPv4, IPv6 netip.Addr // either may be zero, not both
-	// HostMAC and PodMAC are fixed when the link is made; nil derives them
-	// from HostIfName.
+	// HostMAC and PodMAC are set when the link is made. If nil they are derived from HostIfName.
 	HostMAC, PodMAC net.HardwareAddr
-	// Several tells that the pod has interfaces of other networks, by which this one's
-	// addresses must not leave: whoever is in such a network would be answered by it.
+	// Several tells that the pod has interfaces of other networks. Packets from this interface's addresses must not
+	// leave by these.
 	Several bool
 	// Yield4 and Yield6 tell that another interface has the pod's default route of the
 	// family.
@@ -33,6 +32,9 @@ type Pod struct {
 // yields tells whether another interface has the default route of an address's family.
 func (p Pod) yields(addr netip.Addr) bool { return addr.Is4() && p.Yield4 || !addr.Is4() && p.Yield6 }
 
+// hostLink is what the link's end on the node should be.
+func (p Pod) hostLink() rtnl.Link { return rtnl.Link{Name: p.HostIfName, MAC: p.HostMAC, MTU: p.MTU} }
+
 // PodLinks describes the two ends of a pod link as they are in the kernel.
 type PodLinks struct {
 	HostMAC, PodMAC     net.HardwareAddr
@@ -40,8 +42,8 @@ type PodLinks struct {
 	MTU                 int
 }
 
-// HostLinkName is the host side's name for an attachment: LinkPrefix and 60
-// bits of a hash of its key, 15 characters, the longest that Linux takes.
+// HostLinkName is the name of an attachment's link on the node: LinkPrefix and 60 bits of a hash of its key. It has
+// 15 characters, the most that Linux allows.
 func HostLinkName(network, containerID, ifName string) string {
 	return LinkPrefix + nameEncoding.EncodeToString(digest("link", network, containerID, ifName))[:linkHashLen]
 }
@@ -50,15 +52,14 @@ const linkHashLen = 12
 
 var nameEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// IsHostLinkName tells whether HostLinkName could have made the name. No pod's
-// link has another.
+// IsHostLinkName tells whether a name is one that HostLinkName may return.
 func IsHostLinkName(name string) bool {
 	hash, ok := strings.CutPrefix(name, LinkPrefix)
 	return ok && len(hash) == linkHashLen && strings.Trim(hash, "abcdefghijklmnopqrstuvwxyz234567") == ""
 }
 
-// Gateways of the pod side. They exist nowhere: a permanent neighbour entry
-// leads to the host end of the pod's link (proposal for the Amazon VPC CNI, for IPv4).
+// Gateways of pods. No machine has these addresses: a permanent neighbour entry leads to the host end of the pod's
+// link (proposal for the Amazon VPC CNI, for IPv4).
 var (
 	gateway4 = netip.MustParseAddr("169.254.1.1")
 	gateway6 = netip.MustParseAddr("fe80::1")
@@ -75,7 +76,7 @@ func (p Pod) Addrs() []netip.Addr {
 	return out
 }
 
-// Validate names the first field that cannot work.
+// Validate returns an error about the first invalid field.
 func (p Pod) Validate() error {
 	switch {
 	case p.Netns == "":
@@ -96,7 +97,7 @@ func (p Pod) Validate() error {
 	return nil
 }
 
-// complete fills what may be left out.
+// complete sets fields that may be left out.
 func (p Pod) complete(mtu int) Pod {
 	if p.HostMAC == nil {
 		p.HostMAC = deriveMAC("host", p.HostIfName)

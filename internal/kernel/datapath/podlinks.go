@@ -9,11 +9,9 @@ import (
 	"sync"
 )
 
-// podLinks is what a Node remembers of pod links by name, and what makes calls
-// about one link take turns: AddPod, which may take up a link that is there
-// already, DetachPod, ReapLinks, which removes what was detached, and Repair,
-// which must neither bring back what was detached since its caller looked nor
-// remove what was added since.
+// podLinks has the states of pod links by name, and serializes calls about one link: AddPod, which may reuse an
+// existing link, DetachPod, ReapLinks, which removes detached links, and Repair, which must not restore links that
+// were detached, nor remove links that were added, after its caller listed the desired pods.
 type podLinks struct {
 	mu      sync.Mutex
 	links   map[string]*podLink // guarded by mu, with what it points to
@@ -23,13 +21,13 @@ type podLinks struct {
 type podLink struct {
 	state linkState
 	wired wiring        // while live
-	turn  chan struct{} // not nil while a call is at work; closed when it ends
+	turn  chan struct{} // not nil during a call; closed when it ends
 }
 
-// wiring is what a live link is and leads to.
+// wiring identifies a live link and the addresses behind it.
 type wiring struct {
 	index int
-	mac   string // of the pod's end, in octets; empty: not known
+	mac   string // of the pod's end, in octets; empty: unknown
 	addrs []netip.Addr
 }
 
@@ -41,16 +39,15 @@ type linkState int
 
 const (
 	unknown  linkState = iota
-	live               // added, or wanted and found by Repair
-	detached           // stays so until AddPod succeeds, whatever a late Repair is told
+	live               // added, or desired and found by Repair
+	detached           // until AddPod succeeds, also if a concurrent Repair has the pod as desired
 )
 
 func newPodLinks() *podLinks {
 	return &podLinks{links: map[string]*podLink{}, indexes: map[int]string{}}
 }
 
-// acquire waits for the turn of a link and tells its state. Each acquire is
-// followed by one release.
+// acquire waits until no other call has the link, and returns its state. The caller must release it.
 func (c *podLinks) acquire(ctx context.Context, link string) (linkState, error) {
 	for {
 		c.mu.Lock()
@@ -74,8 +71,7 @@ func (c *podLinks) acquire(ctx context.Context, link string) (linkState, error) 
 	}
 }
 
-// acquireAll takes the turns of many, in one order for all callers so that no
-// two of them wait for each other. It leaves out those that are live.
+// acquireAll acquires links in sorted order, which avoids deadlocks. It leaves out live links.
 func (c *podLinks) acquireAll(ctx context.Context, links []string) ([]string, error) {
 	var mine []string
 	for _, link := range slices.Compact(slices.Sorted(slices.Values(links))) {
@@ -95,8 +91,7 @@ func (c *podLinks) acquireAll(ctx context.Context, links []string) ([]string, er
 	return mine, nil
 }
 
-// set changes the state of a link whose turn the caller has; the wiring is of one that
-// is live.
+// set changes the state of a link that the caller acquired. w is the wiring of a live link.
 func (c *podLinks) set(link string, state linkState, w wiring) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,8 +103,8 @@ func (c *podLinks) set(link string, state linkState, w wiring) {
 	}
 }
 
-// outdated tells whether a pod is what its live link was made for before: the pod
-// was removed since and added again, with other addresses.
+// outdated tells whether the live link has other addresses than a pod: the pod was removed and added again since p
+// was read.
 func (c *podLinks) outdated(p Pod) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,7 +112,7 @@ func (c *podLinks) outdated(p Pod) bool {
 	return l != nil && l.state == live && !slices.Equal(l.wired.addrs, p.Addrs())
 }
 
-// release ends a turn.
+// release ends what acquire began.
 func (c *podLinks) release(link string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +120,7 @@ func (c *podLinks) release(link string) {
 	close(l.turn)
 	l.turn = nil
 	if l.state == unknown {
-		delete(c.links, link) // who waits makes it anew
+		delete(c.links, link) // a waiting call adds it again
 	}
 }
 
@@ -159,7 +154,7 @@ func (c *podLinks) leadsTo(addr netip.Addr) (name string, w wiring, ok bool) {
 	return "", wiring{}, false
 }
 
-// detachedLinks lists what forget may be told later.
+// detachedLinks lists the detached links, for forget.
 func (c *podLinks) detachedLinks() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,7 +167,7 @@ func (c *podLinks) detachedLinks() []string {
 	return list
 }
 
-// forget drops the memory of detached links that nobody wants any more.
+// forget drops the states of detached links that are not desired.
 func (c *podLinks) forget(links []string, wanted map[string]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

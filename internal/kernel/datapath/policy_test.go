@@ -76,7 +76,7 @@ func TestIPv6IsTranslatedWhenAskedFor(t *testing.T) {
 	b.seenAs("["+internet6+"]:80", podB6)
 }
 
-// nat adds a NAT rule of someone else's to a namespace.
+// nat adds a NAT rule of other software to a namespace.
 func (s *space) nat(chain, hook, rule string) {
 	s.t.Helper()
 	s.run("nft add table inet services")
@@ -84,8 +84,7 @@ func (s *space) nat(chain, hook, rule string) {
 	s.run("nft add rule inet services " + chain + " " + rule)
 }
 
-// service sends what goes to an address and port to another, like a service
-// address or a node port of kube-proxy.
+// service translates an address and port to another, like a Service or a node port of kube-proxy.
 func (s *space) service(from, to string) {
 	s.t.Helper()
 	addr, port, _ := strings.Cut(from, ":")
@@ -107,9 +106,8 @@ func TestServiceAddressesAreJudgedAfterDNAT(t *testing.T) {
 	b.seenAs("10.0.200.4:80", nodeAddr)
 }
 
-// kube-proxy masquerades some connections of pods (a hairpin, or all if told
-// so). The source that the kernel then picks must be one of the ENI by which
-// the packet leaves.
+// kube-proxy masquerades some connections of pods (hairpin traffic, or all if configured). The source that the kernel
+// chooses must be one of the ENI by which the packet leaves.
 func TestMasqueradedByOthersLeavesWithTheENIsAddress(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA, podA6), v.pod(podB, podB6)

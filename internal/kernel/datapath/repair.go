@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,47 +15,44 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Wanted is all that should exist on a node.
+// Wanted is the desired state of a node.
 type Wanted struct {
 	Config   Config
-	Carriers Carriers // as Config.Uplinks needs them; nil: none
+	Carriers Carriers // of the kind of Config.Uplinks; nil: none
 	Pods     []Pod
-	// Spare names pod links of which no more is known than that they may be in
-	// use: neither they nor their routes are removed.
+	// Spare names pod links that may be in use although their pods are unknown. Repair keeps them and their routes.
 	Spare []string
 }
 
-// Repair compares Wanted with the kernel, puts back what is missing and removes
-// what is Berth's and not wanted. It names each change; with nothing to change
-// it writes nothing. What Berth did not make is left alone.
+// Repair compares the desired state with the kernel, restores what is missing, and removes other objects of Berth's.
+// It returns what it changed, and writes nothing if there is no difference. It does not change what other software
+// made.
 //
-// It is for the start of the daemon, where it also makes the Node know the
-// pods of before, and for Watch's events. Wanted may be a moment old: a pod
-// that DetachPod was called for since is not brought back, nor is one removed
-// that AddPod was called for, or given the addresses that it had before. Of a
-// pod it looks at the node's side only; the inside is the pod's own (CheckPod
-// compares it). A sysctl that cannot be set, an ENI whose link has not appeared and a pod whose namespace is
-// gone are errors that do not keep it from the rest; the errors are joined.
+// It runs when the daemon starts, when it also tells the Node about existing pods, and after events of Watch. The
+// desired state may be slightly stale: Repair does not restore a pod that was detached since, does not remove one
+// that was added since, and does not give it its earlier addresses. It looks at the node's side of pods only;
+// CheckPod compares both. It continues after a sysctl that cannot be set, an ENI without a link and a pod without a
+// namespace, and joins the errors.
 func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
 	}
-	names := map[string]bool{}
+	r := &repair{node: n, desired: want, names: map[string]bool{}}
 	for _, p := range want.Pods {
 		if err := p.Validate(); err != nil {
 			return nil, fmt.Errorf("repair: pod %s: %w", p.HostIfName, err)
 		}
-		names[p.HostIfName] = true
+		r.names[p.HostIfName] = true
 	}
 	for _, name := range want.Spare {
-		names[name] = true
+		r.names[name] = true
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
 	before := n.podLinks.detachedLinks()
 
 	var errs []error
-	if repaired, err = n.setup(want.Config); err != nil {
+	if repaired, err = (&setup{node: n, config: want.Config}).run(); err != nil {
 		errs = append(errs, fmt.Errorf("repair: %w", err))
 		if !errors.Is(err, errSysctl) || n.set.Load() == nil {
 			return repaired, errs[0]
@@ -66,93 +64,107 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	}
 	did, err := carriers.restore(n)
 	repaired, errs = append(repaired, did...), append(errs, err)
-	inv, err := n.Inventory(ctx)
-	if err != nil {
+	if r.observed, err = n.Inventory(ctx); err != nil {
 		return repaired, errors.Join(append(errs, fmt.Errorf("repair: %w", err))...)
 	}
 	for _, part := range []func() ([]string, error){
-		func() ([]string, error) { return carriers.tidy(n, inv) },
-		func() ([]string, error) { return n.removeStrayRoutes(ctx, want, inv) },
-		func() ([]string, error) { return n.removeStrayLinks(ctx, names, inv) },
-		func() ([]string, error) { return n.restorePods(ctx, want.Pods, inv) },
+		func() ([]string, error) { return carriers.tidy(n, r.observed) },
+		func() ([]string, error) { return r.removeStrayRoutes(ctx) },
+		func() ([]string, error) { return r.removeStrayLinks(ctx) },
+		func() ([]string, error) { return r.restorePods(ctx) },
 	} {
 		did, err := part()
 		repaired = append(repaired, did...)
 		errs = append(errs, err)
 	}
-	n.podLinks.forget(before, names)
+	n.podLinks.forget(before, r.names)
 	return repaired, errors.Join(errs...)
 }
 
-// removeStrayRoutes removes routes of PodTable that no wanted, spared or live
+// repair is one call of Repair.
+type repair struct {
+	node     *Node
+	desired  Wanted
+	names    map[string]bool // of pod links that are desired or spared
+	observed Inventory
+}
+
+// removeStrayRoutes removes routes of PodTable that no desired, spared or live
 // pod has.
-func (n *Node) removeStrayRoutes(ctx context.Context, want Wanted, inv Inventory) (did []string, err error) {
-	owner := map[netip.Addr][]string{}
-	for _, p := range want.Pods {
+func (r *repair) removeStrayRoutes(ctx context.Context) (did []string, err error) {
+	n, owner := r.node, map[netip.Addr][]string{}
+	for _, p := range r.desired.Pods {
 		for _, a := range p.Addrs() {
 			owner[a] = append(owner[a], p.HostIfName)
 		}
 	}
 	var errs []error
-	for _, r := range inv.Routes {
-		if slices.Contains(owner[r.Addr], r.Link) || slices.Contains(want.Spare, r.Link) {
+	for _, route := range r.observed.Routes {
+		if slices.Contains(owner[route.Addr], route.Link) || slices.Contains(r.desired.Spare, route.Link) {
 			continue
 		}
-		if IsHostLinkName(r.Link) {
-			state, err := n.podLinks.acquire(ctx, r.Link)
+		if IsHostLinkName(route.Link) {
+			state, err := n.podLinks.acquire(ctx, route.Link)
 			if err != nil {
 				return did, errors.Join(append(errs, err)...)
 			}
 			if state == live {
-				n.podLinks.release(r.Link)
+				n.podLinks.release(route.Link)
 				continue
 			}
 		}
-		err := n.slow.RouteDel(podRoute(r.LinkIndex, r.Addr))
-		if IsHostLinkName(r.Link) {
-			n.podLinks.release(r.Link)
+		err := n.slow.RouteDel(podRoute(route.LinkIndex, route.Addr))
+		if IsHostLinkName(route.Link) {
+			n.podLinks.release(route.Link)
 		}
 		if err != nil && !rtnl.IsGone(err) {
-			errs = append(errs, fmt.Errorf("remove route %s dev %s: %w", r.Addr, r.Link, err))
+			errs = append(errs, fmt.Errorf("remove route %s dev %s: %w", route.Addr, route.Link, err))
 			continue
 		}
-		did = append(did, fmt.Sprintf("removed route %s dev %s", r.Addr, r.Link))
+		did = append(did, fmt.Sprintf("removed route %s dev %s", route.Addr, route.Link))
 	}
 	return did, errors.Join(errs...)
 }
 
-// removeStrayLinks removes pod links that are not wanted, and not live.
-func (n *Node) removeStrayLinks(ctx context.Context, wanted map[string]bool, inv Inventory) (did []string, err error) {
+// removeStrayLinks removes pod links that are not desired, and not live.
+func (r *repair) removeStrayLinks(ctx context.Context) (did []string, err error) {
 	var stray []string
-	for _, l := range inv.Links {
-		if !wanted[l.Name] {
+	for _, l := range r.observed.Links {
+		if !r.names[l.Name] {
 			stray = append(stray, l.Name)
 		}
 	}
-	reaped, err := n.reap(ctx, stray)
+	reaped, err := r.node.reaper.reap(ctx, stray)
 	for _, name := range reaped {
 		did = append(did, "removed link "+name)
 	}
 	return did, err
 }
 
-// restorePods puts back links, neighbours and routes of wanted pods.
-func (n *Node) restorePods(ctx context.Context, pods []Pod, inv Inventory) (did []string, err error) {
+// restorePods restores links, neighbours and routes of desired pods.
+func (r *repair) restorePods(ctx context.Context) (did []string, err error) {
 	links := map[string]LinkInfo{}
-	for _, l := range inv.Links {
+	for _, l := range r.observed.Links {
 		links[l.Name] = l
 	}
 	routes := map[netip.Addr]int{}
-	for _, r := range inv.Routes {
-		routes[r.Addr] = r.LinkIndex
+	for _, route := range r.observed.Routes {
+		routes[route.Addr] = route.LinkIndex
 	}
-	neighbours, err := n.permanentNeighbours()
-	if err != nil {
-		return nil, err
+	neighbours := map[int][]netlink.Neigh{} // by link
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := rtnl.PermanentNeighbours(r.node.slow, 0, family)
+		if err != nil && !isNoFamily(err) {
+			return nil, fmt.Errorf("list %s neighbours: %w", familyName(family), err)
+		}
+		for _, e := range list {
+			neighbours[e.LinkIndex] = append(neighbours[e.LinkIndex], e)
+		}
 	}
 	var errs []error
-	for _, p := range pods {
-		what, err := n.restorePod(ctx, p, links[p.HostIfName], routes, neighbours)
+	for _, p := range r.desired.Pods {
+		link := links[p.HostIfName]
+		what, err := r.restorePod(ctx, p, link, routes, neighbours[link.Index])
 		if err != nil {
 			errs = append(errs, fmt.Errorf("repair pod link %s: %w", p.HostIfName, err))
 		} else if what != "" {
@@ -162,62 +174,32 @@ func (n *Node) restorePods(ctx context.Context, pods []Pod, inv Inventory) (did 
 	return did, errors.Join(errs...)
 }
 
-// neighbourID is an address behind a link.
-type neighbourID struct {
-	link int
-	addr netip.Addr
-}
-
-// permanentNeighbours are the MAC addresses of the node's permanent neighbours.
-func (k *kernel) permanentNeighbours() (map[neighbourID]string, error) {
-	macs := map[neighbourID]string{}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := rtnl.Whole(func() ([]netlink.Neigh, error) { return k.slow.NeighList(0, family) })
-		if isNoFamily(err) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list %s neighbours: %w", familyName(family), err)
-		}
-		for _, e := range list {
-			if addr, ok := netip.AddrFromSlice(e.IP); ok && e.State&netlink.NUD_PERMANENT != 0 {
-				macs[neighbourID{e.LinkIndex, addr.Unmap()}] = e.HardwareAddr.String()
-			}
-		}
+// restoreLink restores what other software changed at the node's end of a pod's link: the MAC address, by which the
+// pod reaches the node, the MTU, and the neighbour entry, by which the node reaches the pod.
+func (r *repair) restoreLink(p Pod, link LinkInfo, neighbours []netlink.Neigh) (did []string, err error) {
+	mac, err := net.ParseMAC(link.MAC)
+	if err != nil {
+		return nil, fmt.Errorf("MAC address of %s: %w", link.Name, err)
 	}
-	return macs, nil
-}
-
-// restoreLink gives a pod's link what somebody took from it that needs no look into the pod: by its MAC
-// address the pod reaches the node, and the node the pod by its neighbour.
-func (n *Node) restoreLink(p Pod, link LinkInfo, neighbours map[neighbourID]string) (did []string, err error) {
-	ref := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: link.Index, Name: link.Name}}
-	if p.HostMAC != nil && link.MAC != p.HostMAC.String() {
-		if err := n.setMAC(ref, p.HostMAC); err != nil {
-			return did, err
-		}
-		did = append(did, "MAC address")
+	have := &netlink.LinkAttrs{Index: link.Index, HardwareAddr: mac, MTU: link.MTU}
+	did, err = p.hostLink().Set(r.node.main, have)
+	if err != nil || p.PodMAC == nil {
+		return did, err
+	}
+	if slices.Contains(did, "MAC address") {
 		neighbours = nil // the kernel forgets those of a link whose MAC address changes
 	}
-	if p.MTU != 0 && link.MTU != p.MTU {
-		if err := n.main.LinkSetMTU(ref, p.MTU); err != nil {
-			return did, fmt.Errorf("give %s the MTU %d: %w", link.Name, p.MTU, err)
-		}
-		did = append(did, "MTU")
-	}
+	var desired []netlink.Neigh
 	for _, addr := range p.Addrs() {
-		if p.PodMAC == nil || neighbours[neighbourID{link.Index, addr}] == p.PodMAC.String() {
-			continue
-		}
-		if err := n.main.NeighSet(neighbour(link.Index, addr, p.PodMAC)); err != nil {
-			return did, fmt.Errorf("add neighbour %s to %s: %w", addr, link.Name, err)
-		}
-		did = append(did, "neighbour "+addr.String())
+		desired = append(desired, *rtnl.PermanentNeighbour(link.Index, addr, p.PodMAC))
 	}
-	return did, nil
+	kind := neighbourKind(r.node.main)
+	added, err := kind.Set(kind.Compare(desired, neighbours))
+	return append(did, added...), err
 }
 
-func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[netip.Addr]int, neighbours map[neighbourID]string) (did string, err error) {
+func (r *repair) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[netip.Addr]int, neighbours []netlink.Neigh) (did string, err error) {
+	n := r.node
 	state, err := n.podLinks.acquire(ctx, p.HostIfName)
 	if err != nil {
 		return "", err
@@ -232,7 +214,7 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 	}
 	if whole {
 		n.podLinks.set(p.HostIfName, live, p.wiring(link.Index, p.PodMAC))
-		what, err := n.restoreLink(p, link, neighbours)
+		what, err := r.restoreLink(p, link, neighbours)
 		if len(what) > 0 {
 			did = strings.Join(what, ", ") + " of pod link " + p.HostIfName
 		}

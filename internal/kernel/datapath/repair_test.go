@@ -3,8 +3,11 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
@@ -100,7 +103,7 @@ func TestRepairRestoresAPodLinkThatSomeoneDeleted(t *testing.T) {
 	}
 }
 
-// Sysctls that cannot be set do not keep Repair from the rest.
+// Repair continues if sysctls cannot be set.
 func TestRepairGoesOnPastSysctls(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
@@ -153,7 +156,7 @@ func TestRepairAtStartRemovesLeftovers(t *testing.T) {
 	keep.seenAs(nodeAddr+":81", podA)
 }
 
-// The daemon's list may be a moment old when Repair reads it.
+// The daemon's list may be stale when Repair reads it.
 func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
@@ -173,7 +176,7 @@ func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
 	v.has(1, 1)
 }
 
-// Nor does it give a pod that was added again what an old list has of it.
+// Repair does not give a pod that was added again its addresses in a stale list.
 func TestRepairDoesNotBringBackAnOldAddress(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
@@ -204,4 +207,82 @@ func TestRepairGoesOnAfterAnError(t *testing.T) {
 	if !errors.Is(err, ErrNoLink) || !strings.Contains(fmt.Sprint(did), a.want.HostIfName) {
 		t.Errorf("repaired %v, error %v", did, err)
 	}
+}
+
+// Pods are added and removed while Repair runs with stale lists: it must not remove a live pod or restore a removed
+// one.
+func TestRepairWhilePodsComeAndGo(t *testing.T) {
+	v := newVPC(t)
+	var mu sync.Mutex
+	records := map[string]Pod{} // like the daemon's: from before the ADD to after the DEL
+	record := func(p Pod, keep bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if keep {
+			records[p.HostIfName] = p
+		} else {
+			delete(records, p.HostIfName)
+		}
+	}
+	var pods []*pod
+	addr := netip.MustParseAddr("10.0.64.1")
+	for range 8 {
+		pods = append(pods, v.sandbox(addr.String()))
+		addr = addr.Next()
+	}
+	var owners sync.WaitGroup
+	for _, p := range pods {
+		owners.Go(func() {
+			for range 15 {
+				if err := v.cycle(p, record); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	stop, repairing := make(chan struct{}), sync.WaitGroup{}
+	repairing.Go(func() {
+		for {
+			mu.Lock()
+			w := v.wanted()
+			w.Pods = slices.Collect(maps.Values(records))
+			mu.Unlock()
+			if _, err := v.node.Repair(ctx, w); err != nil {
+				t.Error(err)
+			}
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	})
+	owners.Wait()
+	close(stop)
+	repairing.Wait()
+	v.repair(v.wanted())
+	v.has(0, 0)
+}
+
+// cycle adds and removes a pod once.
+func (v *vpc) cycle(p *pod, record func(Pod, bool)) error {
+	record(p.want, true)
+	if _, err := v.node.AddPod(ctx, p.want); err != nil {
+		return fmt.Errorf("add: %w", err)
+	}
+	if err := v.node.CheckPod(ctx, p.want); err != nil {
+		return fmt.Errorf("after add: %w", err)
+	}
+	if err := v.node.DetachPod(ctx, p.want.HostIfName, p.want.Addrs()); err != nil {
+		return fmt.Errorf("detach: %w", err)
+	}
+	if err := v.node.ReapLinks(ctx, []string{p.want.HostIfName}); err != nil {
+		return fmt.Errorf("reap: %w", err)
+	}
+	if _, err := v.host.nl.LinkByName(p.want.HostIfName); err == nil {
+		return fmt.Errorf("%s came back", p.want.HostIfName)
+	}
+	record(p.want, false)
+	return nil
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// run runs a program inside the namespace, for what someone else would do.
+// run runs a program inside the namespace, as other software would.
 func (s *space) run(command string) string {
 	s.t.Helper()
 	var out []byte
@@ -51,8 +51,7 @@ func (s *space) filter() string {
 	return b.String()
 }
 
-// policy is all rules and routes, everyone's, as text. Only the kernel's own
-// IPv6 routes are left out: it makes those of link-local addresses on its own time.
+// policy has all rules and routes as text, except the kernel's own IPv6 routes, which it adds asynchronously.
 func (s *space) policy() string {
 	s.t.Helper()
 	routes6 := slices.DeleteFunc(strings.Split(s.run("ip -6 route show table all"), "\n"),
@@ -135,15 +134,14 @@ func TestSetupSetsAndChecksSysctls(t *testing.T) {
 	if got := v.host.readSysctl("net/ipv6/conf/eth0/accept_ra"); got != "0" {
 		t.Errorf("accept_ra of the primary was 0 and is %s", got)
 	}
-	_, err := v.node.setSysctls(v.settings(), nodeOwner, []rtnl.Sysctl{{Path: "net/ipv4/conf/none/rp_filter", Value: "2"}})
+	_, err := v.node.sysctls.set(v.settings(), nodeOwner, []rtnl.Sysctl{{Path: "net/ipv4/conf/none/rp_filter", Value: "2"}})
 	if err == nil || !strings.Contains(err.Error(), "net.ipv4.conf.none.rp_filter = 2") {
 		t.Errorf("error %v does not name the sysctl", err)
 	}
 }
 
-// Where it is the kernel that makes the link-local address, as when a link was
-// down for a moment, it would look for a duplicate for two minutes here, and ask
-// for no router until then.
+// If the kernel makes the link-local address, as after a link was down, duplicate address detection would take two
+// minutes here, during which the node could not solicit the router.
 func TestIPv6OfAnENIWaitsForNothing(t *testing.T) {
 	v := newVPC(t)
 	v.host.sysctl("net/ipv6/conf/eth1/accept_dad", "1")
@@ -172,7 +170,7 @@ type dumpless struct{ VPC }
 
 func (dumpless) replaced(*Node) ([]string, error) { return nil, errors.New("no list of connections") }
 
-// Forgetting connections is no condition of the rest.
+// Setup succeeds if connections cannot be listed.
 func TestSetupWithoutForgettingConnections(t *testing.T) {
 	v := newVPC(t)
 	v.host.run("nft flush ruleset")
@@ -243,8 +241,8 @@ func TestOthersStateIsLeftAlone(t *testing.T) {
 	}
 }
 
-// What package plug/routedvlan makes for branches is not this package's, on a node of ENIs, though it
-// has the same protocol.
+// Rules and routes of branches (package plug/routedvlan) stay on a node with ENIs, although they have the same
+// protocol.
 func TestBranchesAreLeftAlone(t *testing.T) {
 	v := newVPC(t)
 	h := v.host

@@ -54,7 +54,7 @@ func newSpace(t testing.TB, role string) *space {
 	return s
 }
 
-// as is the namespace for a subtest: what fails there fails the subtest.
+// as returns the namespace for a subtest, whose failures it reports.
 func (s *space) as(t testing.TB) *space {
 	if s == nil {
 		return nil
@@ -126,10 +126,8 @@ func (s *space) route(dst, via, link string) {
 	s.must(s.nl.RouteAdd(r))
 }
 
-// wire makes a veth between two namespaces, both ends up and ready. Their
-// link-local addresses are not probed for duplicates, which takes longer than a
-// busy kernel's search for a neighbour may last, and the search needs such an
-// address: a connection that falls in between fails.
+// wire makes a veth between two namespaces, both ends up and ready. Duplicate address detection is off: neighbour
+// discovery needs the link-local address, and on a busy machine would time out before that is usable.
 func wire(a *space, aName string, b *space, bName string) {
 	a.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -146,8 +144,7 @@ func wire(a *space, aName string, b *space, bName string) {
 	b.ready(bName)
 }
 
-// ready waits until links can send IPv6: the kernel gives a link that is set up
-// its link-local address on its own time.
+// ready waits until links can send IPv6: the kernel adds link-local addresses asynchronously.
 func (s *space) ready(links ...string) {
 	s.t.Helper()
 	for _, name := range links {
@@ -168,7 +165,7 @@ func (s *space) open() *Node {
 	return n
 }
 
-// within polls for what the kernel does on its own time.
+// within polls for what the kernel does asynchronously.
 func within(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	look, late := time.NewTicker(2*time.Millisecond), time.After(time.Minute)
@@ -182,10 +179,10 @@ func within(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// dialTimeout only ends a test that hangs.
+// dialTimeout ends a test that hangs.
 const dialTimeout = time.Minute
 
-// serveTCP answers every connection with the address that it came from.
+// serveTCP sends the client's address on every connection.
 func (s *space) serveTCP(addr string) netip.AddrPort {
 	s.t.Helper()
 	var l net.Listener
@@ -246,7 +243,7 @@ func (s *space) seenAs(to, source string) {
 	}
 }
 
-// cannotReach asserts that nothing comes back.
+// cannotReach asserts that a connection gets no reply.
 func (s *space) cannotReach(from, to string) {
 	s.t.Helper()
 	if got, err := s.dialFrom(from, to, 400*time.Millisecond); err == nil {

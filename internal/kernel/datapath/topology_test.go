@@ -4,23 +4,24 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// bed is a node of a test, with what its pods are made in.
+// bed is a node of a test, and its pods' namespaces.
 type bed struct {
 	t    testing.TB
 	host *space
 	node *Node
 }
 
-// vpc is a node with two ENIs, each wired to a router that, like a VPC, drops
-// a packet whose source does not belong to the ENI it came by (strict reverse
-// path filtering over one route an address).
+// vpc is a node with two ENIs, each wired to a router that, like a VPC, drops a packet whose source does not belong
+// to the ENI it came by (strict reverse path filtering over one route an address).
 //
 //	node eth0 (primary)   10.0.0.10 2001:db8::10 —— r0 router
 //	node eth1 (secondary) 10.0.0.20              —— r1 router
 //
-// On the router live an internet host, an on-premises host, a VPC peer.
+// Behind the router are an internet host, an on-premises host and a VPC peer.
 type vpc struct {
 	bed
 	router  *space
@@ -72,7 +73,7 @@ func newVPC(t testing.TB, edit ...func(*vpc)) *vpc {
 	for link, addrs := range map[string][]string{"r0": {nodeAddr6, "fe80::a"}, "r1": {"fe80::b"}} {
 		for _, a := range addrs {
 			mac := v.host.link("eth" + link[1:]).Attrs().HardwareAddr
-			r.must(r.nl.NeighSet(neighbour(r.link(link).Attrs().Index, netip.MustParseAddr(a), mac)))
+			r.must(r.nl.NeighSet(rtnl.PermanentNeighbour(r.link(link).Attrs().Index, netip.MustParseAddr(a), mac)))
 		}
 	}
 	h := v.host
@@ -96,8 +97,7 @@ func newVPC(t testing.TB, edit ...func(*vpc)) *vpc {
 	return v
 }
 
-// as is the node for a subtest: what fails there fails the subtest, and what is
-// made there goes with it.
+// as returns the node for a subtest, whose failures it reports and whose objects it removes.
 func (v *vpc) as(t testing.TB) *vpc {
 	c := *v
 	c.bed, c.router = *v.bed.as(t), v.router.as(t)
@@ -199,14 +199,14 @@ func (b *bed) reap(p *pod) {
 	b.ok(b.node.ReapLinks(ctx, []string{p.want.HostIfName}))
 }
 
-// remove is a whole DEL.
+// remove is a complete DEL.
 func (b *bed) remove(p *pod) {
 	b.t.Helper()
 	b.detach(p)
 	b.reap(p)
 }
 
-// check asserts that a pod is whole.
+// check asserts that CheckPod succeeds.
 func (b *bed) check(p *pod) {
 	b.t.Helper()
 	if err := b.node.CheckPod(ctx, p.want); err != nil {

@@ -14,22 +14,22 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// connection is what connection tracking knows of a connection.
+// connection is an entry of connection tracking.
 type connection struct {
 	from, to netip.Addr // to: behind a Service's address
 	as       netip.Addr // the source that the destination sees
 	answered bool
 }
 
-// forgetUnanswered has connection tracking forget connections of pods that nobody answered and that were not translated,
-// where what begins now is. A connection is translated with its first packet or never: a program that goes on sending from
-// the same port, as those of UDP may, would keep such an entry, and never be answered. With an answer
-// it stays, as it works; and of one without there is nothing to lose.
-func (n *Node) forgetUnanswered(translated func(from, to netip.Addr) bool) (did []string, err error) {
+// forgetUnanswered deletes the connection tracking entries of pods' connections that were not answered and not
+// translated, although new connections would be. A connection is translated at its first packet or never: a program
+// that keeps sending from the same port, as with UDP, would keep the entry alive and never get an answer. Answered
+// connections work without translation and stay.
+func (k *kernel) forgetUnanswered(translated func(from, to netip.Addr) bool) (did []string, err error) {
 	pods := map[netip.Addr]bool{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		for _, table := range []int{PodTable, StandardTable} {
-			routes, err := n.listRoutes(n.slow, family, table)
+			routes, err := k.routing.list(family, table)
 			if err != nil {
 				return nil, err
 			}
@@ -42,7 +42,7 @@ func (n *Node) forgetUnanswered(translated func(from, to netip.Addr) bool) (did 
 		return nil, nil
 	}
 	forgotten := 0
-	err = rtnl.InNetns(n.ns, func() error {
+	err = rtnl.InNetns(k.ns, func() error {
 		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 			stale, err := rtnl.Whole(func() (stale [][]byte, err error) {
 				err = ctRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, nil, func(m []byte) bool {
@@ -53,7 +53,7 @@ func (n *Node) forgetUnanswered(translated func(from, to netip.Addr) bool) (did 
 				})
 				return stale, err
 			})
-			if errors.Is(err, unix.EINVAL) { // a kernel that does not tell of connections: programs must ask from another port
+			if errors.Is(err, unix.EINVAL) { // the kernel cannot list connections; programs must use another port
 				return nil
 			}
 			if err != nil {
@@ -73,12 +73,12 @@ func (n *Node) forgetUnanswered(translated func(from, to netip.Addr) bool) (did 
 		return nil, fmt.Errorf("forget connections without an answer: %w", err)
 	}
 	if forgotten > 0 {
-		did = append(did, fmt.Sprintf("%d connections without an answer, which were not translated, begin anew", forgotten))
+		did = append(did, fmt.Sprintf("forgot %d unanswered connections that were not translated", forgotten))
 	}
 	return did, nil
 }
 
-// ctRequest is a request of ctnetlink in the thread's namespace.
+// ctRequest sends a request to ctnetlink in the thread's namespace.
 func ctRequest(kind, flags int, family byte, about []byte, each func([]byte) bool) error {
 	req := nl.NewNetlinkRequest(int(unix.NFNL_SUBSYS_CTNETLINK)<<8|kind, flags)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})

@@ -5,32 +5,33 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Uplink is one interface by which packets of pods leave a VPC's node, such as an
-// elastic network interface, as the kernel should have it.
+// Uplink is the desired state of an interface by which packets of pods leave a VPC's node, such as an elastic network
+// interface.
 type Uplink struct {
 	ID  string // names it in errors and to RemoveUplink
 	MAC net.HardwareAddr
-	// Number is unique on the node, 1 to MaxUplink on a secondary ENI, and stays
-	// while the uplink does: its table and its mark follow from it.
+	// Number is unique on the node, 1 to MaxUplink on a secondary ENI, and never changes: the uplink's table and mark
+	// depend on it.
 	Number int
-	// Primary ENIs belong to the operating system: only sysctls are set there.
+	// Primary ENIs are set up by the operating system: Berth only sets sysctls there.
 	Primary bool
-	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is put on the
-	// link, unless it is among Addresses: then it is a pod's, and not the node's.
+	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is added to the link, unless it is among Addresses
+	// and thus for pods.
 	PrimaryIPv4 netip.Addr
 	Subnet      netip.Prefix // IPv4
-	// Addresses are what pods may use, both families. Prefixes likewise; EC2
-	// assigns /28 and /80 only, and others are refused.
+	// Addresses and Prefixes, of both families, are for pods. Prefixes must be of the lengths that EC2 assigns, /28
+	// and /80.
 	Addresses []netip.Addr
 	Prefixes  []netip.Prefix
 
@@ -48,7 +49,7 @@ const (
 // CIDR reservations").
 var vpcGateway6 = netip.MustParseAddr("fe80:ec2::1")
 
-// Validate names the first field that cannot work.
+// Validate returns an error about the first invalid field.
 func (e Uplink) Validate() error {
 	if len(e.MAC) != 6 {
 		return fmt.Errorf("MAC %q: want six octets", e.MAC)
@@ -107,12 +108,10 @@ func (e Uplink) gateway4() netip.Addr {
 	return e.Subnet.Masked().Addr().Next()
 }
 
-// SetUplink makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
-// its table, its rule, and the map from its addresses to its mark. It is
-// idempotent, puts back what is missing, and with changed Addresses changes the
-// map only (and the link's address if PrimaryIPv4 came or went among them). On
-// failure what was done stays; call it again. An address is usable by a pod once
-// this has returned nil for it.
+// SetUplink sets up an ENI for pods: link up, MTU, loose rp_filter, an address, its table, its rule, and the map from
+// its addresses to its mark. It is idempotent and restores what is missing. If only Addresses changed, it changes
+// only the map, and the link's address if PrimaryIPv4 was added to or removed from them. If it fails, what was done
+// stays; call it again. Pods may use an address after SetUplink succeeded with it.
 //
 // Errors: ErrNotSetUp, ErrNoLink until the kernel shows the link.
 func (n *Node) SetUplink(ctx context.Context, uplink Uplink) error {
@@ -125,7 +124,7 @@ func (n *Node) SetUplink(ctx context.Context, uplink Uplink) error {
 	return err
 }
 
-// setUplink is SetUplink under setupMu. It names what it had to change.
+// setUplink is SetUplink under setupMu. It returns what it changed.
 func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	s, err := n.established()
 	if err != nil {
@@ -141,29 +140,21 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	if err := uplink.Validate(); err != nil {
 		return fail(err)
 	}
-	if err := n.numberFree(uplink); err != nil {
+	if err := n.uplinks.checkNumber(uplink); err != nil {
 		return fail(err)
 	}
-	link, err := n.findUplinkLink(uplink)
+	links, err := n.links()
 	if err != nil {
 		return fail(err)
 	}
-	// One that cannot be set does not keep the ENI from the rest.
-	changed, sysctls := n.setSysctls(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
-	var steps []func() ([]string, error)
-	if !uplink.Primary {
-		steps = append(steps,
-			func() ([]string, error) { return n.setUplinkLink(link, s.mtu) },
-			func() ([]string, error) { return n.setUplinkAddress(uplink, link) },
-			func() ([]string, error) { return n.setUplinkLinkLocal(uplink, link, u) },
-			func() ([]string, error) { return n.setUplinkAddress6(uplink, link, u) },
-			func() ([]string, error) { return n.setUplinkRoutes(uplink, link.Attrs().Index, u) },
-			func() ([]string, error) { return n.setUplinkMap(uplink, u) },
-			func() ([]string, error) { return n.setRules(isUplinkRule(uplink.Number), u.uplinkRules(uplink)) },
-		)
+	link, err := linkByMAC(links, uplink.MAC)
+	if err != nil {
+		return fail(err)
 	}
-	for _, step := range steps {
-		did, err := step()
+	// The rest is set up even if sysctls cannot be set.
+	changed, sysctls := n.sysctls.set(s.config, uplink.ID, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
+	if !uplink.Primary {
+		did, err := secondaryENI{n.kernel, uplink, link, u}.set(s)
 		changed = append(changed, did...)
 		if err != nil {
 			return fail(errors.Join(sysctls, err))
@@ -173,28 +164,55 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 		return fail(sysctls)
 	}
 	uplink.link = link.Attrs().Index
-	n.mu.Lock()
-	n.uplinks[uplink.ID] = uplink
-	n.mu.Unlock()
+	n.uplinks.put(uplink)
 	return changed, nil
 }
 
-// UplinkLink is the interface index of an ENI's link: the one that was set up, and the one
-// that the node has now; 0: it has none.
+// secondaryENI is a secondary ENI in one call of SetUplink, and its link.
+type secondaryENI struct {
+	*kernel
+	Uplink
+	link netlink.Link
+	vpc  VPC
+}
+
+// set returns what it changed.
+func (e secondaryENI) set(s *established) (changed []string, err error) {
+	for _, step := range []func() ([]string, error){
+		func() ([]string, error) { return e.setLink(s.mtu) },
+		e.setAddresses,
+		func() ([]string, error) {
+			return e.routing.setTable(e.table(), uplinkRoutes(e.Uplink, e.link.Attrs().Index, e.vpc))
+		},
+		func() ([]string, error) { return e.setMap(s.tag) },
+		func() ([]string, error) {
+			return e.routing.setRules(isUplinkRule(e.Number), e.vpc.uplinkRules(e.Uplink))
+		},
+	} {
+		did, err := step()
+		changed = append(changed, did...)
+		if err != nil {
+			return changed, err
+		}
+	}
+	return changed, nil
+}
+
+// UplinkLink has the interface indexes of the link of an ENI that was set up, and of the ENI's current link; 0: none.
 type UplinkLink struct{ Set, Now int }
 
-// UplinkLinks tells of each ENI that SetUplink established which link it has, by ID. A link
-// that went and came again is another, and lacks all that SetUplink does.
+// UplinkLinks returns the links of all ENIs that SetUplink set up, by ID. A link that was detached and attached again
+// is another one, and needs SetUplink again.
 func (n *Node) UplinkLinks(ctx context.Context) (map[string]UplinkLink, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
 	}
-	links, err := rtnl.Whole(n.slow.LinkList)
+	links, err := n.links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	out := map[string]UplinkLink{}
-	for _, e := range n.knownUplinks() {
+	for _, e := range n.uplinks.list() {
 		have := UplinkLink{Set: e.link}
 		if l, err := linkByMAC(links, e.MAC); err == nil {
 			have.Now = l.Attrs().Index
@@ -204,28 +222,49 @@ func (n *Node) UplinkLinks(ctx context.Context) (map[string]UplinkLink, error) {
 	return out, nil
 }
 
-// numberFree refuses a number that another uplink of this node has.
-func (n *Node) numberFree(uplink Uplink) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for id, other := range n.uplinks {
-		if id != uplink.ID && !other.Primary && !uplink.Primary && other.Number == uplink.Number {
-			return fmt.Errorf("Number %d: this device index is taken by ENI %s", uplink.Number, id)
+// uplinkSet are the uplinks that SetUplink set up.
+type uplinkSet struct {
+	mu   sync.Mutex
+	byID map[string]Uplink // guarded by mu
+}
+
+// list lists them by number.
+func (t *uplinkSet) list() []Uplink {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.SortedFunc(maps.Values(t.byID), func(a, b Uplink) int { return a.Number - b.Number })
+}
+
+func (t *uplinkSet) put(uplink Uplink) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.byID[uplink.ID] = uplink
+}
+
+// removeThat removes uplinks that a condition holds for, and returns their IDs.
+func (t *uplinkSet) removeThat(holds func(Uplink) bool) (ids []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, e := range t.byID {
+		if holds(e) {
+			ids = append(ids, id)
+			delete(t.byID, id)
+		}
+	}
+	return ids
+}
+
+// checkNumber fails if another uplink has the number of one.
+func (t *uplinkSet) checkNumber(uplink Uplink) error {
+	for _, other := range t.list() {
+		if other.ID != uplink.ID && !other.Primary && !uplink.Primary && other.Number == uplink.Number {
+			return fmt.Errorf("Number %d: this device index is taken by ENI %s", uplink.Number, other.ID)
 		}
 	}
 	return nil
 }
 
-func (k *kernel) findUplinkLink(uplink Uplink) (netlink.Link, error) {
-	links, err := rtnl.Whole(k.slow.LinkList)
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	return linkByMAC(links, uplink.MAC)
-}
-
-// linkByMAC picks the link of an ENI. VLANs and their like carry the MAC of
-// the link below them, so stacked links do not count.
+// linkByMAC finds the link of an ENI. It ignores VLANs and other links on top of it, which have the same MAC address.
 func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error) {
 	for _, l := range links {
 		switch l.Type() {
@@ -239,16 +278,17 @@ func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error)
 	return nil, fmt.Errorf("%w: %s", ErrNoLink, mac)
 }
 
-func (k *kernel) setUplinkLink(link netlink.Link, mtu int) (changed []string, err error) {
-	a := link.Attrs()
-	if a.MTU != mtu {
-		if err := k.slow.LinkSetMTU(link, mtu); err != nil {
-			return changed, fmt.Errorf("set MTU %d on %s: %w", mtu, a.Name, err)
-		}
+func (e secondaryENI) setLink(mtu int) (changed []string, err error) {
+	a := e.link.Attrs()
+	did, err := rtnl.Link{Name: a.Name, MTU: mtu}.Set(e.slow, a)
+	if err != nil {
+		return nil, err
+	}
+	if len(did) > 0 {
 		changed = append(changed, fmt.Sprintf("MTU %d of %s", mtu, a.Name))
 	}
 	if a.Flags&net.FlagUp == 0 {
-		if err := k.slow.LinkSetUp(link); err != nil {
+		if err := e.slow.LinkSetUp(e.link); err != nil {
 			return changed, fmt.Errorf("set %s up: %w", a.Name, err)
 		}
 		changed = append(changed, a.Name+" up")
@@ -256,7 +296,7 @@ func (k *kernel) setUplinkLink(link netlink.Link, mtu int) (changed []string, er
 	return changed, nil
 }
 
-// uplinkRoutes are the whole table of an ENI: the router on link, and all by it.
+// uplinkRoutes are all routes of an ENI's table: to the router, and by it to everywhere.
 func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 	var gws []netip.Addr
 	if uplink.hasIPv4() {
@@ -278,60 +318,8 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 	return routes
 }
 
-// setUplinkRoutes makes the ENI's table hold uplinkRoutes and nothing else of ours.
-func (k *kernel) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
-	have, err := k.listUplinkRoutes(uplink.table())
-	if err != nil {
-		return nil, err
-	}
-	missing, extra := diff(uplinkRoutes(uplink, index, u), have, uplinkRouteKey)
-	changed, err = k.removeRoutes(extra)
-	for _, r := range missing { // also if something could not be removed: pods need these
-		if fails := k.slow.RouteReplace(&r); fails != nil {
-			return changed, errors.Join(err, fmt.Errorf("add route %s: %w", r, fails))
-		}
-		changed = append(changed, describeRoute(r))
-	}
-	return changed, err
-}
-
-// removeUplinkRoutes empties an ENI's table of what is ours.
-func (k *kernel) removeUplinkRoutes(table int) error {
-	have, err := k.listUplinkRoutes(table)
-	if err != nil {
-		return err
-	}
-	_, err = k.removeRoutes(have)
-	return err
-}
-
-// listUplinkRoutes lists our routes in an ENI's table, of both families.
-func (k *kernel) listUplinkRoutes(table int) (all []netlink.Route, err error) {
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := k.listRoutes(k.slow, family, table)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, routes...)
-	}
-	return all, nil
-}
-
-// uplinkRouteID is what makes two routes of an ENI's table the same.
-type uplinkRouteID struct {
-	dst  netip.Prefix
-	via  netip.Addr
-	link int
-}
-
-func uplinkRouteKey(r netlink.Route) uplinkRouteID {
-	via, _ := netip.AddrFromSlice(r.Gw)
-	return uplinkRouteID{rtnl.RouteDst(r), via.Unmap(), r.LinkIndex}
-}
-
-// RemoveUplink removes an ENI's rule, map entries and table, so that it can be
-// detached. An unknown number is no error; on failure call it again. The ENI's
-// link and the address on it go with the detachment.
+// RemoveUplink removes an ENI's rule, map entries and table, so that it can be detached. It ignores an unknown
+// number. Call it again if it fails. The ENI's link and its address go with the detachment.
 func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -344,25 +332,20 @@ func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 	return n.removeUplink(number)
 }
 
-// removeUplink is RemoveUplink under setupMu. The rule goes first: without it a
-// packet of a leftover pod falls through to main instead of a half table.
+// removeUplink is RemoveUplink under setupMu. It removes the rule first, so that packets of a leftover pod use main
+// and not an incomplete table.
 func (n *Node) removeUplink(number int) error {
-	if _, err := n.setRules(isUplinkRule(number), nil); err != nil {
+	if _, err := n.routing.setRules(isUplinkRule(number), nil); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
 	if err := n.clearUplinkMap(number); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
-	if err := n.removeUplinkRoutes(UplinkTableBase + number); err != nil {
+	if _, err := n.routing.setTable(UplinkTableBase+number, nil); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for id, e := range n.uplinks {
-		if !e.Primary && e.Number == number {
-			delete(n.uplinks, id)
-			delete(n.sysctls, id)
-		}
+	for _, id := range n.uplinks.removeThat(func(e Uplink) bool { return !e.Primary && e.Number == number }) {
+		n.sysctls.forgetOwner(id)
 	}
 	return nil
 }

@@ -19,13 +19,12 @@ func (v *vpc) forPods() Uplink {
 	return e
 }
 
-// asFabric makes the routers know each other as a VPC does, which asks no link
-// who has an address and tells everyone where its router is.
+// asFabric adds permanent neighbour entries, as a VPC's fabric sends no ARP requests and answers all.
 func (v *vpc) asFabric() {
 	v.t.Helper()
 	r, h := v.router, v.host
-	r.must(r.nl.NeighSet(neighbour(r.link("r1").Attrs().Index, netip.MustParseAddr(eniAddr), h.link("eth1").Attrs().HardwareAddr)))
-	h.must(h.nl.NeighSet(neighbour(h.link("eth1").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r1").Attrs().HardwareAddr)))
+	r.must(r.nl.NeighSet(rtnl.PermanentNeighbour(r.link("r1").Attrs().Index, netip.MustParseAddr(eniAddr), h.link("eth1").Attrs().HardwareAddr)))
+	h.must(h.nl.NeighSet(rtnl.PermanentNeighbour(h.link("eth1").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r1").Attrs().HardwareAddr)))
 }
 
 func (v *vpc) linkHas(want ...string) {
@@ -41,8 +40,8 @@ func (v *vpc) linkHas(want ...string) {
 	}
 }
 
-// A pod with an ENI's own address is served as any other, also when the node
-// had the address before and a network manager gave it to the link too.
+// A pod with an ENI's own address works like any other, also if the node had the address before, or a network manager
+// adds it to the link.
 func TestOwnAddressOfAnENIForAPod(t *testing.T) {
 	for name, filter := range map[string]string{"no filter": "0", "strict": "1", "loose": "2"} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +123,7 @@ func TestWatchOfAnAddressForPods(t *testing.T) {
 	})
 }
 
-// Of IPv6 the link has the last address of its ENI's first prefix, and only while the ENI has it.
+// The link has the last IPv6 address of its ENI's first prefix, while the ENI has the prefix.
 func TestIPv6AddressOfAnENI(t *testing.T) {
 	v := newVPC(t)
 	const other, last = "2001:db8::/80", "2001:db8::ffff:ffff:ffff"
@@ -163,8 +162,8 @@ func TestIPv6AddressOfAnENI(t *testing.T) {
 	}
 }
 
-// Who sends to an ENI's own address, or to a node port there, is answered by this ENI from that address: by a program on the
-// node, by pods of any ENI, and by a pod of another node.
+// Replies to packets for an ENI's own address, or a node port there, leave by this ENI with that address: from a
+// program on the node, pods of any ENI, and a pod of another node.
 func TestENIsOwnAddressAnswers(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA, podA6), v.pod(podB, podB6)

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -18,8 +19,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// uplinkEntries is the content of the ENI maps: an uplink's number by source address
-// or prefix. A prefix of host length is an address.
+// uplinkEntries is the content of the ENI maps: an uplink's number by source address or prefix. A prefix of full
+// length is an address.
 type uplinkEntries map[netip.Prefix]int
 
 func (e Uplink) entries() uplinkEntries {
@@ -33,7 +34,7 @@ func (e Uplink) entries() uplinkEntries {
 	return m
 }
 
-// uplinkState is what the nftables table has of ENIs.
+// uplinkState is the part of the nftables table that is about ENIs.
 type uplinkState struct {
 	entries uplinkEntries // by pods' addresses
 	own     uplinkEntries // by the addresses of links of ENIs
@@ -45,7 +46,7 @@ func (s uplinkState) numbers() []int {
 	return slices.Compact(list)
 }
 
-// add queues the addition of all to a table that was made anew.
+// add queues the addition of all entries to a new table.
 func (s uplinkState) add(conn *nftables.Conn, markShift uint) error {
 	for _, i := range s.numbers() {
 		if err := conn.SetAddElements(noteMap(), note(markShift, i)); err != nil {
@@ -63,41 +64,59 @@ func note(markShift uint, number int) []nftables.SetElement {
 	return []nftables.SetElement{{Key: nft.Word(uint32(number) << markShift), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}}}
 }
 
-// kernelEntries reads maps by address; an absent table has no entries.
-func kernelEntries(conn *nftables.Conn, from []uplinkMap) (uplinkEntries, error) {
+// mapReader reads the maps of Berth's table. Missing ones, as of a version without, have no elements.
+type mapReader struct {
+	conn *nftables.Conn
+	maps []string // names
+}
+
+func newMapReader(conn *nftables.Conn) (mapReader, error) {
+	r := mapReader{conn: conn}
 	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
-		return uplinkEntries{}, err
+		return r, err
 	}
 	sets, err := conn.GetSets(berthTable())
 	if err != nil {
-		return nil, fmt.Errorf("list nftables sets: %w", err)
+		return r, fmt.Errorf("list nftables sets: %w", err)
 	}
+	for _, s := range sets {
+		if s.IsMap {
+			r.maps = append(r.maps, s.Name)
+		}
+	}
+	return r, nil
+}
+
+func (r mapReader) elements(set *nftables.Set) ([]nftables.SetElement, error) {
+	if !slices.Contains(r.maps, set.Name) {
+		return nil, nil
+	}
+	elements, err := r.conn.GetSetElements(set)
+	if err != nil {
+		return nil, fmt.Errorf("read nftables map %s: %w", set.Name, err)
+	}
+	return elements, nil
+}
+
+// entries are those of some maps.
+func (r mapReader) entries(from []uplinkMap) (uplinkEntries, error) {
 	m := uplinkEntries{}
 	for _, em := range from {
-		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == em.set.Name && s.IsMap }) {
-			continue
-		}
-		elements, err := conn.GetSetElements(em.set)
+		elements, err := r.elements(em.set)
 		if err != nil {
-			return nil, fmt.Errorf("read nftables map %s: %w", em.set.Name, err)
+			return nil, err
 		}
 		for _, e := range elements {
 			addr, ok := netip.AddrFromSlice(e.Key)
-			number, isUplink := verdictNumber(e.Val)
-			if !ok || !isUplink {
-				continue
+			if number, isUplink := verdictNumber(e.Val); ok && isUplink {
+				m[netip.PrefixFrom(addr, cmp.Or(em.bits, addr.BitLen()))] = number
 			}
-			bits := em.bits
-			if bits == 0 {
-				bits = addr.BitLen()
-			}
-			m[netip.PrefixFrom(addr, bits)] = number
 		}
 	}
 	return m, nil
 }
 
-// verdictNumber reads the number off "goto eni_N" or "goto eni_N_note".
+// verdictNumber parses the number in "goto eni_N" or "goto eni_N_note".
 func verdictNumber(val []byte) (int, bool) {
 	attrs, err := netlink.UnmarshalAttributes(val)
 	if err != nil {
@@ -134,28 +153,32 @@ func (m uplinkEntries) queue(to []uplinkMap, send func(*nftables.Set, []nftables
 	return nil
 }
 
-// setUplinkMap makes the maps lead exactly the ENI's addresses to its chain. An
-// address that moved here from another ENI changes hands in one transaction.
-func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) {
-	conn, err := n.nft()
+// setMap makes the maps lead exactly the ENI's addresses to its chain. An address that was another ENI's moves in one
+// transaction.
+func (e secondaryENI) setMap(tag string) (changed []string, err error) {
+	conn, err := e.nft()
 	if err != nil {
 		return nil, err
 	}
-	table := nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Tag: n.set.Load().tag}
-	for _, chain := range uplinkChains(u.MarkShift, uplink.Number) {
+	table := nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Tag: tag}
+	for _, chain := range uplinkChains(e.vpc.MarkShift, e.Number) {
 		if table.Has(conn, chain) {
 			continue
 		}
 		table.Refill(conn, chain)
 		changed = append(changed, "nftables chain "+chain.Name)
 	}
-	notes, err := notesOf(conn, uplink.Number)
+	reader, err := newMapReader(conn)
+	if err != nil {
+		return nil, err
+	}
+	notes, err := reader.notes(e.Number)
 	if err != nil {
 		return nil, err
 	}
 	if len(notes) == 0 {
 		changed = append(changed, "nftables map "+noteMap().Name)
-		if err := conn.SetAddElements(noteMap(), note(u.MarkShift, uplink.Number)); err != nil {
+		if err := conn.SetAddElements(noteMap(), note(e.vpc.MarkShift, e.Number)); err != nil {
 			return nil, fmt.Errorf("encode map entries: %w", err)
 		}
 	}
@@ -163,12 +186,12 @@ func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) 
 	for _, of := range []struct {
 		maps []uplinkMap
 		want uplinkEntries
-	}{{uplinkMaps(), uplink.entries()}, {ownMaps(), uplink.own(u)}} {
-		have, err := kernelEntries(conn, of.maps)
+	}{{uplinkMaps(), e.entries()}, {ownMaps(), e.own(e.vpc)}} {
+		have, err := reader.entries(of.maps)
 		if err != nil {
 			return nil, err
 		}
-		add, remove := diffEntries(of.want, have, uplink.Number)
+		add, remove := diffEntries(of.want, have, e.Number)
 		if err := errors.Join(remove.queue(of.maps, conn.SetDeleteElements), add.queue(of.maps, conn.SetAddElements)); err != nil {
 			return nil, fmt.Errorf("encode map entries: %w", err)
 		}
@@ -186,7 +209,7 @@ func (n *Node) setUplinkMap(uplink Uplink, u VPC) (changed []string, err error) 
 	return changed, nil
 }
 
-// diffEntries compares what one ENI wants with the whole of the maps.
+// diffEntries compares the desired entries of one ENI with the maps.
 func diffEntries(want, have uplinkEntries, number int) (add, remove uplinkEntries) {
 	add, remove = uplinkEntries{}, uplinkEntries{}
 	for p, index := range have {
@@ -209,8 +232,12 @@ func (k *kernel) clearUplinkMap(number int) error {
 	if err != nil {
 		return err
 	}
+	reader, err := newMapReader(conn)
+	if err != nil {
+		return err
+	}
 	for _, of := range [][]uplinkMap{uplinkMaps(), ownMaps()} {
-		have, err := kernelEntries(conn, of)
+		have, err := reader.entries(of)
 		if err != nil {
 			return err
 		}
@@ -219,7 +246,7 @@ func (k *kernel) clearUplinkMap(number int) error {
 			return fmt.Errorf("encode map entries: %w", err)
 		}
 	}
-	notes, err := notesOf(conn, number)
+	notes, err := reader.notes(number)
 	if err != nil {
 		return err
 	}
@@ -244,26 +271,13 @@ func (k *kernel) clearUplinkMap(number int) error {
 	return nil
 }
 
-// notesOf are the elements that lead from notes to an ENI's chain, as they are removed.
-func notesOf(conn *nftables.Conn, number int) (list []nftables.SetElement, err error) {
-	if there, err := (nft.Table{Family: nftables.TableFamilyINet, Name: NftTable}).There(conn); err != nil || !there {
-		return nil, err
-	}
-	sets, err := conn.GetSets(berthTable())
-	if err != nil {
-		return nil, fmt.Errorf("list nftables sets: %w", err)
-	}
-	if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == noteMap().Name }) {
-		return nil, nil // of a version without notes
-	}
-	elements, err := conn.GetSetElements(noteMap())
-	if err != nil {
-		return nil, fmt.Errorf("read nftables map %s: %w", noteMap().Name, err)
-	}
+// notes are the elements that lead from notes to an ENI's chain.
+func (r mapReader) notes(number int) (list []nftables.SetElement, err error) {
+	elements, err := r.elements(noteMap())
 	for _, e := range elements {
 		if i, ok := verdictNumber(e.Val); ok && i == number {
 			list = append(list, nftables.SetElement{Key: e.Key, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}})
 		}
 	}
-	return list, nil
+	return list, err
 }

@@ -8,69 +8,50 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uplinks is how packets of pods leave the node and come to it: a VPC, where each
-// address is of an ENI, a Routed, where a router knows the node's blocks, or Ports,
-// where others carry them. All that differs between them is behind it, and none knows
-// of another.
+// Uplinks tells how packets of pods leave the node and reach it: a VPC, where each address is of an ENI, a Routed,
+// where routers know the node's blocks, or Ports, where package plug makes the links. The implementations are
+// independent of each other.
 type Uplinks interface {
-	// kind is a word that tells one implementation from the others.
+	// kind names the implementation.
 	kind() string
-	// validate names the first field that cannot work.
+	// validate returns an error about the first invalid field.
 	validate() error
-	// ipv6 tells whether the IPv6 data path is wanted.
+	// ipv6 tells whether the IPv6 data path is on.
 	ipv6() bool
-	// links picks the links by which packets leave, of all that the node has. The
-	// first is the primary one.
+	// links selects the links by which packets leave from all links of the node. The first is the primary one.
 	links(n *Node, all []netlink.Link) ([]netlink.Link, error)
-	// rules are the policy rules of a family besides that of PodTable.
+	// rules are the policy rules of a family, except that of PodTable.
 	rules(family int) []netlink.Rule
-	// owns tells the rules of the node from those of a single ENI.
+	// owns tells whether a rule is the node's, and not of one ENI or branch.
 	owns(r netlink.Rule) bool
 	// addTo adds its sets and chains to the nftables table.
 	addTo(rs *ruleset, primary string)
-	// state is what addTo leaves out, as it comes and goes with ENIs; that in the kernel is included.
+	// state is the part of the table that changes with ENIs, which addTo leaves out. It includes that of the kernel.
 	state(n *Node, conn *nftables.Conn) (uplinkState, error)
-	// replaced is called after the nftables table was made anew.
+	// replaced is called after the nftables table was replaced.
 	replaced(n *Node) (did []string, err error)
-	// follow adapts to the Config what was set up for pods' addresses before.
+	// follow sets up ENIs again after the Config changed.
 	follow(n *Node) error
 	// none are the Carriers of a Repair that wants none.
 	none() Carriers
-	// clear removes the routes of a node that has other uplinks now, which another
-	// daemon left, and forgets what this Node set up. Rules and filters follow from
-	// those of the others. It is asked of a zero value.
+	// clear removes the routes of a node that has other uplinks now, and forgets what this Node set up. It is called
+	// on a zero value.
 	clear(n *Node) (changed []string, err error)
 }
 
-// Carriers is what the addresses of pods are of, in the kernel: an UplinkList with a
-// VPC, a BlockList with a Routed, nothing with Ports.
+// Carriers is what the addresses of pods come from: an UplinkList with a VPC, a BlockList with a Routed, nothing with
+// Ports.
 type Carriers interface {
 	// restore sets them up.
 	restore(n *Node) (did []string, err error)
-	// tidy removes those that the node has besides.
+	// tidy removes others that the node has.
 	tidy(n *Node, has Inventory) (did []string, err error)
 }
 
-// implementations are all that there are, as zero values.
+// implementations are all kinds, as zero values.
 var implementations = []Uplinks{VPC{}, Routed{}, Ports{}}
 
-// clearOthers removes what the implementations left that are not the chosen one.
-func (n *Node) clearOthers(chosen Uplinks) (changed []string, err error) {
-	for _, u := range implementations {
-		if u.kind() == chosen.kind() {
-			continue
-		}
-		did, err := u.clear(n)
-		changed = append(changed, did...)
-		if err != nil {
-			return changed, err
-		}
-	}
-	return changed, nil
-}
-
-// chosen are the node's uplinks, which must be of a kind to be asked what only that
-// kind can do.
+// chosen returns the node's uplinks, which must be of type U.
 func chosen[U Uplinks](s *established) (u U, err error) {
 	u, ok := s.config.Uplinks.(U)
 	if !ok {
@@ -79,11 +60,38 @@ func chosen[U Uplinks](s *established) (u U, err error) {
 	return u, nil
 }
 
-// families are the address families of the data path. IPv4 is always there: it
-// costs nothing, and a node without it does not exist in EC2.
+// families are the address families of the data path. IPv4 is always one, as every node in EC2 has it.
 func families(u Uplinks) []int {
 	if u.ipv6() {
 		return []int{unix.AF_INET, unix.AF_INET6}
 	}
 	return []int{unix.AF_INET}
 }
+
+// Ports are the uplinks of a node whose pods have VPC ports only. internal/kernel/plug makes their links, and the
+// node's own routing is not involved. So the node does not forward IPv6, which would cost it a default route from
+// router advertisements. State of earlier ENIs or blocks is removed.
+type Ports struct{ noENIs }
+
+func (Ports) kind() string                                        { return "ports" }
+func (Ports) validate() error                                     { return nil }
+func (Ports) ipv6() bool                                          { return false }
+func (Ports) links(*Node, []netlink.Link) ([]netlink.Link, error) { return nil, nil }
+func (Ports) none() Carriers                                      { return noCarriers{} }
+func (Ports) clear(*Node) ([]string, error)                       { return nil, nil }
+
+// noENIs is the part of Uplinks that is about ENIs, for nodes without.
+type noENIs struct{}
+
+func (noENIs) rules(int) []netlink.Rule                         { return nil }
+func (noENIs) owns(netlink.Rule) bool                           { return true }
+func (noENIs) addTo(*ruleset, string)                           {}
+func (noENIs) state(*Node, *nftables.Conn) (uplinkState, error) { return uplinkState{}, nil }
+func (noENIs) replaced(*Node) ([]string, error)                 { return nil, nil }
+func (noENIs) follow(*Node) error                               { return nil }
+
+// noCarriers are the Carriers of Ports.
+type noCarriers struct{}
+
+func (noCarriers) restore(*Node) ([]string, error)         { return nil, nil }
+func (noCarriers) tidy(*Node, Inventory) ([]string, error) { return nil, nil }

@@ -20,25 +20,23 @@ import (
 type VPC struct {
 	// PrimaryMAC finds the primary link.
 	PrimaryMAC net.HardwareAddr
-	// PrimaryIPv4 is the source address of translated IPv4 packets, zero on a node of IPv6 alone. Needed
-	// unless ExternalSNAT is set or LocalCIDRs has no IPv4.
+	// PrimaryIPv4 is the source address of translated IPv4 packets, zero on an IPv6-only node. It is required unless
+	// ExternalSNAT is set or LocalCIDRs has no IPv4.
 	PrimaryIPv4 netip.Addr
-	// PrimaryIPv6, when set, is the source of translated IPv6 packets. Leave it
-	// zero, as is usual, to let pods leave with their own global address.
+	// PrimaryIPv6 is the source of translated IPv6 packets. It is usually zero: packets leave with the pod's own
+	// global address.
 	PrimaryIPv6 netip.Addr
-	// LocalCIDRs are the VPC's, of both families. One of IPv6 turns the IPv6
-	// data path on.
+	// LocalCIDRs are the VPC's CIDRs of both families. An IPv6 CIDR turns the IPv6 data path on.
 	LocalCIDRs []netip.Prefix
-	// ExcludeCIDRs are outside the VPC but see the pod's own address.
+	// ExcludeCIDRs are networks outside the VPC to which packets are not translated.
 	ExcludeCIDRs []netip.Prefix
-	// ExternalSNAT leaves translation to a NAT gateway: nothing is translated
-	// and every packet leaves by the ENI of its source.
+	// ExternalSNAT leaves translation to a NAT gateway: packets are not translated and leave by the ENI of their
+	// source.
 	ExternalSNAT bool
-	// NodeLocal are networks of addresses that pods have beside their own, of a family
-	// that they have no address of, and that mean nothing outside the node. What
-	// comes from one leaves the node with the node's own address, whatever its
-	// destination, ExternalSNAT or not, and only the node opens connections to one. One of
-	// IPv4 needs PrimaryIPv4; one of IPv6 turns the IPv6 data path on.
+	// NodeLocal are networks of additional addresses of pods, of a family that they have no other address of. The
+	// addresses are valid on the node only. Packets from them leave the node with the node's own address, whatever
+	// their destination and ExternalSNAT, and only the node can open connections to them. IPv4 needs PrimaryIPv4;
+	// IPv6 turns the IPv6 data path on.
 	NodeLocal []netip.Prefix
 	// MarkShift moves the eight mark bits left, 0 to 24.
 	MarkShift uint
@@ -99,7 +97,7 @@ func (u VPC) snat(family int) netip.Addr {
 	return u.primary(family)
 }
 
-// primary is the node's own address of a family, as far as it is told.
+// primary is the node's own address of a family; zero if it is not set.
 func (u VPC) primary(family int) netip.Addr {
 	if family == unix.AF_INET6 {
 		return u.PrimaryIPv6
@@ -107,7 +105,7 @@ func (u VPC) primary(family int) netip.Addr {
 	return u.PrimaryIPv4
 }
 
-// direct are the destinations of one family that see a pod's own address.
+// direct are the destinations of one family to which packets are not translated.
 func (u VPC) direct(family int) []netip.Prefix {
 	all := slices.Concat(u.LocalCIDRs, u.ExcludeCIDRs)
 	if family == unix.AF_INET6 {
@@ -135,7 +133,7 @@ func (u VPC) rules(family int) []netlink.Rule {
 
 func (u VPC) owns(r netlink.Rule) bool { return r.Priority != RuleUplink && !isBranchRule(r) }
 
-// isBranchRule tells the rules of branches, which are others' to keep.
+// isBranchRule tells whether a rule is of branches, which package routedvlan owns.
 func isBranchRule(r netlink.Rule) bool {
 	return r.Priority <= RuleLocal || r.Priority == RuleBranchPod || r.Priority == RuleBranchStandard
 }
@@ -156,16 +154,20 @@ func (u VPC) uplinkRules(uplink Uplink) []netlink.Rule {
 	return rules
 }
 
-// state is that of the kernel, which outlives the daemon, and that of the
-// ENIs set up since, in case the table was taken away.
+// state is that of the kernel, which outlives the daemon, and that of the ENIs set up since, in case the table was
+// removed.
 func (u VPC) state(n *Node, conn *nftables.Conn) (s uplinkState, err error) {
-	if s.entries, err = kernelEntries(conn, uplinkMaps()); err != nil {
+	reader, err := newMapReader(conn)
+	if err != nil {
 		return s, err
 	}
-	if s.own, err = kernelEntries(conn, ownMaps()); err != nil {
+	if s.entries, err = reader.entries(uplinkMaps()); err != nil {
 		return s, err
 	}
-	for _, uplink := range n.knownUplinks() {
+	if s.own, err = reader.entries(ownMaps()); err != nil {
+		return s, err
+	}
+	for _, uplink := range n.uplinks.list() {
 		if !uplink.Primary {
 			maps.Copy(s.entries, uplink.entries())
 			maps.Copy(s.own, uplink.own(u))
@@ -174,8 +176,8 @@ func (u VPC) state(n *Node, conn *nftables.Conn) (s uplinkState, err error) {
 	return s, nil
 }
 
-// replaced has connections of pods begin anew that nobody answered, and that have no translation although they need one:
-// they began without the table, or with other settings.
+// replaced forgets unanswered connections of pods that lack their translation, as they began without the table or
+// with other settings.
 func (u VPC) replaced(n *Node) ([]string, error) {
 	if !u.snat(unix.AF_INET).IsValid() && !u.snat(unix.AF_INET6).IsValid() && len(u.NodeLocal) == 0 {
 		return nil, nil
@@ -183,7 +185,7 @@ func (u VPC) replaced(n *Node) ([]string, error) {
 	return n.forgetUnanswered(u.translates)
 }
 
-// translates tells whether what a pod sends from one address to another gets another source.
+// translates tells whether packets of a pod between two addresses get another source.
 func (u VPC) translates(from, to netip.Addr) bool {
 	if slices.ContainsFunc(u.NodeLocal, func(p netip.Prefix) bool { return p.Contains(from) }) {
 		return true
@@ -192,10 +194,10 @@ func (u VPC) translates(from, to netip.Addr) bool {
 	return u.snat(family).IsValid() && !slices.ContainsFunc(u.direct(family), func(p netip.Prefix) bool { return p.Contains(to) })
 }
 
-// follow: the rules and chains of ENIs follow the Config.
+// follow implements Uplinks: rules and chains of ENIs depend on the Config.
 func (u VPC) follow(n *Node) error {
 	var errs []error
-	for _, uplink := range n.knownUplinks() {
+	for _, uplink := range n.uplinks.list() {
 		_, err := n.setUplink(uplink)
 		errs = append(errs, err)
 	}
@@ -205,16 +207,13 @@ func (u VPC) follow(n *Node) error {
 func (u VPC) none() Carriers { return UplinkList(nil) }
 
 func (u VPC) clear(n *Node) ([]string, error) {
-	n.mu.Lock()
-	for id := range n.uplinks {
-		delete(n.sysctls, id)
+	for _, id := range n.uplinks.removeThat(func(Uplink) bool { return true }) {
+		n.sysctls.forgetOwner(id)
 	}
-	clear(n.uplinks)
-	n.mu.Unlock()
-	return n.removeRoutesThat(isUplinkRoute)
+	return n.routing.removeThat(unix.RT_TABLE_UNSPEC, isUplinkRoute)
 }
 
-// isUplinkRoute tells the routes of a secondary ENI's table.
+// isUplinkRoute tells whether a route is in the table of a secondary ENI.
 func isUplinkRoute(r netlink.Route) bool {
 	return r.Table > UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink && !isUnreachable(r)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// addTo adds what chooses the ENI by which a packet leaves, and its source.
+// addTo adds the sets and chains that choose the ENI by which a packet leaves, and its source.
 func (u VPC) addTo(rs *ruleset, primary string) {
 	rs.markShift = u.MarkShift
 	maps := uplinkMaps()
@@ -44,8 +44,8 @@ func (u VPC) classifyChain(primary string) nft.Chain {
 	)
 }
 
-// byNodeChain judges what the node sends: what IPVS passes on for pods, and answers of programs on the node that a node
-// port leads to.
+// byNodeChain marks packets that the node sends: those that IPVS forwards for pods, and answers of programs on the
+// node behind a node port.
 func (u VPC) byNodeChain() nft.Chain {
 	return nft.Base("by_node", nftables.ChainTypeRoute, nftables.ChainHookOutput, atClassify,
 		nft.NewRule("of a pod, by IPVS", nft.Meta(expr.MetaKeyMARK), nft.Mask(nft.Word(u.mark(allMarks))...), nft.Is(nft.Word(u.mark(MarkOutside))...), notFromNode(), nft.GoTo("from_ipvs")),
@@ -53,18 +53,18 @@ func (u VPC) byNodeChain() nft.Chain {
 	)
 }
 
-// toNodeChain marks what pods send to the node itself. IPVS, which kube-proxy may use, has the addresses of Services on the
-// node, replaces them behind this, and sends the packet on by the main table with the mark it has. So the mark must be
-// another one than by_node sets then: only a changed mark has the kernel choose another route. The way by a branch follows
-// from the pod's link, which the packet no longer has then. So by_node leaves those of pods of branches alone, and they go by
-// the primary link, with its address.
+// toNodeChain marks packets of pods to the node itself. IPVS, which kube-proxy may use, has the addresses of Services
+// on the node. It replaces them after this chain, and forwards the packet by the main table with its mark. The mark
+// must differ from the one that by_node sets then, as the kernel reroutes only packets whose mark changes. The route
+// of a branch depends on the pod's link, which the packet has lost by then. So by_node ignores packets of pods of
+// branches, and they leave by the primary link with its address.
 func (u VPC) toNodeChain() nft.Chain {
 	return nft.Base("to_node", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
 		nft.NewRule("may be passed on by IPVS", fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks))),
 		nft.NewRule("of branches, not by them", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), nft.SetMark(u.mark(MarkOutside|MarkPrimary), u.mark(allMarks))))
 }
 
-// fromIPVSChain is from_pod for what IPVS passes on, which no chain at the forward hook sees.
+// fromIPVSChain is from_pod for packets that IPVS forwards, which no chain at the forward hook sees.
 func (u VPC) fromIPVSChain() nft.Chain {
 	ch := nft.Regular("from_ipvs")
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -76,8 +76,8 @@ func (u VPC) fromIPVSChain() nft.Chain {
 	return ch
 }
 
-// isTranslated: a packet in a direction of a connection whose source changes on its way out: of what asks by SNAT, of
-// answers by the reverse of DNAT.
+// isTranslated matches packets in one direction of a connection whose source is translated: by SNAT in the original
+// direction, by the reverse of DNAT in the reply direction.
 func isTranslated(direction byte) nft.Exprs {
 	of := nft.CtSNAT
 	if direction == nft.Reply {
@@ -86,10 +86,10 @@ func isTranslated(direction byte) nft.Exprs {
 	return nft.Join(nft.CtDirection(direction), nft.CtStatus(of))
 }
 
-// fromPodChain decides by which table a pod's packet leaves. Only the first packet of a connection is judged by its
-// destination and the settings. Others go by what connection tracking did with that one: by the link that has the source
-// that they get, which may be another one than settings would say by now, or Berth's table if it was away. What is translated
-// goes by the note in the connection's mark; without one it is judged as the first packet was.
+// fromPodChain chooses the table by which a pod's packet leaves. Destination and settings decide about the first
+// packet of a connection only. Later ones follow connection tracking: they leave by the link that has their
+// translated source, even if the settings changed or Berth's table was missing for a while. Translated connections
+// are routed by the note in their mark, or like a first packet if they have none.
 func (u VPC) fromPodChain() nft.Chain {
 	ch := nft.Regular("from_pod")
 	ch.Rules = append(ch.Rules, nft.NewRule("by the pod's own branch",
@@ -115,7 +115,7 @@ func (u VPC) fromPodChain() nft.Chain {
 	return ch
 }
 
-// byPrimary leads packets to the primary link.
+// byPrimary routes packets by the primary link.
 func (u VPC) byPrimary() nft.Exprs {
 	return nft.Join(nft.SetMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), nft.Accept())
 }
@@ -130,7 +130,7 @@ func (u VPC) byNote() nft.Exprs {
 	return nft.Join(nft.CtMark(u.mark(MarkUplink)), nft.VerdictOf(noteMap()))
 }
 
-// toOwnChain notes the ENI of connections to its own address. It sees them before DNAT, as a node port's.
+// toOwnChain notes the ENI of connections to the ENI's own address, before DNAT, as of node ports.
 func toOwnChain() nft.Chain {
 	ch := nft.Base("to_own", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, beforeDNAT)
 	for _, m := range ownMaps() {
@@ -140,14 +140,14 @@ func toOwnChain() nft.Chain {
 	return ch
 }
 
-// beyondVPC: a destination that does not see a pod's own address.
+// beyondVPC matches destinations to which packets are translated.
 func beyondVPC(family int) nft.Exprs {
 	return nft.Join(nft.Family(family), nft.Destination(family), nft.NotIn(directSet(family)))
 }
 
-// untranslatedChain drops pods' packets that would leave the VPC with the pod's own address, because NAT ignores them. It
-// judges what is forwarded only: the node's own software may have packets to its addresses not tracked, as NodeLocal
-// DNSCache does.
+// untranslatedChain drops packets of pods that would leave the VPC with the pod's own address, because NAT ignores
+// them. It sees only forwarded packets: software on the node, such as NodeLocal DNSCache, may exempt packets to its
+// own addresses from tracking.
 func (u VPC) untranslatedChain() nft.Chain {
 	ch := nft.Base("untranslated", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -177,11 +177,11 @@ func byUplinkChain(maps []uplinkMap) nft.Chain {
 
 func uplinkChainName(number int) string { return fmt.Sprintf("eni_%d", number) }
 
-// noteSuffix ends the names of chains that note an ENI and leave the packet as it is.
+// noteSuffix ends the names of chains that note an ENI and do not mark the packet.
 const noteSuffix = "_note"
 
-// uplinkChains are those of an ENI: one marks a packet for the ENI, and notes the ENI in the mark of a connection that
-// begins; the other does only that.
+// uplinkChains are the chains of an ENI. Both note the ENI in the mark of a new connection; the first also marks the
+// packet for the ENI.
 func uplinkChains(markShift uint, number int) []nft.Chain {
 	mark, mask := uint32(number)<<markShift, uint32(MarkUplink)<<markShift
 	note := nft.NewRule("note of the ENI", nft.CtState(expr.CtStateBitNEW), nft.SetCtMark(mark, mask))
@@ -194,7 +194,7 @@ func uplinkChains(markShift uint, number int) []nft.Chain {
 func (u VPC) snatChain() nft.Chain {
 	ch := nft.Base("snat", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 	for _, p := range u.NodeLocal {
-		// Of IPv6 the node may get its address later than its pods theirs.
+		// The node may get its IPv6 address later than its pods.
 		to := nft.MasqueradeFullyRandom()
 		if own := u.primary(rtnl.FamilyOf(p.Addr())); own.IsValid() {
 			to = nft.SNATTo(own)
@@ -210,8 +210,7 @@ func (u VPC) snatChain() nft.Chain {
 	return ch
 }
 
-// toNodeLocalChain keeps others, other pods and other machines alike, from opening
-// connections to pods' node-local addresses, of which nobody knows what they reach.
+// toNodeLocalChain rejects connections from other pods and machines to pods' node-local addresses.
 func (u VPC) toNodeLocalChain(name string, hook *nftables.ChainHook, of ...nft.Exprs) nft.Chain {
 	ch := nft.Base(name, nftables.ChainTypeFilter, hook, nftables.ChainPriorityFilter)
 	opens := nft.CtState(expr.CtStateBitNEW | expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED)
@@ -221,8 +220,8 @@ func (u VPC) toNodeLocalChain(name string, hook *nftables.ChainHook, of ...nft.E
 	return ch
 }
 
-// fromNodeLocalChain drops what was not translated: what connection tracking does not know, and
-// errors that a pod forges about connections of others.
+// fromNodeLocalChain drops packets that were not translated: untracked ones, and forged ICMP errors about other
+// connections.
 func (u VPC) fromNodeLocalChain() nft.Chain {
 	ch := nft.Base("from_node_local", nftables.ChainTypeFilter, nftables.ChainHookPostrouting, afterSNAT)
 	for _, p := range u.NodeLocal {
@@ -231,7 +230,7 @@ func (u VPC) fromNodeLocalChain() nft.Chain {
 	return ch
 }
 
-// directSet holds the destinations of a family that see a pod's own address.
+// directSet has the destinations of a family to which packets are not translated.
 func directSet(family int) *nftables.Set {
 	s := &nftables.Set{Table: berthTable(), ID: 1, Name: "direct4", KeyType: nftables.TypeIPAddr, Interval: true}
 	if family == unix.AF_INET6 {
@@ -240,9 +239,8 @@ func directSet(family int) *nftables.Set {
 	return s
 }
 
-// uplinkMap is one of the maps from a source address to the chain of its ENI.
-// EC2 hands out addresses and prefixes of one length only, so exact lookups of
-// the address and of the masked address do, at the same cost for any number.
+// uplinkMap is one of the maps from a source address to the chain of its ENI. EC2 assigns prefixes of one length
+// only, so exact lookups of the address and of the masked address suffice, at constant cost.
 type uplinkMap struct {
 	set    *nftables.Set
 	family int

@@ -3,11 +3,16 @@ package datapath
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"net"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -17,39 +22,36 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// EventKind says what a daemon should do about an Event.
+// EventKind tells what an Event is about, and so how to react.
 type EventKind string
 
 const (
-	// LinkAppeared: a link that may be an ENI's or a port's is there, or has a new name or MAC.
+	// LinkAppeared: a link that may be an ENI's or a port's was added, or changed its name or MAC address.
 	LinkAppeared EventKind = "link-appeared"
-	// LinkVanished: such a link is gone, or that of a live pod.
+	// LinkVanished: such a link, or that of a live pod, was removed.
 	LinkVanished EventKind = "link-vanished"
-	// StateLost: something of Berth's was removed, switched off or overruled;
-	// Repair puts it back.
+	// StateLost: something of Berth's was removed, switched off or overruled. Repair restores it.
 	StateLost EventKind = "state-lost"
-	// PortStateLost: likewise something that a port or branch (package plug) has on the node or may depend on,
-	// which Repair leaves to whoever plugged it.
+	// PortStateLost: the same happened to something that a port or branch (package plug) needs on the node. Package
+	// plug restores it, and not Repair.
 	PortStateLost EventKind = "port-state-lost"
-	// AddressChanged: a link of the node has an address more or less (NodeAddresses).
+	// AddressChanged: an address was added to or removed from a link of the node (NodeAddresses).
 	AddressChanged EventKind = "address-changed"
-	// Resync: events were lost; everything must be looked at again.
+	// Resync: events were lost. All state must be compared again.
 	Resync EventKind = "resync"
 )
 
 // Event is one change in the kernel.
 type Event struct {
 	Kind EventKind
-	Link string           // name, of a link event or what a port has by a link
-	MAC  net.HardwareAddr // of a link event
+	Link string           // name, of an event about a link or a port's state on a link
+	MAC  net.HardwareAddr // of an event about a link
 	What string           // for a log
 }
 
-// Watch reports changes until ctx ends, when the channel is closed. It begins
-// with nothing: what is there already is for SetUplink and Repair to find. A
-// reader that is slow loses nothing silently: when the kernel's buffer has
-// overflowed, a Resync tells so. Changes by this Node's own calls may be
-// reported too; a Repair in answer to them finds nothing to do.
+// Watch reports changes until ctx ends, and then closes the channel. It does not report existing state; SetUplink and
+// Repair look at that. If the reader is too slow and the kernel's buffer overflows, a Resync follows. Changes by this
+// Node's own calls may be reported too; Repair then finds nothing to do.
 func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -67,7 +69,7 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 		route.Close()
 		return nil, fmt.Errorf("watch nftables: %w", err)
 	}
-	// Subscribed first: a link that comes while these are listed is reported.
+	// After the subscription, so that no link is missed.
 	links, err := rtnl.Whole(n.slow.LinkList)
 	if err != nil {
 		route.Close()
@@ -95,12 +97,12 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 type watcher struct {
 	node  *Node
 	out   chan Event
-	links map[int]seenLink // by index; of the route reader alone
+	links map[int]seenLink // by index; of the route reader only
 
 	process string        // the name of this process, as the kernel reports it
 	sysctls chan struct{} // has an element when settings may have changed
 
-	pending []Event // of the nftables transaction whose end was not read yet; of the nftables reader alone
+	pending []Event // of the nftables transaction whose end was not read yet; of the nftables reader only
 }
 
 type seenLink struct {
@@ -150,9 +152,8 @@ func (w *watcher) read(ctx context.Context, s *nl.NetlinkSocket, handle func(con
 	}
 }
 
-// drain throws away what waits. The kernel reports a loss once, and goes on
-// dropping without a word until the queue was empty; only then is a Resync
-// followed by every event.
+// drain discards queued messages. The kernel reports a loss once, and drops further messages silently until the queue
+// is empty. Only then does the reader get every event after the Resync.
 func drain(s *nl.NetlinkSocket) {
 	moment, forever := unix.Timeval{Usec: 1000}, unix.Timeval{}
 	if s.SetReceiveTimeout(&moment) != nil {
@@ -186,13 +187,13 @@ func (w *watcher) routeMessage(ctx context.Context, m message) {
 		if w.changesSettings(m.data) {
 			select {
 			case w.sysctls <- struct{}{}:
-			default: // they are about to be read
+			default: // a read is pending already
 			}
 		}
 	}
 }
 
-// tell emits an event that says anything, of lost state unless it is of another kind.
+// tell emits an event unless it is empty. Its default kind is StateLost.
 func (w *watcher) tell(ctx context.Context, e Event) {
 	if e.What == "" {
 		return
@@ -218,9 +219,9 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	event := Event{Link: now.name, MAC: link.Attrs().HardwareAddr}
 	if m.kind == unix.RTM_DELLINK {
 		delete(w.links, index)
-		w.node.forgetSysctls(now.name)
+		w.node.sysctls.forgetLink(now.name)
 		if ours && !isLive {
-			return // a removal of our own
+			return // removed by ReapLinks
 		}
 		event.Kind, event.What = LinkVanished, "link "+now.name+" vanished"
 		w.emit(ctx, event)
@@ -228,7 +229,7 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	}
 	w.links[index] = now
 	if known && before.name != now.name {
-		w.node.forgetSysctls(before.name)
+		w.node.sysctls.forgetLink(before.name)
 	}
 	switch {
 	case !ours && (!known || before.mac != now.mac || before.name != now.name):
@@ -245,24 +246,90 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	}
 }
 
-// isUplink tells the MAC address of an ENI that SetUplink established.
+// isUplink tells whether a MAC address is that of an ENI that SetUplink set up.
 func (w *watcher) isUplink(mac string) bool {
-	return slices.ContainsFunc(w.node.knownUplinks(), func(u Uplink) bool { return string(u.MAC) == mac })
+	return slices.ContainsFunc(w.node.uplinks.list(), func(u Uplink) bool { return string(u.MAC) == mac })
 }
 
-// lost is what a known link lost when it became another, or empty.
+// lost describes what a known link lost by a change, or returns "".
 func (before seenLink) lost(now seenLink, loopback bool) string {
 	switch {
 	case before.up && !now.up:
-		// The kernel drops the routes of a link that goes down without a word.
+		// The kernel removes the routes of a link that goes down without messages.
 		return "link " + now.name + " went down"
 	case before.mac != now.mac:
 		return "link " + now.name + " has MAC address " + net.HardwareAddr([]byte(now.mac)).String()
 	case before.mtu != now.mtu:
 		return fmt.Sprintf("link %s has MTU %d", now.name, now.mtu)
 	case !before.up && now.up && loopback:
-		// Only now can the routes of blocks that it took with it be put back.
+		// Only now can Repair restore the routes of blocks by it.
 		return "link " + now.name + " came up"
 	}
 	return ""
+}
+
+// The kernel reports changes of forwarding and rp_filter (RTM_NEWNETCONF), but not of accept_ra, accept_dad and
+// use_oif_addrs_only. So all settings are also read periodically: a few small files for each ENI.
+
+const sysctlInterval = 5 * time.Second
+
+// sysctlRepeat is the least time between two reports of a wrong setting: it may not be writable, or other software
+// may revert it each time.
+const sysctlRepeat = time.Minute
+
+// Of linux/netconf.h: the aligned length of struct netconfmsg, NETCONFA_IFINDEX and, of a value for all
+// links, NETCONFA_IFINDEX_ALL, which is -1.
+const (
+	netconfHeader  = 4
+	netconfIfIndex = 1
+	netconfAll     = math.MaxUint32
+)
+
+// readSysctls reports settings that changed, until ctx ends.
+func (w *watcher) readSysctls(ctx context.Context) {
+	due := time.NewTicker(sysctlInterval)
+	defer due.Stop()
+	reported := reportedSysctls{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-due.C:
+		case <-w.sysctls:
+		}
+		if s, err := w.node.established(); err == nil {
+			w.tell(ctx, Event{What: strings.Join(reported.due(w.node.sysctls.changed(s.config.Sysctls), time.Now()), ", ")})
+		}
+	}
+}
+
+// reportedSysctls are the times at which wrong settings were last reported.
+type reportedSysctls map[string]time.Time
+
+// due returns the wrong settings to report now, and records them as reported.
+func (t reportedSysctls) due(wrong []string, now time.Time) (list []string) {
+	maps.DeleteFunc(t, func(_ string, at time.Time) bool { return now.Sub(at) >= sysctlRepeat })
+	for _, what := range wrong {
+		if _, reported := t[what]; !reported {
+			t[what] = now
+			list = append(list, what)
+		}
+	}
+	return list
+}
+
+// changesSettings tells whether a message is about settings that Berth may have made: of all links, or of one that is
+// not a pod's. The kernel also reports the settings of a new link.
+func (w *watcher) changesSettings(data []byte) bool {
+	index := attributes(data, netconfHeader)[netconfIfIndex]
+	if len(index) != 4 {
+		return false
+	}
+	switch i := binary.NativeEndian.Uint32(index); i {
+	case netconfAll:
+		return true
+	default:
+		link, known := w.links[int(i)]
+		return known && !strings.HasPrefix(link.name, LinkPrefix)
+	}
 }

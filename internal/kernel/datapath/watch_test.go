@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// watch collects events until a marker link appears: all that came before has
-// then been seen.
+// watch collects events. A marker link shows that all earlier ones were read.
 type watch struct {
 	b      *bed
 	events <-chan Event
@@ -41,7 +40,7 @@ func (w *watch) next() Event {
 	}
 }
 
-// expect reads until an event of a kind says something.
+// expect reads events until one of a kind has a text.
 func (w *watch) expect(kind EventKind, says string) Event {
 	w.b.t.Helper()
 	for {
@@ -51,8 +50,7 @@ func (w *watch) expect(kind EventKind, says string) Event {
 	}
 }
 
-// quiet asserts that do made no event. Links of one socket come in order; the
-// table of nftables is watched by another, and is not asserted.
+// quiet asserts that do caused no event. It does not cover nftables, whose events come by another socket.
 func (w *watch) quiet(do func()) {
 	w.b.t.Helper()
 	do()
@@ -157,7 +155,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// What pods with branches have on the node is watched too, though others put it back.
+// Watch also reports lost state of branches, which package plug restores.
 func TestWatchBranches(t *testing.T) {
 	v := newVPC(t)
 	h := v.host
@@ -207,7 +205,7 @@ func TestWatchBranches(t *testing.T) {
 	}
 }
 
-// The settings of an ENI's link go with the link: another one may have its name.
+// The settings of an ENI's link are forgotten with the link, as another one may get its name.
 func TestWatchForgetsSysctlsOfLinks(t *testing.T) {
 	v := newVPC(t)
 	w := v.watch()
@@ -220,34 +218,34 @@ func TestWatchForgetsSysctlsOfLinks(t *testing.T) {
 		v.setUplink(Uplink{ID: "eni-3", MAC: v.host.link("eth2").Attrs().HardwareAddr, Number: 2,
 			Subnet: prefixes("10.0.0.0/24")[0], Addresses: addrs("10.0.100.1")})
 		v.host.sysctl("net/ipv4/conf/eth2/rp_filter", "1")
-		if wrong := v.node.wrongSysctls(); len(wrong) != 1 {
+		if wrong := v.node.sysctls.changed(""); len(wrong) != 1 {
 			t.Fatalf("wrong settings of eth2: %q, want one", wrong)
 		}
 		v.host.sysctl("net/ipv4/conf/eth2/rp_filter", "2")
 		v.host.run(c.end)
 		w.expect(c.kind, c.says)
 		wire(v.host, "eth2", v.router, "r3")
-		if wrong := v.node.wrongSysctls(); len(wrong) != 0 {
+		if wrong := v.node.sysctls.changed(""); len(wrong) != 0 {
 			t.Errorf("%s: wrong settings of another link of that name: %q", c.end, wrong)
 		}
 		v.host.run("ip link del eth2")
 	}
 }
 
-// A setting that stays wrong is reported once a minute, and another one at once.
+// A setting that stays wrong is reported once a minute, another one at once.
 func TestSysctlNews(t *testing.T) {
-	told, begin := toldSysctls{}, time.Now()
+	reported, begin := reportedSysctls{}, time.Now()
 	for _, c := range []struct {
 		after       time.Duration
 		wrong, want string
 	}{{0, "a", "a"}, {5 * time.Second, "a", ""}, {6 * time.Second, "a b", "b"}, {7 * time.Second, "", ""}, {8 * time.Second, "a b", ""}, {sysctlRepeat, "a b", "a"}, {6*time.Second + sysctlRepeat, "a b", "b"}} {
-		if got := strings.Join(told.news(strings.Fields(c.wrong), begin.Add(c.after)), " "); got != c.want {
+		if got := strings.Join(reported.due(strings.Fields(c.wrong), begin.Add(c.after)), " "); got != c.want {
 			t.Errorf("after %s, of %q: reported %q, want %q", c.after, c.wrong, got, c.want)
 		}
 	}
 }
 
-// A reader that sleeps is told that it missed something.
+// A slow reader gets a Resync.
 func TestWatchSurvivesAnOverflow(t *testing.T) {
 	v := newVPC(t)
 	wire(v.host, "spare", v.router, "rspare")

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Which changes by others concern Berth. A removal of a route that this Node made
-// itself is told by what the Node still has as live.
+// Which changes by other software concern Berth. The removal of a pod's route concerns it only if the Node has the
+// pod as live, and was not its own.
 
-// attributes are those of a route message behind its header; nil if it cannot be read.
+// attributes are those of a message of NETLINK_ROUTE, or nil if it is malformed.
 func attributes(data []byte, header int) map[uint16][]byte {
 	if len(data) < header {
 		return nil
@@ -36,7 +36,7 @@ func attributes(data []byte, header int) map[uint16][]byte {
 	return attrs
 }
 
-// routeOf is a route as a message has it.
+// routeOf is the route of a message.
 type routeOf struct {
 	protocol, kind int
 	table, oif     int
@@ -78,7 +78,7 @@ func (w *watcher) lostRoute(data []byte) (e Event) {
 	if !ok || r.protocol != Protocol {
 		return e
 	}
-	if blocks := w.node.exported.Load(); blocks != nil && (*blocks)[r.dst] && (r.table != PodTable || r.kind == unix.RTN_UNREACHABLE) {
+	if w.node.blocks.has(r.dst) && (r.table != PodTable || r.kind == unix.RTN_UNREACHABLE) {
 		return Event{What: fmt.Sprintf("the route of block %s in table %d was removed", r.dst, r.table)}
 	}
 	if r.table == PodTable {
@@ -97,14 +97,14 @@ func (w *watcher) lostRoute(data []byte) (e Event) {
 	return e
 }
 
-// overruled describes a route of somebody else's that takes the place of one of Berth's, or
-// by which a routed node's packets leave from now on.
+// overruled describes a route of other software that replaces one of Berth's, or a new default route of a routed
+// node.
 func (w *watcher) overruled(data []byte) (e Event) {
 	if len(data) < unix.SizeofRtMsg {
 		return e
 	}
 	if h := nl.DeserializeRtMsg(data); h.Protocol == Protocol || h.Table == unix.RT_TABLE_MAIN && h.Dst_len != 0 {
-		return e // a routing daemon may have very many of these
+		return e // a routing daemon may have many of these
 	}
 	r, ok := readRoute(data)
 	if !ok {
@@ -134,9 +134,9 @@ func (w *watcher) isRouted() bool {
 	return is
 }
 
-// isUplinkTable tells the tables of the secondary ENIs that there are.
+// isUplinkTable tells whether a table is of a secondary ENI that is set up.
 func (w *watcher) isUplinkTable(table int) bool {
-	return slices.ContainsFunc(w.node.knownUplinks(), func(e Uplink) bool { return !e.Primary && e.table() == table })
+	return slices.ContainsFunc(w.node.uplinks.list(), func(e Uplink) bool { return !e.Primary && e.table() == table })
 }
 
 // lostRule describes a removed rule of Berth's.
@@ -156,8 +156,8 @@ func lostRule(data []byte) (e Event) {
 	return e
 }
 
-// rulesBeforeBranches describes a new rule with priority 0, which packets of strict branches
-// would meet first.
+// rulesBeforeBranches describes a new rule with priority 0, which the kernel would apply before those of strict
+// branches.
 func rulesBeforeBranches(data []byte) Event {
 	if attrs := attributes(data, unix.SizeofRtMsg); attrs == nil || attrs[nl.FRA_PRIORITY] != nil {
 		return Event{}
@@ -165,9 +165,8 @@ func rulesBeforeBranches(data []byte) Event {
 	return Event{Kind: PortStateLost, What: "a policy rule with priority 0 was added"}
 }
 
-// lostNeighbour describes a pod that the node has no permanent neighbour entry of any more, or
-// one with another MAC address. Berth makes no entries of link-local and multicast addresses: the kernel does, from
-// pods' solicitations for instance.
+// lostNeighbour describes a pod whose permanent neighbour entry on the node was removed or changed. It ignores
+// link-local and multicast addresses, for which the kernel and not Berth adds entries.
 func (w *watcher) lostNeighbour(m message) (e Event) {
 	if len(m.data) < unix.SizeofNdMsg {
 		return e
@@ -176,7 +175,7 @@ func (w *watcher) lostNeighbour(m message) (e Event) {
 	state := binary.NativeEndian.Uint16(m.data[8:])
 	link := w.links[index].name
 	if !strings.HasPrefix(link, LinkPrefix) {
-		return e // before the rest of the message is read: the node may have very many neighbours
+		return e // before parsing the rest: the node may have many neighbours
 	}
 	attrs := attributes(m.data, unix.SizeofNdMsg)
 	addr, ok := netip.AddrFromSlice(attrs[unix.NDA_DST])
@@ -197,8 +196,8 @@ func (w *watcher) lostNeighbour(m message) (e Event) {
 	return e
 }
 
-// strayAddress describes a change of the node's addresses, and first one of a secondary ENI's that
-// Berth did not ask for: the link lost its own, or was given one that pods may have.
+// strayAddress describes a change of the node's addresses. It prefers to report that the link of a secondary ENI lost
+// its own address or got one that is for pods.
 func (w *watcher) strayAddress(m message) (e Event) {
 	attrs := attributes(m.data, unix.SizeofIfAddrmsg)
 	addr, ok := netip.AddrFromSlice(attrs[unix.IFA_LOCAL])
@@ -212,7 +211,7 @@ func (w *watcher) strayAddress(m message) (e Event) {
 		e = Event{Kind: AddressChanged, What: "the addresses of the node changed by " + addr.String()}
 	}
 	mac := w.links[int(nl.DeserializeIfAddrmsg(m.data).Index)].mac
-	for _, u := range w.node.knownUplinks() {
+	for _, u := range w.node.uplinks.list() {
 		switch {
 		case u.Primary || string(u.MAC) != mac:
 		case m.kind == unix.RTM_DELADDR && (addr == u.linkAddress() || addr == u.linkAddress6() || addr.IsLinkLocalUnicast() && addr.Is6() && u.hasIPv6()):
@@ -224,16 +223,15 @@ func (w *watcher) strayAddress(m message) (e Event) {
 	return e
 }
 
-// processName is the name that the kernel reports with a transaction of this process, or empty.
+// processName is the name by which the kernel reports transactions of this process, or "".
 func processName() string {
 	name, _ := os.ReadFile("/proc/self/comm")
 	return strings.TrimSpace(string(name))
 }
 
-// nftMessage reports removals from Berth's tables, and additions to the table of the data path too:
-// other software adds nothing there, and Repair removes what it adds. In all of these messages the table's name is
-// attribute 1. The kernel names the process behind the changes only at the end of their transaction, so
-// they wait for that: changes by this process are not reported, such as each new address of an ENI.
+// nftMessage reports removals from Berth's tables, and additions by other software to the table of the data path,
+// which Repair removes. In all of these messages the table's name is attribute 1. The kernel names the process only
+// at the end of a transaction, so events are held until then, and dropped if the process is this one.
 func (w *watcher) nftMessage(ctx context.Context, m message) {
 	if m.kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.data) < 4 {
 		return
@@ -272,14 +270,14 @@ func (w *watcher) nftMessage(ctx context.Context, m message) {
 	}
 }
 
-// hold keeps an event until its transaction ends, once however many objects it concerns.
+// hold keeps an event, once, until its transaction ends.
 func (w *watcher) hold(e Event) {
 	if !slices.ContainsFunc(w.pending, func(p Event) bool { return p.Kind == e.Kind && p.What == e.What }) {
 		w.pending = append(w.pending, e)
 	}
 }
 
-// endTransaction reports what a transaction changed, unless it was one of this process.
+// endTransaction reports what a transaction of another process changed.
 func (w *watcher) endTransaction(ctx context.Context, attrs []nlattr.Attribute) {
 	changes := w.pending
 	w.pending = nil

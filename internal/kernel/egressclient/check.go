@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Check tells how the pod's namespace at a path differs from s, in words; nil if it does not. Errors:
+// Check returns an error that names all differences between the pod's namespace at a path and s, or nil. Errors:
 // ErrNoFoU; ErrNoNetns; rtnl.ErrNotNetns; those of Validate.
 func Check(ctx context.Context, netnsPath string, s Setup) error {
 	found, err := check(ctx, netnsPath, s)
@@ -60,7 +60,7 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 	var found []string
 	note := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	for _, t := range p.tunnels {
-		list, err := tunnel.Check(k.nl, t)
+		list, err := tunnel.Check(k.at.NL, t)
 		if err != nil {
 			return nil, err
 		}
@@ -74,8 +74,31 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 			note("%s lacks the pod's address", l.Attrs().Name)
 		}
 	}
-	found = append(found, was.routesDiffer(p.routes)...)
-	found = append(found, was.rulesDiffer(p.rules)...)
+	devices := map[int]int{}
+	for family, l := range was.links {
+		devices[family] = l.Attrs().Index
+	}
+	routes := k.routeKind().Compare(p.desired(devices), was.routes)
+	rules := k.ruleKind().Compare(p.rules, was.rules)
+	for _, r := range routes.Missing {
+		note("the pod lacks the %s", r)
+	}
+	for _, r := range routes.Changed {
+		if r.Observed.route != r.Desired.route {
+			note("the pod has the %s, not the %s", r.Observed, r.Desired)
+		} else {
+			note("the %s leads by another link than %s", r.Desired, tunnel.LinkOf(r.Desired.family()))
+		}
+	}
+	for _, r := range routes.Extra {
+		note("the pod has the %s, which no Egress of it asks for", r)
+	}
+	for _, r := range rules.Missing {
+		note("the pod lacks the %s", r)
+	}
+	for _, r := range rules.Extra {
+		note("the pod has the %s, which no Egress of it asks for", r)
+	}
 	switch was.filter {
 	case f.summary():
 	case "":
@@ -84,46 +107,4 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 		note("nftables table %s is not as it should be", tunnel.Table)
 	}
 	return found, nil
-}
-
-func (s state) routesDiffer(wanted []route) []string {
-	var found []string
-	note := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
-	keep := map[place]bool{}
-	for _, r := range wanted {
-		keep[r.place] = true
-		h, ok := s.routes[r.place]
-		switch l := s.links[r.family()]; {
-		case !ok:
-			note("the pod lacks the %s", r)
-		case h.route != r:
-			note("the pod has the %s, not the %s", h, r)
-		case r.via.IsValid() && (l == nil || h.link != l.Attrs().Index):
-			note("the %s leads by another link than %s", r, linkOf(r.family()))
-		}
-	}
-	for at, h := range s.routes {
-		if !keep[at] {
-			note("the pod has the %s, which no Egress of it asks for", h)
-		}
-	}
-	return found
-}
-
-func (s state) rulesDiffer(wanted []rule) []string {
-	var found []string
-	note := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
-	keep := map[rule]bool{}
-	for _, r := range wanted {
-		keep[r] = true
-		if !s.rules[r] {
-			note("the pod lacks the %s", r)
-		}
-	}
-	for r := range s.rules {
-		if !keep[r] {
-			note("the pod has the %s, which no Egress of it asks for", r)
-		}
-	}
-	return found
 }

@@ -8,11 +8,12 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/kernel/tunnel"
+	"github.com/berthnet/berth/lab/network/ns"
 )
 
 var networks = []string{"tcp", "udp"}
 
-// What goes to a destination is seen to come from the gateway, all else from the pod.
+// Packets to a destination have the gateway's address, all others the pod's.
 func TestPackets(t *testing.T) {
 	w := newWorld(t)
 	before := w.dump()
@@ -39,8 +40,8 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// Connections spread over the gateways, those of one client to one destination too, and each stays
-// with its own while that one ends and others come and go.
+// Connections spread over the gateways, also those of one client to one destination. Each keeps its gateway while
+// that one terminates and others are added and removed.
 func TestSpreadAndPinning(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1), gateway(2)))
@@ -98,7 +99,7 @@ func TestSpreadAndPinning(t *testing.T) {
 	}
 }
 
-// Without a gateway a destination is unreachable at once, and never reached another way.
+// Without a gateway a destination is unreachable at once, and never reached by another route.
 func TestNoGateway(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1)))
@@ -119,4 +120,33 @@ func TestNoGateway(t *testing.T) {
 		w.from(network, outside4, gateway4(2))
 		w.from(network, outside6, gateway6(2))
 	}
+}
+
+// BenchmarkApply sets up an Egress with two gateways for both families, applies it again, changes a gateway, checks,
+// and removes everything.
+func BenchmarkApply(b *testing.B) {
+	w := newWorld(b)
+	with, other := setup(gateway(1), gateway(2)), setup(gateway(1), gateway(3))
+	run := func(name string, before, timed func()) {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				before()
+				b.StartTimer()
+				timed()
+			}
+		})
+	}
+	to := func(s Setup) func() {
+		return func() {
+			_, err := w.steps(s, nil)
+			w.must(err)
+		}
+	}
+	run("new", to(Setup{}), to(with))
+	run("nothing to do", to(with), to(with))
+	run("one gateway other", to(with), to(other))
+	run("check", to(with), func() { w.must(Check(b.Context(), ns.Path(clientNS), with)) })
+	run("taken away", to(with), to(Setup{}))
+	run("a namespace with a link, for comparison", func() {}, w.client)
 }

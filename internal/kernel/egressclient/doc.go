@@ -1,6 +1,6 @@
-// Package egressclient sets up, in a pod's network namespace, what sends the packets to the
-// destinations of the pod's Egresses through Foo-over-UDP tunnels to their gateways, and
-// everything else its usual way (the design of Coil v2, "On-demand NAT for egress traffics").
+// Package egressclient sets up a pod's network namespace so that packets to the destinations of the pod's Egresses go
+// through Foo-over-UDP tunnels to their gateways, and all others take their usual route (the design of Coil v2,
+// "On-demand NAT for egress traffics").
 //
 //   - A tunnel device of each family (internal/kernel/tunnel) leads to all gateways.
 //   - Table 117 has the destinations, table 118 default routes, which yield to the routes of
@@ -14,12 +14,10 @@
 //   - Tunnels carry what gateways sent only, and of that only what belongs to connections that
 //     went out: a tunnel is no way around NetworkPolicies.
 //
-// Everything follows from a Setup by pure functions (plan.go, filter.go); the rest compares
-// with the kernel and writes what differs, in an order in which no packet takes another way.
-// It works with what has routing protocol 190 (rtnl.Protocol) and the nftables table
-// egress.Table; what others made in the namespace stays as it is.
+// Pure functions compute the desired state from a Setup (plan.go, filter.go). The rest compares it with the kernel
+// and writes what differs, in an order in which no packet to a destination bypasses the gateways. Only routes and
+// rules with routing protocol 190 (rtnl.Protocol) and the nftables table tunnel.Table are changed.
 //
-// A limit: a path beyond the gateway with a smaller MTU than the tunnel's is noted by the
-// kernel (RFC 1191, RFC 8201) at the route to the first gateway. TCP heeds it in any case, as
-// do all connections when one gateway was chosen; UDP over IPv6 by another gateway does not.
+// A limitation: the kernel records the MTU of a path beyond the gateway (RFC 1191, RFC 8201) at the route to the
+// first gateway. TCP uses it with every gateway, and UDP over IPv6 with the first one only.
 package egressclient

@@ -19,7 +19,7 @@ import (
 // filter is the desired content of Berth's nftables table in a pod.
 type filter struct{ nft.Table }
 
-// newFilter writes the table.
+// newFilter builds the table.
 //
 //	raw, sent   what tunnels receive and send is not tracked: its connections are those inside
 //	received    FoU is taken from the gateways only
@@ -59,25 +59,18 @@ func (s Setup) eachFamily(rules func(family int) []nft.Rule) []nft.Rule {
 	return list
 }
 
-func familyDigit(family int) string {
-	if family == unix.AF_INET6 {
-		return "6"
-	}
-	return "4"
-}
-
 // Names of sets, by family.
-func senders(family int) string   { return "gateways" + familyDigit(family) }
-func members(family int) string   { return "members" + familyDigit(family) }
-func choices(family int) string   { return "choices" + familyDigit(family) }
-func atHome(family int) string    { return "home" + familyDigit(family) }
-func answering(family int) string { return "answering" + familyDigit(family) }
+func senders(family int) string   { return fmt.Sprint("gateways", tunnel.Digit(family)) }
+func members(family int) string   { return fmt.Sprint("members", tunnel.Digit(family)) }
+func choices(family int) string   { return fmt.Sprint("choices", tunnel.Digit(family)) }
+func atHome(family int) string    { return fmt.Sprint("home", tunnel.Digit(family)) }
+func answering(family int) string { return fmt.Sprint("answering", tunnel.Digit(family)) }
 
 const pins = "pins"
 
 func gatewayChain(id int) string { return fmt.Sprintf("gateway-%d", id) }
 
-// refuse is a chain, and no Egress's.
+// refuse is a chain that all Egresses share.
 const refuse = "refuse"
 
 func (f *filter) addSet(name string, key nftables.SetDatatype, addrs ...[]byte) {
@@ -93,7 +86,7 @@ func sortedUnique(list [][]byte) [][]byte {
 	return slices.CompactFunc(list, slices.Equal)
 }
 
-// addMap adds a verdict map, which leads to chains.
+// addMap adds a verdict map to chains.
 func (f *filter) addMap(name string, key nftables.SetDatatype, to []leap) {
 	s := nft.Set{Set: &nftables.Set{Name: name, KeyType: key, DataType: nftables.TypeVerdict, IsMap: true}}
 	if key == nftables.TypeMark {
@@ -112,23 +105,22 @@ type leap struct {
 	chain string
 }
 
-// addSenders notes all from whom FoU of a family is taken.
+// addSenders adds the set of addresses from which FoU of a family is accepted.
 func (f *filter) addSenders(s Setup, family int) {
 	var list []netip.Addr
 	for _, e := range s.Egresses {
-		list = append(list, of(e.Service, family))
+		list = append(list, tunnel.AddrOf(e.Service, family))
 		for _, g := range e.Gateways {
-			list = append(list, of(g.Addrs, family))
+			list = append(list, tunnel.AddrOf(g.Addrs, family))
 		}
 	}
 	f.addSet(senders(family), nft.AddressType(family), keys(list...)...)
 }
 
-// notFromGateway, with the port behind it, is the comment by which an Apply knows the port of the
-// one before.
+// notFromGateway, followed by the port, is the comment from which Apply reads the port of an earlier one.
 const notFromGateway = "not from a gateway: UDP port "
 
-// portIn is the port in the summary of a filter, 0 if it has none.
+// portIn is the FoU port in the summary of a filter; 0: it has none.
 func portIn(summary string) uint16 {
 	_, rest, _ := strings.Cut(summary, notFromGateway)
 	number, _, _ := strings.Cut(rest, " ")
@@ -136,8 +128,8 @@ func portIn(summary string) uint16 {
 	return uint16(port)
 }
 
-// addReceived guards what comes in. A tunnel's device also takes packets that come without UDP
-// around them, which no gateway sends.
+// addReceived adds the chain for incoming packets. It drops tunnel packets without UDP, which a tunnel's device would
+// accept and no gateway sends.
 func (f *filter) addReceived(s Setup) {
 	received := nft.Base("received", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
 		nft.NewRule("no tunnel's packet", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
@@ -155,7 +147,7 @@ func (f *filter) addReceived(s Setup) {
 	f.add(received)
 }
 
-// addChoice says which connection goes by which gateway.
+// addChoice adds the chains that choose a gateway for each connection.
 func (f *filter) addChoice(s Setup, l loosened) {
 	output := nft.Base("output", nftables.ChainTypeRoute, nftables.ChainHookOutput, nftables.ChainPriorityMangle,
 		nft.NewRule("not by a tunnel", notByTunnel(), nft.Accept()))
@@ -184,7 +176,7 @@ func (f *filter) addChoice(s Setup, l loosened) {
 			}
 			for _, g := range e.nextHops(family) {
 				ids[g.ID] = true
-				a := of(g.Addrs, family)
+				a := tunnel.AddrOf(g.Addrs, family)
 				member = append(member, leap{a.AsSlice(), gatewayChain(g.ID)})
 				choice = append(choice, leap{a.AsSlice(), to.Name})
 				if a == base {
@@ -220,22 +212,22 @@ func (f *filter) addChoice(s Setup, l loosened) {
 	f.add(refuseChain())
 }
 
-// chooser gives a new connection one of the gateways of an Egress.
+// chooser chooses one of an Egress's gateways for a new connection.
 func (e Egress) chooser(number, family int) nft.Chain {
 	list := e.chosen(family)
 	if len(list) == 0 {
 		return nft.Regular(refuse)
 	}
-	c := nft.Regular(fmt.Sprintf("choose-%d-%s", number, familyDigit(family)))
+	c := nft.Regular(fmt.Sprintf("choose-%d-%d", number, tunnel.Digit(family)))
 	for i, g := range list[1:] {
-		// Each of those that are left with the same chance.
+		// With equal probability among the remaining ones.
 		c.Rules = append(c.Rules, nft.NewRule(e.Name, nft.OneOf(uint32(len(list)-i)), nft.GoTo(gatewayChain(g.ID))))
 	}
 	c.Rules = append(c.Rules, nft.NewRule(e.Name, nft.GoTo(gatewayChain(list[0].ID))))
 	return c
 }
 
-// addPins has a chain of each gateway that notes it, and the way to it from a connection's mark.
+// addPins adds a chain for each gateway that sets its mark, and the map from a connection's mark to this chain.
 func (f *filter) addPins(ids map[int]bool) {
 	var to []leap
 	for id := range maxGateway + 1 {
@@ -256,13 +248,40 @@ func tunnelled() nft.Chain {
 		nft.NewRule("what the pod passes on keeps its gateway", nft.CtDirection(nft.Original), nft.CtMark(markGateway), leadTo(pins)))
 }
 
-// refuseChain answers at once, as a route that is unreachable does: TCP would take an ICMP
-// message that comes while it still sends for one that may pass.
+// refuseChain rejects connections at once, as an unreachable route does. It resets TCP connections, which treat an
+// ICMP error as temporary.
 func refuseChain() nft.Chain {
 	return nft.Regular(refuse,
 		nft.NewRule("no gateway takes new connections", nft.Protocol(unix.IPPROTO_TCP), nft.Reset()),
 		nft.NewRule("no gateway takes new connections", nft.Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE)))
 }
 
-// marked is the comment by which a rule is known.
+// marked is the comment of a rule in the kernel.
 func (f filter) marked(r nft.Rule) string { return r.Comment + " #" + f.Tag }
+
+// in: @name, for what was loaded.
+func in(name string) nft.Exprs { return nft.In(&nftables.Set{Name: name}) }
+
+// leadTo: vmap @name, for what was loaded.
+func leadTo(name string) nft.Exprs { return nft.VerdictOf(&nftables.Set{Name: name}) }
+
+// notByTunnel: oifname != "berth-egress*".
+func notByTunnel() nft.Exprs {
+	return nft.Join(nft.Meta(expr.MetaKeyOIFNAME), nft.IsNot([]byte(linkPrefix)...))
+}
+
+// fromTunnel: iifname "berth-egress*".
+func fromTunnel() nft.Exprs {
+	return nft.Join(nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(linkPrefix)...))
+}
+
+// keys encodes addresses as keys of a set.
+func keys(addrs ...netip.Addr) [][]byte {
+	var list [][]byte
+	for _, a := range addrs {
+		if a.IsValid() {
+			list = append(list, a.AsSlice())
+		}
+	}
+	return list
+}

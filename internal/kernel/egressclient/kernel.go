@@ -7,53 +7,35 @@ import (
 	"sync/atomic"
 
 	"github.com/google/nftables"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 
-	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 // kernel is a pod's network namespace.
 type kernel struct {
-	path string
-	ns   netns.NsHandle
-	nl   *netlink.Handle
-	nft  *nftables.Conn
-	raw  *nl.SocketHandle // of NETLINK_ROUTE, for what the library has no call for; opened when needed
-	// before is called before each change, with what is about to be done; an error of it is one
-	// of the change. Tests fail at each.
+	at  *tunnel.Namespace
+	nft *nftables.Conn
+	// before is called before each change with its description. If it returns an error, the change fails with it.
+	// Tests inject failures.
 	before func(what string) error
 }
 
 func open(path string) (*kernel, error) {
-	ns, err := rtnl.OpenNetns(path)
+	at, err := tunnel.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	k := &kernel{path: path, ns: ns, before: func(string) error { return nil }}
-	if k.nl, err = tunnel.Handle(ns); err == nil {
-		k.nft, err = nftables.New(nftables.WithNetNSFd(int(ns)), nftables.AsLasting())
-	}
+	conn, err := at.NFTables(nftables.AsLasting())
 	if err != nil {
-		k.close()
-		return nil, fmt.Errorf("open netlink in %s: %w", path, err)
+		at.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return k, nil
+	return &kernel{at: at, nft: conn, before: func(string) error { return nil }}, nil
 }
 
 func (k *kernel) close() {
-	if k.nft != nil {
-		_ = k.nft.CloseLasting()
-	}
-	if k.nl != nil {
-		k.nl.Close()
-	}
-	if k.raw != nil {
-		k.raw.Close()
-	}
-	_ = k.ns.Close()
+	_ = k.nft.CloseLasting()
+	k.at.Close()
 }
 
 // do makes one change.
@@ -68,16 +50,15 @@ func (k *kernel) do(what string, change func() error) error {
 	return nil
 }
 
-// Supported tells whether the kernel receives Foo over UDP. Errors: ErrNoFoU.
+// Supported returns ErrNoFoU if the kernel cannot receive Foo over UDP.
 func Supported() error { return tunnel.Supported() }
 
-// supported remembers that the kernel does.
+// supported caches a positive result of Supported.
 var supported atomic.Bool
 
-// Apply makes the pod's namespace at a path as s says, writes only what differs, and removes what
-// of Berth's egress is there besides: with a Setup without Egresses, all. What an earlier Apply
-// left half done is completed. What need not change stays as it is all the while, with the
-// connections that use it. Errors: ErrNoFoU, and then nothing is left where nothing was before;
+// Apply makes the pod's namespace at a path as s says. It writes only what differs, completes what an earlier Apply
+// left unfinished, and removes what else there is of Berth's egress: everything, if s has no Egresses. Connections
+// continue unless their gateway changes. Errors: ErrNoFoU, and then a namespace without egress is unchanged;
 // ErrNoNetns; rtnl.ErrNotNetns; those of Validate.
 func Apply(ctx context.Context, netnsPath string, s Setup) error {
 	return apply(ctx, netnsPath, s, nil)
@@ -107,9 +88,9 @@ func apply(ctx context.Context, netnsPath string, s Setup, before func(string) e
 	return nil
 }
 
-// apply orders what is done so that no packet to a destination goes another way meanwhile, and
-// that nftables sends nothing to a gateway's table that is not there yet, or not there any more.
-// The table of nftables is made first and removed last: it tells that there is anything.
+// apply orders changes so that no packet to a destination bypasses the gateways, and that nftables never selects the
+// routing table of a gateway that does not exist. The nftables table is made first and removed last: it shows that
+// there is anything to remove.
 func (k *kernel) apply(ctx context.Context, s Setup) error {
 	was, err := k.look()
 	if err != nil {
@@ -150,10 +131,10 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 		return err
 	}
 	steps := []func() error{
-		func() error { return k.addRoutes(was, p, devices, ofGateways) },
+		func() error { return k.setRoutes(was, p, devices, true) },
 		func() error { return k.addRules(was, p) },
-		func() error { return k.addRoutes(was, p, devices, ofDestinations) },
-		func() error { return k.takeBack(was.loosened, loose) },
+		func() error { return k.setRoutes(was, p, devices, false) },
+		func() error { return k.revert(was.loosened, loose) },
 		func() error {
 			if was.fresh() || was.filter == want.summary() {
 				return nil
@@ -161,8 +142,8 @@ func (k *kernel) apply(ctx context.Context, s Setup) error {
 			return k.setFilter(want)
 		},
 		func() error { return k.setLoose(loose) },
-		func() error { return k.removeRules(was, p.rules) },
-		func() error { return k.removeRoutes(was, p.routes) },
+		func() error { return k.removeRules(was, p) },
+		func() error { return k.removeRoutes(was, p) },
 		func() error { return k.removeTunnels(was, p) },
 		func() error { return k.removePort(was, p) },
 	}

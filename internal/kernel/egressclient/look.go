@@ -10,49 +10,47 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// state is what of Berth's egress is in a namespace.
+// state is the observed state of Berth's egress in a namespace.
 type state struct {
 	filter string // as summary has it
 	port   uint16 // of FoU, as the filter has it; 0: unknown
 	links  map[int]netlink.Link
-	routes map[place]held
-	rules  map[rule]bool
-	// numbered and loose tell of the device of IPv4 that it has its tunnel's address, and that its
-	// reverse path filtering is loose.
+	routes []linkedRoute
+	rules  []rtnl.Rule
+	// numbered and loose tell whether the IPv4 device has its tunnel's address, and loose reverse path filtering.
 	numbered, loose bool
 	loosened        loosened
 }
 
-// held is a route of the kernel's with the link that it leads to.
-type held struct {
+// linkedRoute is a route and the index of the link that it leads to.
+type linkedRoute struct {
 	route
 	link int
 }
 
-var bothFamilies = []int{unix.AF_INET, unix.AF_INET6}
-
-// fresh tells that there is nothing.
+// fresh tells that there is nothing of Berth's egress.
 func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
 
-// look reads what is there. Where there is neither the table of nftables, which is made first and
-// removed last, nor a device, it looks no further.
+// look reads the observed state. If there is neither the nftables table, which is made first and removed last, nor a
+// device, it reads no more.
 func (k *kernel) look() (state, error) {
-	s := state{links: map[int]netlink.Link{}, routes: map[place]held{}, rules: map[rule]bool{}}
+	s := state{links: map[int]netlink.Link{}}
 	var err error
 	if s.filter, err = k.filterSummary(); err != nil {
 		return s, err
 	}
 	s.port, s.loosened = portIn(s.filter), loosenedIn(s.filter)
-	for _, f := range bothFamilies {
-		l, err := k.nl.LinkByName(linkOf(f))
+	for _, f := range tunnel.Families {
+		l, err := k.at.NL.LinkByName(tunnel.LinkOf(f))
 		switch {
 		case err == nil:
 			s.links[f] = l
 			s.port = cmp.Or(s.port, portOf(l))
 		case !rtnl.IsNoLink(err):
-			return s, fmt.Errorf("look for link %s: %w", linkOf(f), err)
+			return s, fmt.Errorf("look for link %s: %w", tunnel.LinkOf(f), err)
 		}
 	}
 	if s.fresh() {
@@ -61,11 +59,11 @@ func (k *kernel) look() (state, error) {
 	if err := k.lookSource(&s); err != nil {
 		return s, err
 	}
-	for _, f := range bothFamilies {
-		if err := k.lookRoutes(f, s.routes); err != nil {
+	for _, f := range tunnel.Families {
+		if err := k.lookRoutes(f, &s); err != nil {
 			return s, err
 		}
-		if err := k.lookRules(f, s.rules); err != nil {
+		if err := k.lookRules(f, &s); err != nil {
 			return s, err
 		}
 	}
@@ -77,12 +75,12 @@ func (k *kernel) lookSource(s *state) error {
 	if !ok {
 		return nil
 	}
-	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.nl.AddrList(l, unix.AF_INET) })
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.at.NL.AddrList(l, unix.AF_INET) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", l.Name, err)
 	}
-	s.numbered = slices.ContainsFunc(list, func(a netlink.Addr) bool { return a.IPNet != nil && addressOf(a.IP) == addressOf(l.Local) })
-	v, err := k.pathFilter(l.Index)
+	s.numbered = slices.ContainsFunc(list, func(a netlink.Addr) bool { return a.IPNet != nil && rtnl.AddrOf(a.IP) == rtnl.AddrOf(l.Local) })
+	v, err := k.at.GetIPv4Setting(l.Index, tunnel.RPFilter)
 	s.loose = v == looseFilter
 	return err
 }
@@ -102,10 +100,10 @@ func isOurTable(t int) bool {
 	return t == tableDestinations || t == tableDefault || t > tableGateways && t <= tableGateways+maxGateway
 }
 
-func (k *kernel) lookRoutes(family int, into map[place]held) error {
+func (k *kernel) lookRoutes(family int, s *state) error {
 	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
 	list, err := rtnl.Whole(func() ([]netlink.Route, error) {
-		return k.nl.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		return k.at.NL.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 	})
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
@@ -114,34 +112,34 @@ func (k *kernel) lookRoutes(family int, into map[place]held) error {
 		if !isOurTable(r.Table) {
 			continue
 		}
-		h := held{link: r.LinkIndex}
+		h := linkedRoute{link: r.LinkIndex}
 		h.table, h.metric, h.dst = r.Table, r.Priority, rtnl.RouteDst(r)
 		if r.Type == unix.RTN_UNICAST {
-			h.via, h.src = addressOf(r.Gw), addressOf(r.Src)
+			h.via, h.src = rtnl.AddrOf(r.Gw), rtnl.AddrOf(r.Src)
 		}
-		into[h.place] = h
+		s.routes = append(s.routes, h)
 	}
 	return nil
 }
 
-func (k *kernel) lookRules(family int, into map[rule]bool) error {
-	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(family) })
+func (k *kernel) lookRules(family int, s *state) error {
+	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.at.NL.RuleList(family) })
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
 	for _, r := range list {
 		if r.Protocol == rtnl.Protocol && r.Priority >= priorityOthers && r.Priority <= priorityEnd && r.Priority != rtnl.LaterMetric {
-			into[ruleOf(family, r)] = true
+			s.rules = append(s.rules, rtnl.RuleOf(r))
 		}
 	}
 	return nil
 }
 
-// links is the pod's own link, and the names of those that have addresses of Others.
+// links returns the pod's own link, and the names of the links with addresses of Others.
 func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 	own.mtu = s.MTU
 	if s.MTU == 0 || s.answersOwnWay() {
-		l, err := k.nl.LinkByName(s.Link)
+		l, err := k.at.NL.LinkByName(s.Link)
 		if err != nil {
 			return own, nil, fmt.Errorf("look at link %s: %w", s.Link, err)
 		}
@@ -153,16 +151,16 @@ func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 	if len(s.Others) == 0 {
 		return own, nil, nil
 	}
-	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.nl.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.at.NL.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return own, nil, fmt.Errorf("list addresses: %w", err)
 	}
 	names := map[string]bool{}
 	for _, a := range list {
-		if a.IPNet == nil || !slices.Contains(s.Others, addressOf(a.IP)) {
+		if a.IPNet == nil || !slices.Contains(s.Others, rtnl.AddrOf(a.IP)) {
 			continue
 		}
-		l, err := k.nl.LinkByIndex(a.LinkIndex)
+		l, err := k.at.NL.LinkByIndex(a.LinkIndex)
 		if err != nil && !rtnl.IsNoLink(err) {
 			return own, nil, fmt.Errorf("look at the link of %s: %w", a.IP, err)
 		}
@@ -173,5 +171,5 @@ func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 	return own, slices.Sorted(maps.Keys(names)), nil
 }
 
-// ownLink is the pod's own interface; index is 0 where nobody needs it.
+// ownLink is the pod's own interface. index is 0 if it is not needed.
 type ownLink struct{ index, mtu int }

@@ -1,17 +1,22 @@
 package egressclient
 
 import (
+	"context"
+	"errors"
 	"net/netip"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/nftables"
 
+	"github.com/berthnet/berth/internal/kernel/kernelstate"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// Egresses whose tunnels lead to their Services may have more gateways together than one message of
-// netlink has room for; FoU is taken from all.
+// Egresses with Services may have more gateways than fit into one netlink message. FoU is accepted from all.
 func TestManyGateways(t *testing.T) {
 	const name, gateways = "clientmany", 1000
 	if err := ns.Create(name); err != nil {
@@ -49,4 +54,56 @@ func TestManyGateways(t *testing.T) {
 			t.Errorf("%s has %d elements, want %d: %v", set, len(list), want, err)
 		}
 	}
+}
+
+// On a kernel without FoU, or in a sandbox that hides it, Apply returns ErrNoFoU and leaves nothing behind. On one
+// with FoU it succeeds.
+func TestKernelWithoutFoU(t *testing.T) {
+	const name = "clientnofou"
+	if err := ns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.Remove(name) })
+	before := stateText(t, ns.Path(name))
+	s := one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2")}})
+	err := Apply(context.Background(), ns.Path(name), s)
+	if Supported() == nil {
+		t.Logf("this kernel has FoU: Apply says %v", err)
+		if errors.Is(err, ErrNoFoU) {
+			t.Errorf("Apply: %v, though the kernel has FoU", err)
+		}
+		return
+	}
+	if !errors.Is(err, ErrNoFoU) || !strings.Contains(err.Error(), "fou") || !strings.Contains(err.Error(), ns.Path(name)) {
+		t.Errorf("Apply: %v, want %v, which module, and where", err, ErrNoFoU)
+	}
+	if after := stateText(t, ns.Path(name)); after != before {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+	if err := Apply(context.Background(), ns.Path(name), Setup{}); err != nil {
+		t.Errorf("take away what is not there: %v", err)
+	}
+	if _, err := os.Stat(ns.Path(name)); err != nil {
+		t.Error(err)
+	}
+}
+
+// stateText is what the kernel has in a namespace.
+func stateText(t *testing.T, path string) string {
+	t.Helper()
+	var b strings.Builder
+	err := ns.Do(path, func() error {
+		for _, p := range kernelstate.Parts() {
+			if err := p.Write(&b); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Limits and use of the whole machine's are no part of a namespace.
+	machines := func(line string) bool { return strings.HasPrefix(line, "fs/") || strings.HasPrefix(line, "kernel/") }
+	return strings.Join(slices.DeleteFunc(strings.Split(b.String(), "\n"), machines), "\n")
 }

@@ -11,23 +11,22 @@ import (
 
 // Errors that a caller tells apart with errors.Is.
 var (
-	// ErrNoFoU is egress.ErrNoFoU.
+	// ErrNoFoU is tunnel.ErrNoFoU.
 	ErrNoFoU = tunnel.ErrNoFoU
 	// ErrNoNetns is rtnl.ErrNoNetns: the pod's namespace is gone.
 	ErrNoNetns = rtnl.ErrNoNetns
 )
 
-// Routing tables in a pod. Those of destinations are the document's ("Routing"); each gateway
-// has one of its own, by its ID.
+// Routing tables in a pod. Those of destinations have the numbers of Coil's design ("Routing"); each gateway has one
+// by its ID.
 const (
 	tableDestinations = 117
 	tableDefault      = 118
 	tableGateways     = 11700
 )
 
-// Priorities of the rules in a pod, those from 1800 to 2100 as in the document. Those of a
-// pod's further interfaces are at 2048 (rtnl.LaterMetric): what comes from their addresses
-// passes over all of these.
+// Priorities of the rules in a pod, those from 1800 to 2100 as in Coil's design. The rules of a pod's further
+// interfaces are at 2048 (rtnl.LaterMetric); packets from their addresses skip all of these.
 const (
 	priorityOthers      = 1790 // from a further interface: to priorityPassed
 	priorityOthersBound = 1791 // by a further interface, as a program asked for: likewise
@@ -44,7 +43,7 @@ const (
 	priorityEnd         = 2150
 )
 
-// Parts of the mark of packets and connections. Other bits are other people's.
+// Parts of the mark of packets and connections. Berth does not change other bits.
 const (
 	markGateway = 0x00ff0000 // of connections and packets: the gateway's ID
 	markOwnWay  = 0x01000000 // of packets: they go by the main table
@@ -52,15 +51,14 @@ const (
 	maxGateway  = 255
 )
 
-// Metrics of the routes to destinations: what is beneath is there for when the other is not.
+// Metrics of the routes to destinations. The unreachable fallback is used when the other one is missing.
 const (
-	metricVia     = 1024
-	metricBeneath = 4096
+	metricVia      = 1024
+	metricFallback = 4096
 )
 
-// noGateway stands for a gateway where there is none and a route must lead to the tunnel all
-// the same, where nftables refuses what would go there: the dummy address of IPv4 (RFC 7600,
-// section 4.8) and one of the discard-only prefix of IPv6 (RFC 6666). Neither is anybody's.
+// noGateway is the next hop of a route to the tunnel if there is no gateway; nftables rejects packets to it. It is
+// the IPv4 dummy address (RFC 7600, section 4.8) or one of the IPv6 discard-only prefix (RFC 6666).
 func noGateway(family int) netip.Addr {
 	if family == unix.AF_INET6 {
 		return netip.MustParseAddr("100::1")
@@ -68,8 +66,8 @@ func noGateway(family int) netip.Addr {
 	return netip.MustParseAddr("192.0.0.8")
 }
 
-// nearby are the destinations that no Egress has: link-local ones, as the document says, and
-// multicast, which no gateway passes on. (Those of IPv6 are in the kernel's table local.)
+// nearby are destinations that no Egress can have: link-local addresses, as in Coil's design, and multicast, which
+// gateways do not forward. (IPv6 multicast is in the kernel's table local.)
 func nearby(family int) []netip.Prefix {
 	if family == unix.AF_INET6 {
 		return []netip.Prefix{netip.MustParsePrefix("fe80::/10")}
@@ -79,10 +77,3 @@ func nearby(family int) []netip.Prefix {
 
 // linkPrefix begins the names of the tunnels' devices.
 const linkPrefix = "berth-egress"
-
-func linkOf(family int) string {
-	if family == unix.AF_INET6 {
-		return tunnel.Link6
-	}
-	return tunnel.Link4
-}

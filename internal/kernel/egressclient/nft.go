@@ -14,8 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// setFilter puts Berth's table in place of the one that is there, in one transaction: no packet
-// meets half of it.
+// setFilter replaces Berth's table in one transaction.
 func (k *kernel) setFilter(f filter) error {
 	return k.do("set nftables table "+tunnel.Table, func() error {
 		if err := f.Replace(k.nft); err != nil {
@@ -33,8 +32,7 @@ func (k *kernel) removeFilter() error {
 	})
 }
 
-// summary is the chain and comment of each rule, by chain in the order of names, as
-// filterSummary reads them.
+// summary has the chain and comment of each rule, sorted by chain, as filterSummary reads them.
 func (f filter) summary() string {
 	var lines []string
 	for _, c := range f.Chains {
@@ -54,12 +52,12 @@ func join2(lines []string) string {
 	return strings.Join(lines, "\n")
 }
 
-// filterSummary reads it; it is empty where there is no table. The library would decode the rules
-// too, which it cannot for all expressions.
+// filterSummary reads the summary of the kernel's table; empty: there is none. It does not use the library, which
+// cannot decode all expressions of the rules.
 func (k *kernel) filterSummary() (string, error) {
-	c, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, &mdnetlink.Config{NetNS: int(k.ns)})
+	c, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, &mdnetlink.Config{NetNS: k.at.FD()})
 	if err != nil {
-		return "", fmt.Errorf("open netlink in %s: %w", k.path, err)
+		return "", fmt.Errorf("open netlink in %s: %w", k.at.Path, err)
 	}
 	defer func() { _ = c.Close() }()
 	table, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{{Type: unix.NFTA_RULE_TABLE, Data: []byte(tunnel.Table + "\x00")}})
@@ -75,7 +73,7 @@ func (k *kernel) filterSummary() (string, error) {
 		Data: append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, table...),
 	})
 	if err != nil {
-		return "", fmt.Errorf("list nftables rules in %s: %w", k.path, err)
+		return "", fmt.Errorf("list nftables rules in %s: %w", k.at.Path, err)
 	}
 	var lines []string
 	for _, m := range replies {

@@ -11,53 +11,42 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// plan is what has to be in the kernel, but for nftables.
+// plan is the desired state of the kernel, without nftables.
 type plan struct {
 	tunnels []tunnel.Tunnel
 	routes  []route
-	rules   []rule
+	rules   []rtnl.Rule
 }
 
 // route is one of Berth's in the tables of this package.
 type route struct {
-	place
-	// via is the gateway, on the tunnel's device; none: unreachable.
+	routeKey
+	// via is the gateway, on the tunnel's device. Zero: the route is unreachable.
 	via netip.Addr
 	src netip.Addr
 }
 
-// place is what no two routes of a namespace have in common.
-type place struct {
+// routeKey identifies a route: the kernel has at most one of each.
+type routeKey struct {
 	table, metric int
 	dst           netip.Prefix
 }
 
-func (p place) family() int { return rtnl.FamilyOf(p.dst.Addr()) }
+func (p routeKey) family() int { return rtnl.FamilyOf(p.dst.Addr()) }
 
-// rule is one of Berth's rules of policy routing. A table of 0 and a leap of 0 tell of one that
-// does nothing but to be leapt to.
-type rule struct {
-	family, priority int
-	from, to         netip.Prefix
-	by               string // the link that a program bound to
-	mark, mask       uint32
-	table            int
-	leap             int // the priority to go on with
-}
-
-// families lists those that the pod has an address of.
+// families are those of the pod's addresses.
 func (s Setup) families() []int {
 	var list []int
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
-		if of(s.Addrs, f).IsValid() {
+		if tunnel.AddrOf(s.Addrs, f).IsValid() {
 			list = append(list, f)
 		}
 	}
 	return list
 }
 
-// newPlan decides. mtu is that of the pod's own link; further are the names of the links that
-// have addresses of Others.
+// newPlan computes the plan. mtu is that of the pod's own link; further are the names of the links with addresses of
+// Others.
 func newPlan(s Setup, mtu int, further []string) plan {
 	s = s.sorted()
 	var p plan
@@ -66,7 +55,7 @@ func newPlan(s Setup, mtu int, further []string) plan {
 	}
 	auto := slices.ContainsFunc(s.Egresses, func(e Egress) bool { return e.SourcePortAuto })
 	for _, f := range s.families() {
-		own := of(s.Addrs, f)
+		own := tunnel.AddrOf(s.Addrs, f)
 		p.tunnels = append(p.tunnels, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(mtu, own), Port: s.Port, SourcePortAuto: auto})
 		for _, e := range s.Egresses {
 			p.routes = append(p.routes, e.routes(f, own)...)
@@ -79,7 +68,7 @@ func newPlan(s Setup, mtu int, further []string) plan {
 	return p
 }
 
-// bar adds what keeps a pod from the destinations of the family of NodeLocal.
+// bar makes the destinations of the family of NodeLocal unreachable.
 func (s Setup) bar(p *plan, further []string) {
 	f, reached := rtnl.FamilyOf(s.NodeLocal), false
 	s.Egresses = slices.Clone(s.Egresses)
@@ -94,7 +83,7 @@ func (s Setup) bar(p *plan, further []string) {
 	}
 }
 
-// direct tells whether tunnels lead to the gateways themselves.
+// direct tells whether tunnels lead to the gateways themselves, and not to a Service.
 func (e Egress) direct() bool { return len(e.Service) == 0 }
 
 // nextHops are the gateways of a family to which tunnels may lead.
@@ -102,28 +91,28 @@ func (e Egress) nextHops(family int) []Gateway {
 	if !e.direct() {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(e.Gateways), func(g Gateway) bool { return !of(g.Addrs, family).IsValid() })
+	return slices.DeleteFunc(slices.Clone(e.Gateways), func(g Gateway) bool { return !tunnel.AddrOf(g.Addrs, family).IsValid() })
 }
 
-// chosen are the gateways of a family that new connections may go by.
+// chosen are the gateways of a family that new connections may use.
 func (e Egress) chosen(family int) []Gateway {
 	return slices.DeleteFunc(e.nextHops(family), func(g Gateway) bool { return !g.Chosen })
 }
 
-// base is where the routes to the destinations of a family lead, before nftables has a word; it is
-// not valid when there is no gateway. Even without one whom new connections may go by, the old
-// ones need it, as do answers that nftables sends their own way.
+// base is the next hop of the routes to the destinations of a family, before nftables chooses one for each
+// connection; invalid without a gateway. Existing connections need it even if no gateway takes new ones, and so do
+// replies of connections from outside.
 func (e Egress) base(family int) netip.Addr {
 	if !e.direct() && len(e.Gateways) > 0 {
-		if a := of(e.Service, family); a.IsValid() {
+		if a := tunnel.AddrOf(e.Service, family); a.IsValid() {
 			return a
 		}
 	}
 	if list := e.chosen(family); len(list) > 0 {
-		return of(list[0].Addrs, family)
+		return tunnel.AddrOf(list[0].Addrs, family)
 	}
 	if list := e.nextHops(family); len(list) > 0 {
-		return of(list[0].Addrs, family)
+		return tunnel.AddrOf(list[0].Addrs, family)
 	}
 	if e.OriginatingOnly {
 		return noGateway(family)
@@ -143,15 +132,15 @@ func tableOf(d netip.Prefix) int {
 	return tableDestinations
 }
 
-// routes of an Egress: those to its destinations, with one beneath each, and the way to each
-// gateway in the gateway's own table.
+// routes are those to an Egress's destinations, with a fallback for each, and the route to each gateway in the
+// gateway's own table.
 func (e Egress) routes(family int, own netip.Addr) []route {
 	var list []route
 	base := e.base(family)
 	for _, d := range e.destinations(family) {
-		list = append(list, route{place: place{tableOf(d), metricBeneath, d}})
+		list = append(list, route{routeKey: routeKey{tableOf(d), metricFallback, d}})
 		if base.IsValid() {
-			list = append(list, route{place{tableOf(d), metricVia, d}, base, own})
+			list = append(list, route{routeKey{tableOf(d), metricVia, d}, base, own})
 		}
 	}
 	if len(list) == 0 {
@@ -159,64 +148,64 @@ func (e Egress) routes(family int, own netip.Addr) []route {
 	}
 	for _, g := range e.nextHops(family) {
 		every := netip.PrefixFrom(rtnl.Unspecified(own), 0)
-		list = append(list, route{place{tableGateways + g.ID, metricVia, every}, of(g.Addrs, family), own})
+		list = append(list, route{routeKey{tableGateways + g.ID, metricVia, every}, tunnel.AddrOf(g.Addrs, family), own})
 	}
 	return list
 }
 
 // rules of a family, by priority.
-func (s Setup) rules(family int, further []string) []rule {
-	var list []rule
-	add := func(r rule) {
-		r.family = family
+func (s Setup) rules(family int, further []string) []rtnl.Rule {
+	var list []rtnl.Rule
+	add := func(r rtnl.Rule) {
+		r.Family = family
 		list = append(list, r)
 	}
 	passes := len(s.others(family))+len(further) > 0
 	for _, a := range s.others(family) {
-		add(rule{priority: priorityOthers, from: rtnl.HostPrefix(a), leap: priorityPassed})
+		add(rtnl.Rule{Priority: priorityOthers, From: rtnl.HostPrefix(a), Goto: priorityPassed})
 	}
 	for _, name := range further {
-		add(rule{priority: priorityOthersBound, by: name, leap: priorityPassed})
+		add(rtnl.Rule{Priority: priorityOthersBound, Out: name, Goto: priorityPassed})
 	}
 	if slices.ContainsFunc(s.Egresses, func(e Egress) bool { return e.OriginatingOnly }) {
-		add(rule{priority: priorityOwnWay, mark: markOwnWay, mask: markOwnWay, table: unix.RT_TABLE_MAIN})
+		add(rtnl.Rule{Priority: priorityOwnWay, Mark: markOwnWay, Mask: markOwnWay, Table: unix.RT_TABLE_MAIN})
 	}
 	for _, n := range nearby(family) {
-		add(rule{priority: priorityLinkLocal, to: n, table: unix.RT_TABLE_MAIN})
+		add(rtnl.Rule{Priority: priorityLinkLocal, To: n, Table: unix.RT_TABLE_MAIN})
 	}
 	for _, a := range s.within(family) {
-		add(rule{priority: priorityOuter, to: rtnl.HostPrefix(a), table: unix.RT_TABLE_MAIN})
+		add(rtnl.Rule{Priority: priorityOuter, To: rtnl.HostPrefix(a), Table: unix.RT_TABLE_MAIN})
 	}
 	for _, e := range s.Egresses {
 		if len(e.destinations(family)) == 0 {
 			continue
 		}
 		for _, g := range e.nextHops(family) {
-			add(rule{priority: priorityGateways, mark: markOf(g.ID), mask: markGateway, table: tableGateways + g.ID})
+			add(rtnl.Rule{Priority: priorityGateways, Mark: markOf(g.ID), Mask: markGateway, Table: tableGateways + g.ID})
 		}
 	}
-	add(rule{priority: priorityDestination, table: tableDestinations})
+	add(rtnl.Rule{Priority: priorityDestination, Table: tableDestinations})
 	i := 0
 	for _, n := range s.ClusterNetworks {
 		if rtnl.FamilyOf(n.Addr()) == family {
-			add(rule{priority: min(priorityCluster+i, priorityClusterLast), to: n.Masked(), table: unix.RT_TABLE_MAIN})
+			add(rtnl.Rule{Priority: min(priorityCluster+i, priorityClusterLast), To: n.Masked(), Table: unix.RT_TABLE_MAIN})
 			i++
 		}
 	}
 	if passes {
-		add(rule{priority: priorityPassed})
+		add(rtnl.Rule{Priority: priorityPassed})
 	}
 	for _, a := range s.others(family) {
-		add(rule{priority: priorityOthersLast, from: rtnl.HostPrefix(a), leap: priorityEnd})
+		add(rtnl.Rule{Priority: priorityOthersLast, From: rtnl.HostPrefix(a), Goto: priorityEnd})
 	}
 	for _, name := range further {
-		add(rule{priority: priorityOthersLast, by: name, leap: priorityEnd})
+		add(rtnl.Rule{Priority: priorityOthersLast, Out: name, Goto: priorityEnd})
 	}
-	add(rule{priority: priorityDefault, table: tableDefault})
+	add(rtnl.Rule{Priority: priorityDefault, Table: tableDefault})
 	if passes {
-		add(rule{priority: priorityEnd})
+		add(rtnl.Rule{Priority: priorityEnd})
 	}
-	slices.SortStableFunc(list, func(a, b rule) int { return cmp.Compare(a.priority, b.priority) })
+	slices.SortStableFunc(list, func(a, b rtnl.Rule) int { return cmp.Compare(a.Priority, b.Priority) })
 	return slices.Compact(list)
 }
 
@@ -228,8 +217,8 @@ func (s Setup) others(family int) []netip.Addr {
 	return slices.Compact(list)
 }
 
-// within lists the ends of tunnels that a route of the pod's Egresses would lead into a tunnel
-// again. What keeps its way for a cluster's network does so before default routes.
+// within lists the ends of tunnels that are within a destination of the pod's Egresses, so that their packets would
+// enter a tunnel again. Networks of the cluster are exempt from default routes.
 func (s Setup) within(family int) []netip.Addr {
 	var list []netip.Addr
 	for _, e := range s.Egresses {
@@ -245,17 +234,17 @@ func (s Setup) within(family int) []netip.Addr {
 
 // ends are the outer destinations of an Egress's tunnels.
 func (e Egress) ends(family int) []netip.Addr {
-	if a := of(e.Service, family); a.IsValid() {
+	if a := tunnel.AddrOf(e.Service, family); a.IsValid() {
 		return []netip.Addr{a}
 	}
 	var list []netip.Addr
 	for _, g := range e.nextHops(family) {
-		list = append(list, of(g.Addrs, family))
+		list = append(list, tunnel.AddrOf(g.Addrs, family))
 	}
 	return list
 }
 
-// goes tells whether packets to an address are those of an Egress.
+// goes tells whether packets to an address go through an Egress.
 func (s Setup) goes(a netip.Addr) bool {
 	has := func(p netip.Prefix) bool { return p.Contains(a) }
 	inCluster := slices.ContainsFunc(s.ClusterNetworks, has)

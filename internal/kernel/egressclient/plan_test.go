@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
 func addrsOf(list ...string) []netip.Addr {
@@ -82,8 +84,8 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// The rules of a pod are the document's, in order, with those of gateways, of further interfaces, and
-// of what would lead a tunnel into itself.
+// The rules of a pod are those of Coil's design, in order, with rules for gateways, further interfaces, and tunnel
+// ends within destinations.
 func TestRules(t *testing.T) {
 	s := one(Egress{Destinations: nets("10.1.1.0/24", "::/0"), Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")}, OriginatingOnly: true})
 	s.Others = addrsOf("10.9.0.2")
@@ -104,7 +106,7 @@ func TestRules(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for _, r := range newPlan(s, 1500, []string{"eth1"}).rules {
-		if back := ruleOf(unix.AF_INET, *r.toKernel()); back != r {
+		if back := rtnl.RuleOf(r.Kernel()); back != r {
 			t.Errorf("%s is read as %s", r, back)
 		}
 	}
@@ -112,7 +114,7 @@ func TestRules(t *testing.T) {
 	s.NodeLocal, s.ClusterNetworks = netip.MustParseAddr("fd00::ac:5"), append(s.ClusterNetworks, netip.MustParsePrefix("fd01::/16"))
 	got = got[:0]
 	for _, r := range newPlan(s, 1500, nil).rules {
-		if r.family == unix.AF_INET6 {
+		if r.Family == unix.AF_INET6 {
 			got = append(got, r.String())
 		}
 	}
@@ -120,18 +122,18 @@ func TestRules(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	s.Egresses[0].Destinations = s.Egresses[0].Destinations[:1]
-	if p := newPlan(s, 1500, nil); slices.ContainsFunc(p.rules, func(r rule) bool { return r.family == unix.AF_INET6 }) {
+	if p := newPlan(s, 1500, nil); slices.ContainsFunc(p.rules, func(r rtnl.Rule) bool { return r.Family == unix.AF_INET6 }) {
 		t.Errorf("without destinations of IPv6 there are rules of it: %v", p.rules)
 	}
 	for range 100 {
 		s.ClusterNetworks = append(s.ClusterNetworks, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(len(s.ClusterNetworks)), 0, 0}), 16))
 	}
-	if list := newPlan(s, 1500, nil).rules; !slices.IsSortedFunc(list, func(a, b rule) int { return a.priority - b.priority }) || len(list) < 100 {
+	if list := newPlan(s, 1500, nil).rules; !slices.IsSortedFunc(list, func(a, b rtnl.Rule) int { return a.Priority - b.Priority }) || len(list) < 100 {
 		t.Errorf("with a hundred networks of the cluster: %v", list)
 	}
 }
 
-// What comes out does not depend on the order of what goes in.
+// The result does not depend on the order of the lists.
 func TestOrderDoesNotMatter(t *testing.T) {
 	s := one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")}})
 	s.Egresses = append(s.Egresses, Egress{Name: "ns/two", Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{gw(3, true, "10.1.3.2")}})
@@ -148,7 +150,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-// Each change of what nftables decides by changes its tag; what it does not decide by does not.
+// A change of the Setup changes the filter's tag if and only if nftables depends on it.
 func TestFilterFollowsTheSetup(t *testing.T) {
 	base := func() Setup {
 		return one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")}})
@@ -190,7 +192,7 @@ func TestFilterFollowsTheSetup(t *testing.T) {
 	}
 }
 
-// One of n gateways has the chance 1/n: each rule is one of those that are left.
+// Each of n gateways is chosen with the probability 1/n.
 func TestChooser(t *testing.T) {
 	e := Egress{Name: "ns/e", Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2"), gw(3, false, "10.1.3.2"), gw(4, true, "10.1.4.2")}}
 	c := e.chooser(0, unix.AF_INET)
@@ -199,7 +201,7 @@ func TestChooser(t *testing.T) {
 	}
 }
 
-// What cannot be set up is named by field.
+// Errors name the invalid field.
 func TestValidate(t *testing.T) {
 	good := func() Setup {
 		return one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2")}})
@@ -220,7 +222,7 @@ func TestValidate(t *testing.T) {
 		"ID 0":                          func(s *Setup) { s.Egresses[0].Gateways[0].ID = 0 },
 		"ID 256":                        func(s *Setup) { s.Egresses[0].Gateways[0].ID = 256 },
 		"ID 1, as one of ns/one":        func(s *Setup) { s.Egresses[0].Gateways = append(s.Egresses[0].Gateways, gw(1, true, "10.1.1.3")) },
-		"is there twice":                func(s *Setup) { s.Egresses = append(s.Egresses, Egress{Name: "ns/one"}) },
+		"is listed twice":               func(s *Setup) { s.Egresses = append(s.Egresses, Egress{Name: "ns/one"}) },
 		"gateway 1 has addresses":       func(s *Setup) { s.Egresses[0].Gateways[0].Addrs = addrsOf("10.1.1.2", "10.1.1.3") },
 		"Service":                       func(s *Setup) { s.Egresses[0].Service = addrsOf("10.96.0.1", "10.96.0.2") },
 	} {

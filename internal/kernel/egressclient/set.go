@@ -3,9 +3,6 @@ package egressclient
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"net"
-	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -15,12 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-func addressOf(ip net.IP) netip.Addr {
-	a, _ := netip.AddrFromSlice(ip)
-	return a.Unmap()
-}
-
-// setTunnels makes devices and ports, and tells each family's index.
+// setTunnels makes devices and FoU ports, and returns the device's index for each family.
 func (k *kernel) setTunnels(was state, p plan) (map[int]int, error) {
 	devices := map[int]int{}
 	for _, t := range p.tunnels {
@@ -29,7 +21,7 @@ func (k *kernel) setTunnels(was state, p plan) (map[int]int, error) {
 			if was.fresh() {
 				ensure = tunnel.Make
 			}
-			index, err := ensure(k.nl, t)
+			index, err := ensure(k.at.NL, t)
 			devices[rtnl.FamilyOf(t.Local)] = index
 			return err
 		})
@@ -45,14 +37,14 @@ func (k *kernel) setTunnels(was state, p plan) (map[int]int, error) {
 	return devices, nil
 }
 
-// setSource lets the device of IPv4 take packets from whichever source, as ICMP errors come from
-// routers to which the pod has another way: reverse path filtering is loose (RFC 3704), which the
-// kernel heeds for a link that has an address only, hence the pod's own.
+// setSource makes reverse path filtering of the IPv4 device loose (RFC 3704), as ICMP errors come from routers to
+// which the pod has other routes. The kernel accepts packets loosely only on a link with an address, so the device
+// gets the pod's own.
 func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
 	l, _ := was.links[unix.AF_INET].(*netlink.Iptun)
-	if l == nil || addressOf(l.Local) != t.Local || l.Attrs().Index != device || !was.numbered {
+	if l == nil || rtnl.AddrOf(l.Local) != t.Local || l.Attrs().Index != device || !was.numbered {
 		err := k.do("give "+t.Link()+" the address "+t.Local.String(), func() error {
-			return k.nl.AddrReplace(rtnl.LinkRef(device), &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(t.Local)), Flags: unix.IFA_F_NOPREFIXROUTE})
+			return k.at.NL.AddrReplace(rtnl.LinkRef(device), &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(t.Local)), Flags: unix.IFA_F_NOPREFIXROUTE})
 		})
 		if err != nil {
 			return err
@@ -61,16 +53,16 @@ func (k *kernel) setSource(was state, t tunnel.Tunnel, device int) error {
 	if was.loose && l != nil && l.Attrs().Index == device {
 		return nil
 	}
-	return k.do("set reverse path filtering of "+t.Link(), func() error { return k.setPathFilter(device, looseFilter) })
+	return k.do("set reverse path filtering of "+t.Link(), func() error { return k.at.SetIPv4Setting(device, tunnel.RPFilter, looseFilter) })
 }
 
-// removeTunnels removes device and port of families that have none any more.
+// removeTunnels removes device and port of families that no longer have a tunnel.
 func (k *kernel) removeTunnels(was state, p plan) error {
-	for _, f := range bothFamilies {
+	for _, f := range tunnel.Families {
 		if p.has(f) || was.links[f] == nil && was.port == 0 {
 			continue
 		}
-		if err := k.do("remove "+linkOf(f), func() error { return tunnel.Remove(k.nl, noGateway(f), was.port) }); err != nil {
+		if err := k.do("remove "+tunnel.LinkOf(f), func() error { return tunnel.Remove(k.at.NL, noGateway(f), was.port) }); err != nil {
 			return err
 		}
 	}
@@ -81,14 +73,14 @@ func (p plan) has(family int) bool {
 	return slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == family })
 }
 
-// removePort removes the port of before, when it is another now.
+// removePort removes the FoU port of an earlier Setup that had another one.
 func (k *kernel) removePort(was state, p plan) error {
 	for _, t := range p.tunnels {
 		if was.port == 0 || was.port == t.Port {
 			continue
 		}
 		old := netlink.Fou{Family: rtnl.FamilyOf(t.Local), Port: int(was.port)}
-		err := k.do(fmt.Sprintf("remove the FoU port %d", was.port), func() error { return ifThere(k.nl.FouDel(old)) })
+		err := k.do(fmt.Sprintf("remove the FoU port %d", was.port), func() error { return ifThere(k.at.NL.FouDel(old)) })
 		if err != nil {
 			return err
 		}
@@ -96,27 +88,70 @@ func (k *kernel) removePort(was state, p plan) error {
 	return nil
 }
 
-func ofGateways(r route) bool     { return r.table > tableGateways }
-func ofDestinations(r route) bool { return !ofGateways(r) }
-
-// addRoutes puts those routes in place that are of a kind. One that leads elsewhere is replaced in
-// one step; of a destination that is new, what is beneath comes last.
-func (k *kernel) addRoutes(was state, p plan, devices map[int]int, kind func(route) bool) error {
-	list := slices.DeleteFunc(slices.Clone(p.routes), func(r route) bool { return !kind(r) })
-	slices.SortStableFunc(list, func(a, b route) int { return a.metric - b.metric })
-	for _, r := range list {
-		link := 0
-		if r.via.IsValid() {
-			link = devices[r.family()]
-		}
-		if h, ok := was.routes[r.place]; ok && h.route == r && (h.link == link || !r.via.IsValid()) {
-			continue
-		}
-		if err := k.do("set "+r.String(), func() error { return k.nl.RouteReplace(r.toKernel(link)) }); err != nil {
-			return err
-		}
+// routeKind describes the routes of this package's tables. A route that leads elsewhere is replaced in one step.
+func (k *kernel) routeKind() rtnl.Kind[linkedRoute, routeKey] {
+	return rtnl.Kind[linkedRoute, routeKey]{
+		Key: func(h linkedRoute) routeKey { return h.routeKey },
+		Same: func(desired, observed linkedRoute) bool {
+			return desired.route == observed.route && (desired.link == observed.link || !desired.via.IsValid())
+		},
+		Name:   func(h linkedRoute) string { return h.String() },
+		Add:    func(h linkedRoute) error { return k.at.NL.RouteReplace(h.toKernel()) },
+		Remove: func(h linkedRoute) error { return k.at.NL.RouteDel(h.toKernel()) },
+		Do:     k.do,
 	}
-	return nil
+}
+
+// ruleKind describes the policy rules of this package's priorities.
+func (k *kernel) ruleKind() rtnl.Kind[rtnl.Rule, rtnl.Rule] {
+	return rtnl.Kind[rtnl.Rule, rtnl.Rule]{
+		Key:  func(r rtnl.Rule) rtnl.Rule { return r },
+		Name: rtnl.Rule.String,
+		Add: func(r rtnl.Rule) error {
+			n := r.Kernel()
+			if err := k.at.NL.RuleAdd(&n); !errors.Is(err, unix.EEXIST) {
+				return err
+			}
+			return nil
+		},
+		Remove: func(r rtnl.Rule) error {
+			n := r.Kernel()
+			return k.at.NL.RuleDel(&n)
+		},
+		Do: k.do,
+	}
+}
+
+// desired are the routes of a plan, given the index of each family's device. The unreachable fallback of a new
+// destination comes last.
+func (p plan) desired(devices map[int]int) []linkedRoute {
+	var list []linkedRoute
+	for _, r := range p.routes {
+		h := linkedRoute{route: r}
+		if r.via.IsValid() {
+			h.link = devices[r.family()]
+		}
+		list = append(list, h)
+	}
+	slices.SortStableFunc(list, func(a, b linkedRoute) int { return a.metric - b.metric })
+	return list
+}
+
+func ofGateway(h linkedRoute) bool { return h.table > tableGateways }
+
+// setRoutes sets routes that are missing or lead elsewhere: those of gateways' own tables, or the others.
+func (k *kernel) setRoutes(was state, p plan, devices map[int]int, gateways bool) error {
+	routes := slices.DeleteFunc(p.desired(devices), func(h linkedRoute) bool { return ofGateway(h) != gateways })
+	_, err := k.routeKind().Set(k.routeKind().Compare(routes, was.routes))
+	return err
+}
+
+// removeRoutes removes routes that the plan does not have, the unreachable fallbacks first.
+func (k *kernel) removeRoutes(was state, p plan) error {
+	extra := k.routeKind().Compare(p.desired(nil), was.routes).Extra
+	slices.SortStableFunc(extra, func(a, b linkedRoute) int { return b.metric - a.metric })
+	_, err := k.routeKind().RemoveAll(extra)
+	return err
 }
 
 func (r route) String() string {
@@ -126,37 +161,16 @@ func (r route) String() string {
 	return fmt.Sprintf("route %s via %s in table %d", r.dst, r.via, r.table)
 }
 
-func (r route) toKernel(link int) *netlink.Route {
+func (h linkedRoute) toKernel() *netlink.Route {
 	n := &netlink.Route{
-		Family: r.family(), Dst: rtnl.IPNet(r.dst), Table: r.table, Priority: r.metric, Protocol: rtnl.Protocol,
+		Family: h.family(), Dst: rtnl.IPNet(h.dst), Table: h.table, Priority: h.metric, Protocol: rtnl.Protocol,
 	}
-	if !r.via.IsValid() {
+	if !h.via.IsValid() {
 		n.Type = unix.RTN_UNREACHABLE
 		return n
 	}
-	n.LinkIndex, n.Gw, n.Src, n.Flags = link, r.via.AsSlice(), r.src.AsSlice(), int(netlink.FLAG_ONLINK)
+	n.LinkIndex, n.Gw, n.Src, n.Flags = h.link, h.via.AsSlice(), h.src.AsSlice(), int(netlink.FLAG_ONLINK)
 	return n
-}
-
-// removeRoutes removes those that are not wanted. What is beneath goes first: there is always
-// one until the last.
-func (k *kernel) removeRoutes(was state, wanted []route) error {
-	keep := map[place]bool{}
-	for _, r := range wanted {
-		keep[r.place] = true
-	}
-	list := slices.SortedFunc(maps.Keys(was.routes), func(a, b place) int { return b.metric - a.metric })
-	for _, p := range list {
-		if keep[p] {
-			continue
-		}
-		h := was.routes[p]
-		err := k.do("remove "+h.String(), func() error { return ifThere(k.nl.RouteDel(h.toKernel(h.link))) })
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func ifThere(err error) error {
@@ -166,127 +180,41 @@ func ifThere(err error) error {
 	return err
 }
 
-// addRules adds those that lack, the last first: a table that is looked up before another has
-// its exceptions by then.
+// addRules adds missing rules in order of priority.
 func (k *kernel) addRules(was state, p plan) error {
-	for _, r := range p.rules {
-		if was.rules[r] {
-			continue
-		}
-		err := k.do("add "+r.String(), func() error {
-			if err := k.nl.RuleAdd(r.toKernel()); !errors.Is(err, unix.EEXIST) {
-				return err
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := k.ruleKind().Set(k.ruleKind().Compare(p.rules, was.rules))
+	return err
 }
 
-func (k *kernel) removeRules(was state, wanted []rule) error {
-	keep := map[rule]bool{}
-	for _, r := range wanted {
-		keep[r] = true
-	}
-	for _, r := range slices.SortedFunc(maps.Keys(was.rules), func(a, b rule) int { return b.priority - a.priority }) {
-		if keep[r] {
-			continue
-		}
-		if err := k.do("remove "+r.String(), func() error { return ifThere(k.nl.RuleDel(r.toKernel())) }); err != nil {
-			return err
-		}
-	}
-	return nil
+// removeRules removes rules that the plan does not have, the last first.
+func (k *kernel) removeRules(was state, p plan) error {
+	extra := k.ruleKind().Compare(p.rules, was.rules).Extra
+	slices.SortStableFunc(extra, func(a, b rtnl.Rule) int { return b.Priority - a.Priority })
+	_, err := k.ruleKind().RemoveAll(extra)
+	return err
 }
 
-func (r rule) String() string {
-	s := fmt.Sprintf("rule %d", r.priority)
-	if r.from.IsValid() {
-		s += " from " + r.from.String()
-	}
-	if r.to.IsValid() {
-		s += " to " + r.to.String()
-	}
-	if r.by != "" {
-		s += " oif " + r.by
-	}
-	if r.mask != 0 {
-		s += fmt.Sprintf(" fwmark %#x/%#x", r.mark, r.mask)
-	}
-	switch {
-	case r.leap != 0:
-		return fmt.Sprintf("%s goto %d", s, r.leap)
-	case r.table != 0:
-		return fmt.Sprintf("%s lookup %d", s, r.table)
-	}
-	return s + " nop"
-}
-
-// nop is FR_ACT_NOP (linux/fib_rules.h).
-const nop = 3
-
-func (r rule) toKernel() *netlink.Rule {
-	n := netlink.NewRule()
-	n.Family, n.Priority, n.Table, n.Protocol, n.OifName = r.family, r.priority, r.table, rtnl.Protocol, r.by
-	if r.from.IsValid() {
-		n.Src = rtnl.IPNet(r.from)
-	}
-	if r.to.IsValid() {
-		n.Dst = rtnl.IPNet(r.to)
-	}
-	if r.mask != 0 {
-		n.Mark, n.Mask = r.mark, &r.mask
-	}
-	switch {
-	case r.leap != 0:
-		n.Goto = r.leap
-	case r.table == 0:
-		n.Type = nop
-	}
-	return n
-}
-
-// ruleOf reads a rule of the kernel's.
-func ruleOf(family int, n netlink.Rule) rule {
-	r := rule{family: family, priority: n.Priority, from: prefixOf(n.Src), to: prefixOf(n.Dst), by: n.OifName, table: max(n.Table, 0), leap: max(n.Goto, 0)}
-	if n.Mask != nil {
-		r.mark, r.mask = n.Mark, *n.Mask
-	}
-	return r
-}
-
-func prefixOf(n *net.IPNet) netip.Prefix {
-	if n == nil {
-		return netip.Prefix{}
-	}
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(addressOf(n.IP), bits)
-}
-
-// clear removes all; what else is in the namespace is as if it had never been there.
+// clear removes everything of Berth's egress.
 func (k *kernel) clear(was state) error {
 	if was.fresh() {
 		return nil
 	}
-	if err := k.removeRules(was, nil); err != nil {
+	if err := k.removeRules(was, plan{}); err != nil {
 		return err
 	}
-	if err := k.removeRoutes(was, nil); err != nil {
+	if err := k.removeRoutes(was, plan{}); err != nil {
 		return err
 	}
 	if err := k.removeTunnels(was, plan{}); err != nil {
 		return err
 	}
-	if err := k.takeBack(was.loosened, loosened{}); err != nil {
+	if err := k.revert(was.loosened, loosened{}); err != nil {
 		return err
 	}
 	return k.removeFilter()
 }
 
-// undo removes what an Apply made that could not go on.
+// undo removes what a failed Apply made.
 func (k *kernel) undo() error {
 	was, err := k.look()
 	if err != nil {

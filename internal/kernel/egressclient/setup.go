@@ -11,27 +11,26 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Setup is all that is to be set up in a pod.
+// Setup is the desired state of a pod.
 type Setup struct {
-	// Link is the pod's own interface, by which tunnels leave.
+	// Link is the pod's own interface, by which the tunnels' packets leave.
 	Link string
-	// MTU is that of Link in bytes; 0: as the kernel has it.
+	// MTU is that of Link in bytes; 0: the kernel's.
 	MTU int
-	// Addrs are the pod's own addresses on Link, one of a family: the tunnels' ends. Of a
-	// family without one there are no tunnels.
+	// Addrs are the pod's own addresses on Link, at most one of each family. They are the tunnels' ends; a family
+	// without an address has no tunnels.
 	Addrs []netip.Addr
-	// NodeLocal is an address of a family that the pod has none of in Addrs, by which it reaches
-	// that family as its node; zero without. No tunnel begins there: destinations of
-	// Egresses in the family are unreachable, rather than reached past the gateways.
+	// NodeLocal is an address of a family that Addrs does not have, with which the pod reaches that family through
+	// its node; zero: none. Tunnels cannot use it: destinations of Egresses in the family are unreachable, so that
+	// packets do not bypass the gateways.
 	NodeLocal netip.Addr
-	// Others are addresses of the pod's further interfaces: what comes from these keeps its
-	// way.
+	// Others are addresses of the pod's further interfaces. Packets from these do not use Egresses.
 	Others []netip.Addr
 	// Port is the UDP port of Foo over UDP.
 	Port uint16
-	// ClusterNetworks keep their way although the default route of an Egress has them.
+	// ClusterNetworks are exempt from the default route of an Egress.
 	ClusterNetworks []netip.Prefix
-	// Egresses are those that the pod uses. Without any, nothing is set up.
+	// Egresses are those that the pod uses. If empty, nothing is set up.
 	Egresses []Egress
 }
 
@@ -42,33 +41,31 @@ type Egress struct {
 	// Destinations go by the gateways. 0.0.0.0/0 and ::/0 may contain those of other
 	// Egresses; others do not overlap.
 	Destinations []netip.Prefix
-	// Gateways are those that there are, also those that are about to end. Of an Egress with
-	// Service only their addresses matter.
+	// Gateways are all gateways, including terminating ones. If the Egress has a Service only their addresses matter.
 	Gateways []Gateway
-	// Service is the Service's addresses, one of a family, if tunnels lead there.
+	// Service has the addresses of the Service, one of each family, if tunnels lead to it.
 	Service []netip.Addr
-	// SourcePortAuto has the tunnels' UDP source port follow from the inner packet. A pod has
-	// one tunnel device of a family: it does so if one of the Egresses asks for it.
+	// SourcePortAuto derives the tunnels' UDP source port from the inner packet. A pod has one tunnel device of each
+	// family, which does so if any of its Egresses has SourcePortAuto.
 	SourcePortAuto bool
-	// OriginatingOnly has answers to connections from outside keep their way.
+	// OriginatingOnly exempts replies of connections from outside.
 	OriginatingOnly bool
 }
 
 // Gateway is a pod of an Egress.
 type Gateway struct {
-	// ID is 1 to 255, a number of its own among all gateways of all Egresses without Service
-	// of the pod: its part of the mark, and of the number of its routing table. While it is
-	// there it keeps its ID, as connections are marked with it.
+	// ID is 1 to 255, and unique among the gateways of all Egresses without Service of the pod. It is part of the
+	// mark and of the number of the routing table. It must not change, as connections are marked with it.
 	ID int
 	// Addrs are its addresses, one of a family.
 	Addrs []netip.Addr
-	// Ending tells that it serves the connections that it has, and is given no new ones.
+	// Ending tells that the gateway serves its existing connections and takes no new ones.
 	Ending bool
-	// Chosen tells that new connections may go by it.
+	// Chosen tells that new connections may use it.
 	Chosen bool
 }
 
-// Validate tells what cannot be set up, by field.
+// Validate returns an error with all invalid fields.
 func (s Setup) Validate() error {
 	if len(s.Egresses) == 0 {
 		return nil
@@ -84,7 +81,7 @@ func (s Setup) Validate() error {
 	if len(s.Addrs) == 0 {
 		bad("Addrs is empty, expected an address of each family of the pod")
 	}
-	if !oneOfFamily(s.Addrs) {
+	if !tunnel.OneOfFamily(s.Addrs) {
 		bad("Addrs %v: expected one address of a family", s.Addrs)
 	}
 	if s.MTU != 0 {
@@ -94,7 +91,7 @@ func (s Setup) Validate() error {
 	names := map[string]bool{}
 	for _, e := range s.Egresses {
 		if names[e.Name] {
-			bad("Egresses: %s is there twice", e.Name)
+			bad("Egresses: %s is listed twice", e.Name)
 		}
 		names[e.Name] = true
 		errs = append(errs, e.validate(owner))
@@ -108,15 +105,15 @@ func (e Egress) validate(owner map[int]string) error {
 		errs = append(errs, fmt.Errorf("Egress "+e.Name+": "+format, args...))
 	}
 	for _, d := range e.Destinations {
-		if !d.IsValid() || d != d.Masked() || d.Addr().Is4In6() {
+		if !tunnel.IsNetwork(d) {
 			bad("destination %s is not a CIDR without host bits", d)
 		}
 	}
-	if !oneOfFamily(e.Service) {
+	if !tunnel.OneOfFamily(e.Service) {
 		bad("Service %v: expected one address of a family", e.Service)
 	}
 	for _, g := range e.Gateways {
-		if !oneOfFamily(g.Addrs) {
+		if !tunnel.OneOfFamily(g.Addrs) {
 			bad("gateway %d has addresses %v, expected one of a family", g.ID, g.Addrs)
 		}
 		if len(e.Service) > 0 {
@@ -133,22 +130,8 @@ func (e Egress) validate(owner map[int]string) error {
 	return errors.Join(errs...)
 }
 
-func oneOfFamily(addrs []netip.Addr) bool {
-	var n4, n6 int
-	for _, a := range addrs {
-		switch {
-		case !a.IsValid() || a.Is4In6() || a.Zone() != "":
-			return false
-		case a.Is4():
-			n4++
-		default:
-			n6++
-		}
-	}
-	return n4 <= 1 && n6 <= 1
-}
-
-// checkMTU: IPv6 needs 1280 bytes within the tunnel (RFC 8200, section 5); IPv4 68 (RFC 791).
+// checkMTU returns an error if an MTU is too small for tunnels. IPv6 needs 1280 bytes within the tunnel (RFC 8200,
+// section 5), IPv4 68 (RFC 791).
 func (s Setup) checkMTU(mtu int) error {
 	for _, a := range s.Addrs {
 		least := 68
@@ -162,7 +145,7 @@ func (s Setup) checkMTU(mtu int) error {
 	return nil
 }
 
-// sorted is the same Setup with all lists in order, so that the same comes out of it.
+// sorted returns the Setup with sorted lists, so that the result does not depend on their order.
 func (s Setup) sorted() Setup {
 	s.Egresses = slices.Clone(s.Egresses)
 	slices.SortFunc(s.Egresses, func(a, b Egress) int { return cmp.Compare(a.Name, b.Name) })
@@ -171,14 +154,4 @@ func (s Setup) sorted() Setup {
 		slices.SortStableFunc(s.Egresses[i].Gateways, func(a, b Gateway) int { return cmp.Compare(a.ID, b.ID) })
 	}
 	return s
-}
-
-// of is the first address of a family.
-func of(addrs []netip.Addr, family int) netip.Addr {
-	for _, a := range addrs {
-		if rtnl.FamilyOf(a) == family {
-			return a
-		}
-	}
-	return netip.Addr{}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// everything is a Setup that uses all that there is.
+// everything is a Setup that uses all features.
 func everything() Setup {
 	s := setup(gateway(1))
 	s.Others, s.ClusterNetworks = addrsOf("10.9.9.9"), nets("10.0.0.0/8")
@@ -26,9 +26,8 @@ func everything() Setup {
 	return s
 }
 
-// sampled tells which of many cases that are alike are run, the first and each so many later: all take minutes
-// in a machine that is emulated. BERTH_SAMPLE is the number of the sample (test/harness, which would bring
-// all of Kubernetes' client into the guest).
+// sampled returns the first case to run and the stride to the next: all cases take minutes in the emulated machine.
+// BERTH_SAMPLE is the number of the slice. (This does not use test/harness, which imports the Kubernetes client.)
 func sampled(t *testing.T, n int) (first, stride int) {
 	t.Helper()
 	if !testing.Short() {
@@ -42,7 +41,7 @@ func sampled(t *testing.T, n int) (first, stride int) {
 	return number % n, n
 }
 
-// steps applies a Setup and tells what was done.
+// steps applies a Setup and returns the changes that it made.
 func (w *world) steps(s Setup, before func(string) error) ([]string, error) {
 	w.t.Helper()
 	var list []string
@@ -56,8 +55,7 @@ func (w *world) steps(s Setup, before func(string) error) ([]string, error) {
 	return list, err
 }
 
-// An Apply that ends at any step is completed by the next one, whichever way it went; one with
-// nothing to do writes nothing.
+// An Apply that fails at any step is completed by the next one. An Apply without a difference writes nothing.
 func TestEndsAtEachStep(t *testing.T) {
 	w := newWorld(t)
 	empty := w.dump()
@@ -117,12 +115,12 @@ func TestEndsAtEachStep(t *testing.T) {
 	}
 }
 
-// repeated are steps that look for themselves what is to be done.
+// repeated are steps that are always made, as they compare by themselves.
 func repeated(step string) bool {
 	return strings.HasPrefix(step, "make the tunnel")
 }
 
-// stateOf is what of Berth's is in the client, as text.
+// stateOf is the observed state of the client as text.
 func stateOf(t *testing.T) string {
 	t.Helper()
 	k, err := open(ns.Path(clientNS))
@@ -138,7 +136,7 @@ func stateOf(t *testing.T) string {
 	for _, r := range s.routes {
 		lines = append(lines, r.String())
 	}
-	for r := range s.rules {
+	for _, r := range s.rules {
 		lines = append(lines, r.String())
 	}
 	for f, l := range s.links {
@@ -148,7 +146,7 @@ func stateOf(t *testing.T) string {
 	return strings.Join(lines, "\n") + s.filter
 }
 
-// What others have in the namespace stays, whatever comes and goes of Berth's.
+// Objects of other software stay when Egresses are added, changed and removed.
 func TestOthersStay(t *testing.T) {
 	w := newWorld(t)
 	w.in(clientNS, `
@@ -174,7 +172,7 @@ N`)
 	}
 }
 
-// Check says what is missing, wrong, or too much, and the next Apply mends it.
+// Check reports what is missing, wrong or extra, and the next Apply repairs it.
 func TestCheck(t *testing.T) {
 	newWorld(t)
 	s := setup(gateway(1), gateway(2))
@@ -215,7 +213,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A kernel that lacks the device of a family shows at the second step: what was made is taken away.
+// If the kernel lacks the device type of the second family, Apply removes what it made for the first.
 func TestLacksADevice(t *testing.T) {
 	w := newWorld(t)
 	before := w.dump()
@@ -233,7 +231,7 @@ func TestLacksADevice(t *testing.T) {
 	}
 }
 
-// A namespace that is gone or none is told.
+// A missing namespace is ErrNoNetns.
 func TestNoNamespace(t *testing.T) {
 	if err := Apply(t.Context(), "/run/netns/none", setup()); !errors.Is(err, ErrNoNetns) {
 		t.Errorf("got %v, want %v", err, ErrNoNetns)

@@ -23,8 +23,8 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// Tunnels to the Service's address reach a gateway through whoever translates it, and answers come
-// from the gateway's own.
+// Tunnels to the Service's address reach a gateway through kube-proxy, and replies come from the gateway's own
+// address.
 func TestService(t *testing.T) {
 	w := newWorld(t)
 	w.sh(`nft -f - <<N
@@ -73,8 +73,7 @@ N`, service4, gateway4(1), gateway4(2), service6, gateway6(1), gateway6(2))
 	}
 }
 
-// soon ends a wait for an answer that must not come: shorter makes a test weaker only. patience is how long one may
-// take that has to come.
+// soon limits the wait for a reply that must not come. patience limits the wait for one that must.
 const (
 	soon     = 300 * time.Millisecond
 	patience = 5 * time.Second
@@ -88,8 +87,8 @@ func (w *world) askFrom(space, network string, to netip.Addr, timeout time.Durat
 	return err
 }
 
-// Answers to connections from outside go their own way if the Egress says so, also without a
-// gateway and where sources are looked at strictly; what the pod begins goes by a gateway.
+// With OriginatingOnly, replies of connections from outside do not use the Egress, also without a gateway and with
+// strict reverse path filtering. The pod's own connections do.
 func TestOriginatingOnly(t *testing.T) {
 	for _, strict := range []string{"0", "1"} {
 		w := newWorld(t)
@@ -143,20 +142,16 @@ func TestOriginatingOnly(t *testing.T) {
 	}
 }
 
-// inject sends a datagram to a port of the client out of a namespace, with the outside's address
-// as its source, through a tunnel of a kind.
+// inject sends a datagram from a namespace to a port of the client through a tunnel, with an outside source.
 func (w *world) inject(space string, own, to, from netip.Addr, port uint16, fou bool) {
 	w.t.Helper()
-	at, err := rtnl.OpenNetns(ns.Path(space))
+	at, err := tunnel.Open(ns.Path(space))
 	w.must(err)
-	defer func() { _ = at.Close() }()
-	h, err := tunnel.Handle(at)
+	defer at.Close()
+	defer func() { w.must(tunnel.Remove(at.NL, own, fouPort)) }()
+	_, err = tunnel.Ensure(at.NL, tunnel.Tunnel{Local: own, MTU: 1400, Port: fouPort})
 	w.must(err)
-	defer h.Close()
-	defer func() { w.must(tunnel.Remove(h, own, fouPort)) }()
-	_, err = tunnel.Ensure(h, tunnel.Tunnel{Local: own, MTU: 1400, Port: fouPort})
-	w.must(err)
-	name := linkOf(rtnl.FamilyOf(own))
+	name := tunnel.LinkOf(rtnl.FamilyOf(own))
 	if !fou {
 		kind := map[bool]string{true: "ipip", false: "ip6tnl"}[own.Is4()]
 		w.in(space, "ip link change %s type %s encap none", name, kind)
@@ -170,7 +165,7 @@ func (w *world) inject(space string, own, to, from netip.Addr, port uint16, fou 
 	w.in(space, "ip rule del from %s lookup 77 2>/dev/null || ip -6 rule del from %[1]s lookup 77; ip addr del %s dev lo", from, netip.PrefixFrom(from, from.BitLen()))
 }
 
-// Nobody but gateways gets packets into the pod by its tunnels, and these only answers.
+// Only gateways can send packets through tunnels into the pod, and only replies.
 func TestInjection(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1)))
@@ -238,8 +233,8 @@ func TestInjection(t *testing.T) {
 	}
 }
 
-// With a default route by an Egress, networks of the cluster keep their way, as do gateways whose
-// addresses are within destinations.
+// With a default route by an Egress, packets to networks of the cluster, and to gateways within destinations, do not
+// use the Egress.
 func TestClusterNetworks(t *testing.T) {
 	w := newWorld(t)
 	s := setup(gateway(1))
@@ -259,7 +254,7 @@ func TestClusterNetworks(t *testing.T) {
 	}
 }
 
-// What has the address of a further interface, or is bound to it, leaves by it.
+// Packets from the address of a further interface, or bound to it, leave by it.
 func TestFurtherInterface(t *testing.T) {
 	w := newWorld(t)
 	w.sh(`ip link del vk2 2>/dev/null || true
@@ -324,7 +319,7 @@ func (w *world) bulk(to netip.Addr, n int) {
 	}
 }
 
-// Large transfers fit the tunnel, and a path that is narrower behind the gateway.
+// Large transfers work through the tunnel, and by a path beyond the gateway with a smaller MTU.
 func TestMTU(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1), gateway(2)))
@@ -354,7 +349,7 @@ func TestMTU(t *testing.T) {
 	}
 }
 
-// A connection stays while an Egress with many destinations comes and goes beside it.
+// A connection continues while another Egress with many destinations is added and removed.
 func TestManyDestinations(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1)))
@@ -383,8 +378,7 @@ func TestManyDestinations(t *testing.T) {
 	}
 }
 
-// While gateways, ports, destinations and Egresses change, no packet to a destination leaves another
-// way, and each Apply is done in between.
+// While gateways, ports, destinations and Egresses change, no packet to a destination bypasses the gateways.
 func TestNeverAnotherWay(t *testing.T) {
 	w := newWorld(t)
 	all := setup(gateway(2))

@@ -53,7 +53,7 @@ func gatewayNS(n int) string { return fmt.Sprintf("kg%d", n) }
 func gateway4(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("10.1.%d.2", n)) }
 func gateway6(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fd01:0:%d::2", n)) }
 
-// gateway is gateway n with ID n, that new connections may go by.
+// gateway is gateway n with ID n, which takes new connections.
 func gateway(n int) Gateway {
 	return Gateway{ID: n, Addrs: []netip.Addr{gateway4(n), gateway6(n)}, Chosen: true}
 }
@@ -93,8 +93,7 @@ func (w *world) in(space, script string, args ...any) string {
 	return string(out)
 }
 
-// newWorld is the world with its three gateways, which tests share, and nothing of Egress in the
-// client.
+// newWorld returns the world, which tests share, with three gateways and no Egress in the client.
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t}
@@ -151,7 +150,7 @@ func (w *world) make() {
 	}
 }
 
-// client makes the client's namespace anew.
+// client replaces the client's namespace.
 func (w *world) client() {
 	w.t.Helper()
 	if _, err := os.Stat(ns.Path(clientNS)); err == nil {
@@ -179,21 +178,19 @@ func (w *world) host(space string, networks ...string) {
 	}))
 }
 
-// gateway makes gateway n, which passes on what clients send, to wherever it goes.
+// gateway makes gateway n, which forwards all packets of clients.
 func (w *world) gateway(n int) {
 	w.t.Helper()
 	space := gatewayNS(n)
 	w.host(space, fmt.Sprintf("10.1.%d.2/24", n), fmt.Sprintf("fd01:0:%d::2/64", n))
-	at, err := rtnl.OpenNetns(ns.Path(space))
+	at, err := tunnel.Open(ns.Path(space))
 	w.must(err)
-	defer func() { _ = at.Close() }()
-	h, err := tunnel.Handle(at)
-	w.must(err)
-	defer h.Close()
+	defer at.Close()
+	h := at.NL
 	for _, own := range []netip.Addr{gateway4(n), gateway6(n)} {
 		index, err := tunnel.Ensure(h, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(1500, own), Port: fouPort, SourcePortAuto: true})
 		w.must(err)
-		to := of([]netip.Addr{client4, client6}, rtnl.FamilyOf(own))
+		to := tunnel.AddrOf([]netip.Addr{client4, client6}, rtnl.FamilyOf(own))
 		w.must(h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: rtnl.IPNet(rtnl.HostPrefix(to)), Table: 117}))
 		// The tunnels' own packets, which are to the same address, go by the main table.
 		rule := netlink.NewRule()
@@ -214,7 +211,7 @@ table inet e {
 N`)
 }
 
-// kill has a gateway gone at once.
+// kill removes a gateway at once.
 func (w *world) kill(n int) { w.must(ns.Remove(gatewayNS(n))) }
 
 func (w *world) apply(s Setup) {
@@ -235,7 +232,7 @@ func (w *world) ask(network string, to netip.Addr, timeout time.Duration) (netip
 	return r.You, err
 }
 
-// from wants servers to see connections of the client come from one of some addresses.
+// from asserts that servers see connections of the client from one of some addresses.
 func (w *world) from(network string, to netip.Addr, want ...netip.Addr) {
 	w.t.Helper()
 	got, err := w.ask(network, to, 5*time.Second)
@@ -244,7 +241,7 @@ func (w *world) from(network string, to netip.Addr, want ...netip.Addr) {
 	}
 }
 
-// spread counts from where connections come.
+// spread counts connections by the source that the server sees.
 func (w *world) spread(network string, to netip.Addr, n int) map[netip.Addr]int {
 	w.t.Helper()
 	seen := map[netip.Addr]int{}
@@ -259,7 +256,7 @@ func (w *world) spread(network string, to netip.Addr, n int) map[netip.Addr]int 
 	return seen
 }
 
-// connect begins a long connection from the client.
+// connect opens a connection from the client.
 func (w *world) connect(network string, to netip.Addr) *echo.Conn {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -272,7 +269,7 @@ func (w *world) connect(network string, to netip.Addr) *echo.Conn {
 	return c
 }
 
-// talk asks on a connection and tells where it is seen from.
+// talk sends a request on a connection and returns the source that the server sees.
 func (w *world) talk(c *echo.Conn) netip.Addr {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -284,7 +281,7 @@ func (w *world) talk(c *echo.Conn) netip.Addr {
 	return r.You
 }
 
-// dump is all that the kernel has in the client's namespace, as text.
+// dump is the whole state of the client's namespace as text.
 func (w *world) dump() string {
 	w.t.Helper()
 	return w.in(clientNS, `ip -d link | grep -v 'link/ether'; ip addr; ip route show table all; ip -6 route show table all; ip rule; ip -6 rule; ip nexthop
@@ -293,5 +290,5 @@ ip fou show; ip -6 fou show; nft list ruleset; grep -r . /proc/sys/net/ipv4/conf
 
 var numbers = regexp.MustCompile(`@if\d+|fe80::[0-9a-f:]+|link-netnsid \d+|permaddr [0-9a-f:]+|link/ether [0-9a-f:]+`)
 
-// withoutNumbers leaves out what differs from one namespace to the next.
+// withoutNumbers removes numbers that differ between namespaces.
 func withoutNumbers(dump string) string { return numbers.ReplaceAllString(dump, "-") }

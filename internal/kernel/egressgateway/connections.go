@@ -9,12 +9,16 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// endConnections has connection tracking forget connections of those that are gone; at first also
-// those of everybody who is no client, as the one before may have ended between the two.
+// endConnections deletes the connection tracking entries of clients that are gone. The first call also deletes those
+// of all addresses that are no clients', as an earlier process may have ended before it did.
 func (k *Kernel) endConnections(s Setup, c change) error {
 	if k.swept && len(c.gone) == 0 {
 		return nil
@@ -26,25 +30,25 @@ func (k *Kernel) endConnections(s Setup, c change) error {
 	for _, a := range c.gone {
 		end.gone[a] = true
 	}
-	for _, of := range families {
-		if _, err := k.nl.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(of), end); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("end connections of IPv%d of clients that are gone: %w", digit(of), err)
+	for _, of := range tunnel.Families {
+		if _, err := k.at.NL.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(of), end); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("end connections of IPv%d of clients that are gone: %w", tunnel.Digit(of), err)
 		}
 	}
 	k.swept = true
 	return nil
 }
 
-// ended matches connections that are to end. It implements netlink.CustomConntrackFilter.
+// ended matches connections to end. It implements netlink.CustomConntrackFilter.
 type ended struct {
 	gone    map[netip.Addr]bool
-	all     bool // besides those that are gone everybody's who is neither a client nor own
+	all     bool // also those of addresses that are neither a client's nor the gateway's own
 	members map[netip.Addr]string
 	own     map[netip.Addr]bool
 }
 
-// MatchConntrackFlow implements netlink.CustomConntrackFilter. A connection is its originator's.
-// Those from outside to the gateway's own address are its own.
+// MatchConntrackFlow implements netlink.CustomConntrackFilter. A connection belongs to its originator. Connections
+// from outside to the gateway's own address are its own.
 func (e ended) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	from, _ := netip.AddrFromSlice(flow.Forward.SrcIP)
 	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
@@ -56,10 +60,10 @@ func (e ended) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	return e.all && !served && !e.own[from] && !e.own[to] && !from.IsLoopback()
 }
 
-// Connections is how many connections are tracked in the namespace, and how many can be. Where the kernel
-// tracks none yet both are 0.
+// Connections returns the number of tracked connections in the namespace and its limit. Both are 0 if connection
+// tracking is not loaded.
 func (k *Kernel) Connections() (count, limit int, err error) {
-	err = k.inside(func() error {
+	err = k.at.Inside(func() error {
 		if count, err = number("/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
 			return err
 		}
@@ -69,14 +73,13 @@ func (k *Kernel) Connections() (count, limit int, err error) {
 	return count, limit, err
 }
 
-// Tracked is what connection tracking of a gateway says.
+// Tracked is the state of connection tracking of a gateway.
 type Tracked struct {
-	Count, Limit int    // connections, and how many there can be
-	Refused      uint64 // packets that began connections for which there was no room
+	Count, Limit int    // connections, and their limit
+	Refused      uint64 // packets that were dropped because the table was full
 }
 
-// TrackedAt is what connection tracking says in the network namespace at a path, for who is not the gateway
-// itself. Errors: as Open.
+// TrackedAt returns the state of connection tracking in the network namespace at a path. Errors: those of Open.
 func TrackedAt(path string) (t Tracked, err error) {
 	k, err := Open(path)
 	if err != nil {
@@ -90,14 +93,14 @@ func TrackedAt(path string) (t Tracked, err error) {
 	return t, err
 }
 
-// OpenConnections is how many connections of clients are tracked that may still have packets: of TCP those that are
-// not closed, of all else those that had packets lately. It is for who calls Apply.
+// OpenConnections returns the number of clients' connections that may still have packets: TCP connections that are
+// not closed, and others that had packets recently. Like Apply it is not safe for concurrent use.
 func (k *Kernel) OpenConnections() (int, error) {
 	var open int
-	for _, of := range families {
-		list, err := k.nl.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(of))
+	for _, of := range tunnel.Families {
+		list, err := k.at.NL.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(of))
 		if err != nil {
-			return 0, fmt.Errorf("list connections of IPv%d: %w", digit(of), err)
+			return 0, fmt.Errorf("list connections of IPv%d: %w", tunnel.Digit(of), err)
 		}
 		for _, flow := range list {
 			if k.isOpen(flow) {
@@ -134,12 +137,12 @@ func number(path string) (int, error) {
 	return n, nil
 }
 
-// ConnectionsRefused is how many packets began connections for which the table of connections had
-// no room, since the namespace is there.
+// ConnectionsRefused returns how many packets were dropped because the connection table was full, since the namespace
+// was made.
 func (k *Kernel) ConnectionsRefused() (uint64, error) {
 	var refused uint64
-	err := k.inside(func() error {
-		// Not /proc/net: that is the one of the process's first thread.
+	err := k.at.Inside(func() error {
+		// Not /proc/net, which is that of the process's first thread.
 		text, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -153,7 +156,7 @@ func (k *Kernel) ConnectionsRefused() (uint64, error) {
 	return refused, err
 }
 
-// statistic adds up a column of /proc/net/stat/nf_conntrack: a line of names, and a line of
+// statistic returns the sum of a column of /proc/net/stat/nf_conntrack, which has a line of names, and a line of
 // hexadecimal numbers for each processor.
 func statistic(text, column string) (uint64, error) {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
@@ -179,4 +182,49 @@ func statistic(text, column string) (uint64, error) {
 		sum += n
 	}
 	return sum, nil
+}
+
+// Count has packets, and bytes including IP headers.
+type Count struct{ Packets, Bytes uint64 }
+
+// Counters count packets since the namespace got Berth's table, by family, 4 or 6.
+type Counters struct {
+	Translated map[string]map[int]Count // by direction, Out or In
+	Dropped    map[Reason]map[int]Count
+}
+
+// Counters reads the counters. Before the first Apply there are none.
+func (k *Kernel) Counters() (Counters, error) {
+	c := Counters{Translated: map[string]map[int]Count{Out: {}, In: {}}, Dropped: map[Reason]map[int]Count{}}
+	for _, r := range Reasons {
+		c.Dropped[r] = map[int]Count{}
+	}
+	conn, err := k.at.NFTables()
+	if err != nil {
+		return c, err
+	}
+	objects, err := conn.GetNamedObjects(table())
+	if err != nil {
+		if isNoTable(err) {
+			return c, nil
+		}
+		return c, fmt.Errorf("list counters of nftables: %w", err)
+	}
+	counts := map[string]Count{}
+	for _, o := range objects {
+		if named, ok := o.(*nftables.NamedObj); ok {
+			if n, ok := named.Obj.(*expr.Counter); ok {
+				counts[named.Name] = Count{n.Packets, n.Bytes}
+			}
+		}
+	}
+	for _, of := range tunnel.Families {
+		for _, direction := range []string{Out, In} {
+			c.Translated[direction][tunnel.Digit(of)] = counts[counterName(direction, of)]
+		}
+		for _, r := range Reasons {
+			c.Dropped[r][tunnel.Digit(of)] = counts[counterName(string(r), of)]
+		}
+	}
+	return c, nil
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// TestServesClients has clients reach the outside as the gateway, and get answers, by all protocols.
+// TestServesClients: clients reach the outside with the gateway's address by all protocols.
 func TestServesClients(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -51,8 +51,7 @@ func TestServesClients(t *testing.T) {
 	}
 }
 
-// TestServesNobodyElse has everything dropped, and counted, that is not from a client to a
-// destination, or an answer.
+// TestServesNobodyElse: packets that are neither from a client to a destination nor replies are dropped and counted.
 func TestServesNobodyElse(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -106,7 +105,7 @@ func TestServesNobodyElse(t *testing.T) {
 	}
 }
 
-// forges sends from a client what has another client's address inside the tunnel.
+// forges sends a client's packet whose inner source is another client.
 func (w world) forges(t *testing.T, f int) {
 	t.Helper()
 	must(t, ns.Netlink(w.one.path(), func(h *netlink.Handle) error {
@@ -130,7 +129,7 @@ func (w world) forges(t *testing.T, f int) {
 	}
 }
 
-// withoutUDP sends a client's packet by IP in IP alone, which the gateway's device would take too.
+// withoutUDP sends a client's packet by IP in IP without UDP, which the gateway's device would accept.
 func (w world) withoutUDP(t *testing.T, f int) {
 	t.Helper()
 	const link = "plain"
@@ -161,7 +160,7 @@ func (w world) withoutUDP(t *testing.T, f int) {
 	unanswered(t, w.one, "udp", w.outside.of(f))
 }
 
-// toGateway sends through the tunnel what is for the gateway.
+// toGateway sends a packet to the gateway itself through the tunnel.
 func (w world) toGateway(t *testing.T, f int) {
 	t.Helper()
 	// The gateway has a second address, to which no outer packet goes.
@@ -194,8 +193,8 @@ func (w world) toGateway(t *testing.T, f int) {
 	unanswered(t, w.one, "udp", second)
 }
 
-// TestPathMTU has the path outside narrower than the tunnel: the router's word of it reaches the
-// client. And an answer that does not fit into the tunnel is told to who sent it.
+// TestPathMTU: ICMP errors of a path with a smaller MTU than the tunnel's reach the client, and the sender of a reply
+// that is too large for the tunnel gets one.
 func TestPathMTU(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -240,7 +239,7 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
-// TestClientsComeAndGo has a client go, and its address be another's.
+// TestClientsComeAndGo removes a client and gives its address to another.
 func TestClientsComeAndGo(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -273,7 +272,7 @@ func TestClientsComeAndGo(t *testing.T) {
 	}
 }
 
-// TestDestinationsChange has destinations come and go while connections last.
+// TestDestinationsChange adds and removes destinations of open connections.
 func TestDestinationsChange(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -303,7 +302,7 @@ func TestDestinationsChange(t *testing.T) {
 	}
 }
 
-// TestTakesOver has another process find what one left, change nothing, and mend what is missing.
+// TestTakesOver: a new process finds the state of the last one, changes nothing, and restores what is missing.
 func TestTakesOver(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -365,7 +364,7 @@ func TestTakesOver(t *testing.T) {
 	seenAs(t, w.one, "tcp", w.outside.of(4), w.gateway.of(4))
 }
 
-// TestNotForwarded names the family that the pod does not forward.
+// TestNotForwarded: the error names the family without forwarding.
 func TestNotForwarded(t *testing.T) {
 	w := newWorld(t)
 	within(t, w.gateway.path(), func() error {
@@ -382,7 +381,7 @@ func TestNotForwarded(t *testing.T) {
 	apply(t, k, only4)
 }
 
-// TestConnectionsFull has more flows than there is room for: those that there are go on.
+// TestConnectionsFull: existing connections continue when the table is full.
 func TestConnectionsFull(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -420,7 +419,7 @@ func TestConnectionsFull(t *testing.T) {
 	seenAs(t, w.one, "tcp", w.outside.of(4), w.gateway.of(4))
 }
 
-// ignoreRefused passes over what earlier datagrams were answered with.
+// ignoreRefused ignores ICMP errors about earlier datagrams.
 func ignoreRefused(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && strings.Contains(op.Error(), "refused") {
@@ -429,7 +428,7 @@ func ignoreRefused(err error) error {
 	return err
 }
 
-// TestManyClients tells how long a thousand clients take, and one more.
+// TestManyClients logs how long a thousand clients take, and one more.
 func TestManyClients(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)

@@ -1,3 +1,12 @@
+// Package egressgateway sets up an egress gateway in the kernel: it decapsulates clients' packets, translates those
+// to the Egress's destinations to the gateway's own address, and sends replies back through the tunnels.
+//
+// Everything is in the gateway's network namespace, and keeps working while the program is restarted. Apply reads
+// what the kernel has and changes what differs.
+//
+// For each client the kernel has an element of an nftables set, with the client's UID as its comment, and a route.
+// FoU packets are accepted if both the outer and the inner source is the client's address. Packets with IP options
+// are not accepted, so that the inner source is at a fixed offset.
 package egressgateway
 
 import (
@@ -10,24 +19,22 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Kernel is a gateway's network namespace. It is for one caller at a time, but for Counters,
-// Connections and ConnectionsRefused, which anybody may call at any time.
+// Kernel is a gateway's network namespace. Only Counters, Connections and ConnectionsRefused are safe for concurrent
+// use.
 type Kernel struct {
-	ns netns.NsHandle // not open: the process's own, which a gateway has no right to enter (OpenOwn)
-	nl *netlink.Handle
+	at *tunnel.Namespace
 
-	known *known // what the kernel has, as of the last Apply; nil: it is to be read
-	swept bool   // connections of everybody who is no client have ended
+	known *known // what the kernel has since the last Apply; nil: it must be read
+	swept bool   // connections of addresses that are no clients' were ended
 }
 
-// known is what Apply left in the kernel.
+// known caches what Apply left in the kernel.
 type known struct {
 	tag          string // of the rules
 	destinations map[int][]netip.Prefix
@@ -36,69 +43,29 @@ type known struct {
 	routes       map[netip.Addr]bool
 }
 
-// sockets are the netlink families that a gateway speaks.
-var sockets = []int{unix.NETLINK_ROUTE, unix.NETLINK_GENERIC, unix.NETLINK_NETFILTER}
-
 // OpenOwn opens the network namespace that the process is in, which takes CAP_NET_ADMIN to change and no
 // more. It changes nothing.
-func OpenOwn() (*Kernel, error) {
-	nl, err := netlink.NewHandle(sockets...)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink sockets: %w", err)
-	}
-	return &Kernel{ns: netns.None(), nl: nl}, nil
-}
+func OpenOwn() (*Kernel, error) { return opened(tunnel.OpenOwn(unix.NETLINK_NETFILTER)) }
 
-// Open opens the network namespace at a path. It changes nothing. To enter one, be it the process's own,
-// takes CAP_SYS_ADMIN (setns(2)). Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
-func Open(path string) (*Kernel, error) {
-	ns, err := rtnl.OpenNetns(path)
+// Open opens the network namespace at a path. It changes nothing. Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
+func Open(path string) (*Kernel, error) { return opened(tunnel.Open(path, unix.NETLINK_NETFILTER)) }
+
+func opened(at *tunnel.Namespace, err error) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	nl, err := netlink.NewHandleAt(ns, sockets...)
-	if err != nil {
-		_ = ns.Close()
-		return nil, fmt.Errorf("open netlink sockets: %w", err)
-	}
-	return &Kernel{ns: ns, nl: nl}, nil
+	return &Kernel{at: at}, nil
 }
 
-// Close lets go of the namespace, and leaves it as it is.
-func (k *Kernel) Close() {
-	k.nl.Close()
-	if k.ns.IsOpen() {
-		_ = k.ns.Close()
-	}
-}
+// Close closes the sockets to the namespace, and leaves it as it is.
+func (k *Kernel) Close() { k.at.Close() }
 
-// inside runs f in the namespace.
-func (k *Kernel) inside(f func() error) error {
-	if !k.ns.IsOpen() {
-		return f()
-	}
-	return rtnl.InNetns(k.ns, f)
-}
-
-// nftables is a connection to those of the namespace.
-func (k *Kernel) nftables() (conn *nftables.Conn, err error) {
-	if k.ns.IsOpen() {
-		conn, err = nftables.New(nftables.WithNetNSFd(int(k.ns)))
-	} else {
-		conn, err = nftables.New()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
-	}
-	return conn, nil
-}
-
-// Forget has the next Apply read again what the kernel has, and not rely on what the last one left.
+// Forget drops the cache, so that the next Apply reads the kernel's state.
 func (k *Kernel) Forget() { k.known = nil }
 
-// Apply makes the gateway as a setup says, changing only what differs: connections go on, but for
-// those of clients that went or whose address is another's now, which end. Errors: egress.ErrNoFoU;
-// ErrLeftOut and ErrNotForwarded, after all else is done; ctx's.
+// Apply makes the gateway as a setup says, and changes only what differs. It ends connections of clients that are
+// gone or whose address is another client's now. Errors: tunnel.ErrNoFoU; ErrLeftOut and ErrNotForwarded, after
+// everything else is done; ctx's.
 func (k *Kernel) Apply(ctx context.Context, s Setup) error {
 	if err := (Setup{Link: s.Link, Addrs: s.Addrs, Port: s.Port, Destinations: s.Destinations}).Validate(); err != nil {
 		return err
@@ -113,11 +80,11 @@ func (k *Kernel) Apply(ctx context.Context, s Setup) error {
 }
 
 func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string) error {
-	conn, err := k.nftables()
+	conn, err := k.at.NFTables()
 	if err != nil {
 		return err
 	}
-	// The rules come before the devices: nothing is forwarded without them.
+	// The rules come before the devices, so that nothing is forwarded without them.
 	if err := k.rules(conn, s); err != nil {
 		return err
 	}
@@ -130,10 +97,10 @@ func (k *Kernel) apply(ctx context.Context, s Setup, want map[netip.Addr]string)
 	return k.serve(conn, s, compare(k.known.members, want))
 }
 
-// Standing tells whether a gateway as a setup says, but with whatever clients and destinations, has been
-// set up by an earlier process, and serves clients.
-func (k *Kernel) Standing(s Setup) (bool, error) {
-	conn, err := k.nftables()
+// InKernel tells whether an earlier process set up the gateway, with any clients and destinations, and it serves
+// clients.
+func (k *Kernel) InKernel(s Setup) (bool, error) {
+	conn, err := k.at.NFTables()
 	if err != nil {
 		return false, err
 	}
@@ -141,7 +108,7 @@ func (k *Kernel) Standing(s Setup) (bool, error) {
 	if err != nil || !rules.InKernel(conn) {
 		return false, err
 	}
-	link, err := k.nl.LinkByName(s.Link)
+	link, err := k.at.NL.LinkByName(s.Link)
 	if err != nil {
 		return false, fmt.Errorf("look for %s: %w", s.Link, err)
 	}
@@ -150,7 +117,7 @@ func (k *Kernel) Standing(s Setup) (bool, error) {
 		return false, err
 	}
 	for _, t := range tunnels {
-		if differ, err := tunnel.Check(k.nl, t); err != nil || len(differ) > 0 {
+		if differ, err := tunnel.Check(k.at.NL, t); err != nil || len(differ) > 0 {
 			return false, err
 		}
 	}
@@ -158,7 +125,7 @@ func (k *Kernel) Standing(s Setup) (bool, error) {
 	return len(there) > 0, err
 }
 
-// rules makes rules and destinations, and reads what the kernel has of clients if that is not known.
+// rules sets rules and destinations, and reads the kernel's clients if they are not cached.
 func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
 	rules, err := s.ruleset()
 	if err != nil {
@@ -175,7 +142,7 @@ func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
 		}
 	}
 	k.known.tag = rules.Tag
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		want := s.destinations(of)
 		if known, ok := k.known.destinations[of]; ok && slices.Equal(known, want) {
 			continue
@@ -188,7 +155,7 @@ func (k *Kernel) rules(conn *nftables.Conn, s Setup) error {
 	return nil
 }
 
-// look reads what the kernel has of clients.
+// look reads the kernel's clients into a new cache.
 func (k *Kernel) look(conn *nftables.Conn) error {
 	there, err := listMembers(conn)
 	if err != nil {
@@ -200,7 +167,7 @@ func (k *Kernel) look(conn *nftables.Conn) error {
 
 // devices makes the tunnels.
 func (k *Kernel) devices(s Setup) error {
-	link, err := k.nl.LinkByName(s.Link)
+	link, err := k.at.NL.LinkByName(s.Link)
 	if err != nil {
 		return fmt.Errorf("look for %s: %w", s.Link, err)
 	}
@@ -221,12 +188,12 @@ func (k *Kernel) devices(s Setup) error {
 
 func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
 	of := rtnl.FamilyOf(t.Local)
-	index, err := tunnel.Ensure(k.nl, t)
+	index, err := tunnel.Ensure(k.at.NL, t)
 	if err != nil {
 		return err
 	}
 	if was, known := k.known.index[of]; known && was != index {
-		// It was made anew; routes went with the one before.
+		// It was replaced; the routes went with the old one.
 		maps.DeleteFunc(k.known.routes, func(a netip.Addr, _ bool) bool { return rtnl.FamilyOf(a) == of })
 	}
 	k.known.index[of] = index
@@ -238,8 +205,8 @@ func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
 	return k.returnRules(of)
 }
 
-// serve brings clients from what they are to what they should be. Who is no client any more can send
-// nothing before its connections are ended, and who is one only then.
+// serve removes and adds clients. It ends the connections of a removed client after the client can no longer send,
+// and before a new client with its address can.
 func (k *Kernel) serve(conn *nftables.Conn, s Setup, c change) error {
 	if err := remove(conn, c.gone); err != nil {
 		return err

@@ -21,8 +21,8 @@ import (
 // ownVariable tells a process of TestOwnNamespace that it is the gateway.
 const ownVariable = "BERTH_TEST_OWN_NAMESPACE"
 
-// TestOwnNamespace has a process with CAP_NET_ADMIN and no more, as a gateway's container is, change and read
-// the namespace that it is in. Where the kernel lacks Foo-over-UDP that is all but the tunnels.
+// TestOwnNamespace: a process with CAP_NET_ADMIN only, as in a gateway's container, changes and reads its own
+// namespace; without tunnels on a kernel that lacks Foo over UDP.
 func TestOwnNamespace(t *testing.T) {
 	if os.Getenv(ownVariable) != "" {
 		asGateway(t)
@@ -78,7 +78,7 @@ func asGateway(t *testing.T) {
 	if err != nil && !errors.Is(err, tunnel.ErrNoFoU) {
 		t.Errorf("apply: %v", err)
 	}
-	conn, err := k.nftables()
+	conn, err := k.at.NFTables()
 	if err != nil {
 		t.Fatal(err)
 	}

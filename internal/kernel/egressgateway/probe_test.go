@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
@@ -80,12 +81,12 @@ func checksum(b []byte) uint16 {
 
 func openNFT(t *testing.T, k *Kernel) *nftables.Conn {
 	t.Helper()
-	conn, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
+	conn, err := k.at.NFTables()
 	must(t, err)
 	return conn
 }
 
-// state is what the gateway's namespace has of rules, sets, links, routes and rules, but for counts.
+// state has the rules, sets, links and routes of the gateway's namespace, without counters.
 func (w world) state(t *testing.T) string {
 	t.Helper()
 	var out string
@@ -126,7 +127,7 @@ func (w world) state(t *testing.T) string {
 			out += fmt.Sprintf("%s %d %s\n", c.Name, r.Handle, r.UserData)
 		}
 	}
-	for _, f := range families {
+	for _, f := range tunnel.Families {
 		for _, s := range []*nftables.Set{clientSet(f), destinationSet(f)} {
 			list, err := conn.GetSetElements(s)
 			must(t, err)
@@ -136,7 +137,7 @@ func (w world) state(t *testing.T) string {
 	return out
 }
 
-// exceed sends a datagram that may pass one router, and tells who says that it ended there.
+// exceed sends a datagram with a TTL of 1, and returns the sender of the ICMP error.
 func exceed(from host, to netip.Addr) (netip.Addr, error) {
 	network, all, level, hops, kind := "ip6:ipv6-icmp", "::", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, byte(3)
 	if to.Is4() {

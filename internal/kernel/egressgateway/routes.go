@@ -4,30 +4,35 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Where answers find their way: a table with a route into the tunnel for each client. All that is
-// forwarded looks it up before the main table, and of what the gateway sends itself that which has the
-// mark. The rest does not, above all the tunnels' own packets, which go to the same addresses.
+// The table with a route into the tunnel for each client. Forwarded packets, and packets of the gateway itself with
+// the mark, look it up before the main table. Others do not, above all the tunnels' own packets, which have the same
+// destinations.
 const (
 	ReturnTable = 117
 	returnPref  = 1900
 	returnMark  = 117
 )
 
-// Routers are the addresses that default routes of the main table lead through: on many networks one
-// of the pod's node.
+// Routers returns the gateways of the main table's default routes. On many networks this is an address of the pod's
+// node.
 func (k *Kernel) Routers() (list []netip.Addr, err error) {
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return k.nl.RouteListFiltered(of, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+			return k.at.NL.RouteListFiltered(of, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("list default routes: %w", err)
@@ -41,36 +46,40 @@ func (k *Kernel) Routers() (list []netip.Addr, err error) {
 	return list, nil
 }
 
-// returnRules adds the rules of a family that are not there.
-func (k *Kernel) returnRules(of int) error {
-	forwarded := netlink.NewRule()
-	forwarded.IifName, forwarded.Invert = "lo", true
-	marked := netlink.NewRule()
-	marked.Mark = returnMark
-	there, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.nl.RuleList(of) })
+// returnRules adds the rules of a family that are missing.
+func (k *Kernel) returnRules(family int) error {
+	desired := []rtnl.Rule{
+		{Family: family, Priority: returnPref, Table: ReturnTable, In: "lo", Invert: true}, // what is forwarded
+		{Family: family, Priority: returnPref, Table: ReturnTable, Mark: returnMark, Mask: math.MaxUint32},
+	}
+	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.at.NL.RuleList(family) })
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
-	for _, want := range []*netlink.Rule{forwarded, marked} {
-		want.Family, want.Priority, want.Table, want.Protocol = of, returnPref, ReturnTable, rtnl.Protocol
-		if slices.ContainsFunc(there, func(r netlink.Rule) bool {
-			return r.Priority == want.Priority && r.Table == want.Table && r.IifName == want.IifName && r.Invert == want.Invert && r.Mark == want.Mark
-		}) {
-			continue
-		}
-		if err := k.nl.RuleAdd(want); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("add rule %v: %w", want, err)
-		}
+	var observed []rtnl.Rule
+	for _, r := range list {
+		observed = append(observed, rtnl.RuleOf(r))
 	}
-	return nil
+	kind := rtnl.Kind[rtnl.Rule, rtnl.Rule]{
+		Key: func(r rtnl.Rule) rtnl.Rule { return r }, Name: rtnl.Rule.String,
+		Add: func(r rtnl.Rule) error {
+			n := r.Kernel()
+			if err := k.at.NL.RuleAdd(&n); !errors.Is(err, unix.EEXIST) {
+				return err
+			}
+			return nil
+		},
+	}
+	_, err = kind.Set(kind.Compare(desired, observed))
+	return err
 }
 
-// listRoutes lists the addresses that routes of the table lead to.
+// listRoutes lists the clients that have a route in ReturnTable.
 func (k *Kernel) listRoutes() (map[netip.Addr]bool, error) {
 	list := map[netip.Addr]bool{}
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return k.nl.RouteListFiltered(of, &netlink.Route{Table: ReturnTable}, netlink.RT_FILTER_TABLE)
+			return k.at.NL.RouteListFiltered(of, &netlink.Route{Table: ReturnTable}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes to clients: %w", err)
@@ -82,36 +91,41 @@ func (k *Kernel) listRoutes() (map[netip.Addr]bool, error) {
 	return list, nil
 }
 
-// setRoutes removes routes of those that are gone and adds those that are missing of the others. Of a
-// client of a family that the gateway has no address of there is none.
+// setRoutes removes the routes of clients that are gone and adds those that are missing. A client of a family that
+// the gateway has no address of has none.
 func (k *Kernel) setRoutes(c change) error {
-	index := k.known.index
-	wanted := func(a netip.Addr) bool {
-		_, stays := k.known.members[a]
-		_, added := c.added[a]
-		return (stays || added) && index[rtnl.FamilyOf(a)] != 0
-	}
-	for a := range maps.Clone(k.known.routes) {
-		if wanted(a) {
-			continue
-		}
-		if err := k.nl.RouteDel(route(a, 0)); err != nil && !rtnl.IsGone(err) {
-			return fmt.Errorf("remove the route to client %s: %w", a, err)
-		}
-		delete(k.known.routes, a)
-	}
+	var desired []netip.Addr
 	for _, list := range []map[netip.Addr]string{k.known.members, c.added} {
 		for a := range list {
-			if k.known.routes[a] || !wanted(a) {
-				continue
+			if k.known.index[rtnl.FamilyOf(a)] != 0 {
+				desired = append(desired, a)
 			}
-			if err := k.nl.RouteReplace(route(a, index[rtnl.FamilyOf(a)])); err != nil {
-				return fmt.Errorf("add the route to client %s: %w", a, err)
-			}
-			k.known.routes[a] = true
 		}
 	}
-	return nil
+	kind := rtnl.Kind[netip.Addr, netip.Addr]{
+		Key:  func(a netip.Addr) netip.Addr { return a },
+		Name: func(a netip.Addr) string { return "the route to client " + a.String() },
+		Add: func(a netip.Addr) error {
+			err := k.at.NL.RouteReplace(route(a, k.known.index[rtnl.FamilyOf(a)]))
+			if err == nil {
+				k.known.routes[a] = true
+			}
+			return err
+		},
+		Remove: func(a netip.Addr) error {
+			err := k.at.NL.RouteDel(route(a, 0))
+			if err == nil || rtnl.IsGone(err) {
+				delete(k.known.routes, a)
+			}
+			return err
+		},
+	}
+	d := kind.Compare(desired, slices.Collect(maps.Keys(k.known.routes)))
+	if _, err := kind.RemoveAll(d.Extra); err != nil {
+		return err
+	}
+	_, err := kind.Set(d)
+	return err
 }
 
 func route(a netip.Addr, index int) *netlink.Route {
@@ -119,4 +133,42 @@ func route(a netip.Addr, index int) *netlink.Route {
 		LinkIndex: index, Dst: rtnl.IPNet(rtnl.HostPrefix(a)), Table: ReturnTable, Protocol: rtnl.Protocol,
 		Scope: rtnl.ScopeFor(a, netlink.SCOPE_LINK), Family: rtnl.FamilyOf(a),
 	}
+}
+
+// ErrNotForwarded: forwarding is off in the namespace, which an unprivileged container cannot change.
+var ErrNotForwarded = errors.New("packets are not forwarded")
+
+// forwardFrom turns on IPv4 forwarding of packets from a link.
+func (k *Kernel) forwardFrom(name string, index int) error {
+	if err := k.at.SetIPv4Setting(index, tunnel.Forwarding, 1); err != nil {
+		return fmt.Errorf("have packets from %s forwarded: %w", name, err)
+	}
+	return nil
+}
+
+// forwarded returns ErrNotForwarded for families that have destinations and no forwarding.
+func (k *Kernel) forwarded(s Setup) error {
+	return k.at.Inside(func() error {
+		var problems []error
+		for _, of := range tunnel.Families {
+			if len(s.destinations(of)) == 0 || !s.own(of).IsValid() {
+				continue
+			}
+			// IPv4 has a setting for each link. IPv6 has one for all; that of a link only makes it a router's.
+			setting := filepath.Join("net/ipv4/conf", s.Link, "forwarding")
+			if of == unix.AF_INET6 {
+				setting = "net/ipv6/conf/all/forwarding"
+			}
+			text, err := os.ReadFile(filepath.Join("/proc/sys", setting))
+			if err != nil {
+				problems = append(problems, err)
+				continue
+			}
+			if strings.TrimSpace(string(text)) != "1" {
+				problems = append(problems, fmt.Errorf("%w: IPv%d needs %s = 1 in the pod: berthd sets it for pods with the annotation berth.dev/egress-gateway, another network by securityContext.sysctls of the Egress's template",
+					ErrNotForwarded, tunnel.Digit(of), strings.ReplaceAll(setting, "/", ".")))
+			}
+		}
+		return errors.Join(problems...)
+	})
 }

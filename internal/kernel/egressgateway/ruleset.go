@@ -18,31 +18,28 @@ type Reason string
 
 // The reasons.
 const (
-	NotClient    Reason = "not-a-client"  // they came to the tunnels' port from somebody who is no client, or says to be another
-	Destination  Reason = "destination"   // a client sent them to what is none of the Egress's destinations
-	Invalid      Reason = "invalid"       // they are of no connection that is known, and begin none
-	NotForwarded Reason = "not-forwarded" // between clients, to the gateway itself, or from outside and no answer
+	NotClient    Reason = "not-a-client"  // to the tunnels' port from an address that is no client's, or with another inner source
+	Destination  Reason = "destination"   // from a client to an address outside of the Egress's destinations
+	Invalid      Reason = "invalid"       // of no known connection, and not the first of a new one
+	NotForwarded Reason = "not-forwarded" // between clients, to the gateway itself, or from outside and not a reply
 )
 
 // Reasons are all.
 var Reasons = []Reason{NotClient, Destination, Invalid, NotForwarded}
 
-// Directions of what is translated.
+// Directions of translated packets.
 const (
 	Out = "out" // from clients
 	In  = "in"  // to clients
 )
 
-func counterName(what string, of int) string { return fmt.Sprintf("%s-%d", what, digit(of)) }
-
-// families are those of the ruleset, which has rules for both whatever the gateway has.
-var families = []int{unix.AF_INET, unix.AF_INET6}
+func counterName(what string, of int) string { return fmt.Sprintf("%s-%d", what, tunnel.Digit(of)) }
 
 func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table}
 }
 
-// ruleset is the table's rules. Sets and counters outlive them.
+// ruleset has the table's chains. Sets and counters stay when it changes.
 func (s Setup) ruleset() (nft.Table, error) {
 	t := nft.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table, Chains: s.chains()}
 	var err error
@@ -50,11 +47,11 @@ func (s Setup) ruleset() (nft.Table, error) {
 	return t, err
 }
 
-// clientSet has a client's address twice: as the source outside and inside.
+// clientSet has each client's address twice: as the outer and as the inner source.
 func clientSet(of int) *nftables.Set {
 	kind := nft.AddressType(of)
 	return &nftables.Set{
-		Table: table(), Name: fmt.Sprintf("clients-%d", digit(of)), Concatenation: true, KeyType: nftables.MustConcatSetType(kind, kind),
+		Table: table(), Name: fmt.Sprintf("clients-%d", tunnel.Digit(of)), Concatenation: true, KeyType: nftables.MustConcatSetType(kind, kind),
 	}
 }
 
@@ -64,15 +61,15 @@ func clientElement(a netip.Addr, uid string) nftables.SetElement {
 
 func destinationSet(of int) *nftables.Set {
 	kind := nft.AddressType(of)
-	return &nftables.Set{Table: table(), Name: fmt.Sprintf("destinations-%d", digit(of)), Interval: true, KeyType: kind}
+	return &nftables.Set{Table: table(), Name: fmt.Sprintf("destinations-%d", tunnel.Digit(of)), Interval: true, KeyType: kind}
 }
 
-// linkLocal is what no router passes on (RFC 3927, section 2.6.2), and where clouds serve a node's
-// credentials. The kernel itself keeps to it for IPv6.
+// linkLocal must not be forwarded (RFC 3927, section 2.6.2); clouds serve a node's credentials there. The kernel
+// itself does not forward IPv6 link-local addresses.
 var linkLocal = netip.MustParsePrefix("169.254.0.0/16")
 
-// chains are the table's. The gateway's own address of a family decides what is translated; where it
-// has none nothing comes out of a tunnel.
+// chains are the table's. Packets that do not have the gateway's own address of the family are translated. A family
+// without one has no tunnel.
 func (s Setup) chains() []nft.Chain {
 	receive := split{base: nft.Base("receive", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)}
 	send := nft.Base("send", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw)
@@ -80,11 +77,11 @@ func (s Setup) chains() []nft.Chain {
 	input := nft.Base("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter)
 	forward := split{base: nft.Base("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)}
 	translate := nft.Base("translate", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
-	// Of most packets this is all: the rules of both families cost what a tunnel's packet can do without.
+	// Most packets match this first rule, which saves them the rules of both families.
 	receive.base.Rules = append(receive.base.Rules, nft.NewRule("what is in no tunnel, or came out of one", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
 	refuse.Rules = append(refuse.Rules, nft.NewRule("tunnels' packets", nft.UDPTo(s.Port), nft.Accept()))
 	chains := []nft.Chain{}
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		fou, from, to := s.fou(of), fromClients(of), toClients(of)
 		chains = append(chains, fou, from, to)
 		receive.of(of,
@@ -111,21 +108,21 @@ func (s Setup) chains() []nft.Chain {
 	return append(chains, receive.base, send, refuse, input, forward.base, translate)
 }
 
-// split is a chain whose rules are in chains of their own, one of a family: no packet meets those of the other.
+// split is a chain with a chain for each family, so that packets skip the rules of the other family.
 type split struct {
 	base     nft.Chain
 	families []nft.Chain
 }
 
-// of adds the rules of a family.
+// of adds rules of a family.
 func (c *split) of(of int, rules ...nft.Rule) {
-	own := nft.Regular(fmt.Sprintf("%s-%d", c.base.Name, digit(of)), rules...)
+	own := nft.Regular(fmt.Sprintf("%s-%d", c.base.Name, tunnel.Digit(of)), rules...)
 	c.families = append(c.families, own)
-	c.base.Rules = append(c.base.Rules, nft.NewRule(fmt.Sprintf("of IPv%d", digit(of)), nft.Family(of), nft.GoTo(own.Name)))
+	c.base.Rules = append(c.base.Rules, nft.NewRule(fmt.Sprintf("of IPv%d", tunnel.Digit(of)), nft.Family(of), nft.GoTo(own.Name)))
 }
 
-// refusals go to clients by the tunnel, as answers do: resets, which come in the name of a host outside, and
-// the gateway's errors about what was inside a tunnel, which was not for itself.
+// refusals route rejections of the gateway to clients through the tunnel, as replies: resets, which have the source
+// of a host outside, and ICMP errors about packets that came out of a tunnel.
 func (s Setup) refusals(of int) []nft.Rule {
 	own := s.own(of)
 	if !own.IsValid() {
@@ -138,8 +135,8 @@ func (s Setup) refusals(of int) []nft.Rule {
 	return rules
 }
 
-// isOwn compares the loaded address with the gateway's own. The unspecified address of a family
-// that it has none of is no packet's destination.
+// isOwn compares the loaded address with the gateway's own, or if it has none of the family with the unspecified
+// address, which never matches.
 func (s Setup) isOwn(of int) nft.Exprs {
 	if own := s.own(of); own.IsValid() {
 		return nft.Is(own.AsSlice()...)
@@ -148,16 +145,16 @@ func (s Setup) isOwn(of int) nft.Exprs {
 	return nft.Is(make([]byte, length)...)
 }
 
-// fou lets in what a client sends from its own address, inside and outside.
+// fou accepts packets from a client whose outer and inner source is its own address.
 func (s Setup) fou(of int) nft.Chain {
-	return nft.Regular(fmt.Sprintf("fou-%d", digit(of)),
+	return nft.Regular(fmt.Sprintf("fou-%d", tunnel.Digit(of)),
 		nft.NewRule("clients", plainHeaders(of), outerAndInner(of), nft.In(clientSet(of)), nft.Notrack(), nft.Accept()),
 		nft.NewRule("nobody else", nft.CountAs(counterName(string(NotClient), of)), nft.Drop()),
 	)
 }
 
 func fromClients(of int) nft.Chain {
-	c := nft.Regular(fmt.Sprintf("from-clients-%d", digit(of)))
+	c := nft.Regular(fmt.Sprintf("from-clients-%d", tunnel.Digit(of)))
 	c.Rules = append(c.Rules,
 		nft.NewRule("from a client to a client", toTunnel(of), nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
 		nft.NewRule("of a connection", nft.CtState(answered), nft.CountAs(counterName(Out, of)), nft.Accept()),
@@ -174,7 +171,7 @@ func fromClients(of int) nft.Chain {
 }
 
 func toClients(of int) nft.Chain {
-	return nft.Regular(fmt.Sprintf("to-clients-%d", digit(of)),
+	return nft.Regular(fmt.Sprintf("to-clients-%d", tunnel.Digit(of)),
 		nft.NewRule("answers", nft.CtState(answered), nft.CountAs(counterName(In, of)), nft.Accept()),
 		nft.NewRule("clients are not reached from outside", nft.CountAs(counterName(string(NotForwarded), of)), nft.Drop()),
 	)
@@ -183,11 +180,70 @@ func toClients(of int) nft.Chain {
 // counters are the names of the table's.
 func counters() []string {
 	var names []string
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		names = append(names, counterName(Out, of), counterName(In, of))
 		for _, r := range Reasons {
 			names = append(names, counterName(string(r), of))
 		}
 	}
 	return names
+}
+
+// The tunnel's device of a family: iifname, oifname.
+func fromTunnel(family int) nft.Exprs    { return byTunnel(expr.MetaKeyIIFNAME, nft.Is, family) }
+func notFromTunnel(family int) nft.Exprs { return byTunnel(expr.MetaKeyIIFNAME, nft.IsNot, family) }
+func toTunnel(family int) nft.Exprs      { return byTunnel(expr.MetaKeyOIFNAME, nft.Is, family) }
+func notToTunnel(family int) nft.Exprs   { return byTunnel(expr.MetaKeyOIFNAME, nft.IsNot, family) }
+
+func byTunnel(direction expr.MetaKey, compare func(...byte) nft.Exprs, family int) nft.Exprs {
+	return nft.Join(nft.Meta(direction), compare(nft.LinkName(tunnel.LinkOf(family))...))
+}
+
+// notFrom: ip saddr !=, ip6 saddr !=.
+func notFrom(a netip.Addr) nft.Exprs {
+	return nft.Join(nft.Source(rtnl.FamilyOf(a)), nft.IsNot(a.AsSlice()...))
+}
+
+// udpHeader is the length of a UDP header in bytes (RFC 768).
+const udpHeader = 8
+
+// outerAndInner loads the outer and the inner source of a tunnel's packet. The inner packet follows the UDP header.
+func outerAndInner(family int) nft.Exprs {
+	offset, length := nft.SourceAt(family)
+	return nft.Join(nft.Source(family), nft.TransportBeside(family, udpHeader+offset, length))
+}
+
+// plainHeaders matches packets whose outer and inner header are of the family's version and, with IPv4, have no
+// options (RFC 791: version 4, 5 words).
+func plainHeaders(family int) nft.Exprs {
+	if family == unix.AF_INET6 {
+		return nft.Join(nft.Transport(udpHeader, 1), nft.Mask(0xf0), nft.Is(0x60))
+	}
+	return nft.Join(nft.Network(0, 1), nft.Is(0x45), nft.Transport(udpHeader, 1), nft.Is(0x45))
+}
+
+const answered = expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED
+
+// notBeginning: tcp flags & (fin | syn | rst | ack) != syn (RFC 9293, section 3.1).
+func notBeginning() nft.Exprs {
+	const flags, fin, syn, rst, ack = 13, 0x01, 0x02, 0x04, 0x10
+	return nft.Join(nft.Transport(flags, 1), nft.Mask(fin|syn|rst|ack), nft.IsNot(syn))
+}
+
+// icmpErrors are the types of ICMP messages that quote a packet, by family (RFC 792: destination unreachable, time
+// exceeded, parameter problem; RFC 4443: these, and packet too big).
+var icmpErrors = map[int][]byte{unix.AF_INET: {3, 11, 12}, unix.AF_INET6: {1, 2, 3, 4}}
+
+// icmp: icmp type, icmpv6 type.
+func icmp(family int, kind byte) nft.Exprs {
+	if family == unix.AF_INET6 {
+		return nft.Join(nft.ICMPv6Type(), nft.Is(kind))
+	}
+	return nft.Join(nft.ICMPType(), nft.Is(kind))
+}
+
+// aboutDestination loads the destination of the packet that an ICMP error quotes after 8 bytes.
+func aboutDestination(family int) nft.Exprs {
+	offset, length := nft.SourceAt(family)
+	return nft.Transport(8+offset+length, length)
 }

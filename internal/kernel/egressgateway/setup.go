@@ -7,42 +7,40 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Setup is all that a gateway is to be.
+// Setup is the desired state of a gateway.
 type Setup struct {
-	// Link is the gateway's interface, to clients and to the outside.
+	// Link is the gateway's interface to clients and to the outside.
 	Link string
-	// Addrs are its own addresses there, one of a family at most.
+	// Addrs are its own addresses there, at most one of each family.
 	Addrs []netip.Addr
 	// Port is the UDP port of Foo over UDP.
 	Port uint16
-	// Destinations are the networks that clients may reach. Those of a family that the gateway has
-	// no address of are left alone.
+	// Destinations are the networks that clients may reach. Those of a family that the gateway has no address of have
+	// no effect.
 	Destinations []netip.Prefix
-	// Clients are those that are served, and nobody else.
+	// Clients are all pods that are served.
 	Clients []Client
 }
 
 // Client is a pod that is served.
 type Client struct {
-	// UID tells it from another pod that has the address later.
+	// UID distinguishes it from another pod that gets the address later.
 	UID string
-	// Addrs are its own, one of a family at most.
+	// Addrs are its own, at most one of each family.
 	Addrs []netip.Addr
 }
 
-// maxUID bounds a UID, which is an element's comment in the kernel (NFT_USERDATA_MAXLEN is 256).
+// maxUID is the maximum length of a UID, which is an element's comment in the kernel (NFT_USERDATA_MAXLEN is 256).
 const maxUID = 64
 
-// ErrLeftOut tells that clients are not served that should be, as nobody can tell whose packets are theirs.
+// ErrLeftOut: some clients are not served, as their addresses are invalid or also another client's.
 var ErrLeftOut = errors.New("clients are left out")
 
-// Validate finds what cannot be set up, by field.
+// Validate returns an error with all invalid fields.
 func (s Setup) Validate() error {
 	var problems []error
 	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
@@ -55,10 +53,8 @@ func (s Setup) Validate() error {
 	if len(s.Addrs) == 0 {
 		add("Addrs: expected the gateway's address of at least one family")
 	}
-	for family, list := range byFamily(s.Addrs) {
-		if len(list) > 1 {
-			add("Addrs %v: expected one address of family IPv%d", list, digit(family))
-		}
+	if !tunnel.OneOfFamily(s.Addrs) {
+		add("Addrs %v: expected one address of a family", s.Addrs)
 	}
 	for _, a := range s.Addrs {
 		if !isHost(a) {
@@ -66,7 +62,7 @@ func (s Setup) Validate() error {
 		}
 	}
 	for _, p := range s.Destinations {
-		if !p.IsValid() || p.Addr().Is4In6() || p.Masked() != p {
+		if !tunnel.IsNetwork(p) {
 			add("Destinations: %s is not a network without host bits", p)
 		}
 	}
@@ -74,13 +70,13 @@ func (s Setup) Validate() error {
 	return errors.Join(append(problems, err)...)
 }
 
-// isHost tells addresses that a pod may have.
+// isHost tells whether a pod may have an address.
 func isHost(a netip.Addr) bool {
 	return a.IsValid() && !a.Is4In6() && a.Zone() == "" && a.IsGlobalUnicast()
 }
 
-// members gives each address of clients its client's UID. Errors: an address of two clients, or one
-// that is no host's; it is left out, and the others stand.
+// members maps the addresses of clients to UIDs. It leaves out invalid addresses and those of two clients, and
+// returns an error about them (ErrLeftOut) with the others.
 func members(clients []Client) (map[netip.Addr]string, error) {
 	var problems []error
 	of, twice := map[netip.Addr]string{}, map[netip.Addr]bool{}
@@ -102,7 +98,7 @@ func members(clients []Client) (map[netip.Addr]string, error) {
 		}
 	}
 	for a := range twice {
-		delete(of, a) // nobody knows whose it is
+		delete(of, a) // it is ambiguous
 	}
 	if len(problems) > 0 {
 		return of, fmt.Errorf("%w: %w", ErrLeftOut, errors.Join(problems...))
@@ -110,14 +106,14 @@ func members(clients []Client) (map[netip.Addr]string, error) {
 	return of, nil
 }
 
-// change is what is to be done about clients' addresses.
+// change has the addresses of clients to remove and to add.
 type change struct {
-	gone  []netip.Addr          // no more served: what they have of connections goes
+	gone  []netip.Addr          // no longer served: their connections end
 	added map[netip.Addr]string // served from now on, with their UIDs
 }
 
-// compare tells how to come from the members that there are to those that there should be. An
-// address that has another UID is another pod's now: it is gone, and added.
+// compare compares observed members with the desired ones. An address with another UID is another pod's now: it is
+// both gone and added.
 func compare(have, want map[netip.Addr]string) change {
 	c := change{added: map[netip.Addr]string{}}
 	for a, uid := range have {
@@ -134,35 +130,11 @@ func compare(have, want map[netip.Addr]string) change {
 	return c
 }
 
-// byFamily sorts addresses by family.
-func byFamily(addrs []netip.Addr) map[int][]netip.Addr {
-	of := map[int][]netip.Addr{}
-	for _, a := range addrs {
-		of[rtnl.FamilyOf(a)] = append(of[rtnl.FamilyOf(a)], a)
-	}
-	return of
-}
+// own is the gateway's address of a family; invalid: it has none.
+func (s Setup) own(family int) netip.Addr { return tunnel.AddrOf(s.Addrs, family) }
 
-// digit is how people call a family: 4 or 6.
-func digit(family int) int {
-	if family == unix.AF_INET6 {
-		return 6
-	}
-	return 4
-}
-
-// own is the gateway's address of a family; invalid, if it has none.
-func (s Setup) own(of int) netip.Addr {
-	for _, a := range s.Addrs {
-		if rtnl.FamilyOf(a) == of {
-			return a
-		}
-	}
-	return netip.Addr{}
-}
-
-// destinations are those of a family in order, without those that others contain: elements of an
-// nftables set must not overlap.
+// destinations are those of a family, sorted, without those within others: elements of an nftables set must not
+// overlap.
 func (s Setup) destinations(of int) []netip.Prefix {
 	var list []netip.Prefix
 	for _, p := range s.Destinations {
@@ -182,8 +154,8 @@ func (s Setup) destinations(of int) []netip.Prefix {
 	return kept
 }
 
-// tunnels are the gateway's, of each family that it has an address of, over a link with an MTU in
-// bytes. Errors: a link that cannot carry IPv6 in a tunnel.
+// tunnels are the gateway's, one for each of its addresses. mtu is that of its link in bytes. It returns an error if
+// that is too small for IPv6 in a tunnel.
 func (s Setup) tunnels(mtu int) ([]tunnel.Tunnel, error) {
 	var list []tunnel.Tunnel
 	for _, a := range s.Addrs {

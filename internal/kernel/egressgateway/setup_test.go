@@ -29,7 +29,7 @@ func TestValidate(t *testing.T) {
 		`Link "a/b"`:                  func(s *Setup) { s.Link = "a/b" },
 		"Port 0":                      func(s *Setup) { s.Port = 0 },
 		"Addrs: expected":             func(s *Setup) { s.Addrs = nil },
-		"one address of family IPv4":  func(s *Setup) { s.Addrs = append(s.Addrs, addr("10.1.0.10")) },
+		"one address of a family":     func(s *Setup) { s.Addrs = append(s.Addrs, addr("10.1.0.10")) },
 		"Addrs: 127.0.0.1":            func(s *Setup) { s.Addrs[0] = addr("127.0.0.1") },
 		"Destinations: 10.0.0.1/8":    func(s *Setup) { s.Destinations[0] = netip.MustParsePrefix("10.0.0.1/8") },
 		`Clients: UID ""`:             func(s *Setup) { s.Clients[0].UID = "" },
@@ -44,7 +44,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestMembers leaves out an address that two clients have, and nothing else.
+// TestMembers: an address of two clients is left out, and nothing else.
 func TestMembers(t *testing.T) {
 	got, err := members([]Client{
 		{"a", []netip.Addr{addr("10.1.0.1"), addr("fd01::1")}}, {"b", []netip.Addr{addr("10.1.0.1"), addr("10.1.0.2")}},
@@ -88,7 +88,7 @@ func TestTunnels(t *testing.T) {
 	}
 }
 
-// TestStatistic reads what a kernel of two processors says.
+// TestStatistic: the statistics of two processors.
 func TestStatistic(t *testing.T) {
 	const text = `entries  clashres found new invalid ignore delete chainlength insert insert_failed drop early_drop icmp_error  expect_new expect_create expect_delete search_restart
 00000027  00000000 00000000 00000000 00000003 00000000 00000000 00000000 00000000 00000000 0000000a 00000000 00000000  00000000 00000000 00000000 00000000
@@ -105,7 +105,7 @@ func TestStatistic(t *testing.T) {
 	}
 }
 
-// TestOpen counts clients' connections that may still have packets.
+// TestOpen: which connections of clients count as open.
 func TestOpen(t *testing.T) {
 	k := &Kernel{known: &known{members: map[netip.Addr]string{addr("10.1.0.1"): "a"}}}
 	flow := func(from string, tcp int) *netlink.ConntrackFlow {

@@ -12,17 +12,17 @@ import (
 
 	"github.com/berthnet/berth/internal/kernel/nft"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// setRules makes chains, sets and counters. It compares first and writes nothing when all is well; else
-// chains are filled anew in one transaction, so that no packet meets half of them, and sets and counters
-// stay.
+// setRules makes chains, sets and counters, unless they are as desired. It refills chains in one transaction, and
+// keeps sets and counters.
 func setRules(conn *nftables.Conn, rules nft.Table) error {
 	if rules.InKernel(conn) {
 		return nil
 	}
 	conn.AddTable(table())
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		for _, set := range []*nftables.Set{clientSet(of), destinationSet(of)} {
 			if err := conn.AddSet(set, nil); err != nil {
 				return fmt.Errorf("add set %s: %w", set.Name, err)
@@ -39,7 +39,7 @@ func setRules(conn *nftables.Conn, rules nft.Table) error {
 	return nil
 }
 
-// setDestinations makes the set of a family's destinations, in one transaction.
+// setDestinations sets a family's destinations in one transaction.
 func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
 	set, want := destinationSet(of), nft.Intervals(list)
 	have, err := conn.GetSetElements(set)
@@ -54,7 +54,7 @@ func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
 		return fmt.Errorf("encode elements of %s: %w", set.Name, err)
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("set destinations of IPv%d: %w", digit(of), err)
+		return fmt.Errorf("set destinations of IPv%d: %w", tunnel.Digit(of), err)
 	}
 	return nil
 }
@@ -62,7 +62,7 @@ func setDestinations(conn *nftables.Conn, of int, list []netip.Prefix) error {
 // listMembers lists the addresses of clients with their UIDs.
 func listMembers(conn *nftables.Conn) (map[netip.Addr]string, error) {
 	there := map[netip.Addr]string{}
-	for _, of := range families {
+	for _, of := range tunnel.Families {
 		list, err := conn.GetSetElements(clientSet(of))
 		if err != nil {
 			return nil, fmt.Errorf("list the set %s: %w", clientSet(of).Name, err)
@@ -76,7 +76,7 @@ func listMembers(conn *nftables.Conn) (map[netip.Addr]string, error) {
 	return there, nil
 }
 
-// remove takes clients' addresses out of the sets, all in one transaction.
+// remove removes clients' addresses from the sets in one transaction.
 func remove(conn *nftables.Conn, gone []netip.Addr) error {
 	list := map[netip.Addr]string{}
 	for _, a := range gone {
@@ -85,7 +85,7 @@ func remove(conn *nftables.Conn, gone []netip.Addr) error {
 	return eachSet(conn, list, "remove", conn.SetDeleteElements)
 }
 
-// add puts clients' addresses into the sets, all in one transaction.
+// add adds clients' addresses to the sets in one transaction.
 func add(conn *nftables.Conn, added map[netip.Addr]string) error {
 	return eachSet(conn, added, "add", conn.SetAddElements)
 }
@@ -111,5 +111,5 @@ func eachSet(conn *nftables.Conn, of map[netip.Addr]string, what string, do func
 	return nil
 }
 
-// isNoTable tells that there is no such table, or nothing in it.
+// isNoTable tells whether an error means that the table does not exist.
 func isNoTable(err error) bool { return errors.Is(err, unix.ENOENT) }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
@@ -132,7 +131,7 @@ func prefixes(addrs []netip.Addr) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(addrs[0], 30), netip.PrefixFrom(addrs[1], 64)}
 }
 
-// client makes a host send what is for all other hosts, but the gateway, by the gateway.
+// client makes a host send packets to all hosts but the gateway by the gateway.
 func (w world) client(t *testing.T, p host) {
 	t.Helper()
 	for i, own := range p.addrs {
@@ -161,13 +160,10 @@ func (w world) client(t *testing.T, p host) {
 
 func (w world) ensureTunnel(t *testing.T, p host, own netip.Addr) (index int) {
 	t.Helper()
-	n, err := netns.GetFromPath(p.path())
+	at, err := tunnel.Open(p.path())
 	must(t, err)
-	defer n.Close()
-	h, err := tunnel.Handle(n)
-	must(t, err)
-	defer h.Close()
-	index, err = tunnel.Ensure(h, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(1500, own), Port: port, SourcePortAuto: true})
+	defer at.Close()
+	index, err = tunnel.Ensure(at.NL, tunnel.Tunnel{Local: own, MTU: tunnel.MTU(1500, own), Port: port, SourcePortAuto: true})
 	must(t, err)
 	return index
 }
@@ -194,7 +190,7 @@ func apply(t *testing.T, k *Kernel, s Setup) {
 	must(t, k.Apply(t.Context(), s))
 }
 
-// ask has a host ask another's echo server, and tells as whom it was seen.
+// ask sends a request from a host to another's echo server, and returns the source that the server saw.
 func ask(t *testing.T, from host, network string, to netip.Addr, wait time.Duration) (netip.Addr, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
@@ -210,8 +206,8 @@ func seenAs(t *testing.T, from host, network string, to, want netip.Addr) {
 	}
 }
 
-// unansweredFor is how long an answer is waited for that should not come; dropped packets are counted
-// besides, so that a machine that stands still hides nothing.
+// unansweredFor limits the wait for a reply that must not come. Tests also count dropped packets, so that a stalled
+// machine hides nothing.
 const unansweredFor = 500 * time.Millisecond
 
 func unanswered(t *testing.T, from host, network string, to netip.Addr) {
@@ -246,7 +242,7 @@ func alive(t *testing.T, c *echo.Conn, want bool) {
 	}
 }
 
-// dropped is how many packets were, by reason.
+// dropped returns the number of dropped packets by reason.
 func dropped(t *testing.T, k *Kernel, family int) map[Reason]uint64 {
 	t.Helper()
 	c, err := k.Counters()
@@ -258,7 +254,7 @@ func dropped(t *testing.T, k *Kernel, family int) map[Reason]uint64 {
 	return n
 }
 
-// onlyMore wants packets dropped for one reason since before, and for no other.
+// onlyMore asserts that packets were dropped for one reason since before, and for no other.
 func onlyMore(t *testing.T, k *Kernel, family int, before map[Reason]uint64, why Reason) {
 	t.Helper()
 	for r, n := range dropped(t, k, family) {

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// What is in a namespace is in the text, whoever made it.
+// The text has all objects of a namespace.
 func TestParts(t *testing.T) {
 	const name = "kernelstate"
 	if err := ns.Create(name); err != nil {
@@ -62,7 +62,7 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// fill makes something of everything.
+// fill makes objects of all kinds.
 func fill() error {
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "va", MTU: 1400}, PeerName: "vb"}
 	if err := netlink.LinkAdd(veth); err != nil {

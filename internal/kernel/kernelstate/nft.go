@@ -13,12 +13,11 @@ import (
 	"github.com/google/nftables/userdata"
 )
 
-// maxElements is how many elements of a set are shown.
+// maxElements is the most elements of a set that are written.
 const maxElements = 2048
 
-// Nftables writes the tables of all families, with chains, rules and sets. A rule
-// is shown by its comment and the expressions that the kernel has of it, one after
-// the other, as `nft --debug=netlink` does.
+// Nftables writes the tables of all families, with chains, rules and sets. A rule is written as its comment and its
+// expressions, as by `nft --debug=netlink`.
 func Nftables(w io.Writer) error {
 	conn, err := nftables.New()
 	if err != nil {

@@ -192,7 +192,7 @@ func Neighbours(w io.Writer) (err error) {
 	return err
 }
 
-// linkNames are those of links by index. Without them routes are shown all the same.
+// linkNames are the names of links by index; empty if links cannot be listed.
 func linkNames() map[int]string {
 	names := map[int]string{}
 	links, _ := dump(netlink.LinkList)
@@ -202,7 +202,7 @@ func linkNames() map[int]string {
 	return names
 }
 
-// of says what an error is of. A family that the kernel runs without is none.
+// of wraps an error. It returns nil if the kernel lacks the family.
 func of(what string, err error) error {
 	if err == nil || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EPFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil

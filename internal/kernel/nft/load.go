@@ -5,11 +5,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Meta loads a packet's meta data: meta KEY.
+// Meta loads a packet's metadata: meta KEY.
 func Meta(key expr.MetaKey) Exprs { return Exprs{&expr.Meta{Key: key, Register: Register}} }
 
-// Ct loads what connection tracking knows of a packet: ct KEY. Of a packet that is not
-// tracked it has nothing but its state, and the rule does not match.
+// Ct loads ct KEY. For an untracked packet only the state can be loaded; with other keys the rule does not match.
 func Ct(key expr.CtKey) Exprs { return ctInto(key, Register) }
 
 func ctInto(key expr.CtKey, register uint32) Exprs {
@@ -26,7 +25,7 @@ func Transport(offset, length uint32) Exprs {
 	return payload(expr.PayloadBaseTransportHeader, offset, length, Register)
 }
 
-// TransportBeside is Transport, behind an address of a family that is loaded.
+// TransportBeside is Transport, loaded after an address of a family.
 func TransportBeside(family int, offset, length uint32) Exprs {
 	return payload(expr.PayloadBaseTransportHeader, offset, length, beside(family))
 }
@@ -35,8 +34,8 @@ func payload(base expr.PayloadBase, offset, length, into uint32) Exprs {
 	return Exprs{&expr.Payload{DestRegister: into, Base: base, Offset: offset, Len: length}}
 }
 
-// beside is the register behind an address in Register, where a concatenation has what is second
-// (linux/netfilter/nf_tables.h): NFT_REG32_01, and NFT_REG_2.
+// beside is the register after an address in Register, where the second part of a concatenation is
+// (linux/netfilter/nf_tables.h): NFT_REG32_01 or NFT_REG_2.
 func beside(family int) uint32 {
 	if family == unix.AF_INET6 {
 		return 2
@@ -44,8 +43,8 @@ func beside(family int) uint32 {
 	return 9
 }
 
-// SourceAt is where the IP header of a family has the source, and the length of an address, in
-// bytes (RFC 791, section 3.1; RFC 8200, section 3). The destination follows it.
+// SourceAt returns the offset of the source in the IP header of a family, and the length of an address, in bytes (RFC
+// 791, section 3.1; RFC 8200, section 3). The destination follows.
 func SourceAt(family int) (offset, length uint32) {
 	if family == unix.AF_INET6 {
 		return 8, 16
@@ -70,7 +69,7 @@ func NextHop(family int) Exprs {
 	return Exprs{&expr.Rt{Register: Register, Key: expr.RtNexthop4}}
 }
 
-// Mask keeps those bits of the loaded value that a mask of its length has.
+// Mask keeps the bits of the loaded value that are set in a mask of its length.
 func Mask(mask ...byte) Exprs { return bits(Register, mask, make([]byte, len(mask))) }
 
 // MaskBits keeps the first n bits of the loaded address.

@@ -3,6 +3,7 @@ package nft
 import (
 	"net/netip"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -10,8 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Is compares the loaded value: it equals data. With fewer bytes than are loaded the beginning
-// is compared.
+// Is matches if the loaded value equals data, or begins with it if data is shorter.
 func Is(data ...byte) Exprs {
 	return Exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: Register, Data: data}}
 }
@@ -21,8 +21,8 @@ func IsNot(data ...byte) Exprs {
 	return Exprs{&expr.Cmp{Op: expr.CmpOpNeq, Register: Register, Data: data}}
 }
 
-// LinkName is the name of a link as Is and IsNot take a whole one, with
-// expr.MetaKeyIIFNAME and expr.MetaKeyOIFNAME. Of a name alone they take what begins so.
+// LinkName encodes a whole name of a link for Is and IsNot, with expr.MetaKeyIIFNAME and expr.MetaKeyOIFNAME. The
+// bytes of a name match all names that begin so.
 func LinkName(name string) []byte {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
@@ -69,12 +69,12 @@ func DestinationIn(p netip.Prefix) Exprs {
 	return Join(Family(rtnl.FamilyOf(p.Addr())), Destination(rtnl.FamilyOf(p.Addr())), Inside(p))
 }
 
-// Inside tells that the loaded address is in a network, which has no host bits.
+// Inside matches if the loaded address is in a network, which must have no host bits.
 func Inside(p netip.Prefix) Exprs {
 	return Join(MaskBits(rtnl.FamilyOf(p.Addr()), p.Bits()), Is(p.Addr().AsSlice()...))
 }
 
-// ICMPv6Type loads icmpv6 type, of such packets.
+// ICMPv6Type matches ICMPv6 and loads icmpv6 type.
 func ICMPv6Type() Exprs { return Join(Protocol(unix.IPPROTO_ICMPV6), Transport(0, 1)) }
 
 // ICMPv6Between is icmpv6 type FIRST-LAST.
@@ -83,7 +83,7 @@ func ICMPv6Between(first, last byte) Exprs {
 	return Join(Family(unix.AF_INET6), ICMPv6Type(), between)
 }
 
-// ICMPType loads icmp type, of such packets.
+// ICMPType matches ICMP and loads icmp type.
 func ICMPType() Exprs { return Join(Protocol(unix.IPPROTO_ICMP), Transport(0, 1)) }
 
 // The directions of a connection, as CtDirection takes them.
@@ -92,15 +92,15 @@ const (
 	Reply    byte = 1 // IP_CT_DIR_REPLY
 )
 
-// CtDirection is ct direction. A packet that is not tracked has none.
+// CtDirection is ct direction. It does not match untracked packets.
 func CtDirection(d byte) Exprs { return Join(Ct(expr.CtKeyDIRECTION), Is(d)) }
 
-// CtState is ct state, one of those of which the bits are set (expr.CtStateBitNEW …).
+// CtState is ct state: it matches any of the states whose bits are set (expr.CtStateBitNEW …).
 func CtState(states uint32) Exprs {
 	return Join(Ct(expr.CtKeySTATE), Mask(Word(states)...), IsNot(Word(0)...))
 }
 
-// CtStatus is ct status, one of those of which the bits are set (CtConfirmed …). A packet that is not tracked has none.
+// CtStatus is ct status: it matches any of the set bits (CtConfirmed …), and no untracked packet.
 func CtStatus(bits uint32) Exprs {
 	return Join(Ct(expr.CtKeySTATUS), Mask(Word(bits)...), IsNot(Word(0)...))
 }
@@ -113,12 +113,62 @@ const (
 	CtDNAT      uint32 = 1 << 5
 )
 
-// OneOf is numgen random mod n 0, which one packet of n matches, at random.
+// OneOf is numgen random mod n 0. It matches one packet of n at random.
 func OneOf(n uint32) Exprs {
 	return Join(Exprs{&expr.Numgen{Register: Register, Modulus: n, Type: unix.NFT_NG_RANDOM}}, Is(Word(0)...))
 }
 
-// Over is limit rate over N/second burst M packets. It matches what is beyond.
+// Over is limit rate over N/second burst M packets.
 func Over(rate uint64, burst uint32) Exprs {
 	return Exprs{&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Over: true, Unit: expr.LimitTimeSecond, Burst: burst}}
+}
+
+// In is @set, for the loaded value. The set needs a name, and an ID if it was added with one in the same transaction.
+func In(s *nftables.Set) Exprs {
+	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID}}
+}
+
+// NotIn is != @set, for the loaded value.
+func NotIn(s *nftables.Set) Exprs {
+	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID, Invert: true}}
+}
+
+// VerdictOf is vmap @map, for the loaded value.
+func VerdictOf(s *nftables.Set) Exprs {
+	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID, IsDestRegSet: true}}
+}
+
+// ElementChunk is the most elements of a set in one message. They share an attribute of at most 64 KiB
+// (linux/netlink.h, nla_len); the kernel silently ignores some of them if there are more.
+const ElementChunk = 256
+
+// AddressType is the type of a family's addresses as keys of a set.
+func AddressType(family int) nftables.SetDatatype {
+	if family == unix.AF_INET6 {
+		return nftables.TypeIP6Addr
+	}
+	return nftables.TypeIPAddr
+}
+
+// Intervals encodes networks, which must not overlap, as elements of an interval set: the first address of each, and
+// the first address after it unless there is none.
+func Intervals(networks []netip.Prefix) []nftables.SetElement {
+	var list []nftables.SetElement
+	for _, p := range networks {
+		list = append(list, nftables.SetElement{Key: p.Addr().AsSlice()})
+		if behind := lastAddr(p).Next(); behind.IsValid() {
+			list = append(list, nftables.SetElement{Key: behind.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return list
+}
+
+// lastAddr is the last address of a network.
+func lastAddr(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
 }

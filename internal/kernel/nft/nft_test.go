@@ -21,7 +21,7 @@ var (
 	ways4      = &nftables.Set{Name: "ways4", KeyType: nftables.TypeIPAddr, DataType: nftables.TypeVerdict, IsMap: true}
 )
 
-// words are rules and what nft(8) calls them.
+// words are rules and how nft(8) prints them.
 var words = []struct {
 	rule Exprs
 	text string
@@ -76,7 +76,7 @@ var words = []struct {
 	{MasqueradeFullyRandom(), "masquerade fully-random"},
 }
 
-// Each rule is what nft(8) calls it, as that command reads it from the kernel.
+// nft(8) prints each rule, as read from the kernel, in the words of its documentation.
 func TestWords(t *testing.T) {
 	const name = "nftwords"
 	if err := ns.Create(name); err != nil {

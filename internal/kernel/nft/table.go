@@ -1,3 +1,9 @@
+// Package nft has the expressions of nftables rules as functions with the terms of nft(8): what a rule matches and
+// what it does. A rule is the concatenation of its parts (Join), and a Table is the desired content of a table. It
+// does not know Berth's tables.
+//
+// Parts that load a value leave it in Register, and those that compare or look up take it from there:
+// Join(Source(family), In(set)) is ip saddr @set. A family is unix.AF_INET or unix.AF_INET6.
 package nft
 
 import (
@@ -10,20 +16,21 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 )
 
-// Rule is a rule and the comment by which people and InKernel know it.
+// Rule is a rule and its comment, by which InKernel identifies it.
 type Rule struct {
 	Comment string
 	Exprs   Exprs
 }
 
-// NewRule is a rule of some parts.
+// NewRule returns a rule of some parts.
 func NewRule(comment string, parts ...Exprs) Rule { return Rule{comment, Join(parts...)} }
 
-// UserData is what the kernel keeps of a rule's comment, with the tag of its table behind it.
+// UserData is the encoded comment of a rule, followed by the tag of its table.
 func (r Rule) UserData(tag string) []byte {
 	return userdata.AppendString(nil, userdata.TypeComment, r.Comment+" #"+tag)
 }
@@ -34,12 +41,12 @@ type Chain struct {
 	Rules []Rule
 }
 
-// Base is a base chain, through which the packets at a hook pass.
+// Base returns a base chain.
 func Base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nftables.ChainPriority, rules ...Rule) Chain {
 	return Chain{nftables.Chain{Name: name, Type: kind, Hooknum: hook, Priority: at}, rules}
 }
 
-// Regular is a chain to which rules and maps lead.
+// Regular returns a chain that is not at a hook.
 func Regular(name string, rules ...Rule) Chain { return Chain{nftables.Chain{Name: name}, rules} }
 
 // Set is a set or map and the elements that it has when its table is made.
@@ -48,21 +55,20 @@ type Set struct {
 	Elements []nftables.SetElement
 }
 
-// Table is the desired content of a table, as data. Its zero Family is none: set it.
+// Table is the desired content of a table. Family must be set.
 type Table struct {
 	Family nftables.TableFamily
 	Name   string
 	Sets   []Set
 	Chains []Chain
-	// Tag is the Fingerprint, once that has been asked for: every rule in the kernel has it in its comment, so
-	// that the kernel's content can be compared without decoding rules.
+	// Tag is the Fingerprint, which the caller sets. Every rule in the kernel has it in its comment, so that the
+	// content can be compared without decoding rules.
 	Tag string
 }
 
 func (t Table) handle() *nftables.Table { return &nftables.Table{Family: t.Family, Name: t.Name} }
 
-// Fingerprint is a hash of sets and chains, and of whatever else decides about the content. The error is of
-// a rule that cannot be encoded.
+// Fingerprint returns a hash of sets and chains, and of more. It returns an error if a rule cannot be encoded.
 func (t Table) Fingerprint(more ...any) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, more...)
@@ -90,8 +96,8 @@ func (t Table) Fingerprint(more ...any) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)[:8]), nil
 }
 
-// Replace queues the removal of the table and its new content, which Flush makes one transaction: no packet
-// meets half of it. The error is of elements that cannot be encoded.
+// Replace queues the removal of the table and its new content, which Flush sends in one transaction. It returns an
+// error if elements cannot be encoded.
 func (t Table) Replace(conn *nftables.Conn) error {
 	t.Remove(conn)
 	table := conn.AddTable(t.handle())
@@ -115,13 +121,13 @@ func (t Table) Replace(conn *nftables.Conn) error {
 	return nil
 }
 
-// Remove queues the removal of the table, which need not be there.
+// Remove queues the removal of the table, which need not exist.
 func (t Table) Remove(conn *nftables.Conn) {
-	conn.AddTable(t.handle()) // what is not there cannot be removed
+	conn.AddTable(t.handle()) // removing a missing table would fail
 	conn.DelTable(t.handle())
 }
 
-// Refill queues the rules of some chains in place of those that they have; those that are not there are made.
+// Refill queues the replacement of the rules of some chains, and adds missing chains.
 func (t Table) Refill(conn *nftables.Conn, chains ...Chain) {
 	for _, c := range chains {
 		conn.FlushChain(t.addChain(conn, c))
@@ -142,7 +148,7 @@ func (t Table) addRules(conn *nftables.Conn, c Chain) {
 	}
 }
 
-// There tells whether the kernel has the table, and no flag switches it off.
+// There tells whether the kernel has the table, and it is not dormant.
 func (t Table) There(conn *nftables.Conn) (bool, error) {
 	tables, err := conn.ListTablesOfFamily(t.Family)
 	if err != nil {
@@ -151,8 +157,8 @@ func (t Table) There(conn *nftables.Conn) (bool, error) {
 	return slices.ContainsFunc(tables, func(have *nftables.Table) bool { return have.Name == t.Name && have.Flags == 0 }), nil
 }
 
-// InKernel tells whether the kernel has the table with the rules of all chains and the elements of interval
-// sets, which are fixed. What cannot be read is not there.
+// InKernel tells whether the kernel has the table with the rules of all chains and the elements of interval sets,
+// which are fixed. It returns false if it cannot read them.
 func (t Table) InKernel(conn *nftables.Conn) bool {
 	if there, err := t.There(conn); err != nil || !there {
 		return false
@@ -182,8 +188,8 @@ func (t Table) Has(conn *nftables.Conn, c Chain) bool {
 	})
 }
 
-// SameElements compares the keys of the elements that an interval set has with those that it should have. The
-// kernel adds the end of a range that begins with the first address where no element begins.
+// SameElements compares the keys of the observed elements of an interval set with the desired ones. It ignores the
+// end element that the kernel adds at the first address.
 func SameElements(have, want []nftables.SetElement) bool {
 	keys := func(list []nftables.SetElement) map[string]bool {
 		m := map[string]bool{}
@@ -196,3 +202,16 @@ func SameElements(have, want []nftables.SetElement) bool {
 	}
 	return maps.Equal(keys(have), keys(want))
 }
+
+// Exprs are the expressions of a rule, or of a part of one.
+type Exprs = []expr.Any
+
+// Register is where values are loaded (linux/netfilter/nf_tables.h, NFT_REG_1).
+const Register = 1
+
+// Join concatenates the parts of a rule.
+func Join(parts ...Exprs) Exprs { return slices.Concat(parts...) }
+
+// Word is a number as the kernel has marks, states and indexes: 32 bits in the machine's own
+// order of bytes.
+func Word(v uint32) []byte { return binaryutil.NativeEndian.PutUint32(v) }

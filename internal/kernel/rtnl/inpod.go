@@ -13,16 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LaterMetric begins the metrics of the routes of a pod's further interfaces,
-// to which the link's index is added: each interface keeps its own routes and
-// the first one's are preferred. The same number is that of the routing table by
-// which what has the interface's address goes out, and LaterMetric the priority of
-// the rules that lead there.
+// LaterMetric plus a link's index is the metric of the routes of a pod's further interface, so that those of the
+// first one are preferred. It is also the number of the interface's own routing table, for packets from its address.
+// LaterMetric is the priority of the rules that lead there.
 const LaterMetric = 2048
 
-// SetRoute puts a route of a pod's interface in place, beside one that another
-// interface of the same pod may have to the same destination. first tells that there
-// is none.
+// SetRoute adds a route of a pod's interface, with a later metric if another interface of the pod has a route to the
+// same destination. first tells that none has.
 func SetRoute(r *netlink.Route, inPod *netlink.Handle) (first bool, err error) {
 	err = inPod.RouteAdd(r)
 	if !errors.Is(err, unix.EEXIST) {
@@ -42,12 +39,11 @@ func SetRoute(r *netlink.Route, inPod *netlink.Handle) (first bool, err error) {
 	return first, inPod.RouteReplace(r)
 }
 
-// SourceTable is the routing table of what has an address of the link with an index.
+// SourceTable is the routing table for packets from addresses of a link, by its index.
 func SourceTable(index int) int { return LaterMetric + index }
 
-// RouteBySource makes packets from a further interface's address leave by it, of
-// which def is the default route: by another interface the node would drop them.
-// When the interface goes, its table goes with it and the rule leads nowhere.
+// RouteBySource routes packets from a further interface's address by this interface; the node drops them on another
+// one. def is its default route. When the interface is removed, its table is removed with it.
 func RouteBySource(def *netlink.Route, addr netip.Addr, inPod *netlink.Handle) error {
 	own := *def
 	own.Table, own.Priority = SourceTable(def.LinkIndex), 0
@@ -89,7 +85,7 @@ func SourceRules(index, family int, inPod *netlink.Handle) ([]netip.Addr, error)
 	return from, nil
 }
 
-// RemoveSourceRule takes back what AddSourceRule did. A rule that is not there is no error.
+// RemoveSourceRule removes what AddSourceRule added. It ignores a missing rule.
 func RemoveSourceRule(index int, addr netip.Addr, inPod *netlink.Handle) error {
 	if err := inPod.RuleDel(sourceRule(index, addr)); err != nil && !IsGone(err) {
 		return fmt.Errorf("remove the rule that packets from %s look up table %d: %w", addr, SourceTable(index), err)
@@ -97,17 +93,17 @@ func RemoveSourceRule(index int, addr netip.Addr, inPod *netlink.Handle) error {
 	return nil
 }
 
-// SetIPv6 writes a setting of IPv6 of a link in its namespace, such as accept_ra. Settings
-// are below a folder, /proc/sys if empty: in a container that is not privileged one can only
-// read there. os.ErrNotExist tells of a kernel without IPv6.
+// SetIPv6 writes an IPv6 setting of a link in its namespace, such as accept_ra. Settings are below a folder,
+// /proc/sys if empty, which is read-only in an unprivileged container. Errors: os.ErrNotExist, if the kernel lacks
+// IPv6.
 func SetIPv6(ns netns.NsHandle, sysctls, link, setting, value string) error {
 	return InNetns(ns, func() error {
 		return os.WriteFile(filepath.Join(cmp.Or(sysctls, procSys), "net/ipv6/conf", link, setting), []byte(value), 0)
 	})
 }
 
-// AddAddress gives a pod's interface an address, also in a sandbox that its runtime made
-// with IPv6 switched off. Sysctls are below a folder, /proc/sys if empty.
+// AddAddress adds an address to a pod's interface, and turns IPv6 on if the runtime turned it off. Sysctls are below
+// a folder, /proc/sys if empty.
 func AddAddress(addr *netlink.Addr, index int, name string, ns netns.NsHandle, inPod *netlink.Handle, sysctls string) error {
 	add := func() error { return inPod.AddrReplace(LinkRef(index), addr) }
 	err := add()

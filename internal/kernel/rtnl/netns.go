@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NetnsID tells network namespaces apart, as long as both exist: it is the
-// device and inode of its file in nsfs (namespaces(7)).
+// NetnsID identifies a network namespace while it exists, by the device and inode of its file in nsfs
+// (namespaces(7)).
 type NetnsID struct {
 	Dev, Inode uint64
 }
@@ -27,7 +27,7 @@ func InspectNetns(path string) (NetnsID, error) {
 	return Identify(ns)
 }
 
-// Identify tells which namespace an open handle is of.
+// Identify returns the ID of an open namespace.
 func Identify(ns netns.NsHandle) (NetnsID, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(ns), &st); err != nil {
@@ -36,10 +36,9 @@ func Identify(ns netns.NsHandle) (NetnsID, error) {
 	return NetnsID{st.Dev, st.Ino}, nil
 }
 
-// OpenNetns opens the namespace at a path. A missing path is ErrNoNetns, whatever
-// else is there ErrNotNetns, such as the plain file that is left where a namespace
-// was unmounted. Nothing else is opened than a namespace: a FIFO would hold the
-// caller for good, and a device may act.
+// OpenNetns opens the namespace at a path. Errors: ErrNoNetns if the path does not exist; ErrNotNetns if it is
+// something else, such as the file that is left when a namespace is unmounted. It opens namespaces only: opening a
+// FIFO would block, and a device may have side effects.
 func OpenNetns(path string) (netns.NsHandle, error) {
 	place, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
@@ -68,9 +67,8 @@ func OpenNetns(path string) (netns.NsHandle, error) {
 	return netns.NsHandle(fd), nil
 }
 
-// OpenPodNetns opens a pod's namespace, which must be the one that the pod was
-// given, if that is known (want is not zero), and not the node's own: what is at a path
-// may change at any time. Errors: ErrNoNetns, also when another namespace is there;
+// OpenPodNetns opens a pod's namespace and checks that it has the ID want, unless that is zero, and is not the node's
+// own: what is at a path may change at any time. Errors: ErrNoNetns, also if another namespace is at the path;
 // ErrNotNetns.
 func OpenPodNetns(path string, want, node NetnsID) (netns.NsHandle, error) {
 	ns, err := OpenNetns(path)
@@ -92,7 +90,7 @@ func OpenPodNetns(path string, want, node NetnsID) (netns.NsHandle, error) {
 	return ns, nil
 }
 
-// kindOfFile says what a file is that is no namespace (inode(7)).
+// kindOfFile describes a file by its mode (inode(7)).
 func kindOfFile(mode uint32) string {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFIFO:
@@ -112,8 +110,8 @@ func Handle(ns netns.NsHandle) (*netlink.Handle, error) {
 	return netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 }
 
-// InNetns runs f on a thread of its own inside a namespace. Sysctls and
-// sockets belong to the namespace of the thread that opens them.
+// InNetns runs f on a separate thread in a namespace. Sysctls and sockets belong to the namespace of the thread that
+// opens them.
 func InNetns(ns netns.NsHandle, f func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// procSys is where the kernel has its settings. Those of net are of the network
-// namespace of the thread that looks, wherever the folder is mounted.
+// procSys is the default folder of the kernel's settings. Those of net belong to the network namespace of the calling
+// thread, wherever the folder is mounted.
 const procSys = "/proc/sys"
 
-// Sysctl is one of the kernel's settings as it is to be.
+// Sysctl is the desired value of one of the kernel's settings.
 type Sysctl struct {
 	Path   string // below /proc/sys, with '/' between the parts: names of links may contain dots
 	Value  string
@@ -22,8 +22,8 @@ type Sysctl struct {
 // String reads as in sysctl.conf(5).
 func (s Sysctl) String() string { return strings.ReplaceAll(s.Path, "/", ".") + " = " + s.Value }
 
-// Look returns what the setting is below a folder, /proc/sys if empty, and whether that is as
-// it is to be. The error wraps os.ErrNotExist where the kernel has no such setting.
+// Look returns the value below a folder, /proc/sys if empty, and whether it is right. Errors: os.ErrNotExist, if the
+// kernel has no such setting.
 func (s Sysctl) Look(dir string) (now string, right bool, err error) {
 	have, err := os.ReadFile(s.file(dir))
 	if err != nil {
@@ -33,8 +33,8 @@ func (s Sysctl) Look(dir string) (now string, right bool, err error) {
 	return now, now == s.Value || s.Unless != "" && now == s.Unless, nil
 }
 
-// Set makes the setting what it is to be, and reads it back. The error wraps os.ErrNotExist
-// where the kernel has no such setting.
+// Set writes the value unless it is right, and reads it back. Errors: os.ErrNotExist, if the kernel has no such
+// setting.
 func (s Sysctl) Set(dir string) (changed bool, err error) {
 	now, right, err := s.Look(dir)
 	if err != nil || right {

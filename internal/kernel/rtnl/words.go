@@ -1,3 +1,6 @@
+// Package rtnl has what Berth's packages that program network namespaces share: opening a namespace and running in
+// it, comparing desired with observed objects (Kind), conversions for the netlink library, and the routes and rules
+// of a pod with several interfaces. It keeps no state.
 package rtnl
 
 import (
@@ -10,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whole repeats a dump that the kernel reported as interrupted by a change
-// (NLM_F_DUMP_INTR) a few times, since half a list would look like loss.
+// Whole repeats a dump, a few times, that a change interrupted (NLM_F_DUMP_INTR), as objects may be missing in it.
 func Whole[T any](dump func() ([]T, error)) ([]T, error) {
 	for range 10 {
 		list, err := dump()
@@ -22,18 +24,18 @@ func Whole[T any](dump func() ([]T, error)) ([]T, error) {
 	return dump()
 }
 
-// LinkRef names a link by index without a look-up.
+// LinkRef refers to a link by index without a look-up.
 func LinkRef(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }
 
-// IsNoLink tells that a link does not exist.
+// IsNoLink tells whether an error means that a link does not exist.
 func IsNoLink(err error) bool {
 	var notFound netlink.LinkNotFoundError
 	return errors.As(err, &notFound) || errors.Is(err, unix.ENODEV)
 }
 
-// IsGone tells that a route, rule or address to be removed was not there.
+// IsGone tells whether an error means that a route, rule or address to remove did not exist.
 func IsGone(err error) bool {
 	return errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) ||
 		errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EADDRNOTAVAIL)
@@ -52,7 +54,7 @@ func FamilyOf(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// IsIPv6 tells IPv6 addresses from IPv4 ones, also those written as IPv6.
+// IsIPv6 tells whether an address is IPv6, and not an IPv4-mapped one.
 func IsIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
 
 // Unspecified is 0.0.0.0 or ::, of an address's family.
@@ -96,6 +98,21 @@ func RouteDst(r netlink.Route) netip.Prefix {
 	return netip.PrefixFrom(addr, bits)
 }
 
+// AddrOf is an address of the netlink library; invalid, if it is not set.
+func AddrOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
+// PrefixOf is a prefix of the netlink library, with its host bits; invalid, if it is not set.
+func PrefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(AddrOf(n.IP), bits)
+}
+
 // HostPrefix is an address as a prefix of full length.
 func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
@@ -104,3 +121,19 @@ func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
+
+// Errors that a caller tells apart with errors.Is.
+var (
+	// ErrNoNetns: the network namespace does not exist (any more).
+	ErrNoNetns = errors.New("network namespace does not exist")
+	// ErrNotNetns: something else is at the path of a network namespace.
+	ErrNotNetns = errors.New("is not a network namespace")
+)
+
+// Protocol marks every route and rule that Berth makes (rtnetlink's rtm_protocol and
+// FRA_PROTOCOL).
+const Protocol = 190
+
+// PortGroup is the link group (IFLA_GROUP) of the links of ports and branches (package plug). Those of pod links
+// begin at Protocol times 2^16.
+const PortGroup = Protocol<<16 - 1

@@ -7,24 +7,13 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Handle opens the sockets that the functions of this package use, in a namespace.
-func Handle(ns netns.NsHandle) (*netlink.Handle, error) {
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE, unix.NETLINK_GENERIC)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink sockets: %w", err)
-	}
-	return h, nil
-}
-
-// Ensure makes device and port as t says, changing only what differs, and returns the
-// device's index. What is right already carries packets all the while. Errors: egress.ErrNoFoU;
-// unix.EADDRINUSE, if somebody else has the port.
+// Ensure makes device and port as t says, and returns the device's index. It changes only what differs, and does not
+// interrupt a correct tunnel. Errors: ErrNoFoU; unix.EADDRINUSE, if another socket has the port.
 func Ensure(h *netlink.Handle, t Tunnel) (index int, err error) {
 	if err := ensurePort(h, t); err != nil {
 		return 0, err
@@ -36,11 +25,11 @@ func Ensure(h *netlink.Handle, t Tunnel) (index int, err error) {
 	return link.Attrs().Index, nil
 }
 
-// Make is Ensure where nothing of t is thought to be: it looks for nothing before it adds, which saves
-// a third of the messages. Where there is something nevertheless, it does what Ensure does.
+// Make is Ensure for a namespace that has nothing of t yet. It adds without looking first, which saves a third of the
+// messages, and falls back to Ensure if something exists.
 func Make(h *netlink.Handle, t Tunnel) (index int, err error) {
 	if err := h.FouAdd(t.receiver()); err != nil {
-		if err := ensurePort(h, t); err != nil { // which tells what is wrong
+		if err := ensurePort(h, t); err != nil { // which returns the cause
 			return 0, err
 		}
 	}
@@ -128,11 +117,10 @@ func setUp(h *netlink.Handle, t Tunnel, link netlink.Link) error {
 	return nil
 }
 
-// change makes a device as wanted while it carries packets, if the kernel can, else removes
-// it; it returns none then.
+// change changes a device in place if the kernel can. Otherwise it removes the device and returns nil.
 func change(h *netlink.Handle, found netlink.Link, t Tunnel) (netlink.Link, error) {
-	// The link is named and not numbered: with both, the kernel takes it for being renamed, which a
-	// link that is up cannot be (Linux 6.1).
+	// The link is identified by name only: with an index too, the kernel would rename it, which fails for a link that
+	// is up (Linux 6.1).
 	if found.Type() == t.device().Type() && h.LinkModify(t.device()) == nil {
 		if again, err := h.LinkByName(t.Link()); err == nil && len(differ(again, t)) == 0 {
 			return again, nil
@@ -158,7 +146,7 @@ func add(h *netlink.Handle, t Tunnel) (netlink.Link, error) {
 			return nil, fmt.Errorf("set the MTU of %s to %d: %w", t.Link(), t.MTU, err)
 		}
 	}
-	// It needs no link-local address, from which the kernel would send into the tunnel by itself.
+	// Without a link-local address the kernel does not send packets of its own into the tunnel.
 	if err := h.LinkSetIP6AddrGenMode(made, addrGenNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, fmt.Errorf("keep %s without a link-local address: %w", t.Link(), err)
 	}
@@ -168,8 +156,7 @@ func add(h *netlink.Handle, t Tunnel) (netlink.Link, error) {
 // addrGenNone is IN6_ADDR_GEN_MODE_NONE (linux/if_link.h).
 const addrGenNone = 1
 
-// Check says how device and port differ from t; nothing if they do not. Errors:
-// egress.ErrNoFoU.
+// Check describes how device and port differ from t. Errors: ErrNoFoU.
 func Check(h *netlink.Handle, t Tunnel) ([]string, error) {
 	var list []string
 	want := t.receiver()
@@ -198,50 +185,48 @@ func Check(h *netlink.Handle, t Tunnel) ([]string, error) {
 	return list, nil
 }
 
-// differ says how a device differs from t, but for being up.
+// differ describes how a device differs from t, except whether it is up.
 func differ(link netlink.Link, t Tunnel) []string {
 	var list []string
-	note := func(what string, got, want any) {
-		if got != want {
-			list = append(list, fmt.Sprintf("%s has %s %v, not %v", t.Link(), what, got, want))
-		}
+	if link.Attrs().MTU != t.MTU {
+		list = append(list, fmt.Sprintf("%s has MTU %v, not %v", t.Link(), link.Attrs().MTU, t.MTU))
 	}
-	note("MTU", link.Attrs().MTU, t.MTU)
-	switch l := link.(type) {
-	case *netlink.Iptun:
-		want, ok := t.device().(*netlink.Iptun)
-		if !ok {
-			return append(list, t.Link()+" is a link of type "+link.Type())
+	got, want := parameters(link), parameters(t.device())
+	if len(got) != len(want) {
+		return append(list, t.Link()+" is a link of type "+link.Type())
+	}
+	for i, w := range want {
+		if got[i] != w {
+			list = append(list, fmt.Sprintf("%s has %s %v, not %v", t.Link(), w.name, got[i].value, w.value))
 		}
-		note("local address", addr(l.Local), addr(want.Local))
-		note("remote address", addr(l.Remote), addr(want.Remote))
-		note("encapsulation", l.EncapType, want.EncapType)
-		note("encapsulation flags", l.EncapFlags, want.EncapFlags)
-		note("source port", l.EncapSport, want.EncapSport)
-		note("destination port", l.EncapDport, want.EncapDport)
-		note("TTL", l.Ttl, want.Ttl)
-		note("protocol", l.Proto, want.Proto)
-	case *netlink.Ip6tnl:
-		want, ok := t.device().(*netlink.Ip6tnl)
-		if !ok {
-			return append(list, t.Link()+" is a link of type "+link.Type())
-		}
-		note("local address", addr(l.Local), addr(want.Local))
-		note("remote address", addr(l.Remote), addr(want.Remote))
-		note("encapsulation", l.EncapType, want.EncapType)
-		note("encapsulation flags", l.EncapFlags, want.EncapFlags)
-		note("source port", l.EncapSport, want.EncapSport)
-		note("destination port", l.EncapDport, want.EncapDport)
-		note("hop limit", l.Ttl, want.Ttl)
-		note("protocol", l.Proto, want.Proto)
-		note("flags", l.Flags&^stateFlags, want.Flags)
-	default:
-		list = append(list, t.Link()+" is a link of type "+link.Type())
 	}
 	return list
 }
 
-// addr is an address as the netlink library has it; one that is not set is unspecified.
+// parameter is one of a tunnel device.
+type parameter struct {
+	name  string
+	value any
+}
+
+// parameters are those of a tunnel device, in order. Devices of different types have different numbers of them.
+func parameters(link netlink.Link) []parameter {
+	switch l := link.(type) {
+	case *netlink.Iptun:
+		return []parameter{
+			{"local address", addr(l.Local)}, {"remote address", addr(l.Remote)}, {"encapsulation", l.EncapType}, {"encapsulation flags", l.EncapFlags},
+			{"source port", l.EncapSport}, {"destination port", l.EncapDport}, {"TTL", l.Ttl}, {"protocol", l.Proto},
+		}
+	case *netlink.Ip6tnl:
+		return []parameter{
+			{"local address", addr(l.Local)}, {"remote address", addr(l.Remote)}, {"encapsulation", l.EncapType}, {"encapsulation flags", l.EncapFlags},
+			{"source port", l.EncapSport}, {"destination port", l.EncapDport}, {"hop limit", l.Ttl}, {"protocol", l.Proto}, {"flags", l.Flags &^ stateFlags},
+		}
+	}
+	return nil
+}
+
+// addr formats an address of the netlink library; "any" if it is not set.
 func addr(ip net.IP) string {
 	if len(ip) == 0 || ip.IsUnspecified() {
 		return "any"
@@ -250,8 +235,8 @@ func addr(ip net.IP) string {
 	return a.Unmap().String()
 }
 
-// Remove takes device and port of a family away, which of is an address of. What is not
-// there is no error, nor is a kernel that cannot have it.
+// Remove removes device and port of the family of an address. It succeeds if they do not exist, or the kernel does
+// not support them.
 func Remove(h *netlink.Handle, of netip.Addr, port uint16) error {
 	t := Tunnel{Local: of, Port: port}
 	link, err := h.LinkByName(t.Link())

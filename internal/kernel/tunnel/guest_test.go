@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// namespace makes a network namespace and what this package needs of it.
+// namespace makes a network namespace with the sockets that this package needs.
 func namespace(t *testing.T) *netlink.Handle {
 	t.Helper()
 	if err := ns.Create("tunnel"); err != nil {
@@ -24,7 +24,7 @@ func namespace(t *testing.T) *netlink.Handle {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = at.Close() })
-	h, err := Handle(at)
+	h, err := netlink.NewHandleAt(at, sockets...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,8 +49,8 @@ func ensure(t *testing.T, h *netlink.Handle, want Tunnel) int {
 	return index
 }
 
-// TestEnsure makes devices and ports, finds and mends what differs, and keeps the device
-// where the kernel can change it as it is.
+// TestEnsure makes devices and ports, finds and repairs differences, and changes a device in place where the kernel
+// can.
 func TestEnsure(t *testing.T) {
 	if err := Supported(); err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-// TestMake makes all where nothing is, and what lacks where some is: what Ensure would have made.
+// TestMake makes the same as Ensure, in an empty namespace and in one that has some of it.
 func TestMake(t *testing.T) {
 	for name, want := range both {
 		t.Run(name, func(t *testing.T) {
@@ -136,7 +136,7 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// TestOthersDevice has somebody else's link and port where ours belong.
+// TestOthersDevice replaces a link and port of other software.
 func TestOthersDevice(t *testing.T) {
 	for name, want := range both {
 		t.Run(name, func(t *testing.T) {

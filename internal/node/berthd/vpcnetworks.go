@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source/enisource"
 )
 
-// vpcDatapath is what carrier.VPC is here.
+// vpcDatapath is the part of uplinks.VPC that this needs.
 type vpcDatapath interface {
 	enisource.Datapath
 	// SetLocalCIDRs changes the VPC's CIDRs. One of IPv6 turns the IPv6 data path on.

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Upkeep is what the daemon asks of the data path besides pods. Package carrier
+// Upkeep is what the daemon asks of the data path besides pods. Package uplinks
 // implements it.
 type Upkeep interface {
 	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).

@@ -12,11 +12,10 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Routed is the data path of a node whose addresses are of blocks. The
-// source of addresses sets these up through it.
+// Routed is the data path of a node whose addresses are of blocks.
 type Routed struct {
 	node
-	blocks *[]datapath.Block // guarded by mu; nil while the source has not told which there are
+	blocks *[]datapath.Block // guarded by mu; nil until SetBlocks
 }
 
 // NewRouted wraps an open data path. Call Setup before anything else.
@@ -24,9 +23,8 @@ func NewRouted(data Node) *Routed {
 	return &Routed{node: node{Node: data}}
 }
 
-// Setup is datapath.Node.Setup with these uplinks, remembered. The IPv6 data path
-// is on too if the kernel has a block or a pod of IPv6 already: pods of before a
-// restart go on.
+// Setup is datapath.Node.Setup with these uplinks. Repairs use its configuration from then on. The IPv6 data path
+// is also turned on if the kernel has a block or a pod with IPv6, so that pods from before a restart keep working.
 func (n *Routed) Setup(ctx context.Context, config datapath.Config, routed datapath.Routed) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -77,8 +75,8 @@ func (n *Routed) WithdrawBlocks(ctx context.Context) error {
 	return n.Node.WithdrawBlocks(ctx)
 }
 
-// Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown while the source has not
-// told which blocks there are.
+// Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown before the first SetBlocks and after
+// WithdrawBlocks.
 func (n *Routed) Repair(ctx context.Context, pods []datapath.Pod, spare []string, _ func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -11,9 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Where addresses are of blocks a repair waits for the source to tell which there
-// are, puts back what it asked for last, and announces nothing after a
-// withdrawal. IPv6 follows the blocks, across restarts too.
+// A repair of a routed node fails before the first SetBlocks, then restores the last blocks, and announces nothing
+// after a withdrawal. IPv6 is on while blocks have it, also after restarts.
 func TestNetworkOfBlocks(t *testing.T) {
 	m := newMachine(t)
 	ctx := context.Background()

@@ -13,8 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// VPC is the data path of a node whose addresses are of ENIs. The source of
-// addresses sets these up through it.
+// VPC is the data path of a node whose addresses are of ENIs.
 type VPC struct {
 	node
 	enis map[string]datapath.Uplink // guarded by mu; by ID
@@ -25,14 +24,14 @@ func NewVPC(data Node) *VPC {
 	return &VPC{node: node{Node: data}, enis: map[string]datapath.Uplink{}}
 }
 
-// Setup is datapath.Node.Setup with these uplinks, remembered.
+// Setup is datapath.Node.Setup with these uplinks. Repairs use its configuration from then on.
 func (n *VPC) Setup(ctx context.Context, config datapath.Config, vpc datapath.VPC) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.setup(ctx, config, vpc)
 }
 
-// SetLocalCIDRs changes the VPC's CIDRs, and the data path if they are others.
+// SetLocalCIDRs sets the VPC's CIDRs, and changes the data path if they differ from those before.
 func (n *VPC) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed bool, err error) {
 	n.mu.Lock()
 	config := n.config
@@ -45,9 +44,9 @@ func (n *VPC) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed 
 	return true, n.Setup(ctx, config, next)
 }
 
-// SetENI makes an ENI fit for pods (datapath.Node.SetUplink). An ENI's number is its
-// device index, so that it has the same table and mark after a restart as pods that
-// run were set up with. It implements the ENI source's Datapath.
+// SetENI sets up an ENI for pods (datapath.Node.SetUplink). An ENI's number is its
+// device index, so that its table and mark are the same after a restart, as those of running pods
+// must be. It implements the ENI source's Datapath.
 func (n *VPC) SetENI(ctx context.Context, e eni.ENI) error {
 	want := datapath.Uplink{
 		ID: e.ID, MAC: net.HardwareAddr(e.MAC), Number: e.DeviceIndex, Primary: e.Primary,
@@ -102,8 +101,8 @@ func (n *VPC) RemoveENI(ctx context.Context, id string) error {
 	return nil
 }
 
-// Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown while there is state of
-// an ENI that was not set up yet and that mayNeed does not disown.
+// Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown if the kernel has state of an ENI that
+// SetENI was not called for yet and that mayNeed says may be needed.
 func (n *VPC) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

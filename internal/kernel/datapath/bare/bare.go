@@ -1,6 +1,5 @@
-// Package bare makes a pod link by the netlink calls that it takes and
-// nothing else: no check, no undo, no idempotency. It is the floor that
-// benchmarks hold datapath.Node.AddPod against, and is used by nothing else.
+// Package bare makes a pod link with the necessary netlink calls only, without checks, undo or idempotency.
+// Benchmarks compare datapath.Node.AddPod with it.
 package bare
 
 import (

@@ -1,6 +1,5 @@
-// Package datapathfake is the data path of a node in memory, for tests of what uses one:
-// a Kernel with pods' links and routes, uplinks, blocks and network namespaces, and a Node
-// for each daemon that works on it.
+// Package datapathfake is an in-memory data path for tests: a Kernel with pods' links and routes, uplinks, blocks and
+// network namespaces, and a Node for each daemon that uses it.
 package datapathfake
 
 import (
@@ -13,12 +12,11 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 )
 
-// Kernel is what the kernel of one node has. It outlives daemons and is safe for
-// concurrent use.
+// Kernel is the state of the kernel of one node. It outlives daemons and is safe for concurrent use.
 type Kernel struct {
-	// HasLink tells whether the link of an ENI is there. Nil: each is. Set it before use.
+	// HasLink tells whether an ENI has a link. Nil: every ENI has. Set it before use.
 	HasLink func(net.HardwareAddr) bool
-	// AnyNetns has pods be in network namespaces that are not made here. Set it before use.
+	// AnyNetns allows pods in network namespaces that AddNetns did not make. Set it before use.
 	AnyNetns bool
 
 	mu      sync.Mutex                  // guards all below
@@ -30,7 +28,7 @@ type Kernel struct {
 	made    uint64                      // namespaces so far
 }
 
-// NewKernel is one without any state.
+// NewKernel returns a kernel without any state.
 func NewKernel() *Kernel {
 	return &Kernel{
 		links: map[string]datapath.Pod{}, routes: map[netip.Addr]string{}, uplinks: map[int]datapath.Uplink{},
@@ -85,7 +83,7 @@ func (k *Kernel) State() (links, routes []string) {
 	return links, routes
 }
 
-// Edit has somebody else change links, by name of the host end, and routes to these.
+// Edit changes links, by name of the host end, and routes to them, as other software would.
 func (k *Kernel) Edit(do func(links map[string]datapath.Pod, routes map[netip.Addr]string)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 )
 
-// Node has the methods of a datapath.Node, with their contracts, on a Kernel.
+// Node implements the methods of datapath.Node on a Kernel.
 type Node struct {
 	kernel *Kernel
 	do     Do
@@ -18,10 +18,10 @@ type Node struct {
 	made, detached map[string]bool // links that AddPod was called for, and DetachPod last; guarded by kernel.mu
 }
 
-// Do has the effect of a method's call happen, or returns why it must not.
+// Do runs the effect of a method's call, or returns an error instead.
 type Do func(method string, effect func()) error
 
-// Open is a daemon's handle of the kernel.
+// Open returns a daemon's handle of the kernel.
 func (k *Kernel) Open(do Do) *Node {
 	return &Node{kernel: k, do: do, made: map[string]bool{}, detached: map[string]bool{}}
 }
@@ -109,14 +109,14 @@ func (n *Node) WithdrawBlocks(ctx context.Context) error {
 	})
 }
 
-// Watch is that of datapath.Node, of a kernel in which nobody else changes anything.
+// Watch is that of datapath.Node. It reports no events.
 func (n *Node) Watch(ctx context.Context) (<-chan datapath.Event, error) {
 	events := make(chan datapath.Event)
 	context.AfterFunc(ctx, func() { close(events) })
 	return events, ctx.Err()
 }
 
-// NodeAddresses is that of datapath.Node: the node has none that pods may have.
+// NodeAddresses is that of datapath.Node. It returns none.
 func (n *Node) NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error) {
 	return nil, ctx.Err()
 }
@@ -124,7 +124,7 @@ func (n *Node) NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error
 // RemoveNodeAddress is that of datapath.Node.
 func (n *Node) RemoveNodeAddress(ctx context.Context, _ netip.Addr) error { return ctx.Err() }
 
-// ForwardPolicy is that of datapath.Node: no packet filter drops.
+// ForwardPolicy is that of datapath.Node. It returns no findings.
 func (n *Node) ForwardPolicy(ctx context.Context) ([]datapath.Finding, error) { return nil, ctx.Err() }
 
 // ARPFiltered is that of datapath.Node.
@@ -258,7 +258,7 @@ func (n *Node) Repair(ctx context.Context, want datapath.Wanted) (did []string, 
 		}
 		for _, p := range want.Pods {
 			wanted[p.HostIfName] = true
-			if n.detached[p.HostIfName] || k.whole(p) {
+			if n.detached[p.HostIfName] || k.complete(p) {
 				continue
 			}
 			did = append(did, "pod link "+p.HostIfName)
@@ -277,13 +277,13 @@ func (n *Node) Repair(ctx context.Context, want datapath.Wanted) (did []string, 
 	return did, err
 }
 
-// whole tells whether a pod has its link and routes. k.mu is held.
-func (k *Kernel) whole(p datapath.Pod) bool {
+// complete tells whether a pod has its link and routes. k.mu is held.
+func (k *Kernel) complete(p datapath.Pod) bool {
 	_, has := k.links[p.HostIfName]
 	return has && !slices.ContainsFunc(p.Addrs(), func(a netip.Addr) bool { return k.routes[a] != p.HostIfName })
 }
 
-// restoreUplinks makes the uplinks those of a list. k.mu is held.
+// restoreUplinks replaces the uplinks. k.mu is held.
 func (k *Kernel) restoreUplinks(list datapath.UplinkList) (did []string, err error) {
 	wanted := map[int]bool{}
 	for _, u := range list {

@@ -2,14 +2,12 @@ package hostlink
 
 import (
 	"fmt"
-	"reflect"
-	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/nft"
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
@@ -26,20 +24,15 @@ const NftTable = datapath.PortNftTable
 // The rules are for all ports, by link group and the beginning of the name. Netfilter may see
 // frames that a bridge passes on too (br_netfilter): they come in and leave by the bridge.
 func (n *Node) KeepFromNode() error {
-	conn, err := nftables.New(nftables.WithNetNSFd(int(n.NS)))
+	table, conn, err := n.keepTable()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
-	if kept(conn) {
+	if table.InKernel(conn) {
 		return nil // a change of rules has the kernel wait for packets under way: half of a Plug's time
 	}
-	table := conn.AddTable(keepTable)
-	for _, c := range keepChains() {
-		chain := conn.AddChain(&nftables.Chain{Name: c.name, Table: table, Type: nftables.ChainTypeFilter, Hooknum: c.hook, Priority: nftables.ChainPriorityRaw})
-		conn.FlushChain(chain)
-		for _, exprs := range c.drops {
-			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: exprs})
-		}
+	if err := table.Replace(conn); err != nil {
+		return err
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("keep what pods send to links of ports from the node: %w", err)
@@ -49,67 +42,38 @@ func (n *Node) KeepFromNode() error {
 
 // CheckKept notes when the rules of KeepFromNode are not as it makes them.
 func (n *Node) CheckKept(found *plug.Differences) error {
-	conn, err := nftables.New(nftables.WithNetNSFd(int(n.NS)))
+	table, conn, err := n.keepTable()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
-	if !kept(conn) {
+	if !table.InKernel(conn) {
 		found.Add("nftables table inet %s does not keep what the pod sends from the node", NftTable)
 	}
 	return nil
 }
 
-var keepTable = &nftables.Table{Name: NftTable, Family: nftables.TableFamilyINet}
-
-// keepChain is a chain of KeepFromNode, with its rules.
-type keepChain struct {
-	name  string
-	hook  *nftables.ChainHook
-	drops [][]expr.Any
-}
-
-func keepChains() []keepChain {
-	drop := func(matches ...expr.Any) []expr.Any { return append(matches, &expr.Verdict{Kind: expr.VerdictDrop}) }
-	return []keepChain{
-		{"from_switch", nftables.ChainHookPrerouting, [][]expr.Any{drop(comesBy("tap")...), drop(comesBy("qvo")...)}},
-		{"from_bridge", nftables.ChainHookInput, [][]expr.Any{drop(comesBy("qbr")...)}},
-		{"by_bridge", nftables.ChainHookForward, [][]expr.Any{drop(append(comesBy("qbr"), group(expr.MetaKeyOIFGROUP, expr.CmpOpNeq)...)...)}},
+// keepTable is the table of KeepFromNode, with a connection to nftables on the node.
+func (n *Node) keepTable() (table nft.Table, conn *nftables.Conn, err error) {
+	drop := func(comment string, matches ...nft.Exprs) nft.Rule {
+		return nft.NewRule(comment, append(matches, nft.Drop())...)
 	}
-}
-
-// kept tells whether the rules of KeepFromNode are there, as it makes them and no others. What
-// cannot be read is not there.
-func kept(conn *nftables.Conn) bool {
-	there, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return false
+	filter, raw := nftables.ChainTypeFilter, nftables.ChainPriorityRaw
+	table = nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Chains: []nft.Chain{
+		nft.Base("from_switch", filter, nftables.ChainHookPrerouting, raw, drop("links of a switch in user space", comesBy("tap")), drop("links of a switch", comesBy("qvo"))),
+		nft.Base("from_bridge", filter, nftables.ChainHookInput, raw, drop("bridges of ports", comesBy("qbr"))),
+		nft.Base("by_bridge", filter, nftables.ChainHookForward, raw,
+			drop("leaves by no port", comesBy("qbr"), nft.Meta(expr.MetaKeyOIFGROUP), nft.IsNot(nft.Word(plug.LinkGroup)...))),
+	}}
+	if table.Tag, err = table.Fingerprint(); err != nil {
+		return table, nil, err
 	}
-	for _, c := range keepChains() {
-		i := slices.IndexFunc(there, func(o *nftables.Chain) bool { return o.Table.Name == NftTable && o.Name == c.name })
-		if i < 0 || there[i].Type != nftables.ChainTypeFilter || there[i].Hooknum == nil || *there[i].Hooknum != *c.hook ||
-			there[i].Priority == nil || *there[i].Priority != *nftables.ChainPriorityRaw {
-			return false
-		}
-		rules, err := conn.GetRules(keepTable, there[i])
-		if err != nil || !slices.EqualFunc(rules, c.drops, func(r *nftables.Rule, want []expr.Any) bool { return reflect.DeepEqual(r.Exprs, want) }) {
-			return false
-		}
+	if conn, err = nftables.New(nftables.WithNetNSFd(int(n.NS))); err != nil {
+		return table, nil, fmt.Errorf("open nftables: %w", err)
 	}
-	return true
+	return table, conn, nil
 }
 
 // comesBy matches what comes in by links of ports whose names begin so.
-func comesBy(prefix string) []expr.Any {
-	return append(group(expr.MetaKeyIIFGROUP, expr.CmpOpEq),
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(prefix)},
-	)
-}
-
-// group matches links that are those of ports, or are not.
-func group(key expr.MetaKey, op expr.CmpOp) []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: key, Register: 1},
-		&expr.Cmp{Op: op, Register: 1, Data: binaryutil.NativeEndian.PutUint32(plug.LinkGroup)},
-	}
+func comesBy(prefix string) nft.Exprs {
+	return nft.Join(nft.Meta(expr.MetaKeyIIFGROUP), nft.Is(nft.Word(plug.LinkGroup)...), nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(prefix)...))
 }

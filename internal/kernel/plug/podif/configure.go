@@ -1,10 +1,8 @@
 package podif
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 
 	"github.com/vishvananda/netlink"
@@ -14,8 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Configure sets a link of the pod up as a port's interface; what it was given before and is
-// not to have any more goes. Errors: plug.ErrDefaultRoute.
+// Configure makes a link of the pod a port's interface, and removes what an earlier call gave it and
+// i no longer has. Errors: plug.ErrDefaultRoute.
 func (s *Namespace) Configure(name string, i plug.Interface) error {
 	link, err := s.NL.LinkByName(name)
 	if err != nil {
@@ -30,8 +28,8 @@ func (s *Namespace) Configure(name string, i plug.Interface) error {
 			return err
 		}
 	}
-	if err := s.takeBack(index, i); err != nil {
-		return fmt.Errorf("take back what %s in %s is not to have any more: %w", name, s.Path, err)
+	if err := s.removeStale(link.Attrs(), i); err != nil {
+		return fmt.Errorf("remove what %s in %s is no longer to have: %w", name, s.Path, err)
 	}
 	for _, p := range i.Addresses {
 		if err := rtnl.AddAddress(address(p), index, name, s.NS, s.NL, s.Sysctls); err != nil {
@@ -51,17 +49,40 @@ func (s *Namespace) Configure(name string, i plug.Interface) error {
 	return nil
 }
 
-// shape sets what a link has without addresses: MAC, MTU, up.
-func (s *Namespace) shape(l *netlink.LinkAttrs, i plug.Interface) error {
-	if !bytes.Equal(l.HardwareAddr, i.MAC) {
-		if err := s.NL.LinkSetHardwareAddr(rtnl.LinkRef(l.Index), i.MAC); err != nil {
-			return fmt.Errorf("give %s in %s the MAC address %s: %w", l.Name, s.Path, i.MAC, err)
+// removeStale removes what an earlier Configure gave a link and that it is no longer to have. It comes before the
+// rest: with the first address of a subnet the kernel removes the others of the subnet, and their routes.
+func (s *Namespace) removeStale(l *netlink.LinkAttrs, i plug.Interface) error {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		from, err := rtnl.SourceRules(l.Index, family, s.NL)
+		if err != nil {
+			return err
+		}
+		if len(from) == 0 {
+			continue // the link was not configured in this family
+		}
+		d, err := s.differences(l, i, family, from)
+		if err != nil {
+			return err
+		}
+		if _, err := s.routeKind().RemoveAll(d.routes.Extra); err != nil {
+			return err
+		}
+		if _, err := s.addressKind(l).RemoveAll(d.addresses.Extra); err != nil {
+			return err
+		}
+		for _, a := range d.rules.Extra {
+			if err := rtnl.RemoveSourceRule(l.Index, a, s.NL); err != nil {
+				return err
+			}
 		}
 	}
-	if i.MTU != 0 && l.MTU != i.MTU {
-		if err := s.NL.LinkSetMTU(rtnl.LinkRef(l.Index), i.MTU); err != nil {
-			return fmt.Errorf("give %s in %s the MTU %d: %w", l.Name, s.Path, i.MTU, err)
-		}
+	return nil
+}
+
+// shape sets what a link has without addresses: MAC, MTU, up.
+func (s *Namespace) shape(l *netlink.LinkAttrs, i plug.Interface) error {
+	if _, err := linkOf(l.Name, i).Set(s.NL, l); err != nil {
+		return fmt.Errorf("in %s: %w", s.Path, err)
 	}
 	if err := s.ignoreAdvertisements(l.Name); err != nil {
 		return err
@@ -86,9 +107,8 @@ func (s *Namespace) Silence(name string) error {
 	return nil
 }
 
-// ignoreAdvertisements: routers of a VPC's subnet tell of themselves and of prefixes. A pod has
-// the addresses and routes of its ports and no others: a second default route would part its
-// traffic, and the VPC drops what comes from an address that it did not give.
+// ignoreAdvertisements has a link ignore router advertisements of the VPC's subnet: a second default route would
+// split the pod's traffic, and the VPC drops packets from an address that it did not assign.
 func (s *Namespace) ignoreAdvertisements(name string) error {
 	err := rtnl.SetIPv6(s.NS, s.Sysctls, name, "accept_ra", "0")
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without IPv6
@@ -97,86 +117,8 @@ func (s *Namespace) ignoreAdvertisements(name string) error {
 	return nil
 }
 
-// address is on its link without the kernel's own route of its subnet, which would have no
-// place beside that of another interface; and without a search for duplicates, of which a
-// VPC has none.
-func address(p netip.Prefix) *netlink.Addr {
-	a := &netlink.Addr{IPNet: rtnl.IPNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
-	if p.Addr().Is6() {
-		a.Flags |= unix.IFA_F_NODAD
-	}
-	return a
-}
-
-// routesOf lists the routes of an interface, those on link first, as others lead by them.
-func routesOf(index int, i plug.Interface) []netlink.Route {
-	var on, by []netlink.Route
-	route := func(dst netip.Prefix) netlink.Route {
-		return netlink.Route{LinkIndex: index, Family: rtnl.FamilyOf(dst.Addr()), Dst: rtnl.IPNet(dst), Protocol: rtnl.Protocol}
-	}
-	onLink := map[netip.Prefix]bool{}
-	addOnLink := func(dst netip.Prefix, src netip.Addr) {
-		if onLink[dst] {
-			return
-		}
-		onLink[dst] = true
-		r := route(dst)
-		r.Scope = rtnl.ScopeFor(dst.Addr(), netlink.SCOPE_LINK)
-		if src.IsValid() {
-			r.Src = src.AsSlice()
-		}
-		on = append(on, r)
-	}
-	for _, p := range i.Addresses {
-		if p.Bits() < p.Addr().BitLen() {
-			addOnLink(p.Masked(), p.Addr())
-		}
-	}
-	lead := func(dst netip.Prefix, via netip.Addr) {
-		r := route(dst)
-		r.Gw = via.AsSlice()
-		src, near := sourceFor(i, via)
-		if !near {
-			r.Flags = int(netlink.FLAG_ONLINK)
-		}
-		if src.IsValid() {
-			r.Src = src.AsSlice()
-		}
-		by = append(by, r)
-	}
-	for _, r := range i.Routes {
-		if r.Via.IsValid() {
-			lead(r.Dst, r.Via)
-		} else {
-			src, _ := sourceFor(i, r.Dst.Addr())
-			addOnLink(r.Dst, src)
-		}
-	}
-	for _, g := range i.Gateways {
-		lead(netip.PrefixFrom(rtnl.Unspecified(g), 0), g)
-	}
-	return append(on, by...)
-}
-
-// sourceFor is the address of the port that packets by a neighbour come from: one of its
-// subnet, else the first of its family. near tells that there is one of its subnet.
-func sourceFor(i plug.Interface, neighbour netip.Addr) (src netip.Addr, near bool) {
-	for _, p := range i.Addresses {
-		if p.Addr().Is4() != neighbour.Is4() {
-			continue
-		}
-		if p.Masked().Contains(neighbour) && p.Bits() < p.Addr().BitLen() {
-			return p.Addr(), true
-		}
-		if !src.IsValid() {
-			src = p.Addr()
-		}
-	}
-	return src, false
-}
-
-// setRoute puts a route into the main table, behind those of other interfaces, and into the
-// interface's own, which packets from its addresses look up.
+// setRoute adds a route to the interface's own table, which packets from its addresses look up, and to the main
+// table, where routes of other interfaces that were there before are preferred. first prefers this one.
 func (s *Namespace) setRoute(r netlink.Route, first bool) error {
 	own := r
 	own.Table = rtnl.SourceTable(r.LinkIndex)
@@ -191,7 +133,7 @@ func (s *Namespace) setRoute(r netlink.Route, first bool) error {
 	return err
 }
 
-// mayHaveDefault refuses to take the pod's default route from another interface.
+// mayHaveDefault fails if another interface has the pod's default route.
 func (s *Namespace) mayHaveDefault(index int, i plug.Interface) error {
 	for _, g := range i.Gateways {
 		routes, err := s.mainRoutes(rtnl.FamilyOf(g))
@@ -220,7 +162,7 @@ func (s *Namespace) mainRoutes(family int) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// Forget removes what would outlast a link of the pod: the rules that lead to its table.
+// Forget removes what the kernel keeps when a link of the pod is removed: the rules that look up its table.
 func (s *Namespace) Forget(index int) error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		from, err := rtnl.SourceRules(index, family, s.NL)

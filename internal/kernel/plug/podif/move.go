@@ -12,9 +12,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Move takes the link with an index to another namespace and names it there, in one request:
-// nobody sees it there under another name. It loses its addresses and routes, and goes down.
-// EEXIST tells that the name is taken there; the link stays where it was then.
+// Move moves the link with an index to another namespace and renames it, in one request, so that it never has another
+// name there. The link loses its addresses and routes, and goes down. Errors: unix.EEXIST, if the name is taken
+// there; the link then stays.
 func (s *Namespace) Move(index int, to *Namespace, name string) error {
 	l, err := s.NL.LinkByIndex(index)
 	if err != nil {
@@ -33,8 +33,7 @@ func (s *Namespace) Move(index int, to *Namespace, name string) error {
 		return nil
 	}
 	err = fmt.Errorf("move %s from %s to %s as %s: %w", old.Name, s.Path, to.Path, name, err)
-	// The kernel moves first and names then, and does not go back when the name was taken
-	// at this very moment.
+	// The kernel moves the link before it renames it, and does not move it back if the name was taken in between.
 	if _, gone := s.NL.LinkByIndex(index); !rtnl.IsNoLink(gone) {
 		return err
 	}
@@ -45,7 +44,7 @@ func (s *Namespace) Move(index int, to *Namespace, name string) error {
 	return errors.Join(err, to.move(stray.Attrs().Index, s, old.Name))
 }
 
-// sameLink tells whether a link of a name is the one that had it elsewhere.
+// sameLink tells whether two observations are of the same link.
 func sameLink(a, b *netlink.LinkAttrs) bool {
 	return a.Alias == b.Alias && a.HardwareAddr.String() == b.HardwareAddr.String()
 }

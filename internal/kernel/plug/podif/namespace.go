@@ -1,7 +1,6 @@
-// Package podif sets up the end of a port that is in a pod: it takes a link into the
-// pod's network namespace and gives it back, names it, and gives it MAC address, MTU,
-// addresses, routes, and rules by which what has its addresses leaves by it. What is set
-// already stays; what a pod added of its own is not touched.
+// Package podif sets up a port's link in a pod: it moves the link into the pod's network namespace and back, and sets
+// its name, MAC address, MTU, addresses, routes, and rules by which packets from its addresses leave by it. It keeps
+// what the pod added itself.
 package podif
 
 import (
@@ -14,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Namespace is an open network namespace of a pod, or another that links are moved to and from.
+// Namespace is an open network namespace of a pod, or another one that links are moved to and from.
 type Namespace struct {
 	Path string
 	NS   netns.NsHandle
@@ -69,8 +68,8 @@ func (s *Namespace) Link(name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// Peer finds the pod's end of a veth whose other end is on the node, under whatever name; nil
-// when it is not there.
+// Peer finds the pod's end of a veth whose other end is on the node, whatever its name; nil if it is not in the
+// namespace.
 func (s *Namespace) Peer(host *netlink.LinkAttrs) (netlink.Link, error) {
 	l, err := s.NL.LinkByIndex(host.ParentIndex)
 	if rtnl.IsNoLink(err) {
@@ -85,8 +84,7 @@ func (s *Namespace) Peer(host *netlink.LinkAttrs) (netlink.Link, error) {
 	return l, nil
 }
 
-// Marked finds the veth that carries the mark of a port, under whatever name; nil when there
-// is none.
+// Marked finds the veth that has the mark of a port, whatever its name; nil if there is none.
 func (s *Namespace) Marked(r plug.Ref) (netlink.Link, error) {
 	links, err := rtnl.Whole(s.NL.LinkList)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// FillChecksums has the kernel fill in the checksums of what a link sends (ethtool(8), "tx off").
-// It leaves them to a network card otherwise, and a switch in user space, such as Open vSwitch
-// with datapath_type netdev, passes them on as they are.
+// FillChecksums makes the kernel compute the checksums of packets that a link sends (ethtool(8), "tx off"). Otherwise
+// it leaves them to a network card, and a switch in user space, such as Open vSwitch with datapath_type netdev,
+// forwards packets without.
 func FillChecksums(ns netns.NsHandle, link string) error {
 	err := rtnl.InNetns(ns, func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -36,7 +36,7 @@ func FillChecksums(ns netns.NsHandle, link string) error {
 		return nil
 	})
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil // it never leaves them out
+		return nil // it always computes them
 	}
 	if err != nil {
 		return fmt.Errorf("have the kernel fill in checksums on %s: %w", link, err)

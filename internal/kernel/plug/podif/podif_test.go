@@ -80,9 +80,8 @@ func newRouter(t *testing.T) *podif.Namespace {
 	return router
 }
 
-// A pod with ports of two subnets, and a third of the first one's again: each address is
-// answered by the interface that has it, whoever asks from wherever, and the pod's own
-// connections leave by the first.
+// A pod with ports of two subnets, two of them in one subnet: replies leave by the interface that has the address,
+// for all clients, and the pod's own connections leave by the first.
 func TestSeveralInterfaces(t *testing.T) {
 	router := newRouter(t)
 	a := addSubnet(t, router, "a", "10.1.0.1/24", "2001:db8:1::1/64")
@@ -200,8 +199,8 @@ func routing(t *testing.T, s *podif.Namespace) string {
 	return b.String()
 }
 
-// An interface is given other addresses, routes and prefix lengths in place: what it has then
-// is what it would have had from the begin, and what the pod added of its own.
+// Configure changes addresses, routes and prefix lengths in place. The result is the same as for a new interface, and
+// keeps what the pod added itself.
 func TestInterfaceThatChanges(t *testing.T) {
 	router := newRouter(t)
 	a := addSubnet(t, router, "a", "10.1.0.1/24", "2001:db8:1::1/64")
@@ -272,8 +271,8 @@ func TestDefaultRouteOfAnotherInterface(t *testing.T) {
 	}
 }
 
-// A gateway outside of the port's subnets, one with a link-local address, addresses without a
-// subnet, routes on link, and a sandbox whose runtime switched IPv6 off.
+// A gateway outside of the port's subnets, a link-local gateway, addresses without a subnet, on-link routes, and a
+// sandbox with IPv6 turned off.
 func TestUnusualNetworks(t *testing.T) {
 	for name, i := range map[string]plug.Interface{
 		"gateway elsewhere":  nic(1, true, []string{"10.9.0.1", "2001:db8:9::1"}, "10.1.0.10/24", "2001:db8:1::10/64"),
@@ -327,7 +326,7 @@ func TestAdvertisementsAreIgnored(t *testing.T) {
 	}
 }
 
-// A link that is moved has its new name at once, and stays where it was when that is taken.
+// A link is moved and renamed at once, and stays if the name is taken.
 func TestMove(t *testing.T) {
 	from, to := plugtest.Space(t, "from"), plugtest.Space(t, "to")
 	plugtest.Must(t, plugtest.Veth(from, "veth1", "peer1"))
@@ -345,7 +344,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// The kernel fills in checksums where it would leave them to a card.
+// FillChecksums makes the kernel compute checksums.
 func TestFillChecksums(t *testing.T) {
 	s := plugtest.Space(t, "pod")
 	plugtest.Must(t, plugtest.Veth(s, "eth0", "x"))

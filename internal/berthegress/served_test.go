@@ -3,8 +3,10 @@ package berthegress
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,10 +14,11 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
+	"github.com/berthnet/berth/internal/web/webtest"
 )
 
-// A node that asks for its pod is answered when the kernel serves all of the pod's addresses, and not
-// before; of what never comes it is told in time.
+// A node's request is answered once the kernel serves all of the pod's addresses. A request for a pod that is not
+// served is answered in time.
 func TestNodesAskForClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{hold: make(chan struct{})}
@@ -47,7 +50,7 @@ func TestNodesAskForClients(t *testing.T) {
 			}
 		}
 		for path, want := range map[string]string{
-			"/clients/pod-1":                         "400 address is there 0 times: expected the pod's addresses, one or two",
+			"/clients/pod-1":                         "400 address: got 0, expected the pod's addresses, one or two",
 			"/clients/pod-1?address=here":            "400 address: expected an IP address",
 			"/clients/pod-1?address=::ffff:10.0.0.1": "200 ok",
 		} {
@@ -58,25 +61,38 @@ func TestNodesAskForClients(t *testing.T) {
 	})
 }
 
-// Those who ask take no memory without bound, and one who goes away is forgotten.
+// The number of waiting requests is limited, and canceled ones do not count.
 func TestManyAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoster()
+		r := newServedClients()
 		ctx, cancel := context.WithCancel(t.Context())
-		for i := range mostAsking {
+		for i := range maxWaiting {
 			go func() { _ = r.await(ctx, fmt.Sprint("pod-", i), nil) }()
 		}
 		synctest.Wait()
 		w := httptest.NewRecorder()
 		r.handleClient(w, httptest.NewRequest(http.MethodGet, "/clients/x?address=10.0.0.1", nil))
-		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "4096 ask at once") {
+		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "4096 requests are waiting") {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}
 		cancel()
 		synctest.Wait()
 		r.set([]egressgateway.Client{{UID: "x"}})
-		if err := r.await(t.Context(), "x", nil); err != nil || r.asking != 0 {
-			t.Errorf("%v; %d ask", err, r.asking)
+		if err := r.await(t.Context(), "x", nil); err != nil || r.waiting != 0 {
+			t.Errorf("%v; %d ask", err, r.waiting)
+		}
+	})
+}
+
+// Pods that hold connections to a gateway block neither its kubelet's probes nor scrapes.
+func TestAttacksOnGateways(t *testing.T) {
+	node, scraper := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.5")
+	webtest.Try(t, func(t *testing.T) webtest.Server {
+		a, _ := newTestAgent(t, &fakeKernel{})
+		return webtest.Server{
+			At: netip.MustParseAddr("10.1.0.9"), Slow: "/clients/x?address=10.0.0.7",
+			Serve: func(ctx context.Context, l net.Listener) error { return a.serve(ctx, l, []netip.Addr{node}) },
+			Path:  "/metrics", Honest: []netip.Addr{node, scraper},
 		}
 	})
 }
