@@ -5,9 +5,10 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"time"
+	"slices"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/failpoint"
 )
@@ -25,70 +26,86 @@ func change(kind plan.Kind, call func() error) error {
 	return failpoint.Around("eni."+string(kind), call)
 }
 
-// act makes a step's one change at the cloud and takes its reply for the truth.
-func (r *Reconciler) act(ctx context.Context, p *step) error {
+// actor makes one change at the cloud, and takes its reply: replies judges it, the
+// view takes what it says. Failures are in failures.go. It belongs to the goroutine that
+// reconciles.
+type actor struct {
+	cfg        *Config
+	view       *view
+	replies    *replies
+	confidence *confidence
+	observer   *observer
+	retries    *retries
+	refusals   *refusals
+	placement  *placement.Selector
+	releases   *releases
+	creations  *creations
+	publisher  *publisher
+	demand     *demand
+	surplus    *surplus
+	report     func() // renews the status in the middle of a step
+}
+
+// act makes a step's call, and takes its reply for the truth.
+func (a *actor) act(ctx context.Context, p *step) error {
 	if p.lost {
 		p.priority = cloud.Begun
 	}
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), callTimeout)
 	defer cancel()
-	if p.tidies && r.process.recalls {
+	if p.tidies {
 		var done func()
-		ctx, done = r.recallable(ctx)
+		ctx, done = a.demand.recallable(ctx)
 		defer done()
 	}
-	if p.Kind == plan.FindSubnets {
-		return r.placement.findSubnets(ctx)
-	}
-	if p.Kind == plan.FindRoutes {
-		return r.placement.findRoutes(ctx)
-	}
-	if p.Kind == plan.FindGroups {
-		_, err := r.placement.groups(ctx)
+	switch p.Kind {
+	case plan.FindSubnets:
+		return a.placement.FindSubnets(ctx)
+	case plan.FindRoutes:
+		return a.placement.FindRoutes(ctx)
+	case plan.FindGroups:
+		_, err := a.placement.FindGroups(ctx)
 		return err
+	case plan.Create, plan.CreateTrunk:
+		return a.create(ctx, p)
 	}
-	if p.creates() {
-		return r.create(ctx, p)
-	}
-	k, ok := r.view.enis[p.ENI]
+	k, ok := a.view.enis[p.ENI]
 	if !ok {
 		return gone(string(p.Kind), "%s is gone", p.ENI)
 	}
 	switch p.Kind {
 	case plan.Attach, plan.AttachTrunk:
-		return r.attach(ctx, p, k)
+		return a.attach(ctx, p, k)
 	case plan.Assign:
-		return r.assign(ctx, p, k)
+		return a.assign(ctx, p, k)
 	case plan.Unassign:
-		return r.unassign(ctx, p, k)
+		return a.unassign(ctx, p, k)
 	case plan.Detach, plan.DetachTrunk:
-		return r.detach(ctx, k)
+		return a.detach(ctx, k)
 	case plan.Delete:
-		return r.delete(ctx, k)
+		return a.delete(ctx, k)
 	case plan.Retag:
-		return r.tag(ctx, k)
+		return a.tag(ctx, k)
 	case plan.SetGroups:
-		return r.setGroups(ctx, k)
+		return a.setGroups(ctx, k)
 	default:
 		return fmt.Errorf("no such step: %v", p.Action)
 	}
 }
 
-func (r *Reconciler) create(ctx context.Context, p *step) error {
+func (a *actor) create(ctx context.Context, p *step) error {
 	if p.reserved == nil { // resumed
-		p.reserved = r.cfg.Shared.Subnets.reserve(p.Subnet, p.Weight())
+		p.reserved = a.subnets().Reserve(p.Subnet, p.Weight())
 	}
 	var made cloud.ENI
 	err := change(plan.Create, func() (err error) {
-		made, err = r.cfg.Cloud.CreateENI(ctx, p.intent.Request)
+		made, err = a.cfg.Cloud.CreateENI(ctx, p.intent.Request)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	blocks := r.cfg.Shared.Subnets.blocks(p.Subnet)
-	native := r.cfg.Shared.Subnets.native(p.Subnet)
-	if err := r.view.checkCreated(made, p.intent.Request, r.cfg.InstanceID, blocks, native); err != nil {
+	if err := a.replies.created(made, p.intent.Request); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
@@ -96,118 +113,116 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		made.Tags = p.intent.Request.Tags
 	}
 	made.Type = cmp.Or(made.Type, p.intent.Request.Type) // likewise
-	k := newKnown(factsOf(made, r.cfg.Cluster))
-	if err := r.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), ownAddress(k.Primary)...)); err != nil {
-		p.doubtful = made.ID
-		return err
-	}
-	p.reserved.end(p.Weight())
-	k.replied = r.cfg.Clock.Now()
-	k.assigned(k.held, k.replied)
-	r.view.enis[k.ID] = k
+	p.reserved.End(p.Weight())
+	a.view.created(factsOf(made, a.cfg.Cluster), a.cfg.Clock.Now())
 	return nil
 }
 
 // attach needs no waiting: the addresses become assignable when the data path
 // reports the link.
-func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
+func (a *actor) attach(ctx context.Context, p *step, k *known) error {
 	var id string
 	err := change(plan.Attach, func() (err error) {
-		id, err = r.cfg.Cloud.AttachENI(ctx, k.ID, r.cfg.InstanceID, p.Index)
+		id, err = a.cfg.Cloud.AttachENI(ctx, k.ID, a.cfg.InstanceID, p.Index)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := r.view.checkAttached(k, id); err != nil {
+	if err := a.replies.attached(k, id); err != nil {
 		return err
 	}
-	// DeleteOnTermination is off after an attachment by API (EC2 API
-	// Reference, NetworkInterfaceAttachment); the plan sees that and has it set.
-	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
-	k.replied, k.attachUnresolved = r.cfg.Clock.Now(), false
-	r.confidence.replied, r.attachmentsBy(p.Kind).abandoned = k.replied, 0
-	r.forgetIntent()
-	_ = r.publish(ctx)
+	now := a.cfg.Clock.Now()
+	a.view.attached(k, cloud.Attachment{ID: id, InstanceID: a.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}, now)
+	a.confidence.replied = now
+	a.refusals.attached(p.Kind)
+	a.creations.end()
+	a.publisher.changed()
 	return nil
 }
 
-func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
+func (a *actor) assign(ctx context.Context, p *step, k *known) error {
 	var given []netip.Prefix
 	err := change(plan.Assign, func() (err error) {
-		given, err = r.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Amount)
+		given, err = a.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Amount)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := r.view.checkAssigned(k, given, r.cfg.Shared.Subnets.blocks(k.SubnetID)); err != nil {
+	if err := a.replies.assigned(k, given); err != nil {
 		return err
 	}
-	if err := r.checkOthers(assignOp(given), k.ID, k.SubnetID, given); err != nil {
-		return err
-	}
-	p.reserved.end(p.Weight())
-	r.confidence.replied = r.cfg.Clock.Now()
-	k.assigned(given, r.confidence.replied)
-	_ = r.publish(ctx)
+	p.reserved.End(p.Weight())
+	now := a.cfg.Clock.Now()
+	k.assigned(given, now)
+	a.confidence.replied = now
+	a.publisher.changed()
 	return nil
 }
 
-func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
-	err := change(plan.Unassign, func() error { return r.cfg.Cloud.UnassignAddresses(ctx, k.ID, p.withdrawn) })
+func (a *actor) unassign(ctx context.Context, p *step, k *known) error {
+	err := change(plan.Unassign, func() error { return a.cfg.Cloud.UnassignAddresses(ctx, k.ID, p.withdrawn) })
 	if err != nil {
 		return err
 	}
-	k.unassigned(p.withdrawn, r.cfg.Clock.Now())
-	r.cfg.Shared.Subnets.returned(k.SubnetID, p.Weight())
-	_ = r.publish(ctx)
+	k.unassigned(p.withdrawn, a.cfg.Clock.Now())
+	a.subnets().Returned(k.SubnetID, p.Weight())
+	a.publisher.changed()
 	return nil
 }
 
-func (r *Reconciler) detach(ctx context.Context, k *known) error {
-	err := change(plan.Detach, func() error { return r.cfg.Cloud.DetachENI(ctx, k.Attachment.ID) })
+func (a *actor) detach(ctx context.Context, k *known) error {
+	err := change(plan.Detach, func() error { return a.cfg.Cloud.DetachENI(ctx, k.Attachment.ID) })
 	if err != nil {
 		return err
 	}
-	at := *k.Attachment
-	at.Status = "detaching"
-	k.Attachment, k.replied, k.attachUnresolved = &at, r.cfg.Clock.Now(), false
-	delete(r.view.detaching, k.ID)
-	r.lookups.at[k.ID] = k.replied.Add(time.Second)
-	_ = r.publish(ctx)
+	a.view.detached(k, a.cfg.Clock.Now())
+	a.publisher.changed()
 	return nil
 }
 
-func (r *Reconciler) delete(ctx context.Context, k *known) error {
+func (a *actor) delete(ctx context.Context, k *known) error {
 	if !k.listed { // only a reply named it, perhaps wrongly: if it exists and is ours, a listing shows it
-		r.forget(k.ID)
+		a.forget(k.ID)
 		return nil
 	}
-	err := change(plan.Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
+	err := change(plan.Delete, func() error { return a.cfg.Cloud.DeleteENI(ctx, k.ID) })
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
 		return err
 	}
-	r.forget(k.ID)
-	r.view.deleted[k.ID] = r.cfg.Clock.Now()
-	r.cfg.Shared.Subnets.returned(k.SubnetID, 1+plan.Count(cloud.AmountOf(k.held)))
+	a.forget(k.ID)
+	a.view.deleted[k.ID] = a.cfg.Clock.Now()
+	a.subnets().Returned(k.SubnetID, 1+plan.Count(cloud.AmountOf(k.held)))
 	return nil
 }
 
-// forget ends all that is known of an ENI that is not attached.
-func (r *Reconciler) forget(id string) {
-	delete(r.view.enis, id)
-	r.lookups.forget(id)
-	delete(r.links.flips, id)
-	delete(r.view.detaching, id)
-	r.forgetIntent()
+func (a *actor) forget(id string) {
+	a.view.forget(id)
+	a.creations.end()
 }
 
-func (r *Reconciler) tag(ctx context.Context, k *known) error {
-	tags := map[string]string{TagInstanceID: r.cfg.InstanceID}
-	if err := change(plan.Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
+func (a *actor) tag(ctx context.Context, k *known) error {
+	tags := map[string]string{TagInstanceID: a.cfg.InstanceID}
+	if err := change(plan.Retag, func() error { return a.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
 		return err
 	}
-	k.instanceTag = r.cfg.InstanceID
+	k.owner.instanceTag = a.cfg.InstanceID
 	return nil
 }
+
+// setGroups gives an ENI the primary's security groups. A repeat does no harm, and nothing
+// is recorded before or after.
+func (a *actor) setGroups(ctx context.Context, k *known) error {
+	primary, ok := a.view.primary()
+	if !ok {
+		return gone("ModifyNetworkInterfaceAttribute", "instance %s has no primary ENI", a.cfg.InstanceID)
+	}
+	if err := a.cfg.Cloud.SetGroups(ctx, k.ID, primary.Groups); err != nil {
+		return err
+	}
+	k.Groups, k.groupsSet = slices.Clone(primary.Groups), a.cfg.Clock.Now()
+	return nil
+}
+
+func (a *actor) subnets() *placement.Subnets { return a.cfg.Shared.Catalog.Subnets }

@@ -36,7 +36,7 @@ func TestDeviceIndexesThatTwoHave(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for range 20 { // maps have no order
-				v := newView(0)
+				v := newView(0, 0)
 				v.observed(0, one, two, three)
 				v.observed(1, tt.listed...)
 				for id, k := range v.enis {
@@ -68,7 +68,7 @@ func TestAttachmentsThatRepliesName(t *testing.T) {
 		{"another index, as of before", at(listed, 1, "a-2"), at(listed, 3, "a-old"), "a-2"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			v := newView(time.Minute)
+			v := newView(time.Minute, 0)
 			k := newKnown(factsOf(tt.reply, "test"))
 			k.replied = unix(1)
 			v.enis[k.ID] = k
@@ -88,9 +88,9 @@ func TestENIsOfOtherInstances(t *testing.T) {
 	adopted.Tags = map[string]string{TagInstanceID: "i-2"}
 	away := at(eniOf(4, "10.0.0.7"), 1, "a-4")
 	away.Attachment.InstanceID = "i-2"
-	r := &Reconciler{cfg: Config{InstanceID: "i-1"}}
+	o := &observer{cfg: &Config{InstanceID: "i-1"}}
 	var got []string
-	for _, e := range r.ofInstance([]cloud.ENI{mine, others, adopted, away, eniOf(5, "10.0.0.8")}) {
+	for _, e := range o.ofInstance([]cloud.ENI{mine, others, adopted, away, eniOf(5, "10.0.0.8")}) {
 		got = append(got, e.ID)
 	}
 	if want := []string{"eni-1", "eni-3", "eni-5"}; !slices.Equal(got, want) {

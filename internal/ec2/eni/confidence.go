@@ -11,60 +11,70 @@ import (
 // confidence is how far the view can be trusted: whether a plan may be made on
 // it, and whether it may be published.
 type confidence struct {
-	replied   time.Time // when a reply last gave the node something
-	confirmed time.Time // last full observation
-	observeAt time.Time // when the next is due, for repair; zero: at once, unless someone else lists for that
+	lag time.Duration // how long a reply may take to show in listings
 
-	viewStale  bool      // the cloud contradicted the view: nothing is planned before it was observed
+	replied   time.Time // when a reply last gave the node something
+	confirmed time.Time // when the last full observation was made
+	observeAt time.Time // when the next is due, for repair; zero: at once, or someone else lists for that
+
+	viewStale  bool      // the cloud contradicted the view: nothing is planned before the next observation
 	staleSince time.Time // only observations as of then or later count
 
-	publishHeld      bool      // somebody else wrote what was published: nothing is published before it was observed
+	publishHeld      bool      // someone else wrote what was published: nothing is published before the next observation
 	observeNotBefore time.Time // when every reply so far shows in listings
 
-	invalidated atomic.Bool // see Reconciler.Invalidate
+	invalidated atomic.Bool // set by any goroutine: see Reconciler.Invalidate
 }
 
 // markStale has the cloud observed before anything is planned.
 func (c *confidence) markStale(now time.Time) { c.viewStale, c.staleSince = true, now }
 
-// applyInvalidation takes up what Invalidate said, and tells whether there was
-// something. Lag is how long a reply may take to show in listings.
-func (c *confidence) applyInvalidation(now time.Time, lag time.Duration) bool {
+// applyInvalidation applies a call of Invalidate, and reports whether there was one.
+func (c *confidence) applyInvalidation(now time.Time) bool {
 	if !c.invalidated.Swap(false) {
 		return false
 	}
 	c.publishHeld = true
 	c.markStale(now)
-	if visible := c.replied.Add(lag); visible.After(now) {
+	if visible := c.replied.Add(c.lag); visible.After(now) {
 		c.observeNotBefore = visible
 	}
 	return true
 }
 
-// outdated tells whether a listing as of a moment is older than what is known.
+// outdated reports whether a listing is older than what is known.
 func (c *confidence) outdated(at time.Time) bool {
 	return at.Before(c.confirmed) || at.Before(c.staleSince) || at.Before(c.observeNotBefore)
 }
 
-// releasePublish ends what Invalidate began: the cloud was observed.
+// mayObserve reports whether every reply so far shows in a listing made now.
+func (c *confidence) mayObserve(now time.Time) bool { return !c.observeNotBefore.After(now) }
+
+// releasePublish ends the effect of Invalidate: the cloud was observed.
 func (c *confidence) releasePublish() { c.publishHeld, c.observeNotBefore = false, time.Time{} }
 
-// observed takes a listing as of a moment, and tells whether it is the first.
-func (c *confidence) observed(at, next time.Time) (first bool) {
-	first = c.confirmed.IsZero()
+// observed records a full listing, and when the next one is due for repair.
+func (c *confidence) observed(at, next time.Time) {
 	c.confirmed, c.viewStale, c.observeAt = at, false, next
-	return first
 }
 
-// mayPublish is nil when what is known may be published.
+// unconfirmed reports whether there was no full observation yet.
+func (c *confidence) unconfirmed() bool { return c.confirmed.IsZero() }
+
+// confirmedLater reports whether the last observation was made at least d after t.
+func (c *confidence) confirmedLater(t time.Time, d time.Duration) bool {
+	return c.confirmed.Sub(t) >= d
+}
+
+// mayPublish returns nil when what is known may be published.
 func (c *confidence) mayPublish() error {
 	if c.publishHeld || c.invalidated.Load() {
-		return errors.New("it is in doubt until EC2 was observed")
+		return errors.New("it is in doubt until EC2 has been observed")
 	}
 	return nil
 }
 
-// due is when an observation that must wait may be made, and that for repair.
+// due returns when an observation that must wait may be made, or one for repair is due.
 func (c *confidence) due(now time.Time) time.Time {
 	return retry.Earliest(now, c.observeNotBefore, c.observeAt)
 }

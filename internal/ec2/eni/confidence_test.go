@@ -3,11 +3,13 @@ package eni
 import "testing"
 
 func TestConfidence(t *testing.T) {
-	c := confidence{viewStale: true}
-	if c.applyInvalidation(unix(1), 5*second) {
+	c := confidence{viewStale: true, lag: 5 * second}
+	if c.applyInvalidation(unix(1)) {
 		t.Error("invalidated by nobody")
 	}
-	if !c.observed(unix(2), unix(62)) || c.viewStale || c.mayPublish() != nil {
+	first := c.unconfirmed()
+	c.observed(unix(2), unix(62))
+	if !first || c.unconfirmed() || c.viewStale || c.mayPublish() != nil {
 		t.Errorf("after the first observation: %+v", &c)
 	}
 	if !c.outdated(unix(1)) || c.outdated(unix(2)) {
@@ -18,14 +20,15 @@ func TestConfidence(t *testing.T) {
 	if c.mayPublish() == nil {
 		t.Error("published although it was invalidated")
 	}
-	if !c.applyInvalidation(unix(10), 5*second) || !c.publishHeld || !c.viewStale {
+	if !c.applyInvalidation(unix(10)) || !c.publishHeld || !c.viewStale {
 		t.Errorf("invalidated: %+v", &c)
 	}
 	if c.mayPublish() == nil || !c.outdated(unix(13)) || c.outdated(unix(14)) {
 		t.Error("no listing counts before the last reply shows in it")
 	}
 	c.releasePublish()
-	if c.observed(unix(14), unix(74)) || c.mayPublish() != nil || c.outdated(unix(14)) {
+	c.observed(unix(14), unix(74))
+	if c.mayPublish() != nil || c.outdated(unix(14)) {
 		t.Errorf("observed again: %+v", &c)
 	}
 }

@@ -5,48 +5,69 @@ import (
 	"sync"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
-// supplied tells whether the node has a free address, and one for each pod that
-// waits, as pods do until the data path of an address is ready. What it still lacks
-// is less urgent than what nodes without free addresses lack.
-func (r *Reconciler) supplied() bool {
-	waiting, free := r.demand()
-	return free >= max(1, waiting)
+// demand compares what pods wait for with what the node has, also while a call is in
+// flight. Its methods belong to the goroutine that reconciles, which has one watch at a
+// time; news may be set by any.
+type demand struct {
+	node    Node
+	process process
+	news    retry.Signal // the node's usage changed; taken by the watch
 }
 
-// demand is how many pods wait for addresses, and for how many there are some.
-func (r *Reconciler) demand() (waiting, free int) {
-	u := r.cfg.Node.Usage()
+// of returns how many pods wait for addresses, and how many more pods the node has
+// addresses for.
+func (d *demand) of() (waiting, free int) {
+	u := d.node.Usage()
 	for _, e := range u.ENIs {
 		free += e.Assignable
 	}
 	return u.Waiting, free
 }
 
-// sparing is a context for the calls of one step: of a supplied node that has a
-// process of its own they yield to those of others, until a pod comes to wait.
-// The step must be ended with done.
-func (r *Reconciler) sparing(ctx context.Context) (call context.Context, done func()) {
-	if !r.process.yields || !r.supplied() {
+// supplied reports whether the node has a free address, and one for each pod that
+// waits, as pods do until the data path of an address is ready. What it still lacks
+// is less urgent than what nodes without free addresses lack.
+func (d *demand) supplied() bool {
+	waiting, free := d.of()
+	return free >= max(1, waiting)
+}
+
+// mayRecall reports whether a step about a trunk is recalled for pods that come to wait.
+// While some wait already, nothing more can be done for them, and it is not.
+func (d *demand) mayRecall(a plan.Action) bool {
+	waiting, free := d.of()
+	return (a.Kind == plan.CreateTrunk || a.Kind == plan.DetachTrunk) && waiting <= free
+}
+
+// sparing returns a context for the calls of one step: those of a supplied node that has a
+// process of its own yield to those of others, until a pod comes to wait.
+// The caller must call done after the step.
+func (d *demand) sparing(ctx context.Context) (call context.Context, done func()) {
+	if !d.process.yields || !d.supplied() {
 		return ctx, func() {}
 	}
-	needed, done := r.until(func() bool { return !r.supplied() })
+	needed, done := d.until(func() bool { return !d.supplied() })
 	return cloud.WithSpare(ctx, needed), done
 }
 
-// recallable is a context for a call that no pod needs, of a node whose calls wait
-// with those of other nodes. As nothing else is done for the node before the call
-// has ended, it is given up when more pods wait than there are free addresses. It
-// must be ended with done.
-func (r *Reconciler) recallable(ctx context.Context) (call context.Context, done func()) {
-	recalled, done := r.until(func() bool { waiting, free := r.demand(); return waiting > free })
+// recallable returns a context for a call that no pod needs, of a node whose calls queue
+// with those of other nodes. Since nothing else is done for the node before the call
+// has ended, it is given up when more pods wait than there are free addresses. The
+// caller must call done after the call.
+func (d *demand) recallable(ctx context.Context) (call context.Context, done func()) {
+	if !d.process.recalls {
+		return ctx, func() {}
+	}
+	recalled, done := d.until(func() bool { waiting, free := d.of(); return waiting > free })
 	return cloud.WithRecall(ctx, recalled), done
 }
 
-// until closes came once a condition holds, which is looked at after each Kick. There
-// is one watch at a time; it must be ended with done.
-func (r *Reconciler) until(so func() bool) (came <-chan struct{}, done func()) {
+// until closes came once a condition holds, which is checked after each piece of news.
+func (d *demand) until(so func() bool) (came <-chan struct{}, done func()) {
 	c, over := make(chan struct{}), make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -54,7 +75,7 @@ func (r *Reconciler) until(so func() bool) (came <-chan struct{}, done func()) {
 			select {
 			case <-over:
 				return
-			case <-r.needed:
+			case <-d.news:
 			}
 		}
 		close(c)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
@@ -161,24 +162,24 @@ func (k *known) keepForLife(e *facts) {
 	}
 }
 
-// checkContradictions tells once of what a listing says that cannot be true, and has
-// the ENIs described again soon.
-func (r *Reconciler) checkContradictions() {
-	soon := r.cfg.Clock.Now().Add(r.cfg.Lag)
-	for what, ids := range r.view.contradictions {
-		if !r.view.logged[what] {
-			r.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", ids, "what", what)
+// unlogged returns the contradictions of the last listing that the one before did not
+// have, and schedules lookups of all ENIs concerned.
+func (v *view) unlogged(soon time.Time) []string {
+	var out []string
+	for what, ids := range v.contradictions {
+		if !v.logged[what] {
+			out = append(out, what)
 		}
 		for _, id := range ids {
-			if r.lookups.at[id].IsZero() {
-				r.lookups.at[id] = soon
-			}
+			v.lookups.scheduleUnlessSet(id, soon)
 		}
 	}
-	clear(r.view.logged)
-	for what := range r.view.contradictions {
-		r.view.logged[what] = true
+	clear(v.logged)
+	for what := range v.contradictions {
+		v.logged[what] = true
 	}
+	slices.Sort(out)
+	return out
 }
 
 // Undisputed is a listing of the ENIs of many nodes without what it gives to

@@ -63,7 +63,7 @@ func TestDoubles(t *testing.T) {
 
 // An ENI keeps its MAC and primary address for life, whatever a listing says.
 func TestListingChangesNoENIsIdentity(t *testing.T) {
-	v := newView(0)
+	v := newView(0, 0)
 	was := eniOf(1, "10.0.0.4", "10.0.0.5")
 	v.observed(0, was)
 	e := eniOf(1, "10.0.0.99", "10.0.0.5", "10.0.0.5")

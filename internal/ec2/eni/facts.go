@@ -4,8 +4,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
@@ -22,12 +20,8 @@ type facts struct {
 	ownIPv6               int               // IPv6 addresses of the instance's own
 	Attachment            *cloud.Attachment // nil: detached
 
-	instanceTag string // the value of TagInstanceID
-	createdTag  string // likewise of TagCreatedAt
-	tagged      bool   // it carries the tags of this cluster and of Berth
-	described   bool   // its description is one of Berth's
-	excluded    bool   // it is of a type that Berth leaves alone, a NIC's, or a person keeps Berth off it
-	trunk       bool   // it has branches rather than addresses for pods
+	trunk bool // it has branches rather than addresses for pods
+	owner ownership
 }
 
 // factsOf reads EC2's description of an ENI.
@@ -39,18 +33,8 @@ func factsOf(e cloud.ENI, cluster string) facts {
 	return facts{
 		ID: e.ID, MAC: e.MAC, VPCID: e.VPCID, Zone: e.Zone, SubnetID: e.SubnetID, Groups: e.Groups, Primary: e.Primary,
 		held: inOrder(held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)), ownIPv6: own, Attachment: e.Attachment,
-		instanceTag: e.Tags[TagInstanceID], createdTag: e.Tags[TagCreatedAt],
-		tagged:    cluster != "" && e.Tags[TagCluster] == cluster && e.Tags[TagOwner] == Owner,
-		described: strings.HasPrefix(e.Description, descriptionStart),
-		excluded:  unmanaged(e) || branch(e) || e.Tags[TagNIC] != "" || e.Type != "" && e.Type != cloud.InterfaceOrdinary && e.Type != cloud.InterfaceTrunk,
-		trunk:     e.Type == cloud.InterfaceTrunk,
+		trunk: e.Type == cloud.InterfaceTrunk, owner: ownershipOf(e, cluster),
 	}
-}
-
-// branch tells whether an ENI is a branch of a trunk: one without an attachment that is
-// not detached, as its status says.
-func branch(e cloud.ENI) bool {
-	return e.Type == cloud.InterfaceBranch || e.Attachment == nil && e.Status == "in-use"
 }
 
 // facts are those of a stored ENI, which was attached to an instance.
@@ -60,7 +44,7 @@ func (e ENI) facts(instance string) facts {
 		ID: e.ID, MAC: []byte(e.MAC), SubnetID: e.SubnetID, Groups: e.Groups, Primary: e.PrimaryIPv4,
 		held:       inOrder(slices.DeleteFunc(e.held(), own)),
 		Attachment: &cloud.Attachment{InstanceID: instance, DeviceIndex: e.DeviceIndex, Status: "attached"},
-		tagged:     !e.Primary, instanceTag: instance,
+		owner:      ownership{tagged: !e.Primary, instanceTag: instance},
 	}
 }
 
@@ -73,31 +57,6 @@ func held(addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Pr
 func inOrder(list []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return slices.Compact(list)
-}
-
-// ours tells whether Berth may change an ENI: an ordinary one on the first
-// network card that is the primary, or carries this cluster's tag and Berth's.
-// A detached one, which could be deleted, has a description of Berth's too, and so
-// has a trunk. EFA interfaces, branches, those that others made, and unmanaged ones
-// are seen only.
-func (f facts) ours() bool {
-	switch {
-	case f.excluded, f.trunk && !f.described:
-		return false
-	case f.Attachment == nil:
-		return f.described && f.tagged
-	default:
-		return f.Attachment.NetworkCard == 0 && (primary(f.Attachment) || f.tagged)
-	}
-}
-
-// createdAt is when Berth made the ENI; zero when nobody knows.
-func (f facts) createdAt() time.Time {
-	t, err := time.Parse(time.RFC3339, f.createdTag)
-	if err != nil {
-		return time.Time{}
-	}
-	return t
 }
 
 // phase is where the ENI is on its way in or out.

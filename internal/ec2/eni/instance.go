@@ -111,7 +111,7 @@ func (i *instance) answered(in cloud.Instance, err error, asked time.Time) insta
 	if err == nil {
 		i.unknownSince = time.Time{}
 		if in.Type != "" {
-			i.typ, i.typeKnown = in.Type, true // a stopped instance may have been given another
+			i.hasType(in.Type) // a stopped instance may have been given another
 		}
 	}
 	i.vanished = i.vanished || state == instanceGone
@@ -125,7 +125,24 @@ func (i *instance) answered(in cloud.Instance, err error, asked time.Time) insta
 	return state
 }
 
-// limitsKnown tells whether what the type allows was asked.
+// doubt has the instance asked for, since an error may mean that it does not run.
+func (i *instance) doubt() { i.uncertain = true }
+
+// hasType records the type that EC2, or the instance itself, told.
+func (i *instance) hasType(typ string) { i.typ, i.typeKnown = typ, true }
+
+// retype has the type asked for again: another one was configured.
+func (i *instance) retype() { i.typeKnown, i.limitsOf = false, "" }
+
+// seed takes the limits of a stored inventory, unless the instance is known to be of
+// another type by now.
+func (i *instance) seed(typ string, l cloud.Limits) {
+	if i.limits == (cloud.Limits{}) && (!i.typeKnown || typ == i.typ) {
+		i.limits, i.typ = l, typ
+	}
+}
+
+// limitsKnown reports whether EC2 told what the type allows.
 func (i *instance) limitsKnown() bool { return i.limitsOf != "" && i.limitsOf == i.typ }
 
 // learned takes the limits of a type.
@@ -133,5 +150,5 @@ func (i *instance) learned(typ string, l cloud.Limits) {
 	i.typ, i.typeKnown, i.limitsOf, i.limits = typ, true, typ, l
 }
 
-// due is when the instance is asked for once more.
+// due returns when the instance is asked for once more.
 func (i *instance) due(now time.Time) time.Time { return retry.Earliest(now, i.askAt) }

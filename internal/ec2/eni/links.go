@@ -10,9 +10,13 @@ import (
 // links are the ENIs whose links the node lacks, as it says. Somebody may have detached one,
 // so the cloud is asked at once; its listings may trail that.
 type links struct {
-	lag   time.Duration
+	lag   time.Duration        // how long an ENI's driver may take to start again
 	since map[string]time.Time // by ENI
 	flips map[string]flips     // by ENI; of those that went or came lately
+}
+
+func newLinks(lag time.Duration) links {
+	return links{lag: lag, since: map[string]time.Time{}, flips: map[string]flips{}}
 }
 
 // flips are how often the link of an ENI went or came, as the node says. It may lie, and calls at EC2 are
@@ -97,24 +101,4 @@ func (l *links) due(now time.Time) (first time.Time) {
 		}
 	}
 	return first
-}
-
-// compareLinks has the cloud asked for ENIs whose links went or came. That a link is gone
-// says more than a reply of long ago.
-func (r *Reconciler) compareLinks(missing []string, now time.Time) {
-	gone, back := r.links.changed(missing, now)
-	for _, id := range slices.Concat(gone, back) {
-		if r.view.enis[id] == nil { // a node may say what it likes, and questions of many are asked together
-			continue
-		}
-		look := r.links.flipped(id, now)
-		if at, ok := r.lookups.at[id]; !ok || look.Before(at) {
-			r.lookups.at[id] = look
-		}
-	}
-	for _, id := range gone {
-		if k := r.view.enis[id]; k != nil && now.Sub(k.replied) >= r.cfg.Lag {
-			k.replied = time.Time{}
-		}
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 )
 
 // Listing is what the cloud showed of one node at one moment.
@@ -43,15 +44,6 @@ func (l Listing) since(times ...time.Time) bool {
 	return !l.At.IsZero() && !slices.ContainsFunc(times, l.At.Before)
 }
 
-// SubnetQuery is what a node needs to know of subnets.
-type SubnetQuery struct {
-	IDs         []string // of its ENIs, and those configured for new ones
-	VPCID, Zone string
-	Tags        map[string]string // configured for new ENIs
-	Any         bool              // every subnet of VPC and zone may have new ENIs
-	Since       time.Time         // older answers do not do
-}
-
 // Lister asks the cloud what a reconciler needs to know. In node mode that is
 // a call each; in a process that works for many nodes they share calls. Errors
 // are the cloud's, wrapped.
@@ -65,7 +57,7 @@ type Lister interface {
 	Instance(ctx context.Context, id string) (cloud.Instance, error)
 	// Subnets brings the free counts in the book up to date and tells as of when
 	// they are.
-	Subnets(ctx context.Context, q SubnetQuery) (at time.Time, err error)
+	Subnets(ctx context.Context, q placement.Query) (at time.Time, err error)
 }
 
 // ownLister makes a call for everything: there is one node.
@@ -138,16 +130,16 @@ func (o *ownLister) Instance(ctx context.Context, id string) (cloud.Instance, er
 }
 
 // Subnets implements Lister.
-func (o *ownLister) Subnets(ctx context.Context, q SubnetQuery) (time.Time, error) {
+func (o *ownLister) Subnets(ctx context.Context, q placement.Query) (time.Time, error) {
 	now := o.cfg.Clock.Now()
 	if len(q.IDs) > 0 {
-		if err := o.cfg.Shared.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: q.IDs}, now); err != nil {
+		if err := o.cfg.Shared.Catalog.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: q.IDs}, now); err != nil {
 			return time.Time{}, err
 		}
 	}
 	if q.Any || len(q.Tags) > 0 {
 		f := cloud.SubnetFilter{VPCID: q.VPCID, Zone: q.Zone, Tags: q.Tags}
-		if err := o.cfg.Shared.Subnets.Refresh(ctx, f, now); err != nil {
+		if err := o.cfg.Shared.Catalog.Subnets.Refresh(ctx, f, now); err != nil {
 			return time.Time{}, err
 		}
 	}

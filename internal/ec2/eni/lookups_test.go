@@ -44,7 +44,8 @@ func TestUnresolvedCall(t *testing.T) {
 		{"a new ENI is not listed yet", unresolvedCall{made: true, until: unix(15)}, nil, 10, false},
 		{"and never will be", unresolvedCall{made: true, until: unix(15)}, nil, 15, true},
 	} {
-		l := lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{"a": c.call}}
+		l := newLookups(0)
+		l.unresolved["a"] = c.call
 		l.seen("a", c.k, unix(c.seconds))
 		if got := !l.blocksGrowth("a"); got != c.resolved {
 			t.Errorf("%s: resolved %v", c.name, got)
@@ -67,15 +68,16 @@ func TestLinksThatFlip(t *testing.T) {
 		{"each 40 seconds", 40, 35},
 		{"each 11 minutes", 660, 25},
 	} {
-		r := &Reconciler{view: &view{enis: map[string]*known{"a": newKnown(facts{ID: "a"})}}, lookups: lookups{at: map[string]time.Time{}}, links: links{since: map[string]time.Time{}, flips: map[string]flips{}}}
+		v := newView(time.Minute, 0)
+		v.enis["a"] = newKnown(facts{ID: "a", Attachment: &cloud.Attachment{}})
 		looks := 0
 		for s := range 1200 {
 			var missing []string
 			if s/c.every%2 == 0 {
 				missing = []string{"a", "b"} // b is not the node's
 			}
-			r.compareLinks(missing, unix(s))
-			id, ok := r.lookups.next(unix(s), false)
+			v.missingLinks(missing, unix(s))
+			id, ok := v.lookups.next(unix(s), false)
 			if !ok && (s == 0 || s == 660 && c.every == 660) {
 				t.Errorf("%s: no look after %d s", c.name, s)
 			}
@@ -83,14 +85,12 @@ func TestLinksThatFlip(t *testing.T) {
 				continue
 			}
 			looks++
-			delete(r.lookups.at, id)
-			if again := r.links.again(id, unix(s)); !again.IsZero() {
-				r.lookups.at[id] = again
-			}
+			v.lookups.done(id)
+			v.lookups.seen(id, v.enis[id], unix(s))
 		}
 		t.Logf("%s: %d looks", c.name, looks)
-		if looks > c.most || len(r.links.flips) != 1 {
-			t.Errorf("%s: %d looks, want %d at most; flips of %v", c.name, looks, c.most, r.links.flips)
+		if flips := v.lookups.links.flips; looks > c.most || len(flips) != 1 {
+			t.Errorf("%s: %d looks, want %d at most; flips of %v", c.name, looks, c.most, flips)
 		}
 	}
 }

@@ -1,191 +1,305 @@
 package eni
 
 import (
-	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
+// observer asks the cloud for the node's ENIs, and for the instance where a listing
+// lacks it, and brings the view up to date. It belongs to the goroutine that reconciles.
+type observer struct {
+	cfg        *Config
+	view       *view
+	confidence *confidence
+	instance   *instance
+	retries    *retries
+	placement  *placement.Selector
+	releases   *releases
+	publisher  *publisher
+	own        *ownLister // used if process.lists; else nil
+}
+
 // observe lists everything of this node: the instance's ENIs, and detached
-// ones of ours. At the start of a node of its own process these are listed by
-// themselves and later: nobody waits for them but new ENIs. EC2 is the authority;
-// the metadata service is never asked.
-func (r *Reconciler) observe(ctx context.Context) bool {
-	start := r.cfg.Clock.Now()
+// ones of ours. At the start of a process for one node the detached ones are listed
+// separately and later: only new ENIs wait for them. EC2 is the authority; the
+// metadata service is never asked.
+func (o *observer) observe(ctx context.Context) {
+	start := o.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	l, err := r.list(call, start)
+	l, err := o.list(call, start)
 	cancel()
 	if err == nil {
-		if err = r.take(ctx, l); err != nil && r.confidence.confirmed.IsZero() && r.process.lists {
-			r.own.kept = l
+		if err = o.take(ctx, l); err != nil && o.confidence.unconfirmed() && o.cfg.process.lists {
+			o.own.kept = l
 		}
 	}
-	r.acted(plan.Action{Kind: plan.Observe}, err, start)
+	o.cfg.acted(plan.Action{Kind: plan.Observe}, err, start)
 	if err != nil {
-		r.observeFailed(err)
+		o.failed(err)
 	}
-	return true
 }
 
-// list asks for what is to be known next, unless the first listing, of which
-// nothing followed, is new enough.
-func (r *Reconciler) list(ctx context.Context, now time.Time) (Listing, error) {
-	if r.process.lists {
-		l := r.own.kept
-		r.own.kept = Listing{}
-		if l.since(r.confidence.staleSince, r.confidence.observeNotBefore, now.Add(-r.cfg.ListingInterval)) {
+// list asks for what is to be known next, unless the first listing, which was not used,
+// is recent enough.
+func (o *observer) list(ctx context.Context, now time.Time) (Listing, error) {
+	if o.cfg.process.lists {
+		l := o.own.kept
+		o.own.kept = Listing{}
+		if l.since(o.confidence.staleSince, o.confidence.observeNotBefore, now.Add(-o.cfg.ListingInterval)) {
 			return l, nil
 		}
-		if r.detachedUnknown() && !r.confidence.viewStale {
-			return r.own.listDetached(ctx, r.cfg.InstanceID)
+		if o.detachedUnknown() && !o.confidence.viewStale {
+			return o.own.listDetached(ctx, o.cfg.InstanceID)
 		}
 	}
-	return r.fleet.Lister.List(ctx, r.cfg.InstanceID, r.confidence.staleSince)
+	return o.cfg.Fleet.Lister.List(ctx, o.cfg.InstanceID, o.confidence.staleSince)
 }
 
-// Observed takes a listing that was made for many nodes, in the goroutine that
-// reconciles. One that is older than what is known is ignored.
-func (r *Reconciler) Observed(ctx context.Context, l Listing) {
-	if r.Ended() || r.confidence.outdated(l.At) {
+// observed takes a listing that was made for many nodes. One that is older than what is
+// known is ignored.
+func (o *observer) observed(ctx context.Context, l Listing) {
+	if o.confidence.outdated(l.At) {
 		return
 	}
-	if err := r.take(ctx, l); err != nil {
-		r.observeFailed(err)
+	if err := o.take(ctx, l); err != nil {
+		o.failed(err)
 	}
 }
 
-// observeFailed has the next observation wait, and tells the node.
-func (r *Reconciler) observeFailed(err error) {
-	r.retries.backOff(plan.Observe, err, r.cfg.Clock.Now())
-	r.cfg.Node.ObserveFailed(err)
+// failed delays the next observation, and tells the node.
+func (o *observer) failed(err error) {
+	o.retries.backOff(plan.Observe, err, o.cfg.Clock.Now())
+	o.cfg.Node.ObserveFailed(err)
 }
 
 // take draws the conclusions from a listing.
-func (r *Reconciler) take(ctx context.Context, l Listing) error {
+func (o *observer) take(ctx context.Context, l Listing) error {
 	if l.Of == Detached {
-		r.takeDetached(ctx, l)
+		o.merge(l.ENIs, l.At, l.covers)
+		o.confidence.observeAt = o.nextRepair(Whole)
 		return nil
 	}
-	if err := r.present(ctx, l); err != nil || r.instance.vanished {
+	if err := o.present(ctx, l); err != nil || o.instance.vanished {
 		return err
 	}
-	if r.confidence.publishHeld {
-		r.view.trustListings()
+	if o.confidence.publishHeld {
+		o.view.trustListings()
 	}
-	r.view.merge(r.ofInstance(l.ENIs), l.At, l.covers)
-	r.checkContradictions()
-	r.placement.zone, r.placement.vpc = cmp.Or(l.Zone, r.placement.zone), cmp.Or(l.VPCID, r.placement.vpc)
+	o.view.merge(o.ofInstance(l.ENIs), l.At, l.covers)
+	o.logContradictions()
+	o.placement.Located(l.VPCID, l.Zone)
 	if l.InstanceType != "" {
-		r.instance.typ, r.instance.typeKnown = l.InstanceType, true
+		o.instance.hasType(l.InstanceType)
 	}
-	if r.placement.subnetUnknown() && !r.retries.closed(gateSubnets, r.cfg.Clock.Now()) {
-		if err := r.placement.findSubnets(cloud.WithPriority(ctx, cloud.Begun)); err != nil {
+	if o.placement.SubnetUnknown() && !o.retries.blocked(activitySubnets, o.cfg.Clock.Now()) {
+		if err := o.placement.FindSubnets(cloud.WithPriority(ctx, cloud.Begun)); err != nil {
 			return err
 		}
 	}
-	r.confidence.releasePublish()
-	r.retries.succeed(gateObserve)
-	if r.limitsDue(l.At) && r.confidence.confirmed.IsZero() {
-		r.findLimits(ctx)
+	o.confidence.releasePublish()
+	o.retries.succeed(activityObserve)
+	if o.limitsDue(l.At) && o.confidence.unconfirmed() {
+		o.findLimits(ctx)
 	}
-	first := r.confidence.observed(l.At, r.nextRepair(l.Of))
-	if first && r.process.collects {
-		r.orphans.at = l.At.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
+	o.confidence.observed(l.At, o.nextRepair(l.Of))
+	for _, k := range o.view.list() {
+		o.view.lookups.described(k.ID, l.At)
+		o.view.conclude(k.ID, l.At, o.cfg.Lag, o.cfg.process.sharesNode)
 	}
-	for _, k := range r.view.list() {
-		if at, ok := r.lookups.at[k.ID]; ok && !at.After(l.At) {
-			delete(r.lookups.at, k.ID)
-		}
-		r.concludeOn(k.ID, l.At)
-	}
-	r.adoptCommitted(r.cfg.Clock.Now())
-	_ = r.publish(ctx)
+	o.releases.adoptCommitted(o.cfg.Clock.Now())
+	o.publisher.changed()
 	return nil
 }
 
-// nextRepair is when to list for repair after a listing of some part: if it was
-// not the last part, the rest is due.
-func (r *Reconciler) nextRepair(listed Part) time.Time {
-	switch now := r.cfg.Clock.Now(); {
-	case !r.process.lists:
+// merge takes a listing of some of the node's ENIs into the view.
+func (o *observer) merge(list []cloud.ENI, at time.Time, scope func(*known) bool) {
+	o.retries.succeed(activityObserve)
+	o.view.merge(o.ofInstance(list), at, scope)
+	o.logContradictions()
+	o.publisher.changed()
+}
+
+// logContradictions logs, once, what a listing says that cannot be true.
+func (o *observer) logContradictions() {
+	for _, what := range o.view.unlogged(o.cfg.Clock.Now().Add(o.cfg.Lag)) {
+		o.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", o.view.contradictions[what], "what", what)
+	}
+}
+
+// repairDue reports whether the node's ENIs are to be listed for repair by this
+// reconciler.
+func (o *observer) repairDue(now time.Time) bool {
+	return o.cfg.process.lists && !o.confidence.observeAt.After(now)
+}
+
+// detachedUnknown reports that it is not known yet which ENIs of the node are detached:
+// one of them may be attached in place of a new one.
+func (o *observer) detachedUnknown() bool { return o.cfg.process.lists && !o.own.listedDetached }
+
+// nextRepair returns when to list for repair after a listing of some part: at once if
+// it was not the last part.
+func (o *observer) nextRepair(listed Part) time.Time {
+	switch now := o.cfg.Clock.Now(); {
+	case !o.cfg.process.lists:
 		return time.Time{}
 	case listed == Whole:
-		return now.Add(r.cfg.jitter(r.cfg.ListingInterval))
+		return now.Add(o.cfg.jitter(o.cfg.ListingInterval))
 	default:
 		return now
 	}
 }
 
-// takeDetached draws the conclusions from a listing of what is detached.
-func (r *Reconciler) takeDetached(ctx context.Context, l Listing) {
-	r.view.merge(r.ofInstance(l.ENIs), l.At, l.covers)
-	r.checkContradictions()
-	r.retries.succeed(gateObserve)
-	r.confidence.observeAt = r.nextRepair(Whole)
-	_ = r.publish(ctx)
-}
-
-// ofInstance leaves out what is on another instance, whatever its device index, or was
-// made for another and is on none: it is not for this node to know.
-func (r *Reconciler) ofInstance(list []cloud.ENI) (out []facts) {
+// ofInstance leaves out what is on another instance, whatever its device index, or is
+// detached and was created for another.
+func (o *observer) ofInstance(list []cloud.ENI) (out []facts) {
 	for _, e := range list {
 		of := e.Tags[TagInstanceID]
 		if e.Attachment != nil {
 			of = e.Attachment.InstanceID
 		}
-		if of == r.cfg.InstanceID || of == "" && e.Attachment == nil {
-			out = append(out, factsOf(e, r.cfg.Cluster))
+		if of == o.cfg.InstanceID || of == "" && e.Attachment == nil {
+			out = append(out, factsOf(e, o.cfg.Cluster))
 		}
 	}
 	return out
 }
 
 // lookUp describes one ENI.
-func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
-	start := r.cfg.Clock.Now()
-	call := ctx
-	if r.lookups.blocksGrowth(id) {
-		call = cloud.WithPriority(ctx, cloud.Begun)
+func (o *observer) lookUp(ctx context.Context, id string) {
+	start := o.cfg.Clock.Now()
+	if o.view.lookups.blocksGrowth(id) {
+		ctx = cloud.WithPriority(ctx, cloud.Begun)
 	}
-	call, cancel := context.WithTimeout(call, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	list, at, err := r.fleet.Lister.Look(call, id)
-	r.acted(plan.Action{Kind: plan.Observe, ENI: id}, err, start)
+	list, at, err := o.cfg.Fleet.Lister.Look(ctx, id)
+	o.cfg.acted(plan.Action{Kind: plan.Observe, ENI: id}, err, start)
 	if err != nil {
-		r.observeFailed(err)
-		return true
+		o.failed(err)
+		return
 	}
-	r.retries.succeed(gateObserve)
-	delete(r.lookups.at, id)
+	o.view.lookups.done(id)
 	list = without(list, func(e cloud.ENI) bool { return e.ID != id })
-	r.view.merge(r.ofInstance(list), at, func(k *known) bool { return k.ID == id })
-	r.checkContradictions()
-	r.concludeOn(id, at)
-	_ = r.publish(ctx)
-	return true
+	o.merge(list, at, func(k *known) bool { return k.ID == id })
+	o.view.conclude(id, at, o.cfg.Lag, o.cfg.process.sharesNode)
 }
 
-// concludeOn draws the conclusions for one ENI from a listing as of a moment.
-func (r *Reconciler) concludeOn(id string, at time.Time) {
-	k := r.view.enis[id]
-	r.lookups.seen(id, k, at)
-	attached := k != nil && k.phase() == plan.Attached
-	if again := r.links.again(id, at); k != nil && k.phase() != plan.Detached && !again.IsZero() {
-		r.lookups.at[id] = again
+// contradicted takes what the class of a step's error says of the view. An index
+// that is taken, by which an attachment conflicts, is that of an ENI that came since the
+// last listing.
+func (o *observer) contradicted(class cloud.Class, attaches bool, now time.Time) {
+	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && attaches {
+		o.confidence.markStale(now)
 	}
-	if since, ok := r.view.detaching[id]; ok && (!attached || at.Sub(since) >= r.cfg.Lag) {
-		if k != nil {
-			k.attachUnresolved = false
-		}
-		if !attached || !r.process.sharesNode {
-			delete(r.view.detaching, id) // if it is still attached, publishing it gives it back
-		}
+	if class == cloud.Conflict && !o.cfg.process.onInstance {
+		o.instance.doubt()
 	}
 }
 
-// VPCs are where the node's ENIs are; none while that is not known. It is called
-// from the goroutine that reconciles.
-func (r *Reconciler) VPCs() []string { return r.placement.vpcs() }
+// present reports by its error whether a listing lacks the instance. After two listings
+// without it the instance itself is asked for.
+func (o *observer) present(ctx context.Context, l Listing) error {
+	if o.cfg.process.onInstance {
+		return nil
+	}
+	if hasPrimary(l.ENIs) {
+		if o.instance.listed() {
+			o.retries.succeed(activityInstance)
+		}
+		return nil
+	}
+	ask := o.instance.unlisted(l.At)
+	if o.instance.vanished {
+		return nil
+	}
+	now := o.cfg.Clock.Now()
+	o.confidence.markStale(now)
+	if !ask {
+		return gone("DescribeNetworkInterfaces", "instance %s has no ENI yet", o.cfg.InstanceID)
+	}
+	if !o.instance.askAt.After(now) {
+		o.askInstance(ctx)
+	}
+	if b := o.retries.failed[activityInstance]; b != nil {
+		return b.err
+	}
+	if !o.instance.unknownSince.IsZero() {
+		return gone("DescribeInstances", "instance %s has no ENI, and EC2 did not know it when asked: it is asked once more", o.cfg.InstanceID)
+	}
+	return gone("DescribeNetworkInterfaces", "instance %s exists and has no ENI", o.cfg.InstanceID)
+}
+
+// askInstance finds out whether the instance exists and runs. Nothing is
+// changed while it does not.
+func (o *observer) askInstance(ctx context.Context) {
+	start := o.cfg.Clock.Now()
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	in, err := o.cfg.Fleet.Lister.Instance(call, o.cfg.InstanceID)
+	cancel()
+	state := o.instance.answered(in, err, start)
+	if state != instanceUnanswered { // that it does not exist is an answer too
+		err = nil
+	}
+	o.cfg.acted(plan.Action{Kind: plan.FindInstance}, err, start)
+	switch state {
+	case instanceUnanswered:
+		o.retries.backOff(plan.FindInstance, fmt.Errorf("describe instance %s: %w", o.cfg.InstanceID, err), start)
+	case instanceUnknown:
+	case instanceGone:
+		o.retries.fail(plan.FindInstance, gone("DescribeInstances", "instance %s does not exist, or is terminated", o.cfg.InstanceID), start, 0)
+	case instanceStopped:
+		o.retries.fail(plan.FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
+			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", o.cfg.InstanceID)}, start, o.stoppedRetry(start))
+	case instanceRuns:
+		o.retries.succeed(activityInstance)
+	}
+}
+
+// stoppedRetry returns when a stopped instance is asked for again, unless someone says
+// that it runs: nodes of one process ask at the same moment, by shared calls.
+func (o *observer) stoppedRetry(now time.Time) time.Duration {
+	if o.cfg.process.onInstance {
+		return o.cfg.jitter(o.cfg.SlowRetry)
+	}
+	return now.Truncate(o.cfg.SlowRetry).Add(o.cfg.SlowRetry).Sub(now)
+}
+
+func (o *observer) limitsDue(now time.Time) bool {
+	return !o.instance.limitsKnown() && !o.retries.blocked(activityLimits, now)
+}
+
+// findLimits asks what the instance type allows, and first for the type, unless the
+// cloud has told it: whoever asks for ENIs does not decide how many there may be.
+func (o *observer) findLimits(ctx context.Context) {
+	start := o.cfg.Clock.Now()
+	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), callTimeout)
+	defer cancel()
+	typ, l, err := o.askLimits(ctx)
+	o.cfg.acted(plan.Action{Kind: plan.FindLimits}, err, start)
+	if err != nil {
+		o.retries.backOff(plan.FindLimits, err, o.cfg.Clock.Now())
+		return
+	}
+	o.instance.learned(typ, l)
+	o.retries.succeed(activityLimits)
+}
+
+func (o *observer) askLimits(ctx context.Context) (typ string, l cloud.Limits, err error) {
+	if typ = o.instance.typ; !o.instance.typeKnown || typ == "" {
+		in, err := o.cfg.Fleet.Lister.Instance(ctx, o.cfg.InstanceID)
+		if err != nil {
+			return "", l, fmt.Errorf("instance type of %s: %w", o.cfg.InstanceID, err)
+		}
+		typ = in.Type
+		o.instance.typ, o.instance.typeKnown = typ, typ != ""
+	}
+	if l, err = o.cfg.Cloud.Limits(ctx, typ); err != nil {
+		return typ, l, fmt.Errorf("limits of instance type %q: %w", typ, err)
+	}
+	return typ, l, nil
+}

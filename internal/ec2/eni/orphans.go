@@ -23,46 +23,59 @@ import (
 // addresses of this node took precedence.
 const collectPause = 10 * time.Second
 
-// orphans is when a node looks for them, and what it has seen.
+// orphans is when a node looks for them, and what it has seen. It belongs to the
+// goroutine that reconciles.
 type orphans struct {
-	at   time.Time // zero: never
-	seen Sightings // detached ENIs of others
+	cfg     *Config
+	retries *retries
+	at      time.Time // zero: never
+	seen    Sightings // detached ENIs of others
 }
 
-func (o *orphans) collectDue(now time.Time) bool { return !o.at.IsZero() && !o.at.After(now) }
+// begin schedules the first look after the first observation of the node.
+func (o *orphans) begin(observed time.Time) {
+	if o.cfg.process.collects && o.at.IsZero() && !observed.IsZero() {
+		o.at = observed.Add(time.Duration(o.cfg.Rand.Int64N(int64(o.cfg.CollectInterval))))
+	}
+}
 
-// due is when to look next.
+func (o *orphans) collectDue(now time.Time) bool {
+	return !o.at.IsZero() && !o.at.After(now) && !o.retries.blocked(activityCollect, now)
+}
+
+// due returns when to look next.
 func (o *orphans) due(now time.Time) time.Time { return retry.Earliest(now, o.at) }
 
-func (r *Reconciler) collect(ctx context.Context) {
-	start := r.cfg.Clock.Now()
-	r.orphans.at = start.Add(r.cfg.jitter(r.cfg.CollectInterval))
+// collect looks for orphans once.
+func (o *orphans) collect(ctx context.Context) {
+	cfg, start := o.cfg, o.cfg.Clock.Now()
+	o.at = start.Add(cfg.jitter(cfg.CollectInterval))
 	c := Collector{
-		Cloud: r.cfg.Cloud, Cluster: r.cfg.Cluster, MinAge: r.cfg.OrphanAge, Seen: r.orphans.seen,
-		Alive: func(id string) bool { return id == r.cfg.InstanceID },
-		Pause: func() bool { return r.cfg.Node.Usage().Waiting > 0 },
+		Cloud: cfg.Cloud, Cluster: cfg.Cluster, MinAge: cfg.OrphanAge, Seen: o.seen,
+		Alive: func(id string) bool { return id == cfg.InstanceID },
+		Pause: func() bool { return cfg.Node.Usage().Waiting > 0 },
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	found, err := c.Collect(call, start)
 	if found.Paused {
-		r.orphans.at = start.Add(collectPause)
+		o.at = start.Add(collectPause)
 	}
-	if due := r.orphans.seen.Due(start, r.cfg.OrphanAge); !due.IsZero() && due.Before(r.orphans.at) {
-		r.orphans.at = due
+	if due := o.seen.Due(start, cfg.OrphanAge); !due.IsZero() && due.Before(o.at) {
+		o.at = due
 	}
-	r.acted(plan.Action{Kind: plan.Collect}, err, start)
-	r.cfg.Observer.Collected(found)
+	cfg.acted(plan.Action{Kind: plan.Collect}, err, start)
+	cfg.Observer.Collected(found)
 	if err != nil {
-		r.retries.backOff(plan.Collect, err, r.cfg.Clock.Now())
+		o.retries.backOff(plan.Collect, err, cfg.Clock.Now())
 		if class := cloud.ClassOf(err); class == cloud.Throttled || class == cloud.Transient {
-			r.orphans.at, _ = r.retries.until(gateCollect)
+			o.at, _ = o.retries.until(activityCollect)
 		}
 		return
 	}
-	r.retries.succeed(gateCollect)
+	o.retries.succeed(activityCollect)
 	if found.Deleted > 0 {
-		r.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
+		cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
 	}
 }
 

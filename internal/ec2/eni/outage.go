@@ -8,25 +8,25 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// While pods wait, calls that failed for no reason of their own (time-outs,
-// 5xx) are tried again before the grown backoff of their gate is over.
+// While pods wait, calls that failed for no reason of their own (timeouts,
+// 5xx) are tried again before the backoff of their activity is over.
 const (
 	probeAway = 3 * time.Second         // from a failure to the probe of a node, on average
 	probeGap  = 1500 * time.Millisecond // from the end of a process's probe to the next, at least
 	probeTime = 5 * time.Second         // after which a probe without an answer keeps no other back
 )
 
-// outage is how the nodes of a process find out together whether a cloud that
+// outage lets the nodes of a process find out together whether a cloud that
 // failed answers again: one of them at a time probes, and when it has an
-// answer, all go on whose calls failed in the same way before. One is shared
-// by all reconcilers of a process.
+// answer, all nodes go on whose calls failed in the same way before. All
+// reconcilers of a process share one.
 type outage struct {
 	over func()
 
-	mu     sync.Mutex         // guards all below; memory only
-	prober *retries           // the node whose turn it is; nil: nobody's
-	last   time.Time          // when the last turn began, or ended
-	ended  map[gate]time.Time // when a probe last had an answer
+	mu     sync.Mutex             // guards all below; never held during a call
+	prober *retries               // the node whose turn it is; nil: none
+	last   time.Time              // when the last turn began, or ended
+	ended  map[activity]time.Time // when a probe last had an answer
 }
 
 // newOutage returns one that knows of no outage. Over is as in NewShared.
@@ -34,10 +34,10 @@ func newOutage(over func()) *outage {
 	if over == nil {
 		over = func() {}
 	}
-	return &outage{over: over, ended: map[gate]time.Time{}}
+	return &outage{over: over, ended: map[activity]time.Time{}}
 }
 
-// take gives a node the turn to probe, if nobody has it and the last is long enough ago.
+// take gives a node the turn to probe, if no node has it and the last turn is long enough ago.
 func (o *outage) take(t *retries, now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -61,8 +61,8 @@ func (o *outage) leave(t *retries, now time.Time) {
 	}
 }
 
-// answered notes what came of a call behind a gate, if the node has the turn.
-func (o *outage) answered(t *retries, g gate, now time.Time) {
+// answered records that a call of an activity had an answer, if the node has the turn.
+func (o *outage) answered(t *retries, g activity, now time.Time) {
 	o.mu.Lock()
 	mine := o.prober == t
 	if mine {
@@ -74,18 +74,18 @@ func (o *outage) answered(t *retries, g gate, now time.Time) {
 	}
 }
 
-// endedAfter tells whether a probe had an answer behind a gate since a failure.
-func (o *outage) endedAfter(g gate, failed time.Time) bool {
+// endedAfter reports whether a probe of an activity had an answer since a failure.
+func (o *outage) endedAfter(g activity, failed time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.ended[g].After(failed)
 }
 
-// away tells whether an error may be one of a cloud that is away.
+// away reports whether an error may mean that the cloud is unreachable.
 func away(class cloud.Class) bool { return class == cloud.Transient || class == cloud.Unknown }
 
-// probeOutage opens the gates that calls closed which a probe has shown to be
-// answered again, and, if it is this node's turn to probe, all of them.
+// probeOutage ends the backoff of activities that a probe has shown to be answered
+// again and, if it is this node's turn to probe, of all of them.
 func (t *retries) probeOutage(now time.Time) {
 	var shut []*backoff
 	for _, g := range probed {

@@ -5,16 +5,16 @@ import "time"
 // probePause is between two probes of a node for pods that come to wait.
 const probePause = 10 * time.Second
 
-// podProbe is when what only a person can mend, and may have mended by now, is
-// tried before its time because a pod came to wait.
+// podProbe decides when trouble that only a person can resolve, and may have resolved by
+// now, is tried before its time because a pod came to wait.
 type podProbe struct {
 	waiting int       // pods that waited when this was last looked at
 	last    time.Time // when the last one was
 	at      time.Time // when the next is; zero: none is due
 }
 
-// next tells whether to probe now, when so many pods wait: at once when there
-// are more than before, and not twice within the pause.
+// next reports whether to probe now, when so many pods wait: at once when there
+// are more than before, but not twice within probePause.
 func (p *podProbe) next(waiting int, now time.Time) bool {
 	if waiting > p.waiting && p.at.IsZero() {
 		p.at = now
@@ -33,11 +33,11 @@ func (p *podProbe) next(waiting int, now time.Time) bool {
 	return true
 }
 
-// probed are the gates that keep pods waiting.
-var probed = [...]gate{gateGrow, gateSubnets, gateLimits, gateObserve, gateInstance}
+// probed are the activities that keep pods waiting.
+var probed = [...]activity{activityGrow, activitySubnets, activityLimits, activityObserve, activityInstance}
 
-// probeForPods opens the gates that are closed for long until somebody mends
-// what is wrong, such as a permission that lacks, if a pod came to wait since.
+// probeForPods ends the backoff of activities that wait for a person, such as for a
+// missing permission, if a pod came to wait since.
 func (t *retries) probeForPods(now time.Time) {
 	var shut []*backoff
 	for _, g := range probed {

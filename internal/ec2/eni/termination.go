@@ -16,10 +16,18 @@ import (
 // ENI of an instance that ends before is left to the collection of orphans.
 const deleteOnTerminationYields = 2 * time.Minute
 
-// attributeCalls are the calls under way that set DeleteOnTermination, by ENI.
-type attributeCalls map[string]*attributeCall
+// terminations sets DeleteOnTermination by calls that no pass waits for. It belongs to
+// the goroutine that reconciles; what its calls run in goroutines touches nothing of it.
+type terminations struct {
+	cfg      *Config
+	view     *view
+	observer *observer
+	retries  *retries
+	ended    context.Context             // cancels the calls
+	calls    map[string]*terminationCall // in flight, by ENI
+}
 
-type attributeCall struct {
+type terminationCall struct {
 	action     plan.Action
 	attachment string
 	on         bool
@@ -53,50 +61,51 @@ func deleteOnTerminationOf(actions []plan.Action) (ids []string) {
 	return ids
 }
 
-// setDeleteOnTermination begins the calls that a plan wants, and gives up those under way
-// that it does not want any more.
-func (r *Reconciler) setDeleteOnTermination(ctx context.Context, actions []plan.Action, now time.Time) {
-	wanted := map[string]bool{}
+// set begins the calls that a plan needs, and cancels those in flight that it does not
+// need any more.
+func (t *terminations) set(ctx context.Context, actions []plan.Action, now time.Time) {
+	needed := map[string]bool{}
 	for _, id := range deleteOnTerminationOf(actions) {
-		wanted[id] = true
-		if r.attributeCalls[id] == nil && !r.retries.closed(gateRepair, now) {
-			r.beginDeleteOnTermination(ctx, r.view.enis[id], now)
+		needed[id] = true
+		if t.calls[id] == nil && !t.retries.blocked(activityRepair, now) {
+			t.begin(ctx, t.view.enis[id], now)
 		}
 	}
-	for id, c := range r.attributeCalls {
-		if !wanted[id] {
-			c.drop()
-			delete(r.attributeCalls, id)
-			if k := r.view.enis[id]; k != nil {
-				k.deleteOnTerminationDue = time.Time{}
-			}
+	for id, c := range t.calls {
+		if needed[id] {
+			continue
+		}
+		c.drop()
+		delete(t.calls, id)
+		if k := t.view.enis[id]; k != nil {
+			k.deleteOnTerminationDue = time.Time{}
 		}
 	}
 }
 
-// beginDeleteOnTermination begins the call for one ENI.
-func (r *Reconciler) beginDeleteOnTermination(ctx context.Context, k *known, now time.Time) {
+// begin begins the call for one ENI.
+func (t *terminations) begin(ctx context.Context, k *known, now time.Time) {
 	if k.deleteOnTerminationDue.IsZero() {
 		k.deleteOnTerminationDue = now
 	}
 	ctx, drop := context.WithCancel(ctx)
-	c := &attributeCall{
-		action: plan.Action{Kind: plan.SetDeleteOnTermination, ENI: k.ID}, attachment: k.Attachment.ID, on: !r.cfg.KeepENIs,
+	c := &terminationCall{
+		action: plan.Action{Kind: plan.SetDeleteOnTermination, ENI: k.ID}, attachment: k.Attachment.ID, on: !t.cfg.KeepENIs,
 		start: now, done: make(chan error, 1), drop: drop,
 	}
-	r.attributeCalls[k.ID] = c
+	t.calls[k.ID] = c
 	due := k.deleteOnTerminationDue
-	ended := context.AfterFunc(r.life, drop)
-	r.fleet.Beside(func() {
+	ended := context.AfterFunc(t.ended, drop)
+	t.cfg.Fleet.Beside(func() {
 		defer drop()
 		defer ended()
-		c.done <- change(plan.SetDeleteOnTermination, func() error { return c.ask(ctx, &r.cfg, due) })
+		c.done <- change(plan.SetDeleteOnTermination, func() error { return c.ask(ctx, t.cfg, due) })
 	})
 }
 
-// ask makes the call, more urgently once it has yielded for long enough. It
+// ask makes the call, with a higher priority once it has yielded for long enough. It
 // touches nothing of the node.
-func (c *attributeCall) ask(ctx context.Context, cfg *Config, due time.Time) error {
+func (c *terminationCall) ask(ctx context.Context, cfg *Config, due time.Time) error {
 	for {
 		priority, timeout := deleteOnTerminationPriority(cfg.Clock.Now().Sub(due), callTimeout)
 		call, cancel := context.WithTimeout(cloud.WithPriority(ctx, priority), timeout)
@@ -109,29 +118,29 @@ func (c *attributeCall) ask(ctx context.Context, cfg *Config, due time.Time) err
 	}
 }
 
-// takeDeleteOnTermination takes the replies of the calls that have ended.
-func (r *Reconciler) takeDeleteOnTermination(ctx context.Context) {
-	for id, c := range r.attributeCalls {
+// take takes the replies of the calls that have ended.
+func (t *terminations) take() {
+	for id, c := range t.calls {
 		select {
 		case err := <-c.done:
-			delete(r.attributeCalls, id)
-			r.tookDeleteOnTermination(ctx, c, err)
+			delete(t.calls, id)
+			t.took(c, err)
 		default:
 		}
 	}
 }
 
-func (r *Reconciler) tookDeleteOnTermination(ctx context.Context, c *attributeCall, err error) {
-	r.acted(c.action, err, c.start)
-	now := r.cfg.Clock.Now()
+func (t *terminations) took(c *terminationCall, err error) {
+	t.cfg.acted(c.action, err, c.start)
+	now := t.cfg.Clock.Now()
 	if err != nil {
-		r.afterFailure(ctx, &step{Action: c.action}, cloud.ClassOf(err), now)
-		r.retries.backOff(plan.SetDeleteOnTermination, err, now)
+		t.observer.contradicted(cloud.ClassOf(err), false, now)
+		t.retries.backOff(plan.SetDeleteOnTermination, err, now)
 		return
 	}
-	r.cfg.Logger.Info("step done", "step", c.action.String(), "took", now.Sub(c.start).String())
-	r.retries.succeed(gateRepair)
-	k := r.view.enis[c.action.ENI]
+	t.cfg.Logger.Info("step done", "step", c.action.String(), "took", now.Sub(c.start).String())
+	t.retries.succeed(activityRepair)
+	k := t.view.enis[c.action.ENI]
 	if k == nil || k.phase() != plan.Attached || k.Attachment.ID != c.attachment {
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
@@ -12,7 +13,7 @@ import (
 
 // A part whose time no timer knows would stall until something else happens.
 func TestEveryTimedPartIsAmongTheTimers(t *testing.T) {
-	parts.Listed[Reconciler](t, 8, (&Reconciler{}).timers())
+	parts.Listed[Reconciler](t, 6, (&Reconciler{}).timers())
 }
 
 // What each part is due at, seen at second 10: the first moment after that.
@@ -31,15 +32,13 @@ func TestDue(t *testing.T) {
 		{"the first lookup that is not due yet", &lookups{at: map[string]time.Time{"a": unix(9), "b": unix(15), "c": unix(14)}}, unix(14)},
 		{"a call that counts as resolved", &lookups{at: map[string]time.Time{"a": unix(15)}, unresolved: map[string]unresolvedCall{"b": {until: unix(11)}}}, unix(11)},
 		{"an instance that is asked for once more", &instance{askAt: unix(17)}, unix(17)},
-		{"a gate's probe", &retries{failed: map[gate]*backoff{gateGrow: waiting}}, unix(20)},
-		{"a probe for pods", &retries{failed: map[gate]*backoff{gateGrow: waiting}, podProbe: podProbe{at: unix(19)}}, unix(19)},
-		{"a gate that is open", &retries{failed: map[gate]*backoff{gateGrow: {until: unix(10)}}}, none},
-		{"a subnet worth another try", &placement{subnetCounts: subnetCounts{retryAt: unix(50)}}, unix(50)},
-		{"an exhausted subnet, asked for oneself", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5)}}, unix(65)},
-		{"an exhausted subnet, asked for many", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5), shared: true}}, unix(15)},
-		{"an instance that is full for a while", &attachments{fullUntil: unix(40)}, unix(40)},
-		{"a trunk that could not be attached", &trunk{attachments: attachments{fullUntil: unix(41)}}, unix(41)},
-		{"a trunk with branches", &trunk{busyUntil: unix(42)}, unix(42)},
+		{"a probe of an activity", &retries{failed: map[activity]*backoff{activityGrow: waiting}}, unix(20)},
+		{"a probe for pods", &retries{failed: map[activity]*backoff{activityGrow: waiting}, podProbe: podProbe{at: unix(19)}}, unix(19)},
+		{"an activity that may be tried", &retries{failed: map[activity]*backoff{activityGrow: {until: unix(10)}}}, none},
+		{"a link that is missing for long", &lookups{links: links{lag: 5 * second, since: map[string]time.Time{"a": unix(8)}}}, unix(13)},
+		{"an instance that is full for a while", &refusals{pods: attachments{fullUntil: unix(40)}}, unix(40)},
+		{"a trunk that could not be attached", &refusals{trunk: attachments{fullUntil: unix(41)}}, unix(41)},
+		{"a trunk with branches", &refusals{trunkBusyUntil: unix(42)}, unix(42)},
 		{"no excess", &surplus{delay: 60 * second}, none},
 		{"orphans", &orphans{at: unix(11)}, unix(11)},
 	} {
@@ -61,7 +60,10 @@ func TestDue(t *testing.T) {
 
 func TestWake(t *testing.T) {
 	fresh := func() *Reconciler {
-		r := &Reconciler{process: ofOneNode, own: &ownLister{}}
+		r, err := New(Config{InstanceID: "i-1", Cluster: "test", Cloud: struct{ cloud.API }{}, Node: struct{ Node }{}, Clock: clock.NewFake(unix(0))})
+		if err != nil {
+			t.Fatal(err)
+		}
 		r.confidence.observeAt = unix(60)
 		return r
 	}
@@ -74,13 +76,13 @@ func TestWake(t *testing.T) {
 		{"one that is due", func(r *Reconciler) { r.confidence.observeAt = unix(9) }, 0},
 		{"one that failed", func(r *Reconciler) {
 			r.confidence.observeAt = unix(9)
-			r.retries.failed = map[gate]*backoff{gateObserve: {until: unix(13), kind: plan.Observe}}
+			r.retries.failed = map[activity]*backoff{activityObserve: {until: unix(13), kind: plan.Observe}}
 		}, 3 * second},
 		{"something before it", func(r *Reconciler) { r.orphans.at = unix(20) }, 10 * second},
-		{"somebody else lists", func(r *Reconciler) { r.process, r.confidence.observeAt = ofFleet, time.Time{} }, idle},
+		{"somebody else lists", func(r *Reconciler) { r.cfg.process, r.confidence.observeAt = ofFleet, time.Time{} }, idle},
 		{"somebody else lists, and an ENI is to be looked at", func(r *Reconciler) {
-			r.process, r.confidence.observeAt = ofFleet, time.Time{}
-			r.lookups.at = map[string]time.Time{"a": unix(12)}
+			r.cfg.process, r.confidence.observeAt = ofFleet, time.Time{}
+			r.view.lookups.schedule("a", unix(12))
 		}, 2 * second},
 		{"the instance is no more", func(r *Reconciler) { r.instance.vanished = true }, idle},
 	} {

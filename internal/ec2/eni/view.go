@@ -8,17 +8,20 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
 // view is what is known of one node's ENIs: the last listing, corrected by the
 // replies of calls since. Listings may trail the truth (EC2 Developer Guide,
 // "Eventual consistency"), so what a reply said outranks them for a while.
+// It belongs to the goroutine that reconciles.
 type view struct {
-	settle    time.Duration
+	settle    time.Duration // how long a reply outranks a listing
 	enis      map[string]*known
 	deleted   map[string]time.Time // ENIs that a reply said were deleted
 	detaching map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
+	lookups   lookups
 	// contradictions are what listings say that cannot be true, with the ENIs concerned.
 	contradictions map[string][]string
 	logged         map[string]bool // those that were logged
@@ -42,16 +45,19 @@ type known struct {
 	ambiguous              bool                       // listed with another's MAC, primary address or device index: left alone
 }
 
-func newView(settle time.Duration) *view {
+func newView(settle, lag time.Duration) *view {
 	return &view{
 		settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, detaching: map[string]time.Time{},
-		contradictions: map[string][]string{}, logged: map[string]bool{},
+		lookups: newLookups(lag), contradictions: map[string][]string{}, logged: map[string]bool{},
 	}
 }
 
 func newKnown(f facts) *known {
 	return &known{facts: f, added: map[netip.Prefix]time.Time{}, removed: map[netip.Prefix]time.Time{}, releasing: map[netip.Prefix]time.Time{}}
 }
+
+// ours reports whether an ENI may be changed and used.
+func (k *known) ours() bool { return !k.ambiguous && k.facts.ours() }
 
 // trustListings makes listings the truth again over every reply so far.
 func (v *view) trustListings() {
@@ -172,7 +178,7 @@ func (v *view) list() []*known {
 	})
 }
 
-// primary finds the ENI that came with the instance.
+// primary returns the ENI that came with the instance.
 func (v *view) primary() (*known, bool) {
 	for _, k := range v.enis {
 		if primary(k.Attachment) && !k.ambiguous {
@@ -180,4 +186,113 @@ func (v *view) primary() (*known, bool) {
 		}
 	}
 	return nil, false
+}
+
+// Primary implements placement.ENIs.
+func (v *view) Primary() (placement.ENI, bool) {
+	if k, ok := v.primary(); ok {
+		return k.placed(), true
+	}
+	return placement.ENI{}, false
+}
+
+// Each implements placement.ENIs.
+func (v *view) Each(do func(placement.ENI)) {
+	for _, k := range v.list() {
+		do(k.placed())
+	}
+}
+
+// placed returns what the choice of subnets and security groups depends on.
+func (k *known) placed() placement.ENI {
+	return placement.ENI{
+		VPCID: k.VPCID, Zone: k.Zone, SubnetID: k.SubnetID, Groups: k.Groups, Address: k.Primary,
+		Created: k.owner.createdAt(), Ours: k.facts.ours(),
+	}
+}
+
+// created adds an ENI that a reply says was created.
+func (v *view) created(f facts, now time.Time) {
+	k := newKnown(f)
+	k.replied = now
+	k.assigned(k.held, now)
+	v.enis[k.ID] = k
+}
+
+// attached records that a reply said an ENI is attached. DeleteOnTermination is off
+// after an attachment by API (EC2 API Reference, NetworkInterfaceAttachment); the next
+// plan sees that and has it set.
+func (v *view) attached(k *known, a cloud.Attachment, now time.Time) {
+	k.Attachment, k.replied, k.attachUnresolved = &a, now, false
+}
+
+// detached records that a reply said an ENI is being detached.
+func (v *view) detached(k *known, now time.Time) {
+	a := *k.Attachment
+	a.Status = "detaching"
+	k.Attachment, k.replied, k.attachUnresolved = &a, now, false
+	delete(v.detaching, k.ID)
+	v.lookups.schedule(k.ID, now.Add(time.Second))
+}
+
+// forget ends all that is known of an ENI that is not attached.
+func (v *view) forget(id string) {
+	delete(v.enis, id)
+	delete(v.detaching, id)
+	v.lookups.forget(id)
+}
+
+// attachmentUnresolved records that a call to attach or detach an ENI failed in a way
+// that may hide its effect.
+func (v *view) attachmentUnresolved(id string) {
+	if k, ok := v.enis[id]; ok {
+		k.attachUnresolved = true
+	}
+}
+
+// conclude draws the conclusions for one ENI from a listing. Committed says that a
+// detachment that was recorded is never undone.
+func (v *view) conclude(id string, at time.Time, lag time.Duration, committed bool) {
+	k := v.enis[id]
+	v.lookups.seen(id, k, at)
+	attached := k != nil && k.phase() == plan.Attached
+	if since, ok := v.detaching[id]; ok && (!attached || at.Sub(since) >= lag) {
+		if k != nil {
+			k.attachUnresolved = false
+		}
+		if !attached || !committed {
+			delete(v.detaching, id) // if it is still attached, publishing it gives it back
+		}
+	}
+}
+
+// missingLinks has the cloud asked for ENIs whose links went or came, as the node says.
+// A link that is gone says more than a reply of long ago.
+func (v *view) missingLinks(missing []string, now time.Time) {
+	gone, back := v.lookups.links.changed(missing, now)
+	for _, id := range slices.Concat(gone, back) {
+		if v.enis[id] == nil { // a node may name any ENI, and lookups are shared by many nodes
+			continue
+		}
+		v.lookups.scheduleBy(id, v.lookups.links.flipped(id, now))
+	}
+	for _, id := range gone {
+		if k := v.enis[id]; k != nil && now.Sub(k.replied) >= v.lookups.links.lag {
+			k.replied = time.Time{}
+		}
+	}
+}
+
+// returning lists what is on its way back to the cloud, and what a reply lately said is gone.
+func (k *known) returning() (out []Release) {
+	for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
+		for _, p := range sortedKeys(m) {
+			out = append(out, Release{Prefix: p, ENI: k.ID, Since: m[p]})
+		}
+	}
+	return out
+}
+
+func sortedKeys(m map[netip.Prefix]time.Time) []netip.Prefix {
+	return slices.SortedFunc(maps.Keys(m), netip.Prefix.Compare)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// Config is what a Fleet needs to know. Zero durations take the defaults named.
+// Config is what a Fleet needs.
 type Config struct {
 	Cluster  string // value of eni.TagCluster
 	Cloud    cloud.API
@@ -19,11 +19,7 @@ type Config struct {
 	Clock    clock.Clock  // nil: the machine's
 	Logger   *slog.Logger // nil: silent
 
-	ListingInterval time.Duration // between full listings, for repair; 1 min
-	ShrinkDelay     time.Duration // how long excess must persist; 1 min
-	Settle          time.Duration // how long a reply outranks a listing; 1 min
-	CollectInterval time.Duration // between looks for orphans; 10 min
-	OrphanAge       time.Duration // of ENIs of vanished instances that are deleted; 15 min
+	eni.Timing
 }
 
 // Node is one node's side: where its addresses are published and who uses them.
@@ -64,16 +60,6 @@ func (c *Config) withDefaults() error {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	for _, d := range []struct {
-		to  *time.Duration
-		def time.Duration
-	}{
-		{&c.ListingInterval, time.Minute}, {&c.ShrinkDelay, time.Minute}, {&c.Settle, time.Minute},
-		{&c.CollectInterval, 10 * time.Minute}, {&c.OrphanAge, 15 * time.Minute},
-	} {
-		if *d.to <= 0 {
-			*d.to = d.def
-		}
-	}
+	c.Timing = c.Timing.WithDefaults()
 	return errors.Join(errs...)
 }

@@ -51,7 +51,7 @@ func New(cfg Config) (*Fleet, error) {
 		began: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
-	f.observatory = newObservatory(&f.cfg, f.shared.Subnets, f.spawn, f.known)
+	f.observatory = newObservatory(&f.cfg, f.shared.Catalog.Subnets, f.spawn, f.known)
 	f.observatory.had = f.holders.holds
 	return f, nil
 }
@@ -147,7 +147,7 @@ func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance
 
 // Subnets lists what is known of subnets, by ID, each with its free addresses,
 // what is being asked for taken off.
-func (f *Fleet) Subnets() []cloud.Subnet { return f.shared.Subnets.Free() }
+func (f *Fleet) Subnets() []cloud.Subnet { return f.shared.Catalog.Subnets.Free() }
 
 // spawn runs work until it is done or the fleet ends.
 func (f *Fleet) spawn(work func(context.Context)) {

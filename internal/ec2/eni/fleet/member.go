@@ -62,7 +62,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster,
 		Cloud: f.cfg.Cloud, Node: m.node, Shared: f.shared,
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
-		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
+		Timing: f.cfg.Timing,
 		Fleet: &eni.Fleet{
 			Lister:      f.observatory,
 			Elsewhere:   func(subnetID string, thing netip.Prefix) string { return f.holders.other(instanceID, subnetID, thing) },

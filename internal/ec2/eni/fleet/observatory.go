@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 )
 
 // observatory observes the cloud for all nodes: by full listings for repair,
@@ -23,7 +24,7 @@ type observatory struct {
 	clock   clock.Clock
 	log     *slog.Logger
 	spawn   func(func(context.Context)) // runs what outlives a caller, until the fleet ends
-	subnets *eni.Subnets
+	subnets *placement.Subnets
 	known   func() map[string]places           // the instances of the fleet's nodes
 	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have something for pods
 
@@ -72,7 +73,7 @@ const (
 	lookSpacing = 250 * time.Millisecond
 )
 
-func newObservatory(cfg *Config, subnets *eni.Subnets, spawn func(func(context.Context)), known func() map[string]places) *observatory {
+func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(context.Context)), known func() map[string]places) *observatory {
 	o := &observatory{
 		cfg: cfg, cloud: cfg.Cloud, clock: cfg.Clock, log: cfg.Logger, spawn: spawn, subnets: subnets, known: known,
 	}
@@ -321,7 +322,7 @@ func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, 
 
 // Subnets implements eni.Lister: one call describes all subnets of a VPC, for
 // everyone who needs to know.
-func (o *observatory) Subnets(ctx context.Context, q eni.SubnetQuery) (time.Time, error) {
+func (o *observatory) Subnets(ctx context.Context, q placement.Query) (time.Time, error) {
 	f := cloud.SubnetFilter{VPCID: q.VPCID}
 	if q.VPCID == "" {
 		f.IDs = q.IDs

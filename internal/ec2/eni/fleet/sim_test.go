@@ -171,7 +171,7 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 	w.cloud.ClearFaults()
 	pass(60 * minute)
 	p.stop()
-	if err := p.shared.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
+	if err := p.shared.Catalog.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
 		t.Error(err)
 	}
 	truth, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{})

@@ -1,4 +1,4 @@
-package eni
+package placement
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 // may be given any more are not kept.
 func TestOldAnswersAreDropped(t *testing.T) {
 	now := clock.NewFake(time.Unix(1000, 0))
-	m := newMemory[int](now, time.Minute, 10*time.Second)
+	m := newCache[int](now, time.Minute, 10*time.Second)
 	ask := func(question string) {
 		t.Helper()
 		if _, err := m.ask(t.Context(), question, now.Now(), func(context.Context) (int, error) { return 1, nil }); err != nil {
@@ -22,7 +22,7 @@ func TestOldAnswersAreDropped(t *testing.T) {
 	ask("first")
 	now.Advance(9 * time.Second)
 	ask("second")
-	if _, young := m.of("first", 10*time.Second); !young || len(m.last) != 2 {
+	if _, young := m.get("first", 10*time.Second); !young || len(m.last) != 2 {
 		t.Errorf("after 9 seconds there are %v, want both", m.last)
 	}
 	now.Advance(time.Second)

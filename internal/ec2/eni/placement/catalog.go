@@ -1,4 +1,4 @@
-package eni
+package placement
 
 import (
 	"context"
@@ -13,36 +13,34 @@ import (
 )
 
 const (
-	groupsAge = time.Minute     // for which security groups found by tags are remembered
-	routesAge = 5 * time.Minute // for which route tables are
-	// outdatedAge is how old what outdated ENIs are known by may be.
+	callTimeout = 5 * time.Minute // of a question that a node waits for, its wait for the rate limit included
+	groupsAge   = time.Minute     // for which security groups found by tags are used for new ENIs
+	routesAge   = 5 * time.Minute // for which route tables are used
+	// outdatedAge is how old the descriptions may be by which ENIs are judged outdated.
 	outdatedAge = 10 * time.Minute
 )
 
-// Shared is what the reconcilers of a process share: what EC2 told of subnets,
-// security groups and routes, and whether it answers.
-type Shared struct {
+// Catalog is what EC2 told of subnets, security groups and route tables. All
+// reconcilers of a process share one. Its methods may be called concurrently.
+type Catalog struct {
 	Subnets *Subnets
 
 	api    cloud.API
-	groups *memory[[]string] // by VPC and tags
-	routes *memory[vpcRoutes]
-	outage *outage
+	groups *cache[[]string] // by VPC and tags
+	routes *cache[vpcRoutes]
 }
 
-// NewShared returns a Shared that has asked nothing yet. Answered, which may be
-// nil, is called when EC2 was away and answers again: nodes that wait may go on at once.
-// It is called from the goroutine that reconciles.
-func NewShared(api cloud.API, c clock.Clock, answered func()) *Shared {
-	return &Shared{
+// NewCatalog returns an empty catalog.
+func NewCatalog(api cloud.API, c clock.Clock) *Catalog {
+	return &Catalog{
 		Subnets: newSubnets(api, c), api: api,
-		groups: newMemory[[]string](c, callTimeout, 2*outdatedAge), routes: newMemory[vpcRoutes](c, time.Minute, 0), outage: newOutage(answered),
+		groups: newCache[[]string](c, callTimeout, 2*outdatedAge), routes: newCache[vpcRoutes](c, time.Minute, 0),
 	}
 }
 
-// findGroups lists the IDs of a VPC's security groups that carry all the tags.
-// None is an error of class Gone that names the tags.
-func (s *Shared) findGroups(ctx context.Context, vpc string, tags map[string]string, now time.Time) ([]string, error) {
+// findGroups returns the IDs of the security groups of a VPC that carry all tags.
+// It is an error of class cloud.Gone if there is none.
+func (s *Catalog) findGroups(ctx context.Context, vpc string, tags map[string]string, now time.Time) ([]string, error) {
 	text := tagText(tags)
 	a, err := s.groups.ask(ctx, groupsQuestion(vpc, tags), youngerThan(groupsAge, now), func(ctx context.Context) ([]string, error) {
 		ids, err := s.api.SecurityGroups(ctx, vpc, tags)
@@ -50,22 +48,23 @@ func (s *Shared) findGroups(ctx context.Context, vpc string, tags map[string]str
 			return nil, fmt.Errorf("find the security groups with tags %s: %w", text, err)
 		}
 		if len(ids) == 0 {
-			return nil, gone("DescribeSecurityGroups", "no security group of %s has the tags %s", vpc, text)
+			return nil, &cloud.Error{Class: cloud.Gone, Op: "DescribeSecurityGroups", Message: fmt.Sprintf("no security group of %s has the tags %s", vpc, text)}
 		}
 		return ids, nil
 	})
 	return a.value, err
 }
 
-// foundGroups are the groups that were found last, and whether that is not long ago.
-func (s *Shared) foundGroups(vpc string, tags map[string]string) (ids []string, fresh bool) {
-	a, fresh := s.groups.of(groupsQuestion(vpc, tags), outdatedAge)
+// foundGroups returns the groups that were found last, and whether that is at
+// most outdatedAge ago.
+func (s *Catalog) foundGroups(vpc string, tags map[string]string) (ids []string, fresh bool) {
+	a, fresh := s.groups.get(groupsQuestion(vpc, tags), outdatedAge)
 	return a.value, fresh
 }
 
 func groupsQuestion(vpc string, tags map[string]string) string { return vpc + " " + tagText(tags) }
 
-// tagText reads "a=1,b=2".
+// tagText formats tags as "a=1,b=2".
 func tagText(tags map[string]string) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
@@ -74,13 +73,13 @@ func tagText(tags map[string]string) string {
 	return strings.Join(out, ",")
 }
 
-// vpcRoutes are one VPC's route tables.
+// vpcRoutes are the route tables of one VPC.
 type vpcRoutes struct {
 	main string            // ID of the main one
-	of   map[string]string // by subnet
+	of   map[string]string // ID by subnet
 }
 
-// table is the route table of a subnet.
+// table returns the ID of a subnet's route table.
 func (v vpcRoutes) table(subnet string) string {
 	if t, ok := v.of[subnet]; ok {
 		return t
@@ -88,8 +87,8 @@ func (v vpcRoutes) table(subnet string) string {
 	return v.main
 }
 
-// findRoutes has the route tables of a VPC known.
-func (s *Shared) findRoutes(ctx context.Context, vpc string, now time.Time) error {
+// findRoutes loads the route tables of a VPC unless they are fresh.
+func (s *Catalog) findRoutes(ctx context.Context, vpc string, now time.Time) error {
 	_, err := s.routes.ask(ctx, vpc, youngerThan(routesAge, now), func(ctx context.Context) (vpcRoutes, error) {
 		list, err := s.api.RouteTables(ctx, vpc)
 		if err != nil {

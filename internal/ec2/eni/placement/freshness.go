@@ -1,4 +1,4 @@
-package eni
+package placement
 
 import (
 	"time"
@@ -6,26 +6,27 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// subnetsAge is how old free counts may be before growing.
-const subnetsAge = time.Minute
+// countsAge is the age up to which free counts are used for growing.
+const countsAge = time.Minute
 
-// exhaustedAge is subnetsAge for a node whose subnets have no room for what it
-// lacks: others may free addresses at any time. One call serves all such nodes
-// of a process; nodes that each ask for themselves keep to subnetsAge.
+// exhaustedAge is countsAge for a node whose subnets have no room for what it
+// lacks, since others may free addresses at any time. It applies where one call
+// serves all such nodes of a process; a node that asks for itself alone keeps to
+// countsAge.
 const exhaustedAge = 10 * time.Second
 
-// subnetCounts is how old the free counts are that a node's plans go by.
-type subnetCounts struct {
+// freshness decides when the free counts of a node's subnets are asked for again.
+type freshness struct {
 	shared    bool      // one call serves many nodes
-	asOf      time.Time // as of when free counts are known
-	newerThan time.Time // free counts must be as of then or later
+	asOf      time.Time // when the counts were asked for
+	newerThan time.Time // the counts must be as of then or later
 	exhausted bool      // the node would grow if its subnets had room
-	drains    bool      // outdated ENIs are, as far as subnets have room for others
-	retryAt   time.Time // when a subnet that was refused is worth another try
+	drains    bool      // the node replaces outdated ENIs as far as its subnets have room
+	retryAt   time.Time // when a subnet that refused is tried again
 }
 
-// since is the moment as of which, or later, free counts are new enough at now.
-func (c *subnetCounts) since(now time.Time) time.Time {
+// since returns the earliest time as of which counts are fresh at now.
+func (c *freshness) since(now time.Time) time.Time {
 	since := youngerThan(c.age(), now)
 	if c.newerThan.After(since) {
 		return c.newerThan
@@ -33,18 +34,16 @@ func (c *subnetCounts) since(now time.Time) time.Time {
 	return since
 }
 
-func (c *subnetCounts) age() time.Duration {
+func (c *freshness) age() time.Duration {
 	if c.shared && c.exhausted {
 		return exhaustedAge
 	}
-	return subnetsAge
+	return countsAge
 }
 
-// stale tells whether free counts are to be asked for.
-func (c *subnetCounts) stale(now time.Time) bool { return c.asOf.Before(c.since(now)) }
-
-// due is when a subnet is tried again, or others are asked about than for growth.
-func (c *subnetCounts) due(now time.Time) time.Time {
+// due returns when a subnet is tried again, or counts are asked for although the
+// node does not grow; zero: never.
+func (c *freshness) due(now time.Time) time.Time {
 	first := retry.Earliest(now, c.retryAt)
 	if c.exhausted {
 		first = retry.Earliest(now, first, c.asOf.Add(c.age()))

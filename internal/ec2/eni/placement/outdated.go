@@ -1,4 +1,4 @@
-package eni
+package placement
 
 import (
 	"slices"
@@ -7,60 +7,70 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// wanted is how new ENIs would be. Old ones that are not so are outdated.
-type wanted struct {
+// Desired is how a new ENI would be created, as far as that is known.
+type Desired struct {
 	subnets *Subnets
 	in      plan.Candidates
-	groups  []string  // sorted; none: it is not known which
+	groups  []string  // sorted; none: not known
 	since   time.Time // of the settings
-	known   bool      // anything is, of the node
+	known   bool      // the primary ENI is known
 }
 
-// wanted is what the settings ask for, as far as it is known.
-func (p *placement) wanted() wanted {
-	primary, ok := p.view.primary()
-	w := wanted{subnets: p.cfg.Shared.Subnets, in: p.candidates(), since: p.configured, known: ok}
+// Desired returns how a new ENI would be created now.
+func (p *Selector) Desired() Desired {
+	primary, ok := p.enis.Primary()
+	d := Desired{subnets: p.catalog.Subnets, in: p.candidates(), since: p.configured, known: ok}
 	switch {
-	case len(p.cfg.Groups) > 0:
-		w.groups = set(p.cfg.Groups)
-	case len(p.cfg.GroupTags) > 0:
+	case len(p.settings.Groups) > 0:
+		d.groups = set(p.settings.Groups)
+	case len(p.settings.GroupTags) > 0:
 		vpc, _ := p.vpcAndZone()
-		found, _ := p.cfg.Shared.foundGroups(vpc, p.cfg.GroupTags)
-		w.groups = set(found)
+		found, _ := p.catalog.foundGroups(vpc, p.settings.GroupTags)
+		d.groups = set(found)
 	case ok:
-		w.groups = set(primary.Groups)
+		d.groups = set(primary.Groups)
 	}
-	return w
+	return d
 }
 
-// differs tells whether an ENI is surely not as new ones would be. One that was made with
-// the same settings had other groups from somebody else: another would get them too, so
-// it is as new ones are.
-func (w wanted) differs(k *known) bool {
-	if !w.known {
+// Outdated reports whether an ENI surely differs from a new one. An ENI that was
+// created with the same settings, and has other groups, was changed by someone else,
+// who would change the next one too: it is not outdated.
+func (d Desired) Outdated(e ENI) bool {
+	if !d.known {
 		return false
 	}
-	if s, ok := w.subnets.described(k.SubnetID); ok && !w.in.Has(s) {
+	if s, ok := d.subnets.described(e.SubnetID); ok && !d.in.Has(s) {
 		return true
 	}
-	return len(w.groups) > 0 && len(k.Groups) > 0 && !k.createdAt().After(w.since) && !slices.Equal(set(k.Groups), w.groups)
+	return len(d.groups) > 0 && len(e.Groups) > 0 && !e.Created.After(d.since) && !slices.Equal(set(e.Groups), d.groups)
 }
 
-// set is a list in order, with each of its values once.
+// OtherGroups reports whether an ENI is to have the security groups of the primary,
+// since none are configured, and has others. An ENI of another VPC cannot have them.
+func (p *Selector) OtherGroups(e ENI) bool {
+	primary, ok := p.enis.Primary()
+	if !ok || len(p.settings.Groups)+len(p.settings.GroupTags) > 0 || primary.VPCID != e.VPCID {
+		return false
+	}
+	return len(e.Groups) > 0 && len(primary.Groups) > 0 && !slices.Equal(set(e.Groups), set(primary.Groups))
+}
+
+// set returns a list in order, with each of its values once.
 func set(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
 
-// unknown are the steps that tell which ENIs are outdated, and what others could be
-// made, if outdated ones are to be drained and that is not known, or was long ago.
-func (p *placement) unknown(now time.Time) (ask []plan.Kind) {
-	if !p.cfg.DrainOutdated {
+// Unknown returns the steps that find out which ENIs are outdated, and where others
+// could be created, where outdated ones are to be drained and that is not known.
+func (p *Selector) Unknown(now time.Time) (ask []plan.Kind) {
+	if !p.settings.Drain {
 		return nil
 	}
-	if p.asOf.IsZero() || p.drains && !p.asOf.After(now.Add(-outdatedAge)) {
+	if p.counts.asOf.IsZero() || p.counts.drains && !p.counts.asOf.After(now.Add(-outdatedAge)) {
 		ask = append(ask, plan.FindSubnets)
 	}
-	if len(p.cfg.Groups) == 0 && len(p.cfg.GroupTags) > 0 {
+	if len(p.settings.Groups) == 0 && len(p.settings.GroupTags) > 0 {
 		vpc, _ := p.vpcAndZone()
-		if _, fresh := p.cfg.Shared.foundGroups(vpc, p.cfg.GroupTags); !fresh {
+		if _, fresh := p.catalog.foundGroups(vpc, p.settings.GroupTags); !fresh {
 			ask = append(ask, plan.FindGroups)
 		}
 	}

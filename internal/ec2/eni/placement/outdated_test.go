@@ -1,10 +1,10 @@
-package eni
+package placement
 
 import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/clock"
 )
 
 // Which security groups make an ENI outdated: those of the settings or else the primary
@@ -30,13 +30,22 @@ func TestOutdatedByGroups(t *testing.T) {
 		{"made nobody knows when", Settings{Groups: []string{"sg-1"}}, "", []string{"sg-9"}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			cfg := &Config{Settings: tt.settings, Shared: NewShared(nil, nil, nil)}
-			p := placement{cfg: cfg, view: newView(time.Minute), configured: since}
-			p.view.enis["eni-0"] = newKnown(facts{ID: "eni-0", Groups: []string{"sg-0"}, Attachment: &cloud.Attachment{DeviceIndex: 0}})
-			k := newKnown(facts{ID: "eni-1", Groups: tt.groups, createdTag: tt.made, Attachment: &cloud.Attachment{DeviceIndex: 1}})
-			if got := p.wanted().differs(k); got != tt.want {
+			now := clock.NewFake(since)
+			p := NewSelector(NewCatalog(nil, now), tt.settings, someENIs{{Groups: []string{"sg-0"}}}, false, now, nil)
+			created, _ := time.Parse(time.RFC3339, tt.made)
+			if got := p.Desired().Outdated(ENI{Groups: tt.groups, Created: created}); got != tt.want {
 				t.Errorf("outdated: %v, want %v", got, tt.want)
 			}
 		})
+	}
+}
+
+// someENIs are a node's, the primary first.
+type someENIs []ENI
+
+func (s someENIs) Primary() (ENI, bool) { return s[0], true }
+func (s someENIs) Each(do func(ENI)) {
+	for _, e := range s {
+		do(e)
 	}
 }

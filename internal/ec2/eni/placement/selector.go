@@ -1,43 +1,107 @@
-package eni
+// Package placement decides in which subnets, and with which security groups, a
+// node's new ENIs are created.
+//
+//	selector.go   one node: its VPC, zone, candidate subnets and security groups
+//	routes.go     ... subnets with the routes of the primary ENI's come first
+//	outdated.go   ... ENIs that a new one would differ from
+//	freshness.go  ... when the free counts of its subnets are asked for again
+//	subnets.go    free addresses of subnets, and reservations; shared by all nodes
+//	catalog.go    security groups by tags and route tables; shared likewise
+//	cache.go      answers of EC2 that many nodes ask for
+package placement
 
 import (
 	"cmp"
 	"context"
+	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
-	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// placement is where the node's ENIs are and new ones may be made: VPC, zone,
-// subnets with their routes, security groups.
-type placement struct {
-	subnetCounts
-	cfg    *Config
-	view   *view
-	lister Lister
-
-	vpc, zone string // the instance's, as EC2 says
-
-	configured time.Time // when the settings became what they are
+// Settings is what a person configured for the new ENIs of a node.
+type Settings struct {
+	VPCID, Zone string            // empty: the instance's
+	SubnetIDs   []string          // come before SubnetTags
+	SubnetTags  map[string]string // come before AnySubnet
+	AnySubnet   bool              // every subnet of VPC and zone, rather than the primary ENI's alone
+	Groups      []string          // security groups; come before GroupTags
+	GroupTags   map[string]string // with neither: the primary ENI's groups
+	Drain       bool              // outdated ENIs are replaced
+	IPv6        bool              // pods get IPv6 addresses
 }
 
-// vpcAndZone are the VPC and zone where subnets and security groups are looked for.
-func (p *placement) vpcAndZone() (vpc, zone string) {
-	vpc, zone = cmp.Or(p.cfg.VPCID, p.vpc), cmp.Or(p.cfg.Zone, p.zone)
-	if k, ok := p.view.primary(); ok {
-		vpc, zone = cmp.Or(vpc, k.VPCID), cmp.Or(zone, k.Zone)
+// ENI is what a Selector needs to know of one ENI.
+type ENI struct {
+	VPCID, Zone, SubnetID string
+	Groups                []string   // empty: not known
+	Address               netip.Addr // the primary IPv4 address, if it has one
+	Created               time.Time  // zero: not known
+	Ours                  bool       // Berth may change it
+}
+
+// ENIs is the node's current view of its ENIs.
+type ENIs interface {
+	Primary() (ENI, bool) // false: it is not known yet
+	Each(func(ENI))       // calls for each ENI of the node, by device index
+}
+
+// Query is what a node needs to know of subnets.
+type Query struct {
+	IDs         []string // of its ENIs, and those configured for new ones
+	VPCID, Zone string
+	Tags        map[string]string // configured for new ENIs
+	Any         bool              // every subnet of VPC and zone may have new ENIs
+	Since       time.Time         // older answers do not do
+}
+
+// Selector chooses subnets and security groups for one node's new ENIs. It
+// belongs to the goroutine that reconciles the node.
+type Selector struct {
+	catalog *Catalog
+	enis    ENIs
+	find    func(context.Context, Query) (time.Time, error)
+	clock   clock.Clock
+
+	settings   Settings
+	configured time.Time // when the settings became what they are
+	vpc, zone  string    // the instance's, as EC2 says
+	counts     freshness
+}
+
+// NewSelector returns the Selector of a node. Find updates the catalog's free counts
+// and returns as of when they are; shared says that one call of it serves many nodes.
+func NewSelector(c *Catalog, s Settings, enis ENIs, shared bool, now clock.Clock, find func(context.Context, Query) (time.Time, error)) *Selector {
+	return &Selector{catalog: c, enis: enis, find: find, clock: now, settings: s, configured: now.Now(), counts: freshness{shared: shared}}
+}
+
+// Configure replaces the settings. Free counts are asked for again before the node grows.
+func (p *Selector) Configure(s Settings) {
+	p.settings, p.configured, p.counts.asOf = s, p.clock.Now(), time.Time{}
+}
+
+// Located records the VPC and zone of the instance; empty ones are ignored.
+func (p *Selector) Located(vpc, zone string) {
+	p.vpc, p.zone = cmp.Or(vpc, p.vpc), cmp.Or(zone, p.zone)
+}
+
+// vpcAndZone returns the VPC and zone in which subnets and security groups are looked for.
+func (p *Selector) vpcAndZone() (vpc, zone string) {
+	vpc, zone = cmp.Or(p.settings.VPCID, p.vpc), cmp.Or(p.settings.Zone, p.zone)
+	if e, ok := p.enis.Primary(); ok {
+		vpc, zone = cmp.Or(vpc, e.VPCID), cmp.Or(zone, e.Zone)
 	}
 	return vpc, zone
 }
 
-// vpcs are where the node's ENIs are: the instance's VPC, and that configured
-// for new ones if it is another; none while the instance's is not known.
-func (p *placement) vpcs() []string {
+// VPCs returns the VPCs of the node's ENIs: the instance's, and the one configured
+// for new ENIs if it differs; none while the instance's is not known.
+func (p *Selector) VPCs() []string {
 	own := p.instanceVPC()
-	switch other := p.cfg.VPCID; {
+	switch other := p.settings.VPCID; {
 	case own == "":
 		return nil
 	case other == "" || other == own:
@@ -47,140 +111,122 @@ func (p *placement) vpcs() []string {
 	}
 }
 
-// instanceVPC is the VPC of the instance; empty while it is not known.
-func (p *placement) instanceVPC() string {
-	if k, ok := p.view.primary(); ok {
-		return cmp.Or(k.VPCID, p.vpc)
+// instanceVPC returns the VPC of the instance; empty while it is not known.
+func (p *Selector) instanceVPC() string {
+	if e, ok := p.enis.Primary(); ok {
+		return cmp.Or(e.VPCID, p.vpc)
 	}
 	return p.vpc
 }
 
-// subnetUnknown tells whether one of the node's ENIs is in a subnet that was not described.
-func (p *placement) subnetUnknown() bool {
-	for _, k := range p.view.enis {
-		if !k.facts.ours() {
-			continue
+// SubnetUnknown reports whether EC2 has not described the subnet of one of the node's ENIs.
+func (p *Selector) SubnetUnknown() (unknown bool) {
+	p.enis.Each(func(e ENI) {
+		if !e.Ours || unknown {
+			return
 		}
-		// An ENI has no IPv4 address in a subnet of IPv6 alone, and only there.
-		subnet, four := p.cfg.Shared.Subnets.blocksWith(k.SubnetID, k.Primary), k.Primary.IsValid()
-		_, described := p.cfg.Shared.Subnets.described(k.SubnetID)
-		if four && !subnet.CIDR.IsValid() || len(subnet.IPv6) == 0 && (!four || p.cfg.Policy.Families.Has(ipfamily.IPv6)) && !described {
-			return true
-		}
-	}
-	return false
+		// An ENI has no IPv4 address in an IPv6-only subnet, and only there.
+		subnet, four := p.catalog.Subnets.BlocksWith(e.SubnetID, e.Address), e.Address.IsValid()
+		_, described := p.catalog.Subnets.described(e.SubnetID)
+		unknown = four && !subnet.CIDR.IsValid() || len(subnet.IPv6) == 0 && (!four || p.settings.IPv6) && !described
+	})
+	return unknown
 }
 
-// subnetsInUse are the subnets of the node's ENIs.
-func (p *placement) subnetsInUse() map[string]bool {
-	m := make(map[string]bool, len(p.view.enis))
-	for _, k := range p.view.enis {
-		m[k.SubnetID] = true
-	}
-	return m
-}
-
-// candidates tells in which subnets new ENIs may be made.
-func (p *placement) candidates() plan.Candidates {
-	c := plan.Candidates{IDs: p.cfg.SubnetIDs, Tags: p.cfg.SubnetTags, Any: p.cfg.AnySubnet}
+// candidates returns which subnets new ENIs may be created in.
+func (p *Selector) candidates() plan.Candidates {
+	c := plan.Candidates{IDs: p.settings.SubnetIDs, Tags: p.settings.SubnetTags, Any: p.settings.AnySubnet}
 	c.VPC, c.Zone = p.vpcAndZone()
 	c.InstanceZone = c.Zone
-	if k, ok := p.view.primary(); ok {
-		c.Primary, c.InstanceZone = k.SubnetID, cmp.Or(k.Zone, c.Zone)
+	if e, ok := p.enis.Primary(); ok {
+		c.Primary, c.InstanceZone = e.SubnetID, cmp.Or(e.Zone, c.Zone)
 	}
 	return c
 }
 
-// findSubnets describes the subnets of the node's ENIs and those for new ones.
-func (p *placement) findSubnets(ctx context.Context) error {
-	q := SubnetQuery{IDs: slices.Clone(p.cfg.SubnetIDs), Tags: p.cfg.SubnetTags, Since: p.since(p.cfg.Clock.Now())}
-	q.Any = p.cfg.AnySubnet && len(p.cfg.SubnetIDs) == 0 && len(p.cfg.SubnetTags) == 0
+// inUse returns the subnets of the node's ENIs.
+func (p *Selector) inUse() map[string]bool {
+	m := map[string]bool{}
+	p.enis.Each(func(e ENI) { m[e.SubnetID] = true })
+	return m
+}
+
+// Subnets returns the node's subnets and the candidates for new ENIs as a plan sees them.
+// MarkRoutes marks those with other routes.
+func (p *Selector) Subnets(now time.Time) []plan.Subnet {
+	return p.catalog.Subnets.states(now, p.inUse(), p.candidates())
+}
+
+// Choose lets pick choose an action and its subnet, and reserves the addresses that
+// the action takes before another node chooses. An empty subnet reserves nothing, and
+// the result is nil. Pick must make no call.
+func (p *Selector) Choose(now time.Time, pick func([]plan.Subnet) (a plan.Action, subnet string)) *Reservation {
+	return p.catalog.Subnets.choose(now, p.inUse(), p.candidates(), pick)
+}
+
+// FindSubnets describes the subnets of the node's ENIs and the candidates for new ones.
+func (p *Selector) FindSubnets(ctx context.Context) error {
+	s := p.settings
+	q := Query{IDs: slices.Clone(s.SubnetIDs), Tags: s.SubnetTags, Since: p.counts.since(p.clock.Now())}
+	q.Any = s.AnySubnet && len(s.SubnetIDs) == 0 && len(s.SubnetTags) == 0
 	q.VPCID, q.Zone = p.vpcAndZone()
-	for _, k := range p.view.list() {
-		if k.SubnetID != "" && !slices.Contains(q.IDs, k.SubnetID) {
-			q.IDs = append(q.IDs, k.SubnetID)
+	p.enis.Each(func(e ENI) {
+		if e.SubnetID != "" && !slices.Contains(q.IDs, e.SubnetID) {
+			q.IDs = append(q.IDs, e.SubnetID)
 		}
-	}
-	at, err := p.lister.Subnets(ctx, q)
+	})
+	at, err := p.find(ctx, q)
 	if err == nil {
-		p.asOf = at
+		p.counts.asOf = at
 	}
 	return err
 }
 
-// groups are the security groups of a new ENI: those configured by ID or tags,
-// else the primary's.
-func (p *placement) groups(ctx context.Context) ([]string, error) {
-	if len(p.cfg.Groups) > 0 {
-		return p.cfg.Groups, nil
+// FindGroups returns the security groups of a new ENI: those configured by ID or tags,
+// or else the primary's. Groups that are found by tags may take a call.
+func (p *Selector) FindGroups(ctx context.Context) ([]string, error) {
+	if len(p.settings.Groups) > 0 {
+		return p.settings.Groups, nil
 	}
-	if len(p.cfg.GroupTags) > 0 {
+	if len(p.settings.GroupTags) > 0 {
 		ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), callTimeout)
 		defer cancel()
 		vpc, _ := p.vpcAndZone()
-		return p.cfg.Shared.findGroups(ctx, vpc, p.cfg.GroupTags, p.cfg.Clock.Now())
+		return p.catalog.findGroups(ctx, vpc, p.settings.GroupTags, p.clock.Now())
 	}
-	if k, ok := p.view.primary(); ok {
-		return k.Groups, nil
-	}
-	return nil, nil
+	e, _ := p.enis.Primary()
+	return e.Groups, nil
 }
 
-// A pod in a subnet whose routes are not those of the node's own may lack the
-// way that the others have: a peered network, a NAT gateway. So where a new
-// ENI may be made in several subnets, those with the route table of the
-// primary's subnet come first; the others only when none of these has all that
-// is asked for.
+// CountsStale reports whether free counts are to be asked for before the node grows.
+func (p *Selector) CountsStale(now time.Time) bool { return p.counts.asOf.Before(p.counts.since(now)) }
 
-// routesTries is how often in a row route tables are asked for before an ENI is
-// made without knowing them.
-const routesTries = 3
-
-// routesKnown is what a plan knew of the subnets' routes.
-type routesKnown struct {
-	matter bool // there is a choice to make by them
-	known  bool // they were asked for once
-	fresh  bool // and not long ago
+// Planned records what the last plan lacked: exhausted says that the node would grow if
+// its subnets had room, drains that outdated ENIs are being replaced.
+func (p *Selector) Planned(exhausted, drains bool) {
+	p.counts.exhausted, p.counts.drains = exhausted, drains
 }
 
-// markRoutes notes of subnets that their routes are not the primary's, as far as
-// known. They matter where Berth is to choose: a person who names subnets by ID
-// has chosen, and another VPC has no routes like the instance's.
-func (p *placement) markRoutes(list []plan.Subnet) routesKnown {
-	choice := 0
-	for _, s := range list {
-		if s.ForNew {
-			choice++
-		}
-	}
-	k, ok := p.view.primary()
-	vpc, _ := p.vpcAndZone()
-	if !ok || choice < 2 || len(p.cfg.SubnetIDs) > 0 || vpc == "" || vpc != p.instanceVPC() {
-		return routesKnown{}
-	}
-	routes, fresh := p.cfg.Shared.routes.of(vpc, routesAge)
-	for i := range list {
-		list[i].OtherRoutes = routes.value.table(list[i].ID) != routes.value.table(k.SubnetID)
-	}
-	return routesKnown{true, !routes.at.IsZero(), fresh}
+// RefusedIPv6 records that a subnet had no IPv6 address or /80 left.
+func (p *Selector) RefusedIPv6(subnet string, until time.Time) {
+	p.catalog.Subnets.refusedIPv6(subnet, until)
+	p.counts.retryAt = until
 }
 
-// missing tells whether to ask for route tables before an ENI is made by a plan
-// that knew so much of them, and whether to wait with it. Trouble is that of the
-// last questions, if any.
-func (k routesKnown) missing(trouble *backoff, now time.Time) (ask, wait bool) {
-	if !k.matter || k.fresh {
-		return false, false
-	}
-	if trouble == nil || !trouble.until.After(now) {
-		return true, false
-	}
-	// Older ones do, and who may not ask goes on as if all were alike.
-	return false, !k.known && !trouble.permanent() && trouble.failures < routesTries
+// RefusedPrefix records that a subnet had no aligned /28 left.
+func (p *Selector) RefusedPrefix(subnet string, until time.Time) {
+	p.catalog.Subnets.refusedPrefix(subnet, until)
+	p.counts.retryAt = until
 }
 
-// findRoutes asks for the route tables of the VPC of new ENIs.
-func (p *placement) findRoutes(ctx context.Context) error {
-	vpc, _ := p.vpcAndZone()
-	return p.cfg.Shared.findRoutes(ctx, vpc, p.cfg.Clock.Now())
+// Refused records that a subnet had fewer than n addresses left.
+func (p *Selector) Refused(subnet string, n int, now time.Time) {
+	p.counts.retryAt = p.catalog.Subnets.refused(subnet, n, now)
+	p.counts.newerThan = now
 }
+
+// SubnetGone has subnets described again, since the one chosen may not exist any more.
+func (p *Selector) SubnetGone(now time.Time) { p.counts.newerThan = now }
+
+// Due returns when there is something to ask for although nothing happens; zero: never.
+func (p *Selector) Due(now time.Time) time.Time { return p.counts.due(now) }

@@ -1,4 +1,4 @@
-package eni
+package placement
 
 import (
 	"context"
@@ -13,13 +13,14 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// Subnets is what is known of the free addresses of subnets. One is shared
-// by all reconcilers of a process: what one is about to ask for is reserved,
-// so that not all choose the same subnet and most of them fail.
+// Subnets keeps the blocks of subnets and counts their free addresses. All
+// reconcilers of a process share one: each reserves what it is about to ask for,
+// so that not all of them choose the same subnet and most of them fail.
+// Its methods may be called concurrently.
 type Subnets struct {
 	api   cloud.API
-	asked *memory[struct{}] // by VPC and IDs
-	mu    sync.Mutex        // guards the entries; memory only
+	asked *cache[struct{}] // by VPC and IDs
+	mu    sync.Mutex       // guards the entries; memory only
 	all   map[string]*subnetEntry
 	order []string // its keys, sorted
 }
@@ -33,12 +34,12 @@ type subnetEntry struct {
 	refusals  int       // in a row
 	noPrefix  time.Time // until when /28 prefixes are not asked for
 	noIPv6    time.Time // until when nothing of IPv6 is
-	told      bool      // EC2 described it, so that the lack of a block is one
+	described bool      // by EC2, so that a block which is not known does not exist
 	gone      bool      // deleted, or no longer meant, by the last description
 }
 
 func newSubnets(api cloud.API, c clock.Clock) *Subnets {
-	return &Subnets{api: api, asked: newMemory[struct{}](c, time.Minute, 0), all: map[string]*subnetEntry{}}
+	return &Subnets{api: api, asked: newCache[struct{}](c, time.Minute, 0), all: map[string]*subnetEntry{}}
 }
 
 // RefreshSince is Refresh unless it was done, for any node, as of since or later.
@@ -69,7 +70,7 @@ func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Ti
 			if e.CIDR.IsValid() && !s.IPv6Native { // which a subnet has for life
 				s.CIDR = e.CIDR
 			}
-			e.Subnet, e.asOf, e.told, e.gone = s, now, true, false
+			e.Subnet, e.asOf, e.described, e.gone = s, now, true, false
 			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // it may be of before; the next one tells
 		}
 	}
@@ -97,19 +98,19 @@ func selects(f cloud.SubnetFilter, s cloud.Subnet) bool {
 	return plan.HasTags(s, f.Tags) && (len(f.IDs) == 0 || slices.Contains(f.IDs, s.ID)) && (f.VPCID == "" || f.VPCID == s.VPCID) && (f.Zone == "" || f.Zone == s.Zone)
 }
 
-// blocks are a subnet's blocks of both families, as far as they are known.
-func (b *Subnets) blocks(id string) []netip.Prefix {
-	s := b.blocksWith(id, netip.Addr{})
+// Blocks are a subnet's blocks of both families, as far as they are known.
+func (b *Subnets) Blocks(id string) []netip.Prefix {
+	s := b.BlocksWith(id, netip.Addr{})
 	if !s.CIDR.IsValid() {
 		return s.IPv6
 	}
 	return append([]netip.Prefix{s.CIDR}, s.IPv6...)
 }
 
-// blocksWith is a subnet with the blocks that are known of it, for an ENI of it with
+// BlocksWith is a subnet with the blocks that are known of it, for an ENI of it with
 // an IPv4 address, if valid. An IPv4 block without that cannot be the subnet's: it is
 // forgotten, until a description tells another.
-func (b *Subnets) blocksWith(id string, a netip.Addr) cloud.Subnet {
+func (b *Subnets) BlocksWith(id string, a netip.Addr) cloud.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.all[id]
@@ -127,7 +128,7 @@ func (b *Subnets) described(id string) (s cloud.Subnet, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.all[id]
-	if !ok || !e.told {
+	if !ok || !e.described {
 		return s, false
 	}
 	return e.Subnet, true
@@ -143,23 +144,23 @@ func (b *Subnets) Learn(s cloud.Subnet) {
 	}
 }
 
-// native tells whether a subnet is known to be of IPv6 alone.
-func (b *Subnets) native(id string) bool {
+// Native tells whether a subnet is known to be of IPv6 alone.
+func (b *Subnets) Native(id string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.all[id]
 	return ok && e.IPv6Native
 }
 
-// States lists the subnets that matter to a node as its plan sees them, by ID.
-func (b *Subnets) States(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
+// states lists the subnets that matter to a node as its plan sees them, by ID.
+func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.states(now, relevant, forNew)
+	return b.statesLocked(now, relevant, forNew)
 }
 
-// states is States with b.mu held.
-func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
+// statesLocked is states with b.mu held.
+func (b *Subnets) statesLocked(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
 	var out []plan.Subnet
 	for _, id := range b.order {
 		e := b.all[id]
@@ -169,7 +170,7 @@ func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Ca
 		}
 		s := plan.Subnet{
 			ID: id, Free: max(0, e.Free-e.reserved), IPv6Native: e.IPv6Native, ForNew: fit,
-			NoPrefix: e.noPrefix.After(now), NoIPv6: e.noIPv6.After(now) || e.told && len(e.IPv6) == 0 || e.gone && e.IPv6Native,
+			NoPrefix: e.noPrefix.After(now), NoIPv6: e.noIPv6.After(now) || e.described && len(e.IPv6) == 0 || e.gone && e.IPv6Native,
 		}
 		if e.fullUntil.After(now) {
 			s.Free = 0
@@ -183,50 +184,50 @@ func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Ca
 // answers in the same moment: of many nodes that choose at once, each counts
 // what those before it chose. pick makes no call; it answers with an action and
 // its subnet, or an empty one.
-func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *reservation {
+func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *Reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a, subnet := pick(b.states(now, relevant, forNew))
+	a, subnet := pick(b.statesLocked(now, relevant, forNew))
 	if subnet == "" {
 		return nil
 	}
 	b.entry(subnet).reserved += a.Weight()
-	return &reservation{book: b, subnet: subnet, n: a.Weight(), action: a}
+	return &Reservation{of: b, subnet: subnet, n: a.Weight(), action: a}
 }
 
-// reservation is a number of addresses of a subnet set apart for a call. A nil
+// Reservation is a number of addresses of a subnet set apart for a call. A nil
 // one is none.
-type reservation struct {
-	book   *Subnets
+type Reservation struct {
+	of     *Subnets
 	subnet string
 	n      int
 	action plan.Action
 	ended  bool
 }
 
-// reserve sets a number of addresses apart.
-func (b *Subnets) reserve(subnet string, n int) *reservation {
+// Reserve sets a number of addresses apart.
+func (b *Subnets) Reserve(subnet string, n int) *Reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.entry(subnet).reserved += n
-	return &reservation{book: b, subnet: subnet, n: n}
+	return &Reservation{of: b, subnet: subnet, n: n}
 }
 
-// isFor tells whether the reservation is for an action.
-func (h *reservation) isFor(a plan.Action) bool { return h != nil && h.action == a }
+// IsFor tells whether the reservation is for an action.
+func (h *Reservation) IsFor(a plan.Action) bool { return h != nil && h.action == a }
 
-// end ends it with how many addresses the call took. Only the first end counts.
-func (h *reservation) end(took int) {
+// End ends it with how many addresses the call took. Only the first end counts.
+func (h *Reservation) End(took int) {
 	if h == nil {
 		return
 	}
-	h.book.mu.Lock()
-	defer h.book.mu.Unlock()
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
 	if h.ended {
 		return
 	}
 	h.ended = true
-	e := h.book.entry(h.subnet)
+	e := h.of.entry(h.subnet)
 	e.reserved -= h.n
 	e.taken += took
 	if e.Free != plan.Unlimited {
@@ -254,8 +255,8 @@ func (b *Subnets) Free() []cloud.Subnet {
 	return out
 }
 
-// returned counts addresses that went back to a subnet.
-func (b *Subnets) returned(id string, n int) {
+// Returned counts addresses that went back to a subnet.
+func (b *Subnets) Returned(id string, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e, ok := b.all[id]; ok && e.Free != plan.Unlimited && !e.IPv6Native {

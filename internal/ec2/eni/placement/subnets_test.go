@@ -1,9 +1,10 @@
-package eni
+package placement
 
 import (
 	"context"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
@@ -33,8 +34,8 @@ func TestOlderCountOfFreeAddresses(t *testing.T) {
 		{"a newer answer", func(t *testing.T, b *Subnets) { refresh(t, b, 2, []cloud.Subnet{{ID: "s1", Free: 3}}) }, five, 3},
 		{"a newer answer has a subnet that the older has not", func(t *testing.T, b *Subnets) { refresh(t, b, 2, five) }, nil, 5},
 		{"a refusal", func(_ *testing.T, b *Subnets) { b.refused("s1", 2, unix(2)) }, five, 1},
-		{"addresses were taken", func(_ *testing.T, b *Subnets) { b.reserve("s1", 4).end(4) }, five, 1},
-		{"addresses were asked for in vain", func(_ *testing.T, b *Subnets) { b.reserve("s1", 4).end(0) }, five, 5},
+		{"addresses were taken", func(_ *testing.T, b *Subnets) { b.Reserve("s1", 4).End(4) }, five, 1},
+		{"addresses were asked for in vain", func(_ *testing.T, b *Subnets) { b.Reserve("s1", 4).End(0) }, five, 5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newSubnets(nil, nil)
@@ -81,7 +82,7 @@ func TestReservationIsPartOfTheChoice(t *testing.T) {
 	}
 	all := plan.Candidates{IDs: []string{"s1", "s2"}}
 	var got []plan.Action
-	var holds []*reservation
+	var holds []*Reservation
 	for h := b.choose(unix(0), nil, all, pick); h != nil; h = b.choose(unix(0), nil, all, pick) {
 		holds = append(holds, h)
 		got = append(got, h.action)
@@ -98,9 +99,9 @@ func TestReservationIsPartOfTheChoice(t *testing.T) {
 			t.Errorf("choice %d: %v, want %+v", i, got[i], w)
 		}
 	}
-	holds[0].end(0)
-	holds[0].end(6) // only the first end counts
-	holds[1].end(6)
+	holds[0].End(0)
+	holds[0].End(6) // only the first end counts
+	holds[1].End(6)
 	if s1, s2 := b.entry("s1"), b.entry("s2"); s1.Free-s1.reserved != 6 || s2.Free-s2.reserved != 0 {
 		t.Errorf("left: %d, %d", s1.Free-s1.reserved, s2.Free-s2.reserved)
 	}
@@ -112,39 +113,41 @@ func TestNobodyCountsIPv6(t *testing.T) {
 	b := newSubnets(nil, nil)
 	b.Learn(cloud.Subnet{ID: "wrong", CIDR: netip.MustParsePrefix("10.0.0.0/24")})
 	refresh(t, b, 0, []cloud.Subnet{{ID: "wrong", IPv6Native: true}})
-	if got := b.blocks("wrong"); len(got) > 0 {
+	if got := b.Blocks("wrong"); len(got) > 0 {
 		t.Errorf("a block of IPv4 that was learned stays: %v", got)
 	}
 	delete(b.all, "wrong")
 	b.order = nil
 	native := cloud.Subnet{ID: "s6", IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, IPv6Native: true}
 	b.Learn(native)
-	if !b.native("s6") || len(b.blocks("s6")) != 1 {
-		t.Errorf("learned: %+v", b.blocksWith("s6", netip.Addr{}))
+	if !b.Native("s6") || len(b.Blocks("s6")) != 1 {
+		t.Errorf("learned: %+v", b.BlocksWith("s6", netip.Addr{}))
 	}
 	refresh(t, b, 0, []cloud.Subnet{native, {ID: "s4", Free: 5}})
-	b.reserve("s6", 1).end(1)
-	b.returned("s6", 3)
+	b.Reserve("s6", 1).End(1)
+	b.Returned("s6", 3)
 	if got := b.Free(); len(got) != 1 || got[0].ID != "s4" {
 		t.Errorf("free: %+v, want the subnet of IPv4 alone", got)
 	}
 	any6 := plan.Candidates{Any: true}
 	b.all["s6"].VPCID, b.all["s6"].Zone = "vpc-1", "zone-a"
-	states := b.States(unix(1), nil, any6)
+	states := b.states(unix(1), nil, any6)
 	if len(states) != 1 || !states[0].IPv6Native || states[0].NoIPv6 || states[0].Free != 0 {
 		t.Errorf("states: %+v", states)
 	}
 	refresh(t, b, 1, []cloud.Subnet{{ID: "s4", Free: 5}})
-	if states := b.States(unix(1), nil, any6); !states[0].NoIPv6 {
+	if states := b.states(unix(1), nil, any6); !states[0].NoIPv6 {
 		t.Errorf("once it is gone: %+v", states)
 	}
 	native.VPCID, native.Zone = "vpc-1", "zone-a"
 	refresh(t, b, 2, []cloud.Subnet{native})
-	if states := b.States(unix(2), nil, any6); states[0].NoIPv6 {
+	if states := b.states(unix(2), nil, any6); states[0].NoIPv6 {
 		t.Errorf("back again: %+v", states)
 	}
 	b.refusedIPv6("s6", unix(5))
-	if states := b.States(unix(1), nil, any6); !states[0].NoIPv6 {
+	if states := b.states(unix(1), nil, any6); !states[0].NoIPv6 {
 		t.Errorf("after a refusal: %+v", states)
 	}
 }
+
+func unix(seconds int) time.Time { return time.Unix(1_000_000+int64(seconds), 0) }
