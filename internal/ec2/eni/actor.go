@@ -30,20 +30,19 @@ func change(kind plan.Kind, call func() error) error {
 // view takes what it says. Failures are in failures.go. It belongs to the goroutine that
 // reconciles.
 type actor struct {
-	cfg        *Config
-	view       *view
-	replies    *replies
-	confidence *confidence
-	observer   *observer
-	retries    *retries
-	refusals   *refusals
-	placement  *placement.Selector
-	releases   *releases
-	creations  *creations
-	publisher  *publisher
-	demand     *demand
-	surplus    *surplus
-	report     func() // renews the status in the middle of a step
+	cfg       *Config
+	view      *view
+	replies   *replies
+	observer  *observer
+	retries   *retries
+	refusals  *refusals
+	placement *placement.Selector
+	releases  *releases
+	creations *creations
+	publisher *publisher
+	demand    *demand
+	surplus   *surplus
+	report    func() // renews the status in the middle of a step
 }
 
 // act makes a step's call, and takes its reply for the truth.
@@ -134,7 +133,7 @@ func (a *actor) attach(ctx context.Context, p *step, k *known) error {
 	}
 	now := a.cfg.Clock.Now()
 	a.view.attached(k, cloud.Attachment{ID: id, InstanceID: a.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}, now)
-	a.confidence.replied = now
+	a.view.freshness.replied = now
 	a.refusals.attached(p.Kind)
 	a.creations.end()
 	a.publisher.changed()
@@ -156,7 +155,7 @@ func (a *actor) assign(ctx context.Context, p *step, k *known) error {
 	p.reserved.End(p.Weight())
 	now := a.cfg.Clock.Now()
 	k.assigned(given, now)
-	a.confidence.replied = now
+	a.view.freshness.replied = now
 	a.publisher.changed()
 	return nil
 }

@@ -43,10 +43,10 @@ func (d *demand) mayRecall(a plan.Action) bool {
 	return (a.Kind == plan.CreateTrunk || a.Kind == plan.DetachTrunk) && waiting <= free
 }
 
-// sparing returns a context for the calls of one step: those of a supplied node that has a
+// yielding returns a context for the calls of one step: those of a supplied node that has a
 // process of its own yield to those of others, until a pod comes to wait.
 // The caller must call done after the step.
-func (d *demand) sparing(ctx context.Context) (call context.Context, done func()) {
+func (d *demand) yielding(ctx context.Context) (call context.Context, done func()) {
 	if !d.process.yields || !d.supplied() {
 		return ctx, func() {}
 	}

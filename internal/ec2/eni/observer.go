@@ -13,15 +13,14 @@ import (
 // observer asks the cloud for the node's ENIs, and for the instance where a listing
 // lacks it, and brings the view up to date. It belongs to the goroutine that reconciles.
 type observer struct {
-	cfg        *Config
-	view       *view
-	confidence *confidence
-	instance   *instance
-	retries    *retries
-	placement  *placement.Selector
-	releases   *releases
-	publisher  *publisher
-	own        *ownLister // used if process.lists; else nil
+	cfg       *Config
+	view      *view
+	instance  *instance
+	retries   *retries
+	placement *placement.Selector
+	releases  *releases
+	publisher *publisher
+	own       *ownLister // used if process.lists; else nil
 }
 
 // observe lists everything of this node: the instance's ENIs, and detached
@@ -34,7 +33,7 @@ func (o *observer) observe(ctx context.Context) {
 	l, err := o.list(call, start)
 	cancel()
 	if err == nil {
-		if err = o.take(ctx, l); err != nil && o.confidence.unconfirmed() && o.cfg.process.lists {
+		if err = o.take(ctx, l); err != nil && o.view.freshness.unconfirmed() && o.cfg.process.lists {
 			o.own.kept = l
 		}
 	}
@@ -50,20 +49,20 @@ func (o *observer) list(ctx context.Context, now time.Time) (Listing, error) {
 	if o.cfg.process.lists {
 		l := o.own.kept
 		o.own.kept = Listing{}
-		if l.since(o.confidence.staleSince, o.confidence.observeNotBefore, now.Add(-o.cfg.ListingInterval)) {
+		if l.since(o.view.freshness.staleSince, o.view.freshness.observeNotBefore, now.Add(-o.cfg.ListingInterval)) {
 			return l, nil
 		}
-		if o.detachedUnknown() && !o.confidence.viewStale {
+		if o.detachedUnknown() && !o.view.freshness.stale {
 			return o.own.listDetached(ctx, o.cfg.InstanceID)
 		}
 	}
-	return o.cfg.Fleet.Lister.List(ctx, o.cfg.InstanceID, o.confidence.staleSince)
+	return o.cfg.Fleet.Lister.List(ctx, o.cfg.InstanceID, o.view.freshness.staleSince)
 }
 
 // observed takes a listing that was made for many nodes. One that is older than what is
 // known is ignored.
 func (o *observer) observed(ctx context.Context, l Listing) {
-	if o.confidence.outdated(l.At) {
+	if o.view.freshness.outdated(l.At) {
 		return
 	}
 	if err := o.take(ctx, l); err != nil {
@@ -81,13 +80,13 @@ func (o *observer) failed(err error) {
 func (o *observer) take(ctx context.Context, l Listing) error {
 	if l.Of == Detached {
 		o.merge(l.ENIs, l.At, l.covers)
-		o.confidence.observeAt = o.nextRepair(Whole)
+		o.view.freshness.observeAt = o.nextRepair(Whole)
 		return nil
 	}
 	if err := o.present(ctx, l); err != nil || o.instance.vanished {
 		return err
 	}
-	if o.confidence.publishHeld {
+	if o.view.freshness.publishHeld {
 		o.view.trustListings()
 	}
 	o.view.merge(o.ofInstance(l.ENIs), l.At, l.covers)
@@ -101,12 +100,12 @@ func (o *observer) take(ctx context.Context, l Listing) error {
 			return err
 		}
 	}
-	o.confidence.releasePublish()
+	o.view.freshness.releasePublish()
 	o.retries.succeed(activityObserve)
-	if o.limitsDue(l.At) && o.confidence.unconfirmed() {
+	if o.limitsDue(l.At) && o.view.freshness.unconfirmed() {
 		o.findLimits(ctx)
 	}
-	o.confidence.observed(l.At, o.nextRepair(l.Of))
+	o.view.freshness.observed(l.At, o.nextRepair(l.Of))
 	for _, k := range o.view.list() {
 		o.view.lookups.described(k.ID, l.At)
 		o.view.conclude(k.ID, l.At, o.cfg.Lag, o.cfg.process.sharesNode)
@@ -134,7 +133,7 @@ func (o *observer) logContradictions() {
 // repairDue reports whether the node's ENIs are to be listed for repair by this
 // reconciler.
 func (o *observer) repairDue(now time.Time) bool {
-	return o.cfg.process.lists && !o.confidence.observeAt.After(now)
+	return o.cfg.process.lists && !o.view.freshness.observeAt.After(now)
 }
 
 // detachedUnknown reports that it is not known yet which ENIs of the node are detached:
@@ -194,7 +193,7 @@ func (o *observer) lookUp(ctx context.Context, id string) {
 // last listing.
 func (o *observer) contradicted(class cloud.Class, attaches bool, now time.Time) {
 	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && attaches {
-		o.confidence.markStale(now)
+		o.view.freshness.markStale(now)
 	}
 	if class == cloud.Conflict && !o.cfg.process.onInstance {
 		o.instance.doubt()
@@ -218,7 +217,7 @@ func (o *observer) present(ctx context.Context, l Listing) error {
 		return nil
 	}
 	now := o.cfg.Clock.Now()
-	o.confidence.markStale(now)
+	o.view.freshness.markStale(now)
 	if !ask {
 		return gone("DescribeNetworkInterfaces", "instance %s has no ENI yet", o.cfg.InstanceID)
 	}

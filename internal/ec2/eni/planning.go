@@ -1,24 +1,35 @@
 package eni
 
 import (
+	"cmp"
+	"context"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 	"github.com/berthnet/berth/internal/ec2/eni/placement"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/mac"
 )
 
-// planning makes plans on the view, and remembers the last one while nothing changed
-// since. It belongs to the goroutine that reconciles.
+// planning makes plans on the view and chooses the next step of a plan. It belongs to
+// the goroutine that reconciles.
 type planning struct {
-	cfg       *Config
-	view      *view
-	instance  *instance
-	placement *placement.Selector
-	refusals  *refusals
-	surplus   surplus
-	last      *evaluation // nil: something may have changed since
+	cfg          *Config
+	view         *view
+	instance     *instance
+	placement    *placement.Selector
+	refusals     *refusals
+	retries      *retries
+	observer     *observer
+	releases     *releases
+	creations    *creations
+	terminations *terminations
+	demand       *demand
+
+	surplus     surplus
+	last        *evaluation // nil: something may have changed since
+	trunkReason string      // why the trunk is not as configured, as logged last
 }
 
 // evaluation is a state and what the plan made of it.
@@ -66,9 +77,6 @@ func (p *planning) decide(now time.Time) (e *evaluation, reserved *placement.Res
 	p.placement.Planned(e.plan.Exhausted, e.state.Drain)
 	return e, reserved
 }
-
-// keep has evaluate return e until the next reset: none of its actions is for now.
-func (p *planning) keep(e *evaluation) { p.last = e }
 
 // state returns the view as a plan sees it.
 func (p *planning) state(now time.Time) plan.State {
@@ -121,6 +129,120 @@ func (p *planning) eniState(k *known, u ENIUsage, now time.Time) plan.ENI {
 	return e
 }
 
+// choose returns the first step of the current plan that can be made now; nil: none. The
+// addresses that a step of growth takes are reserved in the moment in which it is chosen.
+func (p *planning) choose(ctx context.Context, now time.Time) *step {
+	if !p.instance.limitsKnown() || p.instance.stopped {
+		return nil
+	}
+	if s := p.releases.overdue(ctx, now); s != nil {
+		return s
+	}
+	e, reserved := p.decide(now)
+	defer func() { reserved.End(0) }() // if no step takes it
+	growing := e.plan.Exhausted || p.growthWaits() || p.refusals.pods.stuck(now)
+	p.retries.forgetUnwanted(e.plan.Actions, growing, p.refusals.trunk.full(now), now)
+	p.terminations.set(ctx, e.plan.Actions, now)
+	for _, a := range e.plan.Actions {
+		if p.waits(a, now) {
+			continue
+		}
+		if takes(a) && p.countsDue(now) {
+			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
+		}
+		if a.Kind == plan.Create {
+			ask, wait := e.routes.Missing(p.retries.routes(now))
+			if ask {
+				return &step{Action: plan.Action{Kind: plan.FindRoutes}, priority: cloud.Begun}
+			}
+			if wait {
+				continue
+			}
+		}
+		s := &step{Action: a, priority: priority(a, e.plan), tidies: e.plan.Moves(a) || p.demand.mayRecall(a)}
+		if reserved.IsFor(a) {
+			s.reserved, reserved = reserved, nil
+		}
+		if p.prepare(ctx, s, now) {
+			return s
+		}
+		s.reserved.End(0)
+	}
+	p.last = e // none of its actions is for now
+	// A full subnet is asked about again, however little the plan can do.
+	if e.plan.Exhausted && p.countsDue(now) {
+		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
+	}
+	for _, k := range p.placement.Unknown(now) {
+		if !p.retries.blocked(activityOf[k], now) {
+			return &step{Action: plan.Action{Kind: k}}
+		}
+	}
+	return nil
+}
+
+// takes reports whether an action takes addresses of a subnet, or finishes what did.
+func takes(a plan.Action) bool {
+	return activityOf[a.Kind] == activityGrow || a.Kind == plan.CreateTrunk
+}
+
+// countsDue reports whether to ask for the free counts of subnets.
+func (p *planning) countsDue(now time.Time) bool {
+	return p.placement.CountsStale(now) && !p.retries.blocked(activitySubnets, now)
+}
+
+// waits reports whether an action of the plan is not for now. A new ENI waits until
+// it is known what is detached: that comes next.
+func (p *planning) waits(a plan.Action, now time.Time) bool {
+	return a.Kind == plan.SetDeleteOnTermination || p.retries.blocked(activityOf[a.Kind], now) ||
+		takes(a) && p.growthWaits() || a.Kind == plan.Create && p.observer.detachedUnknown()
+}
+
+// growthWaits reports whether an unfinished step of growth must be resolved
+// before more addresses are asked for.
+func (p *planning) growthWaits() bool {
+	return p.view.lookups.blockGrowth() || p.retries.throttled[activityGrow] != nil
+}
+
+// prepare readies a step: what leaves is withdrawn from the node first, a creation
+// is recorded first. It reports whether the call can be made now.
+func (p *planning) prepare(ctx context.Context, s *step, now time.Time) bool {
+	switch s.Kind {
+	case plan.Unassign, plan.Detach:
+		return p.releases.prepare(ctx, s, now)
+	case plan.Assign:
+		s.Subnet = p.view.enis[s.ENI].SubnetID
+	case plan.Create, plan.CreateTrunk:
+		groups, err := p.placement.FindGroups(ctx)
+		if err == nil {
+			s.intent, err = p.creations.begin(s.Action, groups, now)
+		}
+		if err != nil {
+			p.retries.fail(s.Kind, err, now, p.retries.wait(activityOf[s.Kind], cmp.Or(cloud.ClassOf(err), cloud.Bug)))
+			return false
+		}
+	}
+	return true
+}
+
+// prepareAgain readies a throttled step for another try: it may have become pointless
+// by what was observed since.
+func (p *planning) prepareAgain(ctx context.Context, s *step, now time.Time) bool {
+	switch s.Kind {
+	case plan.Create, plan.CreateTrunk, plan.FindSubnets, plan.FindRoutes, plan.FindGroups:
+		return true
+	}
+	k, ok := p.view.enis[s.ENI]
+	want := plan.Attached
+	if s.attaches() || s.Kind == plan.Delete {
+		want = plan.Detached
+	}
+	if !ok || k.phase() != want {
+		return false
+	}
+	return !s.returns() || p.releases.prepareAgain(ctx, s, k, now)
+}
+
 // due returns when excess will have lasted.
 func (p *planning) due(now time.Time) time.Time { return p.surplus.due(now) }
 
@@ -137,4 +259,28 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 	default:
 		return 0
 	}
+}
+
+// trunk returns the state of the trunk; nil: none is configured, and none is there.
+//
+// A trunk has no address that a pod or the node's daemon knows of. It comes and goes
+// without being published, since nobody has to give anything of it back. Branches use
+// it, and while it has any EC2 does not detach it.
+func (p *planning) trunk(s plan.State) *Trunk {
+	var t Trunk
+	for _, e := range s.ENIs {
+		if e.Trunk && e.Ours && e.Phase == plan.Attached && (t.ID == "" || e.ID < t.ID) {
+			t.ID, t.MAC, t.DeviceIndex = e.ID, mac.Addr(p.view.enis[e.ID].MAC), e.Index
+		}
+	}
+	t.Reason, t.Message = plan.TrunkTrouble(p.instance.limits, p.cfg.Policy, s)
+	if t.Reason != p.trunkReason {
+		if p.trunkReason = t.Reason; t.Reason != "" {
+			p.cfg.Logger.Info("trunk is not as wanted", "reason", t.Reason, "why", t.Message)
+		}
+	}
+	if t.ID == "" && !p.cfg.Trunk {
+		return nil
+	}
+	return &t
 }

@@ -17,11 +17,10 @@ import (
 // take it: record returns the error, and without the record there is no call. Whatever
 // else changed is published by the loop, after the step that changed it.
 type publisher struct {
-	cfg        *Config
-	view       *view
-	confidence *confidence
-	instance   *instance
-	ended      func() bool
+	cfg      *Config
+	view     *view
+	instance *instance
+	ended    func() bool
 
 	due bool // something changed since the last inventory
 }
@@ -43,7 +42,7 @@ func (p *publisher) record(ctx context.Context) error {
 	if p.ended() {
 		return errors.New("record the inventory: the node was removed")
 	}
-	if err := p.confidence.mayPublish(); err != nil {
+	if err := p.view.freshness.mayPublish(); err != nil {
 		return fmt.Errorf("record the inventory: %w", err)
 	}
 	if err := p.cfg.Node.Publish(ctx, p.inventory()); err != nil {
@@ -58,7 +57,7 @@ func (p *publisher) record(ctx context.Context) error {
 // inventory returns the view as a Node sees it.
 func (p *publisher) inventory() Inventory {
 	cfg, now := p.cfg, p.cfg.Clock.Now()
-	inv := Inventory{InstanceID: cfg.InstanceID, InstanceType: p.instance.typ, Families: cfg.Policy.Families, Limits: p.instance.limits, At: p.confidence.replied}
+	inv := Inventory{InstanceID: cfg.InstanceID, InstanceType: p.instance.typ, Families: cfg.Policy.Families, Limits: p.instance.limits, At: p.view.freshness.replied}
 	for _, k := range p.view.list() {
 		if k.trunk {
 			continue

@@ -1,7 +1,6 @@
 package eni
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"reflect"
@@ -9,9 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/placement"
-	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -25,12 +22,11 @@ type Reconciler struct {
 	changes changes
 	demand  demand
 
-	view       *view      // the node's ENIs
-	confidence confidence // ... whether it can be trusted
-	instance   instance
-	retries    retries
-	placement  placement.Selector
-	refusals   refusals
+	view      *view // the node's ENIs
+	instance  instance
+	retries   retries
+	placement placement.Selector
+	refusals  refusals
 
 	observer     observer
 	planning     planning
@@ -65,24 +61,19 @@ func New(cfg Config) (*Reconciler, error) {
 		r.cfg.Fleet = r.fleetOfOne()
 		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
-	r.confidence.lag, r.confidence.viewStale = cfg.Lag, true
 	r.demand = demand{node: cfg.Node, process: r.cfg.process, news: retry.NewSignal()}
 	r.retries = newRetries(&r.cfg)
 	r.placement = *placement.NewSelector(cfg.Shared.Catalog, cfg.placement(), r.view, r.cfg.process.sharesCounts, cfg.Clock, r.cfg.Fleet.Lister.Subnets)
 	r.refusals = refusals{cfg: &r.cfg, view: r.view}
 	r.orphans = orphans{cfg: &r.cfg, retries: &r.retries, seen: Sightings{}}
-	r.planning = planning{
-		cfg: &r.cfg, view: r.view, instance: &r.instance, placement: &r.placement, refusals: &r.refusals,
-		surplus: surplus{delay: cfg.ShrinkDelay},
-	}
-	p := &publisher{cfg: &r.cfg, view: r.view, confidence: &r.confidence, instance: &r.instance, ended: r.Ended}
+	p := &publisher{cfg: &r.cfg, view: r.view, instance: &r.instance, ended: r.Ended}
 	r.observer = observer{
-		cfg: &r.cfg, view: r.view, confidence: &r.confidence, instance: &r.instance, retries: &r.retries,
+		cfg: &r.cfg, view: r.view, instance: &r.instance, retries: &r.retries,
 		placement: &r.placement, publisher: p, own: r.observer.own,
 		releases: &releases{cfg: &r.cfg, view: r.view, publisher: p, retries: &r.retries},
 	}
 	r.actor = actor{
-		cfg: &r.cfg, view: r.view, confidence: &r.confidence, observer: &r.observer, retries: &r.retries, refusals: &r.refusals,
+		cfg: &r.cfg, view: r.view, observer: &r.observer, retries: &r.retries, refusals: &r.refusals,
 		placement: &r.placement, releases: r.observer.releases, publisher: p, demand: &r.demand, surplus: &r.planning.surplus, report: r.report,
 		replies:   &replies{view: r.view, subnets: cfg.Shared.Catalog.Subnets, elsewhere: r.cfg.Fleet.Elsewhere, instance: cfg.InstanceID},
 		creations: &creations{cfg: &r.cfg, view: r.view},
@@ -90,12 +81,31 @@ func New(cfg Config) (*Reconciler, error) {
 	r.terminations = terminations{
 		cfg: &r.cfg, view: r.view, observer: &r.observer, retries: &r.retries, ended: r.loop.ended, calls: map[string]*terminationCall{},
 	}
-	r.changes = changes{configure: r.Configure, current: func() Settings { return r.cfg.Settings }, inventory: func() (inv Inventory, known bool) {
-		if !r.instance.limitsKnown() {
-			return inv, false
-		}
-		return p.inventory(), true
-	}}
+	r.planning = planning{
+		cfg: &r.cfg, view: r.view, instance: &r.instance, placement: &r.placement, refusals: &r.refusals, retries: &r.retries,
+		observer: &r.observer, releases: r.actor.releases, creations: r.actor.creations, terminations: &r.terminations, demand: &r.demand,
+		surplus: surplus{delay: cfg.ShrinkDelay},
+	}
+	r.changes = changes{
+		configure: func(s Settings) error {
+			before := r.cfg.Settings
+			if err := r.Configure(s); err != nil {
+				return err
+			}
+			serves := before.Policy.FirstInterfaceIndex != s.Policy.FirstInterfaceIndex || before.primaryServes() != s.primaryServes()
+			if serves && !r.view.freshness.unconfirmed() {
+				p.changed() // else the next observation is published
+			}
+			return nil
+		},
+		current: func() Settings { return r.cfg.Settings },
+		inventory: func() (inv Inventory, known bool) {
+			if !r.instance.limitsKnown() {
+				return inv, false
+			}
+			return p.inventory(), true
+		},
+	}
 	return r, nil
 }
 
@@ -109,7 +119,7 @@ func (r *Reconciler) Kick() {
 // Invalidate says that what was published may not be what the cloud has: nothing
 // is published or planned before the next observation, late enough for every reply so
 // far to show. It may be called by any goroutine, and from Publish.
-func (r *Reconciler) Invalidate() { r.confidence.invalidated.Store(true) }
+func (r *Reconciler) Invalidate() { r.view.freshness.invalidated.Store(true) }
 
 // CheckInstance says that the instance may have been stopped, or may run again. It is
 // asked for before anything else is planned. It may be called by any goroutine.
@@ -117,7 +127,7 @@ func (r *Reconciler) CheckInstance() { r.instance.suspected.Store(true) }
 
 // ObserveSince has only observations as of then or later count. It is called
 // before the first pass, when someone else worked for the node until then.
-func (r *Reconciler) ObserveSince(at time.Time) { r.confidence.staleSince = at }
+func (r *Reconciler) ObserveSince(at time.Time) { r.view.freshness.staleSince = at }
 
 // Observed takes a listing that was made for many nodes, in the goroutine that
 // reconciles. One that is older than what is known is ignored.
@@ -225,7 +235,7 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 		if ctx.Err() != nil || r.Ended() {
 			break
 		}
-		call, done := r.demand.sparing(ctx)
+		call, done := r.demand.yielding(ctx)
 		more := r.next(call)
 		done()
 		r.observer.publisher.flush(ctx)
@@ -254,18 +264,18 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	r.actor.releases.cancelForPods()
 	r.observer.publisher.flush(ctx) // before a call that may take long
 	mayObserve := !r.retries.blocked(activityObserve, now)
-	if r.confidence.publishHeld {
-		return mayObserve && r.confidence.mayObserve(now) && r.observe(ctx)
+	if r.view.freshness.publishHeld {
+		return mayObserve && r.view.freshness.mayObserve(now) && r.observe(ctx)
 	}
 	if p := r.retries.again(now); p != nil {
-		if r.prepareAgain(ctx, p, now) {
+		if r.planning.prepareAgain(ctx, p, now) {
 			r.actor.try(ctx, p)
 		} else {
 			p.reserved.End(0)
 		}
 		return true
 	}
-	if r.confidence.viewStale {
+	if r.view.freshness.stale {
 		return mayObserve && r.observe(ctx)
 	}
 	if id, ok := r.view.lookups.next(now, true); ok && mayObserve {
@@ -275,7 +285,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	if r.learnPrerequisites(ctx, now) {
 		return true
 	}
-	if p := r.choose(ctx, now); p != nil {
+	if p := r.planning.choose(ctx, now); p != nil {
 		r.actor.try(ctx, p)
 		return true
 	}
@@ -285,7 +295,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 // observe lists the node's ENIs. It always returns true: there may be more to do.
 func (r *Reconciler) observe(ctx context.Context) bool {
 	r.observer.observe(ctx)
-	r.orphans.begin(r.confidence.confirmed)
+	r.orphans.begin(r.view.freshness.confirmed)
 	return true
 }
 
@@ -307,7 +317,7 @@ func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) b
 
 // takeNews applies what other goroutines said since the last step.
 func (r *Reconciler) takeNews(now time.Time) {
-	if r.confidence.applyInvalidation(now) {
+	if r.view.freshness.applyInvalidation(now) {
 		if p := r.retries.throttled[activityShrink]; p != nil && !p.lost { // the next plan decides again
 			delete(r.retries.throttled, activityShrink)
 		}
@@ -339,120 +349,6 @@ func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool
 	return true
 }
 
-// choose returns the first step of the current plan that can be made now; nil: none. The
-// addresses that a step of growth takes are reserved in the moment in which it is chosen.
-func (r *Reconciler) choose(ctx context.Context, now time.Time) *step {
-	if !r.instance.limitsKnown() || r.instance.stopped {
-		return nil
-	}
-	if p := r.actor.releases.overdue(ctx, now); p != nil {
-		return p
-	}
-	e, reserved := r.planning.decide(now)
-	defer func() { reserved.End(0) }() // if no step takes it
-	growing := e.plan.Exhausted || r.growthWaits() || r.refusals.pods.stuck(now)
-	r.retries.forgetUnwanted(e.plan.Actions, growing, r.refusals.trunk.full(now), now)
-	r.terminations.set(ctx, e.plan.Actions, now)
-	for _, a := range e.plan.Actions {
-		if r.waits(a, now) {
-			continue
-		}
-		if takes(a) && r.countsDue(now) {
-			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
-		}
-		if a.Kind == plan.Create {
-			ask, wait := e.routes.Missing(r.retries.routes(now))
-			if ask {
-				return &step{Action: plan.Action{Kind: plan.FindRoutes}, priority: cloud.Begun}
-			}
-			if wait {
-				continue
-			}
-		}
-		p := &step{Action: a, priority: priority(a, e.plan), tidies: e.plan.Moves(a) || r.demand.mayRecall(a)}
-		if reserved.IsFor(a) {
-			p.reserved, reserved = reserved, nil
-		}
-		if r.prepare(ctx, p, now) {
-			return p
-		}
-		p.reserved.End(0)
-	}
-	r.planning.keep(e)
-	// A full subnet is asked about again, however little the plan can do.
-	if e.plan.Exhausted && r.countsDue(now) {
-		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
-	}
-	for _, k := range r.placement.Unknown(now) {
-		if !r.retries.blocked(activityOf[k], now) {
-			return &step{Action: plan.Action{Kind: k}}
-		}
-	}
-	return nil
-}
-
-// takes reports whether an action takes addresses of a subnet, or finishes what did.
-func takes(a plan.Action) bool {
-	return activityOf[a.Kind] == activityGrow || a.Kind == plan.CreateTrunk
-}
-
-// countsDue reports whether to ask for the free counts of subnets.
-func (r *Reconciler) countsDue(now time.Time) bool {
-	return r.placement.CountsStale(now) && !r.retries.blocked(activitySubnets, now)
-}
-
-// waits reports whether an action of the plan is not for now. A new ENI waits until
-// it is known what is detached: that comes next.
-func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
-	return a.Kind == plan.SetDeleteOnTermination || r.retries.blocked(activityOf[a.Kind], now) ||
-		takes(a) && r.growthWaits() || a.Kind == plan.Create && r.observer.detachedUnknown()
-}
-
-// growthWaits reports whether an unfinished step of growth must be resolved
-// before more addresses are asked for.
-func (r *Reconciler) growthWaits() bool {
-	return r.view.lookups.blockGrowth() || r.retries.throttled[activityGrow] != nil
-}
-
-// prepare readies a step: what leaves is withdrawn from the node first, a creation
-// is recorded first. It reports whether the call can be made now.
-func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
-	switch p.Kind {
-	case plan.Unassign, plan.Detach:
-		return r.actor.releases.prepare(ctx, p, now)
-	case plan.Assign:
-		p.Subnet = r.view.enis[p.ENI].SubnetID
-	case plan.Create, plan.CreateTrunk:
-		groups, err := r.placement.FindGroups(ctx)
-		if err == nil {
-			p.intent, err = r.actor.creations.begin(p.Action, groups, now)
-		}
-		if err != nil {
-			r.retries.fail(p.Kind, err, now, r.retries.wait(activityOf[p.Kind], cmp.Or(cloud.ClassOf(err), cloud.Bug)))
-			return false
-		}
-	}
-	return true
-}
-
-// prepareAgain readies a throttled step for another try: it may have become pointless
-// by what was observed since.
-func (r *Reconciler) prepareAgain(ctx context.Context, p *step, now time.Time) bool {
-	switch p.Kind {
-	case plan.Create, plan.CreateTrunk, plan.FindSubnets, plan.FindRoutes, plan.FindGroups:
-		return true
-	}
-	k, ok := r.view.enis[p.ENI]
-	want := plan.Attached
-	if p.attaches() || p.Kind == plan.Delete {
-		want = plan.Detached
-	}
-	if !ok || k.phase() != want {
-		return false
-	}
-	return !p.returns() || r.actor.releases.prepareAgain(ctx, p, k, now)
-}
-
 // timed is a part of the reconciler that has something to do at a time of its
 // own, without an event.
 type timed interface {
@@ -464,7 +360,7 @@ type timed interface {
 // timers returns all parts that have times of their own
 // (TestEveryTimedPartIsAmongTheTimers).
 func (r *Reconciler) timers() []timed {
-	return []timed{&r.confidence, &r.instance, &r.retries, &r.refusals, &r.planning, &r.orphans}
+	return []timed{&r.instance, &r.retries, &r.refusals, &r.planning, &r.orphans}
 }
 
 // idle is how long a reconciler rests that someone else wakes.
@@ -478,7 +374,7 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	if r.observer.repairDue(now) && !r.retries.blocked(activityObserve, now) {
 		return 0
 	}
-	first := retry.Earliest(now, r.placement.Due(now), r.view.lookups.due(now))
+	first := retry.Earliest(now, r.placement.Due(now), r.view.due(now))
 	for _, t := range r.timers() {
 		first = retry.Earliest(now, first, t.due(now))
 	}

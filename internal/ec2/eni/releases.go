@@ -225,7 +225,7 @@ func (s *releases) overdueOf(k *known) *step {
 
 // overdueSince reports whether the last listing cannot be older than a call made at a time.
 func (s *releases) overdueSince(since time.Time) bool {
-	return s.publisher.confidence.confirmedLater(since, s.cfg.Settle)
+	return s.view.freshness.confirmedLater(since, s.cfg.Settle)
 }
 
 // restoreOverdue restores addresses to the node whose release is overdue.

@@ -54,8 +54,6 @@ type Trunk struct {
 type reporter struct {
 	mu     sync.Mutex // guards status
 	status Status
-
-	trunkReason string // the one that was logged last; belongs to the goroutine that reconciles
 }
 
 // Status may be called at any time, by any goroutine.
@@ -68,7 +66,7 @@ func (r *Reconciler) Status() Status {
 // report renews the status.
 func (r *Reconciler) report() {
 	now := r.cfg.Clock.Now()
-	s := Status{Confirmed: !r.confidence.unconfirmed(), Trouble: r.retries.trouble(), Vanished: r.instance.vanished}
+	s := Status{Confirmed: !r.view.freshness.unconfirmed(), Trouble: r.retries.trouble(), Vanished: r.instance.vanished}
 	if s.Err != nil && !s.NextTry.After(now) {
 		s.NextTry = now.Add(r.wake(now))
 	}
@@ -89,37 +87,13 @@ func (r *Reconciler) report() {
 		}
 		if r.instance.limitsKnown() {
 			s.Needed, s.AtCapacity = d.Needed, d.AtCapacity
-			s.Trunk = r.trunk(e.state)
+			s.Trunk = r.planning.trunk(e.state)
 			s.Shortage, s.Explanation = plan.Shortage(r.instance.limits, r.cfg.Policy, e.state)
 		}
 	}
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
 	r.status.status = s
-}
-
-// trunk returns the state of the trunk; nil: none is configured, and none is there.
-//
-// A trunk has no address that a pod or the node's daemon knows of. It comes and goes
-// without being published, since nobody has to give anything of it back. Branches use
-// it, and while it has any EC2 does not detach it.
-func (r *Reconciler) trunk(s plan.State) *Trunk {
-	var t Trunk
-	for _, e := range s.ENIs {
-		if e.Trunk && e.Ours && e.Phase == plan.Attached && (t.ID == "" || e.ID < t.ID) {
-			t.ID, t.MAC, t.DeviceIndex = e.ID, mac.Addr(r.view.enis[e.ID].MAC), e.Index
-		}
-	}
-	t.Reason, t.Message = plan.TrunkTrouble(r.instance.limits, r.cfg.Policy, s)
-	if t.Reason != r.status.trunkReason {
-		if r.status.trunkReason = t.Reason; t.Reason != "" {
-			r.cfg.Logger.Info("trunk is not as wanted", "reason", t.Reason, "why", t.Message)
-		}
-	}
-	if t.ID == "" && !r.cfg.Trunk {
-		return nil
-	}
-	return &t
 }
 
 // trouble returns the trouble that matters most to pods.

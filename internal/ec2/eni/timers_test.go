@@ -13,7 +13,7 @@ import (
 
 // A part whose time no timer knows would stall until something else happens.
 func TestEveryTimedPartIsAmongTheTimers(t *testing.T) {
-	parts.Listed[Reconciler](t, 6, (&Reconciler{}).timers())
+	parts.Listed[Reconciler](t, 5, (&Reconciler{}).timers())
 }
 
 // What each part is due at, seen at second 10: the first moment after that.
@@ -25,9 +25,9 @@ func TestDue(t *testing.T) {
 		of   timed
 		want time.Time
 	}{
-		{"nothing to observe later", &confidence{observeNotBefore: unix(9)}, none},
-		{"an observation that must wait", &confidence{observeNotBefore: unix(12)}, unix(12)},
-		{"a listing for repair", &confidence{observeAt: unix(60)}, unix(60)},
+		{"nothing to observe later", &freshness{observeNotBefore: unix(9)}, none},
+		{"an observation that must wait", &freshness{observeNotBefore: unix(12)}, unix(12)},
+		{"a listing for repair", &freshness{observeAt: unix(60)}, unix(60)},
 		{"no lookup", &lookups{}, none},
 		{"the first lookup that is not due yet", &lookups{at: map[string]time.Time{"a": unix(9), "b": unix(15), "c": unix(14)}}, unix(14)},
 		{"a call that counts as resolved", &lookups{at: map[string]time.Time{"a": unix(15)}, unresolved: map[string]unresolvedCall{"b": {until: unix(11)}}}, unix(11)},
@@ -64,7 +64,7 @@ func TestWake(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.confidence.observeAt = unix(60)
+		r.view.freshness.observeAt = unix(60)
 		return r
 	}
 	for _, c := range []struct {
@@ -73,15 +73,15 @@ func TestWake(t *testing.T) {
 		want   time.Duration
 	}{
 		{"a listing for repair", func(*Reconciler) {}, 50 * second},
-		{"one that is due", func(r *Reconciler) { r.confidence.observeAt = unix(9) }, 0},
+		{"one that is due", func(r *Reconciler) { r.view.freshness.observeAt = unix(9) }, 0},
 		{"one that failed", func(r *Reconciler) {
-			r.confidence.observeAt = unix(9)
+			r.view.freshness.observeAt = unix(9)
 			r.retries.failed = map[activity]*backoff{activityObserve: {until: unix(13), kind: plan.Observe}}
 		}, 3 * second},
 		{"something before it", func(r *Reconciler) { r.orphans.at = unix(20) }, 10 * second},
-		{"somebody else lists", func(r *Reconciler) { r.cfg.process, r.confidence.observeAt = ofFleet, time.Time{} }, idle},
+		{"somebody else lists", func(r *Reconciler) { r.cfg.process, r.view.freshness.observeAt = ofFleet, time.Time{} }, idle},
 		{"somebody else lists, and an ENI is to be looked at", func(r *Reconciler) {
-			r.cfg.process, r.confidence.observeAt = ofFleet, time.Time{}
+			r.cfg.process, r.view.freshness.observeAt = ofFleet, time.Time{}
 			r.view.lookups.schedule("a", unix(12))
 		}, 2 * second},
 		{"the instance is no more", func(r *Reconciler) { r.instance.vanished = true }, idle},

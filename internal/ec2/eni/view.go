@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/placement"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // view is what is known of one node's ENIs: the last listing, corrected by the
@@ -21,7 +22,10 @@ type view struct {
 	enis      map[string]*known
 	deleted   map[string]time.Time // ENIs that a reply said were deleted
 	detaching map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
-	lookups   lookups
+
+	freshness freshness // whether plans may be made on it
+	lookups   lookups   // what is to be described next
+
 	// contradictions are what listings say that cannot be true, with the ENIs concerned.
 	contradictions map[string][]string
 	logged         map[string]bool // those that were logged
@@ -48,7 +52,7 @@ type known struct {
 func newView(settle, lag time.Duration) *view {
 	return &view{
 		settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, detaching: map[string]time.Time{},
-		lookups: newLookups(lag), contradictions: map[string][]string{}, logged: map[string]bool{},
+		lookups: newLookups(lag), freshness: freshness{lag: lag, stale: true}, contradictions: map[string][]string{}, logged: map[string]bool{},
 	}
 }
 
@@ -58,6 +62,11 @@ func newKnown(f facts) *known {
 
 // ours reports whether an ENI may be changed and used.
 func (k *known) ours() bool { return !k.ambiguous && k.facts.ours() }
+
+// due returns when there is something to observe; zero: never.
+func (v *view) due(now time.Time) time.Time {
+	return retry.Earliest(now, v.freshness.due(now), v.lookups.due(now))
+}
 
 // trustListings makes listings the truth again over every reply so far.
 func (v *view) trustListings() {

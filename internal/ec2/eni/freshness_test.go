@@ -2,14 +2,14 @@ package eni
 
 import "testing"
 
-func TestConfidence(t *testing.T) {
-	c := confidence{viewStale: true, lag: 5 * second}
+func TestFreshness(t *testing.T) {
+	c := freshness{stale: true, lag: 5 * second}
 	if c.applyInvalidation(unix(1)) {
 		t.Error("invalidated by nobody")
 	}
 	first := c.unconfirmed()
 	c.observed(unix(2), unix(62))
-	if !first || c.unconfirmed() || c.viewStale || c.mayPublish() != nil {
+	if !first || c.unconfirmed() || c.stale || c.mayPublish() != nil {
 		t.Errorf("after the first observation: %+v", &c)
 	}
 	if !c.outdated(unix(1)) || c.outdated(unix(2)) {
@@ -20,7 +20,7 @@ func TestConfidence(t *testing.T) {
 	if c.mayPublish() == nil {
 		t.Error("published although it was invalidated")
 	}
-	if !c.applyInvalidation(unix(10)) || !c.publishHeld || !c.viewStale {
+	if !c.applyInvalidation(unix(10)) || !c.publishHeld || !c.stale {
 		t.Errorf("invalidated: %+v", &c)
 	}
 	if c.mayPublish() == nil || !c.outdated(unix(13)) || c.outdated(unix(14)) {

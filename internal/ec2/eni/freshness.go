@@ -8,16 +8,16 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// confidence is how far the view can be trusted: whether a plan may be made on
-// it, and whether it may be published.
-type confidence struct {
+// freshness decides whether the view is fresh enough to be planned on and to be
+// published.
+type freshness struct {
 	lag time.Duration // how long a reply may take to show in listings
 
 	replied   time.Time // when a reply last gave the node something
 	confirmed time.Time // when the last full observation was made
 	observeAt time.Time // when the next is due, for repair; zero: at once, or someone else lists for that
 
-	viewStale  bool      // the cloud contradicted the view: nothing is planned before the next observation
+	stale      bool      // the cloud contradicted the view: nothing is planned before the next observation
 	staleSince time.Time // only observations as of then or later count
 
 	publishHeld      bool      // someone else wrote what was published: nothing is published before the next observation
@@ -27,10 +27,10 @@ type confidence struct {
 }
 
 // markStale has the cloud observed before anything is planned.
-func (c *confidence) markStale(now time.Time) { c.viewStale, c.staleSince = true, now }
+func (c *freshness) markStale(now time.Time) { c.stale, c.staleSince = true, now }
 
 // applyInvalidation applies a call of Invalidate, and reports whether there was one.
-func (c *confidence) applyInvalidation(now time.Time) bool {
+func (c *freshness) applyInvalidation(now time.Time) bool {
 	if !c.invalidated.Swap(false) {
 		return false
 	}
@@ -43,31 +43,31 @@ func (c *confidence) applyInvalidation(now time.Time) bool {
 }
 
 // outdated reports whether a listing is older than what is known.
-func (c *confidence) outdated(at time.Time) bool {
+func (c *freshness) outdated(at time.Time) bool {
 	return at.Before(c.confirmed) || at.Before(c.staleSince) || at.Before(c.observeNotBefore)
 }
 
 // mayObserve reports whether every reply so far shows in a listing made now.
-func (c *confidence) mayObserve(now time.Time) bool { return !c.observeNotBefore.After(now) }
+func (c *freshness) mayObserve(now time.Time) bool { return !c.observeNotBefore.After(now) }
 
 // releasePublish ends the effect of Invalidate: the cloud was observed.
-func (c *confidence) releasePublish() { c.publishHeld, c.observeNotBefore = false, time.Time{} }
+func (c *freshness) releasePublish() { c.publishHeld, c.observeNotBefore = false, time.Time{} }
 
 // observed records a full listing, and when the next one is due for repair.
-func (c *confidence) observed(at, next time.Time) {
-	c.confirmed, c.viewStale, c.observeAt = at, false, next
+func (c *freshness) observed(at, next time.Time) {
+	c.confirmed, c.stale, c.observeAt = at, false, next
 }
 
 // unconfirmed reports whether there was no full observation yet.
-func (c *confidence) unconfirmed() bool { return c.confirmed.IsZero() }
+func (c *freshness) unconfirmed() bool { return c.confirmed.IsZero() }
 
 // confirmedLater reports whether the last observation was made at least d after t.
-func (c *confidence) confirmedLater(t time.Time, d time.Duration) bool {
+func (c *freshness) confirmedLater(t time.Time, d time.Duration) bool {
 	return c.confirmed.Sub(t) >= d
 }
 
 // mayPublish returns nil when what is known may be published.
-func (c *confidence) mayPublish() error {
+func (c *freshness) mayPublish() error {
 	if c.publishHeld || c.invalidated.Load() {
 		return errors.New("it is in doubt until EC2 has been observed")
 	}
@@ -75,6 +75,6 @@ func (c *confidence) mayPublish() error {
 }
 
 // due returns when an observation that must wait may be made, or one for repair is due.
-func (c *confidence) due(now time.Time) time.Time {
+func (c *freshness) due(now time.Time) time.Time {
 	return retry.Earliest(now, c.observeNotBefore, c.observeAt)
 }
