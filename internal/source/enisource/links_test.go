@@ -105,7 +105,7 @@ func TestENIDetachedByOthers(t *testing.T) {
 						n.Kick()
 					}
 					n.settle(time.Millisecond)
-					for _, g := range n.alloc.Groups() {
+					for _, g := range n.addresses.alloc.Groups() {
 						if g.ID == e.ID && g.Ready {
 							t.Error("addresses of an ENI without a link can be handed out")
 						}

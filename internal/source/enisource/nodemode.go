@@ -1,13 +1,16 @@
 package enisource
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -19,13 +22,13 @@ func New(o Options, c eni.Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.InstanceID, c.Node, c.Clock, c.Logger = o.InstanceID, s, s.clock, s.log
+	c.InstanceID, c.Node, c.Clock, c.Logger = o.InstanceID, (*reconcilerNode)(s), s.clock, s.log
 	rec, err := eni.New(c)
 	if err != nil {
 		return nil, err
 	}
 	s.supply = &reconciled{Reconciler: rec, log: s.log, counts: Wanted{Template: o.Template, Settings: c.Settings}}
-	s.load()
+	s.file.load()
 	return s, nil
 }
 
@@ -148,4 +151,78 @@ func (r *reconciled) Why(served bool) *source.Exhausted {
 		return &source.Exhausted{Reason: st.Shortage, Message: "no address is free: " + st.Explanation}
 	}
 	return &source.Exhausted{Reason: Growing, Message: "no address is free yet: EC2 was asked for more, which has not arrived"}
+}
+
+// reconcilerNode is the Source as the reconciler's Node.
+type reconcilerNode Source
+
+var _ eni.Node = (*reconcilerNode)(nil)
+
+// Usage implements eni.Node. The node uses what is withheld: other addresses are asked for in its
+// place, and its ENI stays.
+func (s *reconcilerNode) Usage() eni.Usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: s.addresses.waiters.Len(), MissingLinks: s.addresses.enis.missingLinks()}
+	for _, g := range s.addresses.alloc.Groups() {
+		of := eni.ENIUsage{Used: g.Used() + g.Withheld(), Cooling: g.Cooling(), Assignable: g.Assignable(s.addresses.inv.Families)}
+		for f, c := range g.Of {
+			of.Free = of.Free.Plus(cloud.AmountIn(ipfamily.Family(f), c.FreeSingles, c.FreePrefixes))
+		}
+		u.ENIs[g.ID] = of
+	}
+	for _, l := range s.addresses.leases {
+		if _, ok := s.addresses.enis.published[l.ENI]; !ok && l.ENI != "" { // such as one that is not attached any more
+			of := u.ENIs[l.ENI]
+			of.Used++
+			u.ENIs[l.ENI] = of
+		}
+	}
+	return u
+}
+
+// Publish implements eni.Node: the file first, then the memory.
+func (s *reconcilerNode) Publish(_ context.Context, inv eni.Inventory) error {
+	err := (*Source)(s).file.save(func() { s.addresses.inv = inv })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addresses.confirm(inv)
+	s.addresses.serve(s.clock.Now())
+	s.program.Set()
+	return err
+}
+
+// ObserveFailed implements eni.Node.
+func (s *reconcilerNode) ObserveFailed(error) { (*Source)(s).ServeUnconfirmed() }
+
+// Withdraw implements eni.Node.
+func (s *reconcilerNode) Withdraw(id string, want cloud.Amount) (withdrawn []netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range ipfamily.Dual.Families() {
+		addresses, prefixes := want.Of(f)
+		withdrawn = append(withdrawn, s.addresses.alloc.Withdraw(id, f, addresses, prefixes)...)
+	}
+	return withdrawn
+}
+
+// RestoreWithdrawn implements eni.Node.
+func (s *reconcilerNode) RestoreWithdrawn(withdrawn []netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addresses.alloc.Restore(withdrawn)
+	s.addresses.serve(s.clock.Now())
+}
+
+// WithdrawENI implements eni.Node.
+func (s *reconcilerNode) WithdrawENI(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.addresses.holds(id) { // also if the cloud does not list it as the node's
+		return false
+	}
+	if _, ok := s.addresses.enis.published[id]; !ok {
+		return true
+	}
+	return s.addresses.alloc.WithdrawGroup(id) == nil
 }

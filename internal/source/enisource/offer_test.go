@@ -240,7 +240,7 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 		inv := inventoryOf("10.0.0.7", "10.0.1.0/28")
 		inv.ENIs[0].SubnetID, inv.Limits.IPv4PerENI = "subnet-1", 10
 		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: mac.Addr{2, 0, 0, 0, 0, 9}})
-		if err := s.Publish(t.Context(), inv); err != nil {
+		if err := (*reconcilerNode)(s).Publish(t.Context(), inv); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

@@ -43,11 +43,11 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 		}
 		var with int
 		for i := range 2 {
-			if s.leases[key(i+1)].IPv4 == own {
+			if s.addresses.leases[key(i+1)].IPv4 == own {
 				with = i + 1
 			}
 		}
-		lease := s.leases[key(with)].Lease
+		lease := s.addresses.leases[key(with)].Lease
 		held := func(when string, s *Source, path *links, yes bool) {
 			t.Helper()
 			synctest.Wait()

@@ -2,8 +2,10 @@ package enisource
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -19,25 +21,25 @@ import (
 func (s *Source) Snapshot() source.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := source.Snapshot{Waiting: s.waiters.Len(), LastError: s.supply.LastError(), Conditions: s.conditions()}
+	out := source.Snapshot{Waiting: s.addresses.waiters.Len(), LastError: s.supply.LastError(), Conditions: s.conditions()}
 	seen := map[netip.Addr]bool{}
-	for v := range s.alloc.Addresses() {
+	for v := range s.addresses.alloc.Addresses() {
 		seen[v.Addr] = true
-		if !v.Used && !v.Cooling && !s.inv.Families.Has(ipfamily.Of(v.Addr)) {
+		if !v.Used && !v.Cooling && !s.addresses.inv.Families.Has(ipfamily.Of(v.Addr)) {
 			continue // no pod will get it
 		}
 		out.Addresses = append(out.Addresses, source.Info(v, introspect.Origin{ENI: v.Group}))
 	}
-	for _, id := range sortedIDs(s.published) {
-		for _, a := range pending(s.published[id], seen) {
-			if s.inv.Families.Has(ipfamily.Of(a.Addr)) {
+	for _, id := range sortedIDs(s.addresses.enis.published) {
+		for _, a := range pending(s.addresses.enis.published[id], seen) {
+			if s.addresses.inv.Families.Has(ipfamily.Of(a.Addr)) {
 				out.Addresses = append(out.Addresses, a)
 			}
 		}
 	}
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
 	var enis []introspect.ENI
-	for _, e := range s.inv.ENIs {
+	for _, e := range s.addresses.inv.ENIs {
 		enis = append(enis, s.describe(e))
 	}
 	slices.SortFunc(enis, func(x, y introspect.ENI) int {
@@ -46,7 +48,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	for _, e := range enis {
 		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
 	}
-	out.Count, out.Detail = s.count(out.Addresses), detail{s.supply.Template(), enis, out.Addresses, s.cutOff()}
+	out.Count, out.Detail = s.count(out.Addresses), detail{s.supply.Template(), enis, out.Addresses, s.cutOffs.count()}
 	return out
 }
 
@@ -62,10 +64,10 @@ func (s *Source) count(listed []source.AddressInfo) map[source.State]int {
 	for state, n := range source.Count(of[ipfamily.IPv6]) {
 		count[state] = max(count[state], n)
 	}
-	count[source.Used], count[source.Warm] = len(s.leases), 0
-	for _, g := range s.alloc.Groups() {
+	count[source.Used], count[source.Warm] = len(s.addresses.leases), 0
+	for _, g := range s.addresses.alloc.Groups() {
 		if g.Ready {
-			count[source.Warm] += g.Assignable(s.inv.Families)
+			count[source.Warm] += g.Assignable(s.addresses.inv.Families)
 		}
 	}
 	return count
@@ -116,13 +118,13 @@ func (d detail) Metrics() []prometheus.Metric {
 }
 
 func (s *Source) describe(e eni.ENI) introspect.ENI {
-	_, programmed := s.programmed[e.ID]
-	_, absent := s.absent[e.ID]
+	_, programmed := s.addresses.enis.programmed[e.ID]
+	_, absent := s.addresses.enis.absent[e.ID]
 	ready := programmed && !absent
 	g := introspect.ENI{
 		ID: e.ID, DeviceIndex: e.DeviceIndex, Primary: e.Primary, MAC: e.MAC.String(), Subnet: e.SubnetID,
-		Ready: ready && e.Serves, Reason: s.down[e.ID],
-		Capacity: plan.Capacity(s.inv.Limits, ipam.Policy{Families: s.inv.Families, PrefixDelegation: s.supply.PrefixDelegation()}, e.Primary),
+		Ready: ready && e.Serves, Reason: s.addresses.enis.down[e.ID],
+		Capacity: plan.Capacity(s.addresses.inv.Limits, ipam.Policy{Families: s.addresses.inv.Families, PrefixDelegation: s.supply.PrefixDelegation()}, e.Primary),
 	}
 	switch {
 	case !e.Serves:
@@ -150,4 +152,55 @@ func pending(e eni.ENI, seen map[netip.Addr]bool) (out []source.AddressInfo) {
 		}
 	}
 	return out
+}
+
+// Types of the conditions of ENIs and of the addresses of pods.
+const (
+	conditionLinks     = "ENILinksPresent"
+	conditionAddresses = "PodAddressesAssigned"
+	conditionGroups    = "SecurityGroupsFollowed"
+)
+
+// conditions are those of the source. s.mu is held.
+func (s *Source) conditions() []source.Condition {
+	links := source.Condition{Type: conditionLinks, Healthy: true, Reason: "Present"}
+	var parts []string
+	now := s.clock.Now()
+	for _, id := range sortedIDs(s.addresses.enis.absent) {
+		if s.addresses.enis.absent[id].reportedAt().After(now) {
+			continue
+		}
+		part := id
+		if e, ok := s.addresses.enis.published[id]; ok {
+			part += fmt.Sprintf(" (device index %d, MAC address %s)", e.DeviceIndex, e.MAC)
+		}
+		parts = append(parts, part)
+	}
+	if len(parts) > 0 {
+		links = source.Condition{Type: conditionLinks, Reason: "LinkMissing", Message: "the node has no link of " + strings.Join(parts, ", ") +
+			": was the ENI detached, or its link moved to another network namespace or driver? None of its addresses is handed out until the link is back"}
+	}
+	addresses := source.Condition{Type: conditionAddresses, Healthy: true, Reason: "Assigned"}
+	var lost []netip.Addr
+	for _, addrs := range s.addresses.lost() {
+		lost = append(lost, addrs...)
+	}
+	if slices.SortFunc(lost, netip.Addr.Compare); len(lost) > 0 {
+		addresses = source.Condition{Type: conditionAddresses, Reason: "NotAssigned", Message: fmt.Sprintf(
+			"%d addresses of running pods are not assigned to an ENI of this node any more, such as %s: delete these pods", len(lost), lost[0])}
+	}
+	others, followed, compared := s.supply.OtherGroups()
+	if !compared {
+		return []source.Condition{links, addresses}
+	}
+	groups := source.Condition{Type: conditionGroups, Healthy: true, Reason: "Followed"}
+	if len(others) > 0 {
+		groups = source.Condition{Type: conditionGroups, Reason: "Pending", Message: "the security groups of " + strings.Join(others, ", ") +
+			" are not those of the primary ENI yet: the log of berthd has why"}
+		if !followed {
+			groups.Reason, groups.Message = "NotFollowed", "the security groups of "+strings.Join(others, ", ")+
+				" are not those of the primary ENI: change them at EC2, or set --follow-security-groups"
+		}
+	}
+	return []source.Condition{links, addresses, groups}
 }

@@ -4,14 +4,13 @@
 // Datapath tells when an ENI carries traffic.
 //
 //	source.go     what the daemon calls: Acquire, Release, Cancel, restore
-//	waiting.go    who waits for an address, and why in vain
-//	supplier.go   what a supplier is, and what both call
-//	supply.go     what the reconciler calls: usage, new inventory, withdrawals
+//	addresses.go  who has which address, and who waits; in memory, guarded by Source.mu
+//	enis.go       which ENIs serve pods, which of them the data path has, whose links lack
+//	program.go    the goroutine that gets each ENI's data path ready
+//	cutoff.go     running pods that are cut off
+//	supplier.go   what a supplier is
 //	offer.go      what a supplier calls that asks for addresses back by name
-//	nodemode.go   the reconciler as a supplier
-//	program.go    getting each ENI's data path ready
-//	links.go      links of ENIs that go and come, and pods that are cut off
-//	confirmation.go  the supplier's word comes before the file's after a start
+//	nodemode.go   the reconciler as a supplier, and what it calls
 //	snapshot.go   what introspection and metrics see
 //	metrics.go    the metrics
 //	store.go      the files that outlive the daemon
@@ -76,45 +75,24 @@ type Options struct {
 	Tell       func(podevents.News) // tells pods that they are cut off, and returns at once; nil: nobody does
 }
 
-// hold is one attachment's lease and whose it is.
-type hold struct {
-	source.Lease
-	pod attachment.Pod
-}
-
 // Source is a source.Source. Make it with New or NewSupplied.
 type Source struct {
 	opts   Options
 	clock  clock.Clock
 	log    *slog.Logger
 	supply Supplier
+	file   inventoryFile
 
-	program retry.Signal // wakes the goroutine that programs ENIs
+	program retry.Signal // wakes the programmer
 	kicked  retry.Signal // wakes it when links may have changed
-	cooled  retry.Signal // wakes the one that watches cooling
+	cooled  retry.Signal // wakes the goroutine that watches cooling
 
-	saving sync.Mutex // puts the writes of the inventory file in order; held during that I/O, by nothing that a pod waits for
-
-	mu          sync.Mutex // guards all below; memory only, no call is made under it
-	alloc       *ipam.Node[attachment.Key]
-	leases      map[attachment.Key]hold
-	waiters     waiting.Queue
-	inv         eni.Inventory
-	published   map[string]eni.ENI         // what there is for pods, by ID
-	programmed  map[string]eni.ENI         // what the data path has
-	down        map[string]string          // why an ENI's data path is not ready
-	absent      map[string]absence         // ENIs whose links the node lacks (links.go)
-	reviewed    []string                   // those whose links are missing, as the supplier was told at once
-	troubled    map[attachment.Key]trouble // the pods that were told that they are cut off
-	withheld    []netip.Addr               // what the node has itself (Withhold)
-	usable      bool                       // an address was assignable once
-	served      bool                       // the inventory came from the supplier or the file
-	unconfirmed bool                       // it came from the file, and the supplier still has a moment to correct it
-	releasing   []netip.Prefix             // what the supplier wants back: nobody gets it (offer.go)
+	mu        sync.Mutex // guards all below; memory only, no call is made under it
+	addresses addresses
+	cutOffs   cutOffs
 }
 
 var _ source.Source = (*Source)(nil)
-var _ eni.Node = (*Source)(nil)
 
 // NewSupplied checks the options, loads the stored inventory if it is of this
 // instance, and returns a source that is ready for Restore. The supplier is
@@ -125,9 +103,9 @@ func NewSupplied(o Options, supply Supplier) (*Source, error) {
 		return nil, err
 	}
 	s.supply = supply
-	s.load()
-	for _, r := range s.inv.Releasing {
-		s.releasing = append(s.releasing, r.Prefix) // until an Offer says otherwise
+	s.file.load()
+	for _, r := range s.addresses.inv.Releasing {
+		s.addresses.releasing = append(s.addresses.releasing, r.Prefix) // until an Offer says otherwise
 	}
 	return s, nil
 }
@@ -148,18 +126,19 @@ func newSource(o Options) (*Source, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Source{
+	s := &Source{
 		opts: o, clock: o.Clock, log: o.Logger,
 		program: retry.NewSignal(), kicked: retry.NewSignal(), cooled: retry.NewSignal(),
-		alloc: ipam.NewNode[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
-		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{}, absent: map[string]absence{},
-	}, nil
+		addresses: addresses{alloc: ipam.NewNode[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{}, enis: newENIs(o.Clock, o.Logger)},
+	}
+	s.file.s, s.cutOffs.s = s, s
+	return s, nil
 }
 
 // Run implements source.Source.
 func (s *Source) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	wg.Go(func() { s.programENIs(ctx) })
+	wg.Go(func() { (&programmer{s: s}).run(ctx) })
 	wg.Go(func() { s.watchCooling(ctx) })
 	wg.Go(func() { confirm.Await(ctx, s.clock, s.ServeUnconfirmed) })
 	err := s.supply.Run(ctx)
@@ -177,11 +156,11 @@ func (s *Source) Restore(req source.Request, lease source.Lease) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.alloc.Hold(req.Key, lease.Addrs(), s.clock.Now()); err != nil {
+	if err := s.addresses.alloc.Hold(req.Key, lease.Addrs(), s.clock.Now()); err != nil {
 		return fmt.Errorf("restore the lease of %v: %w", req.Key, err)
 	}
-	s.leases[req.Key] = hold{lease, req.Pod}
-	s.usable = true
+	s.addresses.leases[req.Key] = hold{lease, req.Pod}
+	s.addresses.usable = true
 	return nil
 }
 
@@ -189,8 +168,8 @@ func (s *Source) Restore(req source.Request, lease source.Lease) error {
 func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.alloc.Cool(addr, since, s.clock.Now())
-	s.usable = true
+	s.addresses.alloc.Cool(addr, since, s.clock.Now())
+	s.addresses.usable = true
 	s.cooled.Set()
 }
 
@@ -198,10 +177,10 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 func (s *Source) Withhold(addrs []netip.Addr) []netip.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kept := s.alloc.Withhold(addrs)
-	if !slices.Equal(kept, s.withheld) {
-		s.withheld = kept
-		s.serve(s.clock.Now())
+	kept := s.addresses.alloc.Withhold(addrs)
+	if !slices.Equal(kept, s.addresses.withheld) {
+		s.addresses.withheld = kept
+		s.addresses.serve(s.clock.Now())
 		s.program.Set() // one may be an ENI's own address
 		s.supply.Kick()
 	}
@@ -223,14 +202,34 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 		return source.Lease{}, &source.Exhausted{Reason: "pool-unsupported", Message: fmt.Sprintf(
 			"pool of the network's configuration is %s, and addresses come from ENIs here: remove it, or run address pools (--ipam=pool)", pool)}
 	}
-	return waiting.Desk{Lock: &s.mu, Held: s.held, Admit: s.wait, Why: s.why, Changed: s.supply.Kick}.Acquire(ctx, req)
+	return waiting.Desk{Lock: &s.mu, Held: s.addresses.held, Admit: s.wait, Why: func(*waiting.Waiter) *source.Exhausted { return s.whyNone() }, Changed: s.supply.Kick}.Acquire(ctx, req)
+}
+
+// wait queues a request behind those that came before, and serves whom it can.
+// s.mu is held.
+func (s *Source) wait(req source.Request) *waiting.Waiter {
+	w := s.addresses.waiters.Push(req)
+	s.addresses.serve(s.clock.Now())
+	return w
+}
+
+// whyNone returns why no address is assignable. s.mu is held.
+func (s *Source) whyNone() *source.Exhausted {
+	why := s.supply.Why(s.addresses.served)
+	if why.Reason != Growing {
+		return why
+	}
+	if id, down := s.addresses.enis.why(); id != "" {
+		return &source.Exhausted{Reason: "not-ready", Message: fmt.Sprintf("no address is free: the data path of %s is not ready: %s", id, down)}
+	}
+	return why
 }
 
 // Why implements source.Source.
 func (s *Source) Why(key attachment.Key) *source.Exhausted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.waiters.Find(key) == nil {
+	if s.addresses.waiters.Find(key) == nil {
 		return nil
 	}
 	return s.whyNone()
@@ -241,10 +240,12 @@ func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	if a, ok := s.alloc.Release(key, now); ok {
-		delete(s.leases, key)
-		s.freed(a)
-		s.serve(now) // without a cooling period it is free at once
+	if a, ok := s.addresses.alloc.Release(key, now); ok {
+		delete(s.addresses.leases, key)
+		if s.addresses.ownAddressFreed(a) {
+			s.program.Set()
+		}
+		s.addresses.serve(now) // without a cooling period it is free at once
 		s.cooled.Set()
 		s.supply.Kick()
 	}
@@ -254,10 +255,12 @@ func (s *Source) Release(key attachment.Key) {
 func (s *Source) Cancel(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a, ok := s.alloc.Cancel(key); ok {
-		delete(s.leases, key)
-		s.freed(a)
-		s.serve(s.clock.Now())
+	if a, ok := s.addresses.alloc.Cancel(key); ok {
+		delete(s.addresses.leases, key)
+		if s.addresses.ownAddressFreed(a) {
+			s.program.Set()
+		}
+		s.addresses.serve(s.clock.Now())
 		s.supply.Kick()
 	}
 }
@@ -269,7 +272,7 @@ func (s *Source) CoolingPeriod() time.Duration { return s.opts.Cooling }
 func (s *Source) Ready() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.usable {
+	if s.addresses.usable {
 		return nil
 	}
 	return fmt.Errorf("no address has been usable on this node yet: %s", s.whyNone().Message)
@@ -281,7 +284,7 @@ func (s *Source) watchCooling(ctx context.Context) {
 	for {
 		var due <-chan time.Time
 		s.mu.Lock()
-		if at, ok := s.alloc.NextExpiry(); ok {
+		if at, ok := s.addresses.alloc.NextExpiry(); ok {
 			due = s.clock.After(at.Sub(s.clock.Now()))
 		}
 		s.mu.Unlock()
@@ -292,12 +295,38 @@ func (s *Source) watchCooling(ctx context.Context) {
 		case <-due:
 			s.mu.Lock()
 			now := s.clock.Now()
-			if s.alloc.Expire(now) > 0 {
+			if s.addresses.alloc.Expire(now) > 0 {
 				s.program.Set() // one may be an ENI's own address
-				s.serve(now)
+				s.addresses.serve(now)
 				s.supply.Kick()
 			}
 			s.mu.Unlock()
 		}
 	}
+}
+
+// ServeUnconfirmed lets the inventory at hand be served: the supplier, which is
+// the authority on what the node owns, has tried and has nothing newer, or has
+// had confirm.Timeout to do so.
+func (s *Source) ServeUnconfirmed() {
+	s.mu.Lock()
+	unconfirmed := s.addresses.unconfirmed
+	s.mu.Unlock()
+	if !unconfirmed {
+		return
+	}
+	// Logged before the first address goes out.
+	s.log.Warn("giving out addresses by the stored inventory: nobody has confirmed it since the start")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addresses.unconfirmed = false
+	s.addresses.serve(s.clock.Now())
+}
+
+// MissingLinks returns the ENIs whose links the node lacks although they should be there,
+// or which pods use and the inventory lacks, sorted.
+func (s *Source) MissingLinks() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.addresses.enis.missingLinks()
 }

@@ -57,7 +57,7 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
   "deviceIndex": 2,
   "at": "1970-01-01T00:00:01Z"
 }`
-	if err := os.WriteFile(filepath.Join(f.Dir, intentFile), []byte(stored), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(f.Dir, intentName), []byte(stored), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	intent.Request = cloud.CreateENI{
@@ -98,7 +98,7 @@ func TestFilesAreReplacedWhole(t *testing.T) {
 
 func TestDamagedFilesAreErrors(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
-	for _, name := range []string{inventoryFile, intentFile} {
+	for _, name := range []string{inventoryName, intentName} {
 		if err := os.WriteFile(filepath.Join(f.Dir, name), []byte(`{"instanceID":`), 0o600); err != nil {
 			t.Fatal(err)
 		}

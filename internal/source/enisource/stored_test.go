@@ -27,14 +27,14 @@ func TestStoredInventoryAndIntent(t *testing.T) {
 		}
 	}
 	samples.Check(t,
-		samples.Format{Files: "inventory*.json", Type: reflect.TypeFor[eni.Inventory](), Again: through(inventoryFile, func() (bool, error) {
+		samples.Format{Files: "inventory*.json", Type: reflect.TypeFor[eni.Inventory](), Again: through(inventoryName, func() (bool, error) {
 			inv, ok, err := f.Load()
 			if err == nil && ok {
 				err = f.Save(inv)
 			}
 			return ok, err
 		})},
-		samples.Format{Files: "eni-intent*.json", Type: reflect.TypeFor[eni.Intent](), Again: through(intentFile, func() (bool, error) {
+		samples.Format{Files: "eni-intent*.json", Type: reflect.TypeFor[eni.Intent](), Again: through(intentName, func() (bool, error) {
 			intent, ok, err := f.Intents().Load()
 			if err == nil && ok {
 				err = f.Intents().Save(intent)
