@@ -1,26 +1,29 @@
 package nics
 
 import (
+	"cmp"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// book is what is known. It is not safe for concurrent use.
-type book struct {
+// observed is the observed state: the node's PodNICs, the VPCs of namespaces, and what is plugged. It is values in
+// memory, and not safe for concurrent use.
+type observed struct {
+	sync       *kubeapi.Sync
 	objects    map[types.NamespacedName]object
 	ofPod      map[string]map[types.NamespacedName]bool // names in objects, by the UID of the pod
 	namespaces map[string]string                        // annotation berth.dev/vpc, by name
 	plugged    map[string]held                          // by the UID of the PodNIC: what is plugged and ready here
-	failed     map[string]failure                       // by the UID of the PodNIC: the last try to plug it, if it failed
-	unplugged  map[string]bool                          // by the UID of the PodNIC: nothing is left of it, though its record may go a moment later
-	said       map[types.UID]saying
-	listed     struct{ nics, namespaces bool }
-	trouble    map[string]error // of what is watched, by what
+	failed     map[string]failure                       // by the UID of the PodNIC: the last attempt to plug it, if it failed
+	unplugged  map[string]bool                          // by the UID of the PodNIC: it was unplugged, though its record may still exist for a moment
+	invalid    []error                                  // of PodNICs, to be logged
 }
 
 // held is a NIC that is plugged here.
@@ -32,105 +35,117 @@ type held struct {
 // failure is why a NIC could not be plugged, or unplugged.
 type failure struct{ pod, port, reason, message string }
 
-func newBook() *book {
-	return &book{
-		objects: map[types.NamespacedName]object{}, ofPod: map[string]map[types.NamespacedName]bool{}, namespaces: map[string]string{}, plugged: map[string]held{}, failed: map[string]failure{}, unplugged: map[string]bool{},
-		said: map[types.UID]saying{}, trouble: map[string]error{},
+func newObserved() *observed {
+	return &observed{
+		sync: kubeapi.NewSync(), objects: map[types.NamespacedName]object{}, ofPod: map[string]map[types.NamespacedName]bool{}, namespaces: map[string]string{},
+		plugged: map[string]held{}, failed: map[string]failure{}, unplugged: map[string]bool{},
 	}
 }
 
-// put takes a state of a PodNIC, and returns that of before.
-func (b *book) put(o object) (before object, had bool) {
-	before, had = b.objects[o.name]
-	if had && before.uid != o.uid {
-		b.forget(before)
+// put stores a PodNIC. An error in it is to be logged once.
+func (o *observed) put(n object) {
+	before, had := o.objects[n.name]
+	if had && before.uid != n.uid {
+		o.forget(before)
 	}
-	b.unlist(before)
-	b.objects[o.name] = o
-	if o.pod != "" {
-		if b.ofPod[o.pod] == nil {
-			b.ofPod[o.pod] = map[types.NamespacedName]bool{}
+	o.unlist(before)
+	o.objects[n.name] = n
+	if n.pod != "" {
+		if o.ofPod[n.pod] == nil {
+			o.ofPod[n.pod] = map[types.NamespacedName]bool{}
 		}
-		b.ofPod[o.pod][o.name] = true
+		o.ofPod[n.pod][n.name] = true
 	}
-	return before, had
-}
-
-// gone takes that a PodNIC is no more, or another node's.
-func (b *book) gone(name types.NamespacedName, uid types.UID) {
-	if o, ok := b.objects[name]; ok && (uid == "" || o.uid == uid) {
-		delete(b.objects, name)
-		b.unlist(o)
-		b.forget(o)
+	if n.err != nil && (before.err == nil || before.err.Error() != n.err.Error()) {
+		o.invalid = append(o.invalid, n.err)
 	}
 }
 
-// unlist takes a PodNIC from those of its pod.
-func (b *book) unlist(o object) {
-	if names := b.ofPod[o.pod]; names != nil {
-		if delete(names, o.name); len(names) == 0 {
-			delete(b.ofPod, o.pod)
-		}
+// drop drops a PodNIC that is gone, or another node's; with uid empty, whichever has the name.
+func (o *observed) drop(name types.NamespacedName, uid types.UID) {
+	if n, ok := o.objects[name]; ok && (uid == "" || n.uid == uid) {
+		delete(o.objects, name)
+		o.unlist(n)
+		o.forget(n)
 	}
 }
 
-func (b *book) forget(o object) {
-	delete(b.failed, string(o.uid))
-	delete(b.unplugged, string(o.uid))
-	delete(b.said, o.uid)
-}
-
-// keepOnly takes that there are no others than these.
-func (b *book) keepOnly(list []object) {
-	there := map[types.NamespacedName]bool{}
-	for _, o := range list {
-		there[o.name] = true
-	}
-	for name := range b.objects {
-		if !there[name] {
-			b.gone(name, "")
+// unlist removes a PodNIC from those of its pod.
+func (o *observed) unlist(n object) {
+	if names := o.ofPod[n.pod]; names != nil {
+		if delete(names, n.name); len(names) == 0 {
+			delete(o.ofPod, n.pod)
 		}
 	}
 }
 
-// of lists the PodNICs of a pod, by interface. Those of another namespace that claim it
-// are not among them.
-func (b *book) of(pod attachment.Pod) []object {
+func (o *observed) forget(n object) {
+	delete(o.failed, string(n.uid))
+	delete(o.unplugged, string(n.uid))
+}
+
+// of returns the PodNICs of a pod, by interface. PodNICs of another namespace that claim the pod are not among them.
+func (o *observed) of(pod attachment.Pod) []object {
 	var list []object
-	for name := range b.ofPod[pod.UID] {
+	for name := range o.ofPod[pod.UID] {
 		if name.Namespace == pod.Namespace {
-			list = append(list, b.objects[name])
+			list = append(list, o.objects[name])
 		}
 	}
 	slices.SortFunc(list, func(x, y object) int {
-		if c := strings.Compare(x.ifName, y.ifName); c != 0 {
-			return c
-		}
-		return strings.Compare(x.name.Name, y.name.Name)
+		return cmp.Or(strings.Compare(x.ifName, y.ifName), strings.Compare(x.name.Name, y.name.Name))
 	})
 	return list
 }
 
-// sorted lists all PodNICs by name.
-func (b *book) sorted() []object {
-	return slices.SortedFunc(maps.Values(b.objects), func(x, y object) int { return strings.Compare(x.name.String(), y.name.String()) })
+// sorted returns all PodNICs by name.
+func (o *observed) sorted() []object {
+	return slices.SortedFunc(maps.Values(o.objects), func(x, y object) int { return strings.Compare(x.name.String(), y.name.String()) })
 }
 
-// find is the PodNIC of a recorded NIC, and nil if it is gone.
-func (b *book) find(rec attachment.Record, n attachment.NIC) *object {
-	o, ok := b.objects[types.NamespacedName{Namespace: rec.Pod.Namespace, Name: n.Object}]
-	if !ok || string(o.uid) != n.UID || o.port != n.Port {
+// find returns the PodNIC of a recorded NIC, and nil if it is gone.
+func (o *observed) find(rec attachment.Record, n attachment.NIC) *object {
+	found, ok := o.objects[types.NamespacedName{Namespace: rec.Pod.Namespace, Name: n.Object}]
+	if !ok || string(found.uid) != n.UID || found.port != n.Port {
 		return nil
 	}
-	return &o
+	return &found
 }
 
-// anyTrouble is why the API server cannot be used; nil if it can.
-func (b *book) anyTrouble() error {
-	for _, what := range []string{podNICs, namespaces} {
-		if err := b.trouble[what]; err != nil {
-			return err
+// setPlugged stores which NICs of an attachment are plugged.
+func (o *observed) setPlugged(rec attachment.Record) {
+	maps.DeleteFunc(o.plugged, func(_ string, h held) bool { return h.rec.Key == rec.Key })
+	for _, nic := range rec.NICs {
+		delete(o.unplugged, nic.UID)
+		if nic.State == attachment.Plugging {
+			continue
+		}
+		o.plugged[nic.UID] = held{rec, nic}
+		if nic.State == attachment.Plugged {
+			delete(o.failed, nic.UID)
 		}
 	}
-	return nil
+}
+
+// setUnplugged stores that no NIC of an attachment is plugged.
+func (o *observed) setUnplugged(rec attachment.Record) {
+	for _, nic := range rec.NICs {
+		delete(o.failed, nic.UID)
+		if h, ok := o.plugged[nic.UID]; ok && h.rec.Key == rec.Key {
+			delete(o.plugged, nic.UID)
+		}
+		if n, ok := o.objects[types.NamespacedName{Namespace: rec.Pod.Namespace, Name: nic.Object}]; ok && string(n.uid) == nic.UID {
+			o.unplugged[nic.UID] = true
+		}
+	}
+}
+
+// dependingOn returns the plugged ports that depend on a link of the node.
+func (o *observed) dependingOn(name string, address net.HardwareAddr) (ports []string) {
+	for _, h := range o.plugged {
+		if dependsOn(h.nic, name, address) {
+			ports = append(ports, h.nic.Port)
+		}
+	}
+	return ports
 }
