@@ -47,27 +47,19 @@ func (s *supplier) observe(n *v1alpha1.NodeNetwork, accept func(have *v1alpha1.N
 		s.mu.Unlock()
 		return
 	}
-	s.object, s.listed = n, true
+	s.object = n
+	s.mirror.Sync.SetListed(true, resource)
 	s.mu.Unlock()
 	s.changed.Set()
 }
 
-// heard notes whether the API server answered, and logs when that changed.
-func (s *supplier) heard(err error) {
-	if kubeapi.Ended(err) {
-		return
-	}
-	s.mu.Lock()
-	before := s.apiErr
-	s.apiErr = err
-	s.mu.Unlock()
-	switch {
-	case err != nil && before == nil:
-		s.log.Warn("the Kubernetes API cannot be used; serving goes on from memory", "error", err)
-	case err == nil && before != nil:
-		s.log.Info("the Kubernetes API can be used again")
-	}
-	if (err == nil) != (before == nil) {
+// heard notes the outcome of a request. The loop looks again when an outage begins or is over.
+func (s *supplier) heard(err error) { s.mirror.Heard(resource, err) }
+
+// newMirror tracks outages of the API server for a supplier.
+func (s *supplier) newMirror() *kubeapi.Mirror {
+	return &kubeapi.Mirror{API: s.api, Sync: kubeapi.NewSync(), Log: s.log, Update: func(change func()) {
+		change()
 		s.changed.Set()
-	}
+	}}
 }

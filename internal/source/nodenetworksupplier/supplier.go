@@ -88,6 +88,7 @@ func newSource(cfg Config, rc *rest.Config) (*enisource.Source, error) {
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger.With("nodenetwork", cfg.NodeName),
 		changed: retry.NewSignal(), kicked: retry.NewSignal(),
 	}
+	s.mirror = s.newMirror()
 	source, err := enisource.NewSupplied(enisource.Options{
 		InstanceID: cfg.InstanceID, Datapath: cfg.Datapath, Cooling: cfg.Cooling,
 		Store: cfg.Store, Clock: cfg.Clock, Logger: cfg.Logger, Tell: cfg.Tell,
@@ -103,6 +104,7 @@ func newSource(cfg Config, rc *rest.Config) (*enisource.Source, error) {
 type supplier struct {
 	cfg       Config
 	api       *kubeapi.Client
+	mirror    *kubeapi.Mirror
 	allocator allocator
 	clock     clock.Clock
 	log       *slog.Logger
@@ -112,8 +114,6 @@ type supplier struct {
 
 	mu         sync.Mutex            // guards what follows, memory only
 	object     *v1alpha1.NodeNetwork // as last seen; nil: none. Never changed in place
-	listed     bool                  // the API server has told whether there is one
-	apiErr     error                 // why the API cannot be used; nil: it answers
 	createErr  error                 // why the object could not be made
 	bad        []string              // entries of the object that make no sense
 	reportedAt time.Time             // when the last report was taken
@@ -160,9 +160,7 @@ func (s *supplier) Run(ctx context.Context) error {
 // let one wait for long that an outage delayed.
 func (s *supplier) objectChanged(now time.Time) {
 	s.pending.note(now)
-	s.mu.Lock()
-	answers := s.apiErr == nil
-	s.mu.Unlock()
+	answers := s.mirror.Sync.Err() == nil
 	for _, b := range []*retry.Backoff{&s.pending.retry, &s.creation.retry} {
 		if soon := now.Add(retry.Jitter(coalesce)); answers && b.Until.After(soon) {
 			b.Until = soon
@@ -174,11 +172,11 @@ func (s *supplier) objectChanged(now time.Time) {
 // zero: when woken.
 func (s *supplier) pass(ctx context.Context) time.Time {
 	s.mu.Lock()
-	o, listed, apiErr := s.object, s.listed, s.apiErr
+	o, listed := s.object, s.mirror.Sync.Listed(resource)
 	s.mu.Unlock()
 	switch {
 	case !listed:
-		if apiErr != nil {
+		if s.mirror.Sync.Err() != nil {
 			s.allocator.ServeUnconfirmed() // as when EC2 does not answer in node mode
 		}
 		return time.Time{}

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/enisource"
 )
@@ -48,14 +48,12 @@ func (s *supplier) LastError() string {
 // s.mu is held.
 func (s *supplier) trouble() (reason, message string, err error) {
 	name, o := s.cfg.NodeName, s.object
+	if err := s.mirror.Sync.Err(); err != nil {
+		reason, message = kubeapi.Advice(err)
+		return reason, message, err
+	}
 	switch {
-	case apierrors.IsForbidden(s.apiErr) || apierrors.IsUnauthorized(s.apiErr):
-		return "permission", fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/chart", s.apiErr), s.apiErr
-	case apierrors.IsNotFound(s.apiErr): // a list is found, but of a kind that is not served
-		return "unreachable", fmt.Sprintf("the Kubernetes API lacks kinds of Berth's: %v: apply deploy/chart", s.apiErr), s.apiErr
-	case s.apiErr != nil:
-		return "unreachable", fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", s.apiErr), s.apiErr
-	case !s.listed:
+	case !s.mirror.Sync.Listed(resource):
 		return "starting", "the API server has not told yet whether there is a NodeNetwork " + name, nil
 	case s.createErr != nil:
 		return "no-object", s.createErr.Error(), s.createErr

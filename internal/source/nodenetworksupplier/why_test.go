@@ -27,14 +27,14 @@ func TestWhyPodsWait(t *testing.T) {
 	}{
 		"all well":    {func(*supplier) {}, "growing", "is berth-operator running?"},
 		"told before": {func(s *supplier) { s.reportedAt = s.clock.Now() }, "growing", "the operator was told 0s ago"},
-		"no API":      {func(s *supplier) { s.apiErr = errors.New("connection refused") }, "unreachable", "connection refused"},
+		"no API":      {func(s *supplier) { s.heard(errors.New("connection refused")) }, "unreachable", "connection refused"},
 		"no right": {func(s *supplier) {
-			s.apiErr = apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil)
+			s.heard(apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil))
 		}, "permission", "apply deploy/chart"},
 		"no kind": {func(s *supplier) {
-			s.apiErr = apierrors.NewGenericServerResponse(404, "get", v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "", "", 0, true)
+			s.heard(apierrors.NewGenericServerResponse(404, "get", v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "", "", 0, true))
 		}, "unreachable", "lacks kinds of Berth's: the server could not find the requested resource"},
-		"first second":    {func(s *supplier) { s.object, s.listed = nil, false }, "starting", "has not told yet"},
+		"first second":    {func(s *supplier) { s.object = nil; s.mirror.Sync.SetListed(false, resource) }, "starting", "has not told yet"},
 		"not made":        {func(s *supplier) { s.object, s.createErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
 		"being made":      {func(s *supplier) { s.object = nil }, "no-object", "is being created"},
 		"nobody makes it": {func(s *supplier) { s.object, s.cfg.Spec = nil, nil }, "no-object", "--auto-create-node-network"},
@@ -50,8 +50,10 @@ func TestWhyPodsWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &supplier{
 				cfg:   Config{NodeName: "node-1", InstanceID: instance, Spec: &v1alpha1.NodeNetworkSpec{}},
-				clock: clock.NewFake(time.Now()), log: slog.New(slog.DiscardHandler), object: small(), listed: true,
+				clock: clock.NewFake(time.Now()), log: slog.New(slog.DiscardHandler), object: small(),
 			}
+			s.mirror = s.newMirror()
+			s.mirror.Sync.SetListed(true, resource)
 			tt.change(s)
 			why := s.Why(true)
 			if why.Reason != tt.reason || !strings.Contains(why.Message, tt.says) {

@@ -37,12 +37,12 @@ func memberOf(i int, uses ...use) member {
 }
 
 // known is a book of an API server that told all.
-func known(targets ...target) *book {
-	b := newBook("berth-system")
-	b.listed = map[string]bool{egressClients: true, egresses: true, namespaces: true}
+func known(targets ...target) *observed {
+	b := newObserved("berth-system")
+	b.sync.SetListed(true, egressClients, egresses, namespaces)
 	b.putNamespace(namespace("internet"))
 	for _, t := range targets {
-		_ = b.putTarget(t)
+		b.putTarget(t)
 	}
 	return b
 }
@@ -56,13 +56,13 @@ func namespace(consents string) membership.Namespace {
 }
 
 // granted has a book know that Egresses of namespace internet may select pods of all others.
-func granted(b *book) *book {
+func granted(b *observed) *observed {
 	b.putNamespace(membership.Namespace{Name: "internet", Labels: map[string]string{v1alpha1.LabelEgressMaySelect: "true"}})
 	return b
 }
 
 // consenting has a book know to which namespaces' Egresses pods' own consents.
-func consenting(to string, b *book) *book {
+func consenting(to string, b *observed) *observed {
 	b.putNamespace(namespace(to))
 	return b
 }
@@ -98,22 +98,22 @@ func TestDecide(t *testing.T) {
 	other := memberOf(1, use{useNamed("nat").name, "of-the-one-before"})
 	senseless := object("nat", 1)
 	senseless.Spec.Destinations = []string{"x"}
-	unlisted, late, away, unknownNamespace, unknownToo := newBook(""), newBook(""), newBook(""), known(selecting("a")), known(selecting("a"))
-	many := func() *book {
+	unlisted, late, away, unknownNamespace, unknownToo := newObserved(""), newObserved(""), newObserved(""), known(selecting("a")), known(selecting("a"))
+	many := func() *observed {
 		b := known(selecting("a"))
 		for i := range membership.MaxSelecting {
 			o := object(fmt.Sprintf("older-%d", i), 1)
 			o.CreationTimestamp = metav1.Unix(-1e11, 0)
 			o.Spec.Clients = &v1alpha1.EgressClientSelector{PodSelector: &v1alpha1.LabelSelector{}}
-			_ = b.putTarget(readEgress(o))
+			b.putTarget(readEgress(o))
 		}
 		return b
 	}
 	late.late = true
-	away.trouble[egresses] = errors.New("connection refused")
-	unknownNamespace.dropNamespace(sourcetest.Namespace)
-	unknownToo.dropNamespace(sourcetest.Namespace)
-	with := func(b *book, m member) *book { b.putMember(m); return b }
+	away.sync.Set(egresses, errors.New("connection refused"))
+	unknownNamespace.egresses.dropNamespace(sourcetest.Namespace)
+	unknownToo.egresses.dropNamespace(sourcetest.Namespace)
+	with := func(b *observed, m member) *observed { b.putMember(m); return b }
 	gateway := sourcetest.Request(1)
 	gateway.Wish.Annotations = map[string]string{v1alpha1.AnnotationEgressGateway: "true"}
 	second := naming(1, "nat")
@@ -121,7 +121,7 @@ func TestDecide(t *testing.T) {
 	nameless := naming(1, "nat")
 	nameless.Pod.UID = ""
 	for name, tt := range map[string]struct {
-		b       *book
+		b       *observed
 		req     source.Request
 		waits   string // reason
 		refused string // reason
@@ -200,17 +200,17 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 		recs[i] = rec
 	}
 	touched := func() (list []int) {
-		b.news = false
+		b.effects.changed = false
 		for i := 1; i <= 3; i++ {
-			if b.pods[nameOf(recs[i].Pod)].as == nil {
+			if b.pods[nameOf(recs[i].Pod)].settled == nil {
 				list = append(list, i)
 			}
-			if got, differ := b.wanted(recs[i]); differ {
+			if got, differ := b.desired(recs[i]); differ {
 				rec := recs[i]
 				rec.Egress = got
 				recs[i] = rec
 				b.setUp(rec)
-				if _, again := b.wanted(rec); again {
+				if _, again := b.desired(rec); again {
 					t.Errorf("pod %d is to have yet another", i)
 				}
 			}
@@ -219,7 +219,7 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 	}
 	is := func(what string, want ...int) {
 		t.Helper()
-		if news := b.news; news != (len(want) > 0) {
+		if news := b.effects.changed; news != (len(want) > 0) {
 			t.Errorf("%s: news %t", what, news)
 		}
 		if got := touched(); !slices.Equal(got, want) {
@@ -227,16 +227,16 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 		}
 	}
 	touched()
-	_ = b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
+	b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
 	is("a gateway of nat came", 1)
 	if n := len(recs[1].Egress.Egresses[0].Gateways); n != 2 {
 		t.Errorf("pod 1 has %d gateways", n)
 	}
-	_ = b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
+	b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
 	is("nat is as it was")
 	b.putMember(memberOf(3, useNamed("web")))
 	is("pod 3 became a client", 3)
-	_ = b.putTarget(targetWith("web", gatewayNumber(4)))
+	b.putTarget(targetWith("web", gatewayNumber(4)))
 	is("the gateway of web is another", 2, 3)
 	b.dropTarget(useNamed("web").name, "")
 	is("web is deleted", 2, 3)
@@ -245,7 +245,7 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 	}
 	again := targetWith("web", gatewayNumber(5))
 	again.uid = "made-again"
-	_ = b.putTarget(again)
+	b.putTarget(again)
 	is("web is made again", 2, 3)
 	b.putMember(memberOf(2, use{useNamed("web").name, "made-again"}))
 	is("the operator says so", 2)
@@ -276,13 +276,13 @@ func TestConsentWhilePodsRun(t *testing.T) {
 	}
 	has := func(what string, want int) {
 		t.Helper()
-		if !b.news {
+		if !b.effects.changed {
 			t.Errorf("%s: nobody is to look", what)
 		}
-		b.news = false
+		b.effects.changed = false
 		for i, n := range map[int]int{1: want, 2: 1} {
 			rec := recs[i]
-			if got, differ := b.wanted(rec); differ {
+			if got, differ := b.desired(rec); differ {
 				rec.Egress = got
 				b.setUp(rec)
 				recs[i] = rec
@@ -291,9 +291,9 @@ func TestConsentWhilePodsRun(t *testing.T) {
 				t.Errorf("%s: pod %d has %d Egresses, want %d", what, i, got, n)
 			}
 		}
-		b.news = false
+		b.effects.changed = false
 	}
-	b.news = true
+	b.effects.changed = true
 	has("it consents", 1)
 	b.putNamespace(namespace("dmz"))
 	has("it consents to others", 0)
@@ -303,11 +303,11 @@ func TestConsentWhilePodsRun(t *testing.T) {
 	has("and lets them no more", 0)
 	b.putNamespace(namespace("*"))
 	has("it consents to all", 1)
-	_ = b.putTarget(selecting("b"))
+	b.putTarget(selecting("b"))
 	has("it selects others", 0)
-	_ = b.putTarget(selecting("a"))
+	b.putTarget(selecting("a"))
 	has("it selects this one again", 1)
-	if _ = b.putTarget(selecting("a")); b.news {
+	if b.putTarget(selecting("a")); b.effects.changed {
 		t.Error("one that is as it was is looked at")
 	}
 	b.dropTarget(useNamed("nat").name, "")
@@ -322,16 +322,16 @@ func TestNothingIsWantedBeforeItIsKnown(t *testing.T) {
 	rec.Egress = &has
 	for _, what := range []string{egressClients, egresses} {
 		b := known()
-		b.listed[what] = false
-		if got, differ := b.wanted(rec); differ {
+		b.sync.SetListed(false, what)
+		if got, differ := b.desired(rec); differ {
 			t.Errorf("without %s: %+v", what, got)
 		}
 	}
-	if got, differ := known().wanted(rec); !differ || len(got.Egresses) > 0 {
+	if got, differ := known().desired(rec); !differ || len(got.Egresses) > 0 {
 		t.Errorf("got %+v", got)
 	}
 	rec.Key.IfName = "net1"
-	if _, differ := known().wanted(rec); differ {
+	if _, differ := known().desired(rec); differ {
 		t.Error("a second interface is to have something")
 	}
 }
@@ -421,74 +421,46 @@ func TestState(t *testing.T) {
 	}
 }
 
-// Reports wait for the watch, for the one under way, and after failures; what is not so any
-// more is not waited for.
+// What is reported is what the status lacks, until the watch shows it.
 func TestDue(t *testing.T) {
 	b := known(targetWith("nat", gatewayNumber(1)))
-	now := time.Unix(2000, 0)
 	e := planned("uid-1", nil, nil, targetWith("nat", gatewayNumber(1)))
-	for i := range 5 {
+	for i := range 3 {
 		b.putMember(memberOf(i, useNamed("nat")))
 		rec := record(i)
 		rec.Egress = &e
 		b.setUp(rec)
 	}
-	list, next := b.due(now, 3)
-	if len(list) != 3 || !next.IsZero() {
-		t.Fatalf("due are %v, others at %v", list, next)
+	for range 2 {
+		if list := b.due(); len(list) != 3 || len(b.unreported) != 3 {
+			t.Fatalf("due are %v", list)
+		}
 	}
-	more, _ := b.due(now, 9)
-	if len(more) != 2 || len(b.unsaid) != 5 {
-		t.Fatalf("due are %v", more)
-	}
-	one, other := list[0], list[1]
-	if b.noted(one, nil, now) || !b.noted(other, errors.New("refused"), now) {
-		t.Error("the first failure is not told apart")
-	}
-	again, next := b.due(now, 9)
-	if len(again) != 0 || !next.After(now) || next.After(now.Add(watchDelay)) {
-		t.Errorf("due are %v, others at %v", again, next)
-	}
-	if b.noted(other, errors.New("refused"), now) {
-		t.Error("the second failure is a first one")
-	}
-	// The watch shows what was said.
-	m := b.members[one.name]
-	m.node = &one.state
+	one := b.due()[0]
+	m := b.members[one.Name]
+	m.node = &one.State
 	b.putMember(m)
-	if again, _ = b.due(now.Add(watchDelay), 9); len(again) != 1 || again[0].name != other.name {
-		t.Errorf("due are %v", again)
+	if list := b.due(); len(list) != 2 || b.unreported[one.Name] {
+		t.Errorf("due are %v after the watch showed one", list)
 	}
-	if b.unsaid[one.name] {
-		t.Error("it is to be said still, though it was heard")
-	}
-	// Said, and not so any more before the watch shows it.
-	b.noted(more[0], nil, now)
-	for i := range 5 {
-		if nameOf(record(i).Pod) == more[0].name {
+	for i := range 3 {
+		if nameOf(record(i).Pod) == one.Name {
 			b.end(record(i))
 		}
 	}
-	if again, _ = b.due(now, 9); len(again) != 1 || again[0].state.State != v1alpha1.EgressClientGone {
-		t.Errorf("due are %v", again)
+	if list := b.due(); len(list) != 3 {
+		t.Errorf("due are %v after one ended", list)
 	}
-	// What was said before it comes late.
-	b.noted(again[0], nil, now)
-	m = b.members[more[0].name]
-	m.node = &more[0].state
+	// Somebody else wrote over a status, and an EgressClient is gone.
+	m.node = nil
 	b.putMember(m)
-	if late, next := b.due(now, 9); len(late) != 0 || next.IsZero() {
-		t.Errorf("due are %v", late)
+	if b.due(); b.unreported[m.name] {
+		t.Error("an ended pod of which the status says nothing is reported")
 	}
-	m.node = &again[0].state
-	b.putMember(m)
-	if late, _ := b.due(now, 9); len(late) != 0 || b.unsaid[m.name] {
-		t.Errorf("due are %v", late)
+	for name := range b.members {
+		b.dropMember(name, "")
 	}
-	// Somebody else wrote over it.
-	m.node = &more[0].state
-	b.putMember(m)
-	if late, _ := b.due(now, 9); len(late) != 1 {
-		t.Errorf("due are %v", late)
+	if list := b.due(); len(list) != 0 {
+		t.Errorf("due are %v without EgressClients", list)
 	}
 }
