@@ -3,14 +3,12 @@
 // are owned, and handed to pods, by internal/source/enisource.
 //
 //	supplier.go  what it is made of, and its one loop
-//	follow.go    watching the object
-//	targets.go   what the object asks for
-//	handshake.go giving addresses back
-//	report.go    telling who uses what
-//	object.go    making the object, and replacing a stale one
+//	observed.go  the object as last seen, and why pods do not get addresses from it
+//	targets.go   how many free addresses the object asks for
+//	handshake.go releasing addresses
+//	report.go    reporting who uses which address
+//	object.go    creating the object, and replacing one of another instance
 //	spec.go      the object's spec from berthd's settings
-//	why.go       why pods wait in vain
-//	client.go    requests to the API server
 //
 // No ADD or DEL waits for the API server: all of this happens beside them.
 package nodenetworksupplier

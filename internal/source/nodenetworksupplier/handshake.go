@@ -28,8 +28,13 @@ import (
 //   - Every report is conditional on the state of the object that it answers. A
 //     request that is on its way for long confirms nothing that was freed since.
 
-// handshake is the daemon's side of the handshake.
+// handshake is the daemon's side of the handshake. It belongs to the supplier's loop.
 type handshake struct {
+	cfg       *Config
+	allocator allocator
+	observed  *observed
+	reports   *reports
+
 	withheld        []netip.Prefix // given to no pod: releasing, released, or not yet surely neither
 	withdrawn       []netip.Prefix // of those, recorded as having no pod
 	offered         *eni.Inventory // what the allocator has
@@ -39,46 +44,45 @@ type handshake struct {
 
 // reconcile gives the allocator what the object says, withdraws what is to go back, and
 // reports. o is this instance's.
-func (s *supplier) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
+func (h *handshake) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 	r := nodenetwork.Read(o)
-	s.logBad(r.Bad)
+	h.logBad(r.Bad)
 	withhold := slices.Concat(r.Releasing, r.Released)
-	for _, p := range s.handshake.withheld {
+	for _, p := range h.withheld {
 		if r.Available[p] {
 			withhold = append(withhold, p)
 		}
 	}
 	slices.SortFunc(withhold, netip.Prefix.Compare)
 	withhold = slices.Compact(withhold)
-	if err := s.offer(r, withhold); err != nil {
-		s.log.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
-		s.handshake.retry.Fail(s.clock.Now(), time.Second, 10*time.Second)
+	if err := h.offer(r, withhold); err != nil {
+		h.cfg.Logger.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
+		h.retry.Fail(h.cfg.Clock.Now(), time.Second, 10*time.Second)
 		// What was confirmed before stands: the file of then still has it.
-		if at := s.report(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(s.handshake.retry.Until) {
+		if at := h.reports.send(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(h.retry.Until) {
 			return at
 		}
-		return s.handshake.retry.Until
+		return h.retry.Until
 	}
-	s.handshake.retry = retry.Backoff{}
+	h.retry = retry.Backoff{}
 	// Confirmed is what is both asked for and withdrawn; what else is kept has
 	// left releasing and is free again after this report.
-	confirmed := intersect(s.handshake.withdrawn, r.Releasing)
+	confirmed := intersect(h.withdrawn, r.Releasing)
 	if len(withhold) == len(r.Releasing) {
-		return s.report(ctx, o, confirmed, nil)
+		return h.reports.send(ctx, o, confirmed, nil)
 	}
-	return s.report(ctx, o, confirmed, func() {
-		s.handshake.withheld = r.Releasing
+	return h.reports.send(ctx, o, confirmed, func() {
+		h.withheld = r.Releasing
 		if err := failpoint.Hit("nodenetwork.restore.confirmed"); err != nil {
-			s.log.Warn("before addresses are free again", "error", err)
+			h.cfg.Logger.Warn("before addresses are free again", "error", err)
 		}
-		s.changed.Set() // to offer what is free again
+		h.observed.changed.Set() // to offer what is free again
 	})
 }
 
 // offer hands an inventory to the allocator, if it says anything new: that, other
 // things to keep back, or such as may be without a pod by now.
-func (s *supplier) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
-	h := &s.handshake
+func (h *handshake) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
 	same := h.offered != nil && sameInventory(*h.offered, r.Inventory) && slices.Equal(h.offeredWithheld, withhold)
 	if same && len(h.withdrawn) == len(withhold) {
 		return nil
@@ -92,8 +96,8 @@ func (s *supplier) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
 		return err
 	}
 	inv := r.Inventory
-	inv.At = s.clock.Now()
-	withdrawn, err := s.allocator.Offer(inv, withhold)
+	inv.At = h.cfg.Clock.Now()
+	withdrawn, err := h.allocator.Offer(inv, withhold)
 	if err != nil {
 		return err
 	}
@@ -116,12 +120,13 @@ func intersect(list, others []netip.Prefix) (out []netip.Prefix) {
 }
 
 // logBad logs entries that make no sense, once each time they change.
-func (s *supplier) logBad(bad []string) {
-	s.mu.Lock()
-	changed := !slices.Equal(s.bad, bad)
-	s.bad = bad
-	s.mu.Unlock()
+func (h *handshake) logBad(bad []string) {
+	changed := false
+	h.observed.update(func(o *observed) {
+		changed = !slices.Equal(o.bad, bad)
+		o.bad = bad
+	})
 	if changed && len(bad) > 0 {
-		s.log.Warn("entries of the object that make no sense are left out", "entries", bad)
+		h.cfg.Logger.Warn("entries of the object that make no sense are left out", "entries", bad)
 	}
 }

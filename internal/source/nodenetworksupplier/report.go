@@ -2,6 +2,7 @@ package nodenetworksupplier
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
@@ -33,6 +35,16 @@ const (
 	// looking at it and writing loses again to whoever writes all the time.
 	maxOvertaken = 10
 )
+
+// reports writes the node's use of addresses into the object. It belongs to the
+// supplier's loop.
+type reports struct {
+	cfg       *Config
+	api       *kubeapi.Client
+	allocator allocator
+	observed  *observed
+	pending   pending
+}
 
 // pending is the report that may be due.
 type pending struct {
@@ -61,14 +73,14 @@ func (p *pending) due(urgent bool) time.Time {
 
 func latest(list ...time.Time) time.Time { return slices.MaxFunc(list, time.Time.Compare) }
 
-// report writes the node's use into the object when that is due: at once when
+// send writes the node's use into the object when that is due: at once when
 // pods wait, fewer than half of the addresses that should be free are, or the link of
 // an ENI went or came. released
 // are the addresses that the operator may take. With then, the report is due
 // now and made in any case; then is called once it was taken, as an answer to
 // o and to no later state. It returns when to come back; zero: when woken.
-func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released []netip.Prefix, then func()) time.Time {
-	p, now := &s.pending, s.clock.Now()
+func (s *reports) send(ctx context.Context, o *v1alpha1.NodeNetwork, released []netip.Prefix, then func()) time.Time {
+	p, now := &s.pending, s.cfg.Clock.Now()
 	if then != nil {
 		p.note(now)
 	}
@@ -86,23 +98,21 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 		return time.Time{}
 	}
 	if err := failpoint.Hit("nodenetwork.report.before"); err != nil {
-		s.log.Warn("not reported", "error", err)
+		s.cfg.Logger.Warn("not reported", "error", err)
 		p.retry.Fail(now, retry.First, retry.Most)
 		return p.retry.Until
 	}
 	got, err := s.patchStatus(ctx, o, status)
-	s.cfg.Reported(result(err), s.clock.Now().Sub(now))
+	s.cfg.Reported(result(err), s.cfg.Clock.Now().Sub(now))
 	if err != nil {
-		return s.reportFailed(ctx, err)
+		return s.failed(ctx, err)
 	}
-	*p = pending{last: s.clock.Now()}
-	s.heard(nil)
-	s.mu.Lock()
-	s.reportedAt = p.last
-	s.mu.Unlock()
-	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have != nil && !nodenetwork.Newer(have, got) })
+	*p = pending{last: s.cfg.Clock.Now()}
+	s.observed.heard(nil)
+	s.observed.update(func(o *observed) { o.reportedAt = p.last })
+	s.observed.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have != nil && !nodenetwork.Newer(have, got) })
 	if err := failpoint.Hit("nodenetwork.report.after"); err != nil {
-		s.log.Warn("after a report", "error", err)
+		s.cfg.Logger.Warn("after a report", "error", err)
 	}
 	if then != nil {
 		then()
@@ -110,8 +120,8 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 	return time.Time{}
 }
 
-// reportFailed deals with a report that failed: the next has what is new by then.
-func (s *supplier) reportFailed(ctx context.Context, err error) time.Time {
+// failed deals with a report that failed: the next has what is new by then.
+func (s *reports) failed(ctx context.Context, err error) time.Time {
 	p := &s.pending
 	switch {
 	case kubeapi.Ended(err):
@@ -119,34 +129,30 @@ func (s *supplier) reportFailed(ctx context.Context, err error) time.Time {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		// Somebody wrote to the object, or made another: look before the next.
 		p.overtaken++
-		if looked := s.refresh(ctx); looked && p.overtaken%maxOvertaken != 0 {
-			return s.clock.Now()
+		if looked := s.observed.refresh(ctx); looked && p.overtaken%maxOvertaken != 0 {
+			return s.cfg.Clock.Now()
 		}
-		p.retry.Fail(s.clock.Now(), gather, time.Second)
+		p.retry.Fail(s.cfg.Clock.Now(), gather, time.Second)
 	default:
-		s.log.Warn("not reported, will try again", "error", err)
-		p.last = s.clock.Now()
+		s.cfg.Logger.Warn("not reported, will try again", "error", err)
+		p.last = s.cfg.Clock.Now()
 		p.retry.Fail(p.last, retry.First, retry.Most)
-		s.heard(err)
+		s.observed.heard(err)
 	}
 	return p.retry.Until
 }
 
-// refresh looks at the object without waiting for the watch, and tells whether
-// the API server answered.
-func (s *supplier) refresh(ctx context.Context) bool {
-	o := &v1alpha1.NodeNetwork{}
-	err := s.api.Get(ctx, resource, s.cfg.NodeName, o)
-	switch {
-	case apierrors.IsNotFound(err):
-		s.observe(nil, func(*v1alpha1.NodeNetwork) bool { return true })
-	case err != nil:
-		s.heard(err)
-		return false
-	default:
-		s.put(o)
+// patchStatus writes the daemon's part of o's status, unless anybody wrote to the
+// object since o was read: then the error is a conflict.
+func (s *reports) patchStatus(ctx context.Context, o *v1alpha1.NodeNetwork, ipam v1alpha1.IPAMStatus) (*v1alpha1.NodeNetwork, error) {
+	body, err := nodenetwork.ApplyBody(o, nil, struct {
+		IPAM v1alpha1.IPAMStatus `json:"ipam"`
+	}{ipam})
+	if err != nil {
+		return nil, fmt.Errorf("encode the report: %w", err)
 	}
-	return true
+	out := &v1alpha1.NodeNetwork{}
+	return out, s.api.Patch(ctx, types.ApplyPatchType, resource, o.Name, "status", body, out)
 }
 
 func result(err error) string {
@@ -161,7 +167,7 @@ func result(err error) string {
 }
 
 // status is the daemon's part of the object as it should be now.
-func (s *supplier) status(released []netip.Prefix) v1alpha1.IPAMStatus {
+func (s *reports) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 	uses, waiting := s.allocator.Uses()
 	st := v1alpha1.IPAMStatus{
 		Used: make(map[string]v1alpha1.UsedAddress, len(uses)), UsedCount: podsOf(uses),
@@ -204,7 +210,7 @@ func sameStatus(x, y v1alpha1.IPAMStatus) bool {
 }
 
 // missingLinks are the ENIs whose links are missing, as many as a report may have.
-func (s *supplier) missingLinks() []string {
+func (s *reports) missingLinks() []string {
 	ids := s.allocator.MissingLinks()
 	return ids[:min(len(ids), maxLinks)]
 }

@@ -115,25 +115,24 @@ func TestUsedCountIsOfPods(t *testing.T) {
 // A report that is due and says what the object has already makes no request.
 func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	clk := clock.NewFake(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
-	s := &supplier{
-		cfg: Config{InstanceID: instance}, clock: clk, log: slog.New(slog.DiscardHandler), // and no API
-		allocator: stock{uses: []enisource.Use{{Addr: address(10), ENI: eth1, Pod: request(1).Pod, Listed: true}}},
-	}
+	s := newSupplier(&Config{InstanceID: instance, Clock: clk, Logger: slog.New(slog.DiscardHandler)}, nil).reports // and no API
+	pods := stock{uses: []enisource.Use{{Addr: address(10), ENI: eth1, Pod: request(1).Pod, Listed: true}}}
+	s.allocator = pods
 	o := small()
 	o.Status.IPAM = v1alpha1.IPAMStatus{
 		Used:      map[string]v1alpha1.UsedAddress{"10.0.0.10": {Owner: "ns/pod1", UID: "uid-1", Resource: eth1}},
 		UsedCount: 1, InstanceID: instance,
 	}
 	s.pending.note(clk.Now())
-	at := s.report(t.Context(), o, nil, nil)
+	at := s.send(t.Context(), o, nil, nil)
 	clk.Advance(at.Sub(clk.Now()))
-	if at = s.report(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
+	if at = s.send(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
 		t.Errorf("another look at %v", at)
 	}
 	// A link that is gone is told at once.
-	s.allocator = stock{uses: s.allocator.(stock).uses, missing: []string{eth1}}
+	s.allocator = stock{uses: pods.uses, missing: []string{eth1}}
 	s.pending.note(clk.Now())
-	if at = s.report(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
+	if at = s.send(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
 		t.Errorf("the missing link is told after %v, want %v", at.Sub(clk.Now()), gather)
 	}
 	if got := s.status(nil).MissingLinks; !slices.Equal(got, []string{eth1}) {

@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/enisource"
 )
 
@@ -80,75 +81,83 @@ func newSource(cfg Config, rc *rest.Config) (*enisource.Source, error) {
 		return nil, err
 	}
 	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	unnamed := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = unnamed.With("nodenetwork", cfg.NodeName)
 	if cfg.Reported == nil {
 		cfg.Reported = func(string, time.Duration) {}
 	}
-	s := &supplier{
-		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger.With("nodenetwork", cfg.NodeName),
-		changed: retry.NewSignal(), kicked: retry.NewSignal(),
-	}
-	s.mirror = s.newMirror()
-	source, err := enisource.NewSupplied(enisource.Options{
+	s := newSupplier(&cfg, api)
+	src, err := enisource.NewSupplied(enisource.Options{
 		InstanceID: cfg.InstanceID, Datapath: cfg.Datapath, Cooling: cfg.Cooling,
-		Store: cfg.Store, Clock: cfg.Clock, Logger: cfg.Logger, Tell: cfg.Tell,
+		Store: cfg.Store, Clock: cfg.Clock, Logger: unnamed, Tell: cfg.Tell,
 	}, s)
 	if err != nil {
 		return nil, err
 	}
-	s.allocator = source
-	return source, nil
+	s.serve(src)
+	return src, nil
 }
 
-// supplier is an enisource.Supplier.
+// supplier is an enisource.Supplier. One loop, Run, does everything; all but observed
+// belongs to it.
 type supplier struct {
-	cfg       Config
-	api       *kubeapi.Client
-	mirror    *kubeapi.Mirror
+	cfg       *Config
 	allocator allocator
-	clock     clock.Clock
-	log       *slog.Logger
-
-	changed retry.Signal // wakes the loop: the object, or whether the API answers
-	kicked  retry.Signal // likewise: pods came or went
-
-	mu         sync.Mutex            // guards what follows, memory only
-	object     *v1alpha1.NodeNetwork // as last seen; nil: none. Never changed in place
-	createErr  error                 // why the object could not be made
-	bad        []string              // entries of the object that make no sense
-	reportedAt time.Time             // when the last report was taken
-
-	// What follows belongs to the loop.
-	logged    logged
+	observed  *observed
+	kicked    retry.Signal // wakes the loop: pods came or went
+	unserved  *stateLog    // why addresses are not served from the object
+	creator   creator
+	reports   reports
 	handshake handshake
-	creation  creation
-	pending   pending
 }
 
 var _ enisource.Supplier = (*supplier)(nil)
 
-// logged is what was logged already.
-type logged struct {
-	object string // why addresses are not served from it
+func newSupplier(cfg *Config, api *kubeapi.Client) *supplier {
+	o, log := newObserved(cfg, api), &stateLog{log: cfg.Logger}
+	s := &supplier{cfg: cfg, observed: o, kicked: retry.NewSignal(), unserved: log}
+	s.creator = creator{cfg: cfg, api: api, observed: o, unserved: log}
+	s.reports = reports{cfg: cfg, api: api, observed: o}
+	s.handshake = handshake{cfg: cfg, observed: o, reports: &s.reports}
+	return s
+}
+
+// serve sets the owner of the addresses; it is called before Run.
+func (s *supplier) serve(a allocator) {
+	s.allocator, s.reports.allocator, s.handshake.allocator = a, a, a
+}
+
+// stateLog logs a state when it changes.
+type stateLog struct {
+	log  *slog.Logger
+	last string
+}
+
+// set takes why addresses are not served from the object; empty: they are.
+func (l *stateLog) set(because string) {
+	if l.last != because && because != "" {
+		l.log.Warn("addresses are not served from the object", "because", because)
+	}
+	l.last = because
 }
 
 // Run implements enisource.Supplier.
 func (s *supplier) Run(ctx context.Context) error {
 	ctx = kubeapi.Quiet(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { s.follow(ctx) })
-	s.pending.since = s.clock.Now() // a first report is due
+	wg.Go(func() { s.observed.follow(ctx) })
+	s.reports.pending.since = s.cfg.Clock.Now() // a first report is due
 	for ctx.Err() == nil {
 		var due <-chan time.Time
 		if at := s.pass(ctx); !at.IsZero() {
-			due = s.clock.After(at.Sub(s.clock.Now()))
+			due = s.cfg.Clock.After(at.Sub(s.cfg.Clock.Now()))
 		}
 		select {
 		case <-ctx.Done():
-		case <-s.changed:
-			s.objectChanged(s.clock.Now())
+		case <-s.observed.changed:
+			s.objectChanged(s.cfg.Clock.Now())
 		case <-s.kicked:
-			s.pending.note(s.clock.Now())
+			s.reports.pending.note(s.cfg.Clock.Now())
 		case <-due:
 		}
 	}
@@ -159,9 +168,9 @@ func (s *supplier) Run(ctx context.Context) error {
 // objectChanged looks whether a report is due because the object changed, and does not
 // let one wait for long that an outage delayed.
 func (s *supplier) objectChanged(now time.Time) {
-	s.pending.note(now)
-	answers := s.mirror.Sync.Err() == nil
-	for _, b := range []*retry.Backoff{&s.pending.retry, &s.creation.retry} {
+	s.reports.pending.note(now)
+	answers := s.observed.mirror.Sync.Err() == nil
+	for _, b := range []*retry.Backoff{&s.reports.pending.retry, &s.creator.retry} {
 		if soon := now.Add(retry.Jitter(coalesce)); answers && b.Until.After(soon) {
 			b.Until = soon
 		}
@@ -171,35 +180,25 @@ func (s *supplier) objectChanged(now time.Time) {
 // pass does what can be done now, and tells when to come back at the latest;
 // zero: when woken.
 func (s *supplier) pass(ctx context.Context) time.Time {
-	s.mu.Lock()
-	o, listed := s.object, s.mirror.Sync.Listed(resource)
-	s.mu.Unlock()
+	o, listed := s.observed.latest()
 	switch {
 	case !listed:
-		if s.mirror.Sync.Err() != nil {
+		if s.observed.mirror.Sync.Err() != nil {
 			s.allocator.ServeUnconfirmed() // as when EC2 does not answer in node mode
 		}
 		return time.Time{}
 	case o == nil || o.Spec.InstanceID != s.cfg.InstanceID:
 		s.allocator.ServeUnconfirmed()
-		return s.ensureObject(ctx, o)
+		return s.creator.ensure(ctx, o)
 	}
-	s.objectFound()
+	s.creator.found()
 	if !reported(o) {
 		s.allocator.ServeUnconfirmed()
-		s.logOnce(&s.logged.object, "the operator has not reported on this node yet")
-		return s.report(ctx, o, nil, nil)
+		s.unserved.set("the operator has not reported on this node yet")
+		return s.reports.send(ctx, o, nil, nil)
 	}
-	s.logOnce(&s.logged.object, "")
-	return s.reconcile(ctx, o)
-}
-
-// logOnce logs a state when it changes.
-func (s *supplier) logOnce(last *string, now string) {
-	if *last != now && now != "" {
-		s.log.Warn("addresses are not served from the object", "because", now)
-	}
-	*last = now
+	s.unserved.set("")
+	return s.handshake.reconcile(ctx, o)
 }
 
 // Seed implements enisource.Supplier: what was withdrawn before a restart stays
@@ -218,17 +217,21 @@ func (s *supplier) OtherGroups() (enis []string, followed, compared bool) { retu
 
 // PrefixDelegation implements enisource.Supplier.
 func (s *supplier) PrefixDelegation() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.object != nil && s.object.EffectiveENI().Prefixes()
+	o, _ := s.observed.latest()
+	return o != nil && o.EffectiveENI().Prefixes()
 }
 
 // Template implements enisource.Supplier.
 func (s *supplier) Template() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.object == nil {
+	o, _ := s.observed.latest()
+	if o == nil {
 		return ""
 	}
-	return s.object.Status.ENI.Template
+	return o.Status.ENI.Template
 }
+
+// Why implements enisource.Supplier.
+func (s *supplier) Why(bool) *source.Exhausted { return s.observed.why() }
+
+// LastError implements enisource.Supplier.
+func (s *supplier) LastError() string { return s.observed.lastError() }
