@@ -29,7 +29,6 @@ type Fleet struct {
 	shared      *eni.Shared
 	holders     *holders
 	observatory *observatory
-	wake        retry.Signal // something is due sooner than the scheduler knows
 	work        sync.WaitGroup
 
 	mu      sync.Mutex // guards all below, and the fields of members that say so; memory only
@@ -38,7 +37,7 @@ type Fleet struct {
 	members map[string]*member
 	leaving map[string]*member   // by instance: removed in the middle of a pass
 	ended   map[string]time.Time // when the work for an instance ended, lately
-	due     dueHeap
+	due     schedule
 }
 
 // New checks the configuration.
@@ -47,7 +46,7 @@ func New(cfg Config) (*Fleet, error) {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	f := &Fleet{
-		cfg: cfg, holders: newHolders(), wake: retry.NewSignal(),
+		cfg: cfg, holders: newHolders(), due: schedule{wake: retry.NewSignal()},
 		began: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
@@ -69,7 +68,7 @@ func (f *Fleet) Set(name, instanceID string, s eni.Settings, seed eni.Inventory,
 			return fmt.Errorf("node %s: %w", name, err)
 		}
 		m.settings, m.next = &s, n
-		f.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
+		f.due.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
 		return nil
 	}
 	f.mu.Unlock()
@@ -84,7 +83,7 @@ func (f *Fleet) Set(name, instanceID string, s eni.Settings, seed eni.Inventory,
 		m.after = old
 	}
 	f.members[name] = m
-	f.sooner(m, f.cfg.Clock.Now())
+	f.due.sooner(m, f.cfg.Clock.Now())
 	return nil
 }
 
@@ -98,34 +97,24 @@ func (f *Fleet) Remove(name string) {
 }
 
 // Kick says that a node's use of addresses changed. It never blocks.
-func (f *Fleet) Kick(name string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if m := f.members[name]; m != nil {
-		m.rec.Kick()
-		f.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
-	}
-}
+func (f *Fleet) Kick(name string) { f.tell(name, burstWindow, (*eni.Reconciler).Kick) }
 
 // Invalidate says that what was published for a node may not be what the cloud has:
-// someone else wrote it. Nothing is published before the cloud was observed.
-func (f *Fleet) Invalidate(name string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if m := f.members[name]; m != nil {
-		m.rec.Invalidate()
-		f.sooner(m, f.cfg.Clock.Now())
-	}
-}
+// someone else wrote it. Nothing is published before the next observation.
+func (f *Fleet) Invalidate(name string) { f.tell(name, 0, (*eni.Reconciler).Invalidate) }
 
 // CheckInstance says that a node's instance may have been stopped, or may run again:
 // the cloud is asked for its state, once.
-func (f *Fleet) CheckInstance(name string) {
+func (f *Fleet) CheckInstance(name string) { f.tell(name, 0, (*eni.Reconciler).CheckInstance) }
+
+// tell passes news on to a node's reconciler, if there is one, and has it take the news
+// within a time.
+func (f *Fleet) tell(name string, within time.Duration, news func(*eni.Reconciler)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m := f.members[name]; m != nil {
-		m.rec.CheckInstance()
-		f.sooner(m, f.cfg.Clock.Now())
+		news(m.rec)
+		f.due.sooner(m, f.cfg.Clock.Now().Add(within))
 	}
 }
 

@@ -3,13 +3,11 @@ package fleet
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/placement"
@@ -20,9 +18,6 @@ import (
 // every node's reconciler.
 type observatory struct {
 	cfg     *Config
-	cloud   cloud.API
-	clock   clock.Clock
-	log     *slog.Logger
 	spawn   func(func(context.Context)) // runs what outlives a caller, until the fleet ends
 	subnets *placement.Subnets
 	known   func() map[string]places           // the instances of the fleet's nodes
@@ -75,11 +70,11 @@ const (
 
 func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(context.Context)), known func() map[string]places) *observatory {
 	o := &observatory{
-		cfg: cfg, cloud: cfg.Cloud, clock: cfg.Clock, log: cfg.Logger, spawn: spawn, subnets: subnets, known: known,
+		cfg: cfg, spawn: spawn, subnets: subnets, known: known,
 	}
-	o.attached = gatherer[[]cloud.ENI]{clock: o.clock, spacing: nodeSpacing, spawn: spawn, call: o.describeNodes}
-	o.looks = gatherer[[]cloud.ENI]{clock: o.clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
-	o.instances = gatherer[cloud.Instance]{clock: o.clock, spacing: nodeSpacing, spawn: spawn, call: o.describeInstances}
+	o.attached = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: nodeSpacing, spawn: spawn, call: o.describeNodes}
+	o.looks = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
+	o.instances = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, spawn: spawn, call: o.describeInstances}
 	return o
 }
 
@@ -149,7 +144,7 @@ func (o *observatory) list(ctx context.Context) error {
 
 // begin begins a full listing. o.mu is held.
 func (o *observatory) begin() *listing {
-	f := &listing{at: o.clock.Now(), first: o.at.IsZero(), done: make(chan struct{})}
+	f := &listing{at: o.cfg.Clock.Now(), first: o.at.IsZero(), done: make(chan struct{})}
 	o.flight = f
 	o.spawn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, listTimeout)
@@ -180,7 +175,7 @@ func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[st
 		vpcs[""] = true
 	}
 	for vpc := range vpcs {
-		list, err := o.cloud.ENIs(ctx, cloud.ENIFilter{VPCID: vpc})
+		list, err := o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{VPCID: vpc})
 		if err != nil {
 			return nil, nil, fmt.Errorf("list the ENIs of all nodes: %w", err)
 		}
@@ -194,7 +189,7 @@ func (o *observatory) undisputed(list []cloud.ENI) []cloud.ENI {
 	owner := func(e cloud.ENI) string { id, _ := o.owner(e); return id }
 	list, lost := eni.Undisputed(list, owner, o.had)
 	if len(lost) > 0 {
-		o.log.Warn("EC2 lists addresses for ENIs of several nodes; who did not have them does without", "addresses", lost)
+		o.cfg.Logger.Warn("EC2 lists addresses for ENIs of several nodes; who did not have them does without", "addresses", lost)
 	}
 	return list
 }
@@ -236,7 +231,7 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 	}
 	o.mu.Unlock()
 	if o.cfg.Observer != nil {
-		o.cfg.Observer.Listed(o.clock.Now().Sub(f.at), err)
+		o.cfg.Observer.Listed(o.cfg.Clock.Now().Sub(f.at), err)
 	}
 	close(f.done)
 }
@@ -261,7 +256,7 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && calls >= pages {
 		f = cloud.ENIFilter{}
 	}
-	list, err := o.cloud.ENIs(ctx, f)
+	list, err := o.cfg.Cloud.ENIs(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -279,7 +274,7 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 }
 
 func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
-	list, err := o.cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
+	list, err := o.cfg.Cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
 		return nil, err
 	}
@@ -291,7 +286,7 @@ func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[strin
 }
 
 func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, error) {
-	list, err := o.cloud.Instances(ctx, ids)
+	list, err := o.cfg.Cloud.Instances(ctx, ids)
 	if err != nil {
 		return nil, err
 	}

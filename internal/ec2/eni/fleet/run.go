@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"container/heap"
 	"context"
 	"maps"
 	"math/rand/v2"
@@ -42,7 +41,7 @@ func (f *Fleet) schedule(ctx context.Context) {
 		wait := f.begin(ctx)
 		select {
 		case <-ctx.Done():
-		case <-f.wake:
+		case <-f.due.wake:
 		case <-f.cfg.Clock.After(wait):
 		}
 	}
@@ -53,12 +52,11 @@ func (f *Fleet) begin(ctx context.Context) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.cfg.Clock.Now()
-	for len(f.due) > 0 {
-		m := f.due[0]
-		if wait := m.at.Sub(now); wait > 0 {
+	for {
+		m, wait := f.due.next(now)
+		if m == nil {
 			return wait
 		}
-		heap.Pop(&f.due)
 		if m.after != nil && m.after.running {
 			m.again = true // its end makes this one due
 			continue
@@ -66,7 +64,6 @@ func (f *Fleet) begin(ctx context.Context) time.Duration {
 		m.running, m.after, m.again = true, nil, false
 		f.work.Go(func() { f.run(ctx, m) })
 	}
-	return time.Hour
 }
 
 // run makes passes for one node until nothing is left to do now.
@@ -99,37 +96,7 @@ func (f *Fleet) run(ctx context.Context, m *member) {
 		at = m.againAt
 	}
 	m.again = false
-	f.enqueue(m, at)
-}
-
-// sooner has a node worked for at a time, or before. f.mu is held.
-func (f *Fleet) sooner(m *member, at time.Time) {
-	switch {
-	case m.running:
-		if !m.again || at.Before(m.againAt) {
-			m.again, m.againAt = true, at
-		}
-	case m.index < 0:
-		f.enqueue(m, at)
-	case at.Before(m.at):
-		m.at = at
-		heap.Fix(&f.due, m.index)
-		f.stir(m)
-	}
-}
-
-// enqueue puts a node among those that are due some time. f.mu is held.
-func (f *Fleet) enqueue(m *member, at time.Time) {
-	m.at = at
-	heap.Push(&f.due, m)
-	f.stir(m)
-}
-
-// stir wakes the scheduler if a node is the next one due. f.mu is held.
-func (f *Fleet) stir(m *member) {
-	if m.index == 0 {
-		f.wake.Set()
-	}
+	f.due.enqueue(m, at)
 }
 
 // remove takes a node out. f.mu is held.
@@ -141,9 +108,7 @@ func (f *Fleet) remove(name string) {
 	delete(f.members, name)
 	m.removed = true
 	m.rec.End()
-	if m.index >= 0 {
-		heap.Remove(&f.due, m.index)
-	}
+	f.due.drop(m)
 	if m.running {
 		f.leaving[m.instance] = m
 		return
@@ -165,7 +130,7 @@ func (f *Fleet) finish(m *member) {
 	for _, next := range f.members {
 		if next.after == m {
 			next.after = nil
-			f.sooner(next, f.cfg.Clock.Now())
+			f.due.sooner(next, f.cfg.Clock.Now())
 		}
 	}
 }
@@ -214,7 +179,7 @@ func (f *Fleet) kickAll() {
 	defer f.mu.Unlock()
 	now := f.cfg.Clock.Now()
 	for _, m := range f.members {
-		f.sooner(m, now)
+		f.due.sooner(m, now)
 	}
 }
 
@@ -225,7 +190,7 @@ func (f *Fleet) spread(within time.Duration) {
 	now := f.cfg.Clock.Now()
 	for _, m := range f.members {
 		if !m.running {
-			f.sooner(m, now.Add(time.Duration(rand.Int64N(int64(within)))))
+			f.due.sooner(m, now.Add(time.Duration(rand.Int64N(int64(within)))))
 		}
 	}
 	old := now.Add(-2 * f.cfg.ListingInterval)
@@ -267,30 +232,4 @@ func (f *Fleet) collect(ctx context.Context) {
 			f.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
 		}
 	}
-}
-
-// dueHeap has the node that is due first at its root.
-type dueHeap []*member
-
-func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
-func (h dueHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-// Push implements heap.Interface.
-func (h *dueHeap) Push(x any) {
-	m := x.(*member)
-	m.index = len(*h)
-	*h = append(*h, m)
-}
-
-// Pop implements heap.Interface.
-func (h *dueHeap) Pop() any {
-	old := *h
-	m := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h, m.index = old[:len(old)-1], -1
-	return m
 }
