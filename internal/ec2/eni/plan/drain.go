@@ -94,10 +94,10 @@ func (s State) with(i int, d drain) State {
 func (s State) reach(l cloud.Limits, p ipam.Policy, n int) int {
 	b := plannerOf(l, p, s)
 	for _, i := range b.begun() {
-		if index, ok := b.freeIndex(); ok { // it has room for more than it has
-			b.useIndex(index)
+		if index, ok := b.places.free(); ok { // it has room for more than it has
+			b.places.take(index)
 			b.enis[i].Phase, b.enis[i].Index = Attached, index
-			b.tally.total += b.total(b.enis[i])
+			b.tally.total += b.capacity.total(b.enis[i])
 		}
 	}
 	b.need = n - b.tally.total
@@ -125,7 +125,7 @@ func (s State) replaceable(l cloud.Limits, p ipam.Policy, i int) bool {
 	s.Trunk.Wanted = false
 	s.ENIs = slices.Delete(slices.Clone(s.ENIs), i, i+1)
 	b := plannerOf(l, p, s)
-	_, ok := b.freeIndex()
+	_, ok := b.places.free()
 	return ok && b.subnetForNew() != nil
 }
 
@@ -135,8 +135,8 @@ func (s State) replaceable(l cloud.Limits, p ipam.Policy, i int) bool {
 func (b *planner) growOutdated() {
 	b.need = min(b.need, b.tally.Waiting-b.tally.free())
 	for _, d := range []drain{closed, draining} {
-		for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) && e.drain == d }, byIndex) {
-			if !e.idle(b.policy) || b.subnetForNew() == nil {
+		for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.capacity.policy) && e.drain == d }, byIndex) {
+			if !e.idle(b.capacity.policy) || b.subnetForNew() == nil {
 				b.assign(e)
 			}
 		}
@@ -155,7 +155,7 @@ func (b *planner) drainShort() {
 		return
 	}
 	for _, e := range b.draining() {
-		if e.idle(b.policy) {
+		if e.idle(b.capacity.policy) {
 			b.do(Action{Kind: Detach, ENI: e.ID})
 		}
 	}

@@ -22,23 +22,6 @@ func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
 	return len(assign) > 0
 }
 
-// shift plans a move if there is one, notes the ENIs that it concerns, and tells
-// how much more is in excess.
-func (b *planner) shift(gone, given map[string]bool) (excess int) {
-	excess = b.tally.total - b.demand.Keep
-	from, assign, gain := b.move()
-	if len(assign) == 0 {
-		return excess
-	}
-	gone[from.ID] = true
-	excess += gain - b.total(from)
-	for _, a := range assign {
-		given[a.ENI] = true
-		b.do(a)
-	}
-	return excess
-}
-
 // Moves tells whether an action is part of a move: no pod needs what it assigns.
 func (d Plan) Moves(a Action) bool { return a.Kind == Assign && d.Needed == 0 }
 
@@ -50,7 +33,7 @@ func (b *planner) move() (from ENI, assign []Action, gain int) {
 	}
 	surplus := b.tally.total - b.demand.Keep
 	for _, e := range b.unused() {
-		short := b.total(e) - surplus
+		short := b.capacity.total(e) - surplus
 		if short <= 0 {
 			break // it goes by itself, once that has lasted
 		}
@@ -66,17 +49,17 @@ func (b *planner) move() (from ENI, assign []Action, gain int) {
 func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 	taken := map[string]int{} // by subnet
 	fits := func(o ENI) bool {
-		return b.grows(o) && o.ID != e.ID && (o.Primary || o.Used > 0 || o.Index < e.Index)
+		return b.capacity.grows(o) && o.ID != e.ID && (o.Primary || o.Used > 0 || o.Index < e.Index)
 	}
 	for _, o := range sorted(b.enis, fits, byIndex) {
-		sn := b.subnet(o.Subnet)
-		more, a := b.extend(b.held(o), sn, sn.Free-taken[o.Subnet], n-gain)
-		if more == 0 || b.byPrefix() && a.Addresses > 0 { // never single addresses in place of a prefix
+		sn := b.subnets.of(o.Subnet)
+		more, a := b.capacity.extend(b.capacity.held(o), sn, sn.Free-taken[o.Subnet], n-gain)
+		if more == 0 || b.capacity.byPrefix() && a.Addresses > 0 { // never single addresses in place of a prefix
 			continue
 		}
 		gain += more
 		taken[o.Subnet] += Count(a)
-		b.each(a, func(a cloud.Amount) { out = append(out, Action{Kind: Assign, ENI: o.ID, Amount: a}) })
+		b.capacity.each(a, func(a cloud.Amount) { out = append(out, Action{Kind: Assign, ENI: o.ID, Amount: a}) })
 		if gain >= n {
 			return out, gain
 		}

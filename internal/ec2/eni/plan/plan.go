@@ -55,22 +55,15 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 
 // planner is the working copy of a state that a plan's steps spend.
 type planner struct {
-	limits cloud.Limits
-	policy ipam.Policy
-	demand ipam.Demand
-	tally  tally
-	// supplies are those of the families that pods get, IPv6 first.
-	supplies []supply
+	capacity capacity
+	places   places
+	subnets  subnets
+	demand   ipam.Demand
+	tally    tally
 	need     int // pods for which addresses are still to be asked for; 0 when the target is met
 	asked    int // pods for which the plan asks for some so far
 	enis     []ENI
-	subnets  []Subnet
-	indexes  map[int]bool // device indexes taken
-	ours     int          // ENIs that count towards MAX_ENI
-	reserved int          // ENIs for which a place is kept: the trunk
-	refused  bool         // State.NoMoreENIs
-	moves    bool         // State.Moves
-	bonus    int          // IPv4 addresses for pods that a new ENI brings by itself
+	moves    bool // State.Moves
 	release  int
 	claimed  map[string]bool // detached ENIs that the plan attaches
 	actions  []Action
@@ -83,28 +76,16 @@ func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 // plannerOf is newPlanner for a state whose draining ENIs are known.
 func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
-		limits: l, policy: p, supplies: supplies(l, p), tally: s.tally(p), release: s.Release, refused: s.NoMoreENIs, moves: s.Moves,
-		enis: slices.Clone(s.ENIs), subnets: slices.Clone(s.Subnets),
-		indexes: map[int]bool{}, claimed: map[string]bool{},
+		capacity: capacity{limits: l, policy: p, supplies: supplies(l, p)}, places: newPlaces(l, p, s),
+		tally: s.tally(p), release: s.Release, moves: s.Moves, enis: slices.Clone(s.ENIs), claimed: map[string]bool{},
 	}
 	if s.PrimaryServes {
-		b.bonus = 1
+		b.capacity.bonus = 1
 	}
-	if s.lacksTrunk() {
-		b.reserved = 1
-	}
+	b.subnets = subnets{capacity: &b.capacity, list: slices.Clone(s.Subnets)}
 	b.demand = Demand(l, p, b.tally.Usage)
 	if b.tally.total < b.demand.Want {
 		b.need = b.demand.Request - b.tally.total
-	}
-	for _, e := range s.ENIs {
-		if e.Phase == Detached {
-			continue
-		}
-		b.indexes[e.Index] = true
-		if e.Ours {
-			b.ours++
-		}
 	}
 	return b
 }
@@ -127,28 +108,25 @@ func (b *planner) grow() {
 // extendAll asks for addresses wherever there is room.
 func (b *planner) extendAll() {
 	b.attachBegun()
-	for _, e := range sorted(b.enis, b.grows, byIndex) {
+	for _, e := range sorted(b.enis, b.capacity.grows, byIndex) {
 		b.assign(e)
 	}
 	for b.need > 0 && b.create() {
 	}
 }
 
-// grows tells whether an ENI may be given more addresses for pods.
-func (b *planner) grows(e ENI) bool { return serves(e, b.policy) && e.drain == stays }
-
 // attachBegun finishes ENIs that were created but not attached.
 func (b *planner) attachBegun() {
 	for _, i := range b.begun() {
 		e := b.enis[i]
-		index, ok := b.freeIndex()
+		index, ok := b.places.free()
 		if !ok || b.need <= 0 {
 			return
 		}
 		b.claimed[e.ID] = true
-		b.useIndex(index)
-		b.need -= b.total(e)
-		b.asked += b.total(e)
+		b.places.take(index)
+		b.need -= b.capacity.total(e)
+		b.asked += b.capacity.total(e)
 		b.do(Action{Kind: Attach, ENI: e.ID, Index: index})
 	}
 }
@@ -157,13 +135,13 @@ func (b *planner) attachBegun() {
 // run have addresses of theirs.
 func (b *planner) attachUsed() {
 	for _, e := range sorted(b.enis, func(e ENI) bool { return e.cutOff() && !e.Trunk && !e.Refused }, byIndex) {
-		index, ok := b.freeIndex()
+		index, ok := b.places.free()
 		if !ok {
 			return
 		}
 		b.claimed[e.ID] = true
-		b.useIndex(index)
-		free := max(0, b.total(e)-e.Used)
+		b.places.take(index)
+		free := max(0, b.capacity.total(e)-e.Used)
 		b.need -= free
 		b.asked += free
 		b.do(Action{Kind: Attach, ENI: e.ID, Index: index})
@@ -182,28 +160,25 @@ func (b *planner) begun() (out []int) {
 	}
 	slices.SortFunc(out, func(i, j int) int {
 		x, y := b.enis[i], b.enis[j]
-		return cmp.Or(cmp.Compare(b.total(y), b.total(x)), cmp.Compare(x.ID, y.ID))
+		return cmp.Or(cmp.Compare(b.capacity.total(y), b.capacity.total(x)), cmp.Compare(x.ID, y.ID))
 	})
 	return out
 }
-
-// total is for how many pods an ENI has addresses.
-func (b *planner) total(e ENI) int { return e.total(b.policy.Families) }
 
 // assign fills room on an attached ENI.
 func (b *planner) assign(e ENI) {
 	if b.need <= 0 {
 		return
 	}
-	sn := b.subnet(e.Subnet)
-	gain, more := b.extend(b.held(e), sn, sn.Free, b.need)
+	sn := b.subnets.of(e.Subnet)
+	gain, more := b.capacity.extend(b.capacity.held(e), sn, sn.Free, b.need)
 	b.spend(sn, gain, more)
-	b.each(more, func(a cloud.Amount) { b.do(Action{Kind: Assign, ENI: e.ID, Amount: a}) })
+	b.capacity.each(more, func(a cloud.Amount) { b.do(Action{Kind: Assign, ENI: e.ID, Amount: a}) })
 }
 
 // create plans a new ENI and tells whether it could.
 func (b *planner) create() bool {
-	index, ok := b.freeIndex()
+	index, ok := b.places.free()
 	if !ok {
 		return false
 	}
@@ -212,19 +187,19 @@ func (b *planner) create() bool {
 		return false
 	}
 	var h holding
-	h.count[ipfamily.IPv4] = b.bonus
-	own := b.pods(h)
-	gain, more := b.extend(h, sn, sn.Free-1, b.need-own) // less the ENI's primary address
+	h.count[ipfamily.IPv4] = b.capacity.bonus
+	own := b.capacity.pods(h)
+	gain, more := b.capacity.extend(h, sn, sn.Free-1, b.need-own) // less the ENI's primary address
 	// While prefixes cannot be had, a warm target is met as far as attached
 	// ENIs have room; a new ENI is for pods that wait, or when nothing is free.
 	free := b.tally.free() + b.asked + own
 	wanting := b.tally.Waiting > free || free == 0
-	if own+gain == 0 || b.byPrefix() && more.Prefixes == 0 && !wanting {
+	if own+gain == 0 || b.capacity.byPrefix() && more.Prefixes == 0 && !wanting {
 		return false
 	}
 	sn.Free--
 	b.spend(sn, own+gain, more)
-	b.useIndex(index)
+	b.places.take(index)
 	b.do(Action{Kind: Create, Subnet: sn.ID, Index: index, Amount: more})
 	return true
 }
@@ -239,15 +214,15 @@ func (b *planner) spend(sn *Subnet, pods int, more cloud.Amount) {
 // makeRoomForPrefixes gives single addresses back whose slots a prefix can
 // take: how a node that a fragmented subnet filled with singles recovers.
 func (b *planner) makeRoomForPrefixes() {
-	for _, s := range b.supplies {
+	for _, s := range b.capacity.supplies {
 		if s.unit == 1 {
 			continue
 		}
-		for _, e := range sorted(b.enis, func(e ENI) bool { return b.grows(e) && e.count(s.family) == b.total(e) }, byIndex) {
+		for _, e := range sorted(b.enis, func(e ENI) bool { return b.capacity.grows(e) && e.count(s.family) == b.capacity.total(e) }, byIndex) {
 			singles, _ := e.Free.Of(s.family)
 			room := holding{} // as if the singles' slots were free
 			room.taken[s.family] = s.slots - singles
-			sn := b.subnet(e.Subnet)
+			sn := b.subnets.of(e.Subnet)
 			if _, n := s.more(room, sn, sn.Free, b.need).Of(s.family); n > 0 {
 				b.do(Action{Kind: Unassign, ENI: e.ID, Amount: cloud.AmountIn(s.family, n, 0)})
 				return
@@ -256,131 +231,13 @@ func (b *planner) makeRoomForPrefixes() {
 	}
 }
 
-// freeIndex finds the lowest free device index from the first that serves
-// pods, if the instance and MAX_ENI have room for one more ENI besides those for which
-// a place is kept. An index beyond those of as many ENIs as the instance may have is
-// not tried.
-func (b *planner) freeIndex() (int, bool) {
-	if b.noPlace(b.reserved) {
-		return 0, false
-	}
-	index := max(1, b.policy.FirstInterfaceIndex)
-	for b.indexes[index] {
-		index++
-	}
-	return index, index < b.limits.MaxENIs
-}
-
-// noPlace tells whether there can be no more ENI besides so many that are to come.
-func (b *planner) noPlace(reserved int) bool {
-	return b.refused || len(b.indexes)+reserved >= b.limits.MaxENIs || b.policy.MaxENI > 0 && b.ours+reserved >= b.policy.MaxENI
-}
-
-// beyond tells whether no ENI that the instance may have serves pods.
-func (b *planner) beyond() bool {
-	return b.limits.MaxENIs > 0 && b.policy.FirstInterfaceIndex >= b.limits.MaxENIs
-}
-
-func (b *planner) useIndex(i int) {
-	b.indexes[i] = true
-	b.ours++
-}
-
-// subnet finds a subnet's working copy; one not known is unlimited.
-func (b *planner) subnet(id string) *Subnet {
-	for i := range b.subnets {
-		if b.subnets[i].ID == id {
-			return &b.subnets[i]
-		}
-	}
-	b.subnets = append(b.subnets, Subnet{ID: id, Free: Unlimited})
-	return &b.subnets[len(b.subnets)-1]
-}
-
-// subnetForNew picks the subnet for a new ENI: one with the routes of the
-// primary's, unless only others have all that pods wait for, then one of IPv6 alone, as no
-// IPv4 address is taken there, then one that has prefixes if those are wanted, then the most
-// free addresses, then the lowest ID.
+// subnetForNew picks the subnet for a new ENI; nil: none can have one.
 func (b *planner) subnetForNew() *Subnet {
-	var best *Subnet
-	apart := b.onlyOtherRoutes()
-	for i := range b.subnets {
-		sn := &b.subnets[i]
-		if sn.ForNew && len(b.lacking(sn)) == 0 && (best == nil || b.better(sn, best, apart)) {
-			best = sn
-		}
-	}
-	return best
+	return b.subnets.forNew(min(b.need-b.capacity.bonus, max(1, b.tally.Waiting-b.tally.free())))
 }
 
-// lacking are the families of which a subnet has no address for a new ENI and its pods. An ENI
-// takes one IPv4 address for itself, so two must be free, or one if that is for pods, or pods need
-// none. In a subnet of IPv6 alone it needs none, on an instance that is built on Nitro.
-func (b *planner) lacking(sn *Subnet) (lacks []ipfamily.Family) {
-	four := b.policy.Families.Has(ipfamily.IPv4)
-	least := 2 - b.bonus
-	if !four {
-		least = 1
-	}
-	short := sn.Free < least
-	if sn.IPv6Native {
-		short = four || !b.limits.Prefixes // which only instances built on Nitro have, too
-	}
-	if short {
-		lacks = append(lacks, ipfamily.IPv4)
-	}
-	if sn.NoIPv6 && b.policy.Families.Has(ipfamily.IPv6) {
-		lacks = append(lacks, ipfamily.IPv6)
-	}
-	return lacks
-}
-
-// onlyOtherRoutes tells whether a new ENI gets all that pods wait for only in
-// subnets whose routes are not the primary's. A subnet with the primary's routes and
-// too few addresses would use up one of the few ENIs that the instance may have. A
-// warm target alone is no reason to use other routes.
-func (b *planner) onlyOtherRoutes() bool {
-	apart := false
-	for i := range b.subnets {
-		if sn := &b.subnets[i]; sn.ForNew && b.suffices(sn) {
-			if !sn.OtherRoutes {
-				return false
-			}
-			apart = true
-		}
-	}
-	return apart
-}
-
-// suffices tells whether a new ENI in a subnet gets all that it has room for of what
-// pods wait for, and one address at least.
-func (b *planner) suffices(sn *Subnet) bool {
-	if len(b.lacking(sn)) > 0 || !b.policy.Families.Has(ipfamily.IPv4) {
-		return len(b.lacking(sn)) == 0
-	}
-	need, free, unit := min(b.need-b.bonus, max(1, b.tally.Waiting-b.tally.free())), sn.Free-1, b.unit()
-	if sn.NoPrefix {
-		unit = 1
-	}
-	return free >= unit*min((need+unit-1)/unit, slots(ipfamily.IPv4, b.limits))
-}
-
-// better tells whether x is the better subnet for a new ENI than y. With apart, one
-// with other routes than the primary's is.
-func (b *planner) better(x, y *Subnet, apart bool) bool {
-	if x.OtherRoutes != y.OtherRoutes {
-		return x.OtherRoutes == apart
-	}
-	if x.IPv6Native != y.IPv6Native {
-		return x.IPv6Native
-	}
-	px, py := b.hasPrefix(x), b.hasPrefix(y)
-	if px != py {
-		return px
-	}
-	return cmp.Or(cmp.Compare(y.Free, x.Free), cmp.Compare(x.ID, y.ID)) < 0
-}
-
-func (b *planner) hasPrefix(sn *Subnet) bool {
-	return b.byPrefix() && !sn.NoPrefix && sn.Free > b.unit()
+// hasRoom tells whether the instance, were its subnets endless, could grow.
+func (b *planner) hasRoom() bool {
+	_, ok := b.places.free()
+	return ok || slices.ContainsFunc(b.enis, b.capacity.roomOn)
 }

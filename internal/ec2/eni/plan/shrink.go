@@ -7,28 +7,75 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
+// shrinking is the part of a plan that gives addresses and ENIs back.
+type shrinking struct {
+	plan  *planner
+	gone  map[string]bool // ENIs that go as a whole
+	given map[string]bool // ENIs that are changed: one change an ENI and plan
+}
+
 // shrink gives back excess that has persisted. See Plan for the order.
 func (b *planner) shrink() {
+	s := &shrinking{plan: b, gone: map[string]bool{}, given: map[string]bool{}}
 	excess := min(b.tally.total-b.demand.Keep, b.release)
-	gone := b.detachUnused(&excess)
-	given := map[string]bool{} // one change an ENI and plan
+	excess -= s.detachUnused(excess)
 	b.drainFree()
-	if b.moves && len(gone) == 0 {
-		excess = min(excess, b.shift(gone, given))
+	if b.moves && len(s.gone) == 0 {
+		excess = min(excess, s.shift())
 	}
 	if !b.demand.WholeENIs && excess > 0 {
-		b.reduce(excess, gone, given)
+		s.reduce(excess)
 	}
-	b.trim(gone, given)
+	s.trim()
+}
+
+// open tells whether the plan may still change an ENI.
+func (s *shrinking) open(e ENI) bool { return !s.gone[e.ID] && !s.given[e.ID] }
+
+// unassign gives addresses of an ENI back.
+func (s *shrinking) unassign(e ENI, a cloud.Amount) {
+	s.plan.do(Action{Kind: Unassign, ENI: e.ID, Amount: a})
+	s.given[e.ID] = true
+}
+
+// detachUnused detaches ENIs that nothing needs, if the target is still met
+// without them, and tells for how many pods they had addresses. One without any
+// address serves nobody and needs no patience.
+func (s *shrinking) detachUnused(excess int) (pods int) {
+	for _, e := range s.plan.unused() {
+		if n := s.plan.capacity.total(e); n == 0 || n <= excess-pods {
+			pods += n
+			s.gone[e.ID] = true
+			s.plan.do(Action{Kind: Detach, ENI: e.ID})
+		}
+	}
+	return pods
+}
+
+// shift plans a move if there is one, and tells how much more is in excess.
+func (s *shrinking) shift() (excess int) {
+	b := s.plan
+	excess = b.tally.total - b.demand.Keep
+	from, assign, gain := b.move()
+	if len(assign) == 0 {
+		return excess
+	}
+	s.gone[from.ID] = true
+	excess += gain - b.capacity.total(from)
+	for _, a := range assign {
+		s.given[a.ENI] = true
+		b.do(a)
+	}
+	return excess
 }
 
 // reduce gives free addresses back, for as many pods as are in excess. What that
 // leaves of the other family goes by trim. An outdated ENI that is to go keeps what it
 // has until it is drained: it can have no other in its place, and a node with such
 // remainders on all ENIs could spare none.
-func (b *planner) reduce(excess int, gone, given map[string]bool) {
-	lead := b.policy.Families.Families()[0]
-	emptiest := sorted(b.enis, func(e ENI) bool { return b.grows(e) && !gone[e.ID] && !given[e.ID] },
+func (s *shrinking) reduce(excess int) {
+	lead := s.plan.capacity.policy.Families.Families()[0]
+	emptiest := sorted(s.plan.enis, func(e ENI) bool { return s.plan.capacity.grows(e) && s.open(e) },
 		func(x, y ENI) int {
 			if x.Primary != y.Primary {
 				return map[bool]int{true: 1, false: -1}[x.Primary]
@@ -36,19 +83,17 @@ func (b *planner) reduce(excess int, gone, given map[string]bool) {
 			return cmp.Or(cmp.Compare(x.Used, y.Used), -byIndex(x, y))
 		})
 	for _, e := range emptiest {
-		share, now := b.shareOf(e, excess, lead)
+		share, now := s.shareOf(e, excess, lead)
 		if now > 0 {
-			b.do(Action{Kind: Unassign, ENI: e.ID, Amount: cloud.AmountIn(lead, now, 0)})
-			given[e.ID] = true
+			s.unassign(e, cloud.AmountIn(lead, now, 0))
 		}
 		excess -= share
 	}
 	unit := prefixAddresses[lead]
 	for _, e := range emptiest {
 		_, prefixes := e.Free.Of(lead)
-		if n := min(excess/unit, prefixes); n > 0 && !given[e.ID] {
-			b.do(Action{Kind: Unassign, ENI: e.ID, Amount: cloud.AmountIn(lead, 0, n)})
-			given[e.ID] = true
+		if n := min(excess/unit, prefixes); n > 0 && s.open(e) {
+			s.unassign(e, cloud.AmountIn(lead, 0, n))
 			excess -= n * unit
 		}
 	}
@@ -59,9 +104,9 @@ func (b *planner) reduce(excess int, gone, given map[string]bool) {
 // of the share: it goes once it has cooled, and until then no fuller ENI gives
 // anything in its place. An ENI that only cools, and fits into the excess whole,
 // waits to go as one.
-func (b *planner) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now int) {
-	if !e.Primary && e.Used == 0 && e.Cooling > 0 && b.total(e) <= excess {
-		return b.total(e), 0
+func (s *shrinking) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now int) {
+	if total := s.plan.capacity.total(e); !e.Primary && e.Used == 0 && e.Cooling > 0 && total <= excess {
+		return total, 0
 	}
 	free, _ := e.Free.Of(lead)
 	unused := free
@@ -76,29 +121,29 @@ func (b *planner) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now i
 // the other; and what it has of a family that pods do not get any more. Single IPv6
 // addresses of the latter kind stay, as does all IPv6 of the primary ENI: a subnet
 // or a person may have given them to the instance.
-func (b *planner) trim(gone, given map[string]bool) {
-	for _, e := range sorted(b.enis, func(e ENI) bool { return b.stays(e) && !gone[e.ID] && !given[e.ID] }, byIndex) {
+func (s *shrinking) trim() {
+	for _, e := range sorted(s.plan.enis, func(e ENI) bool { return s.plan.capacity.stays(e) && s.open(e) }, byIndex) {
 		for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
-			if a := b.surplusOf(e, f); a != none {
-				b.do(Action{Kind: Unassign, ENI: e.ID, Amount: a})
-				break // one change an ENI and plan
+			if a := s.surplusOf(e, f); a != none {
+				s.unassign(e, a)
+				break
 			}
 		}
 	}
 }
 
 // surplusOf is what trim gives back of a family.
-func (b *planner) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
+func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 	addresses, prefixes := e.Free.Of(f)
 	wanted := false
-	for _, s := range b.supplies {
-		if s.family != f {
+	for _, of := range s.plan.capacity.supplies {
+		if of.family != f {
 			continue
 		}
 		wanted = true
-		surplus := e.count(f) - b.total(e)
+		surplus := e.count(f) - s.plan.capacity.total(e)
 		prefixes = min(prefixes, surplus/prefixAddresses[f])
-		if addresses = min(addresses, surplus); s.unit > 1 {
+		if addresses = min(addresses, surplus); of.unit > 1 {
 			addresses = 0 // they will be of use, or go with an excess
 		}
 	}
@@ -114,29 +159,12 @@ func (b *planner) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 	return cloud.AmountIn(f, addresses, prefixes)
 }
 
-// detachUnused detaches ENIs that nothing needs, if the target is still met
-// without them. One without any address serves nobody and needs no patience.
-func (b *planner) detachUnused(excess *int) map[string]bool {
-	gone := map[string]bool{}
-	for _, e := range b.unused() {
-		if n := b.total(e); n == 0 || n <= *excess {
-			*excess -= n
-			gone[e.ID] = true
-			b.do(Action{Kind: Detach, ENI: e.ID})
-		}
-	}
-	return gone
-}
-
 // unused are the ENIs that serve nobody and may go: outdated ones first, then by
 // falling index.
 func (b *planner) unused() []ENI {
-	return sorted(b.enis, func(e ENI) bool { return b.stays(e) && e.unused() },
+	return sorted(b.enis, func(e ENI) bool { return b.capacity.stays(e) && e.unused() },
 		func(x, y ENI) int { return cmp.Or(-cmp.Compare(x.drain, y.drain), -byIndex(x, y)) })
 }
-
-// stays tells whether an ENI serves pods and is not drained.
-func (b *planner) stays(e ENI) bool { return serves(e, b.policy) && e.drain != draining }
 
 // unused tells whether an ENI serves nobody and may go.
 func (e ENI) unused() bool { return !e.Primary && e.Used+e.Cooling == 0 && e.Withdrawn == none }

@@ -1,9 +1,11 @@
 package plan
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Candidates tells in which subnets new ENIs may be made. IDs count before
@@ -46,4 +48,109 @@ func HasTags(s cloud.Subnet, tags map[string]string) bool {
 		}
 	}
 	return true
+}
+
+// subnets are the working copies of a node's subnets.
+type subnets struct {
+	capacity *capacity
+	list     []Subnet
+}
+
+// of returns a subnet's working copy; one not known is unlimited.
+func (b *subnets) of(id string) *Subnet {
+	for i := range b.list {
+		if b.list[i].ID == id {
+			return &b.list[i]
+		}
+	}
+	b.list = append(b.list, Subnet{ID: id, Free: Unlimited})
+	return &b.list[len(b.list)-1]
+}
+
+// forNew picks the subnet for a new ENI of which so many pods short are to have addresses: one with the routes of the
+// primary's, unless only others have all that pods wait for, then one of IPv6 alone, as no
+// IPv4 address is taken there, then one that has prefixes if those are wanted, then the most
+// free addresses, then the lowest ID.
+func (b *subnets) forNew(short int) *Subnet {
+	var best *Subnet
+	apart := b.onlyOtherRoutes(short)
+	for i := range b.list {
+		sn := &b.list[i]
+		if sn.ForNew && len(b.lacking(sn)) == 0 && (best == nil || b.better(sn, best, apart)) {
+			best = sn
+		}
+	}
+	return best
+}
+
+// lacking are the families of which a subnet has no address for a new ENI and its pods. An ENI
+// takes one IPv4 address for itself, so two must be free, or one if that is for pods, or pods need
+// none. In a subnet of IPv6 alone it needs none, on an instance that is built on Nitro.
+func (b *subnets) lacking(sn *Subnet) (lacks []ipfamily.Family) {
+	four := b.capacity.policy.Families.Has(ipfamily.IPv4)
+	least := 2 - b.capacity.bonus
+	if !four {
+		least = 1
+	}
+	short := sn.Free < least
+	if sn.IPv6Native {
+		short = four || !b.capacity.limits.Prefixes // which only instances built on Nitro have, too
+	}
+	if short {
+		lacks = append(lacks, ipfamily.IPv4)
+	}
+	if sn.NoIPv6 && b.capacity.policy.Families.Has(ipfamily.IPv6) {
+		lacks = append(lacks, ipfamily.IPv6)
+	}
+	return lacks
+}
+
+// onlyOtherRoutes tells whether a new ENI gets all that pods wait for only in
+// subnets whose routes are not the primary's. A subnet with the primary's routes and
+// too few addresses would use up one of the few ENIs that the instance may have. A
+// warm target alone is no reason to use other routes.
+func (b *subnets) onlyOtherRoutes(short int) bool {
+	apart := false
+	for i := range b.list {
+		if sn := &b.list[i]; sn.ForNew && b.suffices(sn, short) {
+			if !sn.OtherRoutes {
+				return false
+			}
+			apart = true
+		}
+	}
+	return apart
+}
+
+// suffices tells whether a new ENI in a subnet gets all that it has room for of what
+// pods wait for, and one address at least.
+func (b *subnets) suffices(sn *Subnet, short int) bool {
+	if len(b.lacking(sn)) > 0 || !b.capacity.policy.Families.Has(ipfamily.IPv4) {
+		return len(b.lacking(sn)) == 0
+	}
+	free, unit := sn.Free-1, b.capacity.unit()
+	if sn.NoPrefix {
+		unit = 1
+	}
+	return free >= unit*min((short+unit-1)/unit, slots(ipfamily.IPv4, b.capacity.limits))
+}
+
+// better tells whether x is the better subnet for a new ENI than y. With apart, one
+// with other routes than the primary's is.
+func (b *subnets) better(x, y *Subnet, apart bool) bool {
+	if x.OtherRoutes != y.OtherRoutes {
+		return x.OtherRoutes == apart
+	}
+	if x.IPv6Native != y.IPv6Native {
+		return x.IPv6Native
+	}
+	px, py := b.hasPrefix(x), b.hasPrefix(y)
+	if px != py {
+		return px
+	}
+	return cmp.Or(cmp.Compare(y.Free, x.Free), cmp.Compare(x.ID, y.ID)) < 0
+}
+
+func (b *subnets) hasPrefix(sn *Subnet) bool {
+	return b.capacity.byPrefix() && !sn.NoPrefix && sn.Free > b.capacity.unit()
 }

@@ -75,12 +75,32 @@ func Demand(l cloud.Limits, p ipam.Policy, u ipam.Usage) ipam.Demand {
 	return p.Demand(perENI, l.Prefixes, u)
 }
 
+// capacity is what ENIs of an instance type can have for pods under a policy.
+type capacity struct {
+	limits   cloud.Limits
+	policy   ipam.Policy
+	supplies []supply // of the families that pods get, IPv6 first
+	bonus    int      // IPv4 addresses for pods that a new ENI brings by itself
+}
+
+// total is for how many pods an ENI has addresses.
+func (b *capacity) total(e ENI) int { return e.total(b.policy.Families) }
+
+// grows tells whether an ENI may be given more addresses for pods.
+func (b *capacity) grows(e ENI) bool { return serves(e, b.policy) && e.drain == stays }
+
+// stays tells whether an ENI serves pods and is not drained.
+func (b *capacity) stays(e ENI) bool { return serves(e, b.policy) && e.drain != draining }
+
+// roomOn tells whether an ENI, were its subnet endless, could have addresses for more pods.
+func (b *capacity) roomOn(e ENI) bool { return b.grows(e) && !b.full(b.held(e)) }
+
 // holding is what an ENI has of each family: addresses for pods, those inside
 // prefixes included, and slots that are taken.
 type holding struct{ count, taken [ipfamily.Number]int }
 
 // held is what an ENI has.
-func (b *planner) held(e ENI) (h holding) {
+func (b *capacity) held(e ENI) (h holding) {
 	for _, s := range b.supplies {
 		addresses, prefixes := e.Of(s.family)
 		goneAddresses, gonePrefixes := e.Withdrawn.Of(s.family)
@@ -97,7 +117,7 @@ func (b *planner) held(e ENI) (h holding) {
 }
 
 // pods is for how many pods a holding is enough.
-func (b *planner) pods(h holding) int {
+func (b *capacity) pods(h holding) int {
 	n := math.MaxInt
 	for _, s := range b.supplies {
 		n = min(n, h.count[s.family])
@@ -107,7 +127,7 @@ func (b *planner) pods(h holding) int {
 
 // full tells whether a holding keeps its ENI from having addresses for more pods,
 // however many its subnet has.
-func (b *planner) full(h holding) bool {
+func (b *capacity) full(h holding) bool {
 	pods := b.pods(h)
 	for _, s := range b.supplies {
 		if h.count[s.family] == pods && h.taken[s.family] >= s.slots {
@@ -119,7 +139,7 @@ func (b *planner) full(h holding) bool {
 
 // extend is what is to be added to a holding, in a subnet with so many free IPv4
 // addresses, so that it is enough for n pods more, or for as many as it can be.
-func (b *planner) extend(h holding, sn *Subnet, free, n int) (gain int, more cloud.Amount) {
+func (b *capacity) extend(h holding, sn *Subnet, free, n int) (gain int, more cloud.Amount) {
 	before, after := b.pods(h), math.MaxInt
 	for _, s := range b.supplies {
 		after = min(after, h.count[s.family]+CountOf(s.family, s.more(h, sn, free, before+n-h.count[s.family])))
@@ -156,7 +176,7 @@ func (s supply) more(h holding, sn *Subnet, free, need int) cloud.Amount {
 }
 
 // each calls do with what an amount has of each family that it has something of.
-func (b *planner) each(a cloud.Amount, do func(cloud.Amount)) {
+func (b *capacity) each(a cloud.Amount, do func(cloud.Amount)) {
 	for _, s := range b.supplies {
 		if of := only(s.family, a); of != none {
 			do(of)
@@ -171,10 +191,10 @@ func only(f ipfamily.Family, a cloud.Amount) cloud.Amount {
 }
 
 // byPrefix tells whether IPv4 addresses come by prefixes.
-func (b *planner) byPrefix() bool { return b.unit() > 1 }
+func (b *capacity) byPrefix() bool { return b.unit() > 1 }
 
 // unit is in what IPv4 addresses come: 1, or those of a prefix.
-func (b *planner) unit() int {
+func (b *capacity) unit() int {
 	for _, s := range b.supplies {
 		if s.family == ipfamily.IPv4 {
 			return s.unit

@@ -80,8 +80,8 @@ func (b *planner) keepTrunk(s State) (noAddress bool) {
 		}
 		b.do(Action{Kind: DetachTrunk, ENI: e.ID})
 	}
-	index, ok := b.trunkIndex()
-	if b.reserved == 0 || !ok || t.unfit {
+	index, ok := b.places.forTrunk()
+	if b.places.reserved == 0 || !ok || t.unfit {
 		return false
 	}
 	if len(t.detached) > 0 {
@@ -96,7 +96,7 @@ func (b *planner) keepTrunk(s State) (noAddress bool) {
 	if !ok || s.Trunk.Refused {
 		return false
 	}
-	if !b.subnet(home).takesENI() {
+	if !b.subnets.of(home).takesENI() {
 		return true
 	}
 	b.do(Action{Kind: CreateTrunk, Subnet: home, Index: index})
@@ -111,26 +111,6 @@ func (s State) home() (id string, ok bool) {
 		}
 	}
 	return "", false
-}
-
-// trunkIndex finds a device index for the trunk, if the instance and MAX_ENI have room:
-// one that no ENI with addresses for pods may have, else the highest, as those come
-// from the lowest.
-func (b *planner) trunkIndex() (int, bool) {
-	if b.noPlace(0) {
-		return 0, false
-	}
-	for i := 1; i < min(b.policy.FirstInterfaceIndex, b.limits.MaxENIs); i++ {
-		if !b.indexes[i] {
-			return i, true
-		}
-	}
-	for i := b.limits.MaxENIs - 1; i > 0; i-- {
-		if !b.indexes[i] {
-			return i, true
-		}
-	}
-	return 0, false
 }
 
 // TrunkTrouble tells why a trunk that is wanted is not there yet, or one that is not
@@ -148,8 +128,8 @@ func TrunkTrouble(l cloud.Limits, p ipam.Policy, s State) (reason, message strin
 		return ReasonNoBranches, "the instance type may have no branches, as far as Berth knows: use one that may"
 	}
 	b := newPlanner(l, p, s)
-	if _, ok := b.trunkIndex(); !ok && !t.leaving {
-		return ReasonNoRoom, fmt.Sprintf("every ENI that the instance may have is there (%d): it waits until one of them is in excess; run fewer pods here, use a larger instance type, or raise MAX_ENI", len(b.indexes))
+	if _, ok := b.places.forTrunk(); !ok && !t.leaving {
+		return ReasonNoRoom, fmt.Sprintf("every ENI that the instance may have is there (%d): it waits until one of them is in excess; run fewer pods here, use a larger instance type, or raise MAX_ENI", len(b.places.taken))
 	}
 	if s.Trunk.Refused {
 		return ReasonRefused, "EC2 does not let it be attached: that is tried again, ever more seldom"

@@ -153,7 +153,7 @@ func TestTrunkComesToBe(t *testing.T) {
 		}
 		settle := func() {
 			lacks := w.state().lacksTrunk()
-			_, room := plannerOf(w.limits, w.policy, w.state()).trunkIndex()
+			_, room := plannerOf(w.limits, w.policy, w.state()).places.forTrunk()
 			if err := w.rest(); err != nil {
 				r.Fatal(err)
 			}
