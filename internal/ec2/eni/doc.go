@@ -8,25 +8,25 @@
 // be stale, learns what a plan needs, plans, acts, publishes, and tidies. What it does is
 // done by its parts, each with a state of its own:
 //
-//	view          what is known of the node's ENIs: listings, corrected by replies (view.go, facts.go, ownership.go)
+//	view          what is known of the node's ENIs: listings, corrected by replies (view.go, facts.go)
 //	              ... which ENI has what is listed for several (disputes.go)
 //	              ... whether it is fresh enough to plan on and to publish (freshness.go)
-//	              ... which ENIs are described one by one, and when (lookups.go, links.go)
+//	              ... which ENIs are described one by one, and when (lookups.go)
 //	instance      whether the instance exists and runs, and what its type allows
 //	observer      listings and descriptions that bring both up to date; lister.go is who makes them
 //	retries       what backs off after failures, and until when
-//	              ... what is tried before that, for pods (probe.go) or since the cloud answers another node (outage.go)
+//	              ... what is tried before that, for pods or since the cloud answers another node (outage.go)
 //	refusals      attachments that the cloud refused
 //	planning      the current plan, and the first step of it that can be made now
 //	              ... package plan decides what to do, as a function of values
 //	              ... package placement decides where new ENIs are created
-//	              ... how much of the excess may go (surplus.go)
+//	              ... how much of the excess may go
 //	releases      what leaves, withdrawn from the node and recorded before the cloud is asked
 //	creations     what is created, recorded before the cloud is asked (step.go)
 //	actor         the changes at the cloud, each between two failpoints
 //	              ... whether a reply can be true (reply.go), what follows from an error (failures.go)
 //	terminations  DeleteOnTermination, set by calls that no pass waits for
-//	publisher     the inventory that the node gets; seed.go takes that of the last process
+//	publisher     the inventory that the node gets; Seed takes that of the last process
 //	demand        what pods wait for while a call is in flight
 //	orphans       ENIs that vanished instances left behind
 //	changes       settings that other goroutines hand over

@@ -94,3 +94,45 @@ func TestLinksThatFlip(t *testing.T) {
 		}
 	}
 }
+
+// A detachment that hangs is not asked after every two seconds for hours.
+func TestDetachPoll(t *testing.T) {
+	for _, c := range []struct{ since, want time.Duration }{{0, 2 * second}, {8 * second, 2 * second}, {40 * second, 10 * second}, {time.Hour, time.Minute}} {
+		k := known{replied: unix(0)}
+		if got := k.detachPoll(unix(0).Add(c.since)); got != c.want {
+			t.Errorf("after %v: %v, want %v", c.since, got, c.want)
+		}
+	}
+	if got := (&known{}).detachPoll(unix(0)); got != 10*second {
+		t.Errorf("begun by someone else: %v", got)
+	}
+}
+
+const second = time.Second
+
+func unix(seconds int) time.Time { return time.Unix(1_000_000+int64(seconds), 0) }
+
+func TestProbesArePaced(t *testing.T) {
+	var p podProbe
+	for _, step := range []struct {
+		seconds, waiting int
+		want             bool
+	}{
+		{0, 0, false},
+		{1, 1, true}, // a pod came
+		{2, 1, false},
+		{3, 2, false}, // another, too soon
+		{10, 2, false},
+		{11, 2, true}, // for that one
+		{30, 2, false},
+		{31, 1, false}, // one went
+		{32, 2, true},  // and tries again
+		{33, 3, false},
+		{34, 0, false}, // nobody waits any more
+		{50, 0, false},
+	} {
+		if got := p.next(step.waiting, unix(step.seconds)); got != step.want {
+			t.Errorf("at %d s with %d waiting: %v, want %v", step.seconds, step.waiting, got, step.want)
+		}
+	}
+}

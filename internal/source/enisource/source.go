@@ -8,11 +8,9 @@
 //	enis.go       which ENIs serve pods, which of them the data path has, whose links lack
 //	program.go    the goroutine that gets each ENI's data path ready
 //	cutoff.go     running pods that are cut off
-//	supplier.go   what a supplier is
 //	offer.go      what a supplier calls that asks for addresses back by name
 //	nodemode.go   the reconciler as a supplier, and what it calls
 //	snapshot.go   what introspection and metrics see
-//	metrics.go    the metrics
 //	store.go      the files that outlive the daemon
 package enisource
 
@@ -330,3 +328,32 @@ func (s *Source) MissingLinks() []string {
 	defer s.mu.Unlock()
 	return s.addresses.enis.missingLinks()
 }
+
+// Supplier gets the node its addresses and gives back those in excess. It hands
+// them over by Publish, or by Offer.
+//
+// Kick, LastError, OtherGroups, PrefixDelegation, Template and Why are called with the Source locked:
+// they return at once and call nothing of the Source.
+type Supplier interface {
+	// Seed hands over the stored inventory, before Run.
+	Seed(inv eni.Inventory)
+	// Run supplies until ctx ends, and returns only then.
+	Run(ctx context.Context) error
+	// Kick says that pods came, went or wait, or that addresses became usable.
+	Kick()
+	// LastError is the current trouble and what to do about it; empty without.
+	LastError() string
+	// OtherGroups are ENIs that are to have the security groups of the primary ENI and have
+	// others, and whether they will be given these. compared: the supplier looks for them.
+	OtherGroups() (enis []string, followed, compared bool)
+	// PrefixDelegation tells whether ENIs are to be filled with prefixes.
+	PrefixDelegation() bool
+	// Template names the object whose settings new ENIs have; empty: none has any.
+	Template() string
+	// Why tells why pods that wait get nothing, as far as the supply goes; the
+	// reason is Growing when more is on its way. served: there is an inventory.
+	Why(served bool) *source.Exhausted
+}
+
+// Growing is the reason of a supply that has been asked and has not failed.
+const Growing = "growing"

@@ -4,11 +4,9 @@
 //
 //	supplier.go  what it is made of, and its one loop
 //	observed.go  the object as last seen, and why pods do not get addresses from it
-//	targets.go   how many free addresses the object asks for
 //	handshake.go releasing addresses
 //	report.go    reporting who uses which address
 //	object.go    creating the object, and replacing one of another instance
-//	spec.go      the object's spec from berthd's settings
 //
 // No ADD or DEL waits for the API server: all of this happens beside them.
 package nodenetworksupplier

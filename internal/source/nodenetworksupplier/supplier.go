@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"net/netip"
 	"sync"
 	"time"
@@ -13,10 +14,15 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/enisource"
@@ -235,3 +241,108 @@ func (s *supplier) Why(bool) *source.Exhausted { return s.observed.why() }
 
 // LastError implements enisource.Supplier.
 func (s *supplier) LastError() string { return s.observed.lastError() }
+
+// SpecOf is the spec of the object of an instance, in the words of whichever
+// dialect the settings speak. What is not set is left to the API's defaults.
+func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
+	return &v1alpha1.NodeNetworkSpec{
+		InstanceID: id.InstanceID, InstanceType: id.InstanceType,
+		ENI: v1alpha1.ENISpec{
+			VPCID: id.VPCID, AvailabilityZone: id.Zone, IPFamilies: unlessIPv4(c.IPFamilies),
+			MinAllocate: number(c.MinAllocate, 0), PreAllocate: number(c.PreAllocate, 0),
+			MaxAboveWatermark: number(c.MaxAboveWatermark, 0), MaxAllocate: number(c.MaxAllocate, 0),
+			WarmENITarget: number(c.WarmENITarget, 0), WarmIPTarget: number(c.WarmIPTarget, 0),
+			MinimumIPTarget: number(c.MinimumIPTarget, 0), WarmPrefixTarget: number(c.WarmPrefixTarget, 0),
+			MaxENIs: number(c.MaxENI, 1), MaxPods: number(c.MaxPods, 1),
+			FirstInterfaceIndex: number(c.FirstInterfaceIndex, 0),
+			SubnetIDs:           c.Subnets, SubnetTags: c.SubnetTags, SecurityGroups: c.SecurityGroups,
+			SecurityGroupTags: c.SecurityGroupTags, PrefixDelegation: ifSet(c.PrefixDelegation), UsePrimaryAddress: ifSet(c.UsePrimaryAddress),
+			DeleteOnTermination: unless(c.DeleteOnTermination), Trunk: ifSet(c.TrunkENI),
+		},
+	}
+}
+
+// unlessIPv4 is a set of families as the API writes it, or empty for the default.
+func unlessIPv4(s ipfamily.Set) string {
+	if s == ipfamily.OnlyIPv4 {
+		return ""
+	}
+	return string(s)
+}
+
+// unless is false as a setting, or nil for what is true by default.
+func unless(v bool) *bool {
+	if v {
+		return nil
+	}
+	return &v
+}
+
+// ifSet is true as a setting, or nil for what is false by default.
+func ifSet(v bool) *bool {
+	if !v {
+		return nil
+	}
+	return &v
+}
+
+// number is a setting, or nil when it is below what counts as set.
+func number(n, low int) *int32 {
+	if n < low {
+		return nil
+	}
+	v := int32(n)
+	return &v
+}
+
+// reported tells whether the operator has said which addresses the instance has:
+// some, or that there are none. What it has and what pods may use are two writes,
+// so an object that was made anew may tell of addresses for a moment and not
+// name them yet.
+func reported(o *v1alpha1.NodeNetwork) bool {
+	return len(o.Spec.IPAM.Available) > 0 || len(o.Status.ENI.ENIs) > 0 && o.Status.ENI.Available == 0
+}
+
+// defaultPreAllocate is how many addresses are kept free when neither
+// preAllocate nor a warm target is set (Cilium's AWS ENI allocator).
+var defaultPreAllocate = ipam.DefaultCilium().PreAllocate
+
+// watermark is how many free addresses the object asks for.
+func watermark(o *v1alpha1.NodeNetwork) int {
+	e := o.EffectiveENI()
+	perENI, byPrefix := perENI(o)
+	switch {
+	case e.PreAllocate != nil:
+		return int(*e.PreAllocate)
+	case e.WarmIPTarget != nil:
+		return int(*e.WarmIPTarget)
+	case e.WarmPrefixTarget != nil && byPrefix:
+		return int(*e.WarmPrefixTarget) * ipam.PrefixAddresses
+	case e.WarmENITarget != nil:
+		return int(*e.WarmENITarget) * perENI
+	}
+	return defaultPreAllocate
+}
+
+// perENI is for how many pods an ENI of the node has addresses: of the family that it
+// can have fewer of. IPv6 addresses come by prefixes where the instance type has
+// them, and limit nothing then; of IPv6 alone a prefix counts as one of IPv4 does
+// (ipam.Policy.Demand). byPrefix tells whether warm targets are of prefixes.
+func perENI(o *v1alpha1.NodeNetwork) (pods int, byPrefix bool) {
+	families, _ := nodenetwork.Families(o)
+	l := o.Status.ENI.Limits
+	if l == nil {
+		return 1, o.EffectiveENI().Prefixes()
+	}
+	pods = math.MaxInt
+	if families.Has(ipfamily.IPv4) {
+		pods = int(l.AddressesPerENI) - 1
+	}
+	if families.Has(ipfamily.IPv6) && !l.Prefixes {
+		pods = min(pods, int(l.IPv6AddressesPerENI))
+	}
+	if pods == math.MaxInt {
+		return ipam.PrefixAddresses, true
+	}
+	return max(1, pods), o.EffectiveENI().Prefixes()
+}

@@ -1,6 +1,7 @@
 package eni
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -89,6 +90,72 @@ func TestWake(t *testing.T) {
 		r := fresh()
 		c.change(r)
 		if got := r.wake(unix(10)); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestFreshness(t *testing.T) {
+	c := freshness{stale: true, lag: 5 * second}
+	if c.applyInvalidation(unix(1)) {
+		t.Error("invalidated by nobody")
+	}
+	first := c.unconfirmed()
+	c.observed(unix(2), unix(62))
+	if !first || c.unconfirmed() || c.stale || c.mayPublish() != nil {
+		t.Errorf("after the first observation: %+v", &c)
+	}
+	if !c.outdated(unix(1)) || c.outdated(unix(2)) {
+		t.Error("a listing from before the last does not count, one as of it does")
+	}
+	c.replied = unix(9)
+	c.invalidated.Store(true)
+	if c.mayPublish() == nil {
+		t.Error("published although it was invalidated")
+	}
+	if !c.applyInvalidation(unix(10)) || !c.publishHeld || !c.stale {
+		t.Errorf("invalidated: %+v", &c)
+	}
+	if c.mayPublish() == nil || !c.outdated(unix(13)) || c.outdated(unix(14)) {
+		t.Error("no listing counts before the last reply shows in it")
+	}
+	c.releasePublish()
+	c.observed(unix(14), unix(74))
+	if c.mayPublish() != nil || c.outdated(unix(14)) {
+		t.Errorf("observed again: %+v", &c)
+	}
+}
+
+func TestDeleteOnTerminationPriority(t *testing.T) {
+	for _, c := range []struct {
+		due  time.Duration
+		want cloud.Priority
+		wait time.Duration
+	}{
+		{0, 0, 2 * time.Minute},
+		{119 * time.Second, 0, time.Second},
+		{2 * time.Minute, cloud.Begun, time.Hour},
+		{3 * time.Minute, cloud.Begun, time.Hour},
+		{-time.Second, 0, 121 * time.Second}, // the clock was set back
+	} {
+		if p, wait := deleteOnTerminationPriority(c.due, time.Hour); p != c.want || wait != c.wait {
+			t.Errorf("due for %v: priority %d for %v, want %d for %v", c.due, p, wait, c.want, c.wait)
+		}
+	}
+}
+
+func TestDeleteOnTerminationOf(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		plan []plan.Action
+		want []string
+	}{
+		{"nothing to do", nil, nil},
+		{"after growth, in the order of the plan", []plan.Action{{Kind: plan.Create}, {Kind: plan.SetDeleteOnTermination, ENI: "b"}, {Kind: plan.SetDeleteOnTermination, ENI: "a"}}, []string{"b", "a"}},
+		{"one that leaves", []plan.Action{{Kind: plan.Detach, ENI: "a"}, {Kind: plan.SetDeleteOnTermination, ENI: "a"}, {Kind: plan.SetDeleteOnTermination, ENI: "b"}}, []string{"b"}},
+		{"another change", []plan.Action{{Kind: plan.Retag, ENI: "a"}}, nil},
+	} {
+		if got := deleteOnTerminationOf(c.plan); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}

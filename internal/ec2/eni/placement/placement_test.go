@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
@@ -151,3 +152,89 @@ func TestNobodyCountsIPv6(t *testing.T) {
 }
 
 func unix(seconds int) time.Time { return time.Unix(1_000_000+int64(seconds), 0) }
+
+// When subnets are asked about although the node does not grow, seen at second 10.
+func TestFreshnessDue(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		of   freshness
+		want time.Time
+	}{
+		{"nothing is lacking", freshness{asOf: unix(5)}, time.Time{}},
+		{"a subnet worth another try", freshness{retryAt: unix(50)}, unix(50)},
+		{"an exhausted subnet, asked for oneself", freshness{exhausted: true, asOf: unix(5)}, unix(65)},
+		{"an exhausted subnet, asked for many", freshness{exhausted: true, asOf: unix(5), shared: true}, unix(15)},
+		{"outdated ENIs", freshness{drains: true, asOf: unix(5)}, unix(605)},
+	} {
+		if got := c.of.due(unix(10)); !got.Equal(c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// Which security groups make an ENI outdated: those of the settings or else the primary
+// ENI's count, in any order. An ENI that was made with the same settings, and has others, got
+// them of somebody else, as the next one would.
+func TestOutdatedByGroups(t *testing.T) {
+	const before, after = "2026-01-01T00:00:00Z", "2026-01-01T02:00:00Z"
+	since := time.Date(2026, 1, 1, 1, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		name     string
+		settings Settings
+		made     string
+		groups   []string
+		want     bool
+	}{
+		{"as configured, in another order", Settings{Groups: []string{"sg-1", "sg-2"}}, before, []string{"sg-2", "sg-1"}, false},
+		{"one too few", Settings{Groups: []string{"sg-1", "sg-2"}}, before, []string{"sg-1"}, true},
+		{"as the primary, where none are configured", Settings{}, before, []string{"sg-0"}, false},
+		{"those that were configured, and are no more", Settings{}, before, []string{"sg-1"}, true},
+		{"found by tags, which were not asked for yet", Settings{GroupTags: map[string]string{"a": "b"}}, before, []string{"sg-1"}, false},
+		{"not known", Settings{Groups: []string{"sg-1"}}, before, nil, false},
+		{"changed by another since it was made", Settings{Groups: []string{"sg-1"}}, after, []string{"sg-9"}, false},
+		{"made nobody knows when", Settings{Groups: []string{"sg-1"}}, "", []string{"sg-9"}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			now := clock.NewFake(since)
+			p := NewSelector(NewCatalog(nil, now), tt.settings, someENIs{{Groups: []string{"sg-0"}}}, false, now, nil)
+			created, _ := time.Parse(time.RFC3339, tt.made)
+			if got := p.Desired().Outdated(ENI{Groups: tt.groups, Created: created}); got != tt.want {
+				t.Errorf("outdated: %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// someENIs are a node's, the primary first.
+type someENIs []ENI
+
+func (s someENIs) Primary() (ENI, bool) { return s[0], true }
+func (s someENIs) Each(do func(ENI)) {
+	for _, e := range s {
+		do(e)
+	}
+}
+
+// Who asks chooses the question, a person's tags for example: answers that nobody
+// may be given any more are not kept.
+func TestOldAnswersAreDropped(t *testing.T) {
+	now := clock.NewFake(time.Unix(1000, 0))
+	m := newCache[int](now, time.Minute, 10*time.Second)
+	ask := func(question string) {
+		t.Helper()
+		if _, err := m.ask(t.Context(), question, now.Now(), func(context.Context) (int, error) { return 1, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask("first")
+	now.Advance(9 * time.Second)
+	ask("second")
+	if _, young := m.get("first", 10*time.Second); !young || len(m.last) != 2 {
+		t.Errorf("after 9 seconds there are %v, want both", m.last)
+	}
+	now.Advance(time.Second)
+	ask("third")
+	if _, ok := m.last["first"]; ok || len(m.last) != 2 {
+		t.Errorf("after 10 seconds there are %v, want the first no more", m.last)
+	}
+}
