@@ -205,7 +205,7 @@ func (a *Allocator[K]) unplace(e *entry[K]) {
 	a.fix(u)
 }
 
-// place is unplace's opposite.
+// place returns unplace's opposite.
 func (a *Allocator[K]) place(e *entry[K]) {
 	if e.state == cooling {
 		a.cooling.set(e, true)

@@ -60,7 +60,7 @@ func (a *Allocator[K]) Expire(now time.Time) int {
 	return n
 }
 
-// NextExpiry tells when the next cooling ends, if any address cools.
+// NextExpiry returns when the next cooling ends, if any address cools.
 func (a *Allocator[K]) NextExpiry() (time.Time, bool) {
 	if a.cooling.Len() == 0 {
 		return time.Time{}, false

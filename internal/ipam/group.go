@@ -65,7 +65,7 @@ func newGroup[K comparable](id string) *group[K] {
 	return g
 }
 
-// longestFree is when the address that Take would pick in the group became free.
+// longestFree returns when the address that Take would pick in the group became free.
 func (g *group[K]) longestFree() uint64 {
 	if g.units.Len() == 0 {
 		return math.MaxUint64
@@ -149,7 +149,7 @@ func (a *Allocator[K]) losePrefix(u *unit[K]) {
 	delete(u.group.prefixes, u.prefix)
 }
 
-// SetReady tells whether a group's data path works: only then are its
+// SetReady reports whether a group's data path works: only then are its
 // addresses assignable. An unknown group is no error.
 func (a *Allocator[K]) SetReady(id string, ready bool) {
 	if g, ok := a.groups[id]; ok {

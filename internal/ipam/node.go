@@ -64,7 +64,7 @@ func (n *Node[K]) SetGroup(g Group) {
 	}
 }
 
-// SetReady tells whether a group's data path works.
+// SetReady reports whether a group's data path works.
 func (n *Node[K]) SetReady(id string, ready bool) {
 	for _, a := range n.of {
 		a.SetReady(id, ready)
@@ -120,7 +120,7 @@ func (n *Node[K]) choose(families []ipfamily.Family) (id string, ok bool) {
 	return best.id, true
 }
 
-// holds tells what key holds.
+// holds returns what key holds.
 func (n *Node[K]) holds(key K) (out Taken, ok bool) {
 	for f, a := range n.of {
 		if e, held := a.holders[key]; held {
@@ -185,7 +185,7 @@ func (n *Node[K]) Expire(now time.Time) (freed int) {
 	return freed
 }
 
-// NextExpiry tells when the next cooling ends, if any address cools.
+// NextExpiry returns when the next cooling ends, if any address cools.
 func (n *Node[K]) NextExpiry() (at time.Time, ok bool) {
 	for _, a := range n.of {
 		if t, cools := a.NextExpiry(); cools && (!ok || t.Before(at)) {
@@ -195,7 +195,7 @@ func (n *Node[K]) NextExpiry() (at time.Time, ok bool) {
 	return at, ok
 }
 
-// Busy tells whether an address is used or cooling, listed or not.
+// Busy reports whether an address is used or cooling, listed or not.
 func (n *Node[K]) Busy(addr netip.Addr) bool {
 	return addr.IsValid() && n.of[ipfamily.Of(addr)].Busy(addr)
 }

@@ -20,7 +20,7 @@ type machine struct {
 
 var groupIDs = []string{"eni-a", "eni-b", "eni-c"}
 
-// groupNet is where a group's addresses come from: singles from the first
+// groupNet returns where a group's addresses come from: singles from the first
 // eight addresses, two /30 prefixes and one /29 behind them.
 func groupNet(id string) (singles []netip.Addr, prefixes []netip.Prefix) {
 	base := netip.AddrFrom4([4]byte{10, 0, byte(slices.Index(groupIDs, id)), 0})

@@ -144,7 +144,7 @@ func (u *unit[K]) eachUntouched(yield func(AddressView[K]) bool) bool {
 	return true
 }
 
-// Busy tells whether an address is used or cooling, listed or not.
+// Busy reports whether an address is used or cooling, listed or not.
 func (a *Allocator[K]) Busy(addr netip.Addr) bool {
 	e, ok := a.entries[addr]
 	return ok && (e.state == used || e.state == cooling)

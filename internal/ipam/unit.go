@@ -84,7 +84,7 @@ func (u *unit[K]) pick(a *Allocator[K]) *entry[K] {
 	return e
 }
 
-// longestFree is when the address that pick would return became free; while one
+// longestFree returns when the address that pick would return became free; while one
 // is on its way from one state to another, the far future.
 func (u *unit[K]) longestFree() uint64 {
 	at := uint64(math.MaxUint64)

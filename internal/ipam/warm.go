@@ -73,10 +73,10 @@ type Policy struct {
 	MaxPods int
 }
 
-// DefaultAWS is what the Amazon VPC CNI does when nothing is set.
+// DefaultAWS returns what the Amazon VPC CNI does when nothing is set.
 func DefaultAWS() Policy { return Policy{Dialect: AWS, WarmENI: 1, WarmPrefix: 1} }
 
-// DefaultCilium is what Cilium's documentation says of parameters that are not set.
+// DefaultCilium returns what Cilium's documentation says of parameters that are not set.
 func DefaultCilium() Policy {
 	return Policy{Dialect: Cilium, PreAllocate: 8, FirstInterfaceIndex: 1}
 }
@@ -104,12 +104,12 @@ type Demand struct {
 	WholeENIs bool
 }
 
-// ByPrefix tells whether addresses of a family come by prefixes, on an instance
+// ByPrefix reports whether addresses of a family come by prefixes, on an instance
 // type that has them.
 func (p Policy) ByPrefix(f ipfamily.Family) bool { return f == ipfamily.IPv6 || p.PrefixDelegation }
 
 // Demand computes what a node should have, in pods. slots is for how many of them
-// an ENI holds single addresses; prefixes tells whether the instance type has
+// an ENI holds single addresses; prefixes reports whether the instance type has
 // prefixes. Of IPv6 alone a prefix counts as one of IPv4 does towards WarmPrefix:
 // a /80 is more than any warm target.
 //
@@ -183,13 +183,13 @@ func (p Policy) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Uncapped is the policy without its caps on addresses.
+// Uncapped returns the policy without its caps on addresses.
 func (p Policy) Uncapped() Policy {
 	p.MaxPods, p.MaxAllocate = 0, 0
 	return p
 }
 
-// Cap is the most addresses that the policy lets a node have; 0: no cap.
+// Cap returns the most addresses that the policy lets a node have; 0: no cap.
 func (p Policy) Cap() int {
 	n := p.capped(1 << 30)
 	if n == 1<<30 {

@@ -37,7 +37,7 @@ func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) (kept []netip.Add
 	return a.kept(id)
 }
 
-// listed are those of some addresses that a group lists.
+// listed returns those of some addresses that a group lists.
 func (a *Allocator[K]) listed(id string, addrs []netip.Addr) (out []netip.Addr) {
 	g, ok := a.groups[id]
 	if !ok {
@@ -51,7 +51,7 @@ func (a *Allocator[K]) listed(id string, addrs []netip.Addr) (out []netip.Addr) 
 	return out
 }
 
-// kept are the addresses that are withheld of a group and that nobody holds, in order.
+// kept returns the addresses that are withheld of a group and that nobody holds, in order.
 func (a *Allocator[K]) kept(id string) (kept []netip.Addr) {
 	g, ok := a.groups[id]
 	if !ok {
@@ -66,5 +66,5 @@ func (a *Allocator[K]) kept(id string) (kept []netip.Addr) {
 	return kept
 }
 
-// isWithheld tells whether an entry may not become free.
+// isWithheld reports whether an entry may not become free.
 func (e *entry[K]) isWithheld() bool { return e.unit != nil && e.unit.group.withheld[e.addr] }

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// ApplyBody is a server-side apply of some fields of an object's spec and status,
+// ApplyBody returns a server-side apply of some fields of an object's spec and status,
 // nil: none. No others are in the request, so no others become the writer's. It
 // names the state o that it was decided on: if anybody wrote to the object since,
 // the API server answers with a conflict.

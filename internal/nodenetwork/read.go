@@ -56,7 +56,7 @@ func Read(o *v1alpha1.NodeNetwork) Reading {
 	return r
 }
 
-// Families are those of which the node's pods get addresses. The error names the
+// Families returns those of which the node's pods get addresses. The error names the
 // field, if that says none; IPv4 is meant then.
 func Families(o *v1alpha1.NodeNetwork) (ipfamily.Set, error) {
 	s, err := ipfamily.Parse(o.EffectiveENI().IPFamilies)
@@ -124,10 +124,10 @@ func readENI(id string, in v1alpha1.ENI) (eni.ENI, error) {
 	return e, nil
 }
 
-// isIPv6 tells whether an address is one of IPv6, and no IPv4 address as IPv6 writes it.
+// isIPv6 reports whether an address is one of IPv6, and no IPv4 address as IPv6 writes it.
 func isIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
 
-// blocksOf are the blocks of an ENI's subnet of the family of a thing, as far as they
+// blocksOf returns the blocks of an ENI's subnet of the family of a thing, as far as they
 // are known.
 func blocksOf(e *eni.ENI, p netip.Prefix) []netip.Prefix {
 	if ipfamily.Of(p.Addr()) == ipfamily.IPv6 {
@@ -139,7 +139,7 @@ func blocksOf(e *eni.ENI, p netip.Prefix) []netip.Prefix {
 	return nil
 }
 
-// whyNot tells why a thing cannot be for pods of an ENI; empty: it can. The node's own
+// whyNot returns why a thing cannot be for pods of an ENI; empty: it can. The node's own
 // address is never a pod's. Of IPv6, EC2 calls no address of an ENI the primary one
 // that its system uses, so that no single one of eth0 is.
 func whyNot(e *eni.ENI, p netip.Prefix) string {
@@ -244,7 +244,7 @@ func (r *Reading) readUnassigning(o *v1alpha1.NodeNetwork) {
 	r.Unassigning = r.among("spec.ipam.unassigning", things)
 }
 
-// HasAvailable tells whether an object has an available address of an ENI.
+// HasAvailable reports whether an object has an available address of an ENI.
 func HasAvailable(o *v1alpha1.NodeNetwork, eniID string) bool {
 	for _, at := range o.Spec.IPAM.Available {
 		if at.Resource == eniID {
@@ -254,7 +254,7 @@ func HasAvailable(o *v1alpha1.NodeNetwork, eniID string) bool {
 	return false
 }
 
-// Available are the available addresses and prefixes of an object, as far as they
+// Available returns the available addresses and prefixes of an object, as far as they
 // make sense, each with its ENI.
 func Available(o *v1alpha1.NodeNetwork) iter.Seq2[netip.Prefix, string] {
 	return func(yield func(netip.Prefix, string) bool) {
@@ -300,7 +300,7 @@ func Parse(text string) (p netip.Prefix, err error) {
 
 var errBadThing = errors.New("expected an IPv4 or IPv6 address, or an aligned /28 of IPv4 or /80 of IPv6")
 
-// Format is Parse's opposite.
+// Format returns Parse's opposite.
 func Format(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()
@@ -308,7 +308,7 @@ func Format(p netip.Prefix) string {
 	return p.String()
 }
 
-// InstanceOf is the EC2 instance that a Node's providerID (aws:///ZONE/INSTANCE)
+// InstanceOf returns the EC2 instance that a Node's providerID (aws:///ZONE/INSTANCE)
 // names; empty: it names none.
 func InstanceOf(providerID string) string {
 	if !strings.HasPrefix(providerID, "aws://") {
@@ -317,7 +317,7 @@ func InstanceOf(providerID string) string {
 	return path.Base(providerID)
 }
 
-// Newer tells whether a is a later state of an object than b. Resource versions
+// Newer reports whether a is a later state of an object than b. Resource versions
 // that do not compare are taken as they come.
 func Newer(a, b *v1alpha1.NodeNetwork) bool {
 	d, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Settings is an object's spec in the fleet's words, with the defaults of
+// Settings returns an object's spec in the fleet's words, with the defaults of
 // Cilium's "ENI Allocation Parameters" where nothing is set. The error
 // names every field that makes no sense; the CRD refuses most of that, unless
 // its validation is off or older.
@@ -25,7 +25,7 @@ func Settings(spec *v1alpha1.NodeNetworkSpec) (eni.Settings, error) {
 	return s, err
 }
 
-// Over is settings with what e sets in their place. Of those that exclude each other,
+// Over returns settings with what e sets in their place. Of those that exclude each other,
 // one set takes the place of all: subnetIDs and subnetTags, securityGroups and
 // securityGroupTags, warm targets and watermarks. The error names every field that
 // makes no sense.
@@ -51,7 +51,7 @@ func Over(s eni.Settings, e *v1alpha1.ENISpec) (eni.Settings, error) {
 	return s, errors.Join(policyErr, selectorErrors(e))
 }
 
-// HasWarmTargets tells whether an ENISpec says by the Amazon VPC CNI's warm targets how
+// HasWarmTargets reports whether an ENISpec says by the Amazon VPC CNI's warm targets how
 // many addresses are kept.
 func HasWarmTargets(e *v1alpha1.ENISpec) bool {
 	return e.WarmENITarget != nil || e.WarmIPTarget != nil || e.MinimumIPTarget != nil || e.WarmPrefixTarget != nil
@@ -72,7 +72,7 @@ func BeyondType(s eni.Settings, inv *eni.Inventory) error {
 	return fmt.Errorf("spec.eni.firstInterfaceIndex is %d: expected at most %d, as the instance, of type %s, may have %d ENIs", first, most-1, inv.InstanceType, most)
 }
 
-// policyOver is how many addresses there should be, in whichever dialect e
+// policyOver returns how many addresses there should be, in whichever dialect e
 // speaks: the warm targets if one is set, the watermarks, or as p says.
 func policyOver(p ipam.Policy, e *v1alpha1.ENISpec) (ipam.Policy, error) {
 	warm, marks := HasWarmTargets(e), HasWatermarks(e)
@@ -121,7 +121,7 @@ func policyOver(p ipam.Policy, e *v1alpha1.ENISpec) (ipam.Policy, error) {
 	return p, errors.Join(errs...)
 }
 
-// inDialect is a policy of another dialect with what both have in common of p.
+// inDialect returns a policy of another dialect with what both have in common of p.
 func inDialect(other, p ipam.Policy) ipam.Policy {
 	other.Families, other.PrefixDelegation = p.Families, p.PrefixDelegation
 	other.MaxENI, other.MaxPods, other.FirstInterfaceIndex = p.MaxENI, p.MaxPods, p.FirstInterfaceIndex

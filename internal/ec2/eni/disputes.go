@@ -24,7 +24,7 @@ type assignment struct {
 	primary bool // the ENI's own
 }
 
-// assignments are all of some ENIs, in the order of addresses, and what contains
+// assignments returns all of some ENIs, in the order of addresses, and what contains
 // before what is contained.
 func assignments(enis []facts) []assignment {
 	var out []assignment
@@ -65,7 +65,7 @@ func disputes(before, now []facts) []dispute {
 	return out
 }
 
-// losers are all assignments of one group for pods but that which stands, if one does.
+// losers returns all assignments of one group for pods but that which stands, if one does.
 func losers(before []facts, group []assignment) []dispute {
 	known := func(a assignment) bool {
 		return slices.ContainsFunc(before, func(e facts) bool { return e.ID == a.eni && slices.Contains(e.held, a.thing) })
@@ -102,7 +102,7 @@ func doubles(before, now []facts) []string {
 	return out
 }
 
-// sameness tells whether two ENIs have one thing of which each has its own.
+// sameness reports whether two ENIs have one thing of which each has its own.
 type sameness func(x, y facts) bool
 
 // unique are the things of which each ENI of a node has its own.
@@ -112,7 +112,7 @@ var unique = []sameness{
 	func(x, y facts) bool { return samePlace(x.Attachment, y.Attachment) },
 }
 
-// samePlace tells whether two that are attached have one device index.
+// samePlace reports whether two that are attached have one device index.
 func samePlace(x, y *cloud.Attachment) bool {
 	return phaseOf(x) == plan.Attached && phaseOf(y) == plan.Attached && x.NetworkCard == y.NetworkCard && x.DeviceIndex == y.DeviceIndex
 }
@@ -143,7 +143,7 @@ func (v *view) arbitrate(before []facts) {
 	}
 }
 
-// without is a copy of list without what is gone.
+// without returns a copy of list without what is gone.
 func without[T any](list []T, gone func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(list), gone)
 }
@@ -182,7 +182,7 @@ func (v *view) unlogged(soon time.Time) []string {
 	return out
 }
 
-// Undisputed is a listing of the ENIs of many nodes without what it gives to
+// Undisputed returns a listing of the ENIs of many nodes without what it gives to
 // ENIs of several: an address or prefix stays with the ENI that had it, as told by
 // had, and with none if nobody had. What the ENIs of one node dispute is for its
 // reconciler. Owner is the instance that an ENI is of.

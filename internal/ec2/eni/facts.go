@@ -39,7 +39,7 @@ func factsOf(e cloud.ENI, cluster string) facts {
 	}
 }
 
-// facts are those of a stored ENI, which was attached to an instance.
+// facts returns those of a stored ENI, which was attached to an instance.
 func (e ENI) facts(instance string) facts {
 	own := func(p netip.Prefix) bool { return e.PrimaryIPv4.IsValid() && p == cloud.HostPrefix(e.PrimaryIPv4) }
 	return facts{
@@ -50,7 +50,7 @@ func (e ENI) facts(instance string) facts {
 	}
 }
 
-// held are addresses and prefixes as prefixes.
+// held returns addresses and prefixes as prefixes.
 func held(addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Prefixes []netip.Prefix) []netip.Prefix {
 	return slices.Concat(cloud.HostPrefixes(addrs), prefixes, cloud.HostPrefixes(ipv6), ipv6Prefixes)
 }
@@ -61,7 +61,7 @@ func inOrder(list []netip.Prefix) []netip.Prefix {
 	return slices.Compact(list)
 }
 
-// phase is where the ENI is on its way in or out.
+// phase returns where the ENI is on its way in or out.
 func (f facts) phase() plan.Phase { return phaseOf(f.Attachment) }
 
 func phaseOf(a *cloud.Attachment) plan.Phase {

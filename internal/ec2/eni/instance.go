@@ -32,7 +32,7 @@ type instance struct {
 	suspected atomic.Bool // see Reconciler.CheckInstance
 }
 
-// applySuspicion takes up what CheckInstance said, and tells whether there was
+// applySuspicion takes up what CheckInstance said, and reports whether there was
 // something: what the last answer was matters no more.
 func (i *instance) applySuspicion(now time.Time) bool {
 	if !i.suspected.Swap(false) {
@@ -42,7 +42,7 @@ func (i *instance) applySuspicion(now time.Time) bool {
 	return true
 }
 
-// listed takes a listing with the instance's primary ENI, and tells whether the
+// listed takes a listing with the instance's primary ENI, and reports whether the
 // instance was missed before.
 func (i *instance) listed() (missed bool) {
 	if !i.unknownSince.IsZero() {
@@ -53,7 +53,7 @@ func (i *instance) listed() (missed bool) {
 	return missed
 }
 
-// unlisted takes a listing without it as of a moment, and tells whether the
+// unlisted takes a listing without it as of a moment, and reports whether the
 // instance is to be asked for. A listing may trail a new instance, so the first
 // says nothing.
 func (i *instance) unlisted(at time.Time) (ask bool) {
@@ -63,7 +63,7 @@ func (i *instance) unlisted(at time.Time) (ask bool) {
 	return i.missing > 1 && at.Sub(i.missingSince) >= i.lag
 }
 
-// askDue tells whether the instance is to be asked for now: somebody doubts that
+// askDue reports whether the instance is to be asked for now: somebody doubts that
 // it runs, or the last answer may have trailed what happened. Waits: a failure
 // was not long ago.
 func (i *instance) askDue(now time.Time, waits bool) bool {

@@ -53,7 +53,7 @@ type ENI struct {
 	IPv6Prefixes []netip.Prefix `json:"ipv6Prefixes,omitempty"`
 }
 
-// Equal tells whether two say the same.
+// Equal reports whether two say the same.
 func (e ENI) Equal(o ENI) bool {
 	return e.ID == o.ID && slices.Equal(e.MAC, o.MAC) && e.DeviceIndex == o.DeviceIndex &&
 		e.Primary == o.Primary && e.Serves == o.Serves && e.SubnetID == o.SubnetID && e.Subnet == o.Subnet && slices.Equal(e.SubnetIPv6, o.SubnetIPv6) &&
@@ -131,7 +131,7 @@ func (inv Inventory) validate() error {
 	return nil
 }
 
-// held are all that the ENI holds for pods, addresses as prefixes of full length.
+// held returns all that the ENI holds for pods, addresses as prefixes of full length.
 func (e ENI) held() []netip.Prefix {
 	return held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
 }

@@ -31,7 +31,7 @@ const (
 	Whole = OnInstance | Detached
 )
 
-// covers tells whether the listing would have an ENI, if that were as it was.
+// covers reports whether the listing would have an ENI, if that were as it was.
 func (l Listing) covers(k *known) bool {
 	if k.Attachment == nil {
 		return l.Of&Detached != 0
@@ -39,7 +39,7 @@ func (l Listing) covers(k *known) bool {
 	return l.Of&OnInstance != 0
 }
 
-// since tells whether there is a listing, and it is no older than any of some times.
+// since reports whether there is a listing, and it is no older than any of some times.
 func (l Listing) since(times ...time.Time) bool {
 	return !l.At.IsZero() && !slices.ContainsFunc(times, l.At.Before)
 }

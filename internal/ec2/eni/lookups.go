@@ -215,14 +215,14 @@ func (l *links) changed(missing []string, now time.Time) (gone, back []string) {
 	return gone, back
 }
 
-// noStock tells whether others are to be had in place of what an ENI has: not for as long as
+// noStock reports whether others are to be had in place of what an ENI has: not for as long as
 // its driver may take to start again.
 func (l *links) noStock(id string, now time.Time) bool {
 	since, ok := l.since[id]
 	return ok && now.Sub(since) >= l.lag
 }
 
-// again is when to look again at an ENI that was not detached yet at a moment; zero: that does
+// again returns when to look again at an ENI that was not detached yet at a moment; zero: that does
 // not depend on its link.
 func (l *links) again(id string, at time.Time) time.Time {
 	since, ok := l.since[id]
@@ -233,7 +233,7 @@ func (l *links) again(id string, at time.Time) time.Time {
 	return at.Add(max(time.Second, lasted/2, l.gap(l.flips[id].count-1)))
 }
 
-// due is when what an ENI has is no stock any more.
+// due returns when what an ENI has is no stock any more.
 func (l *links) due(now time.Time) (first time.Time) {
 	for _, since := range l.since {
 		if at := since.Add(l.lag); at.After(now) {

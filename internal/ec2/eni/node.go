@@ -29,7 +29,7 @@ type Node interface {
 	Withdraw(eni string, want cloud.Amount) []netip.Prefix
 	// RestoreWithdrawn ends Withdraw, as the cloud still has them assigned.
 	RestoreWithdrawn(withdrawn []netip.Prefix)
-	// WithdrawENI takes a whole ENI out of use and tells whether it could: not
+	// WithdrawENI takes a whole ENI out of use and reports whether it could: not
 	// while one of its addresses is used or cooling. An inventory without it
 	// follows; one with it, later, means that it stays after all.
 	WithdrawENI(eni string) bool

@@ -86,7 +86,7 @@ type Collector struct {
 	MinAge  time.Duration              // how long ENIs that are deleted were seen detached
 	Seen    Sightings                  // by earlier looks of this process; kept up to date
 	Alive   func(instance string) bool // instances known to exist; the cloud is asked for the others
-	Pause   func() bool                // tells whether to stop here; nil: never
+	Pause   func() bool                // reports whether to stop here; nil: never
 }
 
 // Collected is what a look for orphans found: numbers of detached ENIs that Berth made in
@@ -151,14 +151,14 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (found Collected,
 	return found, first
 }
 
-// orphanable tells whether an ENI may be looked at as an orphan: detached, with
+// orphanable reports whether an ENI may be looked at as an orphan: detached, with
 // all that Berth writes on an ENI, of instances that are not known to exist.
 func (c Collector) orphanable(e cloud.ENI) bool {
 	of := instances(e)
 	return factsOf(e, c.Cluster).ours() && e.Attachment == nil && of != nil && !slices.ContainsFunc(of, c.Alive)
 }
 
-// instances are those that have to be gone before a detached ENI is an orphan:
+// instances returns those that have to be gone before a detached ENI is an orphan:
 // the one that it was made for, by its description, and the one that had it
 // last, by its tag; another if somebody attached the ENI there. Nil if it does not say both.
 func instances(e cloud.ENI) []string {
@@ -185,7 +185,7 @@ func (s Sightings) note(list []cloud.ENI, now time.Time) {
 	maps.DeleteFunc(s, func(id string, _ time.Time) bool { return !there[id] })
 }
 
-// Due is when the next of those that are not old enough at now will be; zero:
+// Due returns when the next of those that are not old enough at now will be; zero:
 // there is none.
 func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 	for _, at := range s {
@@ -194,7 +194,7 @@ func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 	return first
 }
 
-// alive tells which of the ENIs' instances still exist. A stopped one does: it
+// alive returns which of the ENIs' instances still exist. A stopped one does: it
 // may start again and whoever works for it will see to its ENIs.
 func (c Collector) alive(ctx context.Context, enis []cloud.ENI) (map[string]bool, error) {
 	var ids []string

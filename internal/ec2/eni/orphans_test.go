@@ -124,7 +124,7 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 	}
 }
 
-// TestOrphansThatStay are counted: those that EC2 refuses to delete, and nothing where it
+// TestOrphansThatStay returns counted: those that EC2 refuses to delete, and nothing where it
 // could not be asked, or not for all.
 func TestOrphansThatStay(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

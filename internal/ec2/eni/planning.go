@@ -320,7 +320,7 @@ func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, drain bool
 // rest begins the time anew for which an ENI must have been dispensable before it is emptied.
 func (u *surplus) rest() { u.movable = plan.Lasting{} }
 
-// due is when excess will have lasted.
+// due returns when excess will have lasted.
 func (u *surplus) due(now time.Time) time.Time {
 	return retry.Earliest(now, u.excess.Due(now, u.delay), u.movable.Due(now, u.delay), u.outdated.Due(now, u.delay))
 }

@@ -299,7 +299,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 	return true
 }
 
-// tidy is the end of next: what keeps nobody waiting.
+// tidy returns the end of next: what keeps nobody waiting.
 func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) bool {
 	if r.observer.repairDue(now) && mayObserve {
 		return r.observe(ctx)

@@ -46,7 +46,7 @@ func (c *replies) assigned(k *known, given []netip.Prefix) error {
 	return c.ofNoOtherNode(op, k.ID, k.SubnetID, given)
 }
 
-// assignOp is EC2's name for the action that assigns addresses or prefixes, which
+// assignOp returns EC2's name for the action that assigns addresses or prefixes, which
 // are of one family.
 func assignOp(things []netip.Prefix) string {
 	if len(things) > 0 && ipfamily.Of(things[0].Addr()) == ipfamily.IPv6 {
@@ -124,7 +124,7 @@ func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
 	return c.ofNoOtherNode(op, e.ID, e.SubnetID, all)
 }
 
-// ownAddress is an ENI's primary address, if it has one.
+// ownAddress returns an ENI's primary address, if it has one.
 func ownAddress(primary netip.Addr) []netip.Prefix {
 	if !primary.IsValid() {
 		return nil
@@ -164,7 +164,7 @@ func (c *replies) attached(k *known, attachment string) error {
 	return nil
 }
 
-// brief is a thing as people write it: an address without its length.
+// brief returns a thing as people write it: an address without its length.
 func brief(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()

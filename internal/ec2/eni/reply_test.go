@@ -26,13 +26,13 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// eniOf is an ENI whose MAC address, like its ID, ends in n.
+// eniOf returns an ENI whose MAC address, like its ID, ends in n.
 func eniOf(n byte, primary string, secondary ...string) cloud.ENI {
 	return cloud.ENI{ID: fmt.Sprintf("eni-%d", n), MAC: net.HardwareAddr{2, 0, 0, 0, 0, n}, SubnetID: "subnet-1",
 		Primary: netip.MustParseAddr(primary), Addresses: addrs(secondary...)}
 }
 
-// all are the facts of some ENIs.
+// all returns the facts of some ENIs.
 func all(enis ...cloud.ENI) (out []facts) {
 	for _, e := range enis {
 		out = append(out, factsOf(e, "test"))
@@ -45,7 +45,7 @@ func (v *view) observed(at int, enis ...cloud.ENI) {
 	v.merge(all(enis...), unix(at), func(*known) bool { return true })
 }
 
-// aView is a node with two ENIs, of which the second gives an address back.
+// aView returns a node with two ENIs, of which the second gives an address back.
 func aView() *view {
 	v := newView(time.Minute, 0)
 	one, two := eniOf(1, "10.0.0.4", "10.0.0.5"), eniOf(2, "10.0.0.20", "10.0.0.21", "10.0.0.22")

@@ -106,7 +106,7 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "error", err, "retryIn", wait.String())
 }
 
-// backOff is fail for as long as the class of the error and the failures so far ask for.
+// backOff returns fail for as long as the class of the error and the failures so far ask for.
 func (t *retries) backOff(kind plan.Kind, err error, now time.Time) {
 	t.fail(kind, err, now, t.wait(activityOf[kind], cloud.ClassOf(err)))
 }

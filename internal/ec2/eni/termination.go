@@ -36,7 +36,7 @@ type terminationCall struct {
 	drop       context.CancelFunc
 }
 
-// deleteOnTerminationPriority is the priority of a call that sets DeleteOnTermination, and
+// deleteOnTerminationPriority returns the priority of a call that sets DeleteOnTermination, and
 // how long it waits with that, when it has been due for so long: it yields for a
 // while, and is then what was begun and is to be finished.
 func deleteOnTerminationPriority(due, timeout time.Duration) (cloud.Priority, time.Duration) {
@@ -46,7 +46,7 @@ func deleteOnTerminationPriority(due, timeout time.Duration) (cloud.Priority, ti
 	return cloud.Begun, timeout
 }
 
-// deleteOnTerminationOf are the ENIs whose DeleteOnTermination a plan sets: those that it
+// deleteOnTerminationOf returns the ENIs whose DeleteOnTermination a plan sets: those that it
 // keeps.
 func deleteOnTerminationOf(actions []plan.Action) (ids []string) {
 	leaves := map[string]bool{}

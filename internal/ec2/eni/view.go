@@ -76,7 +76,7 @@ func (v *view) trustListings() {
 	}
 }
 
-// fresh tells whether a reply at t still outranks a listing.
+// fresh reports whether a reply at t still outranks a listing.
 func (v *view) fresh(t, now time.Time) bool { return !t.IsZero() && now.Sub(t) < v.settle }
 
 // merge takes a listing that is complete for the ENIs in scope.
@@ -154,10 +154,10 @@ func (k *known) correct() {
 	k.held = inOrder(slices.AppendSeq(held, maps.Keys(k.added)))
 }
 
-// isReleasing tells whether an address or prefix is on its way back.
+// isReleasing reports whether an address or prefix is on its way back.
 func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
 
-// kept are what it holds and is not giving back.
+// kept returns what it holds and is not giving back.
 func (k *known) kept() []netip.Prefix { return without(k.held, k.isReleasing) }
 
 // assigned records what a reply assigned.

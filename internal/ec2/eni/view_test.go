@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// at is an ENI that is attached to the node at a device index.
+// at returns an ENI that is attached to the node at a device index.
 func at(e cloud.ENI, index int, id string) cloud.ENI {
 	e.Attachment = &cloud.Attachment{ID: id, InstanceID: "i-1", DeviceIndex: index, Status: "attached"}
 	return e

@@ -8,7 +8,7 @@ type Carver struct {
 	next  int64
 }
 
-// NewCarver is a Carver with no index taken that begins its search at next,
+// NewCarver returns a Carver with no index taken that begins its search at next,
 // where an earlier one's stopped (Next).
 func NewCarver(next int64) *Carver {
 	c := &Carver{taken: newIndexes()}
@@ -52,8 +52,8 @@ func (c *Carver) Free(index int64) {
 // Resume has the search go on at next, where an earlier Carver's stopped.
 func (c *Carver) Resume(next int64) { c.next = min(max(next, 0), MaxIndex+1) }
 
-// Taken is how many indexes are taken.
+// Taken returns how many indexes are taken.
 func (c *Carver) Taken() int64 { return c.taken.count }
 
-// Next is where the search for a free index begins: behind the one taken last.
+// Next returns where the search for a free index begins: behind the one taken last.
 func (c *Carver) Next() int64 { return c.next }

@@ -189,7 +189,7 @@ func filled(taken int64) *Carver {
 	return c
 }
 
-// bytesPerBlock is the memory of a Carver for each index taken.
+// bytesPerBlock returns the memory of a Carver for each index taken.
 func bytesPerBlock(taken int64) float64 {
 	var before, after runtime.MemStats
 	runtime.GC()

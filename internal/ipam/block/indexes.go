@@ -59,7 +59,7 @@ func (s *indexes) remove(index int64) {
 	}
 }
 
-// free is the lowest index, not below from, that is not in the set.
+// free returns the lowest index, not below from, that is not in the set.
 func (s *indexes) free(from int64) int64 {
 	i := 0
 	for ; i < levels; i++ { // up, to a word with a free bit at from or behind it

@@ -62,7 +62,7 @@ func Parse(bits int, subnets []Subnet) (Layout, error) {
 	return l, nil
 }
 
-// check tells whether a subnet can be appended, under a name.
+// check reports whether a subnet can be appended, under a name.
 func (l Layout) check(name string, s Subnet) error {
 	if !s.IPv4.IsValid() && !s.IPv6.IsValid() {
 		return fmt.Errorf("%s must have ipv4, ipv6 or both", name)
@@ -86,13 +86,13 @@ func (l Layout) check(name string, s Subnet) error {
 	return nil
 }
 
-// Blocks is how many blocks the pool has, at most MaxIndex+1.
+// Blocks returns how many blocks the pool has, at most MaxIndex+1.
 func (l Layout) Blocks() int64 { return l.blocks }
 
-// BlockAddresses is how many addresses of one family a block has.
+// BlockAddresses returns how many addresses of one family a block has.
 func (l Layout) BlockAddresses() int64 { return 1 << l.bits }
 
-// Block is the block with an index. An index below 0, or not below Blocks, is
+// Block returns the block with an index. An index below 0, or not below Blocks, is
 // refused.
 func (l Layout) Block(index int64) (Block, error) {
 	if index < 0 || index >= l.blocks {
@@ -106,7 +106,7 @@ func (l Layout) Block(index int64) (Block, error) {
 	return Block{IPv4: piece(s.IPv4, l.bits, index), IPv6: piece(s.IPv6, l.bits, index)}, nil
 }
 
-// Find is the index of the block that has an address.
+// Find returns the index of the block that has an address.
 func (l Layout) Find(a netip.Addr) (index int64, ok bool) {
 	var first int64
 	for _, s := range l.subnets {
@@ -122,7 +122,7 @@ func (l Layout) Find(a netip.Addr) (index int64, ok bool) {
 	return 0, false
 }
 
-// distance is how far an address is from the first one of its prefix, at most the largest number there is.
+// distance returns how far an address is from the first one of its prefix, at most the largest number there is.
 func distance(from, to netip.Addr) uint64 {
 	x, y := from.As16(), to.As16()
 	if binary.BigEndian.Uint64(x[:8]) != binary.BigEndian.Uint64(y[:8]) {
@@ -142,7 +142,7 @@ func (s Subnet) overlap(o Subnet) (a, b netip.Prefix, ok bool) {
 	return netip.Prefix{}, netip.Prefix{}, false
 }
 
-// blocks is how many blocks a subnet holds, at most MaxIndex+1.
+// blocks returns how many blocks a subnet holds, at most MaxIndex+1.
 func (s Subnet) blocks(bits int) int64 {
 	p := s.IPv4
 	if !p.IsValid() {
@@ -157,12 +157,12 @@ type family struct {
 	prefix netip.Prefix
 }
 
-// families are those that the subnet has.
+// families returns those that the subnet has.
 func (s Subnet) families() []family {
 	return slices.DeleteFunc([]family{{"ipv4", s.IPv4}, {"ipv6", s.IPv6}}, func(f family) bool { return !f.prefix.IsValid() })
 }
 
-// check tells whether blocks of 2^bits addresses can be cut from the prefix.
+// check reports whether blocks of 2^bits addresses can be cut from the prefix.
 func (f family) check(bits int) error {
 	switch p := f.prefix; {
 	case p.Addr().Is4In6() || familyOf(p) != f.name:
@@ -182,10 +182,10 @@ func familyOf(p netip.Prefix) string {
 	return "ipv6"
 }
 
-// hostBits is the size of a prefix as a power of two.
+// hostBits returns the size of a prefix as a power of two.
 func hostBits(p netip.Prefix) int { return p.Addr().BitLen() - p.Bits() }
 
-// piece is the prefix of 2^bits addresses at an index of a prefix: the zero
+// piece returns the prefix of 2^bits addresses at an index of a prefix: the zero
 // Prefix of that. The index has at most 31 bits, so that its distance from the
 // prefix fits 64, and being inside the prefix carries into nothing above them.
 func piece(p netip.Prefix, bits int, index int64) netip.Prefix {

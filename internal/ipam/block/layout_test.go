@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// subnets are written as "10.2.0.0/29 fd02::200/125", either or both.
+// subnets returns written as "10.2.0.0/29 fd02::200/125", either or both.
 func subnets(texts ...string) (out []Subnet) {
 	for _, text := range texts {
 		var s Subnet

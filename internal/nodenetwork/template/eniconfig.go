@@ -30,7 +30,7 @@ const (
 	defaultENIConfig = "default"
 )
 
-// FromENIConfigs are templates that do for Nodes with a label what ENIConfigs do: one for
+// FromENIConfigs returns templates that do for Nodes with a label what ENIConfigs do: one for
 // each value, and of the ENIConfig named default one for Nodes without the label. As
 // there, eth0 serves no pods. The error names those that cannot be had so.
 func FromENIConfigs(key string, all []ENIConfig) (out []v1alpha1.NodeNetworkTemplate, err error) {

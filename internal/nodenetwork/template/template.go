@@ -24,7 +24,7 @@ type Choice struct {
 	Drain bool // ENIs that are not as the settings say are to go
 }
 
-// Choose is what the template that selects a Node with some labels says: the one with the
+// Choose returns what the template that selects a Node with some labels says: the one with the
 // highest priority, of those the oldest, of those the first by name. Nil: none selects it.
 // The error names templates whose selector makes no sense; they select nothing.
 func Choose(has map[string]string, all []v1alpha1.NodeNetworkTemplate) (*Choice, error) {
@@ -53,7 +53,7 @@ func before(x, y *v1alpha1.NodeNetworkTemplate) int {
 	return cmp.Or(cmp.Compare(y.Spec.Priority, x.Spec.Priority), x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name))
 }
 
-// Merge is a node's own settings with what a template sets in their place, as
+// Merge returns a node's own settings with what a template sets in their place, as
 // nodenetwork.Over has it.
 func Merge(own, over *v1alpha1.ENISpec) *v1alpha1.ENISpec {
 	out := own.DeepCopy()

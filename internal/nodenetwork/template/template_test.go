@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// made is a template that is so many seconds old, for Nodes with a label; empty: for all.
+// made returns a template that is so many seconds old, for Nodes with a label; empty: for all.
 func made(name string, age, priority int32, label string) v1alpha1.NodeNetworkTemplate {
 	t := v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(1e9-int64(age), 0))}}
 	t.Spec.Priority = priority

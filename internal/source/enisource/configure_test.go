@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// settingsOf are those of a node, with what change makes of them.
+// settingsOf returns those of a node, with what change makes of them.
 func (n *node) settingsOf(change func(*eni.Settings)) eni.Settings {
 	s := eni.Settings{Policy: n.policy}
 	change(&s)
@@ -26,7 +26,7 @@ func (n *node) settingsOf(change func(*eni.Settings)) eni.Settings {
 // inPods has ENIs be in subnet-2, and eth0 be the node's.
 func inPods(s *eni.Settings) { s.SubnetIDs, s.Policy.FirstInterfaceIndex = []string{"subnet-2"}, 1 }
 
-// document is what introspection shows.
+// document returns what introspection shows.
 func (n *node) document() (doc introspect.Document) {
 	s := n.Snapshot()
 	s.Detail.Describe(&doc)
@@ -34,7 +34,7 @@ func (n *node) document() (doc introspect.Document) {
 	return doc
 }
 
-// furtherSubnets are those of the ENIs of the node beside eth0.
+// furtherSubnets returns those of the ENIs of the node beside eth0.
 func (n *node) furtherSubnets() (ids []string) {
 	for _, e := range n.cloud.Truth() {
 		if e.Attachment != nil && e.Attachment.DeviceIndex > 0 {
@@ -45,7 +45,7 @@ func (n *node) furtherSubnets() (ids []string) {
 	return ids
 }
 
-// templated is a node that has a second subnet for pods.
+// templated returns a node that has a second subnet for pods.
 func templated(t *testing.T, p ipam.Policy) *node {
 	n := newNode(t, "m5.large", p)
 	n.cloud.AddSubnet("subnet-2", "zone-a", "100.64.0.0/20", nil)

@@ -145,7 +145,7 @@ func (n *node) start() {
 	n.startConfigured()
 }
 
-// startConfigured is start with settings that are given before the first pass.
+// startConfigured returns start with settings that are given before the first pass.
 func (n *node) startConfigured(wanted ...Wanted) {
 	n.t.Helper()
 	c := eni.Config{
@@ -253,7 +253,7 @@ func (n *node) burst(from, to int, within time.Duration) (failed int) {
 	return len(why)
 }
 
-// addAll is a burst of pods that are all to have an address in time.
+// addAll returns a burst of pods that are all to have an address in time.
 func (n *node) addAll(from, to int, within time.Duration) {
 	n.t.Helper()
 	if failed := n.burst(from, to, within); failed > 0 {
@@ -326,7 +326,7 @@ func (n *node) check() {
 	}
 }
 
-// things are what EC2 has assigned to an ENI beside its primary address.
+// things returns what EC2 has assigned to an ENI beside its primary address.
 func things(e cloud.ENI) []netip.Prefix {
 	return slices.Concat(cloud.HostPrefixes(e.Addresses), e.Prefixes, cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes)
 }

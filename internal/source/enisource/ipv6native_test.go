@@ -24,7 +24,7 @@ func (n *node) inSix() {
 	n.tune = func(c *eni.Config) { c.SubnetIDs = []string{"subnet-6"} }
 }
 
-// ofSix are the ENIs in subnet-6.
+// ofSix returns the ENIs in subnet-6.
 func (n *node) ofSix() []cloud.ENI {
 	return slices.DeleteFunc(n.cloud.Truth(), func(e cloud.ENI) bool { return e.SubnetID != "subnet-6" })
 }

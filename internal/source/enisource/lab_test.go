@@ -127,7 +127,7 @@ func (n *labNode) owned(t *testing.T, leases map[int]source.Lease) {
 	}
 }
 
-// agree tells whether the lab's books and the node's are the same, and nothing
+// agree reports whether the lab's books and the node's are the same, and nothing
 // of Berth's is detached or would outlive its instance.
 func (n *labNode) agree() bool {
 	books := map[netip.Addr]string{}

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// secondary is the ENI at a device index, as EC2 has it.
+// secondary returns the ENI at a device index, as EC2 has it.
 func (n *node) secondary(at int) cloud.ENI {
 	n.t.Helper()
 	for _, e := range n.cloud.Truth() {
@@ -49,7 +49,7 @@ func (n *node) attached(id string, most time.Duration) {
 	}
 }
 
-// healthy tells whether a condition is, and is there.
+// healthy reports whether a condition is, and is there.
 func (n *node) healthy(kind string) bool {
 	n.t.Helper()
 	for _, c := range n.Snapshot().Conditions {

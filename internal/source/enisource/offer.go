@@ -74,7 +74,7 @@ func (s *Source) Uses() (uses []Use, waiting int) {
 	return uses, s.addresses.waiters.Len()
 }
 
-// Room tells for how many pods there are free addresses now, and how many pods
+// Room returns for how many pods there are free addresses now, and how many pods
 // wait. It is quick.
 func (s *Source) Room() (free, waiting int) {
 	s.mu.Lock()

@@ -50,7 +50,7 @@ func (f *failingStore) Save(inv eni.Inventory) error {
 	return f.memStore.Save(inv)
 }
 
-// inventoryOf is an inventory of one ENI.
+// inventoryOf returns an inventory of one ENI.
 func inventoryOf(things ...string) eni.Inventory {
 	e := eni.ENI{ID: "eni-1", MAC: mac.Addr{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Serves: true}
 	for _, p := range prefixes(things...) {
@@ -82,7 +82,7 @@ func supplied(t *testing.T, store InventoryStore) *Source {
 	return s
 }
 
-// stopped is supplied that does not run yet.
+// stopped returns supplied that does not run yet.
 func stopped(t *testing.T, store InventoryStore) *Source {
 	t.Helper()
 	s, err := NewSupplied(Options{
@@ -104,7 +104,7 @@ func offer(t *testing.T, s *Source, inv eni.Inventory, back []string, want ...st
 	synctest.Wait()
 }
 
-// take is who gets the next address; zero: nobody does at once.
+// take returns who gets the next address; zero: nobody does at once.
 func take(t *testing.T, s *Source, i int) netip.Addr {
 	t.Helper()
 	l, _ := sourcetest.Try(t, s, sourcetest.Request(i), time.Millisecond)

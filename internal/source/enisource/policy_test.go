@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// policySpec is a lab whose instances are nodes of the cluster "lab" unless they
+// policySpec returns a lab whose instances are nodes of the cluster "lab" unless they
 // say something else, and whose key may do what a policy allows.
 func policySpec(policy string) spec.Spec {
 	s := labSpec()

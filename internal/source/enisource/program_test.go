@@ -14,7 +14,7 @@ import (
 
 var own = netip.MustParseAddr("10.0.0.9")
 
-// withOwnAddress is inventoryOf with an own address of the ENI, for pods or not.
+// withOwnAddress returns inventoryOf with an own address of the ENI, for pods or not.
 func withOwnAddress(forPods bool) eni.Inventory {
 	inv := inventoryOf("10.0.0.1")
 	if forPods {

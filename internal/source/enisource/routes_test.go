@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// subnetsOf are the subnets of the secondary ENIs, by device index.
+// subnetsOf returns the subnets of the secondary ENIs, by device index.
 func (n *node) subnetsOf() string {
 	list := n.cloud.Truth()
 	slices.SortFunc(list, func(x, y cloud.ENI) int { return index(x) - index(y) })

@@ -138,7 +138,7 @@ func (s *Source) describe(e eni.ENI) introspect.ENI {
 	return g
 }
 
-// pending are the addresses of an ENI that its data path does not have yet. Those of a
+// pending returns the addresses of an ENI that its data path does not have yet. Those of a
 // prefix that is too large to list are left out, as of one that it has.
 func pending(e eni.ENI, seen map[netip.Addr]bool) (out []source.AddressInfo) {
 	add := func(a netip.Addr, p netip.Prefix) {
@@ -164,7 +164,7 @@ const (
 	conditionGroups    = "SecurityGroupsFollowed"
 )
 
-// conditions are those of the source. s.mu is held.
+// conditions returns those of the source. s.mu is held.
 func (s *Source) conditions() []source.Condition {
 	links := source.Condition{Type: conditionLinks, Healthy: true, Reason: "Present"}
 	var parts []string

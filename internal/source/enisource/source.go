@@ -346,7 +346,7 @@ type Supplier interface {
 	// OtherGroups are ENIs that are to have the security groups of the primary ENI and have
 	// others, and whether they will be given these. compared: the supplier looks for them.
 	OtherGroups() (enis []string, followed, compared bool)
-	// PrefixDelegation tells whether ENIs are to be filled with prefixes.
+	// PrefixDelegation reports whether ENIs are to be filled with prefixes.
 	PrefixDelegation() bool
 	// Template names the object whose settings new ENIs have; empty: none has any.
 	Template() string

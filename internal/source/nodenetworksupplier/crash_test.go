@@ -24,7 +24,7 @@ func (c childConfig) leases() crashsource.Leases {
 	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
 }
 
-// child is a daemon's address source that a failpoint may kill.
+// child returns a daemon's address source that a failpoint may kill.
 func child(c childConfig) error {
 	s, err := New(Config{
 		NodeName: nodeName, Kubeconfig: c.Kubeconfig, InstanceID: instance, Datapath: links{},

@@ -109,7 +109,7 @@ func sameInventory(x, y eni.Inventory) bool {
 	return x.InstanceType == y.InstanceType && x.Families == y.Families && x.Limits == y.Limits && slices.EqualFunc(x.ENIs, y.ENIs, eni.ENI.Equal)
 }
 
-// intersect is the part of list that others has too, in its order.
+// intersect returns the part of list that others has too, in its order.
 func intersect(list, others []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range list {
 		if slices.Contains(others, p) {

@@ -197,7 +197,7 @@ func (r *refusal) turn(on bool) {
 	r.on, r.last = on, nil
 }
 
-// refused tells whether a report on a state of the object was.
+// refused reports whether a report on a state of the object was.
 func (r *refusal) refused(o *v1alpha1.NodeNetwork) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -59,7 +59,7 @@ func newMachine(t *testing.T) *machine {
 	return &machine{Node: sourcenode.New(t), spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype}}
 }
 
-// startMachine is one whose daemon has made the object, and makes every report at
+// startMachine returns one whose daemon has made the object, and makes every report at
 // once, with requests that go through something.
 func startMachine(t *testing.T, through ...transport.WrapperFunc) *machine {
 	t.Helper()

@@ -124,7 +124,7 @@ func (s *creator) createFor(ctx context.Context, n *node) error {
 	return failpoint.Hit("nodenetwork.create.after")
 }
 
-// notAllowed tells whether an admission policy refused what the object asks for:
+// notAllowed reports whether an admission policy refused what the object asks for:
 // the API can be used, and the policy's message says what is to be changed where.
 func notAllowed(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")

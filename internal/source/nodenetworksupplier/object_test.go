@@ -27,7 +27,7 @@ func objectOf(id string) *v1alpha1.NodeNetwork {
 	}
 }
 
-// ofNoUse is what the operator says of an object whose instance is not the Node's.
+// ofNoUse returns what the operator says of an object whose instance is not the Node's.
 func ofNoUse(o *v1alpha1.NodeNetwork) {
 	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDegraded, Status: "True", Reason: "AnotherInstance", LastTransitionTime: metav1.Now()}}
 }

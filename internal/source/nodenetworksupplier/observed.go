@@ -107,7 +107,7 @@ func (s *observed) observe(n *v1alpha1.NodeNetwork, accept func(have *v1alpha1.N
 // heard notes the outcome of a request. The loop looks again when an outage begins or is over.
 func (s *observed) heard(err error) { s.mirror.Heard(resource, err) }
 
-// refresh looks at the object without waiting for the watch, and tells whether
+// refresh looks at the object without waiting for the watch, and reports whether
 // the API server answered.
 func (s *observed) refresh(ctx context.Context) bool {
 	o := &v1alpha1.NodeNetwork{}
@@ -154,7 +154,7 @@ func (s *observed) lastError() string {
 	return ""
 }
 
-// trouble is what keeps the operator's addresses from this node; empty without.
+// trouble returns what keeps the operator's addresses from this node; empty without.
 // s.mu is held.
 func (s *observed) trouble() (reason, message string, err error) {
 	name, o := s.cfg.NodeName, s.object

@@ -65,7 +65,7 @@ func (p *pending) note(now time.Time) {
 	}
 }
 
-// due tells when the report goes out.
+// due returns when the report goes out.
 func (p *pending) due(urgent bool) time.Time {
 	at := p.since.Add(p.delay)
 	if urgent {
@@ -169,7 +169,7 @@ func result(err error) string {
 	}
 }
 
-// status is the daemon's part of the object as it should be now.
+// status returns the daemon's part of the object as it should be now.
 func (s *reports) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 	uses, waiting := s.allocator.Uses()
 	st := v1alpha1.IPAMStatus{
@@ -212,7 +212,7 @@ func sameStatus(x, y v1alpha1.IPAMStatus) bool {
 		maps.Equal(x.Used, y.Used) && slices.Equal(x.Released, y.Released) && slices.Equal(x.MissingLinks, y.MissingLinks)
 }
 
-// missingLinks are the ENIs whose links are missing, as many as a report may have.
+// missingLinks returns the ENIs whose links are missing, as many as a report may have.
 func (s *reports) missingLinks() []string {
 	ids := s.allocator.MissingLinks()
 	return ids[:min(len(ids), maxLinks)]
@@ -229,7 +229,7 @@ const (
 	maxOwners  = 400_000
 )
 
-// truncate is the beginning of a text, of at most so many characters of one byte each.
+// truncate returns the beginning of a text, of at most so many characters of one byte each.
 // No others are in names and UIDs that Kubernetes gives, nor does the definition take any.
 func truncate(text string, most int) string {
 	text = strings.Map(func(r rune) rune {

@@ -242,7 +242,7 @@ func (s *supplier) Why(bool) *source.Exhausted { return s.observed.why() }
 // LastError implements enisource.Supplier.
 func (s *supplier) LastError() string { return s.observed.lastError() }
 
-// SpecOf is the spec of the object of an instance, in the words of whichever
+// SpecOf returns the spec of the object of an instance, in the words of whichever
 // dialect the settings speak. What is not set is left to the API's defaults.
 func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 	return &v1alpha1.NodeNetworkSpec{
@@ -262,7 +262,7 @@ func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 	}
 }
 
-// unlessIPv4 is a set of families as the API writes it, or empty for the default.
+// unlessIPv4 returns a set of families as the API writes it, or empty for the default.
 func unlessIPv4(s ipfamily.Set) string {
 	if s == ipfamily.OnlyIPv4 {
 		return ""
@@ -270,7 +270,7 @@ func unlessIPv4(s ipfamily.Set) string {
 	return string(s)
 }
 
-// unless is false as a setting, or nil for what is true by default.
+// unless returns false as a setting, or nil for what is true by default.
 func unless(v bool) *bool {
 	if v {
 		return nil
@@ -278,7 +278,7 @@ func unless(v bool) *bool {
 	return &v
 }
 
-// ifSet is true as a setting, or nil for what is false by default.
+// ifSet returns true as a setting, or nil for what is false by default.
 func ifSet(v bool) *bool {
 	if !v {
 		return nil
@@ -286,7 +286,7 @@ func ifSet(v bool) *bool {
 	return &v
 }
 
-// number is a setting, or nil when it is below what counts as set.
+// number returns a setting, or nil when it is below what counts as set.
 func number(n, low int) *int32 {
 	if n < low {
 		return nil
@@ -295,7 +295,7 @@ func number(n, low int) *int32 {
 	return &v
 }
 
-// reported tells whether the operator has said which addresses the instance has:
+// reported reports whether the operator has said which addresses the instance has:
 // some, or that there are none. What it has and what pods may use are two writes,
 // so an object that was made anew may tell of addresses for a moment and not
 // name them yet.
@@ -307,7 +307,7 @@ func reported(o *v1alpha1.NodeNetwork) bool {
 // preAllocate nor a warm target is set (Cilium's AWS ENI allocator).
 var defaultPreAllocate = ipam.DefaultCilium().PreAllocate
 
-// watermark is how many free addresses the object asks for.
+// watermark returns how many free addresses the object asks for.
 func watermark(o *v1alpha1.NodeNetwork) int {
 	e := o.EffectiveENI()
 	perENI, byPrefix := perENI(o)
@@ -327,7 +327,7 @@ func watermark(o *v1alpha1.NodeNetwork) int {
 // perENI is for how many pods an ENI of the node has addresses: of the family that it
 // can have fewer of. IPv6 addresses come by prefixes where the instance type has
 // them, and limit nothing then; of IPv6 alone a prefix counts as one of IPv4 does
-// (ipam.Policy.Demand). byPrefix tells whether warm targets are of prefixes.
+// (ipam.Policy.Demand). byPrefix reports whether warm targets are of prefixes.
 func perENI(o *v1alpha1.NodeNetwork) (pods int, byPrefix bool) {
 	families, _ := nodenetwork.Families(o)
 	l := o.Status.ENI.Limits

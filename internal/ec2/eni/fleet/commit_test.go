@@ -58,7 +58,7 @@ func TestCallAfterAnotherTookOver(t *testing.T) {
 	}
 }
 
-// attachments are those of all ENIs.
+// attachments returns those of all ENIs.
 func (w *world) attachments() map[string]string {
 	out := map[string]string{}
 	for _, e := range w.cloud.Truth() {
@@ -69,7 +69,7 @@ func (w *world) attachments() map[string]string {
 	return out
 }
 
-// leaves is what was recorded as about to leave.
+// leaves returns what was recorded as about to leave.
 func (o *object) leaves() (map[netip.Addr]string, map[string]bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

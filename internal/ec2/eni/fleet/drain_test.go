@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// draining is a node whose new ENIs are to be in another subnet from now on, or to have
+// draining returns a node whose new ENIs are to be in another subnet from now on, or to have
 // other security groups, once some pods run.
 func draining(t *testing.T, w *world, p ipam.Policy, pods int, change func(*eni.Settings)) *writer {
 	t.Helper()

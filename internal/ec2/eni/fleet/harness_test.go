@@ -85,14 +85,14 @@ func (o *object) published() int {
 	return o.version
 }
 
-// inventory is what was published last.
+// inventory returns what was published last.
 func (o *object) inventory() eni.Inventory {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.inv
 }
 
-// has tells whether a pod has an address.
+// has reports whether a pod has an address.
 func (o *object) has(a netip.Addr) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -430,7 +430,7 @@ func (w *world) agree() {
 	}
 }
 
-// forPods are the addresses of an ENI that are for pods.
+// forPods returns the addresses of an ENI that are for pods.
 func (w *world) forPods(e cloud.ENI) []netip.Addr {
 	if w.usePrimary && e.Attachment.DeviceIndex > 0 {
 		return append(slices.Clone(e.Addresses), e.Primary)
@@ -460,7 +460,7 @@ func (w *world) kept() {
 	}
 }
 
-// leftBehind is an ENI as one that was made for an instance, now or long ago, and
+// leftBehind returns an ENI as one that was made for an instance, now or long ago, and
 // is on none.
 func (w *world) leftBehind(cluster, instance string, made time.Time) cloud.ENI {
 	w.t.Helper()
@@ -481,19 +481,19 @@ func (w *world) make(cluster, instance string, made time.Time, change func(*clou
 	return e
 }
 
-// attached are the ENIs for pods that the operator made and attached, as EC2 has them.
+// attached returns the ENIs for pods that the operator made and attached, as EC2 has them.
 func (w *world) attached() []cloud.ENI {
 	return slices.DeleteFunc(w.secondary(), func(e cloud.ENI) bool { return e.Type == cloud.InterfaceTrunk })
 }
 
-// trunks are the trunks on an instance.
+// trunks returns the trunks on an instance.
 func (w *world) trunks(instance string) []cloud.ENI {
 	return slices.DeleteFunc(w.secondary(), func(e cloud.ENI) bool {
 		return e.Type != cloud.InterfaceTrunk || e.Attachment.InstanceID != instance
 	})
 }
 
-// secondary are the attached ENIs besides the primary ones.
+// secondary returns the attached ENIs besides the primary ones.
 func (w *world) secondary() []cloud.ENI {
 	return slices.DeleteFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.Attachment == nil || e.Attachment.DeviceIndex == 0 })
 }

@@ -58,7 +58,7 @@ func (h *holders) drop(instance string) {
 	h.forget(instance)
 }
 
-// forget is drop with h.mu held.
+// forget returns drop with h.mu held.
 func (h *holders) forget(instance string) {
 	for _, at := range h.held[instance] {
 		if h.by[at].instance == instance {
@@ -89,7 +89,7 @@ func (h *holders) other(instance, subnet string, thing netip.Prefix) string {
 	return ""
 }
 
-// overlapping are the addresses and delegated prefixes that have some of thing,
+// overlapping returns the addresses and delegated prefixes that have some of thing,
 // which is one of them.
 func overlapping(thing netip.Prefix) []netip.Prefix {
 	prefix := cloud.PrefixAround(thing.Addr())
@@ -103,7 +103,7 @@ func overlapping(thing netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// holds tells whether a node is known to have a thing by an ENI.
+// holds reports whether a node is known to have a thing by an ENI.
 func (h *holders) holds(e cloud.ENI, thing netip.Prefix) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

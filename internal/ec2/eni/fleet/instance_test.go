@@ -37,7 +37,7 @@ func (i *instances) describe(ids []string) (out []cloud.Instance, _ error) {
 	return out, nil
 }
 
-// suspect is an operator that works for one node, whose instance is described by
+// suspect returns an operator that works for one node, whose instance is described by
 // the answers.
 func (w *world) suspect(ec2 *instances) (*operator, *writer) {
 	p := w.operator(&api{Cloud: w.cloud, instances: ec2.describe})

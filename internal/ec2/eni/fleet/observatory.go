@@ -42,7 +42,7 @@ type places struct {
 	sure bool
 }
 
-// within tells whether all ENIs of a node are surely in some VPCs; "" is all.
+// within reports whether all ENIs of a node are surely in some VPCs; "" is all.
 func (p places) within(vpcs map[string]bool) bool {
 	out := func(vpc string) bool { return !vpcs[vpc] }
 	return vpcs[""] || p.sure && !slices.ContainsFunc(p.vpcs, out)
@@ -126,7 +126,7 @@ func (o *observatory) take(instanceID string) (eni.Listing, bool) {
 	return eni.Listing{At: o.at, ENIs: enis, Of: eni.Whole}, true
 }
 
-// lastAt is as of when the last full listing was.
+// lastAt returns as of when the last full listing was.
 func (o *observatory) lastAt() time.Time {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -186,7 +186,7 @@ func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[st
 	return o.undisputed(all), vpcs, nil
 }
 
-// undisputed is a listing without what it gives to ENIs of several nodes.
+// undisputed returns a listing without what it gives to ENIs of several nodes.
 func (o *observatory) undisputed(list []cloud.ENI) []cloud.ENI {
 	owner := func(e cloud.ENI) string { id, _ := o.owner(e); return id }
 	list, lost := eni.Undisputed(list, owner, o.had)
@@ -196,7 +196,7 @@ func (o *observatory) undisputed(list []cloud.ENI) []cloud.ENI {
 	return list
 }
 
-// parts are a full listing of some VPCs by node. A node whose ENIs may be
+// parts returns a full listing of some VPCs by node. A node whose ENIs may be
 // elsewhere has no part of it without its primary ENI: that says nothing.
 func (o *observatory) parts(all []cloud.ENI, vpcs map[string]bool) map[string][]cloud.ENI {
 	known := o.known()
@@ -238,7 +238,7 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 	close(f.done)
 }
 
-// owner is the instance that an ENI is on, or was made for by this cluster.
+// owner returns the instance that an ENI is on, or was made for by this cluster.
 func (o *observatory) owner(e cloud.ENI) (string, bool) {
 	if e.Attachment != nil {
 		return e.Attachment.InstanceID, true

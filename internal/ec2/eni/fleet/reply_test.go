@@ -68,7 +68,7 @@ type thief struct {
 	replies, listings atomic.Bool
 }
 
-// loot is an address for pods of the instance; not to be had while it has none, or
+// loot returns an address for pods of the instance; not to be had while it has none, or
 // for an ENI of its own.
 func (l *thief) loot(eniID string) (a netip.Addr, ok bool) {
 	for _, e := range l.w.cloud.Truth() {

@@ -135,7 +135,7 @@ func (f *Fleet) finish(m *member) {
 	}
 }
 
-// has tells whether a node of the fleet is of an instance. f.mu is held.
+// has reports whether a node of the fleet is of an instance. f.mu is held.
 func (f *Fleet) has(instance string) bool {
 	for _, m := range f.members {
 		if m.instance == instance {

@@ -79,7 +79,7 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 	})
 }
 
-// seeds are those of TestSimulation: from BERTH_SIM_SEED, or some.
+// seeds returns those of TestSimulation: from BERTH_SIM_SEED, or some.
 func seeds(t *testing.T) []uint64 {
 	if s := os.Getenv("BERTH_SIM_SEED"); s != "" {
 		n, err := strconv.ParseUint(s, 10, 64)

@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
-// withTrunk are settings of a node that is to have a trunk.
+// withTrunk returns settings of a node that is to have a trunk.
 func withTrunk(minimum, free int) eni.Settings {
 	s := settings(minimum, free)
 	s.Trunk = true
@@ -325,7 +325,7 @@ func (k *killer) Acted(_ string, _ plan.Action, _ cloud.Class, err error, _ time
 	go k.stop()
 }
 
-// count is how often a failpoint was hit.
+// count returns how often a failpoint was hit.
 func (k *killer) count() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()

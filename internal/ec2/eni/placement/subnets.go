@@ -42,7 +42,7 @@ func newSubnets(api cloud.API, c clock.Clock) *Subnets {
 	return &Subnets{api: api, asked: newCache[struct{}](c, time.Minute, 0), all: map[string]*subnetEntry{}}
 }
 
-// RefreshSince is Refresh unless it was done, for any node, as of since or later.
+// RefreshSince returns Refresh unless it was done, for any node, as of since or later.
 // It tells as of when it was.
 func (b *Subnets) RefreshSince(ctx context.Context, f cloud.SubnetFilter, since time.Time) (time.Time, error) {
 	a, err := b.asked.ask(ctx, fmt.Sprint(f.VPCID, f.IDs), since, func(ctx context.Context) (struct{}, error) {
@@ -82,7 +82,7 @@ func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Ti
 	return nil
 }
 
-// takenSoFar is what calls have taken of each subnet.
+// takenSoFar returns what calls have taken of each subnet.
 func (b *Subnets) takenSoFar() map[string]int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -93,12 +93,12 @@ func (b *Subnets) takenSoFar() map[string]int {
 	return out
 }
 
-// selects tells whether a filter names a subnet, as it was last described.
+// selects reports whether a filter names a subnet, as it was last described.
 func selects(f cloud.SubnetFilter, s cloud.Subnet) bool {
 	return plan.HasTags(s, f.Tags) && (len(f.IDs) == 0 || slices.Contains(f.IDs, s.ID)) && (f.VPCID == "" || f.VPCID == s.VPCID) && (f.Zone == "" || f.Zone == s.Zone)
 }
 
-// Blocks are a subnet's blocks of both families, as far as they are known.
+// Blocks returns a subnet's blocks of both families, as far as they are known.
 func (b *Subnets) Blocks(id string) []netip.Prefix {
 	s := b.BlocksWith(id, netip.Addr{})
 	if !s.CIDR.IsValid() {
@@ -107,7 +107,7 @@ func (b *Subnets) Blocks(id string) []netip.Prefix {
 	return append([]netip.Prefix{s.CIDR}, s.IPv6...)
 }
 
-// BlocksWith is a subnet with the blocks that are known of it, for an ENI of it with
+// BlocksWith returns a subnet with the blocks that are known of it, for an ENI of it with
 // an IPv4 address, if valid. An IPv4 block without that cannot be the subnet's: it is
 // forgotten, until a description tells another.
 func (b *Subnets) BlocksWith(id string, a netip.Addr) cloud.Subnet {
@@ -123,7 +123,7 @@ func (b *Subnets) BlocksWith(id string, a netip.Addr) cloud.Subnet {
 	return e.Subnet
 }
 
-// described is a subnet as EC2 described it last, if it did.
+// described returns a subnet as EC2 described it last, if it did.
 func (b *Subnets) described(id string) (s cloud.Subnet, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -144,7 +144,7 @@ func (b *Subnets) Learn(s cloud.Subnet) {
 	}
 }
 
-// Native tells whether a subnet is known to be of IPv6 alone.
+// Native reports whether a subnet is known to be of IPv6 alone.
 func (b *Subnets) Native(id string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,7 +159,7 @@ func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Ca
 	return b.statesLocked(now, relevant, forNew)
 }
 
-// statesLocked is states with b.mu held.
+// statesLocked returns states with b.mu held.
 func (b *Subnets) statesLocked(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
 	var out []plan.Subnet
 	for _, id := range b.order {
@@ -213,7 +213,7 @@ func (b *Subnets) Reserve(subnet string, n int) *Reservation {
 	return &Reservation{of: b, subnet: subnet, n: n}
 }
 
-// IsFor tells whether the reservation is for an action.
+// IsFor reports whether the reservation is for an action.
 func (h *Reservation) IsFor(a plan.Action) bool { return h != nil && h.action == a }
 
 // End ends it with how many addresses the call took. Only the first end counts.

@@ -51,10 +51,10 @@ type Action struct {
 	cloud.Amount        // Create; Assign, Unassign: of one family
 }
 
-// Count is how many IPv4 addresses an amount is, those inside prefixes included.
+// Count returns how many IPv4 addresses an amount is, those inside prefixes included.
 func Count(a cloud.Amount) int { return CountOf(ipfamily.IPv4, a) }
 
-// CountOf is how many addresses of a family an amount is, those inside prefixes
+// CountOf returns how many addresses of a family an amount is, those inside prefixes
 // included: of a /80, ipam.IPv6PrefixAddresses.
 func CountOf(f ipfamily.Family, a cloud.Amount) int {
 	addresses, prefixes := a.Of(f)
@@ -74,7 +74,7 @@ func Pods(s ipfamily.Set, a cloud.Amount) int {
 	return n
 }
 
-// Weight is how many IPv4 addresses of the subnet an action takes or gives back. A
+// Weight returns how many IPv4 addresses of the subnet an action takes or gives back. A
 // new ENI takes one for itself.
 func (a Action) Weight() int {
 	n := Count(a.Amount)

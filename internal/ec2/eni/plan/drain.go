@@ -24,7 +24,7 @@ const (
 	draining       // likewise, and what is free of it goes back
 )
 
-// drained is the state with what its Drain means for each ENI.
+// drained returns the state with what its Drain means for each ENI.
 //
 // An ENI is drained only if the others have, or can have, an address for each pod, its
 // own included, and a free one: else its pods would have nowhere to go, and others
@@ -62,7 +62,7 @@ func (s State) drained(l cloud.Limits, p ipam.Policy) State {
 	return s
 }
 
-// emptiest are the places of the outdated ENIs that serve pods, the emptiest first.
+// emptiest returns the places of the outdated ENIs that serve pods, the emptiest first.
 func (s State) emptiest(p ipam.Policy) (out []int) {
 	for i, e := range s.ENIs {
 		if e.drain == closed && serves(e, p) {
@@ -83,14 +83,14 @@ func capped(n int, p ipam.Policy) int {
 	return n
 }
 
-// with is the state with something else for the ENI at i.
+// with returns the state with something else for the ENI at i.
 func (s State) with(i int, d drain) State {
 	s.ENIs = slices.Clone(s.ENIs)
 	s.ENIs[i].drain = d
 	return s
 }
 
-// reach is how many of n addresses the node has, or can have.
+// reach returns how many of n addresses the node has, or can have.
 func (s State) reach(l cloud.Limits, p ipam.Policy, n int) int {
 	b := plannerOf(l, p, s)
 	for _, i := range b.begun() {
@@ -105,10 +105,10 @@ func (s State) reach(l cloud.Limits, p ipam.Policy, n int) int {
 	return n - max(0, b.need)
 }
 
-// idle tells that an ENI is of no use to pods, neither to those that run nor to others.
+// idle reports that an ENI is of no use to pods, neither to those that run nor to others.
 func (e ENI) idle(p ipam.Policy) bool { return e.unused() && e.assigned(p.Families) == 0 }
 
-// elsewhere is the state as if nothing on draining ENIs was of use.
+// elsewhere returns the state as if nothing on draining ENIs was of use.
 func (s State) elsewhere() State {
 	s.ENIs = slices.Clone(s.ENIs)
 	for i := range s.ENIs {
@@ -119,7 +119,7 @@ func (s State) elsewhere() State {
 	return s
 }
 
-// replaceable tells whether a new ENI could be made if that at i had gone. It may be the
+// replaceable reports whether a new ENI could be made if that at i had gone. It may be the
 // trunk, which lacks a place as long as any other ENI does.
 func (s State) replaceable(l cloud.Limits, p ipam.Policy, i int) bool {
 	s.Trunk.Wanted = false
@@ -172,12 +172,12 @@ func (b *planner) drainFree() {
 	}
 }
 
-// draining are the ENIs that are drained, by falling index.
+// draining returns the ENIs that are drained, by falling index.
 func (b *planner) draining() []ENI {
 	return sorted(b.enis, func(e ENI) bool { return e.drain == draining }, func(x, y ENI) int { return -byIndex(x, y) })
 }
 
-// spare is what is free of an ENI, of one kind and family. Its primary address stays.
+// spare returns what is free of an ENI, of one kind and family. Its primary address stays.
 func (e ENI) spare() cloud.Amount {
 	for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
 		addresses, prefixes := e.Free.Of(f)

@@ -16,7 +16,7 @@ type level struct {
 	n     int
 }
 
-// Allow is told the excess at now, and the total of what the node has, and answers
+// Allow returns told the excess at now, and the total of what the node has, and answers
 // how much of the excess has lasted for delay. What the total falls by, up to what
 // was answered before, was given back of the excess. If the excess falls by more,
 // pods took the rest, and that counts as the part which came last.
@@ -46,7 +46,7 @@ func (e *Lasting) Allow(n, total int, now time.Time, delay time.Duration) int {
 	return e.allowed
 }
 
-// Due is when more of the excess will have lasted for delay than at now; zero
+// Due returns when more of the excess will have lasted for delay than at now; zero
 // without such.
 func (e *Lasting) Due(now time.Time, delay time.Duration) time.Time {
 	for _, l := range e.levels {

@@ -135,7 +135,7 @@ type pairs struct {
 	trunk   Trunk
 }
 
-// newPairs is a node with its primary ENI.
+// newPairs returns a node with its primary ENI.
 func newPairs(l cloud.Limits, p ipam.Policy) *pairs {
 	eth0 := &pairENI{ENI: ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true}, pods: map[ipfamily.Set]int{}}
 	return &pairs{limits: l, policy: p, subnet: Subnet{ID: "subnet-1", Free: 10_000, ForNew: true}, enis: []*pairENI{eth0}}
@@ -181,7 +181,7 @@ func (w *pairs) subnets() []Subnet {
 	return []Subnet{w.subnet, *w.native}
 }
 
-// state is the node as a plan sees it. Single addresses are used first.
+// state returns the node as a plan sees it. Single addresses are used first.
 func (w *pairs) state() State {
 	st := State{Subnets: w.subnets(), Waiting: w.waiting, Release: Unlimited, Moves: true, Drain: w.drain, Trunk: w.trunk}
 	for _, e := range w.enis {

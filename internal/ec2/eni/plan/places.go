@@ -48,12 +48,12 @@ func (b *places) free() (int, bool) {
 	return index, index < b.most
 }
 
-// full tells whether there can be no more ENI besides so many that are to come.
+// full reports whether there can be no more ENI besides so many that are to come.
 func (b *places) full(reserved int) bool {
 	return b.refused || len(b.taken)+reserved >= b.most || b.mostOurs > 0 && b.ours+reserved >= b.mostOurs
 }
 
-// beyond tells whether no ENI that the instance may have serves pods.
+// beyond reports whether no ENI that the instance may have serves pods.
 func (b *places) beyond() bool {
 	return b.most > 0 && b.first >= b.most
 }

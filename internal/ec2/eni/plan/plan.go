@@ -35,7 +35,7 @@ type Plan struct {
 	AtCapacity bool // nothing can give the node what it would have without limits
 }
 
-// Make tells what to do next to bring a node to its policy. It is pure: the
+// Make returns what to do next to bring a node to its policy. It is pure: the
 // same input gives the same actions, in the order in which to do them. Within
 // one plan each ENI is asked for addresses at most once a family.
 //
@@ -89,7 +89,7 @@ func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 	return plannerOf(l, p, s.drained(l, p))
 }
 
-// plannerOf is newPlanner for a state whose draining ENIs are known.
+// plannerOf returns newPlanner for a state whose draining ENIs are known.
 func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
 		capacity: capacity{limits: l, policy: p, supplies: supplies(l, p)}, places: newPlaces(l, p, s),
@@ -164,10 +164,10 @@ func (b *planner) attachUsed() {
 	}
 }
 
-// cutOff tells whether pods that run have addresses of a detached ENI.
+// cutOff reports whether pods that run have addresses of a detached ENI.
 func (e ENI) cutOff() bool { return e.Ours && e.Phase == Detached && e.Used > 0 }
 
-// begun are the places of the ENIs that were created but not attached.
+// begun returns the places of the ENIs that were created but not attached.
 func (b *planner) begun() (out []int) {
 	for i, e := range b.enis {
 		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays && !b.claimed[e.ID] {
@@ -192,7 +192,7 @@ func (b *planner) assign(e ENI) {
 	b.capacity.each(more, func(a cloud.Amount) { b.do(Action{Kind: Assign, ENI: e.ID, Amount: a}) })
 }
 
-// create plans a new ENI and tells whether it could.
+// create plans a new ENI and reports whether it could.
 func (b *planner) create() bool {
 	index, ok := b.places.free()
 	if !ok {
@@ -252,7 +252,7 @@ func (b *planner) subnetForNew() *Subnet {
 	return b.subnets.forNew(min(b.need-b.capacity.bonus, max(1, b.tally.Waiting-b.tally.free())))
 }
 
-// hasRoom tells whether the instance, were its subnets endless, could grow.
+// hasRoom reports whether the instance, were its subnets endless, could grow.
 func (b *planner) hasRoom() bool {
 	_, ok := b.places.free()
 	return ok || slices.ContainsFunc(b.enis, b.capacity.roomOn)

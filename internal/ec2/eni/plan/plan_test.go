@@ -101,7 +101,7 @@ func TestWarmTargetExamples(t *testing.T) {
 	}
 }
 
-// prefixed are limits of a type that has prefixes.
+// prefixed returns limits of a type that has prefixes.
 func prefixed(l cloud.Limits) cloud.Limits { l.Prefixes = true; return l }
 
 func mustPlan(t *testing.T, l cloud.Limits, p ipam.Policy, s State, want ...Action) {

@@ -20,7 +20,7 @@ const (
 	ReasonNoIPv4     = "no-ipv4"
 )
 
-// Shortage tells why a plan cannot give the pods that wait more addresses: a
+// Shortage returns why a plan cannot give the pods that wait more addresses: a
 // reason and a sentence, or two empty strings when it can. Without such pods it
 // tells what a person should mend before there are: subnets that cannot give
 // what the policy wants. That an instance is at its limit is none of that.
@@ -53,7 +53,7 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 // explanation says why a plan that can do nothing more cannot.
 type explanation struct{ plan *planner }
 
-// lack tells which limit keeps a node with such addresses, that can do nothing more,
+// lack returns which limit keeps a node with such addresses, that can do nothing more,
 // from having others; candidates: there are subnets for new ENIs.
 func (x explanation) lack(capped int, t tally, candidates bool) (reason, message string) {
 	switch {
@@ -72,7 +72,7 @@ func (x explanation) lack(capped int, t tally, candidates bool) (reason, message
 	}
 }
 
-// noIPv6 tells that nothing can give pods the IPv6 addresses that they are to have:
+// noIPv6 reports that nothing can give pods the IPv6 addresses that they are to have:
 // the instance type, or the subnets.
 func (x explanation) noIPv6(subnets []Subnet) (reason, message string) {
 	if !x.plan.capacity.policy.Families.Has(ipfamily.IPv6) || x.plan.capacity.limits.MaxENIs == 0 {
@@ -88,7 +88,7 @@ func (x explanation) noIPv6(subnets []Subnet) (reason, message string) {
 	return ReasonNoIPv6, "no subnet that this node may use has IPv6 addresses: associate an IPv6 CIDR block with one, or use IPv4 addresses alone (ip-families)"
 }
 
-// noIPv4 tells that the node could grow in subnets of IPv6 alone only, which give pods no IPv4
+// noIPv4 reports that the node could grow in subnets of IPv6 alone only, which give pods no IPv4
 // addresses, or where the instance cannot have ENIs.
 func (x explanation) noIPv4(subnets []Subnet) (reason, message string) {
 	list := x.ofUse(subnets)
@@ -103,7 +103,7 @@ func (x explanation) noIPv4(subnets []Subnet) (reason, message string) {
 	return "", ""
 }
 
-// ofUse are the subnets in which the node, were they endless, could grow: those of ENIs that have
+// ofUse returns the subnets in which the node, were they endless, could grow: those of ENIs that have
 // room, and if there may be a further ENI those where it may be.
 func (x explanation) ofUse(subnets []Subnet) (list []Subnet) {
 	_, further := x.plan.places.free()
@@ -115,7 +115,7 @@ func (x explanation) ofUse(subnets []Subnet) (list []Subnet) {
 	return list
 }
 
-// address is what people call an address of a family: with its name, unless pods get
+// address returns what people call an address of a family: with its name, unless pods get
 // addresses of IPv4 only.
 func (x explanation) address(f ipfamily.Family) string {
 	if f == ipfamily.IPv4 && !x.plan.capacity.policy.Families.Has(ipfamily.IPv6) {

@@ -30,7 +30,7 @@ func (b *planner) shrink() {
 	s.trim()
 }
 
-// open tells whether the plan may still change an ENI.
+// open reports whether the plan may still change an ENI.
 func (s *shrinking) open(e ENI) bool { return !s.gone[e.ID] && !s.given[e.ID] }
 
 // unassign gives addresses of an ENI back.
@@ -100,7 +100,7 @@ func (s *shrinking) reduce(excess int) {
 	}
 }
 
-// shareOf is how much of the excess an ENI is to give back, and how many single
+// shareOf returns how much of the excess an ENI is to give back, and how many single
 // addresses of a family, that which leads, can go for that now. What cools is part
 // of the share: it goes once it has cooled, and until then no fuller ENI gives
 // anything in its place. An ENI that only cools, and fits into the excess whole,
@@ -133,7 +133,7 @@ func (s *shrinking) trim() {
 	}
 }
 
-// surplusOf is what trim gives back of a family.
+// surplusOf returns what trim gives back of a family.
 func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 	addresses, prefixes := e.Free.Of(f)
 	wanted := false
@@ -160,14 +160,14 @@ func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 	return cloud.AmountIn(f, addresses, prefixes)
 }
 
-// unused are the ENIs that serve nobody and may go: outdated ones first, then by
+// unused returns the ENIs that serve nobody and may go: outdated ones first, then by
 // falling index.
 func (b *planner) unused() []ENI {
 	return sorted(b.enis, func(e ENI) bool { return b.capacity.stays(e) && e.unused() },
 		func(x, y ENI) int { return cmp.Or(-cmp.Compare(x.drain, y.drain), -byIndex(x, y)) })
 }
 
-// unused tells whether an ENI serves nobody and may go.
+// unused reports whether an ENI serves nobody and may go.
 func (e ENI) unused() bool { return !e.Primary && e.Used+e.Cooling == 0 && e.Withdrawn == none }
 
 // tidy deletes detached ENIs that the plan has no use for and puts the
@@ -197,7 +197,7 @@ func (b *planner) tidy(s State) {
 // whole. Each move ends an ENI, and none is created while there is room, so moves
 // come to an end.
 
-// Movable tells whether the node has an ENI that could go if others took its
+// Movable reports whether the node has an ENI that could go if others took its
 // addresses over.
 func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
 	b := newPlanner(l, p, s)
@@ -208,7 +208,7 @@ func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
 	return len(assign) > 0
 }
 
-// Moves tells whether an action is part of a move: no pod needs what it assigns.
+// Moves reports whether an action is part of a move: no pod needs what it assigns.
 func (d Plan) Moves(a Action) bool { return a.Kind == Assign && d.Needed == 0 }
 
 // move finds the ENI with the highest index that can be emptied, what is to be
@@ -230,7 +230,7 @@ func (b *planner) move() (from ENI, assign []Action, gain int) {
 	return from, nil, 0
 }
 
-// elsewhere is how addresses for n pods are had on the ENIs besides e; nil if they
+// elsewhere returns how addresses for n pods are had on the ENIs besides e; nil if they
 // cannot. Those that would give addresses back before e are none to put more on.
 func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 	taken := map[string]int{} // by subnet

@@ -180,7 +180,7 @@ func (s *sim) runPods(n int) {
 	}
 }
 
-// with is the sim at rest, and then with n pods that came one by one.
+// with returns the sim at rest, and then with n pods that came one by one.
 func (s *sim) with(n int) *sim {
 	s.t.Helper()
 	s.converge()
@@ -196,7 +196,7 @@ func (s *sim) wants(when, layout string) {
 	}
 }
 
-// layout is the usable addresses of each ENI by device index: "3,3,1".
+// layout returns the usable addresses of each ENI by device index: "3,3,1".
 func (s *sim) layout() string {
 	st := s.state()
 	var out []string

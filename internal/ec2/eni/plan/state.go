@@ -58,7 +58,7 @@ func (e ENI) count(f ipfamily.Family) int {
 	return n
 }
 
-// total is how many pods an ENI has addresses for: as many as it has of the family
+// total returns how many pods an ENI has addresses for: as many as it has of the family
 // that it has least of, or, while it is drained, as have some.
 func (e ENI) total(s ipfamily.Set) int {
 	if e.drain == draining {
@@ -87,7 +87,7 @@ type Subnet struct {
 	OtherRoutes bool // its route table is not that of the primary's subnet
 }
 
-// takesENI tells whether one more ENI finds the address in a subnet that it takes for itself: of
+// takesENI reports whether one more ENI finds the address in a subnet that it takes for itself: of
 // IPv4, or in one of IPv6 alone of that.
 func (sn Subnet) takesENI() bool {
 	if sn.IPv6Native {
@@ -124,7 +124,7 @@ type State struct {
 	PrimaryServes bool
 }
 
-// serves tells whether an ENI's addresses are for pods.
+// serves reports whether an ENI's addresses are for pods.
 func serves(e ENI, p ipam.Policy) bool {
 	return e.Ours && !e.Trunk && !e.NoLink && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
 }
@@ -151,7 +151,7 @@ func (s State) tally(p ipam.Policy) tally {
 // free counts the pods that wait whom there are addresses for.
 func (t tally) free() int { return t.total - t.Used - t.Cooling }
 
-// Excess is how many addresses the node has above what the policy keeps, and how
+// Excess returns how many addresses the node has above what the policy keeps, and how
 // many it has in all.
 func Excess(l cloud.Limits, p ipam.Policy, s State) (excess, total int) {
 	t := s.drained(l, p).tally(p)

@@ -20,7 +20,7 @@ type Candidates struct {
 	Primary      string // subnet of the primary ENI
 }
 
-// Has tells whether new ENIs may be made in a subnet. Never in a zone that is
+// Has reports whether new ENIs may be made in a subnet. Never in a zone that is
 // configured and not the instance's: what is made there can be attached to
 // nothing here (EC2 User Guide, "Elastic network interfaces").
 func (c Candidates) Has(s cloud.Subnet) bool {
@@ -40,7 +40,7 @@ func (c Candidates) Has(s cloud.Subnet) bool {
 	}
 }
 
-// HasTags tells whether a subnet carries all of some tags.
+// HasTags reports whether a subnet carries all of some tags.
 func HasTags(s cloud.Subnet, tags map[string]string) bool {
 	for k, v := range tags {
 		if s.Tags[k] != v {
@@ -83,7 +83,7 @@ func (b *subnets) forNew(short int) *Subnet {
 	return best
 }
 
-// lacking are the families of which a subnet has no address for a new ENI and its pods. An ENI
+// lacking returns the families of which a subnet has no address for a new ENI and its pods. An ENI
 // takes one IPv4 address for itself, so two must be free, or one if that is for pods, or pods need
 // none. In a subnet of IPv6 alone it needs none, on an instance that is built on Nitro.
 func (b *subnets) lacking(sn *Subnet) (lacks []ipfamily.Family) {
@@ -105,7 +105,7 @@ func (b *subnets) lacking(sn *Subnet) (lacks []ipfamily.Family) {
 	return lacks
 }
 
-// onlyOtherRoutes tells whether a new ENI gets all that pods wait for only in
+// onlyOtherRoutes reports whether a new ENI gets all that pods wait for only in
 // subnets whose routes are not the primary's. A subnet with the primary's routes and
 // too few addresses would use up one of the few ENIs that the instance may have. A
 // warm target alone is no reason to use other routes.
@@ -122,7 +122,7 @@ func (b *subnets) onlyOtherRoutes(short int) bool {
 	return apart
 }
 
-// suffices tells whether a new ENI in a subnet gets all that it has room for of what
+// suffices reports whether a new ENI in a subnet gets all that it has room for of what
 // pods wait for, and one address at least.
 func (b *subnets) suffices(sn *Subnet, short int) bool {
 	if len(b.lacking(sn)) > 0 || !b.capacity.policy.Families.Has(ipfamily.IPv4) {
@@ -135,7 +135,7 @@ func (b *subnets) suffices(sn *Subnet, short int) bool {
 	return free >= unit*min((short+unit-1)/unit, slots(ipfamily.IPv4, b.capacity.limits))
 }
 
-// better tells whether x is the better subnet for a new ENI than y. With apart, one
+// better reports whether x is the better subnet for a new ENI than y. With apart, one
 // with other routes than the primary's is.
 func (b *subnets) better(x, y *Subnet, apart bool) bool {
 	if x.OtherRoutes != y.OtherRoutes {

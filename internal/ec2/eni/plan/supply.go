@@ -18,7 +18,7 @@ type supply struct {
 	unit   int // addresses of each: 1, or those of a prefix
 }
 
-// slots is how many addresses or prefixes of a family an ENI holds for pods: of
+// slots returns how many addresses or prefixes of a family an ENI holds for pods: of
 // IPv4 all but one, as the primary address serves none (EC2 User Guide, "IP
 // addresses per network interface per instance type").
 func slots(f ipfamily.Family, l cloud.Limits) int {
@@ -28,7 +28,7 @@ func slots(f ipfamily.Family, l cloud.Limits) int {
 	return max(0, l.IPv4PerENI-1)
 }
 
-// supplies are those of the families that pods get. IPv6 comes first: where it
+// supplies returns those of the families that pods get. IPv6 comes first: where it
 // cannot be had, no IPv4 address is asked for in vain.
 func supplies(l cloud.Limits, p ipam.Policy) (out []supply) {
 	for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
@@ -57,11 +57,11 @@ func Capacity(l cloud.Limits, p ipam.Policy, primary bool) int {
 	return n
 }
 
-// own tells that what the primary ENI has of the family is the instance's own: single
+// own reports that what the primary ENI has of the family is the instance's own: single
 // IPv6 addresses, as nothing tells which of them its system uses.
 func (s supply) own() bool { return s.family == ipfamily.IPv6 && s.unit == 1 }
 
-// Demand is what a policy wants of a node with an instance type's limits.
+// Demand returns what a policy wants of a node with an instance type's limits.
 func Demand(l cloud.Limits, p ipam.Policy, u ipam.Usage) ipam.Demand {
 	perENI := math.MaxInt
 	for _, f := range p.Families.Families() {
@@ -86,20 +86,20 @@ type capacity struct {
 // total is for how many pods an ENI has addresses.
 func (b *capacity) total(e ENI) int { return e.total(b.policy.Families) }
 
-// grows tells whether an ENI may be given more addresses for pods.
+// grows reports whether an ENI may be given more addresses for pods.
 func (b *capacity) grows(e ENI) bool { return serves(e, b.policy) && e.drain == stays }
 
-// stays tells whether an ENI serves pods and is not drained.
+// stays reports whether an ENI serves pods and is not drained.
 func (b *capacity) stays(e ENI) bool { return serves(e, b.policy) && e.drain != draining }
 
-// roomOn tells whether an ENI, were its subnet endless, could have addresses for more pods.
+// roomOn reports whether an ENI, were its subnet endless, could have addresses for more pods.
 func (b *capacity) roomOn(e ENI) bool { return b.grows(e) && !b.full(b.held(e)) }
 
 // holding is what an ENI has of each family: addresses for pods, those inside
 // prefixes included, and slots that are taken.
 type holding struct{ count, taken [ipfamily.Number]int }
 
-// held is what an ENI has.
+// held returns what an ENI has.
 func (b *capacity) held(e ENI) (h holding) {
 	for _, s := range b.supplies {
 		addresses, prefixes := e.Of(s.family)
@@ -125,7 +125,7 @@ func (b *capacity) pods(h holding) int {
 	return n
 }
 
-// full tells whether a holding keeps its ENI from having addresses for more pods,
+// full reports whether a holding keeps its ENI from having addresses for more pods,
 // however many its subnet has.
 func (b *capacity) full(h holding) bool {
 	pods := b.pods(h)
@@ -137,7 +137,7 @@ func (b *capacity) full(h holding) bool {
 	return false
 }
 
-// extend is what is to be added to a holding, in a subnet with so many free IPv4
+// extend returns what is to be added to a holding, in a subnet with so many free IPv4
 // addresses, so that it is enough for n pods more, or for as many as it can be.
 func (b *capacity) extend(h holding, sn *Subnet, free, n int) (gain int, more cloud.Amount) {
 	before, after := b.pods(h), math.MaxInt
@@ -153,7 +153,7 @@ func (b *capacity) extend(h holding, sn *Subnet, free, n int) (gain int, more cl
 	return after - before, more
 }
 
-// more is how much of a need one ENI in a subnet can take of a family: whole
+// more returns how much of a need one ENI in a subnet can take of a family: whole
 // prefixes where the policy says so and the subnet has them, else single addresses.
 func (s supply) more(h holding, sn *Subnet, free, need int) cloud.Amount {
 	noPrefix := sn.NoPrefix
@@ -184,16 +184,16 @@ func (b *capacity) each(a cloud.Amount, do func(cloud.Amount)) {
 	}
 }
 
-// only is what an amount has of one family.
+// only returns what an amount has of one family.
 func only(f ipfamily.Family, a cloud.Amount) cloud.Amount {
 	addresses, prefixes := a.Of(f)
 	return cloud.AmountIn(f, addresses, prefixes)
 }
 
-// byPrefix tells whether IPv4 addresses come by prefixes.
+// byPrefix reports whether IPv4 addresses come by prefixes.
 func (b *capacity) byPrefix() bool { return b.unit() > 1 }
 
-// unit is in what IPv4 addresses come: 1, or those of a prefix.
+// unit returns in what IPv4 addresses come: 1, or those of a prefix.
 func (b *capacity) unit() int {
 	for _, s := range b.supplies {
 		if s.family == ipfamily.IPv4 {

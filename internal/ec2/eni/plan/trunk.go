@@ -62,7 +62,7 @@ func (s State) trunks() (t trunks) {
 	return t
 }
 
-// lacksTrunk tells whether the node is to have a trunk, may have it, and has none on
+// lacksTrunk reports whether the node is to have a trunk, may have it, and has none on
 // the instance. One that is being detached has a place still.
 func (s State) lacksTrunk() bool {
 	t := s.trunks()
@@ -70,7 +70,7 @@ func (s State) lacksTrunk() bool {
 }
 
 // keepTrunk has the node have its trunk, or none. Of several that is the first by ID,
-// as whoever makes branches has it. It tells whether only a free address of the
+// as whoever makes branches has it. It reports whether only a free address of the
 // subnet is missing.
 func (b *planner) keepTrunk(s State) (noAddress bool) {
 	t := s.trunks()
@@ -103,7 +103,7 @@ func (b *planner) keepTrunk(s State) (noAddress bool) {
 	return false
 }
 
-// home is the subnet of the primary ENI.
+// home returns the subnet of the primary ENI.
 func (s State) home() (id string, ok bool) {
 	for _, e := range s.ENIs {
 		if e.Primary {
@@ -113,7 +113,7 @@ func (s State) home() (id string, ok bool) {
 	return "", false
 }
 
-// TrunkTrouble tells why a trunk that is wanted is not there yet, or one that is not
+// TrunkTrouble returns why a trunk that is wanted is not there yet, or one that is not
 // wanted still is: a reason and a sentence, or two empty strings when all is as wanted.
 func TrunkTrouble(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	t := s.trunks()
