@@ -182,7 +182,7 @@ func (a *actor) detach(ctx context.Context, k *known) error {
 }
 
 func (a *actor) delete(ctx context.Context, k *known) error {
-	if !k.listed { // only a reply named it, perhaps wrongly: if it exists and is ours, a listing shows it
+	if !k.listed { // only a reply named it, perhaps wrongly: if it exists and is ours, a listing has it
 		a.forget(k.ID)
 		return nil
 	}

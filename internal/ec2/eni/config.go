@@ -34,7 +34,7 @@ type Settings struct {
 	GroupTags map[string]string // choose them in the VPC; with neither: the primary ENI's
 	// FollowGroups: with neither, existing ENIs get the primary's groups whenever these change.
 	FollowGroups bool
-	KeepENIs     bool // do not delete ENIs with the instance (DeleteOnTermination off)
+	KeepENIs     bool // ENIs stay when the instance is terminated (DeleteOnTermination off)
 	// UsePrimaryAddress: pods may also have the primary address of an ENI that serves
 	// pods, the instance's primary ENI excepted.
 	UsePrimaryAddress bool

@@ -17,10 +17,11 @@ type facts struct {
 	MAC                   net.HardwareAddr
 	VPCID, Zone, SubnetID string
 	Groups                []string
-	Primary               netip.Addr        // the ENI's own address
-	held                  []netip.Prefix    // for pods, in order, addresses as prefixes of full length
-	ownIPv6               int               // IPv6 addresses of the instance's own
-	Attachment            *cloud.Attachment // nil: detached
+	Primary               netip.Addr // the ENI's own address
+	// held returns addresses and prefixes as one list of prefixes.
+	held       []netip.Prefix    // for pods, in order, addresses as prefixes of full length
+	ownIPv6    int               // IPv6 addresses that the instance itself uses
+	Attachment *cloud.Attachment // nil: detached
 
 	trunk bool // it has branches rather than addresses for pods
 	owner ownership
@@ -29,7 +30,7 @@ type facts struct {
 // factsOf reads EC2's description of an ENI.
 func factsOf(e cloud.ENI, cluster string) facts {
 	own := 0
-	if primary(e.Attachment) { // nothing tells which of them the instance's system uses
+	if primary(e.Attachment) { // EC2 does not tell which of them the instance's system uses
 		own, e.IPv6 = len(e.IPv6), nil
 	}
 	return facts{
@@ -39,7 +40,7 @@ func factsOf(e cloud.ENI, cluster string) facts {
 	}
 }
 
-// facts returns those of a stored ENI, which was attached to an instance.
+// facts returns what a stored inventory says of an ENI, which was attached to an instance.
 func (e ENI) facts(instance string) facts {
 	own := func(p netip.Prefix) bool { return e.PrimaryIPv4.IsValid() && p == cloud.HostPrefix(e.PrimaryIPv4) }
 	return facts{
@@ -55,13 +56,13 @@ func held(addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Pr
 	return slices.Concat(cloud.HostPrefixes(addrs), prefixes, cloud.HostPrefixes(ipv6), ipv6Prefixes)
 }
 
-// inOrder sorts a list and has each of its values once.
+// inOrder sorts a list and removes duplicates.
 func inOrder(list []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return slices.Compact(list)
 }
 
-// phase returns where the ENI is on its way in or out.
+// phase returns whether the ENI is attached, detached or being detached.
 func (f facts) phase() plan.Phase { return phaseOf(f.Attachment) }
 
 func phaseOf(a *cloud.Attachment) plan.Phase {
@@ -82,8 +83,7 @@ func (f facts) index() int {
 	return f.Attachment.DeviceIndex
 }
 
-// split sorts what an ENI holds, which is in order, into IPv4 and IPv6, and each
-// into addresses and prefixes.
+// split returns the IPv4 addresses and prefixes and the IPv6 addresses and prefixes of a sorted list.
 func split(held []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Prefixes []netip.Prefix) {
 	n := 0
 	for n < len(held) && held[n].Addr().Is4() {

@@ -13,7 +13,7 @@ import (
 type freshness struct {
 	lag time.Duration // how long a reply may take to show in listings
 
-	replied   time.Time // when a reply last gave the node something
+	replied   time.Time // when a reply last gave the node an address or an attachment
 	confirmed time.Time // when the last full observation was made
 	observeAt time.Time // when the next is due, for repair; zero: at once, or someone else lists for that
 

@@ -13,10 +13,10 @@ import (
 // Listing is what the cloud showed of one node at one moment.
 type Listing struct {
 	At   time.Time   // when the call began that showed it
-	ENIs []cloud.ENI // those that it is Of
+	ENIs []cloud.ENI // the part of them that Of names
 	Of   Part
 
-	InstanceType string // empty when the listing does not tell, as those below
+	InstanceType string // empty, like those below, if the listing does not have it
 	VPCID, Zone  string
 }
 
@@ -26,12 +26,12 @@ type Part int
 // The parts.
 const (
 	OnInstance Part = 1 << iota
-	Detached        // detached ones of ours that carry the instance's ID
+	Detached        // detached ENIs of ours with the tag of the instance
 
 	Whole = OnInstance | Detached
 )
 
-// covers reports whether the listing would have an ENI, if that were as it was.
+// covers reports whether the listing would have an ENI that exists as known.
 func (l Listing) covers(k *known) bool {
 	if k.Attachment == nil {
 		return l.Of&Detached != 0
@@ -39,14 +39,13 @@ func (l Listing) covers(k *known) bool {
 	return l.Of&OnInstance != 0
 }
 
-// since reports whether there is a listing, and it is no older than any of some times.
+// since reports whether there is a listing, and it is not older than any of some times.
 func (l Listing) since(times ...time.Time) bool {
 	return !l.At.IsZero() && !slices.ContainsFunc(times, l.At.Before)
 }
 
-// Lister asks the cloud what a reconciler needs to know. In node mode that is
-// a call each; in a process that works for many nodes they share calls. Errors
-// are the cloud's, wrapped.
+// Lister asks the cloud what a reconciler needs to know. In node mode each method makes a call; in a
+// process that works for many nodes they share calls. Errors are the cloud's, wrapped.
 type Lister interface {
 	// List lists the ENIs of an instance, as of since or later.
 	List(ctx context.Context, instanceID string, since time.Time) (Listing, error)
@@ -55,23 +54,22 @@ type Lister interface {
 	Look(ctx context.Context, eniID string) (list []cloud.ENI, at time.Time, err error)
 	// Instance describes an instance; one that does not exist is of class Gone.
 	Instance(ctx context.Context, id string) (cloud.Instance, error)
-	// Subnets brings the free counts in the book up to date and tells as of when
+	// Subnets updates the free counts in the catalog, and returns as of when
 	// they are.
 	Subnets(ctx context.Context, q placement.Query) (at time.Time, err error)
 }
 
-// ownLister makes a call for everything: there is one node.
+// ownLister makes a call for each question: there is one node.
 type ownLister struct {
 	cfg            *Config
-	first          cloud.Instance // as described, if it was; its type and place never change
-	listedDetached bool           // what is detached was listed once
-	kept           Listing        // the first one, while what it takes besides fails
+	first          cloud.Instance // its description, if any; its type and place never change
+	listedDetached bool           // detached ENIs were listed once
+	kept           Listing        // the first one, while a further call that it needs fails
 }
 
-// List implements Lister. At a cold start, where many nodes may ask at once, it
-// lists what is on the instance only, until the reconciler has called listDetached. The
-// instance itself is described only while nobody told its type, and when a listing
-// lacks its primary ENI: it may not exist.
+// List implements Lister. At a cold start, where many nodes may ask at once, it lists only what is on
+// the instance, until the reconciler has called listDetached. The instance itself is described only
+// while its type is not known, and when a listing lacks its primary ENI: it may not exist.
 func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l Listing, err error) {
 	l = Listing{At: o.cfg.Clock.Now(), Of: OnInstance}
 	ask := o.cfg.InstanceType == "" && o.first.ID != instanceID
@@ -99,7 +97,7 @@ func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l
 	return l, nil
 }
 
-// listDetached lists the detached ENIs of ours that carry the instance's ID.
+// listDetached lists the detached ENIs of ours with the tag of the instance.
 func (o *ownLister) listDetached(ctx context.Context, instanceID string) (Listing, error) {
 	l := Listing{At: o.cfg.Clock.Now(), Of: Detached}
 	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}

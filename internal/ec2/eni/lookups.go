@@ -14,7 +14,9 @@ import (
 type lookups struct {
 	at         map[string]time.Time      // when, by ENI
 	unresolved map[string]unresolvedCall // by ENI; the node does not grow while there is one
-	links      links
+	// links are the ENIs whose links the node lacks, as it says. Someone may have detached such an ENI, so
+	// the cloud is asked at once; its listings may trail the detachment.
+	links links
 }
 
 // unresolvedCall is an assignment or creation whose reply was lost. It may have
@@ -152,7 +154,9 @@ func (k *known) detachPoll(now time.Time) time.Duration {
 type links struct {
 	lag   time.Duration        // how long an ENI's driver may take to start again
 	since map[string]time.Time // by ENI
-	flips map[string]flips     // by ENI; of those that went or came lately
+	// flips counts how often the link of an ENI went or came, as the node says. A node may lie, and all
+	// nodes share the calls to EC2: the more flips, the longer the time between two lookups.
+	flips map[string]flips // by ENI; of those that went or came lately
 }
 
 func newLinks(lag time.Duration) links {
@@ -166,14 +170,14 @@ type flips struct {
 	last  time.Time
 }
 
-// firstGap is the time between looks for the second flip. It doubles with each, up to linkLooks; after forgetFlips
-// without one it begins anew.
+// firstGap is the time between lookups after the second flip. It doubles with each flip, up to linkLooks; after forgetFlips
+// without a flip it starts again.
 const (
 	firstGap    = time.Second
 	forgetFlips = 5 * linkLooks
 )
 
-// flipped notes a flip, and returns when to look at the ENI for it.
+// flipped records a flip, and returns when to look the ENI up because of it.
 func (l *links) flipped(id string, now time.Time) time.Time {
 	f := l.flips[id]
 	if f.count == 0 || now.Sub(f.last) >= forgetFlips {
@@ -193,12 +197,11 @@ func (l *links) gap(count int) time.Duration {
 	return retry.Delay(firstGap, linkLooks, count-1)
 }
 
-// linkLooks is for how long an ENI that is attached, and has no link, is looked for between
-// listings.
+// linkLooks is for how long an attached ENI without a link is looked up between listings.
 const linkLooks = 2 * time.Minute
 
-// changed takes the ENIs whose links are missing now, and returns those of which that is news:
-// they are among these now, or not any more.
+// changed takes the ENIs whose links are missing now, and returns those whose links went and those
+// whose links came back.
 func (l *links) changed(missing []string, now time.Time) (gone, back []string) {
 	for _, id := range missing {
 		if _, ok := l.since[id]; !ok {
@@ -215,15 +218,15 @@ func (l *links) changed(missing []string, now time.Time) (gone, back []string) {
 	return gone, back
 }
 
-// noStock reports whether others are to be had in place of what an ENI has: not for as long as
-// its driver may take to start again.
+// noStock reports whether a plan is to ignore the addresses of an ENI, since its link has been missing
+// for longer than a driver takes to start.
 func (l *links) noStock(id string, now time.Time) bool {
 	since, ok := l.since[id]
 	return ok && now.Sub(since) >= l.lag
 }
 
-// again returns when to look again at an ENI that was not detached yet at a moment; zero: that does
-// not depend on its link.
+// again returns when to look an ENI up again that was still attached at a given time; zero: its link
+// does not require it.
 func (l *links) again(id string, at time.Time) time.Time {
 	since, ok := l.since[id]
 	lasted := at.Sub(since)
@@ -233,7 +236,7 @@ func (l *links) again(id string, at time.Time) time.Time {
 	return at.Add(max(time.Second, lasted/2, l.gap(l.flips[id].count-1)))
 }
 
-// due returns when what an ENI has is no stock any more.
+// due returns when the next link will have been missing for lag.
 func (l *links) due(now time.Time) (first time.Time) {
 	for _, since := range l.since {
 		if at := since.Add(l.lag); at.After(now) {

@@ -13,7 +13,7 @@ import (
 const (
 	probeAway = 3 * time.Second         // from a failure to the probe of a node, on average
 	probeGap  = 1500 * time.Millisecond // from the end of a process's probe to the next, at least
-	probeTime = 5 * time.Second         // after which a probe without an answer keeps no other back
+	probeTime = 5 * time.Second         // after which a probe without an answer no longer delays the next
 )
 
 // outage lets the nodes of a process find out together whether a cloud that
@@ -29,7 +29,7 @@ type outage struct {
 	ended  map[activity]time.Time // when a probe last had an answer
 }
 
-// newOutage returns one that knows of no outage. Over is as in NewShared.
+// newOutage returns the state without an outage. Over is as in NewShared.
 func newOutage(over func()) *outage {
 	if over == nil {
 		over = func() {}

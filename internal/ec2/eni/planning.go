@@ -30,6 +30,7 @@ type planning struct {
 	terminations *terminations
 	demand       *demand
 
+	// surplus measures for how long a node has had more than its policy keeps, or outdated ENIs.
 	surplus     surplus
 	last        *evaluation // nil: something may have changed since
 	trunkReason string      // why the trunk is not as configured, as logged last
@@ -194,15 +195,15 @@ func (p *planning) countsDue(now time.Time) bool {
 	return p.placement.CountsStale(now) && !p.retries.blocked(activitySubnets, now)
 }
 
-// waits reports whether an action of the plan is not for now. A new ENI waits until
-// it is known what is detached: that comes next.
+// waits reports whether an action of the plan cannot be made now. A new ENI waits until it is known
+// which ENIs are detached: they are listed next.
 func (p *planning) waits(a plan.Action, now time.Time) bool {
 	return a.Kind == plan.SetDeleteOnTermination || p.retries.blocked(activityOf[a.Kind], now) ||
 		takes(a) && p.growthWaits() || a.Kind == plan.Create && p.observer.detachedUnknown()
 }
 
-// growthWaits reports whether an unfinished step of growth must be resolved
-// before more addresses are asked for.
+// growthWaits reports whether an unfinished step of growth must be resolved before more addresses are
+// asked for.
 func (p *planning) growthWaits() bool {
 	return p.view.lookups.blockGrowth() || p.retries.throttled[activityGrow] != nil
 }
@@ -228,8 +229,8 @@ func (p *planning) prepare(ctx context.Context, s *step, now time.Time) bool {
 	return true
 }
 
-// prepareAgain readies a throttled step for another try: it may have become pointless
-// by what was observed since.
+// prepareAgain readies a throttled step for another try. It is false if an observation since made the
+// step pointless.
 func (p *planning) prepareAgain(ctx context.Context, s *step, now time.Time) bool {
 	switch s.Kind {
 	case plan.Create, plan.CreateTrunk, plan.FindSubnets, plan.FindRoutes, plan.FindGroups:
@@ -246,11 +247,11 @@ func (p *planning) prepareAgain(ctx context.Context, s *step, now time.Time) boo
 	return !s.returns() || p.releases.prepareAgain(ctx, s, k, now)
 }
 
-// due returns when excess will have lasted.
+// due returns when a part of the excess will have lasted for long enough.
 func (p *planning) due(now time.Time) time.Time { return p.surplus.due(now) }
 
-// priority returns the priority of the call that an action makes: what is begun is
-// finished first, then the node that lacks the most begins.
+// priority returns the priority of the call that an action makes. Calls that finish something come
+// first, then those of the node that lacks most.
 func priority(a plan.Action, p plan.Plan) cloud.Priority {
 	switch a.Kind {
 	case plan.Attach, plan.AttachTrunk, plan.Retag:
@@ -279,7 +280,7 @@ func (p *planning) trunk(s plan.State) *Trunk {
 	t.Reason, t.Message = plan.TrunkTrouble(p.instance.limits, p.cfg.Policy, s)
 	if t.Reason != p.trunkReason {
 		if p.trunkReason = t.Reason; t.Reason != "" {
-			p.cfg.Logger.Info("trunk is not as wanted", "reason", t.Reason, "why", t.Message)
+			p.cfg.Logger.Info("trunk is not as configured", "reason", t.Reason, "why", t.Message)
 		}
 	}
 	if t.ID == "" && !p.cfg.Trunk {
@@ -293,14 +294,14 @@ func (p *planning) trunk(s plan.State) *Trunk {
 type surplus struct {
 	delay   time.Duration // for which it must last
 	excess  plan.Lasting  // addresses
-	movable plan.Lasting  // 1 while an ENI could be emptied onto the others
+	movable plan.Lasting  // 1 while the others could take over an ENI's addresses
 
 	outdated plan.Lasting // 1 while there is an outdated ENI that is to be drained
-	drains   bool         // as that was answered last
+	drains   bool         // it has lasted
 }
 
-// allow notes in a state what of its excess may go by now, and with drain whether
-// outdated ENIs may.
+// allow sets in a state which part of its excess may be released now and, with drain, whether outdated
+// ENIs may be drained.
 func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, drain bool, now time.Time) {
 	outdated := 0
 	if drain && slices.ContainsFunc(s.ENIs, func(e plan.ENI) bool { return e.Outdated }) {
@@ -317,7 +318,7 @@ func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, drain bool
 	s.Moves = u.movable.Allow(movable, movable, now, u.delay) > 0
 }
 
-// rest begins the time anew for which an ENI must have been dispensable before it is emptied.
+// rest restarts the time for which an ENI must have been dispensable before it is emptied.
 func (u *surplus) rest() { u.movable = plan.Lasting{} }
 
 // due returns when excess will have lasted.

@@ -299,7 +299,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 	return true
 }
 
-// tidy returns the end of next: what keeps nobody waiting.
+// tidy does what keeps no pod waiting.
 func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) bool {
 	if r.observer.repairDue(now) && mayObserve {
 		return r.observe(ctx)

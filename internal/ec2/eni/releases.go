@@ -66,8 +66,8 @@ func (s *releases) withdraw(ctx context.Context, p *step, now time.Time) bool {
 	return true
 }
 
-// prepareAgain returns prepare for a step that was throttled: what is about to leave is
-// recorded as of now. It is false if an observation since made the step pointless.
+// prepareAgain prepares a step that was throttled once more: what is about to leave is recorded as of
+// now. It is false if an observation since made the step pointless.
 func (s *releases) prepareAgain(ctx context.Context, p *step, k *known, now time.Time) bool {
 	if p.Kind == plan.Detach {
 		if !s.cfg.Node.WithdrawENI(p.ENI) {

@@ -25,13 +25,12 @@ type replies struct {
 	instance  string
 }
 
-// badReply is the error for a reply that does not fit; op is the cloud's name for
-// the action.
+// badReply returns the error for a reply that cannot be true; op is the EC2 action.
 func badReply(op, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Transient, Op: op, Message: "the reply cannot be true: " + fmt.Sprintf(format, args...)}
 }
 
-// gone is the error for what does not exist, as op showed.
+// gone returns the error for something that does not exist, as the EC2 action op showed.
 func gone(op, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Gone, Op: op, Message: fmt.Sprintf(format, args...)}
 }
@@ -46,25 +45,24 @@ func (c *replies) assigned(k *known, given []netip.Prefix) error {
 	return c.ofNoOtherNode(op, k.ID, k.SubnetID, given)
 }
 
-// assignOp returns EC2's name for the action that assigns addresses or prefixes, which
-// are of one family.
-func assignOp(things []netip.Prefix) string {
-	if len(things) > 0 && ipfamily.Of(things[0].Addr()) == ipfamily.IPv6 {
+// assignOp returns the EC2 action that assigns addresses or prefixes, which are all of one family.
+func assignOp(given []netip.Prefix) string {
+	if len(given) > 0 && ipfamily.Of(given[0].Addr()) == ipfamily.IPv6 {
 		return "AssignIpv6Addresses"
 	}
 	return "AssignPrivateIpAddresses"
 }
 
-// checkFree refuses things that are not of the subnet's blocks, or that one of
-// others has. Of a family of which no block is known, all may be. What is being
-// released may have gone already, and come again.
-func checkFree(op, to string, things []netip.Prefix, subnet []netip.Prefix, others []*known) error {
-	for i, t := range things {
+// checkFree returns an error for addresses that are outside the blocks of the subnet, named twice, or
+// held by one of others. Families without a known block are not checked. An address that is being
+// released may already have been assigned again.
+func checkFree(op, to string, given []netip.Prefix, subnet []netip.Prefix, others []*known) error {
+	for i, t := range given {
 		blocks := without(subnet, func(b netip.Prefix) bool { return ipfamily.Of(b.Addr()) != ipfamily.Of(t.Addr()) })
 		if len(blocks) > 0 && !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(t.Addr()) && t.Bits() >= b.Bits() }) {
 			return badReply(op, "%v for %s is not of its subnet, which has %v", brief(t), to, blocks)
 		}
-		if slices.ContainsFunc(things[:i], t.Overlaps) {
+		if slices.ContainsFunc(given[:i], t.Overlaps) {
 			return badReply(op, "%v for %s is named twice", brief(t), to)
 		}
 		for _, k := range others {
@@ -82,7 +80,7 @@ func checkFree(op, to string, things []netip.Prefix, subnet []netip.Prefix, othe
 // created judges an ENI that a reply says was created for the instance on a request.
 func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
 	const op = "CreateNetworkInterface"
-	// As the reply has them, so that an address that is named twice shows.
+	// Unsorted, so that an address that is named twice is found.
 	pods := held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
 	asked := cmp.Or(q.Type, cloud.InterfaceOrdinary)
 	switch {
@@ -132,8 +130,7 @@ func ownAddress(primary netip.Addr) []netip.Prefix {
 	return []netip.Prefix{cloud.HostPrefix(primary)}
 }
 
-// checkAmount judges how much a new ENI has of what was asked for. One IPv6 address
-// more may be its subnet's doing.
+// checkAmount compares what a new ENI has with what was asked for. Its subnet may add one IPv6 address.
 func checkAmount(op string, e cloud.ENI, n cloud.Amount) error {
 	if len(e.Addresses) != n.Addresses || len(e.Prefixes) != n.Prefixes {
 		return badReply(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), n.Addresses, n.Prefixes)
@@ -164,7 +161,7 @@ func (c *replies) attached(k *known, attachment string) error {
 	return nil
 }
 
-// brief returns a thing as people write it: an address without its length.
+// brief formats an address without its prefix length, and a prefix with it.
 func brief(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()

@@ -106,7 +106,7 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "error", err, "retryIn", wait.String())
 }
 
-// backOff returns fail for as long as the class of the error and the failures so far ask for.
+// backOff is fail with the wait that follows from the class of the error and the number of failures.
 func (t *retries) backOff(kind plan.Kind, err error, now time.Time) {
 	t.fail(kind, err, now, t.wait(activityOf[kind], cloud.ClassOf(err)))
 }
@@ -128,8 +128,8 @@ func (t *retries) wait(g activity, class cloud.Class) time.Duration {
 	}
 }
 
-// limited notes, in the middle of a step, that it waits for the cloud's rate
-// limit: nothing failed, but it may be minutes before the step succeeds.
+// limited records, in the middle of a step, that the step waits for the cloud's rate limit: nothing
+// failed, but it may be minutes before the step succeeds.
 func (t *retries) limited(kind plan.Kind, op string) {
 	b := t.of(activityOf[kind])
 	b.kind, b.class = kind, cloud.Throttled
@@ -150,7 +150,7 @@ func (t *retries) succeed(g activity) {
 	t.cfg.Shared.outage.answered(t, g, t.cfg.Clock.Now())
 }
 
-// forget drops an activity's trouble although nothing succeeded.
+// forget drops an activity's trouble although no step succeeded.
 func (t *retries) forget(g activity) { delete(t.failed, g) }
 
 // forgetUnwanted drops trouble with steps that are no longer needed: neither for these

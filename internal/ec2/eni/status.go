@@ -113,7 +113,7 @@ func (t *retries) trouble() Trouble {
 	return out
 }
 
-// advice says what a person can do about a class of trouble.
+// advice returns what a person can do about a class of trouble.
 func advice(c cloud.Class, k plan.Kind) string {
 	if k == plan.FindLimits && c == cloud.Bug {
 		return "correct the instance type"

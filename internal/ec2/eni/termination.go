@@ -8,12 +8,12 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// No pod waits for an ENI's DeleteOnTermination. So the call that sets it yields
-// to what other nodes lack, and is made beside the passes: while it waits for the
-// rate limit its node goes on, and it keeps its place in the limiter's queue.
+// No pod waits for an ENI's DeleteOnTermination. The call that sets it therefore yields
+// to what other nodes lack, and no pass waits for it: while it waits for the
+// rate limit, its node goes on, and the call keeps its place in the limiter's queue.
 
-// deleteOnTerminationYields is how long a call that sets DeleteOnTermination yields. The
-// ENI of an instance that ends before is left to the collection of orphans.
+// deleteOnTerminationYields is for how long a call that sets DeleteOnTermination yields. If the
+// instance ends before, its ENI is collected as an orphan.
 const deleteOnTerminationYields = 2 * time.Minute
 
 // terminations sets DeleteOnTermination by calls that no pass waits for. It belongs to
@@ -36,9 +36,9 @@ type terminationCall struct {
 	drop       context.CancelFunc
 }
 
-// deleteOnTerminationPriority returns the priority of a call that sets DeleteOnTermination, and
-// how long it waits with that, when it has been due for so long: it yields for a
-// while, and is then what was begun and is to be finished.
+// deleteOnTerminationPriority returns the priority of a call that sets DeleteOnTermination and has been
+// due for some time, and for how long it waits with that priority. It yields at first, and then goes
+// before calls that begin something new.
 func deleteOnTerminationPriority(due, timeout time.Duration) (cloud.Priority, time.Duration) {
 	if left := deleteOnTerminationYields - due; left > 0 {
 		return 0, left
@@ -46,8 +46,8 @@ func deleteOnTerminationPriority(due, timeout time.Duration) (cloud.Priority, ti
 	return cloud.Begun, timeout
 }
 
-// deleteOnTerminationOf returns the ENIs whose DeleteOnTermination a plan sets: those that it
-// keeps.
+// deleteOnTerminationOf returns the ENIs whose DeleteOnTermination a plan sets and that it does not
+// detach.
 func deleteOnTerminationOf(actions []plan.Action) (ids []string) {
 	leaves := map[string]bool{}
 	for _, a := range actions {

@@ -34,19 +34,19 @@ type view struct {
 // known is one ENI.
 type known struct {
 	facts
-	listed                 bool                       // a listing had it; else it is as a reply, or what was stored, told
-	replied                time.Time                  // when a reply last changed its attachment or being
-	refusals               int                        // how often it was surely not attached, for what may be wrong with it
+	listed                 bool                       // a listing had it; else it is as a reply or the stored inventory says
+	replied                time.Time                  // when a reply last changed its attachment, or created it
+	refusals               int                        // attachments that EC2 refused because of this ENI
 	attachReplyLost        time.Time                  // when a reply to attaching it was last lost
-	attachUnresolved       bool                       // attaching or detaching was asked for and the reply was lost
+	attachUnresolved       bool                       // the reply of an attachment or detachment was lost
 	added                  map[netip.Prefix]time.Time // given by a reply; a listing without them is old
 	removed                map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
 	groupsSet              time.Time                  // when a reply last changed its security groups
-	releasing              map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
+	releasing              map[netip.Prefix]time.Time // withdrawn from pods, and the cloud is or will be asked to take them
 	disputed               cloud.Amount               // addresses and prefixes listed for it that another may have
 	contradiction          string                     // what the last listing said of it that cannot be true
-	deleteOnTerminationDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
-	ambiguous              bool                       // listed with another's MAC, primary address or device index: left alone
+	deleteOnTerminationDue time.Time                  // since when DeleteOnTermination is wrong; zero: no call was made for it
+	ambiguous              bool                       // listed with the MAC, primary address or device index of another ENI: left alone
 }
 
 func newView(settle, lag time.Duration) *view {
@@ -68,7 +68,7 @@ func (v *view) due(now time.Time) time.Time {
 	return retry.Earliest(now, v.freshness.due(now), v.lookups.due(now))
 }
 
-// trustListings makes listings the truth again over every reply so far.
+// trustListings has the next listing outrank every reply so far.
 func (v *view) trustListings() {
 	for _, k := range v.enis {
 		clear(k.added)
@@ -79,7 +79,7 @@ func (v *view) trustListings() {
 // fresh reports whether a reply at t still outranks a listing.
 func (v *view) fresh(t, now time.Time) bool { return !t.IsZero() && now.Sub(t) < v.settle }
 
-// merge takes a listing that is complete for the ENIs in scope.
+// merge takes a listing. ENIs in scope that it lacks are gone, unless a recent reply named them.
 func (v *view) merge(listed []facts, now time.Time, scope func(*known) bool) {
 	before := make([]facts, 0, len(v.enis))
 	for _, k := range v.list() {
@@ -126,16 +126,16 @@ func (k *known) merge(f facts, v *view, now time.Time) {
 	}
 }
 
-// attached decides between what a reply said of the attachment lately and what
-// a listing says: the reply, but for what only a later listing can know.
+// attached returns the attachment, given what a listing says of it: that of a recent reply, except
+// where only a later listing can know better.
 func (k *known) attached(listed *cloud.Attachment) *cloud.Attachment {
 	switch {
-	case k.phase() == plan.Detaching && listed == nil: // it is over
+	case k.phase() == plan.Detaching && listed == nil: // the detachment is complete
 		return nil
 	case k.attachUnresolved && phaseOf(listed) != k.phase(): // the call whose reply was lost took effect
 		k.attachUnresolved = false
 		return listed
-	case k.Attachment != nil && k.Attachment.ID == "" && listed != nil: // as stored, without the ID
+	case k.Attachment != nil && k.Attachment.ID == "" && listed != nil: // from a stored inventory, without the ID
 		a := *listed
 		a.Status = k.Attachment.Status
 		return &a
@@ -148,16 +148,16 @@ func (k *known) attached(listed *cloud.Attachment) *cloud.Attachment {
 	}
 }
 
-// correct puts what a listing says that the ENI holds right by the replies since.
+// correct applies the replies since a listing to what the listing says that the ENI holds.
 func (k *known) correct() {
 	held := without(k.held, func(p netip.Prefix) bool { _, gone := k.removed[p]; return gone })
 	k.held = inOrder(slices.AppendSeq(held, maps.Keys(k.added)))
 }
 
-// isReleasing reports whether an address or prefix is on its way back.
+// isReleasing reports whether an address or prefix is being released.
 func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
 
-// kept returns what it holds and is not giving back.
+// kept returns what the ENI holds and is not giving back.
 func (k *known) kept() []netip.Prefix { return without(k.held, k.isReleasing) }
 
 // assigned records what a reply assigned.
@@ -270,7 +270,7 @@ func (v *view) conclude(id string, at time.Time, lag time.Duration, committed bo
 			k.attachUnresolved = false
 		}
 		if !attached || !committed {
-			delete(v.detaching, id) // if it is still attached, publishing it gives it back
+			delete(v.detaching, id) // if it is still attached, publishing it restores it to the node
 		}
 	}
 }
@@ -292,7 +292,7 @@ func (v *view) missingLinks(missing []string, now time.Time) {
 	}
 }
 
-// returning lists what is on its way back to the cloud, and what a reply lately said is gone.
+// returning lists what is being released, and what a recent reply says is gone.
 func (k *known) returning() (out []Release) {
 	for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
 		for _, p := range sortedKeys(m) {

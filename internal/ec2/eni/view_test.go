@@ -121,7 +121,7 @@ func TestDisputes(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string
 			for _, d := range disputes(all(tt.before...), all(tt.now...)) {
-				got = append(got, d.thing.String(), d.eni)
+				got = append(got, d.prefix.String(), d.eni)
 			}
 			if fmt.Sprint(got) != tt.want {
 				t.Errorf("got %v, want %s", got, tt.want)

@@ -15,43 +15,42 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/placement"
 )
 
-// observatory observes the cloud for all nodes: by full listings for repair,
-// and by describing together those that must know now. It is the eni.Lister of
-// every node's reconciler.
+// observatory observes the cloud for all nodes: by full listings for repair, and by describing together
+// what nodes must know now. It is the eni.Lister of every node's reconciler.
 type observatory struct {
 	cfg     *Config
-	spawn   func(func(context.Context)) // runs what outlives a caller, until the fleet ends
+	spawn   func(func(context.Context)) // runs work that outlives its caller, until the fleet ends
 	subnets *placement.Subnets
 	known   func() map[string]places           // the instances of the fleet's nodes
-	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have something for pods
+	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have an address or prefix
 
 	attached  gatherer[[]cloud.ENI]    // by instance ID
 	looks     gatherer[[]cloud.ENI]    // by ENI ID
 	instances gatherer[cloud.Instance] // by instance ID
 
 	mu     sync.Mutex             // guards all below
-	flight *listing               // the full listing under way
+	flight *listing               // the full listing in flight; nil: none
 	at     time.Time              // as of when the last one was
-	listed map[string][]cloud.ENI // from it, of each node that has not taken its part
-	pages  int                    // calls that it took, about
+	listed map[string][]cloud.ENI // its parts, of each node that has not taken its own
+	pages  int                    // number of calls that it took, approximately
 }
 
-// places are the VPCs in which a node has its ENIs: as observed, or not sure.
+// places are the VPCs in which a node has its ENIs. Sure says that they were observed.
 type places struct {
 	vpcs []string
 	sure bool
 }
 
-// within reports whether all ENIs of a node are surely in some VPCs; "" is all.
+// within reports whether all ENIs of a node are surely in some VPCs; "" stands for all VPCs.
 func (p places) within(vpcs map[string]bool) bool {
 	out := func(vpc string) bool { return !vpcs[vpc] }
 	return vpcs[""] || p.sure && !slices.ContainsFunc(p.vpcs, out)
 }
 
-// listing is a full listing under way.
+// listing is a full listing in flight.
 type listing struct {
 	at    time.Time
-	first bool // urgent: nobody knows anything before
+	first bool // urgent: nothing is known before it
 	done  chan struct{}
 	err   error // once done
 }
@@ -63,8 +62,8 @@ const (
 	filterValues = 200
 )
 
-// Describe calls of one sort are begun so far apart: nodes that join one after
-// the other share a few, and who looks at an ENI for what a call did waits less.
+// Describe calls of one kind are spaced: nodes that join one after
+// the other share a few, and lookups of single ENIs wait less.
 const (
 	nodeSpacing = time.Second
 	lookSpacing = 250 * time.Millisecond
@@ -80,9 +79,9 @@ func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(con
 	return o
 }
 
-// List implements eni.Lister. The first full listing, which the first question
-// begins, answers if it is new enough and has the node. Later ones are for
-// repair: they come after other calls, and nobody waits for them.
+// List implements eni.Lister. The first full listing, which the first question starts, answers if it is
+// recent enough and has the node. Later full listings are for repair: they come after other calls, and
+// nobody waits for them.
 func (o *observatory) List(ctx context.Context, instanceID string, since time.Time) (eni.Listing, error) {
 	o.mu.Lock()
 	if o.flight == nil && o.at.IsZero() {
@@ -126,7 +125,7 @@ func (o *observatory) take(instanceID string) (eni.Listing, bool) {
 	return eni.Listing{At: o.at, ENIs: enis, Of: eni.Whole}, true
 }
 
-// lastAt returns as of when the last full listing was.
+// lastAt returns when the last full listing was made.
 func (o *observatory) lastAt() time.Time {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -163,9 +162,9 @@ func (o *observatory) begin() *listing {
 // listTimeout bounds a full listing, its waits for the limiter included.
 const listTimeout = 5 * time.Minute
 
-// listAll lists all ENIs of the VPCs of all nodes and tells which those are; of
-// the account, as VPC "", while none is known. A node whose VPCs are not known
-// yet is described by its instance ID.
+// listAll lists all ENIs of the VPCs of all nodes, and returns which VPCs those are. While no VPC is
+// known, it lists the account, as VPC "". A node whose VPCs are not known yet is described by its
+// instance ID.
 func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[string]bool, err error) {
 	vpcs = map[string]bool{}
 	for _, p := range o.known() {
@@ -186,18 +185,18 @@ func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[st
 	return o.undisputed(all), vpcs, nil
 }
 
-// undisputed returns a listing without what it gives to ENIs of several nodes.
+// undisputed returns a listing without the addresses that it assigns to ENIs of several nodes.
 func (o *observatory) undisputed(list []cloud.ENI) []cloud.ENI {
 	owner := func(e cloud.ENI) string { id, _ := o.owner(e); return id }
 	list, lost := eni.Undisputed(list, owner, o.had)
 	if len(lost) > 0 {
-		o.cfg.Logger.Warn("EC2 lists addresses for ENIs of several nodes; who did not have them does without", "addresses", lost)
+		o.cfg.Logger.Warn("EC2 lists addresses for ENIs of several nodes: only the ENI that had them before keeps them", "addresses", lost)
 	}
 	return list
 }
 
-// parts returns a full listing of some VPCs by node. A node whose ENIs may be
-// elsewhere has no part of it without its primary ENI: that says nothing.
+// parts returns a full listing of some VPCs by node. A node that may have ENIs elsewhere has a part
+// only if the listing has its primary ENI.
 func (o *observatory) parts(all []cloud.ENI, vpcs map[string]bool) map[string][]cloud.ENI {
 	known := o.known()
 	listed := make(map[string][]cloud.ENI, len(known))
@@ -220,7 +219,7 @@ func (o *observatory) parts(all []cloud.ENI, vpcs map[string]bool) map[string][]
 	return listed
 }
 
-// finish sorts a full listing by node and lets those go on who wait for it.
+// finish stores a full listing by node, and wakes those who wait for it.
 func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, err error) {
 	var listed map[string][]cloud.ENI
 	if err == nil {
@@ -238,7 +237,7 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 	close(f.done)
 }
 
-// owner returns the instance that an ENI is on, or was made for by this cluster.
+// owner returns the instance that an ENI is attached to, or that this cluster created it for.
 func (o *observatory) owner(e cloud.ENI) (string, bool) {
 	if e.Attachment != nil {
 		return e.Attachment.InstanceID, true
@@ -247,8 +246,7 @@ func (o *observatory) owner(e cloud.ENI) (string, bool) {
 	return id, id != "" && e.Tags[eni.TagCluster] == o.cfg.Cluster
 }
 
-// describeNodes lists the ENIs on some instances; of very many, by a full
-// listing if that takes no more calls.
+// describeNodes lists the ENIs of some instances, or of the whole account if that takes no more calls.
 func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
 	ctx = cloud.WithPriority(ctx, cloud.Begun)
 	o.mu.Lock()
@@ -330,8 +328,8 @@ func (o *observatory) Subnets(ctx context.Context, q placement.Query) (time.Time
 // gatherWindow is how long the first question of a call waits for others.
 const gatherWindow = 10 * time.Millisecond
 
-// gatherer answers questions about single things by calls about many: what is
-// asked while a call is under way goes into the next.
+// gatherer answers questions about single keys by calls about many. What is asked while a call is in
+// flight goes into the next.
 type gatherer[V any] struct {
 	clock   clock.Clock
 	spacing time.Duration                                                  // from the beginning of a call to that of the next

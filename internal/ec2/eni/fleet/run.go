@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	burstWindow = 5 * time.Millisecond // kicks of one node within it are one
-	// listRetry is how long after a failed full listing the next follows.
+	burstWindow = 5 * time.Millisecond // kicks of one node within it cause one pass
+	// listRetry is the time from a failed full listing to the next.
 	listRetry = 5 * time.Second
 )
 
-// Run works until ctx ends, and returns once nothing is under way.
+// Run works until ctx ends, and returns once nothing is in flight.
 func (f *Fleet) Run(ctx context.Context) error {
 	f.mu.Lock()
 	if f.ctx != nil {
@@ -25,7 +25,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 		return errRunning
 	}
 	f.ctx = ctx
-	close(f.began)
+	close(f.running)
 	f.mu.Unlock()
 	f.work.Go(func() { f.repair(ctx) })
 	f.work.Go(func() { f.collect(ctx) })
@@ -47,7 +47,7 @@ func (f *Fleet) schedule(ctx context.Context) {
 	}
 }
 
-// begin begins the passes that are due and tells when the next one will be.
+// begin begins the passes that are due, and returns how long until the next one is.
 func (f *Fleet) begin(ctx context.Context) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,7 +99,7 @@ func (f *Fleet) run(ctx context.Context, m *member) {
 	f.due.enqueue(m, at)
 }
 
-// remove takes a node out. f.mu is held.
+// remove removes a node. f.mu is held.
 func (f *Fleet) remove(name string) {
 	m := f.members[name]
 	if m == nil {
@@ -116,7 +116,7 @@ func (f *Fleet) remove(name string) {
 	f.finish(m)
 }
 
-// finish ends the work for a node that was removed. f.mu is held.
+// finish ends the work for a removed node. f.mu is held.
 func (f *Fleet) finish(m *member) {
 	m.rec.Close()
 	f.ended[m.instance] = f.cfg.Clock.Now()
@@ -135,7 +135,7 @@ func (f *Fleet) finish(m *member) {
 	}
 }
 
-// has reports whether a node of the fleet is of an instance. f.mu is held.
+// has reports whether the fleet has a node of an instance. f.mu is held.
 func (f *Fleet) has(instance string) bool {
 	for _, m := range f.members {
 		if m.instance == instance {
@@ -145,8 +145,8 @@ func (f *Fleet) has(instance string) bool {
 	return false
 }
 
-// repair makes a full listing now and then and has every node look at its part
-// of it, at moments of its own within a quarter of the time to the next.
+// repair makes full listings from time to time, and has every node look at its part within a quarter of
+// the time to the next.
 func (f *Fleet) repair(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := retry.Jitter(f.cfg.ListingInterval)
@@ -173,7 +173,7 @@ func (f *Fleet) empty() bool {
 	return len(f.members) == 0
 }
 
-// kickAll has every node worked for now.
+// kickAll has a pass made for every node now.
 func (f *Fleet) kickAll() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -183,7 +183,7 @@ func (f *Fleet) kickAll() {
 	}
 }
 
-// spread has every node look at the full listing within a time.
+// spread has a pass made for every node within a time.
 func (f *Fleet) spread(within time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -197,8 +197,8 @@ func (f *Fleet) spread(within time.Duration) {
 	maps.DeleteFunc(f.ended, func(_ string, at time.Time) bool { return at.Before(old) })
 }
 
-// collect deletes now and then what vanished instances left. Growth comes first
-// at a start, which may be the one after a crash of many nodes.
+// collect deletes orphans from time to time. It starts late, since growth comes first at a start, which
+// may follow a crash of many nodes.
 func (f *Fleet) collect(ctx context.Context) {
 	seen := eni.Sightings{}
 	wait := min(time.Minute, f.cfg.CollectInterval/2) + time.Duration(rand.Int64N(int64(f.cfg.CollectInterval)))

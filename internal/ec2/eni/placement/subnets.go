@@ -20,30 +20,30 @@ import (
 type Subnets struct {
 	api   cloud.API
 	asked *cache[struct{}] // by VPC and IDs
-	mu    sync.Mutex       // guards the entries; memory only
+	mu    sync.Mutex       // guards the entries; never held during a call
 	all   map[string]*subnetEntry
 	order []string // its keys, sorted
 }
 
 type subnetEntry struct {
 	cloud.Subnet
-	asOf      time.Time // when Free was asked for, or a refusal told more
+	asOf      time.Time // when Free was asked for, or a refusal corrected it
 	taken     int       // by all calls so far
-	reserved  int       // asked for by calls under way
+	reserved  int       // by calls in flight
 	fullUntil time.Time // refused although the count had room
 	refusals  int       // in a row
 	noPrefix  time.Time // until when /28 prefixes are not asked for
-	noIPv6    time.Time // until when nothing of IPv6 is
+	noIPv6    time.Time // until when no IPv6 address or prefix is
 	described bool      // by EC2, so that a block which is not known does not exist
-	gone      bool      // deleted, or no longer meant, by the last description
+	gone      bool      // the last description no longer had it
 }
 
 func newSubnets(api cloud.API, c clock.Clock) *Subnets {
 	return &Subnets{api: api, asked: newCache[struct{}](c, time.Minute, 0), all: map[string]*subnetEntry{}}
 }
 
-// RefreshSince returns Refresh unless it was done, for any node, as of since or later.
-// It tells as of when it was.
+// RefreshSince is Refresh, unless a refresh for any node was made at since or later. It returns when
+// that was.
 func (b *Subnets) RefreshSince(ctx context.Context, f cloud.SubnetFilter, since time.Time) (time.Time, error) {
 	a, err := b.asked.ask(ctx, fmt.Sprint(f.VPCID, f.IDs), since, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, b.Refresh(ctx, f, b.asked.clock.Now())
@@ -51,9 +51,8 @@ func (b *Subnets) RefreshSince(ctx context.Context, f cloud.SubnetFilter, since 
 	return a.at, err
 }
 
-// Refresh describes the subnets that match and takes their free counts, asked for at now.
-// What has been learned or taken since is not undone by them. No lock is held
-// during the call.
+// Refresh describes the subnets that match and takes their free counts, which were asked for at now. It
+// keeps what replies and refusals said since then. No lock is held during the call.
 func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Time) error {
 	before := b.takenSoFar()
 	list, err := b.api.Subnets(ctx, f)
@@ -66,12 +65,12 @@ func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Ti
 	for _, s := range list {
 		e := b.entry(s.ID)
 		listed[s.ID] = true
-		if !e.asOf.After(now) { // an answer that a later one overtook says nothing
-			if e.CIDR.IsValid() && !s.IPv6Native { // which a subnet has for life
+		if !e.asOf.After(now) { // else a later answer overtook this one
+			if e.CIDR.IsValid() && !s.IPv6Native { // a subnet keeps its block for life
 				s.CIDR = e.CIDR
 			}
 			e.Subnet, e.asOf, e.described, e.gone = s, now, true, false
-			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // it may be of before; the next one tells
+			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // the count may be older than what was taken; the next one corrects that
 		}
 	}
 	for id, e := range b.all {
@@ -82,7 +81,7 @@ func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Ti
 	return nil
 }
 
-// takenSoFar returns what calls have taken of each subnet.
+// takenSoFar returns how many addresses calls have taken of each subnet.
 func (b *Subnets) takenSoFar() map[string]int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -93,7 +92,7 @@ func (b *Subnets) takenSoFar() map[string]int {
 	return out
 }
 
-// selects reports whether a filter names a subnet, as it was last described.
+// selects reports whether a filter matches a subnet, as it was last described.
 func selects(f cloud.SubnetFilter, s cloud.Subnet) bool {
 	return plan.HasTags(s, f.Tags) && (len(f.IDs) == 0 || slices.Contains(f.IDs, s.ID)) && (f.VPCID == "" || f.VPCID == s.VPCID) && (f.Zone == "" || f.Zone == s.Zone)
 }
@@ -107,9 +106,9 @@ func (b *Subnets) Blocks(id string) []netip.Prefix {
 	return append([]netip.Prefix{s.CIDR}, s.IPv6...)
 }
 
-// BlocksWith returns a subnet with the blocks that are known of it, for an ENI of it with
-// an IPv4 address, if valid. An IPv4 block without that cannot be the subnet's: it is
-// forgotten, until a description tells another.
+// BlocksWith returns a subnet with its known blocks, for one of its ENIs with the IPv4 address a, if
+// valid. An IPv4 block without that address cannot be the subnet's: it is dropped until EC2 describes
+// another.
 func (b *Subnets) BlocksWith(id string, a netip.Addr) cloud.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -123,7 +122,7 @@ func (b *Subnets) BlocksWith(id string, a netip.Addr) cloud.Subnet {
 	return e.Subnet
 }
 
-// described returns a subnet as EC2 described it last, if it did.
+// described returns a subnet as EC2 described it last; false: it did not.
 func (b *Subnets) described(id string) (s cloud.Subnet, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -134,7 +133,8 @@ func (b *Subnets) described(id string) (s cloud.Subnet, ok bool) {
 	return e.Subnet, true
 }
 
-// Learn remembers a subnet's blocks without a free count, as an inventory told.
+// Learn adds the blocks of a subnet that is not known yet, from a stored inventory. Its free count
+// stays unknown.
 func (b *Subnets) Learn(s cloud.Subnet) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -144,7 +144,7 @@ func (b *Subnets) Learn(s cloud.Subnet) {
 	}
 }
 
-// Native reports whether a subnet is known to be of IPv6 alone.
+// Native reports whether a subnet is known to be IPv6-only.
 func (b *Subnets) Native(id string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,7 +159,7 @@ func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Ca
 	return b.statesLocked(now, relevant, forNew)
 }
 
-// statesLocked returns states with b.mu held.
+// statesLocked is states for a caller that holds b.mu.
 func (b *Subnets) statesLocked(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
 	var out []plan.Subnet
 	for _, id := range b.order {
@@ -180,10 +180,9 @@ func (b *Subnets) statesLocked(now time.Time, relevant map[string]bool, forNew p
 	return out
 }
 
-// choose lets pick look at the subnets as a plan sees them, and reserves what it
-// answers in the same moment: of many nodes that choose at once, each counts
-// what those before it chose. pick makes no call; it answers with an action and
-// its subnet, or an empty one.
+// choose lets pick choose an action and its subnet, and reserves the addresses that the action takes
+// before another node can choose. An empty subnet reserves nothing, and the result is nil. Pick must
+// make no call.
 func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *Reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -195,8 +194,8 @@ func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Ca
 	return &Reservation{of: b, subnet: subnet, n: a.Weight(), action: a}
 }
 
-// Reservation is a number of addresses of a subnet set apart for a call. A nil
-// one is none.
+// Reservation is a number of addresses of a subnet that is reserved for a call. A nil Reservation is
+// none.
 type Reservation struct {
 	of     *Subnets
 	subnet string
@@ -205,7 +204,7 @@ type Reservation struct {
 	ended  bool
 }
 
-// Reserve sets a number of addresses apart.
+// Reserve reserves a number of addresses.
 func (b *Subnets) Reserve(subnet string, n int) *Reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -216,7 +215,8 @@ func (b *Subnets) Reserve(subnet string, n int) *Reservation {
 // IsFor reports whether the reservation is for an action.
 func (h *Reservation) IsFor(a plan.Action) bool { return h != nil && h.action == a }
 
-// End ends it with how many addresses the call took. Only the first end counts.
+// End ends the reservation, with the number of addresses that the call took. Only the first call
+// counts.
 func (h *Reservation) End(took int) {
 	if h == nil {
 		return
@@ -238,9 +238,8 @@ func (h *Reservation) End(took int) {
 	}
 }
 
-// Free lists the subnets that the cloud described, by ID, each with its free
-// addresses, what is being asked for taken off; without those of IPv6 alone, whose
-// addresses nobody counts.
+// Free lists the subnets that EC2 described, by ID, each with its free addresses less those reserved.
+// IPv6-only subnets are left out, since EC2 does not count their addresses.
 func (b *Subnets) Free() []cloud.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -255,7 +254,7 @@ func (b *Subnets) Free() []cloud.Subnet {
 	return out
 }
 
-// Returned counts addresses that went back to a subnet.
+// Returned counts addresses that were released to a subnet.
 func (b *Subnets) Returned(id string, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -264,23 +263,23 @@ func (b *Subnets) Returned(id string, n int) {
 	}
 }
 
-// refusedPrefix remembers that a subnet had no free aligned prefix.
+// refusedPrefix records that a subnet has no free aligned /28.
 func (b *Subnets) refusedPrefix(id string, until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.entry(id).noPrefix = until
 }
 
-// refusedIPv6 remembers that a subnet had no IPv6 address or /80 to give.
+// refusedIPv6 records that a subnet has no free IPv6 address or /80.
 func (b *Subnets) refusedIPv6(id string, until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.entry(id).noIPv6 = until
 }
 
-// refused remembers that a subnet had fewer than n addresses free at now. From the
-// second refusal in a row on it counts as full for a while, which doubles from 15 s
-// to 5 min. It tells when the count is to be asked for again.
+// refused records that a subnet has fewer than n addresses free at now. From the second refusal in a
+// row on, it counts as full for a time that doubles from 15 s to 5 min. It returns when the count is to
+// be asked for again.
 func (b *Subnets) refused(id string, n int, now time.Time) (again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
