@@ -12,7 +12,7 @@ type places struct {
 	first    int          // device index from which ENIs serve pods
 	taken    map[int]bool // device indexes
 	ours     int          // ENIs that count towards MAX_ENI
-	reserved int          // ENIs for which a place is kept: the trunk
+	reserved int          // ENIs that a place is kept for: the trunk
 	refused  bool         // State.NoMoreENIs
 }
 
@@ -33,10 +33,9 @@ func newPlaces(l cloud.Limits, p ipam.Policy, s State) places {
 	return b
 }
 
-// free finds the lowest free device index from the first that serves
-// pods, if the instance and MAX_ENI have room for one more ENI besides those for which
-// a place is kept. An index beyond those of as many ENIs as the instance may have is
-// not tried.
+// free returns the lowest free device index from the first that serves pods, if the instance and
+// MAX_ENI have room for one more ENI besides the reserved ones. Indexes beyond the number of ENIs that
+// the instance may have are not tried.
 func (b *places) free() (int, bool) {
 	if b.full(b.reserved) {
 		return 0, false
@@ -48,7 +47,7 @@ func (b *places) free() (int, bool) {
 	return index, index < b.most
 }
 
-// full reports whether there can be no more ENI besides so many that are to come.
+// full reports whether there is no room for a further ENI besides so many reserved ones.
 func (b *places) full(reserved int) bool {
 	return b.refused || len(b.taken)+reserved >= b.most || b.mostOurs > 0 && b.ours+reserved >= b.mostOurs
 }
@@ -63,9 +62,8 @@ func (b *places) take(i int) {
 	b.ours++
 }
 
-// forTrunk finds a device index for the trunk, if the instance and MAX_ENI have room:
-// one that no ENI with addresses for pods may have, else the highest, as those come
-// from the lowest.
+// forTrunk returns a device index for the trunk, if the instance and MAX_ENI have room: one below those
+// of ENIs for pods, or else the highest, since ENIs for pods take the lowest.
 func (b *places) forTrunk() (int, bool) {
 	if b.full(0) {
 		return 0, false

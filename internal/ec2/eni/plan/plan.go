@@ -1,18 +1,18 @@
-// Package plan decides what to do next about the ENIs of one node. It is a
-// function of values: it makes no call, reads no clock, keeps nothing and logs
-// nothing. The linter refuses any import by which it could.
+// Package plan decides what to do next for the ENIs of one node. It is a
+// function of values: it makes no calls, reads no clock, keeps no state and logs
+// nothing. The linter rejects any import that would allow it.
 //
 //	state.go     a node as a plan sees it
 //	action.go    what a plan asks for
 //	plan.go      limits, policy and state to actions: growth
-//	shrink.go    ... and what is given back, and which ENI is emptied onto the others
-//	drain.go     ... and which outdated ENIs are emptied
-//	trunk.go     ... and that the node has its trunk
+//	shrink.go    ... releases, and the ENI whose addresses move to the others
+//	drain.go     ... outdated ENIs that are emptied
+//	trunk.go     ... the trunk
 //	supply.go    how many addresses ENIs can have
 //	places.go    device indexes, and how many more ENIs there may be
 //	subnets.go   in which subnets new ENIs may be created
-//	shortage.go  why pods that wait get nothing
-//	excess.go    how much of an excess has lasted long enough to be given back;
+//	shortage.go  why waiting pods get nothing
+//	excess.go    how much of an excess has lasted long enough to be released;
 //	             the reconciler keeps it from plan to plan (planning.go of package eni)
 package plan
 
@@ -25,31 +25,32 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Plan is what to do next for a node, and how the node does.
+// Plan is what to do next for a node, and how well the node is supplied.
 type Plan struct {
 	Actions    []Action
-	Available  int  // for how many pods there are addresses, used ones included
-	Used       int  // of those; cooling ones too
-	Needed     int  // for how many more the policy wants some
-	Exhausted  bool // the node lacks addresses, or its trunk, that it has room for and its subnets do not
-	AtCapacity bool // nothing can give the node what it would have without limits
+	Available  int  // pods that the node has addresses for, used ones included
+	Used       int  // of those, used or cooling
+	Needed     int  // further pods that the policy demands addresses for
+	Exhausted  bool // the node has room for more addresses, or its trunk, and its subnets have not
+	AtCapacity bool // the node has less than it would have without limits, and no action changes that
 }
 
-// Make returns what to do next to bring a node to its policy. It is pure: the
-// same input gives the same actions, in the order in which to do them. Within
-// one plan each ENI is asked for addresses at most once a family.
+// Make returns what to do next to bring a node to its policy. It is pure: the same input gives the same
+// actions, in the order in which to do them. Within one plan each ENI is asked for addresses at most
+// once per family.
 //
-// Growth: first ENIs of ours that are begun but not attached, then room on
-// attached ENIs by device index, then new ENIs, each with as many addresses as
-// are still needed. Shrinking, only without a need to grow and only what
-// Release allows: whole ENIs with nothing used or cooling, the highest index
-// first, then free addresses of the emptiest ENI, the primary last, since it
-// can never be given back; what cools there is waited for. If an ENI is kept only
-// for addresses that are to be free, as many are assigned to others first (move.go).
-// Detached ENIs of ours that nobody needs are deleted. Outdated ENIs are emptied if
-// State.Drain says so (drain.go). A trunk comes last (trunk.go).
+// Growth comes in this order: ENIs of ours that were created but not attached, room on attached ENIs by
+// device index, new ENIs, each with as many addresses as are still needed.
 //
-// What is asked for at once is min(free in the subnet, room on the ENI, needed +
+// The plan shrinks only without a need to grow, and only by what Release allows: first whole ENIs with
+// nothing used or cooling, the highest index first; then free addresses of the emptiest ENI. The
+// primary comes last, since it can never be detached; its cooling addresses are waited for. If an ENI
+// is kept only for addresses that are to be free, as many are assigned to others first (shrink.go).
+//
+// Detached ENIs of ours that nobody needs are deleted. Outdated ENIs are emptied if State.Drain says so
+// (drain.go). The trunk comes last (trunk.go).
+//
+// The amount asked for at once is min(free in the subnet, room on the ENI, needed +
 // max-above-watermark) (Cilium, "AWS ENI", "IP Allocation").
 func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	b := newPlanner(l, p, s)
@@ -69,15 +70,15 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	return d
 }
 
-// planner is the working copy of a state that a plan's steps spend.
+// planner is the working copy of a state, from which the steps of a plan are taken.
 type planner struct {
 	capacity capacity
 	places   places
 	subnets  subnets
 	demand   ipam.Demand
 	tally    tally
-	need     int // pods for which addresses are still to be asked for; 0 when the target is met
-	asked    int // pods for which the plan asks for some so far
+	need     int // pods that addresses are still to be asked for; 0 when the target is met
+	asked    int // pods that the plan asks for addresses so far
 	enis     []ENI
 	moves    bool // State.Moves
 	release  int
@@ -89,7 +90,7 @@ func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 	return plannerOf(l, p, s.drained(l, p))
 }
 
-// plannerOf returns newPlanner for a state whose draining ENIs are known.
+// plannerOf is newPlanner for a state whose draining ENIs are known.
 func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
 		capacity: capacity{limits: l, policy: p, supplies: supplies(l, p)}, places: newPlaces(l, p, s),
@@ -131,7 +132,7 @@ func (b *planner) extendAll() {
 	}
 }
 
-// attachBegun finishes ENIs that were created but not attached.
+// attachBegun attaches ENIs that were created but not attached.
 func (b *planner) attachBegun() {
 	for _, i := range b.begun() {
 		e := b.enis[i]
@@ -147,8 +148,7 @@ func (b *planner) attachBegun() {
 	}
 }
 
-// attachUsed attaches ENIs again that somebody took off the instance although pods that
-// run have addresses of theirs.
+// attachUsed attaches ENIs again that someone detached although running pods have their addresses.
 func (b *planner) attachUsed() {
 	for _, e := range sorted(b.enis, func(e ENI) bool { return e.cutOff() && !e.Trunk && !e.Refused }, byIndex) {
 		index, ok := b.places.free()
@@ -164,10 +164,10 @@ func (b *planner) attachUsed() {
 	}
 }
 
-// cutOff reports whether pods that run have addresses of a detached ENI.
+// cutOff reports whether running pods have addresses of a detached ENI.
 func (e ENI) cutOff() bool { return e.Ours && e.Phase == Detached && e.Used > 0 }
 
-// begun returns the places of the ENIs that were created but not attached.
+// begun returns the indexes in b.enis of the ENIs that were created but not attached.
 func (b *planner) begun() (out []int) {
 	for i, e := range b.enis {
 		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays && !b.claimed[e.ID] {
@@ -192,7 +192,7 @@ func (b *planner) assign(e ENI) {
 	b.capacity.each(more, func(a cloud.Amount) { b.do(Action{Kind: Assign, ENI: e.ID, Amount: a}) })
 }
 
-// create plans a new ENI and reports whether it could.
+// create plans a new ENI, and reports whether it could.
 func (b *planner) create() bool {
 	index, ok := b.places.free()
 	if !ok {
@@ -206,8 +206,8 @@ func (b *planner) create() bool {
 	h.count[ipfamily.IPv4] = b.capacity.bonus
 	own := b.capacity.pods(h)
 	gain, more := b.capacity.extend(h, sn, sn.Free-1, b.need-own) // less the ENI's primary address
-	// While prefixes cannot be had, a warm target is met as far as attached
-	// ENIs have room; a new ENI is for pods that wait, or when nothing is free.
+	// While there are no prefixes, a warm target is met as far as attached
+	// ENIs have room; a new ENI is only for waiting pods, or if no address is free.
 	free := b.tally.free() + b.asked + own
 	wanting := b.tally.Waiting > free || free == 0
 	if own+gain == 0 || b.capacity.byPrefix() && more.Prefixes == 0 && !wanting {
@@ -220,15 +220,15 @@ func (b *planner) create() bool {
 	return true
 }
 
-// spend notes that addresses for pods are asked for in a subnet.
+// spend records that addresses for pods are asked for in a subnet.
 func (b *planner) spend(sn *Subnet, pods int, more cloud.Amount) {
 	b.need -= pods
 	b.asked += pods
 	sn.Free -= Count(more)
 }
 
-// makeRoomForPrefixes gives single addresses back whose slots a prefix can
-// take: how a node that a fragmented subnet filled with singles recovers.
+// makeRoomForPrefixes releases single addresses whose slots a prefix can take. A node that a fragmented
+// subnet filled with single addresses recovers in this way.
 func (b *planner) makeRoomForPrefixes() {
 	for _, s := range b.capacity.supplies {
 		if s.unit == 1 {
@@ -247,12 +247,12 @@ func (b *planner) makeRoomForPrefixes() {
 	}
 }
 
-// subnetForNew picks the subnet for a new ENI; nil: none can have one.
+// subnetForNew returns the subnet for a new ENI; nil: there is none.
 func (b *planner) subnetForNew() *Subnet {
 	return b.subnets.forNew(min(b.need-b.capacity.bonus, max(1, b.tally.Waiting-b.tally.free())))
 }
 
-// hasRoom reports whether the instance, were its subnets endless, could grow.
+// hasRoom reports whether the instance could grow if its subnets were unlimited.
 func (b *planner) hasRoom() bool {
 	_, ok := b.places.free()
 	return ok || slices.ContainsFunc(b.enis, b.capacity.roomOn)

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Reasons why pods wait although nothing failed, as in source.Exhausted.
+// Reasons why pods wait although nothing failed, for source.Exhausted.
 const (
 	ReasonCooling    = "cooling"
 	ReasonMaxPods    = "max-pods"
@@ -20,10 +20,9 @@ const (
 	ReasonNoIPv4     = "no-ipv4"
 )
 
-// Shortage returns why a plan cannot give the pods that wait more addresses: a
-// reason and a sentence, or two empty strings when it can. Without such pods it
-// tells what a person should mend before there are: subnets that cannot give
-// what the policy wants. That an instance is at its limit is none of that.
+// Shortage returns why a plan cannot give waiting pods more addresses: a reason and a sentence, or two
+// empty strings if it can. Without waiting pods it returns what a person should fix before there are
+// any: subnets that cannot give what the policy demands. An instance at its limit is no such case.
 func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	b := newPlanner(l, p, s)
 	x := explanation{b}
@@ -39,7 +38,7 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 		return ReasonFirstIndex, fmt.Sprintf("first-interface-index is %d, and the device indexes of this instance end at %d: lower it", p.FirstInterfaceIndex, l.MaxENIs-1)
 	}
 	if len(b.actions) > 0 || !wait && (!b.hasRoom() || b.subnetForNew() != nil) {
-		return "", "" // also while a warm target waits for prefixes
+		return "", "" // a warm target may be waiting for prefixes
 	}
 	if reason, message := x.noIPv6(s.Subnets); reason != "" {
 		return reason, message
@@ -50,15 +49,15 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	return x.lack(p.Cap(), t, slices.ContainsFunc(s.Subnets, func(sn Subnet) bool { return sn.ForNew }))
 }
 
-// explanation says why a plan that can do nothing more cannot.
+// explanation describes why a plan that can do nothing more cannot.
 type explanation struct{ plan *planner }
 
-// lack returns which limit keeps a node with such addresses, that can do nothing more,
-// from having others; candidates: there are subnets for new ENIs.
+// lack returns the limit that keeps a node from having more addresses. Candidates says that there are
+// subnets for new ENIs.
 func (x explanation) lack(capped int, t tally, candidates bool) (reason, message string) {
 	switch {
 	case capped > 0 && t.total >= capped && t.Cooling > 0:
-		return ReasonCooling, fmt.Sprintf("the node has the %d addresses that it may have and %d of them still cool", t.total, t.Cooling)
+		return ReasonCooling, fmt.Sprintf("the node has all %d addresses that it may have, and %d of them are still cooling", t.total, t.Cooling)
 	case capped > 0 && t.total >= capped:
 		return ReasonMaxPods, fmt.Sprintf("the node has %d addresses, as many as max-pods or max-allocate allow: run fewer pods here, or raise it", t.total)
 	case x.plan.hasRoom() && !candidates:
@@ -66,45 +65,45 @@ func (x explanation) lack(capped int, t tally, candidates bool) (reason, message
 	case x.plan.hasRoom():
 		return ReasonSubnetFull, fmt.Sprintf("no subnet that this node may use has a free %s: free some, or configure a further subnet", x.address(ipfamily.IPv4))
 	case t.Cooling > 0:
-		return ReasonCooling, fmt.Sprintf("every ENI that the instance may have is full, and %d addresses still cool", t.Cooling)
+		return ReasonCooling, fmt.Sprintf("every ENI that the instance may have is full, and %d addresses are still cooling", t.Cooling)
 	default:
 		return ReasonENILimit, fmt.Sprintf("every ENI that the instance may have is full%s (%d addresses used): use a larger instance type, raise MAX_ENI, or use prefixes", x.fullOf(), t.Used)
 	}
 }
 
-// noIPv6 reports that nothing can give pods the IPv6 addresses that they are to have:
-// the instance type, or the subnets.
+// noIPv6 reports that the instance type or the subnets cannot give pods the IPv6 addresses that they
+// need.
 func (x explanation) noIPv6(subnets []Subnet) (reason, message string) {
 	if !x.plan.capacity.policy.Families.Has(ipfamily.IPv6) || x.plan.capacity.limits.MaxENIs == 0 {
 		return "", ""
 	}
 	if x.plan.capacity.limits.IPv6PerENI == 0 {
-		return ReasonNoIPv6, "the instance type has no IPv6: use another, or IPv4 addresses alone (ip-families)"
+		return ReasonNoIPv6, "the instance type has no IPv6: use another, or IPv4 addresses only (ip-families)"
 	}
 	list := x.ofUse(subnets)
 	if len(list) == 0 || slices.ContainsFunc(list, func(sn Subnet) bool { return !sn.NoIPv6 }) {
 		return "", ""
 	}
-	return ReasonNoIPv6, "no subnet that this node may use has IPv6 addresses: associate an IPv6 CIDR block with one, or use IPv4 addresses alone (ip-families)"
+	return ReasonNoIPv6, "no subnet that this node may use has IPv6 addresses: associate an IPv6 CIDR block with one, or use IPv4 addresses only (ip-families)"
 }
 
-// noIPv4 reports that the node could grow in subnets of IPv6 alone only, which give pods no IPv4
-// addresses, or where the instance cannot have ENIs.
+// noIPv4 reports that the node could grow in IPv6-only subnets only, which give pods no IPv4 addresses,
+// or do not allow ENIs of this instance.
 func (x explanation) noIPv4(subnets []Subnet) (reason, message string) {
 	list := x.ofUse(subnets)
 	switch {
 	case len(list) == 0 || slices.ContainsFunc(list, func(sn Subnet) bool { return !sn.IPv6Native }):
 		return "", ""
 	case x.plan.capacity.policy.Families.Has(ipfamily.IPv4):
-		return ReasonNoIPv4, "every subnet that this node may use is of IPv6 alone: configure one that has IPv4 addresses, or use IPv6 addresses alone (ip-families)"
+		return ReasonNoIPv4, "every subnet that this node may use is IPv6-only: configure one that has IPv4 addresses, or use IPv6 addresses only (ip-families)"
 	case !x.plan.capacity.limits.Prefixes:
-		return ReasonNoIPv4, "every subnet that this node may use is of IPv6 alone, where EC2 has only instances built on Nitro: configure one that has IPv4 addresses, or use another instance type"
+		return ReasonNoIPv4, "every subnet that this node may use is IPv6-only, and EC2 allows only instances built on Nitro there: configure one that has IPv4 addresses, or use another instance type"
 	}
 	return "", ""
 }
 
-// ofUse returns the subnets in which the node, were they endless, could grow: those of ENIs that have
-// room, and if there may be a further ENI those where it may be.
+// ofUse returns the subnets in which the node could grow if they were unlimited: those of ENIs with
+// room and, if there may be a further ENI, the candidates for it.
 func (x explanation) ofUse(subnets []Subnet) (list []Subnet) {
 	_, further := x.plan.places.free()
 	for _, sn := range subnets {
@@ -115,8 +114,8 @@ func (x explanation) ofUse(subnets []Subnet) (list []Subnet) {
 	return list
 }
 
-// address returns what people call an address of a family: with its name, unless pods get
-// addresses of IPv4 only.
+// address returns the word for an address of a family, without the family's name if pods get IPv4
+// addresses only.
 func (x explanation) address(f ipfamily.Family) string {
 	if f == ipfamily.IPv4 && !x.plan.capacity.policy.Families.Has(ipfamily.IPv6) {
 		return "address"
@@ -124,8 +123,7 @@ func (x explanation) address(f ipfamily.Family) string {
 	return f.String() + " address"
 }
 
-// fullOf names the family of which the ENIs have no room for more, where pods get
-// addresses of both.
+// fullOf names the family that the ENIs have no more room for, if pods get addresses of both.
 func (x explanation) fullOf() string {
 	if len(x.plan.capacity.supplies) < 2 {
 		return ""

@@ -8,14 +8,14 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// shrinking is the part of a plan that gives addresses and ENIs back.
+// shrinking is the part of a plan that releases addresses and ENIs.
 type shrinking struct {
 	plan  *planner
-	gone  map[string]bool // ENIs that go as a whole
-	given map[string]bool // ENIs that are changed: one change an ENI and plan
+	gone  map[string]bool // ENIs that are detached as a whole
+	given map[string]bool // ENIs that the plan changes, each once
 }
 
-// shrink gives back excess that has persisted. See Plan for the order.
+// shrink releases excess that has persisted. See Plan for the order.
 func (b *planner) shrink() {
 	s := &shrinking{plan: b, gone: map[string]bool{}, given: map[string]bool{}}
 	excess := min(b.tally.total-b.demand.Keep, b.release)
@@ -33,15 +33,15 @@ func (b *planner) shrink() {
 // open reports whether the plan may still change an ENI.
 func (s *shrinking) open(e ENI) bool { return !s.gone[e.ID] && !s.given[e.ID] }
 
-// unassign gives addresses of an ENI back.
+// unassign releases addresses of an ENI.
 func (s *shrinking) unassign(e ENI, a cloud.Amount) {
 	s.plan.do(Action{Kind: Unassign, ENI: e.ID, Amount: a})
 	s.given[e.ID] = true
 }
 
-// detachUnused detaches ENIs that nothing needs, if the target is still met
-// without them, and tells for how many pods they had addresses. One without any
-// address serves nobody and needs no patience.
+// detachUnused detaches ENIs that nothing needs, if the target is still met without them, and returns
+// the number of pods that they had addresses for. An ENI without any address serves nobody and is
+// detached at once.
 func (s *shrinking) detachUnused(excess int) (pods int) {
 	for _, e := range s.plan.unused() {
 		if n := s.plan.capacity.total(e); n == 0 || n <= excess-pods {
@@ -53,7 +53,7 @@ func (s *shrinking) detachUnused(excess int) (pods int) {
 	return pods
 }
 
-// shift plans a move if there is one, and tells how much more is in excess.
+// shift plans a move if there is one, and returns how much more is in excess.
 func (s *shrinking) shift() (excess int) {
 	b := s.plan
 	excess = b.tally.total - b.demand.Keep
@@ -70,10 +70,10 @@ func (s *shrinking) shift() (excess int) {
 	return excess
 }
 
-// reduce gives free addresses back, for as many pods as are in excess. What that
-// leaves of the other family goes by trim. An outdated ENI that is to go keeps what it
-// has until it is drained: it can have no other in its place, and a node with such
-// remainders on all ENIs could spare none.
+// reduce releases free addresses for as many pods as are in excess. What that leaves of the other
+// family is released by trim. An outdated ENI that will be detached keeps its addresses until it is
+// drained: it cannot get others in their place, and a node with such remainders on all ENIs could spare
+// none.
 func (s *shrinking) reduce(excess int) {
 	lead := s.plan.capacity.policy.Families.Families()[0]
 	emptiest := sorted(s.plan.enis, func(e ENI) bool { return s.plan.capacity.grows(e) && s.open(e) },
@@ -100,11 +100,10 @@ func (s *shrinking) reduce(excess int) {
 	}
 }
 
-// shareOf returns how much of the excess an ENI is to give back, and how many single
-// addresses of a family, that which leads, can go for that now. What cools is part
-// of the share: it goes once it has cooled, and until then no fuller ENI gives
-// anything in its place. An ENI that only cools, and fits into the excess whole,
-// waits to go as one.
+// shareOf returns how much of the excess an ENI is to release, and how many single addresses of the
+// leading family it can release for that now. Cooling addresses are part of the share: they are
+// released once they have cooled, and until then no fuller ENI releases anything in their place. An ENI
+// that only cools, and fits into the excess as a whole, waits to be detached.
 func (s *shrinking) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now int) {
 	if total := s.plan.capacity.total(e); !e.Primary && e.Used == 0 && e.Cooling > 0 && total <= excess {
 		return total, 0
@@ -118,10 +117,9 @@ func (s *shrinking) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now
 	return share, min(share, free)
 }
 
-// trim gives back what an ENI has of one family and no pod can have, as it lacks
-// the other; and what it has of a family that pods do not get any more. Single IPv6
-// addresses of the latter kind stay, as does all IPv6 of the primary ENI: a subnet
-// or a person may have given them to the instance.
+// trim releases what an ENI has of one family and no pod can have, as the ENI lacks the other, and what
+// it has of a family that pods no longer get. Single IPv6 addresses of such a family stay, as does all
+// IPv6 of the primary ENI: a subnet or a person may have given them to the instance.
 func (s *shrinking) trim() {
 	for _, e := range sorted(s.plan.enis, func(e ENI) bool { return s.plan.capacity.stays(e) && s.open(e) }, byIndex) {
 		for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
@@ -133,7 +131,7 @@ func (s *shrinking) trim() {
 	}
 }
 
-// surplusOf returns what trim gives back of a family.
+// surplusOf returns what trim releases of a family.
 func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 	addresses, prefixes := e.Free.Of(f)
 	wanted := false
@@ -145,7 +143,7 @@ func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 		surplus := e.count(f) - s.plan.capacity.total(e)
 		prefixes = min(prefixes, surplus/prefixAddresses[f])
 		if addresses = min(addresses, surplus); of.unit > 1 {
-			addresses = 0 // they will be of use, or go with an excess
+			addresses = 0 // they will be used, or released as excess
 		}
 	}
 	if f == ipfamily.IPv6 && !wanted {
@@ -155,23 +153,22 @@ func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 		}
 	}
 	if addresses > 0 {
-		prefixes = 0 // one kind
+		prefixes = 0 // one call takes one kind
 	}
 	return cloud.AmountIn(f, addresses, prefixes)
 }
 
-// unused returns the ENIs that serve nobody and may go: outdated ones first, then by
-// falling index.
+// unused returns the ENIs that serve nobody and may be detached: outdated ones first, then the highest
+// index first.
 func (b *planner) unused() []ENI {
 	return sorted(b.enis, func(e ENI) bool { return b.capacity.stays(e) && e.unused() },
 		func(x, y ENI) int { return cmp.Or(-cmp.Compare(x.drain, y.drain), -byIndex(x, y)) })
 }
 
-// unused reports whether an ENI serves nobody and may go.
+// unused reports whether an ENI serves nobody and may be detached.
 func (e ENI) unused() bool { return !e.Primary && e.Used+e.Cooling == 0 && e.Withdrawn == none }
 
-// tidy deletes detached ENIs that the plan has no use for and puts the
-// attributes of the others right.
+// tidy deletes detached ENIs that the plan does not use, and corrects the attributes of the others.
 func (b *planner) tidy(s State) {
 	for _, e := range sorted(b.enis, func(e ENI) bool {
 		return e.Ours && e.Phase == Detached && !e.JustMade && !e.cutOff() && !b.claimed[e.ID]
@@ -191,14 +188,13 @@ func (b *planner) tidy(s State) {
 	}
 }
 
-// Pods end in any order, so an ENI may be kept only for the addresses that the
-// policy keeps free, although ENIs with lower indexes have room for as many. Then
-// these are assigned there first. That makes an excess, by which the ENI goes as a
-// whole. Each move ends an ENI, and none is created while there is room, so moves
-// come to an end.
+// Pods end in any order, so an ENI may be kept only for addresses that the
+// policy keeps free, although ENIs with lower indexes have room for them. These
+// are then assigned there first. That creates an excess, and the ENI is detached as a
+// whole. Each move removes an ENI, and none is created while there is room, so moves
+// end.
 
-// Movable reports whether the node has an ENI that could go if others took its
-// addresses over.
+// Movable reports whether the node has an ENI that could be detached if others took over its addresses.
 func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
 	b := newPlanner(l, p, s)
 	if b.need > 0 {
@@ -211,8 +207,8 @@ func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
 // Moves reports whether an action is part of a move: no pod needs what it assigns.
 func (d Plan) Moves(a Action) bool { return a.Kind == Assign && d.Needed == 0 }
 
-// move finds the ENI with the highest index that can be emptied, what is to be
-// assigned to the others for that, and for how many pods that is enough.
+// move returns the ENI with the highest index that can be emptied, what to assign to the others for
+// that, and the number of pods that this is enough for.
 func (b *planner) move() (from ENI, assign []Action, gain int) {
 	if b.demand.WholeENIs {
 		return from, nil, 0
@@ -221,7 +217,7 @@ func (b *planner) move() (from ENI, assign []Action, gain int) {
 	for _, e := range b.unused() {
 		short := b.capacity.total(e) - surplus
 		if short <= 0 {
-			break // it goes by itself, once that has lasted
+			break // it is detached anyway, once its excess has lasted
 		}
 		if assign, gain := b.elsewhere(e, short); assign != nil {
 			return e, assign, gain
@@ -230,8 +226,8 @@ func (b *planner) move() (from ENI, assign []Action, gain int) {
 	return from, nil, 0
 }
 
-// elsewhere returns how addresses for n pods are had on the ENIs besides e; nil if they
-// cannot. Those that would give addresses back before e are none to put more on.
+// elsewhere returns how the ENIs besides e can get addresses for n pods; nil: they cannot. ENIs that
+// would be shrunk before e get no addresses.
 func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 	taken := map[string]int{} // by subnet
 	fits := func(o ENI) bool {

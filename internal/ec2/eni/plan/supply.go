@@ -8,14 +8,17 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// A pod's addresses are all of one ENI, one of each family. So an ENI grows in all
-// families at once, and no further than the one allows that has least room.
+// A pod's addresses are all of one ENI, one of each family. An ENI therefore grows in all
+// families at once, no further than the family with the least room allows.
 
-// supply is how the addresses of one family come.
+// supply is how an ENI gets the addresses of one family.
 type supply struct {
 	family ipfamily.Family
-	slots  int // addresses or prefixes that an ENI may hold for pods
-	unit   int // addresses of each: 1, or those of a prefix
+	// slots returns how many addresses or prefixes of a family an ENI may hold for pods. Of IPv4 that is
+	// all but one, for the primary address (EC2 User Guide, "IP addresses per network interface per
+	// instance type").
+	slots int // addresses or prefixes that an ENI may hold for pods
+	unit  int // addresses of each: 1, or those of a prefix
 }
 
 // slots returns how many addresses or prefixes of a family an ENI holds for pods: of
@@ -28,8 +31,8 @@ func slots(f ipfamily.Family, l cloud.Limits) int {
 	return max(0, l.IPv4PerENI-1)
 }
 
-// supplies returns those of the families that pods get. IPv6 comes first: where it
-// cannot be had, no IPv4 address is asked for in vain.
+// supplies returns the supplies of the families that pods get, IPv6 first: if there is no IPv6 address,
+// no IPv4 address is asked for in vain.
 func supplies(l cloud.Limits, p ipam.Policy) (out []supply) {
 	for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
 		if !p.Families.Has(f) {
@@ -44,7 +47,7 @@ func supplies(l cloud.Limits, p ipam.Policy) (out []supply) {
 	return out
 }
 
-// Capacity is for how many pods one ENI of an instance type can have addresses.
+// Capacity returns the number of pods that one ENI of an instance type can have addresses for.
 func Capacity(l cloud.Limits, p ipam.Policy, primary bool) int {
 	n := math.MaxInt
 	for _, s := range supplies(l, p) {
@@ -57,11 +60,11 @@ func Capacity(l cloud.Limits, p ipam.Policy, primary bool) int {
 	return n
 }
 
-// own reports that what the primary ENI has of the family is the instance's own: single
-// IPv6 addresses, as nothing tells which of them its system uses.
+// own reports whether the primary ENI's addresses of the family are the instance's own: single IPv6
+// addresses are, since EC2 does not tell which of them its system uses.
 func (s supply) own() bool { return s.family == ipfamily.IPv6 && s.unit == 1 }
 
-// Demand returns what a policy wants of a node with an instance type's limits.
+// Demand returns what a policy demands of a node with an instance type's limits.
 func Demand(l cloud.Limits, p ipam.Policy, u ipam.Usage) ipam.Demand {
 	perENI := math.MaxInt
 	for _, f := range p.Families.Families() {
@@ -69,7 +72,7 @@ func Demand(l cloud.Limits, p ipam.Policy, u ipam.Usage) ipam.Demand {
 			perENI = min(perENI, slots(f, l))
 		}
 	}
-	if perENI == math.MaxInt { // prefixes of IPv6 alone, which are no matter of whole ENIs
+	if perENI == math.MaxInt { // IPv6 prefixes only: no ENI is ever full
 		perENI = 0
 	}
 	return p.Demand(perENI, l.Prefixes, u)
@@ -80,23 +83,23 @@ type capacity struct {
 	limits   cloud.Limits
 	policy   ipam.Policy
 	supplies []supply // of the families that pods get, IPv6 first
-	bonus    int      // IPv4 addresses for pods that a new ENI brings by itself
+	bonus    int      // IPv4 addresses for pods that a new ENI has without being asked
 }
 
-// total is for how many pods an ENI has addresses.
+// total returns the number of pods that an ENI has addresses for.
 func (b *capacity) total(e ENI) int { return e.total(b.policy.Families) }
 
-// grows reports whether an ENI may be given more addresses for pods.
+// grows reports whether an ENI may get more addresses for pods.
 func (b *capacity) grows(e ENI) bool { return serves(e, b.policy) && e.drain == stays }
 
 // stays reports whether an ENI serves pods and is not drained.
 func (b *capacity) stays(e ENI) bool { return serves(e, b.policy) && e.drain != draining }
 
-// roomOn reports whether an ENI, were its subnet endless, could have addresses for more pods.
+// roomOn reports whether an ENI could have addresses for more pods if its subnet were unlimited.
 func (b *capacity) roomOn(e ENI) bool { return b.grows(e) && !b.full(b.held(e)) }
 
-// holding is what an ENI has of each family: addresses for pods, those inside
-// prefixes included, and slots that are taken.
+// holding is what an ENI has of each family: addresses for pods, those inside prefixes included, and
+// slots that are taken.
 type holding struct{ count, taken [ipfamily.Number]int }
 
 // held returns what an ENI has.
@@ -116,7 +119,7 @@ func (b *capacity) held(e ENI) (h holding) {
 	return h
 }
 
-// pods is for how many pods a holding is enough.
+// pods returns the number of pods that a holding is enough for.
 func (b *capacity) pods(h holding) int {
 	n := math.MaxInt
 	for _, s := range b.supplies {
@@ -125,8 +128,8 @@ func (b *capacity) pods(h holding) int {
 	return n
 }
 
-// full reports whether a holding keeps its ENI from having addresses for more pods,
-// however many its subnet has.
+// full reports whether an ENI with a holding cannot have addresses for more pods, even if its subnet
+// were unlimited.
 func (b *capacity) full(h holding) bool {
 	pods := b.pods(h)
 	for _, s := range b.supplies {
@@ -137,8 +140,8 @@ func (b *capacity) full(h holding) bool {
 	return false
 }
 
-// extend returns what is to be added to a holding, in a subnet with so many free IPv4
-// addresses, so that it is enough for n pods more, or for as many as it can be.
+// extend returns what to add to a holding, in a subnet with so many free IPv4 addresses, so that it is
+// enough for n more pods, or for as many as possible. Gain is the number of these pods.
 func (b *capacity) extend(h holding, sn *Subnet, free, n int) (gain int, more cloud.Amount) {
 	before, after := b.pods(h), math.MaxInt
 	for _, s := range b.supplies {
@@ -153,8 +156,8 @@ func (b *capacity) extend(h holding, sn *Subnet, free, n int) (gain int, more cl
 	return after - before, more
 }
 
-// more returns how much of a need one ENI in a subnet can take of a family: whole
-// prefixes where the policy says so and the subnet has them, else single addresses.
+// more returns how much of a need one ENI in a subnet can take of a family: whole prefixes where the
+// policy demands them and the subnet has them, otherwise single addresses.
 func (s supply) more(h holding, sn *Subnet, free, need int) cloud.Amount {
 	noPrefix := sn.NoPrefix
 	if s.family == ipfamily.IPv6 {
@@ -175,7 +178,7 @@ func (s supply) more(h holding, sn *Subnet, free, need int) cloud.Amount {
 	return cloud.AmountIn(s.family, max(0, min(need, room, free)), 0)
 }
 
-// each calls do with what an amount has of each family that it has something of.
+// each calls do for each family with the part of an amount that is of this family, unless it is empty.
 func (b *capacity) each(a cloud.Amount, do func(cloud.Amount)) {
 	for _, s := range b.supplies {
 		if of := only(s.family, a); of != none {
@@ -184,16 +187,16 @@ func (b *capacity) each(a cloud.Amount, do func(cloud.Amount)) {
 	}
 }
 
-// only returns what an amount has of one family.
+// only returns the part of an amount that is of one family.
 func only(f ipfamily.Family, a cloud.Amount) cloud.Amount {
 	addresses, prefixes := a.Of(f)
 	return cloud.AmountIn(f, addresses, prefixes)
 }
 
-// byPrefix reports whether IPv4 addresses come by prefixes.
+// byPrefix reports whether IPv4 addresses come as prefixes.
 func (b *capacity) byPrefix() bool { return b.unit() > 1 }
 
-// unit returns in what IPv4 addresses come: 1, or those of a prefix.
+// unit returns how many IPv4 addresses come at a time: 1, or those of a prefix.
 func (b *capacity) unit() int {
 	for _, s := range b.supplies {
 		if s.family == ipfamily.IPv4 {

@@ -126,11 +126,11 @@ func TestWeightOfATrunk(t *testing.T) {
 func TestTrunkTroubleIsTold(t *testing.T) {
 	full := State{Trunk: Trunk{Wanted: true, Branches: true}, ENIs: []ENI{eni0, {ID: "eni-1", Index: 1, Phase: Attached, Ours: true}}, Subnets: forNew}
 	_, message := TrunkTrouble(five, ipam.Policy{MaxENI: 2}, full)
-	if !strings.Contains(message, "is there (2)") || !strings.Contains(message, "raise MAX_ENI") {
+	if !strings.Contains(message, "may have (2)") || !strings.Contains(message, "raise MAX_ENI") {
 		t.Error(message)
 	}
 	full.ENIs[1] = ENI{ID: "eni-x", Index: 1, Phase: Attached, Trunk: true}
-	if _, message = TrunkTrouble(five, ipam.Policy{}, full); !strings.Contains(message, "eni-x is a trunk that is not Berth's") {
+	if _, message = TrunkTrouble(five, ipam.Policy{}, full); !strings.Contains(message, "eni-x is a trunk that Berth did not create") {
 		t.Error(message)
 	}
 }
