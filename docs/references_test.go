@@ -169,7 +169,7 @@ func TestFiguresExist(t *testing.T) {
 	for _, r := range results {
 		known[r.Name] = true
 	}
-	named(t, "(?:[Bb]ench|[Ff]igures?)\\s((?:`[a-z0-9-]+`(?:,\\s|\\sand\\s)?)+)", 10, func(page string, m []string) {
+	named(t, "(?:[Bb]ench|[Ff]igures?)\\s((?:`[a-z0-9-]+`(?:,\\s|\\sand\\s)?)+)", 5, func(page string, m []string) {
 		for _, figure := range regexp.MustCompile("`([a-z0-9-]+)`").FindAllStringSubmatch(m[1], -1) {
 			if !known[figure[1]] {
 				t.Errorf("%s: bench/results.json has no figure %s", page, figure[1])
