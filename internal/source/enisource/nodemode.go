@@ -14,9 +14,9 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// New returns a source of node mode that is ready for Restore: a reconciler made
-// with c supplies it. The stored inventory is loaded if it is of this instance.
-// InstanceID, Node, Clock and Logger of c are taken from the source.
+// New returns a source for node mode that is ready for Restore; a reconciler made with c supplies it.
+// The stored inventory is loaded if it is of this instance. InstanceID, Node, Clock and Logger of c are
+// set by the source.
 func New(o Options, c eni.Config) (*Source, error) {
 	s, err := newSource(o)
 	if err != nil {
@@ -32,17 +32,17 @@ func New(o Options, c eni.Config) (*Source, error) {
 	return s, nil
 }
 
-// Wanted is settings that the ENIs are to have.
+// Wanted is settings that the ENIs should have.
 type Wanted struct {
-	Template string // the object that says so besides the daemon's configuration; empty: none
+	Template string // the object that they come from; empty: only the daemon's configuration
 	Settings eni.Settings
-	Err      error                      // why they make no sense, and those before go on; nil: they do
+	Err      error                      // why they are invalid, and the previous ones stay; nil: they are valid
 	Fits     func(*eni.Inventory) error // why this instance cannot have them; nil: it can
-	Counts   func()                     // is called once they count; may be nil
+	Counts   func()                     // called once they are applied; may be nil
 }
 
-// Configure has the ENIs be as other settings say, for a source made with New. Those that
-// make no sense change nothing, and are told by the log and by LastError.
+// Configure applies other settings to a source made with New. Invalid settings change nothing; the log
+// and LastError describe them.
 func (s *Source) Configure(w Wanted) {
 	if r, ok := s.supply.(*reconciled); ok {
 		r.configure(w)
@@ -54,9 +54,9 @@ type reconciled struct {
 	*eni.Reconciler
 	log *slog.Logger
 
-	mu      sync.Mutex // guards all below; memory only
-	counts  Wanted     // what the reconciler goes by
-	refused error      // why the newest settings do not count
+	mu      sync.Mutex // guards all below
+	counts  Wanted     // the settings that the reconciler applies
+	refused error      // why the newest settings are not applied
 }
 
 func (r *reconciled) configure(w Wanted) {
@@ -67,7 +67,7 @@ func (r *reconciled) configure(w Wanted) {
 	r.Reconfigure(eni.Change{Settings: w.Settings, Fits: w.Fits, Taken: func(err error) { r.taken(w, err) }})
 }
 
-// taken notes whether settings count.
+// taken records whether settings are applied.
 func (r *reconciled) taken(w Wanted, err error) {
 	before := r.note(w, err)
 	if err == nil && w.Counts != nil {
@@ -129,7 +129,7 @@ func (r *reconciled) OtherGroups() (enis []string, followed, compared bool) {
 	return enis, r.counts.Settings.FollowGroups, true
 }
 
-// reasons by class of what went wrong at the cloud.
+// reasons are the reasons of pods that wait, by class of the cloud's error.
 var reasons = map[cloud.Class]string{
 	cloud.Throttled: "throttled", cloud.SubnetFull: plan.ReasonSubnetFull, cloud.LimitReached: plan.ReasonENILimit,
 	cloud.Permission: "permission", cloud.Bug: "refused", cloud.Gone: "refused",
@@ -158,8 +158,8 @@ type reconcilerNode Source
 
 var _ eni.Node = (*reconcilerNode)(nil)
 
-// Usage implements eni.Node. The node uses what is withheld: other addresses are asked for in its
-// place, and its ENI stays.
+// Usage implements eni.Node. Withheld addresses count as used: others are asked for in their place, and
+// their ENI stays.
 func (s *reconcilerNode) Usage() eni.Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,7 +172,7 @@ func (s *reconcilerNode) Usage() eni.Usage {
 		u.ENIs[g.ID] = of
 	}
 	for _, l := range s.addresses.leases {
-		if _, ok := s.addresses.enis.published[l.ENI]; !ok && l.ENI != "" { // such as one that is not attached any more
+		if _, ok := s.addresses.enis.published[l.ENI]; !ok && l.ENI != "" { // for example one that is no longer attached
 			of := u.ENIs[l.ENI]
 			of.Used++
 			u.ENIs[l.ENI] = of

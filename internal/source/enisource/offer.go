@@ -8,19 +8,17 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// Offer takes over an inventory from a supplier that names the addresses and
-// prefixes that it wants back. None of those is handed out from now on. Returned
-// are those that no pod has and that do not cool, sorted: they are recorded as
-// withdrawn, and no restart changes that. What was asked back before and is not
-// any more is assignable again, if the inventory still has it.
+// Offer takes an inventory from a supplier that names the addresses and prefixes that it asks back.
+// None of those is handed out from now on. Offer returns those that no pod has and that do not cool,
+// sorted: they are recorded as withdrawn, also over a restart. What was asked back before and no longer
+// is becomes assignable again, if the inventory still has it.
 //
-// The file is written before anything newly free is handed out. With an error
-// nothing is known to be withdrawn: the inventory is in use, and Offer is to be
-// called again.
+// The file is written before any of these is handed out again. After an error nothing counts as
+// withdrawn: the inventory is in use, and Offer has to be called again.
 func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error) {
 	a := &s.addresses
 	s.mu.Lock()
-	a.releasing = sorted(append(a.releasing, back...)) // nothing is freed before the file says so
+	a.releasing = sorted(append(a.releasing, back...)) // nothing is restored before the file is written
 	a.withdrawReleasing(s.clock.Now())
 	withdrawn = a.idle(back)
 	s.mu.Unlock()
@@ -41,16 +39,17 @@ func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []neti
 	return withdrawn, err
 }
 
-// Use is one address that a pod has, or had less than the cooling period ago, or that the node has itself.
+// Use is one address that a pod has, or had less than the cooling period ago, or that the node itself
+// has.
 type Use struct {
 	Addr    netip.Addr
-	ENI     string         // empty while no inventory lists the address
-	Pod     attachment.Pod // whose it is; empty while it cools, and of what the node has itself
+	ENI     string         // empty if no inventory lists the address
+	Pod     attachment.Pod // empty for a cooling address, and for one that the node itself has
 	Cooling bool
 	Listed  bool // the inventory has it
 }
 
-// Uses lists the addresses in use, by address, those withheld included, and tells how many pods wait.
+// Uses returns the addresses in use, those withheld included, by address, and how many pods wait.
 func (s *Source) Uses() (uses []Use, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,8 +73,7 @@ func (s *Source) Uses() (uses []Use, waiting int) {
 	return uses, s.addresses.waiters.Len()
 }
 
-// Room returns for how many pods there are free addresses now, and how many pods
-// wait. It is quick.
+// Room returns how many pods there are free addresses for, and how many pods wait. It is quick.
 func (s *Source) Room() (free, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -55,8 +55,8 @@ func (s *Source) Snapshot() source.Snapshot {
 	return out
 }
 
-// count counts addresses by state, given those that are listed: a pod's of both
-// families once, and what is warm by the pods that it is enough for. s.mu is held.
+// count returns the number of listed addresses by state. A pod's addresses of both families count once,
+// and free addresses by the pods that they are enough for. s.mu is held.
 func (s *Source) count(listed []source.AddressInfo) map[source.State]int {
 	var of [ipfamily.Number][]source.AddressInfo
 	for _, a := range listed {
@@ -76,10 +76,10 @@ func (s *Source) count(listed []source.AddressInfo) map[source.State]int {
 	return count
 }
 
-// detail is the ENIs of the node, by device index.
+// detail is what introspection shows of the node's ENIs, by device index.
 type detail struct {
 	template  string           // whose settings they have
-	enis      []introspect.ENI // without what is used of them
+	enis      []introspect.ENI // without their used addresses
 	addresses []source.AddressInfo
 	cutOff    map[string]int // pods, by cause
 }
@@ -138,8 +138,8 @@ func (s *Source) describe(e eni.ENI) introspect.ENI {
 	return g
 }
 
-// pending returns the addresses of an ENI that its data path does not have yet. Those of a
-// prefix that is too large to list are left out, as of one that it has.
+// pending returns the addresses of an ENI that its data path does not have yet, without those of
+// prefixes that are too large to list.
 func pending(e eni.ENI, seen map[netip.Addr]bool) (out []source.AddressInfo) {
 	add := func(a netip.Addr, p netip.Prefix) {
 		if !seen[a] {
@@ -164,7 +164,7 @@ const (
 	conditionGroups    = "SecurityGroupsFollowed"
 )
 
-// conditions returns those of the source. s.mu is held.
+// conditions returns the conditions of the source. s.mu is held.
 func (s *Source) conditions() []source.Condition {
 	links := source.Condition{Type: conditionLinks, Healthy: true, Reason: "Present"}
 	var parts []string
@@ -219,7 +219,7 @@ var (
 	famReconciles = metric.New("berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", "result")
 )
 
-// Reference is what this source adds to the page of metrics.
+// Reference is the part of this source in the reference of metrics.
 var Reference = source.Reference{
 	Families: []metric.Family{famENIs, famCutOff, famCalls, famCallTime, famLimiter, famReconciles, famOrphans, famCollected},
 	Conditions: [][2]string{
@@ -229,7 +229,7 @@ var Reference = source.Reference{
 	},
 }
 
-// Metrics count what node mode asks EC2 for. They observe the calls (pace.Observer).
+// Metrics count the calls of node mode to EC2. They are a pace.Observer.
 type Metrics struct {
 	calls      *prometheus.CounterVec
 	duration   *prometheus.HistogramVec
@@ -239,7 +239,7 @@ type Metrics struct {
 	collected  *prometheus.CounterVec
 }
 
-// NewMetrics makes and registers them.
+// NewMetrics creates and registers them.
 func NewMetrics(to prometheus.Registerer) Metrics {
 	buckets := []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60} // seconds
 	m := Metrics{famCalls.Counter(), famCallTime.Histogram(buckets), famLimiter.Histogram(buckets), famReconciles.Counter(), famOrphans.Gauge(), famCollected.Counter()}
@@ -253,7 +253,7 @@ func (m Metrics) Call(operation, code string, took time.Duration) {
 	m.duration.WithLabelValues(operation).Observe(took.Seconds())
 }
 
-// Limited counts the time that the limiter held one call back.
+// Limited records for how long the limiter delayed one call.
 func (m Metrics) Limited(operation string, waited time.Duration) {
 	m.wait.WithLabelValues(operation).Observe(waited.Seconds())
 }
@@ -261,10 +261,10 @@ func (m Metrics) Limited(operation string, waited time.Duration) {
 // Reconciler returns the observer of one reconciler.
 func (m Metrics) Reconciler() eni.Observer { return &passes{Metrics: m} }
 
-// passes count those of a reconciler. Its calls come from one goroutine.
+// passes counts the passes of a reconciler. Its methods are called by one goroutine.
 type passes struct {
 	Metrics
-	failed string // class of the last error of the pass under way
+	failed string // class of the last error of the current pass
 }
 
 // Acted implements eni.Observer.
@@ -282,8 +282,7 @@ func (p *passes) Collected(found eni.Collected) {
 	p.collected.WithLabelValues().Add(float64(found.Deleted))
 }
 
-// Reconciled implements eni.Observer: the result is success, or the class of
-// the last error of the pass.
+// Reconciled implements eni.Observer. The result of a pass is success, or the class of its last error.
 func (p *passes) Reconciled(time.Duration) {
 	p.reconciles.WithLabelValues(cmp.Or(p.failed, "success")).Inc()
 	p.failed = ""

@@ -1,15 +1,15 @@
-// Package enisource owns the addresses of a node's ENIs in memory and hands them to
-// pods. Where they come from is a Supplier's matter: node mode's, here, is
-// internal/ec2/eni's reconciler; operator mode's is internal/source/nodenetworksupplier. The
-// Datapath tells when an ENI carries traffic.
+// Package enisource owns the addresses of a node's ENIs and hands them to
+// pods. A Supplier provides them: in node mode, here,
+// the reconciler of internal/ec2/eni; in operator mode internal/source/nodenetworksupplier. The
+// Datapath makes the kernel carry the traffic of an ENI.
 //
 //	source.go     what the daemon calls: Acquire, Release, Cancel, restore
 //	addresses.go  who has which address, and who waits; in memory, guarded by Source.mu
-//	enis.go       which ENIs serve pods, which of them the data path has, whose links lack
+//	enis.go       which ENIs serve pods, which of them the data path has, which links are missing
 //	program.go    the goroutine that gets each ENI's data path ready
 //	cutoff.go     running pods that are cut off
-//	offer.go      what a supplier calls that asks for addresses back by name
-//	nodemode.go   the reconciler as a supplier, and what it calls
+//	offer.go      what a supplier calls that names the addresses to release
+//	nodemode.go   the reconciler as a supplier, and the source as its Node
 //	snapshot.go   what introspection and metrics see
 //	store.go      the files that outlive the daemon
 package enisource
@@ -35,42 +35,41 @@ import (
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// Datapath makes the node's kernel carry pods' traffic by an ENI. Calls come
+// Datapath makes the node's kernel carry pods' traffic over an ENI. Calls come
 // from one goroutine.
 type Datapath interface {
 	// SetENI programs an ENI that is new or whose addresses changed. Its
-	// addresses become assignable once this returned nil for it. An error means
-	// not yet: it is called again after Kick, and now and then by itself. It is a
+	// addresses become assignable once SetENI returned nil. An error means
+	// not yet: SetENI is called again after Kick, and after a backoff. The error is a
 	// source.ErrNoLink while the node has no link of the ENI.
-	// It is idempotent.
+	// SetENI is idempotent.
 	SetENI(ctx context.Context, e eni.ENI) error
-	// RemoveENI undoes SetENI for an ENI that is leaving or has left. One that
+	// RemoveENI undoes SetENI for an ENI that is being detached or is gone. One that
 	// was never set is no error.
 	RemoveENI(ctx context.Context, eniID string) error
-	// ChangedLinks tells of each ENI that was set whether its link is gone, or is another
+	// ChangedLinks returns the ENIs that were set and whose link is gone, or is another
 	// than the one that was set up. It is called after each Kick.
 	ChangedLinks(ctx context.Context) (map[string]source.LinkChange, error)
 }
 
 // InventoryStore keeps the last inventory that the cloud confirmed.
 type InventoryStore interface {
-	// Load returns the stored inventory, or false without one.
+	// Load returns the stored inventory; false: there is none.
 	Load() (eni.Inventory, bool, error)
 	// Save replaces it, atomically.
 	Save(eni.Inventory) error
 }
 
-// Options are what a Source needs, whoever supplies it. InstanceID and Datapath
-// are required.
+// Options are what a Source needs, whoever supplies it. InstanceID and Datapath are required.
 type Options struct {
 	InstanceID string // of this instance; from the metadata service
-	Template   string // in node mode, whose settings it begins with, as KIND/NAME; empty: the daemon's own
+	Template   string // in node mode, the object with the first settings, as KIND/NAME; empty: the daemon's own
 	Datapath   Datapath
 	Cooling    time.Duration        // how long released addresses cool; 0: not at all
 	Store      InventoryStore       // nil: none
 	Clock      clock.Clock          // nil: the machine's
 	Logger     *slog.Logger         // nil: silent
-	Tell       func(podevents.News) // tells pods that they are cut off, and returns at once; nil: nobody does
+	Tell       func(podevents.News) // tells pods that they are cut off, and returns at once; may be nil
 }
 
 // Source is a source.Source. Make it with New or NewSupplied.
@@ -85,16 +84,15 @@ type Source struct {
 	kicked  retry.Signal // wakes it when links may have changed
 	cooled  retry.Signal // wakes the goroutine that watches cooling
 
-	mu        sync.Mutex // guards all below; memory only, no call is made under it
+	mu        sync.Mutex // guards all below; never held during a call
 	addresses addresses
 	cutOffs   cutOffs
 }
 
 var _ source.Source = (*Source)(nil)
 
-// NewSupplied checks the options, loads the stored inventory if it is of this
-// instance, and returns a source that is ready for Restore. The supplier is
-// seeded with what was loaded.
+// NewSupplied checks the options, loads the stored inventory if it is of this instance, and returns a
+// source that is ready for Restore. The supplier is seeded with what was loaded.
 func NewSupplied(o Options, supply Supplier) (*Source, error) {
 	s, err := newSource(o)
 	if err != nil {
@@ -103,7 +101,7 @@ func NewSupplied(o Options, supply Supplier) (*Source, error) {
 	s.supply = supply
 	s.file.load()
 	for _, r := range s.addresses.inv.Releasing {
-		s.addresses.releasing = append(s.addresses.releasing, r.Prefix) // until an Offer says otherwise
+		s.addresses.releasing = append(s.addresses.releasing, r.Prefix) // until the next Offer
 	}
 	return s, nil
 }
@@ -243,7 +241,7 @@ func (s *Source) Release(key attachment.Key) {
 		if s.addresses.ownAddressFreed(a) {
 			s.program.Set()
 		}
-		s.addresses.serve(now) // without a cooling period it is free at once
+		s.addresses.serve(now) // without a cooling period the address is free at once
 		s.cooled.Set()
 		s.supply.Kick()
 	}
@@ -276,8 +274,7 @@ func (s *Source) Ready() error {
 	return fmt.Errorf("no address has been usable on this node yet: %s", s.whyNone().Message)
 }
 
-// watchCooling serves those who wait when an address has cooled, and lets the
-// supplier look at what that leaves.
+// watchCooling serves waiting pods when an address has cooled, and kicks the supplier.
 func (s *Source) watchCooling(ctx context.Context) {
 	for {
 		var due <-chan time.Time
@@ -303,9 +300,8 @@ func (s *Source) watchCooling(ctx context.Context) {
 	}
 }
 
-// ServeUnconfirmed lets the inventory at hand be served: the supplier, which is
-// the authority on what the node owns, has tried and has nothing newer, or has
-// had confirm.Timeout to do so.
+// ServeUnconfirmed allows the stored inventory to be served: the supplier, which is the authority on
+// what the node owns, tried and has nothing newer, or had confirm.Timeout to do so.
 func (s *Source) ServeUnconfirmed() {
 	s.mu.Lock()
 	unconfirmed := s.addresses.unconfirmed
@@ -313,7 +309,7 @@ func (s *Source) ServeUnconfirmed() {
 	if !unconfirmed {
 		return
 	}
-	// Logged before the first address goes out.
+	// Log before the first address is handed out.
 	s.log.Warn("giving out addresses by the stored inventory: nobody has confirmed it since the start")
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,29 +325,29 @@ func (s *Source) MissingLinks() []string {
 	return s.addresses.enis.missingLinks()
 }
 
-// Supplier gets the node its addresses and gives back those in excess. It hands
-// them over by Publish, or by Offer.
+// Supplier gets the node its addresses and releases those in excess. It hands them over by Publish, or
+// by Offer.
 //
 // Kick, LastError, OtherGroups, PrefixDelegation, Template and Why are called with the Source locked:
-// they return at once and call nothing of the Source.
+// they return at once and do not call the Source.
 type Supplier interface {
 	// Seed hands over the stored inventory, before Run.
 	Seed(inv eni.Inventory)
 	// Run supplies until ctx ends, and returns only then.
 	Run(ctx context.Context) error
-	// Kick says that pods came, went or wait, or that addresses became usable.
+	// Kick says that pods started, ended or wait, or that addresses became usable.
 	Kick()
-	// LastError is the current trouble and what to do about it; empty without.
+	// LastError returns the current trouble and what to do about it; empty: none.
 	LastError() string
-	// OtherGroups are ENIs that are to have the security groups of the primary ENI and have
-	// others, and whether they will be given these. compared: the supplier looks for them.
+	// OtherGroups returns the ENIs that should have the security groups of the primary ENI and have
+	// others, and whether that will be corrected. Compared says that the supplier looks for them.
 	OtherGroups() (enis []string, followed, compared bool)
 	// PrefixDelegation reports whether ENIs are to be filled with prefixes.
 	PrefixDelegation() bool
-	// Template names the object whose settings new ENIs have; empty: none has any.
+	// Template returns the object whose settings new ENIs have; empty: none.
 	Template() string
-	// Why tells why pods that wait get nothing, as far as the supply goes; the
-	// reason is Growing when more is on its way. served: there is an inventory.
+	// Why returns why waiting pods get nothing, as far as the supply is concerned; the
+	// reason is Growing when more was asked for. Served says that there is an inventory.
 	Why(served bool) *source.Exhausted
 }
 

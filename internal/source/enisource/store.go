@@ -16,8 +16,7 @@ import (
 
 var _ = failpoint.Register("inventory.save.before", "inventory.save.after", "intent.save.before", "intent.save.after")
 
-// Files keeps an inventory and an intent in a directory, as JSON, each
-// replaced atomically.
+// Files keeps an inventory and an intent in a directory, as JSON files that are replaced atomically.
 type Files struct{ Dir string }
 
 const (
@@ -25,7 +24,7 @@ const (
 	intentName    = "eni-intent.json"
 )
 
-// Load implements InventoryStore. A file that makes no sense is an error.
+// Load implements InventoryStore. An invalid file is an error.
 func (f Files) Load() (eni.Inventory, bool, error) {
 	data, err := statefile.Read(filepath.Join(f.Dir, inventoryName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,7 +43,7 @@ func (f Files) Load() (eni.Inventory, bool, error) {
 // Save implements InventoryStore.
 func (f Files) Save(inv eni.Inventory) error { return f.replace(inventoryName, "inventory", inv) }
 
-// Intents gives the store of the creation under way.
+// Intents returns the store of the creation in flight.
 func (f Files) Intents() eni.Intents { return intents{f} }
 
 type intents struct{ f Files }
@@ -72,7 +71,7 @@ func (f Files) replace(name, point string, v any) error {
 // inventoryFile writes the source's inventory, in the order of its changes.
 type inventoryFile struct {
 	s  *Source
-	mu sync.Mutex // held during a write, by nothing that a pod waits for
+	mu sync.Mutex // held during a write; no pod waits for it
 }
 
 // save changes the inventory in memory and writes the file.
@@ -90,7 +89,7 @@ func (f *inventoryFile) save(change func()) error {
 	return f.s.opts.Store.Save(inv)
 }
 
-// load takes over the stored inventory, to serve from if the supply is away.
+// load takes the stored inventory, which is served if the supply is away.
 func (f *inventoryFile) load() {
 	s := f.s
 	if s.opts.Store == nil {

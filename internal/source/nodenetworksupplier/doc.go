@@ -1,4 +1,4 @@
-// Package nodenetworksupplier supplies a node's addresses in operator mode: from the
+// Package nodenetworksupplier supplies a node's addresses in operator mode, from the
 // NodeNetwork object of the node's name, which the operator fills. The addresses
 // are owned, and handed to pods, by internal/source/enisource.
 //
@@ -8,7 +8,7 @@
 //	report.go    reporting who uses which address
 //	object.go    creating the object, and replacing one of another instance
 //
-// No ADD or DEL waits for the API server: all of this happens beside them.
+// No ADD or DEL waits for the API server.
 package nodenetworksupplier
 
 // What berthd may do in the Kubernetes API. An admission policy narrows it to

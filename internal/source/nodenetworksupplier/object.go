@@ -32,24 +32,22 @@ type creator struct {
 const (
 	firstAttempt = 500 * time.Millisecond
 	lastAttempt  = 30 * time.Second
-	// replacePause is between two replacements at least: two daemons that were
-	// given the same node name by mistake do not chase each other.
+	// replacePause is the shortest time between two replacements: two daemons that were
+	// given the same node name by mistake do not replace each other's object all the time.
 	replacePause = time.Minute
 )
 
-// ensure makes the object if there is none (o is nil) or replaces one of another
-// instance, if that is the daemon's to do. It returns when to come back; zero:
-// when woken.
+// ensure creates the object if there is none (o is nil), or replaces one of another instance if the
+// daemon is to do that. It returns when to come back; zero: when woken.
 //
-// The policies let a daemon delete only what the operator says is of no use: of
-// an instance that is not the Node's, or is gone. Until then it is tried again.
+// The admission policies allow a daemon to delete an object only if the operator says that it is of no
+// use: its instance is not the Node's, or is gone. Until then the daemon tries again.
 //
-// Replacing is safe. The name is this node's, so the other instance has lost
-// it: it was replaced by this one and is gone or on its way. What the operator
-// made for it at EC2 is found by its tags, not by this object. The Node, which
-// the cloud's controller ties to an instance, must not contradict. And only the
-// very state of the object that was looked at is deleted: if anybody, such as a
-// person who put the instance right, wrote to it since, it stays.
+// Replacing is safe. The name is this node's, so the other instance has lost it: this instance replaced
+// it. What the operator created for it at EC2 is found by its tags, not by this object. The Node, which
+// the cloud's controller ties to an instance, must not contradict. Only the exact state of the object
+// that was read is deleted: if anyone wrote to it since, such as a person who corrected the instance,
+// the object stays.
 func (s *creator) ensure(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 	step, what := s.create, "there is no such object"
 	if o != nil {
@@ -69,21 +67,21 @@ func (s *creator) ensure(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 		return time.Time{}
 	}
 	s.observed.update(func(o *observed) { o.createErr = err })
-	b.Fail(now, firstAttempt, lastAttempt) // also after a success: not more often than that
+	b.Fail(now, firstAttempt, lastAttempt) // also after a success, as a limit
 	if err == nil {
 		return time.Time{}
 	}
-	s.cfg.Logger.Warn("the object could not be made, will try again", "because", what, "error", err)
+	s.cfg.Logger.Warn("the object could not be created, will try again", "because", what, "error", err)
 	return b.Until
 }
 
-// found ends the state of looking for an object of this instance.
+// found ends the search for an object of this instance.
 func (s *creator) found() {
 	s.retry = retry.Backoff{}
 	s.observed.update(func(o *observed) { o.createErr = nil })
 }
 
-// create makes the object. Its spec is a person's from then on.
+// create creates the object. From then on people may edit its spec.
 func (s *creator) create(ctx context.Context) error {
 	n, err := s.getNode(ctx)
 	if err != nil {
@@ -124,13 +122,13 @@ func (s *creator) createFor(ctx context.Context, n *node) error {
 	return failpoint.Hit("nodenetwork.create.after")
 }
 
-// notAllowed reports whether an admission policy refused what the object asks for:
-// the API can be used, and the policy's message says what is to be changed where.
+// notAllowed reports whether an admission policy refused the object. The API can be used, and the
+// policy's message says what has to be changed.
 func notAllowed(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 }
 
-// replace deletes an object of another instance and makes one of this.
+// replace deletes an object of another instance and creates one of this.
 func (s *creator) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 	n, err := s.getNode(ctx)
 	if err != nil {
@@ -149,7 +147,7 @@ func (s *creator) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 		return fmt.Errorf("NodeNetwork %s became that of instance %s after this daemon had replaced it: do two nodes have the same name?", s.cfg.NodeName, o.Spec.InstanceID)
 	}
 	s.cfg.Logger.Warn("replacing the object of another instance", "instance", o.Spec.InstanceID, "uid", o.UID)
-	err = s.api.Delete(ctx, resource, s.cfg.NodeName, o.UID, o.ResourceVersion) // this very state
+	err = s.api.Delete(ctx, resource, s.cfg.NodeName, o.UID, o.ResourceVersion) // this exact state
 	if apierrors.IsConflict(err) {
 		s.observed.refresh(ctx)
 		return errors.New("somebody changed the object that was to be replaced; looking again")
@@ -168,7 +166,7 @@ func (s *creator) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 	return s.createFor(ctx, n)
 }
 
-// node is what matters of a Node.
+// node is the part of a Node that is used here.
 type node struct {
 	Metadata struct {
 		Name string    `json:"name"`
@@ -179,7 +177,7 @@ type node struct {
 	} `json:"spec"`
 }
 
-// getNode returns the Node of the same name, or nil without one.
+// getNode returns the Node of the same name; nil: there is none.
 func (s *creator) getNode(ctx context.Context) (*node, error) {
 	n := &node{}
 	err := s.api.Node(ctx, s.cfg.NodeName, n)

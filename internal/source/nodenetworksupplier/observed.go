@@ -47,8 +47,8 @@ func newObserved(cfg *Config, api *kubeapi.Client) *observed {
 	return s
 }
 
-// latest returns the object, nil if there is none, and whether the API server has
-// told whether there is one.
+// latest returns the object, nil if there is none, and whether the API server has said whether there is
+// one.
 func (s *observed) latest() (o *v1alpha1.NodeNetwork, listed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,9 +62,8 @@ func (s *observed) update(change func(*observed)) {
 	change(s)
 }
 
-// follow keeps the object at hand by a list and a watch of it alone, until ctx
-// ends. Neither begins with an old state: what was unassigned since would be a
-// pod's again.
+// follow keeps the object up to date by a list and a watch of it alone, until ctx ends. Neither may
+// start from an old state: an address that was unassigned since would be handed to a pod.
 func (s *observed) follow(ctx context.Context) {
 	own := s.api.Objects(resource, fields.OneTermEqualSelector("metadata.name", s.cfg.NodeName).String(),
 		func() runtime.Object { return &v1alpha1.NodeNetworkList{} })
@@ -84,14 +83,14 @@ func (s *observed) follow(ctx context.Context) {
 	})
 }
 
-// put takes a state of the object unless it is behind: the watch may trail the
-// reply to a report.
+// put takes a state of the object unless a newer one is known: the watch may trail the reply to a
+// report.
 func (s *observed) put(n *v1alpha1.NodeNetwork) {
 	s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !nodenetwork.Newer(have, n) })
 }
 
-// observe takes a state of the object, nil when there is none, if accept agrees
-// to put it in place of the one at hand.
+// observe takes a state of the object, nil when there is none, if accept agrees to replace the current
+// one.
 func (s *observed) observe(n *v1alpha1.NodeNetwork, accept func(have *v1alpha1.NodeNetwork) bool) {
 	s.mu.Lock()
 	if !accept(s.object) {
@@ -104,11 +103,10 @@ func (s *observed) observe(n *v1alpha1.NodeNetwork, accept func(have *v1alpha1.N
 	s.changed.Set()
 }
 
-// heard notes the outcome of a request. The loop looks again when an outage begins or is over.
+// heard records the outcome of a request. The loop runs again when an outage begins or ends.
 func (s *observed) heard(err error) { s.mirror.Heard(resource, err) }
 
-// refresh looks at the object without waiting for the watch, and reports whether
-// the API server answered.
+// refresh reads the object without waiting for the watch, and reports whether the API server answered.
 func (s *observed) refresh(ctx context.Context) bool {
 	o := &v1alpha1.NodeNetwork{}
 	err := s.api.Get(ctx, resource, s.cfg.NodeName, o)
@@ -124,7 +122,7 @@ func (s *observed) refresh(ctx context.Context) bool {
 	return true
 }
 
-// why returns why waiting pods get nothing: what is wrong nearest to this node first.
+// why returns why waiting pods get nothing: the trouble nearest to this node first.
 func (s *observed) why() *source.Exhausted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,13 +147,12 @@ func (s *observed) lastError() string {
 		return message
 	}
 	if len(s.bad) > 0 {
-		return fmt.Sprintf("NodeNetwork %s has entries that make no sense: %s", s.cfg.NodeName, strings.Join(s.bad, "; "))
+		return fmt.Sprintf("NodeNetwork %s has invalid entries: %s", s.cfg.NodeName, strings.Join(s.bad, "; "))
 	}
 	return ""
 }
 
-// trouble returns what keeps the operator's addresses from this node; empty without.
-// s.mu is held.
+// trouble returns what keeps the operator's addresses from this node; empty: nothing. s.mu is held.
 func (s *observed) trouble() (reason, message string, err error) {
 	name, o := s.cfg.NodeName, s.object
 	if err := s.mirror.Sync.Err(); err != nil {

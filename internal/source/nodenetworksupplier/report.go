@@ -25,17 +25,17 @@ import (
 )
 
 const (
-	// coalesce is how long changes are gathered into one report while the node
-	// has addresses enough; spread over half to one and a half of it.
+	// coalesce is for how long changes are collected into one report while the node
+	// has enough addresses, with jitter of half of it.
 	coalesce = time.Second
-	// gather is the same while it has not: a burst of pods is one report.
+	// gather is coalesce for a node that has not: a burst of pods is one report.
 	gather = 10 * time.Millisecond
-	// spacing is between two reports at least.
+	// spacing is the shortest time between two reports.
 	spacing = 100 * time.Millisecond
 
-	// maxOvertaken is how many reports in a row go out without a wait in between when
-	// each was overtaken by somebody's write to the object: who waits between
-	// looking at it and writing loses again to whoever writes all the time.
+	// maxOvertaken is how many reports in a row are sent without a wait when
+	// each conflicted with another write to the object: a daemon that waits between
+	// reading and writing keeps losing against a frequent writer.
 	maxOvertaken = 10
 )
 
@@ -51,21 +51,21 @@ type reports struct {
 
 // pending is the report that may be due.
 type pending struct {
-	since     time.Time     // when something changed that the last one does not have; zero: nothing did
+	since     time.Time     // when something changed since the last one; zero: nothing did
 	delay     time.Duration // how long it may wait for more
-	last      time.Time     // when the last one went out that was not overtaken
-	overtaken int           // how many since then were
+	last      time.Time     // when the last one was sent that did not conflict
+	overtaken int           // conflicts since then
 	retry     retry.Backoff
 }
 
-// note says that something may have changed.
+// note records that something may have changed.
 func (p *pending) note(now time.Time) {
 	if p.since.IsZero() {
 		p.since, p.delay = now, retry.Jitter(coalesce)
 	}
 }
 
-// due returns when the report goes out.
+// due returns when the report is sent.
 func (p *pending) due(urgent bool) time.Time {
 	at := p.since.Add(p.delay)
 	if urgent {
@@ -76,12 +76,11 @@ func (p *pending) due(urgent bool) time.Time {
 
 func latest(list ...time.Time) time.Time { return slices.MaxFunc(list, time.Time.Compare) }
 
-// send writes the node's use into the object when that is due: at once when
-// pods wait, fewer than half of the addresses that should be free are, or the link of
-// an ENI went or came. released
-// are the addresses that the operator may take. With then, the report is due
-// now and made in any case; then is called once it was taken, as an answer to
-// o and to no later state. It returns when to come back; zero: when woken.
+// send writes the node's use of addresses into the object when that is due. It is due at once when pods
+// wait, when fewer than half of the addresses that should be free are free, or when the link of an ENI
+// went or came. Released are the addresses that the operator may take. With then, the report is due now
+// and sent in any case; then is called once it was accepted, as an answer to o and to no later state.
+// Send returns when to come back; zero: when woken.
 func (s *reports) send(ctx context.Context, o *v1alpha1.NodeNetwork, released []netip.Prefix, then func()) time.Time {
 	p, now := &s.pending, s.cfg.Clock.Now()
 	if then != nil {
@@ -123,14 +122,14 @@ func (s *reports) send(ctx context.Context, o *v1alpha1.NodeNetwork, released []
 	return time.Time{}
 }
 
-// failed deals with a report that failed: the next has what is new by then.
+// failed handles a failed report: the next one has the changes until then.
 func (s *reports) failed(ctx context.Context, err error) time.Time {
 	p := &s.pending
 	switch {
 	case kubeapi.Ended(err):
 		return time.Time{}
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		// Somebody wrote to the object, or made another: look before the next.
+		// Someone wrote to the object, or created another: read it before the next report.
 		p.overtaken++
 		if looked := s.observed.refresh(ctx); looked && p.overtaken%maxOvertaken != 0 {
 			return s.cfg.Clock.Now()
@@ -145,8 +144,8 @@ func (s *reports) failed(ctx context.Context, err error) time.Time {
 	return p.retry.Until
 }
 
-// patchStatus writes the daemon's part of o's status, unless anybody wrote to the
-// object since o was read: then the error is a conflict.
+// patchStatus writes the daemon's part of o's status, unless anyone wrote to the object since o was
+// read: the error is then a conflict.
 func (s *reports) patchStatus(ctx context.Context, o *v1alpha1.NodeNetwork, ipam v1alpha1.IPAMStatus) (*v1alpha1.NodeNetwork, error) {
 	body, err := nodenetwork.ApplyBody(o, nil, struct {
 		IPAM v1alpha1.IPAMStatus `json:"ipam"`
@@ -192,8 +191,8 @@ func (s *reports) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 	return st
 }
 
-// podsOf is for how many pods addresses are in use: of each ENI, the number of the
-// family that more of it are of, as an address that cools names no pod.
+// podsOf returns the number of pods that addresses are in use for. It counts, for each ENI, the
+// addresses of the family that more of them are of, since a cooling address names no pod.
 func podsOf(uses []enisource.Use) (sum int32) {
 	byENI := map[string][ipfamily.Number]int32{}
 	for _, u := range uses {
@@ -218,9 +217,9 @@ func (s *reports) missingLinks() []string {
 	return ids[:min(len(ids), maxLinks)]
 }
 
-// What the definition of NodeNetworks takes (api/v1alpha1, IPAMStatus and
-// UsedAddress). A report that has more would be refused as a whole, with what
-// the operator needs in it, because of a name that only people read.
+// Limits of the definition of NodeNetworks (api/v1alpha1, IPAMStatus and
+// UsedAddress). A report that exceeds one would be rejected as a whole, with what
+// the operator needs, because of a name that only people read.
 const (
 	maxWaiting = 4096
 	maxLinks   = 64
@@ -229,8 +228,9 @@ const (
 	maxOwners  = 400_000
 )
 
-// truncate returns the beginning of a text, of at most so many characters of one byte each.
-// No others are in names and UIDs that Kubernetes gives, nor does the definition take any.
+// truncate returns the beginning of a text, of at most so many characters, with ? for those that are
+// not printable ASCII. Names and UIDs of Kubernetes have no such characters, and the definition does
+// not allow them.
 func truncate(text string, most int) string {
 	text = strings.Map(func(r rune) rune {
 		if r < '!' || r > '~' {
@@ -246,11 +246,11 @@ var (
 	famReportTime = metric.New("berth_nodenetwork_report_duration_seconds", "histogram", "Time that these reports took.")
 )
 
-// Reference is what operator mode adds to the page of metrics.
+// Reference is the part of operator mode in the reference of metrics.
 var Reference = source.Reference{Families: []metric.Family{famReports, famReportTime}}
 
-// CountReports registers metrics of the reports to the node's NodeNetwork. What it
-// returns counts one: it is a Config's Reported.
+// CountReports registers metrics of the reports to the node's NodeNetwork. It returns a function that
+// counts one, for Config.Reported.
 func CountReports(to prometheus.Registerer) func(result string, took time.Duration) {
 	reports, duration := famReports.Counter(), famReportTime.Histogram(metric.CallBuckets)
 	to.MustRegister(reports, duration)

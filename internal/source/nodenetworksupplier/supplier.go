@@ -39,8 +39,8 @@ var _ = failpoint.Register(
 // Datapath are required.
 type Config struct {
 	NodeName   string // of the Node, and so of the NodeNetwork
-	Kubeconfig string // a file; empty: what the cluster gives to a pod
-	// Spec is what the object is created with; nil: it is not created, but
+	Kubeconfig string // a file; empty: the configuration of a pod in the cluster
+	// Spec is the spec of a new object; nil: the object is not created, but
 	// waited for.
 	Spec *v1alpha1.NodeNetworkSpec
 
@@ -51,15 +51,15 @@ type Config struct {
 	Clock      clock.Clock              // nil: the machine's
 	Logger     *slog.Logger             // nil: silent
 
-	Tell func(podevents.News) // tells pods that they are cut off; nil: nobody does
+	Tell func(podevents.News) // tells pods that they are cut off; may be nil
 
-	// Reported is told of every report on the node's addresses, for metrics: result
-	// is success, conflict (somebody else wrote to the object meanwhile; another
-	// follows) or error. nil: nobody is.
+	// Reported is called after every report on the node's addresses, for metrics. Result
+	// is success, conflict (someone else wrote to the object meanwhile; another
+	// follows) or error. It may be nil.
 	Reported func(result string, took time.Duration)
 }
 
-// allocator is the owner of the addresses.
+// allocator owns the addresses.
 type allocator interface {
 	Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error)
 	ServeUnconfirmed()
@@ -68,8 +68,8 @@ type allocator interface {
 	MissingLinks() []string
 }
 
-// New returns an address source that is supplied by the operator, through the
-// node's NodeNetwork. It makes no request yet.
+// New returns an address source that the operator supplies through the node's NodeNetwork. It makes no
+// request yet.
 func New(cfg Config) (*enisource.Source, error) {
 	if cfg.NodeName == "" {
 		return nil, errors.New("NodeNetwork source: NodeName: want the name of this node")
@@ -171,8 +171,8 @@ func (s *supplier) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// objectChanged looks whether a report is due because the object changed, and does not
-// let one wait for long that an outage delayed.
+// objectChanged has a report sent if the object's change requires one, and shortens the backoff that an
+// outage left.
 func (s *supplier) objectChanged(now time.Time) {
 	s.reports.pending.note(now)
 	answers := s.observed.mirror.Sync.Err() == nil
@@ -183,8 +183,7 @@ func (s *supplier) objectChanged(now time.Time) {
 	}
 }
 
-// pass does what can be done now, and tells when to come back at the latest;
-// zero: when woken.
+// pass does what can be done now, and returns when to come back at the latest; zero: when woken.
 func (s *supplier) pass(ctx context.Context) time.Time {
 	o, listed := s.observed.latest()
 	switch {
@@ -207,8 +206,8 @@ func (s *supplier) pass(ctx context.Context) time.Time {
 	return s.handshake.reconcile(ctx, o)
 }
 
-// Seed implements enisource.Supplier: what was withdrawn before a restart stays
-// so until the API server says otherwise.
+// Seed implements enisource.Supplier: what was withdrawn before a restart stays withdrawn until the API
+// server says otherwise.
 func (s *supplier) Seed(inv eni.Inventory) {
 	for _, r := range inv.Releasing {
 		s.handshake.withheld = append(s.handshake.withheld, r.Prefix)
@@ -242,8 +241,8 @@ func (s *supplier) Why(bool) *source.Exhausted { return s.observed.why() }
 // LastError implements enisource.Supplier.
 func (s *supplier) LastError() string { return s.observed.lastError() }
 
-// SpecOf returns the spec of the object of an instance, in the words of whichever
-// dialect the settings speak. What is not set is left to the API's defaults.
+// SpecOf returns the spec of an instance's object, in the dialect of the settings. Settings that are
+// not set are left to the API's defaults.
 func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 	return &v1alpha1.NodeNetworkSpec{
 		InstanceID: id.InstanceID, InstanceType: id.InstanceType,
@@ -262,7 +261,7 @@ func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 	}
 }
 
-// unlessIPv4 returns a set of families as the API writes it, or empty for the default.
+// unlessIPv4 returns a set of families as the API writes it; empty for the default.
 func unlessIPv4(s ipfamily.Set) string {
 	if s == ipfamily.OnlyIPv4 {
 		return ""
@@ -270,7 +269,7 @@ func unlessIPv4(s ipfamily.Set) string {
 	return string(s)
 }
 
-// unless returns false as a setting, or nil for what is true by default.
+// unless returns false as a setting; nil for true, which is the default.
 func unless(v bool) *bool {
 	if v {
 		return nil
@@ -278,7 +277,7 @@ func unless(v bool) *bool {
 	return &v
 }
 
-// ifSet returns true as a setting, or nil for what is false by default.
+// ifSet returns true as a setting; nil for false, which is the default.
 func ifSet(v bool) *bool {
 	if !v {
 		return nil
@@ -286,7 +285,7 @@ func ifSet(v bool) *bool {
 	return &v
 }
 
-// number returns a setting, or nil when it is below what counts as set.
+// number returns a setting; nil if it is below low, and so not set.
 func number(n, low int) *int32 {
 	if n < low {
 		return nil
@@ -295,16 +294,15 @@ func number(n, low int) *int32 {
 	return &v
 }
 
-// reported reports whether the operator has said which addresses the instance has:
-// some, or that there are none. What it has and what pods may use are two writes,
-// so an object that was made anew may tell of addresses for a moment and not
-// name them yet.
+// reported reports whether the operator has said which addresses the instance has: some, or none. The
+// addresses of the instance and those that pods may use are two writes, so a new object may for a
+// moment count addresses without naming them.
 func reported(o *v1alpha1.NodeNetwork) bool {
 	return len(o.Spec.IPAM.Available) > 0 || len(o.Status.ENI.ENIs) > 0 && o.Status.ENI.Available == 0
 }
 
-// defaultPreAllocate is how many addresses are kept free when neither
-// preAllocate nor a warm target is set (Cilium's AWS ENI allocator).
+// defaultPreAllocate is how many addresses are kept free if neither preAllocate nor a warm target is
+// set (Cilium's AWS ENI allocator).
 var defaultPreAllocate = ipam.DefaultCilium().PreAllocate
 
 // watermark returns how many free addresses the object asks for.
@@ -324,10 +322,10 @@ func watermark(o *v1alpha1.NodeNetwork) int {
 	return defaultPreAllocate
 }
 
-// perENI is for how many pods an ENI of the node has addresses: of the family that it
-// can have fewer of. IPv6 addresses come by prefixes where the instance type has
-// them, and limit nothing then; of IPv6 alone a prefix counts as one of IPv4 does
-// (ipam.Policy.Demand). byPrefix reports whether warm targets are of prefixes.
+// perENI returns the number of pods that an ENI of the node has addresses for, of the family that it
+// can have fewer of. IPv6 addresses come as prefixes where the instance type has them, and limit
+// nothing then; with IPv6 only, a prefix counts as an IPv4 one does (ipam.Policy.Demand). ByPrefix says
+// that warm targets are of prefixes.
 func perENI(o *v1alpha1.NodeNetwork) (pods int, byPrefix bool) {
 	families, _ := nodenetwork.Families(o)
 	l := o.Status.ENI.Limits
