@@ -10,8 +10,8 @@ import (
 // something else uses them. Pods that have one of them keep it; once it is
 // released and has cooled it is withheld rather than free. What is withheld counts as withdrawn.
 
-// Withhold makes addrs the addresses of a group that are withheld, and returns those that
-// nobody holds. Those that were and no longer are become free, behind all others. Those that the group does
+// Withhold makes addrs the withheld addresses of a group, and returns those that nobody holds.
+// Addresses that are no longer withheld become free, after all others. Addresses that the group does
 // not list are withheld once it does.
 func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) (kept []netip.Addr) {
 	g, ok := a.groups[id]
@@ -51,7 +51,7 @@ func (a *Allocator[K]) listed(id string, addrs []netip.Addr) (out []netip.Addr) 
 	return out
 }
 
-// kept returns the addresses that are withheld of a group and that nobody holds, in order.
+// kept returns the withheld addresses of a group that nobody holds, in order.
 func (a *Allocator[K]) kept(id string) (kept []netip.Addr) {
 	g, ok := a.groups[id]
 	if !ok {

@@ -216,7 +216,7 @@ func TestENIOfIPv6Alone(t *testing.T) {
 	if e.ID != eth1 || e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || len(e.IPv6) != 1 || len(e.Addresses) > 0 || len(r.Available) != 1 {
 		t.Errorf("the ENI is %+v, available are %v", e, r.Available)
 	}
-	if want := eth1 + " has no IPv4 addresses: its subnet is of IPv6 alone"; len(r.Bad) != 2 || !strings.Contains(r.Bad[0], want) {
+	if want := eth1 + " has no IPv4 addresses: its subnet is IPv6-only"; len(r.Bad) != 2 || !strings.Contains(r.Bad[0], want) {
 		t.Errorf("told of %q, want twice %q", r.Bad, want)
 	}
 }
