@@ -303,12 +303,12 @@ func (n *Node[K]) WithdrawThese(things []netip.Prefix) { n.each(things, (*Alloca
 // next call. It returns those that nobody holds, in order.
 func (n *Node[K]) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 	for f, a := range n.of {
-		told := slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return ipfamily.Of(addr) != ipfamily.Family(f) })
-		same := slices.Equal(told, n.withheld[f])
-		n.withheld[f] = told
+		ofFamily := slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return ipfamily.Of(addr) != ipfamily.Family(f) })
+		same := slices.Equal(ofFamily, n.withheld[f])
+		n.withheld[f] = ofFamily
 		for id := range a.groups {
 			if !same {
-				a.Withhold(id, a.listed(id, told))
+				a.Withhold(id, a.listed(id, ofFamily))
 			}
 			kept = append(kept, a.kept(id)...)
 		}

@@ -257,7 +257,7 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 	case plan.Attach, plan.AttachTrunk, plan.Retag:
 		return cloud.Begun
 	case plan.CreateTrunk:
-		return 1 // after what nodes lack for pods, before what is given back
+		return 1 // after what nodes lack for pods, before what is released
 	case plan.Assign, plan.Create:
 		return min(cloud.Priority(p.Needed), cloud.Begun-1)
 	default:
@@ -268,7 +268,7 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 // trunk returns the state of the trunk; nil: none is configured, and none is there.
 //
 // A trunk has no address that a pod or the node's daemon knows of. It comes and goes
-// without being published, since nobody has to give anything of it back. Branches use
+// without being published, since the node does not have to release any of it. Branches use
 // it, and while it has any EC2 does not detach it.
 func (p *planning) trunk(s plan.State) *Trunk {
 	var t Trunk

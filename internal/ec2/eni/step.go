@@ -30,7 +30,7 @@ func (p *step) creates() bool { return p.Kind == plan.Create || p.Kind == plan.C
 // attaches reports whether a step attaches an ENI.
 func (p *step) attaches() bool { return p.Kind == plan.Attach || p.Kind == plan.AttachTrunk }
 
-// returns reports whether a step gives back what the node uses.
+// returns reports whether a step takes something from the node.
 func (p *step) returns() bool { return p.Kind == plan.Unassign || p.Kind == plan.Detach }
 
 // creations keeps the creation that is in flight recorded until its result is known, so

@@ -58,7 +58,7 @@ func (a absence) reportedAt() time.Time {
 	return a.since.Add(linkPatience)
 }
 
-// publish takes the ENIs of an inventory. It returns those that serve pods no more, and
+// publish takes the ENIs of an inventory. It returns those that no longer serve pods, and
 // those that are new or have changed. Holds reports whether a pod has an address of an ENI.
 func (n *enis) publish(list []eni.ENI, holds func(id string) bool) (gone, changed []string) {
 	before := n.published

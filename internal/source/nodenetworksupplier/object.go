@@ -150,7 +150,7 @@ func (s *creator) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 	err = s.api.Delete(ctx, resource, s.cfg.NodeName, o.UID, o.ResourceVersion) // this exact state
 	if apierrors.IsConflict(err) {
 		s.observed.refresh(ctx)
-		return errors.New("somebody changed the object that was to be replaced; looking again")
+		return errors.New("someone changed the object that was to be replaced; reading it again")
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		if !notAllowed(err) {

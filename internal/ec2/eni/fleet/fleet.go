@@ -185,7 +185,7 @@ type Node interface {
 	Committed() []eni.Release
 }
 
-// Observer is told of everything that is done, for metrics, from many
+// Observer receives everything that is done, for metrics, from many
 // goroutines at once. Its methods must be quick.
 type Observer interface {
 	// Acted is called after each action or observation of a node. The action

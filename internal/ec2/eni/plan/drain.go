@@ -92,7 +92,7 @@ func (s State) with(i int, d drain) State {
 // reach returns how many of n addresses the node has, or can have.
 func (s State) reach(l cloud.Limits, p ipam.Policy, n int) int {
 	b := plannerOf(l, p, s)
-	for _, i := range b.begun() {
+	for _, i := range b.unattached() {
 		if index, ok := b.places.free(); ok { // it has room for more than it has
 			b.places.take(index)
 			b.enis[i].Phase, b.enis[i].Index = Attached, index

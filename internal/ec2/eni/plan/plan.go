@@ -124,7 +124,7 @@ func (b *planner) grow() {
 
 // extendAll asks for addresses wherever there is room.
 func (b *planner) extendAll() {
-	b.attachBegun()
+	b.attachCreated()
 	for _, e := range sorted(b.enis, b.capacity.grows, byIndex) {
 		b.assign(e)
 	}
@@ -132,9 +132,9 @@ func (b *planner) extendAll() {
 	}
 }
 
-// attachBegun attaches ENIs that were created but not attached.
-func (b *planner) attachBegun() {
-	for _, i := range b.begun() {
+// attachCreated attaches ENIs that were created but not attached.
+func (b *planner) attachCreated() {
+	for _, i := range b.unattached() {
 		e := b.enis[i]
 		index, ok := b.places.free()
 		if !ok || b.need <= 0 {
@@ -167,8 +167,8 @@ func (b *planner) attachUsed() {
 // cutOff reports whether running pods have addresses of a detached ENI.
 func (e ENI) cutOff() bool { return e.Ours && e.Phase == Detached && e.Used > 0 }
 
-// begun returns the indexes in b.enis of the ENIs that were created but not attached.
-func (b *planner) begun() (out []int) {
+// unattached returns the indexes in b.enis of the ENIs that were created but not attached.
+func (b *planner) unattached() (out []int) {
 	for i, e := range b.enis {
 		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays && !b.claimed[e.ID] {
 			out = append(out, i)
