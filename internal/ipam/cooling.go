@@ -5,11 +5,10 @@ import (
 	"time"
 )
 
-// A released address cools for a period (proposal for the Amazon VPC CNI, "Pod IP
-// address cooling period"; AWS's best practices for it say 30 s), so that every
-// node's service proxy learns that the pod ended before another pod has the address.
-// A cooling address is not handed out, not withdrawn, and neither free nor
-// warm. The period ends at since+period inclusive.
+// A released address cools for a period (proposal for the Amazon VPC CNI, "Pod IP address cooling
+// period"; AWS's best practices for it say 30 s), so that every node's service proxy learns that the
+// pod ended before another pod has the address. A cooling address is not handed out, not withdrawn, and
+// neither free nor warm. The period ends at since+period inclusive.
 
 // DefaultCooling is the period when none is configured.
 const DefaultCooling = 30 * time.Second

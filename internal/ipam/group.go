@@ -28,9 +28,9 @@ type group[K comparable] struct {
 	pos       int               // in the allocator's ready queue
 }
 
-// SetGroup makes a group hold exactly what g lists, adding it if new (not
-// ready until SetReady). An address that is no longer listed is forgotten or,
-// while used or cooling, kept as unlisted. An address that another group had moves.
+// SetGroup makes a group hold exactly what g lists, adding it if new (not ready until SetReady). An
+// address that is no longer listed is forgotten or, while used or cooling, kept as unlisted. An address
+// that another group had moves.
 func (a *Allocator[K]) SetGroup(g Group) {
 	own, ok := a.groups[g.ID]
 	if !ok {

@@ -43,8 +43,7 @@ type Taken struct {
 	Index int
 }
 
-// SetGroup makes a group hold exactly what g lists, of both families, as
-// Allocator.SetGroup does.
+// SetGroup makes a group hold exactly what g lists, of both families, as Allocator.SetGroup does.
 func (n *Node[K]) SetGroup(g Group) {
 	for f, a := range n.of {
 		of := Group{ID: g.ID, Index: g.Index}
@@ -317,8 +316,7 @@ func (n *Node[K]) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 	return kept
 }
 
-// Restore makes withdrawn addresses (as prefixes of full length) and prefixes
-// assignable again.
+// Restore makes withdrawn addresses (as prefixes of full length) and prefixes assignable again.
 func (n *Node[K]) Restore(things []netip.Prefix) { n.each(things, (*Allocator[K]).Restore) }
 
 // each calls do with the allocator of each family and the part of a list that is of the family.

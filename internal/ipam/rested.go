@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Stored records may have addresses that had cooled before this allocator was created. Such an
-// address is free, and comes after the free ones without a record: they
-// have been free for longer, or were never used. Otherwise each restart would hand
-// out the lowest address again, however lately a pod had it.
+// Stored records may have addresses that had cooled before this allocator was created. Such an address
+// is free, and comes after the free ones without a record: they have been free for longer, or were
+// never used. Otherwise each restart would hand out the lowest address again, however lately a pod had
+// it.
 
 // rest records that addr was released at since and has cooled. It has to be called in order of since.
 // An address that the cloud does not list yet is remembered until it does.

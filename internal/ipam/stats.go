@@ -85,8 +85,8 @@ type AddressView[K comparable] struct {
 	Since     time.Time // when it became used or cooling
 }
 
-// Addresses yields every address in no order. Of a prefix that is too large to list
-// (more than 256 addresses) only those that were touched appear.
+// Addresses yields every address in no order. Of a prefix that is too large to list (more than 256
+// addresses) only those that were touched appear.
 func (a *Allocator[K]) Addresses() iter.Seq[AddressView[K]] {
 	return func(yield func(AddressView[K]) bool) {
 		for _, e := range a.entries {
@@ -104,8 +104,7 @@ func (a *Allocator[K]) Addresses() iter.Seq[AddressView[K]] {
 	}
 }
 
-// Busied yields the addresses that are used or cooling, listed or not, in no
-// order.
+// Busied yields the addresses that are used or cooling, listed or not, in no order.
 func (a *Allocator[K]) Busied() iter.Seq[AddressView[K]] {
 	return func(yield func(AddressView[K]) bool) {
 		for _, e := range a.entries {

@@ -5,9 +5,8 @@ import (
 	"net/netip"
 )
 
-// unit is a prefix, or the single addresses of a group. The addresses of a
-// prefix are not enumerated: an address that was never used has no entry, and the
-// cursor is the first of these.
+// unit is a prefix, or the single addresses of a group. The addresses of a prefix are not enumerated:
+// an address that was never used has no entry, and the cursor is the first of these.
 type unit[K comparable] struct {
 	group     *group[K]
 	prefix    netip.Prefix // zero for the singles
@@ -20,9 +19,9 @@ type unit[K comparable] struct {
 	pos       int         // in the group's queue of units
 }
 
-// largeBits is the number of host bits from which on a prefix (an IPv6 /80 has
-// 48) is so large that released addresses in it are forgotten once they have
-// cooled: never-used ones, which have been free longer, do not run out.
+// largeBits is the number of host bits from which on a prefix (an IPv6 /80 has 48) is so large that
+// released addresses in it are forgotten once they have cooled: never-used ones, which have been free
+// longer, do not run out.
 const largeBits = 32
 
 func newUnit[K comparable](g *group[K], p netip.Prefix, since uint64) *unit[K] {

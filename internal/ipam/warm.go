@@ -12,8 +12,8 @@ import (
 // is as good as any number of them.
 const IPv6PrefixAddresses = 1 << 16
 
-// PrefixAddresses is the number of addresses in a delegated IPv4 prefix, a /28
-// (EC2 User Guide, "Assigning prefixes to network interfaces").
+// PrefixAddresses is the number of addresses in a delegated IPv4 prefix, a /28 (EC2 User Guide,
+// "Assigning prefixes to network interfaces").
 const PrefixAddresses = 16
 
 // Dialect is the set of parameters that a warm pool is configured with.
@@ -25,8 +25,8 @@ const (
 	Cilium Dialect = "cilium" // watermarks of Cilium's AWS ENI allocator
 )
 
-// Policy says how many addresses a node should have beyond those in use. All
-// counts are of usable addresses: an ENI's primary address is not one.
+// Policy says how many addresses a node should have beyond those in use. All counts are of usable
+// addresses: an ENI's primary address is not one.
 type Policy struct {
 	Dialect Dialect
 

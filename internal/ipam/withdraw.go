@@ -6,10 +6,9 @@ import (
 	"slices"
 )
 
-// Withdrawing is the first half of releasing addresses: a withdrawn address is
-// no longer assignable, so the cloud can be asked to take it. Then either the
-// group is set without it (SetGroup: it is gone), or Restore makes it
-// assignable again. Used and cooling addresses are never withdrawn.
+// Withdrawing is the first half of releasing addresses: a withdrawn address is no longer assignable, so
+// the cloud can be asked to take it. Then either the group is set without it (SetGroup: it is gone), or
+// Restore makes it assignable again. Used and cooling addresses are never withdrawn.
 
 // Withdraw takes up to n free single addresses of a group out of use, those that have been free longest
 // first, and returns them.

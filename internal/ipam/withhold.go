@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Withholding keeps addresses of a group from being handed out for as long as
-// something else uses them. Pods that have one of them keep it; once it is
-// released and has cooled it is withheld rather than free. What is withheld counts as withdrawn.
+// Withholding keeps addresses of a group from being handed out for as long as something else uses them.
+// Pods that have one of them keep it; once it is released and has cooled it is withheld rather than
+// free. What is withheld counts as withdrawn.
 
 // Withhold makes addrs the withheld addresses of a group, and returns those that nobody holds.
 // Addresses that are no longer withheld become free, after all others. Addresses that the group does

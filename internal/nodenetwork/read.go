@@ -1,7 +1,7 @@
-// Package nodenetwork reads a NodeNetwork: the ENIs of its instance, the
-// addresses that pods may have, and those that are being released. The operator wrote
-// it, but a person may have edited it: invalid entries are ignored. Operator
-// and daemon write their parts of the object with ApplyBody. Settings is what the spec asks for.
+// Package nodenetwork reads a NodeNetwork: the ENIs of its instance, the addresses that pods may have,
+// and those that are being released. The operator wrote it, but a person may have edited it: invalid
+// entries are ignored. Operator and daemon write their parts of the object with ApplyBody. Settings is
+// what the spec asks for.
 package nodenetwork
 
 import (
@@ -253,8 +253,8 @@ func HasAvailable(o *v1alpha1.NodeNetwork, eniID string) bool {
 	return false
 }
 
-// Available returns the available addresses and prefixes of an object, as far as they
-// make sense, each with its ENI.
+// Available returns the available addresses and prefixes of an object, as far as they make sense, each
+// with its ENI.
 func Available(o *v1alpha1.NodeNetwork) iter.Seq2[netip.Prefix, string] {
 	return func(yield func(netip.Prefix, string) bool) {
 		for text, at := range o.Spec.IPAM.Available {

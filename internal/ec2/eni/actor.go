@@ -26,9 +26,8 @@ func change(kind plan.Kind, call func() error) error {
 	return failpoint.Around("eni."+string(kind), call)
 }
 
-// actor makes one change at the cloud, and takes its reply: replies judges it, the
-// view takes what it says. Failures are in failures.go. It belongs to the goroutine that
-// reconciles.
+// actor makes one change at the cloud, and takes its reply: replies judges it, the view takes what it
+// says. Failures are in failures.go. It belongs to the goroutine that reconciles.
 type actor struct {
 	cfg       *Config
 	view      *view
@@ -117,8 +116,7 @@ func (a *actor) create(ctx context.Context, p *step) error {
 	return nil
 }
 
-// attach needs no waiting: the addresses become assignable when the data path
-// reports the link.
+// attach needs no waiting: the addresses become assignable when the data path reports the link.
 func (a *actor) attach(ctx context.Context, p *step, k *known) error {
 	var id string
 	err := change(plan.Attach, func() (err error) {
@@ -210,8 +208,8 @@ func (a *actor) tag(ctx context.Context, k *known) error {
 	return nil
 }
 
-// setGroups gives an ENI the primary's security groups. A repeat does no harm, and nothing
-// is recorded before or after.
+// setGroups gives an ENI the primary's security groups. A repeat does no harm, and nothing is recorded
+// before or after.
 func (a *actor) setGroups(ctx context.Context, k *known) error {
 	primary, ok := a.view.primary()
 	if !ok {

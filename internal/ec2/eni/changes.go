@@ -16,8 +16,8 @@ type Change struct {
 	Taken func(err error)
 }
 
-// changes applies settings that other goroutines hand over, and takes them back when the
-// instance turns out not to fit them.
+// changes applies settings that other goroutines hand over, and takes them back when the instance turns
+// out not to fit them.
 type changes struct {
 	configure func(Settings) error               // applies settings, or leaves them as they were
 	current   func() Settings                    // returns those that are applied
@@ -29,8 +29,8 @@ type changes struct {
 	trial *trial // belongs to the goroutine that reconciles; nil: none
 }
 
-// trial is a change of which it is not known yet whether the instance fits it. Nothing is
-// planned meanwhile.
+// trial is a change of which it is not known yet whether the instance fits it. Nothing is planned
+// meanwhile.
 type trial struct {
 	Change
 	before Settings
@@ -51,8 +51,7 @@ func (c *changes) take() *Change {
 	return n
 }
 
-// apply applies the newest change, and decides on it as soon as the instance's limits
-// are known.
+// apply applies the newest change, and decides on it as soon as the instance's limits are known.
 func (c *changes) apply() {
 	if n := c.take(); n != nil {
 		t := &trial{*n, c.current()}
@@ -98,8 +97,8 @@ func (c *changes) end(err error) {
 	t.Taken(err)
 }
 
-// Reconfigure has the next pass apply other settings. It may be called by any
-// goroutine, also before the first pass.
+// Reconfigure has the next pass apply other settings. It may be called by any goroutine, also before
+// the first pass.
 func (r *Reconciler) Reconfigure(c Change) {
 	r.changes.put(c)
 	r.Kick()

@@ -59,8 +59,7 @@ func (s Settings) placement() placement.Settings {
 	}
 }
 
-// Config is what a Reconciler needs. All interfaces and pointers but Cloud and Node
-// may be nil.
+// Config is what a Reconciler needs. All interfaces and pointers but Cloud and Node may be nil.
 type Config struct {
 	Settings
 	InstanceID string
@@ -152,8 +151,8 @@ func (c *Config) withDefaults() error {
 	return errors.Join(errs...)
 }
 
-// jitter spreads d over half to one and a half of it, so that nodes that
-// started together do not call together.
+// jitter spreads d over half to one and a half of it, so that nodes that started together do not call
+// together.
 func (c *Config) jitter(d time.Duration) time.Duration {
 	return retry.Seeded(c.Rand, d)
 }
@@ -169,9 +168,9 @@ type Shared struct {
 	outage  *outage
 }
 
-// NewShared returns a Shared that has asked EC2 nothing yet. Answered, which may be
-// nil, is called when EC2 was away and answers again, so that waiting nodes can go on.
-// It is called from the goroutine that reconciles.
+// NewShared returns a Shared that has asked EC2 nothing yet. Answered, which may be nil, is called when
+// EC2 was away and answers again, so that waiting nodes can go on. It is called from the goroutine that
+// reconciles.
 func NewShared(api cloud.API, c clock.Clock, answered func()) *Shared {
 	return &Shared{placement.NewCatalog(api, c), newOutage(answered)}
 }
@@ -192,8 +191,8 @@ var (
 	ofFleet   = process{recalls: true, sharesNode: true, sharesCounts: true}
 )
 
-// Fleet is what a process that works for many nodes does for the reconciler of
-// each. No field may be nil.
+// Fleet is what a process that works for many nodes does for the reconciler of each. No field may be
+// nil.
 type Fleet struct {
 	// Lister observes the nodes together. The fleet also hands over listings
 	// for repair, by Observed.
@@ -214,8 +213,8 @@ type Fleet struct {
 	Beside func(call func())
 }
 
-// fleetOfOne returns the Fleet of a process that works for this node alone. Run waits
-// for the calls that it runs beside a pass.
+// fleetOfOne returns the Fleet of a process that works for this node alone. Run waits for the calls
+// that it runs beside a pass.
 func (r *Reconciler) fleetOfOne() *Fleet {
 	return &Fleet{
 		Lister:      r.observer.own,

@@ -12,10 +12,9 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// An address belongs to one ENI, and an ENI keeps its MAC and primary address
-// for life. A description that says otherwise is wrong, or part of it is older
-// than the rest: what is listed twice stays with the ENI that is known to have
-// it, and serves nobody else until descriptions agree.
+// An address belongs to one ENI, and an ENI keeps its MAC and primary address for life. A description
+// that says otherwise is wrong, or part of it is older than the rest: what is listed twice stays with
+// the ENI that is known to have it, and serves nobody else until descriptions agree.
 
 // assignment is one of an address or prefix to an ENI, as listed by EC2.
 type assignment struct {
@@ -162,8 +161,8 @@ func (k *known) keepForLife(e *facts) {
 	}
 }
 
-// unlogged returns the contradictions of the last listing that the one before did not
-// have, and schedules lookups of all ENIs concerned.
+// unlogged returns the contradictions of the last listing that the one before did not have, and
+// schedules lookups of all ENIs concerned.
 func (v *view) unlogged(soon time.Time) []string {
 	var out []string
 	for what, ids := range v.contradictions {

@@ -157,10 +157,10 @@ func (o ownership) createdAt() time.Time {
 	return t
 }
 
-// ours reports whether Berth may change an ENI: one on the first network card that
-// is the primary, or has the tags of this cluster and of Berth. A detached ENI, which
-// could be deleted, and a trunk need a description of Berth's too. EFA interfaces,
-// branches, ENIs that others created and unmanaged ones are only observed.
+// ours reports whether Berth may change an ENI: one on the first network card that is the primary, or
+// has the tags of this cluster and of Berth. A detached ENI, which could be deleted, and a trunk need a
+// description of Berth's too. EFA interfaces, branches, ENIs that others created and unmanaged ones are
+// only observed.
 func (f facts) ours() bool {
 	switch {
 	case f.owner.excluded, f.trunk && !f.owner.described:

@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// try makes a step and handles its failure. It always leaves something
-// changed, or an activity backing off, so that the pass goes on without spinning.
+// try makes a step and handles its failure. It always leaves something changed, or an activity backing
+// off, so that the pass goes on without spinning.
 func (a *actor) try(ctx context.Context, p *step) {
 	start := a.cfg.Clock.Now()
 	err := a.act(cloud.WithHeld(ctx, start.Add(rateLimitPatience), func(op string) { a.rateLimited(p.Action, op) }), p)
@@ -67,8 +67,8 @@ func (a *actor) rateLimited(action plan.Action, op string) {
 	a.cfg.Fleet.RateLimited()
 }
 
-// subnetFull takes the subnet, or prefixes in it, out of the plans for a
-// while: the next plan falls back to single addresses or another subnet.
+// subnetFull takes the subnet, or prefixes in it, out of the plans for a while: the next plan falls
+// back to single addresses or another subnet.
 func (a *actor) subnetFull(p *step, err error, now time.Time) {
 	id := p.Subnet
 	if k, ok := a.view.enis[p.ENI]; ok {
@@ -90,8 +90,8 @@ func (a *actor) subnetFull(p *step, err error, now time.Time) {
 	a.retries.fail(p.Kind, err, now, 0) // another way is open: nothing backs off
 }
 
-// failed handles what a failed step leaves open. Calls that may have taken
-// effect are followed by a look at the ENI before anything is repeated.
+// failed handles what a failed step leaves open. Calls that may have taken effect are followed by a
+// look at the ENI before anything is repeated.
 func (a *actor) failed(p *step, class cloud.Class, now time.Time) {
 	a.observer.contradicted(class, p.attaches(), now)
 	lost := class == cloud.Transient || class == cloud.Unknown

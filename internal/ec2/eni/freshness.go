@@ -8,8 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// freshness decides whether the view is fresh enough to be planned on and to be
-// published.
+// freshness decides whether the view is fresh enough to be planned on and to be published.
 type freshness struct {
 	lag time.Duration // how long a reply may take to show in listings
 

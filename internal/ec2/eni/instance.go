@@ -131,8 +131,8 @@ func (i *instance) hasType(typ string) { i.typ, i.typeKnown = typ, true }
 // retype has the type asked for again: another one was configured.
 func (i *instance) retype() { i.typeKnown, i.limitsOf = false, "" }
 
-// seed takes the limits of a stored inventory, unless the instance is known to be of
-// another type by now.
+// seed takes the limits of a stored inventory, unless the instance is known to be of another type by
+// now.
 func (i *instance) seed(typ string, l cloud.Limits) {
 	if i.limits == (cloud.Limits{}) && (!i.typeKnown || typ == i.typ) {
 		i.limits, i.typ = l, typ

@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// lookups schedules the ENIs that are described one by one: to see a detachment
-// end, what a call did whose reply was lost, or why the node lacks a link.
+// lookups schedules the ENIs that are described one by one: to see a detachment end, what a call did
+// whose reply was lost, or why the node lacks a link.
 type lookups struct {
 	at         map[string]time.Time      // when, by ENI
 	unresolved map[string]unresolvedCall // by ENI; the node does not grow while there is one
@@ -19,8 +19,8 @@ type lookups struct {
 	links links
 }
 
-// unresolvedCall is an assignment or creation whose reply was lost. It may have
-// taken effect, and listings may not show that before some time.
+// unresolvedCall is an assignment or creation whose reply was lost. It may have taken effect, and
+// listings may not show that before some time.
 type unresolvedCall struct {
 	before map[netip.Prefix]bool // what the ENI had
 	until  time.Time
@@ -48,8 +48,8 @@ func (l *lookups) scheduleUnlessSet(id string, at time.Time) {
 	}
 }
 
-// next returns the ENI that is to be described now, the one that is due for longest
-// first. Urgent limits the choice to those that growth waits for.
+// next returns the ENI that is to be described now, the one that is due for longest first. Urgent
+// limits the choice to those that growth waits for.
 func (l *lookups) next(now time.Time, urgent bool) (id string, ok bool) {
 	for candidate, at := range l.at {
 		if urgent && !l.blocksGrowth(candidate) {
@@ -71,8 +71,8 @@ func (l *lookups) blocksGrowth(id string) bool {
 // blockGrowth reports whether any ENI has an unresolved call.
 func (l *lookups) blockGrowth() bool { return len(l.unresolved) > 0 }
 
-// assignmentLost holds growth back until a listing shows whether an assignment took
-// effect whose reply was lost.
+// assignmentLost holds growth back until a listing shows whether an assignment took effect whose reply
+// was lost.
 func (l *lookups) assignmentLost(k *known, until time.Time) {
 	u := unresolvedCall{before: map[netip.Prefix]bool{}, until: until}
 	for _, p := range k.held {
@@ -81,8 +81,8 @@ func (l *lookups) assignmentLost(k *known, until time.Time) {
 	l.unresolved[k.ID] = u
 }
 
-// creationDoubtful holds growth back until a listing shows whether an ENI exists that
-// was named by a reply which cannot be true.
+// creationDoubtful holds growth back until a listing shows whether an ENI exists that was named by a
+// reply which cannot be true.
 func (l *lookups) creationDoubtful(id string, now, until time.Time) {
 	l.at[id] = now
 	l.unresolved[id] = unresolvedCall{until: until, made: true}
@@ -105,8 +105,8 @@ func (l *lookups) described(id string, at time.Time) {
 	}
 }
 
-// seen takes what a listing says of an ENI; k is nil if the ENI is not there. It
-// schedules the next lookup where one is needed.
+// seen takes what a listing says of an ENI; k is nil if the ENI is not there. It schedules the next
+// lookup where one is needed.
 func (l *lookups) seen(id string, k *known, at time.Time) {
 	if u, ok := l.unresolved[id]; ok {
 		effect := k != nil && slices.ContainsFunc(k.held, func(p netip.Prefix) bool { return !u.before[p] })
@@ -127,8 +127,8 @@ func (l *lookups) seen(id string, k *known, at time.Time) {
 	}
 }
 
-// due returns when the next lookup is, the next call counts as resolved, or a link
-// has been missing for long.
+// due returns when the next lookup is, the next call counts as resolved, or a link has been missing for
+// long.
 func (l *lookups) due(now time.Time) time.Time {
 	first := l.links.due(now)
 	for _, at := range l.at {
@@ -140,8 +140,8 @@ func (l *lookups) due(now time.Time) time.Time {
 	return first
 }
 
-// detachPoll returns how long after a look at a detaching ENI the next follows:
-// detaching takes seconds, but may hang for hours.
+// detachPoll returns how long after a look at a detaching ENI the next follows: detaching takes
+// seconds, but may hang for hours.
 func (k *known) detachPoll(now time.Time) time.Duration {
 	if k.replied.IsZero() { // someone else detaches it
 		return 10 * time.Second
@@ -149,8 +149,8 @@ func (k *known) detachPoll(now time.Time) time.Duration {
 	return min(time.Minute, max(2*time.Second, now.Sub(k.replied)/4))
 }
 
-// links are the ENIs whose links the node lacks, as it says. Somebody may have detached one,
-// so the cloud is asked at once; its listings may trail that.
+// links are the ENIs whose links the node lacks, as it says. Somebody may have detached one, so the
+// cloud is asked at once; its listings may trail that.
 type links struct {
 	lag   time.Duration        // how long an ENI's driver may take to start again
 	since map[string]time.Time // by ENI
@@ -163,15 +163,15 @@ func newLinks(lag time.Duration) links {
 	return links{lag: lag, since: map[string]time.Time{}, flips: map[string]flips{}}
 }
 
-// flips are how often the link of an ENI went or came, as the node says. It may lie, and calls at EC2 are
-// shared by all nodes: the more flips, the longer between two looks.
+// flips are how often the link of an ENI went or came, as the node says. It may lie, and calls at EC2
+// are shared by all nodes: the more flips, the longer between two looks.
 type flips struct {
 	count int
 	last  time.Time
 }
 
-// firstGap is the time between lookups after the second flip. It doubles with each flip, up to linkLooks; after forgetFlips
-// without a flip it starts again.
+// firstGap is the time between lookups after the second flip. It doubles with each flip, up to
+// linkLooks; after forgetFlips without a flip it starts again.
 const (
 	firstGap    = time.Second
 	forgetFlips = 5 * linkLooks

@@ -51,8 +51,8 @@ type ENIUsage struct {
 	Free          cloud.Amount // could be withdrawn now
 }
 
-// Observer receives everything the reconciler does, for metrics. Its methods
-// are called from the reconciler's goroutine and must be quick.
+// Observer receives everything the reconciler does, for metrics. Its methods are called from the
+// reconciler's goroutine and must be quick.
 type Observer interface {
 	// Acted is called after each action or observation. The action names its
 	// subnet, also for Assign. The class is Unknown when err is nil.

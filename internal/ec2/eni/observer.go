@@ -10,8 +10,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// observer asks the cloud for the node's ENIs, and for the instance where a listing
-// lacks it, and brings the view up to date. It belongs to the goroutine that reconciles.
+// observer asks the cloud for the node's ENIs, and for the instance where a listing lacks it, and
+// brings the view up to date. It belongs to the goroutine that reconciles.
 type observer struct {
 	cfg       *Config
 	view      *view
@@ -23,10 +23,9 @@ type observer struct {
 	own       *ownLister // used if process.lists; else nil
 }
 
-// observe lists everything of this node: the instance's ENIs, and detached
-// ones of ours. At the start of a process for one node the detached ones are listed
-// separately and later: only new ENIs wait for them. EC2 is the authority; the
-// metadata service is never asked.
+// observe lists everything of this node: the instance's ENIs, and detached ones of ours. At the start
+// of a process for one node the detached ones are listed separately and later: only new ENIs wait for
+// them. EC2 is the authority; the metadata service is never asked.
 func (o *observer) observe(ctx context.Context) {
 	start := o.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
@@ -43,8 +42,8 @@ func (o *observer) observe(ctx context.Context) {
 	}
 }
 
-// list asks for what is to be known next, unless the first listing, which was not used,
-// is recent enough.
+// list asks for what is to be known next, unless the first listing, which was not used, is recent
+// enough.
 func (o *observer) list(ctx context.Context, now time.Time) (Listing, error) {
 	if o.cfg.process.lists {
 		l := o.own.kept
@@ -59,8 +58,8 @@ func (o *observer) list(ctx context.Context, now time.Time) (Listing, error) {
 	return o.cfg.Fleet.Lister.List(ctx, o.cfg.InstanceID, o.view.freshness.staleSince)
 }
 
-// observed takes a listing that was made for many nodes. One that is older than what is
-// known is ignored.
+// observed takes a listing that was made for many nodes. One that is older than what is known is
+// ignored.
 func (o *observer) observed(ctx context.Context, l Listing) {
 	if o.view.freshness.outdated(l.At) {
 		return
@@ -130,18 +129,17 @@ func (o *observer) logContradictions() {
 	}
 }
 
-// repairDue reports whether the node's ENIs are to be listed for repair by this
-// reconciler.
+// repairDue reports whether the node's ENIs are to be listed for repair by this reconciler.
 func (o *observer) repairDue(now time.Time) bool {
 	return o.cfg.process.lists && !o.view.freshness.observeAt.After(now)
 }
 
-// detachedUnknown reports that it is not known yet which ENIs of the node are detached:
-// one of them may be attached in place of a new one.
+// detachedUnknown reports that it is not known yet which ENIs of the node are detached: one of them may
+// be attached in place of a new one.
 func (o *observer) detachedUnknown() bool { return o.cfg.process.lists && !o.own.listedDetached }
 
-// nextRepair returns when to list for repair after a listing of some part: at once if
-// it was not the last part.
+// nextRepair returns when to list for repair after a listing of some part: at once if it was not the
+// last part.
 func (o *observer) nextRepair(listed Part) time.Time {
 	switch now := o.cfg.Clock.Now(); {
 	case !o.cfg.process.lists:
@@ -153,8 +151,8 @@ func (o *observer) nextRepair(listed Part) time.Time {
 	}
 }
 
-// ofInstance leaves out what is on another instance, whatever its device index, or is
-// detached and was created for another.
+// ofInstance leaves out what is on another instance, whatever its device index, or is detached and was
+// created for another.
 func (o *observer) ofInstance(list []cloud.ENI) (out []facts) {
 	for _, e := range list {
 		of := e.Tags[TagInstanceID]
@@ -188,9 +186,8 @@ func (o *observer) lookUp(ctx context.Context, id string) {
 	o.view.conclude(id, at, o.cfg.Lag, o.cfg.process.sharesNode)
 }
 
-// contradicted takes what the class of a step's error says of the view. An index
-// that is taken, by which an attachment conflicts, is that of an ENI that came since the
-// last listing.
+// contradicted takes what the class of a step's error says of the view. An index that is taken, by
+// which an attachment conflicts, is that of an ENI that came since the last listing.
 func (o *observer) contradicted(class cloud.Class, attaches bool, now time.Time) {
 	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && attaches {
 		o.view.freshness.markStale(now)
@@ -200,8 +197,8 @@ func (o *observer) contradicted(class cloud.Class, attaches bool, now time.Time)
 	}
 }
 
-// present reports by its error whether a listing lacks the instance. After two listings
-// without it the instance itself is asked for.
+// present reports by its error whether a listing lacks the instance. After two listings without it the
+// instance itself is asked for.
 func (o *observer) present(ctx context.Context, l Listing) error {
 	if o.cfg.process.onInstance {
 		return nil
@@ -233,8 +230,7 @@ func (o *observer) present(ctx context.Context, l Listing) error {
 	return gone("DescribeNetworkInterfaces", "instance %s exists and has no ENI", o.cfg.InstanceID)
 }
 
-// askInstance finds out whether the instance exists and runs. Nothing is
-// changed while it does not.
+// askInstance finds out whether the instance exists and runs. Nothing is changed while it does not.
 func (o *observer) askInstance(ctx context.Context) {
 	start := o.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
@@ -259,8 +255,8 @@ func (o *observer) askInstance(ctx context.Context) {
 	}
 }
 
-// stoppedRetry returns when a stopped instance is asked for again, unless someone says
-// that it runs: nodes of one process ask at the same moment, by shared calls.
+// stoppedRetry returns when a stopped instance is asked for again, unless someone says that it runs:
+// nodes of one process ask at the same moment, by shared calls.
 func (o *observer) stoppedRetry(now time.Time) time.Duration {
 	if o.cfg.process.onInstance {
 		return o.cfg.jitter(o.cfg.SlowRetry)
@@ -272,8 +268,8 @@ func (o *observer) limitsDue(now time.Time) bool {
 	return !o.instance.limitsKnown() && !o.retries.blocked(activityLimits, now)
 }
 
-// findLimits asks what the instance type allows, and first for the type, unless the
-// cloud has told it: whoever asks for ENIs does not decide how many there may be.
+// findLimits asks what the instance type allows, and first for the type, unless the cloud has told it:
+// whoever asks for ENIs does not decide how many there may be.
 func (o *observer) findLimits(ctx context.Context) {
 	start := o.cfg.Clock.Now()
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), callTimeout)

@@ -14,16 +14,16 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// ENIs that an instance left behind when it vanished in the middle of a change
-// are orphans: every node of the cluster looks for them now and then, at its
-// own random times, and deletes those that it has seen detached for long enough.
-// The tag with their time of creation is not used, since anyone can write it.
+// ENIs that an instance left behind when it vanished in the middle of a change are orphans: every node
+// of the cluster looks for them now and then, at its own random times, and deletes those that it has
+// seen detached for long enough. The tag with their time of creation is not used, since anyone can
+// write it.
 
 // collectPause is how long the collection of orphans is postponed for pods that wait for addresses.
 const collectPause = 10 * time.Second
 
-// orphans is when a node looks for them, and what it has seen. It belongs to the
-// goroutine that reconciles.
+// orphans is when a node looks for them, and what it has seen. It belongs to the goroutine that
+// reconciles.
 type orphans struct {
 	cfg     *Config
 	retries *retries

@@ -8,18 +8,17 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// While pods wait, calls that failed for no reason of their own (timeouts,
-// 5xx) are tried again before the backoff of their activity is over.
+// While pods wait, calls that failed for no reason of their own (timeouts, 5xx) are tried again before
+// the backoff of their activity is over.
 const (
 	probeAway = 3 * time.Second         // from a failure to the probe of a node, on average
 	probeGap  = 1500 * time.Millisecond // from the end of a process's probe to the next, at least
 	probeTime = 5 * time.Second         // after which a probe without an answer no longer delays the next
 )
 
-// outage lets the nodes of a process find out together whether a cloud that
-// failed answers again: one of them at a time probes, and when it has an
-// answer, all nodes go on whose calls failed in the same way before. All
-// reconcilers of a process share one.
+// outage lets the nodes of a process find out together whether a cloud that failed answers again: one
+// of them at a time probes, and when it has an answer, all nodes go on whose calls failed in the same
+// way before. All reconcilers of a process share one.
 type outage struct {
 	over func()
 
@@ -84,8 +83,8 @@ func (o *outage) endedAfter(g activity, failed time.Time) bool {
 // away reports whether an error may mean that the cloud is unreachable.
 func away(class cloud.Class) bool { return class == cloud.Transient || class == cloud.Unknown }
 
-// probeOutage ends the backoff of activities that a probe has shown to be answered
-// again and, if it is this node's turn to probe, of all of them.
+// probeOutage ends the backoff of activities that a probe has shown to be answered again and, if it is
+// this node's turn to probe, of all of them.
 func (t *retries) probeOutage(now time.Time) {
 	var shut []*backoff
 	for _, g := range probed {
@@ -115,16 +114,16 @@ func (t *retries) probeOutage(now time.Time) {
 // probePause is between two probes of a node for pods that come to wait.
 const probePause = 10 * time.Second
 
-// podProbe decides when trouble that only a person can resolve, and may have resolved by
-// now, is tried before its time because a pod came to wait.
+// podProbe decides when trouble that only a person can resolve, and may have resolved by now, is tried
+// before its time because a pod came to wait.
 type podProbe struct {
 	waiting int       // pods that waited when this was last looked at
 	last    time.Time // when the last one was
 	at      time.Time // when the next is; zero: none is due
 }
 
-// next reports whether to probe now, when so many pods wait: at once when there
-// are more than before, but not twice within probePause.
+// next reports whether to probe now, when so many pods wait: at once when there are more than before,
+// but not twice within probePause.
 func (p *podProbe) next(waiting int, now time.Time) bool {
 	if waiting > p.waiting && p.at.IsZero() {
 		p.at = now
@@ -146,8 +145,8 @@ func (p *podProbe) next(waiting int, now time.Time) bool {
 // probed are the activities that keep pods waiting.
 var probed = [...]activity{activityGrow, activitySubnets, activityLimits, activityObserve, activityInstance}
 
-// probeForPods ends the backoff of activities that wait for a person, such as for a
-// missing permission, if a pod came to wait since.
+// probeForPods ends the backoff of activities that wait for a person, such as for a missing permission,
+// if a pod came to wait since.
 func (t *retries) probeForPods(now time.Time) {
 	var shut []*backoff
 	for _, g := range probed {

@@ -15,8 +15,8 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// planning makes plans on the view and chooses the next step of a plan. It belongs to
-// the goroutine that reconciles.
+// planning makes plans on the view and chooses the next step of a plan. It belongs to the goroutine
+// that reconciles.
 type planning struct {
 	cfg          *Config
 	view         *view
@@ -110,8 +110,7 @@ func (p *planning) state(now time.Time) plan.State {
 	return s
 }
 
-// eniState returns one ENI as a plan sees it, without what depends on the settings of
-// new ones.
+// eniState returns one ENI as a plan sees it, without what depends on the settings of new ones.
 func (p *planning) eniState(k *known, u ENIUsage, now time.Time) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
@@ -133,8 +132,8 @@ func (p *planning) eniState(k *known, u ENIUsage, now time.Time) plan.ENI {
 	return e
 }
 
-// choose returns the first step of the current plan that can be made now; nil: none. The
-// addresses that a step of growth takes are reserved in the moment in which it is chosen.
+// choose returns the first step of the current plan that can be made now; nil: none. The addresses that
+// a step of growth takes are reserved in the moment in which it is chosen.
 func (p *planning) choose(ctx context.Context, now time.Time) *step {
 	if !p.instance.limitsKnown() || p.instance.stopped {
 		return nil
@@ -208,8 +207,8 @@ func (p *planning) growthWaits() bool {
 	return p.view.lookups.blockGrowth() || p.retries.throttled[activityGrow] != nil
 }
 
-// prepare readies a step: what leaves is withdrawn from the node first, a creation
-// is recorded first. It reports whether the call can be made now.
+// prepare readies a step: what leaves is withdrawn from the node first, a creation is recorded first.
+// It reports whether the call can be made now.
 func (p *planning) prepare(ctx context.Context, s *step, now time.Time) bool {
 	switch s.Kind {
 	case plan.Unassign, plan.Detach:
@@ -267,9 +266,9 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 
 // trunk returns the state of the trunk; nil: none is configured, and none is there.
 //
-// A trunk has no address that a pod or the node's daemon knows of. It comes and goes
-// without being published, since the node does not have to release any of it. Branches use
-// it, and while it has any EC2 does not detach it.
+// A trunk has no address that a pod or the node's daemon knows of. It comes and goes without being
+// published, since the node does not have to release any of it. Branches use it, and while it has any
+// EC2 does not detach it.
 func (p *planning) trunk(s plan.State) *Trunk {
 	var t Trunk
 	for _, e := range s.ENIs {
@@ -289,8 +288,7 @@ func (p *planning) trunk(s plan.State) *Trunk {
 	return &t
 }
 
-// surplus is how long a node has had more than its policy keeps, or other ENIs than
-// are configured.
+// surplus is how long a node has had more than its policy keeps, or other ENIs than are configured.
 type surplus struct {
 	delay   time.Duration // for which it must last
 	excess  plan.Lasting  // addresses

@@ -13,12 +13,12 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// publisher gives the node the inventory that follows from the view. It belongs to the
-// goroutine that reconciles.
+// publisher gives the node the inventory that follows from the view. It belongs to the goroutine that
+// reconciles.
 //
-// There are two ways. What is about to leave is recorded before the cloud is asked to
-// take it: record returns the error, and without the record there is no call. Whatever
-// else changed is published by the loop, after the step that changed it.
+// There are two ways. What is about to leave is recorded before the cloud is asked to take it: record
+// returns the error, and without the record there is no call. Whatever else changed is published by the
+// loop, after the step that changed it.
 type publisher struct {
 	cfg      *Config
 	view     *view
@@ -31,8 +31,7 @@ type publisher struct {
 // changed has the next flush publish.
 func (p *publisher) changed() { p.due = true }
 
-// flush publishes what changed. A failure is logged; the next change or observation
-// publishes again.
+// flush publishes what changed. A failure is logged; the next change or observation publishes again.
 func (p *publisher) flush(ctx context.Context) {
 	if p.due {
 		_ = p.record(ctx)
@@ -97,10 +96,9 @@ func (p *publisher) published(k *known) ENI {
 	return e
 }
 
-// Seed gives the reconciler the last inventory that the cloud confirmed, so
-// that a listing that trails it does not bring back what was about to leave.
-// Call it before Run.
-// Nothing is changed at the cloud before the cloud has been observed.
+// Seed gives the reconciler the last inventory that the cloud confirmed, so that a listing that trails
+// it does not bring back what was about to leave. Call it before Run. Nothing is changed at the cloud
+// before the cloud has been observed.
 func (r *Reconciler) Seed(inv Inventory) {
 	if inv.InstanceID != r.cfg.InstanceID {
 		return

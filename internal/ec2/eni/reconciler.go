@@ -12,10 +12,10 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Reconciler brings one node's ENIs to its policy. It decides what comes next; its
-// parts do it, each with a state of its own. Reconcile (or Run) is called by one
-// goroutine at a time, to which all parts belong but for the fields that say otherwise.
-// Kick, Status, Reconfigure, Invalidate, CheckInstance and End may be called by any.
+// Reconciler brings one node's ENIs to its policy. It decides what comes next; its parts do it, each
+// with a state of its own. Reconcile (or Run) is called by one goroutine at a time, to which all parts
+// belong but for the fields that say otherwise. Kick, Status, Reconfigure, Invalidate, CheckInstance
+// and End may be called by any.
 type Reconciler struct {
 	cfg     Config
 	loop    loop
@@ -45,8 +45,7 @@ type loop struct {
 	beside sync.WaitGroup // calls that no pass waits for; of fleetOfOne
 }
 
-// New checks the configuration and returns a reconciler that has observed
-// nothing yet.
+// New checks the configuration and returns a reconciler that has observed nothing yet.
 func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.withDefaults(); err != nil {
 		return nil, fmt.Errorf("ENI reconciler: %w", err)
@@ -109,28 +108,28 @@ func New(cfg Config) (*Reconciler, error) {
 	return r, nil
 }
 
-// Kick says that something may have to be done now: pods wait or ended, a
-// withdrawal was confirmed. It never blocks.
+// Kick says that something may have to be done now: pods wait or ended, a withdrawal was confirmed. It
+// never blocks.
 func (r *Reconciler) Kick() {
 	r.loop.kick.Set()
 	r.demand.news.Set()
 }
 
-// Invalidate says that what was published may not be what the cloud has: nothing
-// is published or planned before the next observation, late enough for every reply so
-// far to show. It may be called by any goroutine, and from Publish.
+// Invalidate says that what was published may not be what the cloud has: nothing is published or
+// planned before the next observation, late enough for every reply so far to show. It may be called by
+// any goroutine, and from Publish.
 func (r *Reconciler) Invalidate() { r.view.freshness.invalidated.Store(true) }
 
-// CheckInstance says that the instance may have been stopped, or may run again. It is
-// asked for before anything else is planned. It may be called by any goroutine.
+// CheckInstance says that the instance may have been stopped, or may run again. It is asked for before
+// anything else is planned. It may be called by any goroutine.
 func (r *Reconciler) CheckInstance() { r.instance.suspected.Store(true) }
 
-// ObserveSince has only observations as of then or later count. It is called
-// before the first pass, when someone else worked for the node until then.
+// ObserveSince has only observations as of then or later count. It is called before the first pass,
+// when someone else worked for the node until then.
 func (r *Reconciler) ObserveSince(at time.Time) { r.view.freshness.staleSince = at }
 
-// Observed takes a listing that was made for many nodes, in the goroutine that
-// reconciles. One that is older than what is known is ignored.
+// Observed takes a listing that was made for many nodes, in the goroutine that reconciles. One that is
+// older than what is known is ignored.
 func (r *Reconciler) Observed(ctx context.Context, l Listing) {
 	if r.Ended() {
 		return
@@ -139,13 +138,13 @@ func (r *Reconciler) Observed(ctx context.Context, l Listing) {
 	r.observer.publisher.flush(ctx)
 }
 
-// VPCs returns where the node's ENIs are; none while that is not known. It is called
-// from the goroutine that reconciles.
+// VPCs returns where the node's ENIs are; none while that is not known. It is called from the goroutine
+// that reconciles.
 func (r *Reconciler) VPCs() []string { return r.placement.VPCs() }
 
-// Configure applies other settings; what is known of the node stays. What waits
-// for a person is tried again at once. It is called from the goroutine that
-// reconciles. The error names the field, and leaves the settings as they were.
+// Configure applies other settings; what is known of the node stays. What waits for a person is tried
+// again at once. It is called from the goroutine that reconciles. The error names the field, and leaves
+// the settings as they were.
 func (r *Reconciler) Configure(s Settings) error {
 	before := r.cfg.Settings
 	if reflect.DeepEqual(s, before) {
@@ -171,16 +170,15 @@ func (r *Reconciler) Configure(s Settings) error {
 	return nil
 }
 
-// End has a pass that is under way do nothing after its present call, and
-// publish nothing. Calls beside passes are cancelled. It may be called by any
-// goroutine.
+// End has a pass that is under way do nothing after its present call, and publish nothing. Calls beside
+// passes are cancelled. It may be called by any goroutine.
 func (r *Reconciler) End() { r.loop.end() }
 
 // Ended reports whether End or Close was called.
 func (r *Reconciler) Ended() bool { return r.loop.ended.Err() != nil }
 
-// Close ends the reservations that the reconciler holds in what it shares with others.
-// It is called once no pass is under way, and none follows.
+// Close ends the reservations that the reconciler holds in what it shares with others. It is called
+// once no pass is under way, and none follows.
 func (r *Reconciler) Close() {
 	r.loop.end()
 	for _, p := range r.retries.throttled {
@@ -188,8 +186,8 @@ func (r *Reconciler) Close() {
 	}
 }
 
-// Run reconciles whenever kicked and whenever something is due, until ctx ends.
-// Nothing is in flight when it returns.
+// Run reconciles whenever kicked and whenever something is due, until ctx ends. Nothing is in flight
+// when it returns.
 func (r *Reconciler) Run(ctx context.Context) error {
 	defer r.loop.beside.Wait()
 	for {
@@ -206,8 +204,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	}
 }
 
-// gather waits for a burst of pods to be over, so that one call asks for all of
-// them: until no kick came for burstWindow, and at most ten times as long.
+// gather waits for a burst of pods to be over, so that one call asks for all of them: until no kick
+// came for burstWindow, and at most ten times as long.
 func (l *loop) gather(ctx context.Context, c clock.Clock) error {
 	latest := c.Now().Add(10 * burstWindow)
 	for {
@@ -227,8 +225,7 @@ func (l *loop) gather(ctx context.Context, c clock.Clock) error {
 // maxSteps bounds one pass; what is left continues with the next.
 const maxSteps = 256
 
-// Reconcile does everything that can be done now, and returns when to come back
-// at the latest.
+// Reconcile does everything that can be done now, and returns when to come back at the latest.
 func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	start := r.cfg.Clock.Now()
 	for range maxSteps {
@@ -250,10 +247,9 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	return r.wake(now)
 }
 
-// next does the one most urgent thing that is due, and reports whether there may
-// be more. A plan on a guess is a wrong plan, so observing comes first while
-// the view is known to be wrong. A listing for repair comes last and keeps
-// nobody waiting, also while EC2 refuses it.
+// next does the one most urgent thing that is due, and reports whether there may be more. A plan on a
+// guess is a wrong plan, so observing comes first while the view is known to be wrong. A listing for
+// repair comes last and keeps nobody waiting, also while EC2 refuses it.
 func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
 	r.planning.reset()
@@ -331,8 +327,8 @@ func (r *Reconciler) takeNews(now time.Time) {
 	r.terminations.take()
 }
 
-// learnPrerequisites does what must be known before anything is planned, and reports
-// whether there was something: limits, the instance's state, what the last process began.
+// learnPrerequisites does what must be known before anything is planned, and reports whether there was
+// something: limits, the instance's state, what the last process began.
 func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool {
 	switch {
 	case r.observer.limitsDue(now):
@@ -349,16 +345,14 @@ func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool
 	return true
 }
 
-// timed is a part of the reconciler that has something to do at a time of its
-// own, without an event.
+// timed is a part of the reconciler that has something to do at a time of its own, without an event.
 type timed interface {
 	// due returns the first moment after now at which there may be something to do;
 	// zero: there is none.
 	due(now time.Time) time.Time
 }
 
-// timers returns all parts that have times of their own
-// (TestEveryTimedPartIsAmongTheTimers).
+// timers returns all parts that have times of their own (TestEveryTimedPartIsAmongTheTimers).
 func (r *Reconciler) timers() []timed {
 	return []timed{&r.instance, &r.retries, &r.refusals, &r.planning, &r.orphans}
 }

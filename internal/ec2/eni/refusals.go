@@ -8,10 +8,9 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// The node grows in no other way before an ENI that was created is attached. An ENI
-// that EC2 refuses to attach, for whatever is wrong with it, must not keep the node from
-// growing for ever: after a few tries it counts as surplus, is deleted, and the plan
-// goes on without it.
+// The node grows in no other way before an ENI that was created is attached. An ENI that EC2 refuses to
+// attach, for whatever is wrong with it, must not keep the node from growing for ever: after a few
+// tries it counts as surplus, is deleted, and the plan goes on without it.
 
 const (
 	attachTries = 3
@@ -21,9 +20,9 @@ const (
 	abandonedRetryMost = 30 * time.Minute // before another is attached after several were abandoned
 )
 
-// refusals is what EC2 refused about the instance's attachments, and until when that is
-// not tried again. A trunk is apart: trouble with it keeps no pod waiting. It belongs to
-// the goroutine that reconciles.
+// refusals is what EC2 refused about the instance's attachments, and until when that is not tried
+// again. A trunk is apart: trouble with it keeps no pod waiting. It belongs to the goroutine that
+// reconciles.
 type refusals struct {
 	cfg            *Config
 	view           *view
@@ -44,8 +43,8 @@ func (a *attachments) full(now time.Time) bool { return a.fullUntil.After(now) }
 // stuck reports whether several ENIs could not be attached, and none is tried now.
 func (a *attachments) stuck(now time.Time) bool { return a.abandoned > 1 && a.full(now) }
 
-// abandon counts an ENI that is given up, and returns for how long no other is to be
-// attached: from the second on, as it is not this ENI alone.
+// abandon counts an ENI that is given up, and returns for how long no other is to be attached: from the
+// second on, as it is not this ENI alone.
 func (a *attachments) abandon(wait time.Duration) (pause time.Duration) {
 	if a.abandoned++; a.abandoned < 2 {
 		return 0
@@ -74,10 +73,9 @@ func (f *refusals) instanceFull(k plan.Kind, now time.Time) {
 	f.of(k).fullUntil = now.Add(f.cfg.jitter(f.cfg.SlowRetry))
 }
 
-// attach records a failed attachment, and returns how long to wait before the next try
-// if the refusal is about this ENI. Limits, permissions and transport errors are not:
-// another ENI would fare no better. Nor is a conflict soon after a lost reply: it may
-// say that the ENI is attached.
+// attach records a failed attachment, and returns how long to wait before the next try if the refusal
+// is about this ENI. Limits, permissions and transport errors are not: another ENI would fare no
+// better. Nor is a conflict soon after a lost reply: it may say that the ENI is attached.
 func (f *refusals) attach(k *known, by plan.Kind, class cloud.Class, now time.Time) (wait time.Duration, ok bool) {
 	if class != cloud.Bug && class != cloud.Conflict || class == cloud.Conflict && f.view.fresh(k.attachReplyLost, now) {
 		return 0, false
@@ -93,9 +91,9 @@ func (f *refusals) attach(k *known, by plan.Kind, class cloud.Class, now time.Ti
 	return f.cfg.jitter(retry.Delay(attachRetry, attachRetryMost, k.refusals-1)), true
 }
 
-// trunkBusy records that a trunk was not detached since it has branches, if that is what
-// an error of a class means for a kind of step. It is no failure: the detachment is asked
-// for again, slowly, until the branches are gone.
+// trunkBusy records that a trunk was not detached since it has branches, if that is what an error of a
+// class means for a kind of step. It is no failure: the detachment is asked for again, slowly, until
+// the branches are gone.
 func (f *refusals) trunkBusy(k plan.Kind, class cloud.Class, now time.Time) bool {
 	if k != plan.DetachTrunk || class != cloud.Conflict {
 		return false

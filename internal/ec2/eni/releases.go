@@ -10,14 +10,13 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// releases takes addresses and ENIs back from the node before the cloud is asked to
-// take them: the node withdraws them, the inventory records that they are about to
-// leave, then the call is made. It belongs to the goroutine that reconciles.
+// releases takes addresses and ENIs back from the node before the cloud is asked to take them: the node
+// withdraws them, the inventory records that they are about to leave, then the call is made. It belongs
+// to the goroutine that reconciles.
 //
-// Where several processes may work for one node, whoever recorded a release may be
-// stopped before its call is sent, and go on much later. What is recorded there is
-// never restored to the node: whichever process works for the node asks the cloud
-// until the release is done.
+// Where several processes may work for one node, whoever recorded a release may be stopped before its
+// call is sent, and go on much later. What is recorded there is never restored to the node: whichever
+// process works for the node asks the cloud until the release is done.
 type releases struct {
 	cfg       *Config
 	view      *view
@@ -25,8 +24,8 @@ type releases struct {
 	retries   *retries
 }
 
-// prepare withdraws what a step of kind Unassign or Detach takes, and records it. It
-// reports whether the call can be made now.
+// prepare withdraws what a step of kind Unassign or Detach takes, and records it. It reports whether
+// the call can be made now.
 func (s *releases) prepare(ctx context.Context, p *step, now time.Time) bool {
 	if p.Kind == plan.Unassign {
 		return s.withdraw(ctx, p, now)
@@ -98,8 +97,8 @@ func (s *releases) undo(p *step) {
 	}
 }
 
-// restore undoes withdraw. If the release is recorded for other processes to see, the
-// next plan adopts it again.
+// restore undoes withdraw. If the release is recorded for other processes to see, the next plan adopts
+// it again.
 func (s *releases) restore(p *step) {
 	k := s.view.enis[p.ENI]
 	if k == nil {
@@ -127,8 +126,8 @@ func (s *releases) cancelForPods() {
 	s.undo(p)
 }
 
-// unassignFailed keeps what was withdrawn out of use while the call may have taken
-// effect: until now, whenever it was sent. A denied call surely has not.
+// unassignFailed keeps what was withdrawn out of use while the call may have taken effect: until now,
+// whenever it was sent. A denied call surely has not.
 func (s *releases) unassignFailed(p *step, class cloud.Class, now time.Time) {
 	if class == cloud.Permission && !s.cfg.process.sharesNode {
 		s.restore(p)
@@ -153,9 +152,9 @@ func (s *releases) detachFailed(p *step, class cloud.Class, now time.Time) {
 	s.view.lookups.schedule(p.ENI, now.Add(s.cfg.Lag))
 }
 
-// overdue handles what should have left and is there still, according to a listing
-// that cannot be older than the call. Where others may work for the node, it returns
-// the step that asks the cloud once more; elsewhere the node gets it back.
+// overdue handles what should have left and is there still, according to a listing that cannot be older
+// than the call. Where others may work for the node, it returns the step that asks the cloud once more;
+// elsewhere the node gets it back.
 func (s *releases) overdue(ctx context.Context, now time.Time) *step {
 	if !s.cfg.process.sharesNode {
 		s.restoreOverdue()

@@ -13,11 +13,11 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// replies judges whether the reply of a call can be true before the view takes it:
-// whether it fits what is known of the node and of other nodes. A reply that does not
-// fit counts as lost: the call took effect in some way, and a lookup of the ENI tells
-// in which. The cloud's client has compared the reply with the request before
-// (cloud/aws, reply.go): the ENI's ID, and for an assignment the number of addresses.
+// replies judges whether the reply of a call can be true before the view takes it: whether it fits what
+// is known of the node and of other nodes. A reply that does not fit counts as lost: the call took
+// effect in some way, and a lookup of the ENI tells in which. The cloud's client has compared the reply
+// with the request before (cloud/aws, reply.go): the ENI's ID, and for an assignment the number of
+// addresses.
 type replies struct {
 	view      *view
 	subnets   *placement.Subnets
@@ -35,8 +35,8 @@ func gone(op, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Gone, Op: op, Message: fmt.Sprintf(format, args...)}
 }
 
-// assigned judges the addresses and prefixes that a reply says were assigned to k: no
-// ENI has them, and they are of k's subnet, if its blocks are known.
+// assigned judges the addresses and prefixes that a reply says were assigned to k: no ENI has them, and
+// they are of k's subnet, if its blocks are known.
 func (c *replies) assigned(k *known, given []netip.Prefix) error {
 	op := assignOp(given)
 	if err := checkFree(op, k.ID, given, c.subnets.Blocks(k.SubnetID), c.view.list()); err != nil {

@@ -10,9 +10,8 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// An activity is a group of steps that back off together after a failure, so that
-// trouble with one kind of step does not stop another, and that growth which was refused
-// in one way is not tried in another.
+// An activity is a group of steps that back off together after a failure, so that trouble with one kind
+// of step does not stop another, and that growth which was refused in one way is not tried in another.
 type activity string
 
 const (
@@ -42,8 +41,8 @@ var activityOf = map[plan.Kind]activity{
 	plan.FindSubnets: activitySubnets, plan.FindRoutes: activityRoutes, plan.FindGroups: activityGroups, plan.FindLimits: activityLimits, plan.FindInstance: activityInstance,
 }
 
-// retries is what backs off after failures, why, and until when. It belongs to the
-// goroutine that reconciles.
+// retries is what backs off after failures, why, and until when. It belongs to the goroutine that
+// reconciles.
 type retries struct {
 	cfg       *Config
 	failed    map[activity]*backoff
@@ -111,8 +110,8 @@ func (t *retries) backOff(kind plan.Kind, err error, now time.Time) {
 	t.fail(kind, err, now, t.wait(activityOf[kind], cloud.ClassOf(err)))
 }
 
-// wait returns how long an activity backs off after an error of a class: long
-// where only a person can resolve it, else doubling up to half a minute.
+// wait returns how long an activity backs off after an error of a class: long where only a person can
+// resolve it, else doubling up to half a minute.
 func (t *retries) wait(g activity, class cloud.Class) time.Duration {
 	n := 0
 	if b := t.failed[g]; b != nil {
@@ -153,8 +152,8 @@ func (t *retries) succeed(g activity) {
 // forget drops an activity's trouble although no step succeeded.
 func (t *retries) forget(g activity) { delete(t.failed, g) }
 
-// forgetUnwanted drops trouble with steps that are no longer needed: neither for these
-// actions, nor for growth or a trunk that waits for something else.
+// forgetUnwanted drops trouble with steps that are no longer needed: neither for these actions, nor for
+// growth or a trunk that waits for something else.
 func (t *retries) forgetUnwanted(actions []plan.Action, growing, trunk bool, now time.Time) {
 	needed := map[activity]bool{activityGrow: growing, activityTrunk: trunk}
 	for _, a := range actions {
@@ -208,8 +207,8 @@ func (t *retries) due(now time.Time) (first time.Time) {
 	return first
 }
 
-// dropRefused removes and returns the throttled step of an activity, unless its call
-// may have taken effect; nil: none.
+// dropRefused removes and returns the throttled step of an activity, unless its call may have taken
+// effect; nil: none.
 func (t *retries) dropRefused(g activity) *step {
 	p := t.throttled[g]
 	if p == nil || p.lost {

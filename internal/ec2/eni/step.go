@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// step is an action with everything that its cloud call takes, so that a throttled
-// one can be made again exactly as it was.
+// step is an action with everything that its cloud call takes, so that a throttled one can be made
+// again exactly as it was.
 type step struct {
 	plan.Action
 	withdrawn []netip.Prefix         // Unassign: what was withdrawn
@@ -33,9 +33,8 @@ func (p *step) attaches() bool { return p.Kind == plan.Attach || p.Kind == plan.
 // returns reports whether a step takes something from the node.
 func (p *step) returns() bool { return p.Kind == plan.Unassign || p.Kind == plan.Detach }
 
-// creations keeps the creation that is in flight recorded until its result is known, so
-// that neither a lost reply nor a crash leaves an ENI behind. It belongs to the goroutine
-// that reconciles.
+// creations keeps the creation that is in flight recorded until its result is known, so that neither a
+// lost reply nor a crash leaves an ENI behind. It belongs to the goroutine that reconciles.
 type creations struct {
 	cfg     *Config
 	view    *view
@@ -66,10 +65,9 @@ func (c *creations) end() {
 	}
 }
 
-// resume returns the step that repeats a creation of the last process; nil: there is
-// none, or its ENI is in view. The token makes the repeat return the ENI of the first
-// call. Intents older than an hour are dropped: listings do not trail that long, and
-// tokens expire.
+// resume returns the step that repeats a creation of the last process; nil: there is none, or its ENI
+// is in view. The token makes the repeat return the ENI of the first call. Intents older than an hour
+// are dropped: listings do not trail that long, and tokens expire.
 func (c *creations) resume() *step {
 	now := c.cfg.Clock.Now()
 	intent, ok, err := c.cfg.Intents.Load()

@@ -8,16 +8,16 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// No pod waits for an ENI's DeleteOnTermination. The call that sets it therefore yields
-// to what other nodes lack, and no pass waits for it: while it waits for the
-// rate limit, its node goes on, and the call keeps its place in the limiter's queue.
+// No pod waits for an ENI's DeleteOnTermination. The call that sets it therefore yields to what other
+// nodes lack, and no pass waits for it: while it waits for the rate limit, its node goes on, and the
+// call keeps its place in the limiter's queue.
 
 // deleteOnTerminationYields is for how long a call that sets DeleteOnTermination yields. If the
 // instance ends before, its ENI is collected as an orphan.
 const deleteOnTerminationYields = 2 * time.Minute
 
-// terminations sets DeleteOnTermination by calls that no pass waits for. It belongs to
-// the goroutine that reconciles; what its calls run in goroutines touches nothing of it.
+// terminations sets DeleteOnTermination by calls that no pass waits for. It belongs to the goroutine
+// that reconciles; what its calls run in goroutines touches nothing of it.
 type terminations struct {
 	cfg      *Config
 	view     *view
@@ -61,8 +61,7 @@ func deleteOnTerminationOf(actions []plan.Action) (ids []string) {
 	return ids
 }
 
-// set begins the calls that a plan needs, and cancels those in flight that it does not
-// need any more.
+// set begins the calls that a plan needs, and cancels those in flight that it does not need any more.
 func (t *terminations) set(ctx context.Context, actions []plan.Action, now time.Time) {
 	needed := map[string]bool{}
 	for _, id := range deleteOnTerminationOf(actions) {
@@ -103,8 +102,8 @@ func (t *terminations) begin(ctx context.Context, k *known, now time.Time) {
 	})
 }
 
-// ask makes the call, with a higher priority once it has yielded for long enough. It
-// touches nothing of the node.
+// ask makes the call, with a higher priority once it has yielded for long enough. It touches nothing of
+// the node.
 func (c *terminationCall) ask(ctx context.Context, cfg *Config, due time.Time) error {
 	for {
 		priority, timeout := deleteOnTerminationPriority(cfg.Clock.Now().Sub(due), callTimeout)

@@ -13,10 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// view is what is known of one node's ENIs: the last listing, corrected by the
-// replies of calls since. Listings may trail the truth (EC2 Developer Guide,
-// "Eventual consistency"), so what a reply said outranks them for a while.
-// It belongs to the goroutine that reconciles.
+// view is what is known of one node's ENIs: the last listing, corrected by the replies of calls since.
+// Listings may trail the truth (EC2 Developer Guide, "Eventual consistency"), so what a reply said
+// outranks them for a while. It belongs to the goroutine that reconciles.
 type view struct {
 	settle    time.Duration // how long a reply outranks a listing
 	enis      map[string]*known
@@ -228,9 +227,8 @@ func (v *view) created(f facts, now time.Time) {
 	v.enis[k.ID] = k
 }
 
-// attached records that a reply said an ENI is attached. DeleteOnTermination is off
-// after an attachment by API (EC2 API Reference, NetworkInterfaceAttachment); the next
-// plan sees that and has it set.
+// attached records that a reply said an ENI is attached. DeleteOnTermination is off after an attachment
+// by API (EC2 API Reference, NetworkInterfaceAttachment); the next plan sees that and has it set.
 func (v *view) attached(k *known, a cloud.Attachment, now time.Time) {
 	k.Attachment, k.replied, k.attachUnresolved = &a, now, false
 }
@@ -251,16 +249,16 @@ func (v *view) forget(id string) {
 	v.lookups.forget(id)
 }
 
-// attachmentUnresolved records that a call to attach or detach an ENI failed in a way
-// that may hide its effect.
+// attachmentUnresolved records that a call to attach or detach an ENI failed in a way that may hide its
+// effect.
 func (v *view) attachmentUnresolved(id string) {
 	if k, ok := v.enis[id]; ok {
 		k.attachUnresolved = true
 	}
 }
 
-// conclude draws the conclusions for one ENI from a listing. Committed says that a
-// detachment that was recorded is never undone.
+// conclude draws the conclusions for one ENI from a listing. Committed says that a detachment that was
+// recorded is never undone.
 func (v *view) conclude(id string, at time.Time, lag time.Duration, committed bool) {
 	k := v.enis[id]
 	v.lookups.seen(id, k, at)
@@ -275,8 +273,8 @@ func (v *view) conclude(id string, at time.Time, lag time.Duration, committed bo
 	}
 }
 
-// missingLinks has the cloud asked for ENIs whose links went or came, as the node says.
-// A link that is gone says more than a reply of long ago.
+// missingLinks has the cloud asked for ENIs whose links went or came, as the node says. A link that is
+// gone says more than a reply of long ago.
 func (v *view) missingLinks(missing []string, now time.Time) {
 	gone, back := v.lookups.links.changed(missing, now)
 	for _, id := range slices.Concat(gone, back) {

@@ -183,9 +183,9 @@ func familyOf(p netip.Prefix) string {
 // hostBits returns the size of a prefix as a power of two.
 func hostBits(p netip.Prefix) int { return p.Addr().BitLen() - p.Bits() }
 
-// piece returns the prefix of 2^bits addresses at an index of a prefix: the zero
-// Prefix of that. The index has at most 31 bits, so that its distance from the
-// prefix fits 64, and being inside the prefix carries into nothing above them.
+// piece returns the prefix of 2^bits addresses at an index of a prefix: the zero Prefix of that. The
+// index has at most 31 bits, so that its distance from the prefix fits 64, and being inside the prefix
+// carries into nothing above them.
 func piece(p netip.Prefix, bits int, index int64) netip.Prefix {
 	if !p.IsValid() {
 		return netip.Prefix{}

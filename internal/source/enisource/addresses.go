@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// addresses is what the node has for pods, who has it, and who waits for some: memory
-// only. It is not safe for concurrent use: Source.mu guards it.
+// addresses is what the node has for pods, who has it, and who waits for some: memory only. It is not
+// safe for concurrent use: Source.mu guards it.
 type addresses struct {
 	alloc   *ipam.Node[attachment.Key]
 	leases  map[attachment.Key]hold
@@ -36,8 +36,8 @@ type hold struct {
 	pod attachment.Pod
 }
 
-// serve hands out addresses in the order of arrival while any is assignable.
-// All handing out is done here.
+// serve hands out addresses in the order of arrival while any is assignable. All handing out is done
+// here.
 func (a *addresses) serve(now time.Time) {
 	a.withdrawReleasing(now)
 	for a.waiters.Len() > 0 && !a.unconfirmed {
@@ -61,8 +61,8 @@ func (a *addresses) held(key attachment.Key) (source.Lease, bool) {
 	return h.Lease, ok
 }
 
-// withdrawReleasing withdraws what the supplier asks back, as far as no pod has it and
-// it does not cool.
+// withdrawReleasing withdraws what the supplier asks back, as far as no pod has it and it does not
+// cool.
 func (a *addresses) withdrawReleasing(now time.Time) {
 	if len(a.releasing) > 0 {
 		a.alloc.Expire(now)
@@ -97,8 +97,8 @@ func (a *addresses) confirm(inv eni.Inventory) {
 	a.adopt(inv)
 }
 
-// adopt takes an inventory into the allocator. What is gone is gone at once;
-// what is new becomes assignable when the data path has it.
+// adopt takes an inventory into the allocator. What is gone is gone at once; what is new becomes
+// assignable when the data path has it.
 func (a *addresses) adopt(inv eni.Inventory) {
 	gone, changed := a.enis.publish(inv.ENIs, a.holds)
 	for _, id := range gone {
@@ -109,9 +109,8 @@ func (a *addresses) adopt(inv eni.Inventory) {
 	}
 }
 
-// list tells the allocator what of an ENI it may work with: all of one that is
-// not ready yet, as nothing of it is assignable, and of a ready one what is
-// programmed, or busy already.
+// list tells the allocator what of an ENI it may work with: all of one that is not ready yet, as
+// nothing of it is assignable, and of a ready one what is programmed, or busy already.
 func (a *addresses) list(id string) {
 	e := a.enis.published[id]
 	done, ready := a.enis.programmed[id]
@@ -135,8 +134,8 @@ func (a *addresses) holds(id string) bool {
 	return false
 }
 
-// linkGone has no address of an ENI handed out until its link is there. Had says that
-// the node had the link before.
+// linkGone has no address of an ENI handed out until its link is there. Had says that the node had the
+// link before.
 func (a *addresses) linkGone(id string, had bool) {
 	if a.enis.linkGone(id, had) {
 		a.alloc.SetReady(id, false)
@@ -153,8 +152,8 @@ func (a *addresses) linksChanged(changed map[string]source.LinkChange) {
 	}
 }
 
-// ownAddressFreed reports whether one of some free addresses is an ENI's own: the data
-// path may have to change.
+// ownAddressFreed reports whether one of some free addresses is an ENI's own: the data path may have to
+// change.
 func (a *addresses) ownAddressFreed(l ipam.Addresses) bool {
 	for _, e := range a.enis.published {
 		if e.PrimaryIPv4.IsValid() && slices.Contains(l.List(), e.PrimaryIPv4) {
@@ -169,9 +168,8 @@ func (a *addresses) differences() (remove []string, set []eni.ENI) {
 	return a.enis.differences(a.holds, a.desired)
 }
 
-// desired returns a published ENI as the data path should have it. If its own address
-// is no longer for pods, and a pod still has it or had it lately, then the address is not
-// the node's yet.
+// desired returns a published ENI as the data path should have it. If its own address is no longer for
+// pods, and a pod still has it or had it lately, then the address is not the node's yet.
 func (a *addresses) desired(e eni.ENI) eni.ENI {
 	if own := e.PrimaryIPv4; !e.Primary && a.alloc.Busy(own) && !slices.Contains(e.Addresses, own) {
 		e.Addresses = append([]netip.Addr{own}, e.Addresses...)
@@ -179,8 +177,8 @@ func (a *addresses) desired(e eni.ENI) eni.ENI {
 	return e
 }
 
-// programmed takes the result of SetENI: what was programmed, and is still
-// published, is assignable from now on. First says that no address was before.
+// programmed takes the result of SetENI: what was programmed, and is still published, is assignable
+// from now on. First says that no address was before.
 func (a *addresses) programmed(e eni.ENI, err error, now time.Time) (first bool) {
 	if a.enis.set(e, err) {
 		a.linkGone(e.ID, a.enis.has(e.ID))
@@ -197,8 +195,8 @@ func (a *addresses) programmed(e eni.ENI, err error, now time.Time) (first bool)
 	return first
 }
 
-// lost returns the addresses of running pods that no ENI of the node has, whether it
-// serves new pods or not.
+// lost returns the addresses of running pods that no ENI of the node has, whether it serves new pods or
+// not.
 func (a *addresses) lost() map[attachment.Key][]netip.Addr {
 	lost := map[attachment.Key][]netip.Addr{}
 	if !a.served || a.unconfirmed {

@@ -20,8 +20,8 @@ const (
 // cutOff is why a running pod is cut off.
 type cutOff struct{ cause, message string }
 
-// cutOffs tells pods that they are cut off, or no longer are, and the supplier which
-// links are missing. Source.mu guards it; review is called by the programmer alone.
+// cutOffs tells pods that they are cut off, or no longer are, and the supplier which links are missing.
+// Source.mu guards it; review is called by the programmer alone.
 type cutOffs struct {
 	s       *Source
 	pods    map[attachment.Key]cutOff // as the pods were told
@@ -66,8 +66,7 @@ func (c *cutOffs) update(found map[attachment.Key]cutOff) (news []podevents.News
 	return news
 }
 
-// find returns the pods that are cut off, as far as links and the inventory say.
-// Source.mu is held.
+// find returns the pods that are cut off, as far as links and the inventory say. Source.mu is held.
 func (c *cutOffs) find() map[attachment.Key]cutOff {
 	a := &c.s.addresses
 	now, lost := c.s.clock.Now(), a.lost()

@@ -23,8 +23,8 @@ const (
 	driverPatience = 5 * time.Second
 )
 
-// enis is which ENIs serve pods, which of them the data path has, and which links the
-// node lacks. It is not safe for concurrent use: Source.mu guards it.
+// enis is which ENIs serve pods, which of them the data path has, and which links the node lacks. It is
+// not safe for concurrent use: Source.mu guards it.
 type enis struct {
 	clock clock.Clock
 	log   *slog.Logger
@@ -58,8 +58,8 @@ func (a absence) reportedAt() time.Time {
 	return a.since.Add(linkPatience)
 }
 
-// publish takes the ENIs of an inventory. It returns those that no longer serve pods, and
-// those that are new or have changed. Holds reports whether a pod has an address of an ENI.
+// publish takes the ENIs of an inventory. It returns those that no longer serve pods, and those that
+// are new or have changed. Holds reports whether a pod has an address of an ENI.
 func (n *enis) publish(list []eni.ENI, holds func(id string) bool) (gone, changed []string) {
 	before := n.published
 	n.published = map[string]eni.ENI{}
@@ -91,8 +91,8 @@ func (n *enis) publish(list []eni.ENI, holds func(id string) bool) (gone, change
 	return gone, changed
 }
 
-// unpublishedCame drops the absence of ENIs whose links came although no inventory has
-// them: the supplier has to find out.
+// unpublishedCame drops the absence of ENIs whose links came although no inventory has them: the
+// supplier has to find out.
 func (n *enis) unpublishedCame(changed map[string]source.LinkChange) {
 	for id := range n.absent {
 		if _, published := n.published[id]; !published && changed[id] != source.LinkGone {
@@ -101,8 +101,8 @@ func (n *enis) unpublishedCame(changed map[string]source.LinkChange) {
 	}
 }
 
-// linkGone records that the node has no link of an ENI, or another than was set up, and
-// reports whether that is news.
+// linkGone records that the node has no link of an ENI, or another than was set up, and reports whether
+// that is news.
 func (n *enis) linkGone(id string, had bool) bool {
 	if n.lacksLink(id) {
 		return false
@@ -135,9 +135,8 @@ func (n *enis) nextReport(now time.Time) (next time.Time) {
 	return next
 }
 
-// differences returns what the data path has too much and what it lacks. The
-// data path of an ENI that is no longer published stays while pods hold its
-// addresses, unless another ENI took its place.
+// differences returns what the data path has too much and what it lacks. The data path of an ENI that
+// is no longer published stays while pods hold its addresses, unless another ENI took its place.
 func (n *enis) differences(holds func(id string) bool, desired func(eni.ENI) eni.ENI) (remove []string, set []eni.ENI) {
 	taken := map[int]bool{}
 	for _, e := range n.published {
@@ -157,8 +156,8 @@ func (n *enis) differences(holds func(id string) bool, desired func(eni.ENI) eni
 	return remove, set
 }
 
-// programming records that the data path may lack, from now on, what e lacks: if
-// that is published again meanwhile, it is not assignable before its turn.
+// programming records that the data path may lack, from now on, what e lacks: if that is published
+// again meanwhile, it is not assignable before its turn.
 func (n *enis) programming(e eni.ENI) {
 	done, ok := n.programmed[e.ID]
 	if !ok {

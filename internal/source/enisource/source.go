@@ -35,8 +35,7 @@ import (
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// Datapath makes the node's kernel carry pods' traffic over an ENI. Calls come
-// from one goroutine.
+// Datapath makes the node's kernel carry pods' traffic over an ENI. Calls come from one goroutine.
 type Datapath interface {
 	// SetENI programs an ENI that is new or whose addresses changed. Its
 	// addresses become assignable once SetENI returned nil. An error means
@@ -201,8 +200,7 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	return waiting.Desk{Lock: &s.mu, Held: s.addresses.held, Admit: s.wait, Why: func(*waiting.Waiter) *source.Exhausted { return s.whyNone() }, Changed: s.supply.Kick}.Acquire(ctx, req)
 }
 
-// wait queues a request behind those that came before, and serves whom it can.
-// s.mu is held.
+// wait queues a request behind those that came before, and serves whom it can. s.mu is held.
 func (s *Source) wait(req source.Request) *waiting.Waiter {
 	w := s.addresses.waiters.Push(req)
 	s.addresses.serve(s.clock.Now())
@@ -317,8 +315,8 @@ func (s *Source) ServeUnconfirmed() {
 	s.addresses.serve(s.clock.Now())
 }
 
-// MissingLinks returns the ENIs whose links the node lacks although they should be there,
-// or which pods use and the inventory lacks, sorted.
+// MissingLinks returns the ENIs whose links the node lacks although they should be there, or which pods
+// use and the inventory lacks, sorted.
 func (s *Source) MissingLinks() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

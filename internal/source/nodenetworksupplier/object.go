@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// creator creates the node's object, or replaces one of another instance. It belongs to
-// the supplier's loop.
+// creator creates the node's object, or replaces one of another instance. It belongs to the supplier's
+// loop.
 type creator struct {
 	cfg      *Config
 	api      *kubeapi.Client

@@ -23,8 +23,8 @@ import (
 
 const resource = "nodenetworks"
 
-// observed is the node's NodeNetwork as last seen, and what keeps addresses from being
-// served from it. It is safe for concurrent use.
+// observed is the node's NodeNetwork as last seen, and what keeps addresses from being served from it.
+// It is safe for concurrent use.
 type observed struct {
 	cfg     *Config
 	api     *kubeapi.Client

@@ -39,8 +39,7 @@ const (
 	maxOvertaken = 10
 )
 
-// reports writes the node's use of addresses into the object. It belongs to the
-// supplier's loop.
+// reports writes the node's use of addresses into the object. It belongs to the supplier's loop.
 type reports struct {
 	cfg       *Config
 	api       *kubeapi.Client
@@ -217,9 +216,9 @@ func (s *reports) missingLinks() []string {
 	return ids[:min(len(ids), maxLinks)]
 }
 
-// Limits of the definition of NodeNetworks (api/v1alpha1, IPAMStatus and
-// UsedAddress). A report that exceeds one would be rejected as a whole, with what
-// the operator needs, because of a name that only people read.
+// Limits of the definition of NodeNetworks (api/v1alpha1, IPAMStatus and UsedAddress). A report that
+// exceeds one would be rejected as a whole, with what the operator needs, because of a name that only
+// people read.
 const (
 	maxWaiting = 4096
 	maxLinks   = 64

@@ -35,8 +35,7 @@ var _ = failpoint.Register(
 	"nodenetwork.restore.confirmed", "nodenetwork.restore.after",
 )
 
-// Config is what the source needs in operator mode. NodeName, InstanceID and
-// Datapath are required.
+// Config is what the source needs in operator mode. NodeName, InstanceID and Datapath are required.
 type Config struct {
 	NodeName   string // of the Node, and so of the NodeNetwork
 	Kubeconfig string // a file; empty: the configuration of a pod in the cluster
@@ -104,8 +103,7 @@ func newSource(cfg Config, rc *rest.Config) (*enisource.Source, error) {
 	return src, nil
 }
 
-// supplier is an enisource.Supplier. One loop, Run, does everything; all but observed
-// belongs to it.
+// supplier is an enisource.Supplier. One loop, Run, does everything; all but observed belongs to it.
 type supplier struct {
 	cfg       *Config
 	allocator allocator

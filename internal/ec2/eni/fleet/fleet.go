@@ -24,8 +24,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Fleet is the ENI allocator for all nodes. All methods may be called
-// concurrently.
+// Fleet is the ENI allocator for all nodes. All methods may be called concurrently.
 type Fleet struct {
 	cfg         Config
 	shared      *eni.Shared
@@ -100,16 +99,15 @@ func (f *Fleet) Remove(name string) {
 // Kick says that a node's use of addresses changed. It never blocks.
 func (f *Fleet) Kick(name string) { f.tell(name, burstWindow, (*eni.Reconciler).Kick) }
 
-// Invalidate says that what was published for a node may not be what the cloud has:
-// someone else wrote it. Nothing is published before the next observation.
+// Invalidate says that what was published for a node may not be what the cloud has: someone else wrote
+// it. Nothing is published before the next observation.
 func (f *Fleet) Invalidate(name string) { f.tell(name, 0, (*eni.Reconciler).Invalidate) }
 
 // CheckInstance says that a node's instance may have been stopped, or may run again: the cloud is asked
 // for its state once.
 func (f *Fleet) CheckInstance(name string) { f.tell(name, 0, (*eni.Reconciler).CheckInstance) }
 
-// tell passes news on to a node's reconciler, if there is one, and has it take the news
-// within a time.
+// tell passes news on to a node's reconciler, if there is one, and has it take the news within a time.
 func (f *Fleet) tell(name string, within time.Duration, news func(*eni.Reconciler)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -185,8 +183,8 @@ type Node interface {
 	Committed() []eni.Release
 }
 
-// Observer receives everything that is done, for metrics, from many
-// goroutines at once. Its methods must be quick.
+// Observer receives everything that is done, for metrics, from many goroutines at once. Its methods
+// must be quick.
 type Observer interface {
 	// Acted is called after each action or observation of a node. The action
 	// names its subnet, also for Assign. The class is Unknown when err is nil.

@@ -55,15 +55,14 @@ type listing struct {
 	err   error // once done
 }
 
-// What one page and one filter hold at most (EC2 API Reference,
-// DescribeNetworkInterfaces and Filter).
+// What one page and one filter hold at most (EC2 API Reference, DescribeNetworkInterfaces and Filter).
 const (
 	pageSize     = 1000
 	filterValues = 200
 )
 
-// Describe calls of one kind are spaced: nodes that join one after
-// the other share a few, and lookups of single ENIs wait less.
+// Describe calls of one kind are spaced: nodes that join one after the other share a few, and lookups
+// of single ENIs wait less.
 const (
 	nodeSpacing = time.Second
 	lookSpacing = 250 * time.Millisecond
@@ -315,8 +314,8 @@ func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, 
 	return a.value, err
 }
 
-// Subnets implements eni.Lister: one call describes all subnets of a VPC, for
-// everyone who needs to know.
+// Subnets implements eni.Lister: one call describes all subnets of a VPC, for everyone who needs to
+// know.
 func (o *observatory) Subnets(ctx context.Context, q placement.Query) (time.Time, error) {
 	f := cloud.SubnetFilter{VPCID: q.VPCID}
 	if q.VPCID == "" {

@@ -34,8 +34,8 @@ func (f *Fleet) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// schedule begins the passes of nodes as they become due. Only a node that has
-// something to do now has a goroutine.
+// schedule begins the passes of nodes as they become due. Only a node that has something to do now has
+// a goroutine.
 func (f *Fleet) schedule(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := f.begin(ctx)

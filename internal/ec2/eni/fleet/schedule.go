@@ -7,15 +7,14 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// schedule is which node is worked for when. Fleet.mu guards it, and the times of
-// members.
+// schedule is which node is worked for when. Fleet.mu guards it, and the times of members.
 type schedule struct {
 	wake retry.Signal // something is due sooner than the scheduler knows
 	heap dueHeap
 }
 
-// next removes and returns the node that is due first, if it is due now; otherwise nil
-// and how long to wait.
+// next removes and returns the node that is due first, if it is due now; otherwise nil and how long to
+// wait.
 func (s *schedule) next(now time.Time) (*member, time.Duration) {
 	if len(s.heap) == 0 {
 		return nil, time.Hour

@@ -24,8 +24,8 @@ const (
 	outdatedAge = 10 * time.Minute
 )
 
-// Catalog is what EC2 told of subnets, security groups and route tables. All
-// reconcilers of a process share one. Its methods may be called concurrently.
+// Catalog is what EC2 told of subnets, security groups and route tables. All reconcilers of a process
+// share one. Its methods may be called concurrently.
 type Catalog struct {
 	Subnets *Subnets
 
@@ -42,8 +42,8 @@ func NewCatalog(api cloud.API, c clock.Clock) *Catalog {
 	}
 }
 
-// findGroups returns the IDs of the security groups of a VPC that carry all tags.
-// It is an error of class cloud.Gone if there is none.
+// findGroups returns the IDs of the security groups of a VPC that carry all tags. It is an error of
+// class cloud.Gone if there is none.
 func (s *Catalog) findGroups(ctx context.Context, vpc string, tags map[string]string, now time.Time) ([]string, error) {
 	text := tagText(tags)
 	a, err := s.groups.ask(ctx, groupsQuestion(vpc, tags), youngerThan(groupsAge, now), func(ctx context.Context) ([]string, error) {
@@ -59,8 +59,7 @@ func (s *Catalog) findGroups(ctx context.Context, vpc string, tags map[string]st
 	return a.value, err
 }
 
-// foundGroups returns the groups that were found last, and whether that is at
-// most outdatedAge ago.
+// foundGroups returns the groups that were found last, and whether that is at most outdatedAge ago.
 func (s *Catalog) foundGroups(vpc string, tags map[string]string) (ids []string, fresh bool) {
 	a, fresh := s.groups.get(groupsQuestion(vpc, tags), outdatedAge)
 	return a.value, fresh
@@ -112,9 +111,8 @@ func (s *Catalog) findRoutes(ctx context.Context, vpc string, now time.Time) err
 	return err
 }
 
-// cache keeps EC2's answers to questions that many nodes ask. An answer serves
-// every caller for whom it is recent enough, and callers that ask the same
-// question while a call is in flight share that call.
+// cache keeps EC2's answers to questions that many nodes ask. An answer serves every caller for whom it
+// is recent enough, and callers that ask the same question while a call is in flight share that call.
 type cache[V any] struct {
 	clock   clock.Clock
 	timeout time.Duration      // of a call, its wait for the rate limit included
@@ -143,9 +141,9 @@ func (m *cache[V]) get(question string, age time.Duration) (a answer[V], young b
 	return a, ok && m.clock.Now().Sub(a.at) < age
 }
 
-// youngerThan returns the earliest time at which an answer that is younger than
-// age at now can have been given. An answer of exactly that age is too old,
-// because refreshes are scheduled for the moment in which it reaches that age.
+// youngerThan returns the earliest time at which an answer that is younger than age at now can have
+// been given. An answer of exactly that age is too old, because refreshes are scheduled for the moment
+// in which it reaches that age.
 func youngerThan(age time.Duration, now time.Time) time.Time { return now.Add(-age + 1) }
 
 // ask returns an answer as of since or later, by a call if need be.

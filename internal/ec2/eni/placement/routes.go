@@ -8,13 +8,12 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// A pod in a subnet whose routes differ from those of the node's own subnet may
-// lack a peered network or a NAT gateway that other pods reach. Among several
-// candidates, subnets with the route table of the primary's subnet therefore come
-// first; others are used only if none of these has all that is needed.
+// A pod in a subnet whose routes differ from those of the node's own subnet may lack a peered network
+// or a NAT gateway that other pods reach. Among several candidates, subnets with the route table of the
+// primary's subnet therefore come first; others are used only if none of these has all that is needed.
 
-// routesTries is how often in a row EC2 is asked for route tables before an ENI is
-// created without knowing them.
+// routesTries is how often in a row EC2 is asked for route tables before an ENI is created without
+// knowing them.
 const routesTries = 3
 
 // Routes is what a plan knew of the subnets' routes.
@@ -31,8 +30,8 @@ type Trouble struct {
 	Failures  int  // in a row
 }
 
-// Missing reports whether to ask for route tables before a new ENI is created by a
-// plan that knew so much of them, and otherwise whether the creation has to wait.
+// Missing reports whether to ask for route tables before a new ENI is created by a plan that knew so
+// much of them, and otherwise whether the creation has to wait.
 func (k Routes) Missing(t Trouble) (ask, wait bool) {
 	if !k.matter || k.fresh {
 		return false, false
@@ -50,9 +49,9 @@ func (p *Selector) FindRoutes(ctx context.Context) error {
 	return p.catalog.findRoutes(ctx, vpc, p.clock.Now())
 }
 
-// MarkRoutes marks the subnets whose routes are not the primary's, as far as
-// known. Routes matter only where Berth chooses: a person who names subnets by ID
-// has chosen, and another VPC has no routes like the instance's.
+// MarkRoutes marks the subnets whose routes are not the primary's, as far as known. Routes matter only
+// where Berth chooses: a person who names subnets by ID has chosen, and another VPC has no routes like
+// the instance's.
 func (p *Selector) MarkRoutes(list []plan.Subnet) Routes {
 	choice := 0
 	for _, s := range list {
@@ -98,9 +97,9 @@ func (p *Selector) Desired() Desired {
 	return d
 }
 
-// Outdated reports whether an ENI surely differs from a new one. An ENI that was
-// created with the same settings, and has other groups, was changed by someone else,
-// who would change the next one too: it is not outdated.
+// Outdated reports whether an ENI surely differs from a new one. An ENI that was created with the same
+// settings, and has other groups, was changed by someone else, who would change the next one too: it is
+// not outdated.
 func (d Desired) Outdated(e ENI) bool {
 	if !d.known {
 		return false
@@ -111,8 +110,8 @@ func (d Desired) Outdated(e ENI) bool {
 	return len(d.groups) > 0 && len(e.Groups) > 0 && !e.Created.After(d.since) && !slices.Equal(set(e.Groups), d.groups)
 }
 
-// OtherGroups reports whether an ENI is to have the security groups of the primary,
-// since none are configured, and has others. An ENI of another VPC cannot have them.
+// OtherGroups reports whether an ENI is to have the security groups of the primary, since none are
+// configured, and has others. An ENI of another VPC cannot have them.
 func (p *Selector) OtherGroups(e ENI) bool {
 	primary, ok := p.enis.Primary()
 	if !ok || len(p.settings.Groups)+len(p.settings.GroupTags) > 0 || primary.VPCID != e.VPCID {
@@ -124,8 +123,8 @@ func (p *Selector) OtherGroups(e ENI) bool {
 // set returns a list in order, with each of its values once.
 func set(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
 
-// Unknown returns the steps that find out which ENIs are outdated, and where others
-// could be created, where outdated ones are to be drained and that is not known.
+// Unknown returns the steps that find out which ENIs are outdated, and where others could be created,
+// where outdated ones are to be drained and that is not known.
 func (p *Selector) Unknown(now time.Time) (ask []plan.Kind) {
 	if !p.settings.Drain {
 		return nil

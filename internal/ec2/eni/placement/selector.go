@@ -56,8 +56,8 @@ type Query struct {
 	Since       time.Time         // older answers do not do
 }
 
-// Selector chooses subnets and security groups for one node's new ENIs. It
-// belongs to the goroutine that reconciles the node.
+// Selector chooses subnets and security groups for one node's new ENIs. It belongs to the goroutine
+// that reconciles the node.
 type Selector struct {
 	catalog *Catalog
 	enis    ENIs
@@ -70,8 +70,8 @@ type Selector struct {
 	counts     freshness
 }
 
-// NewSelector returns the Selector of a node. Find updates the catalog's free counts
-// and returns as of when they are; shared says that one call of it serves many nodes.
+// NewSelector returns the Selector of a node. Find updates the catalog's free counts and returns as of
+// when they are; shared says that one call of it serves many nodes.
 func NewSelector(c *Catalog, s Settings, enis ENIs, shared bool, now clock.Clock, find func(context.Context, Query) (time.Time, error)) *Selector {
 	return &Selector{catalog: c, enis: enis, find: find, clock: now, settings: s, configured: now.Now(), counts: freshness{shared: shared}}
 }
@@ -95,8 +95,8 @@ func (p *Selector) vpcAndZone() (vpc, zone string) {
 	return vpc, zone
 }
 
-// VPCs returns the VPCs of the node's ENIs: the instance's, and the one configured
-// for new ENIs if it differs; none while the instance's is not known.
+// VPCs returns the VPCs of the node's ENIs: the instance's, and the one configured for new ENIs if it
+// differs; none while the instance's is not known.
 func (p *Selector) VPCs() []string {
 	own := p.instanceVPC()
 	switch other := p.settings.VPCID; {
@@ -149,15 +149,15 @@ func (p *Selector) inUse() map[string]bool {
 	return m
 }
 
-// Subnets returns the node's subnets and the candidates for new ENIs as a plan sees them.
-// MarkRoutes marks those with other routes.
+// Subnets returns the node's subnets and the candidates for new ENIs as a plan sees them. MarkRoutes
+// marks those with other routes.
 func (p *Selector) Subnets(now time.Time) []plan.Subnet {
 	return p.catalog.Subnets.states(now, p.inUse(), p.candidates())
 }
 
-// Choose lets pick choose an action and its subnet, and reserves the addresses that
-// the action takes before another node chooses. An empty subnet reserves nothing, and
-// the result is nil. Pick must make no call.
+// Choose lets pick choose an action and its subnet, and reserves the addresses that the action takes
+// before another node chooses. An empty subnet reserves nothing, and the result is nil. Pick must make
+// no call.
 func (p *Selector) Choose(now time.Time, pick func([]plan.Subnet) (a plan.Action, subnet string)) *Reservation {
 	return p.catalog.Subnets.choose(now, p.inUse(), p.candidates(), pick)
 }
@@ -180,8 +180,8 @@ func (p *Selector) FindSubnets(ctx context.Context) error {
 	return err
 }
 
-// FindGroups returns the security groups of a new ENI: those configured by ID or tags,
-// or else the primary's. Groups that are found by tags may take a call.
+// FindGroups returns the security groups of a new ENI: those configured by ID or tags, or else the
+// primary's. Groups that are found by tags may take a call.
 func (p *Selector) FindGroups(ctx context.Context) ([]string, error) {
 	if len(p.settings.Groups) > 0 {
 		return p.settings.Groups, nil
@@ -199,8 +199,8 @@ func (p *Selector) FindGroups(ctx context.Context) ([]string, error) {
 // CountsStale reports whether free counts are to be asked for before the node grows.
 func (p *Selector) CountsStale(now time.Time) bool { return p.counts.asOf.Before(p.counts.since(now)) }
 
-// Planned records what the last plan lacked: exhausted says that the node would grow if
-// its subnets had room, drains that outdated ENIs are being replaced.
+// Planned records what the last plan lacked: exhausted says that the node would grow if its subnets had
+// room, drains that outdated ENIs are being replaced.
 func (p *Selector) Planned(exhausted, drains bool) {
 	p.counts.exhausted, p.counts.drains = exhausted, drains
 }
@@ -232,10 +232,9 @@ func (p *Selector) Due(now time.Time) time.Time { return p.counts.due(now) }
 // countsAge is the age up to which free counts are used for growing.
 const countsAge = time.Minute
 
-// exhaustedAge is countsAge for a node whose subnets have no room for what it
-// lacks, since others may free addresses at any time. It applies where one call
-// serves all such nodes of a process; a node that asks for itself alone keeps to
-// countsAge.
+// exhaustedAge is countsAge for a node whose subnets have no room for what it lacks, since others may
+// free addresses at any time. It applies where one call serves all such nodes of a process; a node that
+// asks for itself alone keeps to countsAge.
 const exhaustedAge = 10 * time.Second
 
 // freshness decides when the free counts of a node's subnets are asked for again.
@@ -264,8 +263,8 @@ func (c *freshness) age() time.Duration {
 	return countsAge
 }
 
-// due returns when a subnet is tried again, or counts are asked for although the
-// node does not grow; zero: never.
+// due returns when a subnet is tried again, or counts are asked for although the node does not grow;
+// zero: never.
 func (c *freshness) due(now time.Time) time.Time {
 	first := retry.Earliest(now, c.retryAt)
 	if c.exhausted {

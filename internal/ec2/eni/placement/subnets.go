@@ -13,10 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// Subnets keeps the blocks of subnets and counts their free addresses. All
-// reconcilers of a process share one: each reserves what it is about to ask for,
-// so that not all of them choose the same subnet and most of them fail.
-// Its methods may be called concurrently.
+// Subnets keeps the blocks of subnets and counts their free addresses. All reconcilers of a process
+// share one: each reserves what it is about to ask for, so that not all of them choose the same subnet
+// and most of them fail. Its methods may be called concurrently.
 type Subnets struct {
 	api   cloud.API
 	asked *cache[struct{}] // by VPC and IDs

@@ -30,8 +30,8 @@ const (
 	DetachTrunk Kind = "detach-trunk" // a trunk that is not configured
 )
 
-// What a reconciler does besides the actions of a plan. The names are used where
-// failures are recorded and calls counted.
+// What a reconciler does besides the actions of a plan. The names are used where failures are recorded
+// and calls counted.
 const (
 	Observe      Kind = "observe"       // describe the node's ENIs
 	FindSubnets  Kind = "find-subnets"  // describe the candidate subnets

@@ -9,11 +9,10 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// With State.Drain no outdated ENI gets more addresses, except for waiting pods that
-// no other ENI can serve. Those that the node can spare are drained: their free addresses
-// no longer count as supply, so that other ENIs grow first, and are then released. An empty
-// ENI is detached as a whole. An outdated ENI gets addresses again only for
-// waiting pods, so draining ends as pods end.
+// With State.Drain no outdated ENI gets more addresses, except for waiting pods that no other ENI can
+// serve. Those that the node can spare are drained: their free addresses no longer count as supply, so
+// that other ENIs grow first, and are then released. An empty ENI is detached as a whole. An outdated
+// ENI gets addresses again only for waiting pods, so draining ends as pods end.
 
 // drain is what State.Drain means for an ENI.
 type drain int

@@ -188,11 +188,10 @@ func (b *planner) tidy(s State) {
 	}
 }
 
-// Pods end in any order, so an ENI may be kept only for addresses that the
-// policy keeps free, although ENIs with lower indexes have room for them. These
-// are then assigned there first. That creates an excess, and the ENI is detached as a
-// whole. Each move removes an ENI, and none is created while there is room, so moves
-// end.
+// Pods end in any order, so an ENI may be kept only for addresses that the policy keeps free, although
+// ENIs with lower indexes have room for them. These are then assigned there first. That creates an
+// excess, and the ENI is detached as a whole. Each move removes an ENI, and none is created while there
+// is room, so moves end.
 
 // Movable reports whether the node has an ENI that could be detached if others took over its addresses.
 func Movable(l cloud.Limits, p ipam.Policy, s State) bool {

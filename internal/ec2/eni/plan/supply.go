@@ -8,8 +8,8 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// A pod's addresses are all of one ENI, one of each family. An ENI therefore grows in all
-// families at once, no further than the family with the least room allows.
+// A pod's addresses are all of one ENI, one of each family. An ENI therefore grows in all families at
+// once, no further than the family with the least room allows.
 
 // supply is how an ENI gets the addresses of one family.
 type supply struct {
@@ -21,9 +21,9 @@ type supply struct {
 	unit  int // addresses of each: 1, or those of a prefix
 }
 
-// slots returns how many addresses or prefixes of a family an ENI holds for pods: of
-// IPv4 all but one, as the primary address serves none (EC2 User Guide, "IP
-// addresses per network interface per instance type").
+// slots returns how many addresses or prefixes of a family an ENI holds for pods: of IPv4 all but one,
+// as the primary address serves none (EC2 User Guide, "IP addresses per network interface per instance
+// type").
 func slots(f ipfamily.Family, l cloud.Limits) int {
 	if f == ipfamily.IPv6 {
 		return l.IPv6PerENI

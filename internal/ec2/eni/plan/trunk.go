@@ -8,11 +8,10 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// An instance may have one trunk, on whose link branch ENIs are VLANs. It
-// has no addresses for pods, and takes the place of an ENI that could have some. The place is
-// kept free while there is no trunk, so that growth cannot take it. The trunk
-// takes no place from an ENI that serves pods, or that a warm target keeps: it
-// waits.
+// An instance may have one trunk, on whose link branch ENIs are VLANs. It has no addresses for pods,
+// and takes the place of an ENI that could have some. The place is kept free while there is no trunk,
+// so that growth cannot take it. The trunk takes no place from an ENI that serves pods, or that a warm
+// target keeps: it waits.
 
 // Trunk is what the trunk of a node should be, and what EC2 refused about it.
 type Trunk struct {
@@ -22,8 +21,7 @@ type Trunk struct {
 	Busy     bool // the cloud refused to detach one recently, as it has branches
 }
 
-// Reasons why a trunk is missing, or still exists, in a
-// NodeNetwork's status.
+// Reasons why a trunk is missing, or still exists, in a NodeNetwork's status.
 const (
 	ReasonNoBranches  = "NoBranches"
 	ReasonOtherTrunk  = "OtherTrunk"
