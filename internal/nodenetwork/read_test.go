@@ -40,7 +40,7 @@ func on(o *v1alpha1.NodeNetwork, id, thing string) {
 	o.Spec.IPAM.Available[thing] = v1alpha1.AvailableAddress{Resource: id}
 }
 
-// What makes no sense is told of by its field, and spoils nothing else.
+// What is invalid is told of by its field, and spoils nothing else.
 func TestBadEntriesAreLeftOut(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*v1alpha1.NodeNetwork)
@@ -154,7 +154,7 @@ func TestReading(t *testing.T) {
 	}
 }
 
-// What makes no sense is no available address.
+// What is invalid is no available address.
 func TestAvailable(t *testing.T) {
 	o := small()
 	on(o, eth0, "10.0.0.32/28")
@@ -206,7 +206,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// An ENI in a subnet of IPv6 alone has no IPv4 address, its own or a pod's.
+// An ENI in an IPv6-only subnet has no IPv4 address, its own or a pod's.
 func TestENIOfIPv6Alone(t *testing.T) {
 	o := small()
 	o.Status.ENI.ENIs[eth1] = v1alpha1.ENI{MAC: "02:00:00:00:00:01", DeviceIndex: 1, SubnetID: "subnet-6", SubnetIPv6CIDRs: []string{"2001:db8::/64"}}

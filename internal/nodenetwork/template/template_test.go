@@ -68,7 +68,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// One whose selector makes no sense is told of, and the others count.
+// One whose selector is invalid is told of, and the others count.
 func TestChooseBesideNonsense(t *testing.T) {
 	bad := made("bad", 9, 9, "")
 	bad.Spec.NodeSelector.MatchExpressions = []v1alpha1.LabelRequirement{{Key: "a", Operator: "Near"}}

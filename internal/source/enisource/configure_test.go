@@ -118,7 +118,7 @@ func TestSettingsBeforeTheFirstPass(t *testing.T) {
 	})
 }
 
-// Settings that make no sense, or are not for this instance, change nothing, and are told
+// Settings that are invalid, or are not for this instance, change nothing, and are told
 // until others make sense. Prefixes are told by those that count.
 func TestSenselessSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

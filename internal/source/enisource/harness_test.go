@@ -37,7 +37,7 @@ type links struct {
 	auto    bool // links are there at once
 	set     map[string]eni.ENI
 	removed []string
-	changed map[string]source.LinkChange // as somebody else left them
+	changed map[string]source.LinkChange // as someone else left them
 	dumps   int                          // of all links
 }
 

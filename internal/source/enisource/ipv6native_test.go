@@ -14,10 +14,10 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// six is the block of subnet-6, which is of IPv6 alone.
+// six is the block of subnet-6, which is IPv6-only.
 var six = netip.MustParsePrefix("2001:db8:0:6::/64")
 
-// inSix has the further ENIs of a node be in a subnet of IPv6 alone; its own is not.
+// inSix has the further ENIs of a node be in an IPv6-only subnet; its own is not.
 func (n *node) inSix() {
 	n.policy.FirstInterfaceIndex = 1
 	n.cloud.AddIPv6Subnet("subnet-6", "zone-a", six.String(), nil)
@@ -39,7 +39,7 @@ func (n *node) freeAtHome() int {
 	return list[0].Free
 }
 
-// Pods of IPv6 alone have addresses of ENIs in a subnet of IPv6 alone, which have no IPv4 address,
+// Pods of IPv6 alone have addresses of ENIs in an IPv6-only subnet, which have no IPv4 address,
 // also after a restart, and after one while EC2 is away.
 func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
@@ -74,7 +74,7 @@ func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 	})
 }
 
-// Where pods are to have IPv4 addresses a subnet of IPv6 alone has nothing for them, and no ENI is
+// Where pods are to have IPv4 addresses an IPv6-only subnet has nothing for them, and no ENI is
 // made there; nor can an instance that is not built on Nitro have one. The message tells so.
 func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 	for _, tc := range []struct {
@@ -102,7 +102,7 @@ func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 	}
 }
 
-// A subnet of IPv6 alone that gives nothing is tried again, and not all the time.
+// An IPv6-only subnet that gives nothing is tried again, and not all the time.
 func TestASubnetOfIPv6AloneThatIsFull(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()

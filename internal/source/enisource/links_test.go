@@ -25,7 +25,7 @@ func (n *node) secondary(at int) cloud.ENI {
 	return cloud.ENI{}
 }
 
-// detach takes an ENI off the instance as somebody else does.
+// detach takes an ENI off the instance as someone else does.
 func (n *node) detach(e cloud.ENI) {
 	n.t.Helper()
 	if err := n.cloud.DetachENI(n.t.Context(), e.Attachment.ID); err != nil {
@@ -81,7 +81,7 @@ func (n *node) takeTold(forget bool) []string {
 	return told
 }
 
-// An ENI that somebody takes off the instance is attached again at once, and nobody gets
+// An ENI that someone takes off the instance is attached again at once, and nobody gets
 // its addresses meanwhile. Pods that run keep theirs, and are told.
 func TestENIDetachedByOthers(t *testing.T) {
 	for _, restart := range []bool{false, true} {

@@ -207,7 +207,7 @@ func (r *refusal) refused(o *v1alpha1.NodeNetwork) bool {
 // After a restart, an address that was confirmed is free again only once a
 // report without it was taken, be the file lost, as a reboot loses it, or the
 // report seen in a state of the object from before it, or both one after the
-// other, as when somebody empties the status. One that is refused is not taken.
+// other, as when someone empties the status. One that is refused is not taken.
 func TestReleasedOverARestart(t *testing.T) {
 	fileLost := func(m *machine) {
 		if err := os.RemoveAll(m.Dir); err != nil {
@@ -246,7 +246,7 @@ func TestReleasedOverARestart(t *testing.T) {
 	}
 }
 
-// Somebody who writes to the object without pause keeps neither reports nor the
+// Someone who writes to the object without pause keeps neither reports nor the
 // handshake from it, though each report holds for one state of the object only.
 func TestConflictStorm(t *testing.T) {
 	m := newMachine(t)

@@ -22,7 +22,7 @@ type lagging struct {
 	old     *v1alpha1.NodeNetwork // what it knows; nil: everything
 	expired bool                  // the next watch that goes on gets that for an answer
 	lists   int                   // watches that began with a list
-	under   *stream               // the watch under way
+	under   *stream               // the watch in flight
 }
 
 // stream is the body of a watch, which can be halted and ended.
@@ -71,7 +71,7 @@ func (l *lagging) do(r *http.Request, next http.RoundTripper) (*http.Response, e
 `, object, v1alpha1.GroupVersion.String(), l.old.ResourceVersion)), nil
 }
 
-// keep takes a watch as the one under way. l.mu is held.
+// keep takes a watch as the one in flight. l.mu is held.
 func (l *lagging) keep(resp *http.Response, err error) (*http.Response, error) {
 	if err == nil {
 		l.under = &stream{resp.Body, make(chan struct{}), make(chan struct{})}
@@ -111,7 +111,7 @@ func (l *lagging) listed() int {
 }
 
 // A daemon that hears of its object by replies alone, and then watches anew, may
-// come to an API server that is behind. An address that was given back since the
+// come to an API server that is behind. An address that was released since the
 // state that this one knows is no pod's.
 func TestWatchComesBackFromAnOldServer(t *testing.T) {
 	l := &lagging{}

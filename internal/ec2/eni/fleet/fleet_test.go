@@ -170,7 +170,7 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 	})
 }
 
-// An ENI that somebody took off the instance is no longer published once the node
+// An ENI that someone took off the instance is no longer published once the node
 // was observed after Invalidate, long before the next full listing.
 func TestInvalidateFindsWhatIsGone(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {

@@ -402,7 +402,7 @@ func (w *world) agree() {
 	truth := map[string]cloud.ENI{}
 	for _, e := range w.cloud.Truth() {
 		if e.Attachment == nil && e.Tags[eni.TagCluster] != "test" {
-			continue // somebody else's
+			continue // another's
 		}
 		if e.Type == cloud.InterfaceBranch || e.Type == cloud.InterfaceTrunk && e.Attachment != nil {
 			continue

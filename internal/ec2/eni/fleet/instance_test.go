@@ -96,7 +96,7 @@ func TestSuspicionOutlivesAFailure(t *testing.T) {
 	})
 }
 
-// EC2's answer may trail what made somebody suspect an instance: one that shows
+// EC2's answer may trail what made someone suspect an instance: one that shows
 // no change is asked for once more, when it must show.
 func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
@@ -117,7 +117,7 @@ func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 }
 
 // A node that needs nothing calls nothing: that its instance was stopped, and
-// that it runs again, shows when somebody suspects it, at one call each.
+// that it runs again, shows when someone suspects it, at one call each.
 func TestSuspectedInstanceIsAskedFor(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")

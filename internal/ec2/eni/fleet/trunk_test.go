@@ -103,7 +103,7 @@ func TestNoTrunk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 1, func(t *testing.T, w *world) {
 				c.before(w)
-				w.apart = true // there is an instance without a node, or an ENI of somebody's
+				w.apart = true // there is an instance without a node, or an ENI of someone's
 				n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
 				n.run(60)
 				pass(30 * minute)

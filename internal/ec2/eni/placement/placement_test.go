@@ -108,8 +108,8 @@ func TestReservationIsPartOfTheChoice(t *testing.T) {
 	}
 }
 
-// What a subnet of IPv6 alone has is counted by nobody: it is in no count of free addresses, whatever
-// is taken and given back, and its blocks are known from a file as from EC2.
+// What an IPv6-only subnet has is counted by nobody: it is in no count of free addresses, whatever
+// is taken and released, and its blocks are known from a file as from EC2.
 func TestNobodyCountsIPv6(t *testing.T) {
 	b := newSubnets(nil, nil)
 	b.Learn(cloud.Subnet{ID: "wrong", CIDR: netip.MustParsePrefix("10.0.0.0/24")})
@@ -174,7 +174,7 @@ func TestFreshnessDue(t *testing.T) {
 
 // Which security groups make an ENI outdated: those of the settings or else the primary
 // ENI's count, in any order. An ENI that was made with the same settings, and has others, got
-// them of somebody else, as the next one would.
+// them of someone else, as the next one would.
 func TestOutdatedByGroups(t *testing.T) {
 	const before, after = "2026-01-01T00:00:00Z", "2026-01-01T02:00:00Z"
 	since := time.Date(2026, 1, 1, 1, 0, 0, 0, time.UTC)

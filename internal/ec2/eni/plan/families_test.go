@@ -63,15 +63,15 @@ func TestPlansForFamilies(t *testing.T) {
 			"create an ENI with 3 IPv6 addresses in subnet-1 for device index 1"},
 		{"IPv6: prefixes take the slots of single addresses", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 9, FirstInterfaceIndex: 1, MaxENI: 2}, open,
 			[]ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{IPv6: 4})}, 0, "unassign 1 IPv6 addresses from eni-1"},
-		{"IPv6: a subnet of IPv6 alone has no IPv4 addresses to count", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 0,
+		{"IPv6: an IPv6-only subnet has no IPv4 addresses to count", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 0,
 			"create an ENI with 1 IPv6 prefixes in subnet-1 for device index 1"},
 		{"IPv6: and its ENIs grow", nitro, six, native, []ENI{eth0(cloud.Amount{})}, 5, "assign 1 IPv6 prefixes to eni-0"},
 		{"IPv6: not on an instance before Nitro", xen, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
-		{"dual: a subnet of IPv6 alone", nitro, index1, native, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
-		{"dual: a subnet of IPv6 alone, not described yet", nitro, index1, learned, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
-		{"IPv6: a subnet of IPv6 alone, not described yet", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, learned, []ENI{eth0(cloud.Amount{})}, 0,
+		{"dual: an IPv6-only subnet", nitro, index1, native, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
+		{"dual: an IPv6-only subnet, not described yet", nitro, index1, learned, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
+		{"IPv6: an IPv6-only subnet, not described yet", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, learned, []ENI{eth0(cloud.Amount{})}, 0,
 			"create an ENI with 1 IPv6 prefixes in subnet-1 for device index 1"},
-		{"IPv4: a subnet of IPv6 alone", nitro, ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
+		{"IPv4: an IPv6-only subnet", nitro, ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
 		{"IPv4: IPv6 of a subnet's doing stays", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1}), eth1(cloud.Amount{IPv6: 1})}, 0,
 			"detach eni-1"},
 		{"IPv4: prefixes of before go back", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1})}, 0,
@@ -106,8 +106,8 @@ func TestShortageNamesTheFamily(t *testing.T) {
 		{"none in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true, NoIPv6: true}, ReasonNoIPv6, "associate an IPv6 CIDR block"},
 		{"no IPv4 in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
 		{"no IPv4 for another ENI", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
-		{"a subnet of IPv6 alone", nitro, ipam.Policy{Families: ipfamily.Dual, WarmIP: 1, FirstInterfaceIndex: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
-		{"its own subnet of IPv6 alone", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
+		{"an IPv6-only subnet", nitro, ipam.Policy{Families: ipfamily.Dual, WarmIP: 1, FirstInterfaceIndex: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
+		{"its own IPv6-only subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
 		{"and no Nitro", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "built on Nitro"},
 		{"no subnet for new ENIs", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", Free: 9}, ReasonSubnetFull, "none of the configured subnets exists"},
 		{"no slot for IPv4", nitro, one, full, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonENILimit, "full of IPv4 addresses"},
@@ -262,7 +262,7 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 		return fmt.Errorf("asks for single IPv6 addresses on the primary ENI")
 	}
 	if native := w.native != nil && e.Subnet == w.native.ID; native && (!w.limits.Prefixes || a.Kind != Unassign && a.Addresses+a.Prefixes > 0) {
-		return fmt.Errorf("asks for what there is not in a subnet of IPv6 alone")
+		return fmt.Errorf("asks for what there is not in an IPv6-only subnet")
 	} else if !native && w.subnet.NoIPv6 && a.Kind != Unassign && a.IPv6+a.IPv6Prefixes > 0 {
 		return fmt.Errorf("asks for IPv6 in a subnet without")
 	}
@@ -376,7 +376,7 @@ func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 	}
 }
 
-// A trunk takes no IPv4 address in a subnet of IPv6 alone, and is not made where there is none of
+// A trunk takes no IPv4 address in an IPv6-only subnet, and is not made where there is none of
 // IPv6 either.
 func TestTrunkInASubnetOfIPv6Alone(t *testing.T) {
 	prefix := cloud.Amount{IPv6Prefixes: 1}

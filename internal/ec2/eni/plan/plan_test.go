@@ -305,7 +305,7 @@ func BenchmarkPlan(b *testing.B) {
 }
 
 // A detached ENI of whose addresses pods have some is attached again, whatever is free
-// elsewhere, and never deleted; an ENI without a link is neither supply nor given back.
+// elsewhere, and never deleted; an ENI without a link is neither supply nor released.
 func TestENIsUnderPods(t *testing.T) {
 	full := func(index int) ENI {
 		return ENI{ID: fmt.Sprint("eni-", index), Subnet: "a", Index: index, Phase: Attached, Ours: true, Primary: index == 0, Amount: cloud.Amount{Addresses: 3}}
