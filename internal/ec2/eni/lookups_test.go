@@ -56,8 +56,8 @@ func TestUnresolvedCall(t *testing.T) {
 	}
 }
 
-// A node that says over and over that a link went and came has EC2 asked ever less; one that says so for the
-// first time, or after a while, at once.
+// The more often a node says that a link went or came, the longer EC2 is not asked about it. After the
+// first flip, or a long time, it is asked at once.
 func TestLinksThatFlip(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -95,7 +95,7 @@ func TestLinksThatFlip(t *testing.T) {
 	}
 }
 
-// A detachment that hangs is not asked after every two seconds for hours.
+// A detachment that hangs is not polled every two seconds for hours.
 func TestDetachPoll(t *testing.T) {
 	for _, c := range []struct{ since, want time.Duration }{{0, 2 * second}, {8 * second, 2 * second}, {40 * second, 10 * second}, {time.Hour, time.Minute}} {
 		k := known{replied: unix(0)}

@@ -12,12 +12,12 @@ import (
 	"github.com/berthnet/berth/test/harness/parts"
 )
 
-// A part whose time no timer knows would stall until something else happens.
+// A part that is missing in the timers would stall until something else happens.
 func TestEveryTimedPartIsAmongTheTimers(t *testing.T) {
 	parts.Listed[Reconciler](t, 5, (&Reconciler{}).timers())
 }
 
-// What each part is due at, seen at second 10: the first moment after that.
+// When each part is due, as seen at second 10: the first moment after that.
 func TestDue(t *testing.T) {
 	none := time.Time{}
 	waiting := &backoff{until: unix(30), probe: unix(20)}

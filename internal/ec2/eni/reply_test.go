@@ -45,7 +45,7 @@ func (v *view) observed(at int, enis ...cloud.ENI) {
 	v.merge(all(enis...), unix(at), func(*known) bool { return true })
 }
 
-// aView returns a node with two ENIs, of which the second gives an address back.
+// aView returns a node with two ENIs; an address of the second is being released.
 func aView() *view {
 	v := newView(time.Minute, 0)
 	one, two := eniOf(1, "10.0.0.4", "10.0.0.5"), eniOf(2, "10.0.0.20", "10.0.0.21", "10.0.0.22")
@@ -168,7 +168,7 @@ func TestRepliesToAttachments(t *testing.T) {
 	wantUnfit(t, c.attached(c.view.enis["eni-2"], "attach-1"), "that of eni-1")
 }
 
-// What another node of the process has is refused in both replies that name addresses.
+// Addresses of another node of the process are refused in both kinds of replies that have addresses.
 func TestRepliesWithAddressesOfOtherNodes(t *testing.T) {
 	c := judge(aView(), subnet1, false)
 	c.elsewhere = func(subnet string, p netip.Prefix) string {

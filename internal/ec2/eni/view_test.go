@@ -18,7 +18,7 @@ func at(e cloud.ENI, index int, id string) cloud.ENI {
 	return e
 }
 
-// A device index, like a MAC address, is one ENI's: that which had it.
+// A device index, like a MAC address, belongs to one ENI: the one that had it.
 func TestDeviceIndexesThatTwoHave(t *testing.T) {
 	one, two, three := at(eniOf(1, "10.0.0.4"), 0, "a-1"), at(eniOf(2, "10.0.0.5"), 1, "a-2"), at(eniOf(3, "10.0.0.6"), 2, "a-3")
 	card := three
@@ -56,8 +56,7 @@ func TestDeviceIndexesThatTwoHave(t *testing.T) {
 	}
 }
 
-// What is detached is what a listing says is attached: a reply may name
-// another's attachment.
+// The attachment that is detached is the one that a listing has: a reply may name another's.
 func TestAttachmentsThatRepliesName(t *testing.T) {
 	listed := at(eniOf(2, "10.0.0.5"), 1, "a-2")
 	for _, tt := range []struct {
@@ -84,7 +83,7 @@ func TestAttachmentsThatRepliesName(t *testing.T) {
 	}
 }
 
-// What is on another instance, or was made for one, is not this node's.
+// ENIs that are attached to another instance, or were created for one, are not this node's.
 func TestENIsOfOtherInstances(t *testing.T) {
 	mine, others, adopted := eniOf(1, "10.0.0.4"), eniOf(2, "10.0.0.5"), at(eniOf(3, "10.0.0.6"), 1, "a-3")
 	mine.Tags = map[string]string{TagInstanceID: "i-1"}
@@ -212,7 +211,7 @@ func TestOurs(t *testing.T) {
 	}
 }
 
-// What is published of an ENI and stored is known again by the next process.
+// A published ENI that was stored is recognised by the next process.
 func TestStoredENI(t *testing.T) {
 	e := ENI{ID: "eni-2", DeviceIndex: 2, PrimaryIPv4: addrs("10.0.0.5")[0], Addresses: addrs("10.0.0.5", "10.0.0.7"), Prefixes: prefixes("10.0.1.0/28"), IPv6: addrs("2001:db8::1")}
 	f := e.facts("i-1")
@@ -246,7 +245,7 @@ func TestInventoryRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-// Whatever is accepted survives being written and read again, and can be used.
+// What is accepted can be written, read again and used.
 func FuzzDecodeInventory(f *testing.F) {
 	f.Add([]byte(`{"instanceID":"i-1","enis":[{"id":"a","mac":"02:00:00:00:00:01","serves":true,"addresses":["10.0.0.1"],"prefixes":["10.0.0.16/28"]}],"leaving":[{"eni":"b","since":"2026-01-01T00:00:00Z"}],"releasing":[{"prefix":"10.0.0.1/32","eni":"a","since":"2026-01-01T00:00:00Z"}]}`))
 	f.Add([]byte(`{"instanceID":"i-1","enis":[{"id":"a","ipv6":["2001:db8::1"],"ipv6Prefixes":["2001:db8::/80"]}]}`))

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// counting is a cloud whose count of free addresses is answered by the test.
+// counting is a cloud whose free counts the test returns.
 type counting struct {
 	cloud.API
 	answer func() []cloud.Subnet
@@ -22,7 +22,7 @@ func (c counting) Subnets(context.Context, cloud.SubnetFilter) ([]cloud.Subnet, 
 	return c.answer(), nil
 }
 
-// Whatever happens between a question and its answer is newer than the answer.
+// What happens between a question and its answer is newer than the answer.
 func TestOlderCountOfFreeAddresses(t *testing.T) {
 	five := []cloud.Subnet{{ID: "s1", Free: 5}}
 	for _, c := range []struct {
@@ -67,7 +67,7 @@ func refresh(t *testing.T, b *Subnets, asked int, answer []cloud.Subnet) {
 	}
 }
 
-// Many nodes that plan at the same moment share what a subnet has.
+// Nodes that plan at the same moment share the addresses of a subnet.
 func TestReservationIsPartOfTheChoice(t *testing.T) {
 	b := newSubnets(nil, nil)
 	b.entry("s1").Free = 10
@@ -108,8 +108,8 @@ func TestReservationIsPartOfTheChoice(t *testing.T) {
 	}
 }
 
-// What an IPv6-only subnet has is counted by nobody: it is in no count of free addresses, whatever
-// is taken and released, and its blocks are known from a file as from EC2.
+// EC2 does not count the addresses of an IPv6-only subnet. It is in no count of free addresses,
+// whatever is taken and released, and its blocks can be learned from a file as from EC2.
 func TestNobodyCountsIPv6(t *testing.T) {
 	b := newSubnets(nil, nil)
 	b.Learn(cloud.Subnet{ID: "wrong", CIDR: netip.MustParsePrefix("10.0.0.0/24")})
@@ -172,9 +172,9 @@ func TestFreshnessDue(t *testing.T) {
 	}
 }
 
-// Which security groups make an ENI outdated: those of the settings or else the primary
-// ENI's count, in any order. An ENI that was made with the same settings, and has others, got
-// them of someone else, as the next one would.
+// Security groups that make an ENI outdated: those of the settings, or else the primary ENI's, in any
+// order. An ENI that was created with the same settings and has other groups got them from someone
+// else, as the next one would.
 func TestOutdatedByGroups(t *testing.T) {
 	const before, after = "2026-01-01T00:00:00Z", "2026-01-01T02:00:00Z"
 	since := time.Date(2026, 1, 1, 1, 0, 0, 0, time.UTC)
@@ -205,7 +205,7 @@ func TestOutdatedByGroups(t *testing.T) {
 	}
 }
 
-// someENIs are a node's, the primary first.
+// someENIs are the ENIs of a node, the primary first.
 type someENIs []ENI
 
 func (s someENIs) Primary() (ENI, bool) { return s[0], true }
@@ -215,8 +215,8 @@ func (s someENIs) Each(do func(ENI)) {
 	}
 }
 
-// Who asks chooses the question, a person's tags for example: answers that nobody
-// may be given any more are not kept.
+// Callers choose the questions, for example by the tags of a person. Answers that are too old for any
+// caller are dropped.
 func TestOldAnswersAreDropped(t *testing.T) {
 	now := clock.NewFake(time.Unix(1000, 0))
 	m := newCache[int](now, time.Minute, 10*time.Second)

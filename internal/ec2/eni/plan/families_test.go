@@ -121,8 +121,8 @@ func TestShortageNamesTheFamily(t *testing.T) {
 	}
 }
 
-// pairs is a node whose cloud does at once what a plan says; pods are numbers. What
-// of an ENI is used is spread over its prefixes and single addresses as it comes.
+// pairs is a node whose cloud does at once what a plan says; pods are numbers. The used addresses of an
+// ENI are spread over its prefixes and single addresses as they come.
 type pairs struct {
 	limits  cloud.Limits
 	policy  ipam.Policy
@@ -141,7 +141,7 @@ func newPairs(l cloud.Limits, p ipam.Policy) *pairs {
 	return &pairs{limits: l, policy: p, subnet: Subnet{ID: "subnet-1", Free: 10_000, ForNew: true}, enis: []*pairENI{eth0}}
 }
 
-// with is for how many pods each ENI has addresses once n pods came one by one.
+// with returns the number of pods that each ENI has addresses for, after n pods started one by one.
 func (w *pairs) with(t *testing.T, n int) string {
 	t.Helper()
 	var out []string
@@ -200,7 +200,7 @@ func (w *pairs) state() State {
 	return st
 }
 
-// place serves pods that wait, each by one ENI.
+// place serves waiting pods, each from one ENI.
 func (w *pairs) place() {
 	for _, e := range w.enis {
 		for w.waiting > 0 && serves(e.ENI, w.policy) && !slices.ContainsFunc(w.policy.Families.Families(), func(f ipfamily.Family) bool {
@@ -221,7 +221,7 @@ func (w *pairs) find(id string) *pairENI {
 	return nil
 }
 
-// act does what a plan says, and tells what is wrong with that.
+// act does what a plan says, and returns what is wrong with it.
 func (w *pairs) act(a Action, free cloud.Amount) error {
 	minus := func(x, y cloud.Amount) cloud.Amount {
 		return cloud.Amount{Addresses: x.Addresses - y.Addresses, Prefixes: x.Prefixes - y.Prefixes, IPv6: x.IPv6 - y.IPv6, IPv6Prefixes: x.IPv6Prefixes - y.IPv6Prefixes}
@@ -280,8 +280,7 @@ func (w *pairs) rest() error {
 	return nil
 }
 
-// steps plans and acts at most n times: one step, and another plan, as a reconciler
-// has it.
+// steps plans and acts at most n times: one step, then another plan, as a reconciler does.
 func (w *pairs) steps(n int) error {
 	for range n {
 		st := w.state()
@@ -301,8 +300,8 @@ func (w *pairs) steps(n int) error {
 	return nil
 }
 
-// Whatever pods and settings do, plans come to an end, keep to the limits, take
-// nothing from pods, and leave pods waiting only where they say why.
+// Whatever pods and settings do, plans end, keep to the limits, take nothing from pods, and leave pods
+// waiting only with a reason.
 func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(
@@ -348,8 +347,8 @@ func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
 	})
 }
 
-// Of subnets that will do, one of IPv6 alone is taken first: no IPv4 address is taken there. One
-// that has other routes than the primary's still comes last.
+// Among suitable subnets an IPv6-only one is preferred, as no IPv4 address is taken there. A subnet
+// with routes other than the primary's still comes last.
 func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 	policy := ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}
 	eth0 := ENI{ID: "eni-0", Subnet: "a", Phase: Attached, Primary: true, Ours: true}
@@ -376,8 +375,8 @@ func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 	}
 }
 
-// A trunk takes no IPv4 address in an IPv6-only subnet, and is not made where there is none of
-// IPv6 either.
+// A trunk takes no IPv4 address in an IPv6-only subnet, and is not created if there is no IPv6 address
+// either.
 func TestTrunkInASubnetOfIPv6Alone(t *testing.T) {
 	prefix := cloud.Amount{IPv6Prefixes: 1}
 	eth0 := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: prefix, Free: prefix}

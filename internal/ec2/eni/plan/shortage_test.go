@@ -75,8 +75,8 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
-// Each part of an excess goes when it has lasted for the delay, whenever the
-// others came: pods that end one after the other do not hold each other up.
+// Each part of an excess is released when it has lasted for the delay, whenever the other parts were
+// added: pods that end one after the other do not delay each other's addresses.
 func TestExcessLastsByParts(t *testing.T) {
 	const delay = time.Minute
 	type moment struct{ second, n, want int }
@@ -108,8 +108,8 @@ func TestExcessLastsByParts(t *testing.T) {
 	}
 }
 
-// Pods that start and end again and again wear down no excess that is there all the
-// time, also where it cannot go at once, such as a prefix of which one address is used.
+// Pods that start and end again and again do not reduce an excess that is there all the time, also
+// where it cannot be released at once, such as a prefix with one used address.
 func TestExcessLastsBesideChurn(t *testing.T) {
 	for _, every := range []int{1, 2, 4, 8} {
 		var e Lasting
