@@ -40,7 +40,7 @@ func on(o *v1alpha1.NodeNetwork, id, thing string) {
 	o.Spec.IPAM.Available[thing] = v1alpha1.AvailableAddress{Resource: id}
 }
 
-// What is invalid is told of by its field, and spoils nothing else.
+// An invalid entry is reported with its field, and affects no other.
 func TestBadEntriesAreLeftOut(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*v1alpha1.NodeNetwork)
@@ -101,8 +101,8 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 	}
 }
 
-// What is marked is kept back whether or not it is in releasing, so that a daemon
-// never has it again. A mark of an ENI is no address, and nothing bad.
+// An address in unassigning is withheld whether or not it is in releasing, so that no daemon gets it
+// again. An ENI in unassigning is no address, and not invalid.
 func TestReadingOfMarks(t *testing.T) {
 	o := small()
 	o.Spec.IPAM.Unassigning = []string{"10.0.0.11", "10.9.9.9", eth1, "eni-9"}
@@ -154,7 +154,7 @@ func TestReading(t *testing.T) {
 	}
 }
 
-// What is invalid is no available address.
+// Invalid entries are not available.
 func TestAvailable(t *testing.T) {
 	o := small()
 	on(o, eth0, "10.0.0.32/28")

@@ -16,14 +16,14 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// settingsOf returns those of a node, with what change makes of them.
+// settingsOf returns the settings of a node, with changes.
 func (n *node) settingsOf(change func(*eni.Settings)) eni.Settings {
 	s := eni.Settings{Policy: n.policy}
 	change(&s)
 	return s
 }
 
-// inPods has ENIs be in subnet-2, and eth0 be the node's.
+// inPods puts ENIs into subnet-2, and leaves eth0 to the node.
 func inPods(s *eni.Settings) { s.SubnetIDs, s.Policy.FirstInterfaceIndex = []string{"subnet-2"}, 1 }
 
 // document returns what introspection shows.
@@ -34,7 +34,7 @@ func (n *node) document() (doc introspect.Document) {
 	return doc
 }
 
-// furtherSubnets returns those of the ENIs of the node beside eth0.
+// furtherSubnets returns the subnets of the ENIs of the node other than eth0.
 func (n *node) furtherSubnets() (ids []string) {
 	for _, e := range n.cloud.Truth() {
 		if e.Attachment != nil && e.Attachment.DeviceIndex > 0 {
@@ -52,8 +52,8 @@ func templated(t *testing.T, p ipam.Policy) *node {
 	return n
 }
 
-// Settings are taken up while the daemon runs: new ENIs are in other subnets, eth0's
-// addresses are the node's, and it goes back as it came.
+// Settings are applied while the daemon runs: new ENIs are in another subnet, and eth0's addresses are
+// the node's. Applying the old ones undoes that.
 func TestOtherSettingsCountAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
@@ -86,7 +86,7 @@ func TestOtherSettingsCountAtOnce(t *testing.T) {
 	})
 }
 
-// eth0 is the node's at once, also while EC2 makes no other ENI.
+// eth0 is the node's at once, also while EC2 refuses other ENIs.
 func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
@@ -102,7 +102,7 @@ func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 	})
 }
 
-// Settings that are given before the first pass are those of the first ENI.
+// Settings that are given before the first pass apply to the first ENI.
 func TestSettingsBeforeTheFirstPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
@@ -118,8 +118,8 @@ func TestSettingsBeforeTheFirstPass(t *testing.T) {
 	})
 }
 
-// Settings that are invalid, or are not for this instance, change nothing, and are told
-// until others make sense. Prefixes are told by those that count.
+// Settings that are invalid, or that this instance cannot have, change nothing and are reported until
+// others are valid. PrefixDelegation is that of the applied settings.
 func TestSenselessSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
@@ -175,7 +175,7 @@ func TestSenselessSettings(t *testing.T) {
 	})
 }
 
-// Trouble with the cloud is told beside that of settings.
+// Trouble with the cloud is reported beside that with settings.
 func TestBothTroublesAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
@@ -190,8 +190,8 @@ func TestBothTroublesAreTold(t *testing.T) {
 	})
 }
 
-// Security groups of the primary ENI that change later are those of the others too, unless
-// that is switched off or others are configured. What differs is told.
+// When the security groups of the primary ENI change, the other ENIs get them too, unless that is
+// switched off or others are configured. Differences are reported.
 func TestGroupsOfThePrimaryChange(t *testing.T) {
 	for name, tt := range map[string]struct {
 		follow     bool

@@ -82,7 +82,7 @@ func supplied(t *testing.T, store InventoryStore) *Source {
 	return s
 }
 
-// stopped returns supplied that does not run yet.
+// stopped is supplied for a source that does not run yet.
 func stopped(t *testing.T, store InventoryStore) *Source {
 	t.Helper()
 	s, err := NewSupplied(Options{
@@ -94,7 +94,7 @@ func stopped(t *testing.T, store InventoryStore) *Source {
 	return s
 }
 
-// offer hands an inventory over and checks what the supplier may take.
+// offer hands an inventory over, and checks what the supplier may take.
 func offer(t *testing.T, s *Source, inv eni.Inventory, back []string, want ...string) {
 	t.Helper()
 	got, err := s.Offer(inv, prefixes(back...))
@@ -104,7 +104,7 @@ func offer(t *testing.T, s *Source, inv eni.Inventory, back []string, want ...st
 	synctest.Wait()
 }
 
-// take returns who gets the next address; zero: nobody does at once.
+// take returns the next address; zero: no address is free at once.
 func take(t *testing.T, s *Source, i int) netip.Addr {
 	t.Helper()
 	l, _ := sourcetest.Try(t, s, sourcetest.Request(i), time.Millisecond)
@@ -142,8 +142,7 @@ func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
 	})
 }
 
-// An address that is wanted back before its data path is ready is not handed
-// out by that.
+// An address that is asked back before its data path is ready is not handed out because of that.
 func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
@@ -160,8 +159,7 @@ func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
 	})
 }
 
-// Nothing is said to be withdrawn, and nothing becomes free, before the file
-// has it.
+// Nothing counts as withdrawn, and nothing becomes free, before it is in the file.
 func TestOfferThatCannotBeRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &failingStore{}
@@ -186,7 +184,7 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 	})
 }
 
-// What was withdrawn stays so over a restart, until the supplier says otherwise.
+// What was withdrawn stays withdrawn over a restart, until the supplier says otherwise.
 func TestWithdrawnOverARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memStore{}
@@ -208,8 +206,8 @@ func TestWithdrawnOverARestart(t *testing.T) {
 	})
 }
 
-// What had cooled before a restart goes behind what was never used, with and
-// without a stored inventory.
+// Addresses that had cooled before a restart come after those that were never used, with and without a
+// stored inventory.
 func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 	for _, stored := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -233,7 +231,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 	}
 }
 
-// What only this source has to tell: its ENIs by device index, with what is used
+// The part of the snapshot that only this source has: its ENIs by device index, with the used addresses
 // of each, in the document and as a gauge.
 func TestSnapshotDescribesENIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -269,8 +267,8 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 	})
 }
 
-// What the node has itself no pod gets, of single addresses and of prefixes, and others are asked for in its
-// place. Whoever waits gets it when the node has it no more.
+// No pod gets an address that the node itself has, single or in a prefix, and others are asked for in
+// its place. A waiting pod gets it when the node no longer has it.
 func TestAddressesThatTheNodeHas(t *testing.T) {
 	for name, tc := range map[string]struct {
 		policy        ipam.Policy

@@ -36,7 +36,7 @@ func TestWarmFromTheStart(t *testing.T) {
 	})
 }
 
-// A burst is one call per ENI touched, for as many addresses as it needs.
+// A burst of pods takes one call per ENI, for as many addresses as it needs.
 func TestBurstIsOneCallPerENI(t *testing.T) {
 	bubble(t, "m5.4xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.SetLatency("", 100*time.Millisecond)
@@ -128,8 +128,7 @@ func TestAcquireTwiceGivesTheSameLease(t *testing.T) {
 	})
 }
 
-// No address of an ENI is warm before its link is there; a link event makes it
-// so at once.
+// No address of an ENI is usable before its link exists; a link event makes it usable at once.
 func TestAddressesWaitForTheLink(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 4}, func(t *testing.T, n *node) {
 		n.links.auto = false
@@ -176,7 +175,7 @@ func TestScaleDownReturnsENIs(t *testing.T) {
 	})
 }
 
-// Cooling is no supply for pods that wait and is for the warm target.
+// Cooling addresses are no supply for waiting pods, and are supply for the warm target.
 func TestMassDeleteNeitherStarvesNorOverAllocates(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 5}, func(t *testing.T, n *node) {
 		n.start()
@@ -225,9 +224,9 @@ func TestTroubleIsNamed(t *testing.T) {
 	}
 }
 
-// Jobs that run each minute, as often as a CronJob can, find the addresses of the
-// last time: with the default shrink delay they cost no change at EC2, with
-// half of it several a minute. When they stop, the surplus goes within that delay.
+// Jobs that run each minute, the shortest period of a CronJob, reuse their addresses: with the default
+// shrink delay they cause no change at EC2, with half of it several a minute. When they stop, the
+// surplus is released within that delay.
 func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
 	for delay, churns := range map[time.Duration]bool{0: false, 30 * time.Second: true} {
 		bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
@@ -254,10 +253,9 @@ func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
 	}
 }
 
-// A node that starts with nothing asks EC2 four times before its first pods can
-// have addresses: for the ENIs on it, for the subnet, for what its type allows,
-// and for addresses. Of itself it knows all that matters from the metadata service.
-// Which ENIs of it are detached matters to new ENIs only, and is asked last.
+// A node that starts with nothing makes four calls before its first pods can have addresses: for its
+// ENIs, for the subnet, for the limits of its type, and for addresses. The metadata service tells the
+// rest. Its detached ENIs matter to new ENIs only, and are listed last.
 func TestColdStartIsFourCalls(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
@@ -273,8 +271,8 @@ func TestColdStartIsFourCalls(t *testing.T) {
 	})
 }
 
-// A listing without the primary ENI, as of an instance that just came or does not
-// exist, is not believed: the instance is asked for.
+// A listing without the primary ENI, as of an instance that is new or does not exist, is not used: the
+// instance is asked for.
 func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
@@ -290,8 +288,8 @@ func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
 	})
 }
 
-// An instance that was stopped may run again as another type: what its last
-// inventory says of limits is not what it has now.
+// An instance that was stopped may run again as another type: the limits of its last inventory do not
+// apply.
 func TestAnotherTypeAfterAStop(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		for _, itype := range []string{"t3.small", "m5.xlarge"} {
@@ -318,8 +316,8 @@ func limitsOf(t *testing.T, n *node, itype string) cloud.Limits {
 	return l
 }
 
-// The last of 49 pods runs on the second ENI, and is the last to end: then the
-// node's one warm prefix moves to the first ENI and the second goes, once and for all.
+// The last of 49 pods runs on the second ENI, and is the last to end. The node's one warm prefix then
+// moves to the first ENI, and the second is detached for good.
 func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{PrefixDelegation: true, WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 		n.start()
@@ -356,8 +354,8 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 	})
 }
 
-// A daemon that starts with another subnet for new ENIs drains the old one, whose pods
-// go on, and gives it back after the last of them, cooling included.
+// A daemon that starts with another subnet for new ENIs drains the old one. Running pods go on, and the
+// old ENI is deleted after the last of them has cooled.
 func TestDrainToAnotherSubnet(t *testing.T) {
 	for name, p := range map[string]ipam.Policy{
 		"addresses": {WarmIP: 2, FirstInterfaceIndex: 1},
@@ -400,9 +398,8 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 	}
 }
 
-// Pods that wait while EC2 is away have addresses within seconds of its return,
-// and the node does not call it all the time meanwhile. Each way to notice it,
-// a lost assignment and a lost creation, has its own gate.
+// Pods that wait while EC2 is away get addresses within seconds of its return, and the node does not
+// call it all the time meanwhile. Lost assignments and lost creations are noticed in different ways.
 func TestEC2ReturnsToWaitingPods(t *testing.T) {
 	const away, most = 30 * time.Second, 6 * time.Second
 	for name, pods := range map[string]int{"assign": 4, "create": 40} {

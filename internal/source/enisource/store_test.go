@@ -79,7 +79,7 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 	}
 }
 
-// A crash before the move leaves the former file, whole.
+// A crash before the rename leaves the former file intact.
 func TestFilesAreReplacedWhole(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
 	if err := f.Save(eni.Inventory{InstanceID: "i-1"}); err != nil {
@@ -113,8 +113,8 @@ func TestDamagedFilesAreErrors(t *testing.T) {
 	}
 }
 
-// The inventory and the intent of every release are read, and what is written has all
-// that each release reads.
+// The inventory and the intent of every release can be read, and what is written has all that each
+// release reads.
 func TestStoredInventoryAndIntent(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
 	through := func(name string, rewrite func() (bool, error)) func([]byte) ([]byte, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Whoever waits in vain is told what is wrong nearest to the node.
+// Waiting pods are told the trouble nearest to the node.
 func TestWhyPodsWait(t *testing.T) {
 	condition := func(kind, reason, message string) func(*observed) {
 		return func(s *observed) {
@@ -69,9 +69,8 @@ func TestWhyPodsWait(t *testing.T) {
 	}
 }
 
-// The API server dies: pods come and go from memory, a restarted daemon serves
-// from its file and keeps back what it had confirmed, and what happened
-// meanwhile is told afterwards.
+// The API server dies: pods start and end from memory, a restarted daemon serves from its file and
+// withholds what it had confirmed, and the changes are reported afterwards.
 func TestAPIServerOutage(t *testing.T) {
 	m := startMachine(t)
 	m.operator(give(10, 15))

@@ -18,9 +18,8 @@ import (
 	"github.com/berthnet/berth/internal/source/enisource"
 )
 
-// With addresses enough, changes are gathered; below half of the watermark, or
-// with pods waiting, they are told at once; never too often, nor while the API
-// is to be left alone.
+// While there are enough addresses, changes are collected. Below half of the watermark, or while pods
+// wait, they are reported at once, but never too often, nor during a backoff.
 func TestWhenAReportIsDue(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for name, tt := range map[string]struct {
@@ -140,7 +139,7 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	}
 }
 
-// One that waits is told of, and told of again when it has given up.
+// A waiting pod is reported, and so is that it gave up.
 func TestWaitingPodsAreReported(t *testing.T) {
 	m := newMachine(t)
 	m.begin()
@@ -160,7 +159,7 @@ func TestWaitingPodsAreReported(t *testing.T) {
 	m.appears("nobody waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 0 })
 }
 
-// A name that no pod of Kubernetes has does not keep the node from reporting.
+// A name that no pod of Kubernetes can have does not keep the node from reporting.
 func TestLongNamesAreCut(t *testing.T) {
 	m := newMachine(t)
 	m.begin()
@@ -176,8 +175,8 @@ func TestLongNamesAreCut(t *testing.T) {
 	}
 }
 
-// The daemon makes its object, serves what the operator puts there, and reports
-// who uses what, under the generated role.
+// The daemon creates its object, serves the addresses that the operator adds, and reports who uses
+// them, with the generated role.
 func TestServesFromTheObject(t *testing.T) {
 	m := newMachine(t)
 	m.start()

@@ -15,8 +15,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Settings become the object's spec in the dialect that they are in, and the
-// API takes it.
+// Settings become the object's spec in their dialect, and the API accepts it.
 func TestSpecOfSettings(t *testing.T) {
 	allowAll(t)
 	n := func(i int32) *int32 { return &i }
@@ -76,7 +75,7 @@ func TestSpecOfSettings(t *testing.T) {
 	}
 }
 
-// allowAll lists everything as what daemons may ask for, until the test ends.
+// allowAll lists everything as allowed for daemons, until the test ends.
 func allowAll(t *testing.T) {
 	t.Helper()
 	list := &corev1.ConfigMap{}
@@ -92,7 +91,7 @@ func allowAll(t *testing.T) {
 	t.Cleanup(func() { harness.OK(t, api.Patch(context.Background(), before.DeepCopy(), client.MergeFrom(after))) })
 }
 
-// What the API refuses is told in its words.
+// What the API refuses is reported in its words.
 func TestSpecThatTheAPIRefuses(t *testing.T) {
 	m := newMachine(t)
 	m.spec.ENI.SubnetIDs = []string{"subnet-0A"}
