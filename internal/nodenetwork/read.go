@@ -25,8 +25,7 @@ import (
 
 // Reading is what an object says.
 type Reading struct {
-	Inventory eni.Inventory // without At and Releasing
-	// Available returns the valid available addresses and prefixes of an object, each with its ENI.
+	Inventory   eni.Inventory // without At and Releasing
 	Available   map[netip.Prefix]bool
 	Releasing   []netip.Prefix // of the available ones, Unassigning included
 	Unassigning []netip.Prefix // of the available ones, those that the cloud may have been asked to take
@@ -253,8 +252,7 @@ func HasAvailable(o *v1alpha1.NodeNetwork, eniID string) bool {
 	return false
 }
 
-// Available returns the available addresses and prefixes of an object, as far as they make sense, each
-// with its ENI.
+// Available returns the valid available addresses and prefixes of an object, each with its ENI.
 func Available(o *v1alpha1.NodeNetwork) iter.Seq2[netip.Prefix, string] {
 	return func(yield func(netip.Prefix, string) bool) {
 		for text, at := range o.Spec.IPAM.Available {

@@ -17,11 +17,10 @@ type facts struct {
 	MAC                   net.HardwareAddr
 	VPCID, Zone, SubnetID string
 	Groups                []string
-	Primary               netip.Addr // the ENI's own address
-	// held returns addresses and prefixes as one list of prefixes.
-	held       []netip.Prefix    // for pods, in order, addresses as prefixes of full length
-	ownIPv6    int               // IPv6 addresses that the instance itself uses
-	Attachment *cloud.Attachment // nil: detached
+	Primary               netip.Addr        // the ENI's own address
+	held                  []netip.Prefix    // for pods, in order, addresses as prefixes of full length
+	ownIPv6               int               // IPv6 addresses that the instance itself uses
+	Attachment            *cloud.Attachment // nil: detached
 
 	trunk bool // it has branches rather than addresses for pods
 	owner ownership
@@ -51,7 +50,7 @@ func (e ENI) facts(instance string) facts {
 	}
 }
 
-// held returns addresses and prefixes as prefixes.
+// held returns addresses and prefixes as one list of prefixes.
 func held(addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Prefixes []netip.Prefix) []netip.Prefix {
 	return slices.Concat(cloud.HostPrefixes(addrs), prefixes, cloud.HostPrefixes(ipv6), ipv6Prefixes)
 }

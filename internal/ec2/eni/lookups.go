@@ -14,9 +14,7 @@ import (
 type lookups struct {
 	at         map[string]time.Time      // when, by ENI
 	unresolved map[string]unresolvedCall // by ENI; the node does not grow while there is one
-	// links are the ENIs whose links the node lacks, as it says. Someone may have detached such an ENI, so
-	// the cloud is asked at once; its listings may trail the detachment.
-	links links
+	links      links
 }
 
 // unresolvedCall is an assignment or creation whose reply was lost. It may have taken effect, and
@@ -149,22 +147,20 @@ func (k *known) detachPoll(now time.Time) time.Duration {
 	return min(time.Minute, max(2*time.Second, now.Sub(k.replied)/4))
 }
 
-// links are the ENIs whose links the node lacks, as it says. Somebody may have detached one, so the
-// cloud is asked at once; its listings may trail that.
+// links are the ENIs whose links the node lacks, as it says. Someone may have detached such an ENI, so
+// the cloud is asked at once; its listings may trail the detachment.
 type links struct {
 	lag   time.Duration        // how long an ENI's driver may take to start again
 	since map[string]time.Time // by ENI
-	// flips counts how often the link of an ENI went or came, as the node says. A node may lie, and all
-	// nodes share the calls to EC2: the more flips, the longer the time between two lookups.
-	flips map[string]flips // by ENI; of those that went or came lately
+	flips map[string]flips     // by ENI; of those that went or came lately
 }
 
 func newLinks(lag time.Duration) links {
 	return links{lag: lag, since: map[string]time.Time{}, flips: map[string]flips{}}
 }
 
-// flips are how often the link of an ENI went or came, as the node says. It may lie, and calls at EC2
-// are shared by all nodes: the more flips, the longer between two looks.
+// flips counts how often the link of an ENI went or came, as the node says. A node may lie, and all
+// nodes share the calls to EC2: the more flips, the longer the time between two lookups.
 type flips struct {
 	count int
 	last  time.Time

@@ -30,7 +30,6 @@ type planning struct {
 	terminations *terminations
 	demand       *demand
 
-	// surplus measures for how long a node has had more than its policy keeps, or outdated ENIs.
 	surplus     surplus
 	last        *evaluation // nil: something may have changed since
 	trunkReason string      // why the trunk is not as configured, as logged last
@@ -288,7 +287,7 @@ func (p *planning) trunk(s plan.State) *Trunk {
 	return &t
 }
 
-// surplus is how long a node has had more than its policy keeps, or other ENIs than are configured.
+// surplus measures for how long a node has had more than its policy keeps, or outdated ENIs.
 type surplus struct {
 	delay   time.Duration // for which it must last
 	excess  plan.Lasting  // addresses

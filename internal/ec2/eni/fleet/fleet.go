@@ -160,10 +160,8 @@ var errRunning = errors.New("fleet: Run was called twice")
 
 // Config is what a Fleet needs.
 type Config struct {
-	Cluster string // value of eni.TagCluster
-	Cloud   cloud.API
-	// Observer receives everything that is done, for metrics, from many goroutines at once. Its methods
-	// must be quick.
+	Cluster  string // value of eni.TagCluster
+	Cloud    cloud.API
 	Observer Observer     // nil: none
 	Clock    clock.Clock  // nil: the machine's
 	Logger   *slog.Logger // nil: silent

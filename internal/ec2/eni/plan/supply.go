@@ -14,16 +14,13 @@ import (
 // supply is how an ENI gets the addresses of one family.
 type supply struct {
 	family ipfamily.Family
-	// slots returns how many addresses or prefixes of a family an ENI may hold for pods. Of IPv4 that is
-	// all but one, for the primary address (EC2 User Guide, "IP addresses per network interface per
-	// instance type").
-	slots int // addresses or prefixes that an ENI may hold for pods
-	unit  int // addresses of each: 1, or those of a prefix
+	slots  int // addresses or prefixes that an ENI may hold for pods
+	unit   int // addresses of each: 1, or those of a prefix
 }
 
-// slots returns how many addresses or prefixes of a family an ENI holds for pods: of IPv4 all but one,
-// as the primary address serves none (EC2 User Guide, "IP addresses per network interface per instance
-// type").
+// slots returns how many addresses or prefixes of a family an ENI may hold for pods. Of IPv4 that is
+// all but one, for the primary address (EC2 User Guide, "IP addresses per network interface per
+// instance type").
 func slots(f ipfamily.Family, l cloud.Limits) int {
 	if f == ipfamily.IPv6 {
 		return l.IPv6PerENI
