@@ -68,7 +68,7 @@ func (c *freshness) confirmedLater(t time.Time, d time.Duration) bool {
 // mayPublish returns nil when what is known may be published.
 func (c *freshness) mayPublish() error {
 	if c.publishHeld || c.invalidated.Load() {
-		return errors.New("it is in doubt until EC2 has been observed")
+		return errors.New("the view is stale until EC2 has been observed")
 	}
 	return nil
 }

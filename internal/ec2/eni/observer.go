@@ -125,7 +125,7 @@ func (o *observer) merge(list []cloud.ENI, at time.Time, scope func(*known) bool
 // logContradictions logs, once, what a listing says that cannot be true.
 func (o *observer) logContradictions() {
 	for _, what := range o.view.unlogged(o.cfg.Clock.Now().Add(o.cfg.Lag)) {
-		o.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", o.view.contradictions[what], "what", what)
+		o.cfg.Logger.Warn("EC2 describes what cannot be true: not used until its descriptions agree", "enis", o.view.contradictions[what], "what", what)
 	}
 }
 
@@ -225,7 +225,7 @@ func (o *observer) present(ctx context.Context, l Listing) error {
 		return b.err
 	}
 	if !o.instance.unknownSince.IsZero() {
-		return gone("DescribeInstances", "instance %s has no ENI, and EC2 did not know it when asked: it is asked once more", o.cfg.InstanceID)
+		return gone("DescribeInstances", "instance %s has no ENI, and EC2 did not know it when asked: asking again", o.cfg.InstanceID)
 	}
 	return gone("DescribeNetworkInterfaces", "instance %s exists and has no ENI", o.cfg.InstanceID)
 }

@@ -82,7 +82,7 @@ func (f *refusals) attach(k *known, by plan.Kind, class cloud.Class, now time.Ti
 	}
 	k.refusals++
 	if k.refusals == attachTries {
-		f.cfg.Logger.Warn("ENI cannot be attached: it is given up and deleted", "eni", k.ID, "tries", k.refusals)
+		f.cfg.Logger.Warn("ENI cannot be attached: giving up and deleting it", "eni", k.ID, "tries", k.refusals)
 		of := f.of(by)
 		if pause := of.abandon(f.cfg.SlowRetry); pause > 0 {
 			of.fullUntil = now.Add(f.cfg.jitter(pause))

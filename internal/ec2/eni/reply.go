@@ -107,7 +107,7 @@ func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
 	}
 	// A listing may have shown it while the call was repeated.
 	if old, ok := c.view.enis[e.ID]; ok && old.owner.createdTag != q.Tags[TagCreatedAt] {
-		return badReply(op, "%s was there before", e.ID)
+		return badReply(op, "%s existed before", e.ID)
 	}
 	others := slices.DeleteFunc(c.view.list(), func(o *known) bool { return o.ID == e.ID })
 	for _, o := range others {

@@ -139,7 +139,7 @@ func TestRepliesToCreations(t *testing.T) {
 		{"another's address", func(e *cloud.ENI) { e.Addresses = addrs("10.0.0.5") }, "of eni-1 already"},
 		{"another's primary", func(e *cloud.ENI) { e.Primary = netip.MustParseAddr("10.0.0.4") }, "primary address of eni-1"},
 		{"another's MAC address", func(e *cloud.ENI) { e.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 1} }, "MAC address of eni-1"},
-		{"one that was there", func(e *cloud.ENI) { e.ID = "eni-1" }, "eni-1 was there before"},
+		{"one that was there", func(e *cloud.ENI) { e.ID = "eni-1" }, "eni-1 existed before"},
 		{"other tags", func(e *cloud.ENI) { e.Tags[TagCreatedAt] = "then" }, TagCreatedAt},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -141,21 +141,21 @@ func TestSenselessSettings(t *testing.T) {
 				t.Errorf("the template is %q, prefixes %v", doc.Template, n.supply.PrefixDelegation())
 			}
 		}
-		told("NodeNetworkTemplate/beyond changes nothing", "firstInterfaceIndex is 3: expected at most 2")
+		told("NodeNetworkTemplate/beyond is not applied", "firstInterfaceIndex is 3: expected at most 2")
 		if l := n.add(1, time.Minute); l.IPv4.String()[:3] != "10." {
 			t.Errorf("the first pod has %v", l.IPv4)
 		}
 
 		n.Configure(Wanted{Template: "NodeNetworkTemplate/odd", Settings: n.settingsOf(inPods), Err: errors.New("spec.eni is odd")})
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/odd changes nothing: spec.eni is odd")
+		told("NodeNetworkTemplate/odd is not applied: spec.eni is odd")
 		n.Configure(Wanted{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are known
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/beyond changes nothing")
+		told("NodeNetworkTemplate/beyond is not applied")
 		n.add(2, time.Minute)
 		n.Configure(Wanted{Template: "NodeNetworkTemplate/negative", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.WarmIP = -1 })})
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/negative changes nothing")
+		told("NodeNetworkTemplate/negative is not applied")
 		if got := n.furtherSubnets(); len(got) > 0 {
 			t.Errorf("ENIs are in %v", got)
 		}

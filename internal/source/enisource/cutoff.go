@@ -96,7 +96,7 @@ func (c *cutOffs) find() map[attachment.Key]cutOff {
 func (c *cutOffs) tell(n podevents.News) {
 	log := c.s.log.With("namespace", n.Pod.Namespace, "pod", n.Pod.Name)
 	if n.Kind == podevents.Restored {
-		log.Info("a running pod is not cut off any more")
+		log.Info("a running pod is no longer cut off")
 	} else {
 		log.Warn("a running pod is cut off", "cause", n.Cause, "why", n.Message)
 	}

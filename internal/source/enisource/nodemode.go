@@ -75,9 +75,9 @@ func (r *reconciled) taken(w Wanted, err error) {
 	}
 	switch {
 	case err != nil:
-		r.log.Error("settings of a template not taken, those before go on", "template", w.Template, "error", err)
+		r.log.Error("settings of a template not applied, the previous ones stay", "template", w.Template, "error", err)
 	case before != w.Template:
-		r.log.Info("settings of ENIs are another template's", "template", w.Template, "before", before)
+		r.log.Info("settings of another template applied", "template", w.Template, "before", before)
 	}
 }
 
@@ -88,7 +88,7 @@ func (r *reconciled) note(w Wanted, err error) (before string) {
 	if err == nil {
 		r.counts, r.refused = w, nil
 	} else {
-		r.refused = fmt.Errorf("%s changes nothing: %w", w.Template, err)
+		r.refused = fmt.Errorf("%s is not applied: %w", w.Template, err)
 	}
 	return before
 }
@@ -146,7 +146,7 @@ func (r *reconciled) Why(served bool) *source.Exhausted {
 		}
 		return &source.Exhausted{Reason: reason, Message: "no address is free: " + st.LastError, Err: st.Err}
 	case !st.Confirmed && !served:
-		return &source.Exhausted{Reason: "starting", Message: "no address is free: EC2 has not told yet which addresses this node has"}
+		return &source.Exhausted{Reason: "starting", Message: "no address is free: waiting for EC2 to list the addresses of this node"}
 	case st.Shortage != "":
 		return &source.Exhausted{Reason: st.Shortage, Message: "no address is free: " + st.Explanation}
 	}

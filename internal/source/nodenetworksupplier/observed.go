@@ -161,7 +161,7 @@ func (s *observed) trouble() (reason, message string, err error) {
 	}
 	switch {
 	case !s.mirror.Sync.Listed(resource):
-		return "starting", "the API server has not told yet whether there is a NodeNetwork " + name, nil
+		return "starting", "waiting for the API server to say whether there is a NodeNetwork " + name, nil
 	case s.createErr != nil:
 		return "no-object", s.createErr.Error(), s.createErr
 	case o == nil && s.cfg.Spec == nil:

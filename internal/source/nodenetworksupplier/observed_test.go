@@ -37,7 +37,7 @@ func TestWhyPodsWait(t *testing.T) {
 		"no kind": {func(s *observed) {
 			s.heard(apierrors.NewGenericServerResponse(404, "get", v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "", "", 0, true))
 		}, "unreachable", "lacks kinds of Berth's: the server could not find the requested resource"},
-		"first second":    {func(s *observed) { s.object = nil; s.mirror.Sync.SetListed(false, resource) }, "starting", "has not told yet"},
+		"first second":    {func(s *observed) { s.object = nil; s.mirror.Sync.SetListed(false, resource) }, "starting", "waiting for the API server"},
 		"not made":        {func(s *observed) { s.object, s.createErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
 		"being made":      {func(s *observed) { s.object = nil }, "no-object", "is being created"},
 		"nobody makes it": {func(s *observed) { s.object, s.cfg.Spec = nil, nil }, "no-object", "--auto-create-node-network"},
