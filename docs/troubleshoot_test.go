@@ -67,7 +67,7 @@ func (l *literals) take(n ast.Node, path string) {
 		}
 	case *ast.ReturnStmt:
 		// trouble() (reason, message string, err error)
-		if strings.HasSuffix(path, "source/nodenetworksupplier/why.go") && len(n.Results) == 3 {
+		if strings.HasSuffix(path, "source/nodenetworksupplier/observed.go") && len(n.Results) == 3 {
 			l.reason(n.Results[0], path)
 		}
 	case *ast.KeyValueExpr:

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -132,3 +133,15 @@ func (c *Client) Node(ctx context.Context, name string, into any) error {
 // Ended tells whether a request failed because its context was over: the daemon
 // ends.
 func Ended(err error) bool { return errors.Is(err, context.Canceled) }
+
+// Advice returns, for an error of a list or a watch of Berth's kinds, a reason as metrics have it and a message that says
+// what to do.
+func Advice(err error) (reason, message string) {
+	switch {
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		return "permission", fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/chart", err)
+	case apierrors.IsNotFound(err): // a list is always found unless its kind is not served
+		return "unreachable", fmt.Sprintf("the Kubernetes API lacks kinds of Berth's: %v: apply deploy/chart", err)
+	}
+	return "unreachable", fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", err)
+}

@@ -6,6 +6,8 @@
 //
 //	client.go   the requests
 //	follow.go   lists and watches
+//	mirror.go   what a part of the daemon keeps of objects, and outages
+//	report.go   what a part of the daemon writes into the status of objects
 //	cluster.go  Kubernetes' own objects, for all parts of a daemon
 //	events.go   Events of Pods
 package kubeapi

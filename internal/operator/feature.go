@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/aws"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/fleet"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/nicrequest"
@@ -167,8 +168,10 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 	env.ec2.api = ec2
 	fl, err := fleet.New(fleet.Config{
 		Cluster: cfg.ClusterName, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
-		ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,
-		CollectInterval: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
+		Timing: eni.Timing{
+			ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,
+			CollectInterval: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
+		},
 	})
 	if err != nil {
 		return part{}, err

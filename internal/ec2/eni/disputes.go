@@ -6,25 +6,24 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// An address belongs to one ENI, and an ENI keeps its MAC and primary address
-// for life. A description that says otherwise is wrong, or part of it is older
-// than the rest: what is listed twice stays with the ENI that is known to have
-// it, and serves nobody else until descriptions agree.
+// An address belongs to one ENI, and an ENI keeps its MAC and primary address for life. A description
+// that says otherwise is wrong, or part of it is older than the rest: what is listed twice stays with
+// the ENI that is known to have it, and serves nobody else until descriptions agree.
 
-// assignment is one of an address or prefix to an ENI, as a description has it.
+// assignment is one of an address or prefix to an ENI, as listed by EC2.
 type assignment struct {
-	thing   netip.Prefix
+	prefix  netip.Prefix
 	eni     string
 	primary bool // the ENI's own
 }
 
-// assignments are all of some ENIs, in the order of addresses, and what contains
-// before what is contained.
+// assignments returns the assignments of all ENIs, by address, with a prefix before what it contains.
 func assignments(enis []facts) []assignment {
 	var out []assignment
 	for _, e := range enis {
@@ -35,25 +34,26 @@ func assignments(enis []facts) []assignment {
 			out = append(out, assignment{p, e.ID, false})
 		}
 	}
-	slices.SortFunc(out, func(x, y assignment) int { return cmp.Or(x.thing.Compare(y.thing), cmp.Compare(x.eni, y.eni)) })
+	slices.SortFunc(out, func(x, y assignment) int { return cmp.Or(x.prefix.Compare(y.prefix), cmp.Compare(x.eni, y.eni)) })
 	return out
 }
 
-// dispute is an assignment that is not believed, as others have the thing too.
+// dispute is an assignment that is not used, because other ENIs are listed with the same address or
+// prefix.
 type dispute struct {
 	assignment
 	among []string // all ENIs that are listed with it
 }
 
-// disputes finds what several have, or one has twice. Before is what was known
-// of the ENIs: an ENI's own primary address wins, then who had the thing before.
-// Of a thing that nobody had, no assignment is believed.
+// disputes returns the addresses and prefixes that several ENIs have, or one has twice. Before is what
+// was known of the ENIs. An ENI's own primary address wins, then the ENI that had the address before.
+// If neither applies, no assignment is used.
 func disputes(before, now []facts) []dispute {
 	var out []dispute
 	all := assignments(now)
 	for i := 0; i < len(all); {
 		j := i + 1
-		for j < len(all) && all[i].thing.Overlaps(all[j].thing) {
+		for j < len(all) && all[i].prefix.Overlaps(all[j].prefix) {
 			j++
 		}
 		if group := all[i:j]; len(group) > 1 {
@@ -64,10 +64,11 @@ func disputes(before, now []facts) []dispute {
 	return out
 }
 
-// losers are all assignments of one group for pods but that which stands, if one does.
+// losers returns the assignments of one group that are not used: all but the winner, if there is one,
+// and but primary addresses.
 func losers(before []facts, group []assignment) []dispute {
 	known := func(a assignment) bool {
-		return slices.ContainsFunc(before, func(e facts) bool { return e.ID == a.eni && slices.Contains(e.held, a.thing) })
+		return slices.ContainsFunc(before, func(e facts) bool { return e.ID == a.eni && slices.Contains(e.held, a.prefix) })
 	}
 	stands := slices.IndexFunc(group, func(a assignment) bool { return a.primary })
 	if stands < 0 {
@@ -86,8 +87,8 @@ func losers(before []facts, group []assignment) []dispute {
 	return out
 }
 
-// doubles finds ENIs whose MAC, primary address or place on the instance another
-// has too, the one that was known with it before excepted.
+// doubles returns the ENIs whose MAC, primary address or device index another ENI has too, except the
+// one that had it before.
 func doubles(before, now []facts) []string {
 	var out []string
 	for _, e := range now {
@@ -101,23 +102,23 @@ func doubles(before, now []facts) []string {
 	return out
 }
 
-// sameness tells whether two ENIs have one thing of which each has its own.
+// sameness reports whether two ENIs share a property that each ENI has for itself.
 type sameness func(x, y facts) bool
 
-// unique are the things of which each ENI of a node has its own.
+// unique are the properties that each ENI of a node has for itself.
 var unique = []sameness{
 	func(x, y facts) bool { return len(x.MAC) > 0 && bytes.Equal(x.MAC, y.MAC) },
 	func(x, y facts) bool { return x.Primary.IsValid() && x.Primary == y.Primary },
 	func(x, y facts) bool { return samePlace(x.Attachment, y.Attachment) },
 }
 
-// samePlace tells whether two that are attached have one device index.
+// samePlace reports whether two attachments have the same device index.
 func samePlace(x, y *cloud.Attachment) bool {
 	return phaseOf(x) == plan.Attached && phaseOf(y) == plan.Attached && x.NetworkCard == y.NetworkCard && x.DeviceIndex == y.DeviceIndex
 }
 
-// arbitrate takes what is disputed out of the view. Before is what was known of
-// the ENIs before the listing.
+// arbitrate removes disputed addresses from the view. Before is what was known of the ENIs before the
+// listing.
 func (v *view) arbitrate(before []facts) {
 	clear(v.contradictions)
 	now := make([]facts, 0, len(v.enis))
@@ -127,14 +128,14 @@ func (v *view) arbitrate(before []facts) {
 			v.contradictions[k.contradiction] = []string{k.ID}
 		}
 		f := k.facts
-		f.held = k.kept() // what may be gone already disputes nothing
+		f.held = k.kept() // an address that is being released is not disputed
 		now = append(now, f)
 	}
 	for _, d := range disputes(before, now) {
 		k := v.enis[d.eni]
-		k.disputed = k.disputed.Plus(cloud.AmountOf([]netip.Prefix{d.thing}))
-		k.held = without(k.held, func(p netip.Prefix) bool { return p == d.thing })
-		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.thing), k.ID)] = d.among
+		k.disputed = k.disputed.Plus(cloud.AmountOf([]netip.Prefix{d.prefix}))
+		k.held = without(k.held, func(p netip.Prefix) bool { return p == d.prefix })
+		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.prefix), k.ID)] = d.among
 	}
 	for _, id := range doubles(before, now) {
 		v.enis[id].ambiguous = true
@@ -142,13 +143,12 @@ func (v *view) arbitrate(before []facts) {
 	}
 }
 
-// without is a copy of list without what is gone.
+// without returns a copy of list without the elements for which gone is true.
 func without[T any](list []T, gone func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(list), gone)
 }
 
-// keepForLife has a listing of an ENI that is known change neither its MAC nor
-// its primary address.
+// keepForLife keeps the MAC and the primary address of a known ENI, whatever a listing says.
 func (k *known) keepForLife(e *facts) {
 	k.contradiction = ""
 	if len(k.MAC) > 0 && len(e.MAC) > 0 && !bytes.Equal(k.MAC, e.MAC) {
@@ -161,30 +161,30 @@ func (k *known) keepForLife(e *facts) {
 	}
 }
 
-// checkContradictions tells once of what a listing says that cannot be true, and has
-// the ENIs described again soon.
-func (r *Reconciler) checkContradictions() {
-	soon := r.cfg.Clock.Now().Add(r.cfg.Lag)
-	for what, ids := range r.view.contradictions {
-		if !r.view.logged[what] {
-			r.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", ids, "what", what)
+// unlogged returns the contradictions of the last listing that the one before did not have, and
+// schedules lookups of all ENIs concerned.
+func (v *view) unlogged(soon time.Time) []string {
+	var out []string
+	for what, ids := range v.contradictions {
+		if !v.logged[what] {
+			out = append(out, what)
 		}
 		for _, id := range ids {
-			if r.lookups.at[id].IsZero() {
-				r.lookups.at[id] = soon
-			}
+			v.lookups.scheduleUnlessSet(id, soon)
 		}
 	}
-	clear(r.view.logged)
-	for what := range r.view.contradictions {
-		r.view.logged[what] = true
+	clear(v.logged)
+	for what := range v.contradictions {
+		v.logged[what] = true
 	}
+	slices.Sort(out)
+	return out
 }
 
-// Undisputed is a listing of the ENIs of many nodes without what it gives to
-// ENIs of several: an address or prefix stays with the ENI that had it, as told by
-// had, and with none if nobody had. What the ENIs of one node dispute is for its
-// reconciler. Owner is the instance that an ENI is of.
+// Undisputed returns a listing of the ENIs of many nodes without the addresses that it assigns to ENIs
+// of several nodes. Such an address or prefix stays with the ENI that had it, according to had, or with
+// none. Lost describes what was removed. Addresses that several ENIs of one node dispute are left to
+// its reconciler. Owner returns the instance of an ENI.
 func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.ENI, netip.Prefix) bool) (out []cloud.ENI, lost []string) {
 	byVPC, byID := map[string][]facts{}, map[string]int{}
 	for i, e := range list {
@@ -200,8 +200,8 @@ func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.E
 		var before []facts
 		for _, d := range found {
 			for _, id := range d.among {
-				if e := list[byID[id]]; had(e, d.thing) {
-					before = append(before, facts{ID: id, held: []netip.Prefix{d.thing}})
+				if e := list[byID[id]]; had(e, d.prefix) {
+					before = append(before, facts{ID: id, held: []netip.Prefix{d.prefix}})
 				}
 			}
 		}
@@ -214,9 +214,9 @@ func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.E
 			if len(lost) == 0 {
 				out = slices.Clone(list)
 			}
-			lost = append(lost, brief(d.thing)+" of "+d.eni)
-			is := func(p netip.Prefix) bool { return p == d.thing }
-			one := func(a netip.Addr) bool { return cloud.HostPrefix(a) == d.thing }
+			lost = append(lost, brief(d.prefix)+" of "+d.eni)
+			is := func(p netip.Prefix) bool { return p == d.prefix }
+			one := func(a netip.Addr) bool { return cloud.HostPrefix(a) == d.prefix }
 			e := &out[at]
 			e.Addresses, e.IPv6 = without(e.Addresses, one), without(e.IPv6, one)
 			e.Prefixes, e.IPv6Prefixes = without(e.Prefixes, is), without(e.IPv6Prefixes, is)

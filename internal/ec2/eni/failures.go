@@ -3,202 +3,142 @@ package eni
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// try makes a step and deals with its failure. It always leaves something
-// changed, or a gate closed, so that the pass goes on without spinning.
-func (r *Reconciler) try(ctx context.Context, p *step) bool {
-	start := r.cfg.Clock.Now()
-	err := r.act(cloud.WithHeld(ctx, start.Add(rateLimitPatience), func(op string) { r.rateLimited(p.Action, op) }), p)
-	r.acted(p.Action, err, start)
-	now := r.cfg.Clock.Now()
-	if err == nil {
-		r.cfg.Logger.Info("step done", "step", p.Action.String(), "took", now.Sub(start).String())
-		r.retries.succeed(gateOfKind[p.Kind])
-		return true
-	}
-	class, g := cloud.ClassOf(err), gateOfKind[p.Kind]
+// try makes a step and handles its failure. It always leaves something changed, or an activity backing
+// off, so that the pass goes on without spinning.
+func (a *actor) try(ctx context.Context, p *step) {
+	start := a.cfg.Clock.Now()
+	err := a.act(cloud.WithHeld(ctx, start.Add(rateLimitPatience), func(op string) { a.rateLimited(p.Action, op) }), p)
+	a.cfg.acted(p.Action, err, start)
+	now := a.cfg.Clock.Now()
+	class, g := cloud.ClassOf(err), activityOf[p.Kind]
 	switch {
+	case err == nil:
+		a.cfg.Logger.Info("step done", "step", p.Action.String(), "took", now.Sub(start).String())
+		a.retries.succeed(g)
+		return
 	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled) && !p.lost:
-		r.recalled(p)
+		a.recalled(p)
 	case class == cloud.Throttled:
 		// Neither another step nor another ENI: the same call, later. Asking
 		// for free counts, routes or groups is no step: growth goes on with those it has.
 		if p.Kind != plan.FindSubnets && p.Kind != plan.FindRoutes && p.Kind != plan.FindGroups {
-			r.retries.throttled[g] = p
+			a.retries.throttled[g] = p
 		}
-		r.retries.backOff(p.Kind, err, now)
-	case r.stillBusy(class, p, now):
-	case class == cloud.SubnetFull && (g == gateGrow || g == gateTrunk):
-		r.subnetFull(p, err, now)
+		a.retries.backOff(p.Kind, err, now)
+	case a.refusals.trunkBusy(p.Kind, class, now):
+	case class == cloud.SubnetFull && (g == activityGrow || g == activityTrunk):
+		a.subnetFull(p, err, now)
 	default:
-		r.afterFailure(ctx, p, class, now)
-		wait := r.retries.wait(g, class)
-		if k, ok := r.view.enis[p.ENI]; ok && p.attaches() {
-			if w, ok := r.attachRefused(k, p.Kind, class, now); ok {
+		a.failed(p, class, now)
+		wait := a.retries.wait(g, class)
+		if k, ok := a.view.enis[p.ENI]; ok && p.attaches() {
+			if w, ok := a.refusals.attach(k, p.Kind, class, now); ok {
 				wait = w
 			}
 		}
-		r.retries.fail(p.Kind, err, now, wait)
+		a.retries.fail(p.Kind, err, now, wait)
 	}
-	if r.retries.throttled[g] != p {
-		p.reserved.end(0)
+	if a.retries.throttled[g] != p {
+		p.reserved.End(0)
 	}
-	return true
 }
 
 // recalled takes a step whose call was given up for pods before it was sent.
-func (r *Reconciler) recalled(p *step) {
-	r.retries.forget(gateOfKind[p.Kind]) // it says that the step waits
+func (a *actor) recalled(p *step) {
+	a.retries.forget(activityOf[p.Kind]) // it says that the step waits
 	if p.creates() {
-		r.forgetIntent()
+		a.creations.end()
 	} else if p.Kind == plan.Assign {
-		r.surplus.rest()
+		a.surplus.rest()
 	}
 }
 
-// rateLimited tells, in the middle of a step, that it waits for the cloud's rate limit.
-func (r *Reconciler) rateLimited(a plan.Action, op string) {
-	r.retries.limited(a.Kind, op)
-	r.cfg.Logger.Warn("step waits for the rate limit", "step", a.String(), "action", op, "since", rateLimitPatience.String())
-	r.report()
-	r.fleet.RateLimited()
+// rateLimited reports, in the middle of a step, that it waits for the cloud's rate limit.
+func (a *actor) rateLimited(action plan.Action, op string) {
+	a.retries.limited(action.Kind, op)
+	a.cfg.Logger.Warn("step waits for the rate limit", "step", action.String(), "action", op, "since", rateLimitPatience.String())
+	a.report()
+	a.cfg.Fleet.RateLimited()
 }
 
-// acted tells the observer of an action that began at start.
-func (r *Reconciler) acted(a plan.Action, err error, start time.Time) {
-	r.cfg.Observer.Acted(a, cloud.ClassOf(err), err, r.cfg.Clock.Now().Sub(start))
-}
-
-// subnetFull takes the subnet, or prefixes in it, out of the plans for a
-// while: the next plan falls back to single addresses or another subnet.
-func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
+// subnetFull takes the subnet, or prefixes in it, out of the plans for a while: the next plan falls
+// back to single addresses or another subnet.
+func (a *actor) subnetFull(p *step, err error, now time.Time) {
 	id := p.Subnet
-	if k, ok := r.view.enis[p.ENI]; ok {
+	if k, ok := a.view.enis[p.ENI]; ok {
 		id = k.SubnetID
 	}
-	p.reserved.end(0)
+	p.reserved.End(0)
 	if p.creates() {
-		r.forgetIntent()
+		a.creations.end()
 	}
-	until := now.Add(r.cfg.jitter(prefixRetry))
+	until := now.Add(a.cfg.jitter(prefixRetry))
 	switch ofIPv6 := p.IPv6+p.IPv6Prefixes > 0; {
-	case ofIPv6 && p.Kind == plan.Assign || r.cfg.Shared.Subnets.native(id):
-		r.cfg.Shared.Subnets.refusedIPv6(id, until)
-		r.placement.retryAt = until
+	case ofIPv6 && p.Kind == plan.Assign || a.subnets().Native(id):
+		a.placement.RefusedIPv6(id, until)
 	case p.Prefixes > 0:
-		r.cfg.Shared.Subnets.refusedPrefix(id, until)
-		r.placement.retryAt = until
+		a.placement.RefusedPrefix(id, until)
 	default: // of a new ENI's families IPv4 is the one that runs out
-		r.placement.retryAt = r.cfg.Shared.Subnets.refused(id, p.Weight(), now)
-		r.placement.newerThan = now
+		a.placement.Refused(id, p.Weight(), now)
 	}
-	r.retries.fail(p.Kind, err, now, 0) // another way is open: no gate closes
+	a.retries.fail(p.Kind, err, now, 0) // another way is open: nothing backs off
 }
 
-// afterFailure deals with what a failed step leaves open. Calls that may have taken
-// effect are followed by a look at the ENI before anything is repeated.
-func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Class, now time.Time) {
-	// An index that is taken is one of an ENI that came since the last listing.
-	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.attaches() {
-		r.confidence.markStale(now)
-	}
-	r.instance.uncertain = r.instance.uncertain || !r.process.onInstance && class == cloud.Conflict
+// failed handles what a failed step leaves open. Calls that may have taken effect are followed by a
+// look at the ENI before anything is repeated.
+func (a *actor) failed(p *step, class cloud.Class, now time.Time) {
+	a.observer.contradicted(class, p.attaches(), now)
 	lost := class == cloud.Transient || class == cloud.Unknown
 	switch p.Kind {
 	case plan.Create, plan.CreateTrunk:
-		if p.doubtful != "" { // a repeat would get the same answer
-			r.forgetIntent()
-			p.reserved.end(p.Weight())
-			r.lookups.at[p.doubtful] = now
-			r.lookups.unresolved[p.doubtful] = unresolvedCall{until: now.Add(r.cfg.Lag), made: true}
-			return
-		}
-		if lost {
-			p.lost = true
-			r.retries.throttled[gateOfKind[p.Kind]] = p // the token makes the repeat return what the first try made
-			return
-		}
-		if class == cloud.Gone {
-			r.placement.newerThan = now // the subnet, perhaps: another may do
-		}
-		r.forgetIntent()
+		a.createFailed(p, class, lost, now)
 	case plan.Attach, plan.AttachTrunk:
-		r.afterAttach(p, class, now)
-	case plan.Assign:
-		r.lookups.at[p.ENI] = now
-		if lost {
-			p.reserved.end(p.Weight()) // perhaps; the next count tells
-			r.leaveUnresolved(p, now)
-		}
-	case plan.Unassign:
-		r.afterUnassign(p, class, now)
-	case plan.Detach:
-		r.afterDetach(ctx, p, class, now)
-	case plan.DetachTrunk:
-		if k, ok := r.view.enis[p.ENI]; ok {
-			k.attachUnresolved = true
-		}
-		r.lookups.at[p.ENI] = now.Add(r.cfg.Lag)
-	case plan.Delete:
-		r.lookups.at[p.ENI] = now.Add(time.Second)
-	}
-}
-
-func (r *Reconciler) afterAttach(p *step, class cloud.Class, now time.Time) {
-	r.lookups.at[p.ENI] = now
-	if k, ok := r.view.enis[p.ENI]; ok {
-		k.attachUnresolved = true
-		if class == cloud.Transient || class == cloud.Unknown {
+		a.view.lookups.schedule(p.ENI, now)
+		a.view.attachmentUnresolved(p.ENI)
+		if k, ok := a.view.enis[p.ENI]; ok && lost {
 			k.attachReplyLost = now
 		}
-	}
-	if class == cloud.LimitReached {
-		r.attachmentsBy(p.Kind).fullUntil = now.Add(r.cfg.jitter(r.cfg.SlowRetry))
-	}
-}
-
-// leaveUnresolved keeps growth back until a listing shows whether a lost assignment took effect.
-func (r *Reconciler) leaveUnresolved(p *step, now time.Time) {
-	k, ok := r.view.enis[p.ENI]
-	if !ok {
-		return
-	}
-	u := unresolvedCall{before: map[netip.Prefix]bool{}, until: now.Add(r.cfg.Lag)}
-	for _, t := range k.held {
-		u.before[t] = true
-	}
-	r.lookups.unresolved[p.ENI] = u
-}
-
-// afterUnassign keeps what was withdrawn out of use while the call may have
-// taken effect: until now, whenever it was made. A denied one surely has not.
-func (r *Reconciler) afterUnassign(p *step, class cloud.Class, now time.Time) {
-	if class == cloud.Permission && !r.process.sharesNode {
-		r.restoreWithdrawn(p)
-		return
-	}
-	if k, ok := r.view.enis[p.ENI]; ok {
-		for _, t := range p.withdrawn {
-			k.releasing[t] = now
+		if class == cloud.LimitReached {
+			a.refusals.instanceFull(p.Kind, now)
 		}
+	case plan.Assign:
+		a.view.lookups.schedule(p.ENI, now)
+		if lost {
+			p.reserved.End(p.Weight()) // perhaps; the next count tells
+			if k, ok := a.view.enis[p.ENI]; ok {
+				a.view.lookups.assignmentLost(k, now.Add(a.cfg.Lag))
+			}
+		}
+	case plan.Unassign:
+		a.releases.unassignFailed(p, class, now)
+	case plan.Detach:
+		a.releases.detachFailed(p, class, now)
+	case plan.DetachTrunk:
+		a.view.attachmentUnresolved(p.ENI)
+		a.view.lookups.schedule(p.ENI, now.Add(a.cfg.Lag))
+	case plan.Delete:
+		a.view.lookups.schedule(p.ENI, now.Add(time.Second))
 	}
-	r.lookups.at[p.ENI] = now.Add(r.cfg.Lag)
 }
 
-func (r *Reconciler) afterDetach(ctx context.Context, p *step, class cloud.Class, now time.Time) {
-	if (class == cloud.Permission || class == cloud.Bug) && !r.process.sharesNode {
-		r.cancelDetach(ctx, p.ENI)
+// createFailed handles a creation that failed. Lost says that it may have taken effect.
+func (a *actor) createFailed(p *step, class cloud.Class, lost bool, now time.Time) {
+	switch {
+	case p.doubtful != "": // a repeat would get the same answer
+		p.reserved.End(p.Weight())
+		a.view.lookups.creationDoubtful(p.doubtful, now, now.Add(a.cfg.Lag))
+	case lost:
+		p.lost = true
+		a.retries.throttled[activityOf[p.Kind]] = p // the token makes the repeat return what the first try made
 		return
+	case class == cloud.Gone:
+		a.placement.SubnetGone(now) // perhaps: another may do
 	}
-	if k, ok := r.view.enis[p.ENI]; ok {
-		k.attachUnresolved = true
-	}
-	r.view.detaching[p.ENI] = now
-	r.lookups.at[p.ENI] = now.Add(r.cfg.Lag)
+	a.creations.end()
 }

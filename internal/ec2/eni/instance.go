@@ -8,10 +8,9 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// instance is what is known of the instance itself: whether it exists and runs,
-// where it is, and what its type allows. An answer of the cloud may be of a
-// part of it that trails the others, so nothing follows from one that does not
-// know the instance: it is asked again after a while.
+// instance is what is known of the instance itself: whether it exists and runs, and what its type
+// allows. EC2 may answer from a replica that trails the others, so an answer that does not know the
+// instance decides nothing: it is asked again after a while.
 type instance struct {
 	lag time.Duration // how long an answer may trail the truth
 
@@ -21,19 +20,19 @@ type instance struct {
 	limitsOf  string       // the type whose limits the cloud told
 
 	missing      int       // listings in a row without its primary ENI
-	missingSince time.Time // as of when the first of them was
-	unknownSince time.Time // since when the cloud does not know it when asked; zero: it does
-	vanished     bool      // the cloud says that it is no more
+	missingSince time.Time // when the first of them was made
+	unknownSince time.Time // when the cloud first did not know it; zero: it does
+	vanished     bool      // the cloud says that it does not exist
 	stopped      bool      // ... that it does not run
 	uncertain    bool      // it may be stopped, or run again
-	suspectedAt  time.Time // when somebody last said so
-	askAt        time.Time // when it is asked for once more, as the last answer may trail; zero: it is not
+	suspectedAt  time.Time // when someone last said so
+	askAt        time.Time // when it is asked for again, as the last answer may trail; zero: not scheduled
 
 	suspected atomic.Bool // see Reconciler.CheckInstance
 }
 
-// applySuspicion takes up what CheckInstance said, and tells whether there was
-// something: what the last answer was matters no more.
+// applySuspicion applies a call of CheckInstance, and reports whether there was one: the last answer no
+// longer counts.
 func (i *instance) applySuspicion(now time.Time) bool {
 	if !i.suspected.Swap(false) {
 		return false
@@ -42,8 +41,8 @@ func (i *instance) applySuspicion(now time.Time) bool {
 	return true
 }
 
-// listed takes a listing with the instance's primary ENI, and tells whether the
-// instance was missed before.
+// listed takes a listing with the instance's primary ENI, and reports whether earlier listings lacked
+// it.
 func (i *instance) listed() (missed bool) {
 	if !i.unknownSince.IsZero() {
 		i.unknownSince, i.askAt = time.Time{}, time.Time{}
@@ -53,9 +52,8 @@ func (i *instance) listed() (missed bool) {
 	return missed
 }
 
-// unlisted takes a listing without it as of a moment, and tells whether the
-// instance is to be asked for. A listing may trail a new instance, so the first
-// says nothing.
+// unlisted takes a listing without the instance's primary ENI, and reports whether the instance is to
+// be asked for. A listing may trail a new instance, so the first one decides nothing.
 func (i *instance) unlisted(at time.Time) (ask bool) {
 	if i.missing++; i.missing == 1 {
 		i.missingSince = at
@@ -63,9 +61,8 @@ func (i *instance) unlisted(at time.Time) (ask bool) {
 	return i.missing > 1 && at.Sub(i.missingSince) >= i.lag
 }
 
-// askDue tells whether the instance is to be asked for now: somebody doubts that
-// it runs, or the last answer may have trailed what happened. Waits: a failure
-// was not long ago.
+// askDue reports whether the instance is to be asked for now: someone doubts that it runs, or the last
+// answer may have trailed a change. Waits says that a recent question failed.
 func (i *instance) askDue(now time.Time, waits bool) bool {
 	if !i.askAt.IsZero() {
 		return !i.askAt.After(now)
@@ -73,18 +70,18 @@ func (i *instance) askDue(now time.Time, waits bool) bool {
 	return (i.uncertain || i.stopped) && !waits
 }
 
-// An instanceState is what an answer of the cloud tells of the instance.
+// instanceState is what an answer of the cloud says of the instance.
 type instanceState int
 
 const (
 	instanceUnanswered instanceState = iota // an error: nothing follows
-	instanceUnknown                         // the cloud does not know it, and is asked once more
+	instanceUnknown                         // the cloud does not know it, and is asked again
 	instanceGone
 	instanceStopped
 	instanceRuns
 )
 
-// answered takes the cloud's answer to a question that was asked at asked.
+// answered takes the cloud's answer to a question that was sent at asked.
 func (i *instance) answered(in cloud.Instance, err error, asked time.Time) instanceState {
 	state := instanceRuns
 	i.askAt = time.Time{}
@@ -105,19 +102,19 @@ func (i *instance) answered(in cloud.Instance, err error, asked time.Time) insta
 		state = instanceStopped
 	}
 	if state == instanceUnknown || state == instanceUnanswered {
-		i.uncertain = true // what was asked is not answered
+		i.uncertain = true // the question is still open
 		return state
 	}
 	if err == nil {
 		i.unknownSince = time.Time{}
 		if in.Type != "" {
-			i.typ, i.typeKnown = in.Type, true // a stopped instance may have been given another
+			i.hasType(in.Type) // a stopped instance may have been given another
 		}
 	}
 	i.vanished = i.vanished || state == instanceGone
 	halted := state == instanceStopped
-	// An answer that nothing has changed, so soon after somebody said that
-	// something has, may trail what happened.
+	// An answer without a change, soon after someone reported a change,
+	// may trail it.
 	if visible := i.suspectedAt.Add(i.lag); halted == i.stopped && state != instanceGone && asked.Before(visible) {
 		i.askAt = visible
 	}
@@ -125,7 +122,24 @@ func (i *instance) answered(in cloud.Instance, err error, asked time.Time) insta
 	return state
 }
 
-// limitsKnown tells whether what the type allows was asked.
+// doubt has the instance asked for, since an error may mean that it does not run.
+func (i *instance) doubt() { i.uncertain = true }
+
+// hasType records the type that EC2, or the instance itself, told.
+func (i *instance) hasType(typ string) { i.typ, i.typeKnown = typ, true }
+
+// retype has the type asked for again: another one was configured.
+func (i *instance) retype() { i.typeKnown, i.limitsOf = false, "" }
+
+// seed takes the limits of a stored inventory, unless the instance is known to be of another type by
+// now.
+func (i *instance) seed(typ string, l cloud.Limits) {
+	if i.limits == (cloud.Limits{}) && (!i.typeKnown || typ == i.typ) {
+		i.limits, i.typ = l, typ
+	}
+}
+
+// limitsKnown reports whether EC2 told what the type allows.
 func (i *instance) limitsKnown() bool { return i.limitsOf != "" && i.limitsOf == i.typ }
 
 // learned takes the limits of a type.
@@ -133,5 +147,5 @@ func (i *instance) learned(typ string, l cloud.Limits) {
 	i.typ, i.typeKnown, i.limitsOf, i.limits = typ, true, typ, l
 }
 
-// due is when the instance is asked for once more.
+// due returns when the instance is asked for again.
 func (i *instance) due(now time.Time) time.Time { return retry.Earliest(now, i.askAt) }

@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// What follows from answers of the cloud about the instance, one after the other.
+// A table of answers of the cloud about the instance, one after the other, and what follows from them.
 func TestInstanceAnswers(t *testing.T) {
 	gone := &cloud.Error{Class: cloud.Gone}
 	type end struct{ vanished, stopped, uncertain bool }
@@ -63,7 +63,7 @@ func TestInstanceAnswers(t *testing.T) {
 	}
 }
 
-// A listing may trail a new instance; two that are apart say more.
+// A listing may trail a new instance; two listings that are apart count.
 func TestInstanceIsMissed(t *testing.T) {
 	i := instance{lag: 5 * second}
 	for _, s := range []struct {
@@ -105,7 +105,7 @@ func TestInstanceIsAskedFor(t *testing.T) {
 	}
 }
 
-// Limits are those of the type that the instance has now.
+// The limits are those of the instance's current type.
 func TestInstanceLimits(t *testing.T) {
 	i := instance{typ: "t3.small"}
 	if i.limitsKnown() {

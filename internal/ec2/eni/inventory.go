@@ -13,20 +13,20 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// Inventory is what the cloud has confirmed of a node: the ENIs whose
-// addresses serve pods, or could. It is published at every change, and kept
-// in a file so that a node can serve while the cloud is away.
+// Inventory is what the cloud has confirmed of a node: the ENIs whose addresses serve pods, or could.
+// It is published after every change, and kept in a file so that a node can serve while the cloud is
+// away.
 type Inventory struct {
 	InstanceID   string       `json:"instanceID"`
 	InstanceType string       `json:"instanceType"`
 	Families     ipfamily.Set `json:"families,omitempty"` // of which new pods get addresses
 	Limits       cloud.Limits `json:"limits"`
 	ENIs         []ENI        `json:"enis"` // by device index
-	// Releasing are addresses and prefixes that the cloud was asked to take back
-	// lately, or is about to be. Whatever a listing says for a while: nobody may
+	// Releasing are addresses and prefixes that the cloud was asked to take
+	// lately, or is about to be. Whatever a listing says for a while, no pod may
 	// get them.
 	Releasing []Release `json:"releasing,omitempty"`
-	// Leaving are ENIs that are being detached, likewise; they are not in ENIs.
+	// Leaving are ENIs that are being detached; they are not in ENIs.
 	Leaving []Leave `json:"leaving,omitempty"`
 	// Usable: an address was assignable on this instance once.
 	Usable bool      `json:"usable,omitempty"`
@@ -43,17 +43,17 @@ type ENI struct {
 	SubnetID    string         `json:"subnetID"`
 	Subnet      netip.Prefix   `json:"subnet,omitzero"` // IPv4
 	SubnetIPv6  []netip.Prefix `json:"subnetIPv6,omitempty"`
-	PrimaryIPv4 netip.Addr     `json:"primaryIPv4,omitzero"` // none in a subnet of IPv6 alone
+	PrimaryIPv4 netip.Addr     `json:"primaryIPv4,omitzero"` // none in an IPv6-only subnet
 	Groups      []string       `json:"groups,omitempty"`     // security groups; nothing on the node depends on them
-	// For pods. Of the primary ENI the single IPv6 addresses are the instance's own
-	// and not here: nothing tells apart which of them its system uses.
+	// For pods. The single IPv6 addresses of the primary ENI are the instance's own
+	// and not here: EC2 does not tell which of them its system uses.
 	Addresses    []netip.Addr   `json:"addresses,omitempty"`
 	Prefixes     []netip.Prefix `json:"prefixes,omitempty"`
 	IPv6         []netip.Addr   `json:"ipv6,omitempty"`
 	IPv6Prefixes []netip.Prefix `json:"ipv6Prefixes,omitempty"`
 }
 
-// Equal tells whether two say the same.
+// Equal reports whether two ENIs have the same data, except for their security groups.
 func (e ENI) Equal(o ENI) bool {
 	return e.ID == o.ID && slices.Equal(e.MAC, o.MAC) && e.DeviceIndex == o.DeviceIndex &&
 		e.Primary == o.Primary && e.Serves == o.Serves && e.SubnetID == o.SubnetID && e.Subnet == o.Subnet && slices.Equal(e.SubnetIPv6, o.SubnetIPv6) &&
@@ -61,25 +61,25 @@ func (e ENI) Equal(o ENI) bool {
 		slices.Equal(e.IPv6, o.IPv6) && slices.Equal(e.IPv6Prefixes, o.IPv6Prefixes)
 }
 
-// Release is one address (as a /32) or prefix on its way back.
+// Release is one address (as a /32 or /128) or prefix that is being released.
 type Release struct {
 	Prefix netip.Prefix `json:"prefix"`
 	ENI    string       `json:"eni"`
 	Since  time.Time    `json:"since"`
 }
 
-// Leave is one ENI on its way off the instance.
+// Leave is one ENI that is being detached.
 type Leave struct {
 	ENI         string    `json:"eni"`
 	DeviceIndex int       `json:"deviceIndex"`
 	Since       time.Time `json:"since"`
-	// Attached: the cloud is about to be asked to detach it, or was and did not
-	// say that it does.
+	// Attached: the cloud is about to be asked to detach it, or was asked and did not
+	// confirm that.
 	Attached bool `json:"attached,omitempty"`
 }
 
-// DecodeInventory reads an inventory from JSON and refuses one that cannot be
-// true: no instance, invalid addresses, the same address twice.
+// DecodeInventory reads an inventory from JSON and rejects an invalid one: without an instance, with
+// invalid addresses, or with an address of two ENIs.
 func DecodeInventory(data []byte) (Inventory, error) {
 	var inv Inventory
 	if err := statefile.Decode(data, &inv); err != nil {
@@ -131,7 +131,7 @@ func (inv Inventory) validate() error {
 	return nil
 }
 
-// held are all that the ENI holds for pods, addresses as prefixes of full length.
+// held returns all addresses and prefixes that the ENI holds for pods, as prefixes.
 func (e ENI) held() []netip.Prefix {
 	return held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
 }

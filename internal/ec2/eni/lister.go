@@ -7,15 +7,16 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 )
 
 // Listing is what the cloud showed of one node at one moment.
 type Listing struct {
 	At   time.Time   // when the call began that showed it
-	ENIs []cloud.ENI // those that it is Of
+	ENIs []cloud.ENI // the part of them that Of names
 	Of   Part
 
-	InstanceType string // empty when the listing does not tell, as those below
+	InstanceType string // empty, like those below, if the listing does not have it
 	VPCID, Zone  string
 }
 
@@ -25,12 +26,12 @@ type Part int
 // The parts.
 const (
 	OnInstance Part = 1 << iota
-	Detached        // detached ones of ours that carry the instance's ID
+	Detached        // detached ENIs of ours with the tag of the instance
 
 	Whole = OnInstance | Detached
 )
 
-// covers tells whether the listing would have an ENI, if that were as it was.
+// covers reports whether the listing would have an ENI that exists as known.
 func (l Listing) covers(k *known) bool {
 	if k.Attachment == nil {
 		return l.Of&Detached != 0
@@ -38,23 +39,13 @@ func (l Listing) covers(k *known) bool {
 	return l.Of&OnInstance != 0
 }
 
-// since tells whether there is a listing, and it is no older than any of some times.
+// since reports whether there is a listing, and it is not older than any of some times.
 func (l Listing) since(times ...time.Time) bool {
 	return !l.At.IsZero() && !slices.ContainsFunc(times, l.At.Before)
 }
 
-// SubnetQuery is what a node needs to know of subnets.
-type SubnetQuery struct {
-	IDs         []string // of its ENIs, and those configured for new ones
-	VPCID, Zone string
-	Tags        map[string]string // configured for new ENIs
-	Any         bool              // every subnet of VPC and zone may have new ENIs
-	Since       time.Time         // older answers do not do
-}
-
-// Lister asks the cloud what a reconciler needs to know. In node mode that is
-// a call each; in a process that works for many nodes they share calls. Errors
-// are the cloud's, wrapped.
+// Lister asks the cloud what a reconciler needs to know. In node mode each method makes a call; in a
+// process that works for many nodes they share calls. Errors are the cloud's, wrapped.
 type Lister interface {
 	// List lists the ENIs of an instance, as of since or later.
 	List(ctx context.Context, instanceID string, since time.Time) (Listing, error)
@@ -63,23 +54,22 @@ type Lister interface {
 	Look(ctx context.Context, eniID string) (list []cloud.ENI, at time.Time, err error)
 	// Instance describes an instance; one that does not exist is of class Gone.
 	Instance(ctx context.Context, id string) (cloud.Instance, error)
-	// Subnets brings the free counts in the book up to date and tells as of when
+	// Subnets updates the free counts in the catalog, and returns as of when
 	// they are.
-	Subnets(ctx context.Context, q SubnetQuery) (at time.Time, err error)
+	Subnets(ctx context.Context, q placement.Query) (at time.Time, err error)
 }
 
-// ownLister makes a call for everything: there is one node.
+// ownLister makes a call for each question: there is one node.
 type ownLister struct {
 	cfg            *Config
-	first          cloud.Instance // as described, if it was; its type and place never change
-	listedDetached bool           // what is detached was listed once
-	kept           Listing        // the first one, while what it takes besides fails
+	first          cloud.Instance // its description, if any; its type and place never change
+	listedDetached bool           // detached ENIs were listed once
+	kept           Listing        // the first one, while a further call that it needs fails
 }
 
-// List implements Lister. At a cold start, where many nodes may ask at once, it
-// lists what is on the instance only, until the reconciler has called listDetached. The
-// instance itself is described only while nobody told its type, and when a listing
-// lacks its primary ENI: it may not exist.
+// List implements Lister. At a cold start, where many nodes may ask at once, it lists only what is on
+// the instance, until the reconciler has called listDetached. The instance itself is described only
+// while its type is not known, and when a listing lacks its primary ENI: it may not exist.
 func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l Listing, err error) {
 	l = Listing{At: o.cfg.Clock.Now(), Of: OnInstance}
 	ask := o.cfg.InstanceType == "" && o.first.ID != instanceID
@@ -107,7 +97,7 @@ func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l
 	return l, nil
 }
 
-// listDetached lists the detached ENIs of ours that carry the instance's ID.
+// listDetached lists the detached ENIs of ours with the tag of the instance.
 func (o *ownLister) listDetached(ctx context.Context, instanceID string) (Listing, error) {
 	l := Listing{At: o.cfg.Clock.Now(), Of: Detached}
 	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}
@@ -138,16 +128,16 @@ func (o *ownLister) Instance(ctx context.Context, id string) (cloud.Instance, er
 }
 
 // Subnets implements Lister.
-func (o *ownLister) Subnets(ctx context.Context, q SubnetQuery) (time.Time, error) {
+func (o *ownLister) Subnets(ctx context.Context, q placement.Query) (time.Time, error) {
 	now := o.cfg.Clock.Now()
 	if len(q.IDs) > 0 {
-		if err := o.cfg.Shared.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: q.IDs}, now); err != nil {
+		if err := o.cfg.Shared.Catalog.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: q.IDs}, now); err != nil {
 			return time.Time{}, err
 		}
 	}
 	if q.Any || len(q.Tags) > 0 {
 		f := cloud.SubnetFilter{VPCID: q.VPCID, Zone: q.Zone, Tags: q.Tags}
-		if err := o.cfg.Shared.Subnets.Refresh(ctx, f, now); err != nil {
+		if err := o.cfg.Shared.Catalog.Subnets.Refresh(ctx, f, now); err != nil {
 			return time.Time{}, err
 		}
 	}

@@ -9,56 +9,55 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// Node is the side that owns the addresses: the node's own allocator in node
-// mode, the NodeNetwork object in operator mode. The reconciler calls it from
-// one goroutine and holds no lock meanwhile.
+// Node is the side that owns the addresses: the node's own allocator in node mode, the NodeNetwork
+// object in operator mode. The reconciler calls it from one goroutine and holds no lock meanwhile.
 type Node interface {
-	// Usage tells what pods are doing with the published addresses. It is
+	// Usage returns what pods do with the published addresses. It is
 	// called before every plan and must be quick.
 	Usage() Usage
 	// Publish gives the node its inventory after every change, also before
-	// addresses are given back. It must be durable, if it is to be, on return;
-	// an error is logged, and fails the step that needed it recorded.
+	// addresses are released. If the node keeps it durably, it is durable on return;
+	// an error is logged, and fails the step that depends on the record.
 	Publish(ctx context.Context, inv Inventory) error
-	// ObserveFailed says that the cloud could not be observed: what was published
+	// ObserveFailed reports that the cloud could not be observed: what was published
 	// before, or stored, is all that is known. It must be quick.
 	ObserveFailed(err error)
 	// Withdraw takes up to so many free addresses and prefixes of an ENI out of
 	// use and returns those, addresses as prefixes of full length. Fewer, or none
-	// yet, is no error: the reconciler comes back.
+	// yet, is no error: the reconciler asks again.
 	Withdraw(eni string, want cloud.Amount) []netip.Prefix
-	// RestoreWithdrawn ends Withdraw, as the cloud still has them assigned.
+	// RestoreWithdrawn undoes Withdraw, since the cloud did not take the addresses.
 	RestoreWithdrawn(withdrawn []netip.Prefix)
-	// WithdrawENI takes a whole ENI out of use and tells whether it could: not
+	// WithdrawENI takes a whole ENI out of use and reports whether it could: it cannot
 	// while one of its addresses is used or cooling. An inventory without it
-	// follows; one with it, later, means that it stays after all.
+	// follows; a later one with it undoes this.
 	WithdrawENI(eni string) bool
 }
 
-// Usage is what pods are doing with the published addresses.
+// Usage is what pods do with the published addresses.
 type Usage struct {
 	ENIs    map[string]ENIUsage
 	Waiting int // pods that wait for an address
 	// MissingLinks are ENIs whose links the node lacks although they should be there, or
-	// which pods use and the inventory lacks: the cloud is asked for each that comes or goes.
+	// which pods use and the inventory lacks: the cloud is asked about each that comes or goes.
 	MissingLinks []string
 }
 
-// ENIUsage is one ENI's part of it. A pod with an address of each family counts
-// once; what is used or cools is counted in the family that has more of it.
+// ENIUsage is the usage of one ENI. A pod with an address of each family counts once; used and cooling
+// addresses are counted in the family that has more of them.
 type ENIUsage struct {
 	Used, Cooling int
-	Assignable    int          // for how many pods more it has addresses
+	Assignable    int          // number of further pods that it has addresses for
 	Free          cloud.Amount // could be withdrawn now
 }
 
-// Observer is told of everything the reconciler does, for metrics. Its methods
-// are called from the reconciler's goroutine and must be quick.
+// Observer receives everything the reconciler does, for metrics. Its methods are called from the
+// reconciler's goroutine and must be quick.
 type Observer interface {
 	// Acted is called after each action or observation. The action names its
 	// subnet, also for Assign. The class is Unknown when err is nil.
 	Acted(a plan.Action, class cloud.Class, err error, took time.Duration)
-	// Collected is called after each look for what vanished instances left.
+	// Collected is called after each look for orphans.
 	Collected(found Collected)
 	// Reconciled is called after each pass.
 	Reconciled(took time.Duration)
@@ -70,29 +69,27 @@ func (noObserver) Acted(plan.Action, cloud.Class, error, time.Duration) {}
 func (noObserver) Collected(Collected)                                  {}
 func (noObserver) Reconciled(time.Duration)                             {}
 
-// Intent is an ENI creation that was decided on. The client token makes a
-// repeat of the same request return the ENI that the first one made, so it is
-// saved before the call: a crash or a lost reply in between is resolved by
-// repeating it.
+// Intent is the creation of an ENI that is about to be requested. The client token makes a repeat of
+// the request return the ENI that the first one created. The intent is saved before the call, so a
+// crash or a lost reply is resolved by repeating it.
 type Intent struct {
 	Request cloud.CreateENI `json:"request"`
 	Index   int             `json:"deviceIndex"`
 	At      time.Time       `json:"at"`
 }
 
-// Intents keeps the one creation that a node has under way. Without a durable
-// one (the operator), an ENI that a crash left detached is still found by its
-// tags; the token then only covers lost replies.
+// Intents keeps the one creation that a node has in flight. Without durable storage (in the operator),
+// an ENI that a crash left detached is still found by its tags, and the token covers lost replies only.
 type Intents interface {
 	// Load returns the intent that was saved last, or false.
 	Load() (Intent, bool, error)
 	// Save replaces it, durably.
 	Save(Intent) error
-	// Clear forgets it: the creation's result is known.
+	// Clear removes it: the creation's result is known.
 	Clear() error
 }
 
-// MemoryIntents is an Intents that ends with the process.
+// MemoryIntents is an Intents in memory.
 type MemoryIntents struct{ intent *Intent }
 
 // Load implements Intents.

@@ -14,55 +14,67 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// ENIs that an instance left behind when it vanished in the middle of a change
-// are nobody's: every node of the cluster looks for them now and then, at its
-// own random times, and deletes those that it has seen detached for long enough.
-// Their tag with the time of creation counts for nothing: anybody can write one.
+// ENIs that an instance left behind when it vanished in the middle of a change are orphans: every node
+// of the cluster looks for them now and then, at its own random times, and deletes those that it has
+// seen detached for long enough. The tag with their time of creation is not used, since anyone can
+// write it.
 
-// collectPause is when orphans are looked at again after pods that wait for
-// addresses of this node took precedence.
+// collectPause is how long the collection of orphans is postponed for pods that wait for addresses.
 const collectPause = 10 * time.Second
 
-// orphans is when a node looks for them, and what it has seen.
+// orphans is when a node looks for them, and what it has seen. It belongs to the goroutine that
+// reconciles.
 type orphans struct {
-	at   time.Time // zero: never
-	seen Sightings // detached ENIs of others
+	cfg     *Config
+	retries *retries
+	at      time.Time // zero: never
+	seen    Sightings // detached ENIs of others
 }
 
-func (o *orphans) collectDue(now time.Time) bool { return !o.at.IsZero() && !o.at.After(now) }
+// begin schedules the first look after the first observation of the node.
+func (o *orphans) begin(observed time.Time) {
+	if o.cfg.process.collects && o.at.IsZero() && !observed.IsZero() {
+		o.at = observed.Add(time.Duration(o.cfg.Rand.Int64N(int64(o.cfg.CollectInterval))))
+	}
+}
 
-// due is when to look next.
+func (o *orphans) collectDue(now time.Time) bool {
+	return !o.at.IsZero() && !o.at.After(now) && !o.retries.blocked(activityCollect, now)
+}
+
+// due returns when to look next.
 func (o *orphans) due(now time.Time) time.Time { return retry.Earliest(now, o.at) }
 
-func (r *Reconciler) collect(ctx context.Context) {
-	start := r.cfg.Clock.Now()
-	r.orphans.at = start.Add(r.cfg.jitter(r.cfg.CollectInterval))
+// collect looks for orphans once.
+func (o *orphans) collect(ctx context.Context) {
+	cfg, start := o.cfg, o.cfg.Clock.Now()
+	o.at = start.Add(cfg.jitter(cfg.CollectInterval))
 	c := Collector{
-		Cloud: r.cfg.Cloud, Cluster: r.cfg.Cluster, MinAge: r.cfg.OrphanAge, Seen: r.orphans.seen,
-		Alive: func(id string) bool { return id == r.cfg.InstanceID },
-		Pause: func() bool { return r.cfg.Node.Usage().Waiting > 0 },
+		Cloud: cfg.Cloud, Cluster: cfg.Cluster, MinAge: cfg.OrphanAge, Seen: o.seen,
+		Alive: func(id string) bool { return id == cfg.InstanceID },
+		Pause: func() bool { return cfg.Node.Usage().Waiting > 0 },
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	found, err := c.Collect(call, start)
 	if found.Paused {
-		r.orphans.at = start.Add(collectPause)
+		o.at = start.Add(collectPause)
 	}
-	if due := r.orphans.seen.Due(start, r.cfg.OrphanAge); !due.IsZero() && due.Before(r.orphans.at) {
-		r.orphans.at = due
+	if due := o.seen.Due(start, cfg.OrphanAge); !due.IsZero() && due.Before(o.at) {
+		o.at = due
 	}
-	r.acted(plan.Action{Kind: plan.Collect}, err, start)
-	r.cfg.Observer.Collected(found)
+	cfg.acted(plan.Action{Kind: plan.Collect}, err, start)
+	cfg.Observer.Collected(found)
 	if err != nil {
-		r.retries.backOff(plan.Collect, err, r.cfg.Clock.Now())
+		o.retries.backOff(plan.Collect, err, cfg.Clock.Now())
 		if class := cloud.ClassOf(err); class == cloud.Throttled || class == cloud.Transient {
-			r.orphans.at, _ = r.retries.until(gateCollect)
+			o.at, _ = o.retries.until(activityCollect)
 		}
 		return
 	}
-	r.retries.succeed(gateCollect)
+	o.retries.succeed(activityCollect)
 	if found.Deleted > 0 {
-		r.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
+		cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
 	}
 }
 
@@ -73,21 +85,21 @@ type Collector struct {
 	MinAge  time.Duration              // how long ENIs that are deleted were seen detached
 	Seen    Sightings                  // by earlier looks of this process; kept up to date
 	Alive   func(instance string) bool // instances known to exist; the cloud is asked for the others
-	Pause   func() bool                // tells whether to stop here; nil: never
+	Pause   func() bool                // reports whether to stop here; nil: never
 }
 
-// Collected is what a look for orphans found: numbers of detached ENIs that Berth made in
-// this cluster, and that no instance has that is known to exist.
+// Collected is the result of a look for orphans. It counts the detached ENIs that Berth created in this
+// cluster and that belong to no instance known to exist.
 type Collected struct {
-	Known   bool // whether the next three are: not where EC2 could not be asked, or the look ended early
-	Waiting int  // not seen for long enough
-	Kept    int  // long enough, and an instance of theirs exists after all, such as a stopped one
-	Refused int  // that could not be deleted
+	Known   bool // the next three are valid: EC2 answered, and the look did not end early
+	Waiting int  // not seen detached for MinAge yet
+	Kept    int  // seen for MinAge, but one of their instances exists after all, for example stopped
+	Refused int  // could not be deleted
 	Deleted int
 	Paused  bool // the look ended early
 }
 
-// ByState counts those that are left, for metrics; nil where they are not known.
+// ByState returns the numbers of those that are left, for metrics; nil if they are not known.
 func (c Collected) ByState() map[string]int {
 	if !c.Known {
 		return nil
@@ -95,8 +107,8 @@ func (c Collected) ByState() map[string]int {
 	return map[string]int{"waiting": c.Waiting, "kept": c.Kept, "refused": c.Refused}
 }
 
-// Collect looks for orphans once. One that cannot be deleted keeps no other; the
-// first such error is returned.
+// Collect looks for orphans once, and deletes those that are old enough. It goes on after one that
+// cannot be deleted, and returns the first such error.
 func (c Collector) Collect(ctx context.Context, now time.Time) (found Collected, err error) {
 	list, err := c.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: map[string]string{TagCluster: c.Cluster}})
 	if err != nil {
@@ -138,16 +150,16 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (found Collected,
 	return found, first
 }
 
-// orphanable tells whether an ENI may be looked at as an orphan: detached, with
-// all that Berth writes on an ENI, of instances that are not known to exist.
+// orphanable reports whether an ENI may be an orphan: detached, with the tags and the description of
+// Berth, and of instances that are not known to exist.
 func (c Collector) orphanable(e cloud.ENI) bool {
 	of := instances(e)
 	return factsOf(e, c.Cluster).ours() && e.Attachment == nil && of != nil && !slices.ContainsFunc(of, c.Alive)
 }
 
-// instances are those that have to be gone before a detached ENI is an orphan:
-// the one that it was made for, by its description, and the one that had it
-// last, by its tag; another if somebody attached the ENI there. Nil if it does not say both.
+// instances returns the instances that have to be gone before a detached ENI is an orphan: the one that
+// it was created for, by its description, and the one that had it last, by its tag. They differ if
+// someone attached the ENI elsewhere. Nil if one of them is missing.
 func instances(e cloud.ENI) []string {
 	last := e.Tags[TagInstanceID]
 	first, end := strings.CutSuffix(strings.TrimPrefix(e.Description, descriptionStart), ")")
@@ -157,10 +169,10 @@ func instances(e cloud.ENI) []string {
 	return []string{first, last}
 }
 
-// Sightings are detached ENIs with when a process first saw them so.
+// Sightings are detached ENIs with the time at which a process first saw them detached.
 type Sightings map[string]time.Time
 
-// note takes what a look at now found, and forgets what it did not.
+// note takes the detached ENIs that were found now, and forgets the others.
 func (s Sightings) note(list []cloud.ENI, now time.Time) {
 	there := make(map[string]bool, len(list))
 	for _, e := range list {
@@ -172,8 +184,7 @@ func (s Sightings) note(list []cloud.ENI, now time.Time) {
 	maps.DeleteFunc(s, func(id string, _ time.Time) bool { return !there[id] })
 }
 
-// Due is when the next of those that are not old enough at now will be; zero:
-// there is none.
+// Due returns when the next sighting will be older than age; zero: there is none.
 func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 	for _, at := range s {
 		first = retry.Earliest(now, first, at.Add(age))
@@ -181,8 +192,8 @@ func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 	return first
 }
 
-// alive tells which of the ENIs' instances still exist. A stopped one does: it
-// may start again and whoever works for it will see to its ENIs.
+// alive returns which of the ENIs' instances still exist. A stopped instance does: it may start again,
+// and whoever works for it handles its ENIs.
 func (c Collector) alive(ctx context.Context, enis []cloud.ENI) (map[string]bool, error) {
 	var ids []string
 	for _, e := range enis {

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// leftovers is a cloud with detached ENIs and two instances, of which one has ended.
+// leftovers is a cloud with detached ENIs and two instances, one of which has ended.
 type leftovers struct {
 	cloud.API
 	enis map[string]cloud.ENI
@@ -36,9 +36,8 @@ func (l *leftovers) DeleteENI(_ context.Context, id string) error {
 	return nil
 }
 
-// Only an ENI with all that Berth writes on its own is an orphan, and only once
-// this process has seen it detached for as long as orphans must be: what it says
-// of its age is anybody's.
+// An ENI is an orphan only if it has all tags and the description that Berth writes, and only once this
+// process has seen it detached for long enough: anyone can write the tag with its age.
 func TestOnlyOrphansAreCollected(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	one := func(change func(*cloud.ENI)) cloud.ENI {
@@ -124,8 +123,8 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 	}
 }
 
-// TestOrphansThatStay are counted: those that EC2 refuses to delete, and nothing where it
-// could not be asked, or not for all.
+// Orphans that EC2 refuses to delete are counted; nothing is counted if EC2 could not be asked about
+// all.
 func TestOrphansThatStay(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	orphan := func(id string) cloud.ENI {
@@ -147,7 +146,7 @@ func TestOrphansThatStay(t *testing.T) {
 	}
 }
 
-// refusing deletes all but one.
+// refusing deletes all ENIs but one.
 type refusing struct {
 	leftovers
 	id   string

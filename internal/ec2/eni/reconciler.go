@@ -3,117 +3,219 @@ package eni
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/ec2/cloud"
-	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Reconciler brings one node's ENIs to its policy. Reconcile (or Run) is
-// called by one goroutine at a time; Kick, Status, Seed and Reconfigure by any.
+// Reconciler brings one node's ENIs to its policy. It decides what comes next; its parts do it, each
+// with a state of its own. Reconcile (or Run) is called by one goroutine at a time, to which all parts
+// belong but for the fields that say otherwise. Kick, Status, Reconfigure, Invalidate, CheckInstance
+// and End may be called by any.
 type Reconciler struct {
-	cfg    Config
-	kick   retry.Signal
-	needed retry.Signal // by Kick too, for the watch of a step
+	cfg     Config
+	loop    loop
+	changes changes
+	demand  demand
 
-	changes mailbox // of Reconfigure
+	view      *view // the node's ENIs
+	instance  instance
+	retries   retries
+	placement placement.Selector
+	refusals  refusals
 
-	// What follows belongs to the goroutine in Reconcile.
-	view    *view
-	process process
-	fleet   Fleet
-	own     *ownLister // used if process.lists
+	observer     observer
+	planning     planning
+	actor        actor
+	terminations terminations
+	orphans      orphans
 
-	confidence     confidence
-	lookups        lookups
-	instance       instance
-	retries        retries
-	placement      placement
-	attachments    attachments
-	trunk          trunk
-	surplus        surplus
-	links          links
-	orphans        orphans
-	attributeCalls attributeCalls
-	evaluation     *evaluation // of the last plan, while nothing changed since
-	resumed        bool        // a stored intent was looked for
-	trial          *trial      // of settings that may not be for this instance; nil: none
-
-	life context.Context // ends with End or Close
-	kill context.CancelFunc
-	work sync.WaitGroup // of noFleet, beside a pass
-
-	mu     sync.Mutex // guards status
-	status Status
+	status reporter
 }
 
-// New checks the configuration and returns a reconciler that has observed
-// nothing yet.
+// loop is what wakes a reconciler and ends it.
+type loop struct {
+	kick   retry.Signal
+	ended  context.Context // with End or Close
+	end    context.CancelFunc
+	beside sync.WaitGroup // calls that no pass waits for; of fleetOfOne
+}
+
+// New checks the configuration and returns a reconciler that has observed nothing yet.
 func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.withDefaults(); err != nil {
 		return nil, fmt.Errorf("ENI reconciler: %w", err)
 	}
-	r := &Reconciler{
-		cfg: cfg, kick: retry.NewSignal(), needed: retry.NewSignal(), view: newView(cfg.Settle),
-		attributeCalls: attributeCalls{},
-	}
-	r.confidence.viewStale = true
-	r.lookups = lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{}}
-	r.retries = retries{cfg: &r.cfg, failed: map[gate]*backoff{}, throttled: map[gate]*step{}}
+	r := &Reconciler{cfg: cfg, view: newView(cfg.Settle, cfg.Lag)}
+	r.loop.kick = retry.NewSignal()
+	r.loop.ended, r.loop.end = context.WithCancel(context.Background())
 	r.instance.lag, r.instance.typ = cfg.Lag, cfg.InstanceType
-	r.links = links{lag: cfg.Lag, since: map[string]time.Time{}, flips: map[string]flips{}}
-	r.surplus.delay, r.orphans.seen = cfg.ShrinkDelay, Sightings{}
-	r.life, r.kill = context.WithCancel(context.Background())
-	if cfg.Fleet != nil {
-		r.process, r.fleet = ofFleet, *cfg.Fleet
-	} else {
-		r.own = &ownLister{cfg: &r.cfg}
-		r.process, r.fleet = ofOneNode, r.noFleet()
+	if r.cfg.process = ofFleet; cfg.Fleet == nil {
+		r.cfg.process = ofOneNode
+		r.observer.own = &ownLister{cfg: &r.cfg}
+		r.cfg.Fleet = r.fleetOfOne()
 		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
-	r.placement = placement{subnetCounts: subnetCounts{shared: r.process.sharesCounts}, cfg: &r.cfg, view: r.view, lister: r.fleet.Lister, configured: r.cfg.Clock.Now()}
+	r.demand = demand{node: cfg.Node, process: r.cfg.process, news: retry.NewSignal()}
+	r.retries = newRetries(&r.cfg)
+	r.placement = *placement.NewSelector(cfg.Shared.Catalog, cfg.placement(), r.view, r.cfg.process.sharesCounts, cfg.Clock, r.cfg.Fleet.Lister.Subnets)
+	r.refusals = refusals{cfg: &r.cfg, view: r.view}
+	r.orphans = orphans{cfg: &r.cfg, retries: &r.retries, seen: Sightings{}}
+	p := &publisher{cfg: &r.cfg, view: r.view, instance: &r.instance, ended: r.Ended}
+	r.observer = observer{
+		cfg: &r.cfg, view: r.view, instance: &r.instance, retries: &r.retries,
+		placement: &r.placement, publisher: p, own: r.observer.own,
+		releases: &releases{cfg: &r.cfg, view: r.view, publisher: p, retries: &r.retries},
+	}
+	r.actor = actor{
+		cfg: &r.cfg, view: r.view, observer: &r.observer, retries: &r.retries, refusals: &r.refusals,
+		placement: &r.placement, releases: r.observer.releases, publisher: p, demand: &r.demand, surplus: &r.planning.surplus, report: r.report,
+		replies:   &replies{view: r.view, subnets: cfg.Shared.Catalog.Subnets, elsewhere: r.cfg.Fleet.Elsewhere, instance: cfg.InstanceID},
+		creations: &creations{cfg: &r.cfg, view: r.view},
+	}
+	r.terminations = terminations{
+		cfg: &r.cfg, view: r.view, observer: &r.observer, retries: &r.retries, ended: r.loop.ended, calls: map[string]*terminationCall{},
+	}
+	r.planning = planning{
+		cfg: &r.cfg, view: r.view, instance: &r.instance, placement: &r.placement, refusals: &r.refusals, retries: &r.retries,
+		observer: &r.observer, releases: r.actor.releases, creations: r.actor.creations, terminations: &r.terminations, demand: &r.demand,
+		surplus: surplus{delay: cfg.ShrinkDelay},
+	}
+	r.changes = changes{
+		configure: func(s Settings) error {
+			before := r.cfg.Settings
+			if err := r.Configure(s); err != nil {
+				return err
+			}
+			serves := before.Policy.FirstInterfaceIndex != s.Policy.FirstInterfaceIndex || before.primaryServes() != s.primaryServes()
+			if serves && !r.view.freshness.unconfirmed() {
+				p.changed() // else the next observation is published
+			}
+			return nil
+		},
+		current: func() Settings { return r.cfg.Settings },
+		inventory: func() (inv Inventory, known bool) {
+			if !r.instance.limitsKnown() {
+				return inv, false
+			}
+			return p.inventory(), true
+		},
+	}
 	return r, nil
 }
 
-// Kick says that something may have to be done now: pods wait or went, a
-// withdrawal was confirmed. It never blocks.
+// Kick says that something may have to be done now: pods wait or ended, a withdrawal was confirmed. It
+// never blocks.
 func (r *Reconciler) Kick() {
-	r.kick.Set()
-	r.needed.Set()
+	r.loop.kick.Set()
+	r.demand.news.Set()
 }
 
-// Run reconciles whenever kicked and whenever something is due, until ctx ends.
-// Nothing is under way when it returns.
+// Invalidate says that what was published may not be what the cloud has: nothing is published or
+// planned before the next observation, late enough for every reply so far to show. It may be called by
+// any goroutine, and from Publish.
+func (r *Reconciler) Invalidate() { r.view.freshness.invalidated.Store(true) }
+
+// CheckInstance says that the instance may have been stopped, or may run again. It is asked for before
+// anything else is planned. It may be called by any goroutine.
+func (r *Reconciler) CheckInstance() { r.instance.suspected.Store(true) }
+
+// ObserveSince has only observations as of then or later count. It is called before the first pass,
+// when someone else worked for the node until then.
+func (r *Reconciler) ObserveSince(at time.Time) { r.view.freshness.staleSince = at }
+
+// Observed takes a listing that was made for many nodes, in the goroutine that reconciles. One that is
+// older than what is known is ignored.
+func (r *Reconciler) Observed(ctx context.Context, l Listing) {
+	if r.Ended() {
+		return
+	}
+	r.observer.observed(ctx, l)
+	r.observer.publisher.flush(ctx)
+}
+
+// VPCs returns where the node's ENIs are; none while that is not known. It is called from the goroutine
+// that reconciles.
+func (r *Reconciler) VPCs() []string { return r.placement.VPCs() }
+
+// Configure applies other settings; what is known of the node stays. What waits for a person is tried
+// again at once. It is called from the goroutine that reconciles. The error names the field, and leaves
+// the settings as they were.
+func (r *Reconciler) Configure(s Settings) error {
+	before := r.cfg.Settings
+	if reflect.DeepEqual(s, before) {
+		return nil
+	}
+	if err := s.Policy.Validate(); err != nil {
+		return fmt.Errorf("ENI reconciler: Policy: %w", err)
+	}
+	if s.InstanceType != before.InstanceType {
+		r.instance.retype()
+	}
+	r.cfg.Settings = s
+	r.placement.Configure(s.placement())
+	r.retries.forgetConfigured()
+	for _, g := range [...]activity{activityGrow, activityTrunk} {
+		if p := r.retries.dropRefused(g); p != nil { // another may be needed now
+			p.reserved.End(0)
+			if p.creates() {
+				r.actor.creations.end()
+			}
+		}
+	}
+	return nil
+}
+
+// End has a pass that is under way do nothing after its present call, and publish nothing. Calls beside
+// passes are cancelled. It may be called by any goroutine.
+func (r *Reconciler) End() { r.loop.end() }
+
+// Ended reports whether End or Close was called.
+func (r *Reconciler) Ended() bool { return r.loop.ended.Err() != nil }
+
+// Close ends the reservations that the reconciler holds in what it shares with others. It is called
+// once no pass is under way, and none follows.
+func (r *Reconciler) Close() {
+	r.loop.end()
+	for _, p := range r.retries.throttled {
+		p.reserved.End(0)
+	}
+}
+
+// Run reconciles whenever kicked and whenever something is due, until ctx ends. Nothing is in flight
+// when it returns.
 func (r *Reconciler) Run(ctx context.Context) error {
-	defer r.work.Wait()
+	defer r.loop.beside.Wait()
 	for {
 		due := r.cfg.Clock.After(r.Reconcile(ctx))
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-due:
-		case <-r.kick:
-			if err := r.gather(ctx); err != nil {
+		case <-r.loop.kick:
+			if err := r.loop.gather(ctx, r.cfg.Clock); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// gather waits for a burst of pods to be over, so that one call asks for all of
-// them: until no kick came for burstWindow, and at most ten times as long.
-func (r *Reconciler) gather(ctx context.Context) error {
-	latest := r.cfg.Clock.Now().Add(10 * burstWindow)
+// gather waits for a burst of pods to be over, so that one call asks for all of them: until no kick
+// came for burstWindow, and at most ten times as long.
+func (l *loop) gather(ctx context.Context, c clock.Clock) error {
+	latest := c.Now().Add(10 * burstWindow)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.cfg.Clock.After(burstWindow):
+		case <-c.After(burstWindow):
 			return nil
-		case <-r.kick:
-			if !r.cfg.Clock.Now().Before(latest) {
+		case <-l.kick:
+			if !c.Now().Before(latest) {
 				return nil
 			}
 		}
@@ -123,17 +225,17 @@ func (r *Reconciler) gather(ctx context.Context) error {
 // maxSteps bounds one pass; what is left continues with the next.
 const maxSteps = 256
 
-// Reconcile does everything that can be done now and tells when to come back
-// at the latest.
+// Reconcile does everything that can be done now, and returns when to come back at the latest.
 func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	start := r.cfg.Clock.Now()
 	for range maxSteps {
 		if ctx.Err() != nil || r.Ended() {
 			break
 		}
-		call, done := r.sparing(ctx)
+		call, done := r.demand.yielding(ctx)
 		more := r.next(call)
 		done()
+		r.observer.publisher.flush(ctx)
 		if !more {
 			break
 		}
@@ -145,271 +247,133 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	return r.wake(now)
 }
 
-// next does the one most urgent thing that is due, and tells whether there may
-// be more. A plan on a guess is a wrong plan, so observing comes first while
-// the view is known to be wrong; a listing that is for repair only comes last
-// and keeps nobody waiting, also while EC2 refuses it.
+// next does the one most urgent thing that is due, and reports whether there may be more. A plan on a
+// guess is a wrong plan, so observing comes first while the view is known to be wrong. A listing for
+// repair comes last and keeps nobody waiting, also while EC2 refuses it.
 func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
-	r.evaluation = nil
-	r.takeNews(ctx, now)
+	r.planning.reset()
+	r.takeNews(now)
 	if r.instance.vanished {
 		return false
 	}
-	r.cancelShrink(ctx)
-	mayObserve := !r.retries.closed(gateObserve, now)
-	if r.confidence.publishHeld {
-		return mayObserve && !r.confidence.observeNotBefore.After(now) && r.observe(ctx)
+	r.actor.releases.cancelForPods()
+	r.observer.publisher.flush(ctx) // before a call that may take long
+	mayObserve := !r.retries.blocked(activityObserve, now)
+	if r.view.freshness.publishHeld {
+		return mayObserve && r.view.freshness.mayObserve(now) && r.observe(ctx)
 	}
 	if p := r.retries.again(now); p != nil {
-		if !r.revalidate(ctx, p, now) {
-			p.reserved.end(0)
-			return true
+		if r.planning.prepareAgain(ctx, p, now) {
+			r.actor.try(ctx, p)
+		} else {
+			p.reserved.End(0)
 		}
-		return r.try(ctx, p)
+		return true
 	}
-	if r.confidence.viewStale {
+	if r.view.freshness.stale {
 		return mayObserve && r.observe(ctx)
 	}
-	if id, ok := r.lookups.next(now, true); ok && mayObserve {
-		return r.lookUp(ctx, id)
+	if id, ok := r.view.lookups.next(now, true); ok && mayObserve {
+		r.observer.lookUp(ctx, id)
+		return true
 	}
 	if r.learnPrerequisites(ctx, now) {
 		return true
 	}
-	if p := r.plan(ctx, now); p != nil {
-		return r.try(ctx, p)
+	if p := r.planning.choose(ctx, now); p != nil {
+		r.actor.try(ctx, p)
+		return true
 	}
 	return r.tidy(ctx, now, mayObserve)
 }
 
-// tidy is the end of next: what keeps nobody waiting.
+// observe lists the node's ENIs. It always returns true: there may be more to do.
+func (r *Reconciler) observe(ctx context.Context) bool {
+	r.observer.observe(ctx)
+	r.orphans.begin(r.view.freshness.confirmed)
+	return true
+}
+
+// tidy does what keeps no pod waiting.
 func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) bool {
-	if r.repairDue(now) && mayObserve {
+	if r.observer.repairDue(now) && mayObserve {
 		return r.observe(ctx)
 	}
-	if id, ok := r.lookups.next(now, false); ok && mayObserve {
-		return r.lookUp(ctx, id)
+	if id, ok := r.view.lookups.next(now, false); ok && mayObserve {
+		r.observer.lookUp(ctx, id)
+		return true
 	}
-	if r.process.collects && r.orphans.collectDue(now) && !r.retries.closed(gateCollect, now) {
-		r.collect(ctx)
+	if r.orphans.collectDue(now) {
+		r.orphans.collect(ctx)
 		return true
 	}
 	return false
 }
 
-// repairDue tells whether the node's ENIs are to be listed for repair, which is
-// this reconciler's own to do.
-func (r *Reconciler) repairDue(now time.Time) bool {
-	return r.process.lists && !r.confidence.observeAt.After(now)
-}
-
-// takeNews takes up what other goroutines said since the last step.
-func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
-	if r.confidence.applyInvalidation(now, r.cfg.Lag) {
-		if p := r.retries.throttled[gateShrink]; p != nil && !p.lost { // someone must say so again
-			delete(r.retries.throttled, gateShrink)
+// takeNews applies what other goroutines said since the last step.
+func (r *Reconciler) takeNews(now time.Time) {
+	if r.view.freshness.applyInvalidation(now) {
+		if p := r.retries.throttled[activityShrink]; p != nil && !p.lost { // the next plan decides again
+			delete(r.retries.throttled, activityShrink)
 		}
 	}
 	if r.instance.applySuspicion(now) {
-		r.retries.open(gateInstance, now)
+		r.retries.retryNow(activityInstance, now)
 	}
-	r.takeChange(ctx)
+	r.changes.apply()
 	r.retries.probeForPods(now)
 	r.retries.probeOutage(now)
-	r.takeDeleteOnTermination(ctx)
+	r.terminations.take()
 }
 
-// learnPrerequisites does what must be known before anything is planned, and tells
-// whether something was: limits, the instance's state, what the last process began.
+// learnPrerequisites does what must be known before anything is planned, and reports whether there was
+// something: limits, the instance's state, what the last process began.
 func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool {
 	switch {
-	case r.limitsDue(now):
-		r.findLimits(ctx)
-	case r.instance.askDue(now, r.retries.closed(gateInstance, now)):
-		r.askInstance(ctx)
-	case !r.resumed && !r.detachedUnknown():
-		r.resume()
+	case r.observer.limitsDue(now):
+		r.observer.findLimits(ctx)
+	case r.instance.askDue(now, r.retries.blocked(activityInstance, now)):
+		r.observer.askInstance(ctx)
+	case !r.actor.creations.resumed && !r.observer.detachedUnknown():
+		if p := r.actor.creations.resume(); p != nil {
+			r.retries.throttled[activityGrow] = p
+		}
 	default:
 		return false
 	}
 	return true
 }
 
-// plan picks the first step of the current plan whose way is open. What a step
-// of growth takes of a subnet is set apart in the moment in which it is chosen.
-func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
-	if !r.instance.limitsKnown() || r.instance.stopped {
-		return nil
-	}
-	if p := r.overdueRelease(ctx, now); p != nil {
-		return p
-	}
-	e, reserved := r.decide(now)
-	defer func() { reserved.end(0) }() // if no step takes it
-	r.placement.exhausted, r.placement.drains = e.plan.Exhausted, e.state.Drain
-	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), r.trunk.full(now), now)
-	r.setDeleteOnTermination(ctx, e.plan.Actions, now)
-	for _, a := range e.plan.Actions {
-		if r.waits(a, now) {
-			continue
-		}
-		if takes(a) && r.countsDue(now) {
-			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
-		}
-		if a.Kind == plan.Create {
-			ask, wait := e.routes.missing(r.retries.failed[gateRoutes], now)
-			if ask {
-				return &step{Action: plan.Action{Kind: plan.FindRoutes}, priority: cloud.Begun}
-			}
-			if wait {
-				continue
-			}
-		}
-		p := &step{Action: a, priority: priority(a, e.plan), tidies: e.plan.Moves(a) || r.mayWait(a)}
-		if reserved.isFor(a) {
-			p.reserved, reserved = reserved, nil
-		}
-		if r.prepare(ctx, p, now) {
-			return p
-		}
-		p.reserved.end(0)
-	}
-	r.evaluation = e
-	// A full subnet is asked about again, however little the plan can do.
-	if e.plan.Exhausted && r.countsDue(now) {
-		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
-	}
-	for _, k := range r.placement.unknown(now) {
-		if !r.retries.closed(gateOfKind[k], now) {
-			return &step{Action: plan.Action{Kind: k}}
-		}
-	}
-	return nil
+// timed is a part of the reconciler that has something to do at a time of its own, without an event.
+type timed interface {
+	// due returns the first moment after now at which there may be something to do;
+	// zero: there is none.
+	due(now time.Time) time.Time
 }
 
-// takes tells whether an action takes addresses of a subnet, or finishes what did.
-func takes(a plan.Action) bool { return gateOfKind[a.Kind] == gateGrow || a.Kind == plan.CreateTrunk }
-
-// countsDue tells whether to ask for the free counts of subnets.
-func (r *Reconciler) countsDue(now time.Time) bool {
-	return r.placement.stale(now) && !r.retries.closed(gateSubnets, now)
+// timers returns all parts that have times of their own (TestEveryTimedPartIsAmongTheTimers).
+func (r *Reconciler) timers() []timed {
+	return []timed{&r.instance, &r.retries, &r.refusals, &r.planning, &r.orphans}
 }
 
-// detachedUnknown tells that it is not known yet what of the node is detached: there
-// may be an ENI already that can be attached in place of a new one.
-func (r *Reconciler) detachedUnknown() bool { return r.process.lists && !r.own.listedDetached }
+// idle is how long a reconciler rests that someone else wakes.
+const idle = 24 * time.Hour
 
-// evaluation is a state and what the plan made of it.
-type evaluation struct {
-	state  plan.State
-	plan   plan.Plan
-	routes routesKnown // what it knew of the subnets' routes
-}
-
-// evaluate tells what there is to say of the node now.
-func (r *Reconciler) evaluate(now time.Time) *evaluation {
-	if r.evaluation != nil {
-		return r.evaluation
+// wake returns how long nothing needs to be done.
+func (r *Reconciler) wake(now time.Time) time.Duration {
+	if r.instance.vanished {
+		return idle
 	}
-	s := r.state(now)
-	s.Subnets = r.cfg.Shared.Subnets.States(now, r.placement.subnetsInUse(), r.placement.candidates())
-	routes := r.placement.markRoutes(s.Subnets)
-	return &evaluation{s, plan.Make(r.instance.limits, r.cfg.Policy, s), routes}
-}
-
-// decide makes the plan and reserves what its first step of growth takes.
-func (r *Reconciler) decide(now time.Time) (e *evaluation, reserved *reservation) {
-	e = &evaluation{state: r.state(now)}
-	if r.cfg.DrainOutdated { // it matters to a drain what others can have
-		e.state.Subnets = r.cfg.Shared.Subnets.States(now, r.placement.subnetsInUse(), r.placement.candidates())
-	}
-	r.surplus.allow(r.instance.limits, r.cfg.Policy, &e.state, r.cfg.DrainOutdated, now)
-	reserved = r.cfg.Shared.Subnets.choose(now, r.placement.subnetsInUse(), r.placement.candidates(), func(list []plan.Subnet) (a plan.Action, subnet string) {
-		e.state.Subnets = list
-		e.routes = r.placement.markRoutes(list)
-		e.plan = plan.Make(r.instance.limits, r.cfg.Policy, e.state)
-		for _, a := range e.plan.Actions {
-			switch a.Kind {
-			case plan.Create, plan.CreateTrunk:
-				return a, a.Subnet
-			case plan.Assign:
-				return a, r.view.enis[a.ENI].SubnetID
-			}
-		}
-		return plan.Action{}, ""
-	})
-	return e, reserved
-}
-
-// priority is that of the call that an action makes: what is begun is finished
-// first, then the node that lacks the most begins.
-func priority(a plan.Action, p plan.Plan) cloud.Priority {
-	switch a.Kind {
-	case plan.Attach, plan.AttachTrunk, plan.Retag:
-		return cloud.Begun
-	case plan.CreateTrunk:
-		return 1 // after what nodes lack for pods, before what is given back
-	case plan.Assign, plan.Create:
-		return min(cloud.Priority(p.Needed), cloud.Begun-1)
-	default:
+	if r.observer.repairDue(now) && !r.retries.blocked(activityObserve, now) {
 		return 0
 	}
-}
-
-// waits tells whether an action of the plan is not for now. A new ENI waits until
-// it is known what is detached: that comes next.
-func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
-	g := gateOfKind[a.Kind]
-	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || takes(a) && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
-}
-
-// growthWaits tells whether an unfinished step of growth must be resolved
-// before more addresses are asked for.
-func (r *Reconciler) growthWaits() bool {
-	return len(r.lookups.unresolved) > 0 || r.retries.throttled[gateGrow] != nil
-}
-
-// state is the view as a plan sees it.
-func (r *Reconciler) state(now time.Time) plan.State {
-	u := r.cfg.Node.Usage()
-	r.compareLinks(u.MissingLinks, now)
-	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.primaryServes(), Trunk: r.wantedTrunk(now), FollowGroups: r.cfg.FollowGroups, Drain: r.surplus.drains}
-	wanted := r.placement.wanted()
-	for _, k := range r.view.list() {
-		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
-			continue // neither its device index nor the limits are those of the first card
-		}
-		e := r.eniState(k, u.ENIs[k.ID])
-		e.OtherGroups = e.Ours && !e.Primary && !e.Trunk && r.placement.othersThanPrimary(k)
-		e.NoLink = r.links.noStock(k.ID, now)
-		serves := e.Phase == plan.Detached || e.Index >= r.cfg.Policy.FirstInterfaceIndex
-		e.Outdated = e.Ours && !e.Primary && !e.Trunk && serves && wanted.differs(k)
-		// Someone else who works for this node may be about to attach it.
-		e.JustMade = r.process.sharesNode && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.createdAt()) < r.cfg.Settle
-		s.ENIs = append(s.ENIs, e)
+	first := retry.Earliest(now, r.placement.Due(now), r.view.due(now))
+	for _, t := range r.timers() {
+		first = retry.Earliest(now, first, t.due(now))
 	}
-	return s
-}
-
-// ours tells whether an ENI may be changed and used.
-func (r *Reconciler) ours(k *known) bool { return !k.ambiguous && k.facts.ours() }
-
-func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
-	e := plan.ENI{
-		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
-		Primary: primary(k.Attachment), Ours: r.ours(k), Trunk: k.trunk,
-		PrimaryServes: r.cfg.primaryServes() && !primary(k.Attachment) && r.ours(k),
-		Amount:        cloud.AmountOf(k.kept()), Withdrawn: cloud.AmountOf(sortedKeys(k.releasing)).Plus(k.disputed), OwnIPv6: k.ownIPv6,
-		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
+	if first.IsZero() {
+		return idle
 	}
-	if _, ok := r.view.detaching[k.ID]; ok && e.Phase == plan.Attached {
-		e.Phase = plan.Detaching // its detachment may be under way: no supply, and not asked for twice
-	}
-	e.Refused = k.refusals >= attachTries
-	if k.Attachment != nil && k.Attachment.ID != "" {
-		e.WrongDeleteOnTermination = k.Attachment.DeleteOnTermination == r.cfg.KeepENIs
-		e.WrongTags = k.instanceTag != r.cfg.InstanceID
-	}
-	return e
+	return min(idle, first.Sub(now))
 }

@@ -9,51 +9,60 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// The reply of a call is taken for the truth at once, so it is compared with
-// what was asked for and what is known first. One that does not fit is as good
-// as lost: the call took effect in some way, and describing the ENI tells in
-// which. (That an assignment names as many as were asked for, and the right ENI,
-// is for the cloud's client to see.)
+// replies judges whether the reply of a call can be true before the view takes it: whether it fits what
+// is known of the node and of other nodes. A reply that does not fit counts as lost: the call took
+// effect in some way, and a lookup of the ENI tells in which. The cloud's client has compared the reply
+// with the request before (cloud/aws, reply.go): the ENI's ID, and for an assignment the number of
+// addresses.
+type replies struct {
+	view      *view
+	subnets   *placement.Subnets
+	elsewhere func(subnetID string, p netip.Prefix) (eniID string) // see Fleet
+	instance  string
+}
 
-// badReply is the error for a reply that does not fit; op is the cloud's name for
-// the action.
+// badReply returns the error for a reply that cannot be true; op is the EC2 action.
 func badReply(op, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Transient, Op: op, Message: "the reply cannot be true: " + fmt.Sprintf(format, args...)}
 }
 
-// gone is the error for what does not exist, as op showed.
+// gone returns the error for something that does not exist, as the EC2 action op showed.
 func gone(op, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Gone, Op: op, Message: fmt.Sprintf(format, args...)}
 }
 
-// checkAssigned judges the addresses and prefixes that a reply says were
-// assigned to k: nobody has them, and they are of k's subnet, if that is known.
-func (v *view) checkAssigned(k *known, given []netip.Prefix, subnet []netip.Prefix) error {
-	return checkFree(assignOp(given), k.ID, given, subnet, v.list())
+// assigned judges the addresses and prefixes that a reply says were assigned to k: no ENI has them, and
+// they are of k's subnet, if its blocks are known.
+func (c *replies) assigned(k *known, given []netip.Prefix) error {
+	op := assignOp(given)
+	if err := checkFree(op, k.ID, given, c.subnets.Blocks(k.SubnetID), c.view.list()); err != nil {
+		return err
+	}
+	return c.ofNoOtherNode(op, k.ID, k.SubnetID, given)
 }
 
-// assignOp is EC2's name for the action that assigns addresses or prefixes, which
-// are of one family.
-func assignOp(things []netip.Prefix) string {
-	if len(things) > 0 && ipfamily.Of(things[0].Addr()) == ipfamily.IPv6 {
+// assignOp returns the EC2 action that assigns addresses or prefixes, which are all of one family.
+func assignOp(given []netip.Prefix) string {
+	if len(given) > 0 && ipfamily.Of(given[0].Addr()) == ipfamily.IPv6 {
 		return "AssignIpv6Addresses"
 	}
 	return "AssignPrivateIpAddresses"
 }
 
-// checkFree refuses things that are not of the subnet's blocks, or that one of
-// others has. Of a family of which no block is known, all may be. What is being
-// released may have gone already, and come again.
-func checkFree(op, to string, things []netip.Prefix, subnet []netip.Prefix, others []*known) error {
-	for i, t := range things {
+// checkFree returns an error for addresses that are outside the blocks of the subnet, named twice, or
+// held by one of others. Families without a known block are not checked. An address that is being
+// released may already have been assigned again.
+func checkFree(op, to string, given []netip.Prefix, subnet []netip.Prefix, others []*known) error {
+	for i, t := range given {
 		blocks := without(subnet, func(b netip.Prefix) bool { return ipfamily.Of(b.Addr()) != ipfamily.Of(t.Addr()) })
 		if len(blocks) > 0 && !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(t.Addr()) && t.Bits() >= b.Bits() }) {
 			return badReply(op, "%v for %s is not of its subnet, which has %v", brief(t), to, blocks)
 		}
-		if slices.ContainsFunc(things[:i], t.Overlaps) {
+		if slices.ContainsFunc(given[:i], t.Overlaps) {
 			return badReply(op, "%v for %s is named twice", brief(t), to)
 		}
 		for _, k := range others {
@@ -68,22 +77,22 @@ func checkFree(op, to string, things []netip.Prefix, subnet []netip.Prefix, othe
 	return nil
 }
 
-// checkCreated judges an ENI that a reply says was created on a request for an
-// instance, in a subnet with blocks; native: of IPv6 alone.
-func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, subnet []netip.Prefix, native bool) error {
+// created judges an ENI that a reply says was created for the instance on a request.
+func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
 	const op = "CreateNetworkInterface"
-	// As the reply has them, so that what is named twice shows.
-	things := held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
+	// Unsorted, so that an address that is named twice is found.
+	pods := held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
+	asked := cmp.Or(q.Type, cloud.InterfaceOrdinary)
 	switch {
-	case e.Type != "" && e.Type != cmp.Or(q.Type, cloud.InterfaceOrdinary):
-		return badReply(op, "%s is of type %s, asked for %s", e.ID, e.Type, cmp.Or(q.Type, cloud.InterfaceOrdinary))
+	case e.Type != "" && e.Type != asked:
+		return badReply(op, "%s is of type %s, asked for %s", e.ID, e.Type, asked)
 	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
 		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
-	case e.Attachment != nil && e.Attachment.InstanceID != instance:
+	case e.Attachment != nil && e.Attachment.InstanceID != c.instance:
 		return badReply(op, "%s is on instance %q", e.ID, e.Attachment.InstanceID)
-	case native && e.Primary.IsValid():
-		return badReply(op, "%s has the address %v, and its subnet %s is of IPv6 alone", e.ID, e.Primary, q.SubnetID)
-	case e.Primary.IsValid() && slices.ContainsFunc(things, func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
+	case c.subnets.Native(q.SubnetID) && e.Primary.IsValid():
+		return badReply(op, "%s has the address %v, and its subnet %s is IPv6-only", e.ID, e.Primary, q.SubnetID)
+	case e.Primary.IsValid() && slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
 		return badReply(op, "%s has its primary address for pods", e.ID)
 	}
 	if err := checkAmount(op, e, q.Amount); err != nil {
@@ -97,19 +106,23 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 		}
 	}
 	// A listing may have shown it while the call was repeated.
-	if old, ok := v.enis[e.ID]; ok && old.createdTag != q.Tags[TagCreatedAt] {
-		return badReply(op, "%s was there before", e.ID)
+	if old, ok := c.view.enis[e.ID]; ok && old.owner.createdTag != q.Tags[TagCreatedAt] {
+		return badReply(op, "%s existed before", e.ID)
 	}
-	others := slices.DeleteFunc(v.list(), func(o *known) bool { return o.ID == e.ID })
+	others := slices.DeleteFunc(c.view.list(), func(o *known) bool { return o.ID == e.ID })
 	for _, o := range others {
 		if len(e.MAC) > 0 && bytes.Equal(e.MAC, o.MAC) {
 			return badReply(op, "%s has the MAC address of %s", e.ID, o.ID)
 		}
 	}
-	return checkFree(op, e.ID, append(things, ownAddress(e.Primary)...), subnet, others)
+	all := append(pods, ownAddress(e.Primary)...)
+	if err := checkFree(op, e.ID, all, c.subnets.Blocks(q.SubnetID), others); err != nil {
+		return err
+	}
+	return c.ofNoOtherNode(op, e.ID, e.SubnetID, all)
 }
 
-// ownAddress is an ENI's primary address, if it has one.
+// ownAddress returns an ENI's primary address, if it has one.
 func ownAddress(primary netip.Addr) []netip.Prefix {
 	if !primary.IsValid() {
 		return nil
@@ -117,8 +130,7 @@ func ownAddress(primary netip.Addr) []netip.Prefix {
 	return []netip.Prefix{cloud.HostPrefix(primary)}
 }
 
-// checkAmount judges how much a new ENI has of what was asked for. One IPv6 address
-// more may be its subnet's doing.
+// checkAmount compares what a new ENI has with what was asked for. Its subnet may add one IPv6 address.
 func checkAmount(op string, e cloud.ENI, n cloud.Amount) error {
 	if len(e.Addresses) != n.Addresses || len(e.Prefixes) != n.Prefixes {
 		return badReply(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), n.Addresses, n.Prefixes)
@@ -129,19 +141,19 @@ func checkAmount(op string, e cloud.ENI, n cloud.Amount) error {
 	return nil
 }
 
-// checkOthers refuses things of a subnet that another node of the process has.
-func (r *Reconciler) checkOthers(op, to, subnet string, things []netip.Prefix) error {
-	for _, t := range things {
-		if other := r.fleet.Elsewhere(subnet, t); other != "" {
-			return badReply(op, "%v for %s is of %s, which is another node's", brief(t), to, other)
+// ofNoOtherNode refuses addresses of a subnet that another node of the process has.
+func (c *replies) ofNoOtherNode(op, to, subnet string, given []netip.Prefix) error {
+	for _, p := range given {
+		if other := c.elsewhere(subnet, p); other != "" {
+			return badReply(op, "%v for %s is of %s, which is another node's", brief(p), to, other)
 		}
 	}
 	return nil
 }
 
-// checkAttached judges the ID of an attachment.
-func (v *view) checkAttached(k *known, attachment string) error {
-	for _, o := range v.list() {
+// attached judges the ID of a new attachment of k.
+func (c *replies) attached(k *known, attachment string) error {
+	for _, o := range c.view.list() {
 		if o.ID != k.ID && o.Attachment != nil && o.Attachment.ID == attachment {
 			return badReply("AttachNetworkInterface", "the attachment %s of %s is that of %s", attachment, k.ID, o.ID)
 		}
@@ -149,7 +161,7 @@ func (v *view) checkAttached(k *known, attachment string) error {
 	return nil
 }
 
-// brief is a thing as people write it: an address without its length.
+// brief formats an address without its prefix length, and a prefix with it.
 func brief(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()

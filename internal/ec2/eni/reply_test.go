@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 )
 
 func addrs(list ...string) (out []netip.Addr) {
@@ -25,13 +26,13 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// eniOf is an ENI whose MAC address, like its ID, ends in n.
+// eniOf returns an ENI whose MAC address, like its ID, ends in n.
 func eniOf(n byte, primary string, secondary ...string) cloud.ENI {
 	return cloud.ENI{ID: fmt.Sprintf("eni-%d", n), MAC: net.HardwareAddr{2, 0, 0, 0, 0, n}, SubnetID: "subnet-1",
 		Primary: netip.MustParseAddr(primary), Addresses: addrs(secondary...)}
 }
 
-// all are the facts of some ENIs.
+// all returns the facts of some ENIs.
 func all(enis ...cloud.ENI) (out []facts) {
 	for _, e := range enis {
 		out = append(out, factsOf(e, "test"))
@@ -44,9 +45,9 @@ func (v *view) observed(at int, enis ...cloud.ENI) {
 	v.merge(all(enis...), unix(at), func(*known) bool { return true })
 }
 
-// aView is a node with two ENIs, of which the second gives an address back.
+// aView returns a node with two ENIs; an address of the second is being released.
 func aView() *view {
-	v := newView(time.Minute)
+	v := newView(time.Minute, 0)
 	one, two := eniOf(1, "10.0.0.4", "10.0.0.5"), eniOf(2, "10.0.0.20", "10.0.0.21", "10.0.0.22")
 	one.Prefixes = prefixes("10.0.1.16/28")
 	two.IPv6Prefixes = prefixes("2001:db8:0:0:2::/80")
@@ -60,6 +61,17 @@ var (
 	subnet1 = prefixes("10.0.0.0/22")
 	subnet6 = prefixes("10.0.0.0/22", "2001:db8::/64")
 )
+
+// judge returns the replies of a node with one subnet.
+func judge(v *view, blocks []netip.Prefix, native bool) *replies {
+	c := &replies{view: v, subnets: placement.NewCatalog(nil, nil).Subnets, elsewhere: func(string, netip.Prefix) string { return "" }, instance: "i-1"}
+	s := cloud.Subnet{ID: "subnet-1", IPv6Native: native}
+	if len(blocks) > 0 {
+		s.CIDR, s.IPv6 = blocks[0], blocks[1:]
+	}
+	c.subnets.Learn(s)
+	return c
+}
 
 func TestRepliesToAssignments(t *testing.T) {
 	for _, tt := range []struct {
@@ -88,8 +100,8 @@ func TestRepliesToAssignments(t *testing.T) {
 		{"IPv6 of another's prefix", cloud.HostPrefixes(addrs("2001:db8:0:0:2::7")), subnet6, "of eni-2 already"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			v := aView()
-			wantUnfit(t, v.checkAssigned(v.enis["eni-1"], tt.given, tt.subnet), tt.says)
+			c := judge(aView(), tt.subnet, false)
+			wantUnfit(t, c.assigned(c.view.enis["eni-1"], tt.given), tt.says)
 		})
 	}
 }
@@ -127,31 +139,48 @@ func TestRepliesToCreations(t *testing.T) {
 		{"another's address", func(e *cloud.ENI) { e.Addresses = addrs("10.0.0.5") }, "of eni-1 already"},
 		{"another's primary", func(e *cloud.ENI) { e.Primary = netip.MustParseAddr("10.0.0.4") }, "primary address of eni-1"},
 		{"another's MAC address", func(e *cloud.ENI) { e.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 1} }, "MAC address of eni-1"},
-		{"one that was there", func(e *cloud.ENI) { e.ID = "eni-1" }, "eni-1 was there before"},
+		{"one that was there", func(e *cloud.ENI) { e.ID = "eni-1" }, "eni-1 existed before"},
 		{"other tags", func(e *cloud.ENI) { e.Tags[TagCreatedAt] = "then" }, TagCreatedAt},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := eniOf(3, "10.0.0.30", "10.0.0.31")
 			e.Tags = map[string]string{TagCreatedAt: "now"}
 			tt.change(&e)
-			wantUnfit(t, aView().checkCreated(e, q, "i-1", subnet1, false), tt.says)
+			wantUnfit(t, judge(aView(), subnet1, false).created(e, q), tt.says)
 		})
 	}
 	v := aView()
 	shown := eniOf(3, "10.0.0.30", "10.0.0.31")
 	shown.Tags = q.Tags
 	v.enis["eni-3"] = newKnown(factsOf(shown, "test"))
-	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1, false), "") // a listing was faster than the repeat
+	wantUnfit(t, judge(v, subnet1, false).created(shown, q), "") // a listing was faster than the repeat
 
-	wantUnfit(t, aView().checkCreated(shown, q, "i-1", nil, true), "is of IPv6 alone")
+	wantUnfit(t, judge(aView(), nil, true).created(shown, q), "is IPv6-only")
 
 	q.Addresses = 2
 	shown.Addresses = addrs("10.0.0.31", "10.0.0.31")
-	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1, false), "named twice")
+	wantUnfit(t, judge(v, subnet1, false).created(shown, q), "named twice")
 }
 
 func TestRepliesToAttachments(t *testing.T) {
-	v := aView()
-	wantUnfit(t, v.checkAttached(v.enis["eni-2"], "attach-2"), "")
-	wantUnfit(t, v.checkAttached(v.enis["eni-2"], "attach-1"), "that of eni-1")
+	c := judge(aView(), nil, false)
+	wantUnfit(t, c.attached(c.view.enis["eni-2"], "attach-2"), "")
+	wantUnfit(t, c.attached(c.view.enis["eni-2"], "attach-1"), "that of eni-1")
+}
+
+// Addresses of another node of the process are refused in both kinds of replies that have addresses.
+func TestRepliesWithAddressesOfOtherNodes(t *testing.T) {
+	c := judge(aView(), subnet1, false)
+	c.elsewhere = func(subnet string, p netip.Prefix) string {
+		if subnet == "subnet-1" && p == cloud.HostPrefix(netip.MustParseAddr("10.0.0.31")) {
+			return "eni-9"
+		}
+		return ""
+	}
+	wantUnfit(t, c.assigned(c.view.enis["eni-1"], cloud.HostPrefixes(addrs("10.0.0.31"))), "another node's")
+	e := eniOf(3, "10.0.0.30", "10.0.0.31")
+	q := cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 1}}
+	wantUnfit(t, c.created(e, q), "another node's")
+	e.Primary, e.Addresses, q.Addresses = e.Addresses[0], nil, 0
+	wantUnfit(t, c.created(e, q), "another node's")
 }

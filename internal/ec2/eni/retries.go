@@ -5,89 +5,94 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// A gate is a group of steps that wait together after a failure, so that
-// trouble with one kind does not stop another, and that growth refused in one
-// way is not tried in another way instead.
-type gate string
+// An activity is a group of steps that back off together after a failure, so that trouble with one kind
+// of step does not stop another, and that growth which was refused in one way is not tried in another.
+type activity string
 
 const (
-	gateObserve  gate = "observe"
-	gateGrow     gate = "grow" // assign, create, attach
-	gateSubnets  gate = "find-subnets"
-	gateRoutes   gate = "find-routes"
-	gateGroups   gate = "find-groups"
-	gateTrunk    gate = "trunk"  // all of a trunk
-	gateShrink   gate = "shrink" // unassign, detach
-	gateDelete   gate = "delete"
-	gateRepair   gate = "repair" // set-deletion, tag
-	gateFollow   gate = "follow" // set-groups
-	gateCollect  gate = "collect"
-	gateLimits   gate = "find-limits"
-	gateInstance gate = "find-instance"
+	activityObserve  activity = "observe"
+	activityGrow     activity = "grow" // assign, create, attach
+	activitySubnets  activity = "find-subnets"
+	activityRoutes   activity = "find-routes"
+	activityGroups   activity = "find-groups"
+	activityTrunk    activity = "trunk"  // all of a trunk
+	activityShrink   activity = "shrink" // unassign, detach
+	activityDelete   activity = "delete"
+	activityRepair   activity = "repair" // set-deletion, tag
+	activityFollow   activity = "follow" // set-groups
+	activityCollect  activity = "collect"
+	activityLimits   activity = "find-limits"
+	activityInstance activity = "find-instance"
 )
 
-// gates are all gates, that first whose trouble matters most to pods.
-var gates = [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateGroups, gateTrunk, gateShrink, gateDelete, gateFollow, gateRepair, gateCollect}
+// activities are all activities, the one whose trouble matters most to pods first.
+var activities = [...]activity{activityInstance, activityLimits, activityGrow, activityObserve, activitySubnets, activityRoutes, activityGroups, activityTrunk, activityShrink, activityDelete, activityFollow, activityRepair, activityCollect}
 
-var gateOfKind = map[plan.Kind]gate{
-	plan.Assign: gateGrow, plan.Create: gateGrow, plan.Attach: gateGrow,
-	plan.CreateTrunk: gateTrunk, plan.AttachTrunk: gateTrunk, plan.DetachTrunk: gateTrunk,
-	plan.Unassign: gateShrink, plan.Detach: gateShrink, plan.Delete: gateDelete,
-	plan.SetDeleteOnTermination: gateRepair, plan.Retag: gateRepair, plan.SetGroups: gateFollow, plan.Observe: gateObserve, plan.Collect: gateCollect,
-	plan.FindSubnets: gateSubnets, plan.FindRoutes: gateRoutes, plan.FindGroups: gateGroups, plan.FindLimits: gateLimits, plan.FindInstance: gateInstance,
+var activityOf = map[plan.Kind]activity{
+	plan.Assign: activityGrow, plan.Create: activityGrow, plan.Attach: activityGrow,
+	plan.CreateTrunk: activityTrunk, plan.AttachTrunk: activityTrunk, plan.DetachTrunk: activityTrunk,
+	plan.Unassign: activityShrink, plan.Detach: activityShrink, plan.Delete: activityDelete,
+	plan.SetDeleteOnTermination: activityRepair, plan.Retag: activityRepair, plan.SetGroups: activityFollow, plan.Observe: activityObserve, plan.Collect: activityCollect,
+	plan.FindSubnets: activitySubnets, plan.FindRoutes: activityRoutes, plan.FindGroups: activityGroups, plan.FindLimits: activityLimits, plan.FindInstance: activityInstance,
 }
 
-// retries is what waits after failures, why, and until when.
+// retries is what backs off after failures, why, and until when. It belongs to the goroutine that
+// reconciles.
 type retries struct {
 	cfg       *Config
-	failed    map[gate]*backoff
-	throttled map[gate]*step // each comes next behind its gate, as it was
+	failed    map[activity]*backoff
+	throttled map[activity]*step // each is the next of its activity, as it was
 	podProbe  podProbe
 }
 
-// backoff is one gate's waiting time and why it waits.
+func newRetries(cfg *Config) retries {
+	return retries{cfg: cfg, failed: map[activity]*backoff{}, throttled: map[activity]*step{}}
+}
+
+// backoff is how long an activity waits, and why.
 type backoff struct {
 	at       time.Time // of the last failure
 	until    time.Time
-	probe    time.Time // when it may be opened for pods that wait; see outage
+	probe    time.Time // when it may end for pods that wait; see outage
 	failures int       // in a row
 	kind     plan.Kind
 	class    cloud.Class
 	err      error
 }
 
-// permanent tells whether only a person can mend what failed.
+// permanent reports whether only a person can resolve what failed.
 func (b *backoff) permanent() bool { return b.class == cloud.Permission || b.class == cloud.Bug }
 
-// of is a gate's backoff, made if there is none.
-func (t *retries) of(g gate) *backoff {
+// of returns an activity's backoff, and adds one if there is none.
+func (t *retries) of(g activity) *backoff {
 	if t.failed[g] == nil {
 		t.failed[g] = &backoff{}
 	}
 	return t.failed[g]
 }
 
-// closed tells whether steps behind a gate wait.
-func (t *retries) closed(g gate, now time.Time) bool {
+// blocked reports whether an activity backs off.
+func (t *retries) blocked(g activity, now time.Time) bool {
 	until, failed := t.until(g)
 	return failed && until.After(now)
 }
 
-// until is when steps behind a gate that failed may be tried again.
-func (t *retries) until(g gate) (at time.Time, failed bool) {
+// until returns when an activity that failed may be tried again.
+func (t *retries) until(g activity) (at time.Time, failed bool) {
 	if b := t.failed[g]; b != nil {
 		return b.until, true
 	}
 	return time.Time{}, false
 }
 
-// fail closes the gate of a kind of step for wait.
+// fail has the activity of a kind of step back off for wait.
 func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Duration) {
-	g := gateOfKind[kind]
+	g := activityOf[kind]
 	b := t.of(g)
 	b.failures++
 	b.kind, b.class, b.err, b.at, b.until = kind, cloud.ClassOf(err), err, now, now.Add(wait)
@@ -100,14 +105,14 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "error", err, "retryIn", wait.String())
 }
 
-// backOff is fail for as long as the class of the error and the failures so far ask for.
+// backOff is fail with the wait that follows from the class of the error and the number of failures.
 func (t *retries) backOff(kind plan.Kind, err error, now time.Time) {
-	t.fail(kind, err, now, t.wait(gateOfKind[kind], cloud.ClassOf(err)))
+	t.fail(kind, err, now, t.wait(activityOf[kind], cloud.ClassOf(err)))
 }
 
-// wait is how long a gate stays closed after an error of a class: slowly
-// repeated where only a person can heal it, else doubling up to half a minute.
-func (t *retries) wait(g gate, class cloud.Class) time.Duration {
+// wait returns how long an activity backs off after an error of a class: long where only a person can
+// resolve it, else doubling up to half a minute.
+func (t *retries) wait(g activity, class cloud.Class) time.Duration {
 	n := 0
 	if b := t.failed[g]; b != nil {
 		n = b.failures
@@ -122,48 +127,48 @@ func (t *retries) wait(g gate, class cloud.Class) time.Duration {
 	}
 }
 
-// limited notes, in the middle of a step, that it waits for the cloud's rate
-// limit: nothing failed, but it may be minutes before the step succeeds.
+// limited records, in the middle of a step, that the step waits for the cloud's rate limit: nothing
+// failed, but it may be minutes before the step succeeds.
 func (t *retries) limited(kind plan.Kind, op string) {
-	b := t.of(gateOfKind[kind])
+	b := t.of(activityOf[kind])
 	b.kind, b.class = kind, cloud.Throttled
 	b.err = &cloud.Error{Class: cloud.Throttled, Op: op, Message: fmt.Sprintf(
 		"not sent for %v, as EC2, or a ceiling that is configured, lets few calls of this action through", rateLimitPatience)}
 }
 
-// open lets a gate that is closed be tried again now.
-func (t *retries) open(g gate, now time.Time) {
+// retryNow ends the backoff of an activity.
+func (t *retries) retryNow(g activity, now time.Time) {
 	if b := t.failed[g]; b != nil {
 		b.until = now
 	}
 }
 
-// succeed forgets a gate's trouble.
-func (t *retries) succeed(g gate) {
+// succeed ends an activity's trouble.
+func (t *retries) succeed(g activity) {
 	delete(t.failed, g)
 	t.cfg.Shared.outage.answered(t, g, t.cfg.Clock.Now())
 }
 
-// forget drops a gate's trouble although nothing succeeded.
-func (t *retries) forget(g gate) { delete(t.failed, g) }
+// forget drops an activity's trouble although no step succeeded.
+func (t *retries) forget(g activity) { delete(t.failed, g) }
 
-// forgetUnwanted forgets trouble with steps that nothing asks for any more:
-// neither these actions, nor growth or a trunk that waits for something else.
+// forgetUnwanted drops trouble with steps that are no longer needed: neither for these actions, nor for
+// growth or a trunk that waits for something else.
 func (t *retries) forgetUnwanted(actions []plan.Action, growing, trunk bool, now time.Time) {
-	wanted := map[gate]bool{gateGrow: growing, gateTrunk: trunk}
+	needed := map[activity]bool{activityGrow: growing, activityTrunk: trunk}
 	for _, a := range actions {
-		wanted[gateOfKind[a.Kind]] = true
-		wanted[gateRoutes] = wanted[gateRoutes] || a.Kind == plan.Create
+		needed[activityOf[a.Kind]] = true
+		needed[activityRoutes] = needed[activityRoutes] || a.Kind == plan.Create
 	}
-	wanted[gateGroups] = t.cfg.DrainOutdated && len(t.cfg.GroupTags) > 0
-	for _, g := range [...]gate{gateGrow, gateRoutes, gateGroups, gateTrunk, gateShrink, gateDelete, gateRepair} {
-		if !wanted[g] && !t.closed(g, now) {
+	needed[activityGroups] = t.cfg.DrainOutdated && len(t.cfg.GroupTags) > 0
+	for _, g := range [...]activity{activityGrow, activityRoutes, activityGroups, activityTrunk, activityShrink, activityDelete, activityRepair} {
+		if !needed[g] && !t.blocked(g, now) {
 			delete(t.failed, g)
 		}
 	}
 }
 
-// forgetConfigured forgets trouble that other settings may mend.
+// forgetConfigured drops trouble that other settings may resolve.
 func (t *retries) forgetConfigured() {
 	for g, b := range t.failed {
 		if b.permanent() || b.class == cloud.Gone {
@@ -172,10 +177,10 @@ func (t *retries) forgetConfigured() {
 	}
 }
 
-// again takes the throttled step whose time has come, growth first.
+// again removes and returns a throttled step that may be tried again, growth first; nil: none.
 func (t *retries) again(now time.Time) *step {
-	for _, g := range [...]gate{gateGrow, gateShrink, gateDelete, gateRepair, gateTrunk} {
-		if p := t.throttled[g]; p != nil && !t.closed(g, now) {
+	for _, g := range [...]activity{activityGrow, activityShrink, activityDelete, activityRepair, activityTrunk} {
+		if p := t.throttled[g]; p != nil && !t.blocked(g, now) {
 			delete(t.throttled, g)
 			return p
 		}
@@ -183,9 +188,9 @@ func (t *retries) again(now time.Time) *step {
 	return nil
 }
 
-// worst is the trouble that matters most to pods; nil: there is none.
+// worst returns the trouble that matters most to pods; nil: none.
 func (t *retries) worst() *backoff {
-	for _, g := range gates {
+	for _, g := range activities {
 		if b := t.failed[g]; b != nil {
 			return b
 		}
@@ -193,11 +198,32 @@ func (t *retries) worst() *backoff {
 	return nil
 }
 
-// due is when a gate opens, or may be opened for pods that wait.
+// due returns when a backoff ends, or may end for pods that wait.
 func (t *retries) due(now time.Time) (first time.Time) {
 	first = retry.Earliest(now, t.podProbe.at)
 	for _, b := range t.failed {
 		first = retry.Earliest(now, first, b.until, b.probe)
 	}
 	return first
+}
+
+// dropRefused removes and returns the throttled step of an activity, unless its call may have taken
+// effect; nil: none.
+func (t *retries) dropRefused(g activity) *step {
+	p := t.throttled[g]
+	if p == nil || p.lost {
+		return nil
+	}
+	delete(t.throttled, g)
+	t.forget(g)
+	return p
+}
+
+// routes returns the trouble with questions for route tables.
+func (t *retries) routes(now time.Time) placement.Trouble {
+	b := t.failed[activityRoutes]
+	if b == nil {
+		return placement.Trouble{}
+	}
+	return placement.Trouble{Waits: b.until.After(now), Permanent: b.permanent(), Failures: b.failures}
 }

@@ -8,17 +8,23 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
-// view is what is known of one node's ENIs: the last listing, corrected by the
-// replies of calls since. Listings may trail the truth (EC2 Developer Guide,
-// "Eventual consistency"), so what a reply said outranks them for a while.
+// view is what is known of one node's ENIs: the last listing, corrected by the replies of calls since.
+// Listings may trail the truth (EC2 Developer Guide, "Eventual consistency"), so what a reply said
+// outranks them for a while. It belongs to the goroutine that reconciles.
 type view struct {
-	settle    time.Duration
+	settle    time.Duration // how long a reply outranks a listing
 	enis      map[string]*known
 	deleted   map[string]time.Time // ENIs that a reply said were deleted
 	detaching map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
+
+	freshness freshness // whether plans may be made on it
+	lookups   lookups   // what is to be described next
+
 	// contradictions are what listings say that cannot be true, with the ENIs concerned.
 	contradictions map[string][]string
 	logged         map[string]bool // those that were logged
@@ -27,25 +33,25 @@ type view struct {
 // known is one ENI.
 type known struct {
 	facts
-	listed                 bool                       // a listing had it; else it is as a reply, or what was stored, told
-	replied                time.Time                  // when a reply last changed its attachment or being
-	refusals               int                        // how often it was surely not attached, for what may be wrong with it
+	listed                 bool                       // a listing had it; else it is as a reply or the stored inventory says
+	replied                time.Time                  // when a reply last changed its attachment, or created it
+	refusals               int                        // attachments that EC2 refused because of this ENI
 	attachReplyLost        time.Time                  // when a reply to attaching it was last lost
-	attachUnresolved       bool                       // attaching or detaching was asked for and the reply was lost
+	attachUnresolved       bool                       // the reply of an attachment or detachment was lost
 	added                  map[netip.Prefix]time.Time // given by a reply; a listing without them is old
 	removed                map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
 	groupsSet              time.Time                  // when a reply last changed its security groups
-	releasing              map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
+	releasing              map[netip.Prefix]time.Time // withdrawn from pods, and the cloud is or will be asked to take them
 	disputed               cloud.Amount               // addresses and prefixes listed for it that another may have
 	contradiction          string                     // what the last listing said of it that cannot be true
-	deleteOnTerminationDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
-	ambiguous              bool                       // listed with another's MAC, primary address or device index: left alone
+	deleteOnTerminationDue time.Time                  // since when DeleteOnTermination is wrong; zero: no call was made for it
+	ambiguous              bool                       // listed with the MAC, primary address or device index of another ENI: left alone
 }
 
-func newView(settle time.Duration) *view {
+func newView(settle, lag time.Duration) *view {
 	return &view{
 		settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, detaching: map[string]time.Time{},
-		contradictions: map[string][]string{}, logged: map[string]bool{},
+		lookups: newLookups(lag), freshness: freshness{lag: lag, stale: true}, contradictions: map[string][]string{}, logged: map[string]bool{},
 	}
 }
 
@@ -53,7 +59,15 @@ func newKnown(f facts) *known {
 	return &known{facts: f, added: map[netip.Prefix]time.Time{}, removed: map[netip.Prefix]time.Time{}, releasing: map[netip.Prefix]time.Time{}}
 }
 
-// trustListings makes listings the truth again over every reply so far.
+// ours reports whether an ENI may be changed and used.
+func (k *known) ours() bool { return !k.ambiguous && k.facts.ours() }
+
+// due returns when there is something to observe; zero: never.
+func (v *view) due(now time.Time) time.Time {
+	return retry.Earliest(now, v.freshness.due(now), v.lookups.due(now))
+}
+
+// trustListings has the next listing outrank every reply so far.
 func (v *view) trustListings() {
 	for _, k := range v.enis {
 		clear(k.added)
@@ -61,10 +75,10 @@ func (v *view) trustListings() {
 	}
 }
 
-// fresh tells whether a reply at t still outranks a listing.
+// fresh reports whether a reply at t still outranks a listing.
 func (v *view) fresh(t, now time.Time) bool { return !t.IsZero() && now.Sub(t) < v.settle }
 
-// merge takes a listing that is complete for the ENIs in scope.
+// merge takes a listing. ENIs in scope that it lacks are gone, unless a recent reply named them.
 func (v *view) merge(listed []facts, now time.Time, scope func(*known) bool) {
 	before := make([]facts, 0, len(v.enis))
 	for _, k := range v.list() {
@@ -111,16 +125,16 @@ func (k *known) merge(f facts, v *view, now time.Time) {
 	}
 }
 
-// attached decides between what a reply said of the attachment lately and what
-// a listing says: the reply, but for what only a later listing can know.
+// attached returns the attachment, given what a listing says of it: that of a recent reply, except
+// where only a later listing can know better.
 func (k *known) attached(listed *cloud.Attachment) *cloud.Attachment {
 	switch {
-	case k.phase() == plan.Detaching && listed == nil: // it is over
+	case k.phase() == plan.Detaching && listed == nil: // the detachment is complete
 		return nil
 	case k.attachUnresolved && phaseOf(listed) != k.phase(): // the call whose reply was lost took effect
 		k.attachUnresolved = false
 		return listed
-	case k.Attachment != nil && k.Attachment.ID == "" && listed != nil: // as stored, without the ID
+	case k.Attachment != nil && k.Attachment.ID == "" && listed != nil: // from a stored inventory, without the ID
 		a := *listed
 		a.Status = k.Attachment.Status
 		return &a
@@ -133,16 +147,16 @@ func (k *known) attached(listed *cloud.Attachment) *cloud.Attachment {
 	}
 }
 
-// correct puts what a listing says that the ENI holds right by the replies since.
+// correct applies the replies since a listing to what the listing says that the ENI holds.
 func (k *known) correct() {
 	held := without(k.held, func(p netip.Prefix) bool { _, gone := k.removed[p]; return gone })
 	k.held = inOrder(slices.AppendSeq(held, maps.Keys(k.added)))
 }
 
-// isReleasing tells whether an address or prefix is on its way back.
+// isReleasing reports whether an address or prefix is being released.
 func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
 
-// kept are what it holds and is not giving back.
+// kept returns what the ENI holds and is not giving back.
 func (k *known) kept() []netip.Prefix { return without(k.held, k.isReleasing) }
 
 // assigned records what a reply assigned.
@@ -172,7 +186,7 @@ func (v *view) list() []*known {
 	})
 }
 
-// primary finds the ENI that came with the instance.
+// primary returns the ENI that came with the instance.
 func (v *view) primary() (*known, bool) {
 	for _, k := range v.enis {
 		if primary(k.Attachment) && !k.ambiguous {
@@ -180,4 +194,112 @@ func (v *view) primary() (*known, bool) {
 		}
 	}
 	return nil, false
+}
+
+// Primary implements placement.ENIs.
+func (v *view) Primary() (placement.ENI, bool) {
+	if k, ok := v.primary(); ok {
+		return k.placed(), true
+	}
+	return placement.ENI{}, false
+}
+
+// Each implements placement.ENIs.
+func (v *view) Each(do func(placement.ENI)) {
+	for _, k := range v.list() {
+		do(k.placed())
+	}
+}
+
+// placed returns what the choice of subnets and security groups depends on.
+func (k *known) placed() placement.ENI {
+	return placement.ENI{
+		VPCID: k.VPCID, Zone: k.Zone, SubnetID: k.SubnetID, Groups: k.Groups, Address: k.Primary,
+		Created: k.owner.createdAt(), Ours: k.facts.ours(),
+	}
+}
+
+// created adds an ENI that a reply says was created.
+func (v *view) created(f facts, now time.Time) {
+	k := newKnown(f)
+	k.replied = now
+	k.assigned(k.held, now)
+	v.enis[k.ID] = k
+}
+
+// attached records that a reply said an ENI is attached. DeleteOnTermination is off after an attachment
+// by API (EC2 API Reference, NetworkInterfaceAttachment); the next plan sees that and has it set.
+func (v *view) attached(k *known, a cloud.Attachment, now time.Time) {
+	k.Attachment, k.replied, k.attachUnresolved = &a, now, false
+}
+
+// detached records that a reply said an ENI is being detached.
+func (v *view) detached(k *known, now time.Time) {
+	a := *k.Attachment
+	a.Status = "detaching"
+	k.Attachment, k.replied, k.attachUnresolved = &a, now, false
+	delete(v.detaching, k.ID)
+	v.lookups.schedule(k.ID, now.Add(time.Second))
+}
+
+// forget ends all that is known of an ENI that is not attached.
+func (v *view) forget(id string) {
+	delete(v.enis, id)
+	delete(v.detaching, id)
+	v.lookups.forget(id)
+}
+
+// attachmentUnresolved records that a call to attach or detach an ENI failed in a way that may hide its
+// effect.
+func (v *view) attachmentUnresolved(id string) {
+	if k, ok := v.enis[id]; ok {
+		k.attachUnresolved = true
+	}
+}
+
+// conclude draws the conclusions for one ENI from a listing. Committed says that a detachment that was
+// recorded is never undone.
+func (v *view) conclude(id string, at time.Time, lag time.Duration, committed bool) {
+	k := v.enis[id]
+	v.lookups.seen(id, k, at)
+	attached := k != nil && k.phase() == plan.Attached
+	if since, ok := v.detaching[id]; ok && (!attached || at.Sub(since) >= lag) {
+		if k != nil {
+			k.attachUnresolved = false
+		}
+		if !attached || !committed {
+			delete(v.detaching, id) // if it is still attached, publishing it restores it to the node
+		}
+	}
+}
+
+// missingLinks has the cloud asked for ENIs whose links went or came, as the node says. A link that is
+// gone says more than a reply of long ago.
+func (v *view) missingLinks(missing []string, now time.Time) {
+	gone, back := v.lookups.links.changed(missing, now)
+	for _, id := range slices.Concat(gone, back) {
+		if v.enis[id] == nil { // a node may name any ENI, and lookups are shared by many nodes
+			continue
+		}
+		v.lookups.scheduleBy(id, v.lookups.links.flipped(id, now))
+	}
+	for _, id := range gone {
+		if k := v.enis[id]; k != nil && now.Sub(k.replied) >= v.lookups.links.lag {
+			k.replied = time.Time{}
+		}
+	}
+}
+
+// returning lists what is being released, and what a recent reply says is gone.
+func (k *known) returning() (out []Release) {
+	for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
+		for _, p := range sortedKeys(m) {
+			out = append(out, Release{Prefix: p, ENI: k.ID, Since: m[p]})
+		}
+	}
+	return out
+}
+
+func sortedKeys(m map[netip.Prefix]time.Time) []netip.Prefix {
+	return slices.SortedFunc(maps.Keys(m), netip.Prefix.Compare)
 }

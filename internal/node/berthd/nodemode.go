@@ -59,8 +59,10 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		Settings: begin.Settings,
 		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
 		Intents: files.Intents(), Observer: metrics.Reconciler(),
-		ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
-		Settle: m.cfg.SettleTime, OrphanAge: m.cfg.OrphanAge, CollectInterval: m.cfg.OrphanInterval,
+		Timing: reconciler.Timing{
+			ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
+			Settle: m.cfg.SettleTime, OrphanAge: m.cfg.OrphanAge, CollectInterval: m.cfg.OrphanInterval,
+		},
 	})
 	if err == nil && templates != nil {
 		configure := func(c *template.Choice) {

@@ -8,50 +8,51 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/waiters"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// verdict is whether a pod's NICs are all here: they are, or it has to wait, or it
+// decision is whether a pod's NICs are all here: they are, or it has to wait, or it
 // cannot be.
-type verdict struct {
+type decision struct {
 	nics []attachment.NIC
 	wait *source.Exhausted // what is waited for
 	err  error
 }
 
 // decide tells whether all NICs of a pod may be plugged now.
-func (b *book) decide(r rules, req source.Request) verdict {
+func (b *observed) decide(r rules, req source.Request) decision {
 	vpc, known := b.namespaces[req.Pod.Namespace]
 	w, err := r.of(req, vpc, known)
 	switch {
 	case err != nil:
-		return verdict{err: err}
+		return decision{err: err}
 	case w.waiting != "":
-		return verdict{wait: b.unlessUnreachable(exhausted("starting", "%s", w.waiting))}
+		return decision{wait: b.orUnreachable(exhausted("starting", "%s", w.waiting))}
 	}
 	there := b.of(req.Pod)
 	if !w.any && (req.Wish.Told || req.Key.IfName != firstInterface || len(there) == 0) {
-		return verdict{}
+		return decision{}
 	}
 	if err := checkTogether(there); err != nil {
-		return verdict{err: err}
+		return decision{err: err}
 	}
 	var nics []attachment.NIC
 	for _, name := range order(w.names, there) {
 		i := slices.IndexFunc(there, func(o object) bool { return o.ifName == name })
 		if i < 0 {
-			return verdict{wait: b.missing(req, w.vpc, name)}
+			return decision{wait: b.missing(req, w.vpc, name)}
 		}
 		o := there[i]
 		switch {
 		case !o.bound():
-			return verdict{wait: b.unlessUnreachable(unbound(o))}
+			return decision{wait: b.orUnreachable(unbound(o))}
 		case o.err != nil:
-			return verdict{err: o.err}
+			return decision{err: o.err}
 		}
 		nics = append(nics, o.nic)
 	}
-	return verdict{nics: withDefaultRoute(nics, req.Key.IfName)}
+	return decision{nics: withDefaultRoute(nics, req.Key.IfName)}
 }
 
 // order is what a pod asks for as it says it, and then what is there besides: the
@@ -102,15 +103,15 @@ func withDefaultRoute(nics []attachment.NIC, first string) []attachment.NIC {
 
 // missing says that no PodNIC here is that of a NIC. What keeps the operator from making one, such
 // as that there is no such VPC, it tells the pod alone: a node may read PodNICs and no VPCs.
-func (b *book) missing(req source.Request, vpc, name string) *source.Exhausted {
-	if !b.listed.nics {
-		return b.unlessUnreachable(exhausted("starting", "NIC %s: the API server has not told yet which PodNICs this node has", name))
+func (b *observed) missing(req source.Request, vpc, name string) *source.Exhausted {
+	if !b.sync.Listed(podNICs) {
+		return b.orUnreachable(exhausted("starting", "NIC %s: the API server has not told yet which PodNICs this node has", name))
 	}
 	namespace, pod := shown(req.Pod.Namespace, 80), shown(req.Pod.Name, 260)
 	if vpc != "" {
 		name += " in VPC " + shown(vpc, 260)
 	}
-	return b.unlessUnreachable(exhausted("no-podnic", "NIC %s: the operator has made no PodNIC yet for pod %s/%s (%s) with a port for this node; if it cannot, as there is no such VPC, the pod's Events say so: kubectl -n %s describe pod %s",
+	return b.orUnreachable(exhausted("no-podnic", "NIC %s: the operator has made no PodNIC yet for pod %s/%s (%s) with a port for this node; if it cannot, as there is no such VPC, the pod's Events say so: kubectl -n %s describe pod %s",
 		name, namespace, pod, shown(req.Pod.UID, 64), namespace, pod))
 }
 
@@ -157,12 +158,9 @@ func orNone(s string) string {
 	return s
 }
 
-// unlessUnreachable is why, or that the API server is out of reach, which is nearer.
-func (b *book) unlessUnreachable(why *source.Exhausted) *source.Exhausted {
-	if err := b.trouble[podNICs]; err != nil {
-		return &source.Exhausted{Reason: "unreachable", Message: "the Kubernetes API cannot be used: " + err.Error() + "; " + why.Message, Err: err}
-	}
-	return why
+// orUnreachable returns why an ADD waits: for the API server while PodNICs cannot be watched.
+func (b *observed) orUnreachable(why *source.Exhausted) *source.Exhausted {
+	return waiters.Unreachable(b.sync.Err(podNICs), why)
 }
 
 func exhausted(reason, format string, args ...any) *source.Exhausted {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/plug"
-	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -211,10 +210,10 @@ func TestLinkChanged(t *testing.T) {
 		"tap" + nic.Port[:11]: true, "qvo" + nic.Port[:11]: true, "": true, // any
 		"tap" + nic.Port[:10]: false, "tap" + nic.Port[1:12]: false, "eth0": false, "tap": false,
 	} {
-		n := &NICs{book: newBook(), changed: retry.NewSignal()}
-		n.book.plugged[nic.UID] = held{rec, nic}
+		n := &NICs{observed: newObserved(), drift: newDrift()}
+		n.observed.plugged[nic.UID] = held{rec, nic}
 		n.LinkChanged(name, trunk)
-		if got := len(n.changed) > 0; got != want {
+		if got := len(n.drift.changed) > 0; got != want {
 			t.Errorf("%q: a change is told: %v, want %v", name, got, want)
 		}
 	}
@@ -226,10 +225,10 @@ func TestLinkChanged(t *testing.T) {
 		address net.HardwareAddr
 		want    bool
 	}{{"ens6", trunk, true}, {"", nil, true}, {"ens7", net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}, false}, {"tap" + nic.Port[:11], nil, false}} {
-		n := &NICs{book: newBook(), changed: retry.NewSignal()}
-		n.book.plugged[nic.UID] = held{rec, nic}
+		n := &NICs{observed: newObserved(), drift: newDrift()}
+		n.observed.plugged[nic.UID] = held{rec, nic}
 		n.LinkChanged(c.name, c.address)
-		if got := len(n.changed) > 0; got != c.want {
+		if got := len(n.drift.changed) > 0; got != c.want {
 			t.Errorf("of a VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
 		}
 	}
@@ -243,11 +242,11 @@ func TestLinkChanged(t *testing.T) {
 		{"bth1", "ens6", trunk, true}, {"bth1", "bth1", nil, true}, {"bth1", "vl" + ref(rec, nic).Short(), nil, true}, {"bth1", "bth2", nil, false},
 		{"bth1", "vl" + nic.Port[:11], nil, false}, {"bth1", "ens7", net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}, false}, {"", "", nil, true},
 	} {
-		n := &NICs{book: newBook(), changed: retry.NewSignal()}
+		n := &NICs{observed: newObserved(), drift: newDrift()}
 		nic.HostLink = c.hostLink
-		n.book.plugged[nic.UID] = held{rec, nic}
+		n.observed.plugged[nic.UID] = held{rec, nic}
 		n.LinkChanged(c.name, c.address)
-		if got := len(n.changed) > 0; got != c.want || c.name == "" && !n.touched.all {
+		if got := len(n.drift.changed) > 0; got != c.want || c.name == "" && !n.drift.all {
 			t.Errorf("of a routed VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
 		}
 	}
@@ -258,10 +257,10 @@ func TestLinkChanged(t *testing.T) {
 
 // PodNICs that exclude each other, and which NIC has the default route.
 func TestDecide(t *testing.T) {
-	of := func(list ...*v1alpha1.PodNIC) *book {
-		b := newBook()
+	of := func(list ...*v1alpha1.PodNIC) *observed {
+		b := newObserved()
 		b.namespaces[namespace] = "blue"
-		b.listed.nics = true
+		b.sync.SetListed(true, podNICs)
 		for _, o := range list {
 			b.put(read(o, []string{"br-int"}, onlyPorts))
 		}
@@ -345,8 +344,9 @@ func TestDecide(t *testing.T) {
 		}, "", "the router of each address's subnet"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBook()
-			b.namespaces[namespace], b.listed.nics = "blue", true
+			b := newObserved()
+			b.namespaces[namespace] = "blue"
+			b.sync.SetListed(true, podNICs)
 			further := with(1, 1, branch("eth1"))
 			for _, o := range []*v1alpha1.PodNIC{with(1, 0, c.first), further} {
 				b.put(read(o, []string{"br-int"}, c.rules))
@@ -393,7 +393,7 @@ func TestDecide(t *testing.T) {
 		t.Errorf("an interface that was added later has NICs: %+v", v)
 	}
 	// While the API server is away, that is why.
-	b.trouble[podNICs] = errors.New("connection refused")
+	b.sync.Set(podNICs, errors.New("connection refused"))
 	if v := b.decide(rules{}, wish(2, map[string]string{v1alpha1.AnnotationVPC: "blue"})); v.wait == nil || v.wait.Reason != "unreachable" {
 		t.Errorf("%+v", v)
 	}

@@ -1,26 +1,33 @@
-// Package nics gives pods NICs that are ports of a VPC: it waits until the operator has
-// ports bound to this node for a pod, as PodNIC objects say, plugs them, and says so in
-// their status. It implements daemon.NICs.
+// Package nics gives pods NICs that are ports of a VPC. It waits until the operator has bound ports to this node for a
+// pod, as PodNIC objects say, plugs them, and reports that in the PodNICs' status.
 //
-// Decisions are made by a book, which is values in memory and does no I/O:
+// Decisions are made on values in memory, without I/O:
 //
-//	object.go    what a PodNIC says, and whether that can be
+//	object.go    what a PodNIC says, with its validation
 //	wants.go     which NICs a pod asks for
-//	book.go      what is known of PodNICs and namespaces
+//	observed.go  what is known of PodNICs, namespaces and plugged NICs
 //	decide.go    whether a pod's NICs are all here, and why not
 //	wanted.go    which NICs a running pod is to have by now
-//	state.go     what is to be said of a NIC in its PodNIC's status
-//	reason.go    why something cannot be done about a NIC, and what to do
+//	state.go     what a PodNIC's status is to say
+//	reason.go    why a NIC cannot be plugged, and what to do
 //
-// NICs owns the book's lock and has the edges:
+// NICs owns the lock of the observed state. The rest does I/O without it:
 //
-//	nics.go      what is made of it all, and how it runs
+//	nics.go      how it is made and run
 //	follow.go    what is watched at the API server
 //	wait.go      ADDs that wait
-//	plug.go      the kernel and Open vSwitch
+//	plug.go      plugging and unplugging
 //	report.go    the status of PodNICs
-//	health.go    whether Open vSwitch can be used
+//	health.go    Open vSwitch: its health, and changes by other software
 //	metrics.go   the metrics
-//	rbac.go      what the daemon may do at the API server
-//	none.go      the source of addresses of a node whose pods have ports only
+//	none.go      the address source of a node whose pods have ports only
 package nics
+
+// What berthd does in the Kubernetes API for NICs: it follows the node's PodNICs and the Namespaces that name a VPC for
+// their pods, and reports in status.node. It reads no VPC and no Secret.
+//
+// +kubebuilder:rbac:groups=berth.dev,resources=podnics,verbs=get;list;watch
+// +kubebuilder:rbac:groups=berth.dev,resources=podnics/status,verbs=patch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
+//
+//go:generate controller-gen rbac:roleName=berthd paths=.;../../podevents output:rbac:dir=../../../deploy/chart/files/rbac/port/berthd

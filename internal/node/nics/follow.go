@@ -1,8 +1,8 @@
 package nics
 
 import (
-	"context"
-	"sync"
+	"maps"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,115 +17,27 @@ const (
 	namespaces = "namespaces"
 )
 
-// follow keeps the book up to date with what the API server has, until ctx ends.
-func (n *NICs) follow(ctx context.Context, wg *sync.WaitGroup) {
-	cluster := kubeapi.NewCluster(n.api)
-	cluster.Follow(kubeapi.Namespaces, n.namespaces(), v1alpha1.AnnotationVPC)
-	wg.Go(func() { cluster.Run(ctx) })
-	wg.Go(func() {
-		kubeapi.Follow(ctx, podNICs, n.api.Objects(podNICs, kubeapi.Only("status.nodeName", n.cfg.NodeName),
-			func() runtime.Object { return &v1alpha1.PodNICList{} }), n.podNICs())
-	})
-}
-
-func (n *NICs) podNICs() kubeapi.Handler[*v1alpha1.PodNIC] {
-	return kubeapi.Handler[*v1alpha1.PodNIC]{
-		Heard: n.heard(podNICs),
-		Put: func(o *v1alpha1.PodNIC) {
-			if o.Status.NodeName != n.cfg.NodeName {
-				return // the API server was asked for this node's
+// mirror keeps what is observed up to date with the API server: the PodNICs of this node, and the VPCs of Namespaces.
+func (n *NICs) mirror() *kubeapi.Mirror {
+	o := n.observed
+	m := &kubeapi.Mirror{API: n.api, Sync: o.sync, Log: n.log, Update: func(change func()) { n.change(func(*observed) { change() }) }}
+	m.KeepMetadata(kubeapi.Namespaces, kubeapi.Store[*kubeapi.Metadata]{
+		Names: func() (all []types.NamespacedName) {
+			for name := range o.namespaces {
+				all = append(all, types.NamespacedName{Name: name})
 			}
-			var senseless error
-			n.change(func(b *book) { senseless = b.take(read(o, n.cfg.Bridges, n.rules)) })
-			n.news.Set()
-			n.complain(senseless)
+			return all
 		},
-		Gone: func(o *v1alpha1.PodNIC) {
-			n.change(func(b *book) { b.gone(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, o.UID) })
-			n.news.Set()
-		},
-		All: func(list []*v1alpha1.PodNIC) {
-			var all []object
-			var senseless []error
-			for _, o := range list {
-				if o.Status.NodeName == n.cfg.NodeName {
-					all = append(all, read(o, n.cfg.Bridges, n.rules))
-				}
-			}
-			n.change(func(b *book) {
-				b.keepOnly(all)
-				for _, o := range all {
-					senseless = append(senseless, b.take(o))
-				}
-				b.listed.nics = true
-			})
-			n.news.Set()
-			n.complain(senseless...)
-		},
-	}
-}
-
-// take is put, and returns, once, what makes no sense of the PodNIC.
-func (b *book) take(o object) (senseless error) {
-	before, had := b.put(o)
-	if o.err != nil && (!had || before.err == nil || before.err.Error() != o.err.Error()) {
-		return o.err
-	}
-	return nil
-}
-
-// complain logs what take returned. It is called without the lock.
-func (n *NICs) complain(senseless ...error) {
-	for _, err := range senseless {
-		if err != nil {
-			n.log.Error("a PodNIC that makes no sense is not plugged", "error", err)
-		}
-	}
-}
-
-func (n *NICs) namespaces() kubeapi.Handler[*kubeapi.Metadata] {
-	return kubeapi.Handler[*kubeapi.Metadata]{
-		Heard: n.heard(namespaces),
-		Put: func(o *kubeapi.Metadata) {
-			n.change(func(b *book) { b.namespaces[o.Name] = o.Annotations[v1alpha1.AnnotationVPC] })
-		},
-		Gone: func(o *kubeapi.Metadata) { n.change(func(b *book) { delete(b.namespaces, o.Name) }) },
-		All: func(list []*kubeapi.Metadata) {
-			n.change(func(b *book) {
-				clear(b.namespaces)
-				for _, o := range list {
-					b.namespaces[o.Name] = o.Annotations[v1alpha1.AnnotationVPC]
-				}
-				b.listed.namespaces = true
-			})
-		},
-	}
-}
-
-// heard notes whether something can be listed and watched, and logs when an outage
-// begins or is over.
-func (n *NICs) heard(what string) func(error) {
-	return func(err error) {
-		if kubeapi.Ended(err) {
-			return
-		}
-		var before, after int
-		n.change(func(b *book) {
-			before = len(b.trouble)
-			if err == nil {
-				delete(b.trouble, what)
-			} else {
-				b.trouble[what] = err
-			}
-			after = len(b.trouble)
+		Put:  func(ns *kubeapi.Metadata) { o.namespaces[ns.Name] = ns.Annotations[v1alpha1.AnnotationVPC] },
+		Drop: func(name types.NamespacedName, _ types.UID) { delete(o.namespaces, name.Name) },
+	}, v1alpha1.AnnotationVPC)
+	kubeapi.Keep(m, podNICs, n.api.Objects(podNICs, kubeapi.Only("status.nodeName", n.cfg.NodeName), func() runtime.Object { return &v1alpha1.PodNICList{} }),
+		kubeapi.Store[*v1alpha1.PodNIC]{
+			Mine:  func(p *v1alpha1.PodNIC) bool { return p.Status.NodeName == n.cfg.NodeName }, // the API server was asked for these
+			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(o.objects)) },
+			Put:   func(p *v1alpha1.PodNIC) { o.put(read(p, n.cfg.Bridges, n.rules)) },
+			Drop:  o.drop,
+			After: n.news.Set,
 		})
-		switch {
-		case before == 0 && after > 0:
-			n.log.Warn("the Kubernetes API cannot be used; NICs that were told of go on", "what", what, "error", err)
-		case before > 0 && after == 0:
-			n.log.Info("the Kubernetes API can be used again for NICs")
-		case err != nil:
-			n.log.Debug("the Kubernetes API cannot be used", "what", what, "error", err)
-		}
-	}
+	return m
 }

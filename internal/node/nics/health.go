@@ -4,9 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -23,45 +31,62 @@ const (
 	conditionPodNICs = "PodNICsUsable"
 )
 
-// health is whether Open vSwitch can be used. The zero value says that it was not asked.
+// vswitch watches the node's Open vSwitch: whether it can be used, and what others change in it.
+type vswitch struct {
+	Switch
+	bridges []string
+	clock   clock.Clock
+	log     *slog.Logger
+	drift   *drift
+
+	mu     sync.Mutex // guards health
+	health health
+}
+
+// health is whether Open vSwitch can be used. The zero value says that this is not known yet.
 type health struct {
 	asked bool
-	once  bool // it could be once
+	once  bool // it could be used before
 	err   error
 }
 
-// watchHealth keeps n.health until ctx ends.
-func (n *NICs) watchHealth(ctx context.Context) {
+func (v *vswitch) state() health {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.health
+}
+
+// check keeps the health until ctx ends.
+func (v *vswitch) check(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := n.look(ctx)
+		err := v.look(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		n.mu.Lock()
-		before := n.health
-		n.health = health{asked: true, once: before.once || err == nil, err: err}
-		n.mu.Unlock()
+		v.mu.Lock()
+		before := v.health
+		v.health = health{asked: true, once: before.once || err == nil, err: err}
+		v.mu.Unlock()
 		switch {
 		case err != nil && (!before.asked || before.err == nil):
-			n.log.Warn("Open vSwitch cannot be used; NICs that are plugged stay", "error", err)
+			v.log.Warn("Open vSwitch cannot be used; NICs that are plugged stay", "error", err)
 		case err == nil && before.err != nil:
-			n.log.Info("Open vSwitch can be used again")
+			v.log.Info("Open vSwitch can be used again")
 		}
 		select {
 		case <-ctx.Done():
-		case <-n.clock.After(lookEvery):
+		case <-v.clock.After(lookEvery):
 		}
 	}
 }
 
-// look asks for the bridges. One of several is enough: the VPCs of a node may have one
-// each.
-func (n *NICs) look(ctx context.Context) error {
+// look asks for the bridges. One of them is enough: each VPC of a node may have its own.
+func (v *vswitch) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, lookFor)
 	defer cancel()
 	var errs []error
-	for _, bridge := range n.cfg.Bridges {
-		_, err := n.cfg.Switch.Bridge(ctx, bridge)
+	for _, bridge := range v.bridges {
+		_, err := v.Bridge(ctx, bridge)
 		if err == nil {
 			return nil
 		}
@@ -73,50 +98,108 @@ func (n *NICs) look(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// watch notes changes in OVSDB until ctx ends, and starts again after an error.
+func (v *vswitch) watch(ctx context.Context) {
+	for failures := 0; ctx.Err() == nil; failures++ {
+		v.Watch(ctx, func(changes []ovsdb.Change) {
+			for _, c := range changes {
+				if c.PortID == "" {
+					v.drift.note()
+				} else {
+					v.drift.note(c.PortID)
+				}
+			}
+		})
+		select {
+		case <-ctx.Done():
+		case <-v.clock.After(retry.Delay(retry.First, retry.Most, failures)):
+		}
+	}
+}
+
+// condition returns the node's condition; ok is false while nothing is known.
+func (v *vswitch) condition() (c source.Condition, ok bool) {
+	h := v.state()
+	c = source.Condition{Type: conditionOVSDB, Healthy: h.err == nil, Reason: "Reachable"}
+	if h.err != nil {
+		c.Reason, c.Message = "Unreachable", h.err.Error()
+		if errors.Is(h.err, plug.ErrNoBridge) {
+			c.Reason = "NoBridge"
+		}
+	}
+	return c, h.asked
+}
+
+// drift is the ports whose plugs other software may have changed. The daemon compares them with their records.
+type drift struct {
+	changed retry.Signal
+
+	mu    sync.Mutex // guards all below
+	all   bool       // any port
+	ports map[string]bool
+}
+
+func newDrift() *drift { return &drift{changed: retry.NewSignal(), ports: map[string]bool{}} }
+
+// note adds ports; without arguments, all ports.
+func (d *drift) note(ports ...string) {
+	d.mu.Lock()
+	d.all = d.all || len(ports) == 0
+	for _, p := range ports {
+		d.ports[p] = true
+	}
+	d.mu.Unlock()
+	d.changed.Set()
+}
+
+// take returns the ports since the last call; all: any port.
+func (d *drift) take() (ports []string, all bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ports, all = slices.Sorted(maps.Keys(d.ports)), d.all
+	d.ports, d.all = map[string]bool{}, false
+	return ports, all
+}
+
 // Ready is nil once PodNICs were listed and Open vSwitch could be used, now or before.
 func (n *NICs) Ready() error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	switch {
-	case !n.book.listed.nics || !n.book.listed.namespaces:
-		if err := n.book.anyTrouble(); err != nil {
-			return fmt.Errorf("the API server has not told yet which PodNICs this node has: %w", err)
+	var ovs health
+	if n.vswitch != nil {
+		ovs = n.vswitch.state()
+	}
+	switch sync := n.observed.sync; {
+	case !sync.Listed(podNICs, namespaces):
+		if err := sync.Err(); err != nil {
+			return fmt.Errorf("the API server has not listed this node's PodNICs yet: %w", err)
 		}
-		return errors.New("the API server has not told yet which PodNICs this node has")
-	case n.cfg.Switch == nil || n.health.once:
+		return errors.New("the API server has not listed this node's PodNICs yet")
+	case n.vswitch == nil || ovs.once:
 		return nil
-	case n.health.err != nil:
-		return fmt.Errorf("Open vSwitch cannot be used: %w", n.health.err)
+	case ovs.err != nil:
+		return fmt.Errorf("Open vSwitch cannot be used: %w", ovs.err)
 	}
 	return errors.New("Open vSwitch has not been asked yet")
 }
 
-// conditions tell what keeps NICs from being plugged. n.mu is held.
+// conditions returns what prevents NICs from being plugged. n.mu is held.
 func (n *NICs) conditions() (list []source.Condition) {
-	if n.cfg.Switch != nil && n.health.asked {
-		c := source.Condition{Type: conditionOVSDB, Healthy: n.health.err == nil, Reason: "Reachable"}
-		if err := n.health.err; err != nil {
-			c.Reason, c.Message = "Unreachable", err.Error()
-			if errors.Is(err, plug.ErrNoBridge) {
-				c.Reason = "NoBridge"
-			}
+	if n.vswitch != nil {
+		if c, ok := n.vswitch.condition(); ok {
+			list = append(list, c)
 		}
-		list = append(list, c)
 	}
 	c := source.Condition{Type: conditionPodNICs, Healthy: true, Reason: "Usable"}
-	for _, o := range n.book.sorted() {
-		if o.err == nil {
-			continue
+	var errs []string
+	for _, o := range n.observed.sorted() {
+		if o.err != nil {
+			errs = append(errs, o.err.Error())
 		}
-		if c.Healthy {
-			c = source.Condition{Type: conditionPodNICs, Reason: "Invalid", Message: o.err.Error()}
-			continue
-		}
-		c.Message += "; " + o.err.Error()
 	}
-	c.Message = shown(c.Message, longestCondition)
+	if len(errs) > 0 {
+		c = source.Condition{Type: conditionPodNICs, Reason: "Invalid", Message: shown(strings.Join(errs, "; "), longestCondition)}
+	}
 	return append(list, c)
 }
 
-// longestCondition is that of a condition's message, in bytes.
+// longestCondition bounds a condition's message, in bytes.
 const longestCondition = 1024

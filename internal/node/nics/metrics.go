@@ -125,20 +125,22 @@ var phases = []v1alpha1.PodNICPhase{
 
 // count counts. n.mu is held.
 func (n *NICs) count() counts {
-	c := counts{phases: map[v1alpha1.PodNICPhase]int{}, plugged: len(n.book.plugged), waiting: len(n.waiters)}
+	c := counts{phases: map[v1alpha1.PodNICPhase]int{}, plugged: len(n.observed.plugged), waiting: n.waiters.Len()}
 	now := n.clock.Now()
-	for _, o := range n.book.objects {
+	for _, o := range n.observed.objects {
 		c.phases[o.phase]++
 		if o.err != nil {
 			c.unusable++
 		}
-		if n.book.state(o, true, now) != nil {
+		if n.observed.state(o, true, now) != nil {
 			c.unsaid++
 		}
 	}
-	if n.cfg.Switch != nil && n.health.asked {
-		ok := n.health.err == nil
-		c.ovsdb = &ok
+	if n.vswitch != nil {
+		if h := n.vswitch.state(); h.asked {
+			ok := h.err == nil
+			c.ovsdb = &ok
+		}
 	}
 	return c
 }

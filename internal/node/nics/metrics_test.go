@@ -11,7 +11,6 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugfake"
-	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -46,15 +45,14 @@ func TestMetrics(t *testing.T) {
 	good, bad, plugged := podNIC(1, 0, v1alpha1.PhaseBound), podNIC(2, 0, v1alpha1.PhaseBound), podNIC(3, 0, v1alpha1.PhaseActive)
 	good.UID, bad.UID, plugged.UID = "1", "2", "3"
 	bad.Status.MAC = "?"
-	n.change(func(b *book) {
+	n.change(func(b *observed) {
 		for _, o := range []*v1alpha1.PodNIC{good, bad, plugged} {
 			b.put(read(o, n.cfg.Bridges, onlyPorts))
 		}
 	})
 	n.Plugged(recordOf(3, read(plugged, n.cfg.Bridges, onlyPorts).nic))
-	over := n.waits(attachment.Key{}, func() *source.Exhausted { return nil })
-	defer over()
-	n.health.asked, n.health.err = true, plug.ErrUnreachable
+	defer n.waiters.Note(source.Request{}, func() *source.Exhausted { return nil })()
+	n.vswitch.health = health{asked: true, err: plug.ErrUnreachable}
 
 	want := map[string]float64{
 		`berth_port_nics{phase="Active"}`: 1, `berth_port_nics{phase="Bound"}`: 2, `berth_port_nics{phase="Created"}`: 0,

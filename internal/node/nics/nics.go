@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
 	"github.com/berthnet/berth/internal/kubeapi"
-	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/waiters"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -52,24 +52,22 @@ type Switch interface {
 	Watch(ctx context.Context, changed func([]ovsdb.Change))
 }
 
-// NICs are the ports of the node's pods. It implements daemon.NICs. Make it with New.
+// NICs are the node's ports of VPCs. They implement what the daemon's part for NICs needs. Make them with New.
 type NICs struct {
-	cfg   Config
-	rules rules
-	api   *kubeapi.Client
-	clock clock.Clock
-	log   *slog.Logger
+	cfg     Config
+	rules   rules
+	api     *kubeapi.Client
+	clock   clock.Clock
+	log     *slog.Logger
+	vswitch *vswitch // nil: the node has no Open vSwitch
+	drift   *drift
 
-	report  retry.Signal // wakes the goroutine that writes status
-	changed retry.Signal // others changed something plugged
-	news    retry.Signal // a pod may have to have other NICs
+	report retry.Signal // wakes the reporter
+	news   retry.Signal // running pods may have to get other NICs
 
-	mu      sync.Mutex // guards all below; memory only, no call is made under it
-	book    *book
-	next    chan struct{} // closed when the book changes, and replaced
-	waiters map[attachment.Key]waiter
-	health  health
-	touched touched
+	mu       sync.Mutex // guards all below; memory only, no call is made under it
+	observed *observed
+	waiters  *waiters.Set
 }
 
 // New checks the configuration. It makes no request yet.
@@ -105,50 +103,57 @@ func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 	if cfg.Observer == nil {
 		cfg.Observer = silent{}
 	}
-	return &NICs{
+	n := &NICs{
 		cfg: cfg, rules: rules{firstIsPort: cfg.FirstIsPort, firstMayBeBranch: cfg.FirstMayBeBranch, enforcing: cfg.Enforcing, ignoreUntold: cfg.IgnoreUntold},
-		api: api, clock: cfg.Clock, log: cfg.Logger,
-		report: retry.NewSignal(), changed: retry.NewSignal(), news: retry.NewSignal(),
-		book: newBook(), next: make(chan struct{}), waiters: map[attachment.Key]waiter{},
-	}, nil
+		api: api, clock: cfg.Clock, log: cfg.Logger, drift: newDrift(), report: retry.NewSignal(), news: retry.NewSignal(), observed: newObserved(),
+	}
+	n.waiters = waiters.New(&n.mu)
+	if cfg.Switch != nil {
+		n.vswitch = &vswitch{Switch: cfg.Switch, bridges: cfg.Bridges, clock: cfg.Clock, log: cfg.Logger, drift: n.drift}
+	}
+	return n, nil
 }
 
-// Annotations are the keys of pods' annotations that are looked at.
+// Annotations are the keys of pods' annotations that the node reads.
 func (n *NICs) Annotations() []string {
 	return []string{v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs}
 }
 
-// CheckWish refuses what no pod can have, as far as that is known without waiting. The
+// CheckWish returns an error if no pod can have what a pod asks for, as far as that is known without waiting. The
 // error names the annotation and what was expected.
 func (n *NICs) CheckWish(req source.Request) error {
 	n.mu.Lock()
-	vpc, known := n.book.namespaces[req.Pod.Namespace]
+	vpc, known := n.observed.namespaces[req.Pod.Namespace]
 	n.mu.Unlock()
 	_, err := n.rules.of(req, vpc, known)
 	return err
 }
 
-// Run follows what the operator says, and tells it what is plugged, until ctx ends. It
-// returns only then.
+// Run follows the API server and Open vSwitch, and reports what is plugged, until ctx ends.
 func (n *NICs) Run(ctx context.Context) error {
 	ctx = kubeapi.Quiet(ctx)
 	var wg sync.WaitGroup
-	n.follow(ctx, &wg)
-	if n.cfg.Switch != nil {
-		wg.Go(func() { n.watchSwitch(ctx) })
-		wg.Go(func() { n.watchHealth(ctx) })
+	mirror, reporter := n.mirror(), n.reporter()
+	wg.Go(func() { mirror.Run(ctx) })
+	if n.vswitch != nil {
+		wg.Go(func() { n.vswitch.watch(ctx) })
+		wg.Go(func() { n.vswitch.check(ctx) })
 	}
-	n.reports(ctx)
+	reporter.Run(ctx)
 	wg.Wait()
 	return ctx.Err()
 }
 
-// change changes the book, and tells those that wait and who writes reports.
-func (n *NICs) change(do func(b *book)) {
+// change changes the observed state, and wakes the ADDs that wait and the reporter.
+func (n *NICs) change(do func(o *observed)) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	do(n.book)
-	close(n.next)
-	n.next = make(chan struct{})
+	do(n.observed)
+	invalid := n.observed.invalid
+	n.observed.invalid = nil
+	n.waiters.Wake(nil)
+	n.mu.Unlock()
 	n.report.Set()
+	for _, err := range invalid {
+		n.log.Error("an invalid PodNIC is not plugged", "error", err)
+	}
 }

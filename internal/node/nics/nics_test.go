@@ -542,7 +542,7 @@ func TestNICOfAnotherNode(t *testing.T) {
 	m.Until("it is no longer this node's", func() bool {
 		m.NICs.mu.Lock()
 		defer m.NICs.mu.Unlock()
-		return len(m.book.objects) == 0
+		return len(m.observed.objects) == 0
 	}, func() string { return "" })
 	m.del(rec)
 	m.make(podNIC(2, 0, v1alpha1.PhaseBound))

@@ -42,10 +42,10 @@ func (b Beside) Snapshot() source.Snapshot { return b.nics.beside(b.Source.Snaps
 func (n *NICs) beside(s source.Snapshot) source.Snapshot {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s.Waiting += len(n.waiters)
+	s.Waiting += n.waiters.Len()
 	s.Conditions = append(s.Conditions[:len(s.Conditions):len(s.Conditions)], n.conditions()...)
 	s.Detail = source.Details{s.Detail, n.count()}
-	if err := n.book.anyTrouble(); err != nil && s.LastError == "" {
+	if err := n.observed.sync.Err(); err != nil && s.LastError == "" {
 		s.LastError = "the Kubernetes API cannot be used: " + err.Error()
 	}
 	return s

@@ -6,19 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/plug"
-	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
-	"github.com/berthnet/berth/internal/retry"
 )
 
 // Plug puts a NIC of a recorded attachment into its pod, and returns it with what the
@@ -26,7 +21,7 @@ import (
 func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.NIC) (attachment.NIC, error) {
 	begun, w := n.clock.Now(), want(rec, nic)
 	var done plug.Done
-	err := n.forIPv6(ctx, w)
+	err := needIPv6(ctx, n.cfg.NeedIPv6, w)
 	if err == nil {
 		done, err = n.cfg.Plugger.Plug(ctx, w)
 	}
@@ -36,19 +31,19 @@ func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.N
 		return nic, err
 	}
 	n.mu.Lock()
-	delete(n.book.failed, nic.UID)
+	delete(n.observed.failed, nic.UID)
 	n.mu.Unlock()
 	nic.HostLink, nic.HostMAC, nic.MTU = done.HostIfName, mac.Addr(done.HostMAC), cmp.Or(done.MTU, nic.MTU)
 	return nic, nil
 }
 
-// forIPv6 has IPv6 on where the node is to route it to a port.
-func (n *NICs) forIPv6(ctx context.Context, w plug.Want) error {
+// needIPv6 turns IPv6 on where the node is to route it to a port.
+func needIPv6(ctx context.Context, turnOn func(context.Context) error, w plug.Want) error {
 	routes := w.Kind == plug.RoutedVLAN && slices.ContainsFunc(w.Interface.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
-	if !routes || n.cfg.NeedIPv6 == nil {
+	if !routes || turnOn == nil {
 		return nil
 	}
-	if err := n.cfg.NeedIPv6(ctx); err != nil {
+	if err := turnOn(ctx); err != nil {
 		return fmt.Errorf("turn IPv6 on for port %s: %w", w.PortID, err)
 	}
 	return nil
@@ -62,9 +57,9 @@ func (n *NICs) failed(rec attachment.Record, nic attachment.NIC, reason string, 
 	}
 	f := failureOf(err, reason)
 	f.pod, f.port = rec.Pod.UID, nic.Port
-	n.change(func(b *book) {
-		if b.find(rec, nic) != nil {
-			b.failed[nic.UID] = f
+	n.change(func(o *observed) {
+		if o.find(rec, nic) != nil {
+			o.failed[nic.UID] = f
 		}
 	})
 }
@@ -78,7 +73,7 @@ func (n *NICs) Unplug(ctx context.Context, rec attachment.Record, nic attachment
 		return err
 	}
 	n.mu.Lock()
-	delete(n.book.failed, nic.UID)
+	delete(n.observed.failed, nic.UID)
 	n.mu.Unlock()
 	return nil
 }
@@ -88,40 +83,13 @@ func (n *NICs) Check(ctx context.Context, rec attachment.Record, nic attachment.
 	return n.cfg.Plugger.Check(ctx, want(rec, nic))
 }
 
-// Plugged says that an attachment is ready with those of its NICs that are not being
-// plugged, and no others: at its ADD, at start for each record that is, and after a
-// change. Run tells the operator later; this does not wait for it.
-func (n *NICs) Plugged(rec attachment.Record) {
-	n.change(func(b *book) {
-		maps.DeleteFunc(b.plugged, func(_ string, h held) bool { return h.rec.Key == rec.Key })
-		for _, nic := range rec.NICs {
-			delete(b.unplugged, nic.UID)
-			if nic.State == attachment.Plugging {
-				continue
-			}
-			b.plugged[nic.UID] = held{rec, nic}
-			if nic.State == attachment.Plugged {
-				delete(b.failed, nic.UID)
-			}
-		}
-	})
-}
+// Plugged notes that an attachment is ready with those of its NICs that are not being plugged, and no others: at
+// its ADD, at start for each record that is ready, and after a change. The report to the operator follows later.
+func (n *NICs) Plugged(rec attachment.Record) { n.change(func(o *observed) { o.setPlugged(rec) }) }
 
-// Unplugged says that nothing is left of an attachment's NICs on the node. It is told
-// until the operator has heard it. Their record is there still: nobody says when it goes.
-func (n *NICs) Unplugged(rec attachment.Record) {
-	n.change(func(b *book) {
-		for _, nic := range rec.NICs {
-			delete(b.failed, nic.UID)
-			if h, ok := b.plugged[nic.UID]; ok && h.rec.Key == rec.Key {
-				delete(b.plugged, nic.UID)
-			}
-			if o, ok := b.objects[types.NamespacedName{Namespace: rec.Pod.Namespace, Name: nic.Object}]; ok && string(o.uid) == nic.UID {
-				b.unplugged[nic.UID] = true
-			}
-		}
-	})
-}
+// Unplugged notes that nothing is left of an attachment's NICs on the node, although its record still exists. It is
+// reported until the operator has seen it.
+func (n *NICs) Unplugged(rec attachment.Record) { n.change(func(o *observed) { o.setUnplugged(rec) }) }
 
 // Sweep takes away what is plugged on the node and keep says no of: a link of an
 // attachment (attachment.Record.HostLink) with a port, or with both empty what was left
@@ -168,63 +136,31 @@ func (n *NICs) remove(ctx context.Context, unwanted func(plug.Found) bool) error
 	return errors.Join(errs...)
 }
 
-// Wanted returns all NICs that a ready attachment is to have by now, and whether something
-// is to be done for that, which their states say.
+// Wanted returns all NICs that a ready attachment is to have by now, and whether something is to be done for that,
+// which their states say.
 func (n *NICs) Wanted(rec attachment.Record) (nics []attachment.NIC, differ bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.book.wanted(n.rules, rec)
+	return n.observed.desired(n.rules, rec)
 }
 
-// News has an element when a ready attachment may have to have other NICs than before.
+// News has an element when running pods may have to get other NICs.
 func (n *NICs) News() <-chan struct{} { return n.news }
 
-// touched are the ports of which others may have changed what is plugged.
-type touched struct {
-	all   bool
-	ports map[string]bool
-}
+// Changed has an element when other software may have changed something that is plugged.
+func (n *NICs) Changed() <-chan struct{} { return n.drift.changed }
 
-// touch notes that others may have changed what is plugged of ports; of none: of any.
-func (n *NICs) touch(ports ...string) {
-	n.mu.Lock()
-	if n.touched.ports == nil {
-		n.touched.ports = map[string]bool{}
-	}
-	n.touched.all = n.touched.all || len(ports) == 0
-	for _, p := range ports {
-		n.touched.ports[p] = true
-	}
-	n.mu.Unlock()
-	n.changed.Set()
-}
-
-// Changed has an element when others may have changed something that is plugged.
-func (n *NICs) Changed() <-chan struct{} { return n.changed }
-
-// Touched names the ports of which others may have changed what is plugged, since it was
-// asked last; all: it may be any.
-func (n *NICs) Touched() (ports []string, all bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	ports, all = slices.Sorted(maps.Keys(n.touched.ports)), n.touched.all
-	n.touched = touched{}
-	return ports, all
-}
+// Touched returns the ports whose plugs other software may have changed since the last call; all: any port.
+func (n *NICs) Touched() (ports []string, all bool) { return n.drift.take() }
 
 // LinkChanged is as daemon.NICs documents it. A NIC depends on the links of its port, all of which are
 // named by the port's ID, on its trunk if it is a VLAN, and on the links by which the node routes to it.
 func (n *NICs) LinkChanged(name string, address net.HardwareAddr) {
 	n.mu.Lock()
-	var ports []string
-	for _, h := range n.book.plugged {
-		if dependsOn(h.nic, name, address) {
-			ports = append(ports, h.nic.Port)
-		}
-	}
+	ports := n.observed.dependingOn(name, address)
 	n.mu.Unlock()
 	if name == "" || len(ports) > 0 {
-		n.touch(ports...)
+		n.drift.note(ports...)
 	}
 }
 
@@ -239,24 +175,4 @@ func dependsOn(n attachment.NIC, name string, address net.HardwareAddr) bool {
 	}
 	trunk, err := net.ParseMAC(n.Plug.Trunk)
 	return err == nil && bytes.Equal(trunk, address)
-}
-
-// watchSwitch tells of changes in OVSDB, and tries again when it was told of none for a
-// reason other than the end.
-func (n *NICs) watchSwitch(ctx context.Context) {
-	for failures := 0; ctx.Err() == nil; failures++ {
-		n.cfg.Switch.Watch(ctx, func(changes []ovsdb.Change) {
-			for _, c := range changes {
-				if c.PortID == "" {
-					n.touch()
-				} else {
-					n.touch(c.PortID)
-				}
-			}
-		})
-		select {
-		case <-ctx.Done():
-		case <-n.clock.After(retry.Delay(retry.First, retry.Most, failures)):
-		}
-	}
 }

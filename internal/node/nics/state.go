@@ -3,38 +3,11 @@ package nics
 import (
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
-
-// watchDelay is how long the watch has to show what a report did before it is made again.
-const watchDelay = 2 * time.Second
-
-// saying is the last report of a PodNIC.
-type saying struct {
-	version   string // the resourceVersion that it was made of
-	overtaken bool   // the watch is to show another, of what was said or of somebody's write
-	retry     retry.Backoff
-}
-
-// mayBeSaid tells whether a report of an object of this version may go out.
-func (s saying) mayBeSaid(version string, now time.Time) bool {
-	return !s.retry.Until.After(now) || s.overtaken && s.version != version
-}
-
-// note takes the outcome of a report.
-func (s *saying) note(version string, err error, now time.Time) {
-	*s = saying{version: version, overtaken: err == nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err), retry: s.retry}
-	if err == nil {
-		s.retry = retry.Backoff{Until: now.Add(watchDelay)}
-		return
-	}
-	s.retry.Fail(now, retry.First, retry.Most)
-}
 
 // longestTold is that of PodNICNode.message, in bytes.
 const longestTold = 512
@@ -44,7 +17,7 @@ const longestTold = 512
 // A NIC that is not plugged here and of which the object says that it is was unplugged
 // by a DEL, or vanished while no daemon ran. recorded tells that its port is in a record
 // all the same: an ADD or a DEL has it in its hands, unless the DEL is through with it.
-func (b *book) state(o object, recorded bool, now time.Time) *v1alpha1.PodNICNode {
+func (b *observed) state(o object, recorded bool, now time.Time) *v1alpha1.PodNICNode {
 	var want v1alpha1.PodNICNode
 	h, ok := b.plugged[string(o.uid)]
 	f, failed := b.failed[string(o.uid)]

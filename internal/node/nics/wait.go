@@ -11,39 +11,25 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// waiter is an ADD that waits. why is called with NICs.mu held.
-type waiter struct {
-	why func() *source.Exhausted
-}
-
-// Acquire returns the NICs that a pod is to have, once all of them are bound to this
-// node: none for a pod that asks for none. When ctx ends first the error is an
-// *source.Exhausted that names the port, its host and its status; so it is, at once, about
-// what cannot be, and a plug.ErrInvalid where a PodNIC is to blame.
+// Acquire returns the NICs that a pod is to have, once all of them are bound to this node: none for a pod that asks
+// for none. The error is a *source.Exhausted: when ctx ends first, it names the port, its host and its status; at
+// once if the pod's annotations or its PodNICs are invalid, in the latter case with plug.ErrInvalid.
 func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NIC, error) {
-	decide := func() verdict { return n.book.decide(n.rules, req) }
+	var d decision
 	begun := n.clock.Now()
-	defer n.waits(req.Key, func() *source.Exhausted { return decide().wait })()
-	for {
-		n.mu.Lock()
-		v, next := decide(), n.next
-		n.mu.Unlock()
-		switch {
-		case v.err != nil:
-			return nil, refused(v.err)
-		case v.wait == nil:
-			if len(v.nics) > 0 {
-				n.cfg.Observer.Waited("bound", n.clock.Now().Sub(begun))
-			}
-			return v.nics, nil
-		}
-		select {
-		case <-next:
-		case <-ctx.Done():
-			v.wait.Err = errors.Join(v.wait.Err, ctx.Err())
-			return nil, v.wait
-		}
+	err := n.waiters.Until(ctx, req, func() *source.Exhausted {
+		d = n.observed.decide(n.rules, req)
+		return d.wait
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case d.err != nil:
+		return nil, refused(d.err)
+	case len(d.nics) > 0:
+		n.cfg.Observer.Waited("bound", n.clock.Now().Sub(begun))
 	}
+	return d.nics, nil
 }
 
 // refused is an ADD's answer about what cannot be, until somebody changes an annotation or
@@ -56,26 +42,16 @@ func refused(err error) *source.Exhausted {
 	return &source.Exhausted{Reason: reason, Message: err.Error(), Err: err}
 }
 
-// waits notes that an ADD waits, until the function that it returns is called.
-func (n *NICs) waits(key attachment.Key, why func() *source.Exhausted) (over func()) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.waiters[key] = waiter{why}
-	return func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		delete(n.waiters, key)
-	}
+// Why returns what the Acquire, Expect or Await of a key waits for; nil when none waits.
+func (n *NICs) Why(key attachment.Key) *source.Exhausted { return n.waiters.Why(key) }
+
+// during notes what an attachment waits for until done is called.
+func (n *NICs) during(rec attachment.Record, reason, format string, args ...any) (done func()) {
+	return n.waiters.Note(requestOf(rec), func() *source.Exhausted { return exhausted(reason, format, args...) })
 }
 
-// Why tells what the Acquire, the Expect, or the Await of key waits for; nil when none does.
-func (n *NICs) Why(key attachment.Key) *source.Exhausted {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if w, ok := n.waiters[key]; ok {
-		return w.why()
-	}
-	return nil
+func requestOf(rec attachment.Record) source.Request {
+	return source.Request{Key: rec.Key, Pod: rec.Pod}
 }
 
 // Expect returns once all is on the node that the NICs of an attachment are plugged from, where
@@ -86,9 +62,9 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 	for _, nic := range rec.NICs {
 		what := fmt.Sprintf("NIC %s: port %s of PodNIC %s/%s", nic.IfName, nic.Port, rec.Pod.Namespace, nic.Object)
 		by, others := bringer(nic)
-		over := n.waits(rec.Key, func() *source.Exhausted { return exhausted("no-link", "%s waits for %s", what, by) })
+		done := n.during(rec, "no-link", "%s waits for %s", what, by)
 		err := n.cfg.Plugger.Expect(ctx, want(rec, nic))
-		over()
+		done()
 		if errors.Is(err, plug.ErrNotReady) {
 			if !errors.Is(ctx.Err(), context.Canceled) { // else nobody waits for it any more
 				n.failed(rec, nic, reasonPlug, err)
@@ -131,11 +107,9 @@ func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
 
 func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
 	what := fmt.Sprintf("NIC %s: port %s of PodNIC %s/%s", nic.IfName, nic.Port, rec.Pod.Namespace, nic.Object)
-	over := n.waits(rec.Key, func() *source.Exhausted {
-		return exhausted("not-active", "%s is plugged and waits for the VPC's part of the node (OVN's controller, or Neutron's agent)", what)
-	})
+	done := n.during(rec, "not-active", "%s is plugged and waits for the VPC's part of the node (OVN's controller, or Neutron's agent)", what)
 	err := n.cfg.Plugger.Await(ctx, want(rec, nic))
-	over()
+	done()
 	switch {
 	case errors.Is(err, plug.ErrNotReady):
 		return &source.Exhausted{Reason: "not-active", Message: what + ": " + err.Error(), Err: err}
@@ -147,34 +121,15 @@ func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.
 	if _, others := bringer(nic); others || nic.Plug.OVN {
 		return nil // the node knows better than the provider, and sooner
 	}
-	return n.awaitActive(ctx, rec, nic, what)
-}
-
-// awaitActive waits for the provider's word, which the operator passes on.
-func (n *NICs) awaitActive(ctx context.Context, rec attachment.Record, nic attachment.NIC, what string) error {
-	why := func() *source.Exhausted {
-		o := n.book.find(rec, nic)
+	// The operator passes on the provider's word.
+	return n.waiters.Until(ctx, requestOf(rec), func() *source.Exhausted {
+		o := n.observed.find(rec, nic)
 		switch {
 		case o == nil:
 			return exhausted("podnic-gone", "%s is plugged, and its PodNIC is gone or has another port", what)
 		case o.phase == v1alpha1.PhaseActive:
 			return nil
 		}
-		return n.book.unlessUnreachable(exhausted("not-active", "%s is plugged at host %s, and the provider does not say that it is active: phase %s", what, shown(o.host, 80), o.phase))
-	}
-	defer n.waits(rec.Key, why)()
-	for {
-		n.mu.Lock()
-		w, next := why(), n.next
-		n.mu.Unlock()
-		if w == nil {
-			return nil
-		}
-		select {
-		case <-next:
-		case <-ctx.Done():
-			w.Err = errors.Join(w.Err, ctx.Err())
-			return w
-		}
-	}
+		return n.observed.orUnreachable(exhausted("not-active", "%s is plugged at host %s, and the provider does not say that it is active: phase %s", what, shown(o.host, 80), o.phase))
+	})
 }

@@ -7,12 +7,11 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// wanted are all NICs that a ready attachment is to have by now, and whether something is
-// to be done for that. Nothing is before the API server has told which PodNICs there are,
-// or while they exclude each other.
-func (b *book) wanted(r rules, rec attachment.Record) (nics []attachment.NIC, differ bool) {
+// desired returns all NICs that a ready attachment is to have by now, and whether something is to be done for that:
+// nothing before the PodNICs were listed, or while they exclude each other.
+func (b *observed) desired(r rules, rec attachment.Record) (nics []attachment.NIC, differ bool) {
 	there := slices.DeleteFunc(b.of(rec.Pod), func(o object) bool { return o.givenUp })
-	if !b.listed.nics || rec.Pod.UID == "" || checkTogether(there) != nil {
+	if !b.sync.Listed(podNICs) || rec.Pod.UID == "" || checkTogether(there) != nil {
 		return nil, false
 	}
 	for _, old := range rec.NICs {
@@ -61,7 +60,7 @@ func (r rules) takesMore(rec attachment.Record) bool {
 // has not given up; not stays: nothing. Where the port was made again, or another PodNIC took
 // the interface, that stands in its place once it is bound. The pod's own interface, and
 // the one that has its default route, stay until the pod goes: it would have no network.
-func (b *book) becomes(rec attachment.Record, old attachment.NIC, there []object) (now attachment.NIC, stays bool) {
+func (b *observed) becomes(rec attachment.Record, old attachment.NIC, there []object) (now attachment.NIC, stays bool) {
 	keep := old.IfName == rec.Key.IfName || old.DefaultRoute
 	at := slices.IndexFunc(there, func(o object) bool { return o.ifName == old.IfName })
 	if at >= 0 && usable(there[at]) {

@@ -19,10 +19,10 @@ import (
 
 // known is a book with PodNICs of one pod, and what the pod's record has of them: all that
 // are named, as they were at first.
-func known(t *testing.T, has []string, list ...*v1alpha1.PodNIC) (*book, attachment.Record) {
+func known(t *testing.T, has []string, list ...*v1alpha1.PodNIC) (*observed, attachment.Record) {
 	t.Helper()
-	b := newBook()
-	b.listed.nics = true
+	b := newObserved()
+	b.sync.SetListed(true, podNICs)
 	rec := recordOf(1)
 	for _, o := range list {
 		o.UID = types.UID("uid-" + o.Name)
@@ -38,7 +38,7 @@ func known(t *testing.T, has []string, list ...*v1alpha1.PodNIC) (*book, attachm
 }
 
 // become has a PodNIC of pod 1 say something else.
-func (b *book) become(k int, change func(*v1alpha1.PodNIC)) {
+func (b *observed) become(k int, change func(*v1alpha1.PodNIC)) {
 	o := podNIC(1, k, v1alpha1.PhaseActive)
 	o.UID = types.UID("uid-" + o.Name)
 	change(o)
@@ -68,7 +68,7 @@ func TestWanted(t *testing.T) {
 	for name, c := range map[string]struct {
 		k      int
 		change func(*v1alpha1.PodNIC) // of PodNIC k; nil: none
-		more   func(b *book, rec *attachment.Record)
+		more   func(b *observed, rec *attachment.Record)
 		want   string // empty: nothing is to be done
 	}{
 		"as it was":                   {},
@@ -79,15 +79,15 @@ func TestWanted(t *testing.T) {
 		"given up":                    {k: 1, change: going, want: "eth0"},
 		"a user's, given up":          {k: 1, change: in(v1alpha1.PhaseReleasing), want: "eth0"},
 		"the first, given up":         {k: 0, change: going},
-		"gone": {more: func(b *book, _ *attachment.Record) {
-			b.gone(types.NamespacedName{Namespace: namespace, Name: "pod1-eth1"}, "")
+		"gone": {more: func(b *observed, _ *attachment.Record) {
+			b.drop(types.NamespacedName{Namespace: namespace, Name: "pod1-eth1"}, "")
 		}, want: "eth0"},
-		"the first, gone": {more: func(b *book, _ *attachment.Record) {
-			b.gone(types.NamespacedName{Namespace: namespace, Name: "pod1-eth0"}, "")
+		"the first, gone": {more: func(b *observed, _ *attachment.Record) {
+			b.drop(types.NamespacedName{Namespace: namespace, Name: "pod1-eth0"}, "")
 		}},
-		"with the default route, given up": {k: 1, change: going, more: func(_ *book, rec *attachment.Record) { rec.NICs[1].DefaultRoute = true }},
-		"nothing was listed":               {k: 1, change: going, more: func(b *book, _ *attachment.Record) { b.listed.nics = false }},
-		"a pod without UID":                {k: 1, change: going, more: func(_ *book, rec *attachment.Record) { rec.Pod.UID = "" }},
+		"with the default route, given up": {k: 1, change: going, more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].DefaultRoute = true }},
+		"nothing was listed":               {k: 1, change: going, more: func(b *observed, _ *attachment.Record) { b.sync.SetListed(false, podNICs) }},
+		"a pod without UID":                {k: 1, change: going, more: func(_ *observed, rec *attachment.Record) { rec.Pod.UID = "" }},
 		"bound anew":                       {k: 1, change: in(v1alpha1.PhaseCreated)},
 		"the port made again":              {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.PortID = other }), want: "eth0 eth1+"},
 		"the first port made again":        {k: 0, change: status(func(s *v1alpha1.PodNICStatus) { s.PortID = other }), want: "eth0+ eth1"},
@@ -101,10 +101,10 @@ func TestWanted(t *testing.T) {
 		"the first, a further address":     {k: 0, change: at("192.168.0.99/24", "192.168.0.11/24"), want: "eth0~ eth1"},
 		"the default route":                {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true })},
 		"two of a name":                    {k: 2, change: status(func(s *v1alpha1.PodNICStatus) { s.Interface = "eth1" })},
-		"unfinished":                       {more: func(_ *book, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0 eth1+"},
-		"unfinished, and not bound":        {k: 1, change: in(v1alpha1.PhaseCreated), more: func(_ *book, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }},
-		"unfinished, and given up":         {k: 1, change: going, more: func(_ *book, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0"},
-		"unfinished change":                {more: func(_ *book, rec *attachment.Record) { rec.NICs[1].State = attachment.Changing }, want: "eth0 eth1~"},
+		"unfinished":                       {more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0 eth1+"},
+		"unfinished, and not bound":        {k: 1, change: in(v1alpha1.PhaseCreated), more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }},
+		"unfinished, and given up":         {k: 1, change: going, more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0"},
+		"unfinished change":                {more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Changing }, want: "eth0 eth1~"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, rec := known(t, []string{"eth0", "eth1"}, podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive))
@@ -114,7 +114,7 @@ func TestWanted(t *testing.T) {
 			if c.more != nil {
 				c.more(b, &rec)
 			}
-			nics, differ := b.wanted(onlyPorts, rec)
+			nics, differ := b.desired(onlyPorts, rec)
 			var got []string
 			for _, n := range nics {
 				got = append(got, n.IfName+map[attachment.NICState]string{attachment.Plugging: "+", attachment.Changing: "~"}[n.State])
@@ -145,13 +145,13 @@ func TestWantedOfABranch(t *testing.T) {
 		of(0, "0a:ff:ff:00:00:01", 7)(first)
 		of(1, "0a:ff:ff:00:00:01", 7)(further)
 		b, rec := known(t, []string{"eth0", "eth1"}, first, further)
-		if nics, differ := b.wanted(onlyPorts, rec); differ {
+		if nics, differ := b.desired(onlyPorts, rec); differ {
 			t.Errorf("as it was it is to be %+v", nics)
 		}
 		for k := range 2 {
 			for _, change := range []func(*v1alpha1.PodNIC){of(k, "0a:ff:ff:00:00:01", 9), of(k, "0a:ff:ff:00:00:02", 7)} {
 				b.become(k, change)
-				nics, differ := b.wanted(onlyPorts, rec)
+				nics, differ := b.desired(onlyPorts, rec)
 				o := b.of(rec.Pod)[k]
 				if !differ || len(nics) != 2 || nics[k].State != attachment.Changing || nics[k].Plug != o.nic.Plug || nics[k].Plug == rec.NICs[k].Plug || nics[1-k].State != attachment.Plugged {
 					t.Errorf("%q, %+v: is to be %+v", binding, o.nic.Plug, nics)
@@ -174,8 +174,8 @@ func TestWantedOfAFirstBranch(t *testing.T) {
 		return o
 	}
 	as := func(*v1alpha1.PodNIC) {}
-	b := newBook()
-	b.listed.nics = true
+	b := newObserved()
+	b.sync.SetListed(true, podNICs)
 	b.put(read(of("0a:ff:ff:00:00:01", 7, as), nil, ofENIs))
 	rec := recordOf(1, b.of(recordOf(1).Pod)[0].nic)
 	rec.State, rec.NICs[0].DefaultRoute, rec.NICs[0].HostLink = attachment.Ready, true, rec.HostLink
@@ -203,7 +203,7 @@ func TestWantedOfAFirstBranch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b.put(read(c.o, nil, c.rules))
-			nics, differ := b.wanted(c.rules, rec)
+			nics, differ := b.desired(c.rules, rec)
 			if differ != (c.want != attachment.Plugged) || len(nics) != 1 || nics[0].State != c.want || nics[0].Plug.Enforcing != string(plug.Strict) || !nics[0].DefaultRoute || nics[0].Plug.Type != string(plug.RoutedVLAN) {
 				t.Errorf("differs: %v, %+v", differ, nics)
 			}
@@ -216,20 +216,20 @@ func TestWantedOfAFirstBranch(t *testing.T) {
 func TestWantedBesideAnotherSource(t *testing.T) {
 	b, rec := known(t, nil, podNIC(1, 1, v1alpha1.PhaseBound))
 	rec.Lease = attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5")}
-	if nics, differ := b.wanted(rules{}, rec); !differ || len(nics) != 1 || nics[0].IfName != "eth1" || nics[0].State != attachment.Plugging || !nics[0].Later {
+	if nics, differ := b.desired(rules{}, rec); !differ || len(nics) != 1 || nics[0].IfName != "eth1" || nics[0].State != attachment.Plugging || !nics[0].Later {
 		t.Errorf("%v, %+v", differ, nics)
 	}
 	rec.Key.IfName = "net1"
-	if nics, differ := b.wanted(rules{}, rec); differ {
+	if nics, differ := b.desired(rules{}, rec); differ {
 		t.Errorf("an interface that was added later is to have %+v", nics)
 	}
 	rec.Key.IfName = "eth0"
 	b.become(0, func(*v1alpha1.PodNIC) {}) // of the name of the first interface
-	if nics, _ := b.wanted(rules{}, rec); len(nics) != 1 {
+	if nics, _ := b.desired(rules{}, rec); len(nics) != 1 {
 		t.Errorf("is to have %+v", nics)
 	}
 	rec.Pod.UID = sourcetest.Request(2).Pod.UID
-	if nics, differ := b.wanted(rules{}, rec); differ {
+	if nics, differ := b.desired(rules{}, rec); differ {
 		t.Errorf("another pod is to have %+v", nics)
 	}
 }
@@ -281,7 +281,7 @@ func TestPortOfAMachineThatChanges(t *testing.T) {
 				o.Spec.Binding = binding
 				change(&o.Status)
 			})
-			if nics, differ := b.wanted(onlyPorts, rec); differ {
+			if nics, differ := b.desired(onlyPorts, rec); differ {
 				t.Errorf("%s, %s: is to be changed to %+v", binding, what, nics)
 			}
 			s := b.state(b.of(rec.Pod)[1], true, time.Unix(1, 0))
@@ -291,7 +291,7 @@ func TestPortOfAMachineThatChanges(t *testing.T) {
 			begun := rec
 			begun.NICs = slices.Clone(rec.NICs)
 			begun.NICs[1].State = attachment.Plugging // no machine has it yet
-			if nics, differ := b.wanted(onlyPorts, begun); !differ || alike(nics[1], rec.NICs[1]) {
+			if nics, differ := b.desired(onlyPorts, begun); !differ || alike(nics[1], rec.NICs[1]) {
 				t.Errorf("%s, %s: before it is plugged it is to be %+v", binding, what, nics)
 			}
 		}

@@ -3,8 +3,7 @@
 // the last choice in a file, so that a daemon that starts while the API server is away
 // makes no ENI with other settings than before.
 //
-//	follower.go  what is watched, and whom it tells
-//	book.go      what the API server told, and the choice of it
+//	follower.go  what is watched, and the choice
 //	store.go     the choice that outlives the daemon
 //
 // Which template counts, and what its settings come to, is internal/nodenetwork's.

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
+	"slices"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -38,21 +41,24 @@ type Config struct {
 	Logger     *slog.Logger
 }
 
-// Follower knows the choice for a node. Make it with New.
+// Follower knows which NodeNetworkTemplate selects a node. Make it with New.
 type Follower struct {
 	cfg     Config
 	api     *kubeapi.Client
 	log     *slog.Logger
-	counted *template.Choice // the last that counted before the start; nil: none did
-	news    retry.Signal     // wakes the goroutine that decides
-	told    retry.Signal     // something changed for who awaits a choice
+	applied *template.Choice // the last choice that could be applied before the start; nil: none
+	sync    *kubeapi.Sync
+	news    retry.Signal // wakes the goroutine that decides
+	awaited retry.Signal // wakes Await
 
-	mu      sync.Mutex // guards all below; memory only, no call is made under it
-	book    book
-	known   bool             // there is a choice
-	choice  *template.Choice // nil: no template selects the node
-	changed func(*template.Choice)
-	due     bool // changed is to be called
+	mu        sync.Mutex // guards all below; memory only, no call is made under it
+	templates map[types.NamespacedName]v1alpha1.NodeNetworkTemplate
+	node      types.UID // of the node's Node; empty: there is none, or it was not listed yet
+	labels    map[string]string
+	known     bool             // there is a choice
+	choice    *template.Choice // nil: no template selects the node
+	changed   func(*template.Choice)
+	due       bool // changed is to be called
 }
 
 // CheckAccess tells why the Kubernetes API cannot be asked at all.
@@ -82,11 +88,14 @@ func newFollower(cfg Config, rc *rest.Config) (*Follower, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	f := &Follower{cfg: cfg, api: api, log: cfg.Logger, news: retry.NewSignal(), told: retry.NewSignal(), book: newBook()}
+	f := &Follower{
+		cfg: cfg, api: api, log: cfg.Logger, sync: kubeapi.NewSync(), news: retry.NewSignal(), awaited: retry.NewSignal(),
+		templates: map[types.NamespacedName]v1alpha1.NodeNetworkTemplate{},
+	}
 	if f.choice, f.known, err = load(cfg.Dir, choiceFile, cfg.InstanceID); err != nil {
 		f.log.Error("the stored choice of a NodeNetworkTemplate is not used", "error", err)
 	}
-	if f.counted, _, err = load(cfg.Dir, countsFile, cfg.InstanceID); err != nil {
+	if f.applied, _, err = load(cfg.Dir, countsFile, cfg.InstanceID); err != nil {
 		f.log.Error("the stored choice of a NodeNetworkTemplate that counted last is not used", "error", err)
 	}
 	return f, nil
@@ -102,7 +111,7 @@ func (f *Follower) Choice() (c *template.Choice, known bool) {
 
 // Counted is the last choice that could be had before the start, nil: none, or that is not
 // known. It goes on while the newest makes no sense.
-func (f *Follower) Counted() *template.Choice { return f.counted }
+func (f *Follower) Counted() *template.Choice { return f.applied }
 
 // Counts notes that a choice could be had, for the next start.
 func (f *Follower) Counts(c *template.Choice) {
@@ -126,7 +135,7 @@ func (f *Follower) Await(ctx context.Context) error {
 	patience := f.cfg.Clock.After(kubeapi.Timeout)
 	for {
 		f.mu.Lock()
-		known, missing := f.known, f.book.missing(f.cfg.NodeName)
+		known, missing := f.known, f.missing()
 		f.mu.Unlock()
 		if known {
 			return nil
@@ -139,84 +148,66 @@ func (f *Follower) Await(ctx context.Context) error {
 			return ctx.Err()
 		case <-patience:
 			return missing
-		case <-f.told:
+		case <-f.awaited:
 		}
 	}
 }
 
-// Run follows until ctx ends.
+// missing returns why there is no choice. f.mu is held.
+func (f *Follower) missing() error {
+	if what, err := f.sync.Failing(); err != nil {
+		return fmt.Errorf("following %s: %w", what, err)
+	}
+	if f.sync.Listed(nodes) && f.node == "" {
+		return fmt.Errorf("there is no Node %s, whose labels NodeNetworkTemplates select by", f.cfg.NodeName)
+	}
+	return errNotTold
+}
+
+// Run follows templates and the Node until ctx ends.
 func (f *Follower) Run(ctx context.Context) {
 	ctx = kubeapi.Quiet(ctx)
-	var wg sync.WaitGroup
-	cluster := kubeapi.NewCluster(f.api)
-	cluster.Follow(kubeapi.LabelledNode(f.cfg.NodeName), f.ofNode())
-	wg.Go(func() { cluster.Run(ctx) })
-	wg.Go(func() {
-		kubeapi.Follow(ctx, templates, f.api.Objects(templates, "",
-			func() runtime.Object { return &v1alpha1.NodeNetworkTemplateList{} }), f.ofTemplates())
+	m := &kubeapi.Mirror{API: f.api, Sync: f.sync, Log: f.log, Update: f.update, Explain: explain}
+	m.KeepMetadata(kubeapi.LabelledNode(f.cfg.NodeName), kubeapi.Store[*kubeapi.Metadata]{
+		Mine:  func(n *kubeapi.Metadata) bool { return n.Name == f.cfg.NodeName }, // the API server was asked for this one
+		Names: func() []types.NamespacedName { return nil },
+		Put:   func(n *kubeapi.Metadata) { f.node, f.labels = n.UID, maps.Clone(n.Labels) },
+		// The labels of a Node that is gone stay: its kubelet creates it again, or the machine goes too.
+		Drop: func(types.NamespacedName, types.UID) {},
 	})
+	kubeapi.Keep(m, templates, f.api.Objects(templates, "", func() runtime.Object { return &v1alpha1.NodeNetworkTemplateList{} }),
+		kubeapi.Store[*v1alpha1.NodeNetworkTemplate]{
+			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(f.templates)) },
+			Put:   func(t *v1alpha1.NodeNetworkTemplate) { f.templates[kubeapi.NameOf(t)] = *t },
+			Drop: func(name types.NamespacedName, uid types.UID) {
+				if uid == "" || f.templates[name].UID == uid {
+					delete(f.templates, name)
+				}
+			},
+		})
+	var wg sync.WaitGroup
+	wg.Go(func() { m.Run(ctx) })
 	f.decide(ctx)
 	wg.Wait()
 }
 
-func (f *Follower) ofTemplates() kubeapi.Handler[*v1alpha1.NodeNetworkTemplate] {
-	return kubeapi.Handler[*v1alpha1.NodeNetworkTemplate]{
-		Heard: f.heard(templates),
-		Put:   func(t *v1alpha1.NodeNetworkTemplate) { f.change(func(b *book) { b.templates[t.UID] = *t }) },
-		Gone:  func(t *v1alpha1.NodeNetworkTemplate) { f.change(func(b *book) { delete(b.templates, t.UID) }) },
-		All:   func(list []*v1alpha1.NodeNetworkTemplate) { f.change(func(b *book) { b.setTemplates(list) }) },
-	}
-}
-
-func (f *Follower) ofNode() kubeapi.Handler[*kubeapi.Metadata] {
-	put := func(n *kubeapi.Metadata) {
-		if n.Name == f.cfg.NodeName { // the API server was asked for this one
-			f.change(func(b *book) { b.setNode(n.UID, n.Labels) })
-		}
-	}
-	return kubeapi.Handler[*kubeapi.Metadata]{
-		Heard: f.heard(nodes),
-		Put:   put,
-		Gone:  func(*kubeapi.Metadata) {}, // see setNode
-		All: func(list []*kubeapi.Metadata) {
-			f.change(func(b *book) { b.asked = true })
-			for _, n := range list {
-				put(n)
-			}
-		},
-	}
-}
-
-// change changes what is known, and wakes who goes by it.
-func (f *Follower) change(do func(*book)) {
+// update changes what is known, and wakes who depends on it.
+func (f *Follower) update(change func()) {
 	f.mu.Lock()
-	do(&f.book)
+	change()
 	f.mu.Unlock()
 	f.news.Set()
-	f.told.Set()
+	f.awaited.Set()
 }
 
-// heard notes whether something can be followed, and logs when an outage begins or is over.
-func (f *Follower) heard(what string) func(error) {
-	return func(err error) {
-		if kubeapi.Ended(err) {
-			return
-		}
-		f.mu.Lock()
-		before := f.book.trouble[what]
-		delete(f.book.trouble, what)
-		if err != nil {
-			f.book.trouble[what] = err
-		}
-		f.mu.Unlock()
-		f.told.Set()
-		switch {
-		case err != nil && before == nil:
-			f.log.Warn("NodeNetworkTemplates cannot be followed; the last choice stays", "what", what, "error", explain(what, err))
-		case err == nil && before != nil:
-			f.log.Info("NodeNetworkTemplates can be followed again", "what", what)
-		}
+// chosen returns the choice, and the error of template.Choose. There is none (ok) before both kinds were listed.
+// f.mu is held.
+func (f *Follower) chosen() (c *template.Choice, ok bool, invalid error) {
+	if !f.sync.Listed(templates) || f.node == "" {
+		return nil, false, nil
 	}
+	c, invalid = template.Choose(f.labels, slices.Collect(maps.Values(f.templates)))
+	return c, true, invalid
 }
 
 // explain adds what to do about an API server's answer.
@@ -233,17 +224,17 @@ func explain(what string, err error) error {
 // decide makes the choice whenever something changed, until ctx ends. It is in the file
 // before anybody goes by it.
 func (f *Follower) decide(ctx context.Context) {
-	var complained string
-	confirmed := false // the API server has told, and the file has it
+	var logged string
+	confirmed := false // the API server has listed all, and the file has the choice
 	for {
 		f.mu.Lock()
-		c, ok, senseless := f.book.choice()
+		c, ok, invalid := f.chosen()
 		same := f.known && reflect.DeepEqual(c, f.choice)
 		f.mu.Unlock()
-		if senseless != nil && senseless.Error() != complained {
-			f.log.Error("NodeNetworkTemplates that make no sense select nothing", "error", senseless)
+		if invalid != nil && invalid.Error() != logged {
+			f.log.Error("invalid NodeNetworkTemplates are ignored", "error", invalid)
 		}
-		complained = fmt.Sprint(senseless)
+		logged = fmt.Sprint(invalid)
 		if ok && (!same || !confirmed) {
 			if err := save(f.cfg.Dir, choiceFile, f.cfg.InstanceID, c); err != nil {
 				f.log.Warn("choice of a NodeNetworkTemplate not recorded; a start without the API server would not know it", "error", err)
@@ -271,7 +262,7 @@ func (f *Follower) choose(c *template.Choice) {
 	f.mu.Lock()
 	f.choice, f.known, f.due = c, true, true
 	f.mu.Unlock()
-	f.told.Set()
+	f.awaited.Set()
 }
 
 // deliver tells the choice, if that is due.

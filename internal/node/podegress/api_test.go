@@ -317,12 +317,12 @@ func TestForeignClients(t *testing.T) {
 	if now.Status.Node != nil {
 		t.Errorf("of another node's pod it says %+v", now.Status.Node)
 	}
-	err := m.write(t.Context(), statement{nameOfObject(foreign), foreign.UID, foreign.ResourceVersion, v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}})
+	err := m.write(t.Context(), report{Name: kubeapi.NameOf(foreign), UID: foreign.UID, Version: foreign.ResourceVersion, State: v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}})
 	if !apierrors.IsForbidden(err) {
 		t.Errorf("a node's token wrote of another's pod: %v", err)
 	}
 	own := nameOf(sourcetest.Request(2).Pod)
-	if err := m.write(t.Context(), statement{own, "another", foreign.ResourceVersion, v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}}); !apierrors.IsConflict(err) {
+	if err := m.write(t.Context(), report{Name: own, UID: "another", Version: foreign.ResourceVersion, State: v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}}); !apierrors.IsConflict(err) {
 		t.Errorf("it wrote of another EgressClient of the name: %v", err)
 	}
 }
@@ -349,9 +349,9 @@ func TestGarbage(t *testing.T) {
 	m.Until("what is right", func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return m.book.targets[nameOfObject(nat)].err == nil
+		return m.observed.egresses.byName[kubeapi.NameOf(nat)].err == nil
 	}, func() string { return "" })
-	if n := m.Log.Count("makes no sense"); n != 1 {
+	if n := m.Log.Count("invalid fields"); n != 1 {
 		t.Errorf("it was told %d times", n)
 	}
 }

@@ -13,12 +13,13 @@ import (
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/waiters"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
 )
 
-// Config says what egress is made of.
+// Config is the configuration of Clients. NodeName, Kernel and Port are required.
 type Config struct {
 	NodeName   string // of this node's Node
 	Namespace  string // Berth's own; empty: it is not known
@@ -26,34 +27,36 @@ type Config struct {
 	Kernel     Kernel
 
 	Port            uint16         // UDP port of Foo over UDP, of gateways and clients
-	ClusterNetworks []netip.Prefix // what keeps its way although an Egress's default route has it
+	ClusterNetworks []netip.Prefix // which an Egress's default route does not apply to
 
-	ProbeInterval time.Duration // between two questions to a gateway whether it answers; 0: none is asked
-	Probe         Probe         // nil: by TCP
-	Ask           Ask           // nil: by HTTP
+	ProbeInterval time.Duration // between two probes of a gateway; 0: none are made
+	Probe         Probe         // nil: Connect
+	Ask           Ask           // nil: AskByHTTP
 
-	Full Full // nil: nobody is told
+	Full Full // nil: nothing is told
 
 	Clock    clock.Clock
 	Logger   *slog.Logger
 	Observer Observer // nil: nobody
 }
 
-// Clients are the pods of the node that reach the outside by gateways. They implement
-// daemon.Egress. Make them with New.
+// Clients are the pods of the node that use Egresses. They implement what the daemon's part for egress needs.
+// Make them with New.
 type Clients struct {
-	cfg   Config
-	api   *kubeapi.Client
-	clock clock.Clock
-	log   *slog.Logger
+	cfg     Config
+	api     *kubeapi.Client
+	clock   clock.Clock
+	log     *slog.Logger
+	tunnels tunnels
+	asker   asker
 
-	report retry.Signal // wakes the goroutine that has status written
-	news   retry.Signal // a pod may have to have another egress
-	probed retry.Signal // the gateways to probe may be others
+	report  retry.Signal // wakes the reporter
+	changed retry.Signal // running pods may have to get another egress
+	probed  retry.Signal // the gateways to probe may have changed
 
-	mu              sync.Mutex // guards all below; memory only, no call is made under it
-	book            *book
-	clusterNetworks []netip.Prefix
+	mu       sync.Mutex // guards all below; memory only, no call is made under it
+	observed *observed
+	waiters  *waiters.Set
 }
 
 // New checks the configuration. It makes no request yet.
@@ -93,76 +96,184 @@ func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
 	if cfg.Ask == nil {
 		cfg.Ask = AskByHTTP
 	}
-	return &Clients{
+	c := &Clients{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
-		report: retry.NewSignal(), news: retry.NewSignal(), probed: retry.NewSignal(),
-		book: newBook(cfg.Namespace), clusterNetworks: cfg.ClusterNetworks,
-	}, nil
+		tunnels: tunnels{kernel: cfg.Kernel, port: cfg.Port, networks: cfg.ClusterNetworks},
+		asker:   asker{ask: cfg.Ask, clock: cfg.Clock, muted: map[string]time.Time{}},
+		report:  retry.NewSignal(), changed: retry.NewSignal(), probed: retry.NewSignal(),
+		observed: newObserved(cfg.Namespace),
+	}
+	c.waiters = waiters.New(&c.mu)
+	return c, nil
 }
 
-// Annotations implements daemon.Egress: all that name Egresses, and the one of gateways.
+// Annotations are the keys of pods' annotations that the node reads: the prefix of those that name Egresses,
+// and that of gateways.
 func (c *Clients) Annotations() []string {
 	return []string{v1alpha1.AnnotationEgressPrefix, v1alpha1.AnnotationEgressGateway}
 }
 
-// CheckWish implements daemon.Egress.
+// CheckWish returns an error if the pod's annotations are malformed.
 func (c *Clients) CheckWish(req source.Request) error {
 	_, errs := membership.Named(req.Wish.Annotations)
 	return errs.Err()
 }
 
-// News implements daemon.Egress.
-func (c *Clients) News() <-chan struct{} { return c.news }
+// News has an element when running pods may have to get another egress.
+func (c *Clients) News() <-chan struct{} { return c.changed }
 
-// Wanted implements daemon.Egress.
+// Wanted returns the egress that a ready attachment is to have by now, and whether it differs from what it has.
 func (c *Clients) Wanted(rec attachment.Record) (egress *attachment.Egress, differ bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.book.wanted(rec)
+	return c.observed.desired(rec)
 }
 
-// Run implements daemon.Egress.
+// Run follows the API server, reports and probes until ctx ends.
 func (c *Clients) Run(ctx context.Context) error {
 	ctx = kubeapi.Quiet(ctx)
 	var wg sync.WaitGroup
-	c.follow(ctx, &wg)
-	wg.Go(func() { confirm.Await(ctx, c.clock, c.hadItsTime) })
+	mirror, reporter := c.mirror(), c.reporter()
+	wg.Go(func() { mirror.Run(ctx) })
+	wg.Go(func() { confirm.Await(ctx, c.clock, c.stopWaiting) })
 	if c.cfg.ProbeInterval > 0 {
 		wg.Go(func() { c.probe(ctx) })
 	}
 	if c.cfg.Full != nil {
 		wg.Go(func() { c.track(ctx) })
 	}
-	c.reports(ctx)
+	reporter.Run(ctx)
 	wg.Wait()
 	return ctx.Err()
 }
 
-// hadItsTime lets pods start of which it is not known whether an Egress selects them.
-func (c *Clients) hadItsTime() {
-	c.change(func(b *book) {
-		b.late = true
-		b.wakeAll()
-	})
-	c.mu.Lock()
-	listed, err := c.book.isListed(), c.book.anyTrouble()
-	c.mu.Unlock()
-	if !listed {
-		c.log.Warn("the API server has not told yet which Egresses there are; pods that name none start, and are made clients later", "error", err)
+// stopWaiting lets pods start although it is not known whether an Egress selects them.
+func (c *Clients) stopWaiting() {
+	c.change(func(o *observed) { o.late, o.effects.wakeAll = true, true })
+	if sync := c.observed.sync; !sync.Listed(egressClients, egresses, namespaces) {
+		c.log.Warn("the API server has not listed the Egresses in time; pods that name none start, and become clients later", "error", sync.Err())
 	}
 }
 
-// change changes the book, and tells who has to do something about it.
-func (c *Clients) change(do func(b *book)) {
+// change changes the observed state, and has the effects.
+func (c *Clients) change(do func(o *observed)) {
 	c.mu.Lock()
-	do(c.book)
-	news, unsaid := c.book.news, len(c.book.unsaid) > 0
-	c.book.news = false
+	do(c.observed)
+	e, unreported := c.observed.takeEffects(), len(c.observed.unreported) > 0
+	c.waiters.Wake(e.wakes)
 	c.mu.Unlock()
-	if news {
-		c.news.Set()
+	if e.changed {
+		c.changed.Set()
 	}
-	if unsaid {
+	if unreported {
 		c.report.Set()
 	}
+	for _, err := range e.invalid {
+		c.log.Error("invalid fields of an Egress are ignored", "error", err)
+	}
 }
+
+// Acquire returns the egress that a pod is to have when it starts, once that is known; nil: none. The error is a
+// *source.Exhausted: at once if the pod cannot be served, or when ctx ends first.
+func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.Egress, error) {
+	var d decision
+	begun, waited := c.clock.Now(), false
+	err := c.waiters.Until(ctx, req, func() *source.Exhausted {
+		d = c.observed.decide(req)
+		waited = waited || d.wait != nil
+		return d.wait
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case waited:
+		c.cfg.Observer.Waited(c.clock.Now().Sub(begun))
+	}
+	if d.err != nil {
+		return nil, d.err
+	}
+	return d.egress, nil
+}
+
+// Why returns what the Acquire of a key waits for; nil when none does.
+func (c *Clients) Why(key attachment.Key) *source.Exhausted { return c.waiters.Why(key) }
+
+// TakeUp notes the attachments that are ready when the daemon starts.
+func (c *Clients) TakeUp(ready []attachment.Record) {
+	c.change(func(o *observed) {
+		for _, rec := range ready {
+			if mayBeClient(rec) {
+				o.setUp(rec)
+			}
+		}
+	})
+}
+
+// Coming announces the addresses of an attachment to the gateways, by its EgressClient, before its kernel state
+// is complete.
+func (c *Clients) Coming(rec attachment.Record) {
+	if c.cfg.Kernel.Supported() == nil {
+		c.SetUp(rec)
+	}
+}
+
+// SetUp notes that an attachment's egress is set up as its record says.
+func (c *Clients) SetUp(rec attachment.Record) {
+	if mayBeClient(rec) {
+		c.change(func(o *observed) { o.setUp(rec) })
+	}
+}
+
+// Failed notes that it could not be. An ADD that fails has an Event of its pod instead.
+func (c *Clients) Failed(rec attachment.Record, err error) {
+	if mayBeClient(rec) && rec.State == attachment.Ready {
+		c.change(func(o *observed) { o.fail(rec, err) })
+	}
+}
+
+// Gone notes that an attachment is gone.
+func (c *Clients) Gone(rec attachment.Record) {
+	if mayBeClient(rec) {
+		c.change(func(o *observed) { o.end(rec) })
+	}
+}
+
+// mayBeClient tells whether an attachment is one by which a pod may use Egresses.
+func mayBeClient(rec attachment.Record) bool {
+	return rec.Key.IfName == firstInterface && rec.Pod.Name != ""
+}
+
+// Await returns once the gateways that an attachment's connections may use serve its pod, or with an error when
+// ctx ends before.
+func (c *Clients) Await(ctx context.Context, rec attachment.Record) error {
+	list := c.asker.gatewaysOf(rec)
+	if !mayBeClient(rec) || len(list) == 0 {
+		return nil
+	}
+	begun := c.clock.Now()
+	err := c.asker.await(ctx, list, rec)
+	c.cfg.Observer.Served(c.clock.Now().Sub(begun), err)
+	return err
+}
+
+// Apply sets up in the pod's namespace what a record says.
+func (c *Clients) Apply(ctx context.Context, rec attachment.Record) error {
+	return c.tunnels.apply(ctx, rec)
+}
+
+// Check tells how the pod's namespace differs from a record.
+func (c *Clients) Check(ctx context.Context, rec attachment.Record) error {
+	return c.tunnels.check(ctx, rec)
+}
+
+// Clear removes what Apply set up, but that a namespace forwards.
+func (c *Clients) Clear(ctx context.Context, rec attachment.Record) error {
+	return c.tunnels.clear(ctx, rec)
+}
+
+// Supported tells whether the node's kernel has what tunnels need.
+func (c *Clients) Supported(context.Context) error { return c.cfg.Kernel.Supported() }
+
+// SetClusterNetworks replaces Config.ClusterNetworks. Running pods get them when they are next compared with
+// their records.
+func (c *Clients) SetClusterNetworks(networks []netip.Prefix) { c.tunnels.setNetworks(networks) }

@@ -9,11 +9,12 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/waiters"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// verdict is what a pod is to have, that its ADD has to wait, or that it cannot be.
-type verdict struct {
+// decision is what a pod is to have, that its ADD has to wait, or that it cannot be.
+type decision struct {
 	egress *attachment.Egress // nil: nothing
 	wait   *source.Exhausted  // what is waited for
 	err    *source.Exhausted
@@ -23,72 +24,72 @@ type verdict struct {
 // EgressClient, is waited for where the pod names Egresses, and where one selects pods of
 // its namespace. Other pods have nothing, without a look at the API server; one of which the
 // operator says something all the same has that.
-func (b *book) decide(req source.Request) verdict {
+func (o *observed) decide(req source.Request) decision {
 	if req.Key.IfName != firstInterface {
-		return verdict{}
+		return decision{}
 	}
 	named, errs := membership.Named(req.Wish.Annotations)
 	if err := errs.Err(); err != nil {
-		return verdict{err: &source.Exhausted{Reason: "egress-annotation", Message: err.Error(), Err: err}}
+		return decision{err: &source.Exhausted{Reason: "egress-annotation", Message: err.Error(), Err: err}}
 	}
-	m, there := b.member(req.Pod)
+	m, there := o.member(req.Pod)
 	if len(named) == 0 && !there {
-		if why := b.mayBeClient(req.Pod); why != nil {
-			return verdict{wait: why}
+		if why := o.mayBeClient(req.Pod); why != nil {
+			return decision{wait: why}
 		}
 	}
 	for _, name := range named {
-		if v := b.namedBy(req.Pod, m, there, name); v.wait != nil || v.err != nil {
+		if v := o.namedBy(req.Pod, m, there, name); v.wait != nil || v.err != nil {
 			return v
 		}
 	}
-	for _, u := range b.uses(m) {
-		if _, ok := b.find(u); !ok {
-			return verdict{wait: b.unlessUnreachable(b.notUsable(u))}
+	for _, u := range o.uses(m) {
+		if _, ok := o.egresses.find(u); !ok {
+			return decision{wait: o.orUnreachable(o.egresses.notUsable(u))}
 		}
 	}
-	e := plan(b.scene(m, nil))
+	e := plan(o.inputs(m, nil))
 	e.Forward = req.Wish.Annotations[v1alpha1.AnnotationEgressGateway] == "true"
 	if len(e.Egresses) == 0 && !e.Forward {
-		return verdict{}
+		return decision{}
 	}
-	return verdict{egress: &e}
+	return decision{egress: &e}
 }
 
 // mayBeClient is why it has to be waited whether the pod is a client that names no Egress;
 // nil: it need not be.
-func (b *book) mayBeClient(pod attachment.Pod) *source.Exhausted {
-	if !b.isListed() {
-		if b.late {
+func (o *observed) mayBeClient(pod attachment.Pod) *source.Exhausted {
+	if !o.allListed() {
+		if o.late {
 			return nil // it becomes one while it runs
 		}
-		return b.unlessUnreachable(exhausted("starting", "the API server has not told yet which Egresses there are, one of which may select the pod"))
+		return o.orUnreachable(exhausted("starting", "the API server has not told yet which Egresses there are, one of which may select the pod"))
 	}
-	n, known := b.namespaces[pod.Namespace]
+	n, known := o.egresses.namespaces[pod.Namespace]
 	if !known {
 		n.Name = pod.Namespace
 	}
-	if may := b.selectors.Of(n); len(may) > 0 {
-		return b.unlessUnreachable(noClient(pod, "Egress "+may[0].String()+" selects pods of the namespace"))
+	if may := o.egresses.selectors.Of(n); len(may) > 0 {
+		return o.orUnreachable(noClient(pod, "Egress "+may[0].String()+" selects pods of the namespace"))
 	}
-	if !known && b.selectors.ByLabels() {
-		return b.unlessUnreachable(exhausted("starting", "the API server has not told of namespace %s yet, whose pods an Egress may select", shown(pod.Namespace, 80)))
+	if !known && o.egresses.selectors.ByLabels() {
+		return o.orUnreachable(exhausted("starting", "the API server has not told of namespace %s yet, whose pods an Egress may select", shown(pod.Namespace, 80)))
 	}
 	return nil
 }
 
 // namedBy tells whether the operator said that a pod may use an Egress that it names.
-func (b *book) namedBy(pod attachment.Pod, m member, there bool, name membership.Ref) verdict {
+func (o *observed) namedBy(pod attachment.Pod, m member, there bool, name membership.Ref) decision {
 	if i := slices.IndexFunc(m.refused, func(r v1alpha1.EgressRefusal) bool { return r.Namespace == name.Namespace && r.Name == name.Name }); i >= 0 {
-		return verdict{err: refused(m.refused[i])}
+		return decision{err: refused(m.refused[i])}
 	}
 	if there && slices.ContainsFunc(m.uses, func(u use) bool { return u.name == types.NamespacedName(name) }) {
-		return verdict{}
+		return decision{}
 	}
-	if !b.listed[egressClients] {
-		return verdict{wait: b.unlessUnreachable(exhausted("starting", "Egress %s: the API server has not told yet which EgressClients this node has", name))}
+	if !o.sync.Listed(egressClients) {
+		return decision{wait: o.orUnreachable(exhausted("starting", "Egress %s: the API server has not told yet which EgressClients this node has", name))}
 	}
-	return verdict{wait: b.unlessUnreachable(noClient(pod, "the pod names Egress "+name.String()))}
+	return decision{wait: o.orUnreachable(noClient(pod, "the pod names Egress "+name.String()))}
 }
 
 // refused says why a pod that names an Egress may not use it.
@@ -114,19 +115,16 @@ func noClient(pod attachment.Pod, as string) *source.Exhausted {
 }
 
 // notUsable says what is wrong with an Egress that a pod is to use.
-func (b *book) notUsable(u use) *source.Exhausted {
-	if t, ok := b.targets[u.name]; ok && t.uid == u.uid && t.err != nil {
+func (e *egressSet) notUsable(u use) *source.Exhausted {
+	if t, ok := e.byName[u.name]; ok && t.uid == u.uid && t.err != nil {
 		return &source.Exhausted{Reason: "egress-invalid", Message: t.err.Error(), Err: t.err}
 	}
 	return exhausted("egress-unknown", "Egress %s (%s), of which the pod is a client: the API server has not told of it yet, or it is gone", u.name, shown(string(u.uid), 64))
 }
 
-// unlessUnreachable is why, or that the API server is out of reach, which is nearer.
-func (b *book) unlessUnreachable(why *source.Exhausted) *source.Exhausted {
-	if err := b.anyTrouble(); err != nil {
-		return &source.Exhausted{Reason: "unreachable", Message: "the Kubernetes API cannot be used: " + err.Error() + "; " + why.Message, Err: err}
-	}
-	return why
+// orUnreachable returns why an ADD waits: for the API server while that cannot be reached.
+func (o *observed) orUnreachable(why *source.Exhausted) *source.Exhausted {
+	return waiters.Unreachable(o.sync.Err(), why)
 }
 
 func exhausted(reason, format string, args ...any) *source.Exhausted {

@@ -1,33 +1,36 @@
-// Package podegress has pods reach networks outside by the gateways of Egresses: it waits until
-// the operator has said, by EgressClient objects, which Egresses a pod is a client of, has the
-// pod's side of the tunnels set up, keeps it to what Egresses say while the pod runs, and says in
-// the EgressClients' status what is set up. It implements daemon.Egress.
+// Package podegress lets pods reach networks outside the cluster through the gateways of Egresses. It waits until the
+// operator has said, by EgressClient objects, which Egresses a pod uses, sets up the pod's side of the tunnels, keeps
+// that up to date while the pod runs, and reports in the EgressClients' status what is set up.
 //
-// Decisions are made by a book, which is values in memory and does no I/O:
+// Decisions are made on values in memory, without I/O:
 //
-//	object.go    what an Egress and an EgressClient say, as far as that can be
-//	plan.go      the egress that a pod is to have
-//	book.go      what is known, and which pods a change is about
+//	object.go    what an Egress and an EgressClient say, with their validation
+//	observed.go  what is known, and which pods a change concerns
 //	decide.go    whether a pod can start, and why not
-//	state.go     what is to be said of a pod in its EgressClient's status
+//	plan.go      the egress that a pod is to have
+//	state.go     what an EgressClient's status is to say, and the reporter that writes it
 //
-// Clients owns the book's lock and has the edges:
+// Clients owns the lock of the observed state. The rest does I/O without it:
 //
-//	clients.go   what is made of it all, and how it runs
+//	clients.go   what the daemon calls
 //	follow.go    what is watched at the API server
-//	wait.go      ADDs that wait
 //	setup.go     the kernel
-//	report.go    the status of EgressClients
 //	probe.go     whether gateways answer
-//	served.go    whether they serve a pod that starts
-//	tracking.go  gateways of this node whose connections have no room
+//	served.go    whether gateways serve a pod that starts
+//	tracking.go  gateways on this node whose connection tables are full
 //	metrics.go   the metrics
-//	rbac.go      what the daemon may do at the API server
 //
-// Who trusts whom: the node believes the operator which Egresses a pod names and may use, and which
-// select it by its labels; whether an Egress may select pods of a namespace at all it judges by the
-// Namespaces itself, as the operator does (membership.Selectors). It believes an Egress's
-// status which gateways there are; it believes no pod. What is no address of a host, no network,
-// or of another node is left out. The operator believes a node's word for a pod's addresses only
-// as far as no other pod has them.
+// Trust: the node believes the operator which Egresses a pod names and may use, and which select it by its labels.
+// Whether an Egress may select pods of a namespace at all, the node checks against the Namespaces itself, as the
+// operator does (membership.Selectors). It believes an Egress's status about its gateways, and it believes no pod.
+// Values that are no host address or network, and objects of other nodes, are ignored. The operator believes a node
+// about a pod's addresses only as far as no other pod has them.
 package podegress
+
+// What berthd does in the Kubernetes API for egress. It reads no pod.
+//
+// +kubebuilder:rbac:groups=berth.dev,resources=egresses;egressclients,verbs=get;list;watch
+// +kubebuilder:rbac:groups=berth.dev,resources=egressclients/status,verbs=patch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
+//
+//go:generate controller-gen rbac:roleName=berthd paths=.;../../podevents output:rbac:dir=../../../deploy/chart/files/rbac/egress/berthd

@@ -80,13 +80,13 @@ type counts struct{ unusable, silent, unsaid, waiting int }
 
 // count counts. c.mu is held.
 func (c *Clients) count() counts {
-	n := counts{unusable: len(c.book.unusable()), waiting: len(c.book.waiters)}
-	for _, m := range c.book.members {
-		if c.book.state(m) != nil {
+	n := counts{unusable: len(c.observed.unusable()), waiting: c.waiters.Len()}
+	for _, m := range c.observed.members {
+		if c.observed.state(m) != nil {
 			n.unsaid++
 		}
 	}
-	for _, ones := range c.book.silent {
+	for _, ones := range c.observed.silent {
 		n.silent += len(ones)
 	}
 	return n
@@ -118,10 +118,10 @@ func (b Beside) Snapshot() source.Snapshot {
 	c := b.clients
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.Waiting += len(c.book.waiters)
+	s.Waiting += c.waiters.Len()
 	s.Conditions = append(s.Conditions[:len(s.Conditions):len(s.Conditions)], c.condition())
 	s.Detail = source.Details{s.Detail, c.count()}
-	if err := c.book.anyTrouble(); err != nil && s.LastError == "" {
+	if err := c.observed.sync.Err(); err != nil && s.LastError == "" {
 		s.LastError = "the Kubernetes API cannot be used: " + err.Error()
 	}
 	return s
@@ -132,7 +132,7 @@ const longestCondition = 1024
 
 // condition tells what of Egresses is left out. c.mu is held.
 func (c *Clients) condition() source.Condition {
-	errs := c.book.unusable()
+	errs := c.observed.unusable()
 	if len(errs) == 0 {
 		return source.Condition{Type: conditionEgresses, Healthy: true, Reason: "Usable"}
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// scene is what a pod's egress follows from.
-type scene struct {
+// inputs determine a pod's egress.
+type inputs struct {
 	pod    string                      // UID
 	uses   []use                       // Egresses that it is a client of, sorted by name
 	find   func(use) (target, bool)    // those that are known and usable
@@ -24,7 +24,7 @@ type scene struct {
 // silentOnes are UIDs of gateways.
 type silentOnes map[string]bool
 
-// plan returns the egress that a pod is to have. Equal scenes give equal results, and a
+// plan returns the egress that a pod is to have. Equal inputs give equal results, and a
 // pod that has what is planned keeps it.
 //
 // An Egress that is not known, or not usable, stays as the pod has it: its packets must not
@@ -33,7 +33,7 @@ type silentOnes map[string]bool
 // Gateways keep their IDs. New ones get the one after that which was given last, as far as
 // it is free, so that one which became free is given again as late as can be. A pod with more
 // gateways than IDs has as many gateways as IDs: see pick.
-func plan(s scene) attachment.Egress {
+func plan(s inputs) attachment.Egress {
 	var out attachment.Egress
 	had := map[use]attachment.UsedEgress{}
 	if s.has != nil {

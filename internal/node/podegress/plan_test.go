@@ -51,7 +51,7 @@ func targetWith(name string, gateways ...gateway) target {
 
 // planned plans for a pod that uses all of some Egresses.
 func planned(pod string, has *attachment.Egress, silent map[use]silentOnes, all ...target) attachment.Egress {
-	s := scene{pod: pod, has: has, silent: func(u use) silentOnes { return silent[u] }}
+	s := inputs{pod: pod, has: has, silent: func(u use) silentOnes { return silent[u] }}
 	known := map[use]target{}
 	for _, t := range all {
 		u := use{t.name, t.uid}
@@ -134,7 +134,7 @@ func TestPlan(t *testing.T) {
 // An Egress that the node does not know, or cannot use, stays as it was.
 func TestUnknownEgressStays(t *testing.T) {
 	has := planned("pod", nil, nil, targetWith("nat", gatewayNumber(1)), targetWith("other", gatewayNumber(2)))
-	s := scene{pod: "pod", has: &has, uses: []use{useNamed("nat"), useNamed("never"), useNamed("other")}, silent: func(use) silentOnes { return nil }}
+	s := inputs{pod: "pod", has: &has, uses: []use{useNamed("nat"), useNamed("never"), useNamed("other")}, silent: func(use) silentOnes { return nil }}
 	other := targetWith("other", gatewayNumber(2), gatewayNumber(3))
 	s.find = func(u use) (target, bool) { return other, u == useNamed("other") }
 	got := plan(s)

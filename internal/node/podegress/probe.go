@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -118,108 +117,100 @@ type answer struct {
 	err error
 }
 
-// probe asks each gateway that pods of this node use, once however many pods they are, until
-// ctx ends.
+// prober probes gateways, each once however many pods use it. Its fields belong to the goroutine of run.
+type prober struct {
+	clients *Clients
+	known   answers
+	running map[asked]context.CancelFunc
+	results chan answer
+	wg      sync.WaitGroup
+}
+
+// probe probes the gateways that pods of this node use, until ctx ends.
 func (c *Clients) probe(ctx context.Context) {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	results := make(chan answer)
-	running := map[asked]context.CancelFunc{}
-	known := answers{}
+	p := &prober{clients: c, known: answers{}, running: map[asked]context.CancelFunc{}, results: make(chan answer)}
+	ctx, end := context.WithCancel(ctx)
+	defer p.wg.Wait()
+	defer end()
 	for {
 		select {
 		case <-ctx.Done():
-			for _, end := range running {
-				end()
-			}
 			return
 		case <-c.probed:
 			c.mu.Lock()
-			of := toProbe(c.book.gateways())
+			of := toProbe(c.observed.gateways())
 			c.mu.Unlock()
-			for g, end := range running {
-				if _, still := of[g]; !still {
-					end()
-					delete(running, g)
-				}
+			p.follow(ctx, of)
+		case r := <-p.results:
+			if p.running[r.of] == nil {
+				continue // its probes were ended
 			}
-			for g, gw := range of {
-				if running[g] == nil {
-					one, end := context.WithCancel(ctx)
-					running[g] = end
-					wg.Go(func() { c.ask(one, g, gw.addrs, results) })
-				}
-			}
-			known.keepOnly(of)
-		case r := <-results:
-			if running[r.of] == nil {
-				continue // it was asked for no more
-			}
-			before := known[r.of]
-			if r.err == nil {
-				known[r.of] = 0
-			} else {
-				known[r.of]++
-			}
-			c.noteAnswer(r, before, known[r.of])
+			p.note(r)
 		}
 		c.mu.Lock()
-		of, was := c.book.gateways(), c.book.silent
+		of, was := c.observed.gateways(), c.observed.silent
 		c.mu.Unlock()
-		if now := known.silent(of); !maps.EqualFunc(was, now, func(a, b silentOnes) bool { return maps.Equal(a, b) }) {
-			c.change(func(b *book) { b.silence(now) })
+		if now := p.known.silent(of); !maps.EqualFunc(was, now, func(a, b silentOnes) bool { return maps.Equal(a, b) }) {
+			c.change(func(o *observed) { o.silence(now) })
 		}
 	}
 }
 
+// follow probes these gateways and no others.
+func (p *prober) follow(ctx context.Context, of map[asked]gateway) {
+	for g, end := range p.running {
+		if _, still := of[g]; !still {
+			end()
+			delete(p.running, g)
+		}
+	}
+	for g, gw := range of {
+		if p.running[g] == nil {
+			one, end := context.WithCancel(ctx)
+			p.running[g] = end
+			p.wg.Go(func() { p.ask(one, g, gw.addrs) })
+		}
+	}
+	p.known.keepOnly(of)
+}
+
 // ask probes one gateway until ctx ends, at random times about the interval apart.
-func (c *Clients) ask(ctx context.Context, g asked, addrs []netip.Addr, to chan<- answer) {
-	wait := retry.Jitter(c.cfg.ProbeInterval / 2) // many may come at once
+func (p *prober) ask(ctx context.Context, g asked, addrs []netip.Addr) {
+	clk, interval := p.clients.clock, p.clients.cfg.ProbeInterval
+	wait := retry.Jitter(interval / 2) // many may be added at once
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.clock.After(wait):
+		case <-clk.After(wait):
 		}
-		begun := c.clock.Now()
-		err := c.askOnce(ctx, addrs)
+		begun := clk.Now()
+		once, cancel := context.WithTimeout(ctx, ProbeTimeout)
+		err := anyOf(once, addrs, p.clients.cfg.Probe)
+		cancel()
 		if ctx.Err() != nil {
-			return
+			return // the probe was cut short
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case to <- answer{g, err}:
+		case p.results <- answer{g, err}:
 		}
-		wait = retry.Jitter(c.cfg.ProbeInterval) - c.clock.Now().Sub(begun)
+		wait = retry.Jitter(interval) - clk.Now().Sub(begun)
 	}
 }
 
-// askOnce asks at all addresses at once: an answer from one of them is enough.
-func (c *Clients) askOnce(ctx context.Context, addrs []netip.Addr) error {
-	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
-	defer cancel()
-	outcomes := make(chan error, len(addrs))
-	for _, a := range addrs {
-		go func() { outcomes <- c.cfg.Probe(ctx, netip.AddrPortFrom(a, v1alpha1.EgressHealthPort)) }()
+// note counts a probe, and logs when a gateway ceases to answer and when it answers again.
+func (p *prober) note(r answer) {
+	before := p.known[r.of]
+	if p.known[r.of]++; r.err == nil {
+		p.known[r.of] = 0
 	}
-	var errs []error
-	for range addrs {
-		err := <-outcomes
-		if err == nil {
-			return nil
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// noteAnswer logs when a gateway begins or ends to be silent.
-func (c *Clients) noteAnswer(r answer, before, now int) {
-	switch {
+	log := p.clients.log.With("egress", r.of.egress.name.String(), "gateway", r.of.uid, "addresses", r.of.addrs)
+	switch now := p.known[r.of]; {
 	case before < ProbeFailures && now == ProbeFailures:
-		c.log.Warn("a gateway does not answer; new connections avoid it while another of its Egress answers", "egress", r.of.egress.name.String(), "gateway", r.of.uid, "addresses", r.of.addrs, "error", r.err)
+		log.Warn("gateway does not answer; new connections avoid it while another gateway of its Egress answers", "error", r.err)
 	case before >= ProbeFailures && now == 0:
-		c.log.Info("a gateway answers again", "egress", r.of.egress.name.String(), "gateway", r.of.uid, "addresses", r.of.addrs)
+		log.Info("gateway answers again")
 	}
 }

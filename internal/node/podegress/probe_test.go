@@ -88,13 +88,13 @@ func (n *network) set(away bool, list ...netip.Addr) {
 }
 
 // clients are those of a node without an API server, which has told what a book says.
-func clients(t *testing.T, b *book, tune func(*Config)) *Clients {
+func clients(t *testing.T, b *observed, tune func(*Config)) *Clients {
 	t.Helper()
 	cfg := Config{NodeName: "node-1", Kernel: egressfake.NewKernel(nil), Port: 5555, Logger: sourcetest.Logger(sourcetest.NewLog(t))}
 	tune(&cfg)
 	c, err := newClients(cfg, nil)
 	harness.OK(t, err)
-	c.book = b
+	c.observed = b
 	return c
 }
 
@@ -152,13 +152,13 @@ func TestProbes(t *testing.T) {
 		time.Sleep(10 * time.Second) //nolint:forbidigo // virtual time
 		within("one family is away", 0, 0, "gw-0001", "gw-0002")
 		select {
-		case <-c.news: // of before
+		case <-c.changed: // of before
 		default:
 		}
 		net.set(true, one.addrs[1])
 		within("it is gone", 2*time.Second, 6*time.Second, "gw-0002")
 		select {
-		case <-c.news:
+		case <-c.changed:
 		default:
 			t.Error("nobody is told that running pods are to have another egress")
 		}
@@ -170,7 +170,7 @@ func TestProbes(t *testing.T) {
 		within("both are", 0, 3*time.Second, "gw-0001", "gw-0002")
 
 		// What is not used is not asked.
-		c.change(func(b *book) {
+		c.change(func(b *observed) {
 			for i := range 50 {
 				b.dropMember(nameOf(sourcetest.Request(i).Pod), "")
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
@@ -66,48 +68,43 @@ func AskByHTTP(ctx context.Context, to netip.AddrPort, pod string, addrs []netip
 	return fmt.Errorf("it answers %d: %s", answer.StatusCode, shown(string(text), longestSaid))
 }
 
-// Coming implements daemon.Egress.
-func (c *Clients) Coming(rec attachment.Record) {
-	if told(rec) && c.cfg.Kernel.Supported() == nil {
-		c.change(func(b *book) { b.setUp(rec) })
-	}
+// asker asks gateways whether they serve pods.
+type asker struct {
+	ask   Ask
+	clock clock.Clock
+
+	mu    sync.Mutex           // guards muted
+	muted map[string]time.Time // gateways, by UID, for which no ADD waits until then
 }
 
-// Await implements daemon.Egress.
-func (c *Clients) Await(ctx context.Context, rec attachment.Record) error {
-	list := c.toAsk(rec)
-	if !told(rec) || len(list) == 0 {
-		return nil
-	}
-	begun := c.clock.Now()
+// await returns once all gateways of a list serve an attachment's pod, or with an error when ctx ends.
+func (a *asker) await(ctx context.Context, list []attachment.EgressGateway, rec attachment.Record) error {
 	errs := make([]error, len(list))
 	var wg sync.WaitGroup
 	for i, g := range list {
 		wg.Go(func() {
-			if err := c.askFor(ctx, g, rec); err != nil {
+			if err := a.gateway(ctx, g, rec); err != nil {
 				errs[i] = fmt.Errorf("gateway %s at %v: %w", g.UID, g.Addresses, err)
 			}
 		})
 	}
 	wg.Wait()
-	err := errors.Join(errs...)
-	c.cfg.Observer.Served(c.clock.Now().Sub(begun), err)
-	return err
+	return errors.Join(errs...)
 }
 
-// toAsk are the gateways that new connections of an attachment may take, each once, without
-// those that lately did not answer.
-func (c *Clients) toAsk(rec attachment.Record) (list []attachment.EgressGateway) {
+// gatewaysOf returns the gateways that new connections of an attachment may use, each once, without those that
+// recently did not answer.
+func (a *asker) gatewaysOf(rec attachment.Record) (list []attachment.EgressGateway) {
 	if rec.Egress == nil {
 		return nil
 	}
-	now, seen := c.clock.Now(), map[string]bool{}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	now, seen := a.clock.Now(), map[string]bool{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for _, u := range rec.Egress.Egresses {
 		for _, g := range u.Gateways {
 			takes := g.Chosen || len(u.Service) > 0 && !g.Ending
-			if takes && !seen[g.UID] && !c.book.muted[g.UID].After(now) {
+			if takes && !seen[g.UID] && !a.muted[g.UID].After(now) {
 				list, seen[g.UID] = append(list, g), true
 			}
 		}
@@ -115,53 +112,55 @@ func (c *Clients) toAsk(rec attachment.Record) (list []attachment.EgressGateway)
 	return list
 }
 
-// askFor asks one gateway, at all of its addresses: the answer from one of them is enough.
-func (c *Clients) askFor(ctx context.Context, g attachment.EgressGateway, rec attachment.Record) error {
+// gateway asks one gateway, at all of its addresses: one positive answer is enough.
+func (a *asker) gateway(ctx context.Context, g attachment.EgressGateway, rec attachment.Record) error {
+	err := anyOf(ctx, g.Addresses, func(ctx context.Context, to netip.AddrPort) error { return a.askAt(ctx, to, rec) })
+	if errors.Is(err, errNoAnswer) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		a.mute(g.UID)
+	}
+	return err
+}
+
+// anyOf calls ask for the health port of all addresses concurrently, and returns nil once one call succeeds.
+func anyOf(ctx context.Context, addrs []netip.Addr, ask func(context.Context, netip.AddrPort) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	outcomes := make(chan error, len(g.Addresses))
-	for _, a := range g.Addresses {
-		go func() { outcomes <- c.askAt(ctx, netip.AddrPortFrom(a, v1alpha1.EgressHealthPort), rec) }()
+	outcomes := make(chan error, len(addrs))
+	for _, a := range addrs {
+		go func() { outcomes <- ask(ctx, netip.AddrPortFrom(a, v1alpha1.EgressHealthPort)) }()
 	}
 	var errs []error
-	for range g.Addresses {
+	for range addrs {
 		err := <-outcomes
 		if err == nil {
 			return nil
 		}
 		errs = append(errs, err)
 	}
-	err := errors.Join(errs...)
-	if errors.Is(err, errNoAnswer) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.book.mute(g.UID, c.clock.Now())
-	}
-	return err
+	return errors.Join(errs...)
 }
 
-// askAt asks at one address, again while it is refused, or hung up on: a gateway that has many
-// connections closes some that wait (package web).
-func (c *Clients) askAt(ctx context.Context, to netip.AddrPort, rec attachment.Record) error {
+// askAt asks at one address, and again while the connection is refused or closed: a gateway with many connections
+// closes idle ones (package web).
+func (a *asker) askAt(ctx context.Context, to netip.AddrPort, rec attachment.Record) error {
 	for {
-		err := c.cfg.Ask(ctx, to, rec.Pod.UID, ownAddresses(rec))
+		err := a.ask(ctx, to, rec.Pod.UID, ownAddresses(rec))
 		if !refusedConnection(err) && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return err
-		case <-c.clock.After(refusedAgain):
+		case <-a.clock.After(refusedAgain):
 		}
 	}
 }
 
-// mute takes that a gateway did not answer, and forgets those of which that was long ago.
-func (b *book) mute(gateway string, now time.Time) {
-	for uid, until := range b.muted {
-		if !until.After(now) {
-			delete(b.muted, uid)
-		}
-	}
-	b.muted[gateway] = now.Add(mutedFor)
+// mute notes that a gateway did not answer.
+func (a *asker) mute(gateway string) {
+	now := a.clock.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.muted, func(_ string, until time.Time) bool { return !until.After(now) })
+	a.muted[gateway] = now.Add(mutedFor)
 }

@@ -115,7 +115,7 @@ func TestAwait(t *testing.T) {
 				a.set("10.1.0.6", func(context.Context) error { return fmt.Errorf("%w: %w", errNoAnswer, io.EOF) })
 				time.AfterFunc(450*time.Millisecond, func() { a.set("10.1.0.6", after(0)) })
 				a.set("10.1.0.5", func(context.Context) error { return errors.New("it answers 404: page not found") })
-				c := clients(t, newBook(""), func(cfg *Config) { cfg.Ask = a.ask })
+				c := clients(t, newObserved(""), func(cfg *Config) { cfg.Ask = a.ask })
 				await := func() (time.Duration, error) {
 					ctx, cancel := context.WithTimeout(t.Context(), most)
 					defer cancel()
@@ -157,7 +157,7 @@ func TestComing(t *testing.T) {
 	c := clients(t, b, func(cfg *Config) { cfg.Kernel = k })
 	rec := record(1)
 	rec.State = attachment.Pending
-	e := plan(b.scene(m, nil))
+	e := plan(b.inputs(m, nil))
 	rec.Egress = &e
 	k.Fail(tunnel.ErrNoFoU)
 	c.Coming(rec)
@@ -190,7 +190,7 @@ func TestChangesDuringAnADD(t *testing.T) {
 	b.putMember(m)
 	c := clients(t, b, func(*Config) {})
 	rec := record(1)
-	e := plan(b.scene(m, nil))
+	e := plan(b.inputs(m, nil))
 	rec.Egress = &e
 	news := func() bool {
 		select {
@@ -206,7 +206,7 @@ func TestChangesDuringAnADD(t *testing.T) {
 		t.Error("there is news though nothing changed")
 	}
 	c.Gone(rec)
-	c.change(func(b *book) { _ = b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(2))) })
+	c.change(func(b *observed) { b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(2))) })
 	news()
 	c.SetUp(rec)
 	if !news() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/egressclient"
@@ -62,60 +63,62 @@ func isGateway(rec attachment.Record) bool {
 	return rec.Egress != nil && rec.Egress.Forward && len(rec.Egress.Egresses) == 0
 }
 
-// Apply implements daemon.Egress.
-func (c *Clients) Apply(ctx context.Context, rec attachment.Record) error {
+// tunnels sets up the clients' side of tunnels in pods' namespaces.
+type tunnels struct {
+	kernel Kernel
+	port   uint16
+
+	mu       sync.Mutex // guards networks
+	networks []netip.Prefix
+}
+
+// setNetworks replaces the cluster's networks.
+func (t *tunnels) setNetworks(networks []netip.Prefix) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.networks = networks
+}
+
+func (t *tunnels) setup(rec attachment.Record) egressclient.Setup {
+	t.mu.Lock()
+	networks := t.networks
+	t.mu.Unlock()
+	return setupOf(rec, t.port, networks)
+}
+
+func (t *tunnels) apply(ctx context.Context, rec attachment.Record) error {
 	if rec.Egress != nil && rec.Egress.Forward {
-		if err := c.cfg.Kernel.Forward(rec.Netns.Path); err != nil {
+		if err := t.kernel.Forward(rec.Netns.Path); err != nil {
 			return err
 		}
 	}
 	if isGateway(rec) {
 		return nil
 	}
-	return c.cfg.Kernel.Apply(ctx, rec.Netns.Path, c.setup(rec))
+	return t.kernel.Apply(ctx, rec.Netns.Path, t.setup(rec))
 }
 
-// Check implements daemon.Egress.
-func (c *Clients) Check(ctx context.Context, rec attachment.Record) error {
+func (t *tunnels) check(ctx context.Context, rec attachment.Record) error {
 	if rec.Egress != nil && rec.Egress.Forward {
-		if err := c.cfg.Kernel.Forwards(rec.Netns.Path); err != nil {
+		if err := t.kernel.Forwards(rec.Netns.Path); err != nil {
 			return err
 		}
 	}
 	if isGateway(rec) {
 		return nil
 	}
-	return c.cfg.Kernel.Check(ctx, rec.Netns.Path, c.setup(rec))
+	return t.kernel.Check(ctx, rec.Netns.Path, t.setup(rec))
 }
 
-// Clear implements daemon.Egress. That a namespace forwards goes with it.
-func (c *Clients) Clear(ctx context.Context, rec attachment.Record) error {
+func (t *tunnels) clear(ctx context.Context, rec attachment.Record) error {
 	if isGateway(rec) {
 		return nil
 	}
 	rec.Egress = nil
-	if err := c.cfg.Kernel.Apply(ctx, rec.Netns.Path, c.setup(rec)); !errors.Is(err, datapath.ErrNoNetns) {
+	if err := t.kernel.Apply(ctx, rec.Netns.Path, t.setup(rec)); !errors.Is(err, datapath.ErrNoNetns) {
 		return err
 	}
 	return nil
-}
-
-// Supported implements daemon.Egress.
-func (c *Clients) Supported(context.Context) error { return c.cfg.Kernel.Supported() }
-
-// SetClusterNetworks replaces Config.ClusterNetworks. Pods that run get them when they are next
-// compared with their records.
-func (c *Clients) SetClusterNetworks(networks []netip.Prefix) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.clusterNetworks = networks
-}
-
-func (c *Clients) setup(rec attachment.Record) egressclient.Setup {
-	c.mu.Lock()
-	networks := c.clusterNetworks
-	c.mu.Unlock()
-	return setupOf(rec, c.cfg.Port, networks)
 }
 
 // setupOf is what a record asks for in its pod's namespace. It follows from the record and the

@@ -1,47 +1,58 @@
 package podegress
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/node/attachment"
-	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// watchDelay is how long the watch has to show what a report did before it is made again.
-const watchDelay = 2 * time.Second
+// report is a state that status.node of an EgressClient lacks.
+type report = kubeapi.Report[v1alpha1.EgressClientNode]
 
-// saying is the last report of an EgressClient.
-type saying struct {
-	state *v1alpha1.EgressClientNode // that the watch has not shown yet; nil: it has, or the report failed
-	busy  bool                       // a report is under way
-	// overtaken is the resourceVersion of which a report was refused as there was a newer one:
-	// when the watch shows that, it is made again at once.
-	overtaken string
-	retry     retry.Backoff // of a state: until when the watch has time; else until when no other report goes out
+// reportsAtOnce bounds the reports in flight: gateways serve a pod only after the report, and a burst of pods has a
+// second until it sends its first packets again (RFC 6298, section 2).
+const reportsAtOnce = 16
+
+// reporter writes the status of the node's EgressClients.
+func (c *Clients) reporter() *kubeapi.Reporter[v1alpha1.EgressClientNode] {
+	return &kubeapi.Reporter[v1alpha1.EgressClientNode]{
+		Clock: c.clock, Log: c.log.With("kind", "EgressClient"), AtOnce: reportsAtOnce, Wake: c.report, Write: c.write,
+		Due: func(time.Time) []report {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.observed.due()
+		},
+	}
 }
 
-// note takes the outcome of a report.
-func (s *saying) note(about statement, err error, now time.Time) {
-	s.busy, s.overtaken = false, ""
-	if apierrors.IsConflict(err) {
-		s.overtaken = about.version
-	}
+// write applies status.node of an EgressClient. The precondition is the resourceVersion: the API server accepts no
+// UID as one for a status.
+func (c *Clients) write(ctx context.Context, r report) error {
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "EgressClient",
+		"metadata": map[string]any{"namespace": r.Name.Namespace, "name": r.Name.Name, "uid": r.UID, "resourceVersion": r.Version},
+		"status":   map[string]any{"node": r.State},
+	})
 	if err == nil {
-		state := about.state
-		s.state, s.retry = &state, retry.Backoff{Until: now.Add(watchDelay)}
-		return
+		err = c.api.In(r.Name.Namespace).Patch(ctx, types.ApplyPatchType, egressClients, r.Name.Name, "status", body, nil)
 	}
-	s.state = nil
-	s.retry.Fail(now, retry.First, retry.Most)
+	if err != nil {
+		err = fmt.Errorf("write status.node of EgressClient %s: %w", r.Name, err)
+	}
+	c.cfg.Observer.Reported(string(r.State.State), err)
+	return err
 }
 
 // What status.node of an EgressClient may have at most, in bytes.
@@ -67,76 +78,21 @@ func failureOf(err error) *failure {
 	return f
 }
 
-// setUp takes that an attachment is set up as its record says.
-func (b *book) setUp(rec attachment.Record) {
-	b.local(rec.Pod).held[rec.Key] = held{rec: rec}
-	b.unsaid[nameOf(rec.Pod)] = true
-	if _, differ := b.wanted(rec); differ {
-		b.news = true // since its ADD was told what to set up
-	}
-}
-
-// fail takes that it could not be. What was set up before may be in force.
-func (b *book) fail(rec attachment.Record, err error) {
-	l := b.local(rec.Pod)
-	h, had := l.held[rec.Key]
-	before := h.before
-	if had && h.failed == nil {
-		before = references(h.rec.Egress)
-	}
-	l.held[rec.Key] = held{rec: rec, failed: failureOf(err), before: before}
-	b.unsaid[nameOf(rec.Pod)] = true
-}
-
-// end takes that an attachment is no more.
-func (b *book) end(rec attachment.Record) {
-	name := nameOf(rec.Pod)
-	l := b.pods[name]
-	if l == nil {
-		return
-	}
-	delete(l.held, rec.Key)
-	if l.as != nil && l.as.key == rec.Key {
-		l.as = nil
-	}
-	if len(l.held) == 0 {
-		delete(b.pods, name)
-	}
-	b.unsaid[name] = true
-}
-
-// holder is what is set up for a pod: of several sandboxes, in the latest.
-func (b *book) holder(m member) (h held, ok bool) {
-	l := b.pods[m.name]
-	if l == nil {
-		return held{}, false
-	}
-	for _, one := range l.held {
-		if is := one.rec.Pod.UID == "" || one.rec.Pod.UID == m.pod; is && (!ok || one.rec.Since.After(h.rec.Since)) {
-			h, ok = one, true
-		}
-	}
-	return h, ok
-}
-
-// state is what status.node of an EgressClient should say; nil: as it is.
+// state returns what status.node of an EgressClient is to be; nil: what it is.
 //
-// A pod without an attachment here of which the object says that it has one ended with a
-// DEL, or while no daemon ran: its addresses may be another's.
-func (b *book) state(m member) *v1alpha1.EgressClientNode {
+// A pod that has no attachment here, although the object says so, ended with a DEL or while no daemon ran: its
+// addresses may be another's.
+func (o *observed) state(m member) *v1alpha1.EgressClientNode {
 	var want v1alpha1.EgressClientNode
 	node := m.node
-	if said := b.said[m.uid].state; said != nil {
-		node = said
-	}
-	h, ok := b.holder(m)
+	h, ok := o.pods.latest(m)
 	switch e := h.rec.Egress; {
 	case !ok && (node == nil || node.State == v1alpha1.EgressClientGone):
 		return nil
 	case !ok:
 		want = v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone, ContainerID: node.ContainerID}
 	case h.failed == nil && e != nil && e.State != attachment.EgressSetUp:
-		return nil // it is being changed, and told of then
+		return nil // reported once the change is complete
 	default:
 		want = v1alpha1.EgressClientNode{
 			State: v1alpha1.EgressClientSetUp, ContainerID: source.ASCII(h.rec.Key.ContainerID, longestContainer),
@@ -147,7 +103,7 @@ func (b *book) state(m member) *v1alpha1.EgressClientNode {
 			want.Reason, want.Message = h.failed.reason, source.ASCII(h.failed.message, longestMessage)
 		}
 		if node == nil && h.failed == nil && len(want.Egresses) == 0 {
-			return nil // it is nobody's client, and never was
+			return nil // it uses no Egress, and never did
 		}
 	}
 	if node != nil && sameNode(*node, want) {
@@ -169,8 +125,7 @@ func sameNode(a, b v1alpha1.EgressClientNode) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// ownAddresses are those from which the pod's tunnels begin: of its own interface, the first
-// of each family.
+// ownAddresses returns the local addresses of a pod's tunnels: the first of each family of its own interface.
 func ownAddresses(rec attachment.Record) (out []netip.Addr) {
 	for _, four := range []bool{true, false} {
 		for _, a := range rec.OwnAddrs() {
@@ -190,7 +145,7 @@ func texts(addrs []netip.Addr) (out []string) {
 	return out
 }
 
-// references name the Egresses of an attachment.
+// references returns the Egresses of an attachment.
 func references(e *attachment.Egress) (out []v1alpha1.EgressReference) {
 	if e == nil {
 		return nil
@@ -199,57 +154,4 @@ func references(e *attachment.Egress) (out []v1alpha1.EgressReference) {
 		out = append(out, useOf(u).ref())
 	}
 	return out
-}
-
-// due are the reports that may go out, which are noted to be under way, as many as there may
-// be at most. next is when there are others; zero: none wait for a moment.
-func (b *book) due(now time.Time, most int) (list []statement, next time.Time) {
-	for name := range b.unsaid {
-		m, ok := b.members[name]
-		if !ok {
-			delete(b.unsaid, name)
-			continue
-		}
-		said := b.said[m.uid]
-		if said.state != nil && !said.retry.Until.After(now) {
-			said.state = nil // the watch had its time
-			b.said[m.uid] = said
-		}
-		state, later := b.state(m), said.retry.Until.After(now) && (said.overtaken == "" || said.overtaken == m.version)
-		switch {
-		case said.busy:
-		case later && (state == nil) == (said.state != nil):
-			next = retry.Earliest(now, next, said.retry.Until)
-		case state == nil:
-			delete(b.unsaid, name)
-		case len(list) < most:
-			said.busy = true
-			b.said[m.uid] = said
-			list = append(list, statement{m.name, m.uid, m.version, *state})
-		}
-	}
-	return list, next
-}
-
-// statement is a report that is due.
-type statement struct {
-	name    types.NamespacedName
-	uid     types.UID
-	version string
-	state   v1alpha1.EgressClientNode
-}
-
-// noted takes the outcome of a report, and tells whether it is the first of this EgressClient
-// that failed.
-func (b *book) noted(s statement, err error, now time.Time) (first bool) {
-	m, ok := b.members[s.name]
-	if !ok || m.uid != s.uid {
-		return false
-	}
-	said := b.said[s.uid]
-	first = err != nil && said.retry == retry.Backoff{}
-	said.note(s, err, now)
-	b.said[s.uid] = said
-	b.unsaid[s.name] = true
-	return first
 }

@@ -29,7 +29,10 @@ func (c *Clients) track(ctx context.Context) {
 		case <-c.clock.After(retry.Jitter(trackingInterval)):
 		}
 		now := map[attachment.Key]egressgateway.Tracked{}
-		for _, rec := range c.gatewaysHere() {
+		c.mu.Lock()
+		gateways := c.observed.pods.gateways()
+		c.mu.Unlock()
+		for _, rec := range gateways {
 			t, err := c.cfg.Kernel.Tracked(rec.Netns.Path)
 			if err != nil {
 				c.log.Debug("looking how many connections a gateway has", "pod", nameOf(rec.Pod).String(), "err", err)
@@ -47,18 +50,4 @@ func (c *Clients) track(ctx context.Context) {
 func fullMessage(was, now egressgateway.Tracked) string {
 	return fmt.Sprintf("new connections find no room in this gateway: it tracks %d of %d connections, and dropped %d packets that began others since it was looked at before, about %s ago",
 		now.Count, now.Limit, now.Refused-was.Refused, trackingInterval)
-}
-
-// gatewaysHere are the ready attachments of this node that are gateways.
-func (c *Clients) gatewaysHere() (list []attachment.Record) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, l := range c.book.pods {
-		for _, h := range l.held {
-			if h.rec.Egress != nil && h.rec.Egress.Forward {
-				list = append(list, h.rec)
-			}
-		}
-	}
-	return list
 }

@@ -20,7 +20,7 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 		k := egressfake.NewKernel(nil)
 		var mu sync.Mutex // guards told
 		var told []string
-		c := clients(t, newBook(""), func(cfg *Config) {
+		c := clients(t, newObserved(""), func(cfg *Config) {
 			cfg.Kernel, cfg.Full = k, func(rec attachment.Record, message string) {
 				mu.Lock()
 				defer mu.Unlock()

@@ -28,8 +28,8 @@ func add(c *Clients, req source.Request, most time.Duration) (e *attachment.Egre
 // others for a few seconds after the start.
 func TestWaitsAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := clients(t, newBook(""), func(*Config) {})
-		go confirm.Await(t.Context(), c.clock, c.hadItsTime)
+		c := clients(t, newObserved(""), func(*Config) {})
+		go confirm.Await(t.Context(), c.clock, c.stopWaiting)
 		go func() {
 			e, took, err := add(c, sourcetest.Request(1), time.Minute)
 			if e != nil || err != nil || took != confirm.Timeout {
@@ -44,7 +44,7 @@ func TestWaitsAtStart(t *testing.T) {
 		if why, ok := errors.AsType[*source.Exhausted](err); !ok || why.Reason != "starting" || took != 45*time.Second {
 			t.Errorf("a pod that names one got %v after %v", err, took)
 		}
-		if c.Why(naming(2, "nat").Key) != nil || len(c.book.waiters) > 0 {
+		if c.Why(naming(2, "nat").Key) != nil || c.waiters.Len() > 0 {
 			t.Error("nobody waits any more")
 		}
 		// From now on none waits that need not.
@@ -58,10 +58,10 @@ func TestWaitsAtStart(t *testing.T) {
 func TestWaitEndsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clients(t, known(selecting("a")), func(*Config) {})
-		for after, do := range map[time.Duration]func(b *book){
-			time.Second:     func(b *book) { b.putMember(memberOf(2, useNamed("nat"))) }, // another pod
-			2 * time.Second: func(b *book) { b.putMember(memberOf(1, useNamed("nat"))) },
-			3 * time.Second: func(b *book) { b.dropTarget(useNamed("nat").name, "") },
+		for after, do := range map[time.Duration]func(b *observed){
+			time.Second:     func(b *observed) { b.putMember(memberOf(2, useNamed("nat"))) }, // another pod
+			2 * time.Second: func(b *observed) { b.putMember(memberOf(1, useNamed("nat"))) },
+			3 * time.Second: func(b *observed) { b.dropTarget(useNamed("nat").name, "") },
 		} {
 			time.AfterFunc(after, func() { c.change(do) })
 		}
@@ -106,11 +106,11 @@ func TestKernel(t *testing.T) {
 	// One that reaches IPv6 as its node is kept from going there past its gateways.
 	local := rec
 	local.Lease.NodeLocal = addrs("fd00::ac:5")[0]
-	if s := c.setup(local); s.NodeLocal != local.Lease.NodeLocal || len(s.Addrs) != 1 || len(s.Egresses[0].Destinations) != 2 || len(s.Egresses[0].Gateways[0].Addrs) != 1 {
+	if s := c.tunnels.setup(local); s.NodeLocal != local.Lease.NodeLocal || len(s.Addrs) != 1 || len(s.Egresses[0].Destinations) != 2 || len(s.Egresses[0].Gateways[0].Addrs) != 1 {
 		t.Errorf("with a node-local address of IPv6 it has %+v", s)
 	}
 	c.SetClusterNetworks(prefixes("10.0.0.0/8", "100.64.0.0/16"))
-	if s := c.setup(rec); len(s.ClusterNetworks) != 2 {
+	if s := c.tunnels.setup(rec); len(s.ClusterNetworks) != 2 {
 		t.Errorf("the VPC's networks are not among %v", s.ClusterNetworks)
 	}
 	harness.OK(t, c.Clear(ctx, rec))

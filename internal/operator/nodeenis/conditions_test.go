@@ -23,7 +23,7 @@ import (
 
 func TestConditions(t *testing.T) {
 	at := time.Date(2026, 11, 21, 7, 0, 0, 5, time.UTC)
-	denied := eni.Status{Confirmed: true, Grows: true, Class: cloud.Permission, LastError: "create: denied (allow it)", NextTry: at, Needed: 4}
+	denied := eni.Status{Confirmed: true, Needed: 4, Trouble: eni.Trouble{Grows: true, Class: cloud.Permission, LastError: "create: denied (allow it)", NextTry: at}}
 	for _, tt := range []struct {
 		name string
 		look outlook
@@ -34,11 +34,11 @@ func TestConditions(t *testing.T) {
 		{"nothing wanted", outlook{status: eni.Status{Confirmed: true}}, "True AddressesAvailable, False TargetMet, False RoomToGrow, False AsExpected"},
 		{"growing", outlook{status: eni.Status{Confirmed: true, Needed: 8}}, "False Allocating, True Allocating, False RoomToGrow, False AsExpected"},
 		{"denied", outlook{status: denied, free: 3}, "False Permission, True Allocating, False RoomToGrow, True Permission"},
-		{"shrinking denied", outlook{status: eni.Status{Confirmed: true, Class: cloud.Permission, LastError: "x"}, free: 3},
+		{"shrinking denied", outlook{status: eni.Status{Confirmed: true, Trouble: eni.Trouble{Class: cloud.Permission, LastError: "x"}}, free: 3},
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True Permission"},
 		{"full", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true, Shortage: plan.ReasonENILimit, Explanation: "every ENI is full"}},
 			"False NoAddresses, True EniLimit, True EniLimit, False AsExpected"},
-		{"subnet full", outlook{status: eni.Status{Confirmed: true, Grows: true, Needed: 4, Class: cloud.SubnetFull, LastError: "x"}},
+		{"subnet full", outlook{status: eni.Status{Confirmed: true, Needed: 4, Trouble: eni.Trouble{Grows: true, Class: cloud.SubnetFull, LastError: "x"}}},
 			"False SubnetFull, True Allocating, False RoomToGrow, True SubnetFull"},
 		{"nonsense", outlook{specErr: errors.New("spec.eni.maxPods"), status: eni.Status{Confirmed: true}, free: 8},
 			"False InvalidSpec, False TargetMet, False RoomToGrow, True InvalidSpec"},
@@ -50,7 +50,7 @@ func TestConditions(t *testing.T) {
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True InstanceTypeMismatch"},
 		{"no link", outlook{missing: []string{"eni-1"}, status: eni.Status{Confirmed: true}, free: 8},
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True LinkMissing"},
-		{"no instance", outlook{status: eni.Status{Vanished: true, Class: cloud.Gone, LastError: "x"}},
+		{"no instance", outlook{status: eni.Status{Vanished: true, Trouble: eni.Trouble{Class: cloud.Gone, LastError: "x"}}},
 			"False InstanceGone, False TargetMet, False RoomToGrow, True InstanceGone"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestConditions(t *testing.T) {
 		}
 	}
 	for c, want := range map[cloud.Class]string{cloud.Bug: "InvalidRequest", cloud.Gone: "NotFound", cloud.LimitReached: "LimitReached"} {
-		if got := (outlook{status: eni.Status{Class: c, LastError: "x"}}).degraded().Reason; got != want {
+		if got := (outlook{status: eni.Status{Trouble: eni.Trouble{Class: c, LastError: "x"}}}).degraded().Reason; got != want {
 			t.Errorf("%s is told as %s, want %s", c, got, want)
 		}
 	}
@@ -85,7 +85,7 @@ func TestTroubleIsTold(t *testing.T) {
 	_, n := setUp(t, Options{Clock: now})
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	at := now.Now()
-	trouble := eni.Status{Confirmed: true, Grows: true, Class: cloud.Throttled, LastError: "assign: slow down"}
+	trouble := eni.Status{Confirmed: true, Trouble: eni.Trouble{Grows: true, Class: cloud.Throttled, LastError: "assign: slow down"}}
 	inTime := func(reason string) func(o *v1alpha1.NodeNetwork) error {
 		return func(o *v1alpha1.NodeNetwork) error {
 			now.Advance(20 * time.Millisecond)
@@ -178,7 +178,7 @@ func TestTroubleIsToldWithoutAnAnswer(t *testing.T) {
 	n.Reconciled(eni.Status{Confirmed: true})
 	until(t, "node-1", "well", degraded(reasonAsExpected))
 	armed.Store(true)
-	n.Reconciled(eni.Status{Confirmed: true, Grows: true, Class: cloud.Throttled, LastError: "assign: slow down"})
+	n.Reconciled(eni.Status{Confirmed: true, Trouble: eni.Trouble{Grows: true, Class: cloud.Throttled, LastError: "assign: slow down"}})
 	until(t, "node-1", "degraded", degraded("Throttled"))
 	awaitEvents(t, "Warning NetworkThrottled")
 	if !lost.Load() {

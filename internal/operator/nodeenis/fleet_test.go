@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/fleet"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
@@ -28,7 +29,7 @@ func TestWithFleet(t *testing.T) {
 	sim.AddInstance(instance, "m5.large", "subnet-1")
 	f, err := fleet.New(fleet.Config{
 		Cluster: "test", Cloud: pace.Cloud(sim, pace.Options{}),
-		ShrinkDelay: 500 * time.Millisecond, Settle: 2 * time.Second, ListingInterval: 2 * time.Second,
+		Timing: eni.Timing{ShrinkDelay: 500 * time.Millisecond, Settle: 2 * time.Second, ListingInterval: 2 * time.Second},
 		Logger: sourcetest.Logger(t.Output()),
 	})
 	harness.OK(t, err)

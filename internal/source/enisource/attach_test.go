@@ -10,9 +10,8 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// An ENI that EC2 refuses to attach is given up after a few tries: it is
-// deleted, and another is made. When that is no better, no ENI is made for a
-// while, rather than one after the other.
+// An ENI that EC2 refuses to attach is given up after a few tries: it is deleted, and another is
+// created. If that fails too, no ENI is created for a while.
 func TestENIThatCannotBeAttached(t *testing.T) {
 	refused := func(class cloud.Class) error {
 		return &cloud.Error{Class: class, Op: "AttachNetworkInterface", Message: "not this one"}
@@ -55,10 +54,9 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 	}
 }
 
-// One that was attached after all, as the reply was lost and listings trailed,
-// is not given up, and no other is made in its place. When looks and tries fall
-// is drawn by lot; a round in which a look shows it before the third try is of
-// something else.
+// An ENI whose attachment succeeded although its reply was lost and listings trailed is not given up,
+// and no other is created in its place. The times of lookups and tries are random; rounds in which a
+// lookup shows the attachment before the third try do not count.
 func TestENIThatWasAttachedAfterAll(t *testing.T) {
 	for range 10 {
 		if lostAttach(t) >= 4 {
@@ -68,7 +66,7 @@ func TestENIThatWasAttachedAfterAll(t *testing.T) {
 	t.Fatal("in no round was attaching tried four times")
 }
 
-// lostAttach plays such a round and tells how often attaching was tried.
+// lostAttach plays one such round, and returns how often the attachment was tried.
 func lostAttach(t *testing.T) (tried int) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 		n.start()
@@ -91,8 +89,8 @@ func lostAttach(t *testing.T) (tried int) {
 	return tried
 }
 
-// A node that lost its files, intent included, takes the ENI that it left
-// detached before it makes another, although it asks for such ENIs last at a start.
+// A node that lost its files, with the intent, uses the ENI that it left detached before it creates
+// another, although detached ENIs are listed last at a start.
 func TestDetachedENIOfALostNodeIsTaken(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 		n.start()

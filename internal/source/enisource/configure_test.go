@@ -16,17 +16,17 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// settingsOf are those of a node, with what change makes of them.
+// settingsOf returns the settings of a node, with changes.
 func (n *node) settingsOf(change func(*eni.Settings)) eni.Settings {
 	s := eni.Settings{Policy: n.policy}
 	change(&s)
 	return s
 }
 
-// inPods has ENIs be in subnet-2, and eth0 be the node's.
+// inPods puts ENIs into subnet-2, and leaves eth0 to the node.
 func inPods(s *eni.Settings) { s.SubnetIDs, s.Policy.FirstInterfaceIndex = []string{"subnet-2"}, 1 }
 
-// document is what introspection shows.
+// document returns what introspection shows.
 func (n *node) document() (doc introspect.Document) {
 	s := n.Snapshot()
 	s.Detail.Describe(&doc)
@@ -34,7 +34,7 @@ func (n *node) document() (doc introspect.Document) {
 	return doc
 }
 
-// furtherSubnets are those of the ENIs of the node beside eth0.
+// furtherSubnets returns the subnets of the ENIs of the node other than eth0.
 func (n *node) furtherSubnets() (ids []string) {
 	for _, e := range n.cloud.Truth() {
 		if e.Attachment != nil && e.Attachment.DeviceIndex > 0 {
@@ -45,15 +45,15 @@ func (n *node) furtherSubnets() (ids []string) {
 	return ids
 }
 
-// templated is a node that has a second subnet for pods.
+// templated returns a node that has a second subnet for pods.
 func templated(t *testing.T, p ipam.Policy) *node {
 	n := newNode(t, "m5.large", p)
 	n.cloud.AddSubnet("subnet-2", "zone-a", "100.64.0.0/20", nil)
 	return n
 }
 
-// Settings are taken up while the daemon runs: new ENIs are in other subnets, eth0's
-// addresses are the node's, and it goes back as it came.
+// Settings are applied while the daemon runs: new ENIs are in another subnet, and eth0's addresses are
+// the node's. Applying the old ones undoes that.
 func TestOtherSettingsCountAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
@@ -86,7 +86,7 @@ func TestOtherSettingsCountAtOnce(t *testing.T) {
 	})
 }
 
-// eth0 is the node's at once, also while EC2 makes no other ENI.
+// eth0 is the node's at once, also while EC2 refuses other ENIs.
 func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
@@ -102,7 +102,7 @@ func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 	})
 }
 
-// Settings that are given before the first pass are those of the first ENI.
+// Settings that are given before the first pass apply to the first ENI.
 func TestSettingsBeforeTheFirstPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
@@ -118,8 +118,8 @@ func TestSettingsBeforeTheFirstPass(t *testing.T) {
 	})
 }
 
-// Settings that make no sense, or are not for this instance, change nothing, and are told
-// until others make sense. Prefixes are told by those that count.
+// Settings that are invalid, or that this instance cannot have, change nothing and are reported until
+// others are valid. PrefixDelegation is that of the applied settings.
 func TestSenselessSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
@@ -141,21 +141,21 @@ func TestSenselessSettings(t *testing.T) {
 				t.Errorf("the template is %q, prefixes %v", doc.Template, n.supply.PrefixDelegation())
 			}
 		}
-		told("NodeNetworkTemplate/beyond changes nothing", "firstInterfaceIndex is 3: expected at most 2")
+		told("NodeNetworkTemplate/beyond is not applied", "firstInterfaceIndex is 3: expected at most 2")
 		if l := n.add(1, time.Minute); l.IPv4.String()[:3] != "10." {
 			t.Errorf("the first pod has %v", l.IPv4)
 		}
 
 		n.Configure(Wanted{Template: "NodeNetworkTemplate/odd", Settings: n.settingsOf(inPods), Err: errors.New("spec.eni is odd")})
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/odd changes nothing: spec.eni is odd")
+		told("NodeNetworkTemplate/odd is not applied: spec.eni is odd")
 		n.Configure(Wanted{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are known
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/beyond changes nothing")
+		told("NodeNetworkTemplate/beyond is not applied")
 		n.add(2, time.Minute)
 		n.Configure(Wanted{Template: "NodeNetworkTemplate/negative", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.WarmIP = -1 })})
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/negative changes nothing")
+		told("NodeNetworkTemplate/negative is not applied")
 		if got := n.furtherSubnets(); len(got) > 0 {
 			t.Errorf("ENIs are in %v", got)
 		}
@@ -175,7 +175,7 @@ func TestSenselessSettings(t *testing.T) {
 	})
 }
 
-// Trouble with the cloud is told beside that of settings.
+// Trouble with the cloud is reported beside that with settings.
 func TestBothTroublesAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
@@ -188,4 +188,69 @@ func TestBothTroublesAreTold(t *testing.T) {
 		}
 		n.kill()
 	})
+}
+
+// When the security groups of the primary ENI change, the other ENIs get them too, unless that is
+// switched off or others are configured. Differences are reported.
+func TestGroupsOfThePrimaryChange(t *testing.T) {
+	for name, tt := range map[string]struct {
+		follow     bool
+		configured []string
+		denied     bool // at first
+		want       string
+		healthy    bool
+	}{
+		"followed":     {follow: true, want: "sg-new", healthy: true},
+		"denied":       {follow: true, denied: true, want: "sg-old"},
+		"not followed": {want: "sg-old"},
+		"configured":   {follow: true, configured: []string{"sg-old"}, want: "sg-old", healthy: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
+				n.tune = func(c *eni.Config) {
+					c.FollowGroups, c.Groups, c.ListingInterval = tt.follow, tt.configured, time.Second
+				}
+				n.cloud.AddSecurityGroup("sg-old", nil)
+				n.cloud.AddSecurityGroup("sg-new", nil)
+				primary := n.secondary(0).ID
+				set := func(group string) {
+					if err := n.cloud.SetGroups(t.Context(), primary, []string{group}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				set("sg-old")
+				n.cloud.SetLag(3 * time.Second)
+				n.start()
+				n.addAll(0, 2, 45*time.Second)
+				n.settle(5 * time.Minute)
+				if got := n.secondary(1).Groups; !slices.Equal(got, []string{"sg-old"}) || !n.healthy(conditionGroups) {
+					t.Fatalf("a new ENI has %v", got)
+				}
+				n.cloud.ResetCalls()
+				set("sg-new")
+				if tt.denied {
+					n.cloud.Inject(cloudfake.Fault{Op: "SetGroups", Times: 1000, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
+				}
+				n.settle(5 * time.Minute)
+				if got := n.secondary(1).Groups; !slices.Equal(got, []string{tt.want}) {
+					t.Errorf("the ENI has %v, want %s", got, tt.want)
+				}
+				if got := n.healthy(conditionGroups); got != tt.healthy {
+					t.Errorf("conditions %+v", n.Snapshot().Conditions)
+				}
+				if got := n.cloud.Count("SetGroups") - 1; !tt.denied && (got == 1) != (tt.want == "sg-new") || got > 15 {
+					t.Errorf("%d calls", got)
+				}
+				n.addAll(2, 6, 45*time.Second) // whatever becomes of groups
+				n.check()
+				if tt.denied {
+					n.cloud.ClearFaults()
+					n.settle(5 * time.Minute)
+					if !n.healthy(conditionGroups) || !slices.Equal(n.secondary(1).Groups, []string{"sg-new"}) {
+						t.Errorf("not healed: %v", n.secondary(1).Groups)
+					}
+				}
+			})
+		})
+	}
 }

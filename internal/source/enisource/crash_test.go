@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// killer stops the daemon where an armed failpoint was hit.
+// killer stops the daemon at an armed failpoint.
 type killer struct {
 	stop func()
 	hits int
@@ -38,7 +38,7 @@ func (*killer) Collected(eni.Collected) {}
 
 func (*killer) Reconciled(time.Duration) {}
 
-// arm makes the next starts of n die at failpoints.
+// arm has the next n starts die at failpoints.
 func (n *node) arm() *killer {
 	k := &killer{stop: func() { n.stop() }}
 	n.tune = func(c *eni.Config) { c.Observer = k }
@@ -55,7 +55,7 @@ func (n *node) restartDead() {
 	}
 }
 
-// finalCheck demands that everything at EC2 is in the books and the other way around.
+// finalCheck checks that EC2 and the node agree on every address.
 func (n *node) finalCheck() {
 	n.t.Helper()
 	n.check()
@@ -92,8 +92,8 @@ func (n *node) finalCheck() {
 	}
 }
 
-// The daemon dies at each step of growing and shrinking in turn, and comes
-// back. Nothing leaks and nothing is done twice.
+// The daemon dies at each step of growing and shrinking in turn, and is started again. Nothing leaks,
+// and nothing is done twice.
 func TestCrashAtEveryStep(t *testing.T) {
 	tried := 0
 	for _, point := range failpoint.Names() {
@@ -160,7 +160,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 
 var troubleSeed = flag.Uint64("trouble.seed", 0, "run TestRandomTrouble with this seed alone")
 
-// Random pods, faults, lag and deaths; then peace, and the books must balance.
+// Random pods, faults, lag and deaths; once they stop, EC2 and the node must agree.
 func TestRandomTrouble(t *testing.T) {
 	if *troubleSeed != 0 {
 		randomTrouble(t, *troubleSeed)

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// has tells of which families a lease has addresses.
+// has returns the families that a lease has addresses of.
 func has(l source.Lease) ipfamily.Set {
 	switch {
 	case l.IPv4.IsValid() && l.IPv6.IsValid():
@@ -24,8 +24,8 @@ func has(l source.Lease) ipfamily.Set {
 	return ipfamily.OnlyIPv4
 }
 
-// A node is given other families at a restart, while pods run: they keep what they have,
-// new ones get what is asked for, and what no pod has any more goes back.
+// A node gets other families at a restart while pods run: they keep their addresses, new pods get the
+// configured families, and addresses that no pod can have any more are released.
 func TestFamiliesChange(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.SetIPv6("subnet-1", "2001:db8::/64")
@@ -48,8 +48,8 @@ func TestFamiliesChange(t *testing.T) {
 	})
 }
 
-// An ENI whose subnet gives no IPv6 serves nobody who is to have both, whatever it has of
-// IPv4, and the reason says which family is missing. A block that comes later is used.
+// An ENI whose subnet has no IPv6 serves no pod that needs both families, whatever IPv4 it has, and the
+// reason names the missing family. A block that is added later is used.
 func TestWithoutIPv6NobodyIsServed(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
 		n.cloud.RemoveSubnet("subnet-1")
@@ -69,7 +69,7 @@ func TestWithoutIPv6NobodyIsServed(t *testing.T) {
 	})
 }
 
-// While EC2 is away a node goes on with the families of its file.
+// While EC2 is away, a node uses the families of its file.
 func TestFamiliesOutliveEC2(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 2, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
 		n.start()

@@ -37,7 +37,7 @@ type links struct {
 	auto    bool // links are there at once
 	set     map[string]eni.ENI
 	removed []string
-	changed map[string]source.LinkChange // as somebody else left them
+	changed map[string]source.LinkChange // as someone else left them
 	dumps   int                          // of all links
 }
 
@@ -65,7 +65,7 @@ func (l *links) ChangedLinks(context.Context) (map[string]source.LinkChange, err
 	return maps.Clone(l.changed), nil
 }
 
-// lose has the link of an ENI go, and appear has it, or another, come.
+// lose removes the link of an ENI, and appear adds it, or another.
 func (l *links) lose(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -191,7 +191,7 @@ func (n *node) kill() {
 	<-n.done
 }
 
-// settle lets a while pass and all goroutines come to rest.
+// settle lets virtual time pass until all goroutines rest.
 func (n *node) settle(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // virtual time, in a synctest bubble
 	synctest.Wait()
@@ -253,7 +253,7 @@ func (n *node) burst(from, to int, within time.Duration) (failed int) {
 	return len(why)
 }
 
-// addAll is a burst of pods that are all to have an address in time.
+// addAll is a burst of pods that must all get an address in time.
 func (n *node) addAll(from, to int, within time.Duration) {
 	n.t.Helper()
 	if failed := n.burst(from, to, within); failed > 0 {
@@ -261,7 +261,7 @@ func (n *node) addAll(from, to int, within time.Duration) {
 	}
 }
 
-// layout is for how many pods each ENI has addresses, by device index, as EC2 has them.
+// layout returns the number of pods that each ENI has addresses for, by device index, as EC2 has them.
 func (n *node) layout() string {
 	list := n.cloud.Truth()
 	slices.SortFunc(list, func(x, y cloud.ENI) int { return index(x) - index(y) })
@@ -289,9 +289,8 @@ func index(e cloud.ENI) int {
 	return e.Attachment.DeviceIndex
 }
 
-// check holds the books of the node against EC2's: every lease's address is
-// assigned to the ENI it names, no address has two pods, nothing is handed out
-// while cooling, and nothing that EC2 lacks is warm.
+// check compares the node with EC2: every lease's address is assigned to the ENI that it names, no
+// address has two pods, no cooling address was handed out, and no free address is unknown to EC2.
 func (n *node) check() {
 	n.t.Helper()
 	truth := n.cloud.Truth()
@@ -326,7 +325,7 @@ func (n *node) check() {
 	}
 }
 
-// things are what EC2 has assigned to an ENI beside its primary address.
+// things returns what EC2 has assigned to an ENI besides its primary address.
 func things(e cloud.ENI) []netip.Prefix {
 	return slices.Concat(cloud.HostPrefixes(e.Addresses), e.Prefixes, cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes)
 }

@@ -14,22 +14,22 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// six is the block of subnet-6, which is of IPv6 alone.
+// six is the block of subnet-6, which is IPv6-only.
 var six = netip.MustParsePrefix("2001:db8:0:6::/64")
 
-// inSix has the further ENIs of a node be in a subnet of IPv6 alone; its own is not.
+// inSix puts the further ENIs of a node into an IPv6-only subnet; its own subnet is not.
 func (n *node) inSix() {
 	n.policy.FirstInterfaceIndex = 1
 	n.cloud.AddIPv6Subnet("subnet-6", "zone-a", six.String(), nil)
 	n.tune = func(c *eni.Config) { c.SubnetIDs = []string{"subnet-6"} }
 }
 
-// ofSix are the ENIs in subnet-6.
+// ofSix returns the ENIs in subnet-6.
 func (n *node) ofSix() []cloud.ENI {
 	return slices.DeleteFunc(n.cloud.Truth(), func(e cloud.ENI) bool { return e.SubnetID != "subnet-6" })
 }
 
-// freeAtHome counts the IPv4 addresses that are free where eth0 is.
+// freeAtHome returns the number of free IPv4 addresses in eth0's subnet.
 func (n *node) freeAtHome() int {
 	n.t.Helper()
 	list, err := n.cloud.Subnets(n.t.Context(), cloud.SubnetFilter{IDs: []string{"subnet-1"}})
@@ -39,8 +39,8 @@ func (n *node) freeAtHome() int {
 	return list[0].Free
 }
 
-// Pods of IPv6 alone have addresses of ENIs in a subnet of IPv6 alone, which have no IPv4 address,
-// also after a restart, and after one while EC2 is away.
+// IPv6-only pods get addresses of ENIs in an IPv6-only subnet, which have no IPv4 address, also after a
+// restart, and after one while EC2 is away.
 func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()
@@ -74,8 +74,8 @@ func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 	})
 }
 
-// Where pods are to have IPv4 addresses a subnet of IPv6 alone has nothing for them, and no ENI is
-// made there; nor can an instance that is not built on Nitro have one. The message tells so.
+// An IPv6-only subnet is of no use to pods with IPv4 addresses, nor to an instance that is not built on
+// Nitro: no ENI is created there, and the message says so.
 func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 	for _, tc := range []struct {
 		name, instanceType, says string
@@ -102,7 +102,7 @@ func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 	}
 }
 
-// A subnet of IPv6 alone that gives nothing is tried again, and not all the time.
+// An IPv6-only subnet that refuses addresses is tried again, but not all the time.
 func TestASubnetOfIPv6AloneThatIsFull(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()

@@ -77,7 +77,7 @@ func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore,
 		InstanceID: n.id, Datapath: newLinks(), Cooling: time.Second, Store: store, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}, eni.Config{
 		Settings: eni.Settings{Policy: p}, Cluster: "lab", Cloud: client, Intents: &store.MemoryIntents, Observer: n,
-		ShrinkDelay: time.Second, ListingInterval: time.Second, Settle: 2 * time.Second, Lag: time.Second, SlowRetry: time.Second,
+		Timing: eni.Timing{ShrinkDelay: time.Second, ListingInterval: time.Second, Settle: 2 * time.Second, Lag: time.Second, SlowRetry: time.Second},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore,
 	return n
 }
 
-// until waits for a condition, looking after every reconciliation.
+// until waits for a condition, checking it after every reconciliation.
 func (n *labNode) until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(3 * time.Minute)
@@ -117,7 +117,7 @@ func (n *labNode) release(to int) {
 	}
 }
 
-// owned wants each address to be a secondary one of the ENI that it was given as of.
+// owned checks that each address is a secondary one of the ENI that its lease names.
 func (n *labNode) owned(t *testing.T, leases map[int]source.Lease) {
 	t.Helper()
 	for i, l := range leases {
@@ -127,8 +127,8 @@ func (n *labNode) owned(t *testing.T, leases map[int]source.Lease) {
 	}
 }
 
-// agree tells whether the lab's books and the node's are the same, and nothing
-// of Berth's is detached or would outlive its instance.
+// agree reports whether the lab and the node agree, and nothing of Berth's is detached or would outlive
+// its instance.
 func (n *labNode) agree() bool {
 	books := map[netip.Addr]string{}
 	for _, e := range n.lab.Cloud.Snapshot().ENIs {
@@ -176,8 +176,8 @@ func TestLabGrowsAndShrinks(t *testing.T) {
 	}
 }
 
-// The lab refuses changes to what its listings do not show yet, throttles, and
-// loses replies; pods get their addresses all the same and nothing leaks.
+// The lab refuses changes to what its listings do not show yet, throttles calls, and loses replies.
+// Pods get their addresses all the same, and nothing leaks.
 func TestLabMisbehaves(t *testing.T) {
 	s := labSpec()
 	s.Consistency.Writes = true
@@ -214,7 +214,7 @@ func TestLabDeniesAnAction(t *testing.T) {
 	}
 }
 
-// A daemon that is started again knows what it had, and adopts it.
+// A restarted daemon knows what it had, and adopts it.
 func TestLabRestart(t *testing.T) {
 	lab, store := serve(t, labSpec()), &memStore{}
 	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, store, nil)

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// secondary is the ENI at a device index, as EC2 has it.
+// secondary returns the ENI at a device index, as EC2 has it.
 func (n *node) secondary(at int) cloud.ENI {
 	n.t.Helper()
 	for _, e := range n.cloud.Truth() {
@@ -25,7 +25,7 @@ func (n *node) secondary(at int) cloud.ENI {
 	return cloud.ENI{}
 }
 
-// detach takes an ENI off the instance as somebody else does.
+// detach detaches an ENI as someone else would.
 func (n *node) detach(e cloud.ENI) {
 	n.t.Helper()
 	if err := n.cloud.DetachENI(n.t.Context(), e.Attachment.ID); err != nil {
@@ -34,7 +34,7 @@ func (n *node) detach(e cloud.ENI) {
 	n.links.lose(e.ID)
 }
 
-// attached waits until EC2 has an ENI attached, for so long at most.
+// attached waits until EC2 has an ENI attached, for a limited time.
 func (n *node) attached(id string, most time.Duration) {
 	n.t.Helper()
 	for end := time.Now().Add(most); ; n.settle(50 * time.Millisecond) {
@@ -49,7 +49,7 @@ func (n *node) attached(id string, most time.Duration) {
 	}
 }
 
-// healthy tells whether a condition is, and is there.
+// healthy reports whether a condition exists and is healthy.
 func (n *node) healthy(kind string) bool {
 	n.t.Helper()
 	for _, c := range n.Snapshot().Conditions {
@@ -61,7 +61,7 @@ func (n *node) healthy(kind string) bool {
 	return false
 }
 
-// wantTold compares what pods were told since the last call.
+// wantTold checks what pods were told since the last call.
 func (n *node) wantTold(want ...string) {
 	n.t.Helper()
 	if told := n.takeTold(true); !slices.Equal(told, want) {
@@ -69,7 +69,7 @@ func (n *node) wantTold(want ...string) {
 	}
 }
 
-// takeTold returns what pods were told, sorted, since it was last forgotten, and may forget it.
+// takeTold returns what pods were told since it was last cleared, sorted, and may clear it.
 func (n *node) takeTold(forget bool) []string {
 	synctest.Wait() // whoever tells may still be at it
 	n.toldMu.Lock()
@@ -81,8 +81,8 @@ func (n *node) takeTold(forget bool) []string {
 	return told
 }
 
-// An ENI that somebody takes off the instance is attached again at once, and nobody gets
-// its addresses meanwhile. Pods that run keep theirs, and are told.
+// An ENI that someone detaches is attached again at once, and no pod gets its addresses meanwhile.
+// Running pods keep theirs, and are told.
 func TestENIDetachedByOthers(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		for lag, age := range map[time.Duration]time.Duration{0: 20 * time.Second, 3 * time.Second: 5 * time.Minute} {
@@ -105,7 +105,7 @@ func TestENIDetachedByOthers(t *testing.T) {
 						n.Kick()
 					}
 					n.settle(time.Millisecond)
-					for _, g := range n.alloc.Groups() {
+					for _, g := range n.addresses.alloc.Groups() {
 						if g.ID == e.ID && g.Ready {
 							t.Error("addresses of an ENI without a link can be handed out")
 						}
@@ -144,8 +144,8 @@ func TestENIDetachedByOthers(t *testing.T) {
 	}
 }
 
-// A link that is gone while EC2 has its ENI attached, as after it was moved to another network
-// namespace: what the ENI has is no stock, and it is left alone.
+// A link is gone while EC2 has its ENI attached, for example after it was moved to another network
+// namespace: the ENI's addresses are no supply, and the ENI is left alone.
 func TestLinkMovedAway(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.start()
@@ -184,8 +184,8 @@ func TestLinkMovedAway(t *testing.T) {
 	})
 }
 
-// A driver that starts again takes its link away for a moment: what was set up on it is
-// set up on the new one at once, and nothing is asked for in its place.
+// A driver that restarts removes its link for a moment: the new link is set up like the old one at
+// once, and no addresses are asked for in its place.
 func TestLinkReplaced(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.start()
@@ -223,7 +223,7 @@ func TestLinkReplaced(t *testing.T) {
 	})
 }
 
-// An address of a running pod that EC2 has taken away is told, and nobody else gets it.
+// If EC2 takes an address of a running pod, the pod is told, and no other pod gets the address.
 func TestAddressOfARunningPodUnassigned(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.start()
@@ -254,7 +254,7 @@ func TestAddressOfARunningPodUnassigned(t *testing.T) {
 	})
 }
 
-// Of an ENI that was just attached the link is not missing yet, and then it is.
+// The link of an ENI that was just attached does not count as missing at first, and does later.
 func TestLinkThatDoesNotAppear(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.links.auto = false

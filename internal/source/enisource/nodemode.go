@@ -1,45 +1,48 @@
 package enisource
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// New returns a source of node mode that is ready for Restore: a reconciler made
-// with c supplies it. The stored inventory is loaded if it is of this instance.
-// InstanceID, Node, Clock and Logger of c are taken from the source.
+// New returns a source for node mode that is ready for Restore; a reconciler made with c supplies it.
+// The stored inventory is loaded if it is of this instance. InstanceID, Node, Clock and Logger of c are
+// set by the source.
 func New(o Options, c eni.Config) (*Source, error) {
 	s, err := newSource(o)
 	if err != nil {
 		return nil, err
 	}
-	c.InstanceID, c.Node, c.Clock, c.Logger = o.InstanceID, s, s.clock, s.log
+	c.InstanceID, c.Node, c.Clock, c.Logger = o.InstanceID, (*reconcilerNode)(s), s.clock, s.log
 	rec, err := eni.New(c)
 	if err != nil {
 		return nil, err
 	}
 	s.supply = &reconciled{Reconciler: rec, log: s.log, counts: Wanted{Template: o.Template, Settings: c.Settings}}
-	s.load()
+	s.file.load()
 	return s, nil
 }
 
-// Wanted is settings that the ENIs are to have.
+// Wanted is settings that the ENIs should have.
 type Wanted struct {
-	Template string // the object that says so besides the daemon's configuration; empty: none
+	Template string // the object that they come from; empty: only the daemon's configuration
 	Settings eni.Settings
-	Err      error                      // why they make no sense, and those before go on; nil: they do
+	Err      error                      // why they are invalid, and the previous ones stay; nil: they are valid
 	Fits     func(*eni.Inventory) error // why this instance cannot have them; nil: it can
-	Counts   func()                     // is called once they count; may be nil
+	Counts   func()                     // called once they are applied; may be nil
 }
 
-// Configure has the ENIs be as other settings say, for a source made with New. Those that
-// make no sense change nothing, and are told by the log and by LastError.
+// Configure applies other settings to a source made with New. Invalid settings change nothing; the log
+// and LastError describe them.
 func (s *Source) Configure(w Wanted) {
 	if r, ok := s.supply.(*reconciled); ok {
 		r.configure(w)
@@ -51,9 +54,9 @@ type reconciled struct {
 	*eni.Reconciler
 	log *slog.Logger
 
-	mu      sync.Mutex // guards all below; memory only
-	counts  Wanted     // what the reconciler goes by
-	refused error      // why the newest settings do not count
+	mu      sync.Mutex // guards all below
+	counts  Wanted     // the settings that the reconciler applies
+	refused error      // why the newest settings are not applied
 }
 
 func (r *reconciled) configure(w Wanted) {
@@ -64,7 +67,7 @@ func (r *reconciled) configure(w Wanted) {
 	r.Reconfigure(eni.Change{Settings: w.Settings, Fits: w.Fits, Taken: func(err error) { r.taken(w, err) }})
 }
 
-// taken notes whether settings count.
+// taken records whether settings are applied.
 func (r *reconciled) taken(w Wanted, err error) {
 	before := r.note(w, err)
 	if err == nil && w.Counts != nil {
@@ -72,9 +75,9 @@ func (r *reconciled) taken(w Wanted, err error) {
 	}
 	switch {
 	case err != nil:
-		r.log.Error("settings of a template not taken, those before go on", "template", w.Template, "error", err)
+		r.log.Error("settings of a template not applied, the previous ones stay", "template", w.Template, "error", err)
 	case before != w.Template:
-		r.log.Info("settings of ENIs are another template's", "template", w.Template, "before", before)
+		r.log.Info("settings of another template applied", "template", w.Template, "before", before)
 	}
 }
 
@@ -85,7 +88,7 @@ func (r *reconciled) note(w Wanted, err error) (before string) {
 	if err == nil {
 		r.counts, r.refused = w, nil
 	} else {
-		r.refused = fmt.Errorf("%s changes nothing: %w", w.Template, err)
+		r.refused = fmt.Errorf("%s is not applied: %w", w.Template, err)
 	}
 	return before
 }
@@ -126,7 +129,7 @@ func (r *reconciled) OtherGroups() (enis []string, followed, compared bool) {
 	return enis, r.counts.Settings.FollowGroups, true
 }
 
-// reasons by class of what went wrong at the cloud.
+// reasons are the reasons of pods that wait, by class of the cloud's error.
 var reasons = map[cloud.Class]string{
 	cloud.Throttled: "throttled", cloud.SubnetFull: plan.ReasonSubnetFull, cloud.LimitReached: plan.ReasonENILimit,
 	cloud.Permission: "permission", cloud.Bug: "refused", cloud.Gone: "refused",
@@ -143,9 +146,83 @@ func (r *reconciled) Why(served bool) *source.Exhausted {
 		}
 		return &source.Exhausted{Reason: reason, Message: "no address is free: " + st.LastError, Err: st.Err}
 	case !st.Confirmed && !served:
-		return &source.Exhausted{Reason: "starting", Message: "no address is free: EC2 has not told yet which addresses this node has"}
+		return &source.Exhausted{Reason: "starting", Message: "no address is free: waiting for EC2 to list the addresses of this node"}
 	case st.Shortage != "":
 		return &source.Exhausted{Reason: st.Shortage, Message: "no address is free: " + st.Explanation}
 	}
 	return &source.Exhausted{Reason: Growing, Message: "no address is free yet: EC2 was asked for more, which has not arrived"}
+}
+
+// reconcilerNode is the Source as the reconciler's Node.
+type reconcilerNode Source
+
+var _ eni.Node = (*reconcilerNode)(nil)
+
+// Usage implements eni.Node. Withheld addresses count as used: others are asked for in their place, and
+// their ENI stays.
+func (s *reconcilerNode) Usage() eni.Usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: s.addresses.waiters.Len(), MissingLinks: s.addresses.enis.missingLinks()}
+	for _, g := range s.addresses.alloc.Groups() {
+		of := eni.ENIUsage{Used: g.Used() + g.Withheld(), Cooling: g.Cooling(), Assignable: g.Assignable(s.addresses.inv.Families)}
+		for f, c := range g.Of {
+			of.Free = of.Free.Plus(cloud.AmountIn(ipfamily.Family(f), c.FreeSingles, c.FreePrefixes))
+		}
+		u.ENIs[g.ID] = of
+	}
+	for _, l := range s.addresses.leases {
+		if _, ok := s.addresses.enis.published[l.ENI]; !ok && l.ENI != "" { // for example one that is no longer attached
+			of := u.ENIs[l.ENI]
+			of.Used++
+			u.ENIs[l.ENI] = of
+		}
+	}
+	return u
+}
+
+// Publish implements eni.Node: the file first, then the memory.
+func (s *reconcilerNode) Publish(_ context.Context, inv eni.Inventory) error {
+	err := (*Source)(s).file.save(func() { s.addresses.inv = inv })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addresses.confirm(inv)
+	s.addresses.serve(s.clock.Now())
+	s.program.Set()
+	return err
+}
+
+// ObserveFailed implements eni.Node.
+func (s *reconcilerNode) ObserveFailed(error) { (*Source)(s).ServeUnconfirmed() }
+
+// Withdraw implements eni.Node.
+func (s *reconcilerNode) Withdraw(id string, want cloud.Amount) (withdrawn []netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range ipfamily.Dual.Families() {
+		addresses, prefixes := want.Of(f)
+		withdrawn = append(withdrawn, s.addresses.alloc.Withdraw(id, f, addresses, prefixes)...)
+	}
+	return withdrawn
+}
+
+// RestoreWithdrawn implements eni.Node.
+func (s *reconcilerNode) RestoreWithdrawn(withdrawn []netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addresses.alloc.Restore(withdrawn)
+	s.addresses.serve(s.clock.Now())
+}
+
+// WithdrawENI implements eni.Node.
+func (s *reconcilerNode) WithdrawENI(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.addresses.holds(id) { // also if the cloud does not list it as the node's
+		return false
+	}
+	if _, ok := s.addresses.enis.published[id]; !ok {
+		return true
+	}
+	return s.addresses.alloc.WithdrawGroup(id) == nil
 }

@@ -13,6 +13,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
@@ -49,7 +50,7 @@ func (f *failingStore) Save(inv eni.Inventory) error {
 	return f.memStore.Save(inv)
 }
 
-// inventoryOf is an inventory of one ENI.
+// inventoryOf returns an inventory of one ENI.
 func inventoryOf(things ...string) eni.Inventory {
 	e := eni.ENI{ID: "eni-1", MAC: mac.Addr{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Serves: true}
 	for _, p := range prefixes(things...) {
@@ -81,7 +82,7 @@ func supplied(t *testing.T, store InventoryStore) *Source {
 	return s
 }
 
-// stopped is supplied that does not run yet.
+// stopped is supplied for a source that does not run yet.
 func stopped(t *testing.T, store InventoryStore) *Source {
 	t.Helper()
 	s, err := NewSupplied(Options{
@@ -93,7 +94,7 @@ func stopped(t *testing.T, store InventoryStore) *Source {
 	return s
 }
 
-// offer hands an inventory over and checks what the supplier may take.
+// offer hands an inventory over, and checks what the supplier may take.
 func offer(t *testing.T, s *Source, inv eni.Inventory, back []string, want ...string) {
 	t.Helper()
 	got, err := s.Offer(inv, prefixes(back...))
@@ -103,7 +104,7 @@ func offer(t *testing.T, s *Source, inv eni.Inventory, back []string, want ...st
 	synctest.Wait()
 }
 
-// take is who gets the next address; zero: nobody does at once.
+// take returns the next address; zero: no address is free at once.
 func take(t *testing.T, s *Source, i int) netip.Addr {
 	t.Helper()
 	l, _ := sourcetest.Try(t, s, sourcetest.Request(i), time.Millisecond)
@@ -141,8 +142,7 @@ func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
 	})
 }
 
-// An address that is wanted back before its data path is ready is not handed
-// out by that.
+// An address that is asked back before its data path is ready is not handed out because of that.
 func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
@@ -159,8 +159,7 @@ func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
 	})
 }
 
-// Nothing is said to be withdrawn, and nothing becomes free, before the file
-// has it.
+// Nothing counts as withdrawn, and nothing becomes free, before it is in the file.
 func TestOfferThatCannotBeRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &failingStore{}
@@ -185,7 +184,7 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 	})
 }
 
-// What was withdrawn stays so over a restart, until the supplier says otherwise.
+// What was withdrawn stays withdrawn over a restart, until the supplier says otherwise.
 func TestWithdrawnOverARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memStore{}
@@ -207,8 +206,8 @@ func TestWithdrawnOverARestart(t *testing.T) {
 	})
 }
 
-// What had cooled before a restart goes behind what was never used, with and
-// without a stored inventory.
+// Addresses that had cooled before a restart come after those that were never used, with and without a
+// stored inventory.
 func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 	for _, stored := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -232,7 +231,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 	}
 }
 
-// What only this source has to tell: its ENIs by device index, with what is used
+// The part of the snapshot that only this source has: its ENIs by device index, with the used addresses
 // of each, in the document and as a gauge.
 func TestSnapshotDescribesENIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -240,7 +239,7 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 		inv := inventoryOf("10.0.0.7", "10.0.1.0/28")
 		inv.ENIs[0].SubnetID, inv.Limits.IPv4PerENI = "subnet-1", 10
 		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: mac.Addr{2, 0, 0, 0, 0, 9}})
-		if err := s.Publish(t.Context(), inv); err != nil {
+		if err := (*reconcilerNode)(s).Publish(t.Context(), inv); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -266,4 +265,61 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 			t.Errorf("berth_enis is %v, %v", gauge.Gauge, err)
 		}
 	})
+}
+
+// No pod gets an address that the node itself has, single or in a prefix, and others are asked for in
+// its place. A waiting pod gets it when the node no longer has it.
+func TestAddressesThatTheNodeHas(t *testing.T) {
+	for name, tc := range map[string]struct {
+		policy        ipam.Policy
+		before, after string // the layout
+	}{
+		"at the limit": {ipam.Policy{MinimumIP: 3, MaxENI: 1}, "3", "3"},
+		"replaced":     {ipam.Policy{WarmIP: 1, MaxENI: 1}, "1", "2"},
+		"of a prefix":  {ipam.Policy{WarmIP: 16, PrefixDelegation: true, MaxENI: 1}, "16", "32"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, "t3.small", tc.policy, func(t *testing.T, n *node) {
+				n.start()
+				n.settle(time.Second)
+				n.wantLayout(tc.before)
+				var warm []netip.Addr
+				for _, a := range n.Snapshot().Addresses {
+					warm = append(warm, a.Addr)
+				}
+				has := append(warm[:1:1], netip.MustParseAddr("192.0.2.1"))
+				if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
+					t.Errorf("withheld %v, want %s", kept, warm[0])
+				}
+				if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
+					t.Errorf("withheld %v the second time, want %s", kept, warm[0])
+				}
+				n.settle(time.Minute)
+				n.wantLayout(tc.after)
+				if got := n.Snapshot().Count[source.Withdrawn]; got != 1 {
+					t.Errorf("%d addresses are not handed out, want 1", got)
+				}
+				if uses, _ := n.Uses(); len(uses) != 1 || uses[0].Addr != warm[0] || uses[0].Cooling || !uses[0].Listed {
+					t.Errorf("the operator is told of uses %+v", uses)
+				}
+				for i := 0; ; i++ {
+					l, err := n.try(i, time.Minute)
+					if err != nil {
+						break
+					}
+					if l.IPv4 == warm[0] {
+						t.Fatalf("pod %d got %s, which the node has", i, l.IPv4)
+					}
+				}
+				if n.links.dumps != 1 {
+					t.Errorf("the links of the node were dumped %d times, and nobody said that one changed", n.links.dumps)
+				}
+				n.Withhold(nil)
+				if l := n.add(100, time.Minute); l.IPv4 != warm[0] {
+					t.Errorf("the pod that waited got %s, want %s", l.IPv4, warm[0])
+				}
+				n.check()
+			})
+		})
+	}
 }

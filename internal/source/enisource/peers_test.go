@@ -17,14 +17,14 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// coldNodes is nodes that start cold at once, with a pod or more to serve, each with
-// a limiter of its own, on one bucket of the account.
+// coldNodes are nodes that start cold at once, each with a limiter of its own, on one bucket of the
+// account, and one pod or more to serve.
 type coldNodes struct {
 	nodes, pods int
 	bucket      cloudfake.Bucket
 }
 
-// times is when the last node had its first address, and all nodes what they keep warm.
+// times is when the last node had its first address, and when all nodes had their warm targets.
 type times struct{ first, warm time.Duration }
 
 func (h coldNodes) run(t *testing.T, seed uint64) (out times) {
@@ -79,9 +79,9 @@ func settle(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // virtual time, in a synctest bubble
 }
 
-// Nodes that start cold at once on an account's small rate: each has its first
-// address before those that have one fill up what they keep warm, though
-// none knows of the others, and no call is made twice because another failed.
+// When nodes start cold at once on an account's small rate, each has its first address before nodes
+// that have one fill their warm targets, though they do not know of each other, and no call is repeated
+// because another failed.
 func TestFirstAddressesGoFirst(t *testing.T) {
 	const firstCalls, allCalls = 4, 9 // of a node that is alone
 	for _, h := range []coldNodes{
@@ -107,8 +107,7 @@ func TestFirstAddressesGoFirst(t *testing.T) {
 	}
 }
 
-// What a node keeps warm waits for other nodes after a refusal, until a pod of its
-// own needs it.
+// After a refusal, calls for a warm target wait for other nodes, until a pod of the node needs them.
 func TestPodNeedsWhatYielded(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.Cloud = pace.Cloud(n.cloud, pace.Options{Peers: true}) }

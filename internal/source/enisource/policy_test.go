@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// policySpec is a lab whose instances are nodes of the cluster "lab" unless they
-// say something else, and whose key may do what a policy allows.
+// policySpec returns a lab whose instances are nodes of the cluster "lab" unless they say otherwise,
+// and whose key is limited by a policy.
 func policySpec(policy string) spec.Spec {
 	s := labSpec()
 	s.LaunchTags = map[string]string{"kubernetes.io/cluster/lab": "owned"}
@@ -27,8 +27,8 @@ func policySpec(policy string) spec.Spec {
 	return s
 }
 
-// A node whose role has the IAM policy of docs/install.md, and nothing else,
-// grows and shrinks without being refused once.
+// A node whose role has exactly the IAM policy of docs/install.md grows and shrinks without a single
+// refusal.
 func TestPolicySuffices(t *testing.T) {
 	for name, p := range map[string]ipam.Policy{"addresses": {WarmIP: 2}, "prefixes": {PrefixDelegation: true, WarmPrefix: 1}} {
 		t.Run(name, func(t *testing.T) {
@@ -46,9 +46,8 @@ func TestPolicySuffices(t *testing.T) {
 	}
 }
 
-// Whoever has the credentials of Berth can do nothing to an ENI that is not of
-// its cluster, with either mode's policy, and to a primary ENI no more than to
-// give it addresses.
+// With Berth's credentials and either mode's policy, nothing can be done to an ENI that is not of its
+// cluster, and addresses are all that can be added to a primary ENI.
 func TestPolicyDenies(t *testing.T) {
 	for mode, policy := range map[string]string{"node": deploy.NodePolicy("lab"), "operator": deploy.OperatorPolicy("lab")} {
 		t.Run(mode, func(t *testing.T) {
@@ -79,8 +78,8 @@ func labClient(t *testing.T, lab *endpoints.Cloud, k spec.AccessKey) cloud.API {
 	return pace.Cloud(c, pace.Options{})
 }
 
-// denials makes ENIs of several owners with the credentials of an
-// administrator, and tries each call on each with those of Berth.
+// denials creates ENIs of several owners with an administrator's credentials, and tries each call on
+// each with Berth's.
 func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	ctx := t.Context()
 	subnet, ok := lab.Cloud.Snapshot().Subnet("a")

@@ -30,8 +30,8 @@ func (l *links) addresses(id string) []netip.Addr {
 	return slices.SortedFunc(slices.Values(l.set[id].Addresses), netip.Addr.Compare)
 }
 
-// An ENI's own address that is for pods no more is the node's again once no
-// pod has it and it has cooled, also after a restart.
+// An ENI's own address that is no longer for pods is the node's again once no pod has it and it has
+// cooled, also after a restart.
 func TestOwnAddressStaysItsPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memStore{}
@@ -43,11 +43,11 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 		}
 		var with int
 		for i := range 2 {
-			if s.leases[key(i+1)].IPv4 == own {
+			if s.addresses.leases[key(i+1)].IPv4 == own {
 				with = i + 1
 			}
 		}
-		lease := s.leases[key(with)].Lease
+		lease := s.addresses.leases[key(with)].Lease
 		held := func(when string, s *Source, path *links, yes bool) {
 			t.Helper()
 			synctest.Wait()
@@ -99,8 +99,8 @@ func (d *slow) SetENI(ctx context.Context, e eni.ENI) error {
 	return d.links.SetENI(ctx, e)
 }
 
-// An address that leaves and comes back while the data path is being told of
-// the first waits for the second.
+// An address that is removed and comes back while SetENI is running for the removal waits for the next
+// SetENI.
 func TestNotAssignableWhileItLeavesTheDataPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &slow{newLinks(), make(chan struct{}), make(chan struct{})}

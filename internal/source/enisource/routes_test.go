@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// subnetsOf are the subnets of the secondary ENIs, by device index.
+// subnetsOf returns the subnets of the secondary ENIs, by device index.
 func (n *node) subnetsOf() string {
 	list := n.cloud.Truth()
 	slices.SortFunc(list, func(x, y cloud.ENI) int { return index(x) - index(y) })
@@ -25,9 +25,9 @@ func (n *node) subnetsOf() string {
 	return strings.Join(out, " then ")
 }
 
-// Where Berth may choose, new ENIs go where the routes are those of the
-// primary's subnet, though others have more free addresses, and elsewhere only
-// when these are full. One call finds that out, and only when an ENI is to be made.
+// Where Berth may choose, new ENIs are created in subnets with the routes of the primary's, though
+// others have more free addresses, and elsewhere only when these are full. One call finds the routes,
+// and only when an ENI is to be created.
 func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 	denied := &cloud.Error{Class: cloud.Permission, Op: "DescribeRouteTables", Code: "UnauthorizedOperation"}
 	away := &cloud.Error{Class: cloud.Transient, Op: "DescribeRouteTables"}

@@ -1,19 +1,16 @@
-// Package enisource owns the addresses of a node's ENIs in memory and hands them to
-// pods. Where they come from is a Supplier's matter: node mode's, here, is
-// internal/ec2/eni's reconciler; operator mode's is internal/source/nodenetworksupplier. The
-// Datapath tells when an ENI carries traffic.
+// Package enisource owns the addresses of a node's ENIs and hands them to
+// pods. A Supplier provides them: in node mode, here,
+// the reconciler of internal/ec2/eni; in operator mode internal/source/nodenetworksupplier. The
+// Datapath makes the kernel carry the traffic of an ENI.
 //
 //	source.go     what the daemon calls: Acquire, Release, Cancel, restore
-//	waiting.go    who waits for an address, and why in vain
-//	supplier.go   what a supplier is, and what both call
-//	supply.go     what the reconciler calls: usage, new inventory, withdrawals
-//	offer.go      what a supplier calls that asks for addresses back by name
-//	nodemode.go   the reconciler as a supplier
-//	program.go    getting each ENI's data path ready
-//	links.go      links of ENIs that go and come, and pods that are cut off
-//	confirmation.go  the supplier's word comes before the file's after a start
+//	addresses.go  who has which address, and who waits; in memory, guarded by Source.mu
+//	enis.go       which ENIs serve pods, which of them the data path has, which links are missing
+//	program.go    the goroutine that gets each ENI's data path ready
+//	cutoff.go     running pods that are cut off
+//	offer.go      what a supplier calls that names the addresses to release
+//	nodemode.go   the reconciler as a supplier, and the source as its Node
 //	snapshot.go   what introspection and metrics see
-//	metrics.go    the metrics
 //	store.go      the files that outlive the daemon
 package enisource
 
@@ -38,48 +35,40 @@ import (
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// Datapath makes the node's kernel carry pods' traffic by an ENI. Calls come
-// from one goroutine.
+// Datapath makes the node's kernel carry pods' traffic over an ENI. Calls come from one goroutine.
 type Datapath interface {
 	// SetENI programs an ENI that is new or whose addresses changed. Its
-	// addresses become assignable once this returned nil for it. An error means
-	// not yet: it is called again after Kick, and now and then by itself. It is a
+	// addresses become assignable once SetENI returned nil. An error means
+	// not yet: SetENI is called again after Kick, and after a backoff. The error is a
 	// source.ErrNoLink while the node has no link of the ENI.
-	// It is idempotent.
+	// SetENI is idempotent.
 	SetENI(ctx context.Context, e eni.ENI) error
-	// RemoveENI undoes SetENI for an ENI that is leaving or has left. One that
+	// RemoveENI undoes SetENI for an ENI that is being detached or is gone. One that
 	// was never set is no error.
 	RemoveENI(ctx context.Context, eniID string) error
-	// ChangedLinks tells of each ENI that was set whether its link is gone, or is another
+	// ChangedLinks returns the ENIs that were set and whose link is gone, or is another
 	// than the one that was set up. It is called after each Kick.
 	ChangedLinks(ctx context.Context) (map[string]source.LinkChange, error)
 }
 
 // InventoryStore keeps the last inventory that the cloud confirmed.
 type InventoryStore interface {
-	// Load returns the stored inventory, or false without one.
+	// Load returns the stored inventory; false: there is none.
 	Load() (eni.Inventory, bool, error)
 	// Save replaces it, atomically.
 	Save(eni.Inventory) error
 }
 
-// Options are what a Source needs, whoever supplies it. InstanceID and Datapath
-// are required.
+// Options are what a Source needs, whoever supplies it. InstanceID and Datapath are required.
 type Options struct {
 	InstanceID string // of this instance; from the metadata service
-	Template   string // in node mode, whose settings it begins with, as KIND/NAME; empty: the daemon's own
+	Template   string // in node mode, the object with the first settings, as KIND/NAME; empty: the daemon's own
 	Datapath   Datapath
 	Cooling    time.Duration        // how long released addresses cool; 0: not at all
 	Store      InventoryStore       // nil: none
 	Clock      clock.Clock          // nil: the machine's
 	Logger     *slog.Logger         // nil: silent
-	Tell       func(podevents.News) // tells pods that they are cut off, and returns at once; nil: nobody does
-}
-
-// hold is one attachment's lease and whose it is.
-type hold struct {
-	source.Lease
-	pod attachment.Pod
+	Tell       func(podevents.News) // tells pods that they are cut off, and returns at once; may be nil
 }
 
 // Source is a source.Source. Make it with New or NewSupplied.
@@ -88,46 +77,30 @@ type Source struct {
 	clock  clock.Clock
 	log    *slog.Logger
 	supply Supplier
+	file   inventoryFile
 
-	program retry.Signal // wakes the goroutine that programs ENIs
+	program retry.Signal // wakes the programmer
 	kicked  retry.Signal // wakes it when links may have changed
-	cooled  retry.Signal // wakes the one that watches cooling
+	cooled  retry.Signal // wakes the goroutine that watches cooling
 
-	saving sync.Mutex // puts the writes of the inventory file in order; held during that I/O, by nothing that a pod waits for
-
-	mu          sync.Mutex // guards all below; memory only, no call is made under it
-	alloc       *ipam.Node[attachment.Key]
-	leases      map[attachment.Key]hold
-	waiters     waiting.Queue
-	inv         eni.Inventory
-	published   map[string]eni.ENI         // what there is for pods, by ID
-	programmed  map[string]eni.ENI         // what the data path has
-	down        map[string]string          // why an ENI's data path is not ready
-	absent      map[string]absence         // ENIs whose links the node lacks (links.go)
-	reviewed    []string                   // those whose links are missing, as the supplier was told at once
-	troubled    map[attachment.Key]trouble // the pods that were told that they are cut off
-	withheld    []netip.Addr               // what the node has itself (Withhold)
-	usable      bool                       // an address was assignable once
-	served      bool                       // the inventory came from the supplier or the file
-	unconfirmed bool                       // it came from the file, and the supplier still has a moment to correct it
-	releasing   []netip.Prefix             // what the supplier wants back: nobody gets it (offer.go)
+	mu        sync.Mutex // guards all below; never held during a call
+	addresses addresses
+	cutOffs   cutOffs
 }
 
 var _ source.Source = (*Source)(nil)
-var _ eni.Node = (*Source)(nil)
 
-// NewSupplied checks the options, loads the stored inventory if it is of this
-// instance, and returns a source that is ready for Restore. The supplier is
-// seeded with what was loaded.
+// NewSupplied checks the options, loads the stored inventory if it is of this instance, and returns a
+// source that is ready for Restore. The supplier is seeded with what was loaded.
 func NewSupplied(o Options, supply Supplier) (*Source, error) {
 	s, err := newSource(o)
 	if err != nil {
 		return nil, err
 	}
 	s.supply = supply
-	s.load()
-	for _, r := range s.inv.Releasing {
-		s.releasing = append(s.releasing, r.Prefix) // until an Offer says otherwise
+	s.file.load()
+	for _, r := range s.addresses.inv.Releasing {
+		s.addresses.releasing = append(s.addresses.releasing, r.Prefix) // until the next Offer
 	}
 	return s, nil
 }
@@ -148,18 +121,19 @@ func newSource(o Options) (*Source, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Source{
+	s := &Source{
 		opts: o, clock: o.Clock, log: o.Logger,
 		program: retry.NewSignal(), kicked: retry.NewSignal(), cooled: retry.NewSignal(),
-		alloc: ipam.NewNode[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
-		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{}, absent: map[string]absence{},
-	}, nil
+		addresses: addresses{alloc: ipam.NewNode[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{}, enis: newENIs(o.Clock, o.Logger)},
+	}
+	s.file.s, s.cutOffs.s = s, s
+	return s, nil
 }
 
 // Run implements source.Source.
 func (s *Source) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	wg.Go(func() { s.programENIs(ctx) })
+	wg.Go(func() { (&programmer{s: s}).run(ctx) })
 	wg.Go(func() { s.watchCooling(ctx) })
 	wg.Go(func() { confirm.Await(ctx, s.clock, s.ServeUnconfirmed) })
 	err := s.supply.Run(ctx)
@@ -177,11 +151,11 @@ func (s *Source) Restore(req source.Request, lease source.Lease) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.alloc.Hold(req.Key, lease.Addrs(), s.clock.Now()); err != nil {
+	if err := s.addresses.alloc.Hold(req.Key, lease.Addrs(), s.clock.Now()); err != nil {
 		return fmt.Errorf("restore the lease of %v: %w", req.Key, err)
 	}
-	s.leases[req.Key] = hold{lease, req.Pod}
-	s.usable = true
+	s.addresses.leases[req.Key] = hold{lease, req.Pod}
+	s.addresses.usable = true
 	return nil
 }
 
@@ -189,8 +163,8 @@ func (s *Source) Restore(req source.Request, lease source.Lease) error {
 func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.alloc.Cool(addr, since, s.clock.Now())
-	s.usable = true
+	s.addresses.alloc.Cool(addr, since, s.clock.Now())
+	s.addresses.usable = true
 	s.cooled.Set()
 }
 
@@ -198,10 +172,10 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 func (s *Source) Withhold(addrs []netip.Addr) []netip.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kept := s.alloc.Withhold(addrs)
-	if !slices.Equal(kept, s.withheld) {
-		s.withheld = kept
-		s.serve(s.clock.Now())
+	kept := s.addresses.alloc.Withhold(addrs)
+	if !slices.Equal(kept, s.addresses.withheld) {
+		s.addresses.withheld = kept
+		s.addresses.serve(s.clock.Now())
 		s.program.Set() // one may be an ENI's own address
 		s.supply.Kick()
 	}
@@ -223,14 +197,33 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 		return source.Lease{}, &source.Exhausted{Reason: "pool-unsupported", Message: fmt.Sprintf(
 			"pool of the network's configuration is %s, and addresses come from ENIs here: remove it, or run address pools (--ipam=pool)", pool)}
 	}
-	return waiting.Desk{Lock: &s.mu, Held: s.held, Admit: s.wait, Why: s.why, Changed: s.supply.Kick}.Acquire(ctx, req)
+	return waiting.Desk{Lock: &s.mu, Held: s.addresses.held, Admit: s.wait, Why: func(*waiting.Waiter) *source.Exhausted { return s.whyNone() }, Changed: s.supply.Kick}.Acquire(ctx, req)
+}
+
+// wait queues a request behind those that came before, and serves whom it can. s.mu is held.
+func (s *Source) wait(req source.Request) *waiting.Waiter {
+	w := s.addresses.waiters.Push(req)
+	s.addresses.serve(s.clock.Now())
+	return w
+}
+
+// whyNone returns why no address is assignable. s.mu is held.
+func (s *Source) whyNone() *source.Exhausted {
+	why := s.supply.Why(s.addresses.served)
+	if why.Reason != Growing {
+		return why
+	}
+	if id, down := s.addresses.enis.why(); id != "" {
+		return &source.Exhausted{Reason: "not-ready", Message: fmt.Sprintf("no address is free: the data path of %s is not ready: %s", id, down)}
+	}
+	return why
 }
 
 // Why implements source.Source.
 func (s *Source) Why(key attachment.Key) *source.Exhausted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.waiters.Find(key) == nil {
+	if s.addresses.waiters.Find(key) == nil {
 		return nil
 	}
 	return s.whyNone()
@@ -241,10 +234,12 @@ func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	if a, ok := s.alloc.Release(key, now); ok {
-		delete(s.leases, key)
-		s.freed(a)
-		s.serve(now) // without a cooling period it is free at once
+	if a, ok := s.addresses.alloc.Release(key, now); ok {
+		delete(s.addresses.leases, key)
+		if s.addresses.ownAddressFreed(a) {
+			s.program.Set()
+		}
+		s.addresses.serve(now) // without a cooling period the address is free at once
 		s.cooled.Set()
 		s.supply.Kick()
 	}
@@ -254,10 +249,12 @@ func (s *Source) Release(key attachment.Key) {
 func (s *Source) Cancel(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a, ok := s.alloc.Cancel(key); ok {
-		delete(s.leases, key)
-		s.freed(a)
-		s.serve(s.clock.Now())
+	if a, ok := s.addresses.alloc.Cancel(key); ok {
+		delete(s.addresses.leases, key)
+		if s.addresses.ownAddressFreed(a) {
+			s.program.Set()
+		}
+		s.addresses.serve(s.clock.Now())
 		s.supply.Kick()
 	}
 }
@@ -269,19 +266,18 @@ func (s *Source) CoolingPeriod() time.Duration { return s.opts.Cooling }
 func (s *Source) Ready() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.usable {
+	if s.addresses.usable {
 		return nil
 	}
 	return fmt.Errorf("no address has been usable on this node yet: %s", s.whyNone().Message)
 }
 
-// watchCooling serves those who wait when an address has cooled, and lets the
-// supplier look at what that leaves.
+// watchCooling serves waiting pods when an address has cooled, and kicks the supplier.
 func (s *Source) watchCooling(ctx context.Context) {
 	for {
 		var due <-chan time.Time
 		s.mu.Lock()
-		if at, ok := s.alloc.NextExpiry(); ok {
+		if at, ok := s.addresses.alloc.NextExpiry(); ok {
 			due = s.clock.After(at.Sub(s.clock.Now()))
 		}
 		s.mu.Unlock()
@@ -292,12 +288,66 @@ func (s *Source) watchCooling(ctx context.Context) {
 		case <-due:
 			s.mu.Lock()
 			now := s.clock.Now()
-			if s.alloc.Expire(now) > 0 {
+			if s.addresses.alloc.Expire(now) > 0 {
 				s.program.Set() // one may be an ENI's own address
-				s.serve(now)
+				s.addresses.serve(now)
 				s.supply.Kick()
 			}
 			s.mu.Unlock()
 		}
 	}
 }
+
+// ServeUnconfirmed allows the stored inventory to be served: the supplier, which is the authority on
+// what the node owns, tried and has nothing newer, or had confirm.Timeout to do so.
+func (s *Source) ServeUnconfirmed() {
+	s.mu.Lock()
+	unconfirmed := s.addresses.unconfirmed
+	s.mu.Unlock()
+	if !unconfirmed {
+		return
+	}
+	// Log before the first address is handed out.
+	s.log.Warn("giving out addresses by the stored inventory: nobody has confirmed it since the start")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addresses.unconfirmed = false
+	s.addresses.serve(s.clock.Now())
+}
+
+// MissingLinks returns the ENIs whose links the node lacks although they should be there, or which pods
+// use and the inventory lacks, sorted.
+func (s *Source) MissingLinks() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.addresses.enis.missingLinks()
+}
+
+// Supplier gets the node its addresses and releases those in excess. It hands them over by Publish, or
+// by Offer.
+//
+// Kick, LastError, OtherGroups, PrefixDelegation, Template and Why are called with the Source locked:
+// they return at once and do not call the Source.
+type Supplier interface {
+	// Seed hands over the stored inventory, before Run.
+	Seed(inv eni.Inventory)
+	// Run supplies until ctx ends, and returns only then.
+	Run(ctx context.Context) error
+	// Kick says that pods started, ended or wait, or that addresses became usable.
+	Kick()
+	// LastError returns the current trouble and what to do about it; empty: none.
+	LastError() string
+	// OtherGroups returns the ENIs that should have the security groups of the primary ENI and have
+	// others, and whether that will be corrected. Compared says that the supplier looks for them.
+	OtherGroups() (enis []string, followed, compared bool)
+	// PrefixDelegation reports whether ENIs are to be filled with prefixes.
+	PrefixDelegation() bool
+	// Template returns the object whose settings new ENIs have; empty: none.
+	Template() string
+	// Why returns why waiting pods get nothing, as far as the supply is concerned; the
+	// reason is Growing when more was asked for. Served says that there is an inventory.
+	Why(served bool) *source.Exhausted
+}
+
+// Growing is the reason of a supply that has been asked and has not failed.
+const Growing = "growing"

@@ -3,12 +3,14 @@ package enisource
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
 )
 
@@ -34,7 +36,7 @@ func TestWarmFromTheStart(t *testing.T) {
 	})
 }
 
-// A burst is one call per ENI touched, for as many addresses as it needs.
+// A burst of pods takes one call per ENI, for as many addresses as it needs.
 func TestBurstIsOneCallPerENI(t *testing.T) {
 	bubble(t, "m5.4xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.SetLatency("", 100*time.Millisecond)
@@ -126,8 +128,7 @@ func TestAcquireTwiceGivesTheSameLease(t *testing.T) {
 	})
 }
 
-// No address of an ENI is warm before its link is there; a link event makes it
-// so at once.
+// No address of an ENI is usable before its link exists; a link event makes it usable at once.
 func TestAddressesWaitForTheLink(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 4}, func(t *testing.T, n *node) {
 		n.links.auto = false
@@ -174,7 +175,7 @@ func TestScaleDownReturnsENIs(t *testing.T) {
 	})
 }
 
-// Cooling is no supply for pods that wait and is for the warm target.
+// Cooling addresses are no supply for waiting pods, and are supply for the warm target.
 func TestMassDeleteNeitherStarvesNorOverAllocates(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 5}, func(t *testing.T, n *node) {
 		n.start()
@@ -219,6 +220,226 @@ func TestTroubleIsNamed(t *testing.T) {
 				}
 				n.check()
 			})
+		})
+	}
+}
+
+// Jobs that run each minute, the shortest period of a CronJob, reuse their addresses: with the default
+// shrink delay they cause no change at EC2, with half of it several a minute. When they stop, the
+// surplus is released within that delay.
+func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
+	for delay, churns := range map[time.Duration]bool{0: false, 30 * time.Second: true} {
+		bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
+			n.tune = func(c *eni.Config) { c.ShrinkDelay = delay }
+			n.start()
+			wave := func() {
+				n.addAll(0, 6, 30*time.Second)
+				n.settle(10 * time.Second)
+				n.delAll(0, 6)
+				n.settle(50 * time.Second)
+			}
+			wave()
+			n.cloud.ResetCalls()
+			const minutes = 10
+			for range minutes {
+				wave()
+			}
+			if got := n.cloud.Count(changes...); (churns && got < 3*minutes) || churns != (got > 0) {
+				t.Errorf("shrink delay %v: %d changes at EC2 in %d minutes", delay, got, minutes)
+			}
+			n.settle(12 * time.Second) // 62 s after the last pod ended
+			n.wantLayout("1")
+		})
+	}
+}
+
+// A node that starts with nothing makes four calls before its first pods can have addresses: for its
+// ENIs, for the subnet, for the limits of its type, and for addresses. The metadata service tells the
+// rest. Its detached ENIs matter to new ENIs only, and are listed last.
+func TestColdStartIsFourCalls(t *testing.T) {
+	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
+		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
+		n.start()
+		n.settle(time.Second)
+		n.wantLayout("3")
+		calls := n.cloud.Calls()
+		if len(calls) != 5 || calls[3].Op != "AssignAddresses" || n.cloud.Count("ENIs") != 2 || n.cloud.Count("Instance") != 0 {
+			t.Errorf("%d calls, want the fourth to assign addresses: %+v", len(calls), calls)
+		}
+		n.add(0, time.Second)
+		n.check()
+	})
+}
+
+// A listing without the primary ENI, as of an instance that is new or does not exist, is not used: the
+// instance is asked for.
+func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
+	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
+		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
+		n.cloud.Terminate(instance)
+		n.start()
+		n.settle(time.Minute)
+		if err := n.Ready(); err == nil || n.cloud.Count("Instance") == 0 || n.cloud.Count(changes...) > 0 {
+			t.Errorf("ready: %v, calls %+v", err, n.cloud.Calls())
+		}
+		n.cloud.AddInstance(instance, "t3.small", "subnet-1")
+		n.settle(time.Minute)
+		n.wantLayout("3")
+	})
+}
+
+// An instance that was stopped may run again as another type: the limits of its last inventory do not
+// apply.
+func TestAnotherTypeAfterAStop(t *testing.T) {
+	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
+		for _, itype := range []string{"t3.small", "m5.xlarge"} {
+			n.tune = func(c *eni.Config) { c.InstanceType = itype }
+			n.start()
+			n.settle(time.Minute)
+			n.kill()
+			if inv := n.store.inv; inv.InstanceType != itype || inv.Limits != limitsOf(t, n, itype) {
+				t.Errorf("%s: %s with %+v", itype, inv.InstanceType, inv.Limits)
+			}
+		}
+		if asked := n.cloud.Count("Instance"); asked > 0 {
+			t.Errorf("the instance was described %d times", asked)
+		}
+	})
+}
+
+func limitsOf(t *testing.T, n *node, itype string) cloud.Limits {
+	t.Helper()
+	l, err := n.cloud.Limits(t.Context(), itype)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// The last of 49 pods runs on the second ENI, and is the last to end. The node's one warm prefix then
+// moves to the first ENI, and the second is detached for good.
+func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
+	bubble(t, "t3.small", ipam.Policy{PrefixDelegation: true, WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
+		n.start()
+		n.addAll(0, 49, time.Minute)
+		n.settle(time.Second)
+		n.wantLayout("48,16")
+		last := -1
+		for i := range 49 {
+			if n.leases[key(i)].Uplink == 1 {
+				last = i
+			}
+		}
+		for i := range 49 {
+			if i != last {
+				n.del(i)
+			}
+		}
+		n.settle(5 * time.Minute)
+		n.wantLayout("0,16")
+		n.del(last)
+		n.settle(45 * time.Second) // cooling, and less than the patience after it
+		n.wantLayout("0,16")
+		n.settle(5 * time.Minute)
+		n.wantLayout("16")
+		n.check()
+		n.cloud.ResetCalls()
+		n.settle(time.Hour)
+		if got := n.cloud.Count(changes...); got != 0 {
+			t.Errorf("%d changes at EC2 within an hour of rest", got)
+		}
+		if l := n.add(100, time.Second); l.Uplink != 0 {
+			t.Errorf("the next pod got %v", l)
+		}
+	})
+}
+
+// A daemon that starts with another subnet for new ENIs drains the old one. Running pods go on, and the
+// old ENI is deleted after the last of them has cooled.
+func TestDrainToAnotherSubnet(t *testing.T) {
+	for name, p := range map[string]ipam.Policy{
+		"addresses": {WarmIP: 2, FirstInterfaceIndex: 1},
+		"prefixes":  {WarmIP: 2, FirstInterfaceIndex: 1, PrefixDelegation: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, "t3.small", p, func(t *testing.T, n *node) {
+				n.start()
+				n.addAll(0, 2, time.Minute)
+				n.settle(time.Minute)
+				n.kill()
+				n.cloud.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
+				n.tune = func(c *eni.Config) { c.SubnetIDs, c.DrainOutdated = []string{"subnet-2"}, true }
+				n.start()
+				n.settle(5 * time.Minute)
+				n.check()
+				if name == "addresses" {
+					n.wantLayout("0,2,2")
+					if l := n.add(2, time.Second); l.Uplink != 2 {
+						t.Errorf("a new pod got %v", l)
+					}
+				}
+				n.delAll(0, 2)
+				n.settle(20 * time.Second)
+				if l := len(n.cloud.Truth()); l != 3 {
+					t.Errorf("%d ENIs while addresses cool", l)
+				}
+				n.settle(5 * time.Minute)
+				n.check()
+				for _, e := range n.cloud.Truth() {
+					if !primary(e) && e.SubnetID != "subnet-2" {
+						t.Errorf("%s is left in %s", e.ID, e.SubnetID)
+					}
+				}
+				if l := len(n.cloud.Truth()); l != 2 {
+					t.Errorf("%d ENIs in the end", l)
+				}
+			})
+		})
+	}
+}
+
+// Pods that wait while EC2 is away get addresses within seconds of its return, and the node does not
+// call it all the time meanwhile. Lost assignments and lost creations are noticed in different ways.
+func TestEC2ReturnsToWaitingPods(t *testing.T) {
+	const away, most = 30 * time.Second, 6 * time.Second
+	for name, pods := range map[string]int{"assign": 4, "create": 40} {
+		t.Run(name, func(t *testing.T) {
+			var sum, worst time.Duration
+			const seeds = 20
+			for seed := range uint64(seeds) {
+				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 2}, func(t *testing.T, n *node) {
+					n.tune = func(c *eni.Config) { c.Rand = rand.New(rand.NewPCG(seed, 0)) }
+					n.start()
+					n.settle(time.Second)
+					if pods > 15 {
+						n.burst(0, 14, time.Second) // as many as the first ENI takes
+						n.settle(time.Minute)
+					}
+					n.cloud.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+					n.cloud.ResetCalls()
+					failed := make(chan int)
+					var took time.Duration
+					begin := time.Now()
+					go func() {
+						f := n.burst(100, 100+pods, 2*time.Minute)
+						took = time.Since(begin) - away
+						failed <- f
+					}()
+					n.settle(away)
+					if got := len(n.cloud.Calls()); got > 25 {
+						t.Errorf("%d calls within %v in which all fail", got, away)
+					}
+					n.cloud.ClearFaults()
+					if f := <-failed; f > 0 {
+						t.Errorf("%d pods of %d got no address", f, pods)
+					}
+					sum, worst = sum+took, max(worst, took)
+				})
+			}
+			t.Logf("after %v on average, %v at worst", sum/seeds, worst)
+			if worst > most {
+				t.Errorf("pods waited for %v after EC2 was back, want at most %v", worst, most)
+			}
 		})
 	}
 }

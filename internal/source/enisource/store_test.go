@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/test/harness/samples"
 )
 
 func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
@@ -57,7 +59,7 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
   "deviceIndex": 2,
   "at": "1970-01-01T00:00:01Z"
 }`
-	if err := os.WriteFile(filepath.Join(f.Dir, intentFile), []byte(stored), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(f.Dir, intentName), []byte(stored), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	intent.Request = cloud.CreateENI{
@@ -77,7 +79,7 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 	}
 }
 
-// A crash before the move leaves the former file, whole.
+// A crash before the rename leaves the former file intact.
 func TestFilesAreReplacedWhole(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
 	if err := f.Save(eni.Inventory{InstanceID: "i-1"}); err != nil {
@@ -98,7 +100,7 @@ func TestFilesAreReplacedWhole(t *testing.T) {
 
 func TestDamagedFilesAreErrors(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
-	for _, name := range []string{inventoryFile, intentFile} {
+	for _, name := range []string{inventoryName, intentName} {
 		if err := os.WriteFile(filepath.Join(f.Dir, name), []byte(`{"instanceID":`), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -109,4 +111,38 @@ func TestDamagedFilesAreErrors(t *testing.T) {
 	if _, ok, err := f.Intents().Load(); ok || err == nil {
 		t.Errorf("damaged intent: %v %v", ok, err)
 	}
+}
+
+// The inventory and the intent of every release can be read, and what is written has all that each
+// release reads.
+func TestStoredInventoryAndIntent(t *testing.T) {
+	f := Files{Dir: t.TempDir()}
+	through := func(name string, rewrite func() (bool, error)) func([]byte) ([]byte, error) {
+		path := filepath.Join(f.Dir, name)
+		return func(data []byte) ([]byte, error) {
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				return nil, err
+			}
+			if ok, err := rewrite(); err != nil || !ok {
+				return nil, err
+			}
+			return os.ReadFile(path)
+		}
+	}
+	samples.Check(t,
+		samples.Format{Files: "inventory*.json", Type: reflect.TypeFor[eni.Inventory](), Again: through(inventoryName, func() (bool, error) {
+			inv, ok, err := f.Load()
+			if err == nil && ok {
+				err = f.Save(inv)
+			}
+			return ok, err
+		})},
+		samples.Format{Files: "eni-intent*.json", Type: reflect.TypeFor[eni.Intent](), Again: through(intentName, func() (bool, error) {
+			intent, ok, err := f.Intents().Load()
+			if err == nil && ok {
+				err = f.Intents().Save(intent)
+			}
+			return ok, err
+		})},
+	)
 }

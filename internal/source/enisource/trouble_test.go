@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/source/confirm"
 )
 
-// A throttled call is made again as it was: no other ENI, no other action.
+// A throttled call is repeated as it was: no other ENI, no other action.
 func TestThrottledCallIsRepeated(t *testing.T) {
 	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "Instance", "ENIs"} {
 		t.Run(op, func(t *testing.T) {
@@ -53,8 +53,8 @@ func TestThrottledCallIsRepeated(t *testing.T) {
 	}
 }
 
-// A reply that was lost after the call took effect neither leaks nor repeats,
-// also while listings trail.
+// A call that took effect although its reply was lost neither leaks nor is done twice, also while
+// listings trail.
 func TestLostReplies(t *testing.T) {
 	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "UnassignAddresses", "DetachENI", "DeleteENI"} {
 		for _, lag := range []time.Duration{0, 3 * time.Second} {
@@ -135,8 +135,8 @@ func TestEC2AwayAtStart(t *testing.T) {
 	})
 }
 
-// The file is old: an address was taken off while no daemon ran. EC2's word
-// comes before the file is served from, unless EC2 stays silent.
+// The file is old: an address was unassigned while no daemon ran. EC2 is asked before the file is
+// served, unless EC2 does not answer.
 func TestEC2OutranksTheFile(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
@@ -179,7 +179,7 @@ func TestInventoryOfAnotherInstanceIsNotUsed(t *testing.T) {
 	})
 }
 
-// An address that EC2 no longer lists stays with its pod and goes to no other.
+// An address that EC2 no longer lists stays with its pod, and no other pod gets it.
 func TestLostAddressStaysHeld(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.start()
@@ -354,7 +354,7 @@ func exists(n *node, id string) bool {
 	return slices.ContainsFunc(n.cloud.Truth(), func(e cloud.ENI) bool { return e.ID == id })
 }
 
-// A quiet node costs EC2 two listings a minute and nothing else.
+// A quiet node makes two listings a minute and no other call.
 func TestIdleCost(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.start()

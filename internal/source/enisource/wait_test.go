@@ -17,8 +17,8 @@ import (
 
 var throttled = cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")
 
-// What EC2 throttles that is not growth keeps no pod waiting: listings are for
-// repair, free counts are advice, and giving back has time.
+// Throttled calls that are not for growth keep no pod waiting: listings are for repair, free counts are
+// optional, and releases can wait.
 func TestGrowthWaitsForNothingElse(t *testing.T) {
 	for _, op := range []string{"ENIs", "Subnets", "UnassignAddresses", "DetachENI", "DeleteENI", "SetDeleteOnTermination"} {
 		t.Run(op, func(t *testing.T) {
@@ -47,8 +47,8 @@ func TestGrowthWaitsForNothingElse(t *testing.T) {
 	}
 }
 
-// A listing gives an ENI back to the node whose detachment is throttled; when
-// its turn comes at last, pods may use it.
+// A listing restores an ENI to the node while its detachment is throttled. When the detachment is
+// retried, pods may use the ENI.
 func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1, MaxENI: 2}, func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.ListingInterval = time.Second }
@@ -77,7 +77,7 @@ func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
 	})
 }
 
-// Someone attached an ENI at the device index that the next one was to have.
+// Someone attached an ENI at the device index that was planned for the next one.
 func TestIndexTakenSinceTheLastListing(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.ListingInterval = time.Hour }
@@ -89,8 +89,8 @@ func TestIndexTakenSinceTheLastListing(t *testing.T) {
 	})
 }
 
-// The daemon died after it deleted ENIs that the file says are leaving. None of
-// them may pass for the primary, whose subnet and groups new ENIs get.
+// The daemon died after it deleted ENIs that are leaving according to the file. None of them may count
+// as the primary, whose subnet and groups new ENIs get.
 func TestLeavingENIsThatAreGone(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 9}, func(t *testing.T, n *node) {
 		n.store.inv, n.store.saved = eni.Inventory{InstanceID: instance, At: time.Now()}, true
@@ -108,7 +108,7 @@ func TestLeavingENIsThatAreGone(t *testing.T) {
 	})
 }
 
-// A file from the future does not outrank EC2 until that future has come.
+// A file from the future does not outrank EC2 until then.
 func TestClockSetBackBetweenRuns(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 3}, func(t *testing.T, n *node) {
 		n.start()
@@ -137,7 +137,7 @@ func TestSubnetThatVanished(t *testing.T) {
 	})
 }
 
-// The subnet of the primary ENI has nothing left, another configured one has.
+// The subnet of the primary ENI is full, and another configured one is not.
 func TestPrimarySubnetFull(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
@@ -154,8 +154,8 @@ func TestPrimarySubnetFull(t *testing.T) {
 	})
 }
 
-// The machine rebooted in the middle of a creation: the intent is lost with the
-// tmpfs, and the tags alone tell whose the detached ENI is.
+// The machine rebooted in the middle of a creation: the intent is lost with the tmpfs, and only the
+// tags show whose the detached ENI is.
 func TestDetachedENIIsFoundByItsTags(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		restore, err := failpoint.Set("eni.create.after=error@1")
@@ -177,7 +177,7 @@ func TestDetachedENIIsFoundByItsTags(t *testing.T) {
 	})
 }
 
-// One orphan that EC2 refuses to delete keeps none of the others.
+// An orphan that EC2 refuses to delete does not keep the others from being deleted.
 func TestOrphanThatCannotGo(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.cloud.AddInstance("i-dead", "t3.small", "subnet-1")
@@ -199,7 +199,7 @@ func TestOrphanThatCannotGo(t *testing.T) {
 	})
 }
 
-// Deleting what others left takes as long as it takes; this node's pods come first.
+// Deleting orphans may take long; this node's pods come first.
 func TestPodsComeBeforeOrphans(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.AddInstance("i-dead", "t3.small", "subnet-1")

@@ -10,8 +10,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// EC2 answers what cannot be true, once. No pod gets an address that is not its
-// ENI's, and the node finds out by describing what it has.
+// EC2's reply is wrong once. No pod gets an address that is not its ENI's, and the node finds out by a
+// lookup.
 func TestRepliesThatCannotBeTrue(t *testing.T) {
 	const (
 		assign  = "AssignPrivateIpAddresses"
@@ -111,8 +111,8 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 	}
 }
 
-// A reply to a creation may leave the tags out: the ENI is attached all the
-// same, at once and as Berth's own.
+// A reply to a creation may leave the tags out: the ENI is attached at once all the same, as Berth's
+// own.
 func TestCreationsWithoutTagsInTheReply(t *testing.T) {
 	lab := serve(t, labSpec())
 	if _, err := lab.Cloud.Inject(spec.Fault{Kind: "wrongReply", Action: "CreateNetworkInterface", Pattern: "(?s)<tagSet>.*?</tagSet>", Replacement: "<tagSet/>"}); err != nil {

@@ -24,7 +24,7 @@ func (c childConfig) leases() crashsource.Leases {
 	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
 }
 
-// child is a daemon's address source that a failpoint may kill.
+// child returns the source of a daemon that a failpoint may kill.
 func child(c childConfig) error {
 	s, err := New(Config{
 		NodeName: nodeName, Kubeconfig: c.Kubeconfig, InstanceID: instance, Datapath: links{},
@@ -37,7 +37,7 @@ func child(c childConfig) error {
 	return c.leases().Serve(s, request, 300*time.Millisecond, os.Stdin, os.Stdout)
 }
 
-// crashNode is a machine whose daemon is a process, started again when it dies.
+// crashNode is a machine whose daemon is a process that is started again when it dies.
 type crashNode struct {
 	*machine
 	*crashsource.Process
@@ -51,7 +51,7 @@ func newCrashNode(t *testing.T) *crashNode {
 	return &crashNode{m, crashsource.New(t, c, m.Log), c.leases()}
 }
 
-// await waits for a state of the object that a daemon brings about, living or dead.
+// await waits for a state of the object that a daemon brings about, whether or not it dies.
 func (m *crashNode) await(what string, ok func(*v1alpha1.NodeNetwork) bool) {
 	m.T.Helper()
 	m.until(what, func() bool {
@@ -61,8 +61,8 @@ func (m *crashNode) await(what string, ok func(*v1alpha1.NodeNetwork) bool) {
 	})
 }
 
-// checkLeases checks the pods' addresses: all different, and none among those that the
-// operator took, or was told that it may take.
+// checkLeases checks that the pods' addresses differ, and that none is among those that the operator
+// took, or was allowed to take.
 func (m *crashNode) checkLeases(want int, not ...string) {
 	m.T.Helper()
 	leases, err := m.leases.All()
@@ -87,8 +87,7 @@ func confirms(released ...string) func(*v1alpha1.NodeNetwork) bool {
 	return func(o *v1alpha1.NodeNetwork) bool { return slices.Equal(o.Status.IPAM.Released, released) }
 }
 
-// The daemon is killed at every step of making its object, and of giving
-// addresses back and keeping them after all.
+// The daemon is killed at every step of creating its object, and of releasing and restoring addresses.
 func TestKilledAtEveryStep(t *testing.T) {
 	tried := 0
 	var hits []string

@@ -1,18 +1,14 @@
-// Package nodenetworksupplier supplies a node's addresses in operator mode: from the
+// Package nodenetworksupplier supplies a node's addresses in operator mode, from the
 // NodeNetwork object of the node's name, which the operator fills. The addresses
 // are owned, and handed to pods, by internal/source/enisource.
 //
 //	supplier.go  what it is made of, and its one loop
-//	follow.go    watching the object
-//	targets.go   what the object asks for
-//	handshake.go giving addresses back
-//	report.go    telling who uses what
-//	object.go    making the object, and replacing a stale one
-//	spec.go      the object's spec from berthd's settings
-//	why.go       why pods wait in vain
-//	client.go    requests to the API server
+//	observed.go  the object as last seen, and why pods do not get addresses from it
+//	handshake.go releasing addresses
+//	report.go    reporting who uses which address
+//	object.go    creating the object, and replacing one of another instance
 //
-// No ADD or DEL waits for the API server: all of this happens beside them.
+// No ADD or DEL waits for the API server.
 package nodenetworksupplier
 
 // What berthd may do in the Kubernetes API. An admission policy narrows it to

@@ -13,72 +13,76 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Addresses go back by a handshake (docs/architecture.md, "Giving addresses back"):
+// Addresses are released by a handshake (docs/architecture.md, "Giving addresses back"):
 // the operator lists candidates in spec.ipam.releasing; the daemon withdraws those
 // that no pod has and that do not cool, records that, and confirms them in
-// status.ipam.released; only then are they unassigned. One that leaves releasing
-// while it is available stays after all.
+// status.ipam.released; only then are they unassigned. An address that leaves releasing
+// while it is available stays with the node.
 //
-// Both sides may be old, slow, or dead for a while, so:
+// Each side may act on an old state, be slow, or be down for a while. Therefore:
 //
-//   - What was ever to be kept back stays so until a report without it was
-//     taken that was conditional on the very state of the object that took it
+//   - An address that was ever withheld stays withheld until a report without it was
+//     accepted that was conditional on the exact state of the object that took it
 //     off releasing. An operator that lists it again has then seen that report,
-//     and a daemon that looks at an old state cannot free anything by it.
+//     and a daemon that reads an old state cannot restore anything because of it.
 //   - Every report is conditional on the state of the object that it answers. A
-//     request that is on its way for long confirms nothing that was freed since.
+//     request that is delayed confirms nothing that was restored since.
 
-// handshake is the daemon's side of the handshake.
+// handshake is the daemon's side of the handshake. It belongs to the supplier's loop.
 type handshake struct {
-	withheld        []netip.Prefix // given to no pod: releasing, released, or not yet surely neither
+	cfg       *Config
+	allocator allocator
+	observed  *observed
+	reports   *reports
+
+	withheld        []netip.Prefix // handed to no pod: releasing, released, or not yet surely neither
 	withdrawn       []netip.Prefix // of those, recorded as having no pod
 	offered         *eni.Inventory // what the allocator has
 	offeredWithheld []netip.Prefix
 	retry           retry.Backoff
 }
 
-// reconcile gives the allocator what the object says, withdraws what is to go back, and
-// reports. o is this instance's.
-func (s *supplier) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
+// reconcile gives the allocator what the object says, withdraws what is to be released, and reports. It
+// returns when to come back; zero: when woken. o is this instance's.
+func (h *handshake) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 	r := nodenetwork.Read(o)
-	s.logBad(r.Bad)
+	h.logBad(r.Bad)
 	withhold := slices.Concat(r.Releasing, r.Released)
-	for _, p := range s.handshake.withheld {
+	for _, p := range h.withheld {
 		if r.Available[p] {
 			withhold = append(withhold, p)
 		}
 	}
 	slices.SortFunc(withhold, netip.Prefix.Compare)
 	withhold = slices.Compact(withhold)
-	if err := s.offer(r, withhold); err != nil {
-		s.log.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
-		s.handshake.retry.Fail(s.clock.Now(), time.Second, 10*time.Second)
-		// What was confirmed before stands: the file of then still has it.
-		if at := s.report(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(s.handshake.retry.Until) {
+	if err := h.offer(r, withhold); err != nil {
+		h.cfg.Logger.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
+		h.retry.Fail(h.cfg.Clock.Now(), time.Second, 10*time.Second)
+		// What was confirmed before stays confirmed: the file still has it.
+		if at := h.reports.send(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(h.retry.Until) {
 			return at
 		}
-		return s.handshake.retry.Until
+		return h.retry.Until
 	}
-	s.handshake.retry = retry.Backoff{}
-	// Confirmed is what is both asked for and withdrawn; what else is kept has
-	// left releasing and is free again after this report.
-	confirmed := intersect(s.handshake.withdrawn, r.Releasing)
+	h.retry = retry.Backoff{}
+	// Confirmed is what is both asked for and withdrawn; what else is withheld has
+	// left releasing and is restored after this report.
+	confirmed := intersect(h.withdrawn, r.Releasing)
 	if len(withhold) == len(r.Releasing) {
-		return s.report(ctx, o, confirmed, nil)
+		return h.reports.send(ctx, o, confirmed, nil)
 	}
-	return s.report(ctx, o, confirmed, func() {
-		s.handshake.withheld = r.Releasing
+	return h.reports.send(ctx, o, confirmed, func() {
+		h.withheld = r.Releasing
 		if err := failpoint.Hit("nodenetwork.restore.confirmed"); err != nil {
-			s.log.Warn("before addresses are free again", "error", err)
+			h.cfg.Logger.Warn("before addresses are restored", "error", err)
 		}
-		s.changed.Set() // to offer what is free again
+		h.observed.changed.Set() // to offer what is restored
 	})
 }
 
-// offer hands an inventory to the allocator, if it says anything new: that, other
-// things to keep back, or such as may be without a pod by now.
-func (s *supplier) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
-	h := &s.handshake
+// offer hands an inventory to the allocator if it differs from the last one, if other addresses are to
+// be withheld, or if some of these may have lost their pods by now.
+func (h *handshake) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
 	same := h.offered != nil && sameInventory(*h.offered, r.Inventory) && slices.Equal(h.offeredWithheld, withhold)
 	if same && len(h.withdrawn) == len(withhold) {
 		return nil
@@ -92,8 +96,8 @@ func (s *supplier) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
 		return err
 	}
 	inv := r.Inventory
-	inv.At = s.clock.Now()
-	withdrawn, err := s.allocator.Offer(inv, withhold)
+	inv.At = h.cfg.Clock.Now()
+	withdrawn, err := h.allocator.Offer(inv, withhold)
 	if err != nil {
 		return err
 	}
@@ -105,7 +109,7 @@ func sameInventory(x, y eni.Inventory) bool {
 	return x.InstanceType == y.InstanceType && x.Families == y.Families && x.Limits == y.Limits && slices.EqualFunc(x.ENIs, y.ENIs, eni.ENI.Equal)
 }
 
-// intersect is the part of list that others has too, in its order.
+// intersect returns the part of list that others has too, in its order.
 func intersect(list, others []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range list {
 		if slices.Contains(others, p) {
@@ -115,13 +119,14 @@ func intersect(list, others []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// logBad logs entries that make no sense, once each time they change.
-func (s *supplier) logBad(bad []string) {
-	s.mu.Lock()
-	changed := !slices.Equal(s.bad, bad)
-	s.bad = bad
-	s.mu.Unlock()
+// logBad logs invalid entries whenever they change.
+func (h *handshake) logBad(bad []string) {
+	changed := false
+	h.observed.update(func(o *observed) {
+		changed = !slices.Equal(o.bad, bad)
+		o.bad = bad
+	})
 	if changed && len(bad) > 0 {
-		s.log.Warn("entries of the object that make no sense are left out", "entries", bad)
+		h.cfg.Logger.Warn("invalid entries of the object are ignored", "entries", bad)
 	}
 }

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/source/enisource"
@@ -23,7 +26,7 @@ func releasing(list ...string) func(*v1alpha1.NodeNetwork) {
 	return func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = list }
 }
 
-// unassigned takes addresses away that EC2 has taken back.
+// unassigned removes addresses that EC2 has taken.
 func unassigned(list ...string) func(*v1alpha1.NodeNetwork) {
 	return func(o *v1alpha1.NodeNetwork) {
 		for _, a := range list {
@@ -33,7 +36,7 @@ func unassigned(list ...string) func(*v1alpha1.NodeNetwork) {
 	}
 }
 
-// released waits until the daemon has confirmed exactly these.
+// released waits until the daemon has confirmed exactly these addresses.
 func (m *machine) released(want ...string) {
 	m.T.Helper()
 	m.appears("released: "+cmp.Diff(nil, want), func(o *v1alpha1.NodeNetwork) bool { return slices.Equal(o.Status.IPAM.Released, want) })
@@ -78,7 +81,7 @@ func TestPrefixesGoBackWhole(t *testing.T) {
 	m.released("10.0.0.32/28", "10.0.0.64/28")
 }
 
-// gate holds back the daemon's reports.
+// gate delays the daemon's reports.
 type gate struct {
 	mu   sync.Mutex    // guards both
 	shut chan struct{} // nil: open
@@ -105,7 +108,7 @@ func (g *gate) close() {
 	g.shut, g.held = make(chan struct{}), make(chan struct{}, 1)
 }
 
-// await returns once a report is held back.
+// await returns once a report is delayed.
 func (g *gate) await(t *testing.T) {
 	t.Helper()
 	select {
@@ -123,9 +126,9 @@ func (g *gate) open() {
 	g.shut = nil
 }
 
-// The operator takes an address off the list and puts it back before the
-// daemon's answer to the first has arrived: it stays withdrawn all the time, as
-// the operator may rely on the confirmation that it still sees.
+// The operator takes an address off the list and puts it back before the daemon's answer to the first
+// change has arrived. The address stays withdrawn all the time, as the operator may rely on the
+// confirmation that it still sees.
 func TestRelistedBeforeTheAnswer(t *testing.T) {
 	g := &gate{}
 	m := startMachine(t, harness.Through(g.do))
@@ -149,7 +152,7 @@ func TestRelistedBeforeTheAnswer(t *testing.T) {
 	m.released()
 }
 
-// An address that vanishes while a pod has it stays that pod's, and is told of once.
+// An address that vanishes while a pod has it stays with the pod, and is reported once.
 func TestAddressVanishesUnderAPod(t *testing.T) {
 	m := startMachine(t)
 	m.operator(give(10, 11))
@@ -194,17 +197,17 @@ func (r *refusal) turn(on bool) {
 	r.on, r.last = on, nil
 }
 
-// refused tells whether a report on a state of the object was.
+// refused reports whether a report on a state of the object was refused.
 func (r *refusal) refused(o *v1alpha1.NodeNetwork) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return bytes.Contains(r.last, fmt.Appendf(nil, `"resourceVersion":%q`, o.ResourceVersion))
 }
 
-// After a restart, an address that was confirmed is free again only once a
-// report without it was taken, be the file lost, as a reboot loses it, or the
-// report seen in a state of the object from before it, or both one after the
-// other, as when somebody empties the status. One that is refused is not taken.
+// After a restart, a confirmed address is free again only once a report without it was accepted. That
+// holds if the file is lost, as after a reboot, if the report was made on an older state of the object,
+// and if both happen one after the other, as when someone empties the status. A refused report does not
+// count.
 func TestReleasedOverARestart(t *testing.T) {
 	fileLost := func(m *machine) {
 		if err := os.RemoveAll(m.Dir); err != nil {
@@ -241,4 +244,34 @@ func TestReleasedOverARestart(t *testing.T) {
 			m.released()
 		})
 	}
+}
+
+// Reports and the handshake succeed although someone writes to the object without pause, and each
+// report holds for one state of the object only.
+func TestConflictStorm(t *testing.T) {
+	m := newMachine(t)
+	m.begin()
+	m.operator(give(10, 49))
+	stop := make(chan struct{})
+	var storm sync.WaitGroup
+	defer storm.Wait()
+	defer close(stop)
+	storm.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+			body := fmt.Appendf(nil, `{"metadata":{"annotations":{"storm":"%d"}}}`, i)
+			_ = m.API.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, body))
+		}
+	})
+	for i := 1; i <= 10; i++ {
+		m.add(i)
+		m.appears("a pod's address", func(o *v1alpha1.NodeNetwork) bool { return int(o.Status.IPAM.UsedCount) == i })
+	}
+	m.operator(func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"10.0.0.49"} })
+	m.appears("what is to go back", func(o *v1alpha1.NodeNetwork) bool { return len(o.Status.IPAM.Released) == 1 })
 }

@@ -35,7 +35,7 @@ var key, request = sourcetest.Key, sourcetest.Request
 
 func TestMain(m *testing.M) { os.Exit(sourcenode.Main(m, deploy.OperatorMode, child)) }
 
-// links is a Datapath in which every link is there.
+// links is a Datapath with all links.
 type links struct{}
 
 func (links) SetENI(context.Context, eni.ENI) error   { return nil }
@@ -44,8 +44,8 @@ func (links) ChangedLinks(context.Context) (map[string]source.LinkChange, error)
 	return nil, nil
 }
 
-// machine is a node whose daemon can be stopped and started again, the operator's
-// hand, and an administrator's.
+// machine is a node whose daemon can be stopped and started again, with an operator and an
+// administrator played by the test.
 type machine struct {
 	*sourcenode.Node
 	spec *v1alpha1.NodeNetworkSpec // nil: no auto-creation
@@ -59,8 +59,8 @@ func newMachine(t *testing.T) *machine {
 	return &machine{Node: sourcenode.New(t), spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype}}
 }
 
-// startMachine is one whose daemon has made the object, and makes every report at
-// once, with requests that go through something.
+// startMachine returns a machine whose daemon has created the object, sends every report at once, and
+// makes its requests through a transport.
 func startMachine(t *testing.T, through ...transport.WrapperFunc) *machine {
 	t.Helper()
 	m := newMachine(t)
@@ -72,7 +72,7 @@ func startMachine(t *testing.T, through ...transport.WrapperFunc) *machine {
 	return m
 }
 
-// begin starts the daemon, and waits for the object that it makes.
+// begin starts the daemon, and waits for the object that it creates.
 func (m *machine) begin() *v1alpha1.NodeNetwork {
 	m.T.Helper()
 	m.start()
@@ -101,7 +101,7 @@ func (m *machine) add(i int) source.Lease {
 	return sourcetest.Add(m.T, m.Source, i, longest)
 }
 
-// gets starts a pod, which is to get 10.0.0.LAST.
+// gets starts a pod, which must get 10.0.0.LAST.
 func (m *machine) gets(i, last int) {
 	m.T.Helper()
 	if l := m.add(i); l.IPv4 != address(last) {
@@ -117,7 +117,7 @@ func (m *machine) getsNothing(i int) {
 	}
 }
 
-// reports waits until the daemon has reported so many pods.
+// reports waits until the daemon has reported a number of pods.
 func (m *machine) reports(pods int32) *v1alpha1.NodeNetwork {
 	m.T.Helper()
 	return m.appears(fmt.Sprintf("%d pods are reported", pods), func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == pods })
@@ -127,13 +127,13 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 	return sourcetest.Try(m.T, m.Source, request(i), within)
 }
 
-// until waits for something that no event tells of.
+// until waits for a condition that no event reports.
 func (m *machine) until(what string, ok func() bool) {
 	m.T.Helper()
 	m.Until(what, ok, func() string { return fmt.Sprintf("object: %+v", m.find()) })
 }
 
-// object reads the NodeNetwork as it is.
+// object reads the NodeNetwork.
 func (m *machine) object() *v1alpha1.NodeNetwork {
 	m.T.Helper()
 	o := m.find()
@@ -151,7 +151,7 @@ func (m *machine) find() *v1alpha1.NodeNetwork {
 	return o
 }
 
-// appears waits until the object is as a test wants it.
+// appears waits until the object satisfies a condition.
 func (m *machine) appears(what string, ok func(*v1alpha1.NodeNetwork) bool) *v1alpha1.NodeNetwork {
 	m.T.Helper()
 	var o *v1alpha1.NodeNetwork
@@ -172,7 +172,7 @@ func (m *machine) operator(change func(*v1alpha1.NodeNetwork)) {
 	harness.OK(m.T, m.API.Patch(m.T.Context(), after, client.MergeFrom(before), owner))
 }
 
-// give makes addresses 10.0.0.FROM to TO available on eth1, besides what is.
+// give makes addresses 10.0.0.FROM to TO available on eth1, in addition to the others.
 func give(from, to int) func(*v1alpha1.NodeNetwork) {
 	return func(o *v1alpha1.NodeNetwork) {
 		o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10, Prefixes: true}

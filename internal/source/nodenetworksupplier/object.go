@@ -9,6 +9,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
@@ -17,8 +18,13 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// creation paces the attempts to make the object.
-type creation struct {
+// creator creates the node's object, or replaces one of another instance. It belongs to the supplier's
+// loop.
+type creator struct {
+	cfg      *Config
+	api      *kubeapi.Client
+	observed *observed
+	unserved *stateLog
 	retry    retry.Backoff
 	replaced time.Time // when an object of another instance was last deleted
 }
@@ -26,35 +32,33 @@ type creation struct {
 const (
 	firstAttempt = 500 * time.Millisecond
 	lastAttempt  = 30 * time.Second
-	// replacePause is between two replacements at least: two daemons that were
-	// given the same node name by mistake do not chase each other.
+	// replacePause is the shortest time between two replacements: two daemons that were
+	// given the same node name by mistake do not replace each other's object all the time.
 	replacePause = time.Minute
 )
 
-// ensureObject makes the object if there is none (o is nil) or replaces one of another
-// instance, if that is the daemon's to do. It returns when to come back; zero:
-// when woken.
+// ensure creates the object if there is none (o is nil), or replaces one of another instance if the
+// daemon is to do that. It returns when to come back; zero: when woken.
 //
-// The policies let a daemon delete only what the operator says is of no use: of
-// an instance that is not the Node's, or is gone. Until then it is tried again.
+// The admission policies allow a daemon to delete an object only if the operator says that it is of no
+// use: its instance is not the Node's, or is gone. Until then the daemon tries again.
 //
-// Replacing is safe. The name is this node's, so the other instance has lost
-// it: it was replaced by this one and is gone or on its way. What the operator
-// made for it at EC2 is found by its tags, not by this object. The Node, which
-// the cloud's controller ties to an instance, must not contradict. And only the
-// very state of the object that was looked at is deleted: if anybody, such as a
-// person who put the instance right, wrote to it since, it stays.
-func (s *supplier) ensureObject(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
+// Replacing is safe. The name is this node's, so the other instance has lost it: this instance replaced
+// it. What the operator created for it at EC2 is found by its tags, not by this object. The Node, which
+// the cloud's controller ties to an instance, must not contradict. Only the exact state of the object
+// that was read is deleted: if anyone wrote to it since, such as a person who corrected the instance,
+// the object stays.
+func (s *creator) ensure(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 	step, what := s.create, "there is no such object"
 	if o != nil {
 		step = func(ctx context.Context) error { return s.replace(ctx, o) }
 		what = "the object is of instance " + o.Spec.InstanceID + ", which is not this one"
 	}
 	if s.cfg.Spec == nil {
-		s.logOnce(&s.logged.object, what+"; waiting for another, as --auto-create-node-network is off")
+		s.unserved.set(what + "; waiting for another, as --auto-create-node-network is off")
 		return time.Time{}
 	}
-	b, now := &s.creation.retry, s.clock.Now()
+	b, now := &s.retry, s.cfg.Clock.Now()
 	if b.Until.After(now) {
 		return b.Until
 	}
@@ -62,27 +66,23 @@ func (s *supplier) ensureObject(ctx context.Context, o *v1alpha1.NodeNetwork) ti
 	if kubeapi.Ended(err) {
 		return time.Time{}
 	}
-	s.mu.Lock()
-	s.createErr = err
-	s.mu.Unlock()
-	b.Fail(now, firstAttempt, lastAttempt) // also after a success: not more often than that
+	s.observed.update(func(o *observed) { o.createErr = err })
+	b.Fail(now, firstAttempt, lastAttempt) // also after a success, as a limit
 	if err == nil {
 		return time.Time{}
 	}
-	s.log.Warn("the object could not be made, will try again", "because", what, "error", err)
+	s.cfg.Logger.Warn("the object could not be created, will try again", "because", what, "error", err)
 	return b.Until
 }
 
-// objectFound ends the state of looking for an object of this instance.
-func (s *supplier) objectFound() {
-	s.creation.retry = retry.Backoff{}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.createErr = nil
+// found ends the search for an object of this instance.
+func (s *creator) found() {
+	s.retry = retry.Backoff{}
+	s.observed.update(func(o *observed) { o.createErr = nil })
 }
 
-// create makes the object. Its spec is a person's from then on.
-func (s *supplier) create(ctx context.Context) error {
+// create creates the object. From then on people may edit its spec.
+func (s *creator) create(ctx context.Context) error {
 	n, err := s.getNode(ctx)
 	if err != nil {
 		return err
@@ -90,7 +90,7 @@ func (s *supplier) create(ctx context.Context) error {
 	return s.createFor(ctx, n)
 }
 
-func (s *supplier) createFor(ctx context.Context, n *node) error {
+func (s *creator) createFor(ctx context.Context, n *node) error {
 	o := &v1alpha1.NodeNetwork{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork"},
 		ObjectMeta: metav1.ObjectMeta{Name: s.cfg.NodeName},
@@ -105,31 +105,31 @@ func (s *supplier) createFor(ctx context.Context, n *node) error {
 	got := &v1alpha1.NodeNetwork{}
 	err := s.api.Create(ctx, resource, o, got)
 	if apierrors.IsAlreadyExists(err) {
-		s.refresh(ctx)
+		s.observed.refresh(ctx)
 		return nil
 	}
 	if err != nil {
 		if !apierrors.IsInvalid(err) && !notAllowed(err) {
-			s.heard(err)
+			s.observed.heard(err)
 		}
 		if apierrors.IsNotFound(err) {
 			err = fmt.Errorf("the Kubernetes API lacks kinds of Berth's: apply deploy/chart: %w", err)
 		}
 		return fmt.Errorf("create NodeNetwork %s: %w", s.cfg.NodeName, err)
 	}
-	s.log.Info("created", "instance", got.Spec.InstanceID, "owner", n != nil)
-	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have == nil })
+	s.cfg.Logger.Info("created", "instance", got.Spec.InstanceID, "owner", n != nil)
+	s.observed.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have == nil })
 	return failpoint.Hit("nodenetwork.create.after")
 }
 
-// notAllowed tells whether an admission policy refused what the object asks for:
-// the API can be used, and the policy's message says what is to be changed where.
+// notAllowed reports whether an admission policy refused the object. The API can be used, and the
+// policy's message says what has to be changed.
 func notAllowed(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 }
 
-// replace deletes an object of another instance and makes one of this.
-func (s *supplier) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
+// replace deletes an object of another instance and creates one of this.
+func (s *creator) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 	n, err := s.getNode(ctx)
 	if err != nil {
 		return err
@@ -143,25 +143,50 @@ func (s *supplier) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 			"is the node's name another's? else delete the Node, so that the kubelet registers anew",
 			s.cfg.NodeName, o.Spec.InstanceID, s.cfg.NodeName, id, s.cfg.InstanceID)
 	}
-	if again := s.creation.replaced.Add(replacePause); !s.creation.replaced.IsZero() && again.After(s.clock.Now()) {
+	if again := s.replaced.Add(replacePause); !s.replaced.IsZero() && again.After(s.cfg.Clock.Now()) {
 		return fmt.Errorf("NodeNetwork %s became that of instance %s after this daemon had replaced it: do two nodes have the same name?", s.cfg.NodeName, o.Spec.InstanceID)
 	}
-	s.log.Warn("replacing the object of another instance", "instance", o.Spec.InstanceID, "uid", o.UID)
-	err = s.api.Delete(ctx, resource, s.cfg.NodeName, o.UID, o.ResourceVersion) // this very state
+	s.cfg.Logger.Warn("replacing the object of another instance", "instance", o.Spec.InstanceID, "uid", o.UID)
+	err = s.api.Delete(ctx, resource, s.cfg.NodeName, o.UID, o.ResourceVersion) // this exact state
 	if apierrors.IsConflict(err) {
-		s.refresh(ctx)
-		return errors.New("somebody changed the object that was to be replaced; looking again")
+		s.observed.refresh(ctx)
+		return errors.New("someone changed the object that was to be replaced; reading it again")
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		if !notAllowed(err) {
-			s.heard(err)
+			s.observed.heard(err)
 		}
 		return fmt.Errorf("delete NodeNetwork %s: %w", s.cfg.NodeName, err)
 	}
-	s.creation.replaced = s.clock.Now()
+	s.replaced = s.cfg.Clock.Now()
 	if err := failpoint.Hit("nodenetwork.replace.deleted"); err != nil {
 		return err
 	}
-	s.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return have != nil && have.UID == o.UID })
+	s.observed.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return have != nil && have.UID == o.UID })
 	return s.createFor(ctx, n)
+}
+
+// node is the part of a Node that is used here.
+type node struct {
+	Metadata struct {
+		Name string    `json:"name"`
+		UID  types.UID `json:"uid"`
+	} `json:"metadata"`
+	Spec struct {
+		ProviderID string `json:"providerID"`
+	} `json:"spec"`
+}
+
+// getNode returns the Node of the same name; nil: there is none.
+func (s *creator) getNode(ctx context.Context) (*node, error) {
+	n := &node{}
+	err := s.api.Node(ctx, s.cfg.NodeName, n)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		s.observed.heard(err)
+		return nil, err
+	}
+	return n, nil
 }

@@ -27,7 +27,7 @@ func objectOf(id string) *v1alpha1.NodeNetwork {
 	}
 }
 
-// ofNoUse is what the operator says of an object whose instance is not the Node's.
+// ofNoUse returns the operator's status of an object whose instance is not the Node's.
 func ofNoUse(o *v1alpha1.NodeNetwork) {
 	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDegraded, Status: "True", Reason: "AnotherInstance", LastTransitionTime: metav1.Now()}}
 }
@@ -107,7 +107,7 @@ func TestStaleObjectIsReplaced(t *testing.T) {
 	m.gets(1, 20)
 }
 
-// The Node says that the name is still the other instance's.
+// According to the Node, the name is still the other instance's.
 func TestStaleObjectOfALiveNodeStays(t *testing.T) {
 	m := newMachine(t)
 	m.putNode("aws:///zone-a/i-0ddd")
@@ -119,8 +119,8 @@ func TestStaleObjectOfALiveNodeStays(t *testing.T) {
 	}
 }
 
-// The object is deleted while pods run: they stay, what is warm is served, and
-// the new object is filled anew.
+// The object is deleted while pods run: they go on, free addresses are served, and the new object gets
+// all of them.
 func TestObjectIsDeleted(t *testing.T) {
 	m := startMachine(t)
 	o := m.object()
@@ -136,7 +136,7 @@ func TestObjectIsDeleted(t *testing.T) {
 	}
 }
 
-// Two daemons that go by the same name do not chase each other.
+// Two daemons with the same name do not replace each other's object all the time.
 func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 	m := newMachine(t)
 	m.put("i-0ddd")
@@ -156,8 +156,8 @@ func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 	})
 }
 
-// What the daemon's settings ask for and the administrator's list lacks is told
-// where a person looks: with field, value and list.
+// If the daemon's settings ask for something that is not on the administrator's list, the message has
+// field, value and list.
 func TestObjectThatIsNotAllowed(t *testing.T) {
 	m := newMachine(t)
 	m.spec.ENI.SecurityGroups = []string{"sg-0a"}

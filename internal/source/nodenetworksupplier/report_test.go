@@ -18,9 +18,8 @@ import (
 	"github.com/berthnet/berth/internal/source/enisource"
 )
 
-// With addresses enough, changes are gathered; below half of the watermark, or
-// with pods waiting, they are told at once; never too often, nor while the API
-// is to be left alone.
+// While there are enough addresses, changes are collected. Below half of the watermark, or while pods
+// wait, they are reported at once, but never too often, nor during a backoff.
 func TestWhenAReportIsDue(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for name, tt := range map[string]struct {
@@ -115,25 +114,24 @@ func TestUsedCountIsOfPods(t *testing.T) {
 // A report that is due and says what the object has already makes no request.
 func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	clk := clock.NewFake(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
-	s := &supplier{
-		cfg: Config{InstanceID: instance}, clock: clk, log: slog.New(slog.DiscardHandler), // and no API
-		allocator: stock{uses: []enisource.Use{{Addr: address(10), ENI: eth1, Pod: request(1).Pod, Listed: true}}},
-	}
+	s := newSupplier(&Config{InstanceID: instance, Clock: clk, Logger: slog.New(slog.DiscardHandler)}, nil).reports // and no API
+	pods := stock{uses: []enisource.Use{{Addr: address(10), ENI: eth1, Pod: request(1).Pod, Listed: true}}}
+	s.allocator = pods
 	o := small()
 	o.Status.IPAM = v1alpha1.IPAMStatus{
 		Used:      map[string]v1alpha1.UsedAddress{"10.0.0.10": {Owner: "ns/pod1", UID: "uid-1", Resource: eth1}},
 		UsedCount: 1, InstanceID: instance,
 	}
 	s.pending.note(clk.Now())
-	at := s.report(t.Context(), o, nil, nil)
+	at := s.send(t.Context(), o, nil, nil)
 	clk.Advance(at.Sub(clk.Now()))
-	if at = s.report(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
+	if at = s.send(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
 		t.Errorf("another look at %v", at)
 	}
 	// A link that is gone is told at once.
-	s.allocator = stock{uses: s.allocator.(stock).uses, missing: []string{eth1}}
+	s.allocator = stock{uses: pods.uses, missing: []string{eth1}}
 	s.pending.note(clk.Now())
-	if at = s.report(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
+	if at = s.send(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
 		t.Errorf("the missing link is told after %v, want %v", at.Sub(clk.Now()), gather)
 	}
 	if got := s.status(nil).MissingLinks; !slices.Equal(got, []string{eth1}) {
@@ -141,7 +139,7 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	}
 }
 
-// One that waits is told of, and told of again when it has given up.
+// A waiting pod is reported, and so is that it gave up.
 func TestWaitingPodsAreReported(t *testing.T) {
 	m := newMachine(t)
 	m.begin()
@@ -161,7 +159,7 @@ func TestWaitingPodsAreReported(t *testing.T) {
 	m.appears("nobody waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 0 })
 }
 
-// A name that no pod of Kubernetes has does not keep the node from reporting.
+// A name that no pod of Kubernetes can have does not keep the node from reporting.
 func TestLongNamesAreCut(t *testing.T) {
 	m := newMachine(t)
 	m.begin()
@@ -177,8 +175,8 @@ func TestLongNamesAreCut(t *testing.T) {
 	}
 }
 
-// The daemon makes its object, serves what the operator puts there, and reports
-// who uses what, under the generated role.
+// The daemon creates its object, serves the addresses that the operator adds, and reports who uses
+// them, with the generated role.
 func TestServesFromTheObject(t *testing.T) {
 	m := newMachine(t)
 	m.start()

@@ -14,15 +14,14 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// lagging is the way to several API servers, of which the one that the daemon
-// watches falls behind: it tells nothing new, and begins a watch with the state
-// that it knows if that is as new as asked for.
+// lagging is the connection to several API servers, of which the daemon watches one that falls behind:
+// it sends nothing new, and starts a watch with the state that it knows if that is recent enough.
 type lagging struct {
 	mu      sync.Mutex            // guards all below
 	old     *v1alpha1.NodeNetwork // what it knows; nil: everything
 	expired bool                  // the next watch that goes on gets that for an answer
 	lists   int                   // watches that began with a list
-	under   *stream               // the watch under way
+	under   *stream               // the watch in flight
 }
 
 // stream is the body of a watch, which can be halted and ended.
@@ -71,7 +70,7 @@ func (l *lagging) do(r *http.Request, next http.RoundTripper) (*http.Response, e
 `, object, v1alpha1.GroupVersion.String(), l.old.ResourceVersion)), nil
 }
 
-// keep takes a watch as the one under way. l.mu is held.
+// keep stores the current watch. l.mu is held.
 func (l *lagging) keep(resp *http.Response, err error) (*http.Response, error) {
 	if err == nil {
 		l.under = &stream{resp.Body, make(chan struct{}), make(chan struct{})}
@@ -96,7 +95,7 @@ func (l *lagging) fall(o *v1alpha1.NodeNetwork) {
 	close(l.under.halted)
 }
 
-// drop ends the watch, which cannot go on where it was.
+// drop ends the watch, which cannot continue where it was.
 func (l *lagging) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,9 +109,8 @@ func (l *lagging) listed() int {
 	return l.lists
 }
 
-// A daemon that hears of its object by replies alone, and then watches anew, may
-// come to an API server that is behind. An address that was given back since the
-// state that this one knows is no pod's.
+// A daemon that got its object from replies only, and then watches anew, may reach an API server that
+// is behind. An address that was released since the state that this server knows is handed to no pod.
 func TestWatchComesBackFromAnOldServer(t *testing.T) {
 	l := &lagging{}
 	m := startMachine(t, harness.Through(l.do))

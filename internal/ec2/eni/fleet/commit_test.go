@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// A process that was stopped between its record that something leaves and the
-// call goes on when another works for the node, and many pods wait there: that
-// one has asked the cloud itself by then, and no pod got what leaves.
+// A process is stopped between recording a release and its call, and goes on after another process took
+// over the node, where many pods wait. The other process has asked the cloud itself by then, and no pod
+// got the released addresses.
 func TestCallAfterAnotherTookOver(t *testing.T) {
 	for name, pods := range map[string]int{"addresses": 6, "an ENI": 20} { // an m5.xlarge's ENI has room for 14
 		t.Run(name, func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestCallAfterAnotherTookOver(t *testing.T) {
 	}
 }
 
-// attachments are those of all ENIs.
+// attachments returns the attachments of all ENIs.
 func (w *world) attachments() map[string]string {
 	out := map[string]string{}
 	for _, e := range w.cloud.Truth() {
@@ -69,7 +69,7 @@ func (w *world) attachments() map[string]string {
 	return out
 }
 
-// leaves is what was recorded as about to leave.
+// leaves returns the releases that are recorded.
 func (o *object) leaves() (map[netip.Addr]string, map[string]bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 )
 
-// busy is the cloud behind a limiter that others keep busy: a call that sets
-// DeleteOnTermination is served only once it is as urgent as theirs.
+// busy is the cloud behind a limiter that other callers keep busy: a call that sets DeleteOnTermination
+// is served only once its priority is as high as theirs.
 type busy struct {
 	*cloudfake.Cloud
 	waiting atomic.Int32 // calls that wait now
@@ -33,9 +33,8 @@ func (b *busy) SetDeleteOnTermination(ctx context.Context, id, attachment string
 	return b.Cloud.SetDeleteOnTermination(ctx, id, attachment, on)
 }
 
-// A node that waits to have DeleteOnTermination set serves its pods all the
-// same, is in no trouble, and has it set after two minutes in which others
-// never stopped calling.
+// A node that waits for DeleteOnTermination to be set serves its pods, reports no trouble, and has it
+// set after two minutes, although others never stop calling.
 func TestDeleteOnTerminationYields(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		cl := &busy{Cloud: w.cloud}
@@ -69,7 +68,7 @@ func TestDeleteOnTerminationYields(t *testing.T) {
 	})
 }
 
-// A call that waits goes with its node, and with what it is for.
+// A waiting call is cancelled with its node, and when its reason is gone.
 func TestDeleteOnTerminationIsGivenUp(t *testing.T) {
 	for name, giveUp := range map[string]func(t *testing.T, p *operator, n *writer){
 		"the node is removed": func(_ *testing.T, p *operator, n *writer) { p.Remove(n.name) },

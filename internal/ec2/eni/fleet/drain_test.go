@@ -8,8 +8,8 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// draining is a node whose new ENIs are to be in another subnet from now on, or to have
-// other security groups, once some pods run.
+// draining returns a node with some running pods, whose new ENIs from now on get another subnet or
+// other security groups.
 func draining(t *testing.T, w *world, p ipam.Policy, pods int, change func(*eni.Settings)) *writer {
 	t.Helper()
 	s := eni.Settings{InstanceType: "m5.xlarge", Policy: p, DrainOutdated: true}
@@ -25,7 +25,7 @@ func draining(t *testing.T, w *world, p ipam.Policy, pods int, change func(*eni.
 
 func toNewSubnet(s *eni.Settings) { s.SubnetIDs = []string{"subnet-new"} }
 
-// in counts the ENIs of the operator's in a subnet, and the addresses for pods there.
+// in returns the number of the operator's ENIs in a subnet, and of their addresses for pods.
 func (w *world) in(subnet string) (enis, addresses int) {
 	for _, e := range w.attached() {
 		if e.SubnetID == subnet {
@@ -42,7 +42,7 @@ func (w *writer) wantOutdated(t *testing.T, when string, want int) {
 	}
 }
 
-// warm is a policy with two free addresses on ENIs besides the primary.
+// warm is a policy with two free addresses on ENIs other than the primary.
 var warm = ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}
 
 func TestDrainToAnotherSubnet(t *testing.T) {
@@ -77,8 +77,8 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 	})
 }
 
-// With all device indexes taken the ENIs are replaced one after the other, and pods
-// that come meanwhile get addresses.
+// If all device indexes are taken, the ENIs are replaced one after the other, and pods that start
+// meanwhile get addresses.
 func TestRollingDrain(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 40, toNewSubnet) // on three ENIs of 14
@@ -142,7 +142,7 @@ func TestDrainToOtherSecurityGroups(t *testing.T) {
 	}
 }
 
-// Who does not ask for it keeps the ENIs that there are.
+// Without DrainOutdated, outdated ENIs stay.
 func TestOutdatedENIsStayUnlessAsked(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 5, func(s *eni.Settings) { toNewSubnet(s); s.DrainOutdated = false })
@@ -156,8 +156,8 @@ func TestOutdatedENIsStayUnlessAsked(t *testing.T) {
 	})
 }
 
-// A subnet that does not exist drains nothing that has nowhere to go, and keeps no pod
-// waiting that an outdated ENI has room for.
+// If the configured subnet does not exist, no ENI is drained whose pods have nowhere to go, and no pod
+// waits that an outdated ENI has room for.
 func TestNoDrainToNowhere(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 5, func(s *eni.Settings) { s.SubnetIDs = []string{"subnet-mistyped"} })

@@ -12,9 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 )
 
-// Three subnets with 400 free addresses each, 100 nodes that need 11 each and
-// one for the ENI: exactly 1,200. The last node is served from what is left of
-// all three.
+// Three subnets have 400 free addresses each, and 100 nodes need 11 each and one for the ENI: exactly
+// 1,200. The last node is served from what is left of all three.
 func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 	bubble(t, 100, func(t *testing.T, w *world) {
 		for i, id := range []string{"subnet-1", "subnet-2", "subnet-3"} {
@@ -106,8 +105,8 @@ func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
 	})
 }
 
-// Settings that are set again as they were, as with every change of an object,
-// do not have a person's trouble tried again.
+// Setting the same settings again, as after every change of an object, does not retry what waits for a
+// person.
 func TestSetAgainIsNoRetry(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
@@ -124,7 +123,7 @@ func TestSetAgainIsNoRetry(t *testing.T) {
 	})
 }
 
-// One node's API trouble stops no other, and its own growth neither.
+// Trouble of one node with the API stops neither other nodes nor its own growth.
 func TestPublishFailureStopsNobody(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
@@ -142,8 +141,7 @@ func TestPublishFailureStopsNobody(t *testing.T) {
 	})
 }
 
-// An address that was taken off by someone else is not published again by who
-// gave it a moment ago.
+// A process that assigned an address does not publish it again after another process took it off.
 func TestDoubtObservesBeforePublishing(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
@@ -170,8 +168,8 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 	})
 }
 
-// An ENI that somebody took off the instance is no longer published once the node
-// was observed after Invalidate, long before the next full listing.
+// An ENI that someone detached is no longer published once the node was observed after Invalidate, long
+// before the next full listing.
 func TestInvalidateFindsWhatIsGone(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)

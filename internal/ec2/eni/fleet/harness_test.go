@@ -20,8 +20,8 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// object is a node as its NodeNetwork would be: what was published last, and
-// its daemon, which gives addresses to pods and confirms withdrawals at once.
+// object is a node as its NodeNetwork would have it: what was published last, and a daemon that gives
+// addresses to pods and confirms withdrawals at once.
 type object struct {
 	name, instance string
 
@@ -71,35 +71,35 @@ func (o *object) end() {
 	}
 }
 
-// pods counts those with an address and those that wait.
+// pods returns how many pods have an address, and how many wait.
 func (o *object) pods() (with, waiting int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.used), o.waiting
 }
 
-// published counts the inventories published so far.
+// published returns the number of inventories published so far.
 func (o *object) published() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.version
 }
 
-// inventory is what was published last.
+// inventory returns what was published last.
 func (o *object) inventory() eni.Inventory {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.inv
 }
 
-// has tells whether a pod has an address.
+// has reports whether a pod has an address.
 func (o *object) has(a netip.Addr) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.used[a]
 }
 
-// available counts the addresses for pods.
+// available returns the number of addresses for pods.
 func (o *object) available() (n int) {
 	for _, e := range o.inventory().ENIs {
 		if e.Serves {
@@ -109,8 +109,8 @@ func (o *object) available() (n int) {
 	return n
 }
 
-// writer is one operator's side of an object: its writes fail once another
-// wrote, and are in doubt until it has observed again.
+// writer is one operator's side of an object. Its writes fail once another operator wrote, until it has
+// observed again.
 type writer struct {
 	*object
 	fleet  *Fleet
@@ -163,7 +163,7 @@ func (w *writer) Publish(_ context.Context, inv eni.Inventory) error {
 	return nil
 }
 
-// commit records what an inventory has on its way out, until it is gone. w.mu is held.
+// commit records the releases of an inventory until they are done. w.mu is held.
 func (w *writer) commit(inv eni.Inventory) {
 	committed, detaching := map[netip.Addr]string{}, map[string]bool{}
 	for _, e := range inv.ENIs {
@@ -257,7 +257,7 @@ func (w *writer) Reconciled(s eni.Status) {
 	w.status = s
 }
 
-// run starts pods and has the operator know of them.
+// run starts pods and tells the operator.
 func (w *writer) run(pods int) {
 	for range pods {
 		w.start()
@@ -273,14 +273,14 @@ func (w *writer) configure(t *testing.T, s eni.Settings) {
 	}
 }
 
-// fail has every Publish fail, or none any more.
+// fail has every Publish fail; nil: none.
 func (w *writer) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failed = err
 }
 
-// wantPods checks how many pods run, and that none waits.
+// wantPods checks how many pods run, and that no pod waits.
 func (w *writer) wantPods(t *testing.T, want int) {
 	t.Helper()
 	if with, waiting := w.pods(); with != want || waiting > 0 {
@@ -294,7 +294,7 @@ func (w *writer) last() eni.Status {
 	return w.status
 }
 
-// world is a VPC and nodes in it.
+// world is a VPC with nodes.
 type world struct {
 	t          *testing.T
 	cloud      *cloudfake.Cloud
@@ -305,8 +305,8 @@ type world struct {
 	apart      bool     // what EC2 has need not be what is published in the end
 }
 
-// bubble runs a test in virtual time, in a VPC with some nodes. In the end the
-// operators are stopped, and what EC2 has is what is published.
+// bubble runs a test in virtual time, in a VPC with some nodes. At the end the operators are stopped,
+// and EC2 has exactly what is published.
 func bubble(t *testing.T, nodes int, test func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{t: t, cloud: cloudfake.New(cloudfake.Options{})}
@@ -324,7 +324,7 @@ func bubble(t *testing.T, nodes int, test func(t *testing.T, w *world)) {
 	})
 }
 
-// pass lets virtual time go on.
+// pass lets virtual time pass.
 func pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // in a bubble, where time passes once nothing else can happen
 }
@@ -336,7 +336,7 @@ func (w *world) add(i int) *object {
 	return o
 }
 
-// operator is a fleet that runs.
+// operator is a running fleet.
 type operator struct {
 	*Fleet
 	world   *world
@@ -395,14 +395,14 @@ func settings(minimum, free int) eni.Settings {
 	return eni.Settings{InstanceType: "m5.xlarge", Policy: p}
 }
 
-// agree checks that the cloud's books are what is published, that no ENI of
-// ours is detached, and that no pod lost its address. Trunks and branches have none.
+// agree checks that the cloud has exactly what is published, that no ENI of ours is detached, and that
+// no pod lost its address. Trunks and branches have none.
 func (w *world) agree() {
 	w.t.Helper()
 	truth := map[string]cloud.ENI{}
 	for _, e := range w.cloud.Truth() {
 		if e.Attachment == nil && e.Tags[eni.TagCluster] != "test" {
-			continue // somebody else's
+			continue // another's
 		}
 		if e.Type == cloud.InterfaceBranch || e.Type == cloud.InterfaceTrunk && e.Attachment != nil {
 			continue
@@ -430,7 +430,7 @@ func (w *world) agree() {
 	}
 }
 
-// forPods are the addresses of an ENI that are for pods.
+// forPods returns the addresses of an ENI that are for pods.
 func (w *world) forPods(e cloud.ENI) []netip.Addr {
 	if w.usePrimary && e.Attachment.DeviceIndex > 0 {
 		return append(slices.Clone(e.Addresses), e.Primary)
@@ -460,14 +460,13 @@ func (w *world) kept() {
 	}
 }
 
-// leftBehind is an ENI as one that was made for an instance, now or long ago, and
-// is on none.
+// leftBehind returns an ENI that was created for an instance, now or long ago, and is detached.
 func (w *world) leftBehind(cluster, instance string, made time.Time) cloud.ENI {
 	w.t.Helper()
 	return w.make(cluster, instance, made, func(*cloud.CreateENI) {})
 }
 
-// make makes a detached ENI as one that was made for an instance, with changes.
+// make adds a detached ENI, as if it was created for an instance, with changes.
 func (w *world) make(cluster, instance string, made time.Time, change func(*cloud.CreateENI)) cloud.ENI {
 	w.t.Helper()
 	q := cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description(instance), Tags: map[string]string{
@@ -481,24 +480,24 @@ func (w *world) make(cluster, instance string, made time.Time, change func(*clou
 	return e
 }
 
-// attached are the ENIs for pods that the operator made and attached, as EC2 has them.
+// attached returns the ENIs for pods that the operator created and attached, as EC2 has them.
 func (w *world) attached() []cloud.ENI {
 	return slices.DeleteFunc(w.secondary(), func(e cloud.ENI) bool { return e.Type == cloud.InterfaceTrunk })
 }
 
-// trunks are the trunks on an instance.
+// trunks returns the trunks on an instance.
 func (w *world) trunks(instance string) []cloud.ENI {
 	return slices.DeleteFunc(w.secondary(), func(e cloud.ENI) bool {
 		return e.Type != cloud.InterfaceTrunk || e.Attachment.InstanceID != instance
 	})
 }
 
-// secondary are the attached ENIs besides the primary ones.
+// secondary returns the attached ENIs other than the primary ones.
 func (w *world) secondary() []cloud.ENI {
 	return slices.DeleteFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.Attachment == nil || e.Attachment.DeviceIndex == 0 })
 }
 
-// api is the cloud with what tests change of its calls; a nil change is none.
+// api is the cloud with calls that tests replace; a nil function replaces none.
 type api struct {
 	*cloudfake.Cloud
 	listing   func(cloud.ENIFilter)                    // before ENIs are listed

@@ -10,18 +10,18 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 )
 
-// holders tell which node of the fleet has which address of a subnet, so that no
-// two are given the same, whatever EC2 answers.
+// holders knows which node of the fleet has which address of a subnet, so that no two nodes get the
+// same address, whatever EC2 answers.
 type holders struct {
-	mu   sync.Mutex       // guards all below; memory only
-	by   map[key]holder   // who has what
+	mu   sync.Mutex       // guards all below; never held during a call
+	by   map[key]holder   // by address or prefix
 	held map[string][]key // by instance
 }
 
 // key is an address or prefix of a subnet. VPCs may have the same addresses.
 type key struct {
 	subnet string
-	thing  netip.Prefix
+	prefix netip.Prefix
 }
 
 type holder struct{ instance, eni string }
@@ -30,7 +30,7 @@ func newHolders() *holders {
 	return &holders{by: map[key]holder{}, held: map[string][]key{}}
 }
 
-// set takes what an instance has. What it is giving back may be another's already.
+// set takes the addresses of an instance. Those that it is releasing may already be another's.
 func (h *holders) set(inv eni.Inventory) {
 	leaving := map[netip.Prefix]bool{}
 	for _, r := range inv.Releasing {
@@ -51,14 +51,14 @@ func (h *holders) set(inv eni.Inventory) {
 	}
 }
 
-// drop forgets what an instance has.
+// drop forgets the addresses of an instance.
 func (h *holders) drop(instance string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.forget(instance)
 }
 
-// forget is drop with h.mu held.
+// forget is drop for a caller that holds h.mu.
 func (h *holders) forget(instance string) {
 	for _, at := range h.held[instance] {
 		if h.by[at].instance == instance {
@@ -68,46 +68,45 @@ func (h *holders) forget(instance string) {
 	delete(h.held, instance)
 }
 
-// other names the ENI of another instance that has some of an address or delegated
-// prefix; empty: none has.
-func (h *holders) other(instance, subnet string, thing netip.Prefix) string {
+// other returns the ENI of another instance that has part of an address or delegated prefix; empty:
+// none has.
+func (h *holders) other(instance, subnet string, p netip.Prefix) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, t := range overlapping(thing) {
+	for _, t := range overlapping(p) {
 		if has, ok := h.by[key{subnet, t}]; ok && has.instance != instance {
 			return has.eni
 		}
 	}
-	if thing.IsSingleIP() || thing.Addr().Is4() {
+	if p.IsSingleIP() || p.Addr().Is4() {
 		return ""
 	}
 	for at, has := range h.by { // rare: an ENI gets a /80 once
-		if at.subnet == subnet && has.instance != instance && thing.Overlaps(at.thing) {
+		if at.subnet == subnet && has.instance != instance && p.Overlaps(at.prefix) {
 			return has.eni
 		}
 	}
 	return ""
 }
 
-// overlapping are the addresses and delegated prefixes that have some of thing,
-// which is one of them.
-func overlapping(thing netip.Prefix) []netip.Prefix {
-	prefix := cloud.PrefixAround(thing.Addr())
-	out := []netip.Prefix{thing, prefix}
-	if thing != prefix || !thing.Addr().Is4() { // an IPv6 prefix has too many addresses to list
+// overlapping returns the addresses and delegated prefixes that overlap p, which is one of them.
+func overlapping(p netip.Prefix) []netip.Prefix {
+	prefix := cloud.PrefixAround(p.Addr())
+	out := []netip.Prefix{p, prefix}
+	if p != prefix || !p.Addr().Is4() { // an IPv6 prefix has too many addresses to list
 		return out
 	}
-	for a := thing.Addr(); thing.Contains(a); a = a.Next() {
+	for a := p.Addr(); p.Contains(a); a = a.Next() {
 		out = append(out, cloud.HostPrefix(a))
 	}
 	return out
 }
 
-// holds tells whether a node is known to have a thing by an ENI.
-func (h *holders) holds(e cloud.ENI, thing netip.Prefix) bool {
+// holds reports whether an ENI is known to have an address or prefix.
+func (h *holders) holds(e cloud.ENI, p netip.Prefix) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.by[key{e.SubnetID, thing}].eni == e.ID
+	return h.by[key{e.SubnetID, p}].eni == e.ID
 }
 
 // Publish implements Node: what is published is the node's own from then on.

@@ -7,7 +7,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 )
 
-// An address and a delegated prefix that has it are one node's, in one subnet.
+// An address and a delegated prefix that contains it belong to one node, per subnet.
 func TestHoldersOfPrefixes(t *testing.T) {
 	h := newHolders()
 	h.set(eni.Inventory{InstanceID: "i-1", ENIs: []eni.ENI{{

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 )
 
-// instances answers for EC2 when it is asked for instances: all are in one state.
+// instances answers EC2's questions about instances: all are in one state.
 type instances struct {
 	state   atomic.Value
 	calls   atomic.Int32
@@ -37,15 +37,14 @@ func (i *instances) describe(ids []string) (out []cloud.Instance, _ error) {
 	return out, nil
 }
 
-// suspect is an operator that works for one node, whose instance is described by
-// the answers.
+// suspect returns an operator with one node, whose instance is described by the answers in turn.
 func (w *world) suspect(ec2 *instances) (*operator, *writer) {
 	p := w.operator(&api{Cloud: w.cloud, instances: ec2.describe})
 	return p, p.set(w.t, w.objects[0], settings(0, 8))
 }
 
-// One answer without an instance, as a part of EC2 that trails the others gives,
-// is no end: it is asked for again before anything follows.
+// One answer that lacks an instance, as a trailing replica of EC2 gives, does not end it: EC2 is asked
+// again before anything follows.
 func TestOneAnswerWithoutTheInstance(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
@@ -75,8 +74,8 @@ func TestOneAnswerWithoutTheInstance(t *testing.T) {
 	})
 }
 
-// A suspicion stands until it is answered: that EC2 fails to answer the second
-// time it is asked leaves neither the question open nor its failure told for ever.
+// A suspicion lasts until it is answered. If EC2 fails to answer the second question, the question does
+// not stay open, nor is its failure reported for ever.
 func TestSuspicionOutlivesAFailure(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
@@ -96,8 +95,8 @@ func TestSuspicionOutlivesAFailure(t *testing.T) {
 	})
 }
 
-// EC2's answer may trail what made somebody suspect an instance: one that shows
-// no change is asked for once more, when it must show.
+// EC2's answer may trail the change that caused a suspicion. An answer without a change is followed by
+// another question, at a time when the change must show.
 func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
@@ -116,8 +115,8 @@ func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 	})
 }
 
-// A node that needs nothing calls nothing: that its instance was stopped, and
-// that it runs again, shows when somebody suspects it, at one call each.
+// A node that needs nothing makes no calls. That its instance was stopped, or runs again, is found by
+// one call for each suspicion.
 func TestSuspectedInstanceIsAskedFor(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
@@ -147,7 +146,7 @@ func TestSuspectedInstanceIsAskedFor(t *testing.T) {
 	})
 }
 
-// Hundreds of nodes that are not ready cost a few calls, then and later.
+// Hundreds of nodes that are not ready cost a few calls, at first and later.
 func TestSuspicionsShareCalls(t *testing.T) {
 	bubble(t, 300, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
@@ -232,8 +231,7 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 	})
 }
 
-// Whatever state and type EC2 names, back and forth, pods keep their addresses,
-// and get more once it tells the truth.
+// Whatever state and type EC2 names, pods keep their addresses, and get more once it tells the truth.
 func TestInstancesThatCannotBeTrue(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		states := []string{"terminated", "running", "stopped", "shutting-down", "nonsense", "pending", "stopping"}
@@ -277,8 +275,8 @@ func TestInstancesThatCannotBeTrue(t *testing.T) {
 	})
 }
 
-// Whoever writes the settings of a node may err, or lie, about its type: how many
-// ENIs and addresses there may be is as the cloud says.
+// The settings of a node may have a wrong type, by mistake or on purpose: the limits are those of the
+// type that the cloud names.
 func TestLimitsAreThoseOfTheCloud(t *testing.T) {
 	for _, said := range []string{"m5.4xlarge", "z9.none"} {
 		t.Run(said, func(t *testing.T) {

@@ -18,22 +18,22 @@ type member struct {
 
 	// What follows is guarded by the fleet's lock.
 	places   places        // where its ENIs are
-	settings *eni.Settings // to be taken up by the next pass
+	settings *eni.Settings // for the next pass; nil: no change
 	next     Node          // likewise
 	at       time.Time     // when the next pass is due
 	index    int           // in the heap of due times; -1: not in it
-	running  bool          // a pass is under way
+	running  bool          // a pass is in progress
 	again    bool          // another is due after it
 	againAt  time.Time     // when
 	removed  bool
 	after    *member // the same instance's last member, whose pass must end first
 }
 
-// countedNode is a Node whose addresses the fleet knows to be its own. The Node
-// can be exchanged between passes.
+// countedNode is a Node that records its addresses as held by the node. The Node can be exchanged
+// between passes.
 type countedNode struct {
 	Node
-	holders *holders // told of what is published
+	holders *holders // updated by Publish
 }
 
 // namedObserver passes what a node's reconciler does on to the fleet's observer.
@@ -62,10 +62,10 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster,
 		Cloud: f.cfg.Cloud, Node: m.node, Shared: f.shared,
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
-		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
+		Timing: f.cfg.Timing,
 		Fleet: &eni.Fleet{
 			Lister:      f.observatory,
-			Elsewhere:   func(subnetID string, thing netip.Prefix) string { return f.holders.other(instanceID, subnetID, thing) },
+			Elsewhere:   func(subnetID string, p netip.Prefix) string { return f.holders.other(instanceID, subnetID, p) },
 			Committed:   func() []eni.Release { return m.node.Committed() },
 			RateLimited: func() { m.node.Reconciled(m.rec.Status()) },
 			Beside:      func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) },
@@ -95,8 +95,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 	return m, nil
 }
 
-// pass works for a node as far as it goes now, and tells when to come back at
-// the latest.
+// pass reconciles a node as far as possible now, and returns when to come back at the latest.
 func (f *Fleet) pass(ctx context.Context, m *member, s *eni.Settings) time.Duration {
 	if s != nil {
 		if err := m.rec.Configure(*s); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// account is a cloud with an ENI that is none of this world.
+// account is a cloud with an ENI that belongs to no node of the test.
 type account struct{ *cloudfake.Cloud }
 
 const ofOthers = "eni-of-others"
@@ -26,9 +26,9 @@ func (a account) AssignAddresses(ctx context.Context, id string, n cloud.Amount)
 	return a.Cloud.AssignAddresses(ctx, id, n)
 }
 
-// A move of addresses to another ENI waits behind what other nodes need. When
-// pods come to wait meanwhile, it is given up for what they need, which goes by
-// its own priority, and made once the node has been at rest again.
+// A move of addresses to another ENI waits behind what other nodes need. If pods come to wait
+// meanwhile, the move is recalled, the pods get addresses with their own priority, and the move is made
+// once the node has been at rest again.
 func TestMoveIsGivenUpForPods(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(account{w.cloud}, pace.Options{Ceilings: map[string]pace.Limit{pace.Assign.Action: {Rate: 0.1, Burst: 100}}})

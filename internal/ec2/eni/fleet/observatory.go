@@ -3,7 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
-	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -12,79 +12,75 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
 )
 
-// observatory observes the cloud for all nodes: by full listings for repair,
-// and by describing together those that must know now. It is the eni.Lister of
-// every node's reconciler.
+// observatory observes the cloud for all nodes: by full listings for repair, and by describing together
+// what nodes must know now. It is the eni.Lister of every node's reconciler.
 type observatory struct {
 	cfg     *Config
-	cloud   cloud.API
-	clock   clock.Clock
-	log     *slog.Logger
-	spawn   func(func(context.Context)) // runs what outlives a caller, until the fleet ends
-	subnets *eni.Subnets
+	spawn   func(func(context.Context)) // runs work that outlives its caller, until the fleet ends
+	subnets *placement.Subnets
 	known   func() map[string]places           // the instances of the fleet's nodes
-	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have something for pods
+	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have an address or prefix
 
 	attached  gatherer[[]cloud.ENI]    // by instance ID
 	looks     gatherer[[]cloud.ENI]    // by ENI ID
 	instances gatherer[cloud.Instance] // by instance ID
 
 	mu     sync.Mutex             // guards all below
-	flight *listing               // the full listing under way
+	flight *listing               // the full listing in flight; nil: none
 	at     time.Time              // as of when the last one was
-	listed map[string][]cloud.ENI // from it, of each node that has not taken its part
-	pages  int                    // calls that it took, about
+	listed map[string][]cloud.ENI // its parts, of each node that has not taken its own
+	pages  int                    // number of calls that it took, approximately
 }
 
-// places are the VPCs in which a node has its ENIs: as observed, or not sure.
+// places are the VPCs in which a node has its ENIs. Sure says that they were observed.
 type places struct {
 	vpcs []string
 	sure bool
 }
 
-// within tells whether all ENIs of a node are surely in some VPCs; "" is all.
+// within reports whether all ENIs of a node are surely in some VPCs; "" stands for all VPCs.
 func (p places) within(vpcs map[string]bool) bool {
 	out := func(vpc string) bool { return !vpcs[vpc] }
 	return vpcs[""] || p.sure && !slices.ContainsFunc(p.vpcs, out)
 }
 
-// listing is a full listing under way.
+// listing is a full listing in flight.
 type listing struct {
 	at    time.Time
-	first bool // urgent: nobody knows anything before
+	first bool // urgent: nothing is known before it
 	done  chan struct{}
 	err   error // once done
 }
 
-// What one page and one filter hold at most (EC2 API Reference,
-// DescribeNetworkInterfaces and Filter).
+// What one page and one filter hold at most (EC2 API Reference, DescribeNetworkInterfaces and Filter).
 const (
 	pageSize     = 1000
 	filterValues = 200
 )
 
-// Describe calls of one sort are begun so far apart: nodes that join one after
-// the other share a few, and who looks at an ENI for what a call did waits less.
+// Describe calls of one kind are spaced: nodes that join one after the other share a few, and lookups
+// of single ENIs wait less.
 const (
 	nodeSpacing = time.Second
 	lookSpacing = 250 * time.Millisecond
 )
 
-func newObservatory(cfg *Config, subnets *eni.Subnets, spawn func(func(context.Context)), known func() map[string]places) *observatory {
+func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(context.Context)), known func() map[string]places) *observatory {
 	o := &observatory{
-		cfg: cfg, cloud: cfg.Cloud, clock: cfg.Clock, log: cfg.Logger, spawn: spawn, subnets: subnets, known: known,
+		cfg: cfg, spawn: spawn, subnets: subnets, known: known,
 	}
-	o.attached = gatherer[[]cloud.ENI]{clock: o.clock, spacing: nodeSpacing, spawn: spawn, call: o.describeNodes}
-	o.looks = gatherer[[]cloud.ENI]{clock: o.clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
-	o.instances = gatherer[cloud.Instance]{clock: o.clock, spacing: nodeSpacing, spawn: spawn, call: o.describeInstances}
+	o.attached = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: nodeSpacing, spawn: spawn, call: o.describeNodes}
+	o.looks = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
+	o.instances = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, spawn: spawn, call: o.describeInstances}
 	return o
 }
 
-// List implements eni.Lister. The first full listing, which the first question
-// begins, answers if it is new enough and has the node. Later ones are for
-// repair: they come after other calls, and nobody waits for them.
+// List implements eni.Lister. The first full listing, which the first question starts, answers if it is
+// recent enough and has the node. Later full listings are for repair: they come after other calls, and
+// nobody waits for them.
 func (o *observatory) List(ctx context.Context, instanceID string, since time.Time) (eni.Listing, error) {
 	o.mu.Lock()
 	if o.flight == nil && o.at.IsZero() {
@@ -128,7 +124,7 @@ func (o *observatory) take(instanceID string) (eni.Listing, bool) {
 	return eni.Listing{At: o.at, ENIs: enis, Of: eni.Whole}, true
 }
 
-// lastAt is as of when the last full listing was.
+// lastAt returns when the last full listing was made.
 func (o *observatory) lastAt() time.Time {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -148,7 +144,7 @@ func (o *observatory) list(ctx context.Context) error {
 
 // begin begins a full listing. o.mu is held.
 func (o *observatory) begin() *listing {
-	f := &listing{at: o.clock.Now(), first: o.at.IsZero(), done: make(chan struct{})}
+	f := &listing{at: o.cfg.Clock.Now(), first: o.at.IsZero(), done: make(chan struct{})}
 	o.flight = f
 	o.spawn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, listTimeout)
@@ -165,9 +161,9 @@ func (o *observatory) begin() *listing {
 // listTimeout bounds a full listing, its waits for the limiter included.
 const listTimeout = 5 * time.Minute
 
-// listAll lists all ENIs of the VPCs of all nodes and tells which those are; of
-// the account, as VPC "", while none is known. A node whose VPCs are not known
-// yet is described by its instance ID.
+// listAll lists all ENIs of the VPCs of all nodes, and returns which VPCs those are. While no VPC is
+// known, it lists the account, as VPC "". A node whose VPCs are not known yet is described by its
+// instance ID.
 func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[string]bool, err error) {
 	vpcs = map[string]bool{}
 	for _, p := range o.known() {
@@ -179,7 +175,7 @@ func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[st
 		vpcs[""] = true
 	}
 	for vpc := range vpcs {
-		list, err := o.cloud.ENIs(ctx, cloud.ENIFilter{VPCID: vpc})
+		list, err := o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{VPCID: vpc})
 		if err != nil {
 			return nil, nil, fmt.Errorf("list the ENIs of all nodes: %w", err)
 		}
@@ -188,18 +184,18 @@ func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[st
 	return o.undisputed(all), vpcs, nil
 }
 
-// undisputed is a listing without what it gives to ENIs of several nodes.
+// undisputed returns a listing without the addresses that it assigns to ENIs of several nodes.
 func (o *observatory) undisputed(list []cloud.ENI) []cloud.ENI {
 	owner := func(e cloud.ENI) string { id, _ := o.owner(e); return id }
 	list, lost := eni.Undisputed(list, owner, o.had)
 	if len(lost) > 0 {
-		o.log.Warn("EC2 lists addresses for ENIs of several nodes; who did not have them does without", "addresses", lost)
+		o.cfg.Logger.Warn("EC2 lists addresses for ENIs of several nodes: only the ENI that had them before keeps them", "addresses", lost)
 	}
 	return list
 }
 
-// parts are a full listing of some VPCs by node. A node whose ENIs may be
-// elsewhere has no part of it without its primary ENI: that says nothing.
+// parts returns a full listing of some VPCs by node. A node that may have ENIs elsewhere has a part
+// only if the listing has its primary ENI.
 func (o *observatory) parts(all []cloud.ENI, vpcs map[string]bool) map[string][]cloud.ENI {
 	known := o.known()
 	listed := make(map[string][]cloud.ENI, len(known))
@@ -222,7 +218,7 @@ func (o *observatory) parts(all []cloud.ENI, vpcs map[string]bool) map[string][]
 	return listed
 }
 
-// finish sorts a full listing by node and lets those go on who wait for it.
+// finish stores a full listing by node, and wakes those who wait for it.
 func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, err error) {
 	var listed map[string][]cloud.ENI
 	if err == nil {
@@ -235,12 +231,12 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 	}
 	o.mu.Unlock()
 	if o.cfg.Observer != nil {
-		o.cfg.Observer.Listed(o.clock.Now().Sub(f.at), err)
+		o.cfg.Observer.Listed(o.cfg.Clock.Now().Sub(f.at), err)
 	}
 	close(f.done)
 }
 
-// owner is the instance that an ENI is on, or was made for by this cluster.
+// owner returns the instance that an ENI is attached to, or that this cluster created it for.
 func (o *observatory) owner(e cloud.ENI) (string, bool) {
 	if e.Attachment != nil {
 		return e.Attachment.InstanceID, true
@@ -249,8 +245,7 @@ func (o *observatory) owner(e cloud.ENI) (string, bool) {
 	return id, id != "" && e.Tags[eni.TagCluster] == o.cfg.Cluster
 }
 
-// describeNodes lists the ENIs on some instances; of very many, by a full
-// listing if that takes no more calls.
+// describeNodes lists the ENIs of some instances, or of the whole account if that takes no more calls.
 func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
 	ctx = cloud.WithPriority(ctx, cloud.Begun)
 	o.mu.Lock()
@@ -260,7 +255,7 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && calls >= pages {
 		f = cloud.ENIFilter{}
 	}
-	list, err := o.cloud.ENIs(ctx, f)
+	list, err := o.cfg.Cloud.ENIs(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -278,7 +273,7 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 }
 
 func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
-	list, err := o.cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
+	list, err := o.cfg.Cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
 		return nil, err
 	}
@@ -290,7 +285,7 @@ func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[strin
 }
 
 func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, error) {
-	list, err := o.cloud.Instances(ctx, ids)
+	list, err := o.cfg.Cloud.Instances(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -319,12 +314,85 @@ func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, 
 	return a.value, err
 }
 
-// Subnets implements eni.Lister: one call describes all subnets of a VPC, for
-// everyone who needs to know.
-func (o *observatory) Subnets(ctx context.Context, q eni.SubnetQuery) (time.Time, error) {
+// Subnets implements eni.Lister: one call describes all subnets of a VPC, for everyone who needs to
+// know.
+func (o *observatory) Subnets(ctx context.Context, q placement.Query) (time.Time, error) {
 	f := cloud.SubnetFilter{VPCID: q.VPCID}
 	if q.VPCID == "" {
 		f.IDs = q.IDs
 	}
 	return o.subnets.RefreshSince(ctx, f, q.Since)
+}
+
+// gatherWindow is how long the first question of a call waits for others.
+const gatherWindow = 10 * time.Millisecond
+
+// gatherer answers questions about single keys by calls about many. What is asked while a call is in
+// flight goes into the next.
+type gatherer[V any] struct {
+	clock   clock.Clock
+	spacing time.Duration                                                  // from the beginning of a call to that of the next
+	spawn   func(func(context.Context))                                    // runs what outlives a caller
+	call    func(ctx context.Context, keys []string) (map[string]V, error) // keys that it leaves out have the zero V
+
+	mu      sync.Mutex // guards all below
+	pending map[string][]chan answer[V]
+	running bool
+	last    time.Time // when the last call began
+}
+
+type answer[V any] struct {
+	value V
+	at    time.Time
+	err   error
+}
+
+// ask asks about one key, as of now or later.
+func (g *gatherer[V]) ask(ctx context.Context, key string) (answer[V], error) {
+	c := make(chan answer[V], 1)
+	g.mu.Lock()
+	if g.pending == nil {
+		g.pending = map[string][]chan answer[V]{}
+	}
+	g.pending[key] = append(g.pending[key], c)
+	if !g.running {
+		g.running = true
+		g.spawn(g.run)
+	}
+	g.mu.Unlock()
+	select {
+	case a := <-c:
+		return a, a.err
+	case <-ctx.Done():
+		return answer[V]{}, ctx.Err()
+	}
+}
+
+// run makes calls while something is asked.
+func (g *gatherer[V]) run(ctx context.Context) {
+	for {
+		g.mu.Lock()
+		wait := max(gatherWindow, g.last.Add(g.spacing).Sub(g.clock.Now()))
+		g.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-g.clock.After(wait):
+		}
+		g.mu.Lock()
+		asked, now := g.pending, g.clock.Now()
+		g.pending, g.last = nil, now
+		if len(asked) == 0 {
+			g.running = false
+		}
+		g.mu.Unlock()
+		if len(asked) == 0 {
+			return
+		}
+		got, err := g.call(ctx, slices.Collect(maps.Keys(asked)))
+		for k, list := range asked {
+			for _, c := range list {
+				c <- answer[V]{got[k], now, err}
+			}
+		}
+	}
 }

@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// One collector for the whole fleet deletes what vanished instances left, and
-// nothing of another cluster.
+// One collector for the whole fleet deletes the orphans of its cluster, and of no other.
 func TestOrphansAreCollected(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		long := time.Now().Add(-24 * time.Hour) // as anybody may write

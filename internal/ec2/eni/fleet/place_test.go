@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// New ENIs may be meant for another VPC than the instance's (or a person wrote
-// the wrong one): full listings still have the node whole.
+// If new ENIs are configured for a VPC other than the instance's, even by mistake, full listings still
+// have all ENIs of the node.
 func TestListingsHaveNodesOfOtherVPCs(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
@@ -27,8 +27,7 @@ func TestListingsHaveNodesOfOtherVPCs(t *testing.T) {
 	})
 }
 
-// Zones that a person wrote and that are not the instance's get no ENI: it
-// could be attached to nothing.
+// No ENI is created in a configured zone that is not the instance's: it could not be attached.
 func TestNoENIInAnotherZone(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.AddSubnet("subnet-b", "zone-b", "10.1.0.0/24", nil)
@@ -50,8 +49,8 @@ func TestNoENIInAnotherZone(t *testing.T) {
 	})
 }
 
-// Nodes that may use any subnet of their zone begin with those that have the
-// routes of their own, and ask for route tables together.
+// Nodes that may use any subnet of their zone first use those with the routes of their own, and share
+// calls for route tables.
 func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 	bubble(t, 5, func(t *testing.T, w *world) {
 		w.cloud.AddSubnet("subnet-far", "zone-a", "10.64.0.0/12", nil)
@@ -73,8 +72,7 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 	})
 }
 
-// Addresses that others free are found within seconds, by one call for all that
-// are starved.
+// Addresses that others free are found within seconds, by one call for all nodes that lack some.
 func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 	bubble(t, 50, func(t *testing.T, w *world) {
 		w.cloud.AddSubnet("subnet-1", "zone-a", "10.1.0.0/25", nil)
@@ -111,8 +109,8 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 	})
 }
 
-// A listing for repair goes after all else and may take minutes: a node that
-// joins meanwhile does not wait for it.
+// A listing for repair yields to everything else and may take minutes: a node that joins meanwhile does
+// not wait for it.
 func TestJoinDoesNotWaitForRepair(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		var slow, under atomic.Bool

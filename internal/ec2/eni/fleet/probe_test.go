@@ -8,8 +8,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 )
 
-// A permission that lacked is noticed by the first pod that comes to wait after
-// it was given, and not by asking all the time.
+// A permission that was missing and has been granted is noticed when the next pod waits, and not by
+// constant retries.
 func TestWaiterProbes(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
@@ -33,8 +33,8 @@ func TestWaiterProbes(t *testing.T) {
 	})
 }
 
-// While EC2 is away and pods wait on many nodes, one node at a time probes for
-// all, and all go on once it answers.
+// While EC2 is away and pods wait on many nodes, one node at a time probes for all, and all go on once
+// EC2 answers.
 func TestFleetProbesOneAtATime(t *testing.T) {
 	const nodes, away = 60, 60 * time.Second
 	bubble(t, nodes, func(t *testing.T, w *world) {

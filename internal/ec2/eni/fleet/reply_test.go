@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 )
 
-// What a listing says of two ENIs stays with the one that has it; pods of
-// either keep what they have, and the rest comes when descriptions agree.
+// An address that is listed for two ENIs stays with the one that has it. Pods keep their addresses, and
+// the rest is used when descriptions agree.
 func TestListingsThatCannotBeTrue(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		var lies atomic.Bool
@@ -59,8 +59,8 @@ func TestListingsThatCannotBeTrue(t *testing.T) {
 	})
 }
 
-// thief is a cloud that gives addresses of one instance's ENIs to the others as well:
-// in replies, and in listings, while it does either.
+// thief is a cloud that assigns addresses of one instance's ENIs to others as well: in replies or in
+// listings, while told to.
 type thief struct {
 	w                 *world
 	of                string // the instance
@@ -68,8 +68,8 @@ type thief struct {
 	replies, listings atomic.Bool
 }
 
-// loot is an address for pods of the instance; not to be had while it has none, or
-// for an ENI of its own.
+// loot returns an address of the instance for pods. There is none while it has none, or for an ENI of
+// its own.
 func (l *thief) loot(eniID string) (a netip.Addr, ok bool) {
 	for _, e := range l.w.cloud.Truth() {
 		if e.Attachment != nil && e.Attachment.InstanceID == l.of {
@@ -117,7 +117,7 @@ func (l *thief) api() *api {
 	}
 }
 
-// onceEach checks that no address was given to two nodes.
+// onceEach checks that no two nodes got the same address.
 func (w *world) onceEach() {
 	w.t.Helper()
 	of := map[netip.Addr]string{}
@@ -133,8 +133,8 @@ func (w *world) onceEach() {
 	}
 }
 
-// The operator knows what every node has: a reply that names one node's address
-// to another is not believed, and its ENI is described instead.
+// The operator knows the addresses of every node: a reply with an address of another node is not used,
+// and the ENI is described instead.
 func TestAddressesOfAnotherNode(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, w *world) {
 		ec2 := &thief{w: w, of: w.objects[0].instance}
@@ -177,8 +177,7 @@ func TestAddressesOfAnotherNode(t *testing.T) {
 	})
 }
 
-// Of one full listing, an address that two nodes' ENIs have stays with the node
-// that had it.
+// An address that a full listing has for ENIs of two nodes stays with the node that had it.
 func TestListingsWithAddressesOfAnotherNode(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		ec2 := &thief{w: w, of: w.objects[0].instance}
@@ -199,8 +198,8 @@ func TestListingsWithAddressesOfAnotherNode(t *testing.T) {
 	})
 }
 
-// Addresses that EC2 gives again, of an instance that ended and whose node is
-// there still, come after one look at the ENI.
+// If EC2 assigns addresses of an instance that ended while its node still exists, they are used after
+// one lookup of the ENI.
 func TestAddressesOfAnEndedNode(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
@@ -217,8 +216,8 @@ func TestAddressesOfAnEndedNode(t *testing.T) {
 	})
 }
 
-// An ENI that a reply calls by the name of another node's is not deleted, and the
-// one that was made is found.
+// If a reply gives a new ENI the ID of another node's, that ENI is not deleted, and the new one is
+// found.
 func TestCreationsNamedAsAnotherNodes(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		var name string // of the first node's ENI
@@ -254,8 +253,8 @@ func TestCreationsNamedAsAnotherNodes(t *testing.T) {
 	})
 }
 
-// A subnet has its CIDR for life, and its ENIs' addresses are in it: nodes find
-// their router by it.
+// A subnet keeps its CIDR for life, and the addresses of its ENIs are in it: nodes find their router by
+// it.
 func TestCIDRsOfSubnetsThatCannotBeTrue(t *testing.T) {
 	truth := netip.MustParsePrefix("10.0.0.0/16")
 	others, smaller := netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("10.0.0.0/20")

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"container/heap"
 	"context"
 	"maps"
 	"math/rand/v2"
@@ -13,12 +12,12 @@ import (
 )
 
 const (
-	burstWindow = 5 * time.Millisecond // kicks of one node within it are one
-	// listRetry is how long after a failed full listing the next follows.
+	burstWindow = 5 * time.Millisecond // kicks of one node within it cause one pass
+	// listRetry is the time from a failed full listing to the next.
 	listRetry = 5 * time.Second
 )
 
-// Run works until ctx ends, and returns once nothing is under way.
+// Run works until ctx ends, and returns once nothing is in flight.
 func (f *Fleet) Run(ctx context.Context) error {
 	f.mu.Lock()
 	if f.ctx != nil {
@@ -26,7 +25,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 		return errRunning
 	}
 	f.ctx = ctx
-	close(f.began)
+	close(f.running)
 	f.mu.Unlock()
 	f.work.Go(func() { f.repair(ctx) })
 	f.work.Go(func() { f.collect(ctx) })
@@ -35,30 +34,29 @@ func (f *Fleet) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// schedule begins the passes of nodes as they become due. Only a node that has
-// something to do now has a goroutine.
+// schedule begins the passes of nodes as they become due. Only a node that has something to do now has
+// a goroutine.
 func (f *Fleet) schedule(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := f.begin(ctx)
 		select {
 		case <-ctx.Done():
-		case <-f.wake:
+		case <-f.due.wake:
 		case <-f.cfg.Clock.After(wait):
 		}
 	}
 }
 
-// begin begins the passes that are due and tells when the next one will be.
+// begin begins the passes that are due, and returns how long until the next one is.
 func (f *Fleet) begin(ctx context.Context) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.cfg.Clock.Now()
-	for len(f.due) > 0 {
-		m := f.due[0]
-		if wait := m.at.Sub(now); wait > 0 {
+	for {
+		m, wait := f.due.next(now)
+		if m == nil {
 			return wait
 		}
-		heap.Pop(&f.due)
 		if m.after != nil && m.after.running {
 			m.again = true // its end makes this one due
 			continue
@@ -66,7 +64,6 @@ func (f *Fleet) begin(ctx context.Context) time.Duration {
 		m.running, m.after, m.again = true, nil, false
 		f.work.Go(func() { f.run(ctx, m) })
 	}
-	return time.Hour
 }
 
 // run makes passes for one node until nothing is left to do now.
@@ -99,40 +96,10 @@ func (f *Fleet) run(ctx context.Context, m *member) {
 		at = m.againAt
 	}
 	m.again = false
-	f.enqueue(m, at)
+	f.due.enqueue(m, at)
 }
 
-// sooner has a node worked for at a time, or before. f.mu is held.
-func (f *Fleet) sooner(m *member, at time.Time) {
-	switch {
-	case m.running:
-		if !m.again || at.Before(m.againAt) {
-			m.again, m.againAt = true, at
-		}
-	case m.index < 0:
-		f.enqueue(m, at)
-	case at.Before(m.at):
-		m.at = at
-		heap.Fix(&f.due, m.index)
-		f.stir(m)
-	}
-}
-
-// enqueue puts a node among those that are due some time. f.mu is held.
-func (f *Fleet) enqueue(m *member, at time.Time) {
-	m.at = at
-	heap.Push(&f.due, m)
-	f.stir(m)
-}
-
-// stir wakes the scheduler if a node is the next one due. f.mu is held.
-func (f *Fleet) stir(m *member) {
-	if m.index == 0 {
-		f.wake.Set()
-	}
-}
-
-// remove takes a node out. f.mu is held.
+// remove removes a node. f.mu is held.
 func (f *Fleet) remove(name string) {
 	m := f.members[name]
 	if m == nil {
@@ -141,9 +108,7 @@ func (f *Fleet) remove(name string) {
 	delete(f.members, name)
 	m.removed = true
 	m.rec.End()
-	if m.index >= 0 {
-		heap.Remove(&f.due, m.index)
-	}
+	f.due.drop(m)
 	if m.running {
 		f.leaving[m.instance] = m
 		return
@@ -151,7 +116,7 @@ func (f *Fleet) remove(name string) {
 	f.finish(m)
 }
 
-// finish ends the work for a node that was removed. f.mu is held.
+// finish ends the work for a removed node. f.mu is held.
 func (f *Fleet) finish(m *member) {
 	m.rec.Close()
 	f.ended[m.instance] = f.cfg.Clock.Now()
@@ -165,12 +130,12 @@ func (f *Fleet) finish(m *member) {
 	for _, next := range f.members {
 		if next.after == m {
 			next.after = nil
-			f.sooner(next, f.cfg.Clock.Now())
+			f.due.sooner(next, f.cfg.Clock.Now())
 		}
 	}
 }
 
-// has tells whether a node of the fleet is of an instance. f.mu is held.
+// has reports whether the fleet has a node of an instance. f.mu is held.
 func (f *Fleet) has(instance string) bool {
 	for _, m := range f.members {
 		if m.instance == instance {
@@ -180,8 +145,8 @@ func (f *Fleet) has(instance string) bool {
 	return false
 }
 
-// repair makes a full listing now and then and has every node look at its part
-// of it, at moments of its own within a quarter of the time to the next.
+// repair makes full listings from time to time, and has every node look at its part within a quarter of
+// the time to the next.
 func (f *Fleet) repair(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := retry.Jitter(f.cfg.ListingInterval)
@@ -208,32 +173,32 @@ func (f *Fleet) empty() bool {
 	return len(f.members) == 0
 }
 
-// kickAll has every node worked for now.
+// kickAll has a pass made for every node now.
 func (f *Fleet) kickAll() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.cfg.Clock.Now()
 	for _, m := range f.members {
-		f.sooner(m, now)
+		f.due.sooner(m, now)
 	}
 }
 
-// spread has every node look at the full listing within a time.
+// spread has a pass made for every node within a time.
 func (f *Fleet) spread(within time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.cfg.Clock.Now()
 	for _, m := range f.members {
 		if !m.running {
-			f.sooner(m, now.Add(time.Duration(rand.Int64N(int64(within)))))
+			f.due.sooner(m, now.Add(time.Duration(rand.Int64N(int64(within)))))
 		}
 	}
 	old := now.Add(-2 * f.cfg.ListingInterval)
 	maps.DeleteFunc(f.ended, func(_ string, at time.Time) bool { return at.Before(old) })
 }
 
-// collect deletes now and then what vanished instances left. Growth comes first
-// at a start, which may be the one after a crash of many nodes.
+// collect deletes orphans from time to time. It starts late, since growth comes first at a start, which
+// may follow a crash of many nodes.
 func (f *Fleet) collect(ctx context.Context) {
 	seen := eni.Sightings{}
 	wait := min(time.Minute, f.cfg.CollectInterval/2) + time.Duration(rand.Int64N(int64(f.cfg.CollectInterval)))
@@ -267,30 +232,4 @@ func (f *Fleet) collect(ctx context.Context) {
 			f.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
 		}
 	}
-}
-
-// dueHeap has the node that is due first at its root.
-type dueHeap []*member
-
-func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
-func (h dueHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-// Push implements heap.Interface.
-func (h *dueHeap) Push(x any) {
-	m := x.(*member)
-	m.index = len(*h)
-	*h = append(*h, m)
-}
-
-// Pop implements heap.Interface.
-func (h *dueHeap) Pop() any {
-	old := *h
-	m := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h, m.index = old[:len(old)-1], -1
-	return m
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 )
 
-// An old leader that goes on beside a new one, without any election: once pods
-// stop coming nothing is created or deleted any more, and nothing is left over.
+// An old leader goes on beside a new one, without any election. Once pods stop starting, nothing is
+// created or deleted any more, and nothing is left over.
 func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 	bubble(t, 8, func(t *testing.T, w *world) {
 		w.cloud.SetLatency("", 80*time.Millisecond)
@@ -53,8 +53,8 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 	})
 }
 
-// An ENI that another operator made a moment ago is left for it to attach; one
-// that nobody attached is deleted.
+// An ENI that another operator just created is left for it to attach; one that no operator attached is
+// deleted.
 func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
@@ -79,7 +79,7 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 	})
 }
 
-// seeds are those of TestSimulation: from BERTH_SIM_SEED, or some.
+// seeds returns the seeds of TestSimulation: BERTH_SIM_SEED, or some.
 func seeds(t *testing.T) []uint64 {
 	if s := os.Getenv("BERTH_SIM_SEED"); s != "" {
 		n, err := strconv.ParseUint(s, 10, 64)
@@ -95,8 +95,8 @@ func seeds(t *testing.T) []uint64 {
 	return out
 }
 
-// Nodes join and go, pods come and go, calls are throttled and replies lost,
-// leaders change at random moments; in the end the books agree.
+// Nodes join and go, pods start and end, calls are throttled, replies are lost, and leaders change at
+// random moments; at the end the cloud has exactly what is published.
 func TestSimulation(t *testing.T) {
 	for _, seed := range seeds(t) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -171,7 +171,7 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 	w.cloud.ClearFaults()
 	pass(60 * minute)
 	p.stop()
-	if err := p.shared.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
+	if err := p.shared.Catalog.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
 		t.Error(err)
 	}
 	truth, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{})

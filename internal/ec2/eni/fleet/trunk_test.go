@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
-// withTrunk are settings of a node that is to have a trunk.
+// withTrunk returns the settings of a node with a trunk.
 func withTrunk(minimum, free int) eni.Settings {
 	s := settings(minimum, free)
 	s.Trunk = true
@@ -42,7 +42,7 @@ func (w *writer) wantTrunk(t *testing.T, in *world) (trunk cloud.ENI) {
 	return trunk
 }
 
-// wantNoTrunk checks that none is there, and why.
+// wantNoTrunk checks that there is no trunk, and why.
 func (w *writer) wantNoTrunk(t *testing.T, in *world, reason string) {
 	t.Helper()
 	if n := len(in.trunks(w.instance)); n > 0 {
@@ -53,8 +53,8 @@ func (w *writer) wantNoTrunk(t *testing.T, in *world, reason string) {
 	}
 }
 
-// A trunk is as new ENIs are, in the primary ENI's subnet, and has nothing for pods. It
-// takes the place of one that pods could have, however many there are.
+// A trunk is created like other ENIs, in the primary ENI's subnet, without addresses for pods. It takes
+// the place of an ENI for pods, however many pods there are.
 func TestTrunk(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.AddSubnet("subnet-pods", "zone-a", "10.1.0.0/16", nil)
@@ -85,7 +85,7 @@ func TestTrunk(t *testing.T) {
 	})
 }
 
-// Why there is no trunk is told, and does not keep pods from their addresses.
+// The status says why there is no trunk, and pods get their addresses.
 func TestNoTrunk(t *testing.T) {
 	for name, c := range map[string]struct {
 		before func(w *world)
@@ -103,7 +103,7 @@ func TestNoTrunk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 1, func(t *testing.T, w *world) {
 				c.before(w)
-				w.apart = true // there is an instance without a node, or an ENI of somebody's
+				w.apart = true // there is an instance without a node, or an ENI of someone's
 				n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
 				n.run(60)
 				pass(30 * minute)
@@ -123,7 +123,7 @@ func TestNoTrunk(t *testing.T) {
 	}
 }
 
-// Where pods have all places, the trunk waits until one is in excess.
+// While ENIs for pods have all places, the trunk waits until one of them is in excess.
 func TestTrunkWaitsForRoom(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 1))
@@ -156,8 +156,8 @@ func (w *writer) kept(t *testing.T, in *world) {
 	}
 }
 
-// A trunk with branches stays however little it is wanted, without trouble for anybody,
-// and goes with the last of them.
+// A trunk with branches stays although it is no longer configured, causes no trouble, and is detached
+// after the last branch.
 func TestTrunkWithBranches(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
@@ -194,8 +194,8 @@ func TestTrunkWithBranches(t *testing.T) {
 	})
 }
 
-// Neither branches nor ENIs that are to become such are taken for ones left behind, whatever
-// else they are marked with. A trunk of an instance that is gone is.
+// Neither branches nor ENIs that will be branches are collected as orphans, whatever other tags they
+// have. A trunk of a vanished instance is.
 func TestBranchesAreNotLeftBehind(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.apart = true
@@ -235,8 +235,7 @@ func TestBranchesAreNotLeftBehind(t *testing.T) {
 	})
 }
 
-// Neither lost replies nor calls that are refused for their rate make a second trunk, or
-// lose one.
+// Neither lost replies nor throttled calls create a second trunk, or lose one.
 func TestFailuresAboutTrunks(t *testing.T) {
 	for _, op := range []string{"CreateENI", "AttachENI", "SetDeleteOnTermination", "DetachENI", "DeleteENI"} {
 		for name, fault := range map[string]cloudfake.Fault{
@@ -268,7 +267,7 @@ func TestFailuresAboutTrunks(t *testing.T) {
 	}
 }
 
-// What a detachment did whose reply was lost is looked at, also soon after the trunk came.
+// A detachment whose reply was lost is followed by a lookup, also soon after the trunk was created.
 func TestLostReplyToDetachingATrunk(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Inject(cloudfake.Fault{Op: "DetachENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
@@ -283,8 +282,8 @@ func TestLostReplyToDetachingATrunk(t *testing.T) {
 	})
 }
 
-// A creation whose reply was lost is given up for pods too while it waits to be repeated, and
-// repeated then.
+// While a creation whose reply was lost waits to be repeated, it is recalled for pods too, and repeated
+// later.
 func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(w.cloud, pace.Options{Ceilings: map[string]pace.Limit{pace.CreateENI.Action: {Rate: 0.1, Burst: 1}}})
@@ -308,7 +307,7 @@ func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
 	})
 }
 
-// killer stops an operator where an armed failpoint was hit.
+// killer stops an operator at an armed failpoint.
 type killer struct {
 	mu   sync.Mutex // guards all below
 	stop func()
@@ -325,7 +324,7 @@ func (k *killer) Acted(_ string, _ plan.Action, _ cloud.Class, err error, _ time
 	go k.stop()
 }
 
-// count is how often a failpoint was hit.
+// count returns how often a failpoint was hit.
 func (k *killer) count() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -336,8 +335,8 @@ func (*killer) Listed(time.Duration, error) {}
 
 func (*killer) Collected(eni.Collected) {}
 
-// The operator dies at each step of making and removing a trunk in turn, and another goes on.
-// Nothing leaks and nothing is done twice.
+// The operator dies at each step of creating and removing a trunk in turn, and another goes on. Nothing
+// leaks, and nothing is done twice.
 func TestTrunkOverACrash(t *testing.T) {
 	for _, point := range []string{"create", "attach", "set-deletion", "detach", "delete"} {
 		for _, at := range []string{"before", "after"} {
@@ -393,8 +392,8 @@ func TestTrunkOverACrash(t *testing.T) {
 	}
 }
 
-// A trunk that EC2 does not let be attached is trouble that is told, and none for pods. It
-// is tried again, ever more seldom.
+// A trunk that EC2 refuses to attach is reported, and does not affect pods. The attachment is retried
+// at growing intervals.
 func TestTrunkThatCannotBeAttached(t *testing.T) {
 	for _, class := range []cloud.Class{cloud.Bug, cloud.Conflict, cloud.LimitReached} {
 		t.Run(class.String(), func(t *testing.T) {
@@ -442,7 +441,7 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 	}
 }
 
-// busyCreations is a cloud with a subnet that is none of this world, for ENIs of others.
+// busyCreations is a cloud with a subnet for ENIs that belong to no node of the test.
 type busyCreations struct{ *cloudfake.Cloud }
 
 func (b busyCreations) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.ENI, error) {
@@ -452,8 +451,8 @@ func (b busyCreations) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.
 	return b.Cloud.CreateENI(ctx, q)
 }
 
-// While the creation of a trunk waits behind what other nodes need, pods get their
-// addresses: it is given up for them, and made when there is time.
+// While the creation of a trunk waits behind what other nodes need, pods get their addresses: the
+// creation is recalled, and made when there is time.
 func TestTrunkIsGivenUpForPods(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(busyCreations{w.cloud}, pace.Options{Ceilings: map[string]pace.Limit{pace.CreateENI.Action: {Rate: 0.1, Burst: 2}}})
@@ -486,7 +485,7 @@ func TestTrunkIsGivenUpForPods(t *testing.T) {
 	})
 }
 
-// Without a free address in the primary ENI's subnet there is no trunk, until there is one.
+// While the primary ENI's subnet has no free address, there is no trunk.
 func TestTrunkInAFullSubnet(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.AddSubnet("subnet-small", "zone-a", "10.1.0.0/28", nil)
@@ -524,8 +523,7 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 	})
 }
 
-// A subnet that refuses a trunk although its free count says otherwise is asked ever more
-// seldom.
+// A subnet that refuses a trunk although its free count has room is asked at growing intervals.
 func TestTrunkInASubnetThatRefuses(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.SubnetFull, "")})
@@ -540,8 +538,8 @@ func TestTrunkInASubnetThatRefuses(t *testing.T) {
 	})
 }
 
-// Replies to the creation of a trunk that leave out its type are taken; those that say
-// another are not, and what was made is found.
+// A reply to the creation of a trunk may leave out its type. With another type it is not used, and the
+// trunk that was created is found.
 func TestRepliesThatTellOfTrunks(t *testing.T) {
 	for _, kind := range []cloud.InterfaceType{"", cloud.InterfaceOrdinary} {
 		t.Run(string(kind), func(t *testing.T) {
@@ -561,7 +559,7 @@ func TestRepliesThatTellOfTrunks(t *testing.T) {
 	}
 }
 
-// A trunk that is not wanted any more before EC2 let one be made is not made.
+// If a trunk is no longer configured before EC2 allowed its creation, it is not created.
 func TestTrunkThatIsWantedNoMore(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Throttled, "")})
@@ -576,7 +574,7 @@ func TestTrunkThatIsWantedNoMore(t *testing.T) {
 	})
 }
 
-// Nobody has a trunk detached by writing that it is about to leave, as ENIs of pods do.
+// Recording that a trunk is about to leave, as for ENIs of pods, does not detach it.
 func TestTrunkIsNotCommitted(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))

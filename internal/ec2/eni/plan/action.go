@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Kind is what an Action does; also its name in logs and metrics.
+// Kind is what an Action does, and its name in logs and metrics.
 type Kind string
 
 // The kinds of action.
@@ -19,19 +19,19 @@ const (
 	Create                 Kind = "create"       // a detached ENI with its first addresses
 	Attach                 Kind = "attach"       // a detached ENI of ours
 	Unassign               Kind = "unassign"     // free addresses or prefixes off an ENI
-	Detach                 Kind = "detach"       // an ENI nobody needs
+	Detach                 Kind = "detach"       // an ENI that nobody needs
 	Delete                 Kind = "delete"       // a detached ENI of ours
-	SetDeleteOnTermination Kind = "set-deletion" // reconcile DeleteOnTermination
-	Retag                  Kind = "tag"          // an adopted ENI that names another instance
-	SetGroups              Kind = "set-groups"   // those of the primary
+	SetDeleteOnTermination Kind = "set-deletion" // corrects DeleteOnTermination
+	Retag                  Kind = "tag"          // an ENI whose tag names another instance
+	SetGroups              Kind = "set-groups"   // gives an ENI those of the primary
 
 	CreateTrunk Kind = "create-trunk" // a detached trunk
 	AttachTrunk Kind = "attach-trunk" // a detached trunk of ours
-	DetachTrunk Kind = "detach-trunk" // a trunk that is not wanted
+	DetachTrunk Kind = "detach-trunk" // a trunk that is not configured
 )
 
-// The kinds of what a reconciler does without a plan, which never has them: by
-// these too it knows what failed and is to be tried again, and counts its calls.
+// What a reconciler does besides the actions of a plan. The names are used where failures are recorded
+// and calls counted.
 const (
 	Observe      Kind = "observe"       // describe the node's ENIs
 	FindSubnets  Kind = "find-subnets"  // describe the candidate subnets
@@ -39,33 +39,33 @@ const (
 	FindGroups   Kind = "find-groups"   // find the security groups of new ENIs
 	FindLimits   Kind = "find-limits"   // ask what the instance type allows
 	FindInstance Kind = "find-instance" // ask whether the instance exists and runs
-	Collect      Kind = "collect"       // delete what vanished instances left
+	Collect      Kind = "collect"       // delete orphans
 )
 
-// Action is one step towards the policy, small enough to be one EC2 change.
+// Action is one step towards the policy, small enough for one EC2 call.
 type Action struct {
 	Kind         Kind
 	ENI          string // all but Create and CreateTrunk
-	Subnet       string // Create, CreateTrunk; Assign, once it is made
+	Subnet       string // Create, CreateTrunk; Assign, once it is prepared
 	Index        int    // Create, Attach, and those of trunks: the device index
 	cloud.Amount        // Create; Assign, Unassign: of one family
 }
 
-// Count is how many IPv4 addresses an amount is, those inside prefixes included.
+// Count returns the number of IPv4 addresses in an amount, those inside prefixes included.
 func Count(a cloud.Amount) int { return CountOf(ipfamily.IPv4, a) }
 
-// CountOf is how many addresses of a family an amount is, those inside prefixes
-// included: of a /80, ipam.IPv6PrefixAddresses.
+// CountOf returns the number of addresses of a family in an amount, those inside prefixes included; a
+// /80 counts as ipam.IPv6PrefixAddresses.
 func CountOf(f ipfamily.Family, a cloud.Amount) int {
 	addresses, prefixes := a.Of(f)
 	return addresses + prefixes*prefixAddresses[f]
 }
 
-// prefixAddresses is as how many addresses a delegated prefix counts.
+// prefixAddresses is the number of addresses that a delegated prefix counts as.
 var prefixAddresses = [ipfamily.Number]int{ipam.PrefixAddresses, ipam.IPv6PrefixAddresses}
 
-// Pods is for how many pods an amount on one ENI is enough: each takes one address
-// of every family.
+// Pods returns the number of pods that an amount on one ENI is enough for: each takes one address of
+// every family.
 func Pods(s ipfamily.Set, a cloud.Amount) int {
 	n := math.MaxInt
 	for _, f := range s.Families() {
@@ -74,8 +74,8 @@ func Pods(s ipfamily.Set, a cloud.Amount) int {
 	return n
 }
 
-// Weight is how many IPv4 addresses of the subnet an action takes or gives back. A
-// new ENI takes one for itself.
+// Weight returns how many IPv4 addresses of the subnet an action takes or releases. A new ENI takes one
+// for itself.
 func (a Action) Weight() int {
 	n := Count(a.Amount)
 	if a.Kind == Create || a.Kind == CreateTrunk {
@@ -84,7 +84,7 @@ func (a Action) Weight() int {
 	return n
 }
 
-// String reads "assign 5 addresses to eni-a".
+// String formats an action as "assign 5 addresses to eni-a".
 func (a Action) String() string {
 	switch a.Kind {
 	case Assign:
@@ -102,7 +102,7 @@ func (a Action) String() string {
 	}
 }
 
-// amount reads "5 addresses and 1 IPv6 prefixes".
+// amount formats an amount as "5 addresses and 1 IPv6 prefixes".
 func amount(a cloud.Amount) string {
 	var parts []string
 	for _, p := range [...]struct {

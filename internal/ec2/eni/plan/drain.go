@@ -9,31 +9,29 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// With State.Drain no outdated ENI is given more addresses, but for pods that wait and
-// get none of others. Those that the node can spare are drained: what is free of them
-// is no supply any more, so that others grow first, and then it is given back. One that
-// is empty is detached as a whole. What an outdated ENI gave back it gets again for
-// pods alone, so drains come to an end as pods go.
+// With State.Drain no outdated ENI gets more addresses, except for waiting pods that no other ENI can
+// serve. Those that the node can spare are drained: their free addresses no longer count as supply, so
+// that other ENIs grow first, and are then released. An empty ENI is detached as a whole. An outdated
+// ENI gets addresses again only for waiting pods, so draining ends as pods end.
 
 // drain is what State.Drain means for an ENI.
 type drain int
 
 const (
 	stays    drain = iota
-	closed         // outdated: it gets no more addresses, unless pods would wait
-	draining       // likewise, and what is free of it goes back
+	closed         // outdated: it gets more addresses only if pods would wait otherwise
+	draining       // likewise, and its free addresses are released
 )
 
-// drained is the state with what its Drain means for each ENI.
+// drained returns the state with what Drain means for each ENI.
 //
-// An ENI is drained only if the others have, or can have, an address for each pod, its
-// own included, and a free one: else its pods would have nowhere to go, and others
-// would wait. Those are drained, the emptiest first and then the highest index, without
-// whose free addresses the node has, or can have, what the policy wants, or as much of
-// that as it can have at all. Otherwise one that can be replaced is drained whatever is
-// warm, and alone, while no ENI is on its way out: a node with all of its ENIs could
-// never replace them else. So is one that serves nobody while no pod waits, which may
-// have the only free addresses.
+// An ENI is drained only if the others have, or can have, an address for each pod, those of this ENI
+// included, and a free one. Otherwise its pods would have nowhere to go, and others would wait. ENIs
+// are drained, the emptiest first and then the highest index, if the node has or can have what the
+// policy demands without their free addresses, or as much of that as it can have at all. If there is no
+// such ENI, one that can be replaced is drained whatever the warm target, alone, and while no ENI is
+// being detached: a node with all of its ENIs could otherwise never replace them. So is an ENI that
+// serves nobody while no pod waits, which may have the only free addresses.
 func (s State) drained(l cloud.Limits, p ipam.Policy) State {
 	if !s.Drain {
 		return s
@@ -62,7 +60,7 @@ func (s State) drained(l cloud.Limits, p ipam.Policy) State {
 	return s
 }
 
-// emptiest are the places of the outdated ENIs that serve pods, the emptiest first.
+// emptiest returns the indexes of the outdated ENIs that serve pods, the emptiest first.
 func (s State) emptiest(p ipam.Policy) (out []int) {
 	for i, e := range s.ENIs {
 		if e.drain == closed && serves(e, p) {
@@ -83,21 +81,21 @@ func capped(n int, p ipam.Policy) int {
 	return n
 }
 
-// with is the state with something else for the ENI at i.
+// with returns the state with another drain of the ENI at i.
 func (s State) with(i int, d drain) State {
 	s.ENIs = slices.Clone(s.ENIs)
 	s.ENIs[i].drain = d
 	return s
 }
 
-// reach is how many of n addresses the node has, or can have.
+// reach returns how many of n addresses the node has, or can have.
 func (s State) reach(l cloud.Limits, p ipam.Policy, n int) int {
 	b := plannerOf(l, p, s)
-	for _, i := range b.begun() {
-		if index, ok := b.freeIndex(); ok { // it has room for more than it has
-			b.useIndex(index)
+	for _, i := range b.unattached() {
+		if index, ok := b.places.free(); ok { // it has room for more than it has
+			b.places.take(index)
 			b.enis[i].Phase, b.enis[i].Index = Attached, index
-			b.tally.total += b.total(b.enis[i])
+			b.tally.total += b.capacity.total(b.enis[i])
 		}
 	}
 	b.need = n - b.tally.total
@@ -105,10 +103,10 @@ func (s State) reach(l cloud.Limits, p ipam.Policy, n int) int {
 	return n - max(0, b.need)
 }
 
-// idle tells that an ENI is of no use to pods, neither to those that run nor to others.
+// idle reports whether an ENI is of no use to any pod, running or not.
 func (e ENI) idle(p ipam.Policy) bool { return e.unused() && e.assigned(p.Families) == 0 }
 
-// elsewhere is the state as if nothing on draining ENIs was of use.
+// elsewhere returns the state as if no address on draining ENIs were used.
 func (s State) elsewhere() State {
 	s.ENIs = slices.Clone(s.ENIs)
 	for i := range s.ENIs {
@@ -119,33 +117,33 @@ func (s State) elsewhere() State {
 	return s
 }
 
-// replaceable tells whether a new ENI could be made if that at i had gone. It may be the
-// trunk, which lacks a place as long as any other ENI does.
+// replaceable reports whether a new ENI could be created if the one at i were gone. That may be the
+// trunk, which has no place as long as other ENIs take all of them.
 func (s State) replaceable(l cloud.Limits, p ipam.Policy, i int) bool {
 	s.Trunk.Wanted = false
 	s.ENIs = slices.Delete(slices.Clone(s.ENIs), i, i+1)
 	b := plannerOf(l, p, s)
-	_, ok := b.freeIndex()
+	_, ok := b.places.free()
 	return ok && b.subnetForNew() != nil
 }
 
-// growOutdated has pods that wait get addresses of outdated ENIs after all, first of
-// those that are not drained: nothing else can give them any. One without any addresses
-// goes instead if another can be made.
+// growOutdated gives waiting pods addresses of outdated ENIs after all, first of those that are not
+// drained, since nothing else can serve them. An ENI without any addresses is detached instead if
+// another can be created.
 func (b *planner) growOutdated() {
 	b.need = min(b.need, b.tally.Waiting-b.tally.free())
 	for _, d := range []drain{closed, draining} {
-		for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) && e.drain == d }, byIndex) {
-			if !e.idle(b.policy) || b.subnetForNew() == nil {
+		for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.capacity.policy) && e.drain == d }, byIndex) {
+			if !e.idle(b.capacity.policy) || b.subnetForNew() == nil {
 				b.assign(e)
 			}
 		}
 	}
 }
 
-// drainShort gives back what is free of draining ENIs although the node lacks addresses:
-// once nothing makes it grow, and unless pods wait. One without addresses for pods goes
-// in any case, as another can take its device index.
+// drainShort releases what is free of draining ENIs although the node lacks addresses, if it cannot
+// grow and no pod waits. An ENI without addresses for pods is detached in any case, as another can take
+// its device index.
 func (b *planner) drainShort() {
 	if len(b.actions) > 0 {
 		return
@@ -155,13 +153,13 @@ func (b *planner) drainShort() {
 		return
 	}
 	for _, e := range b.draining() {
-		if e.idle(b.policy) {
+		if e.idle(b.capacity.policy) {
 			b.do(Action{Kind: Detach, ENI: e.ID})
 		}
 	}
 }
 
-// drainFree gives back what is free of draining ENIs, and whole ENIs that are unused.
+// drainFree releases what is free of draining ENIs, and detaches those that are unused.
 func (b *planner) drainFree() {
 	for _, e := range b.draining() {
 		if e.unused() {
@@ -172,12 +170,12 @@ func (b *planner) drainFree() {
 	}
 }
 
-// draining are the ENIs that are drained, by falling index.
+// draining returns the ENIs that are drained, the highest index first.
 func (b *planner) draining() []ENI {
 	return sorted(b.enis, func(e ENI) bool { return e.drain == draining }, func(x, y ENI) int { return -byIndex(x, y) })
 }
 
-// spare is what is free of an ENI, of one kind and family. Its primary address stays.
+// spare returns what is free of an ENI, of one kind and family, without its primary address.
 func (e ENI) spare() cloud.Amount {
 	for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
 		addresses, prefixes := e.Free.Of(f)

@@ -88,7 +88,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// Without Drain no plan is another one because an ENI is outdated.
+// Without Drain, an outdated ENI does not change a plan.
 func TestOutdatedAloneChangesNothing(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(m5xlarge, rapid.SampledFrom([]ipam.Policy{{WarmIP: 2}, {WarmENI: 1}, {WarmIP: 3, FirstInterfaceIndex: 1}}).Draw(r, "policy"))
@@ -120,7 +120,7 @@ func (w *pairs) end(seed uint64) {
 	}
 }
 
-// outdated counts the ENIs that are.
+// outdated returns the number of outdated ENIs.
 func (w *pairs) outdated() (n int) {
 	for _, e := range w.enis {
 		if e.Outdated {
@@ -130,8 +130,8 @@ func (w *pairs) outdated() (n int) {
 	return n
 }
 
-// Whatever pods and settings do, drains come to an end: plans do, pods that wait have a
-// reason that nothing of a drain is, and no outdated ENI is left once no pod is.
+// Whatever pods and settings do, drains end: plans end, waiting pods have a reason that is not the
+// drain, and no outdated ENI is left once no pod is.
 func TestDrainsComeToAnEnd(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(
@@ -192,8 +192,8 @@ func TestDrainsComeToAnEnd(t *testing.T) {
 	})
 }
 
-// Nodes with pods on all ENIs come to have none outdated, as pods end and others
-// come, and no pod waits for more than another plan.
+// Nodes with pods on all ENIs replace all outdated ones as pods end and others start, and no pod waits
+// for longer than one more plan.
 func TestRollingDrain(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(cloud.Limits{MaxENIs: 4, IPv4PerENI: 6}, rapid.SampledFrom([]ipam.Policy{

@@ -2,24 +2,23 @@ package plan
 
 import "time"
 
-// Lasting remembers how much of a node's excess has persisted, and for how long, so
-// that what a short dip in pods freed is not given back and asked for again.
+// Lasting measures how much of a node's excess has persisted, and for how long, so that addresses freed
+// by a short dip in pods are not released and asked for again.
 type Lasting struct {
-	levels  []level // in order of both: pods end one after the other, and each adds
-	allowed int     // what was answered last
-	total   int     // what the node had then
+	levels  []level // by both fields, ascending: pods end one after the other, and each adds
+	allowed int     // the last result of Allow
+	total   int     // of the last call of Allow
 }
 
-// level is an excess of at least n that has been there since a moment.
+// level is an excess of at least n that has lasted since a time.
 type level struct {
 	since time.Time
 	n     int
 }
 
-// Allow is told the excess at now, and the total of what the node has, and answers
-// how much of the excess has lasted for delay. What the total falls by, up to what
-// was answered before, was given back of the excess. If the excess falls by more,
-// pods took the rest, and that counts as the part which came last.
+// Allow takes the excess at now and the total that it is part of, and returns how much of the excess
+// has lasted for delay. If the total falls, by up to the last result, that was released excess. If the
+// excess falls by more, pods took the rest, which counts as the part that came last.
 func (e *Lasting) Allow(n, total int, now time.Time, delay time.Duration) int {
 	given := min(e.allowed, max(0, e.total-total))
 	e.total = total
@@ -31,7 +30,7 @@ func (e *Lasting) Allow(n, total int, now time.Time, delay time.Duration) int {
 		case l.n < n:
 			kept = append(kept, l)
 		case l.since.Before(since):
-			since = l.since // of the first level that has all of it
+			since = l.since // of the first level that contains it
 		}
 	}
 	e.levels, e.allowed = kept, 0
@@ -46,8 +45,7 @@ func (e *Lasting) Allow(n, total int, now time.Time, delay time.Duration) int {
 	return e.allowed
 }
 
-// Due is when more of the excess will have lasted for delay than at now; zero
-// without such.
+// Due returns when more of the excess will have lasted for delay than at now; zero: never.
 func (e *Lasting) Due(now time.Time, delay time.Duration) time.Time {
 	for _, l := range e.levels {
 		if at := l.since.Add(delay); at.After(now) {

@@ -63,15 +63,15 @@ func TestPlansForFamilies(t *testing.T) {
 			"create an ENI with 3 IPv6 addresses in subnet-1 for device index 1"},
 		{"IPv6: prefixes take the slots of single addresses", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 9, FirstInterfaceIndex: 1, MaxENI: 2}, open,
 			[]ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{IPv6: 4})}, 0, "unassign 1 IPv6 addresses from eni-1"},
-		{"IPv6: a subnet of IPv6 alone has no IPv4 addresses to count", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 0,
+		{"IPv6: an IPv6-only subnet has no IPv4 addresses to count", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 0,
 			"create an ENI with 1 IPv6 prefixes in subnet-1 for device index 1"},
 		{"IPv6: and its ENIs grow", nitro, six, native, []ENI{eth0(cloud.Amount{})}, 5, "assign 1 IPv6 prefixes to eni-0"},
 		{"IPv6: not on an instance before Nitro", xen, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
-		{"dual: a subnet of IPv6 alone", nitro, index1, native, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
-		{"dual: a subnet of IPv6 alone, not described yet", nitro, index1, learned, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
-		{"IPv6: a subnet of IPv6 alone, not described yet", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, learned, []ENI{eth0(cloud.Amount{})}, 0,
+		{"dual: an IPv6-only subnet", nitro, index1, native, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
+		{"dual: an IPv6-only subnet, not described yet", nitro, index1, learned, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
+		{"IPv6: an IPv6-only subnet, not described yet", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, learned, []ENI{eth0(cloud.Amount{})}, 0,
 			"create an ENI with 1 IPv6 prefixes in subnet-1 for device index 1"},
-		{"IPv4: a subnet of IPv6 alone", nitro, ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
+		{"IPv4: an IPv6-only subnet", nitro, ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
 		{"IPv4: IPv6 of a subnet's doing stays", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1}), eth1(cloud.Amount{IPv6: 1})}, 0,
 			"detach eni-1"},
 		{"IPv4: prefixes of before go back", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1})}, 0,
@@ -106,8 +106,8 @@ func TestShortageNamesTheFamily(t *testing.T) {
 		{"none in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true, NoIPv6: true}, ReasonNoIPv6, "associate an IPv6 CIDR block"},
 		{"no IPv4 in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
 		{"no IPv4 for another ENI", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
-		{"a subnet of IPv6 alone", nitro, ipam.Policy{Families: ipfamily.Dual, WarmIP: 1, FirstInterfaceIndex: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
-		{"its own subnet of IPv6 alone", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
+		{"an IPv6-only subnet", nitro, ipam.Policy{Families: ipfamily.Dual, WarmIP: 1, FirstInterfaceIndex: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
+		{"its own IPv6-only subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
 		{"and no Nitro", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "built on Nitro"},
 		{"no subnet for new ENIs", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", Free: 9}, ReasonSubnetFull, "none of the configured subnets exists"},
 		{"no slot for IPv4", nitro, one, full, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonENILimit, "full of IPv4 addresses"},
@@ -121,8 +121,8 @@ func TestShortageNamesTheFamily(t *testing.T) {
 	}
 }
 
-// pairs is a node whose cloud does at once what a plan says; pods are numbers. What
-// of an ENI is used is spread over its prefixes and single addresses as it comes.
+// pairs is a node whose cloud does at once what a plan says; pods are numbers. The used addresses of an
+// ENI are spread over its prefixes and single addresses as they come.
 type pairs struct {
 	limits  cloud.Limits
 	policy  ipam.Policy
@@ -135,13 +135,13 @@ type pairs struct {
 	trunk   Trunk
 }
 
-// newPairs is a node with its primary ENI.
+// newPairs returns a node with its primary ENI.
 func newPairs(l cloud.Limits, p ipam.Policy) *pairs {
 	eth0 := &pairENI{ENI: ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true}, pods: map[ipfamily.Set]int{}}
 	return &pairs{limits: l, policy: p, subnet: Subnet{ID: "subnet-1", Free: 10_000, ForNew: true}, enis: []*pairENI{eth0}}
 }
 
-// with is for how many pods each ENI has addresses once n pods came one by one.
+// with returns the number of pods that each ENI has addresses for, after n pods started one by one.
 func (w *pairs) with(t *testing.T, n int) string {
 	t.Helper()
 	var out []string
@@ -181,7 +181,7 @@ func (w *pairs) subnets() []Subnet {
 	return []Subnet{w.subnet, *w.native}
 }
 
-// state is the node as a plan sees it. Single addresses are used first.
+// state returns the node as a plan sees it. Single addresses are used first.
 func (w *pairs) state() State {
 	st := State{Subnets: w.subnets(), Waiting: w.waiting, Release: Unlimited, Moves: true, Drain: w.drain, Trunk: w.trunk}
 	for _, e := range w.enis {
@@ -200,7 +200,7 @@ func (w *pairs) state() State {
 	return st
 }
 
-// place serves pods that wait, each by one ENI.
+// place serves waiting pods, each from one ENI.
 func (w *pairs) place() {
 	for _, e := range w.enis {
 		for w.waiting > 0 && serves(e.ENI, w.policy) && !slices.ContainsFunc(w.policy.Families.Families(), func(f ipfamily.Family) bool {
@@ -221,7 +221,7 @@ func (w *pairs) find(id string) *pairENI {
 	return nil
 }
 
-// act does what a plan says, and tells what is wrong with that.
+// act does what a plan says, and returns what is wrong with it.
 func (w *pairs) act(a Action, free cloud.Amount) error {
 	minus := func(x, y cloud.Amount) cloud.Amount {
 		return cloud.Amount{Addresses: x.Addresses - y.Addresses, Prefixes: x.Prefixes - y.Prefixes, IPv6: x.IPv6 - y.IPv6, IPv6Prefixes: x.IPv6Prefixes - y.IPv6Prefixes}
@@ -262,7 +262,7 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 		return fmt.Errorf("asks for single IPv6 addresses on the primary ENI")
 	}
 	if native := w.native != nil && e.Subnet == w.native.ID; native && (!w.limits.Prefixes || a.Kind != Unassign && a.Addresses+a.Prefixes > 0) {
-		return fmt.Errorf("asks for what there is not in a subnet of IPv6 alone")
+		return fmt.Errorf("asks for what there is not in an IPv6-only subnet")
 	} else if !native && w.subnet.NoIPv6 && a.Kind != Unassign && a.IPv6+a.IPv6Prefixes > 0 {
 		return fmt.Errorf("asks for IPv6 in a subnet without")
 	}
@@ -280,8 +280,7 @@ func (w *pairs) rest() error {
 	return nil
 }
 
-// steps plans and acts at most n times: one step, and another plan, as a reconciler
-// has it.
+// steps plans and acts at most n times: one step, then another plan, as a reconciler does.
 func (w *pairs) steps(n int) error {
 	for range n {
 		st := w.state()
@@ -301,8 +300,8 @@ func (w *pairs) steps(n int) error {
 	return nil
 }
 
-// Whatever pods and settings do, plans come to an end, keep to the limits, take
-// nothing from pods, and leave pods waiting only where they say why.
+// Whatever pods and settings do, plans end, keep to the limits, take nothing from pods, and leave pods
+// waiting only with a reason.
 func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(
@@ -348,8 +347,8 @@ func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
 	})
 }
 
-// Of subnets that will do, one of IPv6 alone is taken first: no IPv4 address is taken there. One
-// that has other routes than the primary's still comes last.
+// Among suitable subnets an IPv6-only one is preferred, as no IPv4 address is taken there. A subnet
+// with routes other than the primary's still comes last.
 func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 	policy := ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}
 	eth0 := ENI{ID: "eni-0", Subnet: "a", Phase: Attached, Primary: true, Ours: true}
@@ -376,8 +375,8 @@ func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 	}
 }
 
-// A trunk takes no IPv4 address in a subnet of IPv6 alone, and is not made where there is none of
-// IPv6 either.
+// A trunk takes no IPv4 address in an IPv6-only subnet, and is not created if there is no IPv6 address
+// either.
 func TestTrunkInASubnetOfIPv6Alone(t *testing.T) {
 	prefix := cloud.Amount{IPv6Prefixes: 1}
 	eth0 := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: prefix, Free: prefix}

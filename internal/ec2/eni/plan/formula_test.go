@@ -6,10 +6,10 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// TestFormula holds the plan against Cilium's formula ("Determination of ENI IP
-// deficits", "IP Allocation"): a node needs preAllocate − (available − used),
-// or what is missing to minAllocate if that is more, and asks at once for
-// min(free in the subnet, room on the ENI, needed + maxAboveWatermark).
+// TestFormula compares the plan with Cilium's formula ("Determination of ENI IP deficits", "IP
+// Allocation"): a node needs preAllocate − (available − used), or what is missing to minAllocate if
+// that is more, and asks at once for min(free in the subnet, room on the ENI, needed +
+// maxAboveWatermark).
 func TestFormula(t *testing.T) {
 	const plenty = 1000
 	for name, c := range map[string]struct {
@@ -56,7 +56,7 @@ func TestFormula(t *testing.T) {
 	}
 }
 
-// A new ENI's index is the first that is free from the first that serves pods.
+// A new ENI gets the first free index from the first that serves pods.
 func TestIndexOfNewENI(t *testing.T) {
 	p := ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 8, FirstInterfaceIndex: 2}
 	s := State{ENIs: []ENI{

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// end ends pods, and lets their addresses cool.
+// end ends pods, and has their addresses cool.
 func (s *sim) end(pods ...int) {
 	for _, k := range pods {
 		s.alloc.Release(k, s.now)
@@ -21,8 +21,8 @@ func (s *sim) end(pods ...int) {
 	s.alloc.Expire(s.now)
 }
 
-// 49 pods on a t3.small with prefixes: the last one runs on the second ENI, and
-// is the last to end. One prefix on the first is what the node needs then.
+// 49 pods run on a t3.small with prefixes. The last one runs on the second ENI, and is the last to end.
+// The node then needs one prefix, on the first ENI.
 func TestWarmPrefixMovesToTheFirstENI(t *testing.T) {
 	s := newSim(t, t3small, ipam.Policy{PrefixDelegation: true, WarmIP: 1, MinimumIP: 1})
 	s.release = true
@@ -80,8 +80,8 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// Whatever pods did: what the policy wants is there at each step once it was, the
-// plan comes to rest, and at rest no ENI could be spared.
+// Whatever pods did, the node never falls below the policy again once it has met it, the plan comes to
+// rest, and at rest no ENI could be spared.
 func TestPlanAtRestStaysAtRest(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		l := rapid.SampledFrom([]cloud.Limits{t3small, m5xlarge, {MaxENIs: 4, IPv4PerENI: 6, Prefixes: true}}).Draw(r, "limits")
@@ -100,7 +100,7 @@ func TestPlanAtRestStaysAtRest(t *testing.T) {
 		running := map[int]bool{}
 		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
 			for range rapid.IntRange(0, 12).Draw(r, "start") {
-				if _, room := newPlanner(l, p, s.state()).freeIndex(); len(running) < 3*slots(ipfamily.IPv4, l) || room {
+				if _, room := newPlanner(l, p, s.state()).places.free(); len(running) < 3*slots(ipfamily.IPv4, l) || room {
 					running[s.pods] = true
 					s.waiting++
 					s.sync()

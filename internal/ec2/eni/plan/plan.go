@@ -1,3 +1,19 @@
+// Package plan decides what to do next for the ENIs of one node. It is a
+// function of values: it makes no calls, reads no clock, keeps no state and logs
+// nothing. The linter rejects any import that would allow it.
+//
+//	state.go     a node as a plan sees it
+//	action.go    what a plan asks for
+//	plan.go      limits, policy and state to actions: growth
+//	shrink.go    ... releases, and the ENI whose addresses move to the others
+//	drain.go     ... outdated ENIs that are emptied
+//	trunk.go     ... the trunk
+//	supply.go    how many addresses ENIs can have
+//	places.go    device indexes, and how many more ENIs there may be
+//	subnets.go   in which subnets new ENIs may be created
+//	shortage.go  why waiting pods get nothing
+//	excess.go    how much of an excess has lasted long enough to be released;
+//	             the reconciler keeps it from plan to plan (planning.go of package eni)
 package plan
 
 import (
@@ -9,31 +25,32 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Plan is what to do next for a node, and how the node does.
+// Plan is what to do next for a node, and how well the node is supplied.
 type Plan struct {
 	Actions    []Action
-	Available  int  // for how many pods there are addresses, used ones included
-	Used       int  // of those; cooling ones too
-	Needed     int  // for how many more the policy wants some
-	Exhausted  bool // the node lacks addresses, or its trunk, that it has room for and its subnets do not
-	AtCapacity bool // nothing can give the node what it would have without limits
+	Available  int  // pods that the node has addresses for, used ones included
+	Used       int  // of those, used or cooling
+	Needed     int  // further pods that the policy demands addresses for
+	Exhausted  bool // the node has room for more addresses, or its trunk, and its subnets have not
+	AtCapacity bool // the node has less than it would have without limits, and no action changes that
 }
 
-// Make tells what to do next to bring a node to its policy. It is pure: the
-// same input gives the same actions, in the order in which to do them. Within
-// one plan each ENI is asked for addresses at most once a family.
+// Make returns what to do next to bring a node to its policy. It is pure: the same input gives the same
+// actions, in the order in which to do them. Within one plan each ENI is asked for addresses at most
+// once per family.
 //
-// Growth: first ENIs of ours that are begun but not attached, then room on
-// attached ENIs by device index, then new ENIs, each with as many addresses as
-// are still needed. Shrinking, only without a need to grow and only what
-// Release allows: whole ENIs with nothing used or cooling, the highest index
-// first, then free addresses of the emptiest ENI, the primary last, since it
-// can never be given back; what cools there is waited for. If an ENI is kept only
-// for addresses that are to be free, as many are assigned to others first (move.go).
-// Detached ENIs of ours that nobody needs are deleted. Outdated ENIs are emptied if
-// State.Drain says so (drain.go). A trunk comes last (trunk.go).
+// Growth comes in this order: ENIs of ours that were created but not attached, room on attached ENIs by
+// device index, new ENIs, each with as many addresses as are still needed.
 //
-// What is asked for at once is min(free in the subnet, room on the ENI, needed +
+// The plan shrinks only without a need to grow, and only by what Release allows: first whole ENIs with
+// nothing used or cooling, the highest index first; then free addresses of the emptiest ENI. The
+// primary comes last, since it can never be detached; its cooling addresses are waited for. If an ENI
+// is kept only for addresses that are to be free, as many are assigned to others first (shrink.go).
+//
+// Detached ENIs of ours that nobody needs are deleted. Outdated ENIs are emptied if State.Drain says so
+// (drain.go). The trunk comes last (trunk.go).
+//
+// The amount asked for at once is min(free in the subnet, room on the ENI, needed +
 // max-above-watermark) (Cilium, "AWS ENI", "IP Allocation").
 func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	b := newPlanner(l, p, s)
@@ -53,24 +70,17 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	return d
 }
 
-// planner is the working copy of a state that a plan's steps spend.
+// planner is the working copy of a state, from which the steps of a plan are taken.
 type planner struct {
-	limits cloud.Limits
-	policy ipam.Policy
-	demand ipam.Demand
-	tally  tally
-	// supplies are those of the families that pods get, IPv6 first.
-	supplies []supply
-	need     int // pods for which addresses are still to be asked for; 0 when the target is met
-	asked    int // pods for which the plan asks for some so far
+	capacity capacity
+	places   places
+	subnets  subnets
+	demand   ipam.Demand
+	tally    tally
+	need     int // pods that addresses are still to be asked for; 0 when the target is met
+	asked    int // pods that the plan asks for addresses so far
 	enis     []ENI
-	subnets  []Subnet
-	indexes  map[int]bool // device indexes taken
-	ours     int          // ENIs that count towards MAX_ENI
-	reserved int          // ENIs for which a place is kept: the trunk
-	refused  bool         // State.NoMoreENIs
-	moves    bool         // State.Moves
-	bonus    int          // IPv4 addresses for pods that a new ENI brings by itself
+	moves    bool // State.Moves
 	release  int
 	claimed  map[string]bool // detached ENIs that the plan attaches
 	actions  []Action
@@ -83,28 +93,16 @@ func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 // plannerOf is newPlanner for a state whose draining ENIs are known.
 func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
-		limits: l, policy: p, supplies: supplies(l, p), tally: s.tally(p), release: s.Release, refused: s.NoMoreENIs, moves: s.Moves,
-		enis: slices.Clone(s.ENIs), subnets: slices.Clone(s.Subnets),
-		indexes: map[int]bool{}, claimed: map[string]bool{},
+		capacity: capacity{limits: l, policy: p, supplies: supplies(l, p)}, places: newPlaces(l, p, s),
+		tally: s.tally(p), release: s.Release, moves: s.Moves, enis: slices.Clone(s.ENIs), claimed: map[string]bool{},
 	}
 	if s.PrimaryServes {
-		b.bonus = 1
+		b.capacity.bonus = 1
 	}
-	if s.lacksTrunk() {
-		b.reserved = 1
-	}
+	b.subnets = subnets{capacity: &b.capacity, list: slices.Clone(s.Subnets)}
 	b.demand = Demand(l, p, b.tally.Usage)
 	if b.tally.total < b.demand.Want {
 		b.need = b.demand.Request - b.tally.total
-	}
-	for _, e := range s.ENIs {
-		if e.Phase == Detached {
-			continue
-		}
-		b.indexes[e.Index] = true
-		if e.Ours {
-			b.ours++
-		}
 	}
 	return b
 }
@@ -126,55 +124,51 @@ func (b *planner) grow() {
 
 // extendAll asks for addresses wherever there is room.
 func (b *planner) extendAll() {
-	b.attachBegun()
-	for _, e := range sorted(b.enis, b.grows, byIndex) {
+	b.attachCreated()
+	for _, e := range sorted(b.enis, b.capacity.grows, byIndex) {
 		b.assign(e)
 	}
 	for b.need > 0 && b.create() {
 	}
 }
 
-// grows tells whether an ENI may be given more addresses for pods.
-func (b *planner) grows(e ENI) bool { return serves(e, b.policy) && e.drain == stays }
-
-// attachBegun finishes ENIs that were created but not attached.
-func (b *planner) attachBegun() {
-	for _, i := range b.begun() {
+// attachCreated attaches ENIs that were created but not attached.
+func (b *planner) attachCreated() {
+	for _, i := range b.unattached() {
 		e := b.enis[i]
-		index, ok := b.freeIndex()
+		index, ok := b.places.free()
 		if !ok || b.need <= 0 {
 			return
 		}
 		b.claimed[e.ID] = true
-		b.useIndex(index)
-		b.need -= b.total(e)
-		b.asked += b.total(e)
+		b.places.take(index)
+		b.need -= b.capacity.total(e)
+		b.asked += b.capacity.total(e)
 		b.do(Action{Kind: Attach, ENI: e.ID, Index: index})
 	}
 }
 
-// attachUsed attaches ENIs again that somebody took off the instance although pods that
-// run have addresses of theirs.
+// attachUsed attaches ENIs again that someone detached although running pods have their addresses.
 func (b *planner) attachUsed() {
 	for _, e := range sorted(b.enis, func(e ENI) bool { return e.cutOff() && !e.Trunk && !e.Refused }, byIndex) {
-		index, ok := b.freeIndex()
+		index, ok := b.places.free()
 		if !ok {
 			return
 		}
 		b.claimed[e.ID] = true
-		b.useIndex(index)
-		free := max(0, b.total(e)-e.Used)
+		b.places.take(index)
+		free := max(0, b.capacity.total(e)-e.Used)
 		b.need -= free
 		b.asked += free
 		b.do(Action{Kind: Attach, ENI: e.ID, Index: index})
 	}
 }
 
-// cutOff tells whether pods that run have addresses of a detached ENI.
+// cutOff reports whether running pods have addresses of a detached ENI.
 func (e ENI) cutOff() bool { return e.Ours && e.Phase == Detached && e.Used > 0 }
 
-// begun are the places of the ENIs that were created but not attached.
-func (b *planner) begun() (out []int) {
+// unattached returns the indexes in b.enis of the ENIs that were created but not attached.
+func (b *planner) unattached() (out []int) {
 	for i, e := range b.enis {
 		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays && !b.claimed[e.ID] {
 			out = append(out, i)
@@ -182,28 +176,25 @@ func (b *planner) begun() (out []int) {
 	}
 	slices.SortFunc(out, func(i, j int) int {
 		x, y := b.enis[i], b.enis[j]
-		return cmp.Or(cmp.Compare(b.total(y), b.total(x)), cmp.Compare(x.ID, y.ID))
+		return cmp.Or(cmp.Compare(b.capacity.total(y), b.capacity.total(x)), cmp.Compare(x.ID, y.ID))
 	})
 	return out
 }
-
-// total is for how many pods an ENI has addresses.
-func (b *planner) total(e ENI) int { return e.total(b.policy.Families) }
 
 // assign fills room on an attached ENI.
 func (b *planner) assign(e ENI) {
 	if b.need <= 0 {
 		return
 	}
-	sn := b.subnet(e.Subnet)
-	gain, more := b.extend(b.held(e), sn, sn.Free, b.need)
+	sn := b.subnets.of(e.Subnet)
+	gain, more := b.capacity.extend(b.capacity.held(e), sn, sn.Free, b.need)
 	b.spend(sn, gain, more)
-	b.each(more, func(a cloud.Amount) { b.do(Action{Kind: Assign, ENI: e.ID, Amount: a}) })
+	b.capacity.each(more, func(a cloud.Amount) { b.do(Action{Kind: Assign, ENI: e.ID, Amount: a}) })
 }
 
-// create plans a new ENI and tells whether it could.
+// create plans a new ENI, and reports whether it could.
 func (b *planner) create() bool {
-	index, ok := b.freeIndex()
+	index, ok := b.places.free()
 	if !ok {
 		return false
 	}
@@ -212,42 +203,42 @@ func (b *planner) create() bool {
 		return false
 	}
 	var h holding
-	h.count[ipfamily.IPv4] = b.bonus
-	own := b.pods(h)
-	gain, more := b.extend(h, sn, sn.Free-1, b.need-own) // less the ENI's primary address
-	// While prefixes cannot be had, a warm target is met as far as attached
-	// ENIs have room; a new ENI is for pods that wait, or when nothing is free.
+	h.count[ipfamily.IPv4] = b.capacity.bonus
+	own := b.capacity.pods(h)
+	gain, more := b.capacity.extend(h, sn, sn.Free-1, b.need-own) // less the ENI's primary address
+	// While there are no prefixes, a warm target is met as far as attached
+	// ENIs have room; a new ENI is only for waiting pods, or if no address is free.
 	free := b.tally.free() + b.asked + own
 	wanting := b.tally.Waiting > free || free == 0
-	if own+gain == 0 || b.byPrefix() && more.Prefixes == 0 && !wanting {
+	if own+gain == 0 || b.capacity.byPrefix() && more.Prefixes == 0 && !wanting {
 		return false
 	}
 	sn.Free--
 	b.spend(sn, own+gain, more)
-	b.useIndex(index)
+	b.places.take(index)
 	b.do(Action{Kind: Create, Subnet: sn.ID, Index: index, Amount: more})
 	return true
 }
 
-// spend notes that addresses for pods are asked for in a subnet.
+// spend records that addresses for pods are asked for in a subnet.
 func (b *planner) spend(sn *Subnet, pods int, more cloud.Amount) {
 	b.need -= pods
 	b.asked += pods
 	sn.Free -= Count(more)
 }
 
-// makeRoomForPrefixes gives single addresses back whose slots a prefix can
-// take: how a node that a fragmented subnet filled with singles recovers.
+// makeRoomForPrefixes releases single addresses whose slots a prefix can take. A node that a fragmented
+// subnet filled with single addresses recovers in this way.
 func (b *planner) makeRoomForPrefixes() {
-	for _, s := range b.supplies {
+	for _, s := range b.capacity.supplies {
 		if s.unit == 1 {
 			continue
 		}
-		for _, e := range sorted(b.enis, func(e ENI) bool { return b.grows(e) && e.count(s.family) == b.total(e) }, byIndex) {
+		for _, e := range sorted(b.enis, func(e ENI) bool { return b.capacity.grows(e) && e.count(s.family) == b.capacity.total(e) }, byIndex) {
 			singles, _ := e.Free.Of(s.family)
 			room := holding{} // as if the singles' slots were free
 			room.taken[s.family] = s.slots - singles
-			sn := b.subnet(e.Subnet)
+			sn := b.subnets.of(e.Subnet)
 			if _, n := s.more(room, sn, sn.Free, b.need).Of(s.family); n > 0 {
 				b.do(Action{Kind: Unassign, ENI: e.ID, Amount: cloud.AmountIn(s.family, n, 0)})
 				return
@@ -256,131 +247,13 @@ func (b *planner) makeRoomForPrefixes() {
 	}
 }
 
-// freeIndex finds the lowest free device index from the first that serves
-// pods, if the instance and MAX_ENI have room for one more ENI besides those for which
-// a place is kept. An index beyond those of as many ENIs as the instance may have is
-// not tried.
-func (b *planner) freeIndex() (int, bool) {
-	if b.noPlace(b.reserved) {
-		return 0, false
-	}
-	index := max(1, b.policy.FirstInterfaceIndex)
-	for b.indexes[index] {
-		index++
-	}
-	return index, index < b.limits.MaxENIs
-}
-
-// noPlace tells whether there can be no more ENI besides so many that are to come.
-func (b *planner) noPlace(reserved int) bool {
-	return b.refused || len(b.indexes)+reserved >= b.limits.MaxENIs || b.policy.MaxENI > 0 && b.ours+reserved >= b.policy.MaxENI
-}
-
-// beyond tells whether no ENI that the instance may have serves pods.
-func (b *planner) beyond() bool {
-	return b.limits.MaxENIs > 0 && b.policy.FirstInterfaceIndex >= b.limits.MaxENIs
-}
-
-func (b *planner) useIndex(i int) {
-	b.indexes[i] = true
-	b.ours++
-}
-
-// subnet finds a subnet's working copy; one not known is unlimited.
-func (b *planner) subnet(id string) *Subnet {
-	for i := range b.subnets {
-		if b.subnets[i].ID == id {
-			return &b.subnets[i]
-		}
-	}
-	b.subnets = append(b.subnets, Subnet{ID: id, Free: Unlimited})
-	return &b.subnets[len(b.subnets)-1]
-}
-
-// subnetForNew picks the subnet for a new ENI: one with the routes of the
-// primary's, unless only others have all that pods wait for, then one of IPv6 alone, as no
-// IPv4 address is taken there, then one that has prefixes if those are wanted, then the most
-// free addresses, then the lowest ID.
+// subnetForNew returns the subnet for a new ENI; nil: there is none.
 func (b *planner) subnetForNew() *Subnet {
-	var best *Subnet
-	apart := b.onlyOtherRoutes()
-	for i := range b.subnets {
-		sn := &b.subnets[i]
-		if sn.ForNew && len(b.lacking(sn)) == 0 && (best == nil || b.better(sn, best, apart)) {
-			best = sn
-		}
-	}
-	return best
+	return b.subnets.forNew(min(b.need-b.capacity.bonus, max(1, b.tally.Waiting-b.tally.free())))
 }
 
-// lacking are the families of which a subnet has no address for a new ENI and its pods. An ENI
-// takes one IPv4 address for itself, so two must be free, or one if that is for pods, or pods need
-// none. In a subnet of IPv6 alone it needs none, on an instance that is built on Nitro.
-func (b *planner) lacking(sn *Subnet) (lacks []ipfamily.Family) {
-	four := b.policy.Families.Has(ipfamily.IPv4)
-	least := 2 - b.bonus
-	if !four {
-		least = 1
-	}
-	short := sn.Free < least
-	if sn.IPv6Native {
-		short = four || !b.limits.Prefixes // which only instances built on Nitro have, too
-	}
-	if short {
-		lacks = append(lacks, ipfamily.IPv4)
-	}
-	if sn.NoIPv6 && b.policy.Families.Has(ipfamily.IPv6) {
-		lacks = append(lacks, ipfamily.IPv6)
-	}
-	return lacks
-}
-
-// onlyOtherRoutes tells whether a new ENI gets all that pods wait for only in
-// subnets whose routes are not the primary's. A subnet with the primary's routes and
-// too few addresses would use up one of the few ENIs that the instance may have. A
-// warm target alone is no reason to use other routes.
-func (b *planner) onlyOtherRoutes() bool {
-	apart := false
-	for i := range b.subnets {
-		if sn := &b.subnets[i]; sn.ForNew && b.suffices(sn) {
-			if !sn.OtherRoutes {
-				return false
-			}
-			apart = true
-		}
-	}
-	return apart
-}
-
-// suffices tells whether a new ENI in a subnet gets all that it has room for of what
-// pods wait for, and one address at least.
-func (b *planner) suffices(sn *Subnet) bool {
-	if len(b.lacking(sn)) > 0 || !b.policy.Families.Has(ipfamily.IPv4) {
-		return len(b.lacking(sn)) == 0
-	}
-	need, free, unit := min(b.need-b.bonus, max(1, b.tally.Waiting-b.tally.free())), sn.Free-1, b.unit()
-	if sn.NoPrefix {
-		unit = 1
-	}
-	return free >= unit*min((need+unit-1)/unit, slots(ipfamily.IPv4, b.limits))
-}
-
-// better tells whether x is the better subnet for a new ENI than y. With apart, one
-// with other routes than the primary's is.
-func (b *planner) better(x, y *Subnet, apart bool) bool {
-	if x.OtherRoutes != y.OtherRoutes {
-		return x.OtherRoutes == apart
-	}
-	if x.IPv6Native != y.IPv6Native {
-		return x.IPv6Native
-	}
-	px, py := b.hasPrefix(x), b.hasPrefix(y)
-	if px != py {
-		return px
-	}
-	return cmp.Or(cmp.Compare(y.Free, x.Free), cmp.Compare(x.ID, y.ID)) < 0
-}
-
-func (b *planner) hasPrefix(sn *Subnet) bool {
-	return b.byPrefix() && !sn.NoPrefix && sn.Free > b.unit()
+// hasRoom reports whether the instance could grow if its subnets were unlimited.
+func (b *planner) hasRoom() bool {
+	_, ok := b.places.free()
+	return ok || slices.ContainsFunc(b.enis, b.capacity.roomOn)
 }

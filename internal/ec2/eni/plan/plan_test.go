@@ -11,10 +11,9 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// What was observed of the Amazon VPC CNI, each row driven to its
-// fixed point with pods that come one by one. Where its own
-// documentation says otherwise this table holds: WARM_IP_TARGET takes only what the target needs
-// of a new ENI, not all it could hold, and an empty primary ENI counts as warm.
+// Observations of the Amazon VPC CNI, each driven to its fixed point with pods that start one by one.
+// Where its documentation differs, this table is authoritative: WARM_IP_TARGET takes only what the
+// target needs of a new ENI, not all it could hold, and an empty primary ENI counts as warm.
 func TestObservedTable(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -54,8 +53,7 @@ func TestObservedTable(t *testing.T) {
 	}
 }
 
-// The worked examples of the EKS best practices guide;
-// addresses there are usable ones.
+// The worked examples of the EKS best practices guide; their addresses are usable ones.
 func TestWarmTargetExamples(t *testing.T) {
 	five := cloud.Limits{MaxENIs: 10, IPv4PerENI: 6}
 	twenty := cloud.Limits{MaxENIs: 10, IPv4PerENI: 21}
@@ -101,7 +99,7 @@ func TestWarmTargetExamples(t *testing.T) {
 	}
 }
 
-// prefixed are limits of a type that has prefixes.
+// prefixed returns limits of an instance type with prefixes.
 func prefixed(l cloud.Limits) cloud.Limits { l.Prefixes = true; return l }
 
 func mustPlan(t *testing.T, l cloud.Limits, p ipam.Policy, s State, want ...Action) {
@@ -247,7 +245,7 @@ func TestShrink(t *testing.T) {
 	}
 }
 
-// After a scale-down the surplus ENIs really go, once cooling is over.
+// After a scale-down the surplus ENIs are detached, once cooling is over.
 func TestScaleDown(t *testing.T) {
 	s := newSim(t, m5xlarge, ipam.Policy{WarmENI: 1})
 	s.runPods(50)
@@ -304,8 +302,8 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// A detached ENI of whose addresses pods have some is attached again, whatever is free
-// elsewhere, and never deleted; an ENI without a link is neither supply nor given back.
+// A detached ENI whose addresses pods have is attached again, whatever is free elsewhere, and never
+// deleted. An ENI without a link is neither supply nor released.
 func TestENIsUnderPods(t *testing.T) {
 	full := func(index int) ENI {
 		return ENI{ID: fmt.Sprint("eni-", index), Subnet: "a", Index: index, Phase: Attached, Ours: true, Primary: index == 0, Amount: cloud.Amount{Addresses: 3}}

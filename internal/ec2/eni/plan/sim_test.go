@@ -14,8 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// sim is a node whose cloud does at once what a plan says, with the real
-// allocator handing addresses to pods.
+// sim is a node whose cloud does at once what a plan says; the real allocator hands addresses to pods.
 type sim struct {
 	t       rapid.TB
 	limits  cloud.Limits
@@ -167,7 +166,7 @@ func (s *sim) sync() {
 	}
 }
 
-// runPods starts pods until n run, settling with each as they come one by one.
+// runPods starts pods one by one until n run, with a rest after each.
 func (s *sim) runPods(n int) {
 	s.t.Helper()
 	for s.pods < n {
@@ -180,7 +179,7 @@ func (s *sim) runPods(n int) {
 	}
 }
 
-// with is the sim at rest, and then with n pods that came one by one.
+// with returns the sim with n pods that started one by one, at rest before the first.
 func (s *sim) with(n int) *sim {
 	s.t.Helper()
 	s.converge()
@@ -196,7 +195,7 @@ func (s *sim) wants(when, layout string) {
 	}
 }
 
-// layout is the usable addresses of each ENI by device index: "3,3,1".
+// layout returns the usable addresses of each ENI by device index: "3,3,1".
 func (s *sim) layout() string {
 	st := s.state()
 	var out []string

@@ -10,46 +10,47 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Phase is where an ENI is on its way in or out.
+// Phase is whether an ENI is attached.
 type Phase int
 
-// The phases. An attaching ENI counts as attached: its addresses are on their way.
+// The phases. An attaching ENI counts as attached: its addresses will be usable soon.
 const (
 	Detached Phase = iota
 	Attached
 	Detaching
 )
 
-// ENI is one ENI as a plan sees it.
+// ENI is one ENI as a plan sees it. It has more fields than most types, as it is a row of input: each
+// field is an independent fact, and none has behaviour of its own.
 type ENI struct {
 	ID      string
 	Subnet  string
 	Index   int // device index, unless Detached
 	Phase   Phase
 	Primary bool
-	Ours    bool // the primary, or made by Berth: may be changed
-	Trunk   bool // has no address for pods, but branches
+	Ours    bool // the primary, or created by Berth: may be changed
+	Trunk   bool // has branches, and no addresses for pods
 
-	cloud.Amount              // assigned for pods; what is withdrawn is not
-	Withdrawn    cloud.Amount // on its way back; it still takes slots
-	OwnIPv6      int          // IPv6 addresses of the instance's own; they take slots too
+	cloud.Amount              // assigned for pods, without Withdrawn
+	Withdrawn    cloud.Amount // being released; it still takes slots
+	OwnIPv6      int          // IPv6 addresses that the instance itself uses; they take slots too
 
-	Used, Cooling int          // by pods, one with an address of each family counted once
+	Used, Cooling int          // a pod with an address of each family counts once
 	Free          cloud.Amount // could be withdrawn now
 
 	Refused                  bool // detached, and cannot be attached
-	JustMade                 bool // detached, and made by someone else a moment ago
-	PrimaryServes            bool // its primary address is for pods too
+	JustMade                 bool // detached, and created by another process a moment ago
+	PrimaryServes            bool // pods may have its primary address too
 	WrongDeleteOnTermination bool // DeleteOnTermination is not as configured
-	WrongTags                bool // carries another instance's ID
-	NoLink                   bool // the node has no link of it: nothing of it is of use to pods
-	OtherGroups              bool // its security groups are not the primary's, which it is to have
-	Outdated                 bool // a new ENI would not be in its subnet, or have its security groups
+	WrongTags                bool // its tag names another instance
+	NoLink                   bool // the node has no link of it: pods cannot use it
+	OtherGroups              bool // it is to have the primary's security groups, and has others
+	Outdated                 bool // a new ENI would be in another subnet, or have other security groups
 
 	drain drain // set by State.drained
 }
 
-// count counts an ENI's addresses of a family, those inside prefixes included.
+// count returns the number of an ENI's addresses of a family, those inside prefixes included.
 func (e ENI) count(f ipfamily.Family) int {
 	n := CountOf(f, e.Amount)
 	if e.PrimaryServes && f == ipfamily.IPv4 {
@@ -58,8 +59,8 @@ func (e ENI) count(f ipfamily.Family) int {
 	return n
 }
 
-// total is how many pods an ENI has addresses for: as many as it has of the family
-// that it has least of, or, while it is drained, as have some.
+// total returns the number of pods that an ENI has addresses for: its number of addresses of the family
+// that it has least of. Of an ENI that is drained, only used and cooling addresses count.
 func (e ENI) total(s ipfamily.Set) int {
 	if e.drain == draining {
 		return e.Used + e.Cooling
@@ -67,7 +68,7 @@ func (e ENI) total(s ipfamily.Set) int {
 	return e.assigned(s)
 }
 
-// assigned is for how many pods an ENI has addresses, drained or not.
+// assigned is total, whether or not the ENI is drained.
 func (e ENI) assigned(s ipfamily.Set) int {
 	n := math.MaxInt
 	for _, f := range s.Families() {
@@ -79,16 +80,16 @@ func (e ENI) assigned(s ipfamily.Set) int {
 // Subnet is one subnet as a plan sees it.
 type Subnet struct {
 	ID          string
-	Free        int  // IPv4 addresses that can be had; Unlimited when not known
-	IPv6Native  bool // has IPv6 alone: its ENIs take no IPv4 address, and have none
-	NoPrefix    bool // had no free aligned /28 a while ago
-	NoIPv6      bool // has no IPv6 block, or had nothing free in it a while ago
-	ForNew      bool // new ENIs may be made here
+	Free        int  // free IPv4 addresses; Unlimited: not known
+	IPv6Native  bool // is IPv6-only: its ENIs have no IPv4 addresses
+	NoPrefix    bool // had no free aligned /28 recently
+	NoIPv6      bool // has no IPv6 block, or had nothing free in it recently
+	ForNew      bool // new ENIs may be created here
 	OtherRoutes bool // its route table is not that of the primary's subnet
 }
 
-// takesENI tells whether one more ENI finds the address in a subnet that it takes for itself: of
-// IPv4, or in one of IPv6 alone of that.
+// takesENI reports whether the subnet has the address that a further ENI takes for itself: an IPv4
+// address, or an IPv6 address in an IPv6-only subnet.
 func (sn Subnet) takesENI() bool {
 	if sn.IPv6Native {
 		return !sn.NoIPv6
@@ -96,41 +97,40 @@ func (sn Subnet) takesENI() bool {
 	return sn.Free > 0
 }
 
-// Unlimited is the free count of a subnet that is not known yet: asking tells.
+// Unlimited is the free count of a subnet that was not described yet.
 const Unlimited = 1 << 30
 
 // State is a node as a plan sees it.
 type State struct {
-	ENIs    []ENI // on the instance, foreign ones too, and detached ones of ours
+	ENIs    []ENI // on the instance, also those of others, and detached ones of ours
 	Subnets []Subnet
 	Waiting int // pods that wait for an address
-	// Release is how many addresses may be given back now: the excess that has
+	// Release is how many addresses may be released now: the excess that has
 	// persisted. 0 while none has.
 	Release int
-	// Moves: an ENI that others have room for (Movable) has been there long
+	// Moves: an ENI that others have room for (Movable) has existed long
 	// enough to be emptied.
 	Moves bool
-	// Drain: there have been outdated ENIs for long enough, and they are to be
-	// emptied and given back.
+	// Drain: there have been outdated ENIs for long enough to be
+	// emptied and deleted.
 	Drain bool
-	// NoMoreENIs: the cloud refused to attach another a while ago, whatever
+	// NoMoreENIs: the cloud refused to attach another recently, whatever
 	// the limits say.
 	NoMoreENIs bool
-	// Trunk is what is wanted of the node's trunk.
+	// Trunk is what the node's trunk should be.
 	Trunk Trunk
-	// FollowGroups: ENIs are to be given the security groups of the primary.
+	// FollowGroups: ENIs get the security groups of the primary.
 	FollowGroups bool
-	// PrimaryServes: the primary address of a new ENI will be for pods.
+	// PrimaryServes: pods may have the primary address of a new ENI.
 	PrimaryServes bool
 }
 
-// serves tells whether an ENI's addresses are for pods.
+// serves reports whether an ENI's addresses are for pods.
 func serves(e ENI, p ipam.Policy) bool {
 	return e.Ours && !e.Trunk && !e.NoLink && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
 }
 
-// tally is the pods that the node's addresses are for, summed over the ENIs that
-// serve pods.
+// tally counts the pods that the node's addresses are for, over all ENIs that serve pods.
 type tally struct {
 	ipam.Usage
 	total int
@@ -148,17 +148,17 @@ func (s State) tally(p ipam.Policy) tally {
 	return t
 }
 
-// free counts the pods that wait whom there are addresses for.
+// free returns how many further pods there are addresses for.
 func (t tally) free() int { return t.total - t.Used - t.Cooling }
 
-// Excess is how many addresses the node has above what the policy keeps, and how
-// many it has in all.
+// Excess returns how many addresses the node has above what the policy keeps, and how many it has in
+// all.
 func Excess(l cloud.Limits, p ipam.Policy, s State) (excess, total int) {
 	t := s.drained(l, p).tally(p)
 	return max(0, t.total-Demand(l, p, t.Usage).Keep), t.total
 }
 
-// sorted returns the ENIs that pass keep, in an order.
+// sorted returns the ENIs for which keep is true, in an order.
 func sorted(list []ENI, keep func(ENI) bool, order func(x, y ENI) int) []ENI {
 	var out []ENI
 	for _, e := range list {

@@ -8,19 +8,19 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// A pod's addresses are all of one ENI, one of each family. So an ENI grows in all
-// families at once, and no further than the one allows that has least room.
+// A pod's addresses are all of one ENI, one of each family. An ENI therefore grows in all families at
+// once, no further than the family with the least room allows.
 
-// supply is how the addresses of one family come.
+// supply is how an ENI gets the addresses of one family.
 type supply struct {
 	family ipfamily.Family
 	slots  int // addresses or prefixes that an ENI may hold for pods
 	unit   int // addresses of each: 1, or those of a prefix
 }
 
-// slots is how many addresses or prefixes of a family an ENI holds for pods: of
-// IPv4 all but one, as the primary address serves none (EC2 User Guide, "IP
-// addresses per network interface per instance type").
+// slots returns how many addresses or prefixes of a family an ENI may hold for pods. Of IPv4 that is
+// all but one, for the primary address (EC2 User Guide, "IP addresses per network interface per
+// instance type").
 func slots(f ipfamily.Family, l cloud.Limits) int {
 	if f == ipfamily.IPv6 {
 		return l.IPv6PerENI
@@ -28,8 +28,8 @@ func slots(f ipfamily.Family, l cloud.Limits) int {
 	return max(0, l.IPv4PerENI-1)
 }
 
-// supplies are those of the families that pods get. IPv6 comes first: where it
-// cannot be had, no IPv4 address is asked for in vain.
+// supplies returns the supplies of the families that pods get, IPv6 first: if there is no IPv6 address,
+// no IPv4 address is asked for in vain.
 func supplies(l cloud.Limits, p ipam.Policy) (out []supply) {
 	for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
 		if !p.Families.Has(f) {
@@ -44,7 +44,7 @@ func supplies(l cloud.Limits, p ipam.Policy) (out []supply) {
 	return out
 }
 
-// Capacity is for how many pods one ENI of an instance type can have addresses.
+// Capacity returns the number of pods that one ENI of an instance type can have addresses for.
 func Capacity(l cloud.Limits, p ipam.Policy, primary bool) int {
 	n := math.MaxInt
 	for _, s := range supplies(l, p) {
@@ -57,11 +57,11 @@ func Capacity(l cloud.Limits, p ipam.Policy, primary bool) int {
 	return n
 }
 
-// own tells that what the primary ENI has of the family is the instance's own: single
-// IPv6 addresses, as nothing tells which of them its system uses.
+// own reports whether the primary ENI's addresses of the family are the instance's own: single IPv6
+// addresses are, since EC2 does not tell which of them its system uses.
 func (s supply) own() bool { return s.family == ipfamily.IPv6 && s.unit == 1 }
 
-// Demand is what a policy wants of a node with an instance type's limits.
+// Demand returns what a policy demands of a node with an instance type's limits.
 func Demand(l cloud.Limits, p ipam.Policy, u ipam.Usage) ipam.Demand {
 	perENI := math.MaxInt
 	for _, f := range p.Families.Families() {
@@ -69,18 +69,38 @@ func Demand(l cloud.Limits, p ipam.Policy, u ipam.Usage) ipam.Demand {
 			perENI = min(perENI, slots(f, l))
 		}
 	}
-	if perENI == math.MaxInt { // prefixes of IPv6 alone, which are no matter of whole ENIs
+	if perENI == math.MaxInt { // IPv6 prefixes only: no ENI is ever full
 		perENI = 0
 	}
 	return p.Demand(perENI, l.Prefixes, u)
 }
 
-// holding is what an ENI has of each family: addresses for pods, those inside
-// prefixes included, and slots that are taken.
+// capacity is what ENIs of an instance type can have for pods under a policy.
+type capacity struct {
+	limits   cloud.Limits
+	policy   ipam.Policy
+	supplies []supply // of the families that pods get, IPv6 first
+	bonus    int      // IPv4 addresses for pods that a new ENI has without being asked
+}
+
+// total returns the number of pods that an ENI has addresses for.
+func (b *capacity) total(e ENI) int { return e.total(b.policy.Families) }
+
+// grows reports whether an ENI may get more addresses for pods.
+func (b *capacity) grows(e ENI) bool { return serves(e, b.policy) && e.drain == stays }
+
+// stays reports whether an ENI serves pods and is not drained.
+func (b *capacity) stays(e ENI) bool { return serves(e, b.policy) && e.drain != draining }
+
+// roomOn reports whether an ENI could have addresses for more pods if its subnet were unlimited.
+func (b *capacity) roomOn(e ENI) bool { return b.grows(e) && !b.full(b.held(e)) }
+
+// holding is what an ENI has of each family: addresses for pods, those inside prefixes included, and
+// slots that are taken.
 type holding struct{ count, taken [ipfamily.Number]int }
 
-// held is what an ENI has.
-func (b *planner) held(e ENI) (h holding) {
+// held returns what an ENI has.
+func (b *capacity) held(e ENI) (h holding) {
 	for _, s := range b.supplies {
 		addresses, prefixes := e.Of(s.family)
 		goneAddresses, gonePrefixes := e.Withdrawn.Of(s.family)
@@ -96,8 +116,8 @@ func (b *planner) held(e ENI) (h holding) {
 	return h
 }
 
-// pods is for how many pods a holding is enough.
-func (b *planner) pods(h holding) int {
+// pods returns the number of pods that a holding is enough for.
+func (b *capacity) pods(h holding) int {
 	n := math.MaxInt
 	for _, s := range b.supplies {
 		n = min(n, h.count[s.family])
@@ -105,9 +125,9 @@ func (b *planner) pods(h holding) int {
 	return n
 }
 
-// full tells whether a holding keeps its ENI from having addresses for more pods,
-// however many its subnet has.
-func (b *planner) full(h holding) bool {
+// full reports whether an ENI with a holding cannot have addresses for more pods, even if its subnet
+// were unlimited.
+func (b *capacity) full(h holding) bool {
 	pods := b.pods(h)
 	for _, s := range b.supplies {
 		if h.count[s.family] == pods && h.taken[s.family] >= s.slots {
@@ -117,9 +137,9 @@ func (b *planner) full(h holding) bool {
 	return false
 }
 
-// extend is what is to be added to a holding, in a subnet with so many free IPv4
-// addresses, so that it is enough for n pods more, or for as many as it can be.
-func (b *planner) extend(h holding, sn *Subnet, free, n int) (gain int, more cloud.Amount) {
+// extend returns what to add to a holding, in a subnet with so many free IPv4 addresses, so that it is
+// enough for n more pods, or for as many as possible. Gain is the number of these pods.
+func (b *capacity) extend(h holding, sn *Subnet, free, n int) (gain int, more cloud.Amount) {
 	before, after := b.pods(h), math.MaxInt
 	for _, s := range b.supplies {
 		after = min(after, h.count[s.family]+CountOf(s.family, s.more(h, sn, free, before+n-h.count[s.family])))
@@ -133,8 +153,8 @@ func (b *planner) extend(h holding, sn *Subnet, free, n int) (gain int, more clo
 	return after - before, more
 }
 
-// more is how much of a need one ENI in a subnet can take of a family: whole
-// prefixes where the policy says so and the subnet has them, else single addresses.
+// more returns how much of a need one ENI in a subnet can take of a family: whole prefixes where the
+// policy demands them and the subnet has them, otherwise single addresses.
 func (s supply) more(h holding, sn *Subnet, free, need int) cloud.Amount {
 	noPrefix := sn.NoPrefix
 	if s.family == ipfamily.IPv6 {
@@ -155,8 +175,8 @@ func (s supply) more(h holding, sn *Subnet, free, need int) cloud.Amount {
 	return cloud.AmountIn(s.family, max(0, min(need, room, free)), 0)
 }
 
-// each calls do with what an amount has of each family that it has something of.
-func (b *planner) each(a cloud.Amount, do func(cloud.Amount)) {
+// each calls do for each family with the part of an amount that is of this family, unless it is empty.
+func (b *capacity) each(a cloud.Amount, do func(cloud.Amount)) {
 	for _, s := range b.supplies {
 		if of := only(s.family, a); of != none {
 			do(of)
@@ -164,17 +184,17 @@ func (b *planner) each(a cloud.Amount, do func(cloud.Amount)) {
 	}
 }
 
-// only is what an amount has of one family.
+// only returns the part of an amount that is of one family.
 func only(f ipfamily.Family, a cloud.Amount) cloud.Amount {
 	addresses, prefixes := a.Of(f)
 	return cloud.AmountIn(f, addresses, prefixes)
 }
 
-// byPrefix tells whether IPv4 addresses come by prefixes.
-func (b *planner) byPrefix() bool { return b.unit() > 1 }
+// byPrefix reports whether IPv4 addresses come as prefixes.
+func (b *capacity) byPrefix() bool { return b.unit() > 1 }
 
-// unit is in what IPv4 addresses come: 1, or those of a prefix.
-func (b *planner) unit() int {
+// unit returns how many IPv4 addresses come at a time: 1, or those of a prefix.
+func (b *capacity) unit() int {
 	for _, s := range b.supplies {
 		if s.family == ipfamily.IPv4 {
 			return s.unit

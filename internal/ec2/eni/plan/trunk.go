@@ -8,22 +8,20 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// An instance may have one trunk, on whose link branches of other ENIs are VLANs. It
-// has no address for pods, and takes a place that an ENI with such could have. That is
-// kept free for it while it is not there, so that it comes however fast pods do. It
-// takes no place from an ENI that serves pods, or that a warm target keeps: then it
-// waits.
+// An instance may have one trunk, on whose link branch ENIs are VLANs. It has no addresses for pods,
+// and takes the place of an ENI that could have some. The place is kept free while there is no trunk,
+// so that growth cannot take it. The trunk takes no place from an ENI that serves pods, or that a warm
+// target keeps: it waits.
 
-// Trunk is what is wanted of a node's trunk.
+// Trunk is what the trunk of a node should be, and what EC2 refused about it.
 type Trunk struct {
-	Wanted   bool // one is to be on the instance
-	Branches bool // the instance type may have branches
-	Refused  bool // the cloud refused to attach one a while ago
-	Busy     bool // the cloud refused to detach one a while ago, as it has branches
+	Wanted   bool // the instance is to have one
+	Branches bool // the instance type supports branches
+	Refused  bool // the cloud refused to attach one recently
+	Busy     bool // the cloud refused to detach one recently, as it has branches
 }
 
-// Reasons why there is no trunk that is wanted, or still one that is not, as in a
-// NodeNetwork's status.
+// Reasons why a trunk is missing, or still exists, in a NodeNetwork's status.
 const (
 	ReasonNoBranches  = "NoBranches"
 	ReasonOtherTrunk  = "OtherTrunk"
@@ -34,11 +32,10 @@ const (
 	ReasonHasBranches = "HasBranches"
 )
 
-// trunks are the node's by where they are: those of ours that are attached, the first
-// by ID first, and detached, and what is not ours or on its way out.
+// trunks are the node's trunks: those of ours that are attached or detached, by ID, and the others.
 type trunks struct {
 	attached, detached []ENI
-	other              string // ID of one that is not ours and on the instance
+	other              string // ID of an attached one that is not ours; empty: none
 	leaving            bool   // one of ours is being detached
 	unfit              bool   // a detached one of ours cannot be attached, and is deleted first
 }
@@ -62,16 +59,15 @@ func (s State) trunks() (t trunks) {
 	return t
 }
 
-// lacksTrunk tells whether the node is to have a trunk, may have it, and has none on
-// the instance. One that is being detached has a place still.
+// lacksTrunk reports whether the node is to have a trunk, may have it, and has none. A trunk that is
+// being detached still has its place.
 func (s State) lacksTrunk() bool {
 	t := s.trunks()
 	return s.Trunk.Wanted && s.Trunk.Branches && t.other == "" && len(t.attached) == 0 && !t.leaving
 }
 
-// keepTrunk has the node have its trunk, or none. Of several that is the first by ID,
-// as whoever makes branches has it. It tells whether only a free address of the
-// subnet is missing.
+// keepTrunk creates, attaches or detaches the trunk. Of several trunks it keeps the first by ID, as
+// those who create branches do. It reports whether only a free address of the subnet is missing.
 func (b *planner) keepTrunk(s State) (noAddress bool) {
 	t := s.trunks()
 	for i, e := range t.attached {
@@ -80,8 +76,8 @@ func (b *planner) keepTrunk(s State) (noAddress bool) {
 		}
 		b.do(Action{Kind: DetachTrunk, ENI: e.ID})
 	}
-	index, ok := b.trunkIndex()
-	if b.reserved == 0 || !ok || t.unfit {
+	index, ok := b.places.forTrunk()
+	if b.places.reserved == 0 || !ok || t.unfit {
 		return false
 	}
 	if len(t.detached) > 0 {
@@ -96,14 +92,14 @@ func (b *planner) keepTrunk(s State) (noAddress bool) {
 	if !ok || s.Trunk.Refused {
 		return false
 	}
-	if !b.subnet(home).takesENI() {
+	if !b.subnets.of(home).takesENI() {
 		return true
 	}
 	b.do(Action{Kind: CreateTrunk, Subnet: home, Index: index})
 	return false
 }
 
-// home is the subnet of the primary ENI.
+// home returns the subnet of the primary ENI.
 func (s State) home() (id string, ok bool) {
 	for _, e := range s.ENIs {
 		if e.Primary {
@@ -113,28 +109,8 @@ func (s State) home() (id string, ok bool) {
 	return "", false
 }
 
-// trunkIndex finds a device index for the trunk, if the instance and MAX_ENI have room:
-// one that no ENI with addresses for pods may have, else the highest, as those come
-// from the lowest.
-func (b *planner) trunkIndex() (int, bool) {
-	if b.noPlace(0) {
-		return 0, false
-	}
-	for i := 1; i < min(b.policy.FirstInterfaceIndex, b.limits.MaxENIs); i++ {
-		if !b.indexes[i] {
-			return i, true
-		}
-	}
-	for i := b.limits.MaxENIs - 1; i > 0; i-- {
-		if !b.indexes[i] {
-			return i, true
-		}
-	}
-	return 0, false
-}
-
-// TrunkTrouble tells why a trunk that is wanted is not there yet, or one that is not
-// wanted still is: a reason and a sentence, or two empty strings when all is as wanted.
+// TrunkTrouble returns why the trunk is not as it should be: a reason and a sentence, or two empty
+// strings if it is.
 func TrunkTrouble(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	t := s.trunks()
 	switch {
@@ -143,20 +119,20 @@ func TrunkTrouble(l cloud.Limits, p ipam.Policy, s State) (reason, message strin
 	case !s.Trunk.Wanted || len(t.attached) > 0:
 		return "", ""
 	case t.other != "":
-		return ReasonOtherTrunk, fmt.Sprintf("%s is a trunk that is not Berth's, and an instance has one: take it off, or have whoever made it do so", t.other)
+		return ReasonOtherTrunk, fmt.Sprintf("%s is a trunk that Berth did not create, and an instance has only one: detach it, or stop what creates it", t.other)
 	case !s.Trunk.Branches:
-		return ReasonNoBranches, "the instance type may have no branches, as far as Berth knows: use one that may"
+		return ReasonNoBranches, "Berth knows of no branches on this instance type: use one that supports them"
 	}
 	b := newPlanner(l, p, s)
-	if _, ok := b.trunkIndex(); !ok && !t.leaving {
-		return ReasonNoRoom, fmt.Sprintf("every ENI that the instance may have is there (%d): it waits until one of them is in excess; run fewer pods here, use a larger instance type, or raise MAX_ENI", len(b.indexes))
+	if _, ok := b.places.forTrunk(); !ok && !t.leaving {
+		return ReasonNoRoom, fmt.Sprintf("the instance has all the ENIs that it may have (%d): the trunk waits until one of them is in excess; run fewer pods here, use a larger instance type, or raise MAX_ENI", len(b.places.taken))
 	}
 	if s.Trunk.Refused {
-		return ReasonRefused, "EC2 does not let it be attached: that is tried again, ever more seldom"
+		return ReasonRefused, "EC2 refuses to attach it: retrying at growing intervals"
 	}
 	if b.keepTrunk(s) {
 		home, _ := s.home()
-		return ReasonTrunkSubnet, fmt.Sprintf("%s, the subnet of eth0, has no free address for it: free one", home)
+		return ReasonTrunkSubnet, fmt.Sprintf("%s, the subnet of eth0, has no free address for the trunk: free one", home)
 	}
-	return ReasonPending, "it is being made"
+	return ReasonPending, "it is being created"
 }

@@ -122,22 +122,22 @@ func TestWeightOfATrunk(t *testing.T) {
 	}
 }
 
-// What is told names what a person can do about it.
+// The message says what a person can do.
 func TestTrunkTroubleIsTold(t *testing.T) {
 	full := State{Trunk: Trunk{Wanted: true, Branches: true}, ENIs: []ENI{eni0, {ID: "eni-1", Index: 1, Phase: Attached, Ours: true}}, Subnets: forNew}
 	_, message := TrunkTrouble(five, ipam.Policy{MaxENI: 2}, full)
-	if !strings.Contains(message, "is there (2)") || !strings.Contains(message, "raise MAX_ENI") {
+	if !strings.Contains(message, "may have (2)") || !strings.Contains(message, "raise MAX_ENI") {
 		t.Error(message)
 	}
 	full.ENIs[1] = ENI{ID: "eni-x", Index: 1, Phase: Attached, Trunk: true}
-	if _, message = TrunkTrouble(five, ipam.Policy{}, full); !strings.Contains(message, "eni-x is a trunk that is not Berth's") {
+	if _, message = TrunkTrouble(five, ipam.Policy{}, full); !strings.Contains(message, "eni-x is a trunk that Berth did not create") {
 		t.Error(message)
 	}
 }
 
-// Whatever pods and settings do, plans with a trunk come to an end: a trunk that is
-// wanted is there at rest, or all places are taken; it is never lost to pods' ENIs once
-// there was a place for it; without pods it is there in any case.
+// Whatever pods and settings do, plans with a trunk end. At rest a configured trunk exists, or all
+// places are taken; ENIs for pods never take its place once there was one; without pods it always
+// exists.
 func TestTrunkComesToBe(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(
@@ -153,7 +153,7 @@ func TestTrunkComesToBe(t *testing.T) {
 		}
 		settle := func() {
 			lacks := w.state().lacksTrunk()
-			_, room := plannerOf(w.limits, w.policy, w.state()).trunkIndex()
+			_, room := plannerOf(w.limits, w.policy, w.state()).places.forTrunk()
 			if err := w.rest(); err != nil {
 				r.Fatal(err)
 			}

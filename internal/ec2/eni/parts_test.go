@@ -1,0 +1,137 @@
+package eni
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+)
+
+// Settings are applied at once, and taken back when the instance does not fit them, which may
+// only show once its limits are known.
+func TestChanges(t *testing.T) {
+	unfit := func(inv *Inventory) error {
+		if inv.Limits.MaxENIs < 3 {
+			return errors.New("too small")
+		}
+		return nil
+	}
+	for _, c := range []struct {
+		name      string
+		limits    []int // ENIs of the instance type before each pass; 0: not known
+		configure error
+		want      string // "": applied
+		passes    int    // until Taken is called
+	}{
+		{"it fits", []int{3}, nil, "", 1},
+		{"it does not fit", []int{2}, nil, "too small", 1},
+		{"it fits, as is known later", []int{0, 0, 3}, nil, "", 3},
+		{"it does not fit, as is known later", []int{0, 2}, nil, "too small", 2},
+		{"the settings are invalid", []int{0}, errors.New("Policy: odd"), "Policy: odd", 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			applied, known := Settings{Zone: "old"}, 0
+			r := changes{current: func() Settings { return applied }}
+			r.configure = func(s Settings) error {
+				if c.configure != nil && s.Zone == "new" {
+					return c.configure
+				}
+				applied = s
+				return nil
+			}
+			r.inventory = func() (Inventory, bool) { return Inventory{Limits: cloud.Limits{MaxENIs: known}}, known > 0 }
+			calls, got := 0, ""
+			taken := func(err error) {
+				if calls++; err != nil {
+					got = err.Error()
+				}
+			}
+			r.put(Change{Settings: Settings{Zone: "older"}, Taken: func(error) { t.Error("an overtaken change was taken") }})
+			r.put(Change{Settings: Settings{Zone: "new"}, Fits: unfit, Taken: taken})
+			for pass, n := range c.limits {
+				known = n
+				if r.apply(); (calls > 0) != (pass+1 >= c.passes) {
+					t.Errorf("pass %d: taken %d times", pass+1, calls)
+				}
+			}
+			if want := map[bool]string{true: "new", false: "old"}[c.want == ""]; applied.Zone != want || got != c.want || calls != 1 {
+				t.Errorf("zone %s, error %q, taken %d times; want %s, %q, once", applied.Zone, got, calls, want, c.want)
+			}
+		})
+	}
+}
+
+// An ENI that EC2 refuses to attach is given up after some tries; from the second on no other is
+// attached for a while.
+func TestRefusedAttachments(t *testing.T) {
+	r, _ := New(Config{InstanceID: "i-1", Cluster: "test", Cloud: struct{ cloud.API }{}, Node: struct{ Node }{}, Clock: clock.NewFake(unix(0))})
+	f := &r.refusals
+	refuse := func(id string, class cloud.Class, times int) (counted int) {
+		k := newKnown(facts{ID: id})
+		for range times {
+			if _, ok := f.attach(k, plan.Attach, class, unix(0)); ok {
+				counted++
+			}
+		}
+		return counted
+	}
+	if n := refuse("eni-0", cloud.LimitReached, 9) + refuse("eni-0", cloud.Permission, 9); n > 0 || f.pods.abandoned > 0 {
+		t.Errorf("%d refusals that are not about the ENI were counted", n)
+	}
+	if refuse("eni-1", cloud.Bug, attachTries); f.pods.abandoned != 1 || f.pods.full(unix(1)) {
+		t.Errorf("after one ENI: %+v", f.pods)
+	}
+	if refuse("eni-2", cloud.Conflict, attachTries); !f.pods.stuck(unix(1)) || f.trunk.full(unix(1)) {
+		t.Errorf("after two: %+v, the trunk %+v", f.pods, f.trunk)
+	}
+	if f.attached(plan.Attach); f.pods.stuck(unix(1)) {
+		t.Error("still stuck once one was attached")
+	}
+	k := newKnown(facts{ID: "eni-3"})
+	k.attachReplyLost = unix(0)
+	if _, ok := f.attach(k, plan.Attach, cloud.Conflict, unix(1)); ok || k.refusals > 0 {
+		t.Error("a conflict soon after a lost reply counts, and may say that the ENI is attached")
+	}
+	if f.trunkBusy(plan.Detach, cloud.Conflict, unix(0)) || !f.trunkBusy(plan.DetachTrunk, cloud.Conflict, unix(0)) || !f.trunkBusyUntil.After(unix(0)) {
+		t.Errorf("the trunk is busy until %v", f.trunkBusyUntil)
+	}
+}
+
+// A recorded creation is repeated unless its ENI is in view, it is another instance's, or old.
+func TestResumedCreation(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		instance string
+		age      time.Duration
+		seen     bool
+		want     bool
+	}{
+		{"lost", "i-1", time.Minute, false, true},
+		{"its ENI is in view", "i-1", time.Minute, true, false},
+		{"of another instance", "i-2", time.Minute, false, false},
+		{"too old", "i-1", 2 * time.Hour, false, false},
+	} {
+		cfg := &Config{InstanceID: c.instance, Cluster: "test", Intents: &MemoryIntents{}, Clock: clock.NewFake(unix(0).Add(c.age))}
+		begin := &creations{cfg: cfg}
+		i, err := begin.begin(plan.Action{Kind: plan.Create, Subnet: "s1", Index: 2}, nil, unix(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.InstanceID = "i-1"
+		v := newView(time.Minute, 0)
+		if c.seen {
+			v.enis["eni-1"] = newKnown(facts{ID: "eni-1", owner: ownership{createdTag: i.Request.Tags[TagCreatedAt]}})
+		}
+		again := &creations{cfg: cfg, view: v}
+		p := again.resume()
+		if got := p != nil; got != c.want || c.want && (p.Index != 2 || !p.lost || p.intent.Request.ClientToken != i.Request.ClientToken) {
+			t.Errorf("%s: %+v", c.name, p)
+		}
+		if _, kept, _ := cfg.Intents.Load(); kept != c.want || !again.resumed {
+			t.Errorf("%s: recorded %v", c.name, kept)
+		}
+	}
+}
