@@ -11,8 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/ipam"
-	"github.com/berthnet/berth/internal/node/attachment"
 )
 
 // blockFacts is what matters of an AddressBlock.
@@ -148,169 +146,25 @@ func (h *heldBlock) ends() bool { return h.deleted() || h.returning || h.lost }
 // deleted tells whether the block is at some step of its deletion.
 func (h *heldBlock) deleted() bool { return h.draining || h.release != notReleased }
 
-// setBlock takes a block that the API server, or the file, says this node has.
-func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
-	h, ok := l.blocks[f.name]
-	if ok && !h.same(f) {
-		l.removeBlock(f.name, now)
-		ok = false
-	}
-	if !ok {
-		h = &heldBlock{}
-		l.blocks[f.name] = h
-	}
-	told := ok && slices.Equal(h.withheld, f.withheld)
-	h.blockFacts, h.listed, h.lost = f, listed, false
-	switch {
-	case !ok:
-		l.addToAllocator(h, now)
-	case !told:
-		l.withhold(h)
-	}
-	l.refresh(h)
-}
+// blocks is the node's blocks, by name.
+type blocks struct{ byName map[string]*heldBlock }
 
-// addToAllocator takes a block's addresses into its pool's allocator, those first that
-// are held or cool already.
-func (l *ledger) addToAllocator(h *heldBlock, now time.Time) {
-	h.conflict = ""
-	for _, name := range l.blockNames() {
-		if o := l.blocks[name]; o != h && o.conflict == "" && o.overlaps(h.blockFacts) {
-			h.conflict = name
-			return
-		}
-	}
-	s := l.pool(h.pool)
-	for key, lease := range l.leases {
-		for _, a := range lease.Addrs() {
-			if first, ok := h.place(a); ok && lease.allocatedIn == "" {
-				if err := s.alloc.Hold(key, first, now); err == nil {
-					lease.allocatedIn, lease.Pool, lease.Block = s.name, s.name, h.name
-					l.leases[key] = lease
-				}
-				break
-			}
-		}
-	}
-	for a, since := range l.unlisted {
-		if first, ok := h.place(a); ok {
-			s.alloc.Cool(first, since, now)
-		}
-	}
-	s.alloc.SetGroup(ipam.Group{ID: h.name, Prefixes: []netip.Prefix{h.first}})
-	l.withhold(h)
-}
+func (b *blocks) names() []string { return slices.Sorted(maps.Keys(b.byName)) }
 
-// refresh tells the allocator whether a block's addresses may be handed out.
-func (l *ledger) refresh(h *heldBlock) {
-	if h.conflict != "" {
-		return
-	}
-	l.pool(h.pool).alloc.SetReady(h.name, h.serves())
-	l.usable = l.usable || h.serves()
-}
-
-// loseBlock takes that the API server does not have a block any more. It should
-// be on its way out; if pods have addresses of it, somebody took it from under
-// them, and it stays for them.
-func (l *ledger) loseBlock(name string, now time.Time) (pods int) {
-	h, ok := l.blocks[name]
-	if !ok {
-		return 0
-	}
-	if pods = l.usedIn(h); pods > 0 {
-		h.listed, h.lost, h.finalizers = false, true, nil
-		l.refresh(h)
-		return pods
-	}
-	l.removeBlock(name, now)
-	return 0
-}
-
-// removeBlock forgets a block. What of it is held or cools is remembered
-// without it.
-func (l *ledger) removeBlock(name string, now time.Time) {
-	h := l.blocks[name]
-	delete(l.blocks, name)
-	if h.conflict != "" {
-		return
-	}
-	l.dropFromAllocator(h)
-	for _, other := range l.blockNames() {
-		if o := l.blocks[other]; o.conflict == name {
-			l.addToAllocator(o, now)
-			l.refresh(o)
+// holding looks for the block of an address of either family.
+func (b *blocks) holding(a netip.Addr) (*heldBlock, netip.Addr) {
+	for _, h := range b.byName {
+		if first, ok := h.place(a); ok && h.conflict == "" {
+			return h, first
 		}
 	}
-}
-
-// dropFromAllocator takes a block's addresses out of its pool's allocator.
-func (l *ledger) dropFromAllocator(h *heldBlock) {
-	s := l.pool(h.pool)
-	var held []attachment.Key
-	for v := range s.alloc.Busied() {
-		if v.Group != h.name {
-			continue
-		}
-		if v.Used {
-			held = append(held, v.Key)
-			continue
-		}
-		for _, a := range h.addresses(v.Addr) {
-			l.unlisted[a] = v.Since
-		}
-	}
-	for _, key := range held {
-		s.alloc.Cancel(key)
-		lease := l.leases[key]
-		lease.allocatedIn = ""
-		l.leases[key] = lease
-	}
-	s.alloc.LoseGroup(h.name)
-}
-
-// counts are the numbers of a block's addresses.
-func (l *ledger) counts(h *heldBlock) ipam.Counts {
-	return l.pool(h.pool).alloc.Count(h.name)
-}
-
-// usedIn counts the pods that have addresses of a block.
-func (l *ledger) usedIn(h *heldBlock) int {
-	if h.conflict != "" {
-		return 0
-	}
-	return l.counts(h).Used
-}
-
-// review looks what became of the blocks: which are empty since when, and which
-// are at their end.
-func (l *ledger) review(now time.Time) {
-	for name, h := range l.blocks {
-		busy := 0
-		if h.conflict == "" {
-			c := l.counts(h)
-			busy = c.Used + c.Cooling
-		}
-		switch {
-		case busy > 0:
-			h.emptySince = time.Time{}
-		case h.lost:
-			l.removeBlock(name, now)
-			continue
-		case h.emptySince.IsZero():
-			h.emptySince = now
-		}
-		if busy == 0 && h.draining && h.listed && h.release == notReleased {
-			h.release = withdrawn
-			l.refresh(h)
-		}
-	}
+	return nil, netip.Addr{}
 }
 
 // uncommitted tells whether the file or the data path has something else than
-// wanted says.
-func (l *ledger) uncommitted() bool {
-	for _, h := range l.blocks {
+// desired says.
+func (b *blocks) uncommitted() bool {
+	for _, h := range b.byName {
 		if h.release == withdrawn || h.release == notReleased && h.conflict == "" && !h.programmed {
 			return true
 		}
@@ -318,40 +172,87 @@ func (l *ledger) uncommitted() bool {
 	return false
 }
 
-// wanted lists the blocks that the file and the data path are to have.
-func (l *ledger) wanted() []blockFacts {
-	return l.factsOf(func(h *heldBlock) bool { return h.release == notReleased && h.conflict == "" })
+// desired lists the blocks that the file and the data path are to have.
+func (b *blocks) desired() []blockFacts {
+	return b.factsOf(func(h *heldBlock) bool { return h.release == notReleased && h.conflict == "" })
 }
 
-// withdrawnNow lists the blocks that the file and the data path are to lose.
-func (l *ledger) withdrawnNow() []blockFacts {
-	return l.factsOf(func(h *heldBlock) bool { return h.release == withdrawn })
+// withdrawn lists the blocks that the file and the data path are to lose.
+func (b *blocks) withdrawn() []blockFacts {
+	return b.factsOf(func(h *heldBlock) bool { return h.release == withdrawn })
 }
 
-// toRenew lists the blocks that are kept by saying that this node lives.
-func (l *ledger) toRenew() []blockFacts {
-	return l.factsOf(func(h *heldBlock) bool { return l.node.missing() && h.listed && h.release == notReleased })
+// inUse lists the blocks that the API server has and that are not on their way back.
+func (b *blocks) inUse() []blockFacts {
+	return b.factsOf(func(h *heldBlock) bool { return h.listed && h.release == notReleased })
 }
 
 // factsOf lists blocks, by name.
-func (l *ledger) factsOf(is func(*heldBlock) bool) []blockFacts {
+func (b *blocks) factsOf(is func(*heldBlock) bool) []blockFacts {
 	out := []blockFacts{}
-	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; is(h) {
+	for _, name := range b.names() {
+		if h := b.byName[name]; is(h) {
 			out = append(out, h.blockFacts)
 		}
 	}
 	return out
 }
 
-// each calls do with the node's blocks that are those of list.
-func (l *ledger) each(list []blockFacts, do func(*heldBlock)) {
-	for _, b := range list {
-		if h, ok := l.blocks[b.name]; ok && h.same(b) {
-			do(h)
-			l.refresh(h)
+// given is the block that a request got, if the node has it.
+func (b *blocks) given(r *request) *heldBlock {
+	if h, ok := b.byName[r.block]; ok && h.listed {
+		return h
+	}
+	for _, h := range b.byName {
+		if h.listed && h.request == r.uid {
+			return h
 		}
 	}
+	return nil
 }
 
-func (l *ledger) blockNames() []string { return slices.Sorted(maps.Keys(l.blocks)) }
+// answered tells whether nothing more will come of a request.
+func (b *blocks) answered(r *request) bool { return r.spent || b.given(r) != nil }
+
+// supplyOf sums up what this node has of a pool, and which of it is idle. Blocks
+// on their way back count while nothing has come of that.
+func (b *blocks) supplyOf(s *poolState) (supply, []idle) {
+	have := supply{size: s.size, waiting: s.queue.Len()}
+	have.warm = s.known && !s.deleting && (s.name == v1alpha1.DefaultPool || s.queue.Len() > 0)
+	var empty []idle
+	stuck := b.stuck(s)
+	for _, h := range b.byName {
+		if h.pool != s.name || h.conflict != "" {
+			continue
+		}
+		c := s.alloc.Count(h.name)
+		have.warm = have.warm || c.Used > 0 && s.known && !s.deleting
+		if have.size == 0 {
+			have.size = sizeOf(h.first)
+		}
+		if h.deleted() || h.lost || h == stuck {
+			continue
+		}
+		have.free += min(c.Free, 1<<maxBits)
+		if !h.emptySince.IsZero() && h.listed {
+			empty = append(empty, idle{name: h.name, free: min(c.Free, 1<<maxBits), since: h.emptySince})
+		}
+	}
+	return have, empty
+}
+
+// stuck is the block of a pool that has no route while others can: nobody waits
+// for it. Of two such none is meant: then it is not the block's fault, and more of
+// them would not help.
+func (b *blocks) stuck(s *poolState) (only *heldBlock) {
+	for _, h := range b.byName {
+		if h.pool != s.name || !h.unroutable || h.programmed {
+			continue
+		}
+		if only != nil {
+			return nil
+		}
+		only = h
+	}
+	return only
+}

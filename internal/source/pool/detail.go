@@ -93,10 +93,10 @@ func (d detail) Metrics() (out []prometheus.Metric) {
 
 // conditions tell of blocks that cannot be routed. Pods get addresses of others
 // meanwhile, so that the node still takes some.
-func (l *ledger) conditions() []source.Condition {
+func (b *blocks) conditions() []source.Condition {
 	var failed []string
-	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.unroutable {
+	for _, name := range b.names() {
+		if h := b.byName[name]; h.unroutable {
 			failed = append(failed, "block "+name+": "+h.down)
 		}
 	}

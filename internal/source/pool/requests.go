@@ -22,6 +22,14 @@ import (
 // of another node can make requests of these names too: then this node uses
 // another name, which nobody can know before.
 
+// requests is the node's BlockRequests.
+type requests struct {
+	byName    map[string]*request
+	asked     map[string]bool // names of requests that are in flight, or were made and are not in the watch yet
+	salts     map[slot]string // of the names of requests in place of names that others took
+	latencies []latency       // of requests that were answered, to be observed
+}
+
 // nodeHash tells nodes apart in names that have no room for theirs.
 func nodeHash(node string) string {
 	sum := sha256.Sum256([]byte(node))
@@ -41,8 +49,8 @@ type slot struct {
 
 // nameFor is the name of the request in a slot: the usual one, unless another
 // node took that.
-func (l *ledger) nameFor(at slot, node string) string {
-	if salt, ok := l.salts[at]; ok {
+func (q *requests) nameFor(at slot, node string) string {
+	if salt, ok := q.salts[at]; ok {
 		node += "/" + salt
 	}
 	return requestName(at.pool, node, at.number)
@@ -50,9 +58,9 @@ func (l *ledger) nameFor(at slot, node string) string {
 
 // avoid has the next request in the slot of a name that another node took have
 // one that is made with salt.
-func (l *ledger) avoid(pool, name, salt string) {
-	delete(l.asked, name)
-	l.salts[slot{pool, slotOf(name)}] = salt
+func (q *requests) avoid(pool, name, salt string) {
+	delete(q.asked, name)
+	q.salts[slot{pool, slotOf(name)}] = salt
 }
 
 // slotOf is the slot of a request's name, or -1.
@@ -94,16 +102,23 @@ func readRequest(o *v1alpha1.BlockRequest, now time.Time) *request {
 	return r
 }
 
-// setRequest takes a state of a request.
-func (l *ledger) setRequest(r *request) {
-	if before, ok := l.requests[r.name]; ok && before.uid == r.uid {
+// set stores a request.
+func (q *requests) set(r *request) {
+	if before, ok := q.byName[r.name]; ok && before.uid == r.uid {
 		r.created, r.spent, r.surplus, r.measured = before.created, before.spent, before.surplus, before.measured
 		if before.complete() {
 			r.completed = before.completed
 		}
 	}
-	l.requests[r.name] = r
-	delete(l.asked, r.name)
+	q.byName[r.name] = r
+	delete(q.asked, r.name)
+}
+
+// drop drops a request that is gone; with uid empty, whichever has the name.
+func (q *requests) drop(name string, uid types.UID) {
+	if r, ok := q.byName[name]; ok && (uid == "" || r.uid == uid) {
+		delete(q.byName, name)
+	}
 }
 
 // latency is how long a request took from when it was made until its block was here.
@@ -113,37 +128,39 @@ type latency struct {
 }
 
 // measure notes how long an answered request took.
-func (l *ledger) measure(r *request, now time.Time) {
+func (q *requests) measure(r *request, now time.Time) {
 	if !r.measured && !r.spent {
-		l.latencies = append(l.latencies, latency{r.pool, now.Sub(r.created)})
+		q.latencies = append(q.latencies, latency{r.pool, now.Sub(r.created)})
 	}
 	r.measured = true
 }
 
-// given is the block that a request got, if the node has it.
-func (l *ledger) given(r *request) *heldBlock {
-	if b, ok := l.blocks[r.block]; ok && b.listed {
-		return b
-	}
-	for _, b := range l.blocks {
-		if b.listed && b.request == r.uid {
-			return b
-		}
-	}
-	return nil
-}
-
-// answered tells whether nothing more will come of a request.
-func (l *ledger) answered(r *request) bool { return r.spent || l.given(r) != nil }
-
-// requestsOf lists the requests for a pool, the oldest first.
-func (l *ledger) requestsOf(pool string) []*request {
+// of lists the requests for a pool, the oldest first.
+func (q *requests) of(pool string) []*request {
 	var out []*request
-	for _, name := range slices.Sorted(maps.Keys(l.requests)) {
-		if r := l.requests[name]; r.pool == pool {
+	for _, name := range slices.Sorted(maps.Keys(q.byName)) {
+		if r := q.byName[name]; r.pool == pool {
 			out = append(out, r)
 		}
 	}
 	slices.SortStableFunc(out, func(x, y *request) int { return x.created.Compare(y.created) })
 	return out
+}
+
+// ask makes up to n requests in slots that are not used. A request that is on
+// its way already is one of them, and is made in the same slot again: another
+// would be one too many.
+func (q *requests) ask(pool, node string, used map[int]bool, n int) (todo []action) {
+	for _, again := range []bool{true, false} {
+		for i := 0; i < maxOutstanding && n > 0; i++ {
+			name := q.nameFor(slot{pool, i}, node)
+			if used[i] || q.asked[name] != again {
+				continue
+			}
+			used[i], q.asked[name] = true, true
+			todo = append(todo, action{kind: createRequest, name: name, pool: pool})
+			n--
+		}
+	}
+	return todo
 }

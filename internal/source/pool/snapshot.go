@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
@@ -15,24 +14,24 @@ import (
 // first family stands for both, and of a block of more than 256 addresses only
 // those appear that were ever used; the detail's pools count them all.
 func (s *Source) Snapshot() source.Snapshot {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l := s.ledger
-	out := source.Snapshot{Waiting: l.undecided.Len(), LastError: l.lastError(s.clock.Now()), Conditions: l.conditions()}
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	n := s.state.holdings
+	out := source.Snapshot{Waiting: n.pools.undecided.Len(), LastError: n.diagnose(s.state.clock.Now()).lastError(), Conditions: n.blocks.conditions()}
 	var d detail
-	for _, name := range slices.Sorted(maps.Keys(l.pools)) {
-		p := l.pools[name]
+	for _, name := range slices.Sorted(maps.Keys(n.pools.byName)) {
+		p := n.pools.byName[name]
 		out.Waiting += p.queue.Len()
-		d.pools = append(d.pools, l.poolInfo(p))
+		d.pools = append(d.pools, n.poolInfo(p))
 		for v := range p.alloc.Addresses() {
-			out.Addresses = append(out.Addresses, l.addressInfo(v))
+			out.Addresses = append(out.Addresses, n.blocks.addressInfo(v))
 		}
 	}
-	out.Addresses = append(out.Addresses, l.outside()...)
+	out.Addresses = append(out.Addresses, n.leases.outside()...)
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
-	for _, name := range l.blockNames() {
-		b := describeBlock(l.blocks[name])
-		b.Withheld = l.counts(l.blocks[name]).Withdrawn
+	for _, name := range n.blocks.names() {
+		b := describeBlock(n.blocks.byName[name])
+		b.Withheld = n.pools.counts(n.blocks.byName[name]).Withdrawn
 		d.blocks = append(d.blocks, b)
 		out.Groups = append(out.Groups, source.Group{Name: b.Name, Capacity: b.Capacity})
 	}
@@ -64,63 +63,10 @@ func describeBlock(h *heldBlock) introspect.Block {
 	return g
 }
 
-func (l *ledger) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressInfo {
+func (b *blocks) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressInfo {
 	of := introspect.Origin{Block: v.Group}
-	if h := l.blocks[v.Group]; h != nil {
+	if h := b.byName[v.Group]; h != nil {
 		of.Pool, v.Withdrawn = h.pool, v.Withdrawn || h.ends()
 	}
 	return source.Info(v, of)
-}
-
-// outside lists the addresses that are held or cool and whose block is not known here.
-func (l *ledger) outside() (out []source.AddressInfo) {
-	for key, h := range l.leases {
-		if h.allocatedIn == "" {
-			out = append(out, source.AddressInfo{Addr: h.Addrs()[0], State: source.Used, Origin: h.Origin, Key: &key})
-		}
-	}
-	for a, since := range l.unlisted {
-		out = append(out, source.AddressInfo{Addr: a, State: source.Cooling, Since: since})
-	}
-	return out
-}
-
-// poolInfo counts what this node has of a pool.
-func (l *ledger) poolInfo(s *poolState) poolInfo {
-	p := poolInfo{Pool: introspect.Pool{Name: s.name, Waiting: s.queue.Len()}}
-	for _, h := range l.blocks {
-		if h.pool != s.name {
-			continue
-		}
-		p.Blocks++
-		if h.deleted() {
-			p.Draining++
-		}
-		c := l.counts(h)
-		p.Used += c.Used
-		p.Cooling += c.Cooling
-		p.retired += c.Withdrawn
-		switch {
-		case h.serves():
-			p.Free += c.Free
-		case h.ends():
-			p.retired += c.Free
-		default:
-			p.notReady += c.Free
-		}
-	}
-	for _, r := range l.requestsOf(s.name) {
-		if l.answered(r) {
-			continue
-		}
-		p.Requests++
-		if r.failed != "" {
-			p.Failed = r.failed
-			p.Exhausted = p.Exhausted || r.failed == v1alpha1.ReasonPoolExhausted
-		}
-	}
-	if s.deleting {
-		p.Failed = v1alpha1.ReasonPoolDeleted
-	}
-	return p
 }

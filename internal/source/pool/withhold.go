@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/node/attachment"
 )
 
 // The operator says which addresses of a block Nodes and Services have. None of these
@@ -55,56 +54,10 @@ func (b blockFacts) ownerOf(addrs []netip.Addr) (addr netip.Addr, owner string) 
 	return netip.Addr{}, ""
 }
 
-// withhold keeps what others, or the node itself, have of a block from being handed out, and returns
-// the addresses of the first family that no pod holds.
-func (l *ledger) withhold(h *heldBlock) []netip.Addr {
-	if h.conflict != "" {
-		return nil
-	}
-	places := h.withheldPlaces()
-	for _, a := range l.nodeHas {
-		if first, ok := h.place(a); ok {
-			places = append(places, first)
-		}
-	}
-	return l.pool(h.pool).alloc.Withhold(h.name, places)
+// among returns those of a pair's addresses that are in a list.
+func (b blockFacts) among(first netip.Addr, list []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(b.addresses(first), func(a netip.Addr) bool { return !slices.Contains(list, a) })
 }
 
-// ofNode are the addresses of a pair that the node has itself.
-func (l *ledger) ofNode(h *heldBlock, first netip.Addr) (out []netip.Addr) {
-	for _, a := range h.addresses(first) {
-		if slices.Contains(l.nodeHas, a) {
-			out = append(out, a)
-		}
-	}
-	return out
-}
-
-// conflict is a pod that has an address of others.
-type conflict struct {
-	pod    attachment.Pod
-	ifName string
-	addr   netip.Addr
-	owner  string
-}
-
-// selfOwner is who an address of this node belongs to, as the operator says.
+// selfOwner is the owner of addresses of this node, as the operator names it.
 func (p policy) selfOwner() string { return "Node " + p.nodeName }
-
-// conflicts are the pods that have got one since they were last asked for. Those that have an address
-// that the kernel says to be the node's are the daemon's to tell.
-func (l *ledger) conflicts(h *heldBlock) (out []conflict) {
-	for key, lease := range l.leases {
-		if lease.Block != h.name {
-			continue
-		}
-		addr, owner := h.ownerOf(lease.Addrs())
-		byDaemon := owner == l.selfOwner() && slices.Contains(l.nodeHas, addr)
-		if owner != lease.toldOwner && owner != "" && !byDaemon {
-			out = append(out, conflict{lease.pod, key.IfName, addr, owner})
-		}
-		lease.toldOwner = owner
-		l.leases[key] = lease
-	}
-	return out
-}

@@ -5,11 +5,110 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/waiting"
 )
+
+// pools is the pools that this node uses, or could, and what determines which of them a pod uses.
+type pools struct {
+	byName     map[string]*poolState
+	namespaces map[string]string // annotation by namespace; empty without
+	cooling    time.Duration
+
+	undecided waiting.Queue // pods whose pool is not known yet
+	// chosen is the pools of pods that had an address of one: after a start without the API server nothing else is
+	// known.
+	chosen map[podInterface]string
+}
+
+// podInterface is an interface of a pod, whichever its sandbox. The networks of a
+// pod may have different pools.
+type podInterface struct{ uid, network, ifName string }
+
+func interfaceOf(key attachment.Key, pod attachment.Pod) podInterface {
+	return podInterface{pod.UID, key.Network, key.IfName}
+}
+
+// poolState is one pool as this node has it.
+type poolState struct {
+	name  string
+	alloc *ipam.Allocator[attachment.Key] // of the first family of its blocks
+	queue waiting.Queue
+
+	known         bool     // there is such an AddressPool
+	deleting      bool     // it is being deleted
+	podNamespaces []string // whose pods may name it
+	size          int      // addresses of a block; 0: not known
+
+	refused error // why the last request could not be made
+}
+
+// get returns a pool, which is added if it is missing.
+func (p *pools) get(name string) *poolState {
+	s, ok := p.byName[name]
+	if !ok {
+		s = &poolState{name: name, alloc: ipam.New[attachment.Key](p.cooling)}
+		p.byName[name] = s
+	}
+	return s
+}
+
+// poolFacts is what matters of an AddressPool.
+type poolFacts struct {
+	name          string
+	bits          int
+	deleting      bool
+	podNamespaces []string
+}
+
+// set stores an AddressPool.
+func (p *pools) set(f poolFacts) {
+	s := p.get(f.name)
+	s.known, s.deleting, s.podNamespaces, s.size = true, f.deleting, f.podNamespaces, 1<<min(max(f.bits, 0), maxBits)
+}
+
+// drop notes that an AddressPool is gone. Its blocks stay while they are used.
+func (p *pools) drop(name string) {
+	if s, ok := p.byName[name]; ok {
+		s.known, s.deleting, s.podNamespaces = false, false, nil
+	}
+}
+
+// nextExpiry tells when the next address has cooled; zero without one.
+func (p *pools) nextExpiry() (at time.Time) {
+	for _, s := range p.byName {
+		if t, ok := s.alloc.NextExpiry(); ok {
+			at = earlier(at, t)
+		}
+	}
+	return at
+}
+
+// counts are the numbers of a block's addresses.
+func (p *pools) counts(h *heldBlock) ipam.Counts { return p.get(h.pool).alloc.Count(h.name) }
+
+// usedIn counts the pods that have addresses of a block.
+func (p *pools) usedIn(h *heldBlock) int {
+	if h.conflict != "" {
+		return 0
+	}
+	return p.counts(h).Used
+}
+
+// waiter is the waiter of an attachment, or nil.
+func (p *pools) waiter(key attachment.Key) *waiting.Waiter {
+	for _, s := range p.byName {
+		if w := s.queue.Find(key); w != nil {
+			return w
+		}
+	}
+	return p.undecided.Find(key)
+}
 
 // A pod gets its address from the pool that its namespace's annotation names,
 // else from the default one. Its own annotation, or the configuration of one of
@@ -21,12 +120,6 @@ import (
 // pods of its node anyway. To read it from the API server would take a right to
 // read every pod of the cluster.
 
-// world is what the choice looks at.
-type world struct {
-	namespaces map[string]string // annotation by namespace; empty without
-	pools      map[string]*poolState
-}
-
 // told is a wish with what is assumed of annotations that are not told.
 func (p policy) told(w source.Wish) source.Wish {
 	w.Told = w.Told || p.ignoreUntold
@@ -36,11 +129,11 @@ func (p policy) told(w source.Wish) source.Wish {
 // choose names the pool of a pod; empty while that cannot be told yet, and err
 // then says why, for when nothing changes in time. With final, nothing that
 // comes would change it.
-func choose(w world, pod attachment.Pod, wish source.Wish) (name string, final bool, err *source.Exhausted) {
+func (p *pools) choose(pod attachment.Pod, wish source.Wish) (name string, final bool, err *source.Exhausted) {
 	if pod.Name == "" || pod.Namespace == "" {
 		return "", true, exhausted("pod-unnamed", "the runtime does not tell which pod this is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS), so that its pool cannot be chosen")
 	}
-	annotation, known := w.namespaces[pod.Namespace]
+	annotation, known := p.namespaces[pod.Namespace]
 	if !known {
 		return "", false, exhausted("namespace-unknown", "namespace %s is not known from the API server yet, so that the pool of its pods cannot be chosen", pod.Namespace)
 	}
@@ -49,12 +142,12 @@ func choose(w world, pod attachment.Pod, wish source.Wish) (name string, final b
 	if wish.NetworkPool != "" {
 		asked, by, change = wish.NetworkPool, "pool of the network's configuration", "it there"
 	} else if !wish.Told {
-		return w.chooseWithoutAnnotations(pod.Namespace, given)
+		return p.chooseWithoutAnnotations(pod.Namespace, given)
 	}
 	if asked == "" || asked == given {
 		return given, true, nil
 	}
-	s := w.pools[asked]
+	s := p.byName[asked]
 	if s == nil || !s.known {
 		return "", false, exhausted("pool-unknown", "there is no AddressPool %s, which %s names: create it, or correct %s", asked, by, change)
 	}
@@ -68,10 +161,10 @@ func choose(w world, pod attachment.Pod, wish source.Wish) (name string, final b
 // chooseWithoutAnnotations is choose where the runtime does not tell annotations. A pod whose
 // namespace no pool lists has no choice. Another may have chosen, and would be
 // in the wrong pool unnoticed: it gets no address.
-func (w world) chooseWithoutAnnotations(namespace, given string) (name string, final bool, err *source.Exhausted) {
+func (p *pools) chooseWithoutAnnotations(namespace, given string) (name string, final bool, err *source.Exhausted) {
 	told := false
-	for _, name := range slices.Sorted(maps.Keys(w.pools)) {
-		s := w.pools[name]
+	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
+		s := p.byName[name]
 		told = told || s.known
 		if s.known && name != given && slices.Contains(s.podNamespaces, namespace) {
 			return "", true, exhausted("annotations-untold", "the container runtime does not tell the pod's annotations, by which pods of namespace %s may choose AddressPool %s: "+
@@ -83,20 +176,6 @@ func (w world) chooseWithoutAnnotations(namespace, given string) (name string, f
 		return "", false, exhausted("pool-unknown", "there is no AddressPool yet: create one, named %s for pods that choose none", v1alpha1.DefaultPool)
 	}
 	return given, true, nil
-}
-
-// annotations are what the source looks at of a pod.
-var annotations = []string{v1alpha1.AnnotationPool}
-
-// Annotations implements source.Source.
-func (s *Source) Annotations() []string { return annotations }
-
-// CheckWish implements source.Source.
-func (s *Source) CheckWish(w source.Wish) error {
-	if err := source.CheckPoolName("the pod's annotation "+v1alpha1.AnnotationPool, w.Annotations[v1alpha1.AnnotationPool]); err != nil {
-		return err
-	}
-	return w.CheckNetworkPool()
 }
 
 func exhausted(reason, format string, args ...any) *source.Exhausted {

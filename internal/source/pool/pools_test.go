@@ -107,9 +107,9 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 	m.startOperator()
 	m.start()
 	m.until("a warm block", func() bool { return m.Ready() == nil })
-	m.mu.Lock()
-	delete(m.ledger.namespaces, namespace)
-	m.mu.Unlock()
+	m.state.mu.Lock()
+	delete(m.state.holdings.pools.namespaces, namespace)
+	m.state.mu.Unlock()
 	got := make(chan error, 1)
 	go func() {
 		_, err := m.try(0, longest)
@@ -128,9 +128,9 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	w := world{
+	w := pools{
 		namespaces: map[string]string{"plain": "", "global": "public", "other": "", "lent": "inner"},
-		pools: map[string]*poolState{
+		byName: map[string]*poolState{
 			"default": {known: true}, "public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global", "lent"}},
 			"publik": {podNamespaces: []string{"other"}}, // blocks of a pool that is no more
 		},
@@ -173,7 +173,7 @@ func TestChoose(t *testing.T) {
 		if tc.namespace == "" {
 			pod.Name = ""
 		}
-		got, final, why := choose(w, pod, tc.wish)
+		got, final, why := w.choose(pod, tc.wish)
 		reason := ""
 		if why != nil {
 			reason = why.Reason
@@ -182,8 +182,8 @@ func TestChoose(t *testing.T) {
 			t.Errorf("%s %+v: %q, final %v, %q; want %q, %v, %q", tc.namespace, tc.wish, got, final, reason, tc.want, tc.final, tc.reason)
 		}
 	}
-	w.pools = nil
-	if _, final, why := choose(w, attachment.Pod{Namespace: "plain", Name: "p"}, source.Wish{}); final || why.Reason != "pool-unknown" {
+	w.byName = nil
+	if _, final, why := w.choose(attachment.Pod{Namespace: "plain", Name: "p"}, source.Wish{}); final || why.Reason != "pool-unknown" {
 		t.Errorf("before the pools are known: final %v, %v", final, why)
 	}
 }
