@@ -133,7 +133,7 @@ func (n *NICs) CheckWish(req source.Request) error {
 func (n *NICs) Run(ctx context.Context) error {
 	ctx = kubeapi.Quiet(ctx)
 	var wg sync.WaitGroup
-	mirror, reporter := n.mirror(), n.reporter()
+	mirror, reporter := n.mirror(), newReporter(n)
 	wg.Go(func() { mirror.Run(ctx) })
 	if n.vswitch != nil {
 		wg.Go(func() { n.vswitch.watch(ctx) })

@@ -18,15 +18,20 @@ var _ = failpoint.Register("port.report.before", "port.report.after", "port.remo
 // report is a state that status.node of a PodNIC lacks.
 type report = kubeapi.Report[v1alpha1.PodNICNode]
 
-// reporter writes the status of the node's PodNICs, one after the other.
-func (n *NICs) reporter() *kubeapi.Reporter[v1alpha1.PodNICNode] {
+// reports makes the reports of NICs.
+type reports struct{ nics *NICs }
+
+// newReporter writes the status of the node's PodNICs, one after the other.
+func newReporter(n *NICs) *kubeapi.Reporter[v1alpha1.PodNICNode] {
+	r := reports{n}
 	return &kubeapi.Reporter[v1alpha1.PodNICNode]{
-		Clock: n.clock, Log: n.log.With("kind", "PodNIC"), AtOnce: 1, Wake: n.report, Due: n.due, Write: n.write,
+		Clock: n.clock, Log: n.log.With("kind", "PodNIC"), AtOnce: 1, Wake: n.report, Due: r.due, Write: r.write,
 	}
 }
 
 // due returns the reports that PodNICs lack, by name.
-func (n *NICs) due(now time.Time) (list []report) {
+func (r reports) due(now time.Time) (list []report) {
+	n := r.nics
 	n.mu.Lock()
 	objects := n.observed.sorted()
 	n.mu.Unlock()
@@ -43,20 +48,20 @@ func (n *NICs) due(now time.Time) (list []report) {
 }
 
 // write writes status.node of a PodNIC unless the object has changed.
-func (n *NICs) write(ctx context.Context, r report) error {
+func (r reports) write(ctx context.Context, one report) error {
 	body, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": r.UID, "resourceVersion": r.Version},
-		"status":   map[string]any{"node": fields(r.State)},
+		"metadata": map[string]any{"uid": one.UID, "resourceVersion": one.Version},
+		"status":   map[string]any{"node": fields(one.State)},
 	})
 	if err == nil {
 		err = failpoint.Around("port.report", func() error {
-			return n.api.In(r.Name.Namespace).Patch(ctx, types.MergePatchType, podNICs, r.Name.Name, "status", body, nil)
+			return r.nics.api.In(one.Name.Namespace).Patch(ctx, types.MergePatchType, podNICs, one.Name.Name, "status", body, nil)
 		})
 	}
 	if err != nil {
-		err = fmt.Errorf("write status.node of PodNIC %s: %w", r.Name, err)
+		err = fmt.Errorf("write status.node of PodNIC %s: %w", one.Name, err)
 	}
-	n.cfg.Observer.Reported(string(r.State.State), err)
+	r.nics.cfg.Observer.Reported(string(one.State.State), err)
 	return err
 }
 

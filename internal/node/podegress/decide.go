@@ -59,7 +59,7 @@ func (o *observed) decide(req source.Request) decision {
 // mayBeClient is why it has to be waited whether the pod is a client that names no Egress;
 // nil: it need not be.
 func (o *observed) mayBeClient(pod attachment.Pod) *source.Exhausted {
-	if !o.allListed() {
+	if !o.sync.Listed(watched...) {
 		if o.late {
 			return nil // it becomes one while it runs
 		}

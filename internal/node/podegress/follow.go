@@ -19,6 +19,8 @@ const (
 	namespaces    = "namespaces"
 )
 
+var watched = []string{egressClients, egresses, namespaces}
+
 // mirror keeps what is observed up to date with the API server: the EgressClients of this node, all
 // Egresses, and what Namespaces say about Egresses.
 func (c *Clients) mirror() *kubeapi.Mirror {

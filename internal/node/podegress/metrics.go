@@ -80,7 +80,7 @@ type counts struct{ unusable, silent, unsaid, waiting int }
 
 // count counts. c.mu is held.
 func (c *Clients) count() counts {
-	n := counts{unusable: len(c.observed.unusable()), waiting: c.waiters.Len()}
+	n := counts{unusable: len(c.observed.egresses.unusable(c.observed.users)), waiting: c.waiters.Len()}
 	for _, m := range c.observed.members {
 		if c.observed.state(m) != nil {
 			n.unsaid++
@@ -132,7 +132,7 @@ const longestCondition = 1024
 
 // condition tells what of Egresses is left out. c.mu is held.
 func (c *Clients) condition() source.Condition {
-	errs := c.observed.unusable()
+	errs := c.observed.egresses.unusable(c.observed.users)
 	if len(errs) == 0 {
 		return source.Condition{Type: conditionEgresses, Healthy: true, Reason: "Usable"}
 	}

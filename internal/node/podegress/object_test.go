@@ -114,7 +114,7 @@ func TestReadNonsense(t *testing.T) {
 			b := newObserved("")
 			b.putTarget(got)
 			b.putTarget(readEgress(o))
-			if n := len(b.takeEffects().invalid); n != 1 {
+			if n := len(b.effects.take().invalid); n != 1 {
 				t.Errorf("it is logged %d times", n)
 			}
 			// Whatever is left can be recorded.

@@ -23,7 +23,7 @@ type observed struct {
 	sync     *kubeapi.Sync
 	late     bool // the API server had its time to list all
 	members  map[types.NamespacedName]member
-	users    map[types.NamespacedName]map[types.NamespacedName]bool // EgressClients in members, by the names of their Egresses
+	users    users
 	egresses egressSet
 	silent   map[use]silentOnes // gateways that do not answer probes while others of their Egress do
 	pods     podSet
@@ -45,17 +45,17 @@ func (e effects) wakes(pod attachment.Pod) bool { return e.wakeAll || e.wake[nam
 // newObserved returns one in which nothing is known. berthNamespace is Berth's own, empty if it is not known.
 func newObserved(berthNamespace string) *observed {
 	return &observed{
-		sync: kubeapi.NewSync(), members: map[types.NamespacedName]member{}, users: map[types.NamespacedName]map[types.NamespacedName]bool{},
+		sync: kubeapi.NewSync(), members: map[types.NamespacedName]member{}, users: users{},
 		egresses: egressSet{map[types.NamespacedName]target{}, membership.NewSelectors(berthNamespace), map[string]membership.Namespace{}},
 		silent:   map[use]silentOnes{}, pods: podSet{}, unreported: map[types.NamespacedName]bool{}, effects: effects{wake: map[types.NamespacedName]bool{}},
 	}
 }
 
-// takeEffects returns the effects of all changes since the last call.
-func (o *observed) takeEffects() effects {
-	e := o.effects
-	o.effects = effects{wake: map[types.NamespacedName]bool{}}
-	return e
+// take returns the effects of all changes since the last call.
+func (e *effects) take() effects {
+	taken := *e
+	*e = effects{wake: map[types.NamespacedName]bool{}}
+	return taken
 }
 
 // putMember stores an EgressClient.
@@ -66,13 +66,8 @@ func (o *observed) putMember(m member) {
 	if had && before.same(m) {
 		return
 	}
-	o.unlist(before)
-	for _, u := range m.uses {
-		if o.users[u.name] == nil {
-			o.users[u.name] = map[types.NamespacedName]bool{}
-		}
-		o.users[u.name][m.name] = true
-	}
+	o.users.remove(before)
+	o.users.add(m)
 	o.touch(m.name)
 }
 
@@ -84,17 +79,8 @@ func (o *observed) dropMember(name types.NamespacedName, uid types.UID) {
 	}
 	delete(o.members, name)
 	delete(o.unreported, name)
-	o.unlist(m)
+	o.users.remove(m)
 	o.touch(name)
-}
-
-// unlist removes an EgressClient from the users of its Egresses.
-func (o *observed) unlist(m member) {
-	for _, u := range m.uses {
-		if delete(o.users[u.name], m.name); len(o.users[u.name]) == 0 {
-			delete(o.users, u.name)
-		}
-	}
 }
 
 // putTarget stores an Egress. An error in it is to be logged once.
@@ -141,7 +127,7 @@ func (o *observed) listed(first bool) {
 // select the pod while the pod's namespace, as it is known here, does not permit that. Whether a pod names an
 // Egress, and which labels it has, only the operator knows.
 func (o *observed) uses(m member) []use {
-	if len(m.selected) == 0 || !o.allListed() {
+	if len(m.selected) == 0 || !o.sync.Listed(watched...) {
 		return m.uses
 	}
 	return o.egresses.permitted(m)
@@ -201,9 +187,6 @@ func (o *observed) touchUsers(affected []types.NamespacedName, selectors bool) {
 	}
 }
 
-// allListed tells whether the API server has listed all that is watched.
-func (o *observed) allListed() bool { return o.sync.Listed(egressClients, egresses, namespaces) }
-
 // gateways returns the gateways that new connections of this node's pods may use, by Egress.
 func (o *observed) gateways() map[use][]gateway {
 	out := map[use][]gateway{}
@@ -233,10 +216,10 @@ func (o *observed) silence(now map[use]silentOnes) {
 	}
 }
 
-// unusable returns the errors of Egresses that pods of this node use, by name.
-func (o *observed) unusable() (errs []error) {
-	for _, name := range slices.SortedFunc(maps.Keys(o.users), func(x, y types.NamespacedName) int { return cmp.Compare(x.String(), y.String()) }) {
-		if t, ok := o.egresses.byName[name]; ok && t.err != nil {
+// unusable returns the errors of Egresses that have users, by name.
+func (e *egressSet) unusable(of users) (errs []error) {
+	for _, name := range slices.SortedFunc(maps.Keys(of), func(x, y types.NamespacedName) int { return cmp.Compare(x.String(), y.String()) }) {
+		if t, ok := e.byName[name]; ok && t.err != nil {
 			errs = append(errs, t.err)
 		}
 	}
@@ -363,6 +346,26 @@ func (e *egressSet) permitted(m member) []use {
 func (e *egressSet) find(u use) (target, bool) {
 	t, ok := e.byName[u.name]
 	return t, ok && t.uid == u.uid && !t.unusable
+}
+
+// users is the EgressClients of this node by the names of their Egresses.
+type users map[types.NamespacedName]map[types.NamespacedName]bool
+
+func (s users) add(m member) {
+	for _, u := range m.uses {
+		if s[u.name] == nil {
+			s[u.name] = map[types.NamespacedName]bool{}
+		}
+		s[u.name][m.name] = true
+	}
+}
+
+func (s users) remove(m member) {
+	for _, u := range m.uses {
+		if delete(s[u.name], m.name); len(s[u.name]) == 0 {
+			delete(s, u.name)
+		}
+	}
 }
 
 // podSet is the pods that have an attachment on this node.

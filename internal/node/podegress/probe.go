@@ -126,9 +126,13 @@ type prober struct {
 	wg      sync.WaitGroup
 }
 
-// probe probes the gateways that pods of this node use, until ctx ends.
-func (c *Clients) probe(ctx context.Context) {
-	p := &prober{clients: c, known: answers{}, running: map[asked]context.CancelFunc{}, results: make(chan answer)}
+func newProber(c *Clients) *prober {
+	return &prober{clients: c, known: answers{}, running: map[asked]context.CancelFunc{}, results: make(chan answer)}
+}
+
+// run probes the gateways that pods of this node use, until ctx ends.
+func (p *prober) run(ctx context.Context) {
+	c := p.clients
 	ctx, end := context.WithCancel(ctx)
 	defer p.wg.Wait()
 	defer end()

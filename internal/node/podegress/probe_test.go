@@ -112,7 +112,7 @@ func TestProbes(t *testing.T) {
 		c := clients(t, b, func(cfg *Config) { cfg.ProbeInterval, cfg.Probe = time.Second, net.probe })
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { c.probe(ctx) })
+		wg.Go(func() { newProber(c).run(ctx) })
 		c.probed.Set()
 		rec := record(1)
 		c.SetUp(rec)

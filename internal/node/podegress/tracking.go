@@ -19,31 +19,37 @@ const trackingInterval = 10 * time.Second
 // is for a person, and is said again as long as that goes on.
 type Full func(rec attachment.Record, message string)
 
-// track looks at the node's gateways until ctx ends.
-func (c *Clients) track(ctx context.Context) {
-	before := map[attachment.Key]egressgateway.Tracked{}
+// tracker compares the connection counts of the node's gateways with those of before.
+type tracker struct {
+	clients *Clients
+	before  map[attachment.Key]egressgateway.Tracked
+}
+
+// run looks at the gateways until ctx ends.
+func (t tracker) run(ctx context.Context) {
+	c := t.clients
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.clock.After(retry.Jitter(trackingInterval)):
 		}
-		now := map[attachment.Key]egressgateway.Tracked{}
 		c.mu.Lock()
 		gateways := c.observed.pods.gateways()
 		c.mu.Unlock()
+		now := map[attachment.Key]egressgateway.Tracked{}
 		for _, rec := range gateways {
-			t, err := c.cfg.Kernel.Tracked(rec.Netns.Path)
+			tracked, err := c.cfg.Kernel.Tracked(rec.Netns.Path)
 			if err != nil {
-				c.log.Debug("looking how many connections a gateway has", "pod", nameOf(rec.Pod).String(), "err", err)
+				c.log.Debug("connections of a gateway not counted", "pod", nameOf(rec.Pod).String(), "err", err)
 				continue
 			}
-			now[rec.Key] = t
-			if was, known := before[rec.Key]; known && t.Refused > was.Refused {
-				c.cfg.Full(rec, fullMessage(was, t))
+			now[rec.Key] = tracked
+			if was, known := t.before[rec.Key]; known && tracked.Refused > was.Refused {
+				c.cfg.Full(rec, fullMessage(was, tracked))
 			}
 		}
-		before = now
+		t.before = now
 	}
 }
 

@@ -33,7 +33,7 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 			c.SetUp(rec)
 			k.Track(rec.Netns.Path, egressgateway.Tracked{Count: 5, Limit: 5000, Refused: 7}) // of before
 		}
-		go c.track(t.Context())
+		go tracker{clients: c}.run(t.Context())
 		look := func(want ...string) {
 			t.Helper()
 			mu.Lock()

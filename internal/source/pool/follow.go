@@ -106,7 +106,7 @@ func (s *Source) tellConflicts(n *holdings, block string) {
 	if !ok || h.conflict != "" {
 		return
 	}
-	for _, c := range n.conflicts(h) {
+	for _, c := range n.leases.conflicts(h, n.policy.selfOwner(), n.nodeHas) {
 		s.log.Warn("a pod has an address that something else has too; it keeps it, and packets for either may reach the other",
 			"address", c.addr, "owner", c.owner, "block", block, "namespace", c.pod.Namespace, "pod", c.pod.Name)
 		if s.cfg.Conflict != nil {

@@ -9,7 +9,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/node/attachment"
@@ -412,72 +411,6 @@ func (n *holdings) withhold(h *heldBlock) []netip.Addr {
 		}
 	}
 	return n.pools.get(h.pool).alloc.Withhold(h.name, places)
-}
-
-// conflict is a pod that has an address of others.
-type conflict struct {
-	pod    attachment.Pod
-	ifName string
-	addr   netip.Addr
-	owner  string
-}
-
-// conflicts are the pods that have got one since they were last asked for. Those that have an address
-// that the kernel says to be the node's are the daemon's to tell.
-func (n *holdings) conflicts(h *heldBlock) (out []conflict) {
-	for key, lease := range n.leases.byKey {
-		if lease.Block != h.name {
-			continue
-		}
-		addr, owner := h.ownerOf(lease.Addrs())
-		byDaemon := owner == n.policy.selfOwner() && slices.Contains(n.nodeHas, addr)
-		if owner != lease.toldOwner && owner != "" && !byDaemon {
-			out = append(out, conflict{lease.pod, key.IfName, addr, owner})
-		}
-		lease.toldOwner = owner
-		n.leases.byKey[key] = lease
-	}
-	return out
-}
-
-// poolInfo counts what this node has of a pool.
-func (n *holdings) poolInfo(s *poolState) poolInfo {
-	p := poolInfo{Pool: introspect.Pool{Name: s.name, Waiting: s.queue.Len()}}
-	for _, h := range n.blocks.byName {
-		if h.pool != s.name {
-			continue
-		}
-		p.Blocks++
-		if h.deleted() {
-			p.Draining++
-		}
-		c := n.pools.counts(h)
-		p.Used += c.Used
-		p.Cooling += c.Cooling
-		p.retired += c.Withdrawn
-		switch {
-		case h.serves():
-			p.Free += c.Free
-		case h.ends():
-			p.retired += c.Free
-		default:
-			p.notReady += c.Free
-		}
-	}
-	for _, r := range n.requests.of(s.name) {
-		if n.blocks.answered(r) {
-			continue
-		}
-		p.Requests++
-		if r.failed != "" {
-			p.Failed = r.failed
-			p.Exhausted = p.Exhausted || r.failed == v1alpha1.ReasonPoolExhausted
-		}
-	}
-	if s.deleting {
-		p.Failed = v1alpha1.ReasonPoolDeleted
-	}
-	return p
 }
 
 // earlier is the earlier of two moments, of which zero is none.

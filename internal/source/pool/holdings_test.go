@@ -263,12 +263,12 @@ func TestLifeOfABlock(t *testing.T) {
 func TestDeletedPoolGivesNothing(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 3, deleting: true})
 	w, got := b.add(0)
-	if why := b.diagnose(b.now).waits(w); got != "waits" || why.Reason != "pool-deleted" {
+	if why := b.at(b.now).waits(w); got != "waits" || why.Reason != "pool-deleted" {
 		t.Errorf("%s: %v", got, why)
 	}
 	b.expect("nothing is asked for")
 	b.pools.drop("default")
-	if why := b.diagnose(b.now).waits(w); why.Reason != "pool-unknown" || !strings.Contains(why.Message, "no AddressPool default") {
+	if why := b.at(b.now).waits(w); why.Reason != "pool-unknown" || !strings.Contains(why.Message, "no AddressPool default") {
 		t.Errorf("%v", why)
 	}
 	b.pools.set(poolFacts{name: "default", bits: 0})
@@ -278,18 +278,18 @@ func TestDeletedPoolGivesNothing(t *testing.T) {
 func TestFailedRequestSaysWhy(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 0})
 	w, _ := b.add(0)
-	if why := b.diagnose(b.now).waits(w); why.Reason != "growing" {
+	if why := b.at(b.now).waits(w); why.Reason != "growing" {
 		t.Errorf("%v", why)
 	}
 	b.made("default", 0)
 	b.now = b.now.Add(3 * time.Second)
-	if why := b.diagnose(b.now).waits(w); why.Reason != "growing" || !strings.Contains(why.Message, "3s ago") {
+	if why := b.at(b.now).waits(w); why.Reason != "growing" || !strings.Contains(why.Message, "3s ago") {
 		t.Errorf("%v", why)
 	}
 	r := b.requests.byName[requestName("default", nodeID, 0)]
 	r.failed, r.message = v1alpha1.ReasonPoolExhausted, "all 6 blocks of pool default are given; append a subnet, or wait until a node returns one"
 	b.expect("it stands: the operator tries again by itself")
-	if why := b.diagnose(b.now).waits(w); why.Reason != "pool-exhausted" || why.Message != "no address of pool default is free: "+r.message {
+	if why := b.at(b.now).waits(w); why.Reason != "pool-exhausted" || why.Message != "no address of pool default is free: "+r.message {
 		t.Errorf("%v", why)
 	}
 }
@@ -444,7 +444,7 @@ func TestReady(t *testing.T) {
 	b := newTestNode(t)
 	expect := func(want string) {
 		t.Helper()
-		err := b.diagnose(b.now).ready()
+		err := b.at(b.now).ready()
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("ready: %v, want %q", err, want)
 		}

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/node/attachment"
@@ -59,6 +60,32 @@ func (l *leases) outside() (out []source.AddressInfo) {
 	}
 	for a, since := range l.cooling {
 		out = append(out, source.AddressInfo{Addr: a, State: source.Cooling, Since: since})
+	}
+	return out
+}
+
+// conflict is a pod that has an address that something else has too.
+type conflict struct {
+	pod    attachment.Pod
+	ifName string
+	addr   netip.Addr
+	owner  string
+}
+
+// conflicts returns the pods with addresses of a block that something else has too, each once. Of addresses that the
+// node has itself (nodeHas, of owner self) the daemon tells the pods.
+func (l *leases) conflicts(h *heldBlock, self string, nodeHas []netip.Addr) (out []conflict) {
+	for key, lease := range l.byKey {
+		if lease.Block != h.name {
+			continue
+		}
+		addr, owner := h.ownerOf(lease.Addrs())
+		byDaemon := owner == self && slices.Contains(nodeHas, addr)
+		if owner != lease.toldOwner && owner != "" && !byDaemon {
+			out = append(out, conflict{lease.pod, key.IfName, addr, owner})
+		}
+		lease.toldOwner = owner
+		l.byKey[key] = lease
 	}
 	return out
 }

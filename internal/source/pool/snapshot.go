@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
@@ -17,14 +18,15 @@ func (s *Source) Snapshot() source.Snapshot {
 	s.state.mu.Lock()
 	defer s.state.mu.Unlock()
 	n := s.state.holdings
-	out := source.Snapshot{Waiting: n.pools.undecided.Len(), LastError: n.diagnose(s.state.clock.Now()).lastError(), Conditions: n.blocks.conditions()}
+	v := n.at(s.state.clock.Now())
+	out := source.Snapshot{Waiting: n.pools.undecided.Len(), LastError: v.lastError(), Conditions: n.blocks.conditions()}
 	var d detail
 	for _, name := range slices.Sorted(maps.Keys(n.pools.byName)) {
 		p := n.pools.byName[name]
 		out.Waiting += p.queue.Len()
-		d.pools = append(d.pools, n.poolInfo(p))
-		for v := range p.alloc.Addresses() {
-			out.Addresses = append(out.Addresses, n.blocks.addressInfo(v))
+		d.pools = append(d.pools, v.poolInfo(p))
+		for a := range p.alloc.Addresses() {
+			out.Addresses = append(out.Addresses, n.blocks.addressInfo(a))
 		}
 	}
 	out.Addresses = append(out.Addresses, n.leases.outside()...)
@@ -69,4 +71,44 @@ func (b *blocks) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressI
 		of.Pool, v.Withdrawn = h.pool, v.Withdrawn || h.ends()
 	}
 	return source.Info(v, of)
+}
+
+// poolInfo counts what this node has of a pool.
+func (d view) poolInfo(s *poolState) poolInfo {
+	p := poolInfo{Pool: introspect.Pool{Name: s.name, Waiting: s.queue.Len()}}
+	for _, h := range d.n.blocks.byName {
+		if h.pool != s.name {
+			continue
+		}
+		p.Blocks++
+		if h.deleted() {
+			p.Draining++
+		}
+		c := d.n.pools.counts(h)
+		p.Used += c.Used
+		p.Cooling += c.Cooling
+		p.retired += c.Withdrawn
+		switch {
+		case h.serves():
+			p.Free += c.Free
+		case h.ends():
+			p.retired += c.Free
+		default:
+			p.notReady += c.Free
+		}
+	}
+	for _, r := range d.n.requests.of(s.name) {
+		if d.n.blocks.answered(r) {
+			continue
+		}
+		p.Requests++
+		if r.failed != "" {
+			p.Failed = r.failed
+			p.Exhausted = p.Exhausted || r.failed == v1alpha1.ReasonPoolExhausted
+		}
+	}
+	if s.deleting {
+		p.Failed = v1alpha1.ReasonPoolDeleted
+	}
+	return p
 }

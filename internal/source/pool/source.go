@@ -263,7 +263,7 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 		Lock:    &s.state.mu,
 		Held:    func(key attachment.Key) (source.Lease, bool) { h, ok := n.leases.byKey[key]; return h.Lease, ok },
 		Admit:   func(req source.Request) *waiting.Waiter { return n.admit(req, now()) },
-		Why:     func(w *waiting.Waiter) *source.Exhausted { return n.diagnose(now()).waits(w) },
+		Why:     func(w *waiting.Waiter) *source.Exhausted { return n.at(now()).waits(w) },
 		Changed: s.state.wake.Set,
 	}.Acquire(ctx, req)
 }
@@ -272,7 +272,7 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 func (s *Source) Why(key attachment.Key) (why *source.Exhausted) {
 	s.state.with(func(n *holdings, now time.Time) {
 		if w := n.pools.waiter(key); w != nil {
-			why = n.diagnose(now).waits(w)
+			why = n.at(now).waits(w)
 		}
 	})
 	return why
@@ -302,6 +302,6 @@ func (s *Source) CoolingPeriod() time.Duration { return s.cfg.Cooling }
 // Ready implements source.Source. A node of whose pools none keeps free addresses gets its first block with its first
 // pod, and is ready without one.
 func (s *Source) Ready() (err error) {
-	s.state.with(func(n *holdings, now time.Time) { err = n.diagnose(now).ready() })
+	s.state.with(func(n *holdings, now time.Time) { err = n.at(now).ready() })
 	return err
 }

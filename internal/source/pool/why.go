@@ -17,16 +17,16 @@ import (
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// diagnosis tells why pods have no address at a moment. It only reads.
-type diagnosis struct {
+// view reads the holdings at a moment: what they are, and why pods have no address.
+type view struct {
 	n   *holdings
 	now time.Time
 }
 
-func (n *holdings) diagnose(now time.Time) diagnosis { return diagnosis{n, now} }
+func (n *holdings) at(now time.Time) view { return view{n, now} }
 
 // unreachable returns why the API server cannot be used; nil if it can.
-func (d diagnosis) unreachable() *source.Exhausted {
+func (d view) unreachable() *source.Exhausted {
 	err := d.n.sync.Err()
 	if err == nil {
 		return nil
@@ -36,7 +36,7 @@ func (d diagnosis) unreachable() *source.Exhausted {
 }
 
 // waits tells why a waiter got nothing.
-func (d diagnosis) waits(w *waiting.Waiter) *source.Exhausted {
+func (d view) waits(w *waiting.Waiter) *source.Exhausted {
 	for _, s := range d.n.pools.byName {
 		if w.Queue() == &s.queue {
 			return d.empty(s)
@@ -56,7 +56,7 @@ func (d diagnosis) waits(w *waiting.Waiter) *source.Exhausted {
 
 // empty tells why a pool has no free address here: what is wrong nearest to
 // this node first.
-func (d diagnosis) empty(s *poolState) *source.Exhausted {
+func (d view) empty(s *poolState) *source.Exhausted {
 	none := "no address of pool " + s.name + " is free: "
 	if d.n.unconfirmed {
 		return exhausted("starting", "%sthe API server has not told yet which blocks this node has", none)
@@ -87,7 +87,7 @@ func (d diagnosis) empty(s *poolState) *source.Exhausted {
 }
 
 // noBlock tells what became of the requests for a pool.
-func (d diagnosis) noBlock(s *poolState, none string) *source.Exhausted {
+func (d view) noBlock(s *poolState, none string) *source.Exhausted {
 	var oldest *request
 	for _, r := range d.n.requests.of(s.name) {
 		if r.failed != "" {
@@ -123,7 +123,7 @@ func refusal(none string, err error) *source.Exhausted {
 }
 
 // lastError is the current trouble; empty without.
-func (d diagnosis) lastError() string {
+func (d view) lastError() string {
 	if why := d.unreachable(); why != nil {
 		return why.Message
 	}
@@ -146,7 +146,7 @@ func (d diagnosis) lastError() string {
 
 // ready is nil once an address was usable here or, where none is to be free
 // before a pod comes, one could be asked for.
-func (d diagnosis) ready() error {
+func (d view) ready() error {
 	if d.n.usable {
 		return nil
 	}

@@ -51,7 +51,7 @@ func TestWithheldAddresses(t *testing.T) {
 	told := func(want string) {
 		t.Helper()
 		var got []string
-		for _, c := range b.conflicts(b.blocks.byName["default-0"]) {
+		for _, c := range b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas) {
 			got = append(got, fmt.Sprintf("%s has %s of %s", c.pod.Name, c.addr, c.owner))
 		}
 		if strings.Join(got, ", ") != want {
@@ -67,7 +67,7 @@ func TestWithheldAddresses(t *testing.T) {
 	if c := b.pools.counts(b.blocks.byName["default-0"]); c.Used != 2 || c.Free != 0 || c.Withdrawn != 2 {
 		t.Errorf("counts %+v", c)
 	}
-	if p := b.poolInfo(b.pools.byName["default"]); p.Used != 2 || p.Free != 0 || p.retired != 2 {
+	if p := b.at(b.now).poolInfo(b.pools.byName["default"]); p.Used != 2 || p.Free != 0 || p.retired != 2 {
 		t.Errorf("pool %+v", p)
 	}
 	b.expect("a block that others have counts as none", "create-request default-0")
@@ -99,7 +99,7 @@ func TestWithheldAddresses(t *testing.T) {
 	if err := next.restore(podRequest(9), lease, next.now); err != nil {
 		t.Fatal(err)
 	}
-	if got := next.conflicts(next.blocks.byName["default-0"]); len(got) != 1 {
+	if got := next.leases.conflicts(next.blocks.byName["default-0"], next.policy.selfOwner(), next.nodeHas); len(got) != 1 {
 		t.Errorf("told: %v", got)
 	}
 	next.adds(3, "10.0.0.0 fd00::")
@@ -142,11 +142,11 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 		b.policy.nodeName = "node-2"
 		block.withheld = nil
 		b.give(block)
-		b.conflicts(b.blocks.byName["default-0"])
+		b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas)
 		withhold(strings.ReplaceAll(kernelHas, "10.0.0.0", ""), kernelHas)
 		block.withheld = readWithheld(withholding("10.0.0.0/32"))
 		b.give(block)
-		if got := b.conflicts(b.blocks.byName["default-0"]); len(got) != want {
+		if got := b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas); len(got) != want {
 			t.Errorf("the node has %s: told %v, want %d", kernelHas, got, want)
 		}
 		if got := fmt.Sprint(s.NodeAddresses()); got != "[10.0.0.0]" {
