@@ -9,14 +9,14 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// longestTold is that of PodNICNode.message, in bytes.
-const longestTold = 512
+// longestReport bounds PodNICNode.message, in bytes.
+const longestReport = 512
 
-// state is what status.node of a PodNIC should say; nil: as it is.
+// state returns what status.node of a PodNIC is to be; nil: what it is.
 //
-// A NIC that is not plugged here and of which the object says that it is was unplugged
-// by a DEL, or vanished while no daemon ran. recorded tells that its port is in a record
-// all the same: an ADD or a DEL has it in its hands, unless the DEL is through with it.
+// A NIC that is not plugged here, although the object says so, was unplugged by a DEL or vanished while no daemon ran.
+// recorded: its port is in a record nevertheless; then an ADD or a DEL is working on it, unless the DEL has unplugged
+// it.
 func (b *observed) state(o object, recorded bool, now time.Time) *v1alpha1.PodNICNode {
 	var want v1alpha1.PodNICNode
 	h, ok := b.plugged[string(o.uid)]
@@ -29,14 +29,14 @@ func (b *observed) state(o object, recorded bool, now time.Time) *v1alpha1.PodNI
 		}
 		switch {
 		case failed && f.port == o.port:
-			want.Reason, want.Message = f.reason, told(f.message)
+			want.Reason, want.Message = f.reason, messageOf(f.message)
 		case usable(o) && outdated(h.rec, h.nic, o.nic):
-			want.Reason, want.Message = reasonMoved, told(movedMessage(h.nic, o.nic))
+			want.Reason, want.Message = reasonMoved, messageOf(movedMessage(h.nic, o.nic))
 		}
 	case ok:
-		return nil // of the pod, or the port, of before: the daemon unplugs that
+		return nil // of an earlier pod or port: the daemon unplugs it
 	case failed && f.pod == o.pod && f.port == o.port:
-		want = v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: o.port, Reason: f.reason, Message: told(f.message), Since: metav1.NewTime(now.Truncate(time.Second))}
+		want = v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: o.port, Reason: f.reason, Message: messageOf(f.message), Since: metav1.NewTime(now.Truncate(time.Second))}
 	case o.node != nil && o.node.State == v1alpha1.NodePlugged && (!recorded || b.unplugged[string(o.uid)]):
 		want = v1alpha1.PodNICNode{State: v1alpha1.NodeUnplugged, PortID: o.node.PortID, Since: metav1.NewTime(now.Truncate(time.Second))}
 	default:
@@ -48,11 +48,11 @@ func (b *observed) state(o object, recorded bool, now time.Time) *v1alpha1.PodNI
 	return &want
 }
 
-// sameState compares but for the moment.
+// sameState compares states without their times.
 func sameState(a, b v1alpha1.PodNICNode) bool {
 	a.Since, b.Since = metav1.Time{}, metav1.Time{}
 	return a == b
 }
 
-// told is a text as PodNICNode.message may be.
-func told(s string) string { return source.ASCII(s, longestTold) }
+// messageOf returns a text as PodNICNode.message accepts it.
+func messageOf(s string) string { return source.ASCII(s, longestReport) }

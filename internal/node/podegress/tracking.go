@@ -10,13 +10,13 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// A gateway's token writes nothing, so its node tells of it that its connections have no room.
+// A gateway has no permission to write Events, so its node reports that its connection table is full.
 
-// trackingInterval is how often gateways of the node are looked at.
+// trackingInterval is between two looks at the node's gateways.
 const trackingInterval = 10 * time.Second
 
-// Full hears that new connections found no room in the table of a gateway on this node: what it says
-// is for a person, and is said again as long as that goes on.
+// Full is called with a message for people while the connection table of a gateway on this node rejects new
+// connections.
 type Full func(rec attachment.Record, message string)
 
 // tracker compares the connection counts of the node's gateways with those of before.
@@ -54,6 +54,6 @@ func (t tracker) run(ctx context.Context) {
 }
 
 func fullMessage(was, now egressgateway.Tracked) string {
-	return fmt.Sprintf("new connections find no room in this gateway: it tracks %d of %d connections, and dropped %d packets that began others since it was looked at before, about %s ago",
+	return fmt.Sprintf("the connection table of this gateway is full: it tracks %d of %d connections, and dropped %d packets of new connections in the last %s or so",
 		now.Count, now.Limit, now.Refused-was.Refused, trackingInterval)
 }
